@@ -69,7 +69,7 @@ func TestPluginsDecideAsNative(t *testing.T) {
 			}
 			g := guesttest.Start(t, m)
 			var fault *host.Fault
-			if err := g.Configure(abi.Call{}, []byte("nonsense 1")); !errors.As(err, &fault) || fault.Cause != host.Refused || fault.Text != `line 1: no setting is called "nonsense"` {
+			if err := g.Configure(abi.Call{}, []byte("nonsense 1")); !errors.As(err, &fault) || fault.Cause != host.Refused || fault.Text != `line 1: "nonsense": unknown setting` {
 				t.Errorf("a setting that there is not: %v", err)
 			}
 			if err := g.Configure(abi.Call{}, []byte(p.config)); err != nil {

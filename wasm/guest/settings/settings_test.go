@@ -8,7 +8,7 @@ import (
 func TestRead(t *testing.T) {
 	for _, c := range []struct{ in, want string }{
 		{"", ""}, {"a 5\nb 7", ""}, {"  b -1 # low\n\n# none\r\na 0", ""},
-		{"a", "line 1: want"}, {"b 1\na 1 2", "line 2: want"}, {"\nc 1", `line 2: no setting is called "c"`},
+		{"a", "line 1: want"}, {"b 1\na 1 2", "line 2: want"}, {"\nc 1", `line 2: "c": unknown setting`},
 		{"a 1\na 1", "line 2: a is set twice"}, {"a 11", "line 1: a must be a whole number from 0 to 10"},
 		{"b -2", "b must be"}, {"a 1e3", "a must be"}, {"a 99999999999999999999", "a must be"},
 	} {

@@ -7,8 +7,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
-// marker is the sign of OPA's interface, see package comment; the module's
-// version of it is checked when it runs.
+// marker is the export that identifies OPA's interface, see the package comment. The
+// version of the interface is checked when the module runs.
 const (
 	marker = "opa_wasm_abi_version"
 	minor  = "opa_wasm_abi_minor_version"
@@ -30,8 +30,8 @@ var (
 	errMemory = errors.New("opa: the module has a memory besides the one that it imports")
 )
 
-// Is reports whether a module has OPA's interface, and not that of
-// cascade-policy/1. Whether it is a module at all is not checked.
+// Is reports whether a module has OPA's interface and not that of cascade-policy/1. It
+// does not validate the module.
 func Is(module []byte) bool {
 	opas := false
 	err := sections(module, func(id byte, body, _ []byte) error {
@@ -56,9 +56,9 @@ func Is(module []byte) bool {
 	return opas && err == nil
 }
 
-// Adapt returns a module that defines the memory which OPA's modules import, and
-// is otherwise the same: functions and all else keep their numbers. It checks no
-// more than it needs, since package meter reads the result again.
+// Adapt returns a module that defines the memory which OPA's modules import, and is
+// otherwise the same: all indices stay. It checks only what it needs, because package
+// meter validates the result.
 func Adapt(module []byte) ([]byte, error) {
 	out := append(make([]byte, 0, len(module)+16), module[:min(8, len(module))]...)
 	var memory []byte // its limits
@@ -91,7 +91,7 @@ func Adapt(module []byte) ([]byte, error) {
 	return out, nil
 }
 
-// withoutMemory takes env.memory out of an import section.
+// withoutMemory removes env.memory from an import section.
 func withoutMemory(body []byte) (rest, limits []byte, err error) {
 	r := reader{b: body}
 	kept := uint32(0)
@@ -136,7 +136,7 @@ func withoutMemory(body []byte) (rest, limits []byte, err error) {
 	return append(appendU32(nil, kept), rest...), limits, nil
 }
 
-// sections gives each section's contents, and all of it with its head, to each.
+// sections calls each with every section: its contents, and the whole with its header.
 func sections(module []byte, each func(id byte, body, whole []byte) error) error {
 	r := reader{b: module}
 	r.bytes(8)
@@ -168,7 +168,7 @@ func appendU32(b []byte, v uint32) []byte {
 	return append(b, byte(v))
 }
 
-// reader takes values from bytes; after the end it is bad and returns zeros.
+// reader decodes values. After an error it is bad and returns zeros.
 type reader struct {
 	b   []byte
 	at  int

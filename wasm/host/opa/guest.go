@@ -19,41 +19,41 @@ import (
 )
 
 const (
-	// leastMinor is the version of OPA's interface, 1.leastMinor, that has
-	// opa_eval.
-	leastMinor = 2
-	// mostAnswer bounds what rules answer to an entry point, in bytes.
-	mostAnswer = 64 << 10
-	// hostTicks and hostBytes price the host's work as package host prices imports:
-	// a call, and as many bytes for one tick more.
+	// minMinor is the minor version of OPA's interface 1 that added opa_eval.
+	minMinor = 2
+	// maxAnswer bounds the answer of an entry point, in bytes.
+	maxAnswer = 64 << 10
+	// hostTicks and hostBytes are the prices of the host's work, as package host has
+	// them for imports: ticks per call, and bytes per further tick.
 	hostTicks = 16
 	hostBytes = 64
 )
 
-// exports are the functions of OPA's that a Guest calls, with how many parameters
-// of type i32 they take, and results they give.
+// exports lists OPA's functions that a Guest calls, with the numbers of their parameters
+// and results, all of type i32.
 var exports = map[string][2]int{
 	"opa_malloc": {1, 1}, "opa_json_parse": {2, 1}, "opa_json_dump": {1, 1}, "opa_heap_ptr_get": {0, 1}, "opa_heap_ptr_set": {1, 0},
 	"opa_heap_blocks_stash": {0, 0}, "builtins": {0, 1}, "entrypoints": {0, 1}, "opa_eval": {7, 1},
 }
 
-// Missing is why rules are refused that need built-in functions which OPA leaves
-// to its host.
+// Missing is the error for rules that need built-in functions which OPA leaves to its
+// host.
 type Missing struct{ Functions []string }
 
-// Error names the functions.
+// Error returns a message that names the functions.
 func (m *Missing) Error() string {
 	return "opa: the rules need " + strings.Join(m.Functions, ", ") +
 		": OPA leaves that to the host, and this one has none of it; a fixed detail does without sprintf, startswith and contains without patterns"
 }
 
-// Check holds that a compiled module has OPA's functions, with their types.
+// Check returns an error if a compiled module lacks one of OPA's functions, or has it
+// with another type.
 func Check(m wazero.CompiledModule) error {
 	functions := m.ExportedFunctions()
 	for _, name := range slices.Sorted(maps.Keys(exports)) {
 		f, ok := functions[name]
 		if !ok {
-			return fmt.Errorf("opa: the module does not export %s: its interface is older than 1.%d, or it is not OPA's", name, leastMinor)
+			return fmt.Errorf("opa: the module does not export %s: its interface is older than 1.%d, or it is not OPA's", name, minMinor)
 		}
 		want := exports[name]
 		if !are(f.ParamTypes(), want[0]) || !are(f.ResultTypes(), want[1]) {
@@ -67,8 +67,8 @@ func are(types []api.ValueType, n int) bool {
 	return len(types) == n && !slices.ContainsFunc(types, func(t api.ValueType) bool { return t != i32 })
 }
 
-// Guest gives an instance of OPA's module the functions of cascade-policy/1. Like
-// them it is for one call at a time.
+// Guest implements the functions of cascade-policy/1 for an instance of OPA's module. It
+// is not safe for concurrent use.
 type Guest struct {
 	host   Host
 	mod    api.Module
@@ -80,25 +80,25 @@ type Guest struct {
 	started    bool
 	deny, warn uint32 // entry points
 	warns      bool
-	data, base uint32 // the rules' data; where the heap of an evaluation begins
+	data, base uint32 // address of the rules' data; where an evaluation's heap begins
 	arena      region
-	input      region // room for the document
+	input      region // for the document
 	writer     regodocument.Writer
 	room       abi.GuardBuffer
 }
 
-// region is a piece of the module's heap that stays.
+// region is an allocated region of the module's heap.
 type region struct{ at, size uint32 }
 
-// NewGuest returns the guest of an instance of a module that keeps Check. It runs
-// nothing of it.
+// NewGuest returns the guest of an instance, whose module must satisfy Check. It does not
+// run the module.
 func NewGuest(mod api.Module, host Host) *Guest {
 	return &Guest{host: host, mod: mod, memory: mod.Memory(), malloc: mod.ExportedFunction("opa_malloc"), eval: mod.ExportedFunction("opa_eval"),
 		heapSet: mod.ExportedFunction("opa_heap_ptr_set"), heapGet: mod.ExportedFunction("opa_heap_ptr_get")}
 }
 
-// function is one that the module does not have. All but CallWithStack belong to
-// another.
+// function is an api.Function that the host implements. Its other methods are those of
+// the embedded function.
 type function struct {
 	api.Function
 	do func(ctx context.Context, arg uint64) (uint64, error)
@@ -109,16 +109,16 @@ func (f *function) CallWithStack(ctx context.Context, stack []uint64) (err error
 	return err
 }
 
-// Arena is cs_arena_v1. Its first call reads what the module is and needs.
-func (g *Guest) Arena() api.Function { return &function{g.eval, g.allot} }
+// Arena returns cs_arena_v1. Its first call reads the module's version and requirements.
+func (g *Guest) Arena() api.Function { return &function{g.eval, g.allocateArena} }
 
-// Configure is cs_configure_v1.
+// Configure returns cs_configure_v1.
 func (g *Guest) Configure() api.Function { return &function{g.eval, g.configure} }
 
-// Guard is cs_guard_v1.
-func (g *Guest) Guard() api.Function { return &function{g.eval, g.judge} }
+// Guard returns cs_guard_v1.
+func (g *Guest) Guard() api.Function { return &function{g.eval, g.decide} }
 
-// call calls one of OPA's functions.
+// call calls one of OPA's functions and returns its result.
 func (g *Guest) call(ctx context.Context, f api.Function, args ...uint32) (uint32, error) {
 	for i, a := range args {
 		g.stack[i] = uint64(a)
@@ -133,15 +133,15 @@ func (g *Guest) named(ctx context.Context, name string, args ...uint32) (uint32,
 
 func (g *Guest) charge(n int) { g.host.Charge(hostTicks + int64(n)/hostBytes) }
 
-// allot makes room for frames of n bytes.
-func (g *Guest) allot(ctx context.Context, arg uint64) (uint64, error) {
+// allocateArena allocates the arena for frames of n bytes.
+func (g *Guest) allocateArena(ctx context.Context, arg uint64) (uint64, error) {
 	if !g.started {
 		if err := g.start(ctx); err != nil {
 			return 0, err
 		}
 		g.started = true
 	}
-	// Twice the last one: what is given up stays in the heap.
+	// At least twice the last one: the heap does not get the old arena back.
 	n := max(uint32(arg), g.arena.size+min(g.arena.size, uint32(arg)))
 	var err error
 	if g.arena, err = g.reserve(ctx, n); err != nil {
@@ -150,11 +150,11 @@ func (g *Guest) allot(ctx context.Context, arg uint64) (uint64, error) {
 	return abi.Region(g.arena.at, g.arena.size), nil
 }
 
-// start reads the module's version, what it needs, and what it can be asked.
+// start reads the module's version, the functions that it needs, and its entry points.
 func (g *Guest) start(ctx context.Context) error {
 	version, lesser := g.global(marker), g.global(minor)
-	if version != 1 || lesser < leastMinor {
-		return fmt.Errorf("opa: the module has version %d.%d of OPA's interface, the host knows 1.%d and what follows it", version, lesser, leastMinor)
+	if version != 1 || lesser < minMinor {
+		return fmt.Errorf("opa: the module has version %d.%d of OPA's interface, the host knows 1.%d and what follows it", version, lesser, minMinor)
 	}
 	needs, err := g.table(ctx, "builtins")
 	if err != nil {
@@ -175,10 +175,10 @@ func (g *Guest) start(ctx context.Context) error {
 	if g.base, err = g.call(ctx, g.heapGet); err != nil {
 		return err
 	}
-	return g.learn(ctx, []byte("{}"))
+	return g.loadData(ctx, []byte("{}"))
 }
 
-// global reads a number, 0 where there is none.
+// global returns the value of an exported global, 0 if there is none.
 func (g *Guest) global(name string) uint32 {
 	v := g.mod.ExportedGlobal(name)
 	if v == nil || v.Type() != i32 {
@@ -187,7 +187,7 @@ func (g *Guest) global(name string) uint32 {
 	return uint32(v.Get())
 }
 
-// table reads what a function returns: an object of numbers.
+// table calls a function and decodes its result, a JSON object of numbers.
 func (g *Guest) table(ctx context.Context, name string) (map[string]uint32, error) {
 	at, err := g.named(ctx, name)
 	if err != nil {
@@ -208,18 +208,18 @@ func (g *Guest) table(ctx context.Context, name string) (map[string]uint32, erro
 	return table, nil
 }
 
-// terminated returns a text that ends with a 0. It shares the module's memory.
+// terminated returns a zero-terminated text, which shares the module's memory.
 func (g *Guest) terminated(at uint32) ([]byte, error) {
 	size := g.memory.Size()
-	b, ok := g.memory.Read(at, min(mostAnswer, size-min(at, size)))
+	b, ok := g.memory.Read(at, min(maxAnswer, size-min(at, size)))
 	n := bytes.IndexByte(b, 0)
 	if !ok || n < 0 {
-		return nil, fmt.Errorf("opa: a text of the module lies outside its memory, or has more than %d bytes", mostAnswer)
+		return nil, fmt.Errorf("opa: a text of the module lies outside its memory, or has more than %d bytes", maxAnswer)
 	}
 	return b[:n], nil
 }
 
-// reserve takes n bytes of the heap for good, aligned to 8.
+// reserve allocates n bytes of the heap permanently, aligned to 8.
 func (g *Guest) reserve(ctx context.Context, n uint32) (region, error) {
 	if _, err := g.call(ctx, g.heapSet, g.base); err != nil {
 		return region{}, err
@@ -238,13 +238,13 @@ func (g *Guest) reserve(ctx context.Context, n uint32) (region, error) {
 	return region{at, n}, err
 }
 
-// learn parses the rules' data, for good.
-func (g *Guest) learn(ctx context.Context, text []byte) error {
+// loadData parses the rules' data and keeps it.
+func (g *Guest) loadData(ctx context.Context, text []byte) error {
 	r, err := g.reserve(ctx, uint32(len(text)))
 	if err != nil {
 		return err
 	}
-	g.memory.Write(r.at, text) // reserve has looked
+	g.memory.Write(r.at, text) // in bounds: reserve checked it
 	g.charge(len(text))
 	if _, err = g.call(ctx, g.heapSet, g.base); err != nil {
 		return err
@@ -256,7 +256,7 @@ func (g *Guest) learn(ctx context.Context, text []byte) error {
 	if data == 0 {
 		return errors.New("opa: the data is not JSON")
 	}
-	// What parsing has freed must not be given out again.
+	// Memory that parsing freed must not be allocated again.
 	if _, err := g.named(ctx, "opa_heap_blocks_stash"); err != nil {
 		return err
 	}
@@ -265,13 +265,13 @@ func (g *Guest) learn(ctx context.Context, text []byte) error {
 	return err
 }
 
-// failed is the result for what the guest cannot decide, with the reason.
+// failed reports the reason to the host and returns the result Failed.
 func (g *Guest) failed(err error) uint64 {
-	g.host.Fail(err.Error()[:min(len(err.Error()), mostText)])
+	g.host.Fail(err.Error()[:min(len(err.Error()), maxText)])
 	return abi.Result(abi.Failed, 0)
 }
 
-// frame returns a frame of n bytes in the arena.
+// frame returns the frame of n bytes in the arena.
 func (g *Guest) frame(n uint64) []byte {
 	b, ok := g.memory.Read(g.arena.at, uint32(n))
 	if !ok || uint32(n) > g.arena.size {
@@ -280,7 +280,7 @@ func (g *Guest) frame(n uint64) []byte {
 	return b
 }
 
-// configure takes the rules' data.
+// configure implements cs_configure_v1: the configuration is the rules' data.
 func (g *Guest) configure(ctx context.Context, n uint64) (uint64, error) {
 	config, s := abi.DecodeConfigureCall(g.frame(n))
 	if s != abi.OK {
@@ -293,18 +293,18 @@ func (g *Guest) configure(ctx context.Context, n uint64) (uint64, error) {
 	if err := json.Unmarshal(config, &object); err != nil || object == nil {
 		return g.failed(errors.New("the configuration of rules in Rego must be a JSON object, which they find under data")), nil
 	}
-	return abi.Result(abi.OK, 0), g.learn(ctx, bytes.Clone(config))
+	return abi.Result(abi.OK, 0), g.loadData(ctx, bytes.Clone(config))
 }
 
-// judge answers a guard's frame.
-func (g *Guest) judge(ctx context.Context, n uint64) (uint64, error) {
+// decide implements cs_guard_v1.
+func (g *Guest) decide(ctx context.Context, n uint64) (uint64, error) {
 	frame := g.frame(n)
 	change, s := g.room.Decode(frame)
 	if s != abi.OK {
 		return abi.Result(s, 0), nil
 	}
-	// Frames of a host name each replica once. One that repeats a name without end
-	// would have the host write more than it was given to read.
+	// A host's frame has each replica's name once. Without this check, a frame that
+	// repeats a name would make the host write more than it read.
 	names := len(change.Next.Model)
 	for _, stages := range [...][]policies.Stage{change.Now.Stages, change.Next.Stages} {
 		for i := range stages {
@@ -333,10 +333,10 @@ func (g *Guest) judge(ctx context.Context, n uint64) (uint64, error) {
 	if !g.memory.Write(g.input.at, text) {
 		return 0, errors.New("opa: the room for the input is gone") // memories do not shrink
 	}
-	denials, failure, err := g.ask(ctx, g.deny, len(text))
+	denials, failure, err := g.evaluate(ctx, g.deny, len(text))
 	if err == nil && failure == nil && len(denials) == 0 && g.warns {
 		var warnings []abi.Denial
-		warnings, failure, err = g.ask(ctx, g.warn, len(text))
+		warnings, failure, err = g.evaluate(ctx, g.warn, len(text))
 		for _, w := range warnings {
 			g.host.Log(fmt.Sprintf("warning %d, stage %d: %s", w.Code, w.Stage, w.Detail))
 		}
@@ -357,9 +357,9 @@ func (g *Guest) judge(ctx context.Context, n uint64) (uint64, error) {
 	return abi.EncodeGuardResult(g.frame(n), d, len(denials) > 0), nil
 }
 
-// ask evaluates an entry point on the n bytes of input. The failure says what is
-// wrong with the answer, the error that there is none.
-func (g *Guest) ask(ctx context.Context, entry uint32, n int) (findings []abi.Denial, failure, err error) {
+// evaluate calls an entry point with the n bytes of input. failure is the reason why the
+// answer is invalid, err the reason why there is none.
+func (g *Guest) evaluate(ctx context.Context, entry uint32, n int) (findings []abi.Denial, failure, err error) {
 	at, err := g.call(ctx, g.eval, 0, entry, g.data, g.input.at, uint32(n), g.base, 0)
 	if err != nil {
 		return nil, nil, err

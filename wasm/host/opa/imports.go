@@ -7,23 +7,23 @@ import (
 	"github.com/tetratelabs/wazero/api"
 )
 
-// Name names OPA's interface, as far as it is known here.
+// Name identifies the version of OPA's interface that this package supports.
 const Name = "opa-wasm/1"
 
-// module is where OPA's modules import from.
+// module is the module that OPA's modules import from.
 const module = "env"
 
-// mostText bounds what is kept of a text that a module prints or ends with.
-const mostText = 256
+// maxText bounds a text that a module prints or aborts with, in bytes.
+const maxText = 256
 
-// Host is the instance that a Guest runs in. It is called on the goroutine of the
-// call only.
+// Host is the instance to which a Guest belongs. Its methods are called on the goroutine
+// of the call.
 type Host interface {
-	// Charge takes ticks of fuel from the call.
+	// Charge takes ticks from the call's fuel.
 	Charge(ticks int64)
-	// Fail keeps why the call will fail.
+	// Fail records the reason why the call will fail.
 	Fail(text string)
-	// Log is for people.
+	// Log writes a line to the host's log.
 	Log(text string)
 }
 
@@ -31,19 +31,19 @@ type Host interface {
 type Import struct {
 	Module, Name    string
 	Params, Results []api.ValueType
-	// Do answers it; it may end the call by a panic with an error.
+	// Do implements the function. It may end the call by a panic with an error.
 	Do func(h Host, mod api.Module, stack []uint64)
 }
 
 const i32 = api.ValueTypeI32
 
-// errAbort and errBuiltin end a call.
+// errAbort and errBuiltin are the panics that end a call.
 var (
 	errAbort   = errors.New("opa_abort")
 	errBuiltin = errors.New("a built-in function that the host does not have")
 )
 
-// Imports lists all that such a module may import.
+// Imports returns all functions that OPA's modules may import.
 func Imports() []Import {
 	list := []Import{
 		{module, "opa_abort", []api.ValueType{i32}, nil, func(h Host, mod api.Module, stack []uint64) {
@@ -54,7 +54,7 @@ func Imports() []Import {
 			h.Log(text(mod.Memory(), uint32(stack[0])))
 		}},
 	}
-	// OPA's modules import these whether they call them or not.
+	// OPA's modules import these functions even if they do not call them.
 	params := []api.ValueType{i32, i32}
 	for n := range 5 {
 		list = append(list, Import{module, "opa_builtin" + string(rune('0'+n)), params, []api.ValueType{i32}, func(h Host, _ api.Module, _ []uint64) {
@@ -66,9 +66,9 @@ func Imports() []Import {
 	return list
 }
 
-// text copies a string that ends with a 0, cut at mostText bytes.
+// text returns a copy of a zero-terminated string, truncated to maxText bytes.
 func text(memory api.Memory, at uint32) string {
-	b, ok := memory.Read(at, min(mostText, memory.Size()-min(at, memory.Size())))
+	b, ok := memory.Read(at, min(maxText, memory.Size()-min(at, memory.Size())))
 	if !ok {
 		return ""
 	}

@@ -28,7 +28,7 @@ func TestReadConfig(t *testing.T) {
 		`{"max_body":1.5}`:                    "max_body",
 		`{"max_body":01}`:                     "want",
 		`{"max":1}`:                           `unknown field "max"`,
-		`{"max_body":1,"max_body":2}`:         "twice",
+		`{"max_body":1,"max_body":2}`:         "repeated key",
 		`{"models":[{"name":"m"}]}`:           `models: unknown field "name"`,
 		`{"models":[{"model":"m"`:             "want }",
 		`{"models":[{"model":"m` + "\n" + `"`: "the string's end",

@@ -1,6 +1,6 @@
-// Plugin bid-least-load is LeastLoad and Backlog of policies/bidask as a module: the
-// winner of an ask, and a receiver's bid. Its settings are "quantum" and
-// "throughput", as in bidask.Backlog.
+// Command bid-least-load is the module of two policies in policies/bidask: LeastLoad
+// selects the winner of an ask, Backlog quotes a receiver's bid. Its settings are
+// "quantum" and "throughput", see bidask.Backlog.
 package main
 
 import (

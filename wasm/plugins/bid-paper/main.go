@@ -1,6 +1,6 @@
-// Plugin bid-paper is Paper and Backlog of policies/bidask as a module: the
-// winner of an ask, and a receiver's bid. Its settings are "quantum" and
-// "throughput", as in bidask.Backlog, and "keep", as in bidask.Paper.
+// Command bid-paper is the module of two policies in policies/bidask: Paper selects the
+// winner of an ask, Backlog quotes a receiver's bid. Its settings are "quantum" and
+// "throughput", see bidask.Backlog, and "keep", see bidask.Paper.
 package main
 
 import (

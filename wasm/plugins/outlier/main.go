@@ -1,5 +1,5 @@
-// Plugin outlier is policies/outlier as a module. Its settings are "percent"
-// and "least", as in outlier.Detector.
+// Command outlier is the module of policies/outlier. Its settings are "percent" and
+// "least", see outlier.Detector.
 package main
 
 import (

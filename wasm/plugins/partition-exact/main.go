@@ -1,4 +1,4 @@
-// Plugin partition-exact is Exact, priced by flow, of policies/partition as a module.
+// Command partition-exact is the module of policies/partition.Exact, priced by flow.
 package main
 
 import (

@@ -1,4 +1,5 @@
-// Plugin partition-paper is the paper's planner, TwoPhase on the snapshot, of policies/partition as a module.
+// Command partition-paper is the module of the paper's planner: policies/partition.TwoPhase
+// on the snapshot.
 package main
 
 import (

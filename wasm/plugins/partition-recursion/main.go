@@ -1,4 +1,4 @@
-// Plugin partition-recursion is Recursion, priced by flow, of policies/partition as a module.
+// Command partition-recursion is the module of policies/partition.Recursion, priced by flow.
 package main
 
 import (

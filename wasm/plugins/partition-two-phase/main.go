@@ -1,4 +1,4 @@
-// Plugin partition-two-phase is TwoPhase, priced by flow, of policies/partition as a module.
+// Command partition-two-phase is the module of policies/partition.TwoPhase, priced by flow.
 package main
 
 import (

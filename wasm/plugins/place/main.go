@@ -1,5 +1,5 @@
-// Plugin place is policies/place as a module. Its settings are "queue" and
-// "prefix", as in place.Policy.
+// Command place is the module of policies/place. Its settings are "queue" and "prefix", see
+// place.Policy.
 package main
 
 import (

@@ -1,5 +1,5 @@
-// Plugin refine-paper is Paper of policies/refine as a module. Its settings are
-// "smoothing" and "freeze", as in refine.Damping.
+// Command refine-paper is the module of policies/refine.Paper. Its settings are "smoothing"
+// and "freeze", see refine.Damping.
 package main
 
 import (

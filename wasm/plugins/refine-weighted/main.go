@@ -1,5 +1,5 @@
-// Plugin refine-weighted is Weighted of policies/refine as a module. Its settings are
-// "smoothing" and "freeze", as in refine.Damping.
+// Command refine-weighted is the module of policies/refine.Weighted. Its settings are
+// "smoothing" and "freeze", see refine.Damping.
 package main
 
 import (
