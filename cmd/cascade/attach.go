@@ -72,7 +72,7 @@ own may set x-cascade-tokens and x-gateway-model-name and have the route picked 
 	f.StringArrayVar(&a.control, "control", nil, "host:port of the control plane, where it is not control.listen of the file; may be repeated")
 	f.StringVar(&a.nodeID, "node-id", defaultNodeID("grpc"), "name of the client: for its certificate, and in a new gRPC bootstrap")
 	f.StringVar(&a.Model, "model", "", "the one model that is served, whatever host name a request has; empty: all, as the request says")
-	f.BoolVar(&a.Slot, "slot", false, "with a slot for the length estimator that runs inside Envoy, by ECDS")
+	f.BoolVar(&a.EstimatorFilter, "slot", false, "with a slot for the length estimator that runs inside Envoy, by ECDS")
 	f.BoolVar(&a.LoadReports, "load-reports", false, "have Envoy report its load to the control plane (part of its bootstrap)")
 	f.BoolVar(&a.door, "door", false, "one virtual host or route of yours, by an internal listener, instead of a listener")
 	f.StringVar(&a.Listener, "listener", resources.ListenerName, "with --door: name of the internal listener")
@@ -128,7 +128,7 @@ func (s *settings) attachGRPC(fleet wiring.Fleet, a *attachFlags) error {
 			return err
 		}
 	}
-	out, err := attach.GRPC(c)
+	out, err := attach.GRPCBootstrap(c)
 	if err != nil {
 		return err
 	}
@@ -141,11 +141,11 @@ func (s *settings) attachEnvoy(fleet wiring.Fleet, a *attachFlags) error {
 	if err != nil {
 		return err
 	}
-	c.Model, c.Slot, c.LoadReports = a.Model, a.Slot, a.LoadReports
+	c.Model, c.EstimatorFilter, c.LoadReports = a.Model, a.EstimatorFilter, a.LoadReports
 	c.Listener, c.Fallback, c.FetchTimeout = a.Listener, a.Fallback, a.FetchTimeout
-	way := attach.Whole
+	way := attach.WholeListener
 	if a.door {
-		way = attach.Door
+		way = attach.InternalListener
 	}
 	h, err := way(c)
 	if err != nil {
@@ -187,7 +187,7 @@ type configPart struct {
 }
 
 // configParts lists what there is to add, in the order of pasting.
-func configParts(h *attach.Host) ([]configPart, error) {
+func configParts(h *attach.EnvoyConfig) ([]configPart, error) {
 	clusters, err := jsonList(h.Clusters)
 	if err != nil {
 		return nil, err
@@ -206,7 +206,7 @@ func configParts(h *attach.Host) ([]configPart, error) {
 		if !p.there {
 			continue
 		}
-		text, err := resources.Text(p.m)
+		text, err := resources.FormatJSON(p.m)
 		if err != nil {
 			return nil, err
 		}
@@ -218,7 +218,7 @@ func configParts(h *attach.Host) ([]configPart, error) {
 func jsonList[M proto.Message](list []M) (json.RawMessage, error) {
 	var out []json.RawMessage
 	for _, m := range list {
-		text, err := resources.Text(m)
+		text, err := resources.FormatJSON(m)
 		if err != nil {
 			return nil, err
 		}

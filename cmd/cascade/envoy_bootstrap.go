@@ -54,7 +54,7 @@ when new ones are renamed into their places.`,
 	f := c.Flags()
 	f.StringVar(&b.NodeID, "node-id", defaultNodeID("envoy"), "name of this Envoy; every node of a fleet needs one of its own")
 	f.StringVar(&b.Admin, "admin", "127.0.0.1:9901", "IP:port of Envoy's admin page")
-	f.StringVar(&b.XDS, "control", "", "IP:port of the control plane, where they are not control.listen and control.peers of the file")
+	f.StringVar(&b.ControlPlane, "control", "", "IP:port of the control plane, where they are not control.listen and control.peers of the file")
 	f.StringVar(&b.Zone, "zone", "", "machine or zone that this Envoy runs in, for its locality")
 	f.StringVar(&dir, "out", "", "directory to write bootstrap.json and what belongs to it into, instead of printing it")
 	f.Lookup("node-id").DefValue = "envoy@<host name>"

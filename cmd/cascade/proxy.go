@@ -79,7 +79,7 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 	defer m.creds.close()
 	metrics := newRegistry()
 	cfg := proxy.Config{
-		Client:       client.Config{Target: m.control[0], TLS: m.creds.ControlClientConfig(m.control[0]), Others: m.servers(), NodeID: p.nodeID},
+		Client:       client.Config{Target: m.control[0], TLS: m.creds.ControlClientConfig(m.control[0]), OtherServers: m.servers(), NodeID: p.nodeID},
 		DrainTimeout: p.drain, Registry: metrics, Logger: m.log,
 	}
 	if p.listen != "" {

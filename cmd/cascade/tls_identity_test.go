@@ -189,7 +189,7 @@ func TestEnvoyIdentity(t *testing.T) {
 
 	s.answers(t)
 	// Once, and once more for each minute that this has taken.
-	sum, most := 0, 1+int(time.Since(began)/ratelimitlog.Quiet)
+	sum, most := 0, 1+int(time.Since(began)/ratelimitlog.Interval)
 	text, _ := c.out.read()
 	for _, who := range []string{"client=spiffe://fleet.test/proxy/edge-2 ", "client=127.0.0.1 "} {
 		n := strings.Count(text, who)

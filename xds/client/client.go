@@ -55,9 +55,9 @@ type Config struct {
 	// Conn is an open connection to use instead of Target and TLS. The client
 	// does not close it.
 	Conn grpc.ClientConnInterface
-	// Others are further control planes of the same fleet, tried in their order
+	// OtherServers are further control planes of the same fleet, tried in their order
 	// while those before them are away.
-	Others []Server
+	OtherServers []Server
 	// NodeID names this client to the server; required.
 	NodeID string
 	// Cluster is the node's service cluster; default "cascade". With
@@ -95,7 +95,7 @@ type Server struct {
 }
 
 func (c *Config) validate() error {
-	for _, o := range c.Others {
+	for _, o := range c.OtherServers {
 		if o.Target == "" && o.Conn == nil {
 			return errors.New("xds client: the Target of one of Others is empty; give the address of a control plane")
 		}
@@ -156,7 +156,7 @@ func (c *Client) Connected() bool { return c.connected.Load() }
 
 // Run keeps the stream open until ctx ends, and then returns nil.
 func (c *Client) Run(ctx context.Context) error {
-	servers := append([]Server{{c.cfg.Target, c.cfg.TLS, c.cfg.Conn}}, c.cfg.Others...)
+	servers := append([]Server{{c.cfg.Target, c.cfg.TLS, c.cfg.Conn}}, c.cfg.OtherServers...)
 	for i, s := range servers {
 		if s.Conn != nil {
 			continue
@@ -175,13 +175,13 @@ func (c *Client) Run(ctx context.Context) error {
 		UserAgentName:        "cascade",
 		UserAgentVersionType: &corev3.Node_UserAgentVersion{UserAgentVersion: "1"},
 	})
-	m.claim(c.cfg.Slots, c.cfg.CheckSlot)
+	m.subscribeSlots(c.cfg.Slots, c.cfg.CheckSlot)
 	c.publish(m)
 	said := make([]string, len(servers)) // of this outage: an hour of it is worth one line
 	for attempt := 0; ; attempt++ {
 		at := attempt % len(servers)
 		server := servers[at]
-		heard, err := c.stream(ctx, server, m)
+		heard, err := c.runStream(ctx, server, m)
 		m.disconnect()
 		c.connected.Store(false)
 		if ctx.Err() != nil {
@@ -194,17 +194,17 @@ func (c *Client) Run(ctx context.Context) error {
 		// It grows from one round of all to the next.
 		pause := backoff(c.cfg.BackoffMin, c.cfg.BackoffMax, max(attempt, 0)/len(servers))
 		if err.Error() != said[at] {
-			c.away(server, err)
+			c.logDisconnect(server, err)
 			said[at] = err.Error()
 		}
-		if !c.wait(ctx, m, pause) {
+		if !c.waitForRetry(ctx, m, pause) {
 			return nil
 		}
 	}
 }
 
-// away logs why there is no stream.
-func (c *Client) away(server Server, err error) {
+// logDisconnect logs why there is no stream.
+func (c *Client) logDisconnect(server Server, err error) {
 	log := c.cfg.Logger
 	if server.Target != "" { // a Conn tells its own in err
 		log = log.With("target", server.Target)
@@ -239,12 +239,12 @@ func backoff(least, top time.Duration, attempt int) time.Duration {
 	return d/2 + rand.N(d/2+1)
 }
 
-// wait sleeps, but keeps the machine's own deadlines.
-func (c *Client) wait(ctx context.Context, m *machine, pause time.Duration) bool {
+// waitForRetry sleeps, but keeps the machine's own deadlines.
+func (c *Client) waitForRetry(ctx context.Context, m *machine, pause time.Duration) bool {
 	over := time.NewTimer(pause)
 	defer over.Stop()
 	for {
-		due, stop := alarm(m)
+		due, stop := deadlineTimer(m)
 		select {
 		case <-ctx.Done():
 			stop()
@@ -260,8 +260,8 @@ func (c *Client) wait(ctx context.Context, m *machine, pause time.Duration) bool
 	}
 }
 
-// alarm fires at the machine's next deadline; nil channel when it has none.
-func alarm(m *machine) (<-chan time.Time, func()) {
+// deadlineTimer fires at the machine's next deadline; nil channel when it has none.
+func deadlineTimer(m *machine) (<-chan time.Time, func()) {
 	by := m.deadline()
 	if by.IsZero() {
 		return nil, func() {}
@@ -270,9 +270,9 @@ func alarm(m *machine) (<-chan time.Time, func()) {
 	return t.C, func() { t.Stop() }
 }
 
-// stream runs one ADS stream until it fails. heard says whether the server
+// runStream runs one ADS stream until it fails. heard says whether the server
 // ever answered on it.
-func (c *Client) stream(ctx context.Context, server Server, m *machine) (heard bool, err error) {
+func (c *Client) runStream(ctx context.Context, server Server, m *machine) (heard bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	ads, err := discoveryv3.NewAggregatedDiscoveryServiceClient(server.Conn).DeltaAggregatedResources(ctx)
 	if err != nil {
@@ -316,7 +316,7 @@ func (c *Client) stream(ctx context.Context, server Server, m *machine) (heard b
 		return false, err
 	}
 	for {
-		due, stop := alarm(m)
+		due, stop := deadlineTimer(m)
 		var out []*discoveryv3.DeltaDiscoveryRequest
 		select {
 		case err := <-failed:
@@ -331,7 +331,7 @@ func (c *Client) stream(ctx context.Context, server Server, m *machine) (heard b
 			}
 			var refused error
 			if out, refused = m.receive(time.Now(), r); refused != nil {
-				c.cfg.Logger.Warn("resources refused; keeping the last good ones", "type", r.GetTypeUrl(), "error", clip(refused))
+				c.cfg.Logger.Warn("resources refused; keeping the last good ones", "type", r.GetTypeUrl(), "error", truncateError(refused))
 			}
 		case <-due:
 			out = m.tick(time.Now())
@@ -345,8 +345,8 @@ func (c *Client) stream(ctx context.Context, server Server, m *machine) (heard b
 	}
 }
 
-// clip bounds an error's text for a log.
-func clip(err error) string {
+// truncateError bounds an error's text for a log.
+func truncateError(err error) string {
 	if s := err.Error(); len(s) > maxDetail {
 		return s[:maxDetail] + "…"
 	}

@@ -26,7 +26,7 @@ const (
 type Cluster struct {
 	Name    string
 	Version string
-	Service string      // EDS resource name; empty with Inline
+	EDSName string      // EDS resource name; empty with Inline
 	Inline  *Assignment // endpoints of a cluster that does not use EDS
 
 	ConnectTimeout time.Duration
@@ -40,23 +40,23 @@ type Cluster struct {
 	LocalityWeighted bool
 	PanicThreshold   float64 // percent of available hosts below which health is ignored; 0 = never
 
-	MaxRequests int // concurrent requests of the cluster
-	MaxRetries  int // concurrent retries of the cluster
-	Outlier     *Outlier
+	MaxRequests      int // concurrent requests of the cluster
+	MaxRetries       int // concurrent retries of the cluster
+	OutlierDetection *OutlierDetection
 
 	fetchTimeout time.Duration // of the assignment
 }
 
-// Outlier ejects hosts by consecutive failures. The statistical detectors of
+// OutlierDetection ejects hosts by consecutive failures. The statistical detectors of
 // Envoy (success rate, failure percentage) are not part of this client.
-type Outlier struct {
-	Consecutive5xx     int // answers of 500…599, and local failures unless Split; 0 = off
-	ConsecutiveGateway int // 502, 503, 504, and local failures unless Split; 0 = off
-	ConsecutiveLocal   int // connect failures, resets, timeouts, when Split; 0 = off
-	Split              bool
-	Interval           time.Duration // an ejected host's multiplier falls by one per interval in peace
-	Base, Max          time.Duration // the n-th ejection lasts n·Base, at most Max
-	MaxPercent         int           // nobody is ejected while this share of the hosts is
+type OutlierDetection struct {
+	Consecutive5xx            int // answers of 500…599, and local failures unless Split; 0 = off
+	ConsecutiveGateway        int // 502, 503, 504, and local failures unless Split; 0 = off
+	ConsecutiveLocal          int // connect failures, resets, timeouts, when Split; 0 = off
+	SplitLocal                bool
+	Interval                  time.Duration // an ejected host's multiplier falls by one per interval in peace
+	BaseEjection, MaxEjection time.Duration // the n-th ejection lasts n·Base, at most Max
+	MaxPercent                int           // nobody is ejected while this share of the hosts is
 }
 
 func decodeCluster(name string, a *anypb.Any) (any, error) {
@@ -97,7 +97,7 @@ func decodeCluster(name string, a *anypb.Any) (any, error) {
 	if err := out.decodeBreakers(c.GetCircuitBreakers()); err != nil {
 		return nil, err
 	}
-	out.Outlier, err = decodeOutlier("cluster.outlier_detection", c.GetOutlierDetection())
+	out.OutlierDetection, err = decodeOutlier("cluster.outlier_detection", c.GetOutlierDetection())
 	return out, err
 }
 
@@ -107,9 +107,9 @@ func (out *Cluster) decodeEndpointsOf(c *clusterv3.Cluster) (err error) {
 	}
 	switch c.GetType() {
 	case clusterv3.Cluster_EDS:
-		out.Service = c.GetEdsClusterConfig().GetServiceName()
-		if out.Service == "" {
-			out.Service = c.GetName()
+		out.EDSName = c.GetEdsClusterConfig().GetServiceName()
+		if out.EDSName == "" {
+			out.EDSName = c.GetName()
 		}
 		out.fetchTimeout, err = decodeSource("cluster.eds_cluster_config.eds_config", c.GetEdsClusterConfig().GetEdsConfig())
 		return err
@@ -219,26 +219,26 @@ func (out *Cluster) decodeBreakers(b *clusterv3.CircuitBreakers) error {
 	return nil
 }
 
-func decodeOutlier(at string, o *clusterv3.OutlierDetection) (*Outlier, error) {
+func decodeOutlier(at string, o *clusterv3.OutlierDetection) (*OutlierDetection, error) {
 	if o == nil {
 		return nil, nil
 	}
-	out := &Outlier{
+	out := &OutlierDetection{
 		Consecutive5xx:     enforced(o.GetConsecutive_5Xx(), 5, o.GetEnforcingConsecutive_5Xx(), 100),
 		ConsecutiveGateway: enforced(o.GetConsecutiveGatewayFailure(), 5, o.GetEnforcingConsecutiveGatewayFailure(), 0),
 		ConsecutiveLocal:   enforced(o.GetConsecutiveLocalOriginFailure(), 5, o.GetEnforcingConsecutiveLocalOriginFailure(), 100),
-		Split:              o.GetSplitExternalLocalOriginErrors(),
+		SplitLocal:         o.GetSplitExternalLocalOriginErrors(),
 		MaxPercent:         min(orDefault(o.GetMaxEjectionPercent(), 10), 100),
 	}
 	var err error
 	if out.Interval, err = period(at+".interval", o.GetInterval(), 10*time.Second); err != nil {
 		return nil, err
 	}
-	if out.Base, err = period(at+".base_ejection_time", o.GetBaseEjectionTime(), 30*time.Second); err != nil {
+	if out.BaseEjection, err = period(at+".base_ejection_time", o.GetBaseEjectionTime(), 30*time.Second); err != nil {
 		return nil, err
 	}
-	out.Max, err = period(at+".max_ejection_time", o.GetMaxEjectionTime(), 300*time.Second)
-	out.Max = max(out.Max, out.Base)
+	out.MaxEjection, err = period(at+".max_ejection_time", o.GetMaxEjectionTime(), 300*time.Second)
+	out.MaxEjection = max(out.MaxEjection, out.BaseEjection)
 	return out, err
 }
 

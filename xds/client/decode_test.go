@@ -138,7 +138,7 @@ func TestDecodeDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c := v.(*Cluster); c.Service != "x" || c.HTTP2 || c.ConnectTimeout != 5*time.Second || c.PanicThreshold != 50 || c.MaxRequests != 1024 {
+	if c := v.(*Cluster); c.EDSName != "x" || c.HTTP2 || c.ConnectTimeout != 5*time.Second || c.PanicThreshold != 50 || c.MaxRequests != 1024 {
 		t.Errorf("cluster defaults are not Envoy's: %+v", c)
 	}
 	v, err = decodeRouteTable("x", pack(t, routeTable("x", "c")))
@@ -155,7 +155,7 @@ func TestFormat(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := f.Text(Context{Cluster: "c", Upstream: "u"}); got != "100% of c at u" {
+	if got := f.Text(FormatContext{Cluster: "c", Upstream: "u"}); got != "100% of c at u" {
 		t.Errorf("got %q", got)
 	}
 	if _, err := parseFormat("50%"); err == nil {
@@ -194,7 +194,7 @@ func FuzzDecode(f *testing.F) {
 		a := &anypb.Any{TypeUrl: k.spec().url, Value: raw}
 		v, err := k.spec().decode(name, a)
 		if err == nil {
-			stamp(v, "1") // panics on a typed nil
+			setVersion(v, "1") // panics on a typed nil
 		}
 		_, again := k.spec().decode(name, &anypb.Any{TypeUrl: k.spec().url, Value: bytes.Clone(raw)})
 		if (again == nil) != (err == nil) {

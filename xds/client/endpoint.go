@@ -19,20 +19,20 @@ type Assignment struct {
 	Name       string
 	Version    string
 	Priorities [][]Endpoint // without gaps; the first is preferred
-	// Overprovisioning is how far a priority may shrink before load spills to
+	// OverprovisioningFactor is how far a priority may shrink before load spills to
 	// the next, in percent: at 140, below 71 % available.
-	Overprovisioning uint32
+	OverprovisioningFactor uint32
 }
 
 // Endpoint is one upstream address.
 type Endpoint struct {
-	Address string // host:port
-	Weight  uint32 // ≥ 1, relative to its locality
-	Healthy bool
-	Zone    Locality
-	// Share is the weight of the endpoint's locality, ≥ 1; 1 when EDS gave none.
-	Share    uint32
-	Metadata *corev3.Metadata
+	Address  string // host:port
+	Weight   uint32 // ≥ 1, relative to its locality
+	Healthy  bool
+	Locality Locality
+	// LocalityWeight is the weight of the endpoint's locality, ≥ 1; 1 when EDS gave none.
+	LocalityWeight uint32
+	Metadata       *corev3.Metadata
 }
 
 // Locality says where an endpoint is.
@@ -50,7 +50,7 @@ func decodeAssignment(name string, a *anypb.Any) (any, error) {
 }
 
 func newAssignment(at string, c *endpointv3.ClusterLoadAssignment) (*Assignment, error) {
-	out := &Assignment{Name: c.GetClusterName(), Overprovisioning: defaultOverprovisioning}
+	out := &Assignment{Name: c.GetClusterName(), OverprovisioningFactor: defaultOverprovisioning}
 	if len(c.GetNamedEndpoints()) > 0 {
 		return nil, errors.New(at + ".named_endpoints: not supported by this client")
 	}
@@ -59,7 +59,7 @@ func newAssignment(at string, c *endpointv3.ClusterLoadAssignment) (*Assignment,
 			return nil, err
 		}
 		if f := p.GetOverprovisioningFactor().GetValue(); f > 0 {
-			out.Overprovisioning = f
+			out.OverprovisioningFactor = f
 		}
 	}
 	for i, l := range c.GetEndpoints() {
@@ -97,11 +97,11 @@ func newEndpoint(at string, l *endpointv3.LocalityLbEndpoints, e *endpointv3.LbE
 		return Endpoint{}, err
 	}
 	out := Endpoint{
-		Address:  address,
-		Weight:   1,
-		Share:    1,
-		Zone:     Locality{l.GetLocality().GetRegion(), l.GetLocality().GetZone(), l.GetLocality().GetSubZone()},
-		Metadata: e.GetMetadata(),
+		Address:        address,
+		Weight:         1,
+		LocalityWeight: 1,
+		Locality:       Locality{l.GetLocality().GetRegion(), l.GetLocality().GetZone(), l.GetLocality().GetSubZone()},
+		Metadata:       e.GetMetadata(),
 	}
 	if w := e.GetLoadBalancingWeight(); w != nil {
 		if out.Weight = w.GetValue(); out.Weight == 0 {
@@ -109,7 +109,7 @@ func newEndpoint(at string, l *endpointv3.LocalityLbEndpoints, e *endpointv3.LbE
 		}
 	}
 	if w := l.GetLoadBalancingWeight(); w != nil {
-		out.Share = max(w.GetValue(), 1)
+		out.LocalityWeight = max(w.GetValue(), 1)
 	}
 	switch e.GetHealthStatus() {
 	case corev3.HealthStatus_UNKNOWN, corev3.HealthStatus_HEALTHY, corev3.HealthStatus_DEGRADED:

@@ -40,11 +40,11 @@ func ExampleWatcher() {
 			for {
 				select {
 				case s := <-snapshots:
-					p, err := client.Plans(s)
+					p, err := client.ReadPlans(s)
 					if err != nil || len(p) == 0 {
 						continue // a rollout on its way, or nothing yet: the last ones stay
 					}
-					if r := client.Replicas(s); !reflect.DeepEqual(p, plans) || !reflect.DeepEqual(r, replicas) {
+					if r := client.ReadReplicas(s); !reflect.DeepEqual(p, plans) || !reflect.DeepEqual(r, replicas) {
 						plans, replicas = p, r
 						use(plans, replicas)
 					}

@@ -54,8 +54,8 @@ func decodeExtension(name string, a *anypb.Any) (any, error) {
 	return decodeFilterConfig("extension.typed_config", name, c.GetTypedConfig())
 }
 
-// decodeSlotted reads the TypedExtensionConfig of a name that is claimed.
-func (m *machine) decodeSlotted(name string, a *anypb.Any) (any, error) {
+// decodeSlotConfig reads the TypedExtensionConfig of a name that is claimed.
+func (m *machine) decodeSlotConfig(name string, a *anypb.Any) (any, error) {
 	c, err := open("extension", a, &corev3.TypedExtensionConfig{})
 	if err != nil {
 		return nil, err
@@ -66,12 +66,12 @@ func (m *machine) decodeSlotted(name string, a *anypb.Any) (any, error) {
 	if c.GetTypedConfig() == nil {
 		return nil, errors.New("extension.typed_config: must not be empty")
 	}
-	if m.check != nil {
-		if err := m.check(name, c.GetTypedConfig()); err != nil {
+	if m.checkSlot != nil {
+		if err := m.checkSlot(name, c.GetTypedConfig()); err != nil {
 			return nil, err
 		}
 	}
-	return &Slotted{Name: name, Config: c.GetTypedConfig()}, nil
+	return &SlotConfig{Name: name, Config: c.GetTypedConfig()}, nil
 }
 
 // decodeFilterConfig reads the config of an HTTP filter in a slot.

@@ -178,8 +178,8 @@ type formatPart struct {
 	command bool
 }
 
-// Context is what a Format may show of a request.
-type Context struct {
+// FormatContext is what a Format may show of a request.
+type FormatContext struct {
 	Cluster  string // %UPSTREAM_CLUSTER%
 	Upstream string // %UPSTREAM_REMOTE_ADDRESS%
 }
@@ -217,7 +217,7 @@ func parseFormat(s string) (Format, error) {
 }
 
 // Text renders the value. It allocates only when there is an operator in it.
-func (f Format) Text(c Context) string {
+func (f Format) Text(c FormatContext) string {
 	switch len(f.parts) {
 	case 0:
 		return ""
@@ -231,7 +231,7 @@ func (f Format) Text(c Context) string {
 	return b.String()
 }
 
-func (p formatPart) render(c Context) string {
+func (p formatPart) render(c FormatContext) string {
 	switch {
 	case !p.command:
 		return p.text

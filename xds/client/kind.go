@@ -56,8 +56,8 @@ func kindOf(url string) (kind, bool) {
 	return kinds, false
 }
 
-// stamp writes the version of a resource into what was decoded from it.
-func stamp(value any, version string) {
+// setVersion writes the version of a resource into what was decoded from it.
+func setVersion(value any, version string) {
 	switch v := value.(type) {
 	case *Cluster:
 		v.Version = version
@@ -69,7 +69,7 @@ func stamp(value any, version string) {
 		v.Version = version
 	case *Extension:
 		v.Version = version
-	case *Slotted:
+	case *SlotConfig:
 		v.Version = version
 	}
 }

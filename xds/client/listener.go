@@ -40,8 +40,8 @@ type Listener struct {
 	RouteTable string      // name of the RDS resource, or of Inline
 	Inline     *RouteTable // nil when routes come by RDS
 
-	Early HeaderOps // header mutations before the first route lookup
-	Slots []Slot    // filters that come by ECDS, in order
+	Early       HeaderOps    // header mutations before the first route lookup
+	ECDSFilters []ECDSFilter // filters that come by ECDS, in order
 
 	StreamIdle       time.Duration // no byte either way for so long ends a stream; 0 = never
 	ConnectionIdle   time.Duration // a connection without requests; 0 = never
@@ -57,8 +57,8 @@ type Listener struct {
 	fetchTimeout time.Duration // of the route table
 }
 
-// Slot is a place in the filter chain that ECDS fills.
-type Slot struct {
+// ECDSFilter is a place in the filter chain that ECDS fills.
+type ECDSFilter struct {
 	Name    string     // of the ECDS resource
 	Types   []string   // type URLs it accepts
 	Default *Extension // until there is a resource; nil: none
@@ -68,7 +68,7 @@ type Slot struct {
 }
 
 // accepts says whether the slot takes a type.
-func (s Slot) accepts(typeURL string) error {
+func (s ECDSFilter) accepts(typeURL string) error {
 	for _, t := range s.Types {
 		if strings.TrimPrefix(t, typePrefix) == strings.TrimPrefix(typeURL, typePrefix) {
 			return nil
@@ -246,7 +246,7 @@ func (l *Listener) decodeFilters(at string, filters []*hcmv3.HttpFilter) error {
 			if err != nil {
 				return err
 			}
-			l.Slots = append(l.Slots, s)
+			l.ECDSFilters = append(l.ECDSFilters, s)
 			continue
 		}
 		switch t := f.GetTypedConfig().GetTypeUrl(); {
@@ -265,8 +265,8 @@ func (l *Listener) decodeFilters(at string, filters []*hcmv3.HttpFilter) error {
 	return errors.New(at + ".http_filters: the last one must be the router")
 }
 
-func decodeSlot(at, name string, d *corev3.ExtensionConfigSource) (s Slot, err error) {
-	s = Slot{Name: name, Types: d.GetTypeUrls(), NoWait: d.GetApplyDefaultConfigWithoutWarming()}
+func decodeSlot(at, name string, d *corev3.ExtensionConfigSource) (s ECDSFilter, err error) {
+	s = ECDSFilter{Name: name, Types: d.GetTypeUrls(), NoWait: d.GetApplyDefaultConfigWithoutWarming()}
 	if name == "" {
 		return s, errors.New(at + ": the filter must have a name")
 	}

@@ -27,31 +27,31 @@ import (
 //  3. wanted by name is exactly what held and active refer to, and what is claimed.
 type machine struct {
 	node *corev3.Node
-	// claimed are the extensions that are wanted whatever listeners say; check
+	// slotNames are the extensions that are wanted whatever listeners say; check
 	// says why one cannot be taken.
-	claimed map[string]bool
-	check   func(name string, typed *anypb.Any) error
-	subs    [kinds]*subscription
+	slotNames map[string]bool
+	checkSlot func(name string, typed *anypb.Any) error
+	subs      [kinds]*subscription
 
 	activeClusters  map[string]*Cluster
 	activeListeners map[string]*Listener
 
-	connected bool
-	nodeSent  bool      // on this stream
-	cdsBy     time.Time // when to ask for listeners without having clusters
-	cdsSeen   bool
-	ldsAsked  bool // ever
-	dirty     bool // the snapshot changed since it was taken
+	connected       bool
+	nodeSent        bool      // on this stream
+	cdsDeadline     time.Time // when to ask for listeners without having clusters
+	cdsSeen         bool
+	ldsSubscribed   bool // ever
+	snapshotChanged bool // the snapshot changed since it was taken
 }
 
 // subscription is the state of one kind.
 type subscription struct {
-	kind    kind
-	held    map[string]resource
-	wanted  map[string]bool      // by name only
-	missing map[string]time.Time // wanted, never answered: when to go on without; zero = never
-	given   map[string]bool      // waited for in vain
-	owed    []*discoveryv3.DeltaDiscoveryRequest
+	kind        kind
+	held        map[string]resource
+	wanted      map[string]bool      // by name only
+	missing     map[string]time.Time // wanted, never answered: when to go on without; zero = never
+	timedOut    map[string]bool      // waited for in vain
+	pendingAcks []*discoveryv3.DeltaDiscoveryRequest
 }
 
 type resource struct {
@@ -60,19 +60,19 @@ type resource struct {
 }
 
 func newMachine(node *corev3.Node) *machine {
-	m := &machine{node: node, activeClusters: map[string]*Cluster{}, activeListeners: map[string]*Listener{}, dirty: true}
+	m := &machine{node: node, activeClusters: map[string]*Cluster{}, activeListeners: map[string]*Listener{}, snapshotChanged: true}
 	for k := range kinds {
-		m.subs[k] = &subscription{kind: k, held: map[string]resource{}, wanted: map[string]bool{}, missing: map[string]time.Time{}, given: map[string]bool{}}
+		m.subs[k] = &subscription{kind: k, held: map[string]resource{}, wanted: map[string]bool{}, missing: map[string]time.Time{}, timedOut: map[string]bool{}}
 	}
 	return m
 }
 
-// claim subscribes to extension configs for as long as the machine lives. It
+// subscribeSlots subscribes to extension configs for as long as the machine lives. It
 // comes before connect.
-func (m *machine) claim(names []string, check func(string, *anypb.Any) error) {
-	m.claimed, m.check = make(map[string]bool, len(names)), check
+func (m *machine) subscribeSlots(names []string, check func(string, *anypb.Any) error) {
+	m.slotNames, m.checkSlot = make(map[string]bool, len(names)), check
 	for _, name := range names {
-		m.claimed[name] = true
+		m.slotNames[name] = true
 		m.subs[extensions].wanted[name] = true
 	}
 }
@@ -81,13 +81,13 @@ func (m *machine) claim(names []string, check func(string, *anypb.Any) error) {
 // that nothing is sent again.
 func (m *machine) connect(now time.Time) []*discoveryv3.DeltaDiscoveryRequest {
 	m.connected, m.nodeSent = true, false
-	if m.cdsBy.IsZero() {
-		m.cdsBy = now.Add(DefaultFetchTimeout)
+	if m.cdsDeadline.IsZero() {
+		m.cdsDeadline = now.Add(DefaultFetchTimeout)
 	}
 	var out []*discoveryv3.DeltaDiscoveryRequest
 	for _, s := range m.subs {
-		s.owed = nil // nonces belong to a stream
-		if s.kind == listeners && !m.ldsAsked || !s.kind.spec().wildcard && len(s.wanted) == 0 {
+		s.pendingAcks = nil // nonces belong to a stream
+		if s.kind == listeners && !m.ldsSubscribed || !s.kind.spec().wildcard && len(s.wanted) == 0 {
 			continue
 		}
 		r := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: s.kind.spec().url, ResourceNamesSubscribe: slices.Sorted(maps.Keys(s.wanted))}
@@ -99,14 +99,14 @@ func (m *machine) connect(now time.Time) []*discoveryv3.DeltaDiscoveryRequest {
 		}
 		out = append(out, r)
 	}
-	return m.sign(out)
+	return m.attachNode(out)
 }
 
 // disconnect ends the stream. Everything held goes on serving.
 func (m *machine) disconnect() { m.connected = false }
 
-// sign puts the node into the first request of a stream.
-func (m *machine) sign(out []*discoveryv3.DeltaDiscoveryRequest) []*discoveryv3.DeltaDiscoveryRequest {
+// attachNode puts the node into the first request of a stream.
+func (m *machine) attachNode(out []*discoveryv3.DeltaDiscoveryRequest) []*discoveryv3.DeltaDiscoveryRequest {
 	if len(out) > 0 && !m.nodeSent {
 		out[0].Node, m.nodeSent = m.node, true
 	}
@@ -137,11 +137,11 @@ func (m *machine) receive(now time.Time, r *discoveryv3.DeltaDiscoveryResponse) 
 	for _, name := range r.GetRemovedResources() {
 		if _, held := s.held[name]; held && k.spec().removable {
 			delete(s.held, name)
-			m.dirty = true
+			m.snapshotChanged = true
 		}
 	}
 	m.cdsSeen = m.cdsSeen || k == clusters
-	s.owed = append(s.owed, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: k.spec().url, ResponseNonce: r.GetNonce(), ErrorDetail: detail(k, faults)})
+	s.pendingAcks = append(s.pendingAcks, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: k.spec().url, ResponseNonce: r.GetNonce(), ErrorDetail: nackDetail(k, faults)})
 	return m.settle(now), errors.Join(faults...)
 }
 
@@ -157,30 +157,30 @@ func (m *machine) accept(s *subscription, name, version string, a *anypb.Any) er
 		return fmt.Errorf("holds a %q", a.GetTypeUrl())
 	}
 	decode := s.kind.spec().decode
-	if s.kind == extensions && m.claimed[name] {
-		decode = m.decodeSlotted
+	if s.kind == extensions && m.slotNames[name] {
+		decode = m.decodeSlotConfig
 	}
 	value, err := decode(name, a)
 	if err != nil {
 		return err
 	}
 	if e, ok := value.(*Extension); ok {
-		if err := m.fits(e); err != nil {
+		if err := m.checkFilterType(e); err != nil {
 			return err
 		}
 	}
-	stamp(value, version)
+	setVersion(value, version)
 	s.held[name] = resource{version, value}
 	delete(s.missing, name)
-	delete(s.given, name)
-	m.dirty = true
+	delete(s.timedOut, name)
+	m.snapshotChanged = true
 	return nil
 }
 
-// fits checks an extension against the slots it is for.
-func (m *machine) fits(e *Extension) error {
-	for l := range m.everyListener() {
-		for _, slot := range l.Slots {
+// checkFilterType checks an extension against the slots it is for.
+func (m *machine) checkFilterType(e *Extension) error {
+	for l := range m.allListeners() {
+		for _, slot := range l.ECDSFilters {
 			if slot.Name == e.Name {
 				if err := slot.accepts(e.Type); err != nil {
 					return err
@@ -194,8 +194,8 @@ func (m *machine) fits(e *Extension) error {
 // maxDetail bounds the text of a NACK, in bytes.
 const maxDetail = 2048
 
-// detail is a NACK's reason, nil for an ACK. The code is Envoy's.
-func detail(k kind, faults []error) *statuspb.Status {
+// nackDetail is a NACK's reason, nil for an ACK. The code is Envoy's.
+func nackDetail(k kind, faults []error) *statuspb.Status {
 	if len(faults) == 0 {
 		return nil
 	}
@@ -226,8 +226,8 @@ func (m *machine) deadline() time.Time {
 			earlier(t)
 		}
 	}
-	if !m.ldsAsked {
-		earlier(m.cdsBy)
+	if !m.ldsSubscribed {
+		earlier(m.cdsDeadline)
 	}
 	return next
 }
@@ -239,8 +239,8 @@ func (m *machine) settle(now time.Time) []*discoveryv3.DeltaDiscoveryRequest {
 		for name, by := range s.missing {
 			if !by.IsZero() && !now.Before(by) {
 				delete(s.missing, name)
-				s.given[name] = true
-				m.dirty = true
+				s.timedOut[name] = true
+				m.snapshotChanged = true
 			}
 		}
 	}
@@ -251,8 +251,8 @@ func (m *machine) settle(now time.Time) []*discoveryv3.DeltaDiscoveryRequest {
 	for _, k := range []kind{assignments, routes, extensions} {
 		out = m.subscribe(now, k, out)
 	}
-	if !m.ldsAsked && m.connected && (m.cdsSeen && !warming || !now.Before(m.cdsBy)) {
-		m.ldsAsked = true
+	if !m.ldsSubscribed && m.connected && (m.cdsSeen && !warming || !now.Before(m.cdsDeadline)) {
+		m.ldsSubscribed = true
 		out = append(out, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: listeners.spec().url})
 	}
 	for _, s := range m.subs {
@@ -261,13 +261,13 @@ func (m *machine) settle(now time.Time) []*discoveryv3.DeltaDiscoveryRequest {
 		if s.kind == clusters && warming {
 			continue
 		}
-		out = append(out, s.owed...)
-		s.owed = nil
+		out = append(out, s.pendingAcks...)
+		s.pendingAcks = nil
 	}
 	if !m.connected {
 		return nil // connect says it all again
 	}
-	return m.sign(out)
+	return m.attachNode(out)
 }
 
 // activateClusters reports whether any cluster still warms.
@@ -275,19 +275,19 @@ func (m *machine) activateClusters() (warming bool) {
 	s, eds := m.subs[clusters], m.subs[assignments]
 	for name, r := range s.held {
 		c := r.value.(*Cluster)
-		if c.Inline == nil && !eds.answered(c.Service) {
+		if c.Inline == nil && !eds.answered(c.EDSName) {
 			warming = true
 			continue
 		}
 		if m.activeClusters[name] != c {
 			m.activeClusters[name] = c
-			m.dirty = true
+			m.snapshotChanged = true
 		}
 	}
 	for name := range m.activeClusters {
 		if _, held := s.held[name]; !held {
 			delete(m.activeClusters, name)
-			m.dirty = true
+			m.snapshotChanged = true
 		}
 	}
 	return warming
@@ -297,28 +297,28 @@ func (m *machine) activateListeners() {
 	s := m.subs[listeners]
 	for name, r := range s.held {
 		l := r.value.(*Listener)
-		if !m.complete(l) {
+		if !m.listenerReady(l) {
 			continue
 		}
 		if m.activeListeners[name] != l {
 			m.activeListeners[name] = l
-			m.dirty = true
+			m.snapshotChanged = true
 		}
 	}
 	for name := range m.activeListeners {
 		if _, held := s.held[name]; !held {
 			delete(m.activeListeners, name)
-			m.dirty = true
+			m.snapshotChanged = true
 		}
 	}
 }
 
-// complete says whether a listener has all it needs, or has waited enough.
-func (m *machine) complete(l *Listener) bool {
+// listenerReady says whether a listener has all it needs, or has waited enough.
+func (m *machine) listenerReady(l *Listener) bool {
 	if l.RouteTable != "" && l.Inline == nil && !m.subs[routes].answered(l.RouteTable) {
 		return false
 	}
-	for _, slot := range l.Slots {
+	for _, slot := range l.ECDSFilters {
 		if !(slot.Default != nil && slot.NoWait) && !m.subs[extensions].answered(slot.Name) {
 			return false
 		}
@@ -329,11 +329,11 @@ func (m *machine) complete(l *Listener) bool {
 // answered reports whether a resource is here or will not be waited for.
 func (s *subscription) answered(name string) bool {
 	_, held := s.held[name]
-	return held || s.given[name]
+	return held || s.timedOut[name]
 }
 
-// everyListener ranges over the listeners that are held or active.
-func (m *machine) everyListener() func(func(*Listener) bool) {
+// allListeners ranges over the listeners that are held or active.
+func (m *machine) allListeners() func(func(*Listener) bool) {
 	return func(yield func(*Listener) bool) {
 		for _, r := range m.subs[listeners].held {
 			if !yield(r.value.(*Listener)) {
@@ -355,28 +355,28 @@ func (m *machine) references(k kind) map[string]time.Duration {
 	if k == assignments {
 		for _, r := range m.subs[clusters].held {
 			if c := r.value.(*Cluster); c.Inline == nil {
-				names[c.Service] = c.fetchTimeout
+				names[c.EDSName] = c.fetchTimeout
 			}
 		}
 		for _, c := range m.activeClusters {
 			if c.Inline == nil {
-				names[c.Service] = c.fetchTimeout
+				names[c.EDSName] = c.fetchTimeout
 			}
 		}
 		return names
 	}
-	for l := range m.everyListener() {
+	for l := range m.allListeners() {
 		if k == routes && l.RouteTable != "" {
 			names[l.RouteTable] = l.fetchTimeout
 		}
-		for _, slot := range l.Slots {
+		for _, slot := range l.ECDSFilters {
 			if k == extensions {
 				names[slot.Name] = slot.fetchTimeout
 			}
 		}
 	}
 	if k == extensions {
-		for name := range m.claimed {
+		for name := range m.slotNames {
 			names[name] = 0 // nothing waits for it
 		}
 	}
@@ -405,8 +405,8 @@ func (m *machine) subscribe(now time.Time, k kind, out []*discoveryv3.DeltaDisco
 		delete(s.wanted, name)
 		delete(s.held, name)
 		delete(s.missing, name)
-		delete(s.given, name)
-		m.dirty = true
+		delete(s.timedOut, name)
+		m.snapshotChanged = true
 		r.ResourceNamesUnsubscribe = append(r.ResourceNamesUnsubscribe, name)
 	}
 	if len(r.ResourceNamesSubscribe) == 0 && len(r.ResourceNamesUnsubscribe) == 0 {
@@ -420,17 +420,17 @@ func (m *machine) subscribe(now time.Time, k kind, out []*discoveryv3.DeltaDisco
 // snapshot returns the present tables, or nil when nothing changed since the
 // last call.
 func (m *machine) snapshot() *Snapshot {
-	if !m.dirty {
+	if !m.snapshotChanged {
 		return nil
 	}
-	m.dirty = false
+	m.snapshotChanged = false
 	return &Snapshot{
 		Listeners:   maps.Clone(m.activeListeners),
 		Clusters:    maps.Clone(m.activeClusters),
 		Routes:      values[*RouteTable](m.subs[routes]),
 		Assignments: values[*Assignment](m.subs[assignments]),
 		Extensions:  values[*Extension](m.subs[extensions]),
-		Slots:       values[*Slotted](m.subs[extensions]),
+		Slots:       values[*SlotConfig](m.subs[extensions]),
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// Plans reads the plans back out of a snapshot: stages, cuts and epoch from
+// ReadPlans reads the plans back out of a snapshot: stages, cuts and epoch from
 // the routes of every model, members from the first priority of each stage's
 // endpoints. It is the inverse of resources.Build for the plans it was given,
 // sorted by model. Order inside a stage is by replica id.
@@ -20,11 +20,11 @@ import (
 // found in two stages then belongs to the one of the lowest index, and a stage
 // left empty is an error, as is every route table that is no plan: the caller
 // keeps the plans it has.
-func Plans(s *Snapshot) ([]policies.Plan, error) {
+func ReadPlans(s *Snapshot) ([]policies.Plan, error) {
 	byModel := make(map[string]map[int]resources.RouteMeta)
 	epochs := make(map[string]policies.Epoch)
 	clusterOf := make(map[string]map[int]string)
-	for _, t := range s.everyTable() {
+	for _, t := range s.usedTables() {
 		for _, h := range t.Hosts {
 			for _, r := range h.Routes {
 				if r.Metadata.GetFilterMetadata()[resources.MetadataKey] == nil {
@@ -34,7 +34,7 @@ func Plans(s *Snapshot) ([]policies.Plan, error) {
 				if err != nil {
 					return nil, fmt.Errorf("plans: route table %s, route %s: %w", t.Name, r.Name, err)
 				}
-				if err := agree(r, m); err != nil {
+				if err := checkRange(r, m); err != nil {
 					return nil, fmt.Errorf("plans: route table %s, route %s: %w", t.Name, r.Name, err)
 				}
 				if byModel[m.Model] == nil {
@@ -70,8 +70,8 @@ func Plans(s *Snapshot) ([]policies.Plan, error) {
 	return plans, nil
 }
 
-// everyTable lists the route tables that listeners use, sorted by name.
-func (s *Snapshot) everyTable() []*RouteTable {
+// usedTables lists the route tables that listeners use, sorted by name.
+func (s *Snapshot) usedTables() []*RouteTable {
 	seen := make(map[*RouteTable]bool)
 	for _, t := range s.Routes {
 		seen[t] = true
@@ -84,8 +84,8 @@ func (s *Snapshot) everyTable() []*RouteTable {
 	return slices.SortedFunc(maps.Keys(seen), func(a, b *RouteTable) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// agree checks what a route says of itself against what it does.
-func agree(r *Route, m resources.RouteMeta) error {
+// checkRange checks what a route says of itself against what it does.
+func checkRange(r *Route, m resources.RouteMeta) error {
 	if m.Rule != resources.ByTokens {
 		return nil
 	}

@@ -43,7 +43,7 @@ func randomView(r *rand.Rand) resources.View {
 	var v resources.View
 	v.Settings.Estimator = []resources.Estimator{resources.ContentLength, resources.ExtProc}[r.IntN(2)]
 	if v.Settings.Estimator == resources.ExtProc {
-		v.Settings.Length = "127.0.0.1:9002"
+		v.Settings.LengthService = "127.0.0.1:9002"
 	}
 	port := 1
 	for i := range 1 + r.IntN(3) {
@@ -64,7 +64,7 @@ func randomView(r *rand.Rand) resources.View {
 				s.Replicas = append(s.Replicas, id)
 				v.Endpoints = append(v.Endpoints, resources.Endpoint{
 					ID: id, Model: m.Name, Address: fmt.Sprintf("10.0.%d.%d:80", port/250, port%250+1), Peer: "p:1",
-					Node: []string{"", "node-1", "node-2"}[r.IntN(3)], Weight: uint32(1 + r.IntN(100)), Health: resources.Health(r.IntN(3)),
+					Host: []string{"", "node-1", "node-2"}[r.IntN(3)], Weight: uint32(1 + r.IntN(100)), Health: resources.Health(r.IntN(3)),
 					Capacity: policies.Capacity{KV: policies.Tokens(1 + r.Int64N(1<<60)), Batch: 1 + r.IntN(1000), TransferRate: float64(r.IntN(2)) * 0.1}})
 				port++
 			}
@@ -88,14 +88,14 @@ func TestPlansInvertBuild(t *testing.T) {
 			t.Fatalf("seed %d: Build: %v", seed, err)
 		}
 		s := feed(t, newMachine(&corev3.Node{Id: "n"}), set)
-		got, err := Plans(s)
+		got, err := ReadPlans(s)
 		if err != nil {
 			t.Fatalf("seed %d: Plans: %v", seed, err)
 		}
 		if d := cmp.Diff(v.Plans, got); d != "" {
 			t.Fatalf("seed %d: (-built +read)\n%s", seed, d)
 		}
-		if want, got := replicasOf(v), Replicas(s); !slices.EqualFunc(got, want, policies.Replica.Equal) {
+		if want, got := replicasOf(v), ReadReplicas(s); !slices.EqualFunc(got, want, policies.Replica.Equal) {
 			t.Fatalf("seed %d: (-built +read)\n%s", seed, cmp.Diff(want, got))
 		}
 	}
@@ -106,7 +106,7 @@ func replicasOf(v resources.View) []policies.Replica {
 	var out []policies.Replica
 	for _, e := range v.Endpoints {
 		out = append(out, policies.Replica{
-			ID: e.ID, Model: e.Model, Address: e.Address, Peer: e.Peer, Host: e.Node,
+			ID: e.ID, Model: e.Model, Address: e.Address, Peer: e.Peer, Host: e.Host,
 			Capacity: e.Capacity, Draining: e.Health != resources.Healthy,
 		})
 	}
@@ -129,7 +129,7 @@ func TestReplicasOfSome(t *testing.T) {
 	some := *s
 	some.Assignments = maps.Clone(s.Assignments)
 	delete(some.Assignments, resources.EndpointName(v.Plans[0].Model, 0))
-	if d := cmp.Diff(replicasOf(v), Replicas(&some)); d != "" {
+	if d := cmp.Diff(replicasOf(v), ReadReplicas(&some)); d != "" {
 		t.Errorf("without the first stage's: (-built +read)\n%s", d)
 	}
 	mute := *s.Assignments[resources.EndpointName(v.Plans[0].Model, 0)]
@@ -137,10 +137,10 @@ func TestReplicasOfSome(t *testing.T) {
 	mute.Priorities[0] = slices.Clone(mute.Priorities[0])
 	mute.Priorities[0][0].Metadata = nil
 	some.Assignments[mute.Name] = &mute
-	if got, want := len(Replicas(&some)), len(v.Endpoints)-1; got != want {
+	if got, want := len(ReadReplicas(&some)), len(v.Endpoints)-1; got != want {
 		t.Errorf("%d replicas, want all but one, %d", got, want)
 	}
-	if got := Replicas(&Snapshot{}); len(got) != 0 {
+	if got := ReadReplicas(&Snapshot{}); len(got) != 0 {
 		t.Errorf("replicas of nothing: %v", got)
 	}
 }
@@ -155,7 +155,7 @@ func BenchmarkPlansAndReplicas(b *testing.B) {
 			p.Stages[i%2].Replicas = append(p.Stages[i%2].Replicas, id)
 			v.Endpoints = append(v.Endpoints, resources.Endpoint{
 				ID: id, Model: "m", Address: fmt.Sprintf("10.%d.%d.%d:80", i>>16, i>>8&255, i&255), Peer: "10.0.0.1:81",
-				Node: fmt.Sprint("node-", i/8), Capacity: policies.Capacity{KV: 400_000, Batch: 256},
+				Host: fmt.Sprint("node-", i/8), Capacity: policies.Capacity{KV: 400_000, Batch: 256},
 			})
 		}
 		v.Plans = []policies.Plan{p}
@@ -166,10 +166,10 @@ func BenchmarkPlansAndReplicas(b *testing.B) {
 		s := feed(b, newMachine(&corev3.Node{Id: "n"}), set)
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			for b.Loop() {
-				if _, err := Plans(s); err != nil {
+				if _, err := ReadPlans(s); err != nil {
 					b.Fatal(err)
 				}
-				if len(Replicas(s)) != n {
+				if len(ReadReplicas(s)) != n {
 					b.Fatal("some are missing")
 				}
 			}
@@ -195,7 +195,7 @@ func TestPlansDuringRollout(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	plans, err := Plans(feed(t, newMachine(&corev3.Node{Id: "n"}), set))
+	plans, err := ReadPlans(feed(t, newMachine(&corev3.Node{Id: "n"}), set))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -213,15 +213,15 @@ func TestPlansRefuse(t *testing.T) {
 	good := feed(t, newMachine(&corev3.Node{Id: "n"}), set)
 	without := *good
 	without.Clusters = nil
-	if _, err := Plans(&without); err == nil {
+	if _, err := ReadPlans(&without); err == nil {
 		t.Error("a plan without clusters was read")
 	}
 	empty := *good
 	empty.Assignments = nil
-	if _, err := Plans(&empty); err == nil {
+	if _, err := ReadPlans(&empty); err == nil {
 		t.Error("a plan without endpoints was read")
 	}
-	if plans, err := Plans(&Snapshot{}); err != nil || len(plans) != 0 {
+	if plans, err := ReadPlans(&Snapshot{}); err != nil || len(plans) != 0 {
 		t.Error("an empty snapshot has no plans and no error, got", plans, err)
 	}
 }

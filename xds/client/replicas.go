@@ -9,7 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// Replicas reads the replicas of all models back out of a snapshot, from the
+// ReadReplicas reads the replicas of all models back out of a snapshot, from the
 // endpoints of every priority and their metadata, sorted by id: those in no
 // stage too. It is the inverse of resources.Build for what a view says of its
 // endpoints, but for two things: Draining is true for every one that should be
@@ -18,9 +18,9 @@ import (
 //
 // A replica whose metadata cannot be read is left out: it can still be routed
 // to, and nobody can bargain with it.
-func Replicas(s *Snapshot) []policies.Replica {
+func ReadReplicas(s *Snapshot) []policies.Replica {
 	byID := make(map[policies.ReplicaID]policies.Replica)
-	for model, a := range s.everyAssignment() {
+	for model, a := range s.assignmentByModel() {
 		for _, tier := range a.Priorities {
 			for _, e := range tier {
 				m, err := resources.ReadEndpointMeta(e.Metadata)
@@ -28,7 +28,7 @@ func Replicas(s *Snapshot) []policies.Replica {
 					continue
 				}
 				byID[m.ID] = policies.Replica{
-					ID: m.ID, Model: model, Address: e.Address, Peer: m.Peer, Host: m.Node,
+					ID: m.ID, Model: model, Address: e.Address, Peer: m.Peer, Host: m.Host,
 					Capacity: m.Capacity, Adapters: m.Adapters, Draining: !e.Healthy,
 				}
 			}
@@ -37,12 +37,12 @@ func Replicas(s *Snapshot) []policies.Replica {
 	return slices.SortedFunc(maps.Values(byID), func(a, b policies.Replica) int { return cmp.Compare(a.ID, b.ID) })
 }
 
-// everyAssignment finds the endpoints of each model that the routes name. Each
+// assignmentByModel finds the endpoints of each model that the routes name. Each
 // stage's assignment holds the model's whole fleet, so the shortest stage's
 // that is there will do.
-func (s *Snapshot) everyAssignment() map[string]*Assignment {
+func (s *Snapshot) assignmentByModel() map[string]*Assignment {
 	found, stage := make(map[string]*Assignment), make(map[string]int)
-	for _, t := range s.everyTable() {
+	for _, t := range s.usedTables() {
 		for _, h := range t.Hosts {
 			for _, r := range h.Routes {
 				m, err := resources.ReadRouteMeta(r.Metadata)

@@ -22,9 +22,9 @@ const (
 // goes to another host.
 // Nothing is ever retried after the first byte of a response.
 type RetryPolicy struct {
-	ConnectFailure bool // no connection
-	RefusedStream  bool // REFUSED_STREAM, or GOAWAY before the stream
-	BeforeRequest  bool // reset before the request's headers were sent
+	ConnectFailure     bool // no connection
+	RefusedStream      bool // REFUSED_STREAM, or GOAWAY before the stream
+	ResetBeforeRequest bool // reset before the request's headers were sent
 	// Headers are those of an answer that is not passed on but tried elsewhere,
 	// in canonical form: nothing of it has reached the client.
 	Headers []string
@@ -35,8 +35,8 @@ type RetryPolicy struct {
 	HostAttempts int
 	// PriorityFrequency > 0 leaves priorities already tried out, starting
 	// after that many attempts.
-	PriorityFrequency int
-	Base, Max         time.Duration // jittered exponential pause between attempts
+	PriorityFrequency         int
+	BaseInterval, MaxInterval time.Duration // jittered exponential pause between attempts
 }
 
 func decodeRetry(at string, p *routev3.RetryPolicy) (*RetryPolicy, error) {
@@ -47,7 +47,7 @@ func decodeRetry(at string, p *routev3.RetryPolicy) (*RetryPolicy, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &RetryPolicy{Retries: defaultRetries, HostAttempts: defaultHostAttempts, Base: defaultRetryBase}
+	r := &RetryPolicy{Retries: defaultRetries, HostAttempts: defaultHostAttempts, BaseInterval: defaultRetryBase}
 	for on := range strings.SplitSeq(p.GetRetryOn(), ",") {
 		switch strings.TrimSpace(on) {
 		case "":
@@ -56,7 +56,7 @@ func decodeRetry(at string, p *routev3.RetryPolicy) (*RetryPolicy, error) {
 		case "refused-stream":
 			r.RefusedStream = true
 		case "reset-before-request":
-			r.BeforeRequest = true
+			r.ResetBeforeRequest = true
 		case "retriable-headers":
 			for i, h := range p.GetRetriableHeaders() {
 				if h.GetName() == "" || !h.GetPresentMatch() || h.GetInvertMatch() {
@@ -90,11 +90,11 @@ func decodeRetry(at string, p *routev3.RetryPolicy) (*RetryPolicy, error) {
 		}
 		r.PriorityFrequency = int(c.GetUpdateFrequency())
 	}
-	if r.Base, err = period(at+".retry_back_off.base_interval", p.GetRetryBackOff().GetBaseInterval(), defaultRetryBase); err != nil {
+	if r.BaseInterval, err = period(at+".retry_back_off.base_interval", p.GetRetryBackOff().GetBaseInterval(), defaultRetryBase); err != nil {
 		return nil, err
 	}
 	// The cap keeps the doubling of a retry loop away from overflow.
-	r.Base = min(r.Base, time.Hour)
-	r.Max, err = period(at+".retry_back_off.max_interval", p.GetRetryBackOff().GetMaxInterval(), retryMaxFactor*r.Base)
+	r.BaseInterval = min(r.BaseInterval, time.Hour)
+	r.MaxInterval, err = period(at+".retry_back_off.max_interval", p.GetRetryBackOff().GetMaxInterval(), retryMaxFactor*r.BaseInterval)
 	return r, err
 }

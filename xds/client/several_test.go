@@ -9,7 +9,7 @@ import (
 func TestSeveralServers(t *testing.T) {
 	one, first := serve(t)
 	two, second := serve(t)
-	u, c := follow(t, Config{Conn: &deadConn{}, Others: []Server{{Conn: first}, {Conn: second}}})
+	u, c := follow(t, Config{Conn: &deadConn{}, OtherServers: []Server{{Conn: first}, {Conn: second}}})
 	one.expect(t, "CDS node=n1")
 	<-u
 	one.responses <- response(t, "CDS", "1 a=static")
@@ -24,7 +24,7 @@ func TestSeveralServers(t *testing.T) {
 	if got := <-u; got.Clusters["a"] != nil || got.Clusters["b"] == nil || !c.Connected() {
 		t.Fatalf("want b alone, have %v", keys(got.Clusters))
 	}
-	if _, err := New(Config{Conn: first, NodeID: "n1", Others: []Server{{}}}); err == nil {
+	if _, err := New(Config{Conn: first, NodeID: "n1", OtherServers: []Server{{}}}); err == nil {
 		t.Error("a server without an address is taken")
 	}
 }

@@ -23,7 +23,7 @@ func slotResource(t *testing.T, name, word string) *discoveryv3.Resource {
 // before stays, and others of the same response are taken.
 func TestSlots(t *testing.T) {
 	m := newMachine(nil)
-	m.claim([]string{"b", "a"}, func(name string, typed *anypb.Any) error {
+	m.subscribeSlots([]string{"b", "a"}, func(name string, typed *anypb.Any) error {
 		w := new(wrapperspb.StringValue)
 		if err := typed.UnmarshalTo(w); err != nil {
 			return err

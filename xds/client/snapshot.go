@@ -18,7 +18,7 @@ type Snapshot struct {
 	Assignments map[string]*Assignment
 	Extensions  map[string]*Extension // what fills the Slots of listeners, by name
 	// Slots are those of Config.Slots that the server has, by name.
-	Slots map[string]*Slotted
+	Slots map[string]*SlotConfig
 }
 
 // Assignment returns the endpoints of a cluster, nil when it has none.
@@ -26,11 +26,11 @@ func (s *Snapshot) Assignment(c *Cluster) *Assignment {
 	if c.Inline != nil {
 		return c.Inline
 	}
-	return s.Assignments[c.Service]
+	return s.Assignments[c.EDSName]
 }
 
-// Slotted is the config of one of Config.Slots.
-type Slotted struct {
+// SlotConfig is the config of one of Config.Slots.
+type SlotConfig struct {
 	Name    string
 	Version string
 	Config  *anypb.Any // passed CheckSlot

@@ -34,7 +34,7 @@ func TestPlanOrders(t *testing.T) {
 	stages := func(n int) {
 		t.Helper()
 		p.until(t, "the stages", func(s *client.Snapshot) bool {
-			plans, err := client.Plans(s)
+			plans, err := client.ReadPlans(s)
 			return err == nil && len(plans) == 1 && len(plans[0].Stages) == n
 		})
 	}

@@ -91,8 +91,8 @@ func (c *Control) init() error {
 	}
 	settings := c.cfg.Settings
 	settings.EdgeTLS = c.cfg.EdgeCertificate != nil
-	if settings.Estimator == resources.ExtProc && settings.Length == "" {
-		if settings.Length, err = c.initLength(); err != nil {
+	if settings.Estimator == resources.ExtProc && settings.LengthService == "" {
+		if settings.LengthService, err = c.initLength(); err != nil {
 			return err
 		}
 	}

@@ -66,7 +66,7 @@ func (p *proxy) until(t *testing.T, what string, fits func(*client.Snapshot) boo
 
 // plan reads the model's plan, or nothing while there is none.
 func plan(s *client.Snapshot) (policies.Plan, bool) {
-	plans, err := client.Plans(s)
+	plans, err := client.ReadPlans(s)
 	if err != nil || len(plans) != 1 {
 		return policies.Plan{}, false
 	}

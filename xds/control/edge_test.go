@@ -49,7 +49,7 @@ func TestSetEdge(t *testing.T) {
 	fast := rules()
 	fast.Speed, fast.Grace = 1, time.Hour // nobody reports here
 	c := start(t, Config{Rules: fast, Replicas: []policies.Replica{r}, EdgeCertificate: edgePair(t, 1)})
-	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", XDS: c.Addr().String()})
+	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: c.Addr().String()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -82,7 +82,7 @@ func TestEnvoyFlips(t *testing.T) {
 	r := rules()
 	r.Speed, r.Grace = 1, time.Hour // nobody reports here; the plans are the test's
 	c := start(t, Config{Rules: r, Replicas: list, Store: st})
-	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", XDS: c.Addr().String()})
+	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: c.Addr().String()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +163,7 @@ func TestEnvoyRestart(t *testing.T) {
 		l, _ = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rand.N(20000)))
 	}
 	c := run(l)
-	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", XDS: c.Addr().String()})
+	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: c.Addr().String()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -67,7 +67,7 @@ func TestDrain(t *testing.T) {
 		t.Errorf("%s", body)
 	}
 	_, s := p.until(t, "r1 out of its stage", func(s *client.Snapshot) bool { return slices.Equal(members(s, 0), []string{"r0", "r2"}) })
-	for _, r := range client.Replicas(s) {
+	for _, r := range client.ReadReplicas(s) {
 		if r.Draining != (r.ID == "r1") {
 			t.Errorf("the proxies' %s: draining %v", r.ID, r.Draining)
 		}

@@ -645,7 +645,7 @@ func TestEnvoyPolicies(t *testing.T) {
 	r := rules()
 	r.Speed, r.Grace = 1, time.Hour // nobody reports here
 	c := start(t, Config{Rules: r, Replicas: list, Admitter: new(notary)})
-	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", XDS: c.Addr().String()})
+	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: c.Addr().String()})
 	if err != nil {
 		t.Fatal(err)
 	}

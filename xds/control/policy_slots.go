@@ -166,7 +166,7 @@ func (k *slotManager) render(s policyslots.Slot) (*publishedSlot, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := resources.Slot(w)
+	r, err := resources.RenderPolicySlot(w)
 	return &publishedSlot{r, m}, err
 }
 

@@ -155,7 +155,7 @@ func until(t *testing.T, what string, ok func() bool) {
 // startEnvoy runs an Envoy of a control plane, and returns it with its URL.
 func startEnvoy(t *testing.T, c *running, id string) (*envoytest.Process, string) {
 	t.Helper()
-	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: id, XDS: c.Addr().String()})
+	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: id, ControlPlane: c.Addr().String()})
 	if err != nil {
 		t.Fatal(err)
 	}

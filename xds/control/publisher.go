@@ -77,7 +77,7 @@ var _ publish.Cache = (*servingCache)(nil)
 func (f *servingCache) Set(group string, set resources.Set) {
 	f.mu.Lock()
 	f.sets[group] = set
-	f.Cache.Set(group, set.Plus(f.slots...))
+	f.Cache.Set(group, set.WithResources(f.slots...))
 	f.mu.Unlock()
 	if !f.served.Swap(true) {
 		f.onServing()
@@ -97,7 +97,7 @@ func checkRenderable(settings resources.Settings, edge *resources.Certificate, m
 		for _, r := range replicas {
 			if r.Model == m.Name {
 				ids = append(ids, r.ID)
-				v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: r.ID, Model: r.Model, Address: r.Address, Peer: r.Peer, Node: r.Host, Capacity: r.Capacity, Adapters: r.Adapters})
+				v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: r.ID, Model: r.Model, Address: r.Address, Peer: r.Peer, Host: r.Host, Capacity: r.Capacity, Adapters: r.Adapters})
 			}
 		}
 		v.Plans = append(v.Plans, policies.OneStagePlan(m.Name, ids))
@@ -115,7 +115,7 @@ func (f *servingCache) setSlots(slots []*resources.Resource) {
 	defer f.mu.Unlock()
 	f.slots = slots
 	for group, set := range f.sets {
-		f.Cache.Set(group, set.Plus(slots...))
+		f.Cache.Set(group, set.WithResources(slots...))
 	}
 }
 

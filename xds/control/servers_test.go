@@ -33,7 +33,7 @@ func TestEnvoyTwoServers(t *testing.T) {
 	waitFor(t, a, "a plans", func(s Status) bool { return s.Planner.Leads })
 	b := run("b")
 	waitFor(t, b, "b follows a", func(s Status) bool { return s.Epoch == 1 && s.Planner.Holder == "a" && !s.Planner.Leads })
-	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", XDS: a.Addr().String(), Others: []string{b.Addr().String()}})
+	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: a.Addr().String(), OtherControlPlanes: []string{b.Addr().String()}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,7 +31,7 @@ func (p *Process) Get(path string) []byte {
 func (p *Process) Listener(name string) string {
 	p.t.Helper()
 	var address string
-	p.until("listening as "+name, listenerWithin, func() error {
+	p.waitUntil("listening as "+name, listenerWithin, func() error {
 		body, err := p.get("/listeners?format=json")
 		if err != nil {
 			return err

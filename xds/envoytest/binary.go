@@ -17,14 +17,14 @@ import (
 	"testing"
 )
 
-// Missing says that there is no Envoy to test with, and where it was sought.
+// NotFoundError says that there is no Envoy to test with, and where it was sought.
 // It is the only reason for which this package skips a test.
-type Missing struct {
+type NotFoundError struct {
 	Sought []string // paths and patterns, in order
 }
 
 // Error says how to get an Envoy.
-func (m *Missing) Error() string {
+func (m *NotFoundError) Error() string {
 	return "no Envoy binary at " + strings.Join(m.Sought, " or ") +
 		"; run `make test`, which installs one, or set ENVOY to a binary"
 }
@@ -66,7 +66,7 @@ func find(venv string) (string, error) {
 			return p, nil
 		}
 	}
-	return "", &Missing{Sought: []string{"$ENVOY", pattern}}
+	return "", &NotFoundError{Sought: []string{"$ENVOY", pattern}}
 }
 
 func executable(path string) error {

@@ -17,7 +17,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestFind(t *testing.T) {
 	venv := t.TempDir()
-	var missing *Missing
+	var missing *NotFoundError
 	if _, err := find(venv); !errors.As(err, &missing) || !strings.Contains(err.Error(), venv) || !strings.Contains(err.Error(), "make test") {
 		t.Errorf("in an empty folder: %v", err)
 	}

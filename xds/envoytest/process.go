@@ -116,7 +116,7 @@ func (p *Process) start(cmd *exec.Cmd) error {
 // waitReady polls for the admin address, then for /ready.
 func (p *Process) waitReady(path string) {
 	p.t.Helper()
-	p.until("ready", readyWithin, func() error {
+	p.waitUntil("ready", readyWithin, func() error {
 		if p.admin == "" {
 			address, err := os.ReadFile(path)
 			if err != nil || len(address) == 0 {
@@ -129,9 +129,9 @@ func (p *Process) waitReady(path string) {
 	})
 }
 
-// until polls a condition until it holds, fails the test when the time is up
+// waitUntil polls a condition until it holds, fails the test when the time is up
 // or Envoy has ended.
-func (p *Process) until(what string, within time.Duration, condition func() error) {
+func (p *Process) waitUntil(what string, within time.Duration, condition func() error) {
 	p.t.Helper()
 	deadline := time.NewTimer(within)
 	defer deadline.Stop()

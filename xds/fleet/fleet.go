@@ -90,10 +90,10 @@ type Fleet struct {
 	// untold are the versions that were written here and that the store's watch
 	// has not told yet, oldest first; owned by Run.
 	untold []store.Version
-	news   <-chan store.Update // the store's watch; owned by Run
-	unsaid ratelimitlog.Gate   // for what cannot be written down
-	slots  []policyslots.Slot  // that were told; owned by Run
-	told   bool                // they were; owned by Run
+	news   <-chan store.Update  // the store's watch; owned by Run
+	unsaid ratelimitlog.Limiter // for what cannot be written down
+	slots  []policyslots.Slot   // that were told; owned by Run
+	told   bool                 // they were; owned by Run
 }
 
 // message is an event on its way into the loop.

@@ -64,7 +64,7 @@ func TestRefinementIsOneRouteTable(t *testing.T) {
 	}
 	after := build()
 	for _, typ := range after.Types() {
-		changed := resources.Changed(before, after, typ)
+		changed := resources.ChangedNames(before, after, typ)
 		if typ == resources.RouteType {
 			want := []string{resources.RouteName, resources.GRPCRouteName("m"), resources.SplitModelRouteName("m"), resources.SplitRouteName, resources.FederatedRouteName("m")}
 			if !slices.Equal(changed, want) {

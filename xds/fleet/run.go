@@ -155,7 +155,7 @@ func (f *Fleet) store(ctx context.Context, p *Proposal) (Event, error) {
 		return Refused{}, err
 	case err != nil:
 		// A conflict brings the other's plan by the watch; both wait a moment.
-		if f.unsaid.Pass("plan: "+reason(err), time.Now()) {
+		if f.unsaid.Allow("plan: "+reason(err), time.Now()) {
 			f.log.Warn("plan not stored; the last one stays in force", "epoch", p.Object.Epoch, "error", err)
 		}
 		return Refused{}, err
@@ -258,7 +258,7 @@ func newSaver(f *Fleet) *saver {
 func (s *saver) run() {
 	defer close(s.done)
 	for data := range s.work {
-		if err := s.fleet.cfg.Counters.Save(data); err != nil && s.fleet.unsaid.Pass("counters: "+reason(err), time.Now()) {
+		if err := s.fleet.cfg.Counters.Save(data); err != nil && s.fleet.unsaid.Allow("counters: "+reason(err), time.Now()) {
 			s.fleet.log.Warn("counters not saved; a restart would count anew", "error", err)
 		}
 	}

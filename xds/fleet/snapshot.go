@@ -80,7 +80,7 @@ func (s *Snapshot) View(settings resources.Settings) resources.View {
 		v.Plans = append(v.Plans, m.Plan)
 		for _, r := range m.Replicas {
 			v.Endpoints = append(v.Endpoints, resources.Endpoint{
-				ID: r.ID, Model: r.Model, Address: r.Address, Peer: r.Peer, Node: r.Host,
+				ID: r.ID, Model: r.Model, Address: r.Address, Peer: r.Peer, Host: r.Host,
 				Weight: r.Weight, Health: r.Health, Capacity: r.Capacity, Adapters: r.Adapters,
 			})
 		}

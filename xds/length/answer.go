@@ -54,9 +54,9 @@ func bodyAnswer(c *extproc.CommonResponse) *extproc.ProcessingResponse {
 	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestBody{RequestBody: &extproc.BodyResponse{Response: c}}}
 }
 
-// askForBody has Envoy buffer the body and send it in one message. It changes
+// requestBody has Envoy buffer the body and send it in one message. It changes
 // no header: the second answer does.
-func askForBody() *extproc.ProcessingResponse {
+func requestBody() *extproc.ProcessingResponse {
 	r := headersAnswer(nil)
 	r.ModeOverride = &filterv3.ProcessingMode{
 		RequestHeaderMode:  filterv3.ProcessingMode_SEND,
@@ -66,9 +66,9 @@ func askForBody() *extproc.ProcessingResponse {
 	return r
 }
 
-// refuseTooLarge ends the request with an error in the shape of the OpenAI
+// rejectTooLarge ends the request with an error in the shape of the OpenAI
 // API. The status must be set: without it Envoy would answer 200.
-func refuseTooLarge(limit int) *extproc.ProcessingResponse {
+func rejectTooLarge(limit int) *extproc.ProcessingResponse {
 	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ImmediateResponse{ImmediateResponse: &extproc.ImmediateResponse{
 		Status:  &typev3.HttpStatus{Code: typev3.StatusCode_PayloadTooLarge},
 		Headers: &extproc.HeaderMutation{SetHeaders: []*corev3.HeaderValueOption{set("content-type", "application/json")}},
@@ -77,9 +77,9 @@ func refuseTooLarge(limit int) *extproc.ProcessingResponse {
 	}}}
 }
 
-// passOn answers, in kind, a message that is not about a request's headers or
+// passThrough answers, in kind, a message that is not about a request's headers or
 // body: the protocol wants every message answered.
-func passOn(r *extproc.ProcessingRequest) (*extproc.ProcessingResponse, error) {
+func passThrough(r *extproc.ProcessingRequest) (*extproc.ProcessingResponse, error) {
 	switch r.GetRequest().(type) {
 	case *extproc.ProcessingRequest_RequestTrailers:
 		return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestTrailers{RequestTrailers: &extproc.TrailersResponse{}}}, nil

@@ -111,7 +111,7 @@ func (x *exchange) step(r *extproc.ProcessingRequest) (*extproc.ProcessingRespon
 	default:
 		x.waiting = false
 		x.server.metrics.count(skipped)
-		return passOn(r)
+		return passThrough(r)
 	}
 }
 
@@ -139,7 +139,7 @@ func (x *exchange) onHeaders(h *extproc.HttpHeaders, p *extproc.ProtocolConfigur
 		return headersAnswer(withEstimate(x.model, s.estimator(x.model).FromContentLength(size))), nil
 	case length.RejectBody:
 		s.metrics.count(tooLarge)
-		return refuseTooLarge(s.config.MaxBody), nil
+		return rejectTooLarge(s.config.MaxBody), nil
 	}
 	switch mode := p.GetRequestBodyMode(); mode {
 	case filterv3.ProcessingMode_NONE, filterv3.ProcessingMode_BUFFERED:
@@ -148,7 +148,7 @@ func (x *exchange) onHeaders(h *extproc.HttpHeaders, p *extproc.ProtocolConfigur
 			"request_body_mode of the ext_proc filter is %s; set it to NONE with allow_mode_override, so that bodies are sent whole and only when needed", mode)
 	}
 	x.waiting = true
-	return askForBody(), nil
+	return requestBody(), nil
 }
 
 // onBody answers from the whole body.
@@ -157,7 +157,7 @@ func (x *exchange) onBody(body []byte) *extproc.ProcessingResponse {
 	s.metrics.bodies.Observe(float64(len(body)))
 	if len(body) > s.config.MaxBody {
 		s.metrics.count(tooLarge)
-		return refuseTooLarge(s.config.MaxBody)
+		return rejectTooLarge(s.config.MaxBody)
 	}
 	var scanner length.Scanner
 	scanner.Write(body)

@@ -297,7 +297,7 @@ func TestBodyLargerThanAMessage(t *testing.T) {
 
 // TestRefusalHasAStatus: without one, Envoy sends 200.
 func TestRefusalHasAStatus(t *testing.T) {
-	if got := refuseTooLarge(1).GetImmediateResponse().GetStatus().GetCode(); got != typev3.StatusCode_PayloadTooLarge {
+	if got := rejectTooLarge(1).GetImmediateResponse().GetStatus().GetCode(); got != typev3.StatusCode_PayloadTooLarge {
 		t.Errorf("status %v", got)
 	}
 }

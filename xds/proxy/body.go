@@ -14,12 +14,12 @@ import (
 // newest; an older one that is still being read by a transport that gave up on
 // it cannot take bytes away, because what it reads is kept for the newest.
 type body struct {
-	limit int64
-	keep  atomic.Bool // a retry is still possible
-	done  atomic.Bool // src is at its end
-	shut  atomic.Bool // nobody may read src any more
-	touch func()      // told of every read
-	pool  *bufferPool
+	limit  int64
+	keep   atomic.Bool // a retry is still possible
+	done   atomic.Bool // src is at its end
+	closed atomic.Bool // nobody may read src any more
+	touch  func()      // told of every read
+	pool   *bufferPool
 
 	mu    sync.Mutex // held while reading src
 	src   io.Reader
@@ -32,7 +32,7 @@ type body struct {
 
 var (
 	errTooLarge    = errors.New("the body is larger than the buffer limit")
-	errShut        = errors.New("the request is over")
+	errRequestOver = errors.New("the request is over")
 	errNotRepeated = errors.New("the body is too large to be sent again")
 )
 
@@ -44,9 +44,9 @@ func newBody(src io.Reader, size, limit int64, touch func(), pool *bufferPool) *
 	return b
 }
 
-// fill reads the whole body into memory and shows each piece to see. The error
+// readAll reads the whole body into memory and shows each piece to see. The error
 // is errTooLarge beyond the limit, or the client's.
-func (b *body) fill(see func([]byte)) error {
+func (b *body) readAll(see func([]byte)) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for b.end == nil {
@@ -86,8 +86,8 @@ func (b *body) size() (int64, bool) {
 	return b.total, b.end == io.EOF
 }
 
-// again returns a reader from the first byte on.
-func (b *body) again() *bodyReader {
+// newReader returns a reader from the first byte on.
+func (b *body) newReader() *bodyReader {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.users++
@@ -104,20 +104,20 @@ func (b *body) repeatable() bool {
 // commit says that there will be no further attempt.
 func (b *body) commit() {
 	if b.keep.Swap(false) {
-		b.leave()
+		b.release()
 	}
 }
 
-// leave gives the memory back after its last user. When a read is under way
+// release gives the memory back after its last user. When a read is under way
 // the collector gets it instead.
-func (b *body) leave() {
+func (b *body) release() {
 	if b.mu.TryLock() {
-		b.leaveLocked()
+		b.releaseLocked()
 		b.mu.Unlock()
 	}
 }
 
-func (b *body) leaveLocked() {
+func (b *body) releaseLocked() {
 	if b.users--; b.users == 0 {
 		b.pool.put(b.held)
 		b.held, b.lost = nil, true
@@ -132,7 +132,7 @@ func (b *body) leaveLocked() {
 // returns makes the server read the next request while it still reads this one
 // (panic "invalid concurrent Body.Read call").
 func (b *body) drain(most int) bool {
-	b.shut.Store(true)
+	b.closed.Store(true)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var scrap [4 << 10]byte
@@ -175,8 +175,8 @@ func (r *bodyReader) Read(p []byte) (int, error) {
 	if b.end != nil {
 		return 0, b.end
 	}
-	if b.shut.Load() {
-		return 0, errShut
+	if b.closed.Load() {
+		return 0, errRequestOver
 	}
 	n, err := b.src.Read(p)
 	b.touch()
@@ -198,7 +198,7 @@ func (r *bodyReader) Read(p []byte) (int, error) {
 // Close implements io.Closer. It never waits for a Read.
 func (r *bodyReader) Close() error {
 	if !r.closed.Swap(true) {
-		r.b.leave()
+		r.b.release()
 	}
 	return nil
 }

@@ -27,11 +27,11 @@ func TestBodyAgain(t *testing.T) {
 		limit := int64(len(want) + r.IntN(2)*r.IntN(1000))
 		b := bodyOf(iotest.HalfReader(bytes.NewReader(want)), []int64{-1, int64(len(want))}[r.IntN(2)], limit)
 		for range r.IntN(4) {
-			a := b.again()
+			a := b.newReader()
 			io.CopyN(io.Discard, a, int64(r.IntN(len(want)+1)))
 			a.Close()
 		}
-		last := b.again()
+		last := b.newReader()
 		b.commit()
 		if got, err := io.ReadAll(last); err != nil || !bytes.Equal(got, want) {
 			t.Fatalf("%d bytes, limit %d: got %d, %v", len(want), limit, len(got), err)
@@ -47,14 +47,14 @@ func TestBodyAgain(t *testing.T) {
 func TestBodyOutgrows(t *testing.T) {
 	want := strings.Repeat("x", 10000)
 	b := bodyOf(strings.NewReader(want), -1, 5000)
-	first := b.again()
+	first := b.newReader()
 	if got, err := io.ReadAll(first); err != nil || string(got) != want {
 		t.Fatalf("got %d, %v", len(got), err)
 	}
 	if b.repeatable() {
 		t.Error("a body beyond the limit claims to be repeatable")
 	}
-	if _, err := io.ReadAll(b.again()); !errors.Is(err, errNotRepeated) {
+	if _, err := io.ReadAll(b.newReader()); !errors.Is(err, errNotRepeated) {
 		t.Errorf("a second reading: %v", err)
 	}
 }
@@ -63,20 +63,20 @@ func TestBodyFill(t *testing.T) {
 	for _, size := range []int64{-1, 10000} {
 		var seen bytes.Buffer
 		b := bodyOf(strings.NewReader(strings.Repeat("x", 10000)), size, 10000)
-		if err := b.fill(func(p []byte) { seen.Write(p) }); err != nil || seen.Len() != 10000 {
+		if err := b.readAll(func(p []byte) { seen.Write(p) }); err != nil || seen.Len() != 10000 {
 			t.Errorf("fill saw %d: %v", seen.Len(), err)
 		}
 		if n, known := b.size(); !known || n != 10000 {
 			t.Errorf("size is %d, %v", n, known)
 		}
 		b = bodyOf(strings.NewReader(strings.Repeat("x", 10001)), size, 10000)
-		if err := b.fill(func([]byte) {}); !errors.Is(err, errTooLarge) {
+		if err := b.readAll(func([]byte) {}); !errors.Is(err, errTooLarge) {
 			t.Errorf("one byte over: %v", err)
 		}
 	}
 	broken := errors.New("broken")
 	b := bodyOf(iotest.ErrReader(broken), -1, 100)
-	if err := b.fill(func([]byte) {}); !errors.Is(err, broken) || !b.failed() || b.repeatable() {
+	if err := b.readAll(func([]byte) {}); !errors.Is(err, broken) || !b.failed() || b.repeatable() {
 		t.Errorf("a broken body: %v", err)
 	}
 }
@@ -88,7 +88,7 @@ func TestBodyStaleReader(t *testing.T) {
 	for range 50 {
 		pr, pw := io.Pipe()
 		b := bodyOf(pr, -1, 1<<20)
-		stale := b.again()
+		stale := b.newReader()
 		var wg sync.WaitGroup
 		wg.Go(func() { io.Copy(io.Discard, stale) })
 		wg.Go(func() {
@@ -100,7 +100,7 @@ func TestBodyStaleReader(t *testing.T) {
 			pw.Close()
 		})
 		stale.Close()
-		next := b.again()
+		next := b.newReader()
 		got, err := io.ReadAll(next)
 		if err != nil || string(got) != want {
 			t.Fatalf("got %d of %d bytes, %v", len(got), len(want), err)

@@ -13,10 +13,10 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// estimate sets the model and the length that the request is routed by, like
+// estimateLength sets the model and the length that the request is routed by, like
 // every other home of package length: from the headers where they tell enough,
 // from the body where they do not. It reports false when it answered.
-func (x *exchange) estimate() bool {
+func (x *exchange) estimateLength() bool {
 	var model *resources.LengthMeta
 	if len(x.host.Models) == 1 {
 		model = &x.host.Models[0]
@@ -30,25 +30,25 @@ func (x *exchange) estimate() bool {
 		x.setLength(model, estimator(model).FromContentLength(x.size))
 		return true
 	case x.size > x.bufferLimit():
-		x.refuseTooLarge()
+		x.replyTooLarge()
 		return false
 	}
 	var scanner length.Scanner
 	x.openBody()
-	x.watch.start()
-	err := x.body.fill(func(piece []byte) { scanner.Write(piece) })
+	x.watchdog.start()
+	err := x.body.readAll(func(piece []byte) { scanner.Write(piece) })
 	switch {
 	case errors.Is(err, errTooLarge):
-		x.refuseTooLarge()
+		x.replyTooLarge()
 		return false
 	case err != nil:
-		x.badBody(err)
+		x.replyBadBody(err)
 		return false
 	}
 	if model == nil {
 		name := scanner.Model()
 		for i := range x.host.Models {
-			if x.host.Models[i].Answers(string(name)) {
+			if x.host.Models[i].Serves(string(name)) {
 				model = &x.host.Models[i]
 				break
 			}
@@ -79,20 +79,20 @@ func (x *exchange) setLength(m *resources.LengthMeta, tokens policies.Tokens) {
 	}
 }
 
-func (x *exchange) refuseTooLarge() {
+func (x *exchange) replyTooLarge() {
 	x.w.Header().Set("Connection", "close") // the rest of the body is not worth reading
-	x.fail(413, codeTooLarge, fmt.Sprintf("The request body has to be read to find its model and length, and is larger than %d bytes. Send a smaller one, or use the host name of one model.", x.bufferLimit()))
+	x.replyError(413, codeTooLarge, fmt.Sprintf("The request body has to be read to find its model and length, and is larger than %d bytes. Send a smaller one, or use the host name of one model.", x.bufferLimit()))
 }
 
-// badBody answers a request whose body could not be read.
-func (x *exchange) badBody(err error) {
-	if x.gone() {
+// replyBadBody answers a request whose body could not be read.
+func (x *exchange) replyBadBody(err error) {
+	if x.clientLeft() {
 		x.code = statusClientGone
 		return
 	}
 	if x.ctx.Err() != nil {
-		x.fail(408, codeTimeout, fmt.Sprintf("The request body did not arrive: nothing came for %v.", x.listener.StreamIdle.Round(time.Millisecond)))
+		x.replyError(408, codeTimeout, fmt.Sprintf("The request body did not arrive: nothing came for %v.", x.listener.StreamIdle.Round(time.Millisecond)))
 		return
 	}
-	x.fail(400, codeBadBody, "The request body cannot be read: "+err.Error()+".")
+	x.replyError(400, codeBadBody, "The request body cannot be read: "+err.Error()+".")
 }

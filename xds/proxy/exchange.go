@@ -22,11 +22,11 @@ type exchange struct {
 	r        *http.Request
 	begun    time.Time
 
-	header http.Header // for the upstream
-	size   int64       // content length; -1 unknown
-	body   *body       // nil without one
-	watch  *watch
-	ctx    context.Context
+	header   http.Header // for the upstream
+	size     int64       // content length; -1 unknown
+	body     *body       // nil without one
+	watchdog *watchdog
+	ctx      context.Context
 
 	host  *client.VirtualHost
 	route *client.Route
@@ -49,13 +49,13 @@ func (p *Proxy) serve(name string, w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
 	x.ctx = ctx
-	x.watch = &watch{idle: l.StreamIdle, begun: x.begun, cancel: cancel, control: http.NewResponseController(w), reading: x.reading}
+	x.watchdog = &watchdog{idle: l.StreamIdle, begun: x.begun, cancel: cancel, control: http.NewResponseController(w), reading: x.bodyPending}
 	metrics := p.metrics.none
 	defer func() {
-		x.watch.stop()
+		x.watchdog.stop()
 		if x.body != nil {
 			x.body.commit()
-			x.endBody()
+			x.releaseClientBody()
 		}
 		metrics.answered(x.code)
 		metrics.duration.Observe(time.Since(x.begun).Seconds())
@@ -73,61 +73,61 @@ func (x *exchange) prepare() *cluster {
 		x.host = x.listener.table.Host(x.authority())
 	}
 	if x.host == nil {
-		x.fail(404, codeNoHost, fmt.Sprintf("No virtual host of route table %q serves the host %q.", x.listener.RouteTable, x.r.Host))
+		x.replyError(404, codeNoHost, fmt.Sprintf("No virtual host of route table %q serves the host %q.", x.listener.RouteTable, x.r.Host))
 		return nil
 	}
-	x.pick()
-	if !x.filter() {
+	x.pickRoute()
+	if !x.runFilters() {
 		return nil
 	}
 	if x.route == nil {
-		x.fail(404, codeNoRoute, fmt.Sprintf("No route of virtual host %q matches the request.", x.host.Name))
+		x.replyError(404, codeNoRoute, fmt.Sprintf("No route of virtual host %q matches the request.", x.host.Name))
 		return nil
 	}
-	forwarded(x.header, x.r, x.listener.Listener)
+	addForwardedHeaders(x.header, x.r, x.listener.Listener)
 	if d := x.route.Direct; d != nil {
 		h := x.w.Header()
 		if len(d.Body) > 0 {
 			h.Set("Content-Type", "text/plain")
 		}
-		x.decorate(h, "")
-		x.write(d.Status, d.Body)
+		x.mutateResponse(h, "")
+		x.replyLocal(d.Status, d.Body)
 		return nil
 	}
 	c := x.state.clusters[x.route.Cluster]
 	if c == nil {
-		x.fail(x.route.NotFound, codeNoCluster, fmt.Sprintf("Cluster %q of route %q is unknown or still waits for its endpoints.", x.route.Cluster, x.route.Name))
+		x.replyError(x.route.NotFound, codeNoCluster, fmt.Sprintf("Cluster %q of route %q is unknown or still waits for its endpoints.", x.route.Cluster, x.route.Name))
 		return nil
 	}
 	return c
 }
 
-// filter runs the slots of the listener. It reports false when it answered.
-func (x *exchange) filter() bool {
-	for i := range x.listener.Slots {
-		slot := &x.listener.Slots[i]
+// runFilters runs the slots of the listener. It reports false when it answered.
+func (x *exchange) runFilters() bool {
+	for i := range x.listener.ECDSFilters {
+		slot := &x.listener.ECDSFilters[i]
 		e := x.state.extensions[slot.Name]
 		if e == nil {
 			e = slot.Default
 		}
 		if e == nil {
-			x.fail(500, codeNoFilter, fmt.Sprintf("The filter %q has no configuration and no default.", slot.Name))
+			x.replyError(500, codeNoFilter, fmt.Sprintf("The filter %q has no configuration and no default.", slot.Name))
 			return false
 		}
 		if slot.Name == resources.LengthFilter && len(x.host.Models) > 0 {
-			if !x.estimate() {
+			if !x.estimateLength() {
 				return false
 			}
-			x.pick()
+			x.pickRoute()
 		}
 		// As in Envoy, this filter comes too late to change the route.
-		mutate(x.header, &e.Mutations, client.Context{})
+		mutate(x.header, &e.Mutations, client.FormatContext{})
 	}
 	return true
 }
 
-// pick finds the route by the headers as they are now.
-func (x *exchange) pick() {
+// pickRoute finds the route by the headers as they are now.
+func (x *exchange) pickRoute() {
 	t := target(x.r)
 	path, _, _ := strings.Cut(t, "?")
 	x.route = route.Pick(x.host, &route.Request{Method: x.r.Method, Authority: x.authority(), Path: path, Target: t, Header: x.header})
@@ -160,7 +160,7 @@ func (x *exchange) bufferLimit() int64 {
 // openBody takes charge of the request's body. x.body stays nil without one.
 func (x *exchange) openBody() {
 	if x.body == nil && x.r.Body != nil && x.r.Body != http.NoBody && x.size != 0 {
-		x.body = newBody(x.r.Body, x.size, x.bufferLimit(), func() { x.watch.touch() }, &x.p.buffers)
+		x.body = newBody(x.r.Body, x.size, x.bufferLimit(), func() { x.watchdog.recordProgress() }, &x.p.buffers)
 	}
 }
 
@@ -171,25 +171,25 @@ const (
 	lingerTime  = time.Second
 )
 
-// endBody makes sure that nothing reads the client's body after the handler.
+// releaseClientBody makes sure that nothing reads the client's body after the handler.
 // An HTTP/2 stream can be left as it is; an HTTP/1.1 connection is good for
 // another request only at the body's end.
-func (x *exchange) endBody() {
-	if !x.reading() || x.r.ProtoMajor != 1 {
-		x.body.shut.Store(true)
+func (x *exchange) releaseClientBody() {
+	if !x.bodyPending() || x.r.ProtoMajor != 1 {
+		x.body.closed.Store(true)
 		return
 	}
-	_ = x.watch.control.SetReadDeadline(time.Now().Add(lingerTime))
+	_ = x.watchdog.control.SetReadDeadline(time.Now().Add(lingerTime))
 	if x.body.drain(lingerBytes) {
-		_ = x.watch.control.SetReadDeadline(time.Time{})
+		_ = x.watchdog.control.SetReadDeadline(time.Time{})
 	}
 }
 
-// reading reports whether the request's body is still to come.
-func (x *exchange) reading() bool { return x.body != nil && !x.body.done.Load() }
+// bodyPending reports whether the request's body is still to come.
+func (x *exchange) bodyPending() bool { return x.body != nil && !x.body.done.Load() }
 
-// gone reports whether the client left, rather than a limit of ours cutting it.
-func (x *exchange) gone() bool {
+// clientLeft reports whether the client left, rather than a limit of ours cutting it.
+func (x *exchange) clientLeft() bool {
 	if x.r.Context().Err() == nil {
 		return false
 	}
@@ -197,13 +197,13 @@ func (x *exchange) gone() bool {
 	return !errors.Is(cause, errIdle) && !errors.Is(cause, errTimeout) && !errors.Is(cause, errDuration)
 }
 
-// decorate changes the headers of an answer: the route's operations first, the
+// mutateResponse changes the headers of an answer: the route's operations first, the
 // table's last, as Envoy does by default.
-func (x *exchange) decorate(h http.Header, upstream string) {
+func (x *exchange) mutateResponse(h http.Header, upstream string) {
 	if x.route == nil {
 		return
 	}
-	c := client.Context{Cluster: x.route.Cluster, Upstream: upstream}
+	c := client.FormatContext{Cluster: x.route.Cluster, Upstream: upstream}
 	mutate(h, &x.route.Response, c)
 	mutate(h, &x.host.Response, c)
 	mutate(h, &x.listener.table.Response, c)

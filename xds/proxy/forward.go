@@ -21,7 +21,7 @@ func (x *exchange) forward(c *cluster) {
 	if n := c.requests.Add(1); n > int64(view.MaxRequests) {
 		c.requests.Add(-1)
 		x.w.Header().Set("X-Envoy-Overloaded", "true")
-		x.fail(503, codeOverload, fmt.Sprintf("Cluster %q has %d requests in flight, its limit.", c.name, view.MaxRequests))
+		x.replyError(503, codeOverload, fmt.Sprintf("Cluster %q has %d requests in flight, its limit.", c.name, view.MaxRequests))
 		return
 	}
 	c.metrics.active.Inc()
@@ -29,29 +29,29 @@ func (x *exchange) forward(c *cluster) {
 		c.requests.Add(-1)
 		c.metrics.active.Dec()
 	}()
-	x.watch.stop() // of the body's arrival, if it had to be read
-	x.watch = x.watch.again(x.route, x.listener.StreamIdle)
-	x.watch.start()
+	x.watchdog.stop() // of the body's arrival, if it had to be read
+	x.watchdog = x.watchdog.forUpstream(x.route, x.listener.StreamIdle)
+	x.watchdog.start()
 	x.openBody()
-	answer, host, err := x.attempts(c, view)
+	answer, host, err := x.tryHosts(c, view)
 	if err != nil {
-		x.unanswered(c, host, err)
+		x.replyUnanswered(c, host, err)
 		return
 	}
 	if x.body != nil {
 		x.body.commit() // an answer has begun: no retry from here on
 	}
 	c.metrics.firstByte.Observe(time.Since(x.begun).Seconds())
-	x.answer(answer, host)
+	x.forwardResponse(answer, host)
 }
 
-// again is a watch for the upstream part of the request.
-func (w *watch) again(r *client.Route, idle time.Duration) *watch {
+// forUpstream is a watch for the upstream part of the request.
+func (w *watchdog) forUpstream(r *client.Route, idle time.Duration) *watchdog {
 	if r.IdleTimeout >= 0 {
 		idle = r.IdleTimeout
 	}
-	out := &watch{idle: idle, timeout: r.Timeout, duration: r.MaxDuration, begun: w.begun, cancel: w.cancel, control: w.control, reading: w.reading}
-	out.touch()
+	out := &watchdog{idle: idle, timeout: r.Timeout, duration: r.MaxDuration, begun: w.begun, cancel: w.cancel, control: w.control, reading: w.reading}
+	out.recordProgress()
 	return out
 }
 
@@ -60,9 +60,9 @@ var (
 	errRetries = errors.New("too many retries are under way")
 )
 
-// attempts tries hosts until one answers. The host is the last one tried.
-func (x *exchange) attempts(c *cluster, view *clusterView) (*http.Response, *balance.Host, error) {
-	var tried balance.Tried
+// tryHosts tries hosts until one answers. The host is the last one tried.
+func (x *exchange) tryHosts(c *cluster, view *clusterView) (*http.Response, *balance.Host, error) {
+	var tried balance.Attempts
 	var last *balance.Host
 	for n := 0; ; n++ {
 		host := c.balancer.Pick(time.Now(), &tried, x.route.Retry)
@@ -70,18 +70,18 @@ func (x *exchange) attempts(c *cluster, view *clusterView) (*http.Response, *bal
 			return nil, last, errNoHost
 		}
 		last = host
-		answer, err := x.p.pool(view, host).RoundTrip(x.request(host))
+		answer, err := x.p.pool(view, host).RoundTrip(x.upstreamRequest(host))
 		if err == nil {
-			if c.balancer.Answered(time.Now(), host, answer.StatusCode) {
-				x.ejected(c, host)
+			if c.balancer.ReportStatus(time.Now(), host, answer.StatusCode) {
+				x.logEjection(c, host)
 			}
-			if !x.refused(answer) || n >= x.route.Retry.Retries {
+			if !x.refusedByReplica(answer) || n >= x.route.Retry.Retries {
 				return answer, host, nil
 			}
 			answer.Body.Close()
 			c.metrics.failed("refused answer")
 			tried.Add(host)
-			if err := x.pause(c, view, n); err != nil {
+			if err := x.waitBeforeRetry(c, view, n); err != nil {
 				return nil, host, err
 			}
 			continue
@@ -90,20 +90,20 @@ func (x *exchange) attempts(c *cluster, view *clusterView) (*http.Response, *bal
 		if !errors.As(err, &failure) {
 			// The client left, or a limit of this proxy was reached. Only a
 			// timeout says something about the host.
-			if errors.Is(err, errTimeout) && c.balancer.Failed(time.Now(), host) {
-				x.ejected(c, host)
+			if errors.Is(err, errTimeout) && c.balancer.ReportFailure(time.Now(), host) {
+				x.logEjection(c, host)
 			}
 			return nil, host, err
 		}
 		c.metrics.failed(failure.Kind.String())
-		if c.balancer.Failed(time.Now(), host) {
-			x.ejected(c, host)
+		if c.balancer.ReportFailure(time.Now(), host) {
+			x.logEjection(c, host)
 		}
 		if !x.retriable(failure.Kind) || n >= x.route.Retry.Retries {
 			return nil, host, err
 		}
 		tried.Add(host)
-		if err := x.pause(c, view, n); err != nil {
+		if err := x.waitBeforeRetry(c, view, n); err != nil {
 			return nil, host, err
 		}
 	}
@@ -115,13 +115,13 @@ func (x *exchange) retriable(k upstream.Kind) bool {
 	if p == nil {
 		return false
 	}
-	ok := k == upstream.NotConnected && p.ConnectFailure || k == upstream.Refused && p.RefusedStream || k == upstream.BeforeRequest && p.BeforeRequest
+	ok := k == upstream.NotConnected && p.ConnectFailure || k == upstream.Refused && p.RefusedStream || k == upstream.BeforeRequest && p.ResetBeforeRequest
 	return ok && (x.body == nil || x.body.repeatable())
 }
 
-// refused says whether an answer is one that the route retries elsewhere, and
+// refusedByReplica says whether an answer is one that the route retries elsewhere, and
 // the body allows it.
-func (x *exchange) refused(answer *http.Response) bool {
+func (x *exchange) refusedByReplica(answer *http.Response) bool {
 	p := x.route.Retry
 	if p == nil || x.body != nil && !x.body.repeatable() {
 		return false
@@ -134,16 +134,16 @@ func (x *exchange) refused(answer *http.Response) bool {
 	return false
 }
 
-// pause counts a retry and waits before it: between nothing and the base,
+// waitBeforeRetry counts a retry and waits before it: between nothing and the base,
 // doubled each time.
-func (x *exchange) pause(c *cluster, view *clusterView, n int) error {
+func (x *exchange) waitBeforeRetry(c *cluster, view *clusterView, n int) error {
 	if r := c.retries.Add(1); r > int64(view.MaxRetries) {
 		c.retries.Add(-1)
 		return errRetries
 	}
 	defer c.retries.Add(-1)
 	c.metrics.retries.Inc()
-	d := min(x.route.Retry.Base<<min(n, 16), x.route.Retry.Max)
+	d := min(x.route.Retry.BaseInterval<<min(n, 16), x.route.Retry.MaxInterval)
 	if d <= 0 {
 		return nil
 	}
@@ -157,19 +157,19 @@ func (x *exchange) pause(c *cluster, view *clusterView, n int) error {
 	}
 }
 
-func (x *exchange) ejected(c *cluster, h *balance.Host) {
+func (x *exchange) logEjection(c *cluster, h *balance.Host) {
 	c.metrics.ejections.Inc()
 	hosts, out := c.balancer.Size()
 	x.p.cfg.Logger.Warn("host ejected", "cluster", c.name, "host", h.Address, "ejected", out, "hosts", hosts)
 }
 
-// request makes the upstream request for one attempt.
-func (x *exchange) request(h *balance.Host) *http.Request {
+// upstreamRequest makes the upstream request for one attempt.
+func (x *exchange) upstreamRequest(h *balance.Host) *http.Request {
 	header := x.header
 	if !x.route.Request.Empty() || !x.host.Request.Empty() || !x.listener.table.Request.Empty() {
 		// Each attempt begins with what the client sent.
 		header = header.Clone()
-		c := client.Context{Cluster: x.route.Cluster, Upstream: h.Address}
+		c := client.FormatContext{Cluster: x.route.Cluster, Upstream: h.Address}
 		mutate(header, &x.route.Request, c)
 		mutate(header, &x.host.Request, c)
 		mutate(header, &x.listener.table.Request, c)
@@ -181,7 +181,7 @@ func (x *exchange) request(h *balance.Host) *http.Request {
 		Header: header,
 	}).WithContext(x.ctx)
 	if x.body != nil {
-		r.Body, r.ContentLength = x.body.again(), x.size
+		r.Body, r.ContentLength = x.body.newReader(), x.size
 		if n, known := x.body.size(); known {
 			r.ContentLength = n
 		}
@@ -189,27 +189,27 @@ func (x *exchange) request(h *balance.Host) *http.Request {
 	return r
 }
 
-// unanswered reports a request that no host answered.
-func (x *exchange) unanswered(c *cluster, host *balance.Host, err error) {
+// replyUnanswered reports a request that no host answered.
+func (x *exchange) replyUnanswered(c *cluster, host *balance.Host, err error) {
 	var failure *upstream.Error
 	switch {
-	case x.gone():
+	case x.clientLeft():
 		x.code = statusClientGone
-	case errors.Is(err, errIdle) && (x.reading() || x.body.failed()):
-		x.fail(408, codeTimeout, "The request body did not arrive in time: "+err.Error()+".")
+	case errors.Is(err, errIdle) && (x.bodyPending() || x.body.failed()):
+		x.replyError(408, codeTimeout, "The request body did not arrive in time: "+err.Error()+".")
 	case errors.Is(err, errIdle), errors.Is(err, errTimeout), errors.Is(err, errDuration):
-		x.fail(504, codeTimeout, fmt.Sprintf("Upstream %s of cluster %q: %v.", host.Address, c.name, err))
+		x.replyError(504, codeTimeout, fmt.Sprintf("Upstream %s of cluster %q: %v.", host.Address, c.name, err))
 	case errors.Is(err, errNoHost):
-		x.fail(503, codeNoUpstream, fmt.Sprintf("Cluster %q has no healthy endpoint.", c.name))
+		x.replyError(503, codeNoUpstream, fmt.Sprintf("Cluster %q has no healthy endpoint.", c.name))
 	case errors.Is(err, errRetries):
 		x.w.Header().Set("X-Envoy-Overloaded", "true")
-		x.fail(503, codeOverload, fmt.Sprintf("Cluster %q: %v.", c.name, err))
+		x.replyError(503, codeOverload, fmt.Sprintf("Cluster %q: %v.", c.name, err))
 	case x.body.failed():
-		x.fail(400, codeBadBody, "The request body ended before its length.")
+		x.replyError(400, codeBadBody, "The request body ended before its length.")
 	case errors.As(err, &failure) && failure.Kind == upstream.Reset:
-		x.fail(503, codeReset, fmt.Sprintf("Upstream %s of cluster %q ended the request without an answer.", host.Address, c.name))
+		x.replyError(503, codeReset, fmt.Sprintf("Upstream %s of cluster %q ended the request without an answer.", host.Address, c.name))
 	default:
-		x.fail(503, codeUnreachable, fmt.Sprintf("Cluster %q: %v.", c.name, err))
+		x.replyError(503, codeUnreachable, fmt.Sprintf("Cluster %q: %v.", c.name, err))
 	}
 }
 

@@ -38,12 +38,12 @@ func upstreamHeader(r *http.Request, l *client.Listener) http.Header {
 			out["Te"] = []string{"trailers"} // gRPC insists
 		}
 	}
-	add(out, l.Early.Add, client.Context{})
+	add(out, l.Early.Add, client.FormatContext{})
 	return out
 }
 
-// forwarded adds what a proxy tells of its client.
-func forwarded(h http.Header, r *http.Request, l *client.Listener) {
+// addForwardedHeaders adds what a proxy tells of its client.
+func addForwardedHeaders(h http.Header, r *http.Request, l *client.Listener) {
 	if l.ForwardedFor {
 		if ip, _, err := net.SplitHostPort(r.RemoteAddr); err == nil {
 			if prior := strings.Join(h["X-Forwarded-For"], ", "); prior != "" {
@@ -79,7 +79,7 @@ func removes(o *client.HeaderOps, name string) bool {
 }
 
 // mutate does a list of operations on a header.
-func mutate(h http.Header, o *client.HeaderOps, c client.Context) {
+func mutate(h http.Header, o *client.HeaderOps, c client.FormatContext) {
 	if o.Empty() {
 		return
 	}
@@ -96,7 +96,7 @@ func mutate(h http.Header, o *client.HeaderOps, c client.Context) {
 	add(h, o.Add, c)
 }
 
-func add(h http.Header, adds []client.HeaderAdd, c client.Context) {
+func add(h http.Header, adds []client.HeaderAdd, c client.FormatContext) {
 	for i := range adds {
 		a := &adds[i]
 		_, there := h[a.Name]

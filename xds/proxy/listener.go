@@ -57,7 +57,7 @@ func (p *Proxy) serveListeners(ctx context.Context) error {
 // reconcile starts and stops servers until they are those of the state. The
 // channel fires when an address should be tried again; nil when none should.
 func (p *Proxy) reconcile(running map[string]*server, stop func(string)) (retry <-chan time.Time) {
-	want := p.wanted()
+	want := p.wantedListeners()
 	for name, s := range running {
 		if l := want[name]; l == nil || p.cfg.Listener == nil && (l.Address != s.address || (l.Secret != "") != s.secure) {
 			stop(name)
@@ -84,9 +84,9 @@ func (p *Proxy) reconcile(running map[string]*server, stop func(string)) (retry 
 	return retry
 }
 
-// wanted is the listeners to serve. Once a listener serves on Config.Listener
+// wantedListeners is the listeners to serve. Once a listener serves on Config.Listener
 // no other takes its place: http.Server closes what it has served on.
-func (p *Proxy) wanted() map[string]*listener {
+func (p *Proxy) wantedListeners() map[string]*listener {
 	out := make(map[string]*listener)
 	for name, l := range p.state.Load().listeners {
 		if l.Address == "" {
@@ -129,7 +129,7 @@ func (p *Proxy) start(name string, l *listener, bound net.Listener) *server {
 		Protocols:         protocols,
 		ReadHeaderTimeout: l.HeadersTimeout,
 		IdleTimeout:       l.ConnectionIdle,
-		ConnState:         settle,
+		ConnState:         markRequestRead,
 		MaxHeaderBytes:    l.MaxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(p.cfg.Logger.Handler(), slog.LevelDebug),
 		HTTP2: &http.HTTP2Config{
@@ -147,7 +147,7 @@ func (p *Proxy) start(name string, l *listener, bound net.Listener) *server {
 	}
 	go func() {
 		defer close(s.ended)
-		if err := serve(patient{bound, l.ConnectionIdle}); !errors.Is(err, http.ErrServerClosed) {
+		if err := serve(lazyDeadlineListener{bound, l.ConnectionIdle}); !errors.Is(err, http.ErrServerClosed) {
 			p.cfg.Logger.Error("listener failed", "listener", name, "error", err)
 		}
 	}()

@@ -93,7 +93,7 @@ func FuzzTrustBoundary(f *testing.F) {
 		r.Header.Add(n1, v1)
 		r.Header.Add(n2, v2)
 		h := upstreamHeader(r, l)
-		forwarded(h, r, l)
+		addForwardedHeaders(h, r, l)
 		for name := range h {
 			if low := strings.ToLower(name); strings.HasPrefix(low, "x-cascade-") || low == "x-gateway-model-name" {
 				t.Errorf("%q got through", name)

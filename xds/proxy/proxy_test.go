@@ -124,7 +124,7 @@ func manyModels(v resources.View) resources.View {
 func TestManyModels(t *testing.T) {
 	f := newFleet(t, 4, nil)
 	f.publish(manyModels(f.view), nil, func(s *client.Snapshot) bool {
-		plans, err := client.Plans(s)
+		plans, err := client.ReadPlans(s)
 		return err == nil && len(plans) == 2
 	})
 	over := len(prompt("m", 0))
@@ -200,7 +200,7 @@ func TestWeights(t *testing.T) {
 	v.Plans = []policies.Plan{policies.OneStagePlan("m", []policies.ReplicaID{"r0", "r1"})}
 	v.Endpoints[0].Weight, v.Endpoints[1].Weight = 30, 10
 	f.publish(v, nil, func(s *client.Snapshot) bool {
-		p, err := client.Plans(s) // the routes come after the endpoints
+		p, err := client.ReadPlans(s) // the routes come after the endpoints
 		return err == nil && len(p) == 1 && len(p[0].Stages) == 1 && len(p[0].Stages[0].Replicas) == 2
 	})
 	for range 400 {

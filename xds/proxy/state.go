@@ -86,7 +86,7 @@ func (p *Proxy) apply(s *client.Snapshot) {
 	p.state.Store(next)
 	// After the new state is in use: until then a request may still ask for a
 	// pool of the old one, and would open it again.
-	p.pools.Keep(func(address string, s upstream.Settings) bool { return used[endpoint{address, s}] })
+	p.pools.RetireUnless(func(address string, s upstream.Settings) bool { return used[endpoint{address, s}] })
 	select {
 	case p.changed <- struct{}{}:
 	default:

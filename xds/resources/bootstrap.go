@@ -22,14 +22,14 @@ import (
 // BootstrapConfig is what an Envoy has to be told before it can ask the
 // control plane for the rest.
 type BootstrapConfig struct {
-	NodeID      string // unique per Envoy; required
-	NodeCluster string // group of Envoys; "" means "cascade"
-	Zone        string // the machine or zone the Envoy runs in, for its locality
-	XDS         string // IP:port of the control plane; "" means 127.0.0.1:18000
-	// Others are IP:port of further control planes of the same fleet, which Envoy
+	NodeID       string // unique per Envoy; required
+	NodeCluster  string // group of Envoys; "" means "cascade"
+	Zone         string // the machine or zone the Envoy runs in, for its locality
+	ControlPlane string // IP:port of the control plane; "" means 127.0.0.1:18000
+	// OtherControlPlanes are IP:port of further control planes of the same fleet, which Envoy
 	// goes to while those before them are away. It asks for their health.
-	Others []string
-	Admin  string // IP:port of Envoy's admin page; "" means 127.0.0.1:0, a free port of loopback
+	OtherControlPlanes []string
+	Admin              string // IP:port of Envoy's admin page; "" means 127.0.0.1:0, a free port of loopback
 }
 
 // Defaults of BootstrapConfig.
@@ -50,7 +50,7 @@ func Bootstrap(c BootstrapConfig) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("bootstrap: %w", err)
 	}
-	return Text(b)
+	return FormatJSON(b)
 }
 
 func bootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
@@ -62,12 +62,12 @@ func bootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 	if err != nil {
 		return nil, fmt.Errorf("admin address %q: give an IP address and a port", c.Admin)
 	}
-	planes, err := controlPlanes(append([]string{cmp.Or(c.XDS, defaultXDS)}, c.Others...))
+	planes, err := controlPlanes(append([]string{cmp.Or(c.ControlPlane, defaultXDS)}, c.OtherControlPlanes...))
 	if err != nil {
 		return nil, fmt.Errorf("control plane: %w", err)
 	}
 	plane := &corev3.GrpcService_EnvoyGrpc{ClusterName: XDSCluster}
-	if len(c.Others) > 0 {
+	if len(c.OtherControlPlanes) > 0 {
 		plane.RetryPolicy = &corev3.RetryPolicy{RetryBackOff: &corev3.BackoffStrategy{
 			BaseInterval: durationpb.New(planeRetry), MaxInterval: durationpb.New(planeRetryMax),
 		}}
@@ -93,7 +93,7 @@ func bootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 			LdsConfig: fromADS,
 			CdsConfig: fromADS,
 		},
-		ClusterManager: LoadStats(service),
+		ClusterManager: LoadStatsConfig(service),
 		StaticResources: &bootstrapv3.Bootstrap_StaticResources{
 			Clusters: []*clusterv3.Cluster{planes},
 		},
@@ -121,7 +121,7 @@ func controlPlanes(addresses []string) (*clusterv3.Cluster, error) {
 		ConnectTimeout:       durationpb.New(time.Second),
 		LoadAssignment:       &endpointv3.ClusterLoadAssignment{ClusterName: XDSCluster},
 		TypedExtensionProtocolOptions: map[string]*anypb.Any{
-			"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": wrap(HTTP2(minMaxRequests)),
+			"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": wrap(HTTP2Options(minMaxRequests)),
 		},
 	}
 	for i, address := range addresses {
@@ -147,9 +147,9 @@ func controlPlanes(addresses []string) (*clusterv3.Cluster, error) {
 	return c, nil
 }
 
-// Text renders a message as indented JSON, the same for equal messages:
+// FormatJSON renders a message as indented JSON, the same for equal messages:
 // protojson alone varies its blanks from build to build.
-func Text(m proto.Message) ([]byte, error) {
+func FormatJSON(m proto.Message) ([]byte, error) {
 	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
 	if err != nil {
 		return nil, fmt.Errorf("render %s: %w", m.ProtoReflect().Descriptor().Name(), err)

@@ -19,20 +19,20 @@ func Build(v View) (Set, error) {
 	}
 	b := new(builder)
 	b.add(ListenerType, ListenerName, addressListener(v.Settings))
-	ours, theirs := spellingOf(aggregated, v.Settings), spellingOf(split, v.Settings)
+	ours, theirs := namingFor(adsClient, v.Settings), namingFor(splitEnvoy, v.Settings)
 	b.add(RouteType, RouteName, routeConfig(ours, RouteName, v))
-	b.unlisted(RouteType, SplitRouteName, routeConfig(theirs, SplitRouteName, v))
+	b.addUnlisted(RouteType, SplitRouteName, routeConfig(theirs, SplitRouteName, v))
 	if v.Settings.EdgeTLS {
-		b.unlisted(SecretType, EdgeSecret, edgeSecret(v.Edge))
+		b.addUnlisted(SecretType, EdgeSecret, edgeSecret(v.Edge))
 	}
 	if v.Settings.Module != nil {
 		b.all = append(b.all, v.Settings.Module.resource)
 	}
-	if v.Settings.Length != "" {
-		b.add(ClusterType, LengthCluster, serviceCluster(LengthCluster, v.Settings.Length, v.Settings))
+	if v.Settings.LengthService != "" {
+		b.add(ClusterType, LengthCluster, serviceCluster(LengthCluster, v.Settings.LengthService, v.Settings))
 	}
-	if v.Settings.Trace != "" {
-		b.add(ClusterType, TraceCluster, serviceCluster(TraceCluster, v.Settings.Trace, v.Settings))
+	if v.Settings.TraceCollector != "" {
+		b.add(ClusterType, TraceCluster, serviceCluster(TraceCluster, v.Settings.TraceCollector, v.Settings))
 	}
 	for _, m := range v.Models {
 		plan := planOf(v, m.Name)
@@ -43,19 +43,19 @@ func Build(v View) (Set, error) {
 			}
 		}
 		endpoints := slices.DeleteFunc(slices.Clone(v.Endpoints), func(e Endpoint) bool { return e.Model != m.Name })
-		federation := spellingOf(federated, v.Settings)
+		federation := namingFor(federatedGRPC, v.Settings)
 		for k := range policies.MaxStages {
 			b.add(ClusterType, ours.cluster(m.Name, k), stageCluster(ours, m.Name, k, v.Settings))
-			b.unlisted(ClusterType, theirs.cluster(m.Name, k), stageCluster(theirs, m.Name, k, v.Settings))
-			b.unlisted(ClusterType, federation.cluster(m.Name, k), stageCluster(federation, m.Name, k, v.Settings))
+			b.addUnlisted(ClusterType, theirs.cluster(m.Name, k), stageCluster(theirs, m.Name, k, v.Settings))
+			b.addUnlisted(ClusterType, federation.cluster(m.Name, k), stageCluster(federation, m.Name, k, v.Settings))
 			members := b.add(EndpointType, ours.endpoints(m.Name, k), assignment(m.Name, k, plans, endpoints))
-			b.again(members, federation.endpoints(m.Name, k))
+			b.addCopy(members, federation.endpoints(m.Name, k))
 		}
 		name := SplitModelRouteName(m.Name)
-		b.unlisted(RouteType, name, modelRouteConfig(theirs, name, m, v))
-		for _, y := range [...]spelling{ours, federation} {
-			b.unlisted(ListenerType, y.grpcListener(m.Name), grpcListener(y, m.Name))
-			b.unlisted(RouteType, y.grpcRoute(m.Name), grpcRouteConfig(y, plan, v.Settings))
+		b.addUnlisted(RouteType, name, modelRouteConfig(theirs, name, m, v))
+		for _, y := range [...]naming{ours, federation} {
+			b.addUnlisted(ListenerType, y.grpcListener(m.Name), grpcListener(y, m.Name))
+			b.addUnlisted(RouteType, y.grpcRoute(m.Name), grpcRouteConfig(y, plan, v.Settings))
 		}
 	}
 	if b.err != nil {
@@ -84,17 +84,17 @@ func (b *builder) add(typeURL, name string, m proto.Message) *Resource {
 	return r
 }
 
-// unlisted adds a resource that only those get who ask for it by name.
-func (b *builder) unlisted(typeURL, name string, m proto.Message) {
+// addUnlisted adds a resource that only those get who ask for it by name.
+func (b *builder) addUnlisted(typeURL, name string, m proto.Message) {
 	b.add(typeURL, name, m).Unlisted = true
 }
 
-// again adds a resource under another name, for those who ask for that one. It
+// addCopy adds a resource under another name, for those who ask for that one. It
 // shares the work of encoding: endpoints are most of a set.
-func (b *builder) again(r *Resource, name string) {
+func (b *builder) addCopy(r *Resource, name string) {
 	if b.err != nil {
 		return
 	}
-	body := renamed(r.Body, name)
+	body := withName(r.Body, name)
 	b.all = append(b.all, &Resource{Type: r.Type, Name: name, Version: Version(body), Body: body, Unlisted: true})
 }

@@ -39,7 +39,7 @@ const (
 
 // stageCluster is the cluster of one stage: immutable for the life of the
 // model, whatever the plan says. What changes is its ClusterLoadAssignment.
-func stageCluster(y spelling, model string, k int, s Settings) *clusterv3.Cluster {
+func stageCluster(y naming, model string, k int, s Settings) *clusterv3.Cluster {
 	limit := wrapperspb.UInt32(s.MaxRequests)
 	return reportLoad(&clusterv3.Cluster{
 		Name:                 y.cluster(model, k),
@@ -93,15 +93,15 @@ func stageCluster(y spelling, model string, k int, s Settings) *clusterv3.Cluste
 			HealthyPanicThreshold: &typev3.Percent{Value: 1},
 		},
 		TypedExtensionProtocolOptions: map[string]*anypb.Any{
-			"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": wrap(HTTP2(s.MaxRequests)),
+			"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": wrap(HTTP2Options(s.MaxRequests)),
 		},
 	})
 }
 
-// HTTP2 are the protocol options of a cluster that is spoken to in h2c (or h2
+// HTTP2Options are the protocol options of a cluster that is spoken to in h2c (or h2
 // under TLS), with room for so many streams on one connection, and pings that
 // find a dead machine.
-func HTTP2(maxStreams uint32) *upstreamsv3.HttpProtocolOptions {
+func HTTP2Options(maxStreams uint32) *upstreamsv3.HttpProtocolOptions {
 	return &upstreamsv3.HttpProtocolOptions{
 		UpstreamProtocolOptions: &upstreamsv3.HttpProtocolOptions_ExplicitHttpConfig_{
 			ExplicitHttpConfig: &upstreamsv3.HttpProtocolOptions_ExplicitHttpConfig{
@@ -145,7 +145,7 @@ func serviceCluster(name, address string, s Settings) *clusterv3.Cluster {
 			}},
 		},
 		TypedExtensionProtocolOptions: map[string]*anypb.Any{
-			"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": wrap(HTTP2(s.MaxRequests)),
+			"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": wrap(HTTP2Options(s.MaxRequests)),
 		},
 	}
 }

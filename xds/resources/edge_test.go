@@ -38,7 +38,7 @@ func TestEdge(t *testing.T) {
 	next.Edge = &resources.Certificate{Chain: []byte("new"), Key: []byte("key")}
 	n := build(t, next)
 	for _, typ := range n.Types() {
-		if changed := resources.Changed(s, n, typ); (len(changed) > 0) != (typ == resources.SecretType) {
+		if changed := resources.ChangedNames(s, n, typ); (len(changed) > 0) != (typ == resources.SecretType) {
 			t.Errorf("%s: %v have changed", typ, changed)
 		}
 	}
@@ -101,7 +101,7 @@ func TestProveEdge(t *testing.T) {
 		}),
 		"another secret": tls(func(c *tlsv3.DownstreamTlsContext) { c.CommonTlsContext.TlsCertificateSdsSecretConfigs[0].Name = "x" }),
 		"no secret": func(t *testing.T, s resources.Set) resources.Set {
-			return s.With(resources.Set{}, resources.SecretType)
+			return s.WithTypes(resources.Set{}, resources.SecretType)
 		},
 		"secret without a key": func(t *testing.T, s resources.Set) resources.Set {
 			return edit(t, s, resources.SecretType, resources.EdgeSecret, func(m *tlsv3.Secret) proto.Message {
@@ -116,7 +116,7 @@ func TestProveEdge(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			return s.With(only, resources.SecretType)
+			return s.WithTypes(only, resources.SecretType)
 		},
 	} {
 		err := prove(t, change(t, build(t, edgeFleet())))

@@ -16,15 +16,15 @@ import (
 // Region is the region of every locality; the zone is the endpoint's node.
 const Region = "cascade"
 
-// unknownNode is the zone of endpoints that name no node.
-const unknownNode = "unknown"
+// unknownHost is the zone of endpoints that name no node.
+const unknownHost = "unknown"
 
 // zoneOf is the zone of an endpoint's locality.
 func zoneOf(e Endpoint) string {
-	if e.Node == "" {
-		return unknownNode
+	if e.Host == "" {
+		return unknownHost
 	}
-	return e.Node
+	return e.Host
 }
 
 // assignment is the ClusterLoadAssignment of stage k: who serves it (priority
@@ -113,7 +113,7 @@ func lbEndpoint(e Endpoint) *endpointv3.LbEndpoint {
 			Endpoint: &endpointv3.Endpoint{Address: socketAddress(netip.MustParseAddrPort(e.Address))},
 		},
 		HealthStatus:        status,
-		Metadata:            EndpointMeta{ID: e.ID, Peer: e.Peer, Node: e.Node, Capacity: e.Capacity, Adapters: e.Adapters}.metadata(),
+		Metadata:            EndpointMeta{ID: e.ID, Peer: e.Peer, Host: e.Host, Capacity: e.Capacity, Adapters: e.Adapters}.metadata(),
 		LoadBalancingWeight: wrapperspb.UInt32(e.Weight),
 	}
 }

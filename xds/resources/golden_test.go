@@ -65,7 +65,7 @@ func render(t testing.TB, s resources.Set, chosen func(*resources.Resource) bool
 			if !chosen(r) {
 				continue
 			}
-			text, err := resources.Text(message(t, r))
+			text, err := resources.FormatJSON(message(t, r))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -149,7 +149,7 @@ func static(t testing.TB, s resources.Set) []byte {
 	}
 	filter.ConfigType = &listenerv3.Filter_TypedConfig{TypedConfig: packed}
 	b.StaticResources.Listeners = append(b.StaticResources.Listeners, l)
-	out, err := resources.Text(b)
+	out, err := resources.FormatJSON(b)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 // grpcListener is what a gRPC client finds behind xds:///<model>.cascade, or
 // xds://cascade/<model> where Cascade is one authority of several. It holds the
 // router filter only: gRPC refuses filters that it does not know.
-func grpcListener(y spelling, model string) *listenerv3.Listener {
+func grpcListener(y naming, model string) *listenerv3.Listener {
 	return &listenerv3.Listener{
 		Name: y.grpcListener(model),
 		ApiListener: &listenerv3.ApiListener{ApiListener: wrap(&hcmv3.HttpConnectionManager{
@@ -30,7 +30,7 @@ func grpcListener(y spelling, model string) *listenerv3.Listener {
 // grpcRouteConfig routes a gRPC client's calls, whose length the client
 // itself states: there is no estimator and no content-length, and the target
 // names the model.
-func grpcRouteConfig(y spelling, p policies.Plan, s Settings) *routev3.RouteConfiguration {
+func grpcRouteConfig(y naming, p policies.Plan, s Settings) *routev3.RouteConfiguration {
 	routes := make([]*routev3.Route, 0, len(p.Stages)+1)
 	for k, st := range p.Stages {
 		r := stageRoute(y, p, k, ByTokens, s)

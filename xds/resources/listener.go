@@ -50,7 +50,7 @@ func addressListener(s Settings) *listenerv3.Listener {
 			RouteConfigName: RouteName,
 		}},
 		HttpFilters: []*hcmv3.HttpFilter{
-			LengthSlot(ads()),
+			DiscoveredLengthFilter(ads()),
 			extProc(s),
 			{
 				Name:       "envoy.filters.http.on_demand",
@@ -58,7 +58,7 @@ func addressListener(s Settings) *listenerv3.Listener {
 			},
 			RouterFilter(),
 		},
-		EarlyHeaderMutationExtensions: []*corev3.TypedExtensionConfig{EarlyStrip()},
+		EarlyHeaderMutationExtensions: []*corev3.TypedExtensionConfig{StripControlHeaders()},
 		UseRemoteAddress:              wrapperspb.Bool(true),
 		NormalizePath:                 wrapperspb.Bool(true),
 		StreamIdleTimeout:             durationpb.New(s.IdleTimeout),
@@ -72,7 +72,7 @@ func addressListener(s Settings) *listenerv3.Listener {
 	if s.AccessLog != "" {
 		hcm.AccessLog = []*accesslogv3.AccessLog{accessLog(s.AccessLog)}
 	}
-	if s.Trace != "" {
+	if s.TraceCollector != "" {
 		hcm.Tracing = tracing(s)
 	}
 	l := &listenerv3.Listener{
@@ -92,11 +92,11 @@ func addressListener(s Settings) *listenerv3.Listener {
 	return l
 }
 
-// EarlyStrip removes what only Cascade may set from a client's request. It runs
+// StripControlHeaders removes what only Cascade may set from a client's request. It runs
 // before the first route lookup; the HTTP filter of the same kind would remove
 // the header and leave the route that it chose. A header sent twice would
 // otherwise match on either value.
-func EarlyStrip() *corev3.TypedExtensionConfig {
+func StripControlHeaders() *corev3.TypedExtensionConfig {
 	return &corev3.TypedExtensionConfig{
 		Name: "envoy.http.early_header_mutation.header_mutation",
 		TypedConfig: wrap(&earlyv3.HeaderMutation{Mutations: []*mutationv3.HeaderMutation{
@@ -108,10 +108,10 @@ func EarlyStrip() *corev3.TypedExtensionConfig {
 	}
 }
 
-// LengthSlot is where an estimator that runs inside the proxy arrives by ECDS,
+// DiscoveredLengthFilter is where an estimator that runs inside the proxy arrives by ECDS,
 // from a source. Until one does, and whenever it is withdrawn, the slot does
 // nothing.
-func LengthSlot(source *corev3.ConfigSource) *hcmv3.HttpFilter {
+func DiscoveredLengthFilter(source *corev3.ConfigSource) *hcmv3.HttpFilter {
 	return &hcmv3.HttpFilter{
 		Name: LengthFilter,
 		ConfigType: &hcmv3.HttpFilter_ConfigDiscovery{ConfigDiscovery: &corev3.ExtensionConfigSource{

@@ -82,7 +82,7 @@ func ReadRouteMeta(md *corev3.Metadata) (RouteMeta, error) {
 type EndpointMeta struct {
 	ID   policies.ReplicaID
 	Peer string // host:port where other migrators reach the replica
-	Node string // "" where nobody said
+	Host string // "" where nobody said
 	// Capacity is what the replica holds; the zero value where nobody said.
 	Capacity policies.Capacity
 	Adapters []string // LoRA adapters that it has loaded, sorted
@@ -92,7 +92,7 @@ func (m EndpointMeta) metadata() *corev3.Metadata {
 	fields := map[string]*structpb.Value{
 		"id":   structpb.NewStringValue(string(m.ID)),
 		"peer": structpb.NewStringValue(m.Peer),
-		"node": structpb.NewStringValue(m.Node),
+		"node": structpb.NewStringValue(m.Host),
 	}
 	if c := m.Capacity; c != (policies.Capacity{}) {
 		fields["kv"] = structpb.NewStringValue(strconv.FormatInt(int64(c.KV), 10))
@@ -102,7 +102,7 @@ func (m EndpointMeta) metadata() *corev3.Metadata {
 		}
 	}
 	if len(m.Adapters) > 0 {
-		fields["adapters"] = names(m.Adapters)
+		fields["adapters"] = encodeNames(m.Adapters)
 	}
 	return cascadeMetadata(fields)
 }
@@ -114,7 +114,7 @@ func ReadEndpointMeta(md *corev3.Metadata) (EndpointMeta, error) {
 	m := EndpointMeta{
 		ID:       policies.ReplicaID(f["id"].GetStringValue()),
 		Peer:     f["peer"].GetStringValue(),
-		Node:     f["node"].GetStringValue(),
+		Host:     f["node"].GetStringValue(),
 		Adapters: readNames(f["adapters"]),
 	}
 	if m.ID == "" {
@@ -138,8 +138,8 @@ func ReadEndpointMeta(md *corev3.Metadata) (EndpointMeta, error) {
 	return m, nil
 }
 
-// names is a set of names as a value: sorted, each once.
-func names(list []string) *structpb.Value {
+// encodeNames is a set of names as a value: sorted, each once.
+func encodeNames(list []string) *structpb.Value {
 	sorted := slices.Compact(slices.Sorted(slices.Values(list)))
 	values := make([]*structpb.Value, len(sorted))
 	for i, n := range sorted {
@@ -172,8 +172,8 @@ type LengthMeta struct {
 	Adapters []string
 }
 
-// Answers reports whether requests for a name are the model's.
-func (m LengthMeta) Answers(name string) bool {
+// Serves reports whether requests for a name are the model's.
+func (m LengthMeta) Serves(name string) bool {
 	return name == m.Model || slices.Contains(m.Adapters, name)
 }
 
@@ -184,7 +184,7 @@ func (m LengthMeta) value() *structpb.Struct {
 		"context":         structpb.NewNumberValue(float64(m.Context)),
 	}}
 	if len(m.Adapters) > 0 {
-		s.Fields["adapters"] = names(m.Adapters)
+		s.Fields["adapters"] = encodeNames(m.Adapters)
 	}
 	return s
 }

@@ -34,13 +34,13 @@ var capabilities = [...]string{
 	"fd_write", "poll_oneoff", "sched_yield", "proc_exit",
 }
 
-// Module is the estimator that proxies run themselves, ready to be served. It
+// EstimatorModule is the estimator that proxies run themselves, ready to be served. It
 // is encoded once, as it is larger than all else in a set. It is immutable.
-type Module struct{ resource *Resource }
+type EstimatorModule struct{ resource *Resource }
 
 // NewModule returns a Module of the code of a proxy-wasm filter, as built from
 // wasm/estimator. The error says what the code is not.
-func NewModule(code []byte) (*Module, error) {
+func NewModule(code []byte) (*EstimatorModule, error) {
 	if len(code) > MaxModule {
 		return nil, fmt.Errorf("module of %d bytes: at most %d are sent to proxies", len(code), MaxModule)
 	}
@@ -77,11 +77,11 @@ func NewModule(code []byte) (*Module, error) {
 		return nil, err
 	}
 	r.Unlisted = true
-	return &Module{r}, nil
+	return &EstimatorModule{r}, nil
 }
 
 // Version is the content hash by which clients acknowledge the module.
-func (m *Module) Version() string { return m.resource.Version }
+func (m *EstimatorModule) Version() string { return m.resource.Version }
 
 // proveExtension checks what proxies run themselves.
 func proveExtension(r *Resource, c *corev3.TypedExtensionConfig) error {

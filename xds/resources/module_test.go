@@ -132,7 +132,7 @@ func TestProveModule(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := prove(t, good.With(one, resources.ExtensionType)); err == nil || !strings.Contains(err.Error(), c.want) {
+			if err := prove(t, good.WithTypes(one, resources.ExtensionType)); err == nil || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("%v, want %q", err, c.want)
 			}
 		})

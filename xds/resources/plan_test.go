@@ -70,7 +70,7 @@ func TestAssignments(t *testing.T) {
 			t.Errorf("stage %d of both plans: %q, want %q", k, got, want)
 		}
 	}
-	if err := prove(t, s.With(build(t, fleet()), resources.RouteType)); err != nil {
+	if err := prove(t, s.WithTypes(build(t, fleet()), resources.RouteType)); err != nil {
 		t.Error(err)
 	}
 	// A stage whose members are gone is served by the next longer one.
@@ -92,7 +92,7 @@ func TestWhatChanges(t *testing.T) {
 		var names []string
 		from, to := build(t, a), build(t, b)
 		for _, typ := range all {
-			for _, name := range resources.Changed(from, to, typ) {
+			for _, name := range resources.ChangedNames(from, to, typ) {
 				if r := to.Get(typ, name); aggregated(r) {
 					names = append(names, name)
 				}
@@ -237,7 +237,7 @@ func random(r *rand.Rand) resources.View {
 				st.Replicas = append(st.Replicas, id)
 				if r.IntN(8) > 0 || k == 0 && i == 0 {
 					v.Endpoints = append(v.Endpoints, resources.Endpoint{
-						ID: id, Model: name, Address: fmt.Sprintf("10.%d.%d.%d:80", m, k, i), Node: fmt.Sprint("n", r.IntN(3)),
+						ID: id, Model: name, Address: fmt.Sprintf("10.%d.%d.%d:80", m, k, i), Host: fmt.Sprint("n", r.IntN(3)),
 						Weight: r.Uint32N(100), Health: resources.Health(r.IntN(3)),
 					})
 				}
@@ -274,9 +274,9 @@ func TestBuildRefuses(t *testing.T) {
 		"has no id":                             func(v *resources.View) { v.Endpoints[1].ID = "" },
 		`listen "here"`:                         func(v *resources.View) { v.Settings.Listen = "here" },
 		`estimator "luck"`:                      func(v *resources.View) { v.Settings.Estimator = "luck" },
-		"give the length service's address":     func(v *resources.View) { v.Settings.Length = "" },
-		`length service: address "x"`:           func(v *resources.View) { v.Settings.Length = "x" },
-		`trace collector: address "x"`:          func(v *resources.View) { v.Settings.Trace = "x" },
+		"give the length service's address":     func(v *resources.View) { v.Settings.LengthService = "" },
+		`length service: address "x"`:           func(v *resources.View) { v.Settings.LengthService = "x" },
+		`trace collector: address "x"`:          func(v *resources.View) { v.Settings.TraceCollector = "x" },
 		"trace share 2: must be in (0, 1]":      func(v *resources.View) { v.Settings.TraceShare = 2 },
 		"idle timeout -1ns: must be at least":   func(v *resources.View) { v.Settings.IdleTimeout = -1 },
 		"max requests 9999: must be at least":   func(v *resources.View) { v.Settings.MaxRequests = 9999 },
@@ -293,7 +293,7 @@ func TestBootstrapRefuses(t *testing.T) {
 	for want, c := range map[string]resources.BootstrapConfig{
 		"node id":                   {},
 		`admin address "localhost"`: {NodeID: "n", Admin: "localhost"},
-		`control plane: address`:    {NodeID: "n", XDS: "127.0.0.1:0"},
+		`control plane: address`:    {NodeID: "n", ControlPlane: "127.0.0.1:0"},
 	} {
 		if _, err := resources.Bootstrap(c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
@@ -321,7 +321,7 @@ func TestMetadataRoundTrip(t *testing.T) {
 	}
 	cla := message(t, s.Get(resources.EndpointType, resources.EndpointName("org/m", 0))).(*endpointv3.ClusterLoadAssignment)
 	e, err := resources.ReadEndpointMeta(cla.Endpoints[0].LbEndpoints[0].Metadata)
-	if want := (resources.EndpointMeta{ID: "a", Peer: "127.0.0.1:9001", Node: "n1"}); err != nil || !reflect.DeepEqual(e, want) {
+	if want := (resources.EndpointMeta{ID: "a", Peer: "127.0.0.1:9001", Host: "n1"}); err != nil || !reflect.DeepEqual(e, want) {
 		t.Errorf("endpoint: %+v, %v; want %+v", e, err, want)
 	}
 }
@@ -336,11 +336,11 @@ func TestAdapters(t *testing.T) {
 	s := build(t, v)
 	rc := message(t, s.Get(resources.RouteType, resources.RouteName)).(*routev3.RouteConfiguration)
 	one, err := resources.ReadLengthMeta(rc.VirtualHosts[0].Metadata)
-	if err != nil || !slices.Equal(one[0].Adapters, []string{"poet", "sql"}) || !one[0].Answers("sql") || !one[0].Answers("org/m") || one[0].Answers("tiny") {
+	if err != nil || !slices.Equal(one[0].Adapters, []string{"poet", "sql"}) || !one[0].Serves("sql") || !one[0].Serves("org/m") || one[0].Serves("tiny") {
 		t.Errorf("host: %+v, %v", one, err)
 	}
 	all, err := resources.ReadLengthMeta(rc.VirtualHosts[1].Metadata)
-	if err != nil || !all[0].Answers("poet") || all[1].Answers("poet") {
+	if err != nil || !all[0].Serves("poet") || all[1].Serves("poet") {
 		t.Errorf("any host: %+v, %v", all, err)
 	}
 	cla := message(t, s.Get(resources.EndpointType, resources.EndpointName("org/m", 0))).(*endpointv3.ClusterLoadAssignment)
@@ -373,7 +373,7 @@ func TestAdapters(t *testing.T) {
 func TestEndpointMeta(t *testing.T) {
 	for _, c := range []policies.Capacity{{}, {KV: 1 << 60, Batch: 256}, {KV: 400_000, Batch: 1, TransferRate: 2.5}} {
 		v := fleet()
-		v.Endpoints[0].Capacity, v.Endpoints[0].Node = c, ""
+		v.Endpoints[0].Capacity, v.Endpoints[0].Host = c, ""
 		cla := message(t, build(t, v).Get(resources.EndpointType, resources.EndpointName(v.Endpoints[0].Model, 0))).(*endpointv3.ClusterLoadAssignment)
 		want := resources.EndpointMeta{ID: v.Endpoints[0].ID, Peer: v.Endpoints[0].Peer, Capacity: c}
 		var metas []resources.EndpointMeta
@@ -417,11 +417,11 @@ func TestSet(t *testing.T) {
 	if _, err := resources.NewSet(s.All(resources.ClusterType)[0], s.All(resources.ClusterType)[0]); err == nil {
 		t.Error("a resource is in a set twice")
 	}
-	without := s.With(resources.Set{}, resources.RouteType)
+	without := s.WithTypes(resources.Set{}, resources.RouteType)
 	if without.Len(resources.RouteType) != 0 || s.Len(resources.RouteType) != 5 || without.Equal(s) || !without.Equal(s, resources.ClusterType) {
 		t.Error("a derived set is wrong, or changed the one that it was made of")
 	}
-	if names := resources.Changed(resources.Set{}, s, resources.ListenerType); !slices.Equal(names, []string{"cascade", "org/m.cascade", resources.FederatedListenerName("org/m")}) {
+	if names := resources.ChangedNames(resources.Set{}, s, resources.ListenerType); !slices.Equal(names, []string{"cascade", "org/m.cascade", resources.FederatedListenerName("org/m")}) {
 		t.Errorf("changed from nothing: %q", names)
 	}
 	if !s.Get(resources.ListenerType, resources.GRPCListenerName("org/m")).Unlisted {
@@ -440,7 +440,7 @@ func wide(n int, epoch policies.Epoch) resources.View {
 	for i := range n {
 		id := policies.ReplicaID(fmt.Sprint("replica-", i))
 		p.Stages[i%4].Replicas = append(p.Stages[i%4].Replicas, id)
-		v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: id, Model: "m", Address: fmt.Sprintf("10.%d.%d.%d:80", i>>16, i>>8&255, i&255), Node: fmt.Sprint("n", i/8)})
+		v.Endpoints = append(v.Endpoints, resources.Endpoint{ID: id, Model: "m", Address: fmt.Sprintf("10.%d.%d.%d:80", i>>16, i>>8&255, i&255), Host: fmt.Sprint("n", i/8)})
 	}
 	v.Plans = []policies.Plan{p}
 	return v

@@ -14,7 +14,7 @@ import (
 // first. With one, it asks for nothing.
 func TestBootstrapOfSeveralPlanes(t *testing.T) {
 	for _, others := range [][]string{nil, {"10.0.0.2:18000", "10.0.0.3:18000"}} {
-		raw, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "n", XDS: "10.0.0.1:18000", Others: others})
+		raw, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "n", ControlPlane: "10.0.0.1:18000", OtherControlPlanes: others})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -35,7 +35,7 @@ func TestBootstrapOfSeveralPlanes(t *testing.T) {
 			}
 		}
 	}
-	if _, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "n", Others: []string{"control:18000"}}); err == nil {
+	if _, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "n", OtherControlPlanes: []string{"control:18000"}}); err == nil {
 		t.Error("a name is taken for an address")
 	}
 }

@@ -40,8 +40,8 @@ func Prove(s Set) error { return new(Prover).Prove(s) }
 
 func (v *Prover) prove(s Set) error {
 	p := &proof{
-		memo:        v,
-		facts:       make(map[place]*fact),
+		prover:      v,
+		facts:       make(map[resourceKey]*fact),
 		clusters:    make(map[string]*clusterv3.Cluster),
 		assignments: make(map[string]*endpointv3.ClusterLoadAssignment),
 		routes:      make(map[string]*routev3.RouteConfiguration),
@@ -64,8 +64,8 @@ func (v *Prover) prove(s Set) error {
 // proof holds the decoded set. Its messages are the Prover's: nobody changes
 // them.
 type proof struct {
-	memo        *Prover
-	facts       map[place]*fact // of every resource
+	prover      *Prover
+	facts       map[resourceKey]*fact // of every resource
 	clusters    map[string]*clusterv3.Cluster
 	assignments map[string]*endpointv3.ClusterLoadAssignment
 	routes      map[string]*routev3.RouteConfiguration
@@ -73,23 +73,23 @@ type proof struct {
 	copies      map[string]bool // assignments that are another one under a second name
 }
 
-// place is where a resource is in its set.
-type place struct{ typ, name string }
+// resourceKey is where a resource is in its set.
+type resourceKey struct{ typ, name string }
 
 // decode unmarshals every resource, checks it against its own constraints and
 // files it.
 func (p *proof) decode(s Set) error {
 	for _, typ := range s.Types() {
 		for _, r := range s.All(typ) {
-			f, known := p.memo.fact(r)
+			f, known := p.prover.fact(r)
 			if !known {
 				if r.Version != Version(r.Body) {
 					return fmt.Errorf("%s %q: version %q is not its content's hash", shortType(typ), r.Name, r.Version)
 				}
-				p.memo.keep(f)
+				p.prover.keep(f)
 			}
-			p.facts[place{typ, r.Name}] = f
-			if p.copied(s, r) {
+			p.facts[resourceKey{typ, r.Name}] = f
+			if p.fileCopy(s, r) {
 				continue
 			}
 			if f.message == nil {
@@ -127,10 +127,10 @@ func read(r *Resource) (proto.Message, error) {
 	return m, nil
 }
 
-// copied files the endpoints of a federated cluster if they are, byte for byte,
+// fileCopy files the endpoints of a federated cluster if they are, byte for byte,
 // those of the same stage under its other name: endpoints are most of a set, and
 // one proof holds for both.
-func (p *proof) copied(s Set, r *Resource) bool {
+func (p *proof) fileCopy(s Set, r *Resource) bool {
 	id, ok := federatedID(EndpointType, r.Name)
 	if !ok || r.Type != EndpointType {
 		return false
@@ -140,7 +140,7 @@ func (p *proof) copied(s Set, r *Resource) bool {
 		return false
 	}
 	twin := s.Get(EndpointType, EndpointName(model, k))
-	if twin == nil || !isRenamed(r.Body, twin.Body, r.Name) {
+	if twin == nil || !isCopyNamed(r.Body, twin.Body, r.Name) {
 		return false
 	}
 	// Plain names sort before those of federation, so the twin is decoded.

@@ -23,7 +23,7 @@ import (
 // to eject.
 func (p *proof) proveClusters(s Set) error {
 	type fleet struct {
-		spelling spelling
+		spelling naming
 		model    string
 	}
 	var fleets []fleet
@@ -37,10 +37,10 @@ func (p *proof) proveClusters(s Set) error {
 		if !ok {
 			return fmt.Errorf("cluster %q: its endpoints come by EDS, but it is no stage's", name)
 		}
-		if err := p.facts[place{ClusterType, name}].once(func() error { return proveStageCluster(c, y, y.endpoints(model, k)) }); err != nil {
+		if err := p.facts[resourceKey{ClusterType, name}].proveOnce(func() error { return proveStageCluster(c, y, y.endpoints(model, k)) }); err != nil {
 			return fmt.Errorf("cluster %q: %w", name, err)
 		}
-		if s.Get(ClusterType, name).Unlisted != (y.form != aggregated) {
+		if s.Get(ClusterType, name).Unlisted != (y.kind != adsClient) {
 			return fmt.Errorf("cluster %q: must be listed for clients over ADS, who can take it, and for no others", name)
 		}
 		services[y.endpoints(model, k)] = true
@@ -69,7 +69,7 @@ func (p *proof) proveClusters(s Set) error {
 	return nil
 }
 
-func proveStageCluster(c *clusterv3.Cluster, y spelling, service string) error {
+func proveStageCluster(c *clusterv3.Cluster, y naming, service string) error {
 	if got := c.EdsClusterConfig.GetServiceName(); got != service {
 		return fmt.Errorf("takes the endpoints %q, want %q", got, service)
 	}
@@ -120,25 +120,25 @@ func proveStageCluster(c *clusterv3.Cluster, y spelling, service string) error {
 
 // proveFailover checks that the next longer stage stands right behind each
 // stage, for the stages that a plan uses.
-func (p *proof) proveFailover(y spelling, model string) error {
+func (p *proof) proveFailover(y naming, model string) error {
 	stages := p.used(model)
 	for k := 0; k+1 < stages; k++ {
 		name, longer := y.endpoints(model, k), y.endpoints(model, k+1)
-		f, next := p.facts[place{EndpointType, name}], p.facts[place{EndpointType, longer}]
-		if f.before == next {
+		f, next := p.facts[resourceKey{EndpointType, name}], p.facts[resourceKey{EndpointType, longer}]
+		if f.nextStage == next {
 			continue
 		}
-		if err := proveBehind(p.assignments[name], p.assignments[longer]); err != nil {
+		if err := proveNextStageOrder(p.assignments[name], p.assignments[longer]); err != nil {
 			return fmt.Errorf("endpoints %q: %w", name, err)
 		}
-		f.before = next
+		f.nextStage = next
 	}
 	return nil
 }
 
-// proveBehind checks that the first of a stage's next longer one come right
+// proveNextStageOrder checks that the first of a stage's next longer one come right
 // behind its own.
-func proveBehind(stage, longer *endpointv3.ClusterLoadAssignment) error {
+func proveNextStageOrder(stage, longer *endpointv3.ClusterLoadAssignment) error {
 	at := make(map[string]uint32)
 	for _, l := range stage.Endpoints {
 		for _, e := range l.LbEndpoints {
@@ -159,7 +159,7 @@ func proveBehind(stage, longer *endpointv3.ClusterLoadAssignment) error {
 func (p *proof) used(model string) int {
 	n := 0
 	for name, rc := range p.routes {
-		n = max(n, p.facts[place{RouteType, name}].stagesOf(rc)[model])
+		n = max(n, p.facts[resourceKey{RouteType, name}].stagesOf(rc)[model])
 	}
 	return n
 }
@@ -171,7 +171,7 @@ func (p *proof) proveAssignments(Set) error {
 		if p.copies[name] {
 			continue
 		}
-		if err := p.facts[place{EndpointType, name}].once(func() error { return proveAssignment(p.assignments[name]) }); err != nil {
+		if err := p.facts[resourceKey{EndpointType, name}].proveOnce(func() error { return proveAssignment(p.assignments[name]) }); err != nil {
 			return fmt.Errorf("endpoints %q: %w", name, err)
 		}
 	}

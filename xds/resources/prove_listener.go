@@ -14,7 +14,7 @@ import (
 
 func (p *proof) proveListeners(s Set) error {
 	for _, l := range p.listeners {
-		f := p.facts[place{ListenerType, l.Name}]
+		f := p.facts[resourceKey{ListenerType, l.Name}]
 		var err error
 		if f.manager == nil {
 			f.manager, err = managerOf(l)
@@ -23,7 +23,7 @@ func (p *proof) proveListeners(s Set) error {
 			err = p.proveManager(f.manager)
 		}
 		if err == nil && l.ApiListener == nil {
-			err = f.once(func() error { return proveEdge(f.manager) })
+			err = f.proveOnce(func() error { return proveEdge(f.manager) })
 		}
 		if err == nil {
 			err = proveEdgeTLS(s, l)

@@ -22,20 +22,20 @@ const contentLength = "content-length"
 
 func (p *proof) proveRoutes(Set) error {
 	for _, name := range slices.Sorted(maps.Keys(p.routes)) {
-		f := p.facts[place{RouteType, name}]
-		if p.hold(f.leads) {
+		f := p.facts[resourceKey{RouteType, name}]
+		if p.holds(f.references) {
 			continue
 		}
-		l := &leads{stages: make(map[string]string), asks: p.asks(), length: p.clusters[LengthCluster] != nil}
+		l := &references{stages: make(map[string]string), usesExtProc: p.usesExtProc(), hasLengthCluster: p.clusters[LengthCluster] != nil}
 		if err := p.proveRouteConfig(p.routes[name], l); err != nil {
 			return fmt.Errorf("route table %q, %w", name, err)
 		}
-		f.leads = l
+		f.references = l
 	}
 	return nil
 }
 
-func (p *proof) proveRouteConfig(rc *routev3.RouteConfiguration, l *leads) error {
+func (p *proof) proveRouteConfig(rc *routev3.RouteConfiguration, l *references) error {
 	domains := make(map[string]string)
 	plans := make(map[string]policies.Plan) // what the hosts of a table say of a model must agree
 	for _, vh := range rc.VirtualHosts {
@@ -46,8 +46,8 @@ func (p *proof) proveRouteConfig(rc *routev3.RouteConfiguration, l *leads) error
 			}
 			domains[d] = vh.Name
 		}
-		h := hostProof{proof: p, host: vh, leads: l, plans: plans}
-		h.form, h.edge = tableOf(rc.Name)
+		h := hostProof{proof: p, host: vh, references: l, plans: plans}
+		h.kind, h.edge = tableClients(rc.Name)
 		if err := h.prove(); err != nil {
 			return fmt.Errorf("host %q: %w", vh.Name, err)
 		}
@@ -61,11 +61,11 @@ func (p *proof) proveRouteConfig(rc *routev3.RouteConfiguration, l *leads) error
 // hostProof proves one virtual host.
 type hostProof struct {
 	*proof
-	host  *routev3.VirtualHost
-	leads *leads // what is read beyond the table
-	form  form
-	edge  bool                     // the table of proxies, not of gRPC clients
-	plans map[string]policies.Plan // by model, as the hosts before this one told them
+	host       *routev3.VirtualHost
+	references *references // what is read beyond the table
+	kind       clientKind
+	edge       bool                     // the table of proxies, not of gRPC clients
+	plans      map[string]policies.Plan // by model, as the hosts before this one told them
 
 	models []LengthMeta // that the host says it serves
 	seen   map[string]*modelProof
@@ -116,7 +116,7 @@ func (h *hostProof) proveRoute(r *routev3.Route) error {
 		return errors.New("a route leads to a stage or, as a catch-all, answers with an error")
 	}
 	y, model, k, ok := stageOf(a.GetCluster())
-	if !ok || y.form != h.form {
+	if !ok || y.kind != h.kind {
 		return fmt.Errorf("leads to cluster %q, which is no stage's for the clients of this table", a.GetCluster())
 	}
 	if model != meta.Model || k != meta.Stage {
@@ -128,7 +128,7 @@ func (h *hostProof) proveRoute(r *routev3.Route) error {
 	if len(h.assignments[y.endpoints(model, k)].GetEndpoints()) == 0 {
 		return fmt.Errorf("cluster %q has no endpoint", a.GetCluster())
 	}
-	h.leads.stages[a.GetCluster()] = y.endpoints(model, k)
+	h.references.stages[a.GetCluster()] = y.endpoints(model, k)
 	if a.Timeout == nil || a.Timeout.AsDuration() != 0 {
 		return errors.New("timeout must be 0s; any other cuts token streams, and 15s is the default")
 	}
@@ -258,19 +258,19 @@ func (h *hostProof) proveRefusal(r *routev3.Route) error {
 // measured yet: either no host asks it, or all such routes do.
 func (h *hostProof) estimated(r *routev3.Route) error {
 	packed := r.TypedPerFilterConfig[ExtProcFilter]
-	if h.form == split {
+	if h.kind == splitEnvoy {
 		if packed != nil {
 			return fmt.Errorf("%s belongs to the listener's owner, who is not to be told how to use it", ExtProcFilter)
 		}
 		return nil
 	}
-	if h.leads.asks != (packed != nil) {
+	if h.references.usesExtProc != (packed != nil) {
 		return fmt.Errorf("%s must be enabled on every route that a stripped request can hit, or on none", ExtProcFilter)
 	}
 	if packed == nil {
 		return nil
 	}
-	if !h.leads.length {
+	if !h.references.hasLengthCluster {
 		return fmt.Errorf("%s is enabled without the cluster %q", ExtProcFilter, LengthCluster)
 	}
 	f, per := new(routev3.FilterConfig), new(extprocv3.ExtProcPerRoute)
@@ -289,8 +289,8 @@ func (h *hostProof) estimated(r *routev3.Route) error {
 	return nil
 }
 
-// asks reports whether any route of the proxies' table enables ext_proc.
-func (p *proof) asks() bool {
+// usesExtProc reports whether any route of the proxies' table enables ext_proc.
+func (p *proof) usesExtProc() bool {
 	for _, vh := range p.routes[RouteName].GetVirtualHosts() {
 		for _, r := range vh.Routes {
 			if r.TypedPerFilterConfig[ExtProcFilter] != nil {

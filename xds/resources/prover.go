@@ -32,20 +32,20 @@ type factKey struct {
 // fact is what a proof found out about one resource. All but leads follows from
 // the resource alone, so it holds in every set.
 type fact struct {
-	of      *Resource     // its version is its content's hash
-	message proto.Message // decoded, within its own constraints and of the right name; nil: not decoded yet
-	sound   bool          // all that can be proven of it without the rest of the set is
+	resource *Resource     // its version is its content's hash
+	message  proto.Message // decoded, within its own constraints and of the right name; nil: not decoded yet
+	proven   bool          // all that can be proven of it without the rest of the set is
 
-	manager *hcmv3.HttpConnectionManager // of a listener; nil: not decoded yet
-	before  *fact                        // endpoints: the next longer stage is known to stand right behind them
-	used    map[string]int               // of a route table: stages in use, by model; nil: not counted yet
-	leads   *leads                       // of a route table: what its last proof saw of other resources
+	manager    *hcmv3.HttpConnectionManager // of a listener; nil: not decoded yet
+	nextStage  *fact                        // endpoints: the next longer stage is known to stand right behind them
+	stagesUsed map[string]int               // of a route table: stages in use, by model; nil: not counted yet
+	references *references                  // of a route table: what its last proof saw of other resources
 }
 
-// leads is all that the proof of a route table reads in other resources.
-type leads struct {
-	stages       map[string]string // the endpoints of the clusters that routes lead to
-	asks, length bool              // proof.asks, and whether there is a LengthCluster
+// references is all that the proof of a route table reads in other resources.
+type references struct {
+	stages                        map[string]string // the endpoints of the clusters that routes lead to
+	usesExtProc, hasLengthCluster bool              // proof.asks, and whether there is a LengthCluster
 }
 
 // Prove is the function Prove.
@@ -63,50 +63,50 @@ func (v *Prover) fact(r *Resource) (f *fact, known bool) {
 	if f = v.young[k]; f == nil {
 		f = v.old[k]
 	}
-	if f == nil || !bytes.Equal(f.of.Body, r.Body) {
-		return &fact{of: r}, false
+	if f == nil || !bytes.Equal(f.resource.Body, r.Body) {
+		return &fact{resource: r}, false
 	}
-	f.of = r // the sets in use have these bytes, and may be the only ones
+	f.resource = r // the sets in use have these bytes, and may be the only ones
 	v.young[k] = f
 	return f, true
 }
 
 // keep remembers a fact.
 func (v *Prover) keep(f *fact) {
-	if r := f.of; r.Type != SecretType {
+	if r := f.resource; r.Type != SecretType {
 		v.young[factKey{r.Type, r.Name, r.Version, r.Unlisted}] = f
 	}
 }
 
-// once proves what follows from the resource alone.
-func (f *fact) once(prove func() error) error {
-	if f.sound {
+// proveOnce proves what follows from the resource alone.
+func (f *fact) proveOnce(prove func() error) error {
+	if f.proven {
 		return nil
 	}
 	err := prove()
-	f.sound = err == nil
+	f.proven = err == nil
 	return err
 }
 
 // stagesOf counts the stages of every model that a route table leads to.
 func (f *fact) stagesOf(rc *routev3.RouteConfiguration) map[string]int {
-	if f.used != nil {
-		return f.used
+	if f.stagesUsed != nil {
+		return f.stagesUsed
 	}
-	f.used = make(map[string]int)
+	f.stagesUsed = make(map[string]int)
 	for _, vh := range rc.VirtualHosts {
 		for _, r := range vh.Routes {
 			if _, model, k, ok := stageOf(r.GetRoute().GetCluster()); ok {
-				f.used[model] = max(f.used[model], k+1)
+				f.stagesUsed[model] = max(f.stagesUsed[model], k+1)
 			}
 		}
 	}
-	return f.used
+	return f.stagesUsed
 }
 
-// hold reports whether all is there that the proof of a route table has read.
-func (p *proof) hold(l *leads) bool {
-	if l == nil || l.asks != p.asks() || l.length != (p.clusters[LengthCluster] != nil) {
+// holds reports whether all is there that the proof of a route table has read.
+func (p *proof) holds(l *references) bool {
+	if l == nil || l.usesExtProc != p.usesExtProc() || l.hasLengthCluster != (p.clusters[LengthCluster] != nil) {
 		return false
 	}
 	for cluster, endpoints := range l.stages {

@@ -44,7 +44,7 @@ func TestProverAgrees(t *testing.T) {
 		if r.IntN(3) == 0 {
 			from := build(t, views[r.IntN(len(views))])
 			if types := from.Types(); r.IntN(2) == 0 {
-				s = s.With(from, types[r.IntN(len(types))])
+				s = s.WithTypes(from, types[r.IntN(len(types))])
 			} else {
 				s = swap(t, r, s, from)
 			}
@@ -121,7 +121,7 @@ func swap(t *testing.T, r *rand.Rand, s, from resources.Set) resources.Set {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s.With(only, typ)
+	return s.WithTypes(only, typ)
 }
 
 // TestProverForgets: however many sets there were, a Prover remembers those of

@@ -35,7 +35,7 @@ const (
 
 // routeConfig is the route table of a listener of the whole fleet: a virtual
 // host for every model's own host names, and one for all others.
-func routeConfig(y spelling, name string, v View) *routev3.RouteConfiguration {
+func routeConfig(y naming, name string, v View) *routev3.RouteConfiguration {
 	rc := newTable(name)
 	for _, m := range v.Models {
 		domains := m.Hosts
@@ -47,13 +47,13 @@ func routeConfig(y spelling, name string, v View) *routev3.RouteConfiguration {
 		}
 	}
 	if len(v.Models) > 1 {
-		rc.VirtualHosts = append(rc.VirtualHosts, anyHost(y, v))
+		rc.VirtualHosts = append(rc.VirtualHosts, sharedHost(y, v))
 	}
 	return rc
 }
 
 // modelRouteConfig is the route table of a listener of one model.
-func modelRouteConfig(y spelling, name string, m Model, v View) *routev3.RouteConfiguration {
+func modelRouteConfig(y naming, name string, m Model, v View) *routev3.RouteConfiguration {
 	rc := newTable(name)
 	rc.VirtualHosts = []*routev3.VirtualHost{modelHost(y, m, v, []string{"*"})}
 	return rc
@@ -79,7 +79,7 @@ func planOf(v View, model string) policies.Plan {
 // modelHost routes the requests of one model: by the trusted headers where an
 // estimator has set them, else by the size of the body, else to the last
 // stage, which takes any length.
-func modelHost(y spelling, m Model, v View, domains []string) *routev3.VirtualHost {
+func modelHost(y naming, m Model, v View, domains []string) *routev3.VirtualHost {
 	p, s := planOf(v, m.Name), v.Settings
 	last := len(p.Stages) - 1
 	routes := headerRoutes(y, p, s)
@@ -91,11 +91,11 @@ func modelHost(y spelling, m Model, v View, domains []string) *routev3.VirtualHo
 		}
 		r := stageRoute(y, p, k, ByBytes, s)
 		r.Match.Headers = []*routev3.HeaderMatcher{rangeMatch("content-length", low, high)}
-		r.TypedPerFilterConfig = estimate(y, s)
+		r.TypedPerFilterConfig = estimatorOverride(y, s)
 		routes = append(routes, r)
 	}
 	rest := stageRoute(y, p, last, ByNone, s)
-	rest.TypedPerFilterConfig = estimate(y, s)
+	rest.TypedPerFilterConfig = estimatorOverride(y, s)
 	return &routev3.VirtualHost{
 		Name:        m.Name,
 		Domains:     domains,
@@ -105,10 +105,10 @@ func modelHost(y spelling, m Model, v View, domains []string) *routev3.VirtualHo
 	}
 }
 
-// anyHost routes the requests of a fleet of several models whose host name
+// sharedHost routes the requests of a fleet of several models whose host name
 // does not select one. Only the estimator, which reads the model from the
 // body, can; without it the answer is an error and not a guess.
-func anyHost(y spelling, v View) *routev3.VirtualHost {
+func sharedHost(y naming, v View) *routev3.VirtualHost {
 	var routes []*routev3.Route
 	for _, m := range v.Models {
 		routes = append(routes, headerRoutes(y, planOf(v, m.Name), v.Settings)...)
@@ -124,7 +124,7 @@ func anyHost(y spelling, v View) *routev3.VirtualHost {
 				Body:   &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: unknownModel()}},
 			}},
 			ResponseHeadersToAdd: []*corev3.HeaderValueOption{setHeader("content-type", "application/json")},
-			TypedPerFilterConfig: estimate(y, v.Settings),
+			TypedPerFilterConfig: estimatorOverride(y, v.Settings),
 		}),
 		RetryPolicy: retryPolicy(),
 		Metadata:    lengthMetadata(v.Models, v.Endpoints),
@@ -132,7 +132,7 @@ func anyHost(y spelling, v View) *routev3.VirtualHost {
 }
 
 // headerRoutes are the routes by the estimator's headers.
-func headerRoutes(y spelling, p policies.Plan, s Settings) []*routev3.Route {
+func headerRoutes(y naming, p policies.Plan, s Settings) []*routev3.Route {
 	last := len(p.Stages) - 1
 	routes := make([]*routev3.Route, 0, len(p.Stages)+1)
 	for k, st := range p.Stages {
@@ -150,7 +150,7 @@ func headerRoutes(y spelling, p policies.Plan, s Settings) []*routev3.Route {
 
 // stageRoute is a route to stage k, matching everything until the caller
 // narrows it.
-func stageRoute(y spelling, p policies.Plan, k int, rule Rule, s Settings) *routev3.Route {
+func stageRoute(y naming, p policies.Plan, k int, rule Rule, s Settings) *routev3.Route {
 	st := p.Stages[k]
 	return &routev3.Route{
 		Name:  p.Model + "/" + string(rule) + "/" + StageName(k),
@@ -169,12 +169,12 @@ func stageRoute(y spelling, p policies.Plan, k int, rule Rule, s Settings) *rout
 	}
 }
 
-// estimate enables the ext_proc estimator on a route, where the settings ask
+// estimatorOverride enables the ext_proc estimator on a route, where the settings ask
 // for it. The filter is disabled in the listener, so that a request which an
 // estimator has already answered is not sent twice. A split listener's filters
 // are its owner's: a filter of that name there is not ours to configure.
-func estimate(y spelling, s Settings) map[string]*anypb.Any {
-	if s.Estimator != ExtProc || y.form == split {
+func estimatorOverride(y naming, s Settings) map[string]*anypb.Any {
+	if s.Estimator != ExtProc || y.kind == splitEnvoy {
 		return nil
 	}
 	return map[string]*anypb.Any{ExtProcFilter: wrap(&routev3.FilterConfig{

@@ -108,10 +108,10 @@ func (s Set) All(typeURL string) []*Resource {
 	return all
 }
 
-// With returns the set with the given types taken from another one, whole.
+// WithTypes returns the set with the given types taken from another one, whole.
 // It is how the phases of a rollout are made: routes of the old plan over the
 // endpoints of both.
-func (s Set) With(from Set, typeURLs ...string) Set {
+func (s Set) WithTypes(from Set, typeURLs ...string) Set {
 	out := Set{types: maps.Clone(s.types)}
 	if out.types == nil {
 		out.types = make(map[string]map[string]*Resource)
@@ -133,16 +133,16 @@ func (s Set) Equal(o Set, typeURLs ...string) bool {
 		typeURLs = append(s.Types(), o.Types()...)
 	}
 	for _, t := range typeURLs {
-		if len(Changed(s, o, t)) > 0 {
+		if len(ChangedNames(s, o, t)) > 0 {
 			return false
 		}
 	}
 	return true
 }
 
-// Changed lists the names of a type whose version differs between two sets,
+// ChangedNames lists the names of a type whose version differs between two sets,
 // added and removed ones included, sorted.
-func Changed(a, b Set, typeURL string) []string {
+func ChangedNames(a, b Set, typeURL string) []string {
 	var names []string
 	am, bm := a.types[typeURL], b.types[typeURL]
 	for name, r := range am {
@@ -159,21 +159,21 @@ func Changed(a, b Set, typeURL string) []string {
 	return names
 }
 
-// renamed returns an encoded resource under another name. The name is field 1
+// withName returns an encoded resource under another name. The name is field 1
 // of every type that is served, so it is what the deterministic encoding
 // begins with.
-func renamed(body []byte, name string) []byte {
-	rest := unnamed(body)
+func withName(body []byte, name string) []byte {
+	rest := withoutName(body)
 	out := make([]byte, 0, len(name)+len(rest)+nameOverhead)
 	out = protowire.AppendTag(out, nameField, protowire.BytesType)
 	out = protowire.AppendString(out, name)
 	return append(out, rest...)
 }
 
-// isRenamed reports whether body is renamed(of, name).
-func isRenamed(body, of []byte, name string) bool {
-	rest, ok := bytes.CutSuffix(body, unnamed(of))
-	return ok && bytes.Equal(rest, renamed(nil, name))
+// isCopyNamed reports whether body is renamed(of, name).
+func isCopyNamed(body, of []byte, name string) bool {
+	rest, ok := bytes.CutSuffix(body, withoutName(of))
+	return ok && bytes.Equal(rest, withName(nil, name))
 }
 
 const (
@@ -181,9 +181,9 @@ const (
 	nameOverhead = 6 // tag and length, at most
 )
 
-// unnamed is what follows the name of an encoded resource, or all of it where
+// withoutName is what follows the name of an encoded resource, or all of it where
 // it does not begin with one.
-func unnamed(body []byte) []byte {
+func withoutName(body []byte) []byte {
 	num, typ, n := protowire.ConsumeTag(body)
 	if n < 0 || num != nameField || typ != protowire.BytesType {
 		return body

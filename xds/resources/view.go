@@ -75,7 +75,7 @@ type Endpoint struct {
 	Model   string
 	Address string // IP:port of the migrator's front
 	Peer    string // host:port where other migrators reach it; metadata only
-	Node    string // the machine; the locality's zone
+	Host    string // the machine; the locality's zone
 	Weight  uint32 // share of new requests beside its peers; 0 means 1
 	Health  Health
 	// Capacity goes to other migrators, as metadata; the zero value says nothing.
@@ -104,10 +104,10 @@ const (
 // life: changing them on a running fleet cuts streams, so Cascade applies
 // them at start only.
 type Settings struct {
-	Listen    string    // IP:port of the listener; "" means 127.0.0.1:10000, port 0 any free one
-	Estimator Estimator // "" means ContentLength
-	Length    string    // IP:port of the ext_proc service; required by ExtProc
-	Module    *Module   // what Wasm runs, and required by it
+	Listen        string           // IP:port of the listener; "" means 127.0.0.1:10000, port 0 any free one
+	Estimator     Estimator        // "" means ContentLength
+	LengthService string           // IP:port of the ext_proc service; required by ExtProc
+	Module        *EstimatorModule // what Wasm runs, and required by it
 	// LengthTimeout bounds one answer of the ext_proc service; after it the
 	// request goes on as if there were no estimator. 0 means 200 ms.
 	LengthTimeout time.Duration
@@ -125,9 +125,9 @@ type Settings struct {
 	AccessLog string // file for JSON access logs, "" for none
 	// XDSCluster is the name that Envoys of other owners have for the cluster of
 	// this control plane; see SplitRouteName. "" means "cascade-xds".
-	XDSCluster string
-	Trace      string  // IP:port of an OpenTelemetry collector (gRPC), "" for none
-	TraceShare float64 // share of requests traced, in (0, 1]; 0 means 0.01
+	XDSCluster     string
+	TraceCollector string  // IP:port of an OpenTelemetry collector (gRPC), "" for none
+	TraceShare     float64 // share of requests traced, in (0, 1]; 0 means 0.01
 }
 
 // Defaults of Settings.
@@ -175,7 +175,7 @@ func (s Settings) validate() error {
 	switch s.Estimator {
 	case ContentLength:
 	case ExtProc:
-		if s.Length == "" {
+		if s.LengthService == "" {
 			return fmt.Errorf("estimator %s: give the length service's address", s.Estimator)
 		}
 	case Wasm:
@@ -188,7 +188,7 @@ func (s Settings) validate() error {
 	if s.Module != nil && s.Estimator != Wasm {
 		return fmt.Errorf("estimator %s: it runs no module, and there is one", s.Estimator)
 	}
-	for _, a := range [...]struct{ what, address string }{{"length service", s.Length}, {"trace collector", s.Trace}} {
+	for _, a := range [...]struct{ what, address string }{{"length service", s.LengthService}, {"trace collector", s.TraceCollector}} {
 		if a.address == "" {
 			continue
 		}

@@ -79,7 +79,7 @@ func TestEnvoyMoved(t *testing.T) {
 		planes[i].show(0)
 	}
 	d := newDoor(t, planes[0].address)
-	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "edge", XDS: d.Addr().String()})
+	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "edge", ControlPlane: d.Addr().String()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -117,7 +117,7 @@ func (s *Server) Register(ctx context.Context, to grpc.ServiceRegistrar) {
 // client.
 type refusalLog struct {
 	log     *slog.Logger
-	limiter ratelimitlog.Gate
+	limiter ratelimitlog.Limiter
 	total   atomic.Uint64
 }
 
@@ -127,7 +127,7 @@ func newRefusalLog(log *slog.Logger) *refusalLog { return &refusalLog{log: log} 
 // less than a minute ago.
 func (j *refusalLog) record(client, peer string, why error) {
 	j.total.Add(1)
-	if j.limiter.Pass(client, time.Now()) {
+	if j.limiter.Allow(client, time.Now()) {
 		j.log.Warn("xds stream refused", "node", client, "peer", peer, "error", why)
 	}
 }

@@ -69,7 +69,7 @@ func (w snapshotWatcher) Update(s *client.Snapshot) {
 	if w.slots != nil {
 		w.slots.Update(s)
 	}
-	plans, err := client.Plans(s)
+	plans, err := client.ReadPlans(s)
 	if err != nil {
 		return // a rollout on its way: the next snapshot completes it
 	}
@@ -84,7 +84,7 @@ func (w snapshotWatcher) Update(s *client.Snapshot) {
 	}
 	var mine []policies.Replica
 	peers, addresses := make(map[policies.ReplicaID]policies.Replica), make(map[policies.ReplicaID]string)
-	for _, r := range client.Replicas(s) {
+	for _, r := range client.ReadReplicas(s) {
 		if r.Model == d.model {
 			mine = append(mine, r)
 			peers[r.ID], addresses[r.ID] = r, r.Peer

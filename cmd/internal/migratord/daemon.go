@@ -159,7 +159,7 @@ func (d *Daemon) newMigration() error {
 	for _, conn := range d.cfg.OtherControl {
 		others = append(others, client.Server{Conn: conn})
 	}
-	cc := client.Config{Conn: d.cfg.Control, Others: others, NodeID: identity.MigratorNodeID(r.ID), Cluster: resources.ObserverCluster, Logger: log}
+	cc := client.Config{Conn: d.cfg.Control, OtherServers: others, NodeID: identity.MigratorNodeID(r.ID), Cluster: resources.ObserverCluster, Logger: log}
 	w := snapshotWatcher{d: d}
 	if d.host != nil && d.cfg.Host == nil {
 		w.slots = d.host.Follower()

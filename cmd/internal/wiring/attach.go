@@ -28,7 +28,7 @@ func (f *Fleet) Attach(nodeID string, control []string) (attach.Config, error) {
 	if err != nil {
 		return c, fmt.Errorf("attach: control: %w", err)
 	}
-	c.Socket, err = upstreamTLS(files, hosts, func(tls *tlsv3.CommonTlsContext, own *tlsv3.TlsCertificate, peers *tlsv3.CertificateValidationContext) error {
+	c.TransportSocket, err = upstreamTLS(files, hosts, func(tls *tlsv3.CommonTlsContext, own *tlsv3.TlsCertificate, peers *tlsv3.CertificateValidationContext) error {
 		tls.TlsCertificates = []*tlsv3.TlsCertificate{own}
 		tls.ValidationContextType = &tlsv3.CommonTlsContext_ValidationContext{ValidationContext: peers}
 		return nil
@@ -41,12 +41,12 @@ func (f *Fleet) Attach(nodeID string, control []string) (attach.Config, error) {
 
 // AttachFiles are the PEM files of a gRPC client's mutual TLS with this fleet's
 // control plane, by absolute paths; none for plain text.
-func (f *Fleet) AttachFiles(nodeID string) (attach.Files, error) {
+func (f *Fleet) AttachFiles(nodeID string) (attach.TLSFiles, error) {
 	if f.Fleet.TLS.Cert == "" {
-		return attach.Files{}, nil
+		return attach.TLSFiles{}, nil
 	}
 	files := f.TLS(identity.Proxy, nodeID)
-	out := attach.Files{Cert: files.Cert, Key: files.Key, CA: files.CA}
+	out := attach.TLSFiles{Cert: files.Cert, Key: files.Key, CA: files.CA}
 	for _, p := range [...]*string{&out.Cert, &out.Key, &out.CA} {
 		abs, err := filepath.Abs(*p)
 		if err != nil {

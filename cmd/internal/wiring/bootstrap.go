@@ -78,7 +78,7 @@ func secretFile(s *tlsv3.Secret) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return resources.Text(&discoveryv3.DiscoveryResponse{Resources: []*anypb.Any{typed}})
+	return resources.FormatJSON(&discoveryv3.DiscoveryResponse{Resources: []*anypb.Any{typed}})
 }
 
 // secretFromFile names a secret that Envoy finds in a file.
@@ -93,9 +93,9 @@ func secretFromFile(name, path string) *tlsv3.SdsSecretConfig {
 type placeCertificates func(c *tlsv3.CommonTlsContext, own *tlsv3.TlsCertificate, peers *tlsv3.CertificateValidationContext) error
 
 func (f *Fleet) bootstrap(b resources.BootstrapConfig, put placeCertificates) ([]byte, error) {
-	if b.XDS == "" {
+	if b.ControlPlane == "" {
 		planes := f.ControlPlanes()
-		b.XDS, b.Others = planes[0], planes[1:]
+		b.ControlPlane, b.OtherControlPlanes = planes[0], planes[1:]
 	}
 	plain, err := resources.Bootstrap(b)
 	if err != nil || f.Fleet.TLS.Cert == "" {
@@ -105,7 +105,7 @@ func (f *Fleet) bootstrap(b resources.BootstrapConfig, put placeCertificates) ([
 	if err := protojson.Unmarshal(plain, &boot); err != nil {
 		return nil, fmt.Errorf("bootstrap: %w", err)
 	}
-	hosts, err := splitHosts(append([]string{b.XDS}, b.Others...))
+	hosts, err := splitHosts(append([]string{b.ControlPlane}, b.OtherControlPlanes...))
 	if err != nil {
 		return nil, fmt.Errorf("bootstrap: control plane: %w", err)
 	}
@@ -118,7 +118,7 @@ func (f *Fleet) bootstrap(b resources.BootstrapConfig, put placeCertificates) ([
 			c.TransportSocket = socket
 		}
 	}
-	return resources.Text(&boot)
+	return resources.FormatJSON(&boot)
 }
 
 // splitHosts cuts the ports off.

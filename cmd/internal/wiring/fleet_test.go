@@ -119,7 +119,7 @@ func TestBootstrapUnderTLS(t *testing.T) {
 			t.Errorf("no %s in\n%s", want, out)
 		}
 	}
-	if _, err := f.Bootstrap(resources.BootstrapConfig{NodeID: "edge", XDS: "nonsense"}); err == nil {
+	if _, err := f.Bootstrap(resources.BootstrapConfig{NodeID: "edge", ControlPlane: "nonsense"}); err == nil {
 		t.Error("a control plane without a port is taken")
 	}
 }

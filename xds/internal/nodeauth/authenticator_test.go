@@ -375,15 +375,15 @@ func TestHandshakesAreLoggedOnce(t *testing.T) {
 func TestNotesAreBounded(t *testing.T) {
 	n := newRefusalLog(nil)
 	now, told := time.Unix(1000, 0), 0
-	for i := range 10 * ratelimitlog.Most {
+	for i := range 10 * ratelimitlog.MaxKeys {
 		if n.countAndPass(string(rune('a'+i%26))+strings.Repeat("x", i%4000), now) {
 			told++
 		}
 	}
-	if told > ratelimitlog.Most || n.limiter.Len() > ratelimitlog.Most || n.total() != 10*ratelimitlog.Most {
+	if told > ratelimitlog.MaxKeys || n.limiter.Len() > ratelimitlog.MaxKeys || n.total() != 10*ratelimitlog.MaxKeys {
 		t.Errorf("%d told, %d kept, %d counted", told, n.limiter.Len(), n.total())
 	}
-	if !n.countAndPass("late", now.Add(ratelimitlog.Quiet)) {
+	if !n.countAndPass("late", now.Add(ratelimitlog.Interval)) {
 		t.Error("after a quiet minute nobody is told of")
 	}
 }

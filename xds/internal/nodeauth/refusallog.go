@@ -13,7 +13,7 @@ import (
 // refusalLog counts refusals and logs those that the limiter passes.
 type refusalLog struct {
 	log     *slog.Logger
-	limiter ratelimitlog.Gate
+	limiter ratelimitlog.Limiter
 	count   atomic.Uint64
 }
 
@@ -48,5 +48,5 @@ func (n *refusalLog) record(from net.Addr, id identity.ID, method string, why er
 // countAndPass counts a refusal and reports whether it is to be logged.
 func (n *refusalLog) countAndPass(client string, now time.Time) bool {
 	n.count.Add(1)
-	return n.limiter.Pass(client, now)
+	return n.limiter.Allow(client, now)
 }

@@ -103,7 +103,7 @@ func startGroups(t *testing.T) (*plane, *audit) {
 		if err != nil {
 			t.Error(err)
 		}
-		return s.With(routes, resources.RouteType)
+		return s.WithTypes(routes, resources.RouteType)
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -157,7 +157,7 @@ func TestEnvoyRefuses(t *testing.T) {
 	cuts := []policies.Tokens{1000}
 	p.publisher.Submit(fleetOf(backends, 1, cuts, "a", "b"))
 	start := func(id string) *envoytest.Process {
-		boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: id, XDS: p.address})
+		boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: id, ControlPlane: p.address})
 		if err != nil {
 			t.Fatal(err)
 		}

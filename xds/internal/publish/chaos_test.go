@@ -161,7 +161,7 @@ func TestFlipsAmongBadNodes(t *testing.T) {
 	submit()
 
 	boot := func(id, address string) *envoytest.Process {
-		b, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: id, XDS: address})
+		b, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: id, ControlPlane: address})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -72,7 +72,7 @@ func TestEnvoyEdge(t *testing.T) {
 	}
 	first, second := edgeCertificate(t, 1), edgeCertificate(t, 2)
 	show(1, first)
-	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "edge", XDS: p.address})
+	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "edge", ControlPlane: p.address})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -145,7 +145,7 @@ func fleetOf(backends map[string]*backend, epoch policies.Epoch, cuts []policies
 
 func startEnvoy(t *testing.T, p *plane) *envoytest.Process {
 	t.Helper()
-	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "edge", XDS: p.address})
+	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "edge", ControlPlane: p.address})
 	if err != nil {
 		t.Fatal(err)
 	}

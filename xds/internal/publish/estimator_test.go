@@ -51,7 +51,7 @@ func TestEnvoyEstimator(t *testing.T) {
 	q := endpoint("z", "q")
 	q.Address = backends["q"].address
 	v.Endpoints = append(v.Endpoints, q)
-	v.Settings.Estimator, v.Settings.Length = resources.ExtProc, estimator
+	v.Settings.Estimator, v.Settings.LengthService = resources.ExtProc, estimator
 	v.Settings.LengthTimeout = time.Minute // by default Envoy goes on without the answer of a busy machine
 	p := startPlane(t, "")
 	p.publisher.Submit(v)

@@ -42,7 +42,7 @@ func TestFederation(t *testing.T) {
 			}
 			p.publisher.Submit(of(1, 1000))
 			theirs := fmt.Sprintf(`{"node": {"id": "grpc-1"}, "xds_servers": [{"server_uri": %q, "channel_creds": [{"type": "insecure"}], "server_features": ["xds_v3"]}]}`, freeAddress(t))
-			boot, err := attach.GRPC(attach.GRPCConfig{Control: []string{p.address}, Bootstrap: []byte(theirs)})
+			boot, err := attach.GRPCBootstrap(attach.GRPCConfig{Control: []string{p.address}, Bootstrap: []byte(theirs)})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -113,7 +113,7 @@ end`
 // startOwner starts the owner's Envoy with what attach says added: by the
 // door, through files that stand for the owner's control plane; for a whole
 // listener, in the bootstrap.
-func startOwner(t *testing.T, h *attach.Host, shop *backend) *owner {
+func startOwner(t *testing.T, h *attach.EnvoyConfig, shop *backend) *owner {
 	t.Helper()
 	b := &bootstrapv3.Bootstrap{
 		Node:            &corev3.Node{Id: "owner-1", Cluster: "owner"},
@@ -148,7 +148,7 @@ func startOwner(t *testing.T, h *attach.Host, shop *backend) *owner {
 			CdsConfig: file(t, messages(clusters)...),
 		}
 	}
-	text, err := resources.Text(b)
+	text, err := resources.FormatJSON(b)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +172,7 @@ func file(t *testing.T, list ...proto.Message) *corev3.ConfigSource {
 	for _, m := range list {
 		r.Resources = append(r.Resources, pack(t, m))
 	}
-	text, err := resources.Text(r)
+	text, err := resources.FormatJSON(r)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -54,7 +54,7 @@ func endpoint(model, id string) resources.Endpoint {
 		sum = sum*31 + int(c)
 	}
 	return resources.Endpoint{
-		ID: policies.ReplicaID(id), Model: model, Node: fmt.Sprintf("n%d", sum%3),
+		ID: policies.ReplicaID(id), Model: model, Host: fmt.Sprintf("n%d", sum%3),
 		Address: fmt.Sprintf("10.%d.%d.%d:8000", sum>>16&255, sum>>8&255, sum&255),
 	}
 }
@@ -86,7 +86,7 @@ func (c *counting) shown(since *int) []string {
 		}
 		var words []string
 		for short, typ := range map[string]string{"cds": resources.ClusterType, "eds": resources.EndpointType, "lds": resources.ListenerType, "rds": resources.RouteType} {
-			names := resources.Changed(before, c.sets[i], typ)
+			names := resources.ChangedNames(before, c.sets[i], typ)
 			names = slices.DeleteFunc(names, func(n string) bool {
 				r := cmp.Or(c.sets[i].Get(typ, n), before.Get(typ, n))
 				return r.Unlisted // these proxies do not ask for it

@@ -111,7 +111,7 @@ func (s *slotted) Set(group string, set resources.Set) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.shown[group] = set
-	s.Cache.Set(group, set.With(s.slot, resources.ExtensionType))
+	s.Cache.Set(group, set.WithTypes(s.slot, resources.ExtensionType))
 }
 
 // fill puts a filter into the slot that says so in every answer.
@@ -136,7 +136,7 @@ func (s *slotted) fill(t *testing.T, word string) {
 	defer s.mu.Unlock()
 	s.slot = slot
 	for group, set := range s.shown {
-		s.Cache.Set(group, set.With(slot, resources.ExtensionType))
+		s.Cache.Set(group, set.WithTypes(slot, resources.ExtensionType))
 	}
 }
 

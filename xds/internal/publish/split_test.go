@@ -15,7 +15,7 @@ import (
 )
 
 // ways are the two ways into an Envoy.
-var ways = map[string]func(attach.Config) (*attach.Host, error){"whole": attach.Whole, "door": attach.Door}
+var ways = map[string]func(attach.Config) (*attach.EnvoyConfig, error){"whole": attach.WholeListener, "door": attach.InternalListener}
 
 // TestSplit has an Envoy whose listeners and clusters are its owner's follow
 // the plans of a control plane that it meets on per-type streams.
@@ -25,7 +25,7 @@ func TestSplit(t *testing.T) {
 			backends := startBackends(t, "a", "b", "c", "d", "shop")
 			p, w := startServices(t, "")
 			p.publisher.Submit(fleetOf(backends, 1, []policies.Tokens{1000, 5000}, "a b", "c", "d"))
-			h, err := way(attach.Config{Control: []string{p.address}, Slot: true})
+			h, err := way(attach.Config{Control: []string{p.address}, EstimatorFilter: true})
 			if err != nil {
 				t.Fatal(err)
 			}

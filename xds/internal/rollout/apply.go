@@ -90,11 +90,11 @@ func (r *Rollout) compose(l layers, g *group) (resources.Set, error) {
 	if g != nil {
 		h.applied, h.suspended = g.set, g.suspended
 		if g.machine.phase != Idle {
-			h.acked = resources.Set{}.With(g.ackedSet, awaitedTypes[Add]...)
+			h.acked = resources.Set{}.WithTypes(g.ackedSet, awaitedTypes[Add]...)
 		}
 		if g.machine.phase != Idle && g.reverting {
 			// The nodes have routes that lead there until they have gone back.
-			h.passed = resources.Set{}.With(g.passedSet, awaitedTypes[Add]...)
+			h.passed = resources.Set{}.WithTypes(g.passedSet, awaitedTypes[Add]...)
 		}
 		// There is nothing to replace the stable revision with.
 		set, omitted = r.omitRefused(set, g.set, g.revision == r.stable)

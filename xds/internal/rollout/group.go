@@ -151,10 +151,10 @@ func (g *group) waitStart() time.Time {
 // Without an acknowledgement that is nothing.
 func (g *group) recordPassed() {
 	types := awaitedTypes[g.machine.phase]
-	g.passedSet = g.passedSet.With(g.set, types...)
+	g.passedSet = g.passedSet.WithTypes(g.set, types...)
 	if g.hasAck {
-		g.ackedSet = g.ackedSet.With(g.set, types...)
+		g.ackedSet = g.ackedSet.WithTypes(g.set, types...)
 	} else {
-		g.ackedSet = g.ackedSet.With(resources.Set{}, types...)
+		g.ackedSet = g.ackedSet.WithTypes(resources.Set{}, types...)
 	}
 }

@@ -35,7 +35,7 @@ func (l layers) render(build func(resources.View) (resources.Set, error)) (resou
 			return resources.Set{}, err
 		}
 	}
-	return endpoints.With(l.routes.Set, resources.RouteType, resources.ListenerType), nil
+	return endpoints.WithTypes(l.routes.Set, resources.RouteType, resources.ListenerType), nil
 }
 
 // union returns the newest view with what the live tables have beyond it:

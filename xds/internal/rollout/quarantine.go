@@ -207,7 +207,7 @@ func (q *versionTracker) replaceRefused(s resources.Set, h groupSets) (admitted 
 			if err != nil {
 				return resources.Set{}, "", err
 			}
-			s = s.With(one, typ)
+			s = s.WithTypes(one, typ)
 		}
 	}
 	return s, lost, nil
@@ -255,7 +255,7 @@ func (q *versionTracker) omitRefused(s, applied resources.Set, withEndpoints boo
 		if err != nil {
 			return s, false
 		}
-		kept, omitted = kept.With(one, typ), true
+		kept, omitted = kept.WithTypes(one, typ), true
 	}
 	return kept, omitted
 }

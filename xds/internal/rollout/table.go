@@ -53,10 +53,10 @@ func (t *Table) sameExceptHealth(o *Table) bool {
 	type location struct{ model, address, node string }
 	at := make(map[policies.ReplicaID]location, len(t.View.Endpoints))
 	for _, e := range t.View.Endpoints {
-		at[e.ID] = location{e.Model, canonicalAddress(e.Address), e.Node}
+		at[e.ID] = location{e.Model, canonicalAddress(e.Address), e.Host}
 	}
 	for _, e := range o.View.Endpoints {
-		if at[e.ID] != (location{e.Model, canonicalAddress(e.Address), e.Node}) {
+		if at[e.ID] != (location{e.Model, canonicalAddress(e.Address), e.Host}) {
 			return false
 		}
 	}

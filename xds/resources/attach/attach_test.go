@@ -36,16 +36,16 @@ func TestRefuses(t *testing.T) {
 		"second bad":        {attach.Config{Control: []string{here[0], "x:y"}}, "x:y"},
 		"short fetch":       {attach.Config{Control: here, FetchTimeout: time.Millisecond}, "1ms"},
 		"short cluster":     {attach.Config{Control: here, ClusterTimeout: time.Second}, "the second longer"},
-		"fallback to door":  {attach.Config{Control: here, Fallback: attach.DoorCluster}, "fallback"},
+		"fallback to door":  {attach.Config{Control: here, Fallback: attach.InternalCluster}, "fallback"},
 		"fallback to xDS":   {attach.Config{Control: here, Fallback: resources.XDSCluster}, "fallback"},
-		"cluster is a door": {attach.Config{Control: here, Cluster: attach.DoorCluster}, attach.DoorCluster},
+		"cluster is a door": {attach.Config{Control: here, Cluster: attach.InternalCluster}, attach.InternalCluster},
 		"two lines":         {attach.Config{Control: here, Model: "a\nb"}, "one line"},
 	} {
-		if _, err := attach.Door(c.config); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := attach.InternalListener(c.config); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
 	}
-	if _, err := attach.Whole(attach.Config{Control: here, Fallback: "x"}); err == nil || !strings.Contains(err.Error(), "door") {
+	if _, err := attach.WholeListener(attach.Config{Control: here, Fallback: "x"}); err == nil || !strings.Contains(err.Error(), "door") {
 		t.Errorf("a whole listener with a fallback: %v", err)
 	}
 }
@@ -56,24 +56,24 @@ func TestEnvoyAccepts(t *testing.T) {
 	plain := attach.Config{Control: here}
 	rich := attach.Config{
 		Control: []string{"cascade.internal:18000", "[::1]:18001"}, Cluster: "their/xds", Model: "org/m",
-		Slot: true, LoadReports: true, Listener: "llm", Fallback: "theirs",
+		EstimatorFilter: true, LoadReports: true, Listener: "llm", Fallback: "theirs",
 	}
-	for name, render := range map[string]func() (*attach.Host, error){
-		"whole": func() (*attach.Host, error) { return attach.Whole(plain) },
-		"door":  func() (*attach.Host, error) { return attach.Door(plain) },
-		"rich whole": func() (*attach.Host, error) {
+	for name, render := range map[string]func() (*attach.EnvoyConfig, error){
+		"whole": func() (*attach.EnvoyConfig, error) { return attach.WholeListener(plain) },
+		"door":  func() (*attach.EnvoyConfig, error) { return attach.InternalListener(plain) },
+		"rich whole": func() (*attach.EnvoyConfig, error) {
 			c := rich
 			c.Fallback = ""
-			return attach.Whole(c)
+			return attach.WholeListener(c)
 		},
-		"rich door": func() (*attach.Host, error) { return attach.Door(rich) },
+		"rich door": func() (*attach.EnvoyConfig, error) { return attach.InternalListener(rich) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			h, err := render()
 			if err != nil {
 				t.Fatal(err)
 			}
-			text, err := resources.Text(owned(t, h))
+			text, err := resources.FormatJSON(owned(t, h))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -83,7 +83,7 @@ func TestEnvoyAccepts(t *testing.T) {
 }
 
 // owned is an owner's bootstrap with everything added.
-func owned(t *testing.T, h *attach.Host) *bootstrapv3.Bootstrap {
+func owned(t *testing.T, h *attach.EnvoyConfig) *bootstrapv3.Bootstrap {
 	t.Helper()
 	b := &bootstrapv3.Bootstrap{Node: &corev3.Node{Id: "n", Cluster: "c"}, StaticResources: &bootstrapv3.Bootstrap_StaticResources{
 		Clusters: append(slices.Clone(h.Clusters), &clusterv3.Cluster{Name: "theirs", ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC}}),
@@ -119,18 +119,18 @@ func owned(t *testing.T, h *attach.Host) *bootstrapv3.Bootstrap {
 // spells for such clients.
 func TestTables(t *testing.T) {
 	for model, want := range map[string]string{"": resources.SplitRouteName, "org/m": resources.SplitModelRouteName("org/m")} {
-		h, err := attach.Whole(attach.Config{Control: here, Model: model})
+		h, err := attach.WholeListener(attach.Config{Control: here, Model: model})
 		if err != nil {
 			t.Fatal(err)
 		}
 		if got := h.Manager.GetRds().RouteConfigName; got != want {
 			t.Errorf("model %q: table %q, want %q", model, got, want)
 		}
-		if source := h.Manager.GetRds().ConfigSource; !proto.Equal(source, resources.SplitSource(resources.XDSCluster, 2*time.Second)) {
+		if source := h.Manager.GetRds().ConfigSource; !proto.Equal(source, resources.SplitConfigSource(resources.XDSCluster, 2*time.Second)) {
 			t.Errorf("model %q: source %v", model, source)
 		}
 	}
-	named, err := attach.Whole(attach.Config{Control: []string{"cascade.internal:18000"}})
+	named, err := attach.WholeListener(attach.Config{Control: []string{"cascade.internal:18000"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,8 +144,8 @@ func TestGRPC(t *testing.T) {
 	const theirs = `{"xds_servers": [{"server_uri": "td:443", "channel_creds": [{"type": "google_default"}], "odd": 1}],
 		"node": {"id": "x", "metadata": {"k": [1, 2]}}, "certificate_providers": {"p": {}},
 		"authorities": {"td": {"xds_servers": []}, "cascade": {"old": true}}}`
-	out, err := attach.GRPC(attach.GRPCConfig{
-		Control: []string{"a:1", "b:2"}, Bootstrap: []byte(theirs), TLS: attach.Files{Cert: "c", Key: "k", CA: "r"},
+	out, err := attach.GRPCBootstrap(attach.GRPCConfig{
+		Control: []string{"a:1", "b:2"}, Bootstrap: []byte(theirs), TLS: attach.TLSFiles{Cert: "c", Key: "k", CA: "r"},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -177,11 +177,11 @@ func TestGRPC(t *testing.T) {
 		"no control plane": {NodeID: "n"},
 		"no node":          {Control: here},
 		"bad address":      {Control: []string{"x"}, NodeID: "n"},
-		"half of TLS":      {Control: here, NodeID: "n", TLS: attach.Files{Cert: "c"}},
+		"half of TLS":      {Control: here, NodeID: "n", TLS: attach.TLSFiles{Cert: "c"}},
 		"not JSON":         {Control: here, Bootstrap: []byte("x")},
 		"bad authorities":  {Control: here, Bootstrap: []byte(`{"authorities": 1}`)},
 	} {
-		if _, err := attach.GRPC(c); err == nil {
+		if _, err := attach.GRPCBootstrap(c); err == nil {
 			t.Errorf("%s: no error", name)
 		}
 	}

@@ -24,9 +24,9 @@ type Config struct {
 	// Envoy. It must be what the control plane is told (control.xds_cluster), as
 	// the clusters that come from there point to it. "" means "cascade-xds".
 	Cluster string
-	// Socket is the transport socket of that cluster, for mutual TLS; nil is
+	// TransportSocket is the transport socket of that cluster, for mutual TLS; nil is
 	// plain text.
-	Socket *corev3.TransportSocket
+	TransportSocket *corev3.TransportSocket
 	// Model is the one model that the listener or the door serves, whatever host
 	// name a request has. "" means all of them, by their host names and by what
 	// the request says.
@@ -37,10 +37,10 @@ type Config struct {
 	// ClusterTimeout bounds a request's wait for a cluster that nobody has asked
 	// for before. It must exceed FetchTimeout; 0 means FetchTimeout and a second.
 	ClusterTimeout time.Duration
-	// Slot adds the place for an estimator that runs inside the proxy and comes
+	// EstimatorFilter adds the place for an estimator that runs inside the proxy and comes
 	// from Cascade by ECDS. Without it requests are routed by content-length, or
 	// by the headers that a filter of the owner's sets.
-	Slot bool
+	EstimatorFilter bool
 	// LoadReports has Envoy report the load of its clusters to the control
 	// plane. It is part of Envoy's bootstrap; see Host.Bootstrap.
 	LoadReports bool
@@ -54,9 +54,9 @@ type Config struct {
 }
 
 const (
-	defaultFetchTimeout = 2 * time.Second
-	beyondFetch         = time.Second
-	minTimeout          = 10 * time.Millisecond
+	defaultFetchTimeout  = 2 * time.Second
+	clusterTimeoutMargin = time.Second
+	minTimeout           = 10 * time.Millisecond
 )
 
 // complete fills in the defaults.
@@ -68,7 +68,7 @@ func (c Config) complete() Config {
 		c.FetchTimeout = defaultFetchTimeout
 	}
 	if c.ClusterTimeout == 0 {
-		c.ClusterTimeout = c.FetchTimeout + beyondFetch
+		c.ClusterTimeout = c.FetchTimeout + clusterTimeoutMargin
 	}
 	if c.Listener == "" {
 		c.Listener = resources.ListenerName
@@ -82,16 +82,16 @@ func (c Config) validate() error {
 		return errors.New("control: give the control plane's host:port")
 	}
 	for _, a := range c.Control {
-		if _, _, err := split(a); err != nil {
+		if _, _, err := splitHostPort(a); err != nil {
 			return fmt.Errorf("control: %w", err)
 		}
 	}
 	if c.FetchTimeout < minTimeout || c.ClusterTimeout <= c.FetchTimeout {
 		return fmt.Errorf("timeouts: %v for a fetch and %v for a cluster: the first at least %v, and the second longer", c.FetchTimeout, c.ClusterTimeout, minTimeout)
 	}
-	names := []string{c.Cluster, DoorCluster, fallbackCluster}
-	if slices.Contains(names, c.Fallback) || c.Cluster == DoorCluster || c.Cluster == fallbackCluster {
-		return fmt.Errorf("fallback %q and cluster %q: must not be each other, %q or %q", c.Fallback, c.Cluster, DoorCluster, fallbackCluster)
+	names := []string{c.Cluster, InternalCluster, fallbackCluster}
+	if slices.Contains(names, c.Fallback) || c.Cluster == InternalCluster || c.Cluster == fallbackCluster {
+		return fmt.Errorf("fallback %q and cluster %q: must not be each other, %q or %q", c.Fallback, c.Cluster, InternalCluster, fallbackCluster)
 	}
 	for _, n := range [...]string{c.Cluster, c.Model, c.Listener, c.Fallback} {
 		if strings.ContainsAny(n, "\x00\r\n") {
@@ -101,16 +101,16 @@ func (c Config) validate() error {
 	return nil
 }
 
-// table is the route table of the configuration.
-func (c Config) table() string {
+// routeTable is the route table of the configuration.
+func (c Config) routeTable() string {
 	if c.Model != "" {
 		return resources.SplitModelRouteName(c.Model)
 	}
 	return resources.SplitRouteName
 }
 
-// split splits a host:port with a port that can be dialled.
-func split(address string) (host string, port uint32, err error) {
+// splitHostPort splits a host:port with a port that can be dialled.
+func splitHostPort(address string) (host string, port uint32, err error) {
 	h, p, err := net.SplitHostPort(address)
 	n, perr := strconv.ParseUint(p, 10, 16)
 	if err != nil || perr != nil || n == 0 || h == "" {
@@ -119,11 +119,11 @@ func split(address string) (host string, port uint32, err error) {
 	return h, uint32(n), nil
 }
 
-// numeric says whether every control plane's host is an IP address, which
+// allNumeric says whether every control plane's host is an IP address, which
 // needs no resolver.
-func (c Config) numeric() bool {
+func (c Config) allNumeric() bool {
 	return !slices.ContainsFunc(c.Control, func(a string) bool {
-		host, _, _ := split(a)
+		host, _, _ := splitHostPort(a)
 		_, err := netip.ParseAddr(host)
 		return err != nil
 	})

@@ -38,8 +38,8 @@ const maxStreams = 65536
 // Connections to the control plane.
 const connectTimeout = time.Second
 
-// Host is what the owner of an Envoy adds to their configuration.
-type Host struct {
+// EnvoyConfig is what the owner of an Envoy adds to their configuration.
+type EnvoyConfig struct {
 	// Clusters go to the static clusters, or to what the owner's CDS serves.
 	Clusters []*clusterv3.Cluster
 	// Manager are fields to be merged into the HttpConnectionManager of the
@@ -58,9 +58,9 @@ type Host struct {
 	Bootstrap *bootstrapv3.Bootstrap
 }
 
-// Whole renders what hands the route table of a whole listener over. While
+// WholeListener renders what hands the route table of a whole listener over. While
 // Cascade has not answered since Envoy's start, the listener answers 503.
-func Whole(c Config) (*Host, error) {
+func WholeListener(c Config) (*EnvoyConfig, error) {
 	c = c.complete()
 	if err := c.validate(); err != nil {
 		return nil, fmt.Errorf("attach: %w", err)
@@ -68,21 +68,21 @@ func Whole(c Config) (*Host, error) {
 	if c.Fallback != "" {
 		return nil, fmt.Errorf("attach: fallback %q: a listener whose route table is Cascade's has no other; use the door", c.Fallback)
 	}
-	m, err := c.manager()
+	m, err := c.connectionManager()
 	if err != nil {
 		return nil, fmt.Errorf("attach: %w", err)
 	}
-	control, err := c.control()
+	control, err := c.controlCluster()
 	if err != nil {
 		return nil, fmt.Errorf("attach: %w", err)
 	}
-	return &Host{Clusters: []*clusterv3.Cluster{control}, Manager: m, Bootstrap: c.bootstrap()}, nil
+	return &EnvoyConfig{Clusters: []*clusterv3.Cluster{control}, Manager: m, Bootstrap: c.loadReportBootstrap()}, nil
 }
 
-// manager are the fields of an HTTP connection manager that takes its routes
+// connectionManager are the fields of an HTTP connection manager that takes its routes
 // from Cascade, without the router filter.
-func (c Config) manager() (*hcmv3.HttpConnectionManager, error) {
-	source := resources.SplitSource(c.Cluster, c.FetchTimeout)
+func (c Config) connectionManager() (*hcmv3.HttpConnectionManager, error) {
+	source := resources.SplitConfigSource(c.Cluster, c.FetchTimeout)
 	onDemand, err := pack(&ondemandv3.OnDemand{Odcds: &ondemandv3.OnDemandCds{
 		Source: source, Timeout: durationpb.New(c.ClusterTimeout),
 	}})
@@ -90,13 +90,13 @@ func (c Config) manager() (*hcmv3.HttpConnectionManager, error) {
 		return nil, err
 	}
 	m := &hcmv3.HttpConnectionManager{
-		RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{Rds: &hcmv3.Rds{ConfigSource: source, RouteConfigName: c.table()}},
+		RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{Rds: &hcmv3.Rds{ConfigSource: source, RouteConfigName: c.routeTable()}},
 		// A client's own length would choose its stage.
-		EarlyHeaderMutationExtensions: []*corev3.TypedExtensionConfig{resources.EarlyStrip()},
-		LocalReplyConfig:              unrouted(),
+		EarlyHeaderMutationExtensions: []*corev3.TypedExtensionConfig{resources.StripControlHeaders()},
+		LocalReplyConfig:              unroutedReply(),
 	}
-	if c.Slot {
-		m.HttpFilters = append(m.HttpFilters, resources.LengthSlot(source))
+	if c.EstimatorFilter {
+		m.HttpFilters = append(m.HttpFilters, resources.DiscoveredLengthFilter(source))
 	}
 	m.HttpFilters = append(m.HttpFilters, &hcmv3.HttpFilter{
 		Name: "envoy.filters.http.on_demand", ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: onDemand},
@@ -104,12 +104,12 @@ func (c Config) manager() (*hcmv3.HttpConnectionManager, error) {
 	return m, nil
 }
 
-// unrouted turns Envoy's own answers to requests without a route (404), a
+// unroutedReply turns Envoy's own answers to requests without a route (404), a
 // cluster, an endpoint or a connection (503) into one that says so. Cascade's
 // table has a catch-all, none of its stages is ever empty, and its routes try
 // again elsewhere only what nobody has begun: they mean that the request reached
 // nobody.
-func unrouted() *hcmv3.LocalReplyConfig {
+func unroutedReply() *hcmv3.LocalReplyConfig {
 	set := func(name, value string) *corev3.HeaderValueOption {
 		return &corev3.HeaderValueOption{
 			Header:       &corev3.HeaderValue{Key: name, Value: value},
@@ -125,15 +125,15 @@ func unrouted() *hcmv3.LocalReplyConfig {
 	}}}
 }
 
-// control is the cluster of the control planes.
-func (c Config) control() (*clusterv3.Cluster, error) {
+// controlCluster is the cluster of the control planes.
+func (c Config) controlCluster() (*clusterv3.Cluster, error) {
 	kind := clusterv3.Cluster_STATIC
-	if !c.numeric() {
+	if !c.allNumeric() {
 		kind = clusterv3.Cluster_STRICT_DNS
 	}
 	cla := &endpointv3.ClusterLoadAssignment{ClusterName: c.Cluster, Endpoints: []*endpointv3.LocalityLbEndpoints{{}}}
 	for _, a := range c.Control {
-		host, port, err := split(a)
+		host, port, err := splitHostPort(a)
 		if err != nil {
 			return nil, err
 		}
@@ -149,22 +149,22 @@ func (c Config) control() (*clusterv3.Cluster, error) {
 	}
 	out.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: kind}
 	out.ConnectTimeout = durationpb.New(connectTimeout)
-	out.TransportSocket = c.Socket
+	out.TransportSocket = c.TransportSocket
 	out.LoadAssignment = cla
 	return out, nil
 }
 
-// bootstrap are the load reports, if they are wanted.
-func (c Config) bootstrap() *bootstrapv3.Bootstrap {
+// loadReportBootstrap are the load reports, if they are wanted.
+func (c Config) loadReportBootstrap() *bootstrapv3.Bootstrap {
 	if !c.LoadReports {
 		return nil
 	}
-	services := resources.SplitSource(c.Cluster, c.FetchTimeout).GetApiConfigSource().GetGrpcServices()
-	return &bootstrapv3.Bootstrap{ClusterManager: resources.LoadStats(services)}
+	services := resources.SplitConfigSource(c.Cluster, c.FetchTimeout).GetApiConfigSource().GetGrpcServices()
+	return &bootstrapv3.Bootstrap{ClusterManager: resources.LoadStatsConfig(services)}
 }
 
 func http2Cluster(name string) (*clusterv3.Cluster, error) {
-	options, err := pack(resources.HTTP2(maxStreams))
+	options, err := pack(resources.HTTP2Options(maxStreams))
 	if err != nil {
 		return nil, err
 	}

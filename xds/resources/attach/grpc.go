@@ -8,8 +8,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// Files are the PEM files of a gRPC client's mutual TLS with the control plane.
-type Files struct {
+// TLSFiles are the PEM files of a gRPC client's mutual TLS with the control plane.
+type TLSFiles struct {
 	Cert, Key, CA string // all, or none for plain text
 }
 
@@ -18,7 +18,7 @@ type GRPCConfig struct {
 	// Control are the host:port of the control planes, of which the first that
 	// answers is used. At least one.
 	Control []string
-	TLS     Files
+	TLS     TLSFiles
 	// Bootstrap is the client's present bootstrap, whose default control plane
 	// and other authorities stay. nil: Cascade is all that it has, and NodeID
 	// names it.
@@ -50,9 +50,9 @@ type authority struct {
 	Servers  []server `json:"xds_servers"`
 }
 
-// GRPC renders a gRPC client's bootstrap in which Cascade is an authority: the
+// GRPCBootstrap renders a gRPC client's bootstrap in which Cascade is an authority: the
 // client dials xds://cascade/<model>, and everything else goes where it went.
-func GRPC(c GRPCConfig) ([]byte, error) {
+func GRPCBootstrap(c GRPCConfig) ([]byte, error) {
 	out, err := c.render()
 	if err != nil {
 		return nil, fmt.Errorf("attach: %w", err)
@@ -65,7 +65,7 @@ func (c GRPCConfig) render() ([]byte, error) {
 		return nil, fmt.Errorf("control: give the control plane's host:port")
 	}
 	creds := credentials{Type: "insecure"}
-	if c.TLS != (Files{}) {
+	if c.TLS != (TLSFiles{}) {
 		if c.TLS.Cert == "" || c.TLS.Key == "" || c.TLS.CA == "" {
 			return nil, fmt.Errorf("tls: cert, key and ca go together")
 		}
@@ -73,7 +73,7 @@ func (c GRPCConfig) render() ([]byte, error) {
 	}
 	var servers []server
 	for _, a := range c.Control {
-		if _, _, err := split(a); err != nil {
+		if _, _, err := splitHostPort(a); err != nil {
 			return nil, fmt.Errorf("control: %w", err)
 		}
 		servers = append(servers, server{a, []credentials{creds}, []string{"xds_v3"}})
@@ -90,10 +90,10 @@ func (c GRPCConfig) render() ([]byte, error) {
 		node := struct {
 			ID string `json:"id"`
 		}{c.NodeID}
-		if err := set(boot, "node", node); err != nil {
+		if err := setJSON(boot, "node", node); err != nil {
 			return nil, err
 		}
-		if err := set(boot, "xds_servers", servers); err != nil {
+		if err := setJSON(boot, "xds_servers", servers); err != nil {
 			return nil, err
 		}
 	}
@@ -103,10 +103,10 @@ func (c GRPCConfig) render() ([]byte, error) {
 			return nil, fmt.Errorf("the client's bootstrap: authorities: %w", err)
 		}
 	}
-	if err := set(authorities, resources.Authority, authority{resources.FederatedListenerTemplate, servers}); err != nil {
+	if err := setJSON(authorities, resources.Authority, authority{resources.FederatedListenerTemplate, servers}); err != nil {
 		return nil, err
 	}
-	if err := set(boot, "authorities", authorities); err != nil {
+	if err := setJSON(boot, "authorities", authorities); err != nil {
 		return nil, err
 	}
 	raw, err := json.Marshal(boot)
@@ -121,7 +121,7 @@ func (c GRPCConfig) render() ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-func set(m map[string]json.RawMessage, key string, v any) error {
+func setJSON(m map[string]json.RawMessage, key string, v any) error {
 	raw, err := json.Marshal(v)
 	m[key] = raw
 	return err

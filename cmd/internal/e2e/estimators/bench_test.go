@@ -131,7 +131,7 @@ func BenchmarkEstimators(b *testing.B) {
 		v.Settings.Estimator = e
 		switch e {
 		case resources.ExtProc:
-			v.Settings.Length, service[e] = alone(b)
+			v.Settings.LengthService, service[e] = alone(b)
 		case resources.Wasm:
 			v.Settings.Module = module(b)
 		}

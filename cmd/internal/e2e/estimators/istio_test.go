@@ -93,7 +93,7 @@ func same(t *testing.T, what string, got tree, want proto.Message) {
 
 // TestIstioPatches keeps the EnvoyFilter what attach renders.
 func TestIstioPatches(t *testing.T) {
-	h, err := attach.Whole(attach.Config{Control: []string{"cascade.cascade-system.svc.cluster.local:18000"}, Slot: true})
+	h, err := attach.WholeListener(attach.Config{Control: []string{"cascade.cascade-system.svc.cluster.local:18000"}, EstimatorFilter: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -39,7 +39,7 @@ func TestRefusedModuleStopsNothing(t *testing.T) {
 	replicas := []policies.Replica{{ID: "r", Model: "m", Address: upstream(t, "r"), Capacity: policies.Capacity{KV: 400_000, Batch: 256}}}
 	st := new(store.Memory)
 	c, stop := plane(t, replicas, st, broken)
-	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", XDS: c.Addr().String()})
+	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: c.Addr().String()})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func TestRefusedModuleStopsNothing(t *testing.T) {
 }
 
 // plane is a control plane that serves a module.
-func plane(t *testing.T, replicas []policies.Replica, st store.Store, m *resources.Module) (c *control.Control, stop func()) {
+func plane(t *testing.T, replicas []policies.Replica, st store.Store, m *resources.EstimatorModule) (c *control.Control, stop func()) {
 	t.Helper()
 	c, err := control.New(control.Config{
 		Listen: "127.0.0.1:0", Admin: "127.0.0.1:0", Store: st, Replicas: replicas,
@@ -117,7 +117,7 @@ func planned(t *testing.T, c *control.Control, node string) {
 	for give := time.After(time.Minute); ; {
 		select {
 		case s := <-latest.updates:
-			if plans, err := client.Plans(s); err == nil && len(plans) == 1 {
+			if plans, err := client.ReadPlans(s); err == nil && len(plans) == 1 {
 				return
 			}
 		case <-give:

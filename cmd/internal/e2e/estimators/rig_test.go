@@ -55,7 +55,7 @@ var built = sync.OnceValues(func() ([]byte, error) {
 	return os.ReadFile(out)
 })
 
-func module(t testing.TB) *resources.Module {
+func module(t testing.TB) *resources.EstimatorModule {
 	t.Helper()
 	if _, err := exec.LookPath("go"); err != nil {
 		t.Skip("no go command to build the module with")
@@ -125,8 +125,8 @@ func start(t testing.TB, v resources.View) *rig {
 	for i := range v.Endpoints {
 		v.Endpoints[i].Address = upstream(t, string(v.Endpoints[i].ID))
 	}
-	if v.Settings.Estimator == resources.ExtProc && v.Settings.Length == "" {
-		v.Settings.Length = lengthService(t, v)
+	if v.Settings.Estimator == resources.ExtProc && v.Settings.LengthService == "" {
+		v.Settings.LengthService = lengthService(t, v)
 	}
 	r.view = v
 	r.show(v)
@@ -136,7 +136,7 @@ func start(t testing.TB, v resources.View) *rig {
 	}
 	server := grpc.NewServer()
 	s.Register(t.Context(), server)
-	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", XDS: listen(t, server)})
+	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: listen(t, server)})
 	if err != nil {
 		t.Fatal(err)
 	}

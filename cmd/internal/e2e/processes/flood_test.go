@@ -153,7 +153,7 @@ func TestFloods(t *testing.T) {
 	}
 	text := f.control.out.String()
 	// Once, and once more for each minute that this has taken.
-	most := 1 + int(time.Since(began)/ratelimitlog.Quiet)
+	most := 1 + int(time.Since(began)/ratelimitlog.Interval)
 	// A node that is not let in is not believed to be one: its address is.
 	for _, who := range []string{"requests", "names", "127.0.0.1"} {
 		if n := strings.Count(text, `msg="xds stream refused" node=`+who+" "); n < 1 || n > most {

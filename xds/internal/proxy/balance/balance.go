@@ -27,33 +27,33 @@ type Host struct {
 	errors5xx, gateway, local atomic.Int32
 
 	// guarded by Balancer.mu
-	out      bool
-	until    time.Time // end of the ejection
-	times    int       // ejections, less one per interval in peace
-	lastBack time.Time // when times was last brought up to date
+	ejected   bool
+	until     time.Time // end of the ejection
+	ejections int       // ejections, less one per interval in peace
+	updatedAt time.Time // when times was last brought up to date
 }
 
 // Balancer is the endpoints of one cluster. All methods may be called from
 // several goroutines.
 type Balancer struct {
-	mu      sync.Mutex
-	cluster *client.Cluster
-	assign  *client.Assignment
-	hosts   map[string]*Host
-	tiers   []tier
-	load    []int // percent per priority, in sum 100 or 0
-	ejected int
-	rng     *rand.Rand
+	mu         sync.Mutex
+	cluster    *client.Cluster
+	assign     *client.Assignment
+	hosts      map[string]*Host
+	priorities []priority
+	loads      []int // percent per priority, in sum 100 or 0
+	ejected    int
+	rng        *rand.Rand
 
-	back atomic.Int64 // when the next ejection ends, Unix ns; 0 = none
+	nextReturn atomic.Int64 // when the next ejection ends, Unix ns; 0 = none
 }
 
-// tier is one priority.
-type tier struct {
+// priority is one priority.
+type priority struct {
 	members   []member
 	available int
-	panics    bool      // health is ignored: too few are left
-	usable    *schedule // over the available ones, or over all in panic
+	inPanic   bool      // health is ignored: too few are left
+	schedule  *schedule // over the available ones, or over all in panic
 }
 
 type member struct {
@@ -82,11 +82,11 @@ func (b *Balancer) Update(c *client.Cluster, a *client.Assignment) {
 	}
 	phases := b.phasesLocked()
 	kept := make(map[string]*Host)
-	b.tiers = make([]tier, len(a.Priorities))
+	b.priorities = make([]priority, len(a.Priorities))
 	for p, endpoints := range a.Priorities {
 		local := make(map[client.Locality]float64) // Σ weight
 		for _, e := range endpoints {
-			local[e.Zone] += float64(e.Weight)
+			local[e.Locality] += float64(e.Weight)
 		}
 		for _, e := range endpoints {
 			h := kept[e.Address]
@@ -99,9 +99,9 @@ func (b *Balancer) Update(c *client.Cluster, a *client.Assignment) {
 			}
 			m := member{host: h, weight: float64(e.Weight), healthy: e.Healthy}
 			if c.LocalityWeighted {
-				m.weight = float64(e.Share) * float64(e.Weight) / local[e.Zone]
+				m.weight = float64(e.LocalityWeight) * float64(e.Weight) / local[e.Locality]
 			}
-			b.tiers[p].members = append(b.tiers[p].members, m)
+			b.priorities[p].members = append(b.priorities[p].members, m)
 		}
 	}
 	b.hosts = kept
@@ -111,9 +111,9 @@ func (b *Balancer) Update(c *client.Cluster, a *client.Assignment) {
 // phasesLocked collects the turns of all hosts.
 func (b *Balancer) phasesLocked() map[*Host]float64 {
 	phases := make(map[*Host]float64)
-	for _, t := range b.tiers {
-		if t.usable != nil {
-			t.usable.phases(phases)
+	for _, t := range b.priorities {
+		if t.schedule != nil {
+			t.schedule.phases(phases)
 		}
 	}
 	return phases
@@ -124,37 +124,37 @@ func (b *Balancer) rebuildLocked(phases map[*Host]float64) {
 	b.ejected = 0
 	next := int64(0)
 	for _, h := range b.hosts {
-		if h.out {
+		if h.ejected {
 			b.ejected++
 			if t := h.until.UnixNano(); next == 0 || t < next {
 				next = t
 			}
 		}
 	}
-	b.back.Store(next)
-	for i := range b.tiers {
-		t := &b.tiers[i]
+	b.nextReturn.Store(next)
+	for i := range b.priorities {
+		t := &b.priorities[i]
 		t.available = 0
 		for _, m := range t.members {
-			if m.healthy && !m.host.out {
+			if m.healthy && !m.host.ejected {
 				t.available++
 			}
 		}
 	}
 	b.balanceLocked()
-	for i := range b.tiers {
-		t := &b.tiers[i]
-		t.usable = new(schedule)
+	for i := range b.priorities {
+		t := &b.priorities[i]
+		t.schedule = new(schedule)
 		for _, m := range t.members {
-			if t.panics || m.healthy && !m.host.out {
+			if t.inPanic || m.healthy && !m.host.ejected {
 				phase, ok := phases[m.host]
 				if !ok {
 					phase = 1 - b.rng.Float64()
 				}
-				t.usable.add(m.host, m.weight, phase)
+				t.schedule.add(m.host, m.weight, phase)
 			}
 		}
-		t.usable.init()
+		t.schedule.init()
 	}
 }
 
@@ -162,46 +162,46 @@ func (b *Balancer) rebuildLocked(phases map[*Host]float64) {
 // ones panic, as Envoy's LoadBalancerBase does.
 func (b *Balancer) balanceLocked() {
 	health := b.healthLocked(nil)
-	total := normalized(health)
+	total := normalizedTotal(health)
 	threshold := b.cluster.PanicThreshold
-	b.load = make([]int, len(b.tiers))
+	b.loads = make([]int, len(b.priorities))
 	if total == 0 && threshold == 0 {
-		for i := range b.tiers {
-			b.tiers[i].panics = false
+		for i := range b.priorities {
+			b.priorities[i].inPanic = false
 		}
-		if len(b.load) > 0 {
-			b.load[0] = 100
+		if len(b.loads) > 0 {
+			b.loads[0] = 100
 		}
 		return
 	}
 	all := true
-	for i := range b.tiers {
-		t := &b.tiers[i]
-		t.panics = total < 100 && share(t.available, len(t.members)) < threshold
-		all = all && t.panics
+	for i := range b.priorities {
+		t := &b.priorities[i]
+		t.inPanic = total < 100 && percent(t.available, len(t.members)) < threshold
+		all = all && t.inPanic
 	}
 	if all {
 		// Health says nothing any more: by size.
 		hosts := 0
-		for _, t := range b.tiers {
+		for _, t := range b.priorities {
 			hosts += len(t.members)
 		}
 		rest, first := 100, -1
-		for i, t := range b.tiers {
+		for i, t := range b.priorities {
 			if hosts > 0 && len(t.members) > 0 {
-				b.load[i] = 100 * len(t.members) / hosts
-				rest -= b.load[i]
+				b.loads[i] = 100 * len(t.members) / hosts
+				rest -= b.loads[i]
 				if first < 0 {
 					first = i
 				}
 			}
 		}
 		if first >= 0 {
-			b.load[first] += rest
+			b.loads[first] += rest
 		}
 		return
 	}
-	distribute(b.load, health, total)
+	distribute(b.loads, health, total)
 }
 
 // healthLocked is what each priority can take, in percent of the load: its
@@ -210,10 +210,10 @@ func (b *Balancer) balanceLocked() {
 func (b *Balancer) healthLocked(without []bool) []int {
 	factor := 100
 	if b.assign != nil {
-		factor = int(b.assign.Overprovisioning)
+		factor = int(b.assign.OverprovisioningFactor)
 	}
-	health := make([]int, len(b.tiers))
-	for i, t := range b.tiers {
+	health := make([]int, len(b.priorities))
+	for i, t := range b.priorities {
 		if len(t.members) > 0 && (i >= len(without) || !without[i]) {
 			health[i] = min(100, factor*t.available/len(t.members))
 		}
@@ -221,8 +221,8 @@ func (b *Balancer) healthLocked(without []bool) []int {
 	return health
 }
 
-// normalized is the sum of the health, at most 100.
-func normalized(health []int) int {
+// normalizedTotal is the sum of the health, at most 100.
+func normalizedTotal(health []int) int {
 	sum := 0
 	for _, h := range health {
 		sum += h
@@ -248,33 +248,33 @@ func distribute(load, health []int, total int) {
 	}
 }
 
-// share is part of whole in percent, 0 of nothing.
-func share(part, whole int) float64 {
+// percent is part of whole in percent, 0 of nothing.
+func percent(part, whole int) float64 {
 	if whole == 0 {
 		return 0
 	}
 	return 100 * float64(part) / float64(whole)
 }
 
-// Tried is what a request has been through. The zero value is a first attempt.
-type Tried struct {
+// Attempts is what a request has been through. The zero value is a first attempt.
+type Attempts struct {
 	hosts []*Host
 	// without are the priorities left out of this attempt's choice.
 	without []bool
 }
 
 // Add records an attempt at a host.
-func (t *Tried) Add(h *Host) { t.hosts = append(t.hosts, h) }
+func (t *Attempts) Add(h *Host) { t.hosts = append(t.hosts, h) }
 
 // Pick chooses a host, or nil when the cluster has none to offer. retry is
 // consulted after a first attempt only and may be nil.
-func (b *Balancer) Pick(now time.Time, t *Tried, retry *client.RetryPolicy) *Host {
+func (b *Balancer) Pick(now time.Time, t *Attempts, retry *client.RetryPolicy) *Host {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if back := b.back.Load(); back != 0 && now.UnixNano() >= back {
+	if back := b.nextReturn.Load(); back != 0 && now.UnixNano() >= back {
 		b.returnLocked(now)
 	}
-	load := b.load
+	load := b.loads
 	again := len(t.hosts) > 0 && retry != nil
 	if again && retry.PriorityFrequency > 0 {
 		load = b.withoutTriedLocked(t, retry.PriorityFrequency)
@@ -297,7 +297,7 @@ func (b *Balancer) drawLocked(load []int) *Host {
 	dice := b.rng.IntN(100)
 	for i, l := range load {
 		if dice < l {
-			return b.tiers[i].usable.pick()
+			return b.priorities[i].schedule.pick()
 		}
 		dice -= l
 	}
@@ -306,12 +306,12 @@ func (b *Balancer) drawLocked(load []int) *Host {
 
 // withoutTriedLocked is Envoy's previous_priorities: the load with the
 // priorities of earlier attempts left out, until none is left.
-func (b *Balancer) withoutTriedLocked(t *Tried, frequency int) []int {
+func (b *Balancer) withoutTriedLocked(t *Attempts, frequency int) []int {
 	if len(t.hosts) < frequency {
-		return b.load
+		return b.loads
 	}
-	if len(t.hosts)%frequency == 0 || len(t.without) != len(b.tiers) {
-		t.without = make([]bool, len(b.tiers))
+	if len(t.hosts)%frequency == 0 || len(t.without) != len(b.priorities) {
+		t.without = make([]bool, len(b.priorities))
 		for _, h := range t.hosts {
 			if p := int(h.priority.Load()); p < len(t.without) {
 				t.without[p] = true
@@ -319,9 +319,9 @@ func (b *Balancer) withoutTriedLocked(t *Tried, frequency int) []int {
 		}
 	}
 	health := b.healthLocked(t.without)
-	total := normalized(health)
+	total := normalizedTotal(health)
 	if total == 0 {
-		return b.load // all have been tried: begin again
+		return b.loads // all have been tried: begin again
 	}
 	load := make([]int, len(health))
 	distribute(load, health, total)

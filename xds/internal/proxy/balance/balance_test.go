@@ -16,11 +16,11 @@ var start = time.Unix(1000, 0)
 // priorities makes an assignment: per priority, endpoints named p<i>-<j> of
 // the given weights; a negative weight is an unhealthy endpoint.
 func priorities(of ...[]int) *client.Assignment {
-	a := &client.Assignment{Overprovisioning: 140}
+	a := &client.Assignment{OverprovisioningFactor: 140}
 	for p, weights := range of {
 		var eps []client.Endpoint
 		for j, w := range weights {
-			eps = append(eps, client.Endpoint{Address: fmt.Sprintf("p%d-%d", p, j), Weight: uint32(max(w, -w)), Healthy: w > 0, Share: 1})
+			eps = append(eps, client.Endpoint{Address: fmt.Sprintf("p%d-%d", p, j), Weight: uint32(max(w, -w)), Healthy: w > 0, LocalityWeight: 1})
 		}
 		a.Priorities = append(a.Priorities, eps)
 	}
@@ -40,7 +40,7 @@ func with(c *client.Cluster, a *client.Assignment) *Balancer {
 func count(b *Balancer, n int) map[string]int {
 	got := make(map[string]int)
 	for range n {
-		if h := b.Pick(start, new(Tried), nil); h != nil {
+		if h := b.Pick(start, new(Attempts), nil); h != nil {
 			got[h.Address]++
 		} else {
 			got["none"]++
@@ -80,7 +80,7 @@ func TestUpdateKeepsTurns(t *testing.T) {
 	got := make(map[string]int)
 	for i := range 4000 {
 		b.Update(&client.Cluster{}, priorities([]int{100 + i%3, 100, 100, 100}))
-		got[b.Pick(start, new(Tried), nil).Address]++
+		got[b.Pick(start, new(Attempts), nil).Address]++
 	}
 	for a, n := range got {
 		if n < 950 || n > 1050 {
@@ -111,8 +111,8 @@ func TestLoad(t *testing.T) {
 			of = append(of, ones(t[0], t[1]))
 		}
 		b := with(&client.Cluster{PanicThreshold: 1}, priorities(of...))
-		if !slices.Equal(b.load, c.want) {
-			t.Errorf("%v: load %v, want %v", c.tiers, b.load, c.want)
+		if !slices.Equal(b.loads, c.want) {
+			t.Errorf("%v: load %v, want %v", c.tiers, b.loads, c.want)
 		}
 	}
 }
@@ -139,10 +139,10 @@ func TestPanic(t *testing.T) {
 }
 
 func TestLocalityWeights(t *testing.T) {
-	a := &client.Assignment{Overprovisioning: 140, Priorities: [][]client.Endpoint{{
-		{Address: "a1", Weight: 1, Share: 3, Healthy: true, Zone: client.Locality{Zone: "a"}},
-		{Address: "a2", Weight: 2, Share: 3, Healthy: true, Zone: client.Locality{Zone: "a"}},
-		{Address: "b1", Weight: 9, Share: 1, Healthy: true, Zone: client.Locality{Zone: "b"}},
+	a := &client.Assignment{OverprovisioningFactor: 140, Priorities: [][]client.Endpoint{{
+		{Address: "a1", Weight: 1, LocalityWeight: 3, Healthy: true, Locality: client.Locality{Zone: "a"}},
+		{Address: "a2", Weight: 2, LocalityWeight: 3, Healthy: true, Locality: client.Locality{Zone: "a"}},
+		{Address: "b1", Weight: 9, LocalityWeight: 1, Healthy: true, Locality: client.Locality{Zone: "b"}},
 	}}}
 	got := count(with(&client.Cluster{LocalityWeighted: true}, a), 4000)
 	for address, want := range map[string]int{"a1": 1000, "a2": 2000, "b1": 1000} {
@@ -157,7 +157,7 @@ var retry = &client.RetryPolicy{Retries: 3, ExcludeHosts: true, HostAttempts: 10
 
 func TestRetryLeavesPrioritiesOut(t *testing.T) {
 	b := with(&client.Cluster{PanicThreshold: 1}, priorities(ones(1, 0), ones(2, 0), ones(1, 0)))
-	var tried Tried
+	var tried Attempts
 	var got []string
 	for range 4 {
 		h := b.Pick(start, &tried, retry)
@@ -173,7 +173,7 @@ func TestRetryLeavesPrioritiesOut(t *testing.T) {
 func TestRetryAvoidsHosts(t *testing.T) {
 	b := with(&client.Cluster{PanicThreshold: 1}, priorities([]int{1, 1, 1}))
 	for range 100 {
-		var tried Tried
+		var tried Attempts
 		seen := make(map[string]bool)
 		for range 3 {
 			h := b.Pick(start, &tried, retry)
@@ -190,21 +190,21 @@ func TestRetryAvoidsHosts(t *testing.T) {
 	}
 }
 
-func outlier() *client.Outlier {
-	return &client.Outlier{ConsecutiveGateway: 3, ConsecutiveLocal: 2, Split: true, Interval: time.Second,
-		Base: 2 * time.Second, Max: 10 * time.Second, MaxPercent: 100}
+func outlier() *client.OutlierDetection {
+	return &client.OutlierDetection{ConsecutiveGateway: 3, ConsecutiveLocal: 2, SplitLocal: true, Interval: time.Second,
+		BaseEjection: 2 * time.Second, MaxEjection: 10 * time.Second, MaxPercent: 100}
 }
 
 // TestEjection: the last host of a stage dies with no control plane.
 func TestEjection(t *testing.T) {
-	b := with(&client.Cluster{PanicThreshold: 1, Outlier: outlier()}, priorities(ones(1, 0), ones(1, 0)))
-	h := b.Pick(start, new(Tried), nil)
-	if b.Failed(start, h) {
+	b := with(&client.Cluster{PanicThreshold: 1, OutlierDetection: outlier()}, priorities(ones(1, 0), ones(1, 0)))
+	h := b.Pick(start, new(Attempts), nil)
+	if b.ReportFailure(start, h) {
 		t.Fatal("one failure is not enough")
 	}
-	b.Answered(start, h, 200)
-	b.Failed(start, h)
-	if !b.Failed(start, h) {
+	b.ReportStatus(start, h, 200)
+	b.ReportFailure(start, h)
+	if !b.ReportFailure(start, h) {
 		t.Fatal("two in a row should eject")
 	}
 	if _, n := b.Size(); n != 1 {
@@ -213,20 +213,20 @@ func TestEjection(t *testing.T) {
 	if got := count(b, 50); got["p1-0"] != 50 {
 		t.Fatalf("the next priority should serve: %v", got)
 	}
-	if got := b.Pick(start.Add(2*time.Second), new(Tried), nil).Address; got != "p0-0" {
+	if got := b.Pick(start.Add(2*time.Second), new(Attempts), nil).Address; got != "p0-0" {
 		t.Fatalf("after the ejection %s serves", got)
 	}
 	// The second ejection in a row is longer, and peace shortens it again.
 	at := start.Add(2100 * time.Millisecond)
-	b.Failed(at, h)
-	b.Failed(at, h)
+	b.ReportFailure(at, h)
+	b.ReportFailure(at, h)
 	if d := h.until.Sub(at); d != 4*time.Second {
 		t.Errorf("the second ejection lasts %v, want 4 s", d)
 	}
-	b.Pick(at.Add(4*time.Second), new(Tried), nil)
+	b.Pick(at.Add(4*time.Second), new(Attempts), nil)
 	at = at.Add(time.Hour)
-	b.Failed(at, h)
-	b.Failed(at, h)
+	b.ReportFailure(at, h)
+	b.ReportFailure(at, h)
 	if d := h.until.Sub(at); d != 2*time.Second {
 		t.Errorf("after an hour of peace an ejection lasts %v, want 2 s", d)
 	}
@@ -235,11 +235,11 @@ func TestEjection(t *testing.T) {
 func TestEjectionBounds(t *testing.T) {
 	o := outlier()
 	o.MaxPercent = 50
-	b := with(&client.Cluster{PanicThreshold: 1, Outlier: o}, priorities(ones(4, 0)))
+	b := with(&client.Cluster{PanicThreshold: 1, OutlierDetection: o}, priorities(ones(4, 0)))
 	ejected := 0
 	for _, h := range b.hosts {
 		for range 3 {
-			if b.Answered(start, h, 503) {
+			if b.ReportStatus(start, h, 503) {
 				ejected++
 			}
 		}
@@ -248,34 +248,34 @@ func TestEjectionBounds(t *testing.T) {
 		t.Errorf("%d of 4 ejected at 50 %%", ejected)
 	}
 	// Long ejections stop at Max.
-	b = with(&client.Cluster{PanicThreshold: 1, Outlier: outlier()}, priorities(ones(1, 0)))
+	b = with(&client.Cluster{PanicThreshold: 1, OutlierDetection: outlier()}, priorities(ones(1, 0)))
 	h, at := b.hosts["p0-0"], start
 	for range 10 {
-		b.Failed(at, h)
-		b.Failed(at, h)
+		b.ReportFailure(at, h)
+		b.ReportFailure(at, h)
 		if d := h.until.Sub(at); d > 10*time.Second {
 			t.Fatalf("an ejection lasts %v", d)
 		}
 		at = h.until
-		b.Pick(at, new(Tried), nil)
+		b.Pick(at, new(Attempts), nil)
 	}
-	if d := h.until.Sub(h.lastBack); d > 0 {
+	if d := h.until.Sub(h.updatedAt); d > 0 {
 		t.Error("lastBack lies after the ejection")
 	}
 	// 500 is not a gateway error, and no detector here counts it.
-	h = with(&client.Cluster{PanicThreshold: 1, Outlier: outlier()}, priorities(ones(1, 0))).hosts["p0-0"]
+	h = with(&client.Cluster{PanicThreshold: 1, OutlierDetection: outlier()}, priorities(ones(1, 0))).hosts["p0-0"]
 	for range 10 {
-		if b.Answered(start, h, 500) {
+		if b.ReportStatus(start, h, 500) {
 			t.Fatal("a 500 ejected the host")
 		}
 	}
 }
 
 func TestUnsplitFailuresAreGatewayErrors(t *testing.T) {
-	b := with(&client.Cluster{Outlier: &client.Outlier{Consecutive5xx: 2, MaxPercent: 100, Base: time.Second, Max: time.Second}}, priorities(ones(2, 0)))
+	b := with(&client.Cluster{OutlierDetection: &client.OutlierDetection{Consecutive5xx: 2, MaxPercent: 100, BaseEjection: time.Second, MaxEjection: time.Second}}, priorities(ones(2, 0)))
 	h := b.hosts["p0-0"]
-	b.Failed(start, h)
-	if !b.Answered(start, h, 502) {
+	b.ReportFailure(start, h)
+	if !b.ReportStatus(start, h, 502) {
 		t.Error("a failure and a 502 are two in a row")
 	}
 }
@@ -283,11 +283,11 @@ func TestUnsplitFailuresAreGatewayErrors(t *testing.T) {
 // TestEjectionSurvivesUpdates: EDS repeats a dead host; it stays out. A host
 // that was away is new.
 func TestEjectionSurvivesUpdates(t *testing.T) {
-	c := &client.Cluster{PanicThreshold: 1, Outlier: outlier()}
+	c := &client.Cluster{PanicThreshold: 1, OutlierDetection: outlier()}
 	b := with(c, priorities(ones(2, 0)))
 	h := b.hosts["p0-0"]
-	b.Failed(start, h)
-	b.Failed(start, h)
+	b.ReportFailure(start, h)
+	b.ReportFailure(start, h)
 	b.Update(c, priorities([]int{5, 6}))
 	if got := count(b, 10); got["p0-0"] != 0 {
 		t.Errorf("the ejected host serves after an update: %v", got)
@@ -298,7 +298,7 @@ func TestEjectionSurvivesUpdates(t *testing.T) {
 		t.Errorf("a host that was gone should begin anew: %v", got)
 	}
 	for range 3 {
-		if b.Failed(start, h) {
+		if b.ReportFailure(start, h) {
 			t.Error("a report about the old host ejected the new one")
 		}
 	}
@@ -308,7 +308,7 @@ func BenchmarkPick(b *testing.B) {
 	for _, n := range []int{1, 16, 1000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			bal := with(&client.Cluster{PanicThreshold: 1}, priorities(slices.Repeat([]int{7}, n)))
-			var tried Tried
+			var tried Attempts
 			b.ReportAllocs()
 			for b.Loop() {
 				bal.Pick(start, &tried, nil)

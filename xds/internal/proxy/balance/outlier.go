@@ -2,9 +2,9 @@ package balance
 
 import "time"
 
-// Answered tells that a host answered with a status. It reports whether that
+// ReportStatus tells that a host answered with a status. It reports whether that
 // ejected the host.
-func (b *Balancer) Answered(now time.Time, h *Host, status int) (ejected bool) {
+func (b *Balancer) ReportStatus(now time.Time, h *Host, status int) (ejected bool) {
 	// Success is the common case and touches no lock.
 	reset(&h.local)
 	if status < 500 {
@@ -19,20 +19,20 @@ func (b *Balancer) Answered(now time.Time, h *Host, status int) (ejected bool) {
 	} else {
 		reset(&h.gateway)
 	}
-	return b.judge(now, h, worst, gateway, 0)
+	return b.ejectIfDue(now, h, worst, gateway, 0)
 }
 
-// Failed tells that a host gave no answer: no connection, a reset, a timeout.
+// ReportFailure tells that a host gave no answer: no connection, a reset, a timeout.
 // It reports whether that ejected the host.
-func (b *Balancer) Failed(now time.Time, h *Host) (ejected bool) {
+func (b *Balancer) ReportFailure(now time.Time, h *Host) (ejected bool) {
 	b.mu.Lock()
-	split := b.cluster != nil && b.cluster.Outlier != nil && b.cluster.Outlier.Split
+	split := b.cluster != nil && b.cluster.OutlierDetection != nil && b.cluster.OutlierDetection.SplitLocal
 	b.mu.Unlock()
 	if split {
-		return b.judge(now, h, 0, 0, h.local.Add(1))
+		return b.ejectIfDue(now, h, 0, 0, h.local.Add(1))
 	}
 	// To whoever does not split, a connection that fails is a 503.
-	return b.judge(now, h, h.errors5xx.Add(1), h.gateway.Add(1), 0)
+	return b.ejectIfDue(now, h, h.errors5xx.Add(1), h.gateway.Add(1), 0)
 }
 
 // reset clears a counter; most are clear already, and reading is cheaper.
@@ -45,31 +45,31 @@ func reset(c interface {
 	}
 }
 
-// judge ejects the host when one of its counts reached the limit.
-func (b *Balancer) judge(now time.Time, h *Host, worst, gateway, local int32) bool {
+// ejectIfDue ejects the host when one of its counts reached the limit.
+func (b *Balancer) ejectIfDue(now time.Time, h *Host, worst, gateway, local int32) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.cluster == nil || b.cluster.Outlier == nil || b.hosts[h.Address] != h || h.out {
+	if b.cluster == nil || b.cluster.OutlierDetection == nil || b.hosts[h.Address] != h || h.ejected {
 		return false
 	}
-	o := b.cluster.Outlier
+	o := b.cluster.OutlierDetection
 	reached := func(count int32, limit int) bool { return limit > 0 && int(count) >= limit }
 	if !reached(worst, o.Consecutive5xx) && !reached(gateway, o.ConsecutiveGateway) && !reached(local, o.ConsecutiveLocal) {
 		return false
 	}
-	if share(b.ejected, len(b.hosts)) >= float64(o.MaxPercent) {
+	if percent(b.ejected, len(b.hosts)) >= float64(o.MaxPercent) {
 		return false
 	}
-	if o.Interval > 0 && !h.lastBack.IsZero() {
-		h.times = max(0, h.times-int(now.Sub(h.lastBack)/o.Interval))
+	if o.Interval > 0 && !h.updatedAt.IsZero() {
+		h.ejections = max(0, h.ejections-int(now.Sub(h.updatedAt)/o.Interval))
 	}
-	h.times++
+	h.ejections++
 	// Compare before multiplying: the product may not fit.
-	long := o.Max
-	if o.Base == 0 || int64(h.times) <= int64(o.Max/o.Base) {
-		long = o.Base * time.Duration(h.times)
+	long := o.MaxEjection
+	if o.BaseEjection == 0 || int64(h.ejections) <= int64(o.MaxEjection/o.BaseEjection) {
+		long = o.BaseEjection * time.Duration(h.ejections)
 	}
-	h.out, h.until, h.lastBack = true, now.Add(long), now.Add(long)
+	h.ejected, h.until, h.updatedAt = true, now.Add(long), now.Add(long)
 	b.rebuildLocked(b.phasesLocked())
 	return true
 }
@@ -77,8 +77,8 @@ func (b *Balancer) judge(now time.Time, h *Host, worst, gateway, local int32) bo
 // returnLocked ends the ejections that are over.
 func (b *Balancer) returnLocked(now time.Time) {
 	for _, h := range b.hosts {
-		if h.out && !now.Before(h.until) {
-			h.out = false
+		if h.ejected && !now.Before(h.until) {
+			h.ejected = false
 			h.errors5xx.Store(0)
 			h.gateway.Store(0)
 			h.local.Store(0)

@@ -120,17 +120,17 @@ func matches(route *client.Route, r *Request) bool {
 		return false
 	}
 	for i := range route.Headers {
-		if !holds(&route.Headers[i], r) {
+		if !headerMatches(&route.Headers[i], r) {
 			return false
 		}
 	}
 	return true
 }
 
-// holds tests one condition. Every line of a header is tested alone and one is
+// headerMatches tests one condition. Every line of a header is tested alone and one is
 // enough. A missing header fails every test, inverted or not, but that for
 // its absence.
-func holds(m *client.HeaderMatch, r *Request) bool {
+func headerMatches(m *client.HeaderMatch, r *Request) bool {
 	var one [1]string
 	var lines []string
 	switch m.Name {
@@ -150,14 +150,14 @@ func holds(m *client.HeaderMatch, r *Request) bool {
 		return (len(lines) > 0) != m.Invert
 	}
 	for _, line := range lines {
-		if test(m, line) {
+		if lineMatches(m, line) {
 			return !m.Invert
 		}
 	}
 	return m.Invert && len(lines) > 0
 }
 
-func test(m *client.HeaderMatch, line string) bool {
+func lineMatches(m *client.HeaderMatch, line string) bool {
 	if m.Kind == client.MatchExact {
 		return line == m.Exact || m.FoldCase && strings.EqualFold(line, m.Exact)
 	}

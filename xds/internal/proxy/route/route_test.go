@@ -63,7 +63,7 @@ func TestEmptyRanges(t *testing.T) {
 	for _, r := range [][2]int64{{100, 100}, {100, 50}, {0, 0}} {
 		m := client.HeaderMatch{Name: tokens, Kind: client.MatchRange, Start: r[0], End: r[1]}
 		for _, v := range []string{"0", "50", "75", "100"} {
-			if test(&m, v) {
+			if lineMatches(&m, v) {
 				t.Errorf("[%d,%d) matches %s", r[0], r[1], v)
 			}
 		}
@@ -91,7 +91,7 @@ func TestHeaderTests(t *testing.T) {
 		{client.HeaderMatch{Name: ":authority", Kind: client.MatchExact, Exact: "h:1"}, true},
 		{client.HeaderMatch{Name: ":path", Kind: client.MatchExact, Exact: "/p?q"}, true},
 	} {
-		if got := holds(&c.m, &Request{Method: "POST", Authority: "h:1", Path: "/p", Target: "/p?q", Header: header}); got != c.want {
+		if got := headerMatches(&c.m, &Request{Method: "POST", Authority: "h:1", Path: "/p", Target: "/p?q", Header: header}); got != c.want {
 			t.Errorf("%+v holds: %v", c.m, got)
 		}
 	}

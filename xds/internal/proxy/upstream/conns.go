@@ -9,10 +9,10 @@ import (
 	"sync"
 )
 
-// conns is the HTTP/2 connections to one endpoint. Streams fill the first
+// connections is the HTTP/2 connections to one endpoint. Streams fill the first
 // connection with room; when none has any, one more is made, once for all who
 // wait.
-type conns struct {
+type connections struct {
 	address   string
 	settings  Settings
 	transport *http.Transport
@@ -32,11 +32,11 @@ type dial struct {
 	err    error // set before done is closed
 }
 
-func newConns(address string, s Settings, t *http.Transport) *conns {
-	return &conns{address: address, settings: s, transport: t}
+func newConns(address string, s Settings, t *http.Transport) *connections {
+	return &connections{address: address, settings: s, transport: t}
 }
 
-var errClosed = errors.New("the proxy is closed")
+var errProxyClosed = errors.New("the proxy is closed")
 
 // maxDials bounds how often one request waits for another new connection: a
 // peer that allows no streams would otherwise be dialled for ever.
@@ -44,7 +44,7 @@ const maxDials = 8
 
 // reserve returns a connection with room for one more stream, reserved for
 // the caller, who must call RoundTrip or Release.
-func (c *conns) reserve(ctx context.Context) (*http.ClientConn, error) {
+func (c *connections) reserve(ctx context.Context) (*http.ClientConn, error) {
 	for range maxDials {
 		c.mu.Lock()
 		if conn := c.roomLocked(); conn != nil {
@@ -53,7 +53,7 @@ func (c *conns) reserve(ctx context.Context) (*http.ClientConn, error) {
 		}
 		if c.closed {
 			c.mu.Unlock()
-			return nil, errClosed
+			return nil, errProxyClosed
 		}
 		d := c.dialing
 		if d == nil {
@@ -74,7 +74,7 @@ func (c *conns) reserve(ctx context.Context) (*http.ClientConn, error) {
 
 // roomLocked reserves a stream on an open connection, and forgets the closed
 // ones.
-func (c *conns) roomLocked() *http.ClientConn {
+func (c *connections) roomLocked() *http.ClientConn {
 	c.open = slices.DeleteFunc(c.open, func(conn *http.ClientConn) bool { return conn.Err() != nil })
 	for _, conn := range c.open {
 		if limit := c.settings.MaxStreams; limit > 0 && conn.InFlight() >= limit {
@@ -89,7 +89,7 @@ func (c *conns) roomLocked() *http.ClientConn {
 
 // dialLocked begins to make a connection on behalf of all who wait, so it
 // outlives the request that asked first.
-func (c *conns) dialLocked() *dial {
+func (c *connections) dialLocked() *dial {
 	ctx, cancel := context.WithTimeout(context.Background(), c.settings.ConnectTimeout)
 	d := &dial{done: make(chan struct{}), cancel: cancel}
 	c.dialing = d
@@ -104,7 +104,7 @@ func (c *conns) dialLocked() *dial {
 			d.err = err
 		case c.closed:
 			conn.Close()
-			d.err = errClosed
+			d.err = errProxyClosed
 		default:
 			c.open = append(c.open, conn)
 			if c.retired {
@@ -116,7 +116,7 @@ func (c *conns) dialLocked() *dial {
 	return d
 }
 
-func (c *conns) count() int {
+func (c *connections) count() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	n := 0
@@ -129,7 +129,7 @@ func (c *conns) count() int {
 }
 
 // retire closes the connections as their last stream ends.
-func (c *conns) retire() {
+func (c *connections) retire() {
 	c.mu.Lock()
 	c.retired = true
 	open := slices.Clone(c.open)
@@ -147,7 +147,7 @@ func closeIdle(conn *http.ClientConn) {
 }
 
 // close cuts everything.
-func (c *conns) close() {
+func (c *connections) close() {
 	c.mu.Lock()
 	c.closed = true
 	if c.dialing != nil {

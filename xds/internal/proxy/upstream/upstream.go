@@ -96,9 +96,9 @@ func (p *Pools) Get(address string, s Settings) *Pool {
 	return pool
 }
 
-// Keep retires the pools whose endpoint is not wanted any more. Requests on
+// RetireUnless retires the pools whose endpoint is not wanted any more. Requests on
 // them run to their end; a connection is closed with its last.
-func (p *Pools) Keep(wanted func(address string, s Settings) bool) {
+func (p *Pools) RetireUnless(wanted func(address string, s Settings) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for k, pool := range p.pools {
@@ -126,7 +126,7 @@ type Pool struct {
 	address   string
 	settings  Settings
 	transport *http.Transport
-	h2        *conns // nil for HTTP/1.1
+	h2        *connections // nil for HTTP/1.1
 }
 
 // dialError marks the errors of making a connection.
@@ -195,7 +195,7 @@ func (p *Pool) RoundTrip(r *http.Request) (*http.Response, error) {
 	ctx := httptrace.WithClientTrace(r.Context(), sent.hooks())
 	if p.h2 == nil {
 		resp, err := p.transport.RoundTrip(r.WithContext(ctx))
-		return resp, p.explain(r.Context(), err, &sent)
+		return resp, p.classify(r.Context(), err, &sent)
 	}
 	conn, err := p.h2.reserve(ctx)
 	if err != nil {
@@ -208,7 +208,7 @@ func (p *Pool) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, &Error{NotConnected, err}
 	}
 	resp, err := conn.RoundTrip(r.WithContext(ctx))
-	return resp, p.explain(r.Context(), err, &sent)
+	return resp, p.classify(r.Context(), err, &sent)
 }
 
 // sentTrace learns whether the headers went out.
@@ -222,7 +222,7 @@ func (s *sentTrace) hooks() *httptrace.ClientTrace {
 // stream; the error itself is not exported.
 const goAwayText = "http2: Transport received Server's graceful shutdown GOAWAY"
 
-func (p *Pool) explain(ctx context.Context, err error, s *sentTrace) error {
+func (p *Pool) classify(ctx context.Context, err error, s *sentTrace) error {
 	if err == nil {
 		return nil
 	}

@@ -242,7 +242,7 @@ func TestRetire(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all.Keep(func(string, Settings) bool { return false })
+	all.RetireUnless(func(string, Settings) bool { return false })
 	close(release)
 	if b, err := io.ReadAll(resp.Body); err != nil || string(b) != "done" {
 		t.Errorf("got %q, %v", b, err)

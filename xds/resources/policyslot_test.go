@@ -15,26 +15,26 @@ func TestSlot(t *testing.T) {
 		t.Fatal(err)
 	}
 	code := func(policyslots.Digest) []byte { return []byte("code") }
-	a, err := Slot(s.Want(code))
+	a, err := RenderPolicySlot(s.Want(code))
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := Slot(s.Want(code))
+	b, err := RenderPolicySlot(s.Want(code))
 	if err != nil || a.Version != b.Version || !a.Unlisted || a.Name != "cascade.policy.place.v1" || a.Type != ExtensionType {
 		t.Fatalf("%+v, %+v, %v", a, b, err)
 	}
-	if _, err := Slot(policyslots.Want{Kind: "nonsense"}); err == nil {
+	if _, err := RenderPolicySlot(policyslots.Want{Kind: "nonsense"}); err == nil {
 		t.Error("a slot of no kind is rendered")
 	}
 	set, err := NewSet(&Resource{Type: ExtensionType, Name: "x", Version: "1"}, &Resource{Type: RouteType, Name: "r", Version: "1"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	more := set.Plus(a)
+	more := set.WithResources(a)
 	if set.Len(ExtensionType) != 1 || more.Len(ExtensionType) != 2 || more.Len(RouteType) != 1 || more.Get(ExtensionType, a.Name) != a {
 		t.Error("Plus adds elsewhere, or changes the set")
 	}
-	if got := (Set{}).Plus(a); got.Len(ExtensionType) != 1 {
+	if got := (Set{}).WithResources(a); got.Len(ExtensionType) != 1 {
 		t.Error("nothing is added to an empty set")
 	}
 }

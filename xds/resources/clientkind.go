@@ -12,24 +12,24 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// form is the kind of client that a resource is spelled for. One plan is
+// clientKind is the kind of client that a resource is spelled for. One plan is
 // rendered for all of them into one set, so that there is one proof, one
 // rollout and one ledger: what differs is names, and where a client is told to
 // look for the next resource.
-type form uint8
+type clientKind uint8
 
 const (
-	// aggregated clients take everything over one ADS stream: the Envoys, gRPC
+	// adsClient clients take everything over one ADS stream: the Envoys, gRPC
 	// clients and proxies that belong to Cascade alone.
-	aggregated form = iota
-	// split clients are Envoys whose listeners and clusters belong to somebody
+	adsClient clientKind = iota
+	// splitEnvoy clients are Envoys whose listeners and clusters belong to somebody
 	// else. They ask for the route table, the clusters that it names and their
 	// endpoints, each on a stream of its own, from the cluster that their
 	// configuration has for Cascade.
-	split
-	// federated clients have another control plane for everything but the names
+	splitEnvoy
+	// federatedGRPC clients have another control plane for everything but the names
 	// under the authority of this one.
-	federated
+	federatedGRPC
 )
 
 // Authority is the authority of the names of federated clients, and the key
@@ -88,48 +88,48 @@ func federatedName(typeURL, id string) string {
 
 const typePrefix = "type.googleapis.com/"
 
-// spelling is how one kind of client is told of a plan. It is comparable.
-type spelling struct {
-	form form
-	xds  string // split: the client's cluster for Cascade
+// naming is how one kind of client is told of a plan. It is comparable.
+type naming struct {
+	kind       clientKind
+	xdsCluster string // split: the client's cluster for Cascade
 }
 
-// spellingOf is the spelling of a form under the settings.
-func spellingOf(f form, s Settings) spelling {
-	if f == split {
-		return spelling{split, cmp.Or(s.XDSCluster, XDSCluster)}
+// namingFor is the spelling of a form under the settings.
+func namingFor(f clientKind, s Settings) naming {
+	if f == splitEnvoy {
+		return naming{splitEnvoy, cmp.Or(s.XDSCluster, XDSCluster)}
 	}
-	return spelling{form: f}
+	return naming{kind: f}
 }
 
-func (y spelling) cluster(model string, k int) string {
-	switch y.form {
-	case split:
-		return SplitClusterName(model, k, y.xds)
-	case federated:
+func (y naming) cluster(model string, k int) string {
+	switch y.kind {
+	case splitEnvoy:
+		return SplitClusterName(model, k, y.xdsCluster)
+	case federatedGRPC:
 		return FederatedClusterName(model, k)
 	}
 	return ClusterName(model, k)
 }
 
-func (y spelling) endpoints(model string, k int) string {
-	if y.form == federated {
+func (y naming) endpoints(model string, k int) string {
+	if y.kind == federatedGRPC {
 		return FederatedEndpointName(model, k)
 	}
 	return EndpointName(model, k)
 }
 
 // grpcListener is the listener of a model's gRPC clients.
-func (y spelling) grpcListener(model string) string {
-	if y.form == federated {
+func (y naming) grpcListener(model string) string {
+	if y.kind == federatedGRPC {
 		return FederatedListenerName(model)
 	}
 	return GRPCListenerName(model)
 }
 
 // grpcRoute is the route table of the same.
-func (y spelling) grpcRoute(model string) string {
-	if y.form == federated {
+func (y naming) grpcRoute(model string) string {
+	if y.kind == federatedGRPC {
 		return FederatedRouteName(model)
 	}
 	return GRPCRouteName(model)
@@ -137,17 +137,17 @@ func (y spelling) grpcRoute(model string) string {
 
 // source is where the client finds the endpoints of a cluster. A federated
 // name says itself whom to ask.
-func (y spelling) source() *corev3.ConfigSource {
-	if y.form == split {
-		return SplitSource(y.xds, SplitFetchTimeout)
+func (y naming) source() *corev3.ConfigSource {
+	if y.kind == splitEnvoy {
+		return SplitConfigSource(y.xdsCluster, SplitFetchTimeout)
 	}
 	return ads()
 }
 
-// SplitSource points a subscription at Cascade by a delta stream of its own,
+// SplitConfigSource points a subscription at Cascade by a delta stream of its own,
 // through the cluster that an Envoy has for it. fetch bounds the wait for the
 // first answer, after which Envoy goes on without the resource.
-func SplitSource(xds string, fetch time.Duration) *corev3.ConfigSource {
+func SplitConfigSource(xds string, fetch time.Duration) *corev3.ConfigSource {
 	return &corev3.ConfigSource{
 		ResourceApiVersion:  corev3.ApiVersion_V3,
 		InitialFetchTimeout: durationpb.New(fetch),
@@ -164,22 +164,22 @@ func SplitSource(xds string, fetch time.Duration) *corev3.ConfigSource {
 
 // stageOf reads the name of a stage cluster back, in any spelling; ok is false
 // for other clusters.
-func stageOf(cluster string) (y spelling, model string, stage int, ok bool) {
+func stageOf(cluster string) (y naming, model string, stage int, ok bool) {
 	var id string
 	if id, ok = federatedID(ClusterType, cluster); ok {
-		y.form = federated
+		y.kind = federatedGRPC
 		model, stage, ok = stageIn(strings.TrimSuffix(id, "/"+LoadBalancer))
 	} else if parts := strings.Split(cluster, "/"); len(parts) == 4 || len(parts) == 5 {
 		escaped := [...]string{parts[1], parts[len(parts)-1]}
 		for i, e := range escaped {
 			text, err := url.PathUnescape(e)
 			if err != nil {
-				return spelling{}, "", 0, false
+				return naming{}, "", 0, false
 			}
 			escaped[i] = text
 		}
 		if len(parts) == 5 {
-			y = spelling{split, escaped[1]}
+			y = naming{splitEnvoy, escaped[1]}
 		}
 		model, stage, ok = stageIn(escaped[0] + "/" + parts[2])
 	}
@@ -213,16 +213,16 @@ func federatedID(typeURL, name string) (id string, ok bool) {
 	return strings.CutPrefix(u.Path, "/"+strings.TrimPrefix(typeURL, typePrefix)+"/")
 }
 
-// tableOf says for whom a route table is spelled, by its name, and whether it
+// tableClients says for whom a route table is spelled, by its name, and whether it
 // is a table of proxies, whose requests nobody has measured yet.
-func tableOf(name string) (f form, edge bool) {
+func tableClients(name string) (f clientKind, edge bool) {
 	switch {
 	case name == RouteName:
-		return aggregated, true
+		return adsClient, true
 	case strings.HasPrefix(name, "cascade/") && strings.HasSuffix(name, "/split"):
-		return split, true
+		return splitEnvoy, true
 	case strings.HasPrefix(name, "xdstp://"):
-		return federated, false
+		return federatedGRPC, false
 	}
-	return aggregated, false
+	return adsClient, false
 }

@@ -9,11 +9,11 @@ import (
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
-// Slot renders what a policy slot of every host should run: an extension config
+// RenderPolicySlot renders what a policy slot of every host should run: an extension config
 // that only those get who ask for it. Slots belong to no view and no plan: a
 // proxy has nothing of them, so nothing about them is staged, and no roll-out
 // waits for them; see Set.Plus. Nothing is returned that hosts could not read.
-func Slot(w policyslots.Want) (*Resource, error) {
+func RenderPolicySlot(w policyslots.Want) (*Resource, error) {
 	m, err := w.Message()
 	if err != nil {
 		return nil, fmt.Errorf("slot %s: %w", w.Kind, err)
@@ -34,9 +34,9 @@ func Slot(w policyslots.Want) (*Resource, error) {
 	return r, nil
 }
 
-// Plus returns the set with more resources, each in the place of the one of its
+// WithResources returns the set with more resources, each in the place of the one of its
 // type and name.
-func (s Set) Plus(rs ...*Resource) Set {
+func (s Set) WithResources(rs ...*Resource) Set {
 	if len(rs) == 0 {
 		return s
 	}

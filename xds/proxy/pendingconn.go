@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// patient accepts connections on which the first request may take its time, as
+// lazyDeadlineListener accepts connections on which the first request may take its time, as
 // Envoy does. Clients dial ahead: a pool that makes a connection for a request
 // and then serves it on another one keeps the new one for later.
 //
@@ -19,56 +19,56 @@ import (
 // it looks for HTTP/2 in the first 14 bytes; when the time is up between those
 // and the rest, it takes "POST /v1/compl" for the whole of a request line, and
 // answers 400.
-type patient struct {
+type lazyDeadlineListener struct {
 	net.Listener
 	idle time.Duration // for the first byte; 0 = no limit
 }
 
 // Accept implements net.Listener.
-func (p patient) Accept() (net.Conn, error) {
+func (p lazyDeadlineListener) Accept() (net.Conn, error) {
 	c, err := p.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
-	f := &fresh{Conn: c, idle: p.idle}
-	_ = f.rest() // one that is closed already is found out when it is read
+	f := &pendingConn{Conn: c, firstByteTimeout: p.idle}
+	_ = f.awaitFirstByte() // one that is closed already is found out when it is read
 	return f, nil
 }
 
-// fresh is a connection that may not have brought a request yet. Until one was
+// pendingConn is a connection that may not have brought a request yet. Until one was
 // read, a deadline counts from the next byte on, and that byte has as long as any
 // idle connection; afterwards deadlines are what they say. The server gives one
 // for the head, and before that one for the handshake of TLS.
-type fresh struct {
+type pendingConn struct {
 	net.Conn
-	idle time.Duration
-	head atomic.Int64 // the time.Duration of a deadline that has not begun; 0 = none
-	both atomic.Bool  // it is one for writing, too
-	used atomic.Bool  // a request was read
+	firstByteTimeout time.Duration
+	headTimeout      atomic.Int64 // the time.Duration of a deadline that has not begun; 0 = none
+	alsoWrite        atomic.Bool  // it is one for writing, too
+	requestRead      atomic.Bool  // a request was read
 }
 
-// rest waits for the first byte.
-func (c *fresh) rest() error {
-	if c.idle > 0 {
-		return c.Conn.SetReadDeadline(time.Now().Add(c.idle))
+// awaitFirstByte waits for the first byte.
+func (c *pendingConn) awaitFirstByte() error {
+	if c.firstByteTimeout > 0 {
+		return c.Conn.SetReadDeadline(time.Now().Add(c.firstByteTimeout))
 	}
 	return c.Conn.SetReadDeadline(time.Time{})
 }
 
 // SetReadDeadline implements net.Conn.
-func (c *fresh) SetReadDeadline(t time.Time) error {
-	if c.used.Load() || t.IsZero() {
-		c.head.Store(0)
+func (c *pendingConn) SetReadDeadline(t time.Time) error {
+	if c.requestRead.Load() || t.IsZero() {
+		c.headTimeout.Store(0)
 		return c.Conn.SetReadDeadline(t)
 	}
-	c.head.Store(int64(max(time.Until(t), 1)))
-	return c.rest()
+	c.headTimeout.Store(int64(max(time.Until(t), 1)))
+	return c.awaitFirstByte()
 }
 
 // SetWriteDeadline implements net.Conn.
-func (c *fresh) SetWriteDeadline(t time.Time) error {
-	later := !t.IsZero() && c.head.Load() > 0
-	if c.both.Store(later); later {
+func (c *pendingConn) SetWriteDeadline(t time.Time) error {
+	later := !t.IsZero() && c.headTimeout.Load() > 0
+	if c.alsoWrite.Store(later); later {
 		return nil
 	}
 	return c.Conn.SetWriteDeadline(t)
@@ -76,38 +76,38 @@ func (c *fresh) SetWriteDeadline(t time.Time) error {
 
 // Read implements net.Conn. A head that does not arrive in time closes the
 // connection, so that nothing is answered to half a line.
-func (c *fresh) Read(p []byte) (int, error) {
+func (c *pendingConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	switch {
-	case n > 0 && c.head.Load() > 0:
-		t := time.Now().Add(time.Duration(c.head.Swap(0)))
+	case n > 0 && c.headTimeout.Load() > 0:
+		t := time.Now().Add(time.Duration(c.headTimeout.Swap(0)))
 		_ = c.Conn.SetReadDeadline(t) // fails where the connection is closed
-		if c.both.Swap(false) {
+		if c.alsoWrite.Swap(false) {
 			_ = c.Conn.SetWriteDeadline(t)
 		}
-	case errors.Is(err, os.ErrDeadlineExceeded) && !c.used.Load():
+	case errors.Is(err, os.ErrDeadlineExceeded) && !c.requestRead.Load():
 		c.Conn.Close()
 	}
 	return n, err
 }
 
 // CloseWrite lets http.Server end an answer before it closes.
-func (c *fresh) CloseWrite() error {
+func (c *pendingConn) CloseWrite() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
 	}
 	return errors.ErrUnsupported
 }
 
-// settle is an http.Server's ConnState: it hears of the first request.
-func settle(c net.Conn, s http.ConnState) {
+// markRequestRead is an http.Server's ConnState: it hears of the first request.
+func markRequestRead(c net.Conn, s http.ConnState) {
 	if s != http.StateActive {
 		return
 	}
 	if secure, ok := c.(*tls.Conn); ok {
 		c = secure.NetConn()
 	}
-	if f, ok := c.(*fresh); ok {
-		f.used.Store(true)
+	if f, ok := c.(*pendingConn); ok {
+		f.requestRead.Store(true)
 	}
 }

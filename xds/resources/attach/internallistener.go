@@ -22,43 +22,43 @@ import (
 
 // Names of the clusters that a door adds.
 const (
-	DoorCluster     = "cascade-door"
+	InternalCluster = "cascade-door"
 	fallbackCluster = "cascade-or-fallback"
 )
 
 // Timing of the owner's route to the door.
 const (
-	// doorIdle cuts a stream on which nothing moved for so long, as Cascade's own
+	// idleTimeout cuts a stream on which nothing moved for so long, as Cascade's own
 	// routes do.
-	doorIdle = 15 * time.Minute
+	idleTimeout = 15 * time.Minute
 	// Falling back needs no pause: the other cluster has not been tried.
-	fallbackPause    = time.Millisecond
-	fallbackMaxPause = 10 * time.Millisecond
+	fallbackBackoff    = time.Millisecond
+	fallbackMaxBackoff = 10 * time.Millisecond
 	// bufferLimit is the largest body that can fall back; it must be held until
 	// somebody has answered.
 	bufferLimit = 16 << 20
 )
 
-// Door renders an internal listener whose routes are Cascade's, and a cluster
+// InternalListener renders an internal listener whose routes are Cascade's, and a cluster
 // that leads to it: what the owner's own routes send there is routed by
 // Cascade, and nothing else is touched. With a fallback, a request that Cascade
 // cannot route, because it has not answered since Envoy's start, has lost its
 // replicas or does not know a cluster in time, goes to that cluster instead. It
 // reached nobody before, so none is served twice.
-func Door(c Config) (*Host, error) {
+func InternalListener(c Config) (*EnvoyConfig, error) {
 	c = c.complete()
-	h, err := c.door()
+	h, err := c.renderInternalListener()
 	if err != nil {
 		return nil, fmt.Errorf("attach: %w", err)
 	}
 	return h, nil
 }
 
-func (c Config) door() (*Host, error) {
+func (c Config) renderInternalListener() (*EnvoyConfig, error) {
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	manager, err := c.manager()
+	manager, err := c.connectionManager()
 	if err != nil {
 		return nil, err
 	}
@@ -68,18 +68,18 @@ func (c Config) door() (*Host, error) {
 	// it names the server.
 	manager.UseRemoteAddress = wrapperspb.Bool(false)
 	manager.ServerHeaderTransformation = hcmv3.HttpConnectionManager_PASS_THROUGH
-	manager.StreamIdleTimeout = durationpb.New(doorIdle)
-	manager.Http2ProtocolOptions = resources.HTTP2(maxStreams).GetExplicitHttpConfig().GetHttp2ProtocolOptions()
+	manager.StreamIdleTimeout = durationpb.New(idleTimeout)
+	manager.Http2ProtocolOptions = resources.HTTP2Options(maxStreams).GetExplicitHttpConfig().GetHttp2ProtocolOptions()
 	manager.Http2ProtocolOptions.ConnectionKeepalive = nil // nobody is far away
 	packed, err := pack(manager)
 	if err != nil {
 		return nil, err
 	}
-	control, err := c.control()
+	control, err := c.controlCluster()
 	if err != nil {
 		return nil, err
 	}
-	door, err := doorCluster(c.Listener)
+	door, err := internalCluster(c.Listener)
 	if err != nil {
 		return nil, err
 	}
@@ -87,7 +87,7 @@ func (c Config) door() (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &Host{
+	h := &EnvoyConfig{
 		Clusters: []*clusterv3.Cluster{control, door},
 		Listener: &listenerv3.Listener{
 			Name:              c.Listener,
@@ -98,8 +98,8 @@ func (c Config) door() (*Host, error) {
 			}}}},
 			PerConnectionBufferLimitBytes: wrapperspb.UInt32(bufferLimit),
 		},
-		Route:     route(DoorCluster),
-		Bootstrap: c.bootstrap(),
+		Route:     route(InternalCluster),
+		Bootstrap: c.loadReportBootstrap(),
 	}
 	if h.Bootstrap == nil {
 		h.Bootstrap = new(bootstrapv3.Bootstrap)
@@ -108,13 +108,13 @@ func (c Config) door() (*Host, error) {
 	if c.Fallback == "" {
 		return h, nil
 	}
-	either, err := eitherCluster(c.Fallback)
+	either, err := aggregateCluster(c.Fallback)
 	if err != nil {
 		return nil, err
 	}
 	h.Clusters = append(h.Clusters, either)
 	h.Route = route(fallbackCluster)
-	h.Route.GetRoute().RetryPolicy, err = fallBack()
+	h.Route.GetRoute().RetryPolicy, err = fallbackRetryPolicy()
 	if err != nil {
 		return nil, err
 	}
@@ -122,16 +122,16 @@ func (c Config) door() (*Host, error) {
 	return h, nil
 }
 
-// doorCluster leads to the internal listener, in HTTP/2: a connection per
+// internalCluster leads to the internal listener, in HTTP/2: a connection per
 // worker.
-func doorCluster(listener string) (*clusterv3.Cluster, error) {
-	c, err := http2Cluster(DoorCluster)
+func internalCluster(listener string) (*clusterv3.Cluster, error) {
+	c, err := http2Cluster(InternalCluster)
 	if err != nil {
 		return nil, err
 	}
 	c.ClusterDiscoveryType = &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC}
-	c.CircuitBreakers = roomy()
-	c.LoadAssignment = &endpointv3.ClusterLoadAssignment{ClusterName: DoorCluster, Endpoints: []*endpointv3.LocalityLbEndpoints{{
+	c.CircuitBreakers = highLimits()
+	c.LoadAssignment = &endpointv3.ClusterLoadAssignment{ClusterName: InternalCluster, Endpoints: []*endpointv3.LocalityLbEndpoints{{
 		LbEndpoints: []*endpointv3.LbEndpoint{endpoint(&corev3.Address{
 			Address: &corev3.Address_EnvoyInternalAddress{EnvoyInternalAddress: &corev3.EnvoyInternalAddress{
 				AddressNameSpecifier: &corev3.EnvoyInternalAddress_ServerListenerName{ServerListenerName: listener},
@@ -141,9 +141,9 @@ func doorCluster(listener string) (*clusterv3.Cluster, error) {
 	return c, nil
 }
 
-// eitherCluster is the door and, behind it, the fallback.
-func eitherCluster(fallback string) (*clusterv3.Cluster, error) {
-	config, err := pack(&aggregatev3.ClusterConfig{Clusters: []string{DoorCluster, fallback}})
+// aggregateCluster is the door and, behind it, the fallback.
+func aggregateCluster(fallback string) (*clusterv3.Cluster, error) {
+	config, err := pack(&aggregatev3.ClusterConfig{Clusters: []string{InternalCluster, fallback}})
 	if err != nil {
 		return nil, err
 	}
@@ -152,11 +152,11 @@ func eitherCluster(fallback string) (*clusterv3.Cluster, error) {
 		LbPolicy:             clusterv3.Cluster_CLUSTER_PROVIDED,
 		ClusterDiscoveryType: &clusterv3.Cluster_ClusterType{ClusterType: &clusterv3.Cluster_CustomClusterType{Name: "envoy.clusters.aggregate", TypedConfig: config}},
 		// Retries are counted here, and at Envoy's start every request is one.
-		CircuitBreakers: roomy(),
+		CircuitBreakers: highLimits(),
 	}, nil
 }
 
-func roomy() *clusterv3.CircuitBreakers {
+func highLimits() *clusterv3.CircuitBreakers {
 	limit := wrapperspb.UInt32(maxStreams)
 	return &clusterv3.CircuitBreakers{Thresholds: []*clusterv3.CircuitBreakers_Thresholds{{
 		MaxConnections: limit, MaxPendingRequests: limit, MaxRequests: limit, MaxRetries: limit,
@@ -170,14 +170,14 @@ func route(cluster string) *routev3.Route {
 			ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: cluster},
 			// The default of 15 s would cut a token stream, with status 200.
 			Timeout:     durationpb.New(0),
-			IdleTimeout: durationpb.New(doorIdle),
+			IdleTimeout: durationpb.New(idleTimeout),
 		}},
 	}
 }
 
-// fallBack tries the cluster behind the door once, for requests of which the
+// fallbackRetryPolicy tries the cluster behind the door once, for requests of which the
 // door says that they reached nobody.
-func fallBack() (*routev3.RetryPolicy, error) {
+func fallbackRetryPolicy() (*routev3.RetryPolicy, error) {
 	behind, err := pack(&previousprioritiesv3.PreviousPrioritiesConfig{UpdateFrequency: 1})
 	if err != nil {
 		return nil, err
@@ -193,7 +193,7 @@ func fallBack() (*routev3.RetryPolicy, error) {
 			ConfigType: &routev3.RetryPolicy_RetryPriority_TypedConfig{TypedConfig: behind},
 		},
 		RetryBackOff: &routev3.RetryPolicy_RetryBackOff{
-			BaseInterval: durationpb.New(fallbackPause), MaxInterval: durationpb.New(fallbackMaxPause),
+			BaseInterval: durationpb.New(fallbackBackoff), MaxInterval: durationpb.New(fallbackMaxBackoff),
 		},
 	}, nil
 }

@@ -15,37 +15,37 @@ var (
 	errDuration = errors.New("the stream reached its maximum duration")
 )
 
-// watch ends a request that takes too long, in whole or between two bytes. It
+// watchdog ends a request that takes too long, in whole or between two bytes. It
 // has one timer, which looks at the last sign of life when it fires; so a byte
 // costs a clock reading and an atomic store.
-type watch struct {
+type watchdog struct {
 	idle, timeout, duration time.Duration // 0 = none
 	begun                   time.Time
-	alive                   atomic.Int64 // time of the last byte, since begun
+	lastProgress            atomic.Int64 // time of the last byte, since begun
 	cancel                  func(error)
 	control                 *http.ResponseController
 	reading                 func() bool // the request's body is still to come
 	answering               atomic.Bool // the answer's headers are out
 
-	mu    sync.Mutex
-	timer *time.Timer
-	over  bool
+	mu      sync.Mutex
+	timer   *time.Timer
+	stopped bool
 }
 
 // start begins to watch. The limits must be set.
-func (w *watch) start() {
-	if first := w.next(0, 0); first > 0 {
+func (w *watchdog) start() {
+	if first := w.nextTimeout(0, 0); first > 0 {
 		w.mu.Lock()
 		w.timer = time.AfterFunc(first, w.fire)
 		w.mu.Unlock()
 	}
 }
 
-// touch notes a sign of life.
-func (w *watch) touch() { w.alive.Store(int64(time.Since(w.begun))) }
+// recordProgress notes a sign of life.
+func (w *watchdog) recordProgress() { w.lastProgress.Store(int64(time.Since(w.begun))) }
 
-// next is the time until a limit may be reached; 0 when there is none.
-func (w *watch) next(age, alive time.Duration) time.Duration {
+// nextTimeout is the time until a limit may be reached; 0 when there is none.
+func (w *watchdog) nextTimeout(age, alive time.Duration) time.Duration {
 	var least time.Duration
 	for _, left := range [...]struct{ limit, used time.Duration }{{w.idle, age - alive}, {w.timeout, age}, {w.duration, age}} {
 		if left.limit > 0 {
@@ -57,30 +57,30 @@ func (w *watch) next(age, alive time.Duration) time.Duration {
 	return least
 }
 
-func (w *watch) fire() {
+func (w *watchdog) fire() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.over {
+	if w.stopped {
 		return
 	}
-	age, alive := time.Since(w.begun), time.Duration(w.alive.Load())
+	age, alive := time.Since(w.begun), time.Duration(w.lastProgress.Load())
 	switch {
 	case w.timeout > 0 && age >= w.timeout:
-		w.trip(errTimeout)
+		w.endRequest(errTimeout)
 	case w.duration > 0 && age >= w.duration:
-		w.trip(errDuration)
+		w.endRequest(errDuration)
 	case w.idle > 0 && age-alive >= w.idle:
-		w.trip(errIdle)
+		w.endRequest(errIdle)
 	default:
-		w.timer.Reset(w.next(age, alive))
+		w.timer.Reset(w.nextTimeout(age, alive))
 	}
 }
 
-// trip ends the request: its upstream by the context, and whatever read from
+// endRequest ends the request: its upstream by the context, and whatever read from
 // or write to the client is stuck by a deadline in the past. A write stays
 // possible while the answer has not begun, for the error.
-func (w *watch) trip(cause error) {
-	w.over = true
+func (w *watchdog) endRequest(cause error) {
+	w.stopped = true
 	w.cancel(cause)
 	// Not every connection can; the server's own limits remain then.
 	if w.reading() {
@@ -92,10 +92,10 @@ func (w *watch) trip(cause error) {
 }
 
 // stop ends the watch. When it returns the timer does nothing any more.
-func (w *watch) stop() {
+func (w *watchdog) stop() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.over = true
+	w.stopped = true
 	if w.timer != nil {
 		w.timer.Stop()
 	}

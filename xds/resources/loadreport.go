@@ -27,9 +27,9 @@ func reportLoad(c *clusterv3.Cluster) *clusterv3.Cluster {
 	return c
 }
 
-// LoadStats makes an Envoy report its load to the control plane. It is in the
+// LoadStatsConfig makes an Envoy report its load to the control plane. It is in the
 // bootstrap, because a cluster cannot say so.
-func LoadStats(service []*corev3.GrpcService) *bootstrapv3.ClusterManager {
+func LoadStatsConfig(service []*corev3.GrpcService) *bootstrapv3.ClusterManager {
 	return &bootstrapv3.ClusterManager{LoadStatsConfig: &corev3.ApiConfigSource{
 		ApiType:             corev3.ApiConfigSource_GRPC,
 		TransportApiVersion: corev3.ApiVersion_V3,

@@ -10,9 +10,9 @@ import (
 	"time"
 )
 
-func watched(idle, timeout, duration time.Duration) (*watch, func() error) {
+func watched(idle, timeout, duration time.Duration) (*watchdog, func() error) {
 	var cause atomic.Pointer[error]
-	return &watch{
+	return &watchdog{
 			idle: idle, timeout: timeout, duration: duration, begun: time.Now(), reading: func() bool { return false },
 			cancel: func(err error) { cause.Store(&err) }, control: http.NewResponseController(httptest.NewRecorder()),
 		}, func() error {
@@ -60,7 +60,7 @@ func TestWatchIsExact(t *testing.T) {
 		w.start()
 		for range 100 {
 			time.Sleep(900 * time.Millisecond)
-			w.touch()
+			w.recordProgress()
 		}
 		time.Sleep(time.Second - 1)
 		synctest.Wait()

@@ -12,8 +12,8 @@ import (
 // HTTP/2 frames.
 const chunkBytes = 32 << 10
 
-// answer copies a response to the client, piece by piece as it comes.
-func (x *exchange) answer(resp *http.Response, host *balance.Host) {
+// forwardResponse copies a response to the client, piece by piece as it comes.
+func (x *exchange) forwardResponse(resp *http.Response, host *balance.Host) {
 	defer resp.Body.Close()
 	h := x.w.Header()
 	for name, values := range resp.Header {
@@ -24,16 +24,16 @@ func (x *exchange) answer(resp *http.Response, host *balance.Host) {
 	if h["Content-Type"] == nil {
 		h["Content-Type"] = nil // keeps net/http from guessing
 	}
-	x.decorate(h, host.Address)
+	x.mutateResponse(h, host.Address)
 	x.code = resp.StatusCode
-	x.watch.answering.Store(true)
-	if x.r.ProtoMajor == 1 && x.reading() {
+	x.watchdog.answering.Store(true)
+	if x.r.ProtoMajor == 1 && x.bodyPending() {
 		// The answer may begin while the request is still on its way.
-		_ = x.watch.control.EnableFullDuplex()
+		_ = x.watchdog.control.EnableFullDuplex()
 	}
 	x.w.WriteHeader(resp.StatusCode)
-	if err := x.copy(resp); err != nil {
-		if x.gone() {
+	if err := x.copyBody(resp); err != nil {
+		if x.clientLeft() {
 			return // the client left
 		}
 		// The status is out: cutting the stream is the only way to tell.
@@ -44,9 +44,9 @@ func (x *exchange) answer(resp *http.Response, host *balance.Host) {
 	}
 }
 
-// copy moves the body. What comes without a length is a stream, and every
+// copyBody moves the body. What comes without a length is a stream, and every
 // piece of it is flushed at once: a token must not wait for the next.
-func (x *exchange) copy(resp *http.Response) error {
+func (x *exchange) copyBody(resp *http.Response) error {
 	if x.r.Method == http.MethodHead || resp.Body == http.NoBody {
 		return nil
 	}
@@ -59,7 +59,7 @@ func (x *exchange) copy(resp *http.Response) error {
 	streams := resp.ContentLength < 0
 	flush := func() error { return nil }
 	if streams {
-		flush = x.watch.control.Flush
+		flush = x.watchdog.control.Flush
 		if err := flush(); err != nil { // the headers
 			return err
 		}
@@ -67,7 +67,7 @@ func (x *exchange) copy(resp *http.Response) error {
 	for {
 		n, err := resp.Body.Read(*chunk)
 		if n > 0 {
-			x.watch.touch()
+			x.watchdog.recordProgress()
 			if _, err := x.w.Write((*chunk)[:n]); err != nil {
 				return err
 			}

@@ -129,7 +129,7 @@ func TestProveSpellings(t *testing.T) {
 		},
 		"split cluster with endpoints through another cluster": func(t *testing.T, s resources.Set) resources.Set {
 			return edit(t, s, resources.ClusterType, splitCluster, func(c *clusterv3.Cluster) proto.Message {
-				c.EdsClusterConfig.EdsConfig = resources.SplitSource("other", resources.SplitFetchTimeout)
+				c.EdsClusterConfig.EdsConfig = resources.SplitConfigSource("other", resources.SplitFetchTimeout)
 				return c
 			})
 		},
@@ -141,7 +141,7 @@ func TestProveSpellings(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			return s.With(only, resources.ClusterType)
+			return s.WithTypes(only, resources.ClusterType)
 		},
 		"federated endpoints that nobody is in": func(t *testing.T, s resources.Set) resources.Set {
 			return edit(t, s, resources.EndpointType, resources.FederatedEndpointName("org/m", 3), func(cla *endpointv3.ClusterLoadAssignment) proto.Message {

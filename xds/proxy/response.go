@@ -34,8 +34,8 @@ type apiError struct {
 	Code    string  `json:"code"`
 }
 
-// fail answers with an error of the proxy's own.
-func (x *exchange) fail(status int, code, message string) {
+// replyError answers with an error of the proxy's own.
+func (x *exchange) replyError(status int, code, message string) {
 	kind := "invalid_request_error"
 	if status >= 500 {
 		kind = "server_error"
@@ -46,12 +46,12 @@ func (x *exchange) fail(status int, code, message string) {
 	}
 	h := x.w.Header()
 	h.Set("Content-Type", "application/json")
-	x.decorate(h, "")
-	x.write(status, body)
+	x.mutateResponse(h, "")
+	x.replyLocal(status, body)
 }
 
-// write sends a whole answer.
-func (x *exchange) write(status int, body []byte) {
+// replyLocal sends a whole answer.
+func (x *exchange) replyLocal(status int, body []byte) {
 	x.code = status
 	x.w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	x.w.WriteHeader(status)
