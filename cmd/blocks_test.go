@@ -250,7 +250,7 @@ func round(t testing.TB, from, to *seat, leg, id string, spoil func(m *transport
 		spoil(memory, m.dst[:m.full])
 	}
 	n := m.full * d.BlockTokens
-	must(t, to.blocks.Filled(t.Context(), id, 0, m.first.IDs[:n], n))
+	must(t, to.blocks.MarkFilled(t.Context(), id, 0, m.first.IDs[:n], n))
 	return m
 }
 
@@ -266,7 +266,7 @@ func (m *moving) again(t testing.TB) {
 	m.dst, err = m.to.blocks.Reserve(t.Context(), m.id, table.Length+640)
 	must(t, err)
 	carry(t, m.from, m.to, table.Blocks[:n], m.dst[m.full:full])
-	must(t, m.to.blocks.Filled(t.Context(), m.id, from, table.IDs[:n*d.BlockTokens], full*d.BlockTokens))
+	must(t, m.to.blocks.MarkFilled(t.Context(), m.id, from, table.IDs[:n*d.BlockTokens], full*d.BlockTokens))
 	m.full = full
 }
 
@@ -298,7 +298,7 @@ func (m *moving) finish(t testing.TB, last blocks.Table) {
 		must(t, err)
 	}
 	carry(t, m.from, m.to, last.Blocks, m.dst[m.full:m.full+len(last.Blocks)])
-	must(t, m.to.blocks.Filled(t.Context(), m.id, m.full*d.BlockTokens, last.IDs, last.Computed))
+	must(t, m.to.blocks.MarkFilled(t.Context(), m.id, m.full*d.BlockTokens, last.IDs, last.Computed))
 }
 
 // unmoved is the text that a request has where nothing moves. It may be asked for
@@ -478,7 +478,7 @@ func TestEngineComesBack(t *testing.T) {
 	}
 	s.stop()
 	await(t, func() bool { _, ok := s.blocks.Memory(); return !ok })
-	if _, err := s.blocks.Reserve(t.Context(), "r", 100); !errors.Is(err, blocks.ErrAway) {
+	if _, err := s.blocks.Reserve(t.Context(), "r", 100); !errors.Is(err, blocks.ErrUnavailable) {
 		t.Error(err)
 	}
 	m.RegionBytes(0, 0)[0]++ // the engine is gone, the memory is not
@@ -496,7 +496,7 @@ func TestEngineComesBack(t *testing.T) {
 		t.Error("the engine that came back has the old one's memory")
 	}
 	// What was reserved is not known any more, and can be reserved again.
-	if err := s.blocks.Filled(t.Context(), "r", 0, []uint32{1}, 0); !errors.Is(err, blocks.ErrNotFound) {
+	if err := s.blocks.MarkFilled(t.Context(), "r", 0, []uint32{1}, 0); !errors.Is(err, blocks.ErrNotFound) {
 		t.Error(err)
 	}
 	if _, err := s.blocks.Reserve(t.Context(), "r", 100); err != nil {
@@ -528,7 +528,7 @@ func TestBlocksErrors(t *testing.T) {
 		if err == nil {
 			break
 		}
-		if !errors.Is(err, blocks.ErrNotFound) && !errors.Is(err, blocks.ErrWaiting) {
+		if !errors.Is(err, blocks.ErrNotFound) && !errors.Is(err, blocks.ErrNotComputed) {
 			t.Fatal(err)
 		}
 	}

@@ -28,7 +28,7 @@ type migrationStats struct {
 }
 
 // collectMigrationStats collects what movers count.
-func collectMigrationStats(movers []*executor.Mover) migrationStats {
+func collectMigrationStats(movers []*executor.Executor) migrationStats {
 	m := migrationStats{Moved: map[string]uint64{}, Failed: map[string]uint64{}, Causes: map[string]int{}}
 	var stalls []time.Duration
 	for _, one := range movers {
@@ -42,7 +42,7 @@ func collectMigrationStats(movers []*executor.Mover) migrationStats {
 		m.Bytes += st.Bytes
 		m.Rescued += st.Rescued
 		m.Lost += st.Lost
-		for _, move := range one.Moves() {
+		for _, move := range one.Migrations() {
 			if move.Role != "source" || move.State != "moved" {
 				continue
 			}

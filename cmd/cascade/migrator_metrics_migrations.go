@@ -53,7 +53,7 @@ var migrationMetrics = [...]migrationMetric{
 	{name: "market_messages_ignored_total", help: "Messages from peers that made no sense or were too many.", kind: prometheus.CounterValue, value: func(m migrationSample) float64 { return float64(m.market.Ignored) }},
 	{name: "summaries_sent_total", help: "Summaries of the own load to peers.", kind: prometheus.CounterValue, value: func(m migrationSample) float64 { return float64(m.market.SummariesSent) }},
 	{name: "summaries_received_total", help: "Summaries of peers' load.", kind: prometheus.CounterValue, value: func(m migrationSample) float64 { return float64(m.market.SummariesReceived) }},
-	{name: "peers_heard", help: "Peers whose load is known.", kind: prometheus.GaugeValue, value: func(m migrationSample) float64 { return float64(m.market.Heard) }},
+	{name: "peers_heard", help: "Peers whose load is known.", kind: prometheus.GaugeValue, value: func(m migrationSample) float64 { return float64(m.market.FreshPeers) }},
 	{name: "forwards_total", help: "Requests that were placed at a peer before their first token.", kind: prometheus.CounterValue, value: func(m migrationSample) float64 { return float64(m.market.Forwards) }},
 
 	{name: "transfers_sent_total", help: "Transfers out that have ended well.", kind: prometheus.CounterValue, label: "way", values: func(m migrationSample) map[string]float64 { return floats(m.executor.Sent) }},
@@ -63,7 +63,7 @@ var migrationMetrics = [...]migrationMetric{
 	{name: "transfer_bytes_total", help: "KV bytes that have come, as the real engine has them.", kind: prometheus.CounterValue, value: func(m migrationSample) float64 { return float64(m.executor.Bytes) }},
 	{name: "transfer_copied_bytes_total", help: "Bytes that transports have copied.", kind: prometheus.CounterValue, value: func(m migrationSample) float64 { return float64(m.executor.Copied) }},
 	{name: "transfer_rounds_total", help: "Pulls of blocks.", kind: prometheus.CounterValue, value: func(m migrationSample) float64 { return float64(m.executor.Rounds) }},
-	{name: "engine_sessions_abandoned_total", help: "Sessions with the engine that were given up because it did not let go of a request or of blocks.", kind: prometheus.CounterValue, value: func(m migrationSample) float64 { return float64(m.executor.Abandoned) }},
+	{name: "engine_sessions_abandoned_total", help: "Sessions with the engine that were given up because it did not let go of a request or of blocks.", kind: prometheus.CounterValue, value: func(m migrationSample) float64 { return float64(m.executor.SessionsAbandoned) }},
 	{name: "rescues_total", help: "Streams that had lost their engine: they went on at another one, or had to end.", kind: prometheus.CounterValue, label: "result", values: func(m migrationSample) map[string]float64 {
 		return map[string]float64{"rescued": float64(m.executor.Rescued), "lost": float64(m.executor.Lost)}
 	}},
@@ -114,7 +114,7 @@ func (c *migrationCollector) Collect(out chan<- prometheus.Metric) {
 		}
 	}
 	longest := map[float64]float64{1: now.executor.LongestStall.Seconds()}
-	out <- prometheus.MustNewConstSummary(c.stall, now.executor.Stalls, now.executor.Stall.Seconds(), longest)
+	out <- prometheus.MustNewConstSummary(c.stall, now.executor.Stalls, now.executor.TotalStall.Seconds(), longest)
 }
 
 // byName are counts by the name of what they count.

@@ -60,12 +60,12 @@ func TestMigrationMetrics(t *testing.T) {
 		market: market.Status{
 			Offered: map[policies.MigrationCause]uint64{policies.Growth: 1}, MovedOut: map[policies.MigrationCause]uint64{policies.Drain: 2}, FailedOut: map[policies.MigrationCause]uint64{policies.Spill: 3},
 			MovedIn: 4, FailedIn: 5, Returned: map[bidask.ReturnReason]uint64{bidask.ReturnNoCandidates: 6}, Sent: map[bidask.MessageKind]uint64{bidask.Ask: 7}, Received: map[bidask.MessageKind]uint64{bidask.Bid: 8},
-			SummariesSent: 9, SummariesReceived: 10, Ignored: 11, Offers: 12, Exporting: 13, Importing: 14, Incoming: 15, Throughput: 16, Heard: 17, Forwards: 18,
+			SummariesSent: 9, SummariesReceived: 10, Ignored: 11, Offers: 12, Exporting: 13, Importing: 14, Incoming: 15, Throughput: 16, FreshPeers: 17, Forwards: 18,
 			Residents: 19, Pinned: 20, PinnedSeconds: 21,
 		},
 		executor: executor.Stats{
 			Sent: map[string]uint64{"live": 22}, Received: map[string]uint64{"reprompt": 23}, Failed: map[string]uint64{"lease": 24}, Running: 25, Bytes: 26, Copied: 27,
-			Corrupt: 28, Rounds: 29, Stalls: 30, Stall: 31 * time.Second, LongestStall: 32 * time.Second, Rescued: 34, Lost: 35, Abandoned: 36,
+			Corrupt: 28, Rounds: 29, Stalls: 30, TotalStall: 31 * time.Second, LongestStall: 32 * time.Second, Rescued: 34, Lost: 35, SessionsAbandoned: 36,
 		},
 		maxConcurrent: 33,
 	}

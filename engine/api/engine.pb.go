@@ -442,7 +442,7 @@ func (x *ReserveReply) GetBlocks() []uint32 {
 	return nil
 }
 
-type FilledRequest struct {
+type MarkFilledRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Reservation   string                 `protobuf:"bytes,1,opt,name=reservation,proto3" json:"reservation,omitempty"`
 	From          uint64                 `protobuf:"varint,2,opt,name=from,proto3" json:"from,omitempty"`         // ids start at this position; equal to what was filled before
@@ -452,20 +452,20 @@ type FilledRequest struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *FilledRequest) Reset() {
-	*x = FilledRequest{}
+func (x *MarkFilledRequest) Reset() {
+	*x = MarkFilledRequest{}
 	mi := &file_engine_api_engine_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *FilledRequest) String() string {
+func (x *MarkFilledRequest) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*FilledRequest) ProtoMessage() {}
+func (*MarkFilledRequest) ProtoMessage() {}
 
-func (x *FilledRequest) ProtoReflect() protoreflect.Message {
+func (x *MarkFilledRequest) ProtoReflect() protoreflect.Message {
 	mi := &file_engine_api_engine_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -477,59 +477,59 @@ func (x *FilledRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use FilledRequest.ProtoReflect.Descriptor instead.
-func (*FilledRequest) Descriptor() ([]byte, []int) {
+// Deprecated: Use MarkFilledRequest.ProtoReflect.Descriptor instead.
+func (*MarkFilledRequest) Descriptor() ([]byte, []int) {
 	return file_engine_api_engine_proto_rawDescGZIP(), []int{7}
 }
 
-func (x *FilledRequest) GetReservation() string {
+func (x *MarkFilledRequest) GetReservation() string {
 	if x != nil {
 		return x.Reservation
 	}
 	return ""
 }
 
-func (x *FilledRequest) GetFrom() uint64 {
+func (x *MarkFilledRequest) GetFrom() uint64 {
 	if x != nil {
 		return x.From
 	}
 	return 0
 }
 
-func (x *FilledRequest) GetIds() []uint32 {
+func (x *MarkFilledRequest) GetIds() []uint32 {
 	if x != nil {
 		return x.Ids
 	}
 	return nil
 }
 
-func (x *FilledRequest) GetComputed() uint64 {
+func (x *MarkFilledRequest) GetComputed() uint64 {
 	if x != nil {
 		return x.Computed
 	}
 	return 0
 }
 
-type FilledReply struct {
+type MarkFilledReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *FilledReply) Reset() {
-	*x = FilledReply{}
+func (x *MarkFilledReply) Reset() {
+	*x = MarkFilledReply{}
 	mi := &file_engine_api_engine_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *FilledReply) String() string {
+func (x *MarkFilledReply) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*FilledReply) ProtoMessage() {}
+func (*MarkFilledReply) ProtoMessage() {}
 
-func (x *FilledReply) ProtoReflect() protoreflect.Message {
+func (x *MarkFilledReply) ProtoReflect() protoreflect.Message {
 	mi := &file_engine_api_engine_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -541,8 +541,8 @@ func (x *FilledReply) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use FilledReply.ProtoReflect.Descriptor instead.
-func (*FilledReply) Descriptor() ([]byte, []int) {
+// Deprecated: Use MarkFilledReply.ProtoReflect.Descriptor instead.
+func (*MarkFilledReply) Descriptor() ([]byte, []int) {
 	return file_engine_api_engine_proto_rawDescGZIP(), []int{8}
 }
 
@@ -894,13 +894,13 @@ const file_engine_api_engine_proto_rawDesc = "" +
 	"\vreservation\x18\x02 \x01(\tR\vreservation\x12\x16\n" +
 	"\x06tokens\x18\x03 \x01(\x04R\x06tokens\"&\n" +
 	"\fReserveReply\x12\x16\n" +
-	"\x06blocks\x18\x01 \x03(\rR\x06blocks\"s\n" +
-	"\rFilledRequest\x12 \n" +
+	"\x06blocks\x18\x01 \x03(\rR\x06blocks\"w\n" +
+	"\x11MarkFilledRequest\x12 \n" +
 	"\vreservation\x18\x01 \x01(\tR\vreservation\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\x04R\x04from\x12\x10\n" +
 	"\x03ids\x18\x03 \x03(\rR\x03ids\x12\x1a\n" +
-	"\bcomputed\x18\x04 \x01(\x04R\bcomputed\"\r\n" +
-	"\vFilledReply\"2\n" +
+	"\bcomputed\x18\x04 \x01(\x04R\bcomputed\"\x11\n" +
+	"\x0fMarkFilledReply\"2\n" +
 	"\x0eReleaseRequest\x12 \n" +
 	"\vreservation\x18\x01 \x01(\tR\vreservation\"\x0e\n" +
 	"\fReleaseReply\"N\n" +
@@ -925,12 +925,13 @@ const file_engine_api_engine_proto_rawDesc = "" +
 	"LegRequest\x12\x10\n" +
 	"\x03leg\x18\x01 \x01(\tR\x03leg\"\n" +
 	"\n" +
-	"\bLegReply2\xae\x05\n" +
+	"\bLegReply2\xba\x05\n" +
 	"\x06Blocks\x12N\n" +
 	"\bDescribe\x12\".cascade.engine.v1.DescribeRequest\x1a\x1e.cascade.engine.v1.Description\x12O\n" +
 	"\aSession\x12!.cascade.engine.v1.SessionRequest\x1a\x1f.cascade.engine.v1.SessionReply0\x01\x12M\n" +
-	"\aReserve\x12!.cascade.engine.v1.ReserveRequest\x1a\x1f.cascade.engine.v1.ReserveReply\x12J\n" +
-	"\x06Filled\x12 .cascade.engine.v1.FilledRequest\x1a\x1e.cascade.engine.v1.FilledReply\x12M\n" +
+	"\aReserve\x12!.cascade.engine.v1.ReserveRequest\x1a\x1f.cascade.engine.v1.ReserveReply\x12V\n" +
+	"\n" +
+	"MarkFilled\x12$.cascade.engine.v1.MarkFilledRequest\x1a\".cascade.engine.v1.MarkFilledReply\x12M\n" +
 	"\aRelease\x12!.cascade.engine.v1.ReleaseRequest\x1a\x1f.cascade.engine.v1.ReleaseReply\x12G\n" +
 	"\x05Table\x12\x1f.cascade.engine.v1.TableRequest\x1a\x1d.cascade.engine.v1.TableReply\x12H\n" +
 	"\x06Freeze\x12\x1f.cascade.engine.v1.TableRequest\x1a\x1d.cascade.engine.v1.TableReply\x12B\n" +
@@ -951,28 +952,28 @@ func file_engine_api_engine_proto_rawDescGZIP() []byte {
 
 var file_engine_api_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_engine_api_engine_proto_goTypes = []any{
-	(*DescribeRequest)(nil), // 0: cascade.engine.v1.DescribeRequest
-	(*Description)(nil),     // 1: cascade.engine.v1.Description
-	(*Region)(nil),          // 2: cascade.engine.v1.Region
-	(*SessionRequest)(nil),  // 3: cascade.engine.v1.SessionRequest
-	(*SessionReply)(nil),    // 4: cascade.engine.v1.SessionReply
-	(*ReserveRequest)(nil),  // 5: cascade.engine.v1.ReserveRequest
-	(*ReserveReply)(nil),    // 6: cascade.engine.v1.ReserveReply
-	(*FilledRequest)(nil),   // 7: cascade.engine.v1.FilledRequest
-	(*FilledReply)(nil),     // 8: cascade.engine.v1.FilledReply
-	(*ReleaseRequest)(nil),  // 9: cascade.engine.v1.ReleaseRequest
-	(*ReleaseReply)(nil),    // 10: cascade.engine.v1.ReleaseReply
-	(*TableRequest)(nil),    // 11: cascade.engine.v1.TableRequest
-	(*TableReply)(nil),      // 12: cascade.engine.v1.TableReply
-	(*LegRequest)(nil),      // 13: cascade.engine.v1.LegRequest
-	(*LegReply)(nil),        // 14: cascade.engine.v1.LegReply
+	(*DescribeRequest)(nil),   // 0: cascade.engine.v1.DescribeRequest
+	(*Description)(nil),       // 1: cascade.engine.v1.Description
+	(*Region)(nil),            // 2: cascade.engine.v1.Region
+	(*SessionRequest)(nil),    // 3: cascade.engine.v1.SessionRequest
+	(*SessionReply)(nil),      // 4: cascade.engine.v1.SessionReply
+	(*ReserveRequest)(nil),    // 5: cascade.engine.v1.ReserveRequest
+	(*ReserveReply)(nil),      // 6: cascade.engine.v1.ReserveReply
+	(*MarkFilledRequest)(nil), // 7: cascade.engine.v1.MarkFilledRequest
+	(*MarkFilledReply)(nil),   // 8: cascade.engine.v1.MarkFilledReply
+	(*ReleaseRequest)(nil),    // 9: cascade.engine.v1.ReleaseRequest
+	(*ReleaseReply)(nil),      // 10: cascade.engine.v1.ReleaseReply
+	(*TableRequest)(nil),      // 11: cascade.engine.v1.TableRequest
+	(*TableReply)(nil),        // 12: cascade.engine.v1.TableReply
+	(*LegRequest)(nil),        // 13: cascade.engine.v1.LegRequest
+	(*LegReply)(nil),          // 14: cascade.engine.v1.LegReply
 }
 var file_engine_api_engine_proto_depIdxs = []int32{
 	2,  // 0: cascade.engine.v1.Description.regions:type_name -> cascade.engine.v1.Region
 	0,  // 1: cascade.engine.v1.Blocks.Describe:input_type -> cascade.engine.v1.DescribeRequest
 	3,  // 2: cascade.engine.v1.Blocks.Session:input_type -> cascade.engine.v1.SessionRequest
 	5,  // 3: cascade.engine.v1.Blocks.Reserve:input_type -> cascade.engine.v1.ReserveRequest
-	7,  // 4: cascade.engine.v1.Blocks.Filled:input_type -> cascade.engine.v1.FilledRequest
+	7,  // 4: cascade.engine.v1.Blocks.MarkFilled:input_type -> cascade.engine.v1.MarkFilledRequest
 	9,  // 5: cascade.engine.v1.Blocks.Release:input_type -> cascade.engine.v1.ReleaseRequest
 	11, // 6: cascade.engine.v1.Blocks.Table:input_type -> cascade.engine.v1.TableRequest
 	11, // 7: cascade.engine.v1.Blocks.Freeze:input_type -> cascade.engine.v1.TableRequest
@@ -981,7 +982,7 @@ var file_engine_api_engine_proto_depIdxs = []int32{
 	1,  // 10: cascade.engine.v1.Blocks.Describe:output_type -> cascade.engine.v1.Description
 	4,  // 11: cascade.engine.v1.Blocks.Session:output_type -> cascade.engine.v1.SessionReply
 	6,  // 12: cascade.engine.v1.Blocks.Reserve:output_type -> cascade.engine.v1.ReserveReply
-	8,  // 13: cascade.engine.v1.Blocks.Filled:output_type -> cascade.engine.v1.FilledReply
+	8,  // 13: cascade.engine.v1.Blocks.MarkFilled:output_type -> cascade.engine.v1.MarkFilledReply
 	10, // 14: cascade.engine.v1.Blocks.Release:output_type -> cascade.engine.v1.ReleaseReply
 	12, // 15: cascade.engine.v1.Blocks.Table:output_type -> cascade.engine.v1.TableReply
 	12, // 16: cascade.engine.v1.Blocks.Freeze:output_type -> cascade.engine.v1.TableReply

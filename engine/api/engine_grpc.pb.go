@@ -63,15 +63,15 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Blocks_Describe_FullMethodName = "/cascade.engine.v1.Blocks/Describe"
-	Blocks_Session_FullMethodName  = "/cascade.engine.v1.Blocks/Session"
-	Blocks_Reserve_FullMethodName  = "/cascade.engine.v1.Blocks/Reserve"
-	Blocks_Filled_FullMethodName   = "/cascade.engine.v1.Blocks/Filled"
-	Blocks_Release_FullMethodName  = "/cascade.engine.v1.Blocks/Release"
-	Blocks_Table_FullMethodName    = "/cascade.engine.v1.Blocks/Table"
-	Blocks_Freeze_FullMethodName   = "/cascade.engine.v1.Blocks/Freeze"
-	Blocks_Thaw_FullMethodName     = "/cascade.engine.v1.Blocks/Thaw"
-	Blocks_Drop_FullMethodName     = "/cascade.engine.v1.Blocks/Drop"
+	Blocks_Describe_FullMethodName   = "/cascade.engine.v1.Blocks/Describe"
+	Blocks_Session_FullMethodName    = "/cascade.engine.v1.Blocks/Session"
+	Blocks_Reserve_FullMethodName    = "/cascade.engine.v1.Blocks/Reserve"
+	Blocks_MarkFilled_FullMethodName = "/cascade.engine.v1.Blocks/MarkFilled"
+	Blocks_Release_FullMethodName    = "/cascade.engine.v1.Blocks/Release"
+	Blocks_Table_FullMethodName      = "/cascade.engine.v1.Blocks/Table"
+	Blocks_Freeze_FullMethodName     = "/cascade.engine.v1.Blocks/Freeze"
+	Blocks_Thaw_FullMethodName       = "/cascade.engine.v1.Blocks/Thaw"
+	Blocks_Drop_FullMethodName       = "/cascade.engine.v1.Blocks/Drop"
 )
 
 // BlocksClient is the client API for Blocks service.
@@ -91,10 +91,10 @@ type BlocksClient interface {
 	// RESOURCE_EXHAUSTED. They are freed by Release, with the session, or when the
 	// request that adopted them ends. The same name again returns the same blocks.
 	Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (*ReserveReply, error)
-	// Filled says that the first tokens of a reservation are in place and
+	// MarkFilled says that the first tokens of a reservation are in place and
 	// verified, and which tokens they are. The engine may read these blocks from
 	// now on. May be called any number of times, each time for more.
-	Filled(ctx context.Context, in *FilledRequest, opts ...grpc.CallOption) (*FilledReply, error)
+	MarkFilled(ctx context.Context, in *MarkFilledRequest, opts ...grpc.CallOption) (*MarkFilledReply, error)
 	// Release frees a reservation. One that a request has adopted, or that is
 	// unknown, is left alone.
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseReply, error)
@@ -159,10 +159,10 @@ func (c *blocksClient) Reserve(ctx context.Context, in *ReserveRequest, opts ...
 	return out, nil
 }
 
-func (c *blocksClient) Filled(ctx context.Context, in *FilledRequest, opts ...grpc.CallOption) (*FilledReply, error) {
+func (c *blocksClient) MarkFilled(ctx context.Context, in *MarkFilledRequest, opts ...grpc.CallOption) (*MarkFilledReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(FilledReply)
-	err := c.cc.Invoke(ctx, Blocks_Filled_FullMethodName, in, out, cOpts...)
+	out := new(MarkFilledReply)
+	err := c.cc.Invoke(ctx, Blocks_MarkFilled_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -236,10 +236,10 @@ type BlocksServer interface {
 	// RESOURCE_EXHAUSTED. They are freed by Release, with the session, or when the
 	// request that adopted them ends. The same name again returns the same blocks.
 	Reserve(context.Context, *ReserveRequest) (*ReserveReply, error)
-	// Filled says that the first tokens of a reservation are in place and
+	// MarkFilled says that the first tokens of a reservation are in place and
 	// verified, and which tokens they are. The engine may read these blocks from
 	// now on. May be called any number of times, each time for more.
-	Filled(context.Context, *FilledRequest) (*FilledReply, error)
+	MarkFilled(context.Context, *MarkFilledRequest) (*MarkFilledReply, error)
 	// Release frees a reservation. One that a request has adopted, or that is
 	// unknown, is left alone.
 	Release(context.Context, *ReleaseRequest) (*ReleaseReply, error)
@@ -274,8 +274,8 @@ func (UnimplementedBlocksServer) Session(*SessionRequest, grpc.ServerStreamingSe
 func (UnimplementedBlocksServer) Reserve(context.Context, *ReserveRequest) (*ReserveReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Reserve not implemented")
 }
-func (UnimplementedBlocksServer) Filled(context.Context, *FilledRequest) (*FilledReply, error) {
-	return nil, status.Error(codes.Unimplemented, "method Filled not implemented")
+func (UnimplementedBlocksServer) MarkFilled(context.Context, *MarkFilledRequest) (*MarkFilledReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method MarkFilled not implemented")
 }
 func (UnimplementedBlocksServer) Release(context.Context, *ReleaseRequest) (*ReleaseReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Release not implemented")
@@ -360,20 +360,20 @@ func _Blocks_Reserve_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Blocks_Filled_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(FilledRequest)
+func _Blocks_MarkFilled_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(MarkFilledRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
 	if interceptor == nil {
-		return srv.(BlocksServer).Filled(ctx, in)
+		return srv.(BlocksServer).MarkFilled(ctx, in)
 	}
 	info := &grpc.UnaryServerInfo{
 		Server:     srv,
-		FullMethod: Blocks_Filled_FullMethodName,
+		FullMethod: Blocks_MarkFilled_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(BlocksServer).Filled(ctx, req.(*FilledRequest))
+		return srv.(BlocksServer).MarkFilled(ctx, req.(*MarkFilledRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -484,8 +484,8 @@ var Blocks_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Blocks_Reserve_Handler,
 		},
 		{
-			MethodName: "Filled",
-			Handler:    _Blocks_Filled_Handler,
+			MethodName: "MarkFilled",
+			Handler:    _Blocks_MarkFilled_Handler,
 		},
 		{
 			MethodName: "Release",

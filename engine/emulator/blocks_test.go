@@ -210,7 +210,7 @@ func TestSessionEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := s.rpc.Filled(t.Context(), &wire.FilledRequest{Reservation: "mine", Ids: []uint32{1, 2}, Computed: 1}); err != nil {
+	if _, err := s.rpc.MarkFilled(t.Context(), &wire.MarkFilledRequest{Reservation: "mine", Ids: []uint32{1, 2}, Computed: 1}); err != nil {
 		t.Fatal(err)
 	}
 	s.settle(t, "frozen", func(st batch.Stats) bool { return st.Frozen == 1 && st.Running == 0 && st.Reserved == 40 })
@@ -223,7 +223,7 @@ func TestSessionEnd(t *testing.T) {
 	s.settle(t, "after the session", func(st batch.Stats) bool { return st.Frozen == 0 && st.Reserved == 20 && st.UsedBlocks == 20 })
 	for _, err := range []error{
 		second(s.rpc.Reserve(t.Context(), &wire.ReserveRequest{Session: s.session, Reservation: "late", Tokens: 1})),
-		second(s.rpc.Filled(t.Context(), &wire.FilledRequest{Reservation: "mine", From: 2})),
+		second(s.rpc.MarkFilled(t.Context(), &wire.MarkFilledRequest{Reservation: "mine", From: 2})),
 		second(s.rpc.Table(t.Context(), &wire.TableRequest{Leg: "a"})),
 		second(s.rpc.Drop(t.Context(), &wire.LegRequest{Leg: "a"})),
 	} {
@@ -322,7 +322,7 @@ func TestAdoptionRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect("unfilled", adopt(r), 409, "never filled")
-	if _, err := s.rpc.Filled(t.Context(), &wire.FilledRequest{Reservation: "r", Ids: []uint32{1, 2, 3}, Computed: 2}); err != nil {
+	if _, err := s.rpc.MarkFilled(t.Context(), &wire.MarkFilledRequest{Reservation: "r", Ids: []uint32{1, 2, 3}, Computed: 2}); err != nil {
 		t.Fatal(err)
 	}
 	expect("with a prompt", answerTo(s.Engine, post("/v1/completions", `{"prompt":[1]`+r+`}`)), 400, "must be empty")
@@ -338,7 +338,7 @@ func TestAdoptionRefused(t *testing.T) {
 		t.Error(err)
 	}
 	for _, err := range []error{
-		second(s.rpc.Filled(t.Context(), &wire.FilledRequest{Reservation: "r", From: 3, Ids: []uint32{4}, Computed: 3})),
+		second(s.rpc.MarkFilled(t.Context(), &wire.MarkFilledRequest{Reservation: "r", From: 3, Ids: []uint32{4}, Computed: 3})),
 		second(s.rpc.Reserve(t.Context(), &wire.ReserveRequest{Session: s.session, Reservation: "r", Tokens: 64})),
 	} {
 		if status.Code(err) != codes.AlreadyExists {
@@ -373,7 +373,7 @@ func TestAdoptComputesTheRest(t *testing.T) {
 	if _, err := s.rpc.Reserve(t.Context(), &wire.ReserveRequest{Session: s.session, Reservation: "r", Tokens: 10}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.rpc.Filled(t.Context(), &wire.FilledRequest{Reservation: "r", Ids: list}); err != nil {
+	if _, err := s.rpc.MarkFilled(t.Context(), &wire.MarkFilledRequest{Reservation: "r", Ids: list}); err != nil {
 		t.Fatal(err)
 	}
 	got := complete(t, s.Engine, `{"prompt":[],"max_tokens":20,"ignore_eos":true,"return_token_ids":true,"kv_transfer_params":{"cascade_reservation":"r"}}`)
@@ -461,7 +461,7 @@ func TestNothingLeaks(t *testing.T) {
 					s.rpc.Reserve(ctx, &wire.ReserveRequest{Session: session, Reservation: reservation(), Tokens: uint64(rng.IntN(200))})
 				case 2, 3:
 					n := rng.IntN(64)
-					s.rpc.Filled(ctx, &wire.FilledRequest{Reservation: reservation(), Ids: make([]uint32, n), Computed: uint64(rng.IntN(n + 1))})
+					s.rpc.MarkFilled(ctx, &wire.MarkFilledRequest{Reservation: reservation(), Ids: make([]uint32, n), Computed: uint64(rng.IntN(n + 1))})
 				case 4:
 					s.rpc.Release(ctx, &wire.ReleaseRequest{Reservation: reservation()})
 				case 5:

@@ -39,7 +39,7 @@ type Envelope struct {
 	//	*Envelope_Market
 	//	*Envelope_Transfer
 	//	*Envelope_Summary
-	//	*Envelope_Beat
+	//	*Envelope_Heartbeat
 	Body          isEnvelope_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -132,10 +132,10 @@ func (x *Envelope) GetSummary() *Summary {
 	return nil
 }
 
-func (x *Envelope) GetBeat() *Beat {
+func (x *Envelope) GetHeartbeat() *Heartbeat {
 	if x != nil {
-		if x, ok := x.Body.(*Envelope_Beat); ok {
-			return x.Beat
+		if x, ok := x.Body.(*Envelope_Heartbeat); ok {
+			return x.Heartbeat
 		}
 	}
 	return nil
@@ -161,8 +161,8 @@ type Envelope_Summary struct {
 	Summary *Summary `protobuf:"bytes,6,opt,name=summary,proto3,oneof"`
 }
 
-type Envelope_Beat struct {
-	Beat *Beat `protobuf:"bytes,7,opt,name=beat,proto3,oneof"`
+type Envelope_Heartbeat struct {
+	Heartbeat *Heartbeat `protobuf:"bytes,7,opt,name=heartbeat,proto3,oneof"`
 }
 
 func (*Envelope_Hello) isEnvelope_Body() {}
@@ -173,7 +173,7 @@ func (*Envelope_Transfer) isEnvelope_Body() {}
 
 func (*Envelope_Summary) isEnvelope_Body() {}
 
-func (*Envelope_Beat) isEnvelope_Body() {}
+func (*Envelope_Heartbeat) isEnvelope_Body() {}
 
 // Hello opens a stream. Two sides whose transfer versions do not overlap still
 // bargain, and move by re-prompting.
@@ -501,7 +501,7 @@ func (x *Summary) GetWaiting() uint32 {
 
 // Beat shows that the sender lives, to peers that hold its requests or whose
 // requests it holds.
-type Beat struct {
+type Heartbeat struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`
 	Echo          uint64                 `protobuf:"varint,2,opt,name=echo,proto3" json:"echo,omitempty"` // the highest sequence seen from the receiver
@@ -509,20 +509,20 @@ type Beat struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Beat) Reset() {
-	*x = Beat{}
+func (x *Heartbeat) Reset() {
+	*x = Heartbeat{}
 	mi := &file_migrator_api_peer_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Beat) String() string {
+func (x *Heartbeat) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Beat) ProtoMessage() {}
+func (*Heartbeat) ProtoMessage() {}
 
-func (x *Beat) ProtoReflect() protoreflect.Message {
+func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 	mi := &file_migrator_api_peer_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -534,19 +534,19 @@ func (x *Beat) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Beat.ProtoReflect.Descriptor instead.
-func (*Beat) Descriptor() ([]byte, []int) {
+// Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
+func (*Heartbeat) Descriptor() ([]byte, []int) {
 	return file_migrator_api_peer_proto_rawDescGZIP(), []int{5}
 }
 
-func (x *Beat) GetSequence() uint64 {
+func (x *Heartbeat) GetSequence() uint64 {
 	if x != nil {
 		return x.Sequence
 	}
 	return 0
 }
 
-func (x *Beat) GetEcho() uint64 {
+func (x *Heartbeat) GetEcho() uint64 {
 	if x != nil {
 		return x.Echo
 	}
@@ -562,11 +562,11 @@ type Transfer struct {
 	Number      uint64                 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`
 	Request     string                 `protobuf:"bytes,4,opt,name=request,proto3" json:"request,omitempty"`
 	Epoch       uint64                 `protobuf:"varint,5,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Front       string                 `protobuf:"bytes,6,opt,name=front,proto3" json:"front,omitempty"`   // replica that owns the request
-	Target      string                 `protobuf:"bytes,7,opt,name=target,proto3" json:"target,omitempty"` // replica that is to hold it
-	Way         uint32                 `protobuf:"varint,8,opt,name=way,proto3" json:"way,omitempty"`
+	FrontEnd    string                 `protobuf:"bytes,6,opt,name=front_end,json=frontEnd,proto3" json:"front_end,omitempty"` // replica that owns the request
+	Target      string                 `protobuf:"bytes,7,opt,name=target,proto3" json:"target,omitempty"`                     // replica that is to hold it
+	Mode        uint32                 `protobuf:"varint,8,opt,name=mode,proto3" json:"mode,omitempty"`
 	Round       uint32                 `protobuf:"varint,9,opt,name=round,proto3" json:"round,omitempty"`
-	Why         uint32                 `protobuf:"varint,10,opt,name=why,proto3" json:"why,omitempty"`
+	Failure     uint32                 `protobuf:"varint,10,opt,name=failure,proto3" json:"failure,omitempty"`
 	Fingerprint uint64                 `protobuf:"varint,11,opt,name=fingerprint,proto3" json:"fingerprint,omitempty"` // of the engines' block layout
 	TokenBytes  uint64                 `protobuf:"varint,12,opt,name=token_bytes,json=tokenBytes,proto3" json:"token_bytes,omitempty"`
 	BlockTokens uint32                 `protobuf:"varint,13,opt,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
@@ -657,9 +657,9 @@ func (x *Transfer) GetEpoch() uint64 {
 	return 0
 }
 
-func (x *Transfer) GetFront() string {
+func (x *Transfer) GetFrontEnd() string {
 	if x != nil {
-		return x.Front
+		return x.FrontEnd
 	}
 	return ""
 }
@@ -671,9 +671,9 @@ func (x *Transfer) GetTarget() string {
 	return ""
 }
 
-func (x *Transfer) GetWay() uint32 {
+func (x *Transfer) GetMode() uint32 {
 	if x != nil {
-		return x.Way
+		return x.Mode
 	}
 	return 0
 }
@@ -685,9 +685,9 @@ func (x *Transfer) GetRound() uint32 {
 	return 0
 }
 
-func (x *Transfer) GetWhy() uint32 {
+func (x *Transfer) GetFailure() uint32 {
 	if x != nil {
-		return x.Why
+		return x.Failure
 	}
 	return 0
 }
@@ -890,15 +890,15 @@ var File_migrator_api_peer_proto protoreflect.FileDescriptor
 
 const file_migrator_api_peer_proto_rawDesc = "" +
 	"\n" +
-	"\x17migrator/api/peer.proto\x12\x13cascade.migrator.v1\x1a\x12xds/api/site.proto\"\xc9\x02\n" +
+	"\x17migrator/api/peer.proto\x12\x13cascade.migrator.v1\x1a\x12xds/api/site.proto\"\xd8\x02\n" +
 	"\bEnvelope\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x122\n" +
 	"\x05hello\x18\x03 \x01(\v2\x1a.cascade.migrator.v1.HelloH\x00R\x05hello\x125\n" +
 	"\x06market\x18\x04 \x01(\v2\x1b.cascade.migrator.v1.MarketH\x00R\x06market\x12;\n" +
 	"\btransfer\x18\x05 \x01(\v2\x1d.cascade.migrator.v1.TransferH\x00R\btransfer\x128\n" +
-	"\asummary\x18\x06 \x01(\v2\x1c.cascade.migrator.v1.SummaryH\x00R\asummary\x12/\n" +
-	"\x04beat\x18\a \x01(\v2\x19.cascade.migrator.v1.BeatH\x00R\x04beatB\x06\n" +
+	"\asummary\x18\x06 \x01(\v2\x1c.cascade.migrator.v1.SummaryH\x00R\asummary\x12>\n" +
+	"\theartbeat\x18\a \x01(\v2\x1e.cascade.migrator.v1.HeartbeatH\x00R\theartbeatB\x06\n" +
 	"\x04body\"\xc0\x01\n" +
 	"\x05Hello\x12%\n" +
 	"\x0emarket_version\x18\x01 \x01(\rR\rmarketVersion\x12!\n" +
@@ -925,22 +925,22 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"\bcapacity\x18\x05 \x01(\x03R\bcapacity\x12\x1a\n" +
 	"\bdraining\x18\x06 \x01(\bR\bdraining\x12\x18\n" +
 	"\arunning\x18\a \x01(\rR\arunning\x12\x18\n" +
-	"\awaiting\x18\b \x01(\rR\awaiting\"6\n" +
-	"\x04Beat\x12\x1a\n" +
+	"\awaiting\x18\b \x01(\rR\awaiting\";\n" +
+	"\tHeartbeat\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12\x12\n" +
-	"\x04echo\x18\x02 \x01(\x04R\x04echo\"\x97\x06\n" +
+	"\x04echo\x18\x02 \x01(\x04R\x04echo\"\xa8\x06\n" +
 	"\bTransfer\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\rR\x04kind\x12\x16\n" +
 	"\x06seller\x18\x02 \x01(\tR\x06seller\x12\x16\n" +
 	"\x06number\x18\x03 \x01(\x04R\x06number\x12\x18\n" +
 	"\arequest\x18\x04 \x01(\tR\arequest\x12\x14\n" +
-	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12\x14\n" +
-	"\x05front\x18\x06 \x01(\tR\x05front\x12\x16\n" +
-	"\x06target\x18\a \x01(\tR\x06target\x12\x10\n" +
-	"\x03way\x18\b \x01(\rR\x03way\x12\x14\n" +
-	"\x05round\x18\t \x01(\rR\x05round\x12\x10\n" +
-	"\x03why\x18\n" +
-	" \x01(\rR\x03why\x12 \n" +
+	"\x05epoch\x18\x05 \x01(\x04R\x05epoch\x12\x1b\n" +
+	"\tfront_end\x18\x06 \x01(\tR\bfrontEnd\x12\x16\n" +
+	"\x06target\x18\a \x01(\tR\x06target\x12\x12\n" +
+	"\x04mode\x18\b \x01(\rR\x04mode\x12\x14\n" +
+	"\x05round\x18\t \x01(\rR\x05round\x12\x18\n" +
+	"\afailure\x18\n" +
+	" \x01(\rR\afailure\x12 \n" +
 	"\vfingerprint\x18\v \x01(\x04R\vfingerprint\x12\x1f\n" +
 	"\vtoken_bytes\x18\f \x01(\x04R\n" +
 	"tokenBytes\x12!\n" +
@@ -989,22 +989,22 @@ func file_migrator_api_peer_proto_rawDescGZIP() []byte {
 
 var file_migrator_api_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_migrator_api_peer_proto_goTypes = []any{
-	(*Envelope)(nil), // 0: cascade.migrator.v1.Envelope
-	(*Hello)(nil),    // 1: cascade.migrator.v1.Hello
-	(*Market)(nil),   // 2: cascade.migrator.v1.Market
-	(*Handover)(nil), // 3: cascade.migrator.v1.Handover
-	(*Summary)(nil),  // 4: cascade.migrator.v1.Summary
-	(*Beat)(nil),     // 5: cascade.migrator.v1.Beat
-	(*Transfer)(nil), // 6: cascade.migrator.v1.Transfer
-	(*Offer)(nil),    // 7: cascade.migrator.v1.Offer
-	(*api.Site)(nil), // 8: cascade.xds.v1.Site
+	(*Envelope)(nil),  // 0: cascade.migrator.v1.Envelope
+	(*Hello)(nil),     // 1: cascade.migrator.v1.Hello
+	(*Market)(nil),    // 2: cascade.migrator.v1.Market
+	(*Handover)(nil),  // 3: cascade.migrator.v1.Handover
+	(*Summary)(nil),   // 4: cascade.migrator.v1.Summary
+	(*Heartbeat)(nil), // 5: cascade.migrator.v1.Heartbeat
+	(*Transfer)(nil),  // 6: cascade.migrator.v1.Transfer
+	(*Offer)(nil),     // 7: cascade.migrator.v1.Offer
+	(*api.Site)(nil),  // 8: cascade.xds.v1.Site
 }
 var file_migrator_api_peer_proto_depIdxs = []int32{
 	1, // 0: cascade.migrator.v1.Envelope.hello:type_name -> cascade.migrator.v1.Hello
 	2, // 1: cascade.migrator.v1.Envelope.market:type_name -> cascade.migrator.v1.Market
 	6, // 2: cascade.migrator.v1.Envelope.transfer:type_name -> cascade.migrator.v1.Transfer
 	4, // 3: cascade.migrator.v1.Envelope.summary:type_name -> cascade.migrator.v1.Summary
-	5, // 4: cascade.migrator.v1.Envelope.beat:type_name -> cascade.migrator.v1.Beat
+	5, // 4: cascade.migrator.v1.Envelope.heartbeat:type_name -> cascade.migrator.v1.Heartbeat
 	8, // 5: cascade.migrator.v1.Hello.site:type_name -> cascade.xds.v1.Site
 	3, // 6: cascade.migrator.v1.Market.handover:type_name -> cascade.migrator.v1.Handover
 	7, // 7: cascade.migrator.v1.Transfer.offers:type_name -> cascade.migrator.v1.Offer
@@ -1027,7 +1027,7 @@ func file_migrator_api_peer_proto_init() {
 		(*Envelope_Market)(nil),
 		(*Envelope_Transfer)(nil),
 		(*Envelope_Summary)(nil),
-		(*Envelope_Beat)(nil),
+		(*Envelope_Heartbeat)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{

@@ -13,10 +13,10 @@ import (
 
 // Why the engine does not do what it is asked for.
 var (
-	ErrAway     = errors.New("the engine's block table is away")
-	ErrNotFound = errors.New("the engine knows no such request or reservation (any more)")
-	ErrFull     = errors.New("the engine has not enough free blocks")
-	ErrWaiting  = errors.New("the engine has not computed the request yet")
+	ErrUnavailable = errors.New("the engine's block table is away")
+	ErrNotFound    = errors.New("the engine knows no such request or reservation (any more)")
+	ErrFull        = errors.New("the engine has not enough free blocks")
+	ErrNotComputed = errors.New("the engine has not computed the request yet")
 )
 
 // Table tells where a request's KV is. Block numbers are within the layout.
@@ -63,15 +63,15 @@ func (c *Client) Reserve(ctx context.Context, id string, tokens int) ([]uint32, 
 	return blocks, nil
 }
 
-// Filled says that the KV of positions [0, computed) is in place and verified in
+// MarkFilled says that the KV of positions [0, computed) is in place and verified in
 // the reservation's blocks, and that ids are the tokens from position from on,
 // where the last call ended. The engine may read the blocks before it answers.
-func (c *Client) Filled(ctx context.Context, id string, from int, ids []uint32, computed int) error {
+func (c *Client) MarkFilled(ctx context.Context, id string, from int, ids []uint32, computed int) error {
 	if from < 0 || computed < 0 {
 		return fmt.Errorf("engine blocks: filled %s: from %d, computed %d", id, from, computed)
 	}
 	return c.call(ctx, "filled", id, callTime, func(ctx context.Context, l *life) error {
-		_, err := l.rpc.Filled(ctx, &api.FilledRequest{Reservation: id, From: uint64(from), Ids: ids, Computed: uint64(computed)})
+		_, err := l.rpc.MarkFilled(ctx, &api.MarkFilledRequest{Reservation: id, From: uint64(from), Ids: ids, Computed: uint64(computed)})
 		return err
 	})
 }
@@ -145,7 +145,7 @@ func (c *Client) Drop(ctx context.Context, leg string) error {
 func (c *Client) call(ctx context.Context, what, name string, most time.Duration, f func(context.Context, *life) error) error {
 	l := c.now()
 	if l == nil {
-		return fmt.Errorf("engine blocks: %s %s: %w", what, name, ErrAway)
+		return fmt.Errorf("engine blocks: %s %s: %w", what, name, ErrUnavailable)
 	}
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
@@ -160,9 +160,9 @@ func (c *Client) call(ctx context.Context, what, name string, most time.Duration
 	case codes.NotFound:
 		err = ErrNotFound
 	case codes.FailedPrecondition:
-		err = ErrWaiting
+		err = ErrNotComputed
 	case codes.Unavailable:
-		err = ErrAway
+		err = ErrUnavailable
 	case codes.DeadlineExceeded:
 		err = context.DeadlineExceeded
 	}

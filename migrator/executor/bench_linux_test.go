@@ -98,14 +98,14 @@ func (*slab) Drop(context.Context, string) error { return nil }
 func (s *slab) Reserve(_ context.Context, _ string, tokens int) ([]uint32, error) {
 	return s.blocks[:(tokens+benchTokens-1)/benchTokens], nil
 }
-func (*slab) Filled(context.Context, string, int, []uint32, int) error { return nil }
-func (*slab) Abandon(error)                                            {}
-func (*slab) Release(context.Context, string) error                    { return nil }
+func (*slab) MarkFilled(context.Context, string, int, []uint32, int) error { return nil }
+func (*slab) AbandonSession(error)                                         {}
+func (*slab) Release(context.Context, string) error                        { return nil }
 
 // desk is a front whose streams go on at the target as soon as that adopts.
 type desk struct {
 	slab   *slab
-	target *executor.Mover
+	target *executor.Executor
 	self   policies.ReplicaID
 }
 
@@ -125,7 +125,7 @@ func (d *desk) LocalLegs() []frontend.LocalLeg {
 func (*desk) AdvanceEpoch(string, policies.Epoch) {}
 
 // post carries envelopes to one mover, through their bytes.
-type post struct{ to func() *executor.Mover }
+type post struct{ to func() *executor.Executor }
 
 func (p post) Send(_ policies.ReplicaID, e *api.Envelope) {
 	from := policies.ReplicaID("s")
@@ -146,16 +146,16 @@ func (p post) Send(_ policies.ReplicaID, e *api.Envelope) {
 // lane is two movers and what carries blocks between them.
 type lane struct {
 	source *slab
-	movers [2]*executor.Mover // target, source
+	movers [2]*executor.Executor // target, source
 	told   [2]chan bidask.EventKind
-	ended  chan executor.Move
+	ended  chan executor.Migration
 	number uint64
 }
 
 // newLane runs two movers until the test ends.
 func newLane(tb testing.TB, source, target *slab, carrier func(name string, s *slab) (transport.Transport, error)) *lane {
 	tb.Helper()
-	l := &lane{source: source, ended: make(chan executor.Move, 1)}
+	l := &lane{source: source, ended: make(chan executor.Migration, 1)}
 	ctx, cancel := context.WithCancel(tb.Context())
 	var wg sync.WaitGroup
 	tb.Cleanup(wg.Wait)
@@ -167,10 +167,10 @@ func newLane(tb testing.TB, source, target *slab, carrier func(name string, s *s
 			tb.Fatal(err)
 		}
 		l.told[i] = make(chan bidask.EventKind, 4)
-		c := executor.Config{Self: self, Engine: s, Front: &desk{slab: s, target: l.movers[0], self: self}, Network: post{func() *executor.Mover { return l.movers[1-i] }},
-			Transports: []transport.Transport{t}, Address: func(policies.ReplicaID) string { return "" }, Tell: func(ev bidask.Event) { l.told[i] <- ev.Kind }}
+		c := executor.Config{Self: self, Engine: s, FrontEnd: &desk{slab: s, target: l.movers[0], self: self}, Network: post{func() *executor.Executor { return l.movers[1-i] }},
+			Transports: []transport.Transport{t}, Address: func(policies.ReplicaID) string { return "" }, Notify: func(ev bidask.Event) { l.told[i] <- ev.Kind }}
 		if self == "s" {
-			c.Ended = func(m executor.Move) { l.ended <- m }
+			c.OnEnd = func(m executor.Migration) { l.ended <- m }
 		}
 		if l.movers[i], err = executor.New(c); err != nil {
 			tb.Fatal(err)
@@ -185,14 +185,14 @@ func newLane(tb testing.TB, source, target *slab, carrier func(name string, s *s
 }
 
 // move moves the source's request.
-func (l *lane) move(tb testing.TB) executor.Move {
+func (l *lane) move(tb testing.TB) executor.Migration {
 	tb.Helper()
 	l.number++
 	l.source.more = 0
 	a := bidask.Action{Deal: bidask.Deal{Seller: "s", Number: l.number}, Migration: policies.Migration{Request: "q", Length: policies.Tokens(l.source.length)}}
 	do := func(i int, k bidask.ActionKind, peer policies.ReplicaID) {
 		a.Kind, a.Peer = k, peer
-		l.movers[i].Do(a)
+		l.movers[i].Execute(a)
 	}
 	do(0, bidask.Reserve, "s")
 	<-l.told[0]

@@ -21,21 +21,21 @@ import (
 
 // The bounds.
 const (
-	engineTimeout = 3 * time.Second        // for one call to the engine
-	pause         = 100 * time.Millisecond // before the engine is asked to thaw or drop once more
-	insistTime    = 30 * time.Second       // for an engine to thaw, drop or release; then its session ends
-	adoptTimeout  = time.Second            // for the machine to be asked
-	grantTime     = 2 * time.Minute        // of a ticket: longer than a move may take
-	probeTick     = 100 * time.Millisecond // between two looks at which probes are due
-	probeTimeout  = 2 * time.Second
-	remembered    = 256     // moves that are over
-	maxInbox      = 1 << 14 // messages that wait; more are lost
-	leastSlack    = 256     // tokens that a request may grow by while it moves, at least
-	slackShare    = 8       // and this share of its length
+	engineTimeout    = 3 * time.Second        // for one call to the engine
+	engineRetryDelay = 100 * time.Millisecond // before the engine is asked to thaw or drop once more
+	releaseTimeout   = 30 * time.Second       // for an engine to thaw, drop or release; then its session ends
+	adoptTimeout     = time.Second            // for the machine to be asked
+	grantLifetime    = 2 * time.Minute        // of a ticket: longer than a move may take
+	probeInterval    = 100 * time.Millisecond // between two looks at which probes are due
+	probeTimeout     = 2 * time.Second
+	maxFinished      = 256     // moves that are over
+	maxInbox         = 1 << 14 // messages that wait; more are lost
+	minSlack         = 256     // tokens that a request may grow by while it moves, at least
+	slackShare       = 8       // and this share of its length
 
 	defaultEnvelope = 8 << 20
 	envelopeRoom    = 4 << 10 // bytes of a message beside its table
-	numberBytes     = 5       // of an id, a block or a sum, at most
+	maxVarintBytes  = 5       // of an id, a block or a sum, at most
 )
 
 // Streams hands over what belongs to the own front's clients.
@@ -46,20 +46,20 @@ type Streams interface {
 	Holder(id string) (frontend.Holder, bool)
 }
 
-// Residents are the requests that run on the own engine.
-type Residents interface {
+// LocalLegs are the requests that run on the own engine.
+type LocalLegs interface {
 	LocalLegs() []frontend.LocalLeg
 	// AdvanceEpoch says in which epoch a request goes on that has stayed here.
 	AdvanceEpoch(id string, epoch policies.Epoch)
 }
 
-// Front is the replica's own front: migrator/frontend.
-type Front interface {
+// FrontEnd is the replica's own front: migrator/frontend.
+type FrontEnd interface {
 	Streams
-	Residents
+	LocalLegs
 }
 
-var _ Front = (*frontend.Server)(nil)
+var _ FrontEnd = (*frontend.Server)(nil)
 
 // Network carries messages: migrator/peer.
 type Network interface {
@@ -74,8 +74,8 @@ type Config struct {
 	// Engine serves the own engine's block table; nil means that it has none and
 	// that all moves are by Reprompt.
 	Engine Engine
-	// Front is the own front. Required.
-	Front Front
+	// FrontEnd is the own front. Required.
+	FrontEnd FrontEnd
 	// Network reaches the other replicas. Required.
 	Network Network
 	// Transports carry blocks, best first. They are probed here and run by the
@@ -83,24 +83,24 @@ type Config struct {
 	Transports []transport.Transport
 	// Address tells where a replica's peer listener is, "" for unknown. Required.
 	Address func(policies.ReplicaID) string
-	// Node tells on which machine a replica runs; nil means all on one.
-	Node func(policies.ReplicaID) string
+	// Host tells on which machine a replica runs; nil means all on one.
+	Host func(policies.ReplicaID) string
 	// Ways tells what lies between a replica and this one, from there to here, best
 	// first (links.Paths), nil where that is not known. It must not block. nil: nothing
 	// is known, and transports are tried in their order.
 	Ways func(policies.ReplicaID) []links.Path
-	// Envelope is how many bytes Network carries at once: what a request's blocks
+	// MaxEnvelope is how many bytes Network carries at once: what a request's blocks
 	// take more to name is told in parts. 0 means 8 MiB, as migrator/peer has it.
-	Envelope int
-	// Link is the rate in bytes per second that incoming KV is paced to, true
+	MaxEnvelope int
+	// LinkRate is the rate in bytes per second that incoming KV is paced to, true
 	// bytes of all moves together; 0 means as fast as it comes.
-	Link int64
-	// Tell takes what the market is to know: Reserved, Refused, Moved, Failed. It
+	LinkRate int64
+	// Notify takes what the market is to know: Reserved, Refused, Moved, Failed. It
 	// is called on the mover's goroutine and must not block. Required.
-	Tell func(bidask.Event)
-	// Ended takes each move that is over, for metrics; nil for nobody. It is
+	Notify func(bidask.Event)
+	// OnEnd takes each move that is over, for metrics; nil for nobody. It is
 	// called on the mover's goroutine and must not block.
-	Ended func(Move)
+	OnEnd func(Migration)
 	// Transfer sets the machine up; its Self is filled in.
 	Transfer transfer.Config
 	// Tracer makes the spans of moves; nil makes none.
@@ -113,21 +113,21 @@ func (c Config) validate() (Config, error) {
 	switch {
 	case c.Self == "":
 		return c, errors.New("mover: Self must name the own replica")
-	case c.Front == nil || c.Network == nil || c.Tell == nil || c.Address == nil:
+	case c.FrontEnd == nil || c.Network == nil || c.Notify == nil || c.Address == nil:
 		return c, fmt.Errorf("mover of %s: Front, Network, Address and Tell are required", c.Self)
-	case c.Envelope < 0 || c.Envelope > 0 && c.Envelope < 2*envelopeRoom:
-		return c, fmt.Errorf("mover of %s: Envelope %d is too small: want %d bytes at least", c.Self, c.Envelope, 2*envelopeRoom)
-	case c.Link < 0:
-		return c, fmt.Errorf("mover of %s: Link %d must not be negative", c.Self, c.Link)
+	case c.MaxEnvelope < 0 || c.MaxEnvelope > 0 && c.MaxEnvelope < 2*envelopeRoom:
+		return c, fmt.Errorf("mover of %s: Envelope %d is too small: want %d bytes at least", c.Self, c.MaxEnvelope, 2*envelopeRoom)
+	case c.LinkRate < 0:
+		return c, fmt.Errorf("mover of %s: Link %d must not be negative", c.Self, c.LinkRate)
 	}
-	if c.Envelope == 0 {
-		c.Envelope = defaultEnvelope
+	if c.MaxEnvelope == 0 {
+		c.MaxEnvelope = defaultEnvelope
 	}
-	if c.Node == nil {
-		c.Node = func(policies.ReplicaID) string { return "one" }
+	if c.Host == nil {
+		c.Host = func(policies.ReplicaID) string { return "one" }
 	}
-	if c.Ended == nil {
-		c.Ended = func(Move) {}
+	if c.OnEnd == nil {
+		c.OnEnd = func(Migration) {}
 	}
 	if c.Tracer == nil {
 		c.Tracer = noop.NewTracerProvider().Tracer("")

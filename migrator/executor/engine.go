@@ -14,24 +14,24 @@ type Pool interface {
 	transport.Pool
 }
 
-// Tables tells where requests are; leg is the engine's name of the request, and
+// BlockTables tells where requests are; leg is the engine's name of the request, and
 // what lies before position from is left out. See blocks.Client.
-type Tables interface {
+type BlockTables interface {
 	Table(ctx context.Context, leg string, from int) (blocks.Table, error)
 	// Freeze stops the request at a step boundary; freezing a frozen one answers
 	// the same. When it fails, the request goes on.
 	Freeze(ctx context.Context, leg string, from int) (blocks.Table, error)
 }
 
-// Brakes lets go of what is frozen.
-type Brakes interface {
+// Unfreezer lets go of what is frozen.
+type Unfreezer interface {
 	// Thaw lets the request go on; one that runs already does.
 	Thaw(ctx context.Context, leg string) error
 	// Drop ends the request without any more output.
 	Drop(ctx context.Context, leg string) error
-	// Abandon ends the session, and with it all that is frozen or reserved: for an
+	// AbandonSession ends the session, and with it all that is frozen or reserved: for an
 	// engine that does neither Thaw, Drop nor Release. It does not block.
-	Abandon(why error)
+	AbandonSession(why error)
 }
 
 // Reservations keeps blocks for requests that are to come.
@@ -39,9 +39,9 @@ type Reservations interface {
 	// Reserve sets blocks aside for at least that many tokens. Asked again for
 	// more, it returns the same and more.
 	Reserve(ctx context.Context, id string, tokens int) ([]uint32, error)
-	// Filled says that ids, which begin where the last call ended, are the
+	// MarkFilled says that ids, which begin where the last call ended, are the
 	// reservation's, and that positions [0, computed) are in place and verified.
-	Filled(ctx context.Context, id string, from int, ids []uint32, computed int) error
+	MarkFilled(ctx context.Context, id string, from int, ids []uint32, computed int) error
 	// Release frees a reservation, unless a request has adopted it.
 	Release(ctx context.Context, id string) error
 }
@@ -50,8 +50,8 @@ type Reservations interface {
 // are safe for concurrent use; errors are those of that package.
 type Engine interface {
 	Pool
-	Tables
-	Brakes
+	BlockTables
+	Unfreezer
 	Reservations
 }
 

@@ -292,8 +292,8 @@ func (e *engine) preempt() {
 	}
 }
 
-// Abandon ends the session like its end.
-func (e *engine) Abandon(error) { e.endSession() }
+// AbandonSession ends the session like its end.
+func (e *engine) AbandonSession(error) { e.endSession() }
 
 func (e *engine) refuses() bool {
 	e.mu.Lock()
@@ -320,11 +320,11 @@ func (e *engine) find(leg string) (*seq, error) {
 	q := e.seqs[leg]
 	switch {
 	case e.away:
-		return nil, blocks.ErrAway
+		return nil, blocks.ErrUnavailable
 	case q == nil:
 		return nil, blocks.ErrNotFound
 	case len(q.ids) <= q.prompt && !q.live || q.computed < len(q.ids)-1:
-		return nil, blocks.ErrWaiting
+		return nil, blocks.ErrNotComputed
 	}
 	return q, nil
 }
@@ -410,7 +410,7 @@ func (e *engine) Reserve(_ context.Context, id string, tokens int) ([]uint32, er
 	return slices.Clone(r.blocks), nil
 }
 
-func (e *engine) Filled(_ context.Context, id string, from int, ids []uint32, computed int) error {
+func (e *engine) MarkFilled(_ context.Context, id string, from int, ids []uint32, computed int) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	r := e.held[id]

@@ -16,19 +16,19 @@ import (
 // points are the steps of a move at which something can go wrong: messages on
 // their way, calls to engines, pulls, and what the front does.
 var points = []string{
-	"open", "offer", "round", "manifest", "pulled", "pulling", "ready", "swap", "whose", "pending", "done", "back", "ended", "denied", "abort",
-	"reserve", "table", "freeze", "thaw", "drop call", "filled", "release", "ticket", "pull", "move", "adopt", "start", "first",
+	"open", "accept", "round", "manifest", "pulled", "pulling", "ready", "commit", "query", "pending", "committed", "reverted", "ended", "rejected", "abort",
+	"reserve", "table", "freeze", "thaw", "drop call", "mark filled", "release", "ticket", "pull", "move", "adopt", "start", "first",
 }
 
 // primers are faults that make a move come to a step which it does not come to
 // by itself.
 var primers = map[string]string{
-	"whose": "part at swap", "pending": "reorder at swap", "back": "refuse at start", "ended": "client leaves at ready", "abort": "refuse at filled",
-	"thaw": "refuse at start", "denied": "moved away at freeze",
+	"query": "part at commit", "pending": "reorder at commit", "reverted": "refuse at start", "ended": "client leaves at ready", "abort": "refuse at mark filled",
+	"thaw": "refuse at start", "rejected": "moved away at freeze",
 }
 
 // remote are the steps that no move comes to whose source is the front.
-var remote = map[string]bool{"swap": true, "whose": true, "pending": true, "done": true, "back": true, "ended": true, "denied": true}
+var remote = map[string]bool{"commit": true, "query": true, "pending": true, "committed": true, "reverted": true, "ended": true, "rejected": true}
 
 // scene is one run: replicas, streams, moves of theirs, and what goes wrong.
 type scene struct {
@@ -170,7 +170,7 @@ func play(carry func(*node) carrier, seed uint64, grid bool, faults ...string) (
 // abort is the market's change of mind, at both sides.
 func (s *scene) abort() {
 	for _, n := range []*node{s.source, s.target} {
-		for _, m := range n.mover.Moves() {
+		for _, m := range n.mover.Migrations() {
 			if m.State != "moved" && m.State != "failed" {
 				n.withdraw(m.ID)
 			}

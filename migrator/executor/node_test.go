@@ -20,7 +20,7 @@ type node struct {
 	id      policies.ReplicaID
 	engine  *engine
 	front   *front
-	mover   *executor.Mover
+	mover   *executor.Executor
 	carrier carrier
 	cancel  context.CancelFunc
 
@@ -196,7 +196,7 @@ func (n *node) gone(peer *node) {
 		return
 	}
 	n.front.lost(peer)
-	n.mover.Gone(peer.id)
+	n.mover.PeerGone(peer.id)
 }
 
 // crash is the death of an engine; another one comes up, empty.
@@ -220,7 +220,7 @@ func (n *node) withdraw(id string) {
 	defer n.mu.Unlock()
 	for d := range n.answers {
 		if d.String() == id {
-			n.mover.Do(bidask.Action{Kind: bidask.Abort, Deal: d})
+			n.mover.Execute(bidask.Action{Kind: bidask.Abort, Deal: d})
 		}
 	}
 }

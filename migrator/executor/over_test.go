@@ -44,7 +44,7 @@ func TestRequestEndsWhilePulled(t *testing.T) {
 		w.move("a/1", w.nodes[0], w.nodes[1], policies.Growth)
 		took := time.Since(start)
 		for _, n := range w.nodes {
-			if m := n.ended(t); m.Why != "request over" {
+			if m := n.ended(t); m.Failure != "request ended" {
 				t.Errorf("%s: %+v", n.id, m)
 			}
 		}

@@ -25,7 +25,7 @@ func (n *node) gate(ctx context.Context, point string) error {
 	}
 	switch {
 	case n.dead():
-		return blocks.ErrAway
+		return blocks.ErrUnavailable
 	case v == refuse:
 		return errRefused
 	}
@@ -37,7 +37,7 @@ type gated struct{ n *node }
 
 func (g *gated) Description() (blocks.Description, bool)     { return g.n.engine.Description() }
 func (g *gated) Memory() (*transport.Memory, bool)           { return g.n.engine.Memory() }
-func (g *gated) Abandon(why error)                           { g.n.engine.Abandon(why) }
+func (g *gated) AbandonSession(why error)                    { g.n.engine.AbandonSession(why) }
 func (g *gated) pass(ctx context.Context, call string) error { return g.n.gate(ctx, call) }
 
 func (g *gated) Table(ctx context.Context, leg string, from int) (blocks.Table, error) {
@@ -75,11 +75,11 @@ func (g *gated) Reserve(ctx context.Context, id string, tokens int) ([]uint32, e
 	return g.n.engine.Reserve(ctx, id, tokens)
 }
 
-func (g *gated) Filled(ctx context.Context, id string, from int, ids []uint32, computed int) error {
-	if err := g.pass(ctx, "filled"); err != nil {
+func (g *gated) MarkFilled(ctx context.Context, id string, from int, ids []uint32, computed int) error {
+	if err := g.pass(ctx, "mark filled"); err != nil {
 		return err
 	}
-	return g.n.engine.Filled(ctx, id, from, ids, computed)
+	return g.n.engine.MarkFilled(ctx, id, from, ids, computed)
 }
 
 func (g *gated) Release(ctx context.Context, id string) error {

@@ -17,15 +17,15 @@ import (
 // TestRescued counts streams that lost their engine, and shows their wait.
 func TestRescued(t *testing.T) {
 	spans := tracetest.NewSpanRecorder()
-	m, err := executor.New(executor.Config{Self: "a", Front: &front{}, Network: &node{}, Address: func(policies.ReplicaID) string { return "" }, Tell: func(bidask.Event) {},
+	m, err := executor.New(executor.Config{Self: "a", FrontEnd: &front{}, Network: &node{}, Address: func(policies.ReplicaID) string { return "" }, Notify: func(bidask.Event) {},
 		Tracer: sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)).Tracer("test")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	began := time.Unix(1e9, 0)
-	m.Rescued(frontend.Rescue{Stream: "a/1", From: "b", To: "c", Length: 90, Start: began, Duration: 2 * time.Second})
-	m.Rescued(frontend.Rescue{Stream: "a/2", From: "b", Length: 95, Start: began, Duration: 30 * time.Second, Err: errors.New("nobody")})
-	if s := m.Stats(); s.Rescued != 1 || s.Lost != 1 || s.Stalls != 1 || s.Stall != 2*time.Second || s.LongestStall != 2*time.Second {
+	m.RecordRescue(frontend.Rescue{Stream: "a/1", From: "b", To: "c", Length: 90, Start: began, Duration: 2 * time.Second})
+	m.RecordRescue(frontend.Rescue{Stream: "a/2", From: "b", Length: 95, Start: began, Duration: 30 * time.Second, Err: errors.New("nobody")})
+	if s := m.Stats(); s.Rescued != 1 || s.Lost != 1 || s.Stalls != 1 || s.TotalStall != 2*time.Second || s.LongestStall != 2*time.Second {
 		t.Errorf("%+v", s)
 	}
 	var got []string

@@ -16,35 +16,35 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// export is what the source's driver keeps of a move. The hashes belong to the
+// exportState is what the source's driver keeps of a move. The hashes belong to the
 // job in progress, the rest to Run's goroutine.
-type export struct {
+type exportState struct {
 	leg    string
 	peer   policies.ReplicaID
 	offers []transport.Offer
 
-	// sure is the hash of the ids before position at; listed is that of the last
+	// confirmed is the hash of the ids before position at; listed is that of the last
 	// table, which may never have been sent.
-	sure, listed struct {
+	confirmed, listed struct {
 		hash tokenhash.Hash
 		at   int
 	}
 }
 
-// before returns the hash of the ids before a position, one of the two that are
+// hashBefore returns the hash of the ids before a position, one of the two that are
 // known.
-func (x *export) before(from int) (tokenhash.Hash, error) {
+func (x *exportState) hashBefore(from int) (tokenhash.Hash, error) {
 	if from == x.listed.at {
-		x.sure = x.listed
+		x.confirmed = x.listed
 	}
-	if from != x.sure.at {
+	if from != x.confirmed.at {
 		return 0, errors.New("internal error: a round goes on where none has ended")
 	}
-	return x.sure.hash, nil
+	return x.confirmed.hash, nil
 }
 
-// engine describes the own engine to the machine.
-func (m *Mover) engine() transfer.Engine {
+// describeEngine describes the own engine to the machine.
+func (m *Executor) describeEngine() transfer.Engine {
 	if m.cfg.Engine == nil {
 		return transfer.Engine{}
 	}
@@ -55,10 +55,10 @@ func (m *Mover) engine() transfer.Engine {
 	return transfer.Engine{Fingerprint: d.Fingerprint, BlockTokens: uint32(d.BlockTokens), TokenBytes: uint64(d.TokenBytes)}
 }
 
-// resident finds a request at the own engine. Of two legs of one request, of
+// findResident finds a request at the own engine. Of two legs of one request, of
 // which one is about to be dropped, it is the later one.
-func (m *Mover) resident(request string) (r frontend.LocalLeg, ok bool) {
-	for _, o := range m.cfg.Front.LocalLegs() {
+func (m *Executor) findResident(request string) (r frontend.LocalLeg, ok bool) {
+	for _, o := range m.cfg.FrontEnd.LocalLegs() {
 		if o.Request.ID == request && (!ok || o.Since.After(r.Since)) {
 			r, ok = o, true
 		}
@@ -69,45 +69,45 @@ func (m *Mover) resident(request string) (r frontend.LocalLeg, ok bool) {
 	return r, ok
 }
 
-// export begins the source's side of a move.
-func (m *Mover) export(a bidask.Action) {
+// beginExport begins the source's side of a move.
+func (m *Executor) beginExport(a bidask.Action) {
 	if m.exports[a.Deal] != nil {
 		return
 	}
-	r, ok := m.resident(a.Migration.Request)
+	r, ok := m.findResident(a.Migration.Request)
 	if !ok {
-		m.cfg.Tell(bidask.Event{Kind: bidask.TransferFailed, Deal: a.Deal})
+		m.cfg.Notify(bidask.Event{Kind: bidask.TransferFailed, Deal: a.Deal})
 		return
 	}
-	m.exports[a.Deal] = &export{leg: r.Name, peer: a.Peer}
+	m.exports[a.Deal] = &exportState{leg: r.Name, peer: a.Peer}
 	m.records.begin(m.ctx, key{source, a.Deal}, a, m.cfg.Self, a.Peer, r.FrontEnd)
-	m.step(transfer.Event{Kind: transfer.Exporting, Move: a.Deal, Peer: a.Peer, Engine: m.engine(), Transports: names(m.serving(a.Peer)),
-		Subject: transfer.Subject{Request: r.Request.ID, Front: r.FrontEnd, Epoch: r.Epoch, Length: uint64(max(0, r.Request.Length())), Fixed: r.Pinned}})
+	m.step(transfer.Event{Kind: transfer.ExportStarted, Deal: a.Deal, Peer: a.Peer, Engine: m.describeEngine(), Transports: transportNames(m.exportTransports(a.Peer)),
+		Request: transfer.Request{ID: r.Request.ID, FrontEnd: r.FrontEnd, Epoch: r.Epoch, Length: uint64(max(0, r.Request.Length())), Pinned: r.Pinned}})
 }
 
-// check ends a move whose request has ended or left while the target pulls: it
+// abortIfRequestEnded ends a move whose request has ended or left while the target pulls: it
 // would find out only when all of the round is there.
-func (m *Mover) check(d bidask.Deal) {
+func (m *Executor) abortIfRequestEnded(d bidask.Deal) {
 	x := m.exports[d]
-	if x == nil || slices.ContainsFunc(m.cfg.Front.LocalLegs(), func(r frontend.LocalLeg) bool { return r.Name == x.leg }) {
+	if x == nil || slices.ContainsFunc(m.cfg.FrontEnd.LocalLegs(), func(r frontend.LocalLeg) bool { return r.Name == x.leg }) {
 		return
 	}
-	m.step(transfer.Event{Kind: transfer.Broken, Move: d, Why: transfer.Over})
+	m.step(transfer.Event{Kind: transfer.ActionFailed, Deal: d, Failure: transfer.RequestEnded})
 }
 
-// offers makes the tickets of a move, once.
-func (m *Mover) offers(msg transfer.Message) []transport.Offer {
-	x := m.exports[msg.Move]
+// transportOffers makes the tickets of a move, once.
+func (m *Executor) transportOffers(msg transfer.Message) []transport.Offer {
+	x := m.exports[msg.Deal]
 	if x == nil || x.offers != nil {
 		if x == nil {
 			return nil
 		}
 		return x.offers
 	}
-	for _, t := range m.serving(msg.To) {
-		offer, err := t.Export(transport.Grant{Migration: msg.Move.String(), Epoch: msg.Epoch, Receiver: msg.To, Deadline: time.Now().Add(grantTime)})
+	for _, t := range m.exportTransports(msg.To) {
+		offer, err := t.Export(transport.Grant{Migration: msg.Deal.String(), Epoch: msg.Epoch, Receiver: msg.To, Deadline: time.Now().Add(grantLifetime)})
 		if err != nil {
-			m.log.Warn("a transport makes no offer", "transport", t.Name(), "move", msg.Move.String(), "error", err)
+			m.log.Warn("a transport makes no offer", "transport", t.Name(), "move", msg.Deal.String(), "error", err)
 			continue
 		}
 		x.offers = append(x.offers, offer)
@@ -115,21 +115,21 @@ func (m *Mover) offers(msg transfer.Message) []transport.Offer {
 	return x.offers
 }
 
-// list tells where a running request's full blocks are, as many as one message
+// listBlocks tells where a running request's full blocks are, as many as one message
 // holds, and sums them up while it runs.
-func (m *Mover) list(a transfer.Action) {
-	m.table(a, func(ctx context.Context, leg string, from int) (blocks.Table, bool, error) {
+func (m *Executor) listBlocks(a transfer.Action) {
+	m.enqueueTableCall(a, func(ctx context.Context, leg string, from int) (blocks.Table, bool, error) {
 		t, err := m.cfg.Engine.Table(ctx, leg, from)
 		if err != nil {
 			return t, false, err
 		}
 		memory, ok := m.cfg.Engine.Memory()
 		if !ok {
-			return t, false, blocks.ErrAway
+			return t, false, blocks.ErrUnavailable
 		}
 		full := max(from, t.Computed/t.BlockTokens*t.BlockTokens)
 		// Of a block there are its ids, its number, and a sum for each region.
-		most := max(1, (m.cfg.Envelope-envelopeRoom)/(numberBytes*(t.BlockTokens+1+len(memory.Regions))))
+		most := max(1, (m.cfg.MaxEnvelope-envelopeRoom)/(maxVarintBytes*(t.BlockTokens+1+len(memory.Regions))))
 		n := min((full-from)/t.BlockTokens, most)
 		t.Computed = from + n*t.BlockTokens
 		t.IDs, t.Blocks = t.IDs[:n*t.BlockTokens], t.Blocks[:n]
@@ -137,129 +137,129 @@ func (m *Mover) list(a transfer.Action) {
 	})
 }
 
-// freeze stops a request and tells the rest.
-func (m *Mover) freeze(a transfer.Action) {
-	m.table(a, func(ctx context.Context, leg string, from int) (blocks.Table, bool, error) {
+// freezeRequest stops a request and tells the rest.
+func (m *Executor) freezeRequest(a transfer.Action) {
+	m.enqueueTableCall(a, func(ctx context.Context, leg string, from int) (blocks.Table, bool, error) {
 		t, err := m.cfg.Engine.Freeze(ctx, leg, from)
 		return t, false, err
 	})
 }
 
-// table answers List and Freeze. ask also tells whether there is more to list.
-func (m *Mover) table(a transfer.Action, ask func(ctx context.Context, leg string, from int) (blocks.Table, bool, error)) {
-	k, x := key{source, a.Move}, m.exports[a.Move]
-	answer, until := transfer.Tabled, time.Now().Add(engineTimeout)
+// enqueueTableCall answers List and Freeze. ask also tells whether there is more to list.
+func (m *Executor) enqueueTableCall(a transfer.Action, ask func(ctx context.Context, leg string, from int) (blocks.Table, bool, error)) {
+	k, x := key{source, a.Deal}, m.exports[a.Deal]
+	answer, until := transfer.Listed, time.Now().Add(engineTimeout)
 	if a.Kind == transfer.Freeze {
-		answer, until = transfer.Frozen, m.until(a.Deadline)
-		m.records.state(k, "freezing")
+		answer, until = transfer.Frozen, m.clockTime(a.Deadline)
+		m.records.setState(k, "freezing")
 	}
 	m.enqueue(k, job{kind: a.Kind, run: func(ctx context.Context) func() {
-		ctx, span := m.records.span(ctx, k, a.Kind.String())
+		ctx, span := m.records.startSpan(ctx, k, a.Kind.String())
 		defer span.End()
 		ctx, cancel := context.WithDeadline(ctx, until)
 		defer cancel()
 		from := int(a.Span.From)
 		t, part, err := ask(ctx, x.leg, from)
 		at := time.Now()
-		ev := transfer.Event{Kind: answer, Move: a.Move, Part: part, Table: &transfer.Table{IDs: t.IDs, Blocks: t.Blocks},
+		ev := transfer.Event{Kind: answer, Deal: a.Deal, Partial: part, Table: &transfer.Table{IDs: t.IDs, Blocks: t.Blocks},
 			Span: transfer.Span{From: a.Span.From, Computed: uint64(t.Computed), Length: uint64(t.Length), Generation: t.Generation, Prompt: uint64(t.Prompt), Cached: uint64(t.Cached)}}
 		if err == nil {
-			ev.Table.Sums, err = m.sums(t.Blocks)
+			ev.Table.Sums, err = m.checksumBlocks(t.Blocks)
 		}
 		var hash tokenhash.Hash
 		if err == nil {
-			hash, err = x.before(from)
+			hash, err = x.hashBefore(from)
 		}
 		if err != nil {
 			span.RecordError(err)
-			m.log.Info("the engine does not tell where a request is", "move", a.Move.String(), "leg", x.leg, "freeze", a.Kind == transfer.Freeze, "error", err)
-			return func() { m.step(transfer.Event{Kind: transfer.Broken, Move: a.Move, Why: reason(err)}) }
+			m.log.Info("the engine does not tell where a request is", "move", a.Deal.String(), "leg", x.leg, "freeze", a.Kind == transfer.Freeze, "error", err)
+			return func() { m.step(transfer.Event{Kind: transfer.ActionFailed, Deal: a.Deal, Failure: failureOf(err)}) }
 		}
 		x.listed.hash, x.listed.at = hash.Add(t.IDs...), from+len(t.IDs)
 		ev.Span.Hash = x.listed.hash
 		return func() {
 			if answer == transfer.Frozen {
-				m.records.frozen(k, at, t.Length, m.bytes(t.Length))
+				m.records.recordFreeze(k, at, t.Length, m.kvBytes(t.Length))
 			}
 			m.step(ev)
 		}
 	}})
 }
 
-// bytes is what so many tokens of KV are on the engine that this one stands for.
-func (m *Mover) bytes(tokens int) int64 {
+// kvBytes is what so many tokens of KV are on the engine that this one stands for.
+func (m *Executor) kvBytes(tokens int) int64 {
 	d, _ := m.cfg.Engine.Description()
 	return int64(tokens) * int64(d.TokenBytes)
 }
 
-// sums computes the checksums of own blocks.
-func (m *Mover) sums(list []uint32) ([]uint32, error) {
+// checksumBlocks computes the checksums of own blocks.
+func (m *Executor) checksumBlocks(list []uint32) ([]uint32, error) {
 	return transport.ChecksumBlocks(m.cfg.Engine, list)
 }
 
-// reason says what an engine's error means for a move.
-func reason(err error) transfer.Why {
+// failureOf says what an engine's error means for a move.
+func failureOf(err error) transfer.Failure {
 	switch {
 	case errors.Is(err, blocks.ErrNotFound):
-		return transfer.Over
+		return transfer.RequestEnded
 	case errors.Is(err, blocks.ErrFull):
-		return transfer.NoRoom
+		return transfer.OutOfBlocks
 	}
-	return transfer.Refused
+	return transfer.EngineRefused
 }
 
-// letGo thaws or drops what is frozen. It tries until the engine has answered or
+// unfreeze thaws or drops what is frozen. It tries until the engine has answered or
 // is away: then nothing is frozen any more.
-func (m *Mover) letGo(a transfer.Action) {
-	k, x := key{source, a.Move}, m.exports[a.Move]
-	m.records.thawed(k)
+func (m *Executor) unfreeze(a transfer.Action) {
+	k, x := key{source, a.Deal}, m.exports[a.Deal]
+	m.records.recordThaw(k)
 	call := m.cfg.Engine.Thaw
 	if a.Kind == transfer.Drop {
 		call = m.cfg.Engine.Drop
 	}
 	m.enqueue(k, job{kind: a.Kind, run: func(ctx context.Context) func() {
-		m.insist(ctx, a.Kind.String(), a.Move, func(ctx context.Context) error { return call(ctx, x.leg) })
+		m.retryUntilAnswered(ctx, a.Kind.String(), a.Deal, func(ctx context.Context) error { return call(ctx, x.leg) })
 		return nil
 	}})
 }
 
-// insist asks the engine until it has answered. One that does not for too long
+// retryUntilAnswered asks the engine until it has answered. One that does not for too long
 // loses its session, which undoes what it would not.
-func (m *Mover) insist(ctx context.Context, what string, d bidask.Deal, ask func(context.Context) error) {
-	for end := time.Now().Add(insistTime); ; {
+func (m *Executor) retryUntilAnswered(ctx context.Context, what string, d bidask.Deal, ask func(context.Context) error) {
+	for end := time.Now().Add(releaseTimeout); ; {
 		try, cancel := context.WithTimeout(ctx, engineTimeout)
 		err := ask(try)
 		cancel()
-		if err == nil || errors.Is(err, blocks.ErrNotFound) || errors.Is(err, blocks.ErrAway) {
+		if err == nil || errors.Is(err, blocks.ErrNotFound) || errors.Is(err, blocks.ErrUnavailable) {
 			return
 		}
 		if ctx.Err() == nil && !time.Now().Before(end) {
 			m.log.Error("the engine does not do what it must; the session with it is given up", "call", what, "move", d.String(), "error", err)
-			m.records.abandoned()
-			m.cfg.Engine.Abandon(fmt.Errorf("%s of %s: %w", what, d, err))
+			m.records.recordAbandonedSession()
+			m.cfg.Engine.AbandonSession(fmt.Errorf("%s of %s: %w", what, d, err))
 			return
 		}
 		m.log.Warn("the engine does not answer; trying again", "call", what, "move", d.String(), "error", err)
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(pause):
+		case <-time.After(engineRetryDelay):
 		}
 	}
 }
 
-// revoke ends the tickets of a move.
-func (m *Mover) revoke(a transfer.Action) {
-	x := m.exports[a.Move]
+// revokeOffers ends the tickets of a move.
+func (m *Executor) revokeOffers(a transfer.Action) {
+	x := m.exports[a.Deal]
 	if x == nil || len(x.offers) == 0 {
 		return
 	}
 	granted := slices.DeleteFunc(slices.Clone(m.cfg.Transports), func(t transport.Transport) bool {
 		return !slices.ContainsFunc(x.offers, func(o transport.Offer) bool { return o.Transport == t.Name() })
 	})
-	m.enqueue(key{source, a.Move}, job{kind: a.Kind, run: func(context.Context) func() {
+	m.enqueue(key{source, a.Deal}, job{kind: a.Kind, run: func(context.Context) func() {
 		for _, t := range granted {
-			t.Revoke(a.Move.String())
+			t.Revoke(a.Deal.String())
 		}
 		return nil
 	}})

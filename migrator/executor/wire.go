@@ -23,8 +23,8 @@ const (
 // encode writes a message for the wire. It shares the table's slices.
 func encode(m transfer.Message) *api.Transfer {
 	t := &api.Transfer{
-		Kind: uint32(m.Kind), Seller: string(m.Move.Seller), Number: m.Move.Number, Request: m.Request, Epoch: uint64(m.Epoch),
-		Front: string(m.Front), Target: string(m.Target), Way: uint32(m.Way), Round: m.Round, Why: uint32(m.Why),
+		Kind: uint32(m.Kind), Seller: string(m.Deal.Seller), Number: m.Deal.Number, Request: m.Request, Epoch: uint64(m.Epoch),
+		FrontEnd: string(m.FrontEnd), Target: string(m.Target), Mode: uint32(m.Mode), Round: m.Round, Failure: uint32(m.Failure),
 		Fingerprint: m.Engine.Fingerprint, TokenBytes: m.Engine.TokenBytes, BlockTokens: m.Engine.BlockTokens,
 		VersionMin: m.VersionMin, VersionMax: m.VersionMax, Transports: m.Transports,
 		From: m.Span.From, Computed: m.Computed, Length: m.Length, IdsHash: uint64(m.Hash), Cached: m.Cached, Generation: m.Generation, Prompt: m.Prompt,
@@ -45,22 +45,22 @@ func encode(m transfer.Message) *api.Transfer {
 // decode reads a message from the wire. It shares the table's slices.
 func decode(from, to policies.ReplicaID, t *api.Transfer) (transfer.Message, error) {
 	m := transfer.Message{
-		From: from, To: to, Move: bidask.Deal{Seller: policies.ReplicaID(t.GetSeller()), Number: t.GetNumber()}, Request: t.GetRequest(), Epoch: policies.Epoch(t.GetEpoch()),
-		Front: policies.ReplicaID(t.GetFront()), Target: policies.ReplicaID(t.GetTarget()), Round: t.GetRound(),
+		From: from, To: to, Deal: bidask.Deal{Seller: policies.ReplicaID(t.GetSeller()), Number: t.GetNumber()}, Request: t.GetRequest(), Epoch: policies.Epoch(t.GetEpoch()),
+		FrontEnd: policies.ReplicaID(t.GetFrontEnd()), Target: policies.ReplicaID(t.GetTarget()), Round: t.GetRound(),
 		Engine:     transfer.Engine{Fingerprint: t.GetFingerprint(), TokenBytes: t.GetTokenBytes(), BlockTokens: t.GetBlockTokens()},
 		VersionMin: t.GetVersionMin(), VersionMax: t.GetVersionMax(), Transports: t.GetTransports(),
 		Stall: policies.Micros(min(t.GetStallMicros(), maxStall)),
 		Span:  transfer.Span{From: t.GetFrom(), Computed: t.GetComputed(), Length: t.GetLength(), Hash: tokenhash.Hash(t.GetIdsHash()), Cached: t.GetCached(), Generation: t.GetGeneration(), Prompt: t.GetPrompt()},
 	}
 	switch {
-	case m.Move.Seller == "":
+	case m.Deal.Seller == "":
 		return m, errors.New("it names no move")
-	case t.GetKind() > maxByte || t.GetWay() > maxByte || t.GetWhy() > maxByte:
-		return m, fmt.Errorf("kind %d, way %d, why %d: want at most %d", t.GetKind(), t.GetWay(), t.GetWhy(), maxByte)
+	case t.GetKind() > maxByte || t.GetMode() > maxByte || t.GetFailure() > maxByte:
+		return m, fmt.Errorf("kind %d, way %d, why %d: want at most %d", t.GetKind(), t.GetMode(), t.GetFailure(), maxByte)
 	case len(t.GetOffers()) > maxOffers || len(m.Transports) > maxTransports:
 		return m, fmt.Errorf("%d offers and %d transports: want at most %d", len(t.GetOffers()), len(m.Transports), maxOffers)
 	}
-	m.Kind, m.Way, m.Why = transfer.Kind(t.GetKind()), transfer.Way(t.GetWay()), transfer.Why(t.GetWhy())
+	m.Kind, m.Mode, m.Failure = transfer.Kind(t.GetKind()), transfer.Mode(t.GetMode()), transfer.Failure(t.GetFailure())
 	for _, o := range t.GetOffers() {
 		if len(o.GetTicket()) != transport.TicketSize {
 			return m, fmt.Errorf("a ticket of %d bytes: want %d", len(o.GetTicket()), transport.TicketSize)

@@ -15,8 +15,8 @@ import (
 
 // full has every field of every kind.
 func full(k transfer.Kind) transfer.Message {
-	m := transfer.Message{Kind: k, From: "b", To: "a", Move: bidask.Deal{Seller: "b/x", Number: 7}, Round: 3, Why: transfer.Silent, Epoch: 9, Request: "f/1", Front: "f", Target: "a",
-		Way: transfer.Live, Engine: transfer.Engine{Fingerprint: 1 << 63, BlockTokens: 16, TokenBytes: 114_688}, VersionMin: 1, VersionMax: 2, Transports: []string{"shm", "tcp"},
+	m := transfer.Message{Kind: k, From: "b", To: "a", Deal: bidask.Deal{Seller: "b/x", Number: 7}, Round: 3, Failure: transfer.PeerTimeout, Epoch: 9, Request: "f/1", FrontEnd: "f", Target: "a",
+		Mode: transfer.Live, Engine: transfer.Engine{Fingerprint: 1 << 63, BlockTokens: 16, TokenBytes: 114_688}, VersionMin: 1, VersionMax: 2, Transports: []string{"shm", "tcp"},
 		Offers: []transport.Offer{{Transport: "tcp", Address: "host:1", Ticket: [transport.TicketSize]byte{1, 2, 15: 9}, Source: "b"}},
 		Span:   transfer.Span{From: 32, Computed: 99, Length: 100, Generation: 4, Hash: 1<<64 - 1, Prompt: 50, Cached: 16}, Stall: 31_000}
 	if k == transfer.Round || k == transfer.Manifest {
@@ -51,7 +51,7 @@ func TestEnvelope(t *testing.T) {
 }
 
 func TestWireRefusesNonsense(t *testing.T) {
-	long := encode(full(transfer.Done))
+	long := encode(full(transfer.Committed))
 	long.StallMicros = 1 << 63
 	if m, err := decode("b", "a", long); err != nil || m.Stall != maxStall {
 		t.Errorf("a stall of 2⁶³ µs is read as %d, %v", m.Stall, err)
@@ -59,13 +59,13 @@ func TestWireRefusesNonsense(t *testing.T) {
 	for name, spoil := range map[string]func(*api.Transfer){
 		"no move":         func(t *api.Transfer) { t.Seller = "" },
 		"large kind":      func(t *api.Transfer) { t.Kind = 256 },
-		"large way":       func(t *api.Transfer) { t.Way = 1 << 20 },
-		"large why":       func(t *api.Transfer) { t.Why = 257 },
+		"large way":       func(t *api.Transfer) { t.Mode = 1 << 20 },
+		"large why":       func(t *api.Transfer) { t.Failure = 257 },
 		"short ticket":    func(t *api.Transfer) { t.Offers[0].Ticket = t.Offers[0].Ticket[1:] },
 		"many offers":     func(t *api.Transfer) { t.Offers = make([]*api.Offer, maxOffers+1) },
 		"many transports": func(t *api.Transfer) { t.Transports = make([]string, maxTransports+1) },
 	} {
-		wire := encode(full(transfer.Offer))
+		wire := encode(full(transfer.Accept))
 		spoil(wire)
 		if _, err := decode("b", "a", wire); err == nil {
 			t.Errorf("%s is taken", name)
@@ -92,12 +92,12 @@ func FuzzDecode(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if again, err := decode("b", "a", encode(m)); err != nil || again.Span != m.Span || again.Move != m.Move {
+		if again, err := decode("b", "a", encode(m)); err != nil || again.Span != m.Span || again.Deal != m.Deal {
 			t.Fatalf("%+v is written as another: %+v, %v", m, again, err)
 		}
-		in := &intake{blocks: []uint32{5, 6, 7}, blockTokens: 4, memory: memory}
+		in := &importState{blocks: []uint32{5, 6, 7}, blockTokens: 4, memory: memory}
 		for _, last := range []bool{false, true} {
-			plan, _, err := in.plan(transfer.Action{Span: m.Span, Table: m.Table, Last: last})
+			plan, _, err := in.planPull(transfer.Action{Span: m.Span, Table: m.Table, Last: last})
 			if err == nil && plan.Validate(transport.Layout{Blocks: 1 << 40, Regions: memory.Regions}, memory.Layout) != nil {
 				t.Fatalf("%+v gives the plan %+v", m, plan)
 			}
@@ -107,40 +107,40 @@ func FuzzDecode(f *testing.F) {
 
 func TestPlanRefusesNonsense(t *testing.T) {
 	memory := &transport.Memory{Layout: transport.Layout{Blocks: 8, Regions: []transport.Region{{Stride: 8, Bytes: 8}}}, Bytes: make([]byte, 64)}
-	good := func() (*intake, transfer.Action) {
-		in := &intake{blocks: []uint32{5, 6, 7}, blockTokens: 4, memory: memory}
+	good := func() (*importState, transfer.Action) {
+		in := &importState{blocks: []uint32{5, 6, 7}, blockTokens: 4, memory: memory}
 		in.hash = in.hash.Add(1, 2, 3, 4)
 		a := transfer.Action{Last: true, Span: transfer.Span{From: 4, Computed: 9, Length: 10, Hash: in.hash.Add(5, 6, 7, 8, 9, 10)},
 			Table: &transfer.Table{IDs: []uint32{5, 6, 7, 8, 9, 10}, Blocks: []uint32{0, 1}, Sums: []uint32{8, 9}}}
 		return in, a
 	}
 	in, a := good()
-	plan, hash, err := in.plan(a)
+	plan, hash, err := in.planPull(a)
 	if want := (transport.Plan{Src: []uint32{0, 1}, Dst: []uint32{6, 7}, Sums: []uint32{8, 9}}); err != nil || hash != a.Span.Hash || !reflect.DeepEqual(plan, want) {
 		t.Fatalf("plan %+v, %v", plan, err)
 	}
-	in.corrupt = []int{1}
-	if plan, _, err = in.plan(a); err != nil || !reflect.DeepEqual(plan, transport.Plan{Src: []uint32{1}, Dst: []uint32{7}, Sums: []uint32{9}}) {
+	in.corruptBlocks = []int{1}
+	if plan, _, err = in.planPull(a); err != nil || !reflect.DeepEqual(plan, transport.Plan{Src: []uint32{1}, Dst: []uint32{7}, Sums: []uint32{9}}) {
 		t.Errorf("second plan %+v, %v", plan, err)
 	}
-	if got := again([]int{3, 5, 9}, []int{0, 2}); !reflect.DeepEqual(got, []int{3, 9}) {
+	if got := mapIndices([]int{3, 5, 9}, []int{0, 2}); !reflect.DeepEqual(got, []int{3, 9}) {
 		t.Errorf("entries %v of the round", got)
 	}
-	for name, spoil := range map[string]func(*intake, *transfer.Action){
-		"no table":        func(_ *intake, a *transfer.Action) { a.Table = nil },
-		"position":        func(_ *intake, a *transfer.Action) { a.Span.From = 5 },
-		"id missing":      func(_ *intake, a *transfer.Action) { a.Table.IDs = a.Table.IDs[1:] },
-		"other id":        func(_ *intake, a *transfer.Action) { a.Table.IDs[0]++ },
-		"other past":      func(in *intake, _ *transfer.Action) { in.hash++ },
-		"block missing":   func(_ *intake, a *transfer.Action) { a.Table.Blocks = a.Table.Blocks[1:] },
-		"sum missing":     func(_ *intake, a *transfer.Action) { a.Table.Sums = a.Table.Sums[1:] },
-		"small":           func(in *intake, _ *transfer.Action) { in.blocks = in.blocks[:2] },
-		"computed beyond": func(_ *intake, a *transfer.Action) { a.Span.Computed = 11 },
-		"computed before": func(_ *intake, a *transfer.Action) { a.Span.Computed = 3 },
+	for name, spoil := range map[string]func(*importState, *transfer.Action){
+		"no table":        func(_ *importState, a *transfer.Action) { a.Table = nil },
+		"position":        func(_ *importState, a *transfer.Action) { a.Span.From = 5 },
+		"id missing":      func(_ *importState, a *transfer.Action) { a.Table.IDs = a.Table.IDs[1:] },
+		"other id":        func(_ *importState, a *transfer.Action) { a.Table.IDs[0]++ },
+		"other past":      func(in *importState, _ *transfer.Action) { in.hash++ },
+		"block missing":   func(_ *importState, a *transfer.Action) { a.Table.Blocks = a.Table.Blocks[1:] },
+		"sum missing":     func(_ *importState, a *transfer.Action) { a.Table.Sums = a.Table.Sums[1:] },
+		"small":           func(in *importState, _ *transfer.Action) { in.blocks = in.blocks[:2] },
+		"computed beyond": func(_ *importState, a *transfer.Action) { a.Span.Computed = 11 },
+		"computed before": func(_ *importState, a *transfer.Action) { a.Span.Computed = 3 },
 	} {
 		in, a := good()
 		spoil(in, &a)
-		if _, _, err := in.plan(a); err == nil {
+		if _, _, err := in.planPull(a); err == nil {
 			t.Errorf("%s is taken", name)
 		}
 	}

@@ -35,7 +35,7 @@ func report(id policies.ReplicaID, model string, sequence uint64, s frontend.Sta
 		Draining:      s.Draining,
 		BytesPerToken: s.BytesPerToken,
 		EstimateError: s.EstimateError,
-		Migrations:    x.Moves,
+		Migrations:    x.Migrations,
 		Proposal:      x.Proposal,
 		Residents:     count(x.Residents),
 		Pinned:        count(x.Pinned),

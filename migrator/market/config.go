@@ -13,11 +13,11 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// Mover moves requests.
-type Mover interface {
-	// Do carries out a Reserve, Release, Export, Import or Abort. It must not
+// Executor moves requests.
+type Executor interface {
+	// Execute carries out a Reserve, Release, Export, Import or Abort. It must not
 	// block. It answers as package bidask says, by Market.Tell, now or later.
-	Do(bidask.Action)
+	Execute(bidask.Action)
 }
 
 // Network carries envelopes to other migrators.
@@ -45,9 +45,9 @@ type Config struct {
 	// Machine sets the market's rules. Its Self is filled in, and its First by
 	// the time of New where it is 0.
 	Machine bidask.Config
-	// Mover and Network do what the machine says. Required.
-	Mover   Mover
-	Network Network
+	// Executor and Network do what the machine says. Required.
+	Executor Executor
+	Network  Network
 	// Residents returns what runs on the own engine; Front.Residents does. It is
 	// called on Run's goroutine, once a scan. Required.
 	Residents func() []frontend.LocalLeg
@@ -59,36 +59,36 @@ type Config struct {
 	// Ready reports whether the engine serves; while it does not, the replica
 	// buys nothing and says so. It is called once a scan. nil: always.
 	Ready func() bool
-	// Receives reports whether KV can be put into the engine's memory; while it cannot,
+	// CanReceive reports whether KV can be put into the engine's memory; while it cannot,
 	// the replica buys nothing. New requests may begin there all the same. It is called
 	// once a scan. nil: always.
-	Receives func() bool
+	CanReceive func() bool
 	// Detector finds outliers, Placer says where requests begin, Refiner where
 	// the boundary to the next stage should lie, by Cost. nil switches each off.
 	Detector policies.Detector
 	Placer   policies.Placer
 	Refiner  policies.Refiner
 	Cost     policies.Cost
-	// Distance is what moving so many tokens to a peer takes by the links between
+	// MigrationCost is what moving so many tokens to a peer takes by the links between
 	// the two, where that differs: sellers prefer near peers. It is pure. nil: all
 	// are alike.
-	Distance func(to policies.ReplicaID, length policies.Tokens) policies.Micros
-	// Edges, Rest and Full are those of offer.Config.
-	Edges []policies.Tokens
-	Rest  time.Duration
-	Full  int
-	// Offers bounds what is for sale at a time. More than the slots keep the
+	MigrationCost func(to policies.ReplicaID, length policies.Tokens) policies.Micros
+	// BucketEdges, Rest and Full are those of offer.Config.
+	BucketEdges  []policies.Tokens
+	Cooldown     time.Duration
+	SpillPercent int
+	// MaxOffers bounds what is for sale at a time. More than the slots keep the
 	// market busy while transfers run. 0 means 16.
-	Offers int
-	// Scan is the time between two looks at the residents; 0 means 100 ms.
-	Scan time.Duration
-	// SummaryEvery is the time between two summaries of the own load, each to
+	MaxOffers int
+	// ScanInterval is the time between two looks at the residents; 0 means 100 ms.
+	ScanInterval time.Duration
+	// SummaryInterval is the time between two summaries of the own load, each to
 	// Sample peers drawn anew. Fresh is how old a peer's may be to count: a few
 	// times as long. 0 means 1 s, 8 and 3 s.
-	SummaryEvery, Fresh time.Duration
-	Sample              int
-	// RefineEvery is the time between two proposals; 0 means 1 s.
-	RefineEvery time.Duration
+	SummaryInterval, SummaryMaxAge time.Duration
+	SampleSize                     int
+	// RefineInterval is the time between two proposals; 0 means 1 s.
+	RefineInterval time.Duration
 	// Seed makes the draws repeatable.
 	Seed uint64
 	// Logger takes what an operator should know; nil discards.
@@ -99,11 +99,11 @@ func (c Config) validate() (Config, error) {
 	switch {
 	case c.Self == "":
 		return c, errors.New("market: Self must name the own replica")
-	case c.Mover == nil || c.Network == nil:
+	case c.Executor == nil || c.Network == nil:
 		return c, fmt.Errorf("market of %s: Mover and Network must not be nil; say who moves requests and who carries messages", c.Self)
 	case c.Residents == nil || c.Load == nil:
 		return c, fmt.Errorf("market of %s: Residents and Load must not be nil; give it the front's", c.Self)
-	case c.Capacity < 0 || c.Offers < 0 || c.Sample < 0:
+	case c.Capacity < 0 || c.MaxOffers < 0 || c.SampleSize < 0:
 		return c, fmt.Errorf("market of %s: Capacity, Offers and Sample must not be negative", c.Self)
 	}
 	if c.Refiner != nil {
@@ -116,8 +116,8 @@ func (c Config) validate() (Config, error) {
 		value *time.Duration
 		or    time.Duration
 	}{
-		{"Scan", &c.Scan, defaultScan}, {"SummaryEvery", &c.SummaryEvery, defaultSummary}, {"RefineEvery", &c.RefineEvery, defaultRefine},
-		{"Fresh", &c.Fresh, 0}, {"Rest", &c.Rest, 0}, // the packages that use them have defaults
+		{"Scan", &c.ScanInterval, defaultScan}, {"SummaryEvery", &c.SummaryInterval, defaultSummary}, {"RefineEvery", &c.RefineInterval, defaultRefine},
+		{"Fresh", &c.SummaryMaxAge, 0}, {"Rest", &c.Cooldown, 0}, // the packages that use them have defaults
 	} {
 		if *d.value < 0 {
 			return c, fmt.Errorf("market of %s: %s %v must not be negative", c.Self, d.name, *d.value)
@@ -126,17 +126,17 @@ func (c Config) validate() (Config, error) {
 			*d.value = d.or
 		}
 	}
-	if c.Offers == 0 {
-		c.Offers = defaultOffers
+	if c.MaxOffers == 0 {
+		c.MaxOffers = defaultOffers
 	}
-	if c.Sample == 0 {
-		c.Sample = loadview.DefaultSample
+	if c.SampleSize == 0 {
+		c.SampleSize = loadview.DefaultSampleSize
 	}
 	if c.Ready == nil {
 		c.Ready = func() bool { return true }
 	}
-	if c.Receives == nil {
-		c.Receives = func() bool { return true }
+	if c.CanReceive == nil {
+		c.CanReceive = func() bool { return true }
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

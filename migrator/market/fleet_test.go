@@ -217,8 +217,8 @@ func TestGonePeer(t *testing.T) {
 			w.mu.Lock()
 			delete(w.nodes["r0"].requests, "q")
 			w.mu.Unlock()
-			w.nodes["r0"].Gone("r1")
-			w.nodes["r0"].Gone("r2")
+			w.nodes["r0"].PeerGone("r1")
+			w.nodes["r0"].PeerGone("r2")
 			time.Sleep(time.Minute)
 			s = w.nodes["r0"].Status()
 			if s.Exporting != 0 || s.Offers != 0 || s.FailedOut[policies.Growth] != 1 || s.Returned[bidask.ReturnPeerGone] != 1 {
@@ -260,8 +260,8 @@ func TestSummaries(t *testing.T) {
 		w.run(func() {
 			time.Sleep(5 * time.Second)
 			r0 := w.nodes["r0"]
-			if s := r0.Status(); s.Heard < 7 || s.SummariesSent != 8*4 && s.SummariesSent != 8*5 {
-				t.Errorf("heard of %d, sent %d", s.Heard, s.SummariesSent)
+			if s := r0.Status(); s.FreshPeers < 7 || s.SummariesSent != 8*4 && s.SummariesSent != 8*5 {
+				t.Errorf("heard of %d, sent %d", s.FreshPeers, s.SummariesSent)
 			}
 			if at := r0.Place(policies.Request{Input: 5000}); at.Replica == "" || at.Replica == "r1" || at.Address != string(at.Replica) {
 				t.Errorf("placed at %+v", at)

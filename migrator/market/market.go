@@ -44,12 +44,12 @@ type Market struct {
 	cfg   Config
 	log   *slog.Logger
 	start time.Time
-	board *loadview.Board
+	board *loadview.View
 	wake  chan struct{} // holds a token when something is in the mailbox
 
 	// Of Run's goroutine.
 	machine  *bidask.Machine
-	book     *candidates.Book
+	book     *candidates.Selector
 	rng      *rand.Rand
 	sales    map[string]*sale // by request
 	exports  map[bidask.Deal]string
@@ -86,13 +86,13 @@ func New(cfg Config) (*Market, error) {
 	if err != nil {
 		return nil, fmt.Errorf("market of %s: %w", cfg.Self, err)
 	}
-	book, err := candidates.New(candidates.Config{Self: cfg.Self, Detector: cfg.Detector, Edges: cfg.Edges, Rest: micros(cfg.Rest), Full: cfg.Full})
+	book, err := candidates.New(candidates.Config{Self: cfg.Self, Detector: cfg.Detector, BucketEdges: cfg.BucketEdges, Cooldown: micros(cfg.Cooldown), SpillPercent: cfg.SpillPercent})
 	if err != nil {
 		return nil, fmt.Errorf("market of %s: %w", cfg.Self, err)
 	}
 	return &Market{
 		cfg: cfg, log: cfg.Logger.With("replica", string(cfg.Self)), start: time.Now(), machine: machine, book: book,
-		board: loadview.New(loadview.Config{Self: cfg.Self, Placer: cfg.Placer, Fresh: micros(cfg.Fresh), Sample: cfg.Sample, Seed: cfg.Seed}),
+		board: loadview.New(loadview.Config{Self: cfg.Self, Placer: cfg.Placer, MaxAge: micros(cfg.SummaryMaxAge), SampleSize: cfg.SampleSize, Seed: cfg.Seed}),
 		wake:  make(chan struct{}, 1),
 		rng:   rand.New(rand.NewPCG(cfg.Seed, 0)),
 		sales: make(map[string]*sale), exports: make(map[bidask.Deal]string), imports: make(map[bidask.Deal]policies.Tokens),
@@ -141,20 +141,20 @@ func (m *Market) ReceiveSummary(from policies.ReplicaID, s *api.Summary) {
 		return
 	}
 	m.counts.summariesReceived++
-	m.board.Hear(m.now(), from, loadview.Load{Waiting: promised, Total: held + promised + incoming, Draining: s.GetDraining()})
+	m.board.SetPeerLoad(m.now(), from, loadview.Load{Waiting: promised, Total: held + promised + incoming, Draining: s.GetDraining()})
 }
 
-// Tell takes an answer of the mover: Reserved, Refused, Moved or Failed.
-func (m *Market) Tell(ev bidask.Event) { m.post(ev) }
+// Notify takes an answer of the mover: Reserved, Refused, Moved or Failed.
+func (m *Market) Notify(ev bidask.Event) { m.post(ev) }
 
-// Gone says that a peer is gone.
-func (m *Market) Gone(peer policies.ReplicaID) {
-	m.board.Gone(peer)
+// PeerGone says that a peer is gone.
+func (m *Market) PeerGone(peer policies.ReplicaID) {
+	m.board.MarkGone(peer)
 	m.post(bidask.Event{Kind: bidask.PeerGone, Peer: peer})
 }
 
-// Back says that a peer is there again which was gone: it may be asked.
-func (m *Market) Back(peer policies.ReplicaID) { m.board.Back(peer) }
+// PeerBack says that a peer is there again which was gone: it may be asked.
+func (m *Market) PeerBack(peer policies.ReplicaID) { m.board.MarkBack(peer) }
 
 func (m *Market) post(ev bidask.Event) {
 	m.mu.Lock()
@@ -184,7 +184,7 @@ var (
 func (m *Market) Run(ctx context.Context) error {
 	defer m.giveUp()
 	m.scan()
-	scan, summary, refine := time.NewTicker(m.cfg.Scan), time.NewTicker(m.cfg.SummaryEvery), time.NewTicker(m.cfg.RefineEvery)
+	scan, summary, refine := time.NewTicker(m.cfg.ScanInterval), time.NewTicker(m.cfg.SummaryInterval), time.NewTicker(m.cfg.RefineInterval)
 	defer scan.Stop()
 	defer summary.Stop()
 	defer refine.Stop()
@@ -264,7 +264,7 @@ func (m *Market) act(now policies.Micros, a bidask.Action) {
 	case bidask.Return:
 		delete(m.sales, a.Migration.Request)
 		delete(m.exports, a.Deal)
-		m.book.Returned(now, a.Migration, a.Reason)
+		m.book.RecordReturn(now, a.Migration, a.Reason)
 		return
 	case bidask.Export:
 		if s := m.sales[a.Migration.Request]; s != nil {
@@ -275,7 +275,7 @@ func (m *Market) act(now policies.Micros, a bidask.Action) {
 		m.meter.begin(now)
 		m.imports[a.Deal] = a.Migration.Length
 	}
-	m.cfg.Mover.Do(a)
+	m.cfg.Executor.Execute(a)
 }
 
 // settle takes note of the end of a transfer. The machine has the last word on

@@ -19,13 +19,13 @@ import (
 // nowhere is a Mover and a Network that remembers what it was given.
 type nowhere struct{ sent []*api.Envelope }
 
-func (n *nowhere) Do(bidask.Action)                           {}
+func (n *nowhere) Execute(bidask.Action)                      {}
 func (n *nowhere) Send(_ policies.ReplicaID, e *api.Envelope) { n.sent = append(n.sent, e) }
 
 func good(residents ...frontend.LocalLeg) Config {
 	n := &nowhere{}
 	return Config{
-		Self: "a", Mover: n, Network: n, Load: func() policies.Load { return policies.Load{} },
+		Self: "a", Executor: n, Network: n, Load: func() policies.Load { return policies.Load{} },
 		Residents: func() []frontend.LocalLeg { return residents },
 	}
 }
@@ -35,10 +35,10 @@ func TestConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	for field, change := range map[string]func(*Config){
-		"Self": func(c *Config) { c.Self = "" }, "Mover": func(c *Config) { c.Mover = nil }, "Network": func(c *Config) { c.Network = nil },
+		"Self": func(c *Config) { c.Self = "" }, "Mover": func(c *Config) { c.Executor = nil }, "Network": func(c *Config) { c.Network = nil },
 		"Residents": func(c *Config) { c.Residents = nil }, "Load": func(c *Config) { c.Load = nil }, "Capacity": func(c *Config) { c.Capacity = -1 },
-		"Offers": func(c *Config) { c.Offers = -1 }, "Scan": func(c *Config) { c.Scan = -1 }, "Fresh": func(c *Config) { c.Fresh = -1 },
-		"Cost": func(c *Config) { c.Refiner = refine.Paper{} }, "SendSlots": func(c *Config) { c.Machine.MaxConcurrentSends = -1 }, "Full": func(c *Config) { c.Full = -1 },
+		"Offers": func(c *Config) { c.MaxOffers = -1 }, "Scan": func(c *Config) { c.ScanInterval = -1 }, "Fresh": func(c *Config) { c.SummaryMaxAge = -1 },
+		"Cost": func(c *Config) { c.Refiner = refine.Paper{} }, "SendSlots": func(c *Config) { c.Machine.MaxConcurrentSends = -1 }, "Full": func(c *Config) { c.SpillPercent = -1 },
 	} {
 		c := good()
 		change(&c)
@@ -103,7 +103,7 @@ func TestIgnores(t *testing.T) {
 		m.Receive("b", &api.Market{Kind: uint32(bidask.Busy), Seller: "b", Number: i})
 	}
 	// What the mover says is never dropped.
-	m.Tell(bidask.Event{Kind: bidask.TransferFailed, Deal: bidask.Deal{Seller: "a"}})
+	m.Notify(bidask.Event{Kind: bidask.TransferFailed, Deal: bidask.Deal{Seller: "a"}})
 	if got := m.Status().Ignored; got != 13 || len(m.mail) != mostWaiting+1 {
 		t.Errorf("%d ignored, %d wait", got, len(m.mail))
 	}
@@ -222,7 +222,7 @@ func TestNotReady(t *testing.T) {
 func TestDoesNotReceive(t *testing.T) {
 	c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 5000, Output: 1}})
 	network := c.Network.(*nowhere)
-	c.Receives, c.Capacity = func() bool { return false }, 1<<20
+	c.CanReceive, c.Capacity = func() bool { return false }, 1<<20
 	m, err := New(c)
 	if err != nil {
 		t.Fatal(err)
@@ -247,14 +247,14 @@ func TestDoesNotReceive(t *testing.T) {
 // recorder is a Mover that remembers what it was told.
 type recorder struct{ done []bidask.Action }
 
-func (r *recorder) Do(a bidask.Action) { r.done = append(r.done, a) }
+func (r *recorder) Execute(a bidask.Action) { r.done = append(r.done, a) }
 
 // TestGivesUp: a market that ends leaves nothing reserved and nothing promised,
 // for its process may outlive it.
 func TestGivesUp(t *testing.T) {
 	c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 5000, Output: 1}})
 	network, mover := c.Network.(*nowhere), &recorder{}
-	c.Mover, c.Capacity = mover, 10_000
+	c.Executor, c.Capacity = mover, 10_000
 	m, err := New(c)
 	if err != nil {
 		t.Fatal(err)
@@ -266,7 +266,7 @@ func TestGivesUp(t *testing.T) {
 	m.Receive("b", &api.Market{Kind: uint32(bidask.Confirm), Seller: "b", Number: 7, Handover: &api.Handover{Request: "p", Length: 5, Cause: 1}})
 	m.scan()
 	m.read()
-	m.Tell(bidask.Event{Kind: bidask.Reserved, Deal: mover.done[0].Deal})
+	m.Notify(bidask.Event{Kind: bidask.Reserved, Deal: mover.done[0].Deal})
 	if len(m.sales) != 1 {
 		t.Fatalf("%d sales", len(m.sales))
 	}

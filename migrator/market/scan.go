@@ -18,13 +18,13 @@ func (m *Market) scan() {
 	now, load, residents, ready := m.now(), m.cfg.Load(), m.cfg.Residents(), m.cfg.Ready()
 	m.leaving = view.Draining || view.Retired || !ready
 	m.position = policies.Occupancy{
-		Capacity: m.cfg.Capacity, Held: load.Held, Promised: load.Promised, Throughput: m.meter.rate(), Draining: m.leaving || !m.cfg.Receives(),
+		Capacity: m.cfg.Capacity, Held: load.Held, Promised: load.Promised, Throughput: m.meter.rate(), Draining: m.leaving || !m.cfg.CanReceive(),
 	}
 	m.step(bidask.Event{Kind: bidask.OccupancyMeasured, Occupancy: m.position})
-	m.board.Measure(loadview.Load{Waiting: load.Promised, Total: load.Held + load.Promised + m.machine.Incoming(), Draining: m.leaving})
+	m.board.SetOwnLoad(loadview.Load{Waiting: load.Promised, Total: load.Held + load.Promised + m.machine.Incoming(), Draining: m.leaving})
 
 	s := &candidates.Situation{
-		Now: now, Plan: view.Plan, Open: func(id policies.ReplicaID) bool { return m.board.Open(now, id) },
+		Now: now, Plan: view.Plan, Available: func(id policies.ReplicaID) bool { return m.board.Available(now, id) },
 		Draining: view.Draining, Capacity: m.cfg.Capacity, Held: load.Held, Promised: load.Promised, Mean: view.StageMean, MeanKnown: view.MeanKnown,
 	}
 	here := m.look(s, residents)
@@ -33,7 +33,7 @@ func (m *Market) scan() {
 	if !ready {
 		return // what runs here is lost, and the fronts' to rescue
 	}
-	for _, o := range m.book.Choose(s, m.cfg.Offers-len(m.sales)) {
+	for _, o := range m.book.SelectOffers(s, m.cfg.MaxOffers-len(m.sales)) {
 		m.sales[o.Handover.Request] = &sale{handover: o.Handover}
 		m.countOffer(o.Handover.Cause)
 		m.step(bidask.Event{Kind: bidask.Offered, Migration: o.Handover, Candidates: o.Candidates, Costs: m.costs(o), Seed: m.rng.Uint64()})
@@ -42,12 +42,12 @@ func (m *Market) scan() {
 
 // costs are what an offer's candidates are away, nil where that is not known.
 func (m *Market) costs(o candidates.Offer) []policies.Micros {
-	if m.cfg.Distance == nil {
+	if m.cfg.MigrationCost == nil {
 		return nil
 	}
 	out := make([]policies.Micros, len(o.Candidates))
 	for i, id := range o.Candidates {
-		out[i] = m.cfg.Distance(id, o.Handover.Length)
+		out[i] = m.cfg.MigrationCost(id, o.Handover.Length)
 	}
 	return out
 }
@@ -65,8 +65,8 @@ func (m *Market) look(s *candidates.Situation, residents []frontend.LocalLeg) ma
 			continue
 		}
 		s.Residents = append(s.Residents, candidates.Resident{
-			Request: id, Length: r.Request.Length(), Fixed: r.Pinned, Epoch: r.Epoch, Since: micros(r.Since.Sub(m.start)), Selling: m.sales[id] != nil,
-			Fits: m.board.Fits(r.Request.Model),
+			Request: id, Length: r.Request.Length(), Pinned: r.Pinned, Epoch: r.Epoch, Since: micros(r.Since.Sub(m.start)), ForSale: m.sales[id] != nil,
+			CanRunOn: m.board.ServesModel(r.Request.Model),
 		})
 	}
 	for id, until := range m.departed {
@@ -82,7 +82,7 @@ func (m *Market) look(s *candidates.Situation, residents []frontend.LocalLeg) ma
 func (m *Market) withdraw(s *candidates.Situation, here map[string]bool) {
 	var over []policies.Migration
 	for id, sale := range m.sales {
-		if !sale.exporting && (!here[id] || !m.book.Stands(s, sale.handover)) {
+		if !sale.exporting && (!here[id] || !m.book.StillValid(s, sale.handover)) {
 			over = append(over, sale.handover)
 		}
 	}
@@ -111,7 +111,7 @@ func (m *Market) summarise() {
 		Sequence: m.sequence, Held: int64(load.Held), Promised: int64(load.Promised), Incoming: int64(m.machine.Incoming()),
 		Capacity: int64(m.cfg.Capacity), Draining: m.leaving, Running: uint32(load.Running), Waiting: uint32(load.Waiting),
 	}}
-	ids = m.draw(ids, m.cfg.Sample)
+	ids = m.draw(ids, m.cfg.SampleSize)
 	m.mu.Lock()
 	m.counts.summariesSent += uint64(len(ids))
 	m.mu.Unlock()

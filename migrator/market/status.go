@@ -42,10 +42,10 @@ type Status struct {
 	// Throughput is the measured rate of incoming transfers in tokens per
 	// second, 0 while unknown.
 	Throughput policies.Tokens
-	// Heard are the peers whose load is known; Forwards the requests that were
+	// FreshPeers are the peers whose load is known; Forwards the requests that were
 	// placed at a peer.
-	Heard    int
-	Forwards uint64
+	FreshPeers int
+	Forwards   uint64
 	// Residents run here, Pinned of them may not move. PinnedSeconds is when the
 	// last of these will have ended by its max_tokens at the present pace; 0 when
 	// there is none, or one has no limit.
@@ -55,7 +55,7 @@ type Status struct {
 
 // Status returns the state now; what runs here is as of the last scan.
 func (m *Market) Status() Status {
-	heard, forwards := m.board.Fresh(m.now()), m.board.Forwards()
+	heard, forwards := m.board.CountFresh(m.now()), m.board.Forwards()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := &m.counts
@@ -65,7 +65,7 @@ func (m *Market) Status() Status {
 		Sent: table[bidask.MessageKind](c.sent[:]), Received: table[bidask.MessageKind](c.received[:]),
 		SummariesSent: c.summariesSent, SummariesReceived: c.summariesReceived, Ignored: c.ignored,
 		Offers: c.offers, Exporting: c.exporting, Importing: c.importing, Incoming: c.incoming, Throughput: c.throughput,
-		Heard: heard, Forwards: forwards, Residents: c.residents, Pinned: c.pinned, PinnedSeconds: c.pinnedSeconds,
+		FreshPeers: heard, Forwards: forwards, Residents: c.residents, Pinned: c.pinned, PinnedSeconds: c.pinnedSeconds,
 	}
 }
 

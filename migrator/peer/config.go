@@ -57,18 +57,18 @@ type Config struct {
 	// stream, for different peers at once, and must not block. The envelope is
 	// the callee's. Required.
 	Handle func(from policies.ReplicaID, e *api.Envelope)
-	// Gone is told when a watched peer is gone. It is always called by the same
+	// PeerGone is told when a watched peer is gone. It is always called by the same
 	// goroutine and must not block. nil: nobody is told.
-	Gone func(policies.ReplicaID)
-	// Back is told when anything comes from a peer again that Gone was told of, at
+	PeerGone func(policies.ReplicaID)
+	// PeerBack is told when anything comes from a peer again that Gone was told of, at
 	// the latest with its first Hello: at once when its process was replaced. It is
 	// called as Gone is. nil: nobody is told.
-	Back func(policies.ReplicaID)
-	// Lives reports whether there are other signs of life of a peer, not older
+	PeerBack func(policies.ReplicaID)
+	// Alive reports whether there are other signs of life of a peer, not older
 	// than Silence: its requests' tokens, for instance. It is asked before a
 	// silent peer is called gone, under a lock, and must neither block nor call
 	// back. nil: there are none.
-	Lives func(policies.ReplicaID) bool
+	Alive func(policies.ReplicaID) bool
 	// Incarnation tells the processes of one replica apart: it grows with every
 	// start. 0 means the time of New in microseconds.
 	Incarnation uint64
@@ -87,15 +87,15 @@ type Config struct {
 	TrustDomain string
 	// Dial connects to an address; nil means TCP.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
-	// Interval is the time between two Beats, Silence how long a watched peer
+	// HeartbeatInterval is the time between two Beats, Silence how long a watched peer
 	// may say nothing: several intervals. An envelope that has waited for
 	// Silence is not sent any more. 0 means 500 ms and 3 s.
-	Interval, Silence time.Duration
-	// Idle is after how long without an envelope a stream is closed. 0 means
+	HeartbeatInterval, PeerTimeout time.Duration
+	// IdleTimeout is after how long without an envelope a stream is closed. 0 means
 	// 30 s.
-	Idle time.Duration
-	// Queue is how many envelopes may wait for one peer. 0 means 1,024.
-	Queue int
+	IdleTimeout time.Duration
+	// QueueSize is how many envelopes may wait for one peer. 0 means 1,024.
+	QueueSize int
 	// Logger takes what an operator should know; nil discards.
 	Logger *slog.Logger
 }
@@ -106,8 +106,8 @@ func (c Config) validate() (Config, error) {
 		return c, errors.New("peer: Self must name the own replica")
 	case c.Handle == nil:
 		return c, fmt.Errorf("peer network of %s: Handle is nil; say who takes what arrives", c.Self)
-	case c.Queue < 0:
-		return c, fmt.Errorf("peer network of %s: Queue %d must not be negative", c.Self, c.Queue)
+	case c.QueueSize < 0:
+		return c, fmt.Errorf("peer network of %s: Queue %d must not be negative", c.Self, c.QueueSize)
 	}
 	if c.TrustDomain != "" {
 		if err := identity.CheckTrustDomain(c.TrustDomain); err != nil {
@@ -118,7 +118,7 @@ func (c Config) validate() (Config, error) {
 		name  string
 		value *time.Duration
 		or    time.Duration
-	}{{"Interval", &c.Interval, defaultInterval}, {"Silence", &c.Silence, defaultSilence}, {"Idle", &c.Idle, defaultIdle}} {
+	}{{"Interval", &c.HeartbeatInterval, defaultInterval}, {"Silence", &c.PeerTimeout, defaultSilence}, {"Idle", &c.IdleTimeout, defaultIdle}} {
 		if *d.value < 0 {
 			return c, fmt.Errorf("peer network of %s: %s %v must not be negative", c.Self, d.name, *d.value)
 		}
@@ -126,11 +126,11 @@ func (c Config) validate() (Config, error) {
 			*d.value = d.or
 		}
 	}
-	if c.Silence < c.Interval {
-		return c, fmt.Errorf("peer network of %s: Silence %v is below the Interval %v: every peer would be gone", c.Self, c.Silence, c.Interval)
+	if c.PeerTimeout < c.HeartbeatInterval {
+		return c, fmt.Errorf("peer network of %s: Silence %v is below the Interval %v: every peer would be gone", c.Self, c.PeerTimeout, c.HeartbeatInterval)
 	}
-	if c.Queue == 0 {
-		c.Queue = defaultQueue
+	if c.QueueSize == 0 {
+		c.QueueSize = defaultQueue
 	}
 	if c.Incarnation == 0 {
 		c.Incarnation = uint64(time.Now().UnixMicro())
@@ -138,14 +138,14 @@ func (c Config) validate() (Config, error) {
 	if c.Site == nil {
 		c.Site = func() *xds.Site { return nil }
 	}
-	if c.Gone == nil {
-		c.Gone = func(policies.ReplicaID) {}
+	if c.PeerGone == nil {
+		c.PeerGone = func(policies.ReplicaID) {}
 	}
-	if c.Back == nil {
-		c.Back = func(policies.ReplicaID) {}
+	if c.PeerBack == nil {
+		c.PeerBack = func(policies.ReplicaID) {}
 	}
-	if c.Lives == nil {
-		c.Lives = func(policies.ReplicaID) bool { return false }
+	if c.Alive == nil {
+		c.Alive = func(policies.ReplicaID) bool { return false }
 	}
 	if c.Credentials == nil {
 		c.Credentials = func(policies.ReplicaID, string) credentials.TransportCredentials { return insecure.NewCredentials() }

@@ -184,11 +184,11 @@ func (n *Network) Send(to policies.ReplicaID, e *api.Envelope) {
 	p := n.peers[to]
 	switch {
 	case p == nil || p.address == "":
-		n.refused.Unknown++
+		n.refused.UnknownPeer++
 	case size > MaxEnvelope:
 		p.dropped++
 	default:
-		p.push(waiting{envelope: out, bytes: size, since: time.Now()}, n.cfg.Queue)
+		p.push(waiting{envelope: out, bytes: size, since: time.Now()}, n.cfg.QueueSize)
 		n.linkLocked(p)
 	}
 }

@@ -58,8 +58,8 @@ func start(t testing.TB, cfg Config, l net.Listener, address string) *node {
 	if cfg.Handle == nil {
 		cfg.Handle = func(from policies.ReplicaID, e *api.Envelope) { n.came <- got{from, e} }
 	}
-	cfg.Gone = func(id policies.ReplicaID) { n.gone <- id }
-	cfg.Back = func(id policies.ReplicaID) { n.back <- id }
+	cfg.PeerGone = func(id policies.ReplicaID) { n.gone <- id }
+	cfg.PeerBack = func(id policies.ReplicaID) { n.back <- id }
 	var err error
 	if n.Network, err = New(cfg); err != nil {
 		t.Fatal(err)
@@ -88,8 +88,8 @@ func start(t testing.TB, cfg Config, l net.Listener, address string) *node {
 // waits for as long as a busy machine takes.
 func onTCP(t testing.TB, cfg Config) *node {
 	t.Helper()
-	if cfg.Silence == 0 {
-		cfg.Silence = time.Hour
+	if cfg.PeerTimeout == 0 {
+		cfg.PeerTimeout = time.Hour
 	}
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -151,7 +151,7 @@ func TestDelivers(t *testing.T) {
 	}
 	a.Send("c", market(0))
 	a.Send("a", market(0))
-	if got := a.Status().Refused.Unknown; got != 2 {
+	if got := a.Status().Refused.UnknownPeer; got != 2 {
 		t.Errorf("%d envelopes to nobody, sent 2", got)
 	}
 }
@@ -189,7 +189,7 @@ func TestSendNeverBlocks(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	a := onTCP(t, Config{Self: "a", Queue: 10})
+	a := onTCP(t, Config{Self: "a", QueueSize: 10})
 	a.SetPeers(map[policies.ReplicaID]string{"mute": l.Addr().String(), "none": "127.0.0.1:1"})
 	for _, id := range [...]policies.ReplicaID{"mute", "none"} {
 		for i := range uint64(100) {
@@ -208,7 +208,7 @@ func TestQueueDropsTheOldest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n, err := New(Config{Self: "a", Queue: 3, Silence: time.Hour, Handle: func(policies.ReplicaID, *api.Envelope) {}})
+	n, err := New(Config{Self: "a", QueueSize: 3, PeerTimeout: time.Hour, Handle: func(policies.ReplicaID, *api.Envelope) {}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -257,7 +257,7 @@ func TestWrongHello(t *testing.T) {
 			t.Errorf("%v is answered with %v", first, err)
 		}
 	}
-	if got := a.Status().Refused.Hello; got != 5 {
+	if got := a.Status().Refused.BadHello; got != 5 {
 		t.Errorf("%d wrong Hellos, want 5", got)
 	}
 }
@@ -293,7 +293,7 @@ func TestWrongEnvelopes(t *testing.T) {
 			t.Errorf("got %v, want %d", g.Envelope, want)
 		}
 	}
-	if got, want := a.Status().Refused, (Refused{Forged: 1, Misaddressed: 1, Body: 2}); got != want {
+	if got, want := a.Status().Refused, (Refused{Forged: 1, Misaddressed: 1, UnknownBody: 2}); got != want {
 		t.Errorf("refused: %+v, want %+v", got, want)
 	}
 	// Too large: the stream ends, the next one works.
@@ -373,7 +373,7 @@ func TestReconnects(t *testing.T) {
 	c := onTCP(t, Config{Self: "c"})
 	a.SetPeers(map[policies.ReplicaID]string{"b": c.address})
 	a.Send("b", market(4))
-	for c.Status().Refused.Hello == 0 {
+	for c.Status().Refused.BadHello == 0 {
 		time.Sleep(time.Millisecond)
 	}
 	if len(c.came) != 0 {
@@ -399,8 +399,8 @@ func TestConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	for field, change := range map[string]func(*Config){
-		"Self": func(c *Config) { c.Self = "" }, "Handle": func(c *Config) { c.Handle = nil }, "Queue": func(c *Config) { c.Queue = -1 },
-		"Interval": func(c *Config) { c.Interval = -1 }, "Silence": func(c *Config) { c.Silence = time.Millisecond }, "Idle": func(c *Config) { c.Idle = -1 },
+		"Self": func(c *Config) { c.Self = "" }, "Handle": func(c *Config) { c.Handle = nil }, "Queue": func(c *Config) { c.QueueSize = -1 },
+		"Interval": func(c *Config) { c.HeartbeatInterval = -1 }, "Silence": func(c *Config) { c.PeerTimeout = time.Millisecond }, "Idle": func(c *Config) { c.IdleTimeout = -1 },
 	} {
 		c := good
 		change(&c)

@@ -10,12 +10,12 @@ import (
 
 // Refused counts envelopes that were not passed on, by reason.
 type Refused struct {
-	Unknown      uint64 // to be sent to a peer without an address
-	Hello        uint64 // streams that began with no Hello or a wrong one
+	UnknownPeer  uint64 // to be sent to a peer without an address
+	BadHello     uint64 // streams that began with no Hello or a wrong one
 	Identity     uint64 // streams whose certificate is not that of the replica they claim to be
 	Forged       uint64 // arrived with another sender than its stream's
 	Misaddressed uint64 // arrived for another replica
-	Body         uint64 // arrived with a body that this version does not know
+	UnknownBody  uint64 // arrived with a body that this version does not know
 	Oversize     uint64 // larger than MaxEnvelope; ends its stream
 }
 
@@ -27,13 +27,13 @@ type Status struct {
 
 // PeerStatus is the state of one peer.
 type PeerStatus struct {
-	Replica   policies.ReplicaID
-	Address   string // "" while unknown
-	Connected bool   // the own stream to it is up
-	Incoming  int    // its streams to here
-	Watched   bool
-	Gone      bool          // watched, and silent or ended
-	Silent    time.Duration // since its last word; 0 before the first
+	Replica    policies.ReplicaID
+	Address    string // "" while unknown
+	Connected  bool   // the own stream to it is up
+	Incoming   int    // its streams to here
+	Watched    bool
+	Gone       bool          // watched, and silent or ended
+	SinceHeard time.Duration // since its last word; 0 before the first
 	// Queued wait to be sent; Sent and Dropped were to be sent; Received came,
 	// answers to Beats among them. The answers of here are not in Sent.
 	Queued                  int
@@ -56,7 +56,7 @@ func (n *Network) Status() Status {
 			MarketVersion: p.hello.GetMarketVersion(), TransferMin: p.hello.GetTransferMin(), TransferMax: p.hello.GetTransferMax(), Incarnation: p.hello.GetIncarnation(),
 		}
 		if !p.heard.IsZero() {
-			ps.Silent = time.Since(p.heard)
+			ps.SinceHeard = time.Since(p.heard)
 		}
 		s.Peers = append(s.Peers, ps)
 	}

@@ -49,7 +49,7 @@ func TestTLS(t *testing.T) {
 	}
 	c := onTCP(t, cfg)
 	c.SetPeers(map[policies.ReplicaID]string{"b": server.Listener.Addr().String()})
-	c.Send("b", &api.Envelope{Body: &api.Envelope_Beat{Beat: &api.Beat{}}})
+	c.Send("b", &api.Envelope{Body: &api.Envelope_Heartbeat{Heartbeat: &api.Heartbeat{}}})
 	if p := c.peer("b"); p.Connected {
 		t.Errorf("connected to a server that it does not trust: %+v", p)
 	}

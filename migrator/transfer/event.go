@@ -11,39 +11,39 @@ type EventKind uint8
 
 // The events.
 const (
-	Exporting EventKind = iota + 1 // Move of Subject to Peer begins
-	Importing                      // Move from Peer begins; its blocks are reserved
-	Aborted                        // Move is no longer wanted
-	Received                       // Message came
-	Tabled                         // the answer to List: Span and Table
-	Frozen                         // the answer to Freeze: Span and Table; the request stands still
-	Prepared                       // the blocks suffice and a transport is open
-	Filled                         // the round's blocks are verified, and the engine has them
-	Corrupt                        // some of the round's blocks came with wrong sums
-	Broken                         // what was asked for Move did not work, because of Why
-	Adopting                       // Peer, a front, opens the leg of Move for Subject.Request
-	Settled                        // the answer to Commit: Answer and Epoch
-	Held                           // the answer to Look: Answer and Epoch
-	Gone                           // Peer left or died
-	Ticked                         // time went on
+	ExportStarted  EventKind = iota + 1 // Move of Subject to Peer begins
+	ImportStarted                       // Move from Peer begins; its blocks are reserved
+	AbortRequested                      // Move is no longer wanted
+	Received                            // Message came
+	Listed                              // the answer to List: Span and Table
+	Frozen                              // the answer to Freeze: Span and Table; the request stands still
+	Prepared                            // the blocks suffice and a transport is open
+	Verified                            // the round's blocks are verified, and the engine has them
+	Corrupt                             // some of the round's blocks came with wrong sums
+	ActionFailed                        // what was asked for Move did not work, because of Why
+	AdoptRequested                      // Peer, a front, opens the leg of Move for Subject.Request
+	SwitchResult                        // the answer to Commit: Answer and Epoch
+	HolderResult                        // the answer to Look: Answer and Epoch
+	Gone                                // Peer left or died
+	Ticked                              // time went on
 )
 
-// Subject is the request that an export is about, as its replica knows it.
-type Subject struct {
-	Request string
-	Front   policies.ReplicaID
-	Epoch   policies.Epoch
-	Length  uint64
-	Fixed   policies.PinReason // MayMove, or why it must stay
+// Request is the request that an export is about, as its replica knows it.
+type Request struct {
+	ID       string
+	FrontEnd policies.ReplicaID
+	Epoch    policies.Epoch
+	Length   uint64
+	Pinned   policies.PinReason // MayMove, or why it must stay
 }
 
 // Event is something that happened to a replica.
 type Event struct {
 	Kind    EventKind
 	Now     policies.Micros // never goes back; if it does, the machine's time stands still
-	Move    bidask.Deal     // all but Received, Gone and Ticked
+	Deal    bidask.Deal     // all but Received, Gone and Ticked
 	Peer    policies.ReplicaID
-	Subject Subject
+	Request Request
 	// Engine is the own one, Transports those that reach Peer, best first: with
 	// Exporting and Importing.
 	Engine     Engine
@@ -52,8 +52,8 @@ type Event struct {
 	Round      uint32 // Filled, Corrupt
 	Span       Span
 	Table      *Table
-	Part       bool // Tabled: there are more full blocks than one message holds
-	Why        Why
+	Partial    bool // Tabled: there are more full blocks than one message holds
+	Failure    Failure
 	// Answer is, with Settled and Held:
 	//
 	//	Done     the target holds the request under Epoch (Settled)
@@ -71,24 +71,24 @@ type ActionKind uint8
 
 // The actions. Their order matters: the driver carries them out one by one.
 const (
-	Send    ActionKind = iota + 1 // send Message, without waiting; an Offer by Live gets its tickets, for Peer under Epoch
-	List                          // tell where Request's full blocks are, from Span.From on
-	Freeze                        // stop Request at a step boundary and tell all from Span.From on
-	Thaw                          // let Request go on
-	Drop                          // end Request without a word
-	Revoke                        // end what was granted for Move
-	Prepare                       // see that the reservation holds Span.Length and open one of Offers
-	Pull                          // pull Round's Table, verify, and tell the engine; again: what was corrupt
-	Release                       // stop pulling, and free the reservation unless it is adopted
-	Admit                         // let the leg of the Adopting in progress adopt
-	Deny                          // do not
-	Commit                        // hand over at the front, as the Swap in Message says, until Deadline
-	Look                          // tell who holds Request; Peer is the one that asks
-	Moved                         // the move is done
-	Failed                        // the move is over and nothing has changed, because of Why
+	Send         ActionKind = iota + 1 // send Message, without waiting; an Offer by Live gets its tickets, for Peer under Epoch
+	List                               // tell where Request's full blocks are, from Span.From on
+	Freeze                             // stop Request at a step boundary and tell all from Span.From on
+	Thaw                               // let Request go on
+	Drop                               // end Request without a word
+	Revoke                             // end what was granted for Move
+	Prepare                            // see that the reservation holds Span.Length and open one of Offers
+	Pull                               // pull Round's Table, verify, and tell the engine; again: what was corrupt
+	Release                            // stop pulling, and free the reservation unless it is adopted
+	AllowAdopt                         // let the leg of the Adopting in progress adopt
+	DenyAdopt                          // do not
+	SwitchHolder                       // hand over at the front, as the Swap in Message says, until Deadline
+	LookUpHolder                       // tell who holds Request; Peer is the one that asks
+	Completed                          // the move is done
+	Failed                             // the move is over and nothing has changed, because of Why
 )
 
-var actionNames = [...]string{"", "send", "list", "freeze", "thaw", "drop", "revoke", "prepare", "pull", "release", "admit", "deny", "commit", "look", "moved", "failed"}
+var actionNames = [...]string{"", "send", "list", "freeze", "thaw", "drop", "revoke", "prepare", "pull", "release", "allow-adopt", "deny-adopt", "switch-holder", "look-up-holder", "completed", "failed"}
 
 // String names the action, for logs and tests.
 func (k ActionKind) String() string {
@@ -101,7 +101,7 @@ func (k ActionKind) String() string {
 // Action is something to do. Fields beside which its Kind is not named are zero.
 type Action struct {
 	Kind     ActionKind
-	Move     bidask.Deal        // all
+	Deal     bidask.Deal        // all
 	Message  Message            // Send, Commit
 	Peer     policies.ReplicaID // List, Freeze, Thaw, Drop: none; else the other side of the move
 	Request  string             // List, Freeze, Thaw, Drop, Look; Failed because it was Returned
@@ -112,6 +112,6 @@ type Action struct {
 	Table    *Table             // Pull
 	Offers   []transport.Offer  // Prepare
 	Deadline policies.Micros    // Prepare, Pull, Freeze, Commit: when the answer is of no use any more
-	Why      Why                // Failed
+	Failure  Failure            // Failed
 	Stall    policies.Micros    // Moved, at the source: how long the front's client had no token; 0 for unknown
 }

@@ -123,7 +123,7 @@ func (w *fleet) trouble() {
 	case w.chance(w.faults.abort):
 		for d := range n.open { // of one at most, or the map's order would show
 			if len(n.open) == 1 {
-				w.step(n, transfer.Event{Kind: transfer.Aborted, Move: d})
+				w.step(n, transfer.Event{Kind: transfer.AbortRequested, Deal: d})
 			}
 		}
 	}
@@ -182,15 +182,15 @@ func (w *fleet) begin() {
 	if !w.chance(w.faults.lose) {
 		source.open[d]++
 		source.moving[d] = l
-		w.step(source, transfer.Event{Kind: transfer.Exporting, Move: d, Peer: target.id, Engine: engine, Transports: []string{"shm"},
-			Subject: transfer.Subject{Request: name, Front: s.front, Epoch: s.epoch - min(s.epoch-1, policies.Epoch(w.rng.IntN(10)/9*2)), Length: l.computed + 1}})
+		w.step(source, transfer.Event{Kind: transfer.ExportStarted, Deal: d, Peer: target.id, Engine: engine, Transports: []string{"shm"},
+			Request: transfer.Request{ID: name, FrontEnd: s.front, Epoch: s.epoch - min(s.epoch-1, policies.Epoch(w.rng.IntN(10)/9*2)), Length: l.computed + 1}})
 	}
 	if w.chance(w.faults.lose) {
 		delete(target.kv, d) // the market's lease ends
 		return
 	}
 	target.open[d]++
-	w.step(target, transfer.Event{Kind: transfer.Importing, Move: d, Peer: source.id, Engine: other, Transports: []string{"shm"}})
+	w.step(target, transfer.Event{Kind: transfer.ImportStarted, Deal: d, Peer: source.id, Engine: other, Transports: []string{"shm"}})
 }
 
 // settle ends all faults and lets what is under way end.

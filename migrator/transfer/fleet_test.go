@@ -94,7 +94,7 @@ func newFleet(seed uint64, f faults) *fleet {
 }
 
 func (w *fleet) boot(n *node) {
-	m, err := transfer.New(transfer.Config{Self: n.id, Tail: 1 + w.rng.IntN(4)})
+	m, err := transfer.New(transfer.Config{Self: n.id, TailBlocks: 1 + w.rng.IntN(4)})
 	if err != nil {
 		panic(err)
 	}
@@ -137,7 +137,7 @@ func (w *fleet) step(n *node, ev transfer.Event) (admitted bool) {
 		return false
 	}
 	ev.Now = w.now
-	w.note("%s: event %d %v, %v %v from %s, peer %s, round %d, answer %v, why %v", n.id, ev.Kind, ev.Move, ev.Message.Kind, ev.Message.Move, ev.Message.From, ev.Peer, ev.Round, ev.Answer, ev.Why)
+	w.note("%s: event %d %v, %v %v from %s, peer %s, round %d, answer %v, why %v", n.id, ev.Kind, ev.Deal, ev.Message.Kind, ev.Message.Deal, ev.Message.From, ev.Peer, ev.Round, ev.Answer, ev.Failure)
 	actions := n.machine.Step(ev, nil)
 	if err := n.machine.Check(); err != nil {
 		w.must(false, "%s: %v", n.id, err)
@@ -145,30 +145,30 @@ func (w *fleet) step(n *node, ev transfer.Event) (admitted bool) {
 	for _, a := range actions {
 		w.log = append(w.log, "    "+describe(a))
 		role := "target"
-		if a.Move.Seller == n.id {
+		if a.Deal.Seller == n.id {
 			role = "source"
 		}
 		switch a.Kind {
 		case transfer.Send:
 			w.must(a.Message.From == n.id && a.Message.To != n.id, "message %+v from %s", a.Message, n.id)
 			w.flight = append(w.flight, a.Message)
-		case transfer.Admit:
+		case transfer.AllowAdopt:
 			admitted = true
-		case transfer.Deny:
-		case transfer.Moved, transfer.Failed:
-			w.must(n.open[a.Move] == 1, "%s ends %v, which is open %d times", n.id, a.Move, n.open[a.Move])
-			delete(n.open, a.Move)
-			w.ends[role+" "+a.Why.String()]++
-			w.must((a.Kind == transfer.Failed) == (a.Why != 0) || role == "target", "%s: %v of %v without a reason", n.id, a.Kind, a.Move)
-		case transfer.Commit, transfer.Look:
+		case transfer.DenyAdopt:
+		case transfer.Completed, transfer.Failed:
+			w.must(n.open[a.Deal] == 1, "%s ends %v, which is open %d times", n.id, a.Deal, n.open[a.Deal])
+			delete(n.open, a.Deal)
+			w.ends[role+" "+a.Failure.String()]++
+			w.must((a.Kind == transfer.Failed) == (a.Failure != 0) || role == "target", "%s: %v of %v without a reason", n.id, a.Kind, a.Deal)
+		case transfer.SwitchHolder, transfer.LookUpHolder:
 			n.jobs = append(n.jobs, &job{a: a, role: "front"})
 		case transfer.Thaw, transfer.Drop, transfer.Release, transfer.Revoke:
 			n.jobs = slices.DeleteFunc(n.jobs, func(j *job) bool {
-				return j.a.Move == a.Move && j.role == role && (j.a.Kind == transfer.List || j.a.Kind == transfer.Prepare || j.a.Kind == transfer.Pull)
+				return j.a.Deal == a.Deal && j.role == role && (j.a.Kind == transfer.List || j.a.Kind == transfer.Prepare || j.a.Kind == transfer.Pull)
 			})
 			n.jobs = append(n.jobs, &job{a: a, role: role})
 		default:
-			w.must(n.open[a.Move] == 1, "%s: %v for %v, which is not open", n.id, a.Kind, a.Move)
+			w.must(n.open[a.Deal] == 1, "%s: %v for %v, which is not open", n.id, a.Kind, a.Deal)
 			n.jobs = append(n.jobs, &job{a: a, role: role})
 		}
 	}
@@ -179,7 +179,7 @@ func (w *fleet) step(n *node, ev transfer.Event) (admitted bool) {
 func (w *fleet) work(n *node) {
 	at := w.rng.IntN(len(n.jobs))
 	for i, j := range n.jobs[:at] {
-		if j.role == n.jobs[at].role && j.a.Move == n.jobs[at].a.Move {
+		if j.role == n.jobs[at].role && j.a.Deal == n.jobs[at].a.Deal {
 			at = i // in order
 			break
 		}
@@ -188,12 +188,12 @@ func (w *fleet) work(n *node) {
 	finish := func(ev transfer.Event) {
 		n.jobs = slices.DeleteFunc(n.jobs, func(o *job) bool { return o == j })
 		if ev.Kind != 0 {
-			ev.Move = j.a.Move
+			ev.Deal = j.a.Deal
 			w.step(n, ev)
 		}
 	}
-	refused := transfer.Event{Kind: transfer.Broken, Why: transfer.Refused}
-	l, kv := n.moving[j.a.Move], n.kv[j.a.Move]
+	refused := transfer.Event{Kind: transfer.ActionFailed, Failure: transfer.EngineRefused}
+	l, kv := n.moving[j.a.Deal], n.kv[j.a.Deal]
 	if !slices.Contains(n.legs, l) {
 		l = nil
 	}
@@ -202,12 +202,12 @@ func (w *fleet) work(n *node) {
 	case transfer.List, transfer.Freeze:
 		switch {
 		case l == nil:
-			finish(transfer.Event{Kind: transfer.Broken, Why: transfer.Over})
+			finish(transfer.Event{Kind: transfer.ActionFailed, Failure: transfer.RequestEnded})
 		case w.chance(w.faults.refuse):
 			l.frozen = l.frozen || j.a.Kind == transfer.Freeze && w.chance(500) // only the answer is lost
 			finish(refused)
 		case j.a.Kind == transfer.List:
-			finish(transfer.Event{Kind: transfer.Tabled, Span: transfer.Span{From: j.a.Span.From, Computed: l.computed / 16 * 16, Generation: l.generation}})
+			finish(transfer.Event{Kind: transfer.Listed, Span: transfer.Span{From: j.a.Span.From, Computed: l.computed / 16 * 16, Generation: l.generation}})
 		default:
 			w.must(!l.frozen, "%s freezes %s twice", n.id, j.a.Request)
 			l.frozen = true
@@ -228,7 +228,7 @@ func (w *fleet) work(n *node) {
 		finish(transfer.Event{})
 	case transfer.Prepare:
 		if kv == nil || w.chance(w.faults.refuse) {
-			finish(transfer.Event{Kind: transfer.Broken, Why: transfer.NoRoom})
+			finish(transfer.Event{Kind: transfer.ActionFailed, Failure: transfer.OutOfBlocks})
 			return
 		}
 		finish(transfer.Event{Kind: transfer.Prepared})
@@ -238,30 +238,30 @@ func (w *fleet) work(n *node) {
 		case w.chance(w.faults.corrupt):
 			finish(transfer.Event{Kind: transfer.Corrupt, Round: j.a.Round})
 		case w.chance(w.faults.refuse), w.apart(n.id, j.a.Peer):
-			finish(transfer.Event{Kind: transfer.Broken, Why: transfer.NoRoute})
+			finish(transfer.Event{Kind: transfer.ActionFailed, Failure: transfer.NoTransport})
 		default:
-			w.must(j.a.Span.From == kv.computed, "%s pulls %v from %d, has %d", n.id, j.a.Move, j.a.Span.From, kv.computed)
-			w.must(kv.computed == 0 || kv.generation == j.a.Span.Generation, "%s pulls %v of two generations", n.id, j.a.Move)
+			w.must(j.a.Span.From == kv.computed, "%s pulls %v from %d, has %d", n.id, j.a.Deal, j.a.Span.From, kv.computed)
+			w.must(kv.computed == 0 || kv.generation == j.a.Span.Generation, "%s pulls %v of two generations", n.id, j.a.Deal)
 			kv.computed, kv.generation, kv.last = j.a.Span.Computed, j.a.Span.Generation, j.a.Last
-			finish(transfer.Event{Kind: transfer.Filled, Round: j.a.Round})
+			finish(transfer.Event{Kind: transfer.Verified, Round: j.a.Round})
 		}
 	case transfer.Release:
-		delete(n.kv, j.a.Move)
+		delete(n.kv, j.a.Deal)
 		finish(transfer.Event{})
-	case transfer.Look:
-		ev := transfer.Event{Kind: transfer.Held}
+	case transfer.LookUpHolder:
+		ev := transfer.Event{Kind: transfer.HolderResult}
 		switch s := w.streams[j.a.Request]; {
 		case s == nil || s.ended || s.front != n.id:
 			ev.Answer = transfer.Ended
 		case s.pending:
 			ev.Answer = transfer.Pending
 		case s.holder == j.a.Peer:
-			ev.Answer, ev.Epoch = transfer.Back, s.epoch
+			ev.Answer, ev.Epoch = transfer.Reverted, s.epoch
 		default:
-			ev.Answer = transfer.Denied
+			ev.Answer = transfer.Rejected
 		}
 		finish(ev)
-	case transfer.Commit:
+	case transfer.SwitchHolder:
 		w.commit(n, j, finish)
 	}
 }
@@ -269,7 +269,7 @@ func (w *fleet) work(n *node) {
 // commit is a front's hand-over: first the register, then the leg.
 func (w *fleet) commit(n *node, j *job, finish func(transfer.Event)) {
 	msg := j.a.Message
-	ev := transfer.Event{Kind: transfer.Settled}
+	ev := transfer.Event{Kind: transfer.SwitchResult}
 	s := w.streams[msg.Request]
 	if !j.half {
 		switch {
@@ -277,10 +277,10 @@ func (w *fleet) commit(n *node, j *job, finish func(transfer.Event)) {
 			ev.Answer = transfer.Ended
 			finish(ev)
 		case s.pending || s.holder != msg.From || s.epoch != msg.Epoch:
-			ev.Answer = transfer.Denied
+			ev.Answer = transfer.Rejected
 			finish(ev)
 		default:
-			w.must(msg.Way == transfer.Reprompt || s.leg.orphan || s.leg.frozen && s.leg.computed+1 == msg.Length, "%s swaps %s, which runs", msg.From, msg.Request)
+			w.must(msg.Mode == transfer.Reprompt || s.leg.orphan || s.leg.frozen && s.leg.computed+1 == msg.Length, "%s swaps %s, which runs", msg.From, msg.Request)
 			s.pending, s.epoch, j.half = true, s.epoch+1, true
 		}
 		return
@@ -295,35 +295,35 @@ func (w *fleet) commit(n *node, j *job, finish func(transfer.Event)) {
 	target := w.node(msg.Target)
 	ok := !target.paused && !w.apart(n.id, target.id) && w.now < j.a.Deadline && !w.chance(w.faults.refuse)
 	fresh := &leg{request: msg.Request, computed: msg.Length}
-	if ok && msg.Way == transfer.Live {
+	if ok && msg.Mode == transfer.Live {
 		old := s.leg
-		if ok = w.step(target, transfer.Event{Kind: transfer.Adopting, Move: msg.Move, Peer: n.id, Subject: transfer.Subject{Request: msg.Request}}); ok {
-			kv := target.kv[msg.Move]
-			w.must(kv != nil && kv.last && kv.computed+1 == msg.Length, "%s adopts %v unverified: %+v", target.id, msg.Move, kv)
-			w.must(old.orphan || old.frozen && old.computed == kv.computed && old.generation == kv.generation, "%s adopts a stale %v: %+v, not %+v", target.id, msg.Move, kv, old)
+		if ok = w.step(target, transfer.Event{Kind: transfer.AdoptRequested, Deal: msg.Deal, Peer: n.id, Request: transfer.Request{ID: msg.Request}}); ok {
+			kv := target.kv[msg.Deal]
+			w.must(kv != nil && kv.last && kv.computed+1 == msg.Length, "%s adopts %v unverified: %+v", target.id, msg.Deal, kv)
+			w.must(old.orphan || old.frozen && old.computed == kv.computed && old.generation == kv.generation, "%s adopts a stale %v: %+v, not %+v", target.id, msg.Deal, kv, old)
 			ok = !w.chance(w.faults.refuse)
 			if ok {
-				delete(target.kv, msg.Move) // the request's now
+				delete(target.kv, msg.Deal) // the request's now
 			}
 			fresh.computed = msg.Length - 1
 		}
 	}
 	if !ok {
 		s.epoch++
-		ev.Answer, ev.Epoch = transfer.Back, s.epoch
+		ev.Answer, ev.Epoch = transfer.Reverted, s.epoch
 		finish(ev)
 		if s.leg.orphan {
 			w.rescue(n, s) // the source's leg has broken meanwhile
 		}
 		return
 	}
-	if msg.Way == transfer.Reprompt {
+	if msg.Mode == transfer.Reprompt {
 		w.hangUp(n, s)
 	}
 	s.holder, s.leg = target.id, fresh
 	target.legs = append(target.legs, fresh)
 	w.moves++
-	ev.Answer, ev.Epoch = transfer.Done, s.epoch
+	ev.Answer, ev.Epoch = transfer.Committed, s.epoch
 	finish(ev)
 }
 

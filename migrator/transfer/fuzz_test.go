@@ -25,18 +25,18 @@ func FuzzStep(f *testing.F) {
 			ev.Now = now
 			for _, a := range m.Step(ev, nil) {
 				switch a.Kind {
-				case transfer.Moved, transfer.Failed:
-					if !open[a.Move] {
-						t.Fatalf("%v of %v, which is not open", a.Kind, a.Move)
+				case transfer.Completed, transfer.Failed:
+					if !open[a.Deal] {
+						t.Fatalf("%v of %v, which is not open", a.Kind, a.Deal)
 					}
-					delete(open, a.Move)
+					delete(open, a.Deal)
 				case transfer.Freeze:
-					frozen[a.Move] = true
+					frozen[a.Deal] = true
 				case transfer.Thaw, transfer.Drop:
-					if !frozen[a.Move] {
-						t.Fatalf("%v of %v, which is not frozen", a.Kind, a.Move)
+					if !frozen[a.Deal] {
+						t.Fatalf("%v of %v, which is not frozen", a.Kind, a.Deal)
 					}
-					delete(frozen, a.Move)
+					delete(frozen, a.Deal)
 				}
 			}
 			if err := m.Check(); err != nil {
@@ -52,13 +52,13 @@ func FuzzStep(f *testing.F) {
 			move := bidask.Deal{Seller: replicas[a&3], Number: uint64(a >> 2 & 3)}
 			peer := replicas[b&3]
 			span := transfer.Span{From: uint64(b>>2) * 16, Computed: uint64(b>>2)*16 + uint64(c&15)*16, Length: uint64(b>>2)*16 + uint64(c&15)*16 + 1}
-			ev := transfer.Event{Kind: transfer.EventKind(kind & 15), Move: move, Peer: peer, Engine: engine, Transports: []string{"shm"}, Round: uint32(b >> 2), Span: span,
-				Why: transfer.Why(b >> 2), Answer: transfer.Kind(b >> 2), Epoch: policies.Epoch(c),
-				Subject: transfer.Subject{Request: string("pqrs"[a>>4&3]), Front: replicas[b>>4&3], Epoch: policies.Epoch(c), Length: 100},
-				Message: transfer.Message{Kind: transfer.Kind(a >> 4), From: peer, To: "a", Move: move, Round: uint32(b >> 2), Why: transfer.Why(c), Request: "p", Front: replicas[c&3],
-					Way: transfer.Way(c & 3), Engine: engine, VersionMin: 1, VersionMax: 1, Transports: []string{"shm"}, Span: span}}
+			ev := transfer.Event{Kind: transfer.EventKind(kind & 15), Deal: move, Peer: peer, Engine: engine, Transports: []string{"shm"}, Round: uint32(b >> 2), Span: span,
+				Failure: transfer.Failure(b >> 2), Answer: transfer.Kind(b >> 2), Epoch: policies.Epoch(c),
+				Request: transfer.Request{ID: string("pqrs"[a>>4&3]), FrontEnd: replicas[b>>4&3], Epoch: policies.Epoch(c), Length: 100},
+				Message: transfer.Message{Kind: transfer.Kind(a >> 4), From: peer, To: "a", Deal: move, Round: uint32(b >> 2), Failure: transfer.Failure(c), Request: "p", FrontEnd: replicas[c&3],
+					Mode: transfer.Mode(c & 3), Engine: engine, VersionMin: 1, VersionMax: 1, Transports: []string{"shm"}, Span: span}}
 			switch {
-			case ev.Kind == transfer.Exporting && move.Seller == "a" && !open[move], ev.Kind == transfer.Importing && move.Seller != "a" && !open[move]:
+			case ev.Kind == transfer.ExportStarted && move.Seller == "a" && !open[move], ev.Kind == transfer.ImportStarted && move.Seller != "a" && !open[move]:
 				open[move] = true
 			}
 			step(ev)

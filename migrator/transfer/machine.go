@@ -9,28 +9,28 @@ import (
 
 // Machine is one replica's part in all moves. It is not safe for concurrent use.
 type Machine struct {
-	c     Config
+	cfg   Config
 	now   policies.Micros
 	out   []Action  // of the Step in progress
 	local []Message // to oneself, of the Step in progress: a front may be source or target
 
 	// Each in order of its beginning, so that equal events give equal actions.
-	exports []*export
-	imports []*incoming
-	commits []*commit
+	exports []*exportState
+	imports []*importState
+	commits []*commitRequest
 
-	sold     memory[bidask.Deal, Message] // how exports ended: what their targets are told
-	answered memory[bidask.Deal, Message] // how fronts' moves ended: what their sources are told
+	exportResults expiringMap[bidask.Deal, Message] // how exports ended: what their targets are told
+	commitResults expiringMap[bidask.Deal, Message] // how fronts' moves ended: what their sources are told
 }
 
 // New returns a machine that moves nothing. The error is a *policies.Violation
 // that names the bad field.
 func New(c Config) (*Machine, error) {
-	c, err := c.complete()
+	c, err := c.withDefaults()
 	if err != nil {
 		return nil, err
 	}
-	return &Machine{c: c}, nil
+	return &Machine{cfg: c}, nil
 }
 
 // Step takes note of an event and appends what is to be done about it to out,
@@ -38,42 +38,44 @@ func New(c Config) (*Machine, error) {
 func (m *Machine) Step(ev Event, out []Action) []Action {
 	m.out = out
 	m.now = max(m.now, ev.Now)
-	m.sold.forget(m.now)
-	m.answered.forget(m.now)
-	m.commits = slices.DeleteFunc(m.commits, func(c *commit) bool { return c.fenced && !c.looking && c.heard+m.c.Memory <= m.now })
+	m.exportResults.expire(m.now)
+	m.commitResults.expire(m.now)
+	m.commits = slices.DeleteFunc(m.commits, func(c *commitRequest) bool {
+		return c.commitRefused && !c.lookingUp && c.heardAt+m.cfg.ResultRetention <= m.now
+	})
 	switch ev.Kind {
-	case Exporting:
-		m.exporting(ev)
-	case Importing:
-		m.importing(ev)
+	case ExportStarted:
+		m.beginExport(ev)
+	case ImportStarted:
+		m.beginImport(ev)
 	case Received:
 		m.receive(ev.Message)
-	case Aborted:
-		if ev.Move.Seller == m.c.Self {
-			m.exportAborted(ev.Move)
+	case AbortRequested:
+		if ev.Deal.Seller == m.cfg.Self {
+			m.abortExport(ev.Deal)
 		} else {
-			m.importAborted(ev.Move)
+			m.handleImportAbort(ev.Deal)
 		}
-	case Tabled, Frozen:
-		m.listed(ev)
+	case Listed, Frozen:
+		m.handleTable(ev)
 	case Prepared:
-		m.prepared(ev.Move)
-	case Filled, Corrupt:
-		m.pulled(ev)
-	case Broken:
-		if ev.Move.Seller == m.c.Self {
-			m.exportBroken(ev)
+		m.handlePrepared(ev.Deal)
+	case Verified, Corrupt:
+		m.handlePullResult(ev)
+	case ActionFailed:
+		if ev.Deal.Seller == m.cfg.Self {
+			m.handleExportFailure(ev)
 		} else {
-			m.importBroken(ev)
+			m.handleImportFailure(ev)
 		}
-	case Adopting:
-		m.adopting(ev)
-	case Settled, Held:
-		m.settled(ev)
+	case AdoptRequested:
+		m.handleAdoptRequest(ev)
+	case SwitchResult, HolderResult:
+		m.handleResult(ev)
 	case Gone:
-		m.targetGone(ev.Peer)
-		m.frontGone(ev.Peer)
-		m.importsGone(ev.Peer)
+		m.failExportsTo(ev.Peer)
+		m.failExportsOfFrontEnd(ev.Peer)
+		m.failImportsOf(ev.Peer)
 	case Ticked:
 		m.tickExports()
 		m.tickImports()
@@ -90,37 +92,37 @@ func (m *Machine) Step(ev Event, out []Action) []Action {
 
 // receive passes a message to the part that it is meant for.
 func (m *Machine) receive(msg Message) {
-	if msg.From == "" || msg.To != m.c.Self || msg.Move.Seller == "" {
+	if msg.From == "" || msg.To != m.cfg.Self || msg.Deal.Seller == "" {
 		return
 	}
 	switch msg.Kind {
 	case Open, Pulled, Pulling, Ready:
-		if msg.Move.Seller == m.c.Self {
-			m.hearTarget(msg)
+		if msg.Deal.Seller == m.cfg.Self {
+			m.handleTargetMessage(msg)
 		}
-	case Offer, Round, Manifest:
-		if msg.Move.Seller == msg.From {
-			m.hearSource(msg)
+	case Accept, Round, Manifest:
+		if msg.Deal.Seller == msg.From {
+			m.handleSourceMessage(msg)
 		}
-	case Swap, Whose:
-		if msg.Move.Seller == msg.From {
-			m.asked(msg)
+	case Commit, Query:
+		if msg.Deal.Seller == msg.From {
+			m.handleCommit(msg)
 		}
-	case Back, Ended, Denied:
-		if msg.Move.Seller == m.c.Self {
-			m.hearFront(msg)
+	case Reverted, Ended, Rejected:
+		if msg.Deal.Seller == m.cfg.Self {
+			m.handleFrontEndMessage(msg)
 		}
-	case Pending, Done: // a front's to a source, or a source's to a target
-		if msg.Move.Seller == m.c.Self {
-			m.hearFront(msg)
-		} else if msg.Move.Seller == msg.From {
-			m.hearSource(msg)
+	case Pending, Committed: // a front's to a source, or a source's to a target
+		if msg.Deal.Seller == m.cfg.Self {
+			m.handleFrontEndMessage(msg)
+		} else if msg.Deal.Seller == msg.From {
+			m.handleSourceMessage(msg)
 		}
 	case Abort:
-		if msg.Move.Seller == m.c.Self {
-			m.hearTarget(msg)
-		} else if msg.Move.Seller == msg.From {
-			m.hearSource(msg)
+		if msg.Deal.Seller == m.cfg.Self {
+			m.handleTargetMessage(msg)
+		} else if msg.Deal.Seller == msg.From {
+			m.handleSourceMessage(msg)
 		}
 	}
 }
@@ -150,15 +152,15 @@ func (m *Machine) Idle() bool { return len(m.exports)+len(m.imports)+len(m.commi
 
 // send sends a message; one to oneself arrives within the same Step.
 func (m *Machine) send(msg Message) {
-	msg.From = m.c.Self
-	if msg.To == m.c.Self {
+	msg.From = m.cfg.Self
+	if msg.To == m.cfg.Self {
 		m.local = append(m.local, msg)
 		return
 	}
-	m.out = append(m.out, Action{Kind: Send, Move: msg.Move, Peer: msg.To, Message: msg})
+	m.out = append(m.out, Action{Kind: Send, Deal: msg.Deal, Peer: msg.To, Message: msg})
 }
 
-func (m *Machine) do(a Action) { m.out = append(m.out, a) }
+func (m *Machine) emit(a Action) { m.out = append(m.out, a) }
 
 // due reports whether a deadline has passed; 0 is none.
 func (m *Machine) due(t policies.Micros) bool { return t != 0 && t <= m.now }

@@ -21,23 +21,23 @@ type Kind uint8
 // The kinds; the package comment says who sends them when.
 const (
 	Open Kind = iota + 1
-	Offer
+	Accept
 	Round
 	Manifest
 	Pulled
 	Pulling
 	Ready
-	Swap
-	Whose
+	Commit
+	Query
 	Pending
-	Done
-	Back
+	Committed
+	Reverted
 	Ended
-	Denied
+	Rejected
 	Abort
 )
 
-var kindNames = [...]string{"", "open", "offer", "round", "manifest", "pulled", "pulling", "ready", "swap", "whose", "pending", "done", "back", "ended", "denied", "abort"}
+var kindNames = [...]string{"", "open", "accept", "round", "manifest", "pulled", "pulling", "ready", "commit", "query", "pending", "committed", "reverted", "ended", "rejected", "abort"}
 
 // String names the kind, for logs and metrics.
 func (k Kind) String() string {
@@ -47,17 +47,17 @@ func (k Kind) String() string {
 	return kindNames[k]
 }
 
-// Way is how a request moves. The values are what replicas exchange.
-type Way uint8
+// Mode is how a request moves. The values are what replicas exchange.
+type Mode uint8
 
 // The ways.
 const (
-	Reprompt Way = iota + 1 // the target recomputes from the token ids
-	Live                    // the target pulls the source's KV blocks
+	Reprompt Mode = iota + 1 // the target recomputes from the token ids
+	Live                     // the target pulls the source's KV blocks
 )
 
 // String names the way, for tables and metrics.
-func (w Way) String() string {
+func (w Mode) String() string {
 	switch w {
 	case Reprompt:
 		return "reprompt"
@@ -67,35 +67,35 @@ func (w Way) String() string {
 	return "unknown"
 }
 
-// Why says why a move failed. The values are what replicas exchange.
-type Why uint8
+// Failure says why a move failed. The values are what replicas exchange.
+type Failure uint8
 
 // The reasons.
 const (
-	Unknown    Why = iota + 1 // the peer knows nothing of the move
-	Silent                    // the peer said nothing for too long
-	PeerGone                  // the peer is gone
-	FrontGone                 // the request's front is gone
-	Late                      // the move took too long
-	Withdrawn                 // the market took it back
-	Busy                      // the request is being moved already
-	Pinned                    // the request may not move
-	Over                      // the request is over
-	Refused                   // the engine refused its part
-	NoRoom                    // the reservation is gone, or too small
-	NoRoute                   // no transport got through
-	Corrupted                 // blocks kept arriving with wrong sums
-	Preempted                 // the engine gave the request's blocks back
-	Mismatched                // the two sides' tables do not fit
-	Returned                  // the front could not go on at the target
-	Taken                     // another replica holds the request
+	UnknownToPeer    Failure = iota + 1 // the peer knows nothing of the move
+	PeerTimeout                         // the peer said nothing for too long
+	PeerGone                            // the peer is gone
+	FrontEndGone                        // the request's front is gone
+	DeadlineExceeded                    // the move took too long
+	Withdrawn                           // the market took it back
+	AlreadyMigrating                    // the request is being moved already
+	Pinned                              // the request may not move
+	RequestEnded                        // the request is over
+	EngineRefused                       // the engine refused its part
+	OutOfBlocks                         // the reservation is gone, or too small
+	NoTransport                         // no transport got through
+	ChecksumMismatch                    // blocks kept arriving with wrong sums
+	Preempted                           // the engine gave the request's blocks back
+	TableMismatch                       // the two sides' tables do not fit
+	TargetFailed                        // the front could not go on at the target
+	HeldElsewhere                       // another replica holds the request
 )
 
-var whyNames = [...]string{"", "unknown to the peer", "silence", "peer gone", "front gone", "too late", "withdrawn", "in another move", "may not move", "request over",
-	"engine refused", "no room", "no transport", "corrupt blocks", "preempted", "tables do not fit", "returned by its front", "held by another replica"}
+var whyNames = [...]string{"", "unknown to the peer", "peer timeout", "peer gone", "front end gone", "deadline exceeded", "withdrawn", "already migrating", "pinned", "request ended",
+	"engine refused", "out of blocks", "no transport", "checksum mismatch", "preempted", "table mismatch", "target failed", "held elsewhere"}
 
 // String names the reason, for logs and metrics.
-func (w Why) String() string {
+func (w Failure) String() string {
 	if w == 0 || int(w) >= len(whyNames) {
 		return "unknown"
 	}
@@ -114,19 +114,19 @@ type Table struct {
 type Message struct {
 	Kind     Kind
 	From, To policies.ReplicaID
-	Move     bidask.Deal // its Seller is the source
+	Deal     bidask.Deal // its Seller is the source
 	Round    uint32      // Round, Manifest, Pulled, Pulling
-	Why      Why         // Abort
+	Failure  Failure     // Abort
 	// Stall is how long the front's client had no token because of the move; Done,
 	// 0 for unknown.
 	Stall policies.Micros
 	// Epoch is the request's: the source's with Offer, Swap and Whose, the one it
 	// is under now with Done and Back.
-	Epoch   policies.Epoch
-	Request string             // Offer, Swap, Whose
-	Front   policies.ReplicaID // Offer
-	Target  policies.ReplicaID // Swap
-	Way     Way                // Offer, Swap
+	Epoch    policies.Epoch
+	Request  string             // Offer, Swap, Whose
+	FrontEnd policies.ReplicaID // Offer
+	Target   policies.ReplicaID // Swap
+	Mode     Mode               // Offer, Swap
 	// Engine is the sender's with Open and Offer.
 	Engine                 Engine
 	VersionMin, VersionMax uint32            // Open

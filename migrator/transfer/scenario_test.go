@@ -24,15 +24,15 @@ var update = flag.Bool("update", false, "rewrite the expectations of the scenari
 //
 //	config rounds=1 …            sets Config fields, before the first event
 //	at 5                         time of the events from here on
-//	export a/1 b q front=f epoch=3 length=100 engine=7 via=shm,tcp fixed=seed
+//	export a/1 b q frontend=f epoch=3 length=100 engine=7 via=shm,tcp pinned=seed
 //	import b/1 b engine=7 via=shm
 //	from b open a/1 engine=7 via=shm     a message, with its fields
-//	tabled a/1 from=0 computed=64 generation=1 part=1 | frozen …
-//	prepared b/1 | filled b/1 round=1 | corrupt b/1 round=1 | broken b/1 why=no room
-//	adopting b/1 f
-//	settled b/1 done epoch=4 stall=9 | held b/1 back epoch=3
+//	listed a/1 from=0 computed=64 generation=1 partial=1 | frozen …
+//	prepared b/1 | verified b/1 round=1 | corrupt b/1 round=1 | action-failed b/1 failure=out of blocks
+//	adopt b/1 f
+//	switch-result b/1 committed epoch=4 stall=9 | holder-result b/1 reverted epoch=3
 //	abort a/1 | gone b | tick
-//	next                         prints when to tick
+//	next                         prints the time of the next tick
 //
 // An engine is its fingerprint; its blocks have 16 tokens.
 func TestScenarios(t *testing.T) {
@@ -133,9 +133,9 @@ func configure(c *transfer.Config, words []string) error {
 		}
 		switch name {
 		case "rounds":
-			c.Rounds = n
+			c.MaxRounds = n
 		case "tail":
-			c.Tail = n
+			c.TailBlocks = n
 		default:
 			return fmt.Errorf("no field %s", name)
 		}
@@ -144,9 +144,9 @@ func configure(c *transfer.Config, words []string) error {
 }
 
 var eventNames = map[string]transfer.EventKind{
-	"export": transfer.Exporting, "import": transfer.Importing, "abort": transfer.Aborted, "tabled": transfer.Tabled, "frozen": transfer.Frozen,
-	"prepared": transfer.Prepared, "filled": transfer.Filled, "corrupt": transfer.Corrupt, "broken": transfer.Broken, "adopting": transfer.Adopting,
-	"settled": transfer.Settled, "held": transfer.Held, "from": transfer.Received, "gone": transfer.Gone, "tick": transfer.Ticked,
+	"export": transfer.ExportStarted, "import": transfer.ImportStarted, "abort": transfer.AbortRequested, "listed": transfer.Listed, "frozen": transfer.Frozen,
+	"prepared": transfer.Prepared, "verified": transfer.Verified, "corrupt": transfer.Corrupt, "action-failed": transfer.ActionFailed, "adopt": transfer.AdoptRequested,
+	"switch-result": transfer.SwitchResult, "holder-result": transfer.HolderResult, "from": transfer.Received, "gone": transfer.Gone, "tick": transfer.Ticked,
 }
 
 // parseEvent reads one line of a scenario.
@@ -163,7 +163,7 @@ func parseEvent(words []string) (ev transfer.Event, err error) {
 		if name, value, ok := strings.Cut(w, "="); ok {
 			fields[name], last = value, name
 		} else if last != "" {
-			fields[last] += " " + w // "why=no room"
+			fields[last] += " " + w // "failure=out of blocks"
 		} else {
 			plain = append(plain, w)
 		}
@@ -187,19 +187,19 @@ func parseEvent(words []string) (ev transfer.Event, err error) {
 		via = strings.Split(fields["via"], ",")
 	}
 	span := transfer.Span{From: number("from"), Computed: number("computed"), Length: number("length"), Generation: number("generation"), Hash: tokenhash.Hash(number("hash"))}
-	why := transfer.Why(0)
-	for w := transfer.Unknown; w <= transfer.Taken; w++ {
-		if w.String() == fields["why"] {
-			why = w
+	failure := transfer.Failure(0)
+	for w := transfer.UnknownToPeer; w <= transfer.HeldElsewhere; w++ {
+		if w.String() == fields["failure"] {
+			failure = w
 		}
 	}
-	way := map[string]transfer.Way{"live": transfer.Live, "reprompt": transfer.Reprompt}[fields["way"]]
+	mode := map[string]transfer.Mode{"live": transfer.Live, "reprompt": transfer.Reprompt}[fields["mode"]]
 	epoch, round, stall := policies.Epoch(number("epoch")), uint32(number("round")), 1000*policies.Micros(number("stall"))
 	at := 0
 	switch kind {
 	case transfer.Received:
-		msg := transfer.Message{From: policies.ReplicaID(plain[0]), To: "a", Round: round, Why: why, Epoch: epoch, Request: fields["request"],
-			Front: policies.ReplicaID(fields["front"]), Target: policies.ReplicaID(fields["target"]), Way: way, Engine: engine, Transports: via, Span: span, Stall: stall}
+		msg := transfer.Message{From: policies.ReplicaID(plain[0]), To: "a", Round: round, Failure: failure, Epoch: epoch, Request: fields["request"],
+			FrontEnd: policies.ReplicaID(fields["frontend"]), Target: policies.ReplicaID(fields["target"]), Mode: mode, Engine: engine, Transports: via, Span: span, Stall: stall}
 		for k := transfer.Open; k <= transfer.Abort+1; k++ {
 			if k.String() == plain[1] {
 				msg.Kind = k
@@ -212,7 +212,7 @@ func parseEvent(words []string) (ev transfer.Event, err error) {
 				msg.VersionMax = msg.VersionMin
 			}
 		}
-		msg.Move, err = parseDeal(plain[2])
+		msg.Deal, err = parseDeal(plain[2])
 		ev.Message = msg
 		return ev, err
 	case transfer.Gone:
@@ -220,18 +220,18 @@ func parseEvent(words []string) (ev transfer.Event, err error) {
 		return ev, nil
 	case transfer.Ticked:
 		return ev, nil
-	case transfer.Exporting:
+	case transfer.ExportStarted:
 		ev.Peer = policies.ReplicaID(plain[1])
-		ev.Subject = transfer.Subject{Request: plain[2], Front: policies.ReplicaID(fields["front"]), Epoch: epoch, Length: span.Length}
-		if fields["fixed"] != "" {
-			ev.Subject.Fixed = policies.PinReasonOf(policies.Seed)
+		ev.Request = transfer.Request{ID: plain[2], FrontEnd: policies.ReplicaID(fields["frontend"]), Epoch: epoch, Length: span.Length}
+		if fields["pinned"] != "" {
+			ev.Request.Pinned = policies.PinReasonOf(policies.Seed)
 		}
 		ev.Engine, ev.Transports = engine, via
-	case transfer.Importing, transfer.Adopting:
+	case transfer.ImportStarted, transfer.AdoptRequested:
 		ev.Peer = policies.ReplicaID(plain[1])
 		ev.Engine, ev.Transports = engine, via
-		ev.Subject.Request = fields["request"]
-	case transfer.Settled, transfer.Held:
+		ev.Request.ID = fields["request"]
+	case transfer.SwitchResult, transfer.HolderResult:
 		for k := transfer.Open; k <= transfer.Abort; k++ {
 			if k.String() == plain[1] {
 				ev.Answer = k
@@ -239,10 +239,10 @@ func parseEvent(words []string) (ev transfer.Event, err error) {
 		}
 		ev.Epoch, ev.Stall = epoch, stall
 	default:
-		ev.Span, ev.Round, ev.Why, ev.Part = span, round, why, fields["part"] != ""
+		ev.Span, ev.Round, ev.Failure, ev.Partial = span, round, failure, fields["partial"] != ""
 	}
 	if err == nil {
-		ev.Move, err = parseDeal(plain[at])
+		ev.Deal, err = parseDeal(plain[at])
 	}
 	return ev, err
 }
@@ -275,12 +275,12 @@ func describe(a transfer.Action) string {
 		}
 	}
 	message := func(msg transfer.Message) {
-		word("%v %v", msg.Kind, msg.Move)
+		word("%v %v", msg.Kind, msg.Deal)
 		if msg.Request != "" {
 			word(" %s", msg.Request)
 		}
-		if msg.Front != "" {
-			word(" front=%s", msg.Front)
+		if msg.FrontEnd != "" {
+			word(" frontend=%s", msg.FrontEnd)
 		}
 		if msg.Target != "" {
 			word(" target=%s", msg.Target)
@@ -288,8 +288,8 @@ func describe(a transfer.Action) string {
 		if msg.Epoch != 0 {
 			word(" epoch=%d", msg.Epoch)
 		}
-		if msg.Way != 0 {
-			word(" way=%v", msg.Way)
+		if msg.Mode != 0 {
+			word(" mode=%v", msg.Mode)
 		}
 		if msg.Round != 0 {
 			word(" round=%d", msg.Round)
@@ -305,8 +305,8 @@ func describe(a transfer.Action) string {
 			word(" stall=%s", millis(msg.Stall))
 		}
 		offers(msg.Offers)
-		if msg.Why != 0 {
-			word(": %v", msg.Why)
+		if msg.Failure != 0 {
+			word(": %v", msg.Failure)
 		}
 	}
 	switch a.Kind {
@@ -314,13 +314,13 @@ func describe(a transfer.Action) string {
 		word("to %s ", a.Message.To)
 		message(a.Message)
 		return b.String()
-	case transfer.Commit:
-		word("commit of %s: ", a.Peer)
+	case transfer.SwitchHolder:
+		word("switch-holder of %s: ", a.Peer)
 		message(a.Message)
 		word(" until %s", millis(a.Deadline))
 		return b.String()
 	}
-	word("%v %v", a.Kind, a.Move)
+	word("%v %v", a.Kind, a.Deal)
 	if a.Peer != "" {
 		word(" with %s", a.Peer)
 	}
@@ -344,8 +344,8 @@ func describe(a transfer.Action) string {
 	if a.Stall != 0 {
 		word(" stall=%s", millis(a.Stall))
 	}
-	if a.Why != 0 {
-		word(": %v", a.Why)
+	if a.Failure != 0 {
+		word(": %v", a.Failure)
 	}
 	return b.String()
 }

@@ -25,11 +25,11 @@ func slowly(t *testing.T, envoy string) *fleetHarness {
 
 // under waits until a move of something is under way, and reports false when all
 // has gone before anybody saw it move.
-func (r *fleetHarness) under(from string, what string, holds func(executor.Move) bool) (found executor.Move, seen bool) {
+func (r *fleetHarness) under(from string, what string, holds func(executor.Migration) bool) (found executor.Migration, seen bool) {
 	r.t.Helper()
 	r.wait(what, func() bool {
 		gone := len(r.fronts[from].LocalLegs()) == 0 // before the look at the moves, so that none ends in between
-		for _, m := range r.daemons[from].Executor().Moves() {
+		for _, m := range r.daemons[from].Executor().Migrations() {
 			if m.Role == "source" && m.State != "moved" && m.State != "failed" && holds(m) {
 				found, seen = m, true
 				return true
@@ -90,7 +90,7 @@ func (r *fleetHarness) leaves() {
 	r.t.Helper()
 	r.swap("r0")
 	r.wait("a move, or its end", func() bool {
-		return len(r.daemons["r0"].Executor().Moves()) > 0 || len(r.fronts["r0"].LocalLegs()) == 0
+		return len(r.daemons["r0"].Executor().Migrations()) > 0 || len(r.fronts["r0"].LocalLegs()) == 0
 	})
 }
 
@@ -104,10 +104,10 @@ func TestClientLeaves(t *testing.T) {
 		for n := range 6 {
 			r.alone(from)
 			s := r.stream(prompt(8000+n, forever))
-			var m executor.Move
+			var m executor.Migration
 			for seen := false; !seen; {
 				r.swap(from)
-				m, seen = r.under(from, "a move", func(m executor.Move) bool { return n%3 == 0 || m.Rounds >= n%3 || m.State == "adopted" })
+				m, seen = r.under(from, "a move", func(m executor.Migration) bool { return n%3 == 0 || m.Rounds >= n%3 || m.State == "adopted" })
 				from = other(from)
 			}
 			states[m.State]++
@@ -132,7 +132,7 @@ func TestRequestEndsWhileMoving(t *testing.T) {
 			all = append(all, r.stream(prompt(20_000+n, output)))
 		}
 		r.swap("r0")
-		if _, seen := r.under("r0", "a move", func(m executor.Move) bool { return m.Rounds > 0 }); !seen {
+		if _, seen := r.under("r0", "a move", func(m executor.Migration) bool { return m.Rounds > 0 }); !seen {
 			t.Fatal("the requests are over, or elsewhere, before they move")
 		}
 		for _, s := range all {
@@ -149,7 +149,7 @@ func TestRequestEndsWhileMoving(t *testing.T) {
 		over := 0
 		_, failed := r.moves()
 		for _, m := range failed {
-			if m.Why == "request over" {
+			if m.Failure == "request over" {
 				over++
 			}
 		}

@@ -89,7 +89,7 @@ func TestDeviceSick(t *testing.T) {
 		load.faithful(streams)
 		done, _ := r.moves()
 		for _, m := range done {
-			if m.To == "r2" && m.Began.After(started) {
+			if m.To == "r2" && m.StartedAt.After(started) {
 				t.Errorf("a request moves to a replica whose GPU is sick: %+v", m)
 			}
 		}
@@ -128,7 +128,7 @@ func TestDevice(t *testing.T) {
 		done, failed := r.moves()
 		by := map[string]int{}
 		for _, m := range done {
-			by[m.Way+" "+m.Transport]++
+			by[m.Mode+" "+m.Transport]++
 		}
 		if by["live cuda"] == 0 || by["live shm"] > 0 || by["live tcp"] > 0 {
 			t.Errorf("moved: %v, failed: %v", by, failed)

@@ -202,7 +202,7 @@ func (f *Fleet) Migrator(id string) *migratord.Daemon {
 }
 
 // Executors are the movers of all replicas, none where requests do not move.
-func (f *Fleet) Executors() (out []*executor.Mover) {
+func (f *Fleet) Executors() (out []*executor.Executor) {
 	for _, n := range f.replicas {
 		if m := n.migrator.Executor(); m != nil {
 			out = append(out, m)

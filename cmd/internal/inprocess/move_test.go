@@ -59,9 +59,9 @@ func (r *fleetHarness) ordered(what, replica string) error {
 
 // moves are the moves of the whole fleet that are over, as their sources saw
 // them.
-func (r *fleetHarness) moves() (done, failed []executor.Move) {
+func (r *fleetHarness) moves() (done, failed []executor.Migration) {
 	for _, n := range r.replicas {
-		for _, m := range n.migrator.Executor().Moves() {
+		for _, m := range n.migrator.Executor().Migrations() {
 			switch {
 			case m.Role != "source":
 			case m.State == "moved":
@@ -87,12 +87,12 @@ func (r *fleetHarness) tally() int {
 	by := map[string]int{}
 	var stall time.Duration
 	for _, m := range done {
-		by[m.Cause.String()+" "+m.Way]++
+		by[m.Cause.String()+" "+m.Mode]++
 		stall = max(stall, m.Stall)
 	}
 	why := map[string]int{}
 	for _, m := range failed {
-		why[m.Cause.String()+" "+m.Way+": "+m.Why]++
+		why[m.Cause.String()+" "+m.Mode+": "+m.Failure]++
 	}
 	r.t.Logf("moved: %v, longest stall %v; failed: %v", by, stall, why)
 	return len(done)

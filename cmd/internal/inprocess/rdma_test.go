@@ -50,7 +50,7 @@ func TestRDMA(t *testing.T) {
 				compare(t, list, got, want, config.MigrationLive)
 				done, _ := r.moves()
 				for _, m := range done {
-					if m.Way == "live" && m.Transport == transport {
+					if m.Mode == "live" && m.Transport == transport {
 						moved++
 					}
 				}

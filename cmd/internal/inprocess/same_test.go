@@ -353,8 +353,8 @@ func (r *fleetHarness) settled(mode string) {
 	var stalls []time.Duration
 	hops, most := make(map[string]int), 0
 	for _, m := range done {
-		if m.Way != mode || m.Stall <= 0 || m.Way == "live" && m.Rounds == 0 {
-			r.t.Errorf("a move by %q with %d rounds and a stall of %v", m.Way, m.Rounds, m.Stall)
+		if m.Mode != mode || m.Stall <= 0 || m.Mode == "live" && m.Rounds == 0 {
+			r.t.Errorf("a move by %q with %d rounds and a stall of %v", m.Mode, m.Rounds, m.Stall)
 		}
 		stalls = append(stalls, m.Stall)
 		hops[m.Request]++

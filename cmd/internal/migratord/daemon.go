@@ -42,10 +42,10 @@ type Daemon struct {
 	model string
 
 	frontend    *frontend.Server
-	reporter    *loadreport.Uplink
+	reporter    *loadreport.Reporter
 	network     *peer.Network  // nil, like all below, where nothing moves
 	market      *market.Market //
-	executor    *executor.Mover
+	executor    *executor.Executor
 	blocks      *blocks.Client // nil where the engine shows none
 	transports  []transport.Transport
 	rdma        *verbs.Transport // one of transports; nil for none
@@ -94,7 +94,7 @@ func (d *Daemon) newFrontend() error {
 		c.Placer, c.Rescuer, c.Adopter, c.PeerRPC = d.market, d.market, d.executor, d.peerRPC()
 		c.OnRescue = func(r frontend.Rescue) {
 			d.rescues.add(r, string(d.id))
-			d.executor.Rescued(r)
+			d.executor.RecordRescue(r)
 		}
 	}
 	if d.cfg.EditFrontend != nil {
@@ -111,7 +111,7 @@ func (d *Daemon) newMigration() error {
 	log, f, r := d.cfg.Logger, &d.cfg.Fleet, d.cfg.Replica
 	var err error
 	d.network, err = peer.New(peer.Config{
-		Self: d.id, Handle: d.receive, Gone: d.peerGone, Back: d.peerBack, Lives: d.liveness.isAlive,
+		Self: d.id, Handle: d.receive, PeerGone: d.peerGone, PeerBack: d.peerBack, Alive: d.liveness.isAlive,
 		Credentials: d.credentials, TrustDomain: f.Fleet.TLS.TrustDomain, Site: d.site, Logger: log,
 	})
 	if err != nil {
@@ -131,8 +131,8 @@ func (d *Daemon) newMigration() error {
 		}
 		mc.Engine, mc.Transports = d.blocks, d.transports
 	}
-	mc.Front, mc.Network, mc.Tell = frontendAdapter{d}, d.network, func(ev bidask.Event) { d.market.Tell(ev) }
-	mc.Address, mc.Node, mc.Ways, mc.Tracer = d.controlView.address, d.controlView.node, d.linksFrom, d.cfg.Tracer
+	mc.FrontEnd, mc.Network, mc.Notify = frontendAdapter{d}, d.network, func(ev bidask.Event) { d.market.Notify(ev) }
+	mc.Address, mc.Host, mc.Ways, mc.Tracer = d.controlView.address, d.controlView.node, d.linksFrom, d.cfg.Tracer
 	if d.executor, err = executor.New(mc); err != nil {
 		return err
 	}
@@ -144,14 +144,14 @@ func (d *Daemon) newMigration() error {
 		d.host.Serve(&kc, r.Node)
 	}
 	if f.UsesDistance() {
-		d.linkCache.tokenBytes, kc.Distance = f.TokenBytes(r), d.distance
+		d.linkCache.tokenBytes, kc.MigrationCost = f.TokenBytes(r), d.distance
 	}
-	kc.Mover, kc.Network = d.executor, d.network
+	kc.Executor, kc.Network = d.executor, d.network
 	kc.Residents = func() []frontend.LocalLeg { return d.frontend.LocalLegs() }
 	kc.Load = func() policies.Load { return d.Status().Load }
 	kc.Machine.FirstDeal = uint64(d.startedAt.UnixMicro()) // so that deals tell whose they are
 	kc.Ready = func() bool { return d.frontend.Status().EngineReady }
-	kc.Receives = func() bool { return d.deviceDown() == nil }
+	kc.CanReceive = func() bool { return d.deviceDown() == nil }
 	if d.market, err = market.New(kc); err != nil {
 		return err
 	}
@@ -245,7 +245,7 @@ func (d *Daemon) Frontend() *frontend.Server { return d.frontend }
 func (d *Daemon) Market() *market.Market { return d.market }
 
 // Executor is what carries moves out.
-func (d *Daemon) Executor() *executor.Mover { return d.executor }
+func (d *Daemon) Executor() *executor.Executor { return d.executor }
 
 // Live reports whether requests can move live as far as this replica's engine goes: it
 // shows its block table now.
@@ -361,10 +361,10 @@ func (d *Daemon) receive(from policies.ReplicaID, e *api.Envelope) {
 
 // peerGone tells every part that a peer is gone.
 func (d *Daemon) peerGone(id policies.ReplicaID) {
-	d.executor.Gone(id)
-	d.market.Gone(id)
+	d.executor.PeerGone(id)
+	d.market.PeerGone(id)
 	d.frontend.HandlePeerLoss(id)
 }
 
 // peerBack tells that a peer is there again, to whom it matters before it says more.
-func (d *Daemon) peerBack(id policies.ReplicaID) { d.market.Back(id) }
+func (d *Daemon) peerBack(id policies.ReplicaID) { d.market.PeerBack(id) }

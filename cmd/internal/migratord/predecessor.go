@@ -136,7 +136,7 @@ func (s predecessorState) addToExtra(x loadreport.Extra) loadreport.Extra {
 	for _, b := range s.Migrations {
 		m := new(xds.Migration)
 		if proto.Unmarshal(b, m) == nil {
-			x.Moves = append(x.Moves, m)
+			x.Migrations = append(x.Migrations, m)
 		}
 	}
 	return x

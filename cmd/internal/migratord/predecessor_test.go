@@ -68,8 +68,8 @@ func TestState(t *testing.T) {
 	if got := s.addToStatus(frontend.Status{}); got.Load.Iteration != .03 {
 		t.Errorf("an idle process has the iteration time %v", got.Load.Iteration)
 	}
-	x := s.addToExtra(loadreport.Extra{Residents: 1, Pinned: 1, PinnedSeconds: 2, Streams: 1, Moves: []*xds.Migration{{Id: "own"}}})
-	if x.Residents != 5 || x.Pinned != 2 || x.PinnedSeconds != 9 || x.Streams != 6 || len(x.Moves) != 3 || x.Moves[2].Id != "r0/1" {
+	x := s.addToExtra(loadreport.Extra{Residents: 1, Pinned: 1, PinnedSeconds: 2, Streams: 1, Migrations: []*xds.Migration{{Id: "own"}}})
+	if x.Residents != 5 || x.Pinned != 2 || x.PinnedSeconds != 9 || x.Streams != 6 || len(x.Migrations) != 3 || x.Migrations[2].Id != "r0/1" {
 		t.Errorf("%+v", x)
 	}
 	// Load comes through however many moves there are.
@@ -120,12 +120,12 @@ func TestIsForPredecessor(t *testing.T) {
 		{market("r1", 999), false}, // it asks, and only the later one buys
 		{transferEnvelope("r0", 999, transfer.Pulled, ""), true},
 		{transferEnvelope("r0", 1001, transfer.Pulled, ""), false},
-		{transferEnvelope("r1", 999, transfer.Offer, "r0/5"), false},
-		{transferEnvelope("r1", 2000, transfer.Swap, "r0/999"), true},
-		{transferEnvelope("r1", 2000, transfer.Whose, "r0/999"), true},
-		{transferEnvelope("r1", 5, transfer.Swap, "r0/1000"), false},
-		{transferEnvelope("r1", 5, transfer.Swap, "r00/999"), false},
-		{transferEnvelope("r1", 5, transfer.Swap, "nonsense"), false},
+		{transferEnvelope("r1", 999, transfer.Accept, "r0/5"), false},
+		{transferEnvelope("r1", 2000, transfer.Commit, "r0/999"), true},
+		{transferEnvelope("r1", 2000, transfer.Query, "r0/999"), true},
+		{transferEnvelope("r1", 5, transfer.Commit, "r0/1000"), false},
+		{transferEnvelope("r1", 5, transfer.Commit, "r00/999"), false},
+		{transferEnvelope("r1", 5, transfer.Commit, "nonsense"), false},
 		{&api.Envelope{Body: &api.Envelope_Summary{Summary: &api.Summary{}}}, false},
 		{&api.Envelope{}, false},
 	} {

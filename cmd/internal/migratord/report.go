@@ -15,7 +15,7 @@ import (
 func (d *Daemon) newReporter() error {
 	var err error
 	d.reporter, err = loadreport.New(loadreport.Config{
-		Conn: d.cfg.Control, Others: d.cfg.OtherControl, Replica: d.id, Model: d.model, Source: d.Status, Extra: d.reportExtra, Replied: d.handleReply,
+		Conn: d.cfg.Control, Others: d.cfg.OtherControl, Replica: d.id, Model: d.model, Status: d.Status, Extra: d.reportExtra, OnReply: d.handleReply,
 		Changed: d.frontend.Changed(), Logger: d.cfg.Logger,
 	})
 	return err
@@ -42,8 +42,8 @@ func (d *Daemon) ownExtra() loadreport.Extra {
 	s := d.market.Status()
 	e.Residents, e.Pinned, e.PinnedSeconds = s.Residents, s.Pinned, s.PinnedSeconds
 	e.Proposal = d.market.Proposal()
-	e.Moves = append(reportedMigrations(d.executor.Moves()), d.rescues.all()...) // what is too much for one report, the uplink tells with the next
-	e.Routes = reportedRoutes(d.executor.Routes(), d.describeLink)
+	e.Migrations = append(reportedMigrations(d.executor.Migrations()), d.rescues.all()...) // what is too much for one report, the uplink tells with the next
+	e.Routes = reportedRoutes(d.executor.TransportPaths(), d.describeLink)
 	if d.host != nil {
 		e.Slots = d.host.Status()
 		if d.cfg.Host != nil {
@@ -61,7 +61,7 @@ const maxReportedMigrations = 64
 // reportedMigrations is what a report says of the moves that this replica sells: those that
 // are under way, and the latest of those that have ended. moves are in the order
 // of their beginnings, the ended ones after the others.
-func reportedMigrations(moves []executor.Move) []*api.Migration {
+func reportedMigrations(moves []executor.Migration) []*api.Migration {
 	var live, ended []*api.Migration
 	for _, m := range slices.Backward(moves) {
 		switch {
@@ -80,15 +80,15 @@ func reportedMigrations(moves []executor.Move) []*api.Migration {
 var finalStates = map[string]string{"moved": "done", "failed": "aborted"}
 
 // encodeMigration is a move in the words of reports.
-func encodeMigration(m executor.Move) *api.Migration {
+func encodeMigration(m executor.Migration) *api.Migration {
 	state := m.State
 	if final := finalStates[state]; final != "" {
 		state = final
 	}
 	return &api.Migration{
-		Id: m.ID, Request: m.Request, Cause: m.Cause.String(), FrontEnd: string(m.Front), From: string(m.From), To: string(m.To),
-		Method: m.Way, Transport: m.Transport, State: state, Reason: m.Why, Rounds: uint32(m.Rounds), Tokens: int64(m.Tokens), Bytes: m.Bytes,
-		StallSeconds: m.Stall.Seconds(), Seconds: m.Seconds, StartedUnixMicros: m.Began.UnixMicro(),
+		Id: m.ID, Request: m.Request, Cause: m.Cause.String(), FrontEnd: string(m.FrontEnd), From: string(m.From), To: string(m.To),
+		Method: m.Mode, Transport: m.Transport, State: state, Reason: m.Failure, Rounds: uint32(m.Rounds), Tokens: int64(m.Tokens), Bytes: m.Bytes,
+		StallSeconds: m.Stall.Seconds(), Seconds: m.Seconds, StartedUnixMicros: m.StartedAt.UnixMicro(),
 	}
 }
 

@@ -13,13 +13,13 @@ import (
 // TestMigrationsFitIntoReport: what is under way comes first, then what has ended
 // last, and only what this replica sells.
 func TestMigrationsFitIntoReport(t *testing.T) {
-	moves := []executor.Move{{ID: "live 0", Role: "source", State: "round"}, {ID: "other", Role: "target", State: "moved"}, {ID: "live 1", Role: "source", State: "open"}}
+	moves := []executor.Migration{{ID: "live 0", Role: "source", State: "round"}, {ID: "other", Role: "target", State: "moved"}, {ID: "live 1", Role: "source", State: "open"}}
 	for i := range 100 {
 		state := "moved"
 		if i%2 > 0 {
 			state = "failed"
 		}
-		moves = append(moves, executor.Move{ID: fmt.Sprint("ended ", i), Role: "source", State: state, Why: "why"})
+		moves = append(moves, executor.Migration{ID: fmt.Sprint("ended ", i), Role: "source", State: state, Failure: "why"})
 	}
 	got := reportedMigrations(moves)
 	if len(got) != maxReportedMigrations {

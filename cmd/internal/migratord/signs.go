@@ -28,7 +28,7 @@ func (d *Daemon) watchPeers(ctx context.Context) error {
 			return nil
 		case <-tick.C:
 			d.liveness.record(d.frontend.PeerProgress())
-			d.network.Watch(slices.Concat(d.frontend.Holders(), d.frontend.FrontEnds(), d.executor.Fronts()))
+			d.network.Watch(slices.Concat(d.frontend.Holders(), d.frontend.FrontEnds(), d.executor.FrontEnds()))
 		}
 	}
 }

@@ -122,7 +122,7 @@ func (d *Daemon) Status() frontend.Status {
 func (d *Daemon) ownState() predecessorState {
 	st, x := d.Status(), d.reportExtra()
 	s := predecessorState{Load: st.Load, Flow: st.Flow, Snapshot: st.Snapshot, Residents: x.Residents, Pinned: x.Pinned, PinnedSeconds: x.PinnedSeconds, Streams: x.Streams}
-	for _, m := range x.Moves {
+	for _, m := range x.Migrations {
 		if b, err := proto.Marshal(m); err == nil {
 			s.Migrations = append(s.Migrations, b)
 		}
@@ -141,7 +141,7 @@ func (d *Daemon) isForPredecessor(e *api.Envelope) bool {
 	case *api.Envelope_Transfer:
 		t := b.Transfer
 		switch transfer.Kind(t.GetKind()) {
-		case transfer.Swap, transfer.Whose: // for the front of the request
+		case transfer.Commit, transfer.Query: // for the front of the request
 			front, number, ok := strings.Cut(t.GetRequest(), "/")
 			n, err := strconv.ParseUint(number, 10, 64)
 			return ok && err == nil && front == string(d.id) && before(n)

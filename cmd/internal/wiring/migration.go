@@ -64,14 +64,14 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 			Sample: f.Migration.Sample, MaxConcurrentSends: f.Migration.MaxConcurrent, MaxConcurrentReceives: f.Migration.MaxConcurrent,
 			BidTimeout: bidTimeout, AnswerTimeout: answerTimeout,
 		},
-		Capacity:     f.capacity(r).KV,
-		Detector:     outlier.Detector{Percent: f.Migration.OutlierPercent, MinExcess: minExcess},
-		Placer:       place.Policy{},
-		Cost:         p.Cost(),
-		Edges:        Edges(m),
-		Scan:         max(minScanPeriod, f.scaled(100*time.Millisecond)),
-		SummaryEvery: max(minSummaryPeriod, f.scaled(time.Second)),
-		Logger:       log,
+		Capacity:        f.capacity(r).KV,
+		Detector:        outlier.Detector{Percent: f.Migration.OutlierPercent, MinExcess: minExcess},
+		Placer:          place.Policy{},
+		Cost:            p.Cost(),
+		BucketEdges:     Edges(m),
+		ScanInterval:    max(minScanPeriod, f.scaled(100*time.Millisecond)),
+		SummaryInterval: max(minSummaryPeriod, f.scaled(time.Second)),
+		Logger:          log,
 	}
 	if f.Migration.Sample == config.SampleAll {
 		c.Machine.Sample = bidask.AskAll
@@ -80,7 +80,7 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 		c.Machine.Selector = bidask.Paper{}
 	}
 	if f.Refines() {
-		c.Refiner, c.RefineEvery = f.builtinRefiner(), max(minScanPeriod, f.scaled(time.Second))
+		c.Refiner, c.RefineInterval = f.builtinRefiner(), max(minScanPeriod, f.scaled(time.Second))
 	}
 	return c
 }
@@ -90,8 +90,8 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 func (f *Fleet) Executor(r config.Replica, log *slog.Logger) executor.Config {
 	return executor.Config{
 		Self:     policies.ReplicaID(r.ID),
-		Link:     int64(f.Migration.LinkGbps * 1e9 / 8 * f.Speed),
-		Transfer: transfer.Config{Silence: transferSilence, Lease: transferLease, Frozen: freezeLimit, Commit: commitTimeout},
+		LinkRate: int64(f.Migration.LinkGbps * 1e9 / 8 * f.Speed),
+		Transfer: transfer.Config{PeerTimeout: transferSilence, ReadyTimeout: transferLease, FreezeTimeout: freezeLimit, CommitTimeout: commitTimeout},
 		Logger:   log,
 	}
 }

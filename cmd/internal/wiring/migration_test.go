@@ -22,7 +22,7 @@ func TestPresetMarket(t *testing.T) {
 	if market.Self != "r1" || c.Sample != 8 || c.MaxConcurrentSends != 4 || c.MaxConcurrentReceives != 4 || c.Selector != nil {
 		t.Errorf("default: %+v", c)
 	}
-	if rate := plain.Executor(r, nil).Link; rate != 50e9 {
+	if rate := plain.Executor(r, nil).LinkRate; rate != 50e9 {
 		t.Errorf("100 Gbit/s at speed 4 are %v bytes/s", rate)
 	}
 	if d := market.Detector.(outlier.Detector); d.Percent != 40 || market.Refiner != nil {

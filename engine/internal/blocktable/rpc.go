@@ -79,9 +79,9 @@ func (t *Table) Reserve(ctx context.Context, q *api.ReserveRequest) (*api.Reserv
 	return &api.ReserveReply{Blocks: blocks}, err
 }
 
-// Filled implements api.BlocksServer. The blocks are read on the caller's
+// MarkFilled implements api.BlocksServer. The blocks are read on the caller's
 // goroutine.
-func (t *Table) Filled(ctx context.Context, q *api.FilledRequest) (*api.FilledReply, error) {
+func (t *Table) MarkFilled(ctx context.Context, q *api.MarkFilledRequest) (*api.MarkFilledReply, error) {
 	most := uint64(t.cfg.Context)
 	if q.From > most || uint64(len(q.Ids)) > most-q.From || q.Computed > most {
 		return nil, status.Errorf(codes.InvalidArgument, "%d ids from position %d on, %d computed: a request has at most %d tokens", len(q.Ids), q.From, q.Computed, most)
@@ -110,7 +110,7 @@ func (t *Table) Filled(ctx context.Context, q *api.FilledRequest) (*api.FilledRe
 	if err == nil && unread != nil {
 		err = status.Error(codes.Internal, unread.Error())
 	}
-	return &api.FilledReply{}, err
+	return &api.MarkFilledReply{}, err
 }
 
 // Release implements api.BlocksServer.

@@ -274,7 +274,7 @@ func TestCodes(t *testing.T) {
 		return err
 	}
 	filled := func(r string, from uint64, computed uint64, ids ...uint32) error {
-		_, err := table.Filled(ctx, &api.FilledRequest{Reservation: r, From: from, Ids: ids, Computed: computed})
+		_, err := table.MarkFilled(ctx, &api.MarkFilledRequest{Reservation: r, From: from, Ids: ids, Computed: computed})
 		return err
 	}
 	for i, x := range []struct {
@@ -384,7 +384,7 @@ func FuzzCalls(f *testing.F) {
 				for i := range ids {
 					ids[i] = uint32(next())
 				}
-				table.Filled(ctx, &api.FilledRequest{Reservation: r, From: number(), Ids: ids, Computed: number()})
+				table.MarkFilled(ctx, &api.MarkFilledRequest{Reservation: r, From: number(), Ids: ids, Computed: number()})
 			case 4:
 				table.Release(ctx, &api.ReleaseRequest{Reservation: name()})
 			case 5:

@@ -65,9 +65,9 @@ var whys = map[string]bidask.ReturnReason{"no-bids": bidask.ReturnNoBids, "withd
 func play(t *testing.T, text string) string {
 	c := candidates.Config{Self: "a"}
 	detector := outlier.Detector{}
-	var b *candidates.Book
+	var b *candidates.Selector
 	away := map[policies.ReplicaID]bool{}
-	s := candidates.Situation{Open: func(id policies.ReplicaID) bool { return !away[id] }}
+	s := candidates.Situation{Available: func(id policies.ReplicaID) bool { return !away[id] }}
 	selling := map[string]policies.Migration{}
 	var out []string
 	for n, line := range strings.Split(text, "\n") {
@@ -120,10 +120,10 @@ func play(t *testing.T, text string) string {
 				switch name {
 				case "edges":
 					for _, e := range strings.Split(value, ",") {
-						c.Edges = append(c.Edges, number(e))
+						c.BucketEdges = append(c.BucketEdges, number(e))
 					}
 				case "full":
-					c.Full = int(number(value))
+					c.SpillPercent = int(number(value))
 				case "percent":
 					detector.Percent = int(number(value))
 				}
@@ -174,15 +174,15 @@ func play(t *testing.T, text string) string {
 		case "back":
 			h := selling[words[1]]
 			delete(selling, words[1])
-			resident(words[1]).Selling = false
-			b.Returned(s.Now, h, whys[words[2]])
+			resident(words[1]).ForSale = false
+			b.RecordReturn(s.Now, h, whys[words[2]])
 		case "stands":
-			out = append(out, fmt.Sprintf("> %v", b.Stands(&s, selling[words[1]])))
+			out = append(out, fmt.Sprintf("> %v", b.StillValid(&s, selling[words[1]])))
 		case "scan":
-			for _, o := range b.Choose(&s, int(number(words[1]))) {
+			for _, o := range b.SelectOffers(&s, int(number(words[1]))) {
 				out = append(out, fmt.Sprintf("> %s %v %v %v", o.Handover.Request, o.Handover.Length, o.Handover.Cause, o.Candidates))
 				selling[o.Handover.Request] = o.Handover
-				resident(o.Handover.Request).Selling = true
+				resident(o.Handover.Request).ForSale = true
 			}
 		default:
 			r := resident(words[0])
@@ -198,9 +198,9 @@ func play(t *testing.T, text string) string {
 					r.Since = policies.Micros(number(value)) * policies.Millisecond
 				case "only":
 					only := strings.Split(value, ",")
-					r.Fits = func(id policies.ReplicaID) bool { return slices.Contains(only, string(id)) }
+					r.CanRunOn = func(id policies.ReplicaID) bool { return slices.Contains(only, string(id)) }
 				case "fixed":
-					r.Fixed = policies.PinReasonOf(policies.Structured)
+					r.Pinned = policies.PinReasonOf(policies.Structured)
 				}
 			}
 		}
@@ -209,7 +209,7 @@ func play(t *testing.T, text string) string {
 }
 
 func TestConfig(t *testing.T) {
-	for _, bad := range []candidates.Config{{}, {Self: "a", Rest: -1}, {Self: "a", Full: -1}, {Self: "a", Edges: []policies.Tokens{2, 1}}} {
+	for _, bad := range []candidates.Config{{}, {Self: "a", Cooldown: -1}, {Self: "a", SpillPercent: -1}, {Self: "a", BucketEdges: []policies.Tokens{2, 1}}} {
 		if _, err := candidates.New(bad); err == nil {
 			t.Errorf("%+v is taken", bad)
 		}

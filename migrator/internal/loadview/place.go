@@ -11,7 +11,7 @@ import (
 // here. A request that cannot move once it runs is placed by the length that it
 // may grow to. One for a LoRA adapter that the own engine does not have begins
 // at a peer that has it, if there is one.
-func (b *Board) Place(now policies.Micros, r policies.Request) frontend.Target {
+func (b *View) Place(now policies.Micros, r policies.Request) frontend.Target {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.cfg.Placer == nil || len(b.stages) == 0 {
@@ -39,7 +39,7 @@ func (b *Board) Place(now policies.Micros, r policies.Request) frontend.Target {
 }
 
 // ask shows the Placer a sample of the peers that pass.
-func (b *Board) ask(now policies.Micros, r policies.Request, own policies.Candidate, pass func(policies.Micros, *entry) bool) policies.ReplicaID {
+func (b *View) ask(now policies.Micros, r policies.Request, own policies.Candidate, pass func(policies.Micros, *entry) bool) policies.ReplicaID {
 	at := b.plan.StageOf(r.Length())
 	b.sites = b.sites[:0]
 	narrow := b.adapters.Restricts(r.Model)
@@ -47,7 +47,7 @@ func (b *Board) ask(now policies.Micros, r policies.Request, own policies.Candid
 		return pass(now, e) && (!narrow || b.adapters.CanServe(e.id, r.Model))
 	}
 	b.sample(now, at, fits)
-	for k := at + 1; k < len(b.stages) && len(b.sites) < 2*b.cfg.Sample; k++ {
+	for k := at + 1; k < len(b.stages) && len(b.sites) < 2*b.cfg.SampleSize; k++ {
 		b.sample(now, k, fits)
 	}
 	for k := at - 1; k >= 0 && narrow && len(b.sites) == 0; k-- {
@@ -61,7 +61,7 @@ func (b *Board) ask(now policies.Micros, r policies.Request, own policies.Candid
 }
 
 // sample adds some of a stage's replicas to the sites, beginning anywhere.
-func (b *Board) sample(now policies.Micros, k int, pass func(policies.Micros, *entry) bool) {
+func (b *View) sample(now policies.Micros, k int, pass func(policies.Micros, *entry) bool) {
 	all := b.stages[k]
 	if len(all) == 0 {
 		return
@@ -73,7 +73,7 @@ func (b *Board) sample(now policies.Micros, k int, pass func(policies.Micros, *e
 			continue
 		}
 		b.sites = append(b.sites, policies.Candidate{ID: e.id, Low: b.plan.Stages[k].Low, High: b.plan.Stages[k].High, Waiting: e.load.Waiting, Load: e.load.Total})
-		if found++; found == b.cfg.Sample {
+		if found++; found == b.cfg.SampleSize {
 			return
 		}
 	}
@@ -83,7 +83,7 @@ func (b *Board) sample(now policies.Micros, k int, pass func(policies.Micros, *e
 // loaded replica of the stage that holds its length, else of a longer one, else
 // of any. Peers of whom nothing was heard lately come after those of the same
 // stage that were heard. False means that all have been tried.
-func (b *Board) Rescue(now policies.Micros, r policies.Request, tried []policies.ReplicaID) (frontend.Target, bool) {
+func (b *View) Rescue(now policies.Micros, r policies.Request, tried []policies.ReplicaID) (frontend.Target, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	self := !b.self.Draining && !slices.Contains(tried, b.cfg.Self) && b.adapters.CanServe(b.cfg.Self, r.Model)
@@ -109,7 +109,7 @@ func (b *Board) Rescue(now policies.Micros, r policies.Request, tried []policies
 
 // least returns the least loaded replica of a stage that has not been tried;
 // heard tells whether its load is known.
-func (b *Board) least(now policies.Micros, k int, r policies.Request, tried []policies.ReplicaID) (best *entry, heard bool) {
+func (b *View) least(now policies.Micros, k int, r policies.Request, tried []policies.ReplicaID) (best *entry, heard bool) {
 	all := b.stages[k]
 	if len(all) == 0 {
 		return nil, false
@@ -129,7 +129,7 @@ func (b *Board) least(now policies.Micros, k int, r policies.Request, tried []po
 }
 
 // Forwards counts the requests that Place sent to a peer.
-func (b *Board) Forwards() uint64 {
+func (b *View) Forwards() uint64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.forwards

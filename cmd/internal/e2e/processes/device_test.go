@@ -21,13 +21,13 @@ func TestDeviceFaults(t *testing.T) {
 	for _, r := range h.replicas { // which takes a moment, in which tcp carries them
 		r.migrator.await("a transport changes.*transport=shm")
 	}
-	h.suffer(step{name: "done", kind: transfer.Done, to: toSource}, fault{name: "no fault", strike: func(*hop, crossing) bool { return true }})
+	h.suffer(step{name: "committed", kind: transfer.Committed, to: toSource}, fault{name: "no fault", strike: func(*hop, crossing) bool { return true }})
 	by := map[string]int{}
 	for _, m := range h.migrations() {
 		if string(m.From) != h.target.ID { // source and target have changed places
 			continue
 		}
-		if m.Why == transfer.Over.String() { // on a machine that is slow to move it
+		if m.Why == transfer.RequestEnded.String() { // on a machine that is slow to move it
 			continue
 		}
 		by[m.Way+" "+m.Transport+" "+m.State]++
@@ -71,7 +71,7 @@ func TestDeviceErrors(t *testing.T) {
 	}
 	by := map[string]int{}
 	for turn := 0; turn < 20 && (said() < 4 || by["live cuda done"] == 0); turn++ {
-		h.run(fmt.Sprint("GPUs that fail, ", turn), step{kind: transfer.Done, to: toSource}, fault{strike: func(*hop, crossing) bool { return true }})
+		h.run(fmt.Sprint("GPUs that fail, ", turn), step{kind: transfer.Committed, to: toSource}, fault{strike: func(*hop, crossing) bool { return true }})
 		clear(by)
 		for _, m := range h.migrations() {
 			by[m.Way+" "+m.Transport+" "+m.State]++
@@ -89,7 +89,7 @@ func TestDeviceErrors(t *testing.T) {
 func TestDeviceDown(t *testing.T) {
 	t.Parallel()
 	h := newHopOf(t, liveOnGPU, setup{faults: map[string]string{"r2": "cuMemImportFromShareableHandle:2:719,cuDevicePrimaryCtxRetain:-2:46"}})
-	any := step{kind: transfer.Done, to: toSource}
+	any := step{kind: transfer.Committed, to: toSource}
 	down := regexp.MustCompile("no KV is taken.*gpu 0 is down")
 	// Streams may end before they have moved.
 	for turn := 0; turn < 2*attempts && !down.MatchString(h.replicas[2].migrator.out.String()); turn++ {
@@ -137,7 +137,7 @@ func TestDeviceMixed(t *testing.T) {
 	h := newHopOf(t, liveOnGPU, setup{onHost: "r2"})
 	by := map[string]int{}
 	for turn := 0; turn < 2*attempts && len(by) < 2; turn++ { // to r2, and back; streams may end before they have moved
-		h.run(fmt.Sprint("turn ", turn), step{kind: transfer.Done, to: toSource}, fault{strike: func(*hop, crossing) bool { return true }})
+		h.run(fmt.Sprint("turn ", turn), step{kind: transfer.Committed, to: toSource}, fault{strike: func(*hop, crossing) bool { return true }})
 		clear(by)
 		for _, m := range h.migrations() {
 			if m.State == "done" && m.From != "r0" && m.To != "r0" {

@@ -160,24 +160,24 @@ func toFront(h *hop) *replica  { return h.front }
 // liveSteps are the moments of a live move, in order.
 var liveSteps = []step{
 	{"open", transfer.Open, toSource, 0},
-	{"offer", transfer.Offer, toTarget, 0},
+	{"accept", transfer.Accept, toTarget, 0},
 	{"round", transfer.Round, toTarget, 1},
 	{"pulled", transfer.Pulled, toSource, 1},
 	{"manifest", transfer.Manifest, toTarget, 0},
 	{"ready", transfer.Ready, toSource, 0},
-	{"swap", transfer.Swap, toFront, 0},
-	{"done to source", transfer.Done, toSource, 0},
-	{"done to target", transfer.Done, toTarget, 0},
+	{"commit", transfer.Commit, toFront, 0},
+	{"committed to source", transfer.Committed, toSource, 0},
+	{"committed to target", transfer.Committed, toTarget, 0},
 }
 
 // repromptSteps are those of a move by re-prompting.
 var repromptSteps = []step{
 	{"open", transfer.Open, toSource, 0},
-	{"offer", transfer.Offer, toTarget, 0},
+	{"accept", transfer.Accept, toTarget, 0},
 	{"ready", transfer.Ready, toSource, 0},
-	{"swap", transfer.Swap, toFront, 0},
-	{"done to source", transfer.Done, toSource, 0},
-	{"done to target", transfer.Done, toTarget, 0},
+	{"commit", transfer.Commit, toFront, 0},
+	{"committed to source", transfer.Committed, toSource, 0},
+	{"committed to target", transfer.Committed, toTarget, 0},
 }
 
 // fault is what happens to a fleet at a step.

@@ -54,9 +54,9 @@ func within(t *testing.T, replicas int, link int64, test func(t *testing.T, w *w
 }
 
 // ended returns the last move that a replica has ended.
-func (n *node) ended(t *testing.T) executor.Move {
+func (n *node) ended(t *testing.T) executor.Migration {
 	t.Helper()
-	all := n.mover.Moves()
+	all := n.mover.Migrations()
 	if len(all) == 0 {
 		t.Fatalf("%s knows no moves", n.id)
 	}
@@ -78,7 +78,7 @@ func TestChain(t *testing.T) {
 			from, to := w.node(h.Replica), w.nodes[hop]
 			w.move("a/1", from, to, policies.Drain)
 			s, d := from.ended(t), to.ended(t)
-			if s.ID != d.ID || s.State != "moved" || d.State != "moved" || s.Way != "live" || d.Way != "live" || d.Transport != "memory" || s.Front != "a" || d.Front != "a" ||
+			if s.ID != d.ID || s.State != "moved" || d.State != "moved" || s.Mode != "live" || d.Mode != "live" || d.Transport != "memory" || s.FrontEnd != "a" || d.FrontEnd != "a" ||
 				s.Stall <= 0 || s.Stall > 20*time.Millisecond || d.Bytes != int64(d.Tokens)*1000 || s.Tokens != d.Tokens+1 || s.Cause != policies.Drain || s.From != from.id || s.To != to.id {
 				t.Errorf("hop %d:\n%+v\n%+v", i, s, d)
 			}
@@ -98,10 +98,10 @@ func TestOtherEngines(t *testing.T) {
 		time.Sleep(300 * time.Millisecond)
 		w.move("a/1", w.nodes[1], w.nodes[2], policies.Growth)
 		s, d := w.nodes[1].ended(t), w.nodes[2].ended(t)
-		if w.anew != 1 || s.Way != "reprompt" || d.Way != "reprompt" || s.Stall <= 0 || s.Stall > 200*time.Millisecond || d.Bytes != 0 || d.State != "moved" {
+		if w.anew != 1 || s.Mode != "reprompt" || d.Mode != "reprompt" || s.Stall <= 0 || s.Stall > 200*time.Millisecond || d.Bytes != 0 || d.State != "moved" {
 			t.Errorf("%d moves:\n%+v\n%+v", w.anew, s, d)
 		}
-		if all := w.nodes[1].mover.Stats(); all.Stalls != 1 || all.Stall != s.Stall || all.LongestStall != s.Stall {
+		if all := w.nodes[1].mover.Stats(); all.Stalls != 1 || all.TotalStall != s.Stall || all.LongestStall != s.Stall {
 			t.Errorf("%+v", all)
 		}
 		time.Sleep(100 * time.Millisecond)
@@ -126,7 +126,7 @@ func TestLinkIsPaced(t *testing.T) {
 		if s := w.nodes[1].mover.Stats(); s.Bytes != d.Bytes || s.Received["live"] != 1 || s.Copied == 0 || s.Rounds != uint64(d.Rounds) {
 			t.Errorf("%+v", s)
 		}
-		if s := w.nodes[0].mover.Stats(); s.Sent["live"] != 1 || s.Stalls != 1 || s.Stall != s.LongestStall || s.Stall != w.nodes[0].ended(t).Stall {
+		if s := w.nodes[0].mover.Stats(); s.Sent["live"] != 1 || s.Stalls != 1 || s.TotalStall != s.LongestStall || s.TotalStall != w.nodes[0].ended(t).Stall {
 			t.Errorf("%+v", s)
 		}
 	})
@@ -138,7 +138,7 @@ func TestMarketIsAnswered(t *testing.T) {
 		a, b := w.nodes[0], w.nodes[1]
 		ask := func(n *node, a bidask.Action) bidask.EventKind {
 			answers := n.expect(a.Deal)
-			n.mover.Do(a)
+			n.mover.Execute(a)
 			return n.await(answers)
 		}
 		deal := func(n uint64) bidask.Deal { return bidask.Deal{Seller: "a", Number: n} }
@@ -155,12 +155,12 @@ func TestMarketIsAnswered(t *testing.T) {
 		if k := ask(b, bidask.Action{Kind: bidask.Import, Deal: deal(3), Peer: "a", Migration: policies.Migration{Request: "a/1", Length: 100}}); k != bidask.TransferFailed {
 			t.Errorf("an import that nobody exports: %v", k)
 		}
-		if m := b.ended(t); m.Why != "unknown to the peer" {
+		if m := b.ended(t); m.Failure != "unknown to the peer" {
 			t.Errorf("%+v", m)
 		}
 		// Actions of another time do nothing.
 		for _, k := range []bidask.ActionKind{bidask.Abort, bidask.Release, bidask.Send, bidask.Return} {
-			a.mover.Do(bidask.Action{Kind: k, Deal: deal(9)})
+			a.mover.Execute(bidask.Action{Kind: k, Deal: deal(9)})
 		}
 		time.Sleep(time.Second)
 		if len(a.told[deal(9)]) != 0 {
@@ -178,7 +178,7 @@ func TestAdoptRefuses(t *testing.T) {
 			}
 		}
 	})
-	m, err := executor.New(executor.Config{Self: "a", Front: &front{}, Network: &node{}, Address: func(policies.ReplicaID) string { return "" }, Tell: func(bidask.Event) {}})
+	m, err := executor.New(executor.Config{Self: "a", FrontEnd: &front{}, Network: &node{}, Address: func(policies.ReplicaID) string { return "" }, Notify: func(bidask.Event) {}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -202,15 +202,15 @@ func TestFronts(t *testing.T) {
 		a, b := w.nodes[0], w.nodes[1]
 		a.front.accept("a/1", prompt(1, 50), 250, b)
 		time.Sleep(500 * time.Millisecond)
-		b.mover.Do(bidask.Action{Kind: bidask.Export, Deal: bidask.Deal{Seller: "b", Number: 1}, Peer: "a", Migration: policies.Migration{Request: "a/1", Length: 60}})
+		b.mover.Execute(bidask.Action{Kind: bidask.Export, Deal: bidask.Deal{Seller: "b", Number: 1}, Peer: "a", Migration: policies.Migration{Request: "a/1", Length: 60}})
 		time.Sleep(time.Millisecond)
 		a.front.leave("a/1")
 		time.Sleep(time.Millisecond)
-		if got := b.mover.Fronts(); len(got) != 1 || got[0] != "a" {
+		if got := b.mover.FrontEnds(); len(got) != 1 || got[0] != "a" {
 			t.Errorf("while it is handed over: %v", got)
 		}
 		time.Sleep(time.Minute)
-		if got := b.mover.Fronts(); len(got) != 0 {
+		if got := b.mover.FrontEnds(); len(got) != 0 {
 			t.Errorf("after that: %v", got)
 		}
 	})
@@ -274,15 +274,15 @@ func TestTransportsFallBack(t *testing.T) {
 				w.nodes[0].front.accept("a/1", prompt(1, 50), 120, w.nodes[0])
 				time.Sleep(100 * time.Millisecond)
 				w.move("a/1", w.nodes[0], w.nodes[1], policies.Growth)
-				if d := w.nodes[1].ended(t); d.State != "moved" || d.Way != "live" || d.Transport != c.by {
+				if d := w.nodes[1].ended(t); d.State != "moved" || d.Mode != "live" || d.Transport != c.by {
 					t.Errorf("%+v", d)
 				}
-				routes := w.nodes[0].mover.Routes()
+				routes := w.nodes[0].mover.TransportPaths()
 				if len(routes) < 2 || routes[0].Transport != "unreliable" || routes[0].Err != c.u.probe || routes[1].Err != nil {
 					t.Errorf("routes %+v", routes)
 				}
 				held, used := "", ""
-				for _, p := range w.nodes[1].mover.Routes() {
+				for _, p := range w.nodes[1].mover.TransportPaths() {
 					switch {
 					case p.Peer != "a":
 					case p.Err != nil:
@@ -320,9 +320,9 @@ func TestTransportsAreHeldBack(t *testing.T) {
 				time.Sleep(2 * time.Second) // longer than a first failure counts
 			}
 		}
-		b.mover.Gone("a")
+		b.mover.PeerGone("a")
 		time.Sleep(time.Millisecond)
-		if got := b.mover.Routes(); len(got) != 2 {
+		if got := b.mover.TransportPaths(); len(got) != 2 {
 			t.Errorf("routes %+v", got)
 		}
 	})
@@ -338,7 +338,7 @@ func TestLongTable(t *testing.T) {
 		time.Sleep(100 * time.Millisecond)
 		w.move("a/1", a, b, policies.Growth)
 		// 4 KiB hold 117 blocks of 4 tokens with 2 sums: 1,000 tokens take three.
-		if s, d := a.ended(t), b.ended(t); s.State != "moved" || s.Way != "live" || s.Rounds < 4 || d.Rounds < 4 {
+		if s, d := a.ended(t), b.ended(t); s.State != "moved" || s.Mode != "live" || s.Rounds < 4 || d.Rounds < 4 {
 			t.Errorf("%+v\n%+v", s, d)
 		}
 	})
@@ -359,13 +359,13 @@ func TestStubbornEngine(t *testing.T) {
 		w.move("a/1", a, b, policies.Growth)
 		time.Sleep(25 * time.Second)
 		for _, n := range w.nodes {
-			if s := n.mover.Stats(); s.Abandoned != 0 {
+			if s := n.mover.Stats(); s.SessionsAbandoned != 0 {
 				t.Errorf("%s gives up too early: %+v", n.id, s)
 			}
 		}
 		time.Sleep(10 * time.Second)
 		for _, n := range w.nodes {
-			if s := n.mover.Stats(); s.Abandoned != 1 || s.Running != 0 {
+			if s := n.mover.Stats(); s.SessionsAbandoned != 1 || s.Running != 0 {
 				t.Errorf("%s: %+v", n.id, s)
 			}
 			n.engine.mu.Lock()
@@ -416,20 +416,20 @@ func TestSpans(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	good := func() executor.Config {
-		return executor.Config{Self: "a", Front: &front{}, Network: &node{}, Address: func(policies.ReplicaID) string { return "" }, Tell: func(bidask.Event) {}}
+		return executor.Config{Self: "a", FrontEnd: &front{}, Network: &node{}, Address: func(policies.ReplicaID) string { return "" }, Notify: func(bidask.Event) {}}
 	}
 	if _, err := executor.New(good()); err != nil {
 		t.Fatal(err)
 	}
 	for name, spoil := range map[string]func(*executor.Config){
 		"self":     func(c *executor.Config) { c.Self = "" },
-		"front":    func(c *executor.Config) { c.Front = nil },
+		"front":    func(c *executor.Config) { c.FrontEnd = nil },
 		"network":  func(c *executor.Config) { c.Network = nil },
 		"address":  func(c *executor.Config) { c.Address = nil },
-		"tell":     func(c *executor.Config) { c.Tell = nil },
-		"link":     func(c *executor.Config) { c.Link = -1 },
-		"envelope": func(c *executor.Config) { c.Envelope = 1000 },
-		"transfer": func(c *executor.Config) { c.Transfer.Retry = -1 },
+		"tell":     func(c *executor.Config) { c.Notify = nil },
+		"link":     func(c *executor.Config) { c.LinkRate = -1 },
+		"envelope": func(c *executor.Config) { c.MaxEnvelope = 1000 },
+		"transfer": func(c *executor.Config) { c.Transfer.RetryInterval = -1 },
 	} {
 		c := good()
 		spoil(&c)

@@ -24,16 +24,16 @@ func (n *Network) watch(ctx context.Context) {
 		now := time.Now()
 		beats := !now.Before(beat)
 		if beats {
-			beat = now.Add(n.cfg.Interval)
+			beat = now.Add(n.cfg.HeartbeatInterval)
 		}
 		gone, back, next := n.survey(now, beats)
 		for _, id := range gone {
 			n.log.Warn("a peer is gone", "peer", string(id))
-			n.cfg.Gone(id)
+			n.cfg.PeerGone(id)
 		}
 		for _, id := range back {
 			n.log.Info("a peer is back", "peer", string(id))
-			n.cfg.Back(id)
+			n.cfg.PeerBack(id)
 		}
 		if next.IsZero() || beat.Before(next) {
 			next = beat
@@ -59,8 +59,8 @@ func (n *Network) survey(now time.Time, beats bool) (gone, back []policies.Repli
 		}
 		// As many Beats must have gone by as well: while this process does not
 		// run, its peers are not silent.
-		silent := !now.Before(p.heard.Add(n.cfg.Silence)) && time.Duration(p.unheard)*n.cfg.Interval >= n.cfg.Silence
-		if silent && !p.gone && n.cfg.Lives(id) {
+		silent := !now.Before(p.heard.Add(n.cfg.PeerTimeout)) && time.Duration(p.unheard)*n.cfg.HeartbeatInterval >= n.cfg.PeerTimeout
+		if silent && !p.gone && n.cfg.Alive(id) {
 			p.hear(now)
 			silent = false
 		}
@@ -73,7 +73,7 @@ func (n *Network) survey(now time.Time, beats bool) (gone, back []policies.Repli
 			gone = append(gone, id)
 			p.gone, p.mourned = true, true
 		}
-		if end := p.heard.Add(n.cfg.Silence); !p.gone && end.After(now) && (next.IsZero() || end.Before(next)) {
+		if end := p.heard.Add(n.cfg.PeerTimeout); !p.gone && end.After(now) && (next.IsZero() || end.Before(next)) {
 			next = end
 		}
 		if beats {
@@ -89,11 +89,11 @@ func (n *Network) beatLocked(p *peer) {
 	if p.address == "" {
 		return
 	}
-	b := &api.Beat{Sequence: p.sequence}
+	b := &api.Heartbeat{Sequence: p.sequence}
 	if in := p.streams[p.reached]; p.connected && in != nil {
 		b.Echo = in.seen
 	}
-	p.push(waiting{envelope: n.beat(p, b), since: time.Now()}, n.cfg.Queue)
+	p.push(waiting{envelope: n.beat(p, b), since: time.Now()}, n.cfg.QueueSize)
 	n.linkLocked(p)
 }
 
@@ -101,13 +101,13 @@ func (n *Network) beatLocked(p *peer) {
 // came: its sender judges this process by what comes over its own connection,
 // whichever process of this replica the sender's others reach. Sequence 0 marks
 // an answer. While one waits another is not needed.
-func (n *Network) answerLocked(p *peer, in *incoming, b *api.Beat) {
+func (n *Network) answerLocked(p *peer, in *incoming, b *api.Heartbeat) {
 	if b.GetSequence() == 0 {
 		return // an answer of a version that answers on its own stream
 	}
 	in.seen = max(in.seen, b.GetSequence())
 	select {
-	case in.answer <- n.beat(p, &api.Beat{Echo: in.seen}):
+	case in.answer <- n.beat(p, &api.Heartbeat{Echo: in.seen}):
 	default:
 	}
 }
@@ -132,6 +132,6 @@ func (n *Network) meetAgainLocked(p *peer) {
 // hear takes note of a sign of life.
 func (p *peer) hear(now time.Time) { p.heard, p.unheard = now, 0 }
 
-func (n *Network) beat(p *peer, b *api.Beat) *api.Envelope {
-	return &api.Envelope{From: string(n.cfg.Self), To: string(p.id), Body: &api.Envelope_Beat{Beat: b}}
+func (n *Network) beat(p *peer, b *api.Heartbeat) *api.Envelope {
+	return &api.Envelope{From: string(n.cfg.Self), To: string(p.id), Body: &api.Envelope_Heartbeat{Heartbeat: b}}
 }

@@ -89,7 +89,7 @@ func TestUpgrade(t *testing.T) {
 		if a, b := slices.Max(slices.Collect(maps.Keys(early))), slices.Min(slices.Collect(maps.Keys(late))); a > b {
 			t.Errorf("%d went to the first process after %d had gone to the next", a, b)
 		}
-		if p, q := c.peer("b"), first.peer("c"); p.Incoming != 2 || p.Incarnation != 2 || !p.Connected || q.Incoming != 0 || q.Silent > defaultInterval {
+		if p, q := c.peer("b"), first.peer("c"); p.Incoming != 2 || p.Incarnation != 2 || !p.Connected || q.Incoming != 0 || q.SinceHeard > defaultInterval {
 			t.Errorf("at the peer: %+v; at the first process: %+v", p, q)
 		}
 		// What either sends is handled.
@@ -343,7 +343,7 @@ func TestAnswersOnItsOwnStream(t *testing.T) {
 		c.SetPeers(map[policies.ReplicaID]string{"b": "b:1"})
 		c.Watch([]policies.ReplicaID{"b"})
 		for range 12 {
-			own.Send(&api.Envelope{From: "b", To: "c", Body: &api.Envelope_Beat{Beat: &api.Beat{}}})
+			own.Send(&api.Envelope{From: "b", To: "c", Body: &api.Envelope_Heartbeat{Heartbeat: &api.Heartbeat{}}})
 			nobodyGone(t, defaultInterval, c)
 		}
 		goneAfter(t, c, defaultSilence)
@@ -363,9 +363,9 @@ func TestAnswersNeedNoStream(t *testing.T) {
 		t.Fatalf("%v, %v", e, err)
 	}
 	for i := range uint64(3) {
-		s.Send(&api.Envelope{From: "x", To: "a", Body: &api.Envelope_Beat{Beat: &api.Beat{Sequence: 5 + i}}})
+		s.Send(&api.Envelope{From: "x", To: "a", Body: &api.Envelope_Heartbeat{Heartbeat: &api.Heartbeat{Sequence: 5 + i}}})
 		e, err := s.Recv()
-		if err != nil || e.GetFrom() != "a" || e.GetTo() != "x" || e.GetBeat() == nil || e.GetBeat().GetSequence() != 0 || e.GetBeat().GetEcho() != 5+i {
+		if err != nil || e.GetFrom() != "a" || e.GetTo() != "x" || e.GetHeartbeat() == nil || e.GetHeartbeat().GetSequence() != 0 || e.GetHeartbeat().GetEcho() != 5+i {
 			t.Fatalf("Beat %d is answered with %v, %v", 5+i, e, err)
 		}
 	}

@@ -23,9 +23,9 @@ import (
 
 // The defaults and bounds.
 const (
-	DefaultFresh  = 3 * policies.Second
-	DefaultSample = 8
-	mostLooks     = 256 // entries looked at for one sample
+	DefaultMaxAge     = 3 * policies.Second
+	DefaultSampleSize = 8
+	mostLooks         = 256 // entries looked at for one sample
 )
 
 // Config sets a Board up.
@@ -34,11 +34,11 @@ type Config struct {
 	Self policies.ReplicaID
 	// Placer decides where requests begin. nil: all here.
 	Placer policies.Placer
-	// Fresh is how old a load may be and still count. 0 means 3 s.
-	Fresh policies.Micros
-	// Sample is how many replicas of the right stage, and of longer ones, the
+	// MaxAge is how old a load may be and still count. 0 means 3 s.
+	MaxAge policies.Micros
+	// SampleSize is how many replicas of the right stage, and of longer ones, the
 	// Placer is shown. 0 means 8.
-	Sample int
+	SampleSize int
 	// Seed chooses the samples.
 	Seed uint64
 }
@@ -50,8 +50,8 @@ type Load struct {
 	Draining bool            // or not able to serve
 }
 
-// Board is safe for concurrent use.
-type Board struct {
+// View is safe for concurrent use.
+type View struct {
 	cfg Config
 
 	mu       sync.Mutex
@@ -78,19 +78,19 @@ type entry struct {
 }
 
 // New returns an empty Board. Its fields are checked by the caller.
-func New(c Config) *Board {
-	if c.Fresh == 0 {
-		c.Fresh = DefaultFresh
+func New(c Config) *View {
+	if c.MaxAge == 0 {
+		c.MaxAge = DefaultMaxAge
 	}
-	if c.Sample == 0 {
-		c.Sample = DefaultSample
+	if c.SampleSize == 0 {
+		c.SampleSize = DefaultSampleSize
 	}
-	return &Board{cfg: c, own: -1, peers: make(map[policies.ReplicaID]*entry), rng: rand.New(rand.NewPCG(c.Seed, 1))}
+	return &View{cfg: c, own: -1, peers: make(map[policies.ReplicaID]*entry), rng: rand.New(rand.NewPCG(c.Seed, 1))}
 }
 
 // SetView tells the plan and the replicas of the own model. The plan and the
 // peers are kept, not copied.
-func (b *Board) SetView(plan policies.Plan, replicas []policies.Replica) {
+func (b *View) SetView(plan policies.Plan, replicas []policies.Replica) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	named := make(map[policies.ReplicaID]*entry, len(replicas))
@@ -117,15 +117,15 @@ func (b *Board) SetView(plan policies.Plan, replicas []policies.Replica) {
 	}
 }
 
-// Measure tells the own load.
-func (b *Board) Measure(l Load) {
+// SetOwnLoad tells the own load.
+func (b *View) SetOwnLoad(l Load) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.self = l
 }
 
-// Hear takes note of a peer's load.
-func (b *Board) Hear(now policies.Micros, from policies.ReplicaID, l Load) {
+// SetPeerLoad takes note of a peer's load.
+func (b *View) SetPeerLoad(now policies.Micros, from policies.ReplicaID, l Load) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if e := b.peers[from]; e != nil {
@@ -133,8 +133,8 @@ func (b *Board) Hear(now policies.Micros, from policies.ReplicaID, l Load) {
 	}
 }
 
-// Gone takes note that a peer is gone, until it is heard again or is Back.
-func (b *Board) Gone(id policies.ReplicaID) {
+// MarkGone takes note that a peer is gone, until it is heard again or is Back.
+func (b *View) MarkGone(id policies.ReplicaID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if e := b.peers[id]; e != nil {
@@ -142,8 +142,8 @@ func (b *Board) Gone(id policies.ReplicaID) {
 	}
 }
 
-// Back takes note that a peer is there again, with a load that is not known.
-func (b *Board) Back(id policies.ReplicaID) {
+// MarkBack takes note that a peer is there again, with a load that is not known.
+func (b *View) MarkBack(id policies.ReplicaID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if e := b.peers[id]; e != nil {
@@ -151,23 +151,23 @@ func (b *Board) Back(id policies.ReplicaID) {
 	}
 }
 
-// Open reports whether a peer can be asked to take a request.
-func (b *Board) Open(now policies.Micros, id policies.ReplicaID) bool {
+// Available reports whether a peer can be asked to take a request.
+func (b *View) Available(now policies.Micros, id policies.ReplicaID) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	e := b.peers[id]
 	return e != nil && b.open(now, e)
 }
 
-func (b *Board) open(now policies.Micros, e *entry) bool {
+func (b *View) open(now policies.Micros, e *entry) bool {
 	return e.address != "" && !e.draining && !e.gone && !(b.fresh(now, e) && e.load.Draining)
 }
 
-func (b *Board) fresh(now policies.Micros, e *entry) bool { return e.known && now-e.at <= b.cfg.Fresh }
+func (b *View) fresh(now policies.Micros, e *entry) bool { return e.known && now-e.at <= b.cfg.MaxAge }
 
-// Fits returns who can run a request for a model's or an adapter's name, or nil
+// ServesModel returns who can run a request for a model's or an adapter's name, or nil
 // when everybody can. What it returns may be called at any time.
-func (b *Board) Fits(name string) func(policies.ReplicaID) bool {
+func (b *View) ServesModel(name string) func(policies.ReplicaID) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if adapters := b.adapters; adapters.Restricts(name) {
@@ -177,7 +177,7 @@ func (b *Board) Fits(name string) func(policies.ReplicaID) bool {
 }
 
 // Address returns where a peer's migrator is reached, "" while unknown.
-func (b *Board) Address(id policies.ReplicaID) string {
+func (b *View) Address(id policies.ReplicaID) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if e := b.peers[id]; e != nil {
@@ -186,8 +186,8 @@ func (b *Board) Address(id policies.ReplicaID) string {
 	return ""
 }
 
-// Fresh counts the peers whose load is known now.
-func (b *Board) Fresh(now policies.Micros) int {
+// CountFresh counts the peers whose load is known now.
+func (b *View) CountFresh(now policies.Micros) int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	n := 0
@@ -200,14 +200,14 @@ func (b *Board) Fresh(now policies.Micros) int {
 }
 
 // target names a peer, and books what it will carry until it is heard again.
-func (b *Board) target(e *entry, r policies.Request) frontend.Target {
+func (b *View) target(e *entry, r policies.Request) frontend.Target {
 	e.load.Waiting += r.Input
 	e.load.Total += r.Length()
 	return frontend.Target{Replica: e.id, Address: e.address}
 }
 
 // here books what the own replica will carry until it is measured again.
-func (b *Board) here(r policies.Request) frontend.Target {
+func (b *View) here(r policies.Request) frontend.Target {
 	b.self.Waiting += r.Input
 	b.self.Total += r.Length()
 	return frontend.Target{}

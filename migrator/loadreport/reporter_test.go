@@ -69,7 +69,7 @@ func (p *plane) Report(s api.Fleet_ReportServer) error {
 // of virtual time.
 type world struct {
 	*plane
-	*Uplink
+	*Reporter
 	changed chan struct{}
 	status  atomic.Pointer[frontend.Status]
 	extra   atomic.Pointer[Extra]
@@ -92,12 +92,12 @@ func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		u, err := New(Config{Conn: conn, Replica: "r0", Model: "m", Source: func() frontend.Status { return *w.status.Load() }, Changed: w.changed,
-			Extra: func() Extra { return *w.extra.Load() }, Replied: func(r Reply) { w.replies <- r }})
+		u, err := New(Config{Conn: conn, Replica: "r0", Model: "m", Status: func() frontend.Status { return *w.status.Load() }, Changed: w.changed,
+			Extra: func() Extra { return *w.extra.Load() }, OnReply: func(r Reply) { w.replies <- r }})
 		if err != nil {
 			t.Fatal(err)
 		}
-		w.Uplink = u
+		w.Reporter = u
 		ctx, cancel := context.WithCancel(t.Context())
 		w.stop = cancel
 		go func() { w.done <- u.Run(ctx) }()
@@ -133,7 +133,7 @@ func TestReports(t *testing.T) {
 			}
 		}
 		synctest.Wait()
-		if got := w.Last(); got.Epoch != 7 || got.StageMeanHeld != 12.5 || got.At.IsZero() {
+		if got := w.LastReply(); got.Epoch != 7 || got.StageMeanHeld != 12.5 || got.ReceivedAt.IsZero() {
 			t.Errorf("last reply: %+v", got)
 		}
 	})
@@ -147,13 +147,13 @@ func TestReplies(t *testing.T) {
 			t.Errorf("first: %+v", r)
 		}
 		w.reply.Store(&api.LoadReply{Drain: true, Refine: &api.Refine{Epoch: 7, Boundary: 512, High: 1024, Peers: 2, Successors: 1}})
-		if r := <-w.replies; !r.Drain || r.Refine.GetBoundary() != 512 || r.At.IsZero() || w.Last().At != r.At {
-			t.Errorf("a drain: %+v, last %+v", r, w.Last())
+		if r := <-w.replies; !r.Drain || r.Refine.GetBoundary() != 512 || r.ReceivedAt.IsZero() || w.LastReply().ReceivedAt != r.ReceivedAt {
+			t.Errorf("a drain: %+v, last %+v", r, w.LastReply())
 		}
 		away := error(status.Error(codes.Unavailable, "away"))
 		w.refuse.Store(&away)
 		time.Sleep(time.Minute)
-		if r := w.Last(); !r.Drain || time.Since(r.At) < time.Minute/2 {
+		if r := w.LastReply(); !r.Drain || time.Since(r.ReceivedAt) < time.Minute/2 {
 			t.Errorf("away: %+v", r)
 		}
 	})
@@ -216,7 +216,7 @@ func TestSiteIsToldOnce(t *testing.T) {
 func TestMovesUntilHeard(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		<-w.got
-		tell := func(moves ...*api.Migration) { w.extra.Store(&Extra{Moves: moves}) }
+		tell := func(moves ...*api.Migration) { w.extra.Store(&Extra{Migrations: moves}) }
 		told := func(want string) {
 			t.Helper()
 			var got []string
@@ -311,13 +311,13 @@ func TestSilentControlPlane(t *testing.T) {
 }
 
 func TestConfig(t *testing.T) {
-	good := Config{Conn: &grpc.ClientConn{}, Replica: "r", Model: "m", Source: func() frontend.Status { return frontend.Status{} }}
+	good := Config{Conn: &grpc.ClientConn{}, Replica: "r", Model: "m", Status: func() frontend.Status { return frontend.Status{} }}
 	if _, err := New(good); err != nil {
 		t.Fatal(err)
 	}
 	for field, change := range map[string]func(*Config){
 		"Replica": func(c *Config) { c.Replica = "" }, "Model": func(c *Config) { c.Model = "" },
-		"Conn": func(c *Config) { c.Conn = nil }, "Source": func(c *Config) { c.Source = nil }, "Interval": func(c *Config) { c.Interval = -1 },
+		"Conn": func(c *Config) { c.Conn = nil }, "Source": func(c *Config) { c.Status = nil }, "Interval": func(c *Config) { c.Interval = -1 },
 	} {
 		c := good
 		change(&c)

@@ -181,7 +181,7 @@ func (n *Network) greet(e *api.Envelope, in *incoming) (*peer, error) {
 		why = fmt.Errorf("this is %s, not %q", n.cfg.Self, e.GetTo())
 	}
 	if why != nil {
-		n.refused.Hello++
+		n.refused.BadHello++
 		return nil, status.Error(codes.FailedPrecondition, why.Error())
 	}
 	p := n.peerLocked(from)
@@ -247,11 +247,11 @@ func (n *Network) accept(p *peer, e *api.Envelope, in *incoming) bool {
 	n.meetAgainLocked(p)
 	p.received++
 	switch b := e.GetBody().(type) {
-	case *api.Envelope_Beat:
-		n.answerLocked(p, in, b.Beat)
+	case *api.Envelope_Heartbeat:
+		n.answerLocked(p, in, b.Heartbeat)
 		return false
 	case nil, *api.Envelope_Hello:
-		n.refused.Body++
+		n.refused.UnknownBody++
 		return false
 	}
 	return true

@@ -33,9 +33,9 @@ type job struct {
 	run func(ctx context.Context) func()
 }
 
-// cuttable reports whether a job may be stopped in the middle, and what it would
+// cancellable reports whether a job may be stopped in the middle, and what it would
 // have brought be forgotten. A freeze must end before its thaw.
-func (j job) cuttable() bool {
+func (j job) cancellable() bool {
 	switch j.kind {
 	case transfer.List, transfer.Prepare, transfer.Pull:
 		return true
@@ -43,30 +43,30 @@ func (j job) cuttable() bool {
 	return false
 }
 
-// line is the work of one key: the first job is being done.
-type line struct {
-	jobs []job
-	stop context.CancelFunc // of the first
-	cut  bool               // the first was cut short
+// jobQueue is the work of one key: the first job is being done.
+type jobQueue struct {
+	jobs      []job
+	cancel    context.CancelFunc // of the first
+	cancelled bool               // the first was cut short
 }
 
 // enqueue adds a job to a line. Thaw, Drop, Release and Revoke cut short what
 // is before them.
-func (m *Mover) enqueue(k key, j job) {
-	l := m.lines[k]
+func (m *Executor) enqueue(k key, j job) {
+	l := m.queues[k]
 	if l == nil {
-		l = &line{}
-		m.lines[k] = l
+		l = &jobQueue{}
+		m.queues[k] = l
 	}
 	switch j.kind {
 	case transfer.Thaw, transfer.Drop, transfer.Release, transfer.Revoke:
 		kept := l.jobs[:0]
 		for i, o := range l.jobs {
 			switch {
-			case i == 0 && o.cuttable():
-				l.cut = true
-				l.stop()
-			case i > 0 && o.cuttable():
+			case i == 0 && o.cancellable():
+				l.cancelled = true
+				l.cancel()
+			case i > 0 && o.cancellable():
 				continue
 			}
 			kept = append(kept, o)
@@ -75,25 +75,25 @@ func (m *Mover) enqueue(k key, j job) {
 	}
 	l.jobs = append(l.jobs, j)
 	if len(l.jobs) == 1 {
-		m.begin(k, l)
+		m.startNext(k, l)
 	}
 }
 
-// begin does the first job of a line, then the next.
-func (m *Mover) begin(k key, l *line) {
+// startNext does the first job of a line, then the next.
+func (m *Executor) startNext(k key, l *jobQueue) {
 	ctx, stop := context.WithCancel(m.ctx)
-	l.stop, l.cut = stop, false
+	l.cancel, l.cancelled = stop, false
 	j := l.jobs[0]
 	m.workers.Go(func() {
 		then := j.run(ctx)
 		stop()
 		m.post(func() {
-			cut := l.cut
+			cut := l.cancelled
 			l.jobs = l.jobs[1:]
 			if len(l.jobs) > 0 {
-				m.begin(k, l)
+				m.startNext(k, l)
 			} else {
-				delete(m.lines, k)
+				delete(m.queues, k)
 			}
 			if then != nil && !cut {
 				then()

@@ -159,7 +159,7 @@ func TestBeats(t *testing.T) {
 		if sent, received := after.Sent-before.Sent, after.Received-before.Received; sent != 10 || received != 10 || len(a.came)+len(b.came) != 0 {
 			t.Errorf("%d Beats sent, %d answered in ten intervals; %d handled", sent, received, len(a.came)+len(b.came))
 		}
-		if !after.Watched || after.Silent > defaultInterval || b.peer("a").Watched {
+		if !after.Watched || after.SinceHeard > defaultInterval || b.peer("a").Watched {
 			t.Errorf("%+v", after)
 		}
 		// Watching each other takes no more Beats; each is answered.

@@ -27,7 +27,7 @@ func (n *Network) succeedLocked(p *peer) {
 		// The link goes by itself, unless it waits to send what is not taken. By
 		// the end of Silence the later process is to have answered.
 		cut, t := p.cut, (*time.Timer)(nil)
-		t = time.AfterFunc(n.cfg.Silence/2, func() {
+		t = time.AfterFunc(n.cfg.PeerTimeout/2, func() {
 			n.mu.Lock()
 			defer n.mu.Unlock()
 			if p.stuck == t {
@@ -87,7 +87,7 @@ func (n *Network) part(p *peer, o *outgoing, err error) {
 	}
 	n.wg.Go(func() {
 		o.stream.CloseSend() // an error is the reader's too
-		late := time.AfterFunc(n.cfg.Silence, func() { o.cancel(errUnread) })
+		late := time.AfterFunc(n.cfg.PeerTimeout, func() { o.cancel(errUnread) })
 		<-o.done
 		late.Stop()
 		o.cancel(nil)

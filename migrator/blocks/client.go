@@ -199,12 +199,12 @@ func (c *Client) leave(ctx context.Context, l *life) error {
 	}
 }
 
-// Abandon gives the session up, for an engine that does not do what it must: it
+// AbandonSession gives the session up, for an engine that does not do what it must: it
 // takes back then what it has reserved and lets go what it has frozen. Until
 // nobody holds the Memory any more the engine only counts as away; then the
 // session ends, and another one begins. It does nothing while the engine is away,
 // and does not block.
-func (c *Client) Abandon(why error) {
+func (c *Client) AbandonSession(why error) {
 	l := c.now()
 	if l == nil {
 		return

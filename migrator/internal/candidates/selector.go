@@ -43,9 +43,9 @@ import (
 
 // The defaults of a Config.
 const (
-	DefaultRest  = policies.Second
-	DefaultFull  = 90 // percent of the KV capacity
-	longestRests = 5  // doublings of a rest
+	DefaultCooldown     = policies.Second
+	DefaultSpillPercent = 90 // percent of the KV capacity
+	longestRests        = 5  // doublings of a rest
 )
 
 // Config sets a Book up.
@@ -54,37 +54,37 @@ type Config struct {
 	Self policies.ReplicaID
 	// Detector finds outliers; nil means that there are none.
 	Detector policies.Detector
-	// Edges are the length buckets, ascending. A request is offered once it has
+	// BucketEdges are the length buckets, ascending. A request is offered once it has
 	// left the bucket that begins at its stage's end. Without edges there is no
 	// such slack.
-	Edges []policies.Tokens
-	// Rest is the first pause before a request that was returned is offered
+	BucketEdges []policies.Tokens
+	// Cooldown is the first pause before a request that was returned is offered
 	// again, and how long one that has just come is not rebalanced. 0 means 1 s.
-	Rest policies.Micros
-	// Full is the share of the KV capacity, in percent, above which a replica
+	Cooldown policies.Micros
+	// SpillPercent is the share of the KV capacity, in percent, above which a replica
 	// spills. 0 means 90; above 100 it never does.
-	Full int
+	SpillPercent int
 }
 
 // Resident is a request that runs on the own engine.
 type Resident struct {
 	Request string
 	Length  policies.Tokens
-	Fixed   policies.PinReason
+	Pinned  policies.PinReason
 	Epoch   policies.Epoch
 	Since   policies.Micros // when it came here
-	Selling bool            // it is for sale already
-	// Fits reports whether a replica can run it; nil: every one can.
-	Fits func(policies.ReplicaID) bool
+	ForSale bool            // it is for sale already
+	// CanRunOn reports whether a replica can run it; nil: every one can.
+	CanRunOn func(policies.ReplicaID) bool
 }
 
 // Situation is what a replica knows of itself and the others at one moment.
 type Situation struct {
 	Now  policies.Micros
 	Plan policies.Plan // the zero Plan while none is known
-	// Open reports whether a replica can be asked: its address is known and it
+	// Available reports whether a replica can be asked: its address is known and it
 	// does not drain. The own one need not be excluded.
-	Open      func(policies.ReplicaID) bool
+	Available func(policies.ReplicaID) bool
 	Draining  bool
 	Capacity  policies.Tokens // of KV; 0 while unknown
 	Held      policies.Tokens
@@ -100,9 +100,9 @@ type Offer struct {
 	Candidates []policies.ReplicaID // shared by offers: not to be changed
 }
 
-// Book remembers what became of earlier offers. It is not safe for concurrent
+// Selector remembers what became of earlier offers. It is not safe for concurrent
 // use.
-type Book struct {
+type Selector struct {
 	cfg   Config
 	rests map[string]rest
 }
@@ -116,26 +116,26 @@ type rest struct {
 
 // New returns an empty Book. The error is a *policies.Violation that names the
 // bad field.
-func New(c Config) (*Book, error) {
+func New(c Config) (*Selector, error) {
 	switch {
 	case c.Self == "":
 		return nil, &policies.Violation{Subject: "offer", Invariant: "Self must name the own replica"}
-	case c.Rest < 0 || c.Full < 0:
+	case c.Cooldown < 0 || c.SpillPercent < 0:
 		return nil, &policies.Violation{Subject: "offer", Invariant: "Rest and Full must not be negative"}
-	case !slices.IsSorted(c.Edges):
+	case !slices.IsSorted(c.BucketEdges):
 		return nil, &policies.Violation{Subject: "offer", Invariant: "Edges must ascend"}
 	}
-	if c.Rest == 0 {
-		c.Rest = DefaultRest
+	if c.Cooldown == 0 {
+		c.Cooldown = DefaultCooldown
 	}
-	if c.Full == 0 {
-		c.Full = DefaultFull
+	if c.SpillPercent == 0 {
+		c.SpillPercent = DefaultSpillPercent
 	}
-	return &Book{cfg: c, rests: make(map[string]rest)}, nil
+	return &Selector{cfg: c, rests: make(map[string]rest)}, nil
 }
 
-// Returned takes note that a request was not sold.
-func (b *Book) Returned(now policies.Micros, h policies.Migration, why bidask.ReturnReason) {
+// RecordReturn takes note that a request was not sold.
+func (b *Selector) RecordReturn(now policies.Micros, h policies.Migration, why bidask.ReturnReason) {
 	if why == bidask.ReturnWithdrawn {
 		delete(b.rests, h.Request)
 		return
@@ -144,17 +144,17 @@ func (b *Book) Returned(now policies.Micros, h policies.Migration, why bidask.Re
 	if r.cause != h.Cause {
 		r = rest{cause: h.Cause}
 	}
-	pause := b.cfg.Rest << min(r.tries, longestRests)
+	pause := b.cfg.Cooldown << min(r.tries, longestRests)
 	if h.Cause == policies.Drain {
-		pause = b.cfg.Rest
+		pause = b.cfg.Cooldown
 	}
 	r.tries++
 	r.until = now + pause
 	b.rests[h.Request] = r
 }
 
-// Stands reports whether the reason for an offer still holds.
-func (b *Book) Stands(s *Situation, h policies.Migration) bool {
+// StillValid reports whether the reason for an offer still holds.
+func (b *Selector) StillValid(s *Situation, h policies.Migration) bool {
 	switch h.Cause {
 	case policies.Drain:
 		return s.Draining
@@ -165,22 +165,22 @@ func (b *Book) Stands(s *Situation, h policies.Migration) bool {
 	return true
 }
 
-// Choose returns at most that many offers, the most urgent ones first.
-func (b *Book) Choose(s *Situation, most int) []Offer {
+// SelectOffers returns at most that many offers, the most urgent ones first.
+func (b *Selector) SelectOffers(s *Situation, most int) []Offer {
 	b.forget(s.Residents)
 	c := &choice{b: b, s: s, most: most, own: s.Plan.StageOfReplica(b.cfg.Self), open: make([][]policies.ReplicaID, len(s.Plan.Stages))}
 	for k, stage := range s.Plan.Stages {
 		for _, id := range stage.Replicas {
-			if id != b.cfg.Self && s.Open(id) {
+			if id != b.cfg.Self && s.Available(id) {
 				c.open[k] = append(c.open[k], id)
 			}
 		}
 	}
 	for _, r := range s.Residents {
 		switch {
-		case r.Selling:
+		case r.ForSale:
 			c.leaving += r.Length
-		case r.Fixed == policies.NotPinned:
+		case r.Pinned == policies.NotPinned:
 			c.free = append(c.free, r)
 		}
 	}
@@ -203,7 +203,7 @@ func (b *Book) Choose(s *Situation, most int) []Offer {
 }
 
 // forget drops the rests of requests that are not here any more.
-func (b *Book) forget(residents []Resident) {
+func (b *Selector) forget(residents []Resident) {
 	if len(b.rests) == 0 {
 		return
 	}

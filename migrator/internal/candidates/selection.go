@@ -8,7 +8,7 @@ import (
 
 // choice is one Choose at work.
 type choice struct {
-	b       *Book
+	b       *Selector
 	s       *Situation
 	most    int
 	own     int                    // the own stage, −1 for none
@@ -42,12 +42,12 @@ func (c *choice) add(r Resident, cause policies.MigrationCause, chain []int) boo
 
 // candidates are the replicas of a stage that can be asked to run a request.
 func (c *choice) candidates(r Resident, stage int) []policies.ReplicaID {
-	if r.Fits == nil {
+	if r.CanRunOn == nil {
 		return c.open[stage]
 	}
 	var fit []policies.ReplicaID
 	for _, id := range c.open[stage] {
-		if r.Fits(id) {
+		if r.CanRunOn(id) {
 			fit = append(fit, id)
 		}
 	}
@@ -85,21 +85,21 @@ func (c *choice) growth() {
 
 // slack returns the end of the bucket that begins at t, or holds it.
 func (c *choice) slack(t policies.Tokens) policies.Tokens {
-	at, found := slices.BinarySearch(c.b.cfg.Edges, t)
+	at, found := slices.BinarySearch(c.b.cfg.BucketEdges, t)
 	if found {
 		at++
 	}
-	if at >= len(c.b.cfg.Edges) {
+	if at >= len(c.b.cfg.BucketEdges) {
 		return t
 	}
-	return c.b.cfg.Edges[at]
+	return c.b.cfg.BucketEdges[at]
 }
 
 func (c *choice) spill() {
-	if c.s.Capacity <= 0 || c.b.cfg.Full > 100 {
+	if c.s.Capacity <= 0 || c.b.cfg.SpillPercent > 100 {
 		return
 	}
-	full := c.s.Capacity / 100 * policies.Tokens(c.b.cfg.Full)
+	full := c.s.Capacity / 100 * policies.Tokens(c.b.cfg.SpillPercent)
 	chain := []int{c.own}
 	for k := c.own + 1; k < len(c.open); k++ {
 		if len(c.open[k]) > 0 {
@@ -129,5 +129,5 @@ func (c *choice) settled(r Resident) bool {
 	if r.Epoch > 1 {
 		moves = int(min(r.Epoch-1, longestRests))
 	}
-	return c.s.Now-r.Since >= c.b.cfg.Rest<<moves
+	return c.s.Now-r.Since >= c.b.cfg.Cooldown<<moves
 }

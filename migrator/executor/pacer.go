@@ -14,9 +14,9 @@ type pacer struct {
 	free time.Time // when the link is idle again
 }
 
-// carry returns when that many bytes would be here that began to come at start,
+// wait returns when that many bytes would be here that began to come at start,
 // or with ctx's error; the link is then free of what would have come after that.
-func (p *pacer) carry(ctx context.Context, start time.Time, bytes int64) error {
+func (p *pacer) wait(ctx context.Context, start time.Time, bytes int64) error {
 	if p.rate == 0 || bytes <= 0 {
 		return nil
 	}

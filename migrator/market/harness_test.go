@@ -90,9 +90,9 @@ func newWorld(t *testing.T, n int, change func(*world)) *world {
 			}
 		}
 		m, err := New(Config{
-			Distance: distance,
-			Self:     id, Machine: w.config, Mover: r, Network: r, Residents: r.residents, Load: r.load, Capacity: capacity,
-			Detector: outlier.Detector{}, Placer: place.Policy{}, Edges: w.edges, Rest: w.rest, Seed: uint64(i),
+			MigrationCost: distance,
+			Self:          id, Machine: w.config, Executor: r, Network: r, Residents: r.residents, Load: r.load, Capacity: capacity,
+			Detector: outlier.Detector{}, Placer: place.Policy{}, BucketEdges: w.edges, Cooldown: w.rest, Seed: uint64(i),
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -228,12 +228,12 @@ func (r *replica) Send(to policies.ReplicaID, e *api.Envelope) {
 	})
 }
 
-// Do implements Mover.
-func (r *replica) Do(a bidask.Action) {
+// Execute implements Mover.
+func (r *replica) Execute(a bidask.Action) {
 	w := r.w
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	answer := func(at *replica, k bidask.EventKind) { go at.Tell(bidask.Event{Kind: k, Deal: a.Deal}) }
+	answer := func(at *replica, k bidask.EventKind) { go at.Notify(bidask.Event{Kind: k, Deal: a.Deal}) }
 	switch a.Kind {
 	case bidask.Reserve:
 		if _, twice := r.reserved[a.Deal]; twice {
@@ -295,8 +295,8 @@ func (r *replica) arrive(a bidask.Action) {
 			w.grown[id]++
 		}
 	}
-	go from.Tell(bidask.Event{Kind: end, Deal: a.Deal})
-	go r.Tell(bidask.Event{Kind: end, Deal: a.Deal})
+	go from.Notify(bidask.Event{Kind: end, Deal: a.Deal})
+	go r.Notify(bidask.Event{Kind: end, Deal: a.Deal})
 }
 
 // count returns how many requests there are in the fleet.

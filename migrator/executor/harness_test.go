@@ -97,8 +97,8 @@ func newWorld(replicas int, link int64, carry func(*node) carrier) *world {
 			transports = slices.Insert(transports, 0, transport.Transport(&u))
 		}
 		var err error
-		n.mover, err = executor.New(executor.Config{Self: n.id, Engine: &gated{n}, Front: n.front, Network: n, Transports: transports,
-			Address: func(r policies.ReplicaID) string { return string(r) }, Link: link, Tell: n.tell, Envelope: envelope, Transfer: transfer.Config{Tail: 1 + i%2}, Tracer: tracer})
+		n.mover, err = executor.New(executor.Config{Self: n.id, Engine: &gated{n}, FrontEnd: n.front, Network: n, Transports: transports,
+			Address: func(r policies.ReplicaID) string { return string(r) }, LinkRate: link, Notify: n.tell, MaxEnvelope: envelope, Transfer: transfer.Config{TailBlocks: 1 + i%2}, Tracer: tracer})
 		if err != nil {
 			panic(err)
 		}
@@ -282,14 +282,14 @@ func (w *world) move(request string, from, to *node, cause policies.MigrationCau
 	}
 	h := policies.Migration{Request: request, Length: policies.Tokens(length), Cause: cause}
 	bought, sold := to.expect(deal), from.expect(deal)
-	to.mover.Do(bidask.Action{Kind: bidask.Reserve, Deal: deal, Peer: from.id, Migration: h})
+	to.mover.Execute(bidask.Action{Kind: bidask.Reserve, Deal: deal, Peer: from.id, Migration: h})
 	if to.await(bought) != bidask.Reserved {
 		return
 	}
-	from.mover.Do(bidask.Action{Kind: bidask.Export, Deal: deal, Peer: to.id, Migration: h})
-	to.mover.Do(bidask.Action{Kind: bidask.Import, Deal: deal, Peer: from.id, Migration: h})
+	from.mover.Execute(bidask.Action{Kind: bidask.Export, Deal: deal, Peer: to.id, Migration: h})
+	to.mover.Execute(bidask.Action{Kind: bidask.Import, Deal: deal, Peer: from.id, Migration: h})
 	if to.await(bought) == bidask.TransferFailed {
-		to.mover.Do(bidask.Action{Kind: bidask.Release, Deal: deal, Peer: from.id, Migration: h})
+		to.mover.Execute(bidask.Action{Kind: bidask.Release, Deal: deal, Peer: from.id, Migration: h})
 	}
 	from.await(sold)
 }
@@ -344,7 +344,7 @@ func (w *world) leftovers() []string {
 			continue
 		}
 		if s := n.mover.Stats(); s.Running != 0 {
-			out = append(out, fmt.Sprintf("%s: %d moves are under way: %+v", n.id, s.Running, n.mover.Moves()[0]))
+			out = append(out, fmt.Sprintf("%s: %d moves are under way: %+v", n.id, s.Running, n.mover.Migrations()[0]))
 		}
 		n.mu.Lock()
 		for d, kinds := range n.told {

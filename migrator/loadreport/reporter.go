@@ -54,17 +54,17 @@ type Config struct {
 	// Replica and Model name whom the reports are about. Required.
 	Replica policies.ReplicaID
 	Model   string
-	// Source gives the state to report; Front.Status does. It is called once at a
+	// Status gives the state to report; Front.Status does. It is called once at a
 	// time. Required.
-	Source func() frontend.Status
+	Status func() frontend.Status
 	// Extra gives what reports say beyond the front's state. It is called for
 	// each report, after Source and like it once at a time, and must not block;
 	// what it returns is not changed, and must not be afterwards. nil: nothing.
 	Extra func() Extra
-	// Replied is told of every reply that counts, at once, in order and one at a
+	// OnReply is told of every reply that counts, at once, in order and one at a
 	// time; it must not hold that up. Whatever Last would return next is the same.
 	// nil: nobody.
-	Replied func(Reply)
+	OnReply func(Reply)
 	// Changed holds a token when a report should go out at once;
 	// Front.Changed gives it. nil leaves all to the interval.
 	Changed <-chan struct{}
@@ -77,11 +77,11 @@ type Config struct {
 // Extra is what a report says beyond the front's state. The zero value is
 // nothing.
 type Extra struct {
-	// Moves are the moves that go on and those that have ended lately, in any
+	// Migrations are the moves that go on and those that have ended lately, in any
 	// order, with names that stay and a state that changes; see LoadReport.moves.
 	// All may be given every time: a move is told when it is new or has changed,
 	// and until the control plane has answered.
-	Moves []*api.Migration
+	Migrations []*api.Migration
 	// Proposal for the end of the own stage; nil when nobody asks (Reply.Refine).
 	Proposal *api.Proposal
 	// Residents are the requests that run here, Pinned those of them that may
@@ -119,7 +119,7 @@ func (c Config) validate() (Config, error) {
 		return c, fmt.Errorf("uplink of %s: Conn is nil; give it a connection to the control plane", c.Replica)
 	case slices.Contains(c.Others, nil):
 		return c, fmt.Errorf("uplink of %s: one of Others is nil; give it a connection to a control plane", c.Replica)
-	case c.Source == nil:
+	case c.Status == nil:
 		return c, fmt.Errorf("uplink of %s: Source is nil; give it the front's Status", c.Replica)
 	case c.Interval < 0:
 		return c, fmt.Errorf("uplink of %s: Interval %v must not be negative", c.Replica, c.Interval)
@@ -146,12 +146,12 @@ type Reply struct {
 	// Refine asks for a proposal; nil while boundaries are not refined. It is
 	// shared and must not be changed.
 	Refine *api.Refine
-	// At is when the reply came; the zero time before the first.
-	At time.Time
+	// ReceivedAt is when the reply came; the zero time before the first.
+	ReceivedAt time.Time
 }
 
-// Uplink is the report streams of one replica.
-type Uplink struct {
+// Reporter is the report streams of one replica.
+type Reporter struct {
 	cfg   Config
 	links []*link
 
@@ -165,12 +165,12 @@ type Uplink struct {
 
 // New returns an Uplink; it starts nothing. The error names the field of the
 // configuration that is wrong.
-func New(cfg Config) (*Uplink, error) {
+func New(cfg Config) (*Reporter, error) {
 	cfg, err := cfg.validate()
 	if err != nil {
 		return nil, err
 	}
-	u := &Uplink{cfg: cfg}
+	u := &Reporter{cfg: cfg}
 	for i, conn := range append([]grpc.ClientConnInterface{cfg.Conn}, cfg.Others...) {
 		u.links = append(u.links, &link{uplink: u, number: i, conn: conn, changed: make(chan struct{}, 1)})
 	}
@@ -178,8 +178,8 @@ func New(cfg Config) (*Uplink, error) {
 	return u, nil
 }
 
-// Last returns the last reply that counts. It may be called by any goroutine.
-func (u *Uplink) Last() Reply {
+// LastReply returns the last reply that counts. It may be called by any goroutine.
+func (u *Reporter) LastReply() Reply {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.last
@@ -187,7 +187,7 @@ func (u *Uplink) Last() Reply {
 
 // Run reports until ctx ends, and returns nil then. While a control plane is
 // away it tries again, at growing and random intervals.
-func (u *Uplink) Run(ctx context.Context) error {
+func (u *Reporter) Run(ctx context.Context) error {
 	var all sync.WaitGroup
 	defer all.Wait()
 	for _, l := range u.links {
@@ -206,29 +206,29 @@ func (u *Uplink) Run(ctx context.Context) error {
 }
 
 // report makes a report with the state as it is.
-func (u *Uplink) report(sequence uint64, m *moves, where *told) *api.LoadReport {
+func (u *Reporter) report(sequence uint64, m *moves, where *told) *api.LoadReport {
 	u.asking.Lock()
 	defer u.asking.Unlock()
 	var x Extra
 	if u.cfg.Extra != nil {
 		x = u.cfg.Extra()
 	}
-	x.Moves = m.news(x.Moves, sequence)
+	x.Migrations = m.news(x.Migrations, sequence)
 	x.Site = where.news(x.Site, sequence)
-	return report(u.cfg.Replica, u.cfg.Model, sequence, u.cfg.Source(), x)
+	return report(u.cfg.Replica, u.cfg.Model, sequence, u.cfg.Status(), x)
 }
 
 // take takes in a reply of a link, and passes it on if it counts.
-func (u *Uplink) take(from int, reply Reply) {
+func (u *Reporter) take(from int, reply Reply) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.replies[from] = reply
-	if u.heeded = heed(u.replies, u.heeded, reply.At); u.heeded != from {
+	if u.heeded = heed(u.replies, u.heeded, reply.ReceivedAt); u.heeded != from {
 		return
 	}
 	u.last = reply
-	if u.cfg.Replied != nil {
-		u.cfg.Replied(reply)
+	if u.cfg.OnReply != nil {
+		u.cfg.OnReply(reply)
 	}
 }
 
@@ -239,7 +239,7 @@ func heed(replies []Reply, heeded int, now time.Time) int {
 	best := -1
 	for i, r := range replies {
 		switch {
-		case r.At.IsZero() || now.Sub(r.At) > quiet:
+		case r.ReceivedAt.IsZero() || now.Sub(r.ReceivedAt) > quiet:
 		case best < 0, r.Epoch > replies[best].Epoch, r.Epoch == replies[best].Epoch && i == heeded:
 			best = i
 		}

@@ -12,7 +12,7 @@ import (
 
 // fleet is a board of a, with stages [0,1000) of a, b, c; [1000,4000) of d, e;
 // and the rest of f.
-func fleet(t testing.TB) *loadview.Board {
+func fleet(t testing.TB) *loadview.View {
 	b := loadview.New(loadview.Config{Self: "a", Placer: place.Policy{Queue: 100}})
 	plan := policies.Plan{Model: "m", Stages: []policies.Stage{
 		{Low: 0, High: 1000, Replicas: []policies.ReplicaID{"a", "b", "c"}},
@@ -56,33 +56,33 @@ func TestPlace(t *testing.T) {
 	if got := b.Place(0, prompt(2000)).Replica; got != "d" && got != "e" {
 		t.Errorf("long: at %q", got)
 	}
-	b.Hear(0, "d", loadview.Load{Waiting: 500})
-	b.Hear(0, "e", loadview.Load{Waiting: 100})
-	b.Hear(0, "b", loadview.Load{Waiting: 10, Total: 10})
-	b.Hear(0, "c", loadview.Load{Waiting: 10, Total: 5})
+	b.SetPeerLoad(0, "d", loadview.Load{Waiting: 500})
+	b.SetPeerLoad(0, "e", loadview.Load{Waiting: 100})
+	b.SetPeerLoad(0, "b", loadview.Load{Waiting: 10, Total: 10})
+	b.SetPeerLoad(0, "c", loadview.Load{Waiting: 10, Total: 5})
 	want("long", prompt(2000), "e")
 	want("long, counted", prompt(2000), "d") // e waits for 2,100 now
 	want("an estimate is left to the proxy", policies.Request{Input: 2000, Estimated: true}, "")
 	want("fixed, and may grow", policies.Request{Input: 10, MaxOutput: 5000, Features: policies.Structured}, "f")
-	b.Measure(loadview.Load{})
+	b.SetOwnLoad(loadview.Load{})
 	want("movable, and may grow", policies.Request{Input: 10, MaxOutput: 5000}, "")
 	// A long queue here.
-	b.Measure(loadview.Load{Waiting: 1000})
+	b.SetOwnLoad(loadview.Load{Waiting: 1000})
 	want("queue", prompt(500), "c")
 	want("queue, counted", prompt(500), "b")
 	want("all queues are long now", prompt(500), "")
 	// What was heard too long ago does not count.
-	b.Hear(0, "b", loadview.Load{})
+	b.SetPeerLoad(0, "b", loadview.Load{})
 	if got := b.Place(3*policies.Second+1, prompt(5)); got != at("") {
 		t.Errorf("stale: at %q", got.Replica)
 	}
 	// A draining front sends all away: to its stage, else to a longer one.
-	b.Measure(loadview.Load{Draining: true})
-	b.Hear(0, "b", loadview.Load{Draining: true})
-	b.Hear(0, "c", loadview.Load{})
+	b.SetOwnLoad(loadview.Load{Draining: true})
+	b.SetPeerLoad(0, "b", loadview.Load{Draining: true})
+	b.SetPeerLoad(0, "c", loadview.Load{})
 	want("draining", prompt(5), "c")
-	b.Gone("c")
-	b.Hear(0, "e", loadview.Load{})
+	b.MarkGone("c")
+	b.SetPeerLoad(0, "e", loadview.Load{})
 	want("draining, and nobody in the stage", prompt(5), "e")
 	// Nobody at all.
 	b.SetView(policies.OneStagePlan("m", []policies.ReplicaID{"a"}), nil)
@@ -106,30 +106,30 @@ func TestOpen(t *testing.T) {
 	drained[3].Peer = ""
 	b.SetView(policies.OneStagePlan("m", []policies.ReplicaID{"a", "b", "c", "d"}), drained)
 	for id, open := range map[policies.ReplicaID]bool{"a": false, "b": false, "c": true, "d": false, "f": false} {
-		if b.Open(0, id) != open {
+		if b.Available(0, id) != open {
 			t.Errorf("%s: open is %v", id, !open)
 		}
 	}
-	b.Hear(0, "c", loadview.Load{Draining: true})
-	if b.Open(0, "c") || !b.Open(loadview.DefaultFresh+1, "c") {
+	b.SetPeerLoad(0, "c", loadview.Load{Draining: true})
+	if b.Available(0, "c") || !b.Available(loadview.DefaultMaxAge+1, "c") {
 		t.Error("c says that it drains, and for how long that counts")
 	}
-	b.Gone("c")
-	if b.Open(0, "c") || b.Fresh(0) != 0 {
+	b.MarkGone("c")
+	if b.Available(0, "c") || b.CountFresh(0) != 0 {
 		t.Error("c is gone")
 	}
-	b.Back("c")
-	b.Back("x") // a stranger
-	if !b.Open(0, "c") || b.Fresh(0) != 0 {
+	b.MarkBack("c")
+	b.MarkBack("x") // a stranger
+	if !b.Available(0, "c") || b.CountFresh(0) != 0 {
 		t.Error("c is there again, and nothing is known of its load")
 	}
-	b.Gone("c")
-	b.Hear(0, "c", loadview.Load{})
-	if !b.Open(0, "c") || b.Fresh(0) != 1 || b.Address("c") != "c:81" || b.Address("x") != "" {
+	b.MarkGone("c")
+	b.SetPeerLoad(0, "c", loadview.Load{})
+	if !b.Available(0, "c") || b.CountFresh(0) != 1 || b.Address("c") != "c:81" || b.Address("x") != "" {
 		t.Error("c is back")
 	}
-	b.Hear(0, "x", loadview.Load{}) // a stranger
-	if b.Fresh(0) != 1 {
+	b.SetPeerLoad(0, "x", loadview.Load{}) // a stranger
+	if b.CountFresh(0) != 1 {
 		t.Error("a stranger counts")
 	}
 }
@@ -148,9 +148,9 @@ func TestRescue(t *testing.T) {
 			tried[len(tried)-1] = "a"
 		}
 	}
-	b.Measure(loadview.Load{Total: 50})
-	b.Hear(0, "d", loadview.Load{Total: 100})
-	b.Hear(0, "b", loadview.Load{Total: 100})
+	b.SetOwnLoad(loadview.Load{Total: 50})
+	b.SetPeerLoad(0, "d", loadview.Load{Total: 100})
+	b.SetPeerLoad(0, "b", loadview.Load{Total: 100})
 	want("d", true) // heard; e was not
 	want("e", true) // its stage
 	want("f", true) // longer
@@ -160,8 +160,8 @@ func TestRescue(t *testing.T) {
 	want("", false)
 	// A crowd that is rescued at once spreads.
 	b = fleet(t)
-	b.Hear(0, "d", loadview.Load{})
-	b.Hear(0, "e", loadview.Load{})
+	b.SetPeerLoad(0, "d", loadview.Load{})
+	b.SetPeerLoad(0, "e", loadview.Load{})
 	count := map[policies.ReplicaID]int{}
 	for range 10 {
 		got, _ := b.Rescue(0, prompt(2000), nil)
@@ -172,7 +172,7 @@ func TestRescue(t *testing.T) {
 	}
 	// The own replica is the last resort when it drains: not at all.
 	b = fleet(t)
-	b.Measure(loadview.Load{Draining: true})
+	b.SetOwnLoad(loadview.Load{Draining: true})
 	b.SetView(policies.OneStagePlan("m", []policies.ReplicaID{"a"}), nil)
 	if _, ok := b.Rescue(0, prompt(1), nil); ok {
 		t.Error("rescued by a draining replica")
@@ -191,10 +191,10 @@ func BenchmarkPlace(b *testing.B) {
 			x := loadview.New(loadview.Config{Self: "r0", Placer: place.Policy{Queue: 1}})
 			x.SetView(policies.OneStagePlan("m", ids), peers(ids...))
 			for i := range min(n, 24) {
-				x.Hear(0, ids[i*n/min(n, 24)], loadview.Load{})
+				x.SetPeerLoad(0, ids[i*n/min(n, 24)], loadview.Load{})
 			}
 			for b.Loop() {
-				x.Measure(loadview.Load{Waiting: 100})
+				x.SetOwnLoad(loadview.Load{Waiting: 100})
 				x.Place(0, prompt(10))
 			}
 		})
@@ -236,7 +236,7 @@ func TestAdapters(t *testing.T) {
 		b = fleet(t)
 		b.SetView(plan, replicas)
 	}
-	if b.Fits("m") != nil || b.Fits("sql") == nil || b.Fits("sql")("a") || !b.Fits("sql")("e") {
+	if b.ServesModel("m") != nil || b.ServesModel("sql") == nil || b.ServesModel("sql")("a") || !b.ServesModel("sql")("e") {
 		t.Error("who fits is wrong")
 	}
 }

@@ -16,7 +16,7 @@ import (
 
 // link is the report stream to one control plane.
 type link struct {
-	uplink  *Uplink
+	uplink  *Reporter
 	number  int // in Uplink.links
 	conn    grpc.ClientConnInterface
 	moves   moves
@@ -124,6 +124,6 @@ func (l *link) take(r *api.LoadReply) {
 	l.site.heard(r.GetSequence())
 	l.uplink.take(l.number, Reply{
 		Epoch: policies.Epoch(r.GetEpoch()), StageMeanHeld: r.GetStageMeanHeld(),
-		Drain: r.GetDrain(), Refine: r.GetRefine(), At: time.Now(),
+		Drain: r.GetDrain(), Refine: r.GetRefine(), ReceivedAt: time.Now(),
 	})
 }

@@ -18,12 +18,12 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// Mover carries out one replica's moves. Its methods are safe for concurrent
+// Executor carries out one replica's moves. Its methods are safe for concurrent
 // use.
-type Mover struct {
-	cfg  Config
-	log  *slog.Logger
-	link pacer
+type Executor struct {
+	cfg   Config
+	log   *slog.Logger
+	pacer pacer
 
 	mu      sync.Mutex
 	inbox   []func() // for Run's goroutine, in order
@@ -34,21 +34,21 @@ type Mover struct {
 	workers sync.WaitGroup
 
 	// Owned by Run's goroutine.
-	ctx     context.Context // of Run, for work
-	start   time.Time
-	machine *transfer.Machine
-	lines   map[key]*line
-	exports map[bidask.Deal]*export
-	imports map[bidask.Deal]*intake
-	closing map[*intake]bool // released, and not closed yet
-	asking  chan<- error     // of the Adopting in progress
+	ctx         context.Context // of Run, for work
+	start       time.Time
+	machine     *transfer.Machine
+	queues      map[key]*jobQueue
+	exports     map[bidask.Deal]*exportState
+	imports     map[bidask.Deal]*importState
+	closing     map[*importState]bool // released, and not closed yet
+	adoptAnswer chan<- error          // of the Adopting in progress
 
-	routes  routes
+	paths   transportPaths
 	records records
 }
 
 // New returns a mover that does nothing before Run.
-func New(c Config) (*Mover, error) {
+func New(c Config) (*Executor, error) {
 	c, err := c.validate()
 	if err != nil {
 		return nil, err
@@ -57,14 +57,14 @@ func New(c Config) (*Mover, error) {
 	if err != nil {
 		return nil, fmt.Errorf("mover of %s: %w", c.Self, err)
 	}
-	return &Mover{cfg: c, log: c.Logger, link: pacer{rate: c.Link}, ready: make(chan struct{}, 1), machine: machine,
-		lines: map[key]*line{}, exports: map[bidask.Deal]*export{}, imports: map[bidask.Deal]*intake{}, closing: map[*intake]bool{}, routes: newRoutes(c.Transports), records: newRecords(c)}, nil
+	return &Executor{cfg: c, log: c.Logger, pacer: pacer{rate: c.LinkRate}, ready: make(chan struct{}, 1), machine: machine,
+		queues: map[key]*jobQueue{}, exports: map[bidask.Deal]*exportState{}, imports: map[bidask.Deal]*importState{}, closing: map[*importState]bool{}, paths: newTransportPaths(c.Transports), records: newRecords(c)}, nil
 }
 
 // Run carries out moves until ctx ends; it returns nil then. Moves under way are
 // left as they are: what the engine holds for them ends with its session. It may
 // be called once.
-func (m *Mover) Run(ctx context.Context) error {
+func (m *Executor) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	m.mu.Lock()
 	if m.started {
@@ -88,7 +88,7 @@ func (m *Mover) Run(ctx context.Context) error {
 			in.close()
 		}
 	}()
-	m.workers.Go(m.probe)
+	m.workers.Go(m.probeTransports)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -115,13 +115,13 @@ func (m *Mover) Run(ctx context.Context) error {
 }
 
 // post has f run on Run's goroutine, and reports false once Run has ended.
-func (m *Mover) post(f func()) bool {
+func (m *Executor) post(f func()) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.postLocked(f)
 }
 
-func (m *Mover) postLocked(f func()) bool {
+func (m *Executor) postLocked(f func()) bool {
 	if m.closed {
 		return false
 	}
@@ -134,37 +134,37 @@ func (m *Mover) postLocked(f func()) bool {
 }
 
 // now is the machine's time: rounded up, so that a timer finds its deadline due.
-func (m *Mover) now() policies.Micros {
+func (m *Executor) now() policies.Micros {
 	return policies.Micros((time.Since(m.start) + time.Microsecond - 1) / time.Microsecond)
 }
 
-// until is a machine's time as the clock's.
-func (m *Mover) until(t policies.Micros) time.Time {
+// clockTime is a machine's time as the clock's.
+func (m *Executor) clockTime(t policies.Micros) time.Time {
 	return m.start.Add(time.Duration(t) * time.Microsecond)
 }
 
-// Do carries out what the market wants: Reserve, Release, Export, Import and
+// Execute carries out what the market wants: Reserve, Release, Export, Import and
 // Abort. Other actions are not a mover's. It never blocks; answers go to
 // Config.Tell.
-func (m *Mover) Do(a bidask.Action) {
+func (m *Executor) Execute(a bidask.Action) {
 	m.post(func() {
 		switch a.Kind {
 		case bidask.Reserve:
-			m.reserve(a)
+			m.reserveForDeal(a)
 		case bidask.Release:
-			m.release(a.Deal)
+			m.releaseReservation(a.Deal)
 		case bidask.Export:
-			m.export(a)
+			m.beginExport(a)
 		case bidask.Import:
-			m.intake(a)
+			m.beginImport(a)
 		case bidask.Abort:
-			m.step(transfer.Event{Kind: transfer.Aborted, Move: a.Deal})
+			m.step(transfer.Event{Kind: transfer.AbortRequested, Deal: a.Deal})
 		}
 	})
 }
 
 // Receive takes a peer's message. It never blocks; the message is the mover's.
-func (m *Mover) Receive(from policies.ReplicaID, t *api.Transfer) {
+func (m *Executor) Receive(from policies.ReplicaID, t *api.Transfer) {
 	msg, err := decode(from, m.cfg.Self, t)
 	if err != nil {
 		m.log.Warn("a peer's message about a move makes no sense", "peer", string(from), "error", err)
@@ -176,23 +176,23 @@ func (m *Mover) Receive(from policies.ReplicaID, t *api.Transfer) {
 		return // lost; it will be said again
 	}
 	m.postLocked(func() {
-		if msg.Kind == transfer.Offer {
-			m.records.offered(key{target, msg.Move}, msg)
+		if msg.Kind == transfer.Accept {
+			m.records.recordAccept(key{target, msg.Deal}, msg)
 		}
 		if msg.Kind != transfer.Open && len(msg.Transports) == 1 {
-			m.records.transport(key{source, msg.Move}, msg.Transports[0])
+			m.records.setTransport(key{source, msg.Deal}, msg.Transports[0])
 		}
 		m.step(transfer.Event{Kind: transfer.Received, Message: msg})
 		if msg.Kind == transfer.Pulling {
-			m.check(msg.Move)
+			m.abortIfRequestEnded(msg.Deal)
 		}
 	})
 }
 
-// Gone says that a peer left or died.
-func (m *Mover) Gone(peer policies.ReplicaID) {
+// PeerGone says that a peer left or died.
+func (m *Executor) PeerGone(peer policies.ReplicaID) {
 	m.post(func() {
-		m.routes.forget(peer)
+		m.paths.forgetPeer(peer)
 		m.step(transfer.Event{Kind: transfer.Gone, Peer: peer})
 	})
 }
@@ -200,16 +200,16 @@ func (m *Mover) Gone(peer policies.ReplicaID) {
 // Adopt lets the engine take over what a live move has brought, for the front
 // that owns the request: once, and only while the move is ready here. It
 // implements frontend.Adopter.
-func (m *Mover) Adopt(move, request string, front policies.ReplicaID) (json.RawMessage, error) {
+func (m *Executor) Adopt(move, request string, front policies.ReplicaID) (json.RawMessage, error) {
 	deal, err := parseDeal(move)
 	if err != nil {
 		return nil, err
 	}
 	answer := make(chan error, 1)
 	if !m.post(func() {
-		m.asking = answer
-		m.step(transfer.Event{Kind: transfer.Adopting, Move: deal, Peer: front, Subject: transfer.Subject{Request: request}})
-		m.asking = nil
+		m.adoptAnswer = answer
+		m.step(transfer.Event{Kind: transfer.AdoptRequested, Deal: deal, Peer: front, Request: transfer.Request{ID: request}})
+		m.adoptAnswer = nil
 	}) {
 		answer <- errors.New("the mover has stopped")
 	}
@@ -227,7 +227,7 @@ func (m *Mover) Adopt(move, request string, front policies.ReplicaID) (json.RawM
 	return json.Marshal(map[string]string{"cascade_reservation": move})
 }
 
-var _ frontend.Adopter = (*Mover)(nil)
+var _ frontend.Adopter = (*Executor)(nil)
 
 // parseDeal reads what Deal.String has written.
 func parseDeal(s string) (bidask.Deal, error) {
@@ -243,89 +243,89 @@ func parseDeal(s string) (bidask.Deal, error) {
 }
 
 // step gives the machine an event and carries out what it asks for.
-func (m *Mover) step(ev transfer.Event) {
+func (m *Executor) step(ev transfer.Event) {
 	ev.Now = m.now()
 	for _, a := range m.machine.Step(ev, nil) {
-		m.act(a)
+		m.execute(a)
 	}
 }
 
-// act begins one action.
-func (m *Mover) act(a transfer.Action) {
+// execute begins one action.
+func (m *Executor) execute(a transfer.Action) {
 	switch a.Kind {
 	case transfer.Send:
 		m.send(a)
 	case transfer.List:
-		m.list(a)
+		m.listBlocks(a)
 	case transfer.Freeze:
-		m.freeze(a)
+		m.freezeRequest(a)
 	case transfer.Thaw, transfer.Drop:
-		m.letGo(a)
+		m.unfreeze(a)
 	case transfer.Revoke:
-		m.revoke(a)
+		m.revokeOffers(a)
 	case transfer.Prepare:
-		m.prepare(a)
+		m.prepareImport(a)
 	case transfer.Pull:
-		m.pull(a)
+		m.pullRound(a)
 	case transfer.Release:
-		m.release(a.Move)
-	case transfer.Admit:
-		m.records.state(key{target, a.Move}, "adopted")
-		m.asking <- nil
-	case transfer.Deny:
-		m.asking <- errors.New("there is no such move that is ready for that front")
-	case transfer.Commit:
-		m.commit(a)
-	case transfer.Look:
-		m.look(a)
-	case transfer.Moved, transfer.Failed:
-		m.over(a)
+		m.releaseReservation(a.Deal)
+	case transfer.AllowAdopt:
+		m.records.setState(key{target, a.Deal}, "adopted")
+		m.adoptAnswer <- nil
+	case transfer.DenyAdopt:
+		m.adoptAnswer <- errors.New("there is no such move that is ready for that front")
+	case transfer.SwitchHolder:
+		m.switchHolder(a)
+	case transfer.LookUpHolder:
+		m.lookUpHolder(a)
+	case transfer.Completed, transfer.Failed:
+		m.endMigration(a)
 	}
 }
 
 // send passes a message on.
-func (m *Mover) send(a transfer.Action) {
+func (m *Executor) send(a transfer.Action) {
 	msg := a.Message
-	if msg.Kind == transfer.Offer && msg.Way == transfer.Live {
-		msg.Offers = m.offers(msg)
+	if msg.Kind == transfer.Accept && msg.Mode == transfer.Live {
+		msg.Offers = m.transportOffers(msg)
 	}
 	switch msg.Kind {
 	case transfer.Open:
-		m.records.said(key{target, msg.Move}, msg)
+		m.records.recordMessage(key{target, msg.Deal}, msg)
 	case transfer.Pulled, transfer.Pulling, transfer.Ready:
-		m.records.said(key{target, msg.Move}, msg)
-		msg.Transports = m.records.carrier(key{target, msg.Move}) // for the source's record
-	case transfer.Offer, transfer.Round, transfer.Manifest, transfer.Swap, transfer.Whose:
-		m.records.said(key{source, msg.Move}, msg)
+		m.records.recordMessage(key{target, msg.Deal}, msg)
+		msg.Transports = m.records.transportOf(key{target, msg.Deal}) // for the source's record
+	case transfer.Accept, transfer.Round, transfer.Manifest, transfer.Commit, transfer.Query:
+		m.records.recordMessage(key{source, msg.Deal}, msg)
 	}
 	m.cfg.Network.Send(msg.To, &api.Envelope{Body: &api.Envelope_Transfer{Transfer: encode(msg)}})
 }
 
-// over ends a move: the market and who watches hear of it.
-func (m *Mover) over(a transfer.Action) {
-	k, kind := key{target, a.Move}, bidask.TransferFailed
-	if a.Move.Seller == m.cfg.Self {
+// endMigration ends a move: the market and who watches hear of it.
+func (m *Executor) endMigration(a transfer.Action) {
+	k, kind := key{target, a.Deal}, bidask.TransferFailed
+	if a.Deal.Seller == m.cfg.Self {
 		k.role = source
-		delete(m.exports, a.Move)
+		delete(m.exports, a.Deal)
 	}
-	if a.Kind == transfer.Moved {
+	if a.Kind == transfer.Completed {
 		kind = bidask.TransferDone
 	}
 	if a.Request != "" {
-		m.cfg.Front.AdvanceEpoch(a.Request, a.Epoch)
+		m.cfg.FrontEnd.AdvanceEpoch(a.Request, a.Epoch)
 	}
-	m.records.stalled(k, time.Duration(a.Stall)*time.Microsecond)
+	m.records.recordStall(k, time.Duration(a.Stall)*time.Microsecond)
 	if ended, ok := m.records.end(k, a); ok {
-		m.cfg.Ended(ended)
-		m.log.Info("a move is over", "move", ended.ID, "role", ended.Role, "request", ended.Request, "from", ended.From, "to", ended.To, "way", ended.Way,
-			"state", ended.State, "rounds", ended.Rounds, "tokens", ended.Tokens, "stall", ended.Stall, "why", ended.Why)
+		m.cfg.OnEnd(ended)
+		m.log.Info("a move is over", "move", ended.ID, "role", ended.Role, "request", ended.Request, "from", ended.From, "to", ended.To, "way", ended.Mode,
+			"state", ended.State, "rounds", ended.Rounds, "tokens", ended.Tokens, "stall", ended.Stall, "why", ended.Failure)
 	}
-	m.cfg.Tell(bidask.Event{Kind: kind, Deal: a.Move})
+	m.cfg.Notify(bidask.Event{Kind: kind, Deal: a.Deal})
 }
 
-// Moves returns the moves that this replica takes part in as source or target,
+// Migrations returns the moves that this replica takes part in as source or target,
 // then the last ones that are over, each in order of its beginning or end.
-func (m *Mover) Moves() []Move { return m.records.list() }
+func (m *Executor) Migrations() []Migration { return m.records.list() }
 
 // Stats returns what the replica's moves came to so far.
-func (m *Mover) Stats() Stats { return m.records.sum() }
+func (m *Executor) Stats() Stats { return m.records.snapshot() }

@@ -71,7 +71,7 @@ func (n *Network) rest(ctx context.Context, p *peer, pause time.Duration) bool {
 		return false
 	}
 	n.mu.Lock()
-	p.expire(time.Now().Add(-n.cfg.Silence))
+	p.expire(time.Now().Add(-n.cfg.PeerTimeout))
 	n.mu.Unlock()
 	return !n.unlink(p)
 }
@@ -232,7 +232,7 @@ func (n *Network) readReplies(p *peer, stream api.Peer_ExchangeClient, greeted c
 			n.mu.Unlock()
 			close(greeted)
 			greeted = nil
-		case e.GetBeat() != nil && from == p.id && greeted == nil:
+		case e.GetHeartbeat() != nil && from == p.id && greeted == nil:
 			n.answered(p)
 		default: // a later version may say more
 		}
@@ -242,7 +242,7 @@ func (n *Network) readReplies(p *peer, stream api.Peer_ExchangeClient, greeted c
 // pump sends what is queued, in order, until ctx ends, another process is to be
 // reached, or Idle has passed with nothing to send and nobody watching.
 func (n *Network) pump(ctx context.Context, p *peer, stream api.Peer_ExchangeClient) error {
-	idle := time.NewTimer(n.cfg.Idle)
+	idle := time.NewTimer(n.cfg.IdleTimeout)
 	defer idle.Stop()
 	again := time.NewTimer(longestPause)
 	defer again.Stop()
@@ -256,7 +256,7 @@ func (n *Network) pump(ctx context.Context, p *peer, stream api.Peer_ExchangeCli
 				<-ctx.Done() // the reader knows why
 				return err
 			}
-			idle.Reset(n.cfg.Idle)
+			idle.Reset(n.cfg.IdleTimeout)
 			continue
 		case ctx.Err() != nil:
 			return ctx.Err()
@@ -274,7 +274,7 @@ func (n *Network) pump(ctx context.Context, p *peer, stream api.Peer_ExchangeCli
 			if n.unused(p) {
 				return nil
 			}
-			idle.Reset(n.cfg.Idle)
+			idle.Reset(n.cfg.IdleTimeout)
 		}
 	}
 }
@@ -286,7 +286,7 @@ func (n *Network) next(p *peer) *api.Envelope {
 	if len(p.queue) == 0 {
 		return nil
 	}
-	p.expire(time.Now().Add(-n.cfg.Silence))
+	p.expire(time.Now().Add(-n.cfg.PeerTimeout))
 	if len(p.queue) == 0 {
 		return nil
 	}

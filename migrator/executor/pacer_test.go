@@ -18,7 +18,7 @@ func TestPace(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 3 {
 			wg.Go(func() {
-				if err := p.carry(t.Context(), start, 500); err != nil {
+				if err := p.wait(t.Context(), start, 500); err != nil {
 					t.Error(err)
 				}
 			})
@@ -29,27 +29,27 @@ func TestPace(t *testing.T) {
 		}
 		start = time.Now()
 		time.Sleep(300 * time.Millisecond) // the copying
-		p.carry(t.Context(), start, 500)
+		p.wait(t.Context(), start, 500)
 		if took := time.Since(start); took != 500*time.Millisecond {
 			t.Errorf("500 bytes took %v", took)
 		}
 		start = time.Now()
 		time.Sleep(time.Second)
-		p.carry(t.Context(), start, 500)
+		p.wait(t.Context(), start, 500)
 		if took := time.Since(start); took != time.Second {
 			t.Errorf("500 bytes that were slower than the link took %v", took)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if err := p.carry(ctx, time.Now(), 1<<50); !errors.Is(err, context.DeadlineExceeded) {
+		if err := p.wait(ctx, time.Now(), 1<<50); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("2^50 bytes: %v", err)
 		}
 		start = time.Now()
-		p.carry(t.Context(), start, 500)
+		p.wait(t.Context(), start, 500)
 		if took := time.Since(start).Round(time.Millisecond); took != 500*time.Millisecond {
 			t.Errorf("500 bytes after those that were given up took %v", took)
 		}
-		if err := (&pacer{}).carry(ctx, time.Now(), 1<<50); err != nil {
+		if err := (&pacer{}).wait(ctx, time.Now(), 1<<50); err != nil {
 			t.Errorf("no link: %v", err)
 		}
 	})

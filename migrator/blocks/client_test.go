@@ -93,7 +93,7 @@ func TestEngineComesAndGoes(t *testing.T) {
 	if _, ok := c.Description(); ok {
 		t.Error("a description of nothing")
 	}
-	if err := c.Release(t.Context(), "r"); !errors.Is(err, ErrAway) {
+	if err := c.Release(t.Context(), "r"); !errors.Is(err, ErrUnavailable) {
 		t.Error(err)
 	}
 	for round := range 3 {
@@ -128,7 +128,7 @@ func TestEngineComesAndGoes(t *testing.T) {
 		}
 		f.stop()
 		await(t, func() bool { _, ok := c.Memory(); return !ok })
-		if _, err := c.Reserve(t.Context(), "r", 12); !errors.Is(err, ErrAway) {
+		if _, err := c.Reserve(t.Context(), "r", 12); !errors.Is(err, ErrUnavailable) {
 			t.Error(err)
 		}
 		if held {
@@ -151,13 +151,13 @@ func TestAbandon(t *testing.T) {
 	c.mu.Unlock()
 	m, _ := c.Memory()
 	m.Hold()
-	c.Abandon(errors.New("it releases nothing"))
-	c.Abandon(errors.New("it still does not"))
+	c.AbandonSession(errors.New("it releases nothing"))
+	c.AbandonSession(errors.New("it still does not"))
 	await(t, func() bool { _, ok := c.Memory(); return !ok })
-	if _, err := c.Reserve(t.Context(), "r", 12); !errors.Is(err, ErrAway) {
+	if _, err := c.Reserve(t.Context(), "r", 12); !errors.Is(err, ErrUnavailable) {
 		t.Error(err)
 	}
-	c.Abandon(errors.New("it is away already"))
+	c.AbandonSession(errors.New("it is away already"))
 	f.mu.Lock()
 	if f.sessions != 1 {
 		t.Errorf("%d sessions while the memory is held", f.sessions)
@@ -353,7 +353,7 @@ func TestReservations(t *testing.T) {
 		{blocks: []uint32{1, 16}},
 		{err: status.Error(codes.ResourceExhausted, ""), want: ErrFull},
 		{err: status.Error(codes.NotFound, ""), want: ErrNotFound},
-		{err: status.Error(codes.Unavailable, ""), want: ErrAway},
+		{err: status.Error(codes.Unavailable, ""), want: ErrUnavailable},
 		{err: status.Error(codes.AlreadyExists, "")},
 	} {
 		reply, fails = &api.ReserveReply{Blocks: x.blocks}, x.err
@@ -364,8 +364,8 @@ func TestReservations(t *testing.T) {
 	}
 	for _, err := range []error{
 		func() error { _, err := c.Reserve(t.Context(), "r", -1); return err }(),
-		c.Filled(t.Context(), "r", -1, nil, 0),
-		c.Filled(t.Context(), "r", 0, nil, -1),
+		c.MarkFilled(t.Context(), "r", -1, nil, 0),
+		c.MarkFilled(t.Context(), "r", 0, nil, -1),
 		func() error { _, err := c.Table(t.Context(), "l", -1); return err }(),
 	} {
 		if err == nil {
@@ -429,7 +429,7 @@ func TestFailedFreezeIsUndone(t *testing.T) {
 		}, ErrNotFound, 0},
 		{"waiting", func(context.Context, *api.TableRequest) (*api.TableReply, error) {
 			return nil, status.Error(codes.FailedPrecondition, "")
-		}, ErrWaiting, 0},
+		}, ErrNotComputed, 0},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			thaws := make(chan string, 9)

@@ -1,0 +1,43 @@
+package transfer
+
+import "github.com/cascadeinfer/cascade/policies"
+
+// expiringMap keeps values for some time, and not too many of them: over the bound
+// the oldest goes first.
+type expiringMap[K comparable, V any] struct {
+	values map[K]expiringValue[V]
+	order  []K // as first put
+}
+
+type expiringValue[V any] struct {
+	value V
+	until policies.Micros
+}
+
+// put keeps v under k until then.
+func (m *expiringMap[K, V]) put(k K, v V, until policies.Micros) {
+	if m.values == nil {
+		m.values = map[K]expiringValue[V]{}
+	}
+	if _, ok := m.values[k]; !ok {
+		m.order = append(m.order, k)
+	}
+	m.values[k] = expiringValue[V]{v, until}
+}
+
+func (m *expiringMap[K, V]) get(k K) (V, bool) {
+	r, ok := m.values[k]
+	return r.value, ok
+}
+
+// expire drops what is over. What was put anew may hold up what came after it.
+func (m *expiringMap[K, V]) expire(now policies.Micros) {
+	n := 0
+	for n < len(m.order) && (m.values[m.order[n]].until <= now || len(m.order)-n > maxResults) {
+		delete(m.values, m.order[n])
+		n++
+	}
+	if m.order = m.order[n:]; len(m.order) == 0 {
+		m.order = nil
+	}
+}

@@ -1,0 +1,85 @@
+package transfer
+
+import (
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+)
+
+// commitRequest is a front's side of a move that it has not answered yet.
+type commitRequest struct {
+	deal          bidask.Deal
+	source        policies.ReplicaID
+	request       string
+	lookingUp     bool // the register is looked at; else the stream is being handed over
+	commitRefused bool // it is too late for the Swap
+	heardAt       policies.Micros
+}
+
+func (m *Machine) findCommit(d bidask.Deal) *commitRequest {
+	for _, c := range m.commits {
+		if c.deal == d {
+			return c
+		}
+	}
+	return nil
+}
+
+// handleCommit answers a source.
+func (m *Machine) handleCommit(msg Message) {
+	if end, ok := m.commitResults.get(msg.Deal); ok {
+		m.send(end)
+		return
+	}
+	if c := m.findCommit(msg.Deal); c != nil {
+		c.heardAt = m.now
+		m.send(Message{Kind: Pending, To: msg.From, Deal: msg.Deal})
+		if c.commitRefused && !c.lookingUp {
+			m.lookUpHolder(c)
+		}
+		return
+	}
+	if len(m.commits) >= maxCommits {
+		return
+	}
+	c := &commitRequest{deal: msg.Deal, source: msg.From, request: msg.Request, heardAt: m.now}
+	m.commits = append(m.commits, c)
+	if msg.Kind == Query {
+		m.lookUpHolder(c)
+		return
+	}
+	patience := m.cfg.RepromptTimeout
+	if msg.Mode == Live {
+		patience = m.cfg.CommitTimeout
+	}
+	m.emit(Action{Kind: SwitchHolder, Deal: c.deal, Peer: c.source, Message: msg, Deadline: m.now + patience})
+}
+
+// lookUpHolder asks the register. Whatever it says, the move's Swap does not count any
+// more: else one that is late could begin what its source has given up.
+func (m *Machine) lookUpHolder(c *commitRequest) {
+	c.commitRefused, c.lookingUp = true, true
+	m.emit(Action{Kind: LookUpHolder, Deal: c.deal, Peer: c.source, Request: c.request})
+}
+
+// handleResult takes the end of a hand-over, or what the register says.
+func (m *Machine) handleResult(ev Event) {
+	c := m.findCommit(ev.Deal)
+	if c == nil || c.lookingUp != (ev.Kind == HolderResult) {
+		return
+	}
+	c.lookingUp = false
+	switch {
+	case ev.Answer == Rejected && ev.Kind == SwitchResult:
+		// The source's epoch is an old one, or it is the holder no more.
+		m.lookUpHolder(c)
+		return
+	case ev.Answer == Pending:
+		c.commitRefused = true
+		m.send(Message{Kind: Pending, To: c.source, Deal: c.deal})
+		return
+	}
+	end := Message{Kind: ev.Answer, To: c.source, Deal: c.deal, Epoch: ev.Epoch, Stall: ev.Stall}
+	m.commits = without(m.commits, c)
+	m.commitResults.put(c.deal, end, m.now+m.cfg.ResultRetention)
+	m.send(end)
+}
