@@ -225,17 +225,17 @@ func TestReadOrder(t *testing.T) {
 		return h
 	}
 	o, err := readLegRequest(0, header(nil))
-	if err != nil || o.leg() != "r0/12#3" || o.front != "r0" || o.request.Features != policies.BadWords>>1 ||
-		o.arrival.Input != 7 || o.arrival.Output != 2 || !o.arrival.Held || o.move != "r1/4" {
+	if err != nil || o.name() != "r0/12#3" || o.frontEnd != "r0" || o.request.Features != policies.BadWords>>1 ||
+		o.arrival.Input != 7 || o.arrival.Output != 2 || !o.arrival.HasKV || o.reservation != "r1/4" {
 		t.Errorf("%+v, %v", o, err)
 	}
 	// What is read is what was written.
-	o.to, o.header = Target{"r2", "x:1"}, http.Header{"X-Request-Id": {"mine"}, "X-Cascade-Tokens": {"5"}}
-	again, err := readLegRequest(0, o.fields())
-	if err != nil || again.leg() != o.leg() || again.arrival != o.arrival || again.move != o.move || again.request != o.request {
+	o.target, o.header = Target{"r2", "x:1"}, http.Header{"X-Request-Id": {"mine"}, "X-Cascade-Tokens": {"5"}}
+	again, err := readLegRequest(0, o.headers())
+	if err != nil || again.name() != o.name() || again.arrival != o.arrival || again.reservation != o.reservation || again.request != o.request {
 		t.Errorf("%+v, %v", again, err)
 	}
-	if h := o.fields(); h.Get("X-Request-Id") != "" || h.Get("X-Cascade-Tokens") != "" {
+	if h := o.headers(); h.Get("X-Request-Id") != "" || h.Get("X-Cascade-Tokens") != "" {
 		t.Errorf("a later leg has the fields %v", h)
 	}
 	for _, bad := range []map[string]string{
@@ -248,7 +248,7 @@ func TestReadOrder(t *testing.T) {
 			t.Errorf("%v: %+v", bad, o)
 		}
 	}
-	if o, err := readLegRequest(0, http.Header{ForwardHeader: {"r0"}}); err != nil || o.leg() != "" || o.arrival.Held {
+	if o, err := readLegRequest(0, http.Header{ForwardHeader: {"r0"}}); err != nil || o.name() != "" || o.arrival.HasKV {
 		t.Errorf("a warm-up: %+v, %v", o, err)
 	}
 }
@@ -268,9 +268,9 @@ func FuzzReadOrder(f *testing.F) {
 		if err != nil {
 			return
 		}
-		o.to, o.header = Target{"r2", "x:1"}, http.Header{}
-		again, err := readLegRequest(0, o.fields())
-		if err != nil || again.leg() != o.leg() || again.arrival != o.arrival || again.move != o.move || again.request != o.request {
+		o.target, o.header = Target{"r2", "x:1"}, http.Header{}
+		again, err := readLegRequest(0, o.headers())
+		if err != nil || again.name() != o.name() || again.arrival != o.arrival || again.reservation != o.reservation || again.request != o.request {
 			t.Fatalf("%+v, again %+v, %v", o, again, err)
 		}
 	})

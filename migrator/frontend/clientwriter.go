@@ -35,7 +35,7 @@ type eventWriter struct {
 
 func newEventWriter(w http.ResponseWriter, req openai.Request) *eventWriter {
 	return &eventWriter{w: w, control: http.NewResponseController(w),
-		hideUsage: req.CountsUsage() && !req.Usage, hideIDs: req.CountsIDs() && !req.IDs}
+		hideUsage: req.AllowsUsage() && !req.WantsUsage, hideIDs: req.AllowsIDs() && !req.WantsIDs}
 }
 
 func (o *eventWriter) begin(h http.Header) { o.header = h }
@@ -45,7 +45,7 @@ var scratch = sync.Pool{New: func() any { b := make([]byte, 0, 1<<10); return &b
 
 func (o *eventWriter) write(c *openai.Chunk, e openai.Edit) error {
 	switch {
-	case o.hideIDs && c.Hollow:
+	case o.hideIDs && c.OnlyIDs:
 		return nil
 	case o.hideUsage && c.UsageOnly():
 		return o.flushLast(c.Fingerprint())
@@ -67,8 +67,8 @@ func (o *eventWriter) flushLast(fingerprint []byte) error {
 	}
 	c, e := o.last, o.lastEdit
 	o.last = nil
-	if e.Pin != nil && e.Pin.Fingerprint != nil {
-		fingerprint = e.Pin.Fingerprint
+	if e.Identity != nil && e.Identity.Fingerprint != nil {
+		fingerprint = e.Identity.Fingerprint
 	}
 	e.Fingerprint = fingerprint
 	return o.relay(c, e)
@@ -122,7 +122,7 @@ func (o *eventWriter) send(b []byte) error {
 // answerWriter is the clientWriter of a client that reads one whole answer.
 type answerWriter struct {
 	w      http.ResponseWriter
-	shape  *shape
+	shape  *answerTemplate
 	ids    bool // the client wants token ids
 	header http.Header
 	answer openai.Answer
@@ -135,15 +135,15 @@ type answerWriter struct {
 func (o *answerWriter) begin(h http.Header) { o.header = h }
 
 func (o *answerWriter) write(c *openai.Chunk, e openai.Edit) error {
-	if failed := c.Failed(); failed != nil {
+	if failed := c.Failure(); failed != nil {
 		o.failed = append([]byte(nil), failed...)
 		return nil
 	}
 	if c.Empty || o.failed != nil || o.broken != nil {
 		return nil
 	}
-	if o.broken = o.answer.Take(c, e); o.broken != nil {
-		o.shape.bad.Store(true) // relay the next ones as they are
+	if o.broken = o.answer.Add(c, e); o.broken != nil {
+		o.shape.unusable.Store(true) // relay the next ones as they are
 	}
 	return nil
 }

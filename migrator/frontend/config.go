@@ -28,15 +28,15 @@ const (
 	defaultHang         = 15 * time.Second
 	defaultHealth       = 4 * time.Second
 	healthRetry         = 100 * time.Millisecond // while the engine is away
-	lastRequests        = 500 * time.Millisecond // from Retire until connections without a request are closed
-	sweepEvery          = 250 * time.Millisecond
+	retireGrace         = 500 * time.Millisecond // from Retire until connections without a request are closed
+	updateInterval      = 250 * time.Millisecond
 	dialTimeout         = 5 * time.Second  // a busy machine takes seconds for what takes none
 	headerTimeout       = 10 * time.Second // to read a request's header
 	clientIdleConn      = 5 * time.Minute  // a client's connection without a request
 	maxHeader           = 64 << 10         // bytes of request headers
 	maxStreams          = 1 << 14          // concurrent streams of one HTTP/2 connection
-	maxPerByte          = 2                // stated tokens that a byte of a body can stand for
-	maxPlain            = 1 << 20          // bytes of an unstreamed answer that are looked into
+	maxTokensPerByte    = 2                // stated tokens that a byte of a body can stand for
+	maxInspected        = 1 << 20          // bytes of an unstreamed answer that are looked into
 	engineIdleConn      = 4 * time.Second  // below the 5 s after which uvicorn closes an idle connection
 )
 

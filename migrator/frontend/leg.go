@@ -28,157 +28,157 @@ type Leg interface {
 
 // Why legs end that nobody closed.
 var (
-	errIdle = errors.New("the engine sent nothing for too long")
-	errHung = errors.New("the engine stopped in the middle of an answer")
-	errAway = errors.New("the engine is away")
-	errGone = errors.New("the replica is gone")
+	errIdle        = errors.New("the engine sent nothing for too long")
+	errHung        = errors.New("the engine stopped in the middle of an answer")
+	errEngineAway  = errors.New("the engine is away")
+	errReplicaGone = errors.New("the replica is gone")
 )
 
 // wireLeg is a Leg over the body of an HTTP response.
 type wireLeg struct {
-	body   io.ReadCloser
-	reader *openai.Reader
-	chunk  openai.Chunk
-	home   *localLeg // at the own engine; nil where another replica counts
-	link   *link
-	begun  bool // a token came; Next's
-	closed atomic.Bool
-	watch  watch
+	body     io.ReadCloser
+	reader   *openai.Reader
+	chunk    openai.Chunk
+	local    *localLeg // at the own engine; nil where another replica counts
+	call     *call
+	hasToken bool // a token came; Next's
+	closed   atomic.Bool
+	watch    idleWatch
 }
 
 // readLeg returns the leg that an engine sends as body.
-func readLeg(body io.ReadCloser, l *link, home *localLeg, idle, hang time.Duration) *wireLeg {
-	leg := &wireLeg{body: body, reader: openai.NewReader(body), home: home, link: l}
+func readLeg(body io.ReadCloser, l *call, home *localLeg, idle, hang time.Duration) *wireLeg {
+	leg := &wireLeg{body: body, reader: openai.NewReader(body), local: home, call: l}
 	leg.watch.start(leg, idle, hang)
 	return leg
 }
 
 func (l *wireLeg) Next() (*openai.Chunk, error) {
-	l.watch.calls.Add(1)
+	l.watch.reads.Add(1)
 	ev, err := l.reader.Next()
-	l.watch.calls.Add(1)
+	l.watch.reads.Add(1)
 	if err != nil {
-		return nil, l.link.why(err)
+		return nil, l.call.causeOr(err)
 	}
 	if err := l.chunk.Parse(ev); err != nil {
 		return nil, &session.MalformedError{Err: err}
 	}
-	l.count(&l.chunk)
+	l.track(&l.chunk)
 	return &l.chunk, nil
 }
 
-// count tells the load tracker what an event brings.
-func (l *wireLeg) count(c *openai.Chunk) {
-	if !l.begun && (c.Tokens > 0 || c.HasText) {
-		l.begun = true
-		l.watch.begun.Store(true)
+// track tells the load tracker what an event brings.
+func (l *wireLeg) track(c *openai.Chunk) {
+	if !l.hasToken && (c.Tokens > 0 || c.HasText) {
+		l.hasToken = true
+		l.watch.hasToken.Store(true)
 	}
-	if l.home == nil || c.Empty || c.Done {
+	if l.local == nil || c.Empty || c.Done {
 		return
 	}
-	work := l.home.work
-	if c.HasPrompt() {
-		work.Prompt(policies.Tokens(c.PromptTokens()))
+	work := l.local.work
+	if c.HasPromptIDs() {
+		work.SetInput(policies.Tokens(c.PromptTokens()))
 	}
 	n := c.Tokens
 	if c.HasText && !c.ListsIDs() {
 		n = 1 // an engine without token ids; the usage at its end settles it
-		l.home.blind.Store(true)
+		l.local.idsHidden.Store(true)
 	}
 	if n > 0 {
-		work.Generated(n)
-		l.home.f.tokens.Add(uint64(n))
+		work.AddOutput(n)
+		l.local.server.tokensRead.Add(uint64(n))
 	}
 	if u, ok := c.Usage(); ok {
-		work.Settle(policies.Tokens(u.Prompt), policies.Tokens(u.Output), policies.Tokens(u.Cached))
+		work.SetUsage(policies.Tokens(u.Prompt), policies.Tokens(u.Output), policies.Tokens(u.Cached))
 	}
 }
 
 // Close ends the generation, for good.
-func (l *wireLeg) Close() error { l.shut(false); return nil }
+func (l *wireLeg) Close() error { l.closeOnce(false); return nil }
 
-// leave is Close for a generation that goes on elsewhere.
-func (l *wireLeg) leave() { l.shut(true) }
+// closeMoved is Close for a generation that goes on elsewhere.
+func (l *wireLeg) closeMoved() { l.closeOnce(true) }
 
-func (l *wireLeg) shut(moved bool) {
+func (l *wireLeg) closeOnce(moved bool) {
 	if l.closed.Swap(true) {
 		return
 	}
 	l.watch.timer.Stop()
 	l.body.Close()
-	l.link.cancel()
-	if l.home != nil {
-		l.home.end(moved)
+	l.call.cancel()
+	if l.local != nil {
+		l.local.unregister(moved)
 	}
 }
 
-// lose ends the generation for a reason, which Next then fails with.
-func (l *wireLeg) lose(why error) { l.link.lose(why) }
+// abort ends the generation for a reason, which Next then fails with.
+func (l *wireLeg) abort(why error) { l.call.abort(why) }
 
-// finish reads the end of a body whose last event was read, so that its
+// drainAndClose reads the end of a body whose last event was read, so that its
 // connection can serve again, and closes it.
-func (l *wireLeg) finish() {
+func (l *wireLeg) drainAndClose() {
 	l.watch.timer.Stop()
-	enough := time.AfterFunc(lastBytes, func() { l.body.Close() })
+	enough := time.AfterFunc(drainTimeout, func() { l.body.Close() })
 	l.reader.Next()
 	enough.Stop()
 	l.Close()
 }
 
-// lastBytes is how long an engine may take to end its body after [DONE].
-const lastBytes = 50 * time.Millisecond
+// drainTimeout is how long an engine may take to end its body after [DONE].
+const drainTimeout = 50 * time.Millisecond
 
 var _ Leg = (*wireLeg)(nil)
 
-// watch loses a leg whose engine sends nothing. A token must pay neither for a
+// idleWatch loses a leg whose engine sends nothing. A token must pay neither for a
 // timer nor for a clock, so a timer looks from time to time whether the leg
 // still waits for one and the same event. A reader that is slow, or that waits
 // for something else, does not count.
-type watch struct {
+type idleWatch struct {
 	// Fixed.
-	leg        *wireLeg
-	every      time.Duration
-	idle, hang int // looks that may find it waiting, before the first token and after
-	timer      *time.Timer
+	leg                    *wireLeg
+	interval               time.Duration
+	idleChecks, hangChecks int // looks that may find it waiting, before the first token and after
+	timer                  *time.Timer
 
-	calls atomic.Uint64 // odd while Next waits
-	begun atomic.Bool
+	reads    atomic.Uint64 // odd while Next waits
+	hasToken atomic.Bool
 
 	// The timer's.
-	stuck uint64
-	times int
+	lastReads uint64
+	waiting   int
 }
 
-func (w *watch) start(leg *wireLeg, idle, hang time.Duration) {
+func (w *idleWatch) start(leg *wireLeg, idle, hang time.Duration) {
 	if hang <= 0 {
 		hang = idle
 	}
-	w.leg, w.every = leg, max(min(idle, hang)/looks, 1)
-	w.idle, w.hang = int((idle+w.every-1)/w.every), int((hang+w.every-1)/w.every)
+	w.leg, w.interval = leg, max(min(idle, hang)/checksPerTimeout, 1)
+	w.idleChecks, w.hangChecks = int((idle+w.interval-1)/w.interval), int((hang+w.interval-1)/w.interval)
 	// It starts when w.timer is set, for look resets it.
-	w.timer = time.AfterFunc(time.Hour, w.look)
-	w.timer.Reset(w.every)
+	w.timer = time.AfterFunc(time.Hour, w.check)
+	w.timer.Reset(w.interval)
 }
 
-func (w *watch) look() {
+func (w *idleWatch) check() {
 	if w.leg.closed.Load() {
 		return
 	}
-	switch now := w.calls.Load(); {
+	switch now := w.reads.Load(); {
 	case now%2 == 0:
-		w.times = 0
-	case now != w.stuck || w.times == 0:
-		w.stuck, w.times = now, 1
+		w.waiting = 0
+	case now != w.lastReads || w.waiting == 0:
+		w.lastReads, w.waiting = now, 1
 	default:
-		w.times++
+		w.waiting++
 	}
-	switch begun := w.begun.Load(); {
-	case begun && w.times > w.hang && w.hang < w.idle:
-		w.leg.lose(errHung)
-	case w.times > w.idle, begun && w.times > w.hang:
-		w.leg.lose(errIdle)
+	switch begun := w.hasToken.Load(); {
+	case begun && w.waiting > w.hangChecks && w.hangChecks < w.idleChecks:
+		w.leg.abort(errHung)
+	case w.waiting > w.idleChecks, begun && w.waiting > w.hangChecks:
+		w.leg.abort(errIdle)
 	default:
-		w.timer.Reset(w.every)
+		w.timer.Reset(w.interval)
 	}
 }
 
@@ -190,10 +190,10 @@ func leave(leg Leg, cached int) {
 		leg.Close()
 		return
 	}
-	if l.home != nil && cached >= 0 {
-		l.home.work.Cached(policies.Tokens(cached))
+	if l.local != nil && cached >= 0 {
+		l.local.work.SetCached(policies.Tokens(cached))
 	}
-	l.leave()
+	l.closeMoved()
 }
 
 // readToFirstToken reads a leg on, from its first event to its first token. ids is
@@ -201,8 +201,8 @@ func leave(leg Leg, cached int) {
 func readToFirstToken(leg Leg, c *openai.Chunk, ids int) (*openai.Chunk, error) {
 	for {
 		switch n := c.PromptTokens(); {
-		case c.Failed() != nil:
-			return nil, fmt.Errorf("the engine reports %s", c.Failed())
+		case c.Failure() != nil:
+			return nil, fmt.Errorf("the engine reports %s", c.Failure())
 		case c.Done:
 			return nil, errors.New("it ends before its first token")
 		case ids > 0 && n > 0 && n != ids:

@@ -44,47 +44,47 @@ const (
 // legRequest is a leg that is to be opened: what of, for whom, and where.
 type legRequest struct {
 	endpoint openai.Endpoint
-	to       Target
+	target   Target
 	header   http.Header // the client's
 	body     *payload
 	arrival  loadtracker.Arrival // its Input and Output say that the leg is a later one
 
 	plain       bool // the answer is to be no stream, or one that is not understood
-	front       policies.ReplicaID
+	frontEnd    policies.ReplicaID
 	stream      *Stream          // of the own front; nil for a peer's
 	request     policies.Request // as it was when the leg was ordered; ID is "" for one without a name
 	minTokens   policies.Tokens  // min_tokens
 	epoch       policies.Epoch
-	move        string        // names the reservation; "" for none
+	reservation string        // names the reservation; "" for none
 	hangTimeout time.Duration // how long the engine may pause once it has begun; 0 for as long as before
 }
 
-// leg is the engine's name for what is ordered, "" for none.
-func (o *legRequest) leg() string {
+// name is the engine's name for what is ordered, "" for none.
+func (o *legRequest) name() string {
 	if o.request.ID == "" {
 		return ""
 	}
 	return o.request.ID + "#" + strconv.FormatUint(uint64(o.epoch), 10)
 }
 
-// fields are the header fields for the engine or the peer that the order goes to.
-func (o *legRequest) fields() http.Header {
+// headers are the header fields for the engine or the peer that the order goes to.
+func (o *legRequest) headers() http.Header {
 	var h http.Header
 	switch {
 	case o.arrival.Input > 0:
 		h = resumeHeaders(o.header)
-	case o.to.Address == "":
+	case o.target.Address == "":
 		h = engineHeaders(o.header)
 	default:
 		h = peerHeaders(o.header)
 	}
-	if o.to.Address == "" {
-		if leg := o.leg(); leg != "" {
+	if o.target.Address == "" {
+		if leg := o.name(); leg != "" {
 			h[LegHeader] = []string{leg}
 		}
 		return h
 	}
-	h[ForwardHeader] = []string{string(o.front)}
+	h[ForwardHeader] = []string{string(o.frontEnd)}
 	if o.request.ID != "" {
 		h[RequestHeader] = []string{o.request.ID}
 		h[LegEpochHeader] = []string{strconv.FormatUint(uint64(o.epoch), 10)}
@@ -94,8 +94,8 @@ func (o *legRequest) fields() http.Header {
 		h[PromptHeader] = []string{strconv.FormatInt(int64(o.arrival.Input), 10)}
 		h[OutputHeader] = []string{strconv.FormatInt(int64(o.arrival.Output), 10)}
 	}
-	if o.move != "" {
-		h[MigrationHeader] = []string{o.move}
+	if o.reservation != "" {
+		h[MigrationHeader] = []string{o.reservation}
 	}
 	return h
 }
@@ -106,12 +106,12 @@ var errNoForward = errors.New("this port is for migrators; clients use the repli
 // readLegRequest reads the fields of a peer's request. Its error names the one that
 // is wrong.
 func readLegRequest(e openai.Endpoint, h http.Header) (*legRequest, error) {
-	o := &legRequest{endpoint: e, header: h, front: policies.ReplicaID(h.Get(ForwardHeader)), move: h.Get(MigrationHeader)}
+	o := &legRequest{endpoint: e, header: h, frontEnd: policies.ReplicaID(h.Get(ForwardHeader)), reservation: h.Get(MigrationHeader)}
 	o.request.ID = h.Get(RequestHeader)
-	if o.front == "" {
+	if o.frontEnd == "" {
 		return nil, errNoForward
 	}
-	for name, value := range map[string]string{ForwardHeader: string(o.front), MigrationHeader: o.move, RequestHeader: o.request.ID} {
+	for name, value := range map[string]string{ForwardHeader: string(o.frontEnd), MigrationHeader: o.reservation, RequestHeader: o.request.ID} {
 		if len(value) > maxName || strings.IndexFunc(value, func(r rune) bool { return r <= ' ' || r == 0x7f }) >= 0 {
 			return nil, fmt.Errorf("%s %.40q is no name of at most %d bytes", name, value, maxName)
 		}
@@ -135,14 +135,14 @@ func readLegRequest(e openai.Endpoint, h http.Header) (*legRequest, error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case o.request.ID != "" && (!strings.HasPrefix(o.request.ID, string(o.front)+"/") || o.epoch == 0):
-		return nil, fmt.Errorf("%s %.40q is not one of %q, or has no %s", RequestHeader, o.request.ID, o.front, LegEpochHeader)
-	case o.move != "" && (o.request.ID == "" || o.arrival.Input == 0):
-		return nil, fmt.Errorf("%s %.40q needs %s and %s", MigrationHeader, o.move, RequestHeader, PromptHeader)
+	case o.request.ID != "" && (!strings.HasPrefix(o.request.ID, string(o.frontEnd)+"/") || o.epoch == 0):
+		return nil, fmt.Errorf("%s %.40q is not one of %q, or has no %s", RequestHeader, o.request.ID, o.frontEnd, LegEpochHeader)
+	case o.reservation != "" && (o.request.ID == "" || o.arrival.Input == 0):
+		return nil, fmt.Errorf("%s %.40q needs %s and %s", MigrationHeader, o.reservation, RequestHeader, PromptHeader)
 	case o.arrival.Input == 0 && o.arrival.Output > 0:
 		return nil, fmt.Errorf("%s needs %s", OutputHeader, PromptHeader)
 	}
-	o.arrival.Held = o.move != ""
+	o.arrival.HasKV = o.reservation != ""
 	return o, nil
 }
 
@@ -150,7 +150,7 @@ func readLegRequest(e openai.Endpoint, h http.Header) (*legRequest, error) {
 // headers go with it, and its length is known.
 func (s *Stream) laterLeg(to Target, epoch policies.Epoch, prompt, output int) *legRequest {
 	return &legRequest{
-		endpoint: s.endpoint, to: to, header: s.header, front: s.server.cfg.Replica, stream: s, request: s.Request(), epoch: epoch,
+		endpoint: s.endpoint, target: to, header: s.header, frontEnd: s.server.cfg.Replica, stream: s, request: s.Request(), epoch: epoch,
 		arrival:     loadtracker.Arrival{Input: policies.Tokens(prompt), Output: policies.Tokens(output)},
 		hangTimeout: s.hangTimeout(),
 	}

@@ -19,8 +19,8 @@ var discardLog = log.New(io.Discard, "", 0)
 // errStopping is why streams are cut when Run ends before they do.
 var errStopping = errors.New("the front is stopping")
 
-// grace is how long streams that are cut have to say so to their clients.
-const grace = time.Second
+// closeGrace is how long streams that are cut have to say so to their clients.
+const closeGrace = time.Second
 
 // listeners are the front's servers. Their methods are for Run's goroutine.
 //
@@ -31,24 +31,24 @@ const grace = time.Second
 // terms and go elsewhere, and running ones go on. A server cannot be opened
 // again, so each opening has a server of its own.
 type listeners struct {
-	f       *Server
-	address net.Addr       // of the clients' listener, nil for none
-	next    net.Listener   // open and not yet served, nil for none
-	server  *http.Server   // the one that takes clients, nil while shut
-	broken  chan error     // holds the error of a listener
-	leaving sync.WaitGroup // of servers whose clients finish
-	wg      sync.WaitGroup // of goroutines that end when the servers are closed
+	server   *Server
+	address  net.Addr       // of the clients' listener, nil for none
+	listener net.Listener   // open and not yet served, nil for none
+	clients  *http.Server   // the one that takes clients, nil while shut
+	failed   chan error     // holds the error of a listener
+	leaving  sync.WaitGroup // of servers whose clients finish
+	wg       sync.WaitGroup // of goroutines that end when the servers are closed
 
-	mu     sync.Mutex
-	served map[*http.Server]struct{} // those that may have connections
-	inside int                       // requests in progress at them
-	quiet  chan struct{}             // holds a token when inside has become 0
+	mu       sync.Mutex
+	servers  map[*http.Server]struct{} // those that may have connections
+	requests int                       // requests in progress at them
+	idle     chan struct{}             // holds a token when inside has become 0
 }
 
 func newListeners(f *Server) *listeners {
-	d := &listeners{f: f, next: f.cfg.Listener, broken: make(chan error, 1), served: make(map[*http.Server]struct{}), quiet: make(chan struct{}, 1)}
-	if d.next != nil {
-		d.address = d.next.Addr()
+	d := &listeners{server: f, listener: f.cfg.Listener, failed: make(chan error, 1), servers: make(map[*http.Server]struct{}), idle: make(chan struct{}, 1)}
+	if d.listener != nil {
+		d.address = d.listener.Addr()
 	}
 	return d
 }
@@ -61,12 +61,12 @@ func (d *listeners) serve(ctx context.Context, l net.Listener, h http.Handler) *
 	protocols.SetUnencryptedHTTP2(true)
 	s := &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			d.count(1)
-			defer d.count(-1)
+			d.addRequests(1)
+			defer d.addRequests(-1)
 			h.ServeHTTP(w, r)
 		}),
 		Protocols:         &protocols,
-		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams, WriteByteTimeout: d.f.cfg.WriteTimeout},
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams, WriteByteTimeout: d.server.cfg.WriteTimeout},
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       clientIdleConn,
 		ConnState:         markActive,
@@ -75,13 +75,13 @@ func (d *listeners) serve(ctx context.Context, l net.Listener, h http.Handler) *
 		ErrorLog:          discardLog,
 	}
 	d.mu.Lock()
-	d.served[s] = struct{}{}
+	d.servers[s] = struct{}{}
 	d.mu.Unlock()
 	d.wg.Go(func() {
 		// A listener that its owner closes has been handed over.
 		if err := s.Serve(lazyListener{l, clientIdleConn}); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 			select {
-			case d.broken <- fmt.Errorf("front of %s: serve %s: %w", d.f.cfg.Replica, l.Addr(), err):
+			case d.failed <- fmt.Errorf("front of %s: serve %s: %w", d.server.cfg.Replica, l.Addr(), err):
 			default:
 			}
 		}
@@ -89,51 +89,51 @@ func (d *listeners) serve(ctx context.Context, l net.Listener, h http.Handler) *
 	return s
 }
 
-func (d *listeners) count(n int) {
+func (d *listeners) addRequests(n int) {
 	d.mu.Lock()
-	d.inside += n
-	last := d.inside == 0
+	d.requests += n
+	last := d.requests == 0
 	d.mu.Unlock()
 	if last {
 		select {
-		case d.quiet <- struct{}{}:
+		case d.idle <- struct{}{}:
 		default:
 		}
 	}
 }
 
-// open lets clients in. When the address is taken, the next call tries again.
-func (d *listeners) open(ctx context.Context) {
-	if d.server != nil || d.address == nil {
+// openClients lets clients in. When the address is taken, the next call tries again.
+func (d *listeners) openClients(ctx context.Context) {
+	if d.clients != nil || d.address == nil {
 		return
 	}
-	l := d.next
-	if d.next = nil; l == nil {
+	l := d.listener
+	if d.listener = nil; l == nil {
 		var err error
-		if l, err = d.f.cfg.Listen(d.address.Network(), d.address.String()); err != nil {
-			d.f.log.Error("the front cannot listen again; it keeps trying", "address", d.address.String(), "error", err)
+		if l, err = d.server.cfg.Listen(d.address.Network(), d.address.String()); err != nil {
+			d.server.log.Error("the front cannot listen again; it keeps trying", "address", d.address.String(), "error", err)
 			return
 		}
 	}
-	d.server = d.serve(ctx, l, d.f.Handler())
+	d.clients = d.serve(ctx, l, d.server.Handler())
 }
 
-// shut refuses clients and lets those inside finish.
-func (d *listeners) shut(ctx context.Context) {
-	if d.next != nil {
-		d.next.Close()
-		d.next = nil
+// shutClients refuses clients and lets those inside finish.
+func (d *listeners) shutClients(ctx context.Context) {
+	if d.listener != nil {
+		d.listener.Close()
+		d.listener = nil
 	}
-	if d.server == nil {
+	if d.clients == nil {
 		return
 	}
-	s := d.server
-	d.server = nil
+	s := d.clients
+	d.clients = nil
 	d.leaving.Go(func() {
 		if s.Shutdown(ctx) == nil {
 			d.mu.Lock()
 			defer d.mu.Unlock()
-			delete(d.served, s)
+			delete(d.servers, s)
 		}
 	})
 }
@@ -153,32 +153,32 @@ func (d *listeners) drained() <-chan struct{} {
 // a moment to tell their clients and the servers one to send it, then the
 // connections are closed. ctx carries values only.
 func (d *listeners) close(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.f.grace)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.server.closeGrace)
 	defer cancel()
-	d.wait(ctx.Done())
+	d.awaitIdle(ctx.Done())
 	d.leaving.Wait() // their context has ended
-	for s := range d.served {
+	for s := range d.servers {
 		s.Shutdown(ctx)
 		s.Close()
 	}
-	if d.next != nil {
-		d.next.Close()
+	if d.listener != nil {
+		d.listener.Close()
 	}
-	d.wait(nil)
+	d.awaitIdle(nil)
 	d.wg.Wait()
 }
 
-// wait returns when no request is in progress, or at the alarm.
-func (d *listeners) wait(alarm <-chan struct{}) {
+// awaitIdle returns when no request is in progress, or at the alarm.
+func (d *listeners) awaitIdle(alarm <-chan struct{}) {
 	for {
 		d.mu.Lock()
-		inside := d.inside
+		inside := d.requests
 		d.mu.Unlock()
 		if inside == 0 {
 			return
 		}
 		select {
-		case <-d.quiet:
+		case <-d.idle:
 		case <-alarm:
 			return
 		}

@@ -22,7 +22,7 @@ func (srv *Server) FrontEnds() []policies.ReplicaID {
 	found := make(map[policies.ReplicaID]struct{})
 	srv.mu.Lock()
 	for r := range srv.localLegs {
-		found[r.front] = struct{}{}
+		found[r.frontEnd] = struct{}{}
 	}
 	srv.mu.Unlock()
 	return srv.peersOf(found)
@@ -47,15 +47,15 @@ func (srv *Server) HandlePeerLoss(peer policies.ReplicaID) {
 	srv.EachStream(func(s *Stream) bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if s.openingAt == peer && s.opening != nil {
-			s.opening.lose(errGone)
+		if s.openingAt == peer && s.openingCall != nil {
+			s.openingCall.abort(errReplicaGone)
 		}
 		if leg := s.peerLegLocked(); leg != nil && s.machine.Holder() == peer {
-			leg.lose(errGone)
+			leg.abort(errReplicaGone)
 		}
 		return true
 	})
-	srv.cancelLegs(errGone, func(r *localLeg) bool { return r.front == peer })
+	srv.cancelLegs(errReplicaGone, func(r *localLeg) bool { return r.frontEnd == peer })
 }
 
 // cancelLegs ends what runs on the own engine and is chosen.
@@ -69,7 +69,7 @@ func (srv *Server) cancelLegs(why error, chosen func(*localLeg) bool) {
 	}
 	srv.mu.Unlock()
 	for _, r := range all {
-		r.link.lose(why)
+		r.call.abort(why)
 	}
 }
 
@@ -82,7 +82,7 @@ func (srv *Server) PeerProgress() map[policies.ReplicaID]uint64 {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if leg := s.peerLegLocked(); leg != nil {
-			calls[s.machine.Holder()] += leg.watch.calls.Load()
+			calls[s.machine.Holder()] += leg.watch.reads.Load()
 		}
 		return true
 	})

@@ -21,7 +21,7 @@ func (srv *Server) updateLoadHeader() {
 	if srv.cfg.KVTokens <= 0 {
 		return
 	}
-	l := srv.tracker.Read().Load
+	l := srv.tracker.State().Load
 	text := fmt.Sprintf("TEXT named_metrics.kv_cache_usage_perc=%.4f,named_metrics.num_requests_running=%d,named_metrics.num_requests_waiting=%d",
 		min(float64(l.Held)/float64(srv.cfg.KVTokens), 1), l.Running, l.Waiting)
 	srv.loadHeader.Store(&text)
@@ -31,8 +31,8 @@ func (srv *Server) updateLoadHeader() {
 // as it was a moment ago.
 func (srv *Server) withLoadHeaders(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		srv.clients.Add(1)
-		defer srv.clients.Add(-1)
+		srv.clientRequests.Add(1)
+		defer srv.clientRequests.Add(-1)
 		if text := srv.loadHeader.Load(); text != nil {
 			w.Header().Set(loadHeader, *text)
 		}
@@ -43,4 +43,4 @@ func (srv *Server) withLoadHeaders(next http.Handler) http.Handler {
 // ClientRequests is how many requests of this front's own clients are in progress,
 // wherever they run and whether or not the front understands them: what the
 // proxies in front of it have in progress here.
-func (srv *Server) ClientRequests() int { return int(srv.clients.Load()) }
+func (srv *Server) ClientRequests() int { return int(srv.clientRequests.Load()) }

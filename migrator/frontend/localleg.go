@@ -35,8 +35,8 @@ func (srv *Server) LocalLegs() []LocalLeg {
 	srv.mu.Unlock()
 	out := make([]LocalLeg, 0, len(all))
 	for _, r := range all {
-		if r.leg != "" {
-			out = append(out, r.read())
+		if r.name != "" {
+			out = append(out, r.snapshot())
 		}
 	}
 	return out
@@ -59,47 +59,47 @@ func (srv *Server) AdvanceEpoch(stream string, epoch policies.Epoch) {
 // localLeg is a request at the own engine, from before it is sent to its end.
 type localLeg struct {
 	// Fixed.
-	f       *Server
-	front   policies.ReplicaID
-	stream  *Stream // of the own front, else nil
-	request policies.Request
-	least   policies.Tokens
-	leg     string
-	since   time.Time
-	warming bool // a later leg without a name: what it generates is for nobody
-	work    *loadtracker.Work
-	link    *link
+	server    *Server
+	frontEnd  policies.ReplicaID
+	stream    *Stream // of the own front, else nil
+	request   policies.Request
+	minTokens policies.Tokens
+	name      string
+	since     time.Time
+	warmup    bool // a later leg without a name: what it generates is for nobody
+	work      *loadtracker.Work
+	call      *call
 
-	epoch atomic.Uint64
-	blind atomic.Bool // the ids of its tokens are not known
+	epoch     atomic.Uint64
+	idsHidden atomic.Bool // the ids of its tokens are not known
 }
 
 // registerLeg takes in a leg that is about to be sent to the own engine.
-func (srv *Server) registerLeg(o *legRequest, l *link) *localLeg {
-	r := &localLeg{f: srv, front: o.front, stream: o.stream, request: o.request, least: o.minTokens, leg: o.leg(), since: time.Now(), link: l, warming: o.request.ID == "" && o.arrival.Input > 0,
+func (srv *Server) registerLeg(o *legRequest, l *call) *localLeg {
+	r := &localLeg{server: srv, frontEnd: o.frontEnd, stream: o.stream, request: o.request, minTokens: o.minTokens, name: o.name(), since: time.Now(), call: l, warmup: o.request.ID == "" && o.arrival.Input > 0,
 		work: srv.tracker.Begin(o.arrival)}
 	r.epoch.Store(uint64(o.epoch))
-	r.blind.Store(o.plain)
+	r.idsHidden.Store(o.plain)
 	srv.mu.Lock()
 	srv.localLegs[r] = struct{}{}
 	srv.mu.Unlock()
 	return r
 }
 
-// end takes the request out; moved says whether it goes on elsewhere. The end of
+// unregister takes the request out; moved says whether it goes on elsewhere. The end of
 // warming up never is a request's.
-func (r *localLeg) end(moved bool) {
-	if moved || r.warming {
-		r.work.Leave()
+func (r *localLeg) unregister(moved bool) {
+	if moved || r.warmup {
+		r.work.EndMoved()
 	} else {
 		r.work.End()
 	}
-	r.f.mu.Lock()
-	delete(r.f.localLegs, r)
-	r.f.mu.Unlock()
+	r.server.mu.Lock()
+	delete(r.server.localLegs, r)
+	r.server.mu.Unlock()
 }
 
-func (r *localLeg) read() LocalLeg {
+func (r *localLeg) snapshot() LocalLeg {
 	n := r.work.Counts()
 	q := r.request
 	q.Input, q.Output, q.Cached, q.Estimated = n.Input, n.Output, n.Cached, !n.Exact
@@ -107,14 +107,14 @@ func (r *localLeg) read() LocalLeg {
 	if r.stream != nil {
 		epoch = r.stream.currentHolder().Epoch
 	}
-	return LocalLeg{Request: q, Name: r.leg, FrontEnd: r.front, Epoch: epoch, Pinned: r.fixed(), Since: r.since}
+	return LocalLeg{Request: q, Name: r.name, FrontEnd: r.frontEnd, Epoch: epoch, Pinned: r.pinReason(), Since: r.since}
 }
 
-// fixed says why the request must stay.
-func (r *localLeg) fixed() policies.PinReason {
+// pinReason says why the request must stay.
+func (r *localLeg) pinReason() policies.PinReason {
 	q := r.request
-	q.Features = session.FeaturesAfter(q.Features, r.least, r.work.Counts().Output)
-	if r.blind.Load() {
+	q.Features = session.FeaturesAfter(q.Features, r.minTokens, r.work.Counts().Output)
+	if r.idsHidden.Load() {
 		q.Features |= policies.HiddenTokens
 	}
 	return policies.Movable(q)
@@ -123,24 +123,24 @@ func (r *localLeg) fixed() policies.PinReason {
 // rescuable reports whether the request's front may be able to go on with it at
 // another engine.
 func (r *localLeg) rescuable() bool {
-	return r.fixed() == policies.NotPinned && (r.stream == nil || r.f.cfg.Rescuer != nil)
+	return r.pinReason() == policies.NotPinned && (r.stream == nil || r.server.cfg.Rescuer != nil)
 }
 
-// link is one request on its way to an engine or a peer, and back. It can be
+// call is one request on its way to an engine or a peer, and back. It can be
 // lost by anyone; the reason is then what reading it fails with.
-type link struct {
+type call struct {
 	cancel context.CancelFunc
 	cause  atomic.Pointer[error]
 }
 
-// lose ends the link for a reason; the first one counts.
-func (l *link) lose(why error) {
+// abort ends the link for a reason; the first one counts.
+func (l *call) abort(why error) {
 	l.cause.CompareAndSwap(nil, &why)
 	l.cancel()
 }
 
-// why returns the reason for which the link was lost, else err.
-func (l *link) why(err error) error {
+// causeOr returns the reason for which the link was lost, else err.
+func (l *call) causeOr(err error) error {
 	if cause := l.cause.Load(); cause != nil {
 		return *cause
 	}

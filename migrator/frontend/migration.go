@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	catchUp       = 2 * time.Second // for the tokens of a live migration to reach the front end
-	warmupTokens  = 512             // token ids that a target computes before the stream is frozen
-	warmupTimeout = time.Minute
-	maxExcerpt    = 512 // bytes of an engine's refusal that an error quotes
+	catchUpTimeout = 2 * time.Second // for the tokens of a live migration to reach the front end
+	warmupTokens   = 512             // token ids that a target computes before the stream is frozen
+	warmupTimeout  = time.Minute
+	maxExcerpt     = 512 // bytes of an engine's refusal that an error quotes
 )
 
 // What Migrate returns, beside errors after which the stream goes on at From.
@@ -140,13 +140,13 @@ func (srv *Server) executeMigration(ctx context.Context, g *migration, m Migrati
 	}
 	s := g.stream
 	output := len(g.ids) - g.prompt
-	if s.resume.Left(output) == 0 {
+	if s.resume.Remaining(output) == 0 {
 		return errors.New("no token is left to generate")
 	}
 	o := s.laterLeg(m.To, g.number, g.prompt, output)
-	body := s.resume.Adopting(output)
-	if o.move, o.arrival.Held = m.Reservation, m.Reservation != ""; m.Reservation == "" {
-		body = s.resume.Prompted(g.ids, output)
+	body := s.resume.AdoptBody(output)
+	if o.reservation, o.arrival.HasKV = m.Reservation, m.Reservation != ""; m.Reservation == "" {
+		body = s.resume.PromptBody(g.ids, output)
 	} else if m.To.Address == "" {
 		var err error
 		if body, err = srv.adopt(o, body); err != nil {
@@ -168,7 +168,7 @@ func (srv *Server) freeze(ctx context.Context, g *migration, m Migration) error 
 	g.stream.step(session.Event{Kind: session.FreezeRequested, Migration: g.number}, nil)
 	if m.Reservation != "" {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, srv.catchUp, errShort)
+		ctx, cancel = context.WithTimeoutCause(ctx, srv.catchUpTimeout, errShort)
 		defer cancel()
 	}
 	return g.awaitFreeze(ctx)
@@ -189,33 +189,33 @@ func (srv *Server) warmUp(ctx context.Context, g *migration, m Migration) error 
 	if frozen || len(ids) < warmupTokens {
 		return nil
 	}
-	l := &link{cancel: cancel}
+	l := &call{cancel: cancel}
 	s.setOpening(m.To.Replica, l) // so that the target is watched and its loss noticed
 	defer s.clearOpening(l)
 	o := s.laterLeg(m.To, 0, prompt, len(ids)-prompt)
 	o.stream, o.request.ID = nil, "" // it is no leg of the stream
-	o.body = &payload{bytes: s.resume.Warming(ids)}
+	o.body = &payload{bytes: s.resume.WarmupBody(ids)}
 	b, err := srv.openLegAt(ctx, o)
-	if err != nil && l.why(nil) == nil && g.isFrozen() {
+	if err != nil && l.causeOr(nil) == nil && g.isFrozen() {
 		return nil // the new leg finds what was computed
 	}
 	if err != nil {
-		return fmt.Errorf("%s does not warm up: %w", m.To.Replica, l.why(err))
+		return fmt.Errorf("%s does not warm up: %w", m.To.Replica, l.causeOr(err))
 	}
-	if b.plain == nil {
-		b.leg.leave()
+	if b.response == nil {
+		b.leg.closeMoved()
 		return nil // an engine that streams unasked has computed it too
 	}
-	defer b.end()
-	if b.plain.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s does not warm up: %w", srv.replicaOf(m.To), refusal(b.plain))
+	defer b.release()
+	if b.response.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s does not warm up: %w", srv.replicaOf(m.To), refusal(b.response))
 	}
-	if b.home != nil {
-		b.home.work.Generated(0)
+	if b.local != nil {
+		b.local.work.AddOutput(0)
 	}
-	answer, _ := io.ReadAll(io.LimitReader(b.plain.Body, maxPlain))
-	b.settle(answer)
-	return l.why(nil)
+	answer, _ := io.ReadAll(io.LimitReader(b.response.Body, maxInspected))
+	b.recordUsage(answer)
+	return l.causeOr(nil)
 }
 
 // migration is a migration of a stream that the machine has accepted.

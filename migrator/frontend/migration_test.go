@@ -366,7 +366,7 @@ func TestMoveFails(t *testing.T) {
 		"fewer tokens": {func(f *fleet, m *Migration) {
 			f.forget(1)
 			m.Length += 2
-			f.fronts[0].catchUp = 200 * time.Millisecond
+			f.fronts[0].catchUpTimeout = 200 * time.Millisecond
 		}, errShort.Error()},
 		"too many tokens": {func(f *fleet, m *Migration) { f.forget(1); m.Length -= 2 }, session.ErrOverrun.Error()},
 	} {

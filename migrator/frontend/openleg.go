@@ -28,7 +28,7 @@ type payload struct {
 
 func (p *payload) size() int64 { return int64(len(p.bytes)) }
 
-func (p *payload) open() (io.ReadCloser, error) {
+func (p *payload) newReader() (io.ReadCloser, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.bytes == nil {
@@ -72,14 +72,14 @@ func (r *payloadReader) Close() error {
 // closed.
 func (srv *Server) send(ctx context.Context, o *legRequest) (*http.Response, error) {
 	target, transport := srv.engine.JoinPath(o.endpoint.Path()), http.RoundTripper(srv.local)
-	if peer := o.to.Address; peer != "" {
+	if peer := o.target.Address; peer != "" {
 		target, transport = &url.URL{Scheme: srv.cfg.PeerScheme, Host: peer, Path: o.endpoint.Path()}, srv.peers
 	}
-	fields := o.fields()
+	fields := o.headers()
 	// An empty value is not sent; it tells the transport that the request may be
 	// sent again when an idle connection turns out to be closed.
 	fields["X-Idempotency-Key"] = []string{}
-	body, err := o.body.open()
+	body, err := o.body.newReader()
 	if err != nil {
 		return nil, err
 	}
@@ -89,20 +89,20 @@ func (srv *Server) send(ctx context.Context, o *legRequest) (*http.Response, err
 		URL:           target,
 		Header:        fields,
 		Body:          body,
-		GetBody:       func() (io.ReadCloser, error) { again = true; return o.body.open() },
+		GetBody:       func() (io.ReadCloser, error) { again = true; return o.body.newReader() },
 		ContentLength: o.body.size(),
 	}).WithContext(ctx)
 	resp, err := transport.RoundTrip(req)
 	if err == nil && again && resp.StatusCode == http.StatusConflict {
 		// The first of the two had come through: the leg is one that nobody reads.
 		resp.Body.Close()
-		return nil, errTwice
+		return nil, errDuplicateLeg
 	}
 	return resp, err
 }
 
-// errTwice is a lost request, and no error of its client's.
-var errTwice = errors.New("the engine lost the connection of a request that it had begun")
+// errDuplicateLeg is a lost request, and no error of its client's.
+var errDuplicateLeg = errors.New("the engine lost the connection of a request that it had begun")
 
 // isEventStream reports whether an answer is a stream of events.
 func isEventStream(resp *http.Response) bool {
@@ -113,42 +113,42 @@ func isEventStream(resp *http.Response) bool {
 // openedLeg is an answer that has begun: either a leg with its first chunk, or an
 // answer that is not a stream and goes to the client as it is.
 type openedLeg struct {
-	header http.Header
-	leg    *wireLeg
-	first  *openai.Chunk
-	plain  *http.Response
-	home   *localLeg // at the own engine, else nil
-	link   *link
-	to     Target
+	header   http.Header
+	leg      *wireLeg
+	first    *openai.Chunk
+	response *http.Response
+	local    *localLeg // at the own engine, else nil
+	call     *call
+	target   Target
 }
 
-// end releases what a plain answer holds.
-func (b openedLeg) end() {
-	b.plain.Body.Close()
-	b.link.cancel()
-	if b.home != nil {
-		b.home.end(false)
+// release releases what a plain answer holds.
+func (b openedLeg) release() {
+	b.response.Body.Close()
+	b.call.cancel()
+	if b.local != nil {
+		b.local.unregister(false)
 	}
 }
 
-// settle tells the load tracker what a plain answer of the own engine brings.
-func (b openedLeg) settle(answer []byte) {
-	if u, ok := openai.UsageIn(answer); ok && b.home != nil {
-		b.home.work.Settle(policies.Tokens(u.Prompt), policies.Tokens(u.Output), policies.Tokens(u.Cached))
+// recordUsage tells the load tracker what a plain answer of the own engine brings.
+func (b openedLeg) recordUsage(answer []byte) {
+	if u, ok := openai.ParseUsage(answer); ok && b.local != nil {
+		b.local.work.SetUsage(policies.Tokens(u.Prompt), policies.Tokens(u.Output), policies.Tokens(u.Cached))
 	}
 }
 
 // openLeg sends an order where it is placed and waits for the answer to begin. A
 // peer that refuses or fails before that leaves the request to the own engine.
 func (srv *Server) openLeg(ctx context.Context, o *legRequest) (openedLeg, error) {
-	if o.to.Address != "" {
+	if o.target.Address != "" {
 		b, err := srv.openLegAt(ctx, o)
 		if err == nil || ctx.Err() != nil {
 			o.body.release()
 			return b, err
 		}
-		srv.log.Warn("a peer did not serve a forward; the own engine does", "peer", o.to.Replica, "address", o.to.Address, "error", err)
-		o.to = Target{}
+		srv.log.Warn("a peer did not serve a forward; the own engine does", "peer", o.target.Replica, "address", o.target.Address, "error", err)
+		o.target = Target{}
 	}
 	return srv.openLegAt(ctx, o)
 }
@@ -157,13 +157,13 @@ func (srv *Server) openLeg(ctx context.Context, o *legRequest) (openedLeg, error
 // knows what to lose when the replica is.
 func (srv *Server) openLegAt(parent context.Context, o *legRequest) (openedLeg, error) {
 	ctx, cancel := context.WithCancel(parent)
-	b := openedLeg{link: &link{cancel: cancel}, to: o.to}
-	local := o.to.Address == ""
+	b := openedLeg{call: &call{cancel: cancel}, target: o.target}
+	local := o.target.Address == ""
 	if local {
-		b.home = srv.registerLeg(o, b.link)
+		b.local = srv.registerLeg(o, b.call)
 	}
 	if o.stream != nil {
-		o.stream.setOpening(o.to.Replica, b.link) // until the stream has the leg, or the client its answer
+		o.stream.setOpening(o.target.Replica, b.call) // until the stream has the leg, or the client its answer
 	}
 	fail := func(err error) (openedLeg, error) {
 		cancel()
@@ -171,14 +171,14 @@ func (srv *Server) openLegAt(parent context.Context, o *legRequest) (openedLeg, 
 			o.stream.setOpening("", nil)
 		}
 		if b.leg != nil {
-			b.leg.leave() // what had not begun has not finished
-		} else if b.home != nil {
-			b.home.end(true)
+			b.leg.closeMoved() // what had not begun has not finished
+		} else if b.local != nil {
+			b.local.unregister(true)
 		}
 		if local && parent.Err() == nil {
 			srv.probeNow()
 		}
-		return openedLeg{}, b.link.why(err)
+		return openedLeg{}, b.call.causeOr(err)
 	}
 	resp, err := srv.send(ctx, o)
 	if err != nil {
@@ -197,10 +197,10 @@ func (srv *Server) openLegAt(parent context.Context, o *legRequest) (openedLeg, 
 	b.header = resp.Header
 	if !isEventStream(resp) {
 		resp.Body = newIdleBody(resp.Body, srv.cfg.IdleTimeout)
-		b.plain = resp
+		b.response = resp
 		return b, nil
 	}
-	b.leg = readLeg(resp.Body, b.link, b.home, srv.cfg.IdleTimeout, o.hangTimeout)
+	b.leg = readLeg(resp.Body, b.call, b.local, srv.cfg.IdleTimeout, o.hangTimeout)
 	if b.first, err = b.leg.Next(); err != nil {
 		return fail(err)
 	}
@@ -214,8 +214,8 @@ func (s *Stream) openLaterLeg(ctx context.Context, o *legRequest, ids int) (*wir
 	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
 	b, err := s.server.openLegAt(life, o)
 	if err == nil && b.leg == nil {
-		err = refusal(b.plain)
-		b.end()
+		err = refusal(b.response)
+		b.release()
 	}
 	var first *openai.Chunk
 	if err == nil {
@@ -226,7 +226,7 @@ func (s *Stream) openLaterLeg(ctx context.Context, o *legRequest, ids int) (*wir
 		return b.leg, first, nil
 	}
 	if b.leg != nil {
-		b.leg.leave()
+		b.leg.closeMoved()
 	}
 	if cause := context.Cause(ctx); cause != nil {
 		err = cause // the caller does not wait any more

@@ -12,33 +12,33 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// relay gives the client an answer that is not a stream, as it is, and looks
+// relayResponse gives the client an answer that is not a stream, as it is, and looks
 // into it for the engine's counts and, when learn says so, for its shape.
-func (srv *Server) relay(w http.ResponseWriter, b openedLeg, learn shapeKey, teach bool) {
-	defer b.end()
-	if b.home != nil {
-		b.home.work.Generated(0)
+func (srv *Server) relayResponse(w http.ResponseWriter, b openedLeg, learn templateKey, teach bool) {
+	defer b.release()
+	if b.local != nil {
+		b.local.work.AddOutput(0)
 	}
 	copyToClient(w, b.header)
-	if size := b.plain.Header.Get("Content-Length"); size != "" {
+	if size := b.response.Header.Get("Content-Length"); size != "" {
 		w.Header().Set("Content-Length", size)
 	}
-	if b.home != nil && b.plain.StatusCode == http.StatusServiceUnavailable {
+	if b.local != nil && b.response.StatusCode == http.StatusServiceUnavailable {
 		w.Header().Set(length.RefusedHeader, "1") // by RFC 9110, section 15.6.4: it is this server that cannot, now
 	}
-	w.WriteHeader(b.plain.StatusCode)
+	w.WriteHeader(b.response.StatusCode)
 	var seen bytes.Buffer
-	_, err := io.Copy(w, io.TeeReader(b.plain.Body, &prefixBuffer{&seen, maxPlain}))
+	_, err := io.Copy(w, io.TeeReader(b.response.Body, &prefixBuffer{&seen, maxInspected}))
 	if err != nil {
 		// The length that was announced is not reached, so the client sees a cut.
 		panic(http.ErrAbortHandler)
 	}
-	if b.plain.StatusCode != http.StatusOK || seen.Len() >= maxPlain {
+	if b.response.StatusCode != http.StatusOK || seen.Len() >= maxInspected {
 		return
 	}
-	b.settle(seen.Bytes())
-	if teach && b.home != nil {
-		if err := srv.shapes.learn(learn, b.plain.Header.Get("Content-Type"), seen.Bytes()); err != nil {
+	b.recordUsage(seen.Bytes())
+	if teach && b.local != nil {
+		if err := srv.templates.learn(learn, b.response.Header.Get("Content-Type"), seen.Bytes()); err != nil {
 			srv.log.Warn("unstreamed answers are relayed, not assembled: they cannot move", "endpoint", learn.endpoint.Path(), "reason", err)
 		}
 	}
@@ -108,7 +108,7 @@ func (srv *Server) passThrough(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if r.Method == http.MethodPost {
-		body, ok := srv.body(w, r)
+		body, ok := srv.readBody(w, r)
 		if !ok {
 			return
 		}
@@ -121,7 +121,7 @@ func (srv *Server) passThrough(w http.ResponseWriter, r *http.Request) {
 				writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body is " + err.Error()})
 				return
 			}
-			body = req.Plain()
+			body = req.PlainBody()
 		}
 		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
 		r.TransferEncoding = nil
@@ -150,7 +150,7 @@ func (srv *Server) newPassthrough() *httputil.ReverseProxy {
 				return
 			}
 			srv.probeNow()
-			srv.refuseFailed(w, err)
+			srv.refuseEngineFailure(w, err)
 		},
 		ErrorLog: discardLog,
 	}

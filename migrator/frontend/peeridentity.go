@@ -10,8 +10,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
-// noteEvery is the time between two lines about peers that lie.
-const noteEvery = time.Minute
+// refusalLogInterval is the time between two lines about peers that lie.
+const refusalLogInterval = time.Minute
 
 // withPeerIdentity lets a leg through only if it comes with the certificate of the migrator
 // whose front it names: RequestHeader, which begins with that name, is bound
@@ -52,7 +52,7 @@ type logLimiter struct {
 func (n *logLimiter) due(now time.Time) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if now.Sub(n.last) < noteEvery {
+	if now.Sub(n.last) < refusalLogInterval {
 		return false
 	}
 	n.last = now

@@ -18,25 +18,25 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 	}
 	if err != nil {
 		srv.log.Warn("a peer's leg is refused", "error", err)
-		refuse(w, err.Error())
+		refuseRequest(w, err.Error())
 		return
 	}
-	body, ok := srv.body(w, r)
+	body, ok := srv.readBody(w, r)
 	if !ok {
 		return
 	}
 	req, err := openai.Parse(e, body)
-	if err == nil && o.move != "" {
+	if err == nil && o.reservation != "" {
 		body, err = srv.adopt(o, body)
 	}
 	if err != nil {
-		srv.log.Warn("a peer's leg is refused", "front", o.front, "request", o.request.ID, "error", err)
-		refuse(w, err.Error())
+		srv.log.Warn("a peer's leg is refused", "front", o.frontEnd, "request", o.request.ID, "error", err)
+		refuseRequest(w, err.Error())
 		return
 	}
 	o.request.Model, o.request.MaxOutput, o.minTokens = strings.Clone(req.Model), req.MaxOutput, req.MinOutput
 	if o.arrival.Input == 0 {
-		o.arrival = srv.estimate(r.Header, body)
+		o.arrival = srv.estimateArrival(r.Header, body)
 	} else if o.request.MaxOutput > 0 {
 		o.request.MaxOutput += o.arrival.Output // what is left of the client's
 	}
@@ -45,9 +45,9 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 	switch {
 	case err != nil && r.Context().Err() != nil:
 	case err != nil:
-		srv.refuseFailed(w, err)
+		srv.refuseEngineFailure(w, err)
 	case b.leg == nil:
-		srv.relay(w, b, shapeKey{}, false)
+		srv.relayResponse(w, b, templateKey{}, false)
 	default:
 		srv.relayLeg(w, b)
 	}
@@ -58,25 +58,25 @@ func (srv *Server) adopt(o *legRequest, body []byte) ([]byte, error) {
 	if srv.cfg.Adopter == nil {
 		return nil, errors.New("this replica takes over no reservations")
 	}
-	params, err := srv.cfg.Adopter.Adopt(o.move, o.request.ID, o.front)
+	params, err := srv.cfg.Adopter.Adopt(o.reservation, o.request.ID, o.frontEnd)
 	if err != nil {
 		return nil, err
 	}
-	return openai.Transfer(body, params, int(o.arrival.Input))
+	return openai.WithTransferParams(body, params, int(o.arrival.Input))
 }
 
 // relayLeg relays the events of a leg to the front that asked for it. A leg that
 // is cut ends without [DONE], which that front understands: it has not ended,
 // and may go on elsewhere.
 func (srv *Server) relayLeg(w http.ResponseWriter, b openedLeg) {
-	defer b.leg.leave()
+	defer b.leg.closeMoved()
 	out := &eventWriter{w: w, control: http.NewResponseController(w), header: b.header}
 	for c, err := b.first, error(nil); err == nil; c, err = b.leg.Next() {
 		if out.relay(c, openai.Edit{}) != nil {
 			return
 		}
 		if c.Done {
-			b.leg.finish()
+			b.leg.drainAndClose()
 			return
 		}
 	}

@@ -8,9 +8,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// refuse answers that another replica should serve the request: no token was
+// refuseRequest answers that another replica should serve the request: no token was
 // produced, and proxies retry on the header.
-func refuse(w http.ResponseWriter, message string) {
+func refuseRequest(w http.ResponseWriter, message string) {
 	w.Header().Set(length.RefusedHeader, "1")
 	w.Header().Set("Retry-After", "1")
 	writeProblem(w, openai.Problem{Status: http.StatusServiceUnavailable, Kind: "ServiceUnavailableError", Message: message})

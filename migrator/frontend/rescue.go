@@ -82,9 +82,9 @@ func (s *Stream) rescueAt(to Target) session.Event {
 func (s *Stream) openRescueLeg(a *session.Action) session.Event {
 	ctx, cancel := context.WithTimeout(s.ctx, s.server.cfg.RescueTimeout)
 	defer cancel()
-	body := s.resume.Prompted
+	body := s.resume.PromptBody
 	if !a.Aligned {
-		body = s.resume.Begun
+		body = s.resume.PartialPromptBody
 	}
 	output := len(a.IDs) - a.Prompt
 	o := s.laterLeg(s.rescue.target, a.Epoch, a.Prompt, output)

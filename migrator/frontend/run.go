@@ -29,7 +29,7 @@ func (srv *Server) Run(ctx context.Context) error {
 	if srv.cfg.PeerListener != nil {
 		d.serve(ctx, srv.cfg.PeerListener, srv.PeerHandler())
 	}
-	sweep := time.NewTicker(sweepEvery)
+	sweep := time.NewTicker(updateInterval)
 	defer sweep.Stop()
 	look := time.NewTimer(0)
 	defer look.Stop()
@@ -47,17 +47,17 @@ func (srv *Server) Run(ctx context.Context) error {
 			return
 		}
 		leaving = true
-		d.shut(ctx)
+		d.shutClients(ctx)
 		deadline, left = time.After(srv.cfg.DrainTimeout), d.drained()
 	}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case err := <-d.broken:
+		case err := <-d.failed:
 			return err
 		case <-sweep.C:
-			srv.tracker.Sweep()
+			srv.tracker.Update()
 			srv.updateLoadHeader()
 		case <-drain:
 			srv.log.Info("draining")
@@ -66,7 +66,7 @@ func (srv *Server) Run(ctx context.Context) error {
 			srv.log.Info("retired")
 			// A connection that is in use is given up by its client before it is
 			// closed, and so nothing that is on its way is lost with it.
-			retire, last = nil, time.After(lastRequests)
+			retire, last = nil, time.After(retireGrace)
 		case <-last:
 			leave()
 		case <-left:
@@ -83,14 +83,14 @@ func (srv *Server) Run(ctx context.Context) error {
 			return nil
 		case <-srv.probeRequested:
 			if !srv.ready.Load() {
-				d.shut(ctx) // a refused connection needs no second look
+				d.shutClients(ctx) // a refused connection needs no second look
 			}
 			look.Reset(0)
 		case <-look.C:
 			if looking {
 				continue
 			}
-			looking, tokens = true, srv.tokens.Load()
+			looking, tokens = true, srv.tokensRead.Load()
 			probes.Go(func() {
 				err := srv.probeEngine(ctx)
 				select {
@@ -106,19 +106,19 @@ func (srv *Server) Run(ctx context.Context) error {
 					srv.log.Info("the engine is ready")
 				}
 				if !leaving && !srv.retiring() {
-					d.open(ctx)
+					d.openClients(ctx)
 				}
 				look.Reset(srv.cfg.HealthInterval)
 				continue
 			}
 			dead, slow := errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, context.DeadlineExceeded)
-			if slow && srv.tokens.Load() != tokens {
+			if slow && srv.tokensRead.Load() != tokens {
 				look.Reset(healthRetry)
 				continue // it does not answer, and works
 			}
 			failures++
 			if failures >= 2 || dead || !srv.ready.Load() {
-				if srv.setReady(false) || d.server != nil {
+				if srv.setReady(false) || d.clients != nil {
 					srv.log.Warn("the engine is away; new requests are refused", "error", err)
 					away = time.Now()
 				}
@@ -127,9 +127,9 @@ func (srv *Server) Run(ctx context.Context) error {
 				if !slow || time.Since(away) > srv.cfg.HangTimeout {
 					srv.evacuate()
 				}
-				srv.shapes.forget() // the next engine may be another one
+				srv.templates.clear() // the next engine may be another one
 				srv.fingerprint.Store(nil)
-				d.shut(ctx)
+				d.shutClients(ctx)
 			}
 			look.Reset(healthRetry)
 		}

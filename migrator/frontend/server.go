@@ -28,9 +28,9 @@ type Server struct {
 	probe       *http.Transport // to the engine's health check
 	peers       http.RoundTripper
 	passthrough *httputil.ReverseProxy // for what the front only passes on
-	shapes      shapes
+	templates   templateCache
 	// The constants of these names, but in tests.
-	catchUp, grace time.Duration
+	catchUpTimeout, closeGrace time.Duration
 	// fingerprint is the engine's system_fingerprint, nil until it was seen.
 	fingerprint atomic.Pointer[[]byte]
 
@@ -43,17 +43,17 @@ type Server struct {
 	retired        sync.Once
 
 	probesPassed atomic.Uint64 // health checks that the engine has passed
-	tokens       atomic.Uint64 // that have come from the engine
+	tokensRead   atomic.Uint64 // that have come from the engine
 
-	clients    atomic.Int64           // requests of its own clients in progress
-	loadHeader atomic.Pointer[string] // what answers tell of the load; nil: nothing
+	clientRequests atomic.Int64           // requests of its own clients in progress
+	loadHeader     atomic.Pointer[string] // what answers tell of the load; nil: nothing
 
-	mu        sync.Mutex
-	streams   map[string]*Stream // by id
-	localLegs map[*localLeg]struct{}
-	open      int           // requests in progress, those without a Stream included
-	idle      chan struct{} // holds a token when open has become 0
-	next      uint64        // number of the latest stream
+	mu         sync.Mutex
+	streams    map[string]*Stream // by id
+	localLegs  map[*localLeg]struct{}
+	requests   int           // requests in progress, those without a Stream included
+	idle       chan struct{} // holds a token when open has become 0
+	lastStream uint64        // number of the latest stream
 }
 
 // New returns a Front; it starts nothing. The error names the field of the
@@ -71,8 +71,8 @@ func New(cfg Config) (*Server, error) {
 		local:          newTransport(cfg.IdleTimeout),
 		probe:          &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true},
 		peers:          cfg.Peers,
-		catchUp:        catchUp,
-		grace:          grace,
+		catchUpTimeout: catchUpTimeout,
+		closeGrace:     closeGrace,
 		changed:        make(chan struct{}, 1),
 		probeRequested: make(chan struct{}, 1),
 		drain:          make(chan struct{}),
@@ -82,7 +82,7 @@ func New(cfg Config) (*Server, error) {
 
 		localLegs: make(map[*localLeg]struct{}),
 		// No two processes of a replica give a stream the same id.
-		next: uint64(time.Now().UnixMicro()),
+		lastStream: uint64(time.Now().UnixMicro()),
 	}
 	if f.peers == nil {
 		f.peers = newTransport(cfg.IdleTimeout)
@@ -95,10 +95,10 @@ func New(cfg Config) (*Server, error) {
 // replica's address.
 func (srv *Server) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST "+openai.Completions.Path(), srv.admit(func(w http.ResponseWriter, r *http.Request) { srv.generate(w, r, openai.Completions) }))
-	mux.HandleFunc("POST "+openai.Chat.Path(), srv.admit(func(w http.ResponseWriter, r *http.Request) { srv.generate(w, r, openai.Chat) }))
-	mux.HandleFunc("GET /health", srv.health)
-	mux.HandleFunc("/", srv.admit(srv.passThrough))
+	mux.HandleFunc("POST "+openai.Completions.Path(), srv.withAdmission(func(w http.ResponseWriter, r *http.Request) { srv.serveGenerate(w, r, openai.Completions) }))
+	mux.HandleFunc("POST "+openai.Chat.Path(), srv.withAdmission(func(w http.ResponseWriter, r *http.Request) { srv.serveGenerate(w, r, openai.Chat) }))
+	mux.HandleFunc("GET /health", srv.serveHealth)
+	mux.HandleFunc("/", srv.withAdmission(srv.passThrough))
 	return srv.withLoadHeaders(srv.withWriteDeadline(mux))
 }
 
@@ -107,8 +107,8 @@ func (srv *Server) Handler() http.Handler {
 // gRPC.
 func (srv *Server) PeerHandler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST "+openai.Completions.Path(), srv.admit(func(w http.ResponseWriter, r *http.Request) { srv.servePeerLeg(w, r, openai.Completions) }))
-	mux.HandleFunc("POST "+openai.Chat.Path(), srv.admit(func(w http.ResponseWriter, r *http.Request) { srv.servePeerLeg(w, r, openai.Chat) }))
+	mux.HandleFunc("POST "+openai.Completions.Path(), srv.withAdmission(func(w http.ResponseWriter, r *http.Request) { srv.servePeerLeg(w, r, openai.Completions) }))
+	mux.HandleFunc("POST "+openai.Chat.Path(), srv.withAdmission(func(w http.ResponseWriter, r *http.Request) { srv.servePeerLeg(w, r, openai.Chat) }))
 	legs := srv.withWriteDeadline(srv.withPeerIdentity(mux))
 	if srv.cfg.PeerRPC == nil {
 		return legs
@@ -164,7 +164,7 @@ func (srv *Server) setReady(ready bool) (was bool) {
 
 // evacuate gives the engine up: requests that another one can go on with do not
 // wait for it.
-func (srv *Server) evacuate() { srv.cancelLegs(errAway, (*localLeg).rescuable) }
+func (srv *Server) evacuate() { srv.cancelLegs(errEngineAway, (*localLeg).rescuable) }
 
 func (srv *Server) draining() bool { return isClosed(srv.drain) }
 func (srv *Server) retiring() bool { return isClosed(srv.retire) }
@@ -193,7 +193,7 @@ type Status struct {
 
 // Status returns the state of the replica now.
 func (srv *Server) Status() Status {
-	r := srv.tracker.Read()
+	r := srv.tracker.State()
 	return Status{
 		Load: r.Load, Flow: r.Flow, Snapshot: r.Snapshot, BytesPerToken: r.BytesPerToken, EstimateError: r.EstimateError,
 		EngineReady: srv.ready.Load(), Draining: srv.draining(),
@@ -223,10 +223,10 @@ func (srv *Server) stream(id string) *Stream {
 	return srv.streams[id]
 }
 
-// admit refuses requests while the engine is away or the front drains, and
+// withAdmission refuses requests while the engine is away or the front drains, and
 // counts those it lets in. It asks those of a retired front to go elsewhere
 // with their next one.
-func (srv *Server) admit(next http.HandlerFunc) http.HandlerFunc {
+func (srv *Server) withAdmission(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		srv.requestBegan()
 		defer srv.requestEnded()
@@ -235,9 +235,9 @@ func (srv *Server) admit(next http.HandlerFunc) http.HandlerFunc {
 		}
 		switch {
 		case srv.draining():
-			refuse(w, "the replica is draining; send the request to another one")
+			refuseRequest(w, "the replica is draining; send the request to another one")
 		case !srv.ready.Load():
-			refuse(w, "the replica's engine is away; send the request to another one")
+			refuseRequest(w, "the replica's engine is away; send the request to another one")
 		default:
 			next(w, r)
 		}
@@ -246,14 +246,14 @@ func (srv *Server) admit(next http.HandlerFunc) http.HandlerFunc {
 
 func (srv *Server) requestBegan() {
 	srv.mu.Lock()
-	srv.open++
+	srv.requests++
 	srv.mu.Unlock()
 }
 
 func (srv *Server) requestEnded() {
 	srv.mu.Lock()
-	srv.open--
-	last := srv.open == 0
+	srv.requests--
+	last := srv.requests == 0
 	srv.mu.Unlock()
 	if last {
 		select {
@@ -267,7 +267,7 @@ func (srv *Server) requestEnded() {
 func (srv *Server) isIdle() bool {
 	srv.mu.Lock()
 	defer srv.mu.Unlock()
-	return srv.open == 0
+	return srv.requests == 0
 }
 
 // probeNow makes Run look at the engine now.
@@ -278,7 +278,7 @@ func (srv *Server) probeNow() {
 	}
 }
 
-func (srv *Server) health(w http.ResponseWriter, _ *http.Request) {
+func (srv *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
 	if srv.draining() || !srv.ready.Load() {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}

@@ -56,7 +56,7 @@ func start(t testing.TB, url string, change func(*Config)) *front {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.catchUp, f.grace = time.Minute, 10*time.Second // a busy machine takes seconds for what takes none
+	f.catchUpTimeout, f.closeGrace = time.Minute, 10*time.Second // a busy machine takes seconds for what takes none
 	ctx, cancel := context.WithCancel(context.Background())
 	fr := &front{Server: f, url: lis.Addr().String(), peer: peers.Addr().String(), stop: cancel, done: make(chan error, 1)}
 	transport := &http.Transport{DisableCompression: true}

@@ -73,7 +73,7 @@ func TestTokenAllocations(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := &eventWriter{w: nowhere{}, control: http.NewResponseController(nowhere{}), hideIDs: true, hideUsage: true}
-	s := new(Server).newStream(t.Context(), session.Config{Asked: openai.Edit{NoIDs: true, NoUsage: true}}, out, func() {})
+	s := new(Server).newStream(t.Context(), session.Config{Asked: openai.Edit{HideIDs: true, HideUsage: true}}, out, func() {})
 	leg := &sameLeg{&c}
 	next := opened(leg, &c)
 	ids := 0
@@ -147,8 +147,8 @@ func TestForgedEstimate(t *testing.T) {
 	for stated, want := range map[string]policies.Tokens{
 		"9223372036854775807": policies.Tokens(2 * len(body)), "9223372036854775808": bySize, "-1": bySize, "": bySize, "7": 7,
 	} {
-		a := f.estimate(http.Header{"X-Cascade-Tokens": {stated}}, body)
-		if a.Stated != want || a.Estimate > policies.Tokens(2*len(body)) {
+		a := f.estimateArrival(http.Header{"X-Cascade-Tokens": {stated}}, body)
+		if a.RoutedEstimate != want || a.Estimate > policies.Tokens(2*len(body)) {
 			t.Errorf("stated %s: %+v, want %d", stated, a, want)
 		}
 	}

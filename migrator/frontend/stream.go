@@ -46,18 +46,18 @@ type Stream struct {
 	awaited *migration // that a Wait is for
 
 	// Guarded by mu.
-	mu        sync.Mutex
-	machine   *session.Machine
-	migration *migration         // under way; nil for none
-	openingAt policies.ReplicaID // the peer at which a leg is being opened; "" for none
-	opening   *link              // of that leg; nil for none
+	mu          sync.Mutex
+	machine     *session.Machine
+	migration   *migration         // under way; nil for none
+	openingAt   policies.ReplicaID // the peer at which a leg is being opened; "" for none
+	openingCall *call              // of that leg; nil for none
 }
 
 // newStream returns the stream of a request that is about to be sent to an engine.
 func (srv *Server) newStream(ctx context.Context, c session.Config, client clientWriter, cancel context.CancelFunc) *Stream {
 	srv.mu.Lock()
-	srv.next++
-	c.Request.ID = string(srv.cfg.Replica) + "/" + strconv.FormatUint(srv.next, 10)
+	srv.lastStream++
+	c.Request.ID = string(srv.cfg.Replica) + "/" + strconv.FormatUint(srv.lastStream, 10)
 	srv.mu.Unlock()
 	c.Self, c.CanRescue = srv.cfg.Replica, srv.cfg.Rescuer != nil
 	return &Stream{server: srv, id: c.Request.ID, request: c.Request, minTokens: c.MinTokens, endpoint: c.Endpoint, resume: c.Resume,
@@ -100,26 +100,26 @@ func (s *Stream) peerLegLocked() *wireLeg {
 
 // setOpening takes note of a leg that is being opened at a peer; a nil link means
 // that none is.
-func (s *Stream) setOpening(at policies.ReplicaID, l *link) {
+func (s *Stream) setOpening(at policies.ReplicaID, l *call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.openingAt, s.opening = at, l
+	s.openingAt, s.openingCall = at, l
 }
 
 // clearOpening takes that back unless another leg is being opened by now.
-func (s *Stream) clearOpening(l *link) {
+func (s *Stream) clearOpening(l *call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.opening == l {
-		s.openingAt, s.opening = "", nil
+	if s.openingCall == l {
+		s.openingAt, s.openingCall = "", nil
 	}
 }
 
 // run relays the answer that an opened leg has begun, to its end. The error is for
 // a stream that an engine cut; the client has got an error event.
 func (s *Stream) run(o openedLeg) error {
-	replica := s.server.replicaOf(o.to)
-	if o.to.Address == "" {
+	replica := s.server.replicaOf(o.target)
+	if o.target.Address == "" {
 		s.fingerprint = &s.server.fingerprint
 	}
 	s.client.begin(o.header)
@@ -213,7 +213,7 @@ func (s *Stream) stepLocked(ev session.Event, buf []session.Action) []session.Ac
 		buf = s.machine.Step(session.Event{Kind: session.RequestEnded, Err: context.Cause(s.ctx)}, buf)
 	}
 	if ev.Kind == session.LegOpened {
-		s.openingAt, s.opening = "", nil
+		s.openingAt, s.openingCall = "", nil
 	}
 	buf = s.machine.Step(ev, buf)
 	for i := range buf {
@@ -252,7 +252,7 @@ func (s *Stream) end() {
 	leg, done := s.machine.Leg(), s.machine.Done()
 	s.mu.Unlock()
 	if l, ok := leg.(*wireLeg); ok && done {
-		l.finish()
+		l.drainAndClose()
 	} else if leg != nil {
 		leg.(Leg).Close()
 	}

@@ -8,10 +8,10 @@ import (
 )
 
 const (
-	// looks is how often a guard looks within its timeout.
-	looks = 4
-	// piece is how many bytes a client must take within one timeout.
-	piece = 64 << 10
+	// checksPerTimeout is how often a guard looks within its timeout.
+	checksPerTimeout = 4
+	// maxPiece is how many bytes a client must take within one timeout.
+	maxPiece = 64 << 10
 )
 
 // withWriteDeadline gives every answer of a handler a write deadline: a client that takes
@@ -36,54 +36,54 @@ func (srv *Server) withWriteDeadline(next http.Handler) http.Handler {
 // then sets a deadline, which has passed. A token costs a few atomic additions.
 type deadlineWriter struct {
 	http.ResponseWriter
-	control *http.ResponseController
-	every   time.Duration
-	timeout time.Duration
-	calls   atomic.Uint64 // odd while a write waits
-	written bool          // the handler's: the answer has begun
+	control  *http.ResponseController
+	interval time.Duration
+	timeout  time.Duration
+	writes   atomic.Uint64 // odd while a write waits
+	written  bool          // the handler's: the answer has begun
 
-	mu    sync.Mutex
-	timer *time.Timer
-	stuck uint64 // calls at the last look
-	times int    // looks in a row that found it waiting
-	over  bool   // the ResponseWriter may not be touched any more
+	mu         sync.Mutex
+	timer      *time.Timer
+	lastWrites uint64 // calls at the last look
+	waiting    int    // looks in a row that found it waiting
+	ended      bool   // the ResponseWriter may not be touched any more
 }
 
 func newDeadlineWriter(w http.ResponseWriter, timeout time.Duration) *deadlineWriter {
-	g := &deadlineWriter{ResponseWriter: w, control: http.NewResponseController(w), timeout: timeout, every: max(timeout/looks, 1)}
+	g := &deadlineWriter{ResponseWriter: w, control: http.NewResponseController(w), timeout: timeout, interval: max(timeout/checksPerTimeout, 1)}
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.timer = time.AfterFunc(g.every, g.look)
+	g.timer = time.AfterFunc(g.interval, g.check)
 	return g
 }
 
-func (g *deadlineWriter) look() {
+func (g *deadlineWriter) check() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.over {
+	if g.ended {
 		return
 	}
-	switch now := g.calls.Load(); {
+	switch now := g.writes.Load(); {
 	case now%2 == 0:
-		g.times = 0
-	case now != g.stuck || g.times == 0:
-		g.stuck, g.times = now, 1
+		g.waiting = 0
+	case now != g.lastWrites || g.waiting == 0:
+		g.lastWrites, g.waiting = now, 1
 	default:
-		g.times++
+		g.waiting++
 	}
-	if g.times > looks {
+	if g.waiting > checksPerTimeout {
 		g.control.SetWriteDeadline(time.Unix(1, 0)) // a server that cannot has a deadline of its own
 		return
 	}
-	g.timer.Reset(g.every)
+	g.timer.Reset(g.interval)
 }
 
 func (g *deadlineWriter) end(r *http.Request) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.over = true
+	g.ended = true
 	g.timer.Stop()
-	if r.ProtoMajor == 1 && g.times <= looks {
+	if r.ProtoMajor == 1 && g.waiting <= checksPerTimeout {
 		// For what ends the answer; the server clears it before the next request.
 		g.control.SetWriteDeadline(time.Now().Add(g.timeout))
 	}
@@ -100,10 +100,10 @@ func (g *deadlineWriter) WriteHeader(status int) {
 func (g *deadlineWriter) Write(b []byte) (n int, err error) {
 	g.written = true
 	for {
-		part := b[n:min(n+piece, len(b))]
-		g.calls.Add(1)
+		part := b[n:min(n+maxPiece, len(b))]
+		g.writes.Add(1)
 		m, err := g.ResponseWriter.Write(part)
-		g.calls.Add(1)
+		g.writes.Add(1)
 		if n += m; err != nil || n >= len(b) {
 			return n, err
 		}
@@ -112,7 +112,7 @@ func (g *deadlineWriter) Write(b []byte) (n int, err error) {
 
 // FlushError is what http.ResponseController looks for.
 func (g *deadlineWriter) FlushError() error {
-	g.calls.Add(1)
-	defer g.calls.Add(1)
+	g.writes.Add(1)
+	defer g.writes.Add(1)
 	return g.control.Flush()
 }

@@ -158,7 +158,7 @@ func TestAssemblyWritesUnlocked(t *testing.T) {
 		g := newDeadlineWriter(w, time.Minute)
 		ctx, cancel := context.WithCancel(t.Context())
 		leg := newMemLeg(nil, io.EOF, "data: {\"error\":{}}\n\n", "data: [DONE]\n\n")
-		w.held = newTestStream(ctx, &answerWriter{w: g, shape: &shape{}, header: http.Header{}}, cancel)
+		w.held = newTestStream(ctx, &answerWriter{w: g, shape: &answerTemplate{}, header: http.Header{}}, cancel)
 		first, _ := leg.Next()
 		if err := w.held.pump(opened(leg, first)); err != nil {
 			t.Error(err)

@@ -72,7 +72,7 @@ type Tracker struct {
 	errorSum, errorN float64
 	// Of the time between tokens: Σ seconds and number, both forgetting.
 	gapSum, gapN float64
-	swept        float64
+	updatedAt    float64
 }
 
 type shard struct {
@@ -102,26 +102,26 @@ func (t *Tracker) now() int64 { return int64(time.Since(t.start)) }
 func seconds(ns int64) float64 { return float64(ns) / 1e9 }
 
 const (
-	// longest bounds every length that is told, so that sums over as many
+	// maxLength bounds every length that is told, so that sums over as many
 	// requests as memory holds stay in range.
-	longest policies.Tokens = 1 << 32
-	// worst bounds the relative error of one estimate in the mean.
-	worst = 10
+	maxLength policies.Tokens = 1 << 32
+	// maxError bounds the relative error of one estimate in the mean.
+	maxError = 10
 )
 
 // Begin takes a request in, which then waits for its first token here unless
 // its KV came with it. End or Leave must follow.
 func (t *Tracker) Begin(a Arrival) *Work {
-	a.Estimate, a.Stated = min(a.Estimate, longest), min(a.Stated, longest)
-	a.Input, a.Output = min(max(a.Input, 0), longest), min(max(a.Output, 0), longest)
+	a.Estimate, a.RoutedEstimate = min(a.Estimate, maxLength), min(a.RoutedEstimate, maxLength)
+	a.Input, a.Output = min(max(a.Input, 0), maxLength), min(max(a.Output, 0), maxLength)
 	w := &Work{t: t, arrival: a, shard: uint8(t.next.Add(1) % shards)}
 	if w.resumed() {
 		w.input.Store(int64(a.Input))
 		w.output.Store(int64(a.Output))
 		w.counted = int64(a.Output)
 	}
-	if w.resumed() && a.Held {
-		w.Generated(0)
+	if w.resumed() && a.HasKV {
+		w.AddOutput(0)
 	}
 	s := &t.shards[w.shard]
 	s.mu.Lock()
@@ -142,32 +142,32 @@ func (t *Tracker) each(do func(*Work)) {
 	}
 }
 
-// Sweep brings the flows and the time between tokens up to date. Call it a few
+// Update brings the flows and the time between tokens up to date. Call it a few
 // times a second; Read does it too.
-func (t *Tracker) Sweep() {
+func (t *Tracker) Update() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.sweepLocked()
+	t.updateLocked()
 }
 
-func (t *Tracker) sweepLocked() (now float64) {
+func (t *Tracker) updateLocked() (now float64) {
 	now = seconds(t.now())
-	keep := math.Exp((t.swept - now) / t.recent)
-	t.swept = now
+	keep := math.Exp((t.updatedAt - now) / t.recent)
+	t.updatedAt = now
 	t.gapSum *= keep
 	t.gapN *= keep
-	t.each(func(w *Work) { t.harvestLocked(w, now) })
+	t.each(func(w *Work) { t.countLocked(w, now) })
 	return now
 }
 
-// harvestLocked counts what a request generated since it was last looked at.
-func (t *Tracker) harvestLocked(w *Work, now float64) {
+// countLocked counts what a request generated since it was last looked at.
+func (t *Tracker) countLocked(w *Work, now float64) {
 	last, output := w.last.Load(), w.output.Load()
 	if last == 0 {
 		return
 	}
 	if n := output - w.counted; n > 0 {
-		t.counter.CountTokens(now, w.inputOr()+policies.Tokens(output), int(n))
+		t.counter.CountTokens(now, w.inputOrEstimate()+policies.Tokens(output), int(n))
 		w.counted = output
 	}
 	if w.gapFrom == 0 {
@@ -180,8 +180,8 @@ func (t *Tracker) harvestLocked(w *Work, now float64) {
 	}
 }
 
-// Reading is the state of a replica at one moment.
-type Reading struct {
+// State is the state of a replica at one moment.
+type State struct {
 	Load policies.Load
 	Flow policies.Flow
 	// Snapshot is the requests in flight by bucket of the edges.
@@ -194,14 +194,14 @@ type Reading struct {
 	EstimateError float64
 }
 
-// Read returns how things stand now.
-func (t *Tracker) Read() Reading {
+// State returns how things stand now.
+func (t *Tracker) State() State {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	now := t.sweepLocked()
-	r := Reading{Flow: t.counter.Rates(now), Snapshot: make([]policies.Batch, len(t.edges))}
+	now := t.updateLocked()
+	r := State{Flow: t.counter.Rates(now), Snapshot: make([]policies.Batch, len(t.edges))}
 	t.each(func(w *Work) {
-		input, output := w.inputOr(), policies.Tokens(w.output.Load())
+		input, output := w.inputOrEstimate(), policies.Tokens(w.output.Load())
 		if w.last.Load() == 0 {
 			r.Load.Waiting++
 			r.Load.Promised += input + output
@@ -235,13 +235,13 @@ func (t *Tracker) Estimator() length.Estimator {
 	return t.learner.Estimator()
 }
 
-// learnLocked compares a request's estimates with its exact prompt length.
-func (t *Tracker) learnLocked(a Arrival, exact policies.Tokens) {
+// learnEstimateLocked compares a request's estimates with its exact prompt length.
+func (t *Tracker) learnEstimateLocked(a Arrival, exact policies.Tokens) {
 	const forget = 1.0 / 512 // of the mean over the latest requests
-	t.learner.Observe(a.Text, exact)
-	if a.Stated <= 0 || exact <= 0 {
+	t.learner.Observe(a.TextBytes, exact)
+	if a.RoutedEstimate <= 0 || exact <= 0 {
 		return
 	}
-	t.errorSum += min(math.Abs(float64(a.Stated-exact))/float64(exact), worst) - float64(t.errorSum*forget)
+	t.errorSum += min(math.Abs(float64(a.RoutedEstimate-exact))/float64(exact), maxError) - float64(t.errorSum*forget)
 	t.errorN += 1 - float64(t.errorN*forget)
 }

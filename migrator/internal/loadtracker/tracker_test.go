@@ -53,19 +53,19 @@ func newTracker(t *testing.T) (*Tracker, *ledger) {
 func TestReading(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tr, l := newTracker(t)
-		w := tr.Begin(Arrival{Estimate: 90, Stated: 90, Text: 400})
+		w := tr.Begin(Arrival{Estimate: 90, RoutedEstimate: 90, TextBytes: 400})
 		v := tr.Begin(Arrival{Estimate: 10})
-		if got := tr.Read(); got.Load != (policies.Load{Waiting: 2, Promised: 100}) || got.BytesPerToken != 0 {
+		if got := tr.State(); got.Load != (policies.Load{Waiting: 2, Promised: 100}) || got.BytesPerToken != 0 {
 			t.Errorf("two that wait: %+v", got)
 		}
-		w.Prompt(100)
+		w.SetInput(100)
 		time.Sleep(time.Second)
-		w.Generated(1)
+		w.AddOutput(1)
 		for range 10 {
 			time.Sleep(50 * time.Millisecond)
-			w.Generated(2)
+			w.AddOutput(2)
 		}
-		got := tr.Read()
+		got := tr.State()
 		if got.Load.Running != 1 || got.Load.Waiting != 1 || got.Load.Held != 121 || got.Load.Promised != 10 {
 			t.Errorf("one runs: %+v", got.Load)
 		}
@@ -81,14 +81,14 @@ func TestReading(t *testing.T) {
 		if l.generated != 21 || l.arrived != 0 {
 			t.Errorf("counted %+v", l)
 		}
-		w.Settle(100, 23, 64)
+		w.SetUsage(100, 23, 64)
 		w.End()
 		w.End()
 		v.End()
 		if l.generated != 23 || l.arrived != 1 || l.cached != 64 || l.output != 23 {
 			t.Errorf("at the end: %+v", l)
 		}
-		if got := tr.Read(); got.Load != (policies.Load{}) {
+		if got := tr.State(); got.Load != (policies.Load{}) {
 			t.Errorf("none is left: %+v", got.Load)
 		}
 	})
@@ -97,11 +97,11 @@ func TestReading(t *testing.T) {
 func TestUnstreamedWork(t *testing.T) {
 	tr, l := newTracker(t)
 	w := tr.Begin(Arrival{Estimate: 50})
-	w.Generated(0)
-	if got := tr.Read().Load; got.Running != 1 || got.Held != 50 {
+	w.AddOutput(0)
+	if got := tr.State().Load; got.Running != 1 || got.Held != 50 {
 		t.Errorf("%+v", got)
 	}
-	w.Settle(60, 7, 0)
+	w.SetUsage(60, 7, 0)
 	w.End()
 	if l.generated != 7 || l.input != 60 {
 		t.Errorf("%+v", l)
@@ -122,7 +122,7 @@ func TestSumsUnderConcurrency(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				if r := tr.Read(); r.Load.Validate() != nil {
+				if r := tr.State(); r.Load.Validate() != nil {
 					t.Error(r.Load)
 				}
 			}
@@ -133,10 +133,10 @@ func TestSumsUnderConcurrency(t *testing.T) {
 		requests.Go(func() {
 			rng := rand.New(rand.NewPCG(1, uint64(i)))
 			input, n := 1+rng.Int64N(3000), rng.IntN(300)
-			w := tr.Begin(Arrival{Estimate: 5, Text: 4 * input})
-			w.Prompt(policies.Tokens(input))
+			w := tr.Begin(Arrival{Estimate: 5, TextBytes: 4 * input})
+			w.SetInput(policies.Tokens(input))
 			for range n {
-				w.Generated(1)
+				w.AddOutput(1)
 			}
 			w.End()
 			mu.Lock()
@@ -155,7 +155,7 @@ func TestSumsUnderConcurrency(t *testing.T) {
 func TestTokenAllocations(t *testing.T) {
 	tr, _ := newTracker(t)
 	w := tr.Begin(Arrival{})
-	if n := testing.AllocsPerRun(100, func() { w.Generated(1) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { w.AddOutput(1) }); n != 0 {
 		t.Errorf("a token costs %g allocations", n)
 	}
 	w.End()
@@ -166,7 +166,7 @@ func BenchmarkGenerated(b *testing.B) {
 	b.RunParallel(func(pb *testing.PB) {
 		w := tr.Begin(Arrival{})
 		for pb.Next() {
-			w.Generated(1)
+			w.AddOutput(1)
 		}
 		w.End()
 	})
@@ -176,10 +176,10 @@ func BenchmarkSweep2000(b *testing.B) {
 	tr := New(Config{Edges: edges, Counter: &ledger{}})
 	for range 2000 {
 		w := tr.Begin(Arrival{Estimate: 1000})
-		w.Generated(1)
+		w.AddOutput(1)
 	}
 	for b.Loop() {
-		tr.Sweep()
+		tr.Update()
 	}
 }
 
@@ -188,20 +188,20 @@ func BenchmarkSweep2000(b *testing.B) {
 func TestForgedLengths(t *testing.T) {
 	tr, _ := newTracker(t)
 	for range 3 {
-		tr.Begin(Arrival{Estimate: policies.Unbounded, Stated: policies.Unbounded})
+		tr.Begin(Arrival{Estimate: policies.Unbounded, RoutedEstimate: policies.Unbounded})
 	}
-	w := tr.Begin(Arrival{Estimate: policies.Unbounded, Stated: policies.Unbounded})
-	w.Prompt(5)
+	w := tr.Begin(Arrival{Estimate: policies.Unbounded, RoutedEstimate: policies.Unbounded})
+	w.SetInput(5)
 	v := tr.Begin(Arrival{})
-	v.Prompt(policies.Unbounded)
-	v.Generated(1)
-	v.Settle(policies.Unbounded, policies.Unbounded, policies.Unbounded)
-	got := tr.Read()
-	if l := got.Load; l.Promised != 3*longest+5 || l.Held != 2*longest {
+	v.SetInput(policies.Unbounded)
+	v.AddOutput(1)
+	v.SetUsage(policies.Unbounded, policies.Unbounded, policies.Unbounded)
+	got := tr.State()
+	if l := got.Load; l.Promised != 3*maxLength+5 || l.Held != 2*maxLength {
 		t.Errorf("the load is %+v", l)
 	}
-	if got.EstimateError != worst {
-		t.Errorf("the estimates' error is %g, want %d", got.EstimateError, worst)
+	if got.EstimateError != maxError {
+		t.Errorf("the estimates' error is %g, want %d", got.EstimateError, maxError)
 	}
 }
 
@@ -213,36 +213,36 @@ func TestMoved(t *testing.T) {
 		a, la := newTracker(t)
 		b, lb := newTracker(t)
 		c, lc := newTracker(t)
-		w := a.Begin(Arrival{Estimate: 90, Stated: 90})
-		w.Prompt(100)
-		w.Generated(10)
-		w.Cached(64)
+		w := a.Begin(Arrival{Estimate: 90, RoutedEstimate: 90})
+		w.SetInput(100)
+		w.AddOutput(10)
+		w.SetCached(64)
 
-		live := b.Begin(Arrival{Input: 100, Output: 10, Held: true})
-		if got := b.Read().Load; got.Running != 1 || got.Held != 110 || got.Waiting != 0 {
+		live := b.Begin(Arrival{Input: 100, Output: 10, HasKV: true})
+		if got := b.State().Load; got.Running != 1 || got.Held != 110 || got.Waiting != 0 {
 			t.Errorf("taken over with its KV: %+v", got)
 		}
-		w.Leave()
+		w.EndMoved()
 		w.End()
 		time.Sleep(time.Second)
-		live.Prompt(110) // what the engine takes for its prompt
-		live.Generated(5)
+		live.SetInput(110) // what the engine takes for its prompt
+		live.AddOutput(5)
 		if got := live.Counts(); got != (Counts{100, 15, 0, true}) {
 			t.Errorf("%+v", got)
 		}
 
 		anew := c.Begin(Arrival{Input: 100, Output: 15})
-		if got := c.Read().Load; got.Waiting != 1 || got.Promised != 115 || got.Running != 0 {
+		if got := c.State().Load; got.Waiting != 1 || got.Promised != 115 || got.Running != 0 {
 			t.Errorf("to be computed anew: %+v", got)
 		}
-		live.Leave()
-		anew.Generated(3)
-		anew.Settle(115, 3, 112)
-		if got := c.Read().Load; got.Running != 1 || got.Held != 118 {
+		live.EndMoved()
+		anew.AddOutput(3)
+		anew.SetUsage(115, 3, 112)
+		if got := c.State().Load; got.Running != 1 || got.Held != 118 {
 			t.Errorf("it runs: %+v", got)
 		}
 		anew.End()
-		c.Begin(Arrival{Input: 100, Output: 20}).Leave() // it was never computed
+		c.Begin(Arrival{Input: 100, Output: 20}).EndMoved() // it was never computed
 
 		if la.arrived != 1 || la.input != 100 || la.cached != 64 || la.generated != 10 || la.finished != 0 {
 			t.Errorf("where it began: %+v", la)

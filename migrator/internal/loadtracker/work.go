@@ -10,19 +10,19 @@ import (
 type Arrival struct {
 	// Estimate is the prompt length to go by until the exact one is known.
 	Estimate policies.Tokens
-	// Stated is the estimate that the request was routed by, 0 for none.
-	Stated policies.Tokens
-	// Text is the prompt's text in bytes, to learn from; 0 where the length
+	// RoutedEstimate is the estimate that the request was routed by, 0 for none.
+	RoutedEstimate policies.Tokens
+	// TextBytes is the prompt's text in bytes, to learn from; 0 where the length
 	// says nothing about it (token ids, images).
-	Text int64
+	TextBytes int64
 
 	// Input and Output are the exact lengths of a request that began at another
 	// replica and goes on at this one; Input is 0 for one that begins here. A
 	// request that goes on is no new arrival, wherever it comes from.
 	Input, Output policies.Tokens
-	// Held says that its KV is here, so that it runs at once; else it waits for
+	// HasKV says that its KV is here, so that it runs at once; else it waits for
 	// its KV to be computed.
-	Held bool
+	HasKV bool
 }
 
 // Work is one request at the replica whose engine runs it. Prompt, Generated
@@ -47,8 +47,8 @@ type Work struct {
 	gapOutput int64
 }
 
-// inputOr returns the exact prompt length, or the estimate while it is unknown.
-func (w *Work) inputOr() policies.Tokens {
+// inputOrEstimate returns the exact prompt length, or the estimate while it is unknown.
+func (w *Work) inputOrEstimate() policies.Tokens {
 	if n := w.input.Load(); n > 0 {
 		return policies.Tokens(n)
 	}
@@ -58,22 +58,22 @@ func (w *Work) inputOr() policies.Tokens {
 // resumed reports whether the request began at another replica.
 func (w *Work) resumed() bool { return w.arrival.Input > 0 }
 
-// Prompt tells the exact length of the prompt. Only the first call counts, and
+// SetInput tells the exact length of the prompt. Only the first call counts, and
 // none for a request that began elsewhere.
-func (w *Work) Prompt(exact policies.Tokens) {
-	exact = min(exact, longest)
+func (w *Work) SetInput(exact policies.Tokens) {
+	exact = min(exact, maxLength)
 	if exact <= 0 || !w.input.CompareAndSwap(0, int64(exact)) {
 		return
 	}
 	w.t.mu.Lock()
 	defer w.t.mu.Unlock()
-	w.t.learnLocked(w.arrival, exact)
+	w.t.learnEstimateLocked(w.arrival, exact)
 }
 
-// Generated tells that n more tokens came, just now. The first call makes the
+// AddOutput tells that n more tokens came, just now. The first call makes the
 // request a running one; n = 0 does so for an answer that tells no tokens
 // before its end.
-func (w *Work) Generated(n int) {
+func (w *Work) AddOutput(n int) {
 	now := max(w.t.now(), 1)
 	output := w.output.Add(int64(n))
 	if w.first.Load() == 0 {
@@ -83,23 +83,23 @@ func (w *Work) Generated(n int) {
 	w.last.Store(now)
 }
 
-// Settle takes over the engine's own final counts, which are never below what
+// SetUsage takes over the engine's own final counts, which are never below what
 // was told before. For the engine, a request that began elsewhere has no output
 // but its own.
-func (w *Work) Settle(input, output, cached policies.Tokens) {
-	input, output = min(input, longest), min(output, longest)
+func (w *Work) SetUsage(input, output, cached policies.Tokens) {
+	input, output = min(input, maxLength), min(output, maxLength)
 	if w.resumed() {
 		output += w.arrival.Output
 	}
-	w.Prompt(input)
-	w.Cached(min(cached, input))
+	w.SetInput(input)
+	w.SetCached(min(cached, input))
 	if more := int64(output) - w.output.Load(); more > 0 && w.first.Load() != 0 {
 		w.output.Add(more) // not Generated: nothing says when these came
 	}
 }
 
-// Cached tells how much of the prompt needed no prefill.
-func (w *Work) Cached(n policies.Tokens) { w.cached.Store(int64(n)) }
+// SetCached tells how much of the prompt needed no prefill.
+func (w *Work) SetCached(n policies.Tokens) { w.cached.Store(int64(n)) }
 
 // Counts is how far a request is.
 type Counts struct {
@@ -109,17 +109,17 @@ type Counts struct {
 
 // Counts returns how far the request is.
 func (w *Work) Counts() Counts {
-	return Counts{w.inputOr(), policies.Tokens(w.output.Load()), policies.Tokens(w.cached.Load()), w.input.Load() > 0}
+	return Counts{w.inputOrEstimate(), policies.Tokens(w.output.Load()), policies.Tokens(w.cached.Load()), w.input.Load() > 0}
 }
 
 // Length returns the request's present length.
 func (w *Work) Length() policies.Tokens {
-	return w.inputOr() + policies.Tokens(w.output.Load())
+	return w.inputOrEstimate() + policies.Tokens(w.output.Load())
 }
 
-// Leave is End for a request that goes on at another replica, or is to: it has
+// EndMoved is End for a request that goes on at another replica, or is to: it has
 // not finished, and its arrival, where it was one, has been here.
-func (w *Work) Leave() {
+func (w *Work) EndMoved() {
 	w.moved.Store(true)
 	w.End()
 }
@@ -140,13 +140,13 @@ func (w *Work) End() {
 	w.t.mu.Lock()
 	defer w.t.mu.Unlock()
 	now := seconds(w.t.now())
-	w.t.harvestLocked(w, now)
+	w.t.countLocked(w, now)
 	input := policies.Tokens(w.input.Load())
 	switch cached := policies.Tokens(w.cached.Load()); {
 	case input == 0:
 	case !w.resumed():
 		w.t.counter.CountArrival(now, input, cached)
-	case !w.arrival.Held && w.first.Load() != 0:
+	case !w.arrival.HasKV && w.first.Load() != 0:
 		// Its engine was given all ids as a prompt.
 		w.t.counter.CountPrefill(now, w.arrival.Input+w.arrival.Output, cached)
 	}

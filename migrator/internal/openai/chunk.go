@@ -24,16 +24,16 @@ type Chunk struct {
 	// HasText is true when a choice carries text: a token that ends inside a
 	// character has none, and its bytes come with the next one.
 	HasText bool
-	// Hollow is true for a chat event that tells nothing but token ids: engines
+	// OnlyIDs is true for a chat event that tells nothing but token ids: engines
 	// send those only to clients that asked for ids.
-	Hollow bool
+	OnlyIDs bool
 
 	id, created, model, fingerprint, usage, failure span
 	ids, promptIDs                                  [maxIDs]span
 	nIDs, nPrompts                                  int
 	finish, stop, text, reasoning, role             span
 	reasoningKey                                    string
-	strange                                         bool // a delta has a field that an assembled answer has no place for
+	unassemblable                                   bool // a delta has a field that an assembled answer has no place for
 }
 
 // maxIDs bounds the token id lists of one event: one per choice, and engines
@@ -42,8 +42,8 @@ const maxIDs = 8
 
 var done = []byte("[DONE]")
 
-// errNoChunk is what an event that is neither choices nor an error is.
-var errNoChunk = errors.New("an event has neither choices nor an error")
+// errNotChunk is what an event that is neither choices nor an error is.
+var errNotChunk = errors.New("an event has neither choices nor an error")
 
 // Parse takes an event apart. The error says what about the event is not the
 // dialect's; the chunk is then useless. A Chunk can be parsed into again.
@@ -57,12 +57,12 @@ func (c *Chunk) Parse(ev Event) error {
 		c.Done = true
 		return nil
 	}
-	if err := check(ev.Data); err != nil {
+	if err := checkObject(ev.Data); err != nil {
 		return fmt.Errorf("an event is %w", err)
 	}
 	var err error
 	known := false
-	gjson.Parse(view(ev.Data)).ForEach(func(k, v gjson.Result) bool {
+	gjson.Parse(unsafeString(ev.Data)).ForEach(func(k, v gjson.Result) bool {
 		switch k.Str {
 		case "id":
 			c.id = spanOf(v)
@@ -91,22 +91,22 @@ func (c *Chunk) Parse(ev Event) error {
 		return err == nil
 	})
 	if err == nil && !known {
-		err = errNoChunk
+		err = errNotChunk
 	}
 	return err
 }
 
 // choice takes one choice in.
 func (c *Chunk) choice(choice gjson.Result) (err error) {
-	c.Hollow = c.Choices == 1
+	c.OnlyIDs = c.Choices == 1
 	choice.ForEach(func(k, v gjson.Result) bool {
 		switch k.Str {
 		case "text":
-			c.Hollow = false
+			c.OnlyIDs = false
 			c.setText(&c.text, v)
 		case "delta":
 			v.ForEach(func(k, v gjson.Result) bool {
-				c.Hollow = false
+				c.OnlyIDs = false
 				switch k.Str {
 				case "content":
 					c.setText(&c.text, v)
@@ -119,19 +119,19 @@ func (c *Chunk) choice(choice gjson.Result) (err error) {
 				case "role":
 					c.role = spanOf(v)
 				default:
-					c.strange = c.strange || v.Type != gjson.Null
+					c.unassemblable = c.unassemblable || v.Type != gjson.Null
 				}
 				return true
 			})
 		case "finish_reason":
 			if v.Type != gjson.Null {
-				c.Finish, c.Hollow = true, false
+				c.Finish, c.OnlyIDs = true, false
 			}
 			c.finish = spanOf(v)
 		case "stop_reason":
 			c.stop = spanOf(v)
 		case "logprobs":
-			c.Hollow = c.Hollow && v.Type == gjson.Null
+			c.OnlyIDs = c.OnlyIDs && v.Type == gjson.Null
 		case "token_ids":
 			err = c.noteIDs(&c.ids, &c.nIDs, v)
 		case "prompt_token_ids":
@@ -189,8 +189,8 @@ func (c *Chunk) AppendPromptIDs(dst []uint32) ([]uint32, error) {
 // an empty one.
 func (c *Chunk) ListsIDs() bool { return c.nIDs > 0 }
 
-// HasPrompt reports whether the event carries the prompt's token ids.
-func (c *Chunk) HasPrompt() bool { return c.nPrompts > 0 }
+// HasPromptIDs reports whether the event carries the prompt's token ids.
+func (c *Chunk) HasPromptIDs() bool { return c.nPrompts > 0 }
 
 // PromptTokens returns the length of the prompt when HasPrompt, without
 // reading the ids.
@@ -219,7 +219,7 @@ func appendIDs(dst []uint32, data []byte, lists []span) ([]uint32, error) {
 			for i < len(b) && b[i] >= '0' && b[i] <= '9' {
 				i++
 			}
-			id, err := strconv.ParseUint(view(b[from:i]), 10, 32)
+			id, err := strconv.ParseUint(unsafeString(b[from:i]), 10, 32)
 			if err != nil {
 				return was, errors.New("an event has a token id that is not a 32-bit number")
 			}
@@ -240,13 +240,13 @@ func (c *Chunk) Usage() (u Usage, ok bool) {
 	if c.usage.absent() {
 		return Usage{}, false
 	}
-	return usageOf(gjson.Parse(view(c.usage.of(c.event.Data))))
+	return usageOf(gjson.Parse(unsafeString(c.usage.of(c.event.Data))))
 }
 
-// Failed returns the event's JSON text when it is an error that the engine
+// Failure returns the event's JSON text when it is an error that the engine
 // reports inside a stream, else nil.
-func (c *Chunk) Failed() []byte {
-	if c.failure.absent() || view(c.failure.of(c.event.Data)) == "null" {
+func (c *Chunk) Failure() []byte {
+	if c.failure.absent() || unsafeString(c.failure.of(c.event.Data)) == "null" {
 		return nil
 	}
 	return c.event.Data
@@ -288,12 +288,12 @@ func (c *Chunk) Identity() Identity {
 // Usage is the token counts of an answer.
 type Usage struct{ Prompt, Output, Cached int }
 
-// UsageIn reads the counts of an unstreamed answer; ok is false when it has none.
-func UsageIn(body []byte) (u Usage, ok bool) {
-	if check(body) != nil {
+// ParseUsage reads the counts of an unstreamed answer; ok is false when it has none.
+func ParseUsage(body []byte) (u Usage, ok bool) {
+	if checkObject(body) != nil {
 		return Usage{}, false
 	}
-	return usageOf(gjson.Parse(view(body)).Get("usage"))
+	return usageOf(gjson.Parse(unsafeString(body)).Get("usage"))
 }
 
 func usageOf(v gjson.Result) (Usage, bool) {

@@ -36,7 +36,7 @@ func TestChunk(t *testing.T) {
 	if prompt, err := c.AppendPromptIDs(nil); err != nil || !slices.Equal(prompt, []uint32{5, 300, 301}) || c.PromptTokens() != 3 {
 		t.Errorf("first event: prompt %v of %d, %v", prompt, c.PromptTokens(), err)
 	}
-	if c := parse(t, tokenEvent); c.HasText || c.Tokens != 1 || c.HasPrompt() {
+	if c := parse(t, tokenEvent); c.HasText || c.Tokens != 1 || c.HasPromptIDs() {
 		t.Errorf("a token inside a character: %+v", c)
 	}
 	if c := parse(t, lastEvent); !c.Finish {
@@ -46,18 +46,18 @@ func TestChunk(t *testing.T) {
 	if u, ok := c.Usage(); !ok || u != (Usage{Prompt: 3, Output: 3}) || !c.UsageOnly() || string(c.Fingerprint()) != `"vllm-1"` {
 		t.Errorf("usage event: %+v, %t", u, ok)
 	}
-	if c := parse(t, chatEvent); !c.Role() || c.Tokens != 0 || c.PromptTokens() != 2 || c.Hollow {
+	if c := parse(t, chatEvent); !c.Role() || c.Tokens != 0 || c.PromptTokens() != 2 || c.OnlyIDs {
 		t.Errorf("chat event: %+v", c)
 	}
 	hollow := `data: {"id":"c","choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":null,"token_ids":[7]}]}` + "\n\n"
-	if c := parse(t, hollow); !c.Hollow || c.Tokens != 1 {
+	if c := parse(t, hollow); !c.OnlyIDs || c.Tokens != 1 {
 		t.Errorf("hollow event: %+v", c)
 	}
-	if c := parse(t, strings.Replace(hollow, `"finish_reason":null`, `"finish_reason":"stop"`, 1)); c.Hollow {
+	if c := parse(t, strings.Replace(hollow, `"finish_reason":null`, `"finish_reason":"stop"`, 1)); c.OnlyIDs {
 		t.Error("an event that finishes is not hollow")
 	}
 	failed := `data: {"error":{"message":"x","code":503}}` + "\n\n"
-	if c := parse(t, failed); c.Failed() == nil || FailureStatus(c.Failed()) != 503 {
+	if c := parse(t, failed); c.Failure() == nil || FailureStatus(c.Failure()) != 503 {
 		t.Error("an error event is not recognised")
 	}
 	if c := parse(t, ": ping\n\n"); !c.Empty {
@@ -100,19 +100,19 @@ func TestEdit(t *testing.T) {
 		want      string
 	}{
 		{"nothing", firstEvent, Edit{}, firstEvent},
-		{"ids", firstEvent, Edit{NoIDs: true}, strings.NewReplacer("[5,300,301]", "null", "[485]", "null").Replace(firstEvent)},
-		{"ids of a chat", chatEvent, Edit{NoIDs: true}, strings.Replace(chatEvent, "[1,2]", "null", 1)},
+		{"ids", firstEvent, Edit{HideIDs: true}, strings.NewReplacer("[5,300,301]", "null", "[485]", "null").Replace(firstEvent)},
+		{"ids of a chat", chatEvent, Edit{HideIDs: true}, strings.Replace(chatEvent, "[1,2]", "null", 1)},
 		{"fingerprint", lastEvent, Edit{Fingerprint: []byte(`"f"`)}, strings.Replace(lastEvent, "]}]}", `]}],"system_fingerprint":"f"}`, 1)},
 		{"fingerprint that is there", usageEvent, Edit{Fingerprint: []byte(`"f"`)}, usageEvent},
-		{"identity", tokenEvent, Edit{Pin: &Identity{ID: []byte(`"x"`), Created: []byte("9"), Model: []byte(`"n"`)}},
+		{"identity", tokenEvent, Edit{Identity: &Identity{ID: []byte(`"x"`), Created: []byte("9"), Model: []byte(`"n"`)}},
 			strings.NewReplacer(`"cmpl-1"`, `"x"`, "17", "9", `"model":"m"`, `"model":"n"`).Replace(tokenEvent)},
-		{"pinned fingerprint", usageEvent, Edit{Pin: &Identity{Fingerprint: []byte(`"f"`)}, Fingerprint: []byte(`"g"`)}, strings.Replace(usageEvent, "vllm-1", "f", 1)},
-		{"prompt", firstEvent, Edit{NoPrompt: true}, strings.Replace(firstEvent, "[5,300,301]", "null", 1)},
-		{"totals", usageEvent, Edit{Totals: &Usage{Prompt: 10, Output: 20}},
+		{"pinned fingerprint", usageEvent, Edit{Identity: &Identity{Fingerprint: []byte(`"f"`)}, Fingerprint: []byte(`"g"`)}, strings.Replace(usageEvent, "vllm-1", "f", 1)},
+		{"prompt", firstEvent, Edit{HidePromptIDs: true}, strings.Replace(firstEvent, "[5,300,301]", "null", 1)},
+		{"totals", usageEvent, Edit{Usage: &Usage{Prompt: 10, Output: 20}},
 			strings.NewReplacer(`"prompt_tokens":3`, `"prompt_tokens":10`, `"total_tokens":6`, `"total_tokens":30`, `"completion_tokens":3`, `"completion_tokens":20`).Replace(usageEvent)},
-		{"CRLF", strings.ReplaceAll(tokenEvent, "\n", "\r\n"), Edit{NoIDs: true},
+		{"CRLF", strings.ReplaceAll(tokenEvent, "\n", "\r\n"), Edit{HideIDs: true},
 			strings.ReplaceAll(strings.Replace(tokenEvent, "[162]", "null", 1), "\n", "\r\n")},
-		{"two lines", "data: {\"choices\":[{\"token_ids\":\ndata: [1]}]}\n\n", Edit{NoIDs: true}, "data: {\"choices\":[{\"token_ids\": null}]}\n\n"},
+		{"two lines", "data: {\"choices\":[{\"token_ids\":\ndata: [1]}]}\n\n", Edit{HideIDs: true}, "data: {\"choices\":[{\"token_ids\": null}]}\n\n"},
 	} {
 		if got := string(parse(t, test.raw).Append(nil, test.edit)); got != test.want {
 			t.Errorf("%s:\n got %s\nwant %s", test.name, got, test.want)
@@ -135,6 +135,6 @@ func BenchmarkToken(b *testing.B) {
 			b.Fatal(err)
 		}
 		ids, _ = c.AppendIDs(ids[:0])
-		out = c.Append(out[:0], Edit{NoIDs: true})
+		out = c.Append(out[:0], Edit{HideIDs: true})
 	}
 }

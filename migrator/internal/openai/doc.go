@@ -50,13 +50,13 @@ func (s span) absent() bool { return s.to == 0 }
 
 func spanOf(v gjson.Result) span { return span{v.Index, v.Index + len(v.Raw)} }
 
-// view returns the bytes as a string without a copy. The caller must not
+// unsafeString returns the bytes as a string without a copy. The caller must not
 // change them while the string is in use, and must not keep it.
-func view(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
+func unsafeString(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
-// check reports what makes b something else than one JSON object, and where.
-func check(b []byte) error {
-	if at := tooDeep(b); at >= 0 {
+// checkObject reports what makes b something else than one JSON object, and where.
+func checkObject(b []byte) error {
+	if at := depthExceededAt(b); at >= 0 {
 		return fmt.Errorf("nested deeper than %d levels at byte %d", MaxDepth, at)
 	}
 	if !gjson.ValidBytes(b) {
@@ -73,9 +73,9 @@ func check(b []byte) error {
 	return nil
 }
 
-// tooDeep returns the offset at which brackets nest deeper than MaxDepth, or
+// depthExceededAt returns the offset at which brackets nest deeper than MaxDepth, or
 // -1. It looks at brackets outside strings and at nothing else.
-func tooDeep(b []byte) int {
+func depthExceededAt(b []byte) int {
 	depth := 0
 	for i := 0; i < len(b); i++ {
 		switch b[i] {
@@ -86,7 +86,7 @@ func tooDeep(b []byte) int {
 		case '}', ']':
 			depth--
 		case '"':
-			end := closing(b, i+1)
+			end := closingQuote(b, i+1)
 			if end < 0 {
 				return -1
 			}
@@ -96,9 +96,9 @@ func tooDeep(b []byte) int {
 	return -1
 }
 
-// closing returns the offset of the quote that ends the string whose first
+// closingQuote returns the offset of the quote that ends the string whose first
 // byte is at from, or -1.
-func closing(b []byte, from int) int {
+func closingQuote(b []byte, from int) int {
 	for i := from; ; {
 		q := bytes.IndexByte(b[i:], '"')
 		if q < 0 {

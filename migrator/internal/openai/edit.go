@@ -8,18 +8,18 @@ import (
 
 // Edit is what to change about an event before the client gets it.
 type Edit struct {
-	// NoIDs and NoUsage take out what only the front asked for. The fields stay
+	// HideIDs and HideUsage take out what only the front asked for. The fields stay
 	// with the value null, which is how the engine sends them to a client that
 	// did not ask.
-	NoIDs, NoUsage bool
-	// NoPrompt takes out the prompt's token ids only.
-	NoPrompt bool
-	// Pin replaces the values of id, created, model and system_fingerprint with
+	HideIDs, HideUsage bool
+	// HidePromptIDs takes out the prompt's token ids only.
+	HidePromptIDs bool
+	// Identity replaces the values of id, created, model and system_fingerprint with
 	// those that it has; nil keeps them.
-	Pin *Identity
-	// Totals replaces the counts of the usage; nil keeps them. A negative Cached
+	Identity *Identity
+	// Usage replaces the counts of the usage; nil keeps them. A negative Cached
 	// makes that one null: nobody knows it.
-	Totals *Usage
+	Usage *Usage
 	// Fingerprint is added as system_fingerprint when the event has none: an
 	// engine puts it on the last event that it sends, and the front may have
 	// asked for one more than the client did.
@@ -29,7 +29,7 @@ type Edit struct {
 // Fingerprint returns the raw JSON value of the event's system_fingerprint,
 // nil when it has none. It is part of the Reader's bytes.
 func (c *Chunk) Fingerprint() []byte {
-	if c.fingerprint.absent() || view(c.fingerprint.of(c.event.Data)) == "null" {
+	if c.fingerprint.absent() || unsafeString(c.fingerprint.of(c.event.Data)) == "null" {
 		return nil
 	}
 	return c.fingerprint.of(c.event.Data)
@@ -48,34 +48,34 @@ var null = []byte("null")
 func (c *Chunk) Append(dst []byte, e Edit) []byte {
 	var room [2*maxIDs + 8]patch // as many as an event can want
 	patches := room[:0]
-	if e.NoIDs || e.NoPrompt {
+	if e.HideIDs || e.HidePromptIDs {
 		for _, s := range c.promptIDs[:c.nPrompts] {
 			patches = append(patches, patch{s, null})
 		}
 	}
-	if e.NoIDs {
+	if e.HideIDs {
 		for _, s := range c.ids[:c.nIDs] {
 			patches = append(patches, patch{s, null})
 		}
 	}
 	switch {
 	case c.usage.absent():
-	case e.NoUsage:
+	case e.HideUsage:
 		patches = append(patches, patch{c.usage, null})
-	case e.Totals != nil:
+	case e.Usage != nil:
 		at := c.usage.from
-		gjson.Parse(view(c.usage.of(c.event.Data))).ForEach(func(k, v gjson.Result) bool {
+		gjson.Parse(unsafeString(c.usage.of(c.event.Data))).ForEach(func(k, v gjson.Result) bool {
 			n := -1
 			switch k.Str {
 			case "prompt_tokens":
-				n = e.Totals.Prompt
+				n = e.Usage.Prompt
 			case "completion_tokens":
-				n = e.Totals.Output
+				n = e.Usage.Output
 			case "total_tokens":
-				n = e.Totals.Prompt + e.Totals.Output
+				n = e.Usage.Prompt + e.Usage.Output
 			case "prompt_tokens_details":
 				if v = v.Get("cached_tokens"); v.Type == gjson.Number {
-					if n = e.Totals.Cached; n < 0 {
+					if n = e.Usage.Cached; n < 0 {
 						s := spanOf(v)
 						patches = append(patches, patch{span{s.from + at, s.to + at}, null})
 					}
@@ -88,14 +88,14 @@ func (c *Chunk) Append(dst []byte, e Edit) []byte {
 			return true
 		})
 	}
-	if e.Pin != nil {
-		for _, p := range [...]patch{{c.id, e.Pin.ID}, {c.created, e.Pin.Created}, {c.model, e.Pin.Model}, {c.fingerprint, e.Pin.Fingerprint}} {
+	if e.Identity != nil {
+		for _, p := range [...]patch{{c.id, e.Identity.ID}, {c.created, e.Identity.Created}, {c.model, e.Identity.Model}, {c.fingerprint, e.Identity.Fingerprint}} {
 			if !p.absent() && p.with != nil && (p.span != c.fingerprint || c.Fingerprint() != nil) {
 				patches = append(patches, p)
 			}
 		}
 	}
-	if e.Fingerprint != nil && !c.Done && c.Failed() == nil {
+	if e.Fingerprint != nil && !c.Done && c.Failure() == nil {
 		if c.fingerprint.absent() {
 			if last := c.lastBrace(); last > 0 {
 				with := append([]byte(`,"system_fingerprint":`), e.Fingerprint...)

@@ -5,20 +5,20 @@ import (
 	"strconv"
 )
 
-// Ending returns the two events that follow the finish reason: the usage, and
+// EndingChunks returns the two events that follow the finish reason: the usage, and
 // [DONE]. They are for a stream whose engine was lost between the one and the
 // other, and say what the front knows: the prompt's tokens that were in a cache
 // are told unless u.Cached is negative.
-func Ending(e Endpoint, id Identity, u Usage) (usage, end *Chunk) {
+func EndingChunks(e Endpoint, id Identity, u Usage) (usage, end *Chunk) {
 	object := "text_completion"
 	if e == Chat {
 		object = "chat.completion.chunk"
 	}
 	b := append([]byte(nil), `data: {"id":`...)
-	b = append(b, or(id.ID, null)...)
+	b = append(b, orDefault(id.ID, null)...)
 	b = append(append(b, `,"object":"`...), object...)
-	b = append(append(b, `","created":`...), or(id.Created, null)...)
-	b = append(append(b, `,"model":`...), or(id.Model, null)...)
+	b = append(append(b, `","created":`...), orDefault(id.Created, null)...)
+	b = append(append(b, `,"model":`...), orDefault(id.Model, null)...)
 	b = strconv.AppendInt(append(b, `,"choices":[],"usage":{"prompt_tokens":`...), int64(u.Prompt), 10)
 	b = strconv.AppendInt(append(b, `,"total_tokens":`...), int64(u.Prompt+u.Output), 10)
 	b = strconv.AppendInt(append(b, `,"completion_tokens":`...), int64(u.Output), 10)
@@ -31,11 +31,11 @@ func Ending(e Endpoint, id Identity, u Usage) (usage, end *Chunk) {
 		b = append(append(b, `,"system_fingerprint":`...), id.Fingerprint...)
 	}
 	b = append(b, "}\n\n"...)
-	return parsed(b), parsed([]byte("data: [DONE]\n\n"))
+	return parseOwn(b), parseOwn([]byte("data: [DONE]\n\n"))
 }
 
-// parsed takes an event of our own apart.
-func parsed(raw []byte) *Chunk {
+// parseOwn takes an event of our own apart.
+func parseOwn(raw []byte) *Chunk {
 	c := new(Chunk)
 	ev, err := NewReader(bytes.NewReader(raw)).Next()
 	if err == nil {
@@ -47,7 +47,7 @@ func parsed(raw []byte) *Chunk {
 	return c.Clone()
 }
 
-func or(b, other []byte) []byte {
+func orDefault(b, other []byte) []byte {
 	if b == nil {
 		return other
 	}

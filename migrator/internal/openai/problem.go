@@ -45,7 +45,7 @@ func (p Problem) Event() []byte {
 // FailureStatus returns the HTTP status for an error that an engine reported
 // inside a stream: the error's code if it is one, else 500.
 func FailureStatus(failed []byte) int {
-	code := int(gjson.Parse(view(failed)).Get("error.code").Int())
+	code := int(gjson.Parse(unsafeString(failed)).Get("error.code").Int())
 	if code < 400 || code > 599 {
 		return http.StatusInternalServerError
 	}

@@ -17,16 +17,16 @@ type Request struct {
 	// Features is what ties the request to one engine. A seed counts unless the
 	// client says that decoding is greedy.
 	Features policies.Features
-	// Stream, Usage and IDs tell whether the client itself asked for a stream,
+	// Stream, Usage and WantsIDs tell whether the client itself asked for a stream,
 	// for usage at its end and for token ids.
-	Stream, Usage, IDs bool
+	Stream, WantsUsage, WantsIDs bool
 
-	body     []byte
-	members  []member
-	options  span // stream_options' value, if an object
-	foreign  bool // some member must not reach the engine
-	logprobs bool // the answer has log probabilities
-	bound    bool // something that is no feature makes a second engine answer otherwise
+	body        []byte
+	members     []member
+	options     span // stream_options' value, if an object
+	hasWithheld bool // some member must not reach the engine
+	logprobs    bool // the answer has log probabilities
+	tied        bool // something that is no feature makes a second engine answer otherwise
 	// The last max_tokens and max_completion_tokens.
 	maxTokens, maxCompletion policies.Tokens
 }
@@ -49,21 +49,21 @@ func isWithheld(name string) bool { return name == withheld[0] || name == withhe
 // engine would refuse are left for the engine to refuse.
 func Parse(e Endpoint, body []byte) (Request, error) {
 	r := Request{Endpoint: e, body: body}
-	if err := check(body); err != nil {
+	if err := checkObject(body); err != nil {
 		return r, err
 	}
 	r.members = make([]member, 0, 16)
 	greedy := false
 	// Of equal names the last one counts, as in the engines' readers; each
 	// occurrence is seen, because a forged first one must not hide a second.
-	each(body, span{0, len(body)}, func(name []byte, whole, value span) bool {
+	eachMember(body, span{0, len(body)}, func(name []byte, whole, value span) bool {
 		m := member{span: whole, value: value}
 		if string(name) == "temperature" {
-			v := gjson.Parse(view(value.of(body)))
+			v := gjson.Parse(unsafeString(value.of(body)))
 			greedy = v.Type == gjson.Number && v.Num == 0
 		}
-		if r.field(view(name), value) {
-			m.name = view(name)
+		if r.field(unsafeString(name), value) {
+			m.name = unsafeString(name)
 		}
 		r.members = append(r.members, m)
 		return true
@@ -87,7 +87,7 @@ func (r *Request) field(name string, value span) (edited bool) {
 		r.Features |= messagesFeature(r.body, value)
 		return true
 	}
-	v := gjson.Parse(view(value.of(r.body)))
+	v := gjson.Parse(unsafeString(value.of(r.body)))
 	switch name {
 	case "model":
 		r.Model = strings.Clone(v.Str)
@@ -95,13 +95,13 @@ func (r *Request) field(name string, value span) (edited bool) {
 		r.Stream = r.boolean(v)
 		return true
 	case "stream_options":
-		r.options, r.Usage = span{}, false
+		r.options, r.WantsUsage = span{}, false
 		switch {
 		case v.IsObject():
 			r.options = value
 			v.ForEach(func(k, o gjson.Result) bool {
 				if k.Str == "include_usage" {
-					r.Usage = r.boolean(o)
+					r.WantsUsage = r.boolean(o)
 				}
 				return true
 			})
@@ -110,30 +110,30 @@ func (r *Request) field(name string, value span) (edited bool) {
 		}
 		return true
 	case "return_token_ids":
-		r.IDs = r.boolean(v)
+		r.WantsIDs = r.boolean(v)
 		return true
 	case "kv_transfer_params", "ec_transfer_params":
-		r.foreign = true
+		r.hasWithheld = true
 		return true
 	case "vllm_xargs":
 		// The engine adds these to the same table as kv_transfer_params.
 		if v.IsObject() {
 			v.ForEach(func(k, _ gjson.Result) bool {
-				r.foreign = r.foreign || isWithheld(k.Str)
-				r.bound = true // arguments of somebody's own logits processor
+				r.hasWithheld = r.hasWithheld || isWithheld(k.Str)
+				r.tied = true // arguments of somebody's own logits processor
 				return true
 			})
 			return true
 		}
 	case "logprobs":
 		r.logprobs = v.Type != gjson.Null && v.Type != gjson.False
-		r.bound = r.bound || r.logprobs && r.Endpoint == Completions // text_offset counts from the leg's first text
+		r.tied = r.tied || r.logprobs && r.Endpoint == Completions // text_offset counts from the leg's first text
 	case "max_tokens":
 		r.maxTokens = r.count(v)
 		return true
 	case "max_completion_tokens":
 		r.maxCompletion = r.count(v)
-		r.bound = r.bound || r.Endpoint == Completions && v.Type != gjson.Null // some engines read it there
+		r.tied = r.tied || r.Endpoint == Completions && v.Type != gjson.Null // some engines read it there
 		return true
 	case "min_tokens":
 		r.MinOutput = r.count(v)
@@ -142,7 +142,7 @@ func (r *Request) field(name string, value span) (edited bool) {
 	case "request_id", "truncate_prompt_tokens", "chat_template", "documents", "add_generation_prompt", "continue_final_message":
 		return true
 	case "logits_processors":
-		r.bound = r.bound || v.Type != gjson.Null
+		r.tied = r.tied || v.Type != gjson.Null
 	default:
 		r.Features |= featureOf(name, v)
 	}
@@ -160,7 +160,7 @@ func (r *Request) boolean(v gjson.Result) bool {
 // count reads a number of tokens, 0 for none. Engines also take "7" and 7.0.
 func (r *Request) count(v gjson.Result) policies.Tokens {
 	if v.Type != gjson.Number || v.Num != math.Trunc(v.Num) {
-		r.bound = r.bound || v.Type != gjson.Null
+		r.tied = r.tied || v.Type != gjson.Null
 	}
 	if v.Type != gjson.Number || v.Num < 1 {
 		return 0
@@ -179,42 +179,42 @@ func (r *Request) Assemblable() bool {
 	return !r.Stream && r.options.absent() && !r.logprobs && !r.Features.Has(exactOnly)
 }
 
-// CountsIDs reports whether token ids may be asked for: an engine that echoes
+// AllowsIDs reports whether token ids may be asked for: an engine that echoes
 // the prompt leaves it out as soon as ids are wanted.
-func (r *Request) CountsIDs() bool { return !r.Features.Has(policies.Echo | policies.Unreadable) }
+func (r *Request) AllowsIDs() bool { return !r.Features.Has(policies.Echo | policies.Unreadable) }
 
-// CountsUsage reports whether usage may be asked for and taken out again. With
+// AllowsUsage reports whether usage may be asked for and taken out again. With
 // several choices it may not: the fingerprint that an engine then moves to the
 // usage event could not be put back where it belongs.
-func (r *Request) CountsUsage() bool {
+func (r *Request) AllowsUsage() bool {
 	return !r.Features.Has(policies.Choices | policies.Prompts | policies.Unreadable)
 }
 
-// Plain returns the body for an engine with nothing changed but what must not
+// PlainBody returns the body for an engine with nothing changed but what must not
 // reach one. It returns the client's bytes when that is nothing.
-func (r *Request) Plain() []byte {
-	if !r.foreign {
+func (r *Request) PlainBody() []byte {
+	if !r.hasWithheld {
 		return r.body
 	}
 	return r.rebuild(nil)
 }
 
-// Streamed returns the body for an engine as a stream, with token ids and
+// StreamBody returns the body for an engine as a stream, with token ids and
 // usage asked for where that is allowed.
-func (r *Request) Streamed() []byte {
+func (r *Request) StreamBody() []byte {
 	var add []byte
 	if !r.Stream {
 		add = append(add, `"stream":true`...)
 	}
-	if r.CountsIDs() && !r.IDs {
+	if r.AllowsIDs() && !r.WantsIDs {
 		add = append(add, `,"return_token_ids":true`...)
 	}
-	if r.CountsUsage() && !r.Usage {
+	if r.AllowsUsage() && !r.WantsUsage {
 		add = append(add, `,"stream_options":`...)
 		add = r.withUsage(add)
 	}
 	if len(add) == 0 {
-		return r.Plain()
+		return r.PlainBody()
 	}
 	if add[0] == ',' {
 		add = add[1:]
@@ -237,7 +237,7 @@ func (r *Request) withUsage(dst []byte) []byte {
 // copyMembers appends the members of an object, each after a comma, without
 // those that drop names.
 func copyMembers(dst, object []byte, drop func(name string) bool) []byte {
-	gjson.Parse(view(object)).ForEach(func(k, v gjson.Result) bool {
+	gjson.Parse(unsafeString(object)).ForEach(func(k, v gjson.Result) bool {
 		if !drop(k.Str) {
 			dst = append(dst, ',')
 			dst = append(dst, object[k.Index:v.Index+len(v.Raw)]...)
@@ -255,9 +255,9 @@ func (r *Request) rebuild(add []byte) []byte {
 		case "stream":
 			return !r.Stream && len(add) > 0
 		case "return_token_ids":
-			return !r.IDs && r.CountsIDs() && len(add) > 0
+			return !r.WantsIDs && r.AllowsIDs() && len(add) > 0
 		case "stream_options":
-			return !r.Usage && r.CountsUsage() && len(add) > 0
+			return !r.WantsUsage && r.AllowsUsage() && len(add) > 0
 		}
 		return isWithheld(name)
 	}

@@ -32,7 +32,7 @@ func TestStreamed(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", test.body, err)
 		}
-		if got := string(r.Streamed()); got != test.want {
+		if got := string(r.StreamBody()); got != test.want {
 			t.Errorf("%s\n got %s\nwant %s", test.body, got, test.want)
 		}
 	}
@@ -41,11 +41,11 @@ func TestStreamed(t *testing.T) {
 func TestPlain(t *testing.T) {
 	same := `{ "stream" : false, "prompt":"x" }`
 	r, _ := Parse(Completions, []byte(same))
-	if got := r.Plain(); &got[0] != &r.body[0] {
+	if got := r.PlainBody(); &got[0] != &r.body[0] {
 		t.Error("a body with nothing to hide is copied")
 	}
 	r, _ = Parse(Completions, []byte(`{"ec_transfer_params":1,"stream":false,"return_token_ids":null,"vllm_xargs":{}}`))
-	if got := string(r.Plain()); got != `{"stream":false,"return_token_ids":null,"vllm_xargs":{}}` {
+	if got := string(r.PlainBody()); got != `{"stream":false,"return_token_ids":null,"vllm_xargs":{}}` {
 		t.Errorf("plain: %s", got)
 	}
 }
@@ -112,7 +112,7 @@ func FuzzRequest(f *testing.F) {
 		if json.Unmarshal([]byte(body), &was) != nil {
 			return
 		}
-		for name, sent := range map[string][]byte{"plain": r.Plain(), "streamed": r.Streamed()} {
+		for name, sent := range map[string][]byte{"plain": r.PlainBody(), "streamed": r.StreamBody()} {
 			var got map[string]any
 			if err := json.Unmarshal(sent, &got); err != nil {
 				t.Fatalf("%s of %q is %q: %v", name, body, sent, err)
@@ -153,7 +153,7 @@ func BenchmarkStreamed220KiB(b *testing.B) {
 		if err != nil {
 			b.Fatal(err)
 		}
-		r.Streamed()
+		r.StreamBody()
 	}
 }
 
@@ -164,12 +164,12 @@ func FuzzWalk(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		b := []byte(text)
-		if !gjson.ValidBytes(b) || tooDeep(b) >= 0 {
+		if !gjson.ValidBytes(b) || depthExceededAt(b) >= 0 {
 			return
 		}
 		type entry struct{ name, value string }
 		var got, want []entry
-		each(b, span{0, len(b)}, func(name []byte, whole, value span) bool {
+		eachMember(b, span{0, len(b)}, func(name []byte, whole, value span) bool {
 			got = append(got, entry{string(name), string(value.of(b))})
 			return true
 		})

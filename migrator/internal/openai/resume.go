@@ -34,12 +34,12 @@ type Resume struct {
 // answer would not be the same there, whatever policies.Movable says, or of
 // which more would have to be kept than MaxResume.
 func (r *Request) Resume() (q Resume, ok bool) {
-	if r.bound || r.Features&^policies.MinTokens != 0 {
+	if r.tied || r.Features&^policies.MinTokens != 0 {
 		return Resume{}, false
 	}
 	q = Resume{endpoint: r.Endpoint, limit: r.MaxOutput, least: r.MinOutput, options: usageOnly}
 	switch {
-	case r.Usage:
+	case r.WantsUsage:
 		q.options = bytes.Clone(r.options.of(r.body))
 	case !r.options.absent():
 		q.options = r.withUsage(nil)
@@ -65,9 +65,9 @@ func (r *Request) Resume() (q Resume, ok bool) {
 	return q, true
 }
 
-// Left returns how many tokens may follow after output of them, 0 for none, −1
+// Remaining returns how many tokens may follow after output of them, 0 for none, −1
 // for as many as the engine has room for.
-func (q *Resume) Left(output int) int {
+func (q *Resume) Remaining(output int) int {
 	if q.limit == 0 {
 		return -1
 	}
@@ -78,7 +78,7 @@ func (q *Resume) Left(output int) int {
 func (q *Resume) head(dst []byte, output int) []byte {
 	dst = append(dst, `{"stream":true,"return_token_ids":true,"stream_options":`...)
 	dst = append(dst, q.options...)
-	if left := q.Left(output); left >= 0 {
+	if left := q.Remaining(output); left >= 0 {
 		dst = append(dst, `,"max_tokens":`...)
 		dst = strconv.AppendInt(dst, int64(left), 10)
 	}
@@ -107,14 +107,14 @@ func (q *Resume) withIDs(dst []byte, ids []uint32, begun int) []byte {
 	return dst
 }
 
-// Prompted returns the body of a leg that goes on from token ids, the last
+// PromptBody returns the body of a leg that goes on from token ids, the last
 // output of which were generated.
-func (q *Resume) Prompted(ids []uint32, output int) []byte { return q.prompted(ids, output, -1) }
+func (q *Resume) PromptBody(ids []uint32, output int) []byte { return q.prompted(ids, output, -1) }
 
-// Begun is Prompted for ids whose text may end inside a character. It tells
+// PartialPromptBody is Prompted for ids whose text may end inside a character. It tells
 // where the output begins, as Transfer does: an engine that understands it
 // completes the character, another may lose it.
-func (q *Resume) Begun(ids []uint32, output int) []byte {
+func (q *Resume) PartialPromptBody(ids []uint32, output int) []byte {
 	return q.prompted(ids, output, max(len(ids)-output, 0))
 }
 
@@ -124,17 +124,17 @@ func (q *Resume) prompted(ids []uint32, output, begun int) []byte {
 	return append(append(dst, q.rest...), '}')
 }
 
-// Warming returns the body of a request that makes an engine compute the KV of
+// WarmupBody returns the body of a request that makes an engine compute the KV of
 // token ids; its one token is of no use.
-func (q *Resume) Warming(ids []uint32) []byte {
+func (q *Resume) WarmupBody(ids []uint32) []byte {
 	dst := append(make([]byte, 0, 7*len(ids)+len(q.rest)+128), `{"max_tokens":1`...)
 	dst = q.withIDs(dst, ids, -1)
 	return append(append(dst, q.rest...), '}')
 }
 
-// Adopting returns the body of a leg whose engine has the ids and their KV
+// AdoptBody returns the body of a leg whose engine has the ids and their KV
 // already; Transfer adds where. output tokens were generated before.
-func (q *Resume) Adopting(output int) []byte {
+func (q *Resume) AdoptBody(output int) []byte {
 	dst := q.head(make([]byte, 0, len(q.rest)+256), output)
 	if q.endpoint == Chat {
 		dst = append(dst, `,"messages":[]`...)
@@ -144,15 +144,15 @@ func (q *Resume) Adopting(output int) []byte {
 	return append(append(dst, q.rest...), '}')
 }
 
-// Transfer returns a body of Adopting with kv_transfer_params, and in it how
+// WithTransferParams returns a body of Adopting with kv_transfer_params, and in it how
 // many of the ids are the prompt's: a character that the output has begun is
 // completed, one that the prompt has is not. The error says what is wrong with
 // either.
-func Transfer(body, params []byte, prompt int) ([]byte, error) {
-	if err := check(body); err != nil {
+func WithTransferParams(body, params []byte, prompt int) ([]byte, error) {
+	if err := checkObject(body); err != nil {
 		return nil, err
 	}
-	if err := check(params); err != nil {
+	if err := checkObject(params); err != nil {
 		return nil, errors.New("the transfer parameters are " + err.Error())
 	}
 	if !nonEmpty(gjson.ParseBytes(body)) || !nonEmpty(gjson.ParseBytes(params)) {

@@ -53,7 +53,7 @@ func TestResume(t *testing.T) {
 		for name, v := range object(t, []byte(`{"stream":true,"return_token_ids":true,"stream_options":{"include_usage":true}}`)) {
 			want[name] = v
 		}
-		if got := q.Prompted([]uint32{1, 2, 3}, test.output); !reflect.DeepEqual(object(t, got), want) {
+		if got := q.PromptBody([]uint32{1, 2, 3}, test.output); !reflect.DeepEqual(object(t, got), want) {
 			t.Errorf("%s:\n got %s\nwant %s", test.name, got, test.want)
 		}
 		// Adopting is the same leg, with nothing where the ids were.
@@ -61,10 +61,10 @@ func TestResume(t *testing.T) {
 		delete(want, "messages")
 		delete(want, "prompt")
 		want[map[Endpoint]string{Completions: "prompt", Chat: "messages"}[test.endpoint]] = []any{}
-		if got := q.Adopting(test.output); !reflect.DeepEqual(object(t, got), want) {
+		if got := q.AdoptBody(test.output); !reflect.DeepEqual(object(t, got), want) {
 			t.Errorf("%s: adopting %s", test.name, got)
 		}
-		if got := object(t, q.Warming([]uint32{1})); got["max_tokens"] != 1.0 || got["stream"] != nil || got["min_tokens"] != nil {
+		if got := object(t, q.WarmupBody([]uint32{1})); got["max_tokens"] != 1.0 || got["stream"] != nil || got["min_tokens"] != nil {
 			t.Errorf("%s: warming %v", test.name, got)
 		}
 	}
@@ -77,7 +77,7 @@ func TestBegun(t *testing.T) {
 	} {
 		r, _ := Parse(e, []byte(`{"x":1,"stream":true}`))
 		q, ok := r.Resume()
-		got := object(t, q.Begun([]uint32{1, 2, 3}, 2))
+		got := object(t, q.PartialPromptBody([]uint32{1, 2, 3}, 2))
 		for _, name := range []string{"stream", "return_token_ids", "stream_options"} {
 			delete(got, name)
 		}
@@ -95,8 +95,8 @@ func TestResumeOptions(t *testing.T) {
 	} {
 		r, _ := Parse(Completions, []byte(body))
 		q, ok := r.Resume()
-		if !ok || !strings.Contains(string(q.Prompted(nil, 0)), `"stream_options":`+want+`,`) || strings.Contains(string(q.Warming(nil)), "stream_options") {
-			t.Errorf("%s: %v %s", body, ok, q.Prompted(nil, 0))
+		if !ok || !strings.Contains(string(q.PromptBody(nil, 0)), `"stream_options":`+want+`,`) || strings.Contains(string(q.WarmupBody(nil)), "stream_options") {
+			t.Errorf("%s: %v %s", body, ok, q.PromptBody(nil, 0))
 		}
 	}
 }
@@ -118,16 +118,16 @@ func FuzzResume(f *testing.F) {
 			}
 			output = min(max(output, 0), 1<<20)
 			ids := []uint32{1, 2}
-			for i, leg := range [][]byte{q.Prompted(ids, output), q.Adopting(output), q.Warming(ids), q.Begun(ids, output)} {
+			for i, leg := range [][]byte{q.PromptBody(ids, output), q.AdoptBody(output), q.WarmupBody(ids), q.PartialPromptBody(ids, output)} {
 				again, err := Parse(e, leg)
 				if err != nil {
 					t.Fatalf("%v in %s", err, leg)
 				}
-				if (i != 2) != again.Stream || again.foreign != (e == Chat && i != 1 || i == 3) || again.MaxOutput > 0 && i != 2 && int(again.MaxOutput) != q.Left(output) {
+				if (i != 2) != again.Stream || again.hasWithheld != (e == Chat && i != 1 || i == 3) || again.MaxOutput > 0 && i != 2 && int(again.MaxOutput) != q.Remaining(output) {
 					t.Fatalf("leg %d of %s: %s", i, body, leg)
 				}
 			}
-			if _, err := Transfer(q.Adopting(output), []byte(`{"cascade_reservation":"x"}`), 1); err != nil {
+			if _, err := WithTransferParams(q.AdoptBody(output), []byte(`{"cascade_reservation":"x"}`), 1); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -157,12 +157,12 @@ func TestResumeRefused(t *testing.T) {
 }
 
 func TestTransfer(t *testing.T) {
-	got, err := Transfer([]byte(`{"prompt":[],"n":1} `), []byte(`{"cascade_reservation":"r0/1"}`), 5)
+	got, err := WithTransferParams([]byte(`{"prompt":[],"n":1} `), []byte(`{"cascade_reservation":"r0/1"}`), 5)
 	if err != nil || string(got) != `{"prompt":[],"n":1,"kv_transfer_params":{"cascade_reservation":"r0/1","cascade_prompt":5}}` {
 		t.Errorf("%s, %v", got, err)
 	}
 	for _, bad := range [][2]string{{`{}`, `{"a":1}`}, {`{"a":1}`, `{}`}, {`[]`, `{"a":1}`}, {`{"a":1}`, `7`}, {`{"a":1}`, `{`}, {`{"a":1`, `{"a":1}`}} {
-		if got, err := Transfer([]byte(bad[0]), []byte(bad[1]), 1); err == nil {
+		if got, err := WithTransferParams([]byte(bad[0]), []byte(bad[1]), 1); err == nil {
 			t.Errorf("%v: %s", bad, got)
 		}
 	}
@@ -179,7 +179,7 @@ func TestTotals(t *testing.T) {
 		if err := c.Parse(ev); err != nil {
 			t.Fatal(err)
 		}
-		got := string(c.Append(nil, Edit{Totals: &Usage{Prompt: 5, Output: 6, Cached: cached}}))
+		got := string(c.Append(nil, Edit{Usage: &Usage{Prompt: 5, Output: 6, Cached: cached}}))
 		if got != `data: {"choices":[],"usage":{"prompt_tokens":5,"total_tokens":11,"completion_tokens":6,"prompt_tokens_details":{"a":1,"cached_tokens":`+want+`},"x":null}}`+"\n\n" {
 			t.Errorf("cached %d: %s", cached, got)
 		}

@@ -176,7 +176,7 @@ func FuzzChunk(f *testing.F) {
 			if err == nil && len(ids) != c.Tokens && c.nIDs > 0 && !bytes.ContainsAny(c.ids[0].of(ev.Data), `{"`) {
 				t.Fatalf("%q has %d ids and counts %d", ev.Raw, len(ids), c.Tokens)
 			}
-			edited := c.Append(nil, Edit{NoIDs: true, NoUsage: true, Pin: &Identity{ID: []byte(`"i"`), Created: []byte("1"), Model: []byte(`"m"`), Fingerprint: []byte(`"p"`)}, Fingerprint: []byte(`"f"`)})
+			edited := c.Append(nil, Edit{HideIDs: true, HideUsage: true, Identity: &Identity{ID: []byte(`"i"`), Created: []byte("1"), Model: []byte(`"m"`), Fingerprint: []byte(`"p"`)}, Fingerprint: []byte(`"f"`)})
 			var again Chunk
 			ev2, err := NewReader(bytes.NewReader(edited)).Next()
 			if err != nil {
@@ -188,7 +188,7 @@ func FuzzChunk(f *testing.F) {
 			if again.Tokens != 0 || again.Choices != c.Choices || again.Finish != c.Finish {
 				t.Fatalf("%q is edited to %q", ev.Raw, edited)
 			}
-			if d := c.Clone(); !bytes.Equal(d.Append(nil, Edit{NoIDs: true}), c.Append(nil, Edit{NoIDs: true})) {
+			if d := c.Clone(); !bytes.Equal(d.Append(nil, Edit{HideIDs: true}), c.Append(nil, Edit{HideIDs: true})) {
 				t.Fatalf("a clone of %q differs", ev.Raw)
 			}
 		}

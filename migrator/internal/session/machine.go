@@ -299,14 +299,14 @@ func (m *Machine) fail(err error) {
 
 // reportsLoss reports whether a chunk says that its engine failed.
 func reportsLoss(c *openai.Chunk) bool {
-	failed := c.Failed()
+	failed := c.Failure()
 	return failed != nil && openai.FailureStatus(failed) >= http.StatusInternalServerError
 }
 
 // reportedError is the loss of a leg whose engine could say so.
 type reportedError struct{ chunk *openai.Chunk }
 
-func (e *reportedError) Error() string { return "the engine reports " + string(e.chunk.Failed()) }
+func (e *reportedError) Error() string { return "the engine reports " + string(e.chunk.Failure()) }
 
 // MalformedError says that an engine's event is not one of the OpenAI API.
 type MalformedError struct{ Err error }

@@ -106,7 +106,7 @@ func (m *Machine) freeze() {
 // it is the stream's end, a token after those of a live migration, or too much.
 func (m *Machine) hold(c *openai.Chunk) error {
 	switch {
-	case c.Finish || c.Done || c.Failed() != nil:
+	case c.Finish || c.Done || c.Failure() != nil:
 		return ErrNoStream
 	case m.migration.length > 0 && (c.Tokens > 0 || c.HasText):
 		return ErrOverrun

@@ -81,7 +81,7 @@ func (m *Machine) conclude() bool {
 	}
 	m.end()
 	m.pin(m.fingerprint)
-	usage, done := openai.Ending(m.cfg.Endpoint, m.identity, m.usage())
+	usage, done := openai.EndingChunks(m.cfg.Endpoint, m.identity, m.usage())
 	m.probe()
 	m.do(Action{Kind: Report, Loss: Concluded, Err: m.lost})
 	if !m.usageSent {
@@ -104,7 +104,7 @@ func (m *Machine) probe() {
 // the stream must not go on elsewhere.
 func (m *Machine) beginRescue() bool {
 	if !m.cfg.CanRescue || m.final || m.finished || m.prompt == 0 ||
-		policies.Movable(m.Request()) != policies.NotPinned || m.cfg.Resume.Left(m.output()) == 0 {
+		policies.Movable(m.Request()) != policies.NotPinned || m.cfg.Resume.Remaining(m.output()) == 0 {
 		return false
 	}
 	if len(m.ids)-m.lastLoss >= lossTokens {
@@ -115,7 +115,7 @@ func (m *Machine) beginRescue() bool {
 		return false
 	}
 	m.lastLoss = len(m.ids)
-	m.takeBack(m.cfg.Asked.NoIDs)
+	m.takeBack(m.cfg.Asked.HideIDs)
 	m.rescue = &rescue{Rescue: Rescue{From: m.holder, Length: len(m.ids), Err: ErrNoRefuge}, tried: []policies.ReplicaID{m.holder}}
 	m.probe()
 	m.do(Action{Kind: Report, Loss: Rescuing, Err: m.lost})

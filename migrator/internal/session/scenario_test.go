@@ -89,7 +89,7 @@ func play(t *testing.T, text string) string {
 		}
 		l := parseLine(words)
 		if l.verb == "config" {
-			cfg.CanRescue, cfg.Asked.NoIDs = l.has("rescue"), l.has("hide-ids")
+			cfg.CanRescue, cfg.Asked.HideIDs = l.has("rescue"), l.has("hide-ids")
 			if limit := l.number("limit"); limit > 0 {
 				cfg.Resume = resume(t, limit)
 			}

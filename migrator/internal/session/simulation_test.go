@@ -194,7 +194,7 @@ const (
 func newSimulation(t testing.TB, script []byte) *simulation {
 	s := &simulation{t: t, script: script}
 	mode := s.choose(4)
-	asked := openai.Edit{NoUsage: true, NoIDs: mode%2 == 0}
+	asked := openai.Edit{HideUsage: true, HideIDs: mode%2 == 0}
 	s.m = New(Config{Self: "r0", Endpoint: openai.Completions, Asked: asked, Resume: resume(t, limit-origin), CanRescue: mode < 3})
 	s.c = newChecker(s.m)
 	reference := resumeAt("", []uint32{11, 12, 13}, origin, limit)
@@ -237,7 +237,7 @@ func (s *simulation) step(ev Event) {
 	for _, a := range acts {
 		switch a.Kind {
 		case Write:
-			s.failed = s.failed || a.Chunk.Failed() != nil
+			s.failed = s.failed || a.Chunk.Failure() != nil
 			if s.got += textOf(s.t, a); !strings.HasPrefix(s.text, s.got) {
 				s.fatalf("the client reads %q of %q", s.got, s.text)
 			}

@@ -44,14 +44,14 @@ func (t *transcript) output() int { return len(t.ids) - t.prompt }
 // client that wants asked changed, and reports whether the client sees it. The
 // error is for ids that cannot be read.
 func (t *transcript) add(c *openai.Chunk, first bool, asked openai.Edit) (shown bool, err error) {
-	if !first && c.Tokens == 0 && !c.Finish && !c.UsageOnly() && c.Failed() == nil {
+	if !first && c.Tokens == 0 && !c.Finish && !c.UsageOnly() && c.Failure() == nil {
 		return false, nil // the opening of a later leg, or a comment in it
 	}
 	if first {
 		if t.identity.ID == nil {
 			t.identity = c.Identity()
 		}
-		if t.prompt == 0 && c.HasPrompt() {
+		if t.prompt == 0 && c.HasPromptIDs() {
 			if t.ids, err = c.AppendPromptIDs(t.ids); err != nil {
 				return false, err
 			}
@@ -82,7 +82,7 @@ func (t *transcript) add(c *openai.Chunk, first bool, asked openai.Edit) (shown 
 	t.edit = asked
 	if !first {
 		t.totals = t.usage()
-		t.edit.Pin, t.edit.NoPrompt, t.edit.Totals = &t.identity, true, &t.totals
+		t.edit.Identity, t.edit.HidePromptIDs, t.edit.Usage = &t.identity, true, &t.totals
 	}
 	t.finished, t.usageSent = t.finished || c.Finish, t.usageSent || c.UsageOnly()
 	return shown, nil

@@ -11,7 +11,7 @@ func answer(t *testing.T, edit Edit, events ...string) *Answer {
 	t.Helper()
 	var a Answer
 	for _, e := range events {
-		if err := a.Take(parse(t, e), edit); err != nil {
+		if err := a.Add(parse(t, e), edit); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -19,7 +19,7 @@ func answer(t *testing.T, edit Edit, events ...string) *Answer {
 }
 
 func TestAnswer(t *testing.T) {
-	template, err := Learn([]byte(completion))
+	template, err := NewTemplate([]byte(completion))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +30,7 @@ func TestAnswer(t *testing.T) {
 	if err != nil || string(got) != want {
 		t.Errorf("%v\n got %s\nwant %s", err, got, want)
 	}
-	got, err = answer(t, Edit{Totals: &Usage{Prompt: 5, Output: 6}}, firstEvent, lastEvent, usageEvent).Body(template, []uint32{1, 2}, []uint32{})
+	got, err = answer(t, Edit{Usage: &Usage{Prompt: 5, Output: 6}}, firstEvent, lastEvent, usageEvent).Body(template, []uint32{1, 2}, []uint32{})
 	want = strings.NewReplacer(`"odafuwu"`, `"odafuwu"`, `"token_ids":null`, `"token_ids":[1,2]`, `"prompt_token_ids":null`, `"prompt_token_ids":[]`,
 		`"prompt_tokens":3`, `"prompt_tokens":5`, `:6`, `:11`, `"completion_tokens":3`, `"completion_tokens":6`).Replace(want)
 	if err != nil || string(got) != want {
@@ -43,7 +43,7 @@ func TestAnswer(t *testing.T) {
 
 func TestAnswerOfAChat(t *testing.T) {
 	body := `{"id":"c","created":1,"model":"m","choices":[{"index":0,"message":{"role":"assistant","content":"x","refusal":null,"tool_calls":[],"reasoning":null},"finish_reason":"stop"}],"usage":{"prompt_tokens":1, "prompt_tokens_details":{"cached_tokens":0}}}`
-	template, err := Learn([]byte(body))
+	template, err := NewTemplate([]byte(body))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func TestAnswerOfAChat(t *testing.T) {
 		}
 	}
 	var a Answer
-	if err := a.Take(parse(t, delta(`{"tool_calls":[{}]}`, "null")), Edit{}); err == nil {
+	if err := a.Add(parse(t, delta(`{"tool_calls":[{}]}`, "null")), Edit{}); err == nil {
 		t.Error("a tool call is assembled")
 	}
 }
@@ -75,7 +75,7 @@ func TestAnswerOfAChat(t *testing.T) {
 // TestPinIsShared checks that an answer does not write into what its Edit names,
 // which other answers read at the same time.
 func TestPinIsShared(t *testing.T) {
-	template, err := Learn([]byte(completion))
+	template, err := NewTemplate([]byte(completion))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -84,7 +84,7 @@ func TestPinIsShared(t *testing.T) {
 	if parse(t, other).Fingerprint() == nil {
 		t.Fatal(other)
 	}
-	a := answer(t, Edit{Pin: pin}, firstEvent, other, other, usageEvent)
+	a := answer(t, Edit{Identity: pin}, firstEvent, other, other, usageEvent)
 	if got, err := a.Body(template, nil, nil); err != nil || !strings.Contains(string(got), `"system_fingerprint":"vllm-first"`) {
 		t.Errorf("%v %s", err, got)
 	}
@@ -95,13 +95,13 @@ func TestPinIsShared(t *testing.T) {
 
 func TestLearnRefuses(t *testing.T) {
 	for old, field := range map[string]string{`"metrics":null`: `metrics`, `"logprobs":null`: "choices.logprobs", `"kv_transfer_params":null`: "kv_transfer_params"} {
-		_, err := Learn([]byte(strings.Replace(completion, old, strings.Replace(old, "null", `{"x":1}`, 1), 1)))
+		_, err := NewTemplate([]byte(strings.Replace(completion, old, strings.Replace(old, "null", `{"x":1}`, 1), 1)))
 		if err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%s: %v", old, err)
 		}
 	}
 	for _, body := range []string{``, `{}`, `{"choices":[]}`, `{"choices":[{},{}]}`, `{"error":{"code":400}}`} {
-		if _, err := Learn([]byte(body)); err == nil {
+		if _, err := NewTemplate([]byte(body)); err == nil {
 			t.Errorf("%q is learnt from", body)
 		}
 	}
@@ -110,13 +110,13 @@ func TestLearnRefuses(t *testing.T) {
 func FuzzLearn(f *testing.F) {
 	f.Add(completion)
 	f.Fuzz(func(t *testing.T, body string) {
-		template, err := Learn([]byte(body))
+		template, err := NewTemplate([]byte(body))
 		if err != nil {
 			return
 		}
 		a := answer(t, Edit{}, firstEvent, lastEvent, usageEvent)
 		got, err := a.Body(template, nil, nil)
-		if err != nil || check(got) != nil {
+		if err != nil || checkObject(got) != nil {
 			t.Fatalf("%q makes %q, %v", body, got, err)
 		}
 	})

@@ -80,7 +80,7 @@ func promptFeature(b []byte, prompt span) (f policies.Features) {
 		return 0
 	}
 	n := 0
-	each(b, prompt, func(_ []byte, _, e span) bool {
+	eachMember(b, prompt, func(_ []byte, _, e span) bool {
 		if c := b[e.from]; c != '"' && c != '[' {
 			return false // a list of ids: one prompt
 		}
@@ -93,11 +93,11 @@ func promptFeature(b []byte, prompt span) (f policies.Features) {
 }
 
 func messagesFeature(b []byte, messages span) (f policies.Features) {
-	each(b, messages, func(_ []byte, _, message span) bool {
-		each(b, message, func(name []byte, _, content span) bool {
+	eachMember(b, messages, func(_ []byte, _, message span) bool {
+		eachMember(b, message, func(name []byte, _, content span) bool {
 			if string(name) == "content" && b[content.from] == '[' {
-				each(b, content, func(_ []byte, _, part span) bool {
-					if b[part.from] == '{' && gjson.Get(view(part.of(b)), "type").Str != "text" {
+				eachMember(b, content, func(_ []byte, _, part span) bool {
+					if b[part.from] == '{' && gjson.Get(unsafeString(part.of(b)), "type").Str != "text" {
 						f = policies.Multimodal
 					}
 					return true

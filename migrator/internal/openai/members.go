@@ -6,21 +6,21 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// each calls do for the members of an object, or the elements of an array
+// eachMember calls do for the members of an object, or the elements of an array
 // (whose names are empty), until it returns false. b[at] must be valid JSON.
 // name is as a reader sees it, escapes resolved.
 //
 // gjson's own walk unescapes every value on its way, which for a prompt of
 // hundreds of KiB costs more than all else that the front does with it. This
 // one finds the values and leaves them alone.
-func each(b []byte, at span, do func(name []byte, whole, value span) bool) {
-	i := blank(b, at.from)
+func eachMember(b []byte, at span, do func(name []byte, whole, value span) bool) {
+	i := skipBlanks(b, at.from)
 	if i >= at.to || b[i] != '{' && b[i] != '[' {
 		return
 	}
 	object := b[i] == '{'
 	for i++; ; {
-		i = blank(b, i)
+		i = skipBlanks(b, i)
 		if i >= at.to || b[i] == '}' || b[i] == ']' {
 			return
 		}
@@ -30,14 +30,14 @@ func each(b []byte, at span, do func(name []byte, whole, value span) bool) {
 		}
 		start, name := i, []byte(nil)
 		if object {
-			end := skip(b, i)
+			end := skipValue(b, i)
 			name = b[i+1 : end-1]
 			if bytes.IndexByte(name, '\\') >= 0 {
 				name = []byte(gjson.ParseBytes(b[i:end]).Str)
 			}
-			i = blank(b, blank(b, end)+1) // over the colon
+			i = skipBlanks(b, skipBlanks(b, end)+1) // over the colon
 		}
-		end := skip(b, i)
+		end := skipValue(b, i)
 		if !do(name, span{start, end}, span{i, end}) {
 			return
 		}
@@ -45,21 +45,21 @@ func each(b []byte, at span, do func(name []byte, whole, value span) bool) {
 	}
 }
 
-// blank returns the offset of the first byte from i on that is not white space.
-func blank(b []byte, i int) int {
+// skipBlanks returns the offset of the first byte from i on that is not white space.
+func skipBlanks(b []byte, i int) int {
 	for i < len(b) && (b[i] == ' ' || b[i] == '\t' || b[i] == '\n' || b[i] == '\r') {
 		i++
 	}
 	return i
 }
 
-// skip returns the offset behind the valid JSON value that begins at i.
-func skip(b []byte, i int) int {
+// skipValue returns the offset behind the valid JSON value that begins at i.
+func skipValue(b []byte, i int) int {
 	depth := 0
 	for ; i < len(b); i++ {
 		switch b[i] {
 		case '"':
-			i = closing(b, i+1)
+			i = closingQuote(b, i+1)
 			if depth == 0 {
 				return i + 1
 			}

@@ -37,7 +37,7 @@ func TestWarmTargetLost(t *testing.T) {
 		t.Errorf("the holders are %v: nobody watches the target", got)
 	}
 	f.fronts[0].HandlePeerLoss("r1")
-	if err := <-over; !errors.Is(err, errGone) {
+	if err := <-over; !errors.Is(err, errReplicaGone) {
 		t.Errorf("the move ends with %v", err)
 	}
 	if got := f.fronts[0].Holders(); len(got) != 0 {

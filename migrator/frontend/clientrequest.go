@@ -17,9 +17,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// generate serves a client's request on one of the two generating endpoints.
-func (srv *Server) generate(w http.ResponseWriter, r *http.Request, e openai.Endpoint) {
-	body, ok := srv.body(w, r)
+// serveGenerate serves a client's request on one of the two generating endpoints.
+func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e openai.Endpoint) {
+	body, ok := srv.readBody(w, r)
 	if !ok {
 		return
 	}
@@ -28,27 +28,27 @@ func (srv *Server) generate(w http.ResponseWriter, r *http.Request, e openai.End
 		writeProblem(w, openai.Problem{Status: http.StatusBadRequest, Message: "the request body is " + err.Error()})
 		return
 	}
-	arrival := srv.estimate(r.Header, body)
+	arrival := srv.estimateArrival(r.Header, body)
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 
-	key := shapeKey{e, req.IDs}
-	shape := srv.shapes.get(key)
+	key := templateKey{e, req.WantsIDs}
+	shape := srv.templates.get(key)
 	var p *payload
 	var out clientWriter
 	switch {
 	case req.Streamable():
-		p = &payload{bytes: req.Streamed()}
+		p = &payload{bytes: req.StreamBody()}
 		out = newEventWriter(w, req)
 	case req.Assemblable() && shape != nil:
-		p = &payload{bytes: req.Streamed()}
-		out = &answerWriter{w: w, shape: shape, ids: req.IDs}
+		p = &payload{bytes: req.StreamBody()}
+		out = &answerWriter{w: w, shape: shape, ids: req.WantsIDs}
 	default:
-		p = &payload{bytes: req.Plain()}
+		p = &payload{bytes: req.PlainBody()}
 	}
 	words := policies.Request{Model: req.Model, Input: arrival.Estimate, MaxOutput: req.MaxOutput, Estimated: true, Features: req.Features}
 	assemblable := req.Assemblable()
-	asked := openai.Edit{NoIDs: !req.IDs, NoUsage: !req.Usage && req.CountsUsage()}
+	asked := openai.Edit{HideIDs: !req.WantsIDs, HideUsage: !req.WantsUsage && req.AllowsUsage()}
 	resume, ok := req.Resume()
 	if !ok {
 		words.Features |= policies.Unreadable
@@ -57,10 +57,10 @@ func (srv *Server) generate(w http.ResponseWriter, r *http.Request, e openai.End
 	s.header = r.Header
 	req, body = openai.Request{}, nil // the payload is all that is still needed of it
 
-	o := &legRequest{endpoint: e, header: r.Header, body: p, arrival: arrival, front: srv.cfg.Replica, stream: s,
+	o := &legRequest{endpoint: e, header: r.Header, body: p, arrival: arrival, frontEnd: srv.cfg.Replica, stream: s,
 		request: s.request, minTokens: s.minTokens, epoch: 1, hangTimeout: s.hangTimeout(), plain: out == nil}
 	if srv.cfg.Placer != nil {
-		o.to = srv.normalize(srv.cfg.Placer.Place(s.request))
+		o.target = srv.normalize(srv.cfg.Placer.Place(s.request))
 	}
 	srv.mu.Lock()
 	srv.streams[s.id] = s
@@ -74,19 +74,19 @@ func (srv *Server) generate(w http.ResponseWriter, r *http.Request, e openai.End
 	switch {
 	case err != nil && r.Context().Err() != nil: // nobody is there to be told
 	case err != nil:
-		srv.refuseFailed(w, err)
+		srv.refuseEngineFailure(w, err)
 	case b.leg == nil:
-		srv.relay(w, b, key, assemblable && shape == nil)
+		srv.relayResponse(w, b, key, assemblable && shape == nil)
 	case out == nil:
 		// The engine streams what was not known to be a stream.
 		srv.relayEvents(w, b)
 	default:
-		srv.run(s, b)
+		srv.serveStream(s, b)
 	}
 }
 
-// refuseFailed answers a request of which the engine produced nothing.
-func (srv *Server) refuseFailed(w http.ResponseWriter, err error) {
+// refuseEngineFailure answers a request of which the engine produced nothing.
+func (srv *Server) refuseEngineFailure(w http.ResponseWriter, err error) {
 	var bad *session.MalformedError
 	if errors.As(err, &bad) || errors.Is(err, openai.ErrEventTooLarge) {
 		srv.log.Error("the engine's answer is malformed", "error", err)
@@ -94,11 +94,11 @@ func (srv *Server) refuseFailed(w http.ResponseWriter, err error) {
 		return
 	}
 	srv.log.Warn("the engine does not answer", "error", err)
-	refuse(w, "the replica's engine does not answer; send the request to another one")
+	refuseRequest(w, "the replica's engine does not answer; send the request to another one")
 }
 
-// body reads a request's body. When it cannot, it has answered.
-func (srv *Server) body(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
+// readBody reads a request's body. When it cannot, it has answered.
+func (srv *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
 	tooLarge := openai.Problem{Status: http.StatusRequestEntityTooLarge,
 		Message: "the request body has more than " + strconv.FormatInt(srv.cfg.MaxBody, 10) + " bytes"}
 	if r.ContentLength > srv.cfg.MaxBody {
@@ -109,7 +109,7 @@ func (srv *Server) body(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
 	control := http.NewResponseController(w)
 	control.SetReadDeadline(time.Now().Add(srv.cfg.BodyTimeout)) // not every server can; then its own deadline holds
 	defer control.SetReadDeadline(time.Time{})
-	b, err := readAll(http.MaxBytesReader(w, r.Body, srv.cfg.MaxBody), r.ContentLength)
+	b, err := readSized(http.MaxBytesReader(w, r.Body, srv.cfg.MaxBody), r.ContentLength)
 	var large *http.MaxBytesError
 	switch {
 	case err == nil:
@@ -126,9 +126,9 @@ func (srv *Server) body(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
 	return nil, false
 }
 
-// readAll reads a body of a stated size, -1 for unknown. It trusts the
+// readSized reads a body of a stated size, -1 for unknown. It trusts the
 // statement only as far as bytes come.
-func readAll(src io.Reader, size int64) ([]byte, error) {
+func readSized(src io.Reader, size int64) ([]byte, error) {
 	const atOnce = 1 << 20
 	b := make([]byte, 0, min(max(size, 512), atOnce)+1) // one more than the size, to see the end
 	for {
@@ -147,33 +147,33 @@ func readAll(src io.Reader, size int64) ([]byte, error) {
 	}
 }
 
-// estimate estimates a request before its engine counts it: by the header that
+// estimateArrival estimates a request before its engine counts it: by the header that
 // it was routed by, else by its bytes.
-func (srv *Server) estimate(h http.Header, body []byte) loadtracker.Arrival {
+func (srv *Server) estimateArrival(h http.Header, body []byte) loadtracker.Arrival {
 	var scan length.Scanner
 	scan.Write(body)
 	count := scan.Count()
 	var a loadtracker.Arrival
 	if count.Found && count.Tokens == 0 && count.Media == 0 {
-		a.Text = count.Text
+		a.TextBytes = count.Text
 	}
 	if n, err := strconv.ParseInt(h.Get(length.TokensHeader), 10, 64); err == nil && n > 0 {
 		// Anyone may have written it: it counts as far as the body can hold.
-		a.Stated = policies.Tokens(min(n, maxPerByte*int64(len(body))))
+		a.RoutedEstimate = policies.Tokens(min(n, maxTokensPerByte*int64(len(body))))
 	}
-	a.Estimate = a.Stated
+	a.Estimate = a.RoutedEstimate
 	if count.Tokens > 0 || a.Estimate == 0 {
 		a.Estimate = srv.tracker.Estimator().FromBody(count)
 	}
-	if a.Stated == 0 {
+	if a.RoutedEstimate == 0 {
 		// Nobody stated an estimate: the request was routed by its size.
-		a.Stated = srv.tracker.Estimator().FromContentLength(int64(len(body)))
+		a.RoutedEstimate = srv.tracker.Estimator().FromContentLength(int64(len(body)))
 	}
 	return a
 }
 
-// run relays a stream that has begun, to its end.
-func (srv *Server) run(s *Stream, b openedLeg) {
+// serveStream relays a stream that has begun, to its end.
+func (srv *Server) serveStream(s *Stream, b openedLeg) {
 	if err := s.run(b); err != nil {
 		srv.log.Warn("stream ended early", "stream", s.id, "error", err)
 		if s.currentHolder().Replica == srv.cfg.Replica {

@@ -20,51 +20,51 @@ type Template struct {
 
 // part is some literal text and the value that follows it.
 type part struct {
-	text  string
-	value slot
-	usage string // the path inside usage, for slotUsage
-	was   string // the value in the answer learnt from
+	text    string
+	field   field
+	usage   string // the path inside usage, for slotUsage
+	example string // the value in the answer learnt from
 }
 
-type slot int
+type field int
 
 const (
-	slotEnd slot = iota
-	slotID
-	slotCreated
-	slotModel
-	slotFingerprint
-	slotRole
-	slotText
-	slotReasoning
-	slotFinish
-	slotStop
-	slotIDs
-	slotPromptIDs
-	slotUsage
+	fieldNone field = iota
+	fieldID
+	fieldCreated
+	fieldModel
+	fieldFingerprint
+	fieldRole
+	fieldText
+	fieldReasoning
+	fieldFinish
+	fieldStop
+	fieldIDs
+	fieldPromptIDs
+	fieldUsage
 )
 
-// topSlots and choiceSlots say which fields vary between answers. A field in
+// topFields and choiceSlots say which fields vary between answers. A field in
 // neither is a constant of the engine if it is null, and otherwise something
 // that cannot be assembled.
 var (
-	topSlots = map[string]slot{"id": slotID, "created": slotCreated, "model": slotModel,
-		"system_fingerprint": slotFingerprint, "prompt_token_ids": slotPromptIDs}
-	choiceSlots = map[string]slot{"finish_reason": slotFinish, "stop_reason": slotStop, "text": slotText,
-		"token_ids": slotIDs, "prompt_token_ids": slotPromptIDs}
-	messageSlots = map[string]slot{"role": slotRole, "content": slotText,
-		"reasoning": slotReasoning, "reasoning_content": slotReasoning}
-	constants = map[string]bool{"object": true, "index": true, "service_tier": true}
+	topFields = map[string]field{"id": fieldID, "created": fieldCreated, "model": fieldModel,
+		"system_fingerprint": fieldFingerprint, "prompt_token_ids": fieldPromptIDs}
+	choiceFields = map[string]field{"finish_reason": fieldFinish, "stop_reason": fieldStop, "text": fieldText,
+		"token_ids": fieldIDs, "prompt_token_ids": fieldPromptIDs}
+	messageFields = map[string]field{"role": fieldRole, "content": fieldText,
+		"reasoning": fieldReasoning, "reasoning_content": fieldReasoning}
+	constantFields = map[string]bool{"object": true, "index": true, "service_tier": true}
 )
 
-// Learn makes a Template from the body of an unstreamed answer with one
+// NewTemplate makes a Template from the body of an unstreamed answer with one
 // choice. The error names the field that cannot be assembled.
-func Learn(body []byte) (*Template, error) {
-	if err := check(body); err != nil {
+func NewTemplate(body []byte) (*Template, error) {
+	if err := checkObject(body); err != nil {
 		return nil, err
 	}
-	l := learner{text: string(body)}
-	l.object(gjson.Parse(l.text), "", topSlots)
+	l := templateBuilder{text: string(body)}
+	l.addObject(gjson.Parse(l.text), "", topFields)
 	if l.err == nil && !l.choice {
 		l.err = errors.New("the answer has no choice")
 	}
@@ -75,7 +75,7 @@ func Learn(body []byte) (*Template, error) {
 	return &Template{parts: l.parts}, nil
 }
 
-type learner struct {
+type templateBuilder struct {
 	text   string
 	at     int // text before it is in parts
 	parts  []part
@@ -83,21 +83,21 @@ type learner struct {
 	err    error
 }
 
-// slot ends the literal text at v's place and leaves a hole for v.
-func (l *learner) slot(v gjson.Result, s slot, usage string) {
-	l.parts = append(l.parts, part{text: l.text[l.at:v.Index], value: s, usage: usage, was: v.Raw})
+// addField ends the literal text at v's place and leaves a hole for v.
+func (l *templateBuilder) addField(v gjson.Result, s field, usage string) {
+	l.parts = append(l.parts, part{text: l.text[l.at:v.Index], field: s, usage: usage, example: v.Raw})
 	l.at = v.Index + len(v.Raw)
 }
 
-// object walks an object's fields: those in slots become holes, the known
+// addObject walks an object's fields: those in slots become holes, the known
 // structures are walked into, and every other one must be constant.
-func (l *learner) object(v gjson.Result, path string, slots map[string]slot) {
+func (l *templateBuilder) addObject(v gjson.Result, path string, slots map[string]field) {
 	v.ForEach(func(k, v gjson.Result) bool {
 		name := path + k.Str
 		s, varies := slots[k.Str]
 		switch {
 		case varies:
-			l.slot(v, s, "")
+			l.addField(v, s, "")
 		case name == "choices":
 			v.ForEach(func(i, choice gjson.Result) bool {
 				if i.Num > 0 || !choice.IsObject() {
@@ -105,15 +105,15 @@ func (l *learner) object(v gjson.Result, path string, slots map[string]slot) {
 					return false
 				}
 				l.choice = true
-				l.object(choice, "choices.", choiceSlots)
+				l.addObject(choice, "choices.", choiceFields)
 				return l.err == nil
 			})
 		case name == "choices.message" && v.IsObject():
-			l.object(v, "message.", messageSlots)
+			l.addObject(v, "message.", messageFields)
 		case name == "usage" && v.IsObject():
-			l.usage(v, "")
+			l.addUsage(v, "")
 		case name == "message.tool_calls" && v.IsArray() && !nonEmpty(v):
-		case v.Type == gjson.Null || constants[k.Str]:
+		case v.Type == gjson.Null || constantFields[k.Str]:
 		default:
 			l.err = fmt.Errorf("the answer's %s varies in a way that a stream does not tell", strings.TrimSuffix(name, "."))
 		}
@@ -121,15 +121,15 @@ func (l *learner) object(v gjson.Result, path string, slots map[string]slot) {
 	})
 }
 
-// usage makes holes of the leaves of the usage object.
-func (l *learner) usage(v gjson.Result, path string) {
+// addUsage makes holes of the leaves of the usage object.
+func (l *templateBuilder) addUsage(v gjson.Result, path string) {
 	v.ForEach(func(k, v gjson.Result) bool {
 		// A dot or a star in a name would mean something else in a path.
 		name := path + strings.NewReplacer(".", `\.`, "*", `\*`, "?", `\?`).Replace(k.Str)
 		if v.IsObject() {
-			l.usage(v, name+".")
+			l.addUsage(v, name+".")
 		} else {
-			l.slot(v, slotUsage, name)
+			l.addField(v, fieldUsage, name)
 		}
 		return true
 	})
@@ -145,29 +145,29 @@ type Answer struct {
 	content, thought, ended bool
 }
 
-// errStrange says that an engine's stream has what the answer has no place for.
-var errStrange = errors.New("the stream carries fields that an assembled answer has no place for")
+// errUnassemblable says that an engine's stream has what the answer has no place for.
+var errUnassemblable = errors.New("the stream carries fields that an assembled answer has no place for")
 
-// Take adds an event. edit is what would be changed about it for a client that
+// Add adds an event. edit is what would be changed about it for a client that
 // reads the stream; of it Pin and Totals count.
-func (a *Answer) Take(c *Chunk, edit Edit) error {
-	if c.strange || c.Choices > 1 {
-		return errStrange
+func (a *Answer) Add(c *Chunk, edit Edit) error {
+	if c.unassemblable || c.Choices > 1 {
+		return errUnassemblable
 	}
 	data := c.event.Data
 	keep := func(dst *[]byte, s span) {
-		if !s.absent() && view(s.of(data)) != "null" {
+		if !s.absent() && unsafeString(s.of(data)) != "null" {
 			*dst = append((*dst)[:0], s.of(data)...)
 		}
 	}
 	if a.identity.ID == nil && !c.id.absent() {
 		a.identity = c.Identity()
 	}
-	if edit.Pin != nil {
-		a.identity = *edit.Pin
+	if edit.Identity != nil {
+		a.identity = *edit.Identity
 	}
-	if edit.Pin != nil && edit.Pin.Fingerprint != nil {
-		a.fingerprint = append(a.fingerprint[:0], edit.Pin.Fingerprint...) // which others read too
+	if edit.Identity != nil && edit.Identity.Fingerprint != nil {
+		a.fingerprint = append(a.fingerprint[:0], edit.Identity.Fingerprint...) // which others read too
 	} else {
 		keep(&a.fingerprint, c.fingerprint)
 	}
@@ -175,7 +175,7 @@ func (a *Answer) Take(c *Chunk, edit Edit) error {
 	keep(&a.finish, c.finish)
 	keep(&a.stop, c.stop)
 	if !c.usage.absent() {
-		if u := c.Append(nil, Edit{Totals: edit.Totals}); edit.Totals != nil {
+		if u := c.Append(nil, Edit{Usage: edit.Usage}); edit.Usage != nil {
 			a.usage = usageIn(u)
 		} else {
 			keep(&a.usage, c.usage)
@@ -194,7 +194,7 @@ func (a *Answer) Take(c *Chunk, edit Edit) error {
 
 // usageIn returns the usage of an edited event.
 func usageIn(raw []byte) []byte {
-	return []byte(gjson.Parse(view(event(raw).Data)).Get("usage").Raw)
+	return []byte(gjson.Parse(unsafeString(event(raw).Data)).Get("usage").Raw)
 }
 
 // Body builds the answer to the pattern of t. ids and prompt are the token
@@ -211,51 +211,51 @@ func (a *Answer) Body(t *Template, ids, prompt []uint32) ([]byte, error) {
 		return append(dst, v...)
 	}
 	quoted := func(dst, inside []byte) []byte { return append(append(append(dst, '"'), inside...), '"') }
-	usage := gjson.Parse(view(a.usage))
+	usage := gjson.Parse(unsafeString(a.usage))
 	out := make([]byte, 0, len(a.text)+len(a.reasoning)+7*(len(ids)+len(prompt))+1024)
 	for _, p := range t.parts {
 		out = append(out, p.text...)
-		switch p.value {
-		case slotEnd:
-		case slotID:
+		switch p.field {
+		case fieldNone:
+		case fieldID:
 			out = orNull(out, a.identity.ID)
-		case slotCreated:
+		case fieldCreated:
 			out = orNull(out, a.identity.Created)
-		case slotModel:
+		case fieldModel:
 			out = orNull(out, a.identity.Model)
-		case slotFingerprint:
+		case fieldFingerprint:
 			if a.fingerprint == nil {
-				out = append(out, p.was...)
+				out = append(out, p.example...)
 			} else {
 				out = append(out, a.fingerprint...)
 			}
-		case slotRole:
+		case fieldRole:
 			if a.role == nil {
-				out = append(out, p.was...)
+				out = append(out, p.example...)
 			} else {
 				out = append(out, a.role...)
 			}
-		case slotText:
+		case fieldText:
 			if a.thought && !a.content {
 				out = append(out, null...) // all of it was reasoning
 			} else {
 				out = quoted(out, a.text)
 			}
-		case slotReasoning:
+		case fieldReasoning:
 			if a.thought {
 				out = quoted(out, a.reasoning)
 			} else {
 				out = append(out, null...)
 			}
-		case slotFinish:
+		case fieldFinish:
 			out = orNull(out, a.finish)
-		case slotStop:
+		case fieldStop:
 			out = orNull(out, a.stop)
-		case slotIDs:
+		case fieldIDs:
 			out = appendList(out, ids)
-		case slotPromptIDs:
+		case fieldPromptIDs:
 			out = appendList(out, prompt)
-		case slotUsage:
+		case fieldUsage:
 			if v := usage.Get(p.usage); v.Exists() {
 				out = append(out, v.Raw...)
 			} else {
