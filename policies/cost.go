@@ -8,16 +8,16 @@ package policies
 //	D0 + D1·n + D2·ΣI + D3·ΣI² + D4·(ΣL + Kappa·n·(Lmax − Lmean)/n)
 //
 // Invariants, checked by Validate:
-//  1. D0 > 0 (an engine without fixed cost has no batching to plan for),
+//  1. D0 > 0 (without a fixed cost per iteration, batching gains nothing),
 //  2. D1…D4 and Kappa are finite and not negative.
 type Cost struct {
-	D0 float64 // seconds per iteration, whatever the batch
+	D0 float64 // seconds per iteration, independent of the batch
 	D1 float64 // seconds per decoding sequence per iteration
 	D2 float64 // seconds per uncached prompt token
 	D3 float64 // seconds per squared prompt token (uncached part: I² − cached²)
 	D4 float64 // seconds per KV token attended to per iteration
-	// Kappa weighs D4·(Lmax − Lmean), the extra attention time of a batch of
-	// unequal lengths. 0 where the kernel balances by itself.
+	// Kappa weights D4·(Lmax − Lmean), the extra attention time of a batch of
+	// unequal lengths. 0 if the kernel balances unequal lengths itself.
 	Kappa float64
 }
 
@@ -34,13 +34,13 @@ func (c Cost) Validate() error {
 	return nil
 }
 
-// Scale multiplies every time by f: the cost of an engine that is 1/f times
-// as fast. Kappa is a ratio and stays.
+// Scale multiplies every time by f: the cost of an engine that is 1/f times as
+// fast. Kappa is a ratio and does not change.
 func (c Cost) Scale(f float64) Cost {
 	return Cost{D0: c.D0 * f, D1: c.D1 * f, D2: c.D2 * f, D3: c.D3 * f, D4: c.D4 * f, Kappa: c.Kappa}
 }
 
-// Capacity is what one replica can hold and move.
+// Capacity is what one replica can hold and transfer.
 //
 // Invariants, checked by Validate:
 //  1. KV and Batch are positive,
@@ -48,8 +48,8 @@ func (c Cost) Scale(f float64) Cost {
 type Capacity struct {
 	KV    Tokens // KV cache size, in tokens
 	Batch int    // sequences that can run at once
-	// TransferRate is how many running requests a replica can hand over per
-	// second; 0 means "no limit is known".
+	// TransferRate is how many migrations a replica can send per second; 0 means
+	// that no limit is known.
 	TransferRate float64
 }
 
@@ -64,6 +64,6 @@ func (c Capacity) Validate() error {
 	return nil
 }
 
-// finite is math.IsInf and math.IsNaN without their package: x−x is 0 only
-// for finite x.
+// finite reports whether x is neither infinite nor NaN, without package math: x−x
+// is 0 only for finite x.
 func finite(x float64) bool { return x-x == 0 }

@@ -1,27 +1,27 @@
 package policies
 
 // Flow is the work that arrives at a fleet or a replica, per second, by length
-// bucket. Bucket b holds lengths in [Edges[b], Edges[b+1]), the last one is
-// open. In-flight counts depend on the plan that produced them; flows do not,
-// which is why plans are made from flows (RATIONALE.md, "Why flows?").
+// bucket. Bucket b holds lengths in [Edges[b], Edges[b+1]); the last one is open.
+// Plans are made from flows because, unlike in-flight counts, flows do not depend
+// on the plan in force (RATIONALE.md, "Why flows?").
 //
 // Invariants, checked by Validate:
-//  1. Edges is not empty, starts at 0 and grows strictly,
+//  1. Edges is not empty, starts at 0 and increases strictly,
 //  2. every other slice is as long as Edges,
 //  3. every rate is finite and not negative.
 type Flow struct {
 	Edges    []Tokens
 	Arrivals []float64 // requests/s by input length
-	Tokens   []float64 // φ: tokens generated per second at a length in the bucket
-	Reads    []float64 // ψ: KV tokens read per second by those
+	Tokens   []float64 // φ: tokens generated per second by sequences of these lengths
+	Reads    []float64 // ψ: KV tokens read per second to generate them
 	Prefill  []float64 // uncached prompt tokens per second, by input length: Σ (I − cached)
 	Prefill2 []float64 // their squares: Σ (I² − cached²) per second
-	// Weight is ν: Σ 1/O over the tokens of finished requests, O being the
-	// request's output length. It weighs iteration time for normalised latency.
+	// Weight is ν: Σ 1/O over the tokens of finished requests, where O is the
+	// request's output length. It weights iteration time for normalised latency.
 	Weight []float64
 	// Crossings[b] counts requests per second that grow from below Edges[b] to it.
 	Crossings []float64
-	Seen      uint64 // requests counted since the counters began, never forgotten
+	Seen      uint64 // requests counted since the counters started, without forgetting
 }
 
 // NewFlow returns a zero flow over the edges, which it keeps.
@@ -44,7 +44,7 @@ func (f Flow) Validate() error {
 	}
 	for b := 1; b < len(f.Edges); b++ {
 		if f.Edges[b] <= f.Edges[b-1] {
-			return &Violation{"flow edge " + f.Edges[b].String(), "1: edges must grow strictly"}
+			return &Violation{"flow edge " + f.Edges[b].String(), "1: edges must increase strictly"}
 		}
 	}
 	for _, c := range f.columns() {
@@ -82,17 +82,17 @@ func (f Flow) Plus(o Flow) (Flow, bool) {
 	return sum, true
 }
 
-// BucketEdges returns the bucket edges for lengths up to limit, with perOctave
-// buckets in every doubling from 16 on (4 to 8 is useful): 0, 16, … and no
-// edge above limit. perOctave below 1 counts as 1.
+// BucketEdges returns the bucket edges for lengths up to limit: 0, 16 and so on,
+// with perOctave buckets (4 to 8 is useful) per doubling, and no edge above limit.
+// perOctave below 1 counts as 1.
 func BucketEdges(limit Tokens, perOctave int) []Tokens {
 	perOctave = max(perOctave, 1)
 	edges := []Tokens{0}
-	// 16 is the first geometric edge: below it, buckets say nothing about cost.
+	// 16 is the first geometric edge: shorter lengths do not differ in cost.
 	for base := Tokens(16); base <= limit; base *= 2 {
 		for i := range perOctave {
-			// base·2^(i/perOctave), in integers where it can be: linear steps
-			// inside an octave differ by at most 6 % from geometric ones.
+			// Approximates base·2^(i/perOctave) in integers: linear steps inside an
+			// octave differ by at most 6 % from geometric ones.
 			e := base + base*Tokens(i)/Tokens(perOctave)
 			if e > limit {
 				break

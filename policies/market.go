@@ -1,8 +1,7 @@
 package policies
 
-// Micros counts microseconds: a duration, or a time on a clock that does not
-// go back. Market decisions are made in integers, so that they are the same on
-// every machine.
+// Micros counts microseconds: a duration, or a time on a monotonic clock. Market
+// decisions use integers, so that they are the same on every machine.
 type Micros int64
 
 // Common durations.
@@ -11,15 +10,15 @@ const (
 	Second      Micros = 1000 * Millisecond
 )
 
-// MigrationCause says why a running request is to change its replica.
+// MigrationCause says why a running request should move to another replica.
 type MigrationCause uint8
 
-// The causes. Values are part of what replicas tell each other.
+// The causes. The values are part of the wire format between migrators.
 const (
-	Growth  MigrationCause = iota + 1 // it outgrew its stage: to the next one
-	Outlier                           // its replica carries far more than the stage's mean: within the stage
-	Drain                             // its replica is to be emptied
-	Spill                             // its stage is full: to the next one
+	Growth  MigrationCause = iota + 1 // it outgrew its stage and moves to the next one
+	Outlier                           // its replica has far more load than the stage's mean; it stays in the stage
+	Drain                             // its replica is draining
+	Spill                             // its stage is full; it moves to the next one
 )
 
 // String names the cause, for tables and metrics.
@@ -37,38 +36,38 @@ func (c MigrationCause) String() string {
 	return "unknown cause"
 }
 
-// Migration is one running request that is to change its replica.
+// Migration is one running request that should move to another replica.
 type Migration struct {
 	Request string // unique in the fleet
-	Length  Tokens // present length: the KV that has to move
+	Length  Tokens // present length: the KV to transfer
 	Cause   MigrationCause
 }
 
-// Occupancy is what a replica knows of itself when it is asked for a bid. No
+// Occupancy is the state of a replica's KV cache, from which it makes its bids. No
 // field is negative.
 type Occupancy struct {
-	Capacity Tokens // KV cache size; 0 while unknown: nothing fits
-	Held     Tokens // KV in use by requests that run here
-	Promised Tokens // accepted from clients and not yet running
-	Incoming Tokens // won in the market and not yet here: reserved
-	// Throughput is the measured rate of incoming transfers, all slots
-	// together, in tokens per second; 0 while unknown.
+	Capacity Tokens // KV cache size; 0 while unknown, and then nothing fits
+	Held     Tokens // KV in use by requests that run on the replica
+	Promised Tokens // KV of requests accepted from clients that do not run yet
+	Incoming Tokens // KV reserved for requests won in the market that have not arrived
+	// Throughput is the measured rate of all incoming transfers together, in
+	// tokens per second; 0 while unknown.
 	Throughput Tokens
-	// Draining replicas win nothing.
+	// Draining replicas make no bids.
 	Draining bool
 }
 
-// Load is all that the replica carries or has promised to carry.
+// Load is the KV that the replica holds or has promised to hold.
 func (p Occupancy) Load() Tokens { return p.Held + p.Promised + p.Incoming }
 
-// Fits reports whether the replica can take a request of that length on.
+// Fits reports whether the replica has room for a request of that length.
 func (p Occupancy) Fits(length Tokens) bool {
 	return !p.Draining && length <= p.Capacity-p.Load()
 }
 
-// Bid is a receiver's answer to an ask: what it carries, what it has promised
-// included, and when a transfer could start, counted from now. A bid reserves
-// nothing.
+// Bid is a receiver's answer to an ask, the seller's question who would take a
+// request: its load, promises included, and the delay after which a transfer
+// could start. A bid reserves nothing.
 type Bid struct {
 	From  ReplicaID
 	Load  Tokens
@@ -78,23 +77,23 @@ type Bid struct {
 // Quoter makes a receiver's bids (paper, section "Decentralized Load
 // (Re)Balancing").
 type Quoter interface {
-	// Quote prices a hand-over to a replica in that position. False means no
-	// bid. The caller fills in From and asks only for what fits. Quote is pure.
+	// Quote returns the bid of a replica with that occupancy for a migration. False
+	// means no bid. The caller fills in From and asks only for what fits. Quote is
+	// pure.
 	Quote(Occupancy, Migration) (Bid, bool)
 }
 
-// Selector picks the winner of an ask.
+// Selector chooses the winning bid.
 type Selector interface {
-	// Select returns the index of the winning bid, or −1 to take none. The bids
-	// are in the order in which they arrived; Select must not change or keep
-	// them. It is pure.
+	// Select returns the index of the winning bid, or −1 for none. The bids are in
+	// order of arrival; Select must not change or keep them. It is pure.
 	Select([]Bid) int
 }
 
-// Detector finds replicas that carry more than their share.
+// Detector finds replicas with more than their share of a stage's load.
 type Detector interface {
-	// Excess returns how many tokens of load a replica should offer to its
-	// stage, given what it carries and the mean over the stage; 0 for a replica
-	// that is no outlier. It is pure.
+	// Excess returns how many tokens of load a replica should offer to its stage,
+	// given its own load and the stage's mean; 0 if it is not an outlier. It is
+	// pure.
 	Excess(own, mean Tokens) Tokens
 }

@@ -1,8 +1,7 @@
 package policies
 
-// Workload is everything a Partitioner may know: the flow to serve, what the
-// engines cost and hold, and the limits a plan must keep. Replicas of one
-// workload are alike.
+// Workload is the input of a Partitioner: the flow to serve, the cost and capacity
+// of the engines, and the limits of a plan. The replicas of one workload are alike.
 //
 // Invariants, checked by Validate:
 //  1. Flow, Cost and Capacity are valid,
@@ -14,7 +13,7 @@ type Workload struct {
 	Snapshot []Batch // in-flight requests by bucket of Flow.Edges; nil unless the policy plans on snapshots
 	Cost     Cost
 	Capacity Capacity
-	Replicas int // how many there are to divide; ≥ 1
+	Replicas int // to divide among the stages; ≥ 1
 	Transfer Transfer
 	Limits   Limits
 }
@@ -47,28 +46,27 @@ func (w Workload) Validate() error {
 	return nil
 }
 
-// Transfer prices the hand-over of a running request: Base + length·PerToken
-// seconds of delay.
+// Transfer is the delay that a migration costs: Base + length·PerToken seconds.
 //
 // Invariant, checked by Validate:
 //  1. both are finite and not negative.
 type Transfer struct {
-	Base     float64 // seconds per hand-over
-	PerToken float64 // seconds per token of KV moved
+	Base     float64 // seconds per migration
+	PerToken float64 // seconds per token of KV transferred
 }
 
 // Validate reports the broken invariant, or nil.
 func (t Transfer) Validate() error {
 	for _, x := range [...]float64{t.Base, t.PerToken} {
 		if !finite(x) || x < 0 {
-			return &Violation{"transfer", "1: seconds per hand-over and per token must be finite and not negative"}
+			return &Violation{"transfer", "1: seconds per migration and per token must be finite and not negative"}
 		}
 	}
 	return nil
 }
 
-// Limits bound the plans that a Partitioner may propose. The zero value has
-// no limit beyond what the engines can hold.
+// Limits bounds the plans that a Partitioner may propose. The zero value sets no
+// limit besides the engines' capacity.
 //
 // Invariants, checked by Validate:
 //  1. Stages is not negative,
@@ -79,11 +77,11 @@ type Limits struct {
 	// Iteration is the largest predicted iteration time of any stage, in
 	// seconds: fairness to the longest class. 0 means none.
 	Iteration float64
-	// Pooling is β in k ≥ u + β·√u: the head room a small stage needs against
-	// bursts. 0 means none.
+	// Pooling is β in k ≥ u + β·√u: the headroom of a small stage for bursts. 0
+	// means none.
 	Pooling float64
 	// Utilisation is the largest share of a stage's replicas that its work may
-	// fill, in (0, 1]. 0 means 1 (exclusive).
+	// occupy, in (0, 1]. 0 means 1 (exclusive).
 	Utilisation float64
 }
 
@@ -100,32 +98,32 @@ func (l Limits) Validate() error {
 	return nil
 }
 
-// Partition is a proposal: cuts, replicas per stage and what the model
-// predicts. len(Counts) = len(Cuts)+1.
+// Partition is a proposed division into stages: cuts, replicas per stage and the
+// predictions of the cost model. len(Counts) = len(Cuts)+1.
 type Partition struct {
-	Cuts   []Tokens // interior boundaries, strictly growing; stage i ends at Cuts[i]
+	Cuts   []Tokens // interior boundaries, strictly increasing; stage i ends at Cuts[i]
 	Counts []int    // replicas of each stage, short to long, each ≥ 1
-	Cost   float64  // predicted objective; its unit is the policy's
-	// OneStage is the same objective with all replicas in one stage, +Inf when
-	// one stage cannot carry the workload.
+	Cost   float64  // predicted objective, in the policy's unit
+	// OneStage is the same objective with all replicas in one stage; +Inf if one
+	// stage cannot serve the workload.
 	OneStage float64
-	// Iterations predicts each stage's iteration time, in seconds; nil when
-	// the policy's model has none.
+	// Iterations is the predicted iteration time of each stage, in seconds; nil if
+	// the policy's model predicts none.
 	Iterations []float64
 	Exact      bool // the policy proved that no better partition of its model exists
 }
 
 // Partitioner divides a fleet into length stages. Partition is pure: equal
-// workloads give equal partitions. The error is ErrInfeasible when no
-// partition keeps the limits, or a *Violation for an invalid workload.
+// workloads give equal partitions. The error is ErrInfeasible if no partition
+// meets the limits, or a *Violation for an invalid workload.
 type Partitioner interface {
 	Partition(Workload) (Partition, error)
 }
 
-// ErrInfeasible says that the workload exceeds what the replicas can carry
-// under the limits, even undivided. The caller keeps its last plan.
+// ErrInfeasible means that the replicas cannot serve the workload within the
+// limits, even undivided. The caller keeps its last plan.
 var ErrInfeasible error = infeasible{}
 
 type infeasible struct{}
 
-func (infeasible) Error() string { return "no partition carries the workload within its limits" }
+func (infeasible) Error() string { return "no partition can serve the workload within its limits" }

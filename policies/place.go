@@ -1,12 +1,12 @@
 package policies
 
-// Arrival is a request before its first token, and what the front that
-// accepted it knows when it decides where the request starts.
+// Arrival is a request before its first token, with what the front end that
+// accepted it knows when it chooses the replica where the request starts.
 type Arrival struct {
 	Request Request
-	Hops    int       // how often the request was forwarded already
-	Own     Candidate // the front's own replica
-	// Peers are other replicas that could take it, of any stage.
+	Hops    int       // how often the request has been forwarded
+	Own     Candidate // the front end's own replica
+	// Peers are other replicas that could serve it, of any stage.
 	Peers []Candidate
 }
 
@@ -14,16 +14,16 @@ type Arrival struct {
 type Candidate struct {
 	ID        ReplicaID
 	Low, High Tokens // the lengths [Low, High) of its stage
-	Waiting   Tokens // uncached prompt tokens accepted there and not yet prefilled
+	Waiting   Tokens // uncached prompt tokens it has accepted and not yet prefilled
 	Load      Tokens // KV in use and promised
 	Prefix    Tokens // leading prompt tokens of this request that it has cached
 	Draining  bool
 }
 
-// Placer chooses where a request starts that has not produced a token.
+// Placer chooses the replica where a request without a first token starts.
 type Placer interface {
-	// Place returns the peer to forward the request to, or "" for the own
-	// replica. It never forwards twice: with Hops above 0 it returns "". It is
-	// pure and does not keep the peers.
+	// Place returns the peer to forward the request to, or "" to keep it on the own
+	// replica. A request is forwarded at most once: with Hops above 0 Place returns
+	// "". It is pure and does not keep the peers.
 	Place(Arrival) ReplicaID
 }

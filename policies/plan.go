@@ -5,7 +5,7 @@ import (
 	"strconv"
 )
 
-// Replica is one engine with its migrator, as the registry knows it.
+// Replica is one engine and its migrator, as registered with the control plane.
 //
 // Invariants, checked by Validate:
 //  1. ID, Model and Address are not empty,
@@ -13,20 +13,19 @@ import (
 type Replica struct {
 	ID       ReplicaID
 	Model    string
-	Address  string // host:port of the migrator's front; the address in EDS
+	Address  string // host:port of the migrator's front end; the address in EDS
 	Peer     string // host:port where other migrators reach it
 	Host     string // the machine, for locality and transfer cost
 	Capacity Capacity
-	// Adapters are the LoRA adapters of Model that its engine has loaded. A
-	// request for an adapter that some replicas of a model list runs on those
-	// only; see Adapters.
+	// Adapters are the LoRA adapters of Model that the engine has loaded. A request
+	// for an adapter that some replicas list runs only on those; see type Adapters.
 	Adapters []string
-	// Draining replicas take no new request and belong to no stage.
+	// Draining replicas accept no new requests and belong to no stage.
 	Draining bool
 }
 
-// Equal reports whether two replicas are described alike, down to the order of
-// their adapters.
+// Equal reports whether two replicas are equal, including the order of their
+// adapters.
 func (r Replica) Equal(o Replica) bool {
 	return r.ID == o.ID && r.Model == o.Model && r.Address == o.Address && r.Peer == o.Peer && r.Host == o.Host &&
 		r.Capacity == o.Capacity && r.Draining == o.Draining && slices.Equal(r.Adapters, o.Adapters)
@@ -49,14 +48,14 @@ type Stage struct {
 	Replicas  []ReplicaID
 }
 
-// Plan is the stages of one model. It is inert data: it can be printed,
-// compared and stored, and only the control plane acts on it.
+// Plan lists the stages of one model. It is plain data: it can be printed, compared
+// and stored; only the control plane acts on it.
 //
 // Invariants, checked by Validate:
 //  1. Model is not empty,
 //  2. there are 1 to MaxStages stages,
-//  3. the first stage starts at 0, each next one where the one before ends,
-//     every range is not empty, and the last one is Unbounded,
+//  3. the first stage starts at 0 and every other one where its predecessor ends,
+//     no range is empty, and the last one ends at Unbounded,
 //  4. every stage has at least one replica,
 //  5. no replica is in two stages.
 type Plan struct {
@@ -121,8 +120,8 @@ func (p Plan) StageOfReplica(id ReplicaID) int {
 	return -1
 }
 
-// OneStagePlan returns the plan that serves all lengths on all replicas: round
-// robin's world, and where every fleet starts.
+// OneStagePlan returns the plan that serves all lengths on all replicas. It routes
+// like plain round robin, and every fleet starts with it.
 func OneStagePlan(model string, replicas []ReplicaID) Plan {
 	return Plan{Model: model, Stages: []Stage{{Low: 0, High: Unbounded, Replicas: replicas}}}
 }

@@ -1,13 +1,12 @@
-// Package policies holds the words of Cascade and the one-method interfaces
+// Package policies defines Cascade's shared types and the one-method interfaces
 // of its scheduling policies.
 //
-// It is the language every other folder speaks: lengths, costs, loads, flows,
-// replicas, stages and plans. A policy is a pure function or a pure state
-// machine over these words, in a package of its own below this one; it reads
-// no clock, does no I/O and starts no goroutine, so that the same source runs
-// natively, in the simulator and inside a Wasm sandbox. The package imports
-// only small parts of the standard library (no fmt, no JSON), because every
-// Wasm guest carries it.
+// The types are those that all folders use: lengths, costs, loads, flows,
+// replicas, stages and plans. A policy is a pure function or a pure state machine
+// over these types, in a package of its own below this one. It reads no clock,
+// does no I/O and starts no goroutine, so the same source runs natively, in the
+// simulator and inside a Wasm sandbox. The package imports only small parts of
+// the standard library (no fmt, no JSON), because every Wasm guest contains it.
 package policies
 
 import (
@@ -35,8 +34,8 @@ func (t Tokens) String() string {
 type Bytes int64
 
 // ReplicaID names a replica: one engine (of one or several ranks) and its
-// migrator. It is unique in a fleet and never reused for another machine
-// while a request of the old one lives.
+// migrator. It is unique in a fleet, and it is not reused for another replica
+// while a request of the old one is running.
 type ReplicaID string
 
 // Epoch numbers the plans of a fleet. It grows by at least one with every
@@ -48,8 +47,8 @@ type Epoch uint64
 // adds or edits a cluster.
 const MaxStages = 8
 
-// A Violation is one broken invariant: where, which and what to do. It is the
-// error type of every Validate in this package.
+// A Violation is one broken invariant: which value breaks it, and what it
+// requires. It is the error type of every Validate in this package.
 type Violation struct {
 	Subject   string // the offending value, for instance "stage 2 of model m"
 	Invariant string // the number and text, as in the type's comment

@@ -1,6 +1,6 @@
 package policies
 
-// Batch is the sums F1…F4 of the paper's eq. 1 over the requests of a batch.
+// Batch holds the sums F1…F4 of the paper's eq. 1 over the requests of a batch.
 // The zero value is the empty batch.
 type Batch struct {
 	N     float64 // F1: number of requests; fractional when a set is divided evenly

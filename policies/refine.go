@@ -1,13 +1,13 @@
 package policies
 
-// Sequence is a request as the refiner sees it.
+// Sequence is a running request, as a Refiner sees it.
 type Sequence struct {
 	Input  Tokens // prompt length
 	Length Tokens // present length
 }
 
-// BoundaryView is the boundary between a stage and the next, and what one replica
-// knows of both sides.
+// BoundaryView is the boundary between a stage and the next one, with what one
+// replica knows about both sides.
 //
 // Invariants, which the caller keeps:
 //  1. Low < Boundary < High,
@@ -24,8 +24,8 @@ type BoundaryView struct {
 
 // Refiner proposes where the boundary between two stages should lie.
 type Refiner interface {
-	// Refine returns the proposal, strictly between Low and High; the boundary
-	// in force when it sees no reason to move it. It is pure: the sequences are
-	// neither changed nor kept.
+	// Refine returns the proposed boundary, strictly between Low and High; it is the
+	// boundary in force if there is no reason to move it. It is pure: it neither
+	// changes nor keeps the sequences.
 	Refine(BoundaryView) Tokens
 }

@@ -18,50 +18,50 @@ import (
 
 // attachFlags is the flags of "cascade attach".
 type attachFlags struct {
-	file    fleetFile
-	to      string
-	control []string
-	nodeID  string
-	door    bool
-	into    string // of a gRPC client
+	file             fleetFile
+	to               string
+	control          []string
+	nodeID           string
+	internalListener bool
+	into             string // of a gRPC client
 	attach.Config
 }
 
-// newAttach is "cascade attach": the way into what somebody else runs.
+// newAttach is "cascade attach": configuration for another owner's Envoy or client.
 func newAttach(s *settings) *cobra.Command {
 	a := new(attachFlags)
 	c := &cobra.Command{
 		Use:   "attach --to envoy|grpc",
 		Short: "Print what makes your own Envoy or gRPC client follow Cascade's routes",
-		Long: `Attach is for an Envoy, or a gRPC client, that another control plane owns: a mesh, a
-gateway, files of your own. It prints what to add to their configuration, once.
-Everything after that (routes, stages, endpoints) comes from Cascade directly, and
-nothing else of theirs is touched.
+		Long: `Attach is for an Envoy or a gRPC client that another control plane configures: a mesh,
+a gateway, or your own files. It prints what to add to its configuration, once.
+Everything after that (routes, stages, endpoints) comes from Cascade over xDS, and
+nothing else in that configuration changes.
 
---to envoy prints three objects: a cluster by which Envoy reaches the control plane,
-and for the HTTP connection manager of one listener a pointer to Cascade's route table
-and a filter that fetches the clusters which the table names. The whole listener is
-Cascade's then. Its requests are answered with status 503 and retry-after while Envoy
-has had no answer from Cascade since its start; 2 s after that start the rest of Envoy
-is ready. What Envoy has learnt it keeps when Cascade is gone.
+--to envoy prints three objects: a cluster for the control plane and, for the HTTP
+connection manager of one listener, a subscription to Cascade's route table and a
+filter that fetches the clusters which the table names. Cascade then routes the whole
+listener. It answers 503 with retry-after until Cascade has answered once since Envoy
+started; the rest of Envoy is ready 2 s after the start. Envoy keeps the last routes
+when Cascade is unreachable.
 
---to envoy --door leaves listeners and route tables alone. It prints an internal
+--to envoy --internal-listener leaves listeners and route tables alone. It prints an internal
 listener, a cluster that leads to it, and a route to that cluster for a virtual host
 of your own; Envoy's bootstrap needs one extension. With --fallback CLUSTER, a request
-that Cascade cannot route (it has not answered since Envoy's start, or none of its
-replicas is there) goes to that cluster of yours instead, if its body has 16 MiB or
-less. It reached nobody before, so that none is served twice.
+that Cascade cannot route (it has not answered since Envoy started, or has no replica)
+goes to that cluster of yours instead, if its body has at most 16 MiB. No replica has
+received such a request, so none is served twice.
 
 --to grpc prints a gRPC client's xDS bootstrap in which Cascade is one authority:
 the client dials xds://cascade/MODEL and states lengths in x-cascade-tokens. With
 --into FILE, the client's own bootstrap is printed with that authority added.
 
 Requests are routed by the size of their bodies. For exact lengths, a filter of your
-own may set x-cascade-tokens and x-gateway-model-name and have the route picked again
-(without --door); what clients say in such headers is removed before.`,
+own may set x-cascade-tokens and x-gateway-model-name and clear the route cache
+(without --internal-listener); these headers are removed from clients' requests first.`,
 		Example: `  cascade attach --to envoy -c fleet.yaml > cascade.yaml
   cascade attach --to envoy --control 10.0.0.5:18000 --control 10.0.0.6:18000 --model llama-3.1-8b
-  cascade attach --to envoy --door --fallback vllm -c fleet.yaml
+  cascade attach --to envoy --internal-listener --fallback vllm -c fleet.yaml
   cascade attach --to grpc --into bootstrap.json --control cascade.internal:18000`,
 		Args: exactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.attach(cmd, a) },
@@ -72,11 +72,11 @@ own may set x-cascade-tokens and x-gateway-model-name and have the route picked 
 	f.StringArrayVar(&a.control, "control", nil, "host:port of the control plane, where it is not control.listen of the file; may be repeated")
 	f.StringVar(&a.nodeID, "node-id", defaultNodeID("grpc"), "name of the client: for its certificate, and in a new gRPC bootstrap")
 	f.StringVar(&a.Model, "model", "", "the one model that is served, whatever host name a request has; empty: all, as the request says")
-	f.BoolVar(&a.EstimatorFilter, "slot", false, "with a slot for the length estimator that runs inside Envoy, by ECDS")
+	f.BoolVar(&a.EstimatorFilter, "estimator-filter", false, "add the HTTP filter whose configuration, the length estimator inside Envoy, comes by ECDS")
 	f.BoolVar(&a.LoadReports, "load-reports", false, "have Envoy report its load to the control plane (part of its bootstrap)")
-	f.BoolVar(&a.door, "door", false, "one virtual host or route of yours, by an internal listener, instead of a listener")
-	f.StringVar(&a.Listener, "listener", resources.ListenerName, "with --door: name of the internal listener")
-	f.StringVar(&a.Fallback, "fallback", "", "with --door: cluster of yours that serves while Cascade cannot")
+	f.BoolVar(&a.internalListener, "internal-listener", false, "print an internal listener for one virtual host or route of yours, instead of handing over a listener")
+	f.StringVar(&a.Listener, "listener", resources.ListenerName, "with --internal-listener: name of the internal listener")
+	f.StringVar(&a.Fallback, "fallback", "", "with --internal-listener: cluster of yours that serves requests which Cascade cannot route")
 	f.DurationVar(&a.FetchTimeout, "fetch-timeout", 0, "how long Envoy waits for Cascade's answers when it starts (default 2s)")
 	f.StringVar(&a.into, "into", "", "with --to grpc: bootstrap file to add Cascade to")
 	f.Lookup("node-id").DefValue = "grpc@<host name>"
@@ -96,7 +96,7 @@ func (s *settings) attach(cmd *cobra.Command, a *attachFlags) error {
 	}
 	switch a.to {
 	case "grpc":
-		for _, flag := range [...]string{"door", "fallback", "listener", "slot", "load-reports", "model", "fetch-timeout"} {
+		for _, flag := range [...]string{"internal-listener", "fallback", "listener", "estimator-filter", "load-reports", "model", "fetch-timeout"} {
 			if cmd.Flags().Changed(flag) {
 				return usageErrorf(cmd, "--%s is for --to envoy", flag)
 			}
@@ -106,8 +106,8 @@ func (s *settings) attach(cmd *cobra.Command, a *attachFlags) error {
 		if a.into != "" {
 			return usageErrorf(cmd, "--into is for --to grpc")
 		}
-		if !a.door && (cmd.Flags().Changed("fallback") || cmd.Flags().Changed("listener")) {
-			return usageErrorf(cmd, "--fallback and --listener are for --door: a listener whose route table is Cascade's has no other")
+		if !a.internalListener && (cmd.Flags().Changed("fallback") || cmd.Flags().Changed("listener")) {
+			return usageErrorf(cmd, "--fallback and --listener need --internal-listener")
 		}
 		return s.attachEnvoy(fleet, a)
 	}
@@ -144,7 +144,7 @@ func (s *settings) attachEnvoy(fleet wiring.Fleet, a *attachFlags) error {
 	c.Model, c.EstimatorFilter, c.LoadReports = a.Model, a.EstimatorFilter, a.LoadReports
 	c.Listener, c.Fallback, c.FetchTimeout = a.Listener, a.Fallback, a.FetchTimeout
 	way := attach.WholeListener
-	if a.door {
+	if a.internalListener {
 		way = attach.InternalListener
 	}
 	h, err := way(c)

@@ -28,9 +28,9 @@ func TestAttachDeploy(t *testing.T) {
 	dir := filepath.Join("..", "..", "deploy")
 	fleet := filepath.Join(dir, "fleet.yaml")
 	for file, args := range map[string][]string{
-		"envoy/listener.yaml": {"--to", "envoy", "--slot"},
-		"envoy/door.yaml":     {"--to", "envoy", "--door", "--fallback", "my-cluster"},
-		"grpc/bootstrap.json": {"--to", "grpc", "--node-id", "client-0"},
+		"envoy/listener.yaml":          {"--to", "envoy", "--estimator-filter"},
+		"envoy/internal-listener.yaml": {"--to", "envoy", "--internal-listener", "--fallback", "my-cluster"},
+		"grpc/bootstrap.json":          {"--to", "grpc", "--node-id", "client-0"},
 	} {
 		got := attached(t, append(args, "-c", fleet)...)
 		want, err := os.ReadFile(filepath.Join(dir, file))
@@ -53,9 +53,9 @@ func TestAttachedConfigLoads(t *testing.T) {
 		return append(more, tree{"name": "envoy.filters.http.router", "typed_config": tree{"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"}})
 	}
 	for name, args := range map[string][]string{
-		"listener": {"--slot", "--model", "org/m"},
-		"door":     {"--door", "--listener", "llm", "--load-reports"},
-		"fallback": {"--door", "--fallback", "theirs", "--control", "cascade.internal:18000", "--control", "10.0.0.6:18000"},
+		"listener":          {"--estimator-filter", "--model", "org/m"},
+		"internal listener": {"--internal-listener", "--listener", "llm", "--load-reports"},
+		"fallback":          {"--internal-listener", "--fallback", "theirs", "--control", "cascade.internal:18000", "--control", "10.0.0.6:18000"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var printed tree
@@ -117,11 +117,11 @@ func TestAttachRefuses(t *testing.T) {
 	}{
 		{"", "say envoy or grpc", 2},
 		{"--to istio", "say envoy or grpc", 2},
-		{"--to envoy --fallback x", "--door", 2},
+		{"--to envoy --fallback x", "--internal-listener", 2},
 		{"--to envoy --into x", "--to grpc", 2},
-		{"--to grpc --door", "--to envoy", 2},
+		{"--to grpc --internal-listener", "--to envoy", 2},
 		{"--to envoy --control x", "host:port", 1},
-		{"--to envoy --door --fallback cascade-door", "must not be", 1},
+		{"--to envoy --internal-listener --fallback cascade-internal", "must not be", 1},
 		{"--to envoy -c /does/not/exist", "/does/not/exist", 1},
 		{"--to grpc --into " + bad, "bootstrap", 1},
 	} {

@@ -45,20 +45,20 @@ func (n Assigner) Assign(prev policies.Plan, p policies.Partition, replicas []po
 		next.Stages[s] = policies.Stage{Low: low, High: high}
 		low = high
 	}
-	stayers, homes, joiners := sortOut(prev, replicas)
-	counts := exactly(p.Counts, len(stayers)+len(joiners))
-	d := dealing{stages: make([][]proximity.Member, len(counts)), order: make(map[policies.ReplicaID]int, len(replicas))}
-	for s, joining := range place(prev, next, homes, counts, len(joiners)) {
+	stayers, homes, joiners := splitReplicas(prev, replicas)
+	counts := fitCounts(p.Counts, len(stayers)+len(joiners))
+	d := assignment{stages: make([][]proximity.Member, len(counts)), order: make(map[policies.ReplicaID]int, len(replicas))}
+	for s, joining := range placeJoiners(prev, next, homes, counts, len(joiners)) {
 		old := counts[s] - joining
 		for i, id := range stayers[:old] {
-			d.deal(s, id, homes[i])
+			d.add(s, id, homes[i])
 		}
 		for _, id := range joiners[:joining] {
-			d.deal(s, id, joiner)
+			d.add(s, id, joiner)
 		}
 		stayers, homes, joiners = stayers[old:], homes[old:], joiners[joining:]
 	}
-	d.even(replicas)
+	d.spreadOverHosts(replicas)
 	if n.Map != nil {
 		n.Map.Improve(d.stages, p.Cuts, n.crossings(p.Cuts))
 	}
@@ -88,7 +88,7 @@ func CountMovesIn(home map[policies.ReplicaID]policies.Stage, prev, next policie
 	n := 0
 	for _, s := range next.Stages {
 		for _, id := range s.Replicas {
-			if old, ok := home[id]; ok && !stays(old, s) {
+			if old, ok := home[id]; ok && !keepsRange(old, s) {
 				n++
 			}
 		}
@@ -96,28 +96,28 @@ func CountMovesIn(home map[policies.ReplicaID]policies.Stage, prev, next policie
 	return n
 }
 
-// stays says whether a replica of range a that gets range b keeps its place.
-func stays(a, b policies.Stage) bool {
+// keepsRange says whether a replica of range a that gets range b keeps its place.
+func keepsRange(a, b policies.Stage) bool {
 	if a.Low == b.Low && a.High == b.High {
 		return true
 	}
-	shared := doublings(max(a.Low, b.Low), min(a.High, b.High))
-	return 2*shared >= min(doublings(a.Low, a.High), doublings(b.Low, b.High))
+	shared := logWidth(max(a.Low, b.Low), min(a.High, b.High))
+	return 2*shared >= min(logWidth(a.Low, a.High), logWidth(b.Low, b.High))
 }
 
-// doublings is the width of a range of lengths on a logarithmic scale. An open
+// logWidth is the width of a range of lengths on a logarithmic scale. An open
 // range is as wide as an int64 makes it, which is right: of two open ranges
 // one contains the other.
-func doublings(low, high policies.Tokens) float64 {
+func logWidth(low, high policies.Tokens) float64 {
 	if high <= low {
 		return 0
 	}
 	return math.Log2((float64(high) + 1) / (float64(low) + 1))
 }
 
-// sortOut divides the replicas that are not draining into those that prev
+// splitReplicas divides the replicas that are not draining into those that prev
 // has, short to long with the index of their stage, and those that join.
-func sortOut(prev policies.Plan, replicas []policies.Replica) (stayers []policies.ReplicaID, homes []int, joiners []policies.ReplicaID) {
+func splitReplicas(prev policies.Plan, replicas []policies.Replica) (stayers []policies.ReplicaID, homes []int, joiners []policies.ReplicaID) {
 	waiting := make(map[policies.ReplicaID]bool, len(replicas))
 	for _, r := range replicas {
 		if !r.Draining {
@@ -139,11 +139,11 @@ func sortOut(prev policies.Plan, replicas []policies.Replica) (stayers []policie
 			joining = append(joining, r)
 		}
 	}
-	return stayers, homes, inTurn(joining)
+	return stayers, homes, alternateHosts(joining)
 }
 
-// inTurn orders replicas by ID and then takes one of each node after the other.
-func inTurn(replicas []policies.Replica) []policies.ReplicaID {
+// alternateHosts orders replicas by ID and then takes one of each node after the other.
+func alternateHosts(replicas []policies.Replica) []policies.ReplicaID {
 	slices.SortFunc(replicas, func(a, b policies.Replica) int { return cmp.Compare(a.ID, b.ID) })
 	turns := make(map[string]int)
 	turn := make(map[policies.ReplicaID]int, len(replicas))
@@ -161,8 +161,8 @@ func inTurn(replicas []policies.Replica) []policies.ReplicaID {
 	return ids
 }
 
-// exactly returns counts made to add up to total, from the last stage on.
-func exactly(counts []int, total int) []int {
+// fitCounts returns counts made to add up to total, from the last stage on.
+func fitCounts(counts []int, total int) []int {
 	out := slices.Clone(counts)
 	for s := range out {
 		out[s] = min(out[s], total)
@@ -174,17 +174,17 @@ func exactly(counts []int, total int) []int {
 	return out
 }
 
-// place returns how many joiners each stage of next takes, so that most
+// placeJoiners returns how many joiners each stage of next takes, so that most
 // stayers, dealt in order, keep their place. homes are the stayers' stages in
 // prev. The time is O(stages · joiners²) at worst.
-func place(prev, next policies.Plan, homes, counts []int, joiners int) []int {
+func placeJoiners(prev, next policies.Plan, homes, counts []int, joiners int) []int {
 	// kept[s][i] is how many of the first i stayers keep their place in stage s.
 	kept := make([][]int, len(counts))
 	for s := range counts {
 		kept[s] = make([]int, len(homes)+1)
 		home := make([]int, len(prev.Stages)) // 1 where its replicas stay in s
 		for h := range home {
-			if stays(prev.Stages[h], next.Stages[s]) {
+			if keepsRange(prev.Stages[h], next.Stages[s]) {
 				home[h] = 1
 			}
 		}

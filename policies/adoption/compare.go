@@ -8,37 +8,37 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// weigh decides, given the price of the present plan and whether that is over
+// decide decides, given the price of the present plan and whether that is over
 // its limits.
-func (m *Machine) weigh(in Input, w policies.Workload, present policies.Plan, priced policies.Partition, over bool) Decision {
+func (m *Machine) decide(in Input, w policies.Workload, present policies.Plan, priced policies.Partition, over bool) Decision {
 	stages := len(present.Stages)
-	if m.disappoints(in, w, present, priced) {
-		back := single(w.Replicas)
-		if len(m.before.Stages) > 1 {
-			back = ScaleCounts(policies.Partition{Cuts: cutsOf(m.before), Counts: countsOf(m.before)}, w.Replicas)
+	if m.slowerThanPredicted(in, w, present, priced) {
+		back := oneStage(w.Replicas)
+		if len(m.previous.Stages) > 1 {
+			back = ScaleCounts(policies.Partition{Cuts: cutsOf(m.previous), Counts: countsOf(m.previous)}, w.Replicas)
 		}
 		m.HoldOff(in.Now)
 		return m.adopt(in, present, back, RolledBack)
 	}
-	if m.slow == 0 && stages > 1 && m.since >= m.held && in.Now-m.since >= m.hold {
-		m.hold = 0 // a plan adopted since has lasted as long as the last roll-back held off
+	if m.slowWindows == 0 && stages > 1 && m.adoptedAt >= m.heldUntil && in.Now-m.adoptedAt >= m.holdOffLength {
+		m.holdOffLength = 0 // a plan adopted since has lasted as long as the last roll-back held off
 	}
-	if w.Flow.Seen < m.c.Seen {
-		return keep(present, WarmingUp)
+	if w.Flow.Seen < m.config.Seen {
+		return keepPlan(present, WarmingUp)
 	}
-	if in.Now < m.held {
+	if in.Now < m.heldUntil {
 		if over && stages > 1 && !math.IsInf(priced.OneStage, 1) {
-			return m.adopt(in, present, single(w.Replicas), OverLimits)
+			return m.adopt(in, present, oneStage(w.Replicas), OverLimits)
 		}
-		return keep(present, HeldOff)
+		return keepPlan(present, HeldOff)
 	}
 
-	best, err := m.c.Planner.Partition(w)
+	best, err := m.config.Planner.Partition(w)
 	switch {
 	case errors.Is(err, policies.ErrInfeasible):
-		return keep(present, Infeasible)
+		return keepPlan(present, Infeasible)
 	case err != nil:
-		d := keep(present, InvalidWorkload)
+		d := keepPlan(present, InvalidWorkload)
 		d.Err = err
 		return d
 	}
@@ -51,26 +51,26 @@ func (m *Machine) weigh(in Input, w policies.Workload, present policies.Plan, pr
 func (m *Machine) compare(in Input, w policies.Workload, present policies.Plan, best policies.Partition, cost float64, over bool) Decision {
 	target, stages := best, len(present.Stages)
 	// Stages must pay for themselves: much to be made, somewhat less to stay.
-	worth := m.c.Gain
+	worth := m.config.Gain
 	if stages == 1 {
-		worth = m.c.SplitGain
+		worth = m.config.SplitGain
 	}
-	next := in.near().Assign(present, target, in.Replicas)
-	placed := m.placed(in, w, next, best)
+	next := in.assigner().Assign(present, target, in.Replicas)
+	placed := m.placedCost(in, w, next, best)
 	target.Cost = placed
 	if len(best.Counts) > 1 && gain(placed, best.OneStage) < worth {
-		target = single(w.Replicas)
+		target = oneStage(w.Replicas)
 		target.Cost = best.OneStage
-		next = in.near().Assign(present, target, in.Replicas)
+		next = in.assigner().Assign(present, target, in.Replicas)
 	}
-	d := keep(present, SmallGain)
+	d := keepPlan(present, SmallGain)
 	d.Moved = CountMoves(present, next)
 	// A moved replica redoes MoveCost seconds of prefill in every Horizon: the
 	// fleet is smaller by that share.
-	charge := float64(d.Moved) * m.c.MoveCost / (m.c.Horizon * float64(w.Replicas))
+	charge := float64(d.Moved) * m.config.MoveCost / (m.config.Horizon * float64(w.Replicas))
 	d.Gain = gain(target.Cost*(1+charge), cost)
 	switch {
-	case same(next, present):
+	case equalStages(next, present):
 		d.Reason, d.Gain = AlreadyBest, 0
 		if len(best.Counts) > 1 && stages == 1 {
 			d.Reason, d.Gain = SmallGain, gain(placed, cost)
@@ -89,47 +89,47 @@ func (m *Machine) compare(in Input, w policies.Workload, present policies.Plan, 
 	return d
 }
 
-// placed is what a proposal costs with those in its stages whom the plan has there;
+// placedCost is what a proposal costs with those in its stages whom the plan has there;
 // what it was proposed at where that makes no difference, or breaks a limit.
-func (m *Machine) placed(in Input, w policies.Workload, plan policies.Plan, p policies.Partition) float64 {
-	w.Transfer = in.near().transfer(plan, w.Transfer)
+func (m *Machine) placedCost(in Input, w policies.Workload, plan policies.Plan, p policies.Partition) float64 {
+	w.Transfer = in.assigner().transfer(plan, w.Transfer)
 	if w.Transfer == in.Workload.Transfer {
 		return p.Cost
 	}
-	priced, err := m.c.Planner.Price(w, p.Cuts, p.Counts)
+	priced, err := m.config.Planner.Price(w, p.Cuts, p.Counts)
 	if err != nil {
 		return p.Cost
 	}
 	return priced.Cost
 }
 
-// disappoints judges the last window, and says whether the plan in force has
+// slowerThanPredicted judges the last window, and says whether the plan in force has
 // been slower than predicted for too many windows: some stage's iterations
 // exceed the prediction, and all of them together are no better than one stage
 // is predicted to be, so that there is something to go back to. One stage
 // cannot be rolled back and does not disappoint. The first window of a plan is
 // not judged: its stages still run requests that were placed by the plan
 // before.
-func (m *Machine) disappoints(in Input, w policies.Workload, present policies.Plan, priced policies.Partition) bool {
+func (m *Machine) slowerThanPredicted(in Input, w policies.Workload, present policies.Plan, priced policies.Partition) bool {
 	stages := len(present.Stages)
 	m.calibrate(in, priced, stages)
 	if stages == 1 || len(in.Iterations) != stages || len(priced.Iterations) != stages {
 		return false
 	}
-	if m.settle > 0 {
-		m.settle--
+	if m.settlingWindows > 0 {
+		m.settlingWindows--
 		return false
 	}
 	slow := false
 	for s, measured := range in.Iterations {
-		slow = slow || measured > priced.Iterations[s]*(1+m.c.Excess)*max(1, m.bias)
+		slow = slow || measured > priced.Iterations[s]*(1+m.config.Excess)*max(1, m.bias)
 	}
-	if !slow || m.inFlight(in, w, present, priced) < m.undivided(w) {
-		m.slow = 0
+	if !slow || m.inFlight(in, w, present, priced) < m.inFlightUndivided(w) {
+		m.slowWindows = 0
 		return false
 	}
-	m.slow++
-	return m.slow >= m.c.Windows
+	m.slowWindows++
+	return m.slowWindows >= m.config.Windows
 }
 
 // inFlight is the requests in flight that the measured iterations amount to at
@@ -150,9 +150,9 @@ func (m *Machine) inFlight(in Input, w policies.Workload, present policies.Plan,
 	return total
 }
 
-// undivided is the requests in flight that one stage is predicted to have.
-func (m *Machine) undivided(w policies.Workload) float64 {
-	one, err := m.c.Planner.Price(w, nil, []int{w.Replicas})
+// inFlightUndivided is the requests in flight that one stage is predicted to have.
+func (m *Machine) inFlightUndivided(w policies.Workload) float64 {
+	one, err := m.config.Planner.Price(w, nil, []int{w.Replicas})
 	if err != nil {
 		return math.Inf(1)
 	}
@@ -186,7 +186,7 @@ func (m *Machine) calibrate(in Input, priced policies.Partition, stages int) {
 
 // adopt is the decision for a partition that no gain was computed for.
 func (m *Machine) adopt(in Input, present policies.Plan, p policies.Partition, why Reason) Decision {
-	next := in.near().Assign(present, p, in.Replicas)
+	next := in.assigner().Assign(present, p, in.Replicas)
 	return Decision{Adopt: true, Plan: next, Reason: why, Moved: CountMoves(present, next)}
 }
 
@@ -201,14 +201,14 @@ func gain(cost, old float64) float64 {
 	return 1 - cost/old
 }
 
-// single is the partition of n replicas into one stage.
-func single(n int) policies.Partition { return policies.Partition{Counts: []int{n}} }
+// oneStage is the partition of n replicas into one stage.
+func oneStage(n int) policies.Partition { return policies.Partition{Counts: []int{n}} }
 
-// mend returns the plan with exactly the n replicas that are not draining.
+// withReplicas returns the plan with exactly the n replicas that are not draining.
 // Cuts stay, and so does everybody who can: joiners go where a stage is
 // furthest below its share of the plan, and only an emptied stage takes a
 // replica from another.
-func mend(near Assigner, p policies.Plan, replicas []policies.Replica, n int) policies.Plan {
+func withReplicas(near Assigner, p policies.Plan, replicas []policies.Replica, n int) policies.Plan {
 	there, size := make([]int, len(p.Stages)), 0
 	in := make(map[policies.ReplicaID]bool, n)
 	for _, r := range replicas {
@@ -229,21 +229,21 @@ func mend(near Assigner, p policies.Plan, replicas []policies.Replica, n int) po
 	if size == n && staying == n {
 		return p
 	}
-	return near.Assign(p, spread(policies.Partition{Cuts: cutsOf(p), Counts: countsOf(p)}, there, n), replicas)
+	return near.Assign(p, distributeReplicas(policies.Partition{Cuts: cutsOf(p), Counts: countsOf(p)}, there, n), replicas)
 }
 
 // ScaleCounts deals n replicas to the stages of a partition in its proportions, at
 // least one to each; with fewer replicas than stages it is one stage. The
 // partition's counts must be positive.
 func ScaleCounts(p policies.Partition, n int) policies.Partition {
-	return spread(p, make([]int, len(p.Counts)), n)
+	return distributeReplicas(p, make([]int, len(p.Counts)), n)
 }
 
-// spread is Scale on top of those that are there already.
-func spread(p policies.Partition, there []int, n int) policies.Partition {
+// distributeReplicas is Scale on top of those that are there already.
+func distributeReplicas(p policies.Partition, there []int, n int) policies.Partition {
 	shares, out := p.Counts, slices.Clone(there)
 	if n < len(shares) {
-		return single(n)
+		return oneStage(n)
 	}
 	size, left := 0, n
 	for s, k := range shares {
@@ -295,8 +295,8 @@ func countsOf(p policies.Plan) []int {
 	return counts
 }
 
-// same says that two plans have equal stages, replicas in equal order.
-func same(a, b policies.Plan) bool {
+// equalStages says that two plans have equal stages, replicas in equal order.
+func equalStages(a, b policies.Plan) bool {
 	return slices.EqualFunc(a.Stages, b.Stages, func(x, y policies.Stage) bool {
 		return x.Low == y.Low && x.High == y.High && slices.Equal(x.Replicas, y.Replicas)
 	})

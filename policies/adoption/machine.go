@@ -73,8 +73,8 @@ type Input struct {
 	Proximity *proximity.Map
 }
 
-// near is what Step knows of distances.
-func (in Input) near() Assigner { return Assigner{in.Proximity, in.Workload.Flow} }
+// assigner is what Step knows of distances.
+func (in Input) assigner() Assigner { return Assigner{in.Proximity, in.Workload.Flow} }
 
 // Decision is what Step decided.
 type Decision struct {
@@ -95,21 +95,21 @@ type Decision struct {
 
 // Machine decides for one model. It is not safe for concurrent use.
 type Machine struct {
-	c    Config
-	next float64 // when the next period begins
+	config     Config
+	nextPeriod float64 // when the next period begins
 
-	cuts   []policies.Tokens // of the plan that was last in force
-	before policies.Plan     // what it replaced; no stages when that is unknown
-	since  float64           // when it came
-	settle int               // windows that are not judged yet
-	slow   int               // bad windows in a row
+	cuts            []policies.Tokens // of the plan that was last in force
+	previous        policies.Plan     // what it replaced; no stages when that is unknown
+	adoptedAt       float64           // when it came
+	settlingWindows int               // windows that are not judged yet
+	slowWindows     int               // bad windows in a row
 
 	// bias is measured over predicted iteration time, at least 1, as one stage
 	// shows it: what the model leaves out slows every plan. 0: never measured.
 	bias float64
 
-	held float64 // no new plan before this time
-	hold float64 // how long the last roll-back holds off; 0: none, or forgiven
+	heldUntil     float64 // no new plan before this time
+	holdOffLength float64 // how long the last roll-back holds off; 0: none, or forgiven
 }
 
 // New returns a machine that has seen nothing.
@@ -118,7 +118,7 @@ func New(c Config) (*Machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Machine{c: c, next: math.Inf(-1), held: math.Inf(-1)}, nil
+	return &Machine{config: c, nextPeriod: math.Inf(-1), heldUntil: math.Inf(-1)}, nil
 }
 
 // Step decides whether the plan in force stays. It may be called at any time:
@@ -135,29 +135,29 @@ func (m *Machine) Step(in Input) Decision {
 		}
 	}
 	if w.Replicas == 0 {
-		return keep(in.Plan, NoReplicas)
+		return keepPlan(in.Plan, NoReplicas)
 	}
 	if in.Plan.Validate() != nil {
-		one := in.near().Assign(policies.Plan{Model: in.Model, Epoch: in.Plan.Epoch}, single(w.Replicas), in.Replicas)
-		m.force(in.Now, policies.Plan{}, one)
-		m.next = in.Now + m.c.Period
+		one := in.assigner().Assign(policies.Plan{Model: in.Model, Epoch: in.Plan.Epoch}, oneStage(w.Replicas), in.Replicas)
+		m.recordPlan(in.Now, policies.Plan{}, one)
+		m.nextPeriod = in.Now + m.config.Period
 		return Decision{Adopt: true, Plan: one, Reason: FirstPlan}
 	}
 	if cuts := cutsOf(in.Plan); !slices.Equal(cuts, m.cuts) {
-		m.force(in.Now, policies.Plan{}, in.Plan) // not from here
+		m.recordPlan(in.Now, policies.Plan{}, in.Plan) // not from here
 	}
-	present := mend(in.near(), in.Plan, in.Replicas, w.Replicas)
-	if same(present, in.Plan) {
-		if in.Now < m.next {
-			return keep(in.Plan, WaitingForPeriod)
+	present := withReplicas(in.assigner(), in.Plan, in.Replicas, w.Replicas)
+	if equalStages(present, in.Plan) {
+		if in.Now < m.nextPeriod {
+			return keepPlan(in.Plan, WaitingForPeriod)
 		}
-		m.next = in.Now + m.c.Period
-		return m.period(in, w, in.Plan)
+		m.nextPeriod = in.Now + m.config.Period
+		return m.comparePlans(in, w, in.Plan)
 	}
 	// The measurements are of other stages, and the change cannot wait.
-	m.next = in.Now + m.c.Period
+	m.nextPeriod = in.Now + m.config.Period
 	in.Iterations = nil
-	d := m.period(in, w, present)
+	d := m.comparePlans(in, w, present)
 	if !d.Adopt {
 		d.Adopt, d.Reason, d.Gain, d.Moved = true, ReplicasChanged, 0, CountMoves(in.Plan, present)
 		m.cuts = cutsOf(present)
@@ -165,62 +165,62 @@ func (m *Machine) Step(in Input) Decision {
 	return d
 }
 
-// period weighs the plan in force, which is present or will be at once,
+// comparePlans weighs the plan in force, which is present or will be at once,
 // against the alternatives.
-func (m *Machine) period(in Input, w policies.Workload, present policies.Plan) Decision {
+func (m *Machine) comparePlans(in Input, w policies.Workload, present policies.Plan) Decision {
 	// Head room is asked of new plans alone: one in force is not given up for a
 	// moment of more work than it was made for.
 	inForce := w
 	inForce.Limits.Pooling, inForce.Limits.Utilisation = 0, 0
-	inForce.Transfer = in.near().transfer(present, w.Transfer)
-	priced, err := m.c.Planner.Price(inForce, cutsOf(present), countsOf(present))
+	inForce.Transfer = in.assigner().transfer(present, w.Transfer)
+	priced, err := m.config.Planner.Price(inForce, cutsOf(present), countsOf(present))
 	over := errors.Is(err, policies.ErrInfeasible)
 	if err != nil && !over {
-		d := keep(present, InvalidWorkload)
+		d := keepPlan(present, InvalidWorkload)
 		d.Err = err
 		return d
 	}
-	d := m.weigh(in, w, present, priced, over)
+	d := m.decide(in, w, present, priced, over)
 	d.Present = priced
 	if d.Adopt {
-		m.force(in.Now, present, d.Plan)
+		m.recordPlan(in.Now, present, d.Plan)
 		if d.Reason == RolledBack {
-			m.before = policies.Plan{}
+			m.previous = policies.Plan{}
 		}
 	}
 	return d
 }
 
-// force takes note that plan replaces before.
-func (m *Machine) force(now float64, before, plan policies.Plan) {
-	m.cuts, m.before, m.since = cutsOf(plan), before, now
-	m.settle, m.slow = 1, 0
+// recordPlan takes note that plan replaces before.
+func (m *Machine) recordPlan(now float64, before, plan policies.Plan) {
+	m.cuts, m.previous, m.adoptedAt = cutsOf(plan), before, now
+	m.settlingWindows, m.slowWindows = 1, 0
 }
 
 // HoldOff keeps new plans away as a roll-back does: for the Config's HoldOff, or
 // twice as long as the last time. It is for plans that somebody else takes back.
 func (m *Machine) HoldOff(now float64) {
-	m.hold = min(max(2*m.hold, m.c.HoldOff), m.c.HoldOffMax)
-	m.held = now + m.hold
+	m.holdOffLength = min(max(2*m.holdOffLength, m.config.HoldOff), m.config.HoldOffMax)
+	m.heldUntil = now + m.holdOffLength
 }
 
 // HoldOffState returns until when new plans are kept away, which may be over, and how
 // long the last roll-back did so; 0 when that is forgiven, or there was none.
 func (m *Machine) HoldOffState() (until, length float64) {
-	if m.hold == 0 {
+	if m.holdOffLength == 0 {
 		return 0, 0
 	}
-	return m.held, m.hold
+	return m.heldUntil, m.holdOffLength
 }
 
 // RestoreHoldOff makes what Held returned of an earlier life, or of another machine that
 // decided for the same model, count here. Zeros forgive.
 func (m *Machine) RestoreHoldOff(until, length float64) {
-	m.held, m.hold = until, min(max(length, 0), m.c.HoldOffMax)
-	if m.hold == 0 {
-		m.held = math.Inf(-1)
+	m.heldUntil, m.holdOffLength = until, min(max(length, 0), m.config.HoldOffMax)
+	if m.holdOffLength == 0 {
+		m.heldUntil = math.Inf(-1)
 	}
 }
 
-// keep is the decision to leave a plan in force.
-func keep(p policies.Plan, why Reason) Decision { return Decision{Plan: p, Reason: why} }
+// keepPlan is the decision to leave a plan in force.
+func keepPlan(p policies.Plan, why Reason) Decision { return Decision{Plan: p, Reason: why} }

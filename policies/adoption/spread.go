@@ -12,19 +12,19 @@ import (
 // joiner is the origin of replicas that the plan before lacks.
 const joiner = -1
 
-// dealing is who goes to which stage, while that is being decided.
-type dealing struct {
+// assignment is who goes to which stage, while that is being decided.
+type assignment struct {
 	stages [][]proximity.Member
 	order  map[policies.ReplicaID]int // in which the replicas were dealt
 }
 
-func (d *dealing) deal(stage int, id policies.ReplicaID, origin int) {
+func (d *assignment) add(stage int, id policies.ReplicaID, origin int) {
 	d.stages[stage] = append(d.stages[stage], proximity.Member{ID: id, Origin: origin})
 	d.order[id] = len(d.order)
 }
 
 // replicas lists a stage in the order in which its replicas were dealt, joiners last.
-func (d *dealing) replicas(stage int) []policies.ReplicaID {
+func (d *assignment) replicas(stage int) []policies.ReplicaID {
 	members := d.stages[stage]
 	slices.SortFunc(members, func(a, b proximity.Member) int {
 		return cmp.Or(compareJoiners(a, b), cmp.Compare(d.order[a.ID], d.order[b.ID]))
@@ -47,16 +47,16 @@ func compareJoiners(a, b proximity.Member) int {
 	return -1
 }
 
-// even spreads the stages over the nodes, one after the other. Each takes from the
+// spreadOverHosts spreads the stages over the nodes, one after the other. Each takes from the
 // node of which it has least so far; among equal ones from that which has most left,
 // so that the stages after it find every node. How many of each origin a stage gets
 // stays as dealt.
-func (d *dealing) even(replicas []policies.Replica) {
-	nodes := make(map[string]*stock)
-	home := make(map[policies.ReplicaID]*stock, len(replicas))
+func (d *assignment) spreadOverHosts(replicas []policies.Replica) {
+	nodes := make(map[string]*hostStock)
+	home := make(map[policies.ReplicaID]*hostStock, len(replicas))
 	for _, r := range replicas {
 		if nodes[r.Host] == nil {
-			nodes[r.Host] = &stock{left: make(map[int][]proximity.Member)}
+			nodes[r.Host] = &hostStock{left: make(map[int][]proximity.Member)}
 		}
 		home[r.ID] = nodes[r.Host]
 	}
@@ -64,7 +64,7 @@ func (d *dealing) even(replicas []policies.Replica) {
 		return
 	}
 	need := make([]map[int]int, len(d.stages)) // by stage and origin
-	var list []*stock
+	var list []*hostStock
 	for s, members := range d.stages {
 		need[s] = make(map[int]int)
 		for _, m := range members {
@@ -79,26 +79,26 @@ func (d *dealing) even(replicas []policies.Replica) {
 		}
 	}
 	for s := range d.stages {
-		d.stages[s] = take(list, need[s], len(d.stages[s]))
+		d.stages[s] = takeMembers(list, need[s], len(d.stages[s]))
 	}
 }
 
-// stock is what a node has left to give to stages.
-type stock struct {
+// hostStock is what a node has left to give to stages.
+type hostStock struct {
 	left  map[int][]proximity.Member // by origin
 	count int
 	first int // its number
 	given int // to the stage that takes
 }
 
-// take makes a stage of so many of each origin.
-func take(nodes []*stock, need map[int]int, size int) []proximity.Member {
+// takeMembers makes a stage of so many of each origin.
+func takeMembers(nodes []*hostStock, need map[int]int, size int) []proximity.Member {
 	var origins []int
 	for o := range need {
 		origins = append(origins, o)
 	}
 	slices.Sort(origins)
-	q := make(queue, 0, len(nodes))
+	q := make(hostQueue, 0, len(nodes))
 	for _, n := range nodes {
 		n.given = 0
 		if n.count > 0 {
@@ -125,17 +125,17 @@ func take(nodes []*stock, need map[int]int, size int) []proximity.Member {
 	return out
 }
 
-// queue is the nodes in the order in which a stage takes from them.
-type queue []*stock
+// hostQueue is the nodes in the order in which a stage takes from them.
+type hostQueue []*hostStock
 
-func (q queue) Len() int      { return len(q) }
-func (q queue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
-func (q queue) Less(i, j int) bool {
+func (q hostQueue) Len() int      { return len(q) }
+func (q hostQueue) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
+func (q hostQueue) Less(i, j int) bool {
 	a, b := q[i], q[j]
 	return cmp.Or(cmp.Compare(a.given, b.given), cmp.Compare(b.count, a.count), cmp.Compare(a.first, b.first)) < 0
 }
-func (q *queue) Push(x any) { *q = append(*q, x.(*stock)) }
-func (q *queue) Pop() any {
+func (q *hostQueue) Push(x any) { *q = append(*q, x.(*hostStock)) }
+func (q *hostQueue) Pop() any {
 	last := len(*q) - 1
 	x := (*q)[last]
 	*q = (*q)[:last]

@@ -7,31 +7,31 @@ import (
 )
 
 // A state is where a win is.
-type state uint8
+type winState uint8
 
 const (
-	reserving state = iota // the engine is asked for KV
-	queued                 // for a free receive slot
-	pulling                // a slot is held, the seller's answer is awaited
-	importing              // the transfer has the word
+	reserving winState = iota // the engine is asked for KV
+	queued                    // for a free receive slot
+	pulling                   // a slot is held, the seller's answer is awaited
+	importing                 // the transfer has the word
 )
 
 // win is the buyer's side of a deal.
 type win struct {
-	deal     Deal
-	handover policies.Migration
-	priority policies.Tokens // the seller's load
-	state    state
-	skips    int             // how often the seller was busy
-	first    bool            // a promise found no free slot: it goes before all others
-	retry    policies.Micros // queued: not before
-	answer   policies.Micros // pulling: until when
-	promise  policies.Micros // queued: until when a Ready is expected; 0: none is
-	deadline policies.Micros // of the lease, then of the transfer; 0: passed
+	deal            Deal
+	migration       policies.Migration
+	priority        policies.Tokens // the seller's load
+	state           winState
+	skips           int             // how often the seller was busy
+	atFront         bool            // a promise found no free slot: it goes before all others
+	retryAt         policies.Micros // queued: not before
+	answerDeadline  policies.Micros // pulling: until when
+	promiseDeadline policies.Micros // queued: until when a Ready is expected; 0: none is
+	deadline        policies.Micros // of the lease, then of the transfer; 0: passed
 }
 
-// win finds the win of a deal.
-func (m *Machine) win(d Deal) *win {
+// winOfDeal finds the win of a deal.
+func (m *Machine) winOfDeal(d Deal) *win {
 	for _, w := range m.wins {
 		if w.deal == d {
 			return w
@@ -40,62 +40,62 @@ func (m *Machine) win(d Deal) *win {
 	return nil
 }
 
-// hearSeller handles a message about another replica's sale.
-func (m *Machine) hearSeller(msg Message) {
+// handleFromSeller handles a message about another replica's sale.
+func (m *Machine) handleFromSeller(msg Message) {
 	switch msg.Kind {
 	case Ask:
-		m.bid(msg)
+		m.answerAsk(msg)
 		return
 	case Confirm:
-		m.confirmed(msg)
+		m.handleConfirm(msg)
 		return
 	}
-	w := m.win(msg.Deal)
+	w := m.winOfDeal(msg.Deal)
 	if w == nil {
 		if msg.Kind == Grant || msg.Kind == Ready {
-			m.tell(Drop, msg.From, msg.Deal)
+			m.sendTo(Drop, msg.From, msg.Deal)
 		}
 		return
 	}
 	switch msg.Kind {
 	case Busy:
 		if w.state == pulling {
-			m.skipped(w)
+			m.handleBusy(w)
 		}
 	case Grant:
-		m.granted(w)
+		m.handleGrant(w)
 	case Ready:
-		m.ready(w)
+		m.handleReady(w)
 	case Cancel:
 		if w.state == importing {
-			m.stop(w)
+			m.abortImport(w)
 		} else {
-			m.release(w)
+			m.releaseWin(w)
 		}
 	}
 }
 
-// admits reports whether a hand-over is welcome, and at what price.
-func (m *Machine) admits(h policies.Migration) (policies.Bid, bool) {
-	if h.Length < 0 || len(m.wins) >= m.c.MaxWins || !m.position.Fits(h.Length) {
+// quote reports whether a hand-over is welcome, and at what price.
+func (m *Machine) quote(h policies.Migration) (policies.Bid, bool) {
+	if h.Length < 0 || len(m.wins) >= m.config.MaxWins || !m.occupancy.Fits(h.Length) {
 		return policies.Bid{}, false
 	}
-	return m.c.Quoter.Quote(m.position, h)
+	return m.config.Quoter.Quote(m.occupancy, h)
 }
 
-// bid answers an ask.
-func (m *Machine) bid(msg Message) {
-	m.rank(msg)
-	b, ok := m.admits(msg.Migration)
+// answerAsk answers an ask.
+func (m *Machine) answerAsk(msg Message) {
+	m.updatePriority(msg)
+	b, ok := m.quote(msg.Migration)
 	if !ok {
-		m.tell(NoBid, msg.From, msg.Deal)
+		m.sendTo(NoBid, msg.From, msg.Deal)
 		return
 	}
 	m.send(Message{Kind: Bid, To: msg.From, Deal: msg.Deal, Load: b.Load, Start: b.Start})
 }
 
-// rank takes note of a seller's load.
-func (m *Machine) rank(msg Message) {
+// updatePriority takes note of a seller's load.
+func (m *Machine) updatePriority(msg Message) {
 	for _, w := range m.wins {
 		if w.deal.Seller == msg.From {
 			w.priority = msg.Load
@@ -103,101 +103,101 @@ func (m *Machine) rank(msg Message) {
 	}
 }
 
-// confirmed begins a win, if there is still room.
-func (m *Machine) confirmed(msg Message) {
-	m.rank(msg)
-	if w := m.win(msg.Deal); w != nil {
+// handleConfirm begins a win, if there is still room.
+func (m *Machine) handleConfirm(msg Message) {
+	m.updatePriority(msg)
+	if w := m.winOfDeal(msg.Deal); w != nil {
 		// The answer was lost, or the Confirm came twice.
 		switch w.state {
 		case queued:
-			m.tell(Accept, msg.From, msg.Deal)
+			m.sendTo(Accept, msg.From, msg.Deal)
 		case pulling:
-			m.tell(Pull, msg.From, msg.Deal)
+			m.sendTo(Pull, msg.From, msg.Deal)
 		}
 		return
 	}
-	if _, ok := m.admits(msg.Migration); !ok {
-		m.tell(Reject, msg.From, msg.Deal)
+	if _, ok := m.quote(msg.Migration); !ok {
+		m.sendTo(Reject, msg.From, msg.Deal)
 		return
 	}
-	w := &win{deal: msg.Deal, handover: msg.Migration, priority: msg.Load, deadline: m.now + m.c.Lease}
+	w := &win{deal: msg.Deal, migration: msg.Migration, priority: msg.Load, deadline: m.now + m.config.Lease}
 	m.wins = append(m.wins, w)
-	m.position.Incoming += w.handover.Length
-	m.out = append(m.out, Action{Kind: Reserve, Deal: w.deal, Peer: msg.From, Migration: w.handover, Deadline: w.deadline})
+	m.occupancy.Incoming += w.migration.Length
+	m.out = append(m.out, Action{Kind: Reserve, Deal: w.deal, Peer: msg.From, Migration: w.migration, Deadline: w.deadline})
 }
 
-// reserved accepts; with a free slot the Pull says so.
-func (m *Machine) reserved(d Deal) {
-	w := m.win(d)
+// handleReserved accepts; with a free slot the Pull says so.
+func (m *Machine) handleReserved(d Deal) {
+	w := m.winOfDeal(d)
 	if w == nil || w.state != reserving {
 		return
 	}
 	w.state = queued
-	m.pull()
+	m.startPulls()
 	if w.state == queued {
-		m.tell(Accept, d.Seller, d)
+		m.sendTo(Accept, d.Seller, d)
 	}
 }
 
-// refused gives a win up for which there is no KV.
-func (m *Machine) refused(d Deal) {
-	w := m.win(d)
+// handleRefused gives a win up for which there is no KV.
+func (m *Machine) handleRefused(d Deal) {
+	w := m.winOfDeal(d)
 	if w == nil || w.state == importing {
 		return
 	}
 	if w.state == reserving {
-		m.tell(Reject, d.Seller, d)
+		m.sendTo(Reject, d.Seller, d)
 	} else {
-		m.tell(Drop, d.Seller, d)
+		m.sendTo(Drop, d.Seller, d)
 	}
-	m.lose(w)
+	m.removeWin(w)
 }
 
-// pull fills the free slots, the greatest sellers first. Those that were busy
+// startPulls fills the free slots, the greatest sellers first. Those that were busy
 // a moment ago and those that have promised are left alone.
-func (m *Machine) pull() {
-	for m.receiving < m.c.MaxConcurrentReceives {
+func (m *Machine) startPulls() {
+	for m.receiving < m.config.MaxConcurrentReceives {
 		var best *win
 		for _, w := range m.wins {
-			if w.state != queued || w.promise != 0 || w.retry > m.now {
+			if w.state != queued || w.promiseDeadline != 0 || w.retryAt > m.now {
 				continue
 			}
-			if best == nil || w.first && !best.first || w.first == best.first && w.priority > best.priority {
+			if best == nil || w.atFront && !best.atFront || w.atFront == best.atFront && w.priority > best.priority {
 				best = w
 			}
 		}
 		if best == nil {
 			return
 		}
-		m.attempt(best)
+		m.startPull(best)
 	}
 }
 
-// attempt takes a slot and asks the seller for its own.
-func (m *Machine) attempt(w *win) {
+// startPull takes a slot and asks the seller for its own.
+func (m *Machine) startPull(w *win) {
 	m.receiving++
-	w.state, w.answer, w.promise = pulling, m.now+m.c.AnswerTimeout, 0
-	m.tell(Pull, w.deal.Seller, w.deal)
+	w.state, w.answerDeadline, w.promiseDeadline = pulling, m.now+m.config.AnswerTimeout, 0
+	m.sendTo(Pull, w.deal.Seller, w.deal)
 }
 
-// skipped goes on without a busy seller, or says that it was busy too often.
-func (m *Machine) skipped(w *win) {
+// handleBusy goes on without a busy seller, or says that it was busy too often.
+func (m *Machine) handleBusy(w *win) {
 	m.receiving--
-	w.state, w.answer, w.retry = queued, 0, m.now+m.c.RetryDelay
+	w.state, w.answerDeadline, w.retryAt = queued, 0, m.now+m.config.RetryDelay
 	w.skips++
-	if w.skips >= m.c.MaxSkips {
-		w.promise = m.now + m.c.PromiseTimeout
-		m.tell(Starving, w.deal.Seller, w.deal)
+	if w.skips >= m.config.MaxSkips {
+		w.promiseDeadline = m.now + m.config.PromiseTimeout
+		m.sendTo(Starving, w.deal.Seller, w.deal)
 	}
 }
 
-// granted begins the transfer. A Grant that comes after its Pull was given up
+// handleGrant begins the transfer. A Grant that comes after its Pull was given up
 // still counts: the seller holds a slot for it.
-func (m *Machine) granted(w *win) {
+func (m *Machine) handleGrant(w *win) {
 	switch w.state {
 	case queued:
-		if m.receiving >= m.c.MaxConcurrentReceives {
-			w.first, w.retry, w.promise = true, 0, 0
+		if m.receiving >= m.config.MaxConcurrentReceives {
+			w.atFront, w.retryAt, w.promiseDeadline = true, 0, 0
 			return
 		}
 		m.receiving++
@@ -205,47 +205,47 @@ func (m *Machine) granted(w *win) {
 	default:
 		return
 	}
-	w.state, w.answer, w.promise, w.deadline = importing, 0, 0, m.now+m.c.TransferTimeout
-	m.out = append(m.out, Action{Kind: Import, Deal: w.deal, Peer: w.deal.Seller, Migration: w.handover, Deadline: w.deadline})
+	w.state, w.answerDeadline, w.promiseDeadline, w.deadline = importing, 0, 0, m.now+m.config.TransferTimeout
+	m.out = append(m.out, Action{Kind: Import, Deal: w.deal, Peer: w.deal.Seller, Migration: w.migration, Deadline: w.deadline})
 }
 
-// ready answers a seller that holds a slot.
-func (m *Machine) ready(w *win) {
+// handleReady answers a seller that holds a slot.
+func (m *Machine) handleReady(w *win) {
 	if w.state != queued {
 		return // a Pull is on its way and finds the slot
 	}
-	if m.receiving >= m.c.MaxConcurrentReceives {
-		w.first, w.retry, w.promise = true, 0, 0
-		m.tell(Pass, w.deal.Seller, w.deal)
+	if m.receiving >= m.config.MaxConcurrentReceives {
+		w.atFront, w.retryAt, w.promiseDeadline = true, 0, 0
+		m.sendTo(Pass, w.deal.Seller, w.deal)
 		return
 	}
-	m.attempt(w)
+	m.startPull(w)
 }
 
-// imported takes note of the end of a transfer.
-func (m *Machine) imported(d Deal, end EventKind) {
-	w := m.win(d)
+// finishImport takes note of the end of a transfer.
+func (m *Machine) finishImport(d Deal, end EventKind) {
+	w := m.winOfDeal(d)
 	if w == nil || w.state != importing {
 		return
 	}
 	if end == TransferFailed {
-		m.release(w)
+		m.releaseWin(w)
 		return
 	}
 	// Until it is measured, what has come counts as held.
-	m.position.Held += w.handover.Length
-	m.lose(w)
+	m.occupancy.Held += w.migration.Length
+	m.removeWin(w)
 }
 
-// buyerGone ends what depended on a seller.
-func (m *Machine) buyerGone(peer policies.ReplicaID) {
+// abandonWinsFrom ends what depended on a seller.
+func (m *Machine) abandonWinsFrom(peer policies.ReplicaID) {
 	for _, w := range slices.Clone(m.wins) {
 		switch {
 		case w.deal.Seller != peer:
 		case w.state == importing:
-			m.stop(w)
+			m.abortImport(w)
 		default:
-			m.release(w)
+			m.releaseWin(w)
 		}
 	}
 }
@@ -254,38 +254,38 @@ func (m *Machine) buyerGone(peer policies.ReplicaID) {
 func (m *Machine) expireWins() {
 	for _, w := range slices.Clone(m.wins) {
 		switch {
-		case m.due(w.deadline) && w.state == importing:
-			m.stop(w)
-		case m.due(w.deadline):
-			m.tell(Drop, w.deal.Seller, w.deal)
-			m.release(w)
-		case m.due(w.answer):
-			m.skipped(w)
-		case m.due(w.promise):
-			w.promise, w.skips = 0, 0
+		case m.isPast(w.deadline) && w.state == importing:
+			m.abortImport(w)
+		case m.isPast(w.deadline):
+			m.sendTo(Drop, w.deal.Seller, w.deal)
+			m.releaseWin(w)
+		case m.isPast(w.answerDeadline):
+			m.handleBusy(w)
+		case m.isPast(w.promiseDeadline):
+			w.promiseDeadline, w.skips = 0, 0
 		}
 	}
 }
 
-// stop asks the transfer layer to stop, once. It still decides.
-func (m *Machine) stop(w *win) {
+// abortImport asks the transfer layer to stop, once. It still decides.
+func (m *Machine) abortImport(w *win) {
 	if w.deadline != 0 {
 		w.deadline = 0
 		m.out = append(m.out, Action{Kind: Abort, Deal: w.deal, Peer: w.deal.Seller})
 	}
 }
 
-// release forgets a win and frees what was reserved for it.
-func (m *Machine) release(w *win) {
+// releaseWin forgets a win and frees what was reserved for it.
+func (m *Machine) releaseWin(w *win) {
 	m.out = append(m.out, Action{Kind: Release, Deal: w.deal, Peer: w.deal.Seller})
-	m.lose(w)
+	m.removeWin(w)
 }
 
-// lose forgets a win and frees its slot.
-func (m *Machine) lose(w *win) {
+// removeWin forgets a win and frees its slot.
+func (m *Machine) removeWin(w *win) {
 	if w.state == pulling || w.state == importing {
 		m.receiving--
 	}
-	m.position.Incoming -= w.handover.Length
+	m.occupancy.Incoming -= w.migration.Length
 	m.wins = slices.DeleteFunc(m.wins, func(o *win) bool { return o == w })
 }

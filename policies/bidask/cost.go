@@ -11,23 +11,23 @@ import (
 // cheaper one. Which of the rest wins is the Selector's to say: it needs to know
 // nothing of costs. Without costs, or with equal ones, nothing here has an effect.
 
-// draw chooses whom to ask, with what each costs, or nil for no costs.
-func (m *Machine) draw(ev Event) ([]policies.ReplicaID, []policies.Micros) {
-	if len(ev.Costs) != len(ev.Candidates) || alike(ev.Costs) {
-		return sample(ev.Candidates, m.c.Self, m.c.Sample, ev.Seed), nil
+// chooseCandidates chooses whom to ask, with what each costs, or nil for no costs.
+func (m *Machine) chooseCandidates(ev Event) ([]policies.ReplicaID, []policies.Micros) {
+	if len(ev.Costs) != len(ev.Candidates) || allEqual(ev.Costs) {
+		return sample(ev.Candidates, m.config.Self, m.config.Sample, ev.Seed), nil
 	}
 	var ids []policies.ReplicaID
-	if m.c.Sample == AskAll {
-		ids = sample(ev.Candidates, m.c.Self, AskAll, ev.Seed)
+	if m.config.Sample == AskAll {
+		ids = sample(ev.Candidates, m.config.Self, AskAll, ev.Seed)
 	} else {
-		near, far := split(ev, m.c.Self)
-		ids = sample(near, m.c.Self, (m.c.Sample+1)/2, ev.Seed)
+		near, far := splitByCost(ev, m.config.Self)
+		ids = sample(near, m.config.Self, (m.config.Sample+1)/2, ev.Seed)
 		for _, id := range near {
 			if !slices.Contains(ids, id) {
 				far = append(far, id)
 			}
 		}
-		ids = append(ids, sample(far, m.c.Self, m.c.Sample-len(ids), ev.Seed+1)...)
+		ids = append(ids, sample(far, m.config.Self, m.config.Sample-len(ids), ev.Seed+1)...)
 	}
 	costs := make([]policies.Micros, len(ids))
 	for i, id := range ids {
@@ -36,8 +36,8 @@ func (m *Machine) draw(ev Event) ([]policies.ReplicaID, []policies.Micros) {
 	return ids, costs
 }
 
-// alike says that costs set nobody apart.
-func alike(costs []policies.Micros) bool {
+// allEqual says that costs set nobody apart.
+func allEqual(costs []policies.Micros) bool {
 	for _, c := range costs {
 		if c != costs[0] {
 			return false
@@ -46,9 +46,9 @@ func alike(costs []policies.Micros) bool {
 	return true
 }
 
-// split divides the candidates: near are those that cost no more than twice the
+// splitByCost divides the candidates: near are those that cost no more than twice the
 // least.
-func split(ev Event, self policies.ReplicaID) (near, far []policies.ReplicaID) {
+func splitByCost(ev Event, self policies.ReplicaID) (near, far []policies.ReplicaID) {
 	least := policies.Micros(-1)
 	for i, c := range ev.Costs {
 		if ev.Candidates[i] != self && (least < 0 || c < least) {
@@ -75,30 +75,30 @@ func (s *sale) cost(id policies.ReplicaID) policies.Micros {
 	return 0
 }
 
-// pick returns the index of the winning bid, or −1.
-func (m *Machine) pick(s *sale) int {
+// selectBid returns the index of the winning bid, or −1.
+func (m *Machine) selectBid(s *sale) int {
 	if s.costs == nil {
-		return m.c.Selector.Select(m.bids)
+		return m.config.Selector.Select(m.bids)
 	}
-	m.kept, m.keptAt = m.kept[:0], m.keptAt[:0]
+	m.undominated, m.undominatedIndex = m.undominated[:0], m.undominatedIndex[:0]
 	for i, b := range m.bids {
-		if !m.beaten(s, b) {
-			m.kept, m.keptAt = append(m.kept, b), append(m.keptAt, i)
+		if !m.dominated(s, b) {
+			m.undominated, m.undominatedIndex = append(m.undominated, b), append(m.undominatedIndex, i)
 		}
 	}
-	at := m.c.Selector.Select(m.kept)
-	if at < 0 || at >= len(m.keptAt) {
+	at := m.config.Selector.Select(m.undominated)
+	if at < 0 || at >= len(m.undominatedIndex) {
 		return -1
 	}
-	return m.keptAt[at]
+	return m.undominatedIndex[at]
 }
 
-// beaten reports whether a cheaper bidder has no more load than this one, or more
+// dominated reports whether a cheaper bidder has no more load than this one, or more
 // by no more than the request: moving it there leaves the two no further apart
 // than they were.
-func (m *Machine) beaten(s *sale, b policies.Bid) bool {
+func (m *Machine) dominated(s *sale, b policies.Bid) bool {
 	cost := s.cost(b.From)
 	return slices.ContainsFunc(m.bids, func(o policies.Bid) bool {
-		return s.cost(o.From) < cost && o.Load-s.handover.Length <= b.Load
+		return s.cost(o.From) < cost && o.Load-s.migration.Length <= b.Load
 	})
 }

@@ -9,23 +9,23 @@ import (
 // Machine is one replica's part in the market. It is not safe for concurrent
 // use.
 type Machine struct {
-	c   Config
-	now policies.Micros
-	out []Action // of the Step in progress
+	config Config
+	now    policies.Micros
+	out    []Action // of the Step in progress
 
-	position policies.Occupancy // as measured, with what has moved since; Incoming is the machine's own
+	occupancy policies.Occupancy // as measured, with what has moved since; Incoming is the machine's own
 
 	// Seller. Sales are in order of their numbers.
-	sales    []*sale
-	number   uint64 // of the next sale
-	offered  policies.Tokens
-	asking   *sale // the one in state asking or confirming, or nil
-	silent   []policies.ReplicaID
-	bids     []policies.Bid // in order of arrival
-	kept     []policies.Bid // scratch of pick
-	keptAt   []int          // and where they are in bids
-	sending  int            // send slots in use
-	promised []*sale        // to be served before anybody else, in order
+	sales            []*sale
+	number           uint64 // of the next sale
+	offeredTokens    policies.Tokens
+	asking           *sale // the one in state asking or confirming, or nil
+	unanswered       []policies.ReplicaID
+	bids             []policies.Bid // in order of arrival
+	undominated      []policies.Bid // scratch of pick
+	undominatedIndex []int          // and where they are in bids
+	sending          int            // send slots in use
+	promised         []*sale        // to be served before anybody else, in order
 
 	// Buyer. Wins are in order of arrival.
 	wins      []*win
@@ -40,7 +40,7 @@ func New(c Config) (*Machine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Machine{c: c, number: c.FirstDeal}, nil
+	return &Machine{config: c, number: c.FirstDeal}, nil
 }
 
 // Step takes note of an event and appends what is to be done about it to out,
@@ -50,50 +50,50 @@ func (m *Machine) Step(ev Event, out []Action) []Action {
 	m.now = max(m.now, ev.Now)
 	switch ev.Kind {
 	case Offered:
-		m.offer(ev)
+		m.addSale(ev)
 	case Withdrawn:
 		m.withdraw(ev.Migration.Request)
 	case MessageReceived:
 		m.receive(ev.Message)
 	case Reserved:
-		m.reserved(ev.Deal)
+		m.handleReserved(ev.Deal)
 	case ReservationRefused:
-		m.refused(ev.Deal)
+		m.handleRefused(ev.Deal)
 	case TransferDone, TransferFailed:
-		if ev.Deal.Seller == m.c.Self {
-			m.exported(ev.Deal, ev.Kind)
+		if ev.Deal.Seller == m.config.Self {
+			m.finishExport(ev.Deal, ev.Kind)
 		} else {
-			m.imported(ev.Deal, ev.Kind)
+			m.finishImport(ev.Deal, ev.Kind)
 		}
 	case PeerGone:
-		m.sellerGone(ev.Peer)
-		m.buyerGone(ev.Peer)
+		m.abandonSalesTo(ev.Peer)
+		m.abandonWinsFrom(ev.Peer)
 	case OccupancyMeasured:
 		m.measure(ev.Occupancy)
 	case DeadlineReached:
 		m.expireSales()
 		m.expireWins()
 	}
-	m.ask()
+	m.startAsk()
 	m.keepPromises()
-	m.pull()
+	m.startPulls()
 	out, m.out = m.out, nil
 	return out
 }
 
 // receive passes a message to the side that it is meant for.
 func (m *Machine) receive(msg Message) {
-	if msg.From == "" || msg.From == m.c.Self || msg.To != m.c.Self {
+	if msg.From == "" || msg.From == m.config.Self || msg.To != m.config.Self {
 		return
 	}
 	switch msg.Kind {
 	case Bid, NoBid, Reject, Accept, Pull, Starving, Pass, Drop:
-		if msg.Deal.Seller == m.c.Self {
-			m.hearBuyer(msg)
+		if msg.Deal.Seller == m.config.Self {
+			m.handleFromBuyer(msg)
 		}
 	case Ask, Confirm, Busy, Grant, Ready, Cancel:
 		if msg.Deal.Seller == msg.From {
-			m.hearSeller(msg)
+			m.handleFromSeller(msg)
 		}
 	}
 }
@@ -101,15 +101,15 @@ func (m *Machine) receive(msg Message) {
 // measure takes note of the own position. A replica that begins to drain gives
 // up what it has won and not begun to pull.
 func (m *Machine) measure(p policies.Occupancy) {
-	p.Incoming = m.position.Incoming
-	m.position = p
+	p.Incoming = m.occupancy.Incoming
+	m.occupancy = p
 	if !p.Draining {
 		return
 	}
 	for _, w := range slices.Clone(m.wins) {
 		if w.state != importing {
-			m.tell(Drop, w.deal.Seller, w.deal)
-			m.release(w)
+			m.sendTo(Drop, w.deal.Seller, w.deal)
+			m.releaseWin(w)
 		}
 	}
 }
@@ -125,15 +125,15 @@ func (m *Machine) Next() (policies.Micros, bool) {
 	}
 	for _, s := range m.sales {
 		earlier(s.deadline)
-		earlier(s.hold)
-		earlier(s.promise)
+		earlier(s.holdDeadline)
+		earlier(s.promiseDeadline)
 	}
 	for _, w := range m.wins {
 		earlier(w.deadline)
-		earlier(w.answer)
-		earlier(w.promise)
-		if w.state == queued && w.promise == 0 && m.receiving < m.c.MaxConcurrentReceives {
-			earlier(w.retry)
+		earlier(w.answerDeadline)
+		earlier(w.promiseDeadline)
+		if w.state == queued && w.promiseDeadline == 0 && m.receiving < m.config.MaxConcurrentReceives {
+			earlier(w.retryAt)
 		}
 	}
 	return next, any
@@ -143,17 +143,17 @@ func (m *Machine) Next() (policies.Micros, bool) {
 func (m *Machine) Idle() bool { return len(m.sales) == 0 && len(m.wins) == 0 }
 
 // Incoming is what was won and is not yet here: the KV that is reserved.
-func (m *Machine) Incoming() policies.Tokens { return m.position.Incoming }
+func (m *Machine) Incoming() policies.Tokens { return m.occupancy.Incoming }
 
-// tell sends a message that carries nothing but the deal.
-func (m *Machine) tell(k MessageKind, to policies.ReplicaID, d Deal) {
+// sendTo sends a message that carries nothing but the deal.
+func (m *Machine) sendTo(k MessageKind, to policies.ReplicaID, d Deal) {
 	m.send(Message{Kind: k, To: to, Deal: d})
 }
 
 func (m *Machine) send(msg Message) {
-	msg.From = m.c.Self
+	msg.From = m.config.Self
 	m.out = append(m.out, Action{Kind: Send, Message: msg})
 }
 
-// due reports whether a deadline has passed; 0 is none.
-func (m *Machine) due(t policies.Micros) bool { return t != 0 && t <= m.now }
+// isPast reports whether a deadline has passed; 0 is none.
+func (m *Machine) isPast(t policies.Micros) bool { return t != 0 && t <= m.now }

@@ -111,7 +111,7 @@ func sample(candidates []policies.ReplicaID, self policies.ReplicaID, d int, see
 	picked := make([]int, 0, min(d+1, n))
 	if d+1 < n { // Floyd's algorithm
 		for i := n - d - 1; i < n; i++ {
-			at := int(below(&seed, uint64(i+1)))
+			at := int(randomBelow(&seed, uint64(i+1)))
 			if slices.Contains(picked, at) {
 				at = i
 			}
@@ -124,7 +124,7 @@ func sample(candidates []policies.ReplicaID, self policies.ReplicaID, d int, see
 	}
 	out := make([]policies.ReplicaID, 0, len(picked))
 	for i := range picked {
-		at := i + int(below(&seed, uint64(len(picked)-i)))
+		at := i + int(randomBelow(&seed, uint64(len(picked)-i)))
 		picked[i], picked[at] = picked[at], picked[i]
 		if c := candidates[picked[i]]; c != self {
 			out = append(out, c)
@@ -133,9 +133,9 @@ func sample(candidates []policies.ReplicaID, self policies.ReplicaID, d int, see
 	return out[:min(d, len(out))]
 }
 
-// below advances the seed and returns a number below n (SplitMix64, then the
+// randomBelow advances the seed and returns a number below n (SplitMix64, then the
 // upper half of a product; its bias is far below what a sample could show).
-func below(seed *uint64, n uint64) uint64 {
+func randomBelow(seed *uint64, n uint64) uint64 {
 	*seed += 0x9e3779b97f4a7c15
 	z := *seed
 	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9

@@ -7,66 +7,66 @@ import (
 )
 
 // A stand is where a sale stands.
-type stand uint8
+type saleState uint8
 
 const (
-	waiting    stand = iota // for the one ask to be free
-	asked                   // bids are coming in
-	confirming              // the buyer's answer is awaited
-	sold                    // the buyer has reserved and will pull
-	exporting               // the transfer has the word
+	waitingToAsk saleState = iota // for the one ask to be free
+	awaitingBids                  // bids are coming in
+	confirming                    // the buyer's answer is awaited
+	sold                          // the buyer has reserved and will pull
+	exporting                     // the transfer has the word
 )
 
 // sale is the seller's side of a deal.
 type sale struct {
-	deal       Deal
-	handover   policies.Migration
-	stand      stand
-	candidates []policies.ReplicaID // waiting: whom to ask
-	asked      []policies.ReplicaID // whom costs are of; nil without costs
-	costs      []policies.Micros    // of a transfer to each of them
-	buyer      policies.ReplicaID   // confirming and after
-	deadline   policies.Micros      // of the stand; 0: none, or passed
-	hold       policies.Micros      // until when a slot is held for a Ready; 0: none is
-	promise    policies.Micros      // until when a slot is promised; 0: none is
-	why        ReturnReason         // exporting: why it was aborted
+	deal            Deal
+	migration       policies.Migration
+	state           saleState
+	candidates      []policies.ReplicaID // waiting: whom to ask
+	asked           []policies.ReplicaID // whom costs are of; nil without costs
+	costs           []policies.Micros    // of a transfer to each of them
+	buyer           policies.ReplicaID   // confirming and after
+	deadline        policies.Micros      // of the stand; 0: none, or passed
+	holdDeadline    policies.Micros      // until when a slot is held for a Ready; 0: none is
+	promiseDeadline policies.Micros      // until when a slot is promised; 0: none is
+	abortReason     ReturnReason         // exporting: why it was aborted
 }
 
-// offer puts a request up for sale. What is for sale already stays as it is.
-func (m *Machine) offer(ev Event) {
-	if m.selling(ev.Migration.Request) != nil {
+// addSale puts a request up for sale. What is for sale already stays as it is.
+func (m *Machine) addSale(ev Event) {
+	if m.saleOfRequest(ev.Migration.Request) != nil {
 		return
 	}
-	s := &sale{deal: Deal{m.c.Self, m.number}, handover: ev.Migration}
+	s := &sale{deal: Deal{m.config.Self, m.number}, migration: ev.Migration}
 	m.number++
-	if len(m.sales) >= m.c.MaxOffers {
-		m.giveBack(s, ReturnTooManyOffers)
+	if len(m.sales) >= m.config.MaxOffers {
+		m.emitReturn(s, ReturnTooManyOffers)
 		return
 	}
-	s.candidates, s.costs = m.draw(ev)
+	s.candidates, s.costs = m.chooseCandidates(ev)
 	if s.costs != nil {
 		s.asked = s.candidates
 	}
 	if len(s.candidates) == 0 {
-		m.giveBack(s, ReturnNoCandidates)
+		m.emitReturn(s, ReturnNoCandidates)
 		return
 	}
 	m.sales = append(m.sales, s)
-	m.offered += s.handover.Length
+	m.offeredTokens += s.migration.Length
 }
 
-// selling finds the sale of a request.
-func (m *Machine) selling(request string) *sale {
+// saleOfRequest finds the sale of a request.
+func (m *Machine) saleOfRequest(request string) *sale {
 	for _, s := range m.sales {
-		if s.handover.Request == request {
+		if s.migration.Request == request {
 			return s
 		}
 	}
 	return nil
 }
 
-// sale finds the sale of a deal.
-func (m *Machine) sale(d Deal) *sale {
+// saleOfDeal finds the sale of a deal.
+func (m *Machine) saleOfDeal(d Deal) *sale {
 	at, found := slices.BinarySearchFunc(m.sales, d.Number, func(s *sale, n uint64) int {
 		switch {
 		case s.deal.Number < n:
@@ -82,212 +82,212 @@ func (m *Machine) sale(d Deal) *sale {
 	return m.sales[at]
 }
 
-// ask begins the next ask when none is out.
-func (m *Machine) ask() {
+// startAsk begins the next ask when none is out.
+func (m *Machine) startAsk() {
 	if m.asking != nil {
 		return
 	}
 	for _, s := range m.sales {
-		if s.stand != waiting {
+		if s.state != waitingToAsk {
 			continue
 		}
-		m.asking, m.silent, m.bids = s, append(m.silent[:0], s.candidates...), m.bids[:0]
-		s.stand, s.candidates, s.deadline = asked, nil, m.now+m.c.BidTimeout
-		for _, c := range m.silent {
-			m.send(Message{Kind: Ask, To: c, Deal: s.deal, Migration: s.handover, Load: m.offered})
+		m.asking, m.unanswered, m.bids = s, append(m.unanswered[:0], s.candidates...), m.bids[:0]
+		s.state, s.candidates, s.deadline = awaitingBids, nil, m.now+m.config.BidTimeout
+		for _, c := range m.unanswered {
+			m.send(Message{Kind: Ask, To: c, Deal: s.deal, Migration: s.migration, Load: m.offeredTokens})
 		}
 		return
 	}
 }
 
-// choose confirms the best bidder left, or gives the sale up.
-func (m *Machine) choose(s *sale, none ReturnReason) {
+// confirmNext confirms the best bidder left, or gives the sale up.
+func (m *Machine) confirmNext(s *sale, none ReturnReason) {
 	at := -1
 	if len(m.bids) > 0 {
-		at = m.pick(s)
+		at = m.selectBid(s)
 	}
 	if at < 0 || at >= len(m.bids) {
-		m.end(s, none)
+		m.returnSale(s, none)
 		return
 	}
-	s.buyer, s.stand, s.deadline = m.bids[at].From, confirming, m.now+m.c.AnswerTimeout
+	s.buyer, s.state, s.deadline = m.bids[at].From, confirming, m.now+m.config.AnswerTimeout
 	m.bids = slices.Delete(m.bids, at, at+1)
-	m.send(Message{Kind: Confirm, To: s.buyer, Deal: s.deal, Migration: s.handover, Load: m.offered})
+	m.send(Message{Kind: Confirm, To: s.buyer, Deal: s.deal, Migration: s.migration, Load: m.offeredTokens})
 }
 
-// hearBuyer handles a message about an own sale.
-func (m *Machine) hearBuyer(msg Message) {
-	s := m.sale(msg.Deal)
+// handleFromBuyer handles a message about an own sale.
+func (m *Machine) handleFromBuyer(msg Message) {
+	s := m.saleOfDeal(msg.Deal)
 	if s == nil || s.buyer != msg.From {
 		switch msg.Kind {
 		case Bid, NoBid:
-			if s != nil && s.stand == asked {
-				m.hearBid(s, msg)
+			if s != nil && s.state == awaitingBids {
+				m.recordBid(s, msg)
 			}
 		case Accept, Pull, Starving: // of a Confirm that was cancelled
-			m.tell(Cancel, msg.From, msg.Deal)
+			m.sendTo(Cancel, msg.From, msg.Deal)
 		}
 		return
 	}
 	switch msg.Kind {
 	case Reject:
-		if s.stand == confirming {
-			m.choose(s, ReturnRejected)
+		if s.state == confirming {
+			m.confirmNext(s, ReturnRejected)
 		}
 	case Accept:
-		m.settle(s)
+		m.markSold(s)
 	case Pull:
-		m.settle(s)
-		m.hearPull(s)
+		m.markSold(s)
+		m.handlePull(s)
 	case Starving:
-		m.settle(s)
+		m.markSold(s)
 		switch {
-		case s.stand == exporting:
-			m.tell(Grant, s.buyer, s.deal)
-		case s.promise == 0 && s.hold == 0:
-			s.promise = m.now + m.c.PromiseTimeout
+		case s.state == exporting:
+			m.sendTo(Grant, s.buyer, s.deal)
+		case s.promiseDeadline == 0 && s.holdDeadline == 0:
+			s.promiseDeadline = m.now + m.config.PromiseTimeout
 			m.promised = append(m.promised, s)
 		}
 	case Pass:
-		m.letGo(s)
+		m.releaseHold(s)
 	case Drop:
-		switch s.stand {
+		switch s.state {
 		case confirming:
-			m.choose(s, ReturnRejected)
+			m.confirmNext(s, ReturnRejected)
 		case sold:
-			m.end(s, ReturnDropped)
+			m.returnSale(s, ReturnDropped)
 		case exporting:
-			m.abort(s, ReturnDropped)
+			m.abortExport(s, ReturnDropped)
 		}
 	}
 }
 
-// hearBid counts an answer to the ask; the last one closes it.
-func (m *Machine) hearBid(s *sale, msg Message) {
-	at := slices.Index(m.silent, msg.From)
+// recordBid counts an answer to the ask; the last one closes it.
+func (m *Machine) recordBid(s *sale, msg Message) {
+	at := slices.Index(m.unanswered, msg.From)
 	if at < 0 {
 		return
 	}
-	m.silent = slices.Delete(m.silent, at, at+1)
+	m.unanswered = slices.Delete(m.unanswered, at, at+1)
 	if msg.Kind == Bid {
 		m.bids = append(m.bids, policies.Bid{From: msg.From, Load: msg.Load, Start: msg.Start})
 	}
-	if len(m.silent) == 0 {
-		m.choose(s, ReturnNoBids)
+	if len(m.unanswered) == 0 {
+		m.confirmNext(s, ReturnNoBids)
 	}
 }
 
-// settle takes note that the buyer has reserved. The lease is the buyer's; it
+// markSold takes note that the buyer has reserved. The lease is the buyer's; it
 // began before this one, which only covers a buyer that says no more.
-func (m *Machine) settle(s *sale) {
-	if s.stand == confirming {
-		s.stand, s.deadline = sold, m.now+m.c.Lease+m.c.AnswerTimeout
+func (m *Machine) markSold(s *sale) {
+	if s.state == confirming {
+		s.state, s.deadline = sold, m.now+m.config.Lease+m.config.AnswerTimeout
 		m.asking = nil
 	}
 }
 
-// hearPull begins the transfer when there is a slot. It never waits for one.
-func (m *Machine) hearPull(s *sale) {
+// handlePull begins the transfer when there is a slot. It never waits for one.
+func (m *Machine) handlePull(s *sale) {
 	switch {
-	case s.stand == exporting: // the Grant was lost, or the Pull came twice
-	case s.hold != 0:
-		s.hold = 0
-		m.export(s)
-	case m.sending < m.c.MaxConcurrentSends:
+	case s.state == exporting: // the Grant was lost, or the Pull came twice
+	case s.holdDeadline != 0:
+		s.holdDeadline = 0
+		m.startExport(s)
+	case m.sending < m.config.MaxConcurrentSends:
 		m.sending++
-		m.export(s)
+		m.startExport(s)
 	default:
-		m.tell(Busy, s.buyer, s.deal)
+		m.sendTo(Busy, s.buyer, s.deal)
 		return
 	}
-	m.tell(Grant, s.buyer, s.deal)
+	m.sendTo(Grant, s.buyer, s.deal)
 }
 
-// export hands the sale to the transfer layer; its slot is taken.
-func (m *Machine) export(s *sale) {
-	m.forget(s)
-	s.stand, s.deadline = exporting, m.now+m.c.TransferTimeout
-	m.out = append(m.out, Action{Kind: Export, Deal: s.deal, Peer: s.buyer, Migration: s.handover, Deadline: s.deadline})
+// startExport hands the sale to the transfer layer; its slot is taken.
+func (m *Machine) startExport(s *sale) {
+	m.dropPromise(s)
+	s.state, s.deadline = exporting, m.now+m.config.TransferTimeout
+	m.out = append(m.out, Action{Kind: Export, Deal: s.deal, Peer: s.buyer, Migration: s.migration, Deadline: s.deadline})
 }
 
-// exported takes note of the end of a transfer.
-func (m *Machine) exported(d Deal, end EventKind) {
-	s := m.sale(d)
-	if s == nil || s.stand != exporting {
+// finishExport takes note of the end of a transfer.
+func (m *Machine) finishExport(d Deal, end EventKind) {
+	s := m.saleOfDeal(d)
+	if s == nil || s.state != exporting {
 		return
 	}
 	if end == TransferFailed {
-		if s.why == 0 {
-			s.why = ReturnTransferFailed
+		if s.abortReason == 0 {
+			s.abortReason = ReturnTransferFailed
 		}
-		m.end(s, s.why)
+		m.returnSale(s, s.abortReason)
 		return
 	}
-	m.position.Held = max(0, m.position.Held-s.handover.Length)
-	m.remove(s)
+	m.occupancy.Held = max(0, m.occupancy.Held-s.migration.Length)
+	m.removeSale(s)
 }
 
 // keepPromises holds free slots for those that were promised one.
 func (m *Machine) keepPromises() {
-	for len(m.promised) > 0 && m.sending < m.c.MaxConcurrentSends {
+	for len(m.promised) > 0 && m.sending < m.config.MaxConcurrentSends {
 		s := m.promised[0]
-		m.forget(s)
+		m.dropPromise(s)
 		m.sending++
-		s.hold = m.now + m.c.AnswerTimeout
-		m.tell(Ready, s.buyer, s.deal)
+		s.holdDeadline = m.now + m.config.AnswerTimeout
+		m.sendTo(Ready, s.buyer, s.deal)
 	}
 }
 
-// letGo frees a slot that was held for a Ready.
-func (m *Machine) letGo(s *sale) {
-	if s.hold != 0 {
-		s.hold = 0
+// releaseHold frees a slot that was held for a Ready.
+func (m *Machine) releaseHold(s *sale) {
+	if s.holdDeadline != 0 {
+		s.holdDeadline = 0
 		m.sending--
 	}
 }
 
-// forget drops the promise to a sale.
-func (m *Machine) forget(s *sale) {
-	if s.promise != 0 {
-		s.promise = 0
+// dropPromise drops the promise to a sale.
+func (m *Machine) dropPromise(s *sale) {
+	if s.promiseDeadline != 0 {
+		s.promiseDeadline = 0
 		m.promised = slices.DeleteFunc(m.promised, func(o *sale) bool { return o == s })
 	}
 }
 
 // withdraw ends the sale of a request, unless its transfer has the word.
 func (m *Machine) withdraw(request string) {
-	s := m.selling(request)
+	s := m.saleOfRequest(request)
 	if s == nil {
 		return
 	}
-	switch s.stand {
+	switch s.state {
 	case confirming, sold:
-		m.tell(Cancel, s.buyer, s.deal)
+		m.sendTo(Cancel, s.buyer, s.deal)
 	case exporting:
-		m.abort(s, ReturnWithdrawn)
+		m.abortExport(s, ReturnWithdrawn)
 		return
 	}
-	m.end(s, ReturnWithdrawn)
+	m.returnSale(s, ReturnWithdrawn)
 }
 
-// sellerGone ends what depended on a buyer.
-func (m *Machine) sellerGone(peer policies.ReplicaID) {
+// abandonSalesTo ends what depended on a buyer.
+func (m *Machine) abandonSalesTo(peer policies.ReplicaID) {
 	if s := m.asking; s != nil {
 		m.bids = slices.DeleteFunc(m.bids, func(b policies.Bid) bool { return b.From == peer })
 		switch {
-		case s.stand == confirming && s.buyer == peer:
-			m.choose(s, ReturnRejected)
-		case s.stand == asked:
-			m.hearBid(s, Message{Kind: NoBid, From: peer})
+		case s.state == confirming && s.buyer == peer:
+			m.confirmNext(s, ReturnRejected)
+		case s.state == awaitingBids:
+			m.recordBid(s, Message{Kind: NoBid, From: peer})
 		}
 	}
 	for _, s := range slices.Clone(m.sales) {
 		switch {
 		case s.buyer != peer:
-		case s.stand == sold:
-			m.end(s, ReturnPeerGone)
-		case s.stand == exporting:
-			m.abort(s, ReturnPeerGone)
+		case s.state == sold:
+			m.returnSale(s, ReturnPeerGone)
+		case s.state == exporting:
+			m.abortExport(s, ReturnPeerGone)
 		}
 	}
 }
@@ -295,58 +295,58 @@ func (m *Machine) sellerGone(peer policies.ReplicaID) {
 // expireSales enforces the seller's deadlines.
 func (m *Machine) expireSales() {
 	for _, s := range slices.Clone(m.sales) {
-		if m.due(s.hold) {
-			m.letGo(s)
+		if m.isPast(s.holdDeadline) {
+			m.releaseHold(s)
 		}
-		if m.due(s.promise) {
-			m.forget(s)
+		if m.isPast(s.promiseDeadline) {
+			m.dropPromise(s)
 		}
-		if !m.due(s.deadline) {
+		if !m.isPast(s.deadline) {
 			continue
 		}
-		switch s.stand {
-		case asked:
-			m.choose(s, ReturnNoBids)
+		switch s.state {
+		case awaitingBids:
+			m.confirmNext(s, ReturnNoBids)
 		case confirming:
-			m.tell(Cancel, s.buyer, s.deal)
-			m.choose(s, ReturnRejected)
+			m.sendTo(Cancel, s.buyer, s.deal)
+			m.confirmNext(s, ReturnRejected)
 		case sold:
-			m.tell(Cancel, s.buyer, s.deal)
-			m.end(s, ReturnExpired)
+			m.sendTo(Cancel, s.buyer, s.deal)
+			m.returnSale(s, ReturnExpired)
 		case exporting:
-			m.abort(s, ReturnExpired)
+			m.abortExport(s, ReturnExpired)
 		}
 	}
 }
 
-// abort asks the transfer layer to stop, once. It still decides.
-func (m *Machine) abort(s *sale, why ReturnReason) {
+// abortExport asks the transfer layer to stop, once. It still decides.
+func (m *Machine) abortExport(s *sale, why ReturnReason) {
 	if s.deadline != 0 {
-		s.deadline, s.why = 0, why
+		s.deadline, s.abortReason = 0, why
 		m.out = append(m.out, Action{Kind: Abort, Deal: s.deal, Peer: s.buyer})
 	}
 }
 
-// end gives a sale back.
-func (m *Machine) end(s *sale, why ReturnReason) {
-	m.remove(s)
-	m.giveBack(s, why)
+// returnSale gives a sale back.
+func (m *Machine) returnSale(s *sale, why ReturnReason) {
+	m.removeSale(s)
+	m.emitReturn(s, why)
 }
 
-func (m *Machine) giveBack(s *sale, why ReturnReason) {
-	m.out = append(m.out, Action{Kind: Return, Deal: s.deal, Migration: s.handover, Reason: why})
+func (m *Machine) emitReturn(s *sale, why ReturnReason) {
+	m.out = append(m.out, Action{Kind: Return, Deal: s.deal, Migration: s.migration, Reason: why})
 }
 
-// remove forgets a sale and frees what it holds.
-func (m *Machine) remove(s *sale) {
-	m.forget(s)
-	m.letGo(s)
-	if s.stand == exporting {
+// removeSale forgets a sale and frees what it holds.
+func (m *Machine) removeSale(s *sale) {
+	m.dropPromise(s)
+	m.releaseHold(s)
+	if s.state == exporting {
 		m.sending--
 	}
 	if m.asking == s {
 		m.asking = nil
 	}
-	m.offered -= s.handover.Length
+	m.offeredTokens -= s.migration.Length
 	m.sales = slices.DeleteFunc(m.sales, func(o *sale) bool { return o == s })
 }

@@ -48,11 +48,11 @@ type Counter struct {
 	cells []cell
 	seen  uint64
 
-	began  bool
-	start  float64 // when counting began; −Inf when restored
-	now    float64 // latest time seen
-	origin float64 // when an event would weigh 1
-	grown  float64 // what one weighs at now
+	started     bool
+	start       float64 // when counting began; −Inf when restored
+	now         float64 // latest time seen
+	origin      float64 // when an event would weigh 1
+	eventWeight float64 // what one weighs at now
 }
 
 // New returns a counter over the edges, which it keeps and which must satisfy
@@ -69,8 +69,8 @@ func New(edges []policies.Tokens, tau float64) *Counter {
 
 // advance moves the present to now and brings the weight of an event up to date.
 func (c *Counter) advance(now float64) {
-	if !c.began {
-		c.began, c.start, c.now, c.origin, c.grown = true, now, now, now, 1
+	if !c.started {
+		c.started, c.start, c.now, c.origin, c.eventWeight = true, now, now, now, 1
 		return
 	}
 	if !(now > c.now) {
@@ -80,10 +80,10 @@ func (c *Counter) advance(now float64) {
 	age := (now - c.origin) / c.tau
 	if age > renormalise {
 		c.scale(math.Exp(-age))
-		c.origin, c.grown = now, 1
+		c.origin, c.eventWeight = now, 1
 		return
 	}
-	c.grown = math.Exp(age)
+	c.eventWeight = math.Exp(age)
 }
 
 // scale multiplies every sum by f.
@@ -101,7 +101,7 @@ func (c *Counter) scale(f float64) {
 // no prefill. cached outside [0, input] counts as the nearer end.
 func (c *Counter) CountArrival(now float64, input, cached policies.Tokens) {
 	c.CountPrefill(now, input, cached)
-	c.cells[policies.BucketOf(c.edges, max(input, 0))].arrivals += c.grown
+	c.cells[policies.BucketOf(c.edges, max(input, 0))].arrivals += c.eventWeight
 	c.seen++
 }
 
@@ -113,8 +113,8 @@ func (c *Counter) CountPrefill(now float64, input, cached policies.Tokens) {
 	cached = min(max(cached, 0), input)
 	i, h := float64(input), float64(cached)
 	x := &c.cells[policies.BucketOf(c.edges, input)]
-	x.prefill += float64(c.grown * (i - h))
-	x.prefill2 += float64(c.grown * float64((i-h)*(i+h)))
+	x.prefill += float64(c.eventWeight * (i - h))
+	x.prefill2 += float64(c.eventWeight * float64((i-h)*(i+h)))
 }
 
 // CountTokens counts n generated tokens that brought a sequence to length: the
@@ -131,12 +131,12 @@ func (c *Counter) CountTokens(now float64, length policies.Tokens, n int) {
 		x := &c.cells[b]
 		first := max(low, c.edges[b])
 		count := float64(length - first + 1)
-		x.tokens += float64(c.grown * count)
-		x.reads += float64(c.grown * float64(count*(float64(first)+float64(length))/2))
+		x.tokens += float64(c.eventWeight * count)
+		x.reads += float64(c.eventWeight * float64(count*(float64(first)+float64(length))/2))
 		if low > c.edges[b] || b == 0 {
 			return
 		}
-		x.crossings += c.grown // it grew from edges[b]−1 to edges[b]
+		x.crossings += c.eventWeight // it grew from edges[b]−1 to edges[b]
 		if low == first {
 			return
 		}
@@ -153,7 +153,7 @@ func (c *Counter) CountFinish(now float64, input, output policies.Tokens) {
 		return
 	}
 	input = max(input, 0)
-	each := c.grown / float64(output)
+	each := c.eventWeight / float64(output)
 	for length := input + output; length > input; {
 		b := policies.BucketOf(c.edges, length)
 		first := max(input+1, c.edges[b])
@@ -174,7 +174,7 @@ func (c *Counter) Rates(now float64) policies.Flow {
 	if !(observed > 0) {
 		return f // no time has passed: there is no rate yet
 	}
-	per := 1 / float64(c.grown*float64(c.tau*observed))
+	per := 1 / float64(c.eventWeight*float64(c.tau*observed))
 	for b, x := range c.cells {
 		f.Arrivals[b] = x.arrivals * per
 		f.Tokens[b] = x.tokens * per
@@ -204,7 +204,7 @@ func (c *Counter) Restore(f policies.Flow, now float64) error {
 			return &policies.Violation{Subject: "flow edge " + e.String(), Invariant: "1: a restored flow must have the counter's edges"}
 		}
 	}
-	c.began, c.start, c.now, c.origin, c.grown = true, math.Inf(-1), now, now, 1
+	c.started, c.start, c.now, c.origin, c.eventWeight = true, math.Inf(-1), now, now, 1
 	c.seen = f.Seen
 	for b := range c.cells {
 		c.cells[b] = cell{

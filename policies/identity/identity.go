@@ -161,7 +161,7 @@ func Escape(name string) string {
 	out := make([]byte, 0, len(name))
 	for i := range len(name) {
 		c := name[i]
-		if plain(c) {
+		if isUnescaped(c) {
 			out = append(out, c)
 		} else {
 			out = append(out, '%', hex[c>>4], hex[c&15])
@@ -175,15 +175,15 @@ func unescape(s string) (string, error) {
 	out := make([]byte, 0, len(s))
 	for i := 0; i < len(s); i++ {
 		c := s[i]
-		if plain(c) {
+		if isUnescaped(c) {
 			out = append(out, c)
 			continue
 		}
 		if c != '%' || i+2 >= len(s) {
 			return "", errors.New("byte " + quote(s[i:i+1]) + " is not allowed in the name: write it as %XX")
 		}
-		high, low := digit(s[i+1]), digit(s[i+2])
-		if high > 15 || low > 15 || plain(high<<4|low) {
+		high, low := hexDigit(s[i+1]), hexDigit(s[i+2])
+		if high > 15 || low > 15 || isUnescaped(high<<4|low) {
 			return "", errors.New(quote(s[i:i+3]) + " is no escape: %XX in upper case is one, of a byte that needs it")
 		}
 		out = append(out, high<<4|low)
@@ -192,13 +192,13 @@ func unescape(s string) (string, error) {
 	return string(out), nil
 }
 
-// plain says that a byte of a name stands for itself.
-func plain(c byte) bool {
+// isUnescaped says that a byte of a name stands for itself.
+func isUnescaped(c byte) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '.' || c == '-' || c == '_'
 }
 
-// digit is the value of an upper-case hexadecimal digit, 255 for anything else.
-func digit(c byte) byte {
+// hexDigit is the value of an upper-case hexadecimal digit, 255 for anything else.
+func hexDigit(c byte) byte {
 	switch {
 	case '0' <= c && c <= '9':
 		return c - '0'

@@ -66,7 +66,7 @@ func (e Estimator) FromContentLength(size int64) policies.Tokens {
 	if size <= 0 {
 		return 0
 	}
-	return policies.Tokens(muldiv(uint64(size), 1000, uint64(e.BytesPerToken.Clamp()), 0))
+	return policies.Tokens(mulDiv(uint64(size), 1000, uint64(e.BytesPerToken.Clamp()), 0))
 }
 
 // CutBytes returns the content-length at which a stage boundary lies: for
@@ -84,11 +84,11 @@ func (e Estimator) CutBytes(cut policies.Tokens) int64 {
 		return int64(policies.Unbounded)
 	}
 	// ⌊1000·b/r⌋ < cut ⇔ 1000·b < cut·r ⇔ b < ⌈cut·r/1000⌉
-	return int64(muldiv(uint64(cut), uint64(e.BytesPerToken.Clamp()), 1000, 999))
+	return int64(mulDiv(uint64(cut), uint64(e.BytesPerToken.Clamp()), 1000, 999))
 }
 
-// muldiv returns (a·b + c)/d, at most the largest int64.
-func muldiv(a, b, d, c uint64) uint64 {
+// mulDiv returns (a·b + c)/d, at most the largest int64.
+func mulDiv(a, b, d, c uint64) uint64 {
 	hi, lo := bits.Mul64(a, b)
 	lo, carry := bits.Add64(lo, c, 0)
 	hi += carry

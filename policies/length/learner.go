@@ -59,7 +59,7 @@ func (l *Learner) Observe(text int64, exact policies.Tokens) {
 	// to within the stretch of the present one.
 	tokens := int64(exact)
 	if tokens > heaviest {
-		text, tokens = int64(muldiv(uint64(text), heaviest, uint64(tokens), 0)), heaviest
+		text, tokens = int64(mulDiv(uint64(text), heaviest, uint64(tokens), 0)), heaviest
 	}
 	low := tokens * int64(ratio) / (1000 * stretch)
 	high := tokens * int64(ratio) * stretch / 1000
@@ -73,7 +73,7 @@ func (l *Learner) Ratio() Ratio {
 	if l.tokens == 0 {
 		return DefaultRatio
 	}
-	return Ratio(muldiv(uint64(l.bytes), 1000, uint64(l.tokens), uint64(l.tokens)/2)).Clamp()
+	return Ratio(mulDiv(uint64(l.bytes), 1000, uint64(l.tokens), uint64(l.tokens)/2)).Clamp()
 }
 
 // Estimator returns the estimator with the present ratio.
@@ -97,5 +97,5 @@ func errorOf(estimate, exact policies.Tokens) int64 {
 	if d < 0 {
 		d = -d
 	}
-	return int64(min(muldiv(uint64(d), 1_000_000, uint64(exact), 0), worst))
+	return int64(min(mulDiv(uint64(d), 1_000_000, uint64(exact), 0), worst))
 }

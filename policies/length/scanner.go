@@ -45,23 +45,23 @@ type Count struct {
 // The zero value is ready to use. It allocates nothing and takes about 1 KiB
 // however long the body. One goroutine at a time may use it.
 type Scanner struct {
-	state state
-	bytes int64 // offset of the chunk being read
-	blank int64 // insignificant white space so far
+	state      state
+	bytes      int64 // offset of the chunk being read
+	whitespace int64 // insignificant white space so far
 
-	depth   int
-	objects [MaxDepth/64 + 1]uint64 // bit d: the container at depth d is an object
-	roles   [levels]role            // of the containers at depth 1…levels-1
-	homes   [levels]register        // where each of them counts
+	depth       int
+	objects     [MaxDepth/64 + 1]uint64 // bit d: the container at depth d is an object
+	roles       [levels]role            // of the containers at depth 1…levels-1
+	registersAt [levels]register        // where each of them counts
 
-	role role     // of the value that comes next or is being read
-	home register // where it counts
-	mark int64    // where a raw value began
+	role     role     // of the value that comes next or is being read
+	register register // where it counts
+	mark     int64    // where a raw value began
 
-	sizes  [registers]size
-	row    int64 // ids in the inner list being read
-	spoken bool  // the part being read has a text
-	limits [2]int64
+	sizes   [registers]size
+	row     int64 // ids in the inner list being read
+	hasText bool  // the part being read has a text
+	limits  [2]int64
 
 	keep   keep // what becomes of the string being read
 	length int64
@@ -179,7 +179,7 @@ func (s *Scanner) Write(chunk []byte) (int, error) {
 				}
 			}
 			if c := chunk[i]; c == ' ' || c == '\n' || c == '\t' || c == '\r' {
-				s.blank++
+				s.whitespace++
 			} else {
 				s.structure(c, s.bytes+int64(i))
 			}
@@ -222,7 +222,7 @@ func (s *Scanner) structure(c byte, at int64) {
 			s.state = atKey
 		case c == ',':
 			s.state = atValue
-			s.role, s.home = s.element()
+			s.role, s.register = s.element()
 		case c == '}' && object, c == ']' && !object:
 			s.closeContainer(at)
 		default:
@@ -286,13 +286,13 @@ func (s *Scanner) openContainer(c byte, at int64) {
 		s.state = atFirstValue
 	}
 	if s.depth < levels {
-		s.roles[s.depth], s.homes[s.depth] = s.role, s.home
+		s.roles[s.depth], s.registersAt[s.depth] = s.role, s.register
 	}
 	if s.role != ignored {
 		s.enter(c, at)
 	}
 	if c == '[' {
-		s.role, s.home = s.element()
+		s.role, s.register = s.element()
 	}
 }
 

@@ -60,7 +60,7 @@ func (s *Scanner) element() (role, register) {
 	if s.depth >= levels {
 		return ignored, 0
 	}
-	home := s.homes[s.depth]
+	home := s.registersAt[s.depth]
 	switch s.roles[s.depth] {
 	case prompt:
 		return item, home
@@ -118,7 +118,7 @@ func (s *Scanner) member() (role, register) {
 		}
 	case part:
 		if key == "text" {
-			s.spoken = true
+			s.hasText = true
 			r, home = text, partText
 		}
 	}
@@ -132,19 +132,19 @@ func (s *Scanner) member() (role, register) {
 func (s *Scanner) enter(c byte, at int64) {
 	switch {
 	case s.role == prompt && c == '[':
-		s.sizes[s.home].found = true
+		s.sizes[s.register].found = true
 	case s.role == item && c == '[':
 		s.row = 0
 	case s.role == part && c == '{':
-		s.spoken = false
+		s.hasText = false
 	case s.role == raw:
-		s.mark = at - s.blank
+		s.mark = at - s.whitespace
 	}
 }
 
 // leave adds up a container that counts, at its closing byte.
 func (s *Scanner) leave(at int64) {
-	home := &s.sizes[s.homes[s.depth]]
+	home := &s.sizes[s.registersAt[s.depth]]
 	switch object := s.inObject(); s.roles[s.depth] {
 	case item:
 		if !object {
@@ -161,17 +161,17 @@ func (s *Scanner) leave(at int64) {
 		}
 		home.add(s.sizes[partText])
 		s.sizes[partText] = size{}
-		if !s.spoken {
+		if !s.hasText {
 			home.media++
 		}
 	case raw:
-		home.text += at + 1 - s.blank - s.mark
+		home.text += at + 1 - s.whitespace - s.mark
 	}
 }
 
 // stringValue counts a string that is a value.
 func (s *Scanner) stringValue() {
-	home := &s.sizes[s.home]
+	home := &s.sizes[s.register]
 	switch s.role {
 	case prompt:
 		home.text, home.found = s.length, true
@@ -187,10 +187,10 @@ func (s *Scanner) numberValue() {
 	switch s.role {
 	case limit:
 		if !s.fraction {
-			s.limits[s.home] = s.number
+			s.limits[s.register] = s.number
 		}
 	case item:
-		s.sizes[s.home].tokens++
+		s.sizes[s.register].tokens++
 	case id:
 		s.row++
 	}
@@ -214,7 +214,7 @@ func (s *Scanner) idBytes(p []byte) int {
 		}
 		count++
 		for n = end + 1; n < len(p) && p[n] == ' '; n++ {
-			s.blank++
+			s.whitespace++
 		}
 	}
 	if count == 0 {
@@ -224,7 +224,7 @@ func (s *Scanner) idBytes(p []byte) int {
 	if s.role == id {
 		s.row += count
 	} else {
-		s.sizes[s.home].tokens += count
+		s.sizes[s.register].tokens += count
 	}
 	return n
 }

@@ -37,7 +37,7 @@ func (s *Scanner) stringBytes(p []byte) int {
 func (s *Scanner) endString() {
 	if s.keep == keepKey {
 		s.state = atColon
-		s.role, s.home = s.member()
+		s.role, s.register = s.member()
 		return
 	}
 	s.stringValue()

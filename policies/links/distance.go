@@ -34,8 +34,8 @@ func (d Distance) String() string {
 	return distances[d].short
 }
 
-// words is the distance for people.
-func (d Distance) words() string {
+// description is the distance for people.
+func (d Distance) description() string {
 	if d < SameDevice || d > UnknownDistance {
 		d = UnknownDistance
 	}

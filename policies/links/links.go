@@ -122,10 +122,10 @@ var latencies = [...]policies.Micros{
 	SameGPU: 10, NVLinked: 10, PeerPCIe: 15, ViaHost: 40, RDMA: 10, RDMABounce: 50, TCP: 100,
 }
 
-func open(k Kind, transport string, r Rate, why string) Path {
+func openPath(k Kind, transport string, r Rate, why string) Path {
 	return Path{Kind: k, Transport: transport, Rate: r, Latency: latencies[k], Reason: why}
 }
 
-func closed(k Kind, transport, why string) Path {
+func closedPath(k Kind, transport, why string) Path {
 	return Path{Kind: k, Transport: transport, Reason: why, Closed: true}
 }

@@ -13,9 +13,9 @@ const (
 	tcpStream = 4 * Gigabyte
 	// gpuCopy is a copy within a GPU that does not tell its memory's speed; slot
 	// and port stand for a PCIe slot and an RDMA port that do not tell theirs.
-	gpuCopy = 500 * Gigabyte
-	slot    = 8 * Gigabyte
-	port    = 10 * Gigabyte
+	gpuCopy  = 500 * Gigabyte
+	pcieSlot = 8 * Gigabyte
+	rdmaPort = 10 * Gigabyte
 )
 
 // usable is what is left of a data sheet's rate; a rate that is known stays so.
@@ -24,8 +24,8 @@ func usable(r Rate) Rate { return max(min(r, 1), r/5*4) }
 // half is of a rate that is known.
 func half(r Rate) Rate { return max(1, r/2) }
 
-// least is the smallest of the rates that are known.
-func least(rates ...Rate) Rate {
+// smallest is the smallest of the rates that are known.
+func smallest(rates ...Rate) Rate {
 	out := Rate(0)
 	for _, r := range rates {
 		if r > 0 && (out == 0 || r < out) {
@@ -114,7 +114,7 @@ func (s *Topology) pcie() Rate {
 	if r := s.GPU.PCIe; r > 0 {
 		return usable(r)
 	}
-	return slot
+	return pcieSlot
 }
 
 // packing is the rate at which the GPU brings blocks of the pool into the host's memory,
@@ -156,10 +156,10 @@ func one(a, b *GPU) (same bool, contradiction string) {
 // cuda is the way from GPU to GPU on one machine.
 func cuda(a, b *Topology) Path {
 	if !a.Known || !b.Known {
-		return closed(SameGPU, TransportCUDA, unknown(a, b))
+		return closedPath(SameGPU, TransportCUDA, unknown(a, b))
 	}
 	if a.GPU == nil || b.GPU == nil {
-		return closed(SameGPU, TransportCUDA, "not both replicas are on a GPU")
+		return closedPath(SameGPU, TransportCUDA, "not both replicas are on a GPU")
 	}
 	kind := PeerPCIe
 	same, contradiction := one(a.GPU, b.GPU)
@@ -168,68 +168,68 @@ func cuda(a, b *Topology) Path {
 	}
 	for _, s := range [...]*Topology{a, b} {
 		if s.CUDA != "" {
-			return closed(kind, TransportCUDA, "libcuda.so.1: "+s.CUDA)
+			return closedPath(kind, TransportCUDA, "libcuda.so.1: "+s.CUDA)
 		}
 	}
 	for _, g := range [...]*GPU{a.GPU, b.GPU} {
 		if g.Absent {
-			return closed(kind, TransportCUDA, "GPU "+number(g.Index)+" is not on the machine")
+			return closedPath(kind, TransportCUDA, "GPU "+number(g.Index)+" is not on the machine")
 		}
 	}
 	for _, g := range [...]*GPU{a.GPU, b.GPU} {
 		if g.Lost != "" {
-			return closed(kind, TransportCUDA, "GPU "+number(g.Index)+": "+g.Lost)
+			return closedPath(kind, TransportCUDA, "GPU "+number(g.Index)+": "+g.Lost)
 		}
 		if g.MIG {
-			return closed(kind, TransportCUDA, "GPU "+number(g.Index)+" is divided (MIG): its instances do not see each other's memory")
+			return closedPath(kind, TransportCUDA, "GPU "+number(g.Index)+" is divided (MIG): its instances do not see each other's memory")
 		}
 	}
 	if contradiction != "" {
-		return closed(kind, TransportCUDA, contradiction)
+		return closedPath(kind, TransportCUDA, contradiction)
 	}
 	if same {
 		rate := gpuCopy
-		if r := least(a.GPU.Copy, b.GPU.Copy); r > 0 {
+		if r := smallest(a.GPU.Copy, b.GPU.Copy); r > 0 {
 			rate = usable(r)
 		}
-		return open(SameGPU, TransportCUDA, rate, "both are on GPU "+number(a.GPU.Index))
+		return openPath(SameGPU, TransportCUDA, rate, "both are on GPU "+number(a.GPU.Index))
 	}
-	return across(a, b)
+	return betweenGPUs(a, b)
 }
 
-// across is the way between two GPUs of one machine. The receiver's GPU reads the
+// betweenGPUs is the way between two GPUs of one machine. The receiver's GPU reads the
 // source's memory, and nobody writes into another's: what the driver says of writing is
 // of no use. A pair is open to both or to none, as it is for the driver.
-func across(a, b *Topology) Path {
+func betweenGPUs(a, b *Topology) Path {
 	there, said := a.GPU.peer(b.GPU)
 	back, answered := b.GPU.peer(a.GPU)
 	asked := there.Asked || back.Asked
 	read := (!there.Asked || there.Read) && (!back.Asked || back.Read)
-	joined, doubt := joins(there, said, back, answered)
+	joined, doubt := joiningLinks(there, said, back, answered)
 	if rate, over := nvlink(a.GPU, b.GPU, joined); rate > 0 {
 		if asked && !read {
-			return closed(NVLinked, TransportCUDA, over+", but the driver does not let one read the other"+doubt)
+			return closedPath(NVLinked, TransportCUDA, over+", but the driver does not let one read the other"+doubt)
 		}
-		return open(NVLinked, TransportCUDA, usable(rate), over+doubt)
+		return openPath(NVLinked, TransportCUDA, usable(rate), over+doubt)
 	}
 	d := farther(there.Distance, back.Distance)
-	rate := least(a.pcie(), b.pcie())
+	rate := smallest(a.pcie(), b.pcie())
 	switch {
 	case !asked:
-		return closed(PeerPCIe, TransportCUDA, "no NVLink between them, and the driver was not asked about PCIe"+doubt)
+		return closedPath(PeerPCIe, TransportCUDA, "no NVLink between them, and the driver was not asked about PCIe"+doubt)
 	case !read:
-		return closed(PeerPCIe, TransportCUDA, "no NVLink between them, and the driver does not let one read the other over PCIe ("+d.words()+")"+doubt)
+		return closedPath(PeerPCIe, TransportCUDA, "no NVLink between them, and the driver does not let one read the other over PCIe ("+d.description()+")"+doubt)
 	case d >= System && d != UnknownDistance:
-		return closed(PeerPCIe, TransportCUDA, d.words()+" lie between them: over both sockets P2P is slower than host memory"+doubt)
+		return closedPath(PeerPCIe, TransportCUDA, d.description()+" lie between them: over both sockets P2P is slower than host memory"+doubt)
 	case d >= RootComplex:
 		rate = half(rate) // what root complexes forward is well below the link
 	}
-	return open(PeerPCIe, TransportCUDA, rate, "P2P over PCIe: "+d.words()+" between them"+doubt)
+	return openPath(PeerPCIe, TransportCUDA, rate, "P2P over PCIe: "+d.description()+" between them"+doubt)
 }
 
-// joins are the NVLinks that join two GPUs: those that both ends tell of, where
+// joiningLinks are the NVLinks that join two GPUs: those that both ends tell of, where
 // both tell of each other.
-func joins(there Peer, said bool, back Peer, answered bool) (b Bundle, doubt string) {
+func joiningLinks(there Peer, said bool, back Peer, answered bool) (b Bundle, doubt string) {
 	switch {
 	case !answered:
 		return there.NVLinks, ""
@@ -267,14 +267,14 @@ func nvlinks(n int) string {
 // shm is the way through one machine's memory: the receiver maps the source's pool.
 func shm(a, b *Topology) Path {
 	if on := onGPUs(a, b); on != "" {
-		return closed(ViaHost, TransportShm, on+": shm maps pools in the machine's memory alone")
+		return closedPath(ViaHost, TransportShm, on+": shm maps pools in the machine's memory alone")
 	}
-	return open(ViaHost, TransportShm, hostCopy, "both pools are in the machine's memory: one copy")
+	return openPath(ViaHost, TransportShm, hostCopy, "both pools are in the machine's memory: one copy")
 }
 
 // verbs are the ways by RDMA, GPUDirect first.
 func verbs(a, b *Topology) []Path {
-	shut := func(why string) []Path { return []Path{closed(RDMABounce, TransportVerbs, why)} }
+	shut := func(why string) []Path { return []Path{closedPath(RDMABounce, TransportVerbs, why)} }
 	for _, s := range [...]*Topology{a, b} {
 		if !s.Known {
 			return shut("nothing is known of node " + s.Host)
@@ -295,21 +295,21 @@ func verbs(a, b *Topology) []Path {
 	case from.Subnet != "" && to.Subnet != "" && from.Subnet != to.Subnet:
 		return shut(from.Name + " of node " + a.Host + " is in fabric " + from.Subnet + ", " + to.Name + " of node " + b.Host + " in " + to.Subnet)
 	}
-	rate := usable(least(from.Rate, to.Rate))
+	rate := usable(smallest(from.Rate, to.Rate))
 	if rate == 0 {
-		rate = port
+		rate = rdmaPort
 	}
 	over := from.Name + " to " + to.Name + " over " + from.Layer
 	// A GPU that no NIC reaches packs blocks into host memory, while the NICs carry those
 	// before and the other GPU takes in the ones before that: the slowest step is the rate,
 	// or a processor's, which copies where the GPU does not reach that memory by itself,
 	// and sums what comes into a pool there.
-	bounce := open(RDMABounce, TransportVerbs, least(rate, a.pcie(), b.pcie(), hostCopy), over+", by way of host memory")
+	bounce := openPath(RDMABounce, TransportVerbs, smallest(rate, a.pcie(), b.pcie(), hostCopy), over+", by way of host memory")
 	if a.GPU == nil && b.GPU == nil {
 		bounce.Reason = over + ": the pools are in host memory"
 		return []Path{bounce}
 	}
-	return []Path{direct(a, b, least(rate, a.pcie(), b.pcie()), over), bounce}
+	return []Path{direct(a, b, smallest(rate, a.pcie(), b.pcie()), over), bounce}
 }
 
 // direct is the way by GPUDirect.
@@ -317,22 +317,22 @@ func direct(a, b *Topology, rate Rate, over string) Path {
 	for _, s := range [...]*Topology{a, b} {
 		switch g := s.GPU; {
 		case g == nil:
-			return closed(RDMA, TransportVerbs, "the pool on node "+s.Host+" is in host memory")
+			return closedPath(RDMA, TransportVerbs, "the pool on node "+s.Host+" is in host memory")
 		case g.Absent:
-			return closed(RDMA, TransportVerbs, "GPU "+number(g.Index)+" is not on node "+s.Host)
+			return closedPath(RDMA, TransportVerbs, "GPU "+number(g.Index)+" is not on node "+s.Host)
 		case g.Lost != "":
-			return closed(RDMA, TransportVerbs, "GPU "+number(g.Index)+" of node "+s.Host+": "+g.Lost)
+			return closedPath(RDMA, TransportVerbs, "GPU "+number(g.Index)+" of node "+s.Host+": "+g.Lost)
 		case !s.PeerMemory:
-			return closed(RDMA, TransportVerbs, "node "+s.Host+" offers NICs no GPU memory (dma-buf)")
+			return closedPath(RDMA, TransportVerbs, "node "+s.Host+" offers NICs no GPU memory (dma-buf)")
 		case s.RDMA.Distance >= System || s.RDMA.Distance == 0:
-			return closed(RDMA, TransportVerbs, "on node "+s.Host+" the way from GPU "+number(g.Index)+" to its nearest NIC: "+s.RDMA.Distance.words())
+			return closedPath(RDMA, TransportVerbs, "on node "+s.Host+" the way from GPU "+number(g.Index)+" to its nearest NIC: "+s.RDMA.Distance.description())
 		}
 	}
 	d := max(a.RDMA.Distance, b.RDMA.Distance)
 	if d >= RootComplex {
 		rate = half(rate)
 	}
-	return open(RDMA, TransportVerbs, rate, over+"; GPU to NIC: "+d.words())
+	return openPath(RDMA, TransportVerbs, rate, over+"; GPU to NIC: "+d.description())
 }
 
 // tcp is the way that is always open. A GPU's blocks are packed before they are sent,
@@ -353,5 +353,5 @@ func tcp(a, b *Topology) Path {
 	if on := onGPUs(a, b); on != "" {
 		over += "; " + on + ": by way of host memory"
 	}
-	return open(TCP, TransportTCP, rate, over)
+	return openPath(TCP, TransportTCP, rate, over)
 }

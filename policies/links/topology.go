@@ -102,7 +102,7 @@ type Port struct {
 
 // Validate reports the first broken invariant, or nil.
 func (s Topology) Validate() error {
-	c := check{}
+	c := fieldChecker{}
 	c.name("node", s.Host, MaxName)
 	c.name("cuda", s.CUDA, MaxText)
 	c.name("verbs", s.Verbs, MaxText)
@@ -136,24 +136,26 @@ func (s Topology) Validate() error {
 	return nil
 }
 
-// check remembers the first thing that is wrong.
-type check struct{ broken string }
+// fieldChecker remembers the first thing that is wrong.
+type fieldChecker struct{ broken string }
 
-func (c *check) expect(ok bool, invariant string) {
+func (c *fieldChecker) expect(ok bool, invariant string) {
 	if !ok && c.broken == "" {
 		c.broken = invariant
 	}
 }
 
-func (c *check) name(field, s string, most int) {
+func (c *fieldChecker) name(field, s string, most int) {
 	c.expect(len(s) <= most, "1: "+field+": more than "+strconv.Itoa(most)+" bytes")
 }
 
-func (c *check) rate(field string, r Rate) { c.expect(r >= 0 && r <= maxRate, "2: "+field) }
+func (c *fieldChecker) rate(field string, r Rate) { c.expect(r >= 0 && r <= maxRate, "2: "+field) }
 
-func (c *check) index(field string, i int) { c.expect(i >= UnknownIndex && i <= maxIndex, "2: "+field) }
+func (c *fieldChecker) index(field string, i int) {
+	c.expect(i >= UnknownIndex && i <= maxIndex, "2: "+field)
+}
 
-func (c *check) bundle(field string, b Bundle) {
+func (c *fieldChecker) bundle(field string, b Bundle) {
 	c.expect(b.Links >= 0 && b.Links <= maxCount, "2: "+field+".links")
 	c.rate(field+".rate", b.Rate)
 }
@@ -220,8 +222,8 @@ func (s Topology) Equal(o Topology) bool {
 	return s.GPU == nil || s.GPU.UUID == o.GPU.UUID && s.GPU.Index == o.GPU.Index
 }
 
-// is says whether a peer's entry is about that GPU.
-func (p Peer) is(g *GPU) bool {
+// refersTo says whether a peer's entry is about that GPU.
+func (p Peer) refersTo(g *GPU) bool {
 	if p.Address != "" && g.Address != "" {
 		return strings.EqualFold(p.Address, g.Address)
 	}
@@ -231,7 +233,7 @@ func (p Peer) is(g *GPU) bool {
 // peer is what the GPU says of another one, and whether it says anything.
 func (g *GPU) peer(o *GPU) (Peer, bool) {
 	for _, p := range g.Peers {
-		if p.is(o) {
+		if p.refersTo(o) {
 			return p, true
 		}
 	}

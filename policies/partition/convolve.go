@@ -10,7 +10,7 @@ import "math"
 // excludes are skipped.
 func (s *search) convolve() {
 	s.reprice(s.top)
-	ahead := s.ahead()
+	ahead := s.costToEnd()
 	s.layers()
 
 	e := int(s.replicas)
@@ -25,7 +25,7 @@ func (s *search) convolve() {
 	for h := 1; h <= s.limit; h++ {
 		for j := h; j <= s.n; j++ {
 			for i, w := range s.arcs(j) {
-				if cost[h-1][i] == nil || s.within[h-1][i]+w+ahead[s.limit-h][j] >= s.ceiling() {
+				if cost[h-1][i] == nil || s.within[h-1][i]+w+ahead[s.limit-h][j] >= s.upperBound() {
 					continue
 				}
 				if cost[h][j] == nil {
@@ -36,7 +36,7 @@ func (s *search) convolve() {
 		}
 		if end := cost[h][s.n]; end != nil && end[e] < s.best {
 			nodes, counts := s.retrace(cost, h)
-			s.keep(nodes, counts, end[e])
+			s.keepBest(nodes, counts, end[e])
 		}
 	}
 }

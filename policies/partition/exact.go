@@ -43,12 +43,12 @@ func (x Exact) Partition(w policies.Workload) (policies.Partition, error) {
 		return policies.Partition{}, err
 	}
 	s := newSearch(p.table(), p.stages(), w.Replicas)
-	high, ok := s.open()
+	high, ok := s.firstPartition()
 	if !ok {
 		return policies.Partition{}, policies.ErrInfeasible
 	}
-	s.descend(high)
-	if !s.proved() && !s.labels(labelBudget) {
+	s.searchPrice(high)
+	if !s.proved() && !s.searchLabels(labelBudget) {
 		s.convolve()
 	}
 	out := p.propose(s.nodes, s.counts)
@@ -80,12 +80,12 @@ func newSearch(t table, stages, replicas int) *search {
 	return &search{table: t, paths: newPaths(t.n, stages), replicas: float64(replicas), bound: math.Inf(-1), best: math.Inf(1)}
 }
 
-// open finds a first partition: one stage, or the division that needs the
+// firstPartition finds a first partition: one stage, or the division that needs the
 // fewest replicas. It returns its line, with at most E replicas, or false when
 // even that division needs too many, which proves that there is none.
-func (s *search) open() (line, bool) {
+func (s *search) firstPartition() (line, bool) {
 	if one := s.row(s.n)[0]; one.kmin <= s.replicas {
-		s.offer([]int{0, s.n})
+		s.tryDivision([]int{0, s.n})
 		return line{one.price(s.replicas), s.replicas}, true
 	}
 	for e, st := range s.stages {
@@ -100,21 +100,21 @@ func (s *search) open() (line, bool) {
 		st := s.row(nodes[h])[nodes[h-1]]
 		l.cost += st.price(st.kmin)
 	}
-	s.offer(nodes)
+	s.tryDivision(nodes)
 	return l, true
 }
 
 // proved reports whether bound and plan meet.
 func (s *search) proved() bool { return s.bound >= s.best-float64(tolerance*s.best) }
 
-// descend searches the price with the highest bound, from the line of a
+// searchPrice searches the price with the highest bound, from the line of a
 // division with at most E replicas.
-func (s *search) descend(high line) {
+func (s *search) searchPrice(high line) {
 	// Bracket: lower the price until the best division buys too many replicas.
-	lambda := s.guess()
+	lambda := s.initialPrice()
 	var low line
 	for {
-		low = s.probe(lambda)
+		low = s.tryPrice(lambda)
 		if s.proved() || low.replicas > s.replicas {
 			break
 		}
@@ -130,7 +130,7 @@ func (s *search) descend(high line) {
 			return
 		}
 		lambda = max(0, (high.cost-low.cost)/(low.replicas-high.replicas))
-		l := s.probe(lambda)
+		l := s.tryPrice(lambda)
 		if v := l.at(lambda); v >= low.at(lambda)-float64(1e-14*v) {
 			return // no line lies below the intersection: the bound is highest here
 		}
@@ -142,10 +142,10 @@ func (s *search) descend(high line) {
 	}
 }
 
-// guess is the price at which the best partition so far would buy E replicas
+// initialPrice is the price at which the best partition so far would buy E replicas
 // if they could be divided: Kleinrock's rule gives stage i the share √num_i of
 // those left after every stage's u.
-func (s *search) guess() float64 {
+func (s *search) initialPrice() float64 {
 	roots, left := 0.0, s.replicas
 	for h := 1; h < len(s.nodes); h++ {
 		st := s.row(s.nodes[h])[s.nodes[h-1]]
@@ -156,9 +156,9 @@ func (s *search) guess() float64 {
 	return float64(share * share)
 }
 
-// probe finds the best division at a price, offers it as a plan and returns
+// tryPrice finds the best division at a price, offers it as a plan and returns
 // its line.
-func (s *search) probe(lambda float64) line {
+func (s *search) tryPrice(lambda float64) line {
 	s.reprice(lambda)
 	nodes, value := s.shortest()
 	if b := value - float64(lambda*s.replicas); b > s.bound {
@@ -167,11 +167,11 @@ func (s *search) probe(lambda float64) line {
 	var l line
 	for h := 1; h < len(nodes); h++ {
 		st := s.row(nodes[h])[nodes[h-1]]
-		k := st.at(lambda, s.replicas)
+		k := st.countAtPrice(lambda, s.replicas)
 		l.cost += st.price(k)
 		l.replicas += k
 	}
-	s.offer(nodes)
+	s.tryDivision(nodes)
 	return l
 }
 
@@ -184,26 +184,26 @@ func (s *search) reprice(lambda float64) {
 			s.weight[e] = math.Inf(1)
 			continue
 		}
-		k := st.at(lambda, s.replicas)
+		k := st.countAtPrice(lambda, s.replicas)
 		s.weight[e] = st.fixed + st.num/(k-st.u) + float64(lambda*k)
 	}
 }
 
-// offer fills a division with E replicas and keeps it when it is the best.
+// tryDivision fills a division with E replicas and keeps it when it is the best.
 // Ties keep the first one, so that one stage wins over its equals.
-func (s *search) offer(nodes []int) {
+func (s *search) tryDivision(nodes []int) {
 	stages := make([]stage, len(nodes)-1)
 	for h := range stages {
 		stages[h] = s.row(nodes[h+1])[nodes[h]]
 	}
 	counts, cost, ok := fill(stages, s.replicas)
 	if ok {
-		s.keep(nodes, counts, cost)
+		s.keepBest(nodes, counts, cost)
 	}
 }
 
-// keep makes a partition the best one if it is cheaper by more than rounding.
-func (s *search) keep(nodes, counts []int, cost float64) {
+// keepBest makes a partition the best one if it is cheaper by more than rounding.
+func (s *search) keepBest(nodes, counts []int, cost float64) {
 	if cost < s.best-float64(tolerance*s.best) || s.nodes == nil {
 		s.nodes, s.counts, s.best = nodes, counts, cost
 	}

@@ -62,7 +62,7 @@ func buyAll(stages []stage, ks []float64, e, lambda float64) float64 {
 	for range 64 {
 		sum = 0
 		for i, st := range stages {
-			ks[i] = st.at(lambda, e)
+			ks[i] = st.countAtPrice(lambda, e)
 			sum += ks[i]
 		}
 		switch {

@@ -45,14 +45,14 @@ func TestGap(t *testing.T) {
 		}
 		descended := func() *search {
 			s := newSearch(tab, stages, e)
-			high, feasible := s.open()
+			high, feasible := s.firstPartition()
 			if feasible != ok {
 				t.Fatalf("table %d: feasible %v, want %v", i, feasible, ok)
 			}
 			if !ok {
 				return nil
 			}
-			s.descend(high)
+			s.searchPrice(high)
 			return s
 		}
 		s := descended()
@@ -70,19 +70,19 @@ func TestGap(t *testing.T) {
 		// is wider, and there is something to find.
 		for way, closing := range []func(*search){
 			func(s *search) {
-				if !s.labels(labelBudget) {
+				if !s.searchLabels(labelBudget) {
 					t.Fatalf("table %d: labels ran out of budget", i)
 				}
 			},
 			func(s *search) {
-				if !s.proved() && s.labels(0) && s.limit > 1 {
+				if !s.proved() && s.searchLabels(0) && s.limit > 1 {
 					t.Fatalf("table %d: labels end without a budget", i)
 				}
 				s.convolve()
 			},
 		} {
 			first := newSearch(tab, stages, e)
-			first.open()
+			first.firstPartition()
 			first.bound, first.top = s.bound, s.top
 			before := first.best
 			closing(first)
@@ -102,7 +102,7 @@ func TestGap(t *testing.T) {
 		}
 		gaps++
 		before := s.best
-		if s.labels(labelBudget); s.best < before {
+		if s.searchLabels(labelBudget); s.best < before {
 			improved++
 		}
 	}

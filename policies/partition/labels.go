@@ -14,7 +14,7 @@ type label struct {
 	value      float64 // its cost, plus the price of its replicas
 }
 
-// labels closes the gap between bound and plan: it goes through all ways to
+// searchLabels closes the gap between bound and plan: it goes through all ways to
 // begin a partition that the bound leaves open, stage by stage, keeping the
 // cheapest for every (stages, node, replicas). It reports false when it ran
 // out of budget before the end; the best partition may still have improved.
@@ -22,13 +22,13 @@ type label struct {
 // A beginning is dropped when its value and the shortest way ahead, at the
 // price of the best bound, do not come below the plan. As the gap is narrow,
 // few remain. See Desrochers and Soumis for labels with resources.
-func (s *search) labels(budget int) bool {
+func (s *search) searchLabels(budget int) bool {
 	for e, st := range s.stages {
 		s.weight[e] = st.kmin
 	}
-	need := s.ahead()
+	need := s.costToEnd()
 	s.reprice(s.top)
-	ahead := s.ahead()
+	ahead := s.costToEnd()
 
 	all := []label{{}}
 	start := 0
@@ -39,7 +39,7 @@ func (s *search) labels(budget int) bool {
 			from := all[at]
 			left := s.replicas - float64(from.used)
 			for j := from.node + 1; j <= s.n; j++ {
-				slack := s.ceiling() - from.value - ahead[s.limit-h-1][j]
+				slack := s.upperBound() - from.value - ahead[s.limit-h-1][j]
 				if s.arcs(j)[from.node] >= slack {
 					continue
 				}
@@ -69,7 +69,7 @@ func (s *search) labels(budget int) bool {
 					return true
 				}
 				// The value is convex in k and least at the purchase.
-				first := max(least, min(st.at(s.top, s.replicas), most))
+				first := max(least, min(st.countAtPrice(s.top, s.replicas), most))
 				for k := first; k >= least && k <= most && visit(k); k-- {
 				}
 				for k := first + 1; k <= most && visit(k); k++ {
@@ -84,8 +84,8 @@ func (s *search) labels(budget int) bool {
 	return true
 }
 
-// ceiling is the value, replicas priced at top, that a better partition stays below.
-func (s *search) ceiling() float64 {
+// upperBound is the value, replicas priced at top, that a better partition stays below.
+func (s *search) upperBound() float64 {
 	return s.best - float64(tolerance*math.Abs(s.best)) + float64(s.top*s.replicas)
 }
 
@@ -101,7 +101,7 @@ func (s *search) finish(all []label, l label) {
 	nodes = append(nodes, 0)
 	reverse(nodes)
 	reverse(counts)
-	s.keep(nodes, counts, cost)
+	s.keepBest(nodes, counts, cost)
 }
 
 // reverse turns x around in place.

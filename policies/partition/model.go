@@ -60,9 +60,9 @@ func (s stage) price(k float64) float64 {
 // gain is what the replica after the k-th saves. k must be ≥ kmin.
 func (s stage) gain(k float64) float64 { return s.num / float64((k-s.u)*(k+1-s.u)) }
 
-// at returns the number of replicas in [kmin, limit] that the stage buys when
+// countAtPrice returns the number of replicas in [kmin, limit] that the stage buys when
 // a replica costs lambda ≥ 0: it buys while gain ≥ lambda. kmin must be ≤ limit.
-func (s stage) at(lambda, limit float64) float64 {
+func (s stage) countAtPrice(lambda, limit float64) float64 {
 	k := s.kmin
 	if s.num > 0 {
 		// (k−u)(k+1−u) ≥ num/λ. A quotient past every float is +Inf, and the

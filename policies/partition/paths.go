@@ -103,9 +103,9 @@ func (p *paths) layers() {
 	}
 }
 
-// ahead returns, per number of stages h ≤ limit, the length of the shortest
+// costToEnd returns, per number of stages h ≤ limit, the length of the shortest
 // way from every node to the last by at most h stages.
-func (p *paths) ahead() [][]float64 {
+func (p *paths) costToEnd() [][]float64 {
 	out := make([][]float64, p.limit+1)
 	for h := range out {
 		out[h] = make([]float64, p.last+1)

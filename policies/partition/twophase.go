@@ -38,16 +38,16 @@ func (v verdict) less(o verdict) bool {
 func (v verdict) plus(o verdict) verdict  { return verdict{v.lack + o.lack, v.cost + o.cost} }
 func (v verdict) minus(o verdict) verdict { return verdict{v.lack - o.lack, v.cost - o.cost} }
 
-// hopeless stands for the replicas lacking where no number would do; a finite
+// unservable stands for the replicas lacking where no number would do; a finite
 // number keeps sums and differences in order.
-const hopeless = 1 << 40
+const unservable = 1 << 40
 
 // judge prices a stage with k replicas, priced as if it had what it lacks.
 func (s stage) judge(k float64) verdict {
 	if math.IsInf(s.kmin, 1) {
-		return verdict{hopeless, s.fixed}
+		return verdict{unservable, s.fixed}
 	}
-	return verdict{min(hopeless, max(0, s.kmin-k)), s.price(max(k, s.kmin))}
+	return verdict{min(unservable, max(0, s.kmin-k)), s.price(max(k, s.kmin))}
 }
 
 // link is one stage of the chain: buckets [low, high) on k replicas.
@@ -64,9 +64,9 @@ func (x TwoPhase) Partition(w policies.Workload) (policies.Partition, error) {
 		return policies.Partition{}, err
 	}
 	t := p.table()
-	links := chain(t, min(w.Replicas, t.n))
-	endow(t, links, w.Replicas-len(links))
-	links = merge(t, links, p.stages())
+	links := oneReplicaChain(t, min(w.Replicas, t.n))
+	addSurplus(t, links, w.Replicas-len(links))
+	links = mergeNeighbours(t, links, p.stages())
 
 	nodes, counts := []int{0}, []int{}
 	for _, l := range links {
@@ -78,8 +78,8 @@ func (x TwoPhase) Partition(w policies.Workload) (policies.Partition, error) {
 	return p.propose(nodes, counts), nil
 }
 
-// chain returns the best division into exactly s stages of one replica each.
-func chain(t table, s int) []link {
+// oneReplicaChain returns the best division into exactly s stages of one replica each.
+func oneReplicaChain(t table, s int) []link {
 	worst := verdict{lack: math.Inf(1)}
 	best := make([]verdict, t.n+1) // by exactly h stages up to node j
 	for j := range best {
@@ -109,8 +109,8 @@ func chain(t table, s int) []link {
 	return links
 }
 
-// endow gives the surplus replicas away one by one.
-func endow(t table, links []link, surplus int) {
+// addSurplus gives the surplus replicas away one by one.
+func addSurplus(t table, links []link, surplus int) {
 	if surplus == 0 {
 		return
 	}
@@ -138,8 +138,8 @@ func endow(t table, links []link, surplus int) {
 	}
 }
 
-// merge unites neighbours, those that gain most first.
-func merge(t table, links []link, limit int) []link {
+// mergeNeighbours unites neighbours, those that gain most first.
+func mergeNeighbours(t table, links []link, limit int) []link {
 	for len(links) > 1 {
 		lack := 0.0
 		var best link

@@ -56,15 +56,15 @@ func (p Policy) Place(a policies.Arrival) policies.ReplicaID {
 	length := a.Request.Length()
 	switch serves := a.Own.Low <= length && length < a.Own.High; {
 	case a.Own.Draining:
-		return either(a, policies.Unbounded)
+		return bestOfExactOrLonger(a, policies.Unbounded)
 	case !a.Request.Estimated && !serves:
-		return first(a, exactly, 0, policies.Unbounded)
+		return bestPeer(a, exactly, 0, policies.Unbounded)
 	}
-	if id := first(a, exactly, a.Own.Prefix+min(prefix, policies.Unbounded-a.Own.Prefix), queue); id != "" {
+	if id := bestPeer(a, exactly, a.Own.Prefix+min(prefix, policies.Unbounded-a.Own.Prefix), queue); id != "" {
 		return id
 	}
 	if a.Own.Waiting > queue {
-		return either(a, a.Own.Waiting/2)
+		return bestOfExactOrLonger(a, a.Own.Waiting/2)
 	}
 	return ""
 }
@@ -77,18 +77,18 @@ const (
 	longer             // stages above that
 )
 
-// either looks for a peer of the right stage, then for one of a longer stage.
-func either(a policies.Arrival, waiting policies.Tokens) policies.ReplicaID {
-	if id := first(a, exactly, 0, waiting); id != "" {
+// bestOfExactOrLonger looks for a peer of the right stage, then for one of a longer stage.
+func bestOfExactOrLonger(a policies.Arrival, waiting policies.Tokens) policies.ReplicaID {
+	if id := bestPeer(a, exactly, 0, waiting); id != "" {
 		return id
 	}
-	return first(a, longer, 0, waiting)
+	return bestPeer(a, longer, 0, waiting)
 }
 
-// first returns the peer that would begin the request first, among those that
+// bestPeer returns the peer that would begin the request first, among those that
 // fit, have at least so much of the prompt cached and at most so many tokens
 // waiting; "" when there is none.
-func first(a policies.Arrival, f fit, cached, waiting policies.Tokens) policies.ReplicaID {
+func bestPeer(a policies.Arrival, f fit, cached, waiting policies.Tokens) policies.ReplicaID {
 	length := a.Request.Length()
 	var best *policies.Candidate
 	var least policies.Tokens

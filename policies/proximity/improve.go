@@ -18,13 +18,13 @@ type Member struct {
 }
 
 const (
-	// few is how many members are looked at pair by pair across nodes; in larger fleets
+	// smallFleet is how many members are looked at pair by pair across nodes; in larger fleets
 	// node by node.
-	few = 32
-	// crowd is the most members of one node that are looked at.
-	crowd = 64
-	// sweeps bounds how often all pairs are looked at.
-	sweeps = 8
+	smallFleet = 32
+	// maxPerHost is the most members of one node that are looked at.
+	maxPerHost = 64
+	// maxSweeps bounds how often all pairs are looked at.
+	maxSweeps = 8
 )
 
 // Improve lets members of different stages change places so that hand-overs cost
@@ -37,7 +37,7 @@ const (
 // In a fleet of more than 32 members only those of one node change places: the time
 // is linear in the number of nodes, and equal nodes are looked at once.
 func (m *Map) Improve(stages [][]Member, cuts []policies.Tokens, crossings []float64) {
-	if len(stages) < 2 || len(cuts) != len(stages)-1 || len(m.classes) == 1 && m.nodes == 1 {
+	if len(stages) < 2 || len(cuts) != len(stages)-1 || len(m.classes) == 1 && m.hosts == 1 {
 		return
 	}
 	i := improver{m: m, cuts: cuts, weights: make([]float64, len(cuts))}
@@ -47,17 +47,17 @@ func (m *Map) Improve(stages [][]Member, cuts []policies.Tokens, crossings []flo
 			i.weights[s] = weight(crossings, s) / float64(max(1, len(members)))
 		}
 		for k, member := range members {
-			if at, ok := m.at[member.ID]; ok { // of others nobody knows where they are: they stay
-				spots = append(spots, spot{s, k, holder{seat: at, member: member}})
+			if at, ok := m.locations[member.ID]; ok { // of others nobody knows where they are: they stay
+				spots = append(spots, spot{s, k, holder{location: at, member: member}})
 			}
 		}
 	}
 	before := i.total(spots)
 	after := slices.Clone(spots)
-	if len(after) <= few {
-		i.together(after)
+	if len(after) <= smallFleet {
+		i.improveSmallFleet(after)
 	} else {
-		i.apart(after)
+		i.improveByHost(after)
 	}
 	if i.total(after) < before {
 		for _, s := range after {
@@ -81,7 +81,7 @@ type spot struct {
 
 // holder is who has a spot, and which one that was of those looked at.
 type holder struct {
-	seat
+	location
 	member Member
 	was    int
 }
@@ -119,7 +119,7 @@ func (i *improver) cost(spots []spot, beyond [][]float64) float64 {
 		}
 		for t := range spots {
 			if to := &spots[t]; to.stage == l+1 {
-				least = min(least, seconds(i.m.classed(from.class, to.class, from.node == to.node), i.cuts[l]))
+				least = min(least, seconds(i.m.classTransfer(from.class, to.class, from.host == to.host), i.cuts[l]))
 			}
 		}
 		if !math.IsInf(least, 1) {
@@ -133,12 +133,12 @@ func (i *improver) cost(spots []spot, beyond [][]float64) float64 {
 // hand-overs cheaper. keeps says, once two are swapped, whether they may be.
 func (i *improver) descend(spots []spot, beyond [][]float64, keeps func(a, b *spot) bool) {
 	now := i.cost(spots, beyond)
-	for range sweeps {
+	for range maxSweeps {
 		better := false
 		for x := range spots {
 			for y := x + 1; y < len(spots); y++ {
 				a, b := &spots[x], &spots[y]
-				if a.stage == b.stage || a.member.Origin != b.member.Origin || a.seat == b.seat {
+				if a.stage == b.stage || a.member.Origin != b.member.Origin || a.location == b.location {
 					continue
 				}
 				swap(a, b)
@@ -155,21 +155,21 @@ func (i *improver) descend(spots []spot, beyond [][]float64, keeps func(a, b *sp
 	}
 }
 
-// together looks at all pairs of a small fleet.
-func (i *improver) together(spots []spot) {
+// improveSmallFleet looks at all pairs of a small fleet.
+func (i *improver) improveSmallFleet(spots []spot) {
 	limit := make([]int, len(i.cuts)+1)
 	for s := range limit {
 		limit[s] = unevenness(spots, s)
 	}
 	i.descend(spots, nil, func(a, b *spot) bool {
-		return a.node == b.node || unevenness(spots, a.stage) <= limit[a.stage] && unevenness(spots, b.stage) <= limit[b.stage]
+		return a.host == b.host || unevenness(spots, a.stage) <= limit[a.stage] && unevenness(spots, b.stage) <= limit[b.stage]
 	})
 }
 
 // unevenness is the sum of the squares of what a stage has on each node: the
 // smaller, the more evenly it is spread.
 func unevenness(spots []spot, stage int) (n int) {
-	var count [few]struct {
+	var count [smallFleet]struct {
 		node  int32
 		count int
 	}
@@ -179,11 +179,11 @@ func unevenness(spots []spot, stage int) (n int) {
 			continue
 		}
 		at := 0
-		for at < used && count[at].node != spots[k].node {
+		for at < used && count[at].node != spots[k].host {
 			at++
 		}
 		if at == used {
-			count[at].node = spots[k].node
+			count[at].node = spots[k].host
 			used++
 		}
 		n += 2*count[at].count + 1
@@ -192,22 +192,22 @@ func unevenness(spots []spot, stage int) (n int) {
 	return n
 }
 
-// apart looks at the pairs of each node of a large fleet.
-func (i *improver) apart(spots []spot) {
-	beyond := i.elsewhere(spots)
+// improveByHost looks at the pairs of each node of a large fleet.
+func (i *improver) improveByHost(spots []spot) {
+	beyond := i.cheapestElsewhere(spots)
 	slices.SortStableFunc(spots, func(a, b spot) int {
-		return cmp.Or(cmp.Compare(a.node, b.node), cmp.Compare(a.stage, b.stage), cmp.Compare(a.member.Origin, b.member.Origin), cmp.Compare(a.class, b.class))
+		return cmp.Or(cmp.Compare(a.host, b.host), cmp.Compare(a.stage, b.stage), cmp.Compare(a.member.Origin, b.member.Origin), cmp.Compare(a.class, b.class))
 	})
 	known := map[string][]int{} // of nodes that look alike, who goes where
 	var key []byte
 	for from := 0; from < len(spots); {
 		to := from + 1
-		for to < len(spots) && spots[to].node == spots[from].node {
+		for to < len(spots) && spots[to].host == spots[from].host {
 			to++
 		}
 		node := spots[from:to]
 		from = to
-		if len(node) < 2 || len(node) > crowd || node[0].stage == node[len(node)-1].stage {
+		if len(node) < 2 || len(node) > maxPerHost || node[0].stage == node[len(node)-1].stage {
 			continue
 		}
 		key = key[:0]
@@ -216,7 +216,7 @@ func (i *improver) apart(spots []spot) {
 		}
 		order, ok := known[string(key)]
 		if !ok {
-			order = i.arrange(node, beyond)
+			order = i.bestOrder(node, beyond)
 			known[string(key)] = order
 		}
 		had := slices.Clone(node)
@@ -226,9 +226,9 @@ func (i *improver) apart(spots []spot) {
 	}
 }
 
-// arrange finds the best order of one node's members: who of them, by number, goes
+// bestOrder finds the best order of one node's members: who of them, by number, goes
 // to each spot.
-func (i *improver) arrange(node []spot, beyond [][]float64) []int {
+func (i *improver) bestOrder(node []spot, beyond [][]float64) []int {
 	work := slices.Clone(node)
 	for k := range work {
 		work[k].was = k
@@ -241,9 +241,9 @@ func (i *improver) arrange(node []spot, beyond [][]float64) []int {
 	return order
 }
 
-// elsewhere is the least that a receiver on another node costs a sender, by boundary
+// cheapestElsewhere is the least that a receiver on another node costs a sender, by boundary
 // and class, as if that were any node.
-func (i *improver) elsewhere(spots []spot) [][]float64 {
+func (i *improver) cheapestElsewhere(spots []spot) [][]float64 {
 	n := len(i.m.classes)
 	present := make([][]bool, len(i.cuts)+1)
 	for s := range present {
@@ -259,7 +259,7 @@ func (i *improver) elsewhere(spots []spot) [][]float64 {
 			out[l][from] = math.Inf(1)
 			for to, there := range present[l+1] {
 				if there {
-					out[l][from] = min(out[l][from], seconds(i.m.classed(int32(from), int32(to), false), i.cuts[l]))
+					out[l][from] = min(out[l][from], seconds(i.m.classTransfer(int32(from), int32(to), false), i.cuts[l]))
 				}
 			}
 		}

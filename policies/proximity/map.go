@@ -42,21 +42,21 @@ type Config struct {
 
 // Map is a fleet's nearness. It is for one goroutine at a time.
 type Map struct {
-	c       Config
-	at      map[policies.ReplicaID]seat
-	classes []links.Topology // one of each class, without a node; the first is the unknown one
-	nodes   int
+	config    Config
+	locations map[policies.ReplicaID]location
+	classes   []links.Topology // one of each class, without a node; the first is the unknown one
+	hosts     int
 	// same and far are what a hand-over costs between two classes on one node and on
 	// two, by first·len(classes)+second; NaN: not worked out yet.
-	same, far []policies.Transfer
+	same, between []policies.Transfer
 }
 
-// seat is a place in the fleet: a node and a class.
-type seat struct{ node, class int32 }
+// location is a place in the fleet: a node and a class.
+type location struct{ host, class int32 }
 
 // New returns the map of a fleet.
 func New(c Config) *Map {
-	m := &Map{c: c, at: make(map[policies.ReplicaID]seat, len(c.Replicas)), classes: []links.Topology{{}}}
+	m := &Map{config: c, locations: make(map[policies.ReplicaID]location, len(c.Replicas)), classes: []links.Topology{{}}}
 	nodes, classes := make(map[string]int32), map[string]int32{"": 0}
 	for _, s := range c.Replicas {
 		node, ok := nodes[s.Topology.Host]
@@ -71,13 +71,13 @@ func New(c Config) *Map {
 			classes[name] = class
 			m.classes = append(m.classes, s.Topology)
 		}
-		m.at[s.ID] = seat{node, class}
+		m.locations[s.ID] = location{node, class}
 	}
-	m.nodes = len(nodes)
+	m.hosts = len(nodes)
 	n := len(m.classes) * len(m.classes)
-	m.same, m.far = make([]policies.Transfer, n), make([]policies.Transfer, n)
+	m.same, m.between = make([]policies.Transfer, n), make([]policies.Transfer, n)
 	for i := range n {
-		m.same[i].Base, m.far[i].Base = math.NaN(), math.NaN()
+		m.same[i].Base, m.between[i].Base = math.NaN(), math.NaN()
 	}
 	return m
 }
@@ -85,17 +85,17 @@ func New(c Config) *Map {
 // Transfer prices a hand-over from one replica to another. One that the map does not
 // have is on a node of its own.
 func (m *Map) Transfer(from, to policies.ReplicaID) policies.Transfer {
-	a, ok := m.at[from]
-	b, too := m.at[to]
+	a, ok := m.locations[from]
+	b, too := m.locations[to]
 	if !ok || !too {
-		return m.classed(a.class, b.class, false)
+		return m.classTransfer(a.class, b.class, false)
 	}
-	return m.classed(a.class, b.class, a.node == b.node)
+	return m.classTransfer(a.class, b.class, a.host == b.host)
 }
 
-// classed is what a hand-over costs between two classes.
-func (m *Map) classed(a, b int32, together bool) policies.Transfer {
-	table, i := m.far, int(a)*len(m.classes)+int(b)
+// classTransfer is what a hand-over costs between two classes.
+func (m *Map) classTransfer(a, b int32, together bool) policies.Transfer {
+	table, i := m.between, int(a)*len(m.classes)+int(b)
 	if together {
 		table = m.same
 	}
@@ -105,8 +105,8 @@ func (m *Map) classed(a, b int32, together bool) policies.Transfer {
 		if together {
 			to.Host = "a"
 		}
-		t := m.c.Rates.BestPath(from, to).Transfer(m.c.TokenBytes)
-		t.Base += m.c.Base
+		t := m.config.Rates.BestPath(from, to).Transfer(m.config.TokenBytes)
+		t.Base += m.config.Base
 		table[i] = t
 	}
 	return table[i]
@@ -121,11 +121,11 @@ func seconds(t policies.Transfer, length policies.Tokens) float64 {
 // nearest other one of them in the next stage: no plan does better. It is 0 of one
 // replica, which hands nothing over.
 func (m *Map) NearestTransfer(ids []policies.ReplicaID) policies.Transfer {
-	return m.receivers(ids, reference).mean(ids, 1)
+	return m.receivers(ids, referenceLength).mean(ids, 1)
 }
 
-// reference is a length at which a link's rate outweighs its latency.
-const reference policies.Tokens = 8192
+// referenceLength is a length at which a link's rate outweighs its latency.
+const referenceLength policies.Tokens = 8192
 
 // PlanTransfer prices the hand-overs of a plan: one Transfer that costs as much, over all its
 // boundaries, as each sender's nearest receiver does. crossings are how many requests

@@ -10,24 +10,24 @@ import (
 type receivers struct {
 	m      *Map
 	length policies.Tokens
-	on     map[int32][]held // by node
-	spread []int            // nodes on which a class is, by class
+	on     map[int32][]classCount // by node
+	spread []int                  // nodes on which a class is, by class
 }
 
-// held is how many replicas of a class a node has.
-type held struct {
+// classCount is how many replicas of a class a node has.
+type classCount struct {
 	class int32
 	count int
 }
 
 func (m *Map) receivers(ids []policies.ReplicaID, length policies.Tokens) *receivers {
-	r := &receivers{m: m, length: length, on: make(map[int32][]held), spread: make([]int, len(m.classes))}
+	r := &receivers{m: m, length: length, on: make(map[int32][]classCount), spread: make([]int, len(m.classes))}
 	for _, id := range ids {
-		s, ok := m.at[id]
+		s, ok := m.locations[id]
 		if !ok {
 			continue
 		}
-		here, found := r.on[s.node], false
+		here, found := r.on[s.host], false
 		for i := range here {
 			if here[i].class == s.class {
 				here[i].count++
@@ -35,7 +35,7 @@ func (m *Map) receivers(ids []policies.ReplicaID, length policies.Tokens) *recei
 			}
 		}
 		if !found {
-			r.on[s.node] = append(here, held{s.class, 1})
+			r.on[s.host] = append(here, classCount{s.class, 1})
 			r.spread[s.class]++
 		}
 	}
@@ -44,17 +44,17 @@ func (m *Map) receivers(ids []policies.ReplicaID, length policies.Tokens) *recei
 
 // nearest is the cheapest hand-over from a place; false where there is none. own of
 // the receivers in that place do not count.
-func (r *receivers) nearest(s seat, own int) (best policies.Transfer, ok bool) {
+func (r *receivers) nearest(s location, own int) (best policies.Transfer, ok bool) {
 	least := math.Inf(1)
 	try := func(t policies.Transfer) {
 		if c := seconds(t, r.length); c < least {
 			best, least, ok = t, c, true
 		}
 	}
-	here := r.on[s.node]
+	here := r.on[s.host]
 	for _, h := range here {
 		if h.class != s.class || h.count > own {
-			try(r.m.classed(s.class, h.class, true))
+			try(r.m.classTransfer(s.class, h.class, true))
 		}
 	}
 	for class, nodes := range r.spread {
@@ -64,7 +64,7 @@ func (r *receivers) nearest(s seat, own int) (best policies.Transfer, ok bool) {
 			}
 		}
 		if nodes > 0 {
-			try(r.m.classed(s.class, int32(class), false))
+			try(r.m.classTransfer(s.class, int32(class), false))
 		}
 	}
 	return best, ok
@@ -74,10 +74,10 @@ func (r *receivers) nearest(s seat, own int) (best policies.Transfer, ok bool) {
 // mean; free where there is nobody. own of the receivers in a sender's place are the
 // sender itself.
 func (r *receivers) mean(from []policies.ReplicaID, own int) policies.Transfer {
-	senders := make(map[seat]int)
-	var order []seat // so that sums are added up in one order
+	senders := make(map[location]int)
+	var order []location // so that sums are added up in one order
 	for _, id := range from {
-		s, ok := r.m.at[id]
+		s, ok := r.m.locations[id]
 		if !ok {
 			continue
 		}

@@ -56,7 +56,7 @@ var (
 
 // Refine implements policies.Refiner.
 func (p Paper) Refine(b policies.BoundaryView) policies.Tokens {
-	average := divide(b.Next, b.Successors)
+	average := samplePart(b.Next, b.Successors)
 	set := make([]item, 0, len(b.Local)+len(average))
 	for _, s := range b.Local {
 		set = append(set, weigh(s, 1))
@@ -64,7 +64,7 @@ func (p Paper) Refine(b policies.BoundaryView) policies.Tokens {
 	for _, s := range average {
 		set = append(set, weigh(s, 1))
 	}
-	return p.move(b, set, len(set), 1, 1)
+	return p.moveBoundary(b, set, len(set), 1, 1)
 }
 
 // Refine implements policies.Refiner.
@@ -79,11 +79,11 @@ func (p Weighted) Refine(b policies.BoundaryView) policies.Tokens {
 	// The sums stand for whole stages; the count of requests that were really
 	// seen by a pair of replicas decides whether they say anything.
 	seen := len(b.Local) + len(b.Next)/max(b.Successors, 1)
-	return p.move(b, set, seen, max(b.Peers, 1), max(b.Successors, 1))
+	return p.moveBoundary(b, set, seen, max(b.Peers, 1), max(b.Successors, 1))
 }
 
-// move goes from the boundary in force towards the best split of the set.
-func (d Damping) move(b policies.BoundaryView, set []item, seen, left, right int) policies.Tokens {
+// moveBoundary goes from the boundary in force towards the best split of the set.
+func (d Damping) moveBoundary(b policies.BoundaryView, set []item, seen, left, right int) policies.Tokens {
 	freeze, smoothing := d.Freeze, policies.Tokens(d.Smoothing)
 	if freeze == 0 {
 		freeze = DefaultFreeze
@@ -94,15 +94,15 @@ func (d Damping) move(b policies.BoundaryView, set []item, seen, left, right int
 	if seen < freeze || len(set) == 0 {
 		return b.Boundary
 	}
-	way := split(b.Cost, set, left, right) - b.Boundary
+	way := bestSplit(b.Cost, set, left, right) - b.Boundary
 	smoothing = min(smoothing, 1000)
 	to := b.Boundary + way/1000*smoothing + way%1000*smoothing/1000
 	return min(max(to, b.Low+1), b.High-1)
 }
 
-// divide returns one of n even parts of a set by the paper's approximation:
+// samplePart returns one of n even parts of a set by the paper's approximation:
 // sorted by length, every n-th element from the n/2-th on.
-func divide(set []policies.Sequence, n int) []policies.Sequence {
+func samplePart(set []policies.Sequence, n int) []policies.Sequence {
 	n = max(n, 1)
 	sorted := slices.Clone(set)
 	slices.SortFunc(sorted, func(a, b policies.Sequence) int {
@@ -128,13 +128,13 @@ func weigh(s policies.Sequence, n int) item {
 	return item{s.Length, policies.Batch{N: f, SumI: f * one.SumI, SumI2: f * one.SumI2, SumL: f * one.SumL}}
 }
 
-// split returns the length at which the two parts of a set, divided evenly
+// bestSplit returns the length at which the two parts of a set, divided evenly
 // among left and right replicas, have the best QoE together; the shortest such
 // length among equals. It sorts the set, then looks at each element once.
 //
 // The sums are whole numbers, exact in a float64 up to 2^53, so that a part is
 // the whole less the rest without rounding.
-func split(c policies.Cost, set []item, left, right int) policies.Tokens {
+func bestSplit(c policies.Cost, set []item, left, right int) policies.Tokens {
 	slices.SortFunc(set, func(a, b item) int { return cmp.Compare(a.length, b.length) })
 	var whole, below policies.Batch
 	for _, s := range set {

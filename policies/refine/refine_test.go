@@ -69,7 +69,7 @@ func TestSplit(t *testing.T) {
 		local, next := random(rng, 1+rng.IntN(25)), random(rng, rng.IntN(60))
 
 		at := Paper{undamped}.Refine(border(local, next, k1, k2))
-		if best, q := brute(local, divide(next, k2), 1, 1, 1, 1); q(at) > best*(1+1e-12) {
+		if best, q := brute(local, samplePart(next, k2), 1, 1, 1, 1); q(at) > best*(1+1e-12) {
 			t.Fatalf("paper: boundary %v costs %v, the best %v", at, q(at), best)
 		}
 		at = Weighted{undamped}.Refine(border(local, next, k1, k2))
@@ -98,7 +98,7 @@ func TestDivide(t *testing.T) {
 		{4, lengths(1, 2), nil},
 		{0, lengths(1), lengths(1)},
 	} {
-		if got := divide(c.set, c.n); !slices.Equal(got, c.want) {
+		if got := samplePart(c.set, c.n); !slices.Equal(got, c.want) {
 			t.Errorf("%v in %d parts: %v, want %v", c.set, c.n, got, c.want)
 		}
 	}

@@ -92,7 +92,7 @@ func (m EndpointMeta) metadata() *corev3.Metadata {
 	fields := map[string]*structpb.Value{
 		"id":   structpb.NewStringValue(string(m.ID)),
 		"peer": structpb.NewStringValue(m.Peer),
-		"node": structpb.NewStringValue(m.Host),
+		"host": structpb.NewStringValue(m.Host),
 	}
 	if c := m.Capacity; c != (policies.Capacity{}) {
 		fields["kv"] = structpb.NewStringValue(strconv.FormatInt(int64(c.KV), 10))
@@ -114,7 +114,7 @@ func ReadEndpointMeta(md *corev3.Metadata) (EndpointMeta, error) {
 	m := EndpointMeta{
 		ID:       policies.ReplicaID(f["id"].GetStringValue()),
 		Peer:     f["peer"].GetStringValue(),
-		Host:     f["node"].GetStringValue(),
+		Host:     f["host"].GetStringValue(),
 		Adapters: readNames(f["adapters"]),
 	}
 	if m.ID == "" {

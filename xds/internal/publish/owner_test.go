@@ -111,7 +111,7 @@ end`
 }
 
 // startOwner starts the owner's Envoy with what attach says added: by the
-// door, through files that stand for the owner's control plane; for a whole
+// internal listener, through files that stand for the owner's control plane; for a whole
 // listener, in the bootstrap.
 func startOwner(t *testing.T, h *attach.EnvoyConfig, shop *backend) *owner {
 	t.Helper()

@@ -15,7 +15,7 @@ import (
 )
 
 // ways are the two ways into an Envoy.
-var ways = map[string]func(attach.Config) (*attach.EnvoyConfig, error){"whole": attach.WholeListener, "door": attach.InternalListener}
+var ways = map[string]func(attach.Config) (*attach.EnvoyConfig, error){"whole": attach.WholeListener, "internal listener": attach.InternalListener}
 
 // TestSplit has an Envoy whose listeners and clusters are its owner's follow
 // the plans of a control plane that it meets on per-type streams.
@@ -247,14 +247,14 @@ func TestSplitWithoutControl(t *testing.T) {
 			backends := startBackends(t, "a", "b", "shop", "fallback")
 			address := freeAddress(t)
 			c := attach.Config{Control: []string{address}, FetchTimeout: 300 * time.Millisecond}
-			if name == "door" {
+			if name == "internal listener" {
 				c.Fallback = "spare"
 			}
 			h, err := way(c)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if name == "door" {
+			if name == "internal listener" {
 				h.Clusters = append(h.Clusters, own(t, "spare", backends["fallback"].address))
 			}
 			o := startOwner(t, h, backends["shop"])

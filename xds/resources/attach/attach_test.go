@@ -29,23 +29,23 @@ func TestRefuses(t *testing.T) {
 		config attach.Config
 		want   string
 	}{
-		"no control plane":  {attach.Config{}, "host:port"},
-		"no port":           {attach.Config{Control: []string{"10.0.0.1"}}, "10.0.0.1"},
-		"port 0":            {attach.Config{Control: []string{"10.0.0.1:0"}}, "10.0.0.1:0"},
-		"no host":           {attach.Config{Control: []string{":18000"}}, ":18000"},
-		"second bad":        {attach.Config{Control: []string{here[0], "x:y"}}, "x:y"},
-		"short fetch":       {attach.Config{Control: here, FetchTimeout: time.Millisecond}, "1ms"},
-		"short cluster":     {attach.Config{Control: here, ClusterTimeout: time.Second}, "the second longer"},
-		"fallback to door":  {attach.Config{Control: here, Fallback: attach.InternalCluster}, "fallback"},
-		"fallback to xDS":   {attach.Config{Control: here, Fallback: resources.XDSCluster}, "fallback"},
-		"cluster is a door": {attach.Config{Control: here, Cluster: attach.InternalCluster}, attach.InternalCluster},
-		"two lines":         {attach.Config{Control: here, Model: "a\nb"}, "one line"},
+		"no control plane":             {attach.Config{}, "host:port"},
+		"no port":                      {attach.Config{Control: []string{"10.0.0.1"}}, "10.0.0.1"},
+		"port 0":                       {attach.Config{Control: []string{"10.0.0.1:0"}}, "10.0.0.1:0"},
+		"no host":                      {attach.Config{Control: []string{":18000"}}, ":18000"},
+		"second bad":                   {attach.Config{Control: []string{here[0], "x:y"}}, "x:y"},
+		"short fetch":                  {attach.Config{Control: here, FetchTimeout: time.Millisecond}, "1ms"},
+		"short cluster":                {attach.Config{Control: here, ClusterTimeout: time.Second}, "the second longer"},
+		"fallback to internal cluster": {attach.Config{Control: here, Fallback: attach.InternalCluster}, "fallback"},
+		"fallback to xDS":              {attach.Config{Control: here, Fallback: resources.XDSCluster}, "fallback"},
+		"cluster is the internal one":  {attach.Config{Control: here, Cluster: attach.InternalCluster}, attach.InternalCluster},
+		"two lines":                    {attach.Config{Control: here, Model: "a\nb"}, "one line"},
 	} {
 		if _, err := attach.InternalListener(c.config); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
 	}
-	if _, err := attach.WholeListener(attach.Config{Control: here, Fallback: "x"}); err == nil || !strings.Contains(err.Error(), "door") {
+	if _, err := attach.WholeListener(attach.Config{Control: here, Fallback: "x"}); err == nil || !strings.Contains(err.Error(), "internal listener") {
 		t.Errorf("a whole listener with a fallback: %v", err)
 	}
 }
@@ -59,14 +59,14 @@ func TestEnvoyAccepts(t *testing.T) {
 		EstimatorFilter: true, LoadReports: true, Listener: "llm", Fallback: "theirs",
 	}
 	for name, render := range map[string]func() (*attach.EnvoyConfig, error){
-		"whole": func() (*attach.EnvoyConfig, error) { return attach.WholeListener(plain) },
-		"door":  func() (*attach.EnvoyConfig, error) { return attach.InternalListener(plain) },
+		"whole":             func() (*attach.EnvoyConfig, error) { return attach.WholeListener(plain) },
+		"internal listener": func() (*attach.EnvoyConfig, error) { return attach.InternalListener(plain) },
 		"rich whole": func() (*attach.EnvoyConfig, error) {
 			c := rich
 			c.Fallback = ""
 			return attach.WholeListener(c)
 		},
-		"rich door": func() (*attach.EnvoyConfig, error) { return attach.InternalListener(rich) },
+		"rich internal listener": func() (*attach.EnvoyConfig, error) { return attach.InternalListener(rich) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			h, err := render()

@@ -15,41 +15,40 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// Config says how the owner's Envoy reaches Cascade, and what it takes from it.
+// Config says how the owner's Envoy reaches Cascade and what it gets from there.
 type Config struct {
-	// Control are the host:port of the control planes; any of them serves
-	// everything. At least one.
+	// Control lists the control planes as host:port; each of them serves all
+	// resources. At least one is required.
 	Control []string
-	// Cluster is the name of the cluster of the control planes in the owner's
-	// Envoy. It must be what the control plane is told (control.xds_cluster), as
-	// the clusters that come from there point to it. "" means "cascade-xds".
+	// Cluster is the name of the control planes' cluster in the owner's Envoy. It
+	// must equal control.xds_cluster of the fleet file, because the clusters that
+	// the control plane serves refer to it. "" means "cascade-xds".
 	Cluster string
 	// TransportSocket is the transport socket of that cluster, for mutual TLS; nil is
 	// plain text.
 	TransportSocket *corev3.TransportSocket
-	// Model is the one model that the listener or the door serves, whatever host
-	// name a request has. "" means all of them, by their host names and by what
-	// the request says.
+	// Model is the only model that the listener serves, whatever the host name of
+	// a request. "" means all models, selected by host name or by the request.
 	Model string
 	// FetchTimeout bounds Envoy's wait for the route table when it starts, and
 	// for anything that it asks for later. 0 means 2 s.
 	FetchTimeout time.Duration
-	// ClusterTimeout bounds a request's wait for a cluster that nobody has asked
-	// for before. It must exceed FetchTimeout; 0 means FetchTimeout and a second.
+	// ClusterTimeout bounds a request's wait for a cluster that Envoy has not
+	// requested before. It must exceed FetchTimeout; 0 means FetchTimeout plus 1 s.
 	ClusterTimeout time.Duration
 	// EstimatorFilter adds the place for an estimator that runs inside the proxy and comes
 	// from Cascade by ECDS. Without it requests are routed by content-length, or
 	// by the headers that a filter of the owner's sets.
 	EstimatorFilter bool
 	// LoadReports has Envoy report the load of its clusters to the control
-	// plane. It is part of Envoy's bootstrap; see Host.Bootstrap.
+	// plane. This is part of Envoy's bootstrap; see EnvoyConfig.Bootstrap.
 	LoadReports bool
 
-	// Listener is the name of the door's internal listener. "" means "cascade".
+	// Listener is the name of the internal listener. "" means "cascade".
 	Listener string
-	// Fallback is a cluster of the owner's that the door sends a request to when
-	// Cascade has no route or no replica for it; "" means none: such a request
-	// is answered with status 503.
+	// Fallback is a cluster of the owner's that serves a request when Cascade has
+	// no route or no replica for it. "" means none: such a request is answered
+	// with status 503.
 	Fallback string
 }
 
@@ -87,11 +86,11 @@ func (c Config) validate() error {
 		}
 	}
 	if c.FetchTimeout < minTimeout || c.ClusterTimeout <= c.FetchTimeout {
-		return fmt.Errorf("timeouts: %v for a fetch and %v for a cluster: the first at least %v, and the second longer", c.FetchTimeout, c.ClusterTimeout, minTimeout)
+		return fmt.Errorf("fetch timeout %v and cluster timeout %v: the first must be at least %v, and the second must be longer than the first", c.FetchTimeout, c.ClusterTimeout, minTimeout)
 	}
 	names := []string{c.Cluster, InternalCluster, fallbackCluster}
 	if slices.Contains(names, c.Fallback) || c.Cluster == InternalCluster || c.Cluster == fallbackCluster {
-		return fmt.Errorf("fallback %q and cluster %q: must not be each other, %q or %q", c.Fallback, c.Cluster, InternalCluster, fallbackCluster)
+		return fmt.Errorf("fallback %q and cluster %q: must not be equal, and must not be %q or %q", c.Fallback, c.Cluster, InternalCluster, fallbackCluster)
 	}
 	for _, n := range [...]string{c.Cluster, c.Model, c.Listener, c.Fallback} {
 		if strings.ContainsAny(n, "\x00\r\n") {

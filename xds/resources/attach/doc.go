@@ -1,16 +1,16 @@
-// Package attach renders what the owner of an Envoy, or of a gRPC client, has
-// to add once so that Cascade routes a part of their traffic: a cluster for the
-// control plane, a pointer to its route table, and a filter that fetches the
-// clusters which that table names when the first request needs them. Everything
-// after that comes from Cascade alone.
+// Package attach renders the configuration that the owner of another Envoy or
+// gRPC client adds once so that Cascade routes part of their traffic: a cluster
+// for the control plane, an RDS subscription to its route table, and an
+// on-demand CDS filter, which fetches a cluster when the first request needs it.
+// Everything after that comes from Cascade over xDS.
 //
-// There are two ways into an Envoy. Whole hands a listener's route table over.
-// Door hands over what the owner's routes send to a cluster, and leaves their
-// listeners, route tables and filters as they are; it can name a cluster that
-// serves while Cascade has no route.
+// An Envoy can be attached in two ways. WholeListener hands over the route table
+// of a listener. InternalListener hands over what the owner's routes send to one
+// cluster and leaves their listeners, route tables and filters unchanged; it can
+// name a fallback cluster that serves while Cascade has no route.
 //
-// It is pure, reads no file and does not talk to anybody. It renders no plan:
-// package resources does, in the spelling for such clients.
+// The package is pure: it reads no file and opens no connection. It renders no
+// plan; package resources does that, under the names for these clients.
 //
-// Invariant: what is rendered depends on no plan, so it is written once.
+// Invariant: the output depends on no plan, so the owner adds it once.
 package attach

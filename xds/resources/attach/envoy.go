@@ -21,52 +21,51 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// UnroutedHeader is on an answer that says that Cascade had no route, no
-// cluster or no replica for a request, which therefore reached nobody. Only
-// the owner's own Envoy sets it: it is how the door's route knows that another
-// cluster may have the request.
+// UnroutedHeader marks a local reply of the owner's Envoy: Cascade had no route,
+// no cluster or no replica for the request, so no upstream has received it. The
+// route to the internal listener retries such a request on the fallback cluster.
 const UnroutedHeader = "x-cascade-unrouted"
 
-// retryAfter is how many seconds a client whose request was not routed should
-// wait: Envoy is back on its streams half a second after Cascade is.
+// retryAfter is the Retry-After of an unrouted request, in seconds. Envoy
+// reconnects its xDS streams half a second after Cascade is back.
 const retryAfter = "2"
 
-// maxStreams is the room of the clusters that are rendered here. What bounds
-// the requests of a stage is Cascade's to say.
+// maxStreams is the circuit breaker limit of the clusters rendered here. The
+// clusters that Cascade serves bound the requests of a stage.
 const maxStreams = 65536
 
-// Connections to the control plane.
+// connectTimeout bounds a connection attempt to the control plane.
 const connectTimeout = time.Second
 
-// EnvoyConfig is what the owner of an Envoy adds to their configuration.
+// EnvoyConfig is what the owner adds to their Envoy's configuration.
 type EnvoyConfig struct {
-	// Clusters go to the static clusters, or to what the owner's CDS serves.
+	// Clusters belong to the static clusters or to the owner's CDS.
 	Clusters []*clusterv3.Cluster
-	// Manager are fields to be merged into the HttpConnectionManager of the
-	// listener that is handed over: Rds takes the place of its route table, and
-	// the filters go before the router filter. nil for a door.
+	// Manager holds fields to merge into the HttpConnectionManager of the listener
+	// that is handed over: Rds replaces its route table, and the filters go before
+	// the router filter. nil with an internal listener.
 	Manager *hcmv3.HttpConnectionManager
-	// Listener is the door's internal listener; nil without a door. It goes to
-	// the static listeners, or to what the owner's LDS serves.
+	// Listener is the internal listener, for the static listeners or the owner's
+	// LDS; nil when a whole listener is handed over.
 	Listener *listenerv3.Listener
-	// Route is a route to the door, for the owner's own virtual host; its match
-	// is theirs to narrow. nil without a door.
+	// Route leads to the internal listener. It goes into a virtual host of the
+	// owner's, who may narrow its match. nil when a whole listener is handed over.
 	Route *routev3.Route
-	// Bootstrap are fields to be merged into Envoy's bootstrap, which only a
-	// restart changes: the extension that internal listeners need, and load
-	// reports. nil where there are none.
+	// Bootstrap holds fields to merge into Envoy's bootstrap, which only a restart
+	// changes: the extension that internal listeners need, and load reporting. nil
+	// when neither is needed.
 	Bootstrap *bootstrapv3.Bootstrap
 }
 
-// WholeListener renders what hands the route table of a whole listener over. While
-// Cascade has not answered since Envoy's start, the listener answers 503.
+// WholeListener renders the configuration that hands over the route table of a
+// listener. The listener answers 503 until Cascade has answered Envoy once.
 func WholeListener(c Config) (*EnvoyConfig, error) {
 	c = c.complete()
 	if err := c.validate(); err != nil {
 		return nil, fmt.Errorf("attach: %w", err)
 	}
 	if c.Fallback != "" {
-		return nil, fmt.Errorf("attach: fallback %q: a listener whose route table is Cascade's has no other; use the door", c.Fallback)
+		return nil, fmt.Errorf("attach: fallback %q: only an internal listener can have one; a whole listener has no route table but Cascade's", c.Fallback)
 	}
 	m, err := c.connectionManager()
 	if err != nil {
@@ -79,8 +78,8 @@ func WholeListener(c Config) (*EnvoyConfig, error) {
 	return &EnvoyConfig{Clusters: []*clusterv3.Cluster{control}, Manager: m, Bootstrap: c.loadReportBootstrap()}, nil
 }
 
-// connectionManager are the fields of an HTTP connection manager that takes its routes
-// from Cascade, without the router filter.
+// connectionManager returns the fields of an HTTP connection manager that gets its
+// routes from Cascade, without the router filter.
 func (c Config) connectionManager() (*hcmv3.HttpConnectionManager, error) {
 	source := resources.SplitConfigSource(c.Cluster, c.FetchTimeout)
 	onDemand, err := pack(&ondemandv3.OnDemand{Odcds: &ondemandv3.OnDemandCds{
@@ -91,7 +90,7 @@ func (c Config) connectionManager() (*hcmv3.HttpConnectionManager, error) {
 	}
 	m := &hcmv3.HttpConnectionManager{
 		RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{Rds: &hcmv3.Rds{ConfigSource: source, RouteConfigName: c.routeTable()}},
-		// A client's own length would choose its stage.
+		// Otherwise a client could choose its stage by sending a length.
 		EarlyHeaderMutationExtensions: []*corev3.TypedExtensionConfig{resources.StripControlHeaders()},
 		LocalReplyConfig:              unroutedReply(),
 	}
@@ -104,11 +103,11 @@ func (c Config) connectionManager() (*hcmv3.HttpConnectionManager, error) {
 	return m, nil
 }
 
-// unroutedReply turns Envoy's own answers to requests without a route (404), a
-// cluster, an endpoint or a connection (503) into one that says so. Cascade's
-// table has a catch-all, none of its stages is ever empty, and its routes try
-// again elsewhere only what nobody has begun: they mean that the request reached
-// nobody.
+// unroutedReply turns Envoy's local replies to requests without a route (404), a
+// cluster, an endpoint or a connection (503) into a 503 with UnroutedHeader.
+// Cascade's table has a catch-all, its stages are never empty, and its routes
+// retry only requests that no replica has started; so these local replies mean
+// that no replica has received the request.
 func unroutedReply() *hcmv3.LocalReplyConfig {
 	set := func(name, value string) *corev3.HeaderValueOption {
 		return &corev3.HeaderValueOption{
@@ -125,7 +124,7 @@ func unroutedReply() *hcmv3.LocalReplyConfig {
 	}}}
 }
 
-// controlCluster is the cluster of the control planes.
+// controlCluster returns the cluster of the control planes.
 func (c Config) controlCluster() (*clusterv3.Cluster, error) {
 	kind := clusterv3.Cluster_STATIC
 	if !c.allNumeric() {
@@ -154,7 +153,8 @@ func (c Config) controlCluster() (*clusterv3.Cluster, error) {
 	return out, nil
 }
 
-// loadReportBootstrap are the load reports, if they are wanted.
+// loadReportBootstrap returns the bootstrap fields for load reporting, nil when
+// it is off.
 func (c Config) loadReportBootstrap() *bootstrapv3.Bootstrap {
 	if !c.LoadReports {
 		return nil

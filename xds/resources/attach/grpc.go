@@ -13,15 +13,15 @@ type TLSFiles struct {
 	Cert, Key, CA string // all, or none for plain text
 }
 
-// GRPCConfig says what a gRPC client is to be told.
+// GRPCConfig is the input of GRPCBootstrap.
 type GRPCConfig struct {
-	// Control are the host:port of the control planes, of which the first that
-	// answers is used. At least one.
+	// Control lists the control planes as host:port; gRPC uses the first that
+	// answers. At least one is required.
 	Control []string
 	TLS     TLSFiles
-	// Bootstrap is the client's present bootstrap, whose default control plane
-	// and other authorities stay. nil: Cascade is all that it has, and NodeID
-	// names it.
+	// Bootstrap is the client's present bootstrap; its default control plane and
+	// its other authorities are kept. nil means that Cascade is the client's only
+	// control plane, and then NodeID is required.
 	Bootstrap []byte
 	NodeID    string
 }
@@ -51,7 +51,7 @@ type authority struct {
 }
 
 // GRPCBootstrap renders a gRPC client's bootstrap in which Cascade is an authority: the
-// client dials xds://cascade/<model>, and everything else goes where it went.
+// client dials xds://cascade/<model>; all other targets resolve as before.
 func GRPCBootstrap(c GRPCConfig) ([]byte, error) {
 	out, err := c.render()
 	if err != nil {
@@ -67,7 +67,7 @@ func (c GRPCConfig) render() ([]byte, error) {
 	creds := credentials{Type: "insecure"}
 	if c.TLS != (TLSFiles{}) {
 		if c.TLS.Cert == "" || c.TLS.Key == "" || c.TLS.CA == "" {
-			return nil, fmt.Errorf("tls: cert, key and ca go together")
+			return nil, fmt.Errorf("tls: give cert, key and ca, or none of them")
 		}
 		creds = credentials{"tls", &certificateSet{c.TLS.Cert, c.TLS.Key, c.TLS.CA}}
 	}

@@ -20,31 +20,31 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// Names of the clusters that a door adds.
+// Names of the clusters that InternalListener adds.
 const (
-	InternalCluster = "cascade-door"
+	InternalCluster = "cascade-internal"
 	fallbackCluster = "cascade-or-fallback"
 )
 
-// Timing of the owner's route to the door.
+// Timing of the owner's route to the internal listener.
 const (
-	// idleTimeout cuts a stream on which nothing moved for so long, as Cascade's own
-	// routes do.
+	// idleTimeout ends a stream without traffic in either direction, as the idle
+	// timeout of Cascade's own routes does.
 	idleTimeout = 15 * time.Minute
-	// Falling back needs no pause: the other cluster has not been tried.
+	// The fallback cluster has not been tried yet, so no real backoff is needed.
 	fallbackBackoff    = time.Millisecond
 	fallbackMaxBackoff = 10 * time.Millisecond
-	// bufferLimit is the largest body that can fall back; it must be held until
-	// somebody has answered.
+	// bufferLimit is the largest body that can be retried on the fallback: Envoy
+	// holds it until an upstream has answered.
 	bufferLimit = 16 << 20
 )
 
-// InternalListener renders an internal listener whose routes are Cascade's, and a cluster
-// that leads to it: what the owner's own routes send there is routed by
-// Cascade, and nothing else is touched. With a fallback, a request that Cascade
-// cannot route, because it has not answered since Envoy's start, has lost its
-// replicas or does not know a cluster in time, goes to that cluster instead. It
-// reached nobody before, so none is served twice.
+// InternalListener renders an internal listener with Cascade's routes and a
+// cluster that leads to it. Cascade routes what the owner's routes send to that
+// cluster; nothing else changes. With a fallback, a request that Cascade cannot
+// route goes to the fallback cluster: Cascade has not answered since Envoy
+// started, all its replicas are gone, or a cluster did not arrive in time. No
+// upstream has received such a request, so none is served twice.
 func InternalListener(c Config) (*EnvoyConfig, error) {
 	c = c.complete()
 	h, err := c.renderInternalListener()
@@ -64,13 +64,13 @@ func (c Config) renderInternalListener() (*EnvoyConfig, error) {
 	}
 	manager.StatPrefix = c.Listener
 	manager.HttpFilters = append(manager.HttpFilters, resources.RouterFilter())
-	// The connection is the same Envoy's: what it says of the client holds, and
-	// it names the server.
+	// The connection comes from the same Envoy, which has already set the client's
+	// address and will set the server header.
 	manager.UseRemoteAddress = wrapperspb.Bool(false)
 	manager.ServerHeaderTransformation = hcmv3.HttpConnectionManager_PASS_THROUGH
 	manager.StreamIdleTimeout = durationpb.New(idleTimeout)
 	manager.Http2ProtocolOptions = resources.HTTP2Options(maxStreams).GetExplicitHttpConfig().GetHttp2ProtocolOptions()
-	manager.Http2ProtocolOptions.ConnectionKeepalive = nil // nobody is far away
+	manager.Http2ProtocolOptions.ConnectionKeepalive = nil // the connection does not leave the process
 	packed, err := pack(manager)
 	if err != nil {
 		return nil, err
@@ -79,7 +79,7 @@ func (c Config) renderInternalListener() (*EnvoyConfig, error) {
 	if err != nil {
 		return nil, err
 	}
-	door, err := internalCluster(c.Listener)
+	internal, err := internalCluster(c.Listener)
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +88,7 @@ func (c Config) renderInternalListener() (*EnvoyConfig, error) {
 		return nil, err
 	}
 	h := &EnvoyConfig{
-		Clusters: []*clusterv3.Cluster{control, door},
+		Clusters: []*clusterv3.Cluster{control, internal},
 		Listener: &listenerv3.Listener{
 			Name:              c.Listener,
 			ListenerSpecifier: &listenerv3.Listener_InternalListener{InternalListener: &listenerv3.Listener_InternalListenerConfig{}},
@@ -122,8 +122,8 @@ func (c Config) renderInternalListener() (*EnvoyConfig, error) {
 	return h, nil
 }
 
-// internalCluster leads to the internal listener, in HTTP/2: a connection per
-// worker.
+// internalCluster returns the cluster that leads to the internal listener, over
+// HTTP/2 with one connection per worker.
 func internalCluster(listener string) (*clusterv3.Cluster, error) {
 	c, err := http2Cluster(InternalCluster)
 	if err != nil {
@@ -141,7 +141,8 @@ func internalCluster(listener string) (*clusterv3.Cluster, error) {
 	return c, nil
 }
 
-// aggregateCluster is the door and, behind it, the fallback.
+// aggregateCluster returns the cluster that prefers the internal listener to the
+// fallback.
 func aggregateCluster(fallback string) (*clusterv3.Cluster, error) {
 	config, err := pack(&aggregatev3.ClusterConfig{Clusters: []string{InternalCluster, fallback}})
 	if err != nil {
@@ -151,7 +152,7 @@ func aggregateCluster(fallback string) (*clusterv3.Cluster, error) {
 		Name:                 fallbackCluster,
 		LbPolicy:             clusterv3.Cluster_CLUSTER_PROVIDED,
 		ClusterDiscoveryType: &clusterv3.Cluster_ClusterType{ClusterType: &clusterv3.Cluster_CustomClusterType{Name: "envoy.clusters.aggregate", TypedConfig: config}},
-		// Retries are counted here, and at Envoy's start every request is one.
+		// Retries count here, and right after Envoy's start every request is retried.
 		CircuitBreakers: highLimits(),
 	}, nil
 }
@@ -175,8 +176,8 @@ func route(cluster string) *routev3.Route {
 	}
 }
 
-// fallbackRetryPolicy tries the cluster behind the door once, for requests of which the
-// door says that they reached nobody.
+// fallbackRetryPolicy retries a request once, on the fallback cluster, when the
+// internal listener marks it as unrouted.
 func fallbackRetryPolicy() (*routev3.RetryPolicy, error) {
 	behind, err := pack(&previousprioritiesv3.PreviousPrioritiesConfig{UpdateFrequency: 1})
 	if err != nil {

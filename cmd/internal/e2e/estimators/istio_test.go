@@ -87,7 +87,7 @@ func same(t *testing.T, what string, got tree, want proto.Message) {
 		t.Fatalf("%s: %v", what, err)
 	}
 	if !reflect.DeepEqual(asTree(t, m), asTree(t, want)) {
-		t.Errorf("%s is not what \"cascade attach --to envoy --slot\" prints", what)
+		t.Errorf("%s is not what \"cascade attach --to envoy --estimator-filter\" prints", what)
 	}
 }
 
