@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
 	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
 	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
 	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
@@ -135,7 +136,7 @@ func signingKey(dir string) (ed25519.PrivateKey, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	return secret, policydev.WriteFile(path, text, 0o600)
+	return secret, fileio.WriteAtomic(path, text, 0o600)
 }
 
 // semanticVersion is a version in three numbers, as statements have it.

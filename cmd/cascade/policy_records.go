@@ -15,7 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
+	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
 	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 )
@@ -72,7 +72,7 @@ their own machine only.`,
 			if r.File = out; out == "" {
 				r.File = r.Slot + ".jsonl"
 			}
-			if err := policydev.WriteFile(r.File, text, 0o600); err != nil {
+			if err := fileio.WriteAtomic(r.File, text, 0o600); err != nil {
 				return err
 			}
 			if s.json {

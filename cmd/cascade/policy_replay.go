@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
 	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
 	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/wasm/calllog"
@@ -88,7 +89,7 @@ module, and differ, or when all calls are of kinds that it does not decide.`,
 				if err := calllog.Write(&text, calllog.Of(played.Records)); err != nil {
 					return err
 				}
-				if err := policydev.WriteFile(out, text.Bytes(), 0o666); err != nil {
+				if err := fileio.WriteAtomic(out, text.Bytes(), 0o666); err != nil {
 					return err
 				}
 			}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
 	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/calllog"
@@ -192,7 +193,7 @@ func (s *settings) sign(cmd *cobra.Command, f *policySignFlags, path string) err
 	if err != nil {
 		return err
 	}
-	if err := policydev.WriteFile(at, out, 0o666); err != nil {
+	if err := fileio.WriteAtomic(at, out, 0o666); err != nil {
 		return err
 	}
 	return s.printStatement(at, file)

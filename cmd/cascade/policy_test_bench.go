@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
 	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
 	"github.com/cascadeinfer/cascade/engine/report"
 )
@@ -101,7 +102,7 @@ func (s *settings) testPolicy(ctx context.Context, subject *policydev.Subject, t
 		if err != nil {
 			return r, err
 		}
-		if err := policydev.WriteFile(at, text, 0o666); err != nil {
+		if err := fileio.WriteAtomic(at, text, 0o666); err != nil {
 			return r, err
 		}
 		fmt.Fprintf(s.stderr, "%s: %s\n", at, plural(n, "answer"))

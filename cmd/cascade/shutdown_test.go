@@ -97,7 +97,7 @@ func TestUpRefusesUnsupportedEdits(t *testing.T) {
 	moved.front, moved.peers = s.peers, s.front
 	moved.write(t, "")
 	up.await(`replica r0 runs in this process: only ..drain.. can change`)
-	s.write(t, "planner: {seen: 5}")
+	s.write(t, "planner: {min_requests: 5}")
 	up.await("only replicas are taken over while running; the file's other changes need a restart")
 	s.write(t, `- {id: r9, address: "127.0.0.1:9", peer: "127.0.0.1:10", engine: "http://127.0.0.1:11"}`)
 	awaitURL(t, "http://"+s.admin+"/status", `"id": "r9"`)

@@ -1,9 +1,15 @@
-// Package config is the one YAML file of a fleet: its structs are the manual
-// of the format, Read decodes strictly, and every error names the line and
-// the field.
+// Package config reads the fleet file: the one YAML file that describes a
+// fleet to every daemon and command.
 //
-// It is not the configuration of any component: the commands translate it
-// into each component's own Config. A file that Read accepts starts a fleet.
+// [Load] and [Read] decode a file strictly, fill in the defaults and validate
+// it; every error names the line and the field. The comments of the structs are
+// the manual of the format: [Fields] renders them, and "cascade config explain"
+// prints what it returns.
+//
+// Invariant: a file that Read accepts starts a fleet.
+//
+// The package configures no component: package wiring translates a Fleet into
+// the Config of each component, so that no component depends on the format.
 package config
 
 import (
@@ -19,206 +25,218 @@ import (
 //go:embed example.yaml
 var Example string
 
-// Fleet is the whole file. Durations are written like 10s or 500ms, lengths in
-// tokens, addresses as host:port. Unknown fields are refused.
+// Fleet is the whole fleet file. Durations are written like 10s or 500ms,
+// addresses as host:port, and paths are relative to the file. Unknown fields are
+// rejected.
 type Fleet struct {
-	// Preset chooses the policies: "default" (exact planner on flow counters),
-	// "paper" (the paper's two-phase planner on snapshots) or "round-robin"
-	// (always one stage; the baseline). Empty means "default".
+	// Preset selects the built-in policies: "default" (exact planner on flow
+	// counters), "paper" (the paper's two-phase planner on snapshots, and its
+	// migration market) or "round-robin" (always one stage; the baseline).
 	Preset string `yaml:"preset,omitempty"`
 	// Speed makes emulated engines run this many times faster than real ones;
-	// planner periods and predicted times shrink with it. Real engines need 1.
-	// 0 means 1; at most 1000.
-	Speed float64 `yaml:"speed,omitempty"`
+	// planner periods and predicted times shrink with it. Real engines need 1. At
+	// most 1000.
+	Speed float64 `yaml:"speed,omitempty" unit:"times real time"`
 	// State is the directory that keeps the plan and the flow counters across
-	// restarts. Empty keeps them in memory: a restart begins with one stage.
-	State    string    `yaml:"state,omitempty"`
-	Models   []Model   `yaml:"models"`
+	// restarts. Without it they are kept in memory, and a restart begins with one
+	// stage.
+	State string `yaml:"state,omitempty"`
+	// Models are the served models.
+	Models []Model `yaml:"models"`
+	// Replicas are the engines and their migrators.
 	Replicas []Replica `yaml:"replicas"`
-	Control  Control   `yaml:"control,omitempty"`
-	Proxy    Proxy     `yaml:"proxy,omitempty"`
-	Planner  Planner   `yaml:"planner,omitempty"`
-	// Migration says how running requests move between replicas.
+	// Control configures the control plane.
+	Control Control `yaml:"control,omitempty"`
+	// Proxy configures the data plane.
+	Proxy Proxy `yaml:"proxy,omitempty"`
+	// Planner configures how stages are planned.
+	Planner Planner `yaml:"planner,omitempty"`
+	// Migration configures how running requests migrate between replicas.
 	Migration Migration `yaml:"migration,omitempty"`
-	// CUDA says how GPUs copy blocks, where nodes have them.
+	// CUDA configures how GPUs copy KV blocks, on hosts that have GPUs.
 	CUDA CUDA `yaml:"cuda,omitempty"`
-	// RDMA says how blocks travel by RDMA, where nodes have it.
+	// RDMA configures how KV blocks travel by RDMA, on hosts that have RDMA
+	// devices.
 	RDMA RDMA `yaml:"rdma,omitempty"`
-	// Topology names files with machines, relative to this file: what "cascade devices
-	// --json" prints, or {"machines": [...]} of the same. Replicas on a node that is
-	// named there tell of that machine instead of the one that they run on; replicas
-	// of emulated engines tell of nothing else. At most 64 files.
+	// Topology lists files that describe hosts: what "cascade devices --json"
+	// prints, or {"machines": [...]} of several. Replicas on a node that one of the
+	// files describes report that host's links instead of those of the host that
+	// they run on; replicas of emulated engines report no others. At most 64 files.
 	Topology []string `yaml:"topology,omitempty"`
-	// Policies says whose modules in WebAssembly may decide.
+	// Policies configures policies that are WebAssembly modules.
 	Policies Policies `yaml:"policies,omitempty"`
-	TLS      TLS      `yaml:"tls,omitempty"`
+	// TLS configures mutual TLS between Cascade's components. It is required for
+	// addresses off loopback.
+	TLS TLS `yaml:"tls,omitempty"`
 }
 
 // Model is one served model.
 type Model struct {
 	// Name is what clients put into "model". 1 to 256 bytes, unique.
 	Name string `yaml:"name"`
-	// Context is the model's longest sequence, prompt and output together, in
-	// tokens: 16 to 2^31.
-	Context policies.Tokens `yaml:"context"`
-	// Hosts are host names whose requests all ask for this model; there the
-	// length comes from content-length without reading the body. A model that
-	// is alone in its fleet owns every host.
+	// Context is the model's longest sequence, prompt and output together: 16 to
+	// 2^31.
+	Context policies.Tokens `yaml:"context" unit:"tokens"`
+	// Hosts are host names whose requests all ask for this model: for them the
+	// length comes from content-length without reading the body. The only model of
+	// a fleet owns every host.
 	Hosts []string `yaml:"hosts,omitempty"`
-	// Profile names the engine's cost profile: a built-in one ("cascade profiles"
-	// lists them) or a JSON file, relative to this file.
+	// Profile is the engine's cost profile: the name of a built-in one ("cascade
+	// profiles" lists them) or a JSON file.
 	Profile string `yaml:"profile"`
-	// BytesPerToken is the first guess of prompt bytes per token, 0.5 to 16; it
-	// is learnt from exact counts once requests finish. 0 means 4.
-	BytesPerToken float64 `yaml:"bytes_per_token,omitempty"`
-	// KVTokens and Batch override the profile's capacity. 0 keeps it.
-	KVTokens policies.Tokens `yaml:"kv_tokens,omitempty"`
-	Batch    int             `yaml:"batch,omitempty"`
-	// Adapters are LoRA adapters of the model. Clients ask for one by its name in
-	// "model"; lengths, stages and costs are the model's.
+	// BytesPerToken is the first estimate of prompt bytes per token, 0.5 to 16; it
+	// is learnt from exact counts once requests finish.
+	BytesPerToken float64 `yaml:"bytes_per_token,omitempty" unit:"bytes"`
+	// KVTokens overrides the profile's KV capacity of a replica.
+	KVTokens policies.Tokens `yaml:"kv_tokens,omitempty" unit:"tokens" default:"the profile's"`
+	// Batch overrides the profile's limit of sequences that a replica runs at once.
+	Batch int `yaml:"batch,omitempty" unit:"sequences" default:"the profile's"`
+	// Adapters are LoRA adapters of the model. Clients ask for one by putting its
+	// name into "model"; lengths, stages and costs are the model's.
 	Adapters []Adapter `yaml:"adapters,omitempty"`
 }
 
 // Adapter is one LoRA adapter of a model.
 type Adapter struct {
-	// Name is what clients put into "model": 1 to 256 bytes, no model's and no other
-	// adapter's.
+	// Name is what clients put into "model": 1 to 256 bytes, different from every
+	// model and every other adapter.
 	Name string `yaml:"name"`
-	// Replicas are the ids of those whose engines have it loaded; its requests
-	// begin, move and are rescued among these only. Empty: all of the model's.
-	Replicas []string `yaml:"replicas,omitempty"`
+	// Replicas are the ids of the replicas whose engines have the adapter loaded;
+	// its requests are placed, migrated and rescued among these only.
+	Replicas []string `yaml:"replicas,omitempty" default:"all replicas of the model"`
 }
 
-// Replica is one engine and the migrator before it.
+// Replica is one engine and the migrator in front of it.
 type Replica struct {
-	ID string `yaml:"id"` // unique in the fleet
-	// Model names an entry of models; empty where the fleet has one model.
-	Model string `yaml:"model,omitempty"`
+	// ID is the replica's name, unique in the fleet. 1 to 128 bytes.
+	ID string `yaml:"id"`
+	// Model names an entry of models. It is required where the fleet has several.
+	Model string `yaml:"model,omitempty" default:"the only model"`
 	// Address is where the migrator serves clients (the address in EDS).
 	Address string `yaml:"address"`
 	// Peer is where other migrators reach this one.
 	Peer string `yaml:"peer"`
-	// Admin serves the migrator's /metrics, /healthz and /readyz, and to its own
-	// machine the calls that its policies recorded. Empty: nowhere.
+	// Admin serves the migrator's /metrics, /healthz and /readyz and, to its own
+	// host, the calls that its policies recorded.
 	Admin string `yaml:"admin,omitempty"`
-	// Engine is the base URL of the engine, on loopback: http://127.0.0.1:8000.
+	// Engine is the base URL of the engine, on loopback, for instance
+	// http://127.0.0.1:8000.
 	Engine string `yaml:"engine"`
-	// Blocks is the directory of the Unix sockets with which the engine shows its
-	// block table (engine/api), relative to this file. Only the engine's user
-	// may be able to enter it. Empty: the engine has none, and its requests move
-	// by re-prompting. Engines that "up" emulates get directories by themselves.
+	// Blocks is the directory of the Unix sockets with which the engine serves its
+	// block table (engine/api). Only the engine's user may have access to it.
+	// Without it the engine has no block table, and its requests migrate by
+	// re-prompting. Engines that "cascade up" emulates get directories of their
+	// own.
 	Blocks string `yaml:"blocks,omitempty"`
-	// Node names the machine, for locality. Empty means "local".
+	// Node names the host that the replica runs on, for locality.
 	Node string `yaml:"node,omitempty"`
-	// GPU is the index of the GPU that holds the engine's KV cache, as nvidia-smi
-	// counts them on the node; of several ranks the first one's. Empty: none, or it
-	// is not known: "cascade devices" then takes the cache to be in host memory.
+	// GPU is the index of the GPU that holds the engine's KV cache, in nvidia-smi's
+	// order; of several ranks, the first one's. Without it "cascade devices" takes
+	// the cache to be in host memory.
 	GPU *int `yaml:"gpu,omitempty"`
-	// RDMA names the RDMA device of the replica's node by which its blocks travel.
+	// RDMA selects the RDMA device by which the replica's KV blocks travel.
 	RDMA RDMADevice `yaml:"rdma,omitempty"`
-	// TP is the number of tensor-parallel ranks behind the engine. 0 means 1.
-	TP int `yaml:"tp,omitempty"`
-	// Profile is the engine's cost profile where it is not the model's.
-	Profile string `yaml:"profile,omitempty"`
-	// KVTokens and Batch state what the engine holds, all ranks together; 0 keeps
-	// the profile's. Where the replicas of a model differ in profile or tp, all of
-	// them must state both: the planner counts each as the smallest, prices it by
-	// the model's own profile at the smallest tp, and shares out new requests by
-	// what each holds.
-	KVTokens policies.Tokens `yaml:"kv_tokens,omitempty"`
-	Batch    int             `yaml:"batch,omitempty"`
-	// Drain takes the replica out of its stage: no new request, running ones move away or end.
+	// TP is the number of tensor-parallel ranks behind the engine, 1 to 64.
+	TP int `yaml:"tp,omitempty" unit:"ranks"`
+	// Profile is the engine's cost profile where it differs from the model's.
+	Profile string `yaml:"profile,omitempty" default:"the model's"`
+	// KVTokens is the KV capacity of the engine, all ranks together. Where the
+	// replicas of a model differ in profile or tp, all of them must set kv_tokens
+	// and batch: the planner counts each as the smallest, prices it by the model's
+	// own profile at the smallest tp, and distributes new requests by capacity.
+	KVTokens policies.Tokens `yaml:"kv_tokens,omitempty" unit:"tokens" default:"the profile's"`
+	// Batch is the number of sequences that the engine runs at once; see kv_tokens.
+	Batch int `yaml:"batch,omitempty" unit:"sequences" default:"the profile's"`
+	// Drain takes the replica out of its stage: it gets no new request, and running
+	// ones migrate or end there.
 	Drain bool `yaml:"drain,omitempty"`
 }
 
-// Control is the control plane.
+// Control configures the control plane.
 type Control struct {
-	// Listen serves xDS, load reports and the length service (gRPC). Empty
-	// means 127.0.0.1:18000.
+	// Listen serves xDS, load reports and the length service (gRPC).
 	Listen string `yaml:"listen,omitempty"`
-	// Admin serves /status, /metrics, /healthz and /readyz. Empty means 127.0.0.1:18001.
+	// Admin serves /status, /metrics, /healthz and /readyz, on loopback.
 	Admin string `yaml:"admin,omitempty"`
-	// AdminHosts are names by which Admin may be asked besides those of loopback, in
-	// lower case and without a port: of a proxy of your own in front of it.
-	AdminHosts []string `yaml:"hosts,omitempty"`
-	// Name is that of the control plane at Listen, among several. Empty means its
-	// host and the port of Listen; those that are started with a --listen of their
-	// own have a --name of their own or that.
-	Name string `yaml:"name,omitempty"`
+	// AdminHosts are host names that requests to admin may carry besides those of
+	// loopback, in lower case and without a port: the names of a proxy of your own
+	// in front of it.
+	AdminHosts []string `yaml:"admin_hosts,omitempty"`
+	// Name is the name of the control plane at listen, among several. Those that
+	// are started with a --listen of their own have a --name of their own or this
+	// default.
+	Name string `yaml:"name,omitempty" default:"its host and the port of listen"`
 	// Peers are the addresses, IP:port, of the other control planes of this fleet.
-	// They share the State directory: one plans, all serve the same, and any of
-	// them may die. Migrators report to all, proxies go to the next one while one
-	// is away. The file is the same for all; each is started with its own --listen
-	// and --admin.
+	// They share the state directory: one plans, all serve the same resources, and
+	// any of them may fail. Migrators report to all of them, and proxies switch to
+	// the next one while one is away. The file is the same for all; each is started
+	// with its own --listen and --admin.
 	Peers []string `yaml:"peers,omitempty"`
 	// Estimator finds a request's length in front of Envoy: "content-length"
-	// (no callout), "ext_proc" (the length service) or "wasm" (Module, inside
-	// Envoy). Several models on one host need one of the latter two. Empty means
-	// "wasm" with a Module, else "ext_proc" for several models, else
-	// "content-length".
-	Estimator string `yaml:"estimator,omitempty"`
-	// Module is the file of the module that Envoys get for estimator "wasm";
-	// "make estimator" builds one. It is read at start.
+	// (no callout), "ext_proc" (the length service) or "wasm" (module, inside
+	// Envoy). Several models on one host need one of the latter two.
+	Estimator string `yaml:"estimator,omitempty" default:"wasm with a module, else ext_proc for several models, else content-length"`
+	// Module is the file of the WebAssembly module that Envoys get for estimator
+	// "wasm"; "make estimator" builds one. It is read at start.
 	Module string `yaml:"module,omitempty"`
-	// XDSCluster is the name that Envoys of other owners have for the cluster of
-	// this control plane; see "cascade attach". Changing it gives them new
-	// clusters. Empty means "cascade-xds".
+	// XDSCluster is the name that Envoys of other owners give the cluster of this
+	// control plane; see "cascade attach". Two fleets that are attached to one
+	// Envoy need different names, and a change of the name gives that Envoy new
+	// clusters.
 	XDSCluster string `yaml:"xds_cluster,omitempty"`
-	// Limits bound what one proxy may ask for.
+	// Limits bound the resources that one proxy may use.
 	Limits ProxyLimits `yaml:"limits,omitempty"`
-	// Groups are the groups of proxies in the order in which a new plan comes to
-	// them; who is in none comes last. Empty: one proxy in eight comes first.
-	Groups []Group `yaml:"groups,omitempty"`
-	// Soak is how long a new plan is on trial in one group before the next one
-	// gets it; nobody waits where only one group has proxies, or where the plan in
-	// force has a stage that nobody serves. It shrinks with Speed. 0 means 2s; at
-	// most 1h.
-	Soak time.Duration `yaml:"watch,omitempty"`
+	// Groups are groups of proxies, in the order in which they get a new plan;
+	// proxies in no group get it last.
+	Groups []Group `yaml:"groups,omitempty" default:"one proxy in eight, then all others"`
+	// Soak is how long a new plan is observed in one group before the next group
+	// gets it, up to 1h; it is divided by speed. The plan does not wait where only
+	// one group has proxies, or where the plan in force has a stage without a
+	// healthy replica.
+	Soak time.Duration `yaml:"soak,omitempty"`
 }
 
-// Proxy is the data plane's door.
+// Proxy configures the data plane.
 type Proxy struct {
-	// Listen is where clients connect; it is the address of the listener that
-	// the control plane publishes. Empty means 127.0.0.1:8080.
+	// Listen is where clients connect: the address of the listener that the control
+	// plane publishes.
 	Listen string `yaml:"listen,omitempty"`
-	// Admin serves the embedded proxy's /metrics, /healthz and /readyz. Empty: nowhere.
+	// Admin serves the embedded proxy's /metrics, /healthz and /readyz.
 	Admin string `yaml:"admin,omitempty"`
-	// TLS has clients speak TLS to the listener. Empty: plain text. The control
-	// plane sends the certificate to the Envoys (SDS), and "cascade proxy" reads
-	// it itself; a renewed one is taken up within 10 s, without a restart.
+	// TLS makes the listener serve HTTPS; without it clients connect in plain text.
+	// The control plane sends the certificate to the Envoys (SDS), and "cascade
+	// proxy" reads it itself; a renewed one takes effect within 10 s, without a
+	// restart.
 	TLS DownstreamTLS `yaml:"tls,omitempty"`
 }
 
-// DownstreamTLS names the PEM files of the certificate that clients are shown, relative
-// to the fleet file.
+// DownstreamTLS names the PEM files of the certificate that clients see.
 type DownstreamTLS struct {
-	Cert string `yaml:"cert,omitempty"` // certificate chain, the own one first
-	Key  string `yaml:"key,omitempty"`  // private key
+	// Cert is the certificate chain, the leaf first.
+	Cert string `yaml:"cert,omitempty"`
+	// Key is the private key of the leaf.
+	Key string `yaml:"key,omitempty"`
 }
 
-// Planner tunes planning. The zero value is right for most fleets.
+// Planner configures planning. The defaults are right for most fleets.
 type Planner struct {
-	// Period between plans; 0 means 10s. Divided by Speed.
+	// Period is the time between two plans; it is divided by speed.
 	Period time.Duration `yaml:"period,omitempty"`
-	// Window is the time constant of the flow counters; 0 means 45s. Divided by Speed.
+	// Window is the time constant with which the flow counters forget; it is
+	// divided by speed. Fleets with few requests per second need a longer one.
 	Window time.Duration `yaml:"window,omitempty"`
-	// Stages is the most stages of a plan, 1 to 8; 0 means 8.
-	Stages int `yaml:"stages,omitempty"`
-	// Iteration bounds every stage's predicted iteration time at Speed 1:
-	// fairness to the longest requests, paid for by the others. 0 means none.
+	// Iteration bounds every stage's predicted iteration time at speed 1: it keeps
+	// the longest requests from being slowed down, at the cost of the others.
 	Iteration time.Duration `yaml:"iteration,omitempty"`
-	// Pooling is β in k ≥ u + β·√u: the head room that u replicas' worth of
-	// work needs against bursts, up to 4. 0 means 0.3; −1 means none.
-	Pooling float64 `yaml:"pooling,omitempty"`
-	// MinRequests is how many requests must be counted before the first stages; 0 means 1000.
-	MinRequests uint64 `yaml:"seen,omitempty"`
-	// Refine is "on" when boundaries also move between two plans, every second, as
-	// the replicas themselves propose; with plans every Period that rarely gains
-	// anything. The next plan is weighed against the boundaries as they are then;
-	// that a plan is slower than predicted is found only while its boundaries rest,
-	// for four periods. Policies of kind refine decide only with "on". Empty means
-	// "off"; for preset "paper", "on".
-	Refine string `yaml:"refine,omitempty"`
+	// MinRequests is how many requests must be counted before the first stages.
+	MinRequests uint64 `yaml:"min_requests,omitempty" unit:"requests"`
+	// Refine is "on" to also move boundaries between two plans, every second, as
+	// the replicas themselves propose; with plans every period that rarely gains
+	// anything. The next plan is compared with the boundaries as they are then, and
+	// a plan that is slower than predicted is detected only after its boundaries
+	// have not moved for four periods. Policies of kind refine decide only with
+	// "on".
+	Refine string `yaml:"refine,omitempty" default:"off; on for preset paper"`
 }
 
 // The values of Planner.Refine.
@@ -227,23 +245,24 @@ const (
 	RefineOff = "off"
 )
 
-// TLS names PEM files for mutual TLS between Cascade's components. All empty:
-// plaintext, allowed on loopback only. Files are read again every 10 s, so that
-// certificates rotate without a restart.
+// TLS names the PEM files for mutual TLS between Cascade's components. Without
+// them all connections are plain text, which is allowed on loopback only. The
+// files are read again every 10 s, so that certificates rotate without a restart.
 type TLS struct {
-	// Cert is the certificate chain, Key its private key. With a trust domain
-	// {role} and {name} in these paths stand for the component that reads them, so
-	// that one fleet file serves all: control, migrator or proxy, and its name
-	// there: for migrators the replica's id, for proxies the node id, for control
-	// planes control.name or what stands for it, and "control" for one that is
-	// alone and has none.
+	// Cert is the certificate chain. With a trust domain, {role} and {name} in cert
+	// and key stand for the component that reads them, so that one fleet file
+	// serves all: the role is control, migrator or proxy; the name is the replica's
+	// id for migrators, the node id for proxies, and control.name or its default for
+	// control planes ("control" for an only one without a name).
 	Cert string `yaml:"cert,omitempty"`
-	Key  string `yaml:"key,omitempty"`
-	CA   string `yaml:"ca,omitempty"` // authorities of the peers
+	// Key is the private key of cert.
+	Key string `yaml:"key,omitempty"`
+	// CA holds the certificates of the authorities that peers must chain to.
+	CA string `yaml:"ca,omitempty"`
 	// TrustDomain gives every component an identity: its certificate has one URI
-	// name, spiffe://<trust domain>/<role>/<name>, and nobody is believed to be
-	// anybody else. Then certificates need no host names. Empty: a certificate of
-	// the authority is enough, for clients, and one for the dialled host, for
-	// servers.
+	// name, spiffe://<trust domain>/<role>/<name>, and a connection to a component
+	// with another identity fails. Certificates then need no host names. Without
+	// it, clients need a certificate of the authority, and servers one that also
+	// carries the dialled host.
 	TrustDomain string `yaml:"trust_domain,omitempty"`
 }

@@ -7,20 +7,21 @@ import (
 	"github.com/cascadeinfer/cascade/xds/nodegroup"
 )
 
-// Group is a group of proxies. A proxy is in the first group of which a pattern
-// matches its node id or its node cluster; * is any run of characters but "/".
+// Group is a group of proxies. A proxy is in the first group with a pattern that
+// matches its node id or its node cluster; * matches any characters but "/".
 type Group struct {
-	// Name is what the status calls the group. Unique.
+	// Name is the name of the group in the status. Unique.
 	Name string `yaml:"name"`
-	// Nodes are patterns of node ids, Clusters of node clusters: one at least.
-	Nodes    []string `yaml:"nodes,omitempty"`
+	// Nodes are patterns of node ids. A group needs nodes, clusters or both.
+	Nodes []string `yaml:"nodes,omitempty"`
+	// Clusters are patterns of node clusters.
 	Clusters []string `yaml:"clusters,omitempty"`
 }
 
-// maxSoakGroup is longer than anybody looks at a new plan.
-const maxSoakGroup = time.Hour
+// maxSoak bounds Control.Soak.
+const maxSoak = time.Hour
 
-// NodeGroups are the groups as the control plane takes them.
+// NodeGroups returns the groups as the control plane's rules.
 func (c Control) NodeGroups() []nodegroup.Rule {
 	rules := make([]nodegroup.Rule, len(c.Groups))
 	for i, g := range c.Groups {
@@ -39,5 +40,5 @@ func (c Control) validateGroups(check *checker) {
 	if _, err := nodegroup.New(c.NodeGroups()); err != nil {
 		check.fail("control.groups", "%v", err)
 	}
-	checkRange(check, "control.watch", c.Soak, 0, maxSoakGroup)
+	checkRange(check, "control.soak", c.Soak, 0, maxSoak)
 }

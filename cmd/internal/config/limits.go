@@ -1,32 +1,32 @@
 package config
 
-// ProxyLimits bound what one xDS node, which is a proxy or a gRPC client, may cost
-// the control plane. A node that goes beyond one has that stream ended, is
-// logged once a minute, and disturbs nobody else. Whoever goes over them by
-// right, such as an Envoy with thousands of clusters of its own, wants them
-// raised.
+// ProxyLimits bound what one xDS node, a proxy or a gRPC client, may cost the
+// control plane. A node that exceeds a limit loses that stream, is logged once a
+// minute, and does not affect other nodes. Raise a limit for a node that exceeds
+// it in normal operation, such as an Envoy with thousands of clusters of its own.
 type ProxyLimits struct {
-	// Streams are the most streams of a node at a time. 0 means 1024: an Envoy of
-	// another owner has one for every stage cluster.
-	Streams int `yaml:"streams,omitempty"`
-	// StreamNames and NodeNames are the most resource names that one stream, and
-	// all streams of a node, subscribe to at a time. 0 means 8192 and 16384.
-	StreamNames int `yaml:"stream_names,omitempty"`
-	NodeNames   int `yaml:"node_names,omitempty"`
-	// Rate is how many requests a second a node may make beyond one reply to each
-	// response, and Burst how many of them at once. 0 means 100 and 2048.
-	Rate  int `yaml:"rate,omitempty"`
-	Burst int `yaml:"burst,omitempty"`
-	// Nodes are the most nodes at a time, those included that left within the last
-	// minute. 0 means 16384.
-	Nodes int `yaml:"nodes,omitempty"`
+	// Streams is how many streams a node may have at a time. An Envoy of another
+	// owner has one for every stage cluster.
+	Streams int `yaml:"streams,omitempty" default:"1024"`
+	// StreamNames is how many resource names one stream may subscribe to at a time.
+	StreamNames int `yaml:"stream_names,omitempty" default:"8192"`
+	// NodeNames is how many resource names all streams of a node may subscribe to
+	// at a time.
+	NodeNames int `yaml:"node_names,omitempty" default:"16384"`
+	// Rate is how many requests a node may send beyond one reply to each response.
+	Rate int `yaml:"rate,omitempty" default:"100" unit:"requests per second"`
+	// Burst is how many such requests a node may send at once.
+	Burst int `yaml:"burst,omitempty" default:"2048" unit:"requests"`
+	// Nodes is how many nodes may be connected at a time, those included that
+	// disconnected within the last minute.
+	Nodes int `yaml:"nodes,omitempty" default:"16384"`
 }
 
 const (
 	// maxLimit is above what any fleet needs, and far below what overflows.
 	maxLimit = 1 << 24
-	// minBurst is what one Envoy asks when it comes: listeners, clusters, routes,
-	// estimators, and the endpoints of every stage.
+	// minBurst is how many requests one Envoy sends when it connects: for listeners,
+	// clusters, routes, estimators, and the endpoints of every stage.
 	minBurst = 32
 )
 
@@ -41,9 +41,9 @@ func (l ProxyLimits) validate(c *checker) {
 		checkRange(c, "control.limits."+f.name, f.v, 0, maxLimit)
 	}
 	if l.NodeNames > 0 && l.StreamNames > l.NodeNames {
-		c.fail("control.limits.stream_names", "%d is more than all streams of a node may have together, %d (node_names)", l.StreamNames, l.NodeNames)
+		c.fail("control.limits.stream_names", "%d exceeds node_names, the limit of all streams of a node together: %d", l.StreamNames, l.NodeNames)
 	}
 	if l.Burst > 0 && l.Burst < minBurst {
-		c.fail("control.limits.burst", "%d: an Envoy that comes asks up to %d times at once", l.Burst, minBurst)
+		c.fail("control.limits.burst", "%d: an Envoy sends up to %d requests at once when it connects", l.Burst, minBurst)
 	}
 }

@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// validateCapacity checks what replicas state of themselves. Replicas of one
-// model that are not alike must state what they hold: a plan that counts them as
-// alike would overload the small ones.
+// validateCapacity checks the capacity of replicas. Replicas of one model that
+// differ in profile or tp must state theirs: a plan that counted them as equal
+// would overload the small ones.
 func (f *Fleet) validateCapacity(c *checker) {
 	contexts := make(map[string]Model, len(f.Models))
 	for _, m := range f.Models {
@@ -32,18 +32,18 @@ func (f *Fleet) validateCapacity(c *checker) {
 	for i, r := range f.Replicas {
 		at := fmt.Sprintf("replicas[%d]", i)
 		if context := contexts[r.Model].Context; r.KVTokens < 0 || r.KVTokens > 0 && r.KVTokens < context {
-			c.fail(at+".kv_tokens", "%d does not hold one sequence of %d tokens (the model's context)", r.KVTokens, context)
+			c.fail(at+".kv_tokens", "%d is less than one sequence of %d tokens (the model's context)", r.KVTokens, context)
 		}
 		if r.Batch < 0 {
-			c.fail(at+".batch", "%d is negative; leave it out to keep the profile's", r.Batch)
+			c.fail(at+".batch", "%d is negative; leave it out for the profile's", r.Batch)
 		}
 		if len(kinds[r.Model]) > 1 && (r.KVTokens == 0 || r.Batch == 0) {
-			c.fail(at, "the replicas of %q differ in profile or tp: state kv_tokens and batch for each of them", r.Model)
+			c.fail(at, "the replicas of %q differ in profile or tp: set kv_tokens and batch for each of them", r.Model)
 		}
 	}
 }
 
-// validateAdapters checks names and places of LoRA adapters.
+// validateAdapters checks the names and replicas of LoRA adapters.
 func (f *Fleet) validateAdapters(c *checker) {
 	names := make(map[string]string)
 	for _, m := range f.Models {
@@ -58,21 +58,21 @@ func (f *Fleet) validateAdapters(c *checker) {
 			at := fmt.Sprintf("models[%d].adapters[%d]", i, j)
 			switch {
 			case a.Name == "" || len(a.Name) > 256:
-				c.fail(at+".name", "write 1 to 256 bytes")
+				c.fail(at+".name", "must have 1 to 256 bytes")
 			case names[a.Name] != "":
-				c.fail(at+".name", "%q is the name of %s already", a.Name, names[a.Name])
+				c.fail(at+".name", "%q is already the name of %s", a.Name, names[a.Name])
 			}
 			names[a.Name] = "an adapter"
 			for k, id := range a.Replicas {
 				if model, ok := serves[id]; !ok || model != m.Name {
-					c.fail(fmt.Sprintf("%s.replicas[%d]", at, k), "%q is no replica of %q", id, m.Name)
+					c.fail(fmt.Sprintf("%s.replicas[%d]", at, k), "%q is not a replica of %q", id, m.Name)
 				}
 			}
 		}
 	}
 }
 
-// AdaptersOf are the names of the LoRA adapters that a replica has loaded, in
+// AdaptersOf returns the names of the LoRA adapters that a replica has loaded, in
 // the order of the file. The fleet must be valid.
 func (f *Fleet) AdaptersOf(r Replica) []string {
 	var out []string

@@ -11,122 +11,105 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
-// Policies says whose modules in WebAssembly may decide in this fleet, within
-// what limits, and what they have to show first. The file is the same for the
-// control planes and the migrators; each reads of it what it needs, so that only
-// the control planes' machines must have the rules. Without keys no module is
-// loaded, and the built-in policies decide.
+// Policies configures policies that are WebAssembly modules: whose signatures
+// count, the limits of a call, and the promotion gates. The file is the same for
+// control planes and migrators; each reads the fields that it needs, so that only
+// the hosts of control planes need the rules. Without keys no module is loaded,
+// and the built-in policies decide.
 type Policies struct {
 	// Keys are PEM files with the public keys of those who may sign modules;
-	// "cascade policy keygen" makes them.
+	// "cascade policy keygen" creates them.
 	Keys []string `yaml:"keys,omitempty"`
-	// Threshold is how many different keys must have signed. 0 means 1.
-	Threshold int `yaml:"threshold,omitempty"`
-	// Native switches all modules off, whatever else is here: the built-in policies
-	// decide, at once after a restart.
+	// Threshold is how many different keys must have signed a module, 1 to 16.
+	Threshold int `yaml:"threshold,omitempty" default:"1" unit:"keys"`
+	// Native switches all modules off, whatever else is configured: the built-in
+	// policies decide as soon as a process restarts.
 	Native bool `yaml:"native,omitempty"`
-	// Cache is a folder for machine code, so that a module is compiled once per
-	// machine and not at every start. Nobody but the own user may be able to write
-	// to it. Empty: none.
+	// Cache is a directory for machine code, so that a module is compiled once per
+	// host and not at every start. Only the process's user may have write access to
+	// it.
 	Cache string `yaml:"cache,omitempty"`
-	// CacheMiB and CacheModules bound the cache: beyond, what was loaded longest ago
-	// goes. A module in Go takes some 8 MiB. 0 means 512 MiB and 64 modules.
-	CacheMiB     int `yaml:"cache_mib,omitempty"`
-	CacheModules int `yaml:"cache_modules,omitempty"`
-	// Instances is how many calls can be in one module at once, where it decides with
-	// every request; further ones wait, a microsecond or two. Each takes some 2 MiB of
-	// a module in Go. 0 means one for each replica in the process and one more, so 2
-	// in a migrator of its own, and no more than there are processors.
-	Instances int `yaml:"instances,omitempty"`
-	// Marks is a folder of each machine where its processes remember the newest
-	// statement that each slot admitted, so that after a restart, too, nobody brings
-	// back an old module. Empty: marks in State; without one they forget it when they
-	// end.
-	Marks string `yaml:"marks,omitempty"`
-	// Modules is the folder in which the control planes keep the modules that were
-	// pushed; they share it like State. Empty: modules in State, memory without one.
-	Modules string `yaml:"modules,omitempty"`
-	// Rules are files and folders of the site's rules in Rego, about plans
-	// (package cascade.plan) and about the way of modules (package cascade.slot).
-	// Read by the control planes. Empty: only the built-in invariants hold.
+	// Marks is a directory on each host in which processes keep the newest statement
+	// that each slot admitted, so that no older module can return after a restart.
+	// Without it and without state, processes forget the statements when they end.
+	Marks string `yaml:"marks,omitempty" default:"marks in state"`
+	// Rules are files and directories of the site's rules in Rego, about plans
+	// (package cascade.plan) and about the promotion of modules (package
+	// cascade.slot). Control planes read them. Without them only the built-in
+	// invariants hold.
 	Rules []string `yaml:"rules,omitempty"`
-	// Data is a JSON file that the rules find under data. Empty: nothing.
+	// Data is a JSON file that the rules see as data.
 	Data string `yaml:"data,omitempty"`
-	// Gates are what a module has to show on its way up.
+	// Gates are what a module must pass to be promoted.
 	Gates Gates `yaml:"gates,omitempty"`
 	// Limits are the limits of a call, by kind: partition, refine, bid-quote,
-	// bid-select, outlier, place or guard. What is not here has its default.
+	// bid-select, outlier, place or guard. "cascade policy inspect" prints the
+	// defaults.
 	Limits map[string]CallLimit `yaml:"limits,omitempty"`
 }
 
-// Gates are the same for all slots, but for what Kinds says.
+// Gates are the promotion gates of all slots, with the exceptions in Kinds.
 type Gates struct {
-	Shadow Gate `yaml:"shadow,omitempty"` // before the canary: recorded calls, nobody hears the answers
-	Canary Gate `yaml:"canary,omitempty"` // behind each step of the canary
-	// Ladder is the steps of a canary, in 1/1000 of the requests, growing. Empty
-	// means 1, 10 and 100.
-	Ladder []int `yaml:"ladder,omitempty"`
-	// Patience is how long a step of a canary waits for its calls: then a module that
-	// has answered some goes on to the next one, unless it is the last. It is also how
-	// long worse answers wait to be judged of 64: where the missing ones would take as
-	// long again, two worse ones, and not a single one, are enough then. 0 means 2m,
-	// below 0 for ever in both. Divided by Speed.
-	Patience time.Duration `yaml:"patience,omitempty"`
-	// Faults within Window take a module back that is in force; one fault is enough
-	// in canary. 0 means 3 and 10s.
-	Faults int           `yaml:"faults,omitempty"`
-	Window time.Duration `yaml:"window,omitempty"`
-	// Kinds are the gates of some slots, by kind. What is not here, or 0, is as above.
+	// Shadow is passed before the canary: the module answers recorded calls, and its
+	// answers are not used.
+	Shadow Gate `yaml:"shadow,omitempty"`
+	// Canary is passed after each step of the canary.
+	Canary Gate `yaml:"canary,omitempty"`
+	// Ladder is the steps of a canary, in 1/1000 of the requests, increasing.
+	Ladder []int `yaml:"ladder,omitempty" default:"[1, 10, 100]"`
+	// Kinds are gates of single kinds. Fields that are missing here have the values
+	// above.
 	Kinds map[string]KindGates `yaml:"kinds,omitempty"`
 }
 
-// KindGates are the gates of one kind.
+// KindGates are the promotion gates of one kind.
 type KindGates struct {
+	// Shadow is the gate before the canary.
 	Shadow Gate `yaml:"shadow,omitempty"`
+	// Canary is the gate after each step of the canary.
 	Canary Gate `yaml:"canary,omitempty"`
 }
 
-// Gate is what a module has to show to go on.
+// Gate is what a module must do to be promoted.
 type Gate struct {
-	// Calls it has answered on a host, at least. 0 means 200 in shadow and 20 in each
-	// step of the canary. Kinds that decide for many requests at once (partition,
-	// refine, guard) are called every few seconds: for them 0 means 1, that they have
-	// been called at all, and only what Gates.Kinds says asks for more.
-	Calls uint64 `yaml:"calls,omitempty"`
-	// Soak is how long the stage lasts, at least. 0 means 10s in shadow and 30s in
-	// canary, below 0 not at all. Divided by Speed.
-	Soak time.Duration `yaml:"soak,omitempty"`
+	// Calls is how many calls the module must have answered on a host. Kinds that
+	// decide for many requests at once (partition, refine, guard) are called every
+	// few seconds: they must have answered 1, and only gates.kinds asks them for
+	// more.
+	Calls uint64 `yaml:"calls,omitempty" default:"200 in shadow, 20 in each step of the canary"`
+	// Soak is the shortest time that the phase lasts; below 0 is none. It is divided
+	// by speed.
+	Soak time.Duration `yaml:"soak,omitempty" default:"10s in shadow, 30s in canary"`
 	// Worse is how many of 1000 answers may be worse than those of the policy in
-	// force, by the host's own measure; in shadow more keep it there, and end it if it
-	// was to go further. The share is that of 64 answers, or Calls, at least; more worse
-	// ones than these may have need not wait for the others. See also Gates.Patience.
-	// 0 means 20, and 50 for kinds that decide for many requests at once; −1 none.
-	Worse int `yaml:"worse,omitempty"`
+	// force, by the host's own measure; −1 allows none. A module with more stays in
+	// shadow, and fails there if a canary was to follow. The share is taken of at
+	// least 64 answers, or of calls; a module with more worse answers than that
+	// share allows does not wait for the others.
+	Worse int `yaml:"worse,omitempty" default:"20; 50 for partition, refine and guard"`
 }
 
-// CallLimit bounds the calls of one kind. 0 is the kind's default.
+// CallLimit bounds the calls of one kind.
 type CallLimit struct {
-	Fuel  int64         `yaml:"fuel,omitempty"`  // ticks: loop rounds and function calls
-	Wall  time.Duration `yaml:"wall,omitempty"`  // ends code that makes ticks slow
-	Pages uint32        `yaml:"pages,omitempty"` // memory, in pages of 64 KiB
+	// Fuel is how many ticks a call may use: loop rounds and function calls.
+	Fuel int64 `yaml:"fuel,omitempty" unit:"ticks" default:"the kind's"`
+	// Wall ends a call whose ticks take long.
+	Wall time.Duration `yaml:"wall,omitempty" default:"the kind's"`
+	// Pages is the most memory of an instance, in pages of 64 KiB.
+	Pages uint32 `yaml:"pages,omitempty" unit:"pages of 64 KiB" default:"the kind's"`
 }
 
-// Bounds of what a fleet file may ask of its modules.
+// Bounds of what a fleet file may configure.
 const (
-	maxSoak      = 24 * time.Hour
+	maxGateSoak  = 24 * time.Hour
 	maxCalls     = 1 << 30
-	maxFaults    = 1024 // slot.MaxFaults
 	maxFuel      = 1 << 40
 	maxWall      = time.Minute
 	maxPages     = 65_536
 	maxSlotKeys  = 64
-	maxCacheMiB  = 1 << 20
-	maxCached    = 1 << 16
-	maxInstances = 1024 // of wasm/policy
 	maxThreshold = sign.MaxSignatures
 )
 
-// PolicyKinds are the names of what policies decide, in the order of their numbers.
+// PolicyKinds returns the names of the policy kinds in the order of their numbers.
 func PolicyKinds() []string {
 	var names []string
 	for k := abi.Configure + 1; k < abi.NumKinds; k++ {
@@ -138,13 +121,13 @@ func PolicyKinds() []string {
 // ModulesEnabled reports whether modules may decide in this fleet.
 func (p Policies) ModulesEnabled() bool { return len(p.Keys) > 0 && !p.Native }
 
-// MarksWarning says why processes of this fleet forget, when they end, which statements
-// they have admitted; "" where they do not, or no module is admitted.
+// MarksWarning returns why processes of this fleet forget, when they end, which
+// statements they have admitted. It is "" where they do not, or admit no module.
 func (f *Fleet) MarksWarning() string {
 	if !f.Policies.ModulesEnabled() || f.Policies.Marks != "" || f.State != "" {
 		return ""
 	}
-	return "policies.marks: name a folder, or one for state: without them a process that restarts admits modules again that newer ones have replaced"
+	return "policies.marks: set a directory, or state: without either, a process that restarts admits modules again that newer ones have replaced"
 }
 
 func (p *Policies) setDefaults() {
@@ -156,50 +139,44 @@ func (p *Policies) setDefaults() {
 func (p Policies) validate(c *checker) {
 	for i, k := range p.Keys {
 		if k == "" || slices.Contains(p.Keys[:i], k) {
-			c.fail(fmt.Sprintf("policies.keys[%d]", i), "name a PEM file that is not there twice")
+			c.fail(fmt.Sprintf("policies.keys[%d]", i), "%q: name each PEM file once", k)
 		}
 	}
 	switch {
 	case len(p.Keys) > maxSlotKeys:
-		c.fail("policies.keys", "%d files, at most %d", len(p.Keys), maxSlotKeys)
+		c.fail("policies.keys", "%d files exceed the limit of %d", len(p.Keys), maxSlotKeys)
 	case len(p.Keys) == 0 && p.Threshold != 0:
-		c.fail("policies.threshold", "signatures need keys; name the files of the public keys in policies.keys")
+		c.fail("policies.threshold", "there are no keys; name the files of the public keys in policies.keys")
 	case len(p.Keys) > 0:
 		checkRange(c, "policies.threshold", p.Threshold, 1, maxThreshold)
 	}
 	for i, r := range p.Rules {
 		if r == "" {
-			c.fail(fmt.Sprintf("policies.rules[%d]", i), "name a file or a folder")
+			c.fail(fmt.Sprintf("policies.rules[%d]", i), "name a file or a directory")
 		}
 	}
 	if p.Data != "" && len(p.Rules) == 0 {
-		c.fail("policies.data", "data are for rules; name them in policies.rules")
+		c.fail("policies.data", "there are no rules that could use the data; name them in policies.rules")
 	}
-	checkRange(c, "policies.cache_mib", p.CacheMiB, 0, maxCacheMiB)
-	checkRange(c, "policies.instances", p.Instances, 0, maxInstances)
-	checkRange(c, "policies.cache_modules", p.CacheModules, 0, maxCached)
 	p.Gates.Shadow.validate(c, "policies.gates.shadow")
 	p.Gates.Canary.validate(c, "policies.gates.canary")
 	for i, step := range p.Gates.Ladder {
 		if step < 1 || step > 999 || i > 0 && step <= p.Gates.Ladder[i-1] {
-			c.fail(fmt.Sprintf("policies.gates.ladder[%d]", i), "%d: steps grow from 1 to at most 999", step)
+			c.fail(fmt.Sprintf("policies.gates.ladder[%d]", i), "%d: steps must increase, from at least 1 to at most 999", step)
 		}
 	}
-	checkRange(c, "policies.gates.patience", max(p.Gates.Patience, 0), 0, maxSoak)
 	for _, kind := range slices.Sorted(maps.Keys(p.Gates.Kinds)) {
 		if !slices.Contains(PolicyKinds(), kind) {
-			c.fail("policies.gates.kinds", "%q decides nothing: use %s", kind, strings.Join(PolicyKinds(), ", "))
+			c.fail("policies.gates.kinds", "%q is not a policy kind; use %s", kind, strings.Join(PolicyKinds(), ", "))
 			continue
 		}
 		p.Gates.Kinds[kind].Shadow.validate(c, "policies.gates.kinds."+kind+".shadow")
 		p.Gates.Kinds[kind].Canary.validate(c, "policies.gates.kinds."+kind+".canary")
 	}
-	checkRange(c, "policies.gates.faults", p.Gates.Faults, 0, maxFaults)
-	checkRange(c, "policies.gates.window", p.Gates.Window, 0, maxSoak)
 	for _, kind := range slices.Sorted(maps.Keys(p.Limits)) {
 		at, l := "policies.limits."+kind, p.Limits[kind]
 		if !slices.Contains(PolicyKinds(), kind) {
-			c.fail("policies.limits", "%q decides nothing: use %s", kind, strings.Join(PolicyKinds(), ", "))
+			c.fail("policies.limits", "%q is not a policy kind; use %s", kind, strings.Join(PolicyKinds(), ", "))
 			continue
 		}
 		checkRange(c, at+".fuel", int(l.Fuel), 0, maxFuel)
@@ -211,7 +188,7 @@ func (p Policies) validate(c *checker) {
 func (g Gate) validate(c *checker, at string) {
 	checkRange(c, at+".calls", int(min(g.Calls, maxCalls+1)), 0, maxCalls)
 	if g.Soak > 0 {
-		checkRange(c, at+".soak", g.Soak, 0, maxSoak)
+		checkRange(c, at+".soak", g.Soak, 0, maxGateSoak)
 	}
 	checkRange(c, at+".worse", g.Worse, -1, 1000)
 }

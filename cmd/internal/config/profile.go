@@ -8,8 +8,8 @@ import (
 	"github.com/cascadeinfer/cascade/engine/cost"
 )
 
-// ReplicaProfiles resolves the profiles of replicas that have one of their own,
-// by id, at the fleet's Speed. The errors name the field.
+// ReplicaProfiles returns the profiles of replicas that have one of their own, by
+// id and at the fleet's speed. The errors name the field.
 func (f *Fleet) ReplicaProfiles(dir string) (map[string]cost.Profile, error) {
 	out := make(map[string]cost.Profile)
 	for i, r := range f.Replicas {
@@ -25,9 +25,9 @@ func (f *Fleet) ReplicaProfiles(dir string) (map[string]cost.Profile, error) {
 	return out, nil
 }
 
-// Profiles resolves every model's cost profile, with the model's own capacity
-// and at the fleet's Speed. A name that is no built-in profile is a file
-// relative to dir. The errors name the field.
+// Profiles returns every model's cost profile, with the model's own capacity and
+// at the fleet's speed. A name that ends in .json is a file relative to dir. The
+// errors name the field.
 func (f *Fleet) Profiles(dir string) (map[string]cost.Profile, error) {
 	out := make(map[string]cost.Profile, len(f.Models))
 	for i, m := range f.Models {
@@ -43,7 +43,7 @@ func (f *Fleet) Profiles(dir string) (map[string]cost.Profile, error) {
 		}
 		if p.KVTokens < m.Context {
 			return nil, &FieldError{Path: fmt.Sprintf("models[%d].context", i),
-				Msg: fmt.Sprintf("one sequence of %d tokens does not fit into the profile's KV cache of %d; lower context or set kv_tokens", m.Context, p.KVTokens)}
+				Msg: fmt.Sprintf("one sequence of %d tokens exceeds the profile's KV cache of %d tokens; lower context or set kv_tokens", m.Context, p.KVTokens)}
 		}
 		out[m.Name] = p.Scale(f.Speed)
 	}

@@ -2,17 +2,18 @@ package config
 
 import "net/netip"
 
-// RDMA says how blocks travel by RDMA. Nodes that have devices for it use it.
+// RDMA configures how KV blocks travel by RDMA. Hosts that have RDMA devices use
+// them.
 type RDMA struct {
-	// Off has blocks travel by other ways alone.
+	// Off disables RDMA: blocks travel by other transports only.
 	Off bool `yaml:"off,omitempty"`
-	// TrafficClass is the byte of the IP header with which RoCE v2 marks its packets,
-	// four times the DSCP, 0 to 255: what the fabric's lossless queue is chosen by. 0
-	// is what the network interface is set to.
-	TrafficClass int `yaml:"traffic_class,omitempty"`
-	// ServiceLevel is InfiniBand's, 0 to 15, or the priority of frames with a VLAN tag,
-	// 0 to 7.
-	ServiceLevel int `yaml:"service_level,omitempty"`
+	// TrafficClass is the byte of the IP header with which RoCE v2 marks its
+	// packets, four times the DSCP, 0 to 255: it selects the fabric's lossless
+	// queue.
+	TrafficClass int `yaml:"traffic_class,omitempty" default:"the network interface's"`
+	// ServiceLevel is InfiniBand's service level, 0 to 15, or the priority of
+	// frames with a VLAN tag, 0 to 7.
+	ServiceLevel int `yaml:"service_level,omitempty" default:"0"`
 }
 
 func (r RDMA) validate(c *checker) {
@@ -24,16 +25,15 @@ func (r RDMA) validate(c *checker) {
 	}
 }
 
-// RDMADevice is an RDMA device of a replica's node.
+// RDMADevice selects an RDMA device of a replica's host.
 type RDMADevice struct {
-	// Device is its name, as "cascade devices" lists it. Empty: the one that lies
-	// nearest to the KV cache.
-	Device string `yaml:"device,omitempty"`
-	// Port is the device's port, 1 to 255. 0: its first that is active.
-	Port int `yaml:"port,omitempty"`
-	// Address is the IP address of the port to use where it has several, in VLANs or of
-	// both kinds. Empty: one that routers know, of IPv4 before IPv6.
-	Address string `yaml:"address,omitempty"`
+	// Device is the device's name, as "cascade devices" lists it.
+	Device string `yaml:"device,omitempty" default:"the nearest to the KV cache"`
+	// Port is the device's port, 1 to 255.
+	Port int `yaml:"port,omitempty" default:"the first active one"`
+	// Address is the IP address of the port to use where the port has several, in
+	// VLANs or of both families.
+	Address string `yaml:"address,omitempty" default:"a routable one, IPv4 before IPv6"`
 }
 
 func (d RDMADevice) validate(c *checker, at string) {
@@ -41,14 +41,14 @@ func (d RDMADevice) validate(c *checker, at string) {
 		checkRange(c, at+".port", d.Port, 1, 255)
 	}
 	if len(d.Device) > 64 {
-		c.fail(at+".device", "write at most 64 bytes")
+		c.fail(at+".device", "%d bytes; at most 64 are allowed", len(d.Device))
 	}
 	if d.Device == "" && (d.Port != 0 || d.Address != "") {
-		c.fail(at+".device", "name the device whose port and address are meant")
+		c.fail(at+".device", "name the device to which port and address belong")
 	}
 	if d.Address != "" {
 		if _, err := netip.ParseAddr(d.Address); err != nil {
-			c.fail(at+".address", "%q is no IP address", d.Address)
+			c.fail(at+".address", "%q is not an IP address", d.Address)
 		}
 	}
 }

@@ -9,19 +9,21 @@ import (
 	"github.com/goccy/go-yaml"
 	"github.com/goccy/go-yaml/ast"
 	"github.com/goccy/go-yaml/parser"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
 )
 
 // maxFile bounds a configuration file: 10,000 replicas take about 2 MiB.
 const maxFile = 16 << 20
 
-// A FieldError is a value that decodes and is not allowed.
+// A FieldError reports a value that decodes and is not allowed.
 type FieldError struct {
 	Path string // YAML path of the field, for instance replicas[2].address
 	Line int    // 1-based, 0 when unknown
 	Msg  string // what is wrong and what to write instead
 }
 
-// Error names the place and the mend.
+// Error returns the line, the field, and what is wrong with it.
 func (e *FieldError) Error() string {
 	if e.Line > 0 {
 		return fmt.Sprintf("line %d: %s: %s", e.Line, e.Path, e.Msg)
@@ -29,7 +31,7 @@ func (e *FieldError) Error() string {
 	return e.Path + ": " + e.Msg
 }
 
-// Load reads the file at path. Errors carry the path, the line and the field.
+// Load reads the file at path. Errors name the path, the line and the field.
 func Load(path string) (Fleet, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -43,15 +45,15 @@ func Load(path string) (Fleet, error) {
 	return fleet, nil
 }
 
-// Read decodes, fills defaults and validates. It reports every bad field, not
-// only the first.
+// Read decodes a fleet file, fills in the defaults and validates it. It reports
+// every invalid field, not only the first.
 func Read(r io.Reader) (Fleet, error) {
-	data, err := io.ReadAll(io.LimitReader(r, maxFile+1))
+	data, err := fileio.ReadAll(r, maxFile)
 	if err != nil {
 		return Fleet{}, err
 	}
-	if len(data) > maxFile {
-		return Fleet{}, fmt.Errorf("larger than %d MiB", maxFile>>20)
+	if err := checkRemoved(data); err != nil {
+		return Fleet{}, err
 	}
 	var fleet Fleet
 	if err := yaml.UnmarshalWithOptions(data, &fleet, yaml.Strict()); err != nil {
@@ -64,8 +66,9 @@ func Read(r io.Reader) (Fleet, error) {
 	return fleet, nil
 }
 
-// LocateErrors is the error of fields of the file at path that decode and are allowed, and
-// are found to be of no use all the same; nil where there are none. It has their lines.
+// LocateErrors returns an error that joins the errors of fields of the file at
+// path, with their lines; nil for no errors. It is for fields that are valid by
+// themselves, and turn out to be unusable.
 func LocateErrors(path string, bad []*FieldError) error {
 	if len(bad) == 0 {
 		return nil
@@ -90,7 +93,8 @@ func locateErrors(data []byte, errs []*FieldError) []error {
 	return out
 }
 
-// findLine finds the field, or the nearest parent that is written in the file.
+// findLine returns the line of the field, or of its nearest parent that is in the
+// file.
 func findLine(file *ast.File, path string) int {
 	for p := path; p != ""; p = parentPath(p) {
 		q, err := yaml.PathString("$." + p)
@@ -104,7 +108,7 @@ func findLine(file *ast.File, path string) int {
 	return 0
 }
 
-// parentPath cuts the last .name or [index] off a path.
+// parentPath returns path without its last .name or [index].
 func parentPath(path string) string {
 	for i := len(path) - 1; i > 0; i-- {
 		if path[i] == '.' || path[i] == '[' {

@@ -6,13 +6,13 @@ import (
 	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
-// The parts of a path that stand for the component that reads it.
+// The placeholders of a path for the component that reads it.
 const (
 	rolePart = "{role}"
 	namePart = "{name}"
 )
 
-// ForComponent returns the files of one component.
+// ForComponent returns t with the files of one component.
 func (t TLS) ForComponent(role identity.Role, name string) TLS {
 	if t.TrustDomain != "" {
 		fill := strings.NewReplacer(rolePart, string(role), namePart, identity.Escape(name))
@@ -21,16 +21,16 @@ func (t TLS) ForComponent(role identity.Role, name string) TLS {
 	return t
 }
 
-// PerComponent reports whether components have files of their own.
+// PerComponent reports whether each component has files of its own.
 func (t TLS) PerComponent() bool { return t.ForComponent("", "") != t }
 
-// PerName reports whether components of one role have files of their own.
+// PerName reports whether components of one role have different files.
 func (t TLS) PerName() bool {
 	return t.ForComponent(identity.Control, "a") != t.ForComponent(identity.Control, "b")
 }
 
-// ExpectedIdentity is who the own certificate of a component must be; the zero Want without
-// a trust domain.
+// ExpectedIdentity returns the identity that the certificate of a component must
+// have; the zero value without a trust domain.
 func (t TLS) ExpectedIdentity(role identity.Role, name string) identity.Matcher {
 	if t.TrustDomain == "" {
 		return identity.Matcher{}
@@ -40,12 +40,12 @@ func (t TLS) ExpectedIdentity(role identity.Role, name string) identity.Matcher 
 
 func (t TLS) validate(c *checker) {
 	if (t.Cert == "") != (t.Key == "") || (t.Cert == "") != (t.CA == "") {
-		c.fail("tls", "cert, key and ca go together: name all three or none")
+		c.fail("tls", "cert, key and ca belong together: set all three or none")
 	}
 	if t.TrustDomain == "" {
 		for path, file := range map[string]string{"tls.cert": t.Cert, "tls.key": t.Key} {
 			if strings.Contains(file, rolePart) || strings.Contains(file, namePart) {
-				c.fail(path, "%s and %s are for components with identities; set tls.trust_domain", rolePart, namePart)
+				c.fail(path, "%s and %s need identities; set tls.trust_domain", rolePart, namePart)
 			}
 		}
 		return
@@ -54,12 +54,12 @@ func (t TLS) validate(c *checker) {
 		c.fail("tls.trust_domain", "%s", err)
 	}
 	if t.Cert == "" {
-		c.fail("tls.trust_domain", "identities are in certificates; set tls.cert, tls.key and tls.ca")
+		c.fail("tls.trust_domain", "identities need certificates; set tls.cert, tls.key and tls.ca")
 	}
 	if (TLS{Cert: t.Cert, TrustDomain: t.TrustDomain}).PerComponent() != (TLS{Cert: t.Key, TrustDomain: t.TrustDomain}).PerComponent() {
-		c.fail("tls.key", "%s and %s must be in both of cert and key, or in none", rolePart, namePart)
+		c.fail("tls.key", "use %s and %s in both cert and key, or in neither", rolePart, namePart)
 	}
 	if strings.Contains(t.CA, rolePart) || strings.Contains(t.CA, namePart) {
-		c.fail("tls.ca", "%q: the authorities are the same for all components", t.CA)
+		c.fail("tls.ca", "%q: all components have the same authorities; use no placeholders", t.CA)
 	}
 }

@@ -32,9 +32,7 @@ func (f *Fleet) setDefaults() {
 	setDefault(&f.Control.Estimator, "content-length")
 	setDefault(&f.Planner.Period, 10*time.Second)
 	setDefault(&f.Planner.Window, 45*time.Second)
-	setDefault(&f.Planner.Stages, policies.MaxStages)
 	setDefault(&f.Planner.MinRequests, 1000)
-	setDefault(&f.Planner.Pooling, 0.3)
 	if f.Preset == "paper" {
 		setDefault(&f.Planner.Refine, RefineOn)
 	}
@@ -54,7 +52,7 @@ func (f *Fleet) setDefaults() {
 	}
 }
 
-// setDefault sets an empty value to its default.
+// setDefault sets a zero value to its default.
 func setDefault[T comparable](v *T, to T) {
 	var zero T
 	if *v == zero {
@@ -65,7 +63,7 @@ func setDefault[T comparable](v *T, to T) {
 // maxGPU is the largest index of a GPU on a node.
 const maxGPU = 1023
 
-// maxMachineFiles is how many files of machines a fleet file may name.
+// maxMachineFiles is how many topology files a fleet file may name.
 const maxMachineFiles = 64
 
 // checker collects the errors of one validation.
@@ -75,7 +73,8 @@ func (c *checker) fail(path, format string, args ...any) {
 	c.errs = append(c.errs, &FieldError{Path: path, Msg: fmt.Sprintf(format, args...)})
 }
 
-// Validate reports every bad field of a fleet that was built by a program.
+// Validate fills in the defaults of a fleet that was built by a program, and
+// returns an error for every invalid field.
 func (f *Fleet) Validate() []*FieldError {
 	f.setDefaults()
 	return f.validate()
@@ -90,14 +89,14 @@ func (f *Fleet) validate() []*FieldError {
 	checkAddress(c, "control.listen", f.Control.Listen)
 	checkAddress(c, "control.admin", f.Control.Admin)
 	if host, _, err := net.SplitHostPort(f.Control.Admin); err == nil && !isLoopback(host) {
-		c.fail("control.admin", "%s is not loopback; the admin page has no authentication: listen on 127.0.0.1, and reach it through a tunnel or a proxy of your own", f.Control.Admin)
+		c.fail("control.admin", "%s is not loopback, and the admin server has no authentication: listen on 127.0.0.1, and reach it through a tunnel or a proxy of your own", f.Control.Admin)
 	}
 	f.validatePeers(c)
 	f.Control.Limits.validate(c)
 	f.Control.validateGroups(c)
 	checkOneOf(c, "control.estimator", f.Control.Estimator, "content-length", "ext_proc", "wasm")
 	if (f.Control.Module != "") != (f.Control.Estimator == "wasm") {
-		c.fail("control.module", "estimator wasm and a module go together: name both or none")
+		c.fail("control.module", "estimator wasm and a module belong together: set both or none")
 	}
 	if f.Control.Estimator == "content-length" && len(f.Models) > 1 {
 		for i, m := range f.Models {
@@ -107,15 +106,15 @@ func (f *Fleet) validate() []*FieldError {
 		}
 	}
 	if x := f.Control.XDSCluster; len(x) > 128 || strings.ContainsAny(x, "\x00\r\n") {
-		c.fail("control.xds_cluster", "write 1 to 128 bytes")
+		c.fail("control.xds_cluster", "must have 1 to 128 bytes")
 	}
 	checkAddress(c, "proxy.listen", f.Proxy.Listen)
 	checkIP(c, "proxy.listen", f.Proxy.Listen)
 	if e := f.Proxy.TLS; (e.Cert == "") != (e.Key == "") {
-		c.fail("proxy.tls", "cert and key go together: name both or none")
+		c.fail("proxy.tls", "cert and key belong together: set both or none")
 	}
 	if len(f.Topology) > maxMachineFiles {
-		c.fail("topology", "%d files, at most %d: write several machines into one", len(f.Topology), maxMachineFiles)
+		c.fail("topology", "%d files exceed the limit of %d: put several machines into one file", len(f.Topology), maxMachineFiles)
 	}
 	if f.Proxy.Admin != "" {
 		checkAddress(c, "proxy.admin", f.Proxy.Admin)
@@ -130,14 +129,15 @@ func (f *Fleet) validate() []*FieldError {
 	return c.errs
 }
 
-// validatePeers checks what several control planes need, and the names of one.
+// validatePeers checks the names of a control plane, and what several of them
+// need.
 func (f *Fleet) validatePeers(c *checker) {
 	if len(f.Control.Name) > 256 {
-		c.fail("control.name", "write up to 256 bytes")
+		c.fail("control.name", "must have at most 256 bytes")
 	}
 	for i, h := range f.Control.AdminHosts {
 		if h == "" || h != strings.ToLower(h) || strings.ContainsAny(h, ":/ ") {
-			c.fail(fmt.Sprintf("control.hosts[%d]", i), "%q is not a host name in lower case, without a port", h)
+			c.fail(fmt.Sprintf("control.admin_hosts[%d]", i), "%q: must be a host name in lower case, without a port", h)
 		}
 	}
 	for i, p := range f.Control.Peers {
@@ -145,17 +145,17 @@ func (f *Fleet) validatePeers(c *checker) {
 		checkAddress(c, at, p)
 		checkIP(c, at, p)
 		if slices.Contains(f.Control.Peers[:i], p) {
-			c.fail(at, "%s is there twice", p)
+			c.fail(at, "%s is listed twice", p)
 		}
 	}
 	if len(f.Control.Peers) == 0 {
 		return
 	}
 	if f.State == "" {
-		c.fail("state", "several control planes (control.peers) share a directory: name it")
+		c.fail("state", "several control planes (control.peers) need a shared directory: set it")
 	}
 	if f.Control.Estimator == "ext_proc" {
-		c.fail("control.estimator", "ext_proc is served by one control plane on its own address, so that several would not serve the same; use wasm, or content-length with a host name for each model")
+		c.fail("control.estimator", "each control plane serves ext_proc on its own address, so that several would publish different resources; use wasm, or content-length with a host name for each model")
 	}
 }
 
@@ -168,7 +168,7 @@ func (f *Fleet) validateModels(c *checker) {
 		at := fmt.Sprintf("models[%d]", i)
 		switch {
 		case m.Name == "" || len(m.Name) > 256:
-			c.fail(at+".name", "write 1 to 256 bytes")
+			c.fail(at+".name", "must have 1 to 256 bytes")
 		case names[m.Name]:
 			c.fail(at+".name", "%q is defined twice", m.Name)
 		}
@@ -179,14 +179,14 @@ func (f *Fleet) validateModels(c *checker) {
 			c.fail(at+".profile", "name a built-in profile or a JSON file")
 		}
 		if m.KVTokens < 0 || (m.KVTokens > 0 && m.KVTokens < m.Context) {
-			c.fail(at+".kv_tokens", "%d does not hold one sequence of %d tokens (context)", m.KVTokens, m.Context)
+			c.fail(at+".kv_tokens", "%d is less than one sequence of %d tokens (context)", m.KVTokens, m.Context)
 		}
 		if m.Batch < 0 {
-			c.fail(at+".batch", "%d is negative; leave it out to keep the profile's", m.Batch)
+			c.fail(at+".batch", "%d is negative; leave it out for the profile's", m.Batch)
 		}
 		for j, h := range m.Hosts {
 			if h == "" || h == "*" || hosts[h] {
-				c.fail(fmt.Sprintf("%s.hosts[%d]", at, j), "%q must be a host name that no other model has", h)
+				c.fail(fmt.Sprintf("%s.hosts[%d]", at, j), "%q: must be a host name that no other model has", h)
 			}
 			hosts[h] = true
 		}
@@ -208,7 +208,7 @@ func (f *Fleet) validateReplicas(c *checker) {
 			return // any free port, so no clash
 		}
 		if other := taken[addr]; other != "" && addr != "" {
-			c.fail(path, "%s is already %s", addr, other)
+			c.fail(path, "%s is also %s", addr, other)
 		}
 		taken[addr] = path
 	}
@@ -216,7 +216,7 @@ func (f *Fleet) validateReplicas(c *checker) {
 		at := fmt.Sprintf("replicas[%d]", i)
 		switch {
 		case r.ID == "" || len(r.ID) > 128:
-			c.fail(at+".id", "write 1 to 128 bytes")
+			c.fail(at+".id", "must have 1 to 128 bytes")
 		case ids[r.ID]:
 			c.fail(at+".id", "%q is defined twice", r.ID)
 		}
@@ -252,11 +252,7 @@ func (f *Fleet) validatePlanner(c *checker) {
 	checkOneOf(c, "planner.refine", p.Refine, RefineOn, RefineOff)
 	checkRange(c, "planner.period", p.Period, 100*time.Millisecond, time.Hour)
 	checkRange(c, "planner.window", p.Window, time.Second, 24*time.Hour)
-	checkRange(c, "planner.stages", p.Stages, 1, policies.MaxStages)
 	checkRange(c, "planner.iteration", p.Iteration, 0, time.Minute)
-	if p.Pooling != -1 {
-		checkRange(c, "planner.pooling", p.Pooling, 0, 4)
-	}
 }
 
 func (f *Fleet) validateTLS(c *checker) {
@@ -264,38 +260,38 @@ func (f *Fleet) validateTLS(c *checker) {
 	t.validate(c)
 	if t.Cert != "" {
 		if host, _, err := net.SplitHostPort(f.Control.Listen); err == nil && !isLoopback(host) && f.Control.Estimator == "ext_proc" {
-			c.fail("control.estimator", "ext_proc is served in plain text on the control plane's own loopback, so that proxies on other machines would not reach it; use wasm, or content-length with a host name for each model")
+			c.fail("control.estimator", "the control plane serves ext_proc in plain text on its own loopback, where proxies on other hosts cannot reach it; use wasm, or content-length with a host name for each model")
 		}
 		return
 	}
-	bare := map[string]string{"control.listen": f.Control.Listen}
+	addresses := map[string]string{"control.listen": f.Control.Listen}
 	for i, p := range f.Control.Peers {
-		bare[fmt.Sprintf("control.peers[%d]", i)] = p
+		addresses[fmt.Sprintf("control.peers[%d]", i)] = p
 	}
 	for i, r := range f.Replicas {
-		bare[fmt.Sprintf("replicas[%d].peer", i)] = r.Peer
+		addresses[fmt.Sprintf("replicas[%d].peer", i)] = r.Peer
 	}
-	for _, path := range sortedKeys(bare) {
-		if host, _, err := net.SplitHostPort(bare[path]); err == nil && !isLoopback(host) {
-			c.fail(path, "%s is not loopback; set tls, or listen on 127.0.0.1", bare[path])
+	for _, path := range slices.Sorted(maps.Keys(addresses)) {
+		if host, _, err := net.SplitHostPort(addresses[path]); err == nil && !isLoopback(host) {
+			c.fail(path, "%s is not loopback; set tls, or listen on 127.0.0.1", addresses[path])
 		}
 	}
 }
 
-// checkOneOf checks a word against the allowed ones.
+// checkOneOf checks that a value is one of the allowed ones.
 func checkOneOf(c *checker, path, v string, allowed ...string) {
 	for _, a := range allowed {
 		if v == a {
 			return
 		}
 	}
-	c.fail(path, "%q is none of %q", v, allowed)
+	c.fail(path, "%q: must be one of %q", v, allowed)
 }
 
 // checkRange checks lo ≤ v ≤ hi; it also catches NaN.
 func checkRange[T int | float64 | policies.Tokens | time.Duration](c *checker, path string, v, lo, hi T) {
 	if !(v >= lo && v <= hi) {
-		c.fail(path, "%v is outside %v to %v", v, lo, hi)
+		c.fail(path, "%v: must be from %v to %v", v, lo, hi)
 	}
 }
 
@@ -303,19 +299,19 @@ func checkRange[T int | float64 | policies.Tokens | time.Duration](c *checker, p
 func checkAddress(c *checker, path, v string) {
 	host, port, err := net.SplitHostPort(v)
 	if _, perr := strconv.ParseUint(port, 10, 16); err != nil || host == "" || perr != nil {
-		c.fail(path, "%q is not host:port, for instance 127.0.0.1:9000", v)
+		c.fail(path, "%q: must be host:port, for instance 127.0.0.1:9000", v)
 	}
 }
 
 // checkIP checks that the host of an address that xDS carries is an IP address:
-// proxies take nothing else.
+// proxies accept nothing else.
 func checkIP(c *checker, path, v string) {
 	host, _, err := net.SplitHostPort(v)
 	if err != nil || host == "" {
-		return // address has told
+		return // checkAddress reports it
 	}
 	if _, err := netip.ParseAddr(host); err != nil {
-		c.fail(path, "%q: proxies get this address over xDS and want an IP, for instance 127.0.0.1:9000", v)
+		c.fail(path, "%q: proxies get this address over xDS, which needs an IP address, for instance 127.0.0.1:9000", v)
 	}
 }
 
@@ -324,11 +320,11 @@ func checkIP(c *checker, path, v string) {
 func checkEngineURL(c *checker, path, v string) {
 	u, err := url.Parse(v)
 	if err != nil || u.Scheme != "http" || u.Port() == "" || (u.Path != "" && u.Path != "/") || u.RawQuery != "" {
-		c.fail(path, "%q is not a base URL like http://127.0.0.1:8000", v)
+		c.fail(path, "%q: must be a base URL like http://127.0.0.1:8000", v)
 		return
 	}
 	if !isLoopback(u.Hostname()) {
-		c.fail(path, "%s is not on loopback; an engine is reached only through its migrator on the same machine", u.Host)
+		c.fail(path, "%s is not on loopback; only the migrator on the same host may reach an engine", u.Host)
 	}
 }
 
@@ -339,5 +335,3 @@ func isLoopback(host string) bool {
 	a, err := netip.ParseAddr(host)
 	return err == nil && a.IsLoopback()
 }
-
-func sortedKeys(m map[string]string) []string { return slices.Sorted(maps.Keys(m)) }

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
 	"github.com/cascadeinfer/cascade/wasm"
 )
 
@@ -103,7 +104,7 @@ func Build(ctx context.Context, dir, out, compiler string) (BuildResult, error) 
 	}
 	sum := sha256.Sum256(code)
 	b.Bytes, b.SHA256 = len(code), hex.EncodeToString(sum[:])
-	return b, WriteFile(out, code, 0o666)
+	return b, fileio.WriteAtomic(out, code, 0o666)
 }
 
 // ModulePath is where Build puts the module of a folder, or of a file of rules, when it is
@@ -177,18 +178,4 @@ func zigPython(program string) string {
 		return ""
 	}
 	return python
-}
-
-// WriteFile replaces a file at once or not at all.
-func WriteFile(path string, content []byte, mode os.FileMode) error {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	_, err = f.Write(content)
-	if err = errors.Join(err, f.Chmod(mode&^0o022), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
 }

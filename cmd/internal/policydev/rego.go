@@ -11,6 +11,7 @@ import (
 
 	"github.com/open-policy-agent/opa/v1/version"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
 	"github.com/cascadeinfer/cascade/wasm/rego"
 	"github.com/cascadeinfer/cascade/wasm/rego/regomodule"
 )
@@ -48,5 +49,5 @@ func buildRego(ctx context.Context, paths []string, out string) (BuildResult, er
 	}
 	sum := sha256.Sum256(code)
 	b.Bytes, b.SHA256 = len(code), hex.EncodeToString(sum[:])
-	return b, WriteFile(out, code, 0o666)
+	return b, fileio.WriteAtomic(out, code, 0o666)
 }

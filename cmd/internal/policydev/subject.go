@@ -5,11 +5,11 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/meter"
@@ -67,21 +67,9 @@ func (s *Subject) instance() (*host.Instance, error) {
 	return i, nil
 }
 
-// ReadModule reads a file that may be a module, of the size that hosts take.
+// ReadModule reads a module of a size that hosts accept.
 func ReadModule(path string) ([]byte, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	code, err := io.ReadAll(io.LimitReader(f, meter.DefaultSize+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(code) > meter.DefaultSize {
-		return nil, fmt.Errorf("%s: larger than %d bytes, which is the most that hosts take", path, meter.DefaultSize)
-	}
-	return code, nil
+	return fileio.Read(path, meter.DefaultSize)
 }
 
 // cacheDir is the user's folder for machine code, "" where there is none.

@@ -104,8 +104,7 @@ func signers(f sign.File, r sign.Ring) (names []string) {
 
 // loads says why no host could load the module. It is not run here.
 func (a *Admission) loads(ctx context.Context, k abi.Kind, code []byte) error {
-	m, err := host.Load(ctx, host.Config{Kinds: []abi.Kind{k}, Limits: a.policies.Limits, Cache: a.policies.Cache,
-		CacheBytes: a.policies.CacheBytes, CacheModules: a.policies.CacheModules}, code)
+	m, err := host.Load(ctx, host.Config{Kinds: []abi.Kind{k}, Limits: a.policies.Limits, Cache: a.policies.Cache}, code)
 	if err != nil {
 		return err
 	}

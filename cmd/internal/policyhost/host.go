@@ -55,7 +55,7 @@ func NewHost(c HostConfig) (*Host, error) {
 	}
 	set, err := slothost.New(slothost.Config{
 		Kinds: c.Kinds, Native: c.Native, Ring: p.Ring, Limits: p.Limits, Gates: p.Gates, Cache: p.Cache,
-		CacheBytes: p.CacheBytes, CacheModules: p.CacheModules, File: p.MarksFile, Every: p.RecordEvery, Instances: p.Instances, Logger: c.Logger,
+		File: p.MarksFile, Every: p.RecordEvery, Instances: p.Instances, Logger: c.Logger,
 	})
 	if err != nil {
 		return nil, err

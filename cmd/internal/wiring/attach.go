@@ -10,11 +10,11 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources/attach"
 )
 
-// Attach is the configuration by which an Envoy of another owner, with the
-// given node id, reaches this fleet. Without control addresses it is all of the
-// fleet's control planes. Under TLS, Envoy shows the certificate that the
-// node id has in the fleet file; without a trust domain, the control planes'
-// must carry the addresses that it dials.
+// Attach returns the configuration with which an Envoy of another owner, with the
+// given node id, reaches this fleet. Without control addresses it uses all of the
+// fleet's control planes. With TLS, Envoy presents the certificate that the fleet
+// file names for the node id; without a trust domain, the certificates of the
+// control planes must carry the addresses that it dials.
 func (f *Fleet) Attach(nodeID string, control []string) (attach.Config, error) {
 	if len(control) == 0 {
 		control = f.ControlPlanes()
@@ -39,8 +39,8 @@ func (f *Fleet) Attach(nodeID string, control []string) (attach.Config, error) {
 	return c, nil
 }
 
-// AttachFiles are the PEM files of a gRPC client's mutual TLS with this fleet's
-// control plane, by absolute paths; none for plain text.
+// AttachFiles returns the PEM files, by absolute paths, of a gRPC client's mutual
+// TLS with this fleet's control plane; none for plain text.
 func (f *Fleet) AttachFiles(nodeID string) (attach.TLSFiles, error) {
 	if f.Fleet.TLS.Cert == "" {
 		return attach.TLSFiles{}, nil

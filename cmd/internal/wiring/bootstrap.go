@@ -21,7 +21,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// The files of BootstrapFiles, and the names of the secrets in them.
+// The files that BootstrapFiles returns, and the names of the secrets in them.
 const (
 	BootstrapFile   = "bootstrap.json"
 	certificateFile = "sds-certificate.json"
@@ -31,11 +31,12 @@ const (
 	authoritySecret   = "cascade/authority"
 )
 
-// Bootstrap renders the bootstrap of an Envoy of this fleet. An empty XDS is
-// all the fleet's control planes. Under TLS, Envoy shows the certificate that its
-// node id has in the fleet file, and wants the control plane's: one with that
-// identity or, without a trust domain, one that carries the address it dials. It
-// reads the PEM files once; see BootstrapFiles for files that rotate.
+// Bootstrap renders the bootstrap of an Envoy of this fleet. An empty b.XDS stands
+// for all the fleet's control planes. With TLS, Envoy presents the certificate that
+// the fleet file names for its node id, and requires that of the control plane:
+// one with its identity or, without a trust domain, one that carries the dialled
+// address. Envoy reads the PEM files once; see BootstrapFiles for files that
+// rotate.
 func (f *Fleet) Bootstrap(b resources.BootstrapConfig) ([]byte, error) {
 	return f.bootstrap(b, func(c *tlsv3.CommonTlsContext, own *tlsv3.TlsCertificate, peers *tlsv3.CertificateValidationContext) error {
 		c.TlsCertificates = []*tlsv3.TlsCertificate{own}
@@ -45,9 +46,9 @@ func (f *Fleet) Bootstrap(b resources.BootstrapConfig) ([]byte, error) {
 }
 
 // BootstrapFiles renders the same bootstrap as files of the directory dir, by
-// name. Under TLS, Envoy reads its certificate and the authorities by way of two
-// of them, and again whenever something is renamed into the directories of the
-// PEM files: they rotate without a restart.
+// name. With TLS, two of them are SDS files: Envoy reads its certificate and the
+// authorities through them, and again whenever a file is renamed into the
+// directories of the PEM files, so that they rotate without a restart.
 func (f *Fleet) BootstrapFiles(b resources.BootstrapConfig, dir string) (map[string][]byte, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -56,7 +57,7 @@ func (f *Fleet) BootstrapFiles(b resources.BootstrapConfig, dir string) (map[str
 	files := make(map[string][]byte)
 	files[BootstrapFile], err = f.bootstrap(b, func(c *tlsv3.CommonTlsContext, own *tlsv3.TlsCertificate, peers *tlsv3.CertificateValidationContext) error {
 		cert, key, ca := own.CertificateChain.GetFilename(), own.PrivateKey.GetFilename(), peers.TrustedCa.GetFilename()
-		if filepath.Dir(cert) == filepath.Dir(key) { // otherwise Envoy watches the two by themselves
+		if filepath.Dir(cert) == filepath.Dir(key) { // otherwise Envoy watches both files itself
 			own.WatchedDirectory = &corev3.WatchedDirectory{Path: filepath.Dir(cert)}
 		}
 		peers.WatchedDirectory = &corev3.WatchedDirectory{Path: filepath.Dir(ca)}
@@ -72,7 +73,7 @@ func (f *Fleet) BootstrapFiles(b resources.BootstrapConfig, dir string) (map[str
 	return files, err
 }
 
-// secretFile renders what Envoy reads as the answer of a secret service.
+// secretFile renders a secret as the SDS response that Envoy reads from a file.
 func secretFile(s *tlsv3.Secret) ([]byte, error) {
 	typed, err := anypb.New(s)
 	if err != nil {
@@ -81,7 +82,7 @@ func secretFile(s *tlsv3.Secret) ([]byte, error) {
 	return resources.FormatJSON(&discoveryv3.DiscoveryResponse{Resources: []*anypb.Any{typed}})
 }
 
-// secretFromFile names a secret that Envoy finds in a file.
+// secretFromFile returns the reference to a secret in a file.
 func secretFromFile(name, path string) *tlsv3.SdsSecretConfig {
 	return &tlsv3.SdsSecretConfig{Name: name, SdsConfig: &corev3.ConfigSource{
 		ResourceApiVersion:    corev3.ApiVersion_V3,
@@ -89,7 +90,8 @@ func secretFromFile(name, path string) *tlsv3.SdsSecretConfig {
 	}}
 }
 
-// placeCertificates puts the own certificate and whom to believe into a TLS context.
+// placeCertificates puts Envoy's certificate and the validation of its peers into
+// a TLS context.
 type placeCertificates func(c *tlsv3.CommonTlsContext, own *tlsv3.TlsCertificate, peers *tlsv3.CertificateValidationContext) error
 
 func (f *Fleet) bootstrap(b resources.BootstrapConfig, put placeCertificates) ([]byte, error) {
@@ -121,7 +123,7 @@ func (f *Fleet) bootstrap(b resources.BootstrapConfig, put placeCertificates) ([
 	return resources.FormatJSON(&boot)
 }
 
-// splitHosts cuts the ports off.
+// splitHosts returns the hosts of addresses.
 func splitHosts(addresses []string) ([]string, error) {
 	hosts := make([]string, len(addresses))
 	for i, a := range addresses {
@@ -133,7 +135,7 @@ func splitHosts(addresses []string) ([]string, error) {
 	return hosts, nil
 }
 
-// upstreamTLS is Envoy's side of mutual TLS with the control planes at the hosts.
+// upstreamTLS returns Envoy's side of mutual TLS with the control planes at hosts.
 func upstreamTLS(files config.TLS, hosts []string, put placeCertificates) (*corev3.TransportSocket, error) {
 	var paths [3]string
 	for i, path := range [...]string{files.Cert, files.Key, files.CA} {
@@ -166,7 +168,7 @@ func upstreamTLS(files config.TLS, hosts []string, put placeCertificates) (*core
 	return transportSocket(context)
 }
 
-// controlPlaneMatcher matches the control plane's certificate.
+// controlPlaneMatcher returns what the certificate of a control plane must match.
 func controlPlaneMatcher(files config.TLS, host string) *tlsv3.SubjectAltNameMatcher {
 	exact := &matcherv3.StringMatcher{MatchPattern: &matcherv3.StringMatcher_Exact{Exact: host}}
 	switch {

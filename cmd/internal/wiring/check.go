@@ -2,7 +2,6 @@ package wiring
 
 import (
 	"crypto/tls"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,9 +12,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// Check reads the files that daemons of the fleet would read when they start, but
-// those of tls, and says by field which cannot be had or are not what they should
-// be. It changes nothing.
+// Check reads the files that daemons of the fleet read at start, except those of
+// tls, and returns an error for each field whose file is missing or invalid. It
+// changes nothing.
 func (f *Fleet) Check() (bad []*config.FieldError) {
 	fail := func(field string, err error) {
 		if err != nil {
@@ -26,8 +25,8 @@ func (f *Fleet) Check() (bad []*config.FieldError) {
 		_, bad = f.keyRing()
 	}
 	for i, name := range f.Fleet.Policies.Rules {
-		s := RegoRules{Files: map[string]string{}}
-		fail(fmt.Sprintf("policies.rules[%d]", i), s.read(f.resolvePath(name)))
+		rules := RegoRules{Files: map[string]string{}}
+		fail(fmt.Sprintf("policies.rules[%d]", i), rules.read(f.resolvePath(name)))
 	}
 	if name := f.Fleet.Policies.Data; name != "" {
 		_, err := readData(f.resolvePath(name))
@@ -51,8 +50,8 @@ func (f *Fleet) Check() (bad []*config.FieldError) {
 	return bad
 }
 
-// keyRing is whose signatures count, and which keys cannot be had; where all can, whether
-// they are as many as have to sign.
+// keyRing returns the keys whose signatures count, and an error for each file that
+// cannot be read, or for too few keys.
 func (f *Fleet) keyRing() (r sign.Ring, bad []*config.FieldError) {
 	c := f.Fleet.Policies
 	r.Threshold = max(c.Threshold, 1)
@@ -68,16 +67,4 @@ func (f *Fleet) keyRing() (r sign.Ring, bad []*config.FieldError) {
 		bad = append(bad, &config.FieldError{Path: "policies.keys", Msg: fmt.Sprintf("with threshold %d: %v", r.Threshold, err)})
 	}
 	return r, bad
-}
-
-// readData reads what rules compare with.
-func readData(path string) (data map[string]any, err error) {
-	text, err := readSmall(path, maxSiteFile)
-	if err != nil {
-		return nil, err
-	}
-	if err := json.Unmarshal(text, &data); err != nil {
-		return nil, fmt.Errorf("%s: not a JSON object: %w", path, err)
-	}
-	return data, nil
 }

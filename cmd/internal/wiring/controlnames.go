@@ -2,9 +2,9 @@ package wiring
 
 import "github.com/cascadeinfer/cascade/policies/identity"
 
-// ControlCertificate is the name by which the certificate of this control plane
-// is found, and which it must carry where files are by name: control.name, or
-// what stands for it among several. One that is alone and has no name is
+// ControlCertificate returns the name that stands for {name} in the paths of this
+// control plane's certificate, and that the certificate must carry: control.name or,
+// with several control planes, its default. An only control plane without a name is
 // "control".
 func (f *Fleet) ControlCertificate() string {
 	if f.Fleet.Control.Name == "" && len(f.Fleet.Control.Peers) == 0 {
@@ -13,9 +13,9 @@ func (f *Fleet) ControlCertificate() string {
 	return f.controlPlaneName()
 }
 
-// ControlCertificates are those names of all control planes that the file knows,
-// the one of control.listen first. Peers have the names that they get when they
-// are started with a --listen and no --name.
+// ControlCertificates returns these names for all control planes of the file, that
+// of control.listen first. Peers have the names that they get when they are started
+// with --listen and without --name.
 func (f *Fleet) ControlCertificates() []string {
 	names := []string{f.ControlCertificate()}
 	for _, address := range f.ControlPlanes()[1:] {

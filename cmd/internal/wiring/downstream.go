@@ -3,16 +3,16 @@ package wiring
 import (
 	"log/slog"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/certwatch"
+	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 )
 
-// DownstreamCertificate reads the certificate that clients are shown; nil where they speak plain
-// text. The files are those of the process that reads them: the control plane,
-// for all Envoys, and each embedded proxy.
-func (f *Fleet) DownstreamCertificate(log *slog.Logger) (*certwatch.Files, error) {
+// DownstreamCertificate reads the certificate that proxies present to clients; nil
+// where clients connect in plain text. The control plane reads it for all Envoys,
+// and each embedded proxy reads it for itself.
+func (f *Fleet) DownstreamCertificate(log *slog.Logger) (*certs.Downstream, error) {
 	t := f.Fleet.Proxy.TLS
 	if t.Cert == "" {
 		return nil, nil
 	}
-	return certwatch.New(certwatch.Config{Cert: f.resolvePath(t.Cert), Key: f.resolvePath(t.Key), Logger: log})
+	return certs.NewDownstream(certs.DownstreamConfig{Cert: f.resolvePath(t.Cert), Key: f.resolvePath(t.Key), Logger: log})
 }

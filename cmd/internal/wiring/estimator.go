@@ -7,15 +7,15 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// loadEstimator reads the estimator that Envoys run themselves into the settings,
-// where the fleet has one.
+// loadEstimator reads the length estimator that runs inside Envoys into the
+// settings, if the fleet has one.
 func (f *Fleet) loadEstimator(s *resources.Settings) error {
 	if f.Fleet.Control.Module == "" {
 		return nil
 	}
 	path := f.resolvePath(f.Fleet.Control.Module)
 	if info, err := os.Stat(path); err == nil && info.Size() > resources.MaxModule {
-		return fmt.Errorf("control.module: %s has %d bytes, at most %d are sent to proxies", path, info.Size(), resources.MaxModule)
+		return fmt.Errorf("control.module: %s has %d bytes; proxies get at most %d", path, info.Size(), resources.MaxModule)
 	}
 	code, err := os.ReadFile(path)
 	if err != nil {

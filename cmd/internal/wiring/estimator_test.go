@@ -20,9 +20,9 @@ func TestEstimatorModule(t *testing.T) {
 	path := filepath.Join(f.Dir, "est.wasm")
 	for code, want := range map[string]string{
 		"no module": "not a WebAssembly module",
-		exporting("proxy_abi_version_0_2_1", "proxy_on_request_headers"): "", exporting("_start"): "no filter of proxy-wasm",
-		exporting("proxy_abi_version_0_2_0"): "looks at no headers", exporting("memory", "cs_arena_v1"): "this is a policy",
-		exporting("proxy_on_request_headers")[:20]: "it is cut off; \"make estimator\" builds"} {
+		exporting("proxy_abi_version_0_2_1", "proxy_on_request_headers"): "", exporting("_start"): "not a proxy-wasm filter",
+		exporting("proxy_abi_version_0_2_0"): "does not read headers", exporting("memory", "cs_arena_v1"): "the module is a policy",
+		exporting("proxy_on_request_headers")[:20]: "truncated; \"make estimator\" builds"} {
 		if err := os.WriteFile(path, []byte(code), 0o600); err != nil {
 			t.Fatal(err)
 		}

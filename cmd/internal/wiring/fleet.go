@@ -1,8 +1,10 @@
 // Package wiring translates the fleet file into the Config of each component.
 //
-// It decides nothing and starts nothing; it is where a field of the file meets
-// the field of a component, once, for the daemons and for the whole fleet in
-// one process alike.
+// Load or Resolve returns a Fleet, whose methods return the Configs. The daemons
+// and the fleet in one process use the same methods, so that each field of the
+// file is mapped to the field of a component in one place.
+//
+// The package decides nothing and starts nothing.
 package wiring
 
 import (
@@ -32,21 +34,25 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// BucketsPerOctave is how finely flows are counted: fronts and planner must
+// BucketsPerOctave is how finely flows are counted: front ends and planner must
 // agree on it.
 const BucketsPerOctave = 4
 
-// Fleet is a fleet file with its cost profiles resolved.
+// poolingFactor is β in k ≥ u + β·√u: the head room that u replicas' worth of work
+// needs against bursts.
+const poolingFactor = 0.3
+
+// Fleet is a fleet file with its cost profiles and hosts resolved.
 type Fleet struct {
 	config.Fleet
-	Dir      string                  // relative paths of the file start here
+	Dir      string                  // relative paths of the file are relative to it
 	Profiles map[string]cost.Profile // by model, at the fleet's speed
-	// Machines are those of the fleet file's topology, by node.
+	// Machines are the hosts of the fleet file's topology, by node.
 	Machines topology.Machines
-	// Trusted are keys of a program that signs modules itself, besides those that
-	// policies.keys names.
+	// Trusted are public keys besides those of policies.keys, of a program that signs
+	// modules itself.
 	Trusted         []ed25519.PublicKey
-	replicaProfiles map[string]cost.Profile // by replica, of those that have one of their own
+	replicaProfiles map[string]cost.Profile // by replica, where it differs from the model's
 }
 
 // Load reads a fleet file and resolves its profiles.
@@ -62,7 +68,7 @@ func Load(path string) (Fleet, error) {
 	return out, nil
 }
 
-// Resolve finds the profiles and the machines of a valid fleet.
+// Resolve reads the profiles and the topology of a valid fleet.
 func Resolve(f config.Fleet, dir string) (Fleet, error) {
 	profiles, err := f.Profiles(dir)
 	if err != nil {
@@ -101,7 +107,7 @@ func (f *Fleet) Replica(id string) (config.Replica, error) {
 	return config.Replica{}, fmt.Errorf("replica %q is not in the fleet file; it has %q", id, ids)
 }
 
-// resolvePath is where a file that the fleet file names lies.
+// resolvePath returns the path of a file that the fleet file names.
 func (f *Fleet) resolvePath(name string) string {
 	if name == "" || filepath.IsAbs(name) {
 		return name
@@ -109,8 +115,7 @@ func (f *Fleet) resolvePath(name string) string {
 	return filepath.Join(f.Dir, name)
 }
 
-// TLS names the PEM files of a component by paths that do not depend on the fleet
-// file's place.
+// TLS returns the PEM files of a component, by resolved paths.
 func (f *Fleet) TLS(role identity.Role, name string) config.TLS {
 	t := f.Fleet.TLS.ForComponent(role, name)
 	t.Cert, t.Key, t.CA = f.resolvePath(t.Cert), f.resolvePath(t.Key), f.resolvePath(t.CA)
@@ -122,12 +127,12 @@ func (f *Fleet) scaled(d time.Duration) time.Duration {
 	return time.Duration(float64(d) / f.Speed)
 }
 
-// Edges are the length buckets of a model.
+// Edges returns the length buckets of a model.
 func Edges(m config.Model) []policies.Tokens {
 	return policies.BucketEdges(m.Context, BucketsPerOctave)
 }
 
-// profile is a replica's cost profile on one rank.
+// profile returns a replica's cost profile on one rank.
 func (f *Fleet) profile(r config.Replica) cost.Profile {
 	if p, ok := f.replicaProfiles[r.ID]; ok {
 		return p
@@ -135,7 +140,8 @@ func (f *Fleet) profile(r config.Replica) cost.Profile {
 	return f.Profiles[r.Model]
 }
 
-// capacity is what a replica states, or what its profile says.
+// capacity returns the capacity of a replica: that of the file, else of its
+// profile.
 func (f *Fleet) capacity(r config.Replica) policies.Capacity {
 	c := f.profile(r).TensorParallel(r.TP).Capacity()
 	if r.KVTokens > 0 {
@@ -147,7 +153,7 @@ func (f *Fleet) capacity(r config.Replica) policies.Capacity {
 	return c
 }
 
-// Registry is the replicas in the words of the policies.
+// Registry returns the replicas as policies see them.
 func (f *Fleet) Registry() []policies.Replica {
 	out := make([]policies.Replica, len(f.Fleet.Replicas))
 	for i, r := range f.Fleet.Replicas {
@@ -159,14 +165,14 @@ func (f *Fleet) Registry() []policies.Replica {
 	return out
 }
 
-// Rules are the models and how the control plane plans them.
+// Rules returns the models and how the control plane plans them.
 func (f *Fleet) Rules() fleet.Rules {
 	rules := fleet.Rules{Policy: f.Preset, Refine: f.Planner.Refine, Speed: f.Speed, Period: f.Planner.Period, Seen: f.Planner.MinRequests}
 	for _, m := range f.Models {
 		p := f.Profiles[m.Name].TensorParallel(f.minTensorParallel(m.Name))
 		model := fleet.Model{
 			Name: m.Name, Context: m.Context, Hosts: m.Hosts, Cost: p.Cost(), Transfer: p.Transfer(),
-			Limits:        policies.Limits{Stages: f.Planner.Stages, Iteration: f.scaled(f.Planner.Iteration).Seconds(), Pooling: max(0, f.Planner.Pooling)},
+			Limits:        policies.Limits{Stages: policies.MaxStages, Iteration: f.scaled(f.Planner.Iteration).Seconds(), Pooling: poolingFactor},
 			Edges:         Edges(m),
 			BytesPerToken: length.RatioOf(m.BytesPerToken),
 		}
@@ -176,7 +182,8 @@ func (f *Fleet) Rules() fleet.Rules {
 	return rules
 }
 
-// minTensorParallel is the smallest tensor-parallel width of a model's replicas.
+// minTensorParallel returns the smallest tensor-parallel width of a model's
+// replicas.
 func (f *Fleet) minTensorParallel(model string) int {
 	least := 0
 	for _, r := range f.Fleet.Replicas {
@@ -187,8 +194,8 @@ func (f *Fleet) minTensorParallel(model string) int {
 	return max(1, least)
 }
 
-// Control is the control plane's Config, without listeners and TLS. It makes
-// the state directory where there is none.
+// Control returns the control plane's Config, without listeners and TLS. It
+// creates the state directory where it is missing.
 func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 	c := control.Config{
 		Rules: f.Rules(), Replicas: f.Registry(), Listen: f.Fleet.Control.Listen, Admin: f.Fleet.Control.Admin, AdminHosts: f.Fleet.Control.AdminHosts, Logger: log,
@@ -219,7 +226,7 @@ func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 	return c, nil
 }
 
-// ControlPlanes are the addresses of all control planes of the fleet, the one of
+// ControlPlanes returns the addresses of all control planes of the fleet, that of
 // control.listen first.
 func (f *Fleet) ControlPlanes() []string {
 	all := []string{f.Fleet.Control.Listen}
@@ -231,8 +238,9 @@ func (f *Fleet) ControlPlanes() []string {
 	return all
 }
 
-// controlPlaneName is the name of a control plane: its address where that says which
-// machine it is on.
+// controlPlaneName returns the name of a control plane: control.name, else the
+// address that it listens on, with the host's name in place of an address that
+// does not identify the host.
 func (f *Fleet) controlPlaneName() string {
 	if f.Fleet.Control.Name != "" {
 		return f.Fleet.Control.Name
@@ -246,7 +254,7 @@ func (f *Fleet) controlPlaneName() string {
 	return f.Fleet.Control.Listen
 }
 
-// Frontend is the Config of one replica's front, without listeners.
+// Frontend returns the Config of a replica's front end, without listeners.
 func (f *Fleet) Frontend(r config.Replica, log *slog.Logger) frontend.Config {
 	m, _ := f.Model(r.Model)
 	return frontend.Config{
@@ -254,8 +262,8 @@ func (f *Fleet) Frontend(r config.Replica, log *slog.Logger) frontend.Config {
 	}
 }
 
-// Engine is the Config of one emulated engine. The vocabulary is left to the
-// caller, who may share one.
+// Engine returns the Config of an emulated engine, without the vocabulary, which
+// several engines may share.
 func (f *Fleet) Engine(r config.Replica, log *slog.Logger) emulator.Config {
 	m, _ := f.Model(r.Model)
 	// The profiles already run at the fleet's speed.

@@ -7,30 +7,30 @@ import (
 	"github.com/cascadeinfer/cascade/xds/fleet"
 )
 
-// How far replicas are from each other is what their migrators tell of links; the
-// fleet file has the rates where nothing is told: migration.node_gbps on a node, where
-// it is faster than what is between nodes. The preset "paper" knows none of it.
+// Migrators report the links between replicas. The fleet file has the rates of
+// unknown links: migration.link_gbps between nodes, and migration.node_gbps within a
+// node where that is faster. The preset "paper" ignores all of them.
 
-// UsesDistance reports whether distances between replicas make a difference.
+// UsesDistance reports whether policies consider the links between replicas.
 func (f *Fleet) UsesDistance() bool { return f.Preset != "paper" }
 
-// gbps is a rate of Gbit/s.
+// gbps returns a rate of x Gbit/s.
 func gbps(x float64) links.Rate { return links.Rate(x * float64(links.Gigabit)) }
 
-// Links are the rates of the links of which nothing is known, and the most that one
-// between nodes is taken for.
+// Links returns the rates of unknown links, and the bound of the rates between
+// nodes.
 func (f *Fleet) Links() links.Rates {
 	between := gbps(f.Migration.LinkGbps)
 	return links.Rates{SameHost: max(between, gbps(f.Migration.NodeGbps)), BetweenHosts: between, MaxBetweenHosts: between}
 }
 
-// TokenBytes is the KV of one token of a replica.
+// TokenBytes returns the size of the KV of one token of a replica.
 func (f *Fleet) TokenBytes(r config.Replica) float64 {
 	return float64(f.profile(r).TensorParallel(r.TP).KVBytesPerToken)
 }
 
-// setLinks has the planner price hand-overs by links, which carry KV at the fleet's
-// speed. Where nothing is known of them, the profile has the rate between nodes.
+// setLinks makes the planner price migrations by links, which carry KV at the
+// fleet's speed. The profile has the rate of unknown links between nodes.
 func (f *Fleet) setLinks(m *fleet.Model, p cost.Profile) {
 	if !f.UsesDistance() || p.LinkRate <= 0 {
 		return

@@ -85,11 +85,11 @@ func TestTopology(t *testing.T) {
 		t.Errorf("%v, %v", f.Machines, err)
 	}
 	for want, files := range map[string][]string{
-		"topology[1]":                {"a.json", "absent.json"},
-		`machine "a" is there twice`: {"a.json", "a.json"},
-		"it has no machine":          {"none.json"},
-		"without a name":             {"nameless.json"},
-		"text.json: invalid":         {"text.json"},
+		"topology[1]":                    {"a.json", "absent.json"},
+		`machine "a" is described twice`: {"a.json", "a.json"},
+		"describes no machine":           {"none.json"},
+		"has no name":                    {"nameless.json"},
+		"text.json: invalid":             {"text.json"},
 	} {
 		if _, err := resolve(files...); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want %q", files, err, want)

@@ -13,12 +13,12 @@ import (
 // TestMarks: where a process remembers what it has admitted, and that it says so
 // where it cannot.
 func TestMarks(t *testing.T) {
-	for fields, want := range map[string]struct{ file, forgets string }{
+	for fields, want := range map[string]struct{ file, warning string }{
 		"policies: {keys: [k.pub], marks: m}\n":             {"m/control-a.json", ""},
 		"state: s\npolicies: {keys: [k.pub]}\n":             {"s/marks/control-a.json", ""},
 		"state: s\npolicies: {keys: [k.pub], marks: m}\n":   {"m/control-a.json", ""},
-		"policies: {keys: [k.pub]}\n":                       {"", "policies.marks: name a folder, or one for state"},
-		"state: k.pub\npolicies: {keys: [k.pub]}\n":         {"", "policies.marks: name a folder of this machine"},
+		"policies: {keys: [k.pub]}\n":                       {"", "policies.marks: set a directory, or state"},
+		"state: k.pub\npolicies: {keys: [k.pub]}\n":         {"", "policies.marks: set a directory of this host"},
 		"policies: {keys: [k.pub], native: true}\n":         {"", ""},
 		"state: k.pub\npolicies: {keys: [k.pub], marks: m}": {"m/control-a.json", ""},
 	} {
@@ -35,8 +35,8 @@ func TestMarks(t *testing.T) {
 				t.Errorf("%q: %v, %v", fields, info, err)
 			}
 		}
-		if p.MarksFile != file || !strings.HasPrefix(p.MarksWarning, want.forgets) || (p.MarksWarning == "") != (want.forgets == "") {
-			t.Errorf("%q: file %q, forgets %q", fields, p.MarksFile, p.MarksWarning)
+		if p.MarksFile != file || !strings.HasPrefix(p.MarksWarning, want.warning) || (p.MarksWarning == "") != (want.warning == "") {
+			t.Errorf("%q: file %q, warning %q", fields, p.MarksFile, p.MarksWarning)
 		}
 	}
 	f := load(t, "policies: {keys: [k.pub], marks: k.pub}\n")

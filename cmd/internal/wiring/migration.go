@@ -16,32 +16,41 @@ import (
 )
 
 const (
-	// minScanPeriod and fastestSummary bound how far a fleet's speed may shrink
-	// the market's periods: they cost real time.
+	// minScanPeriod and minSummaryPeriod bound how far a fleet's speed shrinks the
+	// periods of the market: they cost real time.
 	minScanPeriod    = 20 * time.Millisecond
 	minSummaryPeriod = 250 * time.Millisecond
-	// A machine that is busy answers late, and is the one whose requests should
-	// move: these are well above the round trip of a network, and cost time only
-	// where a peer has died and nobody knows yet.
+	// A busy host answers late, and is the one whose requests should migrate: these
+	// are well above the round trip of a network, and cost time only where a peer
+	// has failed without being noticed yet.
 	bidTimeout      = policies.Second
 	answerTimeout   = 2 * policies.Second
 	transferSilence = 3 * policies.Second
 	transferLease   = 4 * policies.Second
 	freezeLimit     = 2 * policies.Second
 	commitTimeout   = 5 * policies.Second
+	// bidSample is how many replicas a seller asks for a bid. Asking all of a large
+	// fleet makes the sellers herd.
+	bidSample = 8
+	// outlierPercent is how far above the mean load of its stage a replica must be
+	// to sell requests.
+	outlierPercent = 25
 	// minExcess is the smallest excess, in tokens, for which a replica sells
-	// requests inside its stage: below, every request makes an outlier.
+	// requests within its stage: with less, every request makes an outlier.
 	minExcess policies.Tokens = 4096
 )
 
-// Migrates reports whether requests of this fleet move.
+// outlierDetector is the built-in detector of overloaded replicas.
+var outlierDetector = outlier.Detector{Percent: outlierPercent, MinExcess: minExcess}
+
+// Migrates reports whether requests of this fleet migrate.
 func (f *Fleet) Migrates() bool { return f.Migration.Mode != config.MigrationOff }
 
-// Refines reports whether replicas propose where the boundaries of their stages
-// should lie, so that policies of kind refine decide anything.
+// Refines reports whether replicas propose boundaries of their stages between two
+// plans; only then do policies of kind refine decide anything.
 func (f *Fleet) Refines() bool { return f.Planner.Refine == config.RefineOn }
 
-// builtinRefiner is the built-in one of the preset.
+// builtinRefiner returns the refiner of the preset.
 func (f *Fleet) builtinRefiner() policies.Refiner {
 	if f.Preset == "paper" {
 		return refine.Paper{}
@@ -49,23 +58,23 @@ func (f *Fleet) builtinRefiner() policies.Refiner {
 	return refine.Weighted{}
 }
 
-// Blocks is the directory of the sockets with which a replica's engine shows
-// its block table, "" for none.
+// Blocks returns the directory of the sockets with which a replica's engine serves
+// its block table; "" for none.
 func (f *Fleet) Blocks(r config.Replica) string { return f.resolvePath(r.Blocks) }
 
-// Market is the Config of one replica's part in the market, without the parts
-// that it is joined to.
+// Market returns the Config of a replica's market, without the components that it
+// is connected to.
 func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 	m, _ := f.Model(r.Model)
 	p := f.profile(r).TensorParallel(r.TP)
 	c := market.Config{
 		Self: policies.ReplicaID(r.ID),
 		Machine: bidask.Config{
-			Sample: f.Migration.Sample, MaxConcurrentSends: f.Migration.MaxConcurrent, MaxConcurrentReceives: f.Migration.MaxConcurrent,
+			Sample: bidSample, MaxConcurrentSends: f.Migration.MaxConcurrent, MaxConcurrentReceives: f.Migration.MaxConcurrent,
 			BidTimeout: bidTimeout, AnswerTimeout: answerTimeout,
 		},
 		Capacity:        f.capacity(r).KV,
-		Detector:        outlier.Detector{Percent: f.Migration.OutlierPercent, MinExcess: minExcess},
+		Detector:        outlierDetector,
 		Placer:          place.Policy{},
 		Cost:            p.Cost(),
 		BucketEdges:     Edges(m),
@@ -73,11 +82,8 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 		SummaryInterval: max(minSummaryPeriod, f.scaled(time.Second)),
 		Logger:          log,
 	}
-	if f.Migration.Sample == config.SampleAll {
-		c.Machine.Sample = bidask.AskAll
-	}
-	if f.Migration.Select == "paper" {
-		c.Machine.Selector = bidask.Paper{}
+	if f.Preset == "paper" {
+		c.Machine.Sample, c.Machine.Selector = bidask.AskAll, bidask.Paper{}
 	}
 	if f.Refines() {
 		c.Refiner, c.RefineInterval = f.builtinRefiner(), max(minScanPeriod, f.scaled(time.Second))
@@ -85,8 +91,8 @@ func (f *Fleet) Market(r config.Replica, log *slog.Logger) market.Config {
 	return c
 }
 
-// Executor is the Config of one replica's mover, without the parts that it is
-// joined to.
+// Executor returns the Config of a replica's migration executor, without the
+// components that it is connected to.
 func (f *Fleet) Executor(r config.Replica, log *slog.Logger) executor.Config {
 	return executor.Config{
 		Self:     policies.ReplicaID(r.ID),

@@ -12,7 +12,7 @@ import (
 // TestPresetMarket: "paper" is the paper's market, and only there are
 // boundaries refined.
 func TestPresetMarket(t *testing.T) {
-	plain, paper := load(t, "speed: 4\nmigration: {link_gbps: 100, outlier_percent: 40}\n"), load(t, "preset: paper\n")
+	plain, paper := load(t, "speed: 4\nmigration: {link_gbps: 100}\n"), load(t, "preset: paper\n")
 	r, err := plain.Replica("r1")
 	if err != nil {
 		t.Fatal(err)
@@ -25,7 +25,7 @@ func TestPresetMarket(t *testing.T) {
 	if rate := plain.Executor(r, nil).LinkRate; rate != 50e9 {
 		t.Errorf("100 Gbit/s at speed 4 are %v bytes/s", rate)
 	}
-	if d := market.Detector.(outlier.Detector); d.Percent != 40 || market.Refiner != nil {
+	if d := market.Detector.(outlier.Detector); d.Percent != outlierPercent || market.Refiner != nil {
 		t.Errorf("default: %+v, %+v", d, market.Refiner)
 	}
 	market = paper.Market(r, nil)

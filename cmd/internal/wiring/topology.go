@@ -6,11 +6,13 @@ import (
 	"fmt"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Place is where a replica keeps its KV cache, and by which RDMA port its blocks travel.
+// Place returns where a replica keeps its KV cache, and the RDMA port by which its
+// blocks travel.
 func (f *Fleet) Place(r config.Replica) topology.Place {
 	p := topology.Place{
 		Replica: policies.ReplicaID(r.ID), Node: r.Node, GPU: topology.Unknown,
@@ -22,13 +24,13 @@ func (f *Fleet) Place(r config.Replica) topology.Place {
 	return p
 }
 
-// maxMachineFile bounds a file of machines.
+// maxMachineFile bounds a topology file, in bytes.
 const maxMachineFile = 16 << 20
 
-// ReadMachines reads what "cascade devices --json" has printed, or {"machines": […]}
-// of the same.
+// ReadMachines reads a topology file: the output of "cascade devices --json", or
+// {"machines": […]} of several.
 func ReadMachines(path string) ([]*topology.Machine, error) {
-	text, err := readSmall(path, maxMachineFile)
+	text, err := fileio.Read(path, maxMachineFile)
 	if err != nil {
 		return nil, err
 	}
@@ -44,16 +46,16 @@ func ReadMachines(path string) ([]*topology.Machine, error) {
 	}
 	for _, m := range in.Machines {
 		if m == nil || m.Name == "" {
-			return nil, errors.New("a machine without a name")
+			return nil, errors.New("a machine has no name")
 		}
 	}
 	if len(in.Machines) == 0 {
-		return nil, errors.New(`it has no machine with a name; "cascade devices --json" prints one`)
+		return nil, errors.New(`the file describes no machine; "cascade devices --json" prints one`)
 	}
 	return in.Machines, nil
 }
 
-// readTopology reads the machines that the fleet file names, by their nodes.
+// readTopology reads the topology files of the fleet file.
 func (f *Fleet) readTopology() error {
 	f.Machines = make(topology.Machines)
 	for i, name := range f.Topology {
@@ -63,7 +65,7 @@ func (f *Fleet) readTopology() error {
 		}
 		for _, m := range list {
 			if f.Machines[m.Name] != nil {
-				return fmt.Errorf("topology[%d]: %s: machine %q is there twice", i, f.resolvePath(name), m.Name)
+				return fmt.Errorf("topology[%d]: %s: machine %q is described twice", i, f.resolvePath(name), m.Name)
 			}
 			f.Machines[m.Name] = m
 		}

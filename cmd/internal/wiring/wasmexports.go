@@ -10,15 +10,15 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
-// What a filter of proxy-wasm exports: the version that it was written for, and the
-// call that an estimator is for.
+// Exports of a proxy-wasm filter: the ABI version that it was written for, and the
+// function that a length estimator needs.
 const (
 	proxyVersion = "proxy_abi_version_"
 	proxyHeaders = "proxy_on_request_headers"
 )
 
-// checkEstimatorModule says why a module is no filter that could estimate lengths inside Envoy. That
-// it runs, Envoy finds out.
+// checkEstimatorModule checks that a module can be a length estimator inside Envoy,
+// by its exports. Whether it runs, only Envoy finds out.
 func checkEstimatorModule(code []byte) error {
 	names, err := exportedNames(code)
 	if err != nil {
@@ -27,21 +27,22 @@ func checkEstimatorModule(code []byte) error {
 	filter := slices.ContainsFunc(names, func(n string) bool { return strings.HasPrefix(n, proxyVersion) })
 	switch {
 	case slices.Contains(names, abi.ExportArena):
-		return errors.New("this is a policy (" + abi.Name + "), which comes to a fleet by \"cascade policy push\"; here goes the length estimator, a filter of proxy-wasm: \"make estimator\" builds ours")
+		return errors.New("the module is a policy (" + abi.Name + "), which \"cascade policy push\" installs; control.module is the length estimator, a proxy-wasm filter: \"make estimator\" builds it")
 	case !filter:
-		return errors.New("this is no filter of proxy-wasm: it exports no " + proxyVersion + "…; \"make estimator\" builds the length estimator")
+		return errors.New("the module is not a proxy-wasm filter: it does not export " + proxyVersion + "…; \"make estimator\" builds the length estimator")
 	case !slices.Contains(names, proxyHeaders):
-		return errors.New("this filter of proxy-wasm looks at no headers: it exports no " + proxyHeaders + "; \"make estimator\" builds the length estimator")
+		return errors.New("the proxy-wasm filter does not read headers: it does not export " + proxyHeaders + "; \"make estimator\" builds the length estimator")
 	}
 	return nil
 }
 
-// sectionExports is the number of the section that names what a module exports.
+// sectionExports is the id of a module's export section.
 const sectionExports = 7
 
-var errTruncated = errors.New("it is cut off")
+var errTruncated = errors.New("truncated")
 
-// exportedNames lists the names that a module exports, and reads nothing else of it.
+// exportedNames returns the names that a module exports. It reads only the export
+// section.
 func exportedNames(code []byte) (names []string, err error) {
 	const head = 8 // the magic and the version
 	if len(code) < head {
@@ -67,7 +68,7 @@ func exportedNames(code []byte) (names []string, err error) {
 			if !ok || len(after) == 0 {
 				return nil, errTruncated
 			}
-			_, size := binary.Uvarint(after[1:]) // behind its kind, its index
+			_, size := binary.Uvarint(after[1:]) // the index follows the kind
 			if size <= 0 {
 				return nil, errTruncated
 			}
@@ -77,7 +78,7 @@ func exportedNames(code []byte) (names []string, err error) {
 	return names, nil
 }
 
-// cutVector cuts off bytes that begin with their number.
+// cutVector splits b after a vector of bytes that begins with its length.
 func cutVector(b []byte) (bytes, rest []byte, ok bool) {
 	n, size := binary.Uvarint(b)
 	if size <= 0 || n > uint64(len(b)-size) {

@@ -1,10 +1,13 @@
-// Package devca is a certificate authority of one key, for development: it lets
-// mutual TLS between Cascade's components be tried on the day that it is met.
+// Package devca is a certificate authority for development: it issues the
+// certificates of mutual TLS between Cascade's components.
 //
-// It is no authority for production: its key lies in a file, nothing revokes
-// what it issued, and nobody renews it. There, whatever issues certificates
-// already (SPIRE, cert-manager, Vault) issues these: one URI name each
-// (policies/identity), for servers and clients both.
+// Create an Authority with New or Load, and write the certificate of each component
+// with Issue.
+//
+// It is not for production: the key of the authority is in a file, certificates
+// cannot be revoked, and nothing renews them. In production the issuer that is
+// there already (SPIRE, cert-manager, Vault) issues the certificates: one URI name
+// each (policies/identity), for servers and clients.
 package devca
 
 import (
@@ -24,18 +27,19 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
 	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
-// How long certificates are good.
+// Lifetimes of certificates.
 const (
 	AuthorityLifetime = 365 * 24 * time.Hour
 	LeafLifetime      = 30 * 24 * time.Hour
-	// backdate is for clocks that are behind.
+	// backdate makes certificates valid for clocks that are behind.
 	backdate = 5 * time.Minute
 )
 
-// The names of the files that an authority and a component have.
+// The names of the files of an authority and of a component.
 const (
 	AuthorityCert = "ca.pem"
 	AuthorityKey  = "ca-key.pem"
@@ -50,7 +54,7 @@ type Authority struct {
 	key         crypto.Signer
 }
 
-// New makes an authority that is good for AuthorityLife from now on.
+// New returns a new authority that is valid for AuthorityLifetime.
 func New(trustDomain string, now time.Time) (*Authority, error) {
 	if err := identity.CheckTrustDomain(trustDomain); err != nil {
 		return nil, err
@@ -66,7 +70,7 @@ func New(trustDomain string, now time.Time) (*Authority, error) {
 	template := &x509.Certificate{
 		SerialNumber: serial, Subject: pkix.Name{CommonName: "Cascade development authority of " + trustDomain},
 		NotBefore: now.Add(-backdate), NotAfter: now.Add(AuthorityLifetime),
-		URIs: []*url.URL{{Scheme: "spiffe", Host: trustDomain}}, // how it is known again
+		URIs: []*url.URL{{Scheme: "spiffe", Host: trustDomain}}, // Load finds the trust domain here
 		IsCA: true, BasicConstraintsValid: true, MaxPathLenZero: true, KeyUsage: x509.KeyUsageCertSign,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
@@ -77,7 +81,7 @@ func New(trustDomain string, now time.Time) (*Authority, error) {
 	return &Authority{trustDomain, cert, key}, err
 }
 
-// Load reads the authority that Save has written into dir.
+// Load reads the authority that Save wrote into dir.
 func Load(dir string) (*Authority, error) {
 	cert, err := read(filepath.Join(dir, AuthorityCert), x509.ParseCertificate)
 	if err != nil {
@@ -89,7 +93,7 @@ func Load(dir string) (*Authority, error) {
 	}
 	signer, ok := key.(*ecdsa.PrivateKey)
 	if !ok || !signer.PublicKey.Equal(cert.PublicKey) || len(cert.URIs) != 1 {
-		return nil, fmt.Errorf("%s: %s and %s are not of one authority made here", dir, AuthorityCert, AuthorityKey)
+		return nil, fmt.Errorf("%s: %s and %s do not belong to one authority of this command", dir, AuthorityCert, AuthorityKey)
 	}
 	return &Authority{cert.URIs[0].Host, cert, signer}, nil
 }
@@ -102,7 +106,7 @@ func read[T any](path string, parse func([]byte) (T, error)) (v T, err error) {
 	}
 	block, _ := pem.Decode(data)
 	if block == nil {
-		return v, fmt.Errorf("%s holds no PEM", path)
+		return v, fmt.Errorf("%s contains no PEM block", path)
 	}
 	if v, err = parse(block.Bytes); err != nil {
 		err = fmt.Errorf("%s: %w", path, err)
@@ -110,13 +114,13 @@ func read[T any](path string, parse func([]byte) (T, error)) (v T, err error) {
 	return v, err
 }
 
-// TrustDomain is whose certificates the authority issues.
+// TrustDomain returns the trust domain of the authority's certificates.
 func (a *Authority) TrustDomain() string { return a.trustDomain }
 
-// NotAfter is when the authority ends.
+// NotAfter returns the time at which the authority expires.
 func (a *Authority) NotAfter() time.Time { return a.cert.NotAfter }
 
-// Save writes the authority's certificate and key into dir, which it makes.
+// Save writes the authority's certificate and key into dir, which it creates.
 func (a *Authority) Save(dir string) error {
 	key, err := x509.MarshalPKCS8PrivateKey(a.key)
 	if err != nil {
@@ -126,12 +130,12 @@ func (a *Authority) Save(dir string) error {
 }
 
 // Issue writes a new key and certificate of a component into dir, which it
-// makes. Beside the identity it may carry hosts, names or IP addresses, for
-// clients that know servers by those. The certificate is good for LeafLife from
-// now on, or for as long as the authority.
+// creates. Besides the identity, the certificate carries hosts, names or IP
+// addresses, for clients that verify those. It is valid for LeafLifetime, or until
+// the authority expires.
 func (a *Authority) Issue(dir string, id identity.ID, hosts []string, now time.Time) error {
 	if id.TrustDomain != a.trustDomain {
-		return fmt.Errorf("%s: this is the authority of %s", id, a.trustDomain)
+		return fmt.Errorf("%s: the authority issues certificates of %s only", id, a.trustDomain)
 	}
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -150,7 +154,7 @@ func (a *Authority) Issue(dir string, id identity.ID, hosts []string, now time.T
 		until = a.cert.NotAfter
 	}
 	if !until.After(now) {
-		return errors.New("the authority has ended; make a new one")
+		return errors.New("the authority has expired; create a new one")
 	}
 	template := &x509.Certificate{
 		SerialNumber: serial, NotBefore: now.Add(-backdate), NotAfter: until, URIs: []*url.URL{uri},
@@ -183,27 +187,18 @@ func serialNumber() (*big.Int, error) {
 	return n.Add(n, big.NewInt(1)), nil
 }
 
-// save writes a certificate and its key. Both are complete whenever they are
-// there; that they match, readers check by themselves.
+// save writes a certificate and its key, each atomically. Readers check that the
+// two match.
 func save(dir, certName string, cert []byte, keyName string, key []byte) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	if err := write(filepath.Join(dir, keyName), "PRIVATE KEY", key, 0o600); err != nil {
+	if err := writePEM(filepath.Join(dir, keyName), "PRIVATE KEY", key, 0o600); err != nil {
 		return err
 	}
-	return write(filepath.Join(dir, certName), "CERTIFICATE", cert, 0o644)
+	return writePEM(filepath.Join(dir, certName), "CERTIFICATE", cert, 0o644)
 }
 
-func write(path, kind string, der []byte, mode os.FileMode) error {
-	f, err := os.CreateTemp(filepath.Dir(path), ".new-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name())
-	err = errors.Join(f.Chmod(mode), pem.Encode(f, &pem.Block{Type: kind, Bytes: der}), f.Sync(), f.Close())
-	if err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
+func writePEM(path, kind string, der []byte, mode os.FileMode) error {
+	return fileio.WriteAtomic(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), mode)
 }

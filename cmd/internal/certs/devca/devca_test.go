@@ -62,10 +62,10 @@ func TestIssue(t *testing.T) {
 			t.Errorf("issued at %v it ends at %v", at, end)
 		}
 	}
-	if err := a.Issue(dir, identity.ID{TrustDomain: "other.test", Role: identity.Control, Name: "main"}, nil, now); err == nil || !strings.Contains(err.Error(), "authority of fleet.test") {
+	if err := a.Issue(dir, identity.ID{TrustDomain: "other.test", Role: identity.Control, Name: "main"}, nil, now); err == nil || !strings.Contains(err.Error(), "certificates of fleet.test only") {
 		t.Errorf("another trust domain: %v", err)
 	}
-	if err := a.Issue(dir, id, nil, now.Add(AuthorityLifetime)); err == nil || !strings.Contains(err.Error(), "has ended") {
+	if err := a.Issue(dir, id, nil, now.Add(AuthorityLifetime)); err == nil || !strings.Contains(err.Error(), "has expired") {
 		t.Errorf("after its end: %v", err)
 	}
 }
@@ -88,7 +88,7 @@ func TestLoadRefuses(t *testing.T) {
 	if err := os.Rename(filepath.Join(other, AuthorityKey), filepath.Join(dir, AuthorityKey)); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), "not of one authority") {
+	if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), "do not belong to one authority") {
 		t.Errorf("another's key: %v", err)
 	}
 	if err := os.WriteFile(filepath.Join(dir, AuthorityKey), []byte("x"), 0o600); err != nil {

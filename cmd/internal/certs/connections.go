@@ -18,14 +18,14 @@ import (
 
 // Bounds of the connections between migrators.
 const (
-	dialTimeout = 5 * time.Second // the handshake included
-	maxIdle     = 1024            // connections kept to one peer
+	dialTimeout = 5 * time.Second // with the handshake
+	maxIdle     = 1024            // connections to one peer
 	idleTimeout = time.Minute
 )
 
-// ServerConfig returns the configuration of a listener that demands a certificate of
-// the fleet's authorities and speaks the given ALPN protocols; nil for plain
-// text. Who the client is, is for the server's users to read.
+// ServerConfig returns the configuration of a server that requires a certificate
+// of the fleet's authorities and speaks the given ALPN protocols; nil for plain
+// text. The server's handlers verify the client's identity.
 func (k *Provider) ServerConfig(protocols ...string) *tls.Config {
 	if k == nil {
 		return nil
@@ -33,7 +33,7 @@ func (k *Provider) ServerConfig(protocols ...string) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-			m := k.now.Load()
+			m := k.files.current()
 			return &tls.Config{
 				MinVersion:   tls.VersionTLS13,
 				NextProtos:   protocols,
@@ -45,7 +45,7 @@ func (k *Provider) ServerConfig(protocols ...string) *tls.Config {
 	}
 }
 
-// WrapListener wraps a listener of HTTP; l itself for plain text.
+// WrapListener returns l as a TLS listener for HTTP; l itself for plain text.
 func (k *Provider) WrapListener(l net.Listener) net.Listener {
 	if k == nil {
 		return l
@@ -53,22 +53,22 @@ func (k *Provider) WrapListener(l net.Listener) net.Listener {
 	return tls.NewListener(l, k.ServerConfig("h2", "http/1.1"))
 }
 
-// ControlClientConfig returns the client side of a connection to a control plane at
-// address, host:port; nil for plain text.
+// ControlClientConfig returns the configuration of a client of the control plane
+// at address, host:port; nil for plain text.
 func (k *Provider) ControlClientConfig(address string) *tls.Config {
 	return k.clientConfig(address, identity.Matcher{Role: identity.Control})
 }
 
-// MigratorClientConfig returns the client side of a connection to a replica's migrator at
-// address, host:port; nil for plain text.
+// MigratorClientConfig returns the configuration of a client of a replica's
+// migrator at address, host:port; nil for plain text.
 func (k *Provider) MigratorClientConfig(replica, address string) *tls.Config {
 	return k.clientConfig(address, identity.Matcher{Role: identity.Migrator, Name: replica})
 }
 
-// clientConfig returns the client side of a connection to a component. The server's
-// certificate must chain to the authorities in force then. With a trust domain
-// it must also be the component's, wherever that is; without, it must carry the
-// host that is dialled.
+// clientConfig returns the configuration of a client of a component. The server's
+// certificate must chain to the authorities that are current at the handshake.
+// With a trust domain it must also have the component's identity, at whatever
+// address; without one it must carry the dialled host.
 func (k *Provider) clientConfig(address string, want identity.Matcher) *tls.Config {
 	if k == nil {
 		return nil
@@ -82,18 +82,17 @@ func (k *Provider) clientConfig(address string, want identity.Matcher) *tls.Conf
 		MinVersion: tls.VersionTLS13,
 		ServerName: host,
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-			return &k.now.Load().cert, nil
+			return &k.files.current().cert, nil
 		},
-		// The roots rotate, so the built-in verification against a fixed pool
-		// is replaced by the same verification against the present one. The
-		// name is the dialled one: the connection's state has none where it is
-		// an IP address.
+		// The roots rotate, so VerifyConnection replaces the built-in verification
+		// against a fixed pool by the same verification against the current one. The
+		// name is the dialled one: the connection's state has none for an IP address.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(cs tls.ConnectionState) error {
 			if len(cs.PeerCertificates) == 0 {
-				return errors.New("the server shows no certificate")
+				return errors.New("the server presented no certificate")
 			}
-			opts := x509.VerifyOptions{Roots: k.now.Load().roots, Intermediates: x509.NewCertPool()}
+			opts := x509.VerifyOptions{Roots: k.files.current().roots, Intermediates: x509.NewCertPool()}
 			if want.TrustDomain == "" {
 				opts.DNSName = host
 			}
@@ -111,8 +110,8 @@ func (k *Provider) clientConfig(address string, want identity.Matcher) *tls.Conf
 	}
 }
 
-// TransportCredentials are those of a gRPC connection with the given client side; nil is
-// plain text.
+// TransportCredentials returns gRPC credentials for a client configuration; nil
+// stands for plain text.
 func TransportCredentials(c *tls.Config) credentials.TransportCredentials {
 	if c == nil {
 		return insecure.NewCredentials()
@@ -120,9 +119,10 @@ func TransportCredentials(c *tls.Config) credentials.TransportCredentials {
 	return credentials.NewTLS(c)
 }
 
-// PeerTransport carries HTTP requests to other migrators, and names the scheme to use;
-// nil and "" stand for plain HTTP. owner returns the replica that lives at an
-// address, "" for none, which is not connected to where there are identities.
+// PeerTransport returns a transport of HTTP requests to other migrators, and the
+// URL scheme to use; nil and "" stand for plain HTTP. owner returns the replica at
+// an address, "" for none; with a trust domain, connections to an address without
+// a replica fail.
 func (k *Provider) PeerTransport(owner func(address string) string) (http.RoundTripper, string) {
 	if k == nil {
 		return nil, ""
@@ -132,7 +132,7 @@ func (k *Provider) PeerTransport(owner func(address string) string) (http.RoundT
 		DialTLSContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			replica := owner(address)
 			if replica == "" && k.cfg.Self.TrustDomain != "" {
-				return nil, fmt.Errorf("no replica is known at %s, so nobody's certificate would do", address)
+				return nil, fmt.Errorf("no replica is known at %s, so its identity cannot be verified", address)
 			}
 			return (&tls.Dialer{NetDialer: dialer, Config: k.MigratorClientConfig(replica, address)}).DialContext(ctx, network, address)
 		},

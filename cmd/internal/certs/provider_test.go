@@ -137,13 +137,13 @@ func TestBadFiles(t *testing.T) {
 	}{
 		{func(c *Config) { c.Cert = dir + "/no.pem" }, "no.pem: no such file"},
 		{func(c *Config) { c.Key = other.Key }, "cert.pem with "},
-		{func(c *Config) { c.CA = c.Key }, "key.pem holds no PEM certificate"},
+		{func(c *Config) { c.CA = c.Key }, "key.pem contains no PEM certificate"},
 		{func(c *Config) { c.Self.Name = "r1" }, "cert.pem: the certificate is spiffe://example.org/migrator/r0, and spiffe://example.org/migrator/r1 is wanted"},
 		{func(c *Config) { c.Self.Role = identity.Control }, "control/* is wanted"},
 		{func(c *Config) { c.Self.TrustDomain = "example.com" }, "spiffe://example.com/migrator/* is wanted"},
 		{func(c *Config) { c.Cert = c.CA; c.Key = dir + "/" + devca.AuthorityKey }, "authority's"},
-		{func(c *Config) { c.CA = "" }, "go together"},
-		{func(c *Config) { c.Refresh = -1 }, "negative"},
+		{func(c *Config) { c.CA = "" }, "belong together"},
+		{func(c *Config) { c.Interval = -1 }, "negative"},
 	} {
 		bad := good
 		c.breaks(&bad)
@@ -158,7 +158,7 @@ func TestBadFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := New(good); err == nil || !strings.Contains(err.Error(), "ended at") {
+	if _, err := New(good); err == nil || !strings.Contains(err.Error(), "expired at") {
 		t.Errorf("a certificate that has ended: %v", err)
 	}
 }
@@ -197,7 +197,7 @@ func TestRotation(t *testing.T) {
 		go func() { ended <- k.Run(ctx) }()
 		inForce := func(want string) {
 			t.Helper()
-			time.Sleep(5*DefaultRefresh + time.Second)
+			time.Sleep(5*DefaultInterval + time.Second)
 			synctest.Wait()
 			if got := k.Identity().Name; got != want {
 				t.Errorf("%q is in force, want %q", got, want)

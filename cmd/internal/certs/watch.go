@@ -1,0 +1,104 @@
+package certs
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
+)
+
+const (
+	// DefaultInterval is the default time between two reads of the files.
+	DefaultInterval = 10 * time.Second
+	// maxFile bounds a PEM file, in bytes.
+	maxFile = 1 << 20
+)
+
+// watcher reads PEM files periodically and keeps the last valid value that parse
+// made of them. current may be called from any goroutine, run once.
+type watcher[T any] struct {
+	paths    []string
+	parse    func(contents []string, now time.Time) (*T, error)
+	interval time.Duration
+	log      *slog.Logger
+
+	value atomic.Pointer[T]
+
+	// Owned by run, and by start before it.
+	contents []string // of value
+	problem  string   // of the files; "" for none
+	repeated int      // reads in a row that found problem
+}
+
+// start reads the files for the first time. The error names the file.
+func (w *watcher[T]) start() error {
+	if w.interval < 0 {
+		return fmt.Errorf("interval %v is negative", w.interval)
+	}
+	if w.interval == 0 {
+		w.interval = DefaultInterval
+	}
+	if w.log == nil {
+		w.log = slog.New(slog.DiscardHandler)
+	}
+	_, err := w.read(time.Now())
+	return err
+}
+
+// current returns the last valid value.
+func (w *watcher[T]) current() *T { return w.value.Load() }
+
+// run reads the files at every interval until ctx ends, and calls changed with
+// every new valid value. It logs a problem when a second read finds it again: the
+// files are not replaced all at once.
+func (w *watcher[T]) run(ctx context.Context, changed func(*T)) {
+	tick := time.NewTicker(w.interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		replaced, err := w.read(time.Now())
+		if err != nil {
+			if w.problem != err.Error() {
+				w.problem, w.repeated = err.Error(), 0
+			}
+			if w.repeated++; w.repeated == 2 {
+				w.log.Warn("new certificate files rejected, keeping the last valid ones", "error", err)
+			}
+			continue
+		}
+		w.problem = ""
+		if replaced {
+			changed(w.current())
+		}
+	}
+}
+
+// read replaces the value if the files have changed and are valid.
+func (w *watcher[T]) read(now time.Time) (replaced bool, err error) {
+	contents := make([]string, len(w.paths))
+	for i, path := range w.paths {
+		b, err := fileio.Read(path, maxFile)
+		if err != nil {
+			return false, err
+		}
+		contents[i] = string(b)
+	}
+	if w.contents != nil && slices.Equal(contents, w.contents) {
+		return false, nil
+	}
+	v, err := w.parse(contents, now)
+	if err != nil {
+		return false, err
+	}
+	w.contents = contents
+	w.value.Store(v)
+	return true, nil
+}

@@ -1,0 +1,98 @@
+package config
+
+import (
+	"reflect"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// yamlPaths returns the paths of all fields of a struct type.
+func yamlPaths(prefix string, t reflect.Type) (paths []string) {
+	for i := range t.NumField() {
+		name, _, _ := strings.Cut(t.Field(i).Tag.Get("yaml"), ",")
+		path, inner := prefix+name, t.Field(i).Type
+		paths = append(paths, path)
+		switch inner.Kind() {
+		case reflect.Slice:
+			path, inner = path+"[]", inner.Elem()
+		case reflect.Map:
+			path, inner = path+".<kind>", inner.Elem()
+		}
+		if inner.Kind() == reflect.Struct {
+			paths = append(paths, yamlPaths(path+".", inner)...)
+		}
+	}
+	return paths
+}
+
+// TestFieldsAreComplete: every field of the structs is explained, with a type, a
+// default and a meaning, and the example shows it.
+func TestFieldsAreComplete(t *testing.T) {
+	byPath := make(map[string]Field)
+	for _, f := range Fields() {
+		byPath[f.Path] = f
+	}
+	paths := yamlPaths("", reflect.TypeFor[Fleet]())
+	if len(paths) != len(Fields()) {
+		t.Errorf("%d fields are explained, the structs have %d", len(Fields()), len(paths))
+	}
+	for _, path := range paths {
+		f := byPath[path]
+		if f.Type == "" || f.Default == "" || !strings.HasSuffix(f.Meaning, ".") {
+			t.Errorf("%s: incomplete: %+v", path, f)
+		}
+		name := path[strings.LastIndexByte(path, '.')+1:]
+		if name = strings.TrimSuffix(name, "[]"); name != "<kind>" && !regexp.MustCompile(`\b`+name+`:`).MatchString(Example) {
+			t.Errorf("the example does not show %s", path)
+		}
+		if _, removed := removedFields[path]; removed {
+			t.Errorf("%s is a field and is listed as removed", path)
+		}
+	}
+}
+
+func TestExplain(t *testing.T) {
+	for path, want := range map[string]Field{
+		"speed":                                  {Type: "number", Default: "1", Unit: "times real time"},
+		"models[].context":                       {Type: "integer", Default: "required", Unit: "tokens"},
+		"replicas[3].tp":                         {Type: "integer", Default: "1", Unit: "ranks"},
+		"planner.period":                         {Type: "duration", Default: "10s"},
+		"control.peers":                          {Type: "list of string", Default: "none"},
+		"policies.native":                        {Type: "bool", Default: "false"},
+		"policies.limits.place.fuel":             {Type: "integer", Default: "the kind's", Unit: "ticks"},
+		"policies.gates.kinds.place.shadow.soak": {Type: "duration", Default: "10s in shadow, 30s in canary"},
+	} {
+		got, err := Explain(path)
+		if err != nil || len(got) != 1 || got[0].Type != want.Type || got[0].Default != want.Default || got[0].Unit != want.Unit {
+			t.Errorf("%s: %+v, %v; want %+v", path, got, err, want)
+		}
+	}
+	if got, err := Explain("tls"); err != nil || len(got) != 5 || !got[0].Section() || got[1].Path != "tls.cert" {
+		t.Errorf("section: %+v, %v", got, err)
+	}
+	for path, want := range map[string]string{
+		"period":         "did you mean planner.period?",
+		"planner.stages": "planner.stages was removed: the planner finds",
+		"nonsense":       `no field nonsense; "cascade config explain" lists`,
+	} {
+		if _, err := Explain(path); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", path, err, want)
+		}
+	}
+}
+
+// TestRemovedFields: a file that has them all gets an error for each of them.
+func TestRemovedFields(t *testing.T) {
+	for path := range removedFields {
+		section, name, _ := strings.Cut(path, ".")
+		text := section + ":\n  " + name + ": 1\n"
+		if parent, field, nested := strings.Cut(name, "."); nested {
+			text = section + ":\n  " + parent + ":\n    " + field + ": 1\n"
+		}
+		_, err := Read(strings.NewReader("speed: 1\n" + text))
+		if err == nil || !strings.Contains(err.Error(), path+": this field was removed") || !strings.Contains(err.Error(), "line ") {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}

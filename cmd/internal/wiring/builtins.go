@@ -1,0 +1,101 @@
+package wiring
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"github.com/cascadeinfer/cascade/migrator/market"
+	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/partition"
+	"github.com/cascadeinfer/cascade/policies/place"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/policy"
+)
+
+// NativePolicies returns the policies of this fleet's preset that decide where no
+// module does: those of the control plane, and those of a replica's market m.
+func (f *Fleet) NativePolicies(m market.Config) policy.Native {
+	n := policy.Native{
+		Partitioner: partition.Exact{}, Guard: allowAll{}, Refiner: m.Refiner,
+		Quoter: m.Machine.Quoter, Selector: m.Machine.Selector, Detector: m.Detector, Placer: m.Placer,
+	}
+	if f.Preset == "paper" {
+		n.Partitioner = partition.TwoPhase{Objective: partition.Snapshot}
+	}
+	if n.Refiner == nil {
+		n.Refiner = f.builtinRefiner()
+	}
+	if n.Quoter == nil {
+		n.Quoter = bidask.Backlog{}
+	}
+	if n.Selector == nil {
+		n.Selector = bidask.LeastLoad{}
+	}
+	if n.Detector == nil {
+		n.Detector = outlierDetector
+	}
+	if n.Placer == nil {
+		n.Placer = place.Policy{}
+	}
+	return n
+}
+
+// allowAll is the guard of a fleet without a guard module: the Rego rules and the
+// built-in invariants apply in any case.
+type allowAll struct{}
+
+// Guard implements policy.Guard.
+func (allowAll) Guard(abi.Change) (abi.Denial, bool) { return abi.Denial{}, false }
+
+// BuiltinModule is a built-in policy as a module of wasm/plugins.
+type BuiltinModule struct {
+	Name          string // of the file, without .wasm
+	Kinds         []abi.Kind
+	Configuration []byte // with which it decides as NativePolicies do
+}
+
+// BuiltinModules returns the modules that decide as NativePolicies do, for every
+// kind that this fleet calls and that has a module.
+func (f *Fleet) BuiltinModules() []BuiltinModule {
+	partitioner, bids, refiner := "partition-exact", "bid-least-load", "refine-weighted"
+	if f.Preset == "paper" {
+		partitioner, bids, refiner = "partition-paper", "bid-paper", "refine-paper"
+	}
+	all := []BuiltinModule{
+		{Name: partitioner, Kinds: []abi.Kind{abi.Partition}},
+		{Name: bids, Kinds: []abi.Kind{abi.Quote, abi.Select}},
+		{Name: "outlier", Kinds: []abi.Kind{abi.Outlier}, Configuration: fmt.Appendf(nil, "percent %d\nleast %d\n", outlierPercent, minExcess)},
+		{Name: "place", Kinds: []abi.Kind{abi.Place}},
+		{Name: refiner, Kinds: []abi.Kind{abi.Refine}},
+	}
+	return slices.DeleteFunc(all, func(b BuiltinModule) bool { return f.UnusedReason(b.Kinds[0]) != "" })
+}
+
+// UnusedReason returns why nothing in this fleet calls the policies of a kind, and
+// what to change so that they are called; "" where they are called.
+func (f *Fleet) UnusedReason(k abi.Kind) string {
+	switch {
+	case k == abi.Partition && f.Preset == "round-robin":
+		return "preset round-robin always has one stage"
+	case k == abi.Partition, k == abi.Guard:
+		return ""
+	case !f.Migrates():
+		return "no request of this fleet migrates: migration.mode is off"
+	case k == abi.Refine && !f.Refines():
+		return `boundaries of this fleet move only with plans: set planner.refine: "on" in the fleet file, and restart`
+	}
+	return ""
+}
+
+// ModulesDir returns the directory in which the control planes keep the modules
+// that were pushed; "" for memory.
+func (f *Fleet) ModulesDir() string {
+	if f.State == "" {
+		return ""
+	}
+	return filepath.Join(f.StateDir(), "modules")
+}
+
+// StateDir returns the directory of the fleet's state; "" for none.
+func (f *Fleet) StateDir() string { return f.resolvePath(f.State) }
