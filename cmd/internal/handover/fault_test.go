@@ -119,7 +119,7 @@ func TestSuccessorFails(t *testing.T) {
 			if err := send(conn, packet{Step: "ready"}); err != nil {
 				t.Error(err)
 			}
-			if _, _, err := receive(conn, "doors", patience); err == nil || !strings.Contains(err.Error(), `says "ready" where "ask" is due`) {
+			if _, _, err := receive(conn, "listeners", patience); err == nil || !strings.Contains(err.Error(), `sent "ready" instead of "ask"`) {
 				t.Errorf("it is told %v", err)
 			}
 		},
@@ -139,7 +139,7 @@ func TestSuccessorFails(t *testing.T) {
 			if _, err := conn.Write([]byte(`{"version":9,"step":"ask"}`)); err != nil {
 				t.Error(err)
 			}
-			if _, _, err := receive(conn, "doors", patience); err == nil || !strings.Contains(err.Error(), "by version 9, this one by version 1") {
+			if _, _, err := receive(conn, "listeners", patience); err == nil || !strings.Contains(err.Error(), "version 9, this one version 1") {
 				t.Errorf("it is told %v", err)
 			}
 		},
@@ -153,7 +153,7 @@ func TestSuccessorFails(t *testing.T) {
 			if err := send(conn, packet{Step: "ask"}, f); err != nil {
 				t.Error(err)
 			}
-			if _, _, err := receive(conn, "doors", patience); err == nil || !strings.Contains(err.Error(), "1 sockets came under 0 names") {
+			if _, _, err := receive(conn, "listeners", patience); err == nil || !strings.Contains(err.Error(), "1 sockets came with 0 names") {
 				t.Errorf("it is told %v", err)
 			}
 		},
@@ -531,7 +531,7 @@ func TestPath(t *testing.T) {
 		t.Fatal(err)
 	}
 	for dir, want := range map[string]string{
-		open: "is open to other users", file: "is no directory", filepath.Join(dir, strings.Repeat("x", 100)): "too long",
+		open: "is open to other users", file: "is not a directory", filepath.Join(dir, strings.Repeat("x", 100)): "too long",
 	} {
 		if _, err := Path(dir, "r0", "127.0.0.1:9000"); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v", dir, err)
@@ -548,11 +548,11 @@ func TestPath(t *testing.T) {
 }
 
 func FuzzPacket(f *testing.F) {
-	f.Add([]byte(`{"version":1,"step":"doors","doors":["a","b"]}`))
+	f.Add([]byte(`{"version":1,"step":"listeners","listeners":["a","b"]}`))
 	f.Add([]byte(`{"version":1,"step":"refused","why":"x"}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
-		m, err := decode(body, "doors")
-		if err == nil && (m.Version != version || m.Step != "doors" || len(m.Listeners) > maxListeners) {
+		m, err := decode(body, "listeners")
+		if err == nil && (m.Version != version || m.Step != "listeners" || len(m.Listeners) > maxListeners) {
 			t.Fatalf("accepted: %+v", m)
 		}
 	})

@@ -294,7 +294,7 @@ func TestUpgradeRefusesNoConnection(t *testing.T) {
 		t.Errorf("generation %s answers last", got)
 	}
 	now.end()
-	t.Logf("%d requests over 20 hand-overs", c.asked.Load())
+	t.Logf("%d requests over 20 handovers", c.asked.Load())
 	if _, err := os.Lstat(path); !os.IsNotExist(err) {
 		t.Errorf("the socket is left behind: %v", err)
 	}

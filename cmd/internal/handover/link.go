@@ -8,39 +8,39 @@ import (
 	"time"
 )
 
-// MaxMessage is how many bytes one word of a Link may have.
+// MaxMessage is the largest message of a Link, in bytes.
 const MaxMessage = 64 << 10
 
 const (
-	// sendTimeout bounds the sending of a word: the other process may stand still.
+	// sendTimeout bounds the sending of a message: the other process may be
+	// suspended.
 	sendTimeout = 100 * time.Millisecond
-	// linkMessage begins each packet of a link. Those of the hand-over, which are JSON
-	// objects, do not.
+	// linkMessage is the first byte of each packet of a link. Packets of the handover
+	// are JSON objects.
 	linkMessage byte = 1
 )
 
-// Link is what is left of the conversation once a process has left: the two
-// processes tell each other what concerns the replica that they are, until
-// either ends. It carries words, whole and in order, and promises no more: those
-// that the other one does not take in time are dropped.
+// Link connects the two processes after the handover, until either ends. It
+// carries messages, whole and in order, and drops those that the other process does
+// not receive in time.
 //
-// One goroutine may Send while another one Receives; Close may be called by any.
+// One goroutine may call Send while another one calls Receive; any may call Close.
 type Link struct {
 	conn    *net.UnixConn
 	out, in []byte
 }
 
 func newLink(conn *net.UnixConn) *Link {
-	// What bounded the steps of the hand-over does not bound what follows.
+	// The deadlines of the handover do not apply to the link.
 	conn.SetDeadline(time.Time{})
 	return &Link{conn: conn}
 }
 
-// Send sends a word of at most MaxWord bytes, or drops it, which is an error
-// too. It returns within a moment.
+// Send sends a message of at most MaxMessage bytes, or drops it and returns an
+// error. It returns within sendTimeout.
 func (l *Link) Send(b []byte) error {
 	if len(b) > MaxMessage {
-		return fmt.Errorf("a word of %d bytes; a link carries %d", len(b), MaxMessage)
+		return fmt.Errorf("message of %d bytes exceeds the limit of %d", len(b), MaxMessage)
 	}
 	if err := l.conn.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
 		return err
@@ -50,9 +50,9 @@ func (l *Link) Send(b []byte) error {
 	return err
 }
 
-// Receive waits for the next word, which holds until the next call. Its error
-// says that the other process has ended, or that the link is closed; io.EOF says
-// the former.
+// Receive waits for the next message, which is valid until the next call. The
+// error is io.EOF when the other process has ended, and another one when the link
+// is closed.
 func (l *Link) Receive() ([]byte, error) {
 	if l.in == nil {
 		l.in = make([]byte, 1+MaxMessage+1)
@@ -60,19 +60,19 @@ func (l *Link) Receive() ([]byte, error) {
 	for {
 		switch n, err := l.conn.Read(l.in); {
 		case err != nil && !errors.Is(err, net.ErrClosed):
-			return nil, io.EOF // a reset, for words that it left unread, is its end too
+			return nil, io.EOF // a reset, for messages that it did not read, is its end too
 		case err != nil:
 			return nil, err
 		case n > 1+MaxMessage || n == 0 || l.in[0] != linkMessage:
-			// A later version's, or the hand-over's last packet, which came late.
+			// A message of a later version, or the last packet of the handover.
 		default:
 			return l.in[1:n], nil
 		}
 	}
 }
 
-// Close ends the link for both. Further calls, and those of a nil Link, do
-// nothing.
+// Close ends the link for both processes. Further calls, and those on a nil Link,
+// do nothing.
 func (l *Link) Close() error {
 	if l == nil {
 		return nil

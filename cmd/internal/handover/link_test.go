@@ -76,11 +76,11 @@ func TestLink(t *testing.T) {
 	}
 }
 
-// TestLinkSkips what is no word: the hand-over's own, and what another version
+// TestLinkSkips what is no word: the handover's own, and what another version
 // may say.
 func TestLinkSkips(t *testing.T) {
 	earlier, later := linked(t)
-	if err := send(earlier.conn, packet{Step: "left"}); err != nil {
+	if err := send(earlier.conn, packet{Step: "stopped"}); err != nil {
 		t.Fatal(err)
 	}
 	for _, b := range [][]byte{{2, 'x'}, append([]byte{linkMessage}, make([]byte, MaxMessage+1)...)} {

@@ -11,66 +11,67 @@ import (
 	"time"
 )
 
-// ErrStopped says that the sockets belong to another process now.
-var ErrStopped = errors.New("another process has taken the socket over")
+// ErrStopped is the error of Add after StopAccepting.
+var ErrStopped = errors.New("another process has taken over the sockets")
 
-// Listeners are the listening sockets of one process by name. The zero value has
-// none. Its methods are safe for concurrent use.
+// Listeners is a set of named listening sockets of one process. The zero value is
+// empty. Its methods are safe for concurrent use.
 type Listeners struct {
 	mu      sync.Mutex
 	open    map[string]*listener
 	stopped bool
 }
 
-// Add makes l the socket of that name and returns the listener to serve it by;
-// closing it takes the socket out again. A name may be added again once its
-// socket is closed. l must be a *net.TCPListener; after an error it is still the
-// caller's.
+// Add adds l to the set under a name, and returns the listener to serve; closing
+// that removes the socket. A name may be added again once its socket is closed. l
+// must be a *net.TCPListener; after an error it is still the caller's.
 func (d *Listeners) Add(name string, l net.Listener) (net.Listener, error) {
 	tcp, ok := l.(*net.TCPListener)
 	if !ok {
-		return nil, fmt.Errorf("door %s: a %T cannot be handed over", name, l)
+		return nil, fmt.Errorf("listener %s: a %T cannot be handed over", name, l)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.stopped {
-		return nil, fmt.Errorf("door %s: %w", name, ErrStopped)
+		return nil, fmt.Errorf("listener %s: %w", name, ErrStopped)
 	}
 	if d.open == nil {
 		d.open = make(map[string]*listener)
 	}
 	if d.open[name] != nil {
-		return nil, fmt.Errorf("door %s is open", name)
+		return nil, fmt.Errorf("listener %s is already open", name)
 	}
 	g := &listener{TCPListener: tcp, set: d, name: name, closed: make(chan struct{}), parked: make(chan struct{})}
 	d.open[name] = g
 	return g, nil
 }
 
-// parkTimeout bounds Leave's wait for a server that does not accept at the moment.
+// parkTimeout bounds how long StopAccepting waits for a server that is not in
+// Accept.
 const parkTimeout = time.Second
 
-// StopAccepting stops accepting at every door, without the servers behind them taking
-// notice: their connections go on, and their Accept waits until they are closed.
-// What was accepted before is known to its server when Leave returns: that has come
-// back for more, or has not within a second. No door can be added any more.
+// StopAccepting stops accepting at every listener without the servers noticing:
+// their connections continue, and their Accept blocks until the listener is
+// closed. It returns when every server is in Accept again, so that each connection
+// accepted before has reached its server, or after a second. No listener can be
+// added afterwards.
 func (d *Listeners) StopAccepting() {
 	late := time.NewTimer(parkTimeout)
 	defer late.Stop()
 	d.stopAccepting(late.C)
 }
 
-// stopAccepting is Leave that waits until it is late.
+// stopAccepting is StopAccepting that waits for the servers until late.
 func (d *Listeners) stopAccepting(late <-chan time.Time) {
 	d.mu.Lock()
 	d.stopped = true
-	gates := d.open
+	all := d.open
 	d.open = nil
 	d.mu.Unlock()
-	for _, g := range gates {
+	for _, g := range all {
 		g.stop()
 	}
-	for _, g := range gates {
+	for _, g := range all {
 		if !g.accepting.Load() {
 			continue
 		}
@@ -83,7 +84,7 @@ func (d *Listeners) stopAccepting(late <-chan time.Time) {
 	}
 }
 
-// files are duplicates of the open sockets, with their names in order.
+// files returns duplicates of the open sockets, sorted by name.
 func (d *Listeners) files() (names []string, files []*os.File, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -95,7 +96,7 @@ func (d *Listeners) files() (names []string, files []*os.File, err error) {
 		f, err := d.open[name].File()
 		if err != nil {
 			closeAll(files)
-			return nil, nil, fmt.Errorf("door %s: %w", name, err)
+			return nil, nil, fmt.Errorf("listener %s: %w", name, err)
 		}
 		files = append(files, f)
 	}
@@ -108,9 +109,8 @@ func closeAll(files []*os.File) {
 	}
 }
 
-// listener is one listener that can be left.
-//
-// It overrides what servers call; nobody reaches the rest.
+// listener is a listener that can stop accepting without being closed. It
+// overrides the methods that servers call.
 type listener struct {
 	*net.TCPListener
 	set       *Listeners
@@ -118,12 +118,12 @@ type listener struct {
 	closeOnce sync.Once
 	closed    chan struct{} // closed by Close
 
-	accepting atomic.Bool   // somebody has
-	parkOnce  sync.Once     // closes rests
-	parked    chan struct{} // closed when Accept has found that the gate is left
+	accepting atomic.Bool   // Accept has been called
+	parkOnce  sync.Once     // closes parked
+	parked    chan struct{} // closed when Accept blocks after stop
 
 	mu      sync.Mutex
-	stopped bool // left
+	stopped bool
 }
 
 // Accept implements net.Listener.
@@ -134,9 +134,9 @@ func (g *listener) Accept() (net.Conn, error) {
 		return conn, nil
 	}
 	g.mu.Lock()
-	gone := g.stopped
+	stopped := g.stopped
 	g.mu.Unlock()
-	if gone {
+	if stopped {
 		g.parkOnce.Do(func() { close(g.parked) })
 		<-g.closed
 		err = net.ErrClosed

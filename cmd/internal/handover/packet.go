@@ -12,34 +12,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// version is that of the conversation below; a process refuses another one's.
+// version is the version of the handover protocol; a process rejects another one.
 //
-//	1  2026-10  ask, doors, ready, left
+//	1  2026-10  ask, listeners, ready, stopped
 const version = 1
 
-// Bounds of the conversation.
+// Bounds of the protocol.
 const (
 	maxPacket    = 4 << 10 // bytes
 	maxListeners = 8       // sockets in one message
 	stepTimeout  = 5 * time.Second
-	// readyTimeout is how long a new process may take from the sockets to its
-	// first Accept; the old one serves meanwhile.
+	// readyTimeout is how long a new process may take from receiving the sockets to
+	// its first Accept; the old one serves meanwhile.
 	readyTimeout = time.Minute
-	// stoppedTimeout is how long the old one may take from there to its last.
+	// stoppedTimeout is how long the old one may take from there to its last Accept.
 	stoppedTimeout = 15 * time.Second
 )
 
-// packet is one packet of the conversation. Each is a JSON object in a packet
-// of a SOCK_SEQPACKET socket; the sockets travel beside Doors, in that order.
+// packet is one step of the protocol: a JSON object in a packet of a
+// SOCK_SEQPACKET socket. Sockets are sent with it in the order of Listeners.
 type packet struct {
 	Version   int      `json:"version"`
-	Step      string   `json:"step"` // ask, doors, ready, left, refused
+	Step      string   `json:"step"` // ask, listeners, ready, stopped, refused
 	Process   int      `json:"process,omitempty"`
-	Listeners []string `json:"doors,omitempty"`
-	Reason    string   `json:"why,omitempty"` // of refused
+	Listeners []string `json:"listeners,omitempty"`
+	Reason    string   `json:"reason,omitempty"` // of refused
 }
 
-// send writes a message with files within a step's time.
+// send writes a packet with files within stepTimeout.
 func send(conn *net.UnixConn, m packet, files ...*os.File) error {
 	m.Version = version
 	body, err := json.Marshal(m)
@@ -50,8 +50,8 @@ func send(conn *net.UnixConn, m packet, files ...*os.File) error {
 		return err
 	}
 	var fds []int
-	// The descriptors are used inside Control, so that the files keep their mode:
-	// it is that of the socket, which other descriptors share.
+	// The descriptors are used inside Control, so that the files stay non-blocking:
+	// the mode is the socket's, which other descriptors share.
 	var control func(i int) error
 	control = func(i int) error {
 		if i < len(files) {
@@ -78,8 +78,8 @@ func send(conn *net.UnixConn, m packet, files ...*os.File) error {
 	return control(0)
 }
 
-// receive reads the next message and the files beside it, which are the
-// caller's. It wants the step, and files beside "doors" only.
+// receive reads the next packet, which must be of the given step, and its files,
+// which the caller closes. Only "listeners" has files.
 func receive(conn *net.UnixConn, step string, within time.Duration) (m packet, files []*os.File, err error) {
 	if err := conn.SetReadDeadline(time.Now().Add(within)); err != nil {
 		return m, nil, err
@@ -102,41 +102,41 @@ func receive(conn *net.UnixConn, step string, within time.Duration) (m packet, f
 	case n == 0:
 		return m, files, io.EOF
 	case flags&(unix.MSG_TRUNC|unix.MSG_CTRUNC) != 0:
-		return m, files, errors.New("the message is too long")
+		return m, files, errors.New("the packet is too long")
 	}
 	m, err = decode(body[:n], step)
 	if err == nil && len(files) != len(m.Listeners) {
-		err = fmt.Errorf("%d sockets came under %d names", len(files), len(m.Listeners))
+		err = fmt.Errorf("%d sockets came with %d names", len(files), len(m.Listeners))
 	}
 	return m, files, err
 }
 
-// decode reads a message that must be of that step.
+// decode parses a packet that must be of the given step.
 func decode(body []byte, step string) (m packet, err error) {
 	if err := json.Unmarshal(body, &m); err != nil {
-		return m, fmt.Errorf("no message of a hand-over: %w", err)
+		return m, fmt.Errorf("not a handover packet: %w", err)
 	}
 	seen := map[string]bool{}
 	for _, name := range m.Listeners {
 		if seen[name] {
-			return m, fmt.Errorf("the socket %q is there twice", name)
+			return m, fmt.Errorf("socket %q is listed twice", name)
 		}
 		seen[name] = true
 	}
 	switch {
 	case m.Version != version:
-		return m, fmt.Errorf("the other process hands over by version %d, this one by version %d; stop one before you start the other", m.Version, version)
+		return m, fmt.Errorf("the other process uses handover version %d, this one version %d; stop one before you start the other", m.Version, version)
 	case m.Step == "refused":
-		return m, fmt.Errorf("the other process refuses: %s", m.Reason)
+		return m, fmt.Errorf("the other process refused: %s", m.Reason)
 	case m.Step != step:
-		return m, fmt.Errorf("the other process says %q where %q is due", m.Step, step)
-	case len(m.Listeners) > maxListeners || step != "doors" && len(m.Listeners) > 0:
-		return m, fmt.Errorf("%d sockets with %q are too many", len(m.Listeners), step)
+		return m, fmt.Errorf("the other process sent %q instead of %q", m.Step, step)
+	case len(m.Listeners) > maxListeners || step != "listeners" && len(m.Listeners) > 0:
+		return m, fmt.Errorf("too many sockets: %d with %q", len(m.Listeners), step)
 	}
 	return m, nil
 }
 
-// parseFiles turns control messages into files.
+// parseFiles returns the files in control messages.
 func parseFiles(rights []byte) (files []*os.File, err error) {
 	if len(rights) == 0 {
 		return nil, nil
@@ -148,7 +148,7 @@ func parseFiles(rights []byte) (files []*os.File, err error) {
 	for _, c := range all {
 		fds, err := unix.ParseUnixRights(&c)
 		if err != nil {
-			continue // other things than files
+			continue // not files
 		}
 		for _, fd := range fds {
 			files = append(files, os.NewFile(uintptr(fd), "socket"))

@@ -13,19 +13,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxPath is how long the path of a Unix socket may be, in bytes, with room for
-// the name that it has until it is in its place.
+// maxPath is the longest path of a Unix socket, in bytes, with room for
+// temporarySuffix.
 const maxPath = 107 - len(temporarySuffix)
 
-// temporarySuffix is what the name of a socket ends in before it is in its place.
+// temporarySuffix ends the name of a socket until it is renamed to its path.
 const temporarySuffix = ".new"
 
-// lockRetry is how often a lock that another process has is tried.
+// lockRetry is the time between two attempts to take a lock.
 const lockRetry = 20 * time.Millisecond
 
-// RuntimeDir is where the user's sockets lie unless another directory is named:
-// $XDG_RUNTIME_DIR/cascade, or cascade-<uid> in the directory for temporary
-// files.
+// RuntimeDir returns the default directory of the user's sockets:
+// $XDG_RUNTIME_DIR/cascade, or cascade-<uid> in the directory for temporary files.
 func RuntimeDir() string {
 	if dir := os.Getenv("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
 		return filepath.Join(dir, "cascade")
@@ -33,9 +32,9 @@ func RuntimeDir() string {
 	return filepath.Join(os.TempDir(), fmt.Sprintf("cascade-%d", os.Geteuid()))
 }
 
-// Path is the Unix socket of the process that serves an address under a name,
-// in dir, which it makes where there is none. Two processes meet at a path when
-// both the name and the address are the same.
+// Path returns the path of the Unix socket of the process that serves an address
+// under a name, in dir, which it creates. Two processes share a path when both the
+// name and the address are the same.
 func Path(dir, name, address string) (string, error) {
 	dir, err := filepath.Abs(dir)
 	if err == nil {
@@ -56,7 +55,7 @@ func Path(dir, name, address string) (string, error) {
 	return path, nil
 }
 
-// ensurePrivate makes dir, or checks that nobody but the own user can enter it.
+// ensurePrivate creates dir, or checks that only the process's user has access.
 func ensurePrivate(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
@@ -67,7 +66,7 @@ func ensurePrivate(dir string) error {
 	}
 	switch {
 	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
-		return fmt.Errorf("%s is no directory; choose another one", dir)
+		return fmt.Errorf("%s is not a directory; choose another one", dir)
 	case int(st.Uid) != os.Geteuid():
 		return fmt.Errorf("%s belongs to user %d; choose a directory of your own", dir, st.Uid)
 	case st.Mode&0o077 != 0:
@@ -77,7 +76,7 @@ func ensurePrivate(dir string) error {
 }
 
 // lock waits until no other process has the path's lock, and takes it. Closing
-// the file frees it, as does the end of the process.
+// the file releases it, as does the end of the process.
 func lock(ctx context.Context, path string) (*os.File, error) {
 	every := time.NewTicker(lockRetry)
 	defer every.Stop()

@@ -8,10 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// supported says that this system has what a hand-over needs.
+// supported reports whether this system supports handover.
 const supported = true
 
-// checkPeer wants the process at the other end to be one of the own user.
+// checkPeer checks that the process at the other end belongs to the same user.
 func checkPeer(conn *net.UnixConn) error {
 	raw, err := conn.SyscallConn()
 	if err != nil {
@@ -28,7 +28,7 @@ func checkPeer(conn *net.UnixConn) error {
 		return fmt.Errorf("credentials of the other process: %w", inner)
 	}
 	if int(cred.Uid) != os.Geteuid() {
-		return fmt.Errorf("the other process, %d, belongs to user %d; sockets are handed over to user %d only", cred.Pid, cred.Uid, os.Geteuid())
+		return fmt.Errorf("process %d belongs to user %d; sockets are handed over to processes of user %d only", cred.Pid, cred.Uid, os.Geteuid())
 	}
 	return nil
 }

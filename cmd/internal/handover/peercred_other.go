@@ -7,7 +7,7 @@ import (
 	"net"
 )
 
-// supported says that this system has what a hand-over needs.
+// supported reports whether this system supports handover.
 const supported = false
 
 func checkPeer(*net.UnixConn) error { return errors.ErrUnsupported }

@@ -10,36 +10,36 @@ import (
 	"time"
 )
 
-// prepareTimeout bounds Config.Settle.
+// prepareTimeout bounds Config.Prepare.
 const prepareTimeout = 10 * time.Second
 
-// Config is what Serve needs.
+// Config configures Serve.
 type Config struct {
 	// Listeners are the sockets to hand over. Required.
 	Listeners *Listeners
-	// Prepare is called when a successor has asked, before it gets the sockets:
-	// to end what no two processes can share. It is over when it returns, or
-	// within ten seconds, when ctx ends. nil does nothing.
+	// Prepare is called when a successor requests the sockets, before it gets them,
+	// to end what two processes cannot share. It must return within ten seconds, when
+	// ctx ends. nil does nothing.
 	Prepare func(ctx context.Context)
-	// Resume is called when a successor that was settled for has failed. nil
-	// does nothing.
+	// Resume is called when a successor has failed after Prepare. nil does nothing.
 	Resume func()
-	// Stopped is called when the successor accepts, after the doors were left and
-	// before the successor is told: to end, within seconds, what it goes on
-	// with. nil does nothing.
+	// Stopped is called when the successor accepts, after this process has stopped
+	// accepting and before the successor learns that, to end, within seconds, what
+	// the successor continues. nil does nothing.
 	Stopped func()
-	// Logger takes what an operator should know; nil discards.
+	// Logger logs what operators should know; nil discards.
 	Logger *slog.Logger
 }
 
-// Server is a process's place at its path. Its methods are for one goroutine.
+// Server serves a path to the successors of this process. Its methods are for one
+// goroutine.
 type Server struct {
 	path string
-	l    *net.UnixListener // nil where the system has no hand-over, and after one
+	l    *net.UnixListener // nil where the system does not support handover, and after one
 	file os.FileInfo       // of the socket
 }
 
-// newServer puts a socket of this process at the path, whatever is there.
+// newServer listens at the path, in place of any socket there.
 func newServer(path string) (*Server, error) {
 	at := path + temporarySuffix
 	if err := os.Remove(at); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -61,13 +61,13 @@ func newServer(path string) (*Server, error) {
 	return p, nil
 }
 
-// Serve waits for a successor and hands the doors over to it. It returns nil
-// once the doors are left: from then on this process is to end what it has, and
-// nothing else. The link, the caller's to close, leads to the successor. It
-// returns the context's cause when ctx ends first, and then the path is free.
+// Serve waits for a successor and hands the listeners over to it. It returns a nil
+// error once this process has stopped accepting: from then on it should only finish
+// what it has. The caller closes the link, which leads to the successor. If ctx
+// ends first, Serve frees the path and returns the context's cause.
 func (p *Server) Serve(ctx context.Context, cfg Config) (*Link, error) {
 	if cfg.Listeners == nil {
-		return nil, errors.New("hand-over: Doors is nil")
+		return nil, errors.New("handover: Config.Listeners is nil")
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -82,7 +82,7 @@ func (p *Server) Serve(ctx context.Context, cfg Config) (*Link, error) {
 	stop := context.AfterFunc(ctx, func() { l.Close(); close(closed) })
 	defer func() {
 		if !stop() {
-			<-closed // before that, whoever dials still reaches it
+			<-closed // until then a dial still succeeds
 		}
 	}()
 	for {
@@ -94,17 +94,17 @@ func (p *Server) Serve(ctx context.Context, cfg Config) (*Link, error) {
 			return nil, context.Cause(ctx)
 		}
 		if err != nil {
-			return nil, fmt.Errorf("hand-over: %s: %w", p.path, err)
+			return nil, fmt.Errorf("handover: %s: %w", p.path, err)
 		}
 		err = p.handOver(ctx, conn, cfg)
 		if err == nil {
-			// The successor, who has the lock, puts its socket in this one's place.
+			// The successor has the lock, and replaces this socket by its own.
 			l.Close()
 			p.l = nil
 			return newLink(conn), nil
 		}
 		conn.Close()
-		cfg.Logger.Warn("a hand-over failed; this process goes on", "error", err)
+		cfg.Logger.Warn("handover failed, this process continues to serve", "error", err)
 	}
 }
 
@@ -114,7 +114,7 @@ func (p *Server) Close() {
 		return
 	}
 	p.l.Close()
-	// Under the lock nobody puts a socket of its own there meanwhile.
+	// The lock keeps other processes from replacing the socket meanwhile.
 	f, err := tryLock(p.path)
 	if err != nil {
 		return
@@ -125,21 +125,21 @@ func (p *Server) Close() {
 	}
 }
 
-// handOver talks to one successor. Its error says that the doors are as they
-// were.
+// handOver hands the listeners over to one successor. After an error they are
+// unchanged.
 func (p *Server) handOver(ctx context.Context, conn *net.UnixConn, cfg Config) error {
-	hurry := context.AfterFunc(ctx, func() { conn.Close() })
-	defer hurry()
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
 	if err := checkPeer(conn); err != nil {
 		return err
 	}
 	m, _, err := receive(conn, "ask", stepTimeout)
 	if err != nil {
-		// It may be there to read why.
+		// The successor may still read the reason.
 		_ = send(conn, packet{Step: "refused", Reason: err.Error()})
 		return err
 	}
-	cfg.Logger.Info("a new process takes over", "process", m.Process)
+	cfg.Logger.Info("new process requested the listeners", "process", m.Process)
 	if cfg.Prepare != nil {
 		settling, cancel := context.WithTimeout(ctx, prepareTimeout)
 		cfg.Prepare(settling)
@@ -151,17 +151,17 @@ func (p *Server) handOver(ctx context.Context, conn *net.UnixConn, cfg Config) e
 		}
 		return err
 	}
-	hurry() // Left may end ctx, and the successor is still to be told
+	stop() // Stopped may end ctx, and the successor must still get the last packet
 	cfg.Listeners.StopAccepting()
 	if cfg.Stopped != nil {
 		cfg.Stopped()
 	}
-	// Whether it hears this or not, it accepts, and this process no more.
-	_ = send(conn, packet{Step: "left"})
+	// Whether it receives this or not, it accepts, and this process does not.
+	_ = send(conn, packet{Step: "stopped"})
 	return nil
 }
 
-// sendListeners sends the sockets and waits until they are served.
+// sendListeners sends the sockets and waits until the successor serves them.
 func (p *Server) sendListeners(conn *net.UnixConn, d *Listeners) error {
 	names, files, err := d.files()
 	if err != nil {
@@ -169,7 +169,7 @@ func (p *Server) sendListeners(conn *net.UnixConn, d *Listeners) error {
 		return err
 	}
 	defer closeAll(files)
-	if err := send(conn, packet{Step: "doors", Process: os.Getpid(), Listeners: names}, files...); err != nil {
+	if err := send(conn, packet{Step: "listeners", Process: os.Getpid(), Listeners: names}, files...); err != nil {
 		return err
 	}
 	closeAll(files)

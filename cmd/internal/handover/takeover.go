@@ -10,25 +10,25 @@ import (
 	"syscall"
 )
 
-// Takeover is a process's right to be the one at its path, from Begin to Finish
-// or Abandon. It is for one goroutine.
+// Takeover is a process's exclusive right to take over at a path, from Begin to
+// Finish or Abandon. Its methods are for one goroutine.
 type Takeover struct {
-	// Listeners are the sockets of the process that runs, by name; the caller
-	// closes those that it does not use. Empty where none runs.
+	// Listeners are the sockets of the running process, by name; the caller closes
+	// those that it does not use. It is empty where no process runs.
 	Listeners map[string]net.Listener
-	// Process is the id of the process that runs; 0 for none.
+	// Process is the id of the running process; 0 for none.
 	Process int
 
 	path string
 	lock *os.File
-	conn *net.UnixConn // to the process that runs, nil for none
+	conn *net.UnixConn // to the running process, nil for none
 	once sync.Once
 }
 
-// Begin waits until no other process begins at the path, and asks the one that
-// serves there for its sockets. Nobody there, or only what a process left that
-// is dead, is no error. An error says that a process runs and does not hand
-// over; ctx bounds the waiting.
+// Begin waits until no other process begins at the path, and requests the sockets
+// of the process that serves there. It is no error if none does, also where a dead
+// process left its socket. An error means that a process runs and does not hand
+// over; ctx bounds the wait.
 func Begin(ctx context.Context, path string) (*Takeover, error) {
 	c := &Takeover{path: path}
 	if !supported {
@@ -36,7 +36,7 @@ func Begin(ctx context.Context, path string) (*Takeover, error) {
 	}
 	if err := c.begin(ctx); err != nil {
 		c.Abandon()
-		return nil, fmt.Errorf("hand-over: %w", err)
+		return nil, fmt.Errorf("handover: %w", err)
 	}
 	return c, nil
 }
@@ -55,7 +55,7 @@ func (c *Takeover) begin(ctx context.Context) (err error) {
 	return nil
 }
 
-// requestListeners gets the sockets.
+// requestListeners receives the sockets.
 func (c *Takeover) requestListeners() error {
 	if err := checkPeer(c.conn); err != nil {
 		return err
@@ -63,8 +63,8 @@ func (c *Takeover) requestListeners() error {
 	if err := send(c.conn, packet{Step: "ask", Process: os.Getpid()}); err != nil {
 		return err
 	}
-	// The other one settles first.
-	m, files, err := receive(c.conn, "doors", prepareTimeout+stepTimeout)
+	// The running process prepares first.
+	m, files, err := receive(c.conn, "listeners", prepareTimeout+stepTimeout)
 	if err != nil {
 		return err
 	}
@@ -80,9 +80,9 @@ func (c *Takeover) requestListeners() error {
 	return nil
 }
 
-// TakeListener removes a socket from the claim and returns it if it listens where the
-// caller wants to: at the address, or at any where its port is 0. Otherwise it
-// closes the socket and returns nil.
+// TakeListener removes a socket from Listeners and returns it if it listens at the
+// address; port 0 matches every port. Otherwise it closes the socket and returns
+// nil.
 func (c *Takeover) TakeListener(name, address string) net.Listener {
 	l := c.Listeners[name]
 	delete(c.Listeners, name)
@@ -98,13 +98,13 @@ func (c *Takeover) TakeListener(name, address string) net.Listener {
 	return l
 }
 
-// Finish tells the process that runs, if any, that this one accepts, waits
-// until it has stopped accepting, and takes its place. One that has died
-// meanwhile has stopped, too, and one that stands still stops as soon as it
-// goes on. The link leads to it for as long as it lives, and is the caller's to
-// close; it is nil where no process ran or it has died. The error says that the
-// other one goes on accepting, so that this one should end, or that the place
-// cannot be taken.
+// Finish reports to the running process, if any, that this one accepts, waits
+// until it has stopped accepting, and serves the path in its place. A process that
+// has died has stopped, too, and a suspended one stops as soon as it continues. The
+// caller closes the link, which leads to the other process for as long as it lives;
+// it is nil where no process ran or it has died. An error means that the other
+// process continues to accept, so that this one should end, or that the path cannot
+// be served.
 func (c *Takeover) Finish(ctx context.Context) (*Server, *Link, error) {
 	defer c.Abandon()
 	if !supported {
@@ -112,11 +112,11 @@ func (c *Takeover) Finish(ctx context.Context) (*Server, *Link, error) {
 	}
 	err := c.stopPredecessor(ctx)
 	if err != nil && (ctx.Err() != nil || !c.unserved(ctx)) {
-		return nil, nil, fmt.Errorf("hand-over: the process that serves %s went on: %w", c.path, err)
+		return nil, nil, fmt.Errorf("handover: the process that serves %s did not stop accepting: %w", c.path, err)
 	}
 	p, failed := newServer(c.path)
 	if failed != nil {
-		return nil, nil, fmt.Errorf("hand-over: %w", failed)
+		return nil, nil, fmt.Errorf("handover: %w", failed)
 	}
 	if c.conn == nil || err != nil {
 		return p, nil, nil
@@ -126,7 +126,7 @@ func (c *Takeover) Finish(ctx context.Context) (*Server, *Link, error) {
 	return p, l, nil
 }
 
-// stopPredecessor makes the other process leave.
+// stopPredecessor makes the running process stop accepting.
 func (c *Takeover) stopPredecessor(ctx context.Context) error {
 	if c.conn == nil {
 		return nil
@@ -136,14 +136,14 @@ func (c *Takeover) stopPredecessor(ctx context.Context) error {
 	if err := send(c.conn, packet{Step: "ready"}); err != nil {
 		return err
 	}
-	_, _, err := receive(c.conn, "left", stoppedTimeout)
+	_, _, err := receive(c.conn, "stopped", stoppedTimeout)
 	if ctx.Err() == nil && errors.Is(err, os.ErrDeadlineExceeded) {
-		return nil // it stands still: when it goes on, it reads that it is to leave
+		return nil // it is suspended: when it continues, it reads that it has to stop
 	}
 	return err
 }
 
-// unserved reports whether nobody serves the path any more.
+// unserved reports whether no process serves the path any more.
 func (c *Takeover) unserved(ctx context.Context) bool {
 	conn, err := c.dial(ctx)
 	if err == nil && conn != nil {
@@ -152,7 +152,7 @@ func (c *Takeover) unserved(ctx context.Context) bool {
 	return err == nil && conn == nil
 }
 
-// dial connects to the process that serves the path; nil where there is none.
+// dial connects to the process that serves the path; it returns nil for none.
 func (c *Takeover) dial(ctx context.Context) (*net.UnixConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
@@ -166,8 +166,8 @@ func (c *Takeover) dial(ctx context.Context) (*net.UnixConn, error) {
 	return conn.(*net.UnixConn), nil
 }
 
-// Abandon ends the claim: before Finish, the process that runs goes on as if
-// nothing had been. Further calls do nothing.
+// Abandon ends the takeover: before Finish, the running process continues as if
+// nothing had happened. Further calls do nothing.
 func (c *Takeover) Abandon() {
 	c.once.Do(func() {
 		for _, l := range c.Listeners {

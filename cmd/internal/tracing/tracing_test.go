@@ -83,7 +83,7 @@ func TestNoCollector(t *testing.T) {
 	_, span := tr.Tracer("mover").Start(t.Context(), "move")
 	span.End()
 	tr.Close()
-	if !strings.Contains(log.String(), "traces are not exported") {
+	if !strings.Contains(log.String(), "span export failed") {
 		t.Errorf("the log says %q", log.String())
 	}
 }
@@ -108,8 +108,8 @@ func TestNobodyAsks(t *testing.T) {
 // TestOtherExporters are refused by name.
 func TestOtherExporters(t *testing.T) {
 	for _, c := range []struct{ name, value, want string }{
-		{"OTEL_TRACES_EXPORTER", "zipkin", "OTEL_TRACES_EXPORTER=zipkin: only otlp"},
-		{"OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf: only grpc"},
+		{"OTEL_TRACES_EXPORTER", "zipkin", "OTEL_TRACES_EXPORTER=zipkin: must be otlp"},
+		{"OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf: must be grpc"},
 		{"OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", ""},
 		{"OTEL_TRACES_EXPORTER", "otlp", ""},
 	} {
