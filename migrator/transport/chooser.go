@@ -11,24 +11,22 @@ import (
 	"github.com/cascadeinfer/cascade/policies/links"
 )
 
-// The times of a Chooser.
 const (
-	firstHold    = time.Second      // that a path is held back after its first failure; doubles
-	longestHold  = time.Minute      // and its bound
-	trust        = 3                // pulls in a row that undo what a path's failures did
-	probeEvery   = time.Minute      // between two probes of a transport that works
-	reprobeEvery = 10 * time.Second // and of one that does not
-	maxPaths     = 4096             // that are remembered; those longest unused go first
+	minBackoff      = time.Second      // after the first failure of a path; it doubles
+	maxBackoff      = time.Minute      // of a path that fails again and again
+	resetPulls      = 3                // successful pulls in a row that reset the backoff
+	probeInterval   = time.Minute      // between two probes of a transport that works
+	reprobeInterval = 10 * time.Second // between two probes of a transport that failed
+	maxPaths        = 4096             // that are remembered; the least recently used are dropped
 )
 
-// Chooser orders the transports by which a replica can pull from its peers: by what
-// lies between the two, and by what it remembers, peer by peer. A transport that
-// fails is held back for a while that doubles each time, and only several good pulls
-// in a row make that while short again, so that a bad path is not tried move after
-// move.
+// Chooser ranks the transports by which a replica can pull from its peers: by the links
+// between the two replicas, and by the results of earlier pulls from that peer. A path that
+// fails is backed off. The backoff doubles with each failure, and only several successful
+// pulls in a row reset it, so that a bad path is not tried with every migration.
 //
-// It decides only: time comes in with each call, probes and pulls are the
-// caller's. It is for one goroutine at a time.
+// It only decides: the caller passes the time to each call, and runs probes and pulls. It
+// is for one goroutine at a time.
 type Chooser struct {
 	transports []Transport
 	probes     map[string]probe
@@ -39,7 +37,7 @@ type probe struct {
 	known bool
 	err   error
 	at    time.Time
-	again bool // a pull has failed since
+	due   bool // a pull has failed since, or the memory has changed
 }
 
 type path struct {
@@ -47,55 +45,55 @@ type path struct {
 	name string
 }
 
-// record is what is remembered of a path.
+// record is the history of a path.
 type record struct {
-	used  time.Time
-	err   error // why it is held back
-	until time.Time
-	hold  time.Duration // the latest one; 0 after enough good pulls
-	good  int           // pulls in a row
-	pulls int
-	rate  float64 // bytes per second, smoothed; 0 for none measured
+	used    time.Time
+	err     error         // of the last failure; nil after a success
+	until   time.Time     // end of the backoff
+	backoff time.Duration // the latest one; 0 after resetPulls successes
+	good    int           // successful pulls in a row
+	pulls   int
+	rate    float64 // bytes per second, smoothed; 0 if none was measured
 }
 
-// NewChooser returns a Chooser of these transports, the preferred ones first.
+// NewChooser returns a Chooser of these transports, in order of preference.
 func NewChooser(transports ...Transport) *Chooser {
 	return &Chooser{transports: slices.Clone(transports), probes: make(map[string]probe), paths: make(map[path]*record)}
 }
 
-// TransportsToProbe lists the transports that should be probed at now: all at first, later
-// from time to time, and at once after a pull has failed. The caller tells
-// Probed.
+// TransportsToProbe lists the transports that should be probed at now: all of them at
+// first, later at intervals, and at once after a failed pull. The caller passes the
+// results to RecordProbe.
 func (c *Chooser) TransportsToProbe(now time.Time) []Transport {
 	var due []Transport
 	for _, t := range c.transports {
 		p := c.probes[t.Name()]
-		every := probeEvery
+		every := probeInterval
 		if p.err != nil {
-			every = reprobeEvery
+			every = reprobeInterval
 		}
-		if !p.known || p.again || now.Sub(p.at) >= every {
+		if !p.known || p.due || now.Sub(p.at) >= every {
 			due = append(due, t)
 		}
 	}
 	return due
 }
 
-// ReprobeAll says that the own engine has come or gone, and its memory with it: all
-// transports are due.
+// ReprobeAll makes all transports due for a probe. The caller calls it when the local
+// engine, and its memory, has come or gone.
 func (c *Chooser) ReprobeAll() {
 	for name, p := range c.probes {
-		p.again = true
+		p.due = true
 		c.probes[name] = p
 	}
 }
 
-// RecordProbe takes the outcome of a probe.
+// RecordProbe records the result of a probe.
 func (c *Chooser) RecordProbe(name string, err error, now time.Time) {
 	c.probes[name] = probe{known: true, err: err, at: now}
 }
 
-// Pair is a replica that pulls and a peer that it pulls from.
+// Pair is a replica that pulls and the peer that it pulls from.
 type Pair struct {
 	Peer           policies.ReplicaID
 	Host, PeerHost string // the nodes of the two
@@ -104,24 +102,28 @@ type Pair struct {
 	Ways []links.Path
 }
 
-// Choice is a transport of an order.
+// Choice is a ranked transport.
 type Choice struct {
 	Transport Transport
 	// Reason says why it stands where it does: what it goes over, or what is against it.
 	Reason string
 }
 
-// Rank returns the transports by which a pair that has those of these names may
-// pull, the best first. Transports that do not reach, or that were probed and cannot
-// be used, are left out. The order is that of the ways; those that no way names come
-// after the open ones, in the order of NewChooser, and then those whose ways are all
-// closed: what is known of the links may be wrong. Those that are held back come
-// last, the one that is free soonest first. None means that blocks cannot be moved.
+// Rank returns the transports by which a pair that has the transports of these names may
+// pull, best first. It leaves out transports that do not reach the peer or whose probe
+// failed. The order is:
+//
+//  1. transports of open ways, in the order of the ways;
+//  2. transports that no way names, in the order of NewChooser;
+//  3. transports whose ways are all closed, since the links may be known wrongly;
+//  4. transports in backoff, the one whose backoff ends first.
+//
+// No transport means that blocks cannot be pulled.
 func (c *Chooser) Rank(p Pair, names []string, now time.Time) []Choice {
 	type ranked struct {
 		Choice
 		rank  int
-		until time.Time // held back; zero: not
+		until time.Time // end of the backoff; zero for none
 	}
 	var order []ranked
 	for _, t := range c.transports {
@@ -133,13 +135,13 @@ func (c *Chooser) Rank(p Pair, names []string, now time.Time) []Choice {
 		next.rank, next.Reason = rank(p.Ways, name)
 		if r := c.paths[path{p.Peer, name}]; r != nil && now.Before(r.until) {
 			next.until = r.until
-			next.Reason = "held back for " + r.until.Sub(now).Round(time.Millisecond).String() + ": " + r.err.Error()
+			next.Reason = "backed off for " + r.until.Sub(now).Round(time.Millisecond).String() + ": " + r.err.Error()
 		}
 		order = append(order, next)
 	}
 	slices.SortStableFunc(order, func(a, b ranked) int {
 		if !a.until.IsZero() || !b.until.IsZero() {
-			return a.until.Compare(b.until) // the zero time is before all others
+			return a.until.Compare(b.until) // the zero time comes first
 		}
 		return cmp.Compare(a.rank, b.rank)
 	})
@@ -150,7 +152,7 @@ func (c *Chooser) Rank(p Pair, names []string, now time.Time) []Choice {
 	return out
 }
 
-// rank is a transport's place among the ways, and what they say of it.
+// rank returns the rank of a transport among the ways, and the reason for it.
 func rank(ways []links.Path, name string) (int, string) {
 	at := -1
 	for i, w := range ways {
@@ -166,32 +168,32 @@ func rank(ways []links.Path, name string) (int, string) {
 	case at >= 0:
 		return len(ways) + 1 + at, "tried last: " + ways[at].Reason
 	case ways == nil:
-		return 0, "nothing is known of the links: by preference"
+		return 0, "the links are unknown: in order of preference"
 	}
-	return len(ways), "nothing is known of this way"
+	return len(ways), "no known link offers it"
 }
 
-// RecordFailure takes an Open or a Pull that failed. It says nothing about the path
-// when the source refused the ticket or the caller gave up; those are ignored.
+// RecordFailure records an Open or a Pull that failed. It ignores a refused ticket and a
+// cancellation by the caller, which say nothing about the path.
 func (c *Chooser) RecordFailure(peer policies.ReplicaID, name string, err error, now time.Time) {
 	if err == nil || errors.Is(err, ErrRefused) || errors.Is(err, context.Canceled) {
 		return
 	}
 	r := c.record(peer, name, now)
-	r.hold = min(max(2*r.hold, firstHold), longestHold)
-	r.err, r.until, r.good = err, now.Add(r.hold), 0
+	r.backoff = min(max(2*r.backoff, minBackoff), maxBackoff)
+	r.err, r.until, r.good = err, now.Add(r.backoff), 0
 	p := c.probes[name]
-	p.again = true
+	p.due = true
 	c.probes[name] = p
 }
 
-// RecordPull takes a pull that went well.
+// RecordPull records a pull that succeeded.
 func (c *Chooser) RecordPull(peer policies.ReplicaID, name string, s Stats, now time.Time) {
 	r := c.record(peer, name, now)
 	r.pulls++
 	r.err, r.until = nil, time.Time{}
-	if r.good++; r.good >= trust {
-		r.hold = 0
+	if r.good++; r.good >= resetPulls {
+		r.backoff = 0
 	}
 	if s.Duration <= 0 || s.Bytes == 0 {
 		return
@@ -203,7 +205,7 @@ func (c *Chooser) RecordPull(peer policies.ReplicaID, name string, s Stats, now 
 	r.rate += (rate - r.rate) / 8
 }
 
-// Forget drops what is remembered of a peer that has gone.
+// Forget drops the history of a peer that has left the fleet.
 func (c *Chooser) Forget(peer policies.ReplicaID) {
 	for p := range c.paths {
 		if p.peer == peer {
@@ -212,7 +214,8 @@ func (c *Chooser) Forget(peer policies.ReplicaID) {
 	}
 }
 
-// record finds or makes a path's record, and keeps their number bounded.
+// record returns the record of a path, and creates it if there is none. It drops the least
+// recently used record when there are too many.
 func (c *Chooser) record(peer policies.ReplicaID, name string, now time.Time) *record {
 	key := path{peer, name}
 	r := c.paths[key]
@@ -239,19 +242,19 @@ func compare(a, b path) int {
 	return cmp.Or(cmp.Compare(a.peer, b.peer), cmp.Compare(a.name, b.name))
 }
 
-// Path is how one transport does, for display. An empty Peer is the machine: what
-// its probe said.
+// Path is the state of one transport, for display: on this host, by its last probe, if Peer
+// is empty, or from one peer.
 type Path struct {
 	Peer      policies.ReplicaID
 	Transport string
-	Err       error         // it is not used; nil when it is
-	RetryIn   time.Duration // that it is held back still; 0 where that depends on probes
+	Err       error         // why it is not used; nil if it is
+	RetryIn   time.Duration // until the backoff ends; 0 if probes decide
 	Pulls     int
-	Rate      float64 // bytes per second, smoothed over some pulls; 0 for none measured
+	Rate      float64 // bytes per second, smoothed; 0 if none was measured
 }
 
-// Status lists the transports in order of preference, then the paths that were
-// used, by peer and name.
+// Status lists the transports in order of preference, then the paths that have been used,
+// by peer and name.
 func (c *Chooser) Status(now time.Time) []Path {
 	var out []Path
 	for _, t := range c.transports {

@@ -13,11 +13,11 @@ import (
 	"github.com/cascadeinfer/cascade/policies/links"
 )
 
-// named is a transport of which only the name and the reach count.
+// named is a transport that has a name and a reach, and nothing else.
 type named struct {
 	transport.Transport
 	name  string
-	local bool // reaches its own node only
+	local bool // reaches its own host only
 }
 
 func (n named) Name() string                  { return n.name }
@@ -33,22 +33,22 @@ func chooser() *transport.Chooser {
 	return transport.NewChooser(named{name: "shm", local: true}, named{name: "tcp"})
 }
 
-// A change of the engine makes every transport due, once.
-func TestChanged(t *testing.T) {
+// TestReprobeAll checks that a change of the engine makes every transport due, once.
+func TestReprobeAll(t *testing.T) {
 	c := chooser()
 	due := func() int { return len(c.TransportsToProbe(t0.Add(time.Second))) }
 	c.RecordProbe("shm", nil, t0)
 	c.RecordProbe("tcp", errLink, t0)
 	if n := due(); n != 0 {
-		t.Errorf("%d are due", n)
+		t.Errorf("%d transports are due after their probes", n)
 	}
 	c.ReprobeAll()
 	if n := due(); n != 2 {
-		t.Errorf("%d are due after a change", n)
+		t.Errorf("%d transports are due after a change", n)
 	}
 	c.RecordProbe("shm", nil, t0)
 	if n := due(); n != 1 {
-		t.Errorf("%d are due after one probe", n)
+		t.Errorf("%d transports are due after one probe", n)
 	}
 }
 
@@ -67,16 +67,16 @@ func expect(t *testing.T, what, got, want string) {
 	}
 }
 
-func TestOrderByPreferenceAndReach(t *testing.T) {
+func TestRankByPreferenceAndReach(t *testing.T) {
 	c := chooser()
-	expect(t, "same node", order(c, "b", "n1", both, t0), "shm tcp")
-	expect(t, "other node", order(c, "b", "n2", both, t0), "tcp")
+	expect(t, "same host", order(c, "b", "n1", both, t0), "shm tcp")
+	expect(t, "other host", order(c, "b", "n2", both, t0), "tcp")
 	expect(t, "peer without shm", order(c, "b", "n1", []string{"verbs", "tcp"}, t0), "tcp")
 	expect(t, "peer without any", order(c, "b", "n2", nil, t0), "")
 }
 
-// TestOrderByLinks: what lies between the two has the first word, failures the last.
-func TestOrderByLinks(t *testing.T) {
+// TestRankByLinks checks that links decide first, and that failures override them.
+func TestRankByLinks(t *testing.T) {
 	c := transport.NewChooser(named{name: "cuda", local: true}, named{name: "shm", local: true}, named{name: "verbs"}, named{name: "tcp"})
 	all := []string{"tcp", "verbs", "shm", "cuda"}
 	gpu := func(node string, index int, peer links.Peer) links.Topology {
@@ -92,68 +92,68 @@ func TestOrderByLinks(t *testing.T) {
 		from, to links.Topology
 		want     string
 	}{
-		"P2P":            {near, gpu("n1", 1, links.Peer{Index: 0, Asked: true, Read: true, Write: true}), "cuda: P2P over PCIe; tcp: loopback; verbs: nothing is known; shm: tried last: both pools are on GPUs"},
-		"no P2P":         {refused, gpu("n1", 1, links.Peer{Index: 0, Asked: true}), "tcp: loopback; verbs: nothing is known; cuda: tried last: no NVLink between them, and the driver does not let one read the other; shm: tried last: both pools are on GPUs"},
-		"one fabric":     {rdma(near, "InfiniBand"), rdma(gpu("n2", 1, links.Peer{}), "InfiniBand"), "verbs: mlx5_0 to mlx5_0; tcp: one connection"},
-		"two fabrics":    {rdma(near, "InfiniBand"), rdma(gpu("n2", 1, links.Peer{}), "Ethernet"), "tcp: one connection; verbs: tried last: mlx5_0 of node n1 speaks InfiniBand"},
-		"RDMA at one":    {rdma(near, "InfiniBand"), gpu("n2", 1, links.Peer{}), "tcp: one connection; verbs: tried last: node n2 has no RDMA port"},
-		"nothing known":  {links.Topology{Host: "n1"}, links.Topology{Host: "n2"}, "tcp: one connection; verbs: tried last: nothing is known"},
-		"of one nothing": {links.Topology{Host: "n1"}, near, "tcp: loopback; verbs: nothing is known; cuda: tried last: nothing is known; shm: tried last: one pool is on a GPU"},
+		"P2P":           {near, gpu("n1", 1, links.Peer{Index: 0, Asked: true, Read: true, Write: true}), "cuda: P2P over PCIe; tcp: loopback; verbs: no known link offers it; shm: tried last: both pools are on GPUs"},
+		"no P2P":        {refused, gpu("n1", 1, links.Peer{Index: 0, Asked: true}), "tcp: loopback; verbs: no known link offers it; cuda: tried last: no NVLink between them, and the driver does not let one read the other; shm: tried last: both pools are on GPUs"},
+		"one fabric":    {rdma(near, "InfiniBand"), rdma(gpu("n2", 1, links.Peer{}), "InfiniBand"), "verbs: mlx5_0 to mlx5_0; tcp: one connection"},
+		"two fabrics":   {rdma(near, "InfiniBand"), rdma(gpu("n2", 1, links.Peer{}), "Ethernet"), "tcp: one connection; verbs: tried last: mlx5_0 of node n1 speaks InfiniBand"},
+		"RDMA at one":   {rdma(near, "InfiniBand"), gpu("n2", 1, links.Peer{}), "tcp: one connection; verbs: tried last: node n2 has no RDMA port"},
+		"links unknown": {links.Topology{Host: "n1"}, links.Topology{Host: "n2"}, "tcp: one connection; verbs: tried last: nothing is known"},
+		"one unknown":   {links.Topology{Host: "n1"}, near, "tcp: loopback; verbs: no known link offers it; cuda: tried last: nothing is known; shm: tried last: one pool is on a GPU"},
 	} {
 		pair := transport.Pair{Peer: "b", Host: x.to.Host, PeerHost: x.from.Host, Ways: links.Paths(x.from, x.to)}
 		got := c.Rank(pair, all, t0)
 		want := strings.Split(x.want, "; ")
 		for i, o := range got {
 			if i >= len(want) || !strings.HasPrefix(o.Transport.Name()+": "+o.Reason, want[i]) {
-				t.Errorf("%s: number %d is %s: %s, want %q", what, i, o.Transport.Name(), o.Reason, x.want)
+				t.Errorf("%s: rank %d is %s: %s, want %q", what, i, o.Transport.Name(), o.Reason, x.want)
 			}
 		}
 		if len(got) != len(want) {
 			t.Errorf("%s: %d transports", what, len(got))
 		}
 	}
-	// A way that fails is held back, however good it looks.
+	// A way that fails is backed off, however good its link is.
 	c.RecordFailure("b", "cuda", errLink, t0)
 	got := c.Rank(transport.Pair{Peer: "b", Host: "n1", PeerHost: "n1", Ways: links.Paths(near, near)}, all, t0)
-	if last := got[len(got)-1]; last.Transport.Name() != "cuda" || last.Reason != "held back for 1s: the link is down" {
-		t.Errorf("the last is %s: %s", last.Transport.Name(), last.Reason)
+	if last := got[len(got)-1]; last.Transport.Name() != "cuda" || last.Reason != "backed off for 1s: the link is down" {
+		t.Errorf("the last transport is %s: %s", last.Transport.Name(), last.Reason)
 	}
-	// Without ways it is the order of preference, and says so.
-	if o := c.Rank(transport.Pair{Peer: "c", Host: "n1", PeerHost: "n1"}, all, t0)[0]; o.Transport.Name() != "cuda" || !strings.Contains(o.Reason, "by preference") {
-		t.Errorf("the first is %s: %s", o.Transport.Name(), o.Reason)
+	// Without ways the order is that of preference, and the reason says so.
+	if o := c.Rank(transport.Pair{Peer: "c", Host: "n1", PeerHost: "n1"}, all, t0)[0]; o.Transport.Name() != "cuda" || !strings.Contains(o.Reason, "in order of preference") {
+		t.Errorf("the first transport is %s: %s", o.Transport.Name(), o.Reason)
 	}
 }
 
-func TestFailuresHoldBack(t *testing.T) {
+func TestFailuresBackOff(t *testing.T) {
 	c := chooser()
 	now := t0
-	for i, hold := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
+	for i, backoff := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
 		c.RecordFailure("b", "shm", errLink, now)
-		hold *= time.Second
-		expect(t, fmt.Sprint("during hold ", i), order(c, "b", "n1", both, now.Add(hold-1)), "tcp shm")
-		expect(t, fmt.Sprint("after hold ", i), order(c, "b", "n1", both, now.Add(hold)), "shm tcp")
+		backoff *= time.Second
+		expect(t, fmt.Sprint("during backoff ", i), order(c, "b", "n1", both, now.Add(backoff-1)), "tcp shm")
+		expect(t, fmt.Sprint("after backoff ", i), order(c, "b", "n1", both, now.Add(backoff)), "shm tcp")
 		expect(t, "another peer", order(c, "c", "n1", both, now), "shm tcp")
-		now = now.Add(hold)
+		now = now.Add(backoff)
 	}
-	// One good pull frees the path, but does not make its next failure cheap.
+	// One successful pull ends the backoff, but does not reset it.
 	c.RecordPull("b", "shm", transport.Stats{}, now)
-	expect(t, "after a good pull", order(c, "b", "n1", both, now), "shm tcp")
+	expect(t, "after a successful pull", order(c, "b", "n1", both, now), "shm tcp")
 	c.RecordFailure("b", "shm", errLink, now)
 	expect(t, "failed again", order(c, "b", "n1", both, now.Add(59*time.Second)), "tcp shm")
 	for range 3 {
 		c.RecordPull("b", "shm", transport.Stats{}, now)
 	}
 	c.RecordFailure("b", "shm", errLink, now)
-	expect(t, "failed after good ones", order(c, "b", "n1", both, now.Add(time.Second)), "shm tcp")
-	// All held back: what is free soonest comes first.
+	expect(t, "failed after a reset", order(c, "b", "n1", both, now.Add(time.Second)), "shm tcp")
+	// If all paths are backed off, the one whose backoff ends first comes first.
 	c.RecordFailure("b", "shm", errLink, now)
 	c.RecordFailure("b", "tcp", errLink, now)
-	expect(t, "all held back", order(c, "b", "n1", both, now), "tcp shm")
+	expect(t, "all backed off", order(c, "b", "n1", both, now), "tcp shm")
 	c.Forget("b")
 	expect(t, "forgotten", order(c, "b", "n1", both, now), "shm tcp")
 }
 
-func TestWhatIsNoFailureOfThePath(t *testing.T) {
+func TestRefusalsAndCancellationsAreIgnored(t *testing.T) {
 	c := chooser()
 	c.RecordFailure("b", "shm", fmt.Errorf("open: %w", transport.ErrRefused), t0)
 	c.RecordFailure("b", "shm", fmt.Errorf("pull: %w", context.Canceled), t0)
@@ -198,7 +198,7 @@ func TestStatus(t *testing.T) {
 	expect(t, "status", got, want)
 }
 
-// What is remembered is bounded: the paths longest unused are forgotten.
+// TestPathsAreBounded checks that the least recently used paths are dropped.
 func TestPathsAreBounded(t *testing.T) {
 	c := chooser()
 	for i := range 5000 {

@@ -1,19 +1,25 @@
-// Package transport carries KV blocks from one engine's pool into another's:
-// the receiver pulls, verifies, and only then tells anybody.
+// Package transport carries KV blocks from the pool of one engine into the pool of
+// another: the receiver pulls the blocks, verifies their checksums, and only then reports
+// success.
 //
-// It knows blocks, regions and checksums, no requests and no tokens. What is
-// exchanged is a block table; a transport works out the bytes by itself, so
-// that nothing grows with the number of chunks.
+// A source exports a Grant as an Offer, which travels over the control connection. The
+// receiver opens the offer with the transport of that name, and pulls plans of blocks
+// with the Puller. A Chooser selects the transport for a pair of replicas. Packages below
+// this one implement Transport; transporttest is their common test.
+//
+// The package knows blocks, regions and checksums, but no requests and no tokens. A plan
+// is a table of blocks, from which a transport computes the bytes, so that nothing grows
+// with the number of chunks.
 //
 // # Invariants
 //
-//  1. Without a valid ticket nobody reads a byte: a ticket is single-use, for
-//     one move, epoch and receiver, and dies with its grant.
-//  2. Pull writes only the destination blocks of its plan, and reports success
-//     only if every region of every block has the sum that the plan names.
-//  3. After Close of a Puller no byte of the local memory changes any more;
-//     what a successful pull read of the exported memory, it read before Revoke.
-//  4. Nothing waits without a deadline: that of the context, or of the grant.
+//  1. A receiver without a valid ticket reads no byte. A ticket is single-use, for one
+//     migration, epoch and receiver, and ends with its grant.
+//  2. Pull writes only the destination blocks of its plan, and reports success only if
+//     every region of every block has the checksum of the plan.
+//  3. After Close of a Puller no byte of the local memory changes any more. A successful
+//     pull has read the exported memory before Revoke returned.
+//  4. Every wait has a deadline: that of the context, or of the grant.
 package transport
 
 import (
@@ -25,109 +31,109 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Grant lets one receiver pull for one move.
+// Grant allows one receiver to pull for one migration.
 type Grant struct {
-	Migration string // seller/number, unique in the fleet
+	Migration string // source/number, unique in the fleet
 	Epoch     policies.Epoch
 	Receiver  policies.ReplicaID
-	Deadline  time.Time // the grant ends by itself
+	Deadline  time.Time // when the grant ends by itself
 }
 
 // TicketSize is the length of a ticket in bytes.
 const TicketSize = 16
 
-// Offer is what a receiver needs to pull, handed to it over the control
+// Offer is what a receiver needs to pull. It is sent to the receiver over the control
 // connection.
 type Offer struct {
-	Transport string // its name
-	Address   string // where the source serves, in the transport's own terms
-	// Source is the replica from which the offer has come, as its receiver knows:
-	// with identities, nobody else is asked. "" is unknown. Export leaves it "".
+	Transport string // the transport's name
+	Address   string // of the source, in the transport's own format
+	// Source is the replica that made the offer. The receiver sets it, and, with
+	// identities, connects to that replica only; "" is unknown. Export leaves it "".
 	Source policies.ReplicaID
 	Ticket [TicketSize]byte
 }
 
-// Plan says which blocks to pull where: source block Src[i] into local block
-// Dst[i], whose regions must have the sums Sums[i*regions:].
+// Plan lists the blocks to pull: source block Src[i] goes into local block Dst[i], whose
+// regions must have the checksums Sums[i*regions:] afterwards.
 type Plan struct {
 	Src, Dst []uint32
 	Sums     []uint32
 }
 
-// Validate reports the first reason why a plan cannot be pulled from a pool of one
-// layout into one of another, or nil. A local block named twice is not looked
-// for: it ends up with the sum of one of its sources at best.
+// Validate returns the first reason why the plan cannot be pulled from a pool of one
+// layout into a pool of another, or nil. It does not detect a local block that is named
+// twice: that block has the checksum of one of its sources at best.
 func (p Plan) Validate(source, target Layout) error {
 	if err := source.CheckCompatible(target); err != nil {
 		return err
 	}
 	if len(p.Dst) != len(p.Src) || len(p.Sums) != len(p.Src)*len(target.Regions) {
-		return fmt.Errorf("plan: %d source blocks, %d target blocks and %d sums; want as many blocks on both sides, and %d sums for each", len(p.Src), len(p.Dst), len(p.Sums), len(target.Regions))
+		return fmt.Errorf("plan: %d source blocks, %d target blocks and %d checksums; want as many source as target blocks, and %d checksums for each", len(p.Src), len(p.Dst), len(p.Sums), len(target.Regions))
 	}
 	for i := range p.Src {
 		if int64(p.Src[i]) >= int64(source.Blocks) || int64(p.Dst[i]) >= int64(target.Blocks) {
-			return fmt.Errorf("plan: entry %d moves block %d of %d to block %d of %d", i, p.Src[i], source.Blocks, p.Dst[i], target.Blocks)
+			return fmt.Errorf("plan: entry %d copies block %d of a pool of %d to block %d of a pool of %d", i, p.Src[i], source.Blocks, p.Dst[i], target.Blocks)
 		}
 	}
 	return nil
 }
 
-// Stats is what a pull did.
+// Stats describes a pull that has ended.
 type Stats struct {
 	Blocks   int
 	Bytes    int64
 	Duration time.Duration
 }
 
-// ErrRefused says that the source did not accept the ticket: unknown, used,
-// expired, revoked, or another receiver's.
-var ErrRefused = errors.New("the source refuses the ticket")
+// ErrRefused is the error of Open when the source did not accept the ticket: it is
+// unknown, used, expired, revoked, or was issued for another receiver.
+var ErrRefused = errors.New("the source refused the ticket")
 
-// CorruptError says which blocks of a plan arrived and do not have their sums.
-// They may be pulled again.
+// CorruptError lists the blocks of a plan that arrived without their checksums. They may
+// be pulled again.
 type CorruptError struct{ Blocks []int } // indices into the plan
 
 func (e *CorruptError) Error() string {
-	return fmt.Sprintf("%d blocks do not have the sums that the source named", len(e.Blocks))
+	return fmt.Sprintf("%d blocks do not have the checksums of the plan", len(e.Blocks))
 }
 
-// Source serves the blocks of the own engine's pool.
+// Source serves the blocks of the local engine's pool.
 type Source interface {
-	// Export makes an offer for a grant. Each call makes a new ticket; earlier
-	// ones of the same move go on until their deadlines. It does not block.
+	// Export makes an offer for a grant. Each call issues a new ticket; earlier tickets
+	// of the same migration stay valid until their deadlines. It does not block.
 	Export(Grant) (Offer, error)
-	// Revoke ends all grants of a move. A pull that reports success has read its
+	// Revoke ends all grants of a migration. A pull that reports success has read its
 	// bytes before Revoke returns; all others fail.
-	Revoke(move string)
+	Revoke(migration string)
 }
 
-// Target pulls into the own engine's pool.
+// Target pulls into the local engine's pool.
 type Target interface {
-	// Open presents a ticket to its source. The Puller must be closed. The own
-	// memory is only written by its Pull.
+	// Open presents a ticket to its source. The Puller must be closed. Only its Pull
+	// writes the local memory.
 	Open(ctx context.Context, receiver policies.ReplicaID, offer Offer) (Puller, error)
 }
 
-// Puller is one open move at the target. It is for one goroutine at a time, but
-// Close may be called by any.
+// Puller is one open pull at the target. It is for one goroutine at a time, but any
+// goroutine may call Close.
 type Puller interface {
-	// Pull copies and verifies. It returns a *CorruptError when all bytes came
-	// and some are wrong; after any other error the Puller is of no use.
+	// Pull copies and verifies the blocks of a plan. It returns a *CorruptError if all
+	// bytes arrived and some are wrong. After any other error every further Pull fails.
 	Pull(ctx context.Context, p Plan) (Stats, error)
-	// Close ends the move, and a Pull that is under way with an error: it returns
-	// when no byte of the local memory changes any more. More calls do nothing.
+	// Close ends the pull; a Pull in progress fails. It returns when no byte of the
+	// local memory changes any more. Further calls do nothing.
 	Close() error
 }
 
-// Transport is one way to carry blocks. Its methods are safe for concurrent
+// Transport carries blocks in one way. Its methods are safe for concurrent
 // use. Each implementation passes transporttest.Run.
 type Transport interface {
 	Name() string
-	// Probe reports why the transport cannot be used on this machine, or nil.
-	// It costs little and may be asked again at any time.
+	// Probe returns why the transport cannot be used on this host, or nil. It is cheap
+	// and may be called again at any time.
 	Probe(ctx context.Context) error
-	// CanReach reports whether a target on node to could pull from a source on
-	// node from; shared memory ends at the node's border.
+	// CanReach reports whether a target on host to could pull from a source on host
+	// from: shared memory, for instance, requires that they are the same.
 	CanReach(from, to string) bool
 	Source
 	Target

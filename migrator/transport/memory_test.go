@@ -11,14 +11,14 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-func TestLayoutFits(t *testing.T) {
+func TestLayoutValidate(t *testing.T) {
 	region := func(offset, stride, bytes int64) transport.Layout {
 		return transport.Layout{Blocks: 4, Regions: []transport.Region{{Offset: 8, Stride: 8, Bytes: 8}, {Offset: offset, Stride: stride, Bytes: bytes}}}
 	}
 	for _, c := range []struct {
 		name   string
 		layout transport.Layout
-		fits   bool
+		valid  bool
 	}{
 		{"to the last byte", region(64, 10, 6), true}, // ends at 64 + 3·10 + 6
 		{"one byte more", region(64, 10, 7), false},
@@ -32,14 +32,14 @@ func TestLayoutFits(t *testing.T) {
 		{"no blocks", transport.Layout{Regions: []transport.Region{{Stride: 1, Bytes: 1}}}, false},
 		{"no regions", transport.Layout{Blocks: 1}, false},
 	} {
-		if err := c.layout.Validate(100); (err == nil) != c.fits {
+		if err := c.layout.Validate(100); (err == nil) != c.valid {
 			t.Errorf("%s: %v", c.name, err)
 		}
 	}
 }
 
-// Copy is copy and crc32, whatever the sizes and the cuts.
-func TestCopy(t *testing.T) {
+// TestCopyAndChecksum compares it with copy and crc32, for several sizes and cuts.
+func TestCopyAndChecksum(t *testing.T) {
 	src := make([]byte, 300_000)
 	for i := range src {
 		src[i] = byte(rand.IntN(256))
@@ -60,14 +60,14 @@ func TestMemoryIsUnmappedOnce(t *testing.T) {
 	m := &transport.Memory{Unmap: func() { unmapped++ }}
 	for range 2 {
 		if !m.Hold() {
-			t.Fatal("a fresh memory cannot be held")
+			t.Fatal("Hold of an open memory reports false")
 		}
 	}
 	m.Release()
 	m.Close()
 	m.Close()
 	if m.Hold() || unmapped != 0 {
-		t.Errorf("closed and held: unmapped %d times", unmapped)
+		t.Errorf("closed while held: unmapped %d times", unmapped)
 	}
 	m.Release()
 	m.Close()
@@ -76,17 +76,17 @@ func TestMemoryIsUnmappedOnce(t *testing.T) {
 	}
 	defer func() {
 		if r := recover(); r == nil || !strings.Contains(r.(string), "internal error") {
-			t.Errorf("a release too many: %v", r)
+			t.Errorf("Release without Hold: %v", r)
 		}
 	}()
 	m.Release()
 }
 
-// Guard is for faults of mappings alone.
-func TestGuardLetsOtherPanicsPass(t *testing.T) {
+// TestCatchFaultPassesOtherPanics checks that only memory faults become errors.
+func TestCatchFaultPassesOtherPanics(t *testing.T) {
 	defer func() {
 		if recover() == nil {
-			t.Error("a panic is lost")
+			t.Error("CatchFault recovered a panic that is not a memory fault")
 		}
 	}()
 	transport.CatchFault(func() error { panic("internal error: of the test") })
