@@ -9,28 +9,28 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// suffix tells a source's socket from those of others in the directory.
+// suffix distinguishes the sockets of this transport from others in the directory.
 const suffix = ".cuda"
 
-// maxDir is how long the path of Dir may be, in bytes: a socket's must fit.
+// maxDir is the longest path of Dir in bytes: the path of a socket must fit.
 const maxDir = 80
 
-// Config is what a Transport needs.
+// Config configures a Transport.
 type Config struct {
-	// Dir is where the sockets of this machine's sources are: an absolute path of
-	// at most 80 bytes, made with mode 0700 if missing. Sources of one user may
-	// share it. Required.
+	// Dir is the directory of the sockets of this host's sources: an absolute path of at
+	// most 80 bytes, created with mode 0700 if missing. Sources of one user may share it.
+	// Required.
 	Dir string
-	// Pool has the own engine's memory. On whichever GPU it is, by Attach or Make, is
-	// what the transport works on; the caller closes that after Run. Required.
+	// Pool has the local engine's memory. The transport uses the GPU of that memory,
+	// which Attach or Allocate made; the caller closes the GPU after Run. Required.
 	Pool transport.Pool
-	// Logger takes what an operator should know; nil discards.
+	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
 }
 
 func (c Config) validate() (Config, error) {
 	if c.Pool == nil {
-		return c, errors.New("cuda transport: Pool is missing")
+		return c, errors.New("cuda transport: Pool is required")
 	}
 	if !filepath.IsAbs(c.Dir) || len(c.Dir) > maxDir {
 		return c, fmt.Errorf("cuda transport: Dir %q must be an absolute path of at most %d bytes", c.Dir, maxDir)

@@ -11,25 +11,24 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
 )
 
-// The bounds of what is kept on a GPU.
 const (
-	maxIdleStreams = 4                // idle ones
-	idleMapping    = 30 * time.Second // that a mapping which nobody uses is kept
+	maxIdleStreams = 4                // unused streams that are kept
+	idleMapping    = 30 * time.Second // after which an unused mapping is unmapped
 )
 
-// GPUConfig is what a GPU needs.
+// GPUConfig configures a GPU.
 type GPUConfig struct {
 	// Driver is the loaded driver. Required.
 	Driver *cuda.Driver
 	// Ordinal is the device's number in this process.
 	Ordinal int
-	// Groups is how many thread groups of 512 a copy has, 1 to 1024. Beside an engine
-	// that works at the same time, which takes MPS, they keep as many multiprocessors
-	// from it at most. 0 means 16.
+	// Groups is the number of thread groups (CTAs) of 512 threads of a copy, 1 to 1024; 0
+	// means 16. Beside an engine that runs at the same time, which requires MPS, a copy
+	// takes at most as many multiprocessors from it.
 	Groups int
-	// CopyEngines has the GPU's copy engines move all blocks, and not a kernel: they take
-	// no multiprocessors, and a processor has each run of blocks in each region to
-	// describe, some 0.5 µs. Sums are a kernel's all the same.
+	// CopyEngines makes the copy engines of the GPU, instead of a kernel, copy all
+	// blocks. They take no multiprocessors, but a processor describes each run of blocks
+	// in each region, at about 0.5 µs. Checksums are computed by a kernel in any case.
 	CopyEngines bool
 }
 
@@ -39,43 +38,43 @@ type GPU struct {
 	info   cuda.Device
 
 	mu            sync.Mutex
-	current       *gpuContext // nil until it is needed, and after an error
+	current       *gpuContext // nil until the first use, and after an error
 	closed        bool
-	failures      failures // of what was held
+	failures      failures // of earlier contexts
 	pendingCloses []func() error
-	unhealthy     error // why it is not to be trusted, as others say
+	unhealthy     error // set by MarkUnhealthy
 
-	pinsMu sync.Mutex // guards pins; who has it waits for nothing
+	pinsMu sync.Mutex // guards pins; held only briefly
 	pins   []*hostPin
 }
 
-// gpuContext is all that there is in one context: it lives and ends as one.
+// gpuContext is one CUDA context and everything in it, which is closed with it.
 type gpuContext struct {
 	context                   *cuda.Context
 	module                    *cuda.Module
 	copy, sum, sumDestination cuda.Kernel
 	gather, scatter           cuda.Kernel
-	batches                   atomic.Bool // whether many pieces go to the copy engines in one call
-	copyEngines               bool        // whether all do
+	batches                   atomic.Bool // whether the driver copies many pieces in one call
+	copyEngines               bool        // whether the copy engines copy all blocks
 
-	worked atomic.Bool // some work of a lane was done
+	worked atomic.Bool // whether a stream has completed some work
 
-	// closeMu is read-locked by who makes calls in the context, and locked to end it.
+	// closeMu is read-locked during calls in the context, and locked to close it.
 	closeMu sync.RWMutex
 	closed  bool // guarded by gate
 
-	pinMu sync.Mutex // held while the driver pins, which takes milliseconds
+	pinMu sync.Mutex // held while the driver pins memory, which takes milliseconds
 	pins  map[*hostPin]*cuda.HostMemory
 
 	mu            sync.Mutex
 	idleStreams   []*copyStream
-	streams       map[*copyStream]bool // all of them
+	streams       map[*copyStream]bool // including those in use
 	mappings      map[mappingKey]*mapping
-	allocations   map[*Memory]cuda.Pointer // memory of this process's own
-	pendingCloses []func() error           // what could not be closed, and is not the context's
+	allocations   map[*Memory]cuda.Pointer // memory that Allocate made
+	pendingCloses []func() error           // closes to be retried, of objects that outlive the context
 }
 
-// NewGPU looks a device up. Its context is made when it is used first.
+// NewGPU returns a GPU. Its context is made on first use.
 func NewGPU(c GPUConfig) (*GPU, error) {
 	if c.Driver == nil || c.Ordinal < 0 || c.Groups < 0 || c.Groups > 1024 {
 		return nil, fmt.Errorf("gpu: Driver must be set, Ordinal %d ≥ 0, and Groups %d of 0 to 1024", c.Ordinal, c.Groups)
@@ -93,7 +92,7 @@ func NewGPU(c GPUConfig) (*GPU, error) {
 // Device describes the GPU.
 func (g *GPU) Device() cuda.Device { return g.info }
 
-// Close ends the context and all that is in it. Nothing is to be used afterwards.
+// Close closes the context and everything in it. The GPU must not be used afterwards.
 func (g *GPU) Close() error {
 	g.mu.Lock()
 	g.closed = true
@@ -105,8 +104,8 @@ func (g *GPU) Close() error {
 	return g.closeContext(h, nil)
 }
 
-// withContext runs f in the context of h, or of whichever lives if h is nil. When the
-// device has failed for good, the context is ended.
+// withContext runs f in the context h, or in the current context if h is nil. It closes
+// the context after an error that makes it useless.
 func (g *GPU) withContext(h *gpuContext, f func(*gpuContext) error) error {
 	if h == nil {
 		var err error
@@ -121,9 +120,9 @@ func (g *GPU) withContext(h *gpuContext, f func(*gpuContext) error) error {
 	return err
 }
 
-var errContextClosed = errors.New("the GPU has failed since, and was opened anew")
+var errContextClosed = errors.New("the GPU failed, and its context was closed")
 
-// run runs f while the context lives.
+// run runs f unless the context is closed.
 func (h *gpuContext) run(f func(*gpuContext) error) error {
 	h.closeMu.RLock()
 	defer h.closeMu.RUnlock()
@@ -133,8 +132,8 @@ func (h *gpuContext) run(f func(*gpuContext) error) error {
 	return f(h)
 }
 
-// currentContext is the context, made where there is none, unless that has failed just now: then
-// it fails with a *DownError.
+// currentContext returns the context, and makes it if there is none. It fails with a
+// *DownError during the pause after a failure.
 func (g *GPU) currentContext() (*gpuContext, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -153,11 +152,11 @@ func (g *GPU) currentContext() (*gpuContext, error) {
 		return nil, &DownError{g.config.Ordinal, err, g.failures.until}
 	}
 	g.current = h
-	_ = retryCloses(&g.pendingCloses) // the error was told when it was new
+	_ = retryCloses(&g.pendingCloses) // the error was returned when it was new
 	return h, nil
 }
 
-// openContext makes a context with all that every use needs.
+// openContext makes a context with the kernels.
 func (g *GPU) openContext() (*gpuContext, error) {
 	context, err := g.config.Driver.RetainContext(g.config.Ordinal)
 	if err != nil {
@@ -183,9 +182,9 @@ func (g *GPU) openContext() (*gpuContext, error) {
 	return h, nil
 }
 
-// closeContext closes all that is in a context, once nobody makes calls in it. No other is
-// made before: it would be the same, which the driver counts. why is the error that
-// has made it useless, nil for none.
+// closeContext closes everything in a context, when no call is in progress in it. No new
+// context is made before: the driver counts references, and would return the same one.
+// cause is the error that made the context useless, nil for none.
 func (g *GPU) closeContext(h *gpuContext, why error) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -204,12 +203,12 @@ func (g *GPU) closeContext(h *gpuContext, why error) error {
 	if why != nil {
 		g.failures.record(why, time.Now(), 1)
 	}
-	// In a context that has failed none of this succeeds except for its end, which
-	// closes all that is of the context: the errors would say nothing new.
+	// In a failed context all of these calls fail, and the end of the context releases
+	// what is in it: their errors say nothing new.
 	for l := range h.streams {
 		_ = l.close()
 	}
-	if why == nil { // otherwise a kernel may be at work on it still
+	if why == nil { // after a failure a kernel may still use it
 		for _, p := range h.pins {
 			_ = p.Close()
 		}
@@ -223,8 +222,8 @@ func (g *GPU) closeContext(h *gpuContext, why error) error {
 		m.markLost(h.context, p)
 	}
 	_ = h.module.Close()
-	// Only its end is sure to end what was under way, and mappings that are not the
-	// context's are not taken from under that.
+	// Only the end of the context is sure to end the work in progress, and mappings that
+	// outlive the context must not be unmapped while that work uses them.
 	err := h.context.Close()
 	for _, m := range h.mappings {
 		if m.outlivesContext {
@@ -235,7 +234,7 @@ func (g *GPU) closeContext(h *gpuContext, why error) error {
 	return errors.Join(err, retryCloses(&g.pendingCloses))
 }
 
-// retryCloses closes what could not be closed before, and keeps what cannot be still.
+// retryCloses retries closes that failed before, and keeps those that fail again.
 func retryCloses(unshut *[]func() error) (err error) {
 	var left []func() error
 	for _, close := range *unshut {
@@ -247,7 +246,7 @@ func retryCloses(unshut *[]func() error) (err error) {
 	return err
 }
 
-// unmapLocked unmaps a mapping that is nobody's any more. mu is held.
+// unmapLocked unmaps a mapping without users. mu is held.
 func (h *gpuContext) unmapLocked(m *mapping) error {
 	if m.outlivesContext {
 		return h.closeOrDeferLocked(m.close)
@@ -255,7 +254,8 @@ func (h *gpuContext) unmapLocked(m *mapping) error {
 	return m.close()
 }
 
-// closeOrDeferLocked closes what is not the context's, now or later. mu is held.
+// closeOrDeferLocked closes an object that outlives the context, and retries later if
+// that fails. mu is held.
 func (h *gpuContext) closeOrDeferLocked(close func() error) error {
 	err := close()
 	if err != nil {
@@ -264,7 +264,7 @@ func (h *gpuContext) closeOrDeferLocked(close func() error) error {
 	return err
 }
 
-// unmapIdle unmaps what nobody has used since before.
+// unmapIdle unmaps the mappings that have been unused since before.
 func (g *GPU) unmapIdle(before time.Time) {
 	g.mu.Lock()
 	h := g.current
@@ -287,7 +287,7 @@ func (g *GPU) unmapIdle(before time.Time) {
 	})
 }
 
-// acquireStream returns an idle lane, or makes one.
+// acquireStream returns an idle stream, or makes one. It is given back by releaseStream.
 func (h *gpuContext) acquireStream() (*copyStream, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -303,7 +303,7 @@ func (h *gpuContext) acquireStream() (*copyStream, error) {
 	return l, err
 }
 
-// releaseStream gives a lane back whose work is done.
+// releaseStream gives back a stream whose work is done.
 func (h *gpuContext) releaseStream(l *copyStream) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -313,55 +313,4 @@ func (h *gpuContext) releaseStream(l *copyStream) error {
 	}
 	delete(h.streams, l)
 	return l.close()
-}
-
-// mappingKey names a mapping: who offers the pool, and which it is.
-type mappingKey struct {
-	address string
-	id      [16]byte
-	own     *Memory
-}
-
-// mapping is a pool at an address of this context.
-type mapping struct {
-	pool  cuda.Pointer // its first byte
-	size  int64        // from there to the allocation's end
-	close func() error
-	// outlivesContext says that the mapping does not end with the context.
-	outlivesContext bool
-	// persistent says that it ends with its pool, or the context, and not before.
-	persistent bool
-	users      int
-	idleSince  time.Time // when the last user left
-}
-
-// acquireMapping finds a mapping, or makes it. It is left by unmap.
-func (h *gpuContext) acquireMapping(k mappingKey, open func() (*mapping, error)) (*mapping, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	m := h.mappings[k]
-	if m == nil {
-		var err error
-		if m, err = open(); err != nil {
-			return nil, err
-		}
-		h.mappings[k] = m
-	}
-	m.users++
-	return m, nil
-}
-
-// keepMapping has a mapping stay when nobody uses it.
-func (h *gpuContext) keepMapping(m *mapping) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	m.persistent = true
-}
-
-// releaseMapping ends one use.
-func (h *gpuContext) releaseMapping(m *mapping, now time.Time) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	m.users--
-	m.idleSince = now
 }

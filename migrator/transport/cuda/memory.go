@@ -20,21 +20,21 @@ import (
 type Kind uint32
 
 const (
-	// IPC pools are named by a handle: memory of cudaMalloc, and of PyTorch's
-	// allocator as it is by default.
+	// IPC pools are named by a CUDA IPC handle: memory of cudaMalloc, and of PyTorch's
+	// allocator by default.
 	IPC Kind = 1
-	// VMM pools are sent as a descriptor, and can be mapped for reading only.
+	// VMM pools are sent as a descriptor, and can be mapped read-only.
 	VMM Kind = 2
 )
 
-// Handle is a pool in device memory, as its owner describes it to others.
+// Handle describes a pool in device memory to other processes.
 type Handle struct {
 	Kind Kind
-	// ID tells pools apart: random, made by the owner.
+	// ID identifies the pool; its owner chooses it at random.
 	ID [16]byte
 	// GPU is the UUID of the device that has the memory.
 	GPU [16]byte
-	// Name is that of an IPC allocation.
+	// Name is the name of an IPC allocation.
 	Name cuda.IPCHandle
 	// Offset is where the pool begins in its allocation of Size bytes.
 	Offset, Size int64
@@ -54,8 +54,7 @@ func (h Handle) Append(dst []byte) []byte {
 	return append(dst, h.Name[:]...)
 }
 
-// ParseHandle decodes a handle of nothing else. It checks that the pool may have
-// so many bytes.
+// ParseHandle decodes a handle, and checks that its pool can have so many bytes.
 func ParseHandle(b []byte, pool int64) (Handle, error) {
 	if len(b) != handleSize {
 		return Handle{}, fmt.Errorf("handle: %d bytes, want %d", len(b), handleSize)
@@ -69,15 +68,15 @@ func ParseHandle(b []byte, pool int64) (Handle, error) {
 
 func (h Handle) validate(pool int64) error {
 	if h.Kind != IPC && h.Kind != VMM {
-		return fmt.Errorf("handle: kind %d is unknown", h.Kind)
+		return fmt.Errorf("handle: unknown kind %d", h.Kind)
 	}
 	if h.Offset < 0 || h.Size <= 0 || pool > h.Size || h.Offset > h.Size-pool {
-		return fmt.Errorf("handle: a pool of %d bytes at %d of an allocation of %d", pool, h.Offset, h.Size)
+		return fmt.Errorf("handle: a pool of %d bytes at offset %d does not fit into an allocation of %d bytes", pool, h.Offset, h.Size)
 	}
 	return nil
 }
 
-// Memory is the own engine's pool on a GPU. It implements transport.Device.
+// Memory is the local engine's pool on a GPU. It implements transport.Device.
 type Memory struct {
 	gpu    *GPU
 	handle Handle
@@ -85,20 +84,19 @@ type Memory struct {
 	file   *os.File // of a VMM pool
 
 	mu        sync.Mutex
-	closedErr error // why the memory cannot be reached any more
-	// Memory of this process's own.
+	closedErr error // why the memory cannot be used any more
+	// The allocation behind a VMM pool that Allocate made; nil for others.
 	allocation *cuda.Allocation
 }
 
-// Attach takes over a pool of another process by its handle, and, for VMM, its
-// descriptor, which is closed with the memory. The pool is mapped once to see that
-// it can be.
+// Attach maps a pool of another process by its handle, and, for VMM, its descriptor,
+// which is closed with the memory. It maps the pool once to check that this is possible.
 func Attach(g *GPU, h Handle, file *os.File, l transport.Layout) (*transport.Memory, error) {
 	if err := h.validate(l.MinSize()); err != nil {
 		return nil, err
 	}
 	if (h.Kind == VMM) != (file != nil) {
-		return nil, errors.New("handle: a descriptor comes with VMM pools, and only with those")
+		return nil, errors.New("handle: VMM pools, and only those, have a descriptor")
 	}
 	m := &Memory{gpu: g, handle: h, size: l.MinSize(), file: file}
 	if err := g.withContext(nil, func(h *gpuContext) error {
@@ -153,16 +151,16 @@ func Allocate(g *GPU, kind Kind, l transport.Layout) (*transport.Memory, error) 
 	return m.asMemory(l), nil
 }
 
-// asMemory is m as pools hand it out.
+// asMemory returns the transport.Memory of m.
 func (m *Memory) asMemory(l transport.Layout) *transport.Memory {
 	l.Checksum = transport.Multiply
 	return &transport.Memory{Layout: l, Device: m, Unmap: m.close}
 }
 
-// Handle is how others reach the pool.
+// Handle returns the description of the pool for other processes.
 func (m *Memory) Handle() Handle { return m.handle }
 
-// Descriptor duplicates the descriptor of a VMM pool; nil for others.
+// Descriptor duplicates the descriptor of a VMM pool. It returns nil for other pools.
 func (m *Memory) Descriptor() (*os.File, error) {
 	if m.file == nil {
 		return nil, nil
@@ -182,15 +180,15 @@ func (m *Memory) Descriptor() (*os.File, error) {
 	return os.NewFile(uintptr(fd), "pool"), nil
 }
 
-// ErrNoDMABuf says that no other device reaches a pool: what a NIC is to have of it
-// goes by way of the host.
-var ErrNoDMABuf = errors.New("this GPU's driver gives other devices no access to the pool (dma-buf)")
+// ErrNoDMABuf is the error of DMABuf if no other device can reach the pool: blocks go to
+// a NIC through host memory then.
+var ErrNoDMABuf = errors.New("the driver of this GPU exports no dma-buf of the pool")
 
-// DMABuf describes the pool to another device of this machine, as a NIC's driver
-// wants it: a descriptor, which the caller closes, and where in it the pool begins.
-// Its error wraps ErrNoDMABuf where the driver does not offer it, or refuses it for
-// this memory: it promises it for memory of cuMemAlloc and for what is mapped from a
-// descriptor, and says nothing of memory that came by IPC.
+// DMABuf exports the pool to another device of this host, such as a NIC: it returns a
+// descriptor, which the caller closes, and the offset of the pool in it. The error wraps
+// ErrNoDMABuf if the driver does not support it, or refuses it for this memory. CUDA
+// promises it for memory of cuMemAlloc and for what is mapped from a descriptor, and says
+// nothing about memory that came by IPC.
 func (m *Memory) DMABuf() (f *os.File, offset int64, err error) {
 	if m.gpu.info.DMABuf {
 		err = m.gpu.withContext(nil, func(h *gpuContext) error {
@@ -216,7 +214,8 @@ func (m *Memory) DMABuf() (f *os.File, offset int64, err error) {
 	return nil, 0, fmt.Errorf("a pool on gpu %d: %w", m.gpu.config.Ordinal, err)
 }
 
-// acquireMapping is the own pool in a context. It is left by unmap.
+// acquireMapping returns the mapping of the pool in a context. It is given back by
+// releaseMapping.
 func (m *Memory) acquireMapping(h *gpuContext) (*mapping, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -231,8 +230,8 @@ func (m *Memory) acquireMapping(h *gpuContext) (*mapping, error) {
 	})
 }
 
-// mapHandle maps a pool. It trusts the driver, and not the handle, with how large
-// the allocation is, where the driver says that. mu is held.
+// mapHandle maps a pool. It takes the size of the allocation from the driver, if the
+// driver knows it, and not from the handle. mu is held.
 func (h *gpuContext) mapHandle(p Handle, file *os.File, access cuda.Access) (*mapping, error) {
 	c := h.context
 	if p.Kind == IPC {
@@ -242,10 +241,10 @@ func (h *gpuContext) mapHandle(p Handle, file *os.File, access cuda.Access) (*ma
 		}
 		_, size, err := c.AllocationRange(base)
 		if cuda.HasCode(err, cuda.InvalidValue) || cuda.HasCode(err, cuda.NotFound) {
-			size, err = p.Size, nil // a driver that does not say it of memory that is imported
+			size, err = p.Size, nil // the driver does not know the size of imported memory
 		}
 		if err == nil && size < p.Size {
-			err = fmt.Errorf("the pool's allocation has %d bytes, not %d", size, p.Size)
+			err = fmt.Errorf("the pool's allocation has %d bytes, its handle says %d", size, p.Size)
 		}
 		if err != nil {
 			return nil, errors.Join(err, c.CloseIPC(base))
@@ -268,15 +267,15 @@ func (h *gpuContext) mapHandle(p Handle, file *os.File, access cuda.Access) (*ma
 
 var errLost = errors.New("the pool was lost when the GPU failed")
 
-// markLost ends memory that goes with its context.
+// markLost ends memory that is lost with its context.
 func (m *Memory) markLost(c *cuda.Context, p cuda.Pointer) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.closedErr = errLost
-	_ = c.Free(p) // it may have ended already
+	_ = c.Free(p) // it may be freed already
 }
 
-// close gives the memory back. Nobody uses it.
+// close releases the memory, which has no users any more.
 func (m *Memory) close() {
 	m.mu.Lock()
 	if m.closedErr == nil {
@@ -286,8 +285,8 @@ func (m *Memory) close() {
 	m.gpu.mu.Lock()
 	h := m.gpu.current
 	m.gpu.mu.Unlock()
-	// None of these can fail for what was made, unless the device has failed; and
-	// nobody is left who could be told.
+	// None of these calls can fail for memory that was made, unless the device has
+	// failed; and no caller is left to report to.
 	if h != nil {
 		_ = h.run(func(h *gpuContext) error {
 			h.mu.Lock()
@@ -318,12 +317,12 @@ func (m *Memory) Sums(dst []uint32, l transport.Layout, blocks []uint32) ([]uint
 		return lane.checksumBlocks(m.gpu.config.Groups, pool, l, blocks, func(_, _ int, sum uint32) { dst = append(dst, sum) })
 	})
 	if err != nil {
-		return dst, fmt.Errorf("sums of blocks on gpu %d: %w", m.gpu.config.Ordinal, err)
+		return dst, fmt.Errorf("checksum blocks on gpu %d: %w", m.gpu.config.Ordinal, err)
 	}
 	return dst, nil
 }
 
-// withStream lends do a lane, and where the memory is mapped in its context.
+// withStream runs do with a stream and the address of the memory in its context.
 func (m *Memory) withStream(do func(*copyStream, cuda.Pointer) error) error {
 	return m.gpu.withContext(nil, func(h *gpuContext) error {
 		own, err := m.acquireMapping(h)

@@ -51,7 +51,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 		return nil, err
 	}
 	if (handle.Kind == VMM) != (s.File != nil) {
-		return nil, errors.New("the source's handle and its descriptor do not belong together")
+		return nil, errors.New("the source sent a descriptor without a VMM handle, or a VMM handle without a descriptor")
 	}
 	if err := p.gpu.checkPeerAccess(handle.GPU); err != nil {
 		return nil, err
@@ -65,7 +65,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	return p, nil
 }
 
-// checkPeerAccess says why this GPU cannot read the memory of another.
+// checkPeerAccess returns why this GPU cannot read the memory of another GPU.
 func (g *GPU) checkPeerAccess(uuid [16]byte) error {
 	if uuid == g.info.UUID {
 		return nil
@@ -84,27 +84,27 @@ func (g *GPU) checkPeerAccess(uuid [16]byte) error {
 		}
 		can, err := g.config.Driver.CanAccess(g.config.Ordinal, i)
 		if err == nil && !can {
-			err = fmt.Errorf("gpu %d has no path to gpu %d; use tcp", g.config.Ordinal, i)
+			err = fmt.Errorf("gpu %d has no peer access to gpu %d; use tcp", g.config.Ordinal, i)
 		}
 		return err
 	}
 	return errors.New("the source's GPU is not visible to this process; use tcp")
 }
 
-// puller is one open pull: a connection, a lane and both pools in one context.
+// puller is one open pull: a connection, a stream and both pools in one context.
 type puller struct {
 	*pull.Puller
 	gpu     *GPU
 	logger  *slog.Logger
 	session *localsocket.Session
 	memory  *transport.Memory
-	context *gpuContext // of all that follows
+	context *gpuContext // of the fields below
 	stream  *copyStream
 	local   *mapping
 	remote  *mapping
 }
 
-// mapPools maps both pools and takes a lane.
+// mapPools maps both pools and acquires a stream.
 func (p *puller) mapPools(h *gpuContext, own *Memory, theirs Handle, file *os.File, address string) (err error) {
 	p.context = h
 	if p.local, err = own.acquireMapping(h); err != nil {
@@ -112,12 +112,12 @@ func (p *puller) mapPools(h *gpuContext, own *Memory, theirs Handle, file *os.Fi
 	}
 	k := mappingKey{address: address, id: theirs.ID}
 	if p.remote, err = h.acquireMapping(k, func() (*mapping, error) {
-		if theirs.ID == own.handle.ID { // an engine that is asked for its own blocks
-			return nil, errors.New("the source's pool is this side's own")
+		if theirs.ID == own.handle.ID { // the source is the local engine
+			return nil, errors.New("the source's pool is the pool of this engine")
 		}
 		m, err := h.mapHandle(theirs, file, cuda.ReadOnly)
 		if theirs.Kind == VMM && (cuda.HasCode(err, cuda.NotSupported) || cuda.HasCode(err, cuda.InvalidValue)) {
-			p.logger.Warn("cuda transport: the driver maps no memory for reading only; the source's pool is mapped for writing too", "source", address)
+			p.logger.Warn("mapped the source's pool writable: the driver does not support read-only mappings", "source", address)
 			m, err = h.mapHandle(theirs, file, cuda.ReadWrite)
 		}
 		return m, err
@@ -125,7 +125,7 @@ func (p *puller) mapPools(h *gpuContext, own *Memory, theirs Handle, file *os.Fi
 		return err
 	}
 	if p.remote.size < p.session.Layout.MinSize() {
-		return errors.New("the source's pool is larger than it was")
+		return errors.New("the source's pool is larger than its mapping")
 	}
 	p.stream, err = h.acquireStream()
 	return err

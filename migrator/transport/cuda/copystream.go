@@ -10,23 +10,22 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// How a plan is cut.
 const (
-	threads   = 512       // of a group
-	piece     = 64 << 10  // bytes of a region that a group takes at a time, at least
+	threads   = 512       // of a thread group (CTA)
+	piece     = 64 << 10  // that a group copies at a time, at least
 	maxPieces = 64        // of a region: larger regions have larger pieces
 	maxItems  = 1 << 20   // pieces of one launch
-	maxLaunch = 1 << 30   // bytes of one launch: what cannot be taken back
-	longRun   = 256 << 10 // bytes of a run that the copy engines take over
-	maxCopies = 64        // of one launch; 16 without the batch call
-	maxBatch  = 4096      // of one call, where the copy engines have all
+	maxLaunch = 1 << 30   // bytes of one launch, which cannot be cancelled
+	longRun   = 256 << 10 // bytes of a run from which on the copy engines copy it
+	maxCopies = 64        // by copy engines in one launch; 16 without the batch call
+	maxBatch  = 4096      // pieces of one batch call, if the copy engines copy everything
 
-	pollInterval  = 20 * time.Microsecond // between two looks whether the GPU is done
+	pollInterval  = 20 * time.Microsecond // between two queries whether the GPU is done
 	launchTimeout = 10 * time.Second      // that the GPU may take for one launch
 )
 
-// copyStream is a stream and what its work is described in. It is for one user at a time,
-// who waits until its work is done.
+// copyStream is a CUDA stream with the buffers that describe its work. It is for one user
+// at a time, which waits until its work is done.
 type copyStream struct {
 	context           *gpuContext
 	stream            *cuda.Stream
@@ -34,13 +33,13 @@ type copyStream struct {
 	description       *cuda.HostMemory // regions, then pairs of block numbers
 	deviceDescription cuda.Pointer
 	sums              *cuda.HostMemory // sums
-	packed            *cuda.HostMemory // packed blocks; nil until there are some
+	packed            *cuda.HostMemory // packed blocks; nil until the first use
 	batch             cuda.Batch
 	args              [kernel.Arguments]uint64
 	runs              []copyRun
 }
 
-// copyRun is entries of a launch that follow each other at both ends.
+// copyRun is entries of a launch whose blocks are consecutive at both ends.
 type copyRun struct{ first, n int }
 
 func newCopyStream(h *gpuContext) (*copyStream, error) {
@@ -58,7 +57,8 @@ func newCopyStream(h *gpuContext) (*copyStream, error) {
 	return l, nil
 }
 
-// reserve makes room for so many bytes of description, and of sums. The lane is idle.
+// reserve makes room for so many bytes of description and of sums. The stream must be
+// idle.
 func (l *copyStream) reserve(in, out int64) error {
 	c := l.context.context
 	if l.description == nil || int64(len(l.description.Bytes())) < in {
@@ -94,7 +94,8 @@ func (l *copyStream) reserve(in, out int64) error {
 	return nil
 }
 
-// close gives back what the lane has. Its work is done, or the context at its end.
+// close releases the stream and its buffers. Its work is done, or its context is being
+// closed.
 func (l *copyStream) close() error {
 	var errs error
 	if l.done != nil {
@@ -115,7 +116,8 @@ func (l *copyStream) close() error {
 	return errs
 }
 
-// tiling is how the regions of a layout are cut into pieces.
+// tiling is how the regions of a layout are cut into pieces: bytes of a piece, and pieces
+// of the largest region.
 type tiling struct{ piece, pieces int64 }
 
 func tilingFor(l transport.Layout) tiling {
@@ -128,13 +130,13 @@ func tilingFor(l transport.Layout) tiling {
 	return c
 }
 
-// maxBlocks is how many blocks of a layout one launch may have.
+// maxBlocks returns how many blocks of a layout one launch may copy.
 func (c tiling) maxBlocks(l transport.Layout) int {
 	return int(max(1, min(maxItems/(int64(len(l.Regions))*c.pieces), maxLaunch/l.BlockBytes())))
 }
 
-// describe describes both ends of a launch of n entries; the caller fills in the
-// pairs that it returns.
+// describe describes both ends of a launch of n entries. The caller fills in the pairs of
+// block numbers that it returns.
 func (l *copyStream) describe(c tiling, src, dst cuda.Pointer, from, to transport.Layout, n int) ([]uint32, error) {
 	regions := len(from.Regions)
 	words := regions * kernel.RegionWords
@@ -152,12 +154,12 @@ func (l *copyStream) describe(c tiling, src, dst cuda.Pointer, from, to transpor
 	return l.description.Uint32s()[2*words:][:2*n], nil
 }
 
-// uploadDescription sends the description to the GPU.
+// uploadDescription copies the description to the GPU.
 func (l *copyStream) uploadDescription(regions, n int) error {
 	return l.stream.CopyToDevice(l.deviceDescription, l.description, 0, int64(regions*kernel.RegionWords*8+n*8))
 }
 
-// launchKernel starts a kernel over entries [first, first+n) of what was sent.
+// launchKernel launches a kernel over entries [first, first+n) of the description.
 func (l *copyStream) launchKernel(k cuda.Kernel, groups int, c tiling, regions, first, n int) error {
 	items := int64(n*regions) * c.pieces
 	l.args = [...]uint64{
@@ -169,8 +171,8 @@ func (l *copyStream) launchKernel(k cuda.Kernel, groups int, c tiling, regions, 
 	return k.Launch(l.stream, int(min(int64(groups), items)), threads, l.args[:])
 }
 
-// waitDone returns when the GPU is done with what was submitted: nothing can stop it.
-// A GPU that is not done for long has failed.
+// waitDone returns when the GPU has done the submitted work, which cannot be cancelled.
+// It fails if that takes longer than launchTimeout.
 func (l *copyStream) waitDone() error {
 	if err := l.done.Record(l.stream); err != nil {
 		return l.drainAfter(err)
@@ -185,24 +187,24 @@ func (l *copyStream) waitDone() error {
 			return nil
 		}
 		if time.Since(start) > launchTimeout {
-			return &cuda.Error{Call: "cuEventQuery", Code: codeLaunchTimeout, Name: fmt.Sprintf("a launch is not done after %v", launchTimeout)}
+			return &cuda.Error{Call: "cuEventQuery", Code: codeLaunchTimeout, Name: fmt.Sprintf("the launch was not done after %v", launchTimeout)}
 		}
 	}
 }
 
-// codeLaunchTimeout is the code of a GPU that was given up: it is sticky.
+// codeLaunchTimeout is the code of a GPU that exceeded launchTimeout. It is sticky.
 const codeLaunchTimeout = 702
 
-// drainAfter waits for the stream by itself after an error of a call: something may be
-// under way.
+// drainAfter waits for the stream after an error of a call, since work may be in
+// progress, and returns the error.
 func (l *copyStream) drainAfter(err error) error {
 	if cuda.Sticky(err) {
-		return err // the end of the context is what stops it
+		return err // only the end of the context stops the work
 	}
 	return errors.Join(err, l.stream.Wait())
 }
 
-// regionChecksum is the checksum of region r, of so many bytes, of entry e.
+// regionChecksum returns the checksum of region r, of so many bytes, of entry e.
 func (l *copyStream) regionChecksum(c tiling, regions, e, r int, bytes int64) uint32 {
 	sum := uint64(0)
 	for _, s := range l.sums.Uint64s()[int64(e*regions+r)*c.pieces:][:c.pieces] {
@@ -211,8 +213,9 @@ func (l *copyStream) regionChecksum(c tiling, regions, e, r int, bytes int64) ui
 	return kernel.Fold(sum, bytes)
 }
 
-// checksumBlocks sums blocks of a pool, and tells each sum in order.
-func (l *copyStream) checksumBlocks(groups int, pool cuda.Pointer, layout transport.Layout, blocks []uint32, tell func(i, r int, sum uint32)) error {
+// checksumBlocks computes the checksums of blocks of a pool and passes them to emit in
+// order.
+func (l *copyStream) checksumBlocks(groups int, pool cuda.Pointer, layout transport.Layout, blocks []uint32, emit func(i, r int, sum uint32)) error {
 	c, regions := tilingFor(layout), len(layout.Regions)
 	most := c.maxBlocks(layout)
 	for at := 0; at < len(blocks); at += most {
@@ -235,30 +238,30 @@ func (l *copyStream) checksumBlocks(groups int, pool cuda.Pointer, layout transp
 		}
 		for i := range part {
 			for r, g := range layout.Regions {
-				tell(at+i, r, l.regionChecksum(c, regions, i, r, g.Bytes))
+				emit(at+i, r, l.regionChecksum(c, regions, i, r, g.Bytes))
 			}
 		}
 	}
 	return nil
 }
 
-// poolEnd is one side of a copy: a pool in the lane's context.
+// poolEnd is one end of a copy: a pool in the stream's context.
 type poolEnd struct {
 	pool   cuda.Pointer
 	layout transport.Layout
 }
 
-// copyBlocks copies the blocks of a plan, and appends to bad the entries that do
-// not have their sums. It asks before each launch whether to go on. It returns when
-// nothing is under way any more, except in a context that is at its end.
-func (l *copyStream) copyBlocks(groups int, from, to poolEnd, p transport.Plan, bad []int, goOn func() error) ([]int, error) {
+// copyBlocks copies the blocks of a plan, and appends to bad the entries without their
+// checksums. It calls checkpoint before each launch, and ends with its error. When it
+// returns no work is in progress, except in a context that is being closed.
+func (l *copyStream) copyBlocks(groups int, from, to poolEnd, p transport.Plan, bad []int, checkpoint func() error) ([]int, error) {
 	c, regions := tilingFor(to.layout), len(to.layout.Regions)
 	most := c.maxBlocks(to.layout)
-	if l.context.copyEngines { // whose copies are described one by one: somebody may want to end meanwhile
+	if l.context.copyEngines { // each copy is described by itself, so checkpoint must be called more often
 		most = max(1, min(most, maxBatch/regions))
 	}
 	for at := 0; at < len(p.Src); at += most {
-		if err := goOn(); err != nil {
+		if err := checkpoint(); err != nil {
 			return bad, err
 		}
 		n := min(most, len(p.Src)-at)
@@ -273,7 +276,7 @@ func (l *copyStream) copyBlocks(groups int, from, to poolEnd, p transport.Plan, 
 	return bad, nil
 }
 
-// submitCopies starts the copies of one launch: everything between two waits.
+// submitCopies submits the copies of one launch: everything between two waits.
 func (l *copyStream) submitCopies(groups int, c tiling, from, to poolEnd, src, dst []uint32) error {
 	regions, n := len(to.layout.Regions), len(src)
 	pairs, err := l.describe(c, from.pool, to.pool, from.layout, to.layout, n)
@@ -287,8 +290,8 @@ func (l *copyStream) submitCopies(groups int, c tiling, from, to poolEnd, src, d
 		return err
 	}
 	l.findRuns(from.layout, to.layout, src, dst)
-	// The kernel has what is between the runs; the copy engines the runs, which are
-	// summed where they have arrived.
+	// The kernel copies what is between the runs. The copy engines copy the runs, which
+	// are summed at their destination.
 	next := 0
 	for _, run := range l.runs {
 		if run.first > next {
@@ -316,7 +319,7 @@ func (l *copyStream) submitCopies(groups int, c tiling, from, to poolEnd, src, d
 	for at := 0; l.context.batches.Load() && at < pieces && err == nil; at += maxBatch {
 		err = l.stream.CopyBatch(&l.batch, min(maxBatch, pieces-at), func(i int) (cuda.Pointer, cuda.Pointer, int64) { return piece(at + i) })
 		if cuda.HasCode(err, cuda.NotSupported) || cuda.HasCode(err, cuda.InvalidValue) {
-			l.context.batches.Store(false) // the call is there, and not what it was
+			l.context.batches.Store(false) // the driver has a call of that name with another meaning
 			err = nil
 		}
 	}
@@ -335,12 +338,11 @@ func (l *copyStream) submitCopies(groups int, c tiling, from, to poolEnd, src, d
 	return err
 }
 
-// maxRuns is how many runs of a launch go to the copy engines: each costs a launch
-// or two besides its copies.
+// maxRuns is the number of runs of a launch that the copy engines copy: each costs one or
+// two launches besides its copies.
 const maxRuns = 4
 
-// findRuns finds the runs that are worth a copy of their own: all, where the copy
-// engines are to have them.
+// findRuns finds the runs that are worth a copy of their own; with copyEngines, all runs.
 func (l *copyStream) findRuns(from, to transport.Layout, src, dst []uint32) {
 	l.runs = l.runs[:0]
 	copies := maxCopies
@@ -361,7 +363,7 @@ func (l *copyStream) findRuns(from, to transport.Layout, src, dst []uint32) {
 			l.runs = append(l.runs, copyRun{i, n})
 		} else if int64(n)*least >= longRun {
 			if len(l.runs) == maxRuns || (len(l.runs)+1)*len(to.Regions) > copies {
-				l.runs = l.runs[:0] // many: the kernel has them all
+				l.runs = l.runs[:0] // too many: the kernel copies all of them
 				return
 			}
 			l.runs = append(l.runs, copyRun{i, n})
@@ -370,13 +372,13 @@ func (l *copyStream) findRuns(from, to transport.Layout, src, dst []uint32) {
 	}
 }
 
-// appendCorrupt appends the entries whose blocks do not have their sums.
+// appendCorrupt appends the entries whose blocks do not have their checksums.
 func (l *copyStream) appendCorrupt(c tiling, layout transport.Layout, want []uint32, at int, bad []int) []int {
 	regions := len(layout.Regions)
 	sums := l.sums.Uint64s()
 	for i := range len(want) / regions {
 		differ := uint32(0)
-		if c.pieces == 1 { // tens of thousands of sums: nothing is decided by each
+		if c.pieces == 1 { // a loop over tens of thousands of sums, without a branch for each
 			want := want[i*regions:][:regions]
 			sums := sums[i*regions:][:regions]
 			for r := range layout.Regions {

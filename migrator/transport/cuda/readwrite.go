@@ -14,11 +14,11 @@ var (
 	_ io.WriterAt = (*Memory)(nil)
 )
 
-// accessBytes is how much goes through pinned memory at a time, in bytes.
+// accessBytes is the number of bytes copied through pinned memory at a time.
 const accessBytes = 1 << 20
 
-// ReadAt copies from the pool into b. It is not how blocks are moved: it is for who
-// looks at a pool, or stands for an engine.
+// ReadAt copies from the pool into b. Transports do not use it; emulated engines, tests
+// and tools that inspect a pool do.
 func (m *Memory) ReadAt(b []byte, offset int64) (int, error) {
 	return m.access(b, offset, func(l *copyStream, at cuda.Pointer, part []byte) error {
 		if err := l.stream.CopyToHost(l.description, 0, at, int64(len(part))); err != nil {
@@ -43,7 +43,7 @@ func (m *Memory) WriteAt(b []byte, offset int64) (int, error) {
 	})
 }
 
-// access takes b piece by piece, and returns how much of it is done.
+// access runs step for each part of b, and returns how many bytes were copied.
 func (m *Memory) access(b []byte, offset int64, step func(l *copyStream, at cuda.Pointer, part []byte) error) (n int, err error) {
 	if size := m.handle.Size - m.handle.Offset; offset < 0 || offset > size || int64(len(b)) > size-offset {
 		return 0, fmt.Errorf("%d bytes at %d of a pool of %d", len(b), offset, size)

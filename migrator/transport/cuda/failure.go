@@ -8,41 +8,42 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// How long a GPU is left alone whose contexts fail one after the other; it doubles
-// from the first to the longest.
+// The pause before the context of a GPU is made again whose contexts fail one after the
+// other; it doubles from firstPause to longestPause.
 const (
 	firstPause   = time.Second
 	longestPause = time.Minute
 )
 
-// A DownError says that a GPU is of no use to this process for now: it could not be
-// opened again after it had failed, or somebody who watches it says so.
+// A DownError is the error of a GPU that this process cannot use now: it could not be
+// opened again after a failure, or was marked unhealthy.
 type DownError struct {
-	GPU int   // its number
+	GPU int   // its ordinal
 	Err error // the latest reason
-	// RetryAt is when it may be tried again; zero where that is not this process's to say.
+	// RetryAt is when the GPU may be tried again; zero if this process does not decide
+	// that.
 	RetryAt time.Time
 }
 
 func (e *DownError) Error() string {
-	todo := "start this process again, or reset the GPU"
+	remedy := "restart this process, or reset the GPU"
 	if cuda.HasCode(e.Err, cuda.OutOfMemory) {
-		todo = "leave it some hundred MiB of memory"
+		remedy = "leave some hundred MiB of its memory free"
 	}
-	return fmt.Sprintf("gpu %d is down: %v; if it stays so, %s", e.GPU, e.Err, todo)
+	return fmt.Sprintf("gpu %d is down: %v; if it stays down, %s", e.GPU, e.Err, remedy)
 }
 
 func (e *DownError) Unwrap() error { return e.Err }
 
-// failures are contexts in a row that failed before they did any work. The zero value
-// is none.
+// failures counts contexts in a row that failed before they did any work. The zero value
+// has counted none.
 type failures struct {
 	n     int
-	until time.Time // none is made before; zero: at once
-	err   error     // of the last one
+	until time.Time // no context is made before; zero for no pause
+	err   error     // of the last failure
 }
 
-// record counts a fault. So many in a row cost no pause.
+// record counts a failure. The first free failures in a row cost no pause.
 func (f *failures) record(err error, now time.Time, free int) {
 	f.n++
 	f.err, f.until = err, time.Time{}
@@ -51,16 +52,16 @@ func (f *failures) record(err error, now time.Time, free int) {
 	}
 }
 
-// MarkUnhealthy says why the GPU is not to be trusted, though it may do its work: Down has
-// that until Condemn(nil).
+// MarkUnhealthy marks the GPU as unhealthy although it may work: Err returns why until
+// MarkUnhealthy(nil).
 func (g *GPU) MarkUnhealthy(why error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.unhealthy = why
 }
 
-// Err says why the GPU is of no use now, as a *DownError, or nil. One that has failed
-// once, and was not tried again, is not down.
+// Err returns why the GPU cannot be used now, as a *DownError, or nil. A GPU that has
+// failed once, and was not tried again, is not down.
 func (g *GPU) Err() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -73,14 +74,14 @@ func (g *GPU) Err() error {
 	return nil
 }
 
-// DeviceErr says why the pool's GPU is of no use now; see GPU.Down.
+// DeviceErr returns why the pool's GPU cannot be used now. See GPU.Err.
 func (m *Memory) DeviceErr() error { return m.gpu.Err() }
 
-// probeBytes is how much CheckDevice reads of a pool, in bytes.
+// probeBytes is the number of bytes of a pool that CheckDevice reads.
 const probeBytes = 4096
 
-// CheckDevice says why nothing can be copied into or out of the pool now, as a *DownError
-// where that is the GPU's fault, or nil. It has the GPU read some of the pool.
+// CheckDevice returns why nothing can be copied into or out of the pool now, as a
+// *DownError if the GPU is the cause, or nil. It makes the GPU read some of the pool.
 func (m *Memory) CheckDevice() error {
 	m.gpu.mu.Lock()
 	sick := m.gpu.unhealthy

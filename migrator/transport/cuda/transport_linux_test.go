@@ -172,7 +172,7 @@ func TestConformance(t *testing.T) { transporttest.Run(t, makePairs(t)) }
 func TestConformanceOfPeers(t *testing.T) {
 	here, there := warm(t, 0), warm(t, 1)
 	if can, err := here.config.Driver.CanAccess(0, 1); err != nil || !can {
-		t.Skipf("GPU 0 has no path to GPU 1: %v", err)
+		t.Skipf("GPU 0 has no peer access to GPU 1: %v", err)
 	}
 	transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
 		dir := short(t)
@@ -189,7 +189,7 @@ func TestNoPath(t *testing.T) {
 	target := endOn(t, gpu(t), dir, small)
 	open := moving(t, transporttest.Pair{Source: source, Target: target})
 	c.Set("fake_no_peer", 1)
-	if _, err := open(); err == nil || !strings.Contains(err.Error(), "gpu 0 has no path to gpu 1; use tcp") {
+	if _, err := open(); err == nil || !strings.Contains(err.Error(), "gpu 0 has no peer access to gpu 1; use tcp") {
 		t.Errorf("%v", err)
 	}
 	c.Set("fake_no_peer", 0)
