@@ -9,8 +9,9 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
-// eightK is the table of 8,192 tokens of a model of 28 layers: K and V of each,
-// 512 blocks of 16 tokens. The blocks are small, for the host's work is the same.
+// eightK is the pool of 8,192 tokens of a model of 28 layers: K and V of each, 512 blocks
+// of 16 tokens. The blocks are small, since the host's work does not depend on their
+// size.
 var eightK = func() transport.Layout {
 	l := transport.Layout{Blocks: 1024}
 	for r := range int64(56) {
@@ -19,8 +20,8 @@ var eightK = func() transport.Layout {
 	return l
 }()
 
-// shuffled is a plan of n blocks that has no runs.
-func shuffled(m *transport.Memory, n int) transport.Plan {
+// shuffledPlan returns a plan of n blocks without runs.
+func shuffledPlan(m *transport.Memory, n int) transport.Plan {
 	rng := rand.New(rand.NewPCG(1, 2))
 	p := transport.Plan{}
 	from, to := rng.Perm(m.Blocks), rng.Perm(m.Blocks)
@@ -31,19 +32,19 @@ func shuffled(m *transport.Memory, n int) transport.Plan {
 	return p
 }
 
-// BenchmarkHost is what a processor does for a plan of 8,192 tokens: from the block
-// table to the submitted work, and from its end to verified blocks. On the fake
-// the GPU's own work takes a processor's time, which is not counted.
+// BenchmarkHost measures what a processor does for a plan of 8,192 tokens: from the block
+// table to the submitted work, and from its end to verified blocks. With the fake, a
+// processor does the GPU's work, which is not counted.
 func BenchmarkHost(b *testing.B) {
-	dir, g := short(b), gpu(b)
-	source, target := endOn(b, g, dir, eightK), endOn(b, g, dir, eightK)
-	pattern(source.Memory.Bytes)
+	dir, g := socketDir(b), newGPU(b)
+	source, target := newEnd(b, g, dir, eightK), newEnd(b, g, dir, eightK)
+	fillPattern(source.Memory.Bytes)
 	source.Mirror.Store()
 	p := transporttest.OpenPuller(b, transporttest.Pair{Source: source, Target: target}).(*puller)
-	plan := shuffled(source.Memory, 512)
+	plan := shuffledPlan(source.Memory, 512)
 	from, to := poolEnd{p.remote.pool, p.session.Layout}, poolEnd{p.local.pool, p.memory.Layout}
 	c := tilingFor(eightK)
-	var submit, verify []time.Duration // the machine's moods are in some, not in the median
+	var submit, verify []time.Duration // the median ignores outliers
 	b.ReportAllocs()
 	for b.Loop() {
 		if err := g.withContext(p.context, func(*gpuContext) error {
@@ -60,7 +61,7 @@ func BenchmarkHost(b *testing.B) {
 			}
 			start = time.Now()
 			if bad := p.stream.appendCorrupt(c, to.layout, plan.Sums, 0, nil); bad != nil {
-				b.Errorf("%d entries are wrong", len(bad))
+				b.Errorf("%d entries are corrupt", len(bad))
 			}
 			verify = append(verify, time.Since(start))
 			return nil
@@ -73,14 +74,14 @@ func BenchmarkHost(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// BenchmarkPull pulls a plan of 8,192 tokens, check and all.
+// BenchmarkPull pulls a plan of 8,192 tokens, including the check.
 func BenchmarkPull(b *testing.B) {
-	dir, g := short(b), gpu(b)
-	source, target := endOn(b, g, dir, eightK), endOn(b, g, dir, eightK)
-	pattern(source.Memory.Bytes)
+	dir, g := socketDir(b), newGPU(b)
+	source, target := newEnd(b, g, dir, eightK), newEnd(b, g, dir, eightK)
+	fillPattern(source.Memory.Bytes)
 	source.Mirror.Store()
 	p := transporttest.OpenPuller(b, transporttest.Pair{Source: source, Target: target})
-	plan := shuffled(source.Memory, 512)
+	plan := shuffledPlan(source.Memory, 512)
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, err := p.Pull(b.Context(), plan); err != nil {

@@ -10,16 +10,16 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
-// TestRuns pulls plans with runs that the copy engines take, and ones without.
-func TestRuns(t *testing.T) {
+// TestCopyRuns pulls plans with runs that the copy engines copy, and plans without.
+func TestCopyRuns(t *testing.T) {
 	dense := transport.Layout{Blocks: 64, Regions: []transport.Region{{Stride: 32 << 10, Bytes: 32 << 10}, {Offset: 64 * 32 << 10, Stride: 32 << 10, Bytes: 32 << 10}}}
-	pair := makePairs(t)
+	pair := newPairFunc(t)
 	var copies func(call string) int
 	if os.Getenv("CASCADE_TEST_CUDA") == "" {
-		copies = control(t).Calls
+		copies = newControl(t).Calls
 	}
 	p := pair(t, dense, dense)
-	open := moving(t, p)
+	open := startPair(t, p)
 	for i := range p.Source.Memory.Bytes {
 		p.Source.Memory.Bytes[i] = byte(i * 31 >> 7)
 	}
@@ -29,8 +29,8 @@ func TestRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer puller.Close()
-	run := straight(p.Source.Memory, 3, 40, 8)
-	loose := straight(p.Source.Memory, 0, 10, 1)
+	run := orderedPlan(p.Source.Memory, 3, 40, 8)
+	loose := orderedPlan(p.Source.Memory, 0, 10, 1)
 	mixed := transport.Plan{Src: slices.Concat(loose.Src, run.Src, []uint32{60}), Dst: slices.Concat(loose.Dst, run.Dst, []uint32{5})}
 	mixed.Sums = p.Source.Memory.Sums(nil, mixed.Src)
 	for _, c := range []struct {
@@ -39,7 +39,7 @@ func TestRuns(t *testing.T) {
 		batches, kernels int
 	}{
 		{"one long run", run, 1, 1},
-		{"a run too short", straight(p.Source.Memory, 3, 40, 7), 0, 1},
+		{"a run too short", orderedPlan(p.Source.Memory, 3, 40, 7), 0, 1},
 		{"a run between blocks", mixed, 1, 3},
 	} {
 		clear(p.Target.Memory.Bytes)
@@ -71,30 +71,31 @@ func TestRuns(t *testing.T) {
 	}
 }
 
-// TestEngines has the copy engines move all, in portions that a call describes: no
-// kernel but the sum's runs. Without the call pieces are copied one by one.
-func TestEngines(t *testing.T) {
-	g := gpu(t)
+// TestCopyEngines checks that with CopyEngines the copy engines copy everything, in
+// portions that one call describes, and that only the kernel of the checksums runs.
+// Without the batch call, pieces are copied one by one.
+func TestCopyEngines(t *testing.T) {
+	g := newGPU(t)
 	g.config.CopyEngines = true
-	heat(t, g)
+	warmUp(t, g)
 	t.Run("Conformance", func(t *testing.T) {
 		transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
-			dir := short(t)
-			return transporttest.Pair{Source: endOn(t, g, dir, source), Target: endOn(t, g, dir, target)}
+			dir := socketDir(t)
+			return transporttest.Pair{Source: newEnd(t, g, dir, source), Target: newEnd(t, g, dir, target)}
 		})
 	})
-	c := control(t)
-	dir := short(t)
-	pair := transporttest.Pair{Source: endOn(t, g, dir, eightK), Target: endOn(t, g, dir, eightK)}
-	open := moving(t, pair)
-	pattern(pair.Source.Memory.Bytes)
+	c := newControl(t)
+	dir := socketDir(t)
+	pair := transporttest.Pair{Source: newEnd(t, g, dir, eightK), Target: newEnd(t, g, dir, eightK)}
+	open := startPair(t, pair)
+	fillPattern(pair.Source.Memory.Bytes)
 	pair.Source.Mirror.Store()
 	puller, err := open()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer puller.Close()
-	plan := shuffled(pair.Source.Memory, 512)
+	plan := shuffledPlan(pair.Source.Memory, 512)
 	for _, batches := range []bool{true, false} {
 		g.current.batches.Store(batches)
 		kernels, calls, single := c.Calls("cuLaunchKernel"), c.Calls("cuMemcpyBatchAsync_v2"), c.Calls("cuMemcpyDtoDAsync_v2")
@@ -102,14 +103,14 @@ func TestEngines(t *testing.T) {
 			t.Error(err)
 		}
 		kernels, calls, single = c.Calls("cuLaunchKernel")-kernels, c.Calls("cuMemcpyBatchAsync_v2")-calls, c.Calls("cuMemcpyDtoDAsync_v2")-single
-		pieces := 56 * 512 // but for neighbours by chance
+		pieces := 56 * 512 // except for neighbours by chance
 		rounds := (512 + maxBatch/56 - 1) / (maxBatch / 56)
 		wantCalls, least, most := rounds, 0, 0
 		if !batches {
 			wantCalls, least, most = 0, pieces*99/100, pieces
 		}
 		if kernels != rounds || calls != wantCalls || single < least || single > most {
-			t.Errorf("with batches %v: %d kernels, %d calls, %d pieces by themselves; want %d, %d, and %d to %d", batches, kernels, calls, single, rounds, wantCalls, least, most)
+			t.Errorf("with batches %v: %d kernels, %d batch calls, %d single copies; want %d, %d, and %d to %d", batches, kernels, calls, single, rounds, wantCalls, least, most)
 		}
 	}
 }

@@ -27,9 +27,8 @@ import (
 
 var _ verbs.Exporter = (*Memory)(nil)
 
-// moved is a pool that begins somewhere inside its allocation, as one of PyTorch's
-// does.
-func moved(t testing.TB, g *GPU, l transport.Layout, by int64) (*transport.Memory, mirror) {
+// newOffsetPool returns a pool that begins inside its allocation, as PyTorch's pools do.
+func newOffsetPool(t testing.TB, g *GPU, l transport.Layout, by int64) (*transport.Memory, mirror) {
 	t.Helper()
 	larger := l
 	larger.Regions = slices.Clone(l.Regions)
@@ -57,21 +56,21 @@ func moved(t testing.TB, g *GPU, l transport.Layout, by int64) (*transport.Memor
 
 // TestDMABuf reads a pool through its descriptor, wherever in its pages it begins.
 func TestDMABuf(t *testing.T) {
-	control(t) // what a real one stands for, a processor does not see
-	g := gpu(t)
+	newControl(t) // a processor cannot read a real dma-buf
+	g := newGPU(t)
 	for _, by := range []int64{0, 4096, 5000, 1 << 20} {
-		m, mirror := moved(t, g, small, by)
-		pattern(m.Bytes)
+		m, mirror := newOffsetPool(t, g, small, by)
+		fillPattern(m.Bytes)
 		mirror.Store()
 		f, offset, err := m.Device.(*Memory).DMABuf()
 		if err != nil {
 			t.Fatal(err)
 		}
 		if want := by % int64(os.Getpagesize()); offset != want {
-			t.Errorf("a pool at %d is at %d of its descriptor, want %d", by, offset, want)
+			t.Errorf("a pool at %d is at offset %d of its descriptor, want %d", by, offset, want)
 		}
 		if flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFD, 0); err != nil || flags&unix.FD_CLOEXEC == 0 {
-			t.Error("children inherit the descriptor")
+			t.Error("child processes inherit the descriptor")
 		}
 		first, err := f.Seek(0, 1) // where the fake's range begins
 		got := make([]byte, len(m.Bytes))
@@ -87,8 +86,8 @@ func TestDMABuf(t *testing.T) {
 		}
 		m.Close()
 	}
-	// A pool of cuMemAlloc has one, too.
-	m, _ := made(t, g, IPC, small)
+	// A pool of cuMemAlloc has a descriptor too.
+	m, _ := newPool(t, g, IPC, small)
 	defer m.Close()
 	f, _, err := m.Device.(*Memory).DMABuf()
 	if err != nil {
@@ -99,11 +98,11 @@ func TestDMABuf(t *testing.T) {
 	}
 }
 
-// TestDMABufOffered asks whatever driver there is, which may refuse.
+// TestDMABufOffered exports from the present driver, which may refuse.
 func TestDMABufOffered(t *testing.T) {
-	g := gpu(t)
+	g := newGPU(t)
 	for _, kind := range []Kind{IPC, VMM} {
-		m, _ := made(t, g, kind, small)
+		m, _ := newPool(t, g, kind, small)
 		f, offset, err := m.Device.(*Memory).DMABuf()
 		switch {
 		case errors.Is(err, ErrNoDMABuf):
@@ -120,12 +119,12 @@ func TestDMABufOffered(t *testing.T) {
 	}
 }
 
-// TestDMABufStays has the address of a pool that a NIC may know stay, for as long as
-// the pool does.
+// TestDMABufStays checks that the address of a pool that a NIC may know stays mapped as
+// long as the pool exists.
 func TestDMABufStays(t *testing.T) {
-	c := control(t)
-	g := gpu(t)
-	m, _ := made(t, g, VMM, small)
+	c := newControl(t)
+	g := newGPU(t)
+	m, _ := newPool(t, g, VMM, small)
 	f, _, err := m.Device.(*Memory).DMABuf()
 	if err != nil {
 		t.Fatal(err)
@@ -138,37 +137,38 @@ func TestDMABufStays(t *testing.T) {
 	}
 	m.Close()
 	if n := c.Live("mappings"); n != mappings-1 {
-		t.Errorf("%d mappings are left of %d when the pool has gone", n, mappings)
+		t.Errorf("%d mappings are left of %d after the pool was closed", n, mappings)
 	}
 }
 
-// TestNoDMABuf has drivers that offer none, refuse it, are too old, and fail.
+// TestNoDMABuf covers drivers that do not support dma-buf, refuse it, are too old, or
+// fail.
 func TestNoDMABuf(t *testing.T) {
-	c := control(t)
+	c := newControl(t)
 	ask := func(g *GPU, kind Kind) error {
-		files := open(t)
-		m, _ := made(t, g, kind, small)
+		files := countOpenFiles(t)
+		m, _ := newPool(t, g, kind, small)
 		f, _, err := m.Device.(*Memory).DMABuf()
 		if err == nil {
 			f.Close()
 		}
 		m.Close()
-		if n := open(t); n != files {
+		if n := countOpenFiles(t); n != files {
 			t.Errorf("%d files are open, %d were", n, files)
 		}
 		return err
 	}
 	c.Set("fake_no_dmabuf", 1)
-	without := gpu(t)
+	without := newGPU(t)
 	if err := ask(without, VMM); !errors.Is(err, ErrNoDMABuf) || !strings.Contains(err.Error(), "gpu 0") {
-		t.Errorf("a driver that does not offer it: %v", err)
+		t.Errorf("a driver without support: %v", err)
 	}
-	if err := without.Close(); err != nil { // or the next would have the same context
+	if err := without.Close(); err != nil { // or the next GPU would have the same context
 		t.Error(err)
 	}
 	c.Set("fake_no_dmabuf", 0)
-	g := gpu(t)
-	for code, none := range map[int]bool{1: true, 801: true, passing: false, forGood: false} {
+	g := newGPU(t)
+	for code, none := range map[int]bool{1: true, 801: true, transientCode: false, stickyCode: false} {
 		c.Fail("cuMemGetHandleForAddressRange", 1, code)
 		err := ask(g, VMM)
 		var failed *cuda.Error
@@ -179,7 +179,7 @@ func TestNoDMABuf(t *testing.T) {
 			t.Errorf("after code %d: %v", code, err)
 		}
 	}
-	whole, err := os.ReadFile(library(t))
+	whole, err := os.ReadFile(driverPath(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -197,12 +197,12 @@ func TestNoDMABuf(t *testing.T) {
 	}
 	defer old.Close()
 	if err := ask(old, IPC); !errors.Is(err, ErrNoDMABuf) {
-		t.Errorf("a driver that is too old: %v", err)
+		t.Errorf("an old driver: %v", err)
 	}
 }
 
-// open is how many files this process has open.
-func open(t testing.TB) int {
+// countOpenFiles returns the number of open files of this process.
+func countOpenFiles(t testing.TB) int {
 	t.Helper()
 	names, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -211,13 +211,13 @@ func open(t testing.TB) int {
 	return len(names)
 }
 
-// byRDMA is transport verbs with a server of its own.
-type byRDMA struct {
+// servedVerbs is transport verbs with a server of its own.
+type servedVerbs struct {
 	*verbs.Transport
 	address atomic.Value
 }
 
-func (s *byRDMA) Run(ctx context.Context) error {
+func (s *servedVerbs) Run(ctx context.Context) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
@@ -233,13 +233,13 @@ func (s *byRDMA) Run(ctx context.Context) error {
 	return err
 }
 
-func overRDMA(t testing.TB, m *transport.Memory) *byRDMA {
+func newServedVerbs(t testing.TB, m *transport.Memory) *servedVerbs {
 	t.Helper()
 	l, err := rdma.Open(fake.Verbs(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &byRDMA{}
+	s := &servedVerbs{}
 	s.address.Store("")
 	s.Transport, err = verbs.New(verbs.Config{Library: l, Address: func() string { return s.address.Load().(string) }, Pool: transporttest.Pool{M: m}})
 	if err != nil {
@@ -248,41 +248,42 @@ func overRDMA(t testing.TB, m *transport.Memory) *byRDMA {
 	return s
 }
 
-// TestByNIC is transport verbs between pools on GPUs, which begin within their pages.
-func TestByNIC(t *testing.T) {
-	c := control(t)
-	g := warm(t, 0)
+// TestVerbsBetweenGPUs runs the suite of transport verbs between pools on GPUs that begin
+// within their pages.
+func TestVerbsBetweenGPUs(t *testing.T) {
+	c := newControl(t)
+	g := newWarmGPU(t, 0)
 	transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
 		end := func(l transport.Layout) transporttest.End {
-			m, mirror := moved(t, g, l, 5000)
-			return transporttest.End{Transport: overRDMA(t, m), Memory: m, Mirror: mirror}
+			m, mirror := newOffsetPool(t, g, l, 5000)
+			return transporttest.End{Transport: newServedVerbs(t, m), Memory: m, Mirror: mirror}
 		}
 		return transporttest.Pair{Source: end(source), Target: end(target)}
 	})
 	g.unmapIdle(time.Now().Add(time.Hour))
 	if n := c.Live("mappings"); n != 0 {
-		t.Errorf("%d pools are mapped still", n)
+		t.Errorf("%d pools are still mapped", n)
 	}
 }
 
-// TestNoDMABufBounces has GPUs that no NIC reaches: blocks go by RDMA all the same, by
-// way of the hosts' memory.
+// TestNoDMABufBounces checks that RDMA carries blocks of GPUs that no NIC reaches,
+// through host memory.
 func TestNoDMABufBounces(t *testing.T) {
-	c := control(t)
+	c := newControl(t)
 	c.Set("fake_no_dmabuf", 1)
-	g := warm(t, 0)
+	g := newWarmGPU(t, 0)
 	registered := c.Calls("cuMemHostRegister_v2")
 	transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
 		end := func(l transport.Layout) transporttest.End {
-			m, mirror := made(t, g, VMM, l)
+			m, mirror := newPool(t, g, VMM, l)
 			if _, _, err := m.Device.(*Memory).DMABuf(); !errors.Is(err, ErrNoDMABuf) {
-				t.Errorf("a pool that a NIC reaches: %v", err)
+				t.Errorf("DMABuf of a pool that no NIC reaches: %v", err)
 			}
-			return transporttest.End{Transport: overRDMA(t, m), Memory: m, Mirror: mirror}
+			return transporttest.End{Transport: newServedVerbs(t, m), Memory: m, Mirror: mirror}
 		}
 		return transporttest.Pair{Source: end(source), Target: end(target)}
 	})
 	if c.Calls("cuMemHostRegister_v2") == registered || c.Live("registered") != 0 {
-		t.Errorf("the GPU was told of slots %d times, and knows %d still", c.Calls("cuMemHostRegister_v2")-registered, c.Live("registered"))
+		t.Errorf("bounce buffers were registered %d times, and %d are still registered", c.Calls("cuMemHostRegister_v2")-registered, c.Live("registered"))
 	}
 }

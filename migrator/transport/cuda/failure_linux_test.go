@@ -15,12 +15,12 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
-// fatal are the codes that end a context, as they come from a kernel's fault, from
-// memory, and from a GPU that has fallen off the bus.
-var fatal = []int{forGood, 214, 999}
+// fatalCodes end a context: a fault of a kernel, a memory error, and a GPU that has
+// fallen off the bus.
+var fatalCodes = []int{stickyCode, 214, 999}
 
-// course is moves on one GPU, again and again.
-type course struct {
+// transferLoop transfers blocks on one GPU repeatedly.
+type transferLoop struct {
 	t    *testing.T
 	c    *fake.Control
 	g    *GPU
@@ -29,15 +29,15 @@ type course struct {
 	plan transport.Plan
 }
 
-func newCourse(t *testing.T) *course {
-	s := &course{t: t, c: control(t), g: gpu(t)}
+func newTransferLoop(t *testing.T) *transferLoop {
+	s := &transferLoop{t: t, c: newControl(t), g: newGPU(t)}
 	dense := transport.Layout{Blocks: 40, Regions: []transport.Region{{Stride: 32 << 10, Bytes: 32 << 10}}}
-	dir := short(t)
-	s.pair = transporttest.Pair{Source: endOn(t, s.g, dir, dense), Target: endOn(t, s.g, dir, dense)}
-	s.open = moving(t, s.pair)
-	pattern(s.pair.Source.Memory.Bytes)
+	dir := socketDir(t)
+	s.pair = transporttest.Pair{Source: newEnd(t, s.g, dir, dense), Target: newEnd(t, s.g, dir, dense)}
+	s.open = startPair(t, s.pair)
+	fillPattern(s.pair.Source.Memory.Bytes)
 	s.pair.Source.Mirror.Store()
-	for i := range 20 { // a run, and some that are none
+	for i := range 20 { // a run, and single blocks
 		s.plan.Src, s.plan.Dst = append(s.plan.Src, uint32(i)), append(s.plan.Dst, uint32(i+10))
 	}
 	for i := range 10 {
@@ -47,14 +47,14 @@ func newCourse(t *testing.T) *course {
 	return s
 }
 
-// transfer is one move, from the source's sums to the target's end of it.
-func (s *course) transfer() error {
+// transfer is one transfer, from the source's checksums to the close of the puller.
+func (s *transferLoop) transfer() error {
 	sums, err := transport.ChecksumBlocks(transporttest.Pool{M: s.pair.Source.Memory}, s.plan.Src)
 	if err != nil {
 		return err
 	}
 	if !slices.Equal(sums, s.plan.Sums) {
-		s.t.Error("the source's blocks have changed")
+		s.t.Error("the source's blocks changed")
 	}
 	p, err := s.open()
 	if err != nil {
@@ -64,8 +64,8 @@ func (s *course) transfer() error {
 	return errors.Join(err, p.Close())
 }
 
-// good is a move that must go well, and what it brings.
-func (s *course) good(what string) {
+// requireTransfer transfers, and compares the blocks.
+func (s *transferLoop) requireTransfer(what string) {
 	s.t.Helper()
 	if err := s.transfer(); err != nil {
 		s.t.Fatalf("%s: %v", what, err)
@@ -75,8 +75,8 @@ func (s *course) good(what string) {
 	}
 }
 
-// cold ends the GPU's context, as after a long time without a move.
-func (s *course) cold() {
+// closeContext closes the GPU's context, as after a long time without a pull.
+func (s *transferLoop) closeContext() {
 	if h := s.g.current; h != nil {
 		if err := s.g.closeContext(h, nil); err != nil {
 			s.t.Error(err)
@@ -84,8 +84,8 @@ func (s *course) cold() {
 	}
 }
 
-// later has the pause after some faults be over.
-func (s *course) later() {
+// endPause ends the pause after failures.
+func (s *transferLoop) endPause() {
 	s.g.mu.Lock()
 	defer s.g.mu.Unlock()
 	if !s.g.failures.until.IsZero() {
@@ -93,32 +93,32 @@ func (s *course) later() {
 	}
 }
 
-// live is what is alive when nothing is under way.
-func (s *course) live() int {
+// liveHandles returns the number of open handles when nothing is in progress.
+func (s *transferLoop) liveHandles() int {
 	s.g.unmapIdle(time.Now().Add(time.Hour))
 	return s.c.Live("")
 }
 
-// TestStickyAtEveryStep has each call that a move makes end the GPU's context, once at
-// each of its places: the move fails and says by what, the context is made anew, and
-// the next move goes well and leaves as much behind as any.
+// TestStickyAtEveryStep makes each call of a transfer end the GPU's context, once at each
+// of its places: the transfer fails and names the call, the context is made again, and
+// the next transfer succeeds and leaves no more handles than any other.
 func TestStickyAtEveryStep(t *testing.T) {
-	s := newCourse(t)
-	s.good("the first move")
-	s.cold()
-	s.good("a move on a new context")
-	live := s.live()
+	s := newTransferLoop(t)
+	s.requireTransfer("the first transfer")
+	s.closeContext()
+	s.requireTransfer("a transfer on a new context")
+	live := s.liveHandles()
 	for _, state := range []string{"warm", "cold"} {
-		for _, call := range used {
+		for _, call := range transferCalls {
 			if slices.Contains([]string{"cuMemGetAllocationGranularity", "cuMemCreate", "cuMemExportToShareableHandle"}, call) {
-				continue // of a pool's making
+				continue // made only by Allocate
 			}
-			quiet := slices.Contains(atTheEnd, call) // nobody may be left who could be told
-			for _, code := range fatal {
+			quiet := slices.Contains(closeCalls, call) // its error may not be reported
+			for _, code := range fatalCodes {
 				for nth := 1; ; nth++ {
 					name := fmt.Sprintf("%s, %s %d, code %d", state, call, nth, code)
 					if state == "cold" {
-						s.cold()
+						s.closeContext()
 					}
 					before := s.c.Calls(call)
 					s.c.Fail(call, nth, code)
@@ -134,13 +134,13 @@ func TestStickyAtEveryStep(t *testing.T) {
 					if err != nil && (!strings.Contains(err.Error(), call+": CUDA_ERROR") || !strings.Contains(err.Error(), fmt.Sprintf("(%d)", code))) {
 						t.Errorf("%s: %v", name, err)
 					}
-					s.later()
-					s.good(name + ", and then")
+					s.endPause()
+					s.requireTransfer(name + ", and then")
 					if n := s.c.Live("contexts"); n != 1 {
 						t.Errorf("%s: %d contexts", name, n)
 					}
-					if n := s.live(); n != live {
-						t.Errorf("%s: %d handles are alive, %d were", name, n, live)
+					if n := s.liveHandles(); n != live {
+						t.Errorf("%s: %d handles are open, %d were before", name, n, live)
 					}
 				}
 			}
@@ -148,13 +148,14 @@ func TestStickyAtEveryStep(t *testing.T) {
 	}
 }
 
-// TestDown has a GPU that stays dead: nobody waits for it, it is tried now and then and
-// no more, all who need it say so, and it is used again when it is back.
-func TestDown(t *testing.T) {
-	s := newCourse(t)
-	s.good("the first move")
+// TestGPUDown covers a GPU that stays down: nothing waits for it, it is retried at
+// intervals only, all transports that need it report it, and it is used again when it is
+// back.
+func TestGPUDown(t *testing.T) {
+	s := newTransferLoop(t)
+	s.requireTransfer("the first transfer")
 	if err := s.g.Err(); err != nil {
-		t.Errorf("a GPU that works: %v", err)
+		t.Errorf("Err of a working GPU: %v", err)
 	}
 	byHost, err := tcp.New(tcp.Config{Pool: transporttest.Pool{M: s.pair.Target.Memory}})
 	if err != nil {
@@ -175,32 +176,32 @@ func TestDown(t *testing.T) {
 			}
 		}
 		if err := s.transfer(); err == nil {
-			t.Fatal("a move on a dead GPU")
+			t.Fatal("a transfer on a dead GPU succeeded")
 		}
 	}
 	if err := s.g.Err(); err == nil || !strings.Contains(err.Error(), "gpu 0 is down: cuDevicePrimaryCtxRetain: CUDA_ERROR_DEVICE_UNAVAILABLE (46)") {
 		t.Errorf("%v", err)
 	}
-	// Once at once, and once more where the machine took more than a second.
+	// Once immediately, and again only if the machine took more than a second.
 	if n := s.c.Calls("cuDevicePrimaryCtxRetain") - retained; n > 6 {
-		t.Errorf("a dead GPU was opened %d times in 300 attempts to use it", n)
+		t.Errorf("a dead GPU was opened %d times in 300 attempts", n)
 	}
 	s.c.Clear()
-	s.later()
+	s.endPause()
 	for _, tr := range all {
 		if err := tr.Probe(t.Context()); err != nil {
-			t.Errorf("transport %s, of a GPU that is back: %v", tr.Name(), err)
+			t.Errorf("transport %s after recovery: %v", tr.Name(), err)
 		}
 	}
 	if err := s.g.Err(); err != nil {
-		t.Errorf("a GPU that is back: %v", err)
+		t.Errorf("Err after recovery: %v", err)
 	}
-	s.good("a move on a GPU that is back")
+	s.requireTransfer("a transfer after recovery")
 
 	s.g.MarkUnhealthy(errors.New("Xid 79"))
 	for _, tr := range all {
 		if err := tr.Probe(t.Context()); err == nil || !strings.Contains(err.Error(), "gpu 0 is down: Xid 79") {
-			t.Errorf("transport %s, of a GPU that is not to be trusted: %v", tr.Name(), err)
+			t.Errorf("transport %s of an unhealthy GPU: %v", tr.Name(), err)
 		}
 	}
 	s.g.MarkUnhealthy(nil)
@@ -211,57 +212,58 @@ func TestDown(t *testing.T) {
 	}
 }
 
-// TestBatchIsAnother has a driver whose batch call takes something else than it did: the
-// copy engines get one call for each piece then, and the move goes well.
-func TestBatchIsAnother(t *testing.T) {
-	s := newCourse(t)
-	s.good("the first move")
+// TestBatchCallMismatch covers a driver whose batch call has another meaning: the copy
+// engines get one call per piece then, and the transfer succeeds.
+func TestBatchCallMismatch(t *testing.T) {
+	s := newTransferLoop(t)
+	s.requireTransfer("the first transfer")
 	for _, code := range []int{1, 801} {
-		s.cold()
+		s.closeContext()
 		s.c.Fail("cuMemcpyBatchAsync_v2", 1, code)
 		batches, copies := s.c.Calls("cuMemcpyBatchAsync_v2"), s.c.Calls("cuMemcpyDtoDAsync_v2")
-		s.good("a move by another batch call")
-		s.good("the next move")
+		s.requireTransfer("a transfer with another batch call")
+		s.requireTransfer("the next transfer")
 		if b, c := s.c.Calls("cuMemcpyBatchAsync_v2")-batches, s.c.Calls("cuMemcpyDtoDAsync_v2")-copies; b != 1 || c == 0 {
 			t.Errorf("code %d: %d batches and %d copies", code, b, c)
 		}
 	}
 }
 
-// TestUnshut has what cannot be closed at first be closed later: with the next look, or
+// TestClosesAreRetried checks that a close which fails is retried later, by unmapIdle or
 // on the next context.
-func TestUnshut(t *testing.T) {
-	s := newCourse(t)
-	s.good("the first move")
-	live := s.live()
+func TestClosesAreRetried(t *testing.T) {
+	s := newTransferLoop(t)
+	s.requireTransfer("the first transfer")
+	live := s.liveHandles()
 	for _, call := range []string{"cuMemUnmap", "cuMemAddressFree"} {
-		for _, code := range []int{passing, forGood} {
-			s.good("a move")
+		for _, code := range []int{transientCode, stickyCode} {
+			s.requireTransfer("a transfer")
 			s.c.Fail(call, 1, code)
 			s.g.unmapIdle(time.Now().Add(time.Hour))
-			s.good("the next move")
-			if n := s.live(); n != live {
+			s.requireTransfer("the next transfer")
+			if n := s.liveHandles(); n != live {
 				t.Errorf("%s, code %d: %d handles are alive, %d were", call, code, n, live)
 			}
 		}
 	}
 }
 
-// The pauses double, and one fault after some work costs none.
-func TestFaults(t *testing.T) {
+// TestFailurePauses checks that the pauses double, and that one failure after some work
+// costs none.
+func TestFailurePauses(t *testing.T) {
 	now := time.Unix(1000, 0)
 	var f failures
 	f.record(errContextClosed, now, 1)
 	if now.Before(f.until) || !f.until.IsZero() {
-		t.Errorf("the first fault costs a pause until %v", f.until)
+		t.Errorf("the first failure costs a pause until %v", f.until)
 	}
 	for i, want := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
 		if f.record(errContextClosed, now, 1); f.until.Sub(now) != want*time.Second {
-			t.Errorf("fault %d costs %v", i+2, f.until.Sub(now))
+			t.Errorf("failure %d costs a pause of %v", i+2, f.until.Sub(now))
 		}
 	}
 	f = failures{}
 	if f.record(errContextClosed, now, 0); f.until.Sub(now) != time.Second {
-		t.Errorf("a context that cannot be made costs %v", f.until.Sub(now))
+		t.Errorf("a context that cannot be made costs a pause of %v", f.until.Sub(now))
 	}
 }

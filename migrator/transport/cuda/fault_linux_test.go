@@ -19,14 +19,14 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
-// Codes of errors: one that passes, and one after which the context is of no use.
+// The code of an error after which the context works, and of one after which it does not.
 const (
-	passing = 2
-	forGood = 700
+	transientCode = 2
+	stickyCode    = 700
 )
 
-// used are the calls that a move makes.
-var used = []string{
+// transferCalls are the calls that a transfer makes.
+var transferCalls = []string{
 	"cuCtxSetCurrent", "cuDevicePrimaryCtxRetain", "cuModuleLoadData", "cuModuleGetFunction", "cuCtxGetStreamPriorityRange", "cuStreamCreateWithPriority",
 	"cuEventCreate", "cuMemHostAlloc", "cuMemHostGetDevicePointer_v2", "cuMemAlloc_v2", "cuMemGetAllocationGranularity", "cuMemCreate",
 	"cuMemExportToShareableHandle", "cuMemImportFromShareableHandle", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess", "cuMemRelease",
@@ -34,30 +34,29 @@ var used = []string{
 	"cuMemUnmap", "cuMemAddressFree", "cuMemFree_v2", "cuMemFreeHost", "cuModuleUnload", "cuEventDestroy_v2", "cuStreamDestroy_v2", "cuDevicePrimaryCtxRelease_v2",
 }
 
-// usedByHost are those of blocks that go by way of the host, and of pools that are
-// known by name.
-var usedByHost = []string{
+// hostTransferCalls are the calls of a transfer through host memory, and of IPC pools.
+var hostTransferCalls = []string{
 	"cuDevicePrimaryCtxRetain", "cuMemAlloc_v2", "cuMemGetAddressRange_v2", "cuIpcGetMemHandle", "cuMemHostAlloc", "cuMemHostRegister_v2", "cuMemHostGetDevicePointer_v2",
 	"cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuLaunchKernel", "cuEventRecord", "cuEventQuery",
 	"cuMemHostUnregister", "cuMemFreeHost", "cuMemFree_v2", "cuDevicePrimaryCtxRelease_v2",
 }
 
-// atTheEnd are calls whose errors may stay unsaid, and what they close open: there
-// is nobody left to tell, or the end of the context does the same.
-var atTheEnd = []string{"cuMemRelease", "cuMemUnmap", "cuMemAddressFree", "cuMemFree_v2", "cuMemFreeHost", "cuMemHostUnregister", "cuModuleUnload", "cuEventDestroy_v2", "cuStreamDestroy_v2", "cuDevicePrimaryCtxRelease_v2", "cuCtxSetCurrent"}
+// closeCalls are calls whose errors may not be reported, and leave handles open: no
+// caller is left to report to, or the end of the context releases the same.
+var closeCalls = []string{"cuMemRelease", "cuMemUnmap", "cuMemAddressFree", "cuMemFree_v2", "cuMemFreeHost", "cuMemHostUnregister", "cuModuleUnload", "cuEventDestroy_v2", "cuStreamDestroy_v2", "cuDevicePrimaryCtxRelease_v2", "cuCtxSetCurrent"}
 
-// story is a whole move in one process, from the pools' making to their end.
-type story struct {
+// fullTransfer is a whole transfer in one process, from making the pools to closing them.
+type fullTransfer struct {
 	t   *testing.T
 	lib string
 	dir string
-	// corrupt says that a pull has reported success, or corrupt blocks, and the
-	// target's blocks are others than the source's.
+	// corrupt is set if a pull reported success, or corrupt blocks, and the target's
+	// blocks differ from the source's.
 	corrupt error
 }
 
-// gpu is a GPU of the story's own.
-func (s *story) gpu() (*GPU, error) {
+// newGPU returns a GPU of the transfer's own.
+func (s *fullTransfer) newGPU() (*GPU, error) {
 	d, err := cuda.Open(s.lib)
 	if err != nil {
 		return nil, err
@@ -65,9 +64,9 @@ func (s *story) gpu() (*GPU, error) {
 	return NewGPU(GPUConfig{Driver: d})
 }
 
-// run moves all blocks, and returns all errors.
-func (s *story) run() (err error) {
-	g, err := s.gpu()
+// run transfers all blocks, and returns all errors.
+func (s *fullTransfer) run() (err error) {
+	g, err := s.newGPU()
 	if err != nil {
 		return err
 	}
@@ -98,7 +97,7 @@ func (s *story) run() (err error) {
 		err = errors.Join(err, <-done)
 	}()
 	plan := transport.Plan{}
-	for i := range 20 { // a run, and some that are none
+	for i := range 20 { // a run, and single blocks
 		plan.Src, plan.Dst = append(plan.Src, uint32(i)), append(plan.Dst, uint32(i+10))
 	}
 	for i := range 10 {
@@ -127,41 +126,42 @@ func (s *story) run() (err error) {
 			return err
 		}
 		if !slices.Equal(got, plan.Sums) {
-			s.corrupt = errors.New("a pull reports success and the blocks differ")
+			s.corrupt = errors.New("a pull reported success and the blocks differ")
 		}
 	}
 	return err
 }
 
-// TestEveryCallFails makes each call that a move makes fail at each of its places
-// in turn, for once and for good: an error says which, nothing is taken for
-// pulled that is not, nothing is left behind, and the next move goes well.
+// TestEveryCallFails makes each call of a transfer fail at each of its places, with a
+// transient and a sticky code: an error names the call, no wrong block is reported as
+// pulled, nothing is left open, and the next transfer succeeds.
 func TestEveryCallFails(t *testing.T) {
-	t.Run("Move", func(t *testing.T) { everyCallFails(t, used, (*story).run) })
-	t.Run("ByHost", func(t *testing.T) { everyCallFails(t, usedByHost, (*story).byHost) })
+	t.Run("Move", func(t *testing.T) { checkEveryCallFails(t, transferCalls, (*fullTransfer).run) })
+	t.Run("ByHost", func(t *testing.T) { checkEveryCallFails(t, hostTransferCalls, (*fullTransfer).runThroughHost) })
 }
 
-func everyCallFails(t *testing.T, used []string, run func(*story) error) {
-	// A library of its own: what is never released there, is nobody else's.
+func checkEveryCallFails(t *testing.T, used []string, run func(*fullTransfer) error) {
+	// It uses its own copy of the library, so that what is never released affects no
+	// other test.
 	whole, err := os.ReadFile(fake.CUDA(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &story{t: t, lib: filepath.Join(t.TempDir(), "libcuda.so.1"), dir: short(t)}
+	s := &fullTransfer{t: t, lib: filepath.Join(t.TempDir(), "libcuda.so.1"), dir: socketDir(t)}
 	if err := os.WriteFile(s.lib, whole, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	c := fake.Open(t, s.lib)
 	if err := run(s); err != nil || s.corrupt != nil {
-		t.Fatalf("a good move: %v, %v", err, s.corrupt)
+		t.Fatalf("a transfer without failures: %v, %v", err, s.corrupt)
 	}
 	if n := c.Live(""); n != 0 {
-		t.Fatalf("%d handles are left by a good move", n)
+		t.Fatalf("%d handles are left by a transfer without failures", n)
 	}
-	const places = 40 // of one call; what is behind them is the same again
+	const places = 40 // of one call; later ones repeat
 	for _, call := range used {
 		t.Run(call, func(t *testing.T) {
-			for _, code := range []int{passing, forGood} {
+			for _, code := range []int{transientCode, stickyCode} {
 				for nth := 1; nth <= places; nth++ {
 					before, live := c.Calls(call), c.Live("")
 					c.Fail(call, nth, code)
@@ -170,7 +170,7 @@ func everyCallFails(t *testing.T, used []string, run func(*story) error) {
 					c.Clear()
 					if !reached {
 						if nth == 1 {
-							t.Error("a move does not make the call")
+							t.Error("a transfer does not make the call")
 						}
 						break
 					}
@@ -179,7 +179,7 @@ func everyCallFails(t *testing.T, used []string, run func(*story) error) {
 						t.Errorf("%s: %v", name, s.corrupt)
 						s.corrupt = nil
 					}
-					last := slices.Contains(atTheEnd, call)
+					last := slices.Contains(closeCalls, call)
 					if err == nil && !last {
 						t.Errorf("%s: no error", name)
 					}
@@ -190,7 +190,7 @@ func everyCallFails(t *testing.T, used []string, run func(*story) error) {
 						t.Errorf("%s: %d handles are left", name, n-live)
 					}
 					if last {
-						return // what it leaves is counted no further
+						return // what it leaves open would be counted again
 					}
 				}
 			}
@@ -201,19 +201,19 @@ func everyCallFails(t *testing.T, used []string, run func(*story) error) {
 // TestReadOnly checks that the source's pool is mapped read-only, and writable, with a
 // warning, if the driver does not support read-only mappings.
 func TestReadOnly(t *testing.T) {
-	c := control(t)
-	dir, g := short(t), gpu(t)
-	source, target := endOn(t, g, dir, small), endOn(t, g, dir, small)
+	c := newControl(t)
+	dir, g := socketDir(t), newGPU(t)
+	source, target := newEnd(t, g, dir, small), newEnd(t, g, dir, small)
 	said := &bytes.Buffer{}
 	tr, err := New(Config{Dir: dir, Pool: transporttest.Pool{M: target.Memory}, Logger: slog.New(slog.NewTextHandler(said, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
 	target.Transport = tr
-	open := moving(t, transporttest.Pair{Source: source, Target: target})
-	plan := straight(source.Memory, 0, 0, small.Blocks)
+	open := startPair(t, transporttest.Pair{Source: source, Target: target})
+	plan := orderedPlan(source.Memory, 0, 0, small.Blocks)
 	source.Mirror.Store()
-	if _, err := target.Memory.Device.Sums(nil, target.Memory.Layout, []uint32{0}); err != nil { // maps the own pool
+	if _, err := target.Memory.Device.Sums(nil, target.Memory.Layout, []uint32{0}); err != nil { // maps the local pool
 		t.Fatal(err)
 	}
 	before := c.Calls("cuMemSetAccess")
@@ -231,16 +231,16 @@ func TestReadOnly(t *testing.T) {
 	p.Close()
 }
 
-// TestContextIsMadeAnew fails the GPU for good in the midst of moves: each of them
-// fails, and the next are on a new context, with the pools as they were.
-func TestContextIsMadeAnew(t *testing.T) {
-	c := control(t)
-	dir, g := short(t), gpu(t)
-	pair := transporttest.Pair{Source: endOn(t, g, dir, small), Target: endOn(t, g, dir, small)}
-	open := moving(t, pair)
-	pattern(pair.Source.Memory.Bytes)
+// TestContextIsReplaced fails the GPU during pulls: each of them fails, and the next ones
+// run in a new context with the same pools.
+func TestContextIsReplaced(t *testing.T) {
+	c := newControl(t)
+	dir, g := socketDir(t), newGPU(t)
+	pair := transporttest.Pair{Source: newEnd(t, g, dir, small), Target: newEnd(t, g, dir, small)}
+	open := startPair(t, pair)
+	fillPattern(pair.Source.Memory.Bytes)
 	pair.Source.Mirror.Store()
-	plan := straight(pair.Source.Memory, 0, 0, small.Blocks)
+	plan := orderedPlan(pair.Source.Memory, 0, 0, small.Blocks)
 	for round := range 3 {
 		var pullers []transport.Puller
 		for range 3 {
@@ -255,11 +255,11 @@ func TestContextIsMadeAnew(t *testing.T) {
 		}
 		c.Fail("cuEventQuery", 1, 719)
 		if _, err := pullers[1].Pull(t.Context(), plan); !cuda.Sticky(err) {
-			t.Errorf("a GPU that fails: %v", err)
+			t.Errorf("pull on a failing GPU: %v", err)
 		}
 		for i, p := range pullers {
 			if _, err := p.Pull(t.Context(), plan); err == nil {
-				t.Errorf("puller %d goes on in a context that has ended", i)
+				t.Errorf("puller %d works in a context that was closed", i)
 			}
 			if err := p.Close(); err != nil {
 				t.Errorf("close: %v", err)
@@ -275,20 +275,20 @@ func TestContextIsMadeAnew(t *testing.T) {
 	}
 	defer p.Close()
 	if _, err := p.Pull(t.Context(), plan); err != nil {
-		t.Errorf("after all that: %v", err)
+		t.Errorf("pull after all failures: %v", err)
 	}
 }
 
-// TestSlowGPU closes and cancels pulls while the GPU is at work: they return when
-// it is done, and not before.
+// TestSlowGPU closes and cancels pulls while the GPU is busy: they return when it is
+// done, and not before.
 func TestSlowGPU(t *testing.T) {
-	c := control(t)
-	dir, g := short(t), gpu(t)
-	pair := transporttest.Pair{Source: endOn(t, g, dir, small), Target: endOn(t, g, dir, small)}
-	open := moving(t, pair)
-	pattern(pair.Source.Memory.Bytes)
+	c := newControl(t)
+	dir, g := socketDir(t), newGPU(t)
+	pair := transporttest.Pair{Source: newEnd(t, g, dir, small), Target: newEnd(t, g, dir, small)}
+	open := startPair(t, pair)
+	fillPattern(pair.Source.Memory.Bytes)
 	pair.Source.Mirror.Store()
-	plan := straight(pair.Source.Memory, 0, 0, small.Blocks)
+	plan := orderedPlan(pair.Source.Memory, 0, 0, small.Blocks)
 	for _, way := range []string{"cancel", "close"} {
 		p, err := open()
 		if err != nil {
@@ -316,13 +316,13 @@ func TestSlowGPU(t *testing.T) {
 		}
 		select {
 		case err := <-result:
-			t.Errorf("%s: the pull returns while the GPU is at work: %v", way, err)
+			t.Errorf("%s: the pull returned while the GPU was busy: %v", way, err)
 			result <- err
 		default:
 		}
 		c.Resume()
 		if err := <-result; err == nil {
-			t.Errorf("%s: the pull succeeds", way)
+			t.Errorf("%s: the pull succeeded", way)
 		}
 		if err := <-closed; err != nil {
 			t.Errorf("%s: %v", way, err)
@@ -331,26 +331,26 @@ func TestSlowGPU(t *testing.T) {
 		pair.Target.Mirror.Store()
 		pair.Target.Mirror.Load()
 		if slices.ContainsFunc(pair.Target.Memory.Bytes, func(b byte) bool { return b != 0 }) {
-			t.Errorf("%s: the memory changes behind the fence", way)
+			t.Errorf("%s: the memory changed after the fence", way)
 		}
 		cancel()
 		p.Close()
 	}
 }
 
-// TestCycles opens and closes 10,000 moves.
+// TestCycles opens and closes 10,000 pulls.
 func TestCycles(t *testing.T) {
 	cycles := 10_000
 	if raced && os.Getenv("CASCADE_TEST_ALL") == "" {
 		cycles = 1000
 	}
-	c := control(t)
-	dir, g := short(t), gpu(t)
-	pair := transporttest.Pair{Source: endOn(t, g, dir, small), Target: endOn(t, g, dir, small)}
-	open := moving(t, pair)
-	pattern(pair.Source.Memory.Bytes)
+	c := newControl(t)
+	dir, g := socketDir(t), newGPU(t)
+	pair := transporttest.Pair{Source: newEnd(t, g, dir, small), Target: newEnd(t, g, dir, small)}
+	open := startPair(t, pair)
+	fillPattern(pair.Source.Memory.Bytes)
 	pair.Source.Mirror.Store()
-	plan := straight(pair.Source.Memory, 0, 0, 2)
+	plan := orderedPlan(pair.Source.Memory, 0, 0, 2)
 	live := 0
 	for i := range cycles {
 		p, err := open()
@@ -368,11 +368,11 @@ func TestCycles(t *testing.T) {
 		}
 	}
 	if n := c.Live(""); n != live {
-		t.Errorf("%d handles are alive after %d cycles, %d after one", n, cycles, live)
+		t.Errorf("%d handles are open after %d cycles, %d after one", n, cycles, live)
 	}
 }
 
-// What a peer may say of its pool is checked.
+// TestHandles checks that handles from a peer are validated.
 func TestHandles(t *testing.T) {
 	good := Handle{Kind: VMM, Offset: 100, Size: 1000}
 	good.ID[3], good.GPU[15], good.Name[63] = 1, 2, 3
@@ -384,12 +384,12 @@ func TestHandles(t *testing.T) {
 		"behind": {Kind: IPC, Offset: 101, Size: 1000}, "small": {Kind: IPC, Size: 899}, "huge offset": {Kind: IPC, Offset: 1<<63 - 1, Size: 1000},
 	} {
 		if _, err := ParseHandle(bad.Append(nil), 900); err == nil {
-			t.Errorf("%s is taken", name)
+			t.Errorf("%s is accepted", name)
 		}
 	}
 	for n := range handleSize + 2 {
 		if _, err := ParseHandle(make([]byte, n), 1); err == nil {
-			t.Errorf("%d bytes are taken", n)
+			t.Errorf("%d bytes are accepted", n)
 		}
 	}
 }
@@ -399,29 +399,29 @@ func FuzzParseHandle(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte, pool int64) {
 		h, err := ParseHandle(b, pool)
 		if err == nil && pool >= 0 && (h.Offset < 0 || h.Offset+pool > h.Size) {
-			t.Errorf("%+v is taken for a pool of %d bytes", h, pool)
+			t.Errorf("%+v is accepted for a pool of %d bytes", h, pool)
 		}
 	})
 }
 
-// TestConfigs tells what is wrong with one.
+// TestConfigs checks that invalid configurations are rejected.
 func TestConfigs(t *testing.T) {
-	g := gpu(t)
+	g := newGPU(t)
 	for name, c := range map[string]Config{
 		"nothing": {}, "no pool": {Dir: "/tmp/x"},
 		"relative": {Dir: "x", Pool: transporttest.Pool{}}, "long": {Dir: "/" + strings.Repeat("x", 80), Pool: transporttest.Pool{}},
 	} {
 		if _, err := New(c); err == nil {
-			t.Errorf("%s is taken", name)
+			t.Errorf("%s is accepted", name)
 		}
 	}
 	for _, c := range []GPUConfig{{}, {Driver: g.config.Driver, Ordinal: 99}, {Driver: g.config.Driver, Groups: 2000}} {
 		if _, err := NewGPU(c); err == nil {
-			t.Errorf("%+v is taken", c)
+			t.Errorf("%+v is accepted", c)
 		}
 	}
 	host := transporttest.HeapMemory(small)
-	tr, err := New(Config{Dir: short(t), Pool: transporttest.Pool{M: host}})
+	tr, err := New(Config{Dir: socketDir(t), Pool: transporttest.Pool{M: host}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -429,6 +429,6 @@ func TestConfigs(t *testing.T) {
 		t.Errorf("a pool in host memory: %v", err)
 	}
 	if _, err := tr.Export(transport.Grant{}); err == nil {
-		t.Error("a pool in host memory is exported")
+		t.Error("Export of a pool in host memory succeeded")
 	}
 }

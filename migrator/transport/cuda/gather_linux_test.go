@@ -12,8 +12,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// mapped is memory that is not Go's, until the test ends.
-func mapped(t testing.TB, size int64) []byte {
+// newMapping returns a mapping outside Go's heap, until the test ends.
+func newMapping(t testing.TB, size int64) []byte {
 	t.Helper()
 	b, err := unix.Mmap(-1, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
@@ -23,10 +23,10 @@ func mapped(t testing.TB, size int64) []byte {
 	return b
 }
 
-// byHost is a story of blocks that go by way of the host: out of a pool into memory
-// that the GPU knows and that it does not, and into another pool from both.
-func (s *story) byHost() (err error) {
-	g, err := s.gpu()
+// runThroughHost transfers blocks through host memory: out of a pool into pinned and
+// unpinned memory, and into another pool from both.
+func (s *fullTransfer) runThroughHost() (err error) {
+	g, err := s.newGPU()
 	if err != nil {
 		return err
 	}
@@ -41,12 +41,12 @@ func (s *story) byHost() (err error) {
 	}
 	from, to := pools[0].Device.(*Memory), pools[1].Device.(*Memory)
 	whole := make([]byte, l.MinSize())
-	pattern(whole)
+	fillPattern(whole)
 	if _, err := from.WriteAt(whole, 0); err != nil {
 		return err
 	}
 	blocks := []uint32{3, 0, 1, 2}
-	pack := mapped(s.t, 4*l.BlockBytes())
+	pack := newMapping(s.t, 4*l.BlockBytes())
 	unpin, err := from.Pin(pack)
 	if err != nil {
 		return err
@@ -75,18 +75,18 @@ func (s *story) byHost() (err error) {
 	return nil
 }
 
-// TestPin counts who copies: with memory that the GPU knows no processor does, and
-// nothing is left when it is forgotten. A GPU that was opened anew copies as before.
+// TestPin checks that no processor copies to and from pinned memory, that nothing is left
+// after unpin, and that a GPU whose context was made again copies as before.
 func TestPin(t *testing.T) {
-	c := control(t)
-	g := gpu(t)
+	c := newControl(t)
+	g := newGPU(t)
 	l := transport.Layout{Blocks: 8, Regions: []transport.Region{{Stride: 8192, Bytes: 8192}}}
-	pool, mirror := made(t, g, VMM, l)
+	pool, mirror := newPool(t, g, VMM, l)
 	defer pool.Close()
-	pattern(pool.Bytes)
+	fillPattern(pool.Bytes)
 	mirror.Store()
 	m := pool.Device.(*Memory)
-	pack := mapped(t, l.MinSize()+4096)
+	pack := newMapping(t, l.MinSize()+4096)
 	blocks := []uint32{7, 2}
 	want := append(append([]byte(nil), pool.RegionBytes(7, 0)...), pool.RegionBytes(2, 0)...)
 	gather := func(dst []byte) (allocated int) {
@@ -99,48 +99,48 @@ func TestPin(t *testing.T) {
 		return c.Live("host") - before
 	}
 	if _, err := m.Pin(nil); err == nil {
-		t.Error("nothing is pinned")
+		t.Error("Pin of no memory succeeded")
 	}
 	unpin, err := m.Pin(pack)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := m.Gather(pack[:1], pool.Layout, blocks); err == nil {
-		t.Error("another length is taken")
+		t.Error("a wrong length is accepted")
 	}
-	m.Sums(nil, pool.Layout, blocks) // has a lane made
+	m.Sums(nil, pool.Layout, blocks) // makes a stream
 	if n := gather(pack[4096:][:len(want)]); n != 0 {
-		t.Errorf("%d pieces of memory to copy by, of a mapping that is pinned", n)
+		t.Errorf("%d staging buffers were made for a pinned mapping", n)
 	}
 	other := make([]byte, len(want))
 	if n := gather(other); n != 1 {
-		t.Errorf("%d pieces of memory to copy by, of one that is not", n)
+		t.Errorf("%d staging buffers were made for unpinned memory, want 1", n)
 	}
-	c.Fail("cuLaunchKernel", 1, forGood)
+	c.Fail("cuLaunchKernel", 1, stickyCode)
 	if err := m.Gather(pack[:len(want)], pool.Layout, blocks); !cuda.Sticky(err) {
-		t.Errorf("a GPU that fails: %v", err)
+		t.Errorf("Gather on a failing GPU: %v", err)
 	}
 	gather(pack[4096:][:len(want)])
 	for l := range g.current.streams {
 		if l.packed != nil {
-			t.Error("a processor has copied for a GPU that was opened anew")
+			t.Error("a processor copied after the context was made again")
 		}
 	}
 	if n := c.Live("registered"); n != 1 {
-		t.Errorf("a GPU that was opened anew knows %d mappings", n)
+		t.Errorf("%d mappings are registered after the context was made again", n)
 	}
-	c.Fail("cuMemHostUnregister", 1, passing)
+	c.Fail("cuMemHostUnregister", 1, transientCode)
 	if err := unpin(); err == nil || !strings.Contains(err.Error(), "stays pinned") {
-		t.Errorf("what cannot be forgotten: %v", err)
+		t.Errorf("unpin that fails: %v", err)
 	}
 	if err := unpin(); err != nil {
 		t.Error(err)
 	}
 	if len(g.current.pins)+len(g.pins)+c.Live("registered") != 0 {
-		t.Error("something is pinned still")
+		t.Error("a pin is left")
 	}
-	c.Fail("cuMemHostRegister_v2", 1, passing)
+	c.Fail("cuMemHostRegister_v2", 1, transientCode)
 	if _, err := m.Pin(pack); err == nil || len(g.pins) != 0 {
-		t.Errorf("what the driver does not take: %v", err)
+		t.Errorf("Pin that fails: %v", err)
 	}
 }

@@ -13,10 +13,10 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
-// TestMixed moves blocks between a pool on a GPU and one in the machine's memory, either
-// way, whose sums are of two kinds: over tcp, and by a NIC.
-func TestMixed(t *testing.T) {
-	g := warm(t, 0)
+// TestMixedMemory pulls between a pool on a GPU and one in host memory, in both
+// directions, with both kinds of checksums: over tcp and verbs.
+func TestMixedMemory(t *testing.T) {
+	g := newWarmGPU(t, 0)
 	byTCP := func(t *testing.T, m *transport.Memory) transport.Transport {
 		tr, err := tcp.New(tcp.Config{Pool: transporttest.Pool{M: m}})
 		if err != nil {
@@ -24,16 +24,16 @@ func TestMixed(t *testing.T) {
 		}
 		return tr
 	}
-	byNIC := func(t *testing.T, m *transport.Memory) transport.Transport { return overRDMA(t, m) }
+	byNIC := func(t *testing.T, m *transport.Memory) transport.Transport { return newServedVerbs(t, m) }
 	run := transporttest.Run
 	if raced && os.Getenv("CASCADE_TEST_ALL") == "" { // the suites take minutes
 		run = func(t *testing.T, make func(*testing.T, transport.Layout, transport.Layout) transporttest.Pair) {
-			onePull(t, make(t, small, small))
+			requirePull(t, make(t, small, small))
 		}
 	}
 	for name, over := range map[string]func(*testing.T, *transport.Memory) transport.Transport{"tcp": byTCP, "verbs": byNIC} {
 		onGPU := func(t *testing.T, l transport.Layout) transporttest.End {
-			m, mirror := made(t, g, VMM, l)
+			m, mirror := newPool(t, g, VMM, l)
 			return transporttest.End{Transport: over(t, m), Memory: m, Mirror: mirror}
 		}
 		onHost := func(t *testing.T, l transport.Layout) transporttest.End {
@@ -41,7 +41,7 @@ func TestMixed(t *testing.T) {
 			return transporttest.End{Transport: over(t, m), Memory: m}
 		}
 		if name == "verbs" && os.Getenv("CASCADE_TEST_CUDA") != "" {
-			continue // a fake NIC reaches no real memory
+			continue // a fake NIC cannot reach real memory
 		}
 		t.Run(name+" from the GPU", func(t *testing.T) {
 			run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
@@ -57,11 +57,11 @@ func TestMixed(t *testing.T) {
 	g.unmapIdle(time.Now().Add(time.Hour))
 }
 
-// onePull moves all blocks, once well and once with a sum that one has not.
-func onePull(t *testing.T, pair transporttest.Pair) {
+// requirePull pulls all blocks, once with the right checksums and once with a wrong one.
+func requirePull(t *testing.T, pair transporttest.Pair) {
 	t.Helper()
-	open := moving(t, pair)
-	pattern(pair.Source.Memory.Bytes)
+	open := startPair(t, pair)
+	fillPattern(pair.Source.Memory.Bytes)
 	if pair.Source.Mirror != nil {
 		pair.Source.Mirror.Store()
 	}
@@ -70,7 +70,7 @@ func onePull(t *testing.T, pair transporttest.Pair) {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	plan := straight(pair.Source.Memory, 0, 0, small.Blocks)
+	plan := orderedPlan(pair.Source.Memory, 0, 0, small.Blocks)
 	if _, err := p.Pull(t.Context(), plan); err != nil {
 		t.Error(err)
 	}
@@ -89,14 +89,14 @@ func onePull(t *testing.T, pair transporttest.Pair) {
 	}
 }
 
-// TestMixedChoice has each end of such a pair say by itself which transports are out of
-// the question; tcp is what is left to both.
-func TestMixedChoice(t *testing.T) {
-	g := gpu(t)
-	onGPU, _ := made(t, g, VMM, small)
+// TestMixedMemoryChoice checks that each end of such a pair rules out the unsupported
+// transports by itself, and that tcp is left to both.
+func TestMixedMemoryChoice(t *testing.T) {
+	g := newGPU(t)
+	onGPU, _ := newPool(t, g, VMM, small)
 	defer onGPU.Close()
-	dir := short(t)
-	for where, m := range map[string]*transport.Memory{"on a GPU": onGPU, "in the machine's memory": transporttest.HeapMemory(small)} {
+	dir := socketDir(t)
+	for where, m := range map[string]*transport.Memory{"on a GPU": onGPU, "in host memory": transporttest.HeapMemory(small)} {
 		pool := transporttest.Pool{M: m}
 		here, err := New(Config{Dir: dir, Pool: pool})
 		if err != nil {
@@ -114,14 +114,14 @@ func TestMixedChoice(t *testing.T) {
 		for _, tr := range choose.TransportsToProbe(time.Now()) {
 			choose.RecordProbe(tr.Name(), tr.Probe(t.Context()), time.Now())
 		}
-		// What the other end has that works.
+		// The working transports of the other end.
 		theirs := []string{"shm", "tcp"}
 		if m != onGPU {
 			theirs = []string{"cuda", "tcp"}
 		}
 		order := choose.Rank(transport.Pair{Peer: "a", Host: "n", PeerHost: "n"}, theirs, time.Now())
 		if len(order) != 1 || order[0].Transport.Name() != "tcp" {
-			t.Errorf("a pool %s: blocks would come by %v", where, order)
+			t.Errorf("a pool %s: the ranking is %v", where, order)
 		}
 	}
 }

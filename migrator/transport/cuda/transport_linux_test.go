@@ -23,30 +23,30 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
-// library is the driver that the tests run on: the fake, or with
+// driverPath returns the driver that the tests run on: the fake, or with
 // CASCADE_TEST_CUDA=1 the machine's own.
-func library(t testing.TB) string {
+func driverPath(t testing.TB) string {
 	if os.Getenv("CASCADE_TEST_CUDA") != "" {
 		return cuda.Soname
 	}
 	return fake.CUDA(t)
 }
 
-// control is the fake, or a skipped test.
-func control(t testing.TB) *fake.Control {
+// newControl returns the fake, or skips the test.
+func newControl(t testing.TB) *fake.Control {
 	t.Helper()
 	if os.Getenv("CASCADE_TEST_CUDA") != "" {
-		t.Skip("a real driver cannot be told to fail")
+		t.Skip("a real driver cannot be made to fail")
 	}
-	return fake.Open(t, library(t))
+	return fake.Open(t, driverPath(t))
 }
 
-func gpu(t testing.TB) *GPU { return gpuAt(t, 0) }
+func newGPU(t testing.TB) *GPU { return newGPUAt(t, 0) }
 
-// gpuAt is the GPU of that number, or a skipped test where there are not so many.
-func gpuAt(t testing.TB, ordinal int) *GPU {
+// newGPUAt returns the GPU of that ordinal, or skips the test if there are not as many.
+func newGPUAt(t testing.TB, ordinal int) *GPU {
 	t.Helper()
-	d, err := cuda.Open(library(t))
+	d, err := cuda.Open(driverPath(t))
 	if errors.Is(err, device.ErrNoCgo) {
 		t.Skip(err)
 	}
@@ -68,7 +68,7 @@ func gpuAt(t testing.TB, ordinal int) *GPU {
 	return g
 }
 
-// mirror keeps a copy of a device's memory for the tests.
+// mirror keeps the test's copy of a device's memory.
 type mirror struct {
 	t testing.TB
 	m *Memory
@@ -78,19 +78,19 @@ type mirror struct {
 func (m mirror) Store() {
 	m.t.Helper()
 	if n, err := m.m.WriteAt(m.b, 0); err != nil || n != len(m.b) {
-		m.t.Errorf("%d bytes are written: %v", n, err)
+		m.t.Errorf("%d bytes were written: %v", n, err)
 	}
 }
 
 func (m mirror) Load() {
 	m.t.Helper()
 	if n, err := m.m.ReadAt(m.b, 0); err != nil || n != len(m.b) {
-		m.t.Errorf("%d bytes are read: %v", n, err)
+		m.t.Errorf("%d bytes were read: %v", n, err)
 	}
 }
 
-// made returns a pool on a GPU with a mirror.
-func made(t testing.TB, g *GPU, kind Kind, l transport.Layout) (*transport.Memory, mirror) {
+// newPool returns a pool on a GPU with a mirror.
+func newPool(t testing.TB, g *GPU, kind Kind, l transport.Layout) (*transport.Memory, mirror) {
 	t.Helper()
 	m, err := Allocate(g, kind, l)
 	if err != nil {
@@ -100,9 +100,9 @@ func made(t testing.TB, g *GPU, kind Kind, l transport.Layout) (*transport.Memor
 	return m, mirror{t, m.Device.(*Memory), m.Bytes}
 }
 
-func endOn(t testing.TB, g *GPU, dir string, l transport.Layout) transporttest.End {
+func newEnd(t testing.TB, g *GPU, dir string, l transport.Layout) transporttest.End {
 	t.Helper()
-	m, mirror := made(t, g, VMM, l)
+	m, mirror := newPool(t, g, VMM, l)
 	tr, err := New(Config{Dir: dir, Pool: transporttest.Pool{M: m}})
 	if err != nil {
 		t.Fatal(err)
@@ -110,8 +110,8 @@ func endOn(t testing.TB, g *GPU, dir string, l transport.Layout) transporttest.E
 	return transporttest.End{Transport: tr, Memory: m, Mirror: mirror}
 }
 
-// short returns a directory whose path is short enough for sockets.
-func short(t testing.TB) string {
+// socketDir returns a directory whose path is short enough for sockets.
+func socketDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "cuda")
 	if err != nil {
@@ -121,27 +121,27 @@ func short(t testing.TB) string {
 	return filepath.Join(dir, "pull")
 }
 
-// makePairs makes pairs of ends on one GPU, whose context outlives the tests: what
-// a GPU keeps is not what a transport leaves behind.
-func makePairs(t testing.TB) func(t *testing.T, source, target transport.Layout) transporttest.Pair {
-	g := warm(t, 0)
+// newPairFunc returns a function that makes pairs of ends on one GPU, whose context
+// outlives the tests: what a GPU keeps is not a leak of a transport.
+func newPairFunc(t testing.TB) func(t *testing.T, source, target transport.Layout) transporttest.Pair {
+	g := newWarmGPU(t, 0)
 	return func(t *testing.T, source, target transport.Layout) transporttest.Pair {
-		dir := short(t)
-		return transporttest.Pair{Source: endOn(t, g, dir, source), Target: endOn(t, g, dir, target)}
+		dir := socketDir(t)
+		return transporttest.Pair{Source: newEnd(t, g, dir, source), Target: newEnd(t, g, dir, target)}
 	}
 }
 
-// warm is a GPU that has all that it keeps.
-func warm(t testing.TB, ordinal int) *GPU {
-	g := gpuAt(t, ordinal)
-	heat(t, g)
+// newWarmGPU returns a GPU after warmUp.
+func newWarmGPU(t testing.TB, ordinal int) *GPU {
+	g := newGPUAt(t, ordinal)
+	warmUp(t, g)
 	return g
 }
 
-// heat has a GPU make all that it keeps.
-func heat(t testing.TB, g *GPU) {
+// warmUp makes a GPU allocate everything that it keeps.
+func warmUp(t testing.TB, g *GPU) {
 	t.Helper()
-	pool, _ := made(t, g, VMM, small)
+	pool, _ := newPool(t, g, VMM, small)
 	defer pool.Close()
 	if err := g.withContext(nil, func(h *gpuContext) error {
 		var lanes []*copyStream
@@ -166,28 +166,28 @@ func heat(t testing.TB, g *GPU) {
 
 var small = transport.Layout{Blocks: 64, Regions: []transport.Region{{Stride: 4096, Bytes: 4096}, {Offset: 64 * 4096, Stride: 1024, Bytes: 1000}}}
 
-func TestConformance(t *testing.T) { transporttest.Run(t, makePairs(t)) }
+func TestConformance(t *testing.T) { transporttest.Run(t, newPairFunc(t)) }
 
-// TestConformanceOfPeers is the suite from one GPU to another.
+// TestConformanceOfPeers runs the suite from one GPU to another.
 func TestConformanceOfPeers(t *testing.T) {
-	here, there := warm(t, 0), warm(t, 1)
+	here, there := newWarmGPU(t, 0), newWarmGPU(t, 1)
 	if can, err := here.config.Driver.CanAccess(0, 1); err != nil || !can {
 		t.Skipf("GPU 0 has no peer access to GPU 1: %v", err)
 	}
 	transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
-		dir := short(t)
-		return transporttest.Pair{Source: endOn(t, there, dir, source), Target: endOn(t, here, dir, target)}
+		dir := socketDir(t)
+		return transporttest.Pair{Source: newEnd(t, there, dir, source), Target: newEnd(t, here, dir, target)}
 	})
 }
 
-// TestNoPath has GPUs that do not reach each other, and one that this process does not
-// see.
-func TestNoPath(t *testing.T) {
-	c := control(t)
-	dir := short(t)
-	source := endOn(t, gpuAt(t, 1), dir, small)
-	target := endOn(t, gpu(t), dir, small)
-	open := moving(t, transporttest.Pair{Source: source, Target: target})
+// TestNoPeerAccess covers GPUs that cannot reach each other, and one that this process
+// does not see.
+func TestNoPeerAccess(t *testing.T) {
+	c := newControl(t)
+	dir := socketDir(t)
+	source := newEnd(t, newGPUAt(t, 1), dir, small)
+	target := newEnd(t, newGPU(t), dir, small)
+	open := startPair(t, transporttest.Pair{Source: source, Target: target})
 	c.Set("fake_no_peer", 1)
 	if _, err := open(); err == nil || !strings.Contains(err.Error(), "gpu 0 has no peer access to gpu 1; use tcp") {
 		t.Errorf("%v", err)
@@ -203,11 +203,11 @@ func TestNoPath(t *testing.T) {
 	p.Close()
 }
 
-func TestAllocations(t *testing.T) { transporttest.RunAllocations(t, makePairs(t)) }
+func TestAllocations(t *testing.T) { transporttest.RunAllocations(t, newPairFunc(t)) }
 
-// moving runs both ends of a pair until the test ends, and returns what opens a
-// move between them.
-func moving(t testing.TB, p transporttest.Pair) func() (transport.Puller, error) {
+// startPair runs both ends of a pair until the test ends, and returns a function that
+// opens a pull between them.
+func startPair(t testing.TB, p transporttest.Pair) func() (transport.Puller, error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 2)
@@ -239,8 +239,8 @@ func moving(t testing.TB, p transporttest.Pair) func() (transport.Puller, error)
 	}
 }
 
-// straight is a plan of n blocks in order, from and to these blocks.
-func straight(m *transport.Memory, from, to, n int) transport.Plan {
+// orderedPlan returns a plan of n consecutive blocks, from and to these blocks.
+func orderedPlan(m *transport.Memory, from, to, n int) transport.Plan {
 	var p transport.Plan
 	for i := range n {
 		p.Src, p.Dst = append(p.Src, uint32(from+i)), append(p.Dst, uint32(to+i))
@@ -249,11 +249,11 @@ func straight(m *transport.Memory, from, to, n int) transport.Plan {
 	return p
 }
 
-// The GPU's sums are those of the processor.
+// TestSums compares the GPU's checksums with those of the processor.
 func TestSums(t *testing.T) {
-	g := gpu(t)
+	g := newGPU(t)
 	for _, kind := range []Kind{IPC, VMM} {
-		m, mirror := made(t, g, kind, small)
+		m, mirror := newPool(t, g, kind, small)
 		defer m.Close()
 		for i := range m.Bytes {
 			m.Bytes[i] = byte(i * 7 >> 3)
@@ -270,7 +270,7 @@ func TestSums(t *testing.T) {
 		end := m.Device.(*Memory).handle.Size - m.Device.(*Memory).handle.Offset
 		for _, at := range []int64{-1, end, 1<<63 - 1} {
 			if n, err := m.Device.(*Memory).WriteAt([]byte{1}, at); err == nil || n != 0 {
-				t.Errorf("%d bytes are written at %d", n, at)
+				t.Errorf("%d bytes were written at %d", n, at)
 			}
 		}
 		bare := &transport.Memory{Layout: m.Layout, Device: m.Device}
@@ -278,18 +278,18 @@ func TestSums(t *testing.T) {
 			t.Errorf("%x, %v", sums, err)
 		}
 		if _, err := transport.ChecksumBlocks(transporttest.Pool{M: bare}, []uint32{64}); err == nil {
-			t.Error("sums of a block that is not there")
+			t.Error("ChecksumBlocks of a block out of range succeeded")
 		}
 		if _, err := transport.HoldHostMemory(transporttest.Pool{M: bare}); err == nil {
-			t.Error("device memory is held as bytes")
+			t.Error("HoldHostMemory of device memory succeeded")
 		}
 	}
 }
 
-// TestMain is also the engine and its source in another process.
+// TestMain also runs the engine and its source in another process.
 func TestMain(m *testing.M) {
 	if dir := os.Getenv("CUDA_TEST_SOURCE"); dir != "" {
-		if err := source(dir); err != nil {
+		if err := runSource(dir); err != nil {
 			fmt.Println(err)
 			os.Exit(1)
 		}
@@ -298,9 +298,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// source makes a pool, and serves an offer of it, which it prints, until its input
+// runSource makes a pool and serves an offer of it, which it prints, until its input
 // ends.
-func source(dir string) error {
+func runSource(dir string) error {
 	d, err := cuda.Open(os.Getenv("CUDA_TEST_LIBRARY"))
 	if err != nil {
 		return err
@@ -314,8 +314,8 @@ func source(dir string) error {
 		kind = IPC
 	}
 	t := &testing.T{}
-	m, mirror := made(t, g, kind, small)
-	pattern(m.Bytes)
+	m, mirror := newPool(t, g, kind, small)
+	fillPattern(m.Bytes)
 	mirror.Store()
 	tr, err := New(Config{Dir: dir, Pool: transporttest.Pool{M: m}})
 	if err != nil {
@@ -338,23 +338,23 @@ func source(dir string) error {
 	return <-done
 }
 
-func pattern(b []byte) {
+func fillPattern(b []byte) {
 	for i := range b {
 		b[i] = byte(i*131>>5 ^ i)
 	}
 }
 
-// TestAnotherProcess pulls from a pool that another process owns, both by IPC and
-// by descriptor, until that process is killed.
+// TestAnotherProcess pulls from a pool of another process, by IPC and by descriptor,
+// until that process is killed.
 func TestAnotherProcess(t *testing.T) {
 	for _, kind := range []string{"ipc", "vmm"} {
 		t.Run(kind, func(t *testing.T) {
-			g := gpu(t)
+			g := newGPU(t)
 			self, err := os.Executable()
 			if err != nil {
 				t.Fatal(err)
 			}
-			lib, dir := library(t), short(t)
+			lib, dir := driverPath(t), socketDir(t)
 			process := exec.CommandContext(t.Context(), self)
 			process.Env = append(os.Environ(), "CUDA_TEST_SOURCE="+dir, "CUDA_TEST_LIBRARY="+lib, "CUDA_TEST_KIND="+kind)
 			if _, err := process.StdinPipe(); err != nil {
@@ -376,7 +376,7 @@ func TestAnotherProcess(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			target := endOn(t, g, dir, small)
+			target := newEnd(t, g, dir, small)
 			defer target.Memory.Close()
 			p, err := target.Transport.Open(t.Context(), transporttest.Receiver, transport.Offer{Transport: "cuda", Address: fields[0], Ticket: [16]byte(ticket)})
 			if err != nil {
@@ -385,8 +385,8 @@ func TestAnotherProcess(t *testing.T) {
 			defer p.Close()
 			theirs := transporttest.HeapMemory(small)
 			theirs.Checksum = transport.Multiply
-			pattern(theirs.Bytes)
-			plan := straight(theirs, 0, 0, small.Blocks)
+			fillPattern(theirs.Bytes)
+			plan := orderedPlan(theirs, 0, 0, small.Blocks)
 			if _, err := p.Pull(t.Context(), plan); err != nil {
 				t.Errorf("pull from another process: %v", err)
 			}
@@ -394,7 +394,7 @@ func TestAnotherProcess(t *testing.T) {
 			if sums := target.Memory.Sums(nil, plan.Dst); !slices.Equal(sums, plan.Sums) {
 				t.Error("the pools differ")
 			}
-			if kind == "ipc" { // the daemon beside an engine takes its pool over so, too
+			if kind == "ipc" { // the daemon beside an engine attaches its pool like this
 				encoded, err := hex.DecodeString(fields[2])
 				if err != nil {
 					t.Fatal(err)
@@ -409,16 +409,16 @@ func TestAnotherProcess(t *testing.T) {
 				}
 				sums, err := attached.Device.Sums(nil, attached.Layout, plan.Src)
 				if err != nil || !slices.Equal(sums, plan.Sums) {
-					t.Errorf("sums of a pool that was taken over: %v", err)
+					t.Errorf("checksums of an attached pool: %v", err)
 				}
 				attached.Close()
 				if os.Getenv("CASCADE_TEST_CUDA") == "" {
 					c := fake.Open(t, lib)
-					c.Fail("cuIpcOpenMemHandle_v2", 1, passing)
+					c.Fail("cuIpcOpenMemHandle_v2", 1, transientCode)
 					if _, err := Attach(g, h, nil, small); err == nil || !strings.Contains(err.Error(), "cuIpcOpenMemHandle_v2: CUDA_ERROR_OUT_OF_MEMORY (2)") {
-						t.Errorf("a pool that cannot be taken over: %v", err)
+						t.Errorf("a pool that cannot be attached: %v", err)
 					}
-					for _, code := range []int{1, 500} { // it does not say it of what is imported
+					for _, code := range []int{1, 500} { // the driver does not know the size of imported memory
 						c.Fail("cuMemGetAddressRange_v2", 1, code)
 						silent, err := Attach(g, h, nil, small)
 						if err != nil {
@@ -426,47 +426,47 @@ func TestAnotherProcess(t *testing.T) {
 						}
 						silent.Close()
 					}
-					c.Fail("cuMemGetAddressRange_v2", 1, passing)
+					c.Fail("cuMemGetAddressRange_v2", 1, transientCode)
 					live := c.Live("ipc")
 					if _, err := Attach(g, h, nil, small); err == nil || !strings.Contains(err.Error(), "cuMemGetAddressRange_v2") || c.Live("ipc") != live {
-						t.Errorf("a pool whose size is not told: %v", err)
+						t.Errorf("a pool whose size is unknown: %v", err)
 					}
-					c.Fail("cuMemGetAddressRange_v2", 1, passing)
-					c.Fail("cuIpcCloseMemHandle", 1, passing)
+					c.Fail("cuMemGetAddressRange_v2", 1, transientCode)
+					c.Fail("cuIpcCloseMemHandle", 1, transientCode)
 					if _, err := Attach(g, h, nil, small); err == nil || !strings.Contains(err.Error(), "cuIpcCloseMemHandle: CUDA_ERROR_OUT_OF_MEMORY (2)") {
-						t.Errorf("a pool that cannot be given back: %v", err)
+						t.Errorf("a pool that cannot be closed: %v", err)
 					}
 				}
 				larger := small
 				larger.Blocks *= 2
 				if _, err := Attach(g, h, nil, larger); err == nil {
-					t.Error("a pool that is larger than its allocation is taken over")
+					t.Error("a pool that is larger than its allocation is attached")
 				}
 				if _, err := Attach(g, h, os.Stdin, small); err == nil {
-					t.Error("a descriptor that comes with an IPC pool is taken")
+					t.Error("a descriptor with an IPC pool is accepted")
 				}
 			}
 			if err := process.Process.Kill(); err != nil {
 				t.Fatal(err)
 			}
 			process.Wait()
-			if _, err := p.Pull(t.Context(), straight(theirs, 0, 0, 1)); err == nil {
-				t.Error("a pull from a process that was killed")
+			if _, err := p.Pull(t.Context(), orderedPlan(theirs, 0, 0, 1)); err == nil {
+				t.Error("a pull from a killed process succeeded")
 			}
 		})
 	}
 }
 
-// Packed blocks are those of the pool, in whatever order they are asked for.
+// TestPacked compares packed blocks, in any order, with those of the pool.
 func TestPacked(t *testing.T) {
-	g := gpu(t)
-	// More than is packed at a time, and a block that is more by itself.
+	g := newGPU(t)
+	// More bytes than are packed at a time, and a block that is larger by itself.
 	many := transport.Layout{Blocks: 96, Regions: []transport.Region{{Stride: 64 << 10, Bytes: 64 << 10}, {Offset: 96 * 64 << 10, Stride: 1008, Bytes: 1000}}}
 	huge := transport.Layout{Blocks: 2, Regions: []transport.Region{{Stride: 5 << 20, Bytes: 5<<20 - 3}}}
 	for name, l := range map[string]transport.Layout{"small": small, "many": many, "huge": huge} {
-		m, mirror := made(t, g, VMM, l)
+		m, mirror := newPool(t, g, VMM, l)
 		defer m.Close()
-		pattern(m.Bytes)
+		fillPattern(m.Bytes)
 		mirror.Store()
 		var blocks []uint32
 		var want []byte
@@ -492,12 +492,12 @@ func TestPacked(t *testing.T) {
 			for r, g := range l.Regions {
 				at := g.Offset + int64(b)*g.Stride
 				if !bytes.Equal(m.RegionBytes(b, r), before[at:at+g.Bytes]) {
-					t.Fatalf("%s: block %d is scattered wrongly", name, b)
+					t.Fatalf("%s: block %d differs after Scatter", name, b)
 				}
 			}
 		}
 		if m.Device.Gather(got[1:], m.Layout, blocks) == nil || m.Device.Scatter(m.Layout, blocks, want[1:]) == nil {
-			t.Errorf("%s: another length is taken", name)
+			t.Errorf("%s: a wrong length is accepted", name)
 		}
 		if err := m.Device.Gather(nil, m.Layout, nil); err != nil {
 			t.Error(err)
@@ -505,12 +505,13 @@ func TestPacked(t *testing.T) {
 	}
 }
 
-// TestByHost is transport tcp between pools on GPUs, by way of the host.
-func TestByHost(t *testing.T) {
-	g := warm(t, 0)
+// TestTCPThroughHost runs the suite of transport tcp between pools on GPUs, through host
+// memory.
+func TestTCPThroughHost(t *testing.T) {
+	g := newWarmGPU(t, 0)
 	transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
 		end := func(l transport.Layout) transporttest.End {
-			m, mirror := made(t, g, VMM, l)
+			m, mirror := newPool(t, g, VMM, l)
 			tr, err := tcp.New(tcp.Config{Pool: transporttest.Pool{M: m}})
 			if err != nil {
 				t.Fatal(err)

@@ -9,13 +9,13 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
-// BenchmarkPull compares a pull, and one that trusts the bytes, with a plain copy
-// of the same blocks.
+// BenchmarkPull compares a pull, verified and unverified, with a plain copy of the same
+// blocks.
 func BenchmarkPull(b *testing.B) {
 	for _, bytes := range []int64{32 << 10, 256 << 10, 1 << 20} {
 		b.Run(fmt.Sprintf("block=%dKiB", bytes>>10), func(b *testing.B) {
-			l, dir := transporttest.ScatteredLayout(bytes), short(b)
-			pair := transporttest.Pair{Source: end(b, dir, l), Target: end(b, dir, l)}
+			l, dir := transporttest.ScatteredLayout(bytes), socketDir(b)
+			pair := transporttest.Pair{Source: newEnd(b, dir, l), Target: newEnd(b, dir, l)}
 			p := transporttest.OpenPuller(b, pair).(*puller)
 			transporttest.CompareMethods(b, l, pair.Source.Memory, pair.Target.Memory, map[string]transporttest.Method{
 				"verified": transporttest.PullMethod(b.Context(), p),
@@ -32,14 +32,14 @@ func BenchmarkPull(b *testing.B) {
 	}
 }
 
-// BenchmarkMove opens, pulls and closes, with the mapping of the move before and
-// with a new one: what keeping mappings is worth.
-func BenchmarkMove(b *testing.B) {
-	l, dir := transporttest.ScatteredLayout(256<<10), short(b)
-	pair := transporttest.Pair{Source: end(b, dir, l), Target: end(b, dir, l)}
+// BenchmarkOpen opens, pulls and closes, with the kept mapping of an earlier pull and
+// with a new one: what keeping mappings saves.
+func BenchmarkOpen(b *testing.B) {
+	l, dir := transporttest.ScatteredLayout(256<<10), socketDir(b)
+	pair := transporttest.Pair{Source: newEnd(b, dir, l), Target: newEnd(b, dir, l)}
 	transporttest.OpenPuller(b, pair).Close()
 	target := pair.Target.Transport.(*Transport)
-	move := func(plan transport.Plan) (time.Duration, error) {
+	pullOnce := func(plan transport.Plan) (time.Duration, error) {
 		start := time.Now()
 		offer, err := pair.Source.Transport.Export(transport.Grant{Migration: "m/2", Receiver: transporttest.Receiver, Deadline: start.Add(time.Hour)})
 		if err != nil {
@@ -54,11 +54,11 @@ func BenchmarkMove(b *testing.B) {
 		return time.Since(start), err
 	}
 	transporttest.CompareMethods(b, l, pair.Source.Memory, pair.Target.Memory, map[string]transporttest.Method{
-		"kept": move,
+		"kept": pullOnce,
 		"remapped": func(plan transport.Plan) (time.Duration, error) {
 			target.mappings.setKeepIdle(false)
 			target.mappings.setKeepIdle(true)
-			return move(plan)
+			return pullOnce(plan)
 		},
 	})
 }

@@ -25,10 +25,10 @@ import (
 
 var small = transport.Layout{Blocks: 512, Regions: []transport.Region{{Stride: 4096, Bytes: 4096}}}
 
-// TestMain is also the source that another process of the tests is.
+// TestMain also runs the source in another process of the tests.
 func TestMain(m *testing.M) {
 	if dir := os.Getenv("SHM_TEST_SOURCE"); dir != "" {
-		if err := source(dir); err != nil {
+		if err := runSource(dir); err != nil {
 			fmt.Println(err)
 			os.Exit(1)
 		}
@@ -37,10 +37,10 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// source serves an offer, which it prints, until its input ends.
-func source(dir string) error {
+// runSource serves an offer, which it prints, until its input ends.
+func runSource(dir string) error {
 	t := &testing.T{}
-	m := pool(t, small)
+	m := newPool(t, small)
 	tr, err := New(Config{Dir: dir, Pool: transporttest.Pool{M: m}})
 	if err != nil {
 		return err
@@ -62,8 +62,8 @@ func source(dir string) error {
 	return <-done
 }
 
-// elsewhere starts a source in a process of its own.
-func elsewhere(t *testing.T, dir string) (*exec.Cmd, transport.Offer) {
+// startSource starts a source in a process of its own.
+func startSource(t *testing.T, dir string) (*exec.Cmd, transport.Offer) {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
@@ -91,7 +91,7 @@ func elsewhere(t *testing.T, dir string) (*exec.Cmd, transport.Offer) {
 	return c, offer
 }
 
-func plan(n int) transport.Plan {
+func newPlan(n int) transport.Plan {
 	var p transport.Plan
 	zero := transporttest.HeapMemory(transport.Layout{Blocks: 1, Regions: small.Regions})
 	for i := range n {
@@ -101,31 +101,31 @@ func plan(n int) transport.Plan {
 	return p
 }
 
-// Between processes: blocks come, and of a source that is killed none that
-// count.
+// TestSourceProcessIsKilled pulls from another process, and checks that a pull fails
+// after that process was killed, and that the next source removes the socket it left.
 func TestSourceProcessIsKilled(t *testing.T) {
-	dir := short(t)
-	process, offer := elsewhere(t, dir)
-	target := end(t, dir, small)
+	dir := socketDir(t)
+	process, offer := startSource(t, dir)
+	target := newEnd(t, dir, small)
 	defer target.Memory.Close()
 	p, err := target.Transport.Open(t.Context(), "b", offer)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	if _, err := p.Pull(t.Context(), plan(small.Blocks)); err != nil {
+	if _, err := p.Pull(t.Context(), newPlan(small.Blocks)); err != nil {
 		t.Errorf("pull from another process: %v", err)
 	}
 	if err := process.Process.Kill(); err != nil {
 		t.Fatal(err)
 	}
 	process.Wait()
-	if _, err := p.Pull(t.Context(), plan(1)); err == nil {
-		t.Error("a pull from a process that was killed")
+	if _, err := p.Pull(t.Context(), newPlan(1)); err == nil {
+		t.Error("a pull from a killed process succeeded")
 	}
-	// The next source of the directory removes what it left.
+	// The next source of the directory removes the socket of the killed one.
 	past := time.Now().Add(-time.Hour)
-	foreign := abandoned(t, filepath.Join(dir, "other.sock"))
+	foreign := newStaleSocket(t, filepath.Join(dir, "other.sock"))
 	for _, path := range []string{offer.Address, foreign} {
 		if err := os.Chtimes(path, past, past); err != nil {
 			t.Fatal(err)
@@ -133,21 +133,21 @@ func TestSourceProcessIsKilled(t *testing.T) {
 	}
 	s := listen(t, dir)
 	if _, err := os.Stat(offer.Address); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the socket of a source that was killed: %v", err)
+		t.Errorf("the socket of the killed source: %v", err)
 	}
 	if _, err := os.Stat(foreign); err != nil {
-		t.Errorf("a socket that is no source's: %v", err)
+		t.Errorf("the socket of another program: %v", err)
 	}
 	if err := os.Chtimes(s.Path, past, past); err != nil {
 		t.Fatal(err)
 	}
 	listen(t, dir)
 	if _, err := os.Stat(s.Path); err != nil {
-		t.Errorf("the socket of a source that lives: %v", err)
+		t.Errorf("the socket of a running source: %v", err)
 	}
 }
 
-// listen makes a source's socket, and removes it at the end of the test.
+// listen makes the socket of a source, and removes it at the end of the test.
 func listen(t *testing.T, dir string) *localsocket.Server {
 	t.Helper()
 	s, err := localsocket.Listen(localsocket.Config{
@@ -168,8 +168,8 @@ func listen(t *testing.T, dir string) *localsocket.Server {
 	return s
 }
 
-// abandoned makes a socket at which nobody listens any more.
-func abandoned(t *testing.T, path string) string {
+// newStaleSocket makes a socket without a listener.
+func newStaleSocket(t *testing.T, path string) string {
 	t.Helper()
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 	if err != nil {
@@ -182,11 +182,11 @@ func abandoned(t *testing.T, path string) string {
 	return path
 }
 
-// What a peer may offer is the path of a source's socket in a private directory,
-// and nothing else.
+// TestAddresses checks that Open accepts nothing but the path of a source's socket in a
+// private directory.
 func TestAddresses(t *testing.T) {
-	dir := short(t)
-	target := end(t, dir, small)
+	dir := socketDir(t)
+	target := newEnd(t, dir, small)
 	defer target.Memory.Close()
 	open := filepath.Dir(dir)
 	if err := os.Chmod(open, 0o755); err != nil {
@@ -194,11 +194,11 @@ func TestAddresses(t *testing.T) {
 	}
 	for _, address := range []string{"", "a.shm", "/run/docker", filepath.Join(open, "a.shm"), "/" + strings.Repeat("x", maxPath) + ".shm", filepath.Join(dir, "missing.shm")} {
 		if _, err := target.Transport.Open(t.Context(), "b", transport.Offer{Transport: "shm", Address: address}); err == nil {
-			t.Errorf("%q is opened", address)
+			t.Errorf("%q is accepted", address)
 		}
 	}
 	if _, err := New(Config{Dir: "relative", Pool: transporttest.Pool{}}); err == nil {
-		t.Error("a relative directory")
+		t.Error("a relative directory is accepted")
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
@@ -207,13 +207,14 @@ func TestAddresses(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := target.Transport.Probe(t.Context()); err == nil || !strings.Contains(err.Error(), "0700") {
-		t.Errorf("a directory that others may enter: %v", err)
+		t.Errorf("a directory that other users may enter: %v", err)
 	}
 }
 
-// The descriptor that leaves a source opens its pool for reading only.
+// TestDescriptorIsReadOnly checks that the descriptor which a source sends cannot be used
+// to write its pool.
 func TestDescriptorIsReadOnly(t *testing.T) {
-	m := pool(t, small)
+	m := newPool(t, small)
 	defer m.Close()
 	f, err := openReadOnly(m)
 	if err != nil {
@@ -221,18 +222,19 @@ func TestDescriptorIsReadOnly(t *testing.T) {
 	}
 	defer f.Close()
 	if _, err := f.WriteAt([]byte{1}, 0); err == nil {
-		t.Error("it can be written")
+		t.Error("the descriptor is writable")
 	}
 	if _, err := unix.Mmap(int(f.Fd()), 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err == nil {
-		t.Error("it can be mapped for writing")
+		t.Error("the descriptor can be mapped for writing")
 	}
 }
 
-// A pool that becomes shorter than its layout fails pulls, and nothing else.
-func TestPoolBecomesShorter(t *testing.T) {
-	dir := short(t)
+// TestPoolShrinks checks that a pool which becomes shorter than its layout fails pulls,
+// and nothing else.
+func TestPoolShrinks(t *testing.T) {
+	dir := socketDir(t)
 	for _, whose := range []string{"source", "target"} {
-		pair := transporttest.Pair{Source: end(t, dir, small), Target: end(t, dir, small)}
+		pair := transporttest.Pair{Source: newEnd(t, dir, small), Target: newEnd(t, dir, small)}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- pair.Source.Transport.Run(ctx) }()
@@ -248,7 +250,7 @@ func TestPoolBecomesShorter(t *testing.T) {
 		if err := shorter.File.Truncate(4096); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := p.Pull(ctx, plan(3)); err == nil || !strings.Contains(err.Error(), "shorter") {
+		if _, err := p.Pull(ctx, newPlan(3)); err == nil || !strings.Contains(err.Error(), "shorter") {
 			t.Errorf("%s: %v", whose, err)
 		}
 		p.Close()
@@ -259,15 +261,16 @@ func TestPoolBecomesShorter(t *testing.T) {
 	}
 }
 
-// Whatever a source sends, Open ends with an error and keeps nothing open.
-func TestLyingSource(t *testing.T) {
-	dir := short(t)
+// TestInvalidWelcomes checks that Open fails and leaves nothing open, whatever a source
+// sends.
+func TestInvalidWelcomes(t *testing.T) {
+	dir := socketDir(t)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	m := pool(t, small)
+	m := newPool(t, small)
 	defer m.Close()
-	target := end(t, dir, small)
+	target := newEnd(t, dir, small)
 	defer target.Memory.Close()
 	good, err := handshake.AppendWelcome(nil, small, int64(len(m.Bytes)))
 	if err != nil {
@@ -323,7 +326,7 @@ func TestLyingSource(t *testing.T) {
 			p, err := target.Transport.Open(t.Context(), "b", transport.Offer{Transport: "shm", Address: path})
 			if err == nil {
 				p.Close()
-				t.Error("Open succeeds")
+				t.Error("Open succeeded")
 			}
 			<-done
 		})
@@ -343,13 +346,13 @@ func TestMappingsAreUsedAgain(t *testing.T) {
 		}
 		return got
 	}
-	a := pool(t, small)
+	a := newPool(t, small)
 	defer a.Close()
 	now := time.Unix(1000, 0)
 
 	ms.release(open(a), now)
 	if len(ms.all) != 0 {
-		t.Error("a transport that does not run keeps a mapping")
+		t.Error("a transport that does not run keeps an idle mapping")
 	}
 	ms.setKeepIdle(true)
 	first := open(a)
@@ -363,11 +366,11 @@ func TestMappingsAreUsedAgain(t *testing.T) {
 	}
 	ms.unmapIdle(now.Add(time.Hour))
 	if len(ms.all) != 1 {
-		t.Error("a mapping in use is dropped")
+		t.Error("a mapping in use was unmapped")
 	}
 	ms.release(first, now)
-	for range maxIdle { // the oldest makes room
-		m := pool(t, small)
+	for range maxIdle { // the oldest is unmapped
+		m := newPool(t, small)
 		defer m.Close()
 		now = now.Add(time.Second)
 		ms.release(open(m), now)
@@ -377,10 +380,10 @@ func TestMappingsAreUsedAgain(t *testing.T) {
 	}
 	ms.unmapIdle(now)
 	if len(ms.all) != 1 {
-		t.Errorf("%d mappings are younger than the limit, want 1", len(ms.all))
+		t.Errorf("%d mappings are left, want 1", len(ms.all))
 	}
 	ms.setKeepIdle(false)
 	if len(ms.all) != 0 {
-		t.Error("idle mappings outlive the transport")
+		t.Error("idle mappings are left after the transport has stopped")
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
-// pool returns a memory in a memfd, as an engine's pool is.
-func pool(t testing.TB, l transport.Layout) *transport.Memory {
+// newPool returns a memory in a memfd, as an engine's pool is.
+func newPool(t testing.TB, l transport.Layout) *transport.Memory {
 	t.Helper()
 	size := transporttest.Size(l)
 	fd, err := unix.MemfdCreate("pool", unix.MFD_CLOEXEC)
@@ -31,9 +31,9 @@ func pool(t testing.TB, l transport.Layout) *transport.Memory {
 	return &transport.Memory{Layout: l, Bytes: b, File: f, Unmap: func() { unix.Munmap(b); f.Close() }}
 }
 
-func end(t testing.TB, dir string, l transport.Layout) transporttest.End {
+func newEnd(t testing.TB, dir string, l transport.Layout) transporttest.End {
 	t.Helper()
-	m := pool(t, l)
+	m := newPool(t, l)
 	tr, err := New(Config{Dir: dir, Pool: transporttest.Pool{M: m}})
 	if err != nil {
 		t.Fatal(err)
@@ -41,8 +41,8 @@ func end(t testing.TB, dir string, l transport.Layout) transporttest.End {
 	return transporttest.End{Transport: tr, Memory: m}
 }
 
-// short returns a directory whose path is short enough for sockets.
-func short(t testing.TB) string {
+// socketDir returns a directory whose path is short enough for sockets.
+func socketDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "shm")
 	if err != nil {
@@ -52,22 +52,22 @@ func short(t testing.TB) string {
 	return filepath.Join(dir, "pull")
 }
 
-func ends(t *testing.T, source, target transport.Layout) transporttest.Pair {
-	dir := short(t)
-	return transporttest.Pair{Source: end(t, dir, source), Target: end(t, dir, target)}
+func newPair(t *testing.T, source, target transport.Layout) transporttest.Pair {
+	dir := socketDir(t)
+	return transporttest.Pair{Source: newEnd(t, dir, source), Target: newEnd(t, dir, target)}
 }
 
-func TestConformance(t *testing.T) { transporttest.Run(t, ends) }
+func TestConformance(t *testing.T) { transporttest.Run(t, newPair) }
 
-func TestAllocations(t *testing.T) { transporttest.RunAllocations(t, ends) }
+func TestAllocations(t *testing.T) { transporttest.RunAllocations(t, newPair) }
 
-// TestUnsuited says that a pool on a device is nothing that is broken, and nothing to be
-// handed on or pulled into.
-func TestUnsuited(t *testing.T) {
+// TestUnsupportedMemory checks that a pool on a device is reported as unsupported by
+// every call.
+func TestUnsupportedMemory(t *testing.T) {
 	_, m := transporttest.NewFakeDevice(transport.Layout{Blocks: 2, Regions: []transport.Region{{Stride: 64, Bytes: 64}}})
 	defer m.Close()
 	m.Bytes = nil
-	tr, err := New(Config{Dir: short(t), Pool: transporttest.Pool{M: m}})
+	tr, err := New(Config{Dir: socketDir(t), Pool: transporttest.Pool{M: m}})
 	if err != nil {
 		t.Fatal(err)
 	}

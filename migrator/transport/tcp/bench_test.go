@@ -16,10 +16,10 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
-// opened returns a layout, and two ends of it with an open puller.
-func opened(b *testing.B, bytes int64, c Config) (transport.Layout, transporttest.Pair, transport.Puller) {
+// openPuller returns a layout, and two ends of it with an open puller.
+func openPuller(b *testing.B, bytes int64, c Config) (transport.Layout, transporttest.Pair, transport.Puller) {
 	l := transporttest.ScatteredLayout(bytes)
-	pair := transporttest.Pair{Source: end(b, l, c), Target: end(b, l, c)}
+	pair := transporttest.Pair{Source: newEnd(b, l, c), Target: newEnd(b, l, c)}
 	return l, pair, transporttest.OpenPuller(b, pair)
 }
 
@@ -28,7 +28,7 @@ func opened(b *testing.B, bytes int64, c Config) (transport.Layout, transporttes
 func BenchmarkPull(b *testing.B) {
 	for _, bytes := range []int64{32 << 10, 256 << 10, 1 << 20} {
 		b.Run(fmt.Sprintf("block=%dKiB", bytes>>10), func(b *testing.B) {
-			l, pair, p := opened(b, bytes, Config{})
+			l, pair, p := openPuller(b, bytes, Config{})
 			transporttest.CompareMethods(b, l, pair.Source.Memory, pair.Target.Memory, map[string]transporttest.Method{
 				"verified": transporttest.PullMethod(b.Context(), p),
 			})
@@ -36,9 +36,9 @@ func BenchmarkPull(b *testing.B) {
 	}
 }
 
-// BenchmarkPeers sets a pull beside UCX's TCP, as ucx_perftest measures its put:
-// one buffer over and over, unverified. It is skipped where ucx_perftest is
-// neither in PATH nor named by $UCX_PERFTEST.
+// BenchmarkPeers compares a pull with UCX's TCP, as ucx_perftest measures its put: one
+// buffer repeatedly, unverified. It is skipped if ucx_perftest is neither in PATH nor
+// named by $UCX_PERFTEST.
 func BenchmarkPeers(b *testing.B) {
 	perftest := os.Getenv("UCX_PERFTEST")
 	if perftest == "" {
@@ -49,7 +49,7 @@ func BenchmarkPeers(b *testing.B) {
 	}
 	for _, bytes := range []int64{32 << 10, 256 << 10, 1 << 20} {
 		b.Run(fmt.Sprintf("block=%dKiB", bytes>>10), func(b *testing.B) {
-			l, pair, p := opened(b, bytes, Config{})
+			l, pair, p := openPuller(b, bytes, Config{})
 			var ours, theirs []time.Duration
 			transporttest.CompareMethods(b, l, pair.Source.Memory, pair.Target.Memory, map[string]transporttest.Method{
 				"tcp": func(plan transport.Plan) (time.Duration, error) {
@@ -59,7 +59,7 @@ func BenchmarkPeers(b *testing.B) {
 					return ours[len(ours)-1], err
 				},
 				"ucx": func(plan transport.Plan) (time.Duration, error) {
-					d, err := ucx(b, perftest, bytes, len(plan.Src))
+					d, err := runUCX(b, perftest, bytes, len(plan.Src))
 					theirs = append(theirs, d)
 					return d, err
 				},
@@ -69,9 +69,9 @@ func BenchmarkPeers(b *testing.B) {
 	}
 }
 
-// ucx has ucx_perftest put n blocks of this size over TCP, and returns how long
-// that took by its own account.
-func ucx(b *testing.B, perftest string, bytes int64, n int) (time.Duration, error) {
+// runUCX makes ucx_perftest put n blocks of this size over TCP, and returns how long that
+// took by its own measurement.
+func runUCX(b *testing.B, perftest string, bytes int64, n int) (time.Duration, error) {
 	port := freePort(b)
 	run := func(extra ...string) *exec.Cmd {
 		c := exec.CommandContext(b.Context(), perftest, append(extra, "-p", port, "-t", "ucp_put_bw", "-f", "-v",
@@ -92,16 +92,16 @@ func ucx(b *testing.B, perftest string, bytes int64, n int) (time.Duration, erro
 		time.Sleep(20 * time.Millisecond)
 		out, err := run("127.0.0.1").Output()
 		if err == nil {
-			return duration(out, bytes, n)
+			return parseUCXDuration(out, bytes, n)
 		}
 		failed = err
 	}
 	return 0, failed
 }
 
-// duration reads the last line of ucx_perftest's CSV: iterations, three
+// parseUCXDuration reads the last line of ucx_perftest's CSV: iterations, three
 // overheads, then the average and the overall bandwidth in MiB/s.
-func duration(out []byte, size int64, n int) (time.Duration, error) {
+func parseUCXDuration(out []byte, size int64, n int) (time.Duration, error) {
 	var last string
 	for s := bufio.NewScanner(bytes.NewReader(out)); s.Scan(); {
 		if fields := strings.Split(s.Text(), ","); len(fields) >= 6 {

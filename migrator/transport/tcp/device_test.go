@@ -9,7 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
-func cardEnd(t testing.TB, l transport.Layout, config Config) transporttest.End {
+func newDeviceEnd(t testing.TB, l transport.Layout, config Config) transporttest.End {
 	card, m := transporttest.NewFakeDevice(l)
 	config.Pool = transporttest.Pool{M: m}
 	tr, err := New(config)
@@ -19,26 +19,27 @@ func cardEnd(t testing.TB, l transport.Layout, config Config) transporttest.End 
 	return transporttest.End{Transport: tr, Memory: m, Mirror: card}
 }
 
-func cards(t *testing.T, source, target transport.Layout) transporttest.Pair {
-	return transporttest.Pair{Source: cardEnd(t, source, Config{}), Target: cardEnd(t, target, Config{})}
+func newDevicePair(t *testing.T, source, target transport.Layout) transporttest.Pair {
+	return transporttest.Pair{Source: newDeviceEnd(t, source, Config{}), Target: newDeviceEnd(t, target, Config{})}
 }
 
-// Pools on devices are moved by way of the host. Under the race detector transport cuda's
-// tests do the same, on a driver's memory.
+// TestConformanceDevice runs the suite over pools on devices, whose blocks go through
+// host memory. Under the race detector the tests of transport cuda do the same on a
+// driver's memory.
 func TestConformanceDevice(t *testing.T) {
 	if raced {
 		t.Skip("slow under the race detector")
 	}
-	transporttest.Run(t, cards)
+	transporttest.Run(t, newDevicePair)
 }
 
-func TestAllocationsDevice(t *testing.T) { transporttest.RunAllocations(t, cards) }
+func TestAllocationsDevice(t *testing.T) { transporttest.RunAllocations(t, newDevicePair) }
 
-// A pull ends when either device fails.
+// TestDeviceFails checks that a pull ends when either device fails.
 func TestDeviceFails(t *testing.T) {
 	l := transport.Layout{Blocks: 4, Regions: []transport.Region{{Stride: 64, Bytes: 64}}}
 	for _, name := range []string{"source", "target"} {
-		pair := cards(t, l, l)
+		pair := newDevicePair(t, l, l)
 		end := pair.Source
 		if name == "target" {
 			end = pair.Target
@@ -48,10 +49,10 @@ func TestDeviceFails(t *testing.T) {
 		plan := transport.Plan{Src: []uint32{0, 3}, Dst: []uint32{1, 2}, Sums: pair.Source.Memory.Sums(nil, []uint32{0, 3})}
 		start := time.Now()
 		if _, err := p.Pull(t.Context(), plan); err == nil {
-			t.Errorf("the %s's device fails: the pull does not", name)
+			t.Errorf("the %s's device failed, and the pull succeeded", name)
 		}
 		if took := time.Since(start); took > stallTimeout/2 {
-			t.Errorf("the %s's device fails: the pull takes %v", name, took)
+			t.Errorf("the %s's device failed, and the pull took %v", name, took)
 		}
 		p.Close()
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/policytest/issuer"
 )
 
-// identified is the Config of a replica's migrator.
-func identified(a *issuer.Authority, own tls.Certificate) Config {
+// identityConfig returns the Config of a replica's migrator.
+func identityConfig(a *issuer.Authority, own tls.Certificate) Config {
 	return Config{
 		TLS: a.ServerTLS(own), TrustDomain: issuer.TrustDomain,
 		ClientTLS: func(source policies.ReplicaID, _ string) *tls.Config {
@@ -29,15 +29,15 @@ func TestConformanceIdentities(t *testing.T) {
 	a := issuer.New(t)
 	source, target := a.ComponentCertificate(t, identity.Migrator, "a"), a.ComponentCertificate(t, identity.Migrator, string(transporttest.Receiver))
 	transporttest.Run(t, func(t *testing.T, from, to transport.Layout) transporttest.Pair {
-		return transporttest.Pair{Source: end(t, from, identified(a, source)), Target: end(t, to, identified(a, target))}
+		return transporttest.Pair{Source: newEnd(t, from, identityConfig(a, source)), Target: newEnd(t, to, identityConfig(a, target))}
 	})
 }
 
-// TestAnotherReplicasCertificate: whoever has got hold of a ticket gets nothing
-// for it with a certificate that is not the receiver's, and does not use it up.
+// TestAnotherReplicasCertificate checks that a ticket is worth nothing with the
+// certificate of another replica, and that presenting it so does not use it up.
 func TestAnotherReplicasCertificate(t *testing.T) {
 	a := issuer.New(t)
-	source := end(t, small, identified(a, a.ComponentCertificate(t, identity.Migrator, "a")))
+	source := newEnd(t, small, identityConfig(a, a.ComponentCertificate(t, identity.Migrator, "a")))
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- source.Transport.Run(ctx) }()
@@ -47,7 +47,7 @@ func TestAnotherReplicasCertificate(t *testing.T) {
 	}
 	offer.Source = "a"
 	open := func(own tls.Certificate, offer transport.Offer) error {
-		p, err := end(t, small, identified(a, own)).Transport.Open(ctx, "b", offer)
+		p, err := newEnd(t, small, identityConfig(a, own)).Transport.Open(ctx, "b", offer)
 		if err == nil {
 			p.Close()
 		}
@@ -68,7 +68,7 @@ func TestAnotherReplicasCertificate(t *testing.T) {
 		t.Errorf("the source is another replica: %v", err)
 	}
 	if err := open(own, offer); err != nil {
-		t.Errorf("the receiver itself, after all these: %v", err)
+		t.Errorf("the receiver, after all rejected attempts: %v", err)
 	}
 	cancel()
 	if err := <-done; err != nil {

@@ -27,11 +27,12 @@ func newTestPuller(t testing.TB, conn net.Conn) (*pull.Puller, *transport.Memory
 	return newPuller(&blockReader{socket: conn, remote: small, local: local}, conn), local
 }
 
-func two() transport.Plan {
+func twoBlockPlan() transport.Plan {
 	return transport.Plan{Src: []uint32{1, 2}, Dst: []uint32{3, 4}, Sums: make([]uint32, 4)}
 }
 
-// A source that says nothing, or stops in the midst of an answer, is given up.
+// TestSilentSource checks that a pull fails if the source sends nothing, or stops in the
+// middle of an answer.
 func TestSilentSource(t *testing.T) {
 	for _, says := range [][]byte{nil, appendHead(nil, kindAnswer, 2), append(appendHead(nil, kindAnswer, 2), 1, 2, 3, 4, 5)} {
 		synctest.Test(t, func(t *testing.T) {
@@ -43,7 +44,7 @@ func TestSilentSource(t *testing.T) {
 				}
 			}()
 			start := time.Now()
-			_, err := p.Pull(t.Context(), two())
+			_, err := p.Pull(t.Context(), twoBlockPlan())
 			var late net.Error
 			if !errors.As(err, &late) || !late.Timeout() || time.Since(start) > stallTimeout {
 				t.Errorf("after %d bytes: %v in %v", len(says), err, time.Since(start))
@@ -54,7 +55,7 @@ func TestSilentSource(t *testing.T) {
 	}
 }
 
-// A slow source is not a silent one.
+// TestSlowSource checks that a slow source does not fail a pull.
 func TestSlowSource(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here, there := net.Pipe()
@@ -69,7 +70,7 @@ func TestSlowSource(t *testing.T) {
 			}
 		}()
 		var corrupt *transport.CorruptError
-		if _, err := p.Pull(t.Context(), two()); !errors.As(err, &corrupt) || !slices.Equal(corrupt.Blocks, []int{0, 1}) {
+		if _, err := p.Pull(t.Context(), twoBlockPlan()); !errors.As(err, &corrupt) || !slices.Equal(corrupt.Blocks, []int{0, 1}) {
 			t.Errorf("pull: %v", err)
 		}
 		p.Close()
@@ -77,9 +78,9 @@ func TestSlowSource(t *testing.T) {
 	})
 }
 
-// A receiver that takes nothing does not hold its source for longer than the
-// grant.
-func TestReceiverThatTakesNothing(t *testing.T) {
+// TestReceiverReadsNothing checks that a receiver which does not read ends its session
+// after stallTimeout.
+func TestReceiverReadsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here, there := net.Pipe()
 		var issuer ticket.Issuer
@@ -104,7 +105,7 @@ func TestReceiverThatTakesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := <-done; err == nil || time.Since(start) != stallTimeout {
-			t.Errorf("given up after %v: %v", time.Since(start), err)
+			t.Errorf("the session ended after %v: %v", time.Since(start), err)
 		}
 		synctest.Wait()
 	})
@@ -117,10 +118,10 @@ func TestAskRoundTrip(t *testing.T) {
 		t.Errorf("%v, %v; want %v", got, err, want)
 	}
 	if _, err := readAsk(bytes.NewReader(appendAsk(nil, want)), nil, make([]byte, 4*maxAsk), 7); err == nil {
-		t.Error("a block out of range is served")
+		t.Error("a block out of range is accepted")
 	}
 	if _, err := readAsk(bytes.NewReader(appendHead(nil, kindAsk, maxAsk+1)), nil, make([]byte, 4*maxAsk), 8); err == nil {
-		t.Error("a list that is too long is read")
+		t.Error("an ask with too many blocks is accepted")
 	}
 }
 
@@ -144,20 +145,20 @@ func FuzzAsk(f *testing.F) {
 	})
 }
 
-// script is a connection whose peer has said everything already.
-type script struct{ in *bytes.Reader }
+// scriptedConn is a connection whose peer has sent everything already.
+type scriptedConn struct{ in *bytes.Reader }
 
-func (s script) Read(b []byte) (int, error)       { return s.in.Read(b) }
-func (s script) Write(b []byte) (int, error)      { return len(b), nil }
-func (s script) Close() error                     { return nil }
-func (s script) LocalAddr() net.Addr              { return nil }
-func (s script) RemoteAddr() net.Addr             { return nil }
-func (s script) SetDeadline(time.Time) error      { return nil }
-func (s script) SetReadDeadline(time.Time) error  { return nil }
-func (s script) SetWriteDeadline(time.Time) error { return nil }
+func (s scriptedConn) Read(b []byte) (int, error)       { return s.in.Read(b) }
+func (s scriptedConn) Write(b []byte) (int, error)      { return len(b), nil }
+func (s scriptedConn) Close() error                     { return nil }
+func (s scriptedConn) LocalAddr() net.Addr              { return nil }
+func (s scriptedConn) RemoteAddr() net.Addr             { return nil }
+func (s scriptedConn) SetDeadline(time.Time) error      { return nil }
+func (s scriptedConn) SetReadDeadline(time.Time) error  { return nil }
+func (s scriptedConn) SetWriteDeadline(time.Time) error { return nil }
 
-// Whatever a source says, a pull ends, writes its own blocks only, and succeeds
-// only with the right bytes.
+// FuzzAnswer checks that whatever a source sends, a pull ends, writes its own blocks
+// only, and succeeds only with the right bytes.
 func FuzzAnswer(f *testing.F) {
 	f.Add(append(appendHead(nil, kindAnswer, 2), make([]byte, 16)...))
 	f.Add(append(appendHead(nil, kindAnswer, 2), bytes.Repeat([]byte{1}, 40)...))
@@ -165,20 +166,20 @@ func FuzzAnswer(f *testing.F) {
 	f.Add([]byte{kindAnswer})
 	zero := transporttest.HeapMemory(small).Sums(nil, []uint32{0, 1})
 	f.Fuzz(func(t *testing.T, in []byte) {
-		p, local := newTestPuller(t, script{bytes.NewReader(in)})
+		p, local := newTestPuller(t, scriptedConn{bytes.NewReader(in)})
 		defer p.Close()
-		plan := two()
+		plan := twoBlockPlan()
 		plan.Sums = zero
 		_, err := p.Pull(context.Background(), plan)
 		for b := range uint32(small.Blocks) {
 			for r := range small.Regions {
 				if part := local.RegionBytes(b, r); !slices.Contains(plan.Dst, b) && !bytes.Equal(part, make([]byte, 4)) {
-					t.Errorf("block %d was not asked for and is %x", b, part)
+					t.Errorf("block %d is not part of the plan and changed to %x", b, part)
 				}
 			}
 		}
 		if err == nil && !bytes.Equal(local.Bytes, make([]byte, len(local.Bytes))) {
-			t.Error("success with other bytes than the sums are of")
+			t.Error("the pull succeeded with bytes that do not have the checksums")
 		}
 	})
 }

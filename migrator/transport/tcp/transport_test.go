@@ -20,7 +20,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-func end(t testing.TB, l transport.Layout, c Config) transporttest.End {
+func newEnd(t testing.TB, l transport.Layout, c Config) transporttest.End {
 	t.Helper()
 	m := transporttest.HeapMemory(l)
 	c.Pool = transporttest.Pool{M: m}
@@ -31,24 +31,24 @@ func end(t testing.TB, l transport.Layout, c Config) transporttest.End {
 	return transporttest.End{Transport: tr, Memory: m}
 }
 
-func ends(t *testing.T, source, target transport.Layout) transporttest.Pair {
-	return transporttest.Pair{Source: end(t, source, Config{}), Target: end(t, target, Config{})}
+func newPair(t *testing.T, source, target transport.Layout) transporttest.Pair {
+	return transporttest.Pair{Source: newEnd(t, source, Config{}), Target: newEnd(t, target, Config{})}
 }
 
-func TestConformance(t *testing.T) { transporttest.Run(t, ends) }
+func TestConformance(t *testing.T) { transporttest.Run(t, newPair) }
 
-func TestAllocations(t *testing.T) { transporttest.RunAllocations(t, ends) }
+func TestAllocations(t *testing.T) { transporttest.RunAllocations(t, newPair) }
 
 func TestConformanceTLS(t *testing.T) {
-	c := mutual(t)
+	c := mutualTLS(t)
 	transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
-		return transporttest.Pair{Source: end(t, source, c), Target: end(t, target, c)}
+		return transporttest.Pair{Source: newEnd(t, source, c), Target: newEnd(t, target, c)}
 	})
 }
 
-// mutual returns a Config in which both sides show the same certificate and
-// demand it.
-func mutual(t testing.TB) Config {
+// mutualTLS returns a Config in which both sides present the same certificate and require
+// it.
+func mutualTLS(t testing.TB) Config {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -79,7 +79,7 @@ func mutual(t testing.TB) Config {
 }
 
 func TestConfig(t *testing.T) {
-	good := mutual(t)
+	good := mutualTLS(t)
 	pool := transporttest.Pool{M: transporttest.HeapMemory(small)}
 	for _, c := range []struct {
 		name, want string
@@ -109,35 +109,36 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// Plain text ends at loopback, whatever a peer offers.
+// TestPlainTextStaysOnLoopback checks that plain text is sent to loopback only, whatever
+// a peer offers.
 func TestPlainTextStaysOnLoopback(t *testing.T) {
-	target := end(t, small, Config{})
+	target := newEnd(t, small, Config{})
 	for _, address := range []string{"192.0.2.1:9", "localhost:9", "example.org:9", "nothing"} {
 		if _, err := target.Transport.Open(t.Context(), "b", transport.Offer{Transport: "tcp", Address: address}); err == nil || !strings.Contains(err.Error(), address) {
 			t.Errorf("%s: %v", address, err)
 		}
 	}
 	if target.Transport.CanReach("node-1", "node-2") || !target.Transport.CanReach("node-1", "node-1") {
-		t.Error("without TLS it reaches its own node, and no other")
+		t.Error("without TLS it must reach its own host only")
 	}
-	if !end(t, small, mutual(t)).Transport.CanReach("node-1", "node-2") {
-		t.Error("with TLS it reaches every node")
+	if !newEnd(t, small, mutualTLS(t)).Transport.CanReach("node-1", "node-2") {
+		t.Error("with TLS it must reach every host")
 	}
 }
 
-// Who shows no certificate gets nothing, even from a source that forgot to
-// demand one.
+// TestNoCertificateNoBlocks checks that a receiver without a certificate is rejected even
+// by a source that does not require one in its TLS configuration.
 func TestNoCertificateNoBlocks(t *testing.T) {
-	c := mutual(t)
+	c := mutualTLS(t)
 	c.TLS.ClientAuth = tls.NoClientCert
-	source := end(t, small, c)
+	source := newEnd(t, small, c)
 	with := c.ClientTLS
 	c.ClientTLS = func(source policies.ReplicaID, address string) *tls.Config {
 		t := with(source, address)
 		t.Certificates = nil
 		return t
 	}
-	target := end(t, small, c)
+	target := newEnd(t, small, c)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
 	go func() { done <- source.Transport.Run(ctx) }()
@@ -146,7 +147,7 @@ func TestNoCertificateNoBlocks(t *testing.T) {
 		offer, err = source.Transport.Export(transport.Grant{Migration: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)})
 	}
 	if _, err := target.Transport.Open(ctx, "b", offer); err == nil {
-		t.Error("an Open without a certificate")
+		t.Error("Open without a certificate succeeded")
 	}
 	cancel()
 	if err := <-done; err != nil {

@@ -10,24 +10,26 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// usesBuffers reports whether blocks go by slots at one end or both.
+// usesBuffers reports whether blocks go through bounce buffers at one end or both.
 func (p *puller) usesBuffers() bool { return p.region.bufferBytes > 0 || p.remoteMem.buffers > 0 }
 
-// portionSize is how plans go by slots: so many entries at a time, by so many slots.
-func (p *puller) portionSize() (each, slotsOf int) {
+// portionSize returns how many entries of a plan go through a buffer at a time, and
+// through how many buffers.
+func (p *puller) portionSize() (each, buffers int) {
 	block := p.memory.BlockBytes()
-	each, slotsOf = maxAsked, bounceBuffers
+	each, buffers = maxAsked, bounceBuffers
 	if p.region.bufferBytes > 0 {
 		each = min(each, int(p.region.bufferBytes/block))
 	}
 	if p.remoteMem.buffers > 0 {
-		each, slotsOf = min(each, int(int64(p.remoteMem.bufferBytes)/block)), min(slotsOf, int(p.remoteMem.buffers))
+		each, buffers = min(each, int(int64(p.remoteMem.bufferBytes)/block)), min(buffers, int(p.remoteMem.buffers))
 	}
-	return each, slotsOf
+	return each, buffers
 }
 
-// readByBuffers pulls a plan by slots, portion by portion. While one is taken out of its own
-// slot the next is on its way, and the source packs those behind.
+// readByBuffers pulls a plan through bounce buffers, portion by portion. While one
+// portion is copied out of a buffer at this end, the next one is in flight, and the
+// source packs the ones after it.
 func (p *puller) readByBuffers(ctx context.Context, plan transport.Plan) error {
 	defer context.AfterFunc(ctx, p.hangUp)()
 	late := time.NewTimer(time.Until(p.deadline))
@@ -42,7 +44,8 @@ func (p *puller) readByBuffers(ctx context.Context, plan transport.Plan) error {
 	asked, before := 0, uint64(0) // portions; batches of those before the latest
 	for k := 0; k <= count && count > 0; k++ {
 		if k < count {
-			// A slot is free again when its portion is through: that is all up to k-2.
+			// A buffer is free again when its portion is finished: all portions up to k-2
+			// are.
 			for ; p.remoteMem.buffers > 0 && asked < min(count, k-1+turns); asked++ {
 				if err := p.sendAsk(ctx, uint32(asked%turns), portion(asked).Src); err != nil {
 					return err
@@ -70,19 +73,19 @@ func (p *puller) readByBuffers(ctx context.Context, plan transport.Plan) error {
 	return nil
 }
 
-// sendAsk has the source pack blocks into a slot.
-func (p *puller) sendAsk(ctx context.Context, slot uint32, blocks []uint32) error {
-	if err := p.stream.SendMsg(wrapperspb.Bytes(appendAsk(nil, slot, blocks))); err != nil {
+// sendAsk asks the source to pack blocks into a buffer.
+func (p *puller) sendAsk(ctx context.Context, buffer uint32, blocks []uint32) error {
+	if err := p.stream.SendMsg(wrapperspb.Bytes(appendAsk(nil, buffer, blocks))); err != nil {
 		p.hangUp()
-		<-p.streamEnded // what the source has said is why
+		<-p.streamEnded // the reason is what the source has sent
 		return p.causeOf(ctx, *p.endErr.Load())
 	}
 	return nil
 }
 
-// waitPacked waits until the source has packed a slot, where it does. What is under way
-// meanwhile tells first of a source that is gone.
-func (p *puller) waitPacked(ctx context.Context, slot uint32, late <-chan time.Time) error {
+// waitPacked waits until the source has packed a buffer, if it has buffers. Meanwhile it
+// polls the completion queue, which may notice first that the source is lost.
+func (p *puller) waitPacked(ctx context.Context, buffer uint32, late <-chan time.Time) error {
 	if p.remoteMem.buffers == 0 {
 		return nil
 	}
@@ -91,8 +94,8 @@ func (p *puller) waitPacked(ctx context.Context, slot uint32, late <-chan time.T
 	for start := time.Now(); ; {
 		select {
 		case got := <-p.replies:
-			if got != slot {
-				return fmt.Errorf("the source has packed slot %d, and not %d", got, slot)
+			if got != buffer {
+				return fmt.Errorf("the source packed buffer %d, want %d", got, buffer)
 			}
 			return nil
 		case <-p.streamEnded:
@@ -105,7 +108,7 @@ func (p *puller) waitPacked(ctx context.Context, slot uint32, late <-chan time.T
 				err = p.countBatches(ctx, n)
 			}
 			if err == nil && time.Since(start) > packTimeout {
-				err = fmt.Errorf("the source packs nothing for %v", packTimeout)
+				err = fmt.Errorf("the source did not pack a buffer within %v", packTimeout)
 			}
 			if err != nil {
 				return err
@@ -114,7 +117,7 @@ func (p *puller) waitPacked(ctx context.Context, slot uint32, late <-chan time.T
 	}
 }
 
-// postPieces asks for all pieces, and waits where too many batches are under way.
+// postPieces posts all pieces, and waits while too many batches are in flight.
 func (p *puller) postPieces(ctx context.Context, c pieceSource) error {
 	for !c.over() {
 		for p.posted == p.ended+depth {
@@ -129,11 +132,11 @@ func (p *puller) postPieces(ctx context.Context, c pieceSource) error {
 	return nil
 }
 
-// finishPortion takes a portion, from entry at on, out of its slot, and verifies it where the
-// processor reaches the pool.
-func (p *puller) finishPortion(portion transport.Plan, at, slot int) error {
+// finishPortion copies a portion that begins with entry at out of its buffer, and
+// verifies it if the pool is in host memory.
+func (p *puller) finishPortion(portion transport.Plan, at, buffer int) error {
 	if p.region.bufferBytes > 0 {
-		b := p.region.memory.Bytes[int64(slot)*p.region.bufferBytes:][:int64(len(portion.Dst))*p.memory.BlockBytes()]
+		b := p.region.memory.Bytes[int64(buffer)*p.region.bufferBytes:][:int64(len(portion.Dst))*p.memory.BlockBytes()]
 		err := p.memory.Device.Scatter(p.memory.Layout, portion.Dst, b)
 		if err != nil {
 			p.nic.retireRegion(p.region)
@@ -153,9 +156,9 @@ func (p *puller) finishPortion(portion transport.Plan, at, slot int) error {
 	})
 }
 
-// portionPieces is the way of a portion's bytes by a slot.
-func (p *puller) portionPieces(portion transport.Plan, slot int) pieceSource {
-	n, own, theirs := len(portion.Src), int64(slot)*p.region.bufferBytes, int64(slot)*int64(p.remoteMem.bufferBytes)
+// portionPieces returns the pieces of a portion that goes through a buffer.
+func (p *puller) portionPieces(portion transport.Plan, buffer int) pieceSource {
+	n, own, theirs := len(portion.Src), int64(buffer)*p.region.bufferBytes, int64(buffer)*int64(p.remoteMem.bufferBytes)
 	switch {
 	case p.remoteMem.buffers == 0:
 		p.runs = p.runs[:0]
@@ -170,7 +173,7 @@ func (p *puller) portionPieces(portion transport.Plan, slot int) pieceSource {
 	case p.region.bufferBytes == 0:
 		return &unpackCursor{at: theirs, target: p.memory.Layout, blocks: portion.Dst}
 	}
-	// Blocks that are packed at both ends are one stretch of one region.
+	// Blocks that are packed at both ends are one run of one region.
 	whole := func(offset int64) transport.Layout {
 		size := p.memory.BlockBytes()
 		return transport.Layout{Blocks: n, Regions: []transport.Region{{Offset: offset, Stride: size, Bytes: size}}}
@@ -179,11 +182,11 @@ func (p *puller) portionPieces(portion transport.Plan, slot int) pieceSource {
 	return &cursor{source: whole(theirs), target: whole(own), plan: p.runs, entries: n}
 }
 
-// unpackCursor goes through packed blocks, and where their parts belong in a pool.
+// unpackCursor walks packed blocks at the source, and their parts in the target pool.
 type unpackCursor struct {
-	at     int64 // in the source
+	at     int64 // offset at the source
 	target transport.Layout
-	blocks []uint32 // those that are left
+	blocks []uint32 // not yet returned
 
 	region int
 	done   int64 // bytes of it

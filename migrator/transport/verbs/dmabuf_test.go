@@ -16,43 +16,44 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
-// card is memory that only a descriptor reaches, as a GPU's with dma-buf: a file.
-type card struct {
+// dmabufDevice is memory that only a descriptor reaches, as a GPU's with dma-buf: a file.
+type dmabufDevice struct {
 	file      *os.File
 	fail      error // of DMABuf
 	mayBounce bool
 	bounced   atomic.Int32 // calls of Gather and Scatter
 }
 
-// before is where a pool begins in its file, a page's multiple.
-const before = 8192
+// poolOffset is where a pool begins in its file, a multiple of a page.
+const poolOffset = 8192
 
-func (c *card) whole(l transport.Layout) *transport.Memory {
+func (c *dmabufDevice) wholeFile(l transport.Layout) *transport.Memory {
 	m := &transport.Memory{Layout: l, Bytes: make([]byte, l.MinSize())}
-	c.file.ReadAt(m.Bytes, before)
+	c.file.ReadAt(m.Bytes, poolOffset)
 	return m
 }
 
-func (c *card) Sums(dst []uint32, l transport.Layout, blocks []uint32) ([]uint32, error) {
-	return c.whole(l).Sums(dst, blocks), nil
+func (c *dmabufDevice) Sums(dst []uint32, l transport.Layout, blocks []uint32) ([]uint32, error) {
+	return c.wholeFile(l).Sums(dst, blocks), nil
 }
 
-func (c *card) Gather(dst []byte, l transport.Layout, blocks []uint32) error {
-	return c.packed(dst, l, blocks, func(at int64, b []byte) error { _, err := c.file.ReadAt(b, at); return err })
+func (c *dmabufDevice) Gather(dst []byte, l transport.Layout, blocks []uint32) error {
+	return c.forEachPart(dst, l, blocks, func(at int64, b []byte) error { _, err := c.file.ReadAt(b, at); return err })
 }
 
-func (c *card) Scatter(l transport.Layout, blocks []uint32, src []byte) error {
-	return c.packed(src, l, blocks, func(at int64, b []byte) error { _, err := c.file.WriteAt(b, at); return err })
+func (c *dmabufDevice) Scatter(l transport.Layout, blocks []uint32, src []byte) error {
+	return c.forEachPart(src, l, blocks, func(at int64, b []byte) error { _, err := c.file.WriteAt(b, at); return err })
 }
 
-// packed calls f with where parts are in the file, and their bytes among packed ones.
-func (c *card) packed(b []byte, l transport.Layout, blocks []uint32, f func(at int64, b []byte) error) error {
+// forEachPart calls f with the offset of each part in the file, and its bytes among
+// packed ones.
+func (c *dmabufDevice) forEachPart(b []byte, l transport.Layout, blocks []uint32, f func(at int64, b []byte) error) error {
 	if c.bounced.Add(1); !c.mayBounce {
 		return errors.New("nobody packs what can be registered")
 	}
 	for _, block := range blocks {
 		for _, r := range l.Regions {
-			if err := f(before+r.Offset+int64(block)*r.Stride, b[:r.Bytes]); err != nil {
+			if err := f(poolOffset+r.Offset+int64(block)*r.Stride, b[:r.Bytes]); err != nil {
 				return err
 			}
 			b = b[r.Bytes:]
@@ -61,59 +62,58 @@ func (c *card) packed(b []byte, l transport.Layout, blocks []uint32, f func(at i
 	return nil
 }
 
-func (c *card) DMABuf() (*os.File, int64, error) {
+func (c *dmabufDevice) DMABuf() (*os.File, int64, error) {
 	if c.fail != nil {
 		return nil, 0, c.fail
 	}
 	fd, err := syscall.Dup(int(c.file.Fd()))
-	return os.NewFile(uintptr(fd), "dmabuf"), before, err
+	return os.NewFile(uintptr(fd), "dmabuf"), poolOffset, err
 }
 
-// copied keeps the test's copy of a card's memory.
-type copied struct {
-	c *card
+// fileMirror keeps the test's copy of a device's memory.
+type fileMirror struct {
+	c *dmabufDevice
 	b []byte
 }
 
-func (c copied) Store() { c.c.file.WriteAt(c.b, before) }
-func (c copied) Load()  { c.c.file.ReadAt(c.b, before) }
+func (c fileMirror) Store() { c.c.file.WriteAt(c.b, poolOffset) }
+func (c fileMirror) Load()  { c.c.file.ReadAt(c.b, poolOffset) }
 
-func onCard(t testing.TB, l transport.Layout) (transporttest.End, *card) {
+func newDMABufEnd(t testing.TB, l transport.Layout) (transporttest.End, *dmabufDevice) {
 	t.Helper()
 	f, err := os.CreateTemp(t.TempDir(), "card")
 	if err != nil {
 		t.Fatal(err)
 	}
 	l.Checksum = transport.Multiply
-	if err := f.Truncate(before + l.MinSize()); err != nil {
+	if err := f.Truncate(poolOffset + l.MinSize()); err != nil {
 		t.Fatal(err)
 	}
-	c := &card{file: f}
+	c := &dmabufDevice{file: f}
 	m := &transport.Memory{Layout: l, Device: c, Bytes: make([]byte, l.MinSize()), Unmap: func() { f.Close() }}
-	return transporttest.End{Transport: over(t, m), Memory: m, Mirror: copied{c, m.Bytes}}, c
+	return transporttest.End{Transport: newTransport(t, m), Memory: m, Mirror: fileMirror{c, m.Bytes}}, c
 }
 
 // TestConformanceDMABuf runs the suite over memory that is registered as a dma-buf.
 func TestConformanceDMABuf(t *testing.T) {
-	control(t) // a real device takes no file for one
-	nothingLeft(t)
+	newControl(t) // a real device takes no file for one
+	requireNothingOpen(t)
 	transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
-		a, _ := onCard(t, source)
-		b, _ := onCard(t, target)
+		a, _ := newDMABufEnd(t, source)
+		b, _ := newDMABufEnd(t, target)
 		return transporttest.Pair{Source: a, Target: b}
 	})
 }
 
-// TestDMABufFails has a GPU that offers no dma-buf after all, at either end, and a
-// NIC that does not take it or is too far: blocks go by way of the host, and the log says
-// so once.
+// TestDMABufFails covers a GPU that exports no dma-buf, at either end, and a NIC that
+// rejects it or is too far: blocks go through host memory, which is logged once.
 func TestDMABufFails(t *testing.T) {
-	c := control(t)
-	nothingLeft(t)
+	c := newControl(t)
+	requireNothingOpen(t)
 	l := layout(8, 512)
 	for _, whose := range []string{"source", "target", "NIC", "far"} {
-		from, a := onCard(t, l)
-		to, b := onCard(t, l)
+		from, a := newDMABufEnd(t, l)
+		to, b := newDMABufEnd(t, l)
 		why, bounced := "no dma-buf", a
 		switch whose {
 		case "source":
@@ -125,7 +125,7 @@ func TestDMABufFails(t *testing.T) {
 			c.Fail("ibv_reg_dmabuf_mr", 1, int(syscall.EOPNOTSUPP))
 			why = "ibv_reg_dmabuf_mr"
 		case "far":
-			from.Transport.(*served).config.Bounce = func() bool { return true }
+			from.Transport.(*servedTransport).config.Bounce = func() bool { return true }
 			why = errTooFar.Error()
 		}
 		bounced.mayBounce = true
@@ -134,10 +134,10 @@ func TestDMABufFails(t *testing.T) {
 			end = to
 		}
 		var log safeBuffer
-		end.Transport.(*served).config.Logger = slog.New(slog.NewTextHandler(&log, nil))
-		stop := runs(t, from, to)
+		end.Transport.(*servedTransport).config.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		stop := startEnds(t, from, to)
 		for limit := time.Now().Add(patience); time.Now().Before(limit); runtime.Gosched() {
-			if name, _ := end.Transport.(*served).Device(); name != "" {
+			if name, _ := end.Transport.(*servedTransport).Device(); name != "" {
 				break // Run keeps the device from here on
 			}
 		}
@@ -146,22 +146,22 @@ func TestDMABufFails(t *testing.T) {
 				t.Errorf("%s: %v", whose, err)
 			}
 		}
-		if said := log.String(); whose != "NIC" && strings.Count(said, "by way of host memory") != 1 || !strings.Contains(said, why) {
+		if said := log.String(); whose != "NIC" && strings.Count(said, "through host memory") != 1 || !strings.Contains(said, why) {
 			t.Errorf("%s: %s", whose, said)
 		}
-		randomly(from.Memory.Bytes, rng(3))
+		fillRandom(from.Memory.Bytes, newRand(3))
 		from.Mirror.Store()
-		puller := opened(t, transporttest.Pair{Source: from, Target: to}, "a/1")
-		p := plan(from.Memory, to.Memory, 8, rng(4))
+		puller := openPuller(t, transporttest.Pair{Source: from, Target: to}, "a/1")
+		p := newPlan(from.Memory, to.Memory, 8, newRand(4))
 		if _, err := puller.Pull(t.Context(), p); err != nil {
 			t.Errorf("%s: %v", whose, err)
 		}
 		to.Mirror.Load()
 		if sums := to.Memory.Sums(nil, p.Dst); !slices.Equal(sums, p.Sums) {
-			t.Errorf("%s: other bytes have come", whose)
+			t.Errorf("%s: the blocks differ", whose)
 		}
 		if n := bounced.bounced.Load(); n != 1 && whose != "NIC" {
-			t.Errorf("%s: %d portions went by way of the host, want 1", whose, n)
+			t.Errorf("%s: %d portions went through host memory, want 1", whose, n)
 		}
 		if err := puller.Close(); err != nil {
 			t.Error(err)

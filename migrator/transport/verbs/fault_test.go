@@ -26,22 +26,23 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
-// patience bounds what should end by itself.
+// patience bounds waits for what should end by itself.
 const patience = 60 * time.Second
 
-// row reports a figure to "make rdma-check".
-func row(t testing.TB, what, value string) {
+// reportRow prints a figure for "make rdma-check".
+func reportRow(t testing.TB, what, value string) {
 	t.Helper()
 	fmt.Printf("\nrdma-check: verbs | %s | %s\n", what, value)
 }
 
-// layout is a pool of the fault tests: two regions a block, apart from each other.
+// layout returns the layout of the fault tests' pools: two regions per block, apart from
+// each other.
 func layout(blocks int, bytes int64) transport.Layout {
 	return transport.Layout{Blocks: blocks, Regions: []transport.Region{{Stride: bytes + 64, Bytes: bytes}, {Offset: int64(blocks) * (bytes + 64), Stride: 2 * bytes, Bytes: bytes / 2}}}
 }
 
-// runs starts ends, and returns what stops and joins them.
-func runs(t testing.TB, ends ...transporttest.End) func() {
+// startEnds runs ends, and returns a function that stops and joins them.
+func startEnds(t testing.TB, ends ...transporttest.End) func() {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, len(ends))
@@ -61,8 +62,8 @@ func runs(t testing.TB, ends ...transporttest.End) func() {
 	}
 }
 
-// exported exports once the source runs.
-func exported(t testing.TB, e transporttest.End, move string) transport.Offer {
+// export exports a grant as soon as the source runs.
+func export(t testing.TB, e transporttest.End, move string) transport.Offer {
 	t.Helper()
 	for limit := time.Now().Add(patience); ; runtime.Gosched() {
 		offer, err := e.Transport.Export(transport.Grant{Migration: move, Receiver: "b", Deadline: time.Now().Add(patience)})
@@ -75,27 +76,27 @@ func exported(t testing.TB, e transporttest.End, move string) transport.Offer {
 	}
 }
 
-func opened(t testing.TB, p transporttest.Pair, move string) transport.Puller {
+func openPuller(t testing.TB, p transporttest.Pair, move string) transport.Puller {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	puller, err := p.Target.Transport.Open(ctx, "b", exported(t, p.Source, move))
+	puller, err := p.Target.Transport.Open(ctx, "b", export(t, p.Source, move))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return puller
 }
 
-func rng(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, seed)) }
+func newRand(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, seed)) }
 
-func randomly(b []byte, rng *rand.Rand) {
+func fillRandom(b []byte, rng *rand.Rand) {
 	for i := range b {
 		b[i] = byte(rng.Uint32())
 	}
 }
 
-// plan moves n blocks: runs of neighbours, and single ones.
-func plan(source, target *transport.Memory, n int, rng *rand.Rand) transport.Plan {
+// newPlan returns a plan of n blocks: runs of neighbours, and single ones.
+func newPlan(source, target *transport.Memory, n int, rng *rand.Rand) transport.Plan {
 	p := transport.Plan{}
 	to := rng.Perm(target.Blocks)[:n]
 	if rng.IntN(2) == 0 {
@@ -113,10 +114,10 @@ func plan(source, target *transport.Memory, n int, rng *rand.Rand) transport.Pla
 	return p
 }
 
-// TestManyTransfers pulls at random, from one of two layouts into the other, and
+// TestManyTransfers pulls random plans from one of two layouts into the other, and
 // compares the whole memory with a plain copy each time.
 func TestManyTransfers(t *testing.T) {
-	nothingLeft(t)
+	requireNothingOpen(t)
 	rounds := 100
 	if real() {
 		rounds = 1000
@@ -126,13 +127,13 @@ func TestManyTransfers(t *testing.T) {
 	shapes := []transport.Layout{packed, layout(24, 2048)}
 	transfers, blocks, total := 0, 0, time.Duration(0)
 	for i := 0; transfers < rounds; i++ {
-		pair := transporttest.Pair{Source: side(t, shapes[i%2]), Target: side(t, shapes[i/2%2])}
-		stop := runs(t, pair.Source, pair.Target)
+		pair := transporttest.Pair{Source: newEnd(t, shapes[i%2]), Target: newEnd(t, shapes[i/2%2])}
+		stop := startEnds(t, pair.Source, pair.Target)
 		from, to := pair.Source.Memory, pair.Target.Memory
-		randomly(from.Bytes, rng)
-		puller := opened(t, pair, fmt.Sprintf("a/%d", i))
+		fillRandom(from.Bytes, rng)
+		puller := openPuller(t, pair, fmt.Sprintf("a/%d", i))
 		for range 50 {
-			p := plan(from, to, 1+rng.IntN(24), rng)
+			p := newPlan(from, to, 1+rng.IntN(24), rng)
 			want := &transport.Memory{Layout: to.Layout, Bytes: slices.Clone(to.Bytes)}
 			for k := range p.Src {
 				for r := range to.Regions {
@@ -150,24 +151,24 @@ func TestManyTransfers(t *testing.T) {
 		}
 		stop()
 	}
-	row(t, "verified transfers", fmt.Sprintf("%d of %d, %d blocks, %.0f MB/s (of an emulated machine)", transfers, transfers, blocks, float64(blocks)*3072/total.Seconds()/1e6))
+	reportRow(t, "verified transfers", fmt.Sprintf("%d of %d, %d blocks, %.0f MB/s (of an emulated machine)", transfers, transfers, blocks, float64(blocks)*3072/total.Seconds()/1e6))
 }
 
-// TestRevokeIsQuick revokes while a receiver pulls, again and again, and writes over
-// the source's memory at once.
+// TestRevokeIsQuick revokes while a receiver pulls, repeatedly, and overwrites the
+// source's memory at once.
 func TestRevokeIsQuick(t *testing.T) {
-	nothingLeft(t)
+	requireNothingOpen(t)
 	rng := rand.New(rand.NewPCG(3, 3))
-	pair := transporttest.Pair{Source: side(t, layout(200, 4096)), Target: side(t, layout(200, 4096))}
-	defer runs(t, pair.Source, pair.Target)()
+	pair := transporttest.Pair{Source: newEnd(t, layout(200, 4096)), Target: newEnd(t, layout(200, 4096))}
+	defer startEnds(t, pair.Source, pair.Target)()
 	from, to := pair.Source.Memory, pair.Target.Memory
 	var took []time.Duration
 	for i := range 12 {
-		randomly(from.Bytes[:len(from.Bytes)/8], rng)
-		p := plan(from, to, 200, rng)
+		fillRandom(from.Bytes[:len(from.Bytes)/8], rng)
+		p := newPlan(from, to, 200, rng)
 		want := slices.Clone(from.Bytes)
 		move := fmt.Sprintf("a/%d", i)
-		puller := opened(t, pair, move)
+		puller := openPuller(t, pair, move)
 		first := make(chan struct{})
 		ended := make(chan error, 1)
 		go func() {
@@ -190,32 +191,32 @@ func TestRevokeIsQuick(t *testing.T) {
 		err := <-ended
 		var corrupt *transport.CorruptError
 		if errors.As(err, &corrupt) {
-			t.Error("a pull read behind the fence, and reports blocks to be pulled again")
+			t.Error("a pull read after the fence, and reported blocks to be pulled again")
 		}
 		after := slices.Clone(to.Bytes)
 		copy(from.Bytes, want)
 		runtime.Gosched()
 		if !bytes.Equal(after, to.Bytes) {
-			t.Error("the target's memory changes after a pull that has failed")
+			t.Error("the target's memory changed after a failed pull")
 		}
 		if err := puller.Close(); err != nil {
 			t.Error(err)
 		}
 	}
-	within(t, "fence: Revoke while a receiver pulls", took, 10*time.Millisecond)
+	reportTimes(t, "fence: Revoke while a receiver pulls", took, 10*time.Millisecond)
 }
 
-// TestCloseIsQuick closes pullers at work; nothing is written afterwards.
+// TestCloseIsQuick closes pullers while they pull; nothing is written afterwards.
 func TestCloseIsQuick(t *testing.T) {
-	nothingLeft(t)
+	requireNothingOpen(t)
 	rng := rand.New(rand.NewPCG(4, 4))
-	pair := transporttest.Pair{Source: side(t, layout(200, 4096)), Target: side(t, layout(200, 4096))}
-	defer runs(t, pair.Source, pair.Target)()
+	pair := transporttest.Pair{Source: newEnd(t, layout(200, 4096)), Target: newEnd(t, layout(200, 4096))}
+	defer startEnds(t, pair.Source, pair.Target)()
 	from, to := pair.Source.Memory, pair.Target.Memory
-	p := plan(from, to, 200, rng)
+	p := newPlan(from, to, 200, rng)
 	var took []time.Duration
 	for i := range 12 {
-		puller := opened(t, pair, fmt.Sprintf("a/%d", i)).(*puller)
+		puller := openPuller(t, pair, fmt.Sprintf("a/%d", i)).(*puller)
 		begun, ended := make(chan struct{}), make(chan error, 1)
 		go func() {
 			close(begun)
@@ -233,18 +234,18 @@ func TestCloseIsQuick(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-		randomly(to.Bytes[:4096], rng)
+		fillRandom(to.Bytes[:4096], rng)
 		after := slices.Clone(to.Bytes)
 		<-ended
 		if !bytes.Equal(after, to.Bytes) {
-			t.Error("the memory changes behind the fence")
+			t.Error("the memory changed after the fence")
 		}
 	}
-	within(t, "fence and release: Close of a receiver at work", took, 0)
+	reportTimes(t, "fence and release: Close of a receiver at work", took, 0)
 }
 
-// within reports times, and judges the worst where the device is real.
-func within(t *testing.T, what string, took []time.Duration, bound time.Duration) {
+// reportTimes reports times, and fails if the worst exceeds the bound on a real device.
+func reportTimes(t *testing.T, what string, took []time.Duration, bound time.Duration) {
 	t.Helper()
 	slices.Sort(took)
 	median, worst := took[len(took)/2], took[len(took)-1]
@@ -252,7 +253,7 @@ func within(t *testing.T, what string, took []time.Duration, bound time.Duration
 	if bound > 0 {
 		value += fmt.Sprintf(" (want ≤ %v)", bound)
 	}
-	row(t, what, value)
+	reportRow(t, what, value)
 	if real() && bound > 0 && worst > bound {
 		t.Errorf("%s: %s", what, value)
 	}
@@ -260,24 +261,24 @@ func within(t *testing.T, what string, took []time.Duration, bound time.Duration
 
 // TestDeadPeer kills the process of a source while a receiver pulls from it.
 func TestDeadPeer(t *testing.T) {
-	nothingLeft(t)
-	lib, env := fabric(t)
+	requireNothingOpen(t)
+	lib, env := newFabric(t)
 	var took []time.Duration
 	for range 5 {
-		took = append(took, killed(t, lib, env))
+		took = append(took, timeToNoticeKill(t, lib, env))
 	}
-	within(t, "dead peer: process killed", took, 300*time.Millisecond)
+	reportTimes(t, "dead peer: process killed", took, 300*time.Millisecond)
 	if n := lib.OpenResources(); n != (verbs.Resources{}) {
-		t.Errorf("%+v are left", n)
+		t.Errorf("%+v are still open", n)
 	}
 }
 
-// fabric is a library that reaches other processes, and what those need in their
-// environment for it: a fake of its own, where the device is not real.
-func fabric(t *testing.T) (*verbs.Library, []string) {
+// newFabric returns a library that reaches other processes, and the environment that
+// those need for it: a fake of its own, unless the device is real.
+func newFabric(t *testing.T) (*verbs.Library, []string) {
 	t.Helper()
 	if real() {
-		return library(t), nil
+		return openLibrary(t), nil
 	}
 	whole, err := os.ReadFile(fake.Verbs(t))
 	if err != nil {
@@ -296,11 +297,12 @@ func fabric(t *testing.T) (*verbs.Library, []string) {
 	return lib, []string{"FAKE_VERBS_FABRIC=" + table, childLibrary + "=" + path}
 }
 
-// childLibrary names the library of a child.
+// childLibrary is the environment variable with the library of a child.
 const childLibrary = "CASCADE_VERBS_LIBRARY"
 
-// killed is how long a pull goes on after its source's process was killed.
-func killed(t *testing.T, lib *verbs.Library, env []string) time.Duration {
+// timeToNoticeKill returns how long a pull continues after the process of its source was
+// killed.
+func timeToNoticeKill(t *testing.T, lib *verbs.Library, env []string) time.Duration {
 	child := exec.CommandContext(t.Context(), os.Args[0], "-test.run", "^TestChildSource$", "-test.v")
 	child.Env = append(append(os.Environ(), "CASCADE_VERBS_CHILD=1"), env...)
 	out, err := child.StdoutPipe()
@@ -328,8 +330,8 @@ func killed(t *testing.T, lib *verbs.Library, env []string) time.Duration {
 		}
 	}
 	m := transporttest.HeapMemory(layout(64, 4096))
-	target := transporttest.End{Transport: with(t, lib, m), Memory: m}
-	defer runs(t, target)()
+	target := transporttest.End{Transport: newTransportOn(t, lib, m), Memory: m}
+	defer startEnds(t, target)()
 	puller, err := target.Transport.Open(t.Context(), "b", offer)
 	if err != nil {
 		t.Fatal(err)
@@ -359,7 +361,7 @@ func TestChildSource(t *testing.T) {
 	if os.Getenv("CASCADE_VERBS_CHILD") == "" {
 		t.Skip("run by TestDeadPeer")
 	}
-	lib := library(t)
+	lib := openLibrary(t)
 	if path := os.Getenv(childLibrary); path != "" {
 		var err error
 		if lib, err = verbs.Open(path); err != nil {
@@ -367,28 +369,28 @@ func TestChildSource(t *testing.T) {
 		}
 	}
 	m := transporttest.HeapMemory(layout(64, 4096))
-	e := transporttest.End{Transport: with(t, lib, m), Memory: m}
-	runs(t, e)
-	offer := exported(t, e, "a/1")
+	e := transporttest.End{Transport: newTransportOn(t, lib, m), Memory: m}
+	startEnds(t, e)
+	offer := export(t, e, "a/1")
 	fmt.Printf("offer %s %s\n", offer.Address, hex.EncodeToString(offer.Ticket[:]))
 	select {}
 }
 
-// TestSilentPeer takes the source's pair away without a word, as a machine that
-// loses its power does: what is left are the packets' timeouts.
+// TestSilentPeer removes the source's pair silently, as a power loss does: only the
+// timeouts of packets are left to notice it.
 func TestSilentPeer(t *testing.T) {
-	nothingLeft(t)
+	requireNothingOpen(t)
 	var took []time.Duration
 	for range 5 {
-		pair := transporttest.Pair{Source: side(t, layout(64, 4096)), Target: side(t, layout(64, 4096))}
-		stop := runs(t, pair.Source, pair.Target)
-		p := opened(t, pair, "a/1").(*puller)
+		pair := transporttest.Pair{Source: newEnd(t, layout(64, 4096)), Target: newEnd(t, layout(64, 4096))}
+		stop := startEnds(t, pair.Source, pair.Target)
+		p := openPuller(t, pair, "a/1").(*puller)
 		rng := rand.New(rand.NewPCG(1, 1))
-		work := plan(pair.Source.Memory, pair.Target.Memory, 64, rng)
+		work := newPlan(pair.Source.Memory, pair.Target.Memory, 64, rng)
 		if _, err := p.Pull(t.Context(), work); err != nil {
 			t.Fatal(err)
 		}
-		// The receiver's pair asks one that was never there from now on.
+		// From now on the receiver's pair reads from a pair that never existed.
 		gone, err := p.nic.device.NewQueuePair(p.queue, depth*len(p.work), 1, p.pieces)
 		if err != nil {
 			t.Fatal(err)
@@ -408,53 +410,53 @@ func TestSilentPeer(t *testing.T) {
 		took = append(took, time.Since(start))
 		var failed *verbs.CompletionError
 		if !errors.As(err, &failed) || failed.Status != verbs.RetryExceeded {
-			t.Errorf("a peer that is not there: %v", err)
+			t.Errorf("a pull from a lost peer: %v", err)
 		}
 		if err := p.Close(); err != nil {
 			t.Error(err)
 		}
 		stop()
 	}
-	within(t, "dead peer: nobody answers", took, 300*time.Millisecond)
+	reportTimes(t, "dead peer: no answer", took, 300*time.Millisecond)
 }
 
-// move is one whole move over a library, from its ends' making to their end; log takes
-// what they say. It returns all errors.
-func move(t *testing.T, lib *verbs.Library, log io.Writer) error {
-	return moveOf(t, lib, log, transporttest.HeapMemory(layout(8, 512)), transporttest.HeapMemory(layout(8, 512)))
+// transfer is one whole transfer over a library, from making its ends to closing them.
+// The ends log to log. It returns all errors.
+func transfer(t *testing.T, lib *verbs.Library, log io.Writer) error {
+	return transferBetween(t, lib, log, transporttest.HeapMemory(layout(8, 512)), transporttest.HeapMemory(layout(8, 512)))
 }
 
-// bounced is move by way of the host at both ends.
-func bounced(t *testing.T, lib *verbs.Library, log io.Writer) error {
+// bounceTransfer is transfer through bounce buffers at both ends.
+func bounceTransfer(t *testing.T, lib *verbs.Library, log io.Writer) error {
 	a, from := transporttest.NewFakeDevice(layout(8, 512))
 	_, to := transporttest.NewFakeDevice(layout(8, 512))
-	randomly(from.Bytes, rng(5))
+	fillRandom(from.Bytes, newRand(5))
 	a.Store()
-	return moveOf(t, lib, log, from, to)
+	return transferBetween(t, lib, log, from, to)
 }
 
-func moveOf(t *testing.T, lib *verbs.Library, log io.Writer, from, to *transport.Memory) (err error) {
-	s, d := with(t, lib, from), with(t, lib, to)
-	for _, e := range []*served{s, d} {
+func transferBetween(t *testing.T, lib *verbs.Library, log io.Writer, from, to *transport.Memory) (err error) {
+	s, d := newTransportOn(t, lib, from), newTransportOn(t, lib, to)
+	for _, e := range []*servedTransport{s, d} {
 		e.config.Logger = slog.New(slog.NewTextHandler(log, nil))
 	}
 	pair := transporttest.Pair{Source: transporttest.End{Transport: s, Memory: from}, Target: transporttest.End{Transport: d, Memory: to}}
 	if err := s.Probe(t.Context()); err != nil {
 		return err
 	}
-	// What a failed device does to Run is another test's: it waits long.
+	// Another test covers what a failed device does to Run: here it waits long.
 	n, err := s.acquireNIC()
 	if err != nil {
 		return err
 	}
-	stop := runs(t, pair.Source, pair.Target)
+	stop := startEnds(t, pair.Source, pair.Target)
 	defer stop()
 	defer func() { err = errors.Join(err, s.releaseNIC(n)) }()
 	if from.Device == nil {
-		randomly(from.Bytes, rng(5))
+		fillRandom(from.Bytes, newRand(5))
 	}
-	p := plan(from, to, 8, rand.New(rand.NewPCG(6, 6)))
-	offer := exported(t, pair.Source, "a/1")
+	p := newPlan(from, to, 8, rand.New(rand.NewPCG(6, 6)))
+	offer := export(t, pair.Source, "a/1")
 	puller, err := d.Open(t.Context(), "b", offer)
 	if err != nil {
 		return err
@@ -462,24 +464,24 @@ func moveOf(t *testing.T, lib *verbs.Library, log io.Writer, from, to *transport
 	_, err = puller.Pull(t.Context(), p)
 	if err == nil {
 		if sums, _ := transport.ChecksumBlocks(transporttest.Pool{M: to}, p.Dst); !slices.Equal(sums, p.Sums) {
-			t.Error("a pull succeeds with other bytes")
+			t.Error("a pull succeeded with other bytes")
 		}
 	}
 	return errors.Join(err, puller.Close())
 }
 
-// TestEveryCallFails has each call of a move fail once, at both ends. Either the
-// move goes well, or the error of somebody names the call; nothing is left, and the
-// next move goes well.
+// TestEveryCallFails makes each call of a transfer fail once, at both ends. Either the
+// transfer succeeds, or an error names the call; nothing stays open, and the next
+// transfer succeeds.
 func TestEveryCallFails(t *testing.T) {
-	t.Run("Direct", func(t *testing.T) { everyCallFails(t, move) })
-	t.Run("Bounce", func(t *testing.T) { everyCallFails(t, bounced) })
+	t.Run("Direct", func(t *testing.T) { checkEveryCallFails(t, transfer) })
+	t.Run("Bounce", func(t *testing.T) { checkEveryCallFails(t, bounceTransfer) })
 }
 
-func everyCallFails(t *testing.T, move func(*testing.T, *verbs.Library, io.Writer) error) {
-	c := control(t)
-	nothingLeft(t)
-	lib := library(t)
+func checkEveryCallFails(t *testing.T, move func(*testing.T, *verbs.Library, io.Writer) error) {
+	c := newControl(t)
+	requireNothingOpen(t)
+	lib := openLibrary(t)
 	for _, name := range []string{
 		"ibv_get_device_list", "ibv_get_device_name", "ibv_open_device", "ibv_query_device", "ibv_alloc_pd", "ibv_query_port", "ibv_reg_mr", "ibv_create_comp_channel",
 		"ibv_create_cq", "ibv_create_qp", "ibv_modify_qp", "ibv_post_send", "ibv_poll_cq", "ibv_req_notify_cq", "ibv_get_cq_event", "request",
@@ -502,32 +504,33 @@ func everyCallFails(t *testing.T, move func(*testing.T, *verbs.Library, io.Write
 				t.Errorf("%s %d: %v", name, nth, err)
 			}
 			if n := lib.OpenResources(); n != (verbs.Resources{}) {
-				t.Fatalf("%s, call %d: %+v are left", name, nth, n)
+				t.Fatalf("%s, call %d: %+v are still open", name, nth, n)
 			}
 		}
 		if !failed {
-			t.Errorf("%s fails, and no move does", name)
+			t.Errorf("%s failed, and no transfer did", name)
 		}
 	}
 	if err := move(t, lib, io.Discard); err != nil {
-		t.Errorf("after all that: %v", err)
+		t.Errorf("the transfer after all failures: %v", err)
 	}
 }
 
-// TestEveryEndFails has each call fail that closes something. Somebody says so, and
-// what is still open is what could not be closed and what that is part of.
-func TestEveryEndFails(t *testing.T) {
-	t.Run("Direct", func(t *testing.T) { everyEndFails(t, move) })
-	t.Run("Bounce", func(t *testing.T) { everyEndFails(t, bounced) })
+// TestEveryCloseFails makes each call fail that closes something. It is logged or
+// returned, and what stays open is what could not be closed and what that is part of.
+func TestEveryCloseFails(t *testing.T) {
+	t.Run("Direct", func(t *testing.T) { checkEveryCloseFails(t, transfer) })
+	t.Run("Bounce", func(t *testing.T) { checkEveryCloseFails(t, bounceTransfer) })
 }
 
-func everyEndFails(t *testing.T, move func(*testing.T, *verbs.Library, io.Writer) error) {
-	control(t)
+func checkEveryCloseFails(t *testing.T, move func(*testing.T, *verbs.Library, io.Writer) error) {
+	newControl(t)
 	whole, err := os.ReadFile(fake.Verbs(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A library of its own: what is never closed there is nobody else's.
+	// It uses its own copy of the library, so that what is never closed affects no other
+	// test.
 	path := filepath.Join(t.TempDir(), "libibverbs.so.1")
 	if err := os.WriteFile(path, whole, 0o755); err != nil {
 		t.Fatal(err)
@@ -538,7 +541,7 @@ func everyEndFails(t *testing.T, move func(*testing.T, *verbs.Library, io.Writer
 		t.Fatal(err)
 	}
 	if err := move(t, lib, io.Discard); err != nil || c.Live("") != 0 {
-		t.Fatalf("a good move: %v, %d handles are left", err, c.Live(""))
+		t.Fatalf("a transfer without failures: %v, %d handles are open", err, c.Live(""))
 	}
 	for _, x := range []struct{ call, kind string }{
 		{"ibv_destroy_qp", "pairs"}, {"ibv_destroy_cq", "queues"}, {"ibv_destroy_comp_channel", "channels"}, {"ibv_dereg_mr", "regions"},
@@ -558,16 +561,16 @@ func everyEndFails(t *testing.T, move func(*testing.T, *verbs.Library, io.Writer
 				t.Errorf("%s, call %d: %s", x.call, nth, said)
 			}
 			if n := c.Live(x.kind) - live; n != 1 {
-				t.Errorf("%s, call %d: %d %s are left", x.call, nth, n, x.kind)
+				t.Errorf("%s, call %d: %d %s are open", x.call, nth, n, x.kind)
 			}
 			if n := c.Live("lists"); n != 0 {
-				t.Errorf("%s, call %d: %d lists are left", x.call, nth, n)
+				t.Errorf("%s, call %d: %d lists are open", x.call, nth, n)
 			}
 			c.Set("fake_forget", 0)
 		}
 	}
 	if err := move(t, lib, io.Discard); err != nil || c.Live("") != 0 {
-		t.Errorf("after all that: %v, %d handles are left", err, c.Live(""))
+		t.Errorf("the transfer after all failures: %v, %d handles are open", err, c.Live(""))
 	}
 }
 

@@ -9,12 +9,12 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
-// Tables of 8,192 tokens, in 512 blocks of 16, of a model of 28 layers: K and V of each
-// layer apart, or all of a block together. Blocks are small: a READ is as much work
-// whatever it brings.
+// Pools of 8,192 tokens, in 512 blocks of 16, of a model of 28 layers: K and V of each
+// layer apart, or all of a block together. Blocks are small: a READ costs the same for
+// any size.
 const tokens8k = 512
 
-func layers() transport.Layout {
+func layeredLayout() transport.Layout {
 	l := transport.Layout{Blocks: 2 * tokens8k}
 	for r := range int64(56) {
 		l.Regions = append(l.Regions, transport.Region{Offset: r * int64(l.Blocks) * 64, Stride: 64, Bytes: 64})
@@ -22,17 +22,17 @@ func layers() transport.Layout {
 	return l
 }
 
-func together() transport.Layout {
+func contiguousLayout() transport.Layout {
 	return transport.Layout{Blocks: 2 * tokens8k, Regions: []transport.Region{{Stride: 56 * 64, Bytes: 56 * 64}}}
 }
 
-// apart has gaps between blocks that lie side by side.
-func apart() transport.Layout {
+// withGaps has gaps between neighbouring blocks.
+func withGaps() transport.Layout {
 	return transport.Layout{Blocks: 2 * tokens8k, Regions: []transport.Region{{Stride: 57 * 64, Bytes: 56 * 64}}}
 }
 
-// tables are plans by what is known of their blocks.
-func tables(m *transport.Memory) map[string]transport.Plan {
+// namedPlans returns plans by how their blocks lie.
+func namedPlans(m *transport.Memory) map[string]transport.Plan {
 	rng := rand.New(rand.NewPCG(1, 2))
 	from, to := rng.Perm(m.Blocks), rng.Perm(m.Blocks)
 	out := map[string]transport.Plan{}
@@ -53,11 +53,11 @@ func tables(m *transport.Memory) map[string]transport.Plan {
 	return out
 }
 
-// TestRequestsOfAPlan counts what a plan of 8,192 tokens is for the NIC: READs, and
-// calls that post them.
-func TestRequestsOfAPlan(t *testing.T) {
-	c := control(t)
-	nothingLeft(t)
+// TestPlanRequests counts the READs of a plan of 8,192 tokens, and the calls that post
+// them.
+func TestPlanRequests(t *testing.T) {
+	c := newControl(t)
+	requireNothingOpen(t)
 	const pieces = 4 // the fake's
 	for _, x := range []struct {
 		name           string
@@ -65,27 +65,27 @@ func TestRequestsOfAPlan(t *testing.T) {
 		table          string
 		reads, posts   int
 	}{
-		{"a layer's blocks", layers(), layers(), "scattered", 56 * 512, 56 * 512 / 128},
-		{"a layer's blocks", layers(), layers(), "contiguous", 56, 1},
-		{"a layer's blocks", layers(), layers(), "source is in row", 56 * 512 / pieces, 56 * 512 / 128},
-		{"a layer's blocks", layers(), layers(), "target is in row", 56 * 512, 56 * 512 / 128},
-		{"blocks of all layers", together(), together(), "scattered", 512, 512 / 128},
-		{"blocks of all layers", together(), together(), "contiguous", 1, 1},
-		{"blocks of all layers", together(), together(), "source is in row", 512 / pieces, 512 / 128},
-		{"into blocks with gaps", together(), apart(), "contiguous", 512 / pieces, 512 / 128},
-		{"of blocks with gaps", apart(), together(), "contiguous", 512, 512 / 128},
+		{"a layer's blocks", layeredLayout(), layeredLayout(), "scattered", 56 * 512, 56 * 512 / 128},
+		{"a layer's blocks", layeredLayout(), layeredLayout(), "contiguous", 56, 1},
+		{"a layer's blocks", layeredLayout(), layeredLayout(), "source is in row", 56 * 512 / pieces, 56 * 512 / 128},
+		{"a layer's blocks", layeredLayout(), layeredLayout(), "target is in row", 56 * 512, 56 * 512 / 128},
+		{"blocks of all layers", contiguousLayout(), contiguousLayout(), "scattered", 512, 512 / 128},
+		{"blocks of all layers", contiguousLayout(), contiguousLayout(), "contiguous", 1, 1},
+		{"blocks of all layers", contiguousLayout(), contiguousLayout(), "source is in row", 512 / pieces, 512 / 128},
+		{"into blocks with gaps", contiguousLayout(), withGaps(), "contiguous", 512 / pieces, 512 / 128},
+		{"of blocks with gaps", withGaps(), contiguousLayout(), "contiguous", 512, 512 / 128},
 	} {
-		source, target := side(t, x.source), side(t, x.target)
-		stop := runs(t, source, target)
+		source, target := newEnd(t, x.source), newEnd(t, x.target)
+		stop := startEnds(t, source, target)
 		rng := rand.New(rand.NewPCG(8, 8))
-		randomly(source.Memory.Bytes[:1<<16], rng)
-		puller := opened(t, transporttest.Pair{Source: source, Target: target}, "a/1")
-		plan := tables(source.Memory)[x.table]
+		fillRandom(source.Memory.Bytes[:1<<16], rng)
+		puller := openPuller(t, transporttest.Pair{Source: source, Target: target}, "a/1")
+		plan := namedPlans(source.Memory)[x.table]
 		reads, posts := c.Calls("request"), c.Calls("ibv_post_send")
 		if _, err := puller.Pull(t.Context(), plan); err != nil {
 			t.Errorf("%s, %s: %v", x.name, x.table, err)
 		}
-		// Some neighbours are neighbours by chance.
+		// Some blocks are neighbours by chance.
 		if n := c.Calls("request") - reads; n > x.reads || n < x.reads*99/100 {
 			t.Errorf("%s, %s: %d READs, want %d", x.name, x.table, n, x.reads)
 		}
@@ -99,19 +99,20 @@ func TestRequestsOfAPlan(t *testing.T) {
 	}
 }
 
-// BenchmarkHost is what a processor does for a plan of 8,192 tokens besides checking
-// sums: from the block table to posted READs, on a device that does nothing.
+// BenchmarkHost measures what a processor does for a plan of 8,192 tokens besides
+// verifying checksums: from the block table to posted READs, on a device that does
+// nothing.
 func BenchmarkHost(b *testing.B) {
-	c := control(b)
+	c := newControl(b)
 	for _, x := range []struct {
 		name   string
 		layout transport.Layout
-	}{{"layers", layers()}, {"together", together()}} {
+	}{{"layers", layeredLayout()}, {"together", contiguousLayout()}} {
 		for _, table := range []string{"scattered", "source is in row", "contiguous"} {
 			b.Run(x.name+"/"+table, func(b *testing.B) {
-				pair := transporttest.Pair{Source: side(b, x.layout), Target: side(b, x.layout)}
+				pair := transporttest.Pair{Source: newEnd(b, x.layout), Target: newEnd(b, x.layout)}
 				p := transporttest.OpenPuller(b, pair).(*puller)
-				plan := tables(pair.Source.Memory)[table]
+				plan := namedPlans(pair.Source.Memory)[table]
 				c.Set("fake_sink", 1)
 				defer c.Set("fake_sink", 0)
 				var took []time.Duration // the machine's moods are in some, not in the median

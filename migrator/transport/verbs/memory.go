@@ -13,12 +13,12 @@ import (
 // Exporter is a transport.Device whose memory other devices can reach.
 type Exporter interface {
 	transport.Device
-	// DMABuf describes the pool: a descriptor, which the caller closes, and where in
-	// it the pool begins. The error says why there is none.
+	// DMABuf exports the pool: it returns a descriptor, which the caller closes, and the
+	// offset of the pool in it. The error says why there is none.
 	DMABuf() (f *os.File, offset int64, err error)
 }
 
-// access of every registration: a pool is a source and a target.
+// access of every registration: a pool is source and target.
 const access = verbs.LocalWrite | verbs.RemoteRead
 
 // register registers a pool.
@@ -28,21 +28,21 @@ func register(d *verbs.Device, m *transport.Memory) (*verbs.MemoryRegion, error)
 	}
 	x, ok := m.Device.(Exporter)
 	if !ok {
-		return nil, errors.New("the engine's pool is on a device that offers its memory to no other")
+		return nil, errors.New("the engine's pool is on a device that exports no memory")
 	}
 	f, offset, err := x.DMABuf()
 	if err != nil {
 		return nil, fmt.Errorf("the engine's pool is on a device: %w", err)
 	}
-	defer f.Close() // the registration keeps it
-	// Requests name the bytes from where offset is in its page: a NIC has its tables by
-	// the page.
+	defer f.Close() // the registration keeps the memory
+	// Requests address the bytes from the offset within a page on, since a NIC maps
+	// pages.
 	base := uint64(offset) % uint64(os.Getpagesize())
 	return d.RegisterDMABuf(int(f.Fd()), uint64(offset), uint64(m.MinSize()), base, access)
 }
 
 // appendCorrupt appends the entries of a plan whose parts [from, to) do not have their
-// sums, of the source's kind, parts being numbered region by region.
+// checksums, of the source's kind. Parts are numbered region by region.
 func appendCorrupt(m *transport.Memory, kind transport.Checksum, plan transport.Plan, from, to int, bad []int) []int {
 	regions := len(m.Regions)
 	for ; from < to; from++ {
@@ -54,10 +54,10 @@ func appendCorrupt(m *transport.Memory, kind transport.Checksum, plan transport.
 	return bad
 }
 
-// packBytes is how much of a device's memory is looked at at a time, about.
+// packBytes is the number of bytes of a device's memory gathered at a time, about.
 const packBytes = 4 << 20
 
-// checksumOnHost are sums of a kind that a device does not compute: of a pool that
+// checksumOnHost computes checksums that a device cannot compute: those of a pool that
 // processors write.
 func checksumOnHost(m *transport.Memory, kind transport.Checksum, blocks []uint32) ([]uint32, error) {
 	size := m.BlockBytes()
@@ -80,7 +80,7 @@ func checksumOnHost(m *transport.Memory, kind transport.Checksum, blocks []uint3
 	return sums, nil
 }
 
-// appendCorruptDevice is verify for a whole plan in memory that this process does not see.
+// appendCorruptDevice is appendCorrupt for a whole plan in the memory of a device.
 func appendCorruptDevice(m *transport.Memory, kind transport.Checksum, plan transport.Plan, bad []int) ([]int, error) {
 	var sums []uint32
 	var err error
@@ -93,7 +93,7 @@ func appendCorruptDevice(m *transport.Memory, kind transport.Checksum, plan tran
 		return bad, err
 	}
 	if len(sums) != len(plan.Sums) {
-		return bad, fmt.Errorf("the device has %d sums of %d", len(sums), len(plan.Sums))
+		return bad, fmt.Errorf("the device returned %d checksums, want %d", len(sums), len(plan.Sums))
 	}
 	for i, s := range sums {
 		if s != plan.Sums[i] {

@@ -14,31 +14,31 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// nic is an open device and what is registered with it. It lives for as long as
-// anybody uses it.
+// nic is an open device with its registrations. It is closed after its last user.
 type nic struct {
 	device *verbs.Device
 	config Config
-	port   uint8 // of its port
+	// port is the number of the port in use.
+	port uint8 // of its port
 
-	// failed is over when the device has failed, with the cause.
+	// failed is done when the device has failed, with the cause.
 	failed context.Context
 	fail   context.CancelCauseFunc
 
 	users int // guarded by Transport.mu
 
 	gidMu sync.Mutex
-	gids  []verbs.GID // of the port, best first; nil when they must be asked for; guarded by look
+	gids  []verbs.GID // of the port, best first; nil if they must be read again; guarded by gidMu
 
 	mu       sync.Mutex
 	regions  []*region
-	keepIdle bool // whether a region without users may stay
-	// unreachable is the engine's memory that the NIC does not reach, as a probe has found; nil
+	keepIdle bool // whether an unused region may be kept
+	// unreachable is the engine's memory that the NIC cannot reach, as a probe found; nil
 	// for none.
 	unreachable *transport.Memory
 }
 
-// deviceName is the name that is asked for.
+// deviceName returns the configured name, "" for none.
 func (c Config) deviceName() string {
 	if c.Device == nil {
 		return ""
@@ -46,7 +46,7 @@ func (c Config) deviceName() string {
 	return c.Device()
 }
 
-// openNIC opens the device that is configured, or the first that has an active port.
+// openNIC opens the configured device, or the first with an active port.
 func openNIC(c Config) (*nic, error) {
 	names := []string{c.deviceName()}
 	if names[0] == "" {
@@ -77,7 +77,7 @@ func openNICNamed(c Config, name string) (*nic, error) {
 	if c.Port != 0 {
 		first, last = c.Port, c.Port
 	}
-	err = fmt.Errorf("%s has no port", name)
+	err = fmt.Errorf("%s has no ports", name)
 	for i := first; i <= last; i++ {
 		n.port = uint8(i)
 		if _, err = n.portState(); err == nil {
@@ -87,14 +87,14 @@ func openNICNamed(c Config, name string) (*nic, error) {
 	return nil, errors.Join(err, d.Close())
 }
 
-// portState is where a NIC is in its network: the port, and its addresses, best first.
+// portState is the state of a NIC's port, and its addresses, best first.
 type portState struct {
 	port verbs.Port
 	gids []verbs.GID
 }
 
-// portState asks where the NIC is. That changes: an interface gets another address, a
-// link that comes back has the old one elsewhere in its table.
+// portState reads the state of the port. It changes: an interface gets another address,
+// or a link that comes up again has its address at another index of the table.
 func (n *nic) portState() (portState, error) {
 	port, err := n.device.Port(n.port)
 	if err == nil && !port.Active {
@@ -117,26 +117,27 @@ func (n *nic) portState() (portState, error) {
 		return portState{}, fmt.Errorf("port %d of %s does not have the address %v", n.port, n.device.Name, n.config.GID)
 	}
 	if len(n.gids) == 0 && !port.InfiniBand {
-		return portState{}, fmt.Errorf("port %d of %s has no GID: its network interface has no address", n.port, n.device.Name)
+		return portState{}, fmt.Errorf("port %d of %s has no GID: give its network interface an address", n.port, n.device.Name)
 	}
 	return portState{port, slices.Clone(n.gids)}, nil
 }
 
-// invalidateGIDs has the addresses be asked for again.
+// invalidateGIDs makes the addresses be read again.
 func (n *nic) invalidateGIDs() {
 	n.gidMu.Lock()
 	defer n.gidMu.Unlock()
 	n.gids = nil
 }
 
-// portGIDs are a port's GIDs, best first: on Ethernet those that routers know, of
-// IPv4 before IPv6, then those of this link alone, and last those of RoCE v1. On
-// InfiniBand the table's order is the subnet's. With only, others are left out.
+// portGIDs returns the GIDs of a port, best first: on Ethernet the routable ones, IPv4
+// before IPv6, then link-local ones, and last those of RoCE v1. On InfiniBand the order
+// is that of the table, which the subnet manager decides. If only is valid, other
+// addresses are left out.
 func portGIDs(d *verbs.Device, p verbs.Port, only netip.Addr) []verbs.GID {
 	var out []verbs.GID
 	for i := range min(p.GIDs, 255) {
 		g, err := d.GID(p.Number, uint8(i))
-		if err != nil || g.Address == [16]byte{} { // an entry that is not set
+		if err != nil || g.Address == [16]byte{} { // an unset entry
 			continue
 		}
 		if only.IsValid() && netip.AddrFrom16(g.Address).Unmap() != only.Unmap() {
@@ -163,7 +164,7 @@ func gidRank(g verbs.GID) int {
 	return 1
 }
 
-// localEndpoint is the own end of a connection by a pair, by the best address.
+// localEndpoint returns the local endpoint of a pair, with the best address.
 func (p portState) localEndpoint(d *verbs.Device, pair *verbs.QueuePair) endpoint {
 	e := endpoint{
 		pair: pair.Number, psn: rand.Uint32N(1 << 24), lid: p.port.LID, mtu: p.port.MTU, reads: max(min(d.Limits.Reads, 16), 1), link: linkEthernet,
@@ -177,8 +178,8 @@ func (p portState) localEndpoint(d *verbs.Device, pair *verbs.QueuePair) endpoin
 	return e
 }
 
-// endpointFor is end, by an address of the kind that the peer has: packets have one
-// header for both directions.
+// endpointFor is localEndpoint with an address of the peer's kind: packets have the same
+// header in both directions.
 func (p portState) endpointFor(d *verbs.Device, pair *verbs.QueuePair, to endpoint) (endpoint, error) {
 	e := p.localEndpoint(d, pair)
 	if e.link != linkEthernet || to.link != linkEthernet || to.version == 0 {
@@ -189,10 +190,10 @@ func (p portState) endpointFor(d *verbs.Device, pair *verbs.QueuePair, to endpoi
 			return e, nil
 		}
 	}
-	return e, fmt.Errorf("the peer is at %v by RoCE v%d, and port %d of %s has no address of that kind", netip.AddrFrom16(to.gid).Unmap(), to.version, p.port.Number, d.Name)
+	return e, fmt.Errorf("the peer uses %v with RoCE v%d, and port %d of %s has no address of that kind", netip.AddrFrom16(to.gid).Unmap(), to.version, p.port.Number, d.Name)
 }
 
-// close closes the device. Nobody uses it any more.
+// close closes the device, which has no users any more.
 func (n *nic) close() error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -204,27 +205,28 @@ func (n *nic) close() error {
 	return errors.Join(err, n.device.Close())
 }
 
-// region is a registered pool. It holds the pool's memory.
+// region is registered memory, a pool or bounce buffers. It holds the memory.
 type region struct {
 	*verbs.MemoryRegion
 	memory  *transport.Memory
 	users   int
-	retired bool // it was ended under its users, or is spoilt; nobody new gets it
-	// pool is whose blocks go by its slots, of so many bytes; nil where it is a pool.
+	retired bool // whether it was deregistered under its users, or must not be reused
+	// pool is the pool that the bounce buffers serve, with so many bytes each; nil for a
+	// pool.
 	pool        *transport.Memory
 	bufferBytes int64
 }
 
 func (r *region) close() error {
 	if err := r.MemoryRegion.Close(); err != nil {
-		return fmt.Errorf("memory stays registered, and is not given back: %w", err)
+		return fmt.Errorf("deregister memory, which is never released now: %w", err)
 	}
 	r.memory.Release()
 	return nil
 }
 
-// acquirePool finds the region of a memory, which the caller holds, or makes it. It
-// is left by leave.
+// acquirePool returns the region of a memory, which the caller holds, and registers it if
+// necessary. It is given back by releaseRegion.
 func (n *nic) acquirePool(m *transport.Memory) (*region, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -241,10 +243,10 @@ func (n *nic) acquirePool(m *transport.Memory) (*region, error) {
 	return r, err
 }
 
-// newRegion registers a memory, for one user.
+// newRegion registers a memory for one user.
 func newRegion(d *verbs.Device, m *transport.Memory) (*region, error) {
 	if !m.Hold() {
-		return nil, errors.New("the engine has gone")
+		return nil, errors.New("the engine is away")
 	}
 	made, err := register(d, m)
 	if err != nil {
@@ -270,15 +272,15 @@ func (n *nic) releaseRegion(r *region, p transport.Pool) error {
 	return n.closeUnused(p)
 }
 
-// setKeepIdle says whether the region of the engine's memory stays without users.
+// setKeepIdle sets whether the region of the engine's memory is kept without users.
 func (n *nic) setKeepIdle(kept bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.keepIdle = kept
 }
 
-// closeUnused ends the registrations that nobody uses, except for that of the engine's
-// present memory, and some slots of its.
+// closeUnused ends the registrations without users, except for the engine's present
+// memory and some of its bounce buffers.
 func (n *nic) closeUnused(p transport.Pool) error {
 	current, _ := p.Memory()
 	n.mu.Lock()
@@ -299,7 +301,7 @@ func (n *nic) closeUnused(p transport.Pool) error {
 	clear(n.regions[len(kept):])
 	n.regions = kept
 	n.mu.Unlock()
-	// Others need not wait for this, which takes milliseconds. Nobody finds it any more.
+	// This takes milliseconds, and no one finds these regions any more: it needs no lock.
 	var err error
 	for _, r := range ended {
 		err = errors.Join(err, r.close())

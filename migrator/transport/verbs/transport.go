@@ -18,10 +18,11 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// errDeviceChanged says that another device is to be used.
-var errDeviceChanged = errors.New("another device is asked for")
+// errDeviceChanged ends the use of a device when the configuration names another one.
+var errDeviceChanged = errors.New("the configured RDMA device has changed")
 
-// Transport is one engine's end. It is safe for concurrent use.
+// Transport carries blocks to and from the pool of one engine. It is safe for concurrent
+// use.
 type Transport struct {
 	config    Config
 	source    pull.Source
@@ -31,13 +32,13 @@ type Transport struct {
 
 	mu       sync.Mutex
 	ctx      context.Context // of Run; nil while it does not run
-	nic      *nic            // nil while nobody uses it, and after it has failed
+	nic      *nic            // nil without users, and after it has failed
 	sessions int
 }
 
 var _ transport.Transport = (*Transport)(nil)
 
-// New returns a transport that serves once it runs.
+// New returns a transport that serves while Run runs.
 func New(c Config) (*Transport, error) {
 	c, err := c.validate()
 	if err != nil {
@@ -57,9 +58,9 @@ func New(c Config) (*Transport, error) {
 // Name returns "verbs".
 func (t *Transport) Name() string { return "verbs" }
 
-// Probe opens the device, or looks whether its port is active still, and registers the
-// engine's pool: what cannot be registered is known before a move, and no move waits
-// for it, which takes seconds for a large one.
+// Probe opens the device, or checks that its port is still active, and registers the
+// engine's pool: a pool that cannot be registered is known before a migration, and no
+// migration waits for the registration, which takes seconds for a large pool.
 func (t *Transport) Probe(context.Context) error {
 	n, err := t.acquireNIC()
 	if err != nil {
@@ -74,8 +75,8 @@ func (t *Transport) Probe(context.Context) error {
 	return nil
 }
 
-// probePool says why the engine's pool can neither be registered nor go by way of the
-// host. While Run runs it stays registered.
+// probePool returns why the engine's pool can neither be registered nor use bounce
+// buffers. It stays registered while Run runs.
 func (t *Transport) probePool(n *nic) error {
 	m, ok := t.config.Pool.Memory()
 	if !ok || !m.Hold() {
@@ -87,18 +88,18 @@ func (t *Transport) probePool(n *nic) error {
 	}
 	far, err := n.probeRegion(m, t.config.Pool)
 	if far != nil {
-		t.config.Logger.Info("verbs transport: the NIC does not read the engine's pool; blocks go by way of host memory", "device", n.device.Name, "err", far)
+		t.config.Logger.Info("blocks go through host memory: the NIC does not read the engine's pool", "device", n.device.Name, "err", far)
 	}
 	return err
 }
 
-// CanReach reports whether the nodes are one, or there are credentials for a
-// connection between them. Whether their fabrics are one is known when they are.
+// CanReach reports whether both ends are on the same host, or credentials are configured
+// for connections between hosts. Whether their fabrics are connected is checked by Open.
 func (t *Transport) CanReach(from, to string) bool {
 	return from == to && from != "" || from != to && t.config.Credentials != nil
 }
 
-// Device is the name of the RDMA device in use and its port, "" while there is none.
+// Device returns the name of the RDMA device in use and its port, "" if none is open.
 func (t *Transport) Device() (name string, port int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -108,7 +109,7 @@ func (t *Transport) Device() (name string, port int) {
 	return t.nic.device.Name, int(t.nic.port)
 }
 
-// acquireNIC opens the device, unless it is open. It is given back by give.
+// acquireNIC opens the device, unless it is open. It is given back by releaseNIC.
 func (t *Transport) acquireNIC() (*nic, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -123,7 +124,7 @@ func (t *Transport) acquireNIC() (*nic, error) {
 	return t.nic, nil
 }
 
-// releaseNIC ends one use, and closes the device after the last.
+// releaseNIC ends one use, and closes the device after the last one.
 func (t *Transport) releaseNIC(n *nic) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -137,19 +138,18 @@ func (t *Transport) releaseNIC(n *nic) error {
 	return n.close()
 }
 
-// Handler serves the receivers' gRPC requests, whose paths begin with Path. It needs
-// HTTP/2, with TLS or without (h2c), and takes streams while Run runs.
+// Handler serves the receivers' gRPC requests, whose paths begin with Path. It requires
+// HTTP/2, with TLS or without (h2c), and accepts streams while Run runs.
 func (t *Transport) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		t.mu.Lock()
 		ctx := t.ctx
 		t.mu.Unlock()
 		if ctx == nil {
-			t.server.ServeHTTP(w, r) // and attach refuses it
+			t.server.ServeHTTP(w, r) // serveReceiver rejects it
 			return
 		}
-		// A receiver that does not read what it is answered does not keep Run from
-		// ending.
+		// A receiver that does not read its answers must not keep Run from ending.
 		set := make(chan struct{})
 		forget := context.AfterFunc(ctx, func() {
 			defer close(set)
@@ -157,13 +157,13 @@ func (t *Transport) Handler() http.Handler {
 		})
 		t.server.ServeHTTP(w, r)
 		if !forget() {
-			<-set // w is not to be used after this
+			<-set // w must not be used after ServeHTTP returns
 		}
 	})
 }
 
-// Run serves until ctx ends. A device that fails, or that is not there, is opened
-// again from time to time.
+// Run serves until ctx ends. It opens a device that failed, or is missing, again at
+// intervals.
 func (t *Transport) Run(ctx context.Context) error {
 	t.source.Open()
 	t.mu.Lock()
@@ -173,12 +173,12 @@ func (t *Transport) Run(ctx context.Context) error {
 	for ctx.Err() == nil {
 		err := t.runNIC(ctx)
 		if errors.Is(err, errDeviceChanged) {
-			t.config.Logger.Info("verbs transport: the RDMA device is another one now", "device", t.config.deviceName())
+			t.config.Logger.Info("the RDMA device changed", "device", t.config.deviceName())
 			continue
 		}
-		if err != nil && err.Error() != last { // a device that is away for an hour is worth one line
+		if err != nil && err.Error() != last { // the same error is logged once
 			last = err.Error()
-			t.config.Logger.Warn("verbs transport: the RDMA device cannot be used; it is tried again from time to time", "err", err)
+			t.config.Logger.Warn("opening the RDMA device failed; retrying", "err", err)
 		}
 		select {
 		case <-time.After(reopenInterval):
@@ -194,7 +194,7 @@ func (t *Transport) Run(ctx context.Context) error {
 	return nil
 }
 
-// runNIC keeps the device open until ctx ends, or it fails.
+// runNIC keeps the device open until ctx ends, or the device fails.
 func (t *Transport) runNIC(ctx context.Context) (err error) {
 	n, err := t.acquireNIC()
 	if err != nil {
@@ -221,7 +221,7 @@ func (t *Transport) runNIC(ctx context.Context) (err error) {
 					return errDeviceChanged
 				}
 				if err := n.closeUnused(t.config.Pool); err != nil {
-					t.config.Logger.Warn("verbs transport: a registration", "err", err)
+					t.config.Logger.Warn("deregistering memory failed", "err", err)
 				}
 			case <-ctx.Done():
 				n.setKeepIdle(false)
@@ -232,8 +232,8 @@ func (t *Transport) runNIC(ctx context.Context) (err error) {
 	return g.Wait()
 }
 
-// watchEvents takes the device's events until it is interrupted. It fails when the device
-// has: nothing new begins on it then.
+// watchEvents handles the device's events until it is interrupted. It fails when the
+// device has failed: nothing new begins on it then.
 func (t *Transport) watchEvents(n *nic) error {
 	for {
 		e, err := n.device.Event()
@@ -246,7 +246,7 @@ func (t *Transport) watchEvents(n *nic) error {
 				level = slog.LevelInfo
 				n.invalidateGIDs()
 			}
-			t.config.Logger.Log(context.Background(), level, "verbs transport: the device tells", "device", n.device.Name, "event", e.Text)
+			t.config.Logger.Log(context.Background(), level, "RDMA device event", "device", n.device.Name, "event", e.Text)
 			continue
 		}
 		if err == nil {
@@ -257,7 +257,7 @@ func (t *Transport) watchEvents(n *nic) error {
 			t.nic = nil
 		}
 		t.mu.Unlock()
-		n.fail(err) // who waits for the device need not wait until a deadline
+		n.fail(err) // ends all waits for the device before their deadlines
 		return err
 	}
 }

@@ -23,7 +23,7 @@ import (
 
 var errExpired = fmt.Errorf("the grant has expired: %w", context.DeadlineExceeded)
 
-// Open presents a ticket, and connects. See transport.Target.
+// Open presents a ticket and connects. See transport.Target.
 func (t *Transport) Open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (transport.Puller, error) {
 	return pull.Open(t.Name(), offer, func() (*puller, error) { return t.open(ctx, receiver, offer) })
 }
@@ -85,7 +85,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	return p, nil
 }
 
-// puller is one open move: a stream to the source's migrator, and a pair.
+// puller is one open pull: a stream to the source's migrator, and a queue pair.
 type puller struct {
 	*pull.Puller
 	t           *Transport
@@ -97,29 +97,29 @@ type puller struct {
 	pair        *verbs.QueuePair
 	pieces      int // of one READ
 	conn        *grpc.ClientConn
-	stream      grpc.ClientStream  // asks are sent by Pull alone
-	replies     chan uint32        // slots that the source has packed
+	stream      grpc.ClientStream  // only Pull sends on it
+	replies     chan uint32        // buffers that the source has packed
 	hangUp      context.CancelFunc // ends the stream
-	stopHangUp  func() bool        // the failure of the nic does not hang up any more
-	streamEnded chan struct{}      // closed when the stream has ended; nil before there is one
+	stopHangUp  func() bool        // stops hangUp from being called when the NIC fails
+	streamEnded chan struct{}      // closed when the stream has ended; nil before it is open
 	remote      transport.Layout
 	remoteMem   remoteMemory
-	deadline    time.Time // of the grant, no later than the source has it
+	deadline    time.Time // of the grant, not later than at the source
 
 	endErr atomic.Pointer[error] // why the stream has ended
 
-	work   []verbs.Work // of memory without Go pointers, as C demands
+	work   []verbs.Work // without Go pointers, as C requires
 	done   []verbs.Completion
-	runs   []blockRun // of the pull's plan
-	cursor cursor     // in it
-	posted uint64     // batches of the pull
-	ended  uint64     // and those of them that have come
-	marks  [depth]int // parts that are whole after each batch under way
+	runs   []blockRun // of the plan
+	cursor cursor     // in the plan
+	posted uint64     // batches posted
+	ended  uint64     // batches completed
+	marks  [depth]int // parts that are complete after each batch in flight
 	bad    []int
 	fenced bool
 }
 
-// presentTicket presents the ticket and the own end, and connects to the source's.
+// presentTicket presents the ticket and the local endpoint, and connects to the source's.
 func (p *puller) presentTicket(ctx context.Context, h handshake.Hello) error {
 	own := p.state.localEndpoint(p.nic.device, p.pair)
 	hello, err := h.Append(nil)
@@ -137,7 +137,7 @@ func (p *puller) presentTicket(ctx context.Context, h handshake.Hello) error {
 		return err
 	}
 	if err := stream.SendMsg(wrapperspb.Bytes(own.append(hello))); err != nil && !errors.Is(err, io.EOF) {
-		return err // io.EOF: what the source has said is why
+		return err // after io.EOF, RecvMsg returns the reason
 	}
 	answer := &wrapperspb.BytesValue{}
 	if err := stream.RecvMsg(answer); err != nil {
@@ -150,7 +150,7 @@ func (p *puller) presentTicket(ctx context.Context, h handshake.Hello) error {
 	}
 	rest := answer.GetValue()[len(answer.GetValue())-r.Len():]
 	if len(rest) != endpointSize+remoteMemorySize {
-		return fmt.Errorf("the source sent %d bytes behind its layout, want %d", len(rest), endpointSize+remoteMemorySize)
+		return fmt.Errorf("the source sent %d bytes after its layout, want %d", len(rest), endpointSize+remoteMemorySize)
 	}
 	theirs, err := parseEndpoint(rest[:endpointSize])
 	if err != nil {
@@ -182,7 +182,7 @@ func (p *puller) presentTicket(ctx context.Context, h handshake.Hello) error {
 	return nil
 }
 
-// watchStream hands on what the source has packed, and ends the connection when the stream
+// watchStream passes on the source's replies, and ends the connection when the stream
 // ends, whatever the NIC would notice.
 func (p *puller) watchStream(stream grpc.ClientStream) {
 	defer close(p.streamEnded)
@@ -192,34 +192,34 @@ func (p *puller) watchStream(stream grpc.ClientStream) {
 		err = failed
 	}
 	p.endErr.Store(&err)
-	p.pair.MoveToError() // and what is under way ends; if it cannot, nobody waits for it
+	p.pair.MoveToError() // ends what is in flight; if that fails, no one waits for it
 	p.queue.SetDeadline(time.Unix(1, 0))
 }
 
-// receiveReplies returns when the source has ended the stream, or says what it should not.
+// receiveReplies returns when the source has ended the stream, or violates the protocol.
 func (p *puller) receiveReplies(stream grpc.ClientStream) error {
 	for m := new(wrapperspb.BytesValue); ; m.Reset() {
 		if err := stream.RecvMsg(m); err != nil {
 			return err
 		}
 		if len(m.GetValue()) != 4 {
-			return errors.New("it speaks out of turn")
+			return errors.New("it sent a malformed reply")
 		}
 		select {
 		case p.replies <- binary.LittleEndian.Uint32(m.GetValue()):
 		default:
-			return errors.New("it packs what nobody asks for")
+			return errors.New("it packed a buffer without being asked")
 		}
 	}
 }
 
-// fence ends the own end of the connection: after it the NIC writes nothing for it.
+// fence ends the local end of the connection: after it the NIC writes nothing for it.
 func (p *puller) fence() error {
 	if p.fenced {
 		return nil
 	}
 	p.hangUp()
-	<-p.streamEnded // which does not use the pair any more
+	<-p.streamEnded // watchStream does not use the pair any more
 	p.fenced = true
 	return p.pair.Close()
 }
@@ -230,7 +230,8 @@ func (p *puller) interrupt() {
 	p.hangUp() // ends a wait for the source
 }
 
-// release gives back what the puller has. The stream has ended, or there is none.
+// release gives back what the puller has acquired. The stream has ended, or was never
+// open.
 func (p *puller) release() error {
 	if p.stopHangUp != nil {
 		p.stopHangUp()
@@ -255,10 +256,10 @@ func (p *puller) release() error {
 		err = errors.Join(err, p.queue.Close())
 	}
 	if stuck {
-		// The NIC may write still: only the end of the registration is sure to end
-		// that. It has failed for whoever else uses it, too.
+		// The NIC may still write: only deregistering the memory is sure to stop it. That
+		// also fails the other pulls of the region.
 		if e := p.nic.deregister(p.region); e != nil {
-			return errors.Join(err, e) // the memory is held for good
+			return errors.Join(err, e) // the memory is never released
 		}
 	}
 	if p.region != nil {

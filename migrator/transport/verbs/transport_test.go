@@ -17,19 +17,19 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
-// real says that the tests run on the machine's own library and device: in the
-// guest of "make rdma-check", or where there is an RDMA device.
+// real reports whether the tests run on the machine's own library and device: in the
+// guest of "make rdma-check", or on a machine with an RDMA device.
 func real() bool { return os.Getenv("CASCADE_TEST_VERBS") != "" }
 
-// shared is the library of all tests, so that what is open of it is known.
+// shared is the library of all tests, so that its open objects are known.
 var shared struct {
 	sync.Mutex
 	lib *verbs.Library
 }
 
-// library is the library that the tests run on: the fake, or with
+// openLibrary returns the library that the tests run on: the fake, or with
 // CASCADE_TEST_VERBS=1 the machine's own.
-func library(t testing.TB) *verbs.Library {
+func openLibrary(t testing.TB) *verbs.Library {
 	t.Helper()
 	shared.Lock()
 	defer shared.Unlock()
@@ -51,8 +51,8 @@ func library(t testing.TB) *verbs.Library {
 	return l
 }
 
-// control is the fake, or a skipped test.
-func control(t testing.TB) *fake.Control {
+// newControl returns the fake, or skips the test.
+func newControl(t testing.TB) *fake.Control {
 	t.Helper()
 	if real() {
 		t.Skip("a real device cannot be told to fail")
@@ -61,14 +61,14 @@ func control(t testing.TB) *fake.Control {
 	return c
 }
 
-// served is a transport behind a server of its own, as a daemon's is behind its
-// front.
-type served struct {
+// servedTransport is a transport with a server of its own, as a daemon serves it by its
+// front end's server.
+type servedTransport struct {
 	*Transport
 	address atomic.Value
 }
 
-func (s *served) Run(ctx context.Context) error {
+func (s *servedTransport) Run(ctx context.Context) error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return err
@@ -85,15 +85,15 @@ func (s *served) Run(ctx context.Context) error {
 	return err
 }
 
-// over is a transport over a memory.
-func over(t testing.TB, m *transport.Memory) *served {
+// newTransport returns a transport over a memory.
+func newTransport(t testing.TB, m *transport.Memory) *servedTransport {
 	t.Helper()
-	return with(t, library(t), m)
+	return newTransportOn(t, openLibrary(t), m)
 }
 
-func with(t testing.TB, lib *verbs.Library, m *transport.Memory) *served {
+func newTransportOn(t testing.TB, lib *verbs.Library, m *transport.Memory) *servedTransport {
 	t.Helper()
-	s := &served{}
+	s := &servedTransport{}
 	s.address.Store("")
 	var err error
 	s.Transport, err = New(Config{Library: lib, Address: func() string { return s.address.Load().(string) }, Pool: transporttest.Pool{M: m}})
@@ -103,43 +103,43 @@ func with(t testing.TB, lib *verbs.Library, m *transport.Memory) *served {
 	return s
 }
 
-func side(t testing.TB, l transport.Layout) transporttest.End {
+func newEnd(t testing.TB, l transport.Layout) transporttest.End {
 	t.Helper()
 	m := transporttest.HeapMemory(l)
-	return transporttest.End{Transport: over(t, m), Memory: m}
+	return transporttest.End{Transport: newTransport(t, m), Memory: m}
 }
 
-func ends(t *testing.T, source, target transport.Layout) transporttest.Pair {
-	return transporttest.Pair{Source: side(t, source), Target: side(t, target)}
+func newPair(t *testing.T, source, target transport.Layout) transporttest.Pair {
+	return transporttest.Pair{Source: newEnd(t, source), Target: newEnd(t, target)}
 }
 
-// nothingLeft fails where something of a library is open at the end of a test.
-func nothingLeft(t *testing.T) {
-	lib := library(t)
+// requireNothingOpen fails if objects of the library are open at the end of the test.
+func requireNothingOpen(t *testing.T) {
+	lib := openLibrary(t)
 	t.Cleanup(func() {
 		if n := lib.OpenResources(); n != (verbs.Resources{}) {
 			t.Errorf("%+v are left", n)
 		}
 	})
 	if !real() {
-		c := control(t)
+		c := newControl(t)
 		t.Cleanup(func() {
 			if n := c.Live(""); n != 0 {
-				t.Errorf("%d handles are left", n)
+				t.Errorf("%d handles are open", n)
 			}
 		})
 	}
 }
 
 func TestConformance(t *testing.T) {
-	nothingLeft(t)
-	transporttest.Run(t, ends)
+	requireNothingOpen(t)
+	transporttest.Run(t, newPair)
 }
 
 func TestAllocations(t *testing.T) {
 	if real() {
 		t.Skip("the fake has the same")
 	}
-	nothingLeft(t)
-	transporttest.RunAllocations(t, ends)
+	requireNothingOpen(t)
+	transporttest.RunAllocations(t, newPair)
 }

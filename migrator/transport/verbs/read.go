@@ -11,14 +11,13 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// blockRun is blocks of a plan that are neighbours in both pools, n of them from one
-// entry on.
+// blockRun is n blocks of a plan, from one entry on, that are consecutive in both pools.
 type blockRun struct {
 	entry, n int
 	src, dst int64
 }
 
-// findRuns appends those of a plan, in its order.
+// findRuns appends the runs of a plan, in its order.
 func findRuns(to []blockRun, p transport.Plan) []blockRun {
 	for i := range p.Src {
 		src, dst := int64(p.Src[i]), int64(p.Dst[i])
@@ -31,9 +30,8 @@ func findRuns(to []blockRun, p transport.Plan) []blockRun {
 	return to
 }
 
-// cursor goes through the bytes of a plan, region by region, in the plan's order. It
-// goes by stretches where blocks have no gaps, so that what is in a row costs as
-// much as one block.
+// cursor walks the bytes of a plan, region by region, in the plan's order. Without gaps
+// between blocks it advances by runs, so that a run costs as much as one block.
 type cursor struct {
 	source, target transport.Layout
 	plan           []blockRun
@@ -41,13 +39,13 @@ type cursor struct {
 
 	region, run int
 	block       int   // of the stretch
-	at          int64 // of the block: its first byte that is not asked for
+	at          int64 // of the block: its first byte that was not returned yet
 }
 
-// pieceSource are bytes that are asked for one after the other.
+// pieceSource yields the pieces of memory to be read, one after the other.
 type pieceSource interface {
-	// next is the next bytes that lie together at both ends, at most so many: where
-	// they begin, counted from what each end has registered.
+	// next returns the next bytes that are contiguous at both ends, at most so many:
+	// their offsets in what each end has registered, and their number.
 	next(most int64) (from, to, n int64)
 	// over reports whether nothing is left.
 	over() bool
@@ -55,7 +53,7 @@ type pieceSource interface {
 
 func (c *cursor) over() bool { return len(c.plan) == 0 || c.region == len(c.target.Regions) }
 
-// part is the first one of which something is not asked for: part k is region
+// part returns the first part of which some bytes were not returned yet: part k is region
 // k/entries of entry k%entries.
 func (c *cursor) part() int {
 	if c.over() {
@@ -88,12 +86,12 @@ func (c *cursor) next(most int64) (from, to, n int64) {
 	return from, to, n
 }
 
-// fillBatch fills the work of one batch, and returns how many entries it has. What lies
-// together in the source is one READ, wherever its pieces go. The last READ tells
-// when all have ended.
+// fillBatch fills the work requests of one batch, and returns their number. What is
+// contiguous at the source is one READ, wherever its pieces go. The last READ is
+// signaled: its completion means that all have ended.
 func (p *puller) fillBatch(c pieceSource) (n int) {
-	first, pieces := 0, 0             // of the last READ: its entry, and how many it has
-	end, length := int64(0), int64(0) // where it ends in the source, and its bytes
+	first, pieces := 0, 0             // of the last READ: its index and its pieces
+	end, length := int64(0), int64(0) // where it ends at the source, and its bytes
 	longest := min(int64(readBytes), int64(p.state.port.Message))
 	for bytes := int64(0); n < len(p.work) && bytes < batchBytes; n++ {
 		most := longest
@@ -124,7 +122,7 @@ func (p *puller) fillBatch(c pieceSource) (n int) {
 	return n
 }
 
-// newCursor is a cursor at the beginning of a plan. It is good until the next one.
+// newCursor returns a cursor at the beginning of a plan. It is valid until the next call.
 func (p *puller) newCursor(plan transport.Plan) *cursor {
 	p.runs = findRuns(p.runs[:0], plan)
 	p.cursor = cursor{source: p.remote, target: p.memory.Layout, plan: p.runs, entries: len(plan.Src)}
@@ -165,8 +163,8 @@ func (p *puller) readBlocks(ctx context.Context, plan transport.Plan) (err error
 	return p.endReason(ctx)
 }
 
-// readDirect asks for a plan in batches, some of them at a time, and verifies each while
-// the next ones are on their way.
+// readDirect reads a plan in batches, several of them in flight, and verifies each while
+// the next ones arrive.
 func (p *puller) readDirect(ctx context.Context, plan transport.Plan) error {
 	c := p.newCursor(plan)
 	verified := 0 // parts
@@ -196,7 +194,7 @@ func (p *puller) readDirect(ctx context.Context, plan transport.Plan) error {
 	}
 }
 
-// postBatch asks for the next batch.
+// postBatch posts the next batch.
 func (p *puller) postBatch(ctx context.Context, c pieceSource) error {
 	if err := p.endReason(ctx); err != nil {
 		return err
@@ -209,7 +207,7 @@ func (p *puller) postBatch(ctx context.Context, c pieceSource) error {
 	return nil
 }
 
-// waitBatches waits for batches to end.
+// waitBatches waits for batches to complete.
 func (p *puller) waitBatches(ctx context.Context) error {
 	n, err := p.waitCompletions(ctx)
 	if err != nil {
@@ -218,14 +216,14 @@ func (p *puller) waitBatches(ctx context.Context) error {
 	return p.countBatches(ctx, n)
 }
 
-// countBatches counts n batches that have ended.
+// countBatches counts n completed batches.
 func (p *puller) countBatches(ctx context.Context, n int) error {
 	for _, w := range p.done[:n] {
 		if err := p.queue.CompletionErr(w); err != nil {
 			return p.causeOf(ctx, err)
 		}
 		if w.ID != p.ended {
-			return errors.New("a batch has ended before the one in front of it")
+			return errors.New("the batches completed out of order")
 		}
 		p.ended++
 	}
@@ -242,8 +240,8 @@ func (p *puller) waitCompletions(ctx context.Context) (int, error) {
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			return 0, err
 		}
-		// It was that of an earlier pull, unless there is a reason to end: who has one
-		// says it before he sets the deadline.
+		// The deadline was that of an earlier pull, unless endReason has a reason: a
+		// reason is always set before the deadline.
 		p.queue.SetDeadline(p.deadline)
 		if err := p.endReason(ctx); err != nil {
 			return 0, err
@@ -251,7 +249,7 @@ func (p *puller) waitCompletions(ctx context.Context) (int, error) {
 	}
 }
 
-// endReason says why a pull must end.
+// endReason returns why a pull must end, or nil.
 func (p *puller) endReason(ctx context.Context) error {
 	if err := p.Err(ctx); err != nil {
 		return err
@@ -265,8 +263,8 @@ func (p *puller) endReason(ctx context.Context) error {
 	return nil
 }
 
-// causeOf is what an error comes from: a connection that was ended on purpose fails all
-// that is under way.
+// causeOf returns the reason behind an error: a connection that was ended on purpose
+// fails everything in flight.
 func (p *puller) causeOf(ctx context.Context, err error) error {
 	if because := p.endReason(ctx); because != nil {
 		return because

@@ -22,19 +22,19 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/handshake"
 )
 
-// Path is what the paths of the transport's gRPC requests begin with.
+// Path is the prefix of the paths of the transport's gRPC requests.
 const Path = "/cascade.migrator.v1.Verbs/"
 
-// attachMethod is the one method.
+// attachMethod is the only method.
 const attachMethod = Path + "Attach"
 
-// maxAttach and maxAnswer bound the messages in bytes.
+// maxAttach and maxAnswer bound messages in bytes.
 const (
 	maxAttach = handshake.MaxHello + endpointSize + 64
 	maxAnswer = handshake.MaxWelcome + endpointSize + remoteMemorySize + 64
 )
 
-// service describes the method: a stream of bytes both ways.
+// service describes the method: a stream of bytes in both directions.
 var service = grpc.ServiceDesc{
 	ServiceName: "cascade.migrator.v1.Verbs",
 	HandlerType: (*receiverServer)(nil),
@@ -46,8 +46,8 @@ var service = grpc.ServiceDesc{
 
 type receiverServer interface{ serveReceiver(grpc.ServerStream) error }
 
-// serveReceiver serves one receiver. A handler of gRPC cannot stop its own Recv, so the
-// stream is read by a goroutine that ends soon after.
+// serveReceiver serves one receiver. A gRPC handler cannot interrupt its own Recv, so a
+// goroutine reads the stream and ends soon after.
 func (t *Transport) serveReceiver(stream grpc.ServerStream) error {
 	t.mu.Lock()
 	switch {
@@ -56,7 +56,7 @@ func (t *Transport) serveReceiver(stream grpc.ServerStream) error {
 		return status.Error(codes.Unavailable, "the source does not run")
 	case t.sessions >= pull.MaxSessions:
 		t.mu.Unlock()
-		return status.Errorf(codes.ResourceExhausted, "%d receivers are at work already", pull.MaxSessions)
+		return status.Errorf(codes.ResourceExhausted, "%d pulls are open already", pull.MaxSessions)
 	}
 	t.sessions++
 	t.wg.Add(1)
@@ -90,20 +90,20 @@ func (t *Transport) serveReceiver(stream grpc.ServerStream) error {
 	case hello := <-said:
 		err := t.session(run, stream, hello, said, gone)
 		if err != nil {
-			t.config.Logger.Debug("verbs transport: session", "err", err)
+			t.config.Logger.Debug("session ended", "err", err)
 		}
 		return err
 	case <-late.C:
-		return status.Errorf(codes.DeadlineExceeded, "no ticket within %v", pull.HelloTimeout)
+		return status.Errorf(codes.DeadlineExceeded, "received no ticket within %v", pull.HelloTimeout)
 	case <-gone:
-		return status.Error(codes.Canceled, "the receiver left without a word")
+		return status.Error(codes.Canceled, "the receiver disconnected before it sent a ticket")
 	case <-run.Done():
 		return status.Error(codes.Unavailable, "the source is stopping")
 	}
 }
 
-// session serves the receiver of a hello until it, or its lease, ends; asks are what it
-// says after that.
+// session serves a receiver after its hello, until it or its lease ends. asks are its
+// further messages.
 func (t *Transport) session(run context.Context, stream grpc.ServerStream, message []byte, asks <-chan []byte, gone <-chan struct{}) (err error) {
 	r := bytes.NewReader(message)
 	hello, err := handshake.ReadHello(r)
@@ -122,15 +122,15 @@ func (t *Transport) session(run context.Context, stream grpc.ServerStream, messa
 	s := &session{t: t, lease: lease}
 	if err := s.connectPair(theirs); err != nil {
 		err = errors.Join(err, s.release())
-		t.config.Logger.Warn("verbs transport: a receiver cannot be served", "receiver", string(hello.Receiver), "err", err)
+		t.config.Logger.Warn("serving a receiver failed", "receiver", string(hello.Receiver), "err", err)
 		return status.Error(codes.FailedPrecondition, err.Error())
 	}
-	// Inside the lease from here until the NIC serves the pair no more: that is what
-	// makes Revoke a fence.
+	// Inside the lease from here until the NIC serves the pair no more: that makes Revoke
+	// a fence.
 	if !lease.Enter(time.Now()) {
 		return errors.Join(status.Error(codes.PermissionDenied, "the grant is over"), s.release())
 	}
-	// What is said may wait for a receiver that does not read, and Revoke must not.
+	// Sends may block on a receiver that does not read, and Revoke must not.
 	sent, say := make(chan error, 1), make(chan []byte, maxBuffers+1)
 	say <- s.answer
 	defer close(say)
@@ -157,7 +157,7 @@ func (t *Transport) session(run context.Context, stream grpc.ServerStream, messa
 			select {
 			case say <- done:
 			default:
-				err, waits = status.Error(codes.ResourceExhausted, "the receiver does not read what it asks for"), false
+				err, waits = status.Error(codes.ResourceExhausted, "the receiver does not read the answers to its asks"), false
 			}
 		case <-lease.Done():
 			err, waits = status.Error(codes.PermissionDenied, "the grant is over"), false
@@ -172,12 +172,12 @@ func (t *Transport) session(run context.Context, stream grpc.ServerStream, messa
 	fenced := s.fence()
 	lease.Leave()
 	if fenced = errors.Join(fenced, s.release()); fenced != nil {
-		t.config.Logger.Error("verbs transport: a connection cannot be ended", "err", fenced)
+		t.config.Logger.Error("ending a connection failed", "err", fenced)
 	}
 	return err
 }
 
-// redeem trades a hello for its lease.
+// redeem checks the ticket of a hello and returns its lease.
 func (t *Transport) redeem(ctx context.Context, hello handshake.Hello) (*ticket.Lease, error) {
 	if err := t.receivers.Check(peerCertificate(ctx), hello.Receiver); err != nil {
 		return nil, err
@@ -189,7 +189,7 @@ func (t *Transport) redeem(ctx context.Context, hello handshake.Hello) (*ticket.
 	return lease, nil
 }
 
-// peerCertificate is the certificate with which a stream came, nil for none.
+// peerCertificate returns the certificate of a stream's peer, nil for none.
 func peerCertificate(ctx context.Context) *x509.Certificate {
 	p, ok := grpcpeer.FromContext(ctx)
 	if !ok {
@@ -215,7 +215,8 @@ type session struct {
 	packed int64    // bytes of all asks
 }
 
-// connectPair makes a pair that answers a receiver's end, and the answer that tells it.
+// connectPair makes a pair that answers the receiver's endpoint, and the answer that
+// describes it.
 func (s *session) connectPair(theirs endpoint) (err error) {
 	if s.nic, err = s.t.acquireNIC(); err != nil {
 		return err
@@ -260,33 +261,33 @@ func (s *session) connectPair(theirs endpoint) (err error) {
 	return nil
 }
 
-// packBlocks obeys an ask, and returns what it is answered with.
+// packBlocks packs the blocks of an ask, and returns the answer.
 func (s *session) packBlocks(ask []byte) ([]byte, error) {
 	if s.region.bufferBytes == 0 {
-		return nil, status.Error(codes.InvalidArgument, "the pool can be read: nothing is packed")
+		return nil, status.Error(codes.InvalidArgument, "the receiver asked for packed blocks of a pool that it can read")
 	}
 	m := s.lease.Memory
-	slot, blocks, err := parseAsk(s.blocks[:0], ask, m.Blocks)
+	buffer, blocks, err := parseAsk(s.blocks[:0], ask, m.Blocks)
 	s.blocks = blocks
 	size := int64(len(blocks)) * m.BlockBytes()
-	if err == nil && (slot >= bounceBuffers || size > s.region.bufferBytes) {
-		err = fmt.Errorf("ask: %d blocks into slot %d; there are %d of %d bytes", len(blocks), slot, bounceBuffers, s.region.bufferBytes)
+	if err == nil && (buffer >= bounceBuffers || size > s.region.bufferBytes) {
+		err = fmt.Errorf("ask: %d blocks do not fit into buffer %d: there are %d buffers of %d bytes", len(blocks), buffer, bounceBuffers, s.region.bufferBytes)
 	}
 	if err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
 	if s.packed += size; s.packed > maxPoolReads*m.Size() {
-		return nil, status.Errorf(codes.ResourceExhausted, "the receiver asks for its blocks again and again: %d bytes of a pool of %d", s.packed, m.Size())
+		return nil, status.Errorf(codes.ResourceExhausted, "the receiver asked for too many blocks: %d bytes of a pool of %d", s.packed, m.Size())
 	}
-	if err := m.Device.Gather(s.region.memory.Bytes[int64(slot)*s.region.bufferBytes:][:size], m.Layout, blocks); err != nil {
+	if err := m.Device.Gather(s.region.memory.Bytes[int64(buffer)*s.region.bufferBytes:][:size], m.Layout, blocks); err != nil {
 		s.nic.retireRegion(s.region)
 		return nil, status.Error(codes.Unavailable, err.Error())
 	}
-	return binary.LittleEndian.AppendUint32(nil, slot), nil
+	return binary.LittleEndian.AppendUint32(nil, buffer), nil
 }
 
-// fence ends the connection: after it the NIC answers the receiver no more. A pair
-// that can neither fail nor be destroyed loses the memory that it reads.
+// fence ends the connection: after it the NIC answers the receiver no more. If the pair
+// can neither be moved to the error state nor be destroyed, fence deregisters the memory.
 func (s *session) fence() error {
 	failed, closed := s.pair.MoveToError(), s.pair.Close()
 	if failed != nil && closed != nil {
@@ -295,7 +296,7 @@ func (s *session) fence() error {
 	return errors.Join(failed, closed)
 }
 
-// release gives back what the session has.
+// release gives back what the session has acquired.
 func (s *session) release() error {
 	var err error
 	if s.pair != nil {

@@ -9,17 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 )
 
-// The messages of the stream are bytes: the hello of package handshake and an end, and
-// then its welcome, an end and a key; or its refusal. Where the key has slots, any
-// number of asks follow, and what each is answered with. Integers are little-endian.
-//
-//	end   GID [16], pair u32, packet number u32, LID u16, MTU u8, reads u8, link
-//	      layer u8 (1 InfiniBand, 2 Ethernet), RoCE version u8 (0 not known), 0 [2]
-//	key   address u64, remote key u32, slots u32, time left of the grant in ns u64,
-//	      bytes of a slot u64. Without slots the address is that of the pool's first
-//	      byte; with slots that of the first of them
-//	ask   slot u32, blocks to be packed into it [n] u32
-//	done  slot u32, which has them now
+// of the grant
 const (
 	endpointSize     = 32
 	remoteMemorySize = 32
@@ -33,7 +23,7 @@ const (
 	linkEthernet   = 2
 )
 
-// endpoint is one end of a connection, as it is told to the other.
+// endpoint is one end of a connection, as the other end needs to know it.
 type endpoint struct {
 	gid        [16]byte
 	pair, psn  uint32
@@ -42,10 +32,10 @@ type endpoint struct {
 	link       uint8
 	version    uint8 // of RoCE
 
-	index uint8 // of the GID in its port's table; that is nobody else's business
+	index uint8 // of the GID in its port's table; not sent
 }
 
-// setGID makes an end be reached by an address.
+// setGID sets the address of the endpoint.
 func (e *endpoint) setGID(g verbs.GID) {
 	e.gid, e.index = g.Address, g.Index
 	switch {
@@ -65,7 +55,7 @@ func (e endpoint) append(dst []byte) []byte {
 	return append(dst, e.mtu, e.reads, e.link, e.version, 0, 0)
 }
 
-// parseEndpoint decodes an end, whose fields are in range then.
+// parseEndpoint decodes an endpoint and checks that its fields are in range.
 func parseEndpoint(b []byte) (endpoint, error) {
 	if len(b) != endpointSize {
 		return endpoint{}, fmt.Errorf("end: %d bytes, want %d", len(b), endpointSize)
@@ -81,13 +71,13 @@ func parseEndpoint(b []byte) (endpoint, error) {
 	return e, nil
 }
 
-// remoteMemory is how a pool is reached: by itself, or by slots that blocks are packed into.
+// remoteMemory is the source's memory that the receiver reads: a pool, or bounce buffers.
 type remoteMemory struct {
 	base        uint64
 	key         uint32
-	buffers     uint32        // 0: it is the pool's
+	buffers     uint32        // 0 means the pool
 	left        time.Duration // of the grant
-	bufferBytes uint64        // bytes of a slot
+	bufferBytes uint64        // bytes of a buffer
 }
 
 func (k remoteMemory) append(dst []byte) []byte {
@@ -98,7 +88,8 @@ func (k remoteMemory) append(dst []byte) []byte {
 	return binary.LittleEndian.AppendUint64(dst, k.bufferBytes)
 }
 
-// parseRemoteMemory decodes a key to a pool of so many bytes in blocks of so many.
+// parseRemoteMemory decodes the remote memory of a pool of so many bytes with blocks of
+// so many.
 func parseRemoteMemory(b []byte, size, block int64) (remoteMemory, error) {
 	if len(b) != remoteMemorySize {
 		return remoteMemory{}, fmt.Errorf("key: %d bytes, want %d", len(b), remoteMemorySize)
@@ -110,31 +101,31 @@ func parseRemoteMemory(b []byte, size, block int64) (remoteMemory, error) {
 	reach := uint64(size)
 	if k.buffers > 0 {
 		if k.buffers < 2 || k.buffers > maxBuffers || k.bufferBytes > maxBufferBytes || k.bufferBytes < uint64(block) {
-			return remoteMemory{}, fmt.Errorf("key: %d slots of %d bytes, for blocks of %d", k.buffers, k.bufferBytes, block)
+			return remoteMemory{}, fmt.Errorf("key: %d buffers of %d bytes, for blocks of %d", k.buffers, k.bufferBytes, block)
 		}
 		reach = uint64(k.buffers) * k.bufferBytes
 	}
 	if k.left < 0 || k.buffers == 0 && k.bufferBytes != 0 || k.base > math.MaxUint64-reach {
-		return remoteMemory{}, fmt.Errorf("key: a grant of %v, slots of %d bytes, %d bytes from %#x", k.left, k.bufferBytes, reach, k.base)
+		return remoteMemory{}, fmt.Errorf("key: a grant of %v, buffers of %d bytes, %d bytes from %#x", k.left, k.bufferBytes, reach, k.base)
 	}
 	return k, nil
 }
 
 // appendAsk appends an ask.
-func appendAsk(dst []byte, slot uint32, blocks []uint32) []byte {
-	dst = binary.LittleEndian.AppendUint32(dst, slot)
+func appendAsk(dst []byte, buffer uint32, blocks []uint32) []byte {
+	dst = binary.LittleEndian.AppendUint32(dst, buffer)
 	for _, b := range blocks {
 		dst = binary.LittleEndian.AppendUint32(dst, b)
 	}
 	return dst
 }
 
-// parseAsk decodes an ask of a pool of so many blocks. The blocks are appended to dst.
-func parseAsk(dst []uint32, b []byte, pool int) (slot uint32, blocks []uint32, err error) {
+// parseAsk decodes an ask for blocks of a pool of so many, and appends the blocks to dst.
+func parseAsk(dst []uint32, b []byte, pool int) (buffer uint32, blocks []uint32, err error) {
 	if len(b) < 8 || len(b)%4 != 0 || len(b) > maxAskBytes {
-		return 0, dst, fmt.Errorf("ask: %d bytes, want a slot and up to %d blocks of 4", len(b), maxAsked)
+		return 0, dst, fmt.Errorf("ask: %d bytes, want a buffer and up to %d blocks of 4", len(b), maxAsked)
 	}
-	slot = binary.LittleEndian.Uint32(b)
+	buffer = binary.LittleEndian.Uint32(b)
 	for b = b[4:]; len(b) > 0; b = b[4:] {
 		block := binary.LittleEndian.Uint32(b)
 		if int64(block) >= int64(pool) {
@@ -142,16 +133,16 @@ func parseAsk(dst []uint32, b []byte, pool int) (slot uint32, blocks []uint32, e
 		}
 		dst = append(dst, block)
 	}
-	return slot, dst, nil
+	return buffer, dst, nil
 }
 
-// pathTo is the way from one end to another.
+// pathTo returns the path from one endpoint to another.
 func (e endpoint) pathTo(n *nic, at portState, to endpoint) (*verbs.Path, error) {
 	if e.link != to.link {
-		return nil, fmt.Errorf("this side's port speaks %s, the peer's %s: they are on different fabrics", linkName(e.link), linkName(to.link))
+		return nil, fmt.Errorf("the local port is %s, the peer's is %s: they are on different fabrics", linkName(e.link), linkName(to.link))
 	}
 	if e.version != to.version && e.version != 0 && to.version != 0 {
-		return nil, fmt.Errorf("this side speaks RoCE v%d, the peer v%d: name an address of both (gid)", e.version, to.version)
+		return nil, fmt.Errorf("the local port uses RoCE v%d, the peer v%d: set gid to an address of one version on both", e.version, to.version)
 	}
 	p := &verbs.Path{
 		GID: to.gid, Pair: to.pair, PeerPSN: to.psn, LocalPSN: e.psn, LID: to.lid, GIDIndex: e.index, Port: at.port.Number,

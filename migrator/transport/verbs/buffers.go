@@ -9,33 +9,32 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// What a NIC reaches in the stead of a pool that it does not: slots of host memory, two
-// at work and the others ahead.
+// The bounce buffers that a NIC reaches instead of a pool: two are in use, the others are
+// packed ahead.
 const (
 	bounceBuffers = 4
 	bounceBytes   = 4 << 20
-	maxBlock      = 64 << 20 // a slot has one block at least
-	maxStaged     = 1 << 30  // bytes of all slots
-	maxIdle       = 64 << 20 // of those that wait for moves
+	maxBlock      = 64 << 20 // a buffer has room for one block at least
+	maxStaged     = 1 << 30  // bytes of all buffers
+	maxIdle       = 64 << 20 // bytes of unused buffers that are kept
 )
 
-// blocksPerBuffer is how many blocks of a layout a slot has.
+// blocksPerBuffer returns how many blocks of a layout a buffer has room for.
 func blocksPerBuffer(l transport.Layout) int64 {
 	return max(1, min(bounceBytes/l.BlockBytes(), maxAsked))
 }
 
-// Pinner is a transport.Device that reads and writes memory of the host by itself when
-// it is told of it.
+// Pinner is a transport.Device that can read and write registered host memory directly.
 type Pinner interface {
-	// Pin tells it of a mapping, which stays one until unpin has succeeded.
+	// Pin registers a mapping, which must stay mapped until unpin has succeeded.
 	Pin(b []byte) (unpin func() error, err error)
 }
 
-// errTooFar is why a pool that a NIC may reach goes by slots all the same.
-var errTooFar = errors.New("the NIC lies too far from the GPU")
+// errTooFar is why a pool that a NIC can reach goes through bounce buffers.
+var errTooFar = errors.New("the NIC is too far from the GPU")
 
-// acquireRegion registers a pool; or, where it is a device's that the NIC does not reach, slots
-// that its blocks go by. It is left by leave.
+// acquireRegion registers a pool, or, if it is on a device that the NIC cannot reach,
+// bounce buffers for its blocks. The region is given back by releaseRegion.
 func (n *nic) acquireRegion(m *transport.Memory) (r *region, err error) {
 	n.mu.Lock()
 	far := n.unreachable == m
@@ -52,7 +51,7 @@ func (n *nic) acquireRegion(m *transport.Memory) (r *region, err error) {
 	return r, nil
 }
 
-// acquireBuffers finds slots for a pool that nobody uses, or makes some.
+// acquireBuffers returns unused bounce buffers for a pool, or makes some.
 func (n *nic) acquireBuffers(pool *transport.Memory) (*region, error) {
 	n.mu.Lock()
 	total := int64(0)
@@ -69,52 +68,53 @@ func (n *nic) acquireBuffers(pool *transport.Memory) (*region, error) {
 	n.mu.Unlock()
 	block := pool.BlockBytes()
 	if block > maxBlock {
-		return nil, fmt.Errorf("blocks of %d bytes do not go by way of the host: %d at most", block, maxBlock)
+		return nil, fmt.Errorf("blocks of %d bytes are too large for bounce buffers: at most %d", block, maxBlock)
 	}
-	slot := blocksPerBuffer(pool.Layout) * block
-	if total+bounceBuffers*slot > maxStaged {
-		return nil, fmt.Errorf("%d bytes of host memory are blocks' on their way already", total)
+	buffer := blocksPerBuffer(pool.Layout) * block
+	if total+bounceBuffers*buffer > maxStaged {
+		return nil, fmt.Errorf("%d bytes of bounce buffers are in use already", total)
 	}
-	b, err := unix.Mmap(-1, 0, int(bounceBuffers*slot), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+	b, err := unix.Mmap(-1, 0, int(bounceBuffers*buffer), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
 	if err != nil {
-		return nil, fmt.Errorf("host memory for blocks: %w", err)
+		return nil, fmt.Errorf("map bounce buffers: %w", err)
 	}
 	unpin := func() error { return nil }
 	if d, ok := pool.Device.(Pinner); ok {
 		if f, err := d.Pin(b); err != nil {
-			n.config.Logger.Warn("verbs transport: a processor copies what goes by way of the host", "err", err)
+			n.config.Logger.Warn("a processor copies blocks between GPU and bounce buffers: pinning failed", "err", err)
 		} else {
 			unpin = f
 		}
 	}
 	m := &transport.Memory{Bytes: b, Unmap: func() {
 		if err := unpin(); err != nil { // then it stays mapped
-			n.config.Logger.Warn("verbs transport: slots", "err", err)
+			n.config.Logger.Warn("unpinning bounce buffers failed; they stay mapped", "err", err)
 			return
 		}
-		_ = unix.Munmap(b) // which cannot fail for what was mapped
+		_ = unix.Munmap(b) // cannot fail for a mapping
 	}}
 	r, err := newRegion(n.device, m)
-	m.Close() // and the registration holds it
+	m.Close() // the registration holds it
 	if err != nil {
 		return nil, err
 	}
-	r.pool, r.bufferBytes = pool, slot
+	r.pool, r.bufferBytes = pool, buffer
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.regions = append(n.regions, r)
 	return r, nil
 }
 
-// retireRegion has slots that something may still write to serve nobody else.
+// retireRegion makes sure that bounce buffers which something may still write are not
+// reused.
 func (n *nic) retireRegion(r *region) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	r.retired = true
 }
 
-// probeRegion says why blocks of a pool cannot be carried. It remembers whether the NIC
-// reaches the pool: fresh says why not when that was not known.
+// probeRegion returns why blocks of a pool cannot be carried. It remembers whether the
+// NIC reaches the pool; fresh is why it does not, if that is news.
 func (n *nic) probeRegion(m *transport.Memory, p transport.Pool) (fresh, err error) {
 	r, why := (*region)(nil), errTooFar
 	if m.Device == nil || !n.config.Bounce() {
