@@ -19,41 +19,41 @@ import (
 	"github.com/cascadeinfer/cascade/policies/links"
 )
 
-// The bounds.
+// Timeouts and limits.
 const (
 	engineTimeout    = 3 * time.Second        // for one call to the engine
-	engineRetryDelay = 100 * time.Millisecond // before the engine is asked to thaw or drop once more
+	engineRetryDelay = 100 * time.Millisecond // before a failed thaw, drop or release is tried again
 	releaseTimeout   = 30 * time.Second       // for an engine to thaw, drop or release; then its session ends
-	adoptTimeout     = time.Second            // for the machine to be asked
-	grantLifetime    = 2 * time.Minute        // of a ticket: longer than a move may take
-	probeInterval    = 100 * time.Millisecond // between two looks at which probes are due
+	adoptTimeout     = time.Second            // for the state machine to answer Adopt
+	grantLifetime    = 2 * time.Minute        // of a ticket: longer than a migration may take
+	probeInterval    = 100 * time.Millisecond // between two checks for due probes
 	probeTimeout     = 2 * time.Second
-	maxFinished      = 256     // moves that are over
-	maxInbox         = 1 << 14 // messages that wait; more are lost
-	minSlack         = 256     // tokens that a request may grow by while it moves, at least
-	slackShare       = 8       // and this share of its length
+	maxFinished      = 256     // finished migrations that are kept
+	maxInbox         = 1 << 14 // waiting events; further messages of peers are dropped
+	minSlack         = 256     // minimum number of tokens by which a request may grow while it migrates
+	slackShare       = 8       // divisor of the request's length that may be added to it
 
 	defaultEnvelope = 8 << 20
-	envelopeRoom    = 4 << 10 // bytes of a message beside its table
-	maxVarintBytes  = 5       // of an id, a block or a sum, at most
+	envelopeRoom    = 4 << 10 // bytes of a message without its table
+	maxVarintBytes  = 5       // maximum size of an encoded id, block number or checksum
 )
 
-// Streams hands over what belongs to the own front's clients.
+// Streams switches the streams of this replica's front end to other replicas.
 type Streams interface {
-	// Migrate hands a stream over; see frontend.Server.
+	// Migrate continues a stream at another replica; see frontend.Server.
 	Migrate(ctx context.Context, m frontend.Migration) (frontend.MigrationResult, error)
-	// Holder tells where a stream runs, false when it is over.
+	// Holder returns where a stream runs, or false if it has ended.
 	Holder(id string) (frontend.Holder, bool)
 }
 
-// LocalLegs are the requests that run on the own engine.
+// LocalLegs are the requests that run on this replica's engine.
 type LocalLegs interface {
 	LocalLegs() []frontend.LocalLeg
-	// AdvanceEpoch says in which epoch a request goes on that has stayed here.
+	// AdvanceEpoch sets the epoch of a request that stayed here.
 	AdvanceEpoch(id string, epoch policies.Epoch)
 }
 
-// FrontEnd is the replica's own front: migrator/frontend.
+// FrontEnd is the replica's own front end, a frontend.Server.
 type FrontEnd interface {
 	Streams
 	LocalLegs
@@ -61,64 +61,64 @@ type FrontEnd interface {
 
 var _ FrontEnd = (*frontend.Server)(nil)
 
-// Network carries messages: migrator/peer.
+// Network sends messages to peers; migrator/peer implements it.
 type Network interface {
-	// Send never blocks and promises nothing.
+	// Send never blocks and does not guarantee delivery.
 	Send(to policies.ReplicaID, e *api.Envelope)
 }
 
-// Config is what a Mover needs.
+// Config configures an Executor.
 type Config struct {
-	// Self is the own replica. Required.
+	// Self is this replica. Required.
 	Self policies.ReplicaID
-	// Engine serves the own engine's block table; nil means that it has none and
-	// that all moves are by Reprompt.
+	// Engine serves the block table of this replica's engine; nil if it has none, and
+	// all migrations are by Reprompt.
 	Engine Engine
-	// FrontEnd is the own front. Required.
+	// FrontEnd is this replica's front end. Required.
 	FrontEnd FrontEnd
 	// Network reaches the other replicas. Required.
 	Network Network
-	// Transports carry blocks, best first. They are probed here and run by the
-	// caller. Their names differ.
+	// Transports carry blocks, best first, with distinct names. The Executor probes them;
+	// the caller runs them.
 	Transports []transport.Transport
-	// Address tells where a replica's peer listener is, "" for unknown. Required.
+	// Address returns the address of a replica's peer listener, "" if unknown. Required.
 	Address func(policies.ReplicaID) string
-	// Host tells on which machine a replica runs; nil means all on one.
+	// Host returns the host on which a replica runs; nil if all run on one host.
 	Host func(policies.ReplicaID) string
-	// Ways tells what lies between a replica and this one, from there to here, best
-	// first (links.Paths), nil where that is not known. It must not block. nil: nothing
-	// is known, and transports are tried in their order.
+	// Paths returns the paths over which this replica can pull from a peer, best first
+	// (links.Paths), or nil if they are unknown. It must not block. nil: no paths are
+	// known, and transports are tried in their order.
 	Ways func(policies.ReplicaID) []links.Path
-	// MaxEnvelope is how many bytes Network carries at once: what a request's blocks
-	// take more to name is told in parts. 0 means 8 MiB, as migrator/peer has it.
+	// MaxEnvelope is the maximum number of bytes of one message. A larger table is sent
+	// in parts. 0 means 8 MiB, as in migrator/peer.
 	MaxEnvelope int
-	// LinkRate is the rate in bytes per second that incoming KV is paced to, true
-	// bytes of all moves together; 0 means as fast as it comes.
+	// LinkRate is the rate, in bytes per second of the real engine's KV, to which all
+	// incoming migrations together are paced; 0 means no pacing.
 	LinkRate int64
-	// Notify takes what the market is to know: Reserved, Refused, Moved, Failed. It
-	// is called on the mover's goroutine and must not block. Required.
+	// Notify receives the market's events: Reserved, ReservationRefused, TransferDone
+	// and TransferFailed. It is called on Run's goroutine and must not block. Required.
 	Notify func(bidask.Event)
-	// OnEnd takes each move that is over, for metrics; nil for nobody. It is
-	// called on the mover's goroutine and must not block.
+	// OnEnd receives each finished migration, for metrics; it may be nil. It is called
+	// on Run's goroutine and must not block.
 	OnEnd func(Migration)
-	// Transfer sets the machine up; its Self is filled in.
+	// Transfer configures the state machine; Self is filled in.
 	Transfer transfer.Config
-	// Tracer makes the spans of moves; nil makes none.
+	// Tracer creates the spans of migrations; nil creates none.
 	Tracer trace.Tracer
-	// Logger takes what an operator should know; nil discards.
+	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
 }
 
 func (c Config) validate() (Config, error) {
 	switch {
 	case c.Self == "":
-		return c, errors.New("mover: Self must name the own replica")
+		return c, errors.New("migration executor: Self must name this replica")
 	case c.FrontEnd == nil || c.Network == nil || c.Notify == nil || c.Address == nil:
-		return c, fmt.Errorf("mover of %s: Front, Network, Address and Tell are required", c.Self)
+		return c, fmt.Errorf("migration executor of %s: FrontEnd, Network, Address and Notify are required", c.Self)
 	case c.MaxEnvelope < 0 || c.MaxEnvelope > 0 && c.MaxEnvelope < 2*envelopeRoom:
-		return c, fmt.Errorf("mover of %s: Envelope %d is too small: want %d bytes at least", c.Self, c.MaxEnvelope, 2*envelopeRoom)
+		return c, fmt.Errorf("migration executor of %s: MaxEnvelope %d is too small: at least %d bytes are required", c.Self, c.MaxEnvelope, 2*envelopeRoom)
 	case c.LinkRate < 0:
-		return c, fmt.Errorf("mover of %s: Link %d must not be negative", c.Self, c.LinkRate)
+		return c, fmt.Errorf("migration executor of %s: LinkRate %d must not be negative", c.Self, c.LinkRate)
 	}
 	if c.MaxEnvelope == 0 {
 		c.MaxEnvelope = defaultEnvelope

@@ -1,21 +1,21 @@
-// Package executor carries out the moves of one replica: it drives the state
-// machine of migrator/transfer with a real engine, real transports, the front
-// and the network, and tells the market how each move ended.
+// Package executor executes the migrations of one replica. It drives the state machine
+// of migrator/transfer with a real engine, real transports, the replica's front end and
+// the peer network, and reports the result of each migration to the market.
 //
-// It decides nothing: what moves where is the market's, how a move goes on is
-// the machine's, and who owns a request is the front's.
+// It makes no decisions: the market decides what migrates where, the state machine how
+// a migration proceeds, and the front end which replica holds a request.
 //
 // # Invariants
 //
-//  1. The machine belongs to one goroutine. What takes time is done by others,
-//     for one move and role in order, one at a time, all joined by Run.
-//  2. Nothing that is done between a request's freeze and the front's answer
-//     grows with the request's length: ids, sums and hash travel with the rounds.
-//  3. The engine is told of blocks (Filled) only after a transport has verified
-//     them, and of the last ones only if the ids have the manifest's hash.
-//  4. Pulls of all moves together take at least as long as the link would for
-//     the true bytes.
-//  5. What was frozen is thawed or dropped, and what was reserved released,
-//     whatever else fails; if the engine cannot be reached, or refuses for too
-//     long, its session ends and does both.
+//  1. One goroutine owns the state machine. Blocking work runs on other goroutines: for
+//     one migration and role in order, one job at a time; Run waits for all of them.
+//  2. The work between a request's freeze and the front end's answer does not grow with
+//     the request's length: ids, checksums and hash are sent with the rounds.
+//  3. MarkFilled is called only for blocks that a transport has verified, and for the
+//     last ones only if the ids have the manifest's hash.
+//  4. The pulls of all migrations together take at least as long as the configured link
+//     would need for the real engine's bytes.
+//  5. A frozen request is thawed or dropped and a reservation released, whatever else
+//     fails. If the engine cannot be reached, or refuses for too long, its session ends,
+//     which does both.
 package executor

@@ -18,36 +18,35 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// Executor carries out one replica's moves. Its methods are safe for concurrent
-// use.
+// Executor executes one replica's migrations. Its methods are safe for concurrent use.
 type Executor struct {
 	cfg   Config
 	log   *slog.Logger
 	pacer pacer
 
 	mu      sync.Mutex
-	inbox   []func() // for Run's goroutine, in order
-	closed  bool     // Run has ended
+	inbox   []func() // functions to run on Run's goroutine, in order
+	closed  bool     // Run has returned
 	started bool
-	ready   chan struct{} // has a value when the inbox is not empty
+	ready   chan struct{} // holds a token when the inbox is not empty
 
 	workers sync.WaitGroup
 
 	// Owned by Run's goroutine.
-	ctx         context.Context // of Run, for work
+	ctx         context.Context // Run's context, for jobs
 	start       time.Time
 	machine     *transfer.Machine
 	queues      map[key]*jobQueue
 	exports     map[bidask.Deal]*exportState
 	imports     map[bidask.Deal]*importState
-	closing     map[*importState]bool // released, and not closed yet
-	adoptAnswer chan<- error          // of the Adopting in progress
+	closing     map[*importState]bool // released, but the puller is not closed yet
+	adoptAnswer chan<- error          // of the AdoptRequested in progress
 
 	paths   transportPaths
 	records records
 }
 
-// New returns a mover that does nothing before Run.
+// New returns an executor that does nothing before Run.
 func New(c Config) (*Executor, error) {
 	c, err := c.validate()
 	if err != nil {
@@ -55,22 +54,22 @@ func New(c Config) (*Executor, error) {
 	}
 	machine, err := transfer.New(c.Transfer)
 	if err != nil {
-		return nil, fmt.Errorf("mover of %s: %w", c.Self, err)
+		return nil, fmt.Errorf("migration executor of %s: %w", c.Self, err)
 	}
 	return &Executor{cfg: c, log: c.Logger, pacer: pacer{rate: c.LinkRate}, ready: make(chan struct{}, 1), machine: machine,
 		queues: map[key]*jobQueue{}, exports: map[bidask.Deal]*exportState{}, imports: map[bidask.Deal]*importState{}, closing: map[*importState]bool{}, paths: newTransportPaths(c.Transports), records: newRecords(c)}, nil
 }
 
-// Run carries out moves until ctx ends; it returns nil then. Moves under way are
-// left as they are: what the engine holds for them ends with its session. It may
-// be called once.
+// Run executes migrations until ctx ends and returns nil then. Migrations in progress
+// are left as they are: what the engine holds for them ends with its session. Run may be
+// called once.
 func (m *Executor) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	m.mu.Lock()
 	if m.started {
 		m.mu.Unlock()
 		stop()
-		return errors.New("internal error: a mover runs once")
+		return errors.New("internal error: Executor.Run called twice")
 	}
 	m.started = true
 	m.mu.Unlock()
@@ -114,7 +113,7 @@ func (m *Executor) Run(ctx context.Context) error {
 	}
 }
 
-// post has f run on Run's goroutine, and reports false once Run has ended.
+// post queues f for Run's goroutine. It returns false once Run has ended.
 func (m *Executor) post(f func()) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -133,19 +132,18 @@ func (m *Executor) postLocked(f func()) bool {
 	return true
 }
 
-// now is the machine's time: rounded up, so that a timer finds its deadline due.
+// now returns the machine's time, rounded up so that a timer finds its deadline due.
 func (m *Executor) now() policies.Micros {
 	return policies.Micros((time.Since(m.start) + time.Microsecond - 1) / time.Microsecond)
 }
 
-// clockTime is a machine's time as the clock's.
+// clockTime converts the machine's time to wall-clock time.
 func (m *Executor) clockTime(t policies.Micros) time.Time {
 	return m.start.Add(time.Duration(t) * time.Microsecond)
 }
 
-// Execute carries out what the market wants: Reserve, Release, Export, Import and
-// Abort. Other actions are not a mover's. It never blocks; answers go to
-// Config.Tell.
+// Execute executes an action of the market: Reserve, Release, Export, Import or Abort.
+// It ignores others. It never blocks; results go to Config.Notify.
 func (m *Executor) Execute(a bidask.Action) {
 	m.post(func() {
 		switch a.Kind {
@@ -163,17 +161,17 @@ func (m *Executor) Execute(a bidask.Action) {
 	})
 }
 
-// Receive takes a peer's message. It never blocks; the message is the mover's.
+// Receive handles a peer's message and keeps it. It never blocks.
 func (m *Executor) Receive(from policies.ReplicaID, t *api.Transfer) {
 	msg, err := decode(from, m.cfg.Self, t)
 	if err != nil {
-		m.log.Warn("a peer's message about a move makes no sense", "peer", string(from), "error", err)
+		m.log.Warn("invalid transfer message from peer ignored", "peer", string(from), "error", err)
 		return
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(m.inbox) >= maxInbox {
-		return // lost; it will be said again
+		return // dropped; the peer sends it again
 	}
 	m.postLocked(func() {
 		if msg.Kind == transfer.Accept {
@@ -189,7 +187,7 @@ func (m *Executor) Receive(from policies.ReplicaID, t *api.Transfer) {
 	})
 }
 
-// PeerGone says that a peer left or died.
+// PeerGone reports that a peer left or died.
 func (m *Executor) PeerGone(peer policies.ReplicaID) {
 	m.post(func() {
 		m.paths.forgetPeer(peer)
@@ -197,9 +195,9 @@ func (m *Executor) PeerGone(peer policies.ReplicaID) {
 	})
 }
 
-// Adopt lets the engine take over what a live move has brought, for the front
-// that owns the request: once, and only while the move is ready here. It
-// implements frontend.Adopter.
+// Adopt lets the engine adopt the blocks of a live migration for the front end of its
+// request: once, and only while the migration is ready here. It implements
+// frontend.Adopter.
 func (m *Executor) Adopt(move, request string, front policies.ReplicaID) (json.RawMessage, error) {
 	deal, err := parseDeal(move)
 	if err != nil {
@@ -211,15 +209,15 @@ func (m *Executor) Adopt(move, request string, front policies.ReplicaID) (json.R
 		m.step(transfer.Event{Kind: transfer.AdoptRequested, Deal: deal, Peer: front, Request: transfer.Request{ID: request}})
 		m.adoptAnswer = nil
 	}) {
-		answer <- errors.New("the mover has stopped")
+		answer <- errors.New("the migration executor has stopped")
 	}
 	timer := time.NewTimer(adoptTimeout)
 	defer timer.Stop()
 	select {
 	case err = <-answer:
 	case <-timer.C:
-		// The answer may come yet: then the blocks are the lease's to free.
-		err = errors.New("the mover does not answer")
+		// A later answer may still allow it: then ReadyTimeout frees the blocks.
+		err = errors.New("the migration executor did not answer in time")
 	}
 	if err != nil {
 		return nil, fmt.Errorf("adopt %s for %s: %w", move, front, err)
@@ -229,20 +227,20 @@ func (m *Executor) Adopt(move, request string, front policies.ReplicaID) (json.R
 
 var _ frontend.Adopter = (*Executor)(nil)
 
-// parseDeal reads what Deal.String has written.
+// parseDeal parses the result of Deal.String.
 func parseDeal(s string) (bidask.Deal, error) {
 	at := strings.LastIndexByte(s, '/')
 	if at <= 0 {
-		return bidask.Deal{}, fmt.Errorf("%q names no move: want seller/number", s)
+		return bidask.Deal{}, fmt.Errorf("invalid migration ID %q: want seller/number", s)
 	}
 	n, err := strconv.ParseUint(s[at+1:], 10, 64)
 	if err != nil {
-		return bidask.Deal{}, fmt.Errorf("%q names no move: want seller/number", s)
+		return bidask.Deal{}, fmt.Errorf("invalid migration ID %q: want seller/number", s)
 	}
 	return bidask.Deal{Seller: policies.ReplicaID(s[:at]), Number: n}, nil
 }
 
-// step gives the machine an event and carries out what it asks for.
+// step passes an event to the machine and executes the resulting actions.
 func (m *Executor) step(ev transfer.Event) {
 	ev.Now = m.now()
 	for _, a := range m.machine.Step(ev, nil) {
@@ -250,7 +248,7 @@ func (m *Executor) step(ev transfer.Event) {
 	}
 }
 
-// execute begins one action.
+// execute starts one action.
 func (m *Executor) execute(a transfer.Action) {
 	switch a.Kind {
 	case transfer.Send:
@@ -273,7 +271,7 @@ func (m *Executor) execute(a transfer.Action) {
 		m.records.setState(key{target, a.Deal}, "adopted")
 		m.adoptAnswer <- nil
 	case transfer.DenyAdopt:
-		m.adoptAnswer <- errors.New("there is no such move that is ready for that front")
+		m.adoptAnswer <- errors.New("no migration with this ID is ready for this front end")
 	case transfer.SwitchHolder:
 		m.switchHolder(a)
 	case transfer.LookUpHolder:
@@ -283,7 +281,7 @@ func (m *Executor) execute(a transfer.Action) {
 	}
 }
 
-// send passes a message on.
+// send sends a message to a peer.
 func (m *Executor) send(a transfer.Action) {
 	msg := a.Message
 	if msg.Kind == transfer.Accept && msg.Mode == transfer.Live {
@@ -301,7 +299,7 @@ func (m *Executor) send(a transfer.Action) {
 	m.cfg.Network.Send(msg.To, &api.Envelope{Body: &api.Envelope_Transfer{Transfer: encode(msg)}})
 }
 
-// endMigration ends a move: the market and who watches hear of it.
+// endMigration records the end of a migration and reports it to the market.
 func (m *Executor) endMigration(a transfer.Action) {
 	k, kind := key{target, a.Deal}, bidask.TransferFailed
 	if a.Deal.Seller == m.cfg.Self {
@@ -317,15 +315,15 @@ func (m *Executor) endMigration(a transfer.Action) {
 	m.records.recordStall(k, time.Duration(a.Stall)*time.Microsecond)
 	if ended, ok := m.records.end(k, a); ok {
 		m.cfg.OnEnd(ended)
-		m.log.Info("a move is over", "move", ended.ID, "role", ended.Role, "request", ended.Request, "from", ended.From, "to", ended.To, "way", ended.Mode,
-			"state", ended.State, "rounds", ended.Rounds, "tokens", ended.Tokens, "stall", ended.Stall, "why", ended.Failure)
+		m.log.Info("migration ended", "migration", ended.ID, "role", ended.Role, "request", ended.Request, "from", ended.From, "to", ended.To, "mode", ended.Mode,
+			"state", ended.State, "rounds", ended.Rounds, "tokens", ended.Tokens, "stall", ended.Stall, "failure", ended.Failure)
 	}
 	m.cfg.Notify(bidask.Event{Kind: kind, Deal: a.Deal})
 }
 
-// Migrations returns the moves that this replica takes part in as source or target,
-// then the last ones that are over, each in order of its beginning or end.
+// Migrations returns the migrations of which this replica is source or target, then the
+// latest finished ones, each in order of start or end.
 func (m *Executor) Migrations() []Migration { return m.records.list() }
 
-// Stats returns what the replica's moves came to so far.
+// Stats returns the counters of this replica's migrations.
 func (m *Executor) Stats() Stats { return m.records.snapshot() }

@@ -390,13 +390,13 @@ func TestSpans(t *testing.T) {
 	})
 	parents, children := map[string]string{}, []string{}
 	for _, s := range spans.Ended() {
-		if strings.HasPrefix(s.Name(), "move.source") || strings.HasPrefix(s.Name(), "move.target") {
+		if strings.HasPrefix(s.Name(), "migration.source") || strings.HasPrefix(s.Name(), "migration.target") {
 			parents[s.SpanContext().SpanID().String()] = s.Name()
 			attrs := map[string]string{}
 			for _, a := range s.Attributes() {
 				attrs[string(a.Key)] = a.Value.Emit()
 			}
-			if attrs["cascade.move"] != "b/1" || attrs["cascade.request"] != "a/1" || attrs["cascade.way"] != "live" || attrs["cascade.from"] != "b" || attrs["cascade.to"] != "c" || attrs["cascade.cause"] != "growth" {
+			if attrs["cascade.migration"] != "b/1" || attrs["cascade.request"] != "a/1" || attrs["cascade.mode"] != "live" || attrs["cascade.from"] != "b" || attrs["cascade.to"] != "c" || attrs["cascade.cause"] != "growth" {
 				t.Errorf("%s: %v", s.Name(), attrs)
 			}
 		}
@@ -409,7 +409,7 @@ func TestSpans(t *testing.T) {
 		}
 	}
 	slices.Sort(children)
-	if got := strings.Join(slices.Compact(children), " "); got != "move.source/move.freeze move.source/move.list move.target/move.prepare move.target/move.pull" {
+	if got := strings.Join(slices.Compact(children), " "); got != "migration.source/migration.freeze migration.source/migration.list migration.target/migration.prepare migration.target/migration.pull" {
 		t.Errorf("steps %s", got)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// switchHolder has the own front hand a stream over.
+// switchHolder continues a stream of this replica's front end at another replica.
 func (m *Executor) switchHolder(a transfer.Action) {
 	k, msg := key{front, a.Deal}, a.Message
 	move := frontend.Migration{Stream: msg.Request, From: msg.From, Epoch: msg.Epoch, To: frontend.Target{Replica: msg.Target, Address: m.cfg.Address(msg.Target)},
@@ -25,7 +25,7 @@ func (m *Executor) switchHolder(a transfer.Action) {
 	until := m.clockTime(a.Deadline)
 	m.records.setState(key{source, a.Deal}, msg.Kind.String())
 	m.enqueue(k, job{kind: a.Kind, run: func(ctx context.Context) func() {
-		ctx, span := m.startSwitchSpan(ctx, "move.commit", a.Deal, msg.Request, msg.Mode)
+		ctx, span := m.startSwitchSpan(ctx, "migration.commit", a.Deal, msg.Request, msg.Mode)
 		defer span.End()
 		ctx, cancel := context.WithDeadline(ctx, until)
 		defer cancel()
@@ -42,13 +42,13 @@ func (m *Executor) switchHolder(a transfer.Action) {
 		default:
 			ev.Answer = transfer.Reverted
 			span.RecordError(err)
-			m.log.Info("a stream stays where it was", "move", a.Deal.String(), "request", msg.Request, "target", string(msg.Target), "error", err)
+			m.log.Info("stream stays at its replica", "migration", a.Deal.String(), "request", msg.Request, "target", string(msg.Target), "error", err)
 		}
 		return func() { m.step(ev) }
 	}})
 }
 
-// lookUpHolder tells who holds a stream.
+// lookUpHolder reports which replica holds a stream of this replica's front end.
 func (m *Executor) lookUpHolder(a transfer.Action) {
 	ev := transfer.Event{Kind: transfer.HolderResult, Deal: a.Deal}
 	h, ok := m.cfg.FrontEnd.Holder(a.Request)

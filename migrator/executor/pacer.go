@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// pacer is a link that bytes take their time on, one after the other.
+// pacer is a link that transfers bytes at a fixed rate, one pull after the other.
 type pacer struct {
-	rate int64 // bytes per second; 0 for as fast as they come
+	rate int64 // bytes per second; 0 for no pacing
 
 	mu   sync.Mutex
 	free time.Time // when the link is idle again
 }
 
-// wait returns when that many bytes would be here that began to come at start,
-// or with ctx's error; the link is then free of what would have come after that.
+// wait returns when a transfer of bytes that began at start would be complete, or with
+// ctx's error; then it frees the rest of the transfer's time on the link.
 func (p *pacer) wait(ctx context.Context, start time.Time, bytes int64) error {
 	if p.rate == 0 || bytes <= 0 {
 		return nil
@@ -24,7 +24,7 @@ func (p *pacer) wait(ctx context.Context, start time.Time, bytes int64) error {
 	if p.free.Before(start) {
 		p.free = start
 	}
-	// In seconds and a rest, or the product would overflow.
+	// Split into whole seconds and a rest to avoid an overflow.
 	takes := time.Duration(bytes/p.rate)*time.Second + time.Duration(float64(bytes%p.rate)/float64(p.rate)*float64(time.Second))
 	p.free = p.free.Add(takes)
 	end := p.free

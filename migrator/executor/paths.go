@@ -11,19 +11,18 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// transportPaths is what the mover knows of its transports. It is safe for concurrent
-// use.
+// transportPaths chooses the transport of a pull. It is safe for concurrent use.
 type transportPaths struct {
 	mu       sync.Mutex
 	chooser  *transport.Chooser
-	probeDue chan struct{} // has a value after a pull has failed: probes may be due
+	probeDue chan struct{} // holds a token after a failed pull, when probes may be due
 }
 
 func newTransportPaths(transports []transport.Transport) transportPaths {
 	return transportPaths{chooser: transport.NewChooser(transports...), probeDue: make(chan struct{}, 1)}
 }
 
-// pairWith is this replica, which pulls from a peer.
+// pairWith describes pulls of this replica from a peer.
 func (m *Executor) pairWith(peer policies.ReplicaID) transport.Pair {
 	p := transport.Pair{Peer: peer, Host: m.cfg.Host(m.cfg.Self), PeerHost: m.cfg.Host(peer)}
 	if m.cfg.Ways != nil {
@@ -32,7 +31,7 @@ func (m *Executor) pairWith(peer policies.ReplicaID) transport.Pair {
 	return p
 }
 
-// ProbeNow has all transports probed now: what they need has failed, or is there again.
+// ProbeNow probes all transports at once, after something that they need has failed or recovered.
 func (m *Executor) ProbeNow() {
 	m.paths.mu.Lock()
 	m.paths.chooser.ReprobeAll()
@@ -43,19 +42,18 @@ func (m *Executor) ProbeNow() {
 	}
 }
 
-// TransportPaths returns the transports, best first, then what was pulled by them, by
-// peer.
+// TransportPaths returns the transports, best first, then the pulls over them, by peer.
 func (m *Executor) TransportPaths() []transport.Path {
 	m.paths.mu.Lock()
 	defer m.paths.mu.Unlock()
 	return m.paths.chooser.Status(time.Now())
 }
 
-// probeTransports asks the transports whether they work, whenever that is due.
+// probeTransports probes the transports when that is due, until ctx ends.
 func (m *Executor) probeTransports() {
 	tick := time.NewTicker(probeInterval)
 	defer tick.Stop()
-	was := map[string]bool{} // those that were broken
+	was := map[string]bool{} // transports whose last probe failed
 	var had *transport.Memory
 	for {
 		var memory *transport.Memory
@@ -84,7 +82,7 @@ func (m *Executor) probeTransports() {
 		}
 		for i, t := range due {
 			if err := errs[i]; (err != nil) != was[t.Name()] {
-				m.log.Info("a transport changes", "transport", t.Name(), "error", err)
+				m.log.Info("transport changed", "transport", t.Name(), "error", err)
 				was[t.Name()] = err != nil
 			}
 			m.paths.mu.Lock()
@@ -100,8 +98,7 @@ func (m *Executor) probeTransports() {
 	}
 }
 
-// order returns those of the named transports by which this replica can pull,
-// best first.
+// order returns those of the named transports over which this replica can pull, best first.
 func (r *transportPaths) order(p transport.Pair, names []string) []transport.Transport {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -112,8 +109,8 @@ func (r *transportPaths) order(p transport.Pair, names []string) []transport.Tra
 	return out
 }
 
-// recordFailure takes note of a pull that failed. That a move was cut short says nothing
-// about its path.
+// recordFailure records a failed pull, unless its migration was cancelled, which says
+// nothing about the path.
 func (r *transportPaths) recordFailure(ctx context.Context, p transport.Pair, name string, err error) {
 	if errors.Is(ctx.Err(), context.Canceled) {
 		return
@@ -127,21 +124,21 @@ func (r *transportPaths) recordFailure(ctx context.Context, p transport.Pair, na
 	}
 }
 
-// recordPull takes note of one that went well.
+// recordPull records a successful pull.
 func (r *transportPaths) recordPull(p transport.Pair, name string, s transport.Stats) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.chooser.RecordPull(p.Peer, name, s, time.Now())
 }
 
-// forgetPeer drops what is known of a peer that has gone.
+// forgetPeer forgets a peer that has gone.
 func (r *transportPaths) forgetPeer(peer policies.ReplicaID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.chooser.Forget(peer)
 }
 
-// transportNames are those of transports.
+// transportNames returns the names of transports.
 func transportNames(list []transport.Transport) []string {
 	var out []string
 	for _, t := range list {
@@ -150,14 +147,14 @@ func transportNames(list []transport.Transport) []string {
 	return out
 }
 
-// pullTransports returns the names of the transports by which this replica can pull
+// pullTransports returns the names of the transports over which this replica can pull
 // from a peer, best first.
 func (m *Executor) pullTransports(peer policies.ReplicaID) []string {
 	return transportNames(m.paths.order(m.pairWith(peer), transportNames(m.cfg.Transports)))
 }
 
-// exportTransports returns the transports by which a peer may pull from this replica.
-// What it does with them is the peer's to remember.
+// exportTransports returns the transports over which a peer may pull from this replica.
+// Their results are recorded by the peer.
 func (m *Executor) exportTransports(peer policies.ReplicaID) []transport.Transport {
 	own, other := m.cfg.Host(m.cfg.Self), m.cfg.Host(peer)
 	broken := map[string]bool{}

@@ -7,7 +7,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// role is a replica's part in a move.
+// role is a replica's part in a migration.
 type role uint8
 
 const (
@@ -16,25 +16,25 @@ const (
 	front
 )
 
-// String names the role, for tables, metrics and traces.
+// String returns the name of the role, for tables, metrics and traces.
 func (r role) String() string { return [...]string{"source", "target", "front"}[r] }
 
-// key names one line of work: what is done for it is done in order.
+// key identifies a queue of jobs, which run in order.
 type key struct {
 	role role
 	move bidask.Deal
 }
 
-// job is one thing that takes time.
+// job is work that may block.
 type job struct {
 	kind transfer.ActionKind
-	// run does it, on a goroutine of its own. What it returns is done afterwards
-	// on the mover's, unless the job was cut short; it may be nil.
+	// run does it, on a goroutine of its own. The function that it returns, unless nil,
+	// runs on Run's goroutine afterwards, unless the job was cancelled.
 	run func(ctx context.Context) func()
 }
 
-// cancellable reports whether a job may be stopped in the middle, and what it would
-// have brought be forgotten. A freeze must end before its thaw.
+// cancellable reports whether a job may be stopped and its result discarded. A freeze
+// must end before its thaw.
 func (j job) cancellable() bool {
 	switch j.kind {
 	case transfer.List, transfer.Prepare, transfer.Pull:
@@ -43,15 +43,15 @@ func (j job) cancellable() bool {
 	return false
 }
 
-// jobQueue is the work of one key: the first job is being done.
+// jobQueue holds the jobs of one key; the first one is running.
 type jobQueue struct {
 	jobs      []job
-	cancel    context.CancelFunc // of the first
-	cancelled bool               // the first was cut short
+	cancel    context.CancelFunc // of the first job
+	cancelled bool               // the first job was cancelled
 }
 
-// enqueue adds a job to a line. Thaw, Drop, Release and Revoke cut short what
-// is before them.
+// enqueue adds a job to a queue. Thaw, Drop, Release and Revoke cancel the cancellable
+// jobs before them.
 func (m *Executor) enqueue(k key, j job) {
 	l := m.queues[k]
 	if l == nil {
@@ -79,7 +79,7 @@ func (m *Executor) enqueue(k key, j job) {
 	}
 }
 
-// startNext does the first job of a line, then the next.
+// startNext runs the first job of a queue, then the next.
 func (m *Executor) startNext(k key, l *jobQueue) {
 	ctx, stop := context.WithCancel(m.ctx)
 	l.cancel, l.cancelled = stop, false

@@ -15,7 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// Migration is one move as this replica sees it, as its source or its target.
+// Migration is one migration as seen by its source or its target.
 type Migration struct {
 	ID        string // the deal: seller/number
 	Role      string // "source" or "target"
@@ -23,56 +23,56 @@ type Migration struct {
 	Cause     policies.MigrationCause
 	FrontEnd  policies.ReplicaID // "" while the target does not know it
 	From, To  policies.ReplicaID
-	Mode      string // "live", "reprompt", or "" while it is not known
-	Transport string // that carries the blocks; the source hears of it
-	State     string // what it is about, then "moved" or "failed"
+	Mode      string // "live", "reprompt", or "" while undecided
+	Transport string // name of the transport that carries the blocks; the source learns it from the target
+	State     string // the current step, then "moved" or "failed"
 	Rounds    int    // tables that were sent or pulled
-	Tokens    int    // length at the source when it froze, or that has been pulled
-	Bytes     int64  // of KV, true ones: that came, or at the source that had to go
-	// Stall is for how long the request brought no token, at its source: by a live
-	// move from the freeze to the front's answer, by a reprompt from the front's
-	// cut to the target's first token.
+	Tokens    int    // length at the source when frozen, or tokens pulled so far
+	Bytes     int64  // bytes of the real engine's KV: those pulled, or at the source those to send
+	// Stall is, at the source, how long the request produced no token: for a live
+	// migration from the freeze to the front end's answer, for a reprompt from the front
+	// end's cut to the target's first token.
 	Stall     time.Duration
 	StartedAt time.Time
-	Seconds   float64 // from its beginning to its end, or till now
-	Failure   string  // of one that failed
+	Seconds   float64 // from its start to its end, or until now
+	Failure   string  // reason of a failed migration
 }
 
-// Stats counts a replica's moves since its start.
+// Stats counts a replica's migrations since its start.
 type Stats struct {
-	Sent, Received map[string]uint64 // that have moved, by way
-	Failed         map[string]uint64 // that have not, at the source, by reason
+	Sent, Received map[string]uint64 // completed migrations, by mode
+	Failed         map[string]uint64 // failed migrations at the source, by reason
 	Running        int
-	Bytes          int64         // true bytes that came
-	Copied         int64         // bytes that transports have copied
-	Corrupt        uint64        // blocks that came with wrong sums
+	Bytes          int64         // bytes of the real engine's KV received
+	Copied         int64         // bytes copied by transports
+	Corrupt        uint64        // blocks received with wrong checksums
 	Rounds         uint64        // pulls
-	Stalls         uint64        // freezes that have ended, and reprompts and rescues that went well
+	Stalls         uint64        // finished freezes, and completed reprompts and rescues
 	TotalStall     time.Duration // of all of them
 	LongestStall   time.Duration
-	// Rescued and Lost are the own front's streams that had lost their engines:
-	// those that went on at another one, and those that had to end.
+	// Rescued and Lost count the streams of this replica's front end that lost their
+	// engine and continued at another one, or ended.
 	Rescued, Lost uint64
-	// SessionsAbandoned counts the sessions with the engine that were given up because it
-	// did not thaw, drop or release.
+	// SessionsAbandoned counts the engine sessions that were abandoned because the
+	// engine did not thaw, drop or release.
 	SessionsAbandoned uint64
 }
 
-// record is a move with what its owner alone needs.
+// record is a migration with its span and its freeze.
 type record struct {
 	Migration
 	span     trace.Span
 	frozenAt time.Time
 }
 
-// records is the log of moves. Its methods are safe for concurrent use.
+// records is the history of migrations. Its methods are safe for concurrent use.
 type records struct {
 	tracer trace.Tracer
 
 	mu       sync.Mutex
 	running  map[key]*record
-	order    []key     // of the live ones, by beginning
-	finished []*record // the last ones, oldest first
+	order    []key     // keys of running, by start
+	finished []*record // latest finished migrations, oldest first
 	stats    Stats
 }
 
@@ -81,7 +81,7 @@ func newRecords(c Config) records {
 		stats: Stats{Sent: map[string]uint64{}, Received: map[string]uint64{}, Failed: map[string]uint64{}}}
 }
 
-// begin opens the record of a move, and its span.
+// begin creates the record and the span of a migration.
 func (r *records) begin(ctx context.Context, k key, a bidask.Action, from, to, front policies.ReplicaID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -90,13 +90,13 @@ func (r *records) begin(ctx context.Context, k key, a bidask.Action, from, to, f
 	}
 	rec := &record{Migration: Migration{ID: a.Deal.String(), Role: k.role.String(), Request: a.Migration.Request, Cause: a.Migration.Cause, FrontEnd: front, From: from, To: to,
 		State: "opening", Tokens: int(a.Migration.Length), StartedAt: time.Now()}}
-	_, rec.span = r.tracer.Start(ctx, "move."+rec.Role, trace.WithAttributes(
-		attribute.String("cascade.move", rec.ID), attribute.String("cascade.request", rec.Request), attribute.String("cascade.cause", rec.Cause.String()),
+	_, rec.span = r.tracer.Start(ctx, "migration."+rec.Role, trace.WithAttributes(
+		attribute.String("cascade.migration", rec.ID), attribute.String("cascade.request", rec.Request), attribute.String("cascade.cause", rec.Cause.String()),
 		attribute.String("cascade.from", string(from)), attribute.String("cascade.to", string(to))))
 	r.running[k], r.order = rec, append(r.order, k)
 }
 
-// update edits the record of a live move.
+// update edits the record of a running migration.
 func (r *records) update(k key, edit func(*record)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -111,12 +111,12 @@ func (r *records) setTransport(k key, name string) {
 	r.update(k, func(rec *record) { rec.Transport = name })
 }
 
-// recordMessage takes note of what the move's own side tells the other.
+// recordMessage records a message that this side sent.
 func (r *records) recordMessage(k key, msg transfer.Message) {
 	r.update(k, func(rec *record) {
 		switch msg.Kind {
 		case transfer.Pulling:
-			return // it is on its way already
+			return // a keep-alive: the state stays
 		case transfer.Accept:
 			rec.Mode = msg.Mode.String()
 		case transfer.Round, transfer.Manifest:
@@ -129,7 +129,7 @@ func (r *records) recordMessage(k key, msg transfer.Message) {
 	})
 }
 
-// transportOf is the transport of a live move, as a list; nil while there is none.
+// transportOf returns the transport of a running migration as a list, or nil.
 func (r *records) transportOf(k key) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -139,18 +139,17 @@ func (r *records) transportOf(k key) []string {
 	return nil
 }
 
-// recordAccept takes note of what a source offers.
+// recordAccept records the source's Accept.
 func (r *records) recordAccept(k key, msg transfer.Message) {
 	r.update(k, func(rec *record) { rec.FrontEnd, rec.Mode = msg.FrontEnd, msg.Mode.String() })
 }
 
-// recordFreeze takes note of the moment, the length and the size at which a request
-// stood still.
+// recordFreeze records when a request was frozen, its length and its size.
 func (r *records) recordFreeze(k key, at time.Time, length int, bytes int64) {
 	r.update(k, func(rec *record) { rec.frozenAt, rec.Tokens, rec.Bytes = at, length, bytes })
 }
 
-// recordThaw takes note of the end of that.
+// recordThaw records the end of a freeze.
 func (r *records) recordThaw(k key) {
 	r.update(k, func(rec *record) {
 		if rec.frozenAt.IsZero() {
@@ -162,7 +161,7 @@ func (r *records) recordThaw(k key) {
 	})
 }
 
-// recordStall takes note of what the front tells of a request that was not frozen.
+// recordStall records the stall that the front end reports for a request that was not frozen.
 func (r *records) recordStall(k key, stall time.Duration) {
 	r.update(k, func(rec *record) {
 		if rec.Stall == 0 && stall > 0 {
@@ -178,7 +177,7 @@ func (s *Stats) addStall(d time.Duration) {
 	s.LongestStall = max(s.LongestStall, d)
 }
 
-// recordPull takes note of a round that has come.
+// recordPull records a pulled round.
 func (r *records) recordPull(k key, a transfer.Action, bytes, copied int64) {
 	r.update(k, func(rec *record) {
 		rec.Mode, rec.Rounds, rec.Tokens = transfer.Live.String(), int(a.Round), int(a.Span.Computed)
@@ -201,7 +200,7 @@ func (r *records) recordAbandonedSession() {
 	r.stats.SessionsAbandoned++
 }
 
-// end closes the record of a move.
+// end finishes the record of a migration.
 func (r *records) end(k key, a transfer.Action) (Migration, bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -229,7 +228,7 @@ func (r *records) end(k key, a transfer.Action) (Migration, bool) {
 		}
 		rec.span.SetStatus(codes.Error, rec.Failure)
 	}
-	rec.span.SetAttributes(attribute.String("cascade.way", rec.Mode), attribute.Int("cascade.rounds", rec.Rounds), attribute.Int("cascade.tokens", rec.Tokens),
+	rec.span.SetAttributes(attribute.String("cascade.mode", rec.Mode), attribute.Int("cascade.rounds", rec.Rounds), attribute.Int("cascade.tokens", rec.Tokens),
 		attribute.Int64("cascade.bytes", rec.Bytes), attribute.Float64("cascade.stall_seconds", rec.Stall.Seconds()))
 	rec.span.End()
 	if len(r.finished) >= maxFinished {
@@ -239,17 +238,17 @@ func (r *records) end(k key, a transfer.Action) (Migration, bool) {
 	return rec.Migration, true
 }
 
-// startSpan begins the span of one step of a move.
+// startSpan starts the span of one step of a migration.
 func (r *records) startSpan(ctx context.Context, k key, step string) (context.Context, trace.Span) {
 	r.mu.Lock()
 	if rec := r.running[k]; rec != nil {
 		ctx = trace.ContextWithSpan(ctx, rec.span)
 	}
 	r.mu.Unlock()
-	return r.tracer.Start(ctx, "move."+step)
+	return r.tracer.Start(ctx, "migration."+step)
 }
 
-// list returns all moves that are known.
+// list returns all known migrations.
 func (r *records) list() []Migration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -265,9 +264,9 @@ func (r *records) list() []Migration {
 	return out
 }
 
-// FrontEnds returns the fronts of the requests that this replica hands over, in no
-// order and perhaps more than once. Their end must be noticed even when the
-// request does not run here any more: nobody else ends the move.
+// FrontEnds returns the front ends of the requests that this replica exports, in no
+// order and possibly repeated. The network must watch them even when the request does
+// not run here any more: nothing else ends such a migration.
 func (m *Executor) FrontEnds() []policies.ReplicaID {
 	r := &m.records
 	r.mu.Lock()
@@ -298,7 +297,7 @@ func (r *records) snapshot() Stats {
 	return s
 }
 
-// startSwitchSpan begins the span of what a front does for others' moves.
+// startSwitchSpan starts the span of a switch that this front end does for a source.
 func (m *Executor) startSwitchSpan(ctx context.Context, name string, d bidask.Deal, request string, way transfer.Mode) (context.Context, trace.Span) {
-	return m.cfg.Tracer.Start(ctx, name, trace.WithAttributes(attribute.String("cascade.move", d.String()), attribute.String("cascade.request", request), attribute.String("cascade.way", way.String())))
+	return m.cfg.Tracer.Start(ctx, name, trace.WithAttributes(attribute.String("cascade.migration", d.String()), attribute.String("cascade.request", request), attribute.String("cascade.mode", way.String())))
 }

@@ -32,7 +32,7 @@ func TestRescued(t *testing.T) {
 	for _, s := range spans.Ended() {
 		got = append(got, s.Name()+" "+s.EndTime().Sub(s.StartTime()).String()+" "+s.Status().Description)
 	}
-	if len(got) != 2 || got[0] != "move.rescue 2s " || got[1] != "move.rescue 30s the stream ends" {
+	if len(got) != 2 || got[0] != "migration.rescue 2s " || got[1] != "migration.rescue 30s the stream ends" {
 		t.Errorf("%q", got)
 	}
 }

@@ -16,34 +16,34 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// exportState is what the source's driver keeps of a move. The hashes belong to the
-// job in progress, the rest to Run's goroutine.
+// exportState is the driver's state of the source of a migration. The running job owns
+// the hashes, Run's goroutine the rest.
 type exportState struct {
 	leg    string
 	peer   policies.ReplicaID
 	offers []transport.Offer
 
 	// confirmed is the hash of the ids before position at; listed is that of the last
-	// table, which may never have been sent.
+	// table, which may not have been sent.
 	confirmed, listed struct {
 		hash tokenhash.Hash
 		at   int
 	}
 }
 
-// hashBefore returns the hash of the ids before a position, one of the two that are
-// known.
+// hashBefore returns the hash of the ids before a position, which must be confirmed.at
+// or listed.at.
 func (x *exportState) hashBefore(from int) (tokenhash.Hash, error) {
 	if from == x.listed.at {
 		x.confirmed = x.listed
 	}
 	if from != x.confirmed.at {
-		return 0, errors.New("internal error: a round goes on where none has ended")
+		return 0, errors.New("internal error: a round does not start at the end of an earlier one")
 	}
 	return x.confirmed.hash, nil
 }
 
-// describeEngine describes the own engine to the machine.
+// describeEngine describes this replica's engine to the machine.
 func (m *Executor) describeEngine() transfer.Engine {
 	if m.cfg.Engine == nil {
 		return transfer.Engine{}
@@ -55,8 +55,8 @@ func (m *Executor) describeEngine() transfer.Engine {
 	return transfer.Engine{Fingerprint: d.Fingerprint, BlockTokens: uint32(d.BlockTokens), TokenBytes: uint64(d.TokenBytes)}
 }
 
-// findResident finds a request at the own engine. Of two legs of one request, of
-// which one is about to be dropped, it is the later one.
+// findResident returns the request that runs on this replica's engine. If a request has
+// two legs, one of which is about to be dropped, it returns the later one.
 func (m *Executor) findResident(request string) (r frontend.LocalLeg, ok bool) {
 	for _, o := range m.cfg.FrontEnd.LocalLegs() {
 		if o.Request.ID == request && (!ok || o.Since.After(r.Since)) {
@@ -69,7 +69,7 @@ func (m *Executor) findResident(request string) (r frontend.LocalLeg, ok bool) {
 	return r, ok
 }
 
-// beginExport begins the source's side of a move.
+// beginExport starts an export.
 func (m *Executor) beginExport(a bidask.Action) {
 	if m.exports[a.Deal] != nil {
 		return
@@ -85,8 +85,8 @@ func (m *Executor) beginExport(a bidask.Action) {
 		Request: transfer.Request{ID: r.Request.ID, FrontEnd: r.FrontEnd, Epoch: r.Epoch, Length: uint64(max(0, r.Request.Length())), Pinned: r.Pinned}})
 }
 
-// abortIfRequestEnded ends a move whose request has ended or left while the target pulls: it
-// would find out only when all of the round is there.
+// abortIfRequestEnded ends a migration whose request has ended or left while the target
+// pulls. Otherwise this is detected only after the whole round.
 func (m *Executor) abortIfRequestEnded(d bidask.Deal) {
 	x := m.exports[d]
 	if x == nil || slices.ContainsFunc(m.cfg.FrontEnd.LocalLegs(), func(r frontend.LocalLeg) bool { return r.Name == x.leg }) {
@@ -95,7 +95,7 @@ func (m *Executor) abortIfRequestEnded(d bidask.Deal) {
 	m.step(transfer.Event{Kind: transfer.ActionFailed, Deal: d, Failure: transfer.RequestEnded})
 }
 
-// transportOffers makes the tickets of a move, once.
+// transportOffers creates the tickets of a migration, once.
 func (m *Executor) transportOffers(msg transfer.Message) []transport.Offer {
 	x := m.exports[msg.Deal]
 	if x == nil || x.offers != nil {
@@ -107,7 +107,7 @@ func (m *Executor) transportOffers(msg transfer.Message) []transport.Offer {
 	for _, t := range m.exportTransports(msg.To) {
 		offer, err := t.Export(transport.Grant{Migration: msg.Deal.String(), Epoch: msg.Epoch, Receiver: msg.To, Deadline: time.Now().Add(grantLifetime)})
 		if err != nil {
-			m.log.Warn("a transport makes no offer", "transport", t.Name(), "move", msg.Deal.String(), "error", err)
+			m.log.Warn("transport ticket not created", "transport", t.Name(), "migration", msg.Deal.String(), "error", err)
 			continue
 		}
 		x.offers = append(x.offers, offer)
@@ -115,8 +115,8 @@ func (m *Executor) transportOffers(msg transfer.Message) []transport.Offer {
 	return x.offers
 }
 
-// listBlocks tells where a running request's full blocks are, as many as one message
-// holds, and sums them up while it runs.
+// listBlocks lists and checksums the full blocks of a running request, at most as many
+// as fit into one message.
 func (m *Executor) listBlocks(a transfer.Action) {
 	m.enqueueTableCall(a, func(ctx context.Context, leg string, from int) (blocks.Table, bool, error) {
 		t, err := m.cfg.Engine.Table(ctx, leg, from)
@@ -128,7 +128,7 @@ func (m *Executor) listBlocks(a transfer.Action) {
 			return t, false, blocks.ErrUnavailable
 		}
 		full := max(from, t.Computed/t.BlockTokens*t.BlockTokens)
-		// Of a block there are its ids, its number, and a sum for each region.
+		// A block takes its ids, its number, and a checksum per region.
 		most := max(1, (m.cfg.MaxEnvelope-envelopeRoom)/(maxVarintBytes*(t.BlockTokens+1+len(memory.Regions))))
 		n := min((full-from)/t.BlockTokens, most)
 		t.Computed = from + n*t.BlockTokens
@@ -137,7 +137,7 @@ func (m *Executor) listBlocks(a transfer.Action) {
 	})
 }
 
-// freezeRequest stops a request and tells the rest.
+// freezeRequest freezes a request and lists the rest of its blocks.
 func (m *Executor) freezeRequest(a transfer.Action) {
 	m.enqueueTableCall(a, func(ctx context.Context, leg string, from int) (blocks.Table, bool, error) {
 		t, err := m.cfg.Engine.Freeze(ctx, leg, from)
@@ -145,7 +145,7 @@ func (m *Executor) freezeRequest(a transfer.Action) {
 	})
 }
 
-// enqueueTableCall answers List and Freeze. ask also tells whether there is more to list.
+// enqueueTableCall executes List or Freeze. ask also reports whether more blocks remain.
 func (m *Executor) enqueueTableCall(a transfer.Action, ask func(ctx context.Context, leg string, from int) (blocks.Table, bool, error)) {
 	k, x := key{source, a.Deal}, m.exports[a.Deal]
 	answer, until := transfer.Listed, time.Now().Add(engineTimeout)
@@ -172,7 +172,7 @@ func (m *Executor) enqueueTableCall(a transfer.Action, ask func(ctx context.Cont
 		}
 		if err != nil {
 			span.RecordError(err)
-			m.log.Info("the engine does not tell where a request is", "move", a.Deal.String(), "leg", x.leg, "freeze", a.Kind == transfer.Freeze, "error", err)
+			m.log.Info("listing or freezing a request failed", "migration", a.Deal.String(), "leg", x.leg, "freeze", a.Kind == transfer.Freeze, "error", err)
 			return func() { m.step(transfer.Event{Kind: transfer.ActionFailed, Deal: a.Deal, Failure: failureOf(err)}) }
 		}
 		x.listed.hash, x.listed.at = hash.Add(t.IDs...), from+len(t.IDs)
@@ -186,7 +186,7 @@ func (m *Executor) enqueueTableCall(a transfer.Action, ask func(ctx context.Cont
 	}})
 }
 
-// kvBytes is what so many tokens of KV are on the engine that this one stands for.
+// kvBytes returns the size of so many tokens of KV on the real engine.
 func (m *Executor) kvBytes(tokens int) int64 {
 	d, _ := m.cfg.Engine.Description()
 	return int64(tokens) * int64(d.TokenBytes)
@@ -197,7 +197,7 @@ func (m *Executor) checksumBlocks(list []uint32) ([]uint32, error) {
 	return transport.ChecksumBlocks(m.cfg.Engine, list)
 }
 
-// failureOf says what an engine's error means for a move.
+// failureOf maps an engine's error to the reason of a failed migration.
 func failureOf(err error) transfer.Failure {
 	switch {
 	case errors.Is(err, blocks.ErrNotFound):
@@ -208,8 +208,8 @@ func failureOf(err error) transfer.Failure {
 	return transfer.EngineRefused
 }
 
-// unfreeze thaws or drops what is frozen. It tries until the engine has answered or
-// is away: then nothing is frozen any more.
+// unfreeze thaws or drops a frozen request. It retries until the engine has answered or
+// is unavailable, when nothing is frozen any more.
 func (m *Executor) unfreeze(a transfer.Action) {
 	k, x := key{source, a.Deal}, m.exports[a.Deal]
 	m.records.recordThaw(k)
@@ -223,8 +223,8 @@ func (m *Executor) unfreeze(a transfer.Action) {
 	}})
 }
 
-// retryUntilAnswered asks the engine until it has answered. One that does not for too long
-// loses its session, which undoes what it would not.
+// retryUntilAnswered retries a call until the engine has answered it. After
+// releaseTimeout it abandons the session, which has the same effect.
 func (m *Executor) retryUntilAnswered(ctx context.Context, what string, d bidask.Deal, ask func(context.Context) error) {
 	for end := time.Now().Add(releaseTimeout); ; {
 		try, cancel := context.WithTimeout(ctx, engineTimeout)
@@ -234,12 +234,12 @@ func (m *Executor) retryUntilAnswered(ctx context.Context, what string, d bidask
 			return
 		}
 		if ctx.Err() == nil && !time.Now().Before(end) {
-			m.log.Error("the engine does not do what it must; the session with it is given up", "call", what, "move", d.String(), "error", err)
+			m.log.Error("engine session abandoned after repeated failures", "call", what, "migration", d.String(), "error", err)
 			m.records.recordAbandonedSession()
 			m.cfg.Engine.AbandonSession(fmt.Errorf("%s of %s: %w", what, d, err))
 			return
 		}
-		m.log.Warn("the engine does not answer; trying again", "call", what, "move", d.String(), "error", err)
+		m.log.Warn("engine call failed; retrying", "call", what, "migration", d.String(), "error", err)
 		select {
 		case <-ctx.Done():
 			return
@@ -248,7 +248,7 @@ func (m *Executor) retryUntilAnswered(ctx context.Context, what string, d bidask
 	}
 }
 
-// revokeOffers ends the tickets of a move.
+// revokeOffers revokes the tickets of a migration.
 func (m *Executor) revokeOffers(a transfer.Action) {
 	x := m.exports[a.Deal]
 	if x == nil || len(x.offers) == 0 {

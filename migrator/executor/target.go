@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/cascadeinfer/cascade/migrator/blocks"
 	"slices"
 	"time"
 
@@ -13,24 +14,23 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// importState is what the target's driver keeps of a move. It belongs to the job in
-// progress.
+// importState is the driver's state of the target of a migration. The running job owns it.
 type importState struct {
-	blocks        []uint32 // reserved, in the order of positions
+	blocks        []uint32 // the reservation, in the order of positions
 	blockTokens   int
 	tokenBytes    int64
-	memory        *transport.Memory // that the blocks are of
-	pair          transport.Pair    // that the blocks come
+	memory        *transport.Memory // the memory of the blocks
+	pair          transport.Pair    // the path from the source
 	offers        []transport.Offer // not tried yet
 	puller        transport.Puller
 	transport     string
 	hash          tokenhash.Hash
-	corruptBlocks []int // entries of the round's plan that came with wrong sums
+	corruptBlocks []int // indices in the round's plan of the blocks with wrong checksums
 }
 
-// reserveWithSlack sets blocks aside for a request of a length, and some for it to grow
-// while it moves if the engine has them and a request may be as long. It is for
-// the same request again when that has grown more.
+// reserveWithSlack reserves blocks for a request of a length and, if the engine has them
+// and a request may be that long, for its growth while it migrates. Called again for a
+// longer request it extends the reservation.
 func (m *Executor) reserveWithSlack(ctx context.Context, d bidask.Deal, length int) ([]uint32, error) {
 	list, err := m.cfg.Engine.Reserve(ctx, d.String(), length+max(minSlack, length/slackShare))
 	if err == nil || ctx.Err() != nil {
@@ -39,8 +39,8 @@ func (m *Executor) reserveWithSlack(ctx context.Context, d bidask.Deal, length i
 	return m.cfg.Engine.Reserve(ctx, d.String(), length+1)
 }
 
-// reserveForDeal sets blocks aside for what the market has bought. Without an engine
-// that serves blocks there is nothing to set aside: the market has counted.
+// reserveForDeal reserves blocks for a request that the market has bought. Without an
+// engine that serves blocks there is nothing to reserve: the market has counted it.
 func (m *Executor) reserveForDeal(a bidask.Action) {
 	if m.describeEngine().Fingerprint == 0 {
 		m.cfg.Notify(bidask.Event{Kind: bidask.Reserved, Deal: a.Deal})
@@ -53,18 +53,18 @@ func (m *Executor) reserveForDeal(a bidask.Action) {
 		kind := bidask.Reserved
 		if _, err := m.reserveWithSlack(ctx, a.Deal, length); err != nil {
 			kind = bidask.ReservationRefused
-			m.log.Info("no blocks for a request that was bought", "move", a.Deal.String(), "tokens", length, "error", err)
+			m.log.Info("reservation refused", "migration", a.Deal.String(), "tokens", length, "error", err)
 		}
 		return func() {
 			if kind == bidask.ReservationRefused {
-				m.releaseReservation(a.Deal) // the answer may have been lost, not the call
+				m.releaseReservation(a.Deal) // the call may have succeeded and its answer got lost
 			}
 			m.cfg.Notify(bidask.Event{Kind: kind, Deal: a.Deal})
 		}
 	}})
 }
 
-// beginImport begins the target's side of a move.
+// beginImport starts an import.
 func (m *Executor) beginImport(a bidask.Action) {
 	if m.imports[a.Deal] != nil {
 		return
@@ -74,13 +74,13 @@ func (m *Executor) beginImport(a bidask.Action) {
 	m.step(transfer.Event{Kind: transfer.ImportStarted, Deal: a.Deal, Peer: a.Peer, Engine: m.describeEngine(), Transports: m.pullTransports(a.Peer)})
 }
 
-// reportFailure reports what did not work.
+// reportFailure logs a failed action and returns the function that reports it to the machine.
 func (m *Executor) reportFailure(d bidask.Deal, why transfer.Failure, err error) func() {
-	m.log.Info("a move breaks", "move", d.String(), "why", why.String(), "error", err)
+	m.log.Info("migration step failed", "migration", d.String(), "failure", why.String(), "error", err)
 	return func() { m.step(transfer.Event{Kind: transfer.ActionFailed, Deal: d, Failure: why}) }
 }
 
-// prepareImport sees that the reservation suffices and opens a transport.
+// prepareImport checks that the reservation suffices and opens a transport.
 func (m *Executor) prepareImport(a transfer.Action) {
 	k, in := key{target, a.Deal}, m.imports[a.Deal]
 	from, until := m.pairWith(a.Peer), m.clockTime(a.Deadline)
@@ -93,7 +93,7 @@ func (m *Executor) prepareImport(a transfer.Action) {
 		d, ok := m.cfg.Engine.Description()
 		memory, mapped := m.cfg.Engine.Memory()
 		if !ok || !mapped {
-			return m.reportFailure(a.Deal, transfer.EngineRefused, errors.New("the engine is away"))
+			return m.reportFailure(a.Deal, transfer.EngineRefused, blocks.ErrUnavailable)
 		}
 		length := int(a.Span.Length)
 		list, err := m.reserveWithSlack(ctx, a.Deal, length)
@@ -112,10 +112,9 @@ func (m *Executor) prepareImport(a transfer.Action) {
 	}})
 }
 
-// openTransport presents the ticket of the best transport here that has not been tried
-// for this move.
+// openTransport opens the best transport that has not been tried for this migration.
 func (m *Executor) openTransport(ctx context.Context, in *importState) error {
-	last := errors.New("no transport is common to both sides")
+	last := errors.New("the two replicas have no transport in common")
 	for {
 		offered := make([]string, 0, len(in.offers))
 		for _, o := range in.offers {
@@ -130,22 +129,22 @@ func (m *Executor) openTransport(ctx context.Context, in *importState) error {
 		in.offers = slices.Delete(in.offers, at, at+1)
 		puller, err := order[0].Open(ctx, m.cfg.Self, offer)
 		if err != nil {
-			m.log.Warn("a transport does not get through", "transport", offer.Transport, "error", err)
+			m.log.Warn("opening a transport failed", "transport", offer.Transport, "error", err)
 			m.paths.recordFailure(ctx, in.pair, offer.Transport, err)
 			last = err
 			continue
 		}
-		// An engine that came back has another memory, of which nothing is reserved.
+		// An engine that came back has another memory, without the reservation.
 		if now, ok := m.cfg.Engine.Memory(); !ok || now != in.memory {
 			puller.Close()
-			return errors.New("the engine has been away")
+			return errors.New("the engine was restarted; its reservation is lost")
 		}
 		in.puller, in.transport = puller, offer.Transport
 		return nil
 	}
 }
 
-// pullRound brings a round's blocks, or those that came with wrong sums.
+// pullRound pulls a round's blocks, or those that arrived with wrong checksums.
 func (m *Executor) pullRound(a transfer.Action) {
 	k, in := key{target, a.Deal}, m.imports[a.Deal]
 	until := m.clockTime(a.Deadline)
@@ -191,25 +190,25 @@ func (m *Executor) pullRound(a transfer.Action) {
 	}})
 }
 
-// growReservation sets more blocks aside for a request that has outgrown its reservation.
+// growReservation reserves more blocks for a request that has outgrown its reservation.
 func (m *Executor) growReservation(ctx context.Context, in *importState, a transfer.Action) error {
 	have, s := uint64(len(in.blocks)*in.blockTokens), a.Span
 	if s.Computed <= have || s.Computed < s.From || a.Table == nil || uint64(len(a.Table.IDs)) < s.Computed-s.From {
-		return nil // enough, or the plan's to refuse
+		return nil // sufficient, or rejected by planPull
 	}
 	list, err := m.reserveWithSlack(ctx, a.Deal, int(s.Computed))
 	if err != nil {
 		return err
 	}
 	if len(list) < len(in.blocks) || !slices.Equal(list[:len(in.blocks)], in.blocks) {
-		return errors.New("the engine has given other blocks to the same reservation")
+		return errors.New("the engine returned other blocks for the same reservation")
 	}
 	in.blocks = list
 	return nil
 }
 
-// planPull says which blocks a round still brings, and the hash of all ids then. It
-// takes nothing on trust that a peer has written.
+// planPull returns which blocks a round must still pull, and the hash of all ids after it.
+// It validates everything that the peer has sent.
 func (in *importState) planPull(a transfer.Action) (transport.Plan, tokenhash.Hash, error) {
 	size, s, t := uint64(in.blockTokens), a.Span, a.Table
 	end := s.Computed
@@ -220,17 +219,17 @@ func (in *importState) planPull(a transfer.Action) (transport.Plan, tokenhash.Ha
 	regions := len(in.memory.Regions)
 	switch {
 	case t == nil || s.From%size != 0 || s.Computed < s.From || end < s.Computed:
-		return transport.Plan{}, 0, fmt.Errorf("a table of positions %d to %d of %d", s.From, s.Computed, end)
+		return transport.Plan{}, 0, fmt.Errorf("invalid table: positions %d to %d of %d", s.From, s.Computed, end)
 	case uint64(len(t.IDs)) != end-s.From:
-		return transport.Plan{}, 0, fmt.Errorf("%d ids for positions %d to %d", len(t.IDs), s.From, end)
+		return transport.Plan{}, 0, fmt.Errorf("invalid table: %d ids for positions %d to %d", len(t.IDs), s.From, end)
 	case uint64(len(t.Blocks)) != last-first || len(t.Sums) != len(t.Blocks)*regions:
-		return transport.Plan{}, 0, fmt.Errorf("%d blocks and %d sums for positions %d to %d", len(t.Blocks), len(t.Sums), s.From, s.Computed)
+		return transport.Plan{}, 0, fmt.Errorf("invalid table: %d blocks and %d checksums for positions %d to %d", len(t.Blocks), len(t.Sums), s.From, s.Computed)
 	case last > uint64(len(in.blocks)):
-		return transport.Plan{}, 0, fmt.Errorf("%d tokens in a reservation of %d blocks", s.Computed, len(in.blocks))
+		return transport.Plan{}, 0, fmt.Errorf("%d tokens exceed the reservation of %d blocks", s.Computed, len(in.blocks))
 	}
 	hash := in.hash.Add(t.IDs...)
 	if a.Last && hash != s.Hash {
-		return transport.Plan{}, 0, errors.New("the ids do not have the manifest's hash")
+		return transport.Plan{}, 0, errors.New("the ids do not match the manifest's hash")
 	}
 	p := transport.Plan{Src: t.Blocks, Dst: in.blocks[first:last], Sums: t.Sums}
 	if in.corruptBlocks == nil {
@@ -244,8 +243,7 @@ func (in *importState) planPull(a transfer.Action) (transport.Plan, tokenhash.Ha
 	return rest, hash, nil
 }
 
-// mapIndices translates indices into a plan that was a part of the round's into those
-// of the round's.
+// mapIndices maps indices into a partial plan to indices into the round's plan.
 func mapIndices(part, bad []int) []int {
 	if part == nil {
 		return slices.Clone(bad)
@@ -257,7 +255,7 @@ func mapIndices(part, bad []int) []int {
 	return out
 }
 
-// pullPlan pulls a plan, by the next transport when one fails.
+// pullPlan pulls a plan, with the next transport when one fails.
 func (m *Executor) pullPlan(ctx context.Context, in *importState, plan transport.Plan) error {
 	if len(plan.Src) == 0 {
 		return nil
@@ -273,14 +271,14 @@ func (m *Executor) pullPlan(ctx context.Context, in *importState, plan transport
 			return err
 		}
 		in.puller.Close()
-		m.log.Warn("a pull fails", "transport", in.transport, "error", err)
+		m.log.Warn("pull failed", "transport", in.transport, "error", err)
 		if ctx.Err() != nil || m.openTransport(ctx, in) != nil {
 			return err
 		}
 	}
 }
 
-// releaseReservation stops what is pulled and frees the reservation.
+// releaseReservation stops pulling and frees the reservation.
 func (m *Executor) releaseReservation(d bidask.Deal) {
 	in := m.imports[d]
 	delete(m.imports, d)
@@ -297,7 +295,7 @@ func (m *Executor) releaseReservation(d bidask.Deal) {
 	}})
 }
 
-// close ends the pulls of a move.
+// close closes the puller of a migration.
 func (in *importState) close() {
 	if in != nil && in.puller != nil {
 		in.puller.Close()

@@ -12,15 +12,15 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// The bounds of what one message may say.
+// Limits of one message.
 const (
 	maxOffers     = 16
 	maxTransports = 16
 	maxByte       = 255
-	maxStall      = 3600e6 // microseconds; a front gives up long before that
+	maxStall      = 3600e6 // microseconds; a front end gives up long before that
 )
 
-// encode writes a message for the wire. It shares the table's slices.
+// encode converts a message to protobuf. It shares the table's slices.
 func encode(m transfer.Message) *api.Transfer {
 	t := &api.Transfer{
 		Kind: uint32(m.Kind), Seller: string(m.Deal.Seller), Number: m.Deal.Number, Request: m.Request, Epoch: uint64(m.Epoch),
@@ -42,7 +42,7 @@ func encode(m transfer.Message) *api.Transfer {
 	return t
 }
 
-// decode reads a message from the wire. It shares the table's slices.
+// decode converts a message from protobuf and validates it. It shares the table's slices.
 func decode(from, to policies.ReplicaID, t *api.Transfer) (transfer.Message, error) {
 	m := transfer.Message{
 		From: from, To: to, Deal: bidask.Deal{Seller: policies.ReplicaID(t.GetSeller()), Number: t.GetNumber()}, Request: t.GetRequest(), Epoch: policies.Epoch(t.GetEpoch()),
@@ -54,16 +54,16 @@ func decode(from, to policies.ReplicaID, t *api.Transfer) (transfer.Message, err
 	}
 	switch {
 	case m.Deal.Seller == "":
-		return m, errors.New("it names no move")
+		return m, errors.New("missing seller")
 	case t.GetKind() > maxByte || t.GetMode() > maxByte || t.GetFailure() > maxByte:
-		return m, fmt.Errorf("kind %d, way %d, why %d: want at most %d", t.GetKind(), t.GetMode(), t.GetFailure(), maxByte)
+		return m, fmt.Errorf("kind %d, mode %d, failure %d: must be at most %d", t.GetKind(), t.GetMode(), t.GetFailure(), maxByte)
 	case len(t.GetOffers()) > maxOffers || len(m.Transports) > maxTransports:
-		return m, fmt.Errorf("%d offers and %d transports: want at most %d", len(t.GetOffers()), len(m.Transports), maxOffers)
+		return m, fmt.Errorf("%d offers and %d transports: must be at most %d each", len(t.GetOffers()), len(m.Transports), maxOffers)
 	}
 	m.Kind, m.Mode, m.Failure = transfer.Kind(t.GetKind()), transfer.Mode(t.GetMode()), transfer.Failure(t.GetFailure())
 	for _, o := range t.GetOffers() {
 		if len(o.GetTicket()) != transport.TicketSize {
-			return m, fmt.Errorf("a ticket of %d bytes: want %d", len(o.GetTicket()), transport.TicketSize)
+			return m, fmt.Errorf("ticket of %d bytes: must have %d", len(o.GetTicket()), transport.TicketSize)
 		}
 		m.Offers = append(m.Offers, transport.Offer{Transport: o.GetTransport(), Address: o.GetAddress(), Ticket: [transport.TicketSize]byte(o.GetTicket()), Source: from})
 	}

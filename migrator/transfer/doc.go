@@ -1,104 +1,115 @@
-// Package transfer moves one running request from a source replica to a target,
-// while its front, the replica that accepted its client, goes on serving it. A
-// Machine is one replica's part in all moves: source of some, target of others,
-// front of any. It is a pure state machine: Step takes an event and appends
-// actions; it reads no clock, touches no block and sends nothing itself.
+// Package transfer specifies and implements the protocol that migrates one running
+// request from a source replica to a target replica, while the request's front end
+// keeps serving its client. The front end is the replica that accepted the client's
+// stream; it may be the source, the target or a third replica.
 //
-// It does not decide what moves where (policies/bidask does, and its deal names
-// the move), nor who owns a request: the front's register does, by
-// compare-and-swap of holder and epoch. The machine asks, and abides.
+// A [Machine] is one replica's part in all migrations: source of some, target of
+// others, front end of any. It is a pure state machine: Step takes an event and
+// appends actions. It reads no clock, touches no KV block and sends nothing itself;
+// a driver (migrator/executor) carries out its actions and reports their results as
+// events.
+//
+// The machine does not choose what migrates where: policies/bidask does, and its
+// deal names the migration. It does not decide which replica holds a request either:
+// the front end's register does, by compare-and-swap of holder and epoch. The
+// machine asks the front end and obeys the answer.
 //
 // # The protocol
 //
-// The target talks, the source answers; then the source talks to the front,
-// which answers. Who talks repeats itself every Retry until it is answered.
+// The target sends requests and the source replies; then the source sends requests
+// to the front end, which replies. A requester repeats its message every
+// RetryInterval until it is answered.
 //
-//	target                          source                           front
-//	  ── Open {own engine} ────────►  chooses the way
-//	  ◄── Offer {way, tickets} ─────
-//	  ── Pulled {0} ───────────────►  lists the full blocks, as they are
-//	  ◄── Round {1, table, sums} ───  and generates on
-//	  ── Pulling {1} ··············►  pulls, verifies, fills
-//	  ── Pulled {1} ───────────────►  … another Round while much is left
-//	  ◄── Pending ··················  (to whoever repeats itself meanwhile)
-//	  ── Pulled {n} ───────────────►  little is left: freezes
+//	target                          source                           front end
+//	  ── Open {own engine} ────────►  chooses the mode
+//	  ◄── Accept {mode, tickets} ───
+//	  ── Pulled {0} ───────────────►  lists the full blocks without
+//	  ◄── Round {1, table, sums} ───  stopping the request
+//	  ── Pulling {1} ··············►  (keep-alive: pulling and verifying)
+//	  ── Pulled {1} ───────────────►  … another Round while many blocks are left
+//	  ◄── Pending ··················  (reply to repeated messages meanwhile)
+//	  ── Pulled {n} ───────────────►  few blocks are left: freezes the request
 //	  ◄── Manifest {rest, ids hash}─
-//	  ── Ready ────────────────────►  ── Swap {epoch e, length} ──────►  CAS (source,e) → (target,e+1),
-//	  ◄── Pending ··················  ◄── Pending ····················   opens the leg at the target, which
-//	  adopts, when the leg names it   ── Swap, then Whose ···········►   adopts; the first token decides
-//	  ◄── Done ─────────────────────  ◄── Done {e+1} ─────────────────   the target holds it: drop
-//	  ◄── Abort ────────────────────  ◄── Back {e+2} ─────────────────   the source holds it: thaw
-//	  ◄── Abort ────────────────────  ◄── Ended ──────────────────────   nobody does: drop
-//	  ◄── Abort ────────────────────  ◄── Denied ─────────────────────   another one does: drop
+//	  ── Ready ────────────────────►  ── Commit {epoch e, length} ────►  CAS (source,e) → (target,e+1),
+//	  ◄── Pending ··················  ◄── Pending ····················   opens a leg at the target, which
+//	  adopts when the leg names it    ── Commit, later Query ·········►   adopts the blocks; first token decides
+//	  ◄── Committed ────────────────  ◄── Committed {e+1} ────────────   the target holds it: drop
+//	  ◄── Abort ────────────────────  ◄── Reverted {e+2} ─────────────   the source holds it: thaw
+//	  ◄── Abort ────────────────────  ◄── Ended ──────────────────────   the request has ended: drop
+//	  ◄── Abort ────────────────────  ◄── Rejected ───────────────────   another replica holds it: drop
 //
-// Either side of a move ends it with Abort, which is answered by nobody. That is
-// the way Live. By Reprompt, Ready follows the Offer at once, the source never
-// freezes, and the front gives the target all token ids. The way is Live when
-// both engines serve blocks of one fingerprint, the versions overlap, both have
-// a transport that reaches, and the request has a full block; no request moves
-// either way that policies.Movable holds.
+// Either side of a migration ends it with Abort, which has no reply.
 //
-// A Round that one message cannot hold is several, one after the other, each
-// pulled like any; they count as one.
+// The diagram shows the mode Live: the target pulls the KV blocks. In the mode
+// Reprompt, Ready follows Accept at once, the source never freezes, and the front end
+// sends all token ids to the target, which recomputes the KV. The source chooses Live
+// when both engines serve blocks of one fingerprint, the protocol versions overlap,
+// the two have a transport in common and the request has at least one full block. A
+// request that policies.Movable pins does not migrate in either mode.
 //
-// Done tells for how long the front's client had no token.
+// A Round that does not fit into one message is split into several, each of them
+// pulled as a Round of its own; together they count as one.
 //
-// Swap begins the hand-over at the front, once. Whose does not: a front that has
-// not seen the Swap answers Whose from its register, and from then on takes the
-// Swap, should it come late, for a Whose.
+// Committed carries the time for which the front end's client received no token.
 //
-// The source's states, the target's, and the front's for one move:
+// Commit starts the switch at the front end, once. Query never starts it: a front end
+// that has not seen the Commit answers Query from its register, and treats a Commit
+// that arrives later as a Query.
 //
-//	offered ─Open─► rounds ⇄ listing ─► freezing ─► manifest ─Ready─► swapping ─► ended
-//	opening ─Offer─► preparing ─► asking ⇄ pulling ─► ready ─► adopted ─► ended
-//	committing or looking ─► answered
+// The states of the source, the target and the front end for one migration:
+//
+//	awaitingOpen ─Open─► copying ⇄ listing ─► freezing ─► verifying ─Ready─► committing ─► ended
+//	awaitingAccept ─Accept─► preparing ─► awaitingTable ⇄ pulling ─► ready ─► adopted ─► ended
+//	switching or looking up ─► answered
 //
 // # Invariants
 //
-//  1. One owner: the source says Swap only while it is frozen (Reprompt: while
-//     it runs), and after that it neither thaws nor drops before the front has
-//     answered or is gone. It never guesses.
-//  2. A source that has frozen thaws or drops. Until Swap that takes Frozen at
-//     most, whatever the target does.
-//  3. The target is Ready only when every block and every id up to the manifest's
-//     length was verified, and each Pull continues where the last one ended. A
-//     request whose blocks were given back since the first round is not moved.
-//  4. A reservation is adopted once, while its move is Ready here, by the front
-//     that the Offer named. It is released when the move ends here; an engine
-//     leaves alone what a request has adopted.
-//  5. A front hands a request over at most once per move, and gives one answer.
-//  6. Each Exporting and Importing ends in exactly one Moved or Failed. A request
-//     is in one export at a time.
-//  7. Nothing waits without a deadline, but a source that has said Swap: it waits
-//     for the front or for news of its death.
-//  8. Messages that are lost, doubled, late, out of order, unknown or a
-//     stranger's cost time, or the move; never a block, a token or an owner.
+//  1. One holder: the source sends Commit only while the request is frozen (Reprompt:
+//     while it runs). After that it neither thaws nor drops the request before the
+//     front end has answered or is gone. It never guesses.
+//  2. A source that has frozen a request thaws or drops it. Before Commit this takes
+//     at most FreezeTimeout, whatever the target does.
+//  3. The target is ready only when every block and every id up to the manifest's
+//     length is verified, and each Pull starts where the previous one ended. A
+//     request whose blocks were freed since the first round does not migrate.
+//  4. A reservation is adopted at most once, while its migration is ready here, by
+//     the front end that Accept named. It is released when the migration ends here;
+//     an engine does not free blocks that a request has adopted.
+//  5. A front end switches a request at most once per migration, and gives one answer.
+//  6. Each ExportStarted and ImportStarted ends in exactly one Completed or Failed. A
+//     request is in at most one export at a time.
+//  7. Every wait has a deadline, except that of a source that has sent Commit: it
+//     waits for the front end's answer or for the report that the front end is gone.
+//  8. Messages that are lost, duplicated, late, reordered, unknown or sent by an
+//     unrelated replica cost time or the migration; never a block, a token or the
+//     single holder.
 //
 // # Faults
 //
-//	fault                          noticed by            what is done
-//	target dies, hangs, cut off    Silence, Gone         source thaws, goes on; no stall before the freeze
-//	… after Swap                   the front, no token   Back: source thaws
-//	source dies, hangs, cut off    Silence, then Lease   target releases; the front rescues the stream
-//	front dies                     Gone                  the request ends: its source drops it
-//	ticket, transport or pull fail Broken                the next transport (driver), then Abort
-//	a block has a wrong sum        Corrupt               pulled again, twice at most, then Abort
-//	blocks given back (preempted)  generation            Abort, before the target has ever been ready
-//	reservation gone or outgrown   Broken                Abort
-//	freeze or table refused        Broken                Abort
-//	request ends, client leaves    Broken, Ended         Abort; what is frozen is dropped
-//	two moves of one request       6, the epoch          the later one is Back or Denied
-//	Swap or its answer lost        Retry                 the same answer again
+//	fault                                detected by           action
+//	target dies, hangs, is partitioned   PeerTimeout, Gone     source thaws; before the freeze nothing stalls
+//	… after Commit                       front end, no token   Reverted: source thaws
+//	source dies, hangs, is partitioned   PeerTimeout, then     target releases; the front end rescues the
+//	                                     ReadyTimeout          stream
+//	front end dies                       Gone                  the request ends: its source drops it
+//	ticket, transport or pull fails      ActionFailed          the next transport (driver), then Abort
+//	a block has a wrong checksum         Corrupt               pulled again, at most twice, then Abort
+//	blocks freed (preemption)            generation            Abort, before the target was ever ready
+//	reservation gone or too small        ActionFailed          Abort
+//	freeze or table refused              ActionFailed          Abort
+//	request ends, client disconnects     ActionFailed, Ended   Abort; a frozen request is dropped
+//	two migrations of one request        invariant 6, epoch    the later one is Reverted or Rejected
+//	Commit or its answer lost            RetryInterval         the same answer again
 //
-// # What the driver owes
+// # Contract of the driver
 //
-// It carries out the actions of one move in order, one at a time; Thaw, Drop,
-// Release and Revoke cut short what runs before them, but for a Freeze. It
-// answers List with Tabled, Freeze with Frozen, Prepare with Prepared, Pull with
-// Filled or Corrupt, each of them otherwise with Broken; Commit with Settled and
-// Look with Held; all in bounded time unless they were cut short. It repeats
-// Thaw and Drop until the engine has answered. It vouches for Message.From,
-// tells Gone only of peers that tell the same of this replica, and calls Step
-// with Ticked at Next. A table belongs to the driver: the machine passes the
-// pointer on and never looks behind it.
+// The driver carries out the actions of one migration in order, one at a time. Thaw,
+// Drop, Release and Revoke cancel the actions before them, except a Freeze. The driver
+// answers List with Listed, Freeze with Frozen, Prepare with Prepared, and Pull with
+// Verified or Corrupt; each of these with ActionFailed if it fails; SwitchHolder with
+// SwitchResult and LookUpHolder with HolderResult. It answers in bounded time unless
+// the action was cancelled. It repeats Thaw and Drop until the engine has answered. It
+// authenticates Message.From, reports Gone only for peers that report the same of this
+// replica, and calls Step with Ticked at Next. A table belongs to the driver: the
+// machine passes the pointer on and never looks into it.
 package transfer

@@ -2,11 +2,11 @@ package transfer
 
 import "github.com/cascadeinfer/cascade/policies"
 
-// expiringMap keeps values for some time, and not too many of them: over the bound
-// the oldest goes first.
+// expiringMap keeps values until they expire, and at most maxResults of them: the
+// oldest is removed first.
 type expiringMap[K comparable, V any] struct {
 	values map[K]expiringValue[V]
-	order  []K // as first put
+	order  []K // by first put
 }
 
 type expiringValue[V any] struct {
@@ -14,7 +14,7 @@ type expiringValue[V any] struct {
 	until policies.Micros
 }
 
-// put keeps v under k until then.
+// put stores v under k until a time.
 func (m *expiringMap[K, V]) put(k K, v V, until policies.Micros) {
 	if m.values == nil {
 		m.values = map[K]expiringValue[V]{}
@@ -30,7 +30,7 @@ func (m *expiringMap[K, V]) get(k K) (V, bool) {
 	return r.value, ok
 }
 
-// expire drops what is over. What was put anew may hold up what came after it.
+// expire removes expired values. A value that was put again may delay those after it.
 func (m *expiringMap[K, V]) expire(now policies.Micros) {
 	n := 0
 	for n < len(m.order) && (m.values[m.order[n]].until <= now || len(m.order)-n > maxResults) {

@@ -7,13 +7,13 @@ func (m *Machine) Check() error {
 	for n, x := range m.exports {
 		switch {
 		case x.deal.Seller != m.cfg.Self:
-			return fmt.Errorf("export %v is another's", x.deal)
+			return fmt.Errorf("export %v belongs to another seller", x.deal)
 		case x.frozen && x.state < freezing || !x.frozen && (x.state == freezing || x.state == verifying):
-			return fmt.Errorf("export %v: frozen is %v in stand %d", x.deal, x.frozen, x.state)
+			return fmt.Errorf("export %v: frozen is %v in state %v", x.deal, x.frozen, x.state)
 		case x.state == committing && (x.deadline != 0 || x.retry == 0 || x.frozen != (x.mode == Live)):
 			return fmt.Errorf("export %v: swapping with deadline %d, retry %d, frozen %v", x.deal, x.deadline, x.retry, x.frozen)
 		case x.state != committing && (x.deadline == 0 || x.retry != 0):
-			return fmt.Errorf("export %v: deadline %d and retry %d in stand %d", x.deal, x.deadline, x.retry, x.state)
+			return fmt.Errorf("export %v: deadline %d and retry %d in state %v", x.deal, x.deadline, x.retry, x.state)
 		case x.from > x.computed:
 			return fmt.Errorf("export %v: from %d to %d", x.deal, x.from, x.computed)
 		}
@@ -26,9 +26,9 @@ func (m *Machine) Check() error {
 	for n, i := range m.imports {
 		switch {
 		case i.deadline == 0 || i.retry == 0:
-			return fmt.Errorf("import %v: deadline %d and retry %d in state %d", i.deal, i.deadline, i.retry, i.state)
+			return fmt.Errorf("import %v: deadline %d and retry %d in state %v", i.deal, i.deadline, i.retry, i.state)
 		case (i.state == pulling) != (i.pull.Kind == Pull):
-			return fmt.Errorf("import %v: pull %v in state %d", i.deal, i.pull.Kind, i.state)
+			return fmt.Errorf("import %v: pull %v in state %v", i.deal, i.pull.Kind, i.state)
 		}
 		for _, o := range m.imports[:n] {
 			if o.deal == i.deal {
@@ -38,7 +38,7 @@ func (m *Machine) Check() error {
 	}
 	for n, c := range m.commits {
 		if _, ok := m.commitResults.get(c.deal); ok {
-			return fmt.Errorf("move %v is answered already", c.deal)
+			return fmt.Errorf("commit of %v is answered already", c.deal)
 		}
 		for _, o := range m.commits[:n] {
 			if o.deal == c.deal {
@@ -47,7 +47,7 @@ func (m *Machine) Check() error {
 		}
 	}
 	if len(m.local) > 0 || m.out != nil {
-		return fmt.Errorf("something is left of a step")
+		return fmt.Errorf("messages or actions are left after a step")
 	}
 	return nil
 }

@@ -5,13 +5,13 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// commitRequest is a front's side of a move that it has not answered yet.
+// commitRequest is the front end's side of a migration that it has not answered yet.
 type commitRequest struct {
 	deal          bidask.Deal
 	source        policies.ReplicaID
 	request       string
-	lookingUp     bool // the register is looked at; else the stream is being handed over
-	commitRefused bool // it is too late for the Swap
+	lookingUp     bool // waiting for LookUpHolder; else for SwitchHolder
+	commitRefused bool // a later Commit is treated as a Query
 	heardAt       policies.Micros
 }
 
@@ -24,7 +24,7 @@ func (m *Machine) findCommit(d bidask.Deal) *commitRequest {
 	return nil
 }
 
-// handleCommit answers a source.
+// handleCommit answers a source's Commit or Query.
 func (m *Machine) handleCommit(msg Message) {
 	if end, ok := m.commitResults.get(msg.Deal); ok {
 		m.send(end)
@@ -54,14 +54,14 @@ func (m *Machine) handleCommit(msg Message) {
 	m.emit(Action{Kind: SwitchHolder, Deal: c.deal, Peer: c.source, Message: msg, Deadline: m.now + patience})
 }
 
-// lookUpHolder asks the register. Whatever it says, the move's Swap does not count any
-// more: else one that is late could begin what its source has given up.
+// lookUpHolder looks up the holder in the register. From then on a Commit of the
+// migration is treated as a Query: a late one could start what its source has given up.
 func (m *Machine) lookUpHolder(c *commitRequest) {
 	c.commitRefused, c.lookingUp = true, true
 	m.emit(Action{Kind: LookUpHolder, Deal: c.deal, Peer: c.source, Request: c.request})
 }
 
-// handleResult takes the end of a hand-over, or what the register says.
+// handleResult handles the result of a switch or of a lookup.
 func (m *Machine) handleResult(ev Event) {
 	c := m.findCommit(ev.Deal)
 	if c == nil || c.lookingUp != (ev.Kind == HolderResult) {
@@ -70,7 +70,7 @@ func (m *Machine) handleResult(ev Event) {
 	c.lookingUp = false
 	switch {
 	case ev.Answer == Rejected && ev.Kind == SwitchResult:
-		// The source's epoch is an old one, or it is the holder no more.
+		// The source's epoch is stale, or it is not the holder any more.
 		m.lookUpHolder(c)
 		return
 	case ev.Answer == Pending:

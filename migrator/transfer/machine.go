@@ -7,24 +7,24 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// Machine is one replica's part in all moves. It is not safe for concurrent use.
+// Machine is one replica's part in all migrations. It is not safe for concurrent use.
 type Machine struct {
 	cfg   Config
 	now   policies.Micros
 	out   []Action  // of the Step in progress
-	local []Message // to oneself, of the Step in progress: a front may be source or target
+	local []Message // messages to this replica in the Step in progress: a front end may be source or target
 
-	// Each in order of its beginning, so that equal events give equal actions.
+	// Each in order of start, so that equal events give equal actions.
 	exports []*exportState
 	imports []*importState
 	commits []*commitRequest
 
-	exportResults expiringMap[bidask.Deal, Message] // how exports ended: what their targets are told
-	commitResults expiringMap[bidask.Deal, Message] // how fronts' moves ended: what their sources are told
+	exportResults expiringMap[bidask.Deal, Message] // of finished exports, for their targets
+	commitResults expiringMap[bidask.Deal, Message] // of finished switches at this front end, for their sources
 }
 
-// New returns a machine that moves nothing. The error is a *policies.Violation
-// that names the bad field.
+// New returns a machine without migrations. The error is a *policies.Violation that
+// names the invalid field.
 func New(c Config) (*Machine, error) {
 	c, err := c.withDefaults()
 	if err != nil {
@@ -33,8 +33,8 @@ func New(c Config) (*Machine, error) {
 	return &Machine{cfg: c}, nil
 }
 
-// Step takes note of an event and appends what is to be done about it to out,
-// which it returns. It keeps the slices and the table that the event brings.
+// Step handles an event, appends the resulting actions to out and returns it. It keeps
+// the slices and the table of the event.
 func (m *Machine) Step(ev Event, out []Action) []Action {
 	m.out = out
 	m.now = max(m.now, ev.Now)
@@ -90,7 +90,7 @@ func (m *Machine) Step(ev Event, out []Action) []Action {
 	return out
 }
 
-// receive passes a message to the part that it is meant for.
+// receive passes a message to the handler of its role.
 func (m *Machine) receive(msg Message) {
 	if msg.From == "" || msg.To != m.cfg.Self || msg.Deal.Seller == "" {
 		return
@@ -112,7 +112,7 @@ func (m *Machine) receive(msg Message) {
 		if msg.Deal.Seller == m.cfg.Self {
 			m.handleFrontEndMessage(msg)
 		}
-	case Pending, Committed: // a front's to a source, or a source's to a target
+	case Pending, Committed: // from a front end to a source, or from a source to a target
 		if msg.Deal.Seller == m.cfg.Self {
 			m.handleFrontEndMessage(msg)
 		} else if msg.Deal.Seller == msg.From {
@@ -127,8 +127,8 @@ func (m *Machine) receive(msg Message) {
 	}
 }
 
-// Next returns when Step must be called with Ticked; false when no deadline is
-// pending. It changes with every Step.
+// Next returns the time at which Step must be called with Ticked, or false when no
+// deadline is pending. It changes with every Step.
 func (m *Machine) Next() (policies.Micros, bool) {
 	next, any := policies.Micros(0), false
 	earlier := func(t policies.Micros) {
@@ -147,10 +147,10 @@ func (m *Machine) Next() (policies.Micros, bool) {
 	return next, any
 }
 
-// Idle reports whether no move is under way here, in any role.
+// Idle reports whether no migration is in progress here, in any role.
 func (m *Machine) Idle() bool { return len(m.exports)+len(m.imports)+len(m.commits) == 0 }
 
-// send sends a message; one to oneself arrives within the same Step.
+// send sends a message. A message to this replica is handled within the same Step.
 func (m *Machine) send(msg Message) {
 	msg.From = m.cfg.Self
 	if msg.To == m.cfg.Self {
@@ -162,10 +162,10 @@ func (m *Machine) send(msg Message) {
 
 func (m *Machine) emit(a Action) { m.out = append(m.out, a) }
 
-// due reports whether a deadline has passed; 0 is none.
+// due reports whether deadline t has passed; 0 means no deadline.
 func (m *Machine) due(t policies.Micros) bool { return t != 0 && t <= m.now }
 
-// without takes v out of s.
+// without removes v from s.
 func without[T comparable](s []T, v T) []T {
 	return slices.DeleteFunc(s, func(o T) bool { return o == v })
 }

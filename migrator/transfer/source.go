@@ -7,19 +7,23 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// A stand is where an export stands.
+// sourceState is the state of an export.
 type sourceState uint8
 
 const (
-	awaitingOpen sourceState = iota // the target's Open is awaited
-	copying                         // Offer or Round is sent, Pulled is awaited
-	listing                         // List is out
-	freezing                        // Freeze is out
-	verifying                       // Manifest is sent, Ready is awaited
-	committing                      // Swap is sent, the front's word is awaited
+	awaitingOpen sourceState = iota // waiting for the target's Open
+	copying                         // Accept or Round was sent; waiting for Pulled
+	listing                         // waiting for the answer to List
+	freezing                        // waiting for the answer to Freeze
+	verifying                       // Manifest was sent; waiting for Ready
+	committing                      // Commit was sent; waiting for the front end
 )
 
-// exportState is the source's side of a move.
+func (s sourceState) String() string {
+	return [...]string{"awaiting open", "copying", "listing", "freezing", "verifying", "committing"}[s]
+}
+
+// exportState is the source's side of a migration.
 type exportState struct {
 	deal          bidask.Deal
 	target        policies.ReplicaID
@@ -29,18 +33,18 @@ type exportState struct {
 	state         sourceState
 	mode          Mode
 	round         uint32 // the last one sent
-	partialRounds uint32 // of them, those that only brought a part of what there was
-	from          uint64 // positions before it are the target's already
-	computed      uint64 // where the last round ends
-	generation    uint64 // of the source's blocks, once listed
+	partialRounds uint32 // how many of the rounds were only a part of the blocks
+	from          uint64 // the target has the positions before it
+	computed      uint64 // end of the last round
+	generation    uint64 // of the source's blocks, valid once listed
 	listed        bool
-	frozen        bool // Freeze was asked for, and neither Thaw nor Drop since
+	frozen        bool // Freeze was requested, and neither Thaw nor Drop since
 	last          Message
-	sentAt        policies.Micros // when last was
-	endBy         policies.Micros // of all that comes before Swap
-	deadline      policies.Micros // until the target speaks, at most limit; 0: none any more
-	retry         policies.Micros // swapping: when to ask the front again
-	queryFrom     policies.Micros // swapping: from when on a Swap that was lost is given up
+	sentAt        policies.Micros // when last was sent
+	endBy         policies.Micros // end of everything before Commit
+	deadline      policies.Micros // until the target must send something, at most endBy; 0: none
+	retry         policies.Micros // committing: when to ask the front end again
+	queryFrom     policies.Micros // committing: when a Commit counts as lost and Query is sent instead
 }
 
 func (m *Machine) findExport(d bidask.Deal) *exportState {
@@ -52,7 +56,7 @@ func (m *Machine) findExport(d bidask.Deal) *exportState {
 	return nil
 }
 
-// beginExport begins an export. What is known already goes on.
+// beginExport starts an export. A known one continues.
 func (m *Machine) beginExport(ev Event) {
 	if ev.Deal.Seller != m.cfg.Self || m.findExport(ev.Deal) != nil {
 		return
@@ -66,12 +70,12 @@ func (m *Machine) beginExport(ev Event) {
 	case slices.ContainsFunc(m.exports, func(o *exportState) bool { return o != x && o.request.ID == x.request.ID }):
 		m.failExport(x, AlreadyMigrating)
 	default:
-		// The market's word may take a while to reach the target.
+		// The market's message may take a while to reach the target.
 		x.deadline = m.now + m.cfg.PeerTimeout + m.cfg.ReadyTimeout
 	}
 }
 
-// handleTargetMessage handles what a target says about an own move.
+// handleTargetMessage handles a message from the target of an export.
 func (m *Machine) handleTargetMessage(msg Message) {
 	x := m.findExport(msg.Deal)
 	if x == nil {
@@ -96,7 +100,7 @@ func (m *Machine) handleTargetMessage(msg Message) {
 	}
 	switch msg.Kind {
 	case Abort:
-		if x.state != committing { // the front finds out
+		if x.state != committing { // too late afterwards: the front end decides
 			m.failExport(x, msg.Failure)
 		}
 	case Open:
@@ -115,7 +119,7 @@ func (m *Machine) handleTargetMessage(msg Message) {
 		case (x.state == copying || x.state == verifying) && msg.Round+1 == x.round:
 			m.resendLast(x)
 		case (x.state == listing || x.state == freezing) && msg.Round == x.round:
-			// Many blocks take their time to be summed up.
+			// Computing the checksums of many blocks takes time.
 			m.send(Message{Kind: Pending, To: x.target, Deal: x.deal})
 		}
 	case Ready:
@@ -128,7 +132,7 @@ func (m *Machine) handleTargetMessage(msg Message) {
 	}
 }
 
-// acceptOpen chooses the way and says so.
+// acceptOpen chooses the mode and sends Accept.
 func (m *Machine) acceptOpen(x *exportState, open Message) {
 	common := slices.ContainsFunc(x.transports, func(t string) bool { return slices.Contains(open.Transports, t) })
 	x.mode = Reprompt
@@ -140,14 +144,14 @@ func (m *Machine) acceptOpen(x *exportState, open Message) {
 	m.sendToTarget(x, Message{Kind: Accept, Request: x.request.ID, Epoch: x.request.Epoch, FrontEnd: x.request.FrontEnd, Mode: x.mode, Engine: x.engine, Span: Span{Length: x.request.Length}})
 }
 
-// sendToTarget tells the target something that it may ask for again.
+// sendToTarget sends a message that the target may ask for again.
 func (m *Machine) sendToTarget(x *exportState, msg Message) {
 	msg.To, msg.Deal = x.target, x.deal
 	x.last, x.sentAt = msg, m.now
 	m.send(msg)
 }
 
-// resendLast repeats what was said last, unless that may still be on its way.
+// resendLast sends the last message again, unless it may still be on its way.
 func (m *Machine) resendLast(x *exportState) {
 	if m.now-x.sentAt >= m.cfg.RetryInterval {
 		x.sentAt = m.now
@@ -155,7 +159,7 @@ func (m *Machine) resendLast(x *exportState) {
 	}
 }
 
-// requestTable asks for the next round's table, or freezes when there have been enough.
+// requestTable asks for the next round's table, or freezes after enough rounds.
 func (m *Machine) requestTable(x *exportState) {
 	if int(x.round-x.partialRounds) >= m.cfg.MaxRounds {
 		m.requestFreeze(x)
@@ -170,7 +174,7 @@ func (m *Machine) requestFreeze(x *exportState) {
 	m.emit(Action{Kind: Freeze, Deal: x.deal, Request: x.request.ID, Span: Span{From: x.from}, Deadline: x.deadline})
 }
 
-// handleTable takes a table: of a round, or the rest's.
+// handleTable handles the table of a round or of the frozen rest.
 func (m *Machine) handleTable(ev Event) {
 	x := m.findExport(ev.Deal)
 	if x == nil || x.state != listing && x.state != freezing || (x.state == freezing) != (ev.Kind == Frozen) {
@@ -199,7 +203,7 @@ func (m *Machine) handleTable(ev Event) {
 	m.sendToTarget(x, Message{Kind: Round, Round: x.round, Span: ev.Span, Table: ev.Table})
 }
 
-// sendCommit asks the front to hand over. From here on it decides.
+// sendCommit asks the front end to switch the holder. From here on the front end decides.
 func (m *Machine) sendCommit(x *exportState) {
 	span := x.last.Span
 	x.state, x.deadline = committing, 0
@@ -209,7 +213,7 @@ func (m *Machine) sendCommit(x *exportState) {
 	m.send(x.last)
 }
 
-// handleFrontEndMessage takes the front's word.
+// handleFrontEndMessage handles the front end's answer to Commit or Query.
 func (m *Machine) handleFrontEndMessage(msg Message) {
 	x := m.findExport(msg.Deal)
 	if x == nil || x.state != committing || msg.From != x.request.FrontEnd {
@@ -231,13 +235,13 @@ func (m *Machine) handleFrontEndMessage(msg Message) {
 	}
 }
 
-// dropRequest gives a request up that is not the source's any more.
+// dropRequest drops a request that this replica does not hold any more.
 func (m *Machine) dropRequest(x *exportState, why Failure) {
 	m.unfreeze(x, Drop)
 	m.failExport(x, why)
 }
 
-// unfreeze thaws or drops what is frozen.
+// unfreeze thaws or drops a frozen request.
 func (m *Machine) unfreeze(x *exportState, how ActionKind) {
 	if x.frozen {
 		x.frozen = false
@@ -245,15 +249,15 @@ func (m *Machine) unfreeze(x *exportState, how ActionKind) {
 	}
 }
 
-// failExport ends an export that does not move; the request goes on here unless
-// it was dropped before.
+// failExport ends an export without migration; the request continues here unless it was
+// dropped before.
 func (m *Machine) failExport(x *exportState, why Failure) {
 	m.unfreeze(x, Thaw)
 	m.endExport(x, Message{Kind: Abort, Failure: why})
 	m.emit(Action{Kind: Failed, Deal: x.deal, Peer: x.target, Failure: why})
 }
 
-// endExport forgets an export and tells its target how it ended.
+// endExport forgets an export and sends its result to the target.
 func (m *Machine) endExport(x *exportState, end Message) {
 	m.emit(Action{Kind: Revoke, Deal: x.deal, Peer: x.target})
 	end.To, end.Deal = x.target, x.deal
@@ -262,15 +266,15 @@ func (m *Machine) endExport(x *exportState, end Message) {
 	m.exports = without(m.exports, x)
 }
 
-// abortExport is the market's word; after Swap it comes too late.
+// abortExport ends an export that the market withdraws; after Commit it is too late.
 func (m *Machine) abortExport(d bidask.Deal) {
 	if x := m.findExport(d); x != nil && x.state != committing {
 		m.failExport(x, Withdrawn)
 	}
 }
 
-// handleExportFailure ends what the engine refused, and what is found to be over while
-// the target pulls.
+// handleExportFailure ends an export after the engine refused a call, or after its
+// request ended while the target pulled.
 func (m *Machine) handleExportFailure(ev Event) {
 	if x := m.findExport(ev.Deal); x != nil && (x.state == listing || x.state == freezing || x.state == copying) {
 		m.failExport(x, ev.Failure)
@@ -285,7 +289,7 @@ func (m *Machine) failExportsTo(peer policies.ReplicaID) {
 	}
 }
 
-// failExportsOfFrontEnd ends the moves of requests that are over with their front.
+// failExportsOfFrontEnd ends the migrations of requests that have ended with their front end.
 func (m *Machine) failExportsOfFrontEnd(peer policies.ReplicaID) {
 	for _, x := range slices.Clone(m.exports) {
 		switch {
@@ -305,7 +309,7 @@ func (m *Machine) tickExports() {
 		case m.due(x.deadline) && m.now >= x.endBy:
 			m.failExport(x, DeadlineExceeded)
 		case m.due(x.deadline) && (x.state == freezing || x.state == listing):
-			m.failExport(x, EngineRefused) // the engine's silence
+			m.failExport(x, EngineRefused) // the engine did not answer
 		case m.due(x.deadline):
 			m.failExport(x, PeerTimeout)
 		case m.due(x.retry):

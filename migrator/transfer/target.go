@@ -7,22 +7,26 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// A state is where an import is.
+// targetState is the state of an import.
 type targetState uint8
 
 const (
-	awaitingAccept targetState = iota // the source's Offer is awaited
-	preparing                         // Prepare is out
-	awaitingTable                     // the next table is awaited
-	pulling                           // Pull is out
-	ready                             // all is here; the front may open the leg
-	adopted                           // it has
+	awaitingAccept targetState = iota // waiting for the source's Accept
+	preparing                         // waiting for the answer to Prepare
+	awaitingTable                     // waiting for the next Round or Manifest
+	pulling                           // waiting for the answer to Pull
+	ready                             // all blocks are here; the front end may open the leg
+	adopted                           // the leg has adopted the blocks
 )
 
-// maxRepulls is how often blocks with wrong sums are pulled again in one round.
+func (s targetState) String() string {
+	return [...]string{"awaiting accept", "preparing", "awaiting table", "pulling", "ready", "adopted"}[s]
+}
+
+// maxRepulls is how often corrupt blocks of one round are pulled again.
 const maxRepulls = 2
 
-// importState is the target's side of a move.
+// importState is the target's side of a migration.
 type importState struct {
 	deal     bidask.Deal
 	source   policies.ReplicaID
@@ -33,12 +37,12 @@ type importState struct {
 	frontEnd policies.ReplicaID
 	request  string
 	round    uint32 // the last one that was listed
-	position uint64 // positions before it are here
-	pull     Action // pulling: for once more
+	position uint64 // the positions before it are here
+	pull     Action // pulling: the action to repeat
 	pulls    int
-	endBy    policies.Micros // of all that comes before ready
-	deadline policies.Micros // until the source speaks, or of the state
-	retry    policies.Micros // when to speak again
+	endBy    policies.Micros // end of everything before ready
+	deadline policies.Micros // until the source must send something, or of the state
+	retry    policies.Micros // when to send the state again
 }
 
 func (m *Machine) findImport(d bidask.Deal) *importState {
@@ -50,7 +54,7 @@ func (m *Machine) findImport(d bidask.Deal) *importState {
 	return nil
 }
 
-// beginImport begins an import. What is known already goes on.
+// beginImport starts an import. A known one continues.
 func (m *Machine) beginImport(ev Event) {
 	if ev.Deal.Seller == m.cfg.Self || m.findImport(ev.Deal) != nil {
 		return
@@ -61,8 +65,8 @@ func (m *Machine) beginImport(ev Event) {
 	m.enterState(i, awaitingAccept)
 }
 
-// enterState takes an import to a state in which the source's word is awaited, or
-// the driver's, and says so.
+// enterState changes to a state that waits for the source or the driver, and reports it
+// to the source.
 func (m *Machine) enterState(i *importState, s targetState) {
 	i.state = s
 	switch s {
@@ -74,7 +78,7 @@ func (m *Machine) enterState(i *importState, s targetState) {
 	m.reportState(i)
 }
 
-// resetDeadline counts the source's silence from now.
+// resetDeadline restarts the timeout of the source.
 func (m *Machine) resetDeadline(i *importState) {
 	switch i.state {
 	case awaitingAccept, awaitingTable:
@@ -84,7 +88,7 @@ func (m *Machine) resetDeadline(i *importState) {
 	}
 }
 
-// reportState tells the source where the import is.
+// reportState sends the state of the import to the source.
 func (m *Machine) reportState(i *importState) {
 	msg := Message{Kind: Open}
 	switch i.state {
@@ -104,7 +108,7 @@ func (m *Machine) reportState(i *importState) {
 	m.send(msg)
 }
 
-// handleSourceMessage handles what a source says about its move.
+// handleSourceMessage handles a message from the source of an import.
 func (m *Machine) handleSourceMessage(msg Message) {
 	i := m.findImport(msg.Deal)
 	if i == nil {
@@ -131,8 +135,8 @@ func (m *Machine) handleSourceMessage(msg Message) {
 		}
 	case Abort:
 		if i.state == adopted && msg.Failure == UnknownToPeer {
-			// The source has forgotten; whether the front goes on here is not its to
-			// say any more.
+			// The source has forgotten the migration; it does not decide any more
+			// whether the front end continues here.
 			m.endImport(i)
 			m.emit(Action{Kind: Completed, Deal: i.deal, Peer: i.source})
 			return
@@ -141,12 +145,12 @@ func (m *Machine) handleSourceMessage(msg Message) {
 	}
 }
 
-// handleAccept goes the way that the source has chosen.
+// handleAccept continues in the mode that the source chose.
 func (m *Machine) handleAccept(i *importState, msg Message) {
 	i.mode, i.frontEnd, i.request = msg.Mode, msg.FrontEnd, msg.Request
 	switch {
 	case msg.Mode == Reprompt:
-		// The engine finds blocks by itself when the ids come.
+		// The engine finds cached blocks by itself when the ids arrive.
 		m.emit(Action{Kind: Release, Deal: i.deal, Peer: i.source})
 		m.enterState(i, ready)
 	case msg.Mode == Live && i.engine.Fingerprint != 0 && msg.Engine.Fingerprint == i.engine.Fingerprint && msg.Engine.BlockTokens == i.engine.BlockTokens:
@@ -163,7 +167,7 @@ func (m *Machine) handlePrepared(d bidask.Deal) {
 	}
 }
 
-// handleRound pulls what a table lists, if it continues what is here.
+// handleRound pulls a table if it continues the blocks that are here.
 func (m *Machine) handleRound(i *importState, msg Message) {
 	s, last := msg.Span, msg.Kind == Manifest
 	if s.From != i.position || s.Computed < s.From || last && s.Computed > s.Length || !last && i.engine.BlockTokens > 0 && s.Computed%uint64(i.engine.BlockTokens) != 0 {
@@ -176,7 +180,7 @@ func (m *Machine) handleRound(i *importState, msg Message) {
 	m.emit(i.pull)
 }
 
-// handlePullResult takes the end of a pull.
+// handlePullResult handles the end of a pull.
 func (m *Machine) handlePullResult(ev Event) {
 	i := m.findImport(ev.Deal)
 	if i == nil || i.state != pulling || ev.Round != i.round {
@@ -199,7 +203,7 @@ func (m *Machine) handlePullResult(ev Event) {
 	}
 }
 
-// handleAdoptRequest lets a front have the blocks, once.
+// handleAdoptRequest lets a front end's leg adopt the blocks, once.
 func (m *Machine) handleAdoptRequest(ev Event) {
 	i := m.findImport(ev.Deal)
 	if i == nil || i.state != ready || i.mode != Live || i.frontEnd != ev.Peer || i.request != ev.Request.ID {
@@ -211,7 +215,7 @@ func (m *Machine) handleAdoptRequest(ev Event) {
 	m.emit(Action{Kind: AllowAdopt, Deal: ev.Deal, Peer: ev.Peer})
 }
 
-// abortImport ends an import and tells its source.
+// abortImport ends an import and sends Abort to its source.
 func (m *Machine) abortImport(i *importState, why Failure) {
 	m.send(Message{Kind: Abort, To: i.source, Deal: i.deal, Failure: why})
 	m.failImport(i, why)
@@ -222,13 +226,13 @@ func (m *Machine) failImport(i *importState, why Failure) {
 	m.emit(Action{Kind: Failed, Deal: i.deal, Peer: i.source, Failure: why})
 }
 
-// endImport forgets an import and frees what nobody has adopted.
+// endImport forgets an import and frees its blocks unless they are adopted.
 func (m *Machine) endImport(i *importState) {
 	m.imports = without(m.imports, i)
 	m.emit(Action{Kind: Release, Deal: i.deal, Peer: i.source})
 }
 
-// handleImportAbort is the market's word; once the leg is open it comes too late.
+// handleImportAbort ends an import that the market withdraws; once the leg is open it is too late.
 func (m *Machine) handleImportAbort(d bidask.Deal) {
 	if i := m.findImport(d); i != nil && i.state != adopted {
 		m.abortImport(i, Withdrawn)
@@ -241,8 +245,8 @@ func (m *Machine) handleImportFailure(ev Event) {
 	}
 }
 
-// failImportsOf ends what cannot be finished. What is ready may still be adopted
-// when its source is gone: the front may have heard the Swap.
+// failImportsOf ends the imports that cannot finish without a peer. A ready one may still
+// be adopted when its source is gone: the front end may have received the Commit.
 func (m *Machine) failImportsOf(peer policies.ReplicaID) {
 	for _, i := range slices.Clone(m.imports) {
 		switch {
@@ -254,12 +258,12 @@ func (m *Machine) failImportsOf(peer policies.ReplicaID) {
 	}
 }
 
-// tickImports enforces the target's deadlines, and speaks.
+// tickImports enforces the target's deadlines and sends its state again.
 func (m *Machine) tickImports() {
 	for _, i := range slices.Clone(m.imports) {
 		switch {
 		case m.due(i.deadline) && i.state == adopted:
-			// The source is gone, or cut off; the front and the engine have the rest.
+			// The source is gone or partitioned; front end and engine finish without it.
 			m.endImport(i)
 			m.emit(Action{Kind: Completed, Deal: i.deal, Peer: i.source})
 		case m.due(i.deadline) && i.state < ready && m.now >= i.endBy:
