@@ -46,8 +46,8 @@ func (c *Client) Reserve(ctx context.Context, id string, tokens int) ([]uint32, 
 		return nil, fmt.Errorf("engine blocks: reserve %s: %d tokens", id, tokens)
 	}
 	var blocks []uint32
-	err := c.call(ctx, "reserve", id, callTime, func(ctx context.Context, l *life) error {
-		r, err := l.rpc.Reserve(ctx, &api.ReserveRequest{Session: l.session, Reservation: id, Tokens: uint64(tokens)})
+	err := c.call(ctx, "reserve", id, callTime, func(ctx context.Context, l *session) error {
+		r, err := l.rpc.Reserve(ctx, &api.ReserveRequest{Session: l.id, Reservation: id, Tokens: uint64(tokens)})
 		if status.Code(err) == codes.ResourceExhausted {
 			return ErrFull
 		}
@@ -55,7 +55,7 @@ func (c *Client) Reserve(ctx context.Context, id string, tokens int) ([]uint32, 
 			return fmt.Errorf("the engine set %d blocks aside for %d tokens", len(r.Blocks), tokens)
 		}
 		blocks = r.GetBlocks()
-		return errors.Join(err, l.check(blocks))
+		return errors.Join(err, l.checkBlocks(blocks))
 	})
 	if err != nil {
 		return nil, err
@@ -70,7 +70,7 @@ func (c *Client) MarkFilled(ctx context.Context, id string, from int, ids []uint
 	if from < 0 || computed < 0 {
 		return fmt.Errorf("engine blocks: filled %s: from %d, computed %d", id, from, computed)
 	}
-	return c.call(ctx, "filled", id, callTime, func(ctx context.Context, l *life) error {
+	return c.call(ctx, "filled", id, callTime, func(ctx context.Context, l *session) error {
 		_, err := l.rpc.MarkFilled(ctx, &api.MarkFilledRequest{Reservation: id, From: uint64(from), Ids: ids, Computed: uint64(computed)})
 		return err
 	})
@@ -79,7 +79,7 @@ func (c *Client) MarkFilled(ctx context.Context, id string, from int, ids []uint
 // Release frees a reservation that no request has adopted. Nobody may write to
 // its blocks any more. One that is unknown is no error.
 func (c *Client) Release(ctx context.Context, id string) error {
-	return c.call(ctx, "release", id, callTime, func(ctx context.Context, l *life) error {
+	return c.call(ctx, "release", id, callTime, func(ctx context.Context, l *session) error {
 		_, err := l.rpc.Release(ctx, &api.ReleaseRequest{Reservation: id})
 		return err
 	})
@@ -89,8 +89,8 @@ func (c *Client) Release(ctx context.Context, id string) error {
 // position from. leg is the value of the request's X-Cascade-Leg header.
 // ErrWaiting: it has not generated a token, or has lost its blocks and waits.
 func (c *Client) Table(ctx context.Context, leg string, from int) (t Table, err error) {
-	err = c.call(ctx, "table", leg, callTime, func(ctx context.Context, l *life) error {
-		t, err = l.table(ctx, leg, from, l.rpc.Table)
+	err = c.call(ctx, "table", leg, callTime, func(ctx context.Context, l *session) error {
+		t, err = l.callTable(ctx, leg, from, l.rpc.Table)
 		return err
 	})
 	return t, err
@@ -101,13 +101,13 @@ func (c *Client) Table(ctx context.Context, leg string, from int) (t Table, err 
 // whatever the reason, the request goes on; to make sure of that a failing call
 // may take a second longer than its ctx.
 func (c *Client) Freeze(ctx context.Context, leg string, from int) (t Table, err error) {
-	err = c.call(ctx, "freeze", leg, freezeTime, func(ctx context.Context, l *life) error {
-		if t, err = l.table(ctx, leg, from, l.rpc.Freeze); err == nil || ended(err) {
+	err = c.call(ctx, "freeze", leg, freezeTime, func(ctx context.Context, l *session) error {
+		if t, err = l.callTable(ctx, leg, from, l.rpc.Freeze); err == nil || nothingToThaw(err) {
 			return err
 		}
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), thawTime)
 		defer cancel()
-		if _, bad := l.rpc.Thaw(undo, &api.LegRequest{Leg: leg}); bad != nil && !ended(bad) {
+		if _, bad := l.rpc.Thaw(undo, &api.LegRequest{Leg: leg}); bad != nil && !nothingToThaw(bad) {
 			return errors.Join(err, bad)
 		}
 		return err
@@ -115,8 +115,8 @@ func (c *Client) Freeze(ctx context.Context, leg string, from int) (t Table, err
 	return t, err
 }
 
-// ended reports whether an answer says that there is nothing to thaw.
-func ended(err error) bool {
+// nothingToThaw reports whether an answer says that there is nothing to thaw.
+func nothingToThaw(err error) bool {
 	switch status.Code(err) {
 	case codes.NotFound, codes.FailedPrecondition, codes.Unavailable:
 		return true
@@ -126,7 +126,7 @@ func ended(err error) bool {
 
 // Thaw lets a frozen request go on; one that is not frozen does anyway.
 func (c *Client) Thaw(ctx context.Context, leg string) error {
-	return c.call(ctx, "thaw", leg, callTime, func(ctx context.Context, l *life) error {
+	return c.call(ctx, "thaw", leg, callTime, func(ctx context.Context, l *session) error {
 		_, err := l.rpc.Thaw(ctx, &api.LegRequest{Leg: leg})
 		return err
 	})
@@ -135,15 +135,15 @@ func (c *Client) Thaw(ctx context.Context, leg string) error {
 // Drop ends a request that runs on elsewhere and frees its blocks; its HTTP
 // response ends without an end marker.
 func (c *Client) Drop(ctx context.Context, leg string) error {
-	return c.call(ctx, "drop", leg, callTime, func(ctx context.Context, l *life) error {
+	return c.call(ctx, "drop", leg, callTime, func(ctx context.Context, l *session) error {
 		_, err := l.rpc.Drop(ctx, &api.LegRequest{Leg: leg})
 		return err
 	})
 }
 
 // call runs f with a deadline and gives its error a place and a meaning.
-func (c *Client) call(ctx context.Context, what, name string, most time.Duration, f func(context.Context, *life) error) error {
-	l := c.now()
+func (c *Client) call(ctx context.Context, what, name string, most time.Duration, f func(context.Context, *session) error) error {
+	l := c.currentSession()
 	if l == nil {
 		return fmt.Errorf("engine blocks: %s %s: %w", what, name, ErrUnavailable)
 	}

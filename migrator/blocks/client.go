@@ -40,14 +40,14 @@ const (
 
 // Bounds of talking to an engine.
 const (
-	setupTime  = 5 * time.Second // to begin a session
-	callTime   = 5 * time.Second // for a call without a sooner deadline
-	freezeTime = 20 * time.Second
-	thawTime   = time.Second // to undo a Freeze that failed
-	firstPause = 20 * time.Millisecond
-	longest    = 2 * time.Second // pause between attempts
-	maxMessage = 16 << 20        // bytes; the ids of a million tokens are 3 MB
-	maxName    = 256             // bytes of a session's name
+	setupTime     = 5 * time.Second // to begin a session
+	callTime      = 5 * time.Second // for a call without a sooner deadline
+	freezeTime    = 20 * time.Second
+	thawTime      = time.Second // to undo a Freeze that failed
+	minRetryDelay = 20 * time.Millisecond
+	maxRetryDelay = 2 * time.Second // pause between attempts
+	maxMessage    = 16 << 20        // bytes; the ids of a million tokens are 3 MB
+	maxName       = 256             // bytes of a session's name
 )
 
 // Config says where the engine is.
@@ -71,16 +71,16 @@ type Client struct {
 	device func(handle []byte, f *os.File, l transport.Layout) (*transport.Memory, error)
 	log    *slog.Logger
 
-	mu   sync.Mutex
-	life *life // nil: away
+	mu      sync.Mutex
+	current *session // nil: away
 }
 
 var _ transport.Pool = (*Client)(nil)
 
-// life is one session with one engine.
-type life struct {
+// session is one session with one engine.
+type session struct {
 	rpc         api.BlocksClient
-	session     string
+	id          string
 	description Description
 	memory      *transport.Memory
 	unmapped    chan struct{} // closed when nobody holds memory any more
@@ -101,29 +101,29 @@ func New(c Config) (*Client, error) {
 // Run keeps a session with the engine until ctx is done. With the session ends
 // what it reserved: whoever writes to reserved blocks must have stopped before.
 func (c *Client) Run(ctx context.Context) error {
-	pause := firstPause
-	var away absence
+	pause := minRetryDelay
+	var away outage
 	for ctx.Err() == nil {
-		lived, err := c.live(ctx)
+		lived, err := c.runSession(ctx)
 		if ctx.Err() != nil {
 			break
 		}
 		if lived {
-			pause, away = firstPause, absence{}
+			pause, away = minRetryDelay, outage{}
 		}
-		away.tell(time.Now(), c.log, c.dir, err)
+		away.log(time.Now(), c.log, c.dir, err)
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
 		}
-		pause = min(2*pause, longest)
+		pause = min(2*pause, maxRetryDelay)
 	}
 	return nil
 }
 
-// live is one session, from its beginning to its end. lived reports whether it
+// runSession is one session, from its beginning to its end. lived reports whether it
 // came to calls.
-func (c *Client) live(ctx context.Context) (lived bool, err error) {
+func (c *Client) runSession(ctx context.Context) (lived bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	setup := time.AfterFunc(setupTime, func() { cancel(errors.New("the engine does not answer")) })
@@ -134,27 +134,27 @@ func (c *Client) live(ctx context.Context) (lived bool, err error) {
 		return false, err
 	}
 	defer conn.Close()
-	l := &life{rpc: api.NewBlocksClient(conn), unmapped: make(chan struct{}), abandoned: make(chan error, 1)}
+	l := &session{rpc: api.NewBlocksClient(conn), unmapped: make(chan struct{}), abandoned: make(chan error, 1)}
 	stream, err := l.rpc.Session(ctx, &api.SessionRequest{})
 	if err != nil {
-		return false, setupError(ctx, err)
+		return false, withCause(ctx, err)
 	}
 	first, err := stream.Recv()
 	if err != nil {
-		return false, setupError(ctx, err)
+		return false, withCause(ctx, err)
 	}
-	if l.session = first.Session; l.session == "" || len(l.session) > maxName {
-		return false, fmt.Errorf("the engine names a session with %d bytes", len(l.session))
+	if l.id = first.Session; l.id == "" || len(l.id) > maxName {
+		return false, fmt.Errorf("the engine names a session with %d bytes", len(l.id))
 	}
 	said, err := l.rpc.Describe(ctx, &api.DescribeRequest{})
 	if err != nil {
-		return false, setupError(ctx, err)
+		return false, withCause(ctx, err)
 	}
-	if l.description, err = describe(said); err != nil {
+	if l.description, err = decodeDescription(said); err != nil {
 		return false, err
 	}
-	if l.memory, err = c.receive(ctx, filepath.Join(c.dir, poolSocket), l.description); err != nil {
-		return false, setupError(ctx, err)
+	if l.memory, err = c.receiveMemory(ctx, filepath.Join(c.dir, poolSocket), l.description); err != nil {
+		return false, withCause(ctx, err)
 	}
 	unmap := l.memory.Unmap
 	l.memory.Unmap = func() { unmap(); close(l.unmapped) }
@@ -163,13 +163,13 @@ func (c *Client) live(ctx context.Context) (lived bool, err error) {
 		return false, context.Cause(ctx)
 	}
 
-	c.set(l)
-	defer c.set(nil)
+	c.setSession(l)
+	defer c.setSession(nil)
 	var leaving sync.WaitGroup
 	defer leaving.Wait()
 	defer cancel(nil)
 	leaving.Go(func() {
-		if why := c.leave(ctx, l); why != nil {
+		if why := c.waitAbandoned(ctx, l); why != nil {
 			cancel(why)
 		}
 	})
@@ -177,19 +177,19 @@ func (c *Client) live(ctx context.Context) (lived bool, err error) {
 	for err == nil { // what else it says belongs to a later protocol
 		_, err = stream.Recv()
 	}
-	return true, setupError(ctx, err)
+	return true, withCause(ctx, err)
 }
 
-// leave waits until a life is abandoned and nobody holds its memory any more. It
+// waitAbandoned waits until a life is abandoned and nobody holds its memory any more. It
 // returns why, or nil when the life has ended before.
-func (c *Client) leave(ctx context.Context, l *life) error {
+func (c *Client) waitAbandoned(ctx context.Context, l *session) error {
 	var why error
 	select {
 	case why = <-l.abandoned:
 	case <-ctx.Done():
 		return nil
 	}
-	c.set(nil)
+	c.setSession(nil)
 	l.memory.Close()
 	select {
 	case <-l.unmapped:
@@ -205,7 +205,7 @@ func (c *Client) leave(ctx context.Context, l *life) error {
 // session ends, and another one begins. It does nothing while the engine is away,
 // and does not block.
 func (c *Client) AbandonSession(why error) {
-	l := c.now()
+	l := c.currentSession()
 	if l == nil {
 		return
 	}
@@ -215,8 +215,8 @@ func (c *Client) AbandonSession(why error) {
 	}
 }
 
-// setupError is err, or why the session was given up.
-func setupError(ctx context.Context, err error) error {
+// withCause is err, or why the session was given up.
+func withCause(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
 	}
@@ -239,23 +239,23 @@ func (c *Client) dial() (*grpc.ClientConn, error) {
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)))
 }
 
-func (c *Client) set(l *life) {
+func (c *Client) setSession(l *session) {
 	c.mu.Lock()
-	c.life = l
+	c.current = l
 	c.mu.Unlock()
 }
 
-// now is the present life, nil when the engine is away.
-func (c *Client) now() *life {
+// currentSession is the present life, nil when the engine is away.
+func (c *Client) currentSession() *session {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.life
+	return c.current
 }
 
 // Description tells what the engine's pool is like, and false while the engine
 // is away.
 func (c *Client) Description() (Description, bool) {
-	if l := c.now(); l != nil {
+	if l := c.currentSession(); l != nil {
 		return l.description, true
 	}
 	return Description{}, false
@@ -267,7 +267,7 @@ func (c *Client) Description() (Description, bool) {
 // and an engine that comes back has another Memory; so a reservation's blocks
 // are to be written in the Memory that was there when Reserve answered.
 func (c *Client) Memory() (*transport.Memory, bool) {
-	if l := c.now(); l != nil {
+	if l := c.currentSession(); l != nil {
 		return l.memory, true
 	}
 	return nil, false

@@ -147,7 +147,7 @@ func TestAbandon(t *testing.T) {
 	f := &fake{}
 	c := connected(t, f)
 	c.mu.Lock()
-	before := c.life
+	before := c.current
 	c.mu.Unlock()
 	m, _ := c.Memory()
 	m.Hold()
@@ -165,7 +165,7 @@ func TestAbandon(t *testing.T) {
 	f.mu.Unlock()
 	m.RegionBytes(15, 1)[0]++
 	m.Release()
-	await(t, func() bool { now := c.now(); return now != nil && now != before })
+	await(t, func() bool { now := c.currentSession(); return now != nil && now != before })
 	await(t, func() bool { f.mu.Lock(); defer f.mu.Unlock(); return f.sessions == 1 })
 	if _, err := c.Reserve(t.Context(), "r", 12); err != nil {
 		t.Error(err)
@@ -458,7 +458,7 @@ func FuzzDescribe(f *testing.F) {
 	f.Add(uint32(4), uint32(16), uint64(4096), uint64(0), uint64(256), uint64(128), uint64(128), uint64(256), uint64(128))
 	f.Add(uint32(1), uint32(1<<31), uint64(1)<<44, uint64(1)<<44, uint64(1)<<63, uint64(1), uint64(0), uint64(0), uint64(0))
 	f.Fuzz(func(t *testing.T, tokens, blocks uint32, pool, o1, s1, b1, o2, s2, b2 uint64) {
-		d, err := describe(&api.Description{BlockTokens: tokens, Blocks: blocks, PoolBytes: pool, Regions: []*api.Region{
+		d, err := decodeDescription(&api.Description{BlockTokens: tokens, Blocks: blocks, PoolBytes: pool, Regions: []*api.Region{
 			{Offset: o1, Stride: s1, Bytes: b1}, {Offset: o2, Stride: s2, Bytes: b2},
 		}})
 		if err != nil {
@@ -480,9 +480,9 @@ func FuzzTable(f *testing.F) {
 		if from < 0 || ids < 0 || ids > 1000 || blocks < 0 || blocks > 1000 {
 			return
 		}
-		l := &life{description: Description{BlockTokens: 4}}
+		l := &session{description: Description{BlockTokens: 4}}
 		l.description.Layout.Blocks = 16
-		r, err := l.read(&api.TableReply{Computed: computed, Length: length, Ids: make([]uint32, ids), FirstBlock: first, Blocks: slices.Repeat([]uint32{block}, blocks), Cached: cached, Prompt: prompt}, from)
+		r, err := l.decodeTable(&api.TableReply{Computed: computed, Length: length, Ids: make([]uint32, ids), FirstBlock: first, Blocks: slices.Repeat([]uint32{block}, blocks), Cached: cached, Prompt: prompt}, from)
 		if err != nil {
 			return
 		}

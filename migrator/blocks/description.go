@@ -36,8 +36,8 @@ func (d Description) BlocksFor(tokens int) int {
 	return (tokens + d.BlockTokens - 1) / d.BlockTokens
 }
 
-// describe takes over what an engine says, once it makes sense.
-func describe(d *api.Description) (Description, error) {
+// decodeDescription takes over what an engine says, once it makes sense.
+func decodeDescription(d *api.Description) (Description, error) {
 	bad := func(format string, args ...any) (Description, error) {
 		return Description{}, fmt.Errorf("the engine describes its pool wrongly: "+format, args...)
 	}

@@ -19,20 +19,20 @@ const (
 	maxHandle = 256
 )
 
-// receive fetches the memory of a pool, until ctx is done, and maps it. The caller closes it.
-func (c *Client) receive(ctx context.Context, path string, d Description) (*transport.Memory, error) {
-	message, file, err := fetch(ctx, path)
+// receiveMemory fetches the memory of a pool, until ctx is done, and maps it. The caller closes it.
+func (c *Client) receiveMemory(ctx context.Context, path string, d Description) (*transport.Memory, error) {
+	message, file, err := receiveDescriptor(ctx, path)
 	if err != nil {
 		return nil, fmt.Errorf("the engine's memory: %s: %w", path, err)
 	}
 	if len(message) > 1 {
-		return c.take(message[1:], file, d)
+		return c.mapDeviceMemory(message[1:], file, d)
 	}
-	return mapped(file, d)
+	return mapSharedMemory(file, d)
 }
 
-// take hands memory of a device on to who can reach it.
-func (c *Client) take(handle []byte, file *os.File, d Description) (*transport.Memory, error) {
+// mapDeviceMemory hands memory of a device on to who can reach it.
+func (c *Client) mapDeviceMemory(handle []byte, file *os.File, d Description) (*transport.Memory, error) {
 	if c.device == nil {
 		err := errors.New("the engine's memory is on a device, which this migrator was not set up for")
 		if file != nil {
@@ -50,8 +50,8 @@ func (c *Client) take(handle []byte, file *os.File, d Description) (*transport.M
 	return m, nil
 }
 
-// mapped maps shared memory, and closes the file if it cannot.
-func mapped(file *os.File, d Description) (*transport.Memory, error) {
+// mapSharedMemory maps shared memory, and closes the file if it cannot.
+func mapSharedMemory(file *os.File, d Description) (*transport.Memory, error) {
 	info, err := file.Stat()
 	switch {
 	case err != nil:
@@ -80,9 +80,9 @@ func mapped(file *os.File, d Description) (*transport.Memory, error) {
 	}, nil
 }
 
-// fetch receives the one message that the engine sends, which has a byte at least, and
+// receiveDescriptor receives the one message that the engine sends, which has a byte at least, and
 // its file descriptor, nil for none.
-func fetch(ctx context.Context, path string) ([]byte, *os.File, error) {
+func receiveDescriptor(ctx context.Context, path string) ([]byte, *os.File, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
 	if err != nil {
 		return nil, nil, err
@@ -95,7 +95,7 @@ func fetch(ctx context.Context, path string) ([]byte, *os.File, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	fds, err := descriptors(rights[:rightsLen])
+	fds, err := parseDescriptors(rights[:rightsLen])
 	switch device := n > 1 && b[0] == inDevice; {
 	case err != nil:
 	case device && len(fds) > 1:
@@ -115,8 +115,8 @@ func fetch(ctx context.Context, path string) ([]byte, *os.File, error) {
 	return b[:n], os.NewFile(uintptr(fds[0]), "engine-pool"), nil
 }
 
-// descriptors are all file descriptors of a control message, also with an error.
-func descriptors(rights []byte) (fds []int, err error) {
+// parseDescriptors are all file descriptors of a control message, also with an error.
+func parseDescriptors(rights []byte) (fds []int, err error) {
 	messages, err := unix.ParseSocketControlMessage(rights)
 	for i := range messages {
 		more, bad := unix.ParseUnixRights(&messages[i])

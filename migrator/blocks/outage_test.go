@@ -18,13 +18,13 @@ func TestAbsence(t *testing.T) {
 	for _, c := range []struct {
 		at   time.Duration
 		want int // warnings of this absence so far
-	}{{0, 0}, {patience - 1, 0}, {patience, 1}, {time.Hour, 1}} {
+	}{{0, 0}, {warnAfter - 1, 0}, {warnAfter, 1}, {time.Hour, 1}} {
 		out.Reset()
-		var a absence
+		var a outage
 		for at := time.Duration(0); at <= c.at; at += max(c.at/4, 1) {
-			a.tell(begin.Add(at), log, "d", errors.New("nobody listens"))
+			a.log(begin.Add(at), log, "d", errors.New("nobody listens"))
 		}
-		a.tell(begin.Add(c.at), log, "d", errors.New("nobody listens"))
+		a.log(begin.Add(c.at), log, "d", errors.New("nobody listens"))
 		if got := strings.Count(out.String(), "level=WARN"); got != c.want {
 			t.Errorf("after %v: %d warnings, want %d:\n%s", c.at, got, c.want, out.String())
 		}

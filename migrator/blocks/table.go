@@ -11,20 +11,20 @@ import (
 // tableCall is Table or Freeze of the engine's service.
 type tableCall func(context.Context, *api.TableRequest, ...grpc.CallOption) (*api.TableReply, error)
 
-// table asks for a table and checks that it makes sense.
-func (l *life) table(ctx context.Context, leg string, from int, ask tableCall) (Table, error) {
+// callTable asks for a table and checks that it makes sense.
+func (l *session) callTable(ctx context.Context, leg string, from int, ask tableCall) (Table, error) {
 	if from < 0 {
 		return Table{}, fmt.Errorf("from position %d", from)
 	}
-	r, err := ask(ctx, &api.TableRequest{Session: l.session, Leg: leg, From: uint64(from)})
+	r, err := ask(ctx, &api.TableRequest{Session: l.id, Leg: leg, From: uint64(from)})
 	if err != nil {
 		return Table{}, err
 	}
-	return l.read(r, from)
+	return l.decodeTable(r, from)
 }
 
-// read takes over an engine's answer for what lies from position from on.
-func (l *life) read(r *api.TableReply, from int) (Table, error) {
+// decodeTable takes over an engine's answer for what lies from position from on.
+func (l *session) decodeTable(r *api.TableReply, from int) (Table, error) {
 	const most = 1 << 40 // so that none of the sums below overflows
 	first, size := from/l.description.BlockTokens, uint64(l.description.BlockTokens)
 	bad := func(format string, args ...any) (Table, error) {
@@ -45,7 +45,7 @@ func (l *life) read(r *api.TableReply, from int) (Table, error) {
 	if uint64(len(r.Blocks)) != want {
 		return bad("%d blocks for positions %d to %d", len(r.Blocks), uint64(first)*size, r.Computed)
 	}
-	if err := l.check(r.Blocks); err != nil {
+	if err := l.checkBlocks(r.Blocks); err != nil {
 		return Table{}, err
 	}
 	return Table{
@@ -54,8 +54,8 @@ func (l *life) read(r *api.TableReply, from int) (Table, error) {
 	}, nil
 }
 
-// check refuses blocks that are not in the pool.
-func (l *life) check(blocks []uint32) error {
+// checkBlocks refuses blocks that are not in the pool.
+func (l *session) checkBlocks(blocks []uint32) error {
 	for _, b := range blocks {
 		if int64(b) >= int64(l.description.Layout.Blocks) {
 			return fmt.Errorf("the engine names block %d of a pool of %d", b, l.description.Layout.Blocks)

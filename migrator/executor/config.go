@@ -88,7 +88,7 @@ type Config struct {
 	// Paths returns the paths over which this replica can pull from a peer, best first
 	// (links.Paths), or nil if they are unknown. It must not block. nil: no paths are
 	// known, and transports are tried in their order.
-	Ways func(policies.ReplicaID) []links.Path
+	Paths func(policies.ReplicaID) []links.Path
 	// MaxEnvelope is the maximum number of bytes of one message. A larger table is sent
 	// in parts. 0 means 8 MiB, as in migrator/peer.
 	MaxEnvelope int

@@ -25,8 +25,8 @@ func newTransportPaths(transports []transport.Transport) transportPaths {
 // pairWith describes pulls of this replica from a peer.
 func (m *Executor) pairWith(peer policies.ReplicaID) transport.Pair {
 	p := transport.Pair{Peer: peer, Host: m.cfg.Host(m.cfg.Self), PeerHost: m.cfg.Host(peer)}
-	if m.cfg.Ways != nil {
-		p.Ways = m.cfg.Ways(peer)
+	if m.cfg.Paths != nil {
+		p.Ways = m.cfg.Paths(peer)
 	}
 	return p
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/api"
 )
 
-// report puts a front's state on the wire, and what else there is to tell.
-func report(id policies.ReplicaID, model string, sequence uint64, s frontend.Status, x Extra) *api.LoadReport {
+// encodeReport puts a front's state on the wire, and what else there is to tell.
+func encodeReport(id policies.ReplicaID, model string, sequence uint64, s frontend.Status, x Extra) *api.LoadReport {
 	edges := make([]int64, len(s.Flow.Edges))
 	for i, e := range s.Flow.Edges {
 		edges[i] = int64(e)

@@ -29,19 +29,19 @@ import (
 // The defaults and bounds of the stream.
 const (
 	defaultInterval = 500 * time.Millisecond
-	firstPause      = 100 * time.Millisecond // before the second attempt to connect
-	// longestPause and longestBackoff together are well below the time for which
+	minRetryDelay   = 100 * time.Millisecond // before the second attempt to connect
+	// maxRetryDelay and longestBackoff together are well below the time for which
 	// a control plane that starts takes silent replicas for ready, 5 s: one that
 	// was away for long must not find the fleet gone.
-	longestPause   = time.Second
-	longestBackoff = time.Second // between two dials
-	dialTimeout    = 5 * time.Second
-	// silence is how long the control plane may leave reports unanswered before
+	maxRetryDelay = time.Second
+	maxDialDelay  = time.Second // between two dials
+	dialTimeout   = 5 * time.Second
+	// replyTimeout is how long the control plane may leave reports unanswered before
 	// the stream is given up. It answers each.
-	silence = 10 * time.Second
-	// quiet is how long a control plane may leave reports unanswered before
+	replyTimeout = 10 * time.Second
+	// staleReply is how long a control plane may leave reports unanswered before
 	// another one is listened to whose plan is no newer.
-	quiet = 3 * time.Second
+	staleReply = 3 * time.Second
 )
 
 // Config is what an Uplink needs.
@@ -107,7 +107,7 @@ type Extra struct {
 // would be tried every two minutes once its server has been away for a while.
 func ConnectParams() grpc.DialOption {
 	pause := backoff.DefaultConfig
-	pause.BaseDelay, pause.MaxDelay = firstPause, longestBackoff
+	pause.BaseDelay, pause.MaxDelay = minRetryDelay, maxDialDelay
 	return grpc.WithConnectParams(grpc.ConnectParams{Backoff: pause, MinConnectTimeout: dialTimeout})
 }
 
@@ -152,14 +152,14 @@ type Reply struct {
 
 // Reporter is the report streams of one replica.
 type Reporter struct {
-	cfg   Config
-	links []*link
+	cfg     Config
+	streams []*reportStream
 
-	asking sync.Mutex // held while Source and Extra are called
+	sourceMu sync.Mutex // held while Source and Extra are called
 
 	mu      sync.Mutex // held while Replied is called
 	replies []Reply    // the last of each link
-	heeded  int        // the link that is listened to
+	current int        // the link that is listened to
 	last    Reply
 }
 
@@ -172,9 +172,9 @@ func New(cfg Config) (*Reporter, error) {
 	}
 	u := &Reporter{cfg: cfg}
 	for i, conn := range append([]grpc.ClientConnInterface{cfg.Conn}, cfg.Others...) {
-		u.links = append(u.links, &link{uplink: u, number: i, conn: conn, changed: make(chan struct{}, 1)})
+		u.streams = append(u.streams, &reportStream{reporter: u, index: i, conn: conn, changed: make(chan struct{}, 1)})
 	}
-	u.replies = make([]Reply, len(u.links))
+	u.replies = make([]Reply, len(u.streams))
 	return u, nil
 }
 
@@ -190,14 +190,14 @@ func (u *Reporter) LastReply() Reply {
 func (u *Reporter) Run(ctx context.Context) error {
 	var all sync.WaitGroup
 	defer all.Wait()
-	for _, l := range u.links {
+	for _, l := range u.streams {
 		all.Go(func() { l.run(ctx) })
 	}
 	for {
 		select {
 		case <-u.cfg.Changed:
-			for _, l := range u.links {
-				l.hurry()
+			for _, l := range u.streams {
+				l.reportNow()
 			}
 		case <-ctx.Done():
 			return nil
@@ -205,25 +205,25 @@ func (u *Reporter) Run(ctx context.Context) error {
 	}
 }
 
-// report makes a report with the state as it is.
-func (u *Reporter) report(sequence uint64, m *moves, where *told) *api.LoadReport {
-	u.asking.Lock()
-	defer u.asking.Unlock()
+// buildReport makes a report with the state as it is.
+func (u *Reporter) buildReport(sequence uint64, m *migrationDelta, where *topologyDelta) *api.LoadReport {
+	u.sourceMu.Lock()
+	defer u.sourceMu.Unlock()
 	var x Extra
 	if u.cfg.Extra != nil {
 		x = u.cfg.Extra()
 	}
-	x.Migrations = m.news(x.Migrations, sequence)
-	x.Site = where.news(x.Site, sequence)
-	return report(u.cfg.Replica, u.cfg.Model, sequence, u.cfg.Status(), x)
+	x.Migrations = m.pending(x.Migrations, sequence)
+	x.Site = where.pending(x.Site, sequence)
+	return encodeReport(u.cfg.Replica, u.cfg.Model, sequence, u.cfg.Status(), x)
 }
 
-// take takes in a reply of a link, and passes it on if it counts.
-func (u *Reporter) take(from int, reply Reply) {
+// handleReply takes in a reply of a link, and passes it on if it counts.
+func (u *Reporter) handleReply(from int, reply Reply) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.replies[from] = reply
-	if u.heeded = heed(u.replies, u.heeded, reply.ReceivedAt); u.heeded != from {
+	if u.current = selectStream(u.replies, u.current, reply.ReceivedAt); u.current != from {
 		return
 	}
 	u.last = reply
@@ -232,14 +232,14 @@ func (u *Reporter) take(from int, reply Reply) {
 	}
 }
 
-// heed is the link to listen to: of those that answered lately the one with the
+// selectStream is the link to listen to: of those that answered lately the one with the
 // newest plan, and of equals the one that is listened to, so that two control
 // planes of which one is behind for a moment do not take turns.
-func heed(replies []Reply, heeded int, now time.Time) int {
+func selectStream(replies []Reply, heeded int, now time.Time) int {
 	best := -1
 	for i, r := range replies {
 		switch {
-		case r.ReceivedAt.IsZero() || now.Sub(r.ReceivedAt) > quiet:
+		case r.ReceivedAt.IsZero() || now.Sub(r.ReceivedAt) > staleReply:
 		case best < 0, r.Epoch > replies[best].Epoch, r.Epoch == replies[best].Epoch && i == heeded:
 			best = i
 		}

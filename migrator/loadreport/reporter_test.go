@@ -237,7 +237,7 @@ func TestMovesUntilHeard(t *testing.T) {
 		tell(&api.Migration{Id: "r0/1", State: "done", Rounds: 1}, &api.Migration{Id: "r0/2", State: "done"})
 		told("r0/1 done")
 		told("r0/1 done")
-		time.Sleep(silence + time.Second) // a new stream
+		time.Sleep(replyTimeout + time.Second) // a new stream
 		w.mute.Store(false)
 		for {
 			r := <-w.got
@@ -253,16 +253,16 @@ func TestMovesUntilHeard(t *testing.T) {
 			many = append(many, &api.Migration{Id: strconv.Itoa(i), State: "done"})
 		}
 		tell(many...)
-		if n, m := len((<-w.got).Migrations), len((<-w.got).Migrations); n != maxMoves || m != 100-maxMoves {
+		if n, m := len((<-w.got).Migrations), len((<-w.got).Migrations); n != maxMigrations || m != 100-maxMigrations {
 			t.Errorf("%d moves, then %d", n, m)
 		}
 		told("")
 		tell()
 		told("")
-		if w.links[0].moves.mu.Lock(); len(w.links[0].moves.known) != 0 {
-			t.Errorf("%d moves are remembered that are over", len(w.links[0].moves.known))
+		if w.streams[0].moves.mu.Lock(); len(w.streams[0].moves.known) != 0 {
+			t.Errorf("%d moves are remembered that are over", len(w.streams[0].moves.known))
 		}
-		w.links[0].moves.mu.Unlock()
+		w.streams[0].moves.mu.Unlock()
 	})
 }
 
@@ -294,7 +294,7 @@ func TestReconnects(t *testing.T) {
 		}
 		w.refuse.Store(nil)
 		back := time.Since(w.start)
-		if r := <-w.got; r.Sequence != 1 || r.at-back > longestPause {
+		if r := <-w.got; r.Sequence != 1 || r.at-back > maxRetryDelay {
 			t.Errorf("report %d came %v after the control plane", r.Sequence, r.at-back)
 		}
 	})
@@ -303,9 +303,9 @@ func TestReconnects(t *testing.T) {
 func TestSilentControlPlane(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		w.mute.Store(true)
-		time.Sleep(silence + time.Second)
+		time.Sleep(replyTimeout + time.Second)
 		if n := w.opened.Load(); n < 2 {
-			t.Errorf("%d streams in %v without an answer", n, silence)
+			t.Errorf("%d streams in %v without an answer", n, replyTimeout)
 		}
 	})
 }

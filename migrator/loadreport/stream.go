@@ -14,18 +14,18 @@ import (
 	"github.com/cascadeinfer/cascade/xds/api"
 )
 
-// link is the report stream to one control plane.
-type link struct {
-	uplink  *Reporter
-	number  int // in Uplink.links
-	conn    grpc.ClientConnInterface
-	moves   moves
-	site    told
-	changed chan struct{} // holds a token when a report should go out at once
+// reportStream is the report stream to one control plane.
+type reportStream struct {
+	reporter *Reporter
+	index    int // in Uplink.links
+	conn     grpc.ClientConnInterface
+	moves    migrationDelta
+	site     topologyDelta
+	changed  chan struct{} // holds a token when a report should go out at once
 }
 
-// hurry has a report go out at once.
-func (l *link) hurry() {
+// reportNow has a report go out at once.
+func (l *reportStream) reportNow() {
 	select {
 	case l.changed <- struct{}{}:
 	default:
@@ -33,16 +33,16 @@ func (l *link) hurry() {
 }
 
 // run keeps the stream until ctx ends.
-func (l *link) run(ctx context.Context) {
-	log := l.uplink.cfg.Logger.With("replica", string(l.uplink.cfg.Replica))
-	pause, was := firstPause, ""
+func (l *reportStream) run(ctx context.Context) {
+	log := l.reporter.cfg.Logger.With("replica", string(l.reporter.cfg.Replica))
+	pause, was := minRetryDelay, ""
 	for {
-		answered, err := l.session(ctx)
+		answered, err := l.runStream(ctx)
 		if ctx.Err() != nil {
 			return
 		}
 		if answered {
-			pause, was = firstPause, ""
+			pause, was = minRetryDelay, ""
 		}
 		// A control plane that is away for an hour is worth one line.
 		if err.Error() != was {
@@ -56,20 +56,20 @@ func (l *link) run(ctx context.Context) {
 			wait.Stop()
 			return
 		}
-		pause = min(2*pause, longestPause)
+		pause = min(2*pause, maxRetryDelay)
 	}
 }
 
-var errSilent = fmt.Errorf("the control plane has not answered for %v", silence)
+var errSilent = fmt.Errorf("the control plane has not answered for %v", replyTimeout)
 
-// session reports on one stream, to its end. answered tells whether the control
+// runStream reports on one stream, to its end. answered tells whether the control
 // plane took anything in.
-func (l *link) session(ctx context.Context) (answered bool, err error) {
+func (l *reportStream) runStream(ctx context.Context) (answered bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	// A stream that stalls in either direction is ended from outside: neither
 	// Send nor Recv knows a deadline.
-	watch := time.AfterFunc(silence, func() { cancel(errSilent) })
+	watch := time.AfterFunc(replyTimeout, func() { cancel(errSilent) })
 	defer watch.Stop()
 	reports, err := api.NewFleetClient(l.conn).Report(ctx)
 	if err != nil {
@@ -79,8 +79,8 @@ func (l *link) session(ctx context.Context) (answered bool, err error) {
 	defer reader.Wait()
 	ended := make(chan error, 1)
 	replies := 0
-	l.moves.restart()
-	l.site.restart()
+	l.moves.reset()
+	l.site.reset()
 	reader.Go(func() {
 		for {
 			reply, err := reports.Recv()
@@ -88,17 +88,17 @@ func (l *link) session(ctx context.Context) (answered bool, err error) {
 				ended <- err
 				return
 			}
-			watch.Reset(silence)
+			watch.Reset(replyTimeout)
 			replies++
-			l.take(reply)
+			l.handleReply(reply)
 		}
 	})
 	defer cancel(nil) // before the wait for the reader
 
-	tick := time.NewTicker(l.uplink.cfg.Interval)
+	tick := time.NewTicker(l.reporter.cfg.Interval)
 	defer tick.Stop()
 	for sequence := uint64(1); ; sequence++ {
-		sent := reports.Send(l.uplink.report(sequence, &l.moves, &l.site))
+		sent := reports.Send(l.reporter.buildReport(sequence, &l.moves, &l.site))
 		if sent != nil && sent != io.EOF { // EOF: Recv knows why
 			cancel(sent)
 		}
@@ -119,10 +119,10 @@ func cause(ctx context.Context, err error) error {
 	return err
 }
 
-func (l *link) take(r *api.LoadReply) {
-	l.moves.heard(r.GetSequence())
-	l.site.heard(r.GetSequence())
-	l.uplink.take(l.number, Reply{
+func (l *reportStream) handleReply(r *api.LoadReply) {
+	l.moves.acknowledge(r.GetSequence())
+	l.site.acknowledge(r.GetSequence())
+	l.reporter.handleReply(l.index, Reply{
 		Epoch: policies.Epoch(r.GetEpoch()), StageMeanHeld: r.GetStageMeanHeld(),
 		Drain: r.GetDrain(), Refine: r.GetRefine(), ReceivedAt: time.Now(),
 	})

@@ -33,8 +33,8 @@ const (
 	defaultSummary = time.Second
 	defaultRefine  = time.Second
 	defaultOffers  = 16
-	mostWaiting    = 1 << 12 // messages of peers that wait to be looked at
-	mostSequences  = 1 << 14 // that stand for the next stage when refining
+	maxMailbox     = 1 << 12 // messages of peers that wait to be looked at
+	maxSequences   = 1 << 14 // that stand for the next stage when refining
 )
 
 // Config is what a Market needs. Durations are of the wall clock: the caller

@@ -44,25 +44,25 @@ type Market struct {
 	cfg   Config
 	log   *slog.Logger
 	start time.Time
-	board *loadview.View
+	loads *loadview.View
 	wake  chan struct{} // holds a token when something is in the mailbox
 
 	// Of Run's goroutine.
-	machine  *bidask.Machine
-	book     *candidates.Selector
-	rng      *rand.Rand
-	sales    map[string]*sale // by request
-	exports  map[bidask.Deal]string
-	imports  map[bidask.Deal]policies.Tokens // that began, and how much will come
-	departed map[string]policies.Micros      // requests that were moved, and until when that is remembered
-	meter    meter
-	position policies.Occupancy // as last measured
-	leaving  bool               // nothing new is to run here, as last measured
-	sequence uint64             // of the last summary
-	actions  []bidask.Action    // scratch
+	machine         *bidask.Machine
+	selector        *candidates.Selector
+	rng             *rand.Rand
+	sales           map[string]*sale // by request
+	exports         map[bidask.Deal]string
+	imports         map[bidask.Deal]policies.Tokens // that began, and how much will come
+	departed        map[string]policies.Micros      // requests that were moved, and until when that is remembered
+	throughput      throughputMeter
+	position        policies.Occupancy // as last measured
+	leaving         bool               // nothing new is to run here, as last measured
+	summarySequence uint64             // of the last summary
+	actions         []bidask.Action    // scratch
 
 	mu       sync.Mutex
-	mail     []bidask.Event
+	mailbox  []bidask.Event
 	view     View
 	proposal *xds.Proposal
 	counts   counts
@@ -91,8 +91,8 @@ func New(cfg Config) (*Market, error) {
 		return nil, fmt.Errorf("market of %s: %w", cfg.Self, err)
 	}
 	return &Market{
-		cfg: cfg, log: cfg.Logger.With("replica", string(cfg.Self)), start: time.Now(), machine: machine, book: book,
-		board: loadview.New(loadview.Config{Self: cfg.Self, Placer: cfg.Placer, MaxAge: micros(cfg.SummaryMaxAge), SampleSize: cfg.SampleSize, Seed: cfg.Seed}),
+		cfg: cfg, log: cfg.Logger.With("replica", string(cfg.Self)), start: time.Now(), machine: machine, selector: book,
+		loads: loadview.New(loadview.Config{Self: cfg.Self, Placer: cfg.Placer, MaxAge: micros(cfg.SummaryMaxAge), SampleSize: cfg.SampleSize, Seed: cfg.Seed}),
 		wake:  make(chan struct{}, 1),
 		rng:   rand.New(rand.NewPCG(cfg.Seed, 0)),
 		sales: make(map[string]*sale), exports: make(map[bidask.Deal]string), imports: make(map[bidask.Deal]policies.Tokens),
@@ -111,14 +111,14 @@ func (m *Market) SetView(v View) {
 	m.mu.Lock()
 	m.view = v
 	m.mu.Unlock()
-	m.board.SetView(v.Plan, v.Peers)
+	m.loads.SetView(v.Plan, v.Peers)
 }
 
 // Receive takes a message of a peer. It is kept.
 func (m *Market) Receive(from policies.ReplicaID, message *api.Market) {
 	msg, ok := decode(from, m.cfg.Self, message)
 	m.mu.Lock()
-	if ok = ok && len(m.mail) < mostWaiting; ok {
+	if ok = ok && len(m.mailbox) < maxMailbox; ok {
 		m.counts.received[msg.Kind]++
 	} else {
 		m.counts.ignored++
@@ -141,7 +141,7 @@ func (m *Market) ReceiveSummary(from policies.ReplicaID, s *api.Summary) {
 		return
 	}
 	m.counts.summariesReceived++
-	m.board.SetPeerLoad(m.now(), from, loadview.Load{Waiting: promised, Total: held + promised + incoming, Draining: s.GetDraining()})
+	m.loads.SetPeerLoad(m.now(), from, loadview.Load{Waiting: promised, Total: held + promised + incoming, Draining: s.GetDraining()})
 }
 
 // Notify takes an answer of the mover: Reserved, Refused, Moved or Failed.
@@ -149,16 +149,16 @@ func (m *Market) Notify(ev bidask.Event) { m.post(ev) }
 
 // PeerGone says that a peer is gone.
 func (m *Market) PeerGone(peer policies.ReplicaID) {
-	m.board.MarkGone(peer)
+	m.loads.MarkGone(peer)
 	m.post(bidask.Event{Kind: bidask.PeerGone, Peer: peer})
 }
 
 // PeerBack says that a peer is there again which was gone: it may be asked.
-func (m *Market) PeerBack(peer policies.ReplicaID) { m.board.MarkBack(peer) }
+func (m *Market) PeerBack(peer policies.ReplicaID) { m.loads.MarkBack(peer) }
 
 func (m *Market) post(ev bidask.Event) {
 	m.mu.Lock()
-	m.mail = append(m.mail, ev)
+	m.mailbox = append(m.mailbox, ev)
 	m.mu.Unlock()
 	select {
 	case m.wake <- struct{}{}:
@@ -167,11 +167,11 @@ func (m *Market) post(ev bidask.Event) {
 }
 
 // Place implements frontend.Placer.
-func (m *Market) Place(r policies.Request) frontend.Target { return m.board.Place(m.now(), r) }
+func (m *Market) Place(r policies.Request) frontend.Target { return m.loads.Place(m.now(), r) }
 
 // Rescue implements frontend.Rescuer.
 func (m *Market) Rescue(r policies.Request, tried []policies.ReplicaID) (frontend.Target, bool) {
-	return m.board.Rescue(m.now(), r, tried)
+	return m.loads.Rescue(m.now(), r, tried)
 }
 
 var (
@@ -182,7 +182,7 @@ var (
 // Run trades until ctx ends, and returns nil then. What is being transferred
 // goes on; the rest of what was sold and won is given up. It may be called once.
 func (m *Market) Run(ctx context.Context) error {
-	defer m.giveUp()
+	defer m.cancelSales()
 	m.scan()
 	scan, summary, refine := time.NewTicker(m.cfg.ScanInterval), time.NewTicker(m.cfg.SummaryInterval), time.NewTicker(m.cfg.RefineInterval)
 	defer scan.Stop()
@@ -200,23 +200,23 @@ func (m *Market) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-m.wake:
-			m.read()
+			m.drainMailbox()
 		case <-deadline.C:
 			m.step(bidask.Event{Kind: bidask.DeadlineReached})
 		case <-scan.C:
 			m.scan()
 		case <-summary.C:
-			m.summarise()
+			m.sendSummaries()
 		case <-refine.C:
-			m.refine()
+			m.updateProposal()
 		}
 	}
 }
 
-// giveUp cancels what is for sale and frees what was reserved: this process may
+// cancelSales cancels what is for sale and frees what was reserved: this process may
 // live on for as long as its streams do, and nobody would look after it.
-func (m *Market) giveUp() {
-	m.read()
+func (m *Market) cancelSales() {
+	m.drainMailbox()
 	var sales []policies.Migration
 	for _, s := range m.sales {
 		if !s.exporting {
@@ -230,15 +230,15 @@ func (m *Market) giveUp() {
 	m.step(bidask.Event{Kind: bidask.OccupancyMeasured, Occupancy: m.position})
 }
 
-// read takes what is in the mailbox.
-func (m *Market) read() {
+// drainMailbox takes what is in the mailbox.
+func (m *Market) drainMailbox() {
 	m.mu.Lock()
-	mail := m.mail
-	m.mail = nil
+	mail := m.mailbox
+	m.mailbox = nil
 	m.mu.Unlock()
 	for _, ev := range mail {
 		if ev.Kind == bidask.TransferDone || ev.Kind == bidask.TransferFailed {
-			m.settle(ev)
+			m.recordTransferEnd(ev)
 		}
 		m.step(ev)
 	}
@@ -249,14 +249,14 @@ func (m *Market) step(ev bidask.Event) {
 	ev.Now = m.now()
 	m.actions = m.machine.Step(ev, m.actions[:0])
 	for _, a := range m.actions {
-		m.act(ev.Now, a)
+		m.execute(ev.Now, a)
 	}
 	clear(m.actions)
 }
 
-// act carries out one action.
-func (m *Market) act(now policies.Micros, a bidask.Action) {
-	m.count(a)
+// execute carries out one action.
+func (m *Market) execute(now policies.Micros, a bidask.Action) {
+	m.countAction(a)
 	switch a.Kind {
 	case bidask.Send:
 		m.cfg.Network.Send(a.Message.To, encode(a.Message))
@@ -264,7 +264,7 @@ func (m *Market) act(now policies.Micros, a bidask.Action) {
 	case bidask.Return:
 		delete(m.sales, a.Migration.Request)
 		delete(m.exports, a.Deal)
-		m.book.RecordReturn(now, a.Migration, a.Reason)
+		m.selector.RecordReturn(now, a.Migration, a.Reason)
 		return
 	case bidask.Export:
 		if s := m.sales[a.Migration.Request]; s != nil {
@@ -272,22 +272,22 @@ func (m *Market) act(now policies.Micros, a bidask.Action) {
 			m.exports[a.Deal] = a.Migration.Request
 		}
 	case bidask.Import:
-		m.meter.begin(now)
+		m.throughput.begin(now)
 		m.imports[a.Deal] = a.Migration.Length
 	}
 	m.cfg.Executor.Execute(a)
 }
 
-// settle takes note of the end of a transfer. The machine has the last word on
+// recordTransferEnd takes note of the end of a transfer. The machine has the last word on
 // what it means; a Failed sale is returned by it.
-func (m *Market) settle(ev bidask.Event) {
+func (m *Market) recordTransferEnd(ev bidask.Event) {
 	now, moved := m.now(), ev.Kind == bidask.TransferDone
 	if length, ok := m.imports[ev.Deal]; ok {
 		delete(m.imports, ev.Deal)
 		if !moved {
 			length = 0
 		}
-		m.meter.end(now, length)
+		m.throughput.end(now, length)
 		m.countMove(0, moved, false)
 		return
 	}
@@ -303,16 +303,16 @@ func (m *Market) settle(ev bidask.Event) {
 	}
 	delete(m.sales, request)
 	// The front may take a moment to notice that it does not run here any more.
-	m.departed[request] = now + remember
+	m.departed[request] = now + departedRetention
 	m.log.Debug("a request has moved", "request", request, "cause", cause.String(), "deal", ev.Deal.String())
 }
 
-// remember is for how long a request that was moved is not taken for a
+// departedRetention is for how long a request that was moved is not taken for a
 // resident, unless it is seen to have left before.
-const remember = policies.Second
+const departedRetention = policies.Second
 
-// draw returns at most n of ids, in random order.
-func (m *Market) draw(ids []policies.ReplicaID, n int) []policies.ReplicaID {
+// sampleIDs returns at most n of ids, in random order.
+func (m *Market) sampleIDs(ids []policies.ReplicaID, n int) []policies.ReplicaID {
 	ids = slices.Clone(ids)
 	n = min(n, len(ids))
 	for i := range n {

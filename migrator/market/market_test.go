@@ -99,22 +99,22 @@ func TestIgnores(t *testing.T) {
 	m.Receive("b", &api.Market{Kind: 99, Seller: "b"})
 	m.ReceiveSummary("b", &api.Summary{Held: -1})
 	m.ReceiveSummary("b", &api.Summary{Held: 1 << 62})
-	for i := range uint64(mostWaiting + 10) {
+	for i := range uint64(maxMailbox + 10) {
 		m.Receive("b", &api.Market{Kind: uint32(bidask.Busy), Seller: "b", Number: i})
 	}
 	// What the mover says is never dropped.
 	m.Notify(bidask.Event{Kind: bidask.TransferFailed, Deal: bidask.Deal{Seller: "a"}})
-	if got := m.Status().Ignored; got != 13 || len(m.mail) != mostWaiting+1 {
-		t.Errorf("%d ignored, %d wait", got, len(m.mail))
+	if got := m.Status().Ignored; got != 13 || len(m.mailbox) != maxMailbox+1 {
+		t.Errorf("%d ignored, %d wait", got, len(m.mailbox))
 	}
-	m.read()
-	if s := m.Status(); s.Received[bidask.Busy] != mostWaiting || len(m.mail) != 0 {
+	m.drainMailbox()
+	if s := m.Status(); s.Received[bidask.Busy] != maxMailbox || len(m.mailbox) != 0 {
 		t.Errorf("%+v", s)
 	}
 }
 
 func TestMeter(t *testing.T) {
-	var m meter
+	var m throughputMeter
 	if m.rate() != 0 {
 		t.Error("a rate from nothing")
 	}
@@ -162,7 +162,7 @@ func TestProposal(t *testing.T) {
 	}
 	ask := func(r *xds.Refine) *xds.Proposal {
 		m.SetView(View{Refine: r})
-		m.refine()
+		m.updateProposal()
 		return m.Proposal()
 	}
 	if p := ask(nil); p != nil {
@@ -187,7 +187,7 @@ func TestProposal(t *testing.T) {
 			t.Errorf("%v is answered with %v", bad, p)
 		}
 	}
-	if n := len(sequences([]*xds.Batch{{N: 1 << 40, SumInput: 1 << 45, SumLength: 1 << 45}, {N: 1 << 40, SumInput: 1, SumLength: 1}})); n > mostSequences {
+	if n := len(sequences([]*xds.Batch{{N: 1 << 40, SumInput: 1 << 45, SumLength: 1 << 45}, {N: 1 << 40, SumInput: 1, SumLength: 1}})); n > maxSequences {
 		t.Errorf("%d sequences", n)
 	}
 }
@@ -207,8 +207,8 @@ func TestNotReady(t *testing.T) {
 	})
 	m.scan()
 	m.Receive("b", &api.Market{Kind: uint32(bidask.Ask), Seller: "b", Handover: &api.Handover{Request: "p", Length: 5, Cause: 1}})
-	m.read()
-	m.summarise()
+	m.drainMailbox()
+	m.sendSummaries()
 	if len(network.sent) != 2 || network.sent[0].GetMarket().GetKind() != uint32(bidask.NoBid) || !network.sent[1].GetSummary().GetDraining() {
 		t.Errorf("sent %v", network.sent)
 	}
@@ -237,8 +237,8 @@ func TestDoesNotReceive(t *testing.T) {
 	}
 	asked := len(network.sent)
 	m.Receive("b", &api.Market{Kind: uint32(bidask.Ask), Seller: "b", Handover: &api.Handover{Request: "p", Length: 5, Cause: 1}})
-	m.read()
-	m.summarise()
+	m.drainMailbox()
+	m.sendSummaries()
 	if len(network.sent) != asked+2 || network.sent[asked].GetMarket().GetKind() != uint32(bidask.NoBid) || network.sent[asked+1].GetSummary().GetDraining() {
 		t.Errorf("sent %v", network.sent)
 	}
@@ -265,7 +265,7 @@ func TestGivesUp(t *testing.T) {
 	})
 	m.Receive("b", &api.Market{Kind: uint32(bidask.Confirm), Seller: "b", Number: 7, Handover: &api.Handover{Request: "p", Length: 5, Cause: 1}})
 	m.scan()
-	m.read()
+	m.drainMailbox()
 	m.Notify(bidask.Event{Kind: bidask.Reserved, Deal: mover.done[0].Deal})
 	if len(m.sales) != 1 {
 		t.Fatalf("%d sales", len(m.sales))

@@ -15,13 +15,13 @@ func (m *Market) Proposal() *xds.Proposal {
 	return m.proposal
 }
 
-// refine makes a proposal when the control plane asks for one.
-func (m *Market) refine() {
+// updateProposal makes a proposal when the control plane asks for one.
+func (m *Market) updateProposal() {
 	m.mu.Lock()
 	ask := m.view.Refine
 	m.mu.Unlock()
 	var p *xds.Proposal
-	if border, ok := m.border(ask); ok {
+	if border, ok := m.buildBorder(ask); ok {
 		p = &xds.Proposal{Epoch: ask.GetEpoch(), Low: int64(border.Low), Boundary: int64(m.cfg.Refiner.Refine(border))}
 	}
 	m.mu.Lock()
@@ -29,9 +29,9 @@ func (m *Market) refine() {
 	m.mu.Unlock()
 }
 
-// border puts the own residents beside what the control plane tells of the next
+// buildBorder puts the own residents beside what the control plane tells of the next
 // stage; false when nobody asks or the question makes no sense.
-func (m *Market) border(ask *xds.Refine) (policies.BoundaryView, bool) {
+func (m *Market) buildBorder(ask *xds.Refine) (policies.BoundaryView, bool) {
 	if ask == nil || m.cfg.Refiner == nil {
 		return policies.BoundaryView{}, false
 	}
@@ -56,14 +56,14 @@ func (m *Market) border(ask *xds.Refine) (policies.BoundaryView, bool) {
 func sequences(batches []*xds.Batch) []policies.Sequence {
 	total := 0.0
 	for _, b := range batches {
-		if sound(b) {
+		if validBatch(b) {
 			total += b.GetN()
 		}
 	}
-	share := min(1, mostSequences/max(total, 1))
+	share := min(1, maxSequences/max(total, 1))
 	var out []policies.Sequence
 	for _, b := range batches {
-		if !sound(b) {
+		if !validBatch(b) {
 			continue
 		}
 		s := policies.Sequence{Input: policies.Tokens(math.Round(b.GetSumInput() / b.GetN())), Length: policies.Tokens(math.Round(b.GetSumLength() / b.GetN()))}
@@ -74,8 +74,8 @@ func sequences(batches []*xds.Batch) []policies.Sequence {
 	return out
 }
 
-// sound reports whether a batch holds anything, in numbers that can be used.
-func sound(b *xds.Batch) bool {
+// validBatch reports whether a batch holds anything, in numbers that can be used.
+func validBatch(b *xds.Batch) bool {
 	const most = 1 << 50
 	return b.GetN() > 0 && b.GetN() < most && b.GetSumInput() >= 0 && b.GetSumLength() >= 0 &&
 		b.GetSumInput()/b.GetN() < most && b.GetSumLength()/b.GetN() < most

@@ -18,30 +18,30 @@ func (m *Market) scan() {
 	now, load, residents, ready := m.now(), m.cfg.Load(), m.cfg.Residents(), m.cfg.Ready()
 	m.leaving = view.Draining || view.Retired || !ready
 	m.position = policies.Occupancy{
-		Capacity: m.cfg.Capacity, Held: load.Held, Promised: load.Promised, Throughput: m.meter.rate(), Draining: m.leaving || !m.cfg.CanReceive(),
+		Capacity: m.cfg.Capacity, Held: load.Held, Promised: load.Promised, Throughput: m.throughput.rate(), Draining: m.leaving || !m.cfg.CanReceive(),
 	}
 	m.step(bidask.Event{Kind: bidask.OccupancyMeasured, Occupancy: m.position})
-	m.board.SetOwnLoad(loadview.Load{Waiting: load.Promised, Total: load.Held + load.Promised + m.machine.Incoming(), Draining: m.leaving})
+	m.loads.SetOwnLoad(loadview.Load{Waiting: load.Promised, Total: load.Held + load.Promised + m.machine.Incoming(), Draining: m.leaving})
 
 	s := &candidates.Situation{
-		Now: now, Plan: view.Plan, Available: func(id policies.ReplicaID) bool { return m.board.Available(now, id) },
+		Now: now, Plan: view.Plan, Available: func(id policies.ReplicaID) bool { return m.loads.Available(now, id) },
 		Draining: view.Draining, Capacity: m.cfg.Capacity, Held: load.Held, Promised: load.Promised, Mean: view.StageMean, MeanKnown: view.MeanKnown,
 	}
-	here := m.look(s, residents)
-	m.survey(residents, load)
-	m.withdraw(s, here)
+	here := m.buildResidents(s, residents)
+	m.recordResidents(residents, load)
+	m.cancelStaleSales(s, here)
 	if !ready {
 		return // what runs here is lost, and the fronts' to rescue
 	}
-	for _, o := range m.book.SelectOffers(s, m.cfg.MaxOffers-len(m.sales)) {
+	for _, o := range m.selector.SelectOffers(s, m.cfg.MaxOffers-len(m.sales)) {
 		m.sales[o.Handover.Request] = &sale{handover: o.Handover}
 		m.countOffer(o.Handover.Cause)
-		m.step(bidask.Event{Kind: bidask.Offered, Migration: o.Handover, Candidates: o.Candidates, Costs: m.costs(o), Seed: m.rng.Uint64()})
+		m.step(bidask.Event{Kind: bidask.Offered, Migration: o.Handover, Candidates: o.Candidates, Costs: m.migrationCosts(o), Seed: m.rng.Uint64()})
 	}
 }
 
-// costs are what an offer's candidates are away, nil where that is not known.
-func (m *Market) costs(o candidates.Offer) []policies.Micros {
+// migrationCosts are what an offer's candidates are away, nil where that is not known.
+func (m *Market) migrationCosts(o candidates.Offer) []policies.Micros {
 	if m.cfg.MigrationCost == nil {
 		return nil
 	}
@@ -52,10 +52,10 @@ func (m *Market) costs(o candidates.Offer) []policies.Micros {
 	return out
 }
 
-// look puts the residents into the words of package offer. Requests without a
+// buildResidents puts the residents into the words of package offer. Requests without a
 // token are left out: there is nothing to move yet. It returns all that are
 // here by their ids.
-func (m *Market) look(s *candidates.Situation, residents []frontend.LocalLeg) map[string]bool {
+func (m *Market) buildResidents(s *candidates.Situation, residents []frontend.LocalLeg) map[string]bool {
 	here := make(map[string]bool, len(residents))
 	s.Residents = make([]candidates.Resident, 0, len(residents))
 	for _, r := range residents {
@@ -66,7 +66,7 @@ func (m *Market) look(s *candidates.Situation, residents []frontend.LocalLeg) ma
 		}
 		s.Residents = append(s.Residents, candidates.Resident{
 			Request: id, Length: r.Request.Length(), Pinned: r.Pinned, Epoch: r.Epoch, Since: micros(r.Since.Sub(m.start)), ForSale: m.sales[id] != nil,
-			CanRunOn: m.board.ServesModel(r.Request.Model),
+			CanRunOn: m.loads.ServesModel(r.Request.Model),
 		})
 	}
 	for id, until := range m.departed {
@@ -77,12 +77,12 @@ func (m *Market) look(s *candidates.Situation, residents []frontend.LocalLeg) ma
 	return here
 }
 
-// withdraw takes back offers of requests that have ended, and those whose
+// cancelStaleSales takes back offers of requests that have ended, and those whose
 // reason is gone. What is being transferred is left to the mover.
-func (m *Market) withdraw(s *candidates.Situation, here map[string]bool) {
+func (m *Market) cancelStaleSales(s *candidates.Situation, here map[string]bool) {
 	var over []policies.Migration
 	for id, sale := range m.sales {
-		if !sale.exporting && (!here[id] || !m.book.StillValid(s, sale.handover)) {
+		if !sale.exporting && (!here[id] || !m.selector.StillValid(s, sale.handover)) {
 			over = append(over, sale.handover)
 		}
 	}
@@ -91,8 +91,8 @@ func (m *Market) withdraw(s *candidates.Situation, here map[string]bool) {
 	}
 }
 
-// summarise tells some peers the own load.
-func (m *Market) summarise() {
+// sendSummaries tells some peers the own load.
+func (m *Market) sendSummaries() {
 	m.mu.Lock()
 	peers, retired := m.view.Peers, m.view.Retired
 	m.mu.Unlock()
@@ -106,12 +106,12 @@ func (m *Market) summarise() {
 		}
 	}
 	load := m.cfg.Load()
-	m.sequence++
+	m.summarySequence++
 	body := &api.Envelope_Summary{Summary: &api.Summary{
-		Sequence: m.sequence, Held: int64(load.Held), Promised: int64(load.Promised), Incoming: int64(m.machine.Incoming()),
+		Sequence: m.summarySequence, Held: int64(load.Held), Promised: int64(load.Promised), Incoming: int64(m.machine.Incoming()),
 		Capacity: int64(m.cfg.Capacity), Draining: m.leaving, Running: uint32(load.Running), Waiting: uint32(load.Waiting),
 	}}
-	ids = m.draw(ids, m.cfg.SampleSize)
+	ids = m.sampleIDs(ids, m.cfg.SampleSize)
 	m.mu.Lock()
 	m.counts.summariesSent += uint64(len(ids))
 	m.mu.Unlock()

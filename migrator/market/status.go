@@ -55,22 +55,22 @@ type Status struct {
 
 // Status returns the state now; what runs here is as of the last scan.
 func (m *Market) Status() Status {
-	heard, forwards := m.board.CountFresh(m.now()), m.board.Forwards()
+	heard, forwards := m.loads.CountFresh(m.now()), m.loads.Forwards()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	c := &m.counts
 	return Status{
-		Offered: table[policies.MigrationCause](c.offered[:]), MovedOut: table[policies.MigrationCause](c.movedOut[:]), FailedOut: table[policies.MigrationCause](c.failedOut[:]),
-		MovedIn: c.movedIn, FailedIn: c.failedIn, Returned: table[bidask.ReturnReason](c.returned[:]),
-		Sent: table[bidask.MessageKind](c.sent[:]), Received: table[bidask.MessageKind](c.received[:]),
+		Offered: nonZero[policies.MigrationCause](c.offered[:]), MovedOut: nonZero[policies.MigrationCause](c.movedOut[:]), FailedOut: nonZero[policies.MigrationCause](c.failedOut[:]),
+		MovedIn: c.movedIn, FailedIn: c.failedIn, Returned: nonZero[bidask.ReturnReason](c.returned[:]),
+		Sent: nonZero[bidask.MessageKind](c.sent[:]), Received: nonZero[bidask.MessageKind](c.received[:]),
 		SummariesSent: c.summariesSent, SummariesReceived: c.summariesReceived, Ignored: c.ignored,
 		Offers: c.offers, Exporting: c.exporting, Importing: c.importing, Incoming: c.incoming, Throughput: c.throughput,
 		FreshPeers: heard, Forwards: forwards, Residents: c.residents, Pinned: c.pinned, PinnedSeconds: c.pinnedSeconds,
 	}
 }
 
-// table names the counts that are not 0.
-func table[K ~uint8](counts []uint64) map[K]uint64 {
+// nonZero names the counts that are not 0.
+func nonZero[K ~uint8](counts []uint64) map[K]uint64 {
 	out := make(map[K]uint64)
 	for k, n := range counts {
 		if n > 0 {
@@ -80,8 +80,8 @@ func table[K ~uint8](counts []uint64) map[K]uint64 {
 	return out
 }
 
-// count takes note of an action.
-func (m *Market) count(a bidask.Action) {
+// countAction takes note of an action.
+func (m *Market) countAction(a bidask.Action) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch a.Kind {
@@ -114,8 +114,8 @@ func (m *Market) countMove(c policies.MigrationCause, moved, out bool) {
 	}
 }
 
-// survey takes note of what runs here.
-func (m *Market) survey(residents []frontend.LocalLeg, load policies.Load) {
+// recordResidents takes note of what runs here.
+func (m *Market) recordResidents(residents []frontend.LocalLeg, load policies.Load) {
 	pinned, last, limited := 0, policies.Tokens(0), true
 	for _, r := range residents {
 		if r.Pinned == policies.NotPinned {

@@ -31,22 +31,22 @@ const (
 
 // The defaults and bounds.
 const (
-	defaultInterval = 500 * time.Millisecond
-	defaultSilence  = 3 * time.Second
-	defaultIdle     = 30 * time.Second
-	defaultQueue    = 1024
-	queueBytes      = 8 * MaxEnvelope // bytes that may wait for one peer
-	firstPause      = 50 * time.Millisecond
-	longestPause    = time.Second
-	dialTimeout     = 2 * time.Second
-	helloTimeout    = 5 * time.Second // for the first envelope of a stream
-	lastWrites      = time.Second     // for what streams of peers still write when Run ends
-	maxIncoming     = 1 << 14         // streams of peers
-	refusals        = 2               // refused connections that mean "gone"
-	keepaliveEvery  = 10 * time.Second
-	keepaliveAnswer = 5 * time.Second
-	maxClaim        = 256         // bytes of the name in a Hello that is compared with a certificate
-	noteEvery       = time.Minute // between two lines about streams that lie
+	defaultInterval      = 500 * time.Millisecond
+	defaultSilence       = 3 * time.Second
+	defaultIdle          = 30 * time.Second
+	defaultQueue         = 1024
+	queueBytes           = 8 * MaxEnvelope // bytes that may wait for one peer
+	minReconnectDelay    = 50 * time.Millisecond
+	maxReconnectDelay    = time.Second
+	dialTimeout          = 2 * time.Second
+	helloTimeout         = 5 * time.Second // for the first envelope of a stream
+	shutdownWriteTimeout = time.Second     // for what streams of peers still write when Run ends
+	maxIncoming          = 1 << 14         // streams of peers
+	refusalsUntilGone    = 2               // refused connections that mean "gone"
+	keepaliveEvery       = 10 * time.Second
+	keepaliveAnswer      = 5 * time.Second
+	maxNameBytes         = 256         // bytes of the name in a Hello that is compared with a certificate
+	identityLogInterval  = time.Minute // between two lines about streams that lie
 )
 
 // Config is what a Network needs.

@@ -216,7 +216,7 @@ func TestFrozenPeerIsGone(t *testing.T) {
 func TestRefusingPeerIsGoneAtOnce(t *testing.T) {
 	inTown(t, func(t *testing.T, w *town, a, b *node) {
 		w.kill(b)
-		if took := goneAfter(t, a, 10*time.Second); took > 4*firstPause {
+		if took := goneAfter(t, a, 10*time.Second); took > 4*minReconnectDelay {
 			t.Errorf("gone after %v", took)
 		}
 		time.Sleep(10 * time.Second)
@@ -241,7 +241,7 @@ func TestFastRestart(t *testing.T) {
 		w.kill(b)
 		next := w.node(t, "b", "b:1", 2)
 		acquaint(next, a)
-		if took := goneAfter(t, a, 10*time.Second); took > 4*firstPause {
+		if took := goneAfter(t, a, 10*time.Second); took > 4*minReconnectDelay {
 			t.Errorf("gone after %v", took)
 		}
 		synctest.Wait()

@@ -19,19 +19,19 @@ import (
 // concurrent use.
 type Network struct {
 	// Fixed after New.
-	cfg    Config
-	log    *slog.Logger
-	server *grpc.Server
-	look   chan struct{} // holds a token when the watch has something to look at
+	cfg          Config
+	log          *slog.Logger
+	server       *grpc.Server
+	livenessWake chan struct{} // holds a token when the watch has something to look at
 
 	wg sync.WaitGroup // goroutines of Run; added to under mu, while ctx is set
 
-	mu       sync.Mutex
-	ctx      context.Context // of Run; nil while it does not run
-	peers    map[policies.ReplicaID]*peer
-	incoming int // streams of peers
-	refused  Refused
-	noted    time.Time // when a stream with a name that is not its own was logged last
+	mu               sync.Mutex
+	ctx              context.Context // of Run; nil while it does not run
+	peers            map[policies.ReplicaID]*peer
+	incoming         int // streams of peers
+	refused          Refused
+	identityLoggedAt time.Time // when a stream with a name that is not its own was logged last
 }
 
 // peer is what the network knows of one replica. All is guarded by Network.mu.
@@ -43,37 +43,37 @@ type peer struct {
 	wake    chan struct{} // holds a token when there is something to do for the link
 
 	// Outgoing.
-	linked    bool                    // a goroutine keeps the stream
-	connected bool                    // the stream is up
-	reached   uint64                  // the incarnation that it has reached, while connected
-	known     uint64                  // the greatest that was known when it did
-	vouched   bool                    // it alone tells that an earlier process has not ended
-	stuck     *time.Timer             // cuts it unless it ends for a later process by itself
-	cut       context.CancelCauseFunc // ends the stream in progress, nil for none
-	queue     []waiting
-	bytes     int // of queue
-	sent      uint64
-	dropped   uint64 // of what was to be sent
-	refusals  int    // connections refused since the last that was not
+	streaming      bool                    // a goroutine keeps the stream
+	connected      bool                    // the stream is up
+	reached        uint64                  // the incarnation that it has reached, while connected
+	knownAtConnect uint64                  // the greatest that was known when it did
+	soleEvidence   bool                    // it alone tells that an earlier process has not ended
+	switchTimer    *time.Timer             // cuts it unless it ends for a later process by itself
+	cancelStream   context.CancelCauseFunc // ends the stream in progress, nil for none
+	queue          []queuedEnvelope
+	bytes          int // of queue
+	sent           uint64
+	dropped        uint64 // of what was to be sent
+	refusals       int    // connections refused since the last that was not
 
 	// Incoming.
-	streams  map[uint64]*incoming // by incarnation
-	hello    *api.Hello           // of the greatest incarnation, nil before the first
-	heard    time.Time            // when anything came
-	unheard  int                  // Beats that went by since
-	received uint64
-	gone     bool
-	ended    bool   // the process that was known has ended; Gone is to be told
-	mourned  bool   // Gone was told, and nothing was heard since
-	back     bool   // it was heard after that; Back is to be told
-	sequence uint64 // of the last own Beat
+	streams      map[uint64]*incoming // by incarnation
+	hello        *api.Hello           // of the greatest incarnation, nil before the first
+	lastHeard    time.Time            // when anything came
+	missedBeats  int                  // Beats that went by since
+	received     uint64
+	gone         bool
+	endPending   bool   // the process that was known has ended; Gone is to be told
+	goneReported bool   // Gone was told, and nothing was heard since
+	backPending  bool   // it was heard after that; Back is to be told
+	sequence     uint64 // of the last own Beat
 }
 
-// waiting is an envelope in a queue.
-type waiting struct {
+// queuedEnvelope is an envelope in a queue.
+type queuedEnvelope struct {
 	envelope *api.Envelope
 	bytes    int
-	since    time.Time
+	queuedAt time.Time
 }
 
 // New returns a network without peers; it starts nothing. The error names the
@@ -84,10 +84,10 @@ func New(cfg Config) (*Network, error) {
 		return nil, err
 	}
 	n := &Network{
-		cfg:   cfg,
-		log:   cfg.Logger.With("replica", string(cfg.Self)),
-		look:  make(chan struct{}, 1),
-		peers: make(map[policies.ReplicaID]*peer),
+		cfg:          cfg,
+		log:          cfg.Logger.With("replica", string(cfg.Self)),
+		livenessWake: make(chan struct{}, 1),
+		peers:        make(map[policies.ReplicaID]*peer),
 		// What a client of Peer may send is bounded here, whoever serves HTTP.
 		server: grpc.NewServer(grpc.MaxRecvMsgSize(MaxEnvelope)),
 	}
@@ -97,11 +97,11 @@ func New(cfg Config) (*Network, error) {
 
 // Handler returns the handler for gRPC requests of peers. It needs HTTP/2, with
 // TLS or without (h2c), and takes streams while Run runs.
-func (n *Network) Handler() http.Handler { return http.HandlerFunc(n.serve) }
+func (n *Network) Handler() http.Handler { return http.HandlerFunc(n.serveStream) }
 
-// serve is one stream of a peer. One that does not read what it is answered
+// serveStream is one stream of a peer. One that does not read what it is answered
 // does not keep Run from ending.
-func (n *Network) serve(w http.ResponseWriter, r *http.Request) {
+func (n *Network) serveStream(w http.ResponseWriter, r *http.Request) {
 	n.mu.Lock()
 	ctx := n.ctx
 	n.mu.Unlock()
@@ -112,7 +112,7 @@ func (n *Network) serve(w http.ResponseWriter, r *http.Request) {
 	set := make(chan struct{})
 	forget := context.AfterFunc(ctx, func() {
 		defer close(set)
-		http.NewResponseController(w).SetWriteDeadline(time.Now().Add(lastWrites))
+		http.NewResponseController(w).SetWriteDeadline(time.Now().Add(shutdownWriteTimeout))
 	})
 	n.server.ServeHTTP(w, r)
 	if !forget() {
@@ -128,10 +128,10 @@ func (n *Network) Run(ctx context.Context) error {
 	n.mu.Lock()
 	n.ctx = ctx
 	for _, p := range n.peers {
-		n.linkLocked(p)
+		n.ensureStreamLocked(p)
 	}
 	n.mu.Unlock()
-	n.watch(ctx)
+	n.runLiveness(ctx)
 	n.mu.Lock()
 	n.ctx = nil
 	n.mu.Unlock()
@@ -150,7 +150,7 @@ func (n *Network) SetPeers(addresses map[policies.ReplicaID]string) {
 	for id, p := range n.peers {
 		if _, ok := addresses[id]; !ok {
 			p.listed = false
-			n.tidyLocked(p)
+			n.removeIfUnusedLocked(p)
 		}
 	}
 	for id, address := range addresses {
@@ -163,10 +163,10 @@ func (n *Network) SetPeers(addresses map[policies.ReplicaID]string) {
 			continue
 		}
 		p.address, p.refusals = address, 0
-		if p.cut != nil {
-			p.cut(errRedial)
+		if p.cancelStream != nil {
+			p.cancelStream(errRedial)
 		}
-		n.linkLocked(p)
+		n.ensureStreamLocked(p)
 	}
 }
 
@@ -188,13 +188,13 @@ func (n *Network) Send(to policies.ReplicaID, e *api.Envelope) {
 	case size > MaxEnvelope:
 		p.dropped++
 	default:
-		p.push(waiting{envelope: out, bytes: size, since: time.Now()}, n.cfg.QueueSize)
-		n.linkLocked(p)
+		p.push(queuedEnvelope{envelope: out, bytes: size, queuedAt: time.Now()}, n.cfg.QueueSize)
+		n.ensureStreamLocked(p)
 	}
 }
 
 // push queues an envelope, at the cost of the oldest.
-func (p *peer) push(w waiting, most int) {
+func (p *peer) push(w queuedEnvelope, most int) {
 	for len(p.queue) >= most || len(p.queue) > 0 && p.bytes+w.bytes > queueBytes {
 		p.pop()
 		p.dropped++
@@ -203,9 +203,9 @@ func (p *peer) push(w waiting, most int) {
 	p.bytes += w.bytes
 }
 
-func (p *peer) pop() waiting {
+func (p *peer) pop() queuedEnvelope {
 	w := p.queue[0]
-	p.queue[0] = waiting{} // not kept alive by the array
+	p.queue[0] = queuedEnvelope{} // not kept alive by the array
 	p.queue = p.queue[1:]
 	if len(p.queue) == 0 {
 		p.queue = nil
@@ -226,7 +226,7 @@ func (n *Network) Watch(ids []policies.ReplicaID) {
 	for id, p := range n.peers {
 		if p.watched && !wanted[id] {
 			p.watched = false
-			n.tidyLocked(p)
+			n.removeIfUnusedLocked(p)
 		}
 	}
 	for id, ok := range wanted {
@@ -237,10 +237,10 @@ func (n *Network) Watch(ids []policies.ReplicaID) {
 		if p.watched {
 			continue
 		}
-		p.watched, p.gone, p.ended = true, false, false
-		p.hear(time.Now())
-		n.linkLocked(p)
-		n.lookAgain()
+		p.watched, p.gone, p.endPending = true, false, false
+		p.recordHeard(time.Now())
+		n.ensureStreamLocked(p)
+		n.wakeLiveness()
 	}
 }
 
@@ -278,17 +278,17 @@ func (n *Network) peerLocked(id policies.ReplicaID) *peer {
 	return p
 }
 
-// tidyLocked forgets a peer that nobody names, watches or talks with.
-func (n *Network) tidyLocked(p *peer) {
-	if !p.listed && !p.watched && !p.linked && len(p.streams) == 0 {
+// removeIfUnusedLocked forgets a peer that nobody names, watches or talks with.
+func (n *Network) removeIfUnusedLocked(p *peer) {
+	if !p.listed && !p.watched && !p.streaming && len(p.streams) == 0 {
 		delete(n.peers, p.id)
 	}
 }
 
-// lookAgain wakes the watch.
-func (n *Network) lookAgain() {
+// wakeLiveness wakes the watch.
+func (n *Network) wakeLiveness() {
 	select {
-	case n.look <- struct{}{}:
+	case n.livenessWake <- struct{}{}:
 	default:
 	}
 }

@@ -27,14 +27,14 @@ type service struct {
 
 // incoming is a stream that a peer has opened.
 type incoming struct {
-	end    chan struct{} // closed when a newer stream of the same process takes over
-	once   sync.Once
-	answer chan *api.Envelope // a Beat for the reply stream
-	seen   uint64             // the greatest sequence of its Beats; guarded by Network.mu
+	end            chan struct{} // closed when a newer stream of the same process takes over
+	once           sync.Once
+	heartbeatReply chan *api.Envelope // a Beat for the reply stream
+	lastSequence   uint64             // the greatest sequence of its Beats; guarded by Network.mu
 }
 
 func newIncoming() *incoming {
-	return &incoming{end: make(chan struct{}), answer: make(chan *api.Envelope, 1)}
+	return &incoming{end: make(chan struct{}), heartbeatReply: make(chan *api.Envelope, 1)}
 }
 
 func (in *incoming) close() { in.once.Do(func() { close(in.end) }) }
@@ -73,7 +73,7 @@ func (s *service) Exchange(stream api.Peer_ExchangeServer) error {
 		case <-greeted:
 			greeted = nil
 			late.Stop()
-		case e := <-in.answer: // after the Hello, which read has sent
+		case e := <-in.heartbeatReply: // after the Hello, which read has sent
 			if err := stream.Send(e); err != nil {
 				return err
 			}
@@ -93,17 +93,17 @@ func (n *Network) read(stream api.Peer_ExchangeServer, in *incoming, greeted cha
 	if err != nil {
 		return err
 	}
-	if err := n.bound(stream.Context(), first); err != nil {
+	if err := n.checkIdentity(stream.Context(), first); err != nil {
 		return err
 	}
-	p, err := n.greet(first, in)
+	p, err := n.acceptHello(first, in)
 	if err != nil {
 		return err
 	}
 	close(greeted)
 	h := first.GetHello()
-	defer n.leave(p, h.GetIncarnation(), in)
-	if err := stream.Send(n.envelope(p, &api.Envelope_Hello{Hello: n.hello()})); err != nil {
+	defer n.endIncoming(p, h.GetIncarnation(), in)
+	if err := stream.Send(n.newEnvelope(p, &api.Envelope_Hello{Hello: n.hello()})); err != nil {
 		return err
 	}
 	for {
@@ -119,31 +119,31 @@ func (n *Network) read(stream api.Peer_ExchangeServer, in *incoming, greeted cha
 		if err != nil {
 			return err
 		}
-		if n.accept(p, e, in) {
+		if n.acceptEnvelope(p, e, in) {
 			n.cfg.Handle(p.id, e)
 		}
 	}
 }
 
-// bound says why the sender of a Hello cannot be who it claims to be: its
+// checkIdentity says why the sender of a Hello cannot be who it claims to be: its
 // certificate is another's. Such a stream is as good as none, so that nobody is
 // met, called alive or replaced because of it.
-func (n *Network) bound(ctx context.Context, e *api.Envelope) error {
+func (n *Network) checkIdentity(ctx context.Context, e *api.Envelope) error {
 	if n.cfg.TrustDomain == "" {
 		return nil
 	}
 	from := e.GetFrom()
 	var err error
-	if from == "" || len(from) > maxClaim {
-		err = fmt.Errorf("a Hello of a name of %d bytes; 1 to %d are a replica's", len(from), maxClaim)
-	} else if _, err = (identity.Matcher{TrustDomain: n.cfg.TrustDomain, Role: identity.Migrator, Name: from}).CheckCertificate(leaf(ctx)); err == nil {
+	if from == "" || len(from) > maxNameBytes {
+		err = fmt.Errorf("a Hello of a name of %d bytes; 1 to %d are a replica's", len(from), maxNameBytes)
+	} else if _, err = (identity.Matcher{TrustDomain: n.cfg.TrustDomain, Role: identity.Migrator, Name: from}).CheckCertificate(peerCertificate(ctx)); err == nil {
 		return nil
 	}
 	n.mu.Lock()
 	n.refused.Identity++
-	told := time.Since(n.noted) < noteEvery
+	told := time.Since(n.identityLoggedAt) < identityLogInterval
 	if !told {
-		n.noted = time.Now()
+		n.identityLoggedAt = time.Now()
 	}
 	n.mu.Unlock()
 	if !told {
@@ -152,8 +152,8 @@ func (n *Network) bound(ctx context.Context, e *api.Envelope) error {
 	return status.Error(codes.PermissionDenied, err.Error())
 }
 
-// leaf is the certificate with which a stream came, nil for none.
-func leaf(ctx context.Context) *x509.Certificate {
+// peerCertificate is the certificate with which a stream came, nil for none.
+func peerCertificate(ctx context.Context) *x509.Certificate {
 	p, ok := grpcpeer.FromContext(ctx)
 	if !ok {
 		return nil
@@ -165,9 +165,9 @@ func leaf(ctx context.Context) *x509.Certificate {
 	return info.State.PeerCertificates[0]
 }
 
-// greet takes note of a Hello. A process has one stream: a newer one takes
+// acceptHello takes note of a Hello. A process has one stream: a newer one takes
 // over, for the older may be a connection that has died unnoticed.
-func (n *Network) greet(e *api.Envelope, in *incoming) (*peer, error) {
+func (n *Network) acceptHello(e *api.Envelope, in *incoming) (*peer, error) {
 	from, h := policies.ReplicaID(e.GetFrom()), e.GetHello()
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -188,22 +188,22 @@ func (n *Network) greet(e *api.Envelope, in *incoming) (*peer, error) {
 	if old := p.streams[h.GetIncarnation()]; old != nil {
 		old.close()
 	}
-	n.meetLocked(p, h)
+	n.recordHelloLocked(p, h)
 	p.streams[h.GetIncarnation()] = in
 	return p, nil
 }
 
-// meetLocked takes note of which process speaks for a peer.
-func (n *Network) meetLocked(p *peer, h *api.Hello) {
-	p.hear(time.Now())
+// recordHelloLocked takes note of which process speaks for a peer.
+func (n *Network) recordHelloLocked(p *peer, h *api.Hello) {
+	p.recordHeard(time.Now())
 	p.refusals = 0
 	if p.hello != nil && h.GetIncarnation() < p.hello.GetIncarnation() {
 		return
 	}
 	if p.hello != nil && h.GetIncarnation() > p.hello.GetIncarnation() {
-		n.succeedLocked(p)
+		n.handleSuccessorLocked(p)
 	}
-	n.meetAgainLocked(p)
+	n.recordAliveLocked(p)
 	if h.GetTransferMax() < TransferMin || h.GetTransferMin() > TransferMax {
 		n.log.Warn("a peer speaks no common version of the transfer; requests move to and from it by re-prompting",
 			"peer", string(p.id), "least", h.GetTransferMin(), "most", h.GetTransferMax())
@@ -211,21 +211,21 @@ func (n *Network) meetLocked(p *peer, h *api.Hello) {
 	p.hello = h
 }
 
-// leave takes note of the end of a stream.
-func (n *Network) leave(p *peer, incarnation uint64, in *incoming) {
+// endIncoming takes note of the end of a stream.
+func (n *Network) endIncoming(p *peer, incarnation uint64, in *incoming) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if p.streams[incarnation] == in {
 		delete(p.streams, incarnation)
 	}
-	if p.refusals >= refusals {
-		n.lookAgain()
+	if p.refusals >= refusalsUntilGone {
+		n.wakeLiveness()
 	}
-	n.tidyLocked(p)
+	n.removeIfUnusedLocked(p)
 }
 
-// accept reports whether an envelope is for Handle.
-func (n *Network) accept(p *peer, e *api.Envelope, in *incoming) bool {
+// acceptEnvelope reports whether an envelope is for Handle.
+func (n *Network) acceptEnvelope(p *peer, e *api.Envelope, in *incoming) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	select {
@@ -244,11 +244,11 @@ func (n *Network) accept(p *peer, e *api.Envelope, in *incoming) bool {
 		n.refused.Misaddressed++
 		return false
 	}
-	n.meetAgainLocked(p)
+	n.recordAliveLocked(p)
 	p.received++
 	switch b := e.GetBody().(type) {
 	case *api.Envelope_Heartbeat:
-		n.answerLocked(p, in, b.Heartbeat)
+		n.replyToHeartbeatLocked(p, in, b.Heartbeat)
 		return false
 	case nil, *api.Envelope_Hello:
 		n.refused.UnknownBody++

@@ -55,8 +55,8 @@ func (n *Network) Status() Status {
 			Queued: len(p.queue), Sent: p.sent, Dropped: p.dropped, Received: p.received,
 			MarketVersion: p.hello.GetMarketVersion(), TransferMin: p.hello.GetTransferMin(), TransferMax: p.hello.GetTransferMax(), Incarnation: p.hello.GetIncarnation(),
 		}
-		if !p.heard.IsZero() {
-			ps.SinceHeard = time.Since(p.heard)
+		if !p.lastHeard.IsZero() {
+			ps.SinceHeard = time.Since(p.lastHeard)
 		}
 		s.Peers = append(s.Peers, ps)
 	}

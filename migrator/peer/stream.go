@@ -16,31 +16,31 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// linkLocked sees to it that a goroutine keeps the stream to a peer that is
+// ensureStreamLocked sees to it that a goroutine keeps the stream to a peer that is
 // watched or has something waiting, and wakes it.
-func (n *Network) linkLocked(p *peer) {
+func (n *Network) ensureStreamLocked(p *peer) {
 	select {
 	case p.wake <- struct{}{}:
 	default:
 	}
-	if n.ctx == nil || p.linked || p.address == "" || !p.watched && len(p.queue) == 0 {
+	if n.ctx == nil || p.streaming || p.address == "" || !p.watched && len(p.queue) == 0 {
 		return
 	}
-	p.linked = true
+	p.streaming = true
 	ctx := n.ctx
-	n.wg.Go(func() { n.link(ctx, p) })
+	n.wg.Go(func() { n.keepStream(ctx, p) })
 }
 
-// link keeps the stream to a peer for as long as there is use for it.
-func (n *Network) link(ctx context.Context, p *peer) {
-	pause, was := firstPause, ""
+// keepStream keeps the stream to a peer for as long as there is use for it.
+func (n *Network) keepStream(ctx context.Context, p *peer) {
+	pause, was := minReconnectDelay, ""
 	for {
-		up, err := n.session(ctx, p)
-		if ctx.Err() != nil || err == nil && n.unlink(p) {
+		up, err := n.runStream(ctx, p)
+		if ctx.Err() != nil || err == nil && n.stopStreamIfUnused(p) {
 			return
 		}
 		if up {
-			pause = firstPause
+			pause = minReconnectDelay
 			if was != "" {
 				n.log.Info("a peer is back", "peer", string(p.id))
 			}
@@ -54,17 +54,17 @@ func (n *Network) link(ctx context.Context, p *peer) {
 			n.log.Warn("a peer cannot be reached; trying again", "peer", string(p.id), "error", err)
 			was = err.Error()
 		}
-		if !n.rest(ctx, p, pause/2+rand.N(pause/2+1)) {
+		if !n.waitToReconnect(ctx, p, pause/2+rand.N(pause/2+1)) {
 			return
 		}
-		pause = min(2*pause, longestPause)
+		pause = min(2*pause, maxReconnectDelay)
 	}
 }
 
-// rest waits before the next attempt: what waited too long is dropped
+// waitToReconnect waits before the next attempt: what waited too long is dropped
 // meanwhile, and a peer that nobody has anything for is left. It returns false
 // when the link has ended.
-func (n *Network) rest(ctx context.Context, p *peer, pause time.Duration) bool {
+func (n *Network) waitToReconnect(ctx context.Context, p *peer, pause time.Duration) bool {
 	select {
 	case <-time.After(pause):
 	case <-ctx.Done():
@@ -73,26 +73,26 @@ func (n *Network) rest(ctx context.Context, p *peer, pause time.Duration) bool {
 	n.mu.Lock()
 	p.expire(time.Now().Add(-n.cfg.PeerTimeout))
 	n.mu.Unlock()
-	return !n.unlink(p)
+	return !n.stopStreamIfUnused(p)
 }
 
 // expire drops what has waited since before a time.
 func (p *peer) expire(before time.Time) {
-	for len(p.queue) > 0 && p.queue[0].since.Before(before) {
+	for len(p.queue) > 0 && p.queue[0].queuedAt.Before(before) {
 		p.pop()
 		p.dropped++
 	}
 }
 
-// unlink ends a link that has nothing to do. It returns false when it has.
-func (n *Network) unlink(p *peer) bool {
+// stopStreamIfUnused ends a link that has nothing to do. It returns false when it has.
+func (n *Network) stopStreamIfUnused(p *peer) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if p.watched || len(p.queue) > 0 {
 		return false
 	}
-	p.linked = false
-	n.tidyLocked(p)
+	p.streaming = false
+	n.removeIfUnusedLocked(p)
 	return true
 }
 
@@ -108,26 +108,26 @@ type outgoing struct {
 	err    error         // why it has; set before done is closed
 }
 
-// session is one stream to a peer, from its connection to its end. It returns
+// runStream is one stream to a peer, from its connection to its end. It returns
 // nil when nothing was sent for Idle and nobody watches the peer, and when the
 // stream is to go to another process. up tells whether the peer answered.
-func (n *Network) session(run context.Context, p *peer) (up bool, err error) {
+func (n *Network) runStream(run context.Context, p *peer) (up bool, err error) {
 	ctx, cancel := context.WithCancelCause(run)
 	n.mu.Lock()
 	address := p.address
-	p.cut = cancel
+	p.cancelStream = cancel
 	n.mu.Unlock()
 
-	o, greeted, err := n.open(ctx, cancel, p, address)
+	o, greeted, err := n.openStream(ctx, cancel, p, address)
 	if err != nil {
 		cancel(nil)
-		n.part(p, nil, err)
-		return false, because(ctx, err)
+		n.endStream(p, nil, err)
+		return false, withCause(ctx, err)
 	}
 	// What is sent before the peer has answered would be lost when it refuses.
 	select {
 	case <-greeted:
-		err = n.pump(ctx, p, o.stream)
+		err = n.sendQueued(ctx, p, o.stream)
 		up = true
 	case <-time.After(helloTimeout):
 		err = fmt.Errorf("peer %s at %s: no Hello within %v", p.id, address, helloTimeout)
@@ -135,27 +135,27 @@ func (n *Network) session(run context.Context, p *peer) (up bool, err error) {
 		err = ctx.Err()
 	}
 	if errors.Is(err, errSuperseded) {
-		n.part(p, o, nil)
+		n.endStream(p, o, nil)
 		return true, nil
 	}
 	cancel(nil)
 	<-o.done
 	o.conn.Close()
-	err = because(ctx, err)
-	n.part(p, nil, err)
+	err = withCause(ctx, err)
+	n.endStream(p, nil, err)
 	return up, err
 }
 
-// open opens a stream and says Hello. greeted is closed when the peer has said
+// openStream opens a stream and says Hello. greeted is closed when the peer has said
 // its own.
-func (n *Network) open(ctx context.Context, cancel context.CancelCauseFunc, p *peer, address string) (_ *outgoing, greeted <-chan struct{}, err error) {
-	conn, err := n.connect(p, address)
+func (n *Network) openStream(ctx context.Context, cancel context.CancelCauseFunc, p *peer, address string) (_ *outgoing, greeted <-chan struct{}, err error) {
+	conn, err := n.dialPeer(p, address)
 	if err != nil {
 		return nil, nil, fmt.Errorf("peer %s at %s: %w", p.id, address, err)
 	}
 	stream, err := api.NewPeerClient(conn).Exchange(ctx)
 	if err == nil {
-		err = stream.Send(n.envelope(p, &api.Envelope_Hello{Hello: n.hello()}))
+		err = stream.Send(n.newEnvelope(p, &api.Envelope_Hello{Hello: n.hello()}))
 	}
 	if err != nil {
 		cancel(nil)
@@ -174,22 +174,22 @@ func (n *Network) open(ctx context.Context, cancel context.CancelCauseFunc, p *p
 	return o, came, nil
 }
 
-// because returns why ctx ended, if it did with a cause of its own.
-func because(ctx context.Context, err error) error {
+// withCause returns why ctx ended, if it did with a cause of its own.
+func withCause(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause
 	}
 	return err
 }
 
-// connect prepares one connection. gRPC dials when the stream opens; its own
+// dialPeer prepares one connection. gRPC dials when the stream opens; its own
 // attempts to connect again are not used, a session has one.
-func (n *Network) connect(p *peer, address string) (*grpc.ClientConn, error) {
+func (n *Network) dialPeer(p *peer, address string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+address,
 		grpc.WithTransportCredentials(n.cfg.Credentials(p.id, address)),
 		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 			c, err := n.cfg.Dial(ctx, address)
-			n.dialled(p, err)
+			n.recordDial(p, err)
 			return c, err
 		}),
 		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(), grpc.WithIdleTimeout(0),
@@ -198,8 +198,8 @@ func (n *Network) connect(p *peer, address string) (*grpc.ClientConn, error) {
 	)
 }
 
-// dialled counts refused connections: nobody listens where the peer should.
-func (n *Network) dialled(p *peer, err error) {
+// recordDial counts refused connections: nobody listens where the peer should.
+func (n *Network) recordDial(p *peer, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	switch {
@@ -207,8 +207,8 @@ func (n *Network) dialled(p *peer, err error) {
 		p.refusals = 0
 	case errors.Is(err, syscall.ECONNREFUSED):
 		p.refusals++
-		if p.refusals >= refusals {
-			n.lookAgain()
+		if p.refusals >= refusalsUntilGone {
+			n.wakeLiveness()
 		}
 	}
 }
@@ -227,30 +227,30 @@ func (n *Network) readReplies(p *peer, stream api.Peer_ExchangeClient, greeted c
 			return fmt.Errorf("%q answers there; the replica has moved", from)
 		case h != nil && greeted != nil:
 			n.mu.Lock()
-			n.meetLocked(p, h)
-			p.connected, p.reached, p.known = true, h.GetIncarnation(), p.hello.GetIncarnation()
+			n.recordHelloLocked(p, h)
+			p.connected, p.reached, p.knownAtConnect = true, h.GetIncarnation(), p.hello.GetIncarnation()
 			n.mu.Unlock()
 			close(greeted)
 			greeted = nil
 		case e.GetHeartbeat() != nil && from == p.id && greeted == nil:
-			n.answered(p)
+			n.handleHeartbeatReply(p)
 		default: // a later version may say more
 		}
 	}
 }
 
-// pump sends what is queued, in order, until ctx ends, another process is to be
+// sendQueued sends what is queued, in order, until ctx ends, another process is to be
 // reached, or Idle has passed with nothing to send and nobody watching.
-func (n *Network) pump(ctx context.Context, p *peer, stream api.Peer_ExchangeClient) error {
+func (n *Network) sendQueued(ctx context.Context, p *peer, stream api.Peer_ExchangeClient) error {
 	idle := time.NewTimer(n.cfg.IdleTimeout)
 	defer idle.Stop()
-	again := time.NewTimer(longestPause)
+	again := time.NewTimer(maxReconnectDelay)
 	defer again.Stop()
 	for {
 		if n.superseded(p) {
 			return errSuperseded
 		}
-		switch e := n.next(p); {
+		switch e := n.nextEnvelope(p); {
 		case e != nil:
 			if err := stream.Send(e); err != nil {
 				<-ctx.Done() // the reader knows why
@@ -266,10 +266,10 @@ func (n *Network) pump(ctx context.Context, p *peer, stream api.Peer_ExchangeCli
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-again.C:
-			if n.behind(p) {
+			if n.reachedPredecessor(p) {
 				return errSuperseded
 			}
-			again.Reset(longestPause)
+			again.Reset(maxReconnectDelay)
 		case <-idle.C:
 			if n.unused(p) {
 				return nil
@@ -279,8 +279,8 @@ func (n *Network) pump(ctx context.Context, p *peer, stream api.Peer_ExchangeCli
 	}
 }
 
-// next takes the oldest envelope that is still worth sending; nil for none.
-func (n *Network) next(p *peer) *api.Envelope {
+// nextEnvelope takes the oldest envelope that is still worth sending; nil for none.
+func (n *Network) nextEnvelope(p *peer) *api.Envelope {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if len(p.queue) == 0 {
@@ -300,7 +300,7 @@ func (n *Network) unused(p *peer) bool {
 	return !p.watched && len(p.queue) == 0
 }
 
-// envelope addresses an envelope of the network's own.
-func (n *Network) envelope(p *peer, hello *api.Envelope_Hello) *api.Envelope {
+// newEnvelope addresses an envelope of the network's own.
+func (n *Network) newEnvelope(p *peer, hello *api.Envelope_Hello) *api.Envelope {
 	return &api.Envelope{From: string(n.cfg.Self), To: string(p.id), Body: hello}
 }

@@ -101,7 +101,7 @@ func TestUpgrade(t *testing.T) {
 		first.stop()
 		nobodyGone(t, 3*defaultSilence, c, next)
 		w.kill(next)
-		if took := goneAfter(t, c, 10*time.Second); took > 4*firstPause {
+		if took := goneAfter(t, c, 10*time.Second); took > 4*minReconnectDelay {
 			t.Errorf("gone after %v", took)
 		}
 		nobodyGone(t, 3*defaultSilence, c)
@@ -182,7 +182,7 @@ func TestHelloBeforeTheSocket(t *testing.T) {
 		w.mu.Lock()
 		w.houses["b:1"] = later
 		w.mu.Unlock()
-		nobodyGone(t, 2*longestPause, c, first, next)
+		nobodyGone(t, 2*maxReconnectDelay, c, first, next)
 		c.Send("b", market(2))
 		<-next.came
 		next.stop()
@@ -382,7 +382,7 @@ func TestStopsThoughNothingIsRead(t *testing.T) {
 		time.Sleep(time.Second)
 		since := time.Now()
 		a.stop()
-		if took := time.Since(since); took > 2*lastWrites {
+		if took := time.Since(since); took > 2*shutdownWriteTimeout {
 			t.Errorf("stopped after %v", took)
 		}
 		closes()

@@ -6,26 +6,26 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// choice is one Choose at work.
-type choice struct {
-	b       *Selector
-	s       *Situation
-	most    int
-	own     int                    // the own stage, −1 for none
-	open    [][]policies.ReplicaID // whom to ask, by stage
-	free    []Resident             // not for sale yet, the longest first
-	leaving policies.Tokens        // the length of what is for sale
-	offers  []Offer
+// selection is one Choose at work.
+type selection struct {
+	sel       *Selector
+	situation *Situation
+	limit     int
+	own       int                    // the own stage, −1 for none
+	open      [][]policies.ReplicaID // whom to ask, by stage
+	unsold    []Resident             // not for sale yet, the longest first
+	leaving   policies.Tokens        // the length of what is for sale
+	offers    []Offer
 }
 
-// add offers a request unless it rests, there is nobody, or there are enough.
+// addOffer offers a request unless it rests, there is nobody, or there are enough.
 // chain are the stages to try, one after the other.
-func (c *choice) add(r Resident, cause policies.MigrationCause, chain []int) bool {
-	last := c.b.rests[r.Request]
+func (c *selection) addOffer(r Resident, cause policies.MigrationCause, chain []int) bool {
+	last := c.sel.cooldowns[r.Request]
 	if last.cause != cause {
-		last = rest{}
+		last = cooldown{}
 	}
-	if len(c.offers) >= c.most || c.s.Now < last.until {
+	if len(c.offers) >= c.limit || c.situation.Now < last.until {
 		return false
 	}
 	chain = slices.DeleteFunc(chain, func(k int) bool { return len(c.candidates(r, k)) == 0 })
@@ -41,7 +41,7 @@ func (c *choice) add(r Resident, cause policies.MigrationCause, chain []int) boo
 }
 
 // candidates are the replicas of a stage that can be asked to run a request.
-func (c *choice) candidates(r Resident, stage int) []policies.ReplicaID {
+func (c *selection) candidates(r Resident, stage int) []policies.ReplicaID {
 	if r.CanRunOn == nil {
 		return c.open[stage]
 	}
@@ -54,18 +54,18 @@ func (c *choice) candidates(r Resident, stage int) []policies.ReplicaID {
 	return fit
 }
 
-// take offers requests in order, as long as want says so, and takes them out of
+// offerMatching offers requests in order, as long as want says so, and takes them out of
 // free.
-func (c *choice) take(cause policies.MigrationCause, chain func(Resident) []int, want func(Resident) bool) {
-	c.free = slices.DeleteFunc(c.free, func(r Resident) bool { return want(r) && c.add(r, cause, chain(r)) })
+func (c *selection) offerMatching(cause policies.MigrationCause, chain func(Resident) []int, want func(Resident) bool) {
+	c.unsold = slices.DeleteFunc(c.unsold, func(r Resident) bool { return want(r) && c.addOffer(r, cause, chain(r)) })
 }
 
-func (c *choice) drain() {
+func (c *selection) selectDrain() {
 	if len(c.open) == 0 {
 		return
 	}
-	c.take(policies.Drain, func(r Resident) []int {
-		at := c.s.Plan.StageOf(r.Length)
+	c.offerMatching(policies.Drain, func(r Resident) []int {
+		at := c.situation.Plan.StageOf(r.Length)
 		var chain []int
 		for k := at; k < len(c.open); k++ {
 			chain = append(chain, k)
@@ -77,29 +77,29 @@ func (c *choice) drain() {
 	}, func(Resident) bool { return true })
 }
 
-func (c *choice) growth() {
-	end := c.slack(c.s.Plan.Stages[c.own].High)
-	c.take(policies.Growth, func(r Resident) []int { return []int{c.s.Plan.StageOf(r.Length)} },
-		func(r Resident) bool { return r.Length >= end && c.s.Plan.StageOf(r.Length) > c.own })
+func (c *selection) selectGrowth() {
+	end := c.bucketEnd(c.situation.Plan.Stages[c.own].High)
+	c.offerMatching(policies.Growth, func(r Resident) []int { return []int{c.situation.Plan.StageOf(r.Length)} },
+		func(r Resident) bool { return r.Length >= end && c.situation.Plan.StageOf(r.Length) > c.own })
 }
 
-// slack returns the end of the bucket that begins at t, or holds it.
-func (c *choice) slack(t policies.Tokens) policies.Tokens {
-	at, found := slices.BinarySearch(c.b.cfg.BucketEdges, t)
+// bucketEnd returns the end of the bucket that begins at t, or holds it.
+func (c *selection) bucketEnd(t policies.Tokens) policies.Tokens {
+	at, found := slices.BinarySearch(c.sel.cfg.BucketEdges, t)
 	if found {
 		at++
 	}
-	if at >= len(c.b.cfg.BucketEdges) {
+	if at >= len(c.sel.cfg.BucketEdges) {
 		return t
 	}
-	return c.b.cfg.BucketEdges[at]
+	return c.sel.cfg.BucketEdges[at]
 }
 
-func (c *choice) spill() {
-	if c.s.Capacity <= 0 || c.b.cfg.SpillPercent > 100 {
+func (c *selection) selectSpill() {
+	if c.situation.Capacity <= 0 || c.sel.cfg.SpillPercent > 100 {
 		return
 	}
-	full := c.s.Capacity / 100 * policies.Tokens(c.b.cfg.SpillPercent)
+	full := c.situation.Capacity / 100 * policies.Tokens(c.sel.cfg.SpillPercent)
 	chain := []int{c.own}
 	for k := c.own + 1; k < len(c.open); k++ {
 		if len(c.open[k]) > 0 {
@@ -109,25 +109,27 @@ func (c *choice) spill() {
 	}
 	// The longest are the nearest to the next stage, and one of them makes more
 	// room than many short ones; the last one may make more than is needed.
-	c.take(policies.Spill, func(Resident) []int { return slices.Clone(chain) },
-		func(r Resident) bool { return c.s.Held+c.s.Promised-c.leaving > full && c.settled(r) })
+	c.offerMatching(policies.Spill, func(Resident) []int { return slices.Clone(chain) },
+		func(r Resident) bool {
+			return c.situation.Held+c.situation.Promised-c.leaving > full && c.longEnoughHere(r)
+		})
 }
 
-func (c *choice) outlier() {
-	if !c.s.MeanKnown || c.b.cfg.Detector == nil {
+func (c *selection) selectOutliers() {
+	if !c.situation.MeanKnown || c.sel.cfg.Detector == nil {
 		return
 	}
-	excess := c.b.cfg.Detector.Excess(c.s.Held, c.s.Mean)
-	c.take(policies.Outlier, func(Resident) []int { return []int{c.own} },
-		func(r Resident) bool { return r.Length > 0 && r.Length <= excess-c.leaving && c.settled(r) })
+	excess := c.sel.cfg.Detector.Excess(c.situation.Held, c.situation.Mean)
+	c.offerMatching(policies.Outlier, func(Resident) []int { return []int{c.own} },
+		func(r Resident) bool { return r.Length > 0 && r.Length <= excess-c.leaving && c.longEnoughHere(r) })
 }
 
-// settled reports whether a request has been here for long enough to be moved
+// longEnoughHere reports whether a request has been here for long enough to be moved
 // for the sake of balance. Its epoch grows with every move.
-func (c *choice) settled(r Resident) bool {
+func (c *selection) longEnoughHere(r Resident) bool {
 	moves := 0
 	if r.Epoch > 1 {
-		moves = int(min(r.Epoch-1, longestRests))
+		moves = int(min(r.Epoch-1, maxDoublings))
 	}
-	return c.s.Now-r.Since >= c.b.cfg.Cooldown<<moves
+	return c.situation.Now-r.Since >= c.sel.cfg.Cooldown<<moves
 }

@@ -45,7 +45,7 @@ import (
 const (
 	DefaultCooldown     = policies.Second
 	DefaultSpillPercent = 90 // percent of the KV capacity
-	longestRests        = 5  // doublings of a rest
+	maxDoublings        = 5  // doublings of a rest
 )
 
 // Config sets a Book up.
@@ -103,12 +103,12 @@ type Offer struct {
 // Selector remembers what became of earlier offers. It is not safe for concurrent
 // use.
 type Selector struct {
-	cfg   Config
-	rests map[string]rest
+	cfg       Config
+	cooldowns map[string]cooldown
 }
 
-// rest is the time until a request is offered again.
-type rest struct {
+// cooldown is the time until a request is offered again.
+type cooldown struct {
 	cause policies.MigrationCause
 	tries int // returns in a row
 	until policies.Micros
@@ -131,26 +131,26 @@ func New(c Config) (*Selector, error) {
 	if c.SpillPercent == 0 {
 		c.SpillPercent = DefaultSpillPercent
 	}
-	return &Selector{cfg: c, rests: make(map[string]rest)}, nil
+	return &Selector{cfg: c, cooldowns: make(map[string]cooldown)}, nil
 }
 
 // RecordReturn takes note that a request was not sold.
 func (b *Selector) RecordReturn(now policies.Micros, h policies.Migration, why bidask.ReturnReason) {
 	if why == bidask.ReturnWithdrawn {
-		delete(b.rests, h.Request)
+		delete(b.cooldowns, h.Request)
 		return
 	}
-	r := b.rests[h.Request]
+	r := b.cooldowns[h.Request]
 	if r.cause != h.Cause {
-		r = rest{cause: h.Cause}
+		r = cooldown{cause: h.Cause}
 	}
-	pause := b.cfg.Cooldown << min(r.tries, longestRests)
+	pause := b.cfg.Cooldown << min(r.tries, maxDoublings)
 	if h.Cause == policies.Drain {
 		pause = b.cfg.Cooldown
 	}
 	r.tries++
 	r.until = now + pause
-	b.rests[h.Request] = r
+	b.cooldowns[h.Request] = r
 }
 
 // StillValid reports whether the reason for an offer still holds.
@@ -167,8 +167,8 @@ func (b *Selector) StillValid(s *Situation, h policies.Migration) bool {
 
 // SelectOffers returns at most that many offers, the most urgent ones first.
 func (b *Selector) SelectOffers(s *Situation, most int) []Offer {
-	b.forget(s.Residents)
-	c := &choice{b: b, s: s, most: most, own: s.Plan.StageOfReplica(b.cfg.Self), open: make([][]policies.ReplicaID, len(s.Plan.Stages))}
+	b.forgetDeparted(s.Residents)
+	c := &selection{sel: b, situation: s, limit: most, own: s.Plan.StageOfReplica(b.cfg.Self), open: make([][]policies.ReplicaID, len(s.Plan.Stages))}
 	for k, stage := range s.Plan.Stages {
 		for _, id := range stage.Replicas {
 			if id != b.cfg.Self && s.Available(id) {
@@ -181,39 +181,39 @@ func (b *Selector) SelectOffers(s *Situation, most int) []Offer {
 		case r.ForSale:
 			c.leaving += r.Length
 		case r.Pinned == policies.NotPinned:
-			c.free = append(c.free, r)
+			c.unsold = append(c.unsold, r)
 		}
 	}
 	// The longest first: they are the furthest above their stage's end, and take
 	// the longest to move.
-	slices.SortFunc(c.free, func(a, b Resident) int {
+	slices.SortFunc(c.unsold, func(a, b Resident) int {
 		return cmp.Or(cmp.Compare(b.Length, a.Length), cmp.Compare(a.Request, b.Request))
 	})
 	if s.Draining {
-		c.drain()
+		c.selectDrain()
 		return c.offers
 	}
 	if c.own < 0 {
 		return nil
 	}
-	c.growth()
-	c.spill()
-	c.outlier()
+	c.selectGrowth()
+	c.selectSpill()
+	c.selectOutliers()
 	return c.offers
 }
 
-// forget drops the rests of requests that are not here any more.
-func (b *Selector) forget(residents []Resident) {
-	if len(b.rests) == 0 {
+// forgetDeparted drops the rests of requests that are not here any more.
+func (b *Selector) forgetDeparted(residents []Resident) {
+	if len(b.cooldowns) == 0 {
 		return
 	}
 	here := make(map[string]bool, len(residents))
 	for _, r := range residents {
 		here[r.Request] = true
 	}
-	for id := range b.rests {
+	for id := range b.cooldowns {
 		if !here[id] {
-			delete(b.rests, id)
+			delete(b.cooldowns, id)
 		}
 	}
 }

@@ -15,7 +15,7 @@ func (b *View) Place(now policies.Micros, r policies.Request) frontend.Target {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.cfg.Placer == nil || len(b.stages) == 0 {
-		return b.here(r)
+		return b.placeHere(r)
 	}
 	grown := r
 	if policies.Movable(r) != policies.NotPinned {
@@ -25,34 +25,34 @@ func (b *View) Place(now policies.Micros, r policies.Request) frontend.Target {
 	if b.own >= 0 {
 		own.Low, own.High = b.plan.Stages[b.own].Low, b.plan.Stages[b.own].High
 	}
-	id := b.ask(now, grown, own, b.fresh)
+	id := b.askPlacer(now, grown, own, b.fresh)
 	if id == "" && (own.Draining || grown.Length() < own.Low || grown.Length() >= own.High) {
 		// It should not begin here, and nobody who would do has been heard of
 		// lately: then one of whom nothing is known.
-		id = b.ask(now, grown, own, func(policies.Micros, *entry) bool { return true })
+		id = b.askPlacer(now, grown, own, func(policies.Micros, *peerEntry) bool { return true })
 	}
 	if e := b.peers[id]; e != nil && e.address != "" {
 		b.forwards++
-		return b.target(e, r)
+		return b.placeAtPeer(e, r)
 	}
-	return b.here(r)
+	return b.placeHere(r)
 }
 
-// ask shows the Placer a sample of the peers that pass.
-func (b *View) ask(now policies.Micros, r policies.Request, own policies.Candidate, pass func(policies.Micros, *entry) bool) policies.ReplicaID {
+// askPlacer shows the Placer a sample of the peers that pass.
+func (b *View) askPlacer(now policies.Micros, r policies.Request, own policies.Candidate, pass func(policies.Micros, *peerEntry) bool) policies.ReplicaID {
 	at := b.plan.StageOf(r.Length())
 	b.sites = b.sites[:0]
 	narrow := b.adapters.Restricts(r.Model)
-	fits := func(now policies.Micros, e *entry) bool {
+	fits := func(now policies.Micros, e *peerEntry) bool {
 		return pass(now, e) && (!narrow || b.adapters.CanServe(e.id, r.Model))
 	}
-	b.sample(now, at, fits)
+	b.addSample(now, at, fits)
 	for k := at + 1; k < len(b.stages) && len(b.sites) < 2*b.cfg.SampleSize; k++ {
-		b.sample(now, k, fits)
+		b.addSample(now, k, fits)
 	}
 	for k := at - 1; k >= 0 && narrow && len(b.sites) == 0; k-- {
 		// Its adapter is loaded in shorter stages only: they have to do.
-		b.sample(now, k, fits)
+		b.addSample(now, k, fits)
 		for i := range b.sites {
 			b.sites[i].High = policies.Unbounded
 		}
@@ -60,14 +60,14 @@ func (b *View) ask(now policies.Micros, r policies.Request, own policies.Candida
 	return b.cfg.Placer.Place(policies.Arrival{Request: r, Own: own, Peers: b.sites})
 }
 
-// sample adds some of a stage's replicas to the sites, beginning anywhere.
-func (b *View) sample(now policies.Micros, k int, pass func(policies.Micros, *entry) bool) {
+// addSample adds some of a stage's replicas to the sites, beginning anywhere.
+func (b *View) addSample(now policies.Micros, k int, pass func(policies.Micros, *peerEntry) bool) {
 	all := b.stages[k]
 	if len(all) == 0 {
 		return
 	}
 	start, found := b.rng.IntN(len(all)), 0
-	for i := range min(len(all), mostLooks) {
+	for i := range min(len(all), maxExamined) {
 		e := all[(start+i)%len(all)]
 		if !b.open(now, e) || !pass(now, e) {
 			continue
@@ -93,23 +93,23 @@ func (b *View) Rescue(now policies.Micros, r policies.Request, tried []policies.
 		if k >= len(b.stages) {
 			k = len(b.stages) - 1 - i // the shorter ones, the longest first
 		}
-		e, heard := b.least(now, k, r, tried)
+		e, heard := b.leastLoaded(now, k, r, tried)
 		switch here := self && k == b.own; {
 		case here && (!heard || b.self.Total <= e.load.Total):
-			return b.here(r), true
+			return b.placeHere(r), true
 		case e != nil:
-			return b.target(e, r), true
+			return b.placeAtPeer(e, r), true
 		}
 	}
 	if self {
-		return b.here(r), true
+		return b.placeHere(r), true
 	}
 	return frontend.Target{}, false
 }
 
-// least returns the least loaded replica of a stage that has not been tried;
+// leastLoaded returns the least loaded replica of a stage that has not been tried;
 // heard tells whether its load is known.
-func (b *View) least(now policies.Micros, k int, r policies.Request, tried []policies.ReplicaID) (best *entry, heard bool) {
+func (b *View) leastLoaded(now policies.Micros, k int, r policies.Request, tried []policies.ReplicaID) (best *peerEntry, heard bool) {
 	all := b.stages[k]
 	if len(all) == 0 {
 		return nil, false

@@ -25,7 +25,7 @@ import (
 const (
 	DefaultMaxAge     = 3 * policies.Second
 	DefaultSampleSize = 8
-	mostLooks         = 256 // entries looked at for one sample
+	maxExamined       = 256 // entries looked at for one sample
 )
 
 // Config sets a Board up.
@@ -58,23 +58,23 @@ type View struct {
 	plan     policies.Plan
 	own      int // the own stage, −1 for none
 	self     Load
-	peers    map[policies.ReplicaID]*entry
+	peers    map[policies.ReplicaID]*peerEntry
 	adapters policies.Adapters
-	stages   [][]*entry // of the plan, without the own replica
+	stages   [][]*peerEntry // of the plan, without the own replica
 	rng      *rand.Rand
 	sites    []policies.Candidate // scratch
 	forwards uint64
 }
 
-// entry is one peer.
-type entry struct {
+// peerEntry is one peer.
+type peerEntry struct {
 	id       policies.ReplicaID
 	address  string
 	draining bool // by the control plane's word
 	gone     bool
 	load     Load
-	at       policies.Micros // of load
-	known    bool            // there is a load
+	loadedAt policies.Micros // of load
+	hasLoad  bool            // there is a load
 }
 
 // New returns an empty Board. Its fields are checked by the caller.
@@ -85,7 +85,7 @@ func New(c Config) *View {
 	if c.SampleSize == 0 {
 		c.SampleSize = DefaultSampleSize
 	}
-	return &View{cfg: c, own: -1, peers: make(map[policies.ReplicaID]*entry), rng: rand.New(rand.NewPCG(c.Seed, 1))}
+	return &View{cfg: c, own: -1, peers: make(map[policies.ReplicaID]*peerEntry), rng: rand.New(rand.NewPCG(c.Seed, 1))}
 }
 
 // SetView tells the plan and the replicas of the own model. The plan and the
@@ -93,21 +93,21 @@ func New(c Config) *View {
 func (b *View) SetView(plan policies.Plan, replicas []policies.Replica) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	named := make(map[policies.ReplicaID]*entry, len(replicas))
+	named := make(map[policies.ReplicaID]*peerEntry, len(replicas))
 	for _, r := range replicas {
 		if r.ID == b.cfg.Self {
 			continue
 		}
 		e := b.peers[r.ID]
 		if e == nil {
-			e = &entry{id: r.ID}
+			e = &peerEntry{id: r.ID}
 		}
 		e.address, e.draining = r.Peer, r.Draining
 		named[r.ID] = e
 	}
 	b.peers, b.plan, b.own = named, plan, plan.StageOfReplica(b.cfg.Self)
 	b.adapters = policies.NewAdapters(replicas)
-	b.stages = make([][]*entry, len(plan.Stages))
+	b.stages = make([][]*peerEntry, len(plan.Stages))
 	for k, s := range plan.Stages {
 		for _, id := range s.Replicas {
 			if e := named[id]; e != nil {
@@ -129,7 +129,7 @@ func (b *View) SetPeerLoad(now policies.Micros, from policies.ReplicaID, l Load)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if e := b.peers[from]; e != nil {
-		e.load, e.at, e.known, e.gone = l, now, true, false
+		e.load, e.loadedAt, e.hasLoad, e.gone = l, now, true, false
 	}
 }
 
@@ -138,7 +138,7 @@ func (b *View) MarkGone(id policies.ReplicaID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if e := b.peers[id]; e != nil {
-		e.gone, e.known = true, false
+		e.gone, e.hasLoad = true, false
 	}
 }
 
@@ -159,11 +159,13 @@ func (b *View) Available(now policies.Micros, id policies.ReplicaID) bool {
 	return e != nil && b.open(now, e)
 }
 
-func (b *View) open(now policies.Micros, e *entry) bool {
+func (b *View) open(now policies.Micros, e *peerEntry) bool {
 	return e.address != "" && !e.draining && !e.gone && !(b.fresh(now, e) && e.load.Draining)
 }
 
-func (b *View) fresh(now policies.Micros, e *entry) bool { return e.known && now-e.at <= b.cfg.MaxAge }
+func (b *View) fresh(now policies.Micros, e *peerEntry) bool {
+	return e.hasLoad && now-e.loadedAt <= b.cfg.MaxAge
+}
 
 // ServesModel returns who can run a request for a model's or an adapter's name, or nil
 // when everybody can. What it returns may be called at any time.
@@ -199,15 +201,15 @@ func (b *View) CountFresh(now policies.Micros) int {
 	return n
 }
 
-// target names a peer, and books what it will carry until it is heard again.
-func (b *View) target(e *entry, r policies.Request) frontend.Target {
+// placeAtPeer names a peer, and books what it will carry until it is heard again.
+func (b *View) placeAtPeer(e *peerEntry, r policies.Request) frontend.Target {
 	e.load.Waiting += r.Input
 	e.load.Total += r.Length()
 	return frontend.Target{Replica: e.id, Address: e.address}
 }
 
-// here books what the own replica will carry until it is measured again.
-func (b *View) here(r policies.Request) frontend.Target {
+// placeHere books what the own replica will carry until it is measured again.
+func (b *View) placeHere(r policies.Request) frontend.Target {
 	b.self.Waiting += r.Input
 	b.self.Total += r.Length()
 	return frontend.Target{}
