@@ -20,17 +20,17 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// pipe is a delta stream in memory.
-type pipe struct {
+// memoryStream is a delta stream in memory.
+type memoryStream struct {
 	grpc.ServerStream
 	ctx       context.Context
 	requests  chan *discoveryv3.DeltaDiscoveryRequest
 	responses chan *discoveryv3.DeltaDiscoveryResponse
 }
 
-func (p *pipe) Context() context.Context { return p.ctx }
+func (p *memoryStream) Context() context.Context { return p.ctx }
 
-func (p *pipe) Recv() (*discoveryv3.DeltaDiscoveryRequest, error) {
+func (p *memoryStream) Recv() (*discoveryv3.DeltaDiscoveryRequest, error) {
 	select {
 	case r := <-p.requests:
 		return r, nil
@@ -39,7 +39,7 @@ func (p *pipe) Recv() (*discoveryv3.DeltaDiscoveryRequest, error) {
 	}
 }
 
-func (p *pipe) Send(r *discoveryv3.DeltaDiscoveryResponse) error {
+func (p *memoryStream) Send(r *discoveryv3.DeltaDiscoveryResponse) error {
 	select {
 	case p.responses <- r:
 		return nil
@@ -69,12 +69,12 @@ func concurrency(t *testing.T, run func(context.Context, *cache.Cache)) {
 	c := cache.New(cache.Config{Group: func(n *corev3.Node) string { return n.GetId()[:1] }})
 	run(ctx, c)
 	server := serverv3.NewServer(ctx, c, nil)
-	last := res(t, rds, "r", rounds-1).Version
+	last := resource(t, rds, "r", rounds-1).Version
 	var wg sync.WaitGroup
 	for i := range clients {
 		wg.Go(func() {
 			for life := range 4 {
-				p := &pipe{requests: make(chan *discoveryv3.DeltaDiscoveryRequest, 100), responses: make(chan *discoveryv3.DeltaDiscoveryResponse, 100)}
+				p := &memoryStream{requests: make(chan *discoveryv3.DeltaDiscoveryRequest, 100), responses: make(chan *discoveryv3.DeltaDiscoveryResponse, 100)}
 				streamCtx, end := context.WithCancel(ctx)
 				p.ctx = streamCtx
 				done := make(chan error, 1)
@@ -136,13 +136,13 @@ func fleetSet(tb testing.TB, n int, cut policies.Tokens) resources.Set {
 	return s
 }
 
-// park opens the four watches of an Envoy that has all of a set.
-func park(tb testing.TB, c *cache.Cache, s resources.Set, id string, out chan gcp.DeltaResponse) {
+// openWatches opens the four watches of an Envoy that has all of a set.
+func openWatches(tb testing.TB, c *cache.Cache, s resources.Set, id string, out chan gcp.DeltaResponse) {
 	names := make(map[string]struct{})
 	for _, r := range s.All(eds) {
 		names[r.Name] = struct{}{}
 	}
-	for typ, sub := range map[string]held{
+	for typ, sub := range map[string]fixedVersions{
 		cds: {wildcard: true}, lds: {wildcard: true}, eds: {names: names}, rds: {names: map[string]struct{}{resources.RouteName: {}}},
 	} {
 		sub.versions = make(map[string]string)
@@ -158,16 +158,16 @@ func park(tb testing.TB, c *cache.Cache, s resources.Set, id string, out chan gc
 	}
 }
 
-// held is the subscription of a client that has some versions.
-type held struct {
+// fixedVersions is the subscription of a client that has some versions.
+type fixedVersions struct {
 	names    map[string]struct{}
 	versions map[string]string
 	wildcard bool
 }
 
-func (h held) SubscribedResources() map[string]struct{} { return h.names }
-func (h held) ReturnedResources() map[string]string     { return h.versions }
-func (h held) IsWildcard() bool                         { return h.wildcard }
+func (h fixedVersions) SubscribedResources() map[string]struct{} { return h.names }
+func (h fixedVersions) ReturnedResources() map[string]string     { return h.versions }
+func (h fixedVersions) IsWildcard() bool                         { return h.wildcard }
 
 // BenchmarkSet is the publish section: one boundary changes under a thousand
 // nodes with four watches each, and every node's answer is queued.
@@ -182,7 +182,7 @@ func BenchmarkSet(b *testing.B) {
 				c := cache.New(cache.Config{})
 				c.Set("", sets[i%2])
 				for n := range nodes {
-					park(b, c, sets[i%2], fmt.Sprint("node-", n), out)
+					openWatches(b, c, sets[i%2], fmt.Sprint("node-", n), out)
 				}
 				b.StartTimer()
 				c.Set("", sets[(i+1)%2])
@@ -207,7 +207,7 @@ func TestMemoryPerNode(t *testing.T) {
 	c := cache.New(cache.Config{})
 	c.Set("", s)
 	out := make(chan gcp.DeltaResponse, 1)
-	sub := held{names: map[string]struct{}{}, versions: map[string]string{}}
+	sub := fixedVersions{names: map[string]struct{}{}, versions: map[string]string{}}
 	before := heap()
 	for i := range nodes {
 		for _, typ := range []string{cds, eds, lds, rds} {

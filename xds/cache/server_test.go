@@ -42,9 +42,9 @@ const (
 	ext = resources.ExtensionType
 )
 
-// res makes a resource whose version changes with content. A name that begins
+// resource makes a resource whose version changes with content. A name that begins
 // with "hidden" is unlisted.
-func res(t testing.TB, typ, name string, content int) *resources.Resource {
+func resource(t testing.TB, typ, name string, content int) *resources.Resource {
 	t.Helper()
 	var m proto.Message
 	switch typ {
@@ -79,7 +79,7 @@ func setOf(t testing.TB, words ...string) resources.Set {
 		if _, err := fmt.Sscan(number, &content); err != nil {
 			t.Fatal(w, err)
 		}
-		all = append(all, res(t, types[typ], name, content))
+		all = append(all, resource(t, types[typ], name, content))
 	}
 	s, err := resources.NewSet(all...)
 	if err != nil {
@@ -88,9 +88,9 @@ func setOf(t testing.TB, words ...string) resources.Set {
 	return s
 }
 
-// serve runs go-control-plane's server over a cache inside the bubble and
+// startServer runs go-control-plane's server over a cache inside the bubble and
 // returns a client connection.
-func serve(t *testing.T, c gcp.Cache) *grpc.ClientConn {
+func startServer(t *testing.T, c gcp.Cache) *grpc.ClientConn {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	listener := bufconn.Listen(1 << 20)
@@ -115,9 +115,9 @@ func serve(t *testing.T, c gcp.Cache) *grpc.ClientConn {
 	return conn
 }
 
-// inBothModes runs a test with a cache that tells its streams itself, and with
+// testBothModes runs a test with a cache that tells its streams itself, and with
 // one whose Run does.
-func inBothModes(t *testing.T, cfg cache.Config, f func(t *testing.T, c *cache.Cache)) {
+func testBothModes(t *testing.T, cfg cache.Config, f func(t *testing.T, c *cache.Cache)) {
 	synctest.Test(t, func(t *testing.T) { f(t, cache.New(cfg)) })
 	synctest.Test(t, func(t *testing.T) {
 		c := cache.New(cfg)
@@ -141,7 +141,7 @@ type deltaClient struct {
 	node   *corev3.Node
 }
 
-func delta(t *testing.T, conn *grpc.ClientConn, id string) *deltaClient {
+func openDelta(t *testing.T, conn *grpc.ClientConn, id string) *deltaClient {
 	t.Helper()
 	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(t.Context())
 	if err != nil {
@@ -315,18 +315,18 @@ func TestDelta(t *testing.T) {
 			d.expect()
 			d.ack(first[0])
 			last := d.expect("r")
-			if want := res(t, rds, "r", 49).Version; last[0].Resources[0].Version != want {
+			if want := resource(t, rds, "r", 49).Version; last[0].Resources[0].Version != want {
 				t.Errorf("version %s, want the newest, %s", last[0].Resources[0].Version, want)
 			}
 		},
 		"a restart sends nothing again": func(t *testing.T, c *cache.Cache, d *deltaClient) {
 			c.Set("", setOf(t, "cds:a=1", "cds:b=2", "eds:x=1", "eds:y=2"))
 			d.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: cds, InitialResourceVersions: map[string]string{
-				"a": res(t, cds, "a", 1).Version, "b": res(t, cds, "b", 2).Version,
+				"a": resource(t, cds, "a", 1).Version, "b": resource(t, cds, "b", 2).Version,
 			}})
 			d.expectAck("") // an empty greeting
 			d.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: eds, ResourceNamesSubscribe: []string{"x", "y"}, InitialResourceVersions: map[string]string{
-				"x": res(t, eds, "x", 1).Version, "y": res(t, eds, "y", 1).Version,
+				"x": resource(t, eds, "x", 1).Version, "y": resource(t, eds, "y", 1).Version,
 			}})
 			d.expectAck("y")
 			c.Set("", setOf(t, "cds:b=2", "eds:x=1", "eds:y=2"))
@@ -334,7 +334,7 @@ func TestDelta(t *testing.T) {
 		},
 		"what vanished while away is removed": func(t *testing.T, c *cache.Cache, d *deltaClient) {
 			c.Set("", setOf(t, "cds:b=1"))
-			d.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: cds, InitialResourceVersions: map[string]string{"a": "v", "b": res(t, cds, "b", 1).Version}})
+			d.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: cds, InitialResourceVersions: map[string]string{"a": "v", "b": resource(t, cds, "b", 1).Version}})
 			d.expectAck("-a")
 		},
 		"before the first set everyone waits": func(t *testing.T, c *cache.Cache, d *deltaClient) {
@@ -369,7 +369,7 @@ func TestDelta(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inBothModes(t, cache.Config{}, func(t *testing.T, c *cache.Cache) { f(t, c, delta(t, serve(t, c), "n")) })
+			testBothModes(t, cache.Config{}, func(t *testing.T, c *cache.Cache) { f(t, c, openDelta(t, startServer(t, c), "n")) })
 		})
 	}
 }
@@ -384,7 +384,7 @@ type sotwClient struct {
 	good   map[string]string                         // version accepted last
 }
 
-func world(t *testing.T, conn *grpc.ClientConn, id string) *sotwClient {
+func openSotW(t *testing.T, conn *grpc.ClientConn, id string) *sotwClient {
 	t.Helper()
 	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).StreamAggregatedResources(t.Context())
 	if err != nil {
@@ -542,7 +542,7 @@ func TestSotW(t *testing.T) {
 			// gRPC clients start a timer for every name on a new stream, so
 			// that silence would mean that the resource is gone.
 			c.Set("", setOf(t, "rds:r=1"))
-			digest := cache.Digest([]*resources.Resource{res(t, rds, "r", 1)})
+			digest := cache.Digest([]*resources.Resource{resource(t, rds, "r", 1)})
 			d.good[rds] = digest
 			d.subscribe(rds, "r")
 			d.expect("r")
@@ -552,16 +552,16 @@ func TestSotW(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			inBothModes(t, cache.Config{}, func(t *testing.T, c *cache.Cache) { f(t, c, world(t, serve(t, c), "n")) })
+			testBothModes(t, cache.Config{}, func(t *testing.T, c *cache.Cache) { f(t, c, openSotW(t, startServer(t, c), "n")) })
 		})
 	}
 }
 
 func TestGroups(t *testing.T) {
 	byFirstLetter := cache.Config{Group: func(n *corev3.Node) string { return n.GetId()[:1] }}
-	inBothModes(t, byFirstLetter, func(t *testing.T, c *cache.Cache) {
-		conn := serve(t, c)
-		a, b := delta(t, conn, "a1"), delta(t, conn, "b1")
+	testBothModes(t, byFirstLetter, func(t *testing.T, c *cache.Cache) {
+		conn := startServer(t, c)
+		a, b := openDelta(t, conn, "a1"), openDelta(t, conn, "b1")
 		for _, d := range []*deltaClient{a, b} {
 			d.subscribe(rds, "r")
 			d.expect()
@@ -591,7 +591,7 @@ func TestSharedBytes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cache.New(cache.Config{})
 		c.Set("", setOf(t, "eds:x=1"))
-		sub := subscription{named: map[string]struct{}{"x": {}}}
+		sub := fixedSubscription{named: map[string]struct{}{"x": {}}}
 		bytesOf := func() *byte {
 			out := make(chan gcp.DeltaResponse, 1)
 			if _, err := c.CreateDeltaWatch(&gcp.DeltaRequest{TypeUrl: eds}, sub, out); err != nil {
@@ -612,23 +612,23 @@ func TestSharedBytes(t *testing.T) {
 	})
 }
 
-// subscription is a fixed one, for tests without a stream.
-type subscription struct {
+// fixedSubscription is a fixed one, for tests without a stream.
+type fixedSubscription struct {
 	named    map[string]struct{}
 	wildcard bool
 }
 
-func (s subscription) SubscribedResources() map[string]struct{} { return s.named }
-func (s subscription) ReturnedResources() map[string]string     { return nil }
-func (s subscription) IsWildcard() bool                         { return s.wildcard }
+func (s fixedSubscription) SubscribedResources() map[string]struct{} { return s.named }
+func (s fixedSubscription) ReturnedResources() map[string]string     { return nil }
+func (s fixedSubscription) IsWildcard() bool                         { return s.wildcard }
 
-func TestStreamsLeaveNothing(t *testing.T) {
+func TestStreamsRemoveWatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cache.New(cache.Config{})
 		c.Set("", setOf(t, "cds:a=1", "eds:x=1"))
-		conn := serve(t, c)
+		conn := startServer(t, c)
 		for range 10 {
-			d := delta(t, conn, "n")
+			d := openDelta(t, conn, "n")
 			d.subscribe(cds)
 			d.subscribe(eds, "x")
 			d.expectAck("a", "x")
@@ -647,9 +647,9 @@ func TestStreamsLeaveNothing(t *testing.T) {
 // TestUnanswered checks that a node is unanswered from the moment of Set until
 // its reply, so that a publisher never takes an older acknowledgement for it.
 func TestUnanswered(t *testing.T) {
-	inBothModes(t, cache.Config{}, func(t *testing.T, c *cache.Cache) {
-		conn := serve(t, c)
-		d, w := delta(t, conn, "d"), world(t, conn, "n")
+	testBothModes(t, cache.Config{}, func(t *testing.T, c *cache.Cache) {
+		conn := startServer(t, c)
+		d, w := openDelta(t, conn, "d"), openSotW(t, conn, "n")
 		unanswered := func(want ...string) {
 			t.Helper()
 			ids := make(map[string]bool)

@@ -17,15 +17,15 @@ import (
 	"time"
 )
 
-// TestPolicyRefusalArrives: what is wrong with a push is told to one who sends the whole
+// TestPushRefusalReachesClient: what is wrong with a push is told to one who sends the whole
 // module before looking, however often and however large.
-func TestPolicyRefusalArrives(t *testing.T) {
-	on := start(t, Config{Rules: rules(), Replicas: newFleet(t, 1).list, Admitter: new(notary)})
-	off := start(t, Config{Rules: rules(), Replicas: newFleet(t, 1).list})
+func TestPushRefusalReachesClient(t *testing.T) {
+	on := startControl(t, Config{Rules: fastRules(), Replicas: newFakeFleet(t, 1).list, Admitter: new(fakeAdmitter)})
+	off := startControl(t, Config{Rules: fastRules(), Replicas: newFakeFleet(t, 1).list})
 	body := `{"module":"` + base64.StdEncoding.EncodeToString(make([]byte, 2<<20)) + `","signature":"eA=="}`
 	for range 10 {
 		for _, c := range []struct {
-			to                      *running
+			to                      *runningControl
 			query, host, head, want string
 		}{
 			{on, "slot=nope", "", "", "slot"},
@@ -78,15 +78,15 @@ func sendAll(addr, head, body string) (code int, text string, err error) {
 	return resp.StatusCode, p.Error, err
 }
 
-// TestDrainedIsBounded: what is left of a body is read up to a size and a time, which
+// TestDrainBodyIsBounded: what is left of a body is read up to a size and a time, which
 // fits into the server's, and no more of one that did not come in time.
-func TestDrainedIsBounded(t *testing.T) {
+func TestDrainBodyIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refuse := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			time.Sleep(pushTimeout)
 			writeJSON(w, http.StatusBadRequest, errorBody{"no"})
 		})
-		begun, long, w := time.Now(), &upload{}, newDeadlines()
+		begun, long, w := time.Now(), &fakeBody{}, newDeadlines()
 		drainBody(10_000, refuse).ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/", long))
 		if long.n < 10_000 || long.n > 100_000 {
 			t.Errorf("%d bytes", long.n)
@@ -94,7 +94,7 @@ func TestDrainedIsBounded(t *testing.T) {
 		if len(w.read) != 1 || !w.read[0].After(time.Now()) || w.read[0].Sub(begun) >= adminTimeout {
 			t.Errorf("drains a push of %v until %v", pushTimeout, w.read)
 		}
-		late := &upload{err: os.ErrDeadlineExceeded}
+		late := &fakeBody{err: os.ErrDeadlineExceeded}
 		slow := httptest.NewRequest(http.MethodPost, "/", late)
 		slow.Header.Set("content-type", "application/json")
 		w = newDeadlines()
@@ -108,10 +108,10 @@ func TestDrainedIsBounded(t *testing.T) {
 	})
 }
 
-// TestDrainedExpects: of one who asks first, nothing is read that was not asked for.
-func TestDrainedExpects(t *testing.T) {
+// TestDrainBodyExpectContinue: of one who asks first, nothing is read that was not asked for.
+func TestDrainBodyExpectContinue(t *testing.T) {
 	for _, begun := range []bool{false, true} {
-		body, w := &upload{}, newDeadlines()
+		body, w := &fakeBody{}, newDeadlines()
 		r := httptest.NewRequest(http.MethodPost, "/", body)
 		r.Header.Set("Expect", "100-continue")
 		drainBody(10_000, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -126,8 +126,8 @@ func TestDrainedExpects(t *testing.T) {
 	}
 }
 
-// TestUploadEndsWithItsPush: who got a place late has no more time than is left.
-func TestUploadEndsWithItsPush(t *testing.T) {
+// TestUploadEndsWithPush: who got a place late has no more time than is left.
+func TestUploadEndsWithPush(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &Control{uploads: make(chan struct{}, 1)}
 		for _, waited := range []time.Duration{0, pushTimeout - time.Second} {
@@ -135,7 +135,7 @@ func TestUploadEndsWithItsPush(t *testing.T) {
 			c.uploads <- struct{}{}
 			time.AfterFunc(waited, func() { <-c.uploads })
 			ctx, cancel := context.WithTimeout(t.Context(), pushTimeout)
-			w, r := newDeadlines(), httptest.NewRequest(http.MethodPost, "/", &upload{err: os.ErrDeadlineExceeded})
+			w, r := newDeadlines(), httptest.NewRequest(http.MethodPost, "/", &fakeBody{err: os.ErrDeadlineExceeded})
 			r.Header.Set("content-type", "application/json")
 			_, err := c.readUpload(ctx, w, r)
 			cancel()
@@ -146,9 +146,9 @@ func TestUploadEndsWithItsPush(t *testing.T) {
 	})
 }
 
-// TestDrainedAsked: who asks before sending a body is refused at once and not told to send
+// TestRefusalWithExpectContinue: who asks before sending a body is refused at once and not told to send
 // it, however long the answer; who was told to, is heard to the end.
-func TestDrainedAsked(t *testing.T) {
+func TestRefusalWithExpectContinue(t *testing.T) {
 	reason := strings.Repeat("no ", 3000)
 	srv := httptest.NewServer(drainBody(maxPush, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
@@ -196,13 +196,13 @@ func TestDrainedAsked(t *testing.T) {
 	}
 }
 
-// upload is a body without an end, or that fails.
-type upload struct {
+// fakeBody is a body without an end, or that fails.
+type fakeBody struct {
 	n, reads int
 	err      error
 }
 
-func (u *upload) Read(p []byte) (int, error) {
+func (u *fakeBody) Read(p []byte) (int, error) {
 	u.reads++
 	if u.err != nil {
 		return 0, u.err
@@ -211,15 +211,17 @@ func (u *upload) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// deadlines is a writer that notes them.
-type deadlines struct {
+// deadlineRecorder is a writer that notes them.
+type deadlineRecorder struct {
 	*httptest.ResponseRecorder
 	read []time.Time
 }
 
-func newDeadlines() *deadlines { return &deadlines{ResponseRecorder: httptest.NewRecorder()} }
+func newDeadlines() *deadlineRecorder {
+	return &deadlineRecorder{ResponseRecorder: httptest.NewRecorder()}
+}
 
-func (d *deadlines) SetReadDeadline(at time.Time) error {
+func (d *deadlineRecorder) SetReadDeadline(at time.Time) error {
 	d.read = append(d.read, at)
 	return nil
 }

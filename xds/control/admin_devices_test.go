@@ -14,15 +14,15 @@ import (
 // of it.
 func TestDevices(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
-	f := newFleet(t, 2)
-	r := rules()
+	f := newFakeFleet(t, 2)
+	r := fastRules()
 	r.Models[0].TokenBytes, r.Models[0].Links = 1e5, links.Rates{BetweenHosts: 25 * links.Gigabyte}
-	c := start(t, Config{Rules: r, Replicas: f.list})
-	f.replicas[0].says(func(m *api.LoadReport) {
+	c := startControl(t, Config{Rules: r, Replicas: f.list})
+	f.replicas[0].setReport(func(m *api.LoadReport) {
 		m.Site = topology.Encode(links.Topology{Known: true, TCP: 12, GPU: &links.GPU{Index: 3, UUID: "u"}})
 		m.Routes = []*api.Route{{Transport: "tcp", Peer: "r1", State: "ready", BytesPerSecond: 5, Path: "loopback"}}
 	})
-	f.report(t, c)
+	f.startReports(t, c)
 	var d Devices
 	for len(d.Models) == 0 || !d.Models[0].Replicas[0].Site.Known { // shown a little later
 		code, body := get(t, c, "/devices")

@@ -13,11 +13,11 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// TestPlanOrders: an operator goes back to an earlier plan, pins it, and lets
+// TestPlanCommands: an operator goes back to an earlier plan, pins it, and lets
 // go; proxies follow, the history tells, and a restart remembers.
-func TestPlanOrders(t *testing.T) {
+func TestPlanCommands(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
-	f := newFleet(t, 3)
+	f := newFakeFleet(t, 3)
 	st := new(store.Memory)
 	split := policies.Plan{Model: "m", Epoch: 4, Stages: []policies.Stage{
 		{Low: 0, High: 100, Replicas: []policies.ReplicaID{"r0"}},
@@ -28,12 +28,12 @@ func TestPlanOrders(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	c := start(t, Config{Rules: rules(), Replicas: f.list, Store: st})
-	stop := f.report(t, c)
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Store: st})
+	stop := f.startReports(t, c)
 	p := newProxy(t, c)
 	stages := func(n int) {
 		t.Helper()
-		p.until(t, "the stages", func(s *client.Snapshot) bool {
+		p.waitFor(t, "the stages", func(s *client.Snapshot) bool {
 			plans, err := client.ReadPlans(s)
 			return err == nil && len(plans) == 1 && len(plans[0].Stages) == n
 		})
@@ -79,8 +79,8 @@ func TestPlanOrders(t *testing.T) {
 	stop()
 	c.stop()
 
-	c = start(t, Config{Rules: rules(), Replicas: f.list, Store: st})
-	f.report(t, c)
+	c = startControl(t, Config{Rules: fastRules(), Replicas: f.list, Store: st})
+	f.startReports(t, c)
 	waitFor(t, c, "the pin of before the restart", func(s Status) bool { return s.Models[0].Pinned != nil })
 	got = order("/plan/unpin?model=m", 200)
 	if len(got.Pins) != 0 {
@@ -99,8 +99,8 @@ func TestPlanOrders(t *testing.T) {
 // point here.
 func TestAdminHosts(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
-	f := newFleet(t, 1)
-	c := start(t, Config{Rules: rules(), Replicas: f.list, AdminHosts: []string{"cascade.example"}})
+	f := newFakeFleet(t, 1)
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, AdminHosts: []string{"cascade.example"}})
 	for _, path := range []string{"/status", "/migrations", "/plan/history", "/metrics", "/healthz"} {
 		for host, want := range map[string]int{
 			"": 200, "localhost": 200, "localhost:1": 200, "127.0.0.1": 200, "[::1]:18001": 200, "Cascade.example:80": 200, "cascade.example": 200,

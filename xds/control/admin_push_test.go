@@ -16,20 +16,20 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// TestPolicyLost: where a module's bytes are gone or damaged, an order about it says
+// TestPolicyModuleLost: where a module's bytes are gone or damaged, an order about it says
 // which ones and what to do, and doing that helps.
-func TestPolicyLost(t *testing.T) {
+func TestPolicyModuleLost(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	dir := t.TempDir()
 	folder, err := store.NewFolder(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := start(t, Config{Rules: rules(), Replicas: newFleet(t, 1).list, Modules: folder, Admitter: new(notary)})
+	c := startControl(t, Config{Rules: fastRules(), Replicas: newFakeFleet(t, 1).list, Modules: folder, Admitter: new(fakeAdmitter)})
 	waitFor(t, c, "a plan", func(s Status) bool { return s.Epoch == 1 })
 	module := []byte("module")
 	sum := fmt.Sprintf("%x", sha256.Sum256(module))
-	again := func() { t.Helper(); obeyed(t)(push(t, c, "slot=place&goal=shadow", module, "generation 1")) }
+	again := func() { t.Helper(); requireOK(t)(push(t, c, "slot=place&goal=shadow", module, "generation 1")) }
 	again()
 	for name, spoil := range map[string]func(string) error{
 		"gone": os.Remove, "damaged": func(path string) error { return os.WriteFile(path, []byte("other"), 0o600) },
@@ -42,7 +42,7 @@ func TestPolicyLost(t *testing.T) {
 			t.Errorf("%s: %d %s", name, code, text)
 		}
 		again()
-		obeyed(t)(post(t, c, "/policies/goal?slot=place&goal=active", nil))
+		requireOK(t)(post(t, c, "/policies/goal?slot=place&goal=active", nil))
 		again()
 	}
 }
@@ -51,7 +51,7 @@ func TestPolicyLost(t *testing.T) {
 // places are taken by those who do.
 func TestPolicySlowUpload(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
-	c := start(t, Config{Rules: rules(), Replicas: newFleet(t, 1).list, Admitter: new(notary)})
+	c := startControl(t, Config{Rules: fastRules(), Replicas: newFakeFleet(t, 1).list, Admitter: new(fakeAdmitter)})
 	waitFor(t, c, "a plan", func(s Status) bool { return s.Epoch == 1 })
 	ends := make(chan int, maxUploads-1)
 	var writers []*io.PipeWriter
@@ -76,14 +76,14 @@ func TestPolicySlowUpload(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	until(t, "they upload", func() bool { return len(c.uploads) == cap(ends) })
-	obeyed(t)(push(t, c, "slot=place", []byte("module"), "generation 1"))
-	obeyed(t)(post(t, c, "/policies/goal?slot=place&goal=warm", nil))
+	waitUntil(t, "they upload", func() bool { return len(c.uploads) == cap(ends) })
+	requireOK(t)(push(t, c, "slot=place", []byte("module"), "generation 1"))
+	requireOK(t)(post(t, c, "/policies/goal?slot=place&goal=warm", nil))
 	for _, w := range writers {
 		w.CloseWithError(errors.New("given up"))
 		<-ends
 	}
-	until(t, "nobody uploads", func() bool { return len(c.uploads) == 0 && len(c.pushes) == 0 })
+	waitUntil(t, "nobody uploads", func() bool { return len(c.uploads) == 0 && len(c.pushes) == 0 })
 }
 
 // TestUploadDeadline: a body that does not come is not waited for.

@@ -24,17 +24,17 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// proxy is an xDS client that behaves like an Envoy, and what it was shown.
-type proxy struct {
+// testProxy is an xDS client that behaves like an Envoy, and what it was shown.
+type testProxy struct {
 	updates chan *client.Snapshot
 }
 
 // Update implements client.Watcher.
-func (p *proxy) Update(s *client.Snapshot) { p.updates <- s }
+func (p *testProxy) Update(s *client.Snapshot) { p.updates <- s }
 
-func newProxy(t *testing.T, c *running) *proxy {
+func newProxy(t *testing.T, c *runningControl) *testProxy {
 	t.Helper()
-	p := &proxy{updates: make(chan *client.Snapshot, 1000)}
+	p := &testProxy{updates: make(chan *client.Snapshot, 1000)}
 	cl, err := client.New(client.Config{Target: c.Addr().String(), NodeID: "proxy-1", Watcher: p})
 	if err != nil {
 		t.Fatal(err)
@@ -46,10 +46,10 @@ func newProxy(t *testing.T, c *running) *proxy {
 	return p
 }
 
-// until returns the first update that fits, and those before it.
-func (p *proxy) until(t *testing.T, what string, fits func(*client.Snapshot) bool) (before []*client.Snapshot, last *client.Snapshot) {
+// waitFor returns the first update that fits, and those before it.
+func (p *testProxy) waitFor(t *testing.T, what string, fits func(*client.Snapshot) bool) (before []*client.Snapshot, last *client.Snapshot) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	for {
 		select {
@@ -95,14 +95,14 @@ func members(s *client.Snapshot, stage int) []string {
 // and a proxy sees it in the order add, flip, retire: never a route to a stage
 // that lacks its members.
 func TestPlanReachesProxies(t *testing.T) {
-	f := newFleet(t, 8)
-	c := start(t, Config{Rules: rules(), Replicas: f.list})
+	f := newFakeFleet(t, 8)
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list})
 	p := newProxy(t, c)
-	_, first := p.until(t, "the first plan", func(s *client.Snapshot) bool { got, ok := plan(s); return ok && len(got.Stages) == 1 })
+	_, first := p.waitFor(t, "the first plan", func(s *client.Snapshot) bool { got, ok := plan(s); return ok && len(got.Stages) == 1 })
 	one, _ := plan(first)
-	f.all(skewed)
-	f.report(t, c)
-	before, last := p.until(t, "stages, retired", func(s *client.Snapshot) bool {
+	f.setReports(skewReport)
+	f.startReports(t, c)
+	before, last := p.waitFor(t, "stages, retired", func(s *client.Snapshot) bool {
 		got, ok := plan(s)
 		if !ok || len(got.Stages) < 2 {
 			return false
@@ -155,59 +155,59 @@ func contains(have []string, want []policies.ReplicaID) bool {
 // TestReplicasChange: the configuration drains one replica and adds another;
 // the proxy follows.
 func TestReplicasChange(t *testing.T) {
-	f := newFleet(t, 4)
+	f := newFakeFleet(t, 4)
 	added := f.replicas[3]
-	c := start(t, Config{Rules: rules(), Replicas: f.list[:3]})
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list[:3]})
 	f.replicas = f.replicas[:3]
-	f.report(t, c)
+	f.startReports(t, c)
 	p := newProxy(t, c)
 	has := func(want ...string) func(*client.Snapshot) bool {
 		return func(s *client.Snapshot) bool { return slices.Equal(members(s, 0), want) }
 	}
-	p.until(t, "three replicas", has("r0", "r1", "r2"))
+	p.waitFor(t, "three replicas", has("r0", "r1", "r2"))
 	list := slices.Clone(f.list)
 	list[1].Draining = true
 	if err := c.SetReplicas(list); err != nil {
 		t.Fatal(err)
 	}
-	p.until(t, "r1 out of its stage", has("r0", "r2"))
-	(&fakeFleet{replicas: []*replica{added}}).report(t, c)
-	p.until(t, "r3 in the stage", has("r0", "r2", "r3"))
+	p.waitFor(t, "r1 out of its stage", has("r0", "r2"))
+	(&fakeFleet{replicas: []*fakeReplica{added}}).startReports(t, c)
+	p.waitFor(t, "r3 in the stage", has("r0", "r2", "r3"))
 	if err := c.SetReplicas(nil); err == nil {
 		t.Error("an empty list is taken")
 	}
 }
 
-// TestRestartSendsNothing: a proxy that comes back with what it has, to a
+// TestRestartSendsNoResources: a proxy that comes back with what it has, to a
 // control plane that was restarted on the same files, is sent no resource.
-func TestRestartSendsNothing(t *testing.T) {
+func TestRestartSendsNoResources(t *testing.T) {
 	dir := t.TempDir()
-	f := newFleet(t, 3)
-	run := func() *running {
+	f := newFakeFleet(t, 3)
+	run := func() *runningControl {
 		st, err := store.NewFile(filepath.Join(dir, "plan.json"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		return start(t, Config{Rules: rules(), Replicas: f.list, Store: st, Counters: fleet.File{Path: filepath.Join(dir, "counters.json")}})
+		return startControl(t, Config{Rules: fastRules(), Replicas: f.list, Store: st, Counters: fleet.File{Path: filepath.Join(dir, "counters.json")}})
 	}
 	c := run()
 	// A load that moves the weights by one step, and no further.
-	f.replicas[0].says(func(m *api.LoadReport) { m.Load.HeldTokens = 15_000 })
-	stop := f.report(t, c)
-	newProxy(t, c).until(t, "the loaded replica's weight", func(s *client.Snapshot) bool {
+	f.replicas[0].setReport(func(m *api.LoadReport) { m.Load.HeldTokens = 15_000 })
+	stop := f.startReports(t, c)
+	newProxy(t, c).waitFor(t, "the loaded replica's weight", func(s *client.Snapshot) bool {
 		a := s.Assignments[resources.EndpointName("m", 0)]
 		return a != nil && slices.ContainsFunc(a.Priorities[0], func(e client.Endpoint) bool { return e.Weight < fleet.Neutral })
 	})
 	stop()
-	d := dial(t, c)
-	have := d.everything(t, nil)
+	d := openDelta(t, c)
+	have := d.subscribeAll(t, nil)
 	if len(have) != 2*policies.MaxStages+2 {
 		t.Fatalf("a new proxy was sent %d resources", len(have))
 	}
 	c.stop()
 
 	c = run()
-	if sent := dial(t, c).everything(t, have); len(sent) > 0 {
+	if sent := openDelta(t, c).subscribeAll(t, have); len(sent) > 0 {
 		t.Errorf("after the restart, sent again: %v", slices.Sorted(maps.Keys(sent)))
 	}
 	if c.fleet.Snapshot().Epoch != 1 {
@@ -217,9 +217,9 @@ func TestRestartSendsNothing(t *testing.T) {
 
 // waitFor reads the status until it fits. It yields between two reads: there
 // is no channel for what an operator sees.
-func waitFor(t *testing.T, c *running, what string, fits func(Status) bool) Status {
+func waitFor(t *testing.T, c *runningControl, what string, fits func(Status) bool) Status {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	for {
 		if s := c.Status(); len(s.Models) > 0 && len(s.Models[0].Stages) > 0 && fits(s) {
@@ -233,7 +233,7 @@ func waitFor(t *testing.T, c *running, what string, fits func(Status) bool) Stat
 	}
 }
 
-func get(t *testing.T, c *running, path string) (int, string) {
+func get(t *testing.T, c *runningControl, path string) (int, string) {
 	t.Helper()
 	resp, err := http.Get("http://" + c.AdminAddr().String() + path)
 	if err != nil {
@@ -249,10 +249,10 @@ func get(t *testing.T, c *running, path string) (int, string) {
 
 func TestAdmin(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
-	f := newFleet(t, 2)
-	c := start(t, Config{Rules: rules(), Replicas: f.list})
-	f.replicas[0].says(func(m *api.LoadReport) { m.Load = &api.Load{Running: 3, HeldTokens: 77} })
-	f.report(t, c)
+	f := newFakeFleet(t, 2)
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list})
+	f.replicas[0].setReport(func(m *api.LoadReport) { m.Load = &api.Load{Running: 3, HeldTokens: 77} })
+	f.startReports(t, c)
 	newProxy(t, c)
 	waitFor(t, c, "a report and a node that is current", func(s Status) bool {
 		r := s.Models[0].Stages[0].Replicas[0]
@@ -296,8 +296,8 @@ func TestAdmin(t *testing.T) {
 // lives and is not ready.
 func TestNotReady(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
-	f := newFleet(t, 1)
-	c := start(t, Config{Rules: rules(), Replicas: f.list, Store: readOnly{new(store.Memory)}})
+	f := newFakeFleet(t, 1)
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Store: readOnlyStore{new(store.Memory)}})
 	for path, want := range map[string]int{"/healthz": 200, "/readyz": 503, "/status": 200, "/metrics": 200} {
 		if code, body := get(t, c, path); code != want {
 			t.Errorf("%s: %d %s", path, code, body)
@@ -305,16 +305,16 @@ func TestNotReady(t *testing.T) {
 	}
 }
 
-// readOnly is a store that keeps nothing.
-type readOnly struct{ *store.Memory }
+// readOnlyStore is a store that keeps nothing.
+type readOnlyStore struct{ *store.Memory }
 
-func (readOnly) CompareAndSwap(context.Context, store.Version, store.Object) (store.Version, error) {
+func (readOnlyStore) CompareAndSwap(context.Context, store.Version, store.Object) (store.Version, error) {
 	return "", io.ErrShortWrite
 }
 
 func TestNewRefuses(t *testing.T) {
 	good := func() Config {
-		return Config{Rules: rules(), Replicas: []policies.Replica{{ID: "r", Model: "m", Address: "127.0.0.1:1", Capacity: policies.Capacity{KV: 1, Batch: 1}}}, Listen: "127.0.0.1:0", Admin: "127.0.0.1:0"}
+		return Config{Rules: fastRules(), Replicas: []policies.Replica{{ID: "r", Model: "m", Address: "127.0.0.1:1", Capacity: policies.Capacity{KV: 1, Batch: 1}}}, Listen: "127.0.0.1:0", Admin: "127.0.0.1:0"}
 	}
 	for _, c := range []struct {
 		edit func(*Config)
@@ -354,12 +354,12 @@ func TestNewRefuses(t *testing.T) {
 	c.Close()
 }
 
-// TestOffLoopbackWithTLS: TLS is the licence to listen elsewhere.
-func TestOffLoopbackWithTLS(t *testing.T) {
+// TestOtherAddressesNeedTLS: TLS is the licence to listen elsewhere.
+func TestOtherAddressesNeedTLS(t *testing.T) {
 	c, err := New(Config{
-		Rules: rules(), Replicas: []policies.Replica{{ID: "r", Model: "m", Address: "127.0.0.1:1", Capacity: policies.Capacity{KV: 1, Batch: 1}}},
+		Rules: fastRules(), Replicas: []policies.Replica{{ID: "r", Model: "m", Address: "127.0.0.1:1", Capacity: policies.Capacity{KV: 1, Batch: 1}}},
 		Listen: "0.0.0.0:0", Admin: "127.0.0.1:0", Length: "127.0.0.1:0", TLS: new(tls.Config),
-		Settings: resources.Settings{Estimator: resources.ExtProc, LengthTimeout: patience},
+		Settings: resources.Settings{Estimator: resources.ExtProc, LengthTimeout: waitTimeout},
 	})
 	if err != nil {
 		t.Fatal(err)

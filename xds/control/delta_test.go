@@ -13,30 +13,30 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// delta is one raw delta ADS stream.
-type delta struct {
+// deltaStream is one raw delta ADS stream.
+type deltaStream struct {
 	stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient
 }
 
-func dial(t *testing.T, c *running) delta {
+func openDelta(t *testing.T, c *runningControl) deltaStream {
 	t.Helper()
 	conn, err := grpc.NewClient(c.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	t.Cleanup(func() { cancel(); conn.Close() })
 	stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(conn).DeltaAggregatedResources(ctx, grpc.WaitForReady(true))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return delta{stream}
+	return deltaStream{stream}
 }
 
-// everything subscribes to all that an Envoy would, bringing the versions that
+// subscribeAll subscribes to all that an Envoy would, bringing the versions that
 // it has, and returns the versions of what it is sent, by type and name. A
 // name that does not exist is asked for last: its answer is the end.
-func (d delta) everything(t *testing.T, have map[string]string) map[string]string {
+func (d deltaStream) subscribeAll(t *testing.T, have map[string]string) map[string]string {
 	t.Helper()
 	const fence = "cascade/no-such-model/s0"
 	names := map[string][]string{
@@ -83,7 +83,7 @@ func (d delta) everything(t *testing.T, have map[string]string) map[string]strin
 	return sent
 }
 
-func (d delta) send(t *testing.T, req *discoveryv3.DeltaDiscoveryRequest) {
+func (d deltaStream) send(t *testing.T, req *discoveryv3.DeltaDiscoveryRequest) {
 	t.Helper()
 	if err := d.stream.Send(req); err != nil {
 		t.Fatal(err)

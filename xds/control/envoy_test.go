@@ -29,9 +29,9 @@ var (
 	moves = flag.Int("moves", underLoad/10, "plans among them that also move replicas")
 )
 
-// upstream is a replica's front as far as Envoy sees one: h2c, a plain answer
+// startUpstream is a replica's front as far as Envoy sees one: h2c, a plain answer
 // and a stream.
-func upstream(t *testing.T, id string) (r policies.Replica, die func()) {
+func startUpstream(t *testing.T, id string) (r policies.Replica, die func()) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -75,13 +75,13 @@ func TestEnvoyFlips(t *testing.T) {
 	var ids []policies.ReplicaID
 	kill := make(map[policies.ReplicaID]func())
 	for i := range 6 {
-		r, die := upstream(t, fmt.Sprintf("r%d", i))
+		r, die := startUpstream(t, fmt.Sprintf("r%d", i))
 		list, ids, kill[r.ID] = append(list, r), append(ids, r.ID), die
 	}
 	st := new(store.Memory)
-	r := rules()
+	r := fastRules()
 	r.Speed, r.Grace = 1, time.Hour // nobody reports here; the plans are the test's
-	c := start(t, Config{Rules: r, Replicas: list, Store: st})
+	c := startControl(t, Config{Rules: r, Replicas: list, Store: st})
 	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: c.Addr().String()})
 	if err != nil {
 		t.Fatal(err)
@@ -89,7 +89,7 @@ func TestEnvoyFlips(t *testing.T) {
 	envoy := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
 	url := "http://" + envoy.Listener(resources.ListenerName)
 
-	load := newLoad(t, url)
+	load := startTraffic(t, url)
 	var last policies.Plan
 	for i := range *flips {
 		split := 3
@@ -102,8 +102,8 @@ func TestEnvoyFlips(t *testing.T) {
 		last = policies.Plan{Model: "m", Epoch: policies.Epoch(100 + i), Stages: []policies.Stage{
 			{Low: 0, High: cut, Replicas: ids[:split]}, {Low: cut, High: policies.Unbounded, Replicas: ids[split:]},
 		}}
-		write(t, st, last)
-		reaches(t, c, last.Epoch)
+		storePlan(t, st, last)
+		waitForEpoch(t, c, last.Epoch)
 	}
 	load.stop()
 	t.Logf("%d plans, %d requests, %d failed", *flips, load.done.Load(), load.failed.Load())
@@ -125,8 +125,8 @@ func TestEnvoyFlips(t *testing.T) {
 	alone := policies.Plan{Model: "m", Epoch: last.Epoch + 1, Stages: []policies.Stage{
 		{Low: 0, High: 500, Replicas: ids[:1]}, {Low: 500, High: 2000, Replicas: ids[1:3]}, {Low: 2000, High: policies.Unbounded, Replicas: ids[3:]},
 	}}
-	write(t, st, alone)
-	reaches(t, c, alone.Epoch)
+	storePlan(t, st, alone)
+	waitForEpoch(t, c, alone.Epoch)
 	if got := load.send("/v1/completions", 100); got.err != nil || got.replica != "r0" {
 		t.Fatalf("before: %+v", got)
 	}
@@ -146,17 +146,17 @@ func TestEnvoyRestart(t *testing.T) {
 	dir := t.TempDir()
 	var list []policies.Replica
 	for i := range 4 {
-		r, _ := upstream(t, fmt.Sprintf("r%d", i))
+		r, _ := startUpstream(t, fmt.Sprintf("r%d", i))
 		list = append(list, r)
 	}
-	run := func(l net.Listener) *running {
+	run := func(l net.Listener) *runningControl {
 		st, err := store.NewFile(filepath.Join(dir, "plan.json"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := rules()
+		r := fastRules()
 		r.Grace = time.Hour
-		return start(t, Config{Rules: r, Replicas: list, Store: st, Listener: l, Counters: fleet.File{Path: filepath.Join(dir, "counters.json")}})
+		return startControl(t, Config{Rules: r, Replicas: list, Store: st, Listener: l, Counters: fleet.File{Path: filepath.Join(dir, "counters.json")}})
 	}
 	var l net.Listener
 	for l == nil { // below the range from which others are given theirs while it is free
@@ -168,7 +168,7 @@ func TestEnvoyRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	envoy := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
-	reaches(t, c, 1)
+	waitForEpoch(t, c, 1)
 	// What counts resources. cds and lds update_success also count the empty
 	// answers that end a reconnection, and are left out.
 	const counted = `(cluster_(added|modified|removed)|listener_(added|modified)|\.rds\..*config_reload|^cluster\.cascade.*\.update_success)$`
@@ -178,7 +178,7 @@ func TestEnvoyRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	c = run(l)
-	reaches(t, c, 1)
+	waitForEpoch(t, c, 1)
 	after := envoy.Stats(counted)
 	if len(after) < policies.MaxStages+3 {
 		t.Fatalf("too few statistics to tell: %v", after)
@@ -190,8 +190,8 @@ func TestEnvoyRestart(t *testing.T) {
 	}
 }
 
-// write puts a plan into the store, as another server would.
-func write(t *testing.T, st *store.Memory, p policies.Plan) {
+// storePlan puts a plan into the store, as another server would.
+func storePlan(t *testing.T, st *store.Memory, p policies.Plan) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	updates := st.Watch(ctx)
@@ -204,13 +204,13 @@ func write(t *testing.T, st *store.Memory, p policies.Plan) {
 	}
 }
 
-// reaches waits until the one node has acknowledged an epoch, and the roll-out
+// waitForEpoch waits until the one node has acknowledged an epoch, and the roll-out
 // is over.
-func reaches(t *testing.T, c *running, epoch policies.Epoch) {
+func waitForEpoch(t *testing.T, c *runningControl, epoch policies.Epoch) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
-	deadline := time.After(patience)
+	deadline := time.After(waitTimeout)
 	for {
 		if s := c.publisher.Status(); s.Phase == "idle" && len(s.Nodes) == 1 && s.Nodes[0].Epoch >= epoch && s.Nodes[0].Current {
 			return
@@ -223,8 +223,8 @@ func reaches(t *testing.T, c *running, epoch policies.Epoch) {
 	}
 }
 
-// load is clients that send requests until they are stopped.
-type load struct {
+// trafficLoad is clients that send requests until they are stopped.
+type trafficLoad struct {
 	url          string
 	client       *http.Client
 	done, failed atomic.Int64
@@ -233,8 +233,8 @@ type load struct {
 	stop         func()
 }
 
-func newLoad(t *testing.T, url string) *load {
-	l := &load{url: url, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}, Timeout: patience}}
+func startTraffic(t *testing.T, url string) *trafficLoad {
+	l := &trafficLoad{url: url, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}, Timeout: waitTimeout}}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	for w := range 8 {
@@ -263,21 +263,21 @@ func newLoad(t *testing.T, url string) *load {
 	return l
 }
 
-// sent is what became of a request.
-type sent struct {
+// result is what became of a request.
+type result struct {
 	stage, replica string
 	err            error
 }
 
 // send posts a body of n bytes. A whole answer from a stage is a success.
-func (l *load) send(path string, n int) sent {
+func (l *trafficLoad) send(path string, n int) result {
 	resp, err := l.client.Post(l.url+path, "application/json", bytes.NewReader(make([]byte, n)))
 	if err != nil {
-		return sent{err: err}
+		return result{err: err}
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	out := sent{stage: resp.Header.Get(length.StageHeader), replica: resp.Header.Get("replica"), err: err}
+	out := result{stage: resp.Header.Get(length.StageHeader), replica: resp.Header.Get("replica"), err: err}
 	if err == nil && (resp.StatusCode != 200 || !strings.Contains(string(body), "[DONE]") || out.stage == "") {
 		out.err = fmt.Errorf("%s, %q, stage %q", resp.Status, body, out.stage)
 	}

@@ -21,7 +21,7 @@ import (
 // TestGRPCClientRoutesByLength: gRPC's own xDS client, with no code of ours,
 // sends every length to a replica of its stage, exact at every boundary.
 func TestGRPCClientRoutesByLength(t *testing.T) {
-	f := newFleet(t, 4)
+	f := newFakeFleet(t, 4)
 	plan := policies.Plan{Model: "m", Epoch: 3, Stages: []policies.Stage{
 		{Low: 0, High: 1000, Replicas: []policies.ReplicaID{"r0", "r1"}},
 		{Low: 1000, High: 9000, Replicas: []policies.ReplicaID{"r2"}},
@@ -31,8 +31,8 @@ func TestGRPCClientRoutesByLength(t *testing.T) {
 	if _, err := st.CompareAndSwap(t.Context(), "", store.Object{Epoch: 3, Plans: []policies.Plan{plan}}); err != nil {
 		t.Fatal(err)
 	}
-	c := start(t, Config{Rules: rules(), Replicas: f.list, Store: st})
-	f.report(t, c)
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Store: st})
+	f.startReports(t, c)
 
 	call := grpcClient(t, c, "m")
 	lengths := []int64{0, 1, 999, 1000, 1001, 8999, 9000, 9001, context32k - 1, context32k}
@@ -49,7 +49,7 @@ func TestGRPCClientRoutesByLength(t *testing.T) {
 	}
 	// Both replicas of the first stage take part, once the client has connected.
 	got := make(map[policies.ReplicaID]int)
-	until(t, "both replicas of the first stage get calls", func() bool {
+	waitUntil(t, "both replicas of the first stage get calls", func() bool {
 		got[call("5")]++
 		return len(got) == 2
 	})
@@ -58,7 +58,7 @@ func TestGRPCClientRoutesByLength(t *testing.T) {
 // grpcClient dials the model as a gRPC application does, and returns a
 // function that makes one call of a stated length ("" for none) and says
 // which replica answered.
-func grpcClient(t *testing.T, c *running, model string) func(tokens string) policies.ReplicaID {
+func grpcClient(t *testing.T, c *runningControl, model string) func(tokens string) policies.ReplicaID {
 	t.Helper()
 	bootstrap, err := json.Marshal(map[string]any{
 		"node": map[string]any{"id": "grpc-client", "cluster": "cascade"},
@@ -81,7 +81,7 @@ func grpcClient(t *testing.T, c *running, model string) func(tokens string) poli
 	client := healthv1.NewHealthClient(conn)
 	return func(tokens string) policies.ReplicaID {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 		defer cancel()
 		if tokens != "" {
 			ctx = metadata.AppendToOutgoingContext(ctx, length.TokensHeader, tokens)

@@ -22,14 +22,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience bounds every wait of these tests; none of them waits for time.
-const patience = time.Minute
+// waitTimeout bounds every wait of these tests; none of them waits for time.
+const waitTimeout = time.Minute
 
 const context32k = 32768
 
-// replica is a replica of a test: a gRPC server that says who it is, and a
+// fakeReplica is a replica of a test: a gRPC server that says who it is, and a
 // front that reports.
-type replica struct {
+type fakeReplica struct {
 	policies.Replica
 	listener net.Listener
 	server   *grpc.Server
@@ -38,14 +38,14 @@ type replica struct {
 	report *api.LoadReport
 }
 
-// newReplica starts a replica's server; it reports nothing yet.
-func newReplica(t *testing.T, id string) *replica {
+// newFakeReplica starts a replica's server; it reports nothing yet.
+func newFakeReplica(t *testing.T, id string) *fakeReplica {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &replica{
+	r := &fakeReplica{
 		Replica:  policies.Replica{ID: policies.ReplicaID(id), Model: "m", Address: l.Addr().String(), Capacity: policies.Capacity{KV: 400_000, Batch: 256}},
 		listener: l,
 		report:   &api.LoadReport{Replica: id, Model: "m", EngineReady: true, Load: &api.Load{}},
@@ -59,28 +59,30 @@ func newReplica(t *testing.T, id string) *replica {
 }
 
 // Check answers with the replica's id in a header.
-func (r *replica) Check(ctx context.Context, _ *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
+func (r *fakeReplica) Check(ctx context.Context, _ *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
 	if err := grpc.SetHeader(ctx, metadata.Pairs("replica", string(r.ID))); err != nil {
 		return nil, err
 	}
 	return &healthv1.HealthCheckResponse{Status: healthv1.HealthCheckResponse_SERVING}, nil
 }
 
-func (r *replica) Watch(*healthv1.HealthCheckRequest, healthv1.Health_WatchServer) error { return nil }
+func (r *fakeReplica) Watch(*healthv1.HealthCheckRequest, healthv1.Health_WatchServer) error {
+	return nil
+}
 
-func (r *replica) List(context.Context, *healthv1.HealthListRequest) (*healthv1.HealthListResponse, error) {
+func (r *fakeReplica) List(context.Context, *healthv1.HealthListRequest) (*healthv1.HealthListResponse, error) {
 	return &healthv1.HealthListResponse{}, nil
 }
 
-// says changes what the replica reports from now on.
-func (r *replica) says(edit func(*api.LoadReport)) {
+// setReport changes what the replica reports from now on.
+func (r *fakeReplica) setReport(edit func(*api.LoadReport)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	edit(r.report)
 }
 
 // reportTo sends a report every few milliseconds until ctx ends.
-func (r *replica) reportTo(ctx context.Context, t *testing.T, wg *sync.WaitGroup, address string) {
+func (r *fakeReplica) reportTo(ctx context.Context, t *testing.T, wg *sync.WaitGroup, address string) {
 	t.Helper()
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -120,9 +122,9 @@ func (r *replica) reportTo(ctx context.Context, t *testing.T, wg *sync.WaitGroup
 	})
 }
 
-// rules is a fleet at high speed, which plans every 100 ms, with a cost that
+// fastRules is a fleet at high speed, which plans every 100 ms, with a cost that
 // rewards stages for skewed mixes.
-func rules() fleet.Rules {
+func fastRules() fleet.Rules {
 	return fleet.Rules{
 		Speed: 100, Seen: 1,
 		Models: []fleet.Model{{
@@ -132,8 +134,8 @@ func rules() fleet.Rules {
 	}
 }
 
-// skewed makes a report count many short requests and a few long ones.
-func skewed(m *api.LoadReport) {
+// skewReport makes a report count many short requests and a few long ones.
+func skewReport(m *api.LoadReport) {
 	edges := policies.BucketEdges(context32k, 4)
 	n := len(edges)
 	f := &api.Flow{Arrivals: make([]float64, n), Tokens: make([]float64, n), Reads: make([]float64, n), Prefill: make([]float64, n), Prefill2: make([]float64, n), Weight: make([]float64, n), Crossings: make([]float64, n), Seen: 5000}
@@ -160,14 +162,14 @@ func skewed(m *api.LoadReport) {
 	m.Flow = f
 }
 
-// running is a Control that runs.
-type running struct {
+// runningControl is a Control that runs.
+type runningControl struct {
 	*Control
 	stop func() // ends it and waits
 }
 
-// start runs a Control on free ports.
-func start(t *testing.T, cfg Config) *running {
+// startControl runs a Control on free ports.
+func startControl(t *testing.T, cfg Config) *runningControl {
 	t.Helper()
 	cfg.Listen, cfg.Admin = "127.0.0.1:0", "127.0.0.1:0"
 	cfg.Settings.Listen = "127.0.0.1:0"
@@ -179,7 +181,7 @@ func start(t *testing.T, cfg Config) *running {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()
-	r := &running{Control: c}
+	r := &runningControl{Control: c}
 	var once sync.Once
 	r.stop = func() {
 		once.Do(func() {
@@ -195,22 +197,22 @@ func start(t *testing.T, cfg Config) *running {
 
 // fakeFleet is replicas that report to a running Control.
 type fakeFleet struct {
-	replicas []*replica
+	replicas []*fakeReplica
 	list     []policies.Replica
 }
 
-func newFleet(t *testing.T, n int) *fakeFleet {
+func newFakeFleet(t *testing.T, n int) *fakeFleet {
 	f := new(fakeFleet)
 	for i := range n {
-		r := newReplica(t, fmt.Sprintf("r%d", i))
+		r := newFakeReplica(t, fmt.Sprintf("r%d", i))
 		f.replicas = append(f.replicas, r)
 		f.list = append(f.list, r.Replica)
 	}
 	return f
 }
 
-// report starts the reports of all replicas; the returned function ends them.
-func (f *fakeFleet) report(t *testing.T, c *running) (stop func()) {
+// startReports starts the reports of all replicas; the returned function ends them.
+func (f *fakeFleet) startReports(t *testing.T, c *runningControl) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	wg := new(sync.WaitGroup)
 	for _, r := range f.replicas {
@@ -222,9 +224,9 @@ func (f *fakeFleet) report(t *testing.T, c *running) (stop func()) {
 	return stop
 }
 
-// all edits the reports of all replicas.
-func (f *fakeFleet) all(edit func(*api.LoadReport)) {
+// setReports edits the reports of all replicas.
+func (f *fakeFleet) setReports(edit func(*api.LoadReport)) {
 	for _, r := range f.replicas {
-		r.says(edit)
+		r.setReport(edit)
 	}
 }

@@ -35,14 +35,14 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// notary admits what is signed "generation N", and denies what a test denies.
-type notary struct {
+// fakeAdmitter admits what is signed "generation N", and denies what a test denies.
+type fakeAdmitter struct {
 	mu    sync.Mutex
 	asked []Push
 	deny  func(Push) error
 }
 
-func (n *notary) Admit(_ context.Context, p Push) (Admitted, error) {
+func (n *fakeAdmitter) Admit(_ context.Context, p Push) (Admitted, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.asked = append(n.asked, p)
@@ -58,7 +58,7 @@ func (n *notary) Admit(_ context.Context, p Push) (Admitted, error) {
 }
 
 // push pushes a module as a form.
-func push(t *testing.T, c *running, query string, module []byte, signature string) (int, string) {
+func push(t *testing.T, c *runningControl, query string, module []byte, signature string) (int, string) {
 	t.Helper()
 	var body bytes.Buffer
 	form := multipart.NewWriter(&body)
@@ -78,8 +78,8 @@ func push(t *testing.T, c *running, query string, module []byte, signature strin
 	})
 }
 
-// obeyed returns the answer to an order that must be obeyed.
-func obeyed(t *testing.T) func(int, string) Policies {
+// requireOK returns the answer to an order that must be obeyed.
+func requireOK(t *testing.T) func(int, string) Policies {
 	return func(code int, body string) (p Policies) {
 		t.Helper()
 		if err := json.Unmarshal([]byte(body), &p); code != http.StatusOK || err != nil {
@@ -89,10 +89,10 @@ func obeyed(t *testing.T) func(int, string) Policies {
 	}
 }
 
-// host is a migrator of a test: it follows one control plane, takes what its slot
+// testHost is a migrator of a test: it follows one control plane, takes what its slot
 // should run, and reports to several.
-type host struct {
-	*replica
+type testHost struct {
+	*fakeReplica
 	connection *grpc.ClientConn
 	stop       func()
 
@@ -108,11 +108,11 @@ type host struct {
 
 const slotKind = "bid-select"
 
-// follow starts a host for a replica.
-func follow(t *testing.T, r *replica, from *running, to ...*running) *host {
+// startHost starts a host for a replica.
+func startHost(t *testing.T, r *fakeReplica, from *runningControl, to ...*runningControl) *testHost {
 	t.Helper()
-	h := &host{replica: r, codes: make(map[policyslots.Digest][]byte), status: &api.SlotStatus{Kind: slotKind}}
-	h.tell()
+	h := &testHost{fakeReplica: r, codes: make(map[policyslots.Digest][]byte), status: &api.SlotStatus{Kind: slotKind}}
+	h.report()
 	conn, err := grpc.NewClient(from.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -136,7 +136,7 @@ func follow(t *testing.T, r *replica, from *running, to ...*running) *host {
 	return h
 }
 
-func (h *host) check(name string, typed *anypb.Any) error {
+func (h *testHost) check(name string, typed *anypb.Any) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.checks++
@@ -148,7 +148,7 @@ func (h *host) check(name string, typed *anypb.Any) error {
 }
 
 // Update implements client.Watcher: what is wanted comes into force at once.
-func (h *host) Update(s *client.Snapshot) {
+func (h *testHost) Update(s *client.Snapshot) {
 	slot := s.Slots[policyslots.ResourceName(slotKind)]
 	if slot == nil {
 		return
@@ -178,17 +178,17 @@ func (h *host) Update(s *client.Snapshot) {
 		}
 		h.codes[c.SHA256] = c.Module
 	}
-	h.tell()
+	h.report()
 }
 
-// tell reports the state of the slot from now on; the host is locked.
-func (h *host) tell() {
-	h.says(func(m *api.LoadReport) { m.Slots = []*api.SlotStatus{h.status} })
+// report reports the state of the slot from now on; the host is locked.
+func (h *testHost) report() {
+	h.setReport(func(m *api.LoadReport) { m.Slots = []*api.SlotStatus{h.status} })
 }
 
 // fetch gets a module from the host's control plane.
-func (h *host) fetch(t *testing.T, sum policyslots.Digest) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+func (h *testHost) fetch(t *testing.T, sum policyslots.Digest) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	stream, err := api.NewModulesClient(h.connection).Fetch(ctx, &api.FetchRequest{Sha256: sum[:]})
 	if err != nil {
@@ -207,20 +207,20 @@ func (h *host) fetch(t *testing.T, sum policyslots.Digest) ([]byte, error) {
 	}
 }
 
-// until waits until a host's slot is as described.
-func (h *host) until(t *testing.T, c *running, what string, fits func(policyslots.Want) bool) {
+// waitFor waits until a host's slot is as described.
+func (h *testHost) waitFor(t *testing.T, c *runningControl, what string, fits func(policyslots.Want) bool) {
 	t.Helper()
-	waitPolicies(t, c, string(h.ID)+": "+what, func(Policies) bool {
+	waitForPolicies(t, c, string(h.ID)+": "+what, func(Policies) bool {
 		h.mu.Lock()
 		defer h.mu.Unlock()
 		return fits(h.want)
 	})
 }
 
-// waitPolicies waits until what /policies answers is as described.
-func waitPolicies(t *testing.T, c *running, what string, fits func(Policies) bool) Policies {
+// waitForPolicies waits until what /policies answers is as described.
+func waitForPolicies(t *testing.T, c *runningControl, what string, fits func(Policies) bool) Policies {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*patience)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*waitTimeout)
 	defer cancel()
 	for {
 		p := c.Policies(slotKind)
@@ -235,9 +235,9 @@ func waitPolicies(t *testing.T, c *running, what string, fits func(Policies) boo
 	}
 }
 
-// is reports what a slot has: the generations that are proven and on trial, 0 for
+// hasGenerations reports what a slot has: the generations that are proven and on trial, 0 for
 // none.
-func is(proven, candidate uint64) func(Policies) bool {
+func hasGenerations(proven, candidate uint64) func(Policies) bool {
 	return func(p Policies) bool {
 		if len(p.Slots) != 1 {
 			return false
@@ -248,8 +248,8 @@ func is(proven, candidate uint64) func(Policies) bool {
 	}
 }
 
-// wants reports what a host was told, by generation.
-func wants(generations ...uint64) func(policyslots.Want) bool {
+// wantsGenerations reports what a host was told, by generation.
+func wantsGenerations(generations ...uint64) func(policyslots.Want) bool {
 	return func(w policyslots.Want) bool {
 		var got []uint64
 		for _, c := range w.Candidates {
@@ -259,22 +259,22 @@ func wants(generations ...uint64) func(policyslots.Want) bool {
 	}
 }
 
-// TestPolicyHeld: what a host saw in shadow keeps a module from going further, where
+// TestPolicyBlockedByGates: what a host saw in shadow keeps a module from going further, where
 // gates are asked.
-func TestPolicyHeld(t *testing.T) {
+func TestPolicyBlockedByGates(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
-	f := newFleet(t, 1)
-	c := start(t, Config{Rules: rules(), Replicas: f.list, Modules: new(store.MemoryModules), Admitter: new(notary)})
+	f := newFakeFleet(t, 1)
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Modules: new(store.MemoryModules), Admitter: new(fakeAdmitter)})
 	waitFor(t, c, "a plan", func(s Status) bool { return s.Epoch == 1 })
-	h := follow(t, f.replicas[0], c)
+	h := startHost(t, f.replicas[0], c)
 	module := []byte("module 1")
-	obeyed(t)(push(t, c, "slot=bid-select&goal=shadow", module, "generation 1"))
-	h.until(t, c, "1 on trial", wants(1))
+	requireOK(t)(push(t, c, "slot=bid-select&goal=shadow", module, "generation 1"))
+	h.waitFor(t, c, "1 on trial", wantsGenerations(1))
 	h.mu.Lock()
 	h.status.Modules[0].State, h.status.Modules[0].Reason = "shadow", policyslots.Held+"9 of 64 answers worse"
-	h.tell()
+	h.report()
 	h.mu.Unlock()
-	waitPolicies(t, c, "it is held", func(p Policies) bool {
+	waitForPolicies(t, c, "it is held", func(p Policies) bool {
 		return len(p.Slots) == 1 && len(p.Slots[0].Nodes) == 1 && len(p.Slots[0].Nodes[0].Generations) == 1 && strings.HasPrefix(p.Slots[0].Nodes[0].Generations[0].Reason, policyslots.Held)
 	})
 	for _, goal := range []string{"canary&permille=10", "active"} {
@@ -289,7 +289,7 @@ func TestPolicyHeld(t *testing.T) {
 	if p := c.Policies(slotKind); p.Slots[0].Candidate == nil || p.Slots[0].Candidate.Goal != "shadow" {
 		t.Errorf("it does not stay: %+v", p.Slots[0])
 	}
-	obeyed(t)(post(t, c, "/policies/goal?slot=bid-select&goal=proven", nil))
+	requireOK(t)(post(t, c, "/policies/goal?slot=bid-select&goal=proven", nil))
 }
 
 // TestPolicies is the life of a slot with two control planes on one store and a
@@ -298,35 +298,35 @@ func TestPolicyHeld(t *testing.T) {
 // an operator at the other one; a host that starts again is given what is proven.
 func TestPolicies(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
-	f := newFleet(t, 3)
+	f := newFakeFleet(t, 3)
 	st := new(store.Memory)
 	dir := filepath.Join(t.TempDir(), "modules")
-	run := func(name string) *running {
-		r := rules()
+	run := func(name string) *runningControl {
+		r := fastRules()
 		r.Name, r.Shared = name, true
 		folder, err := store.NewFolder(dir)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return start(t, Config{Rules: r, Replicas: f.list, Store: st, Modules: folder, Admitter: new(notary)})
+		return startControl(t, Config{Rules: r, Replicas: f.list, Store: st, Modules: folder, Admitter: new(fakeAdmitter)})
 	}
 	a := run("a")
 	waitFor(t, a, "a plans", func(s Status) bool { return s.Planner.Leads })
 	b := run("b")
-	hosts := []*host{follow(t, f.replicas[0], a, b), follow(t, f.replicas[1], b, a), follow(t, f.replicas[2], b, a)}
-	all := func(c *running, what string, fits func(policyslots.Want) bool) {
+	hosts := []*testHost{startHost(t, f.replicas[0], a, b), startHost(t, f.replicas[1], b, a), startHost(t, f.replicas[2], b, a)}
+	all := func(c *runningControl, what string, fits func(policyslots.Want) bool) {
 		t.Helper()
 		for _, h := range hosts {
-			h.until(t, c, what, fits)
+			h.waitFor(t, c, what, fits)
 		}
 	}
 
 	big := bytes.Repeat([]byte("module 1 "), 2<<20/9)
-	p := obeyed(t)(push(t, b, "slot=bid-select&goal=shadow&by=ann", big, "generation 1"))
-	if !is(0, 1)(p) || p.Slots[0].Candidate.By != "ann" || p.Slots[0].Candidate.Size != len(big) || !p.Enabled {
+	p := requireOK(t)(push(t, b, "slot=bid-select&goal=shadow&by=ann", big, "generation 1"))
+	if !hasGenerations(0, 1)(p) || p.Slots[0].Candidate.By != "ann" || p.Slots[0].Candidate.Size != len(big) || !p.Enabled {
 		t.Fatalf("%+v", p)
 	}
-	all(b, "1 on trial", wants(1))
+	all(b, "1 on trial", wantsGenerations(1))
 	sum := policyslots.Digest(sha256.Sum256(big))
 	for _, h := range hosts {
 		h.mu.Lock()
@@ -350,32 +350,34 @@ func TestPolicies(t *testing.T) {
 	}
 
 	// The goal is raised at the other one. All hosts run it: it is proven.
-	obeyed(t)(post(t, a, "/policies/goal?slot=bid-select&goal=active&generation=1", nil))
-	for _, c := range []*running{a, b} {
-		waitPolicies(t, c, "1 is proven", is(1, 0))
+	requireOK(t)(post(t, a, "/policies/goal?slot=bid-select&goal=active&generation=1", nil))
+	for _, c := range []*runningControl{a, b} {
+		waitForPolicies(t, c, "1 is proven", hasGenerations(1, 0))
 	}
-	all(b, "1 proven", func(w policyslots.Want) bool { return wants(1)(w) && w.Candidates[0].Proven })
+	all(b, "1 proven", func(w policyslots.Want) bool { return wantsGenerations(1)(w) && w.Candidates[0].Proven })
 
 	// The next one is small, so it comes with the slot, and traps on one host.
 	hosts[2].mu.Lock()
 	hosts[2].reject = 2
 	hosts[2].mu.Unlock()
-	obeyed(t)(push(t, a, "slot=bid-select&goal=canary&permille=10", []byte("module 2"), "generation 2"))
-	for _, c := range []*running{a, b} {
-		p := waitPolicies(t, c, "2 is taken back", func(p Policies) bool { return is(1, 0)(p) && len(p.Slots[0].RolledBack) == 1 })
+	requireOK(t)(push(t, a, "slot=bid-select&goal=canary&permille=10", []byte("module 2"), "generation 2"))
+	for _, c := range []*runningControl{a, b} {
+		p := waitForPolicies(t, c, "2 is taken back", func(p Policies) bool { return hasGenerations(1, 0)(p) && len(p.Slots[0].RolledBack) == 1 })
 		if e := p.Slots[0].RolledBack[0]; e.Generation != 2 || e.Reason != "r2: it trapped" || e.By != "a" {
 			t.Errorf("%+v", e)
 		}
 	}
 	all(b, "2 gone", func(w policyslots.Want) bool {
-		return wants(1)(w) && len(w.RolledBack) == 1 && w.RolledBack[0].Generation == 2
+		return wantsGenerations(1)(w) && len(w.RolledBack) == 1 && w.RolledBack[0].Generation == 2
 	})
 
 	// An operator answers for the third one, and takes it back.
-	obeyed(t)(push(t, b, "slot=bid-select&goal=proven", []byte("module 3"), "generation 3"))
-	all(b, "3 proven", func(w policyslots.Want) bool { return wants(3)(w) && string(w.Candidates[0].Module) == "module 3" })
-	obeyed(t)(post(t, a, "/policies/rollback?slot=bid-select&reason=slow&by=bob", nil))
-	all(b, "back to 1", func(w policyslots.Want) bool { return wants(1)(w) && len(w.RolledBack) == 2 })
+	requireOK(t)(push(t, b, "slot=bid-select&goal=proven", []byte("module 3"), "generation 3"))
+	all(b, "3 proven", func(w policyslots.Want) bool {
+		return wantsGenerations(3)(w) && string(w.Candidates[0].Module) == "module 3"
+	})
+	requireOK(t)(post(t, a, "/policies/rollback?slot=bid-select&reason=slow&by=bob", nil))
+	all(b, "back to 1", func(w policyslots.Want) bool { return wantsGenerations(1)(w) && len(w.RolledBack) == 2 })
 	if s := waitFor(t, b, "the status tells", func(s Status) bool {
 		return len(s.Policies) == 1 && s.Policies[0].Nodes == 3 && s.Policies[0].OnStable == 3
 	}); s.Policies[0].Stable.Generation != 1 {
@@ -386,8 +388,8 @@ func TestPolicies(t *testing.T) {
 	// where no control plane is left that saw the push.
 	a.stop()
 	hosts[1].stop()
-	again := follow(t, f.replicas[1], b)
-	again.until(t, b, "1 after a start", func(w policyslots.Want) bool { return wants(1)(w) && w.Candidates[0].Proven })
+	again := startHost(t, f.replicas[1], b)
+	again.waitFor(t, b, "1 after a start", func(w policyslots.Want) bool { return wantsGenerations(1)(w) && w.Candidates[0].Proven })
 	if got, err := again.fetch(t, sum); err != nil || len(got) != len(big) {
 		t.Errorf("%d bytes, %v", len(got), err)
 	}
@@ -407,20 +409,20 @@ func TestPolicies(t *testing.T) {
 // nothing again; the others go on; no version is quarantined, and plans roll out.
 func TestPolicyRefused(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
-	f := newFleet(t, 2)
-	c := start(t, Config{Rules: rules(), Replicas: f.list, Admitter: new(notary)})
-	good, bad := follow(t, f.replicas[0], c), follow(t, f.replicas[1], c)
+	f := newFakeFleet(t, 2)
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Admitter: new(fakeAdmitter)})
+	good, bad := startHost(t, f.replicas[0], c), startHost(t, f.replicas[1], c)
 	bad.mu.Lock()
 	bad.refuse = "key ops is not known here"
 	bad.mu.Unlock()
 	newProxy(t, c)
-	obeyed(t)(push(t, c, "slot=bid-select&goal=active", []byte("module"), "generation 1"))
-	good.until(t, c, "1 on trial", wants(1))
-	p := waitPolicies(t, c, "a refusal and a host that is active", func(p Policies) bool {
+	requireOK(t)(push(t, c, "slot=bid-select&goal=active", []byte("module"), "generation 1"))
+	good.waitFor(t, c, "1 on trial", wantsGenerations(1))
+	p := waitForPolicies(t, c, "a refusal and a host that is active", func(p Policies) bool {
 		n := p.Slots[0].Nodes
 		return len(n) == 2 && n[0].Active == 1 && n[1].Refused != ""
 	})
-	if n := p.Slots[0].Nodes[1]; n.Node != "r1" || n.Refused != "key ops is not known here" || !is(0, 1)(p) {
+	if n := p.Slots[0].Nodes[1]; n.Node != "r1" || n.Refused != "key ops is not known here" || !hasGenerations(0, 1)(p) {
 		t.Errorf("%+v", p.Slots[0])
 	}
 	waitFor(t, c, "a proxy that is current, and a summary", func(s Status) bool {
@@ -431,9 +433,9 @@ func TestPolicyRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitFor(t, c, "the drain reaches the proxy", func(s Status) bool { return s.Nodes[0].Current && s.Epoch > 1 && s.Phase == "idle" })
-	obeyed(t)(post(t, c, "/policies/goal?slot=bid-select&goal=shadow", nil))
-	good.until(t, c, "the next goal", func(w policyslots.Want) bool { return w.Candidates[0].Goal == policyslots.Shadow })
-	waitPolicies(t, c, "the second refusal", func(Policies) bool {
+	requireOK(t)(post(t, c, "/policies/goal?slot=bid-select&goal=shadow", nil))
+	good.waitFor(t, c, "the next goal", func(w policyslots.Want) bool { return w.Candidates[0].Goal == policyslots.Shadow })
+	waitForPolicies(t, c, "the second refusal", func(Policies) bool {
 		bad.mu.Lock()
 		defer bad.mu.Unlock()
 		return bad.checks >= 2
@@ -444,19 +446,19 @@ func TestPolicyRefused(t *testing.T) {
 	}
 }
 
-// TestPolicyOrders: what cannot be obeyed, and what is answered.
-func TestPolicyOrders(t *testing.T) {
+// TestPolicyCommands: what cannot be obeyed, and what is answered.
+func TestPolicyCommands(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
-	f := newFleet(t, 1)
-	n := &notary{deny: func(p Push) error {
+	f := newFakeFleet(t, 1)
+	n := &fakeAdmitter{deny: func(p Push) error {
 		if p.Goal == policyslots.Active && p.Current.Candidate == nil {
 			return errors.New("the site's rules: shadow comes first")
 		}
 		return nil
 	}}
-	c := start(t, Config{Rules: rules(), Replicas: f.list, Admitter: n})
-	off := start(t, Config{Rules: rules(), Replicas: f.list})
-	for _, on := range []*running{c, off} {
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Admitter: n})
+	off := startControl(t, Config{Rules: fastRules(), Replicas: f.list})
+	for _, on := range []*runningControl{c, off} {
 		waitFor(t, on, "a plan", func(s Status) bool { return s.Epoch == 1 })
 	}
 	large := make([]byte, policyslots.MaxModule+1)
@@ -531,16 +533,16 @@ func TestPolicyOrders(t *testing.T) {
 // holds up no plan.
 func TestPolicySilentNode(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
-	f := newFleet(t, 2)
-	c := start(t, Config{Rules: rules(), Replicas: f.list, Admitter: new(notary)})
+	f := newFakeFleet(t, 2)
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Admitter: new(fakeAdmitter)})
 	newProxy(t, c)
 	waitFor(t, c, "a plan", func(s Status) bool { return s.Epoch == 1 && len(s.Nodes) == 1 && s.Nodes[0].Current })
-	d := dial(t, c)
+	d := openDelta(t, c)
 	d.send(t, &discoveryv3.DeltaDiscoveryRequest{
 		Node: &corev3.Node{Id: "silent", Cluster: "cascade"}, TypeUrl: resources.ExtensionType,
 		ResourceNamesSubscribe: []string{policyslots.ResourceName(slotKind)},
 	})
-	obeyed(t)(push(t, c, "slot=bid-select", []byte("module"), "generation 1"))
+	requireOK(t)(push(t, c, "slot=bid-select", []byte("module"), "generation 1"))
 	for sent := false; !sent; {
 		r, err := d.stream.Recv()
 		if err != nil {
@@ -561,15 +563,15 @@ func TestPolicySilentNode(t *testing.T) {
 	}
 }
 
-// ownSlots are the slots of a control plane: what is wanted is active at once.
-type ownSlots struct {
+// fakeSlots are the slots of a control plane: what is wanted is active at once.
+type fakeSlots struct {
 	mu     sync.Mutex
 	wanted []*api.PolicySlot
 	refuse error
 	reject uint64 // this generation, after it was tried
 }
 
-func (o *ownSlots) Want(m *api.PolicySlot) error {
+func (o *fakeSlots) Want(m *api.PolicySlot) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.refuse != nil {
@@ -579,7 +581,7 @@ func (o *ownSlots) Want(m *api.PolicySlot) error {
 	return nil
 }
 
-func (o *ownSlots) Status() []*api.SlotStatus {
+func (o *fakeSlots) Status() []*api.SlotStatus {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	s := &api.SlotStatus{Kind: "partition"}
@@ -599,28 +601,28 @@ func (o *ownSlots) Status() []*api.SlotStatus {
 // slots alone, and is one of the nodes by whose word a policy is proven.
 func TestPolicyOwnSlots(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
-	f := newFleet(t, 1)
-	own := &ownSlots{refuse: errors.New("its fuel is too much for this host")}
-	r := rules()
+	f := newFakeFleet(t, 1)
+	own := &fakeSlots{refuse: errors.New("its fuel is too much for this host")}
+	r := fastRules()
 	r.Name = "main"
-	c := start(t, Config{Rules: r, Replicas: f.list, Admitter: new(notary), Slots: own})
-	f.report(t, c)
+	c := startControl(t, Config{Rules: r, Replicas: f.list, Admitter: new(fakeAdmitter), Slots: own})
+	f.startReports(t, c)
 	see := func(what string, fits func(PolicySlot) bool) {
 		t.Helper()
-		waitPolicies(t, c, what, func(Policies) bool {
+		waitForPolicies(t, c, what, func(Policies) bool {
 			p := c.Policies("partition")
 			return len(p.Slots) == 1 && fits(p.Slots[0])
 		})
 	}
-	obeyed(t)(push(t, c, "slot=place", []byte("x"), "generation 1"))
-	obeyed(t)(push(t, c, "slot=partition&goal=active&scope=m", []byte("x"), "generation 1"))
+	requireOK(t)(push(t, c, "slot=place", []byte("x"), "generation 1"))
+	requireOK(t)(push(t, c, "slot=partition&goal=active&scope=m", []byte("x"), "generation 1"))
 	see("its refusal", func(s PolicySlot) bool {
 		return len(s.Nodes) == 1 && s.Nodes[0].Node == "control/main" && strings.Contains(s.Nodes[0].Refused, "fuel") && s.Candidate != nil
 	})
 	own.mu.Lock()
 	own.refuse = nil
 	own.mu.Unlock()
-	obeyed(t)(push(t, c, "slot=partition&goal=active&scope=m", []byte("y"), "generation 2"))
+	requireOK(t)(push(t, c, "slot=partition&goal=active&scope=m", []byte("y"), "generation 2"))
 	see("2 is proven", func(s PolicySlot) bool {
 		return s.Stable != nil && s.Stable.Generation == 2 && s.Nodes[0].Refused == ""
 	})
@@ -639,30 +641,30 @@ func TestEnvoyPolicies(t *testing.T) {
 	envoytest.Binary(t)
 	var list []policies.Replica
 	for i := range 2 {
-		r, _ := upstream(t, fmt.Sprintf("r%d", i))
+		r, _ := startUpstream(t, fmt.Sprintf("r%d", i))
 		list = append(list, r)
 	}
-	r := rules()
+	r := fastRules()
 	r.Speed, r.Grace = 1, time.Hour // nobody reports here
-	c := start(t, Config{Rules: r, Replicas: list, Admitter: new(notary)})
+	c := startControl(t, Config{Rules: r, Replicas: list, Admitter: new(fakeAdmitter)})
 	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: c.Addr().String()})
 	if err != nil {
 		t.Fatal(err)
 	}
 	envoy := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
-	reaches(t, c, 1)
-	load := newLoad(t, "http://"+envoy.Listener(resources.ListenerName))
+	waitForEpoch(t, c, 1)
+	load := startTraffic(t, "http://"+envoy.Listener(resources.ListenerName))
 	// Endpoints may come anew for their weights, which follow the load.
 	const counted = `(cluster_(added|modified|removed)|listener_(added|modified)|\.rds\..*config_reload|update_rejected|extension_config_discovery.*)$`
 	before := envoy.Stats(counted)
 	for g := range 10 {
-		obeyed(t)(push(t, c, "slot=bid-select&slot=place&goal=proven", []byte("module"), fmt.Sprintf("generation %d", g+1)))
+		requireOK(t)(push(t, c, "slot=bid-select&slot=place&goal=proven", []byte("module"), fmt.Sprintf("generation %d", g+1)))
 		if g%3 == 2 {
-			obeyed(t)(post(t, c, "/policies/rollback?slot=bid-select&slot=place", nil))
+			requireOK(t)(post(t, c, "/policies/rollback?slot=bid-select&slot=place", nil))
 		}
 	}
 	waitFor(t, c, "the slots", func(s Status) bool { return len(s.Policies) == 2 && s.Policies[0].Stable.Generation == 10 })
-	reaches(t, c, 1)
+	waitForEpoch(t, c, 1)
 	after := envoy.Stats(counted)
 	if len(after) < policies.MaxStages {
 		t.Fatalf("too few statistics to tell: %v", after)

@@ -17,7 +17,7 @@ import (
 // stops is not waited for.
 func TestPolicyPeers(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
-	f := newFleet(t, 1)
+	f := newFakeFleet(t, 1)
 	st, notes := new(store.Memory), new(store.MemoryNotes)
 	if err := notes.Put("control/gone", []byte(`{"replica":"control/gone","slots":[{"kind":"partition","active":"99","floor":"99"}]}`)); err != nil {
 		t.Fatal(err)
@@ -27,20 +27,20 @@ func TestPolicyPeers(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	run := func(name string, own *ownSlots) *running {
-		r := rules()
+	run := func(name string, own *fakeSlots) *runningControl {
+		r := fastRules()
 		r.Name, r.Shared = name, true
-		return start(t, Config{Rules: r, Replicas: f.list, Store: st, Notes: notes, Modules: new(store.MemoryModules), Admitter: new(notary), Slots: own})
+		return startControl(t, Config{Rules: r, Replicas: f.list, Store: st, Notes: notes, Modules: new(store.MemoryModules), Admitter: new(fakeAdmitter), Slots: own})
 	}
-	ownA, ownB := new(ownSlots), &ownSlots{refuse: errors.New("not here")}
+	ownA, ownB := new(fakeSlots), &fakeSlots{refuse: errors.New("not here")}
 	a := run("a", ownA)
-	f.report(t, a)
+	f.startReports(t, a)
 	waitFor(t, a, "a plans", func(s Status) bool { return s.Planner.Leads })
 	b := run("b", ownB)
-	f.report(t, b)
-	see := func(c *running, what string, fits func(PolicySlot) bool) (out PolicySlot) {
+	f.startReports(t, b)
+	see := func(c *runningControl, what string, fits func(PolicySlot) bool) (out PolicySlot) {
 		t.Helper()
-		waitPolicies(t, c, what, func(Policies) bool {
+		waitForPolicies(t, c, what, func(Policies) bool {
 			p := c.Policies("partition")
 			if len(p.Slots) == 1 {
 				out = p.Slots[0]
@@ -60,13 +60,13 @@ func TestPolicyPeers(t *testing.T) {
 		return func(s PolicySlot) bool { return s.Stable != nil && s.Stable.Generation == generation }
 	}
 
-	for _, c := range []*running{a, b} {
+	for _, c := range []*runningControl{a, b} {
 		see(c, "all control planes", func(s PolicySlot) bool { return len(s.Nodes) == 3 })
 	}
 
 	// a runs it, b refuses it: both see both, and it is not proven.
-	obeyed(t)(push(t, b, "slot=partition&goal=active&scope=m", []byte("x"), "generation 1"))
-	for _, c := range []*running{a, b} {
+	requireOK(t)(push(t, b, "slot=partition&goal=active&scope=m", []byte("x"), "generation 1"))
+	for _, c := range []*runningControl{a, b} {
 		s := see(c, "both nodes", func(s PolicySlot) bool {
 			return node(s, "control/a").Active == 1 && node(s, "control/b").Refused == "not here"
 		})
@@ -84,7 +84,7 @@ func TestPolicyPeers(t *testing.T) {
 	ownB.mu.Lock()
 	ownB.refuse = nil
 	ownB.mu.Unlock()
-	obeyed(t)(push(t, a, "slot=partition&goal=active&scope=m", []byte("y"), "generation 2"))
+	requireOK(t)(push(t, a, "slot=partition&goal=active&scope=m", []byte("y"), "generation 2"))
 	see(b, "2 is proven", proven(2))
 	waitFor(t, b, "the summary counts both", func(s Status) bool {
 		return len(s.Policies) == 1 && s.Policies[0].Nodes == 2 && s.Policies[0].OnStable == 2
@@ -94,7 +94,7 @@ func TestPolicyPeers(t *testing.T) {
 	ownB.mu.Lock()
 	ownB.reject = 3
 	ownB.mu.Unlock()
-	obeyed(t)(push(t, a, "slot=partition&goal=canary&scope=m", []byte("z"), "generation 3"))
+	requireOK(t)(push(t, a, "slot=partition&goal=canary&scope=m", []byte("z"), "generation 3"))
 	s := see(a, "3 is taken back", func(s PolicySlot) bool { return s.Candidate == nil && len(s.RolledBack) == 1 })
 	if e := s.RolledBack[0]; e.Reason != "control/b: it trapped" || e.By != "a" || !proven(2)(s) {
 		t.Errorf("%+v", s)
@@ -103,13 +103,13 @@ func TestPolicyPeers(t *testing.T) {
 	// a stops: b plans, and waits for nobody.
 	a.stop()
 	see(b, "a is not listed", func(s PolicySlot) bool { return node(s, "control/a").Node == "" })
-	obeyed(t)(push(t, b, "slot=partition&goal=active&scope=m", []byte("4"), "generation 4"))
+	requireOK(t)(push(t, b, "slot=partition&goal=active&scope=m", []byte("4"), "generation 4"))
 	see(b, "4 is proven", proven(4))
 }
 
-// FuzzReadPeer checks that whatever is in a note is a report of a control plane,
+// FuzzParsePeerReport checks that whatever is in a note is a report of a control plane,
 // within bounds, or an error.
-func FuzzReadPeer(f *testing.F) {
+func FuzzParsePeerReport(f *testing.F) {
 	f.Add([]byte(`{"replica":"control/a","sequence":"7","slots":[{"kind":"guard","active":"3","modules":[{"generation":"3","state":"active","reason":"x"}]}]}`))
 	f.Add([]byte(`{"replica":"r0"}`))
 	f.Fuzz(func(t *testing.T, text []byte) {

@@ -16,22 +16,22 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// holder is an upstream in h2c that keeps /hold open until it is released, fails
+// holdServer is an upstream in h2c that keeps /hold open until it is released, fails
 // /fail, and tells with every answer how full it is.
-type holder struct {
+type holdServer struct {
 	policies.Replica
 	release chan struct{}
 	began   chan struct{} // one for each stream that is held
 	done    chan struct{} // closed when it serves no more
 }
 
-func newHolder(t *testing.T, id string) *holder {
+func startHoldServer(t *testing.T, id string) *holdServer {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	h := &holder{
+	h := &holdServer{
 		Replica: policies.Replica{ID: policies.ReplicaID(id), Model: "m", Address: l.Addr().String(), Capacity: policies.Capacity{KV: 400_000, Batch: 200}},
 		release: make(chan struct{}), began: make(chan struct{}, 10_000), done: make(chan struct{}),
 	}
@@ -46,7 +46,7 @@ func newHolder(t *testing.T, id string) *holder {
 	return h
 }
 
-func (h *holder) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+func (h *holdServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(io.Discard, r.Body)
 	w.Header().Set("endpoint-load-metrics", "TEXT named_metrics.kv_cache_usage_perc=0.25")
 	switch r.URL.Path {
@@ -137,10 +137,10 @@ func (c *clients) get(path string) int {
 	return resp.StatusCode
 }
 
-// until waits for a condition.
-func until(t *testing.T, what string, ok func() bool) {
+// waitUntil waits for a condition.
+func waitUntil(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.After(patience)
+	deadline := time.After(waitTimeout)
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for !ok() {
@@ -153,7 +153,7 @@ func until(t *testing.T, what string, ok func() bool) {
 }
 
 // startEnvoy runs an Envoy of a control plane, and returns it with its URL.
-func startEnvoy(t *testing.T, c *running, id string) (*envoytest.Process, string) {
+func startEnvoy(t *testing.T, c *runningControl, id string) (*envoytest.Process, string) {
 	t.Helper()
 	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: id, ControlPlane: c.Addr().String()})
 	if err != nil {
@@ -168,10 +168,10 @@ func startEnvoy(t *testing.T, c *running, id string) (*envoytest.Process, string
 // when they are gone. No migrator reports.
 func TestEnvoyLoad(t *testing.T) {
 	envoytest.Binary(t)
-	a, b := newHolder(t, "r0"), newHolder(t, "r1")
-	r := rules()
+	a, b := startHoldServer(t, "r0"), startHoldServer(t, "r1")
+	r := fastRules()
 	r.Speed, r.Grace = 1, time.Hour
-	c := start(t, Config{Rules: r, Replicas: []policies.Replica{a.Replica, b.Replica}})
+	c := startControl(t, Config{Rules: r, Replicas: []policies.Replica{a.Replica, b.Replica}})
 	_, one := startEnvoy(t, c, "e1")
 	second, two := startEnvoy(t, c, "e2")
 	first, other := newClients(t, one, 100), newClients(t, two, 100)
@@ -192,19 +192,19 @@ func TestEnvoyLoad(t *testing.T) {
 	exactly := func(n int) func() bool {
 		return func() bool { got, known := requests(); return known && got == n }
 	}
-	until(t, "the idle Envoys report", exactly(0))
+	waitUntil(t, "the idle Envoys report", exactly(0))
 	first.hold(23)
 	other.hold(17)
-	until(t, "all 40 streams are seen", exactly(40))
+	waitUntil(t, "all 40 streams are seen", exactly(40))
 
 	// What the replicas have in progress, and in which cluster.
 	cluster := resources.ClusterName("m", 0)
-	until(t, "they are active, by cluster", func() bool {
+	waitUntil(t, "they are active, by cluster", func() bool {
 		both, ok := c.loads.ActiveRequests(cluster, []string{a.Address, b.Address})
 		mine, _ := c.loads.ActiveRequests(cluster, []string{a.Address})
 		return ok && both == 40 && mine == len(a.began)
 	})
-	until(t, "they are active by name, and not elsewhere", func() bool {
+	waitUntil(t, "they are active by name, and not elsewhere", func() bool {
 		byName, _ := c.loads.book.Active(time.Now(), resources.ClusterName("m", 0), []string{a.Address, b.Address})
 		elsewhere, known := c.loads.ActiveRequests(resources.ClusterName("m", 1), []string{a.Address})
 		return byName == 40 && elsewhere == 0 && known
@@ -214,7 +214,7 @@ func TestEnvoyLoad(t *testing.T) {
 	// since the one before, and must not be missed.
 	began := time.Now()
 	told := make(map[string]bool) // how the replicas' shares show
-	until(t, "the failures and the shares are reported", func() bool {
+	waitUntil(t, "the failures and the shares are reported", func() bool {
 		if s := first.get("/fail"); s != 500 {
 			t.Fatalf("status %d", s)
 		}
@@ -228,7 +228,7 @@ func TestEnvoyLoad(t *testing.T) {
 	})
 
 	// Weights follow the requests where no migrator speaks.
-	until(t, "the proxies are believed", func() bool {
+	waitUntil(t, "the proxies are believed", func() bool {
 		for _, m := range c.fleet.Snapshot().Models {
 			for _, r := range m.Replicas {
 				if r.Figure.Source.String() != "proxies" {
@@ -241,9 +241,9 @@ func TestEnvoyLoad(t *testing.T) {
 
 	// An Envoy that dies, and streams that end.
 	second.Stop()
-	until(t, "the dead Envoy's requests are forgotten", exactly(23))
+	waitUntil(t, "the dead Envoy's requests are forgotten", exactly(23))
 	if os.Getenv("CASCADE_TEST_ALL") != "" { // ten seconds later
-		until(t, "what it had is known to be over", func() bool {
+		waitUntil(t, "what it had is known to be over", func() bool {
 			n, ok := c.loads.ActiveRequests(cluster, []string{a.Address, b.Address})
 			return ok && n == 23
 		})
@@ -251,23 +251,23 @@ func TestEnvoyLoad(t *testing.T) {
 	close(a.release)
 	close(b.release)
 	first.end()
-	until(t, "no stream is left", exactly(0))
+	waitUntil(t, "no stream is left", exactly(0))
 }
 
 // TestGRPCLoad: gRPC's own client reports by locality, which is enough to judge
 // and to wait for.
 func TestGRPCLoad(t *testing.T) {
-	f := newFleet(t, 2)
-	c := start(t, Config{Rules: rules(), Replicas: f.list})
-	f.report(t, c)
+	f := newFakeFleet(t, 2)
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list})
+	f.startReports(t, c)
 	call := grpcClient(t, c, "m")
-	until(t, "calls are reported", func() bool {
+	waitUntil(t, "calls are reported", func() bool {
 		call("5")
 		now := time.Now()
 		o := c.loads.book.Outcomes(now)[""]
 		return c.loads.book.Reporting(now)["grpc-client"] && o.Ended > 0 && o.Failed == 0
 	})
-	until(t, "no call is left", func() bool {
+	waitUntil(t, "no call is left", func() bool {
 		n, known := c.loads.ActiveRequests(resources.ClusterName("m", 0), []string{f.list[0].Address})
 		return known && n == 0
 	})
@@ -278,10 +278,10 @@ func TestGRPCLoad(t *testing.T) {
 func TestEnvoyManyStreams(t *testing.T) {
 	envoytest.Binary(t)
 	const streams = 3000
-	a, b := newHolder(t, "r0"), newHolder(t, "r1")
-	r := rules()
+	a, b := startHoldServer(t, "r0"), startHoldServer(t, "r1")
+	r := fastRules()
 	r.Speed, r.Grace = 1, time.Hour
-	c := start(t, Config{Rules: r, Replicas: []policies.Replica{a.Replica, b.Replica}})
+	c := startControl(t, Config{Rules: r, Replicas: []policies.Replica{a.Replica, b.Replica}})
 	envoy, url := startEnvoy(t, c, "e1")
 	began := time.Now()
 	all := make([]*clients, 12)
@@ -299,7 +299,7 @@ func TestEnvoyManyStreams(t *testing.T) {
 	if sums["upstream_rq_active"] != streams || sums["upstream_rq_pending_overflow"] != 0 || sums["upstream_rq_pending_active"] != 0 {
 		t.Errorf("%v", sums)
 	}
-	until(t, "all are reported", func() bool {
+	waitUntil(t, "all are reported", func() bool {
 		n, ok := c.loads.ActiveRequests(resources.ClusterName("m", 0), []string{a.Address, b.Address})
 		return ok && n == streams
 	})
@@ -311,15 +311,15 @@ func TestEnvoyManyStreams(t *testing.T) {
 // new requests, until the last one there has ended.
 func TestEnvoyRetireWaits(t *testing.T) {
 	envoytest.Binary(t)
-	a, b := newHolder(t, "r0"), newHolder(t, "r1")
-	r := rules()
+	a, b := startHoldServer(t, "r0"), startHoldServer(t, "r1")
+	r := fastRules()
 	r.Speed, r.Grace = 1, time.Hour
-	c := start(t, Config{Rules: r, Replicas: []policies.Replica{a.Replica, b.Replica}})
+	c := startControl(t, Config{Rules: r, Replicas: []policies.Replica{a.Replica, b.Replica}})
 	envoy, url := startEnvoy(t, c, "e1")
 	held := newClients(t, url, 10)
 	held.hold(10)
 	cluster := resources.ClusterName("m", 0)
-	until(t, "the streams are reported", func() bool {
+	waitUntil(t, "the streams are reported", func() bool {
 		n, ok := c.loads.ActiveRequests(cluster, []string{a.Address, b.Address})
 		return ok && n == 10
 	})
@@ -331,7 +331,7 @@ func TestEnvoyRetireWaits(t *testing.T) {
 	if err := c.SetReplicas([]policies.Replica{a.Replica}); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the replica drains, and stays", draining)
+	waitUntil(t, "the replica drains, and stays", draining)
 	reported, _ := c.loads.service.Reports()
 	for n := reported; n < reported+3; n, _ = c.loads.service.Reports() {
 		if !has(b.Address) {
@@ -343,7 +343,7 @@ func TestEnvoyRetireWaits(t *testing.T) {
 	}
 	close(b.release)
 	began := time.Now()
-	until(t, "it is gone when nothing runs there", func() bool { return !has(b.Address) })
+	waitUntil(t, "it is gone when nothing runs there", func() bool { return !has(b.Address) })
 	t.Logf("gone %v after its last request ended", time.Since(began).Round(time.Millisecond))
 	close(a.release)
 }

@@ -28,30 +28,30 @@ import (
 // TestLengthService: with the estimator ext_proc, the same port answers length
 // questions, by the ratio that the fleet has learnt.
 func TestLengthService(t *testing.T) {
-	f := newFleet(t, 1)
-	c := start(t, Config{Rules: rules(), Replicas: f.list, Settings: resources.Settings{Estimator: resources.ExtProc}})
-	if got := estimate(t, c.Addr().String(), insecure.NewCredentials()); got != "1000" {
+	f := newFakeFleet(t, 1)
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Settings: resources.Settings{Estimator: resources.ExtProc}})
+	if got := estimateTokens(t, c.Addr().String(), insecure.NewCredentials()); got != "1000" {
 		t.Errorf("4000 bytes are %s tokens, want 1000 at the default ratio", got)
 	}
-	f.all(skewed)
-	f.all(func(m *api.LoadReport) { m.BytesPerToken = 2 })
-	f.report(t, c)
+	f.setReports(skewReport)
+	f.setReports(func(m *api.LoadReport) { m.BytesPerToken = 2 })
+	f.startReports(t, c)
 	s := waitFor(t, c, "the learnt ratio", func(s Status) bool { return s.Models[0].BytesPerToken < 3 })
 	want := length.Estimator{BytesPerToken: length.RatioOf(s.Models[0].BytesPerToken)}.FromContentLength(4000).String()
-	if got := estimate(t, c.Addr().String(), insecure.NewCredentials()); got != want {
+	if got := estimateTokens(t, c.Addr().String(), insecure.NewCredentials()); got != want {
 		t.Errorf("4000 bytes are %s tokens, want %s", got, want)
 	}
 }
 
-// estimate asks the length service about a body of 4,000 bytes.
-func estimate(t *testing.T, address string, creds credentials.TransportCredentials) string {
+// estimateTokens asks the length service about a body of 4,000 bytes.
+func estimateTokens(t *testing.T, address string, creds credentials.TransportCredentials) string {
 	t.Helper()
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(creds))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	stream, err := extproc.NewExternalProcessorClient(conn).Process(ctx, grpc.WaitForReady(true))
 	if err != nil {
@@ -82,10 +82,10 @@ func estimate(t *testing.T, address string, creds credentials.TransportCredentia
 // TestTLS: with TLS, the gRPC port refuses plain text, and the length service
 // answers on a port of its own.
 func TestTLS(t *testing.T) {
-	server, client := certificate(t)
-	f := newFleet(t, 1)
-	c := start(t, Config{
-		Rules: rules(), Replicas: f.list, TLS: server, Length: "127.0.0.1:0",
+	server, client := newTLSConfigs(t)
+	f := newFakeFleet(t, 1)
+	c := startControl(t, Config{
+		Rules: fastRules(), Replicas: f.list, TLS: server, Length: "127.0.0.1:0",
 		Settings: resources.Settings{Estimator: resources.ExtProc, LengthTimeout: time.Minute},
 	})
 	check := func(creds credentials.TransportCredentials, opts ...grpc.CallOption) error {
@@ -94,7 +94,7 @@ func TestTLS(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 		defer cancel()
 		_, err = healthv1.NewHealthClient(conn).Check(ctx, &healthv1.HealthCheckRequest{}, opts...)
 		return err
@@ -105,13 +105,13 @@ func TestTLS(t *testing.T) {
 	if err := check(insecure.NewCredentials()); err == nil {
 		t.Error("plain text is answered")
 	}
-	if got := estimate(t, c.lengthListener.Addr().String(), insecure.NewCredentials()); got != "1000" {
+	if got := estimateTokens(t, c.lengthListener.Addr().String(), insecure.NewCredentials()); got != "1000" {
 		t.Errorf("the length service says %s", got)
 	}
 }
 
-// certificate makes a server's and a client's TLS settings.
-func certificate(t *testing.T) (server, client *tls.Config) {
+// newTLSConfigs makes a server's and a client's TLS settings.
+func newTLSConfigs(t *testing.T) (server, client *tls.Config) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -137,9 +137,9 @@ func certificate(t *testing.T) (server, client *tls.Config) {
 
 // TestStopWithStreams: Run ends although clients hold their streams open.
 func TestStopWithStreams(t *testing.T) {
-	f := newFleet(t, 2)
+	f := newFakeFleet(t, 2)
 	c, err := New(Config{
-		Rules: rules(), Replicas: f.list, Listen: "127.0.0.1:0", Admin: "127.0.0.1:0", Stop: time.Hour,
+		Rules: fastRules(), Replicas: f.list, Listen: "127.0.0.1:0", Admin: "127.0.0.1:0", Stop: time.Hour,
 		Logger: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	})
 	if err != nil {
@@ -148,10 +148,10 @@ func TestStopWithStreams(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()
-	r := &running{Control: c}
-	f.report(t, r)
-	d := dial(t, r)
-	d.everything(t, nil)
+	r := &runningControl{Control: c}
+	f.startReports(t, r)
+	d := openDelta(t, r)
+	d.subscribeAll(t, nil)
 	waitFor(t, r, "reports", func(s Status) bool {
 		all := s.Models[0].Stages[0].Replicas
 		return all[0].Connected && all[1].Connected
@@ -162,7 +162,7 @@ func TestStopWithStreams(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(patience):
+	case <-time.After(waitTimeout):
 		t.Fatal("Run waits for its clients")
 	}
 }

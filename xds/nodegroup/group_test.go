@@ -10,7 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-func TestOf(t *testing.T) {
+func TestGroupOf(t *testing.T) {
 	l, err := nodegroup.New([]nodegroup.Rule{
 		{Name: "lab", Nodes: []string{"lab-*"}},
 		{Name: "eu", Nodes: []string{"x"}, Clusters: []string{"eu-*", "uk"}},

@@ -54,8 +54,8 @@ func fleetView(n int, cut policies.Tokens) resources.View {
 	return v
 }
 
-// asks are the words in which a crowd asks for a set as an Envoy does.
-func asks(s resources.Set) []string {
+// subscriptionWords are the words in which a crowd asks for a set as an Envoy does.
+func subscriptionWords(s resources.Set) []string {
 	names := func(typ string) string {
 		var all []string
 		for _, r := range s.All(typ) {
@@ -91,17 +91,17 @@ func (m *meter) HandleRPC(_ context.Context, s stats.RPCStats) {
 
 // intercept puts the meter before what sends responses.
 func (m *meter) intercept(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
-	return handler(srv, metered{ss, m})
+	return handler(srv, meteredStream{ss, m})
 }
 
-// metered is a stream whose responses are counted before they are sent: gRPC's
+// meteredStream is a stream whose responses are counted before they are sent: gRPC's
 // own event comes after that, when the client may have acknowledged them.
-type metered struct {
+type meteredStream struct {
 	grpc.ServerStream
 	meter *meter
 }
 
-func (s metered) SendMsg(r any) error {
+func (s meteredStream) SendMsg(r any) error {
 	s.meter.resources.Add(int64(len(r.(*discoveryv3.DeltaDiscoveryResponse).Resources)))
 	last := s.meter.sent.Add(1) == s.meter.want.Load()
 	err := s.ServerStream.SendMsg(r)
@@ -120,12 +120,12 @@ func (m *meter) arm(n int) {
 	m.want.Store(int64(n))
 }
 
-// plane is a server that is measured: ours, or the stock one.
-type plane struct {
+// benchServer is a server that is measured: ours, or the stock one.
+type benchServer struct {
 	name    string
 	address string
 	meter   *meter
-	show    func(i int) // shows one of the sets
+	set     func(i int) // shows one of the sets
 }
 
 // listen runs a gRPC server on a socket until the end of the test.
@@ -154,20 +154,20 @@ func listen(tb testing.TB, m *meter, register func(context.Context, grpc.Service
 	return l.Addr().String()
 }
 
-// ours is this package with the ledger, over our cache.
-func ours(tb testing.TB, m *meter, sets []resources.Set) *plane {
+// newServer is this package with the ledger, over our cache.
+func newServer(tb testing.TB, m *meter, sets []resources.Set) *benchServer {
 	tb.Helper()
 	c := cache.New(cache.Config{})
 	s, err := server.New(server.Config{Cache: c, Callbacks: publish.NewLedger(nil)})
 	if err != nil {
 		tb.Fatal(err)
 	}
-	run(tb, c.Run)
-	return &plane{"ours", listen(tb, m, s.Register), m, func(i int) { c.Set("", sets[i]) }}
+	runInBackground(tb, c.Run)
+	return &benchServer{"ours", listen(tb, m, s.Register), m, func(i int) { c.Set("", sets[i]) }}
 }
 
-// published is ours with the publisher, which plays a plan in its phases.
-func published(tb testing.TB, m *meter, views []resources.View) *plane {
+// newPublishingServer is ours with the publisher, which plays a plan in its phases.
+func newPublishingServer(tb testing.TB, m *meter, views []resources.View) *benchServer {
 	tb.Helper()
 	c, ledger := cache.New(cache.Config{}), publish.NewLedger(nil)
 	s, err := server.New(server.Config{Cache: c, Callbacks: ledger})
@@ -178,13 +178,13 @@ func published(tb testing.TB, m *meter, views []resources.View) *plane {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	run(tb, c.Run)
-	run(tb, p.Run)
-	return &plane{"published", listen(tb, m, s.Register), m, func(i int) { p.Submit(views[i]) }}
+	runInBackground(tb, c.Run)
+	runInBackground(tb, p.Run)
+	return &benchServer{"published", listen(tb, m, s.Register), m, func(i int) { p.Submit(views[i]) }}
 }
 
-// run runs until the end of the test.
-func run(tb testing.TB, f func(context.Context) error) {
+// runInBackground runs until the end of the test.
+func runInBackground(tb testing.TB, f func(context.Context) error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- f(ctx) }()
@@ -196,9 +196,9 @@ func run(tb testing.TB, f func(context.Context) error) {
 	})
 }
 
-// stock is go-control-plane's server over its snapshot cache, with one snapshot
+// newStockServer is go-control-plane's server over its snapshot cache, with one snapshot
 // for all nodes. How many it must be given it for is up to the hash.
-func stock(tb testing.TB, m *meter, name string, hash gcp.NodeHash, nodes []string, sets []resources.Set) *plane {
+func newStockServer(tb testing.TB, m *meter, name string, hash gcp.NodeHash, nodes []string, sets []resources.Set) *benchServer {
 	tb.Helper()
 	c := gcp.NewSnapshotCache(true, hash, nil)
 	var snapshots []*gcp.Snapshot
@@ -209,7 +209,7 @@ func stock(tb testing.TB, m *meter, name string, hash gcp.NodeHash, nodes []stri
 		server := serverv3.NewServer(ctx, c, nil)
 		discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, server)
 	})
-	return &plane{name, address, m, func(i int) {
+	return &benchServer{name, address, m, func(i int) {
 		for _, id := range nodes {
 			if err := c.SetSnapshot(context.Background(), id, snapshots[i]); err != nil {
 				tb.Error(err)
@@ -256,15 +256,15 @@ type sample struct {
 	allocs                 uint64
 }
 
-// change shows a set and waits until n nodes have acknowledged it.
-func (p *plane) change(tb testing.TB, i, n int) sample {
+// measureChange shows a set and waits until n nodes have acknowledged it.
+func (p *benchServer) measureChange(tb testing.TB, i, n int) sample {
 	tb.Helper()
 	p.meter.arm(n)
 	var before, after runtime.MemStats
 	runtime.GC() // what the rounds before left is not this one's
 	runtime.ReadMemStats(&before)
 	start := time.Now()
-	p.show(i)
+	p.set(i)
 	published := time.Since(start)
 	select {
 	case <-p.meter.done:
@@ -301,23 +301,23 @@ func BenchmarkBoundary(b *testing.B) {
 			for i := range n {
 				nodes = append(nodes, fmt.Sprint("node-", i))
 			}
-			planes := []*plane{
-				ours(b, new(meter), sets),
-				stock(b, new(meter), "stock", gcp.IDHash{}, nodes, sets),
-				stock(b, new(meter), "stock-one", oneHash{}, []string{"all"}, sets),
+			planes := []*benchServer{
+				newServer(b, new(meter), sets),
+				newStockServer(b, new(meter), "stock", gcp.IDHash{}, nodes, sets),
+				newStockServer(b, new(meter), "stock-one", oneHash{}, []string{"all"}, sets),
 			}
-			c := newCrowd(b)
+			c := startClientProcess(b)
 			for _, p := range planes {
 				p.meter.arm(1 << 30)
-				p.show(0)
-				c.order("connect", p.address, fmt.Sprint(n))
-				c.order(append([]string{"subscribe", p.address}, asks(sets[0])...)...)
+				p.set(0)
+				c.command("connect", p.address, fmt.Sprint(n))
+				c.command(append([]string{"subscribe", p.address}, subscriptionWords(sets[0])...)...)
 				settle(b, p.meter, 8*n)
 			}
 			samples := make([][]sample, len(planes))
 			for i := 1; b.Loop(); i++ {
 				for j, p := range planes {
-					samples[j] = append(samples[j], p.change(b, i%2, n))
+					samples[j] = append(samples[j], p.measureChange(b, i%2, n))
 				}
 			}
 			for j, p := range planes {

@@ -22,20 +22,20 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// crowdVariable makes this program a crowd: a process of many clients, so that
+// clientsVariable makes this program a crowd: a process of many clients, so that
 // what is measured of the server is the server's.
-const crowdVariable = "CASCADE_XDS_CROWD"
+const clientsVariable = "CASCADE_XDS_CROWD"
 
-// crowdMain is what this program does as a crowd, and reports whether it is
+// clientsMain is what this program does as a crowd, and reports whether it is
 // one.
-func crowdMain() bool {
-	if os.Getenv(crowdVariable) == "" {
+func clientsMain() bool {
+	if os.Getenv(clientsVariable) == "" {
 		return false
 	}
-	crowds := make(map[string]*crowdOf)
+	crowds := make(map[string]*clientGroup)
 	lines := bufio.NewScanner(os.Stdin)
 	for lines.Scan() { // until the test is gone
-		answer, err := obey(crowds, strings.Fields(lines.Text()))
+		answer, err := executeCommand(crowds, strings.Fields(lines.Text()))
 		if err != nil {
 			answer = "error " + err.Error()
 		}
@@ -44,8 +44,8 @@ func crowdMain() bool {
 	return true
 }
 
-// obey carries out one order.
-func obey(crowds map[string]*crowdOf, order []string) (string, error) {
+// executeCommand carries out one order.
+func executeCommand(crowds map[string]*clientGroup, order []string) (string, error) {
 	address := order[1]
 	switch c := crowds[address]; order[0] {
 	case "connect":
@@ -53,7 +53,7 @@ func obey(crowds map[string]*crowdOf, order []string) (string, error) {
 		if _, err := fmt.Sscan(order[2], &n); err != nil {
 			return "", err
 		}
-		c, err := connectCrowd(address, n)
+		c, err := connectClients(address, n)
 		crowds[address] = c
 		return "ok", err
 	case "subscribe":
@@ -64,31 +64,31 @@ func obey(crowds map[string]*crowdOf, order []string) (string, error) {
 		}
 		return "ok", nil
 	case "leave":
-		c.leave()
+		c.closeStreams()
 		return "ok", nil
 	default:
 		return "", errors.New("no such order")
 	}
 }
 
-// crowdOf are the clients of one server.
-type crowdOf struct {
-	nodes []*crowdNode
+// clientGroup are the clients of one server.
+type clientGroup struct {
+	nodes []*groupClient
 	wg    sync.WaitGroup
 	end   context.CancelFunc
 }
 
-// crowdNode is one client with a connection of its own.
-type crowdNode struct {
+// groupClient is one client with a connection of its own.
+type groupClient struct {
 	id     string
 	conn   *grpc.ClientConn
 	got    map[string]map[string]string // versions by type and name; of the stream's goroutine
 	answer map[string]bool              // types that were answered on this stream
 }
 
-// connectCrowd connects n nodes, which ask for nothing.
-func connectCrowd(address string, n int) (*crowdOf, error) {
-	c := new(crowdOf)
+// connectClients connects n nodes, which ask for nothing.
+func connectClients(address string, n int) (*clientGroup, error) {
+	c := new(clientGroup)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for i := range n {
@@ -96,7 +96,7 @@ func connectCrowd(address string, n int) (*crowdOf, error) {
 		if err != nil {
 			return nil, err
 		}
-		c.nodes = append(c.nodes, &crowdNode{id: fmt.Sprint("node-", i), conn: conn, got: make(map[string]map[string]string)})
+		c.nodes = append(c.nodes, &groupClient{id: fmt.Sprint("node-", i), conn: conn, got: make(map[string]map[string]string)})
 		conn.Connect()
 	}
 	for _, n := range c.nodes {
@@ -113,7 +113,7 @@ func connectCrowd(address string, n int) (*crowdOf, error) {
 // where the first word is "apart". The other words are types, each with names.
 // When every node has an answer to everything, it returns the resources that
 // came. Who comes again brings what it got.
-func (c *crowdOf) subscribe(words []string) (string, error) {
+func (c *clientGroup) subscribe(words []string) (string, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	c.end = cancel
 	apart := words[0] == "apart"
@@ -135,7 +135,7 @@ func (c *crowdOf) subscribe(words []string) (string, error) {
 			}
 			answered.Add(len(ask))
 			c.wg.Go(func() {
-				if err := n.stream(ctx, apart, ask, &mu, answered.Done, &resources); ctx.Err() == nil {
+				if err := n.runStream(ctx, apart, ask, &mu, answered.Done, &resources); ctx.Err() == nil {
 					select {
 					case failed <- err:
 					default:
@@ -156,12 +156,12 @@ func (c *crowdOf) subscribe(words []string) (string, error) {
 	}
 }
 
-// stream lives for one stream of a node.
-func (n *crowdNode) stream(ctx context.Context, apart bool, ask []string, mu *sync.Mutex, answered func(), resources *atomic.Int64) error {
+// runStream lives for one stream of a node.
+func (n *groupClient) runStream(ctx context.Context, apart bool, ask []string, mu *sync.Mutex, answered func(), resources *atomic.Int64) error {
 	method := methods[""][0]
 	if apart {
 		typ, _, _ := strings.Cut(ask[0], "=")
-		method = methods[short[typ]][0]
+		method = methods[shortTypes[typ]][0]
 	}
 	stream, err := n.conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
 	if err != nil {
@@ -170,14 +170,14 @@ func (n *crowdNode) stream(ctx context.Context, apart bool, ask []string, mu *sy
 	node := envoyNode(n.id)
 	for _, word := range ask {
 		typ, list, _ := strings.Cut(word, "=")
-		r := &discoveryv3.DeltaDiscoveryRequest{Node: node, TypeUrl: short[typ]}
+		r := &discoveryv3.DeltaDiscoveryRequest{Node: node, TypeUrl: shortTypes[typ]}
 		if list != "" {
 			r.ResourceNamesSubscribe = strings.Split(list, ",")
 		}
 		mu.Lock()
-		r.InitialResourceVersions = maps.Clone(n.got[short[typ]])
+		r.InitialResourceVersions = maps.Clone(n.got[shortTypes[typ]])
 		if len(r.InitialResourceVersions) > 0 && list != "" {
-			n.answer[short[typ]] = true
+			n.answer[shortTypes[typ]] = true
 			answered() // who misses nothing by name gets no answer
 		}
 		mu.Unlock()
@@ -211,8 +211,8 @@ func (n *crowdNode) stream(ctx context.Context, apart bool, ask []string, mu *sy
 	}
 }
 
-// leave ends the streams, if there are any; the connections stay.
-func (c *crowdOf) leave() {
+// closeStreams ends the streams, if there are any; the connections stay.
+func (c *clientGroup) closeStreams() {
 	c.end()
 	c.wg.Wait()
 }
@@ -229,22 +229,22 @@ func envoyNode(id string) *corev3.Node {
 	return n
 }
 
-// crowd is that process, to those who started it.
-type crowd struct {
+// clientProcess is that process, to those who started it.
+type clientProcess struct {
 	tb  testing.TB
 	in  io.WriteCloser
 	out *bufio.Scanner
 }
 
-// newCrowd starts a process of clients, which ends with the test.
-func newCrowd(tb testing.TB) *crowd {
+// startClientProcess starts a process of clients, which ends with the test.
+func startClientProcess(tb testing.TB) *clientProcess {
 	tb.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		tb.Fatal(err)
 	}
 	cmd := exec.Command(self, "-test.run=^$")
-	cmd.Env = append(os.Environ(), crowdVariable+"=1")
+	cmd.Env = append(os.Environ(), clientsVariable+"=1")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -263,11 +263,11 @@ func newCrowd(tb testing.TB) *crowd {
 			tb.Error(err)
 		}
 	})
-	return &crowd{tb, in, bufio.NewScanner(out)}
+	return &clientProcess{tb, in, bufio.NewScanner(out)}
 }
 
-// order has the crowd do something and returns its answer.
-func (c *crowd) order(words ...string) string {
+// command has the crowd do something and returns its answer.
+func (c *clientProcess) command(words ...string) string {
 	c.tb.Helper()
 	if _, err := fmt.Fprintln(c.in, strings.Join(words, " ")); err != nil {
 		c.tb.Fatal(err)

@@ -33,8 +33,8 @@ type scenario struct {
 	steps []string
 }
 
-// scenarios reads them.
-func scenarios(t *testing.T) []*scenario {
+// readScenarios reads them.
+func readScenarios(t *testing.T) []*scenario {
 	t.Helper()
 	b, err := os.ReadFile("testdata/conformance.txt")
 	if err != nil {
@@ -77,7 +77,7 @@ func (s *scenario) onlyType() string {
 			return "" // types and nodes are refused alike
 		}
 	}
-	return short[only]
+	return shortTypes[only]
 }
 
 // subject is a server under test.
@@ -86,24 +86,24 @@ type subject struct {
 	show func(words []string)
 }
 
-// oursUnderTest is our cache behind our services, followed by a ledger.
-func oursUnderTest(t *testing.T) subject {
+// newSubject is our cache behind our services, followed by a ledger.
+func newSubject(t *testing.T) subject {
 	c := cache.New(cache.Config{})
-	s := start(t, server.Config{Cache: c, Callbacks: publish.NewLedger(nil)})
+	s := startServer(t, server.Config{Cache: c, Callbacks: publish.NewLedger(nil)})
 	return subject{s.conn, func(words []string) { c.Set("", setOf(t, words...)) }}
 }
 
-// stockUnderTest is go-control-plane's own snapshot cache and server, in one of
+// newStockSubject is go-control-plane's own snapshot cache and server, in one of
 // the cache's two modes: it keeps to the order of types, or not. Its versions
 // are those of contents, as ours are; that is the caller's matter.
-func stockUnderTest(t *testing.T, ordered bool) subject {
+func newStockSubject(t *testing.T, ordered bool) subject {
 	c := gcp.NewSnapshotCache(ordered, oneHash{}, nil)
-	conn := connect(t, func(ctx context.Context, g grpc.ServiceRegistrar) {
+	conn := serveInMemory(t, func(ctx context.Context, g grpc.ServiceRegistrar) {
 		discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, serverv3.NewServer(ctx, c, nil, sotw.WithOrderedADS()))
 	})
 	return subject{conn, func(words []string) {
 		all := make(map[string][]types.Resource)
-		for _, w := range wordsOf(t, words) {
+		for _, w := range parseResources(t, words) {
 			all[w.typ] = append(all[w.typ], message(w.typ, w.name, w.content))
 		}
 		snapshot, err := gcp.NewSnapshot("", all)
@@ -120,35 +120,35 @@ func stockUnderTest(t *testing.T, ordered bool) subject {
 	}}
 }
 
-// actor carries out the steps of a scenario.
-type actor struct {
+// player carries out the steps of a scenario.
+type player struct {
 	t        *testing.T
 	subject  subject
 	delta    bool
 	service  string // type of the service that clients use
-	clients  map[string]*played
-	now      *played
+	clients  map[string]*playedClient
+	current  *playedClient
 	versions map[string][]string // version_info of responses by type, over all clients
 }
 
-// played is a client and what it remembers.
-type played struct {
+// playedClient is a client and what it remembers.
+type playedClient struct {
 	*client
-	node    string
-	waiting []proto.Message              // came and were not looked at
-	replies map[string][]proto.Message   // responses by type, oldest first
-	has     map[string]map[string]string // versions by type and name
+	node      string
+	unchecked []proto.Message              // came and were not looked at
+	replies   map[string][]proto.Message   // responses by type, oldest first
+	has       map[string]map[string]string // versions by type and name
 }
 
-// play returns how a server differs from a scenario, or nil.
-func play(t *testing.T, s *scenario, service string, under subject) error {
-	a := &actor{t: t, subject: under, delta: s.delta, service: service, clients: make(map[string]*played), versions: make(map[string][]string)}
+// runScenario returns how a server differs from a scenario, or nil.
+func runScenario(t *testing.T, s *scenario, service string, under subject) error {
+	a := &player{t: t, subject: under, delta: s.delta, service: service, clients: make(map[string]*playedClient), versions: make(map[string][]string)}
 	for i, step := range s.steps {
 		words := strings.Fields(step)
 		if len(words) == 0 || words[0] == "stock:" {
 			continue
 		}
-		if err := a.step(words[0], words[1:]); err != nil {
+		if err := a.runStep(words[0], words[1:]); err != nil {
 			return fmt.Errorf("testdata/conformance.txt:%d: %s: %w", s.line+i, step, err)
 		}
 	}
@@ -156,43 +156,43 @@ func play(t *testing.T, s *scenario, service string, under subject) error {
 }
 
 // client returns the client whose turn it is.
-func (a *actor) client() *played {
-	if a.now == nil {
-		a.as("n")
+func (a *player) client() *playedClient {
+	if a.current == nil {
+		a.setClient("n")
 	}
-	return a.now
+	return a.current
 }
 
-func (a *actor) as(node string) {
+func (a *player) setClient(node string) {
 	if a.clients[node] == nil {
 		id := node
 		if id == "-" {
 			id = ""
 		}
-		a.clients[node] = &played{
-			client: open(a.t, a.subject.conn, a.delta, a.service, id), node: id,
+		a.clients[node] = &playedClient{
+			client: openStream(a.t, a.subject.conn, a.delta, a.service, id), node: id,
 			replies: make(map[string][]proto.Message), has: make(map[string]map[string]string),
 		}
 	}
-	a.now = a.clients[node]
+	a.current = a.clients[node]
 }
 
-// step carries out one step.
-func (a *actor) step(verb string, words []string) error {
+// runStep carries out one step.
+func (a *player) runStep(verb string, words []string) error {
 	switch verb {
 	case "show":
 		synctest.Wait()
 		a.subject.show(words)
 		return nil
 	case "as":
-		a.as(words[0])
+		a.setClient(words[0])
 		return nil
 	}
 	c := a.client()
 	var typ string
 	var rest []string
 	if len(words) > 0 {
-		typ, rest = short[words[0]], words[1:]
+		typ, rest = shortTypes[words[0]], words[1:]
 		if typ == "" {
 			typ = "type.googleapis.com/" + words[0]
 		}
@@ -207,10 +207,10 @@ func (a *actor) step(verb string, words []string) error {
 	case "anew":
 		c.stream.CloseSend()
 		synctest.Wait()
-		c.client = open(a.t, a.subject.conn, a.delta, a.service, c.node)
+		c.client = openStream(a.t, a.subject.conn, a.delta, a.service, c.node)
 		c.replies = make(map[string][]proto.Message)
 	case "got", "take":
-		m, err := a.next(c, typ, rest)
+		m, err := a.checkNext(c, typ, rest)
 		if err == nil && verb == "take" {
 			c.ack(m)
 		}
@@ -234,14 +234,14 @@ func (a *actor) step(verb string, words []string) error {
 			return fmt.Errorf("versions %q", v)
 		}
 	case "quiet":
-		if words := c.look(); len(words) > 0 {
+		if words := c.receiveNew(); len(words) > 0 {
 			return fmt.Errorf("there came %q", words)
 		}
-		if err := c.ended(); err != nil {
+		if err := c.endError(); err != nil {
 			return err
 		}
 	case "end":
-		if err := c.ended(); status.Code(err).String() != words[0] || err == nil {
+		if err := c.endError(); status.Code(err).String() != words[0] || err == nil {
 			return fmt.Errorf("the stream's end: %v", err)
 		}
 	default:
@@ -253,26 +253,26 @@ func (a *actor) step(verb string, words []string) error {
 // last is the i-th last one.
 func last(all []proto.Message, i int) proto.Message { return all[len(all)-i] }
 
-// look collects what came, and returns all that was not looked at, as words.
-func (c *played) look() []string {
+// receiveNew collects what came, and returns all that was not looked at, as words.
+func (c *playedClient) receiveNew() []string {
 	all, _ := c.receive()
-	c.waiting = append(c.waiting, all...)
+	c.unchecked = append(c.unchecked, all...)
 	var words []string
-	for _, m := range c.waiting {
-		words = append(words, wordsIn(m))
+	for _, m := range c.unchecked {
+		words = append(words, formatResponse(m))
 	}
 	return words
 }
 
-// next checks the next response.
-func (a *actor) next(c *played, typ string, want []string) (proto.Message, error) {
-	came := c.look()
+// checkNext checks the next response.
+func (a *player) checkNext(c *playedClient, typ string, want []string) (proto.Message, error) {
+	came := c.receiveNew()
 	if len(came) == 0 {
 		return nil, fmt.Errorf("nothing came")
 	}
-	m := c.waiting[0]
-	c.waiting = c.waiting[1:]
-	if got := wordsIn(m); got != strings.Join(append([]string{shortOf(typ)}, want...), " ") {
+	m := c.unchecked[0]
+	c.unchecked = c.unchecked[1:]
+	if got := formatResponse(m); got != strings.Join(append([]string{shortOf(typ)}, want...), " ") {
 		return nil, fmt.Errorf("there came %q", came)
 	}
 	c.replies[typ] = append(c.replies[typ], m)
@@ -295,7 +295,7 @@ func (a *actor) next(c *played, typ string, want []string) (proto.Message, error
 }
 
 func shortOf(typ string) string {
-	for word, t := range short {
+	for word, t := range shortTypes {
 		if t == typ {
 			return word
 		}
@@ -303,8 +303,8 @@ func shortOf(typ string) string {
 	return typ
 }
 
-// wordsIn are a response as scenarios write it.
-func wordsIn(m proto.Message) string {
+// formatResponse are a response as scenarios write it.
+func formatResponse(m proto.Message) string {
 	var typ string
 	var names []string
 	switch r := m.(type) {
@@ -333,7 +333,7 @@ func wordsIn(m proto.Message) string {
 // stock one, which needs one of its modes to pass: the table tells the two apart
 // exactly where it says so.
 func TestConformance(t *testing.T) {
-	for _, s := range scenarios(t) {
+	for _, s := range readScenarios(t) {
 		t.Run(s.name, func(t *testing.T) {
 			services := []string{""}
 			if only := s.onlyType(); only != "" {
@@ -341,7 +341,7 @@ func TestConformance(t *testing.T) {
 			}
 			for _, service := range services {
 				synctest.Test(t, func(t *testing.T) {
-					if err := play(t, s, service, oursUnderTest(t)); err != nil {
+					if err := runScenario(t, s, service, newSubject(t)); err != nil {
 						t.Errorf("service %q: %v", shortOf(service), err)
 					}
 				})
@@ -349,7 +349,7 @@ func TestConformance(t *testing.T) {
 			var differs []error
 			for _, ordered := range []bool{true, false} {
 				synctest.Test(t, func(t *testing.T) {
-					if err := play(t, s, "", stockUnderTest(t, ordered)); err != nil {
+					if err := runScenario(t, s, "", newStockSubject(t, ordered)); err != nil {
 						differs = append(differs, err)
 					}
 				})

@@ -11,8 +11,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// door is an address behind which one server after another is.
-type door struct {
+// redirectListener is an address behind which one server after another is.
+type redirectListener struct {
 	net.Listener
 	wg sync.WaitGroup
 
@@ -21,23 +21,23 @@ type door struct {
 	conns []net.Conn
 }
 
-func newDoor(t *testing.T, to string) *door {
+func newRedirectListener(t *testing.T, to string) *redirectListener {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &door{Listener: l, to: to}
+	d := &redirectListener{Listener: l, to: to}
 	d.wg.Go(d.run)
 	t.Cleanup(func() {
 		l.Close()
-		d.leadTo("")
+		d.redirectTo("")
 		d.wg.Wait()
 	})
 	return d
 }
 
-func (d *door) run() {
+func (d *redirectListener) run() {
 	for {
 		in, err := d.Accept()
 		if err != nil {
@@ -57,8 +57,8 @@ func (d *door) run() {
 	}
 }
 
-// leadTo leads to another server from now on, and cuts who went to the last.
-func (d *door) leadTo(address string) {
+// redirectTo leads to another server from now on, and cuts who went to the last.
+func (d *redirectListener) redirectTo(address string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.to = address
@@ -68,17 +68,17 @@ func (d *door) leadTo(address string) {
 	d.conns = nil
 }
 
-// TestEnvoyMoved has a real Envoy go from one server to another one that shows
+// TestEnvoyChangesServer has a real Envoy go from one server to another one that shows
 // an equal set: it is sent nothing, and then what changes.
-func TestEnvoyMoved(t *testing.T) {
+func TestEnvoyChangesServer(t *testing.T) {
 	envoytest.Binary(t) // or skip
-	var planes [2]*plane
+	var planes [2]*benchServer
 	for i := range planes {
-		planes[i] = ours(t, new(meter), []resources.Set{fleetSet(t, 4, 1000), fleetSet(t, 4, 1001)})
+		planes[i] = newServer(t, new(meter), []resources.Set{fleetSet(t, 4, 1000), fleetSet(t, 4, 1001)})
 		planes[i].meter.arm(1 << 30)
-		planes[i].show(0)
+		planes[i].set(0)
 	}
-	d := newDoor(t, planes[0].address)
+	d := newRedirectListener(t, planes[0].address)
 	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "edge", ControlPlane: d.Addr().String()})
 	if err != nil {
 		t.Fatal(err)
@@ -88,7 +88,7 @@ func TestEnvoyMoved(t *testing.T) {
 	if planes[0].meter.resources.Load() == 0 {
 		t.Error("the first server sent nothing")
 	}
-	d.leadTo(planes[1].address)
+	d.redirectTo(planes[1].address)
 	settle(t, planes[1].meter, 6) // four types, and the empty answers to two wildcards
 	if sent := planes[1].meter.resources.Load(); sent != 0 {
 		t.Errorf("the second server sent %d resources", sent)
@@ -96,7 +96,7 @@ func TestEnvoyMoved(t *testing.T) {
 	// An Envoy asks in as many messages as it likes, the last of which may come
 	// now: what is counted is what it is sent.
 	asked := planes[1].meter.got.Load()
-	planes[1].show(1)
+	planes[1].set(1)
 	for deadline := time.Now().Add(time.Minute); planes[1].meter.resources.Load() == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the second server sends nothing that changes")

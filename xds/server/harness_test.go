@@ -34,7 +34,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if crowdMain() {
+	if clientsMain() {
 		return
 	}
 	goleak.VerifyTestMain(m)
@@ -50,8 +50,8 @@ const (
 	sec = resources.SecretType
 )
 
-// short are the types by the words that tests use.
-var short = map[string]string{"cds": cds, "eds": eds, "lds": lds, "rds": rds, "ext": ext, "sec": sec}
+// shortTypes are the types by the words that tests use.
+var shortTypes = map[string]string{"cds": cds, "eds": eds, "lds": lds, "rds": rds, "ext": ext, "sec": sec}
 
 // methods are the methods of the services of one type, by type: of the
 // incremental protocol, and of the older one.
@@ -88,23 +88,23 @@ func message(typ, name string, content int) proto.Message {
 	}
 }
 
-// word is one resource of a test: "cds:a=1".
-type word struct {
+// resourceSpec is one resource of a test: "cds:a=1".
+type resourceSpec struct {
 	typ, name string
 	content   int
 }
 
-func wordsOf(t testing.TB, words []string) []word {
+func parseResources(t testing.TB, words []string) []resourceSpec {
 	t.Helper()
-	var all []word
+	var all []resourceSpec
 	for _, s := range words {
-		var w word
+		var w resourceSpec
 		typ, rest, _ := strings.Cut(s, ":")
 		name, number, _ := strings.Cut(rest, "=")
-		if _, err := fmt.Sscan(number, &w.content); err != nil || short[typ] == "" {
+		if _, err := fmt.Sscan(number, &w.content); err != nil || shortTypes[typ] == "" {
 			t.Fatal(s, err)
 		}
-		w.typ, w.name = short[typ], name
+		w.typ, w.name = shortTypes[typ], name
 		all = append(all, w)
 	}
 	return all
@@ -114,7 +114,7 @@ func wordsOf(t testing.TB, words []string) []word {
 func setOf(t testing.TB, words ...string) resources.Set {
 	t.Helper()
 	var all []*resources.Resource
-	for _, w := range wordsOf(t, words) {
+	for _, w := range parseResources(t, words) {
 		r, err := resources.Encode(w.typ, w.name, message(w.typ, w.name, w.content))
 		if err != nil {
 			t.Fatal(err)
@@ -132,26 +132,26 @@ func setOf(t testing.TB, words ...string) resources.Set {
 type testServer struct {
 	*server.Server
 	conn *grpc.ClientConn
-	log  *logText
+	log  *logBuffer
 }
 
-// start serves a configuration; without a cache, an empty one.
-func start(t *testing.T, cfg server.Config) *testServer {
+// startServer serves a configuration; without a cache, an empty one.
+func startServer(t *testing.T, cfg server.Config) *testServer {
 	t.Helper()
 	if cfg.Cache == nil {
 		cfg.Cache = cache.New(cache.Config{})
 	}
-	out := new(logText)
+	out := new(logBuffer)
 	cfg.Logger = slog.New(slog.NewTextHandler(out, nil))
 	s, err := server.New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &testServer{s, connect(t, s.Register), out}
+	return &testServer{s, serveInMemory(t, s.Register), out}
 }
 
-// connect runs a gRPC server in memory and connects to it.
-func connect(t *testing.T, register func(context.Context, grpc.ServiceRegistrar)) *grpc.ClientConn {
+// serveInMemory runs a gRPC server in memory and connects to it.
+func serveInMemory(t *testing.T, register func(context.Context, grpc.ServiceRegistrar)) *grpc.ClientConn {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	listener := bufconn.Listen(1 << 20)
@@ -176,19 +176,19 @@ func connect(t *testing.T, register func(context.Context, grpc.ServiceRegistrar)
 	return conn
 }
 
-// logText is a log that can be read while it is written.
-type logText struct {
+// logBuffer is a log that can be read while it is written.
+type logBuffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
 }
 
-func (l *logText) Write(b []byte) (int, error) {
+func (l *logBuffer) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.buf.Write(b)
 }
 
-func (l *logText) lines() int {
+func (l *logBuffer) lines() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return strings.Count(l.buf.String(), "\n")
@@ -210,8 +210,8 @@ type client struct {
 	good  map[string]string // version accepted last
 }
 
-// open opens a stream of the service of a type, for a node.
-func open(t *testing.T, conn *grpc.ClientConn, delta bool, typ, node string) *client {
+// openStream opens a stream of the service of a type, for a node.
+func openStream(t *testing.T, conn *grpc.ClientConn, delta bool, typ, node string) *client {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	method := methods[typ][1]
@@ -267,7 +267,7 @@ func (c *client) subscribe(typ string, names ...string) {
 		return
 	}
 	c.names[typ] = names
-	c.repeat(typ, "")
+	c.repeatRequest(typ, "")
 }
 
 func (c *client) unsubscribe(typ string, names ...string) {
@@ -281,8 +281,8 @@ func (c *client) resume(typ string, versions map[string]string, names ...string)
 	c.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: typ, ResourceNamesSubscribe: names, InitialResourceVersions: versions})
 }
 
-// repeat answers the last response of the older protocol.
-func (c *client) repeat(typ, refusal string) {
+// repeatRequest answers the last response of the older protocol.
+func (c *client) repeatRequest(typ, refusal string) {
 	c.t.Helper()
 	r := &discoveryv3.DiscoveryRequest{TypeUrl: typ, ResourceNames: c.names[typ], ResponseNonce: c.last[typ].GetNonce(), VersionInfo: c.good[typ]}
 	if refusal != "" {
@@ -299,7 +299,7 @@ func (c *client) ack(m proto.Message) {
 		c.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.TypeUrl, ResponseNonce: r.Nonce})
 	case *discoveryv3.DiscoveryResponse:
 		c.good[r.TypeUrl] = r.VersionInfo
-		c.repeat(r.TypeUrl, "")
+		c.repeatRequest(r.TypeUrl, "")
 	}
 }
 
@@ -310,7 +310,7 @@ func (c *client) nack(m proto.Message) {
 	case *discoveryv3.DeltaDiscoveryResponse:
 		c.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.TypeUrl, ResponseNonce: r.Nonce, ErrorDetail: &rpcstatus.Status{Code: 13, Message: "no"}})
 	case *discoveryv3.DiscoveryResponse:
-		c.repeat(r.TypeUrl, "no")
+		c.repeatRequest(r.TypeUrl, "no")
 	}
 }
 
@@ -368,8 +368,8 @@ func (c *client) expectAck(want ...string) {
 	c.expect()
 }
 
-// ended returns why the stream ended; nil if it has not.
-func (c *client) ended() error {
+// endError returns why the stream ended; nil if it has not.
+func (c *client) endError() error {
 	synctest.Wait()
 	select {
 	case err := <-c.end:

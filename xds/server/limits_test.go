@@ -18,17 +18,17 @@ import (
 	"github.com/cascadeinfer/cascade/xds/server"
 )
 
-// wantEnd checks why a stream ended.
-func wantEnd(t *testing.T, c *client, code codes.Code, text string) {
+// requireEnd checks why a stream ended.
+func requireEnd(t *testing.T, c *client, code codes.Code, text string) {
 	t.Helper()
-	err := c.ended()
+	err := c.endError()
 	if status.Code(err) != code || !strings.Contains(fmt.Sprint(err), text) {
 		t.Errorf("the stream ended with %v, want %v: …%s…", err, code, text)
 	}
 }
 
-// TestRefused has one node go over every limit, while another one goes on.
-func TestRefused(t *testing.T) {
+// TestLimits has one node go over every limit, while another one goes on.
+func TestLimits(t *testing.T) {
 	long := strings.Repeat("x", 1000)
 	limits := server.Limits{FirstRequest: 5000, Request: 2000, StreamNames: 10, NodeNames: 15, NodeBytes: 2500, Streams: 3, Rate: 10, Burst: 20, Nodes: 3}
 	for name, tt := range map[string]struct {
@@ -37,84 +37,84 @@ func TestRefused(t *testing.T) {
 		do   func(t *testing.T, s *testServer) *client
 	}{
 		"no node": {codes.InvalidArgument, "node id", func(t *testing.T, s *testServer) *client {
-			c := open(t, s.conn, true, "", "")
+			c := openStream(t, s.conn, true, "", "")
 			c.subscribe(cds)
 			return c
 		}},
 		"a long node id": {codes.InvalidArgument, "node id", func(t *testing.T, s *testServer) *client {
-			c := open(t, s.conn, false, cds, long)
+			c := openStream(t, s.conn, false, cds, long)
 			c.subscribe(cds)
 			return c
 		}},
 		"another node later": {codes.InvalidArgument, "request of another node", func(t *testing.T, s *testServer) *client {
-			c := open(t, s.conn, true, "", "bad")
+			c := openStream(t, s.conn, true, "", "bad")
 			c.subscribe(cds)
 			c.node = &corev3.Node{Id: "good"}
 			c.subscribe(lds)
 			return c
 		}},
 		"no type": {codes.InvalidArgument, "type URL", func(t *testing.T, s *testServer) *client {
-			c := open(t, s.conn, true, "", "bad")
+			c := openStream(t, s.conn, true, "", "bad")
 			c.subscribe("")
 			return c
 		}},
 		"unknown type": {codes.InvalidArgument, "not served", func(t *testing.T, s *testServer) *client {
-			c := open(t, s.conn, false, "", "bad")
+			c := openStream(t, s.conn, false, "", "bad")
 			c.subscribe("type.googleapis.com/envoy.service.runtime.v3.Runtime", "r")
 			return c
 		}},
 		"a type of another service": {codes.InvalidArgument, "this service", func(t *testing.T, s *testServer) *client {
-			c := open(t, s.conn, true, eds, "bad")
+			c := openStream(t, s.conn, true, eds, "bad")
 			c.subscribe(cds)
 			return c
 		}},
 		"a long first request": {codes.ResourceExhausted, "bytes", func(t *testing.T, s *testServer) *client {
-			c := open(t, s.conn, true, "", "bad")
+			c := openStream(t, s.conn, true, "", "bad")
 			c.subscribe(eds, long, long, long, long, long)
 			return c
 		}},
 		"a long later request": {codes.ResourceExhausted, "bytes", func(t *testing.T, s *testServer) *client {
-			c := open(t, s.conn, true, "", "bad")
+			c := openStream(t, s.conn, true, "", "bad")
 			c.subscribe(cds)
 			c.subscribe(eds, long, long, long)
 			return c
 		}},
 		"many names": {codes.ResourceExhausted, "names", func(t *testing.T, s *testServer) *client {
-			c := open(t, s.conn, true, "", "bad")
+			c := openStream(t, s.conn, true, "", "bad")
 			for i := range 11 {
 				c.subscribe(eds, fmt.Sprint(i))
 			}
 			return c
 		}},
 		"many names in the older protocol": {codes.ResourceExhausted, "names", func(t *testing.T, s *testServer) *client {
-			c := open(t, s.conn, false, "", "bad")
+			c := openStream(t, s.conn, false, "", "bad")
 			c.subscribe(eds, strings.Split("a b c d e f", " ")...)
 			c.subscribe(rds, strings.Split("a b c d e f", " ")...)
 			return c
 		}},
 		"many names on all streams": {codes.ResourceExhausted, "node subscribes", func(t *testing.T, s *testServer) *client {
-			c := open(t, s.conn, true, "", "bad")
+			c := openStream(t, s.conn, true, "", "bad")
 			c.subscribe(eds, strings.Split("a b c d e f g h i", " ")...)
 			c.expect("-a -b -c -d -e -f -g -h -i")
-			d := open(t, s.conn, true, eds, "bad")
+			d := openStream(t, s.conn, true, eds, "bad")
 			d.subscribe(eds, strings.Split("a b c d e f g", " ")...)
 			return d
 		}},
 		"a long node cluster": {codes.InvalidArgument, "cluster", func(t *testing.T, s *testServer) *client {
-			c := open(t, s.conn, true, "", "bad")
+			c := openStream(t, s.conn, true, "", "bad")
 			c.node.Cluster = strings.Repeat("x", 4500)
 			c.subscribe(eds, "a")
 			return c
 		}},
 		"long names": {codes.ResourceExhausted, "names of more than", func(t *testing.T, s *testServer) *client {
-			c := open(t, s.conn, true, "", "bad")
+			c := openStream(t, s.conn, true, "", "bad")
 			for i := range 3 {
 				c.subscribe(eds, fmt.Sprint(i)+long)
 			}
 			return c
 		}},
 		"long names in the older protocol": {codes.ResourceExhausted, "names of more than", func(t *testing.T, s *testServer) *client {
-			c := open(t, s.conn, false, "", "bad")
+			c := openStream(t, s.conn, false, "", "bad")
 			c.subscribe(eds, long)
 			c.subscribe(rds, long, "a")
 			c.subscribe(cds, long)
@@ -122,33 +122,33 @@ func TestRefused(t *testing.T) {
 		}},
 		"many streams": {codes.ResourceExhausted, "streams", func(t *testing.T, s *testServer) *client {
 			for range 3 {
-				c := open(t, s.conn, true, eds, "bad")
+				c := openStream(t, s.conn, true, eds, "bad")
 				c.subscribe(eds, "a")
 				c.expect("-a")
 			}
-			c := open(t, s.conn, true, eds, "bad")
+			c := openStream(t, s.conn, true, eds, "bad")
 			c.subscribe(eds, "a")
 			return c
 		}},
 		"many nodes": {codes.ResourceExhausted, "nodes", func(t *testing.T, s *testServer) *client {
 			for i := range 2 { // the good one is there, too
-				c := open(t, s.conn, true, "", fmt.Sprint(i))
+				c := openStream(t, s.conn, true, "", fmt.Sprint(i))
 				c.subscribe(eds, "a")
 				c.expect("-a")
 			}
-			c := open(t, s.conn, true, "", "bad")
+			c := openStream(t, s.conn, true, "", "bad")
 			c.subscribe(eds, "a")
 			return c
 		}},
 		"a flood": {codes.ResourceExhausted, "requests a second", func(t *testing.T, s *testServer) *client {
-			c := open(t, s.conn, true, "", "bad")
+			c := openStream(t, s.conn, true, "", "bad")
 			for range 30 {
 				c.subscribe(eds, "a")
 			}
 			return c
 		}},
 		"silence": {codes.DeadlineExceeded, "no request", func(t *testing.T, s *testServer) *client {
-			c := open(t, s.conn, true, "", "bad")
+			c := openStream(t, s.conn, true, "", "bad")
 			time.Sleep(11 * time.Second)
 			return c
 		}},
@@ -157,17 +157,17 @@ func TestRefused(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := cache.New(cache.Config{})
 				c.Set("", setOf(t, "cds:a=1"))
-				s := start(t, server.Config{Cache: c, Limits: limits})
-				good := open(t, s.conn, true, "", "good")
+				s := startServer(t, server.Config{Cache: c, Limits: limits})
+				good := openStream(t, s.conn, true, "", "good")
 				good.subscribe(cds)
 				good.expectAck("a")
-				wantEnd(t, tt.do(t, s), tt.code, tt.text)
+				requireEnd(t, tt.do(t, s), tt.code, tt.text)
 				if n := s.Refused(); n != 1 || s.log.lines() != 1 {
 					t.Errorf("%d refused, log %s", n, s.log.buf.String())
 				}
 				c.Set("", setOf(t, "cds:a=2"))
 				good.expectAck("a")
-				if err := good.ended(); err != nil {
+				if err := good.endError(); err != nil {
 					t.Errorf("the other node's stream ended: %v", err)
 				}
 			})
@@ -180,8 +180,8 @@ func TestRefused(t *testing.T) {
 func TestReplies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cache.New(cache.Config{})
-		s := start(t, server.Config{Cache: c, Limits: server.Limits{Rate: 1, Burst: 2}})
-		d, w := open(t, s.conn, true, "", "d"), open(t, s.conn, false, "", "w")
+		s := startServer(t, server.Config{Cache: c, Limits: server.Limits{Rate: 1, Burst: 2}})
+		d, w := openStream(t, s.conn, true, "", "d"), openStream(t, s.conn, false, "", "w")
 		c.Set("", setOf(t, "rds:r=0"))
 		d.subscribe(rds, "r")
 		w.subscribe(rds, "r")
@@ -197,50 +197,50 @@ func TestReplies(t *testing.T) {
 		for range 2 {
 			d.subscribe(rds, "r")
 		}
-		wantEnd(t, d, codes.ResourceExhausted, "requests a second")
-		again := open(t, s.conn, true, "", "d")
+		requireEnd(t, d, codes.ResourceExhausted, "requests a second")
+		again := openStream(t, s.conn, true, "", "d")
 		again.subscribe(rds, "r")
-		wantEnd(t, again, codes.ResourceExhausted, "requests a second")
+		requireEnd(t, again, codes.ResourceExhausted, "requests a second")
 		if s.log.lines() != 1 || s.Refused() != 2 {
 			t.Errorf("log %s", s.log.buf.String())
 		}
 		time.Sleep(61 * time.Second)
-		again = open(t, s.conn, true, "", "d")
+		again = openStream(t, s.conn, true, "", "d")
 		again.subscribe(rds, "r")
 		again.expectAck("r")
 		for range 10 {
 			again.subscribe(rds, "r")
 		}
-		wantEnd(t, again, codes.ResourceExhausted, "requests a second")
+		requireEnd(t, again, codes.ResourceExhausted, "requests a second")
 		if s.log.lines() != 2 {
 			t.Errorf("after a minute it is news again: log %s", s.log.buf.String())
 		}
 	})
 }
 
-// TestLeave checks that streams give back what they took.
-func TestLeave(t *testing.T) {
+// TestStreamEndReleasesLimits checks that streams give back what they took.
+func TestStreamEndReleasesLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := start(t, server.Config{Limits: server.Limits{Streams: 1, NodeNames: 2, Nodes: 1}})
+		s := startServer(t, server.Config{Limits: server.Limits{Streams: 1, NodeNames: 2, Nodes: 1}})
 		for range 20 {
-			c := open(t, s.conn, true, eds, "n")
+			c := openStream(t, s.conn, true, eds, "n")
 			c.subscribe(eds, "a", "b")
 			c.unsubscribe(eds, "a")
 			c.subscribe(eds, "b", "c") // b is there already
 			c.expect()
-			if err := c.ended(); err != nil {
+			if err := c.endError(); err != nil {
 				t.Fatal(err)
 			}
 			c.stream.CloseSend()
-			if err := c.ended(); !errors.Is(err, io.EOF) {
+			if err := c.endError(); !errors.Is(err, io.EOF) {
 				t.Fatal(err)
 			}
 		}
 		time.Sleep(2 * time.Minute) // the node is forgotten, another may come
-		c := open(t, s.conn, true, eds, "m")
+		c := openStream(t, s.conn, true, eds, "m")
 		c.subscribe(eds, "a")
 		c.expect()
-		if err := c.ended(); err != nil {
+		if err := c.endError(); err != nil {
 			t.Fatal(err)
 		}
 	})
@@ -252,7 +252,7 @@ func TestSlowReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cache.New(cache.Config{})
 		c.Set("", setOf(t, "cds:a=1"))
-		s := start(t, server.Config{Cache: c})
+		s := startServer(t, server.Config{Cache: c})
 		stream, err := discoveryv3.NewAggregatedDiscoveryServiceClient(s.conn).DeltaAggregatedResources(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -266,7 +266,7 @@ func TestSlowReader(t *testing.T) {
 		send(&corev3.Node{Id: "slow"})
 		send(nil)
 		send(nil)
-		good := open(t, s.conn, true, "", "good")
+		good := openStream(t, s.conn, true, "", "good")
 		good.subscribe(cds)
 		good.expectAck("a")
 		time.Sleep(20 * time.Second)

@@ -17,8 +17,8 @@ const (
 	perStream = 48 << 10
 )
 
-// crowdSize is how many nodes the tests of scale have.
-func crowdSize() int {
+// clientCount is how many nodes the tests of scale have.
+func clientCount() int {
 	switch {
 	case raceEnabled:
 		return 40
@@ -29,8 +29,8 @@ func crowdSize() int {
 	}
 }
 
-// used is the memory in use, of the heap and of goroutines.
-func used() uint64 {
+// memoryInUse is the memory in use, of the heap and of goroutines.
+func memoryInUse() uint64 {
 	var m runtime.MemStats
 	for range 3 {
 		runtime.GC()
@@ -43,72 +43,72 @@ func used() uint64 {
 // an Envoy, subscribes to everything and has acknowledged it: on one stream,
 // and on a stream for each type.
 func TestMemory(t *testing.T) {
-	n := crowdSize()
+	n := clientCount()
 	set := fleetSet(t, 100, 1000)
-	c := newCrowd(t)
+	c := startClientProcess(t)
 	for name, tt := range map[string]struct {
 		words []string
 		most  uint64
 	}{
-		"one stream":        {asks(set), perNode},
-		"a stream per type": {append([]string{"apart"}, asks(set)...), 4 * perStream},
+		"one stream":        {subscriptionWords(set), perNode},
+		"a stream per type": {append([]string{"apart"}, subscriptionWords(set)...), 4 * perStream},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := new(meter)
 			m.arm(1 << 30)
-			p := ours(t, m, []resources.Set{set})
-			p.show(0)
-			c.order("connect", p.address, fmt.Sprint(n))
-			idle := used()
-			c.order(append([]string{"subscribe", p.address}, tt.words...)...)
+			p := newServer(t, m, []resources.Set{set})
+			p.set(0)
+			c.command("connect", p.address, fmt.Sprint(n))
+			idle := memoryInUse()
+			c.command(append([]string{"subscribe", p.address}, tt.words...)...)
 			settle(t, m, 8*n)
-			per := (used() - idle) / uint64(n)
+			per := (memoryInUse() - idle) / uint64(n)
 			t.Logf("%d nodes: %d bytes each above an idle connection", n, per)
 			if per > tt.most && !raceEnabled {
 				t.Errorf("%d bytes a node, want at most %d", per, tt.most)
 			}
-			c.order("leave", p.address)
+			c.command("leave", p.address)
 		})
 	}
 }
 
-// TestMoved has a crowd go from one server to another one that shows an equal
+// TestChangeServer has a crowd go from one server to another one that shows an equal
 // set, as after a restart: nothing is sent to who has it, whichever services
 // either is asked through; and a change is one resource to each.
-func TestMoved(t *testing.T) {
-	n := crowdSize() / 4
+func TestChangeServer(t *testing.T) {
+	n := clientCount() / 4
 	var sets [2][]resources.Set // each server renders its own
 	for i := range sets {
 		sets[i] = []resources.Set{fleetSet(t, 100, 1000), fleetSet(t, 100, 1001)}
 	}
-	c := newCrowd(t)
+	c := startClientProcess(t)
 	for _, first := range []string{"together", "apart"} {
 		for _, then := range []string{"together", "apart"} {
 			t.Run(first+", then "+then, func(t *testing.T) {
-				var planes [2]*plane
+				var planes [2]*benchServer
 				for i, how := range []string{first, then} {
-					p := ours(t, new(meter), sets[i])
+					p := newServer(t, new(meter), sets[i])
 					p.meter.arm(1 << 30)
-					p.show(0)
+					p.set(0)
 					planes[i] = p
-					c.order("connect", p.address, fmt.Sprint(n))
+					c.command("connect", p.address, fmt.Sprint(n))
 					replies := 4 * n
 					if i > 0 {
-						c.order("inherit", p.address, planes[0].address)
+						c.command("inherit", p.address, planes[0].address)
 						replies = 2 * n // to the empty answers to a wildcard
 					}
-					words := asks(sets[i][0])
+					words := subscriptionWords(sets[i][0])
 					if how == "apart" {
 						words = append([]string{how}, words...)
 					}
-					c.order(append([]string{"subscribe", p.address}, words...)...)
+					c.command(append([]string{"subscribe", p.address}, words...)...)
 					settle(t, p.meter, 4*n+replies)
 					if got := p.meter.resources.Load(); (got == 0) != (i == 1) {
 						t.Errorf("server %d sent %d resources", i, got)
 					}
-					c.order("leave", planes[0].address)
+					c.command("leave", planes[0].address)
 				}
-				planes[1].change(t, 1, n)
+				planes[1].measureChange(t, 1, n)
 			})
 		}
 	}
@@ -117,15 +117,15 @@ func TestMoved(t *testing.T) {
 // TestReplan has the publisher change one boundary, again and again: it is one
 // resource to each node each time, in all phases together.
 func TestReplan(t *testing.T) {
-	n := crowdSize() / 4
+	n := clientCount() / 4
 	views := []resources.View{fleetView(100, 1000), fleetView(100, 1001), fleetView(100, 1002)}
-	p := published(t, new(meter), views)
+	p := newPublishingServer(t, new(meter), views)
 	p.meter.arm(1 << 30)
-	p.show(0)
-	c := newCrowd(t)
-	c.order("connect", p.address, fmt.Sprint(n))
-	c.order(append([]string{"subscribe", p.address}, asks(fleetSet(t, 100, 1000))...)...)
+	p.set(0)
+	c := startClientProcess(t)
+	c.command("connect", p.address, fmt.Sprint(n))
+	c.command(append([]string{"subscribe", p.address}, subscriptionWords(fleetSet(t, 100, 1000))...)...)
 	settle(t, p.meter, 8*n)
-	p.change(t, 1, n)
-	p.change(t, 2, n)
+	p.measureChange(t, 1, n)
+	p.measureChange(t, 2, n)
 }

@@ -35,9 +35,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// echo serves every stream by counting what reaches it, and ends it as
+// countingServices serves every stream by counting what reaches it, and ends it as
 // go-control-plane's server does: as if the client had.
-type echo struct {
+type countingServices struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 	routev3.UnimplementedRouteDiscoveryServiceServer
 	secretv3.UnimplementedSecretDiscoveryServiceServer
@@ -49,67 +49,67 @@ type echo struct {
 	got int
 }
 
-func (e *echo) take() {
+func (e *countingServices) count() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.got++
 }
 
-func (e *echo) DeltaAggregatedResources(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
+func (e *countingServices) DeltaAggregatedResources(s discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesServer) error {
 	return drain(e, s.Recv, func() error { return s.Send(&discoveryv3.DeltaDiscoveryResponse{}) })
 }
 
-func (e *echo) StreamAggregatedResources(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
+func (e *countingServices) StreamAggregatedResources(s discoveryv3.AggregatedDiscoveryService_StreamAggregatedResourcesServer) error {
 	return drain(e, s.Recv, func() error { return s.Send(&discoveryv3.DiscoveryResponse{}) })
 }
 
-func (e *echo) DeltaRoutes(s routev3.RouteDiscoveryService_DeltaRoutesServer) error {
+func (e *countingServices) DeltaRoutes(s routev3.RouteDiscoveryService_DeltaRoutesServer) error {
 	return drain(e, s.Recv, func() error { return s.Send(&discoveryv3.DeltaDiscoveryResponse{}) })
 }
 
-func (e *echo) DeltaSecrets(s secretv3.SecretDiscoveryService_DeltaSecretsServer) error {
+func (e *countingServices) DeltaSecrets(s secretv3.SecretDiscoveryService_DeltaSecretsServer) error {
 	return drain(e, s.Recv, func() error { return s.Send(&discoveryv3.DeltaDiscoveryResponse{}) })
 }
 
-func (e *echo) StreamLoadStats(s loadv3.LoadReportingService_StreamLoadStatsServer) error {
+func (e *countingServices) StreamLoadStats(s loadv3.LoadReportingService_StreamLoadStatsServer) error {
 	return drain(e, s.Recv, func() error { return s.Send(&loadv3.LoadStatsResponse{}) })
 }
 
-func (e *echo) Report(s api.Fleet_ReportServer) error {
+func (e *countingServices) Report(s api.Fleet_ReportServer) error {
 	return drain(e, s.Recv, func() error { return s.Send(&api.LoadReply{}) })
 }
 
-func (e *echo) Fetch(_ *api.FetchRequest, s api.Modules_FetchServer) error {
-	e.take()
+func (e *countingServices) Fetch(_ *api.FetchRequest, s api.Modules_FetchServer) error {
+	e.count()
 	return s.Send(&api.Chunk{})
 }
 
-func drain[M any](e *echo, recv func() (M, error), reply func() error) error {
+func drain[M any](e *countingServices, recv func() (M, error), reply func() error) error {
 	for {
 		if _, err := recv(); err != nil {
 			return nil
 		}
-		e.take()
+		e.count()
 		if err := reply(); err != nil {
 			return err
 		}
 	}
 }
 
-// world is a bound server and its authority.
-type world struct {
+// harness is a bound server and its authority.
+type harness struct {
 	t        *testing.T
 	a        *issuer.Authority
 	binder   *Authenticator
-	service  *echo
+	service  *countingServices
 	listener *bufconn.Listener
 	log      bytes.Buffer
 	stop     func()
 }
 
-func newWorld(t *testing.T) *world {
+func newHarness(t *testing.T) *harness {
 	t.Helper()
-	w := &world{t: t, a: issuer.New(t), service: &echo{}, listener: bufconn.Listen(1 << 20)}
+	w := &harness{t: t, a: issuer.New(t), service: &countingServices{}, listener: bufconn.Listen(1 << 20)}
 	var err error
 	tls := w.a.ServerTLS(w.a.ComponentCertificate(t, identity.Control, "main"))
 	if w.binder, err = New(Config{TrustDomain: issuer.TrustDomain, TLS: tls, Logger: slog.New(slog.NewTextHandler(&w.log, nil))}); err != nil {
@@ -131,7 +131,7 @@ func newWorld(t *testing.T) *world {
 }
 
 // dial connects with a certificate.
-func (w *world) dial(own tls.Certificate) *grpc.ClientConn {
+func (w *harness) dial(own tls.Certificate) *grpc.ClientConn {
 	w.t.Helper()
 	want := identity.Matcher{TrustDomain: issuer.TrustDomain, Role: identity.Control}
 	conn, err := grpc.NewClient("passthrough:///x",
@@ -156,9 +156,9 @@ var (
 	report  = method{"/" + api.Fleet_ServiceDesc.ServiceName + "/Report"}
 )
 
-// talk sends messages one by one, each after the answer to the one before, and
+// exchange sends messages one by one, each after the answer to the one before, and
 // returns how the stream ends when it is left by the client, or before.
-func talk(conn *grpc.ClientConn, m method, messages ...any) error {
+func exchange(conn *grpc.ClientConn, m method, messages ...any) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	s, err := conn.NewStream(ctx, &grpc.StreamDesc{ClientStreams: true, ServerStreams: true}, m.name)
@@ -195,13 +195,13 @@ func talk(conn *grpc.ClientConn, m method, messages ...any) error {
 
 func node(id, cluster string) *corev3.Node { return &corev3.Node{Id: id, Cluster: cluster} }
 
-func ask(n *corev3.Node, typ string) *discoveryv3.DeltaDiscoveryRequest {
+func deltaRequest(n *corev3.Node, typ string) *discoveryv3.DeltaDiscoveryRequest {
 	return &discoveryv3.DeltaDiscoveryRequest{Node: n, TypeUrl: typ}
 }
 
-// TestWhoMayBeWhom is the whole table. The certificate is the first word.
-func TestWhoMayBeWhom(t *testing.T) {
-	w := newWorld(t)
+// TestIdentities is the whole table. The certificate is the first word.
+func TestIdentities(t *testing.T) {
+	w := newHarness(t)
 	certs := map[string]tls.Certificate{
 		"edge": w.a.ComponentCertificate(t, identity.Proxy, "edge"), "r0": w.a.ComponentCertificate(t, identity.Migrator, "r0"),
 		"impostor": w.a.ComponentCertificate(t, identity.Proxy, "migrator/r0"),
@@ -221,43 +221,43 @@ func TestWhoMayBeWhom(t *testing.T) {
 		reached  int    // messages that got through
 		want     string // of the refusal; "" for none
 	}{
-		{"edge", ads, []any{ask(node("edge", "cascade"), routes), ask(nil, routes), ask(node("edge", "cascade"), resources.SecretType)}, 3, ""},
+		{"edge", ads, []any{deltaRequest(node("edge", "cascade"), routes), deltaRequest(nil, routes), deltaRequest(node("edge", "cascade"), resources.SecretType)}, 3, ""},
 		{"edge", adsSotW, []any{&discoveryv3.DiscoveryRequest{Node: node("edge", "")}, &discoveryv3.DiscoveryRequest{}}, 2, ""},
-		{"edge", rds, []any{ask(node("edge", ""), "")}, 1, ""},
-		{"edge", sds, []any{ask(node("edge", ""), "")}, 1, ""},
+		{"edge", rds, []any{deltaRequest(node("edge", ""), "")}, 1, ""},
+		{"edge", sds, []any{deltaRequest(node("edge", ""), "")}, 1, ""},
 		{"edge", lrs, []any{&loadv3.LoadStatsRequest{Node: node("edge", "")}, &loadv3.LoadStatsRequest{}}, 2, ""},
-		{"r0", ads, []any{ask(node("migrator/r0", observer), routes), ask(nil, resources.ListenerType)}, 2, ""},
+		{"r0", ads, []any{deltaRequest(node("migrator/r0", observer), routes), deltaRequest(nil, resources.ListenerType)}, 2, ""},
 		{"r0", report, []any{&api.LoadReport{Replica: "r0"}, &api.LoadReport{Replica: "r0"}}, 2, ""},
-		{"impostor", ads, []any{ask(node("migrator/r0", "cascade"), routes)}, 1, ""}, // a proxy of that name, which gets what proxies do
+		{"impostor", ads, []any{deltaRequest(node("migrator/r0", "cascade"), routes)}, 1, ""}, // a proxy of that name, which gets what proxies do
 
-		{"edge", ads, []any{ask(node("edge-2", ""), routes)}, 0, `message from "edge-2", but the certificate is spiffe://fleet.test/proxy/edge, whose name here is "edge"`},
-		{"edge", ads, []any{ask(nil, routes)}, 0, "carries no name"},
-		{"edge", ads, []any{ask(node("", ""), routes)}, 0, "carries no name"},
-		{"edge", ads, []any{ask(node("edge", ""), routes), ask(node("edge-2", ""), routes)}, 1, `from "edge-2"`},
+		{"edge", ads, []any{deltaRequest(node("edge-2", ""), routes)}, 0, `message from "edge-2", but the certificate is spiffe://fleet.test/proxy/edge, whose name here is "edge"`},
+		{"edge", ads, []any{deltaRequest(nil, routes)}, 0, "carries no name"},
+		{"edge", ads, []any{deltaRequest(node("", ""), routes)}, 0, "carries no name"},
+		{"edge", ads, []any{deltaRequest(node("edge", ""), routes), deltaRequest(node("edge-2", ""), routes)}, 1, `from "edge-2"`},
 		{"edge", adsSotW, []any{&discoveryv3.DiscoveryRequest{Node: node("edge-2", "")}}, 0, `from "edge-2"`},
-		{"edge", rds, []any{ask(node("migrator/r0", observer), "")}, 0, `from "migrator/r0"`},
+		{"edge", rds, []any{deltaRequest(node("migrator/r0", observer), "")}, 0, `from "migrator/r0"`},
 		{"edge", lrs, []any{&loadv3.LoadStatsRequest{Node: node("edge-2", "")}}, 0, `from "edge-2"`},
 		{"edge", lrs, []any{&loadv3.LoadStatsRequest{}}, 0, "carries no name"},
 		{"edge", report, []any{&api.LoadReport{Replica: "edge"}}, 0, "may not call"},
 		{"impostor", report, []any{&api.LoadReport{Replica: "r0"}}, 0, "may not call"},
-		{"r0", ads, []any{ask(node("r0", observer), routes)}, 0, `from "r0"`},
-		{"r0", ads, []any{ask(node("migrator/r1", observer), routes)}, 0, `from "migrator/r1"`},
-		{"r0", ads, []any{ask(node("migrator/r0", "cascade"), routes)}, 0, `node cluster "cascade": must be`},
-		{"r0", ads, []any{ask(node("migrator/r0", observer), routes), ask(nil, resources.SecretType)}, 1, "secrets"},
-		{"r0", sds, []any{ask(node("migrator/r0", observer), "")}, 0, "may not call"},
+		{"r0", ads, []any{deltaRequest(node("r0", observer), routes)}, 0, `from "r0"`},
+		{"r0", ads, []any{deltaRequest(node("migrator/r1", observer), routes)}, 0, `from "migrator/r1"`},
+		{"r0", ads, []any{deltaRequest(node("migrator/r0", "cascade"), routes)}, 0, `node cluster "cascade": must be`},
+		{"r0", ads, []any{deltaRequest(node("migrator/r0", observer), routes), deltaRequest(nil, resources.SecretType)}, 1, "secrets"},
+		{"r0", sds, []any{deltaRequest(node("migrator/r0", observer), "")}, 0, "may not call"},
 		{"r0", lrs, []any{&loadv3.LoadStatsRequest{Node: node("migrator/r0", observer)}}, 0, "may not call"},
 		{"r0", report, []any{&api.LoadReport{Replica: "r1"}}, 0, `from "r1"`},
 		{"r0", report, []any{&api.LoadReport{Replica: "r0"}, &api.LoadReport{Replica: "r1"}}, 1, `from "r1"`},
 		{"r0", report, []any{&api.LoadReport{}}, 0, "carries no name"},
-		{"control", ads, []any{ask(node("main", ""), routes)}, 0, "may not call"},
-		{"operator", ads, []any{ask(node("ann", ""), routes)}, 0, "may not call"},
-		{"stranger", ads, []any{ask(node("edge", ""), routes)}, 0, "spiffe://fleet.test/* is wanted"},
-		{"nobody", ads, []any{ask(node("edge", ""), routes)}, 0, "0 URI names"},
-		{"both", ads, []any{ask(node("edge", ""), routes)}, 0, "2 URI names"},
-		{"edge", ads, []any{ask(node(strings.Repeat("e", 1<<20), ""), routes)}, 0, `e", but the certificate`},
+		{"control", ads, []any{deltaRequest(node("main", ""), routes)}, 0, "may not call"},
+		{"operator", ads, []any{deltaRequest(node("ann", ""), routes)}, 0, "may not call"},
+		{"stranger", ads, []any{deltaRequest(node("edge", ""), routes)}, 0, "spiffe://fleet.test/* is wanted"},
+		{"nobody", ads, []any{deltaRequest(node("edge", ""), routes)}, 0, "0 URI names"},
+		{"both", ads, []any{deltaRequest(node("edge", ""), routes)}, 0, "2 URI names"},
+		{"edge", ads, []any{deltaRequest(node(strings.Repeat("e", 1<<20), ""), routes)}, 0, `e", but the certificate`},
 	} {
 		before := w.service.got
-		err := talk(conns[c.who], c.m, c.messages...)
+		err := exchange(conns[c.who], c.m, c.messages...)
 		w.service.mu.Lock()
 		reached := w.service.got - before
 		w.service.mu.Unlock()
@@ -286,10 +286,10 @@ func TestWhoMayBeWhom(t *testing.T) {
 	}
 }
 
-// TestLoggedOnce: an identity that tries for ever is one line a minute, and
+// TestRefusalsAreLoggedOnce: an identity that tries for ever is one line a minute, and
 // nobody else's stream notices.
-func TestLoggedOnce(t *testing.T) {
-	w := newWorld(t)
+func TestRefusalsAreLoggedOnce(t *testing.T) {
+	w := newHarness(t)
 	good, bad := w.dial(w.a.ComponentCertificate(t, identity.Proxy, "edge")), w.dial(w.a.ComponentCertificate(t, identity.Proxy, "edge-2"))
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -299,7 +299,7 @@ func TestLoggedOnce(t *testing.T) {
 	}
 	say := func() {
 		t.Helper()
-		if err := s.Send(ask(node("edge", ""), resources.RouteType)); err != nil {
+		if err := s.Send(deltaRequest(node("edge", ""), resources.RouteType)); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := s.Recv(); err != nil {
@@ -308,7 +308,7 @@ func TestLoggedOnce(t *testing.T) {
 	}
 	say()
 	for range 20 {
-		if err := talk(bad, ads, ask(node("edge", ""), resources.RouteType)); status.Code(err) != codes.PermissionDenied {
+		if err := exchange(bad, ads, deltaRequest(node("edge", ""), resources.RouteType)); status.Code(err) != codes.PermissionDenied {
 			t.Fatalf("a wrong node id: %v", err)
 		}
 		say()
@@ -328,7 +328,7 @@ func TestLoggedOnce(t *testing.T) {
 // machine, and so one line. One that only knocks, or does not like the server, is
 // none.
 func TestHandshakesAreLoggedOnce(t *testing.T) {
-	w := newWorld(t)
+	w := newHarness(t)
 	good := w.dial(w.a.ComponentCertificate(t, identity.Proxy, "edge"))
 	for range 3 {
 		conn, err := w.listener.Dial()
@@ -359,7 +359,7 @@ func TestHandshakesAreLoggedOnce(t *testing.T) {
 	io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
 	io.Copy(io.Discard, conn)
 	conn.Close()
-	if err := talk(good, ads, ask(node("edge", ""), resources.RouteType)); err != nil {
+	if err := exchange(good, ads, deltaRequest(node("edge", ""), resources.RouteType)); err != nil {
 		t.Errorf("the one that does nothing: %v", err)
 	}
 	w.stop()
@@ -371,8 +371,8 @@ func TestHandshakesAreLoggedOnce(t *testing.T) {
 	}
 }
 
-// TestNotesAreBounded: invented names do not fill memory or log.
-func TestNotesAreBounded(t *testing.T) {
+// TestRefusalLogIsBounded: invented names do not fill memory or log.
+func TestRefusalLogIsBounded(t *testing.T) {
 	n := newRefusalLog(nil)
 	now, told := time.Unix(1000, 0), 0
 	for i := range 10 * ratelimitlog.MaxKeys {

@@ -27,15 +27,15 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// audit counts who is sent which version of the proxies' route table.
-type audit struct {
+// routeAudit counts which node is sent which version of the route table.
+type routeAudit struct {
 	*publish.Ledger
 	mu   sync.Mutex
 	node map[int64]string
-	sent map[string]int // "node version"
+	sent map[string]int // by "node version"
 }
 
-func (a *audit) OnStreamDeltaRequest(id int64, req *discoveryv3.DeltaDiscoveryRequest) error {
+func (a *routeAudit) OnStreamDeltaRequest(id int64, req *discoveryv3.DeltaDiscoveryRequest) error {
 	a.mu.Lock()
 	if n := req.GetNode().GetId(); n != "" {
 		a.node[id] = n
@@ -44,7 +44,7 @@ func (a *audit) OnStreamDeltaRequest(id int64, req *discoveryv3.DeltaDiscoveryRe
 	return a.Ledger.OnStreamDeltaRequest(id, req)
 }
 
-func (a *audit) OnStreamDeltaResponse(id int64, req *discoveryv3.DeltaDiscoveryRequest, resp *discoveryv3.DeltaDiscoveryResponse) {
+func (a *routeAudit) OnStreamDeltaResponse(id int64, req *discoveryv3.DeltaDiscoveryRequest, resp *discoveryv3.DeltaDiscoveryResponse) {
 	a.mu.Lock()
 	for _, r := range resp.GetResources() {
 		if r.GetName() == resources.RouteName && resp.GetTypeUrl() == resources.RouteType {
@@ -55,22 +55,23 @@ func (a *audit) OnStreamDeltaResponse(id int64, req *discoveryv3.DeltaDiscoveryR
 	a.Ledger.OnStreamDeltaResponse(id, req, resp)
 }
 
-func (a *audit) count(node, version string) int {
+func (a *routeAudit) count(node, version string) int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.sent[node+" "+version]
 }
 
-// startGroups is startPlane with a group of canaries, and misrenders the plans
-// with an even epoch: two virtual hosts for every name, which Envoy refuses.
-func startGroups(t *testing.T) (*plane, *audit) {
+// startGroupedControlPlane is startControlPlane with a canary group. It renders
+// plans with an even epoch with two virtual hosts for every name, which Envoy
+// refuses.
+func startGroupedControlPlane(t *testing.T) (*controlPlane, *routeAudit) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	groups, err := nodegroup.New([]nodegroup.Rule{{Name: "canary", Nodes: []string{"canary*"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, a := new(plane), &audit{Ledger: publish.NewLedger(nil), node: make(map[int64]string), sent: make(map[string]int)}
+	p, a := new(controlPlane), &routeAudit{Ledger: publish.NewLedger(nil), node: make(map[int64]string), sent: make(map[string]int)}
 	shared := cache.New(cache.Config{Group: func(n *corev3.Node) string { return groups.GroupOf(n.GetId(), n.GetCluster()) }})
 	p.publisher, err = publish.New(publish.Config{Cache: shared, Ledger: a.Ledger, Groups: groups, Watch: 200 * time.Millisecond})
 	if err != nil {
@@ -123,8 +124,8 @@ func startGroups(t *testing.T) (*plane, *audit) {
 	return p, a
 }
 
-// until waits for a state of the publisher.
-func (p *plane) until(t *testing.T, what string, ok func(publish.Status) bool) {
+// waitForStatus waits for a state of the publisher.
+func (p *controlPlane) waitForStatus(t *testing.T, what string, ok func(publish.Status) bool) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 		st := p.publisher.Status()
@@ -132,13 +133,13 @@ func (p *plane) until(t *testing.T, what string, ok func(publish.Status) bool) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("not %s: %+v", what, st)
+			t.Fatalf("timed out waiting for %s: %+v", what, st)
 		}
 	}
 }
 
-// updates are an Envoy's updates of the route table: taken and refused.
-func updates(e *envoytest.Process) (taken, refused int64) {
+// routeUpdates returns how many route tables an Envoy has applied and refused.
+func routeUpdates(e *envoytest.Process) (taken, refused int64) {
 	for name, n := range e.Stats(`rds\.cascade\.update_(success|rejected)`) {
 		if strings.HasSuffix(name, "rejected") {
 			refused += n
@@ -149,13 +150,14 @@ func updates(e *envoytest.Process) (taken, refused int64) {
 	return taken, refused
 }
 
-// TestEnvoyRefuses has a real Envoy refuse a route table: it is taken back, sent
-// to nobody else and never again, and requests pass throughout.
+// TestEnvoyRefuses checks that a route table which a real Envoy refuses is
+// rolled back, sent to no other node and never again, and that requests succeed
+// throughout.
 func TestEnvoyRefuses(t *testing.T) {
 	backends := startBackends(t, "a", "b")
-	p, a := startGroups(t)
+	p, a := startGroupedControlPlane(t)
 	cuts := []policies.Tokens{1000}
-	p.publisher.Submit(fleetOf(backends, 1, cuts, "a", "b"))
+	p.publisher.Submit(backendView(backends, 1, cuts, "a", "b"))
 	start := func(id string) *envoytest.Process {
 		boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: id, ControlPlane: p.address})
 		if err != nil {
@@ -164,16 +166,16 @@ func TestEnvoyRefuses(t *testing.T) {
 		return envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
 	}
 	canary, edge := start("canary-1"), start("edge-1")
-	p.current(t, 1, 2)
-	taken, refused := updates(edge)
+	p.waitForCurrent(t, 1, 2)
+	taken, refused := routeUpdates(edge)
 	if taken == 0 || refused != 0 {
-		t.Fatalf("the other Envoy took %d tables and refused %d to begin with", taken, refused)
+		t.Fatalf("the other Envoy applied %d tables and refused %d at first", taken, refused)
 	}
 
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	var served atomic.Int64
-	for _, c := range []*client{clientOf(t, canary), clientOf(t, edge)} {
+	for _, c := range []*client{newClient(t, canary), newClient(t, edge)} {
 		wg.Go(func() {
 			for n := 1; ; n = (n*7 + 1) % 9000 {
 				select {
@@ -190,16 +192,16 @@ func TestEnvoyRefuses(t *testing.T) {
 	}
 
 	begun := time.Now()
-	two := fleetOf(backends, 2, cuts, "a", "b")
+	two := backendView(backends, 2, cuts, "a", "b")
 	p.publisher.Submit(two)
-	p.until(t, "taken back", func(st publish.Status) bool {
+	p.waitForStatus(t, "the rollback", func(st publish.Status) bool {
 		back := len(st.Refused) == 1 && st.Phase == "idle"
 		for _, n := range st.Nodes {
 			back = back && n.Current && n.Epoch == 1
 		}
 		return back
 	})
-	t.Logf("refused and taken back after %v beside %d requests", time.Since(begun).Round(time.Microsecond), served.Load())
+	t.Logf("refused and rolled back after %v, with %d requests", time.Since(begun).Round(time.Microsecond), served.Load())
 	st := p.publisher.Status()
 	r := st.Refused[0]
 	if r.Node != "canary-1" || r.Group != "canary" || r.Type != resources.RouteType || r.Name != resources.RouteName {
@@ -214,14 +216,15 @@ func TestEnvoyRefuses(t *testing.T) {
 		}
 	}
 
-	// Health goes on, on both; who comes later is not sent what was refused.
-	drained := two // what was submitted is the publisher's to read
+	// Health changes are still applied on both; a later node is not sent the
+	// refused table.
+	drained := two // a copy: the publisher still reads the submitted view
 	drained.Endpoints = slices.Clone(two.Endpoints)
 	drained.Endpoints[1].Health = resources.Draining
 	p.publisher.Submit(drained)
 	p.publisher.Submit(two)
 	late := start("canary-2")
-	p.until(t, "three at 1", func(st publish.Status) bool {
+	p.waitForStatus(t, "three nodes at plan 1", func(st publish.Status) bool {
 		n := 0
 		for _, node := range st.Nodes {
 			if node.Current && node.Epoch == 1 {
@@ -235,19 +238,19 @@ func TestEnvoyRefuses(t *testing.T) {
 			t.Errorf("%s was sent the refused table %d times, want %d", node, n, want)
 		}
 	}
-	if _, n := updates(canary); n != 1 {
-		t.Errorf("the canary refused %d tables", n)
+	if _, n := routeUpdates(canary); n != 1 {
+		t.Errorf("canary refused %d tables", n)
 	}
-	if now, n := updates(edge); now != taken || n != 0 {
-		t.Errorf("the other Envoy took %d tables more and refused %d", now-taken, n)
+	if now, n := routeUpdates(edge); now != taken || n != 0 {
+		t.Errorf("the other Envoy applied %d more tables and refused %d", now-taken, n)
 	}
-	if _, n := updates(late); n != 0 {
-		t.Errorf("who came later refused %d tables", n)
+	if _, n := routeUpdates(late); n != 0 {
+		t.Errorf("later node refused %d tables", n)
 	}
 
-	// Other bytes are tried, on the canaries first.
-	p.publisher.Submit(fleetOf(backends, 3, cuts, "a", "b"))
-	p.current(t, 3, 3)
+	// A table with other bytes is tried, on the canaries first.
+	p.publisher.Submit(backendView(backends, 3, cuts, "a", "b"))
+	p.waitForCurrent(t, 3, 3)
 	if st := p.publisher.Status(); st.Err != nil {
 		t.Error(st.Err)
 	}

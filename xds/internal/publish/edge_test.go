@@ -20,7 +20,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// edgeCertificate is a self-signed certificate of 127.0.0.1 with a serial
+// edgeCertificate returns a self-signed certificate of 127.0.0.1 with a serial
 // number.
 func edgeCertificate(t *testing.T, serial int64) *resources.Certificate {
 	t.Helper()
@@ -46,27 +46,28 @@ func edgeCertificate(t *testing.T, serial int64) *resources.Certificate {
 	}
 }
 
-// secure is a client that believes one certificate, anew for every connection.
-func secure(t *testing.T, address string, cert *resources.Certificate, streams int) *client {
+// newTLSClient returns a client that trusts one certificate and makes a new
+// connection for every request if streams is 0.
+func newTLSClient(t *testing.T, address string, cert *resources.Certificate, version int) *client {
 	t.Helper()
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(cert.Chain)
 	protocols := new(http.Protocols)
-	protocols.SetHTTP1(streams == 1)
-	protocols.SetHTTP2(streams == 2)
+	protocols.SetHTTP1(version == 1)
+	protocols.SetHTTP2(version == 2)
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, Protocols: protocols}
 	t.Cleanup(transport.CloseIdleConnections)
 	return &client{"https://" + address + "/v1/completions", &http.Client{Transport: transport, Timeout: 20 * time.Second}}
 }
 
-// TestEnvoyEdge has a real Envoy serve HTTPS by a certificate that comes over
-// SDS, and take a new one without an edit of its listener or a cut connection.
-// A certificate that it cannot use is refused, and changes nothing.
+// TestEnvoyEdge has a real Envoy serve HTTPS with a certificate from SDS and
+// apply a new one without an edit of its listener or a cut connection. It
+// refuses an unusable certificate, which changes nothing.
 func TestEnvoyEdge(t *testing.T) {
 	backends := startBackends(t, "a", "b")
 	p, _ := startServices(t, "")
 	show := func(epoch policies.Epoch, cert *resources.Certificate) {
-		v := fleetOf(backends, epoch, []policies.Tokens{1000}, "a", "b")
+		v := backendView(backends, epoch, []policies.Tokens{1000}, "a", "b")
 		v.Settings.EdgeTLS, v.Edge = true, cert
 		p.publisher.Submit(v)
 	}
@@ -78,34 +79,34 @@ func TestEnvoyEdge(t *testing.T) {
 	}
 	envoy := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
 	address := envoy.Listener(resources.ListenerName)
-	p.current(t, 1, 1)
-	old := secure(t, address, first, 2)
-	for _, c := range []*client{old, secure(t, address, first, 1)} {
+	p.waitForCurrent(t, 1, 1)
+	old := newTLSClient(t, address, first, 2)
+	for _, c := range []*client{old, newTLSClient(t, address, first, 1)} {
 		if replica, stage, err := c.post(3999); err != nil || replica != "a" || stage != "s0" {
 			t.Errorf("over TLS: %q, %q, %v", replica, stage, err)
 		}
 	}
 	if replica, _, err := (&client{"http://" + address + "/", &http.Client{Timeout: 5 * time.Second}}).post(1); err == nil {
-		t.Errorf("in plain text: served by %q", replica)
+		t.Errorf("served in plain text by %q", replica)
 	}
 	edits := envoy.Stats(`listener_manager\.(listener_modified|listener_in_place_updated|listener_added)$`)
 	start := time.Now()
 	show(1, second)
 	for {
-		if _, _, err := secure(t, address, second, 1).post(10); err == nil {
+		if _, _, err := newTLSClient(t, address, second, 1).post(10); err == nil {
 			break
 		} else if time.Since(start) > time.Minute {
-			t.Fatalf("the new certificate is not used: %v", err)
+			t.Fatalf("new certificate not used: %v", err)
 		}
 	}
-	t.Logf("the new certificate is used after %v", time.Since(start).Round(time.Millisecond))
-	if _, _, err := secure(t, address, first, 1).post(10); err == nil {
-		t.Error("the old certificate is still used")
+	t.Logf("new certificate used after %v", time.Since(start).Round(time.Millisecond))
+	if _, _, err := newTLSClient(t, address, first, 1).post(10); err == nil {
+		t.Error("old certificate still used")
 	}
 	if replica, _, err := old.post(4000); err != nil || replica != "b" {
 		t.Errorf("on the old connection: %q, %v", replica, err)
 	}
-	// The key of another certificate: provable, and refused by Envoy.
+	// The key of another certificate passes the proof, and Envoy refuses it.
 	bad := &resources.Certificate{Chain: first.Chain, Key: second.Key}
 	show(1, bad)
 	deadline := time.Now().Add(time.Minute)
@@ -113,7 +114,7 @@ func TestEnvoyEdge(t *testing.T) {
 		for _, n := range p.publisher.Status().Nodes {
 			refused = refused || n.NACKs > 0
 			if quoted := fmt.Sprint(n.LastError); strings.Contains(quoted, "PRIVATE") || strings.Contains(quoted, "BEGIN") {
-				t.Fatalf("told: %s", quoted)
+				t.Fatalf("key material in the error text: %s", quoted)
 			}
 		}
 		if time.Now().After(deadline) {
@@ -121,20 +122,20 @@ func TestEnvoyEdge(t *testing.T) {
 		}
 	}
 	t.Logf("refused: %s", p.publisher.Status().Nodes[0].LastError)
-	if _, _, err := secure(t, address, second, 1).post(10); err != nil {
+	if _, _, err := newTLSClient(t, address, second, 1).post(10); err != nil {
 		t.Errorf("after the refusal: %v", err)
 	}
 	third := edgeCertificate(t, 3)
 	start = time.Now()
 	show(2, third)
 	for {
-		if _, _, err := secure(t, address, third, 2).post(10); err == nil {
+		if _, _, err := newTLSClient(t, address, third, 2).post(10); err == nil {
 			break
 		} else if time.Since(start) > time.Minute {
-			t.Fatalf("the third certificate is not used: %v", err)
+			t.Fatalf("third certificate not used: %v", err)
 		}
 	}
 	if now := envoy.Stats(`listener_manager\.(listener_modified|listener_in_place_updated|listener_added)$`); fmt.Sprint(now) != fmt.Sprint(edits) {
-		t.Errorf("the listener was edited: %v, before: %v", now, edits)
+		t.Errorf("listener edited: %v, before: %v", now, edits)
 	}
 }

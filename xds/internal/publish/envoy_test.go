@@ -28,40 +28,41 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// plane is a control plane on loopback: publisher, cache and gRPC server.
-type plane struct {
+// controlPlane is a control plane on loopback: publisher, cache and gRPC
+// server.
+type controlPlane struct {
 	address   string
 	publisher *publish.Publisher
 	sent      atomic.Int64 // resources sent on delta streams
 	stop      func()
 }
 
-// counter counts what the ledger sees sent.
-type counter struct {
+// countingLedger is a ledger that counts the resources sent.
+type countingLedger struct {
 	*publish.Ledger
 	sent *atomic.Int64
 }
 
-func (c counter) OnStreamDeltaResponse(id int64, req *discoveryv3.DeltaDiscoveryRequest, resp *discoveryv3.DeltaDiscoveryResponse) {
+func (c countingLedger) OnStreamDeltaResponse(id int64, req *discoveryv3.DeltaDiscoveryRequest, resp *discoveryv3.DeltaDiscoveryResponse) {
 	c.sent.Add(int64(len(resp.Resources)))
 	c.Ledger.OnStreamDeltaResponse(id, req, resp)
 }
 
-// startPlane serves at an address, "" being any free one.
-func startPlane(t *testing.T, address string) *plane {
+// startControlPlane serves at an address; "" is any free one.
+func startControlPlane(t *testing.T, address string) *controlPlane {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	p := new(plane)
+	p := new(controlPlane)
 	shared, ledger := cache.New(cache.Config{}), publish.NewLedger(nil)
 	var err error
 	if p.publisher, err = publish.New(publish.Config{Cache: shared, Ledger: ledger}); err != nil {
 		t.Fatal(err)
 	}
-	listener := listen(t, address)
+	listener := listenLoopback(t, address)
 	p.address = listener.Addr().String()
 	server := grpc.NewServer()
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server,
-		serverv3.NewServer(ctx, shared, counter{ledger, &p.sent}, sotw.WithOrderedADS()))
+		serverv3.NewServer(ctx, shared, countingLedger{ledger, &p.sent}, sotw.WithOrderedADS()))
 	var wg sync.WaitGroup
 	wg.Go(func() { server.Serve(listener) })
 	wg.Go(func() { p.publisher.Run(ctx) })
@@ -70,8 +71,8 @@ func startPlane(t *testing.T, address string) *plane {
 	return p
 }
 
-// current waits until every node has all that is shown of an epoch.
-func (p *plane) current(t *testing.T, epoch policies.Epoch, nodes int) {
+// waitForCurrent waits until every node has all resources of an epoch.
+func (p *controlPlane) waitForCurrent(t *testing.T, epoch policies.Epoch, nodes int) {
 	t.Helper()
 	deadline := time.Now().Add(time.Minute)
 	for {
@@ -86,7 +87,7 @@ func (p *plane) current(t *testing.T, epoch policies.Epoch, nodes int) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("not current: %+v", st)
+			t.Fatalf("nodes did not become current: %+v", st)
 		}
 		time.Sleep(time.Millisecond)
 	}
@@ -123,18 +124,18 @@ func startBackend(t *testing.T, id, address string) *backend {
 			fmt.Fprint(w, n)
 		}),
 	}
-	listener := listen(t, address)
+	listener := listenLoopback(t, address)
 	b.address = listener.Addr().String()
 	b.wg.Go(func() { b.server.Serve(listener) })
 	t.Cleanup(b.kill)
 	return b
 }
 
-// kill cuts every connection and the listener.
+// kill closes every connection and the listener.
 func (b *backend) kill() { b.server.Close(); b.wg.Wait() }
 
-// fleetOf is view over real backends.
-func fleetOf(backends map[string]*backend, epoch policies.Epoch, cuts []policies.Tokens, stages ...string) resources.View {
+// backendView is view over real backends.
+func backendView(backends map[string]*backend, epoch policies.Epoch, cuts []policies.Tokens, stages ...string) resources.View {
 	v := view(epoch, cuts, stages...)
 	v.Settings = resources.Settings{Listen: "127.0.0.1:0"}
 	for i := range v.Endpoints {
@@ -143,7 +144,7 @@ func fleetOf(backends map[string]*backend, epoch policies.Epoch, cuts []policies
 	return v
 }
 
-func startEnvoy(t *testing.T, p *plane) *envoytest.Process {
+func startEnvoy(t *testing.T, p *controlPlane) *envoytest.Process {
 	t.Helper()
 	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "edge", ControlPlane: p.address})
 	if err != nil {
@@ -152,13 +153,13 @@ func startEnvoy(t *testing.T, p *plane) *envoytest.Process {
 	return envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
 }
 
-// client posts to Envoy.
+// client sends requests to Envoy.
 type client struct {
 	url  string
 	http *http.Client
 }
 
-func clientOf(t *testing.T, envoy *envoytest.Process) *client {
+func newClient(t *testing.T, envoy *envoytest.Process) *client {
 	t.Helper()
 	address := envoy.Listener(resources.ListenerName)
 	if _, err := netip.ParseAddrPort(address); err != nil {
@@ -169,7 +170,8 @@ func clientOf(t *testing.T, envoy *envoytest.Process) *client {
 	return &client{"http://" + address + "/v1/completions", &http.Client{Transport: transport, Timeout: 20 * time.Second}}
 }
 
-// post sends a body of n bytes and returns who answered, of which stage.
+// post sends a body of n bytes and returns which replica of which stage
+// answered.
 func (c *client) post(n int, header ...string) (replica, stage string, err error) {
 	req, err := http.NewRequest("POST", c.url, bytes.NewReader(make([]byte, n)))
 	if err != nil {
@@ -191,7 +193,7 @@ func (c *client) post(n int, header ...string) (replica, stage string, err error
 		return "", "", fmt.Errorf("status %d, body %.100q", resp.StatusCode, body)
 	}
 	if forged := resp.Header.Values("x-forged"); len(forged) > 0 {
-		return "", "", fmt.Errorf("the replica was sent %q", forged)
+		return "", "", fmt.Errorf("replica received forged header %q", forged)
 	}
 	return resp.Header.Get("x-replica"), resp.Header.Get(length.StageHeader), nil
 }
@@ -204,14 +206,14 @@ func startBackends(t *testing.T, ids ...string) map[string]*backend {
 	return backends
 }
 
-// TestEnvoyRoutes has a real Envoy route by size, and ignore what a client
-// claims.
+// TestEnvoyRoutes checks that a real Envoy routes by size and ignores the
+// headers that a client forges.
 func TestEnvoyRoutes(t *testing.T) {
 	backends := startBackends(t, "a", "b", "c")
-	p := startPlane(t, "")
-	p.publisher.Submit(fleetOf(backends, 1, []policies.Tokens{1000, 50000}, "a", "b", "c"))
-	c := clientOf(t, startEnvoy(t, p))
-	p.current(t, 1, 1)
+	p := startControlPlane(t, "")
+	p.publisher.Submit(backendView(backends, 1, []policies.Tokens{1000, 50000}, "a", "b", "c"))
+	c := newClient(t, startEnvoy(t, p))
+	p.waitForCurrent(t, 1, 1)
 	const bytesPerToken = 4
 	for _, x := range []struct {
 		bytes int
@@ -233,14 +235,14 @@ func TestEnvoyRoutes(t *testing.T) {
 	}
 }
 
-// TestEnvoyFlipsWithoutLoss moves boundaries and replicas under load.
+// TestEnvoyFlipsWithoutLoss changes boundaries and stages under load.
 func TestEnvoyFlipsWithoutLoss(t *testing.T) {
 	backends := startBackends(t, "a", "b", "c", "d")
-	p := startPlane(t, "")
+	p := startControlPlane(t, "")
 	cuts := []policies.Tokens{1000, 5000}
-	p.publisher.Submit(fleetOf(backends, 1, cuts, "a b", "c", "d"))
-	c := clientOf(t, startEnvoy(t, p))
-	p.current(t, 1, 1)
+	p.publisher.Submit(backendView(backends, 1, cuts, "a b", "c", "d"))
+	c := newClient(t, startEnvoy(t, p))
+	p.waitForCurrent(t, 1, 1)
 	stop := make(chan struct{})
 	var wg sync.WaitGroup
 	var served atomic.Int64
@@ -263,7 +265,7 @@ func TestEnvoyFlipsWithoutLoss(t *testing.T) {
 			}
 		})
 	}
-	rounds := times(15, 60)
+	rounds := repeats(15, 60)
 	start := time.Now()
 	for e := 2; e < 2+rounds; e++ {
 		at := policies.Tokens(1000 + 13*(e%300))
@@ -275,10 +277,10 @@ func TestEnvoyFlipsWithoutLoss(t *testing.T) {
 			stages = []string{"a b", "c d"}
 		}
 		now := []policies.Tokens{at, 5000}
-		p.publisher.Submit(fleetOf(backends, policies.Epoch(e), now[:len(stages)-1], stages...))
-		p.current(t, policies.Epoch(e), 1)
+		p.publisher.Submit(backendView(backends, policies.Epoch(e), now[:len(stages)-1], stages...))
+		p.waitForCurrent(t, policies.Epoch(e), 1)
 	}
-	t.Logf("%d plans in %v beside %d requests", rounds, time.Since(start).Round(time.Millisecond), served.Load())
+	t.Logf("%d plans in %v with %d requests", rounds, time.Since(start).Round(time.Millisecond), served.Load())
 	close(stop)
 	wg.Wait()
 	close(errs)
@@ -287,15 +289,15 @@ func TestEnvoyFlipsWithoutLoss(t *testing.T) {
 	}
 }
 
-// TestEnvoyFailsOverAlone stops the control plane and kills the only replica
-// of a stage: the next longer one serves, and hands back when it returns.
+// TestEnvoyFailsOverAlone stops the control plane and kills the only replica of
+// a stage: the next longer stage serves until the replica returns.
 func TestEnvoyFailsOverAlone(t *testing.T) {
 	backends := startBackends(t, "a", "b", "c", "d")
-	p := startPlane(t, "")
-	view := fleetOf(backends, 1, []policies.Tokens{1000, 5000}, "a", "b c", "d")
+	p := startControlPlane(t, "")
+	view := backendView(backends, 1, []policies.Tokens{1000, 5000}, "a", "b c", "d")
 	p.publisher.Submit(view)
-	c := clientOf(t, startEnvoy(t, p))
-	p.current(t, 1, 1)
+	c := newClient(t, startEnvoy(t, p))
+	p.waitForCurrent(t, 1, 1)
 	if replica, _, err := c.post(10); err != nil || replica != "a" {
 		t.Fatal(replica, err)
 	}
@@ -315,7 +317,7 @@ func TestEnvoyFailsOverAlone(t *testing.T) {
 	if got["b"] == 0 || got["c"] == 0 || got["d"] > 0 || got["a"] > 0 {
 		t.Errorf("served by %v, want the next longer stage", got)
 	}
-	// The next stage goes too: any other serves.
+	// The next stage fails too: any other one serves.
 	backends["b"].kill()
 	backends["c"].kill()
 	for range 50 {
@@ -325,9 +327,9 @@ func TestEnvoyFailsOverAlone(t *testing.T) {
 	}
 	backends["d"].kill()
 	if replica, _, err := c.post(10); err == nil {
-		t.Fatalf("served by %q after all were killed", replica)
+		t.Fatalf("served by %q after all replicas were killed", replica)
 	}
-	// All are ejected; whoever comes back is tried at once.
+	// All replicas are ejected; one that returns is tried at once.
 	backends["a"] = startBackend(t, "a", backends["a"].address)
 	deadline := time.Now().Add(time.Minute)
 	for time.Now().Before(deadline) {
@@ -336,34 +338,34 @@ func TestEnvoyFailsOverAlone(t *testing.T) {
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	t.Error("the replica that came back is not used")
+	t.Error("restarted replica not used")
 }
 
-// TestEnvoyRestart restarts the control plane: nothing is sent again, and the
-// next plan is.
+// TestEnvoyRestart checks that a restarted control plane sends nothing again,
+// and then the next plan.
 func TestEnvoyRestart(t *testing.T) {
 	backends := startBackends(t, "a", "b")
-	view := fleetOf(backends, 1, []policies.Tokens{1000}, "a", "b")
-	p := startPlane(t, "")
+	view := backendView(backends, 1, []policies.Tokens{1000}, "a", "b")
+	p := startControlPlane(t, "")
 	p.publisher.Submit(view)
 	envoy := startEnvoy(t, p)
-	c := clientOf(t, envoy)
-	p.current(t, 1, 1)
+	c := newClient(t, envoy)
+	p.waitForCurrent(t, 1, 1)
 	if p.sent.Load() == 0 {
-		t.Fatal("nothing was sent to begin with")
+		t.Fatal("no resources sent at first")
 	}
 	p.stop()
 	if replica, _, err := c.post(10); err != nil || replica != "a" {
 		t.Fatal(replica, err)
 	}
-	again := startPlane(t, p.address)
+	again := startControlPlane(t, p.address)
 	again.publisher.Submit(view)
-	again.current(t, 1, 1)
+	again.waitForCurrent(t, 1, 1)
 	if n := again.sent.Load(); n != 0 {
-		t.Errorf("%d resources were sent again", n)
+		t.Errorf("%d resources sent again", n)
 	}
-	again.publisher.Submit(fleetOf(backends, 2, []policies.Tokens{500}, "a", "b"))
-	again.current(t, 2, 1)
+	again.publisher.Submit(backendView(backends, 2, []policies.Tokens{500}, "a", "b"))
+	again.waitForCurrent(t, 2, 1)
 	if n := again.sent.Load(); n != 1 {
 		t.Errorf("%d resources for a new boundary, want 1", n)
 	}
@@ -372,18 +374,17 @@ func TestEnvoyRestart(t *testing.T) {
 	}
 }
 
-// TestEnvoyWeights checks that weights share requests out, and that they alone
-// do.
+// TestEnvoyWeights checks that weights, and nothing else, divide the requests.
 func TestEnvoyWeights(t *testing.T) {
 	backends := startBackends(t, "a", "b", "c")
-	p := startPlane(t, "")
-	v := fleetOf(backends, 1, nil, "a b c")
+	p := startControlPlane(t, "")
+	v := backendView(backends, 1, nil, "a b c")
 	for i, w := range []uint32{60, 30, 10} {
 		v.Endpoints[i].Weight = w
 	}
 	p.publisher.Submit(v)
-	c := clientOf(t, startEnvoy(t, p))
-	p.current(t, 1, 1)
+	c := newClient(t, startEnvoy(t, p))
+	p.waitForCurrent(t, 1, 1)
 	got := make(map[string]int)
 	for range 1000 {
 		replica, _, err := c.post(10)

@@ -39,12 +39,12 @@ func startEstimator(t *testing.T, models ...length.Model) (address string, stop 
 }
 
 // TestEnvoyEstimator has a real Envoy ask the length service for what the
-// headers do not tell: the length of a chunked body, and the model where the
+// headers do not contain: the length of a chunked body, and the model where the
 // host name does not select one.
 func TestEnvoyEstimator(t *testing.T) {
 	backends := startBackends(t, "a", "b", "q")
 	estimator, stop := startEstimator(t, length.Model{Name: "m", Hosts: []string{"m.example"}}, length.Model{Name: "z"})
-	v := fleetOf(backends, 1, []policies.Tokens{1000}, "a", "b")
+	v := backendView(backends, 1, []policies.Tokens{1000}, "a", "b")
 	v.Models[0].Hosts = []string{"m.example"}
 	v.Models = append(v.Models, resources.Model{Name: "z", Context: 1 << 17})
 	v.Plans = append(v.Plans, policies.Plan{Model: "z", Epoch: 1, Stages: policies.OneStagePlan("z", []policies.ReplicaID{"q"}).Stages})
@@ -52,11 +52,11 @@ func TestEnvoyEstimator(t *testing.T) {
 	q.Address = backends["q"].address
 	v.Endpoints = append(v.Endpoints, q)
 	v.Settings.Estimator, v.Settings.LengthService = resources.ExtProc, estimator
-	v.Settings.LengthTimeout = time.Minute // by default Envoy goes on without the answer of a busy machine
-	p := startPlane(t, "")
+	v.Settings.LengthTimeout = time.Minute // by default Envoy continues without the answer of a busy host
+	p := startControlPlane(t, "")
 	p.publisher.Submit(v)
-	c := clientOf(t, startEnvoy(t, p))
-	p.current(t, 1, 1)
+	c := newClient(t, startEnvoy(t, p))
+	p.waitForCurrent(t, 1, 1)
 
 	ask := func(host, model string, bytes int, chunked bool) (int, string, string) {
 		t.Helper()
@@ -70,7 +70,7 @@ func TestEnvoyEstimator(t *testing.T) {
 			t.Fatal(err)
 		}
 		req.Host = host
-		// Whatever the client claims is gone before anybody looks.
+		// Forged headers are removed before the first route lookup.
 		req.Header.Set(wire.TokensHeader, "7")
 		req.Header.Set(wire.ModelHeader, "z")
 		resp, err := c.http.Do(req)
@@ -104,15 +104,15 @@ func TestEnvoyEstimator(t *testing.T) {
 			}
 		}
 	}
-	status, _, text := ask("any.example", "nobody", 5, false)
+	status, _, text := ask("any.example", "unknown", 5, false)
 	var refusal struct {
 		Error struct{ Message, Type, Param, Code string }
 	}
 	if err := json.Unmarshal([]byte(text), &refusal); err != nil || status != 404 || refusal.Error.Code != "model_not_found" {
 		t.Errorf("unknown model: %d, %v, %s", status, err, text)
 	}
-	// Without the service the floor serves whoever's host name tells the
-	// model, and refuses to guess for the rest.
+	// Without the service, requests whose host name selects the model are
+	// served by size, and the others are refused.
 	stop()
 	for _, x := range []struct {
 		bytes int

@@ -23,7 +23,7 @@ import (
 )
 
 // TestFederation has grpc-go's own xDS client, whose default control plane is
-// dead, reach a model through the authority that attach adds to its bootstrap.
+// down, reach a model through the authority that attach adds to its bootstrap.
 func TestFederation(t *testing.T) {
 	for _, model := range []string{"m", "org/m 7b"} {
 		t.Run(model, func(t *testing.T) {
@@ -33,7 +33,7 @@ func TestFederation(t *testing.T) {
 			}
 			p, _ := startServices(t, "")
 			of := func(epoch policies.Epoch, cut policies.Tokens) resources.View {
-				v := fleetOf(backends, epoch, []policies.Tokens{cut}, "a", "b")
+				v := backendView(backends, epoch, []policies.Tokens{cut}, "a", "b")
 				v.Models[0].Name, v.Plans[0].Model = model, model
 				for i := range v.Endpoints {
 					v.Endpoints[i].Model = model
@@ -74,7 +74,7 @@ func TestFederation(t *testing.T) {
 				}
 			}
 			first := time.Since(start)
-			p.current(t, 1, 1)
+			p.waitForCurrent(t, 1, 1)
 			start = time.Now()
 			p.publisher.Submit(of(2, 2000))
 			for {
@@ -86,10 +86,10 @@ func TestFederation(t *testing.T) {
 					break
 				}
 				if time.Since(start) > time.Minute {
-					t.Fatal("the new boundary is not followed")
+					t.Fatal("new boundary not applied")
 				}
 			}
-			t.Logf("7 calls, xDS included, in %v; a new boundary after %v", first.Round(time.Millisecond), time.Since(start).Round(100*time.Microsecond))
+			t.Logf("7 calls, including xDS, in %v; a new boundary after %v", first.Round(time.Millisecond), time.Since(start).Round(100*time.Microsecond))
 			if got, err := call("2000"); err != nil || got != "b" {
 				t.Errorf("at the new boundary: %q, %v", got, err)
 			}

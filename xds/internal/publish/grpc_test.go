@@ -19,7 +19,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// startGRPC is a replica that answers every call with its name.
+// startGRPC starts a replica that answers every call with its name.
 func startGRPC(t *testing.T, id string) *backend {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -41,15 +41,15 @@ func startGRPC(t *testing.T, id string) *backend {
 	return b
 }
 
-// TestGRPC has grpc-go's own xDS client route by the length that it states,
-// without any code of ours on its side.
+// TestGRPC has grpc-go's own xDS client route by the length in its metadata,
+// without any code of this repository on its side.
 func TestGRPC(t *testing.T) {
 	backends := make(map[string]*backend)
 	for _, id := range []string{"a", "b", "c"} {
 		backends[id] = startGRPC(t, id)
 	}
-	p := startPlane(t, "")
-	p.publisher.Submit(fleetOf(backends, 1, []policies.Tokens{1000, 9000}, "a", "b", "c"))
+	p := startControlPlane(t, "")
+	p.publisher.Submit(backendView(backends, 1, []policies.Tokens{1000, 9000}, "a", "b", "c"))
 	resolver, err := xds.NewXDSResolverWithConfigForTesting([]byte(fmt.Sprintf(`{
 		"node": {"id": "grpc-1"},
 		"xds_servers": [{"server_uri": %q, "channel_creds": [{"type": "insecure"}], "server_features": ["xds_v3"]}]
@@ -84,7 +84,7 @@ func TestGRPC(t *testing.T) {
 	} {
 		expect(tokens, want)
 	}
-	// Plans change under calls: none fails, and every one has a stage.
+	// Plans change during calls: none fails, and every one has a stage.
 	stop, done := make(chan struct{}), make(chan error, 1)
 	go func() {
 		for {
@@ -100,22 +100,23 @@ func TestGRPC(t *testing.T) {
 			}
 		}
 	}()
-	last := policies.Epoch(1 + times(8, 28))
+	last := policies.Epoch(1 + repeats(8, 28))
 	for e := policies.Epoch(2); e <= last; e++ {
 		stages := []string{"a", "b", "c"}
 		if e%2 == 0 {
 			stages = []string{"a b", "c"}
 		}
 		cuts := []policies.Tokens{1000 + policies.Tokens(e), 9000}[:len(stages)-1]
-		p.publisher.Submit(fleetOf(backends, e, cuts, stages...))
-		p.current(t, e, 1)
+		p.publisher.Submit(backendView(backends, e, cuts, stages...))
+		p.waitForCurrent(t, e, 1)
 	}
 	close(stop)
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
-	// A gRPC client acknowledges what it has read, and applies it a moment
-	// later; until then its stages may still hold the members of two plans.
+	// A gRPC client acknowledges a response when it has read it, and applies it
+	// a moment later; until then its stages may still have the members of two
+	// plans.
 	right := 0
 	for deadline := time.Now().Add(time.Minute); right < 50 && time.Now().Before(deadline); {
 		below, _ := call(fmt.Sprint(999 + last))
@@ -125,7 +126,7 @@ func TestGRPC(t *testing.T) {
 		}
 	}
 	if right == 0 {
-		t.Error("the last plan is not followed")
+		t.Error("last plan not applied")
 	}
 	for _, n := range p.publisher.Status().Nodes {
 		if n.NACKs > 0 {

@@ -19,7 +19,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// behind lists who has not acknowledged the set.
+// behind lists the nodes that have not acknowledged the set.
 func behind(l *publish.Ledger, set resources.Set, types ...string) string {
 	ids := make(map[string]bool)
 	l.Behind(set, types, ids)
@@ -35,7 +35,7 @@ func tableOf(t *testing.T, v resources.View) *rollout.Table {
 	return table
 }
 
-func TestLedgerRefusesNamelessNodes(t *testing.T) {
+func TestLedgerRefusesNodesWithoutID(t *testing.T) {
 	l := publish.NewLedger(nil)
 	for i, n := range []*corev3.Node{nil, {}, {Id: strings.Repeat("x", 257)}} {
 		l.OnDeltaStreamOpen(t.Context(), int64(i), "")
@@ -47,9 +47,9 @@ func TestLedgerRefusesNamelessNodes(t *testing.T) {
 	}
 }
 
-// TestLedgerDropsTheLongPartsOfANode checks that what the server keeps of an
-// Envoy's first request is small.
-func TestLedgerDropsTheLongPartsOfANode(t *testing.T) {
+// TestLedgerTrimsNode checks that the server keeps little of an Envoy's node
+// message.
+func TestLedgerTrimsNode(t *testing.T) {
 	l := publish.NewLedger(nil)
 	l.OnDeltaStreamOpen(t.Context(), 1, "")
 	n := &corev3.Node{Id: "n", Cluster: "edge", Extensions: make([]*corev3.Extension, 516), ClientFeatures: []string{"x"}}
@@ -57,13 +57,13 @@ func TestLedgerDropsTheLongPartsOfANode(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n.Extensions != nil || n.ClientFeatures != nil || n.Id != "n" || n.Cluster != "edge" {
-		t.Errorf("kept %v", n)
+		t.Errorf("node message kept: %v", n)
 	}
 }
 
-// TestLedgerFollowsOneNodeOnManyStreams has a node with a stream per type, as
-// where a mesh owns some of them.
-func TestLedgerFollowsOneNodeOnManyStreams(t *testing.T) {
+// TestLedgerOneNodeManyStreams has a node with one stream per type, as in a
+// mesh.
+func TestLedgerOneNodeManyStreams(t *testing.T) {
 	l := publish.NewLedger(nil)
 	old := tableOf(t, view(1, []policies.Tokens{10}, "a", "b"))
 	now := tableOf(t, view(2, []policies.Tokens{10}, "a", "b c"))
@@ -81,10 +81,10 @@ func TestLedgerFollowsOneNodeOnManyStreams(t *testing.T) {
 	}
 	both := []string{resources.EndpointType, resources.RouteType}
 	if got := behind(l, old.Set, both...); got != "" {
-		t.Errorf("behind what it brought: %q", got)
+		t.Errorf("behind with the versions that it brought: %q", got)
 	}
 	if behind(l, now.Set, resources.EndpointType) == "" || behind(l, now.Set, resources.RouteType) == "" {
-		t.Error("not behind what is new")
+		t.Error("not behind with a new version")
 	}
 	answer := func(id int64, res *resources.Resource, nonce, refusal string) {
 		t.Helper()
@@ -92,7 +92,7 @@ func TestLedgerFollowsOneNodeOnManyStreams(t *testing.T) {
 			TypeUrl: res.Type, Nonce: nonce, Resources: []*discoveryv3.Resource{{Name: res.Name, Version: res.Version}},
 		})
 		if got := behind(l, now.Set, res.Type); got == "" {
-			t.Error("not behind while it has not answered")
+			t.Error("not behind before its reply")
 		}
 		req := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: res.Type, ResponseNonce: nonce}
 		if refusal != "" {
@@ -104,11 +104,11 @@ func TestLedgerFollowsOneNodeOnManyStreams(t *testing.T) {
 	}
 	answer(2, now.Set.Get(resources.EndpointType, e.Name), "1", "")
 	if got := behind(l, now.Set, resources.EndpointType); got != "" {
-		t.Errorf("behind after its acknowledgement: %q", got)
+		t.Errorf("behind after its ACK: %q", got)
 	}
 	answer(1, now.Set.Get(resources.RouteType, r.Name), "1", "bad\nroute \xff"+strings.Repeat("ä", 1000))
 	if behind(l, now.Set, resources.RouteType) == "" {
-		t.Error("not behind after its refusal")
+		t.Error("not behind after its NACK")
 	}
 	p, err := publish.New(publish.Config{Cache: cache.New(cache.Config{}), Ledger: l})
 	if err != nil {
@@ -123,16 +123,16 @@ func TestLedgerFollowsOneNodeOnManyStreams(t *testing.T) {
 	}
 	l.OnDeltaStreamClosed(1, node)
 	if n := p.Status().Nodes[0]; !n.Connected {
-		t.Error("gone with one of two streams")
+		t.Error("disconnected although one of two streams is open")
 	}
 	l.OnDeltaStreamClosed(2, node)
 	if n := p.Status().Nodes[0]; n.Connected || n.Current {
-		t.Errorf("still there: %+v", n)
+		t.Errorf("not disconnected: %+v", n)
 	}
 }
 
-// TestLedgerFollowsSotW checks clients that name everything in every request.
-func TestLedgerFollowsSotW(t *testing.T) {
+// TestLedgerSotW has clients that list all names in every request.
+func TestLedgerSotW(t *testing.T) {
 	l := publish.NewLedger(nil)
 	now := tableOf(t, view(1, []policies.Tokens{10}, "a", "b"))
 	names := []string{resources.EndpointName("m", 0), resources.EndpointName("m", 1)}
@@ -164,18 +164,18 @@ func TestLedgerFollowsSotW(t *testing.T) {
 	late("")
 	request("1", names...) // one more name
 	late("g:true")
-	send("2", names[1]) // only what is new
+	send("2", names[1]) // only the new resource
 	request("2", names...)
 	late("")
 	request("2", names[1])
 	late("")
-	request("2", names...) // the other one again: it is not known to be kept
+	request("2", names...) // the first one again
 	late("g:true")
 	l.OnStreamClosed(1, nil)
 	late("")
 }
 
-func TestLedgerForgets(t *testing.T) {
+func TestLedgerForgetsDisconnectedNodes(t *testing.T) {
 	l := publish.NewLedger(nil)
 	for i := range int64(1000) {
 		n := &corev3.Node{Id: fmt.Sprint("n", i)}
@@ -192,14 +192,14 @@ func TestLedgerForgets(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := len(p.Status().Nodes); n != 256+10 {
-		t.Errorf("%d nodes are remembered", n)
+		t.Errorf("%d nodes remembered", n)
 	}
 }
 
 func TestNewRefuses(t *testing.T) {
 	for _, c := range []publish.Config{{}, {Cache: cache.New(cache.Config{})}, {Cache: cache.New(cache.Config{}), Ledger: publish.NewLedger(nil), AckTimeout: -1}} {
 		if _, err := publish.New(c); err == nil {
-			t.Errorf("%+v is accepted", c)
+			t.Errorf("New accepted %+v", c)
 		}
 	}
 }

@@ -25,8 +25,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// view is a fleet of one model: its stages are the words, each a list of
-// replicas, and the cuts lie between them.
+// view returns a fleet of one model. Each of the stages is a list of replicas,
+// and the cuts are the boundaries between them.
 func view(epoch policies.Epoch, cuts []policies.Tokens, stages ...string) resources.View {
 	p := policies.Plan{Model: "m", Epoch: epoch}
 	v := resources.View{Models: []resources.Model{{Name: "m", Context: 1 << 17}}}
@@ -47,7 +47,7 @@ func view(epoch policies.Epoch, cuts []policies.Tokens, stages ...string) resour
 	return v
 }
 
-// endpoint is a replica whose address follows from its name.
+// endpoint returns a replica whose address is derived from its id.
 func endpoint(model, id string) resources.Endpoint {
 	var sum int
 	for _, c := range id {
@@ -59,23 +59,23 @@ func endpoint(model, id string) resources.Endpoint {
 	}
 }
 
-// counting is a Target that keeps what was shown.
-type counting struct {
+// recordingCache is a Cache that records the sets.
+type recordingCache struct {
 	*cache.Cache
 	mu   sync.Mutex
 	sets []resources.Set
 }
 
-func (c *counting) Set(group string, s resources.Set) {
+func (c *recordingCache) Set(group string, s resources.Set) {
 	c.mu.Lock()
 	c.sets = append(c.sets, s)
 	c.mu.Unlock()
 	c.Cache.Set(group, s)
 }
 
-// shown returns how many sets were shown since it was last asked, and what
-// the last ones changed: "cds eds rds", by set.
-func (c *counting) shown(since *int) []string {
+// takeChanges returns, for each set since *since, how many resources of each
+// type changed, such as "cds 8, eds 8".
+func (c *recordingCache) takeChanges(since *int) []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var out []string
@@ -89,7 +89,7 @@ func (c *counting) shown(since *int) []string {
 			names := resources.ChangedNames(before, c.sets[i], typ)
 			names = slices.DeleteFunc(names, func(n string) bool {
 				r := cmp.Or(c.sets[i].Get(typ, n), before.Get(typ, n))
-				return r.Unlisted // these proxies do not ask for it
+				return r.Unlisted // these proxies do not subscribe to it
 			})
 			if len(names) > 0 {
 				words = append(words, fmt.Sprintf("%s %d", short, len(names)))
@@ -102,30 +102,30 @@ func (c *counting) shown(since *int) []string {
 	return out
 }
 
-// world is a control plane with its proxies, inside a bubble.
-type world struct {
+// harness is a control plane with its proxies, inside a synctest bubble.
+type harness struct {
 	t         *testing.T
-	target    *counting
+	cache     *recordingCache
 	ledger    *publish.Ledger
 	publisher *publish.Publisher
 	server    serverv3.Server
 	history   *history
 	ctx       context.Context
 	wg        sync.WaitGroup
-	seen      int
+	checked   int // sets that waitForIdle has compared
 }
 
-func newWorld(t *testing.T, bound time.Duration) *world {
+func newHarness(t *testing.T, bound time.Duration) *harness {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	w := &world{t: t, target: &counting{Cache: cache.New(cache.Config{})}, ledger: publish.NewLedger(nil), ctx: ctx,
+	w := &harness{t: t, cache: &recordingCache{Cache: cache.New(cache.Config{})}, ledger: publish.NewLedger(nil), ctx: ctx,
 		history: &history{plans: make(map[string]policies.Plan), at: make(map[policies.ReplicaID]string)}}
 	var err error
-	w.publisher, err = publish.New(publish.Config{Cache: w.target, Ledger: w.ledger, AckTimeout: bound})
+	w.publisher, err = publish.New(publish.Config{Cache: w.cache, Ledger: w.ledger, AckTimeout: bound})
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.server = serverv3.NewServer(ctx, w.target, w.ledger)
+	w.server = serverv3.NewServer(ctx, w.cache, w.ledger)
 	w.wg.Go(func() {
 		if err := w.publisher.Run(ctx); err != nil {
 			t.Error(err)
@@ -135,7 +135,7 @@ func newWorld(t *testing.T, bound time.Duration) *world {
 	return w
 }
 
-func (w *world) join(p *proxy) *proxy {
+func (w *harness) startProxy(p *fakeProxy) *fakeProxy {
 	p.t, p.history = w.t, w.history
 	if p.rand == nil {
 		p.rand = rand.New(rand.NewPCG(1, 2))
@@ -144,13 +144,14 @@ func (w *world) join(p *proxy) *proxy {
 	return p
 }
 
-func (w *world) submit(v resources.View) {
+func (w *harness) submit(v resources.View) {
 	w.history.add(v)
 	w.publisher.Submit(v)
 }
 
-// rest waits until the rollout is over and compares what was shown.
-func (w *world) rest(want ...string) {
+// waitForIdle waits until the rollout is over and compares the changes of its
+// sets.
+func (w *harness) waitForIdle(want ...string) {
 	w.t.Helper()
 	for range 100 {
 		synctest.Wait()
@@ -159,102 +160,102 @@ func (w *world) rest(want ...string) {
 		}
 		time.Sleep(time.Second)
 	}
-	time.Sleep(time.Second) // and what was shown last has arrived
+	time.Sleep(time.Second) // until the last set has arrived
 	synctest.Wait()
-	if got := w.target.shown(&w.seen); want != nil && !slices.Equal(got, want) {
-		w.t.Fatalf("shown %q, want %q", got, want)
+	if got := w.cache.takeChanges(&w.checked); want != nil && !slices.Equal(got, want) {
+		w.t.Fatalf("sets changed %q, want %q", got, want)
 	}
 }
 
 func TestPhases(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 0)
-		p := w.join(&proxy{id: "n1", slow: 20 * time.Millisecond})
+		w := newHarness(t, 0)
+		p := w.startProxy(&fakeProxy{id: "n1", maxDelay: 20 * time.Millisecond})
 		cuts := []policies.Tokens{1000, 9000}
 		w.submit(view(1, cuts, "a b", "c", "d e"))
-		w.rest("cds 8, eds 8, lds 1, rds 1")
+		w.waitForIdle("cds 8, eds 8, lds 1, rds 1")
 		if st := w.publisher.Status(); st.Epoch != 1 || len(st.Nodes) != 1 || st.Nodes[0].Epoch != 1 || !st.Nodes[0].Current {
 			t.Errorf("status %+v", st)
 		}
 		w.submit(view(2, []policies.Tokens{1500, 9000}, "a b", "c", "d e"))
-		w.rest("rds 1") // a boundary is one resource
+		w.waitForIdle("rds 1") // a boundary is one resource
 		w.submit(view(3, cuts, "a", "b c", "d e"))
-		w.rest("eds 1", "rds 1", "eds 1") // b joins s1, then routes, then b leaves s0
+		w.waitForIdle("eds 1", "rds 1", "eds 1") // b joins s1, then the routes change, then b leaves s0
 		w.submit(view(3, cuts, "a", "b c", "d e"))
-		w.rest() // nothing is new
+		w.waitForIdle() // nothing has changed
 		heavy := view(3, cuts, "a", "b c", "d e")
 		heavy.Endpoints[0].Weight = 50
 		heavy.Endpoints[3].Health = resources.Unhealthy
 		w.submit(heavy)
-		w.rest("eds 8") // every stage knows everybody's health; no routes, no second step
+		w.waitForIdle("eds 8") // every stage has the health of all replicas; no routes, no second step
 		heavy.Endpoints = slices.Clone(heavy.Endpoints)
 		heavy.Endpoints[0].Weight = 40
 		w.submit(heavy)
-		w.rest("eds 1") // weights matter to the stage and to the shorter one
+		w.waitForIdle("eds 1") // a weight is in the endpoints of its stage and of the next shorter one
 		before := p.received()
 		w.submit(heavy)
-		w.rest()
+		w.waitForIdle()
 		if p.received() != before {
-			t.Error("an unchanged view was sent")
+			t.Error("resources sent for an unchanged view")
 		}
 		if st := w.publisher.Status(); st.Epoch != 3 || st.Nodes[0].Epoch != 3 || !st.Nodes[0].Current || st.Err != nil {
 			t.Errorf("status %+v", st)
 		}
 		if p.checked == 0 {
-			t.Error("the proxy checked nothing")
+			t.Error("the proxy checked no routes")
 		}
 	})
 }
 
-func TestModelComesAndGoes(t *testing.T) {
+func TestModelAddedAndRemoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 0)
-		w.join(&proxy{id: "n1", slow: 20 * time.Millisecond})
+		w := newHarness(t, 0)
+		w.startProxy(&fakeProxy{id: "n1", maxDelay: 20 * time.Millisecond})
 		one := view(1, nil, "a b")
 		w.submit(one)
-		w.rest("cds 8, eds 8, lds 1, rds 1")
+		w.waitForIdle("cds 8, eds 8, lds 1, rds 1")
 		two := view(1, nil, "a b")
 		two.Models = append(two.Models, resources.Model{Name: "z", Context: 100})
 		two.Plans = append(two.Plans, policies.Plan{Model: "z", Epoch: 2, Stages: policies.OneStagePlan("z", []policies.ReplicaID{"q"}).Stages})
 		two.Endpoints = append(two.Endpoints, endpoint("z", "q"))
 		w.submit(two)
-		w.rest("cds 8, eds 8", "rds 1")
+		w.waitForIdle("cds 8, eds 8", "rds 1")
 		w.submit(one)
-		w.rest("rds 1", "cds 8, eds 8") // routes leave first, then what they led to
+		w.waitForIdle("rds 1", "cds 8, eds 8") // routes are removed first, then their clusters
 	})
 }
 
-func TestBadViewKeepsTheLastGoodOne(t *testing.T) {
+func TestInvalidViewKeepsLastGood(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 0)
+		w := newHarness(t, 0)
 		w.submit(view(1, nil, "a b"))
-		w.rest("cds 8, eds 8, lds 1, rds 1")
+		w.waitForIdle("cds 8, eds 8, lds 1, rds 1")
 		bad := view(2, nil, "a b")
 		bad.Endpoints[1].Address = bad.Endpoints[0].Address
 		w.submit(bad)
-		w.rest()
+		w.waitForIdle()
 		st := w.publisher.Status()
 		if st.Epoch != 1 || st.Err == nil || !strings.Contains(st.Err.Error(), "same address") {
 			t.Errorf("status %+v", st)
 		}
 		w.submit(view(3, nil, "a"))
-		w.rest("rds 1", "eds 8") // b leaves only when nobody routes to it
+		w.waitForIdle("rds 1", "eds 8") // b leaves only after the last route to it
 		if st := w.publisher.Status(); st.Err != nil || st.Epoch != 3 {
 			t.Errorf("status %+v", st)
 		}
 	})
 }
 
-// TestStraggler has one node that never answers: it delays one rollout by the
-// bound, is fenced, and delays nobody after that.
-func TestStraggler(t *testing.T) {
+// TestSlowNodeIsFenced checks that a node which never answers delays one
+// rollout by the timeout, is fenced, and delays no other rollout.
+func TestSlowNodeIsFenced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const bound = 2 * time.Second
-		w := newWorld(t, bound)
-		w.join(&proxy{id: "good", slow: time.Millisecond})
+		w := newHarness(t, bound)
+		w.startProxy(&fakeProxy{id: "good", maxDelay: time.Millisecond})
 		w.submit(view(1, []policies.Tokens{10}, "a", "b c"))
-		w.rest()
-		hung := w.join(&proxy{id: "hung", slow: 1000 * time.Hour})
+		w.waitForIdle()
+		hung := w.startProxy(&fakeProxy{id: "hung", maxDelay: 1000 * time.Hour})
 		time.Sleep(time.Second)
 		start := time.Now()
 		waitFor := func(epoch policies.Epoch) time.Duration {
@@ -268,7 +269,7 @@ func TestStraggler(t *testing.T) {
 		}
 		w.submit(view(2, []policies.Tokens{10}, "a b", "c"))
 		if took := waitFor(2); took < bound || took > bound+time.Second {
-			t.Errorf("the first rollout took %v, want the bound of %v once", took, bound)
+			t.Errorf("first rollout took %v, want the timeout of %v once", took, bound)
 		}
 		for e := policies.Epoch(3); e < 10; e++ {
 			stages := []string{"a b", "c"}
@@ -277,27 +278,27 @@ func TestStraggler(t *testing.T) {
 			}
 			w.submit(view(e, []policies.Tokens{10}, stages...))
 			if took := waitFor(e); took > bound/2 {
-				t.Errorf("rollout %d took %v beside a fenced node", e, took)
+				t.Errorf("rollout %d took %v with a fenced node", e, took)
 			}
 		}
 		st := w.publisher.Status()
 		i := slices.IndexFunc(st.Nodes, func(n publish.Node) bool { return n.ID == "hung" })
 		if n := st.Nodes[i]; !n.Fenced || n.Current || n.Epoch != 0 {
-			t.Errorf("status of the straggler: %+v", n)
+			t.Errorf("status of the slow node: %+v", n)
 		}
 		_ = hung
 	})
 }
 
-// TestObserver has a node that never answers and says that it only looks on: no
-// rollout waits for it, and it is not fenced.
+// TestObserver checks that no rollout waits for an observer that never answers,
+// and that it is not fenced.
 func TestObserver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, 2*time.Second)
-		w.join(&proxy{id: "good", slow: time.Millisecond})
-		w.join(&proxy{id: "looks", cluster: resources.ObserverCluster, slow: 1000 * time.Hour})
+		w := newHarness(t, 2*time.Second)
+		w.startProxy(&fakeProxy{id: "good", maxDelay: time.Millisecond})
+		w.startProxy(&fakeProxy{id: "looks", cluster: resources.ObserverCluster, maxDelay: 1000 * time.Hour})
 		w.submit(view(1, []policies.Tokens{10}, "a", "b c"))
-		w.rest()
+		w.waitForIdle()
 		start := time.Now()
 		w.submit(view(2, []policies.Tokens{10}, "a b", "c"))
 		for w.publisher.Status().Epoch != 2 || w.publisher.Status().Phase != "idle" {
@@ -305,7 +306,7 @@ func TestObserver(t *testing.T) {
 			synctest.Wait()
 		}
 		if took := time.Since(start); took > time.Second {
-			t.Errorf("the rollout took %v beside an observer", took)
+			t.Errorf("rollout took %v with a silent observer", took)
 		}
 		for _, n := range w.publisher.Status().Nodes {
 			if n.Observer != (n.ID == "looks") || n.Fenced {
@@ -315,17 +316,17 @@ func TestObserver(t *testing.T) {
 	})
 }
 
-// scripted is a Target whose nodes are late when the test says so.
-type scripted struct {
+// lateCache is a Cache whose nodes are late when the test says so.
+type lateCache struct {
 	mu      sync.Mutex
 	late    []string
 	changed chan struct{}
 }
 
-func (s *scripted) Set(string, resources.Set) {}
-func (s *scripted) Changed() <-chan struct{}  { return s.changed }
+func (s *lateCache) Set(string, resources.Set) {}
+func (s *lateCache) Changed() <-chan struct{}  { return s.changed }
 
-func (s *scripted) Unanswered(_ []string, ids map[string]bool) {
+func (s *lateCache) Unanswered(_ []string, ids map[string]bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, id := range s.late {
@@ -333,22 +334,22 @@ func (s *scripted) Unanswered(_ []string, ids map[string]bool) {
 	}
 }
 
-func (s *scripted) set(late ...string) {
+func (s *lateCache) setLate(late ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.late = late
 }
 
-// TestBoundIsTheNodes: a table that replaces another within a phase gives the
-// nodes that had caught up a bound of their own, and none to who had not; the
-// phase ends all the same when somebody is late in turn for ever.
-func TestBoundIsTheNodes(t *testing.T) {
+// TestAckTimeoutPerNode checks that a table which replaces another within a
+// phase gives nodes that had caught up a fresh timeout, and late nodes none,
+// and that the phase ends even if nodes keep becoming late one after another.
+func TestAckTimeoutPerNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const bound = 2 * time.Second
-		target := &scripted{changed: make(chan struct{})}
+		target := &lateCache{changed: make(chan struct{})}
 		ledger := publish.NewLedger(nil)
 		for i, id := range []string{"hung", "good", "x", "y"} {
-			// The ledger knows them, and the target who is late.
+			// The ledger knows the nodes, and the cache which of them are late.
 			ledger.OnDeltaStreamOpen(t.Context(), int64(i), "")
 			if err := ledger.OnStreamDeltaRequest(int64(i), &discoveryv3.DeltaDiscoveryRequest{Node: &corev3.Node{Id: id}, TypeUrl: resources.SecretType}); err != nil {
 				t.Fatal(err)
@@ -382,18 +383,18 @@ func TestBoundIsTheNodes(t *testing.T) {
 			synctest.Wait()
 		}
 		answer := func(late ...string) {
-			target.set(late...)
+			target.setLate(late...)
 			target.changed <- struct{}{}
 			synctest.Wait()
 		}
 		submit("a", "b")
 		phaseAt(0, "idle")
 
-		target.set("hung", "good")
+		target.setLate("hung", "good")
 		submit("a", "b c")
 		phaseAt(bound/2, "add")
 		answer("hung")
-		target.set("hung", "good")
+		target.setLate("hung", "good")
 		phaseAt(bound-1, "add")
 		submit("a", "b c d") // good is late for this one alone
 		phaseAt(bound, "add")
@@ -401,9 +402,9 @@ func TestBoundIsTheNodes(t *testing.T) {
 		answer("hung")
 		phaseAt(2*bound-2, "idle")
 
-		// Each of two is late in turn, and the phase never settles.
+		// Two nodes are late in turn, so that the phase never settles.
 		begun = time.Now()
-		target.set("x")
+		target.setLate("x")
 		submit("a", "b c d e")
 		for i := range 5 {
 			answer([]string{"x", "y"}...)
@@ -417,15 +418,15 @@ func TestBoundIsTheNodes(t *testing.T) {
 	})
 }
 
-// TestNACK has a node that refuses a route table: it is taken back at once and
-// never sent again, and a table with other bytes is tried.
+// TestNACK checks that a route table which a node refuses is rolled back at
+// once and never sent again, and that a table with other bytes is tried.
 func TestNACK(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t, time.Second)
+		w := newHarness(t, time.Second)
 		refused := make(map[string]int)
-		bad := w.join(&proxy{id: "picky", slow: time.Millisecond})
+		bad := w.startProxy(&fakeProxy{id: "picky", maxDelay: time.Millisecond})
 		w.submit(view(1, []policies.Tokens{10}, "a", "b"))
-		w.rest()
+		w.waitForIdle()
 		good := bad.version(resources.RouteType, resources.RouteName)
 		bad.refuse(func(r *discoveryv3.Resource) bool {
 			if r.Name != resources.RouteName || r.Version == good {
@@ -436,7 +437,7 @@ func TestNACK(t *testing.T) {
 		})
 		two := view(2, []policies.Tokens{20}, "a", "b")
 		w.submit(two)
-		w.rest("rds 1", "rds 1") // and back
+		w.waitForIdle("rds 1", "rds 1") // there and back
 		st := w.publisher.Status()
 		n := st.Nodes[0]
 		if n.NACKs != 1 || len(refused) != 1 || n.LastError != "no "+resources.RouteName || n.Epoch != 1 || n.Fenced || !n.Current {
@@ -450,61 +451,61 @@ func TestNACK(t *testing.T) {
 			t.Errorf("refused: %+v", got)
 		}
 		if bad.version(resources.RouteType, resources.RouteName) != good {
-			t.Error("the proxy lost its last good routes")
+			t.Error("proxy lost its last good routes")
 		}
-		// Health flows on, over the plan that it has.
+		// Health changes are still applied, over the plan that the proxy has.
 		two.Endpoints = slices.Clone(two.Endpoints)
 		two.Endpoints[0].Health = resources.Unhealthy
 		w.submit(two)
-		w.rest("eds 8")
+		w.waitForIdle("eds 8")
 		bad.refuse(nil)
 		two.Endpoints = slices.Clone(two.Endpoints)
 		two.Endpoints[0].Health = resources.Healthy
 		w.submit(two)
-		w.rest("eds 8")
+		w.waitForIdle("eds 8")
 		w.submit(view(3, []policies.Tokens{30}, "a", "b"))
-		w.rest("rds 1")
+		w.waitForIdle("rds 1")
 		if n := w.publisher.Status().Nodes[0]; n.Epoch != 3 || n.Fenced || !n.Current || n.Why != "" || len(refused) != 1 {
 			t.Errorf("refused %v, status %+v", refused, n)
 		}
 	})
 }
 
-// TestRestart restarts the control plane under a proxy: the same view sends no
+// TestRestart checks that a restarted control plane with the same view sends no
 // resource again.
 func TestRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := view(1, []policies.Tokens{10}, "a", "b c")
-		w := newWorld(t, 0)
-		p := w.join(&proxy{id: "n1", slow: time.Millisecond, breaks: 0})
+		w := newHarness(t, 0)
+		p := w.startProxy(&fakeProxy{id: "n1", maxDelay: time.Millisecond, breakChance: 0})
 		w.submit(v)
-		w.rest()
+		w.waitForIdle()
 		before := p.received()
 		if before == 0 {
-			t.Fatal("nothing was received")
+			t.Fatal("no resource received")
 		}
-		again := newWorld(t, 0)
+		again := newHarness(t, 0)
 		again.history = w.history
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
-		q := &proxy{t: t, id: "n1", slow: time.Millisecond, history: w.history, rand: rand.New(rand.NewPCG(3, 4))}
+		q := &fakeProxy{t: t, id: "n1", maxDelay: time.Millisecond, history: w.history, rand: rand.New(rand.NewPCG(3, 4))}
 		wg.Go(func() {
 			q.has = p.has
 			for ctx.Err() == nil {
-				q.session(ctx, again.server)
+				q.runStream(ctx, again.server)
 			}
 		})
-		time.Sleep(time.Second) // it asks before there is anything
+		time.Sleep(time.Second) // it subscribes before there is a set
 		again.submit(v)
-		again.rest()
+		again.waitForIdle()
 		if q.received() != 0 {
-			t.Errorf("%d resources were sent again", q.received())
+			t.Errorf("%d resources sent again", q.received())
 		}
 		if n := again.publisher.Status().Nodes[0]; n.Epoch != 1 || !n.Current {
 			t.Errorf("status %+v", n)
 		}
 		again.submit(view(2, []policies.Tokens{20}, "a", "b c"))
-		again.rest("rds 1")
+		again.waitForIdle("rds 1")
 		if q.received() != 1 {
 			t.Errorf("%d resources for a new boundary", q.received())
 		}
@@ -513,11 +514,11 @@ func TestRestart(t *testing.T) {
 	})
 }
 
-// TestRandomRollouts moves replicas, cuts, models, health and weights at
-// random under proxies that are slow and whose streams break, and has every
-// proxy check after every message that its routes lead to the right replicas.
+// TestRandomRollouts changes replicas, cuts, models, health and weights at
+// random while proxies are slow and their streams break. Every proxy checks
+// after every response that its routes lead to the right replicas.
 func TestRandomRollouts(t *testing.T) {
-	for seed := range uint64(times(2, 8)) {
+	for seed := range uint64(repeats(2, 8)) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { randomRollouts(t, seed) })
 		})
@@ -526,11 +527,11 @@ func TestRandomRollouts(t *testing.T) {
 
 func randomRollouts(t *testing.T, seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 7))
-	w := newWorld(t, 3*time.Second)
-	var proxies []*proxy
+	w := newHarness(t, 3*time.Second)
+	var proxies []*fakeProxy
 	for i := range 4 {
-		proxies = append(proxies, w.join(&proxy{
-			id: fmt.Sprint("n", i), slow: time.Duration(1+50*i) * time.Millisecond, breaks: float64(i) * 0.01,
+		proxies = append(proxies, w.startProxy(&fakeProxy{
+			id: fmt.Sprint("n", i), maxDelay: time.Duration(1+50*i) * time.Millisecond, breakChance: float64(i) * 0.01,
 			rand: rand.New(rand.NewPCG(seed, uint64(i))),
 		}))
 	}
@@ -541,7 +542,7 @@ func randomRollouts(t *testing.T, seed uint64) {
 		w.submit(v)
 		time.Sleep(time.Duration(r.Int64N(int64(300 * time.Millisecond))))
 	}
-	w.rest()
+	w.waitForIdle()
 	time.Sleep(10 * time.Second)
 	synctest.Wait()
 	st := w.publisher.Status()
@@ -550,15 +551,15 @@ func randomRollouts(t *testing.T, seed uint64) {
 	}
 	for i, p := range proxies {
 		if p.checked < 15 {
-			t.Errorf("%s checked %d times", p.id, p.checked)
+			t.Errorf("%s checked its routes only %d times", p.id, p.checked)
 		}
 		if n := st.Nodes[i]; !n.Current || n.Epoch != st.Epoch {
-			t.Errorf("after all: %+v, want epoch %d", n, st.Epoch)
+			t.Errorf("in the end: %+v, want epoch %d", n, st.Epoch)
 		}
 	}
 }
 
-// mutate changes something.
+// mutate returns the view with one random change.
 func mutate(r *rand.Rand, v resources.View, epoch policies.Epoch) resources.View {
 	endpoints := slices.Clone(v.Endpoints)
 	switch r.IntN(5) {
@@ -570,13 +571,13 @@ func mutate(r *rand.Rand, v resources.View, epoch policies.Epoch) resources.View
 		return v
 	case 1: // a new replica
 		endpoints = append(endpoints, endpoint("m", fmt.Sprint("r", epoch)))
-	case 2: // one is removed
+	case 2: // one replica is removed
 		if len(endpoints) > 3 {
 			i := r.IntN(len(endpoints))
 			endpoints = slices.Delete(endpoints, i, i+1)
 		}
 	}
-	// A new plan over who is there.
+	// A new plan for the replicas that are left.
 	ids := make([]string, 0, len(endpoints))
 	for _, e := range endpoints {
 		ids = append(ids, string(e.ID))

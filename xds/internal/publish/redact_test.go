@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-func TestReason(t *testing.T) {
-	real, err := os.ReadFile(filepath.Join("testdata", "refusal.txt")) // of Envoy 1.40, for a route without an action
+func TestRedact(t *testing.T) {
+	real, err := os.ReadFile(filepath.Join("testdata", "refusal.txt")) // from Envoy 1.40, for a route without an action
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,9 +38,9 @@ func TestReason(t *testing.T) {
 	}
 }
 
-// FuzzReason: whatever a proxy says, what is kept is short, on one line, and
-// shows no long secret.
-func FuzzReason(f *testing.F) {
+// FuzzRedact checks that any redacted text is short, has one line, and shows no
+// long secret.
+func FuzzRedact(f *testing.F) {
 	f.Add(`goo.gle/debugonly name: "r" {`)
 	f.Add("a\nb{}}}\"\"\"")
 	f.Fuzz(func(t *testing.T, text string) {

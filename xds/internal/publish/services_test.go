@@ -22,47 +22,49 @@ import (
 	"github.com/cascadeinfer/cascade/xds/server"
 )
 
-// witness sees in which order one node is told and acknowledges. On streams of
-// their own, nothing but the publisher orders clusters, endpoints and routes.
-type witness struct {
-	counter
-	cache  *slotted
-	mu     sync.Mutex
-	told   map[int64]map[string]bool // what each stream has been sent before, by type and name
-	open   map[openResponse]bool     // endpoints and clusters that were changed and are not acknowledged
-	tables int                       // tables that were sent
-	early  int                       // of them, while such endpoints were open
-	acked  time.Time                 // when a table was last acknowledged
+// orderRecorder records in which order one node is sent resources and
+// acknowledges them. On streams per type, only the publisher orders clusters,
+// endpoints and routes.
+type orderRecorder struct {
+	countingLedger
+	cache      *slotCache
+	mu         sync.Mutex
+	sentBefore map[int64]map[string]bool // on each stream, by type and name
+	open       map[openResponse]bool     // endpoints and clusters that were changed and are not acknowledged
+	tables     int                       // route tables that were sent
+	early      int                       // of them, while such endpoints were open
+	acked      time.Time                 // when a route table was acknowledged last
 }
 
-// openResponse names a response: every stream counts its own nonces.
+// openResponse identifies a response: every stream counts its own nonces.
 type openResponse struct {
 	stream int64
 	nonce  string
 }
 
-// changes reports whether a response tells a stream anything new of what it was
-// told before. All else answers a subscription, and comes when the client asks.
-func (w *witness) changes(id int64, resp *discoveryv3.DeltaDiscoveryResponse) (changed bool) {
-	told := w.told[id]
-	if told == nil {
-		told = make(map[string]bool)
-		w.told[id] = told
+// hasChanges reports whether a response changes a resource that the stream was
+// sent before. Other responses answer a subscription, at a time that the client
+// decides.
+func (w *orderRecorder) hasChanges(id int64, resp *discoveryv3.DeltaDiscoveryResponse) (changed bool) {
+	seen := w.sentBefore[id]
+	if seen == nil {
+		seen = make(map[string]bool)
+		w.sentBefore[id] = seen
 	}
 	for _, r := range resp.GetResources() {
 		k := resp.GetTypeUrl() + " " + r.GetName()
-		changed = changed || told[k]
-		told[k] = true
+		changed = changed || seen[k]
+		seen[k] = true
 	}
 	for _, name := range resp.GetRemovedResources() {
-		changed = changed || told[resp.GetTypeUrl()+" "+name]
+		changed = changed || seen[resp.GetTypeUrl()+" "+name]
 	}
 	return changed
 }
 
-func (w *witness) OnStreamDeltaResponse(id int64, req *discoveryv3.DeltaDiscoveryRequest, resp *discoveryv3.DeltaDiscoveryResponse) {
+func (w *orderRecorder) OnStreamDeltaResponse(id int64, req *discoveryv3.DeltaDiscoveryRequest, resp *discoveryv3.DeltaDiscoveryResponse) {
 	w.mu.Lock()
-	changed := w.changes(id, resp)
+	changed := w.hasChanges(id, resp)
 	switch resp.GetTypeUrl() {
 	case resources.EndpointType, resources.ClusterType:
 		if changed {
@@ -75,51 +77,51 @@ func (w *witness) OnStreamDeltaResponse(id int64, req *discoveryv3.DeltaDiscover
 		}
 	}
 	w.mu.Unlock()
-	w.counter.OnStreamDeltaResponse(id, req, resp)
+	w.countingLedger.OnStreamDeltaResponse(id, req, resp)
 }
 
-func (w *witness) OnStreamDeltaRequest(id int64, req *discoveryv3.DeltaDiscoveryRequest) error {
+func (w *orderRecorder) OnStreamDeltaRequest(id int64, req *discoveryv3.DeltaDiscoveryRequest) error {
 	w.mu.Lock()
 	delete(w.open, openResponse{id, req.GetResponseNonce()})
 	if req.GetTypeUrl() == resources.RouteType {
 		w.acked = time.Now()
 	}
 	w.mu.Unlock()
-	return w.counter.OnStreamDeltaRequest(id, req)
+	return w.countingLedger.OnStreamDeltaRequest(id, req)
 }
 
-// OnDeltaStreamClosed forgets what nobody will acknowledge: Envoy ends the
-// stream of a stage's endpoints with the stage.
-func (w *witness) OnDeltaStreamClosed(id int64, n *corev3.Node) {
+// OnDeltaStreamClosed forgets responses that will not be acknowledged: Envoy
+// ends the stream of a stage's endpoints with the stage.
+func (w *orderRecorder) OnDeltaStreamClosed(id int64, n *corev3.Node) {
 	w.mu.Lock()
-	delete(w.told, id)
+	delete(w.sentBefore, id)
 	maps.DeleteFunc(w.open, func(o openResponse, _ bool) bool { return o.stream == id })
 	w.mu.Unlock()
-	w.counter.OnDeltaStreamClosed(id, n)
+	w.countingLedger.OnDeltaStreamClosed(id, n)
 }
 
-// slotted is the cache, and an estimator for the slot inside proxies in every
+// slotCache is the cache with an estimator for the slot inside proxies in every
 // set.
-type slotted struct {
+type slotCache struct {
 	*cache.Cache
-	mu    sync.Mutex
-	shown map[string]resources.Set // by group
-	slot  resources.Set
+	mu   sync.Mutex
+	sets map[string]resources.Set // by group
+	slot resources.Set
 }
 
-func (s *slotted) Set(group string, set resources.Set) {
+func (s *slotCache) Set(group string, set resources.Set) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.shown[group] = set
+	s.sets[group] = set
 	s.Cache.Set(group, set.WithTypes(s.slot, resources.ExtensionType))
 }
 
-// fill puts a filter into the slot that says so in every answer.
-func (s *slotted) fill(t *testing.T, word string) {
+// setEstimator sets a filter that adds the word to every response.
+func (s *slotCache) setEstimator(t *testing.T, word string) {
 	t.Helper()
 	r, err := resources.Encode(resources.ExtensionType, resources.LengthFilter, &corev3.TypedExtensionConfig{
 		Name: resources.LengthFilter,
-		TypedConfig: pack(t, &headermutationv3.HeaderMutation{Mutations: &headermutationv3.Mutations{
+		TypedConfig: packAny(t, &headermutationv3.HeaderMutation{Mutations: &headermutationv3.Mutations{
 			ResponseMutations: []*mutationv3.HeaderMutation{{Action: &mutationv3.HeaderMutation_Append{Append: &corev3.HeaderValueOption{
 				Header: &corev3.HeaderValue{Key: "x-slot", Value: word},
 			}}}},
@@ -135,27 +137,27 @@ func (s *slotted) fill(t *testing.T, word string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.slot = slot
-	for group, set := range s.shown {
+	for group, set := range s.sets {
 		s.Cache.Set(group, set.WithTypes(slot, resources.ExtensionType))
 	}
 }
 
-// startServices is startPlane with every xDS service, as a control plane has.
-func startServices(t *testing.T, address string) (*plane, *witness) {
+// startServices is startControlPlane with every xDS service.
+func startServices(t *testing.T, address string) (*controlPlane, *orderRecorder) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	p := new(plane)
-	shared, ledger := &slotted{Cache: cache.New(cache.Config{}), shown: make(map[string]resources.Set)}, publish.NewLedger(nil)
+	p := new(controlPlane)
+	shared, ledger := &slotCache{Cache: cache.New(cache.Config{}), sets: make(map[string]resources.Set)}, publish.NewLedger(nil)
 	var err error
 	if p.publisher, err = publish.New(publish.Config{Cache: shared, Ledger: ledger}); err != nil {
 		t.Fatal(err)
 	}
-	w := &witness{counter: counter{ledger, &p.sent}, cache: shared, told: make(map[int64]map[string]bool), open: make(map[openResponse]bool)}
+	w := &orderRecorder{countingLedger: countingLedger{ledger, &p.sent}, cache: shared, sentBefore: make(map[int64]map[string]bool), open: make(map[openResponse]bool)}
 	services, err := server.New(server.Config{Cache: shared, Callbacks: w})
 	if err != nil {
 		t.Fatal(err)
 	}
-	listener := listen(t, address)
+	listener := listenLoopback(t, address)
 	p.address = listener.Addr().String()
 	server := grpc.NewServer()
 	services.Register(ctx, server)
@@ -167,9 +169,9 @@ func startServices(t *testing.T, address string) (*plane, *witness) {
 	return p, w
 }
 
-// listen listens at an address of loopback; "" is any free one below the range from
-// which others are given theirs, so that whoever stops can listen there again.
-func listen(t *testing.T, address string) net.Listener {
+// listenLoopback listens on a loopback address; "" is a free one below the
+// range of ephemeral ports, so that the test can stop and listen there again.
+func listenLoopback(t *testing.T, address string) net.Listener {
 	t.Helper()
 	free := address == ""
 	for range 100 {
@@ -184,14 +186,14 @@ func listen(t *testing.T, address string) net.Listener {
 			t.Fatal(err)
 		}
 	}
-	t.Fatal("no address is free")
+	t.Fatal("no free address")
 	return nil
 }
 
-// freeAddress is an address that nobody listens on.
+// freeAddress returns an address without a listener.
 func freeAddress(t *testing.T) string {
 	t.Helper()
-	l := listen(t, "")
+	l := listenLoopback(t, "")
 	defer l.Close()
 	return l.Addr().String()
 }

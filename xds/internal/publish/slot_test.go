@@ -13,8 +13,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// TestSlotReplies: what nodes answer about slots is noted by slot and quarantines
-// nothing, also where a proxy says it.
+// TestSlotReplies checks that replies about policy slots are recorded by slot
+// and quarantine nothing, even those of a proxy.
 func TestSlotReplies(t *testing.T) {
 	l := publish.NewLedger(nil)
 	p, err := publish.New(publish.Config{Cache: cache.New(cache.Config{}), Ledger: l})
@@ -45,9 +45,9 @@ func TestSlotReplies(t *testing.T) {
 		must(l.OnStreamDeltaRequest(1, r))
 	}
 	send("1", a, b)
-	reply("1", "ECDS: "+b+": signed by nobody; known to none; "+a+": expired")
+	reply("1", "ECDS: "+b+": unknown signer; unknown key; "+a+": expired")
 	slots := p.Status().Nodes[0].Slots
-	if slots["place"].Refused != "expired" || slots["bid-select"].Refused != "signed by nobody; known to none" || slots["place"].Version != "1" {
+	if slots["place"].Refused != "expired" || slots["bid-select"].Refused != "unknown signer; unknown key" || slots["place"].Version != "1" {
 		t.Errorf("%+v", slots)
 	}
 	send("2", a)
@@ -59,6 +59,6 @@ func TestSlotReplies(t *testing.T) {
 		t.Errorf("%+v", slots)
 	}
 	if got := l.TakeNACKs(); len(got) != 0 {
-		t.Errorf("%+v is quarantined", got)
+		t.Errorf("quarantined %+v", got)
 	}
 }

@@ -14,22 +14,22 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources/attach"
 )
 
-// ways are the two ways into an Envoy.
+// ways are the two ways to attach to an Envoy.
 var ways = map[string]func(attach.Config) (*attach.EnvoyConfig, error){"whole": attach.WholeListener, "internal listener": attach.InternalListener}
 
-// TestSplit has an Envoy whose listeners and clusters are its owner's follow
-// the plans of a control plane that it meets on per-type streams.
+// TestSplit has an Envoy whose listeners and clusters come from its owner
+// follow the plans of a control plane on streams per type.
 func TestSplit(t *testing.T) {
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
 			backends := startBackends(t, "a", "b", "c", "d", "shop")
 			p, w := startServices(t, "")
-			p.publisher.Submit(fleetOf(backends, 1, []policies.Tokens{1000, 5000}, "a b", "c", "d"))
+			p.publisher.Submit(backendView(backends, 1, []policies.Tokens{1000, 5000}, "a b", "c", "d"))
 			h, err := way(attach.Config{Control: []string{p.address}, EstimatorFilter: true})
 			if err != nil {
 				t.Fatal(err)
 			}
-			o := startOwner(t, h, backends["shop"])
+			o := startOwnedEnvoy(t, h, backends["shop"])
 			testFirstRequests(t, o)
 			testRanges(t, o)
 			if name == "whole" {
@@ -37,14 +37,14 @@ func TestSplit(t *testing.T) {
 			}
 			for range 10 {
 				if replica, stage, err := o.rest.post(100); err != nil || replica != "shop" || stage != "" {
-					t.Errorf("the owner's own host: served by %q, stage %q, %v", replica, stage, err)
+					t.Errorf("owner's own host: served by %q, stage %q, %v", replica, stage, err)
 				}
 			}
 			testSlot(t, w, o)
 			last := testBoundaries(t, p, w, backends, o)
 			w.mu.Lock()
 			if w.tables < int(last)-10 || w.early > 0 {
-				t.Errorf("%d of %d route tables were sent before the endpoints that they need were acknowledged", w.early, w.tables)
+				t.Errorf("%d of %d route tables sent before their endpoints were acknowledged", w.early, w.tables)
 			}
 			w.mu.Unlock()
 			testReturn(t, p, backends, o, last)
@@ -52,9 +52,9 @@ func TestSplit(t *testing.T) {
 	}
 }
 
-// testFirstRequests sends the first requests to clusters that Envoy has never
-// heard of, all at once.
-func testFirstRequests(t *testing.T, o *owner) {
+// testFirstRequests sends the first requests to clusters that Envoy does not
+// have yet, all at once.
+func testFirstRequests(t *testing.T, o *ownedEnvoy) {
 	t.Helper()
 	if n := len(o.Stats(`^cluster\.cascade/m/.*membership_total`)); n != 0 {
 		t.Errorf("%d stage clusters before the first request", n)
@@ -72,9 +72,9 @@ func testFirstRequests(t *testing.T, o *owner) {
 	t.Logf("20 first requests of 220 KiB after %v", time.Since(start).Round(time.Millisecond))
 }
 
-// testRanges checks the stages by the size of the body, four bytes a token,
-// and that what a client says of itself counts for nothing.
-func testRanges(t *testing.T, o *owner) {
+// testRanges checks the stages by the size of the body, at four bytes a token,
+// and that forged headers are ignored.
+func testRanges(t *testing.T, o *ownedEnvoy) {
 	t.Helper()
 	for bytes, want := range map[int]string{
 		1: "s0", 999 * 4: "s0", 1000*4 - 1: "s0", 1000 * 4: "s1", 5000*4 - 1: "s1", 5000 * 4: "s2",
@@ -87,9 +87,9 @@ func testRanges(t *testing.T, o *owner) {
 	}
 }
 
-// testTokens checks the stages by the length that a filter of the owner's has
-// found.
-func testTokens(t *testing.T, o *owner) {
+// testTokens checks the stages by the length that a filter of the owner has
+// set.
+func testTokens(t *testing.T, o *ownedEnvoy) {
 	t.Helper()
 	for tokens, want := range map[string]string{"0": "s0", "999": "s0", "1000": "s1", "4999": "s1", "5000": "s2", "9223372036854775807": "s2", "abc": "s2"} {
 		req, err := http.NewRequest("POST", o.llm.url, strings.NewReader("x"))
@@ -109,14 +109,14 @@ func testTokens(t *testing.T, o *owner) {
 }
 
 // testSlot fills the slot of the owner's Envoy twice.
-func testSlot(t *testing.T, w *witness, o *owner) {
+func testSlot(t *testing.T, w *orderRecorder, o *ownedEnvoy) {
 	t.Helper()
 	for _, word := range []string{"", "one", "two"} {
 		if word != "" {
-			w.cache.fill(t, word)
+			w.cache.setEstimator(t, word)
 		}
 		start, got := time.Now(), ""
-		o.until(t, "using the slot", func() bool {
+		o.waitFor(t, "using the slot", func() bool {
 			resp, err := o.llm.http.Get(o.llm.url)
 			if err != nil {
 				t.Fatal(err)
@@ -129,11 +129,11 @@ func testSlot(t *testing.T, w *witness, o *owner) {
 	}
 }
 
-// testBoundaries moves boundaries and replicas under load, and returns the last
+// testBoundaries changes boundaries and stages under load and returns the last
 // epoch, whose boundary is 1,000 tokens above it.
-func testBoundaries(t *testing.T, p *plane, w *witness, backends map[string]*backend, o *owner) policies.Epoch {
+func testBoundaries(t *testing.T, p *controlPlane, w *orderRecorder, backends map[string]*backend, o *ownedEnvoy) policies.Epoch {
 	t.Helper()
-	p.current(t, 1, 1)
+	p.waitForCurrent(t, 1, 1)
 	var wg sync.WaitGroup
 	var served atomic.Int64
 	stop := make(chan struct{})
@@ -153,7 +153,7 @@ func testBoundaries(t *testing.T, p *plane, w *witness, backends map[string]*bac
 		})
 	}
 	var boundaries []time.Duration
-	calm := policies.Epoch(2 + times(12, 40))
+	calm := policies.Epoch(2 + repeats(12, 40))
 	for e := policies.Epoch(2); e < calm; e++ {
 		stages, cuts := []string{"a b", "c", "d"}, []policies.Tokens{1000 + policies.Tokens(e), 5000}
 		switch e % 4 {
@@ -162,30 +162,30 @@ func testBoundaries(t *testing.T, p *plane, w *witness, backends map[string]*bac
 		case 2:
 			stages, cuts = []string{"a b", "c d"}, cuts[:1]
 		case 3:
-			stages, cuts = []string{"a", "b", "c", "d"}, append(cuts, 9000) // a stage that nobody has asked for
+			stages, cuts = []string{"a", "b", "c", "d"}, append(cuts, 9000) // a stage without a request so far
 		}
-		p.publisher.Submit(fleetOf(backends, e, cuts, stages...))
-		p.current(t, e, 1)
+		p.publisher.Submit(backendView(backends, e, cuts, stages...))
+		p.waitForCurrent(t, e, 1)
 	}
 	close(stop)
 	wg.Wait()
-	p.publisher.Submit(fleetOf(backends, calm, []policies.Tokens{1000, 5000}, "a b", "c", "d"))
-	p.current(t, calm, 1)
+	p.publisher.Submit(backendView(backends, calm, []policies.Tokens{1000, 5000}, "a b", "c", "d"))
+	p.waitForCurrent(t, calm, 1)
 	sent := p.sent.Load()
-	last := calm + policies.Epoch(times(6, 20))
+	last := calm + policies.Epoch(repeats(6, 20))
 	for e := calm + 1; e <= last; e++ {
 		start := time.Now()
-		p.publisher.Submit(fleetOf(backends, e, []policies.Tokens{1000 + policies.Tokens(e), 5000}, "a b", "c", "d"))
-		p.current(t, e, 1)
+		p.publisher.Submit(backendView(backends, e, []policies.Tokens{1000 + policies.Tokens(e), 5000}, "a b", "c", "d"))
+		p.waitForCurrent(t, e, 1)
 		w.mu.Lock()
 		boundaries = append(boundaries, w.acked.Sub(start))
 		w.mu.Unlock()
 	}
 	if n := p.sent.Load() - sent; n != int64(len(boundaries)) {
-		t.Errorf("%d resources were sent for %d boundaries", n, len(boundaries))
+		t.Errorf("%d resources sent for %d boundaries", n, len(boundaries))
 	}
 	slices.Sort(boundaries)
-	t.Logf("%d plans beside %d requests; boundary to acknowledgement: median %v, worst %v", calm-2, served.Load(), boundaries[len(boundaries)/2], boundaries[len(boundaries)-1])
+	t.Logf("%d plans with %d requests; boundary to ACK: median %v, worst %v", calm-2, served.Load(), boundaries[len(boundaries)/2], boundaries[len(boundaries)-1])
 	at := 4 * int(1000+last)
 	if replica, stage, err := o.llm.post(at - 1); err != nil || stage != "s0" {
 		t.Errorf("below the last boundary: %q of %q, %v", replica, stage, err)
@@ -197,7 +197,7 @@ func testBoundaries(t *testing.T, p *plane, w *witness, backends map[string]*bac
 }
 
 // testReturn stops the control plane and starts it again.
-func testReturn(t *testing.T, p *plane, backends map[string]*backend, o *owner, last policies.Epoch) {
+func testReturn(t *testing.T, p *controlPlane, backends map[string]*backend, o *ownedEnvoy, last policies.Epoch) {
 	t.Helper()
 	p.stop()
 	for range 20 {
@@ -207,29 +207,29 @@ func testReturn(t *testing.T, p *plane, backends map[string]*backend, o *owner, 
 	}
 	again, _ := startServices(t, p.address)
 	start := time.Now()
-	again.publisher.Submit(fleetOf(backends, last, []policies.Tokens{1000 + policies.Tokens(last), 5000}, "a b", "c", "d"))
-	again.current(t, last, 1)
+	again.publisher.Submit(backendView(backends, last, []policies.Tokens{1000 + policies.Tokens(last), 5000}, "a b", "c", "d"))
+	again.waitForCurrent(t, last, 1)
 	took := time.Since(start)
-	// A stream for each source: the table, the clusters, and the endpoints of
-	// each stage. All of them come back, and none is told anything.
-	o.until(t, "back on its streams", func() bool {
+	// There is a stream for each source: the route table, the clusters, and the
+	// endpoints of each stage. All of them reconnect, and no resource is sent.
+	o.waitFor(t, "reconnected on all streams", func() bool {
 		return o.Stats(`^cluster\.cascade-xds\.upstream_rq_active`)["cluster.cascade-xds.upstream_rq_active"] >= 4
 	})
 	if n := again.sent.Load(); n != 0 {
-		t.Errorf("%d resources were sent again", n)
+		t.Errorf("%d resources sent again", n)
 	}
-	again.publisher.Submit(fleetOf(backends, last+1, []policies.Tokens{1100, 5000}, "a b", "c", "d"))
-	again.current(t, last+1, 1)
+	again.publisher.Submit(backendView(backends, last+1, []policies.Tokens{1100, 5000}, "a b", "c", "d"))
+	again.waitForCurrent(t, last+1, 1)
 	if n := again.sent.Load(); n != 1 {
 		t.Errorf("%d resources for a new boundary, want 1", n)
 	}
-	t.Logf("back after %v", took.Round(time.Millisecond))
+	t.Logf("reconnected after %v", took.Round(time.Millisecond))
 	if _, stage, err := o.llm.post(1100*4 - 1); err != nil || stage != "s0" {
 		t.Errorf("stage %q, %v", stage, err)
 	}
 }
 
-func (o *owner) until(t *testing.T, what string, holds func() bool) {
+func (o *ownedEnvoy) waitFor(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); !holds(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -238,9 +238,9 @@ func (o *owner) until(t *testing.T, what string, holds func() bool) {
 	}
 }
 
-// TestSplitWithoutControl starts the owner's Envoy while no control plane is
-// there: its other traffic flows, and what Cascade should route is refused, or
-// served by the fallback, but never answered with "not found".
+// TestSplitWithoutControl starts the owner's Envoy without a control plane: its
+// other traffic is served, and requests for Cascade are refused or served by
+// the fallback, but never answered with "not found".
 func TestSplitWithoutControl(t *testing.T) {
 	for name, way := range ways {
 		t.Run(name, func(t *testing.T) {
@@ -255,11 +255,11 @@ func TestSplitWithoutControl(t *testing.T) {
 				t.Fatal(err)
 			}
 			if name == "internal listener" {
-				h.Clusters = append(h.Clusters, own(t, "spare", backends["fallback"].address))
+				h.Clusters = append(h.Clusters, ownCluster(t, "spare", backends["fallback"].address))
 			}
-			o := startOwner(t, h, backends["shop"])
+			o := startOwnedEnvoy(t, h, backends["shop"])
 			if replica, _, err := o.rest.post(100); err != nil || replica != "shop" {
-				t.Errorf("the owner's own host: %q, %v", replica, err)
+				t.Errorf("owner's own host: %q, %v", replica, err)
 			}
 			if name == "whole" {
 				resp, err := o.llm.http.Get(o.llm.url)
@@ -282,25 +282,25 @@ func TestSplitWithoutControl(t *testing.T) {
 				wg.Wait()
 			}
 			p, _ := startServices(t, address)
-			p.publisher.Submit(fleetOf(backends, 1, []policies.Tokens{1000}, "a", "b"))
+			p.publisher.Submit(backendView(backends, 1, []policies.Tokens{1000}, "a", "b"))
 			start := time.Now()
-			o.until(t, "served by Cascade", func() bool {
+			o.waitFor(t, "served by Cascade", func() bool {
 				replica, _, err := o.llm.post(10)
 				return err == nil && replica == "a"
 			})
-			t.Logf("served by Cascade %v after it came", time.Since(start).Round(time.Millisecond))
+			t.Logf("served by Cascade %v after its start", time.Since(start).Round(time.Millisecond))
 			if name == "whole" {
 				return
 			}
-			// The control plane is gone before anybody asked for a stage.
+			// The control plane stops before the first request for a stage.
 			p.stop()
 			if replica, _, err := o.llm.post(4000); err != nil || replica != "fallback" {
-				t.Errorf("a stage that nobody knows: %q, %v", replica, err)
+				t.Errorf("unknown stage: %q, %v", replica, err)
 			}
 			if replica, _, err := o.llm.post(10); err != nil || replica != "a" {
-				t.Errorf("a stage that is known: %q, %v", replica, err)
+				t.Errorf("known stage: %q, %v", replica, err)
 			}
-			// Nobody of the fleet is left.
+			// No replica of the fleet is left.
 			backends["a"].kill()
 			backends["b"].kill()
 			for range 20 {
@@ -309,7 +309,7 @@ func TestSplitWithoutControl(t *testing.T) {
 				}
 			}
 			backends["a"] = startBackend(t, "a", backends["a"].address)
-			o.until(t, "served by Cascade again", func() bool {
+			o.waitFor(t, "served by Cascade again", func() bool {
 				replica, _, err := o.llm.post(10)
 				return err == nil && replica == "a"
 			})

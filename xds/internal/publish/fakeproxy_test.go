@@ -26,19 +26,19 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// pipe is a delta stream in memory.
-type pipe struct {
+// memoryStream is a delta stream in memory.
+type memoryStream struct {
 	grpc.ServerStream
 	ctx       context.Context
 	requests  chan *discoveryv3.DeltaDiscoveryRequest
 	responses chan *discoveryv3.DeltaDiscoveryResponse
 }
 
-var _ stream.DeltaStream = (*pipe)(nil)
+var _ stream.DeltaStream = (*memoryStream)(nil)
 
-func (p *pipe) Context() context.Context { return p.ctx }
+func (p *memoryStream) Context() context.Context { return p.ctx }
 
-func (p *pipe) Recv() (*discoveryv3.DeltaDiscoveryRequest, error) {
+func (p *memoryStream) Recv() (*discoveryv3.DeltaDiscoveryRequest, error) {
 	select {
 	case r := <-p.requests:
 		return r, nil
@@ -47,7 +47,7 @@ func (p *pipe) Recv() (*discoveryv3.DeltaDiscoveryRequest, error) {
 	}
 }
 
-func (p *pipe) Send(r *discoveryv3.DeltaDiscoveryResponse) error {
+func (p *memoryStream) Send(r *discoveryv3.DeltaDiscoveryResponse) error {
 	select {
 	case p.responses <- r:
 		return nil
@@ -56,11 +56,11 @@ func (p *pipe) Send(r *discoveryv3.DeltaDiscoveryResponse) error {
 	}
 }
 
-// history is every plan that was ever wanted, by model and epoch.
+// history holds every submitted plan, by model and epoch.
 type history struct {
 	mu    sync.Mutex
 	plans map[string]policies.Plan
-	at    map[policies.ReplicaID]string // addresses never change in these tests
+	at    map[policies.ReplicaID]string // addresses, which never change in these tests
 }
 
 func (h *history) add(v resources.View) {
@@ -74,44 +74,44 @@ func (h *history) add(v resources.View) {
 	}
 }
 
-// proxy behaves like an Envoy with a delta ADS stream: it takes time to apply
-// what it is sent, withholds the acknowledgement of clusters that still wait
-// for their endpoints, and keeps what it has when the stream breaks. After
-// every change it checks that its routes lead to the right replicas.
-type proxy struct {
-	t       *testing.T
-	id      string
-	cluster string
-	history *history
-	rand    *rand.Rand
-	slow    time.Duration // longest time to apply a response
-	breaks  float64       // chance that the stream breaks instead of an answer
-	refuses func(*discoveryv3.Resource) bool
+// fakeProxy behaves like an Envoy with a delta ADS stream: it takes time to
+// apply a response, withholds the ACK of clusters that still wait for their
+// endpoints, and keeps what it has when the stream breaks. After every change
+// it checks that its routes lead to the right replicas.
+type fakeProxy struct {
+	t           *testing.T
+	id          string
+	cluster     string
+	history     *history
+	rand        *rand.Rand
+	maxDelay    time.Duration // longest time to apply a response
+	breakChance float64       // chance that the stream breaks instead of a reply
+	refuses     func(*discoveryv3.Resource) bool
 
 	has     map[string]map[string]*discoveryv3.Resource // by type and name
-	waiting []*discoveryv3.DeltaDiscoveryRequest        // acknowledgement of CDS, while clusters warm
-	begin   func()                                      // asks for listeners and routes; nil when that is done
+	waiting []*discoveryv3.DeltaDiscoveryRequest        // ACKs of CDS, while clusters warm
+	begin   func()                                      // subscribes to listeners and routes; nil afterwards
 	checked int
 	got     int // resources received
 	mu      sync.Mutex
 }
 
 // run connects again and again until the context ends.
-func (p *proxy) run(ctx context.Context, server serverv3.Server) {
+func (p *fakeProxy) run(ctx context.Context, server serverv3.Server) {
 	p.has = map[string]map[string]*discoveryv3.Resource{}
 	for _, typ := range []string{resources.ClusterType, resources.EndpointType, resources.ListenerType, resources.RouteType} {
 		p.has[typ] = map[string]*discoveryv3.Resource{}
 	}
 	for ctx.Err() == nil {
-		p.session(ctx, server)
+		p.runStream(ctx, server)
 		time.Sleep(time.Duration(1 + p.rand.IntN(int(50*time.Millisecond))))
 	}
 }
 
-// session is one stream's life.
-func (p *proxy) session(ctx context.Context, server serverv3.Server) {
+// runStream runs one stream.
+func (p *fakeProxy) runStream(ctx context.Context, server serverv3.Server) {
 	ctx, cancel := context.WithCancel(ctx)
-	s := &pipe{ctx: ctx, requests: make(chan *discoveryv3.DeltaDiscoveryRequest, 1000), responses: make(chan *discoveryv3.DeltaDiscoveryResponse, 1000)}
+	s := &memoryStream{ctx: ctx, requests: make(chan *discoveryv3.DeltaDiscoveryRequest, 1000), responses: make(chan *discoveryv3.DeltaDiscoveryResponse, 1000)}
 	done := make(chan error, 1)
 	go func() { done <- server.DeltaStreamHandler(s, "") }()
 	defer func() { cancel(); <-done }()
@@ -128,8 +128,8 @@ func (p *proxy) session(ctx context.Context, server serverv3.Server) {
 		}
 		send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: typ, ResourceNamesSubscribe: names, InitialResourceVersions: versions})
 	}
-	// A proxy that starts asks for one type after the other, and serves when it
-	// has all of them.
+	// A proxy that starts subscribes to one type after the other, and serves
+	// when it has all of them.
 	p.mu.Lock()
 	p.begin = func() {
 		p.begin = nil
@@ -153,19 +153,19 @@ func (p *proxy) session(ctx context.Context, server serverv3.Server) {
 		case <-ctx.Done():
 			return
 		case r := <-s.responses:
-			time.Sleep(time.Duration(1 + p.rand.Int64N(int64(p.slow))))
-			if p.rand.Float64() < p.breaks {
+			time.Sleep(time.Duration(1 + p.rand.Int64N(int64(p.maxDelay))))
+			if p.rand.Float64() < p.breakChance {
 				return
 			}
-			p.answer(r, asked, send)
+			p.applyResponse(r, asked, send)
 		}
 	}
 }
 
 func serviceOf(cluster string) string { return cluster[:len(cluster)-len("/rr")] }
 
-// answer applies a response and acknowledges it.
-func (p *proxy) answer(r *discoveryv3.DeltaDiscoveryResponse, asked map[string]bool, send func(*discoveryv3.DeltaDiscoveryRequest)) {
+// applyResponse applies a response and acknowledges it.
+func (p *fakeProxy) applyResponse(r *discoveryv3.DeltaDiscoveryResponse, asked map[string]bool, send func(*discoveryv3.DeltaDiscoveryRequest)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.got += len(r.Resources)
@@ -214,10 +214,10 @@ func (p *proxy) answer(r *discoveryv3.DeltaDiscoveryResponse, asked map[string]b
 		}
 		p.waiting = nil
 	}
-	p.check()
+	p.checkRoutes()
 }
 
-func (p *proxy) warming() bool {
+func (p *fakeProxy) warming() bool {
 	for name := range p.has[resources.ClusterType] {
 		if p.has[resources.EndpointType][serviceOf(name)] == nil {
 			return true
@@ -226,9 +226,9 @@ func (p *proxy) warming() bool {
 	return false
 }
 
-// check proves that every route leads to a cluster with endpoints, and every
-// stage to all members that its plan gives it.
-func (p *proxy) check() {
+// checkRoutes checks that every route leads to a cluster with endpoints, and
+// every stage to all members of its plan.
+func (p *fakeProxy) checkRoutes() {
 	res := p.has[resources.RouteType][resources.RouteName]
 	if res == nil {
 		return
@@ -250,12 +250,12 @@ func (p *proxy) check() {
 			}
 			cluster := route.GetRoute().GetCluster()
 			if p.has[resources.ClusterType][cluster] == nil {
-				p.t.Errorf("%s: a route to cluster %s, which it does not have", p.id, cluster)
+				p.t.Errorf("%s: route to missing cluster %s", p.id, cluster)
 				return
 			}
 			eds := p.has[resources.EndpointType][serviceOf(cluster)]
 			if eds == nil {
-				p.t.Errorf("%s: a route to cluster %s, which is warming", p.id, cluster)
+				p.t.Errorf("%s: route to warming cluster %s", p.id, cluster)
 				return
 			}
 			cla := new(endpointv3.ClusterLoadAssignment)
@@ -271,7 +271,7 @@ func (p *proxy) check() {
 			plan := p.history.plans[fmt.Sprint(meta.Model, meta.Epoch)]
 			for _, id := range plan.Stages[meta.Stage].Replicas {
 				if !members[id] {
-					p.t.Errorf("%s: routes of epoch %d, but stage %d of %s lacks its member %s", p.id, meta.Epoch, meta.Stage, meta.Model, id)
+					p.t.Errorf("%s: routes of epoch %d, but stage %d of %s lacks member %s", p.id, meta.Epoch, meta.Stage, meta.Model, id)
 					return
 				}
 			}
@@ -285,21 +285,21 @@ func decode(t *testing.T, res *discoveryv3.Resource, m proto.Message) {
 	}
 }
 
-// refuse makes the proxy refuse resources from now on.
-func (p *proxy) refuse(which func(*discoveryv3.Resource) bool) {
+// refuse makes the proxy refuse some resources from now on.
+func (p *fakeProxy) refuse(which func(*discoveryv3.Resource) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.refuses = which
 }
 
-// version is what the proxy has of a resource.
-func (p *proxy) version(typ, name string) string {
+// version returns the version that the proxy has of a resource.
+func (p *fakeProxy) version(typ, name string) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.has[typ][name].GetVersion()
 }
 
-func (p *proxy) received() int {
+func (p *fakeProxy) received() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.got

@@ -27,9 +27,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources/attach"
 )
 
-// owner is an Envoy whose listeners and clusters are somebody else's: one
+// ownedEnvoy is an Envoy whose listeners and clusters come from its owner: one
 // listener with a virtual host for LLM traffic and one for the rest.
-type owner struct {
+type ownedEnvoy struct {
 	*envoytest.Process
 	llm, rest *client
 }
@@ -39,8 +39,9 @@ const (
 	otherHost = "shop.example"
 )
 
-// manager is a listener's HTTP connection manager of the owner's.
-func manager(t *testing.T, edit func(*hcmv3.HttpConnectionManager)) []*listenerv3.FilterChain {
+// connectionManager returns the filter chains of an owner's listener with an
+// HTTP connection manager.
+func connectionManager(t *testing.T, edit func(*hcmv3.HttpConnectionManager)) []*listenerv3.FilterChain {
 	t.Helper()
 	m := &hcmv3.HttpConnectionManager{StatPrefix: "owner"}
 	edit(m)
@@ -48,11 +49,11 @@ func manager(t *testing.T, edit func(*hcmv3.HttpConnectionManager)) []*listenerv
 		m.HttpFilters = append(m.HttpFilters, resources.RouterFilter())
 	}
 	return []*listenerv3.FilterChain{{Filters: []*listenerv3.Filter{{
-		Name: "hcm", ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: pack(t, m)},
+		Name: "hcm", ConfigType: &listenerv3.Filter_TypedConfig{TypedConfig: packAny(t, m)},
 	}}}}
 }
 
-func pack(t *testing.T, m proto.Message) *anypb.Any {
+func packAny(t *testing.T, m proto.Message) *anypb.Any {
 	t.Helper()
 	a, err := anypb.New(m)
 	if err != nil {
@@ -67,8 +68,8 @@ func anyPort() *corev3.Address {
 	}}}
 }
 
-// own is the owner's own cluster, of one endpoint.
-func own(t *testing.T, name, address string) *clusterv3.Cluster {
+// ownCluster returns a cluster of the owner with one endpoint.
+func ownCluster(t *testing.T, name, address string) *clusterv3.Cluster {
 	t.Helper()
 	a, err := net.ResolveTCPAddr("tcp", address)
 	if err != nil {
@@ -86,17 +87,17 @@ func own(t *testing.T, name, address string) *clusterv3.Cluster {
 	}
 }
 
-// to is a route of the owner's to one of their clusters.
-func to(cluster string) *routev3.Route {
+// routeTo returns a route of the owner to one of its clusters.
+func routeTo(cluster string) *routev3.Route {
 	return &routev3.Route{
 		Match:  &routev3.RouteMatch{PathSpecifier: &routev3.RouteMatch_Prefix{Prefix: "/"}},
 		Action: &routev3.Route_Route{Route: &routev3.RouteAction{ClusterSpecifier: &routev3.RouteAction_Cluster{Cluster: cluster}}},
 	}
 }
 
-// estimator is a filter of the owner's that knows a request's length, and has
-// the route picked again by it.
-func estimator(t *testing.T) *hcmv3.HttpFilter {
+// lengthFilter returns a filter of the owner that sets a request's length and
+// clears the route cache.
+func lengthFilter(t *testing.T) *hcmv3.HttpFilter {
 	const code = `function envoy_on_request(h)
   local tokens = h:headers():get("x-test-tokens")
   if tokens ~= nil then
@@ -105,15 +106,15 @@ func estimator(t *testing.T) *hcmv3.HttpFilter {
     h:clearRouteCache()
   end
 end`
-	return &hcmv3.HttpFilter{Name: "envoy.filters.http.lua", ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: pack(t, &luav3.Lua{
+	return &hcmv3.HttpFilter{Name: "envoy.filters.http.lua", ConfigType: &hcmv3.HttpFilter_TypedConfig{TypedConfig: packAny(t, &luav3.Lua{
 		DefaultSourceCode: &corev3.DataSource{Specifier: &corev3.DataSource_InlineString{InlineString: code}},
 	})}}
 }
 
-// startOwner starts the owner's Envoy with what attach says added: by the
-// internal listener, through files that stand for the owner's control plane; for a whole
-// listener, in the bootstrap.
-func startOwner(t *testing.T, h *attach.EnvoyConfig, shop *backend) *owner {
+// startOwnedEnvoy starts the owner's Envoy with what attach adds: a virtual
+// host through files in place of the owner's control plane, a whole listener in
+// the bootstrap.
+func startOwnedEnvoy(t *testing.T, h *attach.EnvoyConfig, shop *backend) *ownedEnvoy {
 	t.Helper()
 	b := &bootstrapv3.Bootstrap{
 		Node:            &corev3.Node{Id: "owner-1", Cluster: "owner"},
@@ -123,10 +124,10 @@ func startOwner(t *testing.T, h *attach.EnvoyConfig, shop *backend) *owner {
 	if h.Bootstrap != nil {
 		proto.Merge(b, h.Bootstrap)
 	}
-	clusters := append(slices.Clone(h.Clusters), own(t, "shop", shop.address))
-	rest := &routev3.VirtualHost{Name: "rest", Domains: []string{"*"}, Routes: []*routev3.Route{to("shop")}}
+	clusters := append(slices.Clone(h.Clusters), ownCluster(t, "shop", shop.address))
+	rest := &routev3.VirtualHost{Name: "rest", Domains: []string{"*"}, Routes: []*routev3.Route{routeTo("shop")}}
 	front := func(hosts ...*routev3.VirtualHost) []*listenerv3.FilterChain {
-		return manager(t, func(m *hcmv3.HttpConnectionManager) {
+		return connectionManager(t, func(m *hcmv3.HttpConnectionManager) {
 			m.RouteSpecifier = &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: &routev3.RouteConfiguration{Name: "owner", VirtualHosts: hosts}}
 		})
 	}
@@ -134,8 +135,8 @@ func startOwner(t *testing.T, h *attach.EnvoyConfig, shop *backend) *owner {
 	if h.Listener == nil {
 		names[0] = "llm"
 		b.StaticResources.Listeners = []*listenerv3.Listener{
-			{Name: "llm", Address: anyPort(), FilterChains: manager(t, func(m *hcmv3.HttpConnectionManager) {
-				m.HttpFilters = append(m.HttpFilters, estimator(t))
+			{Name: "llm", Address: anyPort(), FilterChains: connectionManager(t, func(m *hcmv3.HttpConnectionManager) {
+				m.HttpFilters = append(m.HttpFilters, lengthFilter(t))
 				proto.Merge(m, h.Manager)
 			})},
 			{Name: "front", Address: anyPort(), FilterChains: front(rest)},
@@ -144,15 +145,15 @@ func startOwner(t *testing.T, h *attach.EnvoyConfig, shop *backend) *owner {
 	} else {
 		llm := &routev3.VirtualHost{Name: "llm", Domains: []string{llmHost}, Routes: []*routev3.Route{h.Route}}
 		b.DynamicResources = &bootstrapv3.Bootstrap_DynamicResources{
-			LdsConfig: file(t, h.Listener, &listenerv3.Listener{Name: "front", Address: anyPort(), FilterChains: front(llm, rest)}),
-			CdsConfig: file(t, messages(clusters)...),
+			LdsConfig: fileSource(t, h.Listener, &listenerv3.Listener{Name: "front", Address: anyPort(), FilterChains: front(llm, rest)}),
+			CdsConfig: fileSource(t, messages(clusters)...),
 		}
 	}
 	text, err := resources.FormatJSON(b)
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := &owner{Process: envoytest.Start(t, envoytest.Config{Bootstrap: string(text)})}
+	o := &ownedEnvoy{Process: envoytest.Start(t, envoytest.Config{Bootstrap: string(text)})}
 	o.llm, o.rest = o.client(t, names[0], llmHost), o.client(t, names[1], otherHost)
 	return o
 }
@@ -165,12 +166,12 @@ func messages[M proto.Message](list []M) []proto.Message {
 	return out
 }
 
-// file is a source of resources that lie in a file.
-func file(t *testing.T, list ...proto.Message) *corev3.ConfigSource {
+// fileSource returns a config source of resources in a file.
+func fileSource(t *testing.T, list ...proto.Message) *corev3.ConfigSource {
 	t.Helper()
 	r := &discoveryv3.DiscoveryResponse{VersionInfo: "1"}
 	for _, m := range list {
-		r.Resources = append(r.Resources, pack(t, m))
+		r.Resources = append(r.Resources, packAny(t, m))
 	}
 	text, err := resources.FormatJSON(r)
 	if err != nil {
@@ -186,22 +187,22 @@ func file(t *testing.T, list ...proto.Message) *corev3.ConfigSource {
 	}
 }
 
-// asHost is a transport whose requests name one host.
-type asHost struct {
+// hostTransport is a transport whose requests name one host.
+type hostTransport struct {
 	*http.Transport
 	host string
 }
 
-func (a asHost) RoundTrip(r *http.Request) (*http.Response, error) {
+func (a hostTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	r.Host = a.host
 	return a.Transport.RoundTrip(r)
 }
 
 // client returns a client of one of the owner's virtual hosts.
-func (o *owner) client(t *testing.T, listener, host string) *client {
+func (o *ownedEnvoy) client(t *testing.T, listener, host string) *client {
 	t.Helper()
 	transport := &http.Transport{MaxIdleConnsPerHost: 100}
 	t.Cleanup(transport.CloseIdleConnections)
-	return &client{"http://" + o.Listener(listener) + "/v1/completions", &http.Client{Transport: asHost{transport, host}, Timeout: 20 * time.Second}}
+	return &client{"http://" + o.Listener(listener) + "/v1/completions", &http.Client{Transport: hostTransport{transport, host}, Timeout: 20 * time.Second}}
 }

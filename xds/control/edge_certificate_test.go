@@ -19,8 +19,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// edgePair is a self-signed certificate with a serial number.
-func edgePair(t *testing.T, serial int64) *resources.Certificate {
+// edgeCertificate is a self-signed certificate with a serial number.
+func edgeCertificate(t *testing.T, serial int64) *resources.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -41,14 +41,14 @@ func edgePair(t *testing.T, serial int64) *resources.Certificate {
 	}
 }
 
-// TestSetEdge: a real Envoy's clients speak TLS, and a new certificate is in
+// TestSetEdgeCertificate: a real Envoy's clients speak TLS, and a new certificate is in
 // the next handshake.
-func TestSetEdge(t *testing.T) {
+func TestSetEdgeCertificate(t *testing.T) {
 	envoytest.Binary(t)
-	r, _ := upstream(t, "r0")
-	fast := rules()
+	r, _ := startUpstream(t, "r0")
+	fast := fastRules()
 	fast.Speed, fast.Grace = 1, time.Hour // nobody reports here
-	c := start(t, Config{Rules: fast, Replicas: []policies.Replica{r}, EdgeCertificate: edgePair(t, 1)})
+	c := startControl(t, Config{Rules: fast, Replicas: []policies.Replica{r}, EdgeCertificate: edgeCertificate(t, 1)})
 	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: c.Addr().String()})
 	if err != nil {
 		t.Fatal(err)
@@ -59,7 +59,7 @@ func TestSetEdge(t *testing.T) {
 		seen := func(cs tls.ConnectionState) error { serial = cs.PeerCertificates[0].SerialNumber.Int64(); return nil }
 		transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true, VerifyConnection: seen}}
 		defer transport.CloseIdleConnections()
-		resp, err := (&http.Client{Transport: transport, Timeout: patience}).Get(url)
+		resp, err := (&http.Client{Transport: transport, Timeout: waitTimeout}).Get(url)
 		if err != nil {
 			return 0, err
 		}
@@ -74,11 +74,11 @@ func TestSetEdge(t *testing.T) {
 	}
 	for _, serial := range []int64{1, 2} {
 		if serial == 2 {
-			if err := c.SetEdgeCertificate(edgePair(t, serial)); err != nil {
+			if err := c.SetEdgeCertificate(edgeCertificate(t, serial)); err != nil {
 				t.Fatal(err)
 			}
 		}
-		deadline := time.Now().Add(patience)
+		deadline := time.Now().Add(waitTimeout)
 		for {
 			got, err := served()
 			if err == nil && got == serial {
@@ -93,8 +93,8 @@ func TestSetEdge(t *testing.T) {
 	if c.SetEdgeCertificate(nil) == nil {
 		t.Error("the certificate was taken away")
 	}
-	plain := start(t, Config{Rules: fast, Replicas: []policies.Replica{r}})
-	if plain.SetEdgeCertificate(edgePair(t, 3)) == nil {
+	plain := startControl(t, Config{Rules: fast, Replicas: []policies.Replica{r}})
+	if plain.SetEdgeCertificate(edgeCertificate(t, 3)) == nil {
 		t.Error("a fleet in plain text has got a certificate")
 	}
 }

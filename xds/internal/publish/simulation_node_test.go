@@ -16,46 +16,47 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// The nodes of a life: proxies that take, refuse and acknowledge as Envoy does.
+// The nodes of a simulation: proxies that apply, refuse and acknowledge as
+// Envoy does.
 
 // simNode is a proxy, with one stream per type or one for all.
 type simNode struct {
-	l        *life
-	id       string
-	group    string
-	perType  bool
-	odd      bool // it alone refuses things
-	up       bool
-	left     time.Time                                 // when it went
-	excused  bool                                      // it was away for too long, until it has caught up
-	has      map[string]map[string]*resources.Resource // by type and name
-	subs     map[string]*simSub
-	ready    bool // it has asked for listeners and routes
-	withheld *discoveryv3.DeltaDiscoveryRequest
-	refused  map[string]bool // endpoints, or removed; a cluster does not wait for those
+	sim            *simulation
+	id             string
+	group          string
+	perType        bool
+	picky          bool // it refuses versions that no other node refuses
+	up             bool
+	disconnectedAt time.Time
+	excused        bool                                      // it was away for too long, until it has caught up
+	has            map[string]map[string]*resources.Resource // by type and name
+	subs           map[string]*simSubscription
+	ready          bool // it has subscribed to listeners and routes
+	withheld       *discoveryv3.DeltaDiscoveryRequest
+	refused        map[string]bool // endpoints, or removed; a cluster does not wait for those
 }
 
-// simSub is a subscription on both ends of its stream.
-type simSub struct {
-	stream   int64
-	begun    bool // the server has heard of it
-	wildcard bool
-	names    map[string]bool
-	returned map[string]string // as the server believes
-	waiting  bool              // the server has sent something that was not replied to
-	nonce    int
-	down     []*discoveryv3.DeltaDiscoveryResponse // to the node
-	up       []*discoveryv3.DeltaDiscoveryRequest  // to the server
-	lost     bool                                  // an acknowledgement was
+// simSubscription is a subscription on both ends of its stream.
+type simSubscription struct {
+	stream    int64
+	begun     bool // the server has received a request
+	wildcard  bool
+	names     map[string]bool
+	returned  map[string]string // what the server counts as delivered
+	unreplied bool              // the server has sent a response without a reply
+	nonce     int
+	toNode    []*discoveryv3.DeltaDiscoveryResponse
+	toServer  []*discoveryv3.DeltaDiscoveryRequest
+	dropsAcks bool // an ACK was lost
 }
 
 var simTypes = []string{resources.ClusterType, resources.EndpointType, resources.ListenerType, resources.RouteType}
 
-// connect opens the node's streams, with what it has.
+// connect opens the node's streams with the versions that it has.
 func (n *simNode) connect() {
-	n.l.say("%s connects", n.id)
-	n.l.churn = n.l.said
-	n.up, n.withheld, n.subs, n.refused = true, nil, make(map[string]*simSub), make(map[string]bool)
+	n.sim.logf("%s connects", n.id)
+	n.sim.churn = n.sim.said
+	n.up, n.withheld, n.subs, n.refused = true, nil, make(map[string]*simSubscription), make(map[string]bool)
 	n.open(resources.ClusterType)
 	if names := n.services(); len(names) > 0 {
 		n.open(resources.EndpointType, names...)
@@ -69,12 +70,12 @@ func (n *simNode) connect() {
 var simStreams int64
 
 func (n *simNode) open(typ string, names ...string) {
-	sub := &simSub{wildcard: len(names) == 0, names: make(map[string]bool), returned: make(map[string]string)}
-	ledger := n.l.pub.cfg.Ledger
+	sub := &simSubscription{wildcard: len(names) == 0, names: make(map[string]bool), returned: make(map[string]string)}
+	ledger := n.sim.pub.cfg.Ledger
 	if shared := n.anyStream(); n.perType || shared == 0 {
 		simStreams++
 		sub.stream = simStreams
-		_ = ledger.OnDeltaStreamOpen(n.l.t.Context(), sub.stream, "")
+		_ = ledger.OnDeltaStreamOpen(n.sim.t.Context(), sub.stream, "")
 	} else {
 		sub.stream = shared
 	}
@@ -85,7 +86,7 @@ func (n *simNode) open(typ string, names ...string) {
 	for name, r := range n.has[typ] {
 		req.InitialResourceVersions[name] = r.Version
 	}
-	sub.up = append(sub.up, req)
+	sub.toServer = append(sub.toServer, req)
 }
 
 func (n *simNode) anyStream() int64 {
@@ -95,7 +96,7 @@ func (n *simNode) anyStream() int64 {
 	return 0
 }
 
-// services are the endpoints that the node's clusters want, sorted.
+// services lists the endpoints of the node's clusters, sorted.
 func (n *simNode) services() []string {
 	var names []string
 	for name := range n.has[resources.ClusterType] {
@@ -105,14 +106,14 @@ func (n *simNode) services() []string {
 	return names
 }
 
-// disconnect ends all streams. What was on its way is lost.
+// disconnect ends all streams. Messages on their way are lost.
 func (n *simNode) disconnect() {
-	n.l.say("%s goes", n.id)
-	n.l.churn = n.l.said
+	n.sim.logf("%s goes", n.id)
+	n.sim.churn = n.sim.said
 	n.up = false
 	for _, sub := range n.subs {
-		if sub.begun || n.left.IsZero() {
-			n.left = time.Now()
+		if sub.begun || n.disconnectedAt.IsZero() {
+			n.disconnectedAt = time.Now()
 		}
 	}
 	for _, id := range slices.Compact(slices.Sorted(func(yield func(int64) bool) {
@@ -122,19 +123,19 @@ func (n *simNode) disconnect() {
 			}
 		}
 	})) {
-		n.l.pub.cfg.Ledger.OnDeltaStreamClosed(id, nil)
+		n.sim.pub.cfg.Ledger.OnDeltaStreamClosed(id, nil)
 	}
 	n.subs = nil
-	n.l.poke()
+	n.sim.signalChanged()
 }
 
-// apply has the node take the server's next message of a type.
-func (n *simNode) apply(typ string) {
+// receiveResponse makes the node apply the server's next response of a type.
+func (n *simNode) receiveResponse(typ string) {
 	sub := n.subs[typ]
-	resp := sub.down[0]
-	sub.down = sub.down[1:]
+	resp := sub.toNode[0]
+	sub.toNode = sub.toNode[1:]
 	ack := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: typ, ResponseNonce: resp.Nonce}
-	n.l.say("%s hears %s nonce %q: %d, %v", n.id, shortType(typ), resp.Nonce, len(resp.Resources), resp.RemovedResources)
+	n.sim.logf("%s hears %s nonce %q: %d, %v", n.id, shortType(typ), resp.Nonce, len(resp.Resources), resp.RemovedResources)
 	var bad []string
 	for _, r := range resp.Resources {
 		if n.refuses(typ, r) {
@@ -146,12 +147,13 @@ func (n *simNode) apply(typ string) {
 		if typ == resources.ClusterType {
 			ack.ErrorDetail.Message = "Error adding/updating cluster(s) " + strings.Join(bad, ": bad, ") + ": bad"
 		}
-		n.l.say("%s refuses %s %v", n.id, shortType(typ), bad)
+		n.sim.logf("%s refuses %s %v", n.id, shortType(typ), bad)
 	}
 	for _, r := range resp.Resources {
 		if len(bad) > 0 && (typ == resources.EndpointType || slices.Contains(bad, r.Name)) {
 			n.refused[r.Name] = true
-			// A node that begins with what it cannot take has nothing to lose.
+			// A node that starts with a version that it refuses has no routes
+			// to lose.
 			n.excused = n.excused || len(n.has[resources.RouteType]) == 0
 		}
 	}
@@ -159,9 +161,9 @@ func (n *simNode) apply(typ string) {
 		for _, r := range resp.Resources {
 			if !slices.Contains(bad, r.Name) && (typ != resources.EndpointType || slices.Contains(n.services(), r.Name)) {
 				if typ == resources.ClusterType && n.has[typ][r.Name] == nil {
-					delete(n.refused, "e"+r.Name[1:]) // a new cluster waits anew
+					delete(n.refused, "e"+r.Name[1:]) // a new cluster waits again
 				}
-				n.has[typ][r.Name] = &resources.Resource{Type: typ, Name: r.Name, Version: r.Version, Body: n.l.bodies[r.Version]}
+				n.has[typ][r.Name] = &resources.Resource{Type: typ, Name: r.Name, Version: r.Version, Body: n.sim.bodies[r.Version]}
 			}
 		}
 		for _, name := range resp.RemovedResources {
@@ -169,20 +171,20 @@ func (n *simNode) apply(typ string) {
 			n.refused[name] = n.refused[name] || typ == resources.EndpointType
 		}
 	}
-	n.reply(typ, ack)
-	n.warm(typ)
-	n.verify()
+	n.sendReply(typ, ack)
+	n.finishWarming(typ)
+	n.checkRoutes()
 }
 
-// reply sends an acknowledgement, or loses it.
-func (n *simNode) reply(typ string, ack *discoveryv3.DeltaDiscoveryRequest) {
+// sendReply sends a reply, or loses it.
+func (n *simNode) sendReply(typ string, ack *discoveryv3.DeltaDiscoveryRequest) {
 	sub := n.subs[typ]
 	switch {
-	case sub.lost:
+	case sub.dropsAcks:
 	case typ == resources.ClusterType && n.warming() && ack.ErrorDetail == nil:
 		n.withheld = ack
 	default:
-		sub.up = append(sub.up, ack)
+		sub.toServer = append(sub.toServer, ack)
 	}
 }
 
@@ -195,15 +197,15 @@ func (n *simNode) warming() bool {
 	return false
 }
 
-// warm does what follows from new clusters and endpoints.
-func (n *simNode) warm(typ string) {
+// finishWarming does what follows from new clusters and endpoints.
+func (n *simNode) finishWarming(typ string) {
 	if typ == resources.ClusterType {
 		want := n.services()
 		if sub := n.subs[resources.EndpointType]; sub == nil && len(want) > 0 {
 			n.open(resources.EndpointType, want...)
 		} else if sub != nil {
 			change := &discoveryv3.DeltaDiscoveryRequest{TypeUrl: resources.EndpointType}
-			asked := n.asked(sub)
+			asked := n.subscribedNames(sub)
 			for _, name := range want {
 				if !asked[name] {
 					change.ResourceNamesSubscribe = append(change.ResourceNamesSubscribe, name)
@@ -217,7 +219,7 @@ func (n *simNode) warm(typ string) {
 			}
 			slices.Sort(change.ResourceNamesUnsubscribe)
 			if len(change.ResourceNamesSubscribe)+len(change.ResourceNamesUnsubscribe) > 0 {
-				sub.up = append(sub.up, change)
+				sub.toServer = append(sub.toServer, change)
 			}
 		}
 	}
@@ -225,7 +227,7 @@ func (n *simNode) warm(typ string) {
 		return
 	}
 	if n.withheld != nil {
-		n.subs[resources.ClusterType].up = append(n.subs[resources.ClusterType].up, n.withheld)
+		n.subs[resources.ClusterType].toServer = append(n.subs[resources.ClusterType].toServer, n.withheld)
 		n.withheld = nil
 	}
 	if !n.ready {
@@ -235,10 +237,11 @@ func (n *simNode) warm(typ string) {
 	}
 }
 
-// asked is what the node has subscribed to, messages on their way included.
-func (n *simNode) asked(sub *simSub) map[string]bool {
+// subscribedNames returns what the node has subscribed to, including requests
+// on their way.
+func (n *simNode) subscribedNames(sub *simSubscription) map[string]bool {
 	out := maps.Clone(sub.names)
-	for _, req := range sub.up {
+	for _, req := range sub.toServer {
 		for _, name := range req.GetResourceNamesSubscribe() {
 			out[name] = true
 		}
@@ -249,32 +252,33 @@ func (n *simNode) asked(sub *simSub) map[string]bool {
 	return out
 }
 
-// refuses says what proxies refuse: a fixed share of all versions.
+// refuses reports whether the node refuses a version: proxies refuse a fixed
+// share of all versions.
 func (n *simNode) refuses(typ string, r *discoveryv3.Resource) bool {
 	version := rollout.ContentHash(r.Version)
-	if n.l.tame[version] || typ == resources.ListenerType {
+	if n.sim.neverRefused[version] || typ == resources.ListenerType {
 		return false
 	}
 	h := fnv.New32a()
-	fmt.Fprint(h, version, n.l.seed)
-	if n.odd {
+	fmt.Fprint(h, version, n.sim.seed)
+	if n.picky {
 		fmt.Fprint(h, n.id)
 	}
-	return h.Sum32()%100 < n.l.wicked
+	return h.Sum32()%100 < n.sim.refusedPercent
 }
 
-// current reports whether the node has what its group is shown, and nothing else
-// is on its way.
-func (n *simNode) current() bool {
+// isCurrent reports whether the node has the set of its group and no message is
+// on its way.
+func (n *simNode) isCurrent() bool {
 	if !n.up {
 		return false
 	}
 	for _, sub := range n.subs {
-		if len(sub.down) > 0 {
+		if len(sub.toNode) > 0 {
 			return false
 		}
 	}
-	set := n.l.shown[n.group]
+	set := n.sim.shown[n.group]
 	for _, typ := range simTypes {
 		if len(n.has[typ]) != set.Len(typ) {
 			return false

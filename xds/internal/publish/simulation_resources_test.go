@@ -11,11 +11,12 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// The resources of a life are words, so that it takes a fraction of a millisecond.
+// The resources of a simulation are short texts, so that one takes a fraction
+// of a millisecond.
 
-// toySet renders a view as words: a cluster and its endpoints for every stage
-// in use, and a route table that says which plan it is of.
-func toySet(v resources.View) (resources.Set, error) {
+// textSet renders a view as text: a cluster and its endpoints for every stage
+// in use, and a route table with the name of its plan.
+func textSet(v resources.View) (resources.Set, error) {
 	stages := 0
 	for _, p := range append(slices.Clone(v.Plans), v.Previous...) {
 		stages = max(stages, len(p.Stages))
@@ -54,15 +55,16 @@ func toySet(v resources.View) (resources.Set, error) {
 func clusterOf(k int) string      { return fmt.Sprint("c", k) }
 func serviceOfStage(k int) string { return fmt.Sprint("e", k) }
 
-func (l *life) covers(s resources.Set, v resources.View) error {
-	if missing := lacking(v.Plans[0], v, func(k int) *resources.Resource { return s.Get(resources.EndpointType, serviceOfStage(k)) }); missing != "" {
+func (l *simulation) checkMembers(s resources.Set, v resources.View) error {
+	if missing := missingMember(v.Plans[0], v, func(k int) *resources.Resource { return s.Get(resources.EndpointType, serviceOfStage(k)) }); missing != "" {
 		return fmt.Errorf("%s", missing)
 	}
 	return nil
 }
 
-// lacking tells the first stage of a plan whose endpoints lack a member.
-func lacking(p policies.Plan, v resources.View, get func(k int) *resources.Resource) string {
+// missingMember describes the first stage of a plan whose endpoints lack a
+// member.
+func missingMember(p policies.Plan, v resources.View, get func(k int) *resources.Resource) string {
 	known := make(map[policies.ReplicaID]bool)
 	for _, e := range v.Endpoints {
 		known[e.ID] = true
@@ -81,7 +83,7 @@ func lacking(p policies.Plan, v resources.View, get func(k int) *resources.Resou
 	return ""
 }
 
-func words(s resources.Set) string {
+func formatSet(s resources.Set) string {
 	var out []string
 	for _, typ := range simTypes {
 		for _, r := range s.All(typ) {

@@ -12,22 +12,22 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// TestEnvoyTwoServers: an Envoy whose control plane goes away finds the other
+// TestEnvoyTwoControlPlanes: an Envoy whose control plane goes away finds the other
 // one on the same store, gets nothing sent that it has, and follows it. No
 // request fails, and the other one plans.
-func TestEnvoyTwoServers(t *testing.T) {
+func TestEnvoyTwoControlPlanes(t *testing.T) {
 	envoytest.Binary(t)
 	var list []policies.Replica
 	for i := range 4 {
-		r, _ := upstream(t, fmt.Sprintf("r%d", i))
+		r, _ := startUpstream(t, fmt.Sprintf("r%d", i))
 		r.Capacity.Batch = 4096 // so many that the few requests here move no weight
 		list = append(list, r)
 	}
 	st := new(store.Memory)
-	run := func(name string) *running {
-		r := rules()
+	run := func(name string) *runningControl {
+		r := fastRules()
 		r.Speed, r.Grace, r.Name, r.Shared = 1, time.Hour, name, true // nobody reports here
-		return start(t, Config{Rules: r, Replicas: list, Store: st})
+		return startControl(t, Config{Rules: r, Replicas: list, Store: st})
 	}
 	a := run("a")
 	waitFor(t, a, "a plans", func(s Status) bool { return s.Planner.Leads })
@@ -38,14 +38,14 @@ func TestEnvoyTwoServers(t *testing.T) {
 		t.Fatal(err)
 	}
 	envoy := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
-	reaches(t, a, 1)
-	load := newLoad(t, "http://"+envoy.Listener(resources.ListenerName))
+	waitForEpoch(t, a, 1)
+	load := startTraffic(t, "http://"+envoy.Listener(resources.ListenerName))
 	const counted = `(cluster_(added|modified|removed)|listener_(added|modified)|\.rds\..*config_reload|^cluster\.cascade.*\.update_success)$`
 	before := envoy.Stats(counted)
 
 	began := time.Now()
 	a.stop()
-	reaches(t, b, 1)
+	waitForEpoch(t, b, 1)
 	t.Logf("the Envoy has found the other control plane after %v", time.Since(began))
 	after := envoy.Stats(counted)
 	if len(after) < policies.MaxStages+3 {
@@ -60,7 +60,7 @@ func TestEnvoyTwoServers(t *testing.T) {
 	if err := b.fleet.Drain(t.Context(), "r0"); err != nil {
 		t.Fatal(err)
 	}
-	reaches(t, b, 2)
+	waitForEpoch(t, b, 2)
 
 	// The first one comes back as another process, and follows.
 	a = run("a")
@@ -74,17 +74,17 @@ func TestEnvoyTwoServers(t *testing.T) {
 // TestRefusalsReachAll: what a proxy refused is barred at every control plane of
 // the store, and at one that starts later.
 func TestRefusalsReachAll(t *testing.T) {
-	f := newFleet(t, 2)
+	f := newFakeFleet(t, 2)
 	st := new(store.Memory)
-	run := func(name string) *running {
-		r := rules()
+	run := func(name string) *runningControl {
+		r := fastRules()
 		r.Name, r.Shared = name, true
-		return start(t, Config{Rules: r, Replicas: f.list, Store: st})
+		return startControl(t, Config{Rules: r, Replicas: f.list, Store: st})
 	}
 	a, b := run("a"), run("b")
-	barred := func(c *running) {
+	barred := func(c *runningControl) {
 		t.Helper()
-		until(t, "the refusal is known", func() bool {
+		waitUntil(t, "the refusal is known", func() bool {
 			list := c.publisher.Quarantined()
 			return len(list) == 1 && list[0].Version == "v1" && list[0].Node == "edge"
 		})

@@ -15,25 +15,25 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// mirror is a client that believes what it is told, of one type.
-type mirror struct {
+// modelClient is a client that believes what it is told, of one type.
+type modelClient struct {
 	*deltaClient
 	group    string
 	typ      string
 	wildcard bool
-	asked    map[string]bool
+	names    map[string]bool
 	has      map[string]string // versions by name
 }
 
-// take accepts everything that came.
-func (m *mirror) take() {
+// acceptAll accepts everything that came.
+func (m *modelClient) acceptAll() {
 	for len(m.got) > 0 {
 		r := <-m.got
 		if r == nil {
 			m.t.Fatal("the stream ended")
 		}
 		for _, res := range r.Resources {
-			if m.asked[res.Name] || m.wildcard { // or it was on its way when dropped
+			if m.names[res.Name] || m.wildcard { // or it was on its way when dropped
 				m.has[res.Name] = res.Version
 			}
 		}
@@ -44,24 +44,24 @@ func (m *mirror) take() {
 	}
 }
 
-// want is what it should have of a set, plainly.
-func (m *mirror) want(s resources.Set) map[string]string {
+// expected is what it should have of a set, plainly.
+func (m *modelClient) expected(s resources.Set) map[string]string {
 	all := make(map[string]string)
 	for _, r := range s.All(m.typ) {
-		if m.asked[r.Name] || m.wildcard && !r.Unlisted {
+		if m.names[r.Name] || m.wildcard && !r.Unlisted {
 			all[r.Name] = r.Version
 		}
 	}
 	return all
 }
 
-// TestFates plays random sets for random groups to clients that subscribe,
+// TestRandomSubscriptions plays random sets for random groups to clients that subscribe,
 // unsubscribe and answer when they like: whenever all have answered, each has
 // what its group is shown of what it asked for, and nothing else.
-func TestFates(t *testing.T) {
+func TestRandomSubscriptions(t *testing.T) {
 	for seed := range uint64(60) {
-		inBothModes(t, cache.Config{Group: func(n *corev3.Node) string { return n.GetId()[:1] }}, func(t *testing.T, c *cache.Cache) {
-			fate(t, c, rand.New(rand.NewPCG(seed, 1)))
+		testBothModes(t, cache.Config{Group: func(n *corev3.Node) string { return n.GetId()[:1] }}, func(t *testing.T, c *cache.Cache) {
+			randomSubscriptions(t, c, rand.New(rand.NewPCG(seed, 1)))
 			if t.Failed() {
 				t.Fatalf("seed %d", seed)
 			}
@@ -69,24 +69,24 @@ func TestFates(t *testing.T) {
 	}
 }
 
-func fate(t *testing.T, c *cache.Cache, rng *rand.Rand) {
-	conn := serve(t, c)
+func randomSubscriptions(t *testing.T, c *cache.Cache, rng *rand.Rand) {
+	conn := startServer(t, c)
 	names := []string{"a", "b", "c", "hidden1", "hidden2"}
 	some := func() []string {
 		return slices.DeleteFunc(slices.Clone(names), func(string) bool { return rng.IntN(2) == 0 })
 	}
 	shown := make(map[string]resources.Set)
-	var clients []*mirror
+	var clients []*modelClient
 	for i := range 6 {
 		group := string("xy"[i%2])
-		m := &mirror{
-			deltaClient: delta(t, conn, fmt.Sprint(group, i)), group: group, typ: []string{cds, eds, rds}[i%3],
-			asked: make(map[string]bool), has: make(map[string]string), wildcard: rng.IntN(2) == 0,
+		m := &modelClient{
+			deltaClient: openDelta(t, conn, fmt.Sprint(group, i)), group: group, typ: []string{cds, eds, rds}[i%3],
+			names: make(map[string]bool), has: make(map[string]string), wildcard: rng.IntN(2) == 0,
 		}
 		if m.wildcard {
 			m.subscribe(m.typ, "*")
 		} else {
-			m.ask(some())
+			m.subscribeNames(some())
 		}
 		clients = append(clients, m)
 	}
@@ -110,12 +110,12 @@ func fate(t *testing.T, c *cache.Cache, rng *rand.Rand) {
 				}
 			}
 		case 4:
-			m.ask(some())
+			m.subscribeNames(some())
 		case 5:
-			m.drop(some())
+			m.unsubscribeNames(some())
 		case 6:
 			synctest.Wait()
-			m.take()
+			m.acceptAll()
 		case 7:
 			synctest.Wait()
 		}
@@ -127,7 +127,7 @@ func fate(t *testing.T, c *cache.Cache, rng *rand.Rand) {
 	for range 10 {
 		synctest.Wait()
 		for _, m := range clients {
-			m.take()
+			m.acceptAll()
 		}
 	}
 	for _, m := range clients {
@@ -135,8 +135,8 @@ func fate(t *testing.T, c *cache.Cache, rng *rand.Rand) {
 		if !own {
 			set = shown[""]
 		}
-		if want := m.want(set); !maps.Equal(m.has, want) {
-			t.Errorf("node of group %s, wildcard %v, asked %v: has %v, want %v", m.group, m.wildcard, m.asked, m.has, want)
+		if want := m.expected(set); !maps.Equal(m.has, want) {
+			t.Errorf("node of group %s, wildcard %v, asked %v: has %v, want %v", m.group, m.wildcard, m.names, m.has, want)
 		}
 	}
 	unanswered := make(map[string]bool)
@@ -146,27 +146,27 @@ func fate(t *testing.T, c *cache.Cache, rng *rand.Rand) {
 	}
 }
 
-// ask subscribes to names.
-func (m *mirror) ask(names []string) {
+// subscribe subscribes to names.
+func (m *modelClient) subscribeNames(names []string) {
 	if len(names) == 0 {
 		names = []string{"a"}
 	}
 	m.subscribe(m.typ, names...)
 	for _, name := range names {
-		m.asked[name] = true
+		m.names[name] = true
 	}
 }
 
-// drop unsubscribes from names, and forgets those that it does not have by the
+// unsubscribe unsubscribes from names, and forgets those that it does not have by the
 // wildcard.
-func (m *mirror) drop(names []string) {
-	names = slices.DeleteFunc(names, func(name string) bool { return !m.asked[name] })
+func (m *modelClient) unsubscribeNames(names []string) {
+	names = slices.DeleteFunc(names, func(name string) bool { return !m.names[name] })
 	if len(names) == 0 {
 		return
 	}
 	m.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: m.typ, ResourceNamesUnsubscribe: names})
 	for _, name := range names {
-		delete(m.asked, name)
+		delete(m.names, name)
 		if !m.wildcard {
 			delete(m.has, name)
 		}

@@ -17,13 +17,13 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// counting is a host that says when it has a generation.
-type counting struct {
+// generationCounter is a host that says when it has a generation.
+type generationCounter struct {
 	has  chan<- uint64
 	last uint64
 }
 
-func (c *counting) Update(s *client.Snapshot) {
+func (c *generationCounter) Update(s *client.Snapshot) {
 	slot := s.Slots[policyslots.ResourceName(slotKind)]
 	if slot == nil {
 		return
@@ -46,7 +46,7 @@ func BenchmarkPolicyPush(b *testing.B) {
 func benchmarkPush(b *testing.B, hosts int) {
 	replica := policies.Replica{ID: "r0", Model: "m", Address: "127.0.0.1:1", Capacity: policies.Capacity{KV: 400_000, Batch: 256}}
 	c, err := New(Config{
-		Rules: rules(), Replicas: []policies.Replica{replica}, Listen: "127.0.0.1:0", Admin: "127.0.0.1:0",
+		Rules: fastRules(), Replicas: []policies.Replica{replica}, Listen: "127.0.0.1:0", Admin: "127.0.0.1:0",
 		Settings: resources.Settings{Listen: "127.0.0.1:0"}, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
@@ -61,7 +61,7 @@ func benchmarkPush(b *testing.B, hosts int) {
 	for i := range hosts {
 		cl, err := client.New(client.Config{
 			Target: c.Addr().String(), NodeID: fmt.Sprintf("migrator/r%d", i), Cluster: resources.ObserverCluster,
-			Slots: []string{policyslots.ResourceName(slotKind)}, Watcher: &counting{has: has},
+			Slots: []string{policyslots.ResourceName(slotKind)}, Watcher: &generationCounter{has: has},
 			CheckSlot: func(name string, typed *anypb.Any) error {
 				_, err := policyslots.DecodeResource(name, typed)
 				return err

@@ -10,19 +10,19 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// What can happen next in a life.
+// The events of a simulation.
 
-// look lets the publisher see.
-func (l *life) look() {
+// observe passes the state of the nodes to the publisher.
+func (l *simulation) observe() {
 	for _, n := range l.nodes {
-		if n.excused && n.current() {
+		if n.excused && n.isCurrent() {
 			n.excused = false
 		}
-		n.excuse()
+		n.updateExcused()
 	}
 	select {
 	case <-l.pub.timer.C:
-		l.say("time passes")
+		l.logf("time passes")
 		l.pub.observeNodes()
 	default:
 	}
@@ -35,8 +35,8 @@ func (l *life) look() {
 	l.pub.observeNodes()
 }
 
-// deliver moves one message, and reports whether there was one.
-func (l *life) deliver() bool {
+// deliverOne delivers one message, and reports whether there was one.
+func (l *simulation) deliverOne() bool {
 	type way struct {
 		n    *simNode
 		typ  string
@@ -49,10 +49,10 @@ func (l *life) deliver() bool {
 		}
 		for _, typ := range simTypes {
 			if sub := n.subs[typ]; sub != nil {
-				if len(sub.up) > 0 {
+				if len(sub.toServer) > 0 {
 					ways = append(ways, way{n, typ, false})
 				}
-				if len(sub.down) > 0 {
+				if len(sub.toNode) > 0 {
 					ways = append(ways, way{n, typ, true})
 				}
 			}
@@ -63,15 +63,15 @@ func (l *life) deliver() bool {
 	}
 	w := ways[l.r.IntN(len(ways))]
 	if w.down {
-		w.n.apply(w.typ)
+		w.n.receiveResponse(w.typ)
 	} else {
-		w.n.hear(w.typ)
+		w.n.receiveRequest(w.typ)
 	}
 	return true
 }
 
-// want submits a random table.
-func (l *life) want(epoch policies.Epoch, before resources.View) resources.View {
+// submitRandom submits a random table.
+func (l *simulation) submitRandom(epoch policies.Epoch, before resources.View) resources.View {
 	v := before
 	if epoch > 1 && l.r.IntN(3) == 0 { // health and weights
 		v.Endpoints = slices.Clone(v.Endpoints)
@@ -100,27 +100,27 @@ func (l *life) want(epoch policies.Epoch, before resources.View) resources.View 
 		}
 		v.Plans = []policies.Plan{p}
 	}
-	s, err := toySet(v)
+	s, err := textSet(v)
 	if err != nil {
-		l.fail("%v", err)
+		l.failf("%v", err)
 	}
 	l.plans[fmt.Sprint("plan ", v.Plans[0].Epoch)] = v.Plans[0]
 	if epoch == 1 {
 		for _, typ := range simTypes {
 			for _, r := range s.All(typ) {
-				l.tame[r.Version] = true
+				l.neverRefused[r.Version] = true
 			}
 		}
 	}
-	l.say("want %v", s)
+	l.logf("want %v", s)
 	l.wanted = l.said
 	l.pub.observeNodes()
 	l.pub.step(rollout.SetTarget{Table: &rollout.Table{View: v, Set: s}})
 	return v
 }
 
-// calm delivers everything and lets time pass until nothing happens.
-func (l *life) calm() {
+// settle delivers all messages and advances the time until nothing happens.
+func (l *simulation) settle() {
 	quiet := 0
 	for range 60 {
 		for _, n := range l.nodes {
@@ -128,13 +128,13 @@ func (l *life) calm() {
 				n.connect()
 			}
 		}
-		for l.deliver() {
-			l.look()
+		for l.deliverOne() {
+			l.observe()
 		}
-		l.look()
+		l.observe()
 		time.Sleep(time.Second)
-		l.look()
-		if quiet++; !l.settled() {
+		l.observe()
+		if quiet++; !l.isSettled() {
 			quiet = 0
 		}
 		if quiet == 3 {
@@ -143,12 +143,12 @@ func (l *life) calm() {
 	}
 }
 
-// settled reports whether there is nothing to do any more.
-func (l *life) settled() bool {
+// isSettled reports whether there is nothing left to do.
+func (l *simulation) isSettled() bool {
 	for _, g := range l.pub.state.report.Groups {
 		if g.Phase != rollout.Idle || len(g.Fenced) > 0 {
 			return false
 		}
 	}
-	return !slices.ContainsFunc(l.nodes, func(n *simNode) bool { return !n.current() })
+	return !slices.ContainsFunc(l.nodes, func(n *simNode) bool { return !n.isCurrent() })
 }

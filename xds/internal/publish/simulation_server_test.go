@@ -10,12 +10,12 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// The server's half of a life: package cache and its streams, as far as the
-// publisher and the ledger can tell.
+// The server of a simulation: what the publisher and the ledger see of package
+// cache and its streams.
 
-// Set implements Target.
-func (l *life) Set(g string, s resources.Set) {
-	if l.demoted(g, s) {
+// Set implements Cache.
+func (l *simulation) Set(g string, s resources.Set) {
+	if l.isStableReverted(g, s) {
 		for _, n := range l.nodes {
 			n.excused = n.excused || n.group == g
 		}
@@ -26,19 +26,20 @@ func (l *life) Set(g string, s resources.Set) {
 			l.bodies[r.Version] = r.Body
 		}
 	}
-	l.say("show %q: %v", g, s)
+	l.logf("show %q: %v", g, s)
 	for _, n := range l.nodes {
 		if n.group == g {
 			for _, typ := range simTypes {
-				n.tell(typ)
+				n.sendUpdate(typ)
 			}
 		}
 	}
 }
 
-// demoted reports whether a group is shown other routes in one step: a plan that
-// nobody had acknowledged was everywhere, and is refused by the first who sees it.
-func (l *life) demoted(name string, s resources.Set) bool {
+// isStableReverted reports whether a group goes back to other routes in one
+// step: all groups had a plan that no node had acknowledged, and the first node
+// that gets it refuses it.
+func (l *simulation) isStableReverted(name string, s resources.Set) bool {
 	before := l.shown[name]
 	if before.Len(resources.RouteType) == 0 || before.Equal(s, resources.RouteType) {
 		return false
@@ -51,30 +52,30 @@ func (l *life) demoted(name string, s resources.Set) bool {
 	return false
 }
 
-// Unanswered implements Target.
-func (l *life) Unanswered(types []string, ids map[string]bool) {
+// Unanswered implements Cache.
+func (l *simulation) Unanswered(types []string, ids map[string]bool) {
 	for _, n := range l.nodes {
 		for _, typ := range types {
-			if sub := n.subs[typ]; n.up && sub != nil && sub.waiting {
+			if sub := n.subs[typ]; n.up && sub != nil && sub.unreplied {
 				ids[n.id] = true
 			}
 		}
 	}
 }
 
-// Changed implements Target.
-func (l *life) Changed() <-chan struct{} { return l.signal }
+// Changed implements Cache.
+func (l *simulation) Changed() <-chan struct{} { return l.signal }
 
-// tell sends what a subscription lacks, unless an answer is awaited.
-func (n *simNode) tell(typ string) {
-	sub, set := n.subs[typ], n.l.shown[n.group]
-	if !n.up || sub == nil || !sub.begun || sub.waiting {
+// sendUpdate sends what a subscription lacks, unless it waits for a reply.
+func (n *simNode) sendUpdate(typ string) {
+	sub, set := n.subs[typ], n.sim.shown[n.group]
+	if !n.up || sub == nil || !sub.begun || sub.unreplied {
 		return
 	}
 	resp := &discoveryv3.DeltaDiscoveryResponse{TypeUrl: typ}
 	for _, r := range set.All(typ) {
 		if (sub.wildcard || sub.names[r.Name]) && sub.returned[r.Name] != r.Version {
-			n.l.check(n, r)
+			n.sim.checkSent(n, r)
 			sub.returned[r.Name] = r.Version
 			resp.Resources = append(resp.Resources, &discoveryv3.Resource{Name: r.Name, Version: r.Version})
 		}
@@ -87,7 +88,7 @@ func (n *simNode) tell(typ string) {
 	}
 	for name := range sub.names {
 		if set.Get(typ, name) == nil && sub.returned[name] != "-" {
-			sub.returned[name] = "-" // it does not exist, and is told so once
+			sub.returned[name] = "-" // it does not exist, which is sent once
 			resp.RemovedResources = append(resp.RemovedResources, name)
 		}
 	}
@@ -98,25 +99,25 @@ func (n *simNode) tell(typ string) {
 	resp.RemovedResources = slices.Compact(resp.RemovedResources)
 	sub.nonce++
 	resp.Nonce = fmt.Sprint(sub.nonce)
-	sub.waiting = true
-	n.l.sent++
-	n.l.pub.cfg.Ledger.OnStreamDeltaResponse(sub.stream, nil, resp)
-	sub.down = append(sub.down, resp)
+	sub.unreplied = true
+	n.sim.sent++
+	n.sim.pub.cfg.Ledger.OnStreamDeltaResponse(sub.stream, nil, resp)
+	sub.toNode = append(sub.toNode, resp)
 }
 
-func (l *life) poke() {
+func (l *simulation) signalChanged() {
 	select {
 	case l.signal <- struct{}{}:
 	default:
 	}
 }
 
-// hear has the server take the node's next message of a type.
-func (n *simNode) hear(typ string) {
+// receiveRequest makes the server apply the node's next request of a type.
+func (n *simNode) receiveRequest(typ string) {
 	sub := n.subs[typ]
-	req := sub.up[0]
-	sub.up = sub.up[1:]
-	n.l.say("%s says %s nonce %q subscribes %v", n.id, shortType(typ), req.GetResponseNonce(), req.GetResourceNamesSubscribe())
+	req := sub.toServer[0]
+	sub.toServer = sub.toServer[1:]
+	n.sim.logf("%s says %s nonce %q subscribes %v", n.id, shortType(typ), req.GetResponseNonce(), req.GetResourceNamesSubscribe())
 	for _, name := range req.GetResourceNamesSubscribe() {
 		sub.names[name] = true
 		delete(sub.returned, name)
@@ -128,10 +129,10 @@ func (n *simNode) hear(typ string) {
 		delete(sub.names, name)
 		delete(sub.returned, name)
 	}
-	if err := n.l.pub.cfg.Ledger.OnStreamDeltaRequest(sub.stream, req); err != nil {
-		n.l.fail("%v", err)
+	if err := n.sim.pub.cfg.Ledger.OnStreamDeltaRequest(sub.stream, req); err != nil {
+		n.sim.failf("%v", err)
 	}
-	sub.begun, sub.waiting = true, false
-	n.l.poke()
-	n.tell(typ)
+	sub.begun, sub.unreplied = true, false
+	n.sim.signalChanged()
+	n.sendUpdate(typ)
 }

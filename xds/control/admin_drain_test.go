@@ -19,7 +19,7 @@ import (
 )
 
 // post sends an order as an operator's tool does, changed by edit.
-func post(t *testing.T, c *running, path string, edit func(*http.Request)) (int, string) {
+func post(t *testing.T, c *runningControl, path string, edit func(*http.Request)) (int, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+c.AdminAddr().String()+path, http.NoBody)
 	if err != nil {
@@ -48,13 +48,13 @@ func post(t *testing.T, c *running, path string, edit func(*http.Request)) (int,
 // follows, the status tells, and a restart remembers.
 func TestDrain(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
-	f := newFleet(t, 3)
+	f := newFakeFleet(t, 3)
 	st := new(store.Memory)
-	c := start(t, Config{Rules: rules(), Replicas: f.list, Store: st})
-	f.replicas[1].says(func(m *api.LoadReport) { m.Residents, m.Pinned, m.PinnedSeconds, m.Streams = 4, 1, 12.5, 7 })
-	stop := f.report(t, c)
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Store: st})
+	f.replicas[1].setReport(func(m *api.LoadReport) { m.Residents, m.Pinned, m.PinnedSeconds, m.Streams = 4, 1, 12.5, 7 })
+	stop := f.startReports(t, c)
 	p := newProxy(t, c)
-	p.until(t, "three replicas", func(s *client.Snapshot) bool { return slices.Equal(members(s, 0), []string{"r0", "r1", "r2"}) })
+	p.waitFor(t, "three replicas", func(s *client.Snapshot) bool { return slices.Equal(members(s, 0), []string{"r0", "r1", "r2"}) })
 	waitFor(t, c, "r1's residents", func(s Status) bool { return s.Models[0].Stages[0].Replicas[1].Residents == 4 })
 
 	code, body := post(t, c, "/drain?replica=r1", nil)
@@ -66,7 +66,7 @@ func TestDrain(t *testing.T) {
 		o.Residents != 4 || o.Pinned != 1 || o.PinnedSeconds != 12.5 || o.Streams != 7 {
 		t.Errorf("%s", body)
 	}
-	_, s := p.until(t, "r1 out of its stage", func(s *client.Snapshot) bool { return slices.Equal(members(s, 0), []string{"r0", "r2"}) })
+	_, s := p.waitFor(t, "r1 out of its stage", func(s *client.Snapshot) bool { return slices.Equal(members(s, 0), []string{"r0", "r2"}) })
 	for _, r := range client.ReadReplicas(s) {
 		if r.Draining != (r.ID == "r1") {
 			t.Errorf("the proxies' %s: draining %v", r.ID, r.Draining)
@@ -92,8 +92,8 @@ func TestDrain(t *testing.T) {
 	stop()
 	c.stop()
 
-	c = start(t, Config{Rules: rules(), Replicas: f.list, Store: st})
-	f.report(t, c)
+	c = startControl(t, Config{Rules: fastRules(), Replicas: f.list, Store: st})
+	f.startReports(t, c)
 	waitFor(t, c, "who was drained before the restart", func(s Status) bool {
 		return len(s.Models[0].Unassigned) == 2 && slices.Equal(s.Models[0].Unassigned[0].Drain, []string{"operator"})
 	})
@@ -114,13 +114,13 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestOrdersAreGuarded: what a page in an operator's browser can send changes
+// TestCommandsNeedAdminHeader: what a page in an operator's browser can send changes
 // nothing.
-func TestOrdersAreGuarded(t *testing.T) {
+func TestCommandsNeedAdminHeader(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
-	f := newFleet(t, 2)
-	c := start(t, Config{Rules: rules(), Replicas: f.list})
-	f.report(t, c)
+	f := newFakeFleet(t, 2)
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list})
+	f.startReports(t, c)
 	waitFor(t, c, "all reports", func(s Status) bool {
 		return !slices.ContainsFunc(s.Models[0].Stages[0].Replicas, func(r Replica) bool { return !r.Connected })
 	})
@@ -155,14 +155,14 @@ func TestOrdersAreGuarded(t *testing.T) {
 // TestMigrations: what replicas tell of moves is listed and counted.
 func TestMigrations(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
-	f := newFleet(t, 2)
-	c := start(t, Config{Rules: rules(), Replicas: f.list})
+	f := newFakeFleet(t, 2)
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list})
 	move := &api.Migration{Id: "r0/1", Request: "r0/77", Cause: "growth", FrontEnd: "r0", From: "r0", To: "r1", Method: "live", Transport: "shm", State: "done", Rounds: 3, Tokens: 900, Bytes: 4096, StallSeconds: 0.0008, Seconds: 0.2, StartedUnixMicros: 1_700_000_000_000_000}
-	f.replicas[0].says(func(m *api.LoadReport) {
+	f.replicas[0].setReport(func(m *api.LoadReport) {
 		m.Migrations = []*api.Migration{move, {Id: "r0/2", Request: "r0/78", Cause: "drain", FrontEnd: "r0", From: "r0", To: "r1", Method: "reprompt", State: "swap"}}
 		m.Routes = []*api.Route{{Transport: "tcp", Peer: "r1", State: "held", Reason: "it broke", BytesPerSecond: 5}}
 	})
-	f.report(t, c)
+	f.startReports(t, c)
 	for len(c.Migrations(time.Time{}, 10).Migrations) < 2 {
 		_, _ = get(t, c, "/healthz")
 		if t.Context().Err() != nil {
@@ -219,7 +219,7 @@ func TestMigrations(t *testing.T) {
 // TestRefinementReachesProxies: replicas that propose move the boundary, and a
 // proxy is sent routes and nothing else.
 func TestRefinementReachesProxies(t *testing.T) {
-	f := newFleet(t, 3)
+	f := newFakeFleet(t, 3)
 	st := new(store.Memory)
 	stored := policies.Plan{Model: "m", Epoch: 4, Stages: []policies.Stage{
 		{Low: 0, High: 1000, Replicas: []policies.ReplicaID{"r0", "r1"}}, {Low: 1000, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r2"}},
@@ -227,22 +227,22 @@ func TestRefinementReachesProxies(t *testing.T) {
 	if _, err := st.CompareAndSwap(t.Context(), "", store.Object{Epoch: 4, Plans: []policies.Plan{stored}}); err != nil {
 		t.Fatal(err)
 	}
-	r := rules()
+	r := fastRules()
 	r.Policy = fleet.PolicyPaper
-	c := start(t, Config{Rules: r, Replicas: f.list, Store: st})
+	c := startControl(t, Config{Rules: r, Replicas: f.list, Store: st})
 	p := newProxy(t, c)
-	_, before := p.until(t, "the stored plan", func(s *client.Snapshot) bool { got, ok := plan(s); return ok && len(got.Stages) == 2 })
+	_, before := p.waitFor(t, "the stored plan", func(s *client.Snapshot) bool { got, ok := plan(s); return ok && len(got.Stages) == 2 })
 	var got policies.Plan
 	var after *client.Snapshot
 	for epoch := policies.Epoch(4); epoch < 10 && (epoch == 4 || got.Stages[0].High != 1250); epoch++ {
 		// The one whose report comes first may move it alone: then both propose anew.
 		for i, to := range []int64{1200, 1300} {
-			f.replicas[i].says(func(m *api.LoadReport) { m.Proposal = &api.Proposal{Epoch: uint64(epoch), Low: 0, Boundary: to} })
+			f.replicas[i].setReport(func(m *api.LoadReport) { m.Proposal = &api.Proposal{Epoch: uint64(epoch), Low: 0, Boundary: to} })
 		}
 		if epoch == 4 {
-			f.report(t, c)
+			f.startReports(t, c)
 		}
-		_, after = p.until(t, "the new boundary", func(s *client.Snapshot) bool { next, ok := plan(s); return ok && next.Epoch > epoch })
+		_, after = p.waitFor(t, "the new boundary", func(s *client.Snapshot) bool { next, ok := plan(s); return ok && next.Epoch > epoch })
 		got, _ = plan(after)
 	}
 	if got.Stages[0].High != 1250 || got.Stages[1].Low != 1250 || !slices.Equal(got.Stages[0].Replicas, stored.Stages[0].Replicas) {

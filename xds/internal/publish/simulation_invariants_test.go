@@ -1,0 +1,100 @@
+package publish
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// The invariants of a simulation.
+
+// checkSent checks a resource that is sent to a node.
+func (l *simulation) checkSent(n *simNode, r *resources.Resource) {
+	for _, f := range l.pub.rollout.Refusals() {
+		if f.Type == r.Type && f.Name == r.Name && f.Version == r.Version && !l.mayKeepRefused(n.group, r) {
+			l.failf("%s is sent %s %s %q, which %s refused", n.id, r.Type, r.Name, r.Body, f.Node)
+		}
+	}
+	if r.Type != resources.RouteType || string(r.Body) != fmt.Sprint("plan ", l.pub.rollout.Report().Rolling) && len(l.sentGroups) > 0 {
+		return
+	}
+	if !strings.Contains(l.sentGroups[r.Version], "["+n.group+"]") {
+		// A plan goes to a group only after the groups before it have it. Empty
+		// groups get it together, and nodes may join them then.
+		for _, o := range l.nodes {
+			if l.wanted > l.churn && o.mustBeAwaited() && o.group != n.group && strings.Contains(l.sentGroups[r.Version], "["+o.group+"]") {
+				shown, has := l.shown[o.group].Get(r.Type, r.Name), o.has[r.Type][r.Name]
+				if shown.Version == r.Version && (has == nil || has.Version != r.Version) {
+					l.failf("%s is sent %q, which %s of an earlier group has not acknowledged", n.id, r.Body, o.id)
+				}
+			}
+		}
+		if _, begun := l.sentGroups[r.Version]; begun || len(l.sentGroups) > 0 {
+			l.sentGroups[r.Version] += "[" + n.group + "]"
+		} else {
+			l.sentGroups[r.Version] = "[a][b][]" // the first table goes to all
+		}
+	}
+}
+
+// mayKeepRefused reports whether a group may be sent a refused version: it goes
+// back to other routes and has applied the version, or no other version can
+// replace it.
+func (l *simulation) mayKeepRefused(group string, r *resources.Resource) bool {
+	for _, g := range l.pub.rollout.Report().Groups {
+		if g.Name != group || g.KeptRefused == 0 || r.Type == resources.RouteType {
+			continue
+		}
+		if !g.Reverting {
+			l.sentRefused = true
+		}
+		return true
+	}
+	return false
+}
+
+// updateExcused records that, as far as the publisher knows, the node was away
+// or late for longer than the timeout. It counts again once it has its whole
+// set.
+func (n *simNode) updateExcused() {
+	for _, sub := range n.subs {
+		if !n.disconnectedAt.IsZero() && !sub.begun && time.Since(n.disconnectedAt) >= reconnectTime {
+			n.excused = true
+		}
+	}
+	for _, g := range n.sim.pub.state.report.Groups {
+		if _, fenced := g.Fenced[n.id]; fenced {
+			n.excused = true
+		}
+	}
+}
+
+// mustBeAwaited reports whether the publisher must wait for the node.
+func (n *simNode) mustBeAwaited() bool {
+	n.updateExcused()
+	if !n.up || n.excused || !n.ready || len(n.has[resources.RouteType]) == 0 {
+		return false
+	}
+	return true
+}
+
+// checkRoutes checks a node's routes against its clusters and endpoints.
+func (n *simNode) checkRoutes() {
+	if !n.mustBeAwaited() {
+		return
+	}
+	routes := n.has[resources.RouteType]["r"]
+	plan := n.sim.plans[string(routes.Body)]
+	for k := range plan.Stages {
+		if n.has[resources.ClusterType][clusterOf(k)] == nil {
+			n.sim.failf("%s: routes %q lead to missing cluster %s", n.id, routes.Body, clusterOf(k))
+		}
+	}
+	if missing := missingMember(plan, resources.View{}, func(k int) *resources.Resource {
+		return n.has[resources.EndpointType][serviceOfStage(k)]
+	}); missing != "" {
+		n.sim.failf("%s: routes %q, but %s", n.id, routes.Body, missing)
+	}
+}
