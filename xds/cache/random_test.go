@@ -15,7 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// modelClient is a client that believes what it is told, of one type.
+// modelClient is a client of one type that records what it should have.
 type modelClient struct {
 	*deltaClient
 	group    string
@@ -25,15 +25,15 @@ type modelClient struct {
 	has      map[string]string // versions by name
 }
 
-// acceptAll accepts everything that came.
+// acceptAll acknowledges every response that came.
 func (m *modelClient) acceptAll() {
 	for len(m.got) > 0 {
 		r := <-m.got
 		if r == nil {
-			m.t.Fatal("the stream ended")
+			m.t.Fatal("stream ended")
 		}
 		for _, res := range r.Resources {
-			if m.names[res.Name] || m.wildcard { // or it was on its way when dropped
+			if m.names[res.Name] || m.wildcard { // otherwise it was on its way at the unsubscription
 				m.has[res.Name] = res.Version
 			}
 		}
@@ -44,7 +44,7 @@ func (m *modelClient) acceptAll() {
 	}
 }
 
-// expected is what it should have of a set, plainly.
+// expected returns what the client should have of a set.
 func (m *modelClient) expected(s resources.Set) map[string]string {
 	all := make(map[string]string)
 	for _, r := range s.All(m.typ) {
@@ -55,9 +55,9 @@ func (m *modelClient) expected(s resources.Set) map[string]string {
 	return all
 }
 
-// TestRandomSubscriptions plays random sets for random groups to clients that subscribe,
-// unsubscribe and answer when they like: whenever all have answered, each has
-// what its group is shown of what it asked for, and nothing else.
+// TestRandomSubscriptions applies random sets to random groups while clients
+// subscribe, unsubscribe and reply at random. Whenever all have replied, each
+// has exactly what it subscribes to of its group's set.
 func TestRandomSubscriptions(t *testing.T) {
 	for seed := range uint64(60) {
 		testBothModes(t, cache.Config{Group: func(n *corev3.Node) string { return n.GetId()[:1] }}, func(t *testing.T, c *cache.Cache) {
@@ -136,7 +136,7 @@ func randomSubscriptions(t *testing.T, c *cache.Cache, rng *rand.Rand) {
 			set = shown[""]
 		}
 		if want := m.expected(set); !maps.Equal(m.has, want) {
-			t.Errorf("node of group %s, wildcard %v, asked %v: has %v, want %v", m.group, m.wildcard, m.names, m.has, want)
+			t.Errorf("node of group %s, wildcard %v, names %v: has %v, want %v", m.group, m.wildcard, m.names, m.has, want)
 		}
 	}
 	unanswered := make(map[string]bool)
@@ -146,7 +146,7 @@ func randomSubscriptions(t *testing.T, c *cache.Cache, rng *rand.Rand) {
 	}
 }
 
-// subscribe subscribes to names.
+// subscribeNames subscribes to names.
 func (m *modelClient) subscribeNames(names []string) {
 	if len(names) == 0 {
 		names = []string{"a"}
@@ -157,8 +157,8 @@ func (m *modelClient) subscribeNames(names []string) {
 	}
 }
 
-// unsubscribe unsubscribes from names, and forgets those that it does not have by the
-// wildcard.
+// unsubscribeNames unsubscribes from names and forgets those that the wildcard
+// does not cover.
 func (m *modelClient) unsubscribeNames(names []string) {
 	names = slices.DeleteFunc(names, func(name string) bool { return !m.names[name] })
 	if len(names) == 0 {

@@ -48,9 +48,9 @@ func (p *memoryStream) Send(r *discoveryv3.DeltaDiscoveryResponse) error {
 	}
 }
 
-// TestConcurrency has clients of all habits come, go, acknowledge and refuse
-// while sets change; at the end every one that stayed has the last set. It is
-// for the race detector.
+// TestConcurrency has clients connect, disconnect, acknowledge and refuse while
+// sets change. In the end every client that stayed has the last set. It is for
+// the race detector.
 func TestConcurrency(t *testing.T) {
 	t.Run("alone", func(t *testing.T) { concurrency(t, func(context.Context, *cache.Cache) {}) })
 	t.Run("run", func(t *testing.T) {
@@ -86,7 +86,7 @@ func concurrency(t *testing.T, run func(context.Context, *cache.Cache)) {
 					r := <-p.responses
 					p.requests <- &discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.TypeUrl, ResponseNonce: r.Nonce}
 					if life < 3 && n == 10*i%40 {
-						break // gone in the middle of things
+						break // disconnects without a reply
 					}
 					if r.TypeUrl == rds && r.Resources[0].Version == last {
 						break
@@ -113,11 +113,11 @@ func concurrency(t *testing.T, run func(context.Context, *cache.Cache)) {
 	wg.Wait()
 	cancel()
 	if n := c.Watches(); n != 0 {
-		t.Errorf("%d watches are left behind", n)
+		t.Errorf("%d watches left", n)
 	}
 }
 
-// fleetSet is the set of a fleet of n replicas in four stages.
+// fleetSet returns the set of a fleet of n replicas in four stages.
 func fleetSet(tb testing.TB, n int, cut policies.Tokens) resources.Set {
 	v := resources.View{Models: []resources.Model{{Name: "m", Context: 1 << 17}}}
 	p := policies.Plan{Model: "m", Stages: []policies.Stage{
@@ -136,7 +136,8 @@ func fleetSet(tb testing.TB, n int, cut policies.Tokens) resources.Set {
 	return s
 }
 
-// openWatches opens the four watches of an Envoy that has all of a set.
+// openWatches opens the four watches of an Envoy that has all resources of a
+// set.
 func openWatches(tb testing.TB, c *cache.Cache, s resources.Set, id string, out chan gcp.DeltaResponse) {
 	names := make(map[string]struct{})
 	for _, r := range s.All(eds) {
@@ -169,8 +170,8 @@ func (h fixedVersions) SubscribedResources() map[string]struct{} { return h.name
 func (h fixedVersions) ReturnedResources() map[string]string     { return h.versions }
 func (h fixedVersions) IsWildcard() bool                         { return h.wildcard }
 
-// BenchmarkSet is the publish section: one boundary changes under a thousand
-// nodes with four watches each, and every node's answer is queued.
+// BenchmarkSet measures Set alone: one boundary changes under a thousand nodes
+// with four watches each, until every node's response is queued.
 func BenchmarkSet(b *testing.B) {
 	const nodes = 1000
 	for _, replicas := range []int{1000, 10000} {
@@ -188,7 +189,7 @@ func BenchmarkSet(b *testing.B) {
 				c.Set("", sets[(i+1)%2])
 				b.StopTimer()
 				if len(out) != nodes {
-					b.Fatalf("%d answers", len(out))
+					b.Fatalf("%d responses", len(out))
 				}
 				for range nodes {
 					<-out
@@ -199,8 +200,8 @@ func BenchmarkSet(b *testing.B) {
 	}
 }
 
-// TestMemoryPerNode bounds what the cache itself keeps for a node beside the
-// stream and its subscription.
+// TestMemoryPerNode bounds what the cache itself keeps for a node, apart from
+// the stream and its subscription.
 func TestMemoryPerNode(t *testing.T) {
 	const nodes, most = 1000, 4 << 10
 	s := fleetSet(t, 100, 1000)

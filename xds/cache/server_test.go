@@ -42,8 +42,8 @@ const (
 	ext = resources.ExtensionType
 )
 
-// resource makes a resource whose version changes with content. A name that begins
-// with "hidden" is unlisted.
+// resource returns a resource whose version changes with content. A name that
+// begins with "hidden" is unlisted.
 func resource(t testing.TB, typ, name string, content int) *resources.Resource {
 	t.Helper()
 	var m proto.Message
@@ -67,7 +67,7 @@ func resource(t testing.TB, typ, name string, content int) *resources.Resource {
 	return r
 }
 
-// setOf makes a set out of words such as "cds:a=1".
+// setOf returns a set of resources such as "cds:a=1".
 func setOf(t testing.TB, words ...string) resources.Set {
 	t.Helper()
 	types := map[string]string{"cds": cds, "eds": eds, "lds": lds, "rds": rds, "ext": ext}
@@ -115,8 +115,8 @@ func startServer(t *testing.T, c gcp.Cache) *grpc.ClientConn {
 	return conn
 }
 
-// testBothModes runs a test with a cache that tells its streams itself, and with
-// one whose Run does.
+// testBothModes runs a test with a cache that sends updates in Set, and with
+// one that sends them in Run.
 func testBothModes(t *testing.T, cfg cache.Config, f func(t *testing.T, c *cache.Cache)) {
 	synctest.Test(t, func(t *testing.T) { f(t, cache.New(cfg)) })
 	synctest.Test(t, func(t *testing.T) {
@@ -133,7 +133,7 @@ func testBothModes(t *testing.T, cfg cache.Config, f func(t *testing.T, c *cache
 	})
 }
 
-// deltaClient is a raw delta ADS stream and everything that came on it.
+// deltaClient is a raw delta ADS stream with the responses that came.
 type deltaClient struct {
 	t      *testing.T
 	stream discoveryv3.AggregatedDiscoveryService_DeltaAggregatedResourcesClient
@@ -182,8 +182,8 @@ func (d *deltaClient) nack(r *discoveryv3.DeltaDiscoveryResponse) {
 	d.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: r.TypeUrl, ResponseNonce: r.Nonce, ErrorDetail: &rpcstatus.Status{Code: 13, Message: "no"}})
 }
 
-// expect waits until nothing moves and compares what came, as "name name
-// -removed", one string per response.
+// expect waits until all goroutines are blocked and compares the responses,
+// each as "name name -removed".
 func (d *deltaClient) expect(want ...string) []*discoveryv3.DeltaDiscoveryResponse {
 	d.t.Helper()
 	synctest.Wait()
@@ -192,7 +192,7 @@ func (d *deltaClient) expect(want ...string) []*discoveryv3.DeltaDiscoveryRespon
 	for len(d.got) > 0 {
 		r := <-d.got
 		if r == nil {
-			d.t.Fatal("the stream ended")
+			d.t.Fatal("stream ended")
 		}
 		all = append(all, r)
 		var words []string
@@ -210,7 +210,7 @@ func (d *deltaClient) expect(want ...string) []*discoveryv3.DeltaDiscoveryRespon
 	return all
 }
 
-// expectAck is expect, and acknowledges.
+// expectAck is expect with an ACK of every response.
 func (d *deltaClient) expectAck(want ...string) {
 	d.t.Helper()
 	for _, r := range d.expect(want...) {
@@ -230,7 +230,7 @@ func TestDelta(t *testing.T) {
 			c.Set("", setOf(t, "cds:b=2", "cds:c=1"))
 			d.expectAck("c -a")
 		},
-		"an unchanged set says nothing": func(t *testing.T, c *cache.Cache, d *deltaClient) {
+		"an unchanged set sends nothing": func(t *testing.T, c *cache.Cache, d *deltaClient) {
 			c.Set("", setOf(t, "cds:a=1", "eds:x=1"))
 			d.subscribe(cds)
 			d.subscribe(eds, "x")
@@ -245,7 +245,7 @@ func TestDelta(t *testing.T) {
 			d.subscribe(eds, "x", "hidden")
 			d.expectAck("hidden x")
 			c.Set("", setOf(t, "eds:x=1", "eds:y=2", "eds:hidden=1"))
-			d.expect() // y is not its business
+			d.expect() // it does not subscribe to y
 			d.subscribe(eds, "y")
 			d.expectAck("y")
 			c.Set("", setOf(t, "eds:x=2", "eds:y=3", "eds:hidden=1"))
@@ -262,7 +262,7 @@ func TestDelta(t *testing.T) {
 			d.subscribe(eds, "x")
 			d.expectAck("x")
 		},
-		"resubscribe is answered though nothing changed": func(t *testing.T, c *cache.Cache, d *deltaClient) {
+		"a resubscription gets a response although nothing changed": func(t *testing.T, c *cache.Cache, d *deltaClient) {
 			c.Set("", setOf(t, "eds:x=1"))
 			d.subscribe(eds, "x")
 			d.expectAck("x")
@@ -288,7 +288,7 @@ func TestDelta(t *testing.T) {
 			d.expectAck("x y")
 			c.Set("", setOf(t, "eds:y=1"))
 			d.expectAck("-x")
-			c.Set("", setOf(t, "eds:y=1", "eds:x=1")) // the same bytes again are news
+			c.Set("", setOf(t, "eds:y=1", "eds:x=1")) // the same bytes again are a change
 			d.expectAck("x")
 		},
 		"a refused version is not sent again": func(t *testing.T, c *cache.Cache, d *deltaClient) {
@@ -305,7 +305,7 @@ func TestDelta(t *testing.T) {
 			c.Set("", setOf(t, "rds:r=1"))
 			d.expectAck("r")
 		},
-		"changes while an answer is on its way are one answer": func(t *testing.T, c *cache.Cache, d *deltaClient) {
+		"changes before the reply are one response": func(t *testing.T, c *cache.Cache, d *deltaClient) {
 			c.Set("", setOf(t, "rds:r=1"))
 			d.subscribe(rds, "r")
 			first := d.expect("r")
@@ -324,7 +324,7 @@ func TestDelta(t *testing.T) {
 			d.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: cds, InitialResourceVersions: map[string]string{
 				"a": resource(t, cds, "a", 1).Version, "b": resource(t, cds, "b", 2).Version,
 			}})
-			d.expectAck("") // an empty greeting
+			d.expectAck("") // the initial empty response
 			d.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: eds, ResourceNamesSubscribe: []string{"x", "y"}, InitialResourceVersions: map[string]string{
 				"x": resource(t, eds, "x", 1).Version, "y": resource(t, eds, "y", 1).Version,
 			}})
@@ -332,12 +332,12 @@ func TestDelta(t *testing.T) {
 			c.Set("", setOf(t, "cds:b=2", "eds:x=1", "eds:y=2"))
 			d.expectAck("-a")
 		},
-		"what vanished while away is removed": func(t *testing.T, c *cache.Cache, d *deltaClient) {
+		"a resource that disappeared between streams is removed": func(t *testing.T, c *cache.Cache, d *deltaClient) {
 			c.Set("", setOf(t, "cds:b=1"))
 			d.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: cds, InitialResourceVersions: map[string]string{"a": "v", "b": resource(t, cds, "b", 1).Version}})
 			d.expectAck("-a")
 		},
-		"before the first set everyone waits": func(t *testing.T, c *cache.Cache, d *deltaClient) {
+		"before the first set all clients wait": func(t *testing.T, c *cache.Cache, d *deltaClient) {
 			d.subscribe(cds)
 			d.subscribe(eds, "x")
 			d.subscribe(ext, "slot")
@@ -346,7 +346,7 @@ func TestDelta(t *testing.T) {
 			c.Set("", setOf(t, "cds:a=1", "eds:x=1"))
 			d.expectAck("a", "x", "", "-slot")
 		},
-		"one set is told in order": func(t *testing.T, c *cache.Cache, d *deltaClient) {
+		"one set is sent in order": func(t *testing.T, c *cache.Cache, d *deltaClient) {
 			c.Set("", setOf(t, "cds:a=1", "eds:x=1", "lds:l=1", "rds:r=1"))
 			d.subscribe(rds, "r")
 			d.subscribe(lds)
@@ -381,7 +381,7 @@ type sotwClient struct {
 	got    chan *discoveryv3.DiscoveryResponse
 	names  map[string][]string
 	last   map[string]*discoveryv3.DiscoveryResponse // by type
-	good   map[string]string                         // version accepted last
+	good   map[string]string                         // last accepted version
 }
 
 func openSotW(t *testing.T, conn *grpc.ClientConn, id string) *sotwClient {
@@ -427,7 +427,7 @@ func (d *sotwClient) subscribe(typ string, names ...string) {
 	d.send(typ, false)
 }
 
-// expect compares the names of the responses that came.
+// expect compares the names in the responses.
 func (d *sotwClient) expect(want ...string) {
 	d.t.Helper()
 	synctest.Wait()
@@ -435,7 +435,7 @@ func (d *sotwClient) expect(want ...string) {
 	for len(d.got) > 0 {
 		r := <-d.got
 		if r == nil {
-			d.t.Fatal("the stream ended")
+			d.t.Fatal("stream ended")
 		}
 		d.last[r.TypeUrl] = r
 		var names []string
@@ -468,7 +468,7 @@ func TestSotW(t *testing.T) {
 			d.subscribe(cds)
 			d.expectAck(cds, "a b")
 			c.Set("", setOf(t, "cds:a=2", "cds:b=1", "cds:hidden=2"))
-			d.expectAck(cds, "a b") // clusters are always told whole
+			d.expectAck(cds, "a b") // a response always lists all clusters
 			c.Set("", setOf(t, "cds:b=1"))
 			d.expectAck(cds, "b")
 		},
@@ -485,11 +485,11 @@ func TestSotW(t *testing.T) {
 			d.subscribe(eds, "x")
 			d.expectAck(eds, "x")
 			d.subscribe(eds, "x", "y")
-			d.expectAck(eds, "y") // endpoints are told as they change
+			d.expectAck(eds, "y") // a response lists changed endpoints only
 			c.Set("", setOf(t, "lds:hidden=1", "lds:l=2", "rds:r=1", "rds:s=2", "cds:a=1", "cds:b=1", "eds:x=2", "eds:y=1"))
 			d.expectAck(eds, "x")
 		},
-		"a refused version waits for another": func(t *testing.T, c *cache.Cache, d *sotwClient) {
+		"after a refused version comes only another one": func(t *testing.T, c *cache.Cache, d *sotwClient) {
 			c.Set("", setOf(t, "rds:r=1", "cds:a=1"))
 			for _, typ := range []string{rds, cds} {
 				d.subscribe(typ, map[string]string{rds: "r", cds: "a"}[typ])
@@ -497,7 +497,7 @@ func TestSotW(t *testing.T) {
 			}
 			c.Set("", setOf(t, "rds:r=2", "cds:a=2"))
 			d.expect("a", "r")
-			for range 100 { // a client may repeat itself; nobody answers
+			for range 100 { // repeated requests get no response
 				d.send(rds, true)
 				d.send(cds, true)
 			}
@@ -509,14 +509,14 @@ func TestSotW(t *testing.T) {
 		},
 		"names that do not exist": func(t *testing.T, c *cache.Cache, d *sotwClient) {
 			c.Set("", setOf(t, "cds:a=1"))
-			d.subscribe(cds, "nobody")
-			d.expectAck(cds, "") // the empty list says so
+			d.subscribe(cds, "unknown")
+			d.expectAck(cds, "") // the empty list removes them
 			d.subscribe(eds, "x")
-			d.expect() // an empty one would not
+			d.expect() // an empty list would not remove them
 			c.Set("", setOf(t, "cds:a=1", "eds:x=1"))
 			d.expectAck(eds, "x")
 			c.Set("", setOf(t, "cds:a=1"))
-			d.expect() // nor does a missing one: the client keeps what it had
+			d.expect() // nor would a missing resource: the client keeps what it had
 			c.Set("", setOf(t, "cds:a=1", "eds:x=1"))
 			d.expect()
 			c.Set("", setOf(t, "cds:a=1", "eds:x=2"))
@@ -531,16 +531,16 @@ func TestSotW(t *testing.T) {
 			d.subscribe(eds, "x", "y")
 			d.expectAck(eds, "y")
 		},
-		"before the first set everyone waits": func(t *testing.T, c *cache.Cache, d *sotwClient) {
+		"before the first set all clients wait": func(t *testing.T, c *cache.Cache, d *sotwClient) {
 			d.subscribe(lds, "l")
 			d.subscribe(rds, "r")
 			d.expect()
 			c.Set("", setOf(t, "rds:r=1"))
 			d.expect("", "r")
 		},
-		"a new stream is told everything": func(t *testing.T, c *cache.Cache, d *sotwClient) {
-			// gRPC clients start a timer for every name on a new stream, so
-			// that silence would mean that the resource is gone.
+		"a new stream is sent everything": func(t *testing.T, c *cache.Cache, d *sotwClient) {
+			// gRPC clients start a timer for every name on a new stream, and
+			// take a resource for removed if no response comes.
 			c.Set("", setOf(t, "rds:r=1"))
 			digest := cache.Digest([]*resources.Resource{resource(t, rds, "r", 1)})
 			d.good[rds] = digest
@@ -604,15 +604,15 @@ func TestSharedBytes(t *testing.T) {
 			return &m.Resources[0].Resource.Value[0]
 		}
 		first := bytesOf()
-		c.Set("", setOf(t, "eds:x=1", "eds:y=1")) // encoded anew by the caller
+		c.Set("", setOf(t, "eds:x=1", "eds:y=1")) // encoded again by the caller
 		c.Set("g", setOf(t, "eds:x=1"))
 		if bytesOf() != first {
-			t.Error("an unchanged resource has other bytes")
+			t.Error("unchanged resource has other bytes")
 		}
 	})
 }
 
-// fixedSubscription is a fixed one, for tests without a stream.
+// fixedSubscription is a subscription for tests without a stream.
 type fixedSubscription struct {
 	named    map[string]struct{}
 	wildcard bool
@@ -638,14 +638,14 @@ func TestStreamsRemoveWatches(t *testing.T) {
 			d.stream.CloseSend()
 			synctest.Wait()
 			if c.Watches() != 0 {
-				t.Fatalf("%d watches are left behind", c.Watches())
+				t.Fatalf("%d watches left", c.Watches())
 			}
 		}
 	})
 }
 
-// TestUnanswered checks that a node is unanswered from the moment of Set until
-// its reply, so that a publisher never takes an older acknowledgement for it.
+// TestUnanswered checks that a node is unanswered from Set until its reply, so
+// that a publisher never takes an older ACK for it.
 func TestUnanswered(t *testing.T) {
 	testBothModes(t, cache.Config{}, func(t *testing.T, c *cache.Cache) {
 		conn := startServer(t, c)
@@ -664,13 +664,13 @@ func TestUnanswered(t *testing.T) {
 		d.expect()
 		unanswered()
 		c.Set("", setOf(t, "eds:x=1"))
-		unanswered("d", "n") // before anything was sent
+		unanswered("d", "n") // before a response was sent
 		d.expectAck("", "x")
 		unanswered("n")
 		w.expectAck(eds, "x")
 		unanswered()
 		c.Set("", setOf(t, "eds:x=2"))
-		c.Set("", setOf(t, "eds:x=1")) // what both have is shown again, and yet not last
+		c.Set("", setOf(t, "eds:x=1")) // both have x=1, but x=2 is on its way
 		unanswered("d", "n")
 		for _, r := range d.expect("x") {
 			d.nack(r)
@@ -685,7 +685,7 @@ func TestUnanswered(t *testing.T) {
 		select {
 		case <-c.Changed():
 		default:
-			t.Error("nobody was told")
+			t.Error("Changed was not signalled")
 		}
 	})
 }
@@ -706,6 +706,6 @@ func TestFetch(t *testing.T) {
 	}
 	req.VersionInfo = r.GetResponseVersion()
 	if r, err := c.Fetch(t.Context(), req); err == nil {
-		t.Fatal("sent again", r)
+		t.Fatal("resource sent again", r)
 	}
 }

@@ -23,7 +23,7 @@ func TestGroupOf(t *testing.T) {
 		{"a", "us", ""}, {"", "", ""}, {"lab-1/2", "", ""}, {"lab-1", resources.ObserverCluster, ""},
 	} {
 		if got := l.GroupOf(x.id, x.cluster); got != x.want {
-			t.Errorf("%q of %q is in %q, want %q", x.id, x.cluster, got, x.want)
+			t.Errorf("node %q of cluster %q is in %q, want %q", x.id, x.cluster, got, x.want)
 		}
 	}
 	if got := l.Names(); !slices.Equal(got, []string{"lab", "eu", ""}) {
@@ -31,7 +31,7 @@ func TestGroupOf(t *testing.T) {
 	}
 	var all *nodegroup.List
 	if all.GroupOf("a", "b") != "" || !slices.Equal(all.Names(), []string{""}) {
-		t.Error("a nil list has more than one group")
+		t.Error("nil List has more than one group")
 	}
 }
 

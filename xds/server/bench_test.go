@@ -28,7 +28,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/server"
 )
 
-// fleetSet is the set of a fleet of n replicas in four stages.
+// fleetSet returns the set of a fleet of n replicas in four stages.
 func fleetSet(tb testing.TB, n int, cut policies.Tokens) resources.Set {
 	tb.Helper()
 	s, err := resources.Build(fleetView(n, cut))
@@ -38,8 +38,8 @@ func fleetSet(tb testing.TB, n int, cut policies.Tokens) resources.Set {
 	return s
 }
 
-// fleetView is the state of that fleet. The end of the first stage is the epoch
-// of its plan, too.
+// fleetView returns the view of that fleet. The end of the first stage is also
+// the epoch of its plan.
 func fleetView(n int, cut policies.Tokens) resources.View {
 	v := resources.View{Models: []resources.Model{{Name: "m", Context: 1 << 17}}}
 	p := policies.Plan{Model: "m", Epoch: policies.Epoch(cut), Stages: []policies.Stage{
@@ -54,7 +54,8 @@ func fleetView(n int, cut policies.Tokens) resources.View {
 	return v
 }
 
-// subscriptionWords are the words in which a crowd asks for a set as an Envoy does.
+// subscriptionWords returns the subscribe command by which clients subscribe to
+// a set as an Envoy does.
 func subscriptionWords(s resources.Set) []string {
 	names := func(typ string) string {
 		var all []string
@@ -68,11 +69,11 @@ func subscriptionWords(s resources.Set) []string {
 	return []string{"cds", "eds=" + names(eds), "lds", "rds=" + resources.RouteName}
 }
 
-// meter watches what a gRPC server sends and receives.
+// meter counts what a gRPC server sends and receives.
 type meter struct {
 	sent, got, resources atomic.Int64
 	want                 atomic.Int64 // messages each way
-	lastSent, lastGot    atomic.Int64 // UnixNano, of the last one wanted
+	lastSent, lastGot    atomic.Int64 // UnixNano, of the last one expected
 	done                 chan struct{}
 }
 
@@ -89,13 +90,14 @@ func (m *meter) HandleRPC(_ context.Context, s stats.RPCStats) {
 	}
 }
 
-// intercept puts the meter before what sends responses.
+// intercept counts responses before they are sent.
 func (m *meter) intercept(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	return handler(srv, meteredStream{ss, m})
 }
 
-// meteredStream is a stream whose responses are counted before they are sent: gRPC's
-// own event comes after that, when the client may have acknowledged them.
+// meteredStream is a stream whose responses are counted before they are sent:
+// gRPC's own event comes afterwards, when the client may have acknowledged
+// them.
 type meteredStream struct {
 	grpc.ServerStream
 	meter *meter
@@ -111,7 +113,7 @@ func (s meteredStream) SendMsg(r any) error {
 	return err
 }
 
-// arm makes ready for n messages each way.
+// arm resets the meter for n messages each way.
 func (m *meter) arm(n int) {
 	m.sent.Store(0)
 	m.got.Store(0)
@@ -125,7 +127,7 @@ type benchServer struct {
 	name    string
 	address string
 	meter   *meter
-	set     func(i int) // shows one of the sets
+	set     func(i int) // applies one of the sets
 }
 
 // listen runs a gRPC server on a socket until the end of the test.
@@ -154,7 +156,7 @@ func listen(tb testing.TB, m *meter, register func(context.Context, grpc.Service
 	return l.Addr().String()
 }
 
-// newServer is this package with the ledger, over our cache.
+// newServer returns this package with the ledger, over our cache.
 func newServer(tb testing.TB, m *meter, sets []resources.Set) *benchServer {
 	tb.Helper()
 	c := cache.New(cache.Config{})
@@ -166,7 +168,8 @@ func newServer(tb testing.TB, m *meter, sets []resources.Set) *benchServer {
 	return &benchServer{"ours", listen(tb, m, s.Register), m, func(i int) { c.Set("", sets[i]) }}
 }
 
-// newPublishingServer is ours with the publisher, which plays a plan in its phases.
+// newPublishingServer is newServer with the publisher, which rolls plans out in
+// phases.
 func newPublishingServer(tb testing.TB, m *meter, views []resources.View) *benchServer {
 	tb.Helper()
 	c, ledger := cache.New(cache.Config{}), publish.NewLedger(nil)
@@ -183,7 +186,7 @@ func newPublishingServer(tb testing.TB, m *meter, views []resources.View) *bench
 	return &benchServer{"published", listen(tb, m, s.Register), m, func(i int) { p.Submit(views[i]) }}
 }
 
-// runInBackground runs until the end of the test.
+// runInBackground runs f until the end of the test.
 func runInBackground(tb testing.TB, f func(context.Context) error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -196,8 +199,9 @@ func runInBackground(tb testing.TB, f func(context.Context) error) {
 	})
 }
 
-// newStockServer is go-control-plane's server over its snapshot cache, with one snapshot
-// for all nodes. How many it must be given it for is up to the hash.
+// newStockServer returns go-control-plane's server over its snapshot cache,
+// with one snapshot for all nodes. The hash decides for how many node ids the
+// snapshot has to be set.
 func newStockServer(tb testing.TB, m *meter, name string, hash gcp.NodeHash, nodes []string, sets []resources.Set) *benchServer {
 	tb.Helper()
 	c := gcp.NewSnapshotCache(true, hash, nil)
@@ -218,8 +222,9 @@ func newStockServer(tb testing.TB, m *meter, name string, hash gcp.NodeHash, nod
 	}}
 }
 
-// snapshotOf makes the stock cache's snapshot of a set: what is listed of it,
-// with its versions, which the stock cache would make while it publishes.
+// snapshotOf returns the stock cache's snapshot of a set: its listed resources
+// with their versions, which the stock cache would otherwise compute while it
+// publishes.
 func snapshotOf(tb testing.TB, s resources.Set) *gcp.Snapshot {
 	tb.Helper()
 	all := make(map[string][]types.Resource)
@@ -250,18 +255,18 @@ type oneHash struct{}
 
 func (oneHash) ID(*corev3.Node) string { return "all" }
 
-// sample is one change as it was measured.
+// sample is the measurement of one change.
 type sample struct {
 	publish, queued, acked time.Duration
 	allocs                 uint64
 }
 
-// measureChange shows a set and waits until n nodes have acknowledged it.
+// measureChange applies a set and waits until n nodes have acknowledged it.
 func (p *benchServer) measureChange(tb testing.TB, i, n int) sample {
 	tb.Helper()
 	p.meter.arm(n)
 	var before, after runtime.MemStats
-	runtime.GC() // what the rounds before left is not this one's
+	runtime.GC() // garbage of earlier rounds does not count
 	runtime.ReadMemStats(&before)
 	start := time.Now()
 	p.set(i)
@@ -279,7 +284,7 @@ func (p *benchServer) measureChange(tb testing.TB, i, n int) sample {
 	return sample{published, since(&p.meter.lastSent), since(&p.meter.lastGot), after.Mallocs - before.Mallocs}
 }
 
-// median of what f reads out of samples.
+// median returns the median of f over the samples.
 func median[T cmp.Ordered](all []sample, f func(sample) T) T {
 	values := make([]T, 0, len(all))
 	for _, s := range all {
@@ -289,10 +294,10 @@ func median[T cmp.Ordered](all []sample, f func(sample) T) T {
 	return values[len(values)/2]
 }
 
-// BenchmarkBoundary changes one boundary of a fleet of a thousand replicas under
-// real delta ADS streams of another process: ours beside go-control-plane's
-// snapshot cache, with a snapshot per node (its usual form) and with one for
-// all, in turn. One iteration is one change on each.
+// BenchmarkBoundary changes one boundary of a fleet of a thousand replicas
+// under real delta ADS streams from another process: ours and
+// go-control-plane's snapshot cache, with a snapshot per node (its usual form)
+// and with one for all, in turn. One iteration is one change on each.
 func BenchmarkBoundary(b *testing.B) {
 	for _, n := range []int{100, 1000} {
 		b.Run(fmt.Sprint(n, " nodes"), func(b *testing.B) {
@@ -340,7 +345,7 @@ func BenchmarkBoundary(b *testing.B) {
 	}
 }
 
-// settle waits until a server has had n requests.
+// settle waits until a server has received n requests.
 func settle(tb testing.TB, m *meter, n int) {
 	tb.Helper()
 	for deadline := time.Now().Add(time.Minute); m.got.Load() < int64(n); {

@@ -22,11 +22,11 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// clientsVariable makes this program a crowd: a process of many clients, so that
-// what is measured of the server is the server's.
-const clientsVariable = "CASCADE_XDS_CROWD"
+// clientsVariable makes the test binary run as a process of many clients, so
+// that measurements of the server contain no clients.
+const clientsVariable = "CASCADE_XDS_CLIENTS"
 
-// clientsMain is what this program does as a crowd, and reports whether it is
+// clientsMain runs the client process, and reports whether the test binary is
 // one.
 func clientsMain() bool {
 	if os.Getenv(clientsVariable) == "" {
@@ -34,7 +34,7 @@ func clientsMain() bool {
 	}
 	crowds := make(map[string]*clientGroup)
 	lines := bufio.NewScanner(os.Stdin)
-	for lines.Scan() { // until the test is gone
+	for lines.Scan() { // until the test closes the pipe
 		answer, err := executeCommand(crowds, strings.Fields(lines.Text()))
 		if err != nil {
 			answer = "error " + err.Error()
@@ -44,7 +44,7 @@ func clientsMain() bool {
 	return true
 }
 
-// executeCommand carries out one order.
+// executeCommand executes one command line.
 func executeCommand(crowds map[string]*clientGroup, order []string) (string, error) {
 	address := order[1]
 	switch c := crowds[address]; order[0] {
@@ -71,7 +71,7 @@ func executeCommand(crowds map[string]*clientGroup, order []string) (string, err
 	}
 }
 
-// clientGroup are the clients of one server.
+// clientGroup is the clients of one server.
 type clientGroup struct {
 	nodes []*groupClient
 	wg    sync.WaitGroup
@@ -83,10 +83,10 @@ type groupClient struct {
 	id     string
 	conn   *grpc.ClientConn
 	got    map[string]map[string]string // versions by type and name; of the stream's goroutine
-	answer map[string]bool              // types that were answered on this stream
+	answer map[string]bool              // types that have a response on this stream
 }
 
-// connectClients connects n nodes, which ask for nothing.
+// connectClients connects n clients without a subscription.
 func connectClients(address string, n int) (*clientGroup, error) {
 	c := new(clientGroup)
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -109,10 +109,10 @@ func connectClients(address string, n int) (*clientGroup, error) {
 	return c, nil
 }
 
-// subscribe opens a stream for each node, or for each type that it asks for
-// where the first word is "apart". The other words are types, each with names.
-// When every node has an answer to everything, it returns the resources that
-// came. Who comes again brings what it got.
+// subscribe opens a stream for each client or, if the first word is "apart",
+// for each of its types. The other words are types, each with names. Once every
+// client has a response to everything, it returns the number of resources that
+// came. Clients that subscribe again send the versions that they have.
 func (c *clientGroup) subscribe(words []string) (string, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	c.end = cancel
@@ -124,7 +124,7 @@ func (c *clientGroup) subscribe(words []string) (string, error) {
 	var answered sync.WaitGroup
 	failed := make(chan error, 1)
 	for _, n := range c.nodes {
-		var mu sync.Mutex // of the node, where it has several streams
+		var mu sync.Mutex // of the client, which may have several streams
 		n.answer = make(map[string]bool)
 		for i := range words {
 			ask := words[i : i+1]
@@ -156,7 +156,7 @@ func (c *clientGroup) subscribe(words []string) (string, error) {
 	}
 }
 
-// runStream lives for one stream of a node.
+// runStream runs one stream of a client.
 func (n *groupClient) runStream(ctx context.Context, apart bool, ask []string, mu *sync.Mutex, answered func(), resources *atomic.Int64) error {
 	method := methods[""][0]
 	if apart {
@@ -178,7 +178,7 @@ func (n *groupClient) runStream(ctx context.Context, apart bool, ask []string, m
 		r.InitialResourceVersions = maps.Clone(n.got[shortTypes[typ]])
 		if len(r.InitialResourceVersions) > 0 && list != "" {
 			n.answer[shortTypes[typ]] = true
-			answered() // who misses nothing by name gets no answer
+			answered() // a client that lacks nothing by name gets no response
 		}
 		mu.Unlock()
 		if err := stream.SendMsg(r); err != nil {
@@ -217,7 +217,7 @@ func (c *clientGroup) closeStreams() {
 	c.wg.Wait()
 }
 
-// envoyNode is a node message of the size of an Envoy's.
+// envoyNode returns a node message of the size of an Envoy's.
 func envoyNode(id string) *corev3.Node {
 	n := &corev3.Node{Id: id, Cluster: "edge", UserAgentName: "envoy"}
 	for i := range 516 {
@@ -229,14 +229,14 @@ func envoyNode(id string) *corev3.Node {
 	return n
 }
 
-// clientProcess is that process, to those who started it.
+// clientProcess is the client process as seen by the test that started it.
 type clientProcess struct {
 	tb  testing.TB
 	in  io.WriteCloser
 	out *bufio.Scanner
 }
 
-// startClientProcess starts a process of clients, which ends with the test.
+// startClientProcess starts a client process, which ends with the test.
 func startClientProcess(tb testing.TB) *clientProcess {
 	tb.Helper()
 	self, err := os.Executable()
@@ -266,14 +266,14 @@ func startClientProcess(tb testing.TB) *clientProcess {
 	return &clientProcess{tb, in, bufio.NewScanner(out)}
 }
 
-// command has the crowd do something and returns its answer.
+// command makes the clients execute a command and returns its result.
 func (c *clientProcess) command(words ...string) string {
 	c.tb.Helper()
 	if _, err := fmt.Fprintln(c.in, strings.Join(words, " ")); err != nil {
 		c.tb.Fatal(err)
 	}
 	if !c.out.Scan() {
-		c.tb.Fatal("the clients are gone: ", c.out.Err())
+		c.tb.Fatal("client process ended: ", c.out.Err())
 	}
 	if answer := c.out.Text(); !strings.HasPrefix(answer, "error ") {
 		return answer

@@ -24,7 +24,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/server"
 )
 
-// scenario is one of testdata/conformance.txt.
+// scenario is one scenario of testdata/conformance.txt.
 type scenario struct {
 	name  string
 	delta bool
@@ -33,7 +33,7 @@ type scenario struct {
 	steps []string
 }
 
-// readScenarios reads them.
+// readScenarios reads the file.
 func readScenarios(t *testing.T) []*scenario {
 	t.Helper()
 	b, err := os.ReadFile("testdata/conformance.txt")
@@ -59,7 +59,7 @@ func readScenarios(t *testing.T) []*scenario {
 	return all
 }
 
-// onlyType is the type of a scenario that has one, and none otherwise.
+// onlyType returns the type of a scenario that has only one, "" otherwise.
 func (s *scenario) onlyType() string {
 	only := ""
 	for _, step := range s.steps {
@@ -68,13 +68,13 @@ func (s *scenario) onlyType() string {
 			continue
 		}
 		switch words[0] {
-		case "ask":
+		case "subscribe":
 			if only != "" && only != words[1] {
 				return ""
 			}
 			only = words[1]
 		case "end":
-			return "" // types and nodes are refused alike
+			return "" // types and nodes are refused on all services
 		}
 	}
 	return shortTypes[only]
@@ -83,19 +83,19 @@ func (s *scenario) onlyType() string {
 // subject is a server under test.
 type subject struct {
 	conn *grpc.ClientConn
-	show func(words []string)
+	set  func(words []string)
 }
 
-// newSubject is our cache behind our services, followed by a ledger.
+// newSubject returns our cache behind our services, with a ledger.
 func newSubject(t *testing.T) subject {
 	c := cache.New(cache.Config{})
 	s := startServer(t, server.Config{Cache: c, Callbacks: publish.NewLedger(nil)})
 	return subject{s.conn, func(words []string) { c.Set("", setOf(t, words...)) }}
 }
 
-// newStockSubject is go-control-plane's own snapshot cache and server, in one of
-// the cache's two modes: it keeps to the order of types, or not. Its versions
-// are those of contents, as ours are; that is the caller's matter.
+// newStockSubject returns go-control-plane's own snapshot cache and server, in
+// one of the cache's two modes, with or without ordered types. Its versions are
+// content hashes, as ours are; they are the caller's choice.
 func newStockSubject(t *testing.T, ordered bool) subject {
 	c := gcp.NewSnapshotCache(ordered, oneHash{}, nil)
 	conn := serveInMemory(t, func(ctx context.Context, g grpc.ServiceRegistrar) {
@@ -120,7 +120,7 @@ func newStockSubject(t *testing.T, ordered bool) subject {
 	}}
 }
 
-// player carries out the steps of a scenario.
+// player runs the steps of a scenario.
 type player struct {
 	t        *testing.T
 	subject  subject
@@ -135,7 +135,7 @@ type player struct {
 type playedClient struct {
 	*client
 	node      string
-	unchecked []proto.Message              // came and were not looked at
+	unchecked []proto.Message              // came and were not compared
 	replies   map[string][]proto.Message   // responses by type, oldest first
 	has       map[string]map[string]string // versions by type and name
 }
@@ -155,7 +155,7 @@ func runScenario(t *testing.T, s *scenario, service string, under subject) error
 	return nil
 }
 
-// client returns the client whose turn it is.
+// client returns the present client.
 func (a *player) client() *playedClient {
 	if a.current == nil {
 		a.setClient("n")
@@ -177,14 +177,14 @@ func (a *player) setClient(node string) {
 	a.current = a.clients[node]
 }
 
-// runStep carries out one step.
+// runStep runs one step.
 func (a *player) runStep(verb string, words []string) error {
 	switch verb {
-	case "show":
+	case "set":
 		synctest.Wait()
-		a.subject.show(words)
+		a.subject.set(words)
 		return nil
-	case "as":
+	case "client":
 		a.setClient(words[0])
 		return nil
 	}
@@ -198,20 +198,20 @@ func (a *player) runStep(verb string, words []string) error {
 		}
 	}
 	switch verb {
-	case "ask":
+	case "subscribe":
 		c.subscribe(typ, rest...)
-	case "drop":
+	case "unsubscribe":
 		c.unsubscribe(typ, rest...)
 	case "resume":
 		c.resume(typ, c.has[typ], rest...)
-	case "anew":
+	case "reconnect":
 		c.stream.CloseSend()
 		synctest.Wait()
 		c.client = openStream(a.t, a.subject.conn, a.delta, a.service, c.node)
 		c.replies = make(map[string][]proto.Message)
-	case "got", "take":
+	case "receive", "accept":
 		m, err := a.checkNext(c, typ, rest)
-		if err == nil && verb == "take" {
+		if err == nil && verb == "accept" {
 			c.ack(m)
 		}
 		return err
@@ -235,25 +235,26 @@ func (a *player) runStep(verb string, words []string) error {
 		}
 	case "quiet":
 		if words := c.receiveNew(); len(words) > 0 {
-			return fmt.Errorf("there came %q", words)
+			return fmt.Errorf("unexpected responses %q", words)
 		}
 		if err := c.endError(); err != nil {
 			return err
 		}
 	case "end":
 		if err := c.endError(); status.Code(err).String() != words[0] || err == nil {
-			return fmt.Errorf("the stream's end: %v", err)
+			return fmt.Errorf("stream ended with %v", err)
 		}
 	default:
-		return fmt.Errorf("no such step")
+		return fmt.Errorf("unknown step")
 	}
 	return nil
 }
 
-// last is the i-th last one.
+// last returns the i-th last message.
 func last(all []proto.Message, i int) proto.Message { return all[len(all)-i] }
 
-// receiveNew collects what came, and returns all that was not looked at, as words.
+// receiveNew collects the responses that came, and returns those that were not
+// compared, as text.
 func (c *playedClient) receiveNew() []string {
 	all, _ := c.receive()
 	c.unchecked = append(c.unchecked, all...)
@@ -264,16 +265,16 @@ func (c *playedClient) receiveNew() []string {
 	return words
 }
 
-// checkNext checks the next response.
+// checkNext compares the next response.
 func (a *player) checkNext(c *playedClient, typ string, want []string) (proto.Message, error) {
 	came := c.receiveNew()
 	if len(came) == 0 {
-		return nil, fmt.Errorf("nothing came")
+		return nil, fmt.Errorf("no response")
 	}
 	m := c.unchecked[0]
 	c.unchecked = c.unchecked[1:]
 	if got := formatResponse(m); got != strings.Join(append([]string{shortOf(typ)}, want...), " ") {
-		return nil, fmt.Errorf("there came %q", came)
+		return nil, fmt.Errorf("unexpected responses %q", came)
 	}
 	c.replies[typ] = append(c.replies[typ], m)
 	switch r := m.(type) {
@@ -303,7 +304,7 @@ func shortOf(typ string) string {
 	return typ
 }
 
-// formatResponse are a response as scenarios write it.
+// formatResponse returns a response in the syntax of scenarios.
 func formatResponse(m proto.Message) string {
 	var typ string
 	var names []string
@@ -329,9 +330,9 @@ func formatResponse(m proto.Message) string {
 	return strings.Join(append([]string{shortOf(typ)}, names...), " ")
 }
 
-// TestConformance plays every scenario against our server, and against the
-// stock one, which needs one of its modes to pass: the table tells the two apart
-// exactly where it says so.
+// TestConformance runs every scenario against our server, and against the stock
+// one, for which one of its modes has to pass. They differ exactly where the
+// file says so.
 func TestConformance(t *testing.T) {
 	for _, s := range readScenarios(t) {
 		t.Run(s.name, func(t *testing.T) {
@@ -356,9 +357,9 @@ func TestConformance(t *testing.T) {
 			}
 			switch both := len(differs) == 2; {
 			case both && s.stock == "":
-				t.Errorf("the stock server differs: %v", errors.Join(differs...))
+				t.Errorf("stock server differs: %v", errors.Join(differs...))
 			case !both && s.stock != "":
-				t.Errorf("the stock server does not differ: %s", s.stock)
+				t.Errorf("stock server does not differ: %s", s.stock)
 			}
 		})
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// redirectListener is an address behind which one server after another is.
+// redirectListener is an address that forwards to one server after another.
 type redirectListener struct {
 	net.Listener
 	wg sync.WaitGroup
@@ -57,7 +57,8 @@ func (d *redirectListener) run() {
 	}
 }
 
-// redirectTo leads to another server from now on, and cuts who went to the last.
+// redirectTo forwards new connections to another server and cuts the present
+// ones.
 func (d *redirectListener) redirectTo(address string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -68,10 +69,10 @@ func (d *redirectListener) redirectTo(address string) {
 	d.conns = nil
 }
 
-// TestEnvoyChangesServer has a real Envoy go from one server to another one that shows
-// an equal set: it is sent nothing, and then what changes.
+// TestEnvoyChangesServer has a real Envoy change from one server to another one
+// with an equal set: it is sent nothing at first, and then what changes.
 func TestEnvoyChangesServer(t *testing.T) {
-	envoytest.Binary(t) // or skip
+	envoytest.Binary(t) // skips the test if there is none
 	var planes [2]*benchServer
 	for i := range planes {
 		planes[i] = newServer(t, new(meter), []resources.Set{fleetSet(t, 4, 1000), fleetSet(t, 4, 1001)})
@@ -84,26 +85,26 @@ func TestEnvoyChangesServer(t *testing.T) {
 		t.Fatal(err)
 	}
 	envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
-	settle(t, planes[0].meter, 8) // four types, each asked for and acknowledged
+	settle(t, planes[0].meter, 8) // a subscription and an ACK for each of four types
 	if planes[0].meter.resources.Load() == 0 {
-		t.Error("the first server sent nothing")
+		t.Error("first server sent nothing")
 	}
 	d.redirectTo(planes[1].address)
-	settle(t, planes[1].meter, 6) // four types, and the empty answers to two wildcards
+	settle(t, planes[1].meter, 6) // four subscriptions, and the ACKs of two initial empty responses
 	if sent := planes[1].meter.resources.Load(); sent != 0 {
-		t.Errorf("the second server sent %d resources", sent)
+		t.Errorf("second server sent %d resources", sent)
 	}
-	// An Envoy asks in as many messages as it likes, the last of which may come
-	// now: what is counted is what it is sent.
+	// An Envoy may split its subscriptions into several requests, the last of
+	// which may come now, so responses are counted.
 	asked := planes[1].meter.got.Load()
 	planes[1].set(1)
 	for deadline := time.Now().Add(time.Minute); planes[1].meter.resources.Load() == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("the second server sends nothing that changes")
+			t.Fatal("second server sends no changes")
 		}
 	}
 	settle(t, planes[1].meter, int(asked)+1)
 	if sent := planes[1].meter.resources.Load(); sent != 1 {
-		t.Errorf("one boundary changed: the second server sent %d resources", sent)
+		t.Errorf("one boundary changed: second server sent %d resources", sent)
 	}
 }

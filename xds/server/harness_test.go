@@ -50,11 +50,11 @@ const (
 	sec = resources.SecretType
 )
 
-// shortTypes are the types by the words that tests use.
+// shortTypes holds the types by their short names.
 var shortTypes = map[string]string{"cds": cds, "eds": eds, "lds": lds, "rds": rds, "ext": ext, "sec": sec}
 
-// methods are the methods of the services of one type, by type: of the
-// incremental protocol, and of the older one.
+// methods holds the methods of the services of one type, by type: incremental
+// and state of the world.
 var methods = map[string][2]string{
 	"":  {"/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources", "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"},
 	cds: {"/envoy.service.cluster.v3.ClusterDiscoveryService/DeltaClusters", "/envoy.service.cluster.v3.ClusterDiscoveryService/StreamClusters"},
@@ -65,7 +65,7 @@ var methods = map[string][2]string{
 	sec: {"/envoy.service.secret.v3.SecretDiscoveryService/DeltaSecrets", "/envoy.service.secret.v3.SecretDiscoveryService/StreamSecrets"},
 }
 
-// message makes the message of a resource that changes with content.
+// message returns the message of a resource that changes with content.
 func message(typ, name string, content int) proto.Message {
 	switch typ {
 	case cds:
@@ -88,7 +88,7 @@ func message(typ, name string, content int) proto.Message {
 	}
 }
 
-// resourceSpec is one resource of a test: "cds:a=1".
+// resourceSpec is one resource of a test, such as "cds:a=1".
 type resourceSpec struct {
 	typ, name string
 	content   int
@@ -110,7 +110,7 @@ func parseResources(t testing.TB, words []string) []resourceSpec {
 	return all
 }
 
-// setOf makes a set out of words.
+// setOf returns a set of resources.
 func setOf(t testing.TB, words ...string) resources.Set {
 	t.Helper()
 	var all []*resources.Resource
@@ -128,7 +128,7 @@ func setOf(t testing.TB, words ...string) resources.Set {
 	return s
 }
 
-// testServer is the services of a cache, guarded, in memory.
+// testServer serves a cache in memory, with limits.
 type testServer struct {
 	*server.Server
 	conn *grpc.ClientConn
@@ -194,7 +194,7 @@ func (l *logBuffer) lines() int {
 	return strings.Count(l.buf.String(), "\n")
 }
 
-// client is a raw stream of either protocol, and everything that came on it.
+// client is a raw stream of either protocol with the responses that came.
 type client struct {
 	t      *testing.T
 	stream grpc.ClientStream
@@ -204,10 +204,10 @@ type client struct {
 	got    chan proto.Message
 	end    chan error
 
-	// Of the older protocol, by type.
+	// State of the world, by type.
 	names map[string][]string
 	last  map[string]*discoveryv3.DiscoveryResponse
-	good  map[string]string // version accepted last
+	good  map[string]string // last accepted version
 }
 
 // openStream opens a stream of the service of a type, for a node.
@@ -255,11 +255,11 @@ func (c *client) send(m proto.Message) {
 	}
 	c.node = nil
 	if err := c.stream.SendMsg(m); err != nil {
-		c.t.Logf("send: %v", err) // the stream's end says why
+		c.t.Logf("send: %v", err) // the end of the stream has the reason
 	}
 }
 
-// subscribe asks for names: more of them, or, in the older protocol, these.
+// subscribe adds names or, in the state-of-the-world protocol, replaces them.
 func (c *client) subscribe(typ string, names ...string) {
 	c.t.Helper()
 	if c.delta {
@@ -275,13 +275,13 @@ func (c *client) unsubscribe(typ string, names ...string) {
 	c.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: typ, ResourceNamesUnsubscribe: names})
 }
 
-// resume begins with what an earlier stream got.
+// resume subscribes with the versions from an earlier stream.
 func (c *client) resume(typ string, versions map[string]string, names ...string) {
 	c.t.Helper()
 	c.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: typ, ResourceNamesSubscribe: names, InitialResourceVersions: versions})
 }
 
-// repeatRequest answers the last response of the older protocol.
+// repeatRequest replies to the last state-of-the-world response.
 func (c *client) repeatRequest(typ, refusal string) {
 	c.t.Helper()
 	r := &discoveryv3.DiscoveryRequest{TypeUrl: typ, ResourceNames: c.names[typ], ResponseNonce: c.last[typ].GetNonce(), VersionInfo: c.good[typ]}
@@ -314,8 +314,8 @@ func (c *client) nack(m proto.Message) {
 	}
 }
 
-// receive waits until nothing moves, and returns what came, and as words:
-// "name name -removed" for each response.
+// receive waits until all goroutines are blocked, and returns the responses,
+// also as text: "name name -removed" for each.
 func (c *client) receive() (all []proto.Message, words []string) {
 	c.t.Helper()
 	synctest.Wait()
@@ -349,7 +349,7 @@ func (c *client) receive() (all []proto.Message, words []string) {
 	return all, words
 }
 
-// expect compares what came.
+// expect compares the responses.
 func (c *client) expect(want ...string) []proto.Message {
 	c.t.Helper()
 	all, got := c.receive()
@@ -359,7 +359,7 @@ func (c *client) expect(want ...string) []proto.Message {
 	return all
 }
 
-// expectAck is expect, and accepts.
+// expectAck is expect with an ACK of every response.
 func (c *client) expectAck(want ...string) {
 	c.t.Helper()
 	for _, m := range c.expect(want...) {

@@ -23,11 +23,11 @@ func requireEnd(t *testing.T, c *client, code codes.Code, text string) {
 	t.Helper()
 	err := c.endError()
 	if status.Code(err) != code || !strings.Contains(fmt.Sprint(err), text) {
-		t.Errorf("the stream ended with %v, want %v: …%s…", err, code, text)
+		t.Errorf("stream ended with %v, want %v: …%s…", err, code, text)
 	}
 }
 
-// TestLimits has one node go over every limit, while another one goes on.
+// TestLimits has one node exceed every limit, while another one continues.
 func TestLimits(t *testing.T) {
 	long := strings.Repeat("x", 1000)
 	limits := server.Limits{FirstRequest: 5000, Request: 2000, StreamNames: 10, NodeNames: 15, NodeBytes: 2500, Streams: 3, Rate: 10, Burst: 20, Nodes: 3}
@@ -86,7 +86,7 @@ func TestLimits(t *testing.T) {
 			}
 			return c
 		}},
-		"many names in the older protocol": {codes.ResourceExhausted, "names", func(t *testing.T, s *testServer) *client {
+		"many names in state of the world": {codes.ResourceExhausted, "names", func(t *testing.T, s *testServer) *client {
 			c := openStream(t, s.conn, false, "", "bad")
 			c.subscribe(eds, strings.Split("a b c d e f", " ")...)
 			c.subscribe(rds, strings.Split("a b c d e f", " ")...)
@@ -113,7 +113,7 @@ func TestLimits(t *testing.T) {
 			}
 			return c
 		}},
-		"long names in the older protocol": {codes.ResourceExhausted, "names of more than", func(t *testing.T, s *testServer) *client {
+		"long names in state of the world": {codes.ResourceExhausted, "names of more than", func(t *testing.T, s *testServer) *client {
 			c := openStream(t, s.conn, false, "", "bad")
 			c.subscribe(eds, long)
 			c.subscribe(rds, long, "a")
@@ -131,7 +131,7 @@ func TestLimits(t *testing.T) {
 			return c
 		}},
 		"many nodes": {codes.ResourceExhausted, "nodes", func(t *testing.T, s *testServer) *client {
-			for i := range 2 { // the good one is there, too
+			for i := range 2 { // the good node counts, too
 				c := openStream(t, s.conn, true, "", fmt.Sprint(i))
 				c.subscribe(eds, "a")
 				c.expect("-a")
@@ -140,14 +140,14 @@ func TestLimits(t *testing.T) {
 			c.subscribe(eds, "a")
 			return c
 		}},
-		"a flood": {codes.ResourceExhausted, "requests a second", func(t *testing.T, s *testServer) *client {
+		"too many requests": {codes.ResourceExhausted, "requests a second", func(t *testing.T, s *testServer) *client {
 			c := openStream(t, s.conn, true, "", "bad")
 			for range 30 {
 				c.subscribe(eds, "a")
 			}
 			return c
 		}},
-		"silence": {codes.DeadlineExceeded, "no request", func(t *testing.T, s *testServer) *client {
+		"no request": {codes.DeadlineExceeded, "no request", func(t *testing.T, s *testServer) *client {
 			c := openStream(t, s.conn, true, "", "bad")
 			time.Sleep(11 * time.Second)
 			return c
@@ -168,15 +168,16 @@ func TestLimits(t *testing.T) {
 				c.Set("", setOf(t, "cds:a=2"))
 				good.expectAck("a")
 				if err := good.endError(); err != nil {
-					t.Errorf("the other node's stream ended: %v", err)
+					t.Errorf("stream of the other node ended: %v", err)
 				}
 			})
 		})
 	}
 }
 
-// TestReplies checks that a node may reply as fast as it is sent something,
-// whatever its rate, and that what it was refused for is over after a while.
+// TestReplies checks that a node may reply as fast as it is sent responses,
+// whatever its rate limit, and that a node over its limit can return after a
+// while.
 func TestReplies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cache.New(cache.Config{})
@@ -213,12 +214,13 @@ func TestReplies(t *testing.T) {
 		}
 		requireEnd(t, again, codes.ResourceExhausted, "requests a second")
 		if s.log.lines() != 2 {
-			t.Errorf("after a minute it is news again: log %s", s.log.buf.String())
+			t.Errorf("not logged again after a minute: log %s", s.log.buf.String())
 		}
 	})
 }
 
-// TestStreamEndReleasesLimits checks that streams give back what they took.
+// TestStreamEndReleasesLimits checks that a stream's end gives back what the
+// stream used.
 func TestStreamEndReleasesLimits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := startServer(t, server.Config{Limits: server.Limits{Streams: 1, NodeNames: 2, Nodes: 1}})
@@ -226,7 +228,7 @@ func TestStreamEndReleasesLimits(t *testing.T) {
 			c := openStream(t, s.conn, true, eds, "n")
 			c.subscribe(eds, "a", "b")
 			c.unsubscribe(eds, "a")
-			c.subscribe(eds, "b", "c") // b is there already
+			c.subscribe(eds, "b", "c") // b counts already
 			c.expect()
 			if err := c.endError(); err != nil {
 				t.Fatal(err)
@@ -236,7 +238,7 @@ func TestStreamEndReleasesLimits(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		time.Sleep(2 * time.Minute) // the node is forgotten, another may come
+		time.Sleep(2 * time.Minute) // the node is forgotten, which makes room for another
 		c := openStream(t, s.conn, true, eds, "m")
 		c.subscribe(eds, "a")
 		c.expect()
@@ -246,8 +248,8 @@ func TestStreamEndReleasesLimits(t *testing.T) {
 	})
 }
 
-// TestSlowReader checks that a client which does not read loses its stream, and
-// holds up nobody.
+// TestSlowReader checks that a client which does not read loses its stream and
+// delays no other client.
 func TestSlowReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := cache.New(cache.Config{})
@@ -271,7 +273,7 @@ func TestSlowReader(t *testing.T) {
 		good.expectAck("a")
 		time.Sleep(20 * time.Second)
 		if s.Refused() != 0 {
-			t.Error("ended too soon")
+			t.Error("stream ended too soon")
 		}
 		time.Sleep(11 * time.Second)
 		synctest.Wait()
@@ -285,7 +287,7 @@ func TestSlowReader(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	if _, err := server.New(server.Config{}); err == nil {
-		t.Error("a server without a cache")
+		t.Error("New accepted a configuration without a cache")
 	}
 	for _, l := range []server.Limits{{Rate: -1}, {FirstRequestTimeout: -1}, {SendTimeout: -time.Second}} {
 		if _, err := server.New(server.Config{Cache: cache.New(cache.Config{}), Limits: l}); err == nil {

@@ -13,11 +13,14 @@ import (
 // perStream what a stream costs at most where it has several. Most of it is the
 // stacks of a stream's three goroutines.
 const (
+	// perNode is what a node may cost above an idle gRPC connection, in bytes;
+	// perStream what a stream may cost if the node has several. Most of it is
+	// the stacks of a stream's three goroutines.
 	perNode   = 64 << 10
 	perStream = 48 << 10
 )
 
-// clientCount is how many nodes the tests of scale have.
+// clientCount is the number of nodes in the tests of scale.
 func clientCount() int {
 	switch {
 	case raceEnabled:
@@ -29,7 +32,7 @@ func clientCount() int {
 	}
 }
 
-// memoryInUse is the memory in use, of the heap and of goroutines.
+// memoryInUse returns the memory in use by the heap and by goroutines.
 func memoryInUse() uint64 {
 	var m runtime.MemStats
 	for range 3 {
@@ -39,9 +42,9 @@ func memoryInUse() uint64 {
 	return m.HeapAlloc + m.StackInuse
 }
 
-// TestMemory bounds what a node costs that has told who it is, in the 61 KB of
-// an Envoy, subscribes to everything and has acknowledged it: on one stream,
-// and on a stream for each type.
+// TestMemory bounds what a node costs that has sent an Envoy's node message of
+// 61 KB, subscribes to everything and has acknowledged it: on one stream, and
+// on a stream for each type.
 func TestMemory(t *testing.T) {
 	n := clientCount()
 	set := fleetSet(t, 100, 1000)
@@ -72,9 +75,10 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// TestChangeServer has a crowd go from one server to another one that shows an equal
-// set, as after a restart: nothing is sent to who has it, whichever services
-// either is asked through; and a change is one resource to each.
+// TestChangeServer has many clients change from one server to another one with
+// an equal set, as after a restart: clients that have it are sent nothing,
+// whichever services they used before and use now; and a change is one resource
+// for each.
 func TestChangeServer(t *testing.T) {
 	n := clientCount() / 4
 	var sets [2][]resources.Set // each server renders its own
@@ -95,7 +99,7 @@ func TestChangeServer(t *testing.T) {
 					replies := 4 * n
 					if i > 0 {
 						c.command("inherit", p.address, planes[0].address)
-						replies = 2 * n // to the empty answers to a wildcard
+						replies = 2 * n // to the initial empty responses
 					}
 					words := subscriptionWords(sets[i][0])
 					if how == "apart" {
@@ -114,8 +118,8 @@ func TestChangeServer(t *testing.T) {
 	}
 }
 
-// TestReplan has the publisher change one boundary, again and again: it is one
-// resource to each node each time, in all phases together.
+// TestReplan has the publisher change one boundary several times: each change
+// is one resource for each node, over all phases.
 func TestReplan(t *testing.T) {
 	n := clientCount() / 4
 	views := []resources.View{fleetView(100, 1000), fleetView(100, 1001), fleetView(100, 1002)}

@@ -35,8 +35,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// countingServices serves every stream by counting what reaches it, and ends it as
-// go-control-plane's server does: as if the client had.
+// countingServices counts the messages that reach it, and ends a stream as
+// go-control-plane's server does: without an error.
 type countingServices struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 	routev3.UnimplementedRouteDiscoveryServiceServer
@@ -96,7 +96,7 @@ func drain[M any](e *countingServices, recv func() (M, error), reply func() erro
 	}
 }
 
-// harness is a bound server and its authority.
+// harness is a server with an Authenticator, and its certificate authority.
 type harness struct {
 	t        *testing.T
 	a        *issuer.Authority
@@ -144,7 +144,7 @@ func (w *harness) dial(own tls.Certificate) *grpc.ClientConn {
 	return conn
 }
 
-// method is a way to open a stream.
+// method opens a stream.
 type method struct{ name string }
 
 var (
@@ -156,8 +156,8 @@ var (
 	report  = method{"/" + api.Fleet_ServiceDesc.ServiceName + "/Report"}
 )
 
-// exchange sends messages one by one, each after the answer to the one before, and
-// returns how the stream ends when it is left by the client, or before.
+// exchange sends messages, each after the reply to the one before, and returns
+// how the stream ends.
 func exchange(conn *grpc.ClientConn, m method, messages ...any) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
@@ -199,14 +199,15 @@ func deltaRequest(n *corev3.Node, typ string) *discoveryv3.DeltaDiscoveryRequest
 	return &discoveryv3.DeltaDiscoveryRequest{Node: n, TypeUrl: typ}
 }
 
-// TestIdentities is the whole table. The certificate is the first word.
+// TestIdentities checks which identity may call which service under which name.
+// The certificate is the first field.
 func TestIdentities(t *testing.T) {
 	w := newHarness(t)
 	certs := map[string]tls.Certificate{
 		"edge": w.a.ComponentCertificate(t, identity.Proxy, "edge"), "r0": w.a.ComponentCertificate(t, identity.Migrator, "r0"),
 		"impostor": w.a.ComponentCertificate(t, identity.Proxy, "migrator/r0"),
 		"control":  w.a.ComponentCertificate(t, identity.Control, "main"), "operator": w.a.ComponentCertificate(t, identity.Operator, "ann"),
-		"stranger": w.a.Certificate(t, "spiffe://other.test/proxy/edge"), "nobody": w.a.Certificate(t),
+		"stranger": w.a.Certificate(t, "spiffe://other.test/proxy/edge"), "unnamed": w.a.Certificate(t),
 		"both": w.a.Certificate(t, "spiffe://fleet.test/proxy/edge", "spiffe://fleet.test/proxy/edge-2"),
 	}
 	conns := make(map[string]*grpc.ClientConn)
@@ -218,7 +219,7 @@ func TestIdentities(t *testing.T) {
 		who      string
 		m        method
 		messages []any
-		reached  int    // messages that got through
+		reached  int    // messages that reach the service
 		want     string // of the refusal; "" for none
 	}{
 		{"edge", ads, []any{deltaRequest(node("edge", "cascade"), routes), deltaRequest(nil, routes), deltaRequest(node("edge", "cascade"), resources.SecretType)}, 3, ""},
@@ -228,7 +229,7 @@ func TestIdentities(t *testing.T) {
 		{"edge", lrs, []any{&loadv3.LoadStatsRequest{Node: node("edge", "")}, &loadv3.LoadStatsRequest{}}, 2, ""},
 		{"r0", ads, []any{deltaRequest(node("migrator/r0", observer), routes), deltaRequest(nil, resources.ListenerType)}, 2, ""},
 		{"r0", report, []any{&api.LoadReport{Replica: "r0"}, &api.LoadReport{Replica: "r0"}}, 2, ""},
-		{"impostor", ads, []any{deltaRequest(node("migrator/r0", "cascade"), routes)}, 1, ""}, // a proxy of that name, which gets what proxies do
+		{"impostor", ads, []any{deltaRequest(node("migrator/r0", "cascade"), routes)}, 1, ""}, // a proxy of that name, which has the rights of a proxy
 
 		{"edge", ads, []any{deltaRequest(node("edge-2", ""), routes)}, 0, `message from "edge-2", but the certificate is spiffe://fleet.test/proxy/edge, whose name here is "edge"`},
 		{"edge", ads, []any{deltaRequest(nil, routes)}, 0, "carries no name"},
@@ -252,7 +253,7 @@ func TestIdentities(t *testing.T) {
 		{"control", ads, []any{deltaRequest(node("main", ""), routes)}, 0, "may not call"},
 		{"operator", ads, []any{deltaRequest(node("ann", ""), routes)}, 0, "may not call"},
 		{"stranger", ads, []any{deltaRequest(node("edge", ""), routes)}, 0, "spiffe://fleet.test/* is wanted"},
-		{"nobody", ads, []any{deltaRequest(node("edge", ""), routes)}, 0, "0 URI names"},
+		{"unnamed", ads, []any{deltaRequest(node("edge", ""), routes)}, 0, "0 URI names"},
 		{"both", ads, []any{deltaRequest(node("edge", ""), routes)}, 0, "2 URI names"},
 		{"edge", ads, []any{deltaRequest(node(strings.Repeat("e", 1<<20), ""), routes)}, 0, `e", but the certificate`},
 	} {
@@ -271,7 +272,7 @@ func TestIdentities(t *testing.T) {
 	for who, allowed := range map[string]bool{"edge": true, "r0": true, "operator": true, "stranger": false} {
 		_, err := healthv1.NewHealthClient(conns[who]).Check(t.Context(), &healthv1.HealthCheckRequest{})
 		if (err == nil) != allowed {
-			t.Errorf("%s asks for health: %v", who, err)
+			t.Errorf("health check by %s: %v", who, err)
 		}
 	}
 	for who, allowed := range map[string]bool{"r0": true, "edge": false, "control": false, "operator": false, "stranger": false} {
@@ -281,13 +282,13 @@ func TestIdentities(t *testing.T) {
 			_, err = stream.Recv()
 		}
 		if (err == nil) != allowed || !allowed && (status.Code(err) != codes.PermissionDenied || w.service.got != before) {
-			t.Errorf("%s fetches a module: %v", who, err)
+			t.Errorf("module fetch by %s: %v", who, err)
 		}
 	}
 }
 
-// TestRefusalsAreLoggedOnce: an identity that tries for ever is one line a minute, and
-// nobody else's stream notices.
+// TestRefusalsAreLoggedOnce checks that an identity that retries forever is
+// logged once a minute and disturbs no other stream.
 func TestRefusalsAreLoggedOnce(t *testing.T) {
 	w := newHarness(t)
 	good, bad := w.dial(w.a.ComponentCertificate(t, identity.Proxy, "edge")), w.dial(w.a.ComponentCertificate(t, identity.Proxy, "edge-2"))
@@ -303,13 +304,13 @@ func TestRefusalsAreLoggedOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		if _, err := s.Recv(); err != nil {
-			t.Fatalf("the stream of the one that does nothing: %v", err)
+			t.Fatalf("idle stream: %v", err)
 		}
 	}
 	say()
 	for range 20 {
 		if err := exchange(bad, ads, deltaRequest(node("edge", ""), resources.RouteType)); status.Code(err) != codes.PermissionDenied {
-			t.Fatalf("a wrong node id: %v", err)
+			t.Fatalf("wrong node id: %v", err)
 		}
 		say()
 	}
@@ -323,10 +324,10 @@ func TestRefusalsAreLoggedOnce(t *testing.T) {
 	}
 }
 
-// TestHandshakesAreLoggedOnce: a client with a certificate of another authority
-// is dropped, as are one without and one that speaks plain text; all are one
-// machine, and so one line. One that only knocks, or does not like the server, is
-// none.
+// TestHandshakesAreLoggedOnce checks that clients with a certificate of another
+// authority, without one, and with plain text are refused. All of them are on
+// one host and logged once. A client that only connects, or rejects the server,
+// is not logged.
 func TestHandshakesAreLoggedOnce(t *testing.T) {
 	w := newHarness(t)
 	good := w.dial(w.a.ComponentCertificate(t, identity.Proxy, "edge"))
@@ -340,7 +341,7 @@ func TestHandshakesAreLoggedOnce(t *testing.T) {
 	wary := w.a.ClientTLS(w.a.ComponentCertificate(t, identity.Proxy, "edge"), identity.Matcher{TrustDomain: "other.test"})
 	for name, c := range map[string]*tls.Config{
 		"wary": wary, "a stranger": w.a.ClientTLS(issuer.New(t).ComponentCertificate(t, identity.Proxy, "edge"), identity.Matcher{TrustDomain: issuer.TrustDomain}),
-		"nobody": w.a.ClientTLS(tls.Certificate{}, identity.Matcher{TrustDomain: issuer.TrustDomain}),
+		"unnamed": w.a.ClientTLS(tls.Certificate{}, identity.Matcher{TrustDomain: issuer.TrustDomain}),
 	} {
 		conn, err := w.listener.Dial()
 		if err != nil {
@@ -348,7 +349,7 @@ func TestHandshakesAreLoggedOnce(t *testing.T) {
 		}
 		secure := tls.Client(conn, c)
 		if _, err = io.Copy(io.Discard, secure); err == nil {
-			t.Errorf("%s is let in", name)
+			t.Errorf("%s was accepted", name)
 		}
 		conn.Close()
 	}
@@ -360,7 +361,7 @@ func TestHandshakesAreLoggedOnce(t *testing.T) {
 	io.Copy(io.Discard, conn)
 	conn.Close()
 	if err := exchange(good, ads, deltaRequest(node("edge", ""), resources.RouteType)); err != nil {
-		t.Errorf("the one that does nothing: %v", err)
+		t.Errorf("idle stream: %v", err)
 	}
 	w.stop()
 	if got := w.binder.Refused(); got != 3 {
@@ -371,28 +372,28 @@ func TestHandshakesAreLoggedOnce(t *testing.T) {
 	}
 }
 
-// TestRefusalLogIsBounded: invented names do not fill memory or log.
+// TestRefusalLogIsBounded checks that invented names do not fill memory or log.
 func TestRefusalLogIsBounded(t *testing.T) {
 	n := newRefusalLog(nil)
-	now, told := time.Unix(1000, 0), 0
+	now, logged := time.Unix(1000, 0), 0
 	for i := range 10 * ratelimitlog.MaxKeys {
 		if n.countAndPass(string(rune('a'+i%26))+strings.Repeat("x", i%4000), now) {
-			told++
+			logged++
 		}
 	}
-	if told > ratelimitlog.MaxKeys || n.limiter.Len() > ratelimitlog.MaxKeys || n.total() != 10*ratelimitlog.MaxKeys {
-		t.Errorf("%d told, %d kept, %d counted", told, n.limiter.Len(), n.total())
+	if logged > ratelimitlog.MaxKeys || n.limiter.Len() > ratelimitlog.MaxKeys || n.total() != 10*ratelimitlog.MaxKeys {
+		t.Errorf("%d logged, %d kept, %d counted", logged, n.limiter.Len(), n.total())
 	}
 	if !n.countAndPass("late", now.Add(ratelimitlog.Interval)) {
-		t.Error("after a quiet minute nobody is told of")
+		t.Error("nothing logged after a quiet minute")
 	}
 }
 
 func TestConfig(t *testing.T) {
 	if _, err := New(Config{TrustDomain: "Fleet", TLS: &tls.Config{}}); err == nil {
-		t.Error("a bad trust domain is taken")
+		t.Error("New accepted an invalid trust domain")
 	}
 	if _, err := New(Config{TrustDomain: "fleet.test"}); err == nil {
-		t.Error("a server without TLS is taken")
+		t.Error("New accepted a configuration without TLS")
 	}
 }

@@ -46,8 +46,8 @@ func edgeCertificate(t *testing.T, serial int64) *resources.Certificate {
 	}
 }
 
-// newTLSClient returns a client that trusts one certificate and makes a new
-// connection for every request if streams is 0.
+// newTLSClient returns a client that trusts one certificate and speaks one
+// major version of HTTP.
 func newTLSClient(t *testing.T, address string, cert *resources.Certificate, version int) *client {
 	t.Helper()
 	roots := x509.NewCertPool()
