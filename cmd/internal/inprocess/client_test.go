@@ -149,7 +149,7 @@ func TestRequestEndsWhileMoving(t *testing.T) {
 		over := 0
 		_, failed := r.moves()
 		for _, m := range failed {
-			if m.Failure == "request over" {
+			if m.Failure == "request ended" {
 				over++
 			}
 		}
