@@ -55,7 +55,7 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	}
 	s := srv.newStream(ctx, session.Config{Request: words, MinTokens: req.MinOutput, Endpoint: e, Asked: asked, Resume: resume}, out, cancel)
 	s.header = r.Header
-	req, body = openai.Request{}, nil // the payload is all that is still needed of it
+	req, body = openai.Request{}, nil // only the payload is still needed
 
 	o := &legRequest{endpoint: e, header: r.Header, body: p, arrival: arrival, frontEnd: srv.cfg.Replica, stream: s,
 		request: s.request, minTokens: s.minTokens, epoch: 1, hangTimeout: s.hangTimeout(), plain: out == nil}
@@ -72,32 +72,33 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	}()
 	b, err := srv.openLeg(ctx, o)
 	switch {
-	case err != nil && r.Context().Err() != nil: // nobody is there to be told
+	case err != nil && r.Context().Err() != nil: // the client is gone
 	case err != nil:
 		srv.refuseEngineFailure(w, err)
 	case b.leg == nil:
 		srv.relayResponse(w, b, key, assemblable && shape == nil)
 	case out == nil:
-		// The engine streams what was not known to be a stream.
+		// The engine streams an answer that was not expected to be a stream.
 		srv.relayEvents(w, b)
 	default:
 		srv.serveStream(s, b)
 	}
 }
 
-// refuseEngineFailure answers a request of which the engine produced nothing.
+// refuseEngineFailure answers a request for which the engine produced no token.
 func (srv *Server) refuseEngineFailure(w http.ResponseWriter, err error) {
 	var bad *session.MalformedError
 	if errors.As(err, &bad) || errors.Is(err, openai.ErrEventTooLarge) {
-		srv.log.Error("the engine's answer is malformed", "error", err)
+		srv.log.Error("engine sent a malformed answer", "error", err)
 		writeProblem(w, engineLostProblem(err))
 		return
 	}
-	srv.log.Warn("the engine does not answer", "error", err)
+	srv.log.Warn("engine did not answer", "error", err)
 	refuseRequest(w, "the replica's engine does not answer; send the request to another one")
 }
 
-// readBody reads a request's body. When it cannot, it has answered.
+// readBody reads a request's body. If it returns false it has answered the
+// request.
 func (srv *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, bool) {
 	tooLarge := openai.Problem{Status: http.StatusRequestEntityTooLarge,
 		Message: "the request body has more than " + strconv.FormatInt(srv.cfg.MaxBody, 10) + " bytes"}
@@ -107,7 +108,7 @@ func (srv *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, boo
 		return nil, false
 	}
 	control := http.NewResponseController(w)
-	control.SetReadDeadline(time.Now().Add(srv.cfg.BodyTimeout)) // not every server can; then its own deadline holds
+	control.SetReadDeadline(time.Now().Add(srv.cfg.BodyTimeout)) // fails only on servers that have a deadline of their own
 	defer control.SetReadDeadline(time.Time{})
 	b, err := readSized(http.MaxBytesReader(w, r.Body, srv.cfg.MaxBody), r.ContentLength)
 	var large *http.MaxBytesError
@@ -126,11 +127,11 @@ func (srv *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, boo
 	return nil, false
 }
 
-// readSized reads a body of a stated size, -1 for unknown. It trusts the
-// statement only as far as bytes come.
+// readSized reads a body of a declared size, −1 for unknown. It allocates for
+// what arrives, not for what is declared.
 func readSized(src io.Reader, size int64) ([]byte, error) {
 	const atOnce = 1 << 20
-	b := make([]byte, 0, min(max(size, 512), atOnce)+1) // one more than the size, to see the end
+	b := make([]byte, 0, min(max(size, 512), atOnce)+1) // one byte more than the size, to see the end
 	for {
 		n, err := src.Read(b[len(b):cap(b)])
 		b = b[:len(b)+n]
@@ -147,8 +148,8 @@ func readSized(src io.Reader, size int64) ([]byte, error) {
 	}
 }
 
-// estimateArrival estimates a request before its engine counts it: by the header that
-// it was routed by, else by its bytes.
+// estimateArrival estimates the length of a request that its engine has not
+// counted yet: by the header that it was routed by, else by its bytes.
 func (srv *Server) estimateArrival(h http.Header, body []byte) loadtracker.Arrival {
 	var scan length.Scanner
 	scan.Write(body)
@@ -158,7 +159,8 @@ func (srv *Server) estimateArrival(h http.Header, body []byte) loadtracker.Arriv
 		a.TextBytes = count.Text
 	}
 	if n, err := strconv.ParseInt(h.Get(length.TokensHeader), 10, 64); err == nil && n > 0 {
-		// Anyone may have written it: it counts as far as the body can hold.
+		// The header may be forged: it counts as far as the body can hold that
+		// many tokens.
 		a.RoutedEstimate = policies.Tokens(min(n, maxTokensPerByte*int64(len(body))))
 	}
 	a.Estimate = a.RoutedEstimate
@@ -166,7 +168,7 @@ func (srv *Server) estimateArrival(h http.Header, body []byte) loadtracker.Arriv
 		a.Estimate = srv.tracker.Estimator().FromBody(count)
 	}
 	if a.RoutedEstimate == 0 {
-		// Nobody stated an estimate: the request was routed by its size.
+		// There was no estimate: the request was routed by its size.
 		a.RoutedEstimate = srv.tracker.Estimator().FromContentLength(int64(len(body)))
 	}
 	return a

@@ -29,7 +29,7 @@ type eventWriter struct {
 
 	hideUsage bool          // the usage at the end was asked for by the front end, not by the client
 	hideIDs   bool          // and so were the token ids
-	last      *openai.Chunk // with the finish reason, held until the usage tells the fingerprint
+	last      *openai.Chunk // with the finish reason, held until the usage event, which has the fingerprint
 	lastEdit  openai.Edit
 }
 
@@ -82,7 +82,7 @@ func (o *eventWriter) done(c *openai.Chunk, _, _ []uint32) error {
 }
 
 func (o *eventWriter) fail(p openai.Problem) {
-	if o.header != nil { // nothing was sent yet
+	if o.header != nil { // nothing has been sent
 		writeProblem(o.w, p)
 		return
 	}
@@ -128,7 +128,7 @@ type answerWriter struct {
 	answer openai.Answer
 	failed []byte // the error that the engine reports inside its stream
 	broken error
-	status int // of the whole answer, 0 while there is none
+	status int // of the whole answer; 0 while there is none
 	body   []byte
 }
 
@@ -143,7 +143,7 @@ func (o *answerWriter) write(c *openai.Chunk, e openai.Edit) error {
 		return nil
 	}
 	if o.broken = o.answer.Add(c, e); o.broken != nil {
-		o.shape.unusable.Store(true) // relay the next ones as they are
+		o.shape.unusable.Store(true) // relay the next answers as they are
 	}
 	return nil
 }

@@ -1,12 +1,12 @@
-// Package frontend is the front of a replica: the HTTP server that stands
-// between the proxies and one inference engine and owns each client's stream
-// for the stream's life, wherever its tokens come from.
+// Package frontend is the HTTP server of a replica's migrator: it stands between
+// the proxies and one inference engine and owns each client's stream for the
+// stream's life, whichever replica generates its tokens.
 //
 // It relays /v1/completions and /v1/chat/completions token by token, counts
 // every token for the replica's load and flow, and keeps each stream's token
-// ids, so that the stream can go on at another engine. It decides nothing:
-// Placer says where a request starts, who calls Move decides that a stream
-// moves, and Rescuer where it goes on when its engine is lost.
+// ids so that the stream can go on at another engine. It makes no placement
+// decisions: Placer chooses where a request starts, the caller of Migrate where a
+// stream goes, and Rescuer where a stream goes on whose engine is lost.
 //
 // # Invariants
 //
@@ -15,40 +15,31 @@
 //  2. A client gets each token once and in order, whatever legs they came from.
 //     After a splice, each token was generated from exactly the ids before it.
 //  3. A request is counted at the one replica whose engine runs it; it arrives
-//     once and ends once, however often it moves.
+//     once and ends once, however often it migrates.
 //  4. Nothing that a client sends names another engine's memory or another
 //     request: kv_transfer_params and x-cascade-* never reach an engine from
 //     outside.
 //  5. An answer that is cut ends with an error event and without [DONE]; one
 //     that has not begun is refused in a way that proxies retry elsewhere.
 //  6. A stream has one holder in one epoch. Both change here only, by
-//     compare-and-swap, and an epoch's number is never used for two attempts.
+//     compare-and-swap, and no epoch is used for two attempts.
 //
 // # Legs
 //
-// A Leg is one engine's generation, named "<stream id>#<epoch>" at its engine.
-// A stream reads from one leg at a time, on its handler's goroutine, the pump.
-// Legs at other replicas come through those replicas' PeerHandler, never
-// through a third one.
+// A Leg is one engine's generation, which its engine knows as "<stream id>#<epoch>".
+// A stream reads from one leg at a time, on the goroutine of its handler, the pump.
+// Legs at other replicas come through those replicas' PeerHandler, never through a
+// third replica.
 //
-// # Moves
+// # Sessions
 //
-// Move claims a stream in the holder and epoch that it names; then it is
-// pending, and all other claims are stale. A live move waits until the client
-// has exactly the ids that the target's engine has been given, a move by
-// re-prompting until the client's text ends with a character. Then the stream
-// is frozen: what its leg still brings is held back. The target's leg is
-// opened, and its first token commits: the stream goes on with it (epoch+1),
-// what was held is dropped and the old leg is closed. On any failure before
-// that token the stream goes on with the old leg (epoch+2), as if nothing had
-// been. A stream that ends while it moves ends where it was.
-//
-// # Rescues
-//
-// A leg that ends without [DONE], pauses too long, reports that its engine
-// died, or runs at a replica that is said to be gone, is lost. If the stream
-// may move, the pump looks for another replica, three times at most, and goes
-// on from the client's ids by re-prompting; the client sees a pause. Where the
-// client's text ended inside a character and the client sees no ids, the tokens
-// of that character are generated anew.
+// What a stream does next is decided by migrator/internal/session, a pure state
+// machine; its package comment specifies migrations and rescues. Stream is the
+// driver: it owns the pump, the locks and the legs, and turns what happens into
+// events. Migrate drives one migration: it claims the stream, warms the target up,
+// freezes the stream, opens the target's leg and splices it in. A leg is lost when
+// it ends without [DONE], pauses for longer than HangTimeout, reports that its
+// engine failed, or runs at a replica that is gone; the pump then rescues the
+// stream, and the client sees a pause. If the client's text ended inside a character
+// and the client sees no ids, the tokens of that character are generated again.
 package frontend

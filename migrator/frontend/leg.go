@@ -14,19 +14,19 @@ import (
 
 // Leg is one engine's generation of a stream: a source of events.
 //
-// Next returns the next event, which holds until the next call. Its events are
-// in the dialect of the client's endpoint, with token ids and usage; the one
-// with [DONE] is the last. An error is final, and io.EOF before [DONE] is one.
+// Next returns the next event, which is valid until the next call. Events are
+// those of the client's endpoint, with token ids and usage; the one with [DONE]
+// is the last. An error is final; so is io.EOF, which is an error before [DONE].
 // One goroutine at a time calls Next.
 //
-// Close ends the generation at its engine and makes a waiting Next return. It
-// may be called by any goroutine, more than once.
+// Close ends the generation at its engine and makes a waiting Next return. Any
+// goroutine may call it, more than once.
 type Leg interface {
 	Next() (*openai.Chunk, error)
 	Close() error
 }
 
-// Why legs end that nobody closed.
+// Why legs end that were not closed.
 var (
 	errIdle        = errors.New("the engine sent nothing for too long")
 	errHung        = errors.New("the engine stopped in the middle of an answer")
@@ -39,14 +39,14 @@ type wireLeg struct {
 	body     io.ReadCloser
 	reader   *openai.Reader
 	chunk    openai.Chunk
-	local    *localLeg // at the own engine; nil where another replica counts
+	local    *localLeg // at the own engine; nil if another replica counts the tokens
 	call     *call
-	hasToken bool // a token came; Next's
+	hasToken bool // a token came; used by Next only
 	closed   atomic.Bool
 	watch    idleWatch
 }
 
-// readLeg returns the leg that an engine sends as body.
+// readLeg returns the leg whose events an engine sends as body.
 func readLeg(body io.ReadCloser, l *call, home *localLeg, idle, hang time.Duration) *wireLeg {
 	leg := &wireLeg{body: body, reader: openai.NewReader(body), local: home, call: l}
 	leg.watch.start(leg, idle, hang)
@@ -67,7 +67,7 @@ func (l *wireLeg) Next() (*openai.Chunk, error) {
 	return &l.chunk, nil
 }
 
-// track tells the load tracker what an event brings.
+// track reports what an event brings to the load tracker.
 func (l *wireLeg) track(c *openai.Chunk) {
 	if !l.hasToken && (c.Tokens > 0 || c.HasText) {
 		l.hasToken = true
@@ -82,7 +82,7 @@ func (l *wireLeg) track(c *openai.Chunk) {
 	}
 	n := c.Tokens
 	if c.HasText && !c.ListsIDs() {
-		n = 1 // an engine without token ids; the usage at its end settles it
+		n = 1 // an engine without token ids; the final usage corrects it
 		l.local.idsHidden.Store(true)
 	}
 	if n > 0 {
@@ -97,7 +97,7 @@ func (l *wireLeg) track(c *openai.Chunk) {
 // Close ends the generation, for good.
 func (l *wireLeg) Close() error { l.closeOnce(false); return nil }
 
-// closeMoved is Close for a generation that goes on elsewhere.
+// closeMoved is Close for a generation that another engine continues.
 func (l *wireLeg) closeMoved() { l.closeOnce(true) }
 
 func (l *wireLeg) closeOnce(moved bool) {
@@ -112,11 +112,11 @@ func (l *wireLeg) closeOnce(moved bool) {
 	}
 }
 
-// abort ends the generation for a reason, which Next then fails with.
+// abort ends the generation; Next then fails with why.
 func (l *wireLeg) abort(why error) { l.call.abort(why) }
 
 // drainAndClose reads the end of a body whose last event was read, so that its
-// connection can serve again, and closes it.
+// connection can be reused, and closes it.
 func (l *wireLeg) drainAndClose() {
 	l.watch.timer.Stop()
 	enough := time.AfterFunc(drainTimeout, func() { l.body.Close() })
@@ -130,21 +130,21 @@ const drainTimeout = 50 * time.Millisecond
 
 var _ Leg = (*wireLeg)(nil)
 
-// idleWatch loses a leg whose engine sends nothing. A token must pay neither for a
-// timer nor for a clock, so a timer looks from time to time whether the leg
-// still waits for one and the same event. A reader that is slow, or that waits
-// for something else, does not count.
+// idleWatch aborts a leg whose engine sends nothing. A token must pay neither for
+// a timer nor for a clock reading, so a timer checks from time to time whether
+// the leg still waits for the same event. Time for which Next was not called does
+// not count.
 type idleWatch struct {
 	// Fixed.
 	leg                    *wireLeg
 	interval               time.Duration
-	idleChecks, hangChecks int // looks that may find it waiting, before the first token and after
+	idleChecks, hangChecks int // checks that may find it waiting, before the first token and after
 	timer                  *time.Timer
 
 	reads    atomic.Uint64 // odd while Next waits
 	hasToken atomic.Bool
 
-	// The timer's.
+	// Used by the timer only.
 	lastReads uint64
 	waiting   int
 }
@@ -155,7 +155,7 @@ func (w *idleWatch) start(leg *wireLeg, idle, hang time.Duration) {
 	}
 	w.leg, w.interval = leg, max(min(idle, hang)/checksPerTimeout, 1)
 	w.idleChecks, w.hangChecks = int((idle+w.interval-1)/w.interval), int((hang+w.interval-1)/w.interval)
-	// It starts when w.timer is set, for look resets it.
+	// The timer starts when w.timer is set, because check resets it.
 	w.timer = time.AfterFunc(time.Hour, w.check)
 	w.timer.Reset(w.interval)
 }
@@ -196,8 +196,8 @@ func leave(leg Leg, cached int) {
 	l.closeMoved()
 }
 
-// readToFirstToken reads a leg on, from its first event to its first token. ids is
-// how many token ids it continues; 0 does not check that.
+// readToFirstToken reads a leg from its first event to its first token. ids is
+// how many token ids it continues; 0 skips that check.
 func readToFirstToken(leg Leg, c *openai.Chunk, ids int) (*openai.Chunk, error) {
 	for {
 		switch n := c.PromptTokens(); {
@@ -219,8 +219,8 @@ func readToFirstToken(leg Leg, c *openai.Chunk, ids int) (*openai.Chunk, error) 
 	}
 }
 
-// idleBody is the body of an answer that is not looked into. It is closed when
-// one read waits for too long; a client that is slow does not count.
+// idleBody is the body of an answer that is not parsed. It is closed when a
+// single read waits too long; a slow client does not count.
 type idleBody struct {
 	io.ReadCloser
 	idle  time.Duration

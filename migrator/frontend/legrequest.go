@@ -13,14 +13,14 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// The headers that migrators and engines tell each other what a leg is with.
-// All begin with x-cascade-, which no client's request keeps.
+// The headers of the requests for legs that migrators send to each other and to
+// engines. All begin with x-cascade-, which is stripped from clients' requests.
 const (
-	// ForwardHeader names the replica whose front owns the request. A peer never
-	// forwards a request that carries it, and takes none without it.
+	// ForwardHeader names the replica whose front end owns the request. A peer
+	// never forwards a request that carries it, and accepts none without it.
 	ForwardHeader = "X-Cascade-Forward"
-	// RequestHeader is the stream's id at its front. A request without one (a
-	// warm-up) is served and counted, and can neither be named nor moved.
+	// RequestHeader is the stream's id at its front end. A request without one (a
+	// warm-up) is served and counted, but can neither be named nor migrated.
 	RequestHeader = "X-Cascade-Request"
 	// LegEpochHeader is the epoch of the stream in which the leg runs.
 	LegEpochHeader = "X-Cascade-Epoch"
@@ -32,34 +32,34 @@ const (
 	OutputHeader = "X-Cascade-Output"
 	// MigrationHeader names the reservation that holds the stream's KV.
 	MigrationHeader = "X-Cascade-Move"
-	// LegHeader is the engine's name of the leg: "<stream id>#<epoch>".
+	// LegHeader is the engine's name for the leg: "<stream id>#<epoch>".
 	LegHeader = "X-Cascade-Leg"
 )
 
 const (
-	maxName  = 200     // bytes of a stream's id, a move's or a replica's; engines take legs of 256
+	maxName  = 200     // bytes of the name of a stream, reservation or replica; engines take leg names of 256
 	maxCount = 1 << 32 // tokens that a header can state
 )
 
-// legRequest is a leg that is to be opened: what of, for whom, and where.
+// legRequest describes a leg that is to be opened.
 type legRequest struct {
 	endpoint openai.Endpoint
 	target   Target
 	header   http.Header // the client's
 	body     *payload
-	arrival  loadtracker.Arrival // its Input and Output say that the leg is a later one
+	arrival  loadtracker.Arrival // with Input and Output if the leg is a later one
 
-	plain       bool // the answer is to be no stream, or one that is not understood
+	plain       bool // the answer is no stream, or one that cannot be parsed
 	frontEnd    policies.ReplicaID
-	stream      *Stream          // of the own front; nil for a peer's
-	request     policies.Request // as it was when the leg was ordered; ID is "" for one without a name
+	stream      *Stream          // of the own front end; nil for a peer's
+	request     policies.Request // as it is now; ID is "" for one without a name
 	minTokens   policies.Tokens  // min_tokens
 	epoch       policies.Epoch
-	reservation string        // names the reservation; "" for none
-	hangTimeout time.Duration // how long the engine may pause once it has begun; 0 for as long as before
+	reservation string        // of the KV blocks; "" for none
+	hangTimeout time.Duration // how long the engine may pause after the first token; 0 for the idle timeout
 }
 
-// name is the engine's name for what is ordered, "" for none.
+// name returns the engine's name for the leg, "" for none.
 func (o *legRequest) name() string {
 	if o.request.ID == "" {
 		return ""
@@ -67,7 +67,8 @@ func (o *legRequest) name() string {
 	return o.request.ID + "#" + strconv.FormatUint(uint64(o.epoch), 10)
 }
 
-// headers are the header fields for the engine or the peer that the order goes to.
+// headers returns the header fields for the engine or the peer that the request
+// goes to.
 func (o *legRequest) headers() http.Header {
 	var h http.Header
 	switch {
@@ -100,11 +101,12 @@ func (o *legRequest) headers() http.Header {
 	return h
 }
 
-// errNoForward says that a request to the peers' port is not a migrator's.
+// errNoForward is returned for a request to the peers' port that is not from a
+// migrator.
 var errNoForward = errors.New("this port is for migrators; clients use the replica's own address")
 
-// readLegRequest reads the fields of a peer's request. Its error names the one that
-// is wrong.
+// readLegRequest reads the header fields of a peer's request. The error names the
+// field that is wrong.
 func readLegRequest(e openai.Endpoint, h http.Header) (*legRequest, error) {
 	o := &legRequest{endpoint: e, header: h, frontEnd: policies.ReplicaID(h.Get(ForwardHeader)), reservation: h.Get(MigrationHeader)}
 	o.request.ID = h.Get(RequestHeader)
@@ -113,7 +115,7 @@ func readLegRequest(e openai.Endpoint, h http.Header) (*legRequest, error) {
 	}
 	for name, value := range map[string]string{ForwardHeader: string(o.frontEnd), MigrationHeader: o.reservation, RequestHeader: o.request.ID} {
 		if len(value) > maxName || strings.IndexFunc(value, func(r rune) bool { return r <= ' ' || r == 0x7f }) >= 0 {
-			return nil, fmt.Errorf("%s %.40q is no name of at most %d bytes", name, value, maxName)
+			return nil, fmt.Errorf("%s: %.40q: must be a name of at most %d bytes", name, value, maxName)
 		}
 	}
 	var err error
@@ -124,7 +126,7 @@ func readLegRequest(e openai.Endpoint, h http.Header) (*legRequest, error) {
 		}
 		n, bad := strconv.ParseUint(value, 10, 64)
 		if bad != nil || n < least || n > most {
-			err = fmt.Errorf("%s %.40q is no number from %d to %d", name, value, least, most)
+			err = fmt.Errorf("%s: %.40q: must be a number from %d to %d", name, value, least, most)
 		}
 		return n
 	}
@@ -136,18 +138,18 @@ func readLegRequest(e openai.Endpoint, h http.Header) (*legRequest, error) {
 	case err != nil:
 		return nil, err
 	case o.request.ID != "" && (!strings.HasPrefix(o.request.ID, string(o.frontEnd)+"/") || o.epoch == 0):
-		return nil, fmt.Errorf("%s %.40q is not one of %q, or has no %s", RequestHeader, o.request.ID, o.frontEnd, LegEpochHeader)
+		return nil, fmt.Errorf("%s: %.40q: must begin with %q and come with %s", RequestHeader, o.request.ID, o.frontEnd+"/", LegEpochHeader)
 	case o.reservation != "" && (o.request.ID == "" || o.arrival.Input == 0):
-		return nil, fmt.Errorf("%s %.40q needs %s and %s", MigrationHeader, o.reservation, RequestHeader, PromptHeader)
+		return nil, fmt.Errorf("%s: %.40q: requires %s and %s", MigrationHeader, o.reservation, RequestHeader, PromptHeader)
 	case o.arrival.Input == 0 && o.arrival.Output > 0:
-		return nil, fmt.Errorf("%s needs %s", OutputHeader, PromptHeader)
+		return nil, fmt.Errorf("%s: requires %s", OutputHeader, PromptHeader)
 	}
 	o.arrival.HasKV = o.reservation != ""
 	return o, nil
 }
 
-// laterLeg is the request of a later leg of the stream, without a body. The client's
-// headers go with it, and its length is known.
+// laterLeg returns the request for a later leg of the stream, without a body. It
+// carries the client's headers, and its length is known.
 func (s *Stream) laterLeg(to Target, epoch policies.Epoch, prompt, output int) *legRequest {
 	return &legRequest{
 		endpoint: s.endpoint, target: to, header: s.header, frontEnd: s.server.cfg.Replica, stream: s, request: s.Request(), epoch: epoch,
@@ -156,8 +158,8 @@ func (s *Stream) laterLeg(to Target, epoch policies.Epoch, prompt, output int) *
 	}
 }
 
-// hangTimeout is how long a leg may pause before its engine counts as lost; 0
-// stands for the idle timeout.
+// hangTimeout returns how long a leg may pause before its engine counts as lost;
+// 0 stands for the idle timeout.
 func (s *Stream) hangTimeout() time.Duration {
 	if s.server.cfg.Rescuer == nil || s.request.Features&^policies.MinTokens != 0 {
 		return 0

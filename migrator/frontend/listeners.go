@@ -12,37 +12,38 @@ import (
 	"time"
 )
 
-// discardLog takes what net/http would print: a client that goes away is no news,
-// and what is news is logged where it is known what it means.
+// discardLog discards what net/http would log: clients that leave are normal, and
+// the rest is logged where its meaning is known.
 var discardLog = log.New(io.Discard, "", 0)
 
 // errStopping is why streams are cut when Run ends before they do.
-var errStopping = errors.New("the front is stopping")
+var errStopping = errors.New("the server is stopping")
 
-// closeGrace is how long streams that are cut have to say so to their clients.
+// closeGrace is how long handlers have to write an error event to the clients of
+// streams that are cut.
 const closeGrace = time.Second
 
-// listeners are the front's servers. Their methods are for Run's goroutine.
+// listeners are the server's HTTP servers. Run's goroutine calls their methods.
 //
-// A front without an engine must be found out without anybody's help: it closes
-// its listener, so that new connections are refused, and shuts its HTTP server
-// down, which sends GOAWAY on HTTP/2 connections and closes idle HTTP/1.1 ones.
-// Streams that the proxy had on their way are then refused in HTTP/2's own
-// terms and go elsewhere, and running ones go on. A server cannot be opened
-// again, so each opening has a server of its own.
+// Clients must find out by themselves that the engine is away. So the listener is
+// closed, and new connections are refused. The HTTP server is shut down, which
+// sends GOAWAY on HTTP/2 connections and closes idle HTTP/1.1 ones: streams that
+// the proxy had in flight are refused in HTTP/2's terms and retried elsewhere,
+// and running ones go on. An http.Server cannot be opened again, so each opening
+// has its own.
 type listeners struct {
 	server   *Server
 	address  net.Addr       // of the clients' listener, nil for none
 	listener net.Listener   // open and not yet served, nil for none
-	clients  *http.Server   // the one that takes clients, nil while shut
+	clients  *http.Server   // accepts clients; nil while shut
 	failed   chan error     // holds the error of a listener
-	leaving  sync.WaitGroup // of servers whose clients finish
-	wg       sync.WaitGroup // of goroutines that end when the servers are closed
+	leaving  sync.WaitGroup // servers whose requests finish
+	wg       sync.WaitGroup // goroutines that end when the servers are closed
 
 	mu       sync.Mutex
-	servers  map[*http.Server]struct{} // those that may have connections
+	servers  map[*http.Server]struct{} // that may have connections
 	requests int                       // requests in progress at them
-	idle     chan struct{}             // holds a token when inside has become 0
+	idle     chan struct{}             // holds a token when requests has become 0
 }
 
 func newListeners(f *Server) *listeners {
@@ -53,7 +54,7 @@ func newListeners(f *Server) *listeners {
 	return d
 }
 
-// serve starts a server; requests end when ctx does.
+// serve starts an HTTP server on l; its requests end when ctx does.
 func (d *listeners) serve(ctx context.Context, l net.Listener, h http.Handler) *http.Server {
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
@@ -78,10 +79,10 @@ func (d *listeners) serve(ctx context.Context, l net.Listener, h http.Handler) *
 	d.servers[s] = struct{}{}
 	d.mu.Unlock()
 	d.wg.Go(func() {
-		// A listener that its owner closes has been handed over.
+		// A listener that its owner closes was handed over.
 		if err := s.Serve(lazyListener{l, clientIdleConn}); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 			select {
-			case d.failed <- fmt.Errorf("front of %s: serve %s: %w", d.server.cfg.Replica, l.Addr(), err):
+			case d.failed <- fmt.Errorf("frontend of %s: serve %s: %w", d.server.cfg.Replica, l.Addr(), err):
 			default:
 			}
 		}
@@ -102,7 +103,8 @@ func (d *listeners) addRequests(n int) {
 	}
 }
 
-// openClients lets clients in. When the address is taken, the next call tries again.
+// openClients starts to accept clients. If the address is in use, the next call
+// tries again.
 func (d *listeners) openClients(ctx context.Context) {
 	if d.clients != nil || d.address == nil {
 		return
@@ -111,14 +113,14 @@ func (d *listeners) openClients(ctx context.Context) {
 	if d.listener = nil; l == nil {
 		var err error
 		if l, err = d.server.cfg.Listen(d.address.Network(), d.address.String()); err != nil {
-			d.server.log.Error("the front cannot listen again; it keeps trying", "address", d.address.String(), "error", err)
+			d.server.log.Error("listen failed; retrying with the next health check", "address", d.address.String(), "error", err)
 			return
 		}
 	}
 	d.clients = d.serve(ctx, l, d.server.Handler())
 }
 
-// shutClients refuses clients and lets those inside finish.
+// shutClients stops accepting clients; requests in progress go on.
 func (d *listeners) shutClients(ctx context.Context) {
 	if d.listener != nil {
 		d.listener.Close()
@@ -138,8 +140,8 @@ func (d *listeners) shutClients(ctx context.Context) {
 	})
 }
 
-// drained returns a channel that is closed when every server that was shut has no
-// connection left, so that the last bytes of each answer are out.
+// drained returns a channel that is closed when no server that was shut has a
+// connection left, so that the last bytes of each answer are sent.
 func (d *listeners) drained() <-chan struct{} {
 	done := make(chan struct{})
 	d.wg.Go(func() {
@@ -149,14 +151,14 @@ func (d *listeners) drained() <-chan struct{} {
 	return done
 }
 
-// close ends everything once the requests' context has ended: the handlers get
-// a moment to tell their clients and the servers one to send it, then the
-// connections are closed. ctx carries values only.
+// close ends all servers after the requests' context has ended. For closeGrace
+// the handlers can write error events and the servers can send them; then the
+// connections are closed. Of ctx it uses the values only.
 func (d *listeners) close(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.server.closeGrace)
 	defer cancel()
 	d.awaitIdle(ctx.Done())
-	d.leaving.Wait() // their context has ended
+	d.leaving.Wait() // returns: their context has ended
 	for s := range d.servers {
 		s.Shutdown(ctx)
 		s.Close()
@@ -168,7 +170,7 @@ func (d *listeners) close(ctx context.Context) {
 	d.wg.Wait()
 }
 
-// awaitIdle returns when no request is in progress, or at the alarm.
+// awaitIdle returns when no request is in progress, or when alarm is closed.
 func (d *listeners) awaitIdle(alarm <-chan struct{}) {
 	for {
 		d.mu.Lock()

@@ -2,7 +2,7 @@ package frontend
 
 import "github.com/cascadeinfer/cascade/policies"
 
-// Holders returns the peers that hold streams of this front's clients, or are
+// Holders returns the peers that hold streams of this server's clients or are
 // about to, in no order.
 func (srv *Server) Holders() []policies.ReplicaID {
 	found := make(map[policies.ReplicaID]struct{})
@@ -16,8 +16,8 @@ func (srv *Server) Holders() []policies.ReplicaID {
 	return srv.peersOf(found)
 }
 
-// FrontEnds returns the peers whose clients' requests run on the own engine, in no
-// order.
+// FrontEnds returns the peers whose clients' requests run on the own engine, in
+// no order.
 func (srv *Server) FrontEnds() []policies.ReplicaID {
 	found := make(map[policies.ReplicaID]struct{})
 	srv.mu.Lock()
@@ -38,8 +38,9 @@ func (srv *Server) peersOf(found map[policies.ReplicaID]struct{}) []policies.Rep
 	return all
 }
 
-// HandlePeerLoss says that a peer is gone: streams that it holds are rescued, and what
-// runs here for its clients ends. It does nothing for the own replica.
+// HandlePeerLoss is called when a peer is gone: the streams that it holds are
+// rescued, and what runs here for its clients ends. It does nothing for the own
+// replica.
 func (srv *Server) HandlePeerLoss(peer policies.ReplicaID) {
 	if peer == srv.cfg.Replica {
 		return
@@ -58,12 +59,12 @@ func (srv *Server) HandlePeerLoss(peer policies.ReplicaID) {
 	srv.cancelLegs(errReplicaGone, func(r *localLeg) bool { return r.frontEnd == peer })
 }
 
-// cancelLegs ends what runs on the own engine and is chosen.
-func (srv *Server) cancelLegs(why error, chosen func(*localLeg) bool) {
+// cancelLegs aborts the legs on the own engine that are selected.
+func (srv *Server) cancelLegs(why error, selected func(*localLeg) bool) {
 	srv.mu.Lock()
 	var all []*localLeg
 	for r := range srv.localLegs {
-		if chosen(r) {
+		if selected(r) {
 			all = append(all, r)
 		}
 	}
@@ -73,9 +74,9 @@ func (srv *Server) cancelLegs(why error, chosen func(*localLeg) bool) {
 	}
 }
 
-// PeerProgress returns a number for each peer that holds streams of this front's
-// clients, which changes when the peer has sent something of one of them: it
-// lives, whatever else is heard of it.
+// PeerProgress returns a number for each peer that holds streams of this server's
+// clients. The number changes when the peer has sent something of one of them,
+// which shows that it lives.
 func (srv *Server) PeerProgress() map[policies.ReplicaID]uint64 {
 	calls := make(map[policies.ReplicaID]uint64)
 	srv.EachStream(func(s *Stream) bool {

@@ -5,18 +5,20 @@ import (
 	"net/http"
 )
 
-// loadHeader is where an answer tells proxies of the replica's load, in the
-// text form of ORCA. They report it to the control plane and take it out.
+// loadHeader is the field in which an answer reports the replica's load to
+// proxies, in ORCA's text format. They pass it to the control plane and remove
+// it.
 const loadHeader = "Endpoint-Load-Metrics"
 
-// loadHeaders are the fields, in lower case, in which an engine may do so: it
-// need not be the client's replica's engine, so the front speaks for it.
+// loadHeaders are the fields, in lower case, in which engines report their load.
+// They are removed, because the engine may be that of another replica than the
+// client's.
 var loadHeaders = map[string]bool{
 	"endpoint-load-metrics": true, "endpoint-load-metrics-bin": true, "endpoint-load-metrics-json": true,
 }
 
-// updateLoadHeader renews what answers tell of the load. The names are those of vLLM, so
-// that engines with and without a front compare.
+// updateLoadHeader updates the load that answers report. The names are vLLM's, so
+// that engines with and without a front end can be compared.
 func (srv *Server) updateLoadHeader() {
 	if srv.cfg.KVTokens <= 0 {
 		return
@@ -27,8 +29,8 @@ func (srv *Server) updateLoadHeader() {
 	srv.loadHeader.Store(&text)
 }
 
-// withLoadHeaders counts the clients' requests and lets every answer tell of the load,
-// as it was a moment ago.
+// withLoadHeaders counts the clients' requests and adds the latest load to every
+// answer.
 func (srv *Server) withLoadHeaders(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		srv.clientRequests.Add(1)
@@ -40,7 +42,7 @@ func (srv *Server) withLoadHeaders(next http.Handler) http.Handler {
 	})
 }
 
-// ClientRequests is how many requests of this front's own clients are in progress,
-// wherever they run and whether or not the front understands them: what the
-// proxies in front of it have in progress here.
+// ClientRequests returns how many requests of this server's own clients are in
+// progress, wherever they run and whether or not the server parses them: those
+// that the proxies have in progress at this replica.
 func (srv *Server) ClientRequests() int { return int(srv.clientRequests.Load()) }

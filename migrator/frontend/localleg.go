@@ -10,22 +10,22 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// LocalLeg is a request that runs on the own engine, whoever owns it.
+// LocalLeg is a request that runs on the own engine, whichever front end owns it.
 type LocalLeg struct {
 	// Request has the counts of the engine's answer so far; its ID is the
-	// stream's at its front. Without Output it waits for its first token.
+	// stream's at its front end. While Output is 0 it waits for its first token.
 	Request  policies.Request
-	Name     string // the engine's name for it: "<stream>#<epoch>"
+	Name     string // the engine's name for it: "<stream id>#<epoch>"
 	FrontEnd policies.ReplicaID
-	// Epoch is the stream's as far as this front knows; see Advance.
+	// Epoch is the stream's as far as this server knows; see AdvanceEpoch.
 	Epoch policies.Epoch
-	// Pinned says why the request cannot move, policies.NotPinned when it can.
+	// Pinned says why the request cannot migrate; policies.NotPinned if it can.
 	Pinned policies.PinReason
 	Since  time.Time // when it came to this engine
 }
 
-// LocalLegs returns what runs on the own engine: own clients' requests and
-// peers' legs, in no order. Warm-ups, which have no name, are not among them.
+// LocalLegs returns what runs on the own engine: requests of own clients and legs
+// of peers, in no order, without warm-ups, which have no name.
 func (srv *Server) LocalLegs() []LocalLeg {
 	srv.mu.Lock()
 	all := make([]*localLeg, 0, len(srv.localLegs))
@@ -42,9 +42,9 @@ func (srv *Server) LocalLegs() []LocalLeg {
 	return out
 }
 
-// AdvanceEpoch says in which epoch a peer's stream goes on that stays on the own
-// engine after a move that failed. Epochs never go back; streams of own clients
-// need no telling.
+// AdvanceEpoch sets the epoch of a peer's stream that stays on the own engine
+// after a failed migration. Epochs never go back. Streams of own clients have
+// theirs already.
 func (srv *Server) AdvanceEpoch(stream string, epoch policies.Epoch) {
 	srv.mu.Lock()
 	defer srv.mu.Unlock()
@@ -61,20 +61,20 @@ type localLeg struct {
 	// Fixed.
 	server    *Server
 	frontEnd  policies.ReplicaID
-	stream    *Stream // of the own front, else nil
+	stream    *Stream // of the own front end, else nil
 	request   policies.Request
 	minTokens policies.Tokens
 	name      string
 	since     time.Time
-	warmup    bool // a later leg without a name: what it generates is for nobody
+	warmup    bool // a later leg without a name, whose tokens are discarded
 	work      *loadtracker.Work
 	call      *call
 
 	epoch     atomic.Uint64
-	idsHidden atomic.Bool // the ids of its tokens are not known
+	idsHidden atomic.Bool // its tokens come without ids
 }
 
-// registerLeg takes in a leg that is about to be sent to the own engine.
+// registerLeg registers a leg that is about to be sent to the own engine.
 func (srv *Server) registerLeg(o *legRequest, l *call) *localLeg {
 	r := &localLeg{server: srv, frontEnd: o.frontEnd, stream: o.stream, request: o.request, minTokens: o.minTokens, name: o.name(), since: time.Now(), call: l, warmup: o.request.ID == "" && o.arrival.Input > 0,
 		work: srv.tracker.Begin(o.arrival)}
@@ -86,8 +86,8 @@ func (srv *Server) registerLeg(o *legRequest, l *call) *localLeg {
 	return r
 }
 
-// unregister takes the request out; moved says whether it goes on elsewhere. The end of
-// warming up never is a request's.
+// unregister removes the leg; moved says that another engine continues the
+// request. The end of a warm-up is never the end of a request.
 func (r *localLeg) unregister(moved bool) {
 	if moved || r.warmup {
 		r.work.EndMoved()
@@ -110,7 +110,7 @@ func (r *localLeg) snapshot() LocalLeg {
 	return LocalLeg{Request: q, Name: r.name, FrontEnd: r.frontEnd, Epoch: epoch, Pinned: r.pinReason(), Since: r.since}
 }
 
-// pinReason says why the request must stay.
+// pinReason returns why the request must stay.
 func (r *localLeg) pinReason() policies.PinReason {
 	q := r.request
 	q.Features = session.FeaturesAfter(q.Features, r.minTokens, r.work.Counts().Output)
@@ -120,26 +120,26 @@ func (r *localLeg) pinReason() policies.PinReason {
 	return policies.Movable(q)
 }
 
-// rescuable reports whether the request's front may be able to go on with it at
+// rescuable reports whether the request's front end may be able to continue it at
 // another engine.
 func (r *localLeg) rescuable() bool {
 	return r.pinReason() == policies.NotPinned && (r.stream == nil || r.server.cfg.Rescuer != nil)
 }
 
-// call is one request on its way to an engine or a peer, and back. It can be
-// lost by anyone; the reason is then what reading it fails with.
+// call is one request to an engine or a peer. Any goroutine can abort it; reading
+// the answer then fails with the cause.
 type call struct {
 	cancel context.CancelFunc
 	cause  atomic.Pointer[error]
 }
 
-// abort ends the link for a reason; the first one counts.
+// abort ends the call; the first cause counts.
 func (l *call) abort(why error) {
 	l.cause.CompareAndSwap(nil, &why)
 	l.cancel()
 }
 
-// causeOr returns the reason for which the link was lost, else err.
+// causeOr returns the cause with which the call was aborted, else err.
 func (l *call) causeOr(err error) error {
 	if cause := l.cause.Load(); cause != nil {
 		return *cause

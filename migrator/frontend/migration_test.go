@@ -332,7 +332,7 @@ func TestMoveFails(t *testing.T) {
 			f.forget(1)
 			f.engines[1].sick.Store(true)
 			f.fronts[1].await(f.t, false)
-		}, "refuses"},
+		}, "refused"},
 		"the target's engine dies first": {func(f *fleet, m *Migration) {
 			f.forget(1)
 			f.engines[1].set(nil, func(w http.ResponseWriter, _ *http.Request) {

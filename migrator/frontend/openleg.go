@@ -19,7 +19,7 @@ import (
 
 var dialer = &net.Dialer{Timeout: dialTimeout}
 
-// payload is the body of an engine's request. It is let go as soon as the
+// payload is the body of an engine's request. It is released as soon as the
 // engine has answered: a prompt is large and a stream is long.
 type payload struct {
 	mu    sync.Mutex
@@ -32,7 +32,7 @@ func (p *payload) newReader() (io.ReadCloser, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.bytes == nil {
-		return nil, errors.New("internal error: a request's body is opened after it was let go")
+		return nil, errors.New("internal error: a request's body is opened after its release")
 	}
 	return &payloadReader{rest: p.bytes}, nil
 }
@@ -43,7 +43,7 @@ func (p *payload) release() {
 	p.bytes = nil
 }
 
-// payloadReader reads a payload and lets go of it at its end.
+// payloadReader reads a payload and releases it at its end.
 type payloadReader struct {
 	mu   sync.Mutex
 	rest []byte
@@ -68,40 +68,41 @@ func (r *payloadReader) Close() error {
 	return nil
 }
 
-// send sends an order to the own engine or to a peer. The answer's body must be
-// closed.
+// send sends a leg request to the own engine or to a peer. The caller closes the
+// answer's body.
 func (srv *Server) send(ctx context.Context, o *legRequest) (*http.Response, error) {
 	target, transport := srv.engine.JoinPath(o.endpoint.Path()), http.RoundTripper(srv.local)
 	if peer := o.target.Address; peer != "" {
 		target, transport = &url.URL{Scheme: srv.cfg.PeerScheme, Host: peer, Path: o.endpoint.Path()}, srv.peers
 	}
 	fields := o.headers()
-	// An empty value is not sent; it tells the transport that the request may be
-	// sent again when an idle connection turns out to be closed.
+	// The transport does not send an empty value. It takes the field as
+	// permission to send the request again if an idle connection turns out to be
+	// closed.
 	fields["X-Idempotency-Key"] = []string{}
 	body, err := o.body.newReader()
 	if err != nil {
 		return nil, err
 	}
-	again := false // the goroutine that calls RoundTrip sends again, too
+	resent := false // set on the goroutine that calls RoundTrip
 	req := (&http.Request{
 		Method:        http.MethodPost,
 		URL:           target,
 		Header:        fields,
 		Body:          body,
-		GetBody:       func() (io.ReadCloser, error) { again = true; return o.body.newReader() },
+		GetBody:       func() (io.ReadCloser, error) { resent = true; return o.body.newReader() },
 		ContentLength: o.body.size(),
 	}).WithContext(ctx)
 	resp, err := transport.RoundTrip(req)
-	if err == nil && again && resp.StatusCode == http.StatusConflict {
-		// The first of the two had come through: the leg is one that nobody reads.
+	if err == nil && resent && resp.StatusCode == http.StatusConflict {
+		// The first request had arrived: nothing reads the leg that it opened.
 		resp.Body.Close()
 		return nil, errDuplicateLeg
 	}
 	return resp, err
 }
 
-// errDuplicateLeg is a lost request, and no error of its client's.
+// errDuplicateLeg is the loss of a request, not an error of its client.
 var errDuplicateLeg = errors.New("the engine lost the connection of a request that it had begun")
 
 // isEventStream reports whether an answer is a stream of events.
@@ -110,8 +111,8 @@ func isEventStream(resp *http.Response) bool {
 	return resp.StatusCode == http.StatusOK && kind == "text/event-stream"
 }
 
-// openedLeg is an answer that has begun: either a leg with its first chunk, or an
-// answer that is not a stream and goes to the client as it is.
+// openedLeg is an answer that has begun: a leg with its first chunk, or an answer
+// that is not a stream and goes to the client as it is.
 type openedLeg struct {
 	header   http.Header
 	leg      *wireLeg
@@ -122,7 +123,7 @@ type openedLeg struct {
 	target   Target
 }
 
-// release releases what a plain answer holds.
+// release frees what a plain answer holds.
 func (b openedLeg) release() {
 	b.response.Body.Close()
 	b.call.cancel()
@@ -131,15 +132,16 @@ func (b openedLeg) release() {
 	}
 }
 
-// recordUsage tells the load tracker what a plain answer of the own engine brings.
+// recordUsage reports the usage in a plain answer of the own engine to the load
+// tracker.
 func (b openedLeg) recordUsage(answer []byte) {
 	if u, ok := openai.ParseUsage(answer); ok && b.local != nil {
 		b.local.work.SetUsage(policies.Tokens(u.Prompt), policies.Tokens(u.Output), policies.Tokens(u.Cached))
 	}
 }
 
-// openLeg sends an order where it is placed and waits for the answer to begin. A
-// peer that refuses or fails before that leaves the request to the own engine.
+// openLeg sends a leg request where it was placed and waits for the answer to
+// begin. If a peer refuses or fails before that, the own engine gets the request.
 func (srv *Server) openLeg(ctx context.Context, o *legRequest) (openedLeg, error) {
 	if o.target.Address != "" {
 		b, err := srv.openLegAt(ctx, o)
@@ -147,14 +149,14 @@ func (srv *Server) openLeg(ctx context.Context, o *legRequest) (openedLeg, error
 			o.body.release()
 			return b, err
 		}
-		srv.log.Warn("a peer did not serve a forward; the own engine does", "peer", o.target.Replica, "address", o.target.Address, "error", err)
+		srv.log.Warn("forward to a peer failed; using the own engine", "peer", o.target.Replica, "address", o.target.Address, "error", err)
 		o.target = Target{}
 	}
 	return srv.openLegAt(ctx, o)
 }
 
-// openLegAt is begin without a second try. While it waits, the order's stream
-// knows what to lose when the replica is.
+// openLegAt is openLeg without the second attempt. While it waits, the loss of
+// the replica cancels it.
 func (srv *Server) openLegAt(parent context.Context, o *legRequest) (openedLeg, error) {
 	ctx, cancel := context.WithCancel(parent)
 	b := openedLeg{call: &call{cancel: cancel}, target: o.target}
@@ -163,7 +165,7 @@ func (srv *Server) openLegAt(parent context.Context, o *legRequest) (openedLeg, 
 		b.local = srv.registerLeg(o, b.call)
 	}
 	if o.stream != nil {
-		o.stream.setOpening(o.target.Replica, b.call) // until the stream has the leg, or the client its answer
+		o.stream.setOpening(o.target.Replica, b.call) // until the stream has the leg or the client its answer
 	}
 	fail := func(err error) (openedLeg, error) {
 		cancel()
@@ -171,7 +173,7 @@ func (srv *Server) openLegAt(parent context.Context, o *legRequest) (openedLeg, 
 			o.stream.setOpening("", nil)
 		}
 		if b.leg != nil {
-			b.leg.closeMoved() // what had not begun has not finished
+			b.leg.closeMoved() // what did not begin did not finish
 		} else if b.local != nil {
 			b.local.unregister(true)
 		}
@@ -183,7 +185,7 @@ func (srv *Server) openLegAt(parent context.Context, o *legRequest) (openedLeg, 
 	resp, err := srv.send(ctx, o)
 	if err != nil {
 		if local && parent.Err() == nil && errors.Is(err, syscall.ECONNREFUSED) {
-			srv.setReady(false) // nobody listens: no second look is needed
+			srv.setReady(false) // the port is closed: no second probe is needed
 			srv.evacuate()
 		}
 		return fail(err)
@@ -192,7 +194,7 @@ func (srv *Server) openLegAt(parent context.Context, o *legRequest) (openedLeg, 
 		o.body.release()
 	} else if resp.Header.Get(length.RefusedHeader) != "" {
 		resp.Body.Close()
-		return fail(errors.New("the peer refuses"))
+		return fail(errors.New("the peer refused the request"))
 	}
 	b.header = resp.Header
 	if !isEventStream(resp) {
@@ -235,10 +237,10 @@ func (s *Stream) openLaterLeg(ctx context.Context, o *legRequest, ids int) (*wir
 	return nil, nil, err
 }
 
-// refusal is the error of an answer that is no stream.
+// refusal returns the error for an answer that is no stream.
 func refusal(resp *http.Response) error {
 	b, _ := io.ReadAll(io.LimitReader(resp.Body, maxExcerpt))
-	return fmt.Errorf("it answers %s: %s", resp.Status, b)
+	return fmt.Errorf("status %s: %s", resp.Status, b)
 }
 
 // normalize returns a target as this server reaches it: the own replica has no

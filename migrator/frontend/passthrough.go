@@ -12,9 +12,10 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// relayResponse gives the client an answer that is not a stream, as it is, and looks
-// into it for the engine's counts and, when learn says so, for its shape.
-func (srv *Server) relayResponse(w http.ResponseWriter, b openedLeg, learn templateKey, teach bool) {
+// relayResponse relays an answer that is not a stream as it is. It reads the
+// engine's counts from it and, if learn is true, the template of such answers
+// under key.
+func (srv *Server) relayResponse(w http.ResponseWriter, b openedLeg, key templateKey, learn bool) {
 	defer b.release()
 	if b.local != nil {
 		b.local.work.AddOutput(0)
@@ -24,27 +25,29 @@ func (srv *Server) relayResponse(w http.ResponseWriter, b openedLeg, learn templ
 		w.Header().Set("Content-Length", size)
 	}
 	if b.local != nil && b.response.StatusCode == http.StatusServiceUnavailable {
-		w.Header().Set(length.RefusedHeader, "1") // by RFC 9110, section 15.6.4: it is this server that cannot, now
+		w.Header().Set(length.RefusedHeader, "1") // by RFC 9110, section 15.6.4, it is this server that is unavailable
 	}
 	w.WriteHeader(b.response.StatusCode)
 	var seen bytes.Buffer
 	_, err := io.Copy(w, io.TeeReader(b.response.Body, &prefixBuffer{&seen, maxInspected}))
 	if err != nil {
-		// The length that was announced is not reached, so the client sees a cut.
+		// The announced length is not reached, so the client sees that the answer
+		// was cut.
 		panic(http.ErrAbortHandler)
 	}
 	if b.response.StatusCode != http.StatusOK || seen.Len() >= maxInspected {
 		return
 	}
 	b.recordUsage(seen.Bytes())
-	if teach && b.local != nil {
-		if err := srv.templates.learn(learn, b.response.Header.Get("Content-Type"), seen.Bytes()); err != nil {
-			srv.log.Warn("unstreamed answers are relayed, not assembled: they cannot move", "endpoint", learn.endpoint.Path(), "reason", err)
+	if learn && b.local != nil {
+		if err := srv.templates.learn(key, b.response.Header.Get("Content-Type"), seen.Bytes()); err != nil {
+			srv.log.Warn("unstreamed answers cannot be assembled from streams; their requests cannot migrate", "endpoint", key.endpoint.Path(), "reason", err)
 		}
 	}
 }
 
-// prefixBuffer keeps the first bytes that are written to it and ignores the rest.
+// prefixBuffer keeps the first bytes that are written to it and discards the
+// rest.
 type prefixBuffer struct {
 	buf  *bytes.Buffer
 	room int
@@ -57,8 +60,7 @@ func (l *prefixBuffer) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// relayEvents gives the client a stream that the front did not ask for, as it
-// is.
+// relayEvents relays a stream that the front end did not ask for, as it is.
 func (srv *Server) relayEvents(w http.ResponseWriter, b openedLeg) {
 	defer b.leg.Close()
 	out := &eventWriter{w: w, control: http.NewResponseController(w), header: b.header}
@@ -75,19 +77,19 @@ func (srv *Server) relayEvents(w http.ResponseWriter, b openedLeg) {
 	}
 }
 
-// passthroughPaths are the paths below which requests go to the engine without being
-// understood. Engines have more, for their operator: those that pause it, load
-// into it or reach its memory stay closed to clients.
+// passthroughPaths are the paths below which requests go to the engine without
+// being parsed. Engines have more paths, for their operator: those that pause the
+// engine, load into it or reach its memory stay closed to clients.
 var passthroughPaths = []string{"/v1/models", "/v1/embeddings", "/v1/responses", "/v1/messages", "/v1/rerank", "/v1/score",
 	"/v1/completions/render", "/v1/chat/completions/render", "/v1/audio",
 	"/tokenize", "/detokenize", "/version", "/ping", "/load", "/metrics", "/rerank", "/score", "/pooling", "/classify"}
 
-// formPaths are those of them that take a form and no JSON.
+// formPaths are those of them that take a form instead of JSON.
 var formPaths = []string{"/v1/audio/transcriptions", "/v1/audio/translations"}
 
-// isBelow reports whether a path is one of roots or below it. A path with dot
-// segments or empty ones is below none: the engine would resolve them, and
-// they come in escapes that http.ServeMux does not.
+// isBelow reports whether a path is one of roots or below one. A path with dot
+// segments or empty ones is below none: the engine would resolve them, and they
+// may be escaped, which http.ServeMux does not resolve.
 func isBelow(roots []string, at string) bool {
 	clean := path.Clean(at)
 	if clean != at && clean+"/" != at {
@@ -101,10 +103,10 @@ func isBelow(roots []string, at string) bool {
 	return false
 }
 
-// passThrough passes a request on without understanding it.
+// passThrough passes a request to the engine without parsing it.
 func (srv *Server) passThrough(w http.ResponseWriter, r *http.Request) {
 	if !isBelow(passthroughPaths, r.URL.Path) {
-		writeProblem(w, openai.Problem{Status: http.StatusNotFound, Kind: "NotFoundError", Message: "no such path: " + r.Method + " " + r.URL.Path})
+		writeProblem(w, openai.Problem{Status: http.StatusNotFound, Kind: "NotFoundError", Message: "path not served: " + r.Method + " " + r.URL.Path})
 		return
 	}
 	if r.Method == http.MethodPost {
@@ -112,9 +114,9 @@ func (srv *Server) passThrough(w http.ResponseWriter, r *http.Request) {
 		if !ok {
 			return
 		}
-		// Engines read as JSON what is none (NaN, a byte order mark, UTF-16) and
-		// whatever Content-Type says it is, so what cannot be read here, and may
-		// hold a field to withhold, does not go on.
+		// Engines accept as JSON what is not valid JSON (NaN, a byte order mark,
+		// UTF-16), whatever Content-Type says. A body that cannot be parsed here
+		// may hold a withheld field, so it is refused.
 		if len(body) > 0 && !isBelow(formPaths, r.URL.Path) {
 			req, err := openai.Parse(openai.Completions, body)
 			if err != nil {

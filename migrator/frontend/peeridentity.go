@@ -10,24 +10,24 @@ import (
 	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
-// refusalLogInterval is the time between two lines about peers that lie.
+// refusalLogInterval is the time between two logs of refused certificates.
 const refusalLogInterval = time.Minute
 
-// withPeerIdentity lets a leg through only if it comes with the certificate of the migrator
-// whose front it names: RequestHeader, which begins with that name, is bound
-// with it. Without a trust domain it is next.
+// withPeerIdentity accepts a leg only if it comes with the certificate of the
+// migrator whose front end it names. That covers RequestHeader, which begins with
+// the same name. Without a trust domain it returns next.
 func (srv *Server) withPeerIdentity(next http.Handler) http.Handler {
 	if srv.cfg.TrustDomain == "" {
 		return next
 	}
-	var told logLimiter
+	var limiter logLimiter
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var leaf *x509.Certificate
 		if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
 			leaf = r.TLS.PeerCertificates[0]
 		}
-		// A claim that is no name is refused by readOrder; here it makes a name of
-		// nobody's, except for the empty one.
+		// A claim that is not a valid name matches no certificate here, except
+		// for the empty one, which readLegRequest refuses.
 		claim := r.Header.Get(ForwardHeader)
 		want := identity.Matcher{TrustDomain: srv.cfg.TrustDomain, Role: identity.Migrator, Name: claim[:min(len(claim), maxName+1)]}
 		_, err := want.CheckCertificate(leaf)
@@ -35,20 +35,20 @@ func (srv *Server) withPeerIdentity(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		if told.due(time.Now()) {
-			srv.log.Warn("a peer's leg is refused", "peer", r.RemoteAddr, "error", err)
+		if limiter.due(time.Now()) {
+			srv.log.Warn("peer's leg refused", "peer", r.RemoteAddr, "error", err)
 		}
 		writeProblem(w, openai.Problem{Status: http.StatusForbidden, Kind: "PermissionDeniedError", Message: err.Error()})
 	})
 }
 
-// logLimiter keeps lies from filling the log.
+// logLimiter limits how often refusals are logged.
 type logLimiter struct {
 	mu   sync.Mutex
 	last time.Time
 }
 
-// due reports whether a line may be logged now, and takes it as logged then.
+// due reports whether a line may be logged now, and counts it as logged if so.
 func (n *logLimiter) due(now time.Time) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()

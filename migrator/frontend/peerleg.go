@@ -8,8 +8,9 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 )
 
-// servePeerLeg runs a peer's leg on the own engine and relays the engine's bytes: the
-// front that owns the client understands them. What it adds is the count.
+// servePeerLeg runs a peer's leg on the own engine and relays the engine's bytes,
+// which the front end that owns the client parses. It adds the count of the
+// tokens here.
 func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai.Endpoint) {
 	o, err := readLegRequest(e, r.Header)
 	if err == errNoForward {
@@ -17,7 +18,7 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 		return
 	}
 	if err != nil {
-		srv.log.Warn("a peer's leg is refused", "error", err)
+		srv.log.Warn("peer's leg refused", "error", err)
 		refuseRequest(w, err.Error())
 		return
 	}
@@ -30,7 +31,7 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 		body, err = srv.adopt(o, body)
 	}
 	if err != nil {
-		srv.log.Warn("a peer's leg is refused", "front", o.frontEnd, "request", o.request.ID, "error", err)
+		srv.log.Warn("peer's leg refused", "frontend", o.frontEnd, "request", o.request.ID, "error", err)
 		refuseRequest(w, err.Error())
 		return
 	}
@@ -38,7 +39,7 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 	if o.arrival.Input == 0 {
 		o.arrival = srv.estimateArrival(r.Header, body)
 	} else if o.request.MaxOutput > 0 {
-		o.request.MaxOutput += o.arrival.Output // what is left of the client's
+		o.request.MaxOutput += o.arrival.Output // which the client's limit includes
 	}
 	o.body, o.plain = &payload{bytes: body}, !req.Stream
 	b, err := srv.openLegAt(r.Context(), o)
@@ -53,10 +54,10 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 	}
 }
 
-// adopt names, in the body of a leg, the reservation that a move has filled.
+// adopt adds to the body of a leg the reservation that a migration has filled.
 func (srv *Server) adopt(o *legRequest, body []byte) ([]byte, error) {
 	if srv.cfg.Adopter == nil {
-		return nil, errors.New("this replica takes over no reservations")
+		return nil, errors.New("this replica adopts no reservations")
 	}
 	params, err := srv.cfg.Adopter.Adopt(o.reservation, o.request.ID, o.frontEnd)
 	if err != nil {
@@ -65,9 +66,9 @@ func (srv *Server) adopt(o *legRequest, body []byte) ([]byte, error) {
 	return openai.WithTransferParams(body, params, int(o.arrival.Input))
 }
 
-// relayLeg relays the events of a leg to the front that asked for it. A leg that
-// is cut ends without [DONE], which that front understands: it has not ended,
-// and may go on elsewhere.
+// relayLeg relays the events of a leg to the front end that opened it. A leg that
+// is cut ends without [DONE], so that front end knows that the answer is not
+// complete and may go on elsewhere.
 func (srv *Server) relayLeg(w http.ResponseWriter, b openedLeg) {
 	defer b.leg.closeMoved()
 	out := &eventWriter{w: w, control: http.NewResponseController(w), header: b.header}

@@ -10,19 +10,20 @@ import (
 	"time"
 )
 
-// lazyListener accepts connections on which the first request may take its time:
-// clients and migrators dial ahead. http.Server counts ReadHeaderTimeout from the
-// moment of acceptance. Left to itself it closes such a connection while its
-// client is about to use it, or, when the time is up between the 14 bytes in which
-// it looks for HTTP/2 and the rest, takes "POST /v1/compl" for the whole of a
-// request line and answers 400.
+// lazyListener accepts connections whose first request may come late: clients and
+// migrators dial ahead. http.Server counts ReadHeaderTimeout from the moment of
+// acceptance. Without this it closes such a connection while its client is about
+// to use it; or, if the time is up between the 14 bytes in which it looks for
+// HTTP/2 and the rest, it takes "POST /v1/compl" for the whole request line and
+// answers 400.
 //
-// The embedded proxy's listeners have the same, for the same reason. Connections
-// with TLS are left as they are: http.Server must know them, does not look for
-// HTTP/2 in their first bytes, and only migrators, who try again, come by them.
+// The listeners of the embedded proxy do the same for the same reason. TLS
+// connections are passed on as they are: http.Server must recognize them and does
+// not look for HTTP/2 in their first bytes, and only migrators use them, which
+// retry.
 type lazyListener struct {
 	net.Listener
-	idle time.Duration // for the first byte; 0 = no limit
+	idle time.Duration // for the first byte; 0 for no limit
 }
 
 // Accept implements net.Listener.
@@ -35,21 +36,22 @@ func (p lazyListener) Accept() (net.Conn, error) {
 		return c, nil
 	}
 	f := &pendingConn{Conn: c, idle: p.idle}
-	_ = f.awaitFirstByte() // one that is closed already is found out when it is read
+	_ = f.awaitFirstByte() // if it is closed already, Read fails
 	return f, nil
 }
 
-// pendingConn is a connection that may not have brought a request yet. Until one was
-// read, a deadline for reading counts from the next byte on, and that byte has as
-// long as any idle connection; afterwards deadlines are what they say.
+// pendingConn is a connection that may still wait for the first byte of its first
+// request. Until a request was read, a read deadline counts from the next byte
+// on, and that byte may take as long as on any idle connection. Afterwards read
+// deadlines apply as they are.
 type pendingConn struct {
 	net.Conn
 	idle        time.Duration
-	deferred    atomic.Int64 // the time.Duration of a deadline that has not begun; 0 = none
+	deferred    atomic.Int64 // the time.Duration of a deadline that does not count yet; 0 for none
 	requestRead atomic.Bool  // a request was read
 }
 
-// awaitFirstByte waits for the first byte.
+// awaitFirstByte sets the deadline of the first byte.
 func (c *pendingConn) awaitFirstByte() error {
 	if c.idle > 0 {
 		return c.Conn.SetReadDeadline(time.Now().Add(c.idle))
@@ -67,13 +69,14 @@ func (c *pendingConn) SetReadDeadline(t time.Time) error {
 	return c.awaitFirstByte()
 }
 
-// Read implements net.Conn. A head that does not arrive in time closes the
-// connection, so that nothing is answered to half a line.
+// Read implements net.Conn. If the rest of a request line does not arrive in
+// time, Read closes the connection, so that the server does not answer half a
+// line.
 func (c *pendingConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	switch {
 	case n > 0 && c.deferred.Load() > 0:
-		// This fails where the connection is closed.
+		// This fails if the connection is closed.
 		_ = c.Conn.SetReadDeadline(time.Now().Add(time.Duration(c.deferred.Swap(0))))
 	case errors.Is(err, os.ErrDeadlineExceeded) && !c.requestRead.Load():
 		c.Conn.Close()
@@ -81,7 +84,7 @@ func (c *pendingConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// CloseWrite lets http.Server end an answer before it closes.
+// CloseWrite lets http.Server finish an answer before it closes.
 func (c *pendingConn) CloseWrite() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
@@ -89,7 +92,8 @@ func (c *pendingConn) CloseWrite() error {
 	return errors.ErrUnsupported
 }
 
-// markActive is an http.Server's ConnState: it hears of the first request.
+// markActive is an http.Server's ConnState: it is called when the first request
+// was read.
 func markActive(c net.Conn, s http.ConnState) {
 	if f, ok := c.(*pendingConn); ok && s == http.StateActive {
 		f.requestRead.Store(true)

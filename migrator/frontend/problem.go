@@ -8,15 +8,15 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// refuseRequest answers that another replica should serve the request: no token was
-// produced, and proxies retry on the header.
+// refuseRequest answers that another replica should serve the request: no token
+// was produced, and proxies retry when they see the header.
 func refuseRequest(w http.ResponseWriter, message string) {
 	w.Header().Set(length.RefusedHeader, "1")
 	w.Header().Set("Retry-After", "1")
 	writeProblem(w, openai.Problem{Status: http.StatusServiceUnavailable, Kind: "ServiceUnavailableError", Message: message})
 }
 
-// writeProblem sends a problem as a whole answer.
+// writeProblem writes a problem as the whole answer.
 func writeProblem(w http.ResponseWriter, p openai.Problem) {
 	body := p.Body()
 	w.Header().Set("Content-Type", "application/json")
@@ -25,7 +25,7 @@ func writeProblem(w http.ResponseWriter, p openai.Problem) {
 	w.Write(body)
 }
 
-// engineLostProblem is the problem of a stream whose engine is lost.
+// engineLostProblem returns the problem of a stream whose engine was lost.
 func engineLostProblem(err error) openai.Problem {
 	return openai.Problem{Status: http.StatusBadGateway, Kind: "EngineError",
 		Message: "the engine's answer was cut: " + err.Error() + "; send the request again"}

@@ -10,16 +10,16 @@ import (
 	"time"
 )
 
-// Run serves until ctx ends, which cuts all streams, or until the front is
-// drained or has retired. It watches the engine and keeps the load up to date.
-// Its error says that a listener is broken; a clean end is nil.
+// Run serves until ctx ends, which cuts all streams, or until the server is
+// drained or retired. It probes the engine and keeps the load up to date. The
+// error is that of a listener; a clean end returns nil.
 func (srv *Server) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	var probes sync.WaitGroup
-	d := newListeners(srv)
+	l := newListeners(srv)
 	defer func() {
 		stop(errStopping)
-		d.close(ctx)
+		l.close(ctx)
 		probes.Wait()
 		srv.local.CloseIdleConnections()
 		if t, ok := srv.peers.(*http.Transport); ok {
@@ -27,70 +27,70 @@ func (srv *Server) Run(ctx context.Context) error {
 		}
 	}()
 	if srv.cfg.PeerListener != nil {
-		d.serve(ctx, srv.cfg.PeerListener, srv.PeerHandler())
+		l.serve(ctx, srv.cfg.PeerListener, srv.PeerHandler())
 	}
 	sweep := time.NewTicker(updateInterval)
 	defer sweep.Stop()
-	look := time.NewTimer(0)
-	defer look.Stop()
+	probe := time.NewTimer(0)
+	defer probe.Stop()
 
 	health := make(chan error)
-	looking, failures, tokens := false, 0, uint64(0)
-	var away time.Time                     // since when the engine does not answer for its health
-	drain, retire := srv.drain, srv.retire // nil once they were heard
-	var last, deadline <-chan time.Time
-	var left <-chan struct{} // closed when the servers are empty, then nil
-	leaving := false         // the front drains or has retired
+	probing, failures, tokens := false, 0, uint64(0)
+	var away time.Time                     // since when the engine has failed its health checks
+	drain, retire := srv.drain, srv.retire // nil once received
+	var retireTimer, deadline <-chan time.Time
+	var drained <-chan struct{} // closed when the servers have no connections, then nil
+	leaving := false            // the server drains or has retired
 	leave := func() {
 		drain, retire = nil, nil
 		if leaving {
 			return
 		}
 		leaving = true
-		d.shutClients(ctx)
-		deadline, left = time.After(srv.cfg.DrainTimeout), d.drained()
+		l.shutClients(ctx)
+		deadline, drained = time.After(srv.cfg.DrainTimeout), l.drained()
 	}
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
-		case err := <-d.failed:
+		case err := <-l.failed:
 			return err
 		case <-sweep.C:
 			srv.tracker.Update()
 			srv.updateLoadHeader()
 		case <-drain:
-			srv.log.Info("draining")
+			srv.log.Info("drain started")
 			leave()
 		case <-retire:
-			srv.log.Info("retired")
-			// A connection that is in use is given up by its client before it is
-			// closed, and so nothing that is on its way is lost with it.
-			retire, last = nil, time.After(retireGrace)
-		case <-last:
+			srv.log.Info("server retired")
+			// A client stops using a busy connection before it is closed, so no
+			// request in flight is lost with it.
+			retire, retireTimer = nil, time.After(retireGrace)
+		case <-retireTimer:
 			leave()
-		case <-left:
-			left = nil
+		case <-drained:
+			drained = nil
 			if srv.isIdle() {
 				return nil
 			}
 		case <-srv.idle:
-			if leaving && left == nil && srv.isIdle() {
+			if leaving && drained == nil && srv.isIdle() {
 				return nil
 			}
 		case <-deadline:
-			srv.log.Warn("the drain's time is over; the remaining streams are cut")
+			srv.log.Warn("drain timed out; cutting the remaining streams")
 			return nil
 		case <-srv.probeRequested:
 			if !srv.ready.Load() {
-				d.shutClients(ctx) // a refused connection needs no second look
+				l.shutClients(ctx) // the port is closed: one failure is enough
 			}
-			look.Reset(0)
-		case <-look.C:
-			if looking {
+			probe.Reset(0)
+		case <-probe.C:
+			if probing {
 				continue
 			}
-			looking, tokens = true, srv.tokensRead.Load()
+			probing, tokens = true, srv.tokensRead.Load()
 			probes.Go(func() {
 				err := srv.probeEngine(ctx)
 				select {
@@ -99,44 +99,44 @@ func (srv *Server) Run(ctx context.Context) error {
 				}
 			})
 		case err := <-health:
-			looking = false
+			probing = false
 			if err == nil {
 				failures = 0
 				if !srv.setReady(true) {
-					srv.log.Info("the engine is ready")
+					srv.log.Info("engine became ready")
 				}
 				if !leaving && !srv.retiring() {
-					d.openClients(ctx)
+					l.openClients(ctx)
 				}
-				look.Reset(srv.cfg.HealthInterval)
+				probe.Reset(srv.cfg.HealthInterval)
 				continue
 			}
 			dead, slow := errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, context.DeadlineExceeded)
 			if slow && srv.tokensRead.Load() != tokens {
-				look.Reset(healthRetry)
-				continue // it does not answer, and works
+				probe.Reset(healthRetry)
+				continue // it does not answer, but generates
 			}
 			failures++
 			if failures >= 2 || dead || !srv.ready.Load() {
-				if srv.setReady(false) || d.clients != nil {
-					srv.log.Warn("the engine is away; new requests are refused", "error", err)
+				if srv.setReady(false) || l.clients != nil {
+					srv.log.Warn("engine stopped answering health checks; refusing new requests", "error", err)
 					away = time.Now()
 				}
-				// One that says that it is not well, or is not there, is believed; one
-				// that says nothing may be busy.
+				// An engine that reports that it is unhealthy, or whose port is
+				// closed, is believed; one that does not answer may be busy.
 				if !slow || time.Since(away) > srv.cfg.HangTimeout {
 					srv.evacuate()
 				}
 				srv.templates.clear() // the next engine may be another one
 				srv.fingerprint.Store(nil)
-				d.shutClients(ctx)
+				l.shutClients(ctx)
 			}
-			look.Reset(healthRetry)
+			probe.Reset(healthRetry)
 		}
 	}
 }
 
-// probeEngine asks the engine for its health.
+// probeEngine checks the engine's health.
 func (srv *Server) probeEngine(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, srv.cfg.HealthTimeout)
 	defer cancel()
@@ -144,8 +144,8 @@ func (srv *Server) probeEngine(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// On a connection of its own: an old one may outlive the engine's will to
-	// take new ones.
+	// On a connection of its own: an old one may work when the engine takes no
+	// new ones any more.
 	req.Close = true
 	resp, err := srv.probe.RoundTrip(req)
 	if err != nil {
@@ -153,7 +153,7 @@ func (srv *Server) probeEngine(ctx context.Context) error {
 	}
 	resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("the engine's /health answers %s", resp.Status)
+		return fmt.Errorf("GET /health of the engine: status %s", resp.Status)
 	}
 	return nil
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/flow"
 )
 
-// Server is the HTTP front of one replica. Its methods are safe for concurrent
-// use. It serves while Run runs.
+// Server is the front end of one replica: the HTTP server that owns its clients'
+// streams. Its methods are safe for concurrent use. It serves while Run runs.
 type Server struct {
 	// Fixed after New.
 	cfg         Config
@@ -27,16 +27,16 @@ type Server struct {
 	local       *http.Transport // to the engine
 	probe       *http.Transport // to the engine's health check
 	peers       http.RoundTripper
-	passthrough *httputil.ReverseProxy // for what the front only passes on
+	passthrough *httputil.ReverseProxy // for requests that are passed through
 	templates   templateCache
-	// The constants of these names, but in tests.
+	// Constants of these names, which tests change.
 	catchUpTimeout, closeGrace time.Duration
 	// fingerprint is the engine's system_fingerprint, nil until it was seen.
 	fingerprint atomic.Pointer[[]byte]
 
 	ready          atomic.Bool   // the engine answers its health check
 	changed        chan struct{} // holds a token when ready or draining has changed
-	probeRequested chan struct{} // holds a token when the engine should be looked at
+	probeRequested chan struct{} // holds a token when the engine should be probed
 	drain          chan struct{} // closed by Drain
 	drainOne       sync.Once
 	retire         chan struct{} // closed by Retire
@@ -46,24 +46,24 @@ type Server struct {
 	tokensRead   atomic.Uint64 // that have come from the engine
 
 	clientRequests atomic.Int64           // requests of its own clients in progress
-	loadHeader     atomic.Pointer[string] // what answers tell of the load; nil: nothing
+	loadHeader     atomic.Pointer[string] // the load that answers report; nil for none
 
 	mu         sync.Mutex
 	streams    map[string]*Stream // by id
 	localLegs  map[*localLeg]struct{}
 	requests   int           // requests in progress, those without a Stream included
-	idle       chan struct{} // holds a token when open has become 0
+	idle       chan struct{} // holds a token when requests has become 0
 	lastStream uint64        // number of the latest stream
 }
 
-// New returns a Front; it starts nothing. The error names the field of the
+// New returns a Server; it starts nothing. The error names the field of the
 // configuration that is wrong.
 func New(cfg Config) (*Server, error) {
 	cfg, engine, err := cfg.validate()
 	if err != nil {
 		return nil, err
 	}
-	f := &Server{
+	srv := &Server{
 		cfg:            cfg,
 		engine:         engine,
 		log:            cfg.Logger.With("replica", string(cfg.Replica)),
@@ -84,11 +84,11 @@ func New(cfg Config) (*Server, error) {
 		// No two processes of a replica give a stream the same id.
 		lastStream: uint64(time.Now().UnixMicro()),
 	}
-	if f.peers == nil {
-		f.peers = newTransport(cfg.IdleTimeout)
+	if srv.peers == nil {
+		srv.peers = newTransport(cfg.IdleTimeout)
 	}
-	f.passthrough = f.newPassthrough()
-	return f, nil
+	srv.passthrough = srv.newPassthrough()
+	return srv, nil
 }
 
 // Handler returns the handler for clients: what the proxies send to the
@@ -102,9 +102,9 @@ func (srv *Server) Handler() http.Handler {
 	return srv.withLoadHeaders(srv.withWriteDeadline(mux))
 }
 
-// PeerHandler returns the handler for other migrators: their legs, which always
-// use the own engine, so that a request is forwarded at most once, and their
-// gRPC.
+// PeerHandler returns the handler for other migrators: for their gRPC, and for
+// their legs, which always run on the own engine, so that a request is forwarded
+// at most once.
 func (srv *Server) PeerHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+openai.Completions.Path(), srv.withAdmission(func(w http.ResponseWriter, r *http.Request) { srv.servePeerLeg(w, r, openai.Completions) }))
@@ -114,8 +114,8 @@ func (srv *Server) PeerHandler() http.Handler {
 		return legs
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		// Control streams are as long as their connections. They are neither
-		// requests that a drain waits for nor answers that a client must take.
+		// Control streams live as long as their connections. A drain does not
+		// wait for them, and their clients may read nothing.
 		if kind := r.Header.Get("Content-Type"); r.ProtoMajor == 2 && strings.HasPrefix(kind, "application/grpc") {
 			srv.cfg.PeerRPC.ServeHTTP(w, r)
 			return
@@ -124,8 +124,8 @@ func (srv *Server) PeerHandler() http.Handler {
 	})
 }
 
-// Drain stops the front from taking requests; those in progress go on. Run
-// returns when the last has ended, or at the DrainTimeout.
+// Drain makes the server refuse new requests. Run returns when those in progress
+// have ended, or after DrainTimeout.
 func (srv *Server) Drain() {
 	srv.drainOne.Do(func() {
 		close(srv.drain)
@@ -133,9 +133,10 @@ func (srv *Server) Drain() {
 	})
 }
 
-// Retire ends the front as Drain does, for one whose address another process
-// serves from now on: nobody is refused. What comes on connections that are open
-// is served, and each is asked not to come again (Connection: close, GOAWAY).
+// Retire ends the server as Drain does when another process serves its address
+// from now on, so that no client is refused: requests on open connections are
+// served, and each client is asked to use another connection (Connection: close,
+// GOAWAY).
 func (srv *Server) Retire() {
 	srv.retired.Do(func() { close(srv.retire) })
 }
@@ -151,7 +152,7 @@ func (srv *Server) notifyChanged() {
 	}
 }
 
-// setReady takes note of the engine's health and returns what it was.
+// setReady records the engine's health and returns what it was.
 func (srv *Server) setReady(ready bool) (was bool) {
 	if ready {
 		srv.probesPassed.Add(1)
@@ -162,8 +163,8 @@ func (srv *Server) setReady(ready bool) (was bool) {
 	return was
 }
 
-// evacuate gives the engine up: requests that another one can go on with do not
-// wait for it.
+// evacuate cancels the requests on the own engine that another engine can
+// continue.
 func (srv *Server) evacuate() { srv.cancelLegs(errEngineAway, (*localLeg).rescuable) }
 
 func (srv *Server) draining() bool { return isClosed(srv.drain) }
@@ -178,7 +179,7 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// Status is what a front reports about its replica.
+// Status is what a server reports about its replica.
 type Status struct {
 	Load policies.Load
 	Flow policies.Flow
@@ -186,7 +187,7 @@ type Status struct {
 	Snapshot    []policies.Batch
 	EngineReady bool
 	Draining    bool
-	// BytesPerToken and EstimateError are as in loadtracker.Reading.
+	// BytesPerToken and EstimateError are as in loadtracker.State.
 	BytesPerToken float64
 	EstimateError float64
 }
@@ -200,8 +201,8 @@ func (srv *Server) Status() Status {
 	}
 }
 
-// EachStream calls do for the streams of this front's clients, in no order, until it
-// returns false. Streams may end meanwhile.
+// EachStream calls do for the streams of this server's clients, in no order,
+// until do returns false. Streams may end meanwhile.
 func (srv *Server) EachStream(do func(*Stream) bool) {
 	srv.mu.Lock()
 	all := make([]*Stream, 0, len(srv.streams))
@@ -223,9 +224,9 @@ func (srv *Server) stream(id string) *Stream {
 	return srv.streams[id]
 }
 
-// withAdmission refuses requests while the engine is away or the front drains, and
-// counts those it lets in. It asks those of a retired front to go elsewhere
-// with their next one.
+// withAdmission refuses requests while the engine is away or the server drains,
+// and counts those that it admits. After Retire it asks the client of each answer
+// to use another connection.
 func (srv *Server) withAdmission(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		srv.requestBegan()
@@ -270,7 +271,7 @@ func (srv *Server) isIdle() bool {
 	return srv.requests == 0
 }
 
-// probeNow makes Run look at the engine now.
+// probeNow makes Run check the engine's health now.
 func (srv *Server) probeNow() {
 	select {
 	case srv.probeRequested <- struct{}{}:
@@ -285,8 +286,8 @@ func (srv *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
 }
 
 // newTransport returns the transport for one engine, or for peers. Its buffers
-// are small because each stream holds two, and tokens are smaller still. An
-// answer must begin within idle.
+// are small because each stream holds two and a token is smaller still. An answer
+// must begin within idle.
 func newTransport(idle time.Duration) *http.Transport {
 	return &http.Transport{
 		DialContext:           dialer.DialContext,

@@ -111,18 +111,18 @@ func TestConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	for field, change := range map[string]func(*Config){
-		"Replica":      func(c *Config) { c.Replica = "" },
-		"Engine":       func(c *Config) { c.Engine = "127.0.0.1:8000" },
-		"Edges":        func(c *Config) { c.Edges = []policies.Tokens{1} },
-		"PeerScheme":   func(c *Config) { c.PeerScheme = "ftp" },
-		"MaxBody":      func(c *Config) { c.MaxBody = -1 },
-		"FlowTau":      func(c *Config) { c.FlowTau = -1 },
-		"Recent":       func(c *Config) { c.RecentWindow = -1 },
-		"BodyTimeout":  func(c *Config) { c.BodyTimeout = -1 },
-		"IdleTimeout":  func(c *Config) { c.IdleTimeout = -1 },
-		"WriteTimeout": func(c *Config) { c.WriteTimeout = -1 },
-		"DrainTimeout": func(c *Config) { c.DrainTimeout = -1 },
-		"HealthEvery":  func(c *Config) { c.HealthInterval = -1 },
+		"Replica":        func(c *Config) { c.Replica = "" },
+		"Engine":         func(c *Config) { c.Engine = "127.0.0.1:8000" },
+		"Edges":          func(c *Config) { c.Edges = []policies.Tokens{1} },
+		"PeerScheme":     func(c *Config) { c.PeerScheme = "ftp" },
+		"MaxBody":        func(c *Config) { c.MaxBody = -1 },
+		"FlowTau":        func(c *Config) { c.FlowTau = -1 },
+		"RecentWindow":   func(c *Config) { c.RecentWindow = -1 },
+		"BodyTimeout":    func(c *Config) { c.BodyTimeout = -1 },
+		"IdleTimeout":    func(c *Config) { c.IdleTimeout = -1 },
+		"WriteTimeout":   func(c *Config) { c.WriteTimeout = -1 },
+		"DrainTimeout":   func(c *Config) { c.DrainTimeout = -1 },
+		"HealthInterval": func(c *Config) { c.HealthInterval = -1 },
 
 		"HealthTimeout": func(c *Config) { c.HealthTimeout = -1 },
 	} {

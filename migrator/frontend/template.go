@@ -7,27 +7,27 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 )
 
-// templateKey tells apart the answers that differ in shape.
+// templateKey distinguishes answers of different shapes.
 type templateKey struct {
 	endpoint openai.Endpoint
 	ids      bool
 }
 
-// answerTemplate is how the present engine writes an unstreamed answer.
+// answerTemplate is the shape of the present engine's unstreamed answers.
 type answerTemplate struct {
 	template    *openai.Template
 	contentType string
-	unusable    atomic.Bool // the engine's streams told more than fits it
+	unusable    atomic.Bool // the engine's streams carry more than the template has room for
 }
 
-// templateCache are what is known of the present engine's answers. Until one is known,
-// and where none can be, unstreamed requests go to the engine as they are.
+// templateCache holds the templates of the present engine's answers. While one is
+// unknown or cannot be learnt, unstreamed requests go to the engine unchanged.
 type templateCache struct {
 	mu    sync.Mutex
-	known map[templateKey]*answerTemplate // a nil shape: cannot be learnt
+	known map[templateKey]*answerTemplate // nil if it cannot be learnt
 }
 
-// get returns the shape to assemble answers to, nil for none.
+// get returns the template for assembling answers, nil for none.
 func (s *templateCache) get(k templateKey) *answerTemplate {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -37,8 +37,8 @@ func (s *templateCache) get(k templateKey) *answerTemplate {
 	return nil
 }
 
-// learn takes a good answer of the engine as the pattern for the next ones. The
-// error says why it cannot be one; it is returned once.
+// learn makes a template of a good answer. The error says why that is impossible;
+// it is returned once per key.
 func (s *templateCache) learn(k templateKey, contentType string, body []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -57,7 +57,7 @@ func (s *templateCache) learn(k templateKey, contentType string, body []byte) er
 	return nil
 }
 
-// clear drops everything: the next engine may be another one.
+// clear drops all templates: the next engine may be a different one.
 func (s *templateCache) clear() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -8,45 +8,45 @@ import (
 )
 
 const (
-	// checksPerTimeout is how often a guard looks within its timeout.
+	// checksPerTimeout is how often a write is checked within its timeout.
 	checksPerTimeout = 4
-	// maxPiece is how many bytes a client must take within one timeout.
+	// maxPiece is how many bytes a client must read within one timeout.
 	maxPiece = 64 << 10
 )
 
-// withWriteDeadline gives every answer of a handler a write deadline: a client that takes
-// nothing for as long as WriteTimeout is given up.
+// withWriteDeadline gives every answer of a handler a write deadline: the answer
+// to a client that reads nothing for WriteTimeout is cut.
 func (srv *Server) withWriteDeadline(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		g := newDeadlineWriter(w, srv.cfg.WriteTimeout)
 		defer g.end(r)
 		next.ServeHTTP(g, r)
 		if g.written {
-			g.FlushError() // here, and not in the server, which would wait without an end
+			g.FlushError() // here, because the server would flush without a deadline
 		}
 	})
 }
 
-// deadlineWriter is a ResponseWriter whose writes and flushes end.
+// deadlineWriter is a ResponseWriter whose writes and flushes have a deadline.
 //
-// A deadline of net/http is no means to that: on HTTP/2 it is a timer that
-// resets the stream, whether a write waits or not, so that it would end streams
-// that are merely quiet; and moving it costs more than a token. So a timer
-// looks from time to time whether one and the same write still waits, and only
-// then sets a deadline, which has passed. A token costs a few atomic additions.
+// A deadline of net/http cannot be used for that: on HTTP/2 it is a timer that
+// resets the stream whether or not a write waits, so it would end streams that
+// are merely quiet; and extending it costs more than a token. So a timer checks
+// from time to time whether the same write still waits, and only then sets a
+// deadline that has passed already. A token costs a few atomic additions.
 type deadlineWriter struct {
 	http.ResponseWriter
 	control  *http.ResponseController
 	interval time.Duration
 	timeout  time.Duration
 	writes   atomic.Uint64 // odd while a write waits
-	written  bool          // the handler's: the answer has begun
+	written  bool          // the answer has begun; used by the handler only
 
 	mu         sync.Mutex
 	timer      *time.Timer
-	lastWrites uint64 // calls at the last look
-	waiting    int    // looks in a row that found it waiting
-	ended      bool   // the ResponseWriter may not be touched any more
+	lastWrites uint64 // writes at the last check
+	waiting    int    // checks in a row that found it waiting
+	ended      bool   // the handler has returned: the ResponseWriter must not be used
 }
 
 func newDeadlineWriter(w http.ResponseWriter, timeout time.Duration) *deadlineWriter {
@@ -72,7 +72,7 @@ func (g *deadlineWriter) check() {
 		g.waiting++
 	}
 	if g.waiting > checksPerTimeout {
-		g.control.SetWriteDeadline(time.Unix(1, 0)) // a server that cannot has a deadline of its own
+		g.control.SetWriteDeadline(time.Unix(1, 0)) // fails only on servers that have a deadline of their own
 		return
 	}
 	g.timer.Reset(g.interval)
@@ -84,12 +84,13 @@ func (g *deadlineWriter) end(r *http.Request) {
 	g.ended = true
 	g.timer.Stop()
 	if r.ProtoMajor == 1 && g.waiting <= checksPerTimeout {
-		// For what ends the answer; the server clears it before the next request.
+		// For the bytes that end the answer; the server clears it before the next
+		// request.
 		g.control.SetWriteDeadline(time.Now().Add(g.timeout))
 	}
 }
 
-// Unwrap lets http.ResponseController find the read deadline.
+// Unwrap is how http.ResponseController finds the read deadline.
 func (g *deadlineWriter) Unwrap() http.ResponseWriter { return g.ResponseWriter }
 
 func (g *deadlineWriter) WriteHeader(status int) {
@@ -110,7 +111,7 @@ func (g *deadlineWriter) Write(b []byte) (n int, err error) {
 	}
 }
 
-// FlushError is what http.ResponseController looks for.
+// FlushError implements what http.ResponseController flushes with.
 func (g *deadlineWriter) FlushError() error {
 	g.writes.Add(1)
 	defer g.writes.Add(1)

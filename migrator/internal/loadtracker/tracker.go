@@ -1,15 +1,16 @@
-// Package loadtracker is the LoadTracker of a replica (paper, section 4): the exact
-// length of every request that its engine works on, and the flows that these
-// lengths make.
+// Package loadtracker keeps the load of a replica: the exact length of every
+// request that its engine works on, and the flows that these lengths make (the
+// LoadTracker of the paper, section 4).
 //
-// It is told what happens and asked how things stand; it opens no connection
-// and starts no goroutine. The invariant it keeps: at any moment the sums it
-// reports are those over the requests that have begun and not ended, each
-// counted once at the one replica whose engine runs it.
+// The driver, migrator/frontend, reports what happens to a request and reads the
+// state; the package opens no connection and starts no goroutine. Its invariant:
+// at any moment the sums that it reports are those over the requests that have
+// begun and not ended, each counted once, at the one replica whose engine runs
+// it.
 //
-// A token costs the goroutine that brings it a clock reading and a few atomic
-// writes to the request's own memory. Everything shared is touched when a
-// request begins or ends, and by Sweep.
+// A token costs the goroutine that reports it a clock reading and a few atomic
+// writes to the request's own memory. Shared memory is touched only when a
+// request begins or ends, and by Update.
 package loadtracker
 
 import (
@@ -22,9 +23,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// Counter turns what happens into flows: a *flow.Counter, or a plain sum in
-// tests. now is in seconds and never goes back. The Tracker calls it from one
-// goroutine at a time.
+// Counter counts flows: a *flow.Counter, or a plain sum in tests. now is in
+// seconds and never goes back. The Tracker calls it from one goroutine at a time.
 type Counter interface {
 	// CountArrival counts a request by its prompt, of which cached tokens cost nothing.
 	CountArrival(now float64, input, cached policies.Tokens)
@@ -39,18 +39,19 @@ type Counter interface {
 	Rates(now float64) policies.Flow
 }
 
-// Config is what a Tracker needs. All fields but Recent are required.
+// Config configures a Tracker. All fields but Recent are required.
 type Config struct {
 	// Edges are the length buckets of snapshots: from 0, growing strictly.
 	Edges []policies.Tokens
 	// Counter takes the flows; the Tracker owns it.
 	Counter Counter
-	// Recent is how far back the mean time between tokens looks; 0 means 2 s.
+	// Recent is the window over which the time between tokens is averaged; 0
+	// means 2 s.
 	Recent time.Duration
 }
 
-// shards spread the requests that begin and end; the number is a power of two
-// a few times above the cores of the machines this runs on.
+// shards spread the requests that begin and end over locks; the number is a power
+// of two a few times above the cores of the machines this runs on.
 const shards = 64
 
 // Tracker keeps the load of one replica. Its methods are safe for concurrent
@@ -67,10 +68,11 @@ type Tracker struct {
 	mu      sync.Mutex
 	counter Counter
 	learner length.Learner
-	// Of the estimates that requests arrived with: Σ relative error and number,
-	// both forgetting.
+	// Sums over the estimates that requests arrived with: of the relative error,
+	// and their number, both forgetting.
 	errorSum, errorN float64
-	// Of the time between tokens: Σ seconds and number, both forgetting.
+	// Sums over the time between tokens: of the seconds, and the number of
+	// tokens, both forgetting.
 	gapSum, gapN float64
 	updatedAt    float64
 }
@@ -81,8 +83,8 @@ type shard struct {
 	_    [48]byte // shards share no cache line
 }
 
-// New returns a Tracker at rest. It panics when the configuration is not valid
-// (internal error: the front checks it first).
+// New returns a Tracker without requests. It panics if the configuration is not
+// valid, because the front end has checked it.
 func New(cfg Config) *Tracker {
 	if len(cfg.Edges) == 0 || cfg.Counter == nil {
 		panic("internal error: a load tracker needs edges and a counter")
@@ -102,15 +104,15 @@ func (t *Tracker) now() int64 { return int64(time.Since(t.start)) }
 func seconds(ns int64) float64 { return float64(ns) / 1e9 }
 
 const (
-	// maxLength bounds every length that is told, so that sums over as many
+	// maxLength bounds every length that is reported, so that sums over as many
 	// requests as memory holds stay in range.
 	maxLength policies.Tokens = 1 << 32
-	// maxError bounds the relative error of one estimate in the mean.
+	// maxError bounds the weight of one estimate's relative error in the mean.
 	maxError = 10
 )
 
-// Begin takes a request in, which then waits for its first token here unless
-// its KV came with it. End or Leave must follow.
+// Begin adds a request, which waits for its first token unless it came with its
+// KV. The caller must call End or EndMoved.
 func (t *Tracker) Begin(a Arrival) *Work {
 	a.Estimate, a.RoutedEstimate = min(a.Estimate, maxLength), min(a.RoutedEstimate, maxLength)
 	a.Input, a.Output = min(max(a.Input, 0), maxLength), min(max(a.Output, 0), maxLength)
@@ -142,8 +144,8 @@ func (t *Tracker) each(do func(*Work)) {
 	}
 }
 
-// Update brings the flows and the time between tokens up to date. Call it a few
-// times a second; Read does it too.
+// Update brings the flows and the time between tokens up to date. The caller
+// calls it a few times a second; State does it too.
 func (t *Tracker) Update() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -160,7 +162,7 @@ func (t *Tracker) updateLocked() (now float64) {
 	return now
 }
 
-// countLocked counts what a request generated since it was last looked at.
+// countLocked counts what a request generated since it was last counted.
 func (t *Tracker) countLocked(w *Work, now float64) {
 	last, output := w.last.Load(), w.output.Load()
 	if last == 0 {
@@ -189,12 +191,12 @@ type State struct {
 	// BytesPerToken is learnt from exact prompt lengths, 0 before the first.
 	BytesPerToken float64
 	// EstimateError is the mean of |estimate − exact| / exact, at most 10 each,
-	// over recent requests, of the estimates that they arrived with; of this Tracker's own
-	// while none came with one.
+	// over recent requests and the estimates that they arrived with; while none
+	// came with an estimate, of the Tracker's own.
 	EstimateError float64
 }
 
-// State returns how things stand now.
+// State returns the present state.
 func (t *Tracker) State() State {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -235,7 +237,8 @@ func (t *Tracker) Estimator() length.Estimator {
 	return t.learner.Estimator()
 }
 
-// learnEstimateLocked compares a request's estimates with its exact prompt length.
+// learnEstimateLocked compares a request's estimates with its exact prompt
+// length.
 func (t *Tracker) learnEstimateLocked(a Arrival, exact policies.Tokens) {
 	const forget = 1.0 / 512 // of the mean over the latest requests
 	t.learner.Observe(a.TextBytes, exact)

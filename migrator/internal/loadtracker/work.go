@@ -6,48 +6,50 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Arrival is what is known of a request before its engine speaks.
+// Arrival is what is known of a request before its engine has answered.
 type Arrival struct {
-	// Estimate is the prompt length to go by until the exact one is known.
+	// Estimate is the prompt length that counts until the exact one is known.
 	Estimate policies.Tokens
 	// RoutedEstimate is the estimate that the request was routed by, 0 for none.
 	RoutedEstimate policies.Tokens
-	// TextBytes is the prompt's text in bytes, to learn from; 0 where the length
-	// says nothing about it (token ids, images).
+	// TextBytes is the length of the prompt's text, to learn bytes per token
+	// from; 0 if it does not determine the prompt's length (token ids, images).
 	TextBytes int64
 
 	// Input and Output are the exact lengths of a request that began at another
 	// replica and goes on at this one; Input is 0 for one that begins here. A
-	// request that goes on is no new arrival, wherever it comes from.
+	// request that goes on does not arrive again, wherever it comes from.
 	Input, Output policies.Tokens
-	// HasKV says that its KV is here, so that it runs at once; else it waits for
-	// its KV to be computed.
+	// HasKV says that the KV of such a request is here, so that it runs at once;
+	// else it waits for its KV to be computed.
 	HasKV bool
 }
 
-// Work is one request at the replica whose engine runs it. Prompt, Generated
-// and Settle are called by one goroutine at a time; End by any, once or more.
+// Work is one request at the replica whose engine runs it. SetInput, AddOutput
+// and SetUsage are called by one goroutine at a time; End and EndMoved by any,
+// once or more.
 type Work struct {
 	t       *Tracker
 	arrival Arrival
 	shard   uint8
 
-	// Written by the goroutine that reads the engine, read by sweeps.
+	// Written by the goroutine that reads the engine; read by Update.
 	input       atomic.Int64 // exact, 0 while unknown
 	output      atomic.Int64
-	first, last atomic.Int64 // when tokens came, in ns of the tracker; 0 for never
+	first, last atomic.Int64 // when tokens came, in ns of the tracker's time; 0 for never
 	firstOutput atomic.Int64
 	cached      atomic.Int64
 	ended       atomic.Bool
-	moved       atomic.Bool // its end here is not its end
+	moved       atomic.Bool // another replica continues it
 
 	// Guarded by the tracker's mu.
 	counted   int64 // output that is in the flows
-	gapFrom   int64 // up to when the time between tokens is counted
+	gapFrom   int64 // until when the time between tokens is counted
 	gapOutput int64
 }
 
-// inputOrEstimate returns the exact prompt length, or the estimate while it is unknown.
+// inputOrEstimate returns the exact prompt length, or the estimate while it is
+// unknown.
 func (w *Work) inputOrEstimate() policies.Tokens {
 	if n := w.input.Load(); n > 0 {
 		return policies.Tokens(n)
@@ -58,7 +60,7 @@ func (w *Work) inputOrEstimate() policies.Tokens {
 // resumed reports whether the request began at another replica.
 func (w *Work) resumed() bool { return w.arrival.Input > 0 }
 
-// SetInput tells the exact length of the prompt. Only the first call counts, and
+// SetInput sets the exact length of the prompt. Only the first call counts, and
 // none for a request that began elsewhere.
 func (w *Work) SetInput(exact policies.Tokens) {
 	exact = min(exact, maxLength)
@@ -70,9 +72,9 @@ func (w *Work) SetInput(exact policies.Tokens) {
 	w.t.learnEstimateLocked(w.arrival, exact)
 }
 
-// AddOutput tells that n more tokens came, just now. The first call makes the
-// request a running one; n = 0 does so for an answer that tells no tokens
-// before its end.
+// AddOutput counts n more tokens that came just now. The first call makes the
+// request a running one; n is 0 for an answer whose tokens are not known before
+// its end.
 func (w *Work) AddOutput(n int) {
 	now := max(w.t.now(), 1)
 	output := w.output.Add(int64(n))
@@ -83,9 +85,9 @@ func (w *Work) AddOutput(n int) {
 	w.last.Store(now)
 }
 
-// SetUsage takes over the engine's own final counts, which are never below what
-// was told before. For the engine, a request that began elsewhere has no output
-// but its own.
+// SetUsage sets the engine's own final counts, which are never below those
+// reported before. The engine counts as the output of a request that began
+// elsewhere only its own tokens.
 func (w *Work) SetUsage(input, output, cached policies.Tokens) {
 	input, output = min(input, maxLength), min(output, maxLength)
 	if w.resumed() {
@@ -94,20 +96,20 @@ func (w *Work) SetUsage(input, output, cached policies.Tokens) {
 	w.SetInput(input)
 	w.SetCached(min(cached, input))
 	if more := int64(output) - w.output.Load(); more > 0 && w.first.Load() != 0 {
-		w.output.Add(more) // not Generated: nothing says when these came
+		w.output.Add(more) // not AddOutput: it is unknown when these came
 	}
 }
 
-// SetCached tells how much of the prompt needed no prefill.
+// SetCached sets how much of the prompt needed no prefill.
 func (w *Work) SetCached(n policies.Tokens) { w.cached.Store(int64(n)) }
 
-// Counts is how far a request is.
+// Counts are the tokens of a request so far.
 type Counts struct {
 	Input, Output, Cached policies.Tokens
 	Exact                 bool // Input comes from an engine
 }
 
-// Counts returns how far the request is.
+// Counts returns the tokens of the request so far.
 func (w *Work) Counts() Counts {
 	return Counts{w.inputOrEstimate(), policies.Tokens(w.output.Load()), policies.Tokens(w.cached.Load()), w.input.Load() > 0}
 }
@@ -117,16 +119,16 @@ func (w *Work) Length() policies.Tokens {
 	return w.inputOrEstimate() + policies.Tokens(w.output.Load())
 }
 
-// EndMoved is End for a request that goes on at another replica, or is to: it has
-// not finished, and its arrival, where it was one, has been here.
+// EndMoved is End for a request that another replica continues: it has not
+// finished, and its arrival, if it had one, was here.
 func (w *Work) EndMoved() {
 	w.moved.Store(true)
 	w.End()
 }
 
-// End takes the request out. One whose prompt was never computed, as far as
-// the engine told, leaves no trace in the flows. Its arrival is counted here
-// and not before because engines tell only at the end how much of the prompt
+// End removes the request. A request whose prompt was never computed, as far as
+// the engine reported, is not counted in the flows. Its arrival is counted here
+// and not before, because engines report only at the end how much of the prompt
 // was cached.
 func (w *Work) End() {
 	if w.ended.Swap(true) {
@@ -147,7 +149,7 @@ func (w *Work) End() {
 	case !w.resumed():
 		w.t.counter.CountArrival(now, input, cached)
 	case !w.arrival.HasKV && w.first.Load() != 0:
-		// Its engine was given all ids as a prompt.
+		// Its engine got all ids as a prompt.
 		w.t.counter.CountPrefill(now, w.arrival.Input+w.arrival.Output, cached)
 	}
 	if input > 0 && !w.moved.Load() {
