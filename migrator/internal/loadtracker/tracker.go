@@ -26,12 +26,14 @@ import (
 // Counter counts flows: a *flow.Counter, or a plain sum in tests. now is in
 // seconds and never goes back. The Tracker calls it from one goroutine at a time.
 type Counter interface {
-	// CountArrival counts a request by its prompt, of which cached tokens cost nothing.
+	// CountArrival counts an arriving request by its prompt, of which cached
+	// tokens need no prefill.
 	CountArrival(now float64, input, cached policies.Tokens)
-	// CountPrefill counts a prompt, of which cached tokens cost nothing, that no request
-	// arrived with: one that began elsewhere is computed anew.
+	// CountPrefill counts the prefill of a request that did not arrive here: it
+	// began at another replica and is recomputed. cached is as in CountArrival.
 	CountPrefill(now float64, input, cached policies.Tokens)
-	// CountTokens counts n tokens, the last of which made the request length long.
+	// CountTokens counts n tokens; with the last one the request had the given
+	// length.
 	CountTokens(now float64, length policies.Tokens, n int)
 	// CountFinish counts a request's end.
 	CountFinish(now float64, input, output policies.Tokens)
@@ -41,9 +43,9 @@ type Counter interface {
 
 // Config configures a Tracker. All fields but Recent are required.
 type Config struct {
-	// Edges are the length buckets of snapshots: from 0, growing strictly.
+	// Edges are the length buckets of snapshots: from 0, strictly increasing.
 	Edges []policies.Tokens
-	// Counter takes the flows; the Tracker owns it.
+	// Counter counts the flows; the Tracker owns it.
 	Counter Counter
 	// Recent is the window over which the time between tokens is averaged; 0
 	// means 2 s.

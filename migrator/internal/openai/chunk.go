@@ -10,9 +10,9 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// Chunk is one event of a streamed answer, taken apart: what it tells, and
-// where in its bytes that stands. It refers to the Reader's bytes and holds as
-// long as they do; Clone makes it last.
+// Chunk is one parsed event of a streamed answer: its facts, and where in its
+// bytes they are. It refers to the Reader's bytes and is valid as long as they
+// are; Clone makes a copy that lasts.
 type Chunk struct {
 	event Event
 
@@ -21,11 +21,11 @@ type Chunk struct {
 	Choices int  // how many choices it has
 	Finish  bool // a choice has a finish reason
 	Tokens  int  // how many generated token ids it carries, over all choices
-	// HasText is true when a choice carries text: a token that ends inside a
-	// character has none, and its bytes come with the next one.
+	// HasText is true if a choice carries text. A token that ends inside a
+	// character has none; its bytes come with the next token.
 	HasText bool
-	// OnlyIDs is true for a chat event that tells nothing but token ids: engines
-	// send those only to clients that asked for ids.
+	// OnlyIDs is true for a chat event that carries nothing but token ids:
+	// engines send those only to clients that asked for ids.
 	OnlyIDs bool
 
 	id, created, model, fingerprint, usage, failure span
@@ -33,20 +33,20 @@ type Chunk struct {
 	nIDs, nPrompts                                  int
 	finish, stop, text, reasoning, role             span
 	reasoningKey                                    string
-	unassemblable                                   bool // a delta has a field that an assembled answer has no place for
+	unassemblable                                   bool // a delta has a field that assembled answers lack
 }
 
-// maxIDs bounds the token id lists of one event: one per choice, and engines
-// send one choice an event.
+// maxIDs bounds the lists of token ids in one event. There is one per choice, and
+// engines send one choice per event.
 const maxIDs = 8
 
 var done = []byte("[DONE]")
 
-// errNotChunk is what an event that is neither choices nor an error is.
+// errNotChunk is returned for an event that has neither choices nor an error.
 var errNotChunk = errors.New("an event has neither choices nor an error")
 
-// Parse takes an event apart. The error says what about the event is not the
-// dialect's; the chunk is then useless. A Chunk can be parsed into again.
+// Parse parses an event. The error says what about the event is not of the API;
+// the chunk is then invalid. A Chunk can be reused.
 func (c *Chunk) Parse(ev Event) error {
 	*c = Chunk{event: ev}
 	if ev.Data == nil {
@@ -96,7 +96,7 @@ func (c *Chunk) Parse(ev Event) error {
 	return err
 }
 
-// choice takes one choice in.
+// choice parses one choice.
 func (c *Chunk) choice(choice gjson.Result) (err error) {
 	c.OnlyIDs = c.Choices == 1
 	choice.ForEach(func(k, v gjson.Result) bool {
@@ -142,7 +142,7 @@ func (c *Chunk) choice(choice gjson.Result) (err error) {
 	return err
 }
 
-// setText notes a string's inside, between its quotes.
+// setText records the inside of a string, between its quotes.
 func (c *Chunk) setText(s *span, v gjson.Result) {
 	if v.Type == gjson.String && len(v.Raw) > 2 {
 		c.HasText = true
@@ -168,32 +168,33 @@ func (c *Chunk) noteIDs(list *[maxIDs]span, n *int, v gjson.Result) error {
 	return nil
 }
 
-// AppendIDs appends the generated token ids to dst. The error is for an id
-// that is not a 32-bit number; dst is then returned as it was.
+// AppendIDs appends the generated token ids to dst. The error is for an id that
+// is not a 32-bit number; dst is then returned unchanged.
 func (c *Chunk) AppendIDs(dst []uint32) ([]uint32, error) {
 	return appendIDs(dst, c.event.Data, c.ids[:c.nIDs])
 }
 
-// promptSlack is the room for generated ids that a prompt's ids come with.
+// promptSlack is the room for generated ids that is allocated with a prompt's
+// ids.
 const promptSlack = 64
 
-// AppendPromptIDs appends the prompt's token ids, which one event of a stream
-// carries, to dst.
+// AppendPromptIDs appends the prompt's token ids to dst. One event of a stream
+// carries them.
 func (c *Chunk) AppendPromptIDs(dst []uint32) ([]uint32, error) {
-	// Room for the prompt and the first tokens: doubling would waste half.
+	// Room for the prompt and the first tokens; doubling would waste half.
 	dst = slices.Grow(dst, c.PromptTokens()+promptSlack)
 	return appendIDs(dst, c.event.Data, c.promptIDs[:min(c.nPrompts, 1)])
 }
 
-// ListsIDs reports whether the event has a list of generated token ids, be it
-// an empty one.
+// ListsIDs reports whether the event has a list of generated token ids, which may
+// be empty.
 func (c *Chunk) ListsIDs() bool { return c.nIDs > 0 }
 
 // HasPromptIDs reports whether the event carries the prompt's token ids.
 func (c *Chunk) HasPromptIDs() bool { return c.nPrompts > 0 }
 
-// PromptTokens returns the length of the prompt when HasPrompt, without
-// reading the ids.
+// PromptTokens returns the length of the prompt if HasPromptIDs, without parsing
+// the ids.
 func (c *Chunk) PromptTokens() int {
 	if c.nPrompts == 0 {
 		return 0
@@ -234,8 +235,8 @@ func (c *Chunk) UsageOnly() bool {
 	return c.Choices == 0 && !c.usage.absent() && c.failure.absent()
 }
 
-// Usage reads the counts of the event's usage; ok is false when it has none.
-// cached is 0 where the engine does not tell.
+// Usage returns the counts of the event's usage; ok is false if it has none.
+// Cached is 0 if the engine does not report it.
 func (c *Chunk) Usage() (u Usage, ok bool) {
 	if c.usage.absent() {
 		return Usage{}, false
@@ -243,8 +244,8 @@ func (c *Chunk) Usage() (u Usage, ok bool) {
 	return usageOf(gjson.Parse(unsafeString(c.usage.of(c.event.Data))))
 }
 
-// Failure returns the event's JSON text when it is an error that the engine
-// reports inside a stream, else nil.
+// Failure returns the event's JSON text if it is an error that the engine reports
+// inside a stream, else nil.
 func (c *Chunk) Failure() []byte {
 	if c.failure.absent() || unsafeString(c.failure.of(c.event.Data)) == "null" {
 		return nil
@@ -270,8 +271,8 @@ func (c *Chunk) Clone() *Chunk {
 	return &d
 }
 
-// Identity is what tells a client that events belong to one answer: raw JSON
-// values, nil for those not known.
+// Identity is what marks events as parts of one answer: raw JSON values, nil for
+// those that are unknown.
 type Identity struct{ ID, Created, Model, Fingerprint []byte }
 
 // Identity returns copies of the event's values.
@@ -288,7 +289,8 @@ func (c *Chunk) Identity() Identity {
 // Usage is the token counts of an answer.
 type Usage struct{ Prompt, Output, Cached int }
 
-// ParseUsage reads the counts of an unstreamed answer; ok is false when it has none.
+// ParseUsage returns the counts of an unstreamed answer; ok is false if it has
+// none.
 func ParseUsage(body []byte) (u Usage, ok bool) {
 	if checkObject(body) != nil {
 		return Usage{}, false

@@ -1,12 +1,11 @@
-// Package openai reads and edits the bytes of the OpenAI API as vLLM speaks
-// it: request bodies, the server-sent events of a streamed answer, and the
-// body of an answer that is not streamed.
+// Package openai reads and edits the bytes of the OpenAI API as vLLM implements
+// it: request bodies, the server-sent events of a streamed answer, and the body
+// of an unstreamed answer.
 //
-// It is pure and knows no connection, no clock and no fleet. It is not a model
-// of the API: everything that it does not name travels verbatim. The invariant
-// it keeps: bytes that no edit asks for are the sender's bytes, in the sender's
-// order, so that an answer which went through the front equals the engine's
-// own.
+// It is pure: no connection, no clock. It is not a model of the API: everything
+// that it does not name travels verbatim. The invariant: bytes that no edit
+// changes are the sender's bytes, in the sender's order, so that an answer which
+// passed through the front end equals the engine's own.
 package openai
 
 import (
@@ -22,7 +21,7 @@ import (
 // Endpoint is one of the two generating endpoints.
 type Endpoint int
 
-// The endpoints that a front manages.
+// The endpoints whose streams a front end owns.
 const (
 	Completions Endpoint = iota // POST /v1/completions
 	Chat                        // POST /v1/chat/completions
@@ -40,8 +39,8 @@ func (e Endpoint) Path() string {
 // grow a recursive reader's stack.
 const MaxDepth = 512
 
-// span is a range of bytes, [from, to); the zero span is "absent", which no
-// JSON value can be because an object's first byte is its brace.
+// span is a range of bytes, [from, to). The zero span means "absent"; no JSON
+// value has it, because an object's first byte is its brace.
 type span struct{ from, to int }
 
 func (s span) of(b []byte) []byte { return b[s.from:s.to] }
@@ -54,13 +53,13 @@ func spanOf(v gjson.Result) span { return span{v.Index, v.Index + len(v.Raw)} }
 // change them while the string is in use, and must not keep it.
 func unsafeString(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
-// checkObject reports what makes b something else than one JSON object, and where.
+// checkObject returns an error that says where b is not one valid JSON object.
 func checkObject(b []byte) error {
 	if at := depthExceededAt(b); at >= 0 {
 		return fmt.Errorf("nested deeper than %d levels at byte %d", MaxDepth, at)
 	}
 	if !gjson.ValidBytes(b) {
-		// Only a bad text pays for a reader that knows the place.
+		// Only a bad text pays for a reader that reports the offset.
 		var syntax *json.SyntaxError
 		if err := json.Unmarshal(b, new(json.RawMessage)); errors.As(err, &syntax) {
 			return fmt.Errorf("not valid JSON at byte %d: %v", syntax.Offset, err)
@@ -73,8 +72,8 @@ func checkObject(b []byte) error {
 	return nil
 }
 
-// depthExceededAt returns the offset at which brackets nest deeper than MaxDepth, or
-// -1. It looks at brackets outside strings and at nothing else.
+// depthExceededAt returns the offset at which brackets outside strings nest
+// deeper than MaxDepth, or −1.
 func depthExceededAt(b []byte) int {
 	depth := 0
 	for i := 0; i < len(b); i++ {

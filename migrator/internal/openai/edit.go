@@ -6,28 +6,28 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// Edit is what to change about an event before the client gets it.
+// Edit says what to change about an event before the client gets it.
 type Edit struct {
-	// HideIDs and HideUsage take out what only the front asked for. The fields stay
-	// with the value null, which is how the engine sends them to a client that
-	// did not ask.
+	// HideIDs and HideUsage remove what only the front end asked for. The fields
+	// stay, with the value null, as the engine sends them to a client that did
+	// not ask.
 	HideIDs, HideUsage bool
-	// HidePromptIDs takes out the prompt's token ids only.
+	// HidePromptIDs removes the prompt's token ids only.
 	HidePromptIDs bool
-	// Identity replaces the values of id, created, model and system_fingerprint with
-	// those that it has; nil keeps them.
+	// Identity replaces the values of id, created, model and system_fingerprint
+	// with those that it has; nil keeps them.
 	Identity *Identity
 	// Usage replaces the counts of the usage; nil keeps them. A negative Cached
-	// makes that one null: nobody knows it.
+	// makes that count null: it is unknown.
 	Usage *Usage
-	// Fingerprint is added as system_fingerprint when the event has none: an
-	// engine puts it on the last event that it sends, and the front may have
-	// asked for one more than the client did.
+	// Fingerprint is added as system_fingerprint if the event has none. An engine
+	// puts it on the last event that it sends, and the front end may have asked
+	// for one more event than the client.
 	Fingerprint []byte
 }
 
-// Fingerprint returns the raw JSON value of the event's system_fingerprint,
-// nil when it has none. It is part of the Reader's bytes.
+// Fingerprint returns the raw JSON value of the event's system_fingerprint, nil
+// if it has none. It is part of the Reader's bytes.
 func (c *Chunk) Fingerprint() []byte {
 	if c.fingerprint.absent() || unsafeString(c.fingerprint.of(c.event.Data)) == "null" {
 		return nil
@@ -35,7 +35,7 @@ func (c *Chunk) Fingerprint() []byte {
 	return c.fingerprint.of(c.event.Data)
 }
 
-// patch is one replacement.
+// patch replaces one span.
 type patch struct {
 	span
 	with []byte
@@ -43,10 +43,10 @@ type patch struct {
 
 var null = []byte("null")
 
-// Append appends the event to dst, edited. Without anything to edit, that is
-// the event as it was sent.
+// Append appends the edited event to dst. Without edits, that is the event as it
+// was sent.
 func (c *Chunk) Append(dst []byte, e Edit) []byte {
-	var room [2*maxIDs + 8]patch // as many as an event can want
+	var room [2*maxIDs + 8]patch // as many as one event can have
 	patches := room[:0]
 	if e.HideIDs || e.HidePromptIDs {
 		for _, s := range c.promptIDs[:c.nPrompts] {
@@ -121,7 +121,7 @@ func (c *Chunk) lastBrace() int {
 	return -1
 }
 
-// apply writes the event with its patches, in the order of their places.
+// apply appends the event with its patches applied, in the order of their spans.
 func (c *Chunk) apply(dst []byte, patches []patch) []byte {
 	for i := 1; i < len(patches); i++ {
 		for j := i; j > 0 && patches[j].from < patches[j-1].from; j-- {
@@ -142,8 +142,8 @@ func (c *Chunk) apply(dst []byte, patches []patch) []byte {
 	}
 	dst = append(dst, c.event.Data[at:]...)
 	if c.event.at < 0 {
-		// The data came in several lines. JSON has line ends only between
-		// values, where a space does as well, so it goes out in one.
+		// The data came in several lines. JSON has line ends only between values,
+		// where a space is equivalent, so it is sent in one line.
 		for i := body; i < len(dst); i++ {
 			if dst[i] == '\n' || dst[i] == '\r' {
 				dst[i] = ' '

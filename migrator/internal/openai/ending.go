@@ -5,10 +5,10 @@ import (
 	"strconv"
 )
 
-// EndingChunks returns the two events that follow the finish reason: the usage, and
-// [DONE]. They are for a stream whose engine was lost between the one and the
-// other, and say what the front knows: the prompt's tokens that were in a cache
-// are told unless u.Cached is negative.
+// EndingChunks returns the two events that follow the finish reason, the usage
+// and [DONE], for a stream whose engine was lost between them and the finish
+// reason. The usage has the counts that the front end knows; it omits the cached
+// tokens if u.Cached is negative.
 func EndingChunks(e Endpoint, id Identity, u Usage) (usage, end *Chunk) {
 	object := "text_completion"
 	if e == Chat {
@@ -34,7 +34,7 @@ func EndingChunks(e Endpoint, id Identity, u Usage) (usage, end *Chunk) {
 	return parseOwn(b), parseOwn([]byte("data: [DONE]\n\n"))
 }
 
-// parseOwn takes an event of our own apart.
+// parseOwn parses an event that this package made.
 func parseOwn(raw []byte) *Chunk {
 	c := new(Chunk)
 	ev, err := NewReader(bytes.NewReader(raw)).Next()
@@ -42,7 +42,7 @@ func parseOwn(raw []byte) *Chunk {
 		err = c.Parse(ev)
 	}
 	if err != nil {
-		return &Chunk{Empty: true} // an identity that came in an event is JSON, so this is never
+		return &Chunk{Empty: true} // cannot happen: an identity that came in an event is JSON
 	}
 	return c.Clone()
 }

@@ -5,12 +5,12 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// exactOnly are the features whose unstreamed answer cannot be put together
-// from a stream, byte for byte. Logprobs are another.
+// exactOnly are the features whose unstreamed answer cannot be assembled from a
+// stream, byte for byte. Logprobs are another one.
 const exactOnly = policies.Choices | policies.Prompts | policies.Echo | policies.PromptLogprobs |
 	policies.Tools | policies.ForcedTools | policies.Unreadable
 
-// featureOf tells what one field asks for.
+// featureOf returns the features that one field asks for.
 func featureOf(name string, v gjson.Result) policies.Features {
 	set := func(f policies.Features, on bool) policies.Features {
 		if on {
@@ -73,8 +73,8 @@ func nonEmpty(v gjson.Result) bool {
 	return found
 }
 
-// promptFeature tells one prompt (text, token ids, or either alone in a list)
-// from several.
+// promptFeature returns Prompts if there are several prompts, and 0 for one
+// prompt: text, token ids, or either alone in a list.
 func promptFeature(b []byte, prompt span) (f policies.Features) {
 	if b[prompt.from] != '[' {
 		return 0

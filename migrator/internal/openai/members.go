@@ -6,13 +6,13 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// eachMember calls do for the members of an object, or the elements of an array
-// (whose names are empty), until it returns false. b[at] must be valid JSON.
-// name is as a reader sees it, escapes resolved.
+// eachMember calls do for the members of an object, or for the elements of an
+// array with empty names, until do returns false. b[at] must be valid JSON.
+// Escapes in name are resolved.
 //
-// gjson's own walk unescapes every value on its way, which for a prompt of
-// hundreds of KiB costs more than all else that the front does with it. This
-// one finds the values and leaves them alone.
+// gjson's own walk unescapes every value on its way. For a prompt of hundreds of
+// KiB that costs more than everything else that the front end does with it. This
+// one finds the values and does not touch them.
 func eachMember(b []byte, at span, do func(name []byte, whole, value span) bool) {
 	i := skipBlanks(b, at.from)
 	if i >= at.to || b[i] != '{' && b[i] != '[' {
@@ -45,7 +45,8 @@ func eachMember(b []byte, at span, do func(name []byte, whole, value span) bool)
 	}
 }
 
-// skipBlanks returns the offset of the first byte from i on that is not white space.
+// skipBlanks returns the offset of the first byte from i on that is not white
+// space.
 func skipBlanks(b []byte, i int) int {
 	for i < len(b) && (b[i] == ' ' || b[i] == '\t' || b[i] == '\n' || b[i] == '\r') {
 		i++
@@ -53,7 +54,7 @@ func skipBlanks(b []byte, i int) int {
 	return i
 }
 
-// skipValue returns the offset behind the valid JSON value that begins at i.
+// skipValue returns the offset after the valid JSON value that begins at i.
 func skipValue(b []byte, i int) int {
 	depth := 0
 	for ; i < len(b); i++ {
@@ -70,7 +71,7 @@ func skipValue(b []byte, i int) int {
 				return i + 1
 			}
 			if depth < 0 {
-				return i // the end of what holds a bare number or word
+				return i // the end of the container of a bare number or literal
 			}
 		case ',', ' ', '\t', '\n', '\r':
 			if depth == 0 {

@@ -7,11 +7,11 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// Problem is an error in the shape in which engines of this dialect report
-// theirs.
+// Problem is an error in the form in which OpenAI-compatible engines report
+// errors.
 type Problem struct {
 	Status  int    // HTTP status
-	Kind    string // the error's type, "" for one that fits the status
+	Kind    string // the error's type; "" for one that fits the status
 	Message string // what is wrong and what to do about it
 }
 
@@ -43,7 +43,7 @@ func (p Problem) Event() []byte {
 }
 
 // FailureStatus returns the HTTP status for an error that an engine reported
-// inside a stream: the error's code if it is one, else 500.
+// inside a stream: its code if that is a status, else 500.
 func FailureStatus(failed []byte) int {
 	code := int(gjson.Parse(unsafeString(failed)).Get("error.code").Int())
 	if code < 400 || code > 599 {

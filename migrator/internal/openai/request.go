@@ -8,45 +8,45 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// Request is a client's body, read once.
+// Request is a client's body, parsed once.
 type Request struct {
 	Endpoint  Endpoint
 	Model     string
-	MaxOutput policies.Tokens // max_tokens or max_completion_tokens, 0 when the client set none
-	MinOutput policies.Tokens // min_tokens, 0 when the client set none
+	MaxOutput policies.Tokens // max_tokens or max_completion_tokens, 0 if the client set none
+	MinOutput policies.Tokens // min_tokens, 0 if the client set none
 	// Features is what ties the request to one engine. A seed counts unless the
-	// client says that decoding is greedy.
+	// client asks for greedy decoding.
 	Features policies.Features
-	// Stream, Usage and WantsIDs tell whether the client itself asked for a stream,
-	// for usage at its end and for token ids.
+	// Stream, WantsUsage and WantsIDs say whether the client itself asked for a
+	// stream, for usage at its end and for token ids.
 	Stream, WantsUsage, WantsIDs bool
 
 	body        []byte
 	members     []member
 	options     span // stream_options' value, if an object
-	hasWithheld bool // some member must not reach the engine
+	hasWithheld bool // a member must not reach the engine
 	logprobs    bool // the answer has log probabilities
-	tied        bool // something that is no feature makes a second engine answer otherwise
-	// The last max_tokens and max_completion_tokens.
+	tied        bool // a second engine may answer differently, for a reason that is no feature
+	// The last values of max_tokens and max_completion_tokens.
 	maxTokens, maxCompletion policies.Tokens
 }
 
 // member is one top-level "key": value of the body.
 type member struct {
 	span
-	name  string // as the engine reads it, escapes resolved; "" when no edit cares
+	name  string // as the engine reads it, escapes resolved; "" if no edit concerns it
 	value span
 }
 
-// withheld are the fields that only the fleet itself may send to an engine:
-// they name other engines' memory.
+// withheld are the fields that only the fleet itself may send to an engine: they
+// name other engines' memory.
 var withheld = [...]string{"kv_transfer_params", "ec_transfer_params"}
 
 func isWithheld(name string) bool { return name == withheld[0] || name == withheld[1] }
 
-// Parse reads a body; the Request refers to it. The error says what is wrong
-// with the JSON text and where, and is fit for the client. Fields that an
-// engine would refuse are left for the engine to refuse.
+// Parse parses a body, which the Request refers to. The error says what is wrong
+// with the JSON text and where, in words for the client. Fields that an engine
+// would refuse are left for the engine to refuse.
 func Parse(e Endpoint, body []byte) (Request, error) {
 	r := Request{Endpoint: e, body: body}
 	if err := checkObject(body); err != nil {
@@ -54,8 +54,8 @@ func Parse(e Endpoint, body []byte) (Request, error) {
 	}
 	r.members = make([]member, 0, 16)
 	greedy := false
-	// Of equal names the last one counts, as in the engines' readers; each
-	// occurrence is seen, because a forged first one must not hide a second.
+	// Of equal names the last one counts, as in the engines' parsers. Every
+	// occurrence is examined, because a forged first one must not hide a second.
 	eachMember(body, span{0, len(body)}, func(name []byte, whole, value span) bool {
 		m := member{span: whole, value: value}
 		if string(name) == "temperature" {
@@ -77,9 +77,9 @@ func Parse(e Endpoint, body []byte) (Request, error) {
 	return r, nil
 }
 
-// field takes one member in and reports whether an edit may concern it.
+// field records one member and reports whether an edit may concern it.
 func (r *Request) field(name string, value span) (edited bool) {
-	switch name { // the large ones, which no other reader needs to see
+	switch name { // the large ones, which are not parsed further
 	case "prompt":
 		r.Features |= promptFeature(r.body, value)
 		return true
@@ -120,7 +120,7 @@ func (r *Request) field(name string, value span) (edited bool) {
 		if v.IsObject() {
 			v.ForEach(func(k, _ gjson.Result) bool {
 				r.hasWithheld = r.hasWithheld || isWithheld(k.Str)
-				r.tied = true // arguments of somebody's own logits processor
+				r.tied = true // arguments of a custom logits processor
 				return true
 			})
 			return true
@@ -149,7 +149,8 @@ func (r *Request) field(name string, value span) (edited bool) {
 	return false
 }
 
-// boolean reads a flag; engines also take "true" and 1, which nobody else may rely on.
+// boolean returns a flag. Engines also accept "true" and 1; requests that use
+// those are Unreadable.
 func (r *Request) boolean(v gjson.Result) bool {
 	if v.Type != gjson.True && v.Type != gjson.False && v.Type != gjson.Null {
 		r.Features |= policies.Unreadable
@@ -157,7 +158,7 @@ func (r *Request) boolean(v gjson.Result) bool {
 	return v.Type == gjson.True
 }
 
-// count reads a number of tokens, 0 for none. Engines also take "7" and 7.0.
+// count returns a number of tokens, 0 for none. Engines also accept "7" and 7.0.
 func (r *Request) count(v gjson.Result) policies.Tokens {
 	if v.Type != gjson.Number || v.Num != math.Trunc(v.Num) {
 		r.tied = r.tied || v.Type != gjson.Null
@@ -168,30 +169,31 @@ func (r *Request) count(v gjson.Result) policies.Tokens {
 	return policies.Tokens(min(v.Num, 1<<53))
 }
 
-// Streamable reports whether the engine's events for this request are ones
-// that a front understands, given that the client asked for a stream.
+// Streamable reports whether the client asked for a stream whose events the front
+// end can parse.
 func (r *Request) Streamable() bool { return r.Stream && !r.Features.Has(policies.Unreadable) }
 
-// Assemblable reports whether an unstreamed answer to this request can be put
-// together from a stream, byte for byte. A request with stream_options but no
-// stream is one that engines refuse, and must keep refusing.
+// Assemblable reports whether an unstreamed answer to this request can be
+// assembled from a stream, byte for byte. Engines refuse a request with
+// stream_options and without stream, so it is not assemblable: the engine must
+// see it.
 func (r *Request) Assemblable() bool {
 	return !r.Stream && r.options.absent() && !r.logprobs && !r.Features.Has(exactOnly)
 }
 
-// AllowsIDs reports whether token ids may be asked for: an engine that echoes
-// the prompt leaves it out as soon as ids are wanted.
+// AllowsIDs reports whether token ids may be requested. An engine that echoes the
+// prompt omits it as soon as ids are requested.
 func (r *Request) AllowsIDs() bool { return !r.Features.Has(policies.Echo | policies.Unreadable) }
 
-// AllowsUsage reports whether usage may be asked for and taken out again. With
-// several choices it may not: the fingerprint that an engine then moves to the
-// usage event could not be put back where it belongs.
+// AllowsUsage reports whether usage may be requested and removed again. With
+// several choices it may not: the engine then moves the fingerprint to the usage
+// event, and it could not be put back in its place.
 func (r *Request) AllowsUsage() bool {
 	return !r.Features.Has(policies.Choices | policies.Prompts | policies.Unreadable)
 }
 
-// PlainBody returns the body for an engine with nothing changed but what must not
-// reach one. It returns the client's bytes when that is nothing.
+// PlainBody returns the body for an engine, changed only by the removal of
+// withheld fields. Without such fields it returns the client's bytes.
 func (r *Request) PlainBody() []byte {
 	if !r.hasWithheld {
 		return r.body
@@ -199,8 +201,8 @@ func (r *Request) PlainBody() []byte {
 	return r.rebuild(nil)
 }
 
-// StreamBody returns the body for an engine as a stream, with token ids and
-// usage asked for where that is allowed.
+// StreamBody returns the body that asks an engine for a stream, with token ids
+// and usage if they may be requested.
 func (r *Request) StreamBody() []byte {
 	var add []byte
 	if !r.Stream {
@@ -223,7 +225,7 @@ func (r *Request) StreamBody() []byte {
 }
 
 // withUsage appends the client's stream_options with include_usage set. The
-// client did not want usage at the end, so it gets none in between either.
+// client did not ask for usage at the end, so it gets none in between either.
 func (r *Request) withUsage(dst []byte) []byte {
 	dst = append(dst, `{"include_usage":true`...)
 	if !r.options.absent() {
@@ -234,8 +236,8 @@ func (r *Request) withUsage(dst []byte) []byte {
 	return append(dst, '}')
 }
 
-// copyMembers appends the members of an object, each after a comma, without
-// those that drop names.
+// copyMembers appends the members of an object, each after a comma, except for
+// those whose names drop reports.
 func copyMembers(dst, object []byte, drop func(name string) bool) []byte {
 	gjson.Parse(unsafeString(object)).ForEach(func(k, v gjson.Result) bool {
 		if !drop(k.Str) {
@@ -248,7 +250,7 @@ func copyMembers(dst, object []byte, drop func(name string) bool) []byte {
 }
 
 // rebuild returns the body without the withheld members and with add, whose
-// names replace every occurrence of theirs.
+// members replace all members of the same names.
 func (r *Request) rebuild(add []byte) []byte {
 	replaced := func(name string) bool {
 		switch name {

@@ -9,30 +9,30 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// MaxResume bounds what is kept of a request for another engine, in bytes: it
-// is kept for as long as the stream lives.
+// MaxResume bounds, in bytes, what is kept of a request for another engine. It is
+// kept for as long as the stream lives.
 const MaxResume = 4 << 10
 
-// defaultOutput is how many tokens /v1/completions makes when it is not told;
-// chat goes on to the end of the context.
+// defaultOutput is the default max_tokens of /v1/completions; chat has none but
+// the context.
 const defaultOutput = 16
 
 var usageOnly = []byte(`{"include_usage":true}`)
 
-// Resume is what is kept of a request so that another engine can go on with its
-// answer: how to sample, and how far. The prompt is not in it; the stream has
-// its token ids. A Resume is immutable.
+// Resume is what is kept of a request so that another engine can continue its
+// answer: how to sample, and how far. It does not have the prompt, whose token
+// ids the stream has. A Resume is immutable.
 type Resume struct {
 	endpoint Endpoint
-	rest     []byte // members that travel verbatim, each after a comma
+	rest     []byte // members that are sent verbatim, each after a comma
 	options  []byte // stream_options, with usage
 	limit    policies.Tokens
 	least    policies.Tokens
 }
 
 // Resume returns what another engine needs. ok is false for a request whose
-// answer would not be the same there, whatever policies.Movable says, or of
-// which more would have to be kept than MaxResume.
+// answer would differ there, whatever policies.Movable says, or that needs more
+// than MaxResume bytes.
 func (r *Request) Resume() (q Resume, ok bool) {
 	if r.tied || r.Features&^policies.MinTokens != 0 {
 		return Resume{}, false
@@ -58,15 +58,15 @@ func (r *Request) Resume() (q Resume, ok bool) {
 	}
 	q.rest = make([]byte, 0, size)
 	for _, m := range r.members {
-		if m.name == "" { // every member that an edit concerns is one of a leg, not of the answer
+		if m.name == "" { // members that edits concern belong to a leg, not to the answer
 			q.rest = append(append(q.rest, ','), m.of(r.body)...)
 		}
 	}
 	return q, true
 }
 
-// Remaining returns how many tokens may follow after output of them, 0 for none, −1
-// for as many as the engine has room for.
+// Remaining returns how many tokens may follow after output tokens: 0 for none,
+// −1 for as many as the context has room for.
 func (q *Resume) Remaining(output int) int {
 	if q.limit == 0 {
 		return -1
@@ -74,7 +74,7 @@ func (q *Resume) Remaining(output int) int {
 	return int(max(q.limit-policies.Tokens(output), 0))
 }
 
-// head begins the body of a leg after output tokens.
+// head appends the beginning of the body of a leg after output tokens.
 func (q *Resume) head(dst []byte, output int) []byte {
 	dst = append(dst, `{"stream":true,"return_token_ids":true,"stream_options":`...)
 	dst = append(dst, q.options...)
@@ -90,8 +90,8 @@ func (q *Resume) head(dst []byte, output int) []byte {
 }
 
 // withIDs appends the members that make an engine continue token ids. Chat
-// wants a message although it does not read it. begun, unless it is negative,
-// is how many of the ids are the prompt's.
+// requires a message although the engine ignores it. begun, unless it is
+// negative, is how many of the ids are the prompt's.
 func (q *Resume) withIDs(dst []byte, ids []uint32, begun int) []byte {
 	const from = `"cascade_prompt":`
 	if q.endpoint == Chat {
@@ -107,13 +107,13 @@ func (q *Resume) withIDs(dst []byte, ids []uint32, begun int) []byte {
 	return dst
 }
 
-// PromptBody returns the body of a leg that goes on from token ids, the last
-// output of which were generated.
+// PromptBody returns the body of a leg that continues token ids, the last output
+// of which were generated.
 func (q *Resume) PromptBody(ids []uint32, output int) []byte { return q.prompted(ids, output, -1) }
 
-// PartialPromptBody is Prompted for ids whose text may end inside a character. It tells
-// where the output begins, as Transfer does: an engine that understands it
-// completes the character, another may lose it.
+// PartialPromptBody is PromptBody for ids whose text may end inside a character.
+// Like WithTransferParams it says where the output begins: an engine that knows
+// the field completes the character, another one may lose it.
 func (q *Resume) PartialPromptBody(ids []uint32, output int) []byte {
 	return q.prompted(ids, output, max(len(ids)-output, 0))
 }
@@ -125,7 +125,7 @@ func (q *Resume) prompted(ids []uint32, output, begun int) []byte {
 }
 
 // WarmupBody returns the body of a request that makes an engine compute the KV of
-// token ids; its one token is of no use.
+// token ids; its one token is discarded.
 func (q *Resume) WarmupBody(ids []uint32) []byte {
 	dst := append(make([]byte, 0, 7*len(ids)+len(q.rest)+128), `{"max_tokens":1`...)
 	dst = q.withIDs(dst, ids, -1)
@@ -133,7 +133,7 @@ func (q *Resume) WarmupBody(ids []uint32) []byte {
 }
 
 // AdoptBody returns the body of a leg whose engine has the ids and their KV
-// already; Transfer adds where. output tokens were generated before.
+// already; WithTransferParams adds where. output tokens were generated before.
 func (q *Resume) AdoptBody(output int) []byte {
 	dst := q.head(make([]byte, 0, len(q.rest)+256), output)
 	if q.endpoint == Chat {
@@ -144,10 +144,10 @@ func (q *Resume) AdoptBody(output int) []byte {
 	return append(append(dst, q.rest...), '}')
 }
 
-// WithTransferParams returns a body of Adopting with kv_transfer_params, and in it how
-// many of the ids are the prompt's: a character that the output has begun is
-// completed, one that the prompt has is not. The error says what is wrong with
-// either.
+// WithTransferParams returns a body of AdoptBody with kv_transfer_params, which
+// include how many of the ids are the prompt's: the engine completes a character
+// that the output has begun, not one of the prompt. The error says what is wrong
+// with the body or the parameters.
 func WithTransferParams(body, params []byte, prompt int) ([]byte, error) {
 	if err := checkObject(body); err != nil {
 		return nil, err

@@ -9,20 +9,20 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// Template is the shape of an engine's unstreamed answer, learnt from one:
-// which fields it has, in which order, with which blanks. Engines of different
-// kinds and versions differ in all of that, so the front does not guess: it
-// relays the first answer of a kind as it is and builds the next ones to its
-// pattern. A Template is immutable.
+// Template is the shape of an engine's unstreamed answer, learnt from one: its
+// fields, their order and the blanks. Engines of different kinds and versions
+// differ in all of that, so the front end does not guess: it relays the first
+// answer of a kind as it is and assembles the next ones with its template. A
+// Template is immutable.
 type Template struct {
 	parts []part
 }
 
-// part is some literal text and the value that follows it.
+// part is literal text and the field that follows it.
 type part struct {
 	text    string
 	field   field
-	usage   string // the path inside usage, for slotUsage
+	usage   string // the path inside usage, for fieldUsage
 	example string // the value in the answer learnt from
 }
 
@@ -44,9 +44,8 @@ const (
 	fieldUsage
 )
 
-// topFields and choiceSlots say which fields vary between answers. A field in
-// neither is a constant of the engine if it is null, and otherwise something
-// that cannot be assembled.
+// topFields and choiceFields are the fields that vary between answers. Any other
+// field must be null or a constant, else answers cannot be assembled.
 var (
 	topFields = map[string]field{"id": fieldID, "created": fieldCreated, "model": fieldModel,
 		"system_fingerprint": fieldFingerprint, "prompt_token_ids": fieldPromptIDs}
@@ -83,14 +82,14 @@ type templateBuilder struct {
 	err    error
 }
 
-// addField ends the literal text at v's place and leaves a hole for v.
+// addField ends the literal text before v and makes a field of v.
 func (l *templateBuilder) addField(v gjson.Result, s field, usage string) {
 	l.parts = append(l.parts, part{text: l.text[l.at:v.Index], field: s, usage: usage, example: v.Raw})
 	l.at = v.Index + len(v.Raw)
 }
 
-// addObject walks an object's fields: those in slots become holes, the known
-// structures are walked into, and every other one must be constant.
+// addObject adds the members of an object: those in fields become fields, known
+// structures are added recursively, and any other member must be constant.
 func (l *templateBuilder) addObject(v gjson.Result, path string, slots map[string]field) {
 	v.ForEach(func(k, v gjson.Result) bool {
 		name := path + k.Str
@@ -115,16 +114,16 @@ func (l *templateBuilder) addObject(v gjson.Result, path string, slots map[strin
 		case name == "message.tool_calls" && v.IsArray() && !nonEmpty(v):
 		case v.Type == gjson.Null || constantFields[k.Str]:
 		default:
-			l.err = fmt.Errorf("the answer's %s varies in a way that a stream does not tell", strings.TrimSuffix(name, "."))
+			l.err = fmt.Errorf("the answer's %s varies and is not part of a stream", strings.TrimSuffix(name, "."))
 		}
 		return l.err == nil
 	})
 }
 
-// addUsage makes holes of the leaves of the usage object.
+// addUsage makes fields of the leaves of the usage object.
 func (l *templateBuilder) addUsage(v gjson.Result, path string) {
 	v.ForEach(func(k, v gjson.Result) bool {
-		// A dot or a star in a name would mean something else in a path.
+		// A dot or a star in a name would have another meaning in a path.
 		name := path + strings.NewReplacer(".", `\.`, "*", `\*`, "?", `\?`).Replace(k.Str)
 		if v.IsObject() {
 			l.addUsage(v, name+".")
@@ -135,8 +134,8 @@ func (l *templateBuilder) addUsage(v gjson.Result, path string) {
 	})
 }
 
-// Answer collects a stream's events into an unstreamed answer. The zero value
-// is ready.
+// Answer assembles an unstreamed answer from a stream's events. The zero value is
+// ready to use.
 type Answer struct {
 	identity                Identity
 	fingerprint, role       []byte
@@ -145,11 +144,12 @@ type Answer struct {
 	content, thought, ended bool
 }
 
-// errUnassemblable says that an engine's stream has what the answer has no place for.
+// errUnassemblable is returned for a stream with fields that the answer has no
+// place for.
 var errUnassemblable = errors.New("the stream carries fields that an assembled answer has no place for")
 
 // Add adds an event. edit is what would be changed about it for a client that
-// reads the stream; of it Pin and Totals count.
+// reads the stream; only Identity and Usage are used.
 func (a *Answer) Add(c *Chunk, edit Edit) error {
 	if c.unassemblable || c.Choices > 1 {
 		return errUnassemblable
@@ -167,7 +167,7 @@ func (a *Answer) Add(c *Chunk, edit Edit) error {
 		a.identity = *edit.Identity
 	}
 	if edit.Identity != nil && edit.Identity.Fingerprint != nil {
-		a.fingerprint = append(a.fingerprint[:0], edit.Identity.Fingerprint...) // which others read too
+		a.fingerprint = append(a.fingerprint[:0], edit.Identity.Fingerprint...) // a copy: other goroutines read it
 	} else {
 		keep(&a.fingerprint, c.fingerprint)
 	}
@@ -176,12 +176,12 @@ func (a *Answer) Add(c *Chunk, edit Edit) error {
 	keep(&a.stop, c.stop)
 	if !c.usage.absent() {
 		if u := c.Append(nil, Edit{Usage: edit.Usage}); edit.Usage != nil {
-			a.usage = usageIn(u)
+			a.usage = editedUsage(u)
 		} else {
 			keep(&a.usage, c.usage)
 		}
 	}
-	// The inside of a JSON string can be joined to another's as it is.
+	// The insides of two JSON strings can be joined as they are.
 	if !c.text.absent() {
 		a.text, a.content = append(a.text, c.text.of(data)...), true
 	}
@@ -192,14 +192,14 @@ func (a *Answer) Add(c *Chunk, edit Edit) error {
 	return nil
 }
 
-// usageIn returns the usage of an edited event.
-func usageIn(raw []byte) []byte {
-	return []byte(gjson.Parse(unsafeString(event(raw).Data)).Get("usage").Raw)
+// editedUsage returns the usage of an edited event.
+func editedUsage(raw []byte) []byte {
+	return []byte(gjson.Parse(unsafeString(parseEvent(raw).Data)).Get("usage").Raw)
 }
 
-// Body builds the answer to the pattern of t. ids and prompt are the token
-// ids to show, nil where the client did not ask. The error is for a stream
-// that told too little.
+// Body returns the answer in the shape of t. ids and prompt are the token ids to
+// show, nil if the client did not ask. The error is for a stream that is not
+// complete.
 func (a *Answer) Body(t *Template, ids, prompt []uint32) ([]byte, error) {
 	if !a.ended || a.identity.ID == nil {
 		return nil, errors.New("the stream ended without a finish reason")
