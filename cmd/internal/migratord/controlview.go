@@ -10,30 +10,30 @@ import (
 	"github.com/cascadeinfer/cascade/xds/client"
 )
 
-// controlView is what the control plane says, from both of its doors: the plan and
-// the peers by xDS, the stage's mean, the drain and the refinement by the
-// replies to reports.
+// controlView is what the control plane reports: the plan and the peers over
+// xDS; the stage's mean load, drains and refinements in the replies to load
+// reports.
 type controlView struct {
 	mu    sync.Mutex
 	view  market.View
 	peers map[policies.ReplicaID]policies.Replica
 }
 
-// address is where a replica's peer listener is, "" for unknown.
+// address returns the peer address of a replica; "" if unknown.
 func (o *controlView) address(id policies.ReplicaID) string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.peers[id].Peer
 }
 
-// node is the machine of a replica, "" for unknown.
+// node returns the node of a replica; "" if unknown.
 func (o *controlView) node(id policies.ReplicaID) string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.peers[id].Host
 }
 
-// peerIDs are the replicas that the control plane tells of, in any order.
+// peerIDs returns the replicas of the model, in any order.
 func (o *controlView) peerIDs() []policies.ReplicaID {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -44,7 +44,7 @@ func (o *controlView) peerIDs() []policies.ReplicaID {
 	return out
 }
 
-// owner is the replica whose peer listener is at an address, "" for unknown.
+// owner returns the replica with a peer address; "" if unknown.
 func (o *controlView) owner(address string) policies.ReplicaID {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -56,14 +56,14 @@ func (o *controlView) owner(address string) policies.ReplicaID {
 	return ""
 }
 
-// snapshotWatcher takes what comes by xDS.
+// snapshotWatcher receives xDS snapshots.
 type snapshotWatcher struct {
 	d     *Daemon
-	slots *policyhost.Follower // nil where the daemon follows none
+	slots *policyhost.Follower // nil where the daemon has no slots of its own
 }
 
-// Update implements client.Watcher. What cannot be read leaves the last plan
-// in force.
+// Update implements client.Watcher. A snapshot without a complete plan leaves
+// the last plan in force.
 func (w snapshotWatcher) Update(s *client.Snapshot) {
 	d := w.d
 	if w.slots != nil {
@@ -71,7 +71,7 @@ func (w snapshotWatcher) Update(s *client.Snapshot) {
 	}
 	plans, err := client.ReadPlans(s)
 	if err != nil {
-		return // a rollout on its way: the next snapshot completes it
+		return // a rollout is in progress: a later snapshot completes it
 	}
 	var plan policies.Plan
 	for _, p := range plans {
@@ -99,14 +99,16 @@ func (w snapshotWatcher) Update(s *client.Snapshot) {
 	d.market.SetView(o.view) // under the lock, so that no older view comes after it
 }
 
-// update is what an earlier process is to know of it, which hears no replies.
+// update returns what a preceding process, which gets no replies, needs of the
+// view.
 func (o *controlView) update() controlUpdate {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return controlUpdate{Drain: o.view.Draining, StageMean: o.view.StageMean, MeanKnown: o.view.MeanKnown}
 }
 
-// applyControlUpdate takes what the later process says, once this one has handed over.
+// applyControlUpdate applies an update from the later process, once this one
+// has handed over.
 func (d *Daemon) applyControlUpdate(x controlUpdate) {
 	if d.market == nil {
 		return
@@ -118,7 +120,7 @@ func (d *Daemon) applyControlUpdate(x controlUpdate) {
 	d.market.SetView(o.view)
 }
 
-// stepDown takes note that another process speaks for the replica from now on.
+// stepDown records that another process leads the replica from now on.
 func (d *Daemon) stepDown() {
 	if d.market == nil {
 		return
@@ -130,7 +132,7 @@ func (d *Daemon) stepDown() {
 	d.market.SetView(o.view)
 }
 
-// handleReply takes what comes by the replies to reports.
+// handleReply applies a reply to a load report.
 func (d *Daemon) handleReply(r loadreport.Reply) {
 	if d.market == nil {
 		return

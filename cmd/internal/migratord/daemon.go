@@ -33,9 +33,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// Daemon is one replica's migrator. Its methods may be called from any
-// goroutine; Run once. Where the fleet's requests do not move, it is a front
-// and its reports.
+// Daemon is the migrator of one replica. Its methods may be called from any
+// goroutine, Run once. Where the fleet's requests do not migrate, it consists
+// of the front end and its reports.
 type Daemon struct {
 	cfg   Config
 	id    policies.ReplicaID
@@ -43,10 +43,10 @@ type Daemon struct {
 
 	frontend    *frontend.Server
 	reporter    *loadreport.Reporter
-	network     *peer.Network  // nil, like all below, where nothing moves
+	network     *peer.Network  // nil, like the fields up to plans, where requests do not migrate
 	market      *market.Market //
 	executor    *executor.Executor
-	blocks      *blocks.Client // nil where the engine shows none
+	blocks      *blocks.Client // nil where the engine has no block table
 	transports  []transport.Transport
 	rdma        *verbs.Transport // one of transports; nil for none
 	plans       *client.Client
@@ -55,13 +55,13 @@ type Daemon struct {
 	linkCache   linkCache
 	liveness    liveness
 	rescues     rescueLog
-	startedAt   time.Time // before the front was
+	startedAt   time.Time // before the front end existed
 	predecessor predecessor
-	leading     chan struct{} // closed by Reign
+	leading     chan struct{} // closed by Lead
 }
 
-// New builds the parts; nothing runs yet. The listeners are the caller's until
-// Run.
+// New builds the components and runs nothing. The listeners are the caller's
+// until Run.
 func New(cfg Config) (*Daemon, error) {
 	cfg, err := cfg.validate()
 	if err != nil {
@@ -84,7 +84,7 @@ func New(cfg Config) (*Daemon, error) {
 	return d, nil
 }
 
-// newFrontend builds the front.
+// newFrontend builds the front end.
 func (d *Daemon) newFrontend() error {
 	c := d.cfg.Fleet.Frontend(d.cfg.Replica, d.cfg.Logger)
 	c.Listener, c.PeerListener, c.Listen, c.DrainTimeout = d.cfg.Clients, d.cfg.Peers, d.cfg.Listen, d.cfg.Drain
@@ -105,8 +105,8 @@ func (d *Daemon) newFrontend() error {
 	return err
 }
 
-// newMigration builds what moves requests. The parts know each other through d,
-// which is complete before any of them runs.
+// newMigration builds what migrates requests. The components reference each
+// other through d, which is complete before any of them runs.
 func (d *Daemon) newMigration() error {
 	log, f, r := d.cfg.Logger, &d.cfg.Fleet, d.cfg.Replica
 	var err error
@@ -149,7 +149,7 @@ func (d *Daemon) newMigration() error {
 	kc.Executor, kc.Network = d.executor, d.network
 	kc.Residents = func() []frontend.LocalLeg { return d.frontend.LocalLegs() }
 	kc.Load = func() policies.Load { return d.Status().Load }
-	kc.Machine.FirstDeal = uint64(d.startedAt.UnixMicro()) // so that deals tell whose they are
+	kc.Machine.FirstDeal = uint64(d.startedAt.UnixMicro()) // numbers of deals identify their process
 	kc.Ready = func() bool { return d.frontend.Status().EngineReady }
 	kc.CanReceive = func() bool { return d.deviceDown() == nil }
 	if d.market, err = market.New(kc); err != nil {
@@ -170,8 +170,8 @@ func (d *Daemon) newMigration() error {
 	return err
 }
 
-// newHost finds or builds the slots that decide instead of the policies of the
-// market.
+// newHost sets the policy slots that decide in place of the market's policies:
+// the shared ones, or new ones.
 func (d *Daemon) newHost(m market.Config) error {
 	f := &d.cfg.Fleet
 	if d.host = d.cfg.Host; d.host != nil || !f.ModulesEnabled() {
@@ -183,13 +183,13 @@ func (d *Daemon) newHost(m market.Config) error {
 		Fetch: policyhost.From(append([]grpc.ClientConnInterface{d.cfg.Control}, d.cfg.OtherControl...)), Logger: d.cfg.Logger,
 	})
 	if err == nil && d.host.Forgets() != "" {
-		d.cfg.Logger.Warn("modules that are admitted are not remembered", "why", d.host.Forgets())
+		d.cfg.Logger.Warn("admitted modules will be forgotten at the end of the process", "reason", d.host.Forgets())
 	}
 	return err
 }
 
-// newTransports builds what carries blocks, best first: the order of topology.Kind. Each
-// says by itself whether it can work with where the engine's pool is.
+// newTransports builds the transports of blocks, the best first: the order of
+// topology.Kind. Each decides itself whether it can reach the engine's pool.
 func (d *Daemon) newTransports() error {
 	if d.cfg.Runtime != "" && d.cfg.GPUs != nil {
 		t, err := cuda.New(cuda.Config{Dir: d.cfg.Runtime, Pool: d.blocks, Logger: d.cfg.Logger})
@@ -229,32 +229,32 @@ func (d *Daemon) newTransports() error {
 	return nil
 }
 
-// credentials are those of a connection to a peer.
+// credentials returns the credentials of a connection to a peer.
 func (d *Daemon) credentials(peer policies.ReplicaID, address string) credentials.TransportCredentials {
 	return certs.TransportCredentials(d.cfg.TLS.MigratorClientConfig(string(peer), address))
 }
 
-// owner is the replica whose peers' address is the given one, as the control
-// plane says, and "" for none.
+// owner returns the replica with the given peer address, as the control plane
+// reports it; "" for none.
 func (d *Daemon) owner(address string) string { return string(d.controlView.owner(address)) }
 
-// Frontend is the replica's front.
+// Frontend returns the replica's front end.
 func (d *Daemon) Frontend() *frontend.Server { return d.frontend }
 
-// Market, Mover and Network are nil where requests do not move.
+// Market returns the replica's market; nil where requests do not migrate.
 func (d *Daemon) Market() *market.Market { return d.market }
 
-// Executor is what carries moves out.
+// Executor returns the migration executor; nil where requests do not migrate.
 func (d *Daemon) Executor() *executor.Executor { return d.executor }
 
-// Live reports whether requests can move live as far as this replica's engine goes: it
-// shows its block table now.
+// Live reports whether this replica's engine supports live migration: it serves
+// its block table now.
 func (d *Daemon) Live() bool {
 	_, shown := d.memory()
 	return shown
 }
 
-// memory is the pool that the engine shows now, if it shows one.
+// memory returns the pool that the engine serves now, if it serves one.
 func (d *Daemon) memory() (*transport.Memory, bool) {
 	if d.blocks == nil {
 		return nil, false
@@ -262,11 +262,12 @@ func (d *Daemon) memory() (*transport.Memory, bool) {
 	return d.blocks.Memory()
 }
 
-// Network is the connections to the other migrators.
+// Network returns the connections to the other migrators; nil where requests do
+// not migrate.
 func (d *Daemon) Network() *peer.Network { return d.network }
 
-// Hosts are the policy slots that decide for this replica: one, or none where no
-// module may decide.
+// Hosts returns the policy slots that decide for this replica: one set, or none
+// where no module may decide.
 func (d *Daemon) Hosts() []*policyhost.Host {
 	if d.host == nil {
 		return nil
@@ -274,15 +275,15 @@ func (d *Daemon) Hosts() []*policyhost.Host {
 	return []*policyhost.Host{d.host}
 }
 
-// Drain stops the front from taking requests. Run returns when the last stream
-// has ended, or at the Drain time.
+// Drain makes the front end reject new requests. Run returns when the last
+// stream has ended, or after Config.Drain.
 func (d *Daemon) Drain() { d.frontend.Drain() }
 
-// Retire is Drain for a daemon whose address another process serves: nobody is
-// refused.
+// Retire is Drain for a daemon whose address another process serves: no request
+// is rejected.
 func (d *Daemon) Retire() { d.frontend.Retire() }
 
-// Run is Serve and Reign together, for a process that has no successor.
+// Run is Serve and Lead together, for a process without a successor.
 func (d *Daemon) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -295,15 +296,15 @@ func (d *Daemon) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// Serve runs what lives as long as the streams of this process: until ctx
-// ends, which cuts what still streams, or until the front is drained. It may be
+// Serve runs what lives as long as the streams of this process: until ctx ends,
+// which cuts the running streams, or until the front end is drained. It may be
 // called once.
 func (d *Daemon) Serve(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		defer stop() // everything else goes on for as long as the front does
+		defer stop() // everything else runs for as long as the front end does
 		return d.frontend.Run(ctx)
 	})
 	if d.market != nil {
@@ -324,16 +325,16 @@ func (d *Daemon) Serve(ctx context.Context) error {
 	return g.Wait()
 }
 
-// Lead speaks for the replica until ctx ends: it reports to the control plane,
-// and buys. One process of a replica does so at a time. What this one has it
-// still sells afterwards, for as long as Serve runs. It may be called once.
+// Lead reports to the control plane for the replica, and buys requests, until
+// ctx ends. Only one process of a replica leads at a time. Afterwards this one
+// still sells its requests for as long as Serve runs. It may be called once.
 func (d *Daemon) Lead(ctx context.Context) error {
 	close(d.leading)
 	defer d.stepDown()
 	return d.reporter.Run(ctx)
 }
 
-// runMarket runs the market once this process reigns.
+// runMarket runs the market once this process leads.
 func (d *Daemon) runMarket(ctx context.Context) error {
 	select {
 	case <-d.leading:
@@ -343,8 +344,7 @@ func (d *Daemon) runMarket(ctx context.Context) error {
 	}
 }
 
-// receive hands an envelope to the part that it is for, or to the process before
-// this one.
+// receive passes an envelope to its component, or to the preceding process.
 func (d *Daemon) receive(from policies.ReplicaID, e *api.Envelope) {
 	if d.isForPredecessor(e) && d.predecessor.forward(e) {
 		return
@@ -359,12 +359,13 @@ func (d *Daemon) receive(from policies.ReplicaID, e *api.Envelope) {
 	}
 }
 
-// peerGone tells every part that a peer is gone.
+// peerGone reports to every component that a peer has failed.
 func (d *Daemon) peerGone(id policies.ReplicaID) {
 	d.executor.PeerGone(id)
 	d.market.PeerGone(id)
 	d.frontend.HandlePeerLoss(id)
 }
 
-// peerBack tells that a peer is there again, to whom it matters before it says more.
+// peerBack reports to the market that a peer is reachable again, before its
+// first message.
 func (d *Daemon) peerBack(id policies.ReplicaID) { d.market.PeerBack(id) }

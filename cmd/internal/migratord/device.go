@@ -10,17 +10,18 @@ import (
 
 var _ deviceMemory = (*cuda.Memory)(nil)
 
-// deviceMemory is a pool in the memory of a device that may fail.
+// deviceMemory is a pool in the memory of a device, which may fail.
 type deviceMemory interface {
 	// DeviceErr returns why the device cannot be used now, or nil.
 	DeviceErr() error
 }
 
-// deviceCheckPeriod is how often it is looked at whether the engine's device works.
+// deviceCheckPeriod is the time between two checks of the engine's device.
 const deviceCheckPeriod = 200 * time.Millisecond
 
-// deviceDown says why no KV can be put into the engine's memory: the device that it is on has
-// failed, or is not trusted. It is nil while the engine is away.
+// deviceDown returns why no KV can be written to the engine's memory: its
+// device has failed, or is not trusted. It returns nil while the engine is
+// away.
 func (d *Daemon) deviceDown() error {
 	m, ok := d.memory()
 	if !ok {
@@ -33,21 +34,22 @@ func (d *Daemon) deviceDown() error {
 	return device.DeviceErr()
 }
 
-// watchDevice has all transports looked at again as soon as the engine's device fails,
-// may be tried again, or works again: what they say is what the control plane hears.
+// watchDevice makes all transports be checked again as soon as the engine's
+// device fails, may be tried again, or works again, so that the control plane
+// learns their state.
 func (d *Daemon) watchDevice(ctx context.Context) error {
 	tick := time.NewTicker(deviceCheckPeriod)
 	defer tick.Stop()
 	var was error
-	var tried time.Time // the latest time to try again at which that was done
+	var tried time.Time // the last retry time that was handled
 	for {
 		now := d.deviceDown()
 		if (now == nil) != (was == nil) {
 			d.executor.ProbeNow()
 			if now != nil {
-				d.cfg.Logger.Warn("no KV is taken: the engine's memory cannot be used", "why", now)
+				d.cfg.Logger.Warn("stopped receiving KV: the engine's memory is unusable", "reason", now)
 			} else {
-				d.cfg.Logger.Info("KV is taken again: the engine's memory can be used")
+				d.cfg.Logger.Info("resumed receiving KV: the engine's memory is usable again")
 			}
 		}
 		was = now

@@ -12,8 +12,8 @@ import (
 	topologywire "github.com/cascadeinfer/cascade/xds/topology"
 )
 
-// linkCache is what a daemon knows of where the KV caches of its replica and of the
-// others are.
+// linkCache holds where the KV caches of the replica and of its peers are, and
+// the links between them.
 type linkCache struct {
 	tokenBytes float64 // of the replica; fixed
 
@@ -24,16 +24,16 @@ type linkCache struct {
 	wire         *xds.Site // own, for others; another one when it says something else
 	peers        map[policies.ReplicaID]*peerLinks
 	fileReplicas map[policies.ReplicaID]config.Replica // as the fleet file has them
-	// toPeers are the ways to all peers as of drawn: a market asks for each of them, offer
-	// by offer.
+	// toPeers are the best links to all peers as of toPeersAt: a market reads
+	// them for each candidate of each offer.
 	toPeers   map[policies.ReplicaID]links.Path
 	toPeersAt time.Time
 }
 
-// toPeersMaxAge is how old away may be.
+// toPeersMaxAge is the age at which toPeers is refreshed.
 const toPeersMaxAge = time.Second
 
-// peerLinks is another replica, as it was last seen.
+// peerLinks are the links to and from one peer.
 type peerLinks struct {
 	reported *xds.Site // that site was made of; nil: nothing was told
 	node     string
@@ -42,7 +42,7 @@ type peerLinks struct {
 	from     []links.Path
 }
 
-// replicaLocked is what the fleet file says of a replica, if it knows it.
+// replicaLocked returns the fleet file's entry of a replica, if there is one.
 func (d *Daemon) replicaLocked(id policies.ReplicaID) (config.Replica, bool) {
 	n := &d.linkCache
 	if n.fileReplicas == nil {
@@ -55,8 +55,8 @@ func (d *Daemon) replicaLocked(id policies.ReplicaID) (config.Replica, bool) {
 	return r, ok
 }
 
-// machine is what is known of the own node: what the fleet file says, else what is
-// there.
+// machine returns the description of this replica's host: that of the fleet
+// file, else that of the inspection.
 func (d *Daemon) machine() *topology.Machine {
 	if m := d.cfg.Fleet.Machines[d.cfg.Replica.Node]; m != nil || d.cfg.Machine == nil {
 		return m
@@ -64,7 +64,8 @@ func (d *Daemon) machine() *topology.Machine {
 	return d.cfg.Machine()
 }
 
-// gpuUnknown says that the engine's pool is on a GPU and that nobody knows which one.
+// gpuUnknown reports whether the engine's pool is on a GPU whose index is not
+// configured.
 func (d *Daemon) gpuUnknown() bool {
 	if d.cfg.Replica.GPU != nil {
 		return false
@@ -73,7 +74,7 @@ func (d *Daemon) gpuUnknown() bool {
 	return ok && m.Device != nil
 }
 
-// updateSiteLocked brings what is known of the own replica up to date.
+// updateSiteLocked updates the topology of this replica.
 func (d *Daemon) updateSiteLocked() {
 	n, m, strays := &d.linkCache, d.machine(), d.gpuUnknown()
 	if n.wire != nil && m == n.machine && strays == n.gpuUnknown {
@@ -90,8 +91,8 @@ func (d *Daemon) updateSiteLocked() {
 	}
 }
 
-// site is where the own KV cache is, on the wire: the same pointer while it says the
-// same.
+// site returns where this replica's KV cache is, for the wire: the same pointer
+// while the content is the same.
 func (d *Daemon) site() *xds.Site {
 	n := &d.linkCache
 	n.mu.Lock()
@@ -100,7 +101,7 @@ func (d *Daemon) site() *xds.Site {
 	return n.wire
 }
 
-// peerLinksLocked is what is known of a peer, and of the ways between.
+// peerLinksLocked returns the links to and from a peer.
 func (d *Daemon) peerLinksLocked(id policies.ReplicaID) *peerLinks {
 	n := &d.linkCache
 	d.updateSiteLocked()
@@ -126,11 +127,11 @@ func (d *Daemon) peerLinksLocked(id policies.ReplicaID) *peerLinks {
 	return p
 }
 
-// maxPeerLinks bounds what is remembered of peers; more begin anew.
+// maxPeerLinks bounds the cache; when it is full, it is cleared.
 const maxPeerLinks = 1 << 15
 
-// peerSiteLocked is where a peer is: as it told, else, on a machine that is known here too, as
-// the fleet file says, else on its node.
+// peerSiteLocked returns where a peer is: as it reported; else, on a host with
+// a known description, as the fleet file says; else its node only.
 func (d *Daemon) peerSiteLocked(id policies.ReplicaID, told *xds.Site, node string) links.Topology {
 	if told != nil {
 		if s, err := topologywire.Decode(told); err == nil {
@@ -151,7 +152,8 @@ func (d *Daemon) peerSiteLocked(id policies.ReplicaID, told *xds.Site, node stri
 	return s
 }
 
-// distance is what a transfer of so many tokens to a peer takes by the links between.
+// distance returns how long a transfer of so many tokens to a peer takes over
+// the links between the two.
 func (d *Daemon) distance(to policies.ReplicaID, length policies.Tokens) policies.Micros {
 	w, ok := d.linksToPeers()[to]
 	if !ok {
@@ -160,7 +162,7 @@ func (d *Daemon) distance(to policies.ReplicaID, length policies.Tokens) policie
 	return w.Latency + policies.Micros(float64(length)*d.linkCache.tokenBytes/float64(max(1, w.Rate))*1e6)
 }
 
-// linksToPeers are the ways to all peers, as they were a moment ago.
+// linksToPeers returns the best links to all peers, at most toPeersMaxAge old.
 func (d *Daemon) linksToPeers() map[policies.ReplicaID]links.Path {
 	n := &d.linkCache
 	n.mu.Lock()
@@ -175,9 +177,10 @@ func (d *Daemon) linksToPeers() map[policies.ReplicaID]links.Path {
 	return n.toPeers
 }
 
-// linksFrom are those by which blocks may come from a peer; nil where nothing is known of
-// one of the two, or the own engine has its KV elsewhere than the fleet file says: an
-// emulated one may stand on a GPU, and have its pool in the machine's memory.
+// linksFrom returns the links by which blocks may come from a peer. It returns
+// nil where the topology of one of the two is unknown, or where the engine
+// keeps its KV elsewhere than the fleet file says: an emulated engine may have
+// a GPU, and its pool in host memory.
 func (d *Daemon) linksFrom(from policies.ReplicaID) []links.Path {
 	m, ok := d.memory()
 	inHost := ok && m.Device == nil
@@ -189,8 +192,8 @@ func (d *Daemon) linksFrom(from policies.ReplicaID) []links.Path {
 	return d.peerLinksLocked(from).from
 }
 
-// describeLink is what a transport goes over between a peer and this replica, "" where
-// nothing is known.
+// describeLink returns the link that a transport uses between a peer and this
+// replica; "" where it is unknown.
 func (d *Daemon) describeLink(from policies.ReplicaID, transport string) string {
 	ways := d.linksFrom(from)
 	for _, closed := range [...]bool{false, true} {

@@ -15,31 +15,32 @@ import (
 	xds "github.com/cascadeinfer/cascade/xds/api"
 )
 
-// During an upgrade a replica is two processes. The later one speaks for it: it
-// takes requests, reports, buys and sells. The earlier one ends when its streams
-// have, and until then they run at the same engine, count as its load, and may
-// move: what peers answer about them reaches the later process, which passes it
-// on, and the earlier one acts for itself.
-
-// Link leads to the other process. See handover.Link.
+// Link connects to the other process of the replica. See handover.Link.
+//
+// During an upgrade a replica is two processes. The later one leads: it accepts
+// requests, reports, buys and sells. The earlier one ends when its streams have
+// ended; until then they run at the same engine, count as the replica's load,
+// and may migrate. Answers of peers about them reach the later process, which
+// forwards them, and the earlier one acts for itself.
 type Link interface {
-	// Send sends a word of at most 64 KiB, or drops it, within a moment.
+	// Send sends a message of at most 64 KiB, or drops it. It does not block for
+	// long.
 	Send([]byte) error
-	// Receive waits for the next word, which holds until the next call; an error
-	// is final.
+	// Receive waits for the next message, which is valid until the next call; an
+	// error is final.
 	Receive() ([]byte, error)
 	Close() error
 }
 
-// The kinds of words, which are their first bytes. Kinds and fields are only
-// ever added; what is not known is ignored.
+// The kinds of messages, which are their first bytes. Kinds and fields are only
+// ever added; unknown ones are ignored.
 const (
 	stateMessage         byte = 's' // to the later process: JSON of a state
 	controlUpdateMessage byte = 'o' // to the earlier one: JSON of an order
 	envelopeMessage      byte = 'e' // to the earlier one: an api.Envelope that is meant for it
 )
 
-// predecessorState is what an earlier process adds to its replica.
+// predecessorState is what a preceding process adds to its replica.
 type predecessorState struct {
 	Load              policies.Load    `json:"load"`
 	Flow              policies.Flow    `json:"flow"`
@@ -47,32 +48,35 @@ type predecessorState struct {
 	Residents, Pinned int
 	PinnedSeconds     float64
 	Streams           int
-	Migrations        [][]byte `json:"moves,omitempty"` // each an xds/api.Move
+	Migrations        [][]byte `json:"migrations,omitempty"` // each an xds/api.Move
 }
 
-// controlUpdate is what the control plane says that concerns an earlier process.
+// controlUpdate is what the control plane reports that a preceding process
+// needs.
 type controlUpdate struct {
 	Drain     bool
 	StageMean policies.Tokens
 	MeanKnown bool
 }
 
-// maxMessage is how many bytes a word may have.
+// maxMessage is the largest message, in bytes.
 const maxMessage = 64 << 10
 
-// encodeMessage makes a word of a kind. The error says that it is too long, or no JSON.
+// encodeMessage returns a message of a kind. The error means that it is too
+// long, or cannot be encoded.
 func encodeMessage(kind byte, v any) ([]byte, error) {
 	b, err := json.Marshal(v)
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("internal error: a word of kind %c: %w", kind, err)
+		return nil, fmt.Errorf("internal error: encode a message of kind %c: %w", kind, err)
 	case len(b) >= maxMessage:
-		return nil, fmt.Errorf("a word of kind %c of %d bytes", kind, len(b))
+		return nil, fmt.Errorf("message of kind %c: %d bytes exceed the limit", kind, len(b))
 	}
 	return append([]byte{kind}, b...), nil
 }
 
-// encodeState makes a word of a state, without its moves where they are too many.
+// encodeState returns the message of a state, without its migrations where they
+// are too many.
 func encodeState(s predecessorState) ([]byte, error) {
 	b, err := encodeMessage(stateMessage, s)
 	if err != nil {
@@ -82,10 +86,10 @@ func encodeState(s predecessorState) ([]byte, error) {
 	return b, err
 }
 
-// errInvalidState says that a word makes no sense.
-var errInvalidState = errors.New("a word that makes no sense")
+// errInvalidState is the error of a state that would corrupt a report.
+var errInvalidState = errors.New("invalid state of the preceding process")
 
-// decodeState reads a state and checks what would spoil a report.
+// decodeState decodes a state and checks what would corrupt a report.
 func decodeState(b []byte) (s predecessorState, err error) {
 	if err := json.Unmarshal(b, &s); err != nil {
 		return predecessorState{}, err
@@ -102,7 +106,7 @@ func decodeState(b []byte) (s predecessorState, err error) {
 	return s, nil
 }
 
-// addToStatus adds an earlier process's state to a later one's.
+// addToStatus returns st, of the later process, with s added.
 func (s predecessorState) addToStatus(st frontend.Status) frontend.Status {
 	a, b := st.Load, s.Load
 	st.Load = policies.Load{Running: a.Running + b.Running, Waiting: a.Waiting + b.Waiting, Held: a.Held + b.Held, Promised: a.Promised + b.Promised}
@@ -111,7 +115,7 @@ func (s predecessorState) addToStatus(st frontend.Status) frontend.Status {
 		st.Load.Iteration = b.Iteration
 	case b.Iteration == 0 || a.Running+b.Running == 0:
 		st.Load.Iteration = a.Iteration
-	default: // of one engine, as the requests of both see it
+	default: // of one engine, weighted by the requests of both processes
 		st.Load.Iteration = (a.Iteration*float64(a.Running) + b.Iteration*float64(b.Running)) / float64(a.Running+b.Running)
 	}
 	if sum, ok := st.Flow.Plus(s.Flow); ok {
@@ -127,7 +131,7 @@ func (s predecessorState) addToStatus(st frontend.Status) frontend.Status {
 	return st
 }
 
-// addToExtra adds it to what reports say beyond that.
+// addToExtra returns x, of the later process, with s added.
 func (s predecessorState) addToExtra(x loadreport.Extra) loadreport.Extra {
 	x.Residents += s.Residents
 	x.Pinned += s.Pinned
@@ -142,20 +146,21 @@ func (s predecessorState) addToExtra(x loadreport.Extra) loadreport.Extra {
 	return x
 }
 
-// predecessor is the process before this one, as long as it lives. Its methods are safe
-// for concurrent use.
+// predecessor is the preceding process while it lives. Its methods are safe for
+// concurrent use.
 type predecessor struct {
 	mu       sync.Mutex
-	expected bool        // it lives, and has not been reached yet
-	messages chan []byte // for it; nil while it has not been reached, and afterwards
+	expected bool        // it lives, and is not connected yet
+	messages chan []byte // to it; nil unless connected
 	state    predecessorState
 }
 
-// maxQueued is how many words may wait for the earlier process; more are lost, as
-// any message to a peer may be.
+// maxQueued is how many messages wait for the preceding process; more are
+// dropped, as any message to a peer may be.
 const maxQueued = 256
 
-// connect takes note that it has been reached and returns what is to be sent to it.
+// connect records that the process is connected, and returns the messages to
+// send to it.
 func (e *predecessor) connect() <-chan []byte {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -163,14 +168,14 @@ func (e *predecessor) connect() <-chan []byte {
 	return e.messages
 }
 
-// disconnect takes note that it has ended.
+// disconnect records that the process has ended.
 func (e *predecessor) disconnect() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.expected, e.messages, e.state = false, nil, predecessorState{}
 }
 
-// setState takes what it says of itself.
+// setState records the state that the process sent.
 func (e *predecessor) setState(s predecessorState) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -179,14 +184,15 @@ func (e *predecessor) setState(s predecessorState) {
 	}
 }
 
-// currentState is what it adds to the replica; nothing once it has ended.
+// currentState returns what the process adds to the replica; the zero state
+// once it has ended.
 func (e *predecessor) currentState() predecessorState {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.state
 }
 
-// send has a word sent to it.
+// send queues a message to the process.
 func (e *predecessor) send(b []byte) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -196,16 +202,17 @@ func (e *predecessor) send(b []byte) {
 	}
 }
 
-// forward passes an envelope on. It returns false when no earlier process lives:
-// then the replica knows nothing of what the envelope is about.
+// forward forwards an envelope to the process. It returns false when there is
+// no preceding process: then the replica does not know the subject of the
+// envelope.
 func (e *predecessor) forward(env *api.Envelope) bool {
 	e.mu.Lock()
-	lives, reached := e.expected || e.messages != nil, e.messages != nil
+	alive, connected := e.expected || e.messages != nil, e.messages != nil
 	e.mu.Unlock()
-	if reached {
+	if connected {
 		if b, err := (proto.MarshalOptions{}).MarshalAppend([]byte{envelopeMessage}, env); err == nil && len(b) <= maxMessage {
 			e.send(b)
 		}
 	}
-	return lives
+	return alive
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/links"
 )
 
-// newRDMA builds the transport over RDMA. Its connections are made over the peers'
-// port, whose credentials it has: without any it stays on the own node.
+// newRDMA builds the RDMA transport. Its connections are set up over the peers'
+// port with that port's credentials; without TLS it stays within the node.
 func (d *Daemon) newRDMA() error {
 	own, all := d.cfg.Replica.RDMA, d.cfg.Fleet.RDMA
 	vc := verbs.Config{
@@ -34,8 +34,8 @@ func (d *Daemon) newRDMA() error {
 	return nil
 }
 
-// rdmaDevice is the device that the fleet file names, or the one that lies nearest to
-// the replica's KV cache on this machine, "" while that is not known.
+// rdmaDevice returns the device of the fleet file, or the one nearest to the
+// replica's KV cache on this host; "" while that is unknown.
 func (d *Daemon) rdmaDevice() string {
 	if name := d.cfg.Replica.RDMA.Device; name != "" || d.cfg.Machine == nil {
 		return name
@@ -48,8 +48,9 @@ func (d *Daemon) rdmaDevice() string {
 	return ""
 }
 
-// bounceThroughHost reports whether the KV of a GPU goes to the NIC by way of the host, since
-// another processor is between the two: as the fleet is told (links.Paths).
+// bounceThroughHost reports whether the KV of a GPU is copied to host memory on
+// its way to the NIC because the two are on different processors, as reported
+// to the fleet (links.Ways).
 func (d *Daemon) bounceThroughHost() bool {
 	d.linkCache.mu.Lock()
 	defer d.linkCache.mu.Unlock()
@@ -58,7 +59,7 @@ func (d *Daemon) bounceThroughHost() bool {
 	return p != nil && p.Distance == links.System
 }
 
-// peerRPC serves the gRPC of the peers' port.
+// peerRPC returns the handler of gRPC on the peers' port.
 func (d *Daemon) peerRPC() http.Handler {
 	peers := d.network.Handler()
 	if d.rdma == nil {

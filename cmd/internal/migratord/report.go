@@ -21,13 +21,14 @@ func (d *Daemon) newReporter() error {
 	return err
 }
 
-// reportExtra is what reports say beyond the front's state, of the process before this
-// one too.
+// reportExtra returns what reports contain beyond the front end's state, with
+// the preceding process added.
 func (d *Daemon) reportExtra() loadreport.Extra {
 	return d.predecessor.currentState().addToExtra(d.ownExtra())
 }
 
-// ownExtra is what reports say of this process.
+// ownExtra returns what reports contain about this process beyond the front
+// end's state.
 func (d *Daemon) ownExtra() loadreport.Extra {
 	e := loadreport.Extra{Site: d.site(), Streams: d.frontend.ClientRequests()}
 	if d.market == nil {
@@ -42,7 +43,7 @@ func (d *Daemon) ownExtra() loadreport.Extra {
 	s := d.market.Status()
 	e.Residents, e.Pinned, e.PinnedSeconds = s.Residents, s.Pinned, s.PinnedSeconds
 	e.Proposal = d.market.Proposal()
-	e.Migrations = append(reportedMigrations(d.executor.Migrations()), d.rescues.all()...) // what is too much for one report, the uplink tells with the next
+	e.Migrations = append(reportedMigrations(d.executor.Migrations()), d.rescues.all()...) // the reporter splits what exceeds one report
 	e.Routes = reportedRoutes(d.executor.TransportPaths(), d.describeLink)
 	if d.host != nil {
 		e.Slots = d.host.Status()
@@ -55,12 +56,12 @@ func (d *Daemon) ownExtra() loadreport.Extra {
 	return e
 }
 
-// maxReportedMigrations is how many moves a report may hold.
+// maxReportedMigrations is how many migrations a report may contain.
 const maxReportedMigrations = 64
 
-// reportedMigrations is what a report says of the moves that this replica sells: those that
-// are under way, and the latest of those that have ended. moves are in the order
-// of their beginnings, the ended ones after the others.
+// reportedMigrations returns the migrations out of this replica for a report:
+// those in progress, and then the latest that have ended. The argument is
+// ordered by start time, and the result newest first.
 func reportedMigrations(moves []executor.Migration) []*api.Migration {
 	var live, ended []*api.Migration
 	for _, m := range slices.Backward(moves) {
@@ -76,10 +77,10 @@ func reportedMigrations(moves []executor.Migration) []*api.Migration {
 	return all[:min(len(all), maxReportedMigrations)]
 }
 
-// finalStates are the final states in the words of reports.
+// finalStates maps final states to those of reports.
 var finalStates = map[string]string{"moved": "done", "failed": "aborted"}
 
-// encodeMigration is a move in the words of reports.
+// encodeMigration returns a migration as reports have it.
 func encodeMigration(m executor.Migration) *api.Migration {
 	state := m.State
 	if final := finalStates[state]; final != "" {
@@ -92,12 +93,12 @@ func encodeMigration(m executor.Migration) *api.Migration {
 	}
 }
 
-// maxReportedRoutes is how many routes a report may hold.
+// maxReportedRoutes is how many routes a report may contain.
 const maxReportedRoutes = 32
 
-// reportedRoutes is what a report says of transports: all of them in general, then of
-// peers those paths that are held back before those that work. over says what a
-// transport from a peer goes over.
+// reportedRoutes returns the routes of a report: first those of all transports
+// in general, then paths to peers, those that are held back before those that
+// work. over returns the link that a transport from a peer uses.
 func reportedRoutes(paths []transport.Path, over func(peer policies.ReplicaID, transport string) string) []*api.Route {
 	var general, held, ready []*api.Route
 	for _, p := range paths {

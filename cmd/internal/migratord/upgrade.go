@@ -16,26 +16,26 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// statePeriod is how often an earlier process says what it still runs.
+// statePeriod is how often a preceding process sends its state.
 const statePeriod = 250 * time.Millisecond
 
-// FollowPredecessor counts what the process before this one still runs for the replica's,
-// and passes on to it what peers say about that, until it has ended or ctx has.
-// It closes the link. A nil link says that it has ended already.
+// FollowPredecessor adds what the preceding process still runs to the replica,
+// and forwards messages of peers about that to it, until it or ctx ends. It
+// closes the link. A nil link means that the process has already ended.
 func (d *Daemon) FollowPredecessor(ctx context.Context, link Link) {
 	defer d.predecessor.disconnect()
 	if link == nil {
 		return
 	}
-	words, over := d.predecessor.connect(), make(chan struct{})
+	messages, done := d.predecessor.connect(), make(chan struct{})
 	var sender sync.WaitGroup
 	sender.Go(func() {
 		for {
 			select {
-			case b := <-words:
-				// What it does not take is lost, and said again by who said it.
+			case b := <-messages:
+				// A dropped message is lost; its sender repeats it.
 				_ = link.Send(b)
-			case <-over:
+			case <-done:
 				return
 			}
 		}
@@ -46,7 +46,7 @@ func (d *Daemon) FollowPredecessor(ctx context.Context, link Link) {
 		}
 		s, err := decodeState(b)
 		if err != nil {
-			d.cfg.Logger.Warn("the process before this one says what it runs in a way that this one does not know", "error", err)
+			d.cfg.Logger.Warn("state of the preceding process rejected; its streams are not counted", "error", err)
 			return
 		}
 		d.predecessor.setState(s)
@@ -54,26 +54,26 @@ func (d *Daemon) FollowPredecessor(ctx context.Context, link Link) {
 			d.predecessor.send(b)
 		}
 	})
-	close(over)
+	close(done)
 	sender.Wait()
 }
 
-// ServeSuccessor has this process, which has handed over, go on for its streams alone:
-// it tells its successor what it runs, and still sells and hands over what it
-// has, until its successor has ended or ctx has. It closes the link.
+// ServeSuccessor continues this process, which has handed over, for its
+// remaining streams: it reports them to its successor, and still sells and
+// migrates its requests, until the successor or ctx ends. It closes the link.
 func (d *Daemon) ServeSuccessor(ctx context.Context, link Link) {
-	over := make(chan struct{})
-	var teller sync.WaitGroup
-	teller.Go(func() {
+	done := make(chan struct{})
+	var reporter sync.WaitGroup
+	reporter.Go(func() {
 		tick := time.NewTicker(statePeriod)
 		defer tick.Stop()
 		for {
 			if b, err := encodeState(d.ownState()); err == nil {
-				_ = link.Send(b) // the next one says it all again
+				_ = link.Send(b) // the next one repeats it all
 			}
 			select {
 			case <-tick.C:
-			case <-over:
+			case <-done:
 				return
 			}
 		}
@@ -92,12 +92,13 @@ func (d *Daemon) ServeSuccessor(ctx context.Context, link Link) {
 			}
 		}
 	})
-	close(over)
-	teller.Wait()
+	close(done)
+	reporter.Wait()
 }
 
-// receiveMessages takes words until the link ends, which it does with ctx.
-func receiveMessages(ctx context.Context, link Link, take func(kind byte, b []byte)) {
+// receiveMessages passes messages to handle until the link ends, at the latest
+// with ctx.
+func receiveMessages(ctx context.Context, link Link, handle func(kind byte, b []byte)) {
 	defer context.AfterFunc(ctx, func() { link.Close() })()
 	defer link.Close()
 	for {
@@ -106,19 +107,19 @@ func receiveMessages(ctx context.Context, link Link, take func(kind byte, b []by
 			return
 		}
 		if len(b) > 0 {
-			take(b[0], b[1:])
+			handle(b[0], b[1:])
 		}
 	}
 }
 
-// Status is the state of the replica: what this process runs, and what the one
-// before it still does.
+// Status returns the state of the replica: what this process runs and what the
+// preceding one still does.
 func (d *Daemon) Status() frontend.Status {
 	return d.predecessor.currentState().addToStatus(d.frontend.Status())
 }
 
-// ownState is what this process adds to the replica once it has handed over, and
-// what the process before it, should that still live, does.
+// ownState returns what this process adds to the replica once it has handed
+// over, with what the preceding process, if it still lives, adds.
 func (d *Daemon) ownState() predecessorState {
 	st, x := d.Status(), d.reportExtra()
 	s := predecessorState{Load: st.Load, Flow: st.Flow, Snapshot: st.Snapshot, Residents: x.Residents, Pinned: x.Pinned, PinnedSeconds: x.PinnedSeconds, Streams: x.Streams}
@@ -130,9 +131,10 @@ func (d *Daemon) ownState() predecessorState {
 	return s
 }
 
-// isForPredecessor reports whether an envelope is about what an earlier process of this
-// replica began: what it has put up for sale, or streams of its clients. Deals
-// and streams are numbered on from the time at which their process was born.
+// isForPredecessor reports whether an envelope is about something that an
+// earlier process of this replica began: an offer of it, or a stream of its
+// clients. Numbers of deals and streams begin with the start time of their
+// process.
 func (d *Daemon) isForPredecessor(e *api.Envelope) bool {
 	before := func(n uint64) bool { return n < uint64(d.startedAt.UnixMicro()) }
 	switch b := e.Body.(type) {
@@ -141,7 +143,7 @@ func (d *Daemon) isForPredecessor(e *api.Envelope) bool {
 	case *api.Envelope_Transfer:
 		t := b.Transfer
 		switch transfer.Kind(t.GetKind()) {
-		case transfer.Commit, transfer.Query: // for the front of the request
+		case transfer.Commit, transfer.Query: // to the front end of the request
 			front, number, ok := strings.Cut(t.GetRequest(), "/")
 			n, err := strconv.ParseUint(number, 10, 64)
 			return ok && err == nil && front == string(d.id) && before(n)

@@ -7,7 +7,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// frontendAdapter is the front as the mover knows it, which is built before the front.
+// frontendAdapter is the front end as the executor uses it; the executor is
+// built first.
 type frontendAdapter struct{ d *Daemon }
 
 // Migrate hands a stream over. One of an earlier process that has ended is over, and

@@ -10,15 +10,17 @@ import (
 )
 
 const (
-	// watchPeriod is how often the peers that matter are named anew, and looked
-	// at. A lease is a few times longer.
+	// watchPeriod is the time between two updates of the monitored peers. A lease is
+	// a few times longer.
 	watchPeriod = 250 * time.Millisecond
-	// maxSampleAge is how old a sign of life may be.
+	// maxSampleAge is how long ago a peer's streams may have made progress for the peer
+	// to count as alive.
 	maxSampleAge = 2 * time.Second
 )
 
-// watchPeers keeps the network's eye on the peers that hold this front's streams, on
-// those whose streams run here, and on those that are to say where one goes on.
+// watchPeers makes the network monitor the peers that hold this front end's
+// streams, those whose streams run here, and those that decide where a stream
+// continues.
 func (d *Daemon) watchPeers(ctx context.Context) error {
 	tick := time.NewTicker(watchPeriod)
 	defer tick.Stop()
@@ -33,26 +35,28 @@ func (d *Daemon) watchPeers(ctx context.Context) error {
 	}
 }
 
-// liveness are the signs of life that peers give by the streams they hold. A busy
-// machine may leave Beats unanswered while tokens come.
+// liveness records when the streams that peers hold last made progress: a busy
+// host may leave heartbeats unanswered while tokens arrive.
 type liveness struct {
 	mu   sync.Mutex
 	last map[policies.ReplicaID]progressSample
 }
 
-// progressSample is how far a peer's streams were when they last went on.
+// progressSample is the progress of a peer's streams, and when it last
+// increased.
 type progressSample struct {
 	progress uint64
 	at       time.Time
 }
 
+// record records the progress of all peers.
 func (s *liveness) record(progress map[policies.ReplicaID]uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	next, now := make(map[policies.ReplicaID]progressSample, len(progress)), time.Now()
 	for id, n := range progress {
 		next[id] = progressSample{n, now}
-		// Streams that end take their share away, which is no sign of life.
+		// A stream that ends takes its share away, which is not progress.
 		if was, ok := s.last[id]; ok && n <= was.progress {
 			next[id] = progressSample{n, was.at}
 		}
@@ -60,7 +64,7 @@ func (s *liveness) record(progress map[policies.ReplicaID]uint64) {
 	s.last = next
 }
 
-// isAlive reports whether a stream that a peer holds went on lately.
+// isAlive reports whether a stream that a peer holds made progress recently.
 func (s *liveness) isAlive(id policies.ReplicaID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
