@@ -17,8 +17,9 @@ import (
 	"time"
 )
 
-// TestPushRefusalReachesClient: what is wrong with a push is told to one who sends the whole
-// module before looking, however often and however large.
+// TestPushRefusalReachesClient checks that a client which sends the whole
+// module before it reads the response gets the reason of a refusal, however
+// often it tries and however large the module is.
 func TestPushRefusalReachesClient(t *testing.T) {
 	on := startControl(t, Config{Rules: fastRules(), Replicas: newFakeFleet(t, 1).list, Admitter: new(fakeAdmitter)})
 	off := startControl(t, Config{Rules: fastRules(), Replicas: newFakeFleet(t, 1).list})
@@ -33,7 +34,7 @@ func TestPushRefusalReachesClient(t *testing.T) {
 			{on, "slot=place&goal=canary&permille=5000", "", "", "permille"},
 			{on, "slot=place", "", "text/plain", "send the header"},
 			{on, "slot=place", "elsewhere", "", "use localhost"},
-			{on, "slot=place", "", "", "signed by nobody"},
+			{on, "slot=place", "", "", "unknown signer"},
 			{off, "slot=place", "", "", "policies.keys"},
 		} {
 			if c.host == "" {
@@ -51,7 +52,7 @@ func TestPushRefusalReachesClient(t *testing.T) {
 	}
 }
 
-// sendAll sends a request to its end, and only then reads the answer.
+// sendAll sends a request to its end, and only then reads the response.
 func sendAll(addr, head, body string) (code int, text string, err error) {
 	c, err := net.Dial("tcp", addr)
 	if err != nil {
@@ -64,7 +65,7 @@ func sendAll(addr, head, body string) (code int, text string, err error) {
 	for len(body) > 0 {
 		n := min(len(body), 64<<10)
 		if _, err := io.WriteString(c, body[:n]); err != nil {
-			return 0, "", fmt.Errorf("%d bytes are left to send: %w", len(body), err)
+			return 0, "", fmt.Errorf("%d bytes not sent: %w", len(body), err)
 		}
 		body = body[n:]
 	}
@@ -78,8 +79,9 @@ func sendAll(addr, head, body string) (code int, text string, err error) {
 	return resp.StatusCode, p.Error, err
 }
 
-// TestDrainBodyIsBounded: what is left of a body is read up to a size and a time, which
-// fits into the server's, and no more of one that did not come in time.
+// TestDrainBodyIsBounded checks that the rest of a body is read up to a size
+// and within a time that fits into the server's timeout, and not at all after a
+// read timeout.
 func TestDrainBodyIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refuse := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -92,7 +94,7 @@ func TestDrainBodyIsBounded(t *testing.T) {
 			t.Errorf("%d bytes", long.n)
 		}
 		if len(w.read) != 1 || !w.read[0].After(time.Now()) || w.read[0].Sub(begun) >= adminTimeout {
-			t.Errorf("drains a push of %v until %v", pushTimeout, w.read)
+			t.Errorf("push of %v: drained until %v", pushTimeout, w.read)
 		}
 		late := &fakeBody{err: os.ErrDeadlineExceeded}
 		slow := httptest.NewRequest(http.MethodPost, "/", late)
@@ -108,7 +110,8 @@ func TestDrainBodyIsBounded(t *testing.T) {
 	})
 }
 
-// TestDrainBodyExpectContinue: of one who asks first, nothing is read that was not asked for.
+// TestDrainBodyExpectContinue checks that a body with Expect: 100-continue is
+// drained only if the handler has read some of it.
 func TestDrainBodyExpectContinue(t *testing.T) {
 	for _, begun := range []bool{false, true} {
 		body, w := &fakeBody{}, newDeadlines()
@@ -121,12 +124,13 @@ func TestDrainBodyExpectContinue(t *testing.T) {
 			writeJSON(w, http.StatusBadRequest, errorBody{"no"})
 		})).ServeHTTP(w, r)
 		if begun != (body.n > 10_000) || begun != (len(w.read) == 1) {
-			t.Errorf("begun %t: read %d bytes until %v", begun, body.n, w.read)
+			t.Errorf("read by handler %t: drained %d bytes until %v", begun, body.n, w.read)
 		}
 	}
 }
 
-// TestUploadEndsWithPush: who got a place late has no more time than is left.
+// TestUploadEndsWithPush checks that an upload which waited for its place has
+// only the push's remaining time.
 func TestUploadEndsWithPush(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &Control{uploads: make(chan struct{}, 1)}
@@ -146,8 +150,9 @@ func TestUploadEndsWithPush(t *testing.T) {
 	})
 }
 
-// TestRefusalWithExpectContinue: who asks before sending a body is refused at once and not told to send
-// it, however long the answer; who was told to, is heard to the end.
+// TestRefusalWithExpectContinue checks that a client with Expect: 100-continue
+// is refused without a 100, however long the response, and that the body of one
+// that got a 100 is read to its end.
 func TestRefusalWithExpectContinue(t *testing.T) {
 	reason := strings.Repeat("no ", 3000)
 	srv := httptest.NewServer(drainBody(maxPush, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -169,7 +174,7 @@ func TestRefusalWithExpectContinue(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer c.Close()
-		if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil { // it would wait for ever
+		if err := c.SetDeadline(time.Now().Add(time.Minute)); err != nil { // it would block forever
 			t.Fatal(err)
 		}
 		if _, err := fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\nExpect: 100-continue\r\n\r\n", path, len(body)); err != nil {
@@ -196,7 +201,7 @@ func TestRefusalWithExpectContinue(t *testing.T) {
 	}
 }
 
-// fakeBody is a body without an end, or that fails.
+// fakeBody is a body without an end, or one that fails.
 type fakeBody struct {
 	n, reads int
 	err      error
@@ -211,7 +216,7 @@ func (u *fakeBody) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// deadlineRecorder is a writer that notes them.
+// deadlineRecorder is a ResponseWriter that records the read deadline.
 type deadlineRecorder struct {
 	*httptest.ResponseRecorder
 	read []time.Time

@@ -10,8 +10,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/topology"
 )
 
-// TestDevices: what replicas tell of where they are is answered, with what they made
-// of it.
+// TestDevices checks that GET /devices returns the topology and transports that
+// replicas report.
 func TestDevices(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 2)
@@ -30,7 +30,7 @@ func TestDevices(t *testing.T) {
 			t.Fatalf("%d, %v: %s", code, err, body)
 		}
 		if t.Context().Err() != nil {
-			t.Fatal("no site came")
+			t.Fatal("no topology reported")
 		}
 	}
 	m := d.Models[0]
@@ -41,9 +41,9 @@ func TestDevices(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	if got := m.Replicas[1]; got.Site.Known || got.Transports != nil {
-		t.Errorf("one who has told nothing: %+v", got)
+		t.Errorf("replica without a report: %+v", got)
 	}
 	if d := devicesOf(nil); d.Models == nil {
-		t.Error("without a plan there is no list")
+		t.Error("models is null without a plan")
 	}
 }

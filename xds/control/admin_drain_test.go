@@ -18,7 +18,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// post sends an order as an operator's tool does, changed by edit.
+// post sends a command as the operator's tool does, changed by edit.
 func post(t *testing.T, c *runningControl, path string, edit func(*http.Request)) (int, string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+c.AdminAddr().String()+path, http.NoBody)
@@ -44,8 +44,8 @@ func post(t *testing.T, c *runningControl, path string, edit func(*http.Request)
 	return resp.StatusCode, string(body)
 }
 
-// TestDrain: an operator drains a replica and brings it back; the proxy
-// follows, the status tells, and a restart remembers.
+// TestDrain drains a replica and brings it back by commands; the proxy follows,
+// the status shows it, and a restart keeps it.
 func TestDrain(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 3)
@@ -69,7 +69,7 @@ func TestDrain(t *testing.T) {
 	_, s := p.waitFor(t, "r1 out of its stage", func(s *client.Snapshot) bool { return slices.Equal(members(s, 0), []string{"r0", "r2"}) })
 	for _, r := range client.ReadReplicas(s) {
 		if r.Draining != (r.ID == "r1") {
-			t.Errorf("the proxies' %s: draining %v", r.ID, r.Draining)
+			t.Errorf("proxy's %s: draining %v", r.ID, r.Draining)
 		}
 	}
 	for _, o := range []struct {
@@ -94,7 +94,7 @@ func TestDrain(t *testing.T) {
 
 	c = startControl(t, Config{Rules: fastRules(), Replicas: f.list, Store: st})
 	f.startReports(t, c)
-	waitFor(t, c, "who was drained before the restart", func(s Status) bool {
+	waitFor(t, c, "the drain from before the restart", func(s Status) bool {
 		return len(s.Models[0].Unassigned) == 2 && slices.Equal(s.Models[0].Unassigned[0].Drain, []string{"operator"})
 	})
 	if code, body := post(t, c, "/undrain?replica=r1", nil); code != 200 {
@@ -110,12 +110,12 @@ func TestDrain(t *testing.T) {
 		return slices.ContainsFunc(s.Models[0].Unassigned, func(r Replica) bool { return r.ID == "r2" && slices.Equal(r.Drain, []string{"file"}) })
 	})
 	if code, body := post(t, c, "/undrain?replica=r2", nil); code != 409 {
-		t.Errorf("undrain of the file's: %d %s", code, body)
+		t.Errorf("undrain of a replica that the file drains: %d %s", code, body)
 	}
 }
 
-// TestCommandsNeedAdminHeader: what a page in an operator's browser can send changes
-// nothing.
+// TestCommandsNeedAdminHeader checks that requests which a page in an
+// operator's browser can send change nothing.
 func TestCommandsNeedAdminHeader(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 2)
@@ -152,7 +152,7 @@ func TestCommandsNeedAdminHeader(t *testing.T) {
 	}
 }
 
-// TestMigrations: what replicas tell of moves is listed and counted.
+// TestMigrations checks that reported migrations are listed and counted.
 func TestMigrations(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 2)
@@ -166,17 +166,17 @@ func TestMigrations(t *testing.T) {
 	for len(c.Migrations(time.Time{}, 10).Migrations) < 2 {
 		_, _ = get(t, c, "/healthz")
 		if t.Context().Err() != nil {
-			t.Fatal("no moves came")
+			t.Fatal("no migrations reported")
 		}
 	}
-	told := func() []Transport { return c.Status().Models[0].Stages[0].Replicas[0].Transports }
-	for len(told()) == 0 { // shown a little later than moves
+	transports := func() []Transport { return c.Status().Models[0].Stages[0].Replicas[0].Transports }
+	for len(transports()) == 0 { // the status follows a little later
 		_, _ = get(t, c, "/healthz")
 		if t.Context().Err() != nil {
-			t.Fatal("no transports came")
+			t.Fatal("no transports reported")
 		}
 	}
-	if got := told()[0]; got != (Transport{"tcp", "r1", "held", "it broke", 5, ""}) {
+	if got := transports()[0]; got != (Transport{"tcp", "r1", "held", "it broke", 5, ""}) {
 		t.Errorf("transport %+v", got)
 	}
 	ask := func(query string) (m Migrations, code int) {
@@ -196,7 +196,8 @@ func TestMigrations(t *testing.T) {
 	if one, _ := ask("limit=1"); len(one.Migrations) != 1 || one.Migrations[0].ID != "r0/2" {
 		t.Errorf("limit=1: %+v", one)
 	}
-	// The first is told again and again, and is over; the second goes on.
+	// The first migration is over, although it is still in every report; the
+	// second one continues.
 	if later, _ := ask("since=" + url.QueryEscape(all.Migrations[1].Reported.Format(time.RFC3339Nano))); slices.ContainsFunc(later.Migrations, func(m Migration) bool { return m.ID == "r0/1" }) {
 		t.Errorf("since its end: %+v", later)
 	}
@@ -216,8 +217,8 @@ func TestMigrations(t *testing.T) {
 	}
 }
 
-// TestRefinementReachesProxies: replicas that propose move the boundary, and a
-// proxy is sent routes and nothing else.
+// TestRefinementReachesProxies checks that replicas which propose boundaries
+// change one, and that a proxy is sent only routes.
 func TestRefinementReachesProxies(t *testing.T) {
 	f := newFakeFleet(t, 3)
 	st := new(store.Memory)
@@ -235,7 +236,8 @@ func TestRefinementReachesProxies(t *testing.T) {
 	var got policies.Plan
 	var after *client.Snapshot
 	for epoch := policies.Epoch(4); epoch < 10 && (epoch == 4 || got.Stages[0].High != 1250); epoch++ {
-		// The one whose report comes first may move it alone: then both propose anew.
+		// The replica whose report comes first may change the boundary alone;
+		// then both propose again.
 		for i, to := range []int64{1200, 1300} {
 			f.replicas[i].setReport(func(m *api.LoadReport) { m.Proposal = &api.Proposal{Epoch: uint64(epoch), Low: 0, Boundary: to} })
 		}
@@ -248,17 +250,17 @@ func TestRefinementReachesProxies(t *testing.T) {
 	if got.Stages[0].High != 1250 || got.Stages[1].Low != 1250 || !slices.Equal(got.Stages[0].Replicas, stored.Stages[0].Replicas) {
 		t.Errorf("%+v", got)
 	}
-	// What did not change is shared between two snapshots of a client.
+	// Two snapshots of a client share what did not change.
 	for k := range policies.MaxStages {
 		if name := resources.EndpointName("m", k); before.Assignments[name] != after.Assignments[name] {
-			t.Errorf("endpoints of stage %d were sent", k)
+			t.Errorf("endpoints of stage %d sent", k)
 		}
 		if name := resources.ClusterName("m", k); before.Clusters[name] != after.Clusters[name] {
-			t.Errorf("the cluster of stage %d was sent", k)
+			t.Errorf("cluster of stage %d sent", k)
 		}
 	}
 	if before.Listeners[resources.ListenerName] != after.Listeners[resources.ListenerName] || before.Routes[resources.RouteName] == after.Routes[resources.RouteName] {
-		t.Error("want the routes sent, and no listener")
+		t.Error("routes not sent, or a listener sent")
 	}
 	if m := c.Status().Models[0]; !m.Refining || m.Reason != "boundaries refined" {
 		t.Errorf("status: refining %v, %q", m.Refining, m.Reason)

@@ -13,8 +13,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// TestPlanCommands: an operator goes back to an earlier plan, pins it, and lets
-// go; proxies follow, the history tells, and a restart remembers.
+// TestPlanCommands rolls back to an earlier plan, pins it, and unpins it;
+// proxies follow, the history lists it, and a restart keeps the pin.
 func TestPlanCommands(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 3)
@@ -59,7 +59,8 @@ func TestPlanCommands(t *testing.T) {
 	if got.Epoch != 5 || len(got.Past) != 2 || got.Past[1].Epoch != 4 || len(got.Past[1].Counts) != 2 {
 		t.Errorf("%+v", got)
 	}
-	// Not the last of them: the planner may have decided something since.
+	// It need not be the last one: the planner may have decided something
+	// since.
 	if !slices.ContainsFunc(got.Decisions, func(d Decision) bool {
 		return d.Decision == "rolled back" && d.By == "ann" && d.Epoch == 5 && len(d.Stages) == 1
 	}) {
@@ -81,7 +82,7 @@ func TestPlanCommands(t *testing.T) {
 
 	c = startControl(t, Config{Rules: fastRules(), Replicas: f.list, Store: st})
 	f.startReports(t, c)
-	waitFor(t, c, "the pin of before the restart", func(s Status) bool { return s.Models[0].Pinned != nil })
+	waitFor(t, c, "the pin from before the restart", func(s Status) bool { return s.Models[0].Pinned != nil })
 	got = order("/plan/unpin?model=m", 200)
 	if len(got.Pins) != 0 {
 		t.Errorf("%+v", got)
@@ -95,8 +96,8 @@ func TestPlanCommands(t *testing.T) {
 	}
 }
 
-// TestAdminHosts: nothing is told under a name that somebody may have made to
-// point here.
+// TestAdminHosts checks that requests for other host names, as in DNS
+// rebinding, are refused.
 func TestAdminHosts(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 1)

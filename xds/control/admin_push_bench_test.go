@@ -17,7 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// generationCounter is a host that says when it has a generation.
+// generationCounter is a host that reports when it has a generation.
 type generationCounter struct {
 	has  chan<- uint64
 	last uint64
@@ -35,7 +35,7 @@ func (c *generationCounter) Update(s *client.Snapshot) {
 	}
 }
 
-// BenchmarkPolicyPush is a small module, pushed and taken by every host over real
+// BenchmarkPolicyPush pushes a small module until every host has it, over real
 // sockets: stored, rendered, sent, checked.
 func BenchmarkPolicyPush(b *testing.B) {
 	for _, hosts := range []int{10, 100, 1000} {
@@ -92,7 +92,7 @@ func benchmarkPush(b *testing.B, hosts int) {
 			}
 		}
 	}
-	push() // and all are connected
+	push() // and wait until all are connected
 	for b.Loop() {
 		push()
 	}

@@ -16,8 +16,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// TestPolicyModuleLost: where a module's bytes are gone or damaged, an order about it says
-// which ones and what to do, and doing that helps.
+// TestPolicyModuleLost checks that a command about a module whose bytes are
+// lost or damaged says which module it is and how to restore it, and that this
+// works.
 func TestPolicyModuleLost(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	dir := t.TempDir()
@@ -47,8 +48,8 @@ func TestPolicyModuleLost(t *testing.T) {
 	}
 }
 
-// TestPolicySlowUpload: who sends a module slowly keeps nobody waiting, unless all
-// places are taken by those who do.
+// TestPolicySlowUpload checks that a slow upload delays other pushes only while
+// all upload places are taken.
 func TestPolicySlowUpload(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	c := startControl(t, Config{Rules: fastRules(), Replicas: newFakeFleet(t, 1).list, Admitter: new(fakeAdmitter)})
@@ -76,17 +77,18 @@ func TestPolicySlowUpload(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	waitUntil(t, "they upload", func() bool { return len(c.uploads) == cap(ends) })
+	waitUntil(t, "the uploads to start", func() bool { return len(c.uploads) == cap(ends) })
 	requireOK(t)(push(t, c, "slot=place", []byte("module"), "generation 1"))
 	requireOK(t)(post(t, c, "/policies/goal?slot=place&goal=warm", nil))
 	for _, w := range writers {
 		w.CloseWithError(errors.New("given up"))
 		<-ends
 	}
-	waitUntil(t, "nobody uploads", func() bool { return len(c.uploads) == 0 && len(c.pushes) == 0 })
+	waitUntil(t, "the uploads to end", func() bool { return len(c.uploads) == 0 && len(c.pushes) == 0 })
 }
 
-// TestUploadDeadline: a body that does not come is not waited for.
+// TestUploadDeadline checks that a body which does not arrive ends with a
+// timeout.
 func TestUploadDeadline(t *testing.T) {
 	failed := make(chan error, 1)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

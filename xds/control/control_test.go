@@ -24,7 +24,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// testProxy is an xDS client that behaves like an Envoy, and what it was shown.
+// testProxy is an xDS client that behaves like an Envoy, with the snapshots
+// that it was sent.
 type testProxy struct {
 	updates chan *client.Snapshot
 }
@@ -59,12 +60,12 @@ func (p *testProxy) waitFor(t *testing.T, what string, fits func(*client.Snapsho
 			}
 			before = append(before, s)
 		case <-ctx.Done():
-			t.Fatalf("never came: %s; %d updates", what, len(before))
+			t.Fatalf("timed out waiting for %s; %d updates", what, len(before))
 		}
 	}
 }
 
-// plan reads the model's plan, or nothing while there is none.
+// plan returns the model's plan; false if there is none.
 func plan(s *client.Snapshot) (policies.Plan, bool) {
 	plans, err := client.ReadPlans(s)
 	if err != nil || len(plans) != 1 {
@@ -73,7 +74,7 @@ func plan(s *client.Snapshot) (policies.Plan, bool) {
 	return plans[0], true
 }
 
-// members lists who is in the first priority of a stage's endpoints.
+// members lists the replicas in the first priority of a stage's endpoints.
 func members(s *client.Snapshot, stage int) []string {
 	a := s.Assignments[resources.EndpointName("m", stage)]
 	if a == nil || len(a.Priorities) == 0 {
@@ -91,9 +92,9 @@ func members(s *client.Snapshot, stage int) []string {
 	return ids
 }
 
-// TestPlanReachesProxies: a skewed mix makes the fleet leave its first stage,
-// and a proxy sees it in the order add, flip, retire: never a route to a stage
-// that lacks its members.
+// TestPlanReachesProxies checks that a skewed mix makes the fleet divide its
+// first stage, and that a proxy gets the change in the order add, flip, retire,
+// without a route to a stage that lacks its members.
 func TestPlanReachesProxies(t *testing.T) {
 	f := newFakeFleet(t, 8)
 	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list})
@@ -109,7 +110,7 @@ func TestPlanReachesProxies(t *testing.T) {
 		}
 		for i, stage := range got.Stages {
 			if len(members(s, i)) != len(stage.Replicas) {
-				return false // the union still
+				return false // still the members of both plans
 			}
 		}
 		return true
@@ -122,21 +123,21 @@ func TestPlanReachesProxies(t *testing.T) {
 	for i, stage := range two.Stages {
 		seen += len(stage.Replicas)
 		for j, s := range before {
-			// Whatever routes a proxy had, the stages that they name hold the
-			// members that this plan gives them.
+			// With either routes, the stages that they name have all members of
+			// their plan.
 			got, ok := plan(s)
 			if ok && got.Epoch == two.Epoch {
 				if !contains(members(s, i), stage.Replicas) {
-					t.Errorf("update %d: stage %d of the new routes has %v, and should have %v", j, i, members(s, i), stage.Replicas)
+					t.Errorf("update %d: stage %d of the new routes has %v, want %v", j, i, members(s, i), stage.Replicas)
 				}
 			}
 			if ok && got.Epoch == one.Epoch && !contains(members(s, 0), one.Stages[0].Replicas) {
-				t.Errorf("update %d: the old routes' stage has lost members before the flip: %v", j, members(s, 0))
+				t.Errorf("update %d: stage of the old routes lost members before the flip: %v", j, members(s, 0))
 			}
 		}
 	}
 	if seen != 8 {
-		t.Errorf("the plan has %d replicas", seen)
+		t.Errorf("plan has %d replicas", seen)
 	}
 	if m := c.Status().Models[0]; !strings.Contains(m.Reason, "better plan") {
 		t.Errorf("reason %q", m.Reason)
@@ -152,7 +153,7 @@ func contains(have []string, want []policies.ReplicaID) bool {
 	return true
 }
 
-// TestReplicasChange: the configuration drains one replica and adds another;
+// TestReplicasChange drains one replica by the configuration and adds another;
 // the proxy follows.
 func TestReplicasChange(t *testing.T) {
 	f := newFakeFleet(t, 4)
@@ -174,12 +175,13 @@ func TestReplicasChange(t *testing.T) {
 	(&fakeFleet{replicas: []*fakeReplica{added}}).startReports(t, c)
 	p.waitFor(t, "r3 in the stage", has("r0", "r2", "r3"))
 	if err := c.SetReplicas(nil); err == nil {
-		t.Error("an empty list is taken")
+		t.Error("SetReplicas accepted an empty list")
 	}
 }
 
-// TestRestartSendsNoResources: a proxy that comes back with what it has, to a
-// control plane that was restarted on the same files, is sent no resource.
+// TestRestartSendsNoResources checks that a proxy which reconnects with its
+// versions to a control plane that was restarted on the same files is sent no
+// resource.
 func TestRestartSendsNoResources(t *testing.T) {
 	dir := t.TempDir()
 	f := newFakeFleet(t, 3)
@@ -191,7 +193,7 @@ func TestRestartSendsNoResources(t *testing.T) {
 		return startControl(t, Config{Rules: fastRules(), Replicas: f.list, Store: st, Counters: fleet.File{Path: filepath.Join(dir, "counters.json")}})
 	}
 	c := run()
-	// A load that moves the weights by one step, and no further.
+	// A load that changes the weights by exactly one step.
 	f.replicas[0].setReport(func(m *api.LoadReport) { m.Load.HeldTokens = 15_000 })
 	stop := f.startReports(t, c)
 	newProxy(t, c).waitFor(t, "the loaded replica's weight", func(s *client.Snapshot) bool {
@@ -202,21 +204,21 @@ func TestRestartSendsNoResources(t *testing.T) {
 	d := openDelta(t, c)
 	have := d.subscribeAll(t, nil)
 	if len(have) != 2*policies.MaxStages+2 {
-		t.Fatalf("a new proxy was sent %d resources", len(have))
+		t.Fatalf("new proxy was sent %d resources", len(have))
 	}
 	c.stop()
 
 	c = run()
 	if sent := openDelta(t, c).subscribeAll(t, have); len(sent) > 0 {
-		t.Errorf("after the restart, sent again: %v", slices.Sorted(maps.Keys(sent)))
+		t.Errorf("sent again after the restart: %v", slices.Sorted(maps.Keys(sent)))
 	}
 	if c.fleet.Snapshot().Epoch != 1 {
 		t.Errorf("epoch %d", c.fleet.Snapshot().Epoch)
 	}
 }
 
-// waitFor reads the status until it fits. It yields between two reads: there
-// is no channel for what an operator sees.
+// waitFor reads the status until it fits. It yields between two reads, because
+// no channel announces a change of the status.
 func waitFor(t *testing.T, c *runningControl, what string, fits func(Status) bool) Status {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
@@ -226,9 +228,9 @@ func waitFor(t *testing.T, c *runningControl, what string, fits func(Status) boo
 			return s
 		}
 		if ctx.Err() != nil {
-			t.Fatalf("never came: %s: %+v", what, c.Status())
+			t.Fatalf("timed out waiting for %s: %+v", what, c.Status())
 		}
-		// A round trip to the admin port is as good a pause as any.
+		// A request to the admin server yields.
 		_, _ = get(t, c, "/healthz")
 	}
 }
@@ -292,8 +294,8 @@ func TestAdmin(t *testing.T) {
 	}
 }
 
-// TestNotReady: before the first plan is stored and shown, the control plane
-// lives and is not ready.
+// TestNotReady checks that the control plane is alive but not ready until the
+// first plan is stored and published.
 func TestNotReady(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 1)
@@ -305,7 +307,7 @@ func TestNotReady(t *testing.T) {
 	}
 }
 
-// readOnlyStore is a store that keeps nothing.
+// readOnlyStore is a store that rejects every write.
 type readOnlyStore struct{ *store.Memory }
 
 func (readOnlyStore) CompareAndSwap(context.Context, store.Version, store.Object) (store.Version, error) {
@@ -336,7 +338,7 @@ func TestNewRefuses(t *testing.T) {
 		cfg := good()
 		c.edit(&cfg)
 		if ctl, err := New(cfg); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("want an error about %q, got %v", c.want, err)
+			t.Errorf("error %v, want one about %q", c.want, err)
 			if ctl != nil {
 				ctl.Close()
 			}
@@ -349,12 +351,13 @@ func TestNewRefuses(t *testing.T) {
 	taken := good()
 	taken.Listen = c.Addr().String()
 	if _, err := New(taken); err == nil {
-		t.Error("an address in use is taken")
+		t.Error("New accepted an address in use")
 	}
 	c.Close()
 }
 
-// TestOtherAddressesNeedTLS: TLS is the licence to listen elsewhere.
+// TestOtherAddressesNeedTLS checks that only TLS allows addresses other than
+// loopback.
 func TestOtherAddressesNeedTLS(t *testing.T) {
 	c, err := New(Config{
 		Rules: fastRules(), Replicas: []policies.Replica{{ID: "r", Model: "m", Address: "127.0.0.1:1", Capacity: policies.Capacity{KV: 1, Batch: 1}}},
@@ -366,6 +369,6 @@ func TestOtherAddressesNeedTLS(t *testing.T) {
 	}
 	defer c.Close()
 	if c.lengthListener == nil {
-		t.Error("prompts would pass through the TLS port, which the proxy cannot call")
+		t.Error("length service shares the TLS port, which the proxy cannot call")
 	}
 }

@@ -33,9 +33,9 @@ func openDelta(t *testing.T, c *runningControl) deltaStream {
 	return deltaStream{stream}
 }
 
-// subscribeAll subscribes to all that an Envoy would, bringing the versions that
-// it has, and returns the versions of what it is sent, by type and name. A
-// name that does not exist is asked for last: its answer is the end.
+// subscribeAll subscribes to everything that an Envoy does, with the versions
+// that it has, and returns the versions that it is sent, by type and name. It
+// subscribes last to a name that does not exist, whose response marks the end.
 func (d deltaStream) subscribeAll(t *testing.T, have map[string]string) map[string]string {
 	t.Helper()
 	const fence = "cascade/no-such-model/s0"

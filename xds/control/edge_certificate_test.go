@@ -19,7 +19,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// edgeCertificate is a self-signed certificate with a serial number.
+// edgeCertificate returns a self-signed certificate with a serial number.
 func edgeCertificate(t *testing.T, serial int64) *resources.Certificate {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -41,13 +41,13 @@ func edgeCertificate(t *testing.T, serial int64) *resources.Certificate {
 	}
 }
 
-// TestSetEdgeCertificate: a real Envoy's clients speak TLS, and a new certificate is in
-// the next handshake.
+// TestSetEdgeCertificate checks that clients of a real Envoy speak TLS, and
+// that the next handshake after a change uses the new certificate.
 func TestSetEdgeCertificate(t *testing.T) {
 	envoytest.Binary(t)
 	r, _ := startUpstream(t, "r0")
 	fast := fastRules()
-	fast.Speed, fast.Grace = 1, time.Hour // nobody reports here
+	fast.Speed, fast.Grace = 1, time.Hour // no replica reports here
 	c := startControl(t, Config{Rules: fast, Replicas: []policies.Replica{r}, EdgeCertificate: edgeCertificate(t, 1)})
 	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: c.Addr().String()})
 	if err != nil {
@@ -91,10 +91,10 @@ func TestSetEdgeCertificate(t *testing.T) {
 		}
 	}
 	if c.SetEdgeCertificate(nil) == nil {
-		t.Error("the certificate was taken away")
+		t.Error("SetEdgeCertificate accepted nil")
 	}
 	plain := startControl(t, Config{Rules: fast, Replicas: []policies.Replica{r}})
 	if plain.SetEdgeCertificate(edgeCertificate(t, 3)) == nil {
-		t.Error("a fleet in plain text has got a certificate")
+		t.Error("SetEdgeCertificate accepted a certificate for a plain-text listener")
 	}
 }

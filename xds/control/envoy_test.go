@@ -29,8 +29,8 @@ var (
 	moves = flag.Int("moves", underLoad/10, "plans among them that also move replicas")
 )
 
-// startUpstream is a replica's front as far as Envoy sees one: h2c, a plain answer
-// and a stream.
+// startUpstream starts a replica's front end as Envoy sees it: h2c, a plain
+// response and a stream.
 func startUpstream(t *testing.T, id string) (r policies.Replica, die func()) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -54,7 +54,7 @@ func startUpstream(t *testing.T, id string) (r policies.Replica, die func()) {
 		for i := range 5 {
 			fmt.Fprintf(w, "data: %d\n\n", i)
 			w.(http.Flusher).Flush()
-			time.Sleep(2 * time.Millisecond) // the pace of an engine, not a wait
+			time.Sleep(2 * time.Millisecond) // the pace of an engine
 		}
 		_, _ = io.WriteString(w, "data: [DONE]\n\n")
 	})}
@@ -65,10 +65,9 @@ func startUpstream(t *testing.T, id string) (r policies.Replica, die func()) {
 	return policies.Replica{ID: policies.ReplicaID(id), Model: "m", Address: l.Addr().String(), Capacity: policies.Capacity{KV: 400_000, Batch: 256}}, die
 }
 
-// TestEnvoyFlips: plan after plan, boundaries and members, under load, on a
-// real Envoy: no request fails, none is without a stage. Then the last
-// replica of a stage dies while no control plane runs, and the next longer
-// stage serves.
+// TestEnvoyFlips changes plans, boundaries and members under load on a real
+// Envoy: no request fails and every one has a stage. Then the last replica of a
+// stage dies while no control plane runs, and the next longer stage serves.
 func TestEnvoyFlips(t *testing.T) {
 	envoytest.Binary(t)
 	var list []policies.Replica
@@ -80,7 +79,7 @@ func TestEnvoyFlips(t *testing.T) {
 	}
 	st := new(store.Memory)
 	r := fastRules()
-	r.Speed, r.Grace = 1, time.Hour // nobody reports here; the plans are the test's
+	r.Speed, r.Grace = 1, time.Hour // no replica reports here; the test writes the plans
 	c := startControl(t, Config{Rules: r, Replicas: list, Store: st})
 	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: c.Addr().String()})
 	if err != nil {
@@ -111,7 +110,7 @@ func TestEnvoyFlips(t *testing.T) {
 		t.Errorf("%d of %d requests failed; the first: %v", load.failed.Load(), load.done.Load(), load.first)
 	}
 
-	// Exact at the boundary, by the bytes of the body.
+	// The boundary is exact to the byte of the body.
 	estimator := length.Estimator{BytesPerToken: length.DefaultRatio}
 	edge := 4 * int(last.Stages[1].Low)
 	for _, n := range []int{1, edge - 8, edge - 4, edge - 1, edge, edge + 1, edge + 4, 220 << 10} {
@@ -121,7 +120,7 @@ func TestEnvoyFlips(t *testing.T) {
 		}
 	}
 
-	// The only replica of the first stage dies, and nobody is there to tell.
+	// The only replica of the first stage dies while no control plane runs.
 	alone := policies.Plan{Model: "m", Epoch: last.Epoch + 1, Stages: []policies.Stage{
 		{Low: 0, High: 500, Replicas: ids[:1]}, {Low: 500, High: 2000, Replicas: ids[1:3]}, {Low: 2000, High: policies.Unbounded, Replicas: ids[3:]},
 	}}
@@ -139,8 +138,8 @@ func TestEnvoyFlips(t *testing.T) {
 	}
 }
 
-// TestEnvoyRestart: the control plane is restarted on the same files, and an
-// Envoy that stays connects to it again and changes nothing.
+// TestEnvoyRestart restarts the control plane on the same files; an Envoy
+// reconnects and changes nothing.
 func TestEnvoyRestart(t *testing.T) {
 	envoytest.Binary(t)
 	dir := t.TempDir()
@@ -159,7 +158,7 @@ func TestEnvoyRestart(t *testing.T) {
 		return startControl(t, Config{Rules: r, Replicas: list, Store: st, Listener: l, Counters: fleet.File{Path: filepath.Join(dir, "counters.json")}})
 	}
 	var l net.Listener
-	for l == nil { // below the range from which others are given theirs while it is free
+	for l == nil { // below the range of ephemeral ports, so that it stays free
 		l, _ = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rand.N(20000)))
 	}
 	c := run(l)
@@ -169,8 +168,8 @@ func TestEnvoyRestart(t *testing.T) {
 	}
 	envoy := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
 	waitForEpoch(t, c, 1)
-	// What counts resources. cds and lds update_success also count the empty
-	// answers that end a reconnection, and are left out.
+	// Statistics that count resources. cds and lds update_success also count
+	// the initial empty responses after a reconnection, and are left out.
 	const counted = `(cluster_(added|modified|removed)|listener_(added|modified)|\.rds\..*config_reload|^cluster\.cascade.*\.update_success)$`
 	before := envoy.Stats(counted)
 	c.stop()
@@ -181,7 +180,7 @@ func TestEnvoyRestart(t *testing.T) {
 	waitForEpoch(t, c, 1)
 	after := envoy.Stats(counted)
 	if len(after) < policies.MaxStages+3 {
-		t.Fatalf("too few statistics to tell: %v", after)
+		t.Fatalf("too few statistics: %v", after)
 	}
 	for name, n := range after {
 		if before[name] != n {
@@ -190,7 +189,7 @@ func TestEnvoyRestart(t *testing.T) {
 	}
 }
 
-// storePlan puts a plan into the store, as another server would.
+// storePlan writes a plan into the store, as another control plane would.
 func storePlan(t *testing.T, st *store.Memory, p policies.Plan) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -204,8 +203,8 @@ func storePlan(t *testing.T, st *store.Memory, p policies.Plan) {
 	}
 }
 
-// waitForEpoch waits until the one node has acknowledged an epoch, and the roll-out
-// is over.
+// waitForEpoch waits until the only node has acknowledged an epoch and the
+// rollout is over.
 func waitForEpoch(t *testing.T, c *runningControl, epoch policies.Epoch) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
@@ -218,7 +217,7 @@ func waitForEpoch(t *testing.T, c *runningControl, epoch policies.Epoch) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatalf("epoch %d never reaches the node: %+v", epoch, c.publisher.Status())
+			t.Fatalf("timed out waiting for epoch %d: %+v", epoch, c.publisher.Status())
 		}
 	}
 }
@@ -263,13 +262,13 @@ func startTraffic(t *testing.T, url string) *trafficLoad {
 	return l
 }
 
-// result is what became of a request.
+// result is the outcome of a request.
 type result struct {
 	stage, replica string
 	err            error
 }
 
-// send posts a body of n bytes. A whole answer from a stage is a success.
+// send posts a body of n bytes. A complete response with a stage is a success.
 func (l *trafficLoad) send(path string, n int) result {
 	resp, err := l.client.Post(l.url+path, "application/json", bytes.NewReader(make([]byte, n)))
 	if err != nil {

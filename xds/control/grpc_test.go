@@ -18,8 +18,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// TestGRPCClientRoutesByLength: gRPC's own xDS client, with no code of ours,
-// sends every length to a replica of its stage, exact at every boundary.
+// TestGRPCClientRoutesByLength checks that gRPC's own xDS client sends every
+// length to a replica of its stage, exact at every boundary.
 func TestGRPCClientRoutesByLength(t *testing.T) {
 	f := newFakeFleet(t, 4)
 	plan := policies.Plan{Model: "m", Epoch: 3, Stages: []policies.Stage{
@@ -47,17 +47,17 @@ func TestGRPCClientRoutesByLength(t *testing.T) {
 			t.Errorf("length %q: replica %s, want the last stage", bad, id)
 		}
 	}
-	// Both replicas of the first stage take part, once the client has connected.
+	// Both replicas of the first stage get calls once the client has connected.
 	got := make(map[policies.ReplicaID]int)
-	waitUntil(t, "both replicas of the first stage get calls", func() bool {
+	waitUntil(t, "calls at both replicas of the first stage", func() bool {
 		got[call("5")]++
 		return len(got) == 2
 	})
 }
 
-// grpcClient dials the model as a gRPC application does, and returns a
-// function that makes one call of a stated length ("" for none) and says
-// which replica answered.
+// grpcClient dials the model as a gRPC application does, and returns a function
+// that makes one call with a length ("" for none) and returns the replica that
+// answered.
 func grpcClient(t *testing.T, c *runningControl, model string) func(tokens string) policies.ReplicaID {
 	t.Helper()
 	bootstrap, err := json.Marshal(map[string]any{

@@ -22,13 +22,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// waitTimeout bounds every wait of these tests; none of them waits for time.
+// waitTimeout bounds every wait of these tests. None of them waits for a fixed
+// time.
 const waitTimeout = time.Minute
 
 const context32k = 32768
 
-// fakeReplica is a replica of a test: a gRPC server that says who it is, and a
-// front that reports.
+// fakeReplica is a replica of a test: a gRPC server that returns its id, and a
+// migrator that reports load.
 type fakeReplica struct {
 	policies.Replica
 	listener net.Listener
@@ -58,7 +59,7 @@ func newFakeReplica(t *testing.T, id string) *fakeReplica {
 	return r
 }
 
-// Check answers with the replica's id in a header.
+// Check returns the replica's id in a header.
 func (r *fakeReplica) Check(ctx context.Context, _ *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
 	if err := grpc.SetHeader(ctx, metadata.Pairs("replica", string(r.ID))); err != nil {
 		return nil, err
@@ -122,8 +123,8 @@ func (r *fakeReplica) reportTo(ctx context.Context, t *testing.T, wg *sync.WaitG
 	})
 }
 
-// fastRules is a fleet at high speed, which plans every 100 ms, with a cost that
-// rewards stages for skewed mixes.
+// fastRules are the rules of a fleet at high speed, which plans every 100 ms,
+// with a cost that makes stages worthwhile for skewed mixes.
 func fastRules() fleet.Rules {
 	return fleet.Rules{
 		Speed: 100, Seen: 1,
@@ -211,7 +212,8 @@ func newFakeFleet(t *testing.T, n int) *fakeFleet {
 	return f
 }
 
-// startReports starts the reports of all replicas; the returned function ends them.
+// startReports starts the reports of all replicas; the returned function ends
+// them.
 func (f *fakeFleet) startReports(t *testing.T, c *runningControl) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	wg := new(sync.WaitGroup)

@@ -2,5 +2,5 @@
 
 package control
 
-// underLoad is how many plans go by under load.
+// underLoad is the number of plans under load.
 const underLoad = 1000

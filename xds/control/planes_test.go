@@ -12,21 +12,21 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// TestEnvoyTwoControlPlanes: an Envoy whose control plane goes away finds the other
-// one on the same store, gets nothing sent that it has, and follows it. No
-// request fails, and the other one plans.
+// TestEnvoyTwoControlPlanes checks that an Envoy whose control plane stops
+// connects to the other one on the same store, is sent nothing that it has, and
+// follows it. No request fails, and the other control plane plans.
 func TestEnvoyTwoControlPlanes(t *testing.T) {
 	envoytest.Binary(t)
 	var list []policies.Replica
 	for i := range 4 {
 		r, _ := startUpstream(t, fmt.Sprintf("r%d", i))
-		r.Capacity.Batch = 4096 // so many that the few requests here move no weight
+		r.Capacity.Batch = 4096 // so large that the few requests here change no weight
 		list = append(list, r)
 	}
 	st := new(store.Memory)
 	run := func(name string) *runningControl {
 		r := fastRules()
-		r.Speed, r.Grace, r.Name, r.Shared = 1, time.Hour, name, true // nobody reports here
+		r.Speed, r.Grace, r.Name, r.Shared = 1, time.Hour, name, true // no replica reports here
 		return startControl(t, Config{Rules: r, Replicas: list, Store: st})
 	}
 	a := run("a")
@@ -46,10 +46,10 @@ func TestEnvoyTwoControlPlanes(t *testing.T) {
 	began := time.Now()
 	a.stop()
 	waitForEpoch(t, b, 1)
-	t.Logf("the Envoy has found the other control plane after %v", time.Since(began))
+	t.Logf("Envoy connected to the other control plane after %v", time.Since(began))
 	after := envoy.Stats(counted)
 	if len(after) < policies.MaxStages+3 {
-		t.Fatalf("too few statistics to tell: %v", after)
+		t.Fatalf("too few statistics: %v", after)
 	}
 	for name, n := range after {
 		if before[name] != n {
@@ -62,7 +62,7 @@ func TestEnvoyTwoControlPlanes(t *testing.T) {
 	}
 	waitForEpoch(t, b, 2)
 
-	// The first one comes back as another process, and follows.
+	// The first one restarts and follows.
 	a = run("a")
 	waitFor(t, a, "a follows b", func(s Status) bool { return s.Epoch == 2 && s.Planner.Holder == "b" && !s.Planner.Leads })
 	load.stop()
@@ -71,8 +71,8 @@ func TestEnvoyTwoControlPlanes(t *testing.T) {
 	}
 }
 
-// TestRefusalsReachAll: what a proxy refused is barred at every control plane of
-// the store, and at one that starts later.
+// TestRefusalsReachAll checks that what a proxy refused is quarantined at every
+// control plane of the store, and at one that starts later.
 func TestRefusalsReachAll(t *testing.T) {
 	f := newFakeFleet(t, 2)
 	st := new(store.Memory)
@@ -84,7 +84,7 @@ func TestRefusalsReachAll(t *testing.T) {
 	a, b := run("a"), run("b")
 	barred := func(c *runningControl) {
 		t.Helper()
-		waitUntil(t, "the refusal is known", func() bool {
+		waitUntil(t, "the refusal", func() bool {
 			list := c.publisher.Quarantined()
 			return len(list) == 1 && list[0].Version == "v1" && list[0].Node == "edge"
 		})

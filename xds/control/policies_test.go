@@ -35,7 +35,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// fakeAdmitter admits what is signed "generation N", and denies what a test denies.
+// fakeAdmitter admits modules with the signature "generation N", unless the
+// test denies them.
 type fakeAdmitter struct {
 	mu    sync.Mutex
 	asked []Push
@@ -48,7 +49,7 @@ func (n *fakeAdmitter) Admit(_ context.Context, p Push) (Admitted, error) {
 	n.asked = append(n.asked, p)
 	a := Admitted{Version: "1.0", SHA256: sha256.Sum256(p.Module), Signers: []string{"ops"}}
 	if _, err := fmt.Sscanf(string(p.Signature), "generation %d", &a.Generation); err != nil {
-		return Admitted{}, errors.New("signed by nobody that is known")
+		return Admitted{}, errors.New("unknown signer")
 	}
 	a.Name = fmt.Sprintf("m%d", a.Generation)
 	if n.deny != nil {
@@ -78,7 +79,7 @@ func push(t *testing.T, c *runningControl, query string, module []byte, signatur
 	})
 }
 
-// requireOK returns the answer to an order that must be obeyed.
+// requireOK returns the response of a command, which must succeed.
 func requireOK(t *testing.T) func(int, string) Policies {
 	return func(code int, body string) (p Policies) {
 		t.Helper()
@@ -89,8 +90,8 @@ func requireOK(t *testing.T) func(int, string) Policies {
 	}
 }
 
-// testHost is a migrator of a test: it follows one control plane, takes what its slot
-// should run, and reports to several.
+// testHost is a migrator of a test: it follows one control plane, applies what
+// its slot should run, and reports to several.
 type testHost struct {
 	*fakeReplica
 	connection *grpc.ClientConn
@@ -101,8 +102,8 @@ type testHost struct {
 	version string
 	codes   map[policyslots.Digest][]byte
 	status  *api.SlotStatus
-	checks  int    // of configs that came
-	refuse  string // every config, with this text
+	checks  int    // configs received
+	refuse  string // error for every config
 	reject  uint64 // this generation, in canary
 }
 
@@ -147,7 +148,7 @@ func (h *testHost) check(name string, typed *anypb.Any) error {
 	return err
 }
 
-// Update implements client.Watcher: what is wanted comes into force at once.
+// Update implements client.Watcher: a configuration takes effect at once.
 func (h *testHost) Update(s *client.Snapshot) {
 	slot := s.Slots[policyslots.ResourceName(slotKind)]
 	if slot == nil {
@@ -181,12 +182,12 @@ func (h *testHost) Update(s *client.Snapshot) {
 	h.report()
 }
 
-// report reports the state of the slot from now on; the host is locked.
+// report sets the slot's state in the reports. The host must be locked.
 func (h *testHost) report() {
 	h.setReport(func(m *api.LoadReport) { m.Slots = []*api.SlotStatus{h.status} })
 }
 
-// fetch gets a module from the host's control plane.
+// fetch fetches a module from the host's control plane.
 func (h *testHost) fetch(t *testing.T, sum policyslots.Digest) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
@@ -207,7 +208,7 @@ func (h *testHost) fetch(t *testing.T, sum policyslots.Digest) ([]byte, error) {
 	}
 }
 
-// waitFor waits until a host's slot is as described.
+// waitFor waits until the configuration of a host's slot fits.
 func (h *testHost) waitFor(t *testing.T, c *runningControl, what string, fits func(policyslots.Want) bool) {
 	t.Helper()
 	waitForPolicies(t, c, string(h.ID)+": "+what, func(Policies) bool {
@@ -217,7 +218,7 @@ func (h *testHost) waitFor(t *testing.T, c *runningControl, what string, fits fu
 	})
 }
 
-// waitForPolicies waits until what /policies answers is as described.
+// waitForPolicies waits until the response of /policies fits.
 func waitForPolicies(t *testing.T, c *runningControl, what string, fits func(Policies) bool) Policies {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 3*waitTimeout)
@@ -229,14 +230,14 @@ func waitForPolicies(t *testing.T, c *runningControl, what string, fits func(Pol
 		}
 		if ctx.Err() != nil {
 			body, _ := json.MarshalIndent(p, "", " ")
-			t.Fatalf("never came: %s: %s", what, body)
+			t.Fatalf("timed out waiting for %s: %s", what, body)
 		}
 		_, _ = get(t, c, "/healthz")
 	}
 }
 
-// hasGenerations reports what a slot has: the generations that are proven and on trial, 0 for
-// none.
+// hasGenerations reports whether a slot has these generations, stable and
+// candidate; 0 for none.
 func hasGenerations(proven, candidate uint64) func(Policies) bool {
 	return func(p Policies) bool {
 		if len(p.Slots) != 1 {
@@ -248,7 +249,7 @@ func hasGenerations(proven, candidate uint64) func(Policies) bool {
 	}
 }
 
-// wantsGenerations reports what a host was told, by generation.
+// wantsGenerations reports whether a host was sent these generations.
 func wantsGenerations(generations ...uint64) func(policyslots.Want) bool {
 	return func(w policyslots.Want) bool {
 		var got []uint64
@@ -259,8 +260,8 @@ func wantsGenerations(generations ...uint64) func(policyslots.Want) bool {
 	}
 }
 
-// TestPolicyBlockedByGates: what a host saw in shadow keeps a module from going further, where
-// gates are asked.
+// TestPolicyBlockedByGates checks that results in shadow keep a module from
+// being promoted, except by a goal without gates.
 func TestPolicyBlockedByGates(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 1)
@@ -287,15 +288,16 @@ func TestPolicyBlockedByGates(t *testing.T) {
 		}
 	}
 	if p := c.Policies(slotKind); p.Slots[0].Candidate == nil || p.Slots[0].Candidate.Goal != "shadow" {
-		t.Errorf("it does not stay: %+v", p.Slots[0])
+		t.Errorf("goal changed: %+v", p.Slots[0])
 	}
 	requireOK(t)(post(t, c, "/policies/goal?slot=bid-select&goal=proven", nil))
 }
 
-// TestPolicies is the life of a slot with two control planes on one store and a
-// folder of modules: pushed at one, run by the hosts of both; proven; the next one
-// fails on a host and is taken back in the fleet; the one after is rolled back by
-// an operator at the other one; a host that starts again is given what is proven.
+// TestPolicies takes a slot through its states with two control planes on one
+// store and a folder of modules: a module is pushed at one, run by the hosts of
+// both, and becomes stable; the next one fails on a host and is rolled back in
+// the fleet; the one after is rolled back by an operator at the other control
+// plane; a restarted host gets the stable one.
 func TestPolicies(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 3)
@@ -333,10 +335,10 @@ func TestPolicies(t *testing.T) {
 		one := h.want.Candidates[0]
 		h.mu.Unlock()
 		if one.Module != nil || one.SHA256 != sum {
-			t.Fatalf("%s has a module of 2 MB in its slot", h.ID)
+			t.Fatalf("%s: module of 2 MB in the slot itself", h.ID)
 		}
 		if got, err := h.fetch(t, sum); err != nil || !bytes.Equal(got, big) {
-			t.Fatalf("%s fetches %d bytes: %v", h.ID, len(got), err)
+			t.Fatalf("%s fetched %d bytes: %v", h.ID, len(got), err)
 		}
 	}
 	for want, sum := range map[codes.Code][]byte{codes.NotFound: make([]byte, 32), codes.InvalidArgument: []byte("short")} {
@@ -356,7 +358,8 @@ func TestPolicies(t *testing.T) {
 	}
 	all(b, "1 proven", func(w policyslots.Want) bool { return wantsGenerations(1)(w) && w.Candidates[0].Proven })
 
-	// The next one is small, so it comes with the slot, and traps on one host.
+	// The next module is small, so it is in the slot itself, and traps on one
+	// host.
 	hosts[2].mu.Lock()
 	hosts[2].reject = 2
 	hosts[2].mu.Unlock()
@@ -378,7 +381,7 @@ func TestPolicies(t *testing.T) {
 	})
 	requireOK(t)(post(t, a, "/policies/rollback?slot=bid-select&reason=slow&by=bob", nil))
 	all(b, "back to 1", func(w policyslots.Want) bool { return wantsGenerations(1)(w) && len(w.RolledBack) == 2 })
-	if s := waitFor(t, b, "the status tells", func(s Status) bool {
+	if s := waitFor(t, b, "the status", func(s Status) bool {
 		return len(s.Policies) == 1 && s.Policies[0].Nodes == 3 && s.Policies[0].OnStable == 3
 	}); s.Policies[0].Stable.Generation != 1 {
 		t.Errorf("%+v", s.Policies)
@@ -405,8 +408,9 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// TestPolicyRefused: a host that refuses a slot is shown with its reason and sent
-// nothing again; the others go on; no version is quarantined, and plans roll out.
+// TestPolicyRefused checks that a host which refuses a slot is shown with its
+// reason and sent nothing again; the other hosts continue, no version is
+// quarantined, and plans are rolled out.
 func TestPolicyRefused(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 2)
@@ -428,7 +432,7 @@ func TestPolicyRefused(t *testing.T) {
 	waitFor(t, c, "a proxy that is current, and a summary", func(s Status) bool {
 		return len(s.Nodes) == 1 && s.Nodes[0].Current && len(s.Refused) == 0 && len(s.Policies) == 1 && s.Policies[0].OnCandidate == 1
 	})
-	// Whatever else changes, the same bytes do not come again.
+	// Other changes do not send the same bytes again.
 	if err := c.fleet.Drain(t.Context(), "r0"); err != nil {
 		t.Fatal(err)
 	}
@@ -442,11 +446,11 @@ func TestPolicyRefused(t *testing.T) {
 	})
 	bad.stop()
 	if bad.checks != 2 {
-		t.Errorf("%d configs came, want 2", bad.checks)
+		t.Errorf("received %d configs, want 2", bad.checks)
 	}
 }
 
-// TestPolicyCommands: what cannot be obeyed, and what is answered.
+// TestPolicyCommands checks commands that must fail, and their responses.
 func TestPolicyCommands(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 1)
@@ -500,7 +504,7 @@ func TestPolicyCommands(t *testing.T) {
 		{"too long a signature", 413, "16 KiB", func() (int, string) {
 			return push(t, c, "slot=place", []byte("x"), strings.Repeat("x", policyslots.MaxSignature+1))
 		}},
-		{"signed by nobody", 422, "signed by nobody", func() (int, string) { return push(t, c, "slot=place", []byte("x"), "me") }},
+		{"unknown signer", 422, "unknown signer", func() (int, string) { return push(t, c, "slot=place", []byte("x"), "me") }},
 		{"denied", 422, "shadow comes first", func() (int, string) { return push(t, c, "slot=place&goal=active", []byte("x"), "generation 1") }},
 		{"nothing on trial", 409, "nothing is on trial", func() (int, string) { return post(t, c, "/policies/goal?slot=place&goal=active", nil) }},
 		{"native", 409, "native policy", func() (int, string) { return post(t, c, "/policies/rollback?slot=place", nil) }},
@@ -523,14 +527,15 @@ func TestPolicyCommands(t *testing.T) {
 			t.Errorf("%s: %d %.300s, want %d and %q", x.name, code, text, x.want, x.text)
 		}
 	}
-	// All slots or none: outlier was not pushed together with what was refused.
+	// A push is for all slots or none: outlier was not changed because another
+	// slot was refused.
 	if p := c.Policies("outlier"); len(p.Slots) != 0 {
 		t.Errorf("%+v", p)
 	}
 }
 
-// TestPolicySilentNode: a proxy that asks for a slot and never answers when it comes
-// holds up no plan.
+// TestPolicySilentNode checks that a proxy which subscribes to a slot and never
+// replies to it delays no plan.
 func TestPolicySilentNode(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 2)
@@ -548,14 +553,14 @@ func TestPolicySilentNode(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if sent = len(r.GetResources()) == 1; !sent { // asked before the push: there is none yet
+		if sent = len(r.GetResources()) == 1; !sent { // the subscription comes before the push
 			d.send(t, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: resources.ExtensionType, ResponseNonce: r.GetNonce()})
 		}
 	}
 	if err := c.fleet.Drain(t.Context(), "r0"); err != nil {
 		t.Fatal(err)
 	}
-	s := waitFor(t, c, "the plan is everywhere", func(s Status) bool { return s.Epoch == 2 && s.PublishedEpoch == 2 && s.Phase == "idle" })
+	s := waitFor(t, c, "the plan at all groups", func(s Status) bool { return s.Epoch == 2 && s.PublishedEpoch == 2 && s.Phase == "idle" })
 	for _, n := range s.Nodes {
 		if n.Fenced {
 			t.Errorf("%s is fenced: %s", n.ID, n.Why)
@@ -563,7 +568,8 @@ func TestPolicySilentNode(t *testing.T) {
 	}
 }
 
-// fakeSlots are the slots of a control plane: what is wanted is active at once.
+// fakeSlots are the slots of a control plane, in which every configuration is
+// active at once.
 type fakeSlots struct {
 	mu     sync.Mutex
 	wanted []*api.PolicySlot
@@ -597,8 +603,9 @@ func (o *fakeSlots) Status() []*api.SlotStatus {
 	return []*api.SlotStatus{s}
 }
 
-// TestPolicyOwnSlots: a control plane runs policies of its own, is told of its
-// slots alone, and is one of the nodes by whose word a policy is proven.
+// TestPolicyOwnSlots checks that a control plane runs policies in its own
+// slots, gets configurations of those slots only, and is one of the hosts that
+// a stable policy needs.
 func TestPolicyOwnSlots(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 1)
@@ -629,13 +636,13 @@ func TestPolicyOwnSlots(t *testing.T) {
 	c.stop()
 	for _, w := range own.wanted {
 		if w.GetKind() != "partition" {
-			t.Errorf("it is told of %s", w.GetKind())
+			t.Errorf("configuration of slot %s, which it does not have", w.GetKind())
 		}
 	}
 }
 
-// TestEnvoyPolicies: an Envoy notices nothing of policies that come, fail and go,
-// and no request fails.
+// TestEnvoyPolicies checks that policies which are pushed, fail and are rolled
+// back change nothing in an Envoy, and that no request fails.
 func TestEnvoyPolicies(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	envoytest.Binary(t)
@@ -645,7 +652,7 @@ func TestEnvoyPolicies(t *testing.T) {
 		list = append(list, r)
 	}
 	r := fastRules()
-	r.Speed, r.Grace = 1, time.Hour // nobody reports here
+	r.Speed, r.Grace = 1, time.Hour // no replica reports here
 	c := startControl(t, Config{Rules: r, Replicas: list, Admitter: new(fakeAdmitter)})
 	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: c.Addr().String()})
 	if err != nil {
@@ -654,7 +661,7 @@ func TestEnvoyPolicies(t *testing.T) {
 	envoy := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
 	waitForEpoch(t, c, 1)
 	load := startTraffic(t, "http://"+envoy.Listener(resources.ListenerName))
-	// Endpoints may come anew for their weights, which follow the load.
+	// Endpoints may be sent again because weights follow the load.
 	const counted = `(cluster_(added|modified|removed)|listener_(added|modified)|\.rds\..*config_reload|update_rejected|extension_config_discovery.*)$`
 	before := envoy.Stats(counted)
 	for g := range 10 {
@@ -667,7 +674,7 @@ func TestEnvoyPolicies(t *testing.T) {
 	waitForEpoch(t, c, 1)
 	after := envoy.Stats(counted)
 	if len(after) < policies.MaxStages {
-		t.Fatalf("too few statistics to tell: %v", after)
+		t.Fatalf("too few statistics: %v", after)
 	}
 	for name, n := range after {
 		if before[name] != n {

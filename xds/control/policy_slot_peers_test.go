@@ -12,9 +12,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// TestPolicyPeers: what a control plane runs in its own slots is seen at the other
-// one, holds up what is not everywhere, and takes back what fails there; one that
-// stops is not waited for.
+// TestPolicyPeers checks that a control plane sees the state of another one's
+// own slots, which keeps a policy from becoming stable before both run it and
+// rolls it back if it fails there; a stopped control plane is not waited for.
 func TestPolicyPeers(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 1)
@@ -86,7 +86,7 @@ func TestPolicyPeers(t *testing.T) {
 	ownB.mu.Unlock()
 	requireOK(t)(push(t, a, "slot=partition&goal=active&scope=m", []byte("y"), "generation 2"))
 	see(b, "2 is proven", proven(2))
-	waitFor(t, b, "the summary counts both", func(s Status) bool {
+	waitFor(t, b, "a summary with both", func(s Status) bool {
 		return len(s.Policies) == 1 && s.Policies[0].Nodes == 2 && s.Policies[0].OnStable == 2
 	})
 
@@ -100,14 +100,14 @@ func TestPolicyPeers(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 
-	// a stops: b plans, and waits for nobody.
+	// a stops: b plans, and does not wait for a.
 	a.stop()
 	see(b, "a is not listed", func(s PolicySlot) bool { return node(s, "control/a").Node == "" })
 	requireOK(t)(push(t, b, "slot=partition&goal=active&scope=m", []byte("4"), "generation 4"))
 	see(b, "4 is proven", proven(4))
 }
 
-// FuzzParsePeerReport checks that whatever is in a note is a report of a control plane,
+// FuzzParsePeerReport checks that any note is a report of a control plane,
 // within bounds, or an error.
 func FuzzParsePeerReport(f *testing.F) {
 	f.Add([]byte(`{"replica":"control/a","sequence":"7","slots":[{"kind":"guard","active":"3","modules":[{"generation":"3","state":"active","reason":"x"}]}]}`))

@@ -16,13 +16,13 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// holdServer is an upstream in h2c that keeps /hold open until it is released, fails
-// /fail, and tells with every answer how full it is.
+// holdServer is an h2c upstream that keeps /hold open until it is released,
+// fails /fail, and reports its KV use with every response.
 type holdServer struct {
 	policies.Replica
 	release chan struct{}
-	began   chan struct{} // one for each stream that is held
-	done    chan struct{} // closed when it serves no more
+	began   chan struct{} // one value for each stream that is held
+	done    chan struct{} // closed when it stops serving
 }
 
 func startHoldServer(t *testing.T, id string) *holdServer {
@@ -72,7 +72,7 @@ type clients struct {
 	opened chan *http.Response
 }
 
-// newClients are up to some clients of a proxy; they are gone with the test.
+// newClients returns up to n clients of a proxy, which end with the test.
 func newClients(t *testing.T, url string, n int) *clients {
 	protocols := new(http.Protocols)
 	protocols.SetUnencryptedHTTP2(true)
@@ -122,7 +122,7 @@ func (c *clients) end() {
 	}
 }
 
-// get sends a request and gives its status.
+// get sends a request and returns its status.
 func (c *clients) get(path string) int {
 	c.t.Helper()
 	resp, err := c.client.Get(c.url + path)
@@ -132,7 +132,7 @@ func (c *clients) get(path string) int {
 	defer resp.Body.Close()
 	_, _ = io.Copy(io.Discard, resp.Body)
 	if h := resp.Header.Get("endpoint-load-metrics"); h != "" {
-		c.t.Errorf("%s: the client sees %q", path, h)
+		c.t.Errorf("%s: client received header %q", path, h)
 	}
 	return resp.StatusCode
 }
@@ -147,7 +147,7 @@ func waitUntil(t *testing.T, what string, ok func() bool) {
 		select {
 		case <-tick.C:
 		case <-deadline:
-			t.Fatalf("never: %s", what)
+			t.Fatalf("timed out waiting for %s", what)
 		}
 	}
 }
@@ -163,9 +163,9 @@ func startEnvoy(t *testing.T, c *runningControl, id string) (*envoytest.Process,
 	return e, "http://" + e.Listener(resources.ListenerName)
 }
 
-// TestEnvoyLoad: two Envoys report what they have in progress, exactly and
-// together, what failed and how full the engines say they are, and are forgotten
-// when they are gone. No migrator reports.
+// TestEnvoyLoad checks that two Envoys report, exactly and together, the
+// requests in progress, the failed ones and the KV use that engines report, and
+// that their load is dropped after they disconnect. No migrator reports.
 func TestEnvoyLoad(t *testing.T) {
 	envoytest.Binary(t)
 	a, b := startHoldServer(t, "r0"), startHoldServer(t, "r1")
@@ -192,43 +192,43 @@ func TestEnvoyLoad(t *testing.T) {
 	exactly := func(n int) func() bool {
 		return func() bool { got, known := requests(); return known && got == n }
 	}
-	waitUntil(t, "the idle Envoys report", exactly(0))
+	waitUntil(t, "reports of the idle Envoys", exactly(0))
 	first.hold(23)
 	other.hold(17)
-	waitUntil(t, "all 40 streams are seen", exactly(40))
+	waitUntil(t, "all 40 streams in the reports", exactly(40))
 
-	// What the replicas have in progress, and in which cluster.
+	// The requests in progress at the replicas, by cluster.
 	cluster := resources.ClusterName("m", 0)
-	waitUntil(t, "they are active, by cluster", func() bool {
+	waitUntil(t, "active requests by cluster", func() bool {
 		both, ok := c.loads.ActiveRequests(cluster, []string{a.Address, b.Address})
 		mine, _ := c.loads.ActiveRequests(cluster, []string{a.Address})
 		return ok && both == 40 && mine == len(a.began)
 	})
-	waitUntil(t, "they are active by name, and not elsewhere", func() bool {
+	waitUntil(t, "active requests by address, and none elsewhere", func() bool {
 		byName, _ := c.loads.book.Active(time.Now(), resources.ClusterName("m", 0), []string{a.Address, b.Address})
 		elsewhere, known := c.loads.ActiveRequests(resources.ClusterName("m", 1), []string{a.Address})
 		return byName == 40 && elsewhere == 0 && known
 	})
 
-	// Failures, and answers that tell how full the cache is: a report tells of those
-	// since the one before, and must not be missed.
+	// Failures, and responses with the KV use: each report covers only the time
+	// since the previous one, so none may be missed.
 	began := time.Now()
-	told := make(map[string]bool) // how the replicas' shares show
-	waitUntil(t, "the failures and the shares are reported", func() bool {
+	reported := make(map[string]bool) // addresses with a reported KV use
+	waitUntil(t, "reports of failures and KV use", func() bool {
 		if s := first.get("/fail"); s != 500 {
 			t.Fatalf("status %d", s)
 		}
 		for addr, s := range c.loads.book.Seen(time.Now()) {
 			if s.Answers > 0 && s.Share == 0.25 {
-				told[addr.String()] = true
+				reported[addr.String()] = true
 			}
 		}
 		bad, why := c.loads.Regression("", began)
-		return len(told) > 0 && bad && strings.Contains(why, "failed")
+		return len(reported) > 0 && bad && strings.Contains(why, "failed")
 	})
 
-	// Weights follow the requests where no migrator speaks.
-	waitUntil(t, "the proxies are believed", func() bool {
+	// Weights follow the requests where no migrator reports.
+	waitUntil(t, "weights by the proxies' reports", func() bool {
 		for _, m := range c.fleet.Snapshot().Models {
 			for _, r := range m.Replicas {
 				if r.Figure.Source.String() != "proxies" {
@@ -239,11 +239,11 @@ func TestEnvoyLoad(t *testing.T) {
 		return true
 	})
 
-	// An Envoy that dies, and streams that end.
+	// One Envoy dies, and streams end.
 	second.Stop()
-	waitUntil(t, "the dead Envoy's requests are forgotten", exactly(23))
+	waitUntil(t, "the dead Envoy's requests to be dropped", exactly(23))
 	if os.Getenv("CASCADE_TEST_ALL") != "" { // ten seconds later
-		waitUntil(t, "what it had is known to be over", func() bool {
+		waitUntil(t, "the end of its requests", func() bool {
 			n, ok := c.loads.ActiveRequests(cluster, []string{a.Address, b.Address})
 			return ok && n == 23
 		})
@@ -251,30 +251,31 @@ func TestEnvoyLoad(t *testing.T) {
 	close(a.release)
 	close(b.release)
 	first.end()
-	waitUntil(t, "no stream is left", exactly(0))
+	waitUntil(t, "the end of all streams", exactly(0))
 }
 
-// TestGRPCLoad: gRPC's own client reports by locality, which is enough to judge
-// and to wait for.
+// TestGRPCLoad checks that gRPC's own client reports load by locality, which
+// suffices to detect regressions and to drain.
 func TestGRPCLoad(t *testing.T) {
 	f := newFakeFleet(t, 2)
 	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list})
 	f.startReports(t, c)
 	call := grpcClient(t, c, "m")
-	waitUntil(t, "calls are reported", func() bool {
+	waitUntil(t, "reports of calls", func() bool {
 		call("5")
 		now := time.Now()
 		o := c.loads.book.Outcomes(now)[""]
 		return c.loads.book.Reporting(now)["grpc-client"] && o.Ended > 0 && o.Failed == 0
 	})
-	waitUntil(t, "no call is left", func() bool {
+	waitUntil(t, "the end of all calls", func() bool {
 		n, known := c.loads.ActiveRequests(resources.ClusterName("m", 0), []string{f.list[0].Address})
 		return known && n == 0
 	})
 }
 
-// TestEnvoyManyStreams: thousands of streams on one stage of one Envoy: none
-// overflows, and when the last one has begun, none waits for a connection.
+// TestEnvoyManyStreams opens thousands of streams on one stage of one Envoy:
+// none overflows, and when the last one has started, none waits for a
+// connection.
 func TestEnvoyManyStreams(t *testing.T) {
 	envoytest.Binary(t)
 	const streams = 3000
@@ -299,7 +300,7 @@ func TestEnvoyManyStreams(t *testing.T) {
 	if sums["upstream_rq_active"] != streams || sums["upstream_rq_pending_overflow"] != 0 || sums["upstream_rq_pending_active"] != 0 {
 		t.Errorf("%v", sums)
 	}
-	waitUntil(t, "all are reported", func() bool {
+	waitUntil(t, "reports of all streams", func() bool {
 		n, ok := c.loads.ActiveRequests(resources.ClusterName("m", 0), []string{a.Address, b.Address})
 		return ok && n == streams
 	})
@@ -307,8 +308,8 @@ func TestEnvoyManyStreams(t *testing.T) {
 	close(b.release)
 }
 
-// TestEnvoyRetireWaits: a replica that leaves stays with a real Envoy, without
-// new requests, until the last one there has ended.
+// TestEnvoyRetireWaits checks that a replica which leaves the fleet stays in a
+// real Envoy, without new requests, until the last one there has ended.
 func TestEnvoyRetireWaits(t *testing.T) {
 	envoytest.Binary(t)
 	a, b := startHoldServer(t, "r0"), startHoldServer(t, "r1")
@@ -319,7 +320,7 @@ func TestEnvoyRetireWaits(t *testing.T) {
 	held := newClients(t, url, 10)
 	held.hold(10)
 	cluster := resources.ClusterName("m", 0)
-	waitUntil(t, "the streams are reported", func() bool {
+	waitUntil(t, "reports of the streams", func() bool {
 		n, ok := c.loads.ActiveRequests(cluster, []string{a.Address, b.Address})
 		return ok && n == 10
 	})
@@ -331,11 +332,11 @@ func TestEnvoyRetireWaits(t *testing.T) {
 	if err := c.SetReplicas([]policies.Replica{a.Replica}); err != nil {
 		t.Fatal(err)
 	}
-	waitUntil(t, "the replica drains, and stays", draining)
+	waitUntil(t, "the replica to drain", draining)
 	reported, _ := c.loads.service.Reports()
 	for n := reported; n < reported+3; n, _ = c.loads.service.Reports() {
 		if !has(b.Address) {
-			t.Fatalf("gone, with %d streams on it", len(b.began))
+			t.Fatalf("removed with %d streams on it", len(b.began))
 		}
 		if s := held.get("/"); s != 200 {
 			t.Fatalf("status %d", s)
@@ -343,7 +344,7 @@ func TestEnvoyRetireWaits(t *testing.T) {
 	}
 	close(b.release)
 	began := time.Now()
-	waitUntil(t, "it is gone when nothing runs there", func() bool { return !has(b.Address) })
-	t.Logf("gone %v after its last request ended", time.Since(began).Round(time.Millisecond))
+	waitUntil(t, "the replica's removal", func() bool { return !has(b.Address) })
+	t.Logf("removed %v after its last request ended", time.Since(began).Round(time.Millisecond))
 	close(a.release)
 }

@@ -2,6 +2,6 @@
 
 package control
 
-// underLoad is how many plans go by under load: the race detector makes every
-// one several times as slow.
+// underLoad is the number of plans under load: the race detector makes each
+// several times as slow.
 const underLoad = 100

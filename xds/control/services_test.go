@@ -25,8 +25,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// TestLengthService: with the estimator ext_proc, the same port answers length
-// questions, by the ratio that the fleet has learnt.
+// TestLengthService checks that with the estimator ext_proc the gRPC port
+// answers length requests with the ratio that the fleet has learnt.
 func TestLengthService(t *testing.T) {
 	f := newFakeFleet(t, 1)
 	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Settings: resources.Settings{Estimator: resources.ExtProc}})
@@ -43,7 +43,7 @@ func TestLengthService(t *testing.T) {
 	}
 }
 
-// estimateTokens asks the length service about a body of 4,000 bytes.
+// estimateTokens sends a body of 4,000 bytes to the length service.
 func estimateTokens(t *testing.T, address string, creds credentials.TransportCredentials) string {
 	t.Helper()
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(creds))
@@ -79,8 +79,8 @@ func estimateTokens(t *testing.T, address string, creds credentials.TransportCre
 	return ""
 }
 
-// TestTLS: with TLS, the gRPC port refuses plain text, and the length service
-// answers on a port of its own.
+// TestTLS checks that with TLS the gRPC port refuses plain text and the length
+// service has a port of its own.
 func TestTLS(t *testing.T) {
 	server, client := newTLSConfigs(t)
 	f := newFakeFleet(t, 1)
@@ -103,14 +103,14 @@ func TestTLS(t *testing.T) {
 		t.Error(err)
 	}
 	if err := check(insecure.NewCredentials()); err == nil {
-		t.Error("plain text is answered")
+		t.Error("plain-text call succeeded")
 	}
 	if got := estimateTokens(t, c.lengthListener.Addr().String(), insecure.NewCredentials()); got != "1000" {
-		t.Errorf("the length service says %s", got)
+		t.Errorf("length service returned %s", got)
 	}
 }
 
-// newTLSConfigs makes a server's and a client's TLS settings.
+// newTLSConfigs returns a server's and a client's TLS configuration.
 func newTLSConfigs(t *testing.T) (server, client *tls.Config) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -135,7 +135,8 @@ func newTLSConfigs(t *testing.T) (server, client *tls.Config) {
 		&tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13}
 }
 
-// TestStopWithStreams: Run ends although clients hold their streams open.
+// TestStopWithStreams checks that Run ends although clients keep their streams
+// open.
 func TestStopWithStreams(t *testing.T) {
 	f := newFakeFleet(t, 2)
 	c, err := New(Config{
@@ -163,6 +164,6 @@ func TestStopWithStreams(t *testing.T) {
 			t.Error(err)
 		}
 	case <-time.After(waitTimeout):
-		t.Fatal("Run waits for its clients")
+		t.Fatal("Run waited for its clients")
 	}
 }
