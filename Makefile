@@ -72,16 +72,24 @@ $(PTXAS):
 ptx: $(PTXAS) ## regenerate the GPU's code from its source
 	cd migrator/internal/kernel && $(CURDIR)/.cache/ptxas/bin/python ptx.py kernels.cu > kernels.ptx.new && mv kernels.ptx.new kernels.ptx
 
-# Modules in Go are left out under the race detector, where compiling one takes ten
-# times as long; they are what the runs before the last are for.
-test: envoy zig ptxas ## everything that CI runs: vet, tests with the race detector, real Envoy, modules
-	$(GO) vet ./...
-	$(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -timeout 18m ./wasm/... ./examples/...
-	$(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -timeout 18m -run 'PolicyScripts|Readmes' ./cmd/cascade
-	GODEBUG=cgocheck=1 $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -race -timeout 18m ./...
+TESTSUM := $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg --
 
-test-all: envoy zig ptxas ## test, and the slow rest
-	CASCADE_TEST_ALL=1 $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -race -timeout 60m ./...
+# Packages whose tests run in real time: processes, sockets and engines of emulated speed,
+# which the race detector slows down; and WebAssembly modules, which take ten times as
+# long to compile under it. "make test" runs them without the race detector, "make
+# test-all" with and without it.
+REALTIME := ./cmd ./cmd/cascade ./cmd/internal/inprocess ./cmd/internal/e2e/... ./cmd/internal/handover ./cmd/internal/policyhost ./cmd/internal/policydev \
+	./xds/control ./xds/internal/publish ./xds/server ./xds/proxy ./xds/length ./migrator/executor ./migrator/frontend ./engine/emulator ./wasm/... ./examples/...
+# All other packages, as a shell command.
+RACED = $$($(GO) list ./... | grep -vxF "$$($(GO) list $(REALTIME))")
+
+test: envoy zig ptxas ## everything that CI runs: tests, with the race detector where they do not run in real time, on real Envoy
+	$(TESTSUM) -timeout 18m $(REALTIME)
+	GODEBUG=cgocheck=1 $(TESTSUM) -race -timeout 18m $(RACED)
+
+test-all: envoy zig ptxas ## test, and the slow rest; all packages with the race detector
+	CASCADE_TEST_ALL=1 $(TESTSUM) -timeout 60m $(REALTIME)
+	CASCADE_TEST_ALL=1 GODEBUG=cgocheck=1 $(TESTSUM) -race -timeout 60m ./...
 
 # A guest with RDMA in software; the tests of verbs run in it on the real library.
 # "make test" runs them on a fake one. It needs Debian, gcc and qemu-system-x86.
