@@ -73,7 +73,7 @@ func TestMigrationMetrics(t *testing.T) {
 	r.MustRegister(newMigrationCollector(func() migrationSample { return state }, "r0", "m"))
 	want := map[string]float64{
 		"moves_offered_total growth": 1, "moves_out_total drain": 2, "moves_out_failed_total spill": 3, "moves_in_total": 4, "moves_in_failed_total": 5,
-		"offers_returned_total nobody to ask": 6, "market_messages_sent_total ask": 7, "market_messages_received_total bid": 8, "summaries_sent_total": 9,
+		"offers_returned_total no candidates": 6, "market_messages_sent_total ask": 7, "market_messages_received_total bid": 8, "summaries_sent_total": 9,
 		"summaries_received_total": 10, "market_messages_ignored_total": 11, "offers": 12, "transfer_slots_used send": 13, "transfer_slots_used receive": 14,
 		"incoming_tokens": 15, "incoming_tokens_per_second": 16, "peers_heard": 17, "forwards_total": 18, "residents": 19, "pinned": 20, "pinned_seconds": 21,
 		"transfers_sent_total live": 22, "transfers_received_total reprompt": 23, "transfers_failed_total lease": 24, "transfers_running": 25, "transfer_bytes_total": 26,

@@ -95,10 +95,10 @@ func TestRankByLinks(t *testing.T) {
 		"P2P":           {near, gpu("n1", 1, links.Peer{Index: 0, Asked: true, Read: true, Write: true}), "cuda: P2P over PCIe; tcp: loopback; verbs: no known link offers it; shm: tried last: both pools are on GPUs"},
 		"no P2P":        {refused, gpu("n1", 1, links.Peer{Index: 0, Asked: true}), "tcp: loopback; verbs: no known link offers it; cuda: tried last: no NVLink between them, and the driver does not let one read the other; shm: tried last: both pools are on GPUs"},
 		"one fabric":    {rdma(near, "InfiniBand"), rdma(gpu("n2", 1, links.Peer{}), "InfiniBand"), "verbs: mlx5_0 to mlx5_0; tcp: one connection"},
-		"two fabrics":   {rdma(near, "InfiniBand"), rdma(gpu("n2", 1, links.Peer{}), "Ethernet"), "tcp: one connection; verbs: tried last: mlx5_0 of node n1 speaks InfiniBand"},
-		"RDMA at one":   {rdma(near, "InfiniBand"), gpu("n2", 1, links.Peer{}), "tcp: one connection; verbs: tried last: node n2 has no RDMA port"},
-		"links unknown": {links.Topology{Host: "n1"}, links.Topology{Host: "n2"}, "tcp: one connection; verbs: tried last: nothing is known"},
-		"one unknown":   {links.Topology{Host: "n1"}, near, "tcp: loopback; verbs: no known link offers it; cuda: tried last: nothing is known; shm: tried last: one pool is on a GPU"},
+		"two fabrics":   {rdma(near, "InfiniBand"), rdma(gpu("n2", 1, links.Peer{}), "Ethernet"), "tcp: one connection; verbs: tried last: mlx5_0 of host n1 speaks InfiniBand"},
+		"RDMA at one":   {rdma(near, "InfiniBand"), gpu("n2", 1, links.Peer{}), "tcp: one connection; verbs: tried last: host n2 has no RDMA port"},
+		"links unknown": {links.Topology{Host: "n1"}, links.Topology{Host: "n2"}, "tcp: one connection; verbs: tried last: the topology of host"},
+		"one unknown":   {links.Topology{Host: "n1"}, near, "tcp: loopback; verbs: no known link offers it; cuda: tried last: the topology of host; shm: tried last: one pool is on a GPU"},
 	} {
 		pair := transport.Pair{Peer: "b", Host: x.to.Host, PeerHost: x.from.Host, Ways: links.Paths(x.from, x.to)}
 		got := c.Rank(pair, all, t0)

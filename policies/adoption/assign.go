@@ -9,28 +9,27 @@ import (
 	"github.com/cascadeinfer/cascade/policies/proximity"
 )
 
-// Assign is that of a Near that knows nothing.
+// Assign is Assigner.Assign without a proximity map.
 func Assign(prev policies.Plan, p policies.Partition, replicas []policies.Replica) policies.Plan {
 	return Assigner{}.Assign(prev, p, replicas)
 }
 
-// Assign gives a partition's counts to replicas: the plan that follows prev.
-// Draining replicas are left out. How many of a stage go where follows from the order
-// short to long that prev has its replicas in; those that prev lacks join where that
-// makes the fewest others move, among equals the longest stages.
+// Assign assigns replicas to the stages of a partition, as the successor of the plan
+// prev. Draining replicas are left out. How many replicas of a stage go to which new
+// stage follows from their order in prev, short to long. Replicas that prev lacks join
+// where this moves the fewest others; among equals they join the longest stages.
 //
-// Who of a stage goes is chosen in two steps, neither of which makes anybody move who
-// would not anyway. First every stage is spread over the nodes as evenly as it can
-// be: no node is all of a stage of two, and adjacent stages share nodes, so that
-// hand-overs can stay on one. Then, of the choices that leave every stage as evenly
-// spread, one is taken whose hand-overs cost little (proximity.Map.Improve). What is
-// alike keeps its order: that of prev, then node by node in turn and by ID.
+// Which replicas of a stage go is chosen in two steps; neither moves a replica that
+// need not move. First, every stage is spread over the hosts as evenly as possible: no
+// host is all of a stage of two replicas, and adjacent stages share hosts, so that
+// migrations can stay on one. Second, among the equally even choices, one with cheap
+// migrations is taken (proximity.Map.Improve). Replicas that are alike keep their
+// order: that of prev, then alternating between hosts, then by ID.
 //
-// The partition's cuts become the plan's. Its counts must add up to the
-// replicas that are not draining; when they do not, the last stages get more
-// or fewer, and the plan may be invalid. A prev without stages is no plan:
-// everybody joins. Model and epoch are prev's (the model is the first
-// replica's where prev has none); numbering the plan is the caller's.
+// The partition's cuts become the plan's. Its counts should add up to the number of
+// replicas that are not draining; otherwise the last stages get more or fewer, and the
+// plan may be invalid. If prev has no stages, all replicas join. Model and epoch are
+// prev's (without a model, that of the first replica); the caller numbers the plan.
 func (n Assigner) Assign(prev policies.Plan, p policies.Partition, replicas []policies.Replica) policies.Plan {
 	next := policies.Plan{Model: prev.Model, Epoch: prev.Epoch, Stages: make([]policies.Stage, len(p.Counts))}
 	if next.Model == "" && len(replicas) > 0 {
@@ -68,16 +67,15 @@ func (n Assigner) Assign(prev policies.Plan, p policies.Partition, replicas []po
 	return next
 }
 
-// CountMoves counts the replicas of both plans that next gives another range. A
-// replica stays when its two ranges share at least half of the narrower one,
-// in doublings of length: its prefix cache is then about requests that it
-// still gets. So nobody moves when one stage is divided, or when neighbours
-// merge.
+// CountMoves counts the replicas of both plans that get another range in next. A
+// replica keeps its place if its two ranges share at least half of the narrower one,
+// in doublings of length: its prefix cache then still matches most of its requests. So
+// dividing one stage, or merging neighbours, moves no replica.
 func CountMoves(prev, next policies.Plan) int {
 	return CountMovesIn(make(map[policies.ReplicaID]policies.Stage), prev, next)
 }
 
-// CountMovesIn is Moves for who counts often: home is cleared and used again.
+// CountMovesIn is CountMoves for frequent calls: it clears and reuses home.
 func CountMovesIn(home map[policies.ReplicaID]policies.Stage, prev, next policies.Plan) int {
 	clear(home)
 	for _, s := range prev.Stages {
@@ -96,7 +94,8 @@ func CountMovesIn(home map[policies.ReplicaID]policies.Stage, prev, next policie
 	return n
 }
 
-// keepsRange says whether a replica of range a that gets range b keeps its place.
+// keepsRange reports whether a replica that changes from range a to range b keeps its
+// place.
 func keepsRange(a, b policies.Stage) bool {
 	if a.Low == b.Low && a.High == b.High {
 		return true
@@ -105,9 +104,9 @@ func keepsRange(a, b policies.Stage) bool {
 	return 2*shared >= min(logWidth(a.Low, a.High), logWidth(b.Low, b.High))
 }
 
-// logWidth is the width of a range of lengths on a logarithmic scale. An open
-// range is as wide as an int64 makes it, which is right: of two open ranges
-// one contains the other.
+// logWidth is the width of a range of lengths in doublings. An open range is as wide as
+// an int64 allows; this is sufficient, because of two open ranges one contains the
+// other.
 func logWidth(low, high policies.Tokens) float64 {
 	if high <= low {
 		return 0
@@ -115,8 +114,8 @@ func logWidth(low, high policies.Tokens) float64 {
 	return math.Log2((float64(high) + 1) / (float64(low) + 1))
 }
 
-// splitReplicas divides the replicas that are not draining into those that prev
-// has, short to long with the index of their stage, and those that join.
+// splitReplicas divides the replicas that are not draining into those of prev, short
+// to long with the index of their stage, and those that join.
 func splitReplicas(prev policies.Plan, replicas []policies.Replica) (stayers []policies.ReplicaID, homes []int, joiners []policies.ReplicaID) {
 	waiting := make(map[policies.ReplicaID]bool, len(replicas))
 	for _, r := range replicas {
@@ -142,7 +141,7 @@ func splitReplicas(prev policies.Plan, replicas []policies.Replica) (stayers []p
 	return stayers, homes, alternateHosts(joining)
 }
 
-// alternateHosts orders replicas by ID and then takes one of each node after the other.
+// alternateHosts orders replicas by ID and then takes one from each host in turn.
 func alternateHosts(replicas []policies.Replica) []policies.ReplicaID {
 	slices.SortFunc(replicas, func(a, b policies.Replica) int { return cmp.Compare(a.ID, b.ID) })
 	turns := make(map[string]int)
@@ -161,7 +160,7 @@ func alternateHosts(replicas []policies.Replica) []policies.ReplicaID {
 	return ids
 }
 
-// fitCounts returns counts made to add up to total, from the last stage on.
+// fitCounts adjusts counts to add up to total, from the last stage on.
 func fitCounts(counts []int, total int) []int {
 	out := slices.Clone(counts)
 	for s := range out {
@@ -174,15 +173,15 @@ func fitCounts(counts []int, total int) []int {
 	return out
 }
 
-// placeJoiners returns how many joiners each stage of next takes, so that most
-// stayers, dealt in order, keep their place. homes are the stayers' stages in
-// prev. The time is O(stages · joiners²) at worst.
+// placeJoiners returns how many joiners each stage of next takes, so that the most
+// stayers, assigned in order, keep their place. homes are the stayers' stages in prev.
+// It takes O(stages · joiners²) at worst.
 func placeJoiners(prev, next policies.Plan, homes, counts []int, joiners int) []int {
 	// kept[s][i] is how many of the first i stayers keep their place in stage s.
 	kept := make([][]int, len(counts))
 	for s := range counts {
 		kept[s] = make([]int, len(homes)+1)
-		home := make([]int, len(prev.Stages)) // 1 where its replicas stay in s
+		home := make([]int, len(prev.Stages)) // 1 if its replicas stay in s
 		for h := range home {
 			if keepsRange(prev.Stages[h], next.Stages[s]) {
 				home[h] = 1
@@ -192,8 +191,8 @@ func placeJoiners(prev, next policies.Plan, homes, counts []int, joiners int) []
 			kept[s][i+1] = kept[s][i] + home[h]
 		}
 	}
-	// best[j] is how many keep their place up to a stage when j joiners are
-	// placed by then; −1 where that cannot be.
+	// best[j] is how many stayers keep their place up to a stage if j joiners are placed by
+	// then; −1 if that is impossible.
 	best := make([]int, joiners+1)
 	for j := range best {
 		best[j] = -1

@@ -5,15 +5,15 @@ import (
 	"github.com/cascadeinfer/cascade/policies/proximity"
 )
 
-// Assigner is what hand-overs between the replicas of a fleet cost. The zero value knows
-// nothing: all replicas are alike.
+// Assigner assigns replicas to stages and prices their migrations. The zero value has
+// no proximity map: all replicas are alike.
 type Assigner struct {
 	Map *proximity.Map
-	// Flow has the crossings by which boundaries count.
+	// Flow provides the crossings that weight the boundaries.
 	Flow policies.Flow
 }
 
-// crossings are the requests a second over each cut; none where the flow has none.
+// crossings returns the requests per second across each cut; nil if the flow has none.
 func (n Assigner) crossings(cuts []policies.Tokens) []float64 {
 	if len(n.Flow.Edges) == 0 || len(n.Flow.Crossings) != len(n.Flow.Edges) {
 		return nil
@@ -25,8 +25,8 @@ func (n Assigner) crossings(cuts []policies.Tokens) []float64 {
 	return out
 }
 
-// transfer prices the hand-overs of a plan; otherwise is the price where nothing is
-// known, or nothing is handed over.
+// transfer prices the migrations of a plan; it returns otherwise without a map or
+// without a boundary.
 func (n Assigner) transfer(plan policies.Plan, otherwise policies.Transfer) policies.Transfer {
 	if n.Map == nil || len(plan.Stages) < 2 {
 		return otherwise

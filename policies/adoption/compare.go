@@ -8,8 +8,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// decide decides, given the price of the present plan and whether that is over
-// its limits.
+// decide returns the decision, given the price of the present plan and whether the plan
+// is over its limits.
 func (m *Machine) decide(in Input, w policies.Workload, present policies.Plan, priced policies.Partition, over bool) Decision {
 	stages := len(present.Stages)
 	if m.slowerThanPredicted(in, w, present, priced) {
@@ -21,7 +21,7 @@ func (m *Machine) decide(in Input, w policies.Workload, present policies.Plan, p
 		return m.adopt(in, present, back, RolledBack)
 	}
 	if m.slowWindows == 0 && stages > 1 && m.adoptedAt >= m.heldUntil && in.Now-m.adoptedAt >= m.holdOffLength {
-		m.holdOffLength = 0 // a plan adopted since has lasted as long as the last roll-back held off
+		m.holdOffLength = 0 // a plan adopted since has lasted as long as the last hold-off
 	}
 	if w.Flow.Seen < m.config.Seen {
 		return keepPlan(present, WarmingUp)
@@ -50,7 +50,7 @@ func (m *Machine) decide(in Input, w policies.Workload, present policies.Plan, p
 // compare decides between the present plan, the planner's best and one stage.
 func (m *Machine) compare(in Input, w policies.Workload, present policies.Plan, best policies.Partition, cost float64, over bool) Decision {
 	target, stages := best, len(present.Stages)
-	// Stages must pay for themselves: much to be made, somewhat less to stay.
+	// Creating stages requires a larger gain than keeping them.
 	worth := m.config.Gain
 	if stages == 1 {
 		worth = m.config.SplitGain
@@ -65,8 +65,8 @@ func (m *Machine) compare(in Input, w policies.Workload, present policies.Plan, 
 	}
 	d := keepPlan(present, SmallGain)
 	d.Moved = CountMoves(present, next)
-	// A moved replica redoes MoveCost seconds of prefill in every Horizon: the
-	// fleet is smaller by that share.
+	// A moved replica repeats MoveCost seconds of prefill in every Horizon, as if the fleet
+	// were smaller by that share.
 	charge := float64(d.Moved) * m.config.MoveCost / (m.config.Horizon * float64(w.Replicas))
 	d.Gain = gain(target.Cost*(1+charge), cost)
 	switch {
@@ -89,8 +89,8 @@ func (m *Machine) compare(in Input, w policies.Workload, present policies.Plan, 
 	return d
 }
 
-// placedCost is what a proposal costs with those in its stages whom the plan has there;
-// what it was proposed at where that makes no difference, or breaks a limit.
+// placedCost returns the cost of a proposal with the replicas that the plan assigns to
+// its stages; the proposed cost if that makes no difference or breaks a limit.
 func (m *Machine) placedCost(in Input, w policies.Workload, plan policies.Plan, p policies.Partition) float64 {
 	w.Transfer = in.assigner().transfer(plan, w.Transfer)
 	if w.Transfer == in.Workload.Transfer {
@@ -103,12 +103,11 @@ func (m *Machine) placedCost(in Input, w policies.Workload, plan policies.Plan, 
 	return priced.Cost
 }
 
-// slowerThanPredicted judges the last window, and says whether the plan in force has
-// been slower than predicted for too many windows: some stage's iterations
-// exceed the prediction, and all of them together are no better than one stage
-// is predicted to be, so that there is something to go back to. One stage
-// cannot be rolled back and does not disappoint. The first window of a plan is
-// not judged: its stages still run requests that were placed by the plan
+// slowerThanPredicted evaluates the last window and reports whether the plan in force
+// was slower than predicted for too many windows: some stage's iterations exceed the
+// prediction, and all stages together are no better than the prediction for one stage,
+// so that a rollback can help. A single stage cannot be rolled back. The first window
+// of a plan is not evaluated: its stages still run requests placed under the plan
 // before.
 func (m *Machine) slowerThanPredicted(in Input, w policies.Workload, present policies.Plan, priced policies.Partition) bool {
 	stages := len(present.Stages)
@@ -132,9 +131,9 @@ func (m *Machine) slowerThanPredicted(in Input, w policies.Workload, present pol
 	return m.slowWindows >= m.config.Windows
 }
 
-// inFlight is the requests in flight that the measured iterations amount to at
-// the present flow (Little's law); a stage without a measurement counts with
-// its prediction.
+// inFlight returns the requests in flight that follow from the measured iterations and
+// the present flow (Little's law); a stage without a measurement counts with its
+// prediction.
 func (m *Machine) inFlight(in Input, w policies.Workload, present policies.Plan, priced policies.Partition) float64 {
 	total := 0.0
 	for b, rate := range w.Flow.Tokens {
@@ -150,7 +149,7 @@ func (m *Machine) inFlight(in Input, w policies.Workload, present policies.Plan,
 	return total
 }
 
-// inFlightUndivided is the requests in flight that one stage is predicted to have.
+// inFlightUndivided returns the predicted requests in flight with one stage.
 func (m *Machine) inFlightUndivided(w policies.Workload) float64 {
 	one, err := m.config.Planner.Price(w, nil, []int{w.Replicas})
 	if err != nil {
@@ -163,18 +162,18 @@ func (m *Machine) inFlightUndivided(w policies.Workload) float64 {
 	return total * one.Iterations[0] * max(1, m.bias)
 }
 
-// biasMax bounds the calibration: a fleet that is slower than that by the
-// model has a wrong profile, and no plan of it should be trusted.
+// biasMax bounds the calibration. If the fleet is slower than the model by more, the
+// cost profile is wrong, and none of its plans should be trusted.
 const biasMax = 3
 
-// calibrate learns from the windows of one stage how much slower the engines
-// are than the model has them, averaged over about four windows.
+// calibrate learns from windows of a single stage by how much the engines are slower
+// than the model, averaged over about four windows.
 func (m *Machine) calibrate(in Input, priced policies.Partition, stages int) {
 	if stages != 1 || len(in.Iterations) != 1 || in.Iterations[0] <= 0 || len(priced.Iterations) != 1 {
 		return
 	}
 	ratio := in.Iterations[0] / priced.Iterations[0]
-	if !(ratio > 0) { // the prediction is infinite: too much work for it to say anything
+	if !(ratio > 0) { // the prediction is infinite: the stage is overloaded
 		return
 	}
 	ratio = min(max(ratio, 1), biasMax)
@@ -184,13 +183,13 @@ func (m *Machine) calibrate(in Input, priced policies.Partition, stages int) {
 	m.bias += (ratio - m.bias) / 4
 }
 
-// adopt is the decision for a partition that no gain was computed for.
+// adopt returns the decision for a partition for which no gain was computed.
 func (m *Machine) adopt(in Input, present policies.Plan, p policies.Partition, why Reason) Decision {
 	next := in.assigner().Assign(present, p, in.Replicas)
 	return Decision{Adopt: true, Plan: next, Reason: why, Moved: CountMoves(present, next)}
 }
 
-// gain is the share of old that is saved by cost; all of an infinite one.
+// gain returns the share of old that cost saves; 1 if old is infinite.
 func gain(cost, old float64) float64 {
 	switch {
 	case math.IsInf(old, 1):
@@ -204,10 +203,10 @@ func gain(cost, old float64) float64 {
 // oneStage is the partition of n replicas into one stage.
 func oneStage(n int) policies.Partition { return policies.Partition{Counts: []int{n}} }
 
-// withReplicas returns the plan with exactly the n replicas that are not draining.
-// Cuts stay, and so does everybody who can: joiners go where a stage is
-// furthest below its share of the plan, and only an emptied stage takes a
-// replica from another.
+// withReplicas returns the plan with exactly the n replicas that are not draining. Cuts
+// stay, and so do all replicas that can: joiners go where a stage is furthest below
+// its share of the plan, and only a stage that has lost all its replicas takes one
+// from another stage.
 func withReplicas(near Assigner, p policies.Plan, replicas []policies.Replica, n int) policies.Plan {
 	there, size := make([]int, len(p.Stages)), 0
 	in := make(map[policies.ReplicaID]bool, n)
@@ -232,14 +231,14 @@ func withReplicas(near Assigner, p policies.Plan, replicas []policies.Replica, n
 	return near.Assign(p, distributeReplicas(policies.Partition{Cuts: cutsOf(p), Counts: countsOf(p)}, there, n), replicas)
 }
 
-// ScaleCounts deals n replicas to the stages of a partition in its proportions, at
-// least one to each; with fewer replicas than stages it is one stage. The
+// ScaleCounts distributes n replicas to the stages of a partition in its proportions,
+// at least one to each; with fewer replicas than stages it is one stage. The
 // partition's counts must be positive.
 func ScaleCounts(p policies.Partition, n int) policies.Partition {
 	return distributeReplicas(p, make([]int, len(p.Counts)), n)
 }
 
-// distributeReplicas is Scale on top of those that are there already.
+// distributeReplicas is ScaleCounts in addition to the replicas that are there already.
 func distributeReplicas(p policies.Partition, there []int, n int) policies.Partition {
 	shares, out := p.Counts, slices.Clone(there)
 	if n < len(shares) {
@@ -295,7 +294,7 @@ func countsOf(p policies.Plan) []int {
 	return counts
 }
 
-// equalStages says that two plans have equal stages, replicas in equal order.
+// equalStages reports whether two plans have equal stages, with replicas in equal order.
 func equalStages(a, b policies.Plan) bool {
 	return slices.EqualFunc(a.Stages, b.Stages, func(x, y policies.Stage) bool {
 		return x.Low == y.Low && x.High == y.High && slices.Equal(x.Replicas, y.Replicas)

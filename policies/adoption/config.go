@@ -2,42 +2,40 @@ package adoption
 
 import "github.com/cascadeinfer/cascade/policies"
 
-// Config sets a Machine up. Times are in seconds of the fleet's own pace: a
-// caller whose fleet runs faster than real time divides Period, HoldOff,
-// HoldOffMax, MoveCost and Horizon.
+// Config configures a Machine. Times are in seconds of the fleet's time: if the fleet
+// runs faster than real time, the caller divides Period, HoldOff, HoldOffMax, MoveCost
+// and Horizon accordingly.
 type Config struct {
 	// Planner proposes and prices plans. Required.
 	Planner Planner
-	// Period is the time between comparisons, and the length of a window of
-	// measurement. 0 means 10.
+	// Period is the time between comparisons, and the length of a measurement window. 0
+	// means 10.
 	Period float64
-	// Seen is how many requests must have been counted before the fleet leaves
-	// its first stage. 0 means 1000.
+	// Seen is how many requests must have been counted before the fleet may leave its
+	// first stage. 0 means 1000.
 	Seen uint64
-	// Gain is the share of the objective that a new plan must save, and the
-	// one that stages must save over one stage to stay. 0 means 0.1.
+	// Gain is the share of the objective that a new plan must save, and that existing
+	// stages must save over one stage to be kept. 0 means 0.1.
 	Gain float64
-	// SplitGain is the share that stages must save over one stage to be made.
-	// It is larger than Gain, or a fleet at the edge would change back and
-	// forth. 0 means 0.2.
+	// SplitGain is the share that stages must save over one stage to be created. It exceeds
+	// Gain as a hysteresis: otherwise a fleet at the threshold would switch back and forth.
+	// 0 means 0.2.
 	SplitGain float64
-	// MoveCost is the work of one replica, in seconds, that a move to another
-	// range costs: prefill that its prefix cache would have saved. Horizon is
-	// how long a plan is expected to last. A plan that moves m of E replicas
-	// is charged as if the objective were larger by m·MoveCost/(Horizon·E).
-	// 0 means 5 and 60.
+	// MoveCost is the work, in seconds of one replica, that a move to another range costs:
+	// prefill that its prefix cache would have saved. Horizon is how long a plan is
+	// expected to last. A plan that moves m of E replicas is charged as if its objective
+	// were larger by m·MoveCost/(Horizon·E). 0 means 5 and 60.
 	MoveCost, Horizon float64
 	// Excess is the share by which a stage's measured iterations may exceed
 	// the prediction at the present flow. 0 means 0.25.
 	Excess float64
-	// Windows is how many periods in a row an excess must last for the plan to
-	// be rolled back. 0 means 3.
+	// Windows is how many consecutive periods an excess must last before the plan is rolled
+	// back. 0 means 3.
 	Windows int
-	// HoldOff is how long a roll-back keeps new plans away. It doubles with
-	// every further one, up to HoldOffMax, until a plan has lasted as long as
-	// the last hold-off. Even then the fleet may go back to one stage, when
-	// the plan in force is over its limits and one stage is not. 0 means 60
-	// and 960.
+	// HoldOff is how long a rollback holds off new plans. It doubles with every further
+	// rollback, up to HoldOffMax, until a plan has lasted as long as the last hold-off. The
+	// fleet may still return to one stage during it, if the plan in force is over its
+	// limits and one stage is not. 0 means 60 and 960.
 	HoldOff, HoldOffMax float64
 }
 

@@ -1,14 +1,14 @@
-// Package adoption decides when a fleet changes its plan: when a partitioner's
-// proposal is worth a change, and when a plan that disappoints is taken back.
+// Package adoption is plan adoption with hysteresis and plan rollback: it decides when
+// a partitioner's proposal replaces the plan in force, and when a plan that performs
+// worse than predicted is rolled back.
 //
-// It plans nothing itself and moves nobody; it weighs a Planner's predictions
-// against each other and against what was measured. A Machine is a pure state
-// machine: it reads no clock and starts nothing, and one sequence of inputs
-// gives one sequence of decisions.
+// It makes no proposals and changes no plan itself; it compares a Planner's
+// predictions with each other and with measurements. A Machine is a pure state
+// machine: it reads no clock, and equal inputs give equal decisions.
 //
-// The invariant: a plan that Step adopts is valid, holds exactly the replicas
-// that are not draining, and was either within the planner's limits when it
-// was adopted, or the nearest thing to the plan before.
+// Invariant: a plan that Step adopts is valid, holds exactly the replicas that are
+// not draining, and either was within the planner's limits when it was adopted, or
+// is the plan before with as few changes as possible.
 package adoption
 
 import (
@@ -20,77 +20,76 @@ import (
 	"github.com/cascadeinfer/cascade/policies/proximity"
 )
 
-// A Planner proposes divisions of a fleet and predicts what a given one costs.
-// Both methods are pure.
+// A Planner proposes divisions of a fleet and predicts the cost of a given one. Both
+// methods are pure.
 type Planner interface {
 	policies.Partitioner
-	// Price predicts cost and iteration times of a division at the workload's
-	// flow, in the unit of Partition. Cuts may lie anywhere. The error is
-	// policies.ErrInfeasible, with the iteration times nevertheless filled in,
-	// when a stage breaks a limit, and a *policies.Violation for an invalid
-	// workload.
+	// Price predicts the cost and iteration times of a division for the workload's flow, in
+	// the unit of Partition. Cuts need not lie on bucket edges. The error is
+	// policies.ErrInfeasible if a stage breaks a limit, with the iteration times filled in
+	// nevertheless, and a *policies.Violation for an invalid workload.
 	Price(w policies.Workload, cuts []policies.Tokens, counts []int) (policies.Partition, error)
 }
 
 // Reason says why Step decided as it did.
 type Reason string
 
-// The reasons to adopt a plan, then those to keep the one in force.
+// The reasons to adopt a plan, followed by those to keep the one in force.
 const (
-	FirstPlan       Reason = "first plan"                     // there was none: one stage
+	FirstPlan       Reason = "first plan"                     // there was no plan: one stage
 	BetterPlan      Reason = "better plan"                    // the predicted gain is large enough
-	OverLimits      Reason = "plan in force over its limits"  // and another one is not
-	Merged          Reason = "stages not worth it"            // back to one stage
-	RolledBack      Reason = "iterations slower than planned" // back to the plan before
+	OverLimits      Reason = "plan in force over its limits"  // and the new plan is not
+	Merged          Reason = "stages not worth it"            // the stages gain too little: one stage
+	RolledBack      Reason = "iterations slower than planned" // the previous plan again
 	ReplicasChanged Reason = "replicas changed"               // the cuts stay
 
 	WaitingForPeriod Reason = "waiting for the next period"
 	NoReplicas       Reason = "no replica to plan for"
 	WarmingUp        Reason = "too few requests seen"
-	HeldOff          Reason = "held off after a roll-back"
+	HeldOff          Reason = "held off after a plan rollback"
 	Infeasible       Reason = "no plan is within the limits"
 	SmallGain        Reason = "gain too small"
 	AlreadyBest      Reason = "plan in force is the best"
 	InvalidWorkload  Reason = "invalid workload"
 )
 
-// Input is what a Machine looks at: one model at one time.
+// Input is the state of one model at one time.
 type Input struct {
-	Now   float64       // seconds, on any scale that does not go back
-	Plan  policies.Plan // in force; without stages when there is none
-	Model string        // the plan's model, for the first one
-	// Replicas are all replicas of the model. Those that drain take no part.
+	Now   float64       // seconds, on any monotonic scale
+	Plan  policies.Plan // in force; without stages if there is none
+	Model string        // the model of the first plan
+	// Replicas are all replicas of the model. Draining ones get no stage.
 	Replicas []policies.Replica
-	// Workload is what the planner may know. Its Replicas is set by Step.
+	// Workload is the planner's input. Step sets its Replicas.
 	Workload policies.Workload
-	// Iterations is the measured mean iteration time of each stage of Plan
-	// since the last period, in seconds; 0 where nothing ran. Any other length
-	// than the plan's counts as nothing measured.
+	// Iterations is the measured mean iteration time of each stage of Plan since the last
+	// period, in seconds; 0 for a stage that was idle. A slice of another length than the
+	// plan's stages counts as no measurement.
 	Iterations []float64
-	// Proximity prices the hand-overs of each plan that is weighed by who is in its stages,
-	// and has a say in who that is; proposals are made with Workload.Transfer, because
-	// nobody is in their stages yet. nil: all hand-overs cost Workload.Transfer.
+	// Proximity, if not nil, prices the migrations of each plan from the positions of its
+	// replicas and influences which replicas a stage gets. Proposals are made with
+	// Workload.Transfer, because their stages have no replicas yet. If it is nil, every
+	// migration costs Workload.Transfer.
 	Proximity *proximity.Map
 }
 
-// assigner is what Step knows of distances.
+// assigner returns the Assigner for this input.
 func (in Input) assigner() Assigner { return Assigner{in.Proximity, in.Workload.Flow} }
 
-// Decision is what Step decided.
+// Decision is the result of a Step.
 type Decision struct {
 	Adopt  bool
-	Plan   policies.Plan // to put in force if Adopt, else the one in force; the epoch is the caller's to give
+	Plan   policies.Plan // to put in force if Adopt, else the plan in force; the caller sets the epoch
 	Reason Reason
-	// Gain and Moved are of the plan that was weighed against the present one,
-	// adopted or not: the share of the objective that it is predicted to save,
-	// moves charged, and how many replicas it gives another range. 0 where
-	// nothing was compared.
+	// Gain and Moved describe the plan that was compared with the present one, adopted or
+	// not: the predicted saving as a share of the objective, moves included, and how many
+	// replicas get another range. They are 0 if no plan was compared.
 	Gain  float64
 	Moved int
-	// Present prices the plan in force at the present flow, Proposal is the
-	// planner's; zero where they were not asked for.
+	// Present is the price of the plan in force at the present flow, Proposal is the
+	// planner's partition; zero if not computed.
 	Present, Proposal policies.Partition
-	Err               error // why the workload is invalid; nil but for Invalid
+	Err               error // why the workload is invalid; nil for all other reasons
 }
 
 // Machine decides for one model. It is not safe for concurrent use.
@@ -98,21 +97,22 @@ type Machine struct {
 	config     Config
 	nextPeriod float64 // when the next period begins
 
-	cuts            []policies.Tokens // of the plan that was last in force
-	previous        policies.Plan     // what it replaced; no stages when that is unknown
-	adoptedAt       float64           // when it came
-	settlingWindows int               // windows that are not judged yet
-	slowWindows     int               // bad windows in a row
+	cuts            []policies.Tokens // of the last plan in force
+	previous        policies.Plan     // the plan before it; no stages if unknown
+	adoptedAt       float64           // when it was adopted
+	settlingWindows int               // windows left that are not judged
+	slowWindows     int               // consecutive slow windows
 
-	// bias is measured over predicted iteration time, at least 1, as one stage
-	// shows it: what the model leaves out slows every plan. 0: never measured.
+	// bias is the ratio of measured to predicted iteration time of a single stage, at least
+	// 1: it stands for what the cost model leaves out, which slows every plan. 0 means
+	// that it was never measured.
 	bias float64
 
-	heldUntil     float64 // no new plan before this time
-	holdOffLength float64 // how long the last roll-back holds off; 0: none, or forgiven
+	heldUntil     float64 // no new plan is adopted before this time
+	holdOffLength float64 // length of the last hold-off; 0: none, or reset
 }
 
-// New returns a machine that has seen nothing.
+// New returns a machine without history.
 func New(c Config) (*Machine, error) {
 	c, err := c.complete()
 	if err != nil {
@@ -121,11 +121,11 @@ func New(c Config) (*Machine, error) {
 	return &Machine{config: c, nextPeriod: math.Inf(-1), heldUntil: math.Inf(-1)}, nil
 }
 
-// Step decides whether the plan in force stays. It may be called at any time:
-// once a period it compares plans and judges what was measured; in between it
-// only answers to a plan that lacks a replica or has one too many. A decision
-// to adopt should be put in force before the next call; if it is not, or
-// somebody else changes the plan, the machine goes on from what it then finds.
+// Step decides whether the plan in force stays. It may be called at any time: once per
+// period it compares plans and evaluates the measurements; in between it only reacts
+// to a plan that lacks a replica or has one too many. A plan to adopt should be put in
+// force before the next call; if it is not, or another planner changes the plan, the
+// machine continues from the plan it finds.
 func (m *Machine) Step(in Input) Decision {
 	w := in.Workload
 	w.Replicas = 0
@@ -144,7 +144,7 @@ func (m *Machine) Step(in Input) Decision {
 		return Decision{Adopt: true, Plan: one, Reason: FirstPlan}
 	}
 	if cuts := cutsOf(in.Plan); !slices.Equal(cuts, m.cuts) {
-		m.recordPlan(in.Now, policies.Plan{}, in.Plan) // not from here
+		m.recordPlan(in.Now, policies.Plan{}, in.Plan) // adopted by another planner
 	}
 	present := withReplicas(in.assigner(), in.Plan, in.Replicas, w.Replicas)
 	if equalStages(present, in.Plan) {
@@ -154,7 +154,7 @@ func (m *Machine) Step(in Input) Decision {
 		m.nextPeriod = in.Now + m.config.Period
 		return m.comparePlans(in, w, in.Plan)
 	}
-	// The measurements are of other stages, and the change cannot wait.
+	// The measurements belong to the old stages, and the change cannot wait for a period.
 	m.nextPeriod = in.Now + m.config.Period
 	in.Iterations = nil
 	d := m.comparePlans(in, w, present)
@@ -165,11 +165,11 @@ func (m *Machine) Step(in Input) Decision {
 	return d
 }
 
-// comparePlans weighs the plan in force, which is present or will be at once,
-// against the alternatives.
+// comparePlans compares the plan in force, which is present or is about to be, with the
+// alternatives.
 func (m *Machine) comparePlans(in Input, w policies.Workload, present policies.Plan) Decision {
-	// Head room is asked of new plans alone: one in force is not given up for a
-	// moment of more work than it was made for.
+	// Headroom is required of new plans only: a plan in force is kept through a moment of
+	// more work than it was made for.
 	inForce := w
 	inForce.Limits.Pooling, inForce.Limits.Utilisation = 0, 0
 	inForce.Transfer = in.assigner().transfer(present, w.Transfer)
@@ -191,21 +191,21 @@ func (m *Machine) comparePlans(in Input, w policies.Workload, present policies.P
 	return d
 }
 
-// recordPlan takes note that plan replaces before.
+// recordPlan records that plan replaces before.
 func (m *Machine) recordPlan(now float64, before, plan policies.Plan) {
 	m.cuts, m.previous, m.adoptedAt = cutsOf(plan), before, now
 	m.settlingWindows, m.slowWindows = 1, 0
 }
 
-// HoldOff keeps new plans away as a roll-back does: for the Config's HoldOff, or
-// twice as long as the last time. It is for plans that somebody else takes back.
+// HoldOff holds off new plans as a rollback does: for Config.HoldOff, or twice as long
+// as the last time. It is for rollbacks that were not decided here.
 func (m *Machine) HoldOff(now float64) {
 	m.holdOffLength = min(max(2*m.holdOffLength, m.config.HoldOff), m.config.HoldOffMax)
 	m.heldUntil = now + m.holdOffLength
 }
 
-// HoldOffState returns until when new plans are kept away, which may be over, and how
-// long the last roll-back did so; 0 when that is forgiven, or there was none.
+// HoldOffState returns the end of the last hold-off, which may have passed, and its
+// length; zeros if there was none or it was reset.
 func (m *Machine) HoldOffState() (until, length float64) {
 	if m.holdOffLength == 0 {
 		return 0, 0
@@ -213,8 +213,8 @@ func (m *Machine) HoldOffState() (until, length float64) {
 	return m.heldUntil, m.holdOffLength
 }
 
-// RestoreHoldOff makes what Held returned of an earlier life, or of another machine that
-// decided for the same model, count here. Zeros forgive.
+// RestoreHoldOff restores the result of HoldOffState of an earlier process or of
+// another machine of the same model. Zeros reset it.
 func (m *Machine) RestoreHoldOff(until, length float64) {
 	m.heldUntil, m.holdOffLength = until, min(max(length, 0), m.config.HoldOffMax)
 	if m.holdOffLength == 0 {
@@ -222,5 +222,5 @@ func (m *Machine) RestoreHoldOff(until, length float64) {
 	}
 }
 
-// keepPlan is the decision to leave a plan in force.
+// keepPlan is the decision to keep a plan in force.
 func keepPlan(p policies.Plan, why Reason) Decision { return Decision{Plan: p, Reason: why} }

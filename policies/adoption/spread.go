@@ -9,13 +9,13 @@ import (
 	"github.com/cascadeinfer/cascade/policies/proximity"
 )
 
-// joiner is the origin of replicas that the plan before lacks.
+// joiner is the origin of replicas that the previous plan does not have.
 const joiner = -1
 
-// assignment is who goes to which stage, while that is being decided.
+// assignment holds the stages while replicas are assigned to them.
 type assignment struct {
 	stages [][]proximity.Member
-	order  map[policies.ReplicaID]int // in which the replicas were dealt
+	order  map[policies.ReplicaID]int // in which replicas were added
 }
 
 func (d *assignment) add(stage int, id policies.ReplicaID, origin int) {
@@ -23,7 +23,7 @@ func (d *assignment) add(stage int, id policies.ReplicaID, origin int) {
 	d.order[id] = len(d.order)
 }
 
-// replicas lists a stage in the order in which its replicas were dealt, joiners last.
+// replicas lists a stage in the order of addition, joiners last.
 func (d *assignment) replicas(stage int) []policies.ReplicaID {
 	members := d.stages[stage]
 	slices.SortFunc(members, func(a, b proximity.Member) int {
@@ -36,7 +36,7 @@ func (d *assignment) replicas(stage int) []policies.ReplicaID {
 	return ids
 }
 
-// compareJoiners puts joiners behind all others.
+// compareJoiners orders joiners after all others.
 func compareJoiners(a, b proximity.Member) int {
 	switch {
 	case (a.Origin == joiner) == (b.Origin == joiner):
@@ -47,10 +47,10 @@ func compareJoiners(a, b proximity.Member) int {
 	return -1
 }
 
-// spreadOverHosts spreads the stages over the nodes, one after the other. Each takes from the
-// node of which it has least so far; among equal ones from that which has most left,
-// so that the stages after it find every node. How many of each origin a stage gets
-// stays as dealt.
+// spreadOverHosts spreads the stages over the hosts, one stage after the other. Each
+// stage takes from the host of which it has the fewest replicas so far; among equals
+// from the host with the most left, so that later stages find every host. The number
+// of each origin in a stage does not change.
 func (d *assignment) spreadOverHosts(replicas []policies.Replica) {
 	nodes := make(map[string]*hostStock)
 	home := make(map[policies.ReplicaID]*hostStock, len(replicas))
@@ -83,15 +83,15 @@ func (d *assignment) spreadOverHosts(replicas []policies.Replica) {
 	}
 }
 
-// hostStock is what a node has left to give to stages.
+// hostStock is what a host has left for the remaining stages.
 type hostStock struct {
 	left  map[int][]proximity.Member // by origin
 	count int
-	first int // its number
-	given int // to the stage that takes
+	first int // order of first use
+	given int // to the present stage
 }
 
-// takeMembers makes a stage of so many of each origin.
+// takeMembers forms a stage with the given number of members of each origin.
 func takeMembers(nodes []*hostStock, need map[int]int, size int) []proximity.Member {
 	var origins []int
 	for o := range need {
@@ -111,7 +111,7 @@ func takeMembers(nodes []*hostStock, need map[int]int, size int) []proximity.Mem
 		n := q[0]
 		at := slices.IndexFunc(origins, func(o int) bool { return need[o] > 0 && len(n.left[o]) > 0 })
 		if at < 0 {
-			heap.Pop(&q) // it has nothing that this stage still takes
+			heap.Pop(&q) // it has nothing left that this stage needs
 			continue
 		}
 		o := origins[at]
@@ -125,7 +125,7 @@ func takeMembers(nodes []*hostStock, need map[int]int, size int) []proximity.Mem
 	return out
 }
 
-// hostQueue is the nodes in the order in which a stage takes from them.
+// hostQueue orders the hosts by which a stage takes from next.
 type hostQueue []*hostStock
 
 func (q hostQueue) Len() int      { return len(q) }

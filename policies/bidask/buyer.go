@@ -6,14 +6,14 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// A state is where a win is.
+// A winState is the state of a win.
 type winState uint8
 
 const (
-	reserving winState = iota // the engine is asked for KV
-	queued                    // for a free receive slot
-	pulling                   // a slot is held, the seller's answer is awaited
-	importing                 // the transfer has the word
+	reserving winState = iota // the engine was asked to reserve KV
+	queued                    // waits for a free receive slot
+	pulling                   // holds a receive slot, waits for the seller's answer
+	importing                 // the transfer layer decides how it ends
 )
 
 // win is the buyer's side of a deal.
@@ -23,11 +23,11 @@ type win struct {
 	priority        policies.Tokens // the seller's load
 	state           winState
 	skips           int             // how often the seller was busy
-	atFront         bool            // a promise found no free slot: it goes before all others
-	retryAt         policies.Micros // queued: not before
-	answerDeadline  policies.Micros // pulling: until when
-	promiseDeadline policies.Micros // queued: until when a Ready is expected; 0: none is
-	deadline        policies.Micros // of the lease, then of the transfer; 0: passed
+	atFront         bool            // a promised send slot found no free receive slot: it comes first
+	retryAt         policies.Micros // queued: not before this time
+	answerDeadline  policies.Micros // pulling: of the seller's answer
+	promiseDeadline policies.Micros // queued: of the expected Ready; 0: none is expected
+	deadline        policies.Micros // of the reservation, then of the transfer; 0: passed
 }
 
 // winOfDeal finds the win of a deal.
@@ -75,7 +75,7 @@ func (m *Machine) handleFromSeller(msg Message) {
 	}
 }
 
-// quote reports whether a hand-over is welcome, and at what price.
+// quote returns the replica's bid for a migration; false if it makes none.
 func (m *Machine) quote(h policies.Migration) (policies.Bid, bool) {
 	if h.Length < 0 || len(m.wins) >= m.config.MaxWins || !m.occupancy.Fits(h.Length) {
 		return policies.Bid{}, false
@@ -83,7 +83,7 @@ func (m *Machine) quote(h policies.Migration) (policies.Bid, bool) {
 	return m.config.Quoter.Quote(m.occupancy, h)
 }
 
-// answerAsk answers an ask.
+// answerAsk replies to an ask with a bid or with NoBid.
 func (m *Machine) answerAsk(msg Message) {
 	m.updatePriority(msg)
 	b, ok := m.quote(msg.Migration)
@@ -94,7 +94,7 @@ func (m *Machine) answerAsk(msg Message) {
 	m.send(Message{Kind: Bid, To: msg.From, Deal: msg.Deal, Load: b.Load, Start: b.Start})
 }
 
-// updatePriority takes note of a seller's load.
+// updatePriority records a seller's load.
 func (m *Machine) updatePriority(msg Message) {
 	for _, w := range m.wins {
 		if w.deal.Seller == msg.From {
@@ -103,7 +103,7 @@ func (m *Machine) updatePriority(msg Message) {
 	}
 }
 
-// handleConfirm begins a win, if there is still room.
+// handleConfirm starts a win if there is still room for it.
 func (m *Machine) handleConfirm(msg Message) {
 	m.updatePriority(msg)
 	if w := m.winOfDeal(msg.Deal); w != nil {
@@ -126,7 +126,7 @@ func (m *Machine) handleConfirm(msg Message) {
 	m.out = append(m.out, Action{Kind: Reserve, Deal: w.deal, Peer: msg.From, Migration: w.migration, Deadline: w.deadline})
 }
 
-// handleReserved accepts; with a free slot the Pull says so.
+// handleReserved accepts the deal; if a receive slot is free, the Pull says so.
 func (m *Machine) handleReserved(d Deal) {
 	w := m.winOfDeal(d)
 	if w == nil || w.state != reserving {
@@ -139,7 +139,7 @@ func (m *Machine) handleReserved(d Deal) {
 	}
 }
 
-// handleRefused gives a win up for which there is no KV.
+// handleRefused drops a win for which the engine has no KV.
 func (m *Machine) handleRefused(d Deal) {
 	w := m.winOfDeal(d)
 	if w == nil || w.state == importing {
@@ -153,8 +153,8 @@ func (m *Machine) handleRefused(d Deal) {
 	m.removeWin(w)
 }
 
-// startPulls fills the free slots, the greatest sellers first. Those that were busy
-// a moment ago and those that have promised are left alone.
+// startPulls fills the free receive slots, sellers with the greatest load first. It
+// skips sellers that were busy a moment ago or have promised a slot.
 func (m *Machine) startPulls() {
 	for m.receiving < m.config.MaxConcurrentReceives {
 		var best *win
@@ -173,14 +173,15 @@ func (m *Machine) startPulls() {
 	}
 }
 
-// startPull takes a slot and asks the seller for its own.
+// startPull takes a receive slot and asks the seller for a send slot.
 func (m *Machine) startPull(w *win) {
 	m.receiving++
 	w.state, w.answerDeadline, w.promiseDeadline = pulling, m.now+m.config.AnswerTimeout, 0
 	m.sendTo(Pull, w.deal.Seller, w.deal)
 }
 
-// handleBusy goes on without a busy seller, or says that it was busy too often.
+// handleBusy requeues a win whose seller is busy; after MaxSkips times it tells the
+// seller with Starving.
 func (m *Machine) handleBusy(w *win) {
 	m.receiving--
 	w.state, w.answerDeadline, w.retryAt = queued, 0, m.now+m.config.RetryDelay
@@ -191,8 +192,8 @@ func (m *Machine) handleBusy(w *win) {
 	}
 }
 
-// handleGrant begins the transfer. A Grant that comes after its Pull was given up
-// still counts: the seller holds a slot for it.
+// handleGrant starts the transfer. A Grant that arrives after its Pull timed out still
+// counts, because the seller holds a slot for it.
 func (m *Machine) handleGrant(w *win) {
 	switch w.state {
 	case queued:
@@ -212,7 +213,7 @@ func (m *Machine) handleGrant(w *win) {
 // handleReady answers a seller that holds a slot.
 func (m *Machine) handleReady(w *win) {
 	if w.state != queued {
-		return // a Pull is on its way and finds the slot
+		return // the Pull under way will find the slot
 	}
 	if m.receiving >= m.config.MaxConcurrentReceives {
 		w.atFront, w.retryAt, w.promiseDeadline = true, 0, 0
@@ -222,7 +223,7 @@ func (m *Machine) handleReady(w *win) {
 	m.startPull(w)
 }
 
-// finishImport takes note of the end of a transfer.
+// finishImport handles the end of a transfer.
 func (m *Machine) finishImport(d Deal, end EventKind) {
 	w := m.winOfDeal(d)
 	if w == nil || w.state != importing {
@@ -232,12 +233,12 @@ func (m *Machine) finishImport(d Deal, end EventKind) {
 		m.releaseWin(w)
 		return
 	}
-	// Until it is measured, what has come counts as held.
+	// Until the next measurement, the request counts as held.
 	m.occupancy.Held += w.migration.Length
 	m.removeWin(w)
 }
 
-// abandonWinsFrom ends what depended on a seller.
+// abandonWinsFrom ends the wins whose seller is gone.
 func (m *Machine) abandonWinsFrom(peer policies.ReplicaID) {
 	for _, w := range slices.Clone(m.wins) {
 		switch {
@@ -267,7 +268,8 @@ func (m *Machine) expireWins() {
 	}
 }
 
-// abortImport asks the transfer layer to stop, once. It still decides.
+// abortImport asks the transfer layer once to abort. The transfer layer still decides
+// how the transfer ends.
 func (m *Machine) abortImport(w *win) {
 	if w.deadline != 0 {
 		w.deadline = 0
@@ -275,13 +277,13 @@ func (m *Machine) abortImport(w *win) {
 	}
 }
 
-// releaseWin forgets a win and frees what was reserved for it.
+// releaseWin removes a win and frees its reservation.
 func (m *Machine) releaseWin(w *win) {
 	m.out = append(m.out, Action{Kind: Release, Deal: w.deal, Peer: w.deal.Seller})
 	m.removeWin(w)
 }
 
-// removeWin forgets a win and frees its slot.
+// removeWin removes a win and frees its slot.
 func (m *Machine) removeWin(w *win) {
 	if w.state == pulling || w.state == importing {
 		m.receiving--

@@ -4,42 +4,42 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// AskAll as Config.Sample asks every candidate, as the paper does.
+// AskAll as Config.Sample means that every candidate is asked, as in the paper.
 const AskAll = -1
 
-// Config sets a Machine up. The paper's settings are Sample AskAll, Selector
-// Paper{}, and three slots each way.
+// Config configures a Machine. The paper's settings are Sample AskAll, Selector Paper{}
+// and three concurrent transfers each way.
 type Config struct {
 	// Self is the own replica. Required.
 	Self policies.ReplicaID
-	// FirstDeal is the number of the first deal: larger than any that a machine of
-	// this name has used before, for instance the start time in microseconds.
+	// FirstDeal is the number of the first deal. It must be larger than any number that
+	// an earlier machine of this replica used, for instance the start time in
+	// microseconds.
 	FirstDeal uint64
 	// Quoter makes bids, Selector picks one. nil means Backlog{} and LeastLoad{}.
 	Quoter   policies.Quoter
 	Selector policies.Selector
-	// Sample is how many candidates are asked. Asking everybody herds as soon
-	// as bids are stale when they arrive. 0 means 8; AskAll means all.
+	// Sample is how many candidates are asked. If all are asked, many sellers choose the
+	// same buyer as soon as bids are stale when they arrive. 0 means 8; AskAll means all.
 	Sample int
-	// MaxConcurrentSends and MaxConcurrentReceives are how many transfers may run at once each
-	// way. One is a throughput cliff: a stage hands over more than one request
-	// per iteration. 0 means 4.
+	// MaxConcurrentSends and MaxConcurrentReceives bound the transfers that run at once
+	// each way. One is too few: a stage migrates more than one request per iteration. 0
+	// means 4.
 	MaxConcurrentSends, MaxConcurrentReceives int
-	// MaxSkips is how often a buyer is skipped before it says so. 0 means 3.
+	// MaxSkips is how often a buyer accepts Busy before it sends Starving. 0 means 3.
 	MaxSkips int
-	// MaxOffers and Wins bound what is offered and what is won and not yet here.
-	// 0 means 256 and 64.
+	// MaxOffers bounds the open sales, MaxWins the wins that have not arrived. 0 means 256
+	// and 64.
 	MaxOffers, MaxWins int
-	// BidTimeout is how long a seller collects bids, AnswerTimeout how long one
-	// replica waits for another's answer, or holds a promised slot. Both
-	// exceed a round trip. 0 means 100 ms and 200 ms.
+	// BidTimeout is how long a seller collects bids. AnswerTimeout is how long a replica
+	// waits for another's answer, or holds a promised slot. Both must exceed a round
+	// trip. 0 means 100 ms and 200 ms.
 	BidTimeout, AnswerTimeout policies.Micros
-	// RetryDelay is the pause before a busy seller is tried again. 0 means 5 ms.
+	// RetryDelay is the time before a buyer pulls from a busy seller again. 0 means 5 ms.
 	RetryDelay policies.Micros
-	// PromiseTimeout is how long a promised slot is waited for. 0 means 1 s.
+	// PromiseTimeout is how long a buyer waits for a promised slot. 0 means 1 s.
 	PromiseTimeout policies.Micros
-	// Lease is how long a reservation waits for its transfer to begin. 0 means
-	// 10 s.
+	// Lease is how long a reservation waits for its transfer to start. 0 means 10 s.
 	Lease policies.Micros
 	// TransferTimeout is how long a transfer may take before it is aborted. 0 means
 	// 30 s.

@@ -6,12 +6,13 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Where transfers to some candidates cost less than to others, the machine asks
-// some of the cheap ones for sure, and drops the bids that are no better than a
-// cheaper one. Which of the rest wins is the Selector's to say: it needs to know
-// nothing of costs. Without costs, or with equal ones, nothing here has an effect.
+// If transfers to some candidates cost less than to others, the machine always asks
+// some of the cheap ones and drops every bid that is no better than a cheaper one.
+// The Selector chooses among the rest and needs no costs. Without costs, or with
+// equal ones, nothing in this file has an effect.
 
-// chooseCandidates chooses whom to ask, with what each costs, or nil for no costs.
+// chooseCandidates returns the candidates to ask and the cost of each, nil without
+// costs.
 func (m *Machine) chooseCandidates(ev Event) ([]policies.ReplicaID, []policies.Micros) {
 	if len(ev.Costs) != len(ev.Candidates) || allEqual(ev.Costs) {
 		return sample(ev.Candidates, m.config.Self, m.config.Sample, ev.Seed), nil
@@ -36,7 +37,7 @@ func (m *Machine) chooseCandidates(ev Event) ([]policies.ReplicaID, []policies.M
 	return ids, costs
 }
 
-// allEqual says that costs set nobody apart.
+// allEqual reports whether all costs are equal.
 func allEqual(costs []policies.Micros) bool {
 	for _, c := range costs {
 		if c != costs[0] {
@@ -46,8 +47,8 @@ func allEqual(costs []policies.Micros) bool {
 	return true
 }
 
-// splitByCost divides the candidates: near are those that cost no more than twice the
-// least.
+// splitByCost divides the candidates into near ones, which cost at most twice the
+// least cost, and far ones.
 func splitByCost(ev Event, self policies.ReplicaID) (near, far []policies.ReplicaID) {
 	least := policies.Micros(-1)
 	for i, c := range ev.Costs {
@@ -67,7 +68,7 @@ func splitByCost(ev Event, self policies.ReplicaID) (near, far []policies.Replic
 	return near, far
 }
 
-// cost is what a transfer to an asked replica costs, 0 where nothing is known.
+// cost returns the cost of a transfer to an asked replica, 0 if unknown.
 func (s *sale) cost(id policies.ReplicaID) policies.Micros {
 	if at := slices.Index(s.asked, id); at >= 0 && at < len(s.costs) {
 		return s.costs[at]
@@ -93,9 +94,9 @@ func (m *Machine) selectBid(s *sale) int {
 	return m.undominatedIndex[at]
 }
 
-// dominated reports whether a cheaper bidder has no more load than this one, or more
-// by no more than the request: moving it there leaves the two no further apart
-// than they were.
+// dominated reports whether a cheaper bidder has no more load than this one, or at
+// most the request's length more: the request there leaves the two loads no further
+// apart than they were.
 func (m *Machine) dominated(s *sale, b policies.Bid) bool {
 	cost := s.cost(b.From)
 	return slices.ContainsFunc(m.bids, func(o policies.Bid) bool {

@@ -13,28 +13,28 @@ type Machine struct {
 	now    policies.Micros
 	out    []Action // of the Step in progress
 
-	occupancy policies.Occupancy // as measured, with what has moved since; Incoming is the machine's own
+	occupancy policies.Occupancy // as measured, updated by completed transfers; the machine computes Incoming
 
 	// Seller. Sales are in order of their numbers.
 	sales            []*sale
 	number           uint64 // of the next sale
 	offeredTokens    policies.Tokens
-	asking           *sale // the one in state asking or confirming, or nil
+	asking           *sale // the sale in state awaitingBids or confirming, or nil
 	unanswered       []policies.ReplicaID
 	bids             []policies.Bid // in order of arrival
-	undominated      []policies.Bid // scratch of pick
-	undominatedIndex []int          // and where they are in bids
+	undominated      []policies.Bid // scratch of selectBid
+	undominatedIndex []int          // their indices in bids
 	sending          int            // send slots in use
-	promised         []*sale        // to be served before anybody else, in order
+	promised         []*sale        // served before all other sales, in this order
 
 	// Buyer. Wins are in order of arrival.
 	wins      []*win
 	receiving int // receive slots in use
 }
 
-// New returns a machine that has nothing to sell and knows nothing of its own
-// position: it bids after the first Measured. The error is a
-// *policies.Violation that names the bad field.
+// New returns a machine without sales and without a measured occupancy: it bids after
+// the first OccupancyMeasured event. The error is a *policies.Violation that names
+// the bad field.
 func New(c Config) (*Machine, error) {
 	c, err := c.complete()
 	if err != nil {
@@ -43,8 +43,8 @@ func New(c Config) (*Machine, error) {
 	return &Machine{config: c, number: c.FirstDeal}, nil
 }
 
-// Step takes note of an event and appends what is to be done about it to out,
-// which it returns. Everything that the event names is copied.
+// Step handles an event, appends the resulting actions to out and returns it. It keeps
+// no reference to the event.
 func (m *Machine) Step(ev Event, out []Action) []Action {
 	m.out = out
 	m.now = max(m.now, ev.Now)
@@ -81,7 +81,7 @@ func (m *Machine) Step(ev Event, out []Action) []Action {
 	return out
 }
 
-// receive passes a message to the side that it is meant for.
+// receive passes a message to the seller's or the buyer's side.
 func (m *Machine) receive(msg Message) {
 	if msg.From == "" || msg.From == m.config.Self || msg.To != m.config.Self {
 		return
@@ -98,8 +98,8 @@ func (m *Machine) receive(msg Message) {
 	}
 }
 
-// measure takes note of the own position. A replica that begins to drain gives
-// up what it has won and not begun to pull.
+// measure records the replica's occupancy. A replica that starts to drain drops the
+// wins that it has not started to pull.
 func (m *Machine) measure(p policies.Occupancy) {
 	p.Incoming = m.occupancy.Incoming
 	m.occupancy = p
@@ -114,8 +114,8 @@ func (m *Machine) measure(p policies.Occupancy) {
 	}
 }
 
-// Next returns when Step must be called with Ticked; false when no deadline is
-// pending. It changes with every Step.
+// Next returns when Step must be called with DeadlineReached; false if no deadline is
+// pending. It may change with every Step.
 func (m *Machine) Next() (policies.Micros, bool) {
 	next, any := policies.Micros(0), false
 	earlier := func(t policies.Micros) {
@@ -139,13 +139,13 @@ func (m *Machine) Next() (policies.Micros, bool) {
 	return next, any
 }
 
-// Idle reports whether nothing is offered, won or on its way.
+// Idle reports whether there is neither a sale nor a win.
 func (m *Machine) Idle() bool { return len(m.sales) == 0 && len(m.wins) == 0 }
 
-// Incoming is what was won and is not yet here: the KV that is reserved.
+// Incoming returns the KV reserved for requests that were won and have not arrived.
 func (m *Machine) Incoming() policies.Tokens { return m.occupancy.Incoming }
 
-// sendTo sends a message that carries nothing but the deal.
+// sendTo sends a message that has no fields besides the deal.
 func (m *Machine) sendTo(k MessageKind, to policies.ReplicaID, d Deal) {
 	m.send(Message{Kind: k, To: to, Deal: d})
 }

@@ -6,20 +6,20 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Deal names one offer of one request.
+// Deal identifies one offer of one request.
 type Deal struct {
 	Seller policies.ReplicaID
-	Number uint64 // grows with every offer of the seller
+	Number uint64 // increases with every offer of the seller
 }
 
 // String returns "seller/number".
 func (d Deal) String() string { return string(d.Seller) + "/" + strconv.FormatUint(d.Number, 10) }
 
-// MessageKind is what a message says. The values are what replicas exchange: new ones
-// are added at the end, and a Machine ignores those that it does not know.
+// MessageKind is the kind of a message. The values are part of the wire format: new
+// ones are added at the end, and a Machine ignores those that it does not know.
 type MessageKind uint8
 
-// The kinds; the package comment says who sends them when.
+// The message kinds; the package comment says when each is sent.
 const (
 	Ask MessageKind = iota + 1
 	Bid
@@ -47,66 +47,66 @@ func (k MessageKind) String() string {
 	return kindNames[k]
 }
 
-// Message is what one replica tells another about a deal.
+// Message is a message about a deal between two replicas.
 type Message struct {
 	Kind      MessageKind
 	From, To  policies.ReplicaID
 	Deal      Deal
 	Migration policies.Migration // Ask and Confirm
-	// Load is the seller's with Ask and Confirm (all it has offered and not yet
-	// moved), the buyer's with Bid (policies.Bid).
+	// Load is the seller's load in Ask and Confirm (all it has offered and not yet
+	// transferred), and the buyer's in Bid (policies.Bid).
 	Load  policies.Tokens
 	Start policies.Micros // Bid
 }
 
-// EventKind is what an Event says.
+// EventKind is the kind of an Event.
 type EventKind uint8
 
 // The events.
 const (
-	Offered            EventKind = iota + 1 // Handover is for sale to Candidates
-	Withdrawn                               // Handover.Request is over or no longer for sale
-	MessageReceived                         // Message came
+	Offered            EventKind = iota + 1 // Migration is for sale to Candidates
+	Withdrawn                               // Migration.Request has ended or is no longer for sale
+	MessageReceived                         // Message arrived
 	Reserved                                // KV for Deal is reserved
-	ReservationRefused                      // KV for Deal cannot be reserved, or was taken back
-	TransferDone                            // the transfer of Deal is done: the buyer owns the request
-	TransferFailed                          // the transfer of Deal is over: the seller keeps the request
+	ReservationRefused                      // KV for Deal cannot be reserved, or is no longer reserved
+	TransferDone                            // the transfer of Deal has completed: the buyer owns the request
+	TransferFailed                          // the transfer of Deal has failed: the seller keeps the request
 	PeerGone                                // Peer left or died
-	OccupancyMeasured                       // Position is the replica's own now
-	DeadlineReached                         // time went on
+	OccupancyMeasured                       // Occupancy is the replica's own, as measured now
+	DeadlineReached                         // the time of Machine.Next has come
 )
 
 // Event is something that happened to a replica.
 type Event struct {
 	Kind      EventKind
-	Now       policies.Micros // never goes back; if it does, the machine's time stands still
+	Now       policies.Micros // monotonic; the machine ignores a step back
 	Migration policies.Migration
-	// Candidates are the replicas that may buy, in any order, the own one not
-	// counted. They are read in the same Step only.
+	// Candidates are the replicas that may buy, in any order; the own replica is ignored.
+	// They are read only during this Step.
 	Candidates []policies.ReplicaID
-	// Costs are what the transfer to each candidate would take, in their order, by
-	// the links between the two; none is negative. nil: all are alike.
+	// Costs are the transfer times to the candidates, in the same order; none is negative.
+	// nil means that all are equal.
 	Costs   []policies.Micros
-	Seed    uint64 // chooses among the candidates
+	Seed    uint64 // seeds the choice among the candidates
 	Message Message
 	Deal    Deal
 	Peer    policies.ReplicaID
-	// Occupancy is as measured; its Incoming is ignored, the machine keeps that.
+	// Occupancy as measured; its Incoming is ignored, because the machine computes it.
 	Occupancy policies.Occupancy
 }
 
-// ActionKind is what an Action asks for.
+// ActionKind is the kind of an Action.
 type ActionKind uint8
 
 // The actions. Their order matters: the driver carries them out one by one.
 const (
 	Send    ActionKind = iota + 1 // send Message, without waiting
-	Reserve                       // reserve KV for Deal, to be freed at Deadline if nothing happens
-	Release                       // free what was reserved for Deal, or is about to be
+	Reserve                       // reserve KV for Deal until Deadline
+	Release                       // free the KV reserved for Deal, or being reserved
 	Export                        // serve the transfer of Deal to Peer, which will pull it
-	Import                        // pull Deal from Peer into what was reserved
-	Abort                         // stop the transfer of Deal if it is not too late
-	Return                        // Handover was not sold, because of Why; its offer is over
+	Import                        // pull Deal from Peer into the reserved KV
+	Abort                         // abort the transfer of Deal if it can still be aborted
+	Return                        // Migration was not sold, because of Reason; its offer has ended
 )
 
 var actionNames = [...]string{"", "send", "reserve", "release", "export", "import", "abort", "return"}
@@ -125,17 +125,17 @@ type ReturnReason uint8
 // The reasons.
 const (
 	ReturnNoCandidates   ReturnReason = iota + 1 // no candidate
-	ReturnNoBids                                 // nobody bid, or the selector took no bid
-	ReturnRejected                               // every bidder rejected or fell silent
-	ReturnDropped                                // the buyer gave its reservation up
-	ReturnExpired                                // the buyer's lease is over
+	ReturnNoBids                                 // no candidate bid, or the selector took no bid
+	ReturnRejected                               // every bidder rejected or did not answer
+	ReturnDropped                                // the buyer dropped its reservation
+	ReturnExpired                                // the buyer's reservation expired
 	ReturnPeerGone                               // the buyer is gone
 	ReturnTransferFailed                         // the transfer failed
 	ReturnWithdrawn                              // the request ended
 	ReturnTooManyOffers                          // too many offers
 )
 
-var whyNames = [...]string{"", "nobody to ask", "no bids", "rejected", "dropped", "expired", "peer gone", "transfer failed", "withdrawn", "too many offers"}
+var whyNames = [...]string{"", "no candidates", "no bids", "rejected", "dropped", "expired", "peer gone", "transfer failed", "withdrawn", "too many offers"}
 
 // String names the reason, for logs and metrics.
 func (w ReturnReason) String() string {
@@ -145,7 +145,7 @@ func (w ReturnReason) String() string {
 	return whyNames[w]
 }
 
-// Action is something to do. Fields beside which its Kind is not named are zero.
+// Action is an action for the driver. Fields that do not list its Kind are zero.
 type Action struct {
 	Kind      ActionKind
 	Message   Message            // Send

@@ -10,20 +10,20 @@ import (
 
 // The defaults of Backlog.
 const (
-	// DefaultQuantum is finer than a difference in start that matters.
+	// DefaultQuantum is smaller than any difference in start that matters.
 	DefaultQuantum = 5 * policies.Millisecond
-	// DefaultThroughput stands for a rate that is not measured yet, in tokens
-	// per second: an 8 B model's KV over 100 Gbit/s.
+	// DefaultThroughput is used while no rate has been measured, in tokens per second: an
+	// 8 B model's KV over 100 Gbit/s.
 	DefaultThroughput policies.Tokens = 100_000
 )
 
-// Backlog is the paper's quote: the load is all that the replica carries, what
-// it has won and not received included; a transfer can start when that backlog
-// has come in at the measured rate.
+// Backlog is the paper's quote. The load is all KV that the replica holds or has
+// promised, including what it has won and not received; a transfer can start when
+// that backlog has arrived at the measured rate.
 //
-// Starts are rounded down to whole quanta. Without that, a residue of
-// microseconds outweighs any load in Paper, and replicas that are nearly idle
-// never win. The zero value has the defaults.
+// Starts are rounded down to whole quanta. Otherwise a remainder of microseconds
+// outweighs any load in Paper, and nearly idle replicas never win. The zero value
+// has the defaults.
 type Backlog struct {
 	Quantum    policies.Micros // 0 means DefaultQuantum
 	Throughput policies.Tokens // per second, while none is measured; 0 means DefaultThroughput
@@ -46,8 +46,8 @@ func (b Backlog) Quote(p policies.Occupancy, _ policies.Migration) (policies.Bid
 	return policies.Bid{Load: p.Load(), Start: start - start%quantum}, true
 }
 
-// LeastLoad takes the bid with the least load; among equals the earliest start,
-// then the first reply.
+// LeastLoad takes the bid with the least load; among equals the earliest start, then
+// the first to arrive.
 type LeastLoad struct{}
 
 // Select implements policies.Selector.
@@ -61,11 +61,11 @@ func (LeastLoad) Select(bids []policies.Bid) int {
 	return best
 }
 
-// Paper is the paper's rule: drop the half of the bids with the higher load,
-// keep the three earliest starts of the rest, take the one that replied first.
-// Of an odd number the middle one stays. Equal loads are in order of reply;
-// equal starts in order of load, then reply: left open by the paper, and
-// without it load says nothing among idle receivers.
+// Paper is the paper's rule: drop the half of the bids with the higher load, keep the
+// three earliest starts of the rest, take the one that arrived first. Of an odd
+// number the middle bid is kept. The paper leaves ties open: here equal loads are in
+// order of arrival, and equal starts in order of load, then arrival; otherwise load
+// would not matter among idle receivers.
 type Paper struct {
 	Keep int // how many earliest starts; 0 means 3
 }
@@ -79,8 +79,8 @@ func (p Paper) Select(bids []policies.Bid) int {
 	if keep <= 0 {
 		keep = 3
 	}
-	// On the stack, for as many as are ever asked: in a Wasm guest a collection
-	// would cost more than a call may.
+	// On the stack for any usual number of bids: in a Wasm guest one garbage collection
+	// may exceed the time limit of a call.
 	order := make([]int, 0, 64)
 	for i := range bids {
 		order = append(order, i)
@@ -97,17 +97,16 @@ var (
 	_ policies.Selector = Paper{}
 )
 
-// sample returns d different candidates, all of them if d is AskAll or there
-// are no more; never self. Equal seeds give equal samples. The order is random
-// too: the first reply breaks ties, and among equally distant candidates it
-// comes from the one that is asked first. A sample looks at d+1 candidates,
-// however many there are.
+// sample returns d different candidates other than self, or all of them if d is AskAll
+// or there are no more. Equal seeds give equal samples. The order is random too: the
+// first reply breaks ties, and among equally distant candidates the one asked first
+// replies first. The cost depends on d, not on the number of candidates.
 func sample(candidates []policies.ReplicaID, self policies.ReplicaID, d int, seed uint64) []policies.ReplicaID {
 	n := len(candidates)
 	if d == AskAll {
 		d = n
 	}
-	// One more than needed, for the own name may be among them.
+	// One more than needed, in case self is among them.
 	picked := make([]int, 0, min(d+1, n))
 	if d+1 < n { // Floyd's algorithm
 		for i := n - d - 1; i < n; i++ {

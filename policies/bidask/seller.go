@@ -6,15 +6,15 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// A stand is where a sale stands.
+// A saleState is the state of a sale.
 type saleState uint8
 
 const (
-	waitingToAsk saleState = iota // for the one ask to be free
-	awaitingBids                  // bids are coming in
-	confirming                    // the buyer's answer is awaited
+	waitingToAsk saleState = iota // until the seller's only ask is free
+	awaitingBids                  // for the bids
+	confirming                    // for the buyer's answer
 	sold                          // the buyer has reserved and will pull
-	exporting                     // the transfer has the word
+	exporting                     // the transfer layer decides how it ends
 )
 
 // sale is the seller's side of a deal.
@@ -22,17 +22,17 @@ type sale struct {
 	deal            Deal
 	migration       policies.Migration
 	state           saleState
-	candidates      []policies.ReplicaID // waiting: whom to ask
-	asked           []policies.ReplicaID // whom costs are of; nil without costs
+	candidates      []policies.ReplicaID // waitingToAsk: the replicas to ask
+	asked           []policies.ReplicaID // the replicas that costs refers to; nil without costs
 	costs           []policies.Micros    // of a transfer to each of them
-	buyer           policies.ReplicaID   // confirming and after
-	deadline        policies.Micros      // of the stand; 0: none, or passed
-	holdDeadline    policies.Micros      // until when a slot is held for a Ready; 0: none is
-	promiseDeadline policies.Micros      // until when a slot is promised; 0: none is
+	buyer           policies.ReplicaID   // from confirming on
+	deadline        policies.Micros      // of the state; 0: none, or passed
+	holdDeadline    policies.Micros      // of the send slot held for a Ready; 0: none is held
+	promiseDeadline policies.Micros      // of the promised send slot; 0: none is promised
 	abortReason     ReturnReason         // exporting: why it was aborted
 }
 
-// addSale puts a request up for sale. What is for sale already stays as it is.
+// addSale offers a request for sale, unless it is for sale already.
 func (m *Machine) addSale(ev Event) {
 	if m.saleOfRequest(ev.Migration.Request) != nil {
 		return
@@ -82,7 +82,7 @@ func (m *Machine) saleOfDeal(d Deal) *sale {
 	return m.sales[at]
 }
 
-// startAsk begins the next ask when none is out.
+// startAsk sends the ask of the next waiting sale if no ask is outstanding.
 func (m *Machine) startAsk() {
 	if m.asking != nil {
 		return
@@ -100,7 +100,8 @@ func (m *Machine) startAsk() {
 	}
 }
 
-// confirmNext confirms the best bidder left, or gives the sale up.
+// confirmNext confirms the best remaining bidder, or returns the sale for the given
+// reason.
 func (m *Machine) confirmNext(s *sale, none ReturnReason) {
 	at := -1
 	if len(m.bids) > 0 {
@@ -115,7 +116,7 @@ func (m *Machine) confirmNext(s *sale, none ReturnReason) {
 	m.send(Message{Kind: Confirm, To: s.buyer, Deal: s.deal, Migration: s.migration, Load: m.offeredTokens})
 }
 
-// handleFromBuyer handles a message about an own sale.
+// handleFromBuyer handles a message about one of the replica's own sales.
 func (m *Machine) handleFromBuyer(msg Message) {
 	s := m.saleOfDeal(msg.Deal)
 	if s == nil || s.buyer != msg.From {
@@ -162,7 +163,7 @@ func (m *Machine) handleFromBuyer(msg Message) {
 	}
 }
 
-// recordBid counts an answer to the ask; the last one closes it.
+// recordBid records an answer to the ask; the last answer closes the ask.
 func (m *Machine) recordBid(s *sale, msg Message) {
 	at := slices.Index(m.unanswered, msg.From)
 	if at < 0 {
@@ -177,8 +178,8 @@ func (m *Machine) recordBid(s *sale, msg Message) {
 	}
 }
 
-// markSold takes note that the buyer has reserved. The lease is the buyer's; it
-// began before this one, which only covers a buyer that says no more.
+// markSold records that the buyer has reserved KV. The buyer's lease started earlier
+// than this deadline, which only covers a buyer that stops answering.
 func (m *Machine) markSold(s *sale) {
 	if s.state == confirming {
 		s.state, s.deadline = sold, m.now+m.config.Lease+m.config.AnswerTimeout
@@ -186,7 +187,7 @@ func (m *Machine) markSold(s *sale) {
 	}
 }
 
-// handlePull begins the transfer when there is a slot. It never waits for one.
+// handlePull starts the transfer if a send slot is free. It never waits for one.
 func (m *Machine) handlePull(s *sale) {
 	switch {
 	case s.state == exporting: // the Grant was lost, or the Pull came twice
@@ -203,14 +204,14 @@ func (m *Machine) handlePull(s *sale) {
 	m.sendTo(Grant, s.buyer, s.deal)
 }
 
-// startExport hands the sale to the transfer layer; its slot is taken.
+// startExport passes the sale, which holds a send slot, to the transfer layer.
 func (m *Machine) startExport(s *sale) {
 	m.dropPromise(s)
 	s.state, s.deadline = exporting, m.now+m.config.TransferTimeout
 	m.out = append(m.out, Action{Kind: Export, Deal: s.deal, Peer: s.buyer, Migration: s.migration, Deadline: s.deadline})
 }
 
-// finishExport takes note of the end of a transfer.
+// finishExport handles the end of a transfer.
 func (m *Machine) finishExport(d Deal, end EventKind) {
 	s := m.saleOfDeal(d)
 	if s == nil || s.state != exporting {
@@ -227,7 +228,7 @@ func (m *Machine) finishExport(d Deal, end EventKind) {
 	m.removeSale(s)
 }
 
-// keepPromises holds free slots for those that were promised one.
+// keepPromises gives free send slots to the sales that were promised one.
 func (m *Machine) keepPromises() {
 	for len(m.promised) > 0 && m.sending < m.config.MaxConcurrentSends {
 		s := m.promised[0]
@@ -246,7 +247,7 @@ func (m *Machine) releaseHold(s *sale) {
 	}
 }
 
-// dropPromise drops the promise to a sale.
+// dropPromise withdraws the promise of a send slot.
 func (m *Machine) dropPromise(s *sale) {
 	if s.promiseDeadline != 0 {
 		s.promiseDeadline = 0
@@ -254,7 +255,8 @@ func (m *Machine) dropPromise(s *sale) {
 	}
 }
 
-// withdraw ends the sale of a request, unless its transfer has the word.
+// withdraw ends the sale of a request; once it is exporting, it only asks the transfer
+// layer to abort.
 func (m *Machine) withdraw(request string) {
 	s := m.saleOfRequest(request)
 	if s == nil {
@@ -270,7 +272,7 @@ func (m *Machine) withdraw(request string) {
 	m.returnSale(s, ReturnWithdrawn)
 }
 
-// abandonSalesTo ends what depended on a buyer.
+// abandonSalesTo ends the sales to a buyer that is gone.
 func (m *Machine) abandonSalesTo(peer policies.ReplicaID) {
 	if s := m.asking; s != nil {
 		m.bids = slices.DeleteFunc(m.bids, func(b policies.Bid) bool { return b.From == peer })
@@ -319,7 +321,8 @@ func (m *Machine) expireSales() {
 	}
 }
 
-// abortExport asks the transfer layer to stop, once. It still decides.
+// abortExport asks the transfer layer once to abort. The transfer layer still decides
+// how the transfer ends.
 func (m *Machine) abortExport(s *sale, why ReturnReason) {
 	if s.deadline != 0 {
 		s.deadline, s.abortReason = 0, why
@@ -327,7 +330,7 @@ func (m *Machine) abortExport(s *sale, why ReturnReason) {
 	}
 }
 
-// returnSale gives a sale back.
+// returnSale removes a sale and returns its request.
 func (m *Machine) returnSale(s *sale, why ReturnReason) {
 	m.removeSale(s)
 	m.emitReturn(s, why)
@@ -337,7 +340,7 @@ func (m *Machine) emitReturn(s *sale, why ReturnReason) {
 	m.out = append(m.out, Action{Kind: Return, Deal: s.deal, Migration: s.migration, Reason: why})
 }
 
-// removeSale forgets a sale and frees what it holds.
+// removeSale removes a sale and frees its slot and promise.
 func (m *Machine) removeSale(s *sale) {
 	m.dropPromise(s)
 	m.releaseHold(s)

@@ -1,14 +1,14 @@
-// Package flow counts the work that arrives at one replica, by length bucket,
-// with exponential forgetting: the rates that plans are made from.
+// Package flow counts the work that arrives at one replica, by length bucket, with
+// exponential forgetting. Plans are made from these rates.
 //
-// It counts events as they happen (a request arrives, a sequence grows, a
-// request ends) and needs no final length, so that long requests are not
-// missing because they have not finished. It is not a monitor of load: what is
-// in flight depends on the plan in force, what is counted here does not.
+// It counts events as they happen (a request arrives, a sequence grows, a request
+// ends) and needs no final length, so long requests count before they have finished.
+// It does not measure load: requests in flight depend on the plan in force, these
+// rates do not.
 //
-// The invariant: an event of weight x at time t contributes exactly
-// x·exp(−(now−t)/τ)/τ to its rate, divided by the share of the window that has
-// been observed.
+// Invariant: an event of weight x at time t contributes exactly
+// x·exp(−(now−t)/τ)/τ to its rate, divided by the share of the window that has been
+// observed.
 package flow
 
 import (
@@ -17,29 +17,28 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// DefaultTau is the time constant of forgetting in seconds, for a planner
-// that runs every ten: long enough for some thousand requests, short enough
-// to follow a day's drift.
+// DefaultTau is the time constant of forgetting in seconds, for a planner that runs
+// every ten seconds: long enough for some thousand requests, short enough to follow
+// the drift of a day.
 const DefaultTau = 40
 
-// renormalise is the age of the counters' time origin, in τ, at which they are
-// scaled back. e^64 ≈ 6·10²⁷ leaves sums of any traffic far inside a float64.
+// renormalise is the age of the counters' time origin, in τ, at which the sums are
+// scaled back. e^64 ≈ 6·10²⁷ keeps the sums of any traffic far inside a float64.
 const renormalise = 64
 
-// cell is one bucket's sums. They lie together because an event touches
-// several of one bucket, and few buckets.
+// cell holds one bucket's sums. They are adjacent in memory because an event touches
+// several sums of few buckets.
 type cell struct {
 	arrivals, prefill, prefill2      float64
 	tokens, reads, weight, crossings float64
 }
 
-// Counter counts the flow through one replica. Its methods take the present
-// time in seconds on any scale that does not go back; a time before an earlier
-// one counts as that one. An event costs O(1), or O(buckets crossed), and
-// allocates nothing.
+// Counter counts the flow through one replica. Its methods take the present time in
+// seconds on any monotonic scale; an earlier time than before counts as the time
+// before. An event costs O(1), or O(buckets crossed), and allocates nothing.
 //
-// Decay is lazy: instead of shrinking every cell as time passes, new events
-// weigh exp((now−origin)/τ) more, and reading divides by that factor.
+// Decay is lazy: instead of every cell shrinking over time, later events weigh
+// exp((now−origin)/τ) more, and reads divide by that factor.
 //
 // A Counter is not safe for concurrent use.
 type Counter struct {
@@ -51,15 +50,14 @@ type Counter struct {
 	started     bool
 	start       float64 // when counting began; −Inf when restored
 	now         float64 // latest time seen
-	origin      float64 // when an event would weigh 1
-	eventWeight float64 // what one weighs at now
+	origin      float64 // when an event weighs 1
+	eventWeight float64 // weight of an event at now
 }
 
-// New returns a counter over the edges, which it keeps and which must satisfy
-// the invariants of policies.Flow. tau is the time constant in seconds; 0 or
-// less means DefaultTau. The observed window begins with the first call of any
-// method; call Flow once at start-up when the time before the first request
-// should count.
+// New returns a counter over the edges, which it keeps and which must satisfy the
+// invariants of policies.Flow. tau is the time constant in seconds; 0 or less means
+// DefaultTau. The observed window starts with the first call of any method: call Rates
+// once at start-up if the time before the first request should count.
 func New(edges []policies.Tokens, tau float64) *Counter {
 	if !(tau > 0) {
 		tau = DefaultTau
@@ -67,7 +65,7 @@ func New(edges []policies.Tokens, tau float64) *Counter {
 	return &Counter{edges: edges, tau: tau, cells: make([]cell, len(edges))}
 }
 
-// advance moves the present to now and brings the weight of an event up to date.
+// advance sets the present time and updates the weight of an event.
 func (c *Counter) advance(now float64) {
 	if !c.started {
 		c.started, c.start, c.now, c.origin, c.eventWeight = true, now, now, now, 1
@@ -97,16 +95,16 @@ func (c *Counter) scale(f float64) {
 	}
 }
 
-// CountArrival counts a request with a prompt of input tokens, cached of which need
-// no prefill. cached outside [0, input] counts as the nearer end.
+// CountArrival counts a request with a prompt of input tokens, of which cached need no
+// prefill. cached outside [0, input] counts as the nearer end.
 func (c *Counter) CountArrival(now float64, input, cached policies.Tokens) {
 	c.CountPrefill(now, input, cached)
 	c.cells[policies.BucketOf(c.edges, max(input, 0))].arrivals += c.eventWeight
 	c.seen++
 }
 
-// CountPrefill counts a prompt that is computed though no request arrives with it: of
-// one that goes on where its KV is not. cached is as in Arrive.
+// CountPrefill counts a prompt that is computed without an arrival: that of a request
+// which resumes on a replica without its KV. cached is as in CountArrival.
 func (c *Counter) CountPrefill(now float64, input, cached policies.Tokens) {
 	c.advance(now)
 	input = max(input, 0)
@@ -117,10 +115,9 @@ func (c *Counter) CountPrefill(now float64, input, cached policies.Tokens) {
 	x.prefill2 += float64(c.eventWeight * float64((i-h)*(i+h)))
 }
 
-// CountTokens counts n generated tokens that brought a sequence to length: the
-// tokens at lengths length−n+1 … length. Each reads as many KV tokens as the
-// sequence is then long. Tokens at lengths below 1 do not exist and are not
-// counted.
+// CountTokens counts n generated tokens that brought a sequence to length: the tokens
+// at lengths length−n+1 … length. Each reads as many KV tokens as the sequence then
+// has. Lengths below 1 do not exist and are not counted.
 func (c *Counter) CountTokens(now float64, length policies.Tokens, n int) {
 	c.advance(now)
 	if n < 1 || length < 1 {
@@ -144,9 +141,9 @@ func (c *Counter) CountTokens(now float64, length policies.Tokens, n int) {
 	}
 }
 
-// CountFinish counts a request that ended with input prompt and output generated
-// tokens, each of which it spreads the weight 1/output over. A request without
-// output leaves no weight.
+// CountFinish counts a request that ended with input prompt tokens and output generated
+// tokens, each of which gets the weight 1/output. A request without output has no
+// weight.
 func (c *Counter) CountFinish(now float64, input, output policies.Tokens) {
 	c.advance(now)
 	if output < 1 {
@@ -162,10 +159,10 @@ func (c *Counter) CountFinish(now float64, input, output policies.Tokens) {
 	}
 }
 
-// Rates returns the rates at now. While less than a few τ have been observed,
-// the sums are divided by the part of the window that has been,
-// 1 − exp(−t/τ), so that rates are unbiased from the start, though noisy. The
-// flow shares the counter's edges and nothing else.
+// Rates returns the rates at now. Until a few τ have been observed, the sums are
+// divided by the observed part of the window, 1 − exp(−t/τ), so that rates are
+// unbiased from the start, though noisy. The result shares only the edges with the
+// counter.
 func (c *Counter) Rates(now float64) policies.Flow {
 	c.advance(now)
 	f := policies.NewFlow(c.edges)
@@ -187,10 +184,9 @@ func (c *Counter) Rates(now float64) policies.Flow {
 	return f
 }
 
-// Restore puts the counter where it gave f, at time now, as if its whole
-// window had been observed: a restart forgets nothing but the noise of a short
-// window. What was counted before is dropped. The error is a
-// *policies.Violation, and the counter unchanged, when f is invalid or has
+// Restore sets the counter to a state that gives f at time now, as if its whole window
+// had been observed, so that a restart keeps the rates. Earlier counts are dropped. The
+// error is a *policies.Violation, and the counter is unchanged, if f is invalid or has
 // other edges.
 func (c *Counter) Restore(f policies.Flow, now float64) error {
 	if err := f.Validate(); err != nil {

@@ -6,29 +6,29 @@ import (
 	"strconv"
 )
 
-// FromCertificate returns the identity of a leaf certificate, whose chain the
-// caller has verified. It must carry exactly one URI, which is one, and must not
-// be an authority's.
+// FromCertificate returns the identity of a leaf certificate whose chain the caller has
+// verified. The certificate must have exactly one URI, which must be an identity, and
+// must not belong to a certificate authority.
 func FromCertificate(c *x509.Certificate) (ID, error) {
 	switch {
 	case c == nil:
 		return ID{}, errors.New("no certificate")
 	case c.IsCA:
-		return ID{}, errors.New("the certificate is an authority's; components have certificates of their own")
+		return ID{}, errors.New("the certificate belongs to a certificate authority; give the component a certificate of its own")
 	case len(c.URIs) != 1:
 		return ID{}, errors.New("the certificate has " + strconv.Itoa(len(c.URIs)) + " URI names; give it exactly one, like spiffe://example.org/proxy/edge")
 	}
 	return Parse(c.URIs[0].String())
 }
 
-// Matcher says who a peer must be.
+// Matcher describes the identities that a peer may have.
 type Matcher struct {
 	TrustDomain string // required
-	Role        Role   // "" takes any
-	Name        string // "" takes any
+	Role        Role   // "" matches any
+	Name        string // "" matches any
 }
 
-// String is the pattern of the identities that are wanted, with * for any.
+// String returns the pattern of the matching identities, with * for any.
 func (w Matcher) String() string {
 	if w.Role == "" {
 		return scheme + w.TrustDomain + "/*"
@@ -39,7 +39,7 @@ func (w Matcher) String() string {
 	return ID(w).String()
 }
 
-// Check says why an identity is not the one that is wanted; nil when it is.
+// Check returns nil if the identity matches, otherwise an error that names both.
 func (w Matcher) Check(id ID) error {
 	if id.TrustDomain == "" || id.TrustDomain != w.TrustDomain || w.Role != "" && id.Role != w.Role || w.Name != "" && id.Name != w.Name {
 		return errors.New("the certificate is " + id.String() + ", and " + w.String() + " is wanted")
@@ -48,7 +48,7 @@ func (w Matcher) Check(id ID) error {
 }
 
 // CheckCertificate returns the identity of a verified leaf certificate, and an error
-// unless it is the one that is wanted.
+// if it does not match.
 func (w Matcher) CheckCertificate(c *x509.Certificate) (ID, error) {
 	id, err := FromCertificate(c)
 	if err != nil {

@@ -1,26 +1,25 @@
-// Package identity is the names that Cascade's components have in their
-// certificates: one URI in the manner of SPIFFE,
+// Package identity defines the names of Cascade's components in their certificates: one
+// SPIFFE-style URI,
 //
 //	spiffe://<trust domain>/proxy/<node id>
 //	spiffe://<trust domain>/migrator/<replica id>
 //	spiffe://<trust domain>/control/<name>
 //	spiffe://<trust domain>/operator/<name>
 //
-// It is not a certificate authority and verifies no chain: it says whose
-// certificate one is, for those that have verified it, so that what a peer
-// claims to be can be compared with what it can prove.
+// The package is not a certificate authority and verifies no chain. After a chain has
+// been verified, it names the owner of the certificate, so that a peer's claimed
+// identity can be compared with the proven one.
 //
 // Invariants:
 //
-//  1. An identity has one spelling: Parse(s) succeeds only if the result's
+//  1. An identity has exactly one text form: Parse(s) succeeds only if the result's
 //     String is s.
-//  2. A name that Parse returns can be logged and compared as it is: it is UTF-8
-//     without control characters, and neither empty, "." nor "..".
+//  2. A name that Parse returns can be logged and compared without escaping: it is
+//     UTF-8 without control characters, and neither empty, "." nor "..".
 //
-// Names of letters, digits, dots, dashes and underscores make identities as
-// SPIFFE-ID 1.0 has them, which any SPIFFE issuer can issue. All other bytes are
-// written as %XX in upper case, which SPIFFE itself does not know: node and
-// replica ids are free text.
+// Names of letters, digits, dots, dashes and underscores form identities of SPIFFE-ID
+// 1.0, which any SPIFFE issuer can issue. All other bytes are written as %XX in upper
+// case, which SPIFFE does not allow: node and replica ids are free text.
 package identity
 
 import (
@@ -31,7 +30,7 @@ import (
 	"unicode/utf8"
 )
 
-// Bounds of an identity in bytes, by SPIFFE-ID 1.0, section 2.3.
+// Bounds of an identity in bytes (SPIFFE-ID 1.0, section 2.3).
 const (
 	MaxLength      = 2048
 	MaxTrustDomain = 255
@@ -39,7 +38,7 @@ const (
 
 const scheme = "spiffe://"
 
-// Role is the kind of component that an identity is for.
+// Role is the kind of component that an identity belongs to.
 type Role string
 
 // The roles.
@@ -47,7 +46,7 @@ const (
 	Proxy    Role = "proxy"    // Envoy, the embedded proxy, a gRPC client; its name is its node id
 	Migrator Role = "migrator" // its name is its replica's id
 	Control  Role = "control"  // a control plane
-	Operator Role = "operator" // a person or a program that gives orders
+	Operator Role = "operator" // a person or program that sends admin commands
 )
 
 func (r Role) valid() bool {
@@ -62,17 +61,17 @@ func (r Role) valid() bool {
 type ID struct {
 	TrustDomain string
 	Role        Role
-	Name        string // as the component calls itself, without escapes
+	Name        string // as the component spells it, without escapes
 }
 
-// New makes an identity, or says what is wrong with its parts.
+// New returns the identity of these parts, or an error that names the invalid one.
 func New(trustDomain string, role Role, name string) (ID, error) {
 	id := ID{trustDomain, role, name}
 	if err := CheckTrustDomain(trustDomain); err != nil {
 		return ID{}, err
 	}
 	if !role.valid() {
-		return ID{}, errors.New("role " + quote(string(role)) + " is none of proxy, migrator, control and operator")
+		return ID{}, errors.New("role " + quote(string(role)) + ": must be proxy, migrator, control or operator")
 	}
 	if err := checkName(name); err != nil {
 		return ID{}, err
@@ -83,7 +82,7 @@ func New(trustDomain string, role Role, name string) (ID, error) {
 	return id, nil
 }
 
-// Parse reads an identity. Errors say what is wrong with it.
+// Parse parses an identity.
 func Parse(s string) (ID, error) {
 	id, err := parse(s)
 	if err != nil {
@@ -98,7 +97,7 @@ func parse(s string) (ID, error) {
 	}
 	rest, ok := strings.CutPrefix(s, scheme)
 	if !ok {
-		return ID{}, errors.New("it does not begin with " + scheme)
+		return ID{}, errors.New("must begin with " + scheme)
 	}
 	domain, path, _ := strings.Cut(rest, "/")
 	role, escaped, _ := strings.Cut(path, "/")
@@ -109,12 +108,12 @@ func parse(s string) (ID, error) {
 	return New(domain, Role(role), name)
 }
 
-// String is the identity's only spelling.
+// String returns the identity's only text form.
 func (id ID) String() string {
 	return scheme + id.TrustDomain + "/" + string(id.Role) + "/" + Escape(id.Name)
 }
 
-// NodeID is the id under which the component asks for xDS, "" for one that does
+// NodeID returns the node id under which the component subscribes to xDS, "" if it does
 // not.
 func (id ID) NodeID() string {
 	switch id.Role {
@@ -126,10 +125,10 @@ func (id ID) NodeID() string {
 	return ""
 }
 
-// MigratorNodeID is the node id of a replica's migrator.
+// MigratorNodeID returns the node id of a replica's migrator.
 func MigratorNodeID(replica string) string { return string(Migrator) + "/" + replica }
 
-// CheckTrustDomain says what is wrong with a trust domain.
+// CheckTrustDomain returns an error if a trust domain is invalid.
 func CheckTrustDomain(s string) error {
 	if s == "" || len(s) > MaxTrustDomain {
 		return errors.New("trust domain " + quote(s) + " has " + strconv.Itoa(len(s)) + " bytes; give 1 to " + strconv.Itoa(MaxTrustDomain) + ", for instance example.org")
@@ -154,8 +153,8 @@ func checkName(name string) error {
 	return nil
 }
 
-// Escape writes a name as an identity has it: a path segment, and a safe file
-// name for every name that New takes.
+// Escape returns a name as it is written in an identity: a path segment, and a safe
+// file name for every name that New accepts.
 func Escape(name string) string {
 	const hex = "0123456789ABCDEF"
 	out := make([]byte, 0, len(name))
@@ -170,7 +169,7 @@ func Escape(name string) string {
 	return string(out)
 }
 
-// unescape reads what Escape wrote, and nothing else.
+// unescape reverses Escape and rejects all other text.
 func unescape(s string) (string, error) {
 	out := make([]byte, 0, len(s))
 	for i := 0; i < len(s); i++ {
@@ -184,7 +183,7 @@ func unescape(s string) (string, error) {
 		}
 		high, low := hexDigit(s[i+1]), hexDigit(s[i+2])
 		if high > 15 || low > 15 || isUnescaped(high<<4|low) {
-			return "", errors.New(quote(s[i:i+3]) + " is no escape: %XX in upper case is one, of a byte that needs it")
+			return "", errors.New(quote(s[i:i+3]) + ": an escape is %XX in upper case, and only for a byte that needs it")
 		}
 		out = append(out, high<<4|low)
 		i += 2
@@ -192,12 +191,12 @@ func unescape(s string) (string, error) {
 	return string(out), nil
 }
 
-// isUnescaped says that a byte of a name stands for itself.
+// isUnescaped reports whether a byte of a name is written without an escape.
 func isUnescaped(c byte) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '.' || c == '-' || c == '_'
 }
 
-// hexDigit is the value of an upper-case hexadecimal digit, 255 for anything else.
+// hexDigit returns the value of an upper-case hexadecimal digit, 255 for any other byte.
 func hexDigit(c byte) byte {
 	switch {
 	case '0' <= c && c <= '9':
@@ -208,7 +207,7 @@ func hexDigit(c byte) byte {
 	return 255
 }
 
-// maxQuoted bounds what an error repeats of a stranger's text.
+// maxQuoted bounds how much of an untrusted text an error quotes.
 const maxQuoted = 120
 
 func quote(s string) string {

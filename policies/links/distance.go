@@ -5,11 +5,10 @@ import (
 	"strconv"
 )
 
-// Distance is what lies between two devices of one machine. Nearer is smaller.
+// Distance is what lies between two devices of one host. A nearer one is smaller.
 type Distance uint8
 
-// The distances, with the names that nvidia-smi has for them. Values are part of
-// what machines tell each other.
+// The distances, with nvidia-smi's names. The values are part of the wire format.
 const (
 	SameDevice      Distance = iota + 1 // one device
 	Switch                              // PIX: one PCIe switch at most
@@ -17,7 +16,7 @@ const (
 	RootComplex                         // PHB: their root complex
 	NUMANode                            // NODE: root complexes of one NUMA node
 	System                              // SYS: two NUMA nodes
-	UnknownDistance                     // not known
+	UnknownDistance                     // unknown
 )
 
 var distances = [...]struct{ short, long string }{
@@ -26,7 +25,7 @@ var distances = [...]struct{ short, long string }{
 	System: {"SYS", "two NUMA nodes"}, UnknownDistance: {"?", "not known"},
 }
 
-// String is the distance as nvidia-smi names it.
+// String returns nvidia-smi's name of the distance.
 func (d Distance) String() string {
 	if d < SameDevice || d > UnknownDistance {
 		return "distance " + strconv.Itoa(int(d))
@@ -34,7 +33,7 @@ func (d Distance) String() string {
 	return distances[d].short
 }
 
-// description is the distance for people.
+// description returns the distance for operators.
 func (d Distance) description() string {
 	if d < SameDevice || d > UnknownDistance {
 		d = UnknownDistance
@@ -53,10 +52,10 @@ func (d *Distance) UnmarshalText(text []byte) error {
 			return nil
 		}
 	}
-	return errors.New("no distance is called " + strconv.Quote(string(text)))
+	return errors.New("no PCIe distance is called " + strconv.Quote(string(text)))
 }
 
-// farther is the greater of two distances; one that is not known says nothing.
+// farther returns the greater of two distances; an unknown one is ignored.
 func farther(a, b Distance) Distance {
 	switch {
 	case a < SameDevice || a >= UnknownDistance:

@@ -1,15 +1,14 @@
-// Package links says how KV blocks get from one replica to another: what lies
-// between the two, which transport is the best for it, how fast it is, and why.
+// Package links describes how KV blocks get from one replica to another: what connects
+// the two, which transport is best, how fast it is, and why.
 //
-// A Site is what one replica's migrator tells of where its KV cache is and what
-// leads away from there: inert data, small enough to travel with a report.
-// Everything else is a pure function of two sites, in integers. Package links
-// finds nothing out (migrator/device/topology makes a Site of an inventory) and
-// moves nothing.
+// A Topology describes where one replica's KV cache is and which links lead away from
+// there: plain data, small enough for a load report. Everything else is a pure function
+// of two topologies, in integers. Package links inspects no hardware
+// (migrator/device/topology makes a Topology of an inventory) and transfers nothing.
 //
-// Rates and latencies are estimates from data sheets: good for choosing between two
-// ways, not for promises. What a transport then measures is worth more. Where two
-// sites contradict each other, the slower of what they say counts.
+// Rates and latencies are estimates from data sheets: good enough to choose between two
+// paths, but not guarantees. A transport's measurements take precedence. If two
+// topologies contradict each other, the slower value counts.
 package links
 
 import (
@@ -29,7 +28,7 @@ const (
 	Gigabit       = Gigabyte / 8
 )
 
-// String is the rate in GB/s, or "unknown".
+// String returns the rate in GB/s, or "unknown".
 func (r Rate) String() string {
 	if r <= 0 {
 		return "unknown"
@@ -40,15 +39,15 @@ func (r Rate) String() string {
 // Kind is how bytes get from one replica's memory to another's.
 type Kind uint8
 
-// The kinds, the best first.
+// The kinds, best first.
 const (
 	SameGPU    Kind = iota + 1 // a copy within one GPU
 	NVLinked                   // GPU to GPU, over NVLink
 	PeerPCIe                   // GPU to GPU, over PCIe
-	ViaHost                    // by way of the host's memory, on one machine
+	ViaHost                    // through host memory, on one host
 	RDMA                       // GPU to NIC to NIC to GPU
-	RDMABounce                 // the same, by way of both hosts' memories
-	TCP                        // through the kernels
+	RDMABounce                 // the same, through both hosts' memories
+	TCP                        // through both kernels
 )
 
 var kinds = [...]string{
@@ -56,7 +55,7 @@ var kinds = [...]string{
 	RDMA: "RDMA (GPUDirect)", RDMABounce: "RDMA (host bounce)", TCP: "TCP",
 }
 
-// String is the kind for people.
+// String returns the kind for operators.
 func (k Kind) String() string {
 	if k < SameGPU || k > TCP {
 		return "kind " + strconv.Itoa(int(k))
@@ -75,10 +74,10 @@ func (k *Kind) UnmarshalText(text []byte) error {
 			return nil
 		}
 	}
-	return errors.New("no way is called " + strconv.Quote(string(text)))
+	return errors.New("no link kind is called " + strconv.Quote(string(text)))
 }
 
-// The transports, by the names that migrators know them by.
+// The transports, by their names in the migrator.
 const (
 	TransportCUDA  = "cuda"
 	TransportShm   = "shm"
@@ -86,19 +85,19 @@ const (
 	TransportTCP   = "tcp"
 )
 
-// Path is one way for a pair of replicas, open or not.
+// Path is one path between a pair of replicas, usable or closed.
 type Path struct {
 	Kind      Kind            `json:"kind"`
 	Transport string          `json:"transport"`
-	Rate      Rate            `json:"rate"`       // estimated; 0 for unknown or closed
+	Rate      Rate            `json:"rate"`       // estimated; 0 if unknown or closed
 	Latency   policies.Micros `json:"latency_us"` // estimated, before the first byte
-	// Reason says what the way goes over, or, when Closed, what it lacks.
+	// Reason says what the path uses or, if Closed, what it lacks.
 	Reason string `json:"why"`
 	Closed bool   `json:"closed,omitempty"`
 }
 
-// Transfer prices a hand-over by the way, alone on it, of a model that has as many
-// bytes of KV a token. An unknown rate costs nothing.
+// Transfer prices a migration that uses the path alone, of a model with that many bytes
+// of KV per token. An unknown rate costs nothing.
 func (w Path) Transfer(tokenBytes float64) policies.Transfer {
 	t := policies.Transfer{Base: float64(w.Latency) / 1e6}
 	if w.Rate > 0 {
@@ -107,17 +106,17 @@ func (w Path) Transfer(tokenBytes float64) policies.Transfer {
 	return t
 }
 
-// BestPath is the first of ways that is not closed.
+// BestPath returns the first path that is not closed.
 func BestPath(ways []Path) Path {
 	for _, w := range ways {
 		if !w.Closed {
 			return w
 		}
 	}
-	return Path{Closed: true, Reason: "no way"}
+	return Path{Closed: true, Reason: "no path"}
 }
 
-// The latencies are of the order of what transports have measured.
+// The latencies have the order of magnitude of measured ones.
 var latencies = [...]policies.Micros{
 	SameGPU: 10, NVLinked: 10, PeerPCIe: 15, ViaHost: 40, RDMA: 10, RDMABounce: 50, TCP: 100,
 }

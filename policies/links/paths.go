@@ -6,25 +6,25 @@ import (
 	"strings"
 )
 
-// What an estimate takes for granted.
+// Assumptions of the estimates.
 const (
-	// hostCopy is one thread's copy in host memory; tcpStream, one connection.
+	// hostCopy is one thread's copy rate in host memory, tcpStream the rate of one connection.
 	hostCopy  = 10 * Gigabyte
 	tcpStream = 4 * Gigabyte
-	// gpuCopy is a copy within a GPU that does not tell its memory's speed; slot
-	// and port stand for a PCIe slot and an RDMA port that do not tell theirs.
+	// gpuCopy is the copy rate within a GPU whose memory speed is unknown; pcieSlot and
+	// rdmaPort are for a PCIe slot and an RDMA port of unknown speed.
 	gpuCopy  = 500 * Gigabyte
 	pcieSlot = 8 * Gigabyte
 	rdmaPort = 10 * Gigabyte
 )
 
-// usable is what is left of a data sheet's rate; a rate that is known stays so.
+// usable returns the usable part of a data sheet's rate; a known rate stays known.
 func usable(r Rate) Rate { return max(min(r, 1), r/5*4) }
 
-// half is of a rate that is known.
+// half returns half of a known rate.
 func half(r Rate) Rate { return max(1, r/2) }
 
-// smallest is the smallest of the rates that are known.
+// smallest returns the smallest known rate.
 func smallest(rates ...Rate) Rate {
 	out := Rate(0)
 	for _, r := range rates {
@@ -35,8 +35,8 @@ func smallest(rates ...Rate) Rate {
 	return out
 }
 
-// series is the rate of steps that bytes take one after the other, of which none
-// begins before the one in front has ended; steps without a rate take no time.
+// series returns the rate of steps that bytes pass one after the other, each starting
+// when the previous one has ended; steps of unknown rate take no time.
 func series(rates ...Rate) Rate {
 	out := Rate(0)
 	for _, r := range rates {
@@ -53,9 +53,9 @@ func series(rates ...Rate) Rate {
 	return out
 }
 
-// Paths are the ways from one replica to another in order of preference. The first
-// that is not closed is to be used; there always is one, of a known rate. Equal sites
-// give equal ways.
+// Paths returns the paths from one replica to another in order of preference. The first
+// that is not closed should be used; there always is one, and its rate is known. Equal
+// topologies give equal paths.
 func Paths(from, to Topology) []Path {
 	a, b := &from, &to
 	if from.Host == to.Host {
@@ -64,19 +64,19 @@ func Paths(from, to Topology) []Path {
 	return append(verbs(a, b), tcp(a, b))
 }
 
-// Rates say how fast ways are of which nothing is known, and bound the others. A way
-// with a rate by default has no latency: nothing but the rate sets it apart.
+// Rates are the fleet file's rates: defaults for unknown links, and a bound for the
+// others. A path with a default rate has no latency, so only the rate distinguishes it.
 type Rates struct {
-	// SameHost is the rate between replicas of one node, Between that of two nodes, where
-	// nothing is known of one of the two. 0: what Ways says.
-	SameHost     Rate `json:"node,omitempty"`
-	BetweenHosts Rate `json:"between,omitempty"`
-	// MaxBetweenHosts is the most that ways between nodes are taken for, whatever the NICs say.
-	// 0: no bound.
-	MaxBetweenHosts Rate `json:"bound,omitempty"`
+	// SameHost is the rate between replicas of one host, BetweenHosts that between two
+	// hosts, if the topology of one of the two is unknown. 0 means the estimate of Paths.
+	SameHost     Rate `json:"same_host,omitempty"`
+	BetweenHosts Rate `json:"between_hosts,omitempty"`
+	// MaxBetweenHosts bounds the rate between hosts, whatever the NICs report. 0 means no
+	// bound.
+	MaxBetweenHosts Rate `json:"max_between_hosts,omitempty"`
 }
 
-// BestPath is the way to use between two replicas, and its rate.
+// BestPath returns the path to use between two replicas, and its rate.
 func (d Rates) BestPath(from, to Topology) Path {
 	w := BestPath(Paths(from, to))
 	same := from.Host == to.Host
@@ -86,7 +86,7 @@ func (d Rates) BestPath(from, to Topology) Path {
 			rate = d.SameHost
 		}
 		if rate > 0 {
-			w.Rate, w.Latency, w.Reason = rate, 0, w.Reason+"; one has not told what it has: the rate is the fleet file's"
+			w.Rate, w.Latency, w.Reason = rate, 0, w.Reason+"; the topology of one is unknown: the rate is the fleet file's"
 		}
 		return w
 	}
@@ -96,17 +96,17 @@ func (d Rates) BestPath(from, to Topology) Path {
 	return w
 }
 
-// unknown names the end of which nothing is known.
+// unknown names the end whose topology is unknown.
 func unknown(a, b *Topology) string {
 	if a.Known {
 		a = b
 	}
-	return "nothing is known of node " + a.Host
+	return "the topology of host " + a.Host + " is unknown"
 }
 
 func number(n int) string { return strconv.Itoa(n) }
 
-// pcie is the rate of the GPU's slot; host memory has none.
+// pcie returns the rate of the GPU's slot; 0 for host memory.
 func (s *Topology) pcie() Rate {
 	if s.GPU == nil {
 		return 0
@@ -117,9 +117,9 @@ func (s *Topology) pcie() Rate {
 	return pcieSlot
 }
 
-// packing is the rate at which the GPU brings blocks of the pool into the host's memory,
-// or fetches them from there: its kernel goes over PCIe to pinned memory, the processor
-// copies from that. A pool in host memory needs none of it.
+// packing returns the rate at which the GPU copies blocks of the pool to or from host
+// memory: its kernel uses PCIe to pinned memory, and the processor copies from there. A
+// pool in host memory needs none of it.
 func (s *Topology) packing() Rate {
 	if s.GPU == nil {
 		return 0
@@ -127,7 +127,7 @@ func (s *Topology) packing() Rate {
 	return series(s.pcie(), hostCopy)
 }
 
-// onGPUs says how many of the two pools are on GPUs, for people; "" for none.
+// onGPUs describes how many of the two pools are on GPUs; "" for none.
 func onGPUs(a, b *Topology) string {
 	switch {
 	case a.GPU == nil && b.GPU == nil:
@@ -153,7 +153,7 @@ func one(a, b *GPU) (same bool, contradiction string) {
 	return a.Index == b.Index, ""
 }
 
-// cuda is the way from GPU to GPU on one machine.
+// cuda returns the path from GPU to GPU on one host.
 func cuda(a, b *Topology) Path {
 	if !a.Known || !b.Known {
 		return closedPath(SameGPU, TransportCUDA, unknown(a, b))
@@ -197,9 +197,10 @@ func cuda(a, b *Topology) Path {
 	return betweenGPUs(a, b)
 }
 
-// betweenGPUs is the way between two GPUs of one machine. The receiver's GPU reads the
-// source's memory, and nobody writes into another's: what the driver says of writing is
-// of no use. A pair is open to both or to none, as it is for the driver.
+// betweenGPUs returns the path between two GPUs of one host. The receiver's GPU reads
+// the source's memory and no GPU writes into another's, so what the driver reports
+// about writing is not used. A pair is open in both directions or in neither, as it is
+// for the driver.
 func betweenGPUs(a, b *Topology) Path {
 	there, said := a.GPU.peer(b.GPU)
 	back, answered := b.GPU.peer(a.GPU)
@@ -222,13 +223,13 @@ func betweenGPUs(a, b *Topology) Path {
 	case d >= System && d != UnknownDistance:
 		return closedPath(PeerPCIe, TransportCUDA, d.description()+" lie between them: over both sockets P2P is slower than host memory"+doubt)
 	case d >= RootComplex:
-		rate = half(rate) // what root complexes forward is well below the link
+		rate = half(rate) // a root complex forwards well below the link's rate
 	}
 	return openPath(PeerPCIe, TransportCUDA, rate, "P2P over PCIe: "+d.description()+" between them"+doubt)
 }
 
-// joiningLinks are the NVLinks that join two GPUs: those that both ends tell of, where
-// both tell of each other.
+// joiningLinks returns the NVLinks between two GPUs: those that both ends list, if both
+// list each other.
 func joiningLinks(there Peer, said bool, back Peer, answered bool) (b Bundle, doubt string) {
 	switch {
 	case !answered:
@@ -245,8 +246,8 @@ func joiningLinks(there Peer, said bool, back Peer, answered bool) (b Bundle, do
 	return b, "; the two contradict each other about NVLinks: " + number(there.NVLinks.Links) + " and " + number(back.NVLinks.Links)
 }
 
-// nvlink is the rate over NVLink and which links carry it: those that join the
-// two, else those of each into the switches.
+// nvlink returns the rate over NVLink and which links carry it: those between the two,
+// otherwise those of each into the switches.
 func nvlink(a, b *GPU, joined Bundle) (Rate, string) {
 	if joined.Rate > 0 {
 		return joined.Rate, nvlinks(joined.Links) + " join them"
@@ -264,7 +265,7 @@ func nvlinks(n int) string {
 	return number(n) + " NVLinks"
 }
 
-// shm is the way through one machine's memory: the receiver maps the source's pool.
+// shm returns the path through one host's memory: the receiver maps the source's pool.
 func shm(a, b *Topology) Path {
 	if on := onGPUs(a, b); on != "" {
 		return closedPath(ViaHost, TransportShm, on+": shm maps pools in the machine's memory alone")
@@ -272,39 +273,39 @@ func shm(a, b *Topology) Path {
 	return openPath(ViaHost, TransportShm, hostCopy, "both pools are in the machine's memory: one copy")
 }
 
-// verbs are the ways by RDMA, GPUDirect first.
+// verbs returns the paths by RDMA, GPUDirect first.
 func verbs(a, b *Topology) []Path {
 	shut := func(why string) []Path { return []Path{closedPath(RDMABounce, TransportVerbs, why)} }
 	for _, s := range [...]*Topology{a, b} {
 		if !s.Known {
-			return shut("nothing is known of node " + s.Host)
+			return shut("the topology of host " + s.Host + " is unknown")
 		}
 		if s.Verbs != "" {
-			return shut("on node " + s.Host + ": " + s.Verbs)
+			return shut("on host " + s.Host + ": " + s.Verbs)
 		}
 	}
 	for _, s := range [...]*Topology{a, b} {
 		if s.RDMA == nil {
-			return shut("node " + s.Host + " has no RDMA port that is up")
+			return shut("host " + s.Host + " has no RDMA port that is up")
 		}
 	}
 	from, to := a.RDMA, b.RDMA
 	switch {
 	case from.Layer != to.Layer:
-		return shut(from.Name + " of node " + a.Host + " speaks " + from.Layer + ", " + to.Name + " of node " + b.Host + " " + to.Layer)
+		return shut(from.Name + " of host " + a.Host + " speaks " + from.Layer + ", " + to.Name + " of host " + b.Host + " " + to.Layer)
 	case from.Subnet != "" && to.Subnet != "" && from.Subnet != to.Subnet:
-		return shut(from.Name + " of node " + a.Host + " is in fabric " + from.Subnet + ", " + to.Name + " of node " + b.Host + " in " + to.Subnet)
+		return shut(from.Name + " of host " + a.Host + " is in fabric " + from.Subnet + ", " + to.Name + " of host " + b.Host + " in " + to.Subnet)
 	}
 	rate := usable(smallest(from.Rate, to.Rate))
 	if rate == 0 {
 		rate = rdmaPort
 	}
 	over := from.Name + " to " + to.Name + " over " + from.Layer
-	// A GPU that no NIC reaches packs blocks into host memory, while the NICs carry those
-	// before and the other GPU takes in the ones before that: the slowest step is the rate,
-	// or a processor's, which copies where the GPU does not reach that memory by itself,
-	// and sums what comes into a pool there.
-	bounce := openPath(RDMABounce, TransportVerbs, smallest(rate, a.pcie(), b.pcie(), hostCopy), over+", by way of host memory")
+	// A GPU that no NIC reaches packs blocks into host memory while the NICs carry the
+	// previous blocks and the other GPU unpacks those before. So the rate is that of the
+	// slowest step, or of a processor, which copies if the GPU cannot reach that memory and
+	// checksums what arrives in a pool there.
+	bounce := openPath(RDMABounce, TransportVerbs, smallest(rate, a.pcie(), b.pcie(), hostCopy), over+", through host memory")
 	if a.GPU == nil && b.GPU == nil {
 		bounce.Reason = over + ": the pools are in host memory"
 		return []Path{bounce}
@@ -312,20 +313,20 @@ func verbs(a, b *Topology) []Path {
 	return []Path{direct(a, b, smallest(rate, a.pcie(), b.pcie()), over), bounce}
 }
 
-// direct is the way by GPUDirect.
+// direct returns the path by GPUDirect.
 func direct(a, b *Topology, rate Rate, over string) Path {
 	for _, s := range [...]*Topology{a, b} {
 		switch g := s.GPU; {
 		case g == nil:
-			return closedPath(RDMA, TransportVerbs, "the pool on node "+s.Host+" is in host memory")
+			return closedPath(RDMA, TransportVerbs, "the pool on host "+s.Host+" is in host memory")
 		case g.Absent:
-			return closedPath(RDMA, TransportVerbs, "GPU "+number(g.Index)+" is not on node "+s.Host)
+			return closedPath(RDMA, TransportVerbs, "GPU "+number(g.Index)+" is not on host "+s.Host)
 		case g.Lost != "":
-			return closedPath(RDMA, TransportVerbs, "GPU "+number(g.Index)+" of node "+s.Host+": "+g.Lost)
+			return closedPath(RDMA, TransportVerbs, "GPU "+number(g.Index)+" of host "+s.Host+": "+g.Lost)
 		case !s.PeerMemory:
-			return closedPath(RDMA, TransportVerbs, "node "+s.Host+" offers NICs no GPU memory (dma-buf)")
+			return closedPath(RDMA, TransportVerbs, "host "+s.Host+" offers NICs no GPU memory (dma-buf)")
 		case s.RDMA.Distance >= System || s.RDMA.Distance == 0:
-			return closedPath(RDMA, TransportVerbs, "on node "+s.Host+" the way from GPU "+number(g.Index)+" to its nearest NIC: "+s.RDMA.Distance.description())
+			return closedPath(RDMA, TransportVerbs, "on host "+s.Host+" the distance from GPU "+number(g.Index)+" to its nearest NIC: "+s.RDMA.Distance.description())
 		}
 	}
 	d := max(a.RDMA.Distance, b.RDMA.Distance)
@@ -335,23 +336,23 @@ func direct(a, b *Topology, rate Rate, over string) Path {
 	return openPath(RDMA, TransportVerbs, rate, over+"; GPU to NIC: "+d.description())
 }
 
-// tcp is the way that is always open. A GPU's blocks are packed before they are sent,
-// and put into place when they have come: an end does one after the other, while the
-// two ends are at work together.
+// tcp returns the path that is always open. A GPU's blocks are packed before they are
+// sent and unpacked after they have arrived: each end does its steps one after the
+// other, while the two ends work at the same time.
 func tcp(a, b *Topology) Path {
 	rate := min(series(tcpStream, a.packing()), series(tcpStream, b.packing()))
-	over := "one connection between the nodes"
+	over := "one connection between the hosts"
 	if a.Host == b.Host {
 		over = "loopback"
 	} else {
 		for _, s := range [...]*Topology{a, b} {
 			if s.TCP > 0 && usable(s.TCP) < rate {
-				rate, over = usable(s.TCP), "the fastest link of node "+s.Host+" bounds it"
+				rate, over = usable(s.TCP), "the fastest link of host "+s.Host+" bounds it"
 			}
 		}
 	}
 	if on := onGPUs(a, b); on != "" {
-		over += "; " + on + ": by way of host memory"
+		over += "; " + on + ": through host memory"
 	}
 	return openPath(TCP, TransportTCP, rate, over)
 }

@@ -7,83 +7,82 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// UnknownIndex as a GPU's index is none.
+// UnknownIndex is the index of a GPU of which only the address is known.
 const UnknownIndex = -1
 
-// The bounds of a Site that comes from elsewhere.
+// The bounds of a Topology that was received.
 const (
-	MaxPeers = 64  // GPUs that a GPU tells of
-	MaxName  = 256 // bytes of a node's name
+	MaxPeers = 64  // other GPUs that a GPU lists
+	MaxName  = 256 // bytes of a host's name
 	MaxText  = 128 // bytes of any other name, and of a reason
 	maxCount = 1024
 	maxIndex = 1 << 20
 	maxRate  = 1 << 50 // bytes a second, far above any link
 )
 
-// Topology is where a replica's KV cache is, and what leads away from there. The zero
-// Site with a Node is a replica of which nothing else is known. A Site is shared and
-// must not be changed.
+// Topology describes where a replica's KV cache is and which links lead away from there.
+// A Topology with only a Host is a replica about which nothing else is known. It is
+// shared and must not be changed.
 //
 // Invariants, checked by Validate:
-//  1. Node has at most MaxName bytes, all other names and reasons at most MaxWord,
-//  2. rates, counts and indices are not negative, but for Unknown as an index, and
-//     within bounds,
-//  3. distances are known ones, or 0,
-//  4. a GPU tells of at most MaxPeers others.
+//  1. Host has at most MaxName bytes, all other names and reasons at most MaxText,
+//  2. rates, counts and indices are not negative, except UnknownIndex, and within
+//     bounds,
+//  3. distances are known values or 0,
+//  4. a GPU lists at most MaxPeers others.
 type Topology struct {
-	Host string `json:"node"`
-	// Known says that somebody has looked. Without it the rest, but for the GPU's
-	// index, is not there.
+	Host string `json:"host"`
+	// Known reports whether the host was inspected. Otherwise the other fields, except the
+	// GPU's index, are not set.
 	Known bool `json:"known,omitempty"`
-	// GPU has the KV cache; of several ranks it is the first one's, which stands for
-	// all. nil: the cache is in the machine's memory.
+	// GPU holds the KV cache; with several ranks it is the first rank's GPU, which stands
+	// for all. nil: the cache is in host memory.
 	GPU *GPU `json:"gpu,omitempty"`
-	// CUDA says why the library of transport "cuda" cannot be used; Verbs, why transport
-	// "verbs" cannot: for want of its library, or because of what the fleet file says of
-	// RDMA. "" when they can.
+	// CUDA says why transport "cuda" cannot be used, Verbs why transport "verbs" cannot:
+	// the library is missing, or the fleet file excludes RDMA. "" means that it can be used.
 	CUDA  string `json:"cuda,omitempty"`
 	Verbs string `json:"verbs,omitempty"`
-	// RDMA is the port that is up and nearest; nil for none.
+	// RDMA is the nearest port that is up; nil for none.
 	RDMA *Port `json:"rdma,omitempty"`
-	// PeerMemory says that NICs may read a GPU's memory.
+	// PeerMemory reports whether NICs can read the GPU's memory.
 	PeerMemory bool `json:"peer_memory,omitempty"`
 	// TCP is the rate of the fastest interface that speaks IP.
 	TCP Rate `json:"tcp,omitempty"`
 }
 
-// GPU is a GPU as others need to know it.
+// GPU is what other replicas need to know about a GPU.
 type GPU struct {
 	Index   int    `json:"index"`
 	UUID    string `json:"uuid,omitempty"`
 	Address string `json:"address,omitempty"` // on the PCI bus
-	// Absent: the machine has no such GPU. Lost is why it cannot be used at all. MIG:
-	// it is divided into instances, whose memories are apart.
+	// Absent reports that the host has no such GPU. Lost says why the GPU cannot be used at
+	// all. MIG reports that it is divided into instances with separate memories.
 	Absent bool   `json:"absent,omitempty"`
 	Lost   string `json:"lost,omitempty"`
 	MIG    bool   `json:"mig,omitempty"`
 	Copy   Rate   `json:"copy,omitempty"` // within its memory
 	PCIe   Rate   `json:"pcie,omitempty"` // of its slot
-	// Switched are the NVLinks into switches, which reach every GPU of the machine
-	// that has some, too.
+	// Switched are the NVLinks into switches, which reach every GPU of the host that is
+	// connected to them too.
 	Switched Bundle `json:"switched,omitzero"`
-	Peers    []Peer `json:"peers,omitempty"` // other GPUs of the machine
+	Peers    []Peer `json:"peers,omitempty"` // other GPUs of the host
 }
 
-// Bundle is parallel links, and what they carry together each way.
+// Bundle is a set of parallel links and their total rate each way.
 type Bundle struct {
 	Links int  `json:"links"`
 	Rate  Rate `json:"rate"`
 }
 
-// Peer is another GPU of a machine, as one sees it.
+// Peer is another GPU of the same host, as one GPU sees it.
 type Peer struct {
 	Index   int    `json:"index"` // Unknown where only its address is known
 	Address string `json:"address,omitempty"`
-	// NVLinks join the two, without a switch.
+	// NVLinks are the direct NVLinks between the two.
 	NVLinks  Bundle   `json:"nvlinks,omitzero"`
-	Distance Distance `json:"distance,omitempty"` // on the PCI bus; 0 like Far
-	// Asked says that the driver was asked what the one may do to the other's memory,
-	// which is Read, Write, and to do it over NVLink. Transports only read.
+	Distance Distance `json:"distance,omitempty"` // on the PCI bus; 0 means unknown
+	// Asked reports whether the driver was asked what one GPU may do to the other's memory:
+	// Read, Write, and whether it does so over NVLink. Transports only read.
 	Asked  bool `json:"asked,omitempty"`
 	Read   bool `json:"read,omitempty"`
 	Write  bool `json:"write,omitempty"`
@@ -94,7 +93,7 @@ type Peer struct {
 type Port struct {
 	Name  string `json:"name"`
 	Layer string `json:"layer"` // InfiniBand or Ethernet
-	// Subnet tells fabrics of one layer apart; "" where it does not.
+	// Subnet distinguishes fabrics of one layer; "" if it does not.
 	Subnet   string   `json:"subnet,omitempty"`
 	Rate     Rate     `json:"rate,omitempty"`
 	Distance Distance `json:"distance,omitempty"` // from the GPU; 0 without one
@@ -103,7 +102,7 @@ type Port struct {
 // Validate reports the first broken invariant, or nil.
 func (s Topology) Validate() error {
 	c := fieldChecker{}
-	c.name("node", s.Host, MaxName)
+	c.name("host", s.Host, MaxName)
 	c.name("cuda", s.CUDA, MaxText)
 	c.name("verbs", s.Verbs, MaxText)
 	c.rate("tcp", s.TCP)
@@ -136,7 +135,7 @@ func (s Topology) Validate() error {
 	return nil
 }
 
-// fieldChecker remembers the first thing that is wrong.
+// fieldChecker keeps the first violation.
 type fieldChecker struct{ broken string }
 
 func (c *fieldChecker) expect(ok bool, invariant string) {
@@ -160,9 +159,9 @@ func (c *fieldChecker) bundle(field string, b Bundle) {
 	c.rate(field+".rate", b.Rate)
 }
 
-// Class is equal for two sites that any third one sees alike, but for the node
-// that it is on: those of GPUs in equal places of equal machines. There are few of
-// them in a large fleet. The zero Class is that of a Site which is not Known.
+// Class returns equal strings for two topologies that look the same from any third one,
+// apart from the host: those of GPUs at equal positions of equal hosts. A large fleet
+// has few classes. It is "" for a Topology that is not Known.
 func (s Topology) Class() string {
 	if !s.Known {
 		return ""
@@ -197,8 +196,8 @@ func (s Topology) Class() string {
 		number(int64(p.Rate), int64(p.Distance))
 	}
 	if g := s.GPU; g != nil {
-		// A UUID is of one GPU in the world. Where an address on the bus tells the GPUs of
-		// a machine apart, it is left out.
+		// A UUID is unique. If the address on the bus distinguishes the GPUs of a host, the UUID
+		// is left out.
 		if word(g.Address); g.Address == "" {
 			word(g.UUID)
 		}
@@ -214,7 +213,7 @@ func (s Topology) Class() string {
 	return string(b)
 }
 
-// Equal reports whether two sites say the same.
+// Equal reports whether two topologies are equal.
 func (s Topology) Equal(o Topology) bool {
 	if s.Host != o.Host || s.Known != o.Known || (s.GPU == nil) != (o.GPU == nil) || s.Class() != o.Class() {
 		return false
@@ -222,7 +221,7 @@ func (s Topology) Equal(o Topology) bool {
 	return s.GPU == nil || s.GPU.UUID == o.GPU.UUID && s.GPU.Index == o.GPU.Index
 }
 
-// refersTo says whether a peer's entry is about that GPU.
+// refersTo reports whether a peer's entry describes that GPU.
 func (p Peer) refersTo(g *GPU) bool {
 	if p.Address != "" && g.Address != "" {
 		return strings.EqualFold(p.Address, g.Address)
@@ -230,7 +229,7 @@ func (p Peer) refersTo(g *GPU) bool {
 	return p.Index != UnknownIndex && p.Index == g.Index
 }
 
-// peer is what the GPU says of another one, and whether it says anything.
+// peer returns the GPU's entry for another one, and whether it has one.
 func (g *GPU) peer(o *GPU) (Peer, bool) {
 	for _, p := range g.Peers {
 		if p.refersTo(o) {

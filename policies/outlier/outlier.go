@@ -1,9 +1,9 @@
-// Package outlier finds replicas that carry more than their share of a stage.
+// Package outlier finds replicas that have more than their share of a stage's load.
 //
-// It compares one replica with its stage's mean, which the control plane
-// returns to each replica's load report. It does not choose what to offer, nor
-// to whom: the excess is an upper bound on what to sell now, and a request that
-// is longer than the excess would only move the problem.
+// It compares one replica with its stage's mean, which the control plane returns for
+// each replica's load report. It does not choose which request to sell, or to which
+// replica: the excess is an upper bound on what to sell now, because a request longer
+// than the excess would only move the problem.
 package outlier
 
 import (
@@ -16,20 +16,20 @@ import (
 // (Re)Balancing"): a quarter above the mean.
 const DefaultPercent = 25
 
-// Detector calls a replica an outlier when it carries more than Percent above
-// the mean. The zero value is the paper's.
+// Detector calls a replica an outlier if its load exceeds the mean by more than
+// Percent. The zero value has the paper's threshold.
 type Detector struct {
 	// Percent above the mean; 0 or less means DefaultPercent.
 	Percent int
-	// MinExcess is the smallest excess worth a move, in tokens. On a nearly idle
-	// stage every request makes an outlier. 0 means any.
+	// MinExcess is the smallest excess worth a migration, in tokens. On a nearly idle
+	// stage, every request would make an outlier. 0 means any.
 	MinExcess policies.Tokens
 }
 
 var _ policies.Detector = Detector{}
 
-// Excess implements policies.Detector: what lies above the mean, once that is
-// too much. To sell down to the threshold only would make the next request an
+// Excess implements policies.Detector. It returns the whole load above the mean, once
+// that is too much: selling only down to the threshold would make the next request an
 // outlier again.
 func (d Detector) Excess(own, mean policies.Tokens) policies.Tokens {
 	excess := own - mean

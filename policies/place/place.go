@@ -1,10 +1,10 @@
-// Package place decides where a request starts that has not produced a token:
-// on the replica whose front accepted it, or on one peer.
+// Package place chooses the replica where a request without a first token starts: the
+// replica whose front end accepted it, or one peer.
 //
-// It is a forward, not a move: no KV travels, and the front keeps the client.
-// It corrects what the proxy could not know (the exact length, the queue at
-// this instant, cached prefixes) and never second-guesses another front: a
-// request that was forwarded once stays.
+// It forwards the request; no KV is transferred, and the front end keeps the client's
+// stream. It corrects what the proxy could not know (the exact length, the present
+// queue, cached prefixes) and never overrides another front end: a request that was
+// forwarded once stays.
 package place
 
 import "github.com/cascadeinfer/cascade/policies"
@@ -17,25 +17,24 @@ const (
 
 // Policy forwards a request for the first of these reasons that holds:
 //
-//  1. the own replica drains,
+//  1. the own replica is draining,
 //  2. the request's exact length is outside the own stage's range,
 //  3. a peer has much more of its prompt cached,
-//  4. the own queue is over its bound and a peer's is at most half of it.
+//  4. the own queue exceeds its bound, and a peer's is at most half as long.
 //
-// A peer is one that does not drain and whose stage serves the length. For
-// reasons 1 and 4 a peer of a longer stage will do when there is none. Among
-// several the one wins that would begin first: fewest tokens waiting plus own
-// tokens not cached, then least load, then the first in the list. Many fronts
-// that see the same stale queues would all pick the same peer; the caller
-// should show each of them a sample.
+// A suitable peer is not draining and serves the length in its stage. For reasons 1
+// and 4 a peer of a longer stage is taken if there is none. Among several, the one
+// that would start first wins: fewest waiting tokens plus uncached prompt tokens, then
+// least load, then list order. If many front ends see the same stale queues, all pick
+// the same peer; the caller should give each of them a different sample.
 //
 // The zero value has the defaults.
 type Policy struct {
-	// Queue is the bound on prompt tokens that wait, about a quarter of a
-	// second of prefill. 0 means DefaultQueue.
+	// Queue is the bound on waiting prompt tokens, about a quarter of a second of prefill.
+	// 0 means DefaultQueue.
 	Queue policies.Tokens
-	// Prefix is how many more cached tokens make a forward worthwhile. 0 means
-	// DefaultPrefix; policies.Unbounded switches reason 3 off.
+	// Prefix is how many more cached tokens justify a forward. 0 means DefaultPrefix;
+	// policies.Unbounded turns reason 3 off.
 	Prefix policies.Tokens
 }
 
@@ -73,11 +72,11 @@ func (p Policy) Place(a policies.Arrival) policies.ReplicaID {
 type fit int
 
 const (
-	exactly fit = iota // the stage whose range holds it
-	longer             // stages above that
+	exactly fit = iota // only the stage whose range holds it
+	longer             // only stages of longer ranges
 )
 
-// bestOfExactOrLonger looks for a peer of the right stage, then for one of a longer stage.
+// bestOfExactOrLonger returns a peer of the exact stage, otherwise one of a longer stage.
 func bestOfExactOrLonger(a policies.Arrival, waiting policies.Tokens) policies.ReplicaID {
 	if id := bestPeer(a, exactly, 0, waiting); id != "" {
 		return id
@@ -85,9 +84,9 @@ func bestOfExactOrLonger(a policies.Arrival, waiting policies.Tokens) policies.R
 	return bestPeer(a, longer, 0, waiting)
 }
 
-// bestPeer returns the peer that would begin the request first, among those that
-// fit, have at least so much of the prompt cached and at most so many tokens
-// waiting; "" when there is none.
+// bestPeer returns the peer that would start the request first, among the suitable ones
+// that have at least so much of the prompt cached and at most so many tokens waiting;
+// "" if there is none.
 func bestPeer(a policies.Arrival, f fit, cached, waiting policies.Tokens) policies.ReplicaID {
 	length := a.Request.Length()
 	var best *policies.Candidate

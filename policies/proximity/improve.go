@@ -12,30 +12,29 @@ import (
 // Member is a replica of a stage, as Improve may change it.
 type Member struct {
 	ID policies.ReplicaID
-	// Origin says with whom it may change places: with members of equal origin in
-	// other stages.
+	// Origin groups members: only members of equal origin in different stages may change
+	// places.
 	Origin int
 }
 
 const (
-	// smallFleet is how many members are looked at pair by pair across nodes; in larger fleets
-	// node by node.
+	// smallFleet is the largest fleet whose members are compared pair by pair across hosts;
+	// in larger fleets they are compared host by host.
 	smallFleet = 32
-	// maxPerHost is the most members of one node that are looked at.
+	// maxPerHost is the most members of one host that are compared.
 	maxPerHost = 64
-	// maxSweeps bounds how often all pairs are looked at.
+	// maxSweeps bounds the passes over all pairs.
 	maxSweeps = 8
 )
 
-// Improve lets members of different stages change places so that hand-overs cost
-// less. stages are short to long; cuts and crossings are those of the boundaries
-// between them, as in Plan. What does not change: how many members of each origin a
-// stage has, and that no stage is spread less evenly over the nodes than before. A
-// node is what fails as a whole, so that the spread is availability, and comes first:
-// links choose only among the plans that keep it.
+// Improve exchanges members between stages so that migrations cost less. stages are
+// short to long; cuts and crossings belong to the boundaries between them, as in
+// PlanTransfer. It keeps how many members of each origin a stage has, and never
+// spreads a stage less evenly over the hosts: a host fails as a whole, so the spread
+// is availability and takes precedence over links.
 //
-// In a fleet of more than 32 members only those of one node change places: the time
-// is linear in the number of nodes, and equal nodes are looked at once.
+// In a fleet of more than 32 members only members of one host are exchanged: the time
+// is linear in the number of hosts, and equal hosts are solved once.
 func (m *Map) Improve(stages [][]Member, cuts []policies.Tokens, crossings []float64) {
 	if len(stages) < 2 || len(cuts) != len(stages)-1 || len(m.classes) == 1 && m.hosts == 1 {
 		return
@@ -47,7 +46,7 @@ func (m *Map) Improve(stages [][]Member, cuts []policies.Tokens, crossings []flo
 			i.weights[s] = weight(crossings, s) / float64(max(1, len(members)))
 		}
 		for k, member := range members {
-			if at, ok := m.locations[member.ID]; ok { // of others nobody knows where they are: they stay
+			if at, ok := m.locations[member.ID]; ok { // members without a known location stay
 				spots = append(spots, spot{s, k, holder{location: at, member: member}})
 			}
 		}
@@ -66,30 +65,30 @@ func (m *Map) Improve(stages [][]Member, cuts []policies.Tokens, crossings []flo
 	}
 }
 
-// improver is one call of Improve.
+// improver is the state of one call of Improve.
 type improver struct {
 	m       *Map
 	cuts    []policies.Tokens
-	weights []float64 // of one sender's hand-over, by boundary
+	weights []float64 // of one sender's migration, by boundary
 }
 
-// spot is a place in a stage, and who has it.
+// spot is a place in a stage and its present holder.
 type spot struct {
 	stage, index int
 	holder
 }
 
-// holder is who has a spot, and which one that was of those looked at.
+// holder is the member at a spot, and the index of the spot it came from.
 type holder struct {
 	location
 	member Member
 	was    int
 }
 
-// swap lets two spots change who has them.
+// swap exchanges the holders of two spots.
 func swap(a, b *spot) { a.holder, b.holder = b.holder, a.holder }
 
-// total is what all hand-overs cost together, each to the nearest receiver.
+// total returns the cost of all migrations, each to the nearest receiver.
 func (i *improver) total(spots []spot) float64 {
 	of := make([][]policies.ReplicaID, len(i.cuts)+1)
 	for _, s := range spots {
@@ -103,8 +102,8 @@ func (i *improver) total(spots []spot) float64 {
 	return sum
 }
 
-// cost is total for few spots. beyond is the least that a receiver elsewhere costs a
-// sender, by boundary and class; nil where there is no elsewhere.
+// cost is total for few spots. beyond is the least cost of a receiver on another host,
+// by boundary and class; nil if there is none.
 func (i *improver) cost(spots []spot, beyond [][]float64) float64 {
 	sum := 0.0
 	for f := range spots {
@@ -129,8 +128,8 @@ func (i *improver) cost(spots []spot, beyond [][]float64) float64 {
 	return sum
 }
 
-// descend swaps pairs of spots that are of equal origin for as long as that makes
-// hand-overs cheaper. keeps says, once two are swapped, whether they may be.
+// descend swaps pairs of spots of equal origin as long as that makes migrations cheaper.
+// keeps reports, after a swap, whether it is allowed.
 func (i *improver) descend(spots []spot, beyond [][]float64, keeps func(a, b *spot) bool) {
 	now := i.cost(spots, beyond)
 	for range maxSweeps {
@@ -155,7 +154,7 @@ func (i *improver) descend(spots []spot, beyond [][]float64, keeps func(a, b *sp
 	}
 }
 
-// improveSmallFleet looks at all pairs of a small fleet.
+// improveSmallFleet tries all pairs of a small fleet.
 func (i *improver) improveSmallFleet(spots []spot) {
 	limit := make([]int, len(i.cuts)+1)
 	for s := range limit {
@@ -166,8 +165,8 @@ func (i *improver) improveSmallFleet(spots []spot) {
 	})
 }
 
-// unevenness is the sum of the squares of what a stage has on each node: the
-// smaller, the more evenly it is spread.
+// unevenness returns the sum of the squared counts of a stage's members per host: the
+// smaller, the more even.
 func unevenness(spots []spot, stage int) (n int) {
 	var count [smallFleet]struct {
 		node  int32
@@ -192,13 +191,13 @@ func unevenness(spots []spot, stage int) (n int) {
 	return n
 }
 
-// improveByHost looks at the pairs of each node of a large fleet.
+// improveByHost tries the pairs of each host of a large fleet.
 func (i *improver) improveByHost(spots []spot) {
 	beyond := i.cheapestElsewhere(spots)
 	slices.SortStableFunc(spots, func(a, b spot) int {
 		return cmp.Or(cmp.Compare(a.host, b.host), cmp.Compare(a.stage, b.stage), cmp.Compare(a.member.Origin, b.member.Origin), cmp.Compare(a.class, b.class))
 	})
-	known := map[string][]int{} // of nodes that look alike, who goes where
+	known := map[string][]int{} // the result for hosts that look alike
 	var key []byte
 	for from := 0; from < len(spots); {
 		to := from + 1
@@ -226,8 +225,8 @@ func (i *improver) improveByHost(spots []spot) {
 	}
 }
 
-// bestOrder finds the best order of one node's members: who of them, by number, goes
-// to each spot.
+// bestOrder returns the best order of one host's members: the index of the member for
+// each spot.
 func (i *improver) bestOrder(node []spot, beyond [][]float64) []int {
 	work := slices.Clone(node)
 	for k := range work {
@@ -241,8 +240,8 @@ func (i *improver) bestOrder(node []spot, beyond [][]float64) []int {
 	return order
 }
 
-// cheapestElsewhere is the least that a receiver on another node costs a sender, by boundary
-// and class, as if that were any node.
+// cheapestElsewhere returns the least cost of a receiver on another host, by boundary
+// and class, as if every class were on another host.
 func (i *improver) cheapestElsewhere(spots []spot) [][]float64 {
 	n := len(i.m.classes)
 	present := make([][]bool, len(i.cuts)+1)

@@ -1,15 +1,15 @@
-// Package proximity knows how far the replicas of a fleet are from each other: what a
-// hand-over from one to another costs, what those of a plan cost, and which replicas
-// adjacent stages should have so that they cost little.
+// Package proximity is placement by proximity: it prices migrations between the
+// replicas of a fleet from their links, prices the migrations of a plan, and chooses
+// replicas for adjacent stages so that migrations between them are cheap.
 //
-// A sender prefers the nearest receiver of the next stage (package bidask: nearer
-// ones win as long as they are not more loaded), so a plan's hand-overs are priced by
-// the nearest one each. Nothing grows with the square of the fleet: replicas that
-// are in equal places of equal machines are of one class, and only pairs of classes
-// are looked at.
+// A sender prefers the nearest receiver of the next stage (in package bidask a nearer
+// bidder wins unless it has more load), so a plan's migrations are priced by the
+// nearest receiver of each sender. No cost grows with the square of the fleet:
+// replicas at equal positions of equal hosts form a class, and only pairs of classes
+// are priced.
 //
-// A Map is a pure function of the sites it is made of; it decides no ranges and no
-// counts, and moves nobody from one stage to another who would not move anyway.
+// A Map is a pure function of the topologies it is made of. It decides neither ranges
+// nor counts, and it never moves a replica to another stage that would not move anyway.
 package proximity
 
 import (
@@ -19,39 +19,39 @@ import (
 	"github.com/cascadeinfer/cascade/policies/links"
 )
 
-// maxClasses bounds the classes that are told apart: those of thirty kinds of
-// machines with eight GPUs. Of replicas beyond it nothing counts but the node.
+// maxClasses bounds the distinguished classes: enough for thirty kinds of hosts with
+// eight GPUs. Of replicas beyond it only the host counts.
 const maxClasses = 256
 
-// Replica is a replica and where it is.
+// Replica is a replica and its topology.
 type Replica struct {
 	ID       policies.ReplicaID
 	Topology links.Topology
 }
 
-// Config is what a Map is made of.
+// Config is the input of New.
 type Config struct {
 	// Replicas are the replicas, each once.
 	Replicas []Replica
 	// Rates are the rates where nothing is known.
 	Rates links.Rates
-	// TokenBytes is the KV of one token, in bytes. Base is the seconds that a
-	// hand-over takes besides its links.
+	// TokenBytes is the KV of one token in bytes. Base is the part of a migration's time, in
+	// seconds, that does not depend on links.
 	TokenBytes, Base float64
 }
 
-// Map is a fleet's nearness. It is for one goroutine at a time.
+// Map holds the transfer costs of a fleet. It is not safe for concurrent use.
 type Map struct {
 	config    Config
 	locations map[policies.ReplicaID]location
-	classes   []links.Topology // one of each class, without a node; the first is the unknown one
+	classes   []links.Topology // one topology of each class, without a host; the first is the unknown one
 	hosts     int
-	// same and far are what a hand-over costs between two classes on one node and on
-	// two, by first·len(classes)+second; NaN: not worked out yet.
+	// same and between hold the cost of a transfer between two classes on one host and on
+	// two, by first·len(classes)+second; NaN: not computed yet.
 	same, between []policies.Transfer
 }
 
-// location is a place in the fleet: a node and a class.
+// location is a position in the fleet: a host and a class.
 type location struct{ host, class int32 }
 
 // New returns the map of a fleet.
@@ -82,8 +82,8 @@ func New(c Config) *Map {
 	return m
 }
 
-// Transfer prices a hand-over from one replica to another. One that the map does not
-// have is on a node of its own.
+// Transfer prices a migration from one replica to another. A replica that the map does
+// not have counts as on a host of its own.
 func (m *Map) Transfer(from, to policies.ReplicaID) policies.Transfer {
 	a, ok := m.locations[from]
 	b, too := m.locations[to]
@@ -93,7 +93,7 @@ func (m *Map) Transfer(from, to policies.ReplicaID) policies.Transfer {
 	return m.classTransfer(a.class, b.class, a.host == b.host)
 }
 
-// classTransfer is what a hand-over costs between two classes.
+// classTransfer returns the cost of a transfer between two classes.
 func (m *Map) classTransfer(a, b int32, together bool) policies.Transfer {
 	table, i := m.between, int(a)*len(m.classes)+int(b)
 	if together {
@@ -112,14 +112,14 @@ func (m *Map) classTransfer(a, b int32, together bool) policies.Transfer {
 	return table[i]
 }
 
-// seconds is what a hand-over of a length takes.
+// seconds returns the time of a transfer of a length.
 func seconds(t policies.Transfer, length policies.Tokens) float64 {
 	return t.Base + float64(t.PerToken*float64(length))
 }
 
-// NearestTransfer is what a hand-over costs on the mean if each of the replicas has the
-// nearest other one of them in the next stage: no plan does better. It is 0 of one
-// replica, which hands nothing over.
+// NearestTransfer returns the mean cost of a migration if the nearest other replica of
+// each is in the next stage: a lower bound for every plan. It is 0 for one replica,
+// which has no other.
 func (m *Map) NearestTransfer(ids []policies.ReplicaID) policies.Transfer {
 	return m.receivers(ids, referenceLength).mean(ids, 1)
 }
@@ -127,9 +127,9 @@ func (m *Map) NearestTransfer(ids []policies.ReplicaID) policies.Transfer {
 // referenceLength is a length at which a link's rate outweighs its latency.
 const referenceLength policies.Tokens = 8192
 
-// PlanTransfer prices the hand-overs of a plan: one Transfer that costs as much, over all its
-// boundaries, as each sender's nearest receiver does. crossings are how many requests
-// a second go over each boundary; where there are none, all count alike.
+// PlanTransfer prices the migrations of a plan: one Transfer that costs as much, over
+// all boundaries, as each sender's nearest receiver does. crossings are the requests
+// per second across each boundary; without any, all boundaries count alike.
 func (m *Map) PlanTransfer(p policies.Plan, crossings []float64) policies.Transfer {
 	var sum policies.Transfer
 	var all, tokens float64
@@ -148,7 +148,7 @@ func (m *Map) PlanTransfer(p policies.Plan, crossings []float64) policies.Transf
 	return policies.Transfer{Base: sum.Base / all, PerToken: sum.PerToken / tokens}
 }
 
-// weight is how much a boundary counts.
+// weight returns the weight of a boundary.
 func weight(crossings []float64, l int) float64 {
 	for _, x := range crossings {
 		if x > 0 {

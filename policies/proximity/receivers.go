@@ -6,15 +6,15 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// receivers are the replicas of a stage, by where they are.
+// receivers holds the replicas of a stage by location.
 type receivers struct {
 	m      *Map
 	length policies.Tokens
-	on     map[int32][]classCount // by node
-	spread []int                  // nodes on which a class is, by class
+	on     map[int32][]classCount // by host
+	spread []int                  // hosts that have a class, by class
 }
 
-// classCount is how many replicas of a class a node has.
+// classCount is how many replicas of a class a host has.
 type classCount struct {
 	class int32
 	count int
@@ -42,8 +42,8 @@ func (m *Map) receivers(ids []policies.ReplicaID, length policies.Tokens) *recei
 	return r
 }
 
-// nearest is the cheapest hand-over from a place; false where there is none. own of
-// the receivers in that place do not count.
+// nearest returns the cheapest transfer from a location; false if there is none. own
+// receivers at the same location are not counted.
 func (r *receivers) nearest(s location, own int) (best policies.Transfer, ok bool) {
 	least := math.Inf(1)
 	try := func(t policies.Transfer) {
@@ -70,12 +70,11 @@ func (r *receivers) nearest(s location, own int) (best policies.Transfer, ok boo
 	return best, ok
 }
 
-// mean is what a hand-over from each sender to its nearest receiver costs on the
-// mean; free where there is nobody. own of the receivers in a sender's place are the
-// sender itself.
+// mean returns the mean cost of the transfers from each sender to its nearest receiver,
+// zero without receivers. own receivers at a sender's location are the sender itself.
 func (r *receivers) mean(from []policies.ReplicaID, own int) policies.Transfer {
 	senders := make(map[location]int)
-	var order []location // so that sums are added up in one order
+	var order []location // fixes the order of summation
 	for _, id := range from {
 		s, ok := r.m.locations[id]
 		if !ok {

@@ -1,7 +1,7 @@
-// Package ratelimitlog says which of many equal events an operator has to be told of: the
-// first, and one a minute of those that follow. It logs nothing itself.
+// Package ratelimitlog limits how often equal events are logged: the first one is
+// logged, and then at most one per minute. The caller logs; this package only decides.
 //
-// Invariant: whoever invents names fills neither the log nor the memory.
+// Invariant: a peer that invents new event names fills neither the log nor the memory.
 package ratelimitlog
 
 import (
@@ -10,25 +10,25 @@ import (
 )
 
 const (
-	// Interval is how long nothing more is told of what was told.
+	// Interval is the minimum time between two logs of one event.
 	Interval = time.Minute
-	// MaxKeys bounds what is remembered for it. While there is as much, nothing else is
-	// told.
+	// MaxKeys bounds the remembered events. While that many are remembered, new events
+	// are not logged.
 	MaxKeys = 1024
-	// sweepEvery is between two looks for what may be forgotten.
+	// sweepEvery is the time between two passes that remove old events.
 	sweepEvery = time.Second
 )
 
-// Limiter remembers what was told. The zero Gate has told nothing. It is safe for
+// Limiter remembers the logged events. The zero Limiter is ready to use. It is safe for
 // concurrent use.
 type Limiter struct {
 	mu     sync.Mutex
 	logged map[string]time.Time
-	swept  time.Time // when told was last gone through
+	swept  time.Time // when old events were last removed
 }
 
-// Allow reports whether an event, which is named by what makes it equal to others, is
-// to be told now. Times do not go back.
+// Allow reports whether an event is to be logged now. Its name is equal for equal
+// events. Times must not go back.
 func (g *Limiter) Allow(name string, now time.Time) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -53,7 +53,7 @@ func (g *Limiter) Allow(name string, now time.Time) bool {
 	return true
 }
 
-// Len is how many events are remembered, at most Most.
+// Len returns how many events are remembered, at most MaxKeys.
 func (g *Limiter) Len() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -19,15 +19,15 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// BootstrapConfig is what an Envoy has to be told before it can ask the
-// control plane for the rest.
+// BootstrapConfig is the part of an Envoy's configuration that it needs before it can
+// connect to the control plane.
 type BootstrapConfig struct {
 	NodeID       string // unique per Envoy; required
 	NodeCluster  string // group of Envoys; "" means "cascade"
-	Zone         string // the machine or zone the Envoy runs in, for its locality
+	Zone         string // the host or zone of the Envoy, for its locality
 	ControlPlane string // IP:port of the control plane; "" means 127.0.0.1:18000
-	// OtherControlPlanes are IP:port of further control planes of the same fleet, which Envoy
-	// goes to while those before them are away. It asks for their health.
+	// OtherControlPlanes are IP:port of further control planes of the same fleet. Envoy uses
+	// them while those before them fail their health checks.
 	OtherControlPlanes []string
 	Admin              string // IP:port of Envoy's admin page; "" means 127.0.0.1:0, a free port of loopback
 }
@@ -42,9 +42,8 @@ const (
 // XDSCluster is the bootstrap's cluster of the control plane.
 const XDSCluster = "cascade-xds"
 
-// Bootstrap renders an Envoy bootstrap as JSON, which envoy -c reads from a
-// file that ends in .json or .yaml. Envoy then takes everything else over one
-// delta ADS stream.
+// Bootstrap renders an Envoy bootstrap as JSON, which envoy -c reads from a file that
+// ends in .json or .yaml. Envoy gets everything else over one delta ADS stream.
 func Bootstrap(c BootstrapConfig) ([]byte, error) {
 	b, err := bootstrap(c)
 	if err != nil {
@@ -55,7 +54,7 @@ func Bootstrap(c BootstrapConfig) ([]byte, error) {
 
 func bootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 	if c.NodeID == "" {
-		return nil, fmt.Errorf("node id: every Envoy needs one of its own")
+		return nil, fmt.Errorf("node id: give every Envoy a unique one")
 	}
 	c.NodeCluster = cmp.Or(c.NodeCluster, defaultNodeCluster)
 	admin, err := netip.ParseAddrPort(cmp.Or(c.Admin, defaultAdmin))
@@ -74,8 +73,8 @@ func bootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 	}
 	service := []*corev3.GrpcService{{TargetSpecifier: &corev3.GrpcService_EnvoyGrpc_{EnvoyGrpc: plane}}}
 	fromADS := ads()
-	// Wait for the control plane for as long as it takes: an Envoy that gives
-	// up reports itself ready, and then refuses every connection.
+	// Wait for the control plane without a time limit: an Envoy that stops waiting reports
+	// itself ready and then refuses every connection.
 	fromADS.InitialFetchTimeout = durationpb.New(0)
 	return &bootstrapv3.Bootstrap{
 		Node: &corev3.Node{
@@ -100,20 +99,20 @@ func bootstrap(c BootstrapConfig) (*bootstrapv3.Bootstrap, error) {
 	}, nil
 }
 
-// How Envoy finds out that a control plane is away, where there are several.
-// Without asking, it would try the first one for ever.
+// Health checks of the control planes, if there are several. Without them Envoy would
+// retry the first one for ever.
 const (
-	planeCheck     = time.Second // between two questions, and for an answer
-	planeUnhealthy = 1           // questions without an answer
-	// planeRetry and planeRetryMax bound the pause between two tries; by itself
-	// Envoy goes up to 30 s, which another control plane is not away for.
+	planeCheck     = time.Second // interval and timeout of a check
+	planeUnhealthy = 1           // failed checks
+	// planeRetry and planeRetryMax bound the backoff between two streams. Envoy's default
+	// goes up to 30 s, too long if another control plane is available.
 	planeRetry    = 200 * time.Millisecond
 	planeRetryMax = 2 * time.Second
 )
 
-// controlPlanes is the cluster of the control planes, each after the ones before
-// it. An Envoy that has gone to another one stays there for as long as that
-// answers, and has nothing sent anew.
+// controlPlanes returns the cluster of the control planes, in order of priority. An
+// Envoy that has failed over stays with the other one while that is healthy, and is
+// sent nothing again.
 func controlPlanes(addresses []string) (*clusterv3.Cluster, error) {
 	c := &clusterv3.Cluster{
 		Name:                 XDSCluster,
@@ -147,8 +146,8 @@ func controlPlanes(addresses []string) (*clusterv3.Cluster, error) {
 	return c, nil
 }
 
-// FormatJSON renders a message as indented JSON, the same for equal messages:
-// protojson alone varies its blanks from build to build.
+// FormatJSON renders a message as indented JSON, equal for equal messages: protojson
+// alone varies its whitespace between builds.
 func FormatJSON(m proto.Message) ([]byte, error) {
 	raw, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
 	if err != nil {

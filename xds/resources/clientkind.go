@@ -12,58 +12,56 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// clientKind is the kind of client that a resource is spelled for. One plan is
-// rendered for all of them into one set, so that there is one proof, one
-// rollout and one ledger: what differs is names, and where a client is told to
-// look for the next resource.
+// clientKind is the kind of client that a resource is rendered for. One plan is rendered
+// for all kinds into one set, so that there is one proof, one rollout and one ledger;
+// the kinds differ in names and config sources.
 type clientKind uint8
 
 const (
-	// adsClient clients take everything over one ADS stream: the Envoys, gRPC
-	// clients and proxies that belong to Cascade alone.
+	// adsClient clients get everything over one ADS stream: Envoys, gRPC clients and proxies
+	// that only Cascade configures.
 	adsClient clientKind = iota
-	// splitEnvoy clients are Envoys whose listeners and clusters belong to somebody
-	// else. They ask for the route table, the clusters that it names and their
-	// endpoints, each on a stream of its own, from the cluster that their
-	// configuration has for Cascade.
+	// splitEnvoy clients are Envoys whose listeners and clusters another owner configures.
+	// They open one stream each for the route table, the clusters it names and their
+	// endpoints, through the cluster that their configuration has for Cascade.
 	splitEnvoy
-	// federatedGRPC clients have another control plane for everything but the names
-	// under the authority of this one.
+	// federatedGRPC clients have another control plane for all names except those under
+	// Cascade's authority.
 	federatedGRPC
 )
 
-// Authority is the authority of the names of federated clients, and the key
-// of their bootstrap's entry for Cascade.
+// Authority is the authority in the names of federated clients, and the key of
+// Cascade's entry in their bootstrap.
 const Authority = "cascade"
 
-// FederatedListenerTemplate is client_listener_resource_name_template of that
-// entry: gRPC puts the path of its target in for %s.
+// FederatedListenerTemplate is client_listener_resource_name_template of that entry:
+// gRPC replaces %s by the path of its target.
 const FederatedListenerTemplate = "xdstp://" + Authority + "/envoy.config.listener.v3.Listener/%s"
 
-// SplitRouteName is the RouteConfiguration of an Envoy whose listeners belong
-// to somebody else, for a listener that serves the whole fleet.
+// SplitRouteName is the RouteConfiguration of another owner's Envoy, for a listener
+// that serves the whole fleet.
 const SplitRouteName = "cascade/split"
 
-// SplitFetchTimeout bounds the wait of a split Envoy for the endpoints of a
-// cluster. It is shorter than the wait for the cluster itself, so that a
-// request which needs both is answered by the router and not by a timeout.
+// SplitFetchTimeout bounds how long a split Envoy waits for the endpoints of a cluster.
+// It is shorter than the wait for the cluster itself, so that a request which needs
+// both is answered by the router and not by a timeout.
 const SplitFetchTimeout = 2 * time.Second
 
-// SplitModelRouteName names the RouteConfiguration of a split listener that
-// serves one model, whatever host name a request has.
+// SplitModelRouteName names the RouteConfiguration of a split listener that serves one
+// model, whatever the host name of a request.
 func SplitModelRouteName(model string) string {
 	return "cascade/" + url.PathEscape(model) + "/split"
 }
 
-// SplitClusterName names the cluster of stage k of a model for Envoys that
-// know Cascade as the cluster xds. It takes the same endpoints as ClusterName.
-// Clusters are immutable, so what they depend on is part of their name.
+// SplitClusterName names the cluster of stage k of a model for Envoys that know Cascade
+// as cluster xds. Its endpoints are those of ClusterName. Clusters are immutable, so
+// their name includes everything they depend on.
 func SplitClusterName(model string, k int, xds string) string {
 	return ClusterName(model, k) + "/" + url.PathEscape(xds)
 }
 
-// FederatedListenerName is the resource behind the gRPC target
-// xds://cascade/<model>, in the spelling that gRPC asks with.
+// FederatedListenerName is the resource behind the gRPC target xds://cascade/<model>,
+// spelled as gRPC requests it.
 func FederatedListenerName(model string) string { return federatedName(ListenerType, model) }
 
 // FederatedRouteName names the RouteConfiguration of the same clients.
@@ -79,8 +77,8 @@ func FederatedEndpointName(model string, k int) string {
 	return federatedName(EndpointType, model+"/"+StageName(k))
 }
 
-// federatedName is a name in the one canonical form of its URL: gRPC decodes
-// names and encodes them again before it compares.
+// federatedName returns a name as a canonical URL: gRPC decodes and re-encodes names
+// before it compares them.
 func federatedName(typeURL, id string) string {
 	u := url.URL{Scheme: "xdstp", Host: Authority, Path: "/" + strings.TrimPrefix(typeURL, typePrefix) + "/" + id}
 	return u.String()
@@ -88,13 +86,14 @@ func federatedName(typeURL, id string) string {
 
 const typePrefix = "type.googleapis.com/"
 
-// naming is how one kind of client is told of a plan. It is comparable.
+// naming is the resource names and config source of one kind of client. It is
+// comparable.
 type naming struct {
 	kind       clientKind
 	xdsCluster string // split: the client's cluster for Cascade
 }
 
-// namingFor is the spelling of a form under the settings.
+// namingFor returns the names of a client kind under the settings.
 func namingFor(f clientKind, s Settings) naming {
 	if f == splitEnvoy {
 		return naming{splitEnvoy, cmp.Or(s.XDSCluster, XDSCluster)}
@@ -119,7 +118,7 @@ func (y naming) endpoints(model string, k int) string {
 	return EndpointName(model, k)
 }
 
-// grpcListener is the listener of a model's gRPC clients.
+// grpcListener returns the listener name of a model's gRPC clients.
 func (y naming) grpcListener(model string) string {
 	if y.kind == federatedGRPC {
 		return FederatedListenerName(model)
@@ -127,7 +126,7 @@ func (y naming) grpcListener(model string) string {
 	return GRPCListenerName(model)
 }
 
-// grpcRoute is the route table of the same.
+// grpcRoute returns the route table name of the same clients.
 func (y naming) grpcRoute(model string) string {
 	if y.kind == federatedGRPC {
 		return FederatedRouteName(model)
@@ -135,8 +134,8 @@ func (y naming) grpcRoute(model string) string {
 	return GRPCRouteName(model)
 }
 
-// source is where the client finds the endpoints of a cluster. A federated
-// name says itself whom to ask.
+// source returns the config source of a cluster's endpoints. For a federated name, its
+// authority identifies the control plane.
 func (y naming) source() *corev3.ConfigSource {
 	if y.kind == splitEnvoy {
 		return SplitConfigSource(y.xdsCluster, SplitFetchTimeout)
@@ -144,9 +143,9 @@ func (y naming) source() *corev3.ConfigSource {
 	return ads()
 }
 
-// SplitConfigSource points a subscription at Cascade by a delta stream of its own,
-// through the cluster that an Envoy has for it. fetch bounds the wait for the
-// first answer, after which Envoy goes on without the resource.
+// SplitConfigSource subscribes through a delta stream of its own, to the control plane
+// behind an Envoy's cluster xds. fetch bounds the wait for the first response, after
+// which Envoy continues without the resource.
 func SplitConfigSource(xds string, fetch time.Duration) *corev3.ConfigSource {
 	return &corev3.ConfigSource{
 		ResourceApiVersion:  corev3.ApiVersion_V3,
@@ -162,8 +161,8 @@ func SplitConfigSource(xds string, fetch time.Duration) *corev3.ConfigSource {
 	}
 }
 
-// stageOf reads the name of a stage cluster back, in any spelling; ok is false
-// for other clusters.
+// stageOf parses the name of a stage cluster of any client kind; ok is false for other
+// clusters.
 func stageOf(cluster string) (y naming, model string, stage int, ok bool) {
 	var id string
 	if id, ok = federatedID(ClusterType, cluster); ok {
@@ -183,7 +182,7 @@ func stageOf(cluster string) (y naming, model string, stage int, ok bool) {
 		}
 		model, stage, ok = stageIn(escaped[0] + "/" + parts[2])
 	}
-	// The name is compared whole: what was read is only a guess.
+	// The parsed parts must render to the same name.
 	return y, model, stage, ok && y.cluster(model, stage) == cluster
 }
 
@@ -201,7 +200,7 @@ func stageIn(id string) (model string, stage int, ok bool) {
 	return "", 0, false
 }
 
-// federatedID returns what a federated name of a type says behind the type.
+// federatedID returns the part of a federated name after the type.
 func federatedID(typeURL, name string) (id string, ok bool) {
 	if !strings.HasPrefix(name, "xdstp://"+Authority+"/") {
 		return "", false
@@ -213,8 +212,8 @@ func federatedID(typeURL, name string) (id string, ok bool) {
 	return strings.CutPrefix(u.Path, "/"+strings.TrimPrefix(typeURL, typePrefix)+"/")
 }
 
-// tableClients says for whom a route table is spelled, by its name, and whether it
-// is a table of proxies, whose requests nobody has measured yet.
+// tableClients returns the client kind of a route table by its name, and whether the
+// table belongs to proxies, whose requests have no length yet.
 func tableClients(name string) (f clientKind, edge bool) {
 	switch {
 	case name == RouteName:

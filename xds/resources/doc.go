@@ -1,24 +1,23 @@
-// Package resources renders plans into xDS: a View (models, plans, replicas,
-// settings) goes in, and the listeners, routes, clusters and endpoints that
-// make any Envoy or gRPC client route by length come out.
+// Package resources renders plans into xDS: from a View (models, plans, replicas,
+// settings) it builds the listeners, routes, clusters and endpoints by which any Envoy
+// or gRPC client routes by length.
 //
 // It is pure. Build reads no clock, no file and no map order, and marshals
-// deterministically, so every server that renders the same view produces the
-// same bytes and the same versions: a client that moves between servers, or
-// meets one that was restarted, is sent nothing again. It does not publish;
-// package publish decides when a set is shown to whom.
+// deterministically, so every server that renders the same view produces the same
+// bytes and versions: a client that reconnects to another or a restarted server is
+// sent nothing again. Package publish decides when a set is served to which client.
 //
-// One plan is rendered for three kinds of client, which differ in the names of
-// resources and in where they look for the next one: those that take everything
-// over one ADS stream; Envoys whose listeners and clusters belong to somebody
-// else, who ask for each type on a stream of its own; and gRPC clients that know
-// Cascade as one authority of several. All are in one set, so that there is one
-// proof and one rollout, and only the first are sent what they did not name.
+// One plan is rendered for three kinds of client. They differ in the names of
+// resources and in the config source of the next one: clients that get everything over
+// one ADS stream; Envoys of another owner ("split"), which open one stream per type;
+// and gRPC clients that know Cascade as one of several authorities ("federated"). All
+// are in one set, so there is one proof and one rollout; only the first kind is sent
+// resources that it did not request by name.
 //
 // Invariants:
-//   - nothing that Build returns breaks Prove, which reads only the encoded
-//     resources and checks every rule that a served table has to keep;
-//   - the listener and the clusters of a model do not depend on its plan: a
-//     new boundary is one RouteConfiguration, a replica's move is
+//   - Prove accepts every result of Build; it reads only the encoded resources and
+//     checks every rule that a served table must keep;
+//   - the listener and the clusters of a model do not depend on its plan: a new
+//     boundary changes one RouteConfiguration, a replica's move changes
 //     ClusterLoadAssignments, and nothing else changes.
 package resources

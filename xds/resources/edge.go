@@ -10,29 +10,29 @@ import (
 	tlsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/transport_sockets/tls/v3"
 )
 
-// EdgeSecret is the SDS resource of the certificate that proxies show to
-// clients. It is sent to those who ask for it by name.
+// EdgeSecret is the SDS resource of the certificate that proxies present to clients. It
+// is sent only to clients that request it by name.
 const EdgeSecret = "cascade/edge"
 
-// Certificate is a certificate chain and its private key, PEM. Its texts show
-// neither, wherever a view is printed.
+// Certificate is a certificate chain and its private key, PEM. Neither appears in the
+// output when a view is printed.
 type Certificate struct{ Chain, Key []byte }
 
 const redacted = "certificate and key (not shown)"
 
-// String tells nothing.
+// String hides the contents.
 func (*Certificate) String() string { return redacted }
 
-// GoString tells nothing.
+// GoString hides the contents.
 func (*Certificate) GoString() string { return redacted }
 
-// LogValue tells nothing.
+// LogValue hides the contents.
 func (*Certificate) LogValue() slog.Value { return slog.StringValue(redacted) }
 
-// MarshalText tells nothing, in JSON and YAML.
+// MarshalText hides the contents in JSON and YAML.
 func (*Certificate) MarshalText() ([]byte, error) { return []byte(redacted), nil }
 
-// Equal reports whether both are the same files; nil is equal to nil.
+// Equal reports whether both have the same bytes; nil equals nil.
 func (c *Certificate) Equal(o *Certificate) bool {
 	if c == nil || o == nil {
 		return c == o
@@ -40,8 +40,8 @@ func (c *Certificate) Equal(o *Certificate) bool {
 	return bytes.Equal(c.Chain, o.Chain) && bytes.Equal(c.Key, o.Key)
 }
 
-// edgeSocket is TLS towards clients. The certificate comes by SDS, so that a
-// new one is no edit of the listener.
+// edgeSocket returns the TLS configuration towards clients. The certificate comes by
+// SDS, so that renewing it does not edit the listener.
 func edgeSocket() *corev3.TransportSocket {
 	return &corev3.TransportSocket{
 		Name: "envoy.transport_sockets.tls",
@@ -66,18 +66,18 @@ func edgeSecret(c *Certificate) *tlsv3.Secret {
 	}}
 }
 
-// validateEdge checks that there is a certificate where one is promised.
+// validateEdge checks that there is a certificate exactly if EdgeTLS is on.
 func (v View) validateEdge() error {
 	switch {
 	case v.Settings.EdgeTLS && (v.Edge == nil || len(v.Edge.Chain) == 0 || len(v.Edge.Key) == 0):
-		return errors.New("edge TLS: there is no certificate, or no key")
+		return errors.New("edge TLS: certificate or key is missing")
 	case !v.Settings.EdgeTLS && v.Edge != nil:
-		return errors.New("edge TLS is off, and there is a certificate for it")
+		return errors.New("edge TLS is off, but the view has a certificate")
 	}
 	return nil
 }
 
-// proveEdgeTLS checks that the certificates that a listener waits for are there.
+// proveEdgeTLS checks that the certificates that a listener waits for exist.
 func proveEdgeTLS(s Set, l *listenerv3.Listener) error {
 	for _, chain := range l.FilterChains {
 		packed := chain.GetTransportSocket().GetTypedConfig()
@@ -90,22 +90,22 @@ func proveEdgeTLS(s Set, l *listenerv3.Listener) error {
 		}
 		sds := tls.GetCommonTlsContext().GetTlsCertificateSdsSecretConfigs()
 		if len(sds) != 1 || sds[0].GetSdsConfig().GetAds() == nil {
-			return errors.New("TLS: one certificate must come by SDS, over ADS; any other is an edit of the listener when it ends")
+			return errors.New("TLS: exactly one certificate must come by SDS over ADS; renewing any other edits the listener")
 		}
 		secret := new(tlsv3.Secret)
 		r := s.Get(SecretType, sds[0].Name)
 		if r == nil {
-			return errors.New("TLS: its certificate does not exist, so it would refuse every client")
+			return errors.New("TLS: the secret does not exist, so the listener would refuse every client")
 		}
 		if err := r.Decode(secret); err != nil {
-			return errors.New("TLS: its secret cannot be read") // the error might quote it
+			return errors.New("TLS: cannot decode the secret") // the error might quote it
 		}
 		cert := secret.GetTlsCertificate()
 		if len(cert.GetCertificateChain().GetInlineBytes()) == 0 || len(cert.GetPrivateKey().GetInlineBytes()) == 0 {
-			return errors.New("TLS: its secret has no certificate, or no key")
+			return errors.New("TLS: the secret has no certificate or no key")
 		}
 		if !r.Unlisted {
-			return errors.New("TLS: its secret is sent to everybody")
+			return errors.New("TLS: the secret must be unlisted, so that it is sent only on request")
 		}
 	}
 	return nil

@@ -13,13 +13,13 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Region is the region of every locality; the zone is the endpoint's node.
+// Region is the region of every locality; the zone is the endpoint's host.
 const Region = "cascade"
 
-// unknownHost is the zone of endpoints that name no node.
+// unknownHost is the zone of endpoints without a host.
 const unknownHost = "unknown"
 
-// zoneOf is the zone of an endpoint's locality.
+// zoneOf returns the zone of an endpoint's locality.
 func zoneOf(e Endpoint) string {
 	if e.Host == "" {
 		return unknownHost
@@ -27,14 +27,14 @@ func zoneOf(e Endpoint) string {
 	return e.Host
 }
 
-// assignment is the ClusterLoadAssignment of stage k: who serves it (priority
-// 0), who serves it when none of those can (1: the next longer stage, whose
-// replicas hold such requests by definition), and who is left (2). A proxy
-// fails over from one to the next by itself, with no control plane.
+// assignment returns the ClusterLoadAssignment of stage k: priority 0 is the stage's own
+// replicas, priority 1 the next longer stage, whose replicas have room for such lengths
+// by definition, and priority 2 all others. A proxy fails over from one to the next
+// without a control plane.
 //
-// A stage that no plan uses holds the whole fleet, so that it is never empty.
-// Who is only a last resort has no weight of its own there: weights follow the
-// load, every second, and would be news to all stages.
+// A stage that no plan uses holds the whole fleet, so that it is never empty. Replicas
+// of the last priority have equal weights: weights follow the load every second, and
+// each change would update the assignments of all stages.
 func assignment(model string, k int, plans []policies.Plan, endpoints []Endpoint) *endpointv3.ClusterLoadAssignment {
 	members := func(k int) (in map[policies.ReplicaID]bool, used bool) {
 		in = make(map[policies.ReplicaID]bool)
@@ -76,8 +76,7 @@ func assignment(model string, k int, plans []policies.Plan, endpoints []Endpoint
 	return cla
 }
 
-// localities groups the endpoints of one priority by node, sorted by node and
-// id.
+// localities groups the endpoints of one priority by host, sorted by host and id.
 func localities(tier []Endpoint, priority uint32) []*endpointv3.LocalityLbEndpoints {
 	tier = slices.Clone(tier)
 	slices.SortStableFunc(tier, func(a, b Endpoint) int { return strings.Compare(zoneOf(a), zoneOf(b)) })
@@ -92,8 +91,8 @@ func localities(tier []Endpoint, priority uint32) []*endpointv3.LocalityLbEndpoi
 		}
 		l := out[len(out)-1]
 		l.LbEndpoints = append(l.LbEndpoints, lbEndpoint(e))
-		// A locality weighs what its endpoints weigh, for clients that pick
-		// the locality first.
+		// A locality has the weight of its endpoints, for clients that choose the locality
+		// first.
 		sum := uint64(l.LoadBalancingWeight.Value) + uint64(e.Weight)
 		l.LoadBalancingWeight.Value = uint32(min(sum, math.MaxUint32))
 	}

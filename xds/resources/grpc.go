@@ -10,9 +10,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// grpcListener is what a gRPC client finds behind xds:///<model>.cascade, or
-// xds://cascade/<model> where Cascade is one authority of several. It holds the
-// router filter only: gRPC refuses filters that it does not know.
+// grpcListener returns the listener behind xds:///<model>.cascade, or behind
+// xds://cascade/<model> if Cascade is one of several authorities. It has only the
+// router filter: gRPC rejects filters that it does not know.
 func grpcListener(y naming, model string) *listenerv3.Listener {
 	return &listenerv3.Listener{
 		Name: y.grpcListener(model),
@@ -27,9 +27,8 @@ func grpcListener(y naming, model string) *listenerv3.Listener {
 	}
 }
 
-// grpcRouteConfig routes a gRPC client's calls, whose length the client
-// itself states: there is no estimator and no content-length, and the target
-// names the model.
+// grpcRouteConfig routes a gRPC client's calls. The client states their length, so there
+// is no estimator and no content-length, and the target names the model.
 func grpcRouteConfig(y naming, p policies.Plan, s Settings) *routev3.RouteConfiguration {
 	routes := make([]*routev3.Route, 0, len(p.Stages)+1)
 	for k, st := range p.Stages {

@@ -6,18 +6,17 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 )
 
-// loadMetrics are the header fields in which an endpoint's answer tells of its
-// load (ORCA). Proxies report what is in them, and clients do not see them.
+// loadMetrics are the response headers in which an endpoint reports its load (ORCA).
+// Proxies report them to the control plane and remove them from the response.
 var loadMetrics = []string{"endpoint-load-metrics", "endpoint-load-metrics-bin", "endpoint-load-metrics-json"}
 
-// shareMetric is what proxies report of them: the share of its KV cache that an
-// endpoint uses, as vLLM spells it. It is part of a cluster, which is never
-// edited, so another one would need clusters of another name.
+// shareMetric is the reported metric: the share of its KV cache that an endpoint uses,
+// under vLLM's name. It is part of a cluster, which is never edited, so another metric
+// would need clusters of another name.
 const shareMetric = "named_metrics.kv_cache_usage_perc"
 
-// reportLoad makes proxies report a cluster's load: Envoys what answers tell of
-// it, and gRPC clients anything at all. Envoys need to be told in the bootstrap,
-// too.
+// reportLoad enables load reporting for a cluster: Envoys report the endpoints' metrics,
+// and gRPC clients report at all. Envoys also need LoadStatsConfig in the bootstrap.
 func reportLoad(c *clusterv3.Cluster) *clusterv3.Cluster {
 	c.LrsReportEndpointMetrics = []string{shareMetric}
 	c.LrsServer = &corev3.ConfigSource{
@@ -27,8 +26,8 @@ func reportLoad(c *clusterv3.Cluster) *clusterv3.Cluster {
 	return c
 }
 
-// LoadStatsConfig makes an Envoy report its load to the control plane. It is in the
-// bootstrap, because a cluster cannot say so.
+// LoadStatsConfig makes an Envoy report its load to the control plane. It is part of the
+// bootstrap, because a cluster cannot configure it.
 func LoadStatsConfig(service []*corev3.GrpcService) *bootstrapv3.ClusterManager {
 	return &bootstrapv3.ClusterManager{LoadStatsConfig: &corev3.ApiConfigSource{
 		ApiType:             corev3.ApiConfigSource_GRPC,

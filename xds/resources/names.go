@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// Type URLs of the resources in a Set, in the order in which they must be
-// applied: a cluster before its endpoints, both before the routes that name
-// them (the make-before-break order of the xDS protocol).
+// Type URLs of the resources in a Set, in the order in which they must be applied: a
+// cluster before its endpoints, and both before the routes that name them (the
+// make-before-break order of the xDS protocol).
 const (
 	ClusterType   = "type.googleapis.com/envoy.config.cluster.v3.Cluster"
 	EndpointType  = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
@@ -18,10 +18,10 @@ const (
 	SecretType    = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.Secret"
 )
 
-// Names that clients and operators meet. They are part of Cascade's contract
-// and never change meaning.
+// Names that clients and operators use. They are part of Cascade's contract and never
+// change their meaning.
 const (
-	// ListenerName is the address listener, and the RouteConfiguration that it
+	// ListenerName is the address listener, RouteName the RouteConfiguration that it
 	// subscribes to.
 	ListenerName = "cascade"
 	RouteName    = "cascade"
@@ -29,22 +29,22 @@ const (
 	LengthCluster = "cascade/length"
 	// TraceCluster is the cluster of the OpenTelemetry collector, if any.
 	TraceCluster = "cascade/trace"
-	// LengthFilter is the ECDS slot of an estimator that runs inside the
-	// proxy, and the metadata key of its settings in every virtual host.
+	// LengthFilter is the ECDS resource of an estimator that runs inside the proxy, and the
+	// metadata key of its settings in every virtual host.
 	LengthFilter = "cascade.length.v1"
-	// ExtProcFilter is the HTTP filter that calls the ext_proc estimator. It
-	// is disabled except on the routes that enable it.
+	// ExtProcFilter is the HTTP filter that calls the ext_proc estimator. It is disabled
+	// except on routes that enable it.
 	ExtProcFilter = "envoy.filters.http.ext_proc"
-	// ObserverCluster is the node cluster of a client that routes nothing, such
-	// as a migrator: it follows the plans, and no rollout waits for it.
+	// ObserverCluster is the node cluster of a client that routes nothing, such as a
+	// migrator: it watches the plans, and no rollout waits for it.
 	ObserverCluster = "cascade-observer"
-	// MetadataKey is the filter metadata of routes and endpoints that holds
-	// Cascade's own words (see RouteMeta and EndpointMeta).
+	// MetadataKey is the filter metadata of routes and endpoints that holds Cascade's
+	// fields (see RouteMeta and EndpointMeta).
 	MetadataKey = "cascade"
 )
 
-// LoadBalancer is the last part of every stage cluster's name. Clusters are
-// immutable, so another policy would be another cluster beside this one.
+// LoadBalancer is the last part of every stage cluster's name. Clusters are immutable,
+// so another load balancing policy would be another cluster.
 const LoadBalancer = "rr"
 
 // ClusterName names the cluster of stage k of a model. The model is
@@ -62,14 +62,14 @@ func EndpointName(model string, k int) string {
 // StageName is the short name of stage k: "s0", "s1", ….
 func StageName(k int) string { return "s" + strconv.Itoa(k) }
 
-// GRPCListenerName is the resource behind the gRPC target xds:///<model>.cascade.
-// The model is not escaped: gRPC unescapes the target before it asks.
+// GRPCListenerName is the resource behind the gRPC target xds:///<model>.cascade. The
+// model is not escaped: gRPC unescapes the target before it subscribes.
 func GRPCListenerName(model string) string { return model + ".cascade" }
 
 // GRPCRouteName names the RouteConfiguration of a model's gRPC clients.
 func GRPCRouteName(model string) string { return "cascade/" + url.PathEscape(model) + "/grpc" }
 
-// shortType is the last word of a type URL, for messages.
+// shortType returns the last part of a type URL, for messages.
 func shortType(typeURL string) string {
 	return typeURL[strings.LastIndexByte(typeURL, '.')+1:]
 }

@@ -9,10 +9,10 @@ import (
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
-// RenderPolicySlot renders what a policy slot of every host should run: an extension config
-// that only those get who ask for it. Slots belong to no view and no plan: a
-// proxy has nothing of them, so nothing about them is staged, and no roll-out
-// waits for them; see Set.Plus. Nothing is returned that hosts could not read.
+// RenderPolicySlot renders the wanted configuration of a policy slot as an extension
+// config, which is sent only to hosts that subscribe to it by name. It belongs to no
+// view and no plan: proxies do not use it, so it is not staged and no rollout waits for
+// it; see Set.WithResources. A configuration that hosts could not decode is an error.
 func RenderPolicySlot(w policyslots.Want) (*Resource, error) {
 	m, err := w.Message()
 	if err != nil {
@@ -34,7 +34,7 @@ func RenderPolicySlot(w policyslots.Want) (*Resource, error) {
 	return r, nil
 }
 
-// WithResources returns the set with more resources, each in the place of the one of its
+// WithResources returns the set with further resources, each replacing the one of its
 // type and name.
 func (s Set) WithResources(rs ...*Resource) Set {
 	if len(rs) == 0 {

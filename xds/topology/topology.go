@@ -1,5 +1,6 @@
-// Package topology reads and writes what replicas tell of where their KV caches are: a
-// links.Topology on the wire. It decides nothing; a Site that Decode returns is valid.
+// Package topology encodes and decodes the wire format of a links.Topology: where a
+// replica's KV cache is and which links lead away from there. A Topology that Decode
+// returns is valid.
 package topology
 
 import (
@@ -11,11 +12,11 @@ import (
 	"github.com/cascadeinfer/cascade/xds/api"
 )
 
-// MaxBytes is the largest message that Decode reads. One GPU among 16 takes about a
-// kilobyte.
+// MaxBytes is the largest message that Decode reads. A topology with one GPU of 16 takes
+// about a kilobyte.
 const MaxBytes = 16 << 10
 
-// Encode puts a site on the wire.
+// Encode returns the wire format of a topology.
 func Encode(s links.Topology) *api.Site {
 	m := &api.Site{Node: s.Host, Known: s.Known, Cuda: s.CUDA, Verbs: s.Verbs, PeerMemory: s.PeerMemory, Tcp: int64(s.TCP)}
 	if p := s.RDMA; p != nil {
@@ -43,10 +44,10 @@ func encodeBundle(b links.Bundle) *api.SiteBundle {
 	return &api.SiteBundle{Links: uint32(b.Links), Rate: int64(b.Rate)}
 }
 
-// Decode checks a message and turns it into a Site. The error names the field.
+// Decode decodes and validates a message. The error names the field.
 func Decode(m *api.Site) (links.Topology, error) {
 	if n := proto.Size(m); n > MaxBytes {
-		return links.Topology{}, fmt.Errorf("site: %d bytes, at most %d are read", n, MaxBytes)
+		return links.Topology{}, fmt.Errorf("topology: message of %d bytes exceeds the limit of %d", n, MaxBytes)
 	}
 	s := links.Topology{Host: m.GetNode(), Known: m.GetKnown(), CUDA: m.GetCuda(), Verbs: m.GetVerbs(), PeerMemory: m.GetPeerMemory(), TCP: links.Rate(m.GetTcp())}
 	if p := m.GetRdma(); p != nil {
@@ -71,5 +72,5 @@ func decodeBundle(b *api.SiteBundle) links.Bundle {
 	return links.Bundle{Links: int(b.GetLinks()), Rate: links.Rate(b.GetRate())}
 }
 
-// distance is one that Validate knows, or refuses; a later version's is not known.
+// distance converts a received distance; values of later versions become unknown.
 func distance(d uint32) links.Distance { return links.Distance(min(d, uint32(links.UnknownDistance))) }
