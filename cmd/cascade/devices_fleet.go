@@ -17,7 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/xds/control"
-	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 const (
@@ -147,9 +147,9 @@ func unsuitedReason(to control.Device, from policies.ReplicaID, transport string
 	for _, t := range to.Transports {
 		switch {
 		case t.Name != transport:
-		case t.Peer == "" && (t.State == fleet.RouteBroken || t.State == fleet.RouteUnsuited):
+		case t.Peer == "" && (t.State == loadreport.RouteBroken || t.State == loadreport.RouteUnsuited):
 			return t.State + ", " + t.Why
-		case t.Peer == from && t.State == fleet.RouteHeld:
+		case t.Peer == from && t.State == loadreport.RouteHeld:
 			return "held back, " + t.Why
 		case t.Peer == "":
 			has = true

@@ -9,7 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/xds/control"
-	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 // deviceOf is a replica of a machine with four GPUs, joined in pairs.
@@ -25,7 +25,7 @@ func deviceOf(id, node string, gpu int) control.Device {
 		}
 	}
 	return control.Device{Replica: policies.ReplicaID(id), Site: s, Transports: []control.Transport{
-		{Name: "cuda", State: fleet.RouteReady}, {Name: "shm", State: fleet.RouteReady}, {Name: "tcp", State: fleet.RouteReady},
+		{Name: "cuda", State: loadreport.RouteReady}, {Name: "shm", State: loadreport.RouteReady}, {Name: "tcp", State: loadreport.RouteReady},
 	}}
 }
 
@@ -40,7 +40,7 @@ func TestCountedPairs(t *testing.T) {
 				d.Site = links.Topology{Host: d.Site.Host}
 			}
 			if r.IntN(4) == 0 {
-				d.Transports[0] = control.Transport{Name: "cuda", State: fleet.RouteBroken, Why: "no driver"}
+				d.Transports[0] = control.Transport{Name: "cuda", State: loadreport.RouteBroken, Why: "no driver"}
 			}
 			m.Replicas = append(m.Replicas, d)
 		}
@@ -72,10 +72,10 @@ func TestPairReason(t *testing.T) {
 	}{
 		{b.Transports, "cuda", "", 0, 80e9},
 		{nil, "cuda", "", 0, 80e9},
-		{append(b.Transports[:3:3], control.Transport{Name: "cuda", Peer: "a", State: fleet.RouteReady, Rate: 5e10}), "cuda", "", 5e10, 80e9},
-		{append(b.Transports[:3:3], control.Transport{Name: "cuda", Peer: "a", State: fleet.RouteHeld, Why: "it broke"}), "tcp", "cuda: held back, it broke", 0, 2570281124},
-		{append(b.Transports[:3:3], control.Transport{Name: "cuda", Peer: "c", State: fleet.RouteHeld, Why: "it broke"}), "cuda", "", 0, 80e9},
-		{[]control.Transport{{Name: "cuda", State: fleet.RouteBroken, Why: "no driver"}, b.Transports[2]}, "tcp", "cuda: broken, no driver", 0, 2570281124},
+		{append(b.Transports[:3:3], control.Transport{Name: "cuda", Peer: "a", State: loadreport.RouteReady, Rate: 5e10}), "cuda", "", 5e10, 80e9},
+		{append(b.Transports[:3:3], control.Transport{Name: "cuda", Peer: "a", State: loadreport.RouteHeld, Why: "it broke"}), "tcp", "cuda: held back, it broke", 0, 2570281124},
+		{append(b.Transports[:3:3], control.Transport{Name: "cuda", Peer: "c", State: loadreport.RouteHeld, Why: "it broke"}), "cuda", "", 0, 80e9},
+		{[]control.Transport{{Name: "cuda", State: loadreport.RouteBroken, Why: "no driver"}, b.Transports[2]}, "tcp", "cuda: broken, no driver", 0, 2570281124},
 	} {
 		to := b
 		to.Transports = c.tells

@@ -10,7 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/control"
-	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 // shownChanges is how many of the latest plans are shown.
@@ -143,17 +143,17 @@ func transports(list []control.Transport) string {
 	states := map[string]string{}
 	for _, t := range list {
 		switch {
-		case t.State == fleet.RouteUnsuited:
+		case t.State == loadreport.RouteUnsuited:
 		case t.Peer == "":
 			names, states[t.Name] = append(names, t.Name), t.State
-		case t.State != fleet.RouteReady:
+		case t.State != loadreport.RouteReady:
 			held[t.Name]++
 		}
 	}
 	var out []string
 	for _, name := range names {
 		text := name
-		if states[name] != fleet.RouteReady {
+		if states[name] != loadreport.RouteReady {
 			text += " " + states[name]
 		}
 		if n := held[name]; n > 0 {
@@ -169,7 +169,9 @@ func transports(list []control.Transport) string {
 
 // needsAttention says that some transport of a replica does not work as it should.
 func needsAttention(r control.Replica) bool {
-	return slices.ContainsFunc(r.Transports, func(t control.Transport) bool { return t.State != fleet.RouteReady && t.State != fleet.RouteUnsuited })
+	return slices.ContainsFunc(r.Transports, func(t control.Transport) bool {
+		return t.State != loadreport.RouteReady && t.State != loadreport.RouteUnsuited
+	})
 }
 
 // shorten makes a reason one short line.

@@ -11,7 +11,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/internal/orders"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -108,9 +108,9 @@ func statusCode(err error) int {
 		return http.StatusUnprocessableEntity
 	case is(os.ErrDeadlineExceeded):
 		return http.StatusRequestTimeout
-	case is(fleet.ErrUnknown), is(fleet.ErrNoModel), is(fleet.ErrNoPlan):
+	case is(orders.ErrUnknownReplica), is(orders.ErrUnknownModel), is(orders.ErrNoPlan):
 		return http.StatusNotFound
-	case is(fleet.ErrLast), is(fleet.ErrFile), is(fleet.ErrPinned), is(fleet.ErrSame), is(fleet.ErrDenied),
+	case is(orders.ErrLastReplica), is(orders.ErrDrainedByFile), is(orders.ErrPinned), is(orders.ErrSamePlan), is(orders.ErrDenied),
 		is(store.ErrNoModule), is(policyslots.ErrReplayed), is(policyslots.ErrNoCandidate), is(policyslots.ErrOther), is(policyslots.ErrNative):
 		return http.StatusConflict
 	}

@@ -6,6 +6,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 // Devices is what GET /devices answers: where the replicas' KV caches are, as
@@ -61,9 +62,9 @@ func devicesOf(s *fleet.Snapshot) Devices {
 	return out
 }
 
-func transportsOf(routes []fleet.Route) (out []Transport) {
+func transportsOf(routes []loadreport.Route) (out []Transport) {
 	for _, t := range routes {
-		out = append(out, Transport{Name: t.Transport, Peer: t.Peer, State: t.State, Why: t.Why, Rate: t.Rate, Over: t.Over})
+		out = append(out, Transport{Name: t.Transport, Peer: t.Peer, State: t.State, Why: t.Reason, Rate: t.Rate, Over: t.Path})
 	}
 	return out
 }

@@ -71,11 +71,11 @@ func (c *Control) migrations(w http.ResponseWriter, r *http.Request) {
 // were reported after since.
 func (c *Control) Migrations(since time.Time, limit int) Migrations {
 	out := Migrations{Time: time.Now(), Migrations: []Migration{}}
-	for _, m := range c.fleet.Moves(since, limit) {
+	for _, m := range c.fleet.Migrations(since, limit) {
 		migration := Migration{
-			ID: m.ID, Request: m.Request, Cause: m.Cause, Frontend: m.Front, From: m.From, To: m.To, Way: m.Way,
-			Transport: m.Transport, State: m.State, Why: m.Why, Rounds: m.Rounds, Tokens: m.Tokens, Bytes: m.Bytes,
-			Stall: m.Stall, Seconds: m.Seconds, Reported: m.Told,
+			ID: m.ID, Request: m.Request, Cause: m.Cause, Frontend: m.FrontEnd, From: m.From, To: m.To, Way: m.Method,
+			Transport: m.Transport, State: m.State, Why: m.Reason, Rounds: m.Rounds, Tokens: m.Tokens, Bytes: m.Bytes,
+			Stall: m.Stall, Seconds: m.Seconds, Reported: m.Reported,
 		}
 		if !m.Started.IsZero() {
 			migration.Started = &m.Started

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/internal/orders"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -65,7 +66,7 @@ type Pinned struct {
 	At time.Time `json:"at"`
 }
 
-// Planner says which control plane plans; see fleet.Planner.
+// Planner says which control plane plans; see fleet.Leadership.
 type Planner struct {
 	Self   string `json:"self,omitempty"`
 	Shared bool   `json:"shared,omitempty"` // with other control planes
@@ -75,8 +76,8 @@ type Planner struct {
 	Leads bool    `json:"leads"`
 }
 
-func plannerOf(p fleet.Planner, now time.Time) Planner {
-	out := Planner{Self: p.Self, Shared: p.Shared, Holder: p.Holder, Leads: p.Leads}
+func plannerOf(p fleet.Leadership, now time.Time) Planner {
+	out := Planner{Self: p.Self, Shared: p.Shared, Holder: p.Holder, Leads: p.Leading}
 	if p.Holder != "" {
 		out.Since = max(now.Sub(p.Since).Seconds(), 0)
 	}
@@ -178,12 +179,12 @@ func printable(s string) bool {
 func (c *Control) planRoutes(mux *http.ServeMux) {
 	mux.HandleFunc("GET /plan/history", c.planHistory)
 	mux.Handle("POST /plan/pin", handleCommand(c.planCommand(func(ctx context.Context, model string, epoch policies.Epoch, q url.Values) error {
-		return c.fleet.Pin(ctx, fleet.Pin{Model: model, Epoch: epoch, By: q.Get("by")})
+		return c.fleet.Order(ctx, orders.Pin{Model: model, Epoch: epoch, By: q.Get("by")})
 	})))
 	mux.Handle("POST /plan/unpin", handleCommand(c.planCommand(func(ctx context.Context, model string, _ policies.Epoch, q url.Values) error {
-		return c.fleet.Unpin(ctx, fleet.Unpin{Model: model, By: q.Get("by")})
+		return c.fleet.Order(ctx, orders.Unpin{Model: model, By: q.Get("by")})
 	})))
 	mux.Handle("POST /plan/rollback", handleCommand(c.planCommand(func(ctx context.Context, model string, epoch policies.Epoch, q url.Values) error {
-		return c.fleet.Rollback(ctx, fleet.Rollback{Model: model, To: epoch, Keep: q.Get("pin") != "", By: q.Get("by")})
+		return c.fleet.Order(ctx, orders.Rollback{Model: model, To: epoch, Keep: q.Get("pin") != "", By: q.Get("by")})
 	})))
 }

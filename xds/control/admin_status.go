@@ -235,12 +235,12 @@ func statusOf(s *fleet.Snapshot, p publish.Status, policy string, now time.Time)
 	if s == nil {
 		return out
 	}
-	out.Epoch, out.Planner = s.Epoch, plannerOf(s.Planner, now)
+	out.Epoch, out.Planner = s.Epoch, plannerOf(s.Leadership, now)
 	for _, m := range s.Models {
 		out.Models = append(out.Models, modelOf(m, now))
 	}
 	for _, c := range s.History {
-		if !c.Changes() {
+		if !c.Replaces() {
 			continue // in GET /plan/history only
 		}
 		out.History = append(out.History, Change{
@@ -297,10 +297,10 @@ func replicaOf(r fleet.ReplicaState, now time.Time) Replica {
 		Running: r.Load.Running, Waiting: r.Load.Waiting, Held: r.Load.Held, Promised: r.Load.Promised,
 		Iteration: r.Load.Iteration, Connected: r.Connected, Note: r.Note, Drain: drainOf(r),
 		Residents: r.Residents, Pinned: r.Pinned, PinnedSeconds: r.PinnedSeconds, Streams: r.Streams,
-		Load: r.Figure.Source.String(),
+		Load: r.Estimate.Source.String(),
 	}
-	if r.Figure.Visible {
-		out.ProxyRequests = &r.Figure.Requests
+	if r.Estimate.Visible {
+		out.ProxyRequests = &r.Estimate.Requests
 	}
 	out.Transports = transportsOf(r.Routes)
 	if !r.Reported.IsZero() {
@@ -315,7 +315,7 @@ func drainOf(r fleet.ReplicaState) (by []string) {
 	if r.Draining {
 		by = append(by, "file")
 	}
-	if r.Asked {
+	if r.Drained {
 		by = append(by, "operator")
 	}
 	if r.Stopping {

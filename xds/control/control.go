@@ -125,7 +125,7 @@ func (c *Control) init() error {
 	c.submitter = &submitter{settings: settings, publisher: c.publisher, edge: c.cfg.EdgeCertificate}
 	c.fleet, err = fleet.New(fleet.Config{
 		Rules: c.cfg.Rules, Replicas: c.cfg.Replicas, Store: c.cfg.Store, Counters: c.cfg.Counters,
-		Slots: c.slots.setStored, Publisher: c.submitter, Proxies: c.loads.book, Logger: c.log,
+		OnSlots: c.slots.setStored, Publisher: c.submitter, Proxies: c.loads.book, Logger: c.log,
 	})
 	return err
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/internal/weights"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -190,7 +191,7 @@ func TestRestartSendsNoResources(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return startControl(t, Config{Rules: fastRules(), Replicas: f.list, Store: st, Counters: fleet.File{Path: filepath.Join(dir, "counters.json")}})
+		return startControl(t, Config{Rules: fastRules(), Replicas: f.list, Store: st, Counters: fleet.CounterFile{Path: filepath.Join(dir, "counters.json")}})
 	}
 	c := run()
 	// A load that changes the weights by exactly one step.
@@ -198,7 +199,7 @@ func TestRestartSendsNoResources(t *testing.T) {
 	stop := f.startReports(t, c)
 	newProxy(t, c).waitFor(t, "the loaded replica's weight", func(s *client.Snapshot) bool {
 		a := s.Assignments[resources.EndpointName("m", 0)]
-		return a != nil && slices.ContainsFunc(a.Priorities[0], func(e client.Endpoint) bool { return e.Weight < fleet.Neutral })
+		return a != nil && slices.ContainsFunc(a.Priorities[0], func(e client.Endpoint) bool { return e.Weight < weights.Neutral })
 	})
 	stop()
 	d := openDelta(t, c)

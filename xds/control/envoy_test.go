@@ -155,7 +155,7 @@ func TestEnvoyRestart(t *testing.T) {
 		}
 		r := fastRules()
 		r.Grace = time.Hour
-		return startControl(t, Config{Rules: r, Replicas: list, Store: st, Listener: l, Counters: fleet.File{Path: filepath.Join(dir, "counters.json")}})
+		return startControl(t, Config{Rules: r, Replicas: list, Store: st, Listener: l, Counters: fleet.CounterFile{Path: filepath.Join(dir, "counters.json")}})
 	}
 	var l net.Listener
 	for l == nil { // below the range of ephemeral ports, so that it stays free

@@ -8,7 +8,9 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/internal/migrationlog"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -93,7 +95,7 @@ func (c collector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	out := metricSink(ch)
-	taken, refused := c.fleet.Reports()
+	taken, refused := c.fleet.ReportCounts()
 	out.counter(xdsRefused, float64(c.xds.Refused()))
 	if c.auth != nil {
 		out.counter(clientsRefused, float64(c.auth.Refused()))
@@ -107,9 +109,9 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		out.gauge(groupRequests, float64(o.Ended), group)
 		out.gauge(groupFailed, float64(o.Failed), group)
 	}
-	out.migrations(c.fleet.MoveTotals(time.Now()))
+	out.migrations(c.fleet.MigrationTotals(time.Now()))
 	if s := c.fleet.Snapshot(); s != nil {
-		out.gauge(planner, boolValue(s.Planner.Leads))
+		out.gauge(planner, boolValue(s.Leadership.Leading))
 		for _, m := range s.Models {
 			out.model(m)
 		}
@@ -155,9 +157,9 @@ func (s metricSink) model(m fleet.ModelState) {
 		s.gauge(replicaResidents, float64(r.Residents), m.Name, id)
 		s.gauge(replicaPinned, float64(r.Pinned), m.Name, id)
 		s.gauge(replicaStreams, float64(r.Streams), m.Name, id)
-		s.gauge(replicaDistrusted, boolValue(r.Figure.Distrusted != ""), m.Name, id)
-		if r.Figure.Visible {
-			s.gauge(replicaProxied, float64(r.Figure.Requests), m.Name, id)
+		s.gauge(replicaDistrusted, boolValue(r.Estimate.Distrusted != ""), m.Name, id)
+		if r.Estimate.Visible {
+			s.gauge(replicaProxied, float64(r.Estimate.Requests), m.Name, id)
 		}
 		if !r.Reported.IsZero() {
 			s.gauge(replicaReported, float64(r.Reported.UnixMilli())/1e3, m.Name, id)
@@ -165,19 +167,19 @@ func (s metricSink) model(m fleet.ModelState) {
 	}
 }
 
-func (s metricSink) migrations(ended []fleet.MoveTotal, running int) {
+func (s metricSink) migrations(ended []migrationlog.Total, running int) {
 	s.gauge(migrationsRunning, float64(running))
 	for _, t := range ended {
-		s.counter(migrationsEnded, float64(t.Count), t.Cause, t.Way, t.Result)
-		s.counter(migrationBytes, t.Bytes, t.Cause, t.Way, t.Result)
-		if t.Result != fleet.MoveDone {
+		s.counter(migrationsEnded, float64(t.Count), t.Cause, t.Method, t.Result)
+		s.counter(migrationBytes, t.Bytes, t.Cause, t.Method, t.Result)
+		if t.Result != loadreport.MigrationDone {
 			continue
 		}
-		buckets := make(map[float64]uint64, len(fleet.StallBounds))
-		for i, bound := range fleet.StallBounds {
+		buckets := make(map[float64]uint64, len(migrationlog.StallBounds))
+		for i, bound := range migrationlog.StallBounds {
 			buckets[bound] = t.Stall.Buckets[i]
 		}
-		s <- prometheus.MustNewConstHistogram(migrationStall, t.Stall.Count, t.Stall.Sum, buckets, t.Cause, t.Way)
+		s <- prometheus.MustNewConstHistogram(migrationStall, t.Stall.Count, t.Stall.Sum, buckets, t.Cause, t.Method)
 	}
 }
 

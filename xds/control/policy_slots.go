@@ -9,6 +9,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/internal/orders"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -207,7 +208,7 @@ func (k *slotManager) sweep() {
 // reports returns what the hosts report of their slots: the replicas, this
 // control plane, and the others of its store.
 func (k *slotManager) reports(now time.Time) []policyslots.Report {
-	out := k.control.fleet.Hosts()
+	out := k.control.fleet.SlotReports()
 	if k.control.cfg.Slots == nil {
 		return out
 	}
@@ -237,7 +238,7 @@ func (k *slotManager) ownStatus() []*api.SlotStatus {
 func (k *slotManager) evaluateCandidates(ctx context.Context, now time.Time) {
 	s := k.control.fleet.Snapshot()
 	slots := k.stored()
-	if s == nil || !s.Planner.Leads || !inUse(slots) {
+	if s == nil || !s.Leadership.Leading || !inUse(slots) {
 		return
 	}
 	reports := k.reports(now)
@@ -318,7 +319,7 @@ func (k *slotManager) allReported(now time.Time, s *fleet.Snapshot, reports []po
 
 // change stores a change of some slots, all or none.
 func (k *slotManager) change(ctx context.Context, kinds []string, change func(policyslots.Slot) (policyslots.Slot, error)) error {
-	return k.control.fleet.Policies(ctx, fleet.Policies{Change: func(list []policyslots.Slot) ([]policyslots.Slot, error) {
+	return k.control.fleet.Order(ctx, orders.ChangeSlots{Change: func(list []policyslots.Slot) ([]policyslots.Slot, error) {
 		for _, kind := range kinds {
 			s, err := change(policyslots.Of(list, kind))
 			if err == nil {

@@ -218,7 +218,7 @@ func TestEnvoyLoad(t *testing.T) {
 		if s := first.get("/fail"); s != 500 {
 			t.Fatalf("status %d", s)
 		}
-		for addr, s := range c.loads.book.Seen(time.Now()) {
+		for addr, s := range c.loads.book.Loads(time.Now()) {
 			if s.Answers > 0 && s.Share == 0.25 {
 				reported[addr.String()] = true
 			}
@@ -231,7 +231,7 @@ func TestEnvoyLoad(t *testing.T) {
 	waitUntil(t, "weights by the proxies' reports", func() bool {
 		for _, m := range c.fleet.Snapshot().Models {
 			for _, r := range m.Replicas {
-				if r.Figure.Source.String() != "proxies" {
+				if r.Estimate.Source.String() != "proxies" {
 					return false
 				}
 			}

@@ -87,7 +87,7 @@ func (f *servingCache) Set(group string, set resources.Set) {
 // checkRenderable returns an error if a fleet of these models and replicas
 // cannot be rendered, whatever the plan.
 func checkRenderable(settings resources.Settings, edge *resources.Certificate, models []fleet.Model, replicas []policies.Replica) error {
-	if err := fleet.Check(models, replicas); err != nil {
+	if err := fleet.CheckReplicas(models, replicas); err != nil {
 		return err
 	}
 	v := resources.View{Settings: settings, Edge: edge}
@@ -126,7 +126,7 @@ func (c *Control) storeRefusals(list []publish.Refusal) {
 	for i, r := range list {
 		out[i] = store.Refusal{Type: r.Type, Name: r.Name, Version: r.Version, Node: r.Node, Text: r.Text, At: r.At}
 	}
-	c.fleet.Refuse(out)
+	c.fleet.RecordRefusals(out)
 }
 
 // newRefusals returns the refusals of a list that are not known.

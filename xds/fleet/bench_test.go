@@ -7,26 +7,47 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 // largeState is a State of n replicas that all report a skewed mix.
-func largeState(b *testing.B, n int) (*State, []Report) {
+func largeState(b *testing.B, n int) (*State, []loadreport.Report) {
 	b.Helper()
-	s, err := NewState(Rules{Models: []Model{{
+	return newLargeState(b, n, false)
+}
+
+// newLargeState is largeState, where with links every replica reports its own: nodes
+// of eight GPUs, joined in pairs.
+func newLargeState(b *testing.B, n int, withLinks bool) (*State, []loadreport.Report) {
+	b.Helper()
+	rules := Rules{Models: []Model{{
 		Name: "m", Context: 32768, Edges: policies.BucketEdges(32768, 4),
 		Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4},
-	}}})
+	}}}
+	if withLinks {
+		rules.Models[0].TokenBytes, rules.Models[0].Links = 1e6, links.Rates{SameHost: 100 * links.Gigabyte, BetweenHosts: links.Gigabyte}
+	}
+	s, err := NewState(rules)
 	if err != nil {
 		b.Fatal(err)
 	}
 	var list []policies.Replica
-	var reports []Report
+	var reports []loadreport.Report
 	for i := range n {
 		r := scenarioReplica(fmt.Sprintf("r%d", i))
+		if withLinks {
+			r.Host = fmt.Sprint("n", i/8)
+		}
 		list = append(list, r)
-		report := Report{Replica: r.ID, Model: "m", EngineReady: true, Load: policies.Load{Running: 20, Held: policies.Tokens(1000 * i), Iteration: 0.012}}
+		report := loadreport.Report{Replica: r.ID, Model: "m", EngineReady: true, Load: policies.Load{Running: 20, Held: policies.Tokens(1000 * i), Iteration: 0.012}}
 		report.Flow, report.Snapshot = mix("skewed")
 		report.Flow.Seen = 1000
+		if withLinks {
+			k := i % 8
+			report.Site = &links.Topology{Known: true, GPU: &links.GPU{Index: k, Address: fmt.Sprint("g", k), Peers: []links.Peer{
+				{Index: k ^ 1, Address: fmt.Sprint("g", k^1), NVLinks: links.Bundle{Links: 4, Rate: 1e11}, Asked: true, Read: true, NVLink: true},
+			}}}
+		}
 		reports = append(reports, report)
 	}
 	settleState(s, start, Replicas{list})
@@ -38,7 +59,7 @@ func largeState(b *testing.B, n int) (*State, []Report) {
 
 var sizes = []int{16, 1000, 10000}
 
-// BenchmarkReport is one load report taken in and answered.
+// BenchmarkReport applies one load report and answers it.
 func BenchmarkReport(b *testing.B) {
 	for _, n := range sizes {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -64,7 +85,7 @@ func BenchmarkPeriod(b *testing.B) {
 				b.StopTimer()
 				now = now.Add(s.rules.Period)
 				for _, r := range reports {
-					s.byID[r.Replica].at = now
+					s.registry.Get(r.Replica).ReportedAt = now
 				}
 				b.StartTimer()
 				settleState(s, now, Tick{})
@@ -73,29 +94,20 @@ func BenchmarkPeriod(b *testing.B) {
 	}
 }
 
-// BenchmarkPeriodLinks is BenchmarkPeriod where every replica tells of its links:
-// machines of eight GPUs, joined in pairs. Each time one of them tells something new.
+// BenchmarkPeriodLinks is BenchmarkPeriod where every replica reports its links, and
+// those of one change each time.
 func BenchmarkPeriodLinks(b *testing.B) {
 	for _, n := range sizes {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			s, reports := largeState(b, n)
-			m := s.models[0]
-			m.TokenBytes, m.Links = 1e6, links.Rates{SameHost: 100 * links.Gigabyte, BetweenHosts: links.Gigabyte}
-			for i, r := range reports {
-				k := i % 8
-				s.byID[r.Replica].Host = fmt.Sprint("n", i/8)
-				s.byID[r.Replica].site = links.Topology{Known: true, GPU: &links.GPU{Index: k, Address: fmt.Sprint("g", k), Peers: []links.Peer{
-					{Index: k ^ 1, Address: fmt.Sprint("g", k^1), NVLinks: links.Bundle{Links: 4, Rate: 1e11}, Asked: true, Read: true, NVLink: true},
-				}}}
-			}
+			s, reports := newLargeState(b, n, true)
 			now := start
 			for b.Loop() {
 				b.StopTimer()
 				now = now.Add(s.rules.Period)
 				for _, r := range reports {
-					s.byID[r.Replica].at = now
+					s.registry.Get(r.Replica).ReportedAt = now
 				}
-				s.moved()
+				s.resetDistances()
 				b.StartTimer()
 				settleState(s, now, Tick{})
 			}
@@ -103,7 +115,7 @@ func BenchmarkPeriodLinks(b *testing.B) {
 	}
 }
 
-// BenchmarkSnapshot is what every look at the status costs the loop.
+// BenchmarkSnapshot is the cost of a status request for the loop.
 func BenchmarkSnapshot(b *testing.B) {
 	for _, n := range sizes {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -119,7 +131,7 @@ func BenchmarkSnapshot(b *testing.B) {
 // times a second.
 func TestReportAllocations(t *testing.T) {
 	s := testState(t, PolicyDefault)
-	r := Report{Replica: "r0", Model: "m", EngineReady: true, Flow: policies.NewFlow([]policies.Tokens{0, 16, 32})}
+	r := loadreport.Report{Replica: "r0", Model: "m", EngineReady: true, Flow: policies.NewFlow([]policies.Tokens{0, 16, 32})}
 	var ev Event = Reported{r}
 	s.Step(start, ev)
 	if n := testing.AllocsPerRun(100, func() { s.Step(start, ev) }); n > 0 {

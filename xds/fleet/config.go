@@ -9,28 +9,31 @@ import (
 	"github.com/cascadeinfer/cascade/policies/adoption"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/xds/internal/planner"
+	"github.com/cascadeinfer/cascade/xds/internal/registry"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 // Model is one model and what its engines cost and hold.
 type Model struct {
-	Name    string          // as clients spell it
+	Name    string          // as in requests
 	Context policies.Tokens // the longest sequence
 	Hosts   []string        // host names that belong to this model alone
 	// Cost of one replica, at the fleet's speed (a profile scaled by 1/speed).
 	Cost policies.Cost
-	// Transfer prices a running request's hand-over where nothing is known of the
-	// links; the zero value is free.
+	// Transfer is the cost of the migration of a running request where the links are
+	// not known; the zero value is free.
 	Transfer policies.Transfer
-	// TokenBytes is the KV of one token in bytes, over the fleet's speed. With it
-	// hand-overs cost Transfer.Base and what they take by the links that replicas tell
-	// of, by the rates of Links where they tell of none, and plans put adjacent stages
-	// on near replicas. 0: all hand-overs cost Transfer.
+	// TokenBytes is the KV of one token in bytes, divided by the fleet's speed. With it,
+	// migrations cost Transfer.Base plus the transfer over the links that replicas
+	// report, or at the rates of Links where they report none, and plans put adjacent
+	// stages on near replicas. 0: all migrations cost Transfer.
 	TokenBytes float64
 	Links      links.Rates
-	// Limits bound the plans; times at the fleet's speed. Zero: no limit.
+	// Limits bound the plans; times are at the fleet's speed. Zero: no limit.
 	Limits policies.Limits
-	// Edges are the length buckets of the flows. Reports with others are taken
-	// in without their flow. nil means policies.BucketEdges(Context, 4).
+	// Edges are the length buckets of the flows. The flows of reports with others are
+	// ignored. nil means policies.BucketEdges(Context, 4).
 	Edges []policies.Tokens
 	// BytesPerToken is served until enough requests were counted. 0 means
 	// length.DefaultRatio.
@@ -45,49 +48,61 @@ type Rules struct {
 	// (always one stage), or a partitioner by its own name, such as
 	// "recursion". "" means "default".
 	Policy string
-	// Refine says whether the replicas' own proposals move the boundaries
-	// between stages from one plan to the next: "on", "off", or "" for what the
-	// policy means, which is "on" for "paper" and "off" for all others, whose
-	// re-planning makes it pointless.
+	// Refine says whether the replicas' own proposals move the boundaries between
+	// stages from one plan to the next: "on", "off", or "" for the policy's default,
+	// which is "on" for "paper" and "off" for all others, whose planning makes it
+	// pointless.
 	Refine string
-	// Speed divides Period and HalfLife: emulated fleets live faster. Times
-	// about reports are wall clock and stay. 0 means 1.
+	// Speed divides Period and HalfLife: emulated fleets run faster. Times about
+	// reports are wall clock and stay. 0 means 1.
 	Speed float64
-	// Period between plans. 0 means 10 s.
+	// Period is the time between two plans. 0 means 10 s.
 	Period time.Duration
-	// HalfLife of the flow of a replica that no longer reports. 0 means 30 s.
+	// HalfLife is that of the flow of a replica that no longer reports. 0 means 30 s.
 	HalfLife time.Duration
-	// Grace is how long a replica counts as ready after its last report, and
-	// how long one is trusted at start that was not heard of yet. Fronts report
-	// every second or faster. 0 means 5 s.
+	// Grace is how long a replica counts as ready after its last report, and how long
+	// a replica that has not reported yet counts as ready after the start. Migrators
+	// report every second or faster. 0 means 5 s.
 	Grace time.Duration
 	// Seen is how many requests must be counted before a fleet leaves its
 	// first, single stage. 0 means 1000.
 	Seen uint64
-	// Name is that of this control plane, by which it is known in the plan object
-	// and in the history: its host:port, for instance. It may be empty where it is
-	// alone, and must be one of its own where the store is shared.
+	// Name identifies this control plane in the plan object and in the history: its
+	// host:port, for instance. It may be empty where it is the only one, and must be
+	// unique where the store is shared.
 	Name string
-	// Shared says that other control planes use the same store. Then one plans at
-	// a time, the one that holds the lease in the plan object (package lease), and
-	// all show what is stored. The models and replicas must be the same for all.
+	// Shared says that other control planes use the same store. Then one plans at a
+	// time, the one that holds the lease in the plan object (package lease), and all
+	// publish what is stored. The models and replicas must be the same for all.
 	Shared bool
-	// Wrap is given the planner of each model once, at New, and returns the one to
-	// ask in its place: what a site's modules propose, checked. It must answer as
-	// soon as Native would, because reports wait meanwhile, must be a function of
-	// what it is asked, and must not return nil. Nil leaves planners as they are. A
-	// policy with one stage asks nobody.
+	// Wrap is given the planner of each model once, at New, and returns the one to use
+	// in its place: that of a site's modules, with checked answers. It must answer as
+	// soon as the native one would, because reports wait meanwhile, must be a function
+	// of its arguments, and must not return nil. Nil leaves planners as they are. It is
+	// not called for a policy with one stage.
 	Wrap func(model string, native adoption.Planner) adoption.Planner
-	// Check says what is against a plan that is to replace another one of its model;
-	// nil: nothing. The plan in force then stays, and the history has the error as
-	// its reason. Plans of the planner, boundaries that replicas propose and plans
-	// that operators go back to are checked. Repairs are not, the first plan is not,
-	// and neither is a plan that is taken back for its slowness: a rule must not
-	// keep a fleet from what it serves with. It is called by the goroutine that takes
-	// in reports, shall answer within a quarter of a second, and must not change the
-	// plans. Nil checks nothing.
+	// Check returns an error for a plan that must not replace the present one of its
+	// model. The plan in force then stays, and the history has the error as its reason.
+	// Plans of the planner, boundaries that replicas propose and plans that operators
+	// go back to are checked. Repairs, first plans and rollbacks of slow plans are not:
+	// a rule must not keep a fleet from serving. Check is called by the goroutine that
+	// handles reports, should return within a quarter of a second, and must not change
+	// the plans. Nil allows all plans.
 	Check func(before, after policies.Plan) error
 }
+
+// Values of Rules.Policy; see there for others.
+const (
+	PolicyDefault    = planner.PolicyDefault
+	PolicyPaper      = planner.PolicyPaper
+	PolicyRoundRobin = planner.PolicyRoundRobin
+)
+
+// Values of Rules.Refine.
+const (
+	RefineOn  = "on"
+	RefineOff = "off"
+)
 
 // Defaults of Rules, and bounds that follow from them.
 const (
@@ -95,31 +110,29 @@ const (
 	defaultHalfLife = 30 * time.Second
 	defaultGrace    = 5 * time.Second
 	defaultSeen     = 1000
-	// defaultOctave is the buckets per doubling of the default edges.
-	defaultOctave = 4
-	// minPeriod bounds what Speed can make of Period: a plan costs
-	// milliseconds and a file that is synced.
+	// bucketsPerOctave is the buckets per doubling of the default edges.
+	bucketsPerOctave = 4
+	// minPeriod bounds Period divided by Speed: a plan costs milliseconds and a synced
+	// file.
 	minPeriod = 50 * time.Millisecond
-	// weighEvery bounds how often EDS weights may change.
-	weighEvery = time.Second
-	// refineEvery bounds how often boundaries may move: each time is a synced
-	// file and a route table for every proxy.
-	refineEvery = time.Second
-	// ratioSeen is how many requests must be counted before bytes per token
-	// are believed.
-	ratioSeen = 100
-	// historyLength bounds the changes that a State remembers.
-	historyLength = 64
-	maxSpeed      = 1000
+	// weighInterval is the least time between two changes of EDS weights.
+	weighInterval = time.Second
+	// refineInterval is the least time between two moves of boundaries: each costs a
+	// synced file and a route table for every proxy.
+	refineInterval = time.Second
+	// minSeenForRatio is how many requests must be counted before learnt bytes per
+	// token are served.
+	minSeenForRatio = 100
+	maxSpeed        = 1000
 )
 
-// complete fills in the defaults and applies the speed.
-func (r Rules) complete() Rules {
+// withDefaults returns the rules with the defaults filled in and the speed applied.
+func (r Rules) withDefaults() Rules {
 	r.Models = append([]Model(nil), r.Models...)
 	for i := range r.Models {
 		m := &r.Models[i]
 		if m.Edges == nil {
-			m.Edges = policies.BucketEdges(m.Context, defaultOctave)
+			m.Edges = policies.BucketEdges(m.Context, bucketsPerOctave)
 		}
 		if m.BytesPerToken == 0 {
 			m.BytesPerToken = length.DefaultRatio
@@ -146,21 +159,21 @@ func (r Rules) complete() Rules {
 	return r
 }
 
-// scaled is d, or its default, divided by the speed.
-func scaled(d, otherwise time.Duration, speed float64) time.Duration {
+// scaled returns d, or its default if it is 0, divided by the speed.
+func scaled(d, byDefault time.Duration, speed float64) time.Duration {
 	if d == 0 {
-		d = otherwise
+		d = byDefault
 	}
 	return time.Duration(float64(d) / speed)
 }
 
-// validate reports the first bad field of the rules as given.
+// validate returns an error for the first bad field of the rules.
 func (r Rules) validate() error {
 	if len(r.Models) == 0 {
-		return errors.New("models: a fleet serves at least one")
+		return errors.New("models: must have at least one")
 	}
 	if !(r.Speed == 0 || r.Speed > 0 && r.Speed <= maxSpeed) {
-		return fmt.Errorf("speed %v: want a number in (0, %d]", r.Speed, maxSpeed)
+		return fmt.Errorf("speed %v: must be above 0 and at most %d", r.Speed, maxSpeed)
 	}
 	for _, d := range [...]struct {
 		name string
@@ -170,16 +183,16 @@ func (r Rules) validate() error {
 			return fmt.Errorf("%s %v: must not be negative", d.name, d.d)
 		}
 	}
-	if r.Shared && r.Name == "" || len(r.Name) > maxName {
-		return fmt.Errorf("name %.40q: want 1 to %d bytes that no other control plane of the store has", r.Name, maxName)
+	if r.Shared && r.Name == "" || len(r.Name) > loadreport.MaxName {
+		return fmt.Errorf("name %.40q: must have 1 to %d bytes and differ from those of the other control planes of the store", r.Name, loadreport.MaxName)
 	}
 	names := make(map[string]bool, len(r.Models))
 	for _, m := range r.Models {
-		if m.Name == "" || len(m.Name) > maxName {
-			return fmt.Errorf("model %.40q: want a name of 1 to %d bytes", m.Name, maxName)
+		if m.Name == "" || len(m.Name) > loadreport.MaxName {
+			return fmt.Errorf("model %.40q: the name must have 1 to %d bytes", m.Name, loadreport.MaxName)
 		}
 		if names[m.Name] {
-			return fmt.Errorf("model %q is there twice", m.Name)
+			return fmt.Errorf("model %q is configured twice", m.Name)
 		}
 		names[m.Name] = true
 		if err := m.validate(); err != nil {
@@ -189,20 +202,20 @@ func (r Rules) validate() error {
 	switch r.Refine {
 	case "", RefineOn, RefineOff:
 	default:
-		return fmt.Errorf("refine %q: want %q, %q or nothing", r.Refine, RefineOn, RefineOff)
+		return fmt.Errorf("refine %q: must be %q, %q or empty", r.Refine, RefineOn, RefineOff)
 	}
-	_, err := policyOf(r.Policy)
+	_, err := planner.PolicyNamed(r.Policy)
 	return err
 }
 
 func (m Model) validate() error {
 	switch {
-	case m.Context < 1 || m.Context > maxTokens:
-		return fmt.Errorf("context %d: want 1 to %d tokens", m.Context, int64(maxTokens))
+	case m.Context < 1 || m.Context > loadreport.MaxTokens:
+		return fmt.Errorf("context %d: must be 1 to %d tokens", m.Context, int64(loadreport.MaxTokens))
 	case m.BytesPerToken != 0 && m.BytesPerToken.Clamp() != m.BytesPerToken:
-		return fmt.Errorf("bytes per token %v: want %v to %v, or 0", m.BytesPerToken.Float(), length.MinRatio.Float(), length.MaxRatio.Float())
-	case len(m.Edges) > maxEdges:
-		return fmt.Errorf("edges: more than %d", maxEdges)
+		return fmt.Errorf("bytes per token %v: must be %v to %v, or 0", m.BytesPerToken.Float(), length.MinRatio.Float(), length.MaxRatio.Float())
+	case len(m.Edges) > loadreport.MaxEdges:
+		return fmt.Errorf("edges: more than %d", loadreport.MaxEdges)
 	}
 	if m.Edges != nil {
 		if err := policies.NewFlow(m.Edges).Validate(); err != nil {
@@ -215,8 +228,18 @@ func (m Model) validate() error {
 	if err := m.Transfer.Validate(); err != nil {
 		return err
 	}
-	if !within(m.TokenBytes, maxRate) || m.Links.SameHost < 0 || m.Links.BetweenHosts < 0 || m.Links.MaxBetweenHosts < 0 {
+	if !loadreport.Within(m.TokenBytes, loadreport.MaxRate) || m.Links.SameHost < 0 || m.Links.BetweenHosts < 0 || m.Links.MaxBetweenHosts < 0 {
 		return errors.New("token bytes and the rates of links must not be negative")
 	}
 	return m.Limits.Validate()
+}
+
+// CheckReplicas returns an error for a list of replicas that the models cannot be
+// served by; see registry.Check.
+func CheckReplicas(models []Model, list []policies.Replica) error {
+	names := make([]string, len(models))
+	for i, m := range models {
+		names[i] = m.Name
+	}
+	return registry.Check(names, list)
 }

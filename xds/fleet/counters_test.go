@@ -8,11 +8,13 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/internal/weights"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 func TestCountersRoundTrip(t *testing.T) {
 	s := testState(t, PolicyRoundRobin)
-	r, err := Decode(goodReport())
+	r, err := loadreport.Decode(goodReport())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -20,7 +22,7 @@ func TestCountersRoundTrip(t *testing.T) {
 	anew := r
 	anew.Flow.Seen = 5 // the front was restarted
 	settleState(s, start, Reported{anew})
-	data, err := s.Counters(start)
+	data, err := s.EncodeCounters(start)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -28,7 +30,7 @@ func TestCountersRoundTrip(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := restored.Restore(start.Add(time.Second), data); err != nil {
+	if err := restored.RestoreCounters(data); err != nil {
 		t.Fatal(err)
 	}
 	settleState(restored, start.Add(time.Second), Replicas{[]policies.Replica{testReplica("r0"), testReplica("r1")}})
@@ -47,7 +49,7 @@ func TestCountersRoundTrip(t *testing.T) {
 // TestFlowFades: the flow of a replica that went away halves, and is forgotten.
 func TestFlowFades(t *testing.T) {
 	s := testState(t, PolicyRoundRobin)
-	r, err := Decode(goodReport())
+	r, err := loadreport.Decode(goodReport())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,7 +66,7 @@ func TestFlowFades(t *testing.T) {
 			t.Errorf("after %v: %v arrivals/s, want %v", c.age, got, c.want)
 		}
 	}
-	if s.byID["r0"] != nil {
+	if s.registry.Get("r0") != nil {
 		t.Error("r0 is not forgotten")
 	}
 }
@@ -72,12 +74,12 @@ func TestFlowFades(t *testing.T) {
 // FuzzCounters: a file is refused whole, or restored into a State that plans.
 func FuzzCounters(f *testing.F) {
 	s := testState(f, PolicyDefault)
-	r, err := Decode(goodReport())
+	r, err := loadreport.Decode(goodReport())
 	if err != nil {
 		f.Fatal(err)
 	}
 	settleState(s, start, Reported{r})
-	data, err := s.Counters(start)
+	data, err := s.EncodeCounters(start)
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -89,7 +91,7 @@ func FuzzCounters(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if s.Restore(start, data) != nil {
+		if s.RestoreCounters(data) != nil {
 			return
 		}
 		settleState(s, start, Replicas{[]policies.Replica{testReplica("r0"), testReplica("r1")}})
@@ -108,7 +110,7 @@ func FuzzCounters(f *testing.F) {
 
 func TestFile(t *testing.T) {
 	dir := t.TempDir()
-	f := File{filepath.Join(dir, "counters.json")}
+	f := CounterFile{filepath.Join(dir, "counters.json")}
 	if data, err := f.Load(); err != nil || data != nil {
 		t.Errorf("no file: %q, %v", data, err)
 	}
@@ -123,10 +125,10 @@ func TestFile(t *testing.T) {
 	if files, _ := os.ReadDir(dir); len(files) != 1 {
 		t.Errorf("files left behind: %v", files)
 	}
-	if err := (File{filepath.Join(dir, "no", "such", "dir")}).Save(nil); err == nil || !strings.Contains(err.Error(), "no") {
+	if err := (CounterFile{filepath.Join(dir, "no", "such", "dir")}).Save(nil); err == nil || !strings.Contains(err.Error(), "no") {
 		t.Errorf("a directory that is not there: %v", err)
 	}
-	if data, err := (File{}).Load(); err != nil || data != nil {
+	if data, err := (CounterFile{}).Load(); err != nil || data != nil {
 		t.Errorf("the zero value: %q, %v", data, err)
 	}
 }
@@ -145,8 +147,8 @@ func TestWhatIsKeptIsNoLoad(t *testing.T) {
 		settleState(s, start, loaded(id, held))
 	}
 	settleState(s, start, Tick{})
-	weight := s.byID["r0"].weight
-	data, err := s.Counters(start)
+	weight := s.registry.Get("r0").Weight
+	data, err := s.EncodeCounters(start)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,13 +157,13 @@ func TestWhatIsKeptIsNoLoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := again.Restore(now, data); err != nil {
+	if err := again.RestoreCounters(data); err != nil {
 		t.Fatal(err)
 	}
 	settleState(again, now, Replicas{[]policies.Replica{testReplica("r0"), testReplica("r1"), testReplica("r2"), testReplica("r3")}})
 	settleState(again, now, loaded("r0", 90_000))
 	settleState(again, now, Tick{})
-	if got := again.byID["r0"].weight; weight >= Neutral || got != weight {
+	if got := again.registry.Get("r0").Weight; weight >= weights.Neutral || got != weight {
 		t.Errorf("weight %d, was %d", got, weight)
 	}
 	if reply, _ := again.Reply("r0"); reply.MeanHeld != 90_000 {

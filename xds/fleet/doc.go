@@ -1,22 +1,21 @@
-// Package fleet knows the replicas and makes the plans: it takes in the
-// configured list and the migrators' load reports, sums flows, plans every
-// period, repairs a plan when a stage loses its last ready replica or an
-// operator drains one, moves boundaries to where the replicas propose them
-// (Rules.Refine), and hands out what proxies shall see. It remembers the last
-// moves of requests that migrators told of.
-// It keeps what was decided about plans, and why; operators can drain a replica,
-// pin a plan and go back to an earlier one.
+// Package fleet joins the parts that know and plan a fleet of replicas, and runs
+// them: it takes the configured list and the migrators' load reports, plans every
+// period, repairs plans, obeys operators' orders, stores every plan, and publishes
+// what proxies should see.
 //
-// Several control planes may share a store (Rules.Shared): one plans, the one
-// that holds the lease (package lease), and all show what is stored and
-// configured, so that they show the same.
+// A Fleet is the goroutine around a State, a pure state machine: the Fleet feeds it
+// events and carries its effects out. The parts have packages of their own under
+// xds/internal: registry (replicas and their reports), planner (one model's plan),
+// orders, planhistory, migrationlog, weights and reportservice.
 //
-// It is not the xDS server: package publish shows plans to proxies, and
-// package store keeps them. The deciding part is State, a pure state machine;
-// Fleet is the goroutine around it.
+// Several control planes may share a store (Rules.Shared): the one that holds the
+// lease (package lease) plans, and all of them publish what is stored and
+// configured, so that they publish the same.
 //
-// Invariants: what is published was stored before; a plan in force is valid
-// and its epoch only grows; bad input (a report, a list, a store's content)
-// changes nothing. A new plan moves no running request by itself: it only
-// decides where new ones go.
+// Package publish serves what is published to proxies, and package store keeps the
+// plans.
+//
+// Invariants: what is published was stored before; a plan in force is valid and its
+// epoch only grows; bad input (a report, a list, a stored object) changes nothing. A
+// new plan migrates no running request by itself: it only decides where new ones go.
 package fleet

@@ -10,6 +10,8 @@ import (
 	"google.golang.org/grpc/codes"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/internal/orders"
+	"github.com/cascadeinfer/cascade/xds/internal/plantest"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -28,15 +30,15 @@ func TestFleetDrains(t *testing.T) {
 		if err := h.Drain(t.Context(), "r0"); err != nil {
 			t.Fatal(err)
 		}
-		if err := h.Drain(t.Context(), "r9"); !errors.Is(err, ErrUnknown) {
+		if err := h.Drain(t.Context(), "r9"); !errors.Is(err, orders.ErrUnknownReplica) {
 			t.Errorf("somebody unknown: %v", err)
 		}
-		if err := h.Drain(t.Context(), "r1"); !errors.Is(err, ErrLast) {
+		if err := h.Drain(t.Context(), "r1"); !errors.Is(err, orders.ErrLastReplica) {
 			t.Errorf("the last one: %v", err)
 		}
 		m := h.Snapshot().Models[0]
-		if r := m.Replicas[0]; !r.Asked || r.Health != resources.Draining || r.Stage != -1 || printPlan(m.Plan) != "r1" || printPlan(h.shown.last().Models[0].Plan) != "r1" {
-			t.Errorf("%+v under %s", r, printPlan(m.Plan))
+		if r := m.Replicas[0]; !r.Drained || r.Health != resources.Draining || r.Stage != -1 || plantest.Format(m.Plan) != "r1" || plantest.Format(h.shown.last().Models[0].Plan) != "r1" {
+			t.Errorf("%+v under %s", r, plantest.Format(m.Plan))
 		}
 		if reply, err := report(t, s, "r0", true); err != nil || !reply.GetDrain() {
 			t.Error(reply, err)
@@ -50,19 +52,19 @@ func TestFleetDrains(t *testing.T) {
 			t.Error("a restart forgets the drain:", reply, err)
 		}
 		st.full.Store(true)
-		if err := h.Undrain(t.Context(), "r0"); !errors.Is(err, ErrNotSaved) || !strings.Contains(err.Error(), "try again: disk full") {
+		if err := h.Undrain(t.Context(), "r0"); !errors.Is(err, orders.ErrNotStored) || !strings.Contains(err.Error(), "try again: disk full") {
 			t.Errorf("with a broken store: %v", err)
 		}
-		time.Sleep(2 * retryAfter)
-		if reply, err := report(t, s, "r0", true); err != nil || !reply.GetDrain() || printPlan(h.shown.last().Models[0].Plan) != "r1" {
+		time.Sleep(2 * retryDelay)
+		if reply, err := report(t, s, "r0", true); err != nil || !reply.GetDrain() || plantest.Format(h.shown.last().Models[0].Plan) != "r1" {
 			t.Error("an order that was not stored is in force:", reply, err)
 		}
 		st.full.Store(false)
 		if err := h.Undrain(t.Context(), "r0"); err != nil {
 			t.Error(err)
 		}
-		if reply, err := report(t, s, "r0", true); err != nil || reply.GetDrain() || printPlan(h.shown.last().Models[0].Plan) != "r1 r0" {
-			t.Error("after the drain:", reply, err, printPlan(h.shown.last().Models[0].Plan))
+		if reply, err := report(t, s, "r0", true); err != nil || reply.GetDrain() || plantest.Format(h.shown.last().Models[0].Plan) != "r1 r0" {
+			t.Error("after the drain:", reply, err, plantest.Format(h.shown.last().Models[0].Plan))
 		}
 	})
 }
@@ -82,7 +84,7 @@ func TestFileDrains(t *testing.T) {
 		if reply, err := report(t, h.open(), "r0", true); err != nil || !reply.GetDrain() {
 			t.Error(reply, err)
 		}
-		if err := h.Undrain(t.Context(), "r0"); !errors.Is(err, ErrFile) {
+		if err := h.Undrain(t.Context(), "r0"); !errors.Is(err, orders.ErrDrainedByFile) {
 			t.Errorf("undrain: %v", err)
 		}
 	})

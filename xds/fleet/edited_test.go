@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/internal/orders"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -45,7 +46,7 @@ func TestPlanOlderThanPast(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := begun(t, testRules(PolicyDefault), o, sharedIDs...)
-	e := s.Step(start, Pin{Model: "m", Epoch: 4})
+	e := s.Step(start, Ordered{orders.Pin{Model: "m", Epoch: 4}})
 	if e.Propose == nil {
 		t.Fatal("nothing is proposed")
 	}
@@ -68,7 +69,7 @@ func TestFollowerKeepsOthers(t *testing.T) {
 	other.Epoch = 1
 	o.Plans = append(o.Plans, other)
 	s := begun(t, rules, o, "r0", "r1", "r2")
-	e := s.Step(start, Drain{"r0"})
+	e := s.Step(start, Ordered{orders.Drain{Replica: "r0"}})
 	if e.Propose == nil || !slices.Equal(e.Propose.Object.Drained, []policies.ReplicaID{"r0", "r3"}) {
 		t.Fatalf("proposed: %+v", e.Propose)
 	}
@@ -86,10 +87,10 @@ func TestRollbackWithoutReplicas(t *testing.T) {
 	}
 	o.Plans[0].Epoch = 9
 	s := begun(t, testRules(PolicyDefault), o, "r0")
-	if err := s.Permits(Rollback{Model: "m"}); !errors.Is(err, ErrSame) {
+	if err := s.CheckOrder(orders.Rollback{Model: "m"}); !errors.Is(err, orders.ErrSamePlan) {
 		t.Errorf("rollback: %v", err)
 	}
-	if err := s.Permits(Rollback{Model: "m", Keep: true}); err != nil {
+	if err := s.CheckOrder(orders.Rollback{Model: "m", Keep: true}); err != nil {
 		t.Errorf("rollback and pin: %v", err)
 	}
 }

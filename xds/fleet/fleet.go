@@ -15,6 +15,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/internal/migrationlog"
+	"github.com/cascadeinfer/cascade/xds/internal/reportservice"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/ratelimitlog"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -32,78 +35,81 @@ type Config struct {
 	Counters Counters
 	// Publisher shows the fleet to the proxies. Required.
 	Publisher Publisher
-	// Slots is told what policy slots should run, when that is known and whenever it
-	// changes. It is called by Run, and must neither block nor change the list. nil:
-	// nobody is.
-	Slots func([]policyslots.Slot)
-	// Proxies tells what proxies see of the replicas' load; nil: nothing.
+	// OnSlots is called by Run with what the policy slots should run, once that is
+	// known and whenever it changes. It must neither block nor change the list. nil:
+	// not called.
+	OnSlots func([]policyslots.Slot)
+	// Proxies returns what proxies see of the replicas' load; nil: nothing.
 	Proxies Proxies
 	Logger  *slog.Logger // nil discards
 }
 
-// Publisher is shown every state of the fleet that differs in what proxies
-// see. Publish must not block; the latest snapshot wins. It is called by one
-// goroutine.
+// Publisher is given every state of the fleet that differs in what proxies see.
+// Publish must not block; the latest snapshot wins. It is called by one goroutine.
 type Publisher interface{ Publish(*Snapshot) }
 
 // Bounds of the loop.
 const (
-	// maxTick and minTick bound the time between two looks at the clock.
+	// maxTick and minTick bound the time between two ticks.
 	maxTick = 250 * time.Millisecond
 	minTick = 10 * time.Millisecond
-	// saveEvery is the time between two writes of the counters.
-	saveEvery = 10 * time.Second
+	// saveInterval is the time between two writes of the counters.
+	saveInterval = 10 * time.Second
 	// storeTimeout bounds one write of the plan object.
 	storeTimeout = 5 * time.Second
-	// leaseTimeout bounds one that renews the lease: a later answer would come
+	// leaseTimeout bounds a write that renews the lease: a later answer would come
 	// when the lease is over.
 	leaseTimeout = 2 * time.Second
-	// resignTimeout bounds the last write of a control plane that ends.
-	resignTimeout = time.Second
+	// stepDownTimeout bounds the last write of a control plane that ends.
+	stepDownTimeout = time.Second
 	// orderTries bounds how often an order is given again because another control
-	// plane wrote at the same time, and newsTimeout the wait for what it wrote.
-	orderTries  = 10
-	newsTimeout = 3 * time.Second
+	// plane wrote at the same time, and updateTimeout the wait for what it wrote.
+	orderTries    = 10
+	updateTimeout = 3 * time.Second
+	// migrationTimeout is how long after its last report a migration that has not
+	// ended counts as running.
+	migrationTimeout = time.Minute
 )
 
 // Fleet drives a State: it feeds it reports, replica lists and time, stores
-// what it proposes and publishes what it shows. All methods may be called at
+// what it proposes and publishes its snapshots. All methods may be called at
 // any time from any goroutine.
 type Fleet struct {
-	cfg     Config
-	log     *slog.Logger
-	service *service
-	events  chan message
-	done    chan struct{} // closed when Run has returned
-	latest  atomic.Pointer[Snapshot]
+	cfg        Config
+	log        *slog.Logger
+	service    *reportservice.Service
+	events     chan message
+	done       chan struct{} // closed when Run has returned
+	latest     atomic.Pointer[Snapshot]
+	logLimiter ratelimitlog.Limiter // for writes that fail
 
-	mu       sync.Mutex
-	replicas []policies.Replica // configured
-	changed  chan struct{}      // capacity 1: replicas is news to the loop
-	refused  []store.Refusal    // not yet taken in by the loop
-	barred   chan struct{}      // capacity 1: refused is news to it
-	moves    moveLog
-	hosts    map[policies.ReplicaID]policyslots.Report // what each said of its policy slots last
+	mu              sync.Mutex
+	replicas        []policies.Replica // configured
+	replicasChanged chan struct{}      // capacity 1: the loop has not applied replicas yet
+	refused         []store.Refusal    // not yet applied by the loop
+	refusedChanged  chan struct{}      // capacity 1: there are such refusals
+	migrations      migrationlog.Log
+	slotReports     map[policies.ReplicaID]policyslots.Report // the last of each replica
 
-	state   *State        // owned by Run
-	version store.Version // of the plan object last read or written; owned by Run
-	// untold are the versions that were written here and that the store's watch
-	// has not told yet, oldest first; owned by Run.
-	untold []store.Version
-	news   <-chan store.Update  // the store's watch; owned by Run
-	unsaid ratelimitlog.Limiter // for what cannot be written down
-	slots  []policyslots.Slot   // that were told; owned by Run
-	told   bool                 // they were; owned by Run
+	// Owned by Run.
+	state   *State
+	version store.Version // of the plan object last read or written
+	// unconfirmed are the versions that were written here and that the store's watch
+	// has not delivered yet, oldest first.
+	unconfirmed    []store.Version
+	updates        <-chan store.Update // the store's watch; nil: it has ended
+	slots          []policyslots.Slot  // that OnSlots was last called with
+	slotsAnnounced bool                // OnSlots was called
 }
 
 // message is an event on its way into the loop.
 type message struct {
 	event Event
-	reply chan<- answer // for Reported and orders; capacity 1
+	reply chan<- answer // for Reported and Ordered; capacity 1
 }
 
 type answer struct {
-	reply *api.LoadReply
+	reply loadreport.Reply
 	err   error
 }
 
@@ -114,13 +120,13 @@ func New(cfg Config) (*Fleet, error) {
 		return nil, err
 	}
 	if cfg.Store == nil || cfg.Publisher == nil {
-		return nil, errors.New("fleet: Store and Publisher must be given")
+		return nil, errors.New("fleet: Store and Publisher are required")
 	}
-	if err := Check(cfg.Models, cfg.Replicas); err != nil {
+	if err := CheckReplicas(cfg.Models, cfg.Replicas); err != nil {
 		return nil, fmt.Errorf("fleet: %w", err)
 	}
 	if cfg.Counters == nil {
-		cfg.Counters = File{}
+		cfg.Counters = CounterFile{}
 	}
 	log := cfg.Logger
 	if log == nil {
@@ -129,58 +135,61 @@ func New(cfg Config) (*Fleet, error) {
 	f := &Fleet{
 		cfg: cfg, log: log, state: state,
 		events: make(chan message), done: make(chan struct{}),
-		hosts:    make(map[policies.ReplicaID]policyslots.Report),
-		replicas: cfg.Replicas, changed: make(chan struct{}, 1), barred: make(chan struct{}, 1),
+		slotReports: make(map[policies.ReplicaID]policyslots.Report),
+		replicas:    cfg.Replicas, replicasChanged: make(chan struct{}, 1), refusedChanged: make(chan struct{}, 1),
 	}
-	f.service = &service{fleet: f, streams: make(map[policies.ReplicaID]*session)}
+	f.service = reportservice.New(f, log)
 	return f, nil
 }
 
-// Service is the gRPC service that fronts report to.
+// Service is the gRPC service that migrators report to.
 func (f *Fleet) Service() api.FleetServer { return f.service }
 
-// SetReplicas replaces the configured list: who is new joins once its engine
-// is ready, who is missing leaves, who is marked Draining drains. A list that
-// Check refuses changes nothing.
+// SetReplicas replaces the configured list: new replicas join once their engines are
+// ready, missing ones leave, those marked Draining drain. A list that CheckReplicas
+// refuses changes nothing.
 func (f *Fleet) SetReplicas(list []policies.Replica) error {
-	if err := Check(f.cfg.Models, list); err != nil {
+	if err := CheckReplicas(f.cfg.Models, list); err != nil {
 		return fmt.Errorf("fleet: %w", err)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.replicas = append([]policies.Replica(nil), list...)
-	select {
-	case f.changed <- struct{}{}:
-	default:
-	}
+	notify(f.replicasChanged)
 	return nil
 }
 
-// Reports counts the load reports that were taken in and the streams that were
-// ended because a report was refused.
-func (f *Fleet) Reports() (taken, refused uint64) {
-	return f.service.taken.Load(), f.service.refused.Load()
+// notify sends on a channel of capacity 1 unless it is full.
+func notify(changed chan<- struct{}) {
+	select {
+	case changed <- struct{}{}:
+	default:
+	}
 }
 
-// Moves returns up to limit moves that were told after since, the newest first.
-// A fleet remembers the last 512.
-func (f *Fleet) Moves(since time.Time, limit int) []Move {
+// ReportCounts returns how many load reports were accepted, and how many streams
+// were ended because a report was refused.
+func (f *Fleet) ReportCounts() (accepted, refused uint64) { return f.service.Counts() }
+
+// Migrations returns up to limit migrations that were last reported after since, the
+// newest first. A fleet keeps the last 512.
+func (f *Fleet) Migrations(since time.Time, limit int) []loadreport.Migration {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.moves.newest(since, limit)
+	return f.migrations.Newest(since, limit)
 }
 
-// MoveTotals sums the moves that have ended since the program started, in a
-// fixed order, and counts those that are going on: not ended, and told of
-// within the last minute.
-func (f *Fleet) MoveTotals(now time.Time) (ended []MoveTotal, running int) {
+// MigrationTotals sums the migrations that have ended since the program started,
+// sorted by kind, and counts the running ones: not ended, and reported within the
+// last minute.
+func (f *Fleet) MigrationTotals(now time.Time) (ended []migrationlog.Total, running int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.moves.sums(), f.moves.running(now.Add(-time.Minute))
+	return f.migrations.Totals(), f.migrations.Running(now.Add(-migrationTimeout))
 }
 
-// configured is the list that the last SetReplicas gave.
-func (f *Fleet) configured() []policies.Replica {
+// configuredReplicas is the list of the last SetReplicas.
+func (f *Fleet) configuredReplicas() []policies.Replica {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.replicas
@@ -190,7 +199,7 @@ func (f *Fleet) configured() []policies.Replica {
 // old while Run runs; nil before it has begun.
 func (f *Fleet) Snapshot() *Snapshot { return f.latest.Load() }
 
-// BytesPerToken is what is served for a model; 0 for one that is not known.
+// BytesPerToken is what is served for a model; 0 for an unknown one.
 func (f *Fleet) BytesPerToken(model string) length.Ratio {
 	if s := f.latest.Load(); s != nil {
 		if m := s.Model(model); m != nil {
@@ -205,19 +214,28 @@ func (f *Fleet) BytesPerToken(model string) length.Ratio {
 	return 0
 }
 
-// report hands a report to the loop and waits for what to answer.
-func (f *Fleet) report(ctx context.Context, r Report) (*api.LoadReply, error) {
+// HandleReport implements reportservice.Handler: it hands a report to the loop and
+// waits for the reply.
+func (f *Fleet) HandleReport(ctx context.Context, r loadreport.Report) (loadreport.Reply, error) {
 	reply := make(chan answer, 1)
 	if err := f.send(ctx, message{Reported{r}, reply}); err != nil {
-		return nil, err
+		return loadreport.Reply{}, err
 	}
 	select {
 	case a := <-reply:
 		return a.reply, a.err
 	case <-f.done:
-		return nil, errStopped
+		return loadreport.Reply{}, errStopped
 	}
 }
+
+// HandleClosed implements reportservice.Handler.
+func (f *Fleet) HandleClosed(replica policies.ReplicaID) {
+	_ = f.send(context.Background(), message{event: StreamClosed{replica}}) // fails only when the fleet stops
+}
+
+// Done implements reportservice.Handler: it is closed when Run has returned.
+func (f *Fleet) Done() <-chan struct{} { return f.done }
 
 var errStopped = status.Error(codes.Unavailable, "the control plane stops")
 

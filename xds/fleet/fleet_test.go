@@ -21,6 +21,9 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/internal/plantest"
+	"github.com/cascadeinfer/cascade/xds/internal/reportservice"
+	"github.com/cascadeinfer/cascade/xds/internal/weights"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -128,7 +131,7 @@ func TestFleetReports(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, new(store.Memory), nil)
 		defer h.stop()
-		if s := h.shown.last(); s == nil || printPlan(s.Models[0].Plan) != "r0 r1" {
+		if s := h.shown.last(); s == nil || plantest.Format(s.Models[0].Plan) != "r0 r1" {
 			t.Fatalf("nothing good is shown at start: %+v", s)
 		}
 		s := h.open()
@@ -172,7 +175,7 @@ func TestFleetRefusesReports(t *testing.T) {
 		}
 		_, err = s.Recv()
 		wantCode(t, err, codes.InvalidArgument, "replica")
-		if taken, refused := h.Reports(); taken != 0 || refused != 3 {
+		if taken, refused := h.ReportCounts(); taken != 0 || refused != 3 {
 			t.Errorf("%d reports taken, %d streams refused", taken, refused)
 		}
 	})
@@ -190,7 +193,7 @@ func TestFleetOneStreamPerReplica(t *testing.T) {
 		}
 		_, err := report(t, h.open(), "r0", true)
 		wantCode(t, err, codes.AlreadyExists, "another stream")
-		time.Sleep(takeOver)
+		time.Sleep(reportservice.TakeOver)
 		second := h.open()
 		if _, err := report(t, second, "r0", true); err != nil {
 			t.Fatal(err)
@@ -228,12 +231,12 @@ func TestFleetBoundsStreams(t *testing.T) {
 		flood := h.open()
 		n := 0
 		var err error
-		for ; n < 2*reportBurst && err == nil; n++ {
+		for ; n < 2*reportservice.ReportBurst && err == nil; n++ {
 			_, err = report(t, flood, "r0", true)
 		}
 		wantCode(t, err, codes.ResourceExhausted, "reports a second")
-		if n < reportBurst {
-			t.Errorf("refused after %d reports, the burst is %d", n, reportBurst)
+		if n < reportservice.ReportBurst {
+			t.Errorf("refused after %d reports, the burst is %d", n, reportservice.ReportBurst)
 		}
 		silent := h.open()
 		if _, err := report(t, silent, "r1", true); err != nil {
@@ -264,7 +267,7 @@ func TestFleetSetReplicas(t *testing.T) {
 		if _, err := report(t, h.open(), "r2", true); err != nil {
 			t.Fatal(err)
 		}
-		if got := printPlan(h.shown.last().Models[0].Plan); got != "r0 r2" {
+		if got := plantest.Format(h.shown.last().Models[0].Plan); got != "r0 r2" {
 			t.Errorf("plan %q", got)
 		}
 	})
@@ -274,7 +277,7 @@ func TestFleetSetReplicas(t *testing.T) {
 // shown again, under the same epoch.
 func TestFleetRestart(t *testing.T) {
 	dir := t.TempDir()
-	counters := File{filepath.Join(dir, "counters.json")}
+	counters := CounterFile{filepath.Join(dir, "counters.json")}
 	synctest.Test(t, func(t *testing.T) {
 		st := new(store.Memory)
 		h := newHarness(t, st, counters)
@@ -289,7 +292,7 @@ func TestFleetRestart(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		before := h.shown.last()
-		if w := before.Models[0].Replicas[0].Weight; w >= Neutral {
+		if w := before.Models[0].Replicas[0].Weight; w >= weights.Neutral {
 			t.Fatalf("the loaded replica has weight %d", w)
 		}
 		h.stop()
@@ -297,7 +300,7 @@ func TestFleetRestart(t *testing.T) {
 		h = newHarness(t, st, counters)
 		defer h.stop()
 		after := h.shown.last()
-		if routing(after) != routing(before) || after.Epoch != before.Epoch || printPlan(after.Models[0].Plan) != printPlan(before.Models[0].Plan) {
+		if routing(after) != routing(before) || after.Epoch != before.Epoch || plantest.Format(after.Models[0].Plan) != plantest.Format(before.Models[0].Plan) {
 			t.Errorf("before: epoch %d%s\nafter: epoch %d%s", before.Epoch, routing(before), after.Epoch, routing(after))
 		}
 		if len(after.History) != 1 || after.Models[0].Reason != "first plan" {
@@ -342,7 +345,7 @@ func TestFleetStoreFails(t *testing.T) {
 			t.Error("a plan that was not stored is shown")
 		}
 		st.full.Store(false)
-		time.Sleep(2 * retryAfter)
+		time.Sleep(2 * retryDelay)
 		synctest.Wait()
 		if h.shown.last() == nil {
 			t.Error("nothing is shown after the store works again")
@@ -364,14 +367,14 @@ func TestFleetFollowsTheStore(t *testing.T) {
 		h := newHarness(t, st, nil)
 		defer h.stop()
 		u := <-st.Watch(t.Context())
-		plan := parsePlan("r0 | r1")
+		plan := plantest.Parse("r0 | r1")
 		plan.Epoch = 9
 		if _, err := st.CompareAndSwap(t.Context(), u.Version, store.Object{Epoch: 9, Plans: []policies.Plan{plan}}); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		if s := h.shown.last(); s.Epoch != 9 || printPlan(s.Models[0].Plan) != "r0 |100| r1" {
-			t.Errorf("epoch %d: %s", s.Epoch, printPlan(s.Models[0].Plan))
+		if s := h.shown.last(); s.Epoch != 9 || plantest.Format(s.Models[0].Plan) != "r0 |100| r1" {
+			t.Errorf("epoch %d: %s", s.Epoch, plantest.Format(s.Models[0].Plan))
 		}
 	})
 }
@@ -431,7 +434,7 @@ func TestFleetHearsItsWritesLate(t *testing.T) {
 			t.Fatal(err)
 		}
 		last = stored()
-		if got := printPlan(last.Object.Plans[0]); last.Object.Epoch != 3 || got != "r0 r1" {
+		if got := plantest.Format(last.Object.Plans[0]); last.Object.Epoch != 3 || got != "r0 r1" {
 			t.Fatalf("the third plan was not stored: epoch %d, %s", last.Object.Epoch, got)
 		}
 		other := last.Object

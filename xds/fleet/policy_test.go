@@ -6,6 +6,8 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/adoption"
+	"github.com/cascadeinfer/cascade/xds/internal/plantest"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 // pair proposes two stages, whatever the workload.
@@ -46,11 +48,11 @@ func TestWrap(t *testing.T) {
 	flow, snapshot := mix("skewed")
 	flow.Seen = 1000
 	for _, r := range list {
-		step(start, Reported{Report{Replica: r.ID, Model: "m", EngineReady: true, Flow: flow, Snapshot: snapshot}})
+		step(start, Reported{loadreport.Report{Replica: r.ID, Model: "m", EngineReady: true, Flow: flow, Snapshot: snapshot}})
 	}
 	step(start.Add(time.Second), Tick{})
-	if m := s.Snapshot(start).Models[0]; asked == 0 || printPlan(m.Plan) != "r0 r1 |512| r2 r3" {
-		t.Errorf("asked %d times: %s (%s)", asked, printPlan(m.Plan), m.Planner)
+	if m := s.Snapshot(start).Models[0]; asked == 0 || plantest.Format(m.Plan) != "r0 r1 |512| r2 r3" {
+		t.Errorf("asked %d times: %s (%s)", asked, plantest.Format(m.Plan), m.Planner)
 	}
 	rules.Policy, rules.Wrap = PolicyRoundRobin, func(string, adoption.Planner) adoption.Planner { panic("asked for one stage") }
 	if _, err := NewState(rules); err != nil {

@@ -7,23 +7,24 @@ import (
 )
 
 const (
-	// ratioStep is the distance between two ratios that may be served. RDS
-	// carries byte ranges made from the ratio: every change is a route table.
+	// ratioStep is the quotient of two neighbouring ratios that may be served. RDS
+	// carries byte ranges computed from the ratio: every change is a route table.
 	ratioStep = 1.05
-	// ratioHold is how far, in steps, the learnt ratio must be from the served
-	// one before the served one moves.
-	ratioHold = 1
+	// ratioHysteresis is how far, in steps, the learnt ratio must be from the served
+	// one before the served one changes.
+	ratioHysteresis = 1
 )
 
-// NextRatio returns the bytes per token to serve: the learnt ratio on a grid of
-// 5 % steps, or the served one while the learnt one is within a step of it. A learnt ratio of 0 or less says nothing. NextRatio is pure.
-func NextRatio(served, learnt length.Ratio) length.Ratio {
+// nextRatio returns the bytes per token to serve: the learnt ratio on a grid of
+// 5 % steps, or the served one while the learnt one is within a step of it. A learnt
+// ratio of 0 or less is unknown. nextRatio is pure.
+func nextRatio(served, learnt length.Ratio) length.Ratio {
 	if learnt <= 0 {
 		return served
 	}
 	learnt = learnt.Clamp()
-	off := math.Log(learnt.Float()/served.Clamp().Float()) / math.Log(ratioStep)
-	if served > 0 && math.Abs(off) < ratioHold {
+	distance := math.Log(learnt.Float()/served.Clamp().Float()) / math.Log(ratioStep)
+	if served > 0 && math.Abs(distance) < ratioHysteresis {
 		return served
 	}
 	n := math.Round(math.Log(learnt.Float()) / math.Log(ratioStep))

@@ -8,6 +8,10 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/outlier"
+	"github.com/cascadeinfer/cascade/xds/internal/orders"
+	"github.com/cascadeinfer/cascade/xds/internal/planhistory"
+	"github.com/cascadeinfer/cascade/xds/internal/plantest"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -16,8 +20,20 @@ import (
 // 32, all reporting.
 func staged(t testing.TB) *State {
 	t.Helper()
-	s := testState(t, PolicyPaper)
-	plan := parsePlan("r0 r1 | r2 | r3")
+	return stage(testState(t, PolicyPaper))
+}
+
+// stagedWithLinks is staged where migrations cost what the links between the replicas
+// do.
+func stagedWithLinks(t testing.TB) *State {
+	t.Helper()
+	rules := testRules(PolicyPaper)
+	rules.Models[0].TokenBytes = 1e5
+	return stage(newState(t, rules))
+}
+
+func stage(s *State) *State {
+	plan := plantest.Parse("r0 r1 | r2 | r3")
 	plan.Epoch = 7
 	for i, cut := range []policies.Tokens{16, 32} {
 		plan.Stages[i].High, plan.Stages[i+1].Low = cut, cut
@@ -30,8 +46,8 @@ func staged(t testing.TB) *State {
 	return s
 }
 
-func stagedReport(id string) Report {
-	return Report{
+func stagedReport(id string) loadreport.Report {
+	return loadreport.Report{
 		Replica: policies.ReplicaID(id), Model: "m", EngineReady: true, Flow: policies.NewFlow([]policies.Tokens{0, 16, 32}),
 		Snapshot: []policies.Batch{{N: 1, SumI: 2, SumI2: 4, SumL: 8}, {}, {N: 2, SumI: 30, SumI2: 500, SumL: 80}},
 		Load:     policies.Load{Held: 1000, Promised: 500},
@@ -55,7 +71,7 @@ func TestRefinementIsOneRouteTable(t *testing.T) {
 	before := build()
 	for _, id := range []string{"r0", "r1"} {
 		r := stagedReport(id)
-		r.Proposal = Vote{Epoch: 7, Low: 0, Boundary: 20}
+		r.Proposal = loadreport.Proposal{Epoch: 7, Low: 0, Boundary: 20}
 		settleState(s, start, Reported{r})
 	}
 	published := settleState(s, start.Add(time.Second), Tick{})
@@ -81,32 +97,32 @@ func TestRefinementIsOneRouteTable(t *testing.T) {
 func TestRefineTold(t *testing.T) {
 	s := staged(t)
 	reply, _ := s.Reply("r0")
-	b := reply.Refine
-	if b == nil || b.Epoch != 7 || b.Boundary != 16 || b.Low != 0 || b.High != 32 || b.Peers != 2 || b.Successors != 1 ||
+	b := reply.Boundary
+	if b == nil || b.Epoch != 7 || b.At != 16 || b.Low != 0 || b.High != 32 || b.Peers != 2 || b.Successors != 1 ||
 		!slices.Equal(b.Next, stagedReport("r2").Snapshot) {
 		t.Errorf("r0 is told %+v", b)
 	}
-	m := reply.encode(9)
+	m := reply.Encode(9)
 	if r := m.GetRefine(); m.GetSequence() != 9 || m.GetEpoch() != 7 || r.GetHigh() != 32 || r.GetPeers() != 2 || len(r.GetNext()) != 3 || r.GetNext()[2].GetSumInput2() != 500 {
 		t.Errorf("on the wire: %v", m)
 	}
-	if reply, _ = s.Reply("r2"); reply.encode(1).GetRefine().GetHigh() != 0 {
+	if reply, _ = s.Reply("r2"); reply.Encode(1).GetRefine().GetHigh() != 0 {
 		t.Error("the open end is not 0 on the wire")
 	}
-	if reply, _ = s.Reply("r3"); reply.Refine != nil {
+	if reply, _ = s.Reply("r3"); reply.Boundary != nil {
 		t.Error("the last stage has a boundary")
 	}
 	other := stagedReport("r0")
 	other.Flow = policies.NewFlow([]policies.Tokens{0, 5, 9})
 	settleState(s, start, Reported{other})
-	if reply, _ = s.Reply("r0"); reply.Refine != nil {
+	if reply, _ = s.Reply("r0"); reply.Boundary != nil {
 		t.Error("batches by the fleet's buckets are told to a replica with others")
 	}
 	for _, c := range []struct {
 		policy, refine string
 		want           bool
 	}{{"", "", false}, {PolicyPaper, "", true}, {PolicyPaper, RefineOff, false}, {"", RefineOn, true}} {
-		if on := (Rules{Policy: c.policy, Refine: c.refine}).complete().Refine == RefineOn; on != c.want {
+		if on := (Rules{Policy: c.policy, Refine: c.refine}).withDefaults().Refine == RefineOn; on != c.want {
 			t.Errorf("policy %q, refine %q: %v", c.policy, c.refine, on)
 		}
 	}
@@ -121,26 +137,26 @@ func TestRefinementKeepsPlansValid(t *testing.T) {
 	now, moved := start, 0
 	for range 3000 {
 		now = now.Add(300 * time.Millisecond)
-		plan := s.models[0].plan
+		plan := s.models[0].planner.Plan()
 		for _, id := range []string{"r0", "r1", "r2", "r3"} {
 			r := stagedReport(id)
-			r.Proposal = Vote{Epoch: plan.Epoch, Boundary: policies.Tokens(rng.Int64N(64))}
+			r.Proposal = loadreport.Proposal{Epoch: plan.Epoch, Boundary: policies.Tokens(rng.Int64N(64))}
 			if i := plan.StageOfReplica(r.Replica); i >= 0 {
 				r.Proposal.Low = plan.Stages[i].Low
 			}
 			if rng.IntN(10) == 0 {
-				r.Proposal = Vote{Epoch: policies.Epoch(rng.IntN(20)), Low: policies.Tokens(rng.Int64()), Boundary: policies.Tokens(rng.Int64())}
+				r.Proposal = loadreport.Proposal{Epoch: policies.Epoch(rng.IntN(20)), Low: policies.Tokens(rng.Int64()), Boundary: policies.Tokens(rng.Int64())}
 			}
 			settleState(s, now, Reported{r})
 		}
 		settleState(s, now, Tick{})
-		after := s.models[0].plan
+		after := s.models[0].planner.Plan()
 		if err := after.Validate(); err != nil {
 			t.Fatal(err)
 		}
 		for i, stage := range after.Stages {
 			if !slices.Equal(stage.Replicas, plan.Stages[i].Replicas) {
-				t.Fatalf("%s became %s", printPlan(plan), printPlan(after))
+				t.Fatalf("%s became %s", plantest.Format(plan), plantest.Format(after))
 			}
 		}
 		if after.Epoch != plan.Epoch {
@@ -151,19 +167,8 @@ func TestRefinementKeepsPlansValid(t *testing.T) {
 		t.Errorf("%d refinements in 900 s", moved)
 	}
 	// That nothing is planned meanwhile is one entry, the last refinement another.
-	if n := len(s.history); n != 2 || s.history[0].Decision != Kept || s.history[1].Epoch != s.models[0].plan.Epoch {
+	if n := len(s.history); n != 2 || s.history[0].Decision != planhistory.Kept || s.history[1].Epoch != s.models[0].planner.Plan().Epoch {
 		t.Errorf("%d entries in the history: %+v", n, s.history)
-	}
-}
-
-func TestMedian(t *testing.T) {
-	for _, c := range []struct {
-		votes []policies.Tokens
-		want  policies.Tokens
-	}{{[]policies.Tokens{5}, 5}, {[]policies.Tokens{9, 1}, 5}, {[]policies.Tokens{2, 1}, 1}, {[]policies.Tokens{9, 100, 1}, 9}, {[]policies.Tokens{policies.Unbounded, policies.Unbounded - 2}, policies.Unbounded - 1}} {
-		if got := median(slices.Clone(c.votes)); got != c.want {
-			t.Errorf("median of %v is %v, want %v", c.votes, got, c.want)
-		}
 	}
 }
 
@@ -176,7 +181,7 @@ func TestStageMean(t *testing.T) {
 		if !ok {
 			t.Fatalf("no reply for %s", id)
 		}
-		return outlier.Detector{}.Excess(s.byID[policies.ReplicaID(id)].report.Load.Held, policies.Tokens(reply.MeanHeld))
+		return outlier.Detector{}.Excess(s.registry.Get(policies.ReplicaID(id)).Report.Load.Held, policies.Tokens(reply.MeanHeld))
 	}
 	mean := func(id string) float64 { reply, _ := s.Reply(policies.ReplicaID(id)); return reply.MeanHeld }
 	if got := mean("r0"); got != 1000 {
@@ -202,14 +207,14 @@ func TestStageMean(t *testing.T) {
 	}
 	// A lie counts for no more than two caches.
 	lie := stagedReport("r1")
-	lie.Load.Held = maxTokens
+	lie.Load.Held = loadreport.MaxTokens
 	settleState(s, start, Reported{lie})
 	settleState(s, start, Tick{})
 	if got := mean("r0"); got != (3000+200_000)/2 {
 		t.Errorf("beside a liar r0 has mean %v", got)
 	}
 	// Out of its stage a replica is compared with itself.
-	settleState(s, start, Drain{"r0"})
+	settleState(s, start, Ordered{orders.Drain{Replica: "r0"}})
 	if mean("r0") != 3000 || excess("r0") != 0 {
 		t.Errorf("drained, r0 has mean %v", mean("r0"))
 	}

@@ -1,20 +1,32 @@
 package fleet
 
 import (
+	"fmt"
 	"math"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cascadeinfer/cascade/policies/links"
 	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/internal/migrationlog"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/store"
 	"github.com/cascadeinfer/cascade/xds/topology"
 )
 
-// message is a report that Decode takes.
+func goodMigration(n int, state string) *api.Migration {
+	return &api.Migration{
+		Id: fmt.Sprint("r0/", n), Request: "r2/1", Cause: "growth", FrontEnd: "r2", From: "r0", To: "r1", Method: "live", Transport: "shm",
+		State: state, Rounds: 2, Tokens: 700, Bytes: 1 << 20, StallSeconds: 0.0012, Seconds: 0.5, StartedUnixMicros: start.UnixMicro(),
+	}
+}
+
+// goodReport is a message that loadreport.Decode accepts.
 func goodReport() *api.LoadReport {
 	return &api.LoadReport{
 		Replica: "r0", Model: "m", Sequence: 3, EngineReady: true, BytesPerToken: 4.2, EstimateError: 0.1,
@@ -27,85 +39,14 @@ func goodReport() *api.LoadReport {
 	}
 }
 
-func TestDecode(t *testing.T) {
-	r, err := Decode(goodReport())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if r.Replica != "r0" || r.Load.Held != 4000 || r.Flow.Arrivals[2] != 3 || r.Flow.Seen != 77 || r.Snapshot[0].SumL != 9 || !r.EngineReady {
-		t.Errorf("decoded %+v", r)
-	}
-	if r, err := Decode(&api.LoadReport{Replica: "r", Model: "m"}); err != nil || r.EngineReady {
-		t.Errorf("a report with nothing but names: %+v, %v", r, err)
-	}
-	for _, c := range []struct {
-		name string
-		edit func(*api.LoadReport)
-		want string // part of the error
-	}{
-		{"no replica", func(m *api.LoadReport) { m.Replica = "" }, "replica"},
-		{"long replica", func(m *api.LoadReport) { m.Replica = strings.Repeat("r", 257) }, "replica"},
-		{"no model", func(m *api.LoadReport) { m.Model = "" }, "model"},
-		{"error negative", func(m *api.LoadReport) { m.EstimateError = -1 }, "estimate_error"},
-		{"edges from 1", func(m *api.LoadReport) { m.Flow.Edges[0] = 1 }, "flow"},
-		{"edges fall", func(m *api.LoadReport) { m.Flow.Edges[2] = 16 }, "flow"},
-		{"edges huge", func(m *api.LoadReport) { m.Flow.Edges[2] = math.MaxInt64 }, "flow"},
-		{"edges too many", func(m *api.LoadReport) { m.Flow.Edges = make([]int64, 2000) }, "flow"},
-		{"short column", func(m *api.LoadReport) { m.Flow.Reads = m.Flow.Reads[:2] }, "flow"},
-		{"column only", func(m *api.LoadReport) { m.Flow.Edges = nil; m.Snapshot = nil }, "flow"},
-		{"rate negative", func(m *api.LoadReport) { m.Flow.Tokens[1] = -1 }, "flow"},
-		{"rate infinite", func(m *api.LoadReport) { m.Flow.Tokens[1] = math.Inf(1) }, "flow"},
-		{"rate huge", func(m *api.LoadReport) { m.Flow.Prefill2[1] = 1e300 }, "flow"},
-		{"seen huge", func(m *api.LoadReport) { m.Flow.Seen = math.MaxUint64 }, "flow"},
-		{"snapshot short", func(m *api.LoadReport) { m.Snapshot = m.Snapshot[:1] }, "snapshot"},
-		{"snapshot NaN", func(m *api.LoadReport) { m.Snapshot[2] = &api.Batch{N: math.NaN()} }, "snapshot"},
-	} {
-		m := goodReport()
-		c.edit(m)
-		if _, err := Decode(m); err == nil || !strings.HasPrefix(err.Error(), c.want) {
-			t.Errorf("%s: error %v, want one about %s", c.name, err, c.want)
-		}
-	}
-}
-
-// TestDecodeBoundsLoad: figures that a request can drive out of bounds do not
-// refuse the report.
-func TestDecodeBoundsLoad(t *testing.T) {
-	for _, c := range []struct {
-		field string
-		edit  func(*api.LoadReport)
-		check func(Report) bool
-	}{
-		{"running", func(m *api.LoadReport) { m.Load.Running = 1 << 30 }, func(r Report) bool { return r.Load.Running == maxCount }},
-		{"waiting", func(m *api.LoadReport) { m.Load.Waiting = math.MaxUint32 }, func(r Report) bool { return r.Load.Waiting == maxCount }},
-		{"held_tokens", func(m *api.LoadReport) { m.Load.HeldTokens = 1 << 50 }, func(r Report) bool { return r.Load.Held == maxTokens }},
-		{"held_tokens", func(m *api.LoadReport) { m.Load.HeldTokens = -1 }, func(r Report) bool { return r.Load.Held == 0 }},
-		{"promised_tokens", func(m *api.LoadReport) { m.Load.PromisedTokens = math.MaxInt64 }, func(r Report) bool { return r.Load.Promised == maxTokens }},
-		{"iteration_seconds", func(m *api.LoadReport) { m.Load.IterationSeconds = math.NaN() }, func(r Report) bool { return r.Load.Iteration == 0 }},
-		{"iteration_seconds", func(m *api.LoadReport) { m.Load.IterationSeconds = 1e6 }, func(r Report) bool { return r.Load.Iteration == 0 }},
-		{"bytes_per_token", func(m *api.LoadReport) { m.BytesPerToken = math.NaN() }, func(r Report) bool { return r.BytesPerToken == 0 }},
-		{"bytes_per_token", func(m *api.LoadReport) { m.BytesPerToken = 65 }, func(r Report) bool { return r.BytesPerToken == 0 }},
-	} {
-		m := goodReport()
-		c.edit(m)
-		r, err := Decode(m)
-		if err != nil || !c.check(r) || !strings.HasSuffix(r.Note, ": "+c.field) || r.Load.Validate() != nil {
-			t.Errorf("%s: %+v, %v", c.field, r, err)
-		}
-	}
-	if r, err := Decode(goodReport()); err != nil || r.Note != "" {
-		t.Errorf("a good report: note %q, %v", r.Note, err)
-	}
-}
-
-// TestStateNotesBoundedLoad: the status tells what was bounded, until the next
+// TestStateNotesBoundedLoad: the status says what was bounded, until the next
 // report; the replica stays in rotation.
 func TestStateNotesBoundedLoad(t *testing.T) {
 	s := testState(t, PolicyDefault)
 	m := goodReport()
 	m.Load.PromisedTokens = math.MaxInt64
 	for _, note := range []string{"reported out of bounds, and bounded: promised_tokens", ""} {
-		r, err := Decode(m)
+		r, err := loadreport.Decode(m)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -117,38 +58,79 @@ func TestStateNotesBoundedLoad(t *testing.T) {
 	}
 }
 
-// TestDecodeSite: what a replica tells of where it is is kept until it tells
-// something else; what makes no sense is as good as nothing, and noted.
-func TestDecodeSite(t *testing.T) {
+// TestStateKeepsSite: a replica's site is kept until it reports another one; an invalid
+// site counts as unknown, and is noted.
+func TestStateKeepsSite(t *testing.T) {
 	s := testState(t, PolicyDefault)
 	for _, c := range []struct {
-		tell  *api.Site
+		site  *api.Site
 		known bool
 		note  string
 	}{
 		{nil, false, ""},
 		{topology.Encode(links.Topology{Known: true, TCP: 5}), true, ""},
 		{nil, true, ""},
-		{topology.Encode(links.Topology{Host: "b", Known: true, TCP: 5}), true, "it says that it is on node b"},
+		{topology.Encode(links.Topology{Host: "b", Known: true, TCP: 5}), true, "it reports that it is on node b"},
 		{&api.Site{Tcp: -1}, false, "bounded: site"},
 		{topology.Encode(links.Topology{Known: true}), true, ""},
 	} {
 		m := goodReport()
-		m.Site = c.tell
-		r, err := Decode(m)
+		m.Site = c.site
+		r, err := loadreport.Decode(m)
 		if err != nil {
 			t.Fatal(err)
 		}
 		settleState(s, start, Reported{r})
 		got := s.Snapshot(start).Models[0].Replicas[0]
 		if got.Site.Known != c.known || got.Site.Host != got.Host || !strings.Contains(got.Note, c.note) || (got.Note == "") != (c.note == "") {
-			t.Errorf("%v: site %+v, note %q", c.tell, got.Site, got.Note)
+			t.Errorf("%v: site %+v, note %q", c.site, got.Site, got.Note)
 		}
 	}
 }
 
-// FuzzReport: bytes off the wire are refused, or become a report that keeps
-// its invariants and that a State digests into valid plans and weights.
+// TestStateKeepsRoutes: the snapshot has the routes that a replica reported.
+func TestStateKeepsRoutes(t *testing.T) {
+	m := goodReport()
+	m.Routes = []*api.Route{{Transport: "shm", Peer: "r1", State: loadreport.RouteHeld}, {Transport: "tcp", State: loadreport.RouteReady}}
+	r, err := loadreport.Decode(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := staged(t)
+	settleState(s, start, Reported{r})
+	if got := s.Snapshot(start).Models[0].Replicas[0].Routes; len(got) != 2 || got[1].Transport != "tcp" {
+		t.Errorf("kept %+v", got)
+	}
+}
+
+// TestFleetMigrations: reported migrations are there for operators.
+func TestFleetMigrations(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, new(store.Memory), nil)
+		defer h.stop()
+		s := h.open()
+		if err := s.Send(&api.LoadReport{Replica: "r0", Model: "m", EngineReady: true, Residents: 4, Migrations: []*api.Migration{goodMigration(1, loadreport.MigrationDone), goodMigration(2, "pull")}}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Recv(); err != nil {
+			t.Fatal(err)
+		}
+		if got := h.Migrations(time.Time{}, 10); len(got) != 2 || got[0].ID != "r0/2" {
+			t.Errorf("%+v", got)
+		}
+		ended, running := h.MigrationTotals(time.Now())
+		if len(ended) != 1 || ended[0].Count != 1 || running != 1 {
+			t.Errorf("%+v, %d", ended, running)
+		}
+		time.Sleep(time.Second)
+		if got := h.Snapshot().Models[0].Replicas[0].Residents; got != 4 {
+			t.Errorf("%d residents", got)
+		}
+	})
+}
+
+// FuzzReport: bytes off the wire are refused, or become a report from which a State
+// makes valid plans and weights.
 func FuzzReport(f *testing.F) {
 	seed := func(m *api.LoadReport) {
 		b, err := proto.Marshal(m)
@@ -159,48 +141,30 @@ func FuzzReport(f *testing.F) {
 	}
 	seed(goodReport())
 	seed(&api.LoadReport{})
-	lie := goodReport()
-	lie.Load.HeldTokens = maxTokens
-	lie.Flow.Tokens[0] = maxRate
-	seed(lie)
-	tells := goodReport()
-	tells.Migrations, tells.Proposal, tells.Residents = []*api.Migration{goodMove(1, MoveDone)}, &api.Proposal{Epoch: 1, Boundary: 9}, 3
-	tells.Routes = []*api.Route{goodRoute("shm", RouteBroken)}
-	tells.Site = topology.Encode(links.Topology{Host: "a", Known: true, GPU: &links.GPU{UUID: "u", Peers: []links.Peer{{Index: 1, Read: true}}}, RDMA: &links.Port{Name: "mlx5_0"}})
-	seed(tells)
+	outOfBounds := goodReport()
+	outOfBounds.Load.HeldTokens = loadreport.MaxTokens
+	outOfBounds.Flow.Tokens[0] = loadreport.MaxRate
+	seed(outOfBounds)
+	full := goodReport()
+	full.Migrations, full.Proposal, full.Residents = []*api.Migration{goodMigration(1, loadreport.MigrationDone)}, &api.Proposal{Epoch: 1, Boundary: 9}, 3
+	full.Routes = []*api.Route{{Transport: "shm", Peer: "r1", State: loadreport.RouteBroken}}
+	full.Site = topology.Encode(links.Topology{Host: "a", Known: true, GPU: &links.GPU{UUID: "u", Peers: []links.Peer{{Index: 1, Read: true}}}, RDMA: &links.Port{Name: "mlx5_0"}})
+	seed(full)
 	f.Fuzz(func(t *testing.T, data []byte) {
 		m := new(api.LoadReport)
 		if proto.Unmarshal(data, m) != nil {
 			return
 		}
-		r, err := Decode(m)
+		r, err := loadreport.Decode(m)
 		if err != nil {
 			return
 		}
-		if err := r.Load.Validate(); err != nil {
-			t.Error(err)
+		var log migrationlog.Log
+		log.Add(start, r.Migrations)
+		if n := len(log.Newest(time.Time{}, 1000)); n > loadreport.MaxMigrations {
+			t.Errorf("%d migrations of one report", n)
 		}
-		if len(r.Flow.Edges) > 0 {
-			if err := r.Flow.Validate(); err != nil {
-				t.Error(err)
-			}
-		}
-		if len(r.Snapshot) != 0 && len(r.Snapshot) != len(r.Flow.Edges) {
-			t.Errorf("%d batches for %d buckets", len(r.Snapshot), len(r.Flow.Edges))
-		}
-		var log moveLog
-		log.take(start, r.Moves)
-		if n := len(log.newest(time.Time{}, maxLog)); n > maxMoves {
-			t.Errorf("%d moves of one report", n)
-		}
-		if n := len(r.Routes); n > maxRoutes {
-			t.Errorf("%d routes of one report", n)
-		}
-		if r.Site != nil && r.Site.Validate() != nil {
-			t.Errorf("%+v: %v", r.Site, r.Site.Validate())
-		}
-		s := staged(t)
-		s.models[0].TokenBytes = 1e5
+		s := stagedWithLinks(t)
 		r.Replica, r.Model = "r0", "m"
 		now := start
 		for range 3 {

@@ -13,6 +13,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/xds/internal/orders"
+	"github.com/cascadeinfer/cascade/xds/internal/plantest"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -49,7 +52,7 @@ import (
 //	restart                   a new State with the stored plans and the counters
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata/state", func(t *testing.T, path string) {
-		p := &player{t: t, now: start, last: make(map[string]Report), talks: make(map[string]bool)}
+		p := &player{t: t, now: start, last: make(map[string]loadreport.Report), talks: make(map[string]bool)}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			return p.do(d)
 		})
@@ -63,7 +66,7 @@ type player struct {
 	state  *State
 	now    time.Time
 	list   []policies.Replica
-	last   map[string]Report
+	last   map[string]loadreport.Report
 	talks  map[string]bool
 	fails  bool
 	most   int // stages that the site allows; 0: any number
@@ -90,7 +93,7 @@ func (p *player) do(d *datadriven.TestData) string {
 			r.Draining, r.Host = draining, node
 			p.list = append(p.list, r)
 		}
-		if err := Check(p.state.rules.Models, p.list); err != nil {
+		if err := CheckReplicas(p.state.rules.Models, p.list); err != nil {
 			fmt.Fprintf(&p.out, "refused: %v\n", err)
 			break
 		}
@@ -101,7 +104,7 @@ func (p *player) do(d *datadriven.TestData) string {
 		p.reply(policies.ReplicaID(f[1]))
 	case "close":
 		p.talks[f[1]] = false
-		p.step(Closed{policies.ReplicaID(f[1])})
+		p.step(StreamClosed{policies.ReplicaID(f[1])})
 	case "silence":
 		p.talks[f[1]] = false
 	case "every":
@@ -120,14 +123,11 @@ func (p *player) do(d *datadriven.TestData) string {
 			p.step(Tick{})
 		}
 	case "drain", "undrain":
-		var ev Event = Drain{policies.ReplicaID(f[1])}
-		if f[0] == "undrain" {
-			ev = Undrain{policies.ReplicaID(f[1])}
+		if id := policies.ReplicaID(f[1]); f[0] == "drain" {
+			p.order(orders.Drain{Replica: id})
+		} else {
+			p.order(orders.Undrain{Replica: id})
 		}
-		if err := p.state.Permits(ev); err != nil {
-			fmt.Fprintf(&p.out, "refused: %v\n", err)
-		}
-		p.step(ev)
 	case "pin", "unpin", "rollback":
 		var epoch policies.Epoch
 		keep := f[len(f)-1] == "keep"
@@ -135,13 +135,9 @@ func (p *player) do(d *datadriven.TestData) string {
 			n, _ := strconv.Atoi(f[1])
 			epoch = policies.Epoch(n)
 		}
-		ev := map[string]Event{
-			"pin": Pin{Model: "m", Epoch: epoch, By: "ann"}, "unpin": Unpin{Model: "m", By: "ann"}, "rollback": Rollback{Model: "m", To: epoch, Keep: keep, By: "ann"},
-		}[f[0]]
-		if err := p.state.Permits(ev); err != nil {
-			fmt.Fprintf(&p.out, "refused: %v\n", err)
-		}
-		p.step(ev)
+		p.order(map[string]orders.Order{
+			"pin": orders.Pin{Model: "m", Epoch: epoch, By: "ann"}, "unpin": orders.Unpin{Model: "m", By: "ann"}, "rollback": orders.Rollback{Model: "m", To: epoch, Keep: keep, By: "ann"},
+		}[f[0]])
 	case "history":
 		p.history()
 	case "allow":
@@ -150,7 +146,7 @@ func (p *player) do(d *datadriven.TestData) string {
 		p.fails = f[1] == "fails"
 	case "stored":
 		epoch, _ := strconv.Atoi(f[1])
-		plan := parsePlan(strings.Join(f[2:], " "))
+		plan := plantest.Parse(strings.Join(f[2:], " "))
 		plan.Epoch = policies.Epoch(epoch)
 		for i := range plan.Stages {
 			plan.Stages[i].Low = plan.Stages[i].Low * 512 / 100
@@ -161,12 +157,12 @@ func (p *player) do(d *datadriven.TestData) string {
 		p.stored = Stored{store.Object{Epoch: plan.Epoch, Drained: p.stored.Object.Drained, Plans: []policies.Plan{plan}, Reasons: []store.Reason{{Model: "m", Epoch: plan.Epoch, At: p.now, Text: "somebody else"}}}}
 		p.step(p.stored)
 	case "restart":
-		counters, err := p.state.Counters(p.now)
+		counters, err := p.state.EncodeCounters(p.now)
 		if err != nil {
 			p.t.Fatal(err)
 		}
 		p.begin()
-		if err := p.state.Restore(p.now, counters); err != nil {
+		if err := p.state.RestoreCounters(counters); err != nil {
 			p.t.Fatal(err)
 		}
 		p.step(p.stored)
@@ -175,12 +171,20 @@ func (p *player) do(d *datadriven.TestData) string {
 		p.show()
 	case "migration-cost":
 		m := p.state.models[0]
-		_, eligible := p.state.readyPlan(m)
-		fmt.Fprintf(&p.out, "%.0f µs a token, nearest %.0f\n", 1e6*p.state.near(m).Map.PlanTransfer(m.plan, nil).PerToken, 1e6*p.state.transfer(m, eligible).PerToken)
+		inForce, assumed := m.planner.MigrationCost()
+		fmt.Fprintf(&p.out, "%.0f µs a token, nearest %.0f\n", 1e6*inForce.PerToken, 1e6*assumed.PerToken)
 	default:
 		d.Fatalf(p.t, "unknown command %q", d.Cmd)
 	}
 	return p.out.String()
+}
+
+// order gives an order, and prints why it is not obeyed.
+func (p *player) order(o orders.Order) {
+	if err := p.state.CheckOrder(o); err != nil {
+		fmt.Fprintf(&p.out, "refused: %v\n", err)
+	}
+	p.step(Ordered{o})
 }
 
 func (p *player) begin() {
@@ -225,7 +229,7 @@ func (p *player) report(words []string) {
 	for _, id := range ids {
 		r, ok := p.last[id]
 		if !ok {
-			r = Report{Replica: policies.ReplicaID(id), Model: "m", EngineReady: true, Flow: policies.NewFlow(policies.BucketEdges(32768, 4))}
+			r = loadreport.Report{Replica: policies.ReplicaID(id), Model: "m", EngineReady: true, Flow: policies.NewFlow(policies.BucketEdges(32768, 4))}
 		}
 		r.EngineReady, r.Draining = true, false
 		for _, w := range words {
@@ -249,14 +253,14 @@ func (p *player) report(words []string) {
 				r.Flow, r.Snapshot = mix(value)
 				r.Flow.Seen = seen
 			case "propose":
-				plan := p.state.models[0].plan
-				r.Proposal = Vote{plan.Epoch, plan.Stages[max(plan.StageOfReplica(r.Replica), 0)].Low, policies.Tokens(x)}
+				plan := p.state.models[0].planner.Plan()
+				r.Proposal = loadreport.Proposal{Epoch: plan.Epoch, Low: plan.Stages[max(plan.StageOfReplica(r.Replica), 0)].Low, Boundary: policies.Tokens(x)}
 			case "gpu":
 				n := int(x)
 				g := &links.GPU{Index: n, Address: fmt.Sprint("g", n), Peers: []links.Peer{
 					{Index: n ^ 1, Address: fmt.Sprint("g", n^1), NVLinks: links.Bundle{Links: 4, Rate: 100 * links.Gigabyte}, Asked: true, Read: true, NVLink: true},
 				}}
-				r.Site = &links.Topology{Host: p.state.byID[r.Replica].Host, Known: true, GPU: g}
+				r.Site = &links.Topology{Host: p.state.registry.Get(r.Replica).Host, Known: true, GPU: g}
 			case "node":
 				where := *r.Site
 				where.Host = value
@@ -306,20 +310,20 @@ func mix(name string) (policies.Flow, []policies.Batch) {
 	return f, batch
 }
 
-// step steps, answers proposals and prints the effects.
+// step weights.Steps, answers proposals and prints the effects.
 func (p *player) step(ev Event) {
 	e := p.state.Step(p.now, ev)
 	for e.Propose != nil {
 		at := p.now.Sub(start).Seconds()
 		for _, c := range e.Propose.Changes {
-			fmt.Fprintf(&p.out, "%gs epoch %d: %s: %s\n", at, c.Epoch, why(c.Reason), printPlan(policies.Plan{Stages: c.Stages}))
+			fmt.Fprintf(&p.out, "%gs epoch %d: %s: %s\n", at, c.Epoch, why(c.Reason), plantest.Format(policies.Plan{Stages: c.Stages}))
 		}
 		if old := p.stored.Object.Drained; !slices.Equal(old, e.Propose.Object.Drained) {
 			fmt.Fprintf(&p.out, "%gs drained: %v, was %v\n", at, e.Propose.Object.Drained, old)
 		}
 		if p.fails {
 			fmt.Fprintf(&p.out, "%gs not stored\n", at)
-			e = p.state.Step(p.now, Refused{})
+			e = p.state.Step(p.now, NotStored{})
 			continue
 		}
 		p.stored = Stored{e.Propose.Object}
@@ -364,13 +368,13 @@ func (p *player) reply(id policies.ReplicaID) {
 	if r.Drain {
 		p.out.WriteString(", drain")
 	}
-	if b := r.Refine; b != nil {
+	if b := r.Boundary; b != nil {
 		var next policies.Batch
 		for _, x := range b.Next {
 			next = next.Plus(x)
 		}
 		fmt.Fprintf(&p.out, ", refine %v in (%v, %v) of epoch %d: %d peers, %d successors with %.1f requests of %.0f tokens",
-			b.Boundary, b.Low, b.High, b.Epoch, b.Peers, b.Successors, next.N, next.SumL)
+			b.At, b.Low, b.High, b.Epoch, b.Peers, b.Successors, next.N, next.SumL)
 	}
 	p.out.WriteString("\n")
 }
@@ -398,7 +402,7 @@ func (p *player) history() {
 func (p *player) show() {
 	s := p.state.Snapshot(p.now)
 	m := s.Models[0]
-	fmt.Fprintf(&p.out, "epoch %d: %s (%s)\nserves%s\n", s.Epoch, printPlan(m.Plan), why(m.Reason), routing(s))
+	fmt.Fprintf(&p.out, "epoch %d: %s (%s)\nserves%s\n", s.Epoch, plantest.Format(m.Plan), why(m.Reason), routing(s))
 	if m.Planner != "" {
 		fmt.Fprintf(&p.out, "planner: %s\n", why(m.Planner))
 	}

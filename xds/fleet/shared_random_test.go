@@ -8,6 +8,10 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/internal/orders"
+	"github.com/cascadeinfer/cascade/xds/internal/planrepair"
+	"github.com/cascadeinfer/cascade/xds/internal/plantest"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -75,11 +79,11 @@ func (w *sharedWorld) begin(p *peerState) {
 	w.step(p, Replicas{w.list}, false)
 }
 
-// step steps a control plane and stores what it proposes, or not.
+// step weights.Steps a control plane and stores what it proposes, or not.
 func (w *sharedWorld) step(p *peerState, ev Event, order bool) {
 	e := p.state.Step(w.now, ev)
 	for first := true; e.Propose != nil; first = false {
-		if len(e.Propose.Changes) > 0 && !p.state.plans(w.now) && !(order && first) {
+		if len(e.Propose.Changes) > 0 && !p.state.leads(w.now) && !(order && first) {
 			w.t.Fatalf("seed %d: %s follows, and changes the plan: %+v", w.seed, p.name, e.Propose.Changes)
 		}
 		if err := e.Propose.Object.Validate(); err != nil {
@@ -90,12 +94,12 @@ func (w *sharedWorld) step(p *peerState, ev Event, order bool) {
 			fate = 9
 		}
 		if p.version != len(w.saved)-1 || fate == 0 {
-			e = p.state.Step(w.now, Refused{})
+			e = p.state.Step(w.now, NotStored{})
 			continue
 		}
 		w.save(e.Propose.Object)
 		if fate == 1 { // stored, and told as not: the watch will tell
-			e = p.state.Step(w.now, Refused{})
+			e = p.state.Step(w.now, NotStored{})
 			continue
 		}
 		p.version = len(w.saved) - 1
@@ -109,7 +113,7 @@ func (w *sharedWorld) step(p *peerState, ev Event, order bool) {
 	}
 	leaders := ""
 	for _, p := range w.peers {
-		if p.state != nil && p.state.plans(w.now) {
+		if p.state != nil && p.state.leads(w.now) {
 			leaders += p.name
 		}
 	}
@@ -126,7 +130,7 @@ func (w *sharedWorld) save(o store.Object) {
 	if len(before.Plans) > 0 && (len(o.Plans) == 0 || o.Plans[0].Epoch < before.Plans[0].Epoch) {
 		w.t.Fatalf("seed %d: the plans %+v are stored after %+v", w.seed, o.Plans, before.Plans)
 	}
-	if len(before.Plans) > 0 && o.Plans[0].Epoch == before.Plans[0].Epoch && !samePlan(o.Plans[0], before.Plans[0]) {
+	if len(before.Plans) > 0 && o.Plans[0].Epoch == before.Plans[0].Epoch && !planrepair.SameRouting(o.Plans[0], before.Plans[0]) {
 		w.t.Fatalf("seed %d: two plans of epoch %d", w.seed, o.Plans[0].Epoch)
 	}
 	w.saved = append(w.saved, o)
@@ -164,7 +168,7 @@ func (w *sharedWorld) round() {
 	}
 	// What a replica reports, all hear.
 	r := w.list[w.rng.IntN(len(w.list))]
-	report := Report{
+	report := loadreport.Report{
 		Replica: r.ID, Model: "m", EngineReady: w.rng.IntN(6) > 0, Draining: w.rng.IntN(20) == 0,
 		Load: policies.Load{Running: w.rng.IntN(60), Held: policies.Tokens(w.rng.IntN(90_000)), Iteration: 0.02},
 		Flow: policies.Flow{Seen: 500}, BytesPerToken: 2 + 4*w.rng.Float64(),
@@ -179,16 +183,16 @@ func (w *sharedWorld) round() {
 
 func (w *sharedWorld) order(p *peerState) {
 	id := w.list[w.rng.IntN(len(w.list))].ID
-	events := []Event{
-		Drain{id}, Undrain{id}, Undrain{id}, Pin{Model: "m"}, Unpin{Model: "m"}, Unpin{Model: "m"},
-		Rollback{Model: "m"}, Rollback{Model: "m", Keep: true},
-		Refuse{[]store.Refusal{{Type: "t", Name: "n", Version: strconv.Itoa(w.rng.IntN(100))}}},
+	refusal := ProxiesRefused{[]store.Refusal{{Type: "t", Name: "n", Version: strconv.Itoa(w.rng.IntN(100))}}}
+	list := []orders.Order{
+		orders.Drain{Replica: id}, orders.Undrain{Replica: id}, orders.Undrain{Replica: id}, orders.Pin{Model: "m"}, orders.Unpin{Model: "m"}, orders.Unpin{Model: "m"},
+		orders.Rollback{Model: "m"}, orders.Rollback{Model: "m", Keep: true},
 	}
 	// Somebody may put other stages there, for the orders to have something to do.
 	if o := w.saved[len(w.saved)-1]; len(o.Plans) > 0 && w.rng.IntN(6) == 0 {
-		plan := parsePlan("r0 r1 | r2 r3")
+		plan := plantest.Parse("r0 r1 | r2 r3")
 		if w.rng.IntN(2) == 0 {
-			plan = parsePlan("r0 | r1 | r2 r3")
+			plan = plantest.Parse("r0 | r1 | r2 r3")
 		}
 		o.Epoch++
 		plan.Epoch = o.Epoch
@@ -196,9 +200,10 @@ func (w *sharedWorld) order(p *peerState) {
 		w.save(o)
 		return
 	}
-	ev := events[w.rng.IntN(len(events))]
-	if p.state.Permits(ev) == nil {
-		w.step(p, ev, true)
+	if i := w.rng.IntN(len(list) + 1); i == len(list) {
+		w.step(p, refusal, true)
+	} else if p.state.CheckOrder(list[i]) == nil {
+		w.step(p, Ordered{list[i]}, true)
 	}
 }
 

@@ -11,6 +11,10 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/internal/orders"
+	"github.com/cascadeinfer/cascade/xds/internal/plantest"
+	"github.com/cascadeinfer/cascade/xds/internal/weights"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -105,9 +109,9 @@ func (r *reporter) run(ctx context.Context) {
 	defer tick.Stop()
 	for n := uint64(1); ; n++ {
 		r.mu.Lock()
-		var reports []Report
+		var reports []loadreport.Report
 		for id, held := range r.load {
-			reports = append(reports, Report{
+			reports = append(reports, loadreport.Report{
 				Replica: policies.ReplicaID(id), Model: "m", Sequence: n, EngineReady: !r.broken[id],
 				Load: policies.Load{Running: 10, Held: held, Iteration: 0.02}, BytesPerToken: 3,
 				Flow: policies.Flow{Seen: 100 * n},
@@ -117,7 +121,7 @@ func (r *reporter) run(ctx context.Context) {
 		r.mu.Unlock()
 		for _, s := range servers {
 			for _, report := range reports {
-				if _, err := s.report(ctx, report); err != nil && ctx.Err() == nil && !errors.Is(err, errStopped) {
+				if _, err := s.HandleReport(ctx, report); err != nil && ctx.Err() == nil && !errors.Is(err, errStopped) {
 					panic(err)
 				}
 			}
@@ -162,7 +166,7 @@ func agree(t *testing.T, when string, servers ...*server) {
 
 func leaders(servers ...*server) (names []string) {
 	for _, s := range servers {
-		if s.Snapshot().Planner.Leads {
+		if s.Snapshot().Leadership.Leading {
 			names = append(names, s.cfg.Name)
 		}
 	}
@@ -202,14 +206,14 @@ func TestTwoServers(t *testing.T) {
 			t.Fatalf("%v plan", got)
 		}
 		agree(t, "at rest", a, b)
-		if got := printPlan(b.shown.last().Models[0].Plan); got != "r0 r1 r2 r3" {
+		if got := plantest.Format(b.shown.last().Models[0].Plan); got != "r0 r1 r2 r3" {
 			t.Errorf("plan %s", got)
 		}
 
 		r.set("r0", 90_000, false)
 		settle(2 * time.Second)
 		agree(t, "one is loaded", a, b)
-		if w := of(b, "r0").Weight; w >= Neutral {
+		if w := of(b, "r0").Weight; w >= weights.Neutral {
 			t.Errorf("the loaded replica has weight %d at the follower", w)
 		}
 		r.set("r1", 10_000, true)
@@ -225,16 +229,16 @@ func TestTwoServers(t *testing.T) {
 		}
 		settle(100 * time.Millisecond)
 		agree(t, "one is drained", a, b)
-		if got := printPlan(a.shown.last().Models[0].Plan); got != "r0 r1 r3" || of(a, "r2").Health != resources.Draining {
+		if got := plantest.Format(a.shown.last().Models[0].Plan); got != "r0 r1 r3" || of(a, "r2").Health != resources.Draining {
 			t.Errorf("plan %s", got)
 		}
 		if err := b.Undrain(ctx, "r2"); err != nil {
 			t.Fatal(err)
 		}
-		if err := b.Pin(ctx, Pin{Model: "m", By: "ann"}); err != nil {
+		if err := b.Order(ctx, orders.Pin{Model: "m", By: "ann"}); err != nil {
 			t.Fatal(err)
 		}
-		b.Refuse([]store.Refusal{{Type: "Cluster", Name: "c", Version: "v1", Text: "bad"}})
+		b.RecordRefusals([]store.Refusal{{Type: "Cluster", Name: "c", Version: "v1", Text: "bad"}})
 		settle(2 * time.Second)
 		agree(t, "pinned", a, b)
 		for _, s := range []*server{a, b} {
@@ -257,7 +261,7 @@ func TestTwoServers(t *testing.T) {
 		}
 		// The weights go on from where they were, and so do the epochs.
 		settle(500 * time.Millisecond)
-		if w := of(b, "r0").Weight; w >= Neutral {
+		if w := of(b, "r0").Weight; w >= weights.Neutral {
 			t.Errorf("the new planner gives the loaded replica %d", w)
 		}
 		if h := of(b, "r1").Health; h != resources.Unhealthy {
@@ -266,8 +270,8 @@ func TestTwoServers(t *testing.T) {
 		if err := b.Drain(ctx, "r3"); err != nil {
 			t.Fatal(err)
 		}
-		if got := b.shown.last(); got.Epoch <= epoch || printPlan(got.Models[0].Plan) != "r0 r1 r2" {
-			t.Errorf("epoch %d after %d: %s", got.Epoch, epoch, printPlan(got.Models[0].Plan))
+		if got := b.shown.last(); got.Epoch <= epoch || plantest.Format(got.Models[0].Plan) != "r0 r1 r2" {
+			t.Errorf("epoch %d after %d: %s", got.Epoch, epoch, plantest.Format(got.Models[0].Plan))
 		}
 
 		// The dead one comes back, and follows.

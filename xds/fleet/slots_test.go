@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/internal/orders"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
@@ -24,15 +25,15 @@ func TestPoliciesOrder(t *testing.T) {
 	}
 	s.Step(now, Stored{e.Propose.Object})
 
-	push := func(generation uint64) Policies {
-		return Policies{Change: func(list []policyslots.Slot) ([]policyslots.Slot, error) {
+	push := func(generation uint64) orders.ChangeSlots {
+		return orders.ChangeSlots{Change: func(list []policyslots.Slot) ([]policyslots.Slot, error) {
 			next, err := policyslots.Of(list, "place").Push(policyslots.Trial{
 				Module: policyslots.Module{Generation: generation, Name: "p", Size: 1, Signature: []byte("s")}, Goal: policyslots.Proven,
 			})
 			return policyslots.With(list, next), err
 		}}
 	}
-	e = s.Step(now, push(1))
+	e = s.Step(now, Ordered{push(1)})
 	if e.Propose == nil || e.Publish != nil || len(e.Propose.Changes) != 0 || e.Propose.Object.Epoch != 1 || len(e.Propose.Object.Slots) != 1 {
 		t.Fatalf("%+v", e.Propose)
 	}
@@ -40,17 +41,17 @@ func TestPoliciesOrder(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Another control plane was faster: the order is given again on top of that.
-	s.Step(now, Refused{})
+	s.Step(now, NotStored{})
 	other := s.object
 	other.Slots, _ = push(5).Change(nil)
 	s.Step(now, Stored{other})
-	if err := s.Permits(push(1)); !errors.Is(err, policyslots.ErrReplayed) {
+	if err := s.CheckOrder(push(1)); !errors.Is(err, policyslots.ErrReplayed) {
 		t.Fatal(err)
 	}
-	if e := s.Step(now, push(1)); e.Propose != nil {
+	if e := s.Step(now, Ordered{push(1)}); e.Propose != nil {
 		t.Fatal("an order that is not obeyed is proposed")
 	}
-	e = s.Step(now, push(6))
+	e = s.Step(now, Ordered{push(6)})
 	if e.Propose == nil || e.Propose.Object.Slots[0].Proven.Generation != 6 || e.Propose.Object.Slots[0].Previous.Generation != 5 {
 		t.Fatalf("%+v", e.Propose)
 	}
@@ -58,7 +59,7 @@ func TestPoliciesOrder(t *testing.T) {
 		t.Error("proxies are shown something because of a slot")
 	}
 	// Other orders carry the slots on.
-	e = s.Step(now, Pin{Model: "m"})
+	e = s.Step(now, Ordered{orders.Pin{Model: "m"}})
 	if e.Propose == nil || policyslots.Of(e.Propose.Object.Slots, "place").Floor != 6 {
 		t.Fatalf("%+v", e.Propose)
 	}

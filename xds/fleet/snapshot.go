@@ -1,28 +1,32 @@
 package fleet
 
 import (
+	"slices"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/links"
-	"github.com/cascadeinfer/cascade/xds/internal/loadreport"
+	"github.com/cascadeinfer/cascade/xds/internal/loadestimate"
+	"github.com/cascadeinfer/cascade/xds/internal/orders"
+	"github.com/cascadeinfer/cascade/xds/internal/planhistory"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// Snapshot is the whole fleet at one moment: what is published, and what an
-// operator asks for. It is immutable and shared freely.
+// Snapshot is the whole fleet at one moment, for proxies and for operators. It is
+// immutable and shared freely.
 type Snapshot struct {
 	Time    time.Time
-	Epoch   policies.Epoch // of the newest plan in force
-	Models  []ModelState   // in the order of the configuration
-	History []Change       // oldest first, bounded; see Change.Changes
-	// Past are the plans that an operator may go back to, the oldest first, and
-	// Refused what proxies have refused. Planner is who plans.
-	Past    []store.Past
-	Refused []store.Refusal
-	Planner Planner
+	Epoch   policies.Epoch       // of the newest plan in force
+	Models  []ModelState         // in the order of the configuration
+	History []planhistory.Change // oldest first, bounded; see Change.Replaces
+	// Past are the plans that an operator may go back to, the oldest first, and Refused
+	// the resources that proxies have refused.
+	Past       []store.Past
+	Refused    []store.Refusal
+	Leadership Leadership
 }
 
 // ModelState is one model of a Snapshot.
@@ -35,8 +39,8 @@ type ModelState struct {
 	// planning period decided, and why, also when it kept the plan.
 	Reason, Planner string
 	Pin             *store.Pin // nil: none
-	// BytesPerToken is served, LearntBytesPerToken is what the reports say now
-	// (0: nothing yet).
+	// BytesPerToken is served; LearntBytesPerToken is that of the present reports
+	// (0: none yet).
 	BytesPerToken, LearntBytesPerToken length.Ratio
 	// EstimateError is the mean relative error of the length estimate.
 	EstimateError float64
@@ -44,7 +48,7 @@ type ModelState struct {
 	Seen          uint64        // requests counted so far
 	Flow          policies.Flow // summed over the replicas
 	Replicas      []ReplicaState
-	// Links are the rates where replicas tell of no links; the zero value where links
+	// Links are the rates where replicas report no links; the zero value where links
 	// make no difference.
 	Links links.Rates
 }
@@ -60,19 +64,19 @@ type ReplicaState struct {
 	// Connected says that a report stream is open.
 	Connected bool
 	Note      string // what is wrong with its reports; usually empty
-	// Figure is what is believed of its load, which its weight follows.
-	Figure loadreport.Figure
-	// Asked says that an operator drains it; Replica.Draining is the
+	// Estimate is that of its load, which its weight follows.
+	Estimate loadestimate.Estimate
+	// Drained says that an operator drains it; Replica.Draining is the
 	// configuration's.
-	Asked bool
-	// Stopping says that its migrator takes no new request of its own accord.
+	Drained bool
+	// Stopping says that its migrator accepts no new request because it stops.
 	Stopping bool
-	Settling
-	Routes []Route        // by which blocks may come to it
-	Site   links.Topology // where its KV cache is
+	loadreport.DrainProgress
+	Routes []loadreport.Route // by which it may pull blocks
+	Site   links.Topology     // where its KV cache is
 }
 
-// View is the routing part of the snapshot under the given settings.
+// View returns the routing part of the snapshot under the given settings.
 func (s *Snapshot) View(settings resources.Settings) resources.View {
 	v := resources.View{Settings: settings}
 	for _, m := range s.Models {
@@ -96,4 +100,34 @@ func (s *Snapshot) Model(name string) *ModelState {
 		}
 	}
 	return nil
+}
+
+// Snapshot returns the state as it is.
+func (s *State) Snapshot(now time.Time) *Snapshot {
+	snap := &Snapshot{
+		Time: now, Epoch: s.epoch, History: slices.Clone(s.history),
+		Past: s.object.Past, Refused: s.object.Refused, Leadership: s.leadership(now),
+	}
+	for _, m := range s.models {
+		state := ModelState{
+			Name: m.Name, Context: m.Context, Hosts: m.Hosts, Plan: m.planner.Plan(),
+			Reason: m.reason, Planner: m.planner.Status(), BytesPerToken: m.ratio, Flow: s.registry.Flow(now, m.Name, m.Edges),
+			Refining: s.rules.Refine == RefineOn, Pin: orders.PinOf(s.object, m.Name), Links: m.Links,
+		}
+		state.LearntBytesPerToken, state.EstimateError = s.registry.LearntRatio(now, m.Name)
+		state.Seen = state.Flow.Seen
+		for _, r := range s.registry.All() {
+			if r.Model != m.Name || r.Removed && r.Stage < 0 {
+				continue
+			}
+			weight, health := s.registry.Served(r)
+			state.Replicas = append(state.Replicas, ReplicaState{
+				Replica: r.Replica, Stage: r.Stage, Health: health, Weight: weight,
+				Load: r.Report.Load, Reported: r.ReportedAt, Connected: r.Connected, Note: r.Note(), Estimate: r.Estimate,
+				Drained: r.Drained, Stopping: r.Report.Draining, DrainProgress: r.Report.DrainProgress, Routes: r.Report.Routes, Site: r.Site(),
+			})
+		}
+		snap.Models = append(snap.Models, state)
+	}
+	return snap
 }

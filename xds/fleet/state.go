@@ -6,314 +6,313 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/internal/lease"
+	"github.com/cascadeinfer/cascade/xds/internal/orders"
+	"github.com/cascadeinfer/cascade/xds/internal/planhistory"
+	"github.com/cascadeinfer/cascade/xds/internal/planner"
+	"github.com/cascadeinfer/cascade/xds/internal/planrepair"
+	"github.com/cascadeinfer/cascade/xds/internal/registry"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
-	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// State is the fleet as a state machine: Step takes what happened and says
-// what to do about it. It reads no clock, does no I/O and starts nothing; the
-// same events at the same times give the same effects. It is not safe for
-// concurrent use.
+// State is the fleet as a state machine: Step applies an event and returns what to
+// do about it. It reads no clock, does no I/O and starts nothing; the same events at
+// the same times give the same effects. It is not safe for concurrent use.
 //
 // Invariants, after every Step:
 //  1. what is published was stored: a plan comes into force by Stored alone,
 //  2. a plan in force is valid, and changes only with a growing epoch,
 //  3. while a model has a ready replica, every stage has one, or a proposal
-//     that gives it one waits for its answer or for its time to be retried,
+//     that gives it one waits for its answer or for its retry,
 //  4. weights change at most once a second, by one step each,
 //  5. boundaries move at most once a second between two plans,
 //  6. with Rules.Shared, plans come from the holder of the lease alone, and all
 //     that is published is what is stored and what is configured.
 type State struct {
-	rules    Rules // complete
-	policy   policy
+	rules    Rules // with defaults
+	registry *registry.Registry
 	models   []*model
-	replicas []*replica // in the order in which they came
-	byID     map[policies.ReplicaID]*replica
 	epoch    policies.Epoch
 	lease    *lease.Machine // nil unless the store is shared
-	object   store.Object   // as stored, as far as it is told
-	recorded time.Time      // when the holder last wrote what it sees
-	history  []Change
-	pending  *Proposal
-	zero     time.Time // of the first step: where the machines count from
-	retry    time.Time // no proposal before, after a refused one
-	weighed  time.Time
-	refined  time.Time                          // when boundaries were last proposed
-	refusals []store.Refusal                    // to be stored
-	slots    *[]policyslots.Slot                // ordered and to be stored; nil: nothing is
-	unsaved  bool                               // there are orders or refusals to be stored
-	ordered  bool                               // and an operator waits for it
-	untidy   bool                               // something stored is about replicas that left
-	unwell   bool                               // some replica's health has changed
-	kept     map[policies.ReplicaID]keptReplica // by Restore, until begun
-	begun    bool                               // a first list of replicas was taken
-	dirty    bool                               // something that is published has changed
-	uneasy   bool                               // a plan in force may need repair
-	doubt    bool                               // set by a repair that waits for time to pass
+	object   store.Object   // as last stored, here or elsewhere
+	history  []planhistory.Change
+	proposal *Proposal // waiting for its answer; nil: none
+
+	started    time.Time // of the first step; zero: none yet
+	retryAt    time.Time // no proposal before, after one that was not stored
+	weighedAt  time.Time
+	refinedAt  time.Time // when boundaries were last proposed
+	recordedAt time.Time // when the leader last stored what it sees of the replicas
+
+	refusals []store.Refusal     // to be stored
+	slots    *[]policyslots.Slot // ordered and to be stored; nil: none
+	toStore  pendingWrite        // beside plans
+
+	publishPending bool // something that is published has changed
+	needsRepair    bool // a plan in force may need repair
+	healthChanged  bool // the health of some replica has changed
 }
 
-// retryAfter is how long a State waits after a refused proposal.
-const retryAfter = time.Second
+// model is one model's part of a State.
+type model struct {
+	Model
+	planner     *planner.Planner
+	reason      string             // why the plan in force replaced the one before
+	restate     planhistory.Change // see State.restateChange; no stages: none
+	ratio       length.Ratio       // bytes per token served
+	wantedRatio length.Ratio       // to be served; ratio follows when it is stored
+	order       *orders.PlanOrder  // an operator's, until it is stored; nil: none
+}
+
+// pendingWrite is what is to be stored beside plans, the most urgent of it.
+type pendingWrite uint8
+
+const (
+	noWrite      pendingWrite = iota
+	writeCleanup              // the object mentions replicas that left; the leader removes them
+	writeRefusal              // proxies refused resources
+	writeOrder                // an operator waits for the answer
+)
+
+// String names the pending write.
+func (p pendingWrite) String() string {
+	return [...]string{"none", "cleanup", "refusal", "order"}[p]
+}
+
+// retryDelay is how long a State waits after a proposal that was not stored.
+const retryDelay = time.Second
 
 // NewState returns a State without replicas or plans.
 func NewState(rules Rules) (*State, error) {
 	if err := rules.validate(); err != nil {
 		return nil, fmt.Errorf("fleet: %w", err)
 	}
-	s := &State{rules: rules.complete(), byID: make(map[policies.ReplicaID]*replica)}
-	s.policy, _ = policyOf(s.rules.Policy)
-	if s.rules.Shared {
+	rules = rules.withDefaults()
+	s := &State{rules: rules, registry: registry.New(registry.Config{Grace: rules.Grace, HalfLife: rules.HalfLife, Shared: rules.Shared})}
+	if rules.Shared {
 		var err error
-		if s.lease, err = lease.New(lease.Config{Self: s.rules.Name}); err != nil {
+		if s.lease, err = lease.New(lease.Config{Self: rules.Name}); err != nil {
 			return nil, fmt.Errorf("fleet: %w", err)
 		}
 	}
-	for _, m := range s.rules.Models {
-		d, err := newDecider(s.rules, m.Name, s.policy)
+	policy, err := planner.PolicyNamed(rules.Policy)
+	if err != nil {
+		return nil, fmt.Errorf("fleet: %w", err)
+	}
+	for _, m := range rules.Models {
+		p, err := planner.New(planner.Config{
+			Model: m.Name, Context: m.Context, Edges: m.Edges, Cost: m.Cost, Transfer: m.Transfer, TokenBytes: m.TokenBytes, Links: m.Links, Limits: m.Limits,
+			Registry: s.registry, Policy: policy, Refine: rules.Refine == RefineOn, Speed: rules.Speed, Period: rules.Period, Grace: rules.Grace, Seen: rules.Seen,
+			Author: rules.Name, Check: s.checkPlan, Wrap: rules.Wrap,
+		})
 		if err != nil {
 			return nil, fmt.Errorf("fleet: %w", err)
 		}
-		s.models = append(s.models, &model{Model: m, ratio: m.BytesPerToken, wish: m.BytesPerToken, decider: d})
+		s.models = append(s.models, &model{Model: m, planner: p, ratio: m.BytesPerToken, wantedRatio: m.BytesPerToken})
 	}
 	return s, nil
 }
 
+// checkPlan returns an error for stages that Rules.Check denies as the next plan.
+func (s *State) checkPlan(before policies.Plan, next []policies.Stage) error {
+	if s.rules.Check == nil {
+		return nil
+	}
+	return s.rules.Check(before, policies.Plan{Model: before.Model, Epoch: s.epoch + 1, Stages: next})
+}
+
 // Step applies an event that happened at now. now must not go back.
 func (s *State) Step(now time.Time, ev Event) Effects {
-	if s.zero.IsZero() {
-		s.zero = now
+	if s.started.IsZero() {
+		s.started = now
+		for _, m := range s.models {
+			m.planner.Start(now)
+		}
 	}
 	switch ev := ev.(type) {
 	case Tick:
-		s.tick(now)
+		s.handleTick(now)
 	case Replicas:
-		s.setReplicas(now, ev.List)
+		s.configure(now, ev.List)
 	case Reported:
-		s.reported(now, ev.Report)
-	case Proxied:
-		s.proxied(now, ev.Seen)
-	case Closed:
-		if r := s.byID[ev.Replica]; r != nil {
-			r.open = false
+		s.handleReport(now, ev.Report)
+	case ProxiesReported:
+		s.handleProxyLoads(now, ev.Loads)
+	case StreamClosed:
+		if r := s.registry.Get(ev.Replica); r != nil {
+			r.Connected = false
 		}
-	case Drain:
-		s.mark(now, ev, ev.Replica, true)
-	case Undrain:
-		s.mark(now, ev, ev.Replica, false)
-	case Pin, Unpin, Rollback:
-		s.take(now, ev)
-	case Policies:
-		s.reslot(ev)
-	case Refuse:
-		s.refuse(ev.List)
+	case Ordered:
+		s.handleOrder(now, ev.Order)
+	case ProxiesRefused:
+		s.addRefusals(ev.List)
 	case Stored:
-		s.stored(now, ev.Object)
-	case Refused:
-		s.refused(now)
+		s.handleStored(now, ev.Object)
+	case NotStored:
+		s.handleNotStored(now)
 	}
 	return s.effects(now, ev)
-}
-
-// refused gives up a proposal that was not stored, and the orders in it.
-func (s *State) refused(now time.Time) {
-	if s.pending == nil {
-		return
-	}
-	if s.pending.lease {
-		s.lease.Refused(now)
-	}
-	s.resume(false)
-	s.pending, s.retry, s.uneasy = nil, now.Add(retryAfter), true
-	s.remark(now)
 }
 
 // effects proposes what is due, and publishes when nothing waits to be stored.
 func (s *State) effects(now time.Time, ev Event) Effects {
 	var e Effects
-	if s.pending == nil && s.begun {
-		e.Propose = s.due(now, ev)
+	if s.proposal == nil && s.registry.Configured() {
+		e.Propose = s.duePropose(now, ev)
 	}
-	if s.pending == nil && s.dirty && s.planned() {
-		s.dirty = false
+	if s.proposal == nil && s.publishPending && s.hasPlans() {
+		s.publishPending = false
 		e.Publish = s.Snapshot(now)
 	}
 	return e
 }
 
-// planned says that every model has a plan.
-func (s *State) planned() bool {
+// hasPlans reports whether every model has a plan.
+func (s *State) hasPlans() bool {
 	for _, m := range s.models {
-		if len(m.plan.Stages) == 0 {
+		if len(m.planner.Plan().Stages) == 0 {
 			return false
 		}
 	}
-	return s.begun
+	return s.registry.Configured()
 }
 
-// stored puts plans in force. Plans of models that the fleet does not serve
-// are left out: the store may be older than the program. What is stored and
-// does not come into force is stored again under a new epoch, so that the store
-// and the fleet agree: see restate.
-func (s *State) stored(now time.Time, o store.Object) {
-	own := s.pending != nil
-	s.saw(now, o, own)
-	if !own {
-		s.resume(true)
+// handleNotStored gives up the proposal that was not stored, and the orders in it.
+func (s *State) handleNotStored(now time.Time) {
+	if s.proposal == nil {
+		return
+	}
+	if s.proposal.withLease {
+		s.lease.WriteFailed(now)
 	}
 	for _, m := range s.models {
-		m.again = Change{}
+		if m.order != nil {
+			m.planner.RestoreHold(s.object.Holds)
+		}
+	}
+	s.proposal, s.retryAt, s.needsRepair = nil, now.Add(retryDelay), true
+	s.resetOrders(now)
+}
+
+// handleStored puts stored plans in force. Plans of models that the fleet does not
+// serve are ignored: the store may be older than the program. A stored plan that
+// cannot come into force is proposed again under a new epoch, so that the store and
+// the fleet agree; see restateChange.
+func (s *State) handleStored(now time.Time, o store.Object) {
+	own := s.proposal != nil
+	s.applyObject(now, o, own)
+	if !own {
+		for _, m := range s.models {
+			m.planner.RestoreHold(o.Holds)
+		}
+	}
+	for _, m := range s.models {
+		m.restate = planhistory.Change{}
+		inForce := m.planner.Plan()
 		i := slices.IndexFunc(o.Plans, func(p policies.Plan) bool { return p.Model == m.Name })
 		if i < 0 || o.Plans[i].Validate() != nil {
-			if o.Epoch < s.epoch && len(m.plan.Stages) > 0 {
-				m.again = Change{Reason: "the stored object was older and without the plan", Stages: m.plan.Stages}
+			if o.Epoch < s.epoch && len(inForce.Stages) > 0 {
+				m.restate = planhistory.Change{Reason: "the stored object was older and without the plan", Stages: inForce.Stages}
 			}
 			continue
 		}
 		p := o.Plans[i]
 		switch {
-		case p.Epoch > m.plan.Epoch || len(m.plan.Stages) == 0:
-			m.plan, s.dirty = p, true
-			s.place(m)
-			m.decider.reset(len(p.Stages))
-			s.measure(now, m)
-		case p.Epoch < m.plan.Epoch:
-			m.again = Change{Reason: "the stored plan was older", Stages: m.plan.Stages}
-		case !samePlan(p, m.plan):
-			m.again = Change{Reason: "the stored plan was edited under its epoch", Stages: p.Stages}
+		case p.Epoch > inForce.Epoch || len(inForce.Stages) == 0:
+			m.planner.SetPlan(now, p)
+			s.publishPending = true
+		case p.Epoch < inForce.Epoch:
+			m.restate = planhistory.Change{Reason: "the stored plan was older", Stages: inForce.Stages}
+		case !planrepair.SameRouting(p, inForce):
+			m.restate = planhistory.Change{Reason: "the stored plan was edited under its epoch", Stages: p.Stages}
 		}
 	}
 	if o.Epoch >= s.epoch {
 		s.epoch = o.Epoch
-		s.remember(o)
+		s.restoreHistory(o)
 	}
-	s.pending, s.uneasy = nil, true
-	s.remark(now)
-	s.forget(now)
+	s.proposal, s.needsRepair = nil, true
+	s.resetOrders(now)
+	s.registry.Forget(now)
 }
 
-// place notes in each replica which stage it is in.
-func (s *State) place(m *model) {
-	for _, r := range s.replicas {
-		if r.Model == m.Name {
-			r.stage = -1
-		}
+// restoreHistory takes over the history of a stored object.
+func (s *State) restoreHistory(o store.Object) {
+	known := s.history
+	if s.proposal != nil {
+		known = slices.Concat(known, s.proposal.Changes)
 	}
-	for i, stage := range m.plan.Stages {
-		for _, id := range stage.Replicas {
-			if r := s.serving(m, id); r != nil {
-				r.stage = i
-			}
-		}
-	}
-}
-
-// setReplicas takes a new configured list.
-func (s *State) setReplicas(now time.Time, list []policies.Replica) {
-	listed := make(map[policies.ReplicaID]bool, len(list))
-	for _, c := range list {
-		listed[c.ID] = true
-		r := s.byID[c.ID]
-		if r == nil {
-			r = &replica{stage: -1, weight: Neutral, health: resources.Unhealthy}
-			if !s.begun {
-				// A control plane that starts has heard of nobody; the engines
-				// may well have been there all the time.
-				r.assumed = now.Add(s.rules.Grace)
-			}
-			s.replicas = append(s.replicas, r)
-			s.byID[c.ID] = r
-		}
-		if !r.Replica.Equal(c) || r.gone {
-			s.dirty = true
-		}
-		if r.Model != "" && r.Model != c.Model {
-			r.renew()
-		}
-		r.Replica, r.gone = c, false
-		if !s.begun {
-			r.restore(now, s.kept[c.ID])
-		}
-	}
-	s.retell()
-	for _, r := range s.replicas {
-		if !listed[r.ID] && !r.gone {
-			r.gone, s.dirty = true, true
-		}
-	}
-	s.moved()
-	s.begun, s.uneasy, s.dirty, s.kept = true, true, true, nil
-	s.remark(now)
+	s.history = planhistory.FromStored(o, known)
 	for _, m := range s.models {
-		s.place(m)
+		m.reason = ""
+		for _, c := range s.history {
+			if c.Model == m.Name && c.Epoch == m.planner.Plan().Epoch && c.Replaces() {
+				m.reason = c.Reason
+			}
+		}
 	}
-	s.forget(now)
 }
 
-// reported takes one report in.
-func (s *State) reported(now time.Time, report Report) {
-	r := s.byID[report.Replica]
+// configure applies a new configured list.
+func (s *State) configure(now time.Time, list []policies.Replica) {
+	s.registry.Configure(now, list)
+	s.resetDistances()
+	s.needsRepair, s.publishPending = true, true
+	s.resetOrders(now)
+	for _, m := range s.models {
+		m.planner.SetStages()
+	}
+	s.registry.Forget(now)
+}
+
+func (s *State) resetDistances() {
+	for _, m := range s.models {
+		m.planner.ResetDistances()
+	}
+}
+
+// handleReport applies a replica's report.
+func (s *State) handleReport(now time.Time, report loadreport.Report) {
+	r := s.registry.Get(report.Replica)
 	if r == nil {
 		return
 	}
-	m := s.model(r.Model)
-	r.note = report.Note
-	switch {
-	case len(report.Flow.Edges) > 0 && !sameEdges(report.Flow.Edges, m.Edges):
-		r.note = "flow ignored: its buckets are not those of the control plane; give both the same context"
-		report.Snapshot = nil
+	edges := report.Flow.Edges
+	if r.HandleReport(now, report, len(edges) == 0 || slices.Equal(edges, s.model(r.Model).Edges)) {
+		s.resetDistances()
 	}
-	if r.tell(report.Site) {
-		s.moved()
-	}
-	if why := r.elsewhere(); why != "" && r.note == "" {
-		r.note = why
-	}
-	r.take(now, report)
-	s.judge(now, r, claimOf(report))
+	s.estimateLoad(now, r, r.Claim())
 	s.refresh(now, r)
 }
 
-// refresh computes a replica's health anew.
-func (s *State) refresh(now time.Time, r *replica) {
-	if r.refresh(now, s.rules.Grace) {
-		s.uneasy, s.unwell = true, true
-		s.dirty = s.dirty || s.lease == nil
+// refresh recomputes a replica's health.
+func (s *State) refresh(now time.Time, r *registry.Replica) {
+	if s.registry.Refresh(now, r) {
+		s.needsRepair, s.healthChanged = true, true
+		s.publishPending = s.publishPending || s.lease == nil
 	}
 }
 
-// tick lets time pass: health, weights, bytes per token.
-func (s *State) tick(now time.Time) {
-	for _, r := range s.replicas {
+// handleTick lets time pass: health, weights, measurements.
+func (s *State) handleTick(now time.Time) {
+	for _, r := range s.registry.All() {
 		s.refresh(now, r)
 	}
 	for _, m := range s.models {
-		m.decider.observe(s.paces(now, m))
-		s.measure(now, m)
+		m.planner.Tick(now)
 	}
-	if now.Sub(s.weighed) >= weighEvery {
-		s.weighed = now
+	if now.Sub(s.weighedAt) >= weighInterval {
+		s.weighedAt = now
 		for _, m := range s.models {
-			if s.weigh(now, m) && s.lease == nil {
-				s.dirty = true
+			if s.updateWeights(now, m) && s.lease == nil {
+				s.publishPending = true
 			}
 		}
 	}
-	s.forget(now)
-}
-
-// forget drops the replicas that are out of the configuration, out of every
-// plan, and whose flow has faded.
-func (s *State) forget(now time.Time) {
-	s.replicas = slices.DeleteFunc(s.replicas, func(r *replica) bool {
-		drop := r.gone && r.stage < 0 && (r.at.IsZero() || fade(now.Sub(r.at), s.rules.Grace, s.rules.HalfLife) == 0)
-		if drop {
-			delete(s.byID, r.ID)
-		}
-		return drop
-	})
+	s.registry.Forget(now)
 }
 
 func (s *State) model(name string) *model {
@@ -325,45 +324,49 @@ func (s *State) model(name string) *model {
 	return nil
 }
 
-// Admits says why a report cannot be taken in: its replica is not configured,
-// or serves another model.
-func (s *State) Admits(report Report) error {
-	r := s.byID[report.Replica]
-	if r == nil || r.gone {
-		return fmt.Errorf("replica %q is not configured: add it to the control plane's replicas", report.Replica)
+// CheckReport returns an error for a report whose replica is not configured or
+// serves another model.
+func (s *State) CheckReport(report loadreport.Report) error { return s.registry.CheckReport(report) }
+
+// Reply answers the last report of a replica; ok is false for one that is not
+// configured.
+func (s *State) Reply(id policies.ReplicaID) (reply loadreport.Reply, ok bool) {
+	r := s.registry.Get(id)
+	if r == nil || r.Removed {
+		return loadreport.Reply{}, false
 	}
-	if r.Model != report.Model {
-		return fmt.Errorf("replica %q is configured for model %q and reports for %q", report.Replica, r.Model, report.Model)
+	m := s.model(r.Model)
+	reply = loadreport.Reply{Epoch: m.planner.Plan().Epoch, MeanHeld: float64(r.Report.Load.Held), Drain: r.DrainOrdered()}
+	if mean, ok := m.planner.MeanHeld(r.Stage); ok {
+		reply.MeanHeld = mean
 	}
-	return nil
+	// A replica with other buckets could not use the batches of the boundary.
+	if slices.Equal(r.Report.Flow.Edges, m.Edges) {
+		reply.Boundary = m.planner.Boundary(r.Stage)
+	}
+	return reply, true
 }
 
-// Snapshot returns the state as it is.
-func (s *State) Snapshot(now time.Time) *Snapshot {
-	snap := &Snapshot{
-		Time: now, Epoch: s.epoch, History: slices.Clone(s.history),
-		Past: s.object.Past, Refused: s.object.Refused, Planner: s.planner(now),
-	}
+// EncodeCounters returns what the State would lose by a restart beyond its plans.
+func (s *State) EncodeCounters(now time.Time) ([]byte, error) {
+	var ratios []registry.ModelRatio
 	for _, m := range s.models {
-		state := ModelState{
-			Name: m.Name, Context: m.Context, Hosts: m.Hosts, Plan: m.plan,
-			Reason: m.reason, Planner: m.planner, BytesPerToken: m.ratio, Flow: s.flow(now, m),
-			Refining: s.rules.Refine == RefineOn, Pin: s.pinned(m.Name), Links: m.Links,
-		}
-		state.LearntBytesPerToken, state.EstimateError = s.learnt(now, m)
-		state.Seen = state.Flow.Seen
-		for _, r := range s.replicas {
-			if r.Model != m.Name || r.gone && r.stage < 0 {
-				continue
-			}
-			weight, health := s.served(r)
-			state.Replicas = append(state.Replicas, ReplicaState{
-				Replica: r.Replica, Stage: r.stage, Health: health, Weight: weight,
-				Load: r.report.Load, Reported: r.at, Connected: r.open, Note: r.doubts(), Figure: r.figure,
-				Asked: r.asked, Stopping: r.report.Draining, Settling: r.report.Settling, Routes: r.report.Routes, Site: r.place(),
-			})
-		}
-		snap.Models = append(snap.Models, state)
+		ratios = append(ratios, registry.ModelRatio{Name: m.Name, BytesPerToken: m.ratio})
 	}
-	return snap
+	return s.registry.EncodeCounters(now, ratios)
+}
+
+// RestoreCounters reads what EncodeCounters wrote. It is called before the first
+// Replicas event. An error leaves the State unchanged.
+func (s *State) RestoreCounters(data []byte) error {
+	ratios, err := s.registry.RestoreCounters(data)
+	if err != nil {
+		return err
+	}
+	for _, r := range ratios {
+		if m := s.model(r.Name); m != nil {
+			m.ratio, m.wantedRatio = r.BytesPerToken, r.BytesPerToken
+		}
+	}
+	return nil
 }

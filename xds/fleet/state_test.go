@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/internal/plantest"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -32,7 +34,13 @@ func testReplica(id string) policies.Replica {
 // testState is a State with replicas r0 to r3 and its first plan in force.
 func testState(t testing.TB, policy string) *State {
 	t.Helper()
-	s, err := NewState(testRules(policy))
+	return newState(t, testRules(policy))
+}
+
+// newState is testState with other rules.
+func newState(t testing.TB, rules Rules) *State {
+	t.Helper()
+	s, err := NewState(rules)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +49,7 @@ func testState(t testing.TB, policy string) *State {
 	return s
 }
 
-// settleState steps and stores what is proposed until nothing is.
+// settleState weights.Steps and stores what is proposed until nothing is.
 func settleState(s *State, now time.Time, ev Event) (published *Snapshot) {
 	e := s.Step(now, ev)
 	for e.Propose != nil {
@@ -65,7 +73,7 @@ func TestModelsAreIndependent(t *testing.T) {
 	n.Model = "n"
 	settleState(s, start, Replicas{[]policies.Replica{testReplica("r0"), testReplica("r1"), n}})
 	one := s.Snapshot(start)
-	if one.Epoch != 1 || one.Models[0].Plan.Epoch != 1 || one.Models[1].Plan.Epoch != 1 || printPlan(one.Models[1].Plan) != "r2" {
+	if one.Epoch != 1 || one.Models[0].Plan.Epoch != 1 || one.Models[1].Plan.Epoch != 1 || plantest.Format(one.Models[1].Plan) != "r2" {
 		t.Fatalf("%+v", one)
 	}
 	published := settleState(s, start, Replicas{[]policies.Replica{testReplica("r0"), n}})
@@ -85,17 +93,17 @@ func TestStoredObjectLosesAPlan(t *testing.T) {
 		t.Fatalf("proposed %+v", e.Propose)
 	}
 	e := s.Step(start, Stored{store.Object{}})
-	if e.Propose == nil || e.Propose.Object.Epoch != 6 || printPlan(e.Propose.Object.Plans[0]) != "r0 r1 r2 r3" {
+	if e.Propose == nil || e.Propose.Object.Epoch != 6 || plantest.Format(e.Propose.Object.Plans[0]) != "r0 r1 r2 r3" {
 		t.Fatalf("proposed %+v", e.Propose)
 	}
-	if e = s.Step(start, Refused{}); e.Propose != nil {
+	if e = s.Step(start, NotStored{}); e.Propose != nil {
 		t.Fatal("a refused proposal is not put off")
 	}
-	e = s.Step(start.Add(retryAfter), Tick{})
+	e = s.Step(start.Add(retryDelay), Tick{})
 	if e.Propose == nil {
 		t.Fatal("a refused proposal is forgotten")
 	}
-	if e = s.Step(start.Add(retryAfter), Stored{e.Propose.Object}); e.Propose != nil {
+	if e = s.Step(start.Add(retryDelay), Stored{e.Propose.Object}); e.Propose != nil {
 		t.Fatalf("proposed again: %+v", e.Propose)
 	}
 }
@@ -119,7 +127,7 @@ func TestReplicaChangesItsModel(t *testing.T) {
 	}
 	settleState(s, start, Replicas{[]policies.Replica{as("r0", "m"), as("r1", "m"), as("r2", "n")}})
 	for id, model := range map[string]string{"r0": "m", "r1": "m", "r2": "n"} {
-		r, err := Decode(goodReport())
+		r, err := loadreport.Decode(goodReport())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -128,19 +136,19 @@ func TestReplicaChangesItsModel(t *testing.T) {
 	}
 	plans := func() string {
 		snap := s.Snapshot(start)
-		return printPlan(snap.Models[0].Plan) + "; " + printPlan(snap.Models[1].Plan)
+		return plantest.Format(snap.Models[0].Plan) + "; " + plantest.Format(snap.Models[1].Plan)
 	}
 	settleState(s, start, Replicas{[]policies.Replica{as("r0", "m"), as("r1", "n"), as("r2", "n")}})
 	if got := plans(); got != "r0; r2" {
 		t.Errorf("plans %s, want r0; r2", got)
 	}
-	if present, _ := s.readyPlan(s.models[0]); printPlan(present) != "r0" {
-		t.Errorf("ready in m: %s", printPlan(present))
+	if present, _ := s.models[0].planner.ReadyPlan(); plantest.Format(present) != "r0" {
+		t.Errorf("ready in m: %s", plantest.Format(present))
 	}
 	if n := s.Snapshot(start).Models[1]; n.Seen != 77 || n.Replicas[0].Load.Held != 0 || n.Replicas[0].Health != resources.Unhealthy {
 		t.Errorf("the reports for m count for n: seen %d, %+v", n.Seen, n.Replicas[0])
 	}
-	settleState(s, start, Reported{Report{Replica: "r1", Model: "n", EngineReady: true}})
+	settleState(s, start, Reported{loadreport.Report{Replica: "r1", Model: "n", EngineReady: true}})
 	if got := plans(); got != "r0; r2 r1" {
 		t.Errorf("plans %s, want r0; r2 r1", got)
 	}
@@ -152,7 +160,7 @@ func TestEffectsArePure(t *testing.T) {
 	for range 20 {
 		s := testState(t, PolicyDefault)
 		for i, id := range []string{"r0", "r1", "r2", "r3"} {
-			r, err := Decode(goodReport())
+			r, err := loadreport.Decode(goodReport())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -163,7 +171,7 @@ func TestEffectsArePure(t *testing.T) {
 			settleState(s, start.Add(time.Duration(i)*time.Second), Tick{})
 		}
 		snap := s.Snapshot(start)
-		got := printPlan(snap.Models[0].Plan) + routing(snap)
+		got := plantest.Format(snap.Models[0].Plan) + routing(snap)
 		if first == "" {
 			first = got
 		}

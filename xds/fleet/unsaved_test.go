@@ -76,7 +76,7 @@ func TestReason(t *testing.T) {
 		"rename: file exists":           fmt.Errorf("a: %w", &os.LinkError{Op: "rename", Old: "a1", New: "b", Err: syscall.EEXIST}),
 		"garbage":                       errors.New("garbage"),
 	} {
-		if got := reason(err); got != want {
+		if got := stableText(err); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/api"
-	"github.com/cascadeinfer/cascade/xds/fleet"
+	fleetreport "github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 func (d *Daemon) newReporter() error {
@@ -102,16 +102,16 @@ const maxReportedRoutes = 32
 func reportedRoutes(paths []transport.Path, over func(peer policies.ReplicaID, transport string) string) []*api.Route {
 	var general, held, ready []*api.Route
 	for _, p := range paths {
-		r := &api.Route{Transport: p.Transport, Peer: string(p.Peer), State: fleet.RouteReady, BytesPerSecond: p.Rate}
+		r := &api.Route{Transport: p.Transport, Peer: string(p.Peer), State: fleetreport.RouteReady, BytesPerSecond: p.Rate}
 		if p.Err != nil {
-			r.State, r.Reason = fleet.RouteHeld, p.Err.Error()
+			r.State, r.Reason = fleetreport.RouteHeld, p.Err.Error()
 		}
 		switch {
 		case p.Peer == "":
 			if errors.Is(p.Err, transport.ErrUnsupportedMemory) {
-				r.State = fleet.RouteUnsuited
+				r.State = fleetreport.RouteUnsuited
 			} else if p.Err != nil {
-				r.State = fleet.RouteBroken
+				r.State = fleetreport.RouteBroken
 			}
 			general = append(general, r)
 		case p.Err != nil:

@@ -7,7 +7,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/xds/api"
-	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 // TestRescueLog checks that the control plane takes what is told of
@@ -17,15 +17,15 @@ func TestRescueLog(t *testing.T) {
 	began := time.Unix(1e9, 0)
 	x.add(frontend.Rescue{Stream: "r0/7", Epoch: 2, From: "r1", To: "r2", Length: 90, Start: began, Duration: time.Second}, "r0")
 	x.add(frontend.Rescue{Stream: "r0/7", Epoch: 5, From: "r2", Length: 95, Start: began, Duration: time.Minute, Err: errors.New("nobody")}, "r0")
-	r, err := fleet.Decode(&api.LoadReport{Replica: "r0", Model: "m", Migrations: x.all()})
-	if err != nil || r.Note != "" || len(r.Moves) != 2 {
+	r, err := loadreport.Decode(&api.LoadReport{Replica: "r0", Model: "m", Migrations: x.all()})
+	if err != nil || r.Note != "" || len(r.Migrations) != 2 {
 		t.Fatalf("%+v, %v", r, err)
 	}
-	saved, lost := r.Moves[0], r.Moves[1]
-	if saved.Cause != "engine lost" || saved.State != fleet.MoveDone || saved.From != "r1" || saved.To != "r2" || saved.Front != "r0" || saved.Stall != 1 || saved.Tokens != 90 || !saved.Started.Equal(began) {
+	saved, lost := r.Migrations[0], r.Migrations[1]
+	if saved.Cause != "engine lost" || saved.State != loadreport.MigrationDone || saved.From != "r1" || saved.To != "r2" || saved.FrontEnd != "r0" || saved.Stall != 1 || saved.Tokens != 90 || !saved.Started.Equal(began) {
 		t.Errorf("%+v", saved)
 	}
-	if lost.ID == saved.ID || lost.State != fleet.MoveAborted || lost.Why != "nobody" || lost.To != "" {
+	if lost.ID == saved.ID || lost.State != loadreport.MigrationAborted || lost.Reason != "nobody" || lost.To != "" {
 		t.Errorf("%+v", lost)
 	}
 	before := x.all()

@@ -221,7 +221,7 @@ func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 		if c.Shared {
 			counters = "counters-" + url.PathEscape(c.Name) + ".json" // each has its own
 		}
-		c.Store, c.Counters = file, fleet.File{Path: filepath.Join(dir, counters)}
+		c.Store, c.Counters = file, fleet.CounterFile{Path: filepath.Join(dir, counters)}
 	}
 	return c, nil
 }

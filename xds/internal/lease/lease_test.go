@@ -70,7 +70,7 @@ func (c *cluster) do(d *datadriven.TestData) {
 			d.Fatalf(c.t, "%v", err)
 		}
 		s.m, s.led = m, false
-		m.Saw(c.clock(s), c.stored)
+		m.Observe(c.clock(s), c.stored)
 		c.tick(s)
 	case "stop":
 		c.byName[f[1]].m = nil
@@ -108,17 +108,17 @@ func (c *cluster) tick(s *server) {
 		return
 	}
 	now := c.clock(s)
-	if s.m.Due(now) {
-		l := s.m.Try(now)
+	if s.m.WriteDue(now) {
+		l := s.m.Next(now)
 		switch s.writes {
 		case "fail":
 			c.say("%s: write failed", s.name)
-			s.m.Refused(now)
+			s.m.WriteFailed(now)
 		case "lost":
-			s.m.Refused(now)
+			s.m.WriteFailed(now)
 			c.store(nil, l)
 		default:
-			s.m.Wrote()
+			s.m.Written()
 			c.store(s, l)
 		}
 	}
@@ -133,8 +133,8 @@ func (c *cluster) store(by *server, l Lease) {
 	c.stored = l
 	for _, s := range c.order {
 		if s != by && s.m != nil {
-			s.m.Saw(c.clock(s), l)
-			if s.m.Doubled() {
+			s.m.Observe(c.clock(s), l)
+			if s.m.NameTaken() {
 				c.say("%s: another control plane has its name", s.name)
 			}
 		}
@@ -264,23 +264,23 @@ func (n *node) live(rng *rand.Rand, now time.Duration, calm bool, versions *[]ve
 		if w.stored && w.fate == 0 {
 			n.version = w.version
 			n.seen = max(n.seen, w.version)
-			n.m.Wrote()
+			n.m.Written()
 		} else {
-			n.m.Refused(clock)
+			n.m.WriteFailed(clock)
 		}
 	}
 	for v := n.seen + 1; v < len(*versions) && now-(*versions)[v].at >= n.lag; v++ {
 		n.seen = v
 		if v > n.version || v == 0 {
 			n.version = v
-			n.m.Saw(clock, (*versions)[v].lease)
+			n.m.Observe(clock, (*versions)[v].lease)
 		}
 	}
 	if n.seen < 0 || now%(250*time.Millisecond) != 0 {
 		return
 	}
-	if n.m.Due(clock) {
-		w := &write{lease: n.m.Try(clock), old: n.version, commit: now, reply: now}
+	if n.m.WriteDue(clock) {
+		w := &write{lease: n.m.Next(clock), old: n.version, commit: now, reply: now}
 		if !calm {
 			w.commit = now + time.Duration(rng.IntN(400))*time.Millisecond
 			if rng.IntN(10) == 0 {

@@ -8,7 +8,7 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 
-	"github.com/cascadeinfer/cascade/xds/internal/loadreport"
+	"github.com/cascadeinfer/cascade/xds/internal/loadestimate"
 )
 
 const (
@@ -243,16 +243,16 @@ func (b *Book) settleLocked(now time.Time) (any bool) {
 	return any
 }
 
-// Seen implements fleet.Proxies.
-func (b *Book) Seen(now time.Time) map[netip.AddrPort]loadreport.Seen {
+// Loads implements fleet.Proxies.
+func (b *Book) Loads(now time.Time) map[netip.AddrPort]loadestimate.ProxyReport {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !b.settleLocked(now) {
 		return nil
 	}
-	out := make(map[netip.AddrPort]loadreport.Seen, len(b.totals))
+	out := make(map[netip.AddrPort]loadestimate.ProxyReport, len(b.totals))
 	for a, t := range b.totals {
-		s := loadreport.Seen{Requests: t.active, Answers: t.told}
+		s := loadestimate.ProxyReport{Requests: t.active, Answers: t.told}
 		if t.told > 0 {
 			s.Share = t.share / float64(t.told)
 		}

@@ -23,7 +23,7 @@ const stage0 = "cascade/m/s0/rr"
 
 func TestSeenSumsNodes(t *testing.T) {
 	b := NewBook(0, nil)
-	if b.Seen(at(0)) != nil {
+	if b.Loads(at(0)) != nil {
 		t.Error("nobody reports, and something is seen")
 	}
 	one, two := b.open(at(0), "e1", ""), b.open(at(0), "e2", "")
@@ -31,7 +31,7 @@ func TestSeenSumsNodes(t *testing.T) {
 	told.told, told.share = 4, 2
 	b.report(at(1), one, []cluster{{name: stage0, endpoints: []endpoint{told, here(1001, 1)}}, {name: "cascade/m/s1/rr", endpoints: []endpoint{here(1001, 5)}}})
 	b.report(at(1.5), two, []cluster{{name: stage0, endpoints: []endpoint{here(1000, 10)}}})
-	seen := b.Seen(at(2))
+	seen := b.Loads(at(2))
 	if s := seen[here(1000, 0).address]; s.Requests != 13 || s.Answers != 4 || s.Share != 0.5 {
 		t.Errorf("%+v", s)
 	}
@@ -40,14 +40,14 @@ func TestSeenSumsNodes(t *testing.T) {
 	}
 	// A message takes the place of the one before, whole.
 	b.report(at(2), one, nil)
-	if s := b.Seen(at(2))[here(1000, 0).address]; s.Requests != 10 {
+	if s := b.Loads(at(2))[here(1000, 0).address]; s.Requests != 10 {
 		t.Errorf("%+v", s)
 	}
 	// Late ones do not count.
-	if seen := b.Seen(at(4.7)); len(seen) != 0 || seen == nil {
+	if seen := b.Loads(at(4.7)); len(seen) != 0 || seen == nil {
 		t.Errorf("%v", seen)
 	}
-	if b.Seen(at(5.1)) != nil {
+	if b.Loads(at(5.1)) != nil {
 		t.Error("all are late, and something is seen")
 	}
 }
@@ -94,11 +94,11 @@ func TestNodeComesBack(t *testing.T) {
 	b.report(at(1), old, []cluster{{name: stage0, endpoints: []endpoint{here(1000, 3)}}})
 	b.close(at(1), old)
 	again := b.open(at(2), "e1", "")
-	if n := b.Seen(at(2))[here(1000, 0).address].Requests; n != 3 {
+	if n := b.Loads(at(2))[here(1000, 0).address].Requests; n != 3 {
 		t.Errorf("%d before it tells", n)
 	}
 	b.report(at(3), again, []cluster{{name: stage0, endpoints: []endpoint{here(1000, 4)}}})
-	if n := b.Seen(at(3))[here(1000, 0).address].Requests; n != 4 {
+	if n := b.Loads(at(3))[here(1000, 0).address].Requests; n != 4 {
 		t.Errorf("%d after", n)
 	}
 	b.report(at(3), old, []cluster{{name: stage0, endpoints: []endpoint{here(1000, 4)}}}) // too late to matter
@@ -221,7 +221,7 @@ func BenchmarkSeen(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		book.Seen(at(1))
+		book.Loads(at(1))
 	}
 }
 
@@ -264,7 +264,7 @@ func TestTotals(t *testing.T) {
 				}
 			}
 		}
-		got := b.Seen(now)
+		got := b.Loads(now)
 		if len(got) != len(want) {
 			t.Fatalf("step %d: %v, want %v", step, got, want)
 		}

@@ -106,7 +106,7 @@ func TestService(t *testing.T) {
 	a := s.report(t, "e1", stats(stage0, on(1000, 3)), stats("xds", on(7, 1)))
 	s.report(t, "e2", stats(stage0, on(1000, 4)))
 	s.until(t, 2)
-	if n := s.book.Seen(time.Now())[here(1000, 0).address].Requests; n != 7 {
+	if n := s.book.Loads(time.Now())[here(1000, 0).address].Requests; n != 7 {
 		t.Errorf("%d requests, want 7", n)
 	}
 	if err := a.CloseSend(); err != nil {

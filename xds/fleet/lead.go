@@ -1,0 +1,132 @@
+package fleet
+
+import (
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/xds/internal/lease"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// Where several control planes share a store, one of them leads: it plans, records
+// what it sees of the replicas in the stored object, and, like the others, publishes
+// it only when it is stored.
+
+// recordInterval is the least time between two writes of the health of replicas; a
+// change of health after it is written at once. Everything else is written with the
+// renewals of the lease.
+const recordInterval = 100 * time.Millisecond
+
+// leads reports whether this control plane plans: always where the store is not
+// shared, else while it holds the lease.
+func (s *State) leads(now time.Time) bool { return s.lease == nil || s.lease.Leads(now) }
+
+// applyObject applies what a stored object says beyond plans and drains, whichever
+// control plane wrote it. own says that it is the answer to the pending proposal.
+func (s *State) applyObject(now time.Time, o store.Object, own bool) {
+	led := s.leads(now)
+	// The publisher must not send what was refused.
+	s.publishPending = s.publishPending || len(missingRefusals(o.Refused, s.object.Refused)) > 0
+	s.object = o
+	if s.lease == nil {
+		return
+	}
+	if own && s.proposal.withLease {
+		s.lease.Written()
+		s.recordedAt = now
+	} else {
+		s.lease.Observe(now, lease.Lease(o.Lease))
+		s.retryAt = time.Time{} // the next proposal is based on this object
+	}
+	s.publishPending = s.registry.ApplyStored(o) || s.publishPending
+	for _, m := range s.models {
+		ratio := m.BytesPerToken
+		for _, r := range o.Ratios {
+			if r.Model == m.Name {
+				ratio = length.Ratio(r.Milli).Clamp()
+			}
+		}
+		if m.ratio != ratio {
+			m.ratio, s.publishPending = ratio, true
+		}
+		if !led {
+			m.wantedRatio = ratio
+		}
+	}
+	if !led && s.lease.Leads(now) {
+		s.takeOver(now)
+	}
+}
+
+// takeOver begins to lead a fleet that another control plane led until now.
+// Replicas that do not report here count for a while as they are stored; what was
+// measured before counts for no plan.
+func (s *State) takeOver(now time.Time) {
+	s.registry.TakeOver(now)
+	for _, r := range s.registry.All() {
+		s.refresh(now, r)
+	}
+	for _, m := range s.models {
+		m.planner.TakeOver(now)
+	}
+	s.needsRepair = true
+}
+
+// recordReplicas writes what this control plane sees of the replicas into an object
+// that it stores as the leader.
+func (s *State) recordReplicas(o *store.Object) {
+	s.registry.Record(o)
+	o.Ratios = nil
+	for _, m := range s.models {
+		if m.wantedRatio != m.BytesPerToken {
+			o.Ratios = append(o.Ratios, store.Ratio{Model: m.Name, Milli: int64(m.wantedRatio)})
+		}
+	}
+}
+
+// leaseWriteDue reports whether the object is to be written to take or renew the
+// lease, or to record the health of replicas, which cannot wait for the next renewal.
+func (s *State) leaseWriteDue(now time.Time) bool {
+	switch {
+	case s.lease == nil:
+		return false
+	case s.lease.WriteDue(now):
+		return true
+	case s.healthChanged && s.lease.Leads(now) && now.Sub(s.recordedAt) >= recordInterval:
+		s.healthChanged = false
+		return s.registry.StoredHealthOutdated()
+	}
+	return false
+}
+
+// StepDown returns the object to store when this control plane ends, so that another
+// one leads at once; ok is false where there is none to store.
+func (s *State) StepDown(now time.Time) (o store.Object, ok bool) {
+	if s.lease == nil || !s.lease.Leads(now) {
+		return store.Object{}, false
+	}
+	o = s.object
+	o.Lease = store.Lease{}
+	return o, true
+}
+
+// Leadership says which control plane plans for a fleet.
+type Leadership struct {
+	// Self is the name of this control plane. It may be empty where it is the only one.
+	Self string
+	// Shared says that the store is shared with others; the fields below are set then.
+	Shared bool
+	// Holder has the lease, and Since is when it was last seen to be renewed; "" while
+	// no control plane has it.
+	Holder  string
+	Since   time.Time
+	Leading bool // this control plane plans
+}
+
+func (s *State) leadership(now time.Time) Leadership {
+	l := Leadership{Self: s.rules.Name, Shared: s.lease != nil, Leading: s.leads(now)}
+	if s.lease != nil {
+		l.Holder, l.Since = s.lease.Holder()
+	}
+	return l
+}

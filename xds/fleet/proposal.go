@@ -1,0 +1,220 @@
+package fleet
+
+import (
+	"slices"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/internal/orders"
+	"github.com/cascadeinfer/cascade/xds/internal/planhistory"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// duePropose returns a proposal of what operators ordered, of the repairs that
+// cannot wait, of the plans that are due and of what the lease requires to be
+// written, or nil. Operator orders skip the retry delay; a proposal with an order
+// that is not stored ends the order.
+func (s *State) duePropose(now time.Time, ev Event) *Proposal {
+	var changes []planhistory.Change
+	ordered, mayRetry, leads := s.toStore == writeOrder, !now.Before(s.retryAt), s.leads(now)
+	if ordered || mayRetry {
+		changes = s.orderedChanges()
+		if leads {
+			changes = append(changes, s.planChanges(now, ev, changes)...)
+		}
+	}
+	switch {
+	case len(changes) > 0, ordered:
+	case mayRetry && (s.toStore == writeRefusal || s.toStore == writeCleanup && s.leads(now)):
+	case s.leaseWriteDue(now):
+	default:
+		return nil
+	}
+	return s.propose(now, changes)
+}
+
+// planChanges lists the changes of plan that are due, of the models without an
+// ordered one.
+func (s *State) planChanges(now time.Time, ev Event, ordered []planhistory.Change) (changes []planhistory.Change) {
+	_, tick := ev.(Tick)
+	refining := tick && now.Sub(s.refinedAt) >= refineInterval // of all models together
+	repairAgain := false
+	for _, m := range s.models {
+		if slices.ContainsFunc(ordered, func(c planhistory.Change) bool { return c.Model == m.Name }) {
+			repairAgain = true
+			continue
+		}
+		c, again, ok := s.planChange(now, m, tick, refining)
+		repairAgain = repairAgain || again
+		if ok {
+			changes = append(changes, c)
+		}
+	}
+	s.needsRepair = repairAgain
+	return changes
+}
+
+// planChange returns the change of a model's plan that is due, if there is one. again
+// says that the plan may need repair soon.
+func (s *State) planChange(now time.Time, m *model, tick, refining bool) (c planhistory.Change, again, ok bool) {
+	if c, ok = s.restateChange(now, m); ok {
+		return c, false, true
+	}
+	if s.needsRepair {
+		if c, ok, again = m.planner.Repair(now); ok {
+			return c, again, true
+		}
+	}
+	pin := orders.PinOf(s.object, m.Name)
+	if tick && m.planner.PeriodDue(now) {
+		s.updateRatio(now, m)
+		r := m.planner.Replan(now, pin)
+		if r.Entry != nil {
+			// It is stored with the next object.
+			s.history = planhistory.Append(s.history, *r.Entry)
+		}
+		if r.Change != nil {
+			return *r.Change, again, true
+		}
+	}
+	if refining && pin == nil {
+		r := m.planner.Refine(now)
+		if r.Entry != nil {
+			s.history = planhistory.Append(s.history, *r.Entry)
+		}
+		if r.Entry != nil || r.Change != nil {
+			s.refinedAt = now
+		}
+		if r.Change != nil {
+			return *r.Change, again, true
+		}
+	}
+	return planhistory.Change{}, again, false
+}
+
+// restateChange returns the plan that has to be stored again, because the last
+// stored object cannot come into force as it is: an older plan gives way to the plan
+// in force, and a plan that was edited under its epoch gets an epoch of its own, so
+// that no two plans have the same epoch.
+func (s *State) restateChange(now time.Time, m *model) (planhistory.Change, bool) {
+	c := m.restate
+	if len(c.Stages) == 0 {
+		return planhistory.Change{}, false
+	}
+	c.Time, c.Model, c.Decision, c.By = now, m.Name, planhistory.Restated, s.rules.Name
+	return c, true
+}
+
+// updateRatio computes the bytes per token that a model should be served with.
+func (s *State) updateRatio(now time.Time, m *model) {
+	if s.registry.Seen(m.Name) < minSeenForRatio {
+		return
+	}
+	learnt, _ := s.registry.LearntRatio(now, m.Name)
+	if next := nextRatio(m.ratio, learnt); s.lease != nil {
+		m.wantedRatio = next
+	} else if next != m.ratio {
+		m.ratio, m.wantedRatio, s.publishPending = next, next, true
+	}
+}
+
+// orderedChanges lists the changes of plan that operators ordered.
+func (s *State) orderedChanges() (changes []planhistory.Change) {
+	for _, m := range s.models {
+		if m.order != nil && len(m.order.Change.Stages) > 0 {
+			changes = append(changes, m.order.Change)
+		}
+	}
+	return changes
+}
+
+// propose builds the plan object from the plans in force, the changes, and what
+// operators ordered and proxies refused. Without a change of plan the epoch stays.
+// The holder of the lease renews it, and records what it sees of the replicas.
+func (s *State) propose(now time.Time, changes []planhistory.Change) *Proposal {
+	o := s.object
+	o.Epoch, o.Plans = s.epoch, nil
+	o.Drained, o.Pins, o.Holds, o.Refused = s.drainedToStore(now), s.pinsToStore(), s.holdsToStore(), mergeRefusals(s.object.Refused, s.refusals)
+	if s.slots != nil {
+		o.Slots = *s.slots
+	}
+	if len(changes) > 0 {
+		o.Epoch++
+	}
+	entries := slices.Clone(changes)
+	for _, m := range s.models {
+		plan := m.planner.Plan()
+		for i, c := range changes {
+			if c.Model == m.Name {
+				o.Past = planhistory.AppendFormer(o.Past, plan, c.Stages)
+				plan = policies.Plan{Model: m.Name, Epoch: o.Epoch, Stages: c.Stages}
+				changes[i].Epoch, entries[i].Epoch = o.Epoch, o.Epoch
+			}
+		}
+		if len(plan.Stages) > 0 {
+			o.Plans = append(o.Plans, plan)
+		}
+		if m.order != nil && m.order.Entry.Decision != "" {
+			entries = append(entries, m.order.Entry)
+		}
+	}
+	if !s.leads(now) { // only the leader knows which models are no longer configured
+		for _, p := range s.object.Plans {
+			if s.model(p.Model) == nil {
+				o.Plans = append(o.Plans, p)
+			}
+		}
+	}
+	o.Reasons = planhistory.ToStored(planhistory.Append(s.history, entries...))
+	p := &Proposal{Object: o, Changes: changes}
+	if s.lease != nil && (s.lease.WriteDue(now) || s.lease.Leads(now)) {
+		p.Object.Lease, p.withLease = store.Lease(s.lease.Next(now)), true
+		if s.lease.Leads(now) {
+			s.recordReplicas(&p.Object)
+		}
+	}
+	s.proposal = p
+	return p
+}
+
+// pinsToStore lists the stored pins with those that are ordered.
+func (s *State) pinsToStore() []store.Pin {
+	pins := slices.Clone(s.object.Pins)
+	for _, m := range s.models {
+		if m.order != nil {
+			pins = m.order.ApplyPin(m.Name, pins)
+		}
+	}
+	return pins
+}
+
+// holdsToStore lists the planners' hold-offs.
+func (s *State) holdsToStore() (holds []store.Hold) {
+	for _, m := range s.models {
+		if h, ok := m.planner.Hold(); ok {
+			holds = append(holds, h)
+		}
+	}
+	return holds
+}
+
+// drainedToStore lists the replicas that are to be stored as drained, sorted. Only
+// the leader removes replicas that are not configured: the configuration of the
+// others may be older.
+func (s *State) drainedToStore(now time.Time) []policies.ReplicaID {
+	var ids []policies.ReplicaID
+	for _, r := range s.registry.All() {
+		if r.Drained {
+			ids = append(ids, r.ID)
+		}
+	}
+	if !s.leads(now) {
+		for _, id := range s.object.Drained {
+			if r := s.registry.Get(id); r == nil || r.Removed {
+				ids = append(ids, id)
+			}
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}

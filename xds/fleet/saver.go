@@ -1,0 +1,54 @@
+package fleet
+
+import "time"
+
+// saver writes the counters in a goroutine of its own, so that a slow disk does not
+// block the loop. A write that is due while another is in progress is skipped.
+type saver struct {
+	fleet *Fleet
+	work  chan []byte
+	done  chan struct{}
+}
+
+func newSaver(f *Fleet) *saver {
+	s := &saver{fleet: f, work: make(chan []byte, 1), done: make(chan struct{})}
+	go s.run()
+	return s
+}
+
+func (s *saver) run() {
+	defer close(s.done)
+	for data := range s.work {
+		if err := s.fleet.cfg.Counters.Save(data); err != nil && s.fleet.logLimiter.Allow("counters: "+stableText(err), time.Now()) {
+			s.fleet.log.Warn("counters not saved, a restart would begin to count anew", "error", err)
+		}
+	}
+}
+
+// save encodes the present counters and hands them over. Called by the loop alone.
+func (s *saver) save(now time.Time) {
+	if data := s.encode(now); data != nil {
+		select {
+		case s.work <- data:
+		default:
+		}
+	}
+}
+
+func (s *saver) encode(now time.Time) []byte {
+	data, err := s.fleet.state.EncodeCounters(now)
+	if err != nil {
+		s.fleet.log.Warn("counters not saved", "error", err)
+		return nil
+	}
+	return data
+}
+
+// stop writes the counters a last time and waits until that is done.
+func (s *saver) stop() {
+	if data := s.encode(time.Now()); data != nil {
+		s.work <- data
+	}
+	close(s.work)
+	<-s.done
+}

@@ -1,0 +1,278 @@
+package fleet
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/datadriven"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/internal/loadestimate"
+	"github.com/cascadeinfer/cascade/xds/internal/weights"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
+)
+
+// TestWeightScenarios runs testdata/weights/*.txt (package datadriven; -rewrite
+// rewrites the expected output): a closed loop of replicas whose true work follows
+// their weights, some of which report something else.
+//
+//	fleet N [kv=TOKENS,TOKENS,…]  creates N replicas with these caches in turn
+//	utilization PERCENT           the share of all caches that is in use
+//	misreport R…|all held=N [running=N] [streams=N]  they report this instead of the truth
+//	honest R…|all                 they report the truth again
+//	silence R…|all                they report nothing any more
+//	proxies silent|reporting      whether the proxies report; they do at first
+//	run 30s                       four reports and one of proxies a second; prints the
+//	                              weights, the distrusted replicas, and the widest gap
+//	                              between the parts of their caches in use
+func TestWeightScenarios(t *testing.T) {
+	datadriven.Walk(t, "testdata/weights", func(t *testing.T, path string) {
+		b := &believer{t: t, now: start}
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			f := []string{d.Cmd}
+			for _, arg := range d.CmdArgs {
+				f = append(f, arg.String())
+			}
+			return b.do(f)
+		})
+	})
+}
+
+// believer is a State and the world that it looks at.
+type believer struct {
+	t      *testing.T
+	state  *State
+	now    time.Time
+	world  []*actor
+	busy   float64
+	blind  bool
+	jumped string // the first weight that moved by more than a step
+}
+
+// actor is a replica as it is, and as it says it is.
+type actor struct {
+	policies.Replica
+	work    float64 // tokens
+	lie     *policies.Load
+	streams int // in the lie
+	silent  bool
+	weight  uint32
+}
+
+// tokensEach is the length of every request of the world.
+const tokensEach = 2000
+
+// stepIndex is the index of a weight in weights.Steps, or -1.
+func stepIndex(weight uint32) int { return slices.Index(weights.Steps[:], weight) }
+
+func (b *believer) do(f []string) string {
+	switch f[0] {
+	case "fleet":
+		b.begin(f[1:])
+	case "utilization":
+		n, err := strconv.Atoi(f[1])
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		b.busy = float64(n) / 100
+	case "proxies":
+		b.blind = f[1] == "silent"
+	case "misreport", "honest", "silence":
+		words := f[1:]
+		for _, a := range b.world {
+			if !slices.Contains(words, string(a.ID)) && !slices.Contains(words, "all") {
+				continue
+			}
+			a.lie, a.streams, a.silent = nil, 0, f[0] == "silence"
+			if f[0] == "misreport" {
+				a.lie = new(policies.Load)
+				for _, w := range words {
+					if n, ok := strings.CutPrefix(w, "held="); ok {
+						v, _ := strconv.ParseInt(n, 10, 64)
+						a.lie.Held = policies.Tokens(v)
+					}
+					if n, ok := strings.CutPrefix(w, "running="); ok {
+						a.lie.Running, _ = strconv.Atoi(n)
+					}
+					if n, ok := strings.CutPrefix(w, "streams="); ok {
+						a.streams, _ = strconv.Atoi(n)
+					}
+				}
+			}
+		}
+	case "run":
+		d, err := time.ParseDuration(f[1])
+		if err != nil {
+			b.t.Fatal(err)
+		}
+		for end := b.now.Add(d); b.now.Before(end); {
+			b.second()
+		}
+		return b.tell()
+	default:
+		b.t.Fatalf("unknown command %q", f)
+	}
+	return ""
+}
+
+func (b *believer) begin(words []string) {
+	n, err := strconv.Atoi(words[0])
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	caches := []policies.Tokens{400_000}
+	if len(words) > 1 {
+		caches = nil
+		for c := range strings.SplitSeq(strings.TrimPrefix(words[1], "kv="), ",") {
+			v, _ := strconv.ParseInt(c, 10, 64)
+			caches = append(caches, policies.Tokens(v))
+		}
+	}
+	rules := testRules(PolicyRoundRobin)
+	rules.Models[0].Context = 32768
+	if b.state, err = NewState(rules); err != nil {
+		b.t.Fatal(err)
+	}
+	var list []policies.Replica
+	b.world = nil
+	for i := range n {
+		r := scenarioReplica(fmt.Sprintf("r%d", i))
+		r.Capacity.KV = caches[i%len(caches)]
+		list = append(list, r)
+		b.world = append(b.world, &actor{Replica: r, weight: weights.Neutral})
+	}
+	b.busy = 0.5
+	settleState(b.state, b.now, Replicas{list})
+}
+
+// second lets work flow to where the weights send it: a tenth of it ends, and as
+// much and what is missing comes anew.
+func (b *believer) second() {
+	var caches, work, weights float64
+	for _, a := range b.world {
+		a.work *= 0.9
+		caches += float64(a.Capacity.KV)
+		work += a.work
+		weights += float64(a.weight)
+	}
+	come := max(b.busy*caches-work, 0)
+	for _, a := range b.world {
+		a.work += come * float64(a.weight) / weights
+	}
+	for quarter := range 4 {
+		b.now = b.now.Add(250 * time.Millisecond)
+		for _, a := range b.world {
+			if a.silent {
+				continue
+			}
+			n := int(a.work / tokensEach)
+			r := loadreport.Report{Replica: a.ID, Model: "m", EngineReady: true, Load: policies.Load{Running: n, Held: policies.Tokens(a.work)}}
+			r.DrainProgress.Streams = n
+			if a.lie != nil {
+				r.Load, r.DrainProgress.Streams = *a.lie, a.streams
+			}
+			settleState(b.state, b.now, Reported{r})
+		}
+		if quarter == 3 && !b.blind {
+			seen := make(map[netip.AddrPort]loadestimate.ProxyReport)
+			for _, a := range b.world {
+				seen[netip.MustParseAddrPort(a.Address)] = loadestimate.ProxyReport{Requests: int(a.work / tokensEach)}
+			}
+			settleState(b.state, b.now, ProxiesReported{seen})
+		}
+		settleState(b.state, b.now, Tick{})
+		b.look()
+	}
+}
+
+// look takes the weights, none of which may have moved by more than a step.
+func (b *believer) look() {
+	for _, r := range b.state.Snapshot(b.now).Models[0].Replicas {
+		a := b.world[slices.IndexFunc(b.world, func(a *actor) bool { return a.ID == r.ID })]
+		if d := stepIndex(a.weight) - stepIndex(r.Weight); (d > 1 || d < -1) && b.jumped == "" {
+			b.jumped = fmt.Sprintf("%s moved from %d to %d\n", r.ID, a.weight, r.Weight)
+		}
+		a.weight = r.Weight
+	}
+}
+
+func (b *believer) tell() string {
+	out := b.jumped
+	low, high := math.Inf(1), 0.0
+	count := make(map[uint32]int)
+	for _, a := range b.world {
+		use := a.work / float64(a.Capacity.KV)
+		low, high = min(low, use), max(high, use)
+		count[a.weight]++
+	}
+	var list []string
+	for _, s := range weights.Steps {
+		if n := count[s]; n > 0 {
+			list = append(list, fmt.Sprintf("%d at %d", n, s))
+		}
+	}
+	out += fmt.Sprintf("weights: %s; use %.0f to %.0f %%\n", strings.Join(list, ", "), 100*low, 100*high)
+	distrusted := 0
+	for _, r := range b.state.Snapshot(b.now).Models[0].Replicas {
+		if r.Estimate.Distrusted != "" {
+			if distrusted++; distrusted <= 2 {
+				out += fmt.Sprintf("%s at %d: %s\n", r.ID, r.Weight, r.Note)
+			}
+		}
+	}
+	if distrusted > 2 {
+		out += fmt.Sprintf("%d are distrusted\n", distrusted)
+	}
+	return out
+}
+
+// TestBeliefIsBounded: whatever replicas and proxies say, and whenever, a weight
+// moves by one step a second at most and stays between the first and the last.
+func TestBeliefIsBounded(t *testing.T) {
+	for seed := range uint64(40) {
+		rng := rand.New(rand.NewPCG(seed, 7))
+		s := testState(t, PolicyRoundRobin)
+		now := start
+		last := make(map[policies.ReplicaID]uint32)
+		moved := make(map[policies.ReplicaID]time.Time)
+		for range 600 {
+			now = now.Add(time.Duration(rng.Int64N(int64(600 * time.Millisecond))))
+			switch rng.IntN(3) {
+			case 0:
+				r := loadreport.Report{Replica: policies.ReplicaID(fmt.Sprintf("r%d", rng.IntN(4))), Model: "m", EngineReady: rng.IntN(20) > 0, LoadBounded: rng.IntN(9) == 0}
+				r.Load = policies.Load{Running: rng.IntN(300), Held: policies.Tokens(rng.Int64N(1<<40) >> rng.IntN(40)), Promised: policies.Tokens(rng.Int64N(1<<40) >> rng.IntN(40))}
+				r.DrainProgress.Streams = rng.IntN(300)
+				settleState(s, now, Reported{r})
+			case 1:
+				seen := make(map[netip.AddrPort]loadestimate.ProxyReport)
+				for p := range 4 {
+					seen[netip.MustParseAddrPort(fmt.Sprintf("127.0.0.1:%d", 1000+p))] = loadestimate.ProxyReport{Requests: rng.IntN(500), Answers: rng.Uint64N(2), Share: rng.Float64()}
+				}
+				settleState(s, now, ProxiesReported{seen})
+			default:
+				settleState(s, now, Tick{})
+			}
+			for _, r := range s.Snapshot(now).Models[0].Replicas {
+				was, ok := last[r.ID]
+				last[r.ID] = r.Weight
+				if !ok || was == r.Weight {
+					continue
+				}
+				if d := stepIndex(was) - stepIndex(r.Weight); d > 1 || d < -1 || weights.Steps[stepIndex(r.Weight)] != r.Weight {
+					t.Fatalf("seed %d: %s moves from %d to %d", seed, r.ID, was, r.Weight)
+				}
+				if at, ok := moved[r.ID]; ok && now.Sub(at) < weighInterval {
+					t.Fatalf("seed %d: %s moves twice within %v", seed, r.ID, now.Sub(at))
+				}
+				moved[r.ID] = now
+			}
+		}
+	}
+}

@@ -1,0 +1,185 @@
+package loadestimate
+
+import (
+	"math/bits"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// Source says where an Estimate comes from.
+type Source uint8
+
+const (
+	// Unknown: no source can be used. The replica keeps its weight at first, and
+	// drifts to the neutral one a step at a time.
+	Unknown Source = iota
+	// Proxies: no migrator has ever reported, so the requests in progress at the
+	// proxies are what the engine behind the address works on.
+	Proxies
+	// Migrator: the replica's own fresh and uncontradicted report.
+	Migrator
+)
+
+// String names the source in lower case.
+func (s Source) String() string { return [...]string{"unknown", "proxies", "migrator"}[s] }
+
+// Estimate is the estimated load of a replica.
+type Estimate struct {
+	Source Source
+	// Work is the tokens that the replica holds and has promised to hold; an
+	// approximation where the source is Proxies, meaningless where it is Unknown.
+	Work policies.Tokens
+	// Requests are in progress at the proxies; Visible says that proxies report.
+	Requests int
+	Visible  bool
+	// Counted says that Work was derived from Requests and the batch size: it only
+	// compares such replicas with each other.
+	Counted bool
+	// Distrusted says why the migrator's reports are ignored; "" while they are not.
+	Distrusted string
+	// Drift says that the weight should take a step towards the neutral one, because
+	// the load has been unknown for a while. Set only in the Estimate of a Tick.
+	Drift bool
+}
+
+// When a migrator is distrusted, and for how long a report counts.
+const (
+	// distrustAfter is how many of the last eight claims, or of the last eight
+	// comparisons with the proxies, must be bad before a migrator is distrusted: any
+	// single one can be an accident.
+	distrustAfter = 3
+	// probation is how long a distrusted migrator must report nothing bad before it
+	// is trusted again.
+	probation = 10 * time.Second
+	// driftSilent is how long the load must be unknown before the weight drifts, and
+	// the time between two steps; driftDistrusted is the same for a distrusted
+	// migrator, whose weight is the result of its own reports.
+	driftSilent     = 10 * time.Second
+	driftDistrusted = 2 * time.Second
+	// proxiesLate is how long a report of the proxies counts: three of their
+	// intervals.
+	proxiesLate = 3 * time.Second
+	// shareLate is how long the last share of the KV cache counts, which comes with
+	// answers only.
+	shareLate = 5 * time.Second
+)
+
+// Estimator estimates the load of one replica. The zero value has seen no report.
+// It is not safe for concurrent use.
+type Estimator struct {
+	claim     Claim
+	claimedAt time.Time // zero: never
+	// mostClaimed is the largest number of requests claimed since the last report of
+	// the proxies, so that a difference in time is not taken for a lie.
+	mostClaimed int
+
+	proxies   ProxyReport
+	proxiesAt time.Time
+
+	share   float64
+	shareAt time.Time
+
+	// The last eight claims and comparisons, the newest in bit 0; 1 is bad.
+	claims, comparisons uint8
+	distrusted          string    // why; "": trusted
+	badAt               time.Time // of the last bad one
+
+	unknownSince time.Time // zero: the load is known
+	driftedAt    time.Time // of the last step
+}
+
+// Step applies an event that happened at now, which must not go back, and returns
+// the estimate after it.
+func (e *Estimator) Step(now time.Time, r Replica, ev Event) Estimate {
+	switch ev := ev.(type) {
+	case Claim:
+		e.handleClaim(now, r, ev)
+	case ProxyReport:
+		e.handleProxyReport(now, r, ev)
+	}
+	if e.distrusted != "" && now.Sub(e.badAt) >= probation {
+		e.distrusted, e.claims, e.comparisons = "", 0, 0
+	}
+	out := e.estimate(now, r)
+	if out.Source != Unknown {
+		e.unknownSince = time.Time{}
+		return out
+	}
+	if e.unknownSince.IsZero() {
+		e.unknownSince, e.driftedAt = now, now
+	}
+	interval := driftSilent
+	if e.distrusted != "" {
+		interval = driftDistrusted
+	}
+	if _, tick := ev.(Tick); tick && now.Sub(e.driftedAt) >= interval {
+		e.driftedAt, out.Drift = now, true
+	}
+	return out
+}
+
+// handleClaim checks a claim by itself and against the one before.
+func (e *Estimator) handleClaim(now time.Time, r Replica, c Claim) {
+	reason := r.impossible(c)
+	if reason == "" && e.claimFresh(now, r) {
+		reason = r.impossibleChange(e.claim, c, now.Sub(e.claimedAt))
+	}
+	e.claims = e.recordVerdict(now, e.claims, reason)
+	e.claim, e.claimedAt = c, now
+	e.mostClaimed = max(e.mostClaimed, c.requests())
+}
+
+// handleProxyReport checks the claims since the last report of the proxies against
+// this one.
+func (e *Estimator) handleProxyReport(now time.Time, r Replica, p ProxyReport) {
+	if e.claimFresh(now, r) {
+		e.comparisons = e.recordVerdict(now, e.comparisons, p.contradicts(max(e.mostClaimed, e.claim.requests())))
+	}
+	e.proxies, e.proxiesAt, e.mostClaimed = p, now, 0
+	if p.Answers > 0 {
+		e.share, e.shareAt = min(max(p.Share, 0), 1), now
+	}
+}
+
+// recordVerdict shifts a verdict into a history, and distrusts the migrator after
+// too many bad ones. reason is empty for a good one.
+func (e *Estimator) recordVerdict(now time.Time, history uint8, reason string) uint8 {
+	history <<= 1
+	if reason == "" {
+		return history
+	}
+	history |= 1
+	e.badAt = now
+	if bits.OnesCount8(history) >= distrustAfter {
+		e.distrusted = reason
+	}
+	return history
+}
+
+// claimFresh reports whether the migrator's last claim is not late.
+func (e *Estimator) claimFresh(now time.Time, r Replica) bool {
+	return !e.claimedAt.IsZero() && now.Sub(e.claimedAt) <= max(r.Late, time.Second)
+}
+
+func (e *Estimator) estimate(now time.Time, r Replica) Estimate {
+	out := Estimate{Distrusted: e.distrusted}
+	if out.Visible = !e.proxiesAt.IsZero() && now.Sub(e.proxiesAt) <= proxiesLate; out.Visible {
+		out.Requests = e.proxies.Requests
+	}
+	switch {
+	case e.distrusted != "":
+	case e.claimFresh(now, r):
+		out.Source, out.Work = Migrator, e.claim.Held+e.claim.Promised
+	case e.claimedAt.IsZero() && out.Visible:
+		// A migrator that stopped reporting may keep streams whose work is elsewhere.
+		// Requests in progress are therefore a load only where it never reported.
+		out.Source = Proxies
+		if !e.shareAt.IsZero() && now.Sub(e.shareAt) <= shareLate {
+			out.Work = policies.Tokens(float64(e.share * float64(r.KV)))
+			return out
+		}
+		out.Work, out.Counted = r.KV/policies.Tokens(max(r.Batch, 1))*policies.Tokens(out.Requests), true
+	}
+	return out
+}

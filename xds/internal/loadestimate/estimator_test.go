@@ -1,0 +1,80 @@
+package loadestimate
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// TestEstimatorIsPure: the same events at the same times give the same estimates,
+// and every estimate keeps its invariants whatever is reported.
+func TestEstimatorIsPure(t *testing.T) {
+	for seed := range uint64(50) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		r := Replica{
+			KV: policies.Tokens(rng.Int64N(1 << 20)), Batch: rng.IntN(512), Context: policies.Tokens(rng.Int64N(1 << 17)),
+			Rate: rng.Float64() * 1e5, Late: time.Duration(rng.Int64N(int64(10 * time.Second))),
+		}
+		var a, b Estimator
+		now := zero
+		for range 500 {
+			now = now.Add(time.Duration(rng.Int64N(int64(3 * time.Second))))
+			var ev Event = Tick{}
+			switch rng.IntN(3) {
+			case 0:
+				ev = Claim{
+					Running: rng.IntN(1000) - 10, Waiting: rng.IntN(100), Streams: rng.IntN(1000),
+					Held: policies.Tokens(rng.Int64N(1<<42) >> rng.IntN(40)), Promised: policies.Tokens(rng.Int64N(1 << 40)), Bounded: rng.IntN(20) == 0,
+				}
+			case 1:
+				ev = ProxyReport{Requests: rng.IntN(2000), Answers: rng.Uint64N(3), Share: rng.NormFloat64() * 3}
+			}
+			f := a.Step(now, r, ev)
+			if g := b.Step(now, r, ev); f != g {
+				t.Fatalf("seed %d: %+v and %+v", seed, f, g)
+			}
+			_, tick := ev.(Tick)
+			switch {
+			case f.Drift && (!tick || f.Source != Unknown):
+				t.Fatalf("seed %d: drifts on %T: %+v", seed, ev, f)
+			case f.Distrusted != "" && f.Source != Unknown:
+				t.Fatalf("seed %d: uses a migrator that it distrusts: %+v", seed, f)
+			case f.Source == Proxies && f.Work > max(r.KV, 1)*2000:
+				t.Fatalf("seed %d: %+v", seed, f)
+			}
+		}
+	}
+}
+
+// TestTwoBadClaims: two bad claims among ten do not make the migrator distrusted,
+// whichever they are.
+func TestTwoBadClaims(t *testing.T) {
+	r := Replica{KV: 100_000, Batch: 64, Context: 8192, Late: 5 * time.Second}
+	for first := range 10 {
+		for second := first + 1; second < 10; second++ {
+			var m Estimator
+			for i := range 10 {
+				c := Claim{Running: 3, Held: 9000, Bounded: i == first || i == second}
+				if f := m.Step(zero.Add(time.Duration(i)*time.Second), r, c); f.Source != Migrator {
+					t.Fatalf("bad claims %d and %d: %+v after %d", first, second, f, i)
+				}
+			}
+		}
+	}
+}
+
+func BenchmarkStep(b *testing.B) {
+	r := Replica{KV: 100_000, Batch: 64, Context: 8192, Rate: 1e4, Late: 5 * time.Second}
+	var m Estimator
+	now := zero
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		now = now.Add(time.Millisecond)
+		if i%4 == 0 {
+			m.Step(now, r, ProxyReport{Requests: 3})
+		}
+		m.Step(now, r, Claim{Running: 3, Streams: 3, Held: 9000})
+	}
+}

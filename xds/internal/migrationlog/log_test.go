@@ -1,0 +1,72 @@
+package migrationlog
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
+)
+
+var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+func goodMigration(n int, state string) *api.Migration {
+	return &api.Migration{
+		Id: fmt.Sprint("r0/", n), Request: "r2/1", Cause: "growth", FrontEnd: "r2", From: "r0", To: "r1", Method: "live", Transport: "shm",
+		State: state, Rounds: 2, Tokens: 700, Bytes: 1 << 20, StallSeconds: 0.0012, Seconds: 0.5, StartedUnixMicros: start.UnixMicro(),
+	}
+}
+
+func decode(t *testing.T, list ...*api.Migration) []loadreport.Migration {
+	t.Helper()
+	migrations, dropped := loadreport.DecodeMigrations("r0", list)
+	if dropped > 0 {
+		t.Fatal("a migration of the test is not valid")
+	}
+	return migrations
+}
+
+// TestLog: later states replace earlier ones, final ones stay, and each migration is
+// counted once.
+func TestLog(t *testing.T) {
+	var l Log
+	at := func(s int) time.Time { return start.Add(time.Duration(s) * time.Second) }
+	l.Add(at(0), decode(t, goodMigration(1, "offer"), goodMigration(2, "offer")))
+	if l.Running(at(-1)) != 2 || len(l.Totals()) != 0 {
+		t.Errorf("%d running", l.Running(at(-1)))
+	}
+	l.Add(at(1), decode(t, goodMigration(1, loadreport.MigrationDone)))
+	l.Add(at(2), decode(t, goodMigration(1, "pull"), goodMigration(1, loadreport.MigrationAborted), goodMigration(1, loadreport.MigrationDone)))
+	odd := goodMigration(3, loadreport.MigrationAborted)
+	odd.Cause, odd.Method = "a new cause", "another"
+	l.Add(at(3), decode(t, odd))
+	got := l.Newest(time.Time{}, 10)
+	if len(got) != 3 || got[0].ID != "r0/3" || got[1].ID != "r0/2" || got[2].ID != "r0/1" || got[2].State != loadreport.MigrationDone || !got[2].Reported.Equal(at(1)) {
+		t.Errorf("%+v", got)
+	}
+	if got := l.Newest(at(0), 10); len(got) != 2 {
+		t.Errorf("since the first: %+v", got)
+	}
+	if got := l.Newest(time.Time{}, 1); len(got) != 1 || got[0].ID != "r0/3" {
+		t.Errorf("the newest: %+v", got)
+	}
+	totals := l.Totals()
+	if len(totals) != 2 || totals[0].Kind != (Kind{"growth", "live", loadreport.MigrationDone}) || totals[0].Count != 1 || totals[0].Bytes != 1<<20 ||
+		totals[0].Stall.Count != 1 || totals[0].Stall.Buckets[1] != 0 || totals[0].Stall.Buckets[2] != 1 ||
+		totals[1].Kind != (Kind{"other", "other", loadreport.MigrationAborted}) || totals[1].Stall.Count != 0 {
+		t.Errorf("%+v", totals)
+	}
+	if n := l.Running(at(0)); n != 0 {
+		t.Errorf("%d running that are no longer reported", n)
+	}
+	for i := range 600 {
+		l.Add(at(4), decode(t, goodMigration(10+i, loadreport.MigrationDone)))
+	}
+	if got := l.Newest(time.Time{}, 1000); len(got) != maxMigrations || len(l.byID) != maxMigrations || got[0].ID != "r0/609" {
+		t.Errorf("%d migrations, %d names", len(got), len(l.byID))
+	}
+	if totals := l.Totals(); totals[0].Count != 601 {
+		t.Errorf("%d counted", totals[0].Count)
+	}
+}

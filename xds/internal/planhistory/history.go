@@ -1,0 +1,169 @@
+// Package planhistory keeps the decisions about a fleet's plans, and the former
+// plans that an operator may return to, in the forms in which they are shown and
+// stored. Everything in it is a pure function of its arguments.
+package planhistory
+
+import (
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/adoption"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// Decisions about a plan; see Change.Decision.
+const (
+	Adopted    = "adopted"     // a plan for its gain, or the first one
+	RolledBack = "rolled back" // to an earlier plan
+	Repaired   = "repaired"    // other replicas serve; boundaries stay where they can
+	Refined    = "refined"     // boundaries alone, as the replicas propose
+	Restated   = "restated"    // the store was edited; its plan gets an epoch of its own
+	Pinned     = "pinned"
+	Unpinned   = "unpinned"
+	Kept       = "kept"     // the plan in force stays
+	HeldOff    = "held off" // it stays, because another one was rolled back recently
+	Denied     = "denied"   // it stays, because the site's rules deny another one
+)
+
+// maxChanges bounds the history.
+const maxChanges = 64
+
+// Change is one entry of the history: a model's plan was replaced, or another one
+// was considered and the plan is kept; see Replaces.
+type Change struct {
+	Time  time.Time
+	Model string
+	Epoch policies.Epoch // of the plan in force after it
+	// Decision is one of the constants above; "" is a change of plan that an earlier
+	// version of the program stored.
+	Decision string
+	Reason   string // what happened, in a few words
+	By       string // the operator, or the control plane; "" for one without a name
+	// Stages is what came into force; nil for a change before the last restart.
+	Stages []policies.Stage
+	// Gain is the predicted gain over the plan before, as a share of its cost;
+	// 0 where nothing was compared.
+	Gain float64
+	// Predicted and Observed are the seconds of an iteration, at the flow of the
+	// time, of the stage where they differed most; 0 where nothing was measured.
+	Predicted, Observed float64
+	// Times is how often in a row this was decided, the last time at Until; 0
+	// stands for once.
+	Times int
+	Until time.Time
+}
+
+// Replaces reports whether the decision replaced a plan.
+func (c Change) Replaces() bool {
+	switch c.Decision {
+	case Kept, HeldOff, Denied, Pinned, Unpinned:
+		return false
+	}
+	return true
+}
+
+// DecisionOf names the decision of an adoption machine.
+func DecisionOf(d adoption.Decision) string {
+	switch {
+	case d.Reason == adoption.RolledBack:
+		return RolledBack
+	case d.Adopt && d.Reason == adoption.ReplicasChanged:
+		return Repaired
+	case d.Adopt:
+		return Adopted
+	case d.Reason == adoption.HeldOff:
+		return HeldOff
+	}
+	return Kept
+}
+
+// Append returns the history with the changes appended, bounded. Only the last
+// refinement between two plans is kept, and repeated decisions to keep a plan are
+// merged into one: they come every second, or every period, and would push out the
+// changes that explain the plan.
+func Append(history []Change, changes ...Change) []Change {
+	all := slices.Clone(history)
+	for _, c := range changes {
+		i := mergeable(all, c)
+		switch {
+		case i < 0:
+			all = append(all, c)
+		case c.Decision == Refined:
+			all = append(slices.Delete(all, i, i+1), c)
+		default:
+			c.Until, c.Times = c.Time, max(all[i].Times, 1)+1
+			c.Time = all[i].Time
+			all[i] = c
+		}
+	}
+	return all[max(len(all)-maxChanges, 0):]
+}
+
+// routine reports whether a decision is repeated at every period or second.
+func routine(decision string) bool {
+	return decision == Kept || decision == HeldOff || decision == Denied || decision == Refined
+}
+
+// mergeable returns the index of the model's earlier change with the same routine
+// decision and nothing but routine decisions after it, or -1.
+func mergeable(history []Change, c Change) int {
+	for i := len(history) - 1; i >= 0 && routine(c.Decision); i-- {
+		switch o := history[i]; {
+		case o.Model != c.Model:
+		case o.Decision == c.Decision:
+			return i
+		case !routine(o.Decision):
+			return -1
+		}
+	}
+	return -1
+}
+
+// FromStored rebuilds the history from the reasons of a stored object, which other
+// control planes may have written. known are the changes that this one knows with
+// their stages.
+func FromStored(o store.Object, known []Change) []Change {
+	history := make([]Change, 0, len(o.Reasons))
+	for _, r := range o.Reasons {
+		c := Change{
+			Time: r.At, Model: r.Model, Epoch: r.Epoch, Reason: r.Text, Decision: r.Decision,
+			Gain: r.Gain, Predicted: r.Predicted, Observed: r.Observed, By: r.By, Times: r.Times, Until: r.Until,
+		}
+		for _, k := range known {
+			if k.Model == c.Model && k.Epoch == c.Epoch && k.Reason == c.Reason && k.Time.Equal(c.Time) {
+				c.Stages = k.Stages
+			}
+		}
+		if c.Stages == nil && c.Replaces() {
+			for _, p := range o.Plans {
+				if p.Model == c.Model && p.Epoch == c.Epoch {
+					c.Stages = p.Stages
+				}
+			}
+		}
+		history = append(history, c)
+	}
+	return Append(history)
+}
+
+// ToStored returns the history in its stored form.
+func ToStored(history []Change) []store.Reason {
+	out := make([]store.Reason, len(history))
+	for i, c := range history {
+		out[i] = store.Reason{
+			Model: c.Model, Epoch: c.Epoch, At: c.Time, Text: Truncate(c.Reason), Decision: c.Decision,
+			Gain: c.Gain, Predicted: c.Predicted, Observed: c.Observed, By: Truncate(c.By), Times: c.Times, Until: c.Until,
+		}
+	}
+	return out
+}
+
+// Truncate shortens a text to what the store accepts, between two characters.
+func Truncate(s string) string {
+	if len(s) > store.MaxText {
+		s = strings.ToValidUTF8(s[:store.MaxText], "")
+	}
+	return s
+}

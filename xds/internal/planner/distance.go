@@ -1,0 +1,53 @@
+package planner
+
+import (
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/adoption"
+	"github.com/cascadeinfer/cascade/policies/proximity"
+)
+
+// near is what is known of the distances between the model's replicas. The map is
+// kept until ResetDistances.
+func (p *Planner) near() adoption.Assigner {
+	if p.cfg.TokenBytes == 0 {
+		return adoption.Assigner{}
+	}
+	if p.distances == nil {
+		c := proximity.Config{Rates: p.cfg.Links, TokenBytes: p.cfg.TokenBytes, Base: p.cfg.Transfer.Base}
+		for _, r := range p.cfg.Registry.All() {
+			if r.Model == p.cfg.Model {
+				c.Replicas = append(c.Replicas, proximity.Replica{ID: r.ID, Topology: r.Site()})
+			}
+		}
+		p.distances = proximity.New(c)
+	}
+	return adoption.Assigner{Map: p.distances}
+}
+
+// ResetDistances is called when the site of a replica or the configuration changed.
+func (p *Planner) ResetDistances() { p.distances = nil }
+
+// MigrationCost returns the cost of a migration under the plan in force, and the
+// assumed cost before a plan is known; both zero where distances make no difference.
+func (p *Planner) MigrationCost() (inForce, assumed policies.Transfer) {
+	n := p.near()
+	if n.Map == nil {
+		return policies.Transfer{}, policies.Transfer{}
+	}
+	_, eligible := p.ReadyPlan()
+	return n.Map.PlanTransfer(p.plan, nil), p.transfer(eligible)
+}
+
+// transfer is the assumed cost of a migration before the replicas of each stage are
+// known: from each replica to its nearest one.
+func (p *Planner) transfer(eligible []policies.Replica) policies.Transfer {
+	n := p.near()
+	if n.Map == nil || len(eligible) < 2 {
+		return p.cfg.Transfer
+	}
+	ids := make([]policies.ReplicaID, len(eligible))
+	for i, r := range eligible {
+		ids[i] = r.ID
+	}
+	return n.Map.NearestTransfer(ids)
+}

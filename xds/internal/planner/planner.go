@@ -1,0 +1,356 @@
+// Package planner decides about the plan of one model: it proposes the first plan,
+// repairs a plan whose stages lose their ready replicas (Repair), plans anew every
+// period (Replan), moves boundaries to where the replicas propose them (Refine), and
+// works out which plan an operator's pin or rollback leads to (Revive).
+//
+// A Planner reads the replicas from a registry and decides only: its owner stores
+// each Change it proposes and calls SetPlan when that is done. It reads no clock,
+// does no I/O and is not safe for concurrent use.
+//
+// Invariants: a proposed plan is valid and routes differently from the one in force;
+// plans that the site's rules deny are proposed by Repair alone.
+package planner
+
+import (
+	"math"
+	"strconv"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/adoption"
+	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/policies/proximity"
+	"github.com/cascadeinfer/cascade/xds/internal/planhistory"
+	"github.com/cascadeinfer/cascade/xds/internal/planrepair"
+	"github.com/cascadeinfer/cascade/xds/internal/registry"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// Config is the configuration of a Planner. All fields but Check and Wrap are
+// required.
+type Config struct {
+	Model    string
+	Context  policies.Tokens // the longest sequence
+	Edges    []policies.Tokens
+	Cost     policies.Cost
+	Transfer policies.Transfer
+	// TokenBytes is the KV of one token in bytes; 0: all migrations cost Transfer,
+	// wherever the replicas are.
+	TokenBytes float64
+	Links      links.Rates
+	Limits     policies.Limits
+
+	Registry *registry.Registry
+	Policy   Policy
+	Refine   bool // boundaries move between two plans
+	Speed    float64
+	Period   time.Duration
+	// Grace is how long a stage may be without a ready replica while most replicas
+	// are missing.
+	Grace time.Duration
+	Seen  uint64 // requests counted before the fleet leaves its first, single stage
+	// Author is the name of this control plane in the history.
+	Author string
+	// Check returns an error for stages that the site's rules deny as the next plan;
+	// nil denies nothing.
+	Check func(before policies.Plan, next []policies.Stage) error
+	// Wrap returns the planner to use in place of the native one; nil: the native one.
+	Wrap func(model string, native adoption.Planner) adoption.Planner
+}
+
+// Planner decides about one model's plan.
+type Planner struct {
+	cfg     Config
+	machine *adoption.Machine // nil: one stage, always
+	zero    time.Time         // the machine's times count from it
+
+	plan    policies.Plan         // in force; no stages: none yet
+	window  []registry.Pace       // per stage, summed over the ticks since the last period
+	held    []float64             // mean held tokens per stage, as of the last tick; -1: unknown
+	bounds  []loadreport.Boundary // between the stages, as of the last tick; none: not refined
+	nextAt  time.Time             // of the next period
+	status  string                // what the last period decided
+	lacking time.Time             // since when a stage has no ready replica although others have; zero: none lacks one
+
+	distances *proximity.Map // nil: to be computed
+}
+
+// Parameters of adoption beyond its own defaults, in seconds at speed 1.
+const (
+	holdOff    = 60
+	holdOffMax = 960
+	moveCost   = 5
+	horizon    = 60
+)
+
+// New returns a planner without a plan.
+func New(cfg Config) (*Planner, error) {
+	p := &Planner{cfg: cfg}
+	native := cfg.Policy.planner
+	if native == nil {
+		return p, nil
+	}
+	if cfg.Wrap != nil {
+		native = cfg.Wrap(cfg.Model, native)
+	}
+	var err error
+	p.machine, err = adoption.New(adoption.Config{
+		// Replan is called once a period. The machine's own period is a little shorter,
+		// so that a tick that comes slightly early does not lose one.
+		Planner: native, Period: 0.9 * cfg.Period.Seconds(), Seen: cfg.Seen,
+		HoldOff: holdOff / cfg.Speed, HoldOffMax: holdOffMax / cfg.Speed,
+		MoveCost: moveCost / cfg.Speed, Horizon: horizon / cfg.Speed,
+	})
+	return p, err
+}
+
+// Start sets the time from which the adoption machine counts. It is called before
+// every other method.
+func (p *Planner) Start(now time.Time) { p.zero = now }
+
+// Plan returns the plan in force; one without stages: none yet.
+func (p *Planner) Plan() policies.Plan { return p.plan }
+
+// Status says what the last planning period decided, and why.
+func (p *Planner) Status() string { return p.status }
+
+// SetPlan puts a plan in force.
+func (p *Planner) SetPlan(now time.Time, plan policies.Plan) {
+	p.plan = plan
+	p.cfg.Registry.SetStages(plan)
+	p.ResetMeasurements()
+	p.measure(now)
+}
+
+// SetStages notes the stages of the plan in force in the registry, which is needed
+// when the configured replicas have changed.
+func (p *Planner) SetStages() {
+	plan := p.plan
+	plan.Model = p.cfg.Model
+	p.cfg.Registry.SetStages(plan)
+}
+
+// TakeOver prepares the planner of a control plane that becomes the leader: the next
+// period begins now, and earlier measurements are dropped.
+func (p *Planner) TakeOver(now time.Time) {
+	p.nextAt, p.lacking = now.Add(p.cfg.Period), time.Time{}
+	p.ResetMeasurements()
+}
+
+// ResetMeasurements drops the measured iteration times.
+func (p *Planner) ResetMeasurements() { p.window = make([]registry.Pace, len(p.plan.Stages)) }
+
+// Tick measures the stages at one moment.
+func (p *Planner) Tick(now time.Time) {
+	for i, pace := range p.cfg.Registry.Paces(now, p.plan) {
+		p.window[i].Running += pace.Running
+		p.window[i].Tokens += pace.Tokens
+	}
+	p.measure(now)
+}
+
+// measure computes what replies to reports say about the stages.
+func (p *Planner) measure(now time.Time) {
+	p.held = p.cfg.Registry.MeanHeld(now, p.plan)
+	p.bounds = nil
+	if p.cfg.Refine && len(p.plan.Stages) > 1 {
+		p.bounds = p.boundaries(now)
+	}
+}
+
+// MeanHeld is the mean of the tokens that the replicas of a stage hold, as of the
+// last tick or the last plan; ok is false where it is unknown.
+func (p *Planner) MeanHeld(stage int) (mean float64, ok bool) {
+	if stage < 0 || stage >= len(p.held) || p.held[stage] < 0 {
+		return 0, false
+	}
+	return p.held[stage], true
+}
+
+// iterations returns each stage's iteration time over the window, every token
+// weighing the same (Little's law); 0 where nothing ran.
+func (p *Planner) iterations() []float64 {
+	out := make([]float64, len(p.window))
+	for i, pace := range p.window {
+		if pace.Tokens > 0 {
+			out[i] = pace.Running / pace.Tokens
+		}
+	}
+	return out
+}
+
+// PeriodDue reports whether it is time for Replan.
+func (p *Planner) PeriodDue(now time.Time) bool { return !now.Before(p.nextAt) }
+
+// Result is the outcome of Replan or Refine: a change of plan, or an entry of the
+// history that says why there is none, or neither.
+type Result struct {
+	Change *planhistory.Change
+	Entry  *planhistory.Change
+}
+
+// Replan decides at the end of a planning period: it proposes the plan that the
+// adoption machine adopts, or the present one without the replicas that drained. A
+// pinned plan only returns to its pinned boundaries. The machine sees the ready
+// replicas only; the others keep their places beside its plan.
+func (p *Planner) Replan(now time.Time, pin *store.Pin) Result {
+	p.nextAt = now.Add(p.cfg.Period)
+	if pin != nil {
+		if c, ok := p.restorePinned(now, pin); ok {
+			return Result{Change: &c}
+		}
+		return p.repairMembers(now)
+	}
+	if p.machine == nil {
+		return p.repairMembers(now)
+	}
+	members := p.members()
+	present, eligible := p.ReadyPlan()
+	if present.Validate() != nil {
+		p.status = "waiting: a stage has no ready replica" // Repair deals with it
+		return Result{}
+	}
+	measured := p.iterations()
+	d := p.machine.Step(adoption.Input{
+		Now: now.Sub(p.zero).Seconds(), Plan: present, Model: p.cfg.Model, Replicas: eligible,
+		Workload: p.workload(now, eligible), Iterations: measured, Proximity: p.near().Map,
+	})
+	p.ResetMeasurements()
+	p.status = describe(d)
+	entry := planhistory.Change{
+		Time: now, Model: p.cfg.Model, Epoch: p.plan.Epoch, Decision: planhistory.DecisionOf(d), Reason: string(d.Reason), By: p.cfg.Author,
+	}
+	if !math.IsInf(d.Gain, 0) {
+		entry.Gain = d.Gain
+	}
+	entry.Predicted, entry.Observed = worstIteration(d.Present.Iterations, measured)
+	if d.Adopt {
+		if c, ok := p.Propose(now, planrepair.PlaceUnready(d.Plan, p.plan, members), string(d.Reason)); ok {
+			denied := p.Check(c.Stages)
+			if entry.Decision != planhistory.Adopted || denied == nil {
+				entry.Stages = c.Stages
+				return Result{Change: &entry}
+			}
+			p.status = string(d.Reason) + ": " + denied.Error()
+			entry.Decision, entry.Reason = planhistory.Denied, p.status
+		}
+	}
+	if r := p.repairMembers(now); r.Change != nil {
+		return r
+	}
+	if d.Reason == adoption.WaitingForPeriod {
+		return Result{}
+	}
+	return Result{Entry: &entry}
+}
+
+// repairMembers proposes the present plan with the members that there are now.
+func (p *Planner) repairMembers(now time.Time) Result {
+	c, ok := p.Propose(now, p.repaired(p.members()), "replicas changed")
+	if !ok {
+		return Result{}
+	}
+	return Result{Change: &c}
+}
+
+// Propose describes the replacement of the plan in force; ok is false when the new
+// plan routes like the present one.
+func (p *Planner) Propose(now time.Time, plan policies.Plan, reason string) (c planhistory.Change, ok bool) {
+	if planrepair.SameRouting(plan, p.plan) || plan.Validate() != nil {
+		return planhistory.Change{}, false
+	}
+	c = planhistory.Change{Time: now, Model: p.cfg.Model, Decision: planhistory.Repaired, Reason: reason, By: p.cfg.Author, Stages: plan.Stages}
+	if len(p.plan.Stages) == 0 {
+		c.Decision = planhistory.Adopted // the first plan
+	}
+	return c, true
+}
+
+// Check returns an error for stages that the site's rules deny. The first plan is
+// not checked.
+func (p *Planner) Check(stages []policies.Stage) error {
+	if p.cfg.Check == nil || len(p.plan.Stages) == 0 {
+		return nil
+	}
+	return p.cfg.Check(p.plan, stages)
+}
+
+// worstIteration returns the predicted and the measured iteration of the stage where
+// the measured one exceeds the other most; zeros where nothing was measured.
+func worstIteration(predicted, measured []float64) (p, m float64) {
+	most := math.Inf(-1)
+	for i := range min(len(predicted), len(measured)) {
+		ratio := measured[i] / predicted[i]
+		if measured[i] > 0 && predicted[i] > 0 && !math.IsInf(predicted[i], 0) && ratio > most {
+			p, m, most = predicted[i], measured[i], ratio
+		}
+	}
+	return p, m
+}
+
+// describe returns the machine's decision as a text for the status.
+func describe(d adoption.Decision) string {
+	text := string(d.Reason)
+	if d.Gain != 0 && !math.IsInf(d.Gain, 0) {
+		text += ": predicted gain " + strconv.Itoa(int(math.Round(100*d.Gain))) + " %"
+	}
+	if d.Err != nil {
+		text += ": " + d.Err.Error()
+	}
+	return text
+}
+
+// workload is what a planner may use to plan for the eligible replicas.
+func (p *Planner) workload(now time.Time, eligible []policies.Replica) policies.Workload {
+	w := policies.Workload{
+		Flow: p.cfg.Registry.Flow(now, p.cfg.Model, p.cfg.Edges), Cost: p.cfg.Cost, Transfer: p.transfer(eligible), Limits: p.cfg.Limits,
+		Replicas: len(eligible), Capacity: eligible[0].Capacity,
+	}
+	for _, r := range eligible[1:] {
+		// Replicas of one model are equal; where they are not, the smallest counts.
+		w.Capacity.KV = min(w.Capacity.KV, r.Capacity.KV)
+		w.Capacity.Batch = min(w.Capacity.Batch, r.Capacity.Batch)
+		w.Capacity.TransferRate = min(w.Capacity.TransferRate, r.Capacity.TransferRate)
+	}
+	if p.cfg.Policy.snapshot {
+		w.Snapshot = p.cfg.Registry.InFlight(now, p.cfg.Model, p.cfg.Edges)
+	}
+	return w
+}
+
+// HoldOff keeps new plans away, as after a plan that was rolled back for its
+// slowness.
+func (p *Planner) HoldOff(now time.Time) {
+	if p.machine != nil {
+		p.machine.HoldOff(now.Sub(p.zero).Seconds())
+	}
+}
+
+// RestoreHold sets the hold-off to the stored one, or to none.
+func (p *Planner) RestoreHold(holds []store.Hold) {
+	if p.machine == nil {
+		return
+	}
+	until, length := 0.0, 0.0
+	for _, h := range holds {
+		if h.Model == p.cfg.Model {
+			until, length = h.Until.Sub(p.zero).Seconds(), h.For.Seconds()
+		}
+	}
+	p.machine.RestoreHoldOff(until, length)
+}
+
+// Hold returns the hold-off to store; ok is false where there is none. A control
+// plane that does not plan knows only those of its own operators' orders.
+func (p *Planner) Hold() (hold store.Hold, ok bool) {
+	if p.machine == nil {
+		return store.Hold{}, false
+	}
+	until, length := p.machine.HoldOffState()
+	return store.Hold{
+		Model: p.cfg.Model, Until: p.zero.Add(seconds(until)).UTC().Round(time.Second), For: seconds(length),
+	}, length > 0
+}
+
+func seconds(x float64) time.Duration { return time.Duration(x * float64(time.Second)) }

@@ -1,0 +1,202 @@
+package planner
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/adoption"
+	"github.com/cascadeinfer/cascade/xds/internal/planhistory"
+	"github.com/cascadeinfer/cascade/xds/internal/planrepair"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// Repair proposes the change that cannot wait for the next period, if there is one:
+// a first plan, a stage without a ready replica, a replica that left the
+// configuration or is drained, a ready one that has no stage yet. again says that a
+// repair may become necessary by the mere passing of time: Repair is to be called
+// again soon.
+func (p *Planner) Repair(now time.Time) (c planhistory.Change, ok, again bool) {
+	members := p.members()
+	reason, again := p.repairReason(now, members)
+	if reason == "" {
+		return planhistory.Change{}, false, again
+	}
+	c, ok = p.Propose(now, p.repaired(members), reason)
+	return c, ok, again
+}
+
+// repairReason returns why the plan needs repair at once, or "".
+func (p *Planner) repairReason(now time.Time, members []planrepair.Member) (reason string, again bool) {
+	switch {
+	case len(p.plan.Stages) == 0:
+		return "first plan", false
+	case p.cfg.Policy.planner == nil && len(p.plan.Stages) > 1:
+		return "the policy has one stage", false
+	case !p.namesReplica():
+		return "the stored plan names none of the replicas", false
+	}
+	ready := make([]int, len(p.plan.Stages))
+	total := 0
+	for _, r := range p.cfg.Registry.All() {
+		if r.Model != p.cfg.Model {
+			continue
+		}
+		if r.Removed && r.Stage >= 0 {
+			return "replica " + string(r.ID) + " left", false
+		}
+		// Without another member it stays in its stage. So does a replica whose migrator
+		// stops, which is back in a moment or becomes unready.
+		if r.DrainOrdered() && r.Stage >= 0 && len(members) > 0 {
+			return "replica " + string(r.ID) + " is drained", false
+		}
+		if r.Ready() {
+			if r.Stage < 0 {
+				return "replica " + string(r.ID) + " joined", false
+			}
+			ready[r.Stage]++
+			total++
+		}
+	}
+	if i := slices.Index(ready, 0); i < 0 || total == 0 {
+		p.lacking = time.Time{}
+	} else {
+		if p.lacking.IsZero() {
+			p.lacking = now
+		}
+		// When most replicas are missing, the control plane's view is probably wrong,
+		// because the network has just come back or the control plane has just started.
+		// Proxies fail over by themselves; the plan waits for more reports.
+		if 2*total >= len(members) || now.Sub(p.lacking) >= p.cfg.Grace {
+			return fmt.Sprintf("stage %d lost its last ready replica", i), false
+		}
+		again = true
+	}
+	for _, stage := range p.plan.Stages {
+		for _, id := range stage.Replicas {
+			if p.cfg.Registry.OfModel(p.cfg.Model, id) == nil && len(members) > 0 {
+				return "replica " + string(id) + " is no longer configured", again
+			}
+		}
+	}
+	return "", again
+}
+
+// namesReplica reports whether the plan names a replica of the model.
+func (p *Planner) namesReplica() bool {
+	for _, r := range p.cfg.Registry.All() {
+		if r.Model == p.cfg.Model && r.Stage >= 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// members lists the replicas that may be in a stage, in the order of the registry:
+// those that serve, are in the plan, or were never in one and are ready. A new
+// replica joins no stage before its engine answers.
+func (p *Planner) members() []planrepair.Member {
+	var list []planrepair.Member
+	for _, r := range p.cfg.Registry.All() {
+		if r.Model == p.cfg.Model && !r.DrainingNow() && (r.Ready() || r.Stage >= 0) {
+			list = append(list, planrepair.Member{ID: r.ID, Ready: r.Ready(), Work: r.Work()})
+		}
+	}
+	return list
+}
+
+// repaired is the plan in force with the present members, or a single stage where no
+// plan can be kept.
+func (p *Planner) repaired(members []planrepair.Member) policies.Plan {
+	if len(p.plan.Stages) > 0 && p.namesReplica() && (p.cfg.Policy.planner != nil || len(p.plan.Stages) == 1) {
+		return planrepair.Repair(p.plan, members)
+	}
+	var ids []policies.ReplicaID
+	for _, r := range p.cfg.Registry.All() {
+		// A first stage has all replicas: those that are not ready are listed as such.
+		if r.Model == p.cfg.Model && !r.DrainingNow() {
+			ids = append(ids, r.ID)
+		}
+	}
+	for _, r := range p.cfg.Registry.All() {
+		if len(ids) == 0 && r.Model == p.cfg.Model && !r.Removed {
+			ids = append(ids, r.ID)
+			break
+		}
+	}
+	return policies.OneStagePlan(p.cfg.Model, ids)
+}
+
+// ReadyPlan returns the ready part of the plan in force, and its replicas. It is not
+// valid when a stage has none.
+func (p *Planner) ReadyPlan() (policies.Plan, []policies.Replica) {
+	var eligible []policies.Replica
+	for _, r := range p.cfg.Registry.All() {
+		if r.Model == p.cfg.Model && r.Ready() && r.Stage >= 0 {
+			eligible = append(eligible, r.Replica)
+		}
+	}
+	plan := policies.Plan{Model: p.cfg.Model, Epoch: p.plan.Epoch}
+	for _, stage := range p.plan.Stages {
+		kept := policies.Stage{Low: stage.Low, High: stage.High}
+		for _, id := range stage.Replicas {
+			if r := p.cfg.Registry.OfModel(p.cfg.Model, id); r != nil && r.Ready() {
+				kept.Replicas = append(kept.Replicas, id)
+			}
+		}
+		plan.Stages = append(plan.Stages, kept)
+	}
+	return plan, eligible
+}
+
+// Revive returns the plan that divides the lengths as a former one did among the
+// present replicas: as many to each stage as it had, or in proportion, short to long
+// in the order of the plan in force. It has fewer stages where there are fewer
+// replicas, and is the plan in force where none is ready.
+func (p *Planner) Revive(former store.Past) policies.Plan {
+	g := p.cfg.Registry
+	present := policies.Plan{Model: p.cfg.Model, Epoch: p.plan.Epoch}
+	var eligible []policies.Replica
+	for _, st := range p.plan.Stages {
+		kept := policies.Stage{Low: st.Low, High: st.High}
+		for _, id := range st.Replicas {
+			if r := g.OfModel(p.cfg.Model, id); r != nil && g.TakesRequests(r) {
+				kept.Replicas = append(kept.Replicas, id)
+				eligible = append(eligible, r.Replica)
+			}
+		}
+		present.Stages = append(present.Stages, kept)
+	}
+	if len(eligible) == 0 {
+		return p.plan
+	}
+	divided := adoption.ScaleCounts(policies.Partition{Cuts: former.Cuts, Counts: former.Counts}, len(eligible))
+	var unready []planrepair.Member
+	for _, r := range g.All() {
+		if r.Model == p.cfg.Model && r.Stage >= 0 && !r.Removed && !r.DrainOrdered() && !g.TakesRequests(r) {
+			unready = append(unready, planrepair.Member{ID: r.ID})
+		}
+	}
+	return planrepair.PlaceUnready(p.near().Assign(present, divided, eligible), p.plan, unready)
+}
+
+// restorePinned proposes to return to the boundaries of a pinned plan, which a
+// repair may have merged while replicas were missing.
+func (p *Planner) restorePinned(now time.Time, pin *store.Pin) (planhistory.Change, bool) {
+	p.status = fmt.Sprintf("pinned to the plan of epoch %d", pin.Epoch)
+	if pin.By != "" {
+		p.status += " by " + pin.By
+	}
+	if planhistory.SameCuts(pin.Past, p.plan) {
+		return planhistory.Change{}, false
+	}
+	next := p.Revive(pin.Past)
+	if !planhistory.SameCuts(pin.Past, next) {
+		p.status += ", which needs more ready replicas"
+		return planhistory.Change{}, false
+	}
+	c, ok := p.Propose(now, next, fmt.Sprintf("back to the pinned plan of epoch %d", pin.Epoch))
+	c.Decision = planhistory.Repaired
+	return c, ok
+}

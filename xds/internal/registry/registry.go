@@ -1,0 +1,183 @@
+// Package registry keeps the configured replicas of a fleet with the last report of
+// each, and sums up what they report. A Registry is fed by its owner with the
+// configured list (Configure), reports (Replica.HandleReport) and stored objects
+// (ApplyStored), reads no clock and does no I/O. It is not safe for concurrent use.
+//
+// Where several control planes share a store, the one that plans records what it
+// sees of the replicas in the stored object (Record), and all of them serve what is
+// stored (Served), so that they serve the same.
+package registry
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/internal/weights"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// Check returns an error for a list of replicas that the models cannot be served by.
+// Replicas must be valid, have distinct ids and distinct addresses that are IP:port,
+// serve known models, and leave no model without one.
+func Check(models []string, list []policies.Replica) error {
+	count := make(map[string]int, len(models))
+	for _, m := range models {
+		count[m] = 0
+	}
+	ids := make(map[policies.ReplicaID]bool, len(list))
+	addresses := make(map[netip.AddrPort]policies.ReplicaID, len(list))
+	for _, r := range list {
+		if err := r.Validate(); err != nil {
+			return err
+		}
+		if len(r.ID) > loadreport.MaxName {
+			return fmt.Errorf("replica %.40q…: the id is longer than %d bytes", r.ID, loadreport.MaxName)
+		}
+		if _, ok := count[r.Model]; !ok {
+			return fmt.Errorf("replica %q: no model %q is configured", r.ID, r.Model)
+		}
+		a, err := netip.ParseAddrPort(r.Address)
+		if err != nil || a.Port() == 0 {
+			return fmt.Errorf("replica %q: address %q: must be an IP address and a port, such as 10.0.0.7:8000", r.ID, r.Address)
+		}
+		if ids[r.ID] {
+			return fmt.Errorf("replica %q is configured twice", r.ID)
+		}
+		if other, ok := addresses[a]; ok {
+			return fmt.Errorf("replicas %q and %q have the same address %s", other, r.ID, a)
+		}
+		ids[r.ID], addresses[a] = true, r.ID
+		count[r.Model]++
+	}
+	for _, m := range models {
+		if count[m] == 0 {
+			return fmt.Errorf("model %q has no replica: keep one, or remove the model too", m)
+		}
+	}
+	return nil
+}
+
+// Config is the configuration of a Registry.
+type Config struct {
+	// Grace is how long a report counts, and how long a replica that has not reported
+	// since the start of the program counts as ready.
+	Grace time.Duration
+	// HalfLife is that of the flow of a replica that no longer reports.
+	HalfLife time.Duration
+	// Shared says that other control planes share the store; see the package comment.
+	Shared bool
+}
+
+// Registry is the replicas of a fleet.
+type Registry struct {
+	cfg        Config
+	replicas   []*Replica // in the order in which they were configured first
+	byID       map[policies.ReplicaID]*Replica
+	configured bool                                   // a first list was applied
+	restored   map[policies.ReplicaID]replicaCounters // until configured
+	stored     map[policies.ReplicaID]served          // in the last stored object; missing: neutral and healthy
+}
+
+// New returns an empty registry.
+func New(cfg Config) *Registry {
+	return &Registry{cfg: cfg, byID: make(map[policies.ReplicaID]*Replica)}
+}
+
+// Configured reports whether a list of replicas was configured.
+func (g *Registry) Configured() bool { return g.configured }
+
+// All returns the replicas, those included that are no longer configured but not
+// forgotten yet. The slice must not be changed.
+func (g *Registry) All() []*Replica { return g.replicas }
+
+// Get returns the replica with an id, or nil.
+func (g *Registry) Get(id policies.ReplicaID) *Replica { return g.byID[id] }
+
+// OfModel returns the replica with an id, or nil if there is none or it serves
+// another model by now: a plan may still name it.
+func (g *Registry) OfModel(model string, id policies.ReplicaID) *Replica {
+	if r := g.byID[id]; r != nil && r.Model == model {
+		return r
+	}
+	return nil
+}
+
+// Configure applies a new configured list, which must have passed Check. Replicas
+// that are missing from it are removed once no plan names them.
+func (g *Registry) Configure(now time.Time, list []policies.Replica) {
+	listed := make(map[policies.ReplicaID]bool, len(list))
+	for _, c := range list {
+		listed[c.ID] = true
+		r := g.byID[c.ID]
+		if r == nil {
+			r = &Replica{Stage: -1, Weight: weights.Neutral, Health: resources.Unhealthy}
+			if !g.configured {
+				// A control plane that starts has no reports yet; the engines may have been
+				// ready all the time.
+				r.assumedReady = now.Add(g.cfg.Grace)
+			}
+			g.replicas = append(g.replicas, r)
+			g.byID[c.ID] = r
+		}
+		if r.Model != "" && r.Model != c.Model {
+			r.reset()
+		}
+		r.Replica, r.Removed = c, false
+		if !g.configured {
+			r.restore(now, g.restored[c.ID])
+		}
+	}
+	for _, r := range g.replicas {
+		r.Removed = r.Removed || !listed[r.ID]
+	}
+	g.configured, g.restored = true, nil
+	g.applyServed()
+}
+
+// Refresh recomputes a replica's health and reports whether it changed.
+func (g *Registry) Refresh(now time.Time, r *Replica) bool { return r.refresh(now, g.cfg.Grace) }
+
+// Forget drops the replicas that are out of the configuration and of every plan, and
+// whose flow has faded.
+func (g *Registry) Forget(now time.Time) {
+	g.replicas = slices.DeleteFunc(g.replicas, func(r *Replica) bool {
+		drop := r.Removed && r.Stage < 0 && (r.ReportedAt.IsZero() || fade(now.Sub(r.ReportedAt), g.cfg.Grace, g.cfg.HalfLife) == 0)
+		if drop {
+			delete(g.byID, r.ID)
+		}
+		return drop
+	})
+}
+
+// SetStages notes for each replica of a plan's model which stage it is in.
+func (g *Registry) SetStages(plan policies.Plan) {
+	for _, r := range g.replicas {
+		if r.Model == plan.Model {
+			r.Stage = -1
+		}
+	}
+	for i, stage := range plan.Stages {
+		for _, id := range stage.Replicas {
+			if r := g.OfModel(plan.Model, id); r != nil {
+				r.Stage = i
+			}
+		}
+	}
+}
+
+// CheckReport returns an error for a report whose replica is not configured or
+// serves another model.
+func (g *Registry) CheckReport(report loadreport.Report) error {
+	r := g.byID[report.Replica]
+	if r == nil || r.Removed {
+		return fmt.Errorf("replica %q is not configured: add it to the control plane's replicas", report.Replica)
+	}
+	if r.Model != report.Model {
+		return fmt.Errorf("replica %q is configured for model %q and reports for %q", report.Replica, r.Model, report.Model)
+	}
+	return nil
+}

@@ -1,0 +1,141 @@
+package registry
+
+import (
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/xds/internal/loadestimate"
+	"github.com/cascadeinfer/cascade/xds/internal/weights"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// Replica is one replica and its last report.
+type Replica struct {
+	policies.Replica
+	// Removed is true once the replica is out of the configuration. It stays listed
+	// as draining until no plan names it, and its flow is forgotten slowly.
+	Removed    bool
+	Drained    bool // by an operator; policies.Replica.Draining is the configuration's
+	Stage      int  // in the plan in force; -1: none
+	Report     loadreport.Report
+	ReportedAt time.Time             // when Report came; zero: never
+	Connected  bool                  // a report stream is open
+	Weight     uint32                // to be served; see Registry.Served
+	Health     resources.Health      // as of the last Refresh
+	Estimate   loadestimate.Estimate // of its load, as of the last event
+
+	reported     bool      // since the program started
+	assumedReady time.Time // until then a replica that has not reported counts as ready
+	earlierSeen  uint64    // requests seen by earlier processes of the front end
+	stored       served    // what the stored object says
+	note         string    // what is wrong with its reports
+	estimator    loadestimate.Estimator
+	site         links.Topology // as last reported; the zero value: never
+}
+
+// refresh recomputes the replica's health and reports whether it changed.
+func (r *Replica) refresh(now time.Time, grace time.Duration) bool {
+	h := resources.Unhealthy
+	switch {
+	case r.Removed || r.DrainOrdered() || r.Report.Draining:
+		h = resources.Draining
+	case !r.reported && now.Before(r.assumedReady):
+		h = resources.Healthy
+	case r.reported && r.fresh(now, grace) && r.Report.EngineReady:
+		h = resources.Healthy
+	}
+	changed := h != r.Health
+	r.Health = h
+	return changed
+}
+
+// fresh reports whether the last report is not late.
+func (r *Replica) fresh(now time.Time, grace time.Duration) bool {
+	return !r.ReportedAt.IsZero() && now.Sub(r.ReportedAt) <= grace
+}
+
+// loadKnown reports whether the replica serves and its load is known: what was
+// restored after a restart is no load.
+func (r *Replica) loadKnown(now time.Time, grace time.Duration) bool {
+	return r.Ready() && r.reported && r.fresh(now, grace)
+}
+
+// Ready reports whether the replica may take new requests.
+func (r *Replica) Ready() bool { return r.Health == resources.Healthy }
+
+// DrainingNow reports whether the replica shall leave its stage.
+func (r *Replica) DrainingNow() bool { return r.Health == resources.Draining }
+
+// DrainOrdered reports whether the configuration or an operator drains the replica,
+// as opposed to its own migrator, which drains when it stops.
+func (r *Replica) DrainOrdered() bool { return r.Draining || r.Drained }
+
+// HandleReport replaces the last report. sameBuckets says that its flow has the
+// buckets of the control plane, or none. It returns true if the replica reported
+// another site than before.
+func (r *Replica) HandleReport(now time.Time, report loadreport.Report, sameBuckets bool) (moved bool) {
+	r.note = report.Note
+	if !sameBuckets {
+		r.note = "flow ignored: its buckets are not those of the control plane; configure the same context for both"
+		report.Snapshot = nil
+	}
+	if report.Site != nil && !r.site.Equal(*report.Site) {
+		r.site, moved = *report.Site, true
+	}
+	if r.note == "" && r.site.Host != "" && r.site.Host != r.Host {
+		r.note = "it reports that it is on node " + r.site.Host + ", the configuration says " + r.Host
+	}
+	if report.Flow.Seen < r.Report.Flow.Seen {
+		r.earlierSeen = min(r.earlierSeen+r.Report.Flow.Seen, loadreport.MaxSeen) // the front end was restarted
+	}
+	r.Report, r.ReportedAt, r.Connected, r.reported = report, now, true, true
+	return moved
+}
+
+// reset forgets what was reported while the replica served another model: it is
+// unready until its migrator reports for the new one.
+func (r *Replica) reset() {
+	*r = Replica{Replica: r.Replica, Drained: r.Drained, Stage: -1, Connected: r.Connected, Weight: weights.Neutral, Health: resources.Unhealthy, stored: r.stored, site: r.site}
+}
+
+// EstimateLoad feeds the replica's load estimator with an event.
+func (r *Replica) EstimateLoad(now time.Time, limits loadestimate.Replica, ev loadestimate.Event) {
+	r.Estimate = r.estimator.Step(now, limits, ev)
+}
+
+// Claim returns the last report's load as an event for EstimateLoad.
+func (r *Replica) Claim() loadestimate.Claim {
+	l := r.Report.Load
+	return loadestimate.Claim{
+		Running: l.Running, Waiting: l.Waiting, Streams: r.Report.DrainProgress.Streams,
+		Held: l.Held, Promised: l.Promised, Bounded: r.Report.LoadBounded,
+	}
+}
+
+// Seen counts the requests of all processes of the front end.
+func (r *Replica) Seen() uint64 { return r.earlierSeen + r.Report.Flow.Seen }
+
+// Work is the tokens that the replica holds or has promised to hold.
+func (r *Replica) Work() policies.Tokens { return r.Report.Load.Held + r.Report.Load.Promised }
+
+// Site is where the replica is: as reported, except for the node, which the
+// configuration determines.
+func (r *Replica) Site() links.Topology {
+	s := r.site
+	s.Host = r.Host
+	return s
+}
+
+// Note says what is wrong with the replica's reports; usually empty.
+func (r *Replica) Note() string {
+	if r.Estimate.Distrusted == "" {
+		return r.note
+	}
+	note := "distrusted, its weight returns to neutral: it reports " + r.Estimate.Distrusted
+	if r.note != "" {
+		note += "; " + r.note
+	}
+	return note
+}

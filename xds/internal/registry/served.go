@@ -1,0 +1,146 @@
+package registry
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/internal/weights"
+	"github.com/cascadeinfer/cascade/xds/resources"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// served is what the stored object says of a replica.
+type served struct {
+	weight uint32
+	health resources.Health // Draining: its migrator stops
+}
+
+// Served returns what proxies are shown of a replica.
+func (g *Registry) Served(r *Replica) (weight uint32, health resources.Health) {
+	if !g.cfg.Shared {
+		return r.Weight, r.Health
+	}
+	weight = r.stored.weight
+	switch {
+	case r.Removed || r.DrainOrdered():
+		health = resources.Draining
+	case r.stored.health == resources.Healthy && r.Stage < 0:
+		// The control plane that plans does not know a replica that is ready and in no
+		// stage: it would have given it one.
+		health = resources.Unhealthy
+	default:
+		health = r.stored.health
+	}
+	return weight, health
+}
+
+// ServedWeight is the weight that proxies are shown.
+func (g *Registry) ServedWeight(r *Replica) uint32 {
+	weight, _ := g.Served(r)
+	return weight
+}
+
+// TakesRequests reports whether proxies are shown a replica that takes requests.
+func (g *Registry) TakesRequests(r *Replica) bool {
+	_, health := g.Served(r)
+	return health == resources.Healthy
+}
+
+// ApplyStored takes over what a stored object says of the replicas, and reports
+// whether anything about a replica changed.
+func (g *Registry) ApplyStored(o store.Object) (changed bool) {
+	if !g.cfg.Shared {
+		return false
+	}
+	g.stored = make(map[policies.ReplicaID]served, len(o.Weights))
+	set := func(id policies.ReplicaID, edit func(*served)) {
+		s, ok := g.stored[id]
+		if !ok {
+			s.weight = weights.Neutral
+		}
+		edit(&s)
+		g.stored[id] = s
+	}
+	for _, w := range o.Weights {
+		set(w.Replica, func(s *served) { s.weight = w.Weight })
+	}
+	for _, id := range o.Unready {
+		set(id, func(s *served) { s.health = resources.Unhealthy })
+	}
+	for _, id := range o.Stopping {
+		set(id, func(s *served) { s.health = resources.Draining })
+	}
+	return g.applyServed()
+}
+
+// applyServed notes for each replica what the stored object says of it.
+func (g *Registry) applyServed() (changed bool) {
+	if !g.cfg.Shared {
+		return false
+	}
+	for _, r := range g.replicas {
+		s, ok := g.stored[r.ID]
+		if !ok {
+			s.weight = weights.Neutral
+		}
+		if s != r.stored {
+			r.stored, changed = s, true
+		}
+	}
+	return changed
+}
+
+// Record writes what this control plane sees of the replicas into an object that it
+// stores as the leader.
+func (g *Registry) Record(o *store.Object) {
+	o.Weights, o.Unready, o.Stopping = nil, nil, nil
+	for _, r := range g.replicas {
+		if r.Removed {
+			continue
+		}
+		if r.Weight != weights.Neutral {
+			o.Weights = append(o.Weights, store.Weight{Replica: r.ID, Weight: r.Weight})
+		}
+		switch r.healthToStore() {
+		case resources.Unhealthy:
+			o.Unready = append(o.Unready, r.ID)
+		case resources.Draining:
+			o.Stopping = append(o.Stopping, r.ID)
+		}
+	}
+	slices.SortFunc(o.Weights, func(a, b store.Weight) int { return cmp.Compare(a.Replica, b.Replica) })
+	slices.Sort(o.Unready)
+	slices.Sort(o.Stopping)
+}
+
+// healthToStore is the replica's health as an object has it: drains that the
+// configuration or an operator ordered are stored elsewhere.
+func (r *Replica) healthToStore() resources.Health {
+	switch {
+	case r.Health == resources.Unhealthy:
+		return resources.Unhealthy
+	case r.Report.Draining && !r.DrainOrdered():
+		return resources.Draining
+	}
+	return resources.Healthy
+}
+
+// StoredHealthOutdated reports whether the health of a replica differs from the
+// stored one.
+func (g *Registry) StoredHealthOutdated() bool {
+	return slices.ContainsFunc(g.replicas, func(r *Replica) bool { return !r.Removed && r.healthToStore() != r.stored.health })
+}
+
+// TakeOver prepares a control plane that becomes the leader: weights continue from
+// the stored ones, and replicas that do not report to it count as ready for a while
+// if they are stored as ready.
+func (g *Registry) TakeOver(now time.Time) {
+	for _, r := range g.replicas {
+		if r.stored.health == resources.Healthy && !r.fresh(now, g.cfg.Grace) {
+			r.reported, r.assumedReady = false, now.Add(g.cfg.Grace)
+		}
+		r.Weight = r.stored.weight
+	}
+}

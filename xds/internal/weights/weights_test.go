@@ -1,0 +1,137 @@
+package weights
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+// settle calls Next until nothing changes, and fails when that takes longer
+// than the steps there are, or when a weight moves by more than one step.
+func settle(t *testing.T, stage []Replica) map[policies.ReplicaID]uint32 {
+	t.Helper()
+	for range len(Steps) + 1 {
+		next := Next(stage)
+		if len(next) != len(stage) {
+			t.Fatalf("%d weights for %d replicas", len(next), len(stage))
+		}
+		moved := false
+		for i := range stage {
+			was, is := stepOf(stage[i].Weight), stepOf(next[stage[i].ID])
+			if max(was-is, is-was) > 1 {
+				t.Fatalf("replica %s moves from step %d to %d in one call", stage[i].ID, was, is)
+			}
+			moved = moved || stage[i].Weight != next[stage[i].ID]
+			stage[i].Weight = next[stage[i].ID]
+		}
+		if !moved {
+			return next
+		}
+	}
+	t.Fatal("weights do not settle under a constant load")
+	return nil
+}
+
+func TestNext(t *testing.T) {
+	const kv = 100_000
+	fresh := func(id string, work policies.Tokens) Replica {
+		return Replica{ID: policies.ReplicaID(id), Work: work, KV: kv, Known: true, Weight: Neutral}
+	}
+	late := func(id string, work policies.Tokens, weight uint32) Replica {
+		return Replica{ID: policies.ReplicaID(id), Work: work, KV: kv, Weight: weight}
+	}
+	for _, c := range []struct {
+		name  string
+		stage []Replica
+		want  []uint32
+	}{
+		{"alone", []Replica{fresh("a", 90_000)}, []uint32{100}},
+		{"balanced", []Replica{fresh("a", 50_000), fresh("b", 52_000)}, []uint32{100, 100}},
+		{"idle: single requests are noise", []Replica{fresh("a", 900), fresh("b", 0)}, []uint32{100, 100}},
+		{"one carries thrice the other", []Replica{fresh("a", 60_000), fresh("b", 20_000)}, []uint32{71, 200}},
+		{"one claims nothing, always", []Replica{fresh("a", 60_000), fresh("b", 60_000), fresh("c", 0)}, []uint32{71, 71, 400}},
+		{"one claims the absurd", []Replica{fresh("a", 60_000), fresh("b", 60_000), fresh("c", 1<<40)}, []uint32{141, 141, 50}},
+		{"late ones keep their weight and do not count", []Replica{fresh("a", 50_000), fresh("b", 50_000), late("c", 0, 141)}, []uint32{100, 100, 141}},
+		{"all late", []Replica{late("a", 90_000, 50), late("b", 0, 200)}, []uint32{50, 200}},
+		{"never weighed", []Replica{late("a", 0, 0), late("b", 0, 7)}, []uint32{100, 100}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			got := settle(t, c.stage)
+			for i, r := range c.stage {
+				if got[r.ID] != c.want[i] {
+					t.Errorf("%s: weight %d, want %d", r.ID, got[r.ID], c.want[i])
+				}
+			}
+		})
+	}
+}
+
+// TestNextBounds: whatever replicas claim, every weight is a step.
+func TestNextBounds(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		stage := make([]Replica, 1+rng.IntN(8))
+		for i := range stage {
+			stage[i] = Replica{
+				ID:   policies.ReplicaID(rune('a' + i)),
+				Work: policies.Tokens(rng.Int64()) >> rng.IntN(63), KV: policies.Tokens(rng.Int64N(1 << 30)),
+				Known: rng.IntN(4) > 0, Weight: Steps[rng.IntN(len(Steps))],
+			}
+		}
+		settle(t, stage)
+		for id, w := range Next(stage) {
+			if Steps[stepOf(w)] != w {
+				t.Fatalf("%s: weight %d is no step", id, w)
+			}
+		}
+	}
+}
+
+// TestNextHysteresis: a load between two steps does not make a weight flap.
+func TestNextHysteresis(t *testing.T) {
+	a := Replica{ID: "a", Work: 60_000, KV: 100_000, Known: true, Weight: Neutral}
+	b := Replica{ID: "b", KV: 100_000, Known: true, Weight: Neutral}
+	changes := 0
+	for i := range 200 {
+		// b's work swings by ±10 % around a ratio that lies between two steps.
+		b.Work = 44_000 + policies.Tokens(i%2)*9_000
+		next := Next([]Replica{a, b})
+		if next["b"] != b.Weight || next["a"] != a.Weight {
+			changes++
+		}
+		a.Weight, b.Weight = next["a"], next["b"]
+	}
+	if changes > 2 {
+		t.Errorf("weights changed %d times under a load that swings within a step", changes)
+	}
+}
+
+// TestNextEvensOutUse: replicas with caches of different sizes come to use the same
+// part of them, and work that was counted from requests is compared with tokens.
+func TestNextEvensOutUse(t *testing.T) {
+	got := settle(t, []Replica{
+		{ID: "big", Work: 200_000, KV: 400_000, Known: true, Weight: Neutral},
+		{ID: "small", Work: 50_000, KV: 100_000, Known: true, Weight: Neutral},
+	})
+	// The ideal is four to one, 160 and 40.
+	if got["big"] != 141 || got["small"] != 35 && got["small"] != 50 {
+		t.Errorf("equal use: %v", got)
+	}
+	// Ten requests of 5,000 tokens are as much as 50,000 tokens.
+	got = settle(t, []Replica{
+		{ID: "a", Work: 50_000, Requests: 10, KV: 400_000, Known: true, Weight: Neutral},
+		{ID: "b", Work: 15_000, Counted: true, Requests: 10, KV: 400_000, Known: true, Weight: Neutral},
+	})
+	if got["a"] != Neutral || got["b"] != Neutral {
+		t.Errorf("tokens and counted requests: %v", got)
+	}
+	got = settle(t, []Replica{
+		{ID: "a", Work: 60_000, KV: 400_000, Known: true, Weight: Neutral},
+		{ID: "b", KV: 400_000, Drift: true, Weight: 400},
+		{ID: "c", KV: 400_000, Weight: 25},
+	})
+	if got["b"] != Neutral || got["c"] != 25 {
+		t.Errorf("drifting: %v", got)
+	}
+}

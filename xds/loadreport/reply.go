@@ -1,0 +1,48 @@
+package loadreport
+
+import (
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/api"
+)
+
+// Reply is the control plane's answer to a report.
+type Reply struct {
+	Epoch policies.Epoch // of the plan of the replica's model
+	// MeanHeld is the mean of the tokens that the replicas of its stage hold, as of
+	// the last tick or the last plan, to be compared with Load.Held. Where there is no
+	// mean, because the replica is in no stage or no report of the stage counts, it is
+	// the replica's own figure, by which it is no outlier.
+	MeanHeld float64
+	Drain    bool      // the configuration or an operator drains the replica
+	Boundary *Boundary // nil unless boundaries are refined and its stage has one; read-only
+}
+
+// Boundary describes the boundary between two stages to the replicas of the first
+// one, so that their refiners can propose a better one.
+type Boundary struct {
+	Epoch     policies.Epoch  // of the plan; proposals for another one are ignored
+	At        policies.Tokens // in force: the end of the first stage
+	Low, High policies.Tokens // start of the first stage, end of the second
+	// Peers and Successors count the replicas of the first and the second stage
+	// that take requests; at least 1.
+	Peers, Successors int
+	Next              []policies.Batch // in flight on the second stage, all replicas together, by bucket
+}
+
+// Encode returns the message for a reply to the report with this sequence number.
+func (r Reply) Encode(sequence uint64) *api.LoadReply {
+	out := &api.LoadReply{Sequence: sequence, Epoch: uint64(r.Epoch), StageMeanHeld: r.MeanHeld, Drain: r.Drain}
+	if b := r.Boundary; b != nil {
+		out.Refine = &api.Refine{
+			Epoch: uint64(b.Epoch), Boundary: int64(b.At), Low: int64(b.Low), High: int64(b.High),
+			Peers: uint32(b.Peers), Successors: uint32(b.Successors), Next: make([]*api.Batch, len(b.Next)),
+		}
+		if b.High == policies.Unbounded {
+			out.Refine.High = 0
+		}
+		for i, x := range b.Next {
+			out.Refine.Next[i] = &api.Batch{N: x.N, SumInput: x.SumI, SumInput2: x.SumI2, SumLength: x.SumL}
+		}
+	}
+	return out
+}

@@ -1,0 +1,257 @@
+// Package loadreport decodes the load reports that migrators send to the control
+// plane, and encodes the replies. Decode checks a message and returns a Report that
+// the rest of the control plane can trust to be within bounds, though not to be true
+// (see package loadestimate).
+//
+// The client side is package migrator/loadreport, the messages are in package api.
+package loadreport
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
+	"github.com/cascadeinfer/cascade/xds/topology"
+)
+
+// Bounds of a load report. They are far above what an engine can reach and low
+// enough that the sums over a fleet stay exact numbers: a figure beyond them is a
+// bug or a lie. Decode documents which figures it bounds and which it refuses.
+const (
+	MaxName          = 256     // bytes of a replica's or a model's name
+	MaxEdges         = 1024    // length buckets
+	maxCount         = 1 << 24 // requests running or waiting
+	MaxTokens        = 1 << 40 // tokens held or promised, and the largest bucket edge
+	MaxRate          = 1e18    // any rate per second and any batch sum
+	maxIteration     = 3600    // seconds of one iteration
+	MaxSeen          = 1 << 50 // requests counted by one front end
+	MaxBytesPerToken = 64
+	maxDuration      = 1 << 25 // seconds that a request may last: a year
+)
+
+// Report is the present state of one replica as its migrator reports it.
+//
+// Invariants, which Decode establishes:
+//  1. Replica and Model are not empty and at most 256 bytes long,
+//  2. Load and, unless it has no edges at all, Flow are valid and within the
+//     bounds of this package,
+//  3. Snapshot is empty or has one valid Batch per edge of Flow,
+//  4. BytesPerToken and EstimateError are finite and not negative,
+//  5. Proposal is zero or has 0 ≤ Low < Boundary, and the numbers of DrainProgress
+//     are not negative,
+//  6. Migrations has at most 64, all valid and begun by the replica,
+//  7. Routes has at most 32, all valid, and Slots at most 16,
+//  8. Site is nil or valid.
+type Report struct {
+	Replica  policies.ReplicaID
+	Model    string
+	Sequence uint64
+	Load     policies.Load
+	Flow     policies.Flow // no edges: nothing counted yet
+	Snapshot []policies.Batch
+	// EngineReady is false while the engine does not answer its health check.
+	EngineReady bool
+	// Draining is true once the migrator accepts no new request.
+	Draining bool
+	// BytesPerToken is learnt from exact counts; 0 when there were none.
+	BytesPerToken float64
+	// EstimateError is the mean relative error of the length estimate.
+	EstimateError float64
+	// Proposal is the end of its stage that the replica's refiner proposes; the
+	// zero value when there is none.
+	Proposal Proposal
+	// DrainProgress is how far a drain has come.
+	DrainProgress DrainProgress
+	// Migrations are those that the replica began.
+	Migrations []Migration
+	// Routes are the transports that the replica can pull blocks by, best first, then
+	// the state of each by peer.
+	Routes []Route
+	// Slots is the state of the host's policy slots.
+	Slots []policyslots.Status
+	// Site is where the replica's KV cache is and which links lead away from it; nil:
+	// the last one reported is still right. It is shared and must not be changed.
+	Site *links.Topology
+	// LoadBounded says that Decode had to bound figures of Load that no request can
+	// push out of bounds: counts, and the tokens held.
+	LoadBounded bool
+	// Note says which figures Decode bounded or dropped; usually empty.
+	Note string
+}
+
+// DrainProgress is what a replica still has to migrate or to finish before it is
+// empty.
+type DrainProgress struct {
+	Residents int // requests that run here
+	Pinned    int // those of them that cannot be migrated
+	// PinnedSeconds is until the last pinned one is expected to end; 0 when
+	// unknown or none.
+	PinnedSeconds float64
+	Streams       int // of its own clients, wherever their requests run
+}
+
+// Proposal is one replica's proposal for the end of its stage. A replica that sees
+// no reason to move the boundary proposes the one in force: no proposal is no vote.
+type Proposal struct {
+	Epoch    policies.Epoch // of the plan that it was made for
+	Low      policies.Tokens
+	Boundary policies.Tokens // 0: none
+}
+
+// Decode checks a message and turns it into a Report that shares the message's
+// slices. The error names the field.
+//
+// A load or a bytes_per_token out of bounds is bounded and noted, not refused: what
+// clients ask for affects them, and no request may be able to end its replica's
+// stream. Names, flows and snapshots depend on the front end alone.
+func Decode(m *api.LoadReport) (Report, error) {
+	r := Report{
+		Replica:       policies.ReplicaID(m.GetReplica()),
+		Model:         m.GetModel(),
+		Sequence:      m.GetSequence(),
+		EngineReady:   m.GetEngineReady(),
+		Draining:      m.GetDraining(),
+		BytesPerToken: m.GetBytesPerToken(),
+		EstimateError: m.GetEstimateError(),
+	}
+	switch {
+	case r.Replica == "" || len(r.Replica) > MaxName:
+		return Report{}, fmt.Errorf("replica: must have 1 to %d bytes, got %d", MaxName, len(r.Replica))
+	case r.Model == "" || len(r.Model) > MaxName:
+		return Report{}, fmt.Errorf("model: must have 1 to %d bytes, got %d", MaxName, len(r.Model))
+	case !Within(r.EstimateError, MaxRate):
+		return Report{}, fmt.Errorf("estimate_error: %v is not a relative error", r.EstimateError)
+	}
+	var bounded []string
+	r.Load, bounded = decodeLoad(m.GetLoad())
+	r.LoadBounded = slices.ContainsFunc(bounded, func(field string) bool {
+		return field == "running" || field == "waiting" || field == "held_tokens"
+	})
+	if x := r.BytesPerToken; !Within(x, MaxBytesPerToken) {
+		r.BytesPerToken = 0 // it must not be served
+		bounded = append(bounded, "bytes_per_token")
+	}
+	r.DrainProgress = decodeDrainProgress(m, &bounded)
+	r.Proposal = decodeProposal(m.GetProposal())
+	var dropped int
+	if r.Migrations, dropped = DecodeMigrations(r.Replica, m.GetMigrations()); dropped > 0 {
+		bounded = append(bounded, "migrations")
+	}
+	if r.Routes, dropped = decodeRoutes(m.GetRoutes()); dropped > 0 {
+		bounded = append(bounded, "routes")
+	}
+	if r.Slots, dropped = policyslots.ReadStatuses(m.GetSlots()); dropped > 0 {
+		bounded = append(bounded, "slots")
+	}
+	if m.GetSite() != nil {
+		if site, err := topology.Decode(m.GetSite()); err == nil {
+			r.Site = &site
+		} else {
+			r.Site = &links.Topology{} // the last one reported is no longer right
+			bounded = append(bounded, "site")
+		}
+	}
+	if len(bounded) > 0 {
+		r.Note = "reported out of bounds, and bounded: " + strings.Join(bounded, ", ")
+	}
+	var err error
+	if r.Flow, err = decodeFlow(m.GetFlow()); err != nil {
+		return Report{}, fmt.Errorf("flow: %w", err)
+	}
+	if r.Snapshot, err = decodeSnapshot(m.GetSnapshot(), len(r.Flow.Edges)); err != nil {
+		return Report{}, fmt.Errorf("snapshot: %w", err)
+	}
+	return r, nil
+}
+
+// decodeDrainProgress bounds the figures of a drain's progress, which only inform.
+func decodeDrainProgress(m *api.LoadReport, bounded *[]string) DrainProgress {
+	out := DrainProgress{PinnedSeconds: m.GetPinnedSeconds()}
+	for _, c := range [...]struct {
+		name string
+		n    uint32
+		to   *int
+	}{{"residents", m.GetResidents(), &out.Residents}, {"pinned", m.GetPinned(), &out.Pinned}, {"streams", m.GetStreams(), &out.Streams}} {
+		if c.n > maxCount {
+			*bounded = append(*bounded, c.name)
+		}
+		*c.to = int(min(c.n, maxCount))
+	}
+	if !Within(out.PinnedSeconds, maxDuration) {
+		*bounded = append(*bounded, "pinned_seconds")
+		out.PinnedSeconds = 0
+	}
+	return out
+}
+
+// decodeProposal drops a proposal that is for no boundary.
+func decodeProposal(m *api.Proposal) Proposal {
+	p := Proposal{Epoch: policies.Epoch(m.GetEpoch()), Low: policies.Tokens(m.GetLow()), Boundary: policies.Tokens(m.GetBoundary())}
+	if p.Low < 0 || p.Boundary <= p.Low {
+		return Proposal{}
+	}
+	return p
+}
+
+// decodeLoad returns the load within the bounds, and the names of the fields that
+// were out of them.
+func decodeLoad(m *api.Load) (l policies.Load, bounded []string) {
+	count := func(name string, n uint32) int {
+		if n > maxCount {
+			bounded = append(bounded, name)
+		}
+		return int(min(n, maxCount))
+	}
+	tokens := func(name string, n int64) policies.Tokens {
+		if n < 0 || n > MaxTokens {
+			bounded = append(bounded, name)
+		}
+		return policies.Tokens(min(max(n, 0), MaxTokens))
+	}
+	l = policies.Load{
+		Running:   count("running", m.GetRunning()),
+		Waiting:   count("waiting", m.GetWaiting()),
+		Held:      tokens("held_tokens", m.GetHeldTokens()),
+		Promised:  tokens("promised_tokens", m.GetPromisedTokens()),
+		Iteration: m.GetIterationSeconds(),
+	}
+	if !Within(l.Iteration, maxIteration) {
+		bounded = append(bounded, "iteration_seconds")
+		l.Iteration = 0 // unknown
+	}
+	return l, bounded
+}
+
+func decodeSnapshot(list []*api.Batch, buckets int) ([]policies.Batch, error) {
+	if len(list) == 0 {
+		return nil, nil
+	}
+	if len(list) != buckets {
+		return nil, fmt.Errorf("%d batches for %d buckets of the flow", len(list), buckets)
+	}
+	out := make([]policies.Batch, len(list))
+	for i, b := range list {
+		out[i] = policies.Batch{N: b.GetN(), SumI: b.GetSumInput(), SumI2: b.GetSumInput2(), SumL: b.GetSumLength()}
+		for _, x := range [...]float64{out[i].N, out[i].SumI, out[i].SumI2, out[i].SumL} {
+			if !Within(x, MaxRate) {
+				return nil, fmt.Errorf("batch %d: %v is not a sum over requests", i, x)
+			}
+		}
+	}
+	return out, nil
+}
+
+// Within reports whether x is a number in [0, limit]; NaN is in no range.
+func Within(x, limit float64) bool { return x >= 0 && x <= limit }
+
+// truncate shortens a text to at most n bytes, between two characters.
+func truncate(s string, n int) string {
+	if len(s) > n {
+		s = strings.ToValidUTF8(s[:n], "")
+	}
+	return s
+}

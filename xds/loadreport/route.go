@@ -1,0 +1,49 @@
+package loadreport
+
+import (
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/api"
+)
+
+// Route is one transport by which a replica may pull KV blocks, as its migrator
+// last reported it.
+type Route struct {
+	Transport string
+	Peer      policies.ReplicaID // the replica that the blocks come from; empty: any
+	State     string             // RouteReady, RouteHeld, RouteBroken or RouteUnsuited
+	Reason    string             // why it is not ready
+	Rate      float64            // bytes per second of its pulls; 0: not measured
+	Path      string             // the links between the two, as far as they are known
+}
+
+// The states of a route.
+const (
+	RouteReady    = "ready"
+	RouteHeld     = "held" // it failed lately, and is tried last
+	RouteBroken   = "broken"
+	RouteUnsuited = "unsuited" // it works, but not with the memory that the KV cache is in
+)
+
+// maxRoutes is how many routes a report may have.
+const maxRoutes = 32
+
+// decodeRoutes returns the valid routes, and how many were dropped. Routes only
+// inform.
+func decodeRoutes(list []*api.Route) (routes []Route, dropped int) {
+	if len(list) > maxRoutes {
+		list, dropped = list[:maxRoutes], len(list)-maxRoutes
+	}
+	for _, r := range list {
+		state := r.GetState()
+		if r.GetTransport() == "" || len(r.GetTransport()) > maxKeyword || len(r.GetPeer()) > MaxName || !Within(r.GetBytesPerSecond(), MaxRate) ||
+			state != RouteReady && state != RouteHeld && state != RouteBroken && state != RouteUnsuited {
+			dropped++
+			continue
+		}
+		routes = append(routes, Route{
+			Transport: r.GetTransport(), Peer: policies.ReplicaID(r.GetPeer()), State: state, Reason: truncate(r.GetReason(), maxReason),
+			Rate: r.GetBytesPerSecond(), Path: truncate(r.GetPath(), maxReason),
+		})
+	}
+	return routes, dropped
+}
