@@ -11,39 +11,38 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Why the engine does not do what it is asked for.
+// Errors of the engine.
 var (
-	ErrUnavailable = errors.New("the engine's block table is away")
-	ErrNotFound    = errors.New("the engine knows no such request or reservation (any more)")
+	ErrUnavailable = errors.New("the engine's block table is unavailable")
+	ErrNotFound    = errors.New("the engine does not know the request or reservation (any more)")
 	ErrFull        = errors.New("the engine has not enough free blocks")
 	ErrNotComputed = errors.New("the engine has not computed the request yet")
 )
 
-// Table tells where a request's KV is. Block numbers are within the layout.
+// Table lists the KV blocks of a request. Block numbers are within the layout.
 type Table struct {
-	// Generation grows whenever blocks of the request were taken away: blocks that
-	// were read under another one are worth nothing.
+	// Generation grows whenever blocks of the request were freed: blocks that were read
+	// under an earlier generation are invalid.
 	Generation uint64
 	Computed   int      // positions [0, Computed) have their KV in the blocks
 	Length     int      // prompt and generated tokens, ≥ Computed
 	IDs        []uint32 // of positions [from, Length)
-	// BlockTokens is the engine's that has answered: by the time that it is read,
-	// Description may be another one's. It is never 0.
+	// BlockTokens is that of the engine that answered, never 0. Description may already
+	// be another engine's.
 	BlockTokens int
-	FirstBlock  int      // the number of Blocks[0] within the request
-	Blocks      []uint32 // hold positions [FirstBlock·BlockTokens, Computed)
+	FirstBlock  int      // number of Blocks[0] within the request
+	Blocks      []uint32 // of positions [FirstBlock·BlockTokens, Computed)
 	Cached      int      // prompt tokens that were found in the prefix cache
-	Prompt      int      // positions that this engine was given as the prompt
+	Prompt      int      // positions that this engine received as the prompt
 }
 
-// Reserve sets blocks aside that hold at least so many tokens, under a name that
-// is unique for the engine, and returns them in the order of positions. Asked
-// again for more, it returns the same and more. ErrFull: there are not enough.
-// The engine frees them on Release, when the session ends, and when the request
-// that adopted them does.
+// Reserve reserves blocks for at least so many tokens, under a name that is unique for the
+// engine, and returns them in the order of positions. Called again for more, it extends the
+// reservation. It returns ErrFull if there are not enough blocks. The engine frees them on
+// Release, when the session ends, and when the request that adopted them ends.
 func (c *Client) Reserve(ctx context.Context, id string, tokens int) ([]uint32, error) {
 	if tokens < 0 {
-		return nil, fmt.Errorf("engine blocks: reserve %s: %d tokens", id, tokens)
+		return nil, fmt.Errorf("engine blocks: reserve %s: %d tokens: must not be negative", id, tokens)
 	}
 	var blocks []uint32
 	err := c.call(ctx, "reserve", id, callTime, func(ctx context.Context, l *session) error {
@@ -52,7 +51,7 @@ func (c *Client) Reserve(ctx context.Context, id string, tokens int) ([]uint32, 
 			return ErrFull
 		}
 		if err == nil && len(r.Blocks) < l.description.BlocksFor(tokens) {
-			return fmt.Errorf("the engine set %d blocks aside for %d tokens", len(r.Blocks), tokens)
+			return fmt.Errorf("the engine reserved only %d blocks for %d tokens", len(r.Blocks), tokens)
 		}
 		blocks = r.GetBlocks()
 		return errors.Join(err, l.checkBlocks(blocks))
@@ -63,12 +62,12 @@ func (c *Client) Reserve(ctx context.Context, id string, tokens int) ([]uint32, 
 	return blocks, nil
 }
 
-// MarkFilled says that the KV of positions [0, computed) is in place and verified in
-// the reservation's blocks, and that ids are the tokens from position from on,
-// where the last call ended. The engine may read the blocks before it answers.
+// MarkFilled reports that the KV of positions [0, computed) is in place and verified in the
+// reservation's blocks, and that ids are the tokens from position from on, where the last
+// call ended. The engine may read the blocks before it answers.
 func (c *Client) MarkFilled(ctx context.Context, id string, from int, ids []uint32, computed int) error {
 	if from < 0 || computed < 0 {
-		return fmt.Errorf("engine blocks: filled %s: from %d, computed %d", id, from, computed)
+		return fmt.Errorf("engine blocks: mark filled %s: from %d, computed %d: must not be negative", id, from, computed)
 	}
 	return c.call(ctx, "filled", id, callTime, func(ctx context.Context, l *session) error {
 		_, err := l.rpc.MarkFilled(ctx, &api.MarkFilledRequest{Reservation: id, From: uint64(from), Ids: ids, Computed: uint64(computed)})
@@ -76,8 +75,8 @@ func (c *Client) MarkFilled(ctx context.Context, id string, from int, ids []uint
 	})
 }
 
-// Release frees a reservation that no request has adopted. Nobody may write to
-// its blocks any more. One that is unknown is no error.
+// Release frees a reservation that no request has adopted. Its blocks must not be written
+// any more. An unknown reservation is no error.
 func (c *Client) Release(ctx context.Context, id string) error {
 	return c.call(ctx, "release", id, callTime, func(ctx context.Context, l *session) error {
 		_, err := l.rpc.Release(ctx, &api.ReleaseRequest{Reservation: id})
@@ -85,9 +84,9 @@ func (c *Client) Release(ctx context.Context, id string) error {
 	})
 }
 
-// Table tells where the KV of a running request is, without what lies before
-// position from. leg is the value of the request's X-Cascade-Leg header.
-// ErrWaiting: it has not generated a token, or has lost its blocks and waits.
+// Table lists the blocks of a running request from position from on. leg is the value of the
+// request's X-Cascade-Leg header. It returns ErrNotComputed if the request has not generated
+// a token, or was preempted and waits.
 func (c *Client) Table(ctx context.Context, leg string, from int) (t Table, err error) {
 	err = c.call(ctx, "table", leg, callTime, func(ctx context.Context, l *session) error {
 		t, err = l.callTable(ctx, leg, from, l.rpc.Table)
@@ -96,10 +95,9 @@ func (c *Client) Table(ctx context.Context, leg string, from int) (t Table, err 
 	return t, err
 }
 
-// Freeze stops a request at the end of the iteration that runs, and answers as
-// Table. It goes on after Thaw, and when the session ends. When Freeze fails,
-// whatever the reason, the request goes on; to make sure of that a failing call
-// may take a second longer than its ctx.
+// Freeze stops a request at the end of the current iteration and answers like Table. The
+// request continues after Thaw, and when the session ends. If Freeze fails for any reason,
+// the request continues; to ensure that, a failing call may take a second longer than ctx.
 func (c *Client) Freeze(ctx context.Context, leg string, from int) (t Table, err error) {
 	err = c.call(ctx, "freeze", leg, freezeTime, func(ctx context.Context, l *session) error {
 		if t, err = l.callTable(ctx, leg, from, l.rpc.Freeze); err == nil || nothingToThaw(err) {
@@ -115,7 +113,7 @@ func (c *Client) Freeze(ctx context.Context, leg string, from int) (t Table, err
 	return t, err
 }
 
-// nothingToThaw reports whether an answer says that there is nothing to thaw.
+// nothingToThaw reports whether an error means that there is nothing to thaw.
 func nothingToThaw(err error) bool {
 	switch status.Code(err) {
 	case codes.NotFound, codes.FailedPrecondition, codes.Unavailable:
@@ -124,7 +122,7 @@ func nothingToThaw(err error) bool {
 	return false
 }
 
-// Thaw lets a frozen request go on; one that is not frozen does anyway.
+// Thaw lets a frozen request continue; it has no effect on one that is not frozen.
 func (c *Client) Thaw(ctx context.Context, leg string) error {
 	return c.call(ctx, "thaw", leg, callTime, func(ctx context.Context, l *session) error {
 		_, err := l.rpc.Thaw(ctx, &api.LegRequest{Leg: leg})
@@ -132,8 +130,8 @@ func (c *Client) Thaw(ctx context.Context, leg string) error {
 	})
 }
 
-// Drop ends a request that runs on elsewhere and frees its blocks; its HTTP
-// response ends without an end marker.
+// Drop ends a request that continues elsewhere and frees its blocks; its HTTP response ends
+// without an end marker.
 func (c *Client) Drop(ctx context.Context, leg string) error {
 	return c.call(ctx, "drop", leg, callTime, func(ctx context.Context, l *session) error {
 		_, err := l.rpc.Drop(ctx, &api.LegRequest{Leg: leg})
@@ -141,7 +139,7 @@ func (c *Client) Drop(ctx context.Context, leg string) error {
 	})
 }
 
-// call runs f with a deadline and gives its error a place and a meaning.
+// call runs f with a deadline, maps its error and adds the operation and its object.
 func (c *Client) call(ctx context.Context, what, name string, most time.Duration, f func(context.Context, *session) error) error {
 	l := c.currentSession()
 	if l == nil {

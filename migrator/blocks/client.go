@@ -1,17 +1,15 @@
-// Package blocks is the migrator's end of the block-table protocol of
-// engine/api: through it requests of the engine beside it are read, frozen and
-// adopted.
+// Package blocks is the client of the block-table protocol of engine/api, with which a
+// migrator lists, freezes and adopts requests of its engine.
 //
-// It moves no bytes and decides nothing. It keeps one session with the engine,
-// begins another when the engine comes back, and trusts nothing that the engine
-// says about sizes before it has checked it. Its invariants:
+// A Client keeps one session with the engine and starts another when the engine comes back.
+// It copies no bytes and makes no decisions, and validates every size that the engine sends.
 //
-//  1. a call that fails has left nothing reserved or frozen behind for longer
-//     than the session lasts,
-//  2. a Memory stays readable and writable for whoever holds it, also after the
-//     engine has died,
-//  3. it ends no session with an engine that lives while anybody holds its
-//     Memory, but with Run: the blocks may be another's right after.
+// Invariants:
+//
+//  1. A failed call leaves nothing reserved or frozen for longer than the session lasts.
+//  2. A Memory stays readable and writable while it is held, even after the engine has died.
+//  3. Only Run's end ends a session with a live engine whose Memory is held: right
+//     afterwards the blocks may belong to another request.
 package blocks
 
 import (
@@ -32,47 +30,46 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// Names of the engine's sockets, by the protocol.
+// Names of the engine's sockets.
 const (
 	blocksSocket = "blocks.sock"
 	poolSocket   = "pool.sock"
 )
 
-// Bounds of talking to an engine.
+// Timeouts and limits.
 const (
-	setupTime     = 5 * time.Second // to begin a session
-	callTime      = 5 * time.Second // for a call without a sooner deadline
+	setupTime     = 5 * time.Second // to start a session
+	callTime      = 5 * time.Second // for a call without an earlier deadline
 	freezeTime    = 20 * time.Second
-	thawTime      = time.Second // to undo a Freeze that failed
+	thawTime      = time.Second // to undo a failed Freeze
 	minRetryDelay = 20 * time.Millisecond
-	maxRetryDelay = 2 * time.Second // pause between attempts
-	maxMessage    = 16 << 20        // bytes; the ids of a million tokens are 3 MB
+	maxRetryDelay = 2 * time.Second // between attempts
+	maxMessage    = 16 << 20        // bytes; the ids of a million tokens take 3 MB
 	maxName       = 256             // bytes of a session's name
 )
 
-// Config says where the engine is.
+// Config configures a Client.
 type Config struct {
-	// Dir is the directory of the engine's sockets. Required. It need not exist
-	// yet, and only the own user should be able to change it.
+	// Dir is the directory of the engine's sockets. Required. It need not exist yet; only
+	// the own user should have write access.
 	Dir string
-	// Device takes over a pool that is in a device's memory: its handle, as engine/api
-	// has it, the descriptor that came with it or nil, which is Device's to close
-	// whatever it returns, and the layout. nil refuses such pools.
+	// Device maps a pool in device memory. It receives the handle as engine/api specifies
+	// it, the descriptor that came with it or nil, which it must close in any case, and
+	// the layout. nil rejects such pools.
 	Device func(handle []byte, f *os.File, l transport.Layout) (*transport.Memory, error)
-	// Logger is told when the engine comes and goes, and warned of one that stays
-	// away. nil discards.
+	// Logger logs when the engine becomes available or unavailable. nil discards.
 	Logger *slog.Logger
 }
 
-// Client is the way to one engine. Its methods are safe for concurrent use; all
-// fail with ErrAway before Run, after it, and while the engine is away.
+// Client is the connection to one engine. Its methods are safe for concurrent use; all
+// return ErrUnavailable before Run, after it, and while the engine is unavailable.
 type Client struct {
 	dir    string
 	device func(handle []byte, f *os.File, l transport.Layout) (*transport.Memory, error)
 	log    *slog.Logger
 
 	mu      sync.Mutex
-	current *session // nil: away
+	current *session // nil: unavailable
 }
 
 var _ transport.Pool = (*Client)(nil)
@@ -83,11 +80,11 @@ type session struct {
 	id          string
 	description Description
 	memory      *transport.Memory
-	unmapped    chan struct{} // closed when nobody holds memory any more
-	abandoned   chan error    // why the session is to end; holds one
+	unmapped    chan struct{} // closed when memory is not held any more
+	abandoned   chan error    // holds the cause once AbandonSession is called
 }
 
-// New returns a client that has not looked for the engine yet.
+// New returns a client that is not connected yet.
 func New(c Config) (*Client, error) {
 	if c.Dir == "" {
 		return nil, errors.New("engine blocks: Dir is required: the directory of the engine's sockets")
@@ -98,8 +95,8 @@ func New(c Config) (*Client, error) {
 	return &Client{dir: c.Dir, device: c.Device, log: c.Logger}, nil
 }
 
-// Run keeps a session with the engine until ctx is done. With the session ends
-// what it reserved: whoever writes to reserved blocks must have stopped before.
+// Run keeps a session with the engine until ctx ends. The end of a session releases its
+// reservations: their blocks must not be written any more.
 func (c *Client) Run(ctx context.Context) error {
 	pause := minRetryDelay
 	var away outage
@@ -121,12 +118,11 @@ func (c *Client) Run(ctx context.Context) error {
 	return nil
 }
 
-// runSession is one session, from its beginning to its end. lived reports whether it
-// came to calls.
+// runSession runs one session to its end. lived reports whether it became usable.
 func (c *Client) runSession(ctx context.Context) (lived bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	setup := time.AfterFunc(setupTime, func() { cancel(errors.New("the engine does not answer")) })
+	setup := time.AfterFunc(setupTime, func() { cancel(errors.New("the engine did not answer in time")) })
 	defer setup.Stop()
 
 	conn, err := c.dial()
@@ -144,7 +140,7 @@ func (c *Client) runSession(ctx context.Context) (lived bool, err error) {
 		return false, withCause(ctx, err)
 	}
 	if l.id = first.Session; l.id == "" || len(l.id) > maxName {
-		return false, fmt.Errorf("the engine names a session with %d bytes", len(l.id))
+		return false, fmt.Errorf("the engine named the session with %d bytes, must have 1 to %d", len(l.id), maxName)
 	}
 	said, err := l.rpc.Describe(ctx, &api.DescribeRequest{})
 	if err != nil {
@@ -173,15 +169,15 @@ func (c *Client) runSession(ctx context.Context) (lived bool, err error) {
 			cancel(why)
 		}
 	})
-	c.log.Info("the engine shows its block table", "dir", c.dir, "model", l.description.Model, "blocks", l.description.Layout.Blocks)
-	for err == nil { // what else it says belongs to a later protocol
+	c.log.Info("engine block table available", "dir", c.dir, "model", l.description.Model, "blocks", l.description.Layout.Blocks)
+	for err == nil { // further replies belong to a later protocol version
 		_, err = stream.Recv()
 	}
 	return true, withCause(ctx, err)
 }
 
-// waitAbandoned waits until a life is abandoned and nobody holds its memory any more. It
-// returns why, or nil when the life has ended before.
+// waitAbandoned waits until a session is abandoned and its memory is not held any more. It
+// returns the cause, or nil if the session ended before.
 func (c *Client) waitAbandoned(ctx context.Context, l *session) error {
 	var why error
 	select {
@@ -199,11 +195,10 @@ func (c *Client) waitAbandoned(ctx context.Context, l *session) error {
 	}
 }
 
-// AbandonSession gives the session up, for an engine that does not do what it must: it
-// takes back then what it has reserved and lets go what it has frozen. Until
-// nobody holds the Memory any more the engine only counts as away; then the
-// session ends, and another one begins. It does nothing while the engine is away,
-// and does not block.
+// AbandonSession ends the session, for an engine that fails calls which must succeed: it then
+// frees what it has reserved and thaws what it has frozen. While Memory is held, the engine
+// only counts as unavailable; then the session ends and another one starts. It does nothing
+// while the engine is unavailable, and does not block.
 func (c *Client) AbandonSession(why error) {
 	l := c.currentSession()
 	if l == nil {
@@ -215,7 +210,7 @@ func (c *Client) AbandonSession(why error) {
 	}
 }
 
-// withCause is err, or why the session was given up.
+// withCause returns the cause of the session's end, or err.
 func withCause(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return cause
@@ -223,15 +218,15 @@ func withCause(ctx context.Context, err error) error {
 	return err
 }
 
-// dial prepares the one connection of a life. A second one could reach another
-// engine, which knows nothing of the session.
+// dial prepares the one connection of a session. A second one could reach another engine
+// process, which does not know the session.
 func (c *Client) dial() (*grpc.ClientConn, error) {
 	var dialled atomic.Bool
 	return grpc.NewClient("passthrough:///engine",
-		grpc.WithTransportCredentials(insecure.NewCredentials()), // a Unix socket, in a directory of our own
+		grpc.WithTransportCredentials(insecure.NewCredentials()), // a Unix socket in a private directory
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			if dialled.Swap(true) {
-				return nil, errors.New("the engine is gone")
+				return nil, errors.New("the engine closed the connection")
 			}
 			return (&net.Dialer{Timeout: setupTime}).DialContext(ctx, "unix", filepath.Join(c.dir, blocksSocket))
 		}),
@@ -245,15 +240,15 @@ func (c *Client) setSession(l *session) {
 	c.mu.Unlock()
 }
 
-// currentSession is the present life, nil when the engine is away.
+// currentSession returns the current session, or nil while the engine is unavailable.
 func (c *Client) currentSession() *session {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.current
 }
 
-// Description tells what the engine's pool is like, and false while the engine
-// is away.
+// Description returns the description of the engine's pool, or false while the engine is
+// unavailable.
 func (c *Client) Description() (Description, bool) {
 	if l := c.currentSession(); l != nil {
 		return l.description, true
@@ -261,11 +256,11 @@ func (c *Client) Description() (Description, bool) {
 	return Description{}, false
 }
 
-// Memory is the engine's pool, mapped for reading and writing, and false while
-// the engine is away. Whoever uses its bytes holds it (transport.Hold): then it
-// stays mapped. Once the engine has died nobody else sees what is written there,
-// and an engine that comes back has another Memory; so a reservation's blocks
-// are to be written in the Memory that was there when Reserve answered.
+// Memory returns the engine's pool, mapped for reading and writing, or false while the engine
+// is unavailable. It stays mapped while it is held (transport.Hold). After the engine has
+// died, other processes do not see what is written there, and an engine that comes back has
+// another Memory; write a reservation's blocks only to the Memory that was current when
+// Reserve returned.
 func (c *Client) Memory() (*transport.Memory, bool) {
 	if l := c.currentSession(); l != nil {
 		return l.memory, true

@@ -89,7 +89,7 @@ func TestNoDirectory(t *testing.T) {
 func TestEngineComesAndGoes(t *testing.T) {
 	dir := t.TempDir()
 	c, log, stop := run(t, dir)
-	await(t, func() bool { return strings.Contains(log.text(), "is away") })
+	await(t, func() bool { return strings.Contains(log.text(), "block table unavailable") })
 	if _, ok := c.Description(); ok {
 		t.Error("a description of nothing")
 	}
@@ -136,12 +136,12 @@ func TestEngineComesAndGoes(t *testing.T) {
 			m.Release()
 		}
 	}
-	if n := strings.Count(log.text(), "is away"); n != 3 {
-		t.Errorf("said %d times that the engine is away, in 3 absences:\n%s", n, log.text())
+	if n := strings.Count(log.text(), "block table unavailable"); n != 3 {
+		t.Errorf("said %d times that the engine is unavailable, in 3 outages:\n%s", n, log.text())
 	}
 }
 
-// A session that is abandoned ends when nobody holds the memory any more, and
+// An abandoned session ends when its memory is not held any more, and
 // another one begins with the same engine.
 func TestAbandon(t *testing.T) {
 	f := &fake{}
@@ -195,8 +195,8 @@ func TestWrongDescriptions(t *testing.T) {
 			f := &fake{describe: func() *api.Description { d := plainDescription(); edit(d); return d }}
 			f.start(t, t.TempDir())
 			c, log, _ := run(t, f.dir)
-			await(t, func() bool { return strings.Contains(log.text(), "is away") })
-			if _, ok := c.Memory(); ok || !strings.Contains(log.text(), "describe") {
+			await(t, func() bool { return strings.Contains(log.text(), "block table unavailable") })
+			if _, ok := c.Memory(); ok || !strings.Contains(log.text(), "description") {
 				t.Errorf("log: %s", log.text())
 			}
 		})
@@ -226,7 +226,7 @@ func TestWrongMemory(t *testing.T) {
 			t.Parallel()
 			f.start(t, t.TempDir())
 			c, log, _ := run(t, f.dir)
-			await(t, func() bool { return strings.Contains(log.text(), "is away") })
+			await(t, func() bool { return strings.Contains(log.text(), "block table unavailable") })
 			if _, ok := c.Memory(); ok {
 				t.Error("it was taken for an engine")
 			}
@@ -283,7 +283,7 @@ func TestDeviceMemory(t *testing.T) {
 			ctx, cancel := context.WithCancel(context.Background())
 			over := make(chan error, 1)
 			go func() { over <- c.Run(ctx) }()
-			await(t, func() bool { _, ok := c.Memory(); return ok || strings.Contains(log.text(), "is away") })
+			await(t, func() bool { _, ok := c.Memory(); return ok || strings.Contains(log.text(), "block table unavailable") })
 			if m, ok := c.Memory(); ok != (x.taken != "" && name != "refused") || ok && m.Blocks != 16 {
 				t.Errorf("memory: %v; log: %s", ok, log.text())
 			}
@@ -296,11 +296,11 @@ func TestDeviceMemory(t *testing.T) {
 			}
 		})
 	}
-	t.Run("nobody takes it", func(t *testing.T) {
+	t.Run("no device configured", func(t *testing.T) {
 		f := &fake{hand: send("ghandle", 1)}
 		f.start(t, t.TempDir())
 		c, log, _ := run(t, f.dir)
-		await(t, func() bool { return strings.Contains(log.text(), "not set up for") })
+		await(t, func() bool { return strings.Contains(log.text(), "has no device configured") })
 		if _, ok := c.Memory(); ok {
 			t.Error("there is a memory")
 		}

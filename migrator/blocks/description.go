@@ -8,7 +8,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// What an engine may say of itself.
+// Limits of a Description.
 const (
 	maxPool        = 1 << 44 // bytes
 	maxBlocks      = 1 << 31
@@ -16,30 +16,29 @@ const (
 	maxRegions     = 1024
 )
 
-// Description is what an engine says of its pool. It never changes while the
-// engine lives.
+// Description describes an engine's pool. It never changes while the engine lives.
 type Description struct {
 	Model       string
 	BlockTokens int // tokens per block, ≥ 1
-	// Layout fits PoolBytes.
+	// Layout fits into PoolBytes.
 	Layout    transport.Layout
 	PoolBytes int64
-	// TokenBytes is what a link has to carry per token: bytes on the real engine,
-	// all ranks together. 0 if it does not say.
+	// TokenBytes is the size of a token's KV on the real engine, all ranks together: what a
+	// link has to carry. 0 if unknown.
 	TokenBytes policies.Bytes
 	// Fingerprint is equal for engines that can read each other's blocks.
 	Fingerprint uint64
 }
 
-// BlocksFor is how many blocks hold so many tokens.
+// BlocksFor returns the number of blocks for so many tokens.
 func (d Description) BlocksFor(tokens int) int {
 	return (tokens + d.BlockTokens - 1) / d.BlockTokens
 }
 
-// decodeDescription takes over what an engine says, once it makes sense.
+// decodeDescription validates and converts an engine's description.
 func decodeDescription(d *api.Description) (Description, error) {
 	bad := func(format string, args ...any) (Description, error) {
-		return Description{}, fmt.Errorf("the engine describes its pool wrongly: "+format, args...)
+		return Description{}, fmt.Errorf("invalid description of the engine's pool: "+format, args...)
 	}
 	switch {
 	case d.BlockTokens < 1 || d.BlockTokens > maxBlockTokens:

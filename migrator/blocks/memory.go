@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// inDevice is the first byte of the engine's message when its pool is in a device's
-// memory; a handle follows, of at most maxHandle bytes.
+// inDevice is the first byte of the engine's message when its pool is in device memory; a
+// handle of at most maxHandle bytes follows.
 const (
 	inDevice  = 'g'
 	maxHandle = 256
 )
 
-// receiveMemory fetches the memory of a pool, until ctx is done, and maps it. The caller closes it.
+// receiveMemory receives the memory of a pool, until ctx ends, and maps it. The caller closes it.
 func (c *Client) receiveMemory(ctx context.Context, path string, d Description) (*transport.Memory, error) {
 	message, file, err := receiveDescriptor(ctx, path)
 	if err != nil {
@@ -31,10 +31,10 @@ func (c *Client) receiveMemory(ctx context.Context, path string, d Description) 
 	return mapSharedMemory(file, d)
 }
 
-// mapDeviceMemory hands memory of a device on to who can reach it.
+// mapDeviceMemory maps device memory with Config.Device.
 func (c *Client) mapDeviceMemory(handle []byte, file *os.File, d Description) (*transport.Memory, error) {
 	if c.device == nil {
-		err := errors.New("the engine's memory is on a device, which this migrator was not set up for")
+		err := errors.New("the engine's memory is on a device, but this migrator has no device configured")
 		if file != nil {
 			err = errors.Join(err, file.Close())
 		}
@@ -50,16 +50,16 @@ func (c *Client) mapDeviceMemory(handle []byte, file *os.File, d Description) (*
 	return m, nil
 }
 
-// mapSharedMemory maps shared memory, and closes the file if it cannot.
+// mapSharedMemory maps shared memory, and closes the file if that fails.
 func mapSharedMemory(file *os.File, d Description) (*transport.Memory, error) {
 	info, err := file.Stat()
 	switch {
 	case err != nil:
 	case !info.Mode().IsRegular():
-		err = fmt.Errorf("what the engine sent is no memory but a file of mode %v", info.Mode())
+		err = fmt.Errorf("the engine sent a file of mode %v instead of shared memory", info.Mode())
 	case info.Size() < d.PoolBytes:
-		// Bytes behind its end would kill the process that touches them.
-		err = fmt.Errorf("the engine's memory has %d bytes, and not the %d that it describes", info.Size(), d.PoolBytes)
+		// Access beyond its end would kill this process.
+		err = fmt.Errorf("the engine's memory has %d bytes, less than the %d that it describes", info.Size(), d.PoolBytes)
 	}
 	var bytes []byte
 	if err == nil {
@@ -72,16 +72,15 @@ func mapSharedMemory(file *os.File, d Description) (*transport.Memory, error) {
 	return &transport.Memory{
 		Layout: d.Layout, Bytes: bytes, File: file,
 		Unmap: func() {
-			// Neither can fail for what was mapped and opened above, and nobody is
-			// left who could be told.
+			// Neither can fail for what was mapped and opened above.
 			_ = unix.Munmap(bytes)
 			_ = file.Close()
 		},
 	}, nil
 }
 
-// receiveDescriptor receives the one message that the engine sends, which has a byte at least, and
-// its file descriptor, nil for none.
+// receiveDescriptor receives the one message that the engine sends, which has at least one
+// byte, and its file descriptor, or nil.
 func receiveDescriptor(ctx context.Context, path string) ([]byte, *os.File, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
 	if err != nil {
@@ -89,7 +88,7 @@ func receiveDescriptor(ctx context.Context, path string) ([]byte, *os.File, erro
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
-	const most = 4 // descriptors that are taken, to be closed
+	const most = 4 // received descriptors, to close the excess ones
 	b, rights := make([]byte, 1+maxHandle), make([]byte, unix.CmsgSpace(4*most))
 	n, rightsLen, _, _, err := conn.(*net.UnixConn).ReadMsgUnix(b, rights)
 	if err != nil {
@@ -99,9 +98,9 @@ func receiveDescriptor(ctx context.Context, path string) ([]byte, *os.File, erro
 	switch device := n > 1 && b[0] == inDevice; {
 	case err != nil:
 	case device && len(fds) > 1:
-		err = fmt.Errorf("the engine sent %d file descriptors with a device's memory, and not one at most", len(fds))
+		err = fmt.Errorf("the engine sent %d file descriptors with device memory, at most one is allowed", len(fds))
 	case !device && (n != 1 || len(fds) != 1):
-		err = fmt.Errorf("the engine sent %d bytes and %d file descriptors, and not one of each", n, len(fds))
+		err = fmt.Errorf("the engine sent %d bytes and %d file descriptors, want one of each", n, len(fds))
 	}
 	if err != nil {
 		for _, fd := range fds {
@@ -115,7 +114,7 @@ func receiveDescriptor(ctx context.Context, path string) ([]byte, *os.File, erro
 	return b[:n], os.NewFile(uintptr(fds[0]), "engine-pool"), nil
 }
 
-// parseDescriptors are all file descriptors of a control message, also with an error.
+// parseDescriptors returns all file descriptors of a control message, even with an error.
 func parseDescriptors(rights []byte) (fds []int, err error) {
 	messages, err := unix.ParseSocketControlMessage(rights)
 	for i := range messages {

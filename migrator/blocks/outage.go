@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// warnAfter is how long an engine may be away before it is worth a warning: one
-// that begins or is replaced is there sooner, and nothing is wrong.
+// warnAfter is the length of an outage after which it is logged as a warning: a starting or
+// restarting engine is available earlier.
 const warnAfter = 5 * time.Second
 
 // outage is a time without the engine's block table; the zero value is none.
@@ -15,15 +15,14 @@ type outage struct {
 	warned bool
 }
 
-// log logs one line when an absence is first seen and, at the level of
-// warnings, one more when it lasts.
+// log logs the start of an outage at level info, and once more as a warning when it lasts.
 func (a *outage) log(now time.Time, log *slog.Logger, dir string, err error) {
 	switch {
 	case a.since.IsZero():
 		a.since = now
-		log.Info("the engine's block table is away", "dir", dir, "error", err)
+		log.Info("engine block table unavailable", "dir", dir, "error", err)
 	case !a.warned && now.Sub(a.since) >= warnAfter:
 		a.warned = true
-		log.Warn("the engine's block table stays away; its requests move by re-prompting", "for", now.Sub(a.since).Round(time.Second), "dir", dir, "error", err)
+		log.Warn("engine block table still unavailable; its requests migrate by re-prompting", "for", now.Sub(a.since).Round(time.Second), "dir", dir, "error", err)
 	}
 }

@@ -11,10 +11,10 @@ import (
 // tableCall is Table or Freeze of the engine's service.
 type tableCall func(context.Context, *api.TableRequest, ...grpc.CallOption) (*api.TableReply, error)
 
-// callTable asks for a table and checks that it makes sense.
+// callTable requests a table and validates it.
 func (l *session) callTable(ctx context.Context, leg string, from int, ask tableCall) (Table, error) {
 	if from < 0 {
-		return Table{}, fmt.Errorf("from position %d", from)
+		return Table{}, fmt.Errorf("position %d must not be negative", from)
 	}
 	r, err := ask(ctx, &api.TableRequest{Session: l.id, Leg: leg, From: uint64(from)})
 	if err != nil {
@@ -23,12 +23,12 @@ func (l *session) callTable(ctx context.Context, leg string, from int, ask table
 	return l.decodeTable(r, from)
 }
 
-// decodeTable takes over an engine's answer for what lies from position from on.
+// decodeTable validates and converts an engine's answer for the positions from from on.
 func (l *session) decodeTable(r *api.TableReply, from int) (Table, error) {
-	const most = 1 << 40 // so that none of the sums below overflows
+	const most = 1 << 40 // no sum below overflows
 	first, size := from/l.description.BlockTokens, uint64(l.description.BlockTokens)
 	bad := func(format string, args ...any) (Table, error) {
-		return Table{}, fmt.Errorf("the engine's table makes no sense: "+format, args...)
+		return Table{}, fmt.Errorf("invalid table of the engine: "+format, args...)
 	}
 	switch {
 	case r.Length > most || r.Computed > r.Length || r.Prompt > r.Length || r.Cached > r.Prompt:
@@ -36,7 +36,7 @@ func (l *session) decodeTable(r *api.TableReply, from int) (Table, error) {
 	case uint64(from)+uint64(len(r.Ids)) != r.Length:
 		return bad("%d ids from position %d on, of %d tokens", len(r.Ids), from, r.Length)
 	case uint64(r.FirstBlock) != uint64(first):
-		return bad("blocks from the %d-th on, where the %d-th was asked for", r.FirstBlock, first)
+		return bad("first block is %d, want %d", r.FirstBlock, first)
 	}
 	want := uint64(0)
 	if begin := uint64(first) * size; r.Computed > begin {
@@ -54,11 +54,11 @@ func (l *session) decodeTable(r *api.TableReply, from int) (Table, error) {
 	}, nil
 }
 
-// checkBlocks refuses blocks that are not in the pool.
+// checkBlocks returns an error for blocks that are not in the pool.
 func (l *session) checkBlocks(blocks []uint32) error {
 	for _, b := range blocks {
 		if int64(b) >= int64(l.description.Layout.Blocks) {
-			return fmt.Errorf("the engine names block %d of a pool of %d", b, l.description.Layout.Blocks)
+			return fmt.Errorf("the engine returned block %d of a pool of %d blocks", b, l.description.Layout.Blocks)
 		}
 	}
 	return nil

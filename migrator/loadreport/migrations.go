@@ -6,43 +6,42 @@ import (
 	"github.com/cascadeinfer/cascade/xds/api"
 )
 
-// maxMigrations is what a report may carry; see LoadReport.moves.
+// maxMigrations bounds LoadReport.migrations.
 const maxMigrations = 64
 
-// maxSlots is what a report may carry; see LoadReport.slots.
+// maxSlots bounds LoadReport.slots.
 const maxSlots = 16
 
-// maxRoutes is what a report may carry; see LoadReport.routes.
+// maxRoutes bounds LoadReport.routes.
 const maxRoutes = 32
 
-// migrationDelta knows which moves the control plane has heard of, and in which state.
-// The zero value knows of none. It is safe for concurrent use: reports are
-// made by one goroutine and answered on another.
+// migrationDelta tracks which migrations the control plane knows, and in which state. The
+// zero value has reported none. It is safe for concurrent use: one goroutine builds reports,
+// another receives replies.
 //
-// Invariant: a state that was given is told again with every report until a
-// report with it is answered, unless the move changes first or is not given
-// any more.
+// Invariant: a state is reported with every report until one that contains it is
+// acknowledged, unless the migration changes or disappears first.
 type migrationDelta struct {
 	mu    sync.Mutex
-	known map[string]*reportedState // by move
+	known map[string]*reportedState // by migration
 }
 
-// reportedState is the last state of a move that was told, and whether it was heard.
+// reportedState is the last reported state of a migration.
 type reportedState struct {
 	state        state
 	firstReport  uint64 // the first report of this stream with it; 0: none yet
 	acknowledged bool
 }
 
-// state is what makes a move news. How long it has taken so far does not.
+// state is what must change for a migration to be reported again. Its duration is not part of it.
 type state struct {
 	state, why, to, way, transport string
 	rounds                         uint32
 	bytes                          int64
 }
 
-// pending returns the moves of all that the report of that number is to tell: as
-// many as it may, the rest with the next ones.
+// pending returns the migrations that the report with this sequence must contain: at most
+// maxMigrations; the next reports contain the rest.
 func (m *migrationDelta) pending(all []*api.Migration, sequence uint64) []*api.Migration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -63,11 +62,11 @@ func (m *migrationDelta) pending(all []*api.Migration, sequence uint64) []*api.M
 		}
 		out = append(out, v)
 	}
-	m.known = next // what is not given any more is forgotten
+	m.known = next // forget what is not given any more
 	return out
 }
 
-// acknowledge notes that all reports up to that number were taken in.
+// acknowledge records that all reports up to a sequence were received.
 func (m *migrationDelta) acknowledge(sequence uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -78,8 +77,7 @@ func (m *migrationDelta) acknowledge(sequence uint64) {
 	}
 }
 
-// reset begins a new stream, whose reports are numbered from 1. What was on
-// its way may be lost.
+// reset starts a new stream, whose reports are numbered from 1. Reports in flight may be lost.
 func (m *migrationDelta) reset() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

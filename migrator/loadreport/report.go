@@ -8,7 +8,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/api"
 )
 
-// encodeReport puts a front's state on the wire, and what else there is to tell.
+// encodeReport converts a front end's state and Extra to a report.
 func encodeReport(id policies.ReplicaID, model string, sequence uint64, s frontend.Status, x Extra) *api.LoadReport {
 	edges := make([]int64, len(s.Flow.Edges))
 	for i, e := range s.Flow.Edges {
@@ -47,5 +47,5 @@ func encodeReport(id policies.ReplicaID, model string, sequence uint64, s fronte
 	}
 }
 
-// count is a number of things on the wire.
+// count converts a number of things to the wire.
 func count(n int) uint32 { return uint32(min(max(n, 0), math.MaxUint32)) }

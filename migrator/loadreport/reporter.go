@@ -1,12 +1,15 @@
-// Package loadreport keeps a front's load report streams to the control planes
-// (xds/api, Fleet.Report): all of them hear every report, so that whoever plans
-// next knows the loads, and the one with the newest plan is listened to.
+// Package loadreport sends a replica's load reports to the control planes (xds/api,
+// Fleet.Report). Every control plane receives every report, so that each can take over
+// planning; the replica obeys the one with the newest plan.
 //
-// It carries state one way and a reply back; it decides nothing. The invariant
-// it keeps: nothing that the control plane does or fails to do reaches the
-// front. A report is the whole state, so that a lost one is made good by the
-// next, and nothing is queued; of moves, a report has what the control plane is
-// not known to have heard.
+// A Reporter has one stream to each control plane and passes on the replies that count. It
+// makes no decisions.
+//
+// Invariants:
+//
+//  1. The front end is independent of anything that a control plane does or fails to do.
+//  2. A report is the whole state: the next one replaces a lost one, and nothing is queued.
+//     Of migrations it contains what the control plane has not acknowledged.
 package loadreport
 
 import (
@@ -26,85 +29,82 @@ import (
 	"github.com/cascadeinfer/cascade/xds/api"
 )
 
-// The defaults and bounds of the stream.
+// Defaults and limits.
 const (
 	defaultInterval = 500 * time.Millisecond
 	minRetryDelay   = 100 * time.Millisecond // before the second attempt to connect
-	// maxRetryDelay and longestBackoff together are well below the time for which
-	// a control plane that starts takes silent replicas for ready, 5 s: one that
-	// was away for long must not find the fleet gone.
+	// maxRetryDelay and maxDialDelay together are well below the 5 s for which a starting
+	// control plane counts silent replicas as ready: after a long outage it must not find
+	// the fleet gone.
 	maxRetryDelay = time.Second
 	maxDialDelay  = time.Second // between two dials
 	dialTimeout   = 5 * time.Second
-	// replyTimeout is how long the control plane may leave reports unanswered before
-	// the stream is given up. It answers each.
+	// replyTimeout is how long reports may stay unanswered before the stream is closed. The
+	// control plane answers each report.
 	replyTimeout = 10 * time.Second
-	// staleReply is how long a control plane may leave reports unanswered before
-	// another one is listened to whose plan is no newer.
+	// staleReply is the age of a control plane's last reply beyond which another one is
+	// obeyed even if its plan is not newer.
 	staleReply = 3 * time.Second
 )
 
-// Config is what an Uplink needs.
+// Config configures a Reporter.
 type Config struct {
-	// Conn leads to the control plane. The caller owns it, and with it the
-	// address and the TLS, and makes it with ConnectParams. Required.
+	// Conn is the connection to the control plane, created with ConnectParams. The caller
+	// owns it, with address and TLS. Required.
 	Conn grpc.ClientConnInterface
-	// Others lead to the other control planes of the fleet, where there are any.
+	// Others are the connections to the other control planes of the fleet, if any.
 	Others []grpc.ClientConnInterface
-	// Replica and Model name whom the reports are about. Required.
+	// Replica and Model are the subject of the reports. Required.
 	Replica policies.ReplicaID
 	Model   string
-	// Status gives the state to report; Front.Status does. It is called once at a
-	// time. Required.
+	// Status returns the state to report, as frontend.Server.Status does. It is not called
+	// concurrently. Required.
 	Status func() frontend.Status
-	// Extra gives what reports say beyond the front's state. It is called for
-	// each report, after Source and like it once at a time, and must not block;
-	// what it returns is not changed, and must not be afterwards. nil: nothing.
+	// Extra returns the rest of a report. It is called for each report, after Status and
+	// not concurrently, and must not block; its result must not change afterwards. It may
+	// be nil.
 	Extra func() Extra
-	// OnReply is told of every reply that counts, at once, in order and one at a
-	// time; it must not hold that up. Whatever Last would return next is the same.
-	// nil: nobody.
+	// OnReply is called for every reply that counts, immediately, in order and not
+	// concurrently; it must not block. LastReply returns the same reply. It may be nil.
 	OnReply func(Reply)
-	// Changed holds a token when a report should go out at once;
-	// Front.Changed gives it. nil leaves all to the interval.
+	// Changed holds a token when a report should be sent at once, as
+	// frontend.Server.Changed does. nil leaves all reports to the interval.
 	Changed <-chan struct{}
 	// Interval is the time between two reports; 0 means 500 ms.
 	Interval time.Duration
-	// Logger takes what an operator should know; nil discards.
+	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
 }
 
-// Extra is what a report says beyond the front's state. The zero value is
-// nothing.
+// Extra is what a report contains beyond the front end's state. The zero value is empty.
 type Extra struct {
-	// Migrations are the moves that go on and those that have ended lately, in any
-	// order, with names that stay and a state that changes; see LoadReport.moves.
-	// All may be given every time: a move is told when it is new or has changed,
-	// and until the control plane has answered.
+	// Migrations are the running migrations and the latest finished ones, in any order; see
+	// LoadReport.migrations. All may be returned every time: a migration is reported when
+	// it is new or has changed, until the control plane has acknowledged it.
 	Migrations []*api.Migration
-	// Proposal for the end of the own stage; nil when nobody asks (Reply.Refine).
+	// Proposal is the proposed end of the replica's stage; nil unless Reply.Refine asks for it.
 	Proposal *api.Proposal
-	// Residents are the requests that run here, Pinned those of them that may
-	// not move, and PinnedSeconds the time until the last of these is expected
-	// to end; 0 when unknown or none.
+	// Residents are the requests that run here, Pinned those of them that may not migrate,
+	// and PinnedSeconds the expected time until the last of these has ended; 0 if unknown
+	// or none.
 	Residents, Pinned int
 	PinnedSeconds     float64
-	// Streams are those of the replica's own clients, wherever they run.
+	// Streams are the streams of the replica's clients, wherever their requests run.
 	Streams int
-	// Routes are the transports by which blocks may be pulled, in the order of
-	// LoadReport.routes; what does not fit there is left out.
+	// Routes are the transports over which blocks may be pulled, in the order of
+	// LoadReport.routes; the excess is left out.
 	Routes []*api.Route
-	// Slots are the policy slots of the replica's host; what is more than
-	// LoadReport.slots takes is left out.
+	// Slots are the policy slots of the replica's host; the excess over LoadReport.slots is
+	// left out.
 	Slots []*api.SlotStatus
-	// Site is where the replica's KV cache is; nil for nothing to tell. It may be given
-	// every time, and is another one when it says something else: it is told when it
-	// is new to the stream, and until the control plane has answered.
+	// Site is the location of the replica's KV cache; nil if unknown. It may be returned
+	// every time, as a new pointer when it has changed: it is reported when it is new to
+	// the stream, until the control plane has acknowledged it.
 	Site *api.Site
 }
 
-// ConnectParams is the dial option for Config.Conn. By gRPC's own, a connection
-// would be tried every two minutes once its server has been away for a while.
+// ConnectParams is the dial option for Config.Conn. With gRPC's defaults, a connection to a
+// server that was down for long would be retried only every two minutes.
 func ConnectParams() grpc.DialOption {
 	pause := backoff.DefaultConfig
 	pause.BaseDelay, pause.MaxDelay = minRetryDelay, maxDialDelay
@@ -114,15 +114,15 @@ func ConnectParams() grpc.DialOption {
 func (c Config) validate() (Config, error) {
 	switch {
 	case c.Replica == "" || c.Model == "":
-		return c, errors.New("uplink: Replica and Model must not be empty; name whom the reports are about")
+		return c, errors.New("load reporter: Replica and Model are required")
 	case c.Conn == nil:
-		return c, fmt.Errorf("uplink of %s: Conn is nil; give it a connection to the control plane", c.Replica)
+		return c, fmt.Errorf("load reporter of %s: Conn is required: a connection to the control plane", c.Replica)
 	case slices.Contains(c.Others, nil):
-		return c, fmt.Errorf("uplink of %s: one of Others is nil; give it a connection to a control plane", c.Replica)
+		return c, fmt.Errorf("load reporter of %s: Others contains a nil connection", c.Replica)
 	case c.Status == nil:
-		return c, fmt.Errorf("uplink of %s: Source is nil; give it the front's Status", c.Replica)
+		return c, fmt.Errorf("load reporter of %s: Status is required; use the front end's", c.Replica)
 	case c.Interval < 0:
-		return c, fmt.Errorf("uplink of %s: Interval %v must not be negative", c.Replica, c.Interval)
+		return c, fmt.Errorf("load reporter of %s: Interval %v must not be negative", c.Replica, c.Interval)
 	}
 	if c.Interval == 0 {
 		c.Interval = defaultInterval
@@ -133,38 +133,37 @@ func (c Config) validate() (Config, error) {
 	return c, nil
 }
 
-// Reply is the last word of the control plane that is listened to.
+// Reply is the last reply of the control plane that is obeyed.
 type Reply struct {
-	// Epoch is that of the plan in force for the replica's model.
+	// Epoch is the epoch of the plan for the replica's model.
 	Epoch policies.Epoch
-	// StageMeanHeld is the mean of Load.Held over the replicas of the same
-	// stage, in tokens; the own figure, as reported, where there is no such mean.
+	// StageMeanHeld is the mean of Load.Held over the replicas of the same stage, in tokens;
+	// the replica's own reported value if there is no such mean.
 	StageMeanHeld float64
-	// Drain says that the replica is to be emptied. It holds until a reply says
-	// otherwise, also while the control plane is away.
+	// Drain reports whether the replica is to be emptied. It holds until a reply says
+	// otherwise, also during an outage of the control plane.
 	Drain bool
-	// Refine asks for a proposal; nil while boundaries are not refined. It is
-	// shared and must not be changed.
+	// Refine asks for a proposal; nil while boundaries are not refined. It is shared and
+	// must not be changed.
 	Refine *api.Refine
-	// ReceivedAt is when the reply came; the zero time before the first.
+	// ReceivedAt is when the reply arrived; the zero time before the first.
 	ReceivedAt time.Time
 }
 
-// Reporter is the report streams of one replica.
+// Reporter sends the load reports of one replica.
 type Reporter struct {
 	cfg     Config
 	streams []*reportStream
 
-	sourceMu sync.Mutex // held while Source and Extra are called
+	sourceMu sync.Mutex // held while Status and Extra are called
 
-	mu      sync.Mutex // held while Replied is called
-	replies []Reply    // the last of each link
-	current int        // the link that is listened to
+	mu      sync.Mutex // held while OnReply is called
+	replies []Reply    // the last of each stream
+	current int        // index of the stream that is obeyed
 	last    Reply
 }
 
-// New returns an Uplink; it starts nothing. The error names the field of the
-// configuration that is wrong.
+// New returns a Reporter and starts nothing. The error names the invalid field of cfg.
 func New(cfg Config) (*Reporter, error) {
 	cfg, err := cfg.validate()
 	if err != nil {
@@ -178,15 +177,15 @@ func New(cfg Config) (*Reporter, error) {
 	return u, nil
 }
 
-// LastReply returns the last reply that counts. It may be called by any goroutine.
+// LastReply returns the last reply that counts.
 func (u *Reporter) LastReply() Reply {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.last
 }
 
-// Run reports until ctx ends, and returns nil then. While a control plane is
-// away it tries again, at growing and random intervals.
+// Run reports until ctx ends and returns nil then. It reconnects to a control plane with
+// random, growing delays.
 func (u *Reporter) Run(ctx context.Context) error {
 	var all sync.WaitGroup
 	defer all.Wait()
@@ -205,7 +204,7 @@ func (u *Reporter) Run(ctx context.Context) error {
 	}
 }
 
-// buildReport makes a report with the state as it is.
+// buildReport returns a report of the current state.
 func (u *Reporter) buildReport(sequence uint64, m *migrationDelta, where *topologyDelta) *api.LoadReport {
 	u.sourceMu.Lock()
 	defer u.sourceMu.Unlock()
@@ -218,7 +217,7 @@ func (u *Reporter) buildReport(sequence uint64, m *migrationDelta, where *topolo
 	return encodeReport(u.cfg.Replica, u.cfg.Model, sequence, u.cfg.Status(), x)
 }
 
-// handleReply takes in a reply of a link, and passes it on if it counts.
+// handleReply stores a stream's reply and passes it on if it counts.
 func (u *Reporter) handleReply(from int, reply Reply) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -232,9 +231,9 @@ func (u *Reporter) handleReply(from int, reply Reply) {
 	}
 }
 
-// selectStream is the link to listen to: of those that answered lately the one with the
-// newest plan, and of equals the one that is listened to, so that two control
-// planes of which one is behind for a moment do not take turns.
+// selectStream returns the index of the stream to obey: of those with a recent reply the one
+// with the newest plan, and of equals the current one, so that two control planes of which
+// one lags for a moment do not alternate.
 func selectStream(replies []Reply, heeded int, now time.Time) int {
 	best := -1
 	for i, r := range replies {

@@ -17,14 +17,14 @@ import (
 // reportStream is the report stream to one control plane.
 type reportStream struct {
 	reporter *Reporter
-	index    int // in Uplink.links
+	index    int // in Reporter.streams
 	conn     grpc.ClientConnInterface
 	moves    migrationDelta
 	site     topologyDelta
-	changed  chan struct{} // holds a token when a report should go out at once
+	changed  chan struct{} // holds a token when a report should be sent at once
 }
 
-// reportNow has a report go out at once.
+// reportNow sends a report at once.
 func (l *reportStream) reportNow() {
 	select {
 	case l.changed <- struct{}{}:
@@ -32,7 +32,7 @@ func (l *reportStream) reportNow() {
 	}
 }
 
-// run keeps the stream until ctx ends.
+// run keeps the stream open until ctx ends.
 func (l *reportStream) run(ctx context.Context) {
 	log := l.reporter.cfg.Logger.With("replica", string(l.reporter.cfg.Replica))
 	pause, was := minRetryDelay, ""
@@ -44,9 +44,9 @@ func (l *reportStream) run(ctx context.Context) {
 		if answered {
 			pause, was = minRetryDelay, ""
 		}
-		// A control plane that is away for an hour is worth one line.
+		// Log once per outage and cause.
 		if err.Error() != was {
-			log.Warn("the control plane takes no reports; trying again", "error", err)
+			log.Warn("reporting to control plane failed; retrying", "error", err)
 			was = err.Error()
 		}
 		wait := time.NewTimer(pause/2 + rand.N(pause/2+1))
@@ -62,13 +62,13 @@ func (l *reportStream) run(ctx context.Context) {
 
 var errSilent = fmt.Errorf("the control plane has not answered for %v", replyTimeout)
 
-// runStream reports on one stream, to its end. answered tells whether the control
-// plane took anything in.
+// runStream runs one stream to its end. answered reports whether the control plane has
+// answered a report.
 func (l *reportStream) runStream(ctx context.Context) (answered bool, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	// A stream that stalls in either direction is ended from outside: neither
-	// Send nor Recv knows a deadline.
+	// Send and Recv have no deadline: a stream that stalls in either direction is
+	// cancelled by a timer.
 	watch := time.AfterFunc(replyTimeout, func() { cancel(errSilent) })
 	defer watch.Stop()
 	reports, err := api.NewFleetClient(l.conn).Report(ctx)
@@ -93,13 +93,13 @@ func (l *reportStream) runStream(ctx context.Context) (answered bool, err error)
 			l.handleReply(reply)
 		}
 	})
-	defer cancel(nil) // before the wait for the reader
+	defer cancel(nil) // before waiting for the reader
 
 	tick := time.NewTicker(l.reporter.cfg.Interval)
 	defer tick.Stop()
 	for sequence := uint64(1); ; sequence++ {
 		sent := reports.Send(l.reporter.buildReport(sequence, &l.moves, &l.site))
-		if sent != nil && sent != io.EOF { // EOF: Recv knows why
+		if sent != nil && sent != io.EOF { // EOF: Recv returns the cause
 			cancel(sent)
 		}
 		select {
@@ -111,7 +111,7 @@ func (l *reportStream) runStream(ctx context.Context) (answered bool, err error)
 	}
 }
 
-// cause returns why ctx ended if it did, else err.
+// cause returns the cause of ctx's end if it has ended, else err.
 func cause(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)

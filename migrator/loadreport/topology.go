@@ -6,9 +6,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/api"
 )
 
-// topologyDelta knows whether the control plane has heard where the replica is: a message
-// that is large beside the rest and hardly ever changes. The zero value has told
-// nothing. It is safe for concurrent use, as moves is.
+// topologyDelta tracks whether the control plane knows the replica's location, a large part
+// of a report that hardly ever changes. The zero value has reported nothing. It is safe for
+// concurrent use, like migrationDelta.
 type topologyDelta struct {
 	mu           sync.Mutex
 	site         *api.Site
@@ -16,7 +16,7 @@ type topologyDelta struct {
 	acknowledged bool
 }
 
-// pending returns the site if the report of that number is to tell it, else nil.
+// pending returns the site if the report with this sequence must contain it, else nil.
 func (t *topologyDelta) pending(site *api.Site, sequence uint64) *api.Site {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -32,14 +32,14 @@ func (t *topologyDelta) pending(site *api.Site, sequence uint64) *api.Site {
 	return site
 }
 
-// acknowledge notes that all reports up to that number were taken in.
+// acknowledge records that all reports up to a sequence were received.
 func (t *topologyDelta) acknowledge(sequence uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.acknowledged = t.acknowledged || t.sequence != 0 && t.sequence <= sequence
 }
 
-// reset begins a new stream, at whose other end somebody else may be.
+// reset starts a new stream, possibly to another process.
 func (t *topologyDelta) reset() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

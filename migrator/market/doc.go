@@ -1,23 +1,23 @@
-// Package market takes a replica's part in the market for running requests:
-// one goroutine around bidask.Machine.
+// Package market takes a replica's part in the market for running requests: one
+// goroutine around bidask.Machine.
 //
-// It brings the machine what happens (messages of peers, answers of the mover,
-// the own load, time) and carries out what it says. Each scan it looks at what
-// runs here and puts up for sale what package offer says. It moves nothing
-// itself: that is the Mover's. It decides nothing of its own either; beside
-// that it says, by package board, where requests begin and are rescued, and by
-// a policies.Refiner, where the stage's boundary should lie.
+// A Market feeds the machine with events (messages of peers, results of the migration
+// executor, the replica's load, time) and executes its actions. Each scan it examines the
+// requests that run here and offers those that package candidates selects. It migrates
+// nothing itself (the Executor does) and has no rules of its own. In addition it places
+// new requests and rescued streams with package loadview, and proposes with a
+// policies.Refiner where the stage's boundary should lie.
 //
 // # Invariants
 //
-//  1. Everything that comes in is a non-blocking call; the machine is stepped by
-//     Run's goroutine alone, event by event, in the order of arrival.
-//  2. An answer of the mover is never lost; messages of peers are, when too many
-//     wait: the machine is made for that.
-//  3. A request is for sale at most once, only while it runs here, and no more
-//     than Offers at a time.
-//  4. A request whose transfer has the word is the mover's: nothing but the
-//     machine's own deadlines and a lost peer ask it to stop.
-//  5. Messages that a replica sends on its own account are bounded: Sample
-//     summaries each SummaryEvery, and what the machine promises for an offer.
+//  1. Every input is a non-blocking call; only Run's goroutine steps the machine, event by
+//     event, in the order of arrival.
+//  2. A result of the Executor is never lost. Messages of peers are dropped when too many
+//     wait: the machine tolerates that.
+//  3. A request is for sale at most once, only while it runs here, and at most MaxOffers
+//     are for sale at a time.
+//  4. The Executor handles a request whose transfer runs: only the machine's own deadlines
+//     and a lost peer ask it to stop.
+//  5. Unsolicited messages are bounded: SampleSize summaries each SummaryInterval, and what
+//     the machine guarantees for an offer.
 package market

@@ -18,46 +18,46 @@ import (
 	xds "github.com/cascadeinfer/cascade/xds/api"
 )
 
-// View is what the control plane says that concerns a replica.
+// View is the part of the control plane's state that concerns a replica.
 type View struct {
-	// Plan is that of the own model; the zero Plan while there is none.
+	// Plan is the plan of the replica's model; the zero Plan if there is none.
 	Plan policies.Plan
-	// Peers are the replicas of the model with their peer addresses; the own one
-	// may be among them.
+	// Peers are the replicas of the model with their peer addresses, possibly including
+	// this one.
 	Peers []policies.Replica
-	// Draining means that the own replica is to be emptied.
+	// Draining reports whether this replica is to be emptied.
 	Draining bool
-	// Retired means that another process speaks for the replica: this one sells
-	// what it still has, and neither buys, nor tells its load, nor proposes.
+	// Retired reports whether another process serves the replica: this one sells what it
+	// still has, but neither buys, nor sends its load, nor proposes boundaries.
 	Retired bool
-	// StageMean is the mean of Load.Held over the own stage, while MeanKnown.
+	// StageMean is the mean of Load.Held over this replica's stage, if MeanKnown.
 	StageMean policies.Tokens
 	MeanKnown bool
-	// Refine is what the Refiner needs; nil while boundaries are not refined.
+	// Refine is the input of the Refiner; nil while boundaries are not refined.
 	Refine *xds.Refine
 }
 
-// Market is one replica's part in the market. Its methods are safe for
-// concurrent use and do not block.
+// Market is one replica's part in the market. Its methods are safe for concurrent use
+// and do not block.
 type Market struct {
 	// Fixed after New.
 	cfg   Config
 	log   *slog.Logger
 	start time.Time
 	loads *loadview.View
-	wake  chan struct{} // holds a token when something is in the mailbox
+	wake  chan struct{} // holds a token when the mailbox is not empty
 
-	// Of Run's goroutine.
+	// Owned by Run's goroutine.
 	machine         *bidask.Machine
 	selector        *candidates.Selector
 	rng             *rand.Rand
 	sales           map[string]*sale // by request
 	exports         map[bidask.Deal]string
-	imports         map[bidask.Deal]policies.Tokens // that began, and how much will come
-	departed        map[string]policies.Micros      // requests that were moved, and until when that is remembered
+	imports         map[bidask.Deal]policies.Tokens // running transfers to here, with their lengths
+	departed        map[string]policies.Micros      // requests that left, and until when they are not residents
 	throughput      throughputMeter
 	position        policies.Occupancy // as last measured
-	leaving         bool               // nothing new is to run here, as last measured
+	leaving         bool               // nothing new may run here, as last measured
 	summarySequence uint64             // of the last summary
 	actions         []bidask.Action    // scratch
 
@@ -68,15 +68,14 @@ type Market struct {
 	counts   counts
 }
 
-// sale is a request that is for sale.
+// sale is a request for sale.
 type sale struct {
 	handover  policies.Migration
 	exporting bool
 }
 
-// New returns a market without a view: it bids once Run measures, and offers
-// nothing before SetView. It starts nothing. The error names the field of the
-// configuration that is wrong.
+// New returns a market without a view: it bids once Run measures, and offers nothing
+// before SetView. It starts nothing. The error names the invalid field of cfg.
 func New(cfg Config) (*Market, error) {
 	cfg, err := cfg.validate()
 	if err != nil {
@@ -100,13 +99,13 @@ func New(cfg Config) (*Market, error) {
 	}, nil
 }
 
-// now is the market's clock.
+// now returns the market's time.
 func (m *Market) now() policies.Micros { return micros(time.Since(m.start)) }
 
 func micros(d time.Duration) policies.Micros { return policies.Micros(d.Microseconds()) }
 
-// SetView takes what the control plane says now. The market keeps it; the
-// caller must not change it any more.
+// SetView sets the state of the control plane. The market keeps it; the caller must not
+// change it afterwards.
 func (m *Market) SetView(v View) {
 	m.mu.Lock()
 	m.view = v
@@ -114,7 +113,7 @@ func (m *Market) SetView(v View) {
 	m.loads.SetView(v.Plan, v.Peers)
 }
 
-// Receive takes a message of a peer. It is kept.
+// Receive handles a message of a peer and keeps it.
 func (m *Market) Receive(from policies.ReplicaID, message *api.Market) {
 	msg, ok := decode(from, m.cfg.Self, message)
 	m.mu.Lock()
@@ -130,10 +129,10 @@ func (m *Market) Receive(from policies.ReplicaID, message *api.Market) {
 	m.post(bidask.Event{Kind: bidask.MessageReceived, Message: msg})
 }
 
-// ReceiveSummary takes a peer's load.
+// ReceiveSummary handles a peer's load.
 func (m *Market) ReceiveSummary(from policies.ReplicaID, s *api.Summary) {
 	held, promised, incoming := policies.Tokens(s.GetHeld()), policies.Tokens(s.GetPromised()), policies.Tokens(s.GetIncoming())
-	const most = policies.Unbounded / 4 // the sum of three stays a number
+	const most = policies.Unbounded / 4 // the sum of three does not overflow
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if held < 0 || promised < 0 || incoming < 0 || held > most || promised > most || incoming > most {
@@ -144,16 +143,17 @@ func (m *Market) ReceiveSummary(from policies.ReplicaID, s *api.Summary) {
 	m.loads.SetPeerLoad(m.now(), from, loadview.Load{Waiting: promised, Total: held + promised + incoming, Draining: s.GetDraining()})
 }
 
-// Notify takes an answer of the mover: Reserved, Refused, Moved or Failed.
+// Notify handles a result of the Executor: Reserved, ReservationRefused, TransferDone or
+// TransferFailed.
 func (m *Market) Notify(ev bidask.Event) { m.post(ev) }
 
-// PeerGone says that a peer is gone.
+// PeerGone reports that a peer left or died.
 func (m *Market) PeerGone(peer policies.ReplicaID) {
 	m.loads.MarkGone(peer)
 	m.post(bidask.Event{Kind: bidask.PeerGone, Peer: peer})
 }
 
-// PeerBack says that a peer is there again which was gone: it may be asked.
+// PeerBack reports that a peer that was gone is back and may be asked again.
 func (m *Market) PeerBack(peer policies.ReplicaID) { m.loads.MarkBack(peer) }
 
 func (m *Market) post(ev bidask.Event) {
@@ -179,8 +179,8 @@ var (
 	_ frontend.Rescuer = (*Market)(nil)
 )
 
-// Run trades until ctx ends, and returns nil then. What is being transferred
-// goes on; the rest of what was sold and won is given up. It may be called once.
+// Run trades until ctx ends and returns nil then. Running transfers continue; other sales
+// and purchases are cancelled. It may be called once.
 func (m *Market) Run(ctx context.Context) error {
 	defer m.cancelSales()
 	m.scan()
@@ -213,8 +213,8 @@ func (m *Market) Run(ctx context.Context) error {
 	}
 }
 
-// cancelSales cancels what is for sale and frees what was reserved: this process may
-// live on for as long as its streams do, and nobody would look after it.
+// cancelSales cancels what is for sale and releases what is reserved: this process may
+// live on until its streams have ended, without a market.
 func (m *Market) cancelSales() {
 	m.drainMailbox()
 	var sales []policies.Migration
@@ -230,7 +230,7 @@ func (m *Market) cancelSales() {
 	m.step(bidask.Event{Kind: bidask.OccupancyMeasured, Occupancy: m.position})
 }
 
-// drainMailbox takes what is in the mailbox.
+// drainMailbox handles the events in the mailbox.
 func (m *Market) drainMailbox() {
 	m.mu.Lock()
 	mail := m.mailbox
@@ -244,7 +244,7 @@ func (m *Market) drainMailbox() {
 	}
 }
 
-// step passes an event to the machine and does what it says.
+// step passes an event to the machine and executes the resulting actions.
 func (m *Market) step(ev bidask.Event) {
 	ev.Now = m.now()
 	m.actions = m.machine.Step(ev, m.actions[:0])
@@ -254,7 +254,7 @@ func (m *Market) step(ev bidask.Event) {
 	clear(m.actions)
 }
 
-// execute carries out one action.
+// execute executes one action.
 func (m *Market) execute(now policies.Micros, a bidask.Action) {
 	m.countAction(a)
 	switch a.Kind {
@@ -278,8 +278,8 @@ func (m *Market) execute(now policies.Micros, a bidask.Action) {
 	m.cfg.Executor.Execute(a)
 }
 
-// recordTransferEnd takes note of the end of a transfer. The machine has the last word on
-// what it means; a Failed sale is returned by it.
+// recordTransferEnd records the end of a transfer. The machine decides what follows: it
+// returns a sale whose transfer failed.
 func (m *Market) recordTransferEnd(ev bidask.Event) {
 	now, moved := m.now(), ev.Kind == bidask.TransferDone
 	if length, ok := m.imports[ev.Deal]; ok {
@@ -302,16 +302,16 @@ func (m *Market) recordTransferEnd(ev bidask.Event) {
 		return
 	}
 	delete(m.sales, request)
-	// The front may take a moment to notice that it does not run here any more.
+	// The front end may notice a moment later that the request does not run here.
 	m.departed[request] = now + departedRetention
-	m.log.Debug("a request has moved", "request", request, "cause", cause.String(), "deal", ev.Deal.String())
+	m.log.Debug("request migrated", "request", request, "cause", cause.String(), "deal", ev.Deal.String())
 }
 
-// departedRetention is for how long a request that was moved is not taken for a
-// resident, unless it is seen to have left before.
+// departedRetention is how long a request that left is not counted as a resident, unless
+// it disappears earlier.
 const departedRetention = policies.Second
 
-// sampleIDs returns at most n of ids, in random order.
+// sampleIDs returns at most n random ids.
 func (m *Market) sampleIDs(ids []policies.ReplicaID, n int) []policies.ReplicaID {
 	ids = slices.Clone(ids)
 	n = min(n, len(ids))

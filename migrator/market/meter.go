@@ -2,17 +2,17 @@ package market
 
 import "github.com/cascadeinfer/cascade/policies"
 
-// throughputMeter measures at which rate requests come in: tokens per second of the time
-// in which at least one transfer runs, all of them together.
+// throughputMeter measures the rate of all incoming transfers together: tokens per second
+// of the time in which at least one transfer runs.
 type throughputMeter struct {
 	running   int
-	since     policies.Micros // when the time was last booked
+	since     policies.Micros // when busy was last updated
 	busy      policies.Micros
-	tokens    policies.Tokens // that came in busy
-	transfers int             // transfers in the two
+	tokens    policies.Tokens // received in busy
+	transfers int             // transfers that ended in busy
 }
 
-// recentTransfers transfers make the rate: at twice as many, all count half.
+// recentTransfers is half the number of transfers at which all counts are halved.
 const recentTransfers = 8
 
 func (t *throughputMeter) accrue(now policies.Micros) {
@@ -27,8 +27,7 @@ func (t *throughputMeter) begin(now policies.Micros) {
 	t.running++
 }
 
-// end ends a transfer that has brought so much: 0 when it failed, which took
-// its time all the same.
+// end ends a transfer of so many tokens, 0 if it failed.
 func (t *throughputMeter) end(now policies.Micros, tokens policies.Tokens) {
 	t.accrue(now)
 	t.running--
@@ -38,7 +37,7 @@ func (t *throughputMeter) end(now policies.Micros, tokens policies.Tokens) {
 	}
 }
 
-// rate is in tokens per second; 0 while it is unknown.
+// rate returns tokens per second, or 0 if unknown.
 func (t *throughputMeter) rate() policies.Tokens {
 	if t.busy <= 0 || t.tokens <= 0 {
 		return 0

@@ -7,15 +7,15 @@ import (
 	xds "github.com/cascadeinfer/cascade/xds/api"
 )
 
-// Proposal returns where this replica would put the end of its stage now; nil
-// while the control plane does not ask.
+// Proposal returns where this replica would put the end of its stage, or nil while the
+// control plane does not ask.
 func (m *Market) Proposal() *xds.Proposal {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.proposal
 }
 
-// updateProposal makes a proposal when the control plane asks for one.
+// updateProposal makes a proposal if the control plane asks for one.
 func (m *Market) updateProposal() {
 	m.mu.Lock()
 	ask := m.view.Refine
@@ -29,8 +29,8 @@ func (m *Market) updateProposal() {
 	m.mu.Unlock()
 }
 
-// buildBorder puts the own residents beside what the control plane tells of the next
-// stage; false when nobody asks or the question makes no sense.
+// buildBorder combines the residents with the control plane's data about the next stage.
+// It returns false if the control plane does not ask or its data is invalid.
 func (m *Market) buildBorder(ask *xds.Refine) (policies.BoundaryView, bool) {
 	if ask == nil || m.cfg.Refiner == nil {
 		return policies.BoundaryView{}, false
@@ -51,8 +51,8 @@ func (m *Market) buildBorder(ask *xds.Refine) (policies.BoundaryView, bool) {
 	return b, true
 }
 
-// sequences lets each bucket's batch stand for as many sequences of its mean
-// lengths; fewer, in proportion, when there are very many.
+// sequences expands each bucket's batch to as many sequences of its mean lengths, scaled
+// down to at most maxSequences.
 func sequences(batches []*xds.Batch) []policies.Sequence {
 	total := 0.0
 	for _, b := range batches {
@@ -74,7 +74,7 @@ func sequences(batches []*xds.Batch) []policies.Sequence {
 	return out
 }
 
-// validBatch reports whether a batch holds anything, in numbers that can be used.
+// validBatch reports whether a batch is not empty and its numbers are usable.
 func validBatch(b *xds.Batch) bool {
 	const most = 1 << 50
 	return b.GetN() > 0 && b.GetN() < most && b.GetSumInput() >= 0 && b.GetSumLength() >= 0 &&

@@ -9,8 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// scan measures the own position, withdraws what is not for sale any more, and
-// offers what should be.
+// scan measures this replica's position, cancels stale sales and offers new ones.
 func (m *Market) scan() {
 	m.mu.Lock()
 	view := m.view
@@ -31,7 +30,7 @@ func (m *Market) scan() {
 	m.recordResidents(residents, load)
 	m.cancelStaleSales(s, here)
 	if !ready {
-		return // what runs here is lost, and the fronts' to rescue
+		return // the requests are lost; their front ends rescue them
 	}
 	for _, o := range m.selector.SelectOffers(s, m.cfg.MaxOffers-len(m.sales)) {
 		m.sales[o.Handover.Request] = &sale{handover: o.Handover}
@@ -40,7 +39,7 @@ func (m *Market) scan() {
 	}
 }
 
-// migrationCosts are what an offer's candidates are away, nil where that is not known.
+// migrationCosts returns the costs of an offer's candidates, or nil if unknown.
 func (m *Market) migrationCosts(o candidates.Offer) []policies.Micros {
 	if m.cfg.MigrationCost == nil {
 		return nil
@@ -52,9 +51,9 @@ func (m *Market) migrationCosts(o candidates.Offer) []policies.Micros {
 	return out
 }
 
-// buildResidents puts the residents into the words of package offer. Requests without a
-// token are left out: there is nothing to move yet. It returns all that are
-// here by their ids.
+// buildResidents converts the local legs to the residents of package candidates. It leaves
+// out requests without a token, which have nothing to migrate. It returns the IDs of all
+// requests that are here.
 func (m *Market) buildResidents(s *candidates.Situation, residents []frontend.LocalLeg) map[string]bool {
 	here := make(map[string]bool, len(residents))
 	s.Residents = make([]candidates.Resident, 0, len(residents))
@@ -77,8 +76,8 @@ func (m *Market) buildResidents(s *candidates.Situation, residents []frontend.Lo
 	return here
 }
 
-// cancelStaleSales takes back offers of requests that have ended, and those whose
-// reason is gone. What is being transferred is left to the mover.
+// cancelStaleSales withdraws offers of requests that have ended and offers without a
+// reason. The Executor handles those whose transfer runs.
 func (m *Market) cancelStaleSales(s *candidates.Situation, here map[string]bool) {
 	var over []policies.Migration
 	for id, sale := range m.sales {
@@ -91,7 +90,7 @@ func (m *Market) cancelStaleSales(s *candidates.Situation, here map[string]bool)
 	}
 }
 
-// sendSummaries tells some peers the own load.
+// sendSummaries sends this replica's load to a sample of peers.
 func (m *Market) sendSummaries() {
 	m.mu.Lock()
 	peers, retired := m.view.Peers, m.view.Retired

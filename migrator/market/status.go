@@ -6,7 +6,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// counts is what a Status counts; guarded by Market.mu.
+// counts holds the counters of Status; guarded by Market.mu.
 type counts struct {
 	offered, movedOut, failedOut     [policies.Spill + 1]uint64 // by cause
 	movedIn, failedIn                uint64
@@ -20,40 +20,40 @@ type counts struct {
 	pinnedSeconds                    float64
 }
 
-// Status is the state of a market. Counts are since New.
+// Status is the state of a market. Counters start at New.
 type Status struct {
-	// Offered, MovedOut and FailedOut count requests that were put up for sale,
-	// that left, and whose transfer failed. MovedIn and FailedIn count those that
-	// came, or did not.
+	// Offered, MovedOut and FailedOut count requests that were put up for sale, that
+	// left, and whose transfer failed. MovedIn and FailedIn count those that arrived
+	// or did not.
 	Offered, MovedOut, FailedOut map[policies.MigrationCause]uint64
 	MovedIn, FailedIn            uint64
 	// Returned counts offers that were not sold.
 	Returned map[bidask.ReturnReason]uint64
-	// Sent and Received count messages; Received[bidask.Busy] are the skips of
-	// busy sellers, Sent[bidask.Ready] the promises kept.
+	// Sent and Received count messages; Received[bidask.Busy] counts skips by busy
+	// sellers, Sent[bidask.Ready] kept promises.
 	Sent, Received                   map[bidask.MessageKind]uint64
 	SummariesSent, SummariesReceived uint64
-	// Ignored counts messages that made no sense or were too many.
+	// Ignored counts messages that were invalid or too many.
 	Ignored uint64
-	// Offers are for sale now; Exporting and Importing are transfers that run;
-	// Incoming is what was won and is not here yet.
+	// Offers are for sale now; Exporting and Importing are running transfers; Incoming
+	// is what was won and has not arrived yet.
 	Offers, Exporting, Importing int
 	Incoming                     policies.Tokens
-	// Throughput is the measured rate of incoming transfers in tokens per
-	// second, 0 while unknown.
+	// Throughput is the measured rate of incoming transfers in tokens per second, 0 if
+	// unknown.
 	Throughput policies.Tokens
-	// FreshPeers are the peers whose load is known; Forwards the requests that were
+	// FreshPeers counts the peers with a known load; Forwards the requests that were
 	// placed at a peer.
 	FreshPeers int
 	Forwards   uint64
-	// Residents run here, Pinned of them may not move. PinnedSeconds is when the
-	// last of these will have ended by its max_tokens at the present pace; 0 when
-	// there is none, or one has no limit.
+	// Residents counts the requests that run here, Pinned those that may not migrate.
+	// PinnedSeconds estimates the time until the last pinned one has ended by its
+	// max_tokens; 0 if there is none or one has no limit.
 	Residents, Pinned int
 	PinnedSeconds     float64
 }
 
-// Status returns the state now; what runs here is as of the last scan.
+// Status returns the current state; residents are as of the last scan.
 func (m *Market) Status() Status {
 	heard, forwards := m.loads.CountFresh(m.now()), m.loads.Forwards()
 	m.mu.Lock()
@@ -69,7 +69,7 @@ func (m *Market) Status() Status {
 	}
 }
 
-// nonZero names the counts that are not 0.
+// nonZero returns the counts that are not 0, by kind.
 func nonZero[K ~uint8](counts []uint64) map[K]uint64 {
 	out := make(map[K]uint64)
 	for k, n := range counts {
@@ -80,7 +80,7 @@ func nonZero[K ~uint8](counts []uint64) map[K]uint64 {
 	return out
 }
 
-// countAction takes note of an action.
+// countAction counts an action.
 func (m *Market) countAction(a bidask.Action) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -98,7 +98,7 @@ func (m *Market) countOffer(c policies.MigrationCause) {
 	m.counts.offered[c]++
 }
 
-// countMove takes note of the end of a transfer.
+// countMove counts the end of a transfer.
 func (m *Market) countMove(c policies.MigrationCause, moved, out bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -114,7 +114,7 @@ func (m *Market) countMove(c policies.MigrationCause, moved, out bool) {
 	}
 }
 
-// recordResidents takes note of what runs here.
+// recordResidents counts the requests that run here.
 func (m *Market) recordResidents(residents []frontend.LocalLeg, load policies.Load) {
 	pinned, last, limited := 0, policies.Tokens(0), true
 	for _, r := range residents {

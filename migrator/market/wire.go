@@ -8,7 +8,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// encode puts a message on the wire.
+// encode converts a message to an envelope.
 func encode(msg bidask.Message) *api.Envelope {
 	m := &api.Market{
 		Kind: uint32(msg.Kind), Seller: string(msg.Deal.Seller), Number: msg.Deal.Number, Load: int64(msg.Load), StartMicros: int64(msg.Start),
@@ -19,8 +19,8 @@ func encode(msg bidask.Message) *api.Envelope {
 	return &api.Envelope{Body: &api.Envelope_Market{Market: m}}
 }
 
-// decode reads a message; false when it makes no sense, or says what this
-// version does not know.
+// decode converts a message from the wire; it returns false if the message is invalid or
+// of a kind that this version does not know.
 func decode(from, to policies.ReplicaID, m *api.Market) (bidask.Message, bool) {
 	h := m.GetHandover()
 	msg := bidask.Message{

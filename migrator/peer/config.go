@@ -17,97 +17,95 @@ import (
 	xds "github.com/cascadeinfer/cascade/xds/api"
 )
 
-// MaxEnvelope is the largest envelope in bytes. A round of 128K tokens fits: at
-// most 5 bytes for each id and for each of 8,192 blocks, and as much for each
-// sum of up to 180 regions a block. A larger one is not sent.
+// MaxEnvelope is the maximum size of an envelope in bytes; larger ones are not sent. It
+// fits a round of 128K tokens: at most 5 bytes for each id and each of 8,192 blocks, and
+// as much for each checksum of up to 180 regions per block.
 const MaxEnvelope = 8 << 20
 
-// The versions that this build speaks.
+// Protocol versions of this build.
 const (
 	MarketVersion = 1
 	TransferMin   = 1
 	TransferMax   = 1
 )
 
-// The defaults and bounds.
+// Defaults and limits.
 const (
 	defaultInterval      = 500 * time.Millisecond
 	defaultSilence       = 3 * time.Second
 	defaultIdle          = 30 * time.Second
 	defaultQueue         = 1024
-	queueBytes           = 8 * MaxEnvelope // bytes that may wait for one peer
+	queueBytes           = 8 * MaxEnvelope // that may be queued for one peer
 	minReconnectDelay    = 50 * time.Millisecond
 	maxReconnectDelay    = time.Second
 	dialTimeout          = 2 * time.Second
 	helloTimeout         = 5 * time.Second // for the first envelope of a stream
-	shutdownWriteTimeout = time.Second     // for what streams of peers still write when Run ends
+	shutdownWriteTimeout = time.Second     // for pending writes to streams of peers when Run ends
 	maxIncoming          = 1 << 14         // streams of peers
-	refusalsUntilGone    = 2               // refused connections that mean "gone"
+	refusalsUntilGone    = 2               // consecutive refused connections after which a peer is gone
 	keepaliveEvery       = 10 * time.Second
 	keepaliveAnswer      = 5 * time.Second
-	maxNameBytes         = 256         // bytes of the name in a Hello that is compared with a certificate
-	identityLogInterval  = time.Minute // between two lines about streams that lie
+	maxNameBytes         = 256         // of the name in a Hello that is compared with a certificate
+	identityLogInterval  = time.Minute // between two logs of streams with a wrong certificate
 )
 
-// Config is what a Network needs.
+// Config configures a Network.
 type Config struct {
-	// Self is the own replica. Required.
+	// Self is this replica. Required.
 	Self policies.ReplicaID
-	// Handle takes what arrives. It is called on the goroutine of the peer's
-	// stream, for different peers at once, and must not block. The envelope is
-	// the callee's. Required.
+	// Handle receives envelopes and owns them. It is called on the goroutine of the
+	// peer's stream, for different peers concurrently, and must not block. Required.
 	Handle func(from policies.ReplicaID, e *api.Envelope)
-	// PeerGone is told when a watched peer is gone. It is always called by the same
-	// goroutine and must not block. nil: nobody is told.
+	// PeerGone is called when a watched peer is gone, always on the same goroutine. It
+	// must not block. It may be nil.
 	PeerGone func(policies.ReplicaID)
-	// PeerBack is told when anything comes from a peer again that Gone was told of, at
-	// the latest with its first Hello: at once when its process was replaced. It is
-	// called as Gone is. nil: nobody is told.
+	// PeerBack is called when a peer for which PeerGone was called sends anything again,
+	// at the latest its first Hello; at once if its process was replaced. It is called
+	// like PeerGone. It may be nil.
 	PeerBack func(policies.ReplicaID)
-	// Alive reports whether there are other signs of life of a peer, not older
-	// than Silence: its requests' tokens, for instance. It is asked before a
-	// silent peer is called gone, under a lock, and must neither block nor call
-	// back. nil: there are none.
+	// Alive reports whether there is other evidence, not older than PeerTimeout, that a
+	// peer is alive: tokens of its requests, for instance. It is called under a lock
+	// before a silent peer is reported gone, and must neither block nor call back. It
+	// may be nil.
 	Alive func(policies.ReplicaID) bool
-	// Incarnation tells the processes of one replica apart: it grows with every
-	// start. 0 means the time of New in microseconds.
+	// Incarnation identifies the process of a replica: it grows with every start. 0
+	// means the time of New in microseconds.
 	Incarnation uint64
-	// Site says where the own KV cache is, for the Hellos of the streams that begin
-	// now. It must not block, and what it returns must not be changed. nil, or what
-	// returns nil: nothing is said.
+	// Site returns the location of this replica's KV cache for the Hello of a new stream,
+	// or nil if it is unknown. It must not block, and its result must not be changed. It
+	// may be nil.
 	Site func() *xds.Site
-	// Credentials secures the connection to a peer at an address, and with
-	// identities makes sure that the peer is there; nil means plaintext. Whether
-	// plaintext is allowed is the daemon's to decide.
+	// Credentials secures the connection to a peer at an address and, with identities,
+	// authenticates the peer; nil means plaintext. The caller decides whether plaintext
+	// is allowed.
 	Credentials func(peer policies.ReplicaID, address string) credentials.TransportCredentials
-	// TrustDomain binds the name that a stream's Hello claims to the certificate
-	// with which it came: it must be that of the replica's migrator there
-	// (policies/identity). The server that Handler is given to must demand
-	// certificates and verify their chains. "" binds nothing.
+	// TrustDomain, unless "", requires that the certificate of a stream is that of the
+	// migrator of the replica that the stream's Hello names (policies/identity). The
+	// server that runs Handler must then require certificates and verify their chains.
 	TrustDomain string
 	// Dial connects to an address; nil means TCP.
 	Dial func(ctx context.Context, address string) (net.Conn, error)
-	// HeartbeatInterval is the time between two Beats, Silence how long a watched peer
-	// may say nothing: several intervals. An envelope that has waited for
-	// Silence is not sent any more. 0 means 500 ms and 3 s.
+	// HeartbeatInterval is the time between two Heartbeats, PeerTimeout how long a
+	// watched peer may be silent: several intervals. Envelopes that have been queued for
+	// PeerTimeout are dropped. 0 means 500 ms and 3 s.
 	HeartbeatInterval, PeerTimeout time.Duration
-	// IdleTimeout is after how long without an envelope a stream is closed. 0 means
-	// 30 s.
+	// IdleTimeout is the time without an envelope after which a stream is closed. 0
+	// means 30 s.
 	IdleTimeout time.Duration
-	// QueueSize is how many envelopes may wait for one peer. 0 means 1,024.
+	// QueueSize is the number of envelopes that may be queued for one peer. 0 means 1,024.
 	QueueSize int
-	// Logger takes what an operator should know; nil discards.
+	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
 }
 
 func (c Config) validate() (Config, error) {
 	switch {
 	case c.Self == "":
-		return c, errors.New("peer: Self must name the own replica")
+		return c, errors.New("peer: Self must name this replica")
 	case c.Handle == nil:
-		return c, fmt.Errorf("peer network of %s: Handle is nil; say who takes what arrives", c.Self)
+		return c, fmt.Errorf("peer network of %s: Handle is required", c.Self)
 	case c.QueueSize < 0:
-		return c, fmt.Errorf("peer network of %s: Queue %d must not be negative", c.Self, c.QueueSize)
+		return c, fmt.Errorf("peer network of %s: QueueSize %d must not be negative", c.Self, c.QueueSize)
 	}
 	if c.TrustDomain != "" {
 		if err := identity.CheckTrustDomain(c.TrustDomain); err != nil {
@@ -118,7 +116,7 @@ func (c Config) validate() (Config, error) {
 		name  string
 		value *time.Duration
 		or    time.Duration
-	}{{"Interval", &c.HeartbeatInterval, defaultInterval}, {"Silence", &c.PeerTimeout, defaultSilence}, {"Idle", &c.IdleTimeout, defaultIdle}} {
+	}{{"HeartbeatInterval", &c.HeartbeatInterval, defaultInterval}, {"PeerTimeout", &c.PeerTimeout, defaultSilence}, {"IdleTimeout", &c.IdleTimeout, defaultIdle}} {
 		if *d.value < 0 {
 			return c, fmt.Errorf("peer network of %s: %s %v must not be negative", c.Self, d.name, *d.value)
 		}
@@ -127,7 +125,7 @@ func (c Config) validate() (Config, error) {
 		}
 	}
 	if c.PeerTimeout < c.HeartbeatInterval {
-		return c, fmt.Errorf("peer network of %s: Silence %v is below the Interval %v: every peer would be gone", c.Self, c.PeerTimeout, c.HeartbeatInterval)
+		return c, fmt.Errorf("peer network of %s: PeerTimeout %v must be at least HeartbeatInterval %v", c.Self, c.PeerTimeout, c.HeartbeatInterval)
 	}
 	if c.QueueSize == 0 {
 		c.QueueSize = defaultQueue

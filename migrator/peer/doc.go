@@ -1,64 +1,62 @@
-// Package peer carries envelopes between migrators (migrator/api, Peer).
+// Package peer carries envelopes between migrators (migrator/api, Peer) and detects which
+// peers have gone.
 //
-// It is a post office: it knows who lives where, keeps one outgoing stream to
-// each peer that something is sent to, and tells when a peer that matters has
-// gone. It knows no deals, moves or requests, and promises no delivery: the
-// state machines behind it are made for messages that are lost, late or
-// doubled.
+// A Network keeps one outgoing stream to each peer to which something is sent, and knows
+// the peers' addresses. It knows nothing of deals, migrations or requests, and does not
+// guarantee delivery: the state machines above it tolerate messages that are lost, late or
+// duplicated.
 //
 // # Invariants
 //
-//  1. Send never blocks, and nobody is slowed down by a peer that is slow or
-//     away: each has a bounded queue of its own, which drops the oldest.
-//  2. An envelope is handled only when its stream began with a Hello, it names
-//     the sender of that Hello, and it is addressed to this replica.
-//     With a trust domain, nothing is believed of a stream whose certificate is
-//     not that of the replica's migrator.
-//  3. Envelopes of one stream are handled one by one, in the order sent; those
-//     that went to two processes have no order.
-//  4. Gone is told once for each time that a watched peer falls silent, always
-//     by the same goroutine.
-//  5. When Run returns, no goroutine of the network is left and nothing is
-//     handled any more.
+//  1. Send never blocks, and a peer that is slow or down slows nothing else: each peer has a
+//     bounded queue of its own, which drops the oldest envelopes.
+//  2. An envelope is handled only if its stream began with a Hello, and if it names the
+//     sender of that Hello and this replica as its receiver. With a trust domain, a stream
+//     without the certificate of its replica's migrator is rejected.
+//  3. The envelopes of one stream are handled one by one, in the order sent; those that went
+//     to two processes have no order.
+//  4. PeerGone is called once for each time that a watched peer falls silent, always on the
+//     same goroutine.
+//  5. When Run returns, no goroutine of the network is left and no envelope is handled any
+//     more.
 //
 // # Liveness
 //
-// A peer lives while anything comes from it, on a stream of its own or on the
-// reply stream of one to it. One that is watched is sent a Beat each Interval,
-// and answers each on the reply stream of the stream on which it came, watching
-// or not: it needs no stream of its own for that. It is gone
+// A peer is alive while anything arrives from it, on a stream that it opened or on the reply
+// stream of one to it. A watched peer is sent a Heartbeat each HeartbeatInterval, and replies
+// on the reply stream of the stream on which it came, whether it watches this replica or
+// not: it needs no stream of its own for that. It is gone
 //
-//   - after Silence without a word and without another sign of life, in which as
-//     many Beats were due here: a process that was held up judges nobody,
-//   - when its address refuses two connections running and no stream of its own
-//     is open here: the process has ended,
-//   - when it comes back as another process (a greater incarnation) while no
-//     stream from or to an earlier one is open: it was restarted faster than
-//     silence could tell. A stream to it that breaks when it is to be closed, or
-//     whose end is not answered within Silence, was not open.
+//   - after PeerTimeout without an envelope and without other evidence (Config.Alive), if as
+//     many heartbeat intervals have passed in this process: a process that was suspended
+//     reports no peer gone,
+//   - when its address refuses two consecutive connections and it has no stream open here:
+//     the process has ended,
+//   - when it comes back as another process (a greater incarnation) while no stream from or
+//     to an earlier one is open: it was restarted within PeerTimeout. A stream to it that
+//     breaks when it is to be closed, or whose end is not confirmed within PeerTimeout, does
+//     not count as open.
 //
-// It may come back, which is told as soon as it is heard, and be gone again.
+// It may come back, which is reported as soon as anything arrives, and be gone again.
 //
 // # Upgrades
 //
-// While one process of a replica takes over from another, two live behind one
-// address: new connections reach the later one, open ones stay with the earlier
-// until its last request has ended. They are one peer. What either sends is
-// handled, and the peer is gone when both are.
+// While one process of a replica takes over from another, both share one address: new
+// connections reach the later process, open ones stay with the earlier one until its last
+// request has ended. They are one peer. Envelopes of both are handled, and the peer is gone
+// when both are.
 //
-// The first Hello of the later process calls the own stream away from the
-// earlier one: what was sent is left to be read there, nothing of it is sent
-// again, and what is queued goes to the later process. When the earlier one
-// answers at the address still, its stream is used and left after a second for
-// another attempt, for as long as the later one has a stream open here. Each of
-// the two beats and is answered over its own connection, so neither loses sight
-// of this replica. A later process that never says anything here is met when
-// the stream to the earlier one has ended: as one that was restarted.
+// The first Hello of the later process makes the own stream switch to it: what was sent
+// stays with the earlier process and is not sent again; what is queued goes to the later
+// one. If the earlier process still answers at the address, its stream is used and another
+// attempt is made every second, for as long as the later process has a stream open here.
+// Each of the two sends Heartbeats and gets replies over its own connection, so both keep
+// seeing this replica alive. A later process that never sends anything here is detected, as
+// a restart, when the stream to the earlier one has ended.
 //
 // # Versions
 //
-// Fields are only ever added. A receiver ignores the fields that it does not
-// know, and counts and drops an envelope whose whole body it does not know.
-// The Hello tells which versions of the transfer a side speaks; TransferVersions
-// tells it to whoever decides how to move.
+// Fields are only ever added. A receiver ignores unknown fields, and counts and drops an
+// envelope whose whole body is unknown. The Hello contains the supported versions of the
+// transfer protocol; see TransferVersions.
 package peer

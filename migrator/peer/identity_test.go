@@ -89,7 +89,7 @@ func TestNamesAreTheCertificates(t *testing.T) {
 	if s := b.Status(); s.Refused.Identity != 6 || b.peer("c").Incarnation != 5 || b.peer("c").Incoming != 1 {
 		t.Errorf("%+v: want 6 refused, and c as it was: %+v", s.Refused, b.peer("c"))
 	}
-	if got := logged.count("a stream of a peer is refused"); got != 1 {
+	if got := logged.count("stream of peer rejected"); got != 1 {
 		t.Errorf("logged %d times in a minute", got)
 	}
 	c.Send("b", market(2))

@@ -8,7 +8,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// runLiveness sends Beats to the peers that are watched and tells which are gone,
+// runLiveness sends Heartbeats to the watched peers and reports which are gone or back,
 // until ctx ends.
 func (n *Network) runLiveness(ctx context.Context) {
 	beat := time.Now()
@@ -28,11 +28,11 @@ func (n *Network) runLiveness(ctx context.Context) {
 		}
 		gone, back, next := n.checkPeers(now, beats)
 		for _, id := range gone {
-			n.log.Warn("a peer is gone", "peer", string(id))
+			n.log.Warn("peer gone", "peer", string(id))
 			n.cfg.PeerGone(id)
 		}
 		for _, id := range back {
-			n.log.Info("a peer is back", "peer", string(id))
+			n.log.Info("peer back", "peer", string(id))
 			n.cfg.PeerBack(id)
 		}
 		if next.IsZero() || beat.Before(next) {
@@ -42,8 +42,8 @@ func (n *Network) runLiveness(ctx context.Context) {
 	}
 }
 
-// checkPeers looks at the watched peers: which have gone now, and when the next one
-// would. Of all peers it tells which are back.
+// checkPeers returns the watched peers that are gone now, the peers that are back, and when
+// the next peer would be gone.
 func (n *Network) checkPeers(now time.Time, beats bool) (gone, back []policies.ReplicaID, next time.Time) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -57,8 +57,8 @@ func (n *Network) checkPeers(now time.Time, beats bool) (gone, back []policies.R
 		if beats {
 			p.missedBeats++
 		}
-		// As many Beats must have gone by as well: while this process does not
-		// run, its peers are not silent.
+		// As many intervals must have passed in this process: while it is suspended,
+		// its peers are not silent.
 		silent := !now.Before(p.lastHeard.Add(n.cfg.PeerTimeout)) && time.Duration(p.missedBeats)*n.cfg.HeartbeatInterval >= n.cfg.PeerTimeout
 		if silent && !p.gone && n.cfg.Alive(id) {
 			p.recordHeard(now)
@@ -68,7 +68,7 @@ func (n *Network) checkPeers(now time.Time, beats bool) (gone, back []policies.R
 		switch {
 		case p.endPending:
 			gone, back = append(gone, id), append(back, id)
-			p.endPending, p.gone = false, false // the process that is here lives
+			p.endPending, p.gone = false, false // its successor is alive
 		case !p.gone && (silent || refused):
 			gone = append(gone, id)
 			p.gone, p.goneReported = true, true
@@ -84,7 +84,7 @@ func (n *Network) checkPeers(now time.Time, beats bool) (gone, back []policies.R
 	return gone, back, next
 }
 
-// queueHeartbeatLocked queues a Beat.
+// queueHeartbeatLocked queues a Heartbeat.
 func (n *Network) queueHeartbeatLocked(p *peer) {
 	if p.address == "" {
 		return
@@ -97,13 +97,13 @@ func (n *Network) queueHeartbeatLocked(p *peer) {
 	n.ensureStreamLocked(p)
 }
 
-// replyToHeartbeatLocked answers a Beat on the reply stream of the stream on which it
-// came: its sender judges this process by what comes over its own connection,
-// whichever process of this replica the sender's others reach. Sequence 0 marks
-// an answer. While one waits another is not needed.
+// replyToHeartbeatLocked replies on the reply stream of the stream on which the Heartbeat
+// arrived: its sender judges this process by what arrives on its own connection, whichever
+// process of this replica its other connections reach. Sequence 0 marks a reply. While one
+// is waiting no other is needed.
 func (n *Network) replyToHeartbeatLocked(p *peer, in *incoming, b *api.Heartbeat) {
 	if b.GetSequence() == 0 {
-		return // an answer of a version that answers on its own stream
+		return // a reply of a version that replies on its own stream
 	}
 	in.lastSequence = max(in.lastSequence, b.GetSequence())
 	select {
@@ -112,7 +112,7 @@ func (n *Network) replyToHeartbeatLocked(p *peer, in *incoming, b *api.Heartbeat
 	}
 }
 
-// handleHeartbeatReply takes note of a Beat that came on the reply stream.
+// handleHeartbeatReply handles a Heartbeat on the reply stream.
 func (n *Network) handleHeartbeatReply(p *peer) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -120,7 +120,7 @@ func (n *Network) handleHeartbeatReply(p *peer) {
 	p.received++
 }
 
-// recordAliveLocked takes note of a word of a peer.
+// recordAliveLocked records that something arrived from a peer.
 func (n *Network) recordAliveLocked(p *peer) {
 	p.recordHeard(time.Now())
 	if p.gone = false; p.goneReported {
@@ -129,7 +129,7 @@ func (n *Network) recordAliveLocked(p *peer) {
 	}
 }
 
-// recordHeard takes note of a sign of life.
+// recordHeard restarts the timeout of a peer.
 func (p *peer) recordHeard(now time.Time) { p.lastHeard, p.missedBeats = now, 0 }
 
 func (n *Network) newHeartbeat(p *peer, b *api.Heartbeat) *api.Envelope {

@@ -15,58 +15,57 @@ import (
 	xds "github.com/cascadeinfer/cascade/xds/api"
 )
 
-// Network is one migrator's connections to the others. Its methods are safe for
-// concurrent use.
+// Network is one migrator's connections to its peers. Its methods are safe for concurrent use.
 type Network struct {
 	// Fixed after New.
 	cfg          Config
 	log          *slog.Logger
 	server       *grpc.Server
-	livenessWake chan struct{} // holds a token when the watch has something to look at
+	livenessWake chan struct{} // holds a token when runLiveness must check the peers
 
 	wg sync.WaitGroup // goroutines of Run; added to under mu, while ctx is set
 
 	mu               sync.Mutex
-	ctx              context.Context // of Run; nil while it does not run
+	ctx              context.Context // Run's context; nil while it does not run
 	peers            map[policies.ReplicaID]*peer
-	incoming         int // streams of peers
+	incoming         int // open streams of peers
 	refused          Refused
-	identityLoggedAt time.Time // when a stream with a name that is not its own was logged last
+	identityLoggedAt time.Time // when a stream with a wrong certificate was last logged
 }
 
-// peer is what the network knows of one replica. All is guarded by Network.mu.
+// peer is the state of one replica, guarded by Network.mu.
 type peer struct {
 	id      policies.ReplicaID
-	address string // "" while unknown
-	listed  bool   // SetPeers names it
+	address string // "" if unknown
+	listed  bool   // named by SetPeers
 	watched bool
-	wake    chan struct{} // holds a token when there is something to do for the link
+	wake    chan struct{} // holds a token when there is work for keepStream
 
-	// Outgoing.
-	streaming      bool                    // a goroutine keeps the stream
-	connected      bool                    // the stream is up
-	reached        uint64                  // the incarnation that it has reached, while connected
-	knownAtConnect uint64                  // the greatest that was known when it did
-	soleEvidence   bool                    // it alone tells that an earlier process has not ended
-	switchTimer    *time.Timer             // cuts it unless it ends for a later process by itself
-	cancelStream   context.CancelCauseFunc // ends the stream in progress, nil for none
+	// Outgoing stream.
+	streaming      bool                    // a goroutine runs keepStream
+	connected      bool                    // the stream is open
+	reached        uint64                  // incarnation at the other end, while connected
+	knownAtConnect uint64                  // greatest known incarnation when the stream was opened
+	soleEvidence   bool                    // the stream is the only evidence that an earlier process is alive
+	switchTimer    *time.Timer             // cancels the stream unless it switches to a later process by itself
+	cancelStream   context.CancelCauseFunc // ends the current stream; nil if there is none
 	queue          []queuedEnvelope
 	bytes          int // of queue
 	sent           uint64
-	dropped        uint64 // of what was to be sent
-	refusals       int    // connections refused since the last that was not
+	dropped        uint64 // queued or rejected, never sent
+	refusals       int    // consecutive refused connections
 
-	// Incoming.
+	// Incoming streams.
 	streams      map[uint64]*incoming // by incarnation
 	hello        *api.Hello           // of the greatest incarnation, nil before the first
-	lastHeard    time.Time            // when anything came
-	missedBeats  int                  // Beats that went by since
+	lastHeard    time.Time            // when anything last arrived
+	missedBeats  int                  // heartbeat intervals since then
 	received     uint64
 	gone         bool
-	endPending   bool   // the process that was known has ended; Gone is to be told
-	goneReported bool   // Gone was told, and nothing was heard since
-	backPending  bool   // it was heard after that; Back is to be told
-	sequence     uint64 // of the last own Beat
+	endPending   bool   // the known process has ended; PeerGone must be called
+	goneReported bool   // PeerGone was called, and nothing has arrived since
+	backPending  bool   // something arrived after that; PeerBack must be called
+	sequence     uint64 // of the last own Heartbeat
 }
 
 // queuedEnvelope is an envelope in a queue.
@@ -76,8 +75,8 @@ type queuedEnvelope struct {
 	queuedAt time.Time
 }
 
-// New returns a network without peers; it starts nothing. The error names the
-// field of the configuration that is wrong.
+// New returns a Network without peers and starts nothing. The error names the invalid
+// field of cfg.
 func New(cfg Config) (*Network, error) {
 	cfg, err := cfg.validate()
 	if err != nil {
@@ -88,25 +87,25 @@ func New(cfg Config) (*Network, error) {
 		log:          cfg.Logger.With("replica", string(cfg.Self)),
 		livenessWake: make(chan struct{}, 1),
 		peers:        make(map[policies.ReplicaID]*peer),
-		// What a client of Peer may send is bounded here, whoever serves HTTP.
+		// Bounds what a peer may send, independently of the HTTP server.
 		server: grpc.NewServer(grpc.MaxRecvMsgSize(MaxEnvelope)),
 	}
 	api.RegisterPeerServer(n.server, &service{n: n})
 	return n, nil
 }
 
-// Handler returns the handler for gRPC requests of peers. It needs HTTP/2, with
-// TLS or without (h2c), and takes streams while Run runs.
+// Handler returns the handler for gRPC requests of peers. It needs HTTP/2, with TLS or
+// without (h2c), and accepts streams while Run runs.
 func (n *Network) Handler() http.Handler { return http.HandlerFunc(n.serveStream) }
 
-// serveStream is one stream of a peer. One that does not read what it is answered
-// does not keep Run from ending.
+// serveStream serves one stream of a peer. It sets a write deadline when Run ends, so that
+// a peer that does not read cannot block it.
 func (n *Network) serveStream(w http.ResponseWriter, r *http.Request) {
 	n.mu.Lock()
 	ctx := n.ctx
 	n.mu.Unlock()
 	if ctx == nil {
-		n.server.ServeHTTP(w, r) // and Exchange refuses it
+		n.server.ServeHTTP(w, r) // Exchange rejects it
 		return
 	}
 	set := make(chan struct{})
@@ -116,12 +115,12 @@ func (n *Network) serveStream(w http.ResponseWriter, r *http.Request) {
 	})
 	n.server.ServeHTTP(w, r)
 	if !forget() {
-		<-set // w is not to be used after this
+		<-set // w must not be used after return
 	}
 }
 
-// Run connects to peers and watches them until ctx ends; it returns nil then.
-// It may be called once.
+// Run connects to peers and watches them until ctx ends; it returns nil then. It may be
+// called once.
 func (n *Network) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -141,9 +140,8 @@ func (n *Network) Run(ctx context.Context) error {
 	return nil
 }
 
-// SetPeers tells where the other replicas are: host:port by replica. A replica
-// that is no longer named is still reached at its last address while something
-// is sent to it.
+// SetPeers sets the addresses (host:port) of the other replicas. A replica that is no
+// longer listed is still reached at its last address while something is sent to it.
 func (n *Network) SetPeers(addresses map[policies.ReplicaID]string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -170,14 +168,14 @@ func (n *Network) SetPeers(addresses map[policies.ReplicaID]string) {
 	}
 }
 
-// Send passes an envelope on to a peer, or drops it: without an address, when
-// it is too large, or when too much waits already. Its From and To are filled
-// in. It never blocks. The caller must not change the body any more.
+// Send queues an envelope for a peer. It drops it if the peer has no address, if it is too
+// large, or later if too much is queued. It fills in From and To and never blocks. The
+// caller must not change the body afterwards.
 func (n *Network) Send(to policies.ReplicaID, e *api.Envelope) {
 	out := &api.Envelope{From: string(n.cfg.Self), To: string(to), Body: e.Body}
 	size := proto.Size(out)
 	if size > MaxEnvelope {
-		n.log.Error("an envelope is too large and is not sent", "peer", string(to), "bytes", size, "most", MaxEnvelope)
+		n.log.Error("envelope too large to be sent", "peer", string(to), "bytes", size, "max", MaxEnvelope)
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -193,7 +191,7 @@ func (n *Network) Send(to policies.ReplicaID, e *api.Envelope) {
 	}
 }
 
-// push queues an envelope, at the cost of the oldest.
+// push queues an envelope and drops the oldest ones if there is no room.
 func (p *peer) push(w queuedEnvelope, most int) {
 	for len(p.queue) >= most || len(p.queue) > 0 && p.bytes+w.bytes > queueBytes {
 		p.pop()
@@ -205,7 +203,7 @@ func (p *peer) push(w queuedEnvelope, most int) {
 
 func (p *peer) pop() queuedEnvelope {
 	w := p.queue[0]
-	p.queue[0] = queuedEnvelope{} // not kept alive by the array
+	p.queue[0] = queuedEnvelope{} // release it for garbage collection
 	p.queue = p.queue[1:]
 	if len(p.queue) == 0 {
 		p.queue = nil
@@ -214,8 +212,8 @@ func (p *peer) pop() queuedEnvelope {
 	return w
 }
 
-// Watch names the peers whose end matters, instead of those named before: each
-// is sent Beats, and Gone is told when it falls silent. Its time begins now.
+// Watch replaces the set of watched peers: each is sent Heartbeats, and PeerGone is called
+// when it falls silent. Its timeout starts now.
 func (n *Network) Watch(ids []policies.ReplicaID) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -244,8 +242,8 @@ func (n *Network) Watch(ids []policies.ReplicaID) {
 	}
 }
 
-// TransferVersions tells which versions of the transfer a peer speaks, from its
-// last Hello; false while none was heard.
+// TransferVersions returns the versions of the transfer protocol that a peer supports, from
+// its last Hello, or false before the first.
 func (n *Network) TransferVersions(id policies.ReplicaID) (low, high uint32, ok bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -256,8 +254,8 @@ func (n *Network) TransferVersions(id policies.ReplicaID) (low, high uint32, ok 
 	return p.hello.GetTransferMin(), p.hello.GetTransferMax(), true
 }
 
-// Site is where a peer's KV cache is, as its last Hello told; nil where it did not,
-// or none was heard. It is shared, and nobody has checked it.
+// Site returns the location of a peer's KV cache from its last Hello, or nil if unknown. It
+// is shared and not validated.
 func (n *Network) Site(id policies.ReplicaID) *xds.Site {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -268,7 +266,7 @@ func (n *Network) Site(id policies.ReplicaID) *xds.Site {
 	return p.hello.GetSite()
 }
 
-// peerLocked returns the record of a peer, a new one if there is none.
+// peerLocked returns the state of a peer, creating it if necessary.
 func (n *Network) peerLocked(id policies.ReplicaID) *peer {
 	p := n.peers[id]
 	if p == nil {
@@ -278,14 +276,14 @@ func (n *Network) peerLocked(id policies.ReplicaID) *peer {
 	return p
 }
 
-// removeIfUnusedLocked forgets a peer that nobody names, watches or talks with.
+// removeIfUnusedLocked removes a peer that is not listed or watched and has no stream.
 func (n *Network) removeIfUnusedLocked(p *peer) {
 	if !p.listed && !p.watched && !p.streaming && len(p.streams) == 0 {
 		delete(n.peers, p.id)
 	}
 }
 
-// wakeLiveness wakes the watch.
+// wakeLiveness makes runLiveness check the peers.
 func (n *Network) wakeLiveness() {
 	select {
 	case n.livenessWake <- struct{}{}:
@@ -293,7 +291,7 @@ func (n *Network) wakeLiveness() {
 	}
 }
 
-// hello introduces this process.
+// hello returns the Hello of this process.
 func (n *Network) hello() *api.Hello {
 	return &api.Hello{MarketVersion: MarketVersion, TransferMin: TransferMin, TransferMax: TransferMax, Incarnation: n.cfg.Incarnation, Site: n.cfg.Site()}
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
-// service is the gRPC face of a Network.
+// service implements the gRPC service of a Network.
 type service struct {
 	api.UnimplementedPeerServer
 	n *Network
@@ -27,10 +27,10 @@ type service struct {
 
 // incoming is a stream that a peer has opened.
 type incoming struct {
-	end            chan struct{} // closed when a newer stream of the same process takes over
+	end            chan struct{} // closed when a newer stream of the same process replaces it
 	once           sync.Once
-	heartbeatReply chan *api.Envelope // a Beat for the reply stream
-	lastSequence   uint64             // the greatest sequence of its Beats; guarded by Network.mu
+	heartbeatReply chan *api.Envelope // for the reply stream
+	lastSequence   uint64             // greatest sequence of its Heartbeats; guarded by Network.mu
 }
 
 func newIncoming() *incoming {
@@ -39,8 +39,8 @@ func newIncoming() *incoming {
 
 func (in *incoming) close() { in.once.Do(func() { close(in.end) }) }
 
-// Exchange implements api.PeerServer. A handler of gRPC cannot stop its own
-// Recv, so the stream is read by a goroutine that ends soon after Exchange.
+// Exchange implements api.PeerServer. A gRPC handler cannot cancel its own Recv, so a
+// goroutine reads the stream; it ends soon after Exchange.
 func (s *service) Exchange(stream api.Peer_ExchangeServer) error {
 	n := s.n
 	n.mu.Lock()
@@ -50,7 +50,7 @@ func (s *service) Exchange(stream api.Peer_ExchangeServer) error {
 		return status.Error(codes.Unavailable, "the migrator is not running")
 	case n.incoming >= maxIncoming:
 		n.mu.Unlock()
-		return status.Errorf(codes.ResourceExhausted, "there are %d streams of peers already", maxIncoming)
+		return status.Errorf(codes.ResourceExhausted, "too many streams of peers: %d are open", maxIncoming)
 	}
 	n.incoming++
 	stopped := n.ctx.Done()
@@ -80,14 +80,14 @@ func (s *service) Exchange(stream api.Peer_ExchangeServer) error {
 		case <-late.C:
 			return status.Errorf(codes.DeadlineExceeded, "no Hello within %v", helloTimeout)
 		case <-in.end:
-			return status.Error(codes.Aborted, "a later stream took over")
+			return status.Error(codes.Aborted, "replaced by a later stream of the same process")
 		case <-stopped:
 			return status.Error(codes.Aborted, "the migrator is stopping")
 		}
 	}
 }
 
-// read takes the envelopes of a stream until it ends.
+// read receives the envelopes of a stream until it ends.
 func (n *Network) read(stream api.Peer_ExchangeServer, in *incoming, greeted chan<- struct{}) error {
 	first, err := stream.Recv()
 	if err != nil {
@@ -125,9 +125,9 @@ func (n *Network) read(stream api.Peer_ExchangeServer, in *incoming, greeted cha
 	}
 }
 
-// checkIdentity says why the sender of a Hello cannot be who it claims to be: its
-// certificate is another's. Such a stream is as good as none, so that nobody is
-// met, called alive or replaced because of it.
+// checkIdentity returns an error if the certificate of a stream is not that of the sender
+// which its Hello names. Such a stream is rejected before it has any effect: no peer is
+// recorded, counted as alive or replaced.
 func (n *Network) checkIdentity(ctx context.Context, e *api.Envelope) error {
 	if n.cfg.TrustDomain == "" {
 		return nil
@@ -135,7 +135,7 @@ func (n *Network) checkIdentity(ctx context.Context, e *api.Envelope) error {
 	from := e.GetFrom()
 	var err error
 	if from == "" || len(from) > maxNameBytes {
-		err = fmt.Errorf("a Hello of a name of %d bytes; 1 to %d are a replica's", len(from), maxNameBytes)
+		err = fmt.Errorf("invalid Hello: replica name has %d bytes, must have 1 to %d", len(from), maxNameBytes)
 	} else if _, err = (identity.Matcher{TrustDomain: n.cfg.TrustDomain, Role: identity.Migrator, Name: from}).CheckCertificate(peerCertificate(ctx)); err == nil {
 		return nil
 	}
@@ -147,12 +147,12 @@ func (n *Network) checkIdentity(ctx context.Context, e *api.Envelope) error {
 	}
 	n.mu.Unlock()
 	if !told {
-		n.log.Warn("a stream of a peer is refused", "error", err)
+		n.log.Warn("stream of peer rejected", "error", err)
 	}
 	return status.Error(codes.PermissionDenied, err.Error())
 }
 
-// peerCertificate is the certificate with which a stream came, nil for none.
+// peerCertificate returns the client certificate of a stream, or nil.
 func peerCertificate(ctx context.Context) *x509.Certificate {
 	p, ok := grpcpeer.FromContext(ctx)
 	if !ok {
@@ -165,8 +165,8 @@ func peerCertificate(ctx context.Context) *x509.Certificate {
 	return info.State.PeerCertificates[0]
 }
 
-// acceptHello takes note of a Hello. A process has one stream: a newer one takes
-// over, for the older may be a connection that has died unnoticed.
+// acceptHello records a Hello. A process has one stream: a newer one replaces an older one,
+// which may be a dead connection.
 func (n *Network) acceptHello(e *api.Envelope, in *incoming) (*peer, error) {
 	from, h := policies.ReplicaID(e.GetFrom()), e.GetHello()
 	n.mu.Lock()
@@ -174,11 +174,11 @@ func (n *Network) acceptHello(e *api.Envelope, in *incoming) (*peer, error) {
 	var why error
 	switch {
 	case h == nil:
-		why = errors.New("a stream begins with a Hello")
+		why = errors.New("the first envelope of a stream must be a Hello")
 	case from == "" || from == n.cfg.Self:
-		why = fmt.Errorf("a Hello of %q: every replica needs a name of its own", from)
+		why = fmt.Errorf("Hello from %q: every replica needs a unique name", from)
 	case policies.ReplicaID(e.GetTo()) != n.cfg.Self:
-		why = fmt.Errorf("this is %s, not %q", n.cfg.Self, e.GetTo())
+		why = fmt.Errorf("this replica is %s, not %q", n.cfg.Self, e.GetTo())
 	}
 	if why != nil {
 		n.refused.BadHello++
@@ -193,7 +193,7 @@ func (n *Network) acceptHello(e *api.Envelope, in *incoming) (*peer, error) {
 	return p, nil
 }
 
-// recordHelloLocked takes note of which process speaks for a peer.
+// recordHelloLocked records the process that a Hello names.
 func (n *Network) recordHelloLocked(p *peer, h *api.Hello) {
 	p.recordHeard(time.Now())
 	p.refusals = 0
@@ -205,13 +205,13 @@ func (n *Network) recordHelloLocked(p *peer, h *api.Hello) {
 	}
 	n.recordAliveLocked(p)
 	if h.GetTransferMax() < TransferMin || h.GetTransferMin() > TransferMax {
-		n.log.Warn("a peer speaks no common version of the transfer; requests move to and from it by re-prompting",
+		n.log.Warn("peer supports no common transfer version; requests migrate to and from it by re-prompting",
 			"peer", string(p.id), "least", h.GetTransferMin(), "most", h.GetTransferMax())
 	}
 	p.hello = h
 }
 
-// endIncoming takes note of the end of a stream.
+// endIncoming records the end of a stream.
 func (n *Network) endIncoming(p *peer, incarnation uint64, in *incoming) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -224,12 +224,12 @@ func (n *Network) endIncoming(p *peer, incarnation uint64, in *incoming) {
 	n.removeIfUnusedLocked(p)
 }
 
-// acceptEnvelope reports whether an envelope is for Handle.
+// acceptEnvelope validates an envelope and reports whether it is for Handle.
 func (n *Network) acceptEnvelope(p *peer, e *api.Envelope, in *incoming) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	select {
-	case <-in.end: // what comes now comes on the later stream too
+	case <-in.end: // the later stream receives it too
 		return false
 	default:
 	}

@@ -8,43 +8,43 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Refused counts envelopes that were not passed on, by reason.
+// Refused counts rejected envelopes and streams, by reason.
 type Refused struct {
-	UnknownPeer  uint64 // to be sent to a peer without an address
-	BadHello     uint64 // streams that began with no Hello or a wrong one
-	Identity     uint64 // streams whose certificate is not that of the replica they claim to be
-	Forged       uint64 // arrived with another sender than its stream's
-	Misaddressed uint64 // arrived for another replica
-	UnknownBody  uint64 // arrived with a body that this version does not know
-	Oversize     uint64 // larger than MaxEnvelope; ends its stream
+	UnknownPeer  uint64 // sent to a peer without an address
+	BadHello     uint64 // streams without a valid Hello
+	Identity     uint64 // streams whose certificate is not that of the replica they name
+	Forged       uint64 // received with another sender than the stream's
+	Misaddressed uint64 // received for another replica
+	UnknownBody  uint64 // received with a body that this version does not know
+	Oversize     uint64 // larger than MaxEnvelope; ends the stream
 }
 
-// Status is the state of a network.
+// Status is the state of a Network.
 type Status struct {
-	Peers   []PeerStatus // by replica
+	Peers   []PeerStatus // sorted by replica
 	Refused Refused
 }
 
 // PeerStatus is the state of one peer.
 type PeerStatus struct {
 	Replica    policies.ReplicaID
-	Address    string // "" while unknown
-	Connected  bool   // the own stream to it is up
-	Incoming   int    // its streams to here
+	Address    string // "" if unknown
+	Connected  bool   // the own stream to it is open
+	Incoming   int    // open streams from it
 	Watched    bool
 	Gone       bool          // watched, and silent or ended
-	SinceHeard time.Duration // since its last word; 0 before the first
-	// Queued wait to be sent; Sent and Dropped were to be sent; Received came,
-	// answers to Beats among them. The answers of here are not in Sent.
+	SinceHeard time.Duration // since anything arrived; 0 before the first
+	// Queued, Sent and Dropped count outgoing envelopes, without replies to Heartbeats;
+	// Received counts incoming ones, with replies to Heartbeats.
 	Queued                  int
 	Sent, Dropped, Received uint64
-	// The versions and the process of its last Hello; 0 before.
+	// From the last Hello; 0 before the first.
 	MarketVersion            uint32
 	TransferMin, TransferMax uint32
 	Incarnation              uint64
 }
 
-// Status returns the state now.
+// Status returns the current state.
 func (n *Network) Status() Status {
 	n.mu.Lock()
 	defer n.mu.Unlock()

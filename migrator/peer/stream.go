@@ -16,8 +16,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// ensureStreamLocked sees to it that a goroutine keeps the stream to a peer that is
-// watched or has something waiting, and wakes it.
+// ensureStreamLocked starts keepStream for a peer that is watched or has queued envelopes,
+// and wakes it.
 func (n *Network) ensureStreamLocked(p *peer) {
 	select {
 	case p.wake <- struct{}{}:
@@ -31,7 +31,7 @@ func (n *Network) ensureStreamLocked(p *peer) {
 	n.wg.Go(func() { n.keepStream(ctx, p) })
 }
 
-// keepStream keeps the stream to a peer for as long as there is use for it.
+// keepStream keeps a stream to a peer open while it is needed.
 func (n *Network) keepStream(ctx context.Context, p *peer) {
 	pause, was := minReconnectDelay, ""
 	for {
@@ -42,16 +42,16 @@ func (n *Network) keepStream(ctx context.Context, p *peer) {
 		if up {
 			pause = minReconnectDelay
 			if was != "" {
-				n.log.Info("a peer is back", "peer", string(p.id))
+				n.log.Info("peer reached again", "peer", string(p.id))
 			}
 			was = ""
 		}
 		if err == nil || errors.Is(err, errRedial) || errors.Is(err, errUnread) {
 			continue
 		}
-		// A peer that is away for an hour is worth one line.
+		// Log once per outage.
 		if was == "" {
-			n.log.Warn("a peer cannot be reached; trying again", "peer", string(p.id), "error", err)
+			n.log.Warn("peer unreachable; retrying", "peer", string(p.id), "error", err)
 			was = err.Error()
 		}
 		if !n.waitToReconnect(ctx, p, pause/2+rand.N(pause/2+1)) {
@@ -61,9 +61,8 @@ func (n *Network) keepStream(ctx context.Context, p *peer) {
 	}
 }
 
-// waitToReconnect waits before the next attempt: what waited too long is dropped
-// meanwhile, and a peer that nobody has anything for is left. It returns false
-// when the link has ended.
+// waitToReconnect waits before the next attempt, drops expired envelopes, and stops if the
+// stream is not needed any more. It returns false when keepStream must return.
 func (n *Network) waitToReconnect(ctx context.Context, p *peer, pause time.Duration) bool {
 	select {
 	case <-time.After(pause):
@@ -76,7 +75,7 @@ func (n *Network) waitToReconnect(ctx context.Context, p *peer, pause time.Durat
 	return !n.stopStreamIfUnused(p)
 }
 
-// expire drops what has waited since before a time.
+// expire drops envelopes that were queued before a time.
 func (p *peer) expire(before time.Time) {
 	for len(p.queue) > 0 && p.queue[0].queuedAt.Before(before) {
 		p.pop()
@@ -84,7 +83,7 @@ func (p *peer) expire(before time.Time) {
 	}
 }
 
-// stopStreamIfUnused ends a link that has nothing to do. It returns false when it has.
+// stopStreamIfUnused ends keepStream and returns true if the stream is not needed.
 func (n *Network) stopStreamIfUnused(p *peer) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -96,21 +95,21 @@ func (n *Network) stopStreamIfUnused(p *peer) bool {
 	return true
 }
 
-// errRedial ends a session whose peer has a new address.
+// errRedial ends a stream to a peer that has a new address.
 var errRedial = errors.New("the peer's address has changed")
 
-// outgoing is the stream of one session.
+// outgoing is an open stream to a peer.
 type outgoing struct {
 	conn   *grpc.ClientConn
 	stream api.Peer_ExchangeClient
 	cancel context.CancelCauseFunc
 	done   chan struct{} // closed when its reader has ended
-	err    error         // why it has; set before done is closed
+	err    error         // why the reader ended; set before done is closed
 }
 
-// runStream is one stream to a peer, from its connection to its end. It returns
-// nil when nothing was sent for Idle and nobody watches the peer, and when the
-// stream is to go to another process. up tells whether the peer answered.
+// runStream runs one stream to a peer, from connecting to its end. It returns nil when the
+// stream was idle for IdleTimeout and the peer is not watched, and when the stream must
+// switch to another process. up reports whether the peer answered.
 func (n *Network) runStream(run context.Context, p *peer) (up bool, err error) {
 	ctx, cancel := context.WithCancelCause(run)
 	n.mu.Lock()
@@ -124,7 +123,7 @@ func (n *Network) runStream(run context.Context, p *peer) (up bool, err error) {
 		n.endStream(p, nil, err)
 		return false, withCause(ctx, err)
 	}
-	// What is sent before the peer has answered would be lost when it refuses.
+	// Envelopes sent before the peer's Hello would be lost if it rejects the stream.
 	select {
 	case <-greeted:
 		err = n.sendQueued(ctx, p, o.stream)
@@ -146,8 +145,7 @@ func (n *Network) runStream(run context.Context, p *peer) (up bool, err error) {
 	return up, err
 }
 
-// openStream opens a stream and says Hello. greeted is closed when the peer has said
-// its own.
+// openStream opens a stream and sends Hello. greeted is closed when the peer's Hello arrives.
 func (n *Network) openStream(ctx context.Context, cancel context.CancelCauseFunc, p *peer, address string) (_ *outgoing, greeted <-chan struct{}, err error) {
 	conn, err := n.dialPeer(p, address)
 	if err != nil {
@@ -162,8 +160,8 @@ func (n *Network) openStream(ctx context.Context, cancel context.CancelCauseFunc
 		conn.Close()
 		return nil, nil, fmt.Errorf("peer %s at %s: %w", p.id, address, err)
 	}
-	// The reader ends the session whenever the stream ends, so that a Send that
-	// waits for a peer which does not read ends too.
+	// The reader cancels the context when the stream ends, which also ends a Send that
+	// is blocked by a peer that does not read.
 	o := &outgoing{conn: conn, stream: stream, cancel: cancel, done: make(chan struct{})}
 	came := make(chan struct{})
 	go func() {
@@ -174,7 +172,7 @@ func (n *Network) openStream(ctx context.Context, cancel context.CancelCauseFunc
 	return o, came, nil
 }
 
-// withCause returns why ctx ended, if it did with a cause of its own.
+// withCause returns the cause of ctx's end, if it has one of its own, else err.
 func withCause(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(cause, context.Canceled) {
 		return cause
@@ -182,8 +180,8 @@ func withCause(ctx context.Context, err error) error {
 	return err
 }
 
-// dialPeer prepares one connection. gRPC dials when the stream opens; its own
-// attempts to connect again are not used, a session has one.
+// dialPeer prepares one connection. gRPC dials when the stream opens; its own reconnects
+// are not used: a stream has one connection.
 func (n *Network) dialPeer(p *peer, address string) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+address,
 		grpc.WithTransportCredentials(n.cfg.Credentials(p.id, address)),
@@ -198,7 +196,7 @@ func (n *Network) dialPeer(p *peer, address string) (*grpc.ClientConn, error) {
 	)
 }
 
-// recordDial counts refused connections: nobody listens where the peer should.
+// recordDial counts refused connections: no process listens at the peer's address.
 func (n *Network) recordDial(p *peer, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -213,8 +211,8 @@ func (n *Network) recordDial(p *peer, err error) {
 	}
 }
 
-// readReplies takes the peer's Hello, closes greeted then, and takes its answers
-// to Beats until the end of the stream.
+// readReplies receives the peer's Hello, closes greeted, and receives replies to
+// Heartbeats until the stream ends.
 func (n *Network) readReplies(p *peer, stream api.Peer_ExchangeClient, greeted chan struct{}) error {
 	for {
 		e, err := stream.Recv()
@@ -224,7 +222,7 @@ func (n *Network) readReplies(p *peer, stream api.Peer_ExchangeClient, greeted c
 		h, from := e.GetHello(), policies.ReplicaID(e.GetFrom())
 		switch {
 		case h != nil && from != p.id:
-			return fmt.Errorf("%q answers there; the replica has moved", from)
+			return fmt.Errorf("replica %q answered; the address has been reused", from)
 		case h != nil && greeted != nil:
 			n.mu.Lock()
 			n.recordHelloLocked(p, h)
@@ -234,13 +232,13 @@ func (n *Network) readReplies(p *peer, stream api.Peer_ExchangeClient, greeted c
 			greeted = nil
 		case e.GetHeartbeat() != nil && from == p.id && greeted == nil:
 			n.handleHeartbeatReply(p)
-		default: // a later version may say more
+		default: // from a later version
 		}
 	}
 }
 
-// sendQueued sends what is queued, in order, until ctx ends, another process is to be
-// reached, or Idle has passed with nothing to send and nobody watching.
+// sendQueued sends queued envelopes in order until ctx ends, the stream must switch to
+// another process, or the peer is not watched and IdleTimeout has passed without one.
 func (n *Network) sendQueued(ctx context.Context, p *peer, stream api.Peer_ExchangeClient) error {
 	idle := time.NewTimer(n.cfg.IdleTimeout)
 	defer idle.Stop()
@@ -253,7 +251,7 @@ func (n *Network) sendQueued(ctx context.Context, p *peer, stream api.Peer_Excha
 		switch e := n.nextEnvelope(p); {
 		case e != nil:
 			if err := stream.Send(e); err != nil {
-				<-ctx.Done() // the reader knows why
+				<-ctx.Done() // the reader knows the cause
 				return err
 			}
 			idle.Reset(n.cfg.IdleTimeout)
@@ -279,7 +277,7 @@ func (n *Network) sendQueued(ctx context.Context, p *peer, stream api.Peer_Excha
 	}
 }
 
-// nextEnvelope takes the oldest envelope that is still worth sending; nil for none.
+// nextEnvelope dequeues the oldest envelope that has not expired, or returns nil.
 func (n *Network) nextEnvelope(p *peer) *api.Envelope {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -300,7 +298,7 @@ func (n *Network) unused(p *peer) bool {
 	return !p.watched && len(p.queue) == 0
 }
 
-// newEnvelope addresses an envelope of the network's own.
+// newEnvelope returns an envelope with a Hello.
 func (n *Network) newEnvelope(p *peer, hello *api.Envelope_Hello) *api.Envelope {
 	return &api.Envelope{From: string(n.cfg.Self), To: string(p.id), Body: hello}
 }

@@ -9,23 +9,22 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// During an upgrade a replica is two processes behind one address. What they
-// send is handled alike, by whichever process; the own stream is for the later
-// one, which is there to stay.
+// During an upgrade two processes of a replica share one address. Envelopes of both are
+// handled alike; this process's stream goes to the later one, which will stay.
 
-// errSuperseded ends a session whose stream is to reach another process.
-var errSuperseded = errors.New("a later process of the replica is there")
+// errSuperseded ends a stream that must switch to a later process.
+var errSuperseded = errors.New("a later process of the replica has started")
 
-// errUnread ends a stream to an earlier process that takes nothing any more.
-var errUnread = errors.New("the earlier process of the replica does not answer")
+// errUnread ends a stream to an earlier process that reads nothing any more.
+var errUnread = errors.New("the earlier process of the replica does not read")
 
-// handleSuccessorLocked takes note that a process has come which is later than all that
-// were known. Where a stream from or to an earlier one is open both live: the
-// own stream moves on to the later. Otherwise the replica was restarted.
+// handleSuccessorLocked records that a later process has started. If a stream from or to an
+// earlier one is open, both are alive, and the own stream switches to the later one.
+// Otherwise the replica was restarted.
 func (n *Network) handleSuccessorLocked(p *peer) {
 	if p.connected {
-		// The link goes by itself, unless it waits to send what is not taken. By
-		// the end of Silence the later process is to have answered.
+		// The stream switches by itself, unless it is blocked by a peer that does not
+		// read. The later process must have answered by the end of PeerTimeout.
 		cut, t := p.cancelStream, (*time.Timer)(nil)
 		t = time.AfterFunc(n.cfg.PeerTimeout/2, func() {
 			n.mu.Lock()
@@ -40,13 +39,13 @@ func (n *Network) handleSuccessorLocked(p *peer) {
 	switch {
 	case len(p.streams) > 0 || !p.watched || p.gone:
 	case p.connected:
-		p.soleEvidence = true // part finds out whether the stream was open indeed
+		p.soleEvidence = true // endStream finds out whether the stream was really open
 	default:
 		n.markEndedLocked(p)
 	}
 }
 
-// markEndedLocked has Gone told of a process that another one has replaced.
+// markEndedLocked has PeerGone called for a process that another one has replaced.
 func (n *Network) markEndedLocked(p *peer) {
 	if p.watched && !p.gone {
 		p.endPending = true
@@ -54,8 +53,7 @@ func (n *Network) markEndedLocked(p *peer) {
 	}
 }
 
-// superseded reports whether a later process has come since the own stream was
-// opened.
+// superseded reports whether a later process has started since the own stream was opened.
 func (n *Network) superseded(p *peer) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -63,7 +61,7 @@ func (n *Network) superseded(p *peer) bool {
 }
 
 // reachedPredecessor reports whether the own stream has reached an earlier process although
-// a later one lives: the address was not handed over yet.
+// a later one is alive: the address has not been handed over yet.
 func (n *Network) reachedPredecessor(p *peer) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -71,9 +69,8 @@ func (n *Network) reachedPredecessor(p *peer) bool {
 	return p.connected && p.reached < latest && p.streams[latest] != nil
 }
 
-// endStream ends a session: because of err, or gently (o is not nil), in which case
-// the peer's process may take its time to read what was sent, up to Silence,
-// while the next session begins.
+// endStream ends a stream, either because of err, or gracefully if o is not nil: then the
+// peer's process may read what was sent for up to PeerTimeout, while the next stream starts.
 func (n *Network) endStream(p *peer, o *outgoing, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -86,7 +83,7 @@ func (n *Network) endStream(p *peer, o *outgoing, err error) {
 		return
 	}
 	n.wg.Go(func() {
-		o.stream.CloseSend() // an error is the reader's too
+		o.stream.CloseSend() // the reader returns its error too
 		late := time.AfterFunc(n.cfg.PeerTimeout, func() { o.cancel(errUnread) })
 		<-o.done
 		late.Stop()
@@ -100,8 +97,8 @@ func (n *Network) endStream(p *peer, o *outgoing, err error) {
 	})
 }
 
-// reportEndIfGoneLocked takes note that an earlier process had ended when its successor
-// came, if no stream from a process as early says otherwise.
+// reportEndIfGoneLocked records that an earlier process had ended when its successor
+// started, unless a stream from it or from an even earlier one is open.
 func (n *Network) reportEndIfGoneLocked(p *peer, earlier uint64) {
 	for incarnation := range p.streams {
 		if incarnation <= earlier {
@@ -113,9 +110,9 @@ func (n *Network) reportEndIfGoneLocked(p *peer, earlier uint64) {
 	}
 }
 
-// endedByPeer reports whether the end of an own stream was the peer's answer,
-// rather than the end of its process or connection. Exchange has a code of its
-// own for what it ends: gRPC reports broken connections as Unavailable.
+// endedByPeer reports whether the peer ended an own stream, as opposed to the end of its
+// process or connection. Exchange uses a code of its own: gRPC reports broken connections
+// as Unavailable.
 func endedByPeer(err error) bool {
 	return errors.Is(err, io.EOF) || status.Code(err) == codes.Aborted || errors.Is(err, errRedial)
 }

@@ -6,20 +6,20 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// selection is one Choose at work.
+// selection is the state of one SelectOffers.
 type selection struct {
 	sel       *Selector
 	situation *Situation
 	limit     int
-	own       int                    // the own stage, −1 for none
-	open      [][]policies.ReplicaID // whom to ask, by stage
-	unsold    []Resident             // not for sale yet, the longest first
-	leaving   policies.Tokens        // the length of what is for sale
+	own       int                    // index of the replica's stage, −1 for none
+	open      [][]policies.ReplicaID // replicas to ask, by stage
+	unsold    []Resident             // not for sale yet, longest first
+	leaving   policies.Tokens        // total length of what is for sale
 	offers    []Offer
 }
 
-// addOffer offers a request unless it rests, there is nobody, or there are enough.
-// chain are the stages to try, one after the other.
+// addOffer offers a request unless it has a cooldown, no replica is available or there
+// are enough offers. chain lists the stages to try in turn.
 func (c *selection) addOffer(r Resident, cause policies.MigrationCause, chain []int) bool {
 	last := c.sel.cooldowns[r.Request]
 	if last.cause != cause {
@@ -40,7 +40,7 @@ func (c *selection) addOffer(r Resident, cause policies.MigrationCause, chain []
 	return true
 }
 
-// candidates are the replicas of a stage that can be asked to run a request.
+// candidates returns the replicas of a stage that can be asked to run a request.
 func (c *selection) candidates(r Resident, stage int) []policies.ReplicaID {
 	if r.CanRunOn == nil {
 		return c.open[stage]
@@ -54,8 +54,8 @@ func (c *selection) candidates(r Resident, stage int) []policies.ReplicaID {
 	return fit
 }
 
-// offerMatching offers requests in order, as long as want says so, and takes them out of
-// free.
+// offerMatching offers the requests that match want, in order, and removes them from
+// unsold.
 func (c *selection) offerMatching(cause policies.MigrationCause, chain func(Resident) []int, want func(Resident) bool) {
 	c.unsold = slices.DeleteFunc(c.unsold, func(r Resident) bool { return want(r) && c.addOffer(r, cause, chain(r)) })
 }
@@ -83,7 +83,7 @@ func (c *selection) selectGrowth() {
 		func(r Resident) bool { return r.Length >= end && c.situation.Plan.StageOf(r.Length) > c.own })
 }
 
-// bucketEnd returns the end of the bucket that begins at t, or holds it.
+// bucketEnd returns the end of the bucket that contains t.
 func (c *selection) bucketEnd(t policies.Tokens) policies.Tokens {
 	at, found := slices.BinarySearch(c.sel.cfg.BucketEdges, t)
 	if found {
@@ -107,8 +107,8 @@ func (c *selection) selectSpill() {
 			break
 		}
 	}
-	// The longest are the nearest to the next stage, and one of them makes more
-	// room than many short ones; the last one may make more than is needed.
+	// The longest requests are the nearest to the next stage, and one of them frees more
+	// than many short ones; the last one may free more than is needed.
 	c.offerMatching(policies.Spill, func(Resident) []int { return slices.Clone(chain) },
 		func(r Resident) bool {
 			return c.situation.Held+c.situation.Promised-c.leaving > full && c.longEnoughHere(r)
@@ -124,8 +124,8 @@ func (c *selection) selectOutliers() {
 		func(r Resident) bool { return r.Length > 0 && r.Length <= excess-c.leaving && c.longEnoughHere(r) })
 }
 
-// longEnoughHere reports whether a request has been here for long enough to be moved
-// for the sake of balance. Its epoch grows with every move.
+// longEnoughHere reports whether a request has been here long enough to be rebalanced.
+// Its epoch grows with every migration.
 func (c *selection) longEnoughHere(r Resident) bool {
 	moves := 0
 	if r.Epoch > 1 {

@@ -7,10 +7,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Place returns where a request begins: at a peer, or with the zero Target
-// here. A request that cannot move once it runs is placed by the length that it
-// may grow to. One for a LoRA adapter that the own engine does not have begins
-// at a peer that has it, if there is one.
+// Place returns where a request starts: at a peer, or with the zero Target here. A request
+// that cannot migrate later is placed by the length that it may grow to. A request for a
+// LoRA adapter that this replica's engine lacks starts at a peer that has it, if any.
 func (b *View) Place(now policies.Micros, r policies.Request) frontend.Target {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -27,8 +26,8 @@ func (b *View) Place(now policies.Micros, r policies.Request) frontend.Target {
 	}
 	id := b.askPlacer(now, grown, own, b.fresh)
 	if id == "" && (own.Draining || grown.Length() < own.Low || grown.Length() >= own.High) {
-		// It should not begin here, and nobody who would do has been heard of
-		// lately: then one of whom nothing is known.
+		// It should not start here and no suitable peer has a recent load: choose among
+		// those with an unknown load.
 		id = b.askPlacer(now, grown, own, func(policies.Micros, *peerEntry) bool { return true })
 	}
 	if e := b.peers[id]; e != nil && e.address != "" {
@@ -38,7 +37,7 @@ func (b *View) Place(now policies.Micros, r policies.Request) frontend.Target {
 	return b.placeHere(r)
 }
 
-// askPlacer shows the Placer a sample of the peers that pass.
+// askPlacer lets the Placer choose from a sample of the peers that pass.
 func (b *View) askPlacer(now policies.Micros, r policies.Request, own policies.Candidate, pass func(policies.Micros, *peerEntry) bool) policies.ReplicaID {
 	at := b.plan.StageOf(r.Length())
 	b.sites = b.sites[:0]
@@ -51,7 +50,7 @@ func (b *View) askPlacer(now policies.Micros, r policies.Request, own policies.C
 		b.addSample(now, k, fits)
 	}
 	for k := at - 1; k >= 0 && narrow && len(b.sites) == 0; k-- {
-		// Its adapter is loaded in shorter stages only: they have to do.
+		// The adapter is loaded in shorter stages only: use them.
 		b.addSample(now, k, fits)
 		for i := range b.sites {
 			b.sites[i].High = policies.Unbounded
@@ -60,7 +59,7 @@ func (b *View) askPlacer(now policies.Micros, r policies.Request, own policies.C
 	return b.cfg.Placer.Place(policies.Arrival{Request: r, Own: own, Peers: b.sites})
 }
 
-// addSample adds some of a stage's replicas to the sites, beginning anywhere.
+// addSample adds a random sample of a stage's replicas to the sites.
 func (b *View) addSample(now policies.Micros, k int, pass func(policies.Micros, *peerEntry) bool) {
 	all := b.stages[k]
 	if len(all) == 0 {
@@ -79,10 +78,9 @@ func (b *View) addSample(now policies.Micros, k int, pass func(policies.Micros, 
 	}
 }
 
-// Rescue returns where a stream may go on whose engine was lost: the least
-// loaded replica of the stage that holds its length, else of a longer one, else
-// of any. Peers of whom nothing was heard lately come after those of the same
-// stage that were heard. False means that all have been tried.
+// Rescue returns where to continue a stream whose engine was lost: the least loaded replica
+// of the stage that holds its length, else of a longer stage, else of a shorter one. Within
+// a stage, peers without a recent load come last. It returns false if all have been tried.
 func (b *View) Rescue(now policies.Micros, r policies.Request, tried []policies.ReplicaID) (frontend.Target, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -91,7 +89,7 @@ func (b *View) Rescue(now policies.Micros, r policies.Request, tried []policies.
 	for i := range len(b.stages) {
 		k := at + i
 		if k >= len(b.stages) {
-			k = len(b.stages) - 1 - i // the shorter ones, the longest first
+			k = len(b.stages) - 1 - i // the shorter ones, longest first
 		}
 		e, heard := b.leastLoaded(now, k, r, tried)
 		switch here := self && k == b.own; {
@@ -107,8 +105,8 @@ func (b *View) Rescue(now policies.Micros, r policies.Request, tried []policies.
 	return frontend.Target{}, false
 }
 
-// leastLoaded returns the least loaded replica of a stage that has not been tried;
-// heard tells whether its load is known.
+// leastLoaded returns the least loaded replica of a stage that has not been tried; heard
+// reports whether its load is known.
 func (b *View) leastLoaded(now policies.Micros, k int, r policies.Request, tried []policies.ReplicaID) (best *peerEntry, heard bool) {
 	all := b.stages[k]
 	if len(all) == 0 {

@@ -1,16 +1,16 @@
-// Package loadview is what a replica has heard of its peers' loads, and where it
-// therefore places requests: those that begin and those whose engine was lost.
+// Package loadview records the loads that peers report and places requests by them: new
+// requests, and those whose engine was lost.
 //
-// It decides by policies.Placer and by load, over few and slightly old facts;
-// the market, which asks, is the place for running requests. It corrects what
-// it has heard by what it does itself, so that many requests at once do not all
-// go to the replica that was idle a second ago.
+// It chooses by policies.Placer and by load, from few and slightly old data; running
+// requests are rebalanced by the market, which uses it. It adds its own placements to the
+// recorded loads, so that a burst of requests does not go to the one replica that was idle
+// a second ago.
 //
 // Invariants:
 //
-//  1. Nothing that drains, is gone or has no address is named, but for the own
-//     replica when nobody else is left.
-//  2. Place looks at a bounded number of replicas, however many there are.
+//  1. It never returns a replica that drains, is gone or has no address, except this
+//     replica when no other is left.
+//  2. Place examines a bounded number of replicas, however many there are.
 package loadview
 
 import (
@@ -21,33 +21,33 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// The defaults and bounds.
+// Defaults and limits.
 const (
 	DefaultMaxAge     = 3 * policies.Second
 	DefaultSampleSize = 8
-	maxExamined       = 256 // entries looked at for one sample
+	maxExamined       = 256 // peers examined for one sample
 )
 
-// Config sets a Board up.
+// Config configures a View.
 type Config struct {
-	// Self is the own replica. Required.
+	// Self is this replica. Required.
 	Self policies.ReplicaID
-	// Placer decides where requests begin. nil: all here.
+	// Placer chooses where requests start. nil: all start here.
 	Placer policies.Placer
-	// MaxAge is how old a load may be and still count. 0 means 3 s.
+	// MaxAge is the age up to which a load counts. 0 means 3 s.
 	MaxAge policies.Micros
-	// SampleSize is how many replicas of the right stage, and of longer ones, the
-	// Placer is shown. 0 means 8.
+	// SampleSize is the number of replicas of the right stage, and of longer ones, that
+	// the Placer chooses from. 0 means 8.
 	SampleSize int
-	// Seed chooses the samples.
+	// Seed seeds the samples.
 	Seed uint64
 }
 
-// Load is what a replica carries.
+// Load is the load of a replica.
 type Load struct {
-	Waiting  policies.Tokens // prompts accepted and not yet prefilled
+	Waiting  policies.Tokens // prompts accepted but not yet prefilled
 	Total    policies.Tokens // KV in use and promised
-	Draining bool            // or not able to serve
+	Draining bool            // or unable to serve
 }
 
 // View is safe for concurrent use.
@@ -56,28 +56,28 @@ type View struct {
 
 	mu       sync.Mutex
 	plan     policies.Plan
-	own      int // the own stage, −1 for none
+	own      int // index of the replica's stage, −1 for none
 	self     Load
 	peers    map[policies.ReplicaID]*peerEntry
 	adapters policies.Adapters
-	stages   [][]*peerEntry // of the plan, without the own replica
+	stages   [][]*peerEntry // of the plan, without this replica
 	rng      *rand.Rand
 	sites    []policies.Candidate // scratch
 	forwards uint64
 }
 
-// peerEntry is one peer.
+// peerEntry is the state of one peer.
 type peerEntry struct {
 	id       policies.ReplicaID
 	address  string
-	draining bool // by the control plane's word
+	draining bool // as the control plane says
 	gone     bool
 	load     Load
 	loadedAt policies.Micros // of load
-	hasLoad  bool            // there is a load
+	hasLoad  bool            // load is set
 }
 
-// New returns an empty Board. Its fields are checked by the caller.
+// New returns an empty View. The caller has validated c.
 func New(c Config) *View {
 	if c.MaxAge == 0 {
 		c.MaxAge = DefaultMaxAge
@@ -88,8 +88,8 @@ func New(c Config) *View {
 	return &View{cfg: c, own: -1, peers: make(map[policies.ReplicaID]*peerEntry), rng: rand.New(rand.NewPCG(c.Seed, 1))}
 }
 
-// SetView tells the plan and the replicas of the own model. The plan and the
-// peers are kept, not copied.
+// SetView sets the plan and the replicas of this replica's model. It keeps both without
+// copying them.
 func (b *View) SetView(plan policies.Plan, replicas []policies.Replica) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -117,14 +117,14 @@ func (b *View) SetView(plan policies.Plan, replicas []policies.Replica) {
 	}
 }
 
-// SetOwnLoad tells the own load.
+// SetOwnLoad sets this replica's load.
 func (b *View) SetOwnLoad(l Load) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.self = l
 }
 
-// SetPeerLoad takes note of a peer's load.
+// SetPeerLoad sets a peer's load.
 func (b *View) SetPeerLoad(now policies.Micros, from policies.ReplicaID, l Load) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -133,7 +133,7 @@ func (b *View) SetPeerLoad(now policies.Micros, from policies.ReplicaID, l Load)
 	}
 }
 
-// MarkGone takes note that a peer is gone, until it is heard again or is Back.
+// MarkGone excludes a peer until its load is set again or MarkBack is called.
 func (b *View) MarkGone(id policies.ReplicaID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -142,7 +142,7 @@ func (b *View) MarkGone(id policies.ReplicaID) {
 	}
 }
 
-// MarkBack takes note that a peer is there again, with a load that is not known.
+// MarkBack readmits a peer, with an unknown load.
 func (b *View) MarkBack(id policies.ReplicaID) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -167,8 +167,8 @@ func (b *View) fresh(now policies.Micros, e *peerEntry) bool {
 	return e.hasLoad && now-e.loadedAt <= b.cfg.MaxAge
 }
 
-// ServesModel returns who can run a request for a model's or an adapter's name, or nil
-// when everybody can. What it returns may be called at any time.
+// ServesModel returns a function that reports which replicas can run a request for the name
+// of a model or adapter, or nil if all can. The function may be called at any time.
 func (b *View) ServesModel(name string) func(policies.ReplicaID) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -178,7 +178,7 @@ func (b *View) ServesModel(name string) func(policies.ReplicaID) bool {
 	return nil
 }
 
-// Address returns where a peer's migrator is reached, "" while unknown.
+// Address returns the address of a peer's migrator, "" if unknown.
 func (b *View) Address(id policies.ReplicaID) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -201,14 +201,14 @@ func (b *View) CountFresh(now policies.Micros) int {
 	return n
 }
 
-// placeAtPeer names a peer, and books what it will carry until it is heard again.
+// placeAtPeer returns a peer, and adds the request to its load until the next report.
 func (b *View) placeAtPeer(e *peerEntry, r policies.Request) frontend.Target {
 	e.load.Waiting += r.Input
 	e.load.Total += r.Length()
 	return frontend.Target{Replica: e.id, Address: e.address}
 }
 
-// placeHere books what the own replica will carry until it is measured again.
+// placeHere adds the request to this replica's load until the next measurement.
 func (b *View) placeHere(r policies.Request) frontend.Target {
 	b.self.Waiting += r.Input
 	b.self.Total += r.Length()
