@@ -20,13 +20,14 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// childEngine is the environment variable that makes the test binary a front
-// for the engine it names.
-const childEngine = "CASCADE_STREAM_BENCH_ENGINE"
+// benchEngineVariable is the environment variable that makes the test binary a
+// server for the engine that it names.
+const benchEngineVariable = "CASCADE_STREAM_BENCH_ENGINE"
 
-// child runs a front until its standard input ends. It prints the front's
-// address, and for every line it reads: CPU time in ns and RSS in bytes.
-func child(engine string) {
+// runBenchServer runs a server until its standard input ends. It prints its
+// address, and for every line that it reads its CPU time in ns and its resident
+// memory in bytes.
+func runBenchServer(engine string) {
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		panic(err)
@@ -45,14 +46,15 @@ func child(engine string) {
 	for in := bufio.NewScanner(os.Stdin); in.Scan(); {
 		var u syscall.Rusage
 		syscall.Getrusage(syscall.RUSAGE_SELF, &u)
-		fmt.Println(u.Utime.Nano()+u.Stime.Nano(), rss())
+		fmt.Println(u.Utime.Nano()+u.Stime.Nano(), residentBytes())
 	}
 	cancel()
 	<-done
 }
 
-// rss returns the process's resident memory in bytes, 0 where /proc is not.
-func rss() int64 {
+// residentBytes returns the process's resident memory, 0 on systems without
+// /proc.
+func residentBytes() int64 {
 	b, _ := os.ReadFile("/proc/self/statm")
 	fields := strings.Fields(string(b))
 	if len(fields) < 2 {
@@ -62,16 +64,16 @@ func rss() int64 {
 	return pages * int64(os.Getpagesize())
 }
 
-// process is a front in a process of its own.
-type process struct {
+// serverProcess is a server in a process of its own.
+type serverProcess struct {
 	address string
 	in      io.WriteCloser
 	out     *bufio.Reader
 }
 
-func spawn(b *testing.B, engine string) *process {
+func startServerProcess(b *testing.B, engine string) *serverProcess {
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), childEngine+"="+engine)
+	cmd.Env = append(os.Environ(), benchEngineVariable+"="+engine)
 	in, _ := cmd.StdinPipe()
 	out, _ := cmd.StdoutPipe()
 	cmd.Stderr = os.Stderr
@@ -79,7 +81,7 @@ func spawn(b *testing.B, engine string) *process {
 		b.Fatal(err)
 	}
 	b.Cleanup(func() { in.Close(); cmd.Wait() })
-	p := &process{in: in, out: bufio.NewReader(out)}
+	p := &serverProcess{in: in, out: bufio.NewReader(out)}
 	line, err := p.out.ReadString('\n')
 	if err != nil {
 		b.Fatal(err)
@@ -88,7 +90,7 @@ func spawn(b *testing.B, engine string) *process {
 	return p
 }
 
-func (p *process) usage(b *testing.B) (cpu time.Duration, rss int64) {
+func (p *serverProcess) usage(b *testing.B) (cpu time.Duration, rss int64) {
 	fmt.Fprintln(p.in)
 	if _, err := fmt.Fscan(p.out, &cpu, &rss); err != nil {
 		b.Fatal(err)
@@ -96,16 +98,16 @@ func (p *process) usage(b *testing.B) (cpu time.Duration, rss int64) {
 	return cpu, rss
 }
 
-// choir is an engine whose streams all get a token when sing is called: the
-// token's text is the time. It costs as little as it can.
-type choir struct {
+// broadcastEngine is an engine whose streams all get a token when broadcast is
+// called; the token's text is the time. It uses as little CPU as it can.
+type broadcastEngine struct {
 	lis   net.Listener
 	first string // the first event's prompt ids
 	mu    sync.Mutex
 	conns []net.Conn
 }
 
-func newChoir(b *testing.B, promptTokens int) *choir {
+func newBroadcastEngine(b *testing.B, promptTokens int) *broadcastEngine {
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		b.Fatal(err)
@@ -115,7 +117,7 @@ func newChoir(b *testing.B, promptTokens int) *choir {
 	for i := range ids {
 		ids[i] = uint32(i * 7919 % 150000)
 	}
-	c := &choir{lis: lis, first: list(ids, true)}
+	c := &broadcastEngine{lis: lis, first: formatIDs(ids, true)}
 	go func() {
 		for {
 			conn, err := lis.Accept()
@@ -128,7 +130,7 @@ func newChoir(b *testing.B, promptTokens int) *choir {
 	return c
 }
 
-func (c *choir) accept(conn net.Conn) {
+func (c *broadcastEngine) accept(conn net.Conn) {
 	in := bufio.NewReaderSize(conn, 512)
 	for {
 		r, err := http.ReadRequest(in)
@@ -141,7 +143,7 @@ func (c *choir) accept(conn net.Conn) {
 			io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 			continue
 		}
-		io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"+chunked(note(c.first)))
+		io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"+httpChunk(tokenEvent(c.first)))
 		c.mu.Lock()
 		c.conns = append(c.conns, conn)
 		c.mu.Unlock()
@@ -149,35 +151,36 @@ func (c *choir) accept(conn net.Conn) {
 	}
 }
 
-func note(prompt string) string {
+func tokenEvent(prompt string) string {
 	return fmt.Sprintf(`data: {"id":"cmpl-87796b7e5fba9c00","object":"text_completion","created":1795223477,"model":"tiny","choices":[{"index":0,"text":"%d","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":%s,"token_ids":[485]}]}`+"\n\n", time.Now().UnixNano(), prompt)
 }
 
-func chunked(s string) string { return fmt.Sprintf("%x\r\n%s\r\n", len(s), s) }
+func httpChunk(s string) string { return fmt.Sprintf("%x\r\n%s\r\n", len(s), s) }
 
-// sing sends a token to every stream, in so many parts, one each millisecond.
-func (c *choir) sing(parts int) {
+// broadcast sends a token to every stream, in the given number of parts, one each
+// millisecond.
+func (c *broadcastEngine) broadcast(parts int) {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for i, conn := range c.conns {
 		if parts > 1 && i%(len(c.conns)/parts) == 0 {
 			<-tick.C
 		}
-		io.WriteString(conn, chunked(note("null")))
+		io.WriteString(conn, httpChunk(tokenEvent("null")))
 	}
 }
 
-// reader is a client of one stream.
-type reader struct {
+// streamClient is a client of one stream.
+type streamClient struct {
 	src   io.Reader
 	close func() error
 }
 
 const body = `{"model":"tiny","prompt":"x","stream":true,"max_tokens":100000}`
 
-// open starts a stream at an address, over HTTP/2 when via is not nil and else
-// on a connection of its own, without a client's cost.
-func (r *reader) open(address string, via *http.Transport) error {
+// open starts a stream at an address: over HTTP/2 if via is not nil, else on a
+// connection of its own without the cost of an http.Client.
+func (r *streamClient) open(address string, via *http.Transport) error {
 	if via == nil {
 		conn, err := net.Dial("tcp", address)
 		if err != nil {
@@ -199,8 +202,8 @@ func (r *reader) open(address string, via *http.Transport) error {
 	return nil
 }
 
-// read takes n tokens; keep adds up how late they are.
-func (r *reader) read(n int, keep func(time.Duration)) error {
+// read reads n tokens; record gets the latency of each.
+func (r *streamClient) read(n int, record func(time.Duration)) error {
 	buf := make([]byte, 8<<10)
 	have := 0
 	for n > 0 {
@@ -218,8 +221,8 @@ func (r *reader) read(n int, keep func(time.Duration)) error {
 				break
 			}
 			at, _ := strconv.ParseInt(digits, 10, 64)
-			if keep != nil {
-				keep(time.Duration(now - at))
+			if record != nil {
+				record(time.Duration(now - at))
 			}
 			n--
 			text = after
@@ -232,19 +235,19 @@ func (r *reader) read(n int, keep func(time.Duration)) error {
 	return nil
 }
 
-// audience opens n streams at an address, in parallel, up to their first token.
-func audience(b *testing.B, n int, address string, protocol string) []*reader {
+// openStreams opens n streams at an address, in parallel, up to their first token.
+func openStreams(b *testing.B, n int, address string, protocol string) []*streamClient {
 	var via *http.Transport
 	if protocol == "h2c" {
 		via = &http.Transport{Protocols: new(http.Protocols)}
 		via.Protocols.SetUnencryptedHTTP2(true)
 		b.Cleanup(via.CloseIdleConnections)
 	}
-	all := make([]*reader, n)
+	all := make([]*streamClient, n)
 	errs := make(chan error, n)
 	gate := make(chan struct{}, 64)
 	for i := range all {
-		all[i] = new(reader)
+		all[i] = new(streamClient)
 		gate <- struct{}{}
 		go func() {
 			defer func() { <-gate }()
@@ -268,10 +271,10 @@ func audience(b *testing.B, n int, address string, protocol string) []*reader {
 	return all
 }
 
-// BenchmarkStreams2000 relays ten tokens a second on each of 2,000 streams: the
-// front's CPU time per token, and how much later than from the engine itself a
-// token reaches its client. The tokens come evenly, or all at once as after an
-// engine's iteration; then most of the wait is for the other tokens.
+// BenchmarkStreams2000 relays ten tokens a second on each of 2,000 streams. It
+// measures the server's CPU time per token, and how much later than at the engine
+// a token reaches its client. The tokens come evenly, or all at once as after an
+// engine's iteration; then most of the delay is the wait for the other tokens.
 func BenchmarkStreams2000(b *testing.B) {
 	for _, arrive := range []struct {
 		name  string
@@ -285,14 +288,14 @@ func BenchmarkStreams2000(b *testing.B) {
 
 func benchmarkStreams(b *testing.B, through string, parts int) {
 	const streams = 2000
-	c := newChoir(b, 1000)
+	c := newBroadcastEngine(b, 1000)
 	address := c.lis.Addr().String()
-	var p *process
+	var p *serverProcess
 	if through != "direct" {
-		p = spawn(b, "http://"+address)
+		p = startServerProcess(b, "http://"+address)
 		address = p.address
 	}
-	all := audience(b, streams, address, through)
+	all := openStreams(b, streams, address, through)
 	var mu sync.Mutex
 	var late []time.Duration
 	var cpu time.Duration
@@ -316,7 +319,7 @@ func benchmarkStreams(b *testing.B, through string, parts int) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for range rounds {
-		c.sing(parts)
+		c.broadcast(parts)
 		<-tick.C
 	}
 	wg.Wait()
@@ -331,9 +334,9 @@ func benchmarkStreams(b *testing.B, through string, parts int) {
 	}
 }
 
-// BenchmarkMemory10000 holds 10,000 streams, or as many as open files allow, of 1,000 prompt tokens and a few of
-// their own: the front's memory per stream, in its own process, less what it
-// has at rest.
+// BenchmarkMemory10000 holds 10,000 streams, or as many as open files allow, of
+// 1,000 prompt tokens and a few generated ones. It measures the server's memory
+// per stream, in a process of its own, less what it uses without streams.
 func BenchmarkMemory10000(b *testing.B) {
 	for _, protocol := range []string{"http/1.1", "h2c"} {
 		b.Run(protocol, func(b *testing.B) { benchmarkMemory(b, protocol) })
@@ -346,12 +349,12 @@ func benchmarkMemory(b *testing.B, protocol string) {
 	syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit)
 	streams := min(10_000, int(limit.Cur-200)/2)
 	for range b.N {
-		c := newChoir(b, prompt)
-		p := spawn(b, "http://"+c.lis.Addr().String())
+		c := newBroadcastEngine(b, prompt)
+		p := startServerProcess(b, "http://"+c.lis.Addr().String())
 		_, rest := p.usage(b)
-		all := audience(b, streams, p.address, protocol)
+		all := openStreams(b, streams, p.address, protocol)
 		for range rounds {
-			c.sing(1)
+			c.broadcast(1)
 			for _, r := range all {
 				if err := r.read(1, nil); err != nil {
 					b.Fatal(err)
@@ -373,7 +376,7 @@ func BenchmarkTTFT220KiB(b *testing.B) {
 	engine.HandleFunc("POST /", func(w http.ResponseWriter, r *http.Request) {
 		io.Copy(io.Discard, r.Body)
 		w.Header().Set("Content-Type", "text/event-stream")
-		io.WriteString(w, note("[1,2,3]"))
+		io.WriteString(w, tokenEvent("[1,2,3]"))
 		w.(http.Flusher).Flush()
 		io.WriteString(w, "data: [DONE]\n\n")
 	})
@@ -387,7 +390,7 @@ func BenchmarkTTFT220KiB(b *testing.B) {
 		b.Run(through, func(b *testing.B) {
 			address := lis.Addr().String()
 			if through == "front" {
-				address = spawn(b, "http://"+address).address
+				address = startServerProcess(b, "http://"+address).address
 			}
 			client := &http.Client{Transport: &http.Transport{}}
 			defer client.CloseIdleConnections()

@@ -13,25 +13,25 @@ import (
 	"testing"
 )
 
-// engine is an inference engine in vLLM's dialect: the shape of its answers is
-// that of vllm 0.32. The next token is a function of all tokens before it, so
-// that a continuation from wrong ids shows.
+// engine is an inference engine that answers like vLLM 0.32. The next token is a
+// function of all tokens before it, so that a continuation from wrong ids is
+// detected.
 type engine struct {
 	*httptest.Server
-	calls    atomic.Int64 // generating requests
-	last     atomic.Pointer[http.Request]
-	body     atomic.Pointer[string]
-	sick     atomic.Bool
-	mute     atomic.Bool                                              // it does not answer for its health
-	unheard  atomic.Int64                                             // times that it did not
-	group    atomic.Int64                                             // tokens of one event, as for a slow reader; 0 is 1
-	rest     atomic.Pointer[func(http.ResponseWriter, *http.Request)] // answers what the front passes on; nil names the request
-	mu       sync.Mutex
-	runs     map[string]*run              // by leg
-	reserved map[string]reservation       // by the move's name
-	pace     func(n int, r *http.Request) // called before token n; nil for none
-	override http.HandlerFunc             // answers generating requests instead, when not nil
-	valve    *valve                       // holds answers back before their end; nil does not
+	calls          atomic.Int64 // generating requests
+	last           atomic.Pointer[http.Request]
+	body           atomic.Pointer[string]
+	unhealthy      atomic.Bool
+	ignoresProbes  atomic.Bool                                              // it does not answer health checks
+	ignoredProbes  atomic.Int64                                             // health checks that it did not answer
+	tokensPerEvent atomic.Int64                                             // tokens of one event, as for a slow reader; 0 means 1
+	passthrough    atomic.Pointer[func(http.ResponseWriter, *http.Request)] // answers passed-through requests; nil echoes the method and path
+	mu             sync.Mutex
+	runs           map[string]*run              // by leg
+	reserved       map[string]reservation       // by name
+	pace           func(n int, r *http.Request) // called before token n; nil for none
+	override       http.HandlerFunc             // answers generating requests instead if not nil
+	retention      *retention                   // holds back the ends of answers; nil for none
 }
 
 func newEngine(t testing.TB) *engine {
@@ -47,48 +47,50 @@ func (e *engine) set(pace func(int, *http.Request), override http.HandlerFunc) {
 	e.pace, e.override = pace, override
 }
 
-// stopAt has answers wait before a token, 0 is the first, until goOn is closed.
-func (e *engine) stopAt(token int) (goOn chan struct{}) {
-	goOn = make(chan struct{})
+// blockAt makes answers wait before a token, 0 for the first, until proceed is
+// closed.
+func (e *engine) blockAt(token int) (proceed chan struct{}) {
+	proceed = make(chan struct{})
 	e.set(func(n int, r *http.Request) {
 		if n == token {
 			select {
-			case <-goOn:
+			case <-proceed:
 			case <-r.Context().Done():
 			}
 		}
 	}, nil)
-	return goOn
+	return proceed
 }
 
-// valve keeps answers from ending, however slow the test is that needs them: it
-// holds back the last tokens of each.
-type valve struct {
+// retention keeps answers from ending before a slow test is ready: it holds back
+// the last tokens of each.
+type retention struct {
 	mu      sync.Mutex
-	keep    int           // so many tokens
-	changed chan struct{} // closed when keep is another
+	tokens  int           // held back
+	changed chan struct{} // closed when tokens changes
 }
 
-func newValve(keep int) *valve { return &valve{keep: keep, changed: make(chan struct{})} }
+func newRetention(keep int) *retention { return &retention{tokens: keep, changed: make(chan struct{})} }
 
-// let holds back fewer tokens from now on; 0 lets answers end.
-func (v *valve) let(keep int) {
+// lower holds back fewer tokens from now on; 0 lets answers end.
+func (v *retention) lower(keep int) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	if keep < v.keep {
-		v.keep = keep
+	if keep < v.tokens {
+		v.tokens = keep
 		close(v.changed)
 		v.changed = make(chan struct{})
 	}
 }
 
-// pass waits until an answer that lacks so many tokens may go on, or is killed.
-func (v *valve) pass(ctx context.Context, killed <-chan struct{}, lacks int) {
+// wait waits until an answer that has remaining tokens to go may send the next
+// one, or is killed.
+func (v *retention) wait(ctx context.Context, killed <-chan struct{}, remaining int) {
 	for {
 		v.mu.Lock()
-		keep, changed := v.keep, v.changed
+		keep, changed := v.tokens, v.changed
 		v.mu.Unlock()
-		if lacks > keep {
+		if remaining > keep {
 			return
 		}
 		select {
@@ -101,15 +103,15 @@ func (v *valve) pass(ctx context.Context, killed <-chan struct{}, lacks int) {
 	}
 }
 
-// hold puts a valve before the ends of the answers that begin from now on.
-func (e *engine) hold(v *valve) {
+// setRetention holds back the ends of the answers that begin from now on.
+func (e *engine) setRetention(v *retention) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.valve = v
+	e.retention = v
 }
 
-// run is a streamed answer under way. Its lock is held while a token is made
-// and sent.
+// run is a streamed answer in progress. Its lock is held while a token is
+// generated and sent.
 type run struct {
 	mu     sync.Mutex
 	ids    []uint32
@@ -119,16 +121,16 @@ type run struct {
 	killed chan struct{} // closed when it is dead
 }
 
-// reservation is what a live move brings: token ids, and where the client's
-// output begins in them.
+// reservation is what a live migration transfers: token ids, and where the
+// client's output begins in them.
 type reservation struct {
 	ids    []uint32
 	origin int
 }
 
-// begin waits while the run is frozen and returns with its lock, or false when
-// its request has ended.
-func (r *run) begin(ctx context.Context) bool {
+// lockRunning waits while the run is frozen and returns with its lock held, or
+// false if its request has ended.
+func (r *run) lockRunning(ctx context.Context) bool {
 	for {
 		r.mu.Lock()
 		frozen := r.frozen
@@ -164,8 +166,8 @@ func (e *engine) freeze(leg string) (reservation, bool) {
 	return reservation{r.ids, r.origin}, len(r.ids) > r.origin
 }
 
-// has returns how many ids a leg has, 0 when it does not run.
-func (e *engine) has(leg string) int {
+// length returns how many ids a leg has, 0 if it does not run.
+func (e *engine) length(leg string) int {
 	e.mu.Lock()
 	r := e.runs[leg]
 	e.mu.Unlock()
@@ -192,8 +194,8 @@ func (e *engine) thaw(leg string) {
 	}
 }
 
-// cut ends all streamed answers as a process that dies does.
-func (e *engine) cut() {
+// killAll ends all streamed answers as the death of the process does.
+func (e *engine) killAll() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, r := range e.runs {
@@ -229,8 +231,8 @@ func (e *engine) reserve(move string, r reservation) {
 	e.reserved[move] = r
 }
 
-// follow returns the token after ids.
-func follow(ids []uint32) uint32 {
+// nextToken returns the token after ids.
+func nextToken(ids []uint32) uint32 {
 	h := uint32(2166136261)
 	for _, id := range ids {
 		h = (h ^ id) * 16777619
@@ -238,11 +240,11 @@ func follow(ids []uint32) uint32 {
 	return h>>8%997 + 1
 }
 
-// voice turns tokens into text: every seventh ends inside a character, whose
-// bytes come with the next one that does not, as vLLM's detokeniser does it.
-type voice struct{ pending string }
+// detokenizer turns tokens into text like vLLM's: every seventh token ends inside
+// a character, whose bytes come with the next one that does not.
+type detokenizer struct{ pending string }
 
-func (v *voice) say(id uint32) string {
+func (v *detokenizer) add(id uint32) string {
 	if id%7 == 0 {
 		v.pending += "é"
 		return ""
@@ -279,7 +281,7 @@ type engineRequest struct {
 	} `json:"kv_transfer_params"`
 }
 
-func list(ids []uint32, show bool) string {
+func formatIDs(ids []uint32, show bool) string {
 	if !show {
 		return "null"
 	}
@@ -293,17 +295,17 @@ func list(ids []uint32, show bool) string {
 func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.URL.Path {
 	case "/health":
-		if e.mute.Load() {
+		if e.ignoresProbes.Load() {
 			<-r.Context().Done()
-			e.unheard.Add(1)
+			e.ignoredProbes.Add(1)
 		}
-		if e.sick.Load() {
+		if e.unhealthy.Load() {
 			w.WriteHeader(503)
 		}
 		return
 	case "/v1/completions", "/v1/chat/completions":
 	default:
-		if rest := e.rest.Load(); rest != nil {
+		if rest := e.passthrough.Load(); rest != nil {
 			(*rest)(w, r)
 			return
 		}
@@ -311,7 +313,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	e.mu.Lock()
-	pace, override, valve := e.pace, e.override, e.valve
+	pace, override, valve := e.pace, e.override, e.retention
 	e.mu.Unlock()
 	n := e.calls.Add(1)
 	e.last.Store(r)
@@ -344,13 +346,13 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			prompt = append(prompt, uint32(c))
 		}
 	}
-	origin, v := len(prompt), voice{}
+	origin, v := len(prompt), detokenizer{}
 	if req.KV != nil && req.KV.IDs != nil {
 		prompt, origin = req.KV.IDs, len(req.KV.IDs)
 	}
 	if req.KV != nil && req.KV.Reservation == "" && req.KV.Prompt > 0 {
 		for _, id := range prompt[min(req.KV.Prompt, len(prompt)):] {
-			v.say(id)
+			v.add(id)
 		}
 	}
 	if req.KV != nil && req.KV.Reservation != "" {
@@ -364,7 +366,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		prompt, origin = adopted.ids, adopted.origin
 		for _, id := range prompt[origin:] {
-			v.say(id) // what is left of a character that is split
+			v.add(id) // the beginning of a character that is split
 		}
 	}
 	id, object, created := fmt.Sprintf("cmpl-%d", n), "text_completion", 1700000000+n
@@ -393,24 +395,24 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			pace(i, r)
 		}
 		if valve != nil && i > 0 {
-			valve.pass(r.Context(), nil, max-i)
+			valve.wait(r.Context(), nil, max-i)
 		}
-		next := follow(all)
+		next := nextToken(all)
 		all = append(all[:len(all):len(all)], next)
-		out, said = append(out, next), said+v.say(next)
+		out, said = append(out, next), said+v.add(next)
 	}
 	w.Header().Set("Content-Type", "application/json")
 	usage := fmt.Sprintf(`{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d,"multimodal_tokens":null},"completion_tokens_details":null}`, len(prompt), len(all), max, len(prompt)/16*16)
 	if chat {
 		fmt.Fprintf(w, `{"id":%q,"object":%q,"created":%d,"model":%q,"choices":[{"index":0,"message":{"role":"assistant","content":%s,"refusal":null,"annotations":null,"reasoning":null},"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":%s,"routed_experts":null}],"service_tier":null,"system_fingerprint":"vllm-fake","usage":%s,"prompt_logprobs":null,"prompt_token_ids":%s,"kv_transfer_params":null}`,
-			id, object, created, req.Model, quote(said), list(out, req.IDs), usage, list(prompt, req.IDs))
+			id, object, created, req.Model, quote(said), formatIDs(out, req.IDs), usage, formatIDs(prompt, req.IDs))
 		return
 	}
 	fmt.Fprintf(w, `{"id":%q,"object":%q,"created":%d,"model":%q,"choices":[{"index":0,"text":%s,"logprobs":null,"finish_reason":"length","stop_reason":null,"token_ids":%s,"prompt_logprobs":null,"prompt_token_ids":%s,"routed_experts":null}],"service_tier":null,"system_fingerprint":"vllm-fake","usage":%s,"kv_transfer_params":null,"metrics":null}`,
-		id, object, created, req.Model, quote(said), list(out, req.IDs), list(prompt, req.IDs), usage)
+		id, object, created, req.Model, quote(said), formatIDs(out, req.IDs), formatIDs(prompt, req.IDs), usage)
 }
 
-func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineRequest, chat bool, id, object string, created int64, it *run, v voice, max int, pace func(int, *http.Request), valve *valve) {
+func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineRequest, chat bool, id, object string, created int64, it *run, v detokenizer, max int, pace func(int, *http.Request), valve *retention) {
 	usage := req.StreamOptions != nil && req.StreamOptions.Usage
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	rc := http.NewResponseController(w)
@@ -430,21 +432,21 @@ func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineReques
 		if pace != nil {
 			pace(i, r)
 		}
-		// What came before is sent and ends no character in the middle: nobody
-		// waits for the token after.
+		// Wait only where all earlier tokens are sent and end with a character:
+		// no client waits for the rest of one.
 		if valve != nil && i > 0 && len(ids) == 0 && v.pending == "" {
-			valve.pass(r.Context(), it.killed, max-i)
+			valve.wait(r.Context(), it.killed, max-i)
 		}
-		if !it.begin(r.Context()) {
+		if !it.lockRunning(r.Context()) {
 			return
 		}
 		if chat && i == 0 {
-			send(`%s,"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":%s}`, head, list(prompt, req.IDs))
+			send(`%s,"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":%s}`, head, formatIDs(prompt, req.IDs))
 		}
-		next := follow(it.ids)
+		next := nextToken(it.ids)
 		it.ids = append(it.ids[:len(it.ids):len(it.ids)], next)
-		ids, text = append(ids, next), text+v.say(next)
-		if i < max-1 && int64(len(ids)) < e.group.Load() {
+		ids, text = append(ids, next), text+v.add(next)
+		if i < max-1 && int64(len(ids)) < e.tokensPerEvent.Load() {
 			it.mu.Unlock()
 			continue
 		}
@@ -461,9 +463,9 @@ func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineReques
 			if i == max-1 {
 				stop = `,"stop_reason":null`
 			}
-			send(`%s,"choices":[{"index":0,"delta":{"content":%s},"logprobs":null,"finish_reason":%s%s,"token_ids":%s}]%s}`, head, said, finish, stop, list(ids, req.IDs), tail)
+			send(`%s,"choices":[{"index":0,"delta":{"content":%s},"logprobs":null,"finish_reason":%s%s,"token_ids":%s}]%s}`, head, said, finish, stop, formatIDs(ids, req.IDs), tail)
 		} else {
-			send(`%s,"choices":[{"index":0,"text":%s,"logprobs":null,"finish_reason":%s,"stop_reason":null,"prompt_token_ids":%s,"token_ids":%s}]%s}`, head, said, finish, list(prompt, req.IDs && i < len(ids)), list(ids, req.IDs), tail)
+			send(`%s,"choices":[{"index":0,"text":%s,"logprobs":null,"finish_reason":%s,"stop_reason":null,"prompt_token_ids":%s,"token_ids":%s}]%s}`, head, said, finish, formatIDs(prompt, req.IDs && i < len(ids)), formatIDs(ids, req.IDs), tail)
 		}
 		ids, text = nil, ""
 		it.mu.Unlock()

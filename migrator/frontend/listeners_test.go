@@ -19,12 +19,12 @@ import (
 // TestDrain checks that a drain refuses at once, lets streams finish, and then
 // ends Run; and that its deadline ends them with an error event.
 func TestDrain(t *testing.T) {
-	for _, patient := range []bool{true, false} {
-		t.Run(fmt.Sprint("patient ", patient), func(t *testing.T) {
+	for _, waits := range []bool{true, false} {
+		t.Run(fmt.Sprint("waits ", waits), func(t *testing.T) {
 			e := newEngine(t)
-			hold := e.stopAt(1)
-			f := start(t, e.URL, func(c *Config) {
-				if !patient {
+			hold := e.blockAt(1)
+			f := startServer(t, e.URL, func(c *Config) {
+				if !waits {
 					c.DrainTimeout = 20 * time.Millisecond
 				}
 			})
@@ -35,21 +35,21 @@ func TestDrain(t *testing.T) {
 			defer resp.Body.Close()
 			f.Drain()
 			f.Drain()
-			eventually(t, func() bool {
+			waitFor(t, func() bool {
 				conn, err := net.Dial("tcp", f.url)
 				if err == nil {
 					conn.Close()
 				}
 				return err != nil
 			})
-			if patient {
+			if waits {
 				if s := f.Status(); !s.Draining || s.Load.Running != 1 {
 					t.Errorf("%+v", s)
 				}
 				close(hold)
 			}
 			b, err := io.ReadAll(resp.Body)
-			if err != nil || strings.HasSuffix(string(b), "[DONE]\n\n") != patient || strings.Contains(string(b), errStopping.Error()) == patient {
+			if err != nil || strings.HasSuffix(string(b), "[DONE]\n\n") != waits || strings.Contains(string(b), errStopping.Error()) == waits {
 				t.Errorf("%v, %q", err, b)
 			}
 			err = <-f.done
@@ -61,15 +61,16 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestRetire checks that a retired front refuses nobody, asks everybody not to
-// come again, and ends with its last stream; and that a drain may follow.
+// TestRetire checks that a retired server refuses no request, asks every client
+// to use another connection, and ends with its last stream; and that a drain may
+// follow.
 func TestRetire(t *testing.T) {
 	for _, proto := range []string{"HTTP/1.1", "HTTP/2.0"} {
 		t.Run(proto, func(t *testing.T) {
 			e := newEngine(t)
-			hold := e.stopAt(1)
-			f := start(t, e.URL, func(c *Config) { c.Listener.Close(); c.Listener = nil })
-			// A server that knows nothing of it, as one whose GOAWAY is on its way.
+			hold := e.blockAt(1)
+			f := startServer(t, e.URL, func(c *Config) { c.Listener.Close(); c.Listener = nil })
+			// A client that has not received the GOAWAY yet.
 			var both http.Protocols
 			both.SetHTTP1(true)
 			both.SetUnencryptedHTTP2(true)
@@ -112,9 +113,10 @@ func TestRetire(t *testing.T) {
 			f.Retire()
 			f.Retire()
 			for n := range 3 {
-				// Over HTTP/2 a client may be asked to go just after it has its answer.
+				// Over HTTP/2 the client may be asked just after it has its
+				// answer.
 				before := opened.Load()
-				eventually(t, func() bool {
+				waitFor(t, func() bool {
 					whole(ask(`{"prompt":"x","max_tokens":1}`))
 					return n == 0 || opened.Load() > before
 				})

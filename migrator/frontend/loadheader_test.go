@@ -7,12 +7,12 @@ import (
 	"testing"
 )
 
-// TestAnswersTellTheLoad: answers tell the share of the cache that the front
-// counts, and nothing that an engine says of itself.
-func TestAnswersTellTheLoad(t *testing.T) {
+// TestLoadHeader checks that answers report the share of the KV cache that the
+// server counts, and nothing that an engine reports about itself.
+func TestLoadHeader(t *testing.T) {
 	e := newEngine(t)
-	f := start(t, e.URL, func(c *Config) { c.KVTokens = 100 })
-	f.updateLoadHeader() // as the sweep does, before it comes
+	f := startServer(t, e.URL, func(c *Config) { c.KVTokens = 100 })
+	f.updateLoadHeader() // before the timer does
 	ask := func(path string) string {
 		t.Helper()
 		resp, err := f.client.Post("http://"+f.url+path, "application/json", strings.NewReader(`{"prompt":"x","messages":[],"max_tokens":3}`))
@@ -35,7 +35,7 @@ func TestAnswersTellTheLoad(t *testing.T) {
 			t.Errorf("%s: %q", path, got)
 		}
 	}
-	// A request under way is in the count, and its client is one.
+	// A request in progress is counted, and so is its client.
 	held := make(chan struct{})
 	e.set(func(i int, r *http.Request) {
 		if i == 1 {
@@ -47,12 +47,12 @@ func TestAnswersTellTheLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	eventually(t, func() bool {
+	waitFor(t, func() bool {
 		f.updateLoadHeader()
 		text := f.loadHeader.Load()
 		return strings.Contains(*text, "num_requests_running=1") && !strings.Contains(*text, "perc=0.0000") && f.ClientRequests() == 1
 	})
 	close(held)
 	resp.Body.Close()
-	eventually(t, func() bool { return f.ClientRequests() == 0 })
+	waitFor(t, func() bool { return f.ClientRequests() == 0 })
 }

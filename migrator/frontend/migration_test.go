@@ -32,10 +32,10 @@ var _ Adopter = (*adopter)(nil)
 
 // fleet is some replicas; clients use the first one, r0.
 type fleet struct {
-	t       *testing.T
-	fronts  []*front
-	engines []*engine
-	moves   atomic.Int64
+	t          *testing.T
+	servers    []*testServer
+	engines    []*engine
+	migrations atomic.Int64
 }
 
 func newFleet(t *testing.T, n int, change func(*Config)) *fleet {
@@ -43,7 +43,7 @@ func newFleet(t *testing.T, n int, change func(*Config)) *fleet {
 	for i := range n {
 		e := newEngine(t)
 		f.engines = append(f.engines, e)
-		f.fronts = append(f.fronts, start(t, e.URL, func(c *Config) {
+		f.servers = append(f.servers, startServer(t, e.URL, func(c *Config) {
 			c.Replica, c.Adopter = policies.ReplicaID(fmt.Sprint("r", i)), new(adopter)
 			if change != nil {
 				change(c)
@@ -53,27 +53,27 @@ func newFleet(t *testing.T, n int, change func(*Config)) *fleet {
 	return f
 }
 
-// paced lets every engine take its time for a token.
-func (f *fleet) paced(d time.Duration) {
+// setPace lets every engine take its time for a token.
+func (f *fleet) setPace(d time.Duration) {
 	for _, e := range f.engines {
 		e.set(func(int, *http.Request) { time.Sleep(d) }, nil)
 	}
 }
 
-// hold has the engines keep back the last tokens of every answer that begins from
+// retain has the engines keep back the last tokens of every answer that begins from
 // now on.
-func (f *fleet) hold(keep int) *valve {
-	v := newValve(keep)
-	f.t.Cleanup(func() { v.let(0) })
+func (f *fleet) retain(keep int) *retention {
+	v := newRetention(keep)
+	f.t.Cleanup(func() { v.lower(0) })
 	for _, e := range f.engines {
-		e.hold(v)
+		e.setRetention(v)
 	}
 	return v
 }
 
-// gate lets the engines go on slowly, and after so many tokens very slowly, until
+// slowDown lets the engines go on slowly, and after so many tokens very slowly, until
 // enough is closed.
-func (f *fleet) gate(limit int64) (enough chan struct{}) {
+func (f *fleet) slowDown(limit int64) (enough chan struct{}) {
 	enough = make(chan struct{})
 	var tokens atomic.Int64
 	for _, e := range f.engines {
@@ -96,7 +96,7 @@ func (f *fleet) gate(limit int64) (enough chan struct{}) {
 }
 
 func (f *fleet) target(i int) Target {
-	return Target{policies.ReplicaID(fmt.Sprint("r", i)), f.fronts[i].peer}
+	return Target{policies.ReplicaID(fmt.Sprint("r", i)), f.servers[i].peer}
 }
 
 func (f *fleet) index(r policies.ReplicaID) (i int) {
@@ -104,13 +104,13 @@ func (f *fleet) index(r policies.ReplicaID) (i int) {
 	return i
 }
 
-// where finds a stream's leg at its holder; false when it is not there (yet).
-func (f *fleet) where(stream string) (Holder, LocalLeg, bool) {
-	h, ok := f.fronts[0].Holder(stream)
+// findLeg finds a stream's leg at its holder; false when it is not there (yet).
+func (f *fleet) findLeg(stream string) (Holder, LocalLeg, bool) {
+	h, ok := f.servers[0].Holder(stream)
 	if !ok {
 		return h, LocalLeg{}, false
 	}
-	for _, r := range f.fronts[f.index(h.Replica)].LocalLegs() {
+	for _, r := range f.servers[f.index(h.Replica)].LocalLegs() {
 		if r.Request.ID == stream && r.Epoch == h.Epoch && r.Request.Output > 0 {
 			return h, r, true
 		}
@@ -118,22 +118,22 @@ func (f *fleet) where(stream string) (Holder, LocalLeg, bool) {
 	return h, LocalLeg{}, false
 }
 
-// only waits for the one stream of r0 to have so many tokens.
-func (f *fleet) only(output policies.Tokens) *Stream {
+// waitForStream waits for the one stream of r0 to have so many tokens.
+func (f *fleet) waitForStream(output policies.Tokens) *Stream {
 	f.t.Helper()
 	var s *Stream
-	eventually(f.t, func() bool {
+	waitFor(f.t, func() bool {
 		s = nil
-		f.fronts[0].EachStream(func(one *Stream) bool { s = one; return false })
+		f.servers[0].EachStream(func(one *Stream) bool { s = one; return false })
 		return s != nil && s.Request().Output >= output
 	})
 	return s
 }
 
-// live moves a stream with its KV, as a seller and a buyer would; spoil may
+// migrateLive moves a stream with its KV, as a seller and a buyer would; spoil may
 // change what the front is told.
-func (f *fleet) live(ctx context.Context, stream string, to int, spoil func(*Migration)) (policies.Epoch, error) {
-	h, r, ok := f.where(stream)
+func (f *fleet) migrateLive(ctx context.Context, stream string, to int, spoil func(*Migration)) (policies.Epoch, error) {
+	h, r, ok := f.findLeg(stream)
 	if !ok {
 		return 0, ErrStaleEpoch
 	}
@@ -143,44 +143,44 @@ func (f *fleet) live(ctx context.Context, stream string, to int, spoil func(*Mig
 		f.engines[from].thaw(r.Name)
 		return 0, ErrStaleEpoch
 	}
-	name := fmt.Sprint(h.Replica, "/", f.moves.Add(1))
+	name := fmt.Sprint(h.Replica, "/", f.migrations.Add(1))
 	f.engines[to].reserve(name, has)
 	m := Migration{Stream: stream, From: h.Replica, Epoch: h.Epoch, To: f.target(to), Reservation: name,
 		Length: len(has.ids), Hash: tokenhash.Hash(0).Add(has.ids...), Cached: int(r.Request.Input) / 16 * 16}
 	if spoil != nil {
 		spoil(&m)
 	}
-	moved, err := f.fronts[0].Migrate(ctx, m)
+	moved, err := f.servers[0].Migrate(ctx, m)
 	if err != nil {
-		f.fronts[from].AdvanceEpoch(stream, moved.Epoch)
+		f.servers[from].AdvanceEpoch(stream, moved.Epoch)
 		f.engines[from].thaw(r.Name)
 	}
 	return moved.Epoch, err
 }
 
-func (f *fleet) reprompt(ctx context.Context, stream string, to int) (policies.Epoch, error) {
-	h, r, ok := f.where(stream)
+func (f *fleet) migrateReprompt(ctx context.Context, stream string, to int) (policies.Epoch, error) {
+	h, r, ok := f.findLeg(stream)
 	if !ok {
 		return 0, ErrStaleEpoch
 	}
-	moved, err := f.fronts[0].Migrate(ctx, Migration{Stream: stream, From: h.Replica, Epoch: h.Epoch, To: f.target(to), Cached: int(r.Request.Input) / 16 * 16})
+	moved, err := f.servers[0].Migrate(ctx, Migration{Stream: stream, From: h.Replica, Epoch: h.Epoch, To: f.target(to), Cached: int(r.Request.Input) / 16 * 16})
 	if err != nil {
-		f.fronts[f.index(h.Replica)].AdvanceEpoch(stream, moved.Epoch)
+		f.servers[f.index(h.Replica)].AdvanceEpoch(stream, moved.Epoch)
 	}
 	return moved.Epoch, err
 }
 
-// atRest fails if anything is left of what ran.
-func (f *fleet) atRest() {
+// requireIdle fails if anything is left of what ran.
+func (f *fleet) requireIdle() {
 	f.t.Helper()
-	for _, fr := range f.fronts {
-		eventually(f.t, func() bool {
+	for _, fr := range f.servers {
+		waitFor(f.t, func() bool {
 			l := fr.Status().Load
 			return l == policies.Load{} && len(fr.LocalLegs()) == 0 && len(fr.FrontEnds()) == 0 && len(fr.Holders()) == 0 && fr.isIdle()
 		})
 	}
 	for i, e := range f.engines {
-		eventually(f.t, func() bool {
+		waitFor(f.t, func() bool {
 			e.mu.Lock()
 			defer e.mu.Unlock()
 			if len(e.reserved) > 0 {
@@ -191,8 +191,8 @@ func (f *fleet) atRest() {
 	}
 }
 
-// kinds are the requests whose answers must not show that they moved.
-func kinds() (all [][2]string) {
+// requestKinds are the requests whose answers must not show that they moved.
+func requestKinds() (all [][2]string) {
 	for path, prompt := range map[string]string{
 		"/v1/completions":      `"prompt":"Once \"upon\" a time"`,
 		"/v1/chat/completions": `"messages":[{"role":"user","content":"Häh?"}]`,
@@ -205,42 +205,42 @@ func kinds() (all [][2]string) {
 	return all
 }
 
-// TestMoves moves answers of every kind from replica to replica, in every way,
+// TestMigrations moves answers of every kind from replica to replica, in every way,
 // and compares them with the engine's own.
-func TestMoves(t *testing.T) {
+func TestMigrations(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 3, nil)
-	for _, kind := range kinds() { // so that the shapes are known
-		post(t, f.fronts[0].client, f.fronts[0].url, kind[0], strings.Replace(kind[1], "90", "4", 1))
+	for _, kind := range requestKinds() { // so that the shapes are known
+		post(t, f.servers[0].client, f.servers[0].url, kind[0], strings.Replace(kind[1], "90", "4", 1))
 	}
 	for way, move := range map[string]func(stream string, hop int) error{
 		"live": func(stream string, hop int) error {
-			_, err := f.live(t.Context(), stream, (hop+1)%3, nil)
+			_, err := f.migrateLive(t.Context(), stream, (hop+1)%3, nil)
 			return err
 		},
 		"reprompt": func(stream string, hop int) error {
-			_, err := f.reprompt(t.Context(), stream, (hop+1)%3)
+			_, err := f.migrateReprompt(t.Context(), stream, (hop+1)%3)
 			return err
 		},
 		"both": func(stream string, hop int) error {
 			if hop%2 == 0 {
-				_, err := f.live(t.Context(), stream, (hop+1)%3, nil)
+				_, err := f.migrateLive(t.Context(), stream, (hop+1)%3, nil)
 				return err
 			}
-			_, err := f.reprompt(t.Context(), stream, (hop+1)%3)
+			_, err := f.migrateReprompt(t.Context(), stream, (hop+1)%3)
 			return err
 		},
 	} {
-		for _, kind := range kinds() {
-			want := f.direct(kind[0], kind[1])
-			f.paced(time.Millisecond)
-			valve := f.hold(30)
+		for _, kind := range requestKinds() {
+			want := f.directAnswer(kind[0], kind[1])
+			f.setPace(time.Millisecond)
+			valve := f.retain(30)
 			got := make(chan string, 1)
 			go func() {
-				_, body := post(t, f.fronts[0].client, f.fronts[0].url, kind[0], kind[1])
+				_, body := post(t, f.servers[0].client, f.servers[0].url, kind[0], kind[1])
 				got <- body
 			}()
-			s := f.only(3)
+			s := f.waitForStream(3)
 			hops := 0
 			for try := 0; hops < 5; try++ {
 				switch err := move(s.id, hops); {
@@ -250,91 +250,91 @@ func TestMoves(t *testing.T) {
 					t.Fatalf("%s, %s: hop %d: %v", way, kind, hops, err)
 				}
 			}
-			valve.let(0)
-			if h, _ := f.fronts[0].Holder(s.id); h != (Holder{Replica: "r2", Epoch: 6}) || s.Splices() != 5 {
+			valve.lower(0)
+			if h, _ := f.servers[0].Holder(s.id); h != (Holder{Replica: "r2", Epoch: 6}) || s.Splices() != 5 {
 				t.Errorf("%s: after five hops the stream is at %+v", way, h)
 			}
 			body := <-got
-			if anonymous(body) != anonymous(want) {
+			if withoutIDs(body) != withoutIDs(want) {
 				t.Fatalf("%s, %s: moved\n got %s\nwant %s", way, kind, body, want)
 			}
 		}
 	}
-	f.atRest()
+	f.requireIdle()
 	// Each request arrived and ended once, wherever.
 	arrivals := uint64(0)
-	for _, fr := range f.fronts {
+	for _, fr := range f.servers {
 		arrivals += fr.Status().Flow.Seen
 	}
-	if want := uint64(4 * len(kinds())); arrivals != want {
+	if want := uint64(4 * len(requestKinds())); arrivals != want {
 		t.Errorf("%d arrivals are counted, want %d", arrivals, want)
 	}
 }
 
-// direct is what an engine answers when it is asked itself.
-func (f *fleet) direct(path, body string) string {
+// directAnswer is what an engine answers when it is asked itself.
+func (f *fleet) directAnswer(path, body string) string {
 	f.t.Helper()
-	f.paced(0)
-	f.hold(0)
-	_, want := post(f.t, f.fronts[0].client, strings.TrimPrefix(f.engines[0].URL, "http://"), path, body)
+	f.setPace(0)
+	f.retain(0)
+	_, want := post(f.t, f.servers[0].client, strings.TrimPrefix(f.engines[0].URL, "http://"), path, body)
 	return want
 }
 
-// answering is a stream of r0 under way, and what it must become.
-type answering struct {
+// runningStream is a stream of r0 under way, and what it must become.
+type runningStream struct {
 	*Stream
-	valve *valve // it does not end before the test expects it to
+	valve *retention // it does not end before the test expects it to
 	got   chan string
 	want  string
 }
 
-// kept is how many of its tokens a held stream lacks: so many times it can move.
-const kept = 40
+// retainedTokens is how many of its tokens a held stream lacks: so many times it can move.
+const retainedTokens = 40
 
-// begin starts a paced stream with four tokens; its answer must be the engine's.
-func (f *fleet) begin(body string) answering {
+// startStream starts a paced stream with four tokens; its answer must be the engine's.
+func (f *fleet) startStream(body string) runningStream {
 	f.t.Helper()
-	b := answering{got: make(chan string, 1), want: f.direct("/v1/completions", body), valve: f.hold(kept)}
-	f.paced(2 * time.Millisecond)
+	b := runningStream{got: make(chan string, 1), want: f.directAnswer("/v1/completions", body), valve: f.retain(retainedTokens)}
+	f.setPace(2 * time.Millisecond)
 	go func() {
-		_, body := post(f.t, f.fronts[0].client, f.fronts[0].url, "/v1/completions", body)
+		_, body := post(f.t, f.servers[0].client, f.servers[0].url, "/v1/completions", body)
 		b.got <- body
 	}()
-	b.Stream = f.only(4)
+	b.Stream = f.waitForStream(4)
 	return b
 }
 
-func (f *fleet) expect(b answering) {
+func (f *fleet) requireAnswer(b runningStream) {
 	f.t.Helper()
-	b.valve.let(0)
-	if got := <-b.got; anonymous(got) != anonymous(b.want) {
+	b.valve.lower(0)
+	if got := <-b.got; withoutIDs(got) != withoutIDs(b.want) {
 		f.t.Errorf("got %s\nwant %s", got, b.want)
 	}
-	f.atRest()
+	f.requireIdle()
 }
 
-const longer = `{"model":"m","prompt":"x","max_tokens":70,"stream":true,"stream_options":{"include_usage":true}}`
+const longRequest = `{"model":"m","prompt":"x","max_tokens":70,"stream":true,"stream_options":{"include_usage":true}}`
 
-// TestMoveFails goes through what can go wrong at each step: the answer is whole
+// TestMigrationFails goes through what can go wrong at each step: the answer is whole
 // whatever it is, and the register says where the stream is.
-func TestMoveFails(t *testing.T) {
+func TestMigrationFails(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		spoil func(*fleet, *Migration)
 		want  string // in the error
 	}{
 		"nobody listens": {func(f *fleet, m *Migration) {
-			f.forget(1)
+			f.clearReservations(1)
 			m.To.Address = "127.0.0.1:1"
 		}, "refused"},
-		"no reservation": {func(f *fleet, m *Migration) { f.forget(1); m.Reservation = "r0/none" }, "400"},
+		"no reservation": {func(f *fleet, m *Migration) { f.clearReservations(1); m.Reservation = "r0/none" }, "400"},
 		"the target's engine is away": {func(f *fleet, m *Migration) {
-			f.forget(1)
-			f.engines[1].sick.Store(true)
-			f.fronts[1].await(f.t, false)
+			f.clearReservations(1)
+			f.engines[1].unhealthy.Store(true)
+			f.servers[1].waitForReady(f.t, false)
 		}, "refused"},
 		"the target's engine dies first": {func(f *fleet, m *Migration) {
-			f.forget(1)
+			f.clearReservations(1)
 			f.engines[1].set(nil, func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Content-Type", "text/event-stream")
 				w.(http.Flusher).Flush()
@@ -342,33 +342,33 @@ func TestMoveFails(t *testing.T) {
 			})
 		}, "gives no token"},
 		"the target hangs": {func(f *fleet, m *Migration) {
-			f.forget(1)
+			f.clearReservations(1)
 			f.engines[1].set(nil, func(_ http.ResponseWriter, r *http.Request) {
 				io.Copy(io.Discard, r.Body)
 				<-r.Context().Done()
 			})
 		}, "deadline"},
 		"it tells no ids": {func(f *fleet, m *Migration) {
-			f.forget(1)
+			f.clearReservations(1)
 			f.engines[1].set(nil, func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Content-Type", "text/event-stream")
 				io.WriteString(w, `data: {"id":"x","choices":[{"index":0,"text":"a"}]}`+"\n\n")
 			})
 		}, "token ids"},
 		"it reports an error": {func(f *fleet, m *Migration) {
-			f.forget(1)
+			f.clearReservations(1)
 			f.engines[1].set(nil, func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Content-Type", "text/event-stream")
 				io.WriteString(w, `data: {"error":{"message":"no","code":429}}`+"\n\n")
 			})
 		}, "reports"},
-		"other ids": {func(f *fleet, m *Migration) { f.forget(1); m.Hash++ }, session.ErrHash.Error()},
+		"other ids": {func(f *fleet, m *Migration) { f.clearReservations(1); m.Hash++ }, session.ErrHash.Error()},
 		"fewer tokens": {func(f *fleet, m *Migration) {
-			f.forget(1)
+			f.clearReservations(1)
 			m.Length += 2
-			f.fronts[0].catchUpTimeout = 200 * time.Millisecond
+			f.servers[0].catchUpTimeout = 200 * time.Millisecond
 		}, errShort.Error()},
-		"too many tokens": {func(f *fleet, m *Migration) { f.forget(1); m.Length -= 2 }, session.ErrOverrun.Error()},
+		"too many tokens": {func(f *fleet, m *Migration) { f.clearReservations(1); m.Length -= 2 }, session.ErrOverrun.Error()},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -377,35 +377,35 @@ func TestMoveFails(t *testing.T) {
 					c.MigrationTimeout = 200 * time.Millisecond
 				}
 			})
-			b := f.begin(longer)
-			epoch, err := f.live(t.Context(), b.id, 1, func(m *Migration) { test.spoil(f, m) })
+			b := f.startStream(longRequest)
+			epoch, err := f.migrateLive(t.Context(), b.id, 1, func(m *Migration) { test.spoil(f, m) })
 			if err == nil || !strings.Contains(err.Error(), test.want) || epoch != 3 {
 				t.Errorf("the move ends in epoch %d with %v", epoch, err)
 			}
-			if h, ok := f.fronts[0].Holder(b.id); !ok || h != (Holder{Replica: "r0", Epoch: 3}) {
+			if h, ok := f.servers[0].Holder(b.id); !ok || h != (Holder{Replica: "r0", Epoch: 3}) {
 				t.Errorf("the stream is at %+v", h)
 			}
-			f.expect(b)
-			if _, err := f.fronts[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r0", Epoch: 3}); err != ErrNoStream {
+			f.requireAnswer(b)
+			if _, err := f.servers[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r0", Epoch: 3}); err != ErrNoStream {
 				t.Errorf("a move after the end: %v", err)
 			}
 		})
 	}
 }
 
-// forget drops what is reserved at an engine: the fake one has no leases.
-func (f *fleet) forget(i int) {
+// clearReservations drops what is reserved at an engine: the fake one has no leases.
+func (f *fleet) clearReservations(i int) {
 	f.engines[i].mu.Lock()
 	defer f.engines[i].mu.Unlock()
 	clear(f.engines[i].reserved)
 }
 
-// TestMoveRefused checks what is not even tried, and that of two moves at once
+// TestMigrationRefused checks what is not even tried, and that of two moves at once
 // one is.
-func TestMoveRefused(t *testing.T) {
+func TestMigrationRefused(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2, nil)
-	b := f.begin(longer)
+	b := f.startStream(longRequest)
 	for name, test := range map[string]struct {
 		m     Migration
 		want  error
@@ -417,7 +417,7 @@ func TestMoveRefused(t *testing.T) {
 		"a later epoch":  {Migration{Stream: b.id, From: "r0", Epoch: 3, To: f.target(1)}, ErrStaleEpoch, 0},
 		"to itself":      {Migration{Stream: b.id, From: "r0", Epoch: 1, To: f.target(0)}, nil, 1},
 	} {
-		moved, err := f.fronts[0].Migrate(t.Context(), test.m)
+		moved, err := f.servers[0].Migrate(t.Context(), test.m)
 		if err == nil || test.want != nil && err != test.want || moved != (MigrationResult{Epoch: test.epoch}) {
 			t.Errorf("%s: %+v, %v", name, moved, err)
 		}
@@ -432,7 +432,7 @@ func TestMoveRefused(t *testing.T) {
 	}, nil)
 	over := make(chan MigrationResult)
 	go func() {
-		moved, err := f.fronts[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1)})
+		moved, err := f.servers[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1)})
 		if err != nil {
 			t.Error(err)
 		}
@@ -440,22 +440,22 @@ func TestMoveRefused(t *testing.T) {
 	}()
 	<-held
 	stopped := time.Now()
-	if h, ok := f.fronts[0].Holder(b.id); !ok || h != (Holder{Replica: "r0", Epoch: 1, Pending: true}) {
+	if h, ok := f.servers[0].Holder(b.id); !ok || h != (Holder{Replica: "r0", Epoch: 1, Pending: true}) {
 		t.Errorf("while it moves: %+v", h)
 	}
-	if got := f.fronts[0].Holders(); len(got) != 1 || got[0] != "r1" {
+	if got := f.servers[0].Holders(); len(got) != 1 || got[0] != "r1" {
 		t.Errorf("the holders are %v", got)
 	}
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			if moved, err := f.fronts[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1)}); err != ErrStaleEpoch || moved != (MigrationResult{}) {
+			if moved, err := f.servers[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1)}); err != ErrStaleEpoch || moved != (MigrationResult{}) {
 				t.Errorf("a second move: %+v, %v", moved, err)
 			}
 		})
 	}
 	wg.Wait()
-	if got := f.fronts[1].FrontEnds(); len(got) != 1 || got[0] != "r0" {
+	if got := f.servers[1].FrontEnds(); len(got) != 1 || got[0] != "r0" {
 		t.Errorf("the fronts are %v", got)
 	}
 	least := time.Since(stopped) // for so long the client has waited
@@ -464,15 +464,15 @@ func TestMoveRefused(t *testing.T) {
 		t.Errorf("it moved: %+v, want epoch 2 and a stall of %v at least", moved, least)
 	}
 	// A replica without an address is not the own one.
-	if moved, err := f.fronts[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r1", Epoch: 2, To: Target{Replica: "r9"}}); err == nil || moved != (MigrationResult{Epoch: 4}) {
+	if moved, err := f.servers[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r1", Epoch: 2, To: Target{Replica: "r9"}}); err == nil || moved != (MigrationResult{Epoch: 4}) {
 		t.Errorf("a move to nobody knows where: %+v, %v", moved, err)
 	}
-	f.expect(b)
+	f.requireAnswer(b)
 }
 
-// TestMoveOfUnmovable checks that a request which is tied to its engine is
+// TestPinnedRequestDoesNotMigrate checks that a request which is tied to its engine is
 // shown as such, where it runs, and does not move.
-func TestMoveOfUnmovable(t *testing.T) {
+func TestPinnedRequestDoesNotMigrate(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2, nil)
 	for more, want := range map[string]policies.Features{
@@ -482,22 +482,22 @@ func TestMoveOfUnmovable(t *testing.T) {
 		`"stream":true,"user":"` + strings.Repeat("x", 5<<10) + `"`: policies.Unreadable,
 		`"stream":false,"logprobs":1`:                               policies.HiddenTokens,
 	} {
-		valve := f.hold(kept)
+		valve := f.retain(retainedTokens)
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			post(t, f.fronts[0].client, f.fronts[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":60,`+more+`}`)
+			post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":60,`+more+`}`)
 		}()
-		eventually(t, func() bool { return len(f.fronts[0].LocalLegs()) == 1 })
-		r := f.fronts[0].LocalLegs()[0]
+		waitFor(t, func() bool { return len(f.servers[0].LocalLegs()) == 1 })
+		r := f.servers[0].LocalLegs()[0]
 		if r.Pinned != policies.PinReasonOf(want) || r.FrontEnd != "r0" || r.Epoch != 1 || r.Name != r.Request.ID+"#1" || r.Request.MaxOutput != 60 || r.Since.IsZero() {
 			t.Errorf("%.40s: %+v", more, r)
 		}
-		if moved, err := f.fronts[0].Migrate(t.Context(), Migration{Stream: r.Request.ID, From: "r0", Epoch: 1, To: f.target(1)}); err == nil || moved.Epoch != 1 {
+		if moved, err := f.servers[0].Migrate(t.Context(), Migration{Stream: r.Request.ID, From: "r0", Epoch: 1, To: f.target(1)}); err == nil || moved.Epoch != 1 {
 			t.Errorf("%.40s: it moves: %+v, %v", more, moved, err)
 		}
-		valve.let(0)
+		valve.lower(0)
 		<-done
 	}
-	f.atRest()
+	f.requireIdle()
 }

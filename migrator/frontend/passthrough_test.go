@@ -7,11 +7,11 @@ import (
 	"unicode/utf16"
 )
 
-// TestPassReadsAsTheEngine sends bodies that Python's JSON reader takes and
+// TestPassthroughParsesLikeEngine sends bodies that Python's JSON reader takes and
 // this one does not: none may carry another engine's memory past the front.
-func TestPassReadsAsTheEngine(t *testing.T) {
+func TestPassthroughParsesLikeEngine(t *testing.T) {
 	e := newEngine(t)
-	f := start(t, e.URL, nil)
+	f := startServer(t, e.URL, nil)
 	const kv = `"kv_transfer_params":{"remote_host":"x"}`
 	wide := "\xff\xfe"
 	for _, u := range utf16.Encode([]rune(`{` + kv + `}`)) {
@@ -42,10 +42,10 @@ func TestPassReadsAsTheEngine(t *testing.T) {
 	}
 }
 
-// TestPassPaths sends paths that an engine would resolve to one that is closed.
-func TestPassPaths(t *testing.T) {
+// TestPassthroughPaths sends paths that an engine would resolve to one that is closed.
+func TestPassthroughPaths(t *testing.T) {
 	e := newEngine(t)
-	f := start(t, e.URL, nil)
+	f := startServer(t, e.URL, nil)
 	for path, want := range map[string]int{
 		"/v1/models":                      200,
 		"/v1/models/":                     200,

@@ -30,7 +30,7 @@ func TestFirstRequest(t *testing.T) {
 		"slow head":   {headerTimeout / 2, []string{head[:1], head[1:2]}, headerTimeout / 2},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			lis := newPipes()
+			lis := newPipeListener()
 			d := newListeners(&Server{cfg: Config{WriteTimeout: defaultWriteTimeout}})
 			s := d.serve(t.Context(), lis, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
 			here, there := net.Pipe()

@@ -18,8 +18,8 @@ import (
 func TestEngineRefuses(t *testing.T) {
 	a, b := newEngine(t), newEngine(t)
 	p := &placer{}
-	fa := start(t, a.URL, func(c *Config) { c.Placer = p })
-	fb := start(t, b.URL, func(c *Config) { c.Replica = "r1" })
+	fa := startServer(t, a.URL, func(c *Config) { c.Placer = p })
+	fb := startServer(t, b.URL, func(c *Config) { c.Replica = "r1" })
 	for _, body := range []string{`{"model":"m","prompt":"x"}`, `{"model":"m","prompt":"x","stream":true}`} {
 		for status, refused := range map[int]string{503: "1", 500: "", 429: ""} {
 			b.set(nil, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", status) })
@@ -39,7 +39,7 @@ func TestEngineRefuses(t *testing.T) {
 // engine's death and before anyone noticed.
 func TestRefusalInTheGap(t *testing.T) {
 	e := newEngine(t)
-	f := start(t, e.URL, func(c *Config) { c.HealthInterval = time.Hour })
+	f := startServer(t, e.URL, func(c *Config) { c.HealthInterval = time.Hour })
 	e.Listener.Close()
 	e.CloseClientConnections()
 	for _, path := range []string{"/v1/completions", "/tokenize"} {
@@ -50,16 +50,16 @@ func TestRefusalInTheGap(t *testing.T) {
 		if rec.status != 503 || rec.header.Get(length.RefusedHeader) == "" {
 			t.Errorf("%s: %d %v", path, rec.status, rec.header)
 		}
-		f.await(t, false)
+		f.waitForReady(t, false)
 	}
 }
 
-// TestSentAgain checks a request whose connection is lost after the engine has
+// TestResentRequest checks a request whose connection is lost after the engine has
 // begun it, and that the transport sends again on another one. The engine then
 // says that the leg is taken, which is no business of the client's.
-func TestSentAgain(t *testing.T) {
+func TestResentRequest(t *testing.T) {
 	e := newEngine(t)
-	f := start(t, e.URL, nil)
+	f := startServer(t, e.URL, nil)
 	const body = `{"model":"m","prompt":"x","stream":true}`
 	taken := func(w http.ResponseWriter) { http.Error(w, "the leg is running", http.StatusConflict) }
 	var begun sync.Map
@@ -73,7 +73,7 @@ func TestSentAgain(t *testing.T) {
 		taken(w)
 	})
 	// Only a connection that has served before can be closed unnoticed.
-	eventually(t, func() bool {
+	waitFor(t, func() bool {
 		if resp, got := post(t, f.client, f.url, "/tokenize", body); resp.StatusCode != http.StatusOK {
 			t.Fatalf("%d %s", resp.StatusCode, got)
 		}

@@ -19,15 +19,15 @@ import (
 // TestMain looks for leaks. net/http lingers for half a second on a connection
 // that it closes before the client does.
 func TestMain(m *testing.M) {
-	if engine := os.Getenv(childEngine); engine != "" {
-		child(engine) // a front in a process of its own, for benchmarks
+	if engine := os.Getenv(benchEngineVariable); engine != "" {
+		runBenchServer(engine) // a front in a process of its own, for benchmarks
 		return
 	}
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
 }
 
-// front is a running Front with its listeners.
-type front struct {
+// testServer is a running Front with its listeners.
+type testServer struct {
 	*Server
 	url, peer string // host:port of both listeners
 	client    *http.Client
@@ -43,8 +43,8 @@ func listen(t testing.TB) net.Listener {
 	return l
 }
 
-// start runs a Front for the engine at url until the test ends.
-func start(t testing.TB, url string, change func(*Config)) *front {
+// startServer runs a Front for the engine at url until the test ends.
+func startServer(t testing.TB, url string, change func(*Config)) *testServer {
 	t.Helper()
 	lis, peers := listen(t), listen(t)
 	cfg := Config{Replica: "r0", Engine: url, Edges: policies.BucketEdges(1<<16, 4), Listener: lis, PeerListener: peers,
@@ -58,7 +58,7 @@ func start(t testing.TB, url string, change func(*Config)) *front {
 	}
 	f.catchUpTimeout, f.closeGrace = time.Minute, 10*time.Second // a busy machine takes seconds for what takes none
 	ctx, cancel := context.WithCancel(context.Background())
-	fr := &front{Server: f, url: lis.Addr().String(), peer: peers.Addr().String(), stop: cancel, done: make(chan error, 1)}
+	fr := &testServer{Server: f, url: lis.Addr().String(), peer: peers.Addr().String(), stop: cancel, done: make(chan error, 1)}
 	transport := &http.Transport{DisableCompression: true}
 	fr.client = &http.Client{Transport: transport}
 	go func() { fr.done <- f.Run(ctx) }()
@@ -69,19 +69,19 @@ func start(t testing.TB, url string, change func(*Config)) *front {
 			t.Errorf("Run: %v", err)
 		}
 	})
-	fr.await(t, true)
+	fr.waitForReady(t, true)
 	return fr
 }
 
-// await waits until the front's view of its engine is ready.
-func (f *front) await(t testing.TB, ready bool) {
+// waitForReady waits until the front's view of its engine is ready.
+func (f *testServer) waitForReady(t testing.TB, ready bool) {
 	t.Helper()
-	eventually(t, func() bool { return f.Status().EngineReady == ready })
+	waitFor(t, func() bool { return f.Status().EngineReady == ready })
 }
 
-// eventually is for what happens in other goroutines without an event to wait
+// waitFor is for what happens in other goroutines without an event to wait
 // for; it fails after a time that no healthy run comes near.
-func eventually(t testing.TB, ok func() bool) {
+func waitFor(t testing.TB, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
@@ -120,7 +120,7 @@ var (
 	createdValue = regexp.MustCompile(`"created":\d+`)
 )
 
-// anonymous takes id and created out.
-func anonymous(s string) string {
+// withoutIDs takes id and created out.
+func withoutIDs(s string) string {
 	return createdValue.ReplaceAllString(idValue.ReplaceAllString(s, `"id":ID`), `"created":CREATED`)
 }

@@ -75,12 +75,12 @@ var _ Leg = (*memLeg)(nil)
 func generation(id string, ids []uint32, prompt, until int) []string {
 	var out []string
 	head := fmt.Sprintf(`data: {"id":%q,"object":"text_completion","created":%d,"model":%q`, id, 1000+len(id), "model of "+id)
-	v := voice{}
+	v := detokenizer{}
 	for n := 0; len(ids) < until; n++ {
-		next := follow(ids)
+		next := nextToken(ids)
 		prompts := "null"
 		if n == 0 {
-			prompts = list(ids[:prompt], true)
+			prompts = formatIDs(ids[:prompt], true)
 		}
 		ids = append(ids[:len(ids):len(ids)], next)
 		finish := "null"
@@ -88,7 +88,7 @@ func generation(id string, ids []uint32, prompt, until int) []string {
 			finish = `"length"`
 		}
 		out = append(out, fmt.Sprintf(`%s,"choices":[{"index":0,"text":%s,"logprobs":null,"finish_reason":%s,"stop_reason":null,"prompt_token_ids":%s,"token_ids":[%d]}]}`+"\n\n",
-			head, quote(v.say(next)), finish, prompts, next))
+			head, quote(v.add(next)), finish, prompts, next))
 	}
 	out = append(out, fmt.Sprintf(`%s,"choices":[],"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d},"system_fingerprint":"of %s"}`+"\n\n", head, prompt, until, until-prompt, id))
 	return append(out, "data: [DONE]\n\n")
@@ -96,8 +96,8 @@ func generation(id string, ids []uint32, prompt, until int) []string {
 
 var prompt = []uint32{11, 12, 13, 14, 15}
 
-// rig is a stream with its pump running, without any connection.
-type rig struct {
+// streamHarness is a stream with its pump running, without any connection.
+type streamHarness struct {
 	*Stream
 	out  *recorderSink
 	done chan error
@@ -126,13 +126,13 @@ func (r *flushRecorder) text() string {
 	return r.body.String()
 }
 
-// newRig starts a stream of a client that asked for ids and usage.
-func newRig(leg Leg) *rig {
+// newStreamHarness starts a stream of a client that asked for ids and usage.
+func newStreamHarness(leg Leg) *streamHarness {
 	rec := &flushRecorder{recorder: recorder{header: http.Header{}}}
 	out := &recorderSink{eventWriter{w: rec, control: http.NewResponseController(rec), header: http.Header{}}, rec}
 	f := &Server{cfg: Config{Replica: "r0"}}
 	ctx, cancel := context.WithCancel(context.Background())
-	r := &rig{f.newStream(ctx, session.Config{}, out, cancel), out, make(chan error, 1)}
+	r := &streamHarness{f.newStream(ctx, session.Config{}, out, cancel), out, make(chan error, 1)}
 	go func() {
 		c, err := leg.Next()
 		if err != nil {
@@ -149,15 +149,15 @@ func opened(leg Leg, first *openai.Chunk) session.Event {
 	return session.Event{Kind: session.LegOpened, Leg: leg, Chunk: first, Replica: "r0"}
 }
 
-// moved is what a client reads of a stream that began with id "a" and moved at
+// migratedAnswer is what a client reads of a stream that began with id "a" and moved at
 // least once: the unmoved one, but the fingerprint, which is the last engine's.
-func moved(until int, last string) string {
+func migratedAnswer(until int, last string) string {
 	return strings.Replace(strings.Join(generation("a", prompt, len(prompt), until), ""), `"of a"`, `"of `+last+`"`, 1)
 }
 
-// freeze claims a stream where it is and waits until it is frozen; the cut ends
+// freezeStream claims a stream where it is and waits until it is frozen; the cut ends
 // with ctx.
-func freeze(ctx context.Context, s *Stream) (*migration, error) {
+func freezeStream(ctx context.Context, s *Stream) (*migration, error) {
 	h := s.currentHolder()
 	c, err := s.claim(Migration{From: h.Replica, Epoch: h.Epoch})
 	if err != nil {
@@ -171,8 +171,8 @@ func freeze(ctx context.Context, s *Stream) (*migration, error) {
 	return c, nil
 }
 
-// take makes a stream that is frozen go on with leg, as Move does it.
-func take(c *migration, leg Leg) error {
+// spliceLeg makes a stream that is frozen go on with leg, as Move does it.
+func spliceLeg(c *migration, leg Leg) error {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -195,17 +195,17 @@ func take(c *migration, leg Leg) error {
 	return err
 }
 
-// freezeWhile freezes a stream and lets its leg bring tokens until the text is whole.
-func freezeWhile(t *testing.T, s *Stream, gate chan<- struct{}) *migration {
+// freezeWhileFeeding freezes a stream and lets its leg bring tokens until the text is whole.
+func freezeWhileFeeding(t *testing.T, s *Stream, gate chan<- struct{}) *migration {
 	t.Helper()
 	type result struct {
 		*migration
 		error
 	}
-	eventually(t, func() bool { return s.Request().Output > 0 })
+	waitFor(t, func() bool { return s.Request().Output > 0 })
 	done := make(chan result, 1)
 	go func() {
-		c, err := freeze(t.Context(), s)
+		c, err := freezeStream(t.Context(), s)
 		done <- result{c, err}
 	}()
 	// The leg goes on once the cut has been asked for, or on a slow machine all
@@ -234,19 +234,19 @@ func freezeWhile(t *testing.T, s *Stream, gate chan<- struct{}) *migration {
 	}
 }
 
-func (r *rig) expect(t *testing.T, want string, wantErr bool) {
+func (r *streamHarness) requireText(t *testing.T, want string, wantErr bool) {
 	t.Helper()
 	if err := <-r.done; (err != nil) != wantErr {
 		t.Errorf("the stream ended with %v", err)
 	}
-	if d := difference(r.out.rec.text(), want); d != "" {
+	if d := firstDifference(r.out.rec.text(), want); d != "" {
 		t.Error(d)
 	}
 }
 
-// difference describes the first event in which a stream differs from the
+// firstDifference describes the first event in which a stream differs from the
 // wanted one, "" for none.
-func difference(got, want string) string {
+func firstDifference(got, want string) string {
 	g, w := strings.Split(got, "\n\n"), strings.Split(want, "\n\n")
 	for i := range max(len(g), len(w)) {
 		switch {
@@ -266,11 +266,11 @@ func TestSpliceAtEveryToken(t *testing.T) {
 	a := generation("a", prompt, len(prompt), until)
 	for n := 1; n < until-len(prompt)-6; n++ {
 		gate := make(chan struct{})
-		r := newRig(newMemLeg(gate, io.EOF, a...))
+		r := newStreamHarness(newMemLeg(gate, io.EOF, a...))
 		for range n {
 			gate <- struct{}{}
 		}
-		c := freezeWhile(t, r.Stream, gate)
+		c := freezeWhileFeeding(t, r.Stream, gate)
 		if len(c.ids) < len(prompt)+n-1 || c.prompt != len(prompt) {
 			t.Fatalf("cut after %d tokens has %d ids", n, len(c.ids))
 		}
@@ -282,10 +282,10 @@ func TestSpliceAtEveryToken(t *testing.T) {
 			t.Fatalf("cut inside a character, after %d", last)
 		}
 		b := newMemLeg(nil, io.EOF, generation("bb", c.ids, len(c.ids), until)...)
-		if err := take(c, b); err != nil {
+		if err := spliceLeg(c, b); err != nil {
 			t.Fatalf("cut at %d: %v", len(c.ids), err)
 		}
-		r.expect(t, moved(until, "bb"), false)
+		r.requireText(t, migratedAnswer(until, "bb"), false)
 		if r.Splices() != 1 {
 			t.Errorf("%d hops", r.Splices())
 		}
@@ -295,42 +295,42 @@ func TestSpliceAtEveryToken(t *testing.T) {
 func TestChainOfSplices(t *testing.T) {
 	const until = 60
 	gate := make(chan struct{}, until)
-	r := newRig(newMemLeg(gate, io.EOF, generation("a", prompt, len(prompt), until)...))
+	r := newStreamHarness(newMemLeg(gate, io.EOF, generation("a", prompt, len(prompt), until)...))
 	gate <- struct{}{}
-	eventually(t, func() bool { return r.Request().Input > 0 })
+	waitFor(t, func() bool { return r.Request().Input > 0 })
 	name := ""
 	for hop := range 6 {
-		c := freezeWhile(t, r.Stream, gate)
+		c := freezeWhileFeeding(t, r.Stream, gate)
 		name = fmt.Sprint("leg", hop)
 		next := make(chan struct{}, until)
 		next <- struct{}{}
-		if err := take(c, newMemLeg(next, io.EOF, generation(name, c.ids, len(c.ids), until)...)); err != nil {
+		if err := spliceLeg(c, newMemLeg(next, io.EOF, generation(name, c.ids, len(c.ids), until)...)); err != nil {
 			t.Fatal(err)
 		}
 		gate = next
 	}
 	close(gate)
-	r.expect(t, moved(until, name), false)
+	r.requireText(t, migratedAnswer(until, name), false)
 	if r.Splices() != 6 {
 		t.Errorf("%d hops", r.Splices())
 	}
 }
 
-// TestCutEnds goes through all that can end a cut but a splice.
-func TestCutEnds(t *testing.T) {
+// TestMigrationEnds goes through all that can end a cut but a splice.
+func TestMigrationEnds(t *testing.T) {
 	const until = 20
 	a := generation("a", prompt, len(prompt), until)
 	whole := strings.Join(a, "")
-	begin := func(events []string, last error) (*rig, chan struct{}, *migration) {
+	begin := func(events []string, last error) (*streamHarness, chan struct{}, *migration) {
 		gate := make(chan struct{})
-		r := newRig(newMemLeg(gate, last, events...))
+		r := newStreamHarness(newMemLeg(gate, last, events...))
 		gate <- struct{}{}
 		gate <- struct{}{}
-		return r, gate, freezeWhile(t, r.Stream, gate)
+		return r, gate, freezeWhileFeeding(t, r.Stream, gate)
 	}
 	t.Run("abort", func(t *testing.T) {
 		r, gate, c := begin(a, io.EOF)
-		if _, err := freeze(t.Context(), r.Stream); err != ErrStaleEpoch {
+		if _, err := freezeStream(t.Context(), r.Stream); err != ErrStaleEpoch {
 			t.Errorf("a second cut: %v", err)
 		}
 		gate <- struct{}{}
@@ -339,26 +339,26 @@ func TestCutEnds(t *testing.T) {
 		c.end(session.ErrHeld)
 		c.end(session.ErrHeld)
 		gate <- struct{}{} // what is held back comes with it
-		eventually(t, func() bool { return strings.Count(r.out.rec.text()[len(before):], "data: ") >= 3 })
+		waitFor(t, func() bool { return strings.Count(r.out.rec.text()[len(before):], "data: ") >= 3 })
 		leg := newMemLeg(nil, io.EOF)
-		if err := take(c, leg); err != session.ErrHeld {
+		if err := spliceLeg(c, leg); err != session.ErrHeld {
 			t.Errorf("splice after abort: %v", err)
 		}
 		<-leg.closed
 		close(gate)
-		r.expect(t, whole, false)
+		r.requireText(t, whole, false)
 	})
 	t.Run("its context", func(t *testing.T) {
 		gate := make(chan struct{}, 99)
-		r := newRig(newMemLeg(gate, io.EOF, a...))
+		r := newStreamHarness(newMemLeg(gate, io.EOF, a...))
 		gate <- struct{}{}
-		eventually(t, func() bool { return r.Request().Input > 0 })
+		waitFor(t, func() bool { return r.Request().Input > 0 })
 		ctx, cancel := context.WithCancel(context.Background())
 		got := make(chan error, 1)
 		go func() {
-			c, err := freeze(ctx, r.Stream)
+			c, err := freezeStream(ctx, r.Stream)
 			if err == nil {
-				err = take(c, newMemLeg(make(chan struct{}), io.EOF)) // never a token
+				err = spliceLeg(c, newMemLeg(make(chan struct{}), io.EOF)) // never a token
 			}
 			got <- err
 		}()
@@ -369,33 +369,33 @@ func TestCutEnds(t *testing.T) {
 			t.Error(err)
 		}
 		close(gate)
-		r.expect(t, whole, false)
+		r.requireText(t, whole, false)
 	})
 	t.Run("the new leg fails", func(t *testing.T) {
 		for _, bad := range [][]string{nil, {"data: [DONE]\n\n"}, {"data: {\"error\":{}}\n\n"}, {"data: x\n\n"}} {
 			r, gate, c := begin(a, io.EOF)
 			gate <- struct{}{}
 			leg := newMemLeg(nil, errors.New("no such engine"), bad...)
-			if err := take(c, leg); err == nil {
+			if err := spliceLeg(c, leg); err == nil {
 				t.Error("a bad leg is spliced")
 			}
 			<-leg.closed
 			close(gate)
-			r.expect(t, whole, false)
+			r.requireText(t, whole, false)
 		}
 	})
 	t.Run("the stream ends first", func(t *testing.T) {
 		r, gate, c := begin(a, io.EOF)
 		leg := newMemLeg(make(chan struct{}), nil)
 		spliced := make(chan error)
-		go func() { spliced <- take(c, leg) }()
+		go func() { spliced <- spliceLeg(c, leg) }()
 		close(gate)
 		if err := <-spliced; err != ErrNoStream {
 			t.Errorf("splice: %v", err)
 		}
 		<-leg.closed
-		r.expect(t, whole, false)
-		if _, err := freeze(t.Context(), r.Stream); err != ErrNoStream {
+		r.requireText(t, whole, false)
+		if _, err := freezeStream(t.Context(), r.Stream); err != ErrNoStream {
 			t.Errorf("a cut after the end: %v", err)
 		}
 	})
@@ -404,26 +404,26 @@ func TestCutEnds(t *testing.T) {
 		close(gate)
 		b := make(chan struct{})
 		spliced := make(chan error)
-		go func() { spliced <- take(c, newMemLeg(b, io.EOF, generation("bb", c.ids, len(c.ids), until)...)) }()
+		go func() { spliced <- spliceLeg(c, newMemLeg(b, io.EOF, generation("bb", c.ids, len(c.ids), until)...)) }()
 		close(b)
 		if err := <-spliced; err != nil {
 			t.Error(err)
 		}
-		r.expect(t, moved(until, "bb"), false)
+		r.requireText(t, migratedAnswer(until, "bb"), false)
 	})
 	t.Run("both legs die", func(t *testing.T) {
 		r, gate, c := begin(a[:len(a)-4], errors.New("engine gone"))
 		close(gate)
-		if err := take(c, newMemLeg(nil, errors.New("gone too"))); err == nil {
+		if err := spliceLeg(c, newMemLeg(nil, errors.New("gone too"))); err == nil {
 			t.Error("spliced")
 		}
-		r.expect(t, strings.Join(a[:len(a)-4], "")+string(engineLostProblem(errors.New("engine gone")).Event()), true)
+		r.requireText(t, strings.Join(a[:len(a)-4], "")+string(engineLostProblem(errors.New("engine gone")).Event()), true)
 	})
 	t.Run("too much is held", func(t *testing.T) {
 		long := append(append([]string{}, a[:5]...), strings.Replace(a[5], `"text":"`, `"text":"`+strings.Repeat("x", session.MaxHeld), 1))
 		r, gate, c := begin(append(long, a[6:]...), io.EOF)
 		close(gate)
-		if err := take(c, newMemLeg(make(chan struct{}), nil)); err != session.ErrHeld {
+		if err := spliceLeg(c, newMemLeg(make(chan struct{}), nil)); err != session.ErrHeld {
 			t.Errorf("splice: %v", err)
 		}
 		if err := <-r.done; err != nil || !strings.HasSuffix(r.out.rec.text(), "[DONE]\n\n") {
@@ -432,10 +432,10 @@ func TestCutEnds(t *testing.T) {
 	})
 	t.Run("unknown ids", func(t *testing.T) {
 		gate := make(chan struct{})
-		r := newRig(newMemLeg(gate, io.EOF, `data: {"choices":[{"text":"a"}]}`+"\n\n", "data: [DONE]\n\n"))
+		r := newStreamHarness(newMemLeg(gate, io.EOF, `data: {"choices":[{"text":"a"}]}`+"\n\n", "data: [DONE]\n\n"))
 		gate <- struct{}{}
-		eventually(t, func() bool { return r.Request().Features.Has(policies.HiddenTokens) })
-		if _, err := freeze(t.Context(), r.Stream); err == nil || err == ErrStaleEpoch || err == ErrNoStream {
+		waitFor(t, func() bool { return r.Request().Features.Has(policies.HiddenTokens) })
+		if _, err := freezeStream(t.Context(), r.Stream); err == nil || err == ErrStaleEpoch || err == ErrNoStream {
 			t.Errorf("a cut: %v", err)
 		}
 		close(gate)
@@ -443,9 +443,9 @@ func TestCutEnds(t *testing.T) {
 	})
 }
 
-// TestMovesAtRandom lets two movers cut, splice and abort one stream while its
+// TestRandomMigrations lets two movers cut, splice and abort one stream while its
 // legs run; whatever happens, the client reads the same tokens.
-func TestMovesAtRandom(t *testing.T) {
+func TestRandomMigrations(t *testing.T) {
 	t.Parallel()
 	const until = 300
 	hops := 0
@@ -455,7 +455,7 @@ func TestMovesAtRandom(t *testing.T) {
 		return l
 	}
 	for seed := range uint64(15) {
-		r := newRig(paced("a", prompt, len(prompt)))
+		r := newStreamHarness(paced("a", prompt, len(prompt)))
 		var wg sync.WaitGroup
 		for mover := range uint64(2) {
 			wg.Go(func() {
@@ -463,7 +463,7 @@ func TestMovesAtRandom(t *testing.T) {
 				for {
 					time.Sleep(time.Duration(rng.IntN(300)) * time.Microsecond)
 					ctx, cancel := context.WithTimeout(context.Background(), time.Duration(rng.IntN(2000))*time.Microsecond)
-					c, err := freeze(ctx, r.Stream)
+					c, err := freezeStream(ctx, r.Stream)
 					if err == ErrNoStream {
 						cancel()
 						return
@@ -473,9 +473,9 @@ func TestMovesAtRandom(t *testing.T) {
 						case 0:
 							c.end(session.ErrHeld)
 						case 1:
-							take(c, newMemLeg(nil, errors.New("refused")))
+							spliceLeg(c, newMemLeg(nil, errors.New("refused")))
 						default:
-							take(c, paced("b", c.ids, len(c.ids)))
+							spliceLeg(c, paced("b", c.ids, len(c.ids)))
 						}
 					}
 					cancel()
@@ -486,12 +486,12 @@ func TestMovesAtRandom(t *testing.T) {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
 		wg.Wait()
-		want := moved(until, "a")
+		want := migratedAnswer(until, "a")
 		if r.Splices() > 0 {
-			want = moved(until, "b")
+			want = migratedAnswer(until, "b")
 		}
 		hops += r.Splices()
-		if d := difference(r.out.rec.text(), want); d != "" {
+		if d := firstDifference(r.out.rec.text(), want); d != "" {
 			t.Fatalf("seed %d, %d hops: %s", seed, r.Splices(), d)
 		}
 	}
@@ -510,11 +510,11 @@ func newTestStream(ctx context.Context, out clientWriter, cancel context.CancelF
 func TestRequestEnds(t *testing.T) {
 	const until = 20
 	first := generation("a", prompt, len(prompt), until)
-	begin := func(leg *memLeg) (*rig, context.CancelCauseFunc) {
+	begin := func(leg *memLeg) (*streamHarness, context.CancelCauseFunc) {
 		rec := &flushRecorder{recorder: recorder{header: http.Header{}}}
 		out := &recorderSink{eventWriter{w: rec, control: http.NewResponseController(rec), header: http.Header{}}, rec}
 		ctx, cancel := context.WithCancelCause(context.Background())
-		r := &rig{newTestStream(ctx, out, func() { cancel(nil) }), out, make(chan error, 1)}
+		r := &streamHarness{newTestStream(ctx, out, func() { cancel(nil) }), out, make(chan error, 1)}
 		go func() {
 			c, _ := leg.Next()
 			r.done <- r.pump(opened(leg, c))
@@ -526,11 +526,11 @@ func TestRequestEnds(t *testing.T) {
 		old := newMemLeg(gate, io.EOF, first...)
 		r, cancel := begin(old)
 		gate <- struct{}{}
-		c := freezeWhile(t, r.Stream, gate)
+		c := freezeWhileFeeding(t, r.Stream, gate)
 		next := make(chan struct{}, 1)
 		next <- struct{}{}
 		leg := newMemLeg(next, io.EOF, generation("bb", c.ids, len(c.ids), until)...)
-		if err := take(c, leg); err != nil {
+		if err := spliceLeg(c, leg); err != nil {
 			t.Fatal(err)
 		}
 		cancel(errStopping)
@@ -546,11 +546,11 @@ func TestRequestEnds(t *testing.T) {
 		gate := make(chan struct{})
 		r, cancel := begin(newMemLeg(gate, errors.New("engine gone"), first[:len(first)-4]...))
 		gate <- struct{}{}
-		c := freezeWhile(t, r.Stream, gate)
+		c := freezeWhileFeeding(t, r.Stream, gate)
 		close(gate) // the leg ends; the pump waits for the cut
 		leg := newMemLeg(make(chan struct{}), nil)
 		spliced := make(chan error)
-		go func() { spliced <- take(c, leg) }()
+		go func() { spliced <- spliceLeg(c, leg) }()
 		cancel(nil)
 		<-leg.closed
 		if err := <-spliced; err != ErrNoStream {
@@ -564,14 +564,14 @@ func TestRequestEnds(t *testing.T) {
 		gate := make(chan struct{})
 		r, cancel := begin(newMemLeg(gate, io.EOF, first...))
 		gate <- struct{}{}
-		c := freezeWhile(t, r.Stream, gate)
+		c := freezeWhileFeeding(t, r.Stream, gate)
 		cancel(nil)
 		leg := newMemLeg(nil, io.EOF, generation("bb", c.ids, len(c.ids), until)...)
-		if err := take(c, leg); err != ErrNoStream {
+		if err := spliceLeg(c, leg); err != ErrNoStream {
 			t.Errorf("splice: %v", err)
 		}
 		<-leg.closed
-		if _, err := freeze(t.Context(), r.Stream); err != ErrNoStream {
+		if _, err := freezeStream(t.Context(), r.Stream); err != ErrNoStream {
 			t.Errorf("another cut: %v", err)
 		}
 		<-r.done

@@ -17,7 +17,7 @@ import (
 // assembled and relayed answers count alike.
 func TestCounts(t *testing.T) {
 	e := newEngine(t)
-	f := start(t, e.URL, nil)
+	f := startServer(t, e.URL, nil)
 	requests, tokens := 0, 0
 	for _, more := range []string{"", "", `,"stream":true`, `,"logprobs":1`, `,"stream":true,"return_token_ids":true`} {
 		for _, path := range []string{"/v1/completions", "/v1/chat/completions"} {
@@ -37,7 +37,7 @@ func TestCounts(t *testing.T) {
 		}
 	}
 	// A handler's last act may come after its client has read everything.
-	eventually(t, func() bool { return f.Status().Flow.Seen == uint64(requests) })
+	waitFor(t, func() bool { return f.Status().Flow.Seen == uint64(requests) })
 	s := f.Status()
 	if s.Load != (policies.Load{}) || !s.EngineReady || s.Draining {
 		t.Errorf("at rest: %+v", s)

@@ -7,11 +7,11 @@ import (
 	"testing"
 )
 
-// warming holds a stream that is long enough to be warmed up for, whose warm-up
+// startWarmup holds a stream that is long enough to be warmed up for, whose warm-up
 // at r1 does not end by itself, and begins to move it there.
-func (f *fleet) warming() (b answering, over <-chan error) {
+func (f *fleet) startWarmup() (b runningStream, over <-chan error) {
 	f.t.Helper()
-	b = f.begin(`{"model":"m","prompt":"` + strings.Repeat("x", 2*warmupTokens) + `","max_tokens":70,"stream":true,"stream_options":{"include_usage":true}}`)
+	b = f.startStream(`{"model":"m","prompt":"` + strings.Repeat("x", 2*warmupTokens) + `","max_tokens":70,"stream":true,"stream_options":{"include_usage":true}}`)
 	f.engines[1].set(func(_ int, r *http.Request) {
 		if r.Header.Get(LegHeader) == "" {
 			<-r.Context().Done()
@@ -20,45 +20,45 @@ func (f *fleet) warming() (b answering, over <-chan error) {
 	calls := f.engines[1].calls.Load()
 	end := make(chan error, 1)
 	go func() {
-		_, err := f.reprompt(f.t.Context(), b.id, 1)
+		_, err := f.migrateReprompt(f.t.Context(), b.id, 1)
 		end <- err
 	}()
-	eventually(f.t, func() bool { return f.engines[1].calls.Load() > calls })
+	waitFor(f.t, func() bool { return f.engines[1].calls.Load() > calls })
 	return b, end
 }
 
-// TestWarmTargetLost ends a move whose target is lost before the stream has
+// TestTargetLostDuringWarmup ends a move whose target is lost before the stream has
 // stopped for it.
-func TestWarmTargetLost(t *testing.T) {
+func TestTargetLostDuringWarmup(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2, nil)
-	b, over := f.warming()
-	if got := f.fronts[0].Holders(); len(got) != 1 || got[0] != "r1" {
+	b, over := f.startWarmup()
+	if got := f.servers[0].Holders(); len(got) != 1 || got[0] != "r1" {
 		t.Errorf("the holders are %v: nobody watches the target", got)
 	}
-	f.fronts[0].HandlePeerLoss("r1")
+	f.servers[0].HandlePeerLoss("r1")
 	if err := <-over; !errors.Is(err, errReplicaGone) {
 		t.Errorf("the move ends with %v", err)
 	}
-	if got := f.fronts[0].Holders(); len(got) != 0 {
+	if got := f.servers[0].Holders(); len(got) != 0 {
 		t.Errorf("the holders are %v", got)
 	}
-	f.expect(b)
+	f.requireAnswer(b)
 }
 
-// TestWarmSourceLost takes the stream over at once when its engine is lost while
+// TestHolderLostDuringWarmup takes the stream over at once when its engine is lost while
 // the target warms up: its client waits.
-func TestWarmSourceLost(t *testing.T) {
+func TestHolderLostDuringWarmup(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2, nil)
-	b, over := f.warming()
+	b, over := f.startWarmup()
 	leg := b.id + "#1"
 	for clean := false; !clean; { // the text of a stream that is lost must be whole
 		has, ok := f.engines[0].freeze(leg)
 		if !ok {
 			t.Fatal("the stream is over")
 		}
-		eventually(t, func() bool {
+		waitFor(t, func() bool {
 			b.mu.Lock()
 			defer b.mu.Unlock()
 			ids, _ := b.machine.IDs()
@@ -73,5 +73,5 @@ func TestWarmSourceLost(t *testing.T) {
 	if err := <-over; err != nil {
 		t.Error(err)
 	}
-	f.expect(b)
+	f.requireAnswer(b)
 }

@@ -28,7 +28,7 @@ func TestQuietStream(t *testing.T) {
 	for _, major := range []int{1, 2} {
 		synctest.Test(t, func(t *testing.T) {
 			f := &Server{cfg: Config{WriteTimeout: timeout}}
-			d, lis := newListeners(f), newPipes()
+			d, lis := newListeners(f), newPipeListener()
 			s := d.serve(t.Context(), lis, f.withWriteDeadline(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				for range pieces {
 					io.WriteString(w, "x")
@@ -86,11 +86,11 @@ func TestSlowReaders(t *testing.T) {
 			io.WriteString(w, large)
 		}
 		e.set(nil, say)
-		e.rest.Store(&say)
-		f := start(t, e.URL, func(c *Config) { c.WriteTimeout = 40 * time.Millisecond })
+		e.passthrough.Store(&say)
+		f := startServer(t, e.URL, func(c *Config) { c.WriteTimeout = 40 * time.Millisecond })
 		for name, c := range map[string]*http.Client{"HTTP/1.1": f.client, "HTTP/2": h2Client(t)} {
-			resp := beginning(t, c, "http://"+f.url+test.path, test.body)
-			eventually(t, f.isIdle)
+			resp := postUntilBegun(t, c, "http://"+f.url+test.path, test.body)
+			waitFor(t, f.isIdle)
 			n, err := io.Copy(io.Discard, resp.Body)
 			resp.Body.Close()
 			if err == nil {
@@ -100,11 +100,11 @@ func TestSlowReaders(t *testing.T) {
 	}
 }
 
-// beginning asks until an answer begins: on a busy machine its first write may stand
+// postUntilBegun asks until an answer begins: on a busy machine its first write may stand
 // still for as long as one that nobody takes.
-func beginning(t *testing.T, c *http.Client, url, body string) (resp *http.Response) {
+func postUntilBegun(t *testing.T, c *http.Client, url, body string) (resp *http.Response) {
 	t.Helper()
-	eventually(t, func() bool {
+	waitFor(t, func() bool {
 		var err error
 		resp, err = c.Post(url, "application/json", strings.NewReader(body))
 		return err == nil
@@ -134,7 +134,7 @@ func (w *stuckWriter) SetWriteDeadline(at time.Time) error {
 	return nil
 }
 
-func TestGuard(t *testing.T) {
+func TestWriteDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &stuckWriter{recorder: recorder{header: http.Header{}}, cut: make(chan struct{}), held: newTestStream(t.Context(), nil, func() {}), t: t}
 		g := newDeadlineWriter(w, time.Minute)
@@ -150,9 +150,9 @@ func TestGuard(t *testing.T) {
 	})
 }
 
-// TestAssemblyWritesUnlocked checks that a client that reads one whole answer
+// TestAnswerWriterDoesNotLockStream checks that a client that reads one whole answer
 // slowly holds up nobody who asks about its stream.
-func TestAssemblyWritesUnlocked(t *testing.T) {
+func TestAnswerWriterDoesNotLockStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &stuckWriter{recorder: recorder{header: http.Header{}}, cut: make(chan struct{}), t: t}
 		g := newDeadlineWriter(w, time.Minute)

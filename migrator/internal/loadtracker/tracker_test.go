@@ -50,7 +50,7 @@ func newTracker(t *testing.T) (*Tracker, *ledger) {
 	return New(Config{Edges: edges, Counter: l}), l
 }
 
-func TestReading(t *testing.T) {
+func TestState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		tr, l := newTracker(t)
 		w := tr.Begin(Arrival{Estimate: 90, RoutedEstimate: 90, TextBytes: 400})
@@ -161,7 +161,7 @@ func TestTokenAllocations(t *testing.T) {
 	w.End()
 }
 
-func BenchmarkGenerated(b *testing.B) {
+func BenchmarkAddOutput(b *testing.B) {
 	tr := New(Config{Edges: edges, Counter: &ledger{}})
 	b.RunParallel(func(pb *testing.PB) {
 		w := tr.Begin(Arrival{})
@@ -172,7 +172,7 @@ func BenchmarkGenerated(b *testing.B) {
 	})
 }
 
-func BenchmarkSweep2000(b *testing.B) {
+func BenchmarkUpdate2000(b *testing.B) {
 	tr := New(Config{Edges: edges, Counter: &ledger{}})
 	for range 2000 {
 		w := tr.Begin(Arrival{Estimate: 1000})
@@ -205,10 +205,10 @@ func TestForgedLengths(t *testing.T) {
 	}
 }
 
-// TestMoved checks that a request which moves twice is one arrival and one end,
+// TestEndMoved checks that a request which moves twice is one arrival and one end,
 // each token counted where it was generated, and that its length counts at the
 // new replica at once.
-func TestMoved(t *testing.T) {
+func TestEndMoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, la := newTracker(t)
 		b, lb := newTracker(t)

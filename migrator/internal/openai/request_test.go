@@ -10,7 +10,7 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-func TestStreamed(t *testing.T) {
+func TestStreamBody(t *testing.T) {
 	const all = `"stream":true,"return_token_ids":true,"stream_options":{"include_usage":true}`
 	for _, test := range []struct {
 		body, want string
@@ -38,7 +38,7 @@ func TestStreamed(t *testing.T) {
 	}
 }
 
-func TestPlain(t *testing.T) {
+func TestPlainBody(t *testing.T) {
 	same := `{ "stream" : false, "prompt":"x" }`
 	r, _ := Parse(Completions, []byte(same))
 	if got := r.PlainBody(); &got[0] != &r.body[0] {
@@ -144,7 +144,7 @@ func FuzzRequest(f *testing.F) {
 	})
 }
 
-func BenchmarkStreamed220KiB(b *testing.B) {
+func BenchmarkStreamBody220KiB(b *testing.B) {
 	body := []byte(`{"model":"m","prompt":"` + strings.Repeat("lorem ipsum ", 220<<10/12) + `","max_tokens":5}`)
 	b.SetBytes(int64(len(body)))
 	b.ReportAllocs()
@@ -157,8 +157,8 @@ func BenchmarkStreamed220KiB(b *testing.B) {
 	}
 }
 
-// FuzzWalk compares the walk with gjson's.
-func FuzzWalk(f *testing.F) {
+// FuzzEachMember compares the walk with gjson's.
+func FuzzEachMember(f *testing.F) {
 	for _, s := range []string{`{"a":1,"b":[1, 2 ,{"c":"]}\""}],"d\u0061":null}`, `[]`, `[1 ,true,"x"]`, ` { } `, `7`, `{"":{},"x":-1.5e3 }`} {
 		f.Add(s)
 	}

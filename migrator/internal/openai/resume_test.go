@@ -70,7 +70,7 @@ func TestResume(t *testing.T) {
 	}
 }
 
-func TestBegun(t *testing.T) {
+func TestPartialPromptBody(t *testing.T) {
 	for e, want := range map[Endpoint]string{
 		Completions: `{"x":1,"max_tokens":14,"prompt":[1,2,3],"kv_transfer_params":{"cascade_prompt":1}}`,
 		Chat:        `{"x":1,"messages":[{"role":"user","content":"."}],"kv_transfer_params":{"prompt_token_ids":[1,2,3],"cascade_prompt":1}}`,
@@ -156,7 +156,7 @@ func TestResumeRefused(t *testing.T) {
 	}
 }
 
-func TestTransfer(t *testing.T) {
+func TestWithTransferParams(t *testing.T) {
 	got, err := WithTransferParams([]byte(`{"prompt":[],"n":1} `), []byte(`{"cascade_reservation":"r0/1"}`), 5)
 	if err != nil || string(got) != `{"prompt":[],"n":1,"kv_transfer_params":{"cascade_reservation":"r0/1","cascade_prompt":5}}` {
 		t.Errorf("%s, %v", got, err)
@@ -168,7 +168,7 @@ func TestTransfer(t *testing.T) {
 	}
 }
 
-func TestTotals(t *testing.T) {
+func TestEditUsage(t *testing.T) {
 	const usage = `data: {"choices":[],"usage":{"prompt_tokens":9,"total_tokens":11,"completion_tokens":2,"prompt_tokens_details":{"a":1,"cached_tokens":8},"x":null}}` + "\n\n"
 	for cached, want := range map[int]string{-1: "null", 0: "0", 3: "3"} {
 		ev, err := NewReader(strings.NewReader(usage)).Next()

@@ -92,7 +92,7 @@ func TestReaderAgainstLines(t *testing.T) {
 	}
 }
 
-func TestReaderRestsSmall(t *testing.T) {
+func TestReaderShrinks(t *testing.T) {
 	r := NewReader(strings.NewReader(streams[len(streams)-1] + "data: x\n\n"))
 	for range 2 {
 		if _, err := r.Next(); err != nil {

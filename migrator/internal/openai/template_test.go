@@ -72,9 +72,9 @@ func TestAnswerOfAChat(t *testing.T) {
 	}
 }
 
-// TestPinIsShared checks that an answer does not write into what its Edit names,
+// TestEditIdentityIsShared checks that an answer does not write into what its Edit names,
 // which other answers read at the same time.
-func TestPinIsShared(t *testing.T) {
+func TestEditIdentityIsShared(t *testing.T) {
 	template, err := NewTemplate([]byte(completion))
 	if err != nil {
 		t.Fatal(err)
@@ -93,7 +93,7 @@ func TestPinIsShared(t *testing.T) {
 	}
 }
 
-func TestLearnRefuses(t *testing.T) {
+func TestNewTemplateRefuses(t *testing.T) {
 	for old, field := range map[string]string{`"metrics":null`: `metrics`, `"logprobs":null`: "choices.logprobs", `"kv_transfer_params":null`: "kv_transfer_params"} {
 		_, err := NewTemplate([]byte(strings.Replace(completion, old, strings.Replace(old, "null", `{"x":1}`, 1), 1)))
 		if err == nil || !strings.Contains(err.Error(), field) {
@@ -107,7 +107,7 @@ func TestLearnRefuses(t *testing.T) {
 	}
 }
 
-func FuzzLearn(f *testing.F) {
+func FuzzNewTemplate(f *testing.F) {
 	f.Add(completion)
 	f.Fuzz(func(t *testing.T, body string) {
 		template, err := NewTemplate([]byte(body))

@@ -15,8 +15,8 @@ import (
 
 var spoken = regexp.MustCompile(`"(?:text|content)":("(?:[^"\\]|\\.)*")`)
 
-// said is the text of a streamed answer, however its events are grouped.
-func said(t *testing.T, answer string) string {
+// textOf is the text of a streamed answer, however its events are grouped.
+func textOf(t *testing.T, answer string) string {
 	t.Helper()
 	var text strings.Builder
 	for _, m := range spoken.FindAllStringSubmatch(answer, -1) {
@@ -38,26 +38,26 @@ func TestSourceStops(t *testing.T) {
 	f, _ := newRescueFleet(t, 3, nil)
 	grouped := func(n int64) {
 		for _, e := range f.engines {
-			e.group.Store(n)
+			e.tokensPerEvent.Store(n)
 		}
 	}
-	for _, kind := range kinds() {
+	for _, kind := range requestKinds() {
 		if !strings.Contains(kind[1], `"stream"`) {
 			continue
 		}
 		for n := range int64(6) {
 			grouped(1)
-			want := f.direct(kind[0], kind[1])
-			f.paced(time.Millisecond)
-			valve := f.hold(90 - 55)
+			want := f.directAnswer(kind[0], kind[1])
+			f.setPace(time.Millisecond)
+			valve := f.retain(90 - 55)
 			got := make(chan string, 1)
 			go func() {
-				_, body := post(t, f.fronts[0].client, f.fronts[0].url, kind[0], kind[1])
+				_, body := post(t, f.servers[0].client, f.servers[0].url, kind[0], kind[1])
 				got <- body
 			}()
-			s := f.only(3)
+			s := f.waitForStream(3)
 			for try := 0; ; try++ {
-				_, err := f.reprompt(t.Context(), s.id, 1)
+				_, err := f.migrateReprompt(t.Context(), s.id, 1)
 				if err == nil {
 					break
 				}
@@ -67,16 +67,16 @@ func TestSourceStops(t *testing.T) {
 			}
 			later := func(more policies.Tokens) {
 				goal := s.Request().Output + more
-				valve.let(90 - int(goal))
-				eventually(t, func() bool { return s.Request().Output >= goal })
+				valve.lower(90 - int(goal))
+				waitFor(t, func() bool { return s.Request().Output >= goal })
 			}
 
 			// The source stops at the offer of another move: for its front it is gone.
 			// When it goes on, what it still brings is nobody's.
 			grouped(2 + n)
 			later(policies.Tokens(4 + 2*n))
-			f.fronts[0].HandlePeerLoss("r1")
-			eventually(t, func() bool { h, _ := f.fronts[0].Holder(s.id); return h == Holder{Replica: "r0", Epoch: 3} })
+			f.servers[0].HandlePeerLoss("r1")
+			waitFor(t, func() bool { h, _ := f.servers[0].Holder(s.id); return h == Holder{Replica: "r0", Epoch: 3} })
 
 			// The next one dies when its target is ready: the stream is frozen, and the
 			// target gives nothing.
@@ -96,30 +96,30 @@ func TestSourceStops(t *testing.T) {
 			go func() {
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				defer cancel()
-				_, err := f.reprompt(ctx, s.id, 2)
+				_, err := f.migrateReprompt(ctx, s.id, 2)
 				for err == ErrStaleEpoch {
-					_, err = f.reprompt(ctx, s.id, 2)
+					_, err = f.migrateReprompt(ctx, s.id, 2)
 				}
 				moved <- err
 			}()
-			eventually(t, func() bool {
+			waitFor(t, func() bool {
 				// The engine may stand where several tokens have come at once, and a move
 				// waits for a token that ends a character: one of the next two does.
-				valve.let(90 - int(s.Request().Output) - 2)
+				valve.lower(90 - int(s.Request().Output) - 2)
 				return f.engines[2].calls.Load() > calls
 			})
 			grouped(2 + n)
-			f.engines[0].cut()
+			f.engines[0].killAll()
 			close(dead)
 			if err := <-moved; err == nil {
 				t.Error("a stream has moved to a replica that gave no token")
 			}
-			eventually(t, func() bool { h, _ := f.fronts[0].Holder(s.id); return h.Replica == "r1" && !h.Pending })
-			valve.let(0)
-			if got, want := said(t, <-got), said(t, want); got != want {
-				t.Fatalf("%s, %d tokens at once: %s", kind, 2+n, difference(got, want))
+			waitFor(t, func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r1" && !h.Pending })
+			valve.lower(0)
+			if got, want := textOf(t, <-got), textOf(t, want); got != want {
+				t.Fatalf("%s, %d tokens at once: %s", kind, 2+n, firstDifference(got, want))
 			}
 		}
 	}
-	f.atRest()
+	f.requireIdle()
 }

@@ -16,18 +16,18 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-const problemOfACut = `data: {"error":{"message":"the engine's answer was cut: `
+const cutErrorPrefix = `data: {"error":{"message":"the engine's answer was cut: `
 
-// cutting is an engine that sends the first n bytes of a recorded answer and
-// dies on that request.
-type cutting struct {
+// truncatingEngine is an engine that sends the first n bytes of a recorded answer
+// and closes the connection.
+type truncatingEngine struct {
 	net.Listener
 	answer string
 	mu     sync.Mutex
 	n      int
 }
 
-func (c *cutting) serve() {
+func (c *truncatingEngine) serve() {
 	for {
 		conn, err := c.Accept()
 		if err != nil {
@@ -61,7 +61,7 @@ func TestEngineCutAtEveryByte(t *testing.T) {
 	t.Parallel()
 	e := newEngine(t)
 	body := `{"model":"m","prompt":"x","stream":true,"max_tokens":2}`
-	// What a whole stream is, from the engine's mouth.
+	// Record a whole stream from the engine itself.
 	conn, err := net.Dial("tcp", strings.TrimPrefix(e.URL, "http://"))
 	if err != nil {
 		t.Fatal(err)
@@ -76,10 +76,10 @@ func TestEngineCutAtEveryByte(t *testing.T) {
 	_, want := post(t, http.DefaultClient, strings.TrimPrefix(e.URL, "http://"), "/v1/completions", body)
 	http.DefaultClient.CloseIdleConnections()
 
-	c := &cutting{Listener: listen(t), answer: string(whole)}
+	c := &truncatingEngine{Listener: listen(t), answer: string(whole)}
 	defer c.Close()
 	go c.serve()
-	f := start(t, "http://"+c.Addr().String(), nil)
+	f := startServer(t, "http://"+c.Addr().String(), nil)
 	kinds := map[string]int{}
 	reason := strings.Index(string(whole), `"finish_reason":"length"`)
 	finished := reason + strings.Index(string(whole[reason:]), "\n\n") + 2 // from here on the client has all the text
@@ -96,17 +96,17 @@ func TestEngineCutAtEveryByte(t *testing.T) {
 		if err != nil {
 			t.Fatalf("cut at %d: %v after %q", n, err, b)
 		}
-		got := anonymous(string(b))
+		got := withoutIDs(string(b))
 		switch {
 		case resp.StatusCode == 503 && resp.Header.Get(length.RefusedHeader) != "":
 			kinds["refused"]++ // before the first token
-		case got == anonymous(want):
+		case got == withoutIDs(want):
 			kinds["whole"]++
-		case got == strings.Replace(anonymous(want), `,"system_fingerprint":"vllm-fake"`, "", 1) && n >= finished:
-			kinds["concluded"]++ // by the front, which no answer has told the fingerprint yet
+		case got == strings.Replace(withoutIDs(want), `,"system_fingerprint":"vllm-fake"`, "", 1) && n >= finished:
+			kinds["concluded"]++ // by the front end, which does not know the fingerprint yet
 		default:
-			events, failure, found := strings.Cut(got, problemOfACut)
-			if !found || n >= finished || strings.Contains(got, "[DONE]") || !strings.HasPrefix(anonymous(want), events) || !strings.HasSuffix(failure, "}\n\n") {
+			events, failure, found := strings.Cut(got, cutErrorPrefix)
+			if !found || n >= finished || strings.Contains(got, "[DONE]") || !strings.HasPrefix(withoutIDs(want), events) || !strings.HasSuffix(failure, "}\n\n") {
 				t.Fatalf("cut at %d: %d %s", n, resp.StatusCode, got)
 			}
 			kinds["cut"]++
@@ -116,7 +116,7 @@ func TestEngineCutAtEveryByte(t *testing.T) {
 		t.Errorf("cuts ended %v: each kind should be there", kinds)
 	}
 	if load := f.Status().Load; load.Running+load.Waiting != 0 {
-		t.Errorf("nothing runs, but the load is %+v", load)
+		t.Errorf("without requests the load is %+v", load)
 	}
 }
 
@@ -127,9 +127,9 @@ func TestMalformedStream(t *testing.T) {
 			w.Header().Set("Content-Type", "text/event-stream")
 			io.WriteString(w, `data: {"id":"x","choices":[{"index":0,"text":"a","token_ids":[1]}]}`+"\n\n"+bad)
 		})
-		f := start(t, e.URL, nil)
+		f := startServer(t, e.URL, nil)
 		resp, got := post(t, f.client, f.url, "/v1/completions", `{"prompt":"x","stream":true}`)
-		if resp.StatusCode != 200 || !strings.Contains(got, problemOfACut+"the engine's stream is malformed: ") || strings.Contains(got, "[DONE]") {
+		if resp.StatusCode != 200 || !strings.Contains(got, cutErrorPrefix+"the engine's stream is malformed: ") || strings.Contains(got, "[DONE]") {
 			t.Errorf("%q: %d %s", bad, resp.StatusCode, got)
 		}
 		e.set(nil, func(w http.ResponseWriter, _ *http.Request) {
@@ -142,10 +142,10 @@ func TestMalformedStream(t *testing.T) {
 	}
 }
 
-// TestUnstreamedFaults are what a client that reads no stream gets.
+// TestUnstreamedFaults checks what a client that reads no stream gets.
 func TestUnstreamedFaults(t *testing.T) {
 	e := newEngine(t)
-	f := start(t, e.URL, nil)
+	f := startServer(t, e.URL, nil)
 	const body = `{"model":"m","prompt":"x"}`
 	post(t, f.client, f.url, "/v1/completions", body)
 	for _, test := range []struct {
@@ -167,7 +167,8 @@ func TestUnstreamedFaults(t *testing.T) {
 	}
 }
 
-// TestDisconnect checks that the engine stops when its client goes.
+// TestDisconnect checks that the engine stops generating when the client
+// disconnects.
 func TestDisconnect(t *testing.T) {
 	e := newEngine(t)
 	reached, cancelled := make(chan struct{}), make(chan struct{})
@@ -178,7 +179,7 @@ func TestDisconnect(t *testing.T) {
 			close(cancelled)
 		}
 	}, nil)
-	f := start(t, e.URL, nil)
+	f := startServer(t, e.URL, nil)
 	ctx, cancel := context.WithCancel(context.Background())
 	req, _ := http.NewRequestWithContext(ctx, "POST", "http://"+f.url+"/v1/completions", strings.NewReader(`{"prompt":"x","stream":true}`))
 	resp, err := f.client.Do(req)
@@ -192,10 +193,10 @@ func TestDisconnect(t *testing.T) {
 	cancel()
 	<-cancelled
 	resp.Body.Close()
-	eventually(t, func() bool { return f.Status().Load.Running == 0 })
+	waitFor(t, func() bool { return f.Status().Load.Running == 0 })
 }
 
-// TestSlowClient checks that a client that takes nothing is given up.
+// TestSlowClient checks that the answer to a client that reads nothing is cut.
 func TestSlowClient(t *testing.T) {
 	e := newEngine(t)
 	var inside atomic.Int64 // requests at the engine
@@ -210,10 +211,10 @@ func TestSlowClient(t *testing.T) {
 			}
 		}
 	})
-	f := start(t, e.URL, func(c *Config) { c.WriteTimeout = 50 * time.Millisecond })
-	resp := beginning(t, f.client, "http://"+f.url+"/v1/completions", `{"prompt":"x","stream":true}`)
+	f := startServer(t, e.URL, func(c *Config) { c.WriteTimeout = 50 * time.Millisecond })
+	resp := postUntilBegun(t, f.client, "http://"+f.url+"/v1/completions", `{"prompt":"x","stream":true}`)
 	defer resp.Body.Close()
-	eventually(t, func() bool { return inside.Load() == 0 && f.Status().Load.Running == 0 })
+	waitFor(t, func() bool { return inside.Load() == 0 && f.Status().Load.Running == 0 })
 }
 
 func TestSilentEngine(t *testing.T) {
@@ -224,21 +225,21 @@ func TestSilentEngine(t *testing.T) {
 			<-r.Context().Done()
 		}
 	}, nil)
-	f := start(t, e.URL, func(c *Config) { c.IdleTimeout = 5 * time.Second })
+	f := startServer(t, e.URL, func(c *Config) { c.IdleTimeout = 5 * time.Second })
 	_, got := post(t, f.client, f.url, "/v1/completions", `{"prompt":"x","stream":true}`)
-	if !strings.Contains(got, problemOfACut+errIdle.Error()) || strings.Count(got, `"text"`) != 2 {
+	if !strings.Contains(got, cutErrorPrefix+errIdle.Error()) || strings.Count(got, `"text"`) != 2 {
 		t.Error(got)
 	}
 }
 
-// TestSilentAnswers checks that an engine that stops before or in an answer
-// that is no stream is given up.
+// TestSilentAnswers checks that an engine that stops before or in an answer that
+// is no stream is given up.
 func TestSilentAnswers(t *testing.T) {
 	t.Parallel()
 	for _, begun := range []bool{false, true} {
 		e := newEngine(t)
 		hang := func(w http.ResponseWriter, r *http.Request) {
-			io.Copy(io.Discard, r.Body) // or the server does not see that the front goes
+			io.Copy(io.Discard, r.Body) // or the server does not notice that the request is cancelled
 			if begun {
 				io.WriteString(w, "{")
 				http.NewResponseController(w).Flush()
@@ -246,9 +247,9 @@ func TestSilentAnswers(t *testing.T) {
 			<-r.Context().Done()
 		}
 		e.set(nil, hang)
-		e.rest.Store(&hang)
-		peer := start(t, e.URL, func(c *Config) { c.IdleTimeout = time.Hour })
-		f := start(t, e.URL, func(c *Config) {
+		e.passthrough.Store(&hang)
+		peer := startServer(t, e.URL, func(c *Config) { c.IdleTimeout = time.Hour })
+		f := startServer(t, e.URL, func(c *Config) {
 			c.IdleTimeout = 50 * time.Millisecond
 			p := &placer{}
 			p.peer.Store(&peer.peer)
@@ -257,7 +258,7 @@ func TestSilentAnswers(t *testing.T) {
 		for _, path := range []string{"/v1/completions", "/v1/embeddings"} {
 			resp, err := f.client.Post("http://"+f.url+path, "application/json", strings.NewReader(`{"prompt":"x"}`))
 			if err != nil {
-				if !begun { // the cut may come before the header is out
+				if !begun { // the cut may come before the header is sent
 					t.Fatal(err)
 				}
 				continue
@@ -275,12 +276,12 @@ func TestSilentAnswers(t *testing.T) {
 }
 
 // TestEngineAway checks the refusal that needs no control plane: the listener
-// closes, HTTP/2 connections get GOAWAY, running streams end with an error, and
-// all of it comes back with the engine, at the same address.
+// closes, HTTP/2 connections get GOAWAY, running streams go on; and all of it is
+// undone when the engine is back, at the same address.
 func TestEngineAway(t *testing.T) {
 	e := newEngine(t)
-	hold := e.stopAt(1)
-	f := start(t, e.URL, nil)
+	hold := e.blockAt(1)
+	f := startServer(t, e.URL, nil)
 	<-f.Changed()
 	h2 := new(http.Protocols)
 	h2.SetUnencryptedHTTP2(true)
@@ -292,19 +293,19 @@ func TestEngineAway(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	e.sick.Store(true)
+	e.unhealthy.Store(true)
 	<-f.Changed()
-	f.await(t, false)
-	// New connections are refused, whatever connection the stream keeps.
-	eventually(t, func() bool {
+	f.waitForReady(t, false)
+	// New connections are refused, whichever connection the stream keeps.
+	waitFor(t, func() bool {
 		conn, err := net.Dial("tcp", f.url)
 		if err == nil {
 			conn.Close()
 		}
 		return err != nil
 	})
-	// And so are new requests of the old HTTP/2 connection, once GOAWAY has come.
-	eventually(t, func() bool {
+	// So are new requests on the old HTTP/2 connection, once GOAWAY has arrived.
+	waitFor(t, func() bool {
 		resp, err := c.Post("http://"+f.url+"/v1/completions", "application/json", strings.NewReader(`{}`))
 		if err == nil {
 			resp.Body.Close()
@@ -315,9 +316,9 @@ func TestEngineAway(t *testing.T) {
 	if b, err := io.ReadAll(resp.Body); err != nil || !strings.HasSuffix(string(b), "data: [DONE]\n\n") {
 		t.Errorf("a stream that ran is cut: %v, %q", err, b)
 	}
-	e.sick.Store(false)
-	f.await(t, true)
-	eventually(t, func() bool {
+	e.unhealthy.Store(false)
+	f.waitForReady(t, true)
+	waitFor(t, func() bool {
 		resp, err := c.Get("http://" + f.url + "/health")
 		if err == nil {
 			resp.Body.Close()
@@ -339,7 +340,7 @@ func TestEngineKilled(t *testing.T) {
 			<-r.Context().Done()
 		}
 	}, nil)
-	f := start(t, e.URL, func(c *Config) { c.HealthInterval = time.Hour })
+	f := startServer(t, e.URL, func(c *Config) { c.HealthInterval = time.Hour })
 	var wg sync.WaitGroup
 	for _, path := range []string{"/v1/completions", "/v1/chat/completions"} {
 		wg.Go(func() {
@@ -350,7 +351,7 @@ func TestEngineKilled(t *testing.T) {
 			}
 			defer resp.Body.Close()
 			b, err := io.ReadAll(resp.Body)
-			if err != nil || !strings.Contains(string(b), problemOfACut) || strings.Contains(string(b), "[DONE]") {
+			if err != nil || !strings.Contains(string(b), cutErrorPrefix) || strings.Contains(string(b), "[DONE]") {
 				t.Errorf("%s: %v, %q", path, err, b)
 			}
 		})
@@ -360,8 +361,9 @@ func TestEngineKilled(t *testing.T) {
 	e.Listener.Close()
 	e.CloseClientConnections()
 	wg.Wait()
-	// The cut made the front look, long before the next health check.
-	f.await(t, false)
+	// The cut made the server probe the engine, long before the next health
+	// check.
+	f.waitForReady(t, false)
 	_, err := net.Dial("tcp", f.url)
 	for ; err == nil; _, err = net.Dial("tcp", f.url) {
 	}

@@ -16,17 +16,19 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// pipes is a listener whose connections hold nothing: who writes waits for who
-// reads.
-type pipes struct {
+// pipeListener is a listener whose connections have no buffer: a write waits for
+// the read.
+type pipeListener struct {
 	conns chan net.Conn
 	done  chan struct{}
 	once  sync.Once
 }
 
-func newPipes() *pipes { return &pipes{conns: make(chan net.Conn), done: make(chan struct{})} }
+func newPipeListener() *pipeListener {
+	return &pipeListener{conns: make(chan net.Conn), done: make(chan struct{})}
+}
 
-func (p *pipes) Accept() (net.Conn, error) {
+func (p *pipeListener) Accept() (net.Conn, error) {
 	select {
 	case c := <-p.conns:
 		return c, nil
@@ -34,12 +36,12 @@ func (p *pipes) Accept() (net.Conn, error) {
 		return nil, net.ErrClosed
 	}
 }
-func (p *pipes) Close() error   { p.once.Do(func() { close(p.done) }); return nil }
-func (p *pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
+func (p *pipeListener) Close() error   { p.once.Do(func() { close(p.done) }); return nil }
+func (p *pipeListener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
 
-// dial sends a request and returns the answer, whose body is read as the caller
-// reads it.
-func (p *pipes) dial(t *testing.T, body string) (*http.Response, net.Conn) {
+// dial sends a request and returns the answer, whose body arrives as fast as the
+// caller reads it.
+func (p *pipeListener) dial(t *testing.T, body string) (*http.Response, net.Conn) {
 	t.Helper()
 	here, there := net.Pipe()
 	p.conns <- there
@@ -52,44 +54,44 @@ func (p *pipes) dial(t *testing.T, body string) (*http.Response, net.Conn) {
 	return resp, here
 }
 
-// TestSlowReader checks that a client that does not read holds up neither the
-// move of its stream nor who asks about it, and that a live move of tokens that
-// it has not got is given up.
+// TestSlowReader checks that a client that does not read delays neither the
+// migration of its stream nor queries about it, and that a live migration of
+// tokens that the client has not got is given up.
 func TestSlowReader(t *testing.T) {
 	t.Parallel()
-	lis := newPipes()
+	lis := newPipeListener()
 	f := newFleet(t, 2, func(c *Config) {
 		if c.Replica == "r0" {
 			c.Listener = lis
 		}
 	})
-	body := strings.Replace(longer, "70", "200", 1)
-	want := f.direct("/v1/completions", body)
-	f.paced(time.Millisecond)
-	valve := f.hold(kept)
+	body := strings.Replace(longRequest, "70", "200", 1)
+	want := f.directAnswer("/v1/completions", body)
+	f.setPace(time.Millisecond)
+	valve := f.retain(retainedTokens)
 	resp, _ := lis.dial(t, body)
 	first := make([]byte, 10)
 	if _, err := io.ReadFull(resp.Body, first); err != nil {
 		t.Fatal(err)
 	}
-	s := f.only(1)
-	// The engine is well ahead of what the client takes.
-	eventually(t, func() bool {
-		_, r, ok := f.where(s.id)
-		return ok && f.engines[0].has(r.Name) > int(s.Request().Length())+10
+	s := f.waitForStream(1)
+	// The engine is well ahead of what the client reads.
+	waitFor(t, func() bool {
+		_, r, ok := f.findLeg(s.id)
+		return ok && f.engines[0].length(r.Name) > int(s.Request().Length())+10
 	})
 	soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if epoch, err := f.live(soon, s.id, 1, nil); !errors.Is(err, context.DeadlineExceeded) || epoch != 3 {
+	if epoch, err := f.migrateLive(soon, s.id, 1, nil); !errors.Is(err, context.DeadlineExceeded) || epoch != 3 {
 		t.Errorf("a live move ends in epoch %d with %v", epoch, err)
 	}
-	f.forget(1)
-	eventually(t, func() bool {
-		// One event is on its way to the client; the ids of that and those before
-		// are enough, if it ends a character.
+	f.clearReservations(1)
+	waitFor(t, func() bool {
+		// One event is on its way to the client. The ids up to it are enough if
+		// it ends a character.
 		soon, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
-		_, err := f.reprompt(soon, s.id, 1)
+		_, err := f.migrateReprompt(soon, s.id, 1)
 		if err != nil {
 			var b [300]byte
 			n, _ := resp.Body.Read(b[:])
@@ -97,20 +99,20 @@ func TestSlowReader(t *testing.T) {
 		}
 		return err == nil
 	})
-	valve.let(0)
+	valve.lower(0)
 	rest, err := io.ReadAll(resp.Body)
-	if got := string(first) + string(rest); err != nil || anonymous(got) != anonymous(want) {
-		t.Errorf("%v: %s", err, difference(anonymous(got), anonymous(want)))
+	if got := string(first) + string(rest); err != nil || withoutIDs(got) != withoutIDs(want) {
+		t.Errorf("%v: %s", err, firstDifference(withoutIDs(got), withoutIDs(want)))
 	}
-	f.atRest()
+	f.requireIdle()
 }
 
-// TestDisconnectWhileMoving checks that a client that goes ends its stream
-// everywhere, in whatever state a move is.
-func TestDisconnectWhileMoving(t *testing.T) {
+// TestDisconnectDuringMigration checks that a client that disconnects ends its
+// stream everywhere, in every state of a migration.
+func TestDisconnectDuringMigration(t *testing.T) {
 	for _, live := range []bool{true, false} {
 		f := newFleet(t, 2, nil)
-		f.hold(kept)
+		f.retain(retainedTokens)
 		held := make(chan struct{})
 		var once sync.Once
 		f.engines[1].set(func(n int, r *http.Request) {
@@ -118,19 +120,19 @@ func TestDisconnectWhileMoving(t *testing.T) {
 			<-r.Context().Done() // the new leg never gives a token
 		}, nil)
 		ctx, leave := context.WithCancel(t.Context())
-		req, _ := http.NewRequestWithContext(ctx, "POST", "http://"+f.fronts[0].url+"/v1/completions", strings.NewReader(longer))
-		resp, err := f.fronts[0].client.Do(req)
+		req, _ := http.NewRequestWithContext(ctx, "POST", "http://"+f.servers[0].url+"/v1/completions", strings.NewReader(longRequest))
+		resp, err := f.servers[0].client.Do(req)
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := f.only(3)
+		s := f.waitForStream(3)
 		moved := make(chan error)
 		go func() {
 			var err error
 			if live {
-				_, err = f.live(t.Context(), s.id, 1, nil)
+				_, err = f.migrateLive(t.Context(), s.id, 1, nil)
 			} else {
-				_, err = f.reprompt(t.Context(), s.id, 1)
+				_, err = f.migrateReprompt(t.Context(), s.id, 1)
 			}
 			moved <- err
 		}()
@@ -140,16 +142,16 @@ func TestDisconnectWhileMoving(t *testing.T) {
 			t.Errorf("live %v: the move ends with %v", live, err)
 		}
 		resp.Body.Close()
-		f.atRest()
+		f.requireIdle()
 	}
 }
 
-// TestEndWhileMoving checks that an answer that ends while a move waits is
-// delivered, and that the move gives way.
-func TestEndWhileMoving(t *testing.T) {
+// TestEndDuringMigration checks that an answer that ends while a migration waits
+// is delivered, and that the migration ends.
+func TestEndDuringMigration(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2, nil)
-	b := f.begin(longer)
+	b := f.startStream(longRequest)
 	held := make(chan struct{})
 	f.engines[1].set(func(n int, r *http.Request) {
 		close(held)
@@ -157,27 +159,27 @@ func TestEndWhileMoving(t *testing.T) {
 	}, nil)
 	moved := make(chan error)
 	go func() {
-		_, err := f.reprompt(t.Context(), b.id, 1)
+		_, err := f.migrateReprompt(t.Context(), b.id, 1)
 		moved <- err
 	}()
 	<-held
-	b.valve.let(0)
+	b.valve.lower(0)
 	if err := <-moved; err != ErrNoStream {
 		t.Errorf("the move ends with %v", err)
 	}
-	f.expect(b)
+	f.requireAnswer(b)
 }
 
 // TestSecondRequest sends a second request on a connection whose first answer
-// is moving.
+// migrates.
 func TestSecondRequest(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2, nil)
-	second := strings.Replace(longer, `"x"`, `"y"`, 1)
-	want, want2 := f.direct("/v1/completions", longer), f.direct("/v1/completions", second)
-	f.paced(time.Millisecond)
-	valve := f.hold(kept)
-	conn, err := net.Dial("tcp", f.fronts[0].url)
+	second := strings.Replace(longRequest, `"x"`, `"y"`, 1)
+	want, want2 := f.directAnswer("/v1/completions", longRequest), f.directAnswer("/v1/completions", second)
+	f.setPace(time.Millisecond)
+	valve := f.retain(retainedTokens)
+	conn, err := net.Dial("tcp", f.servers[0].url)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -192,24 +194,24 @@ func TestSecondRequest(t *testing.T) {
 			t.Fatal(err)
 		}
 		got, err := io.ReadAll(resp.Body)
-		if err != nil || anonymous(string(got)) != anonymous(want) {
-			t.Errorf("%v: %s", err, difference(anonymous(string(got)), anonymous(want)))
+		if err != nil || withoutIDs(string(got)) != withoutIDs(want) {
+			t.Errorf("%v: %s", err, firstDifference(withoutIDs(string(got)), withoutIDs(want)))
 		}
 	}
-	ask(longer)
-	s := f.only(2)
-	ask(second) // before the first answer is over
+	ask(longRequest)
+	s := f.waitForStream(2)
+	ask(second) // before the first answer ends
 	for hop := range 4 {
-		eventually(t, func() bool { _, err := f.live(t.Context(), s.id, (hop+1)%2, nil); return err == nil })
+		waitFor(t, func() bool { _, err := f.migrateLive(t.Context(), s.id, (hop+1)%2, nil); return err == nil })
 	}
-	valve.let(0)
+	valve.lower(0)
 	answer(want)
 	answer(want2)
-	f.atRest()
+	f.requireIdle()
 }
 
-// TestReadOrder checks what of a peer's request is believed.
-func TestReadOrder(t *testing.T) {
+// TestReadLegRequest checks which header fields of a peer's request are accepted.
+func TestReadLegRequest(t *testing.T) {
 	good := map[string]string{ForwardHeader: "r0", RequestHeader: "r0/12", LegEpochHeader: "3", FeaturesHeader: "256",
 		PromptHeader: "7", OutputHeader: "2", MigrationHeader: "r1/4"}
 	header := func(change map[string]string) http.Header {
@@ -253,9 +255,8 @@ func TestReadOrder(t *testing.T) {
 	}
 }
 
-// FuzzReadOrder checks that what is read of a peer's fields is what would be
-// written.
-func FuzzReadOrder(f *testing.F) {
+// FuzzReadLegRequest checks that reading what was written returns the same.
+func FuzzReadLegRequest(f *testing.F) {
 	f.Add("r0", "r0/12", "3", "256", "7", "2", "r1/4")
 	f.Add("r0", "", "", "", "", "", "")
 	f.Fuzz(func(t *testing.T, forward, request, epoch, features, prompt, output, move string) {

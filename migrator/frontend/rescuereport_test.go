@@ -9,42 +9,42 @@ import (
 	"time"
 )
 
-// TestRescueIsTold checks what is told of a stream that goes on elsewhere, and of
+// TestRescueReport checks what is told of a stream that goes on elsewhere, and of
 // one that finds no replica.
-func TestRescueIsTold(t *testing.T) {
+func TestRescueReport(t *testing.T) {
 	t.Parallel()
 	told := make(chan Rescue, 1)
 	f, rs := newRescueFleet(t, 2, func(c *Config) {
 		c.HangTimeout, c.RescueTimeout = 2*time.Second, 3*time.Second
 		c.OnRescue = func(r Rescue) { told <- r }
 	})
-	b := f.rescuable()
-	_, r, _ := f.where(b.id)
+	b := f.startRescuableStream()
+	_, r, _ := f.findLeg(b.id)
 	f.engines[0].freeze(r.Name)
-	b.valve.let(0)
+	b.valve.lower(0)
 	got := <-told
 	if got.Stream != b.id || got.Epoch != 2 || got.From != "r0" || got.To != "r1" || got.Length == 0 || got.Duration <= 0 || got.Start.IsZero() || got.Err != nil {
 		t.Errorf("%+v", got)
 	}
 	answer := <-b.got
-	if rescued(answer) != rescued(b.want) || !strings.Contains(answer, `"cached_tokens":null`) {
+	if withoutCached(answer) != withoutCached(b.want) || !strings.Contains(answer, `"cached_tokens":null`) {
 		t.Errorf("got %s\nwant %s, and that nobody knows what was cached", answer, b.want)
 	}
-	f.atRest()
-	flow := f.fronts[1].Status().Flow
+	f.requireIdle()
+	flow := f.servers[1].Status().Flow
 	if sum(flow.Arrivals) != 0 || sum(flow.Prefill) <= 0 || sum(flow.Weight) <= 0 {
 		t.Errorf("a rescue is prefill without an arrival: %+v", flow)
 	}
 
-	rs.know()
-	b = f.rescuable()
-	f.engines[0].sick.Store(true)
-	f.engines[0].cut()
+	rs.setTargets()
+	b = f.startRescuableStream()
+	f.engines[0].unhealthy.Store(true)
+	f.engines[0].killAll()
 	if got := <-told; got.Stream != b.id || got.From != "r0" || got.To != "" || got.Err == nil {
 		t.Errorf("%+v", got)
 	}
 	<-b.got
-	f.atRest()
+	f.requireIdle()
 }
 
 func sum(cells []float64) (s float64) {
@@ -71,15 +71,15 @@ func TestRescueEnds(t *testing.T) {
 			panic(http.ErrAbortHandler)
 		})
 	}
-	_, got := post(t, f.fronts[0].client, f.fronts[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":70,"stream":true}`)
-	if !strings.Contains(got, problemOfACut) {
+	_, got := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":70,"stream":true}`)
+	if !strings.Contains(got, cutErrorPrefix) {
 		t.Errorf("it ends with %s", got)
 	}
 	if n := deaths.Load(); n != 4 {
 		t.Errorf("%d engines died of it, want the first and three more", n)
 	}
-	rs.know()
-	f.atRest()
+	rs.setTargets()
+	f.requireIdle()
 }
 
 // TestLostAfterTheLastToken checks that a client whose engine dies between the
@@ -89,7 +89,7 @@ func TestLostAfterTheLastToken(t *testing.T) {
 	t.Parallel()
 	f, rs := newRescueFleet(t, 2, nil)
 	// The front assembles unstreamed answers in the shape of the first one.
-	post(t, f.fronts[0].client, f.fronts[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":20}`)
+	post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":20}`)
 	whole := generation("cmpl-7", []uint32{'"', 'x', '"'}, 3, 23)
 	var lost, calls atomic.Int64
 	for _, e := range f.engines {
@@ -110,16 +110,16 @@ func TestLostAfterTheLastToken(t *testing.T) {
 		`{"model":"m","prompt":"x","max_tokens":20}`,
 	} {
 		lost.Store(0)
-		_, want := post(t, f.fronts[0].client, f.fronts[0].url, "/v1/completions", body)
+		_, want := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", body)
 		if !strings.Contains(want, `"length"`) || strings.Contains(want, `"error"`) {
 			t.Fatalf("%s: %s", body, want)
 		}
 		for n := range int64(2) {
 			lost.Store(n + 1)
 			calls.Store(0)
-			rs.know() // nobody may be asked
-			_, got := post(t, f.fronts[0].client, f.fronts[0].url, "/v1/completions", body)
-			if d := difference(got, want); d != "" {
+			rs.setTargets() // nobody may be asked
+			_, got := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", body)
+			if d := firstDifference(got, want); d != "" {
 				t.Errorf("%s, %d events lost: %s", body, n+1, d)
 			}
 			if calls.Load() != 1 {
@@ -127,5 +127,5 @@ func TestLostAfterTheLastToken(t *testing.T) {
 			}
 		}
 	}
-	f.atRest()
+	f.requireIdle()
 }

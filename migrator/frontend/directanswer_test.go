@@ -8,11 +8,11 @@ import (
 	"testing"
 )
 
-// TestEqualsDirect compares answers through the front with the engine's own,
+// TestEqualsDirect compares answers through the server with the engine's own,
 // byte for byte up to id and created.
 func TestEqualsDirect(t *testing.T) {
 	e := newEngine(t)
-	f := start(t, e.URL, nil)
+	f := startServer(t, e.URL, nil)
 	direct := strings.TrimPrefix(e.URL, "http://")
 
 	h2 := new(http.Protocols)
@@ -37,7 +37,7 @@ func TestEqualsDirect(t *testing.T) {
 						want, wantBody := post(t, f.client, direct, path, body)
 						for proto, c := range clients {
 							got, gotBody := post(t, c, f.url, path, body)
-							if got.StatusCode != want.StatusCode || anonymous(gotBody) != anonymous(wantBody) {
+							if got.StatusCode != want.StatusCode || withoutIDs(gotBody) != withoutIDs(wantBody) {
 								t.Fatalf("%s %s %s\n got %d %s\nwant %d %s", proto, path, body, got.StatusCode, gotBody, want.StatusCode, wantBody)
 							}
 							if a, b := got.Header.Get("Content-Type"), want.Header.Get("Content-Type"); a != b {
@@ -52,8 +52,8 @@ func TestEqualsDirect(t *testing.T) {
 			}
 		}
 	}
-	// Unstreamed answers are relayed until their shape is known, then assembled:
-	// that the last ones were must show at the engine.
+	// Unstreamed answers are relayed until their template is known, then
+	// assembled from streams, which the engine's last request shows.
 	if body := *e.body.Load(); !strings.Contains(body, `"stream":true`) {
 		t.Errorf("the engine was last asked %s", body)
 	}
@@ -64,8 +64,8 @@ func TestEqualsDirect(t *testing.T) {
 
 func TestFeaturesThatCannotBeAssembled(t *testing.T) {
 	e := newEngine(t)
-	f := start(t, e.URL, nil)
-	for range 2 { // the second time the shape is known
+	f := startServer(t, e.URL, nil)
+	for range 2 { // the second time the template is known
 		post(t, f.client, f.url, "/v1/completions", `{"model":"m","prompt":"x"}`)
 	}
 	for _, feature := range []string{`"n":2`, `"logprobs":3`, `"echo":true`, `"tools":[{}]`, `"prompt_logprobs":1`, `"best_of":2`, `"stream_options":{}`, `"stream":1`} {
@@ -78,7 +78,7 @@ func TestFeaturesThatCannotBeAssembled(t *testing.T) {
 
 func TestTrustBoundary(t *testing.T) {
 	e := newEngine(t)
-	f := start(t, e.URL, nil)
+	f := startServer(t, e.URL, nil)
 	req, _ := http.NewRequest("POST", "http://"+f.url+"/v1/completions", strings.NewReader(`{"model":"m","prompt":"x","stream":true,"kv_transfer_params":{"do_remote_prefill":true},"kv_transfer_params":null,"vllm_xargs":{"kv_transfer_params":"y"}}`))
 	for _, name := range []string{"X-Cascade-Tokens", "x-cascade-anything", "X-Gateway-Model-Name", "x-cascade-forward", "x-cascade-leg", "x-cascade-move", "Te", "Connection", "Mine"} {
 		req.Header.Set(name, "Mine2")
@@ -89,10 +89,10 @@ func TestTrustBoundary(t *testing.T) {
 		t.Fatal(err)
 	}
 	resp.Body.Close()
-	eventually(t, func() bool { return e.body.Load() != nil })
+	waitFor(t, func() bool { return e.body.Load() != nil })
 	for name, value := range e.last.Load().Header {
 		if name == LegHeader && regexp.MustCompile(`^r0/\d+#1$`).MatchString(value[0]) && len(value) == 1 {
-			continue // the front's own
+			continue // set by the server
 		}
 		if l := strings.ToLower(name); strings.HasPrefix(l, "x-cascade-") || l == "x-gateway-model-name" || l == "mine2" || l == "te" {
 			t.Errorf("the engine got the header %s", name)
@@ -108,7 +108,7 @@ func TestTrustBoundary(t *testing.T) {
 
 func TestOtherPaths(t *testing.T) {
 	e := newEngine(t)
-	f := start(t, e.URL, nil)
+	f := startServer(t, e.URL, nil)
 	if _, body := post(t, f.client, f.url, "/tokenize", `{"prompt":"x"}`); body != "passed POST /tokenize" {
 		t.Error(body)
 	}
@@ -126,7 +126,7 @@ func TestOtherPaths(t *testing.T) {
 
 func TestBadRequests(t *testing.T) {
 	e := newEngine(t)
-	f := start(t, e.URL, func(c *Config) { c.MaxBody = 100 })
+	f := startServer(t, e.URL, func(c *Config) { c.MaxBody = 100 })
 	for body, want := range map[string]string{
 		`{"model":`: `{"error":{"message":"the request body is not valid JSON at byte 9: unexpected end of JSON input","type":"BadRequestError","param":null,"code":400}}`,
 		`[]`:        `the request body is not a JSON object`,
@@ -137,7 +137,7 @@ func TestBadRequests(t *testing.T) {
 			t.Errorf("%.40s: %d %s, want %s", body, resp.StatusCode, got, want)
 		}
 	}
-	// A body of unknown length is cut at the cap.
+	// A body of unknown length is cut at the limit.
 	req, _ := http.NewRequest("POST", "http://"+f.url+"/v1/completions", struct{ *strings.Reader }{strings.NewReader(strings.Repeat(" ", 1000))})
 	req.ContentLength = -1
 	if resp, err := f.client.Do(req); err != nil || resp.StatusCode != http.StatusRequestEntityTooLarge {

@@ -39,7 +39,7 @@ func TestPeerRPC(t *testing.T) {
 				}
 			})
 			e := newEngine(t)
-			var f *front
+			var f *testServer
 			scheme := "http://"
 			transport := &http.Transport{Protocols: new(http.Protocols)}
 			transport.Protocols.SetUnencryptedHTTP2(true)
@@ -48,7 +48,7 @@ func TestPeerRPC(t *testing.T) {
 				transport.Protocols.SetHTTP2(true)
 				transport.TLSClientConfig = cert.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
 			}
-			f = start(t, e.URL, func(c *Config) {
+			f = startServer(t, e.URL, func(c *Config) {
 				c.PeerRPC = rpc
 				c.WriteTimeout, c.BodyTimeout, c.IdleTimeout = 20*time.Millisecond, 20*time.Millisecond, 20*time.Millisecond
 				if secure {
@@ -89,7 +89,7 @@ func TestPeerRPC(t *testing.T) {
 			}
 			// Other requests on the same connection are legs. On a busy machine an answer
 			// may stand still for the WriteTimeout.
-			eventually(t, func() bool {
+			waitFor(t, func() bool {
 				leg, err := client.Post(scheme+f.peer+"/v1/completions", "application/json", strings.NewReader(`{}`))
 				if err != nil {
 					return false
@@ -114,16 +114,16 @@ func TestPeerRPC(t *testing.T) {
 // another process: connections stay.
 func TestPeerListenerHandedOver(t *testing.T) {
 	f := newFleet(t, 2, nil)
-	b := f.begin(longer)
-	if _, err := f.live(t.Context(), b.id, 1, nil); err != nil {
+	b := f.startStream(longRequest)
+	if _, err := f.migrateLive(t.Context(), b.id, 1, nil); err != nil {
 		t.Fatal(err)
 	}
-	f.fronts[1].cfg.PeerListener.Close()
-	f.expect(b)
+	f.servers[1].cfg.PeerListener.Close()
+	f.requireAnswer(b)
 	select {
-	case err := <-f.fronts[1].done:
+	case err := <-f.servers[1].done:
 		t.Errorf("the front ends: %v", err)
-		f.fronts[1].done <- err
+		f.servers[1].done <- err
 	default:
 	}
 }

@@ -26,17 +26,17 @@ func (p *placer) Place(r policies.Request) Target {
 
 var _ Placer = (*placer)(nil)
 
-// TestForward checks that a forward serves the client the same bytes, is
-// counted where it runs and nowhere else, and goes one hop at most.
+// TestForward checks that a forwarded request gets the same bytes, is counted at
+// the replica that runs it and nowhere else, and is forwarded at most once.
 func TestForward(t *testing.T) {
 	a, b := newEngine(t), newEngine(t)
 	pa, pb := &placer{}, &placer{}
-	fa := start(t, a.URL, func(c *Config) { c.Placer = pa })
-	fb := start(t, b.URL, func(c *Config) { c.Placer, c.Replica = pb, "r1" })
+	fa := startServer(t, a.URL, func(c *Config) { c.Placer = pa })
+	fb := startServer(t, b.URL, func(c *Config) { c.Placer, c.Replica = pb, "r1" })
 	pa.peer.Store(&fb.peer)
-	pb.peer.Store(&fa.peer) // would send it back, were it asked
+	pb.peer.Store(&fa.peer) // would forward it back if it were asked
 
-	hold := b.stopAt(4)
+	hold := b.blockAt(4)
 	const body = `{"model":"m","prompt":"x","max_tokens":9,"stream":true}`
 	req, _ := http.NewRequest("POST", "http://"+fa.url+"/v1/completions", strings.NewReader(body))
 	req.Header.Set("x-cascade-tokens", "77")
@@ -45,7 +45,7 @@ func TestForward(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	eventually(t, func() bool {
+	waitFor(t, func() bool {
 		return fb.Status().Load == policies.Load{Running: 1, Held: 7, Iteration: fb.Status().Load.Iteration}
 	})
 	if got := fa.Status(); got.Load != (policies.Load{}) {
@@ -64,7 +64,7 @@ func TestForward(t *testing.T) {
 	}
 	b.set(nil, nil)
 	_, want := post(t, fb.client, strings.TrimPrefix(b.URL, "http://"), "/v1/completions", body)
-	if anonymous(string(got)) != anonymous(want) {
+	if withoutIDs(string(got)) != withoutIDs(want) {
 		t.Errorf("forwarded\n got %s\nwant %s", got, want)
 	}
 	if a.calls.Load() != 0 || b.last.Load().Header.Get("x-cascade-tokens") != "" {
@@ -77,7 +77,7 @@ func TestForward(t *testing.T) {
 	for range 2 {
 		_, got := post(t, fa.client, fa.url, "/v1/completions", `{"model":"m","prompt":"x"}`)
 		_, want := post(t, fa.client, strings.TrimPrefix(b.URL, "http://"), "/v1/completions", `{"model":"m","prompt":"x"}`)
-		if anonymous(got) != anonymous(want) {
+		if withoutIDs(got) != withoutIDs(want) {
 			t.Errorf("forwarded\n got %s\nwant %s", got, want)
 		}
 	}
@@ -88,8 +88,8 @@ func TestForward(t *testing.T) {
 func TestForwardFallsBack(t *testing.T) {
 	a, b := newEngine(t), newEngine(t)
 	p := &placer{}
-	fa := start(t, a.URL, func(c *Config) { c.Placer = p })
-	fb := start(t, b.URL, func(c *Config) { c.Replica = "r1" })
+	fa := startServer(t, a.URL, func(c *Config) { c.Placer = p })
+	fb := startServer(t, b.URL, func(c *Config) { c.Replica = "r1" })
 	const body = `{"model":"m","prompt":"x","stream":true}`
 	serve := func(why, peer string) {
 		t.Helper()
@@ -100,7 +100,7 @@ func TestForwardFallsBack(t *testing.T) {
 			t.Errorf("%s: %d %s", why, resp.StatusCode, got)
 		}
 	}
-	serve("nobody listens", "127.0.0.1:1")
+	serve("port closed", "127.0.0.1:1")
 	b.set(nil, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		w.(http.Flusher).Flush()
@@ -108,11 +108,11 @@ func TestForwardFallsBack(t *testing.T) {
 	})
 	serve("its engine dies before the first token", fb.peer)
 	b.set(nil, nil)
-	b.sick.Store(true)
-	fb.await(t, false)
+	b.unhealthy.Store(true)
+	fb.waitForReady(t, false)
 	serve("its engine is away", fb.peer)
-	b.sick.Store(false)
-	fb.await(t, true)
+	b.unhealthy.Store(false)
+	fb.waitForReady(t, true)
 	fb.Drain()
 	serve("it drains", fb.peer)
 	if got := fb.Status().Load; got.Running+got.Waiting != 0 {
@@ -120,13 +120,13 @@ func TestForwardFallsBack(t *testing.T) {
 	}
 }
 
-// TestForwardCut checks that a peer that fails after its first token is an
-// engine that was cut.
+// TestForwardCut checks that a peer that fails after its first token is treated
+// like an engine that was cut.
 func TestForwardCut(t *testing.T) {
 	a, b := newEngine(t), newEngine(t)
 	p := &placer{}
-	fa := start(t, a.URL, func(c *Config) { c.Placer = p })
-	fb := start(t, b.URL, func(c *Config) { c.Replica = "r1" })
+	fa := startServer(t, a.URL, func(c *Config) { c.Placer = p })
+	fb := startServer(t, b.URL, func(c *Config) { c.Replica = "r1" })
 	p.peer.Store(&fb.peer)
 	b.set(func(n int, _ *http.Request) {
 		if n == 3 {
@@ -134,14 +134,14 @@ func TestForwardCut(t *testing.T) {
 		}
 	}, nil)
 	_, got := post(t, fa.client, fa.url, "/v1/completions", `{"model":"m","prompt":"x","stream":true}`)
-	if strings.Count(got, `"text"`) != 3 || !strings.Contains(got, problemOfACut) || a.calls.Load() != 0 {
+	if strings.Count(got, `"text"`) != 3 || !strings.Contains(got, cutErrorPrefix) || a.calls.Load() != 0 {
 		t.Error(got)
 	}
 }
 
 func TestPeerHandlerIsForMigrators(t *testing.T) {
 	e := newEngine(t)
-	f := start(t, e.URL, nil)
+	f := startServer(t, e.URL, nil)
 	if resp, got := post(t, f.client, f.peer, "/v1/completions", `{"prompt":"x"}`); resp.StatusCode != 403 || e.calls.Load() != 0 {
 		t.Errorf("%d %s", resp.StatusCode, got)
 	}
