@@ -68,7 +68,7 @@ func TestSlowReader(t *testing.T) {
 	body := strings.Replace(longRequest, "70", "200", 1)
 	want := f.directAnswer("/v1/completions", body)
 	f.setPace(time.Millisecond)
-	valve := f.retain(retainedTokens)
+	retained := f.retain(retainedTokens)
 	resp, _ := lis.dial(t, body)
 	first := make([]byte, 10)
 	if _, err := io.ReadFull(resp.Body, first); err != nil {
@@ -83,7 +83,7 @@ func TestSlowReader(t *testing.T) {
 	soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if epoch, err := f.migrateLive(soon, s.id, 1, nil); !errors.Is(err, context.DeadlineExceeded) || epoch != 3 {
-		t.Errorf("a live move ends in epoch %d with %v", epoch, err)
+		t.Errorf("a live migration ends in epoch %d with %v", epoch, err)
 	}
 	f.clearReservations(1)
 	waitFor(t, func() bool {
@@ -99,7 +99,7 @@ func TestSlowReader(t *testing.T) {
 		}
 		return err == nil
 	})
-	valve.lower(0)
+	retained.lower(0)
 	rest, err := io.ReadAll(resp.Body)
 	if got := string(first) + string(rest); err != nil || withoutIDs(got) != withoutIDs(want) {
 		t.Errorf("%v: %s", err, firstDifference(withoutIDs(got), withoutIDs(want)))
@@ -139,7 +139,7 @@ func TestDisconnectDuringMigration(t *testing.T) {
 		<-held
 		leave()
 		if err := <-moved; err != ErrNoStream {
-			t.Errorf("live %v: the move ends with %v", live, err)
+			t.Errorf("live %v: the migration ends with %v", live, err)
 		}
 		resp.Body.Close()
 		f.requireIdle()
@@ -163,9 +163,9 @@ func TestEndDuringMigration(t *testing.T) {
 		moved <- err
 	}()
 	<-held
-	b.valve.lower(0)
+	b.retention.lower(0)
 	if err := <-moved; err != ErrNoStream {
-		t.Errorf("the move ends with %v", err)
+		t.Errorf("the migration ends with %v", err)
 	}
 	f.requireAnswer(b)
 }
@@ -178,7 +178,7 @@ func TestSecondRequest(t *testing.T) {
 	second := strings.Replace(longRequest, `"x"`, `"y"`, 1)
 	want, want2 := f.directAnswer("/v1/completions", longRequest), f.directAnswer("/v1/completions", second)
 	f.setPace(time.Millisecond)
-	valve := f.retain(retainedTokens)
+	retained := f.retain(retainedTokens)
 	conn, err := net.Dial("tcp", f.servers[0].url)
 	if err != nil {
 		t.Fatal(err)
@@ -204,7 +204,7 @@ func TestSecondRequest(t *testing.T) {
 	for hop := range 4 {
 		waitFor(t, func() bool { _, err := f.migrateLive(t.Context(), s.id, (hop+1)%2, nil); return err == nil })
 	}
-	valve.lower(0)
+	retained.lower(0)
 	answer(want)
 	answer(want2)
 	f.requireIdle()

@@ -80,7 +80,7 @@ func TestTrustBoundary(t *testing.T) {
 	e := newEngine(t)
 	f := startServer(t, e.URL, nil)
 	req, _ := http.NewRequest("POST", "http://"+f.url+"/v1/completions", strings.NewReader(`{"model":"m","prompt":"x","stream":true,"kv_transfer_params":{"do_remote_prefill":true},"kv_transfer_params":null,"vllm_xargs":{"kv_transfer_params":"y"}}`))
-	for _, name := range []string{"X-Cascade-Tokens", "x-cascade-anything", "X-Gateway-Model-Name", "x-cascade-forward", "x-cascade-leg", "x-cascade-move", "Te", "Connection", "Mine"} {
+	for _, name := range []string{"X-Cascade-Tokens", "x-cascade-anything", "X-Gateway-Model-Name", "x-cascade-forward", "x-cascade-leg", "x-cascade-migration", "Te", "Connection", "Mine"} {
 		req.Header.Set(name, "Mine2")
 	}
 	req.Header.Set("Mine2", "for this connection only")

@@ -313,7 +313,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	e.mu.Lock()
-	pace, override, valve := e.pace, e.override, e.retention
+	pace, override, retained := e.pace, e.override, e.retention
 	e.mu.Unlock()
 	n := e.calls.Add(1)
 	e.last.Store(r)
@@ -385,7 +385,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				e.mu.Unlock()
 			}()
 		}
-		e.stream(w, r, req, chat, id, object, created, it, v, max, pace, valve)
+		e.stream(w, r, req, chat, id, object, created, it, v, max, pace, retained)
 		return
 	}
 	var out []uint32
@@ -394,8 +394,8 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if pace != nil {
 			pace(i, r)
 		}
-		if valve != nil && i > 0 {
-			valve.wait(r.Context(), nil, max-i)
+		if retained != nil && i > 0 {
+			retained.wait(r.Context(), nil, max-i)
 		}
 		next := nextToken(all)
 		all = append(all[:len(all):len(all)], next)
@@ -412,7 +412,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		id, object, created, req.Model, quote(said), formatIDs(out, req.IDs), formatIDs(prompt, req.IDs), usage)
 }
 
-func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineRequest, chat bool, id, object string, created int64, it *run, v detokenizer, max int, pace func(int, *http.Request), valve *retention) {
+func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineRequest, chat bool, id, object string, created int64, it *run, v detokenizer, max int, pace func(int, *http.Request), retained *retention) {
 	usage := req.StreamOptions != nil && req.StreamOptions.Usage
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	rc := http.NewResponseController(w)
@@ -434,8 +434,8 @@ func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineReques
 		}
 		// Wait only where all earlier tokens are sent and end with a character:
 		// no client waits for the rest of one.
-		if valve != nil && i > 0 && len(ids) == 0 && v.pending == "" {
-			valve.wait(r.Context(), it.killed, max-i)
+		if retained != nil && i > 0 && len(ids) == 0 && v.pending == "" {
+			retained.wait(r.Context(), it.killed, max-i)
 		}
 		if !it.lockRunning(r.Context()) {
 			return

@@ -49,7 +49,7 @@ func TestForward(t *testing.T) {
 		return fb.Status().Load == policies.Load{Running: 1, Held: 7, Iteration: fb.Status().Load.Iteration}
 	})
 	if got := fa.Status(); got.Load != (policies.Load{}) {
-		t.Errorf("the front of a forwarded request counts %+v", got.Load)
+		t.Errorf("the front end of a forwarded request counts %+v", got.Load)
 	}
 	if got := *pa.last.Load(); got.Model != "m" || got.Input != 77 || got.MaxOutput != 9 || !got.Estimated {
 		t.Errorf("the placer was asked about %+v", got)

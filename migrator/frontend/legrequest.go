@@ -31,7 +31,7 @@ const (
 	PromptHeader = "X-Cascade-Prompt"
 	OutputHeader = "X-Cascade-Output"
 	// MigrationHeader names the reservation that holds the stream's KV.
-	MigrationHeader = "X-Cascade-Move"
+	MigrationHeader = "X-Cascade-Migration"
 	// LegHeader is the engine's name for the leg: "<stream id>#<epoch>".
 	LegHeader = "X-Cascade-Leg"
 )

@@ -17,20 +17,20 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// adopter is a fake Adopter: a move is a reservation, for the front r0.
+// adopter is a fake Adopter that has every reservation, for the front end r0.
 type adopter struct{ asked atomic.Int64 }
 
-func (a *adopter) Adopt(move, request string, front policies.ReplicaID) (json.RawMessage, error) {
+func (a *adopter) Adopt(reservation, request string, frontEnd policies.ReplicaID) (json.RawMessage, error) {
 	a.asked.Add(1)
-	if front != "r0" || !strings.HasPrefix(request, "r0/") {
-		return nil, fmt.Errorf("the move %s is not of %s for %s", move, request, front)
+	if frontEnd != "r0" || !strings.HasPrefix(request, "r0/") {
+		return nil, fmt.Errorf("no reservation %s of request %s for %s", reservation, request, frontEnd)
 	}
-	return json.RawMessage(fmt.Sprintf(`{"cascade_reservation":%q}`, move)), nil
+	return json.RawMessage(fmt.Sprintf(`{"cascade_reservation":%q}`, reservation)), nil
 }
 
 var _ Adopter = (*adopter)(nil)
 
-// fleet is some replicas; clients use the first one, r0.
+// fleet is several replicas; clients use the first one, r0.
 type fleet struct {
 	t          *testing.T
 	servers    []*testServer
@@ -53,15 +53,15 @@ func newFleet(t *testing.T, n int, change func(*Config)) *fleet {
 	return f
 }
 
-// setPace lets every engine take its time for a token.
+// setPace makes every engine wait before each token.
 func (f *fleet) setPace(d time.Duration) {
 	for _, e := range f.engines {
 		e.set(func(int, *http.Request) { time.Sleep(d) }, nil)
 	}
 }
 
-// retain has the engines keep back the last tokens of every answer that begins from
-// now on.
+// retain makes the engines hold back the last tokens of every answer that begins
+// from now on.
 func (f *fleet) retain(keep int) *retention {
 	v := newRetention(keep)
 	f.t.Cleanup(func() { v.lower(0) })
@@ -71,8 +71,8 @@ func (f *fleet) retain(keep int) *retention {
 	return v
 }
 
-// slowDown lets the engines go on slowly, and after so many tokens very slowly, until
-// enough is closed.
+// slowDown makes the engines slow, and very slow after limit tokens, until enough
+// is closed.
 func (f *fleet) slowDown(limit int64) (enough chan struct{}) {
 	enough = make(chan struct{})
 	var tokens atomic.Int64
@@ -104,7 +104,8 @@ func (f *fleet) index(r policies.ReplicaID) (i int) {
 	return i
 }
 
-// findLeg finds a stream's leg at its holder; false when it is not there (yet).
+// findLeg returns a stream's holder and its leg there; false if the leg has not
+// begun.
 func (f *fleet) findLeg(stream string) (Holder, LocalLeg, bool) {
 	h, ok := f.servers[0].Holder(stream)
 	if !ok {
@@ -118,7 +119,7 @@ func (f *fleet) findLeg(stream string) (Holder, LocalLeg, bool) {
 	return h, LocalLeg{}, false
 }
 
-// waitForStream waits for the one stream of r0 to have so many tokens.
+// waitForStream waits until the one stream of r0 has that many tokens.
 func (f *fleet) waitForStream(output policies.Tokens) *Stream {
 	f.t.Helper()
 	var s *Stream
@@ -130,8 +131,8 @@ func (f *fleet) waitForStream(output policies.Tokens) *Stream {
 	return s
 }
 
-// migrateLive moves a stream with its KV, as a seller and a buyer would; spoil may
-// change what the front is told.
+// migrateLive migrates a stream with its KV, as a source and a target would;
+// spoil may change the request.
 func (f *fleet) migrateLive(ctx context.Context, stream string, to int, spoil func(*Migration)) (policies.Epoch, error) {
 	h, r, ok := f.findLeg(stream)
 	if !ok {
@@ -170,7 +171,7 @@ func (f *fleet) migrateReprompt(ctx context.Context, stream string, to int) (pol
 	return moved.Epoch, err
 }
 
-// requireIdle fails if anything is left of what ran.
+// requireIdle fails if anything is left of the requests that ran.
 func (f *fleet) requireIdle() {
 	f.t.Helper()
 	for _, fr := range f.servers {
@@ -191,7 +192,8 @@ func (f *fleet) requireIdle() {
 	}
 }
 
-// requestKinds are the requests whose answers must not show that they moved.
+// requestKinds returns the requests whose answers must not show that they
+// migrated.
 func requestKinds() (all [][2]string) {
 	for path, prompt := range map[string]string{
 		"/v1/completions":      `"prompt":"Once \"upon\" a time"`,
@@ -205,12 +207,12 @@ func requestKinds() (all [][2]string) {
 	return all
 }
 
-// TestMigrations moves answers of every kind from replica to replica, in every way,
-// and compares them with the engine's own.
+// TestMigrations migrates answers of every kind from replica to replica, in every
+// way, and compares them with the engine's own.
 func TestMigrations(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 3, nil)
-	for _, kind := range requestKinds() { // so that the shapes are known
+	for _, kind := range requestKinds() { // so that the templates are known
 		post(t, f.servers[0].client, f.servers[0].url, kind[0], strings.Replace(kind[1], "90", "4", 1))
 	}
 	for way, move := range map[string]func(stream string, hop int) error{
@@ -234,7 +236,7 @@ func TestMigrations(t *testing.T) {
 		for _, kind := range requestKinds() {
 			want := f.directAnswer(kind[0], kind[1])
 			f.setPace(time.Millisecond)
-			valve := f.retain(30)
+			retained := f.retain(30)
 			got := make(chan string, 1)
 			go func() {
 				_, body := post(t, f.servers[0].client, f.servers[0].url, kind[0], kind[1])
@@ -250,18 +252,18 @@ func TestMigrations(t *testing.T) {
 					t.Fatalf("%s, %s: hop %d: %v", way, kind, hops, err)
 				}
 			}
-			valve.lower(0)
+			retained.lower(0)
 			if h, _ := f.servers[0].Holder(s.id); h != (Holder{Replica: "r2", Epoch: 6}) || s.Splices() != 5 {
 				t.Errorf("%s: after five hops the stream is at %+v", way, h)
 			}
 			body := <-got
 			if withoutIDs(body) != withoutIDs(want) {
-				t.Fatalf("%s, %s: moved\n got %s\nwant %s", way, kind, body, want)
+				t.Fatalf("%s, %s: migrated\n got %s\nwant %s", way, kind, body, want)
 			}
 		}
 	}
 	f.requireIdle()
-	// Each request arrived and ended once, wherever.
+	// Each request arrived and ended once, at whichever replica.
 	arrivals := uint64(0)
 	for _, fr := range f.servers {
 		arrivals += fr.Status().Flow.Seen
@@ -271,7 +273,7 @@ func TestMigrations(t *testing.T) {
 	}
 }
 
-// directAnswer is what an engine answers when it is asked itself.
+// directAnswer returns what an engine answers when it is asked directly.
 func (f *fleet) directAnswer(path, body string) string {
 	f.t.Helper()
 	f.setPace(0)
@@ -280,21 +282,23 @@ func (f *fleet) directAnswer(path, body string) string {
 	return want
 }
 
-// runningStream is a stream of r0 under way, and what it must become.
+// runningStream is a stream of r0 in progress, and the answer that it must
+// become.
 type runningStream struct {
 	*Stream
-	valve *retention // it does not end before the test expects it to
-	got   chan string
-	want  string
+	retention *retention // the answer does not end before the test expects it to
+	got       chan string
+	want      string
 }
 
-// retainedTokens is how many of its tokens a held stream lacks: so many times it can move.
+// retainedTokens is how many tokens are held back of a stream: it can migrate
+// that often.
 const retainedTokens = 40
 
-// startStream starts a paced stream with four tokens; its answer must be the engine's.
+// startStream starts a paced stream and waits for four tokens.
 func (f *fleet) startStream(body string) runningStream {
 	f.t.Helper()
-	b := runningStream{got: make(chan string, 1), want: f.directAnswer("/v1/completions", body), valve: f.retain(retainedTokens)}
+	b := runningStream{got: make(chan string, 1), want: f.directAnswer("/v1/completions", body), retention: f.retain(retainedTokens)}
 	f.setPace(2 * time.Millisecond)
 	go func() {
 		_, body := post(f.t, f.servers[0].client, f.servers[0].url, "/v1/completions", body)
@@ -306,7 +310,7 @@ func (f *fleet) startStream(body string) runningStream {
 
 func (f *fleet) requireAnswer(b runningStream) {
 	f.t.Helper()
-	b.valve.lower(0)
+	b.retention.lower(0)
 	if got := <-b.got; withoutIDs(got) != withoutIDs(b.want) {
 		f.t.Errorf("got %s\nwant %s", got, b.want)
 	}
@@ -315,15 +319,15 @@ func (f *fleet) requireAnswer(b runningStream) {
 
 const longRequest = `{"model":"m","prompt":"x","max_tokens":70,"stream":true,"stream_options":{"include_usage":true}}`
 
-// TestMigrationFails goes through what can go wrong at each step: the answer is whole
-// whatever it is, and the register says where the stream is.
+// TestMigrationFails makes each step of a migration fail: the answer is complete
+// nevertheless, and Holder says where the stream is.
 func TestMigrationFails(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		spoil func(*fleet, *Migration)
 		want  string // in the error
 	}{
-		"nobody listens": {func(f *fleet, m *Migration) {
+		"port closed": {func(f *fleet, m *Migration) {
 			f.clearReservations(1)
 			m.To.Address = "127.0.0.1:1"
 		}, "refused"},
@@ -348,7 +352,7 @@ func TestMigrationFails(t *testing.T) {
 				<-r.Context().Done()
 			})
 		}, "deadline"},
-		"it tells no ids": {func(f *fleet, m *Migration) {
+		"no token ids": {func(f *fleet, m *Migration) {
 			f.clearReservations(1)
 			f.engines[1].set(nil, func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Content-Type", "text/event-stream")
@@ -380,28 +384,28 @@ func TestMigrationFails(t *testing.T) {
 			b := f.startStream(longRequest)
 			epoch, err := f.migrateLive(t.Context(), b.id, 1, func(m *Migration) { test.spoil(f, m) })
 			if err == nil || !strings.Contains(err.Error(), test.want) || epoch != 3 {
-				t.Errorf("the move ends in epoch %d with %v", epoch, err)
+				t.Errorf("the migration ends in epoch %d with %v", epoch, err)
 			}
 			if h, ok := f.servers[0].Holder(b.id); !ok || h != (Holder{Replica: "r0", Epoch: 3}) {
 				t.Errorf("the stream is at %+v", h)
 			}
 			f.requireAnswer(b)
 			if _, err := f.servers[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r0", Epoch: 3}); err != ErrNoStream {
-				t.Errorf("a move after the end: %v", err)
+				t.Errorf("a migration after the end: %v", err)
 			}
 		})
 	}
 }
 
-// clearReservations drops what is reserved at an engine: the fake one has no leases.
+// clearReservations drops the reservations at an engine: the fake has no leases.
 func (f *fleet) clearReservations(i int) {
 	f.engines[i].mu.Lock()
 	defer f.engines[i].mu.Unlock()
 	clear(f.engines[i].reserved)
 }
 
-// TestMigrationRefused checks what is not even tried, and that of two moves at once
-// one is.
+// TestMigrationRefused checks which migrations are refused without an attempt,
+// and that one of two concurrent ones is.
 func TestMigrationRefused(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2, nil)
@@ -422,7 +426,7 @@ func TestMigrationRefused(t *testing.T) {
 			t.Errorf("%s: %+v, %v", name, moved, err)
 		}
 	}
-	// While one move waits for its target, all others are stale.
+	// While one migration waits for its target, all others are stale.
 	held, let := make(chan struct{}), make(chan struct{})
 	f.engines[1].set(func(n int, r *http.Request) {
 		if n == 0 {
@@ -441,7 +445,7 @@ func TestMigrationRefused(t *testing.T) {
 	<-held
 	stopped := time.Now()
 	if h, ok := f.servers[0].Holder(b.id); !ok || h != (Holder{Replica: "r0", Epoch: 1, Pending: true}) {
-		t.Errorf("while it moves: %+v", h)
+		t.Errorf("during the migration: %+v", h)
 	}
 	if got := f.servers[0].Holders(); len(got) != 1 || got[0] != "r1" {
 		t.Errorf("the holders are %v", got)
@@ -450,28 +454,28 @@ func TestMigrationRefused(t *testing.T) {
 	for range 8 {
 		wg.Go(func() {
 			if moved, err := f.servers[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1)}); err != ErrStaleEpoch || moved != (MigrationResult{}) {
-				t.Errorf("a second move: %+v, %v", moved, err)
+				t.Errorf("a second migration: %+v, %v", moved, err)
 			}
 		})
 	}
 	wg.Wait()
 	if got := f.servers[1].FrontEnds(); len(got) != 1 || got[0] != "r0" {
-		t.Errorf("the fronts are %v", got)
+		t.Errorf("the front ends are %v", got)
 	}
-	least := time.Since(stopped) // for so long the client has waited
+	least := time.Since(stopped) // for how long the client has waited, at least
 	close(let)
 	if moved := <-over; moved.Epoch != 2 || moved.Stall < least {
-		t.Errorf("it moved: %+v, want epoch 2 and a stall of %v at least", moved, least)
+		t.Errorf("migrated with %+v, want epoch 2 and a stall of %v at least", moved, least)
 	}
 	// A replica without an address is not the own one.
 	if moved, err := f.servers[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r1", Epoch: 2, To: Target{Replica: "r9"}}); err == nil || moved != (MigrationResult{Epoch: 4}) {
-		t.Errorf("a move to nobody knows where: %+v, %v", moved, err)
+		t.Errorf("a migration to a replica without an address: %+v, %v", moved, err)
 	}
 	f.requireAnswer(b)
 }
 
-// TestPinnedRequestDoesNotMigrate checks that a request which is tied to its engine is
-// shown as such, where it runs, and does not move.
+// TestPinnedRequestDoesNotMigrate checks that a request that is tied to its
+// engine is listed as pinned there and does not migrate.
 func TestPinnedRequestDoesNotMigrate(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2, nil)
@@ -482,7 +486,7 @@ func TestPinnedRequestDoesNotMigrate(t *testing.T) {
 		`"stream":true,"user":"` + strings.Repeat("x", 5<<10) + `"`: policies.Unreadable,
 		`"stream":false,"logprobs":1`:                               policies.HiddenTokens,
 	} {
-		valve := f.retain(retainedTokens)
+		retained := f.retain(retainedTokens)
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -494,9 +498,9 @@ func TestPinnedRequestDoesNotMigrate(t *testing.T) {
 			t.Errorf("%.40s: %+v", more, r)
 		}
 		if moved, err := f.servers[0].Migrate(t.Context(), Migration{Stream: r.Request.ID, From: "r0", Epoch: 1, To: f.target(1)}); err == nil || moved.Epoch != 1 {
-			t.Errorf("%.40s: it moves: %+v, %v", more, moved, err)
+			t.Errorf("%.40s: it migrates: %+v, %v", more, moved, err)
 		}
-		valve.lower(0)
+		retained.lower(0)
 		<-done
 	}
 	f.requireIdle()

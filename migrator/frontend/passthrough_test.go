@@ -7,8 +7,8 @@ import (
 	"unicode/utf16"
 )
 
-// TestPassthroughParsesLikeEngine sends bodies that Python's JSON reader takes and
-// this one does not: none may carry another engine's memory past the front.
+// TestPassthroughParsesLikeEngine sends bodies that Python's JSON parser accepts
+// and Go's does not: none may name another engine's memory to the engine.
 func TestPassthroughParsesLikeEngine(t *testing.T) {
 	e := newEngine(t)
 	f := startServer(t, e.URL, nil)
@@ -34,7 +34,7 @@ func TestPassthroughParsesLikeEngine(t *testing.T) {
 			}
 		}
 	}
-	// What needs no body, and what is a form.
+	// Requests without a body, and forms.
 	for _, test := range [][2]string{{"/v1/responses/x/cancel", ""}, {"/v1/audio/transcriptions", "--x\r\n\r\n--x--\r\n"}} {
 		if resp, got := post(t, f.client, f.url, test[0], test[1]); resp.StatusCode != 200 || got != "passed POST "+test[0] {
 			t.Errorf("%s: %d %s", test[0], resp.StatusCode, got)
@@ -42,7 +42,8 @@ func TestPassthroughParsesLikeEngine(t *testing.T) {
 	}
 }
 
-// TestPassthroughPaths sends paths that an engine would resolve to one that is closed.
+// TestPassthroughPaths sends paths that an engine would resolve to one that is
+// closed to clients.
 func TestPassthroughPaths(t *testing.T) {
 	e := newEngine(t)
 	f := startServer(t, e.URL, nil)

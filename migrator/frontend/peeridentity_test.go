@@ -15,8 +15,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies/policytest/issuer"
 )
 
-// TestPeerCertificateNamesFrontEnd: a leg is served for the front whose migrator's
-// certificate it comes with, and for no other, whatever its fields say.
+// TestPeerCertificateNamesFrontEnd checks that a leg is served for the front end
+// whose migrator's certificate it comes with, and for no other, whatever its
+// header fields say.
 func TestPeerCertificateNamesFrontEnd(t *testing.T) {
 	e := newEngine(t)
 	a := issuer.New(t)
@@ -81,10 +82,10 @@ func TestPeerCertificateNamesFrontEnd(t *testing.T) {
 			t.Errorf("%s: the engine was asked %d times", name, served)
 		}
 	}
-	if got := strings.Count(logged.String(), "leg refused"); got == 0 || got > 2 { // one of them of the request that is another's
+	if got := strings.Count(logged.String(), "leg refused"); got == 0 || got > 2 { // one of them for the request of another front end
 		t.Errorf("logged %d times in a minute:\n%s", got, logged)
 	}
-	// Without TLS nobody can show a certificate.
+	// Without TLS there is no certificate.
 	w := httptest.NewRecorder()
 	r := httptest.NewRequest(http.MethodPost, "/v1/completions", strings.NewReader(`{}`))
 	r.Header.Set(ForwardHeader, "r0")

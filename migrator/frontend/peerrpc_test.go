@@ -12,9 +12,9 @@ import (
 	"time"
 )
 
-// TestPeerRPC checks that the peers' port has the migrators' gRPC, with and
-// without TLS, that nothing cuts a long stream of it, and that it keeps neither
-// a drain nor the end of Run.
+// TestPeerRPC checks that the peers' port serves the migrators' gRPC, with and
+// without TLS, that no timeout cuts a long stream of it, and that neither a drain
+// nor the end of Run waits for it.
 func TestPeerRPC(t *testing.T) {
 	t.Parallel()
 	cert := httptest.NewTLSServer(nil)
@@ -84,11 +84,11 @@ func TestPeerRPC(t *testing.T) {
 				if _, err := io.ReadFull(resp.Body, b); err != nil || string(b) != "ping" {
 					t.Fatalf("%q, %v", b, err)
 				}
-				time.Sleep(60 * time.Millisecond) // longer than all that bounds a request
+				time.Sleep(60 * time.Millisecond) // longer than every timeout of a request
 				io.WriteString(say, "ping")
 			}
-			// Other requests on the same connection are legs. On a busy machine an answer
-			// may stand still for the WriteTimeout.
+			// Other requests on the same connection are legs. On a busy machine
+			// an answer may make no progress for WriteTimeout.
 			waitFor(t, func() bool {
 				leg, err := client.Post(scheme+f.peer+"/v1/completions", "application/json", strings.NewReader(`{}`))
 				if err != nil {
@@ -110,8 +110,8 @@ func TestPeerRPC(t *testing.T) {
 	}
 }
 
-// TestPeerListenerHandedOver checks that the peers' port can be given to
-// another process: connections stay.
+// TestPeerListenerHandedOver checks that the peers' port can be passed to another
+// process: connections stay open.
 func TestPeerListenerHandedOver(t *testing.T) {
 	f := newFleet(t, 2, nil)
 	b := f.startStream(longRequest)
@@ -122,7 +122,7 @@ func TestPeerListenerHandedOver(t *testing.T) {
 	f.requireAnswer(b)
 	select {
 	case err := <-f.servers[1].done:
-		t.Errorf("the front ends: %v", err)
+		t.Errorf("the server stopped: %v", err)
 		f.servers[1].done <- err
 	default:
 	}

@@ -11,9 +11,9 @@ import (
 	"time"
 )
 
-// TestFirstRequest checks that a connection that is dialled ahead of its request
-// is good for as long as one between two requests, and that what a head may take
-// counts from its first byte.
+// TestFirstRequest checks that a connection that is dialled before its request
+// stays open as long as one between two requests, and that the header timeout
+// counts from the first byte.
 func TestFirstRequest(t *testing.T) {
 	t.Parallel()
 	const head = "GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -24,7 +24,7 @@ func TestFirstRequest(t *testing.T) {
 	}{
 		"at once":     {0, []string{head}, 0},
 		"late":        {clientIdleConn - 1, []string{head}, 0},
-		"torn":        {headerTimeout - 1, []string{head[:14], head[14:]}, 0}, // http.Server reads 14 bytes by themselves
+		"torn":        {headerTimeout - 1, []string{head[:14], head[14:]}, 0}, // http.Server reads the first 14 bytes separately
 		"never":       {0, nil, clientIdleConn},
 		"half a head": {time.Minute, []string{head[:14]}, headerTimeout},
 		"slow head":   {headerTimeout / 2, []string{head[:1], head[1:2]}, headerTimeout / 2},

@@ -12,9 +12,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// TestEngineRefuses checks that what an engine answers for itself comes as it is,
-// and is for proxies to send to another replica if it says that it cannot now. A
-// peer's leg then goes to the own engine.
+// TestEngineRefuses checks that an engine's refusal reaches the client as it is,
+// and is marked for proxies to retry elsewhere if the engine is unavailable. A
+// peer's leg is then served by the own engine.
 func TestEngineRefuses(t *testing.T) {
 	a, b := newEngine(t), newEngine(t)
 	p := &placer{}
@@ -36,7 +36,7 @@ func TestEngineRefuses(t *testing.T) {
 }
 
 // TestRefusalInTheGap checks the answer to a request that comes after the
-// engine's death and before anyone noticed.
+// engine's death and before a health check has noticed it.
 func TestRefusalInTheGap(t *testing.T) {
 	e := newEngine(t)
 	f := startServer(t, e.URL, func(c *Config) { c.HealthInterval = time.Hour })
@@ -54,9 +54,9 @@ func TestRefusalInTheGap(t *testing.T) {
 	}
 }
 
-// TestResentRequest checks a request whose connection is lost after the engine has
-// begun it, and that the transport sends again on another one. The engine then
-// says that the leg is taken, which is no business of the client's.
+// TestResentRequest checks a request whose connection is lost after the engine
+// has begun it, and that the transport sends again on another one. The engine
+// then answers that the leg exists, which is no error of the client.
 func TestResentRequest(t *testing.T) {
 	e := newEngine(t)
 	f := startServer(t, e.URL, nil)
@@ -72,7 +72,7 @@ func TestResentRequest(t *testing.T) {
 		twice.Store(true)
 		taken(w)
 	})
-	// Only a connection that has served before can be closed unnoticed.
+	// Only a connection that has served a request can be closed unnoticed.
 	waitFor(t, func() bool {
 		if resp, got := post(t, f.client, f.url, "/tokenize", body); resp.StatusCode != http.StatusOK {
 			t.Fatalf("%d %s", resp.StatusCode, got)

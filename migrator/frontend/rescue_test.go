@@ -18,7 +18,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// rescuer is a fake Rescuer: it names the first replica that was not tried.
+// rescuer is a fake Rescuer: it returns the first target that was not tried.
 type rescuer struct {
 	mu      sync.Mutex
 	targets []Target
@@ -45,7 +45,8 @@ func (r *rescuer) setTargets(targets ...Target) {
 
 var _ Rescuer = (*rescuer)(nil)
 
-// newRescueFleet is a fleet whose r0 has a Rescuer that knows all of it.
+// newRescueFleet returns a fleet whose r0 has a Rescuer with all replicas as
+// targets.
 func newRescueFleet(t *testing.T, n int, change func(*Config)) (*fleet, *rescuer) {
 	r := new(rescuer)
 	f := newFleet(t, n, func(c *Config) {
@@ -66,23 +67,23 @@ func newRescueFleet(t *testing.T, n int, change func(*Config)) (*fleet, *rescuer
 
 var cachedValue = regexp.MustCompile(`"cached_tokens":(\d+|null)`)
 
-// withoutCached is what of an answer must not change when its engine dies: how much
-// of the prompt was cached only the engine knew.
+// withoutCached removes from an answer what may change when its engine dies: only
+// that engine knew how much of the prompt was cached.
 func withoutCached(s string) string { return cachedValue.ReplaceAllString(withoutIDs(s), "") }
 
-// TestRescue kills the engine of answers of every kind, at every length, and
-// again the engine that saved them.
+// TestRescue kills the engines of answers of every kind, at every length, and
+// then the engines that rescued them.
 func TestRescue(t *testing.T) {
 	t.Parallel()
 	f, _ := newRescueFleet(t, 3, nil)
-	for _, kind := range requestKinds() { // so that the shapes are known
+	for _, kind := range requestKinds() { // so that the templates are known
 		post(t, f.servers[0].client, f.servers[0].url, kind[0], strings.Replace(kind[1], "90", "4", 1))
 	}
 	for n := range policies.Tokens(7) { // of seven tokens, one splits a character
 		for _, kind := range requestKinds() {
 			want := f.directAnswer(kind[0], kind[1])
 			f.setPace(time.Millisecond)
-			valve := f.retain(90 - 25)
+			retained := f.retain(90 - 25)
 			got := make(chan string, 1)
 			go func() {
 				_, body := post(t, f.servers[0].client, f.servers[0].url, kind[0], kind[1])
@@ -93,10 +94,11 @@ func TestRescue(t *testing.T) {
 			waitFor(t, func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r1" && !h.Pending })
 			f.engines[1].killAll()
 			waitFor(t, func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r0" && h.Epoch == 3 })
-			valve.lower(0)
+			retained.lower(0)
 			body := <-got
 			if strings.Contains(kind[1], "return_token_ids") {
-				// The client has the ids of a split character: they cannot be taken back.
+				// The client has the ids of a split character: they cannot be
+				// taken back.
 				body, want = strings.ReplaceAll(body, "é", ""), strings.ReplaceAll(want, "é", "")
 			}
 			if withoutCached(body) != withoutCached(want) {
@@ -108,8 +110,8 @@ func TestRescue(t *testing.T) {
 }
 
 // TestRescueAfterGroups kills engines that put several tokens into one event, as
-// they do for a reader that is slow: the client has the text of all of them but
-// for a character that the last one has begun.
+// they do for a slow reader: the client has the text of all of them except for a
+// character that the last one has begun.
 func TestRescueAfterGroups(t *testing.T) {
 	t.Parallel()
 	f, _ := newRescueFleet(t, 3, nil)
@@ -118,13 +120,13 @@ func TestRescueAfterGroups(t *testing.T) {
 	}
 	for _, kind := range requestKinds() {
 		if strings.Contains(kind[1], `"stream"`) {
-			continue // how its events are grouped, too, would differ
+			continue // its events would be grouped differently
 		}
 		post(t, f.servers[0].client, f.servers[0].url, kind[0], strings.Replace(kind[1], "90", "4", 1))
 		for n := range policies.Tokens(14) {
 			want := f.directAnswer(kind[0], kind[1])
 			f.setPace(time.Millisecond)
-			valve := f.retain(90 - 25)
+			retained := f.retain(90 - 25)
 			got := make(chan string, 1)
 			go func() {
 				_, body := post(t, f.servers[0].client, f.servers[0].url, kind[0], kind[1])
@@ -135,7 +137,7 @@ func TestRescueAfterGroups(t *testing.T) {
 			waitFor(t, func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r1" && !h.Pending })
 			f.engines[1].killAll()
 			waitFor(t, func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r0" && h.Epoch == 3 })
-			valve.lower(0)
+			retained.lower(0)
 			if body := <-got; withoutCached(body) != withoutCached(want) {
 				t.Fatalf("%s, after %d: %s", kind, n, firstDifference(withoutCached(body), withoutCached(want)))
 			}
@@ -144,40 +146,41 @@ func TestRescueAfterGroups(t *testing.T) {
 	f.requireIdle()
 }
 
-// startRescuableStream is a stream of r0 under way, of an answer long enough to be disturbed.
+// startRescuableStream starts a stream of r0 that is long enough to lose its
+// engine.
 func (f *fleet) startRescuableStream() runningStream { return f.startStream(longRequest) }
 
 func (f *fleet) requireRescuedAnswer(b runningStream) {
 	f.t.Helper()
-	b.valve.lower(0)
+	b.retention.lower(0)
 	if got := <-b.got; withoutCached(got) != withoutCached(b.want) {
 		f.t.Errorf("got %s\nwant %s", got, b.want)
 	}
 	f.requireIdle()
 }
 
-// TestHang checks that an engine that stops without ending its connections is
-// found out, and that a client that does not read is not taken for one.
+// TestHang checks that the stop of an engine whose connections stay open is
+// noticed, and that a client that does not read is not mistaken for it.
 func TestHang(t *testing.T) {
 	t.Parallel()
-	told := make(chan Rescue, 9)
+	reports := make(chan Rescue, 9)
 	f, _ := newRescueFleet(t, 2, func(c *Config) {
 		c.HangTimeout = 2 * time.Second
-		c.OnRescue = func(r Rescue) { told <- r }
+		c.OnRescue = func(r Rescue) { reports <- r }
 	})
 	b := f.startRescuableStream()
 	_, r, _ := f.findLeg(b.id)
 	f.engines[0].freeze(r.Name)
-	b.valve.lower(0)
-	// Not the register: the answer may have ended before anybody looks.
-	if got := <-told; got.Stream != b.id || got.From != "r0" || got.To != "r1" || got.Epoch != 2 || got.Err != nil {
+	b.retention.lower(0)
+	// Not Holder: the answer may have ended before it is called.
+	if got := <-reports; got.Stream != b.id || got.From != "r0" || got.To != "r1" || got.Epoch != 2 || got.Err != nil {
 		t.Errorf("%+v", got)
 	}
 	f.requireRescuedAnswer(b)
 }
 
-// TestPeerLost checks what a front does when a holder is gone, and a holder when
-// a front is.
+// TestPeerLost checks what a front end does when a holder is gone, and a holder
+// when a front end is.
 func TestPeerLost(t *testing.T) {
 	t.Parallel()
 	f, rs := newRescueFleet(t, 3, nil)
@@ -186,29 +189,29 @@ func TestPeerLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, r, _ := f.findLeg(b.id)
-	f.engines[1].freeze(r.Name)       // nothing comes from there any more
-	f.servers[0].HandlePeerLoss("r2") // nothing is there
+	f.engines[1].freeze(r.Name)       // sends nothing any more
+	f.servers[0].HandlePeerLoss("r2") // holds nothing
 	rs.setTargets(f.target(2))
 	f.servers[0].HandlePeerLoss("r1")
 	waitFor(t, func() bool { h, _ := f.servers[0].Holder(b.id); return h == Holder{Replica: "r2", Epoch: 3} })
 	f.requireRescuedAnswer(b)
 
-	// A front that is gone: its leg here ends, and others stay.
+	// A front end that is gone: its leg here ends, and others stay.
 	b = f.startRescuableStream()
 	if _, err := f.migrateReprompt(t.Context(), b.id, 1); err != nil {
 		t.Fatal(err)
 	}
 	f.servers[1].HandlePeerLoss("r2")
 	if len(f.servers[1].LocalLegs()) != 1 {
-		t.Error("the wrong front's leg ends")
+		t.Error("the leg of the wrong front end ends")
 	}
 	f.servers[1].HandlePeerLoss("r0")
 	waitFor(t, func() bool { return len(f.servers[1].LocalLegs()) == 0 })
-	f.requireRescuedAnswer(b) // it was not gone at all
+	f.requireRescuedAnswer(b) // it was alive all the time
 }
 
-// TestForwardToLostPeer checks that a request which waits at a peer for its
-// first token is served by the own engine when the peer is gone.
+// TestForwardToLostPeer checks that a request which waits at a peer for its first
+// token is served by the own engine when the peer is gone.
 func TestForwardToLostPeer(t *testing.T) {
 	p := new(placer)
 	f := newFleet(t, 2, func(c *Config) {
@@ -240,7 +243,7 @@ func TestForwardToLostPeer(t *testing.T) {
 }
 
 // TestRescueFails checks that three attempts are made, each in an epoch of its
-// own, and that the client is then told.
+// own, and that the client then gets an error event.
 func TestRescueFails(t *testing.T) {
 	t.Parallel()
 	f, rs := newRescueFleet(t, 5, func(c *Config) { c.RescueTimeout = 100 * time.Millisecond })
@@ -266,15 +269,15 @@ func TestRescueFails(t *testing.T) {
 	f.requireIdle()
 }
 
-// TestOwnEngineBack checks that a stream whom nobody else can take goes on when
-// the own engine has come back.
+// TestOwnEngineBack checks that a stream that no other replica can take goes on
+// when the own engine is back.
 func TestOwnEngineBack(t *testing.T) {
 	t.Parallel()
 	f, rs := newRescueFleet(t, 1, nil)
 	rs.setTargets()
 	b := f.startRescuableStream()
 	f.engines[0].unhealthy.Store(true)
-	f.servers[0].waitForReady(t, false) // its legs are lost, though they are not cut
+	f.servers[0].waitForReady(t, false) // its legs are aborted though they are not cut
 	h, _ := f.servers[0].Holder(b.id)
 	if !h.Pending {
 		waitFor(t, func() bool { h, _ = f.servers[0].Holder(b.id); return h.Pending })
@@ -283,9 +286,9 @@ func TestOwnEngineBack(t *testing.T) {
 	f.requireRescuedAnswer(b)
 }
 
-// TestEngineIgnoresProbes checks that an engine which does not answer for its health is
-// left alone while it generates, and given up when it does nothing: streams go
-// on elsewhere, and so can requests that it has not begun to answer.
+// TestEngineIgnoresProbes checks that an engine that answers no health checks is
+// kept while it generates, and given up when it does neither: streams go on
+// elsewhere, and requests that it has not begun to answer are refused.
 func TestEngineIgnoresProbes(t *testing.T) {
 	t.Parallel()
 	f, _ := newRescueFleet(t, 2, func(c *Config) {
@@ -318,8 +321,8 @@ func TestEngineIgnoresProbes(t *testing.T) {
 	f.requireRescuedAnswer(b)
 }
 
-// TestPinnedRequestIsNotRescued checks that a stream which is tied to its engine ends
-// with it, and only with it.
+// TestPinnedRequestIsNotRescued checks that a stream that is tied to its engine
+// ends when the engine dies, and not before.
 func TestPinnedRequestIsNotRescued(t *testing.T) {
 	f, rs := newRescueFleet(t, 2, nil)
 	f.retain(retainedTokens)
@@ -345,8 +348,8 @@ func TestPinnedRequestIsNotRescued(t *testing.T) {
 	}
 }
 
-// TestReportedLoss checks that an engine that can still say that it died is
-// believed, and that its word stands when there is no other.
+// TestReportedLoss checks that an engine's report of its own failure starts a
+// rescue, and reaches the client if there is no other replica.
 func TestReportedLoss(t *testing.T) {
 	t.Parallel()
 	for _, alone := range []bool{false, true} {
@@ -376,8 +379,9 @@ func TestReportedLoss(t *testing.T) {
 	}
 }
 
-// TestHolderLostDuringMigration loses the holder while a move waits for its target: what
-// the target brings counts, and if it brings nothing there is the rescue.
+// TestHolderLostDuringMigration loses the holder while a migration waits for its
+// target: the stream goes on with the leg of the target, or is rescued if there
+// is none.
 func TestHolderLostDuringMigration(t *testing.T) {
 	t.Parallel()
 	for _, brings := range []bool{true, false} {
@@ -411,7 +415,7 @@ func TestHolderLostDuringMigration(t *testing.T) {
 				f.engines[0].killAll()
 				close(let)
 				if err := <-moved; (err == nil) != brings {
-					t.Errorf("the move ends with %v", err)
+					t.Errorf("the migration ends with %v", err)
 				}
 				f.requireRescuedAnswer(b)
 			})
@@ -419,8 +423,8 @@ func TestHolderLostDuringMigration(t *testing.T) {
 	}
 }
 
-// TestHolderLostBeforeFreeze loses the holder before the tokens have come that a live
-// move has: it cannot be, and the stream is rescued.
+// TestHolderLostBeforeFreeze loses the holder before its tokens for a live
+// migration have arrived: the migration fails, and the stream is rescued.
 func TestHolderLostBeforeFreeze(t *testing.T) {
 	f, _ := newRescueFleet(t, 2, nil)
 	b := f.startRescuableStream()
@@ -432,14 +436,13 @@ func TestHolderLostBeforeFreeze(t *testing.T) {
 	waitFor(t, func() bool { h, _ := f.servers[0].Holder(b.id); return h.Pending })
 	f.engines[0].killAll()
 	if err := <-moved; err != session.ErrHolderLost {
-		t.Errorf("the move ends with %v", err)
+		t.Errorf("the migration ends with %v", err)
 	}
 	f.requireRescuedAnswer(b)
 }
 
-// TestRandomFaults moves streams in all ways, several at a time, while
-// engines die and replicas are said to be gone: each client reads what it would
-// have read.
+// TestRandomFaults migrates streams in all ways, several at a time, while engines
+// die: each client reads the answer that it would have got without that.
 func TestRandomFaults(t *testing.T) {
 	t.Parallel()
 	f, _ := newRescueFleet(t, 4, nil)
@@ -462,7 +465,7 @@ func TestRandomFaults(t *testing.T) {
 		})
 	}
 	var hops, deaths atomic.Int64
-	killed := make(map[string]int) // by stream; of the one that kills
+	killed := make(map[string]int) // by stream; used by the goroutine that kills
 	for seed := range uint64(4) {
 		chaos.Go(func() {
 			rng := rand.New(rand.NewPCG(seed, 7))
@@ -482,7 +485,8 @@ func TestRandomFaults(t *testing.T) {
 				var err error
 				switch to := rng.IntN(4); {
 				case seed == 3 && deaths.Load() < 12 && killed[s.id] < session.MaxLosses:
-					// One leg at a time, and none of a stream that may not lose it.
+					// One leg at a time, and none of a stream that may not lose
+					// another engine.
 					if _, r, ok := f.findLeg(s.id); ok {
 						deaths.Add(1)
 						killed[s.id]++

@@ -9,26 +9,26 @@ import (
 	"time"
 )
 
-// TestRescueReport checks what is told of a stream that goes on elsewhere, and of
+// TestRescueReport checks the report of a stream that goes on elsewhere, and of
 // one that finds no replica.
 func TestRescueReport(t *testing.T) {
 	t.Parallel()
-	told := make(chan Rescue, 1)
+	reports := make(chan Rescue, 1)
 	f, rs := newRescueFleet(t, 2, func(c *Config) {
 		c.HangTimeout, c.RescueTimeout = 2*time.Second, 3*time.Second
-		c.OnRescue = func(r Rescue) { told <- r }
+		c.OnRescue = func(r Rescue) { reports <- r }
 	})
 	b := f.startRescuableStream()
 	_, r, _ := f.findLeg(b.id)
 	f.engines[0].freeze(r.Name)
-	b.valve.lower(0)
-	got := <-told
+	b.retention.lower(0)
+	got := <-reports
 	if got.Stream != b.id || got.Epoch != 2 || got.From != "r0" || got.To != "r1" || got.Length == 0 || got.Duration <= 0 || got.Start.IsZero() || got.Err != nil {
 		t.Errorf("%+v", got)
 	}
 	answer := <-b.got
 	if withoutCached(answer) != withoutCached(b.want) || !strings.Contains(answer, `"cached_tokens":null`) {
-		t.Errorf("got %s\nwant %s, and that nobody knows what was cached", answer, b.want)
+		t.Errorf("got %s\nwant %s with unknown cached tokens", answer, b.want)
 	}
 	f.requireIdle()
 	flow := f.servers[1].Status().Flow
@@ -40,7 +40,7 @@ func TestRescueReport(t *testing.T) {
 	b = f.startRescuableStream()
 	f.engines[0].unhealthy.Store(true)
 	f.engines[0].killAll()
-	if got := <-told; got.Stream != b.id || got.From != "r0" || got.To != "" || got.Err == nil {
+	if got := <-reports; got.Stream != b.id || got.From != "r0" || got.To != "" || got.Err == nil {
 		t.Errorf("%+v", got)
 	}
 	<-b.got
@@ -55,7 +55,7 @@ func sum(cells []float64) (s float64) {
 }
 
 // TestRescueEnds checks that a request whose engines die one after the other,
-// each after a token, gets no more of them.
+// each after a token, ends after MaxLosses.
 func TestRescueEnds(t *testing.T) {
 	t.Parallel()
 	const replicas = 8
@@ -83,12 +83,12 @@ func TestRescueEnds(t *testing.T) {
 }
 
 // TestLostAfterTheLastToken checks that a client whose engine dies between the
-// finish reason and the end of the stream gets the answer that it would have got,
-// and that no other engine is asked for anything.
+// finish reason and the end of the stream gets the complete answer, and that no
+// other engine gets a request.
 func TestLostAfterTheLastToken(t *testing.T) {
 	t.Parallel()
 	f, rs := newRescueFleet(t, 2, nil)
-	// The front assembles unstreamed answers in the shape of the first one.
+	// The server assembles unstreamed answers with the template of the first one.
 	post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":20}`)
 	whole := generation("cmpl-7", []uint32{'"', 'x', '"'}, 3, 23)
 	var lost, calls atomic.Int64
@@ -117,7 +117,7 @@ func TestLostAfterTheLastToken(t *testing.T) {
 		for n := range int64(2) {
 			lost.Store(n + 1)
 			calls.Store(0)
-			rs.setTargets() // nobody may be asked
+			rs.setTargets() // no replica may get a request
 			_, got := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", body)
 			if d := firstDifference(got, want); d != "" {
 				t.Errorf("%s, %d events lost: %s", body, n+1, d)

@@ -16,17 +16,17 @@ import (
 	"go.uber.org/goleak"
 )
 
-// TestMain looks for leaks. net/http lingers for half a second on a connection
-// that it closes before the client does.
+// TestMain checks for goroutine leaks. net/http lingers for half a second on a
+// connection that it closes before the client does.
 func TestMain(m *testing.M) {
 	if engine := os.Getenv(benchEngineVariable); engine != "" {
-		runBenchServer(engine) // a front in a process of its own, for benchmarks
+		runBenchServer(engine) // a server in a process of its own, for benchmarks
 		return
 	}
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
 }
 
-// testServer is a running Front with its listeners.
+// testServer is a running Server with its listeners.
 type testServer struct {
 	*Server
 	url, peer string // host:port of both listeners
@@ -43,7 +43,7 @@ func listen(t testing.TB) net.Listener {
 	return l
 }
 
-// startServer runs a Front for the engine at url until the test ends.
+// startServer runs a Server for the engine at url until the test ends.
 func startServer(t testing.TB, url string, change func(*Config)) *testServer {
 	t.Helper()
 	lis, peers := listen(t), listen(t)
@@ -56,7 +56,7 @@ func startServer(t testing.TB, url string, change func(*Config)) *testServer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.catchUpTimeout, f.closeGrace = time.Minute, 10*time.Second // a busy machine takes seconds for what takes none
+	f.catchUpTimeout, f.closeGrace = time.Minute, 10*time.Second // a busy machine may take seconds
 	ctx, cancel := context.WithCancel(context.Background())
 	fr := &testServer{Server: f, url: lis.Addr().String(), peer: peers.Addr().String(), stop: cancel, done: make(chan error, 1)}
 	transport := &http.Transport{DisableCompression: true}
@@ -73,21 +73,21 @@ func startServer(t testing.TB, url string, change func(*Config)) *testServer {
 	return fr
 }
 
-// waitForReady waits until the front's view of its engine is ready.
+// waitForReady waits until the server's view of its engine is ready.
 func (f *testServer) waitForReady(t testing.TB, ready bool) {
 	t.Helper()
 	waitFor(t, func() bool { return f.Status().EngineReady == ready })
 }
 
-// waitFor is for what happens in other goroutines without an event to wait
-// for; it fails after a time that no healthy run comes near.
+// waitFor waits for what other goroutines do without an event; it fails after a
+// time that no working run needs.
 func waitFor(t testing.TB, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(time.Minute); !ok(); <-tick.C {
 		if time.Now().After(end) {
-			t.Fatal("it does not happen")
+			t.Fatal("timed out waiting for a condition")
 		}
 	}
 }
@@ -120,7 +120,7 @@ var (
 	createdValue = regexp.MustCompile(`"created":\d+`)
 )
 
-// withoutIDs takes id and created out.
+// withoutIDs masks id and created.
 func withoutIDs(s string) string {
 	return createdValue.ReplaceAllString(idValue.ReplaceAllString(s, `"id":ID`), `"created":CREATED`)
 }

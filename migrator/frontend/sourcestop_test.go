@@ -15,7 +15,7 @@ import (
 
 var spoken = regexp.MustCompile(`"(?:text|content)":("(?:[^"\\]|\\.)*")`)
 
-// textOf is the text of a streamed answer, however its events are grouped.
+// textOf returns the text of a streamed answer, however its events are grouped.
 func textOf(t *testing.T, answer string) string {
 	t.Helper()
 	var text strings.Builder
@@ -29,10 +29,10 @@ func textOf(t *testing.T, answer string) string {
 	return text.String()
 }
 
-// TestSourceStops has the migrator between a front and an engine stop, go on
-// when it is given up already, and die while its stream is handed over: what an
-// engine sends after a pause comes several tokens at a time, and the client gets
-// each of them once, whichever leg it was that brought them.
+// TestSourceStops stops the migrator between a front end and an engine, lets it
+// go on after it was given up, and lets it die during a migration. After a pause
+// an engine sends several tokens per event; the client gets each of them once,
+// whichever leg sent it.
 func TestSourceStops(t *testing.T) {
 	t.Parallel()
 	f, _ := newRescueFleet(t, 3, nil)
@@ -49,7 +49,7 @@ func TestSourceStops(t *testing.T) {
 			grouped(1)
 			want := f.directAnswer(kind[0], kind[1])
 			f.setPace(time.Millisecond)
-			valve := f.retain(90 - 55)
+			retained := f.retain(90 - 55)
 			got := make(chan string, 1)
 			go func() {
 				_, body := post(t, f.servers[0].client, f.servers[0].url, kind[0], kind[1])
@@ -67,19 +67,19 @@ func TestSourceStops(t *testing.T) {
 			}
 			later := func(more policies.Tokens) {
 				goal := s.Request().Output + more
-				valve.lower(90 - int(goal))
+				retained.lower(90 - int(goal))
 				waitFor(t, func() bool { return s.Request().Output >= goal })
 			}
 
-			// The source stops at the offer of another move: for its front it is gone.
-			// When it goes on, what it still brings is nobody's.
+			// The source stops while a migration is negotiated: for its front end
+			// it is gone. When it goes on, its events are dropped.
 			grouped(2 + n)
 			later(policies.Tokens(4 + 2*n))
 			f.servers[0].HandlePeerLoss("r1")
 			waitFor(t, func() bool { h, _ := f.servers[0].Holder(s.id); return h == Holder{Replica: "r0", Epoch: 3} })
 
-			// The next one dies when its target is ready: the stream is frozen, and the
-			// target gives nothing.
+			// The next one dies when its target is ready: the stream is frozen,
+			// and the target sends no token.
 			later(policies.Tokens(2 + n))
 			dead := make(chan struct{})
 			f.engines[2].set(nil, func(_ http.ResponseWriter, r *http.Request) {
@@ -103,19 +103,20 @@ func TestSourceStops(t *testing.T) {
 				moved <- err
 			}()
 			waitFor(t, func() bool {
-				// The engine may stand where several tokens have come at once, and a move
-				// waits for a token that ends a character: one of the next two does.
-				valve.lower(90 - int(s.Request().Output) - 2)
+				// The engine may be blocked after several tokens in one event,
+				// and a migration waits for a token that ends a character: one of
+				// the next two does.
+				retained.lower(90 - int(s.Request().Output) - 2)
 				return f.engines[2].calls.Load() > calls
 			})
 			grouped(2 + n)
 			f.engines[0].killAll()
 			close(dead)
 			if err := <-moved; err == nil {
-				t.Error("a stream has moved to a replica that gave no token")
+				t.Error("a stream migrated to a replica that sent no token")
 			}
 			waitFor(t, func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r1" && !h.Pending })
-			valve.lower(0)
+			retained.lower(0)
 			if got, want := textOf(t, <-got), textOf(t, want); got != want {
 				t.Fatalf("%s, %d tokens at once: %s", kind, 2+n, firstDifference(got, want))
 			}

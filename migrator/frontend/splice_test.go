@@ -18,12 +18,12 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// memLeg is a Leg in memory: the fake engine's generation after ids.
+// memLeg is a Leg in memory with the fake engine's events.
 type memLeg struct {
 	mu     sync.Mutex
 	events []string
 	at     int
-	gate   chan struct{} // when not nil, each event takes one value
+	gate   chan struct{} // if not nil, each event needs one value
 	err    error         // after the events
 	pace   time.Duration // before each event
 	closed chan struct{}
@@ -71,7 +71,7 @@ func (l *memLeg) Close() error { l.once.Do(func() { close(l.closed) }); return n
 var _ Leg = (*memLeg)(nil)
 
 // generation returns the events of an engine that continues ids to the given
-// length: id is what it calls the answer, prompt what it takes for its prompt.
+// length: id is its id of the answer, prompt the length of its prompt.
 func generation(id string, ids []uint32, prompt, until int) []string {
 	var out []string
 	head := fmt.Sprintf(`data: {"id":%q,"object":"text_completion","created":%d,"model":%q`, id, 1000+len(id), "model of "+id)
@@ -99,12 +99,12 @@ var prompt = []uint32{11, 12, 13, 14, 15}
 // streamHarness is a stream with its pump running, without any connection.
 type streamHarness struct {
 	*Stream
-	out  *recorderSink
+	out  *memoryWriter
 	done chan error
 }
 
-// recorderSink writes into memory what an eventWriter would send.
-type recorderSink struct {
+// memoryWriter writes into memory what an eventWriter would send.
+type memoryWriter struct {
 	eventWriter
 	rec *flushRecorder
 }
@@ -129,7 +129,7 @@ func (r *flushRecorder) text() string {
 // newStreamHarness starts a stream of a client that asked for ids and usage.
 func newStreamHarness(leg Leg) *streamHarness {
 	rec := &flushRecorder{recorder: recorder{header: http.Header{}}}
-	out := &recorderSink{eventWriter{w: rec, control: http.NewResponseController(rec), header: http.Header{}}, rec}
+	out := &memoryWriter{eventWriter{w: rec, control: http.NewResponseController(rec), header: http.Header{}}, rec}
 	f := &Server{cfg: Config{Replica: "r0"}}
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &streamHarness{f.newStream(ctx, session.Config{}, out, cancel), out, make(chan error, 1)}
@@ -149,14 +149,15 @@ func opened(leg Leg, first *openai.Chunk) session.Event {
 	return session.Event{Kind: session.LegOpened, Leg: leg, Chunk: first, Replica: "r0"}
 }
 
-// migratedAnswer is what a client reads of a stream that began with id "a" and moved at
-// least once: the unmoved one, but the fingerprint, which is the last engine's.
+// migratedAnswer returns what a client reads of a stream that began with id "a"
+// and migrated at least once: the answer without migrations, but with the last
+// engine's fingerprint.
 func migratedAnswer(until int, last string) string {
 	return strings.Replace(strings.Join(generation("a", prompt, len(prompt), until), ""), `"of a"`, `"of `+last+`"`, 1)
 }
 
-// freezeStream claims a stream where it is and waits until it is frozen; the cut ends
-// with ctx.
+// freezeStream claims a stream where it is and waits until it is frozen; the
+// migration fails when ctx ends.
 func freezeStream(ctx context.Context, s *Stream) (*migration, error) {
 	h := s.currentHolder()
 	c, err := s.claim(Migration{From: h.Replica, Epoch: h.Epoch})
@@ -171,7 +172,7 @@ func freezeStream(ctx context.Context, s *Stream) (*migration, error) {
 	return c, nil
 }
 
-// spliceLeg makes a stream that is frozen go on with leg, as Move does it.
+// spliceLeg makes a frozen stream go on with leg, as Migrate does.
 func spliceLeg(c *migration, leg Leg) error {
 	done := make(chan struct{})
 	go func() {
@@ -195,7 +196,8 @@ func spliceLeg(c *migration, leg Leg) error {
 	return err
 }
 
-// freezeWhileFeeding freezes a stream and lets its leg bring tokens until the text is whole.
+// freezeWhileFeeding freezes a stream while its leg brings tokens until the text
+// is aligned.
 func freezeWhileFeeding(t *testing.T, s *Stream, gate chan<- struct{}) *migration {
 	t.Helper()
 	type result struct {
@@ -208,9 +210,9 @@ func freezeWhileFeeding(t *testing.T, s *Stream, gate chan<- struct{}) *migratio
 		c, err := freezeStream(t.Context(), s)
 		done <- result{c, err}
 	}()
-	// The leg goes on once the cut has been asked for, or on a slow machine all
-	// its tokens are gone before; and no further than the cut can need, since of
-	// two tokens in a row one ends a character.
+	// The leg goes on when the freeze has been requested, else a slow machine may
+	// use up all its tokens before; and no further than the freeze can need,
+	// because of two tokens in a row one ends a character.
 	for asked := false; !asked; {
 		s.mu.Lock()
 		state := s.machine.State()
@@ -245,7 +247,7 @@ func (r *streamHarness) requireText(t *testing.T, want string, wantErr bool) {
 }
 
 // firstDifference describes the first event in which a stream differs from the
-// wanted one, "" for none.
+// wanted one; it returns "" for none.
 func firstDifference(got, want string) string {
 	g, w := strings.Split(got, "\n\n"), strings.Split(want, "\n\n")
 	for i := range max(len(g), len(w)) {
@@ -272,18 +274,18 @@ func TestSpliceAtEveryToken(t *testing.T) {
 		}
 		c := freezeWhileFeeding(t, r.Stream, gate)
 		if len(c.ids) < len(prompt)+n-1 || c.prompt != len(prompt) {
-			t.Fatalf("cut after %d tokens has %d ids", n, len(c.ids))
+			t.Fatalf("frozen after %d tokens with %d ids", n, len(c.ids))
 		}
 		select {
-		case gate <- struct{}{}: // what the present leg goes on to generate is held back
+		case gate <- struct{}{}: // what the present leg generates now is held back
 		case <-r.Stream.machine.Leg().(*memLeg).closed:
 		}
 		if last := c.ids[len(c.ids)-1]; last%7 == 0 {
-			t.Fatalf("cut inside a character, after %d", last)
+			t.Fatalf("frozen inside a character, after %d", last)
 		}
 		b := newMemLeg(nil, io.EOF, generation("bb", c.ids, len(c.ids), until)...)
 		if err := spliceLeg(c, b); err != nil {
-			t.Fatalf("cut at %d: %v", len(c.ids), err)
+			t.Fatalf("frozen at %d ids: %v", len(c.ids), err)
 		}
 		r.requireText(t, migratedAnswer(until, "bb"), false)
 		if r.Splices() != 1 {
@@ -316,7 +318,7 @@ func TestChainOfSplices(t *testing.T) {
 	}
 }
 
-// TestMigrationEnds goes through all that can end a cut but a splice.
+// TestMigrationEnds covers every end of a frozen migration but a splice.
 func TestMigrationEnds(t *testing.T) {
 	const until = 20
 	a := generation("a", prompt, len(prompt), until)
@@ -338,7 +340,7 @@ func TestMigrationEnds(t *testing.T) {
 		before := r.out.rec.text()
 		c.end(session.ErrHeld)
 		c.end(session.ErrHeld)
-		gate <- struct{}{} // what is held back comes with it
+		gate <- struct{}{} // held chunks are written with it
 		waitFor(t, func() bool { return strings.Count(r.out.rec.text()[len(before):], "data: ") >= 3 })
 		leg := newMemLeg(nil, io.EOF)
 		if err := spliceLeg(c, leg); err != session.ErrHeld {
@@ -443,8 +445,8 @@ func TestMigrationEnds(t *testing.T) {
 	})
 }
 
-// TestRandomMigrations lets two movers cut, splice and abort one stream while its
-// legs run; whatever happens, the client reads the same tokens.
+// TestRandomMigrations lets two goroutines freeze, splice and abort one stream
+// while its legs run: whatever happens, the client reads the same tokens.
 func TestRandomMigrations(t *testing.T) {
 	t.Parallel()
 	const until = 300
@@ -496,7 +498,7 @@ func TestRandomMigrations(t *testing.T) {
 		}
 	}
 	if hops < 60 {
-		t.Errorf("only %d moves happened", hops)
+		t.Errorf("only %d migrations happened", hops)
 	}
 }
 
@@ -505,14 +507,15 @@ func newTestStream(ctx context.Context, out clientWriter, cancel context.CancelF
 	return f.newStream(ctx, session.Config{}, out, cancel)
 }
 
-// TestRequestEnds checks that the end of a client's request, or of the front,
-// reaches the leg that runs by then, and ends a cut and its waits.
+// TestRequestEnds checks that the end of a client's request, or of the server,
+// reaches the leg that is the present one by then, and ends a migration and all
+// waits for it.
 func TestRequestEnds(t *testing.T) {
 	const until = 20
 	first := generation("a", prompt, len(prompt), until)
 	begin := func(leg *memLeg) (*streamHarness, context.CancelCauseFunc) {
 		rec := &flushRecorder{recorder: recorder{header: http.Header{}}}
-		out := &recorderSink{eventWriter{w: rec, control: http.NewResponseController(rec), header: http.Header{}}, rec}
+		out := &memoryWriter{eventWriter{w: rec, control: http.NewResponseController(rec), header: http.Header{}}, rec}
 		ctx, cancel := context.WithCancelCause(context.Background())
 		r := &streamHarness{newTestStream(ctx, out, func() { cancel(nil) }), out, make(chan error, 1)}
 		go func() {
@@ -539,7 +542,7 @@ func TestRequestEnds(t *testing.T) {
 			t.Errorf("the stream ends with %v", err)
 		}
 		if !strings.Contains(r.out.rec.text(), errStopping.Error()) {
-			t.Error("the client is not told")
+			t.Error("the client got no error event")
 		}
 	})
 	t.Run("while cut, without its leg", func(t *testing.T) {
@@ -547,7 +550,7 @@ func TestRequestEnds(t *testing.T) {
 		r, cancel := begin(newMemLeg(gate, errors.New("engine gone"), first[:len(first)-4]...))
 		gate <- struct{}{}
 		c := freezeWhileFeeding(t, r.Stream, gate)
-		close(gate) // the leg ends; the pump waits for the cut
+		close(gate) // the leg ends; the pump waits for the migration
 		leg := newMemLeg(make(chan struct{}), nil)
 		spliced := make(chan error)
 		go func() { spliced <- spliceLeg(c, leg) }()

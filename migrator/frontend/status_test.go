@@ -13,7 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// TestCounts checks what a front reports against what it served: streamed,
+// TestCounts compares what a server reports with what it served: streamed,
 // assembled and relayed answers count alike.
 func TestCounts(t *testing.T) {
 	e := newEngine(t)
@@ -36,18 +36,18 @@ func TestCounts(t *testing.T) {
 			}
 		}
 	}
-	// A handler's last act may come after its client has read everything.
+	// A handler may return after its client has read everything.
 	waitFor(t, func() bool { return f.Status().Flow.Seen == uint64(requests) })
 	s := f.Status()
 	if s.Load != (policies.Load{}) || !s.EngineReady || s.Draining {
 		t.Errorf("at rest: %+v", s)
 	}
-	// Rates are what was counted over the same time, so that ratios are exact.
+	// Rates have the same denominator, so that their ratios are exact.
 	var arrivals, generated, prefill float64
 	for b := range s.Flow.Edges {
 		arrivals, generated, prefill = arrivals+s.Flow.Arrivals[b], generated+s.Flow.Tokens[b], prefill+s.Flow.Prefill[b]
 	}
-	// The prompt has 20 tokens, 16 of them cached where the engine tells.
+	// The prompt has 20 tokens, 16 of them cached if the engine reports that.
 	if got, want := generated/arrivals, float64(tokens)/float64(requests); math.Abs(got/want-1) > 0.02 {
 		t.Errorf("%.3f tokens a request are counted, %.3f were served", got, want)
 	}
@@ -91,13 +91,13 @@ func TestTokenAllocations(t *testing.T) {
 	}
 }
 
-// sameLeg is a Leg that brings one chunk over and over.
+// sameLeg is a Leg that brings the same chunk over and over.
 type sameLeg struct{ c *openai.Chunk }
 
 func (l *sameLeg) Next() (*openai.Chunk, error) { return l.c, nil }
 func (l *sameLeg) Close() error                 { return nil }
 
-// nowhere is a ResponseWriter that keeps nothing.
+// nowhere is a ResponseWriter that discards everything.
 type nowhere struct{}
 
 func (nowhere) Header() http.Header         { return nil }
@@ -135,8 +135,8 @@ func TestConfig(t *testing.T) {
 }
 
 // TestForgedEstimate checks that a client's own estimate counts as far as its
-// body can hold, and that one that is no number counts like none: the request
-// was routed by its size.
+// body can hold that many tokens, and that an invalid one counts like none: the
+// request was routed by its size.
 func TestForgedEstimate(t *testing.T) {
 	f, err := New(Config{Replica: "r", Engine: "http://127.0.0.1:1", Edges: []policies.Tokens{0}})
 	if err != nil {

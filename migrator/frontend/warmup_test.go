@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// startWarmup holds a stream that is long enough to be warmed up for, whose warm-up
-// at r1 does not end by itself, and begins to move it there.
+// startWarmup starts a stream that is long enough for a warm-up and begins to
+// migrate it to r1, where the warm-up does not end by itself.
 func (f *fleet) startWarmup() (b runningStream, over <-chan error) {
 	f.t.Helper()
 	b = f.startStream(`{"model":"m","prompt":"` + strings.Repeat("x", 2*warmupTokens) + `","max_tokens":70,"stream":true,"stream_options":{"include_usage":true}}`)
@@ -27,18 +27,18 @@ func (f *fleet) startWarmup() (b runningStream, over <-chan error) {
 	return b, end
 }
 
-// TestTargetLostDuringWarmup ends a move whose target is lost before the stream has
-// stopped for it.
+// TestTargetLostDuringWarmup loses the target before the stream is frozen: the
+// migration fails.
 func TestTargetLostDuringWarmup(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2, nil)
 	b, over := f.startWarmup()
 	if got := f.servers[0].Holders(); len(got) != 1 || got[0] != "r1" {
-		t.Errorf("the holders are %v: nobody watches the target", got)
+		t.Errorf("the holders are %v, want the target among them", got)
 	}
 	f.servers[0].HandlePeerLoss("r1")
 	if err := <-over; !errors.Is(err, errReplicaGone) {
-		t.Errorf("the move ends with %v", err)
+		t.Errorf("the migration ends with %v", err)
 	}
 	if got := f.servers[0].Holders(); len(got) != 0 {
 		t.Errorf("the holders are %v", got)
@@ -46,14 +46,14 @@ func TestTargetLostDuringWarmup(t *testing.T) {
 	f.requireAnswer(b)
 }
 
-// TestHolderLostDuringWarmup takes the stream over at once when its engine is lost while
-// the target warms up: its client waits.
+// TestHolderLostDuringWarmup loses the holder while the target warms up: the
+// stream is frozen and spliced at once, because its client waits.
 func TestHolderLostDuringWarmup(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2, nil)
 	b, over := f.startWarmup()
 	leg := b.id + "#1"
-	for clean := false; !clean; { // the text of a stream that is lost must be whole
+	for clean := false; !clean; { // the text of a stream whose holder is lost must be aligned
 		has, ok := f.engines[0].freeze(leg)
 		if !ok {
 			t.Fatal("the stream is over")

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// h2Client returns a client that speaks HTTP/2 without TLS.
+// h2Client returns a client that uses HTTP/2 without TLS.
 func h2Client(t testing.TB) *http.Client {
 	h2 := new(http.Protocols)
 	h2.SetUnencryptedHTTP2(true)
@@ -20,8 +20,8 @@ func h2Client(t testing.TB) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-// TestQuietStream checks that an answer may be quiet for longer than a client
-// may take to read, on both versions of HTTP.
+// TestQuietStream checks that an answer may be quiet for longer than
+// WriteTimeout, on both versions of HTTP.
 func TestQuietStream(t *testing.T) {
 	t.Parallel()
 	const timeout, pieces = 10 * time.Second, 3
@@ -60,8 +60,8 @@ func TestQuietStream(t *testing.T) {
 	}
 }
 
-// TestSlowReaders checks that a client that takes nothing is given up, whatever
-// kind of answer it gets and whatever it speaks.
+// TestSlowReaders checks that the answer to a client that reads nothing is cut,
+// for every kind of answer and protocol.
 func TestSlowReaders(t *testing.T) {
 	t.Parallel()
 	large := strings.Repeat("a", 16<<20)
@@ -100,8 +100,8 @@ func TestSlowReaders(t *testing.T) {
 	}
 }
 
-// postUntilBegun asks until an answer begins: on a busy machine its first write may stand
-// still for as long as one that nobody takes.
+// postUntilBegun sends requests until an answer begins: on a busy machine the
+// first write may make no progress for WriteTimeout.
 func postUntilBegun(t *testing.T, c *http.Client, url, body string) (resp *http.Response) {
 	t.Helper()
 	waitFor(t, func() bool {
@@ -112,16 +112,16 @@ func postUntilBegun(t *testing.T, c *http.Client, url, body string) (resp *http.
 	return resp
 }
 
-// stuckWriter takes nothing until its deadline.
+// stuckWriter blocks until its deadline.
 type stuckWriter struct {
 	recorder
-	cut  chan struct{}
-	held *Stream
-	t    *testing.T
+	cut    chan struct{}
+	stream *Stream
+	t      *testing.T
 }
 
 func (w *stuckWriter) Write([]byte) (int, error) {
-	w.held.Request() // waits when the stream is locked, and the test ends in a deadlock
+	w.stream.Request() // deadlocks if the stream is locked
 	<-w.cut
 	return 0, context.DeadlineExceeded
 }
@@ -136,12 +136,12 @@ func (w *stuckWriter) SetWriteDeadline(at time.Time) error {
 
 func TestWriteDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &stuckWriter{recorder: recorder{header: http.Header{}}, cut: make(chan struct{}), held: newTestStream(t.Context(), nil, func() {}), t: t}
+		w := &stuckWriter{recorder: recorder{header: http.Header{}}, cut: make(chan struct{}), stream: newTestStream(t.Context(), nil, func() {}), t: t}
 		g := newDeadlineWriter(w, time.Minute)
 		time.Sleep(time.Hour) // quiet
 		begun := time.Now()
 		if _, err := g.Write([]byte("x")); err == nil {
-			t.Error("a write that nobody takes succeeds")
+			t.Error("a write succeeds that is never read")
 		}
 		if took := time.Since(begun); took < time.Minute || took > 90*time.Second {
 			t.Errorf("the client is given up after %v", took)
@@ -150,17 +150,17 @@ func TestWriteDeadline(t *testing.T) {
 	})
 }
 
-// TestAnswerWriterDoesNotLockStream checks that a client that reads one whole answer
-// slowly holds up nobody who asks about its stream.
+// TestAnswerWriterDoesNotLockStream checks that a client that reads one whole
+// answer slowly does not block queries about its stream.
 func TestAnswerWriterDoesNotLockStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &stuckWriter{recorder: recorder{header: http.Header{}}, cut: make(chan struct{}), t: t}
 		g := newDeadlineWriter(w, time.Minute)
 		ctx, cancel := context.WithCancel(t.Context())
 		leg := newMemLeg(nil, io.EOF, "data: {\"error\":{}}\n\n", "data: [DONE]\n\n")
-		w.held = newTestStream(ctx, &answerWriter{w: g, shape: &answerTemplate{}, header: http.Header{}}, cancel)
+		w.stream = newTestStream(ctx, &answerWriter{w: g, shape: &answerTemplate{}, header: http.Header{}}, cancel)
 		first, _ := leg.Next()
-		if err := w.held.pump(opened(leg, first)); err != nil {
+		if err := w.stream.pump(opened(leg, first)); err != nil {
 			t.Error(err)
 		}
 		<-w.cut

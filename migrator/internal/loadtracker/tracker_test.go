@@ -183,7 +183,7 @@ func BenchmarkUpdate2000(b *testing.B) {
 	}
 }
 
-// TestForgedLengths checks that no length that is told makes a reading that
+// TestForgedLengths checks that no reported length makes a state that
 // cannot be reported.
 func TestForgedLengths(t *testing.T) {
 	tr, _ := newTracker(t)
