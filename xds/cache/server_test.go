@@ -147,19 +147,38 @@ func openDelta(t *testing.T, conn *grpc.ClientConn, id string) *deltaClient {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &deltaClient{t: t, stream: stream, got: make(chan *discoveryv3.DeltaDiscoveryResponse, 1000), node: &corev3.Node{Id: id}}
+	t.Cleanup(func() { stream.CloseSend() })
+	return &deltaClient{t: t, stream: stream, got: receiveAll(stream.Recv), node: &corev3.Node{Id: id}}
+}
+
+// receiveAll receives from a stream until it ends, and then closes the channel.
+func receiveAll[R any](recv func() (R, error)) chan R {
+	got := make(chan R, 10000)
 	go func() {
-		defer close(d.got)
+		defer close(got)
 		for {
-			r, err := stream.Recv()
+			r, err := recv()
 			if err != nil {
 				return
 			}
-			d.got <- r
+			got <- r
 		}
 	}()
-	t.Cleanup(func() { stream.CloseSend() })
-	return d
+	return got
+}
+
+// received waits until all goroutines are blocked and returns what has come.
+func received[R any](t *testing.T, got chan R) (all []R) {
+	t.Helper()
+	synctest.Wait()
+	for len(got) > 0 {
+		r, ok := <-got
+		if !ok {
+			t.Fatal("stream ended")
+		}
+		all = append(all, r)
+	}
+	return all
 }
 
 func (d *deltaClient) send(r *discoveryv3.DeltaDiscoveryRequest) {
@@ -186,15 +205,9 @@ func (d *deltaClient) nack(r *discoveryv3.DeltaDiscoveryResponse) {
 // each as "name name -removed".
 func (d *deltaClient) expect(want ...string) []*discoveryv3.DeltaDiscoveryResponse {
 	d.t.Helper()
-	synctest.Wait()
-	var all []*discoveryv3.DeltaDiscoveryResponse
+	all := received(d.t, d.got)
 	var got []string
-	for len(d.got) > 0 {
-		r := <-d.got
-		if r == nil {
-			d.t.Fatal("stream ended")
-		}
-		all = append(all, r)
+	for _, r := range all {
 		var words []string
 		for _, res := range r.Resources {
 			words = append(words, res.Name)
@@ -390,22 +403,11 @@ func openSotW(t *testing.T, conn *grpc.ClientConn, id string) *sotwClient {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &sotwClient{
-		t: t, stream: stream, got: make(chan *discoveryv3.DiscoveryResponse, 10000),
+	t.Cleanup(func() { stream.CloseSend() })
+	return &sotwClient{
+		t: t, stream: stream, got: receiveAll(stream.Recv),
 		names: make(map[string][]string), last: make(map[string]*discoveryv3.DiscoveryResponse), good: make(map[string]string),
 	}
-	go func() {
-		defer close(d.got)
-		for {
-			r, err := stream.Recv()
-			if err != nil {
-				return
-			}
-			d.got <- r
-		}
-	}()
-	t.Cleanup(func() { stream.CloseSend() })
-	return d
 }
 
 func (d *sotwClient) send(typ string, nack bool) {
@@ -430,13 +432,8 @@ func (d *sotwClient) subscribe(typ string, names ...string) {
 // expect compares the names in the responses.
 func (d *sotwClient) expect(want ...string) {
 	d.t.Helper()
-	synctest.Wait()
 	var got []string
-	for len(d.got) > 0 {
-		r := <-d.got
-		if r == nil {
-			d.t.Fatal("stream ended")
-		}
+	for _, r := range received(d.t, d.got) {
 		d.last[r.TypeUrl] = r
 		var names []string
 		for _, a := range r.Resources {

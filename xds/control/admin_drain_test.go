@@ -2,7 +2,6 @@ package control
 
 import (
 	"encoding/json"
-	"io"
 	"net/http"
 	"net/url"
 	"slices"
@@ -29,19 +28,11 @@ func post(t *testing.T, c *runningControl, path string, edit func(*http.Request)
 	if edit != nil {
 		edit(req)
 	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	resp, body := do(t, req)
 	if got := resp.Header.Get("content-type"); resp.StatusCode != http.StatusMethodNotAllowed && got != "application/json" {
 		t.Errorf("%s: content type %q", path, got)
 	}
-	return resp.StatusCode, string(body)
+	return resp.StatusCode, body
 }
 
 // TestDrain drains a replica and brings it back by commands; the proxy follows,

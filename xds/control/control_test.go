@@ -238,7 +238,18 @@ func waitFor(t *testing.T, c *runningControl, what string, fits func(Status) boo
 
 func get(t *testing.T, c *runningControl, path string) (int, string) {
 	t.Helper()
-	resp, err := http.Get("http://" + c.AdminAddr().String() + path)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+c.AdminAddr().String()+path, http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, body := do(t, req)
+	return resp.StatusCode, body
+}
+
+// do sends a request and reads the response.
+func do(t *testing.T, req *http.Request) (*http.Response, string) {
+	t.Helper()
+	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -247,7 +258,7 @@ func get(t *testing.T, c *runningControl, path string) (int, string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return resp.StatusCode, string(body)
+	return resp, string(body)
 }
 
 func TestAdmin(t *testing.T) {

@@ -49,11 +49,7 @@ func TestSetEdgeCertificate(t *testing.T) {
 	fast := fastRules()
 	fast.Speed, fast.Grace = 1, time.Hour // no replica reports here
 	c := startControl(t, Config{Rules: fast, Replicas: []policies.Replica{r}, EdgeCertificate: edgeCertificate(t, 1)})
-	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: c.Addr().String()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	envoy := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
+	envoy, _ := startEnvoy(t, c, "envoy")
 	url := "https://" + envoy.Listener(resources.ListenerName)
 	served := func() (serial int64, err error) {
 		seen := func(cs tls.ConnectionState) error { serial = cs.PeerCertificates[0].SerialNumber.Int64(); return nil }

@@ -81,12 +81,7 @@ func TestEnvoyFlips(t *testing.T) {
 	r := fastRules()
 	r.Speed, r.Grace = 1, time.Hour // no replica reports here; the test writes the plans
 	c := startControl(t, Config{Rules: r, Replicas: list, Store: st})
-	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: c.Addr().String()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	envoy := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
-	url := "http://" + envoy.Listener(resources.ListenerName)
+	_, url := startEnvoy(t, c, "envoy")
 
 	load := startTraffic(t, url)
 	var last policies.Plan
@@ -162,24 +157,30 @@ func TestEnvoyRestart(t *testing.T) {
 		l, _ = net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10000+rand.N(20000)))
 	}
 	c := run(l)
-	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: c.Addr().String()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	envoy := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
+	envoy, _ := startEnvoy(t, c, "envoy")
 	waitForEpoch(t, c, 1)
-	// Statistics that count resources. cds and lds update_success also count
-	// the initial empty responses after a reconnection, and are left out.
-	const counted = `(cluster_(added|modified|removed)|listener_(added|modified)|\.rds\..*config_reload|^cluster\.cascade.*\.update_success)$`
-	before := envoy.Stats(counted)
+	before := envoy.Stats(resourceStats)
 	c.stop()
-	if l, err = net.Listen("tcp", c.Addr().String()); err != nil {
+	l, err := net.Listen("tcp", c.Addr().String())
+	if err != nil {
 		t.Fatal(err)
 	}
 	c = run(l)
 	waitForEpoch(t, c, 1)
-	after := envoy.Stats(counted)
-	if len(after) < policies.MaxStages+3 {
+	requireSameStats(t, envoy, resourceStats, before, policies.MaxStages+3)
+}
+
+// resourceStats matches the statistics that count resources. cds and lds
+// update_success also count the initial empty responses after a reconnection, and
+// are left out.
+const resourceStats = `(cluster_(added|modified|removed)|listener_(added|modified)|\.rds\..*config_reload|^cluster\.cascade.*\.update_success)$`
+
+// requireSameStats checks that the statistics that match a pattern, of which there
+// must be at least a number, have not changed.
+func requireSameStats(t *testing.T, envoy *envoytest.Process, pattern string, before map[string]int64, least int) {
+	t.Helper()
+	after := envoy.Stats(pattern)
+	if len(after) < least {
 		t.Fatalf("too few statistics: %v", after)
 	}
 	for name, n := range after {

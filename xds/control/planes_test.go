@@ -33,29 +33,16 @@ func TestEnvoyTwoControlPlanes(t *testing.T) {
 	waitFor(t, a, "a plans", func(s Status) bool { return s.Planner.Leads })
 	b := run("b")
 	waitFor(t, b, "b follows a", func(s Status) bool { return s.Epoch == 1 && s.Planner.Holder == "a" && !s.Planner.Leads })
-	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: a.Addr().String(), OtherControlPlanes: []string{b.Addr().String()}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	envoy := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
+	envoy, url := startEnvoy(t, a, "envoy", b)
 	waitForEpoch(t, a, 1)
-	load := startTraffic(t, "http://"+envoy.Listener(resources.ListenerName))
-	const counted = `(cluster_(added|modified|removed)|listener_(added|modified)|\.rds\..*config_reload|^cluster\.cascade.*\.update_success)$`
-	before := envoy.Stats(counted)
+	load := startTraffic(t, url)
+	before := envoy.Stats(resourceStats)
 
 	began := time.Now()
 	a.stop()
 	waitForEpoch(t, b, 1)
 	t.Logf("Envoy connected to the other control plane after %v", time.Since(began))
-	after := envoy.Stats(counted)
-	if len(after) < policies.MaxStages+3 {
-		t.Fatalf("too few statistics: %v", after)
-	}
-	for name, n := range after {
-		if before[name] != n {
-			t.Errorf("%s: %d before, %d after", name, before[name], n)
-		}
-	}
+	requireSameStats(t, envoy, resourceStats, before, policies.MaxStages+3)
 	waitFor(t, b, "b plans", func(s Status) bool { return s.Planner.Leads })
 	if err := b.fleet.Drain(t.Context(), "r0"); err != nil {
 		t.Fatal(err)

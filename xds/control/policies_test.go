@@ -654,13 +654,9 @@ func TestEnvoyPolicies(t *testing.T) {
 	r := fastRules()
 	r.Speed, r.Grace = 1, time.Hour // no replica reports here
 	c := startControl(t, Config{Rules: r, Replicas: list, Admitter: new(fakeAdmitter)})
-	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: c.Addr().String()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	envoy := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
+	envoy, url := startEnvoy(t, c, "envoy")
 	waitForEpoch(t, c, 1)
-	load := startTraffic(t, "http://"+envoy.Listener(resources.ListenerName))
+	load := startTraffic(t, url)
 	// Endpoints may be sent again because weights follow the load.
 	const counted = `(cluster_(added|modified|removed)|listener_(added|modified)|\.rds\..*config_reload|update_rejected|extension_config_discovery.*)$`
 	before := envoy.Stats(counted)
@@ -672,15 +668,7 @@ func TestEnvoyPolicies(t *testing.T) {
 	}
 	waitFor(t, c, "the slots", func(s Status) bool { return len(s.Policies) == 2 && s.Policies[0].Stable.Generation == 10 })
 	waitForEpoch(t, c, 1)
-	after := envoy.Stats(counted)
-	if len(after) < policies.MaxStages {
-		t.Fatalf("too few statistics: %v", after)
-	}
-	for name, n := range after {
-		if before[name] != n {
-			t.Errorf("%s: %d before, %d after", name, before[name], n)
-		}
-	}
+	requireSameStats(t, envoy, counted, before, policies.MaxStages)
 	load.stop()
 	if load.failed.Load() > 0 || load.done.Load() == 0 {
 		t.Errorf("%d of %d requests failed; the first: %v", load.failed.Load(), load.done.Load(), load.first)

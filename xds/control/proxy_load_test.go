@@ -153,9 +153,13 @@ func waitUntil(t *testing.T, what string, ok func() bool) {
 }
 
 // startEnvoy runs an Envoy of a control plane, and returns it with its URL.
-func startEnvoy(t *testing.T, c *runningControl, id string) (*envoytest.Process, string) {
+func startEnvoy(t *testing.T, c *runningControl, id string, others ...*runningControl) (*envoytest.Process, string) {
 	t.Helper()
-	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: id, ControlPlane: c.Addr().String()})
+	cfg := resources.BootstrapConfig{NodeID: id, ControlPlane: c.Addr().String()}
+	for _, o := range others {
+		cfg.OtherControlPlanes = append(cfg.OtherControlPlanes, o.Addr().String())
+	}
+	boot, err := resources.Bootstrap(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,9 +1,7 @@
 package publish_test
 
 import (
-	"context"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -14,9 +12,6 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"github.com/envoyproxy/go-control-plane/pkg/server/sotw/v3"
-	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
-	"google.golang.org/grpc"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -66,7 +61,6 @@ func (a *routeAudit) count(node, version string) int {
 // refuses.
 func startGroupedControlPlane(t *testing.T) (*controlPlane, *routeAudit) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
 	groups, err := nodegroup.New([]nodegroup.Rule{{Name: "canary", Nodes: []string{"canary*"}}})
 	if err != nil {
 		t.Fatal(err)
@@ -109,18 +103,7 @@ func startGroupedControlPlane(t *testing.T) (*controlPlane, *routeAudit) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.address = listener.Addr().String()
-	server := grpc.NewServer()
-	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, serverv3.NewServer(ctx, shared, a, sotw.WithOrderedADS()))
-	var wg sync.WaitGroup
-	wg.Go(func() { server.Serve(listener) })
-	wg.Go(func() { p.publisher.Run(ctx) })
-	p.stop = sync.OnceFunc(func() { cancel(); server.Stop(); wg.Wait() })
-	t.Cleanup(p.stop)
+	p.serve(t, listenLoopback(t, ""), registerADS(shared, a))
 	return p, a
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	gcp "github.com/envoyproxy/go-control-plane/pkg/cache/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/server/sotw/v3"
 	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	"google.golang.org/grpc"
@@ -51,24 +53,35 @@ func (c countingLedger) OnStreamDeltaResponse(id int64, req *discoveryv3.DeltaDi
 // startControlPlane serves at an address; "" is any free one.
 func startControlPlane(t *testing.T, address string) *controlPlane {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
 	p := new(controlPlane)
 	shared, ledger := cache.New(cache.Config{}), publish.NewLedger(nil)
 	var err error
 	if p.publisher, err = publish.New(publish.Config{Cache: shared, Ledger: ledger}); err != nil {
 		t.Fatal(err)
 	}
-	listener := listenLoopback(t, address)
+	p.serve(t, listenLoopback(t, address), registerADS(shared, countingLedger{ledger, &p.sent}))
+	return p
+}
+
+// registerADS returns a function that registers the stock server's ADS.
+func registerADS(shared gcp.Cache, callbacks serverv3.Callbacks) func(context.Context, *grpc.Server) {
+	return func(ctx context.Context, server *grpc.Server) {
+		discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, serverv3.NewServer(ctx, shared, callbacks, sotw.WithOrderedADS()))
+	}
+}
+
+// serve runs the publisher and a gRPC server with the registered services until
+// stop is called.
+func (p *controlPlane) serve(t *testing.T, listener net.Listener, register func(context.Context, *grpc.Server)) {
+	ctx, cancel := context.WithCancel(context.Background())
 	p.address = listener.Addr().String()
 	server := grpc.NewServer()
-	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server,
-		serverv3.NewServer(ctx, shared, countingLedger{ledger, &p.sent}, sotw.WithOrderedADS()))
+	register(ctx, server)
 	var wg sync.WaitGroup
 	wg.Go(func() { server.Serve(listener) })
 	wg.Go(func() { p.publisher.Run(ctx) })
 	p.stop = sync.OnceFunc(func() { cancel(); server.Stop(); wg.Wait() })
 	t.Cleanup(p.stop)
-	return p
 }
 
 // waitForCurrent waits until every node has all resources of an epoch.

@@ -1,22 +1,13 @@
 package publish_test
 
 import (
-	"context"
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/metadata"
-	"google.golang.org/grpc/xds"
-	"google.golang.org/protobuf/types/known/emptypb"
-
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/resources/attach"
@@ -46,25 +37,7 @@ func TestFederation(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			resolver, err := xds.NewXDSResolverWithConfigForTesting(boot)
-			if err != nil {
-				t.Fatal(err)
-			}
-			conn, err := grpc.NewClient("xds://cascade/"+model, grpc.WithResolvers(resolver), grpc.WithTransportCredentials(insecure.NewCredentials()))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
-			call := func(tokens string) (string, error) {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-				defer cancel()
-				if tokens != "" {
-					ctx = metadata.AppendToOutgoingContext(ctx, length.TokensHeader, tokens)
-				}
-				var header metadata.MD
-				err := conn.Invoke(ctx, "/cascade.test/Call", new(emptypb.Empty), new(emptypb.Empty), grpc.Header(&header))
-				return strings.Join(header.Get("x-replica"), ","), err
-			}
+			call := dialXDS(t, boot, "xds://cascade/"+model)
 			start := time.Now()
 			for _, x := range []struct{ tokens, want string }{
 				{"5", "a"}, {"0", "a"}, {"999", "a"}, {"1000", "b"}, {"", "b"}, {"abc", "b"}, {fmt.Sprint(math.MaxInt64), "b"},

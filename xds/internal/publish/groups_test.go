@@ -1,7 +1,6 @@
 package publish_test
 
 import (
-	"context"
 	"math/rand/v2"
 	"strings"
 	"sync"
@@ -9,12 +8,9 @@ import (
 	"testing/synctest"
 	"time"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/nodegroup"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -57,24 +53,7 @@ func newGroupHarness(t *testing.T, v *fakeMonitor, refused func([]publish.Refusa
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	w := &harness{t: t, ledger: publish.NewLedger(nil), ctx: ctx,
-		history: &history{plans: make(map[string]policies.Plan), at: make(map[policies.ReplicaID]string)}}
-	w.cache = &recordingCache{Cache: cache.New(cache.Config{Group: func(n *corev3.Node) string { return groups.GroupOf(n.GetId(), n.GetCluster()) }})}
-	w.publisher, err = publish.New(publish.Config{
-		Cache: w.cache, Ledger: w.ledger, Groups: groups, Watch: 2 * time.Second, Monitor: v, RequestCounter: v, OnRefusal: refused,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	w.server = serverv3.NewServer(ctx, w.cache, w.ledger)
-	w.wg.Go(func() {
-		if err := w.publisher.Run(ctx); err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(func() { cancel(); w.wg.Wait() })
-	return w
+	return startHarness(t, publish.Config{Groups: groups, Watch: 2 * time.Second, Monitor: v, RequestCounter: v, OnRefusal: refused})
 }
 
 // nodeReasons returns the epoch and the reason of every node.

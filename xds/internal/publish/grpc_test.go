@@ -41,28 +41,20 @@ func startGRPC(t *testing.T, id string) *backend {
 	return b
 }
 
-// TestGRPC has grpc-go's own xDS client route by the length in its metadata,
-// without any code of this repository on its side.
-func TestGRPC(t *testing.T) {
-	backends := make(map[string]*backend)
-	for _, id := range []string{"a", "b", "c"} {
-		backends[id] = startGRPC(t, id)
-	}
-	p := startControlPlane(t, "")
-	p.publisher.Submit(backendView(backends, 1, []policies.Tokens{1000, 9000}, "a", "b", "c"))
-	resolver, err := xds.NewXDSResolverWithConfigForTesting([]byte(fmt.Sprintf(`{
-		"node": {"id": "grpc-1"},
-		"xds_servers": [{"server_uri": %q, "channel_creds": [{"type": "insecure"}], "server_features": ["xds_v3"]}]
-	}`, p.address)))
+// dialXDS connects grpc-go's own xDS client and returns a function that makes a
+// call of a length ("" for none) and returns the replica that answered.
+func dialXDS(t *testing.T, bootstrap []byte, target string) func(tokens string) (string, error) {
+	t.Helper()
+	resolver, err := xds.NewXDSResolverWithConfigForTesting(bootstrap)
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn, err := grpc.NewClient("xds:///"+resources.GRPCListenerName("m"), grpc.WithResolvers(resolver), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	conn, err := grpc.NewClient(target, grpc.WithResolvers(resolver), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
-	call := func(tokens string) (string, error) {
+	t.Cleanup(func() { conn.Close() })
+	return func(tokens string) (string, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		if tokens != "" {
@@ -72,6 +64,21 @@ func TestGRPC(t *testing.T) {
 		err := conn.Invoke(ctx, "/cascade.test/Call", new(emptypb.Empty), new(emptypb.Empty), grpc.Header(&header))
 		return strings.Join(header.Get("x-replica"), ","), err
 	}
+}
+
+// TestGRPC has grpc-go's own xDS client route by the length in its metadata,
+// without any code of this repository on its side.
+func TestGRPC(t *testing.T) {
+	backends := make(map[string]*backend)
+	for _, id := range []string{"a", "b", "c"} {
+		backends[id] = startGRPC(t, id)
+	}
+	p := startControlPlane(t, "")
+	p.publisher.Submit(backendView(backends, 1, []policies.Tokens{1000, 9000}, "a", "b", "c"))
+	call := dialXDS(t, fmt.Appendf(nil, `{
+		"node": {"id": "grpc-1"},
+		"xds_servers": [{"server_uri": %q, "channel_creds": [{"type": "insecure"}], "server_features": ["xds_v3"]}]
+	}`, p.address), "xds:///"+resources.GRPCListenerName("m"))
 	expect := func(tokens, want string) {
 		t.Helper()
 		if got, err := call(tokens); err != nil || got != want {

@@ -115,14 +115,21 @@ type harness struct {
 	checked   int // sets that waitForIdle has compared
 }
 
-func newHarness(t *testing.T, bound time.Duration) *harness {
+func newHarness(t *testing.T, ackTimeout time.Duration) *harness {
+	t.Helper()
+	return startHarness(t, publish.Config{AckTimeout: ackTimeout})
+}
+
+// startHarness completes the configuration with a cache and a ledger.
+func startHarness(t *testing.T, cfg publish.Config) *harness {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	w := &harness{t: t, cache: &recordingCache{Cache: cache.New(cache.Config{})}, ledger: publish.NewLedger(nil), ctx: ctx,
+	w := &harness{t: t, ledger: publish.NewLedger(nil), ctx: ctx,
 		history: &history{plans: make(map[string]policies.Plan), at: make(map[policies.ReplicaID]string)}}
+	w.cache = &recordingCache{Cache: cache.New(cache.Config{Group: func(n *corev3.Node) string { return cfg.Groups.GroupOf(n.GetId(), n.GetCluster()) }})}
+	cfg.Cache, cfg.Ledger = w.cache, w.ledger
 	var err error
-	w.publisher, err = publish.New(publish.Config{Cache: w.cache, Ledger: w.ledger, AckTimeout: bound})
-	if err != nil {
+	if w.publisher, err = publish.New(cfg); err != nil {
 		t.Fatal(err)
 	}
 	w.server = serverv3.NewServer(ctx, w.cache, w.ledger)

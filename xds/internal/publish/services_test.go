@@ -145,7 +145,6 @@ func (s *slotCache) setEstimator(t *testing.T, word string) {
 // startServices is startControlPlane with every xDS service.
 func startServices(t *testing.T, address string) (*controlPlane, *orderRecorder) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
 	p := new(controlPlane)
 	shared, ledger := &slotCache{Cache: cache.New(cache.Config{}), sets: make(map[string]resources.Set)}, publish.NewLedger(nil)
 	var err error
@@ -157,15 +156,7 @@ func startServices(t *testing.T, address string) (*controlPlane, *orderRecorder)
 	if err != nil {
 		t.Fatal(err)
 	}
-	listener := listenLoopback(t, address)
-	p.address = listener.Addr().String()
-	server := grpc.NewServer()
-	services.Register(ctx, server)
-	var wg sync.WaitGroup
-	wg.Go(func() { server.Serve(listener) })
-	wg.Go(func() { p.publisher.Run(ctx) })
-	p.stop = sync.OnceFunc(func() { cancel(); server.Stop(); wg.Wait() })
-	t.Cleanup(p.stop)
+	p.serve(t, listenLoopback(t, address), func(ctx context.Context, s *grpc.Server) { services.Register(ctx, s) })
 	return p, w
 }
 
