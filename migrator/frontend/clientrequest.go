@@ -57,10 +57,10 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	s.header = r.Header
 	req, body = openai.Request{}, nil // only the payload is still needed
 
-	o := &legRequest{endpoint: e, header: r.Header, body: p, arrival: arrival, frontEnd: srv.cfg.Replica, stream: s,
+	lr := &legRequest{endpoint: e, header: r.Header, body: p, arrival: arrival, frontEnd: srv.cfg.Replica, stream: s,
 		request: s.request, minTokens: s.minTokens, epoch: 1, hangTimeout: s.hangTimeout(), plain: out == nil}
 	if srv.cfg.Placer != nil {
-		o.target = srv.normalize(srv.cfg.Placer.Place(s.request))
+		lr.target = srv.normalize(srv.cfg.Placer.Place(s.request))
 	}
 	srv.mu.Lock()
 	srv.streams[s.id] = s
@@ -70,7 +70,7 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 		delete(srv.streams, s.id)
 		srv.mu.Unlock()
 	}()
-	b, err := srv.openLeg(ctx, o)
+	b, err := srv.openLeg(ctx, lr)
 	switch {
 	case err != nil && r.Context().Err() != nil: // the client is gone
 	case err != nil:

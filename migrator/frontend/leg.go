@@ -54,9 +54,9 @@ func readLeg(body io.ReadCloser, l *call, home *localLeg, idle, hang time.Durati
 }
 
 func (l *wireLeg) Next() (*openai.Chunk, error) {
-	l.watch.reads.Add(1)
+	l.watch.reads.begin()
 	ev, err := l.reader.Next()
-	l.watch.reads.Add(1)
+	l.watch.reads.end()
 	if err != nil {
 		return nil, l.call.causeOr(err)
 	}
@@ -130,10 +130,8 @@ const drainTimeout = 50 * time.Millisecond
 
 var _ Leg = (*wireLeg)(nil)
 
-// idleWatch aborts a leg whose engine sends nothing. A token must pay neither for
-// a timer nor for a clock reading, so a timer checks from time to time whether
-// the leg still waits for the same event. Time for which Next was not called does
-// not count.
+// idleWatch aborts a leg whose engine sends nothing. Time for which Next was not
+// called does not count.
 type idleWatch struct {
 	// Fixed.
 	leg                    *wireLeg
@@ -141,12 +139,8 @@ type idleWatch struct {
 	idleChecks, hangChecks int // checks that may find it waiting, before the first token and after
 	timer                  *time.Timer
 
-	reads    atomic.Uint64 // odd while Next waits
+	reads    callWatch // of the leg's Next
 	hasToken atomic.Bool
-
-	// Used by the timer only.
-	lastReads uint64
-	waiting   int
 }
 
 func (w *idleWatch) start(leg *wireLeg, idle, hang time.Duration) {
@@ -164,18 +158,11 @@ func (w *idleWatch) check() {
 	if w.leg.closed.Load() {
 		return
 	}
-	switch now := w.reads.Load(); {
-	case now%2 == 0:
-		w.waiting = 0
-	case now != w.lastReads || w.waiting == 0:
-		w.lastReads, w.waiting = now, 1
-	default:
-		w.waiting++
-	}
+	waiting := w.reads.check()
 	switch begun := w.hasToken.Load(); {
-	case begun && w.waiting > w.hangChecks && w.hangChecks < w.idleChecks:
+	case begun && waiting > w.hangChecks && w.hangChecks < w.idleChecks:
 		w.leg.abort(errHung)
-	case w.waiting > w.idleChecks, begun && w.waiting > w.hangChecks:
+	case waiting > w.idleChecks, begun && waiting > w.hangChecks:
 		w.leg.abort(errIdle)
 	default:
 		w.timer.Reset(w.interval)

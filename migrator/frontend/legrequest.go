@@ -60,43 +60,43 @@ type legRequest struct {
 }
 
 // name returns the engine's name for the leg, "" for none.
-func (o *legRequest) name() string {
-	if o.request.ID == "" {
+func (lr *legRequest) name() string {
+	if lr.request.ID == "" {
 		return ""
 	}
-	return o.request.ID + "#" + strconv.FormatUint(uint64(o.epoch), 10)
+	return lr.request.ID + "#" + strconv.FormatUint(uint64(lr.epoch), 10)
 }
 
 // headers returns the header fields for the engine or the peer that the request
 // goes to.
-func (o *legRequest) headers() http.Header {
+func (lr *legRequest) headers() http.Header {
 	var h http.Header
 	switch {
-	case o.arrival.Input > 0:
-		h = resumeHeaders(o.header)
-	case o.target.Address == "":
-		h = engineHeaders(o.header)
+	case lr.arrival.Input > 0:
+		h = resumeHeaders(lr.header)
+	case lr.target.Address == "":
+		h = engineHeaders(lr.header)
 	default:
-		h = peerHeaders(o.header)
+		h = peerHeaders(lr.header)
 	}
-	if o.target.Address == "" {
-		if leg := o.name(); leg != "" {
+	if lr.target.Address == "" {
+		if leg := lr.name(); leg != "" {
 			h[LegHeader] = []string{leg}
 		}
 		return h
 	}
-	h[ForwardHeader] = []string{string(o.frontEnd)}
-	if o.request.ID != "" {
-		h[RequestHeader] = []string{o.request.ID}
-		h[LegEpochHeader] = []string{strconv.FormatUint(uint64(o.epoch), 10)}
+	h[ForwardHeader] = []string{string(lr.frontEnd)}
+	if lr.request.ID != "" {
+		h[RequestHeader] = []string{lr.request.ID}
+		h[LegEpochHeader] = []string{strconv.FormatUint(uint64(lr.epoch), 10)}
 	}
-	h[FeaturesHeader] = []string{strconv.FormatUint(uint64(o.request.Features), 10)}
-	if o.arrival.Input > 0 {
-		h[PromptHeader] = []string{strconv.FormatInt(int64(o.arrival.Input), 10)}
-		h[OutputHeader] = []string{strconv.FormatInt(int64(o.arrival.Output), 10)}
+	h[FeaturesHeader] = []string{strconv.FormatUint(uint64(lr.request.Features), 10)}
+	if lr.arrival.Input > 0 {
+		h[PromptHeader] = []string{strconv.FormatInt(int64(lr.arrival.Input), 10)}
+		h[OutputHeader] = []string{strconv.FormatInt(int64(lr.arrival.Output), 10)}
 	}
-	if o.reservation != "" {
-		h[MigrationHeader] = []string{o.reservation}
+	if lr.reservation != "" {
+		h[MigrationHeader] = []string{lr.reservation}
 	}
 	return h
 }
@@ -108,12 +108,12 @@ var errNoForward = errors.New("this port is for migrators; clients use the repli
 // readLegRequest reads the header fields of a peer's request. The error names the
 // field that is wrong.
 func readLegRequest(e openai.Endpoint, h http.Header) (*legRequest, error) {
-	o := &legRequest{endpoint: e, header: h, frontEnd: policies.ReplicaID(h.Get(ForwardHeader)), reservation: h.Get(MigrationHeader)}
-	o.request.ID = h.Get(RequestHeader)
-	if o.frontEnd == "" {
+	lr := &legRequest{endpoint: e, header: h, frontEnd: policies.ReplicaID(h.Get(ForwardHeader)), reservation: h.Get(MigrationHeader)}
+	lr.request.ID = h.Get(RequestHeader)
+	if lr.frontEnd == "" {
 		return nil, errNoForward
 	}
-	for name, value := range map[string]string{ForwardHeader: string(o.frontEnd), MigrationHeader: o.reservation, RequestHeader: o.request.ID} {
+	for name, value := range map[string]string{ForwardHeader: string(lr.frontEnd), MigrationHeader: lr.reservation, RequestHeader: lr.request.ID} {
 		if len(value) > maxName || strings.IndexFunc(value, func(r rune) bool { return r <= ' ' || r == 0x7f }) >= 0 {
 			return nil, fmt.Errorf("%s: %.40q: must be a name of at most %d bytes", name, value, maxName)
 		}
@@ -130,22 +130,22 @@ func readLegRequest(e openai.Endpoint, h http.Header) (*legRequest, error) {
 		}
 		return n
 	}
-	o.epoch = policies.Epoch(number(LegEpochHeader, 1, 1<<63))
-	o.request.Features = policies.Features(number(FeaturesHeader, 0, 1<<32-1))
-	o.arrival.Input = policies.Tokens(number(PromptHeader, 1, maxCount))
-	o.arrival.Output = policies.Tokens(number(OutputHeader, 0, maxCount))
+	lr.epoch = policies.Epoch(number(LegEpochHeader, 1, 1<<63))
+	lr.request.Features = policies.Features(number(FeaturesHeader, 0, 1<<32-1))
+	lr.arrival.Input = policies.Tokens(number(PromptHeader, 1, maxCount))
+	lr.arrival.Output = policies.Tokens(number(OutputHeader, 0, maxCount))
 	switch {
 	case err != nil:
 		return nil, err
-	case o.request.ID != "" && (!strings.HasPrefix(o.request.ID, string(o.frontEnd)+"/") || o.epoch == 0):
-		return nil, fmt.Errorf("%s: %.40q: must begin with %q and come with %s", RequestHeader, o.request.ID, o.frontEnd+"/", LegEpochHeader)
-	case o.reservation != "" && (o.request.ID == "" || o.arrival.Input == 0):
-		return nil, fmt.Errorf("%s: %.40q: requires %s and %s", MigrationHeader, o.reservation, RequestHeader, PromptHeader)
-	case o.arrival.Input == 0 && o.arrival.Output > 0:
+	case lr.request.ID != "" && (!strings.HasPrefix(lr.request.ID, string(lr.frontEnd)+"/") || lr.epoch == 0):
+		return nil, fmt.Errorf("%s: %.40q: must begin with %q and come with %s", RequestHeader, lr.request.ID, lr.frontEnd+"/", LegEpochHeader)
+	case lr.reservation != "" && (lr.request.ID == "" || lr.arrival.Input == 0):
+		return nil, fmt.Errorf("%s: %.40q: requires %s and %s", MigrationHeader, lr.reservation, RequestHeader, PromptHeader)
+	case lr.arrival.Input == 0 && lr.arrival.Output > 0:
 		return nil, fmt.Errorf("%s: requires %s", OutputHeader, PromptHeader)
 	}
-	o.arrival.HasKV = o.reservation != ""
-	return o, nil
+	lr.arrival.HasKV = lr.reservation != ""
+	return lr, nil
 }
 
 // laterLeg returns the request for a later leg of the stream, without a body. It

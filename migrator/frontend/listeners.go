@@ -47,27 +47,27 @@ type listeners struct {
 }
 
 func newListeners(f *Server) *listeners {
-	d := &listeners{server: f, listener: f.cfg.Listener, failed: make(chan error, 1), servers: make(map[*http.Server]struct{}), idle: make(chan struct{}, 1)}
-	if d.listener != nil {
-		d.address = d.listener.Addr()
+	ls := &listeners{server: f, listener: f.cfg.Listener, failed: make(chan error, 1), servers: make(map[*http.Server]struct{}), idle: make(chan struct{}, 1)}
+	if ls.listener != nil {
+		ls.address = ls.listener.Addr()
 	}
-	return d
+	return ls
 }
 
 // serve starts an HTTP server on l; its requests end when ctx does.
-func (d *listeners) serve(ctx context.Context, l net.Listener, h http.Handler) *http.Server {
+func (ls *listeners) serve(ctx context.Context, l net.Listener, h http.Handler) *http.Server {
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true) // on a listener with TLS that offers it
 	protocols.SetUnencryptedHTTP2(true)
 	s := &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			d.addRequests(1)
-			defer d.addRequests(-1)
+			ls.addRequests(1)
+			defer ls.addRequests(-1)
 			h.ServeHTTP(w, r)
 		}),
 		Protocols:         &protocols,
-		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams, WriteByteTimeout: d.server.cfg.WriteTimeout},
+		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams, WriteByteTimeout: ls.server.cfg.WriteTimeout},
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       clientIdleConn,
 		ConnState:         markActive,
@@ -75,14 +75,14 @@ func (d *listeners) serve(ctx context.Context, l net.Listener, h http.Handler) *
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 		ErrorLog:          discardLog,
 	}
-	d.mu.Lock()
-	d.servers[s] = struct{}{}
-	d.mu.Unlock()
-	d.wg.Go(func() {
+	ls.mu.Lock()
+	ls.servers[s] = struct{}{}
+	ls.mu.Unlock()
+	ls.wg.Go(func() {
 		// A listener that its owner closes was handed over.
 		if err := s.Serve(lazyListener{l, clientIdleConn}); !errors.Is(err, http.ErrServerClosed) && !errors.Is(err, net.ErrClosed) {
 			select {
-			case d.failed <- fmt.Errorf("frontend of %s: serve %s: %w", d.server.cfg.Replica, l.Addr(), err):
+			case ls.failed <- fmt.Errorf("frontend of %s: serve %s: %w", ls.server.cfg.Replica, l.Addr(), err):
 			default:
 			}
 		}
@@ -90,14 +90,14 @@ func (d *listeners) serve(ctx context.Context, l net.Listener, h http.Handler) *
 	return s
 }
 
-func (d *listeners) addRequests(n int) {
-	d.mu.Lock()
-	d.requests += n
-	last := d.requests == 0
-	d.mu.Unlock()
+func (ls *listeners) addRequests(n int) {
+	ls.mu.Lock()
+	ls.requests += n
+	last := ls.requests == 0
+	ls.mu.Unlock()
 	if last {
 		select {
-		case d.idle <- struct{}{}:
+		case ls.idle <- struct{}{}:
 		default:
 		}
 	}
@@ -105,47 +105,47 @@ func (d *listeners) addRequests(n int) {
 
 // openClients starts to accept clients. If the address is in use, the next call
 // tries again.
-func (d *listeners) openClients(ctx context.Context) {
-	if d.clients != nil || d.address == nil {
+func (ls *listeners) openClients(ctx context.Context) {
+	if ls.clients != nil || ls.address == nil {
 		return
 	}
-	l := d.listener
-	if d.listener = nil; l == nil {
+	l := ls.listener
+	if ls.listener = nil; l == nil {
 		var err error
-		if l, err = d.server.cfg.Listen(d.address.Network(), d.address.String()); err != nil {
-			d.server.log.Error("listen failed; retrying with the next health check", "address", d.address.String(), "error", err)
+		if l, err = ls.server.cfg.Listen(ls.address.Network(), ls.address.String()); err != nil {
+			ls.server.log.Error("listen failed; retrying with the next health check", "address", ls.address.String(), "error", err)
 			return
 		}
 	}
-	d.clients = d.serve(ctx, l, d.server.Handler())
+	ls.clients = ls.serve(ctx, l, ls.server.Handler())
 }
 
 // shutClients stops accepting clients; requests in progress go on.
-func (d *listeners) shutClients(ctx context.Context) {
-	if d.listener != nil {
-		d.listener.Close()
-		d.listener = nil
+func (ls *listeners) shutClients(ctx context.Context) {
+	if ls.listener != nil {
+		ls.listener.Close()
+		ls.listener = nil
 	}
-	if d.clients == nil {
+	if ls.clients == nil {
 		return
 	}
-	s := d.clients
-	d.clients = nil
-	d.leaving.Go(func() {
+	s := ls.clients
+	ls.clients = nil
+	ls.leaving.Go(func() {
 		if s.Shutdown(ctx) == nil {
-			d.mu.Lock()
-			defer d.mu.Unlock()
-			delete(d.servers, s)
+			ls.mu.Lock()
+			defer ls.mu.Unlock()
+			delete(ls.servers, s)
 		}
 	})
 }
 
 // drained returns a channel that is closed when no server that was shut has a
 // connection left, so that the last bytes of each answer are sent.
-func (d *listeners) drained() <-chan struct{} {
+func (ls *listeners) drained() <-chan struct{} {
 	done := make(chan struct{})
-	d.wg.Go(func() {
-		d.leaving.Wait()
+	ls.wg.Go(func() {
+		ls.leaving.Wait()
 		close(done)
 	})
 	return done
@@ -154,33 +154,33 @@ func (d *listeners) drained() <-chan struct{} {
 // close ends all servers after the requests' context has ended. For closeGrace
 // the handlers can write error events and the servers can send them; then the
 // connections are closed. Of ctx it uses the values only.
-func (d *listeners) close(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.server.closeGrace)
+func (ls *listeners) close(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ls.server.closeGrace)
 	defer cancel()
-	d.awaitIdle(ctx.Done())
-	d.leaving.Wait() // returns: their context has ended
-	for s := range d.servers {
+	ls.awaitIdle(ctx.Done())
+	ls.leaving.Wait() // returns: their context has ended
+	for s := range ls.servers {
 		s.Shutdown(ctx)
 		s.Close()
 	}
-	if d.listener != nil {
-		d.listener.Close()
+	if ls.listener != nil {
+		ls.listener.Close()
 	}
-	d.awaitIdle(nil)
-	d.wg.Wait()
+	ls.awaitIdle(nil)
+	ls.wg.Wait()
 }
 
 // awaitIdle returns when no request is in progress, or when alarm is closed.
-func (d *listeners) awaitIdle(alarm <-chan struct{}) {
+func (ls *listeners) awaitIdle(alarm <-chan struct{}) {
 	for {
-		d.mu.Lock()
-		inside := d.requests
-		d.mu.Unlock()
+		ls.mu.Lock()
+		inside := ls.requests
+		ls.mu.Unlock()
 		if inside == 0 {
 			return
 		}
 		select {
-		case <-d.idle:
+		case <-ls.idle:
 		case <-alarm:
 			return
 		}

@@ -83,7 +83,7 @@ func (srv *Server) PeerProgress() map[policies.ReplicaID]uint64 {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if leg := s.peerLegLocked(); leg != nil {
-			calls[s.machine.Holder()] += leg.watch.reads.Load()
+			calls[s.machine.Holder()] += leg.watch.reads.calls.Load()
 		}
 		return true
 	})

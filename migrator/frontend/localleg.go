@@ -75,11 +75,11 @@ type localLeg struct {
 }
 
 // registerLeg registers a leg that is about to be sent to the own engine.
-func (srv *Server) registerLeg(o *legRequest, l *call) *localLeg {
-	r := &localLeg{server: srv, frontEnd: o.frontEnd, stream: o.stream, request: o.request, minTokens: o.minTokens, name: o.name(), since: time.Now(), call: l, warmup: o.request.ID == "" && o.arrival.Input > 0,
-		work: srv.tracker.Begin(o.arrival)}
-	r.epoch.Store(uint64(o.epoch))
-	r.idsHidden.Store(o.plain)
+func (srv *Server) registerLeg(lr *legRequest, l *call) *localLeg {
+	r := &localLeg{server: srv, frontEnd: lr.frontEnd, stream: lr.stream, request: lr.request, minTokens: lr.minTokens, name: lr.name(), since: time.Now(), call: l, warmup: lr.request.ID == "" && lr.arrival.Input > 0,
+		work: srv.tracker.Begin(lr.arrival)}
+	r.epoch.Store(uint64(lr.epoch))
+	r.idsHidden.Store(lr.plain)
 	srv.mu.Lock()
 	srv.localLegs[r] = struct{}{}
 	srv.mu.Unlock()

@@ -143,18 +143,18 @@ func (srv *Server) executeMigration(ctx context.Context, g *migration, m Migrati
 	if s.resume.Remaining(output) == 0 {
 		return errors.New("no token is left to generate")
 	}
-	o := s.laterLeg(m.To, g.number, g.prompt, output)
+	lr := s.laterLeg(m.To, g.number, g.prompt, output)
 	body := s.resume.AdoptBody(output)
-	if o.reservation, o.arrival.HasKV = m.Reservation, m.Reservation != ""; m.Reservation == "" {
+	if lr.reservation, lr.arrival.HasKV = m.Reservation, m.Reservation != ""; m.Reservation == "" {
 		body = s.resume.PromptBody(g.ids, output)
 	} else if m.To.Address == "" {
 		var err error
-		if body, err = srv.adopt(o, body); err != nil {
+		if body, err = srv.adopt(lr, body); err != nil {
 			return fmt.Errorf("%s does not take over: %w", srv.replicaOf(m.To), err)
 		}
 	}
-	o.body = &payload{bytes: body}
-	leg, first, err := s.openLaterLeg(ctx, o, len(g.ids))
+	lr.body = &payload{bytes: body}
+	leg, first, err := s.openLaterLeg(ctx, lr, len(g.ids))
 	if err != nil {
 		return fmt.Errorf("%s gives no token: %w", srv.replicaOf(m.To), err)
 	}
@@ -192,10 +192,10 @@ func (srv *Server) warmUp(ctx context.Context, g *migration, m Migration) error 
 	l := &call{cancel: cancel}
 	s.setOpening(m.To.Replica, l) // so that the target is watched and its loss noticed
 	defer s.clearOpening(l)
-	o := s.laterLeg(m.To, 0, prompt, len(ids)-prompt)
-	o.stream, o.request.ID = nil, "" // it is no leg of the stream
-	o.body = &payload{bytes: s.resume.WarmupBody(ids)}
-	b, err := srv.openLegAt(ctx, o)
+	lr := s.laterLeg(m.To, 0, prompt, len(ids)-prompt)
+	lr.stream, lr.request.ID = nil, "" // it is no leg of the stream
+	lr.body = &payload{bytes: s.resume.WarmupBody(ids)}
+	b, err := srv.openLegAt(ctx, lr)
 	if err != nil && l.causeOr(nil) == nil && g.isFrozen() {
 		return nil // the new leg finds what was computed
 	}

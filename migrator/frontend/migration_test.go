@@ -212,9 +212,7 @@ func requestKinds() (all [][2]string) {
 func TestMigrations(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 3, nil)
-	for _, kind := range requestKinds() { // so that the templates are known
-		post(t, f.servers[0].client, f.servers[0].url, kind[0], strings.Replace(kind[1], "90", "4", 1))
-	}
+	f.learnTemplates()
 	for way, move := range map[string]func(stream string, hop int) error{
 		"live": func(stream string, hop int) error {
 			_, err := f.migrateLive(t.Context(), stream, (hop+1)%3, nil)
@@ -234,15 +232,7 @@ func TestMigrations(t *testing.T) {
 		},
 	} {
 		for _, kind := range requestKinds() {
-			want := f.directAnswer(kind[0], kind[1])
-			f.setPace(time.Millisecond)
-			retained := f.retain(30)
-			got := make(chan string, 1)
-			go func() {
-				_, body := post(t, f.servers[0].client, f.servers[0].url, kind[0], kind[1])
-				got <- body
-			}()
-			s := f.waitForStream(3)
+			s := f.startKind(kind, time.Millisecond, 30, 3)
 			hops := 0
 			for try := 0; hops < 5; try++ {
 				switch err := move(s.id, hops); {
@@ -252,13 +242,13 @@ func TestMigrations(t *testing.T) {
 					t.Fatalf("%s, %s: hop %d: %v", way, kind, hops, err)
 				}
 			}
-			retained.lower(0)
+			s.retention.lower(0)
 			if h, _ := f.servers[0].Holder(s.id); h != (Holder{Replica: "r2", Epoch: 6}) || s.Splices() != 5 {
 				t.Errorf("%s: after five hops the stream is at %+v", way, h)
 			}
-			body := <-got
-			if withoutIDs(body) != withoutIDs(want) {
-				t.Fatalf("%s, %s: migrated\n got %s\nwant %s", way, kind, body, want)
+			body := <-s.got
+			if withoutIDs(body) != withoutIDs(s.want) {
+				t.Fatalf("%s, %s: migrated\n got %s\nwant %s", way, kind, body, s.want)
 			}
 		}
 	}
@@ -298,14 +288,29 @@ const retainedTokens = 40
 // startStream starts a paced stream and waits for four tokens.
 func (f *fleet) startStream(body string) runningStream {
 	f.t.Helper()
-	b := runningStream{got: make(chan string, 1), want: f.directAnswer("/v1/completions", body), retention: f.retain(retainedTokens)}
-	f.setPace(2 * time.Millisecond)
+	return f.startKind([2]string{"/v1/completions", body}, 2*time.Millisecond, retainedTokens, 4)
+}
+
+// startKind starts a stream of a kind whose last tokens are held back, and waits
+// until it has that many tokens.
+func (f *fleet) startKind(kind [2]string, pace time.Duration, retained int, output policies.Tokens) runningStream {
+	f.t.Helper()
+	b := runningStream{got: make(chan string, 1), want: f.directAnswer(kind[0], kind[1]), retention: f.retain(retained)}
+	f.setPace(pace)
 	go func() {
-		_, body := post(f.t, f.servers[0].client, f.servers[0].url, "/v1/completions", body)
+		_, body := post(f.t, f.servers[0].client, f.servers[0].url, kind[0], kind[1])
 		b.got <- body
 	}()
-	b.Stream = f.waitForStream(4)
+	b.Stream = f.waitForStream(output)
 	return b
+}
+
+// learnTemplates lets r0 learn the templates of the answers of all kinds.
+func (f *fleet) learnTemplates() {
+	f.t.Helper()
+	for _, kind := range requestKinds() {
+		post(f.t, f.servers[0].client, f.servers[0].url, kind[0], strings.Replace(kind[1], "90", "4", 1))
+	}
 }
 
 func (f *fleet) requireAnswer(b runningStream) {

@@ -70,17 +70,17 @@ func (r *payloadReader) Close() error {
 
 // send sends a leg request to the own engine or to a peer. The caller closes the
 // answer's body.
-func (srv *Server) send(ctx context.Context, o *legRequest) (*http.Response, error) {
-	target, transport := srv.engine.JoinPath(o.endpoint.Path()), http.RoundTripper(srv.local)
-	if peer := o.target.Address; peer != "" {
-		target, transport = &url.URL{Scheme: srv.cfg.PeerScheme, Host: peer, Path: o.endpoint.Path()}, srv.peers
+func (srv *Server) send(ctx context.Context, lr *legRequest) (*http.Response, error) {
+	target, transport := srv.engine.JoinPath(lr.endpoint.Path()), http.RoundTripper(srv.local)
+	if peer := lr.target.Address; peer != "" {
+		target, transport = &url.URL{Scheme: srv.cfg.PeerScheme, Host: peer, Path: lr.endpoint.Path()}, srv.peers
 	}
-	fields := o.headers()
+	fields := lr.headers()
 	// The transport does not send an empty value. It takes the field as
 	// permission to send the request again if an idle connection turns out to be
 	// closed.
 	fields["X-Idempotency-Key"] = []string{}
-	body, err := o.body.newReader()
+	body, err := lr.body.newReader()
 	if err != nil {
 		return nil, err
 	}
@@ -90,8 +90,8 @@ func (srv *Server) send(ctx context.Context, o *legRequest) (*http.Response, err
 		URL:           target,
 		Header:        fields,
 		Body:          body,
-		GetBody:       func() (io.ReadCloser, error) { resent = true; return o.body.newReader() },
-		ContentLength: o.body.size(),
+		GetBody:       func() (io.ReadCloser, error) { resent = true; return lr.body.newReader() },
+		ContentLength: lr.body.size(),
 	}).WithContext(ctx)
 	resp, err := transport.RoundTrip(req)
 	if err == nil && resent && resp.StatusCode == http.StatusConflict {
@@ -142,35 +142,35 @@ func (b openedLeg) recordUsage(answer []byte) {
 
 // openLeg sends a leg request where it was placed and waits for the answer to
 // begin. If a peer refuses or fails before that, the own engine gets the request.
-func (srv *Server) openLeg(ctx context.Context, o *legRequest) (openedLeg, error) {
-	if o.target.Address != "" {
-		b, err := srv.openLegAt(ctx, o)
+func (srv *Server) openLeg(ctx context.Context, lr *legRequest) (openedLeg, error) {
+	if lr.target.Address != "" {
+		b, err := srv.openLegAt(ctx, lr)
 		if err == nil || ctx.Err() != nil {
-			o.body.release()
+			lr.body.release()
 			return b, err
 		}
-		srv.log.Warn("forward to a peer failed; using the own engine", "peer", o.target.Replica, "address", o.target.Address, "error", err)
-		o.target = Target{}
+		srv.log.Warn("forward to a peer failed; using the own engine", "peer", lr.target.Replica, "address", lr.target.Address, "error", err)
+		lr.target = Target{}
 	}
-	return srv.openLegAt(ctx, o)
+	return srv.openLegAt(ctx, lr)
 }
 
 // openLegAt is openLeg without the second attempt. While it waits, the loss of
 // the replica cancels it.
-func (srv *Server) openLegAt(parent context.Context, o *legRequest) (openedLeg, error) {
+func (srv *Server) openLegAt(parent context.Context, lr *legRequest) (openedLeg, error) {
 	ctx, cancel := context.WithCancel(parent)
-	b := openedLeg{call: &call{cancel: cancel}, target: o.target}
-	local := o.target.Address == ""
+	b := openedLeg{call: &call{cancel: cancel}, target: lr.target}
+	local := lr.target.Address == ""
 	if local {
-		b.local = srv.registerLeg(o, b.call)
+		b.local = srv.registerLeg(lr, b.call)
 	}
-	if o.stream != nil {
-		o.stream.setOpening(o.target.Replica, b.call) // until the stream has the leg or the client its answer
+	if lr.stream != nil {
+		lr.stream.setOpening(lr.target.Replica, b.call) // until the stream has the leg or the client its answer
 	}
 	fail := func(err error) (openedLeg, error) {
 		cancel()
-		if o.stream != nil {
-			o.stream.setOpening("", nil)
+		if lr.stream != nil {
+			lr.stream.setOpening("", nil)
 		}
 		if b.leg != nil {
 			b.leg.closeMoved() // what did not begin did not finish
@@ -182,7 +182,7 @@ func (srv *Server) openLegAt(parent context.Context, o *legRequest) (openedLeg, 
 		}
 		return openedLeg{}, b.call.causeOr(err)
 	}
-	resp, err := srv.send(ctx, o)
+	resp, err := srv.send(ctx, lr)
 	if err != nil {
 		if local && parent.Err() == nil && errors.Is(err, syscall.ECONNREFUSED) {
 			srv.setReady(false) // the port is closed: no second probe is needed
@@ -191,7 +191,7 @@ func (srv *Server) openLegAt(parent context.Context, o *legRequest) (openedLeg, 
 		return fail(err)
 	}
 	if local {
-		o.body.release()
+		lr.body.release()
 	} else if resp.Header.Get(length.RefusedHeader) != "" {
 		resp.Body.Close()
 		return fail(errors.New("the peer refused the request"))
@@ -202,7 +202,7 @@ func (srv *Server) openLegAt(parent context.Context, o *legRequest) (openedLeg, 
 		b.response = resp
 		return b, nil
 	}
-	b.leg = readLeg(resp.Body, b.call, b.local, srv.cfg.IdleTimeout, o.hangTimeout)
+	b.leg = readLeg(resp.Body, b.call, b.local, srv.cfg.IdleTimeout, lr.hangTimeout)
 	if b.first, err = b.leg.Next(); err != nil {
 		return fail(err)
 	}
@@ -211,10 +211,10 @@ func (srv *Server) openLegAt(parent context.Context, o *legRequest) (openedLeg, 
 
 // openLaterLeg opens a later leg and reads it up to its first token. ctx bounds
 // that; the leg then lives as long as the stream. ids is as in readToFirstToken.
-func (s *Stream) openLaterLeg(ctx context.Context, o *legRequest, ids int) (*wireLeg, *openai.Chunk, error) {
+func (s *Stream) openLaterLeg(ctx context.Context, lr *legRequest, ids int) (*wireLeg, *openai.Chunk, error) {
 	life, cancel := context.WithCancelCause(s.ctx)
 	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
-	b, err := s.server.openLegAt(life, o)
+	b, err := s.server.openLegAt(life, lr)
 	if err == nil && b.leg == nil {
 		err = refusal(b.response)
 		b.release()

@@ -12,7 +12,7 @@ import (
 // which the front end that owns the client parses. It adds the count of the
 // tokens here.
 func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai.Endpoint) {
-	o, err := readLegRequest(e, r.Header)
+	lr, err := readLegRequest(e, r.Header)
 	if err == errNoForward {
 		writeProblem(w, openai.Problem{Status: http.StatusForbidden, Kind: "PermissionDeniedError", Message: err.Error()})
 		return
@@ -27,22 +27,22 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 		return
 	}
 	req, err := openai.Parse(e, body)
-	if err == nil && o.reservation != "" {
-		body, err = srv.adopt(o, body)
+	if err == nil && lr.reservation != "" {
+		body, err = srv.adopt(lr, body)
 	}
 	if err != nil {
-		srv.log.Warn("peer's leg refused", "frontend", o.frontEnd, "request", o.request.ID, "error", err)
+		srv.log.Warn("peer's leg refused", "frontend", lr.frontEnd, "request", lr.request.ID, "error", err)
 		refuseRequest(w, err.Error())
 		return
 	}
-	o.request.Model, o.request.MaxOutput, o.minTokens = strings.Clone(req.Model), req.MaxOutput, req.MinOutput
-	if o.arrival.Input == 0 {
-		o.arrival = srv.estimateArrival(r.Header, body)
-	} else if o.request.MaxOutput > 0 {
-		o.request.MaxOutput += o.arrival.Output // which the client's limit includes
+	lr.request.Model, lr.request.MaxOutput, lr.minTokens = strings.Clone(req.Model), req.MaxOutput, req.MinOutput
+	if lr.arrival.Input == 0 {
+		lr.arrival = srv.estimateArrival(r.Header, body)
+	} else if lr.request.MaxOutput > 0 {
+		lr.request.MaxOutput += lr.arrival.Output // which the client's limit includes
 	}
-	o.body, o.plain = &payload{bytes: body}, !req.Stream
-	b, err := srv.openLegAt(r.Context(), o)
+	lr.body, lr.plain = &payload{bytes: body}, !req.Stream
+	b, err := srv.openLegAt(r.Context(), lr)
 	switch {
 	case err != nil && r.Context().Err() != nil:
 	case err != nil:
@@ -55,15 +55,15 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 }
 
 // adopt adds to the body of a leg the reservation that a migration has filled.
-func (srv *Server) adopt(o *legRequest, body []byte) ([]byte, error) {
+func (srv *Server) adopt(lr *legRequest, body []byte) ([]byte, error) {
 	if srv.cfg.Adopter == nil {
 		return nil, errors.New("this replica adopts no reservations")
 	}
-	params, err := srv.cfg.Adopter.Adopt(o.reservation, o.request.ID, o.frontEnd)
+	params, err := srv.cfg.Adopter.Adopt(lr.reservation, lr.request.ID, lr.frontEnd)
 	if err != nil {
 		return nil, err
 	}
-	return openai.WithTransferParams(body, params, int(o.arrival.Input))
+	return openai.WithTransferParams(body, params, int(lr.arrival.Input))
 }
 
 // relayLeg relays the events of a leg to the front end that opened it. A leg that

@@ -87,9 +87,9 @@ func (s *Stream) openRescueLeg(a *session.Action) session.Event {
 		body = s.resume.PartialPromptBody
 	}
 	output := len(a.IDs) - a.Prompt
-	o := s.laterLeg(s.rescue.target, a.Epoch, a.Prompt, output)
-	o.body = &payload{bytes: body(a.IDs, output)}
-	leg, first, err := s.openLaterLeg(ctx, o, len(a.IDs))
+	lr := s.laterLeg(s.rescue.target, a.Epoch, a.Prompt, output)
+	lr.body = &payload{bytes: body(a.IDs, output)}
+	leg, first, err := s.openLaterLeg(ctx, lr, len(a.IDs))
 	if err != nil {
 		s.server.log.Warn("rescue failed at a replica", "stream", s.id, "replica", a.Replica, "error", err)
 		return session.Event{Kind: session.OpenFailed, Err: err}

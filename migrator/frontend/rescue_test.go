@@ -71,31 +71,28 @@ var cachedValue = regexp.MustCompile(`"cached_tokens":(\d+|null)`)
 // that engine knew how much of the prompt was cached.
 func withoutCached(s string) string { return cachedValue.ReplaceAllString(withoutIDs(s), "") }
 
+// rescueTwice kills the engine of a stream once it has that many tokens, and then
+// the engine that rescued it. It returns the answer and the engine's own.
+func (f *fleet) rescueTwice(kind [2]string, output policies.Tokens) (got, want string) {
+	f.t.Helper()
+	s := f.startKind(kind, time.Millisecond, 90-25, output)
+	f.engines[0].killAll()
+	waitFor(f.t, func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r1" && !h.Pending })
+	f.engines[1].killAll()
+	waitFor(f.t, func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r0" && h.Epoch == 3 })
+	s.retention.lower(0)
+	return <-s.got, s.want
+}
+
 // TestRescue kills the engines of answers of every kind, at every length, and
 // then the engines that rescued them.
 func TestRescue(t *testing.T) {
 	t.Parallel()
 	f, _ := newRescueFleet(t, 3, nil)
-	for _, kind := range requestKinds() { // so that the templates are known
-		post(t, f.servers[0].client, f.servers[0].url, kind[0], strings.Replace(kind[1], "90", "4", 1))
-	}
+	f.learnTemplates()
 	for n := range policies.Tokens(7) { // of seven tokens, one splits a character
 		for _, kind := range requestKinds() {
-			want := f.directAnswer(kind[0], kind[1])
-			f.setPace(time.Millisecond)
-			retained := f.retain(90 - 25)
-			got := make(chan string, 1)
-			go func() {
-				_, body := post(t, f.servers[0].client, f.servers[0].url, kind[0], kind[1])
-				got <- body
-			}()
-			s := f.waitForStream(3 + n)
-			f.engines[0].killAll()
-			waitFor(t, func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r1" && !h.Pending })
-			f.engines[1].killAll()
-			waitFor(t, func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r0" && h.Epoch == 3 })
-			retained.lower(0)
-			body := <-got
+			body, want := f.rescueTwice(kind, 3+n)
 			if strings.Contains(kind[1], "return_token_ids") {
 				// The client has the ids of a split character: they cannot be
 				// taken back.
@@ -124,21 +121,7 @@ func TestRescueAfterGroups(t *testing.T) {
 		}
 		post(t, f.servers[0].client, f.servers[0].url, kind[0], strings.Replace(kind[1], "90", "4", 1))
 		for n := range policies.Tokens(14) {
-			want := f.directAnswer(kind[0], kind[1])
-			f.setPace(time.Millisecond)
-			retained := f.retain(90 - 25)
-			got := make(chan string, 1)
-			go func() {
-				_, body := post(t, f.servers[0].client, f.servers[0].url, kind[0], kind[1])
-				got <- body
-			}()
-			s := f.waitForStream(3 + n)
-			f.engines[0].killAll()
-			waitFor(t, func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r1" && !h.Pending })
-			f.engines[1].killAll()
-			waitFor(t, func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r0" && h.Epoch == 3 })
-			retained.lower(0)
-			if body := <-got; withoutCached(body) != withoutCached(want) {
+			if body, want := f.rescueTwice(kind, 3+n); withoutCached(body) != withoutCached(want) {
 				t.Fatalf("%s, after %d: %s", kind, n, firstDifference(withoutCached(body), withoutCached(want)))
 			}
 		}

@@ -47,15 +47,7 @@ func TestSourceStops(t *testing.T) {
 		}
 		for n := range int64(6) {
 			grouped(1)
-			want := f.directAnswer(kind[0], kind[1])
-			f.setPace(time.Millisecond)
-			retained := f.retain(90 - 55)
-			got := make(chan string, 1)
-			go func() {
-				_, body := post(t, f.servers[0].client, f.servers[0].url, kind[0], kind[1])
-				got <- body
-			}()
-			s := f.waitForStream(3)
+			s := f.startKind(kind, time.Millisecond, 90-55, 3)
 			for try := 0; ; try++ {
 				_, err := f.migrateReprompt(t.Context(), s.id, 1)
 				if err == nil {
@@ -67,7 +59,7 @@ func TestSourceStops(t *testing.T) {
 			}
 			later := func(more policies.Tokens) {
 				goal := s.Request().Output + more
-				retained.lower(90 - int(goal))
+				s.retention.lower(90 - int(goal))
 				waitFor(t, func() bool { return s.Request().Output >= goal })
 			}
 
@@ -106,7 +98,7 @@ func TestSourceStops(t *testing.T) {
 				// The engine may be blocked after several tokens in one event,
 				// and a migration waits for a token that ends a character: one of
 				// the next two does.
-				retained.lower(90 - int(s.Request().Output) - 2)
+				s.retention.lower(90 - int(s.Request().Output) - 2)
 				return f.engines[2].calls.Load() > calls
 			})
 			grouped(2 + n)
@@ -116,8 +108,8 @@ func TestSourceStops(t *testing.T) {
 				t.Error("a stream migrated to a replica that sent no token")
 			}
 			waitFor(t, func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r1" && !h.Pending })
-			retained.lower(0)
-			if got, want := textOf(t, <-got), textOf(t, want); got != want {
+			s.retention.lower(0)
+			if got, want := textOf(t, <-s.got), textOf(t, s.want); got != want {
 				t.Fatalf("%s, %d tokens at once: %s", kind, 2+n, firstDifference(got, want))
 			}
 		}

@@ -117,13 +117,13 @@ func (s *Stream) clearOpening(l *call) {
 
 // run relays the answer that an opened leg has begun, to its end. The error is for
 // a stream that an engine cut; the client has got an error event.
-func (s *Stream) run(o openedLeg) error {
-	replica := s.server.replicaOf(o.target)
-	if o.target.Address == "" {
+func (s *Stream) run(opened openedLeg) error {
+	replica := s.server.replicaOf(opened.target)
+	if opened.target.Address == "" {
 		s.fingerprint = &s.server.fingerprint
 	}
-	s.client.begin(o.header)
-	return s.pump(session.Event{Kind: session.LegOpened, Leg: o.leg, Chunk: o.first, Replica: replica})
+	s.client.begin(opened.header)
+	return s.pump(session.Event{Kind: session.LegOpened, Leg: opened.leg, Chunk: opened.first, Replica: replica})
 }
 
 // pump steps the machine with one event after the other until the stream ends. It

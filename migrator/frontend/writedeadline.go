@@ -3,16 +3,11 @@ package frontend
 import (
 	"net/http"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
-const (
-	// checksPerTimeout is how often a write is checked within its timeout.
-	checksPerTimeout = 4
-	// maxPiece is how many bytes a client must read within one timeout.
-	maxPiece = 64 << 10
-)
+// maxPiece is how many bytes a client must read within one timeout.
+const maxPiece = 64 << 10
 
 // withWriteDeadline gives every answer of a handler a write deadline: the answer
 // to a client that reads nothing for WriteTimeout is cut.
@@ -39,14 +34,13 @@ type deadlineWriter struct {
 	control  *http.ResponseController
 	interval time.Duration
 	timeout  time.Duration
-	writes   atomic.Uint64 // odd while a write waits
-	written  bool          // the answer has begun; used by the handler only
+	writes   callWatch
+	written  bool // the answer has begun; used by the handler only
 
-	mu         sync.Mutex
-	timer      *time.Timer
-	lastWrites uint64 // writes at the last check
-	waiting    int    // checks in a row that found it waiting
-	ended      bool   // the handler has returned: the ResponseWriter must not be used
+	mu    sync.Mutex
+	timer *time.Timer
+	stuck bool // a write missed the deadline
+	ended bool // the handler has returned: the ResponseWriter must not be used
 }
 
 func newDeadlineWriter(w http.ResponseWriter, timeout time.Duration) *deadlineWriter {
@@ -63,15 +57,7 @@ func (g *deadlineWriter) check() {
 	if g.ended {
 		return
 	}
-	switch now := g.writes.Load(); {
-	case now%2 == 0:
-		g.waiting = 0
-	case now != g.lastWrites || g.waiting == 0:
-		g.lastWrites, g.waiting = now, 1
-	default:
-		g.waiting++
-	}
-	if g.waiting > checksPerTimeout {
+	if g.stuck = g.writes.check() > checksPerTimeout; g.stuck {
 		g.control.SetWriteDeadline(time.Unix(1, 0)) // fails only on servers that have a deadline of their own
 		return
 	}
@@ -83,7 +69,7 @@ func (g *deadlineWriter) end(r *http.Request) {
 	defer g.mu.Unlock()
 	g.ended = true
 	g.timer.Stop()
-	if r.ProtoMajor == 1 && g.waiting <= checksPerTimeout {
+	if r.ProtoMajor == 1 && !g.stuck {
 		// For the bytes that end the answer; the server clears it before the next
 		// request.
 		g.control.SetWriteDeadline(time.Now().Add(g.timeout))
@@ -102,9 +88,9 @@ func (g *deadlineWriter) Write(b []byte) (n int, err error) {
 	g.written = true
 	for {
 		part := b[n:min(n+maxPiece, len(b))]
-		g.writes.Add(1)
+		g.writes.begin()
 		m, err := g.ResponseWriter.Write(part)
-		g.writes.Add(1)
+		g.writes.end()
 		if n += m; err != nil || n >= len(b) {
 			return n, err
 		}
@@ -113,7 +99,7 @@ func (g *deadlineWriter) Write(b []byte) (n int, err error) {
 
 // FlushError implements what http.ResponseController flushes with.
 func (g *deadlineWriter) FlushError() error {
-	g.writes.Add(1)
-	defer g.writes.Add(1)
+	g.writes.begin()
+	defer g.writes.end()
 	return g.control.Flush()
 }

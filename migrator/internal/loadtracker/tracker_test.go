@@ -11,7 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// ledger is the dumb counter: it adds up.
+// ledger is the simple counter: it adds up.
 type ledger struct {
 	arrived, input, cached, generated, finished, output int64
 	prefilled, refound                                  int64
@@ -109,7 +109,7 @@ func TestUnstreamedWork(t *testing.T) {
 }
 
 // TestSumsUnderConcurrency checks that nothing is counted twice or lost while
-// sweeps and readings run against hundreds of requests.
+// updates and reads run concurrently with hundreds of requests.
 func TestSumsUnderConcurrency(t *testing.T) {
 	tr, l := newTracker(t)
 	var wg sync.WaitGroup
@@ -183,8 +183,7 @@ func BenchmarkUpdate2000(b *testing.B) {
 	}
 }
 
-// TestForgedLengths checks that no reported length makes a state that
-// cannot be reported.
+// TestForgedLengths checks that no reported length makes the state unreportable.
 func TestForgedLengths(t *testing.T) {
 	tr, _ := newTracker(t)
 	for range 3 {
@@ -205,9 +204,9 @@ func TestForgedLengths(t *testing.T) {
 	}
 }
 
-// TestEndMoved checks that a request which moves twice is one arrival and one end,
-// each token counted where it was generated, and that its length counts at the
-// new replica at once.
+// TestEndMoved checks that a request that migrates twice is one arrival and one
+// end, that each token is counted where it was generated, and that its length
+// counts at the new replica at once.
 func TestEndMoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, la := newTracker(t)
@@ -225,7 +224,7 @@ func TestEndMoved(t *testing.T) {
 		w.EndMoved()
 		w.End()
 		time.Sleep(time.Second)
-		live.SetInput(110) // what the engine takes for its prompt
+		live.SetInput(110) // what the engine counts as its prompt
 		live.AddOutput(5)
 		if got := live.Counts(); got != (Counts{100, 15, 0, true}) {
 			t.Errorf("%+v", got)

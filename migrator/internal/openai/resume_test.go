@@ -9,7 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// object reads a JSON object without knowing its fields.
+// object parses a JSON object without knowing its fields.
 func object(t *testing.T, b []byte) map[string]any {
 	t.Helper()
 	var m map[string]any
@@ -26,7 +26,7 @@ func TestResume(t *testing.T) {
 		endpoint Endpoint
 		body     string
 		output   int
-		want     string // of Prompted; the ids are 1, 2, 3
+		want     string // of PromptBody; the ids are 1, 2, 3
 	}{
 		{"completions", Completions, `{` + sampling + `,"prompt":"long","max_tokens":10,"stream":true,"stream_options":{"include_usage":false},"request_id":"x"}`, 4,
 			`{` + sampling + `,"prompt":[1,2,3],"max_tokens":6}`},
@@ -56,7 +56,7 @@ func TestResume(t *testing.T) {
 		if got := q.PromptBody([]uint32{1, 2, 3}, test.output); !reflect.DeepEqual(object(t, got), want) {
 			t.Errorf("%s:\n got %s\nwant %s", test.name, got, test.want)
 		}
-		// Adopting is the same leg, with nothing where the ids were.
+		// AdoptBody is the same leg with an empty prompt.
 		delete(want, "kv_transfer_params")
 		delete(want, "messages")
 		delete(want, "prompt")
@@ -101,8 +101,8 @@ func TestResumeOptions(t *testing.T) {
 	}
 }
 
-// FuzzResume checks that whatever a client asks, what its later legs ask is one
-// JSON object that names no other engine's memory.
+// FuzzResume checks that the bodies of a request's later legs are JSON objects
+// that name no other engine's memory, whatever the client sends.
 func FuzzResume(f *testing.F) {
 	f.Add([]byte(`{"model":"m","prompt":"x","max_tokens":5,"min_tokens":2,"stream_options":{"include_usage":true}}`), 3)
 	f.Add([]byte(`{"messages":[],"vllm_xargs":{"kv_transfer_params":1},"kv_transfer_params":{},"stop_token_ids":[1]}`), 0)
@@ -149,7 +149,8 @@ func TestResumeRefused(t *testing.T) {
 			t.Errorf("%.60s: can be resumed", body)
 		}
 	}
-	// A long prompt is not kept, and min_tokens ties for a time only.
+	// A long prompt is not kept, and min_tokens pins a request only until it is
+	// reached.
 	r, _ := Parse(Completions, []byte(`{"prompt":"`+strings.Repeat("x", 1<<20)+`","min_tokens":3}`))
 	if _, ok := r.Resume(); !ok || r.MinOutput != 3 || !r.Features.Has(policies.MinTokens) {
 		t.Errorf("%+v", r.Features)

@@ -9,7 +9,7 @@ import (
 	"testing/iotest"
 )
 
-// pieces hands out its text in pieces of n bytes.
+// pieces is a reader that returns its text in pieces of n bytes.
 type pieces struct {
 	text string
 	n    int
@@ -24,7 +24,7 @@ func (p *pieces) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// split is the dumb oracle: lines, one by one, events at empty lines.
+// split is the simple oracle: lines, one by one, and events at empty lines.
 func split(text string) (raws, datas []string, whole bool) {
 	raw, fields := "", []string(nil)
 	for text != "" {
@@ -140,7 +140,7 @@ func TestReaderAllocations(t *testing.T) {
 	}
 }
 
-// loop repeats its text, one copy a read.
+// loop is a reader that repeats its text, one copy per read.
 type loop struct{ text []byte }
 
 func (l *loop) Read(b []byte) (int, error) { return copy(b, l.text), nil }

@@ -72,8 +72,8 @@ func TestAnswerOfAChat(t *testing.T) {
 	}
 }
 
-// TestEditIdentityIsShared checks that an answer does not write into what its Edit names,
-// which other answers read at the same time.
+// TestEditIdentityIsShared checks that an answer does not write into the Identity
+// of its Edit, which other answers read at the same time.
 func TestEditIdentityIsShared(t *testing.T) {
 	template, err := NewTemplate([]byte(completion))
 	if err != nil {

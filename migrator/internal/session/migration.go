@@ -54,7 +54,7 @@ func (m *Machine) requestMigration(ev Event) {
 	case m.state == Starting:
 		err = ErrNotBegun
 	case why != policies.NotPinned:
-		err = fmt.Errorf("the stream cannot move: %v", why)
+		err = fmt.Errorf("the stream cannot migrate: %v", why)
 	case m.prompt == 0 || m.output() == 0:
 		err = ErrNotBegun
 	}

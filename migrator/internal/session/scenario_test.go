@@ -109,7 +109,7 @@ func play(t *testing.T, text string) string {
 		}
 		acts, err := c.step(ev)
 		for _, a := range acts {
-			out = append(out, "> "+print(t, a))
+			out = append(out, "> "+printAction(t, a))
 		}
 		if err != nil {
 			t.Fatalf("line %d: %q: %v", n+1, line, err)
@@ -226,8 +226,8 @@ func (l line) event(t *testing.T, m *Machine) (ev Event, err error) {
 	return ev, err
 }
 
-// print writes an action on one line.
-func print(t *testing.T, a Action) string {
+// printAction writes an action on one line.
+func printAction(t *testing.T, a Action) string {
 	var b strings.Builder
 	b.WriteString(a.Kind.String())
 	add := func(format string, args ...any) { fmt.Fprintf(&b, " "+format, args...) }
