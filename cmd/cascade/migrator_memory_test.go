@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -93,7 +94,7 @@ planner: {refine: "on"}
 	awaitURL(t, "http://"+at[5]+"/readyz", "ready")
 	tell("native")
 	for name, slot := range slots {
-		do("policy", "push", name+".wasm", "--goal", "proven", "--control", "http://"+at[5])
+		do("policy", "push", name+".wasm", "--goal", "stable", "--control", "http://"+at[5])
 		awaitURL(t, "http://"+at[5]+"/policies?slot="+slot, `"active": [1-9]`)
 	}
 	tell("when four modules were compiled")
@@ -110,8 +111,8 @@ planner: {refine: "on"}
 		}
 		decide := 0
 		for _, slot := range now.Slots {
-			for _, l := range slot.Nodes[len(slot.Nodes)-1].Generations { // r0 comes behind control planes
-				if l.State == "active" && l.Since != nil && l.Since.After(ended) {
+			for _, l := range slot.Nodes[len(slot.Nodes)-1].Modules { // r0 comes behind control planes
+				if l.Phase == lifecycle.Active && l.SinceUnixMillis > ended.UnixMilli() {
 					decide++
 				}
 			}

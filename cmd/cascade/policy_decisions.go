@@ -2,13 +2,13 @@ package main
 
 import (
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"io"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
 	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
 	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/slothost"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -22,14 +22,14 @@ type decisions struct {
 
 // slotDecisions is one slot at the end of a run.
 type slotDecisions struct {
-	Slot    string `json:"slot"`
-	Module  string `json:"module"`
-	Version string `json:"version"`
-	SHA256  string `json:"sha256"`
-	Hosts   int    `json:"hosts"`    // where it decides
-	Of      int    `json:"of_hosts"` // that have the slot
-	Calls   uint64 `json:"calls"`
-	Faults  uint64 `json:"faults"`
+	Slot    lifecycle.Kind   `json:"slot"`
+	Module  string           `json:"module"`
+	Version string           `json:"version"`
+	SHA256  lifecycle.Digest `json:"sha256"`
+	Hosts   int              `json:"hosts"`    // where it decides
+	Of      int              `json:"of_hosts"` // that have the slot
+	Calls   uint64           `json:"calls"`
+	Faults  uint64           `json:"faults"`
 }
 
 // collectDecisions looks at what the pushed modules have done in a fleet that runs; nil
@@ -39,17 +39,17 @@ func collectDecisions(f *inprocess.Fleet, all []policyPlugin) *decisions {
 		return nil
 	}
 	d := new(decisions)
-	nodes := make(map[string]control.PolicySlot)
+	nodes := make(map[lifecycle.Kind]control.PolicySlot)
 	for _, s := range f.Control().Policies().Slots {
 		nodes[s.Slot] = s
 	}
 	for _, h := range f.Hosts() {
 		for _, status := range h.Set.Status() {
-			for _, life := range status.Lives {
-				if life.Generation != status.Active {
+			for _, module := range status.Modules {
+				if module.Generation != status.Active {
 					continue
 				}
-				d.Slots = append(d.Slots, newSlotDecisions(status, life, nodes[status.Kind]))
+				d.Slots = append(d.Slots, newSlotDecisions(status, module, nodes[status.Kind]))
 			}
 		}
 		for k := abi.Configure + 1; k < abi.NumKinds; k++ {
@@ -59,7 +59,7 @@ func collectDecisions(f *inprocess.Fleet, all []policyPlugin) *decisions {
 	return d
 }
 
-func newSlotDecisions(s slothost.Status, l slothost.Life, fleet control.PolicySlot) slotDecisions {
+func newSlotDecisions(s lifecycle.SlotStatus, l lifecycle.Status, fleet control.PolicySlot) slotDecisions {
 	line := slotDecisions{Slot: s.Kind, Module: l.Name, Version: l.Version, SHA256: l.SHA256, Of: len(fleet.Nodes), Calls: l.Calls, Faults: l.Faults}
 	for _, n := range fleet.Nodes {
 		if n.Active == s.Active {
@@ -76,7 +76,7 @@ func (d *decisions) write(w io.Writer) error {
 	}
 	t := report.Table{Title: "policies, as WebAssembly modules", Header: []string{"slot", "module", "version", "sha256", "hosts", "calls", "faults"}, Left: 4}
 	for _, s := range d.Slots {
-		t.Rows = append(t.Rows, []string{s.Slot, s.Module, s.Version, s.SHA256[:min(len(s.SHA256), shownDigest)], fmt.Sprintf("%d of %d", s.Hosts, s.Of), fmt.Sprint(s.Calls), fmt.Sprint(s.Faults)})
+		t.Rows = append(t.Rows, []string{string(s.Slot), s.Module, s.Version, s.SHA256.String()[:shownDigest], fmt.Sprintf("%d of %d", s.Hosts, s.Of), fmt.Sprint(s.Calls), fmt.Sprint(s.Faults)})
 	}
 	n := d.Native
 	t.Notes = []string{fmt.Sprintf("%d recorded calls, %d of them decided by modules, were decided again natively: %d differ.", n.Calls, n.Modules, n.Different)}

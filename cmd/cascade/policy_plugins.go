@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"io/fs"
 	"net/url"
 	"os"
@@ -87,7 +88,7 @@ func (s *settings) preparePlugins(f *wiring.Fleet, p pluginFlags) ([]policyPlugi
 			return nil, fmt.Errorf("--plugins: %w; \"make plugins\" builds it, --native does without", err)
 		}
 		one := policyPlugin{BuiltinModule: b, Module: code, Statement: sign.Statement{
-			Digest: sign.Sum(code), ABI: abi.Name, Name: b.Name, Version: semanticVersion(version()), Generation: uint64(time.Now().Unix()),
+			Digest: lifecycle.Sum(code), ABI: abi.Name, Name: b.Name, Version: semanticVersion(version()), Generation: lifecycle.Generation(time.Now().Unix()),
 			Configuration: sign.SumOf(b.Configuration),
 		}}
 		for _, k := range b.Kinds {
@@ -142,7 +143,7 @@ func signingKey(dir string) (ed25519.PrivateKey, error) {
 // semanticVersion is a version in three numbers, as statements have it.
 func semanticVersion(v string) string {
 	v, _, _ = strings.Cut(strings.TrimPrefix(v, "v"), "+")
-	if (sign.Statement{Digest: sign.Digest{1}, ABI: abi.Name, Name: "x", Version: v, Grants: []sign.Grant{{Kind: abi.Place}}, Generation: 1}).Validate() != nil {
+	if (sign.Statement{Digest: lifecycle.Digest{1}, ABI: abi.Name, Name: "x", Version: v, Grants: []sign.Grant{{Kind: abi.Place}}, Generation: 1}).Validate() != nil {
 		return "0.0.0"
 	}
 	return v
@@ -156,7 +157,7 @@ func pushPlugins(ctx context.Context, f *inprocess.Fleet, all []policyPlugin) er
 		return err
 	}
 	for _, p := range all {
-		order := pushRequest{goal: "proven", module: p.Module, signature: p.Signature, configuration: p.Configuration, by: "this run"}
+		order := pushRequest{goal: lifecycle.ToStable.String(), module: p.Module, signature: p.Signature, configuration: p.Configuration, by: "this run"}
 		for _, k := range p.Kinds {
 			order.slots = append(order.slots, k.String())
 		}
@@ -190,9 +191,9 @@ func pendingPlugin(hosts []*policyhost.Host, all []policyPlugin) string {
 		for _, s := range h.Set.Status() {
 			for _, p := range all {
 				for _, k := range p.Kinds {
-					if k.String() == s.Kind && s.Active != p.Statement.Generation {
-						if len(s.Lives) > 0 && s.Lives[0].Reason != "" {
-							return fmt.Sprintf("%s of %s is %s (%s)", p.Name, k, s.Lives[0].State, s.Lives[0].Reason)
+					if k.String() == string(s.Kind) && s.Active != p.Statement.Generation {
+						if len(s.Modules) > 0 && s.Modules[0].Reason != "" {
+							return fmt.Sprintf("%s of %s is %s (%s)", p.Name, k, s.Modules[0].Phase, s.Modules[0].Why())
 						}
 						return fmt.Sprintf("%s does not decide in %s", p.Name, k)
 					}

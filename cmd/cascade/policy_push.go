@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -51,10 +52,14 @@ func (p pushRequest) check(cmd *cobra.Command) error {
 	}
 	for _, slot := range p.slots {
 		scope := p.scope
-		if scope == "" && !policyslots.PerRequest(slot) {
+		if scope == "" && !lifecycle.Kind(slot).PerRequest() {
 			scope = "any" // the control plane knows which there are
 		}
-		if err := policyslots.CheckGoal(slot, policyslots.Goal(p.goal), p.permille, scope); err != nil {
+		goal, err := lifecycle.ParseGoal(p.goal)
+		if err == nil {
+			err = policyslots.CheckGoal(lifecycle.Kind(slot), goal, p.permille, scope)
+		}
+		if err != nil {
 			return usageErrorf(cmd, "--slot %s: --%v", slot, err)
 		}
 	}
@@ -83,7 +88,7 @@ func (o *slotFlags) canary(c *cobra.Command) {
 
 // share is the permille of a goal, with its default.
 func (o *slotFlags) share(kinds []string, goal string) int {
-	if o.permille == 0 && goal == string(policyslots.Canary) && len(kinds) > 0 && policyslots.PerRequest(kinds[0]) {
+	if o.permille == 0 && goal == lifecycle.ToCanary.String() && len(kinds) > 0 && lifecycle.Kind(kinds[0]).PerRequest() {
 		return 10
 	}
 	return o.permille
@@ -98,14 +103,14 @@ func newPolicyPush(s *settings) *cobra.Command {
 		Short: "Give a signed module to a running fleet, in shadow first",
 		Long: `Push sends FILE and FILE.sig to the control plane, which looks at the signatures, at what
 the module exports and at the site's rules, keeps it, and tells every host by xDS. Each
-host verifies the signatures again, builds the module beside the calls, and lets it climb
+host verifies the signatures again, builds the module beside the calls, and promotes it
 as far as --goal says:
 
   warm     built, and nothing more
   shadow   answers recorded calls; nobody hears it, the status counts where it differs
   canary   answers a share of the requests (--permille), or for one --scope
   active   answers all of them, when it has shown on the way what the gates ask for
-  proven   answers at once, without gates: when you know it from another fleet
+  stable   answers at once, without gates: when you know it from another fleet
 
 On each host it is taken back by itself when it traps, runs out of fuel or breaks a rule,
 or on its way beyond shadow when too many of its answers are worse than those of the
@@ -114,7 +119,7 @@ be watched: the status says "would not be promoted", and by how many of its answ
 rollback" ends it. Without modules, and whenever one fails, the built-in policies decide.`,
 		Example: `  cascade policy push my-refiner.wasm
   cascade policy push bids.wasm --slot bid-select --goal canary --permille 10
-  cascade policy push outlier.wasm --configuration outlier.conf --goal proven`,
+  cascade policy push outlier.wasm --configuration outlier.conf --goal stable`,
 		Args: exactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p := pushRequest{slots: kinds, goal: o.goal, scope: o.scope, by: o.by, permille: o.permille}
@@ -166,16 +171,16 @@ rollback" ends it. Without modules, and whenever one fails, the built-in policie
 	o.canary(c)
 	f := c.Flags()
 	f.StringSliceVar(&kinds, "slot", nil, "slots that get it; empty: all that its statement lets it decide")
-	f.StringVar(&o.goal, "goal", string(policyslots.Shadow), "how far it may go: warm, shadow, canary, active or proven")
+	f.StringVar(&o.goal, "goal", lifecycle.ToShadow.String(), "how far it may go: warm, shadow, canary, active or stable")
 	f.StringVar(&signature, "signature", "", "signature file; empty: FILE.sig")
 	f.StringVar(&config, "configuration", "", "file with what the module is configured with: what was signed")
-	completeFrom(c, "slot", policyslots.Kinds())
-	completeFrom(c, "goal", []string{"warm", "shadow", "canary", "active", "proven"})
+	completeFrom(c, "slot", lifecycle.KindNames())
+	completeFrom(c, "goal", lifecycle.GoalNames())
 	return c
 }
 
 // promotionGoals are the goals of a candidate, in their order.
-var promotionGoals = []policyslots.Goal{policyslots.Warm, policyslots.Shadow, policyslots.Canary, policyslots.Active}
+var promotionGoals = []lifecycle.Goal{lifecycle.ToWarm, lifecycle.ToShadow, lifecycle.ToCanary, lifecycle.ToActive}
 
 func newPolicyShadow(s *settings) *cobra.Command {
 	o := &slotFlags{}
@@ -189,7 +194,7 @@ nothing any more, at once. "cascade policy push" begins there.`,
   cascade policy status bid-select --watch     # where would it have decided otherwise?`,
 		Args: requireSlots,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			o.goal = string(policyslots.Shadow)
+			o.goal = lifecycle.ToShadow.String()
 			return s.setGoal(cmd, o, args)
 		},
 	}
@@ -208,10 +213,10 @@ to canary, from canary to active. It still has to show what each step asks for: 
 module in canary answers 1, then 10, then 100 of 1000 requests, up to --permille, and
 waits for its calls in a step that is not the last for no longer than 2 minutes; one
 that decides for many requests answers for --scope first, and needs it until it is active.
-When all hosts run it, it is what the fleet runs: proven, and a restart begins with it.
+When all hosts run it, it is stable: the fleet runs it, and a restart begins with it.
 
 One that "would not be promoted" by what the status says of it is refused, and stays in
-shadow. The site's rules are asked. "--to proven" is the step without any gate.`,
+shadow. The site's rules are asked. "--to stable" is the step without any gate.`,
 		Example: `  cascade policy promote bid-select                 # from shadow to a canary of 10 ‰
   cascade policy promote bid-select --permille 100
   cascade policy promote bid-select --to active
@@ -223,9 +228,9 @@ shadow. The site's rules are asked. "--to proven" is the step without any gate.`
 	}
 	o.flags(c)
 	o.canary(c)
-	c.Flags().StringVar(&o.goal, "to", "", "how far: shadow, canary, active or proven; empty: one step")
+	c.Flags().StringVar(&o.goal, "to", "", "how far: shadow, canary, active or stable; empty: one step")
 	c.Flags().Uint64Var(&o.generation, "generation", 0, "the generation that is meant; 0: whichever is on trial")
-	completeFrom(c, "to", []string{"shadow", "canary", "active", "proven"})
+	completeFrom(c, "to", []string{"shadow", "canary", "active", "stable"})
 	return c
 }
 
@@ -306,7 +311,7 @@ func (o *slotFlags) nextGoal(ctx context.Context, base *url.URL, kinds []string)
 	if err != nil {
 		return err
 	}
-	goals := make(map[string]bool)
+	goals := make(map[lifecycle.Goal]bool)
 	for _, p := range now.Slots {
 		if p.Candidate == nil {
 			return fmt.Errorf("nothing is on trial in %s; \"cascade policy push\" begins a trial", p.Slot)
@@ -320,10 +325,10 @@ func (o *slotFlags) nextGoal(ctx context.Context, base *url.URL, kinds []string)
 		return fmt.Errorf("%d slots have trials, and not all are equally far: name the goal with --to", len(goals))
 	}
 	for i, g := range promotionGoals[:len(promotionGoals)-1] {
-		if goals[string(g)] {
-			o.goal = string(promotionGoals[i+1])
-			if g == policyslots.Canary && o.permille != 0 {
-				o.goal = string(policyslots.Canary)
+		if goals[g] {
+			o.goal = promotionGoals[i+1].String()
+			if g == lifecycle.ToCanary && o.permille != 0 {
+				o.goal = lifecycle.ToCanary.String()
 			}
 		}
 	}
@@ -336,11 +341,11 @@ func (o *slotFlags) nextGoal(ctx context.Context, base *url.URL, kinds []string)
 // requireSlots wants the names of slots.
 func requireSlots(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
-		return usageErrorf(c, "name the slot, one of %q", policyslots.Kinds())
+		return usageErrorf(c, "name the slot, one of %q", lifecycle.KindNames())
 	}
 	for _, a := range args {
-		if !policyslots.Known(a) {
-			return usageErrorf(c, "%q is no slot; there are %q", a, policyslots.Kinds())
+		if !lifecycle.Kind(a).Known() {
+			return usageErrorf(c, "%q is not a slot: must be one of %q", a, lifecycle.KindNames())
 		}
 	}
 	return nil

@@ -4,6 +4,7 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"io/fs"
 	"os"
 	"strconv"
@@ -182,8 +183,8 @@ func (s *settings) sign(cmd *cobra.Command, f *policySignFlags, path string) err
 		if file, err = readSignature(at); err != nil {
 			return err
 		}
-		if file.Statement.Digest != sign.Sum(code) {
-			return fmt.Errorf("%s is about another module than %s (sha256 %s): make a new statement with --name and --version", at, path, sign.Sum(code))
+		if file.Statement.Digest != lifecycle.Sum(code) {
+			return fmt.Errorf("%s is about another module than %s (sha256 %s): make a new statement with --name and --version", at, path, lifecycle.Sum(code))
 		}
 	}
 	if file, err = sign.Sign(file, key); err != nil {
@@ -212,7 +213,7 @@ func (f *policySignFlags) readGolden(path string, code []byte) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := calllog.Golden(text, sign.Sum(code)); err != nil {
+	if _, err := calllog.Golden(text, lifecycle.Sum(code)); err != nil {
 		return nil, fmt.Errorf("%s: %w; \"cascade policy test --update\" writes it anew", at, err)
 	}
 	return text, nil
@@ -220,9 +221,9 @@ func (f *policySignFlags) readGolden(path string, code []byte) ([]byte, error) {
 
 // statement is what the flags say about a module.
 func (f *policySignFlags) statement(cmd *cobra.Command, path string, code []byte) (sign.Statement, error) {
-	st := sign.Statement{Digest: sign.Sum(code), ABI: abi.Name, Name: f.name, Version: f.version, Generation: f.generation}
+	st := sign.Statement{Digest: lifecycle.Sum(code), ABI: abi.Name, Name: f.name, Version: f.version, Generation: lifecycle.Generation(f.generation)}
 	if st.Generation == 0 {
-		st.Generation = uint64(time.Now().Unix())
+		st.Generation = lifecycle.Generation(time.Now().Unix())
 	}
 	configured, err := readConfiguration(f.configuration)
 	if err != nil {

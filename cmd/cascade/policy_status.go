@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"io"
 	"net/http"
 	"net/url"
@@ -40,18 +41,18 @@ that costs more by a quarter, or none where there was one; a boundary that serve
 by a twentieth, and no better than the one that it would move. Which ones, "cascade
 policy records" tells. Under why is what it waits for, and about how long; or that it
 "would not be promoted", and ends if it is: too many of its answers are worse; or that
-it is "in doubt": too many are, of too few to judge by, and it goes no further until
+it is "inconclusive": too many are, of too few to judge by, and it goes no further until
 that is known, on other hosts either. Where the machine did not run a module in time,
 the built-in policy answers, too; that is no fault, and told under why (starved).
 
 A host where a module is "not asked yet" passes no gate: when others have had it decide
-for 30 s, and none is in doubt, it follows them.
+for 30 s, and none is inconclusive, it follows them.
 
 Generation 0 is the built-in policy. A host is a migrator, or a control plane
 ("control/NAME"), whose slots are partition and guard.`,
 		Example: `  cascade policy status
   cascade policy status bid-select --watch
-  cascade policy status --json | jq '.slots[] | {slot, proven: .proven.sha256}'`,
+  cascade policy status --json | jq '.slots[] | {slot, stable: .stable.sha256}'`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
 				if err := requireSlots(cmd, args); err != nil {
@@ -71,7 +72,7 @@ Generation 0 is the built-in policy. A host is a migrator, or a control plane
 			})
 		},
 	}
-	c.ValidArgs = policyslots.Kinds()
+	c.ValidArgs = lifecycle.KindNames()
 	f.controlFlags.flags(c)
 	f.watchFlags.flags(c)
 	return c
@@ -85,7 +86,7 @@ func writeWanted(w io.Writer, p control.Policies) error {
 	}
 	var names []string
 	for _, slot := range p.Slots {
-		names = append(names, slot.Slot)
+		names = append(names, string(slot.Slot))
 	}
 	_, err := fmt.Fprintf(w, "\nHosts follow within seconds: cascade policy status %s --watch\n", strings.Join(names, " "))
 	return err
@@ -99,7 +100,7 @@ func writePolicies(w io.Writer, p control.Policies) error {
 	t := hostTable("hosts")
 	for _, slot := range p.Slots {
 		// Where nothing but the built-in policy ever was, hosts have nothing to tell.
-		if !slices.ContainsFunc(slot.Nodes, func(n control.PolicyNode) bool { return len(n.Generations) > 0 || n.Refused != "" }) {
+		if !slices.ContainsFunc(slot.Nodes, func(n control.PolicyNode) bool { return len(n.Modules) > 0 || n.Refused != "" }) {
 			continue
 		}
 		for _, n := range ownRows(slot.Nodes) {
@@ -141,14 +142,14 @@ func writeSlots(w io.Writer, p control.Policies) error {
 }
 
 func hostTable(title string) report.Table {
-	return report.Table{Title: title, Header: []string{"slot", "host", "generation", "state", "calls", "faults", "compared", "differ", "worse", "why"}, Left: 2}
+	return report.Table{Title: title, Header: []string{"slot", "host", "generation", "phase", "calls", "faults", "compared", "differ", "worse", "why"}, Left: 2}
 }
 
 // differing are the hosts on which something else decides than on most, or that refuse
 // it; of two halves the first host's decides which one that is.
 func differing(nodes []control.PolicyNode) []control.PolicyNode {
 	type decides struct {
-		active, candidate uint64
+		active, candidate lifecycle.Generation
 		permille          int
 		refuses           bool
 	}
@@ -184,43 +185,40 @@ func ownRows(nodes []control.PolicyNode) (out []control.PolicyNode) {
 	return out
 }
 
-// finishedStates are the states of generations that do not come back.
-var finishedStates = []string{"rejected", "superseded", "withdrawn", "rolled back"}
-
 // hostRows are the generations that a host has, and the last one that ended there.
-func hostRows(slot string, n control.PolicyNode) (rows [][]string) {
-	row := func(cells ...string) { rows = append(rows, append([]string{slot, n.Node}, cells...)) }
+func hostRows(slot lifecycle.Kind, n control.PolicyNode) (rows [][]string) {
+	row := func(cells ...string) { rows = append(rows, append([]string{string(slot), n.Node}, cells...)) }
 	if n.Refused != "" {
 		row("", "refuses", "", "", "", "", "", shorten(n.Refused))
 	}
 	if n.Active == 0 {
 		row("0", "built in", "", "", "", "", "", "")
 	}
-	var last uint64
-	for _, l := range n.Generations {
-		if slices.Contains(finishedStates, l.State) {
+	var last lifecycle.Generation
+	for _, l := range n.Modules {
+		if l.Phase.Ended() {
 			last = max(last, l.Generation)
 		}
 	}
-	for _, l := range n.Generations {
-		if slices.Contains(finishedStates, l.State) && l.Generation < last {
+	for _, l := range n.Modules {
+		if l.Phase.Ended() && l.Generation < last {
 			continue
 		}
-		state := l.State
+		state := l.Phase.String()
 		switch {
 		case l.Generation == n.Candidate && n.Scope != "":
 			state += " for " + n.Scope
 		case l.Generation == n.Candidate:
 			state += fmt.Sprintf(" %d ‰", n.Permille)
 		}
-		why := l.Reason
-		if why == "" && l.Calls == 0 && (l.State == string(policyslots.Shadow) || l.State == string(policyslots.Canary)) {
+		why := l.Why()
+		if why == "" && l.Calls == 0 && (l.Phase == lifecycle.Shadow || l.Phase == lifecycle.Canary) {
 			why = "not asked yet"
 		}
 		if l.Starved > 0 {
 			why = strings.TrimPrefix(why+fmt.Sprintf("; the machine was too busy for %s (starved)", plural(int(l.Starved), "call")), "; ")
 		}
-		row(fmt.Sprint(l.Generation), state, fmt.Sprint(l.Calls), fmt.Sprint(l.Faults), fmt.Sprint(l.Compared), fmt.Sprint(l.Differ), fmt.Sprint(l.Worse), shorten(why))
+		row(fmt.Sprint(l.Generation), state, fmt.Sprint(l.Calls), fmt.Sprint(l.Faults), fmt.Sprint(l.Figures.Compared), fmt.Sprint(l.Figures.Differ), fmt.Sprint(l.Figures.Worse), shorten(why))
 	}
 	return rows
 }
@@ -230,19 +228,19 @@ func slotTable(p control.Policies) report.Table {
 	t := report.Table{Title: "policies", Header: []string{"slot", "decides", "generation", "sha256", "hosts", "on trial", "goal", "hosts"}, Left: 2}
 	for _, slot := range p.Slots {
 		name, generation, digest := "built in", "0", ""
-		var proven uint64
+		var stable lifecycle.Generation
 		if m := slot.Stable; m != nil {
-			name, generation, digest, proven = m.Name+" "+m.Version, fmt.Sprint(m.Generation), m.SHA256[:min(len(m.SHA256), shownDigest)], m.Generation
+			name, generation, digest, stable = m.Name+" "+m.Version, fmt.Sprint(m.Generation), m.SHA256.String()[:shownDigest], m.Generation
 		}
 		trial, goal, tried := "", "", ""
-		var candidate uint64
+		var candidate lifecycle.Generation
 		if c := slot.Candidate; c != nil {
 			candidate = c.Generation
 			trial, goal = fmt.Sprintf("%s %s, %d", c.Name, c.Version, c.Generation), trialGoal(c)
 		}
-		fresh, provens, candidates := 0, 0, 0
+		fresh, stables, candidates := 0, 0, 0
 		for _, n := range slot.Nodes {
-			late := n.ReportAge == nil || *n.ReportAge > policyslots.Fresh.Seconds()
+			late := n.ReportAge == nil || *n.ReportAge > policyslots.FreshFor.Seconds()
 			switch {
 			case n.Refused != "":
 				t.Notes = append(t.Notes, fmt.Sprintf("%s refuses what %s should run: %s.", n.Node, slot.Slot, n.Refused))
@@ -251,16 +249,16 @@ func slotTable(p control.Policies) report.Table {
 			}
 			switch {
 			case late:
-			case n.Active == proven:
-				fresh, provens = fresh+1, provens+1
+			case n.Active == stable:
+				fresh, stables = fresh+1, stables+1
 			case n.Active == candidate:
 				fresh, candidates = fresh+1, candidates+1
 			default:
 				fresh++
 			}
-			t.Notes = append(t.Notes, nodeNotes(slot.Slot, n, proven, candidate)...)
-			for _, l := range n.Generations { // every host says the same
-				if text := fmt.Sprintf("%s: generation %d decides, and %s.", slot.Slot, l.Generation, l.Reason); l.State == string(policyslots.Active) && l.Reason != "" && !slices.Contains(t.Notes, text) {
+			t.Notes = append(t.Notes, nodeNotes(slot.Slot, n, stable, candidate)...)
+			for _, l := range n.Modules { // every host says the same
+				if text := fmt.Sprintf("%s: generation %d decides, and %s.", slot.Slot, l.Generation, l.Reason); l.Phase == lifecycle.Active && l.Reason != "" && !slices.Contains(t.Notes, text) {
 					t.Notes = append(t.Notes, text)
 				}
 			}
@@ -268,7 +266,7 @@ func slotTable(p control.Policies) report.Table {
 		if candidate != 0 {
 			tried = fmt.Sprintf("%d of %d", candidates, fresh)
 		}
-		t.Rows = append(t.Rows, []string{slot.Slot, name, generation, digest, fmt.Sprintf("%d of %d", provens, fresh), trial, goal, tried})
+		t.Rows = append(t.Rows, []string{string(slot.Slot), name, generation, digest, fmt.Sprintf("%d of %d", stables, fresh), trial, goal, tried})
 		earlier := max(0, len(slot.RolledBack)-shownEnds)
 		if earlier > 0 {
 			t.Notes = append(t.Notes, fmt.Sprintf("%s: %s taken back before; --json has all.", slot.Slot, plural(earlier, "generation")))
@@ -289,16 +287,16 @@ func trialGoal(c *control.PolicyCandidate) string {
 	case c.Permille != 0:
 		return fmt.Sprintf("%s %d ‰", c.Goal, c.Permille)
 	case c.Scope != "":
-		return c.Goal + ", first " + c.Scope
+		return c.Goal.String() + ", first " + c.Scope
 	}
-	return c.Goal
+	return c.Goal.String()
 }
 
 // nodeNotes are what a host has to say that others do not: a generation that it
 // gave up, or one that waits.
-func nodeNotes(slot string, n control.PolicyNode, proven, candidate uint64) (notes []string) {
-	for _, l := range n.Generations {
-		if l.State == "rejected" && (l.Generation == proven || l.Generation == candidate) {
+func nodeNotes(slot lifecycle.Kind, n control.PolicyNode, stable, candidate lifecycle.Generation) (notes []string) {
+	for _, l := range n.Modules {
+		if l.Phase == lifecycle.Rejected && (l.Generation == stable || l.Generation == candidate) {
 			notes = append(notes, fmt.Sprintf("%s gave generation %d of %s up: %s.", n.Node, l.Generation, slot, l.Reason))
 		}
 	}

@@ -2,11 +2,11 @@ package main
 
 import (
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"strings"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/xds/control"
-	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
 // TestPolicyTables: of slots that only ever had the built-in policy no host is
@@ -16,17 +16,17 @@ func TestPolicyTables(t *testing.T) {
 	age, long := 0.1, 20.0
 	p := control.Policies{Enabled: true, Slots: []control.PolicySlot{
 		{Slot: "place", Nodes: []control.PolicyNode{{Node: "quiet", ReportAge: &age}, {Node: "gone", ReportAge: &long}}},
-		{Slot: "refine", Nodes: []control.PolicyNode{{Node: "r0", ReportAge: &age, Generations: []control.PolicyGeneration{
-			{Generation: 3, State: "rolled back", Reason: "older"}, {Generation: 4, State: "rejected", Reason: "1 fault"},
-			{Generation: 5, State: string(policyslots.Shadow)},
-			{Generation: 6, State: string(policyslots.Canary), Calls: 50, Starved: 2, Compared: 31, Differ: 13, Worse: 12},
-		}}}},
+		{Slot: "refine", Nodes: []control.PolicyNode{{Node: "r0", ReportAge: &age, SlotStatus: lifecycle.SlotStatus{Modules: []lifecycle.Status{
+			{Generation: 3, Phase: lifecycle.RolledBack, Reason: "older"}, {Generation: 4, Phase: lifecycle.Rejected, Reason: "1 fault"},
+			{Generation: 5, Phase: lifecycle.Shadow},
+			{Generation: 6, Phase: lifecycle.Canary, Calls: 50, Starved: 2, Figures: lifecycle.Figures{Compared: 31, Differ: 13, Worse: 12}},
+		}}}}},
 	}}
-	ends := []control.PolicyGeneration{{Generation: 9, State: string(policyslots.Active), Reason: "its statement expires tomorrow"}}
+	ends := []lifecycle.Status{{Generation: 9, Phase: lifecycle.Active, Reason: "its statement expires tomorrow"}}
 	p.Slots = append(p.Slots, control.PolicySlot{Slot: "outlier", Nodes: []control.PolicyNode{
-		{Node: "r0", ReportAge: &age, Active: 9, Generations: ends}, {Node: "r1", ReportAge: &age, Active: 9, Generations: ends}}})
+		{Node: "r0", ReportAge: &age, SlotStatus: lifecycle.SlotStatus{Active: 9, Modules: ends}}, {Node: "r1", ReportAge: &age, SlotStatus: lifecycle.SlotStatus{Active: 9, Modules: ends}}}})
 	for n := range 5 {
-		p.Slots[1].RolledBack = append(p.Slots[1].RolledBack, control.PolicyRollback{Generation: uint64(n), Name: "m", Reason: fmt.Sprintf("reason %d", n)})
+		p.Slots[1].RolledBack = append(p.Slots[1].RolledBack, control.PolicyRollback{Generation: lifecycle.Generation(n), Name: "m", Reason: fmt.Sprintf("reason %d", n)})
 	}
 	var out strings.Builder
 	if err := writePolicies(&out, p); err != nil {
@@ -54,11 +54,12 @@ func TestPolicyTables(t *testing.T) {
 // something else decides than on most.
 func TestStatusSlots(t *testing.T) {
 	age := 0.1
-	on := func(name string, active uint64) control.PolicyNode {
-		return control.PolicyNode{Node: name, ReportAge: &age, Active: active, Generations: []control.PolicyGeneration{{Generation: 7, State: string(policyslots.Active), Calls: 5}}}
+	on := func(name string, active lifecycle.Generation) control.PolicyNode {
+		return control.PolicyNode{Node: name, ReportAge: &age,
+			SlotStatus: lifecycle.SlotStatus{Active: active, Modules: []lifecycle.Status{{Generation: 7, Phase: lifecycle.Active, Calls: 5}}}}
 	}
 	behind, refusing := on("r3", 0), on("r4", 7)
-	behind.Generations[0].State, behind.Generations[0].Reason = "rejected", "3 faults"
+	behind.Modules[0].Phase, behind.Modules[0].Reason = lifecycle.Rejected, "3 faults"
 	refusing.Refused = "no key is known"
 	p := control.Policies{Enabled: true, Slots: []control.PolicySlot{
 		{Slot: "place", Nodes: []control.PolicyNode{{Node: "r1", ReportAge: &age}, {Node: "r2", ReportAge: &age}}},

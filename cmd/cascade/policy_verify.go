@@ -4,6 +4,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"os"
 	"time"
 
@@ -127,7 +128,7 @@ func (s *settings) printStatement(path string, f sign.File) error {
 	switch {
 	case st.First:
 		fmt.Fprintf(s.stdout, "  configured with anything\n")
-	case st.Configuration != sign.Digest{}:
+	case st.Configuration != lifecycle.Digest{}:
 		fmt.Fprintf(s.stdout, "  configured with sha256 %s, and nothing else\n", st.Configuration)
 	default:
 		fmt.Fprintf(s.stdout, "  configured with nothing\n")

@@ -52,6 +52,17 @@ func (k Kind) String() string {
 	return "unknown kind"
 }
 
+// ParseKind returns the kind with the name, Configure included; ok is false when
+// there is none.
+func ParseKind(name string) (k Kind, ok bool) {
+	for k := range NumKinds {
+		if kindNames[k].name == name {
+			return k, true
+		}
+	}
+	return NumKinds, false
+}
+
 // Export returns the name of the exported function that decides the kind, "" for
 // an unknown kind.
 func (k Kind) Export() string {

@@ -3,9 +3,10 @@ package promotion
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 )
 
 // Defaults of a Config, for kinds that decide for one request; in brackets, for
@@ -23,87 +24,86 @@ const (
 	DefaultJudged       = 64
 )
 
-// defaultWorseOfMany is the one in brackets: 3 of the 64 by which a share is judged.
+// defaultWorseOfMany is the value in brackets: 3 of the 64 answers that a share is
+// taken of.
 const defaultWorseOfMany = 50
 
-// Config sets a Machine up.
+// Config configures a Machine.
 type Config struct {
 	// Kind is what the slot decides. Required.
-	Kind abi.Kind
-	// Ladder is the shares of a canary, in ‰, growing, below 1,000: from the last
-	// one a generation goes on to all requests. Nil means 1, 10, 100. It is not
-	// used for kinds whose canary is a scope.
+	Kind lifecycle.Kind
+	// Ladder is the shares of a canary, in ‰, ascending and below 1,000: from the
+	// last one a generation is promoted to all requests. Nil means 1, 10, 100. It is
+	// not used for kinds whose canary is a scope.
 	Ladder []int
-	// Shadow and Canary are the gates behind shadow and behind each step of the
-	// canary.
+	// Shadow and Canary are the gates that end shadow and each step of the canary.
 	Shadow, Canary Gate
-	// Patience is how long a step of the canary waits for its calls: then one that
-	// has answered some, of which some were compared where Gate.Compared asks for any,
-	// and none worse than the gate lets pass, goes on to the next larger share. The
-	// last step, and a scope, wait for ever. A fleet that is small has no use for a
-	// share in which a request comes every other minute.
+	// Patience is how long a step of the canary waits for its calls. After it, a
+	// generation goes on to the next larger share if it has answered some calls, some
+	// of them were compared where Gate.Compared asks for any, and no more were worse
+	// than the gate allows. The last step, and a scope, have no such limit. A small
+	// fleet has no use for a share that gets a request every other minute.
 	//
-	// It is also how long a stage waits to be sure of what speaks against a generation
-	// (Gate.Judged): then, where the answers that are missing would take as long again
-	// at their pace, those there are decide. A single worse one among others counts
-	// for nothing then, and two are enough; one of one or two waits for a third.
+	// It is also how long a phase waits for enough answers to judge a generation by
+	// (Gate.Judged). After it, if the missing answers would take as long again at
+	// their present rate, the ones that exist decide: a single worse one among others
+	// is ignored, two are enough, and one of one or two waits for a third.
 	//
-	// 0 means DefaultPatience, and below 0 for ever in both.
+	// 0 means DefaultPatience; below 0 both wait without a limit.
 	Patience policies.Micros
-	// CanaryFaults is how many faults reject a generation during one step of its
-	// canary. 0 means DefaultCanaryFaults.
+	// CanaryFaults is how many faults in one step of its canary reject a generation.
+	// 0 means DefaultCanaryFaults.
 	CanaryFaults int
 	// Faults within Window take the active generation back. 0 means DefaultFaults
 	// and DefaultWindow. Faults is at most MaxFaults.
 	Faults int
 	Window policies.Micros
-	// Floor refuses offers below it: what Status.Floor was before a restart.
-	// Resume is what was active then, or before that, or was to be: they may be
-	// offered though they are below. The generations that a host is to run are
-	// offered in their order.
-	Floor  Generation
-	Resume []Generation
+	// Floor refuses offers below it: it is what SlotStatus.Floor was before a
+	// restart. Resume lists the generations that were active or previous then, or
+	// were to become so: they may be offered though they are below the floor. The
+	// generations that a host is to run are offered in ascending order.
+	Floor  lifecycle.Generation
+	Resume []lifecycle.Generation
 }
 
-// MaxFaults bounds Config.Faults: the times of so many faults are remembered.
+// MaxFaults bounds Config.Faults: a Machine keeps the times of that many faults.
 const MaxFaults = 1024
 
-// Gate is what a generation has to show to go on.
+// Gate is what a generation has to show in a phase to be promoted.
 type Gate struct {
-	// Calls it has answered in the stage, at least. 0 means the default; an idle
-	// slot promotes nothing.
+	// Calls is the least number of calls that it has answered in the phase. 0 means
+	// the default; an idle slot promotes nothing.
 	Calls uint64
-	// Soak is how long the stage lasts, at least. 0 means the default, and below
-	// 0 none.
+	// Soak is the least time that the phase lasts. 0 means the default, and below 0
+	// none.
 	Soak policies.Micros
-	// Compared is how many of the answers have been compared with the active
-	// generation's, at least. 0 means that none needs to be.
+	// Compared is the least number of answers that have been compared with the active
+	// generation's. 0 means that none needs to be.
 	Compared uint64
-	// Worse is how many answers, in ‰ of those compared, may be worse than the
-	// active generation's by the host's own measure. More are a reason against the
-	// generation: in shadow it goes no further, and ends if it was to; in canary it
-	// ends. That is as soon as they would be too many even if all answers that are
-	// missing to Calls, Compared and Judged were as they should be. 0 means
-	// DefaultWorse, and below 0 none.
+	// Worse is how many answers, in ‰ of those compared, may be worse than the active
+	// generation's by the host's own measure. With more, the generation is blocked in
+	// shadow, or rejected if its goal lies beyond; in canary it is rejected. That
+	// happens as soon as there would be too many even if all answers that are still
+	// missing to Calls, Compared and Judged were good. 0 means DefaultWorse, and below
+	// 0 none.
 	Worse int
-	// Judged is how many compared answers a share is taken of, at least: a single
-	// one of a few says nothing. While there are fewer, too large a share keeps the
-	// generation where it is until more is known; see also Config.Patience. 0 means
-	// DefaultJudged; 1 is any number.
+	// Judged is the least number of compared answers that a share is taken of: one of
+	// a few says nothing. While there are fewer, too large a share is inconclusive and
+	// the generation is not promoted; see also Config.Patience. 0 means DefaultJudged;
+	// 1 accepts any number.
 	Judged uint64
-	// Differ is how many answers, in ‰, may differ from the active generation's.
-	// A policy that is meant to be different differs: 0 means any number, and
-	// below 0 none.
+	// Differ is how many answers, in ‰, may differ from the active generation's. A
+	// new policy usually differs on purpose: 0 means any number, and below 0 none.
 	Differ int
 }
 
-// complete fills the defaults in and checks the rest.
+// complete returns the config with its defaults. The error names the bad field.
 func (c Config) complete() (Config, error) {
-	if c.Kind <= abi.Configure || c.Kind >= abi.NumKinds {
-		return c, fmt.Errorf("kind %s: name one that decides", c.Kind)
+	if !c.Kind.Known() {
+		return c, fmt.Errorf("kind %q: must be one of %s", string(c.Kind), strings.Join(lifecycle.KindNames(), ", "))
 	}
 	shadow, canary, worse := uint64(1), uint64(1), defaultWorseOfMany
-	if PerRequest(c.Kind) {
+	if c.Kind.PerRequest() {
 		shadow, canary, worse = DefaultShadowCalls, DefaultCanaryCalls, DefaultWorse
 	}
 	c.Shadow, c.Canary = c.Shadow.complete(shadow, DefaultShadowSoak, worse), c.Canary.complete(canary, DefaultCanarySoak, worse)
@@ -114,7 +114,7 @@ func (c Config) complete() (Config, error) {
 	last := 0
 	for i, p := range c.Ladder {
 		if p <= last || p >= 1000 {
-			return c, fmt.Errorf("ladder[%d] %d: shares grow, from 1 to 999", i, p)
+			return c, fmt.Errorf("ladder[%d]: %d: shares must ascend, from 1 to 999", i, p)
 		}
 		last = p
 	}

@@ -5,312 +5,303 @@ import (
 	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 )
 
-// life is a generation that is loaded or on its way.
-type life struct {
-	offer   Offer
-	state   State
-	since   policies.Micros
-	loaded  bool // compiled, and so to be closed
-	rung    int  // of the ladder, in canary
-	figures Figures
-	faults  int               // in this step of the canary
-	times   []policies.Micros // of the last Config.Faults faults while active, oldest first
+// maxEnded bounds the ended generations that Status reports. A rejected generation
+// that is forgotten is below the floor, or is the floor, whose end is kept apart.
+const maxEnded = 8
+
+// module is a generation that is loaded or being built.
+type module struct {
+	offer      Offer
+	phase      lifecycle.Phase
+	since      policies.Micros
+	loaded     bool // compiled, and therefore to be closed
+	step       int  // of the ladder, in canary
+	figures    lifecycle.Figures
+	faults     int               // in this step of the canary
+	faultTimes []policies.Micros // of the last Config.Faults faults while active, oldest first
 }
 
-// Machine is the life of one slot. It is not safe for concurrent use.
+// Machine is the state of one slot. It is not safe for concurrent use.
 type Machine struct {
-	c     Config
-	now   policies.Micros
-	floor Generation
-	spent bool // the generation at the floor ended for good: offering it again is in vain
+	c          Config
+	now        policies.Micros
+	floor      lifecycle.Generation
+	floorEnded bool // the generation at the floor ended for good: it is not accepted again
 
-	active, previous, candidate, waiting *life
-	building                             Generation // being verified, compiled or warmed; 0 for none
-	orphan                               bool       // what is being built is wanted no more
-	loadedOrphan                         bool       // and it is loaded
+	active, previous, candidate, waiting *module
+	building                             lifecycle.Generation // being verified, compiled or warmed; 0 for none
+	abandoned                            bool                 // the build in progress is no longer wanted
+	abandonedLoaded                      bool                 // and has been compiled
 
-	route  Route
-	shadow Generation
-	ended  []Life // latest first
-	out    []Action
-	close  []Generation // of the Step in progress
+	route   Route
+	shadow  lifecycle.Generation
+	ended   []lifecycle.Status // latest first
+	actions []Action
+	closing []lifecycle.Generation // by the Step in progress
 }
 
-// New returns a machine whose slot the native policy serves. The error names the
-// bad field.
+// New returns a machine whose slot is served by the native policy. The error names
+// the bad field.
 func New(c Config) (*Machine, error) {
 	c, err := c.complete()
 	if err != nil {
-		return nil, fmt.Errorf("slot: %w", err)
+		return nil, fmt.Errorf("promotion: %w", err)
 	}
 	return &Machine{c: c, floor: c.Floor}, nil
 }
 
-// Step takes note of an event and appends what is to be done about it to out,
-// which it returns. The error is that of an offer which is refused; it changes
-// nothing.
-func (m *Machine) Step(ev Event, out []Action) ([]Action, error) {
-	m.out, m.close = out, m.close[:0]
+// Step handles an event, appends the actions that follow from it to actions, and
+// returns that slice. The error is that of a refused offer, which changes nothing.
+func (m *Machine) Step(ev Event, actions []Action) ([]Action, error) {
+	m.actions, m.closing = actions, m.closing[:0]
 	m.now = max(m.now, ev.Now)
 	var err error
 	switch ev.Kind {
 	case Offered:
-		err = m.offer(ev.Offer)
+		err = m.handleOffer(ev.Offer)
 	case Verified, Compiled, Warmed, Failed:
-		m.built(ev)
+		m.handleBuild(ev)
 	case Observed:
-		m.observe(ev.Generation, ev.Figures)
+		m.handleFigures(ev.Generation, ev.Figures)
 	case Faulted:
-		m.fault(ev.Generation)
+		m.handleFault(ev.Generation)
 	case Withdrawn:
-		m.withdraw(ev.Generation)
+		m.handleWithdrawal(ev.Generation)
 	case RolledBack:
-		m.rollBack(ev.Generation, ev.Reason)
+		m.handleRollback(ev.Generation, ev.Reason)
 	}
-	m.climb()
-	m.settle()
-	out, m.out = m.out, nil
-	return out, err
+	m.promote()
+	m.emitChanges()
+	actions, m.actions = m.actions, nil
+	return actions, err
 }
 
-// offer takes a generation on, or changes the goal of one that is there.
-func (m *Machine) offer(o Offer) error {
+// handleOffer accepts a generation, or changes the goal of one that is present.
+func (m *Machine) handleOffer(o Offer) error {
 	if err := o.Check(m.c.Kind); err != nil {
 		return fmt.Errorf("generation %d: %w", o.Generation, err)
 	}
 	g := o.Generation
 	switch {
 	case m.active != nil && m.active.offer.Generation == g:
-		return nil // it is where every goal leads
+		return nil // it has reached every goal
 	case m.candidate != nil && m.candidate.offer.Generation == g:
-		m.retarget(m.candidate, o)
+		m.changeGoal(m.candidate, o)
 		return nil
 	case m.waiting != nil && m.waiting.offer.Generation == g:
 		m.waiting.offer = o
 		return nil
-	case g < m.floor && !o.Back && !slices.Contains(m.c.Resume, g):
+	case g < m.floor && !o.Readmit && !slices.Contains(m.c.Resume, g):
 		return fmt.Errorf("generation %d: older than %d, which was offered before: sign the module anew, with a higher generation", g, m.floor)
-	case g == m.floor && m.spent:
-		return fmt.Errorf("generation %d: %s: sign the module anew, with a higher generation", g, m.fate(g))
+	case g == m.floor && m.floorEnded:
+		return fmt.Errorf("generation %d: %s: sign the module anew, with a higher generation", g, m.outcome(g))
 	}
 	if g > m.floor {
-		m.floor, m.spent = g, false
+		m.floor, m.floorEnded = g, false
 	}
-	next := &life{offer: o, state: Waiting, since: m.now}
+	next := &module{offer: o, phase: lifecycle.Waiting, since: m.now}
 	if m.waiting != nil {
-		m.end(m.waiting, Superseded, "")
+		m.end(m.waiting, lifecycle.Superseded, "")
 	}
 	m.waiting = next
-	// A generation that the fleet runs comes first: without it the slot would
-	// stay native until the newest has climbed.
-	if c := m.candidate; c != nil && !(c.offer.Proven && c.offer.Goal == ToActive) {
-		m.drop(c, Superseded, "")
+	// A generation that the fleet runs comes first: without it the slot would stay
+	// native until the newest has been promoted.
+	if c := m.candidate; c != nil && !(c.offer.Stable && c.offer.Goal == lifecycle.ToActive) {
+		m.endCandidate(lifecycle.Superseded, "")
 	}
 	return nil
 }
 
-// Check reports what is wrong with an offer to a slot of a kind as such.
-func (o Offer) Check(k abi.Kind) error {
-	switch {
-	case o.Generation == Native:
-		return fmt.Errorf("0 is the native policy's")
-	case o.Goal < ToWarm || o.Goal > ToActive:
-		return fmt.Errorf("goal %d: name warm, shadow, canary or active", o.Goal)
-	case o.Permille < 0 || o.Permille > 999:
-		return fmt.Errorf("canary of %d ‰: from 1 to 999", o.Permille)
-	case PerRequest(k) && o.Goal == ToCanary && o.Permille == 0:
-		return fmt.Errorf("canary of 0 ‰: from 1 to 999")
-	case !PerRequest(k) && o.Goal >= ToCanary && o.Scope == "" && !(o.Proven && o.Goal == ToActive):
-		return fmt.Errorf("no scope: policies that decide for many requests have their canary in a scope")
-	}
-	return nil
-}
-
-// retarget changes a candidate's goal. A lower one takes it back that far; a
-// higher one widens a canary behind its gate only, but for the first step.
-func (m *Machine) retarget(c *life, o Offer) {
+// changeGoal changes a candidate's goal. A lower one takes it back that far; a
+// higher one widens a canary only behind its gate, except for the first step.
+func (m *Machine) changeGoal(c *module, o Offer) {
 	scope, before := c.offer.Scope, m.share(c)
 	c.offer = o
 	switch {
-	case c.state == InCanary && (o.Goal < ToCanary || o.Scope != scope):
-		m.enter(c, IsWarm)
-	case c.state == InCanary:
-		for c.rung > 0 && (m.share(c) > before || m.shareAt(c, c.rung-1) == m.limit(c)) {
-			c.rung--
+	case c.phase == lifecycle.Canary && (o.Goal < lifecycle.ToCanary || o.Scope != scope):
+		m.enter(c, lifecycle.Warm)
+	case c.phase == lifecycle.Canary:
+		for c.step > 0 && (m.share(c) > before || m.shareAt(c, c.step-1) == m.maxShare(c)) {
+			c.step--
 		}
 		if m.share(c) != before {
-			m.enter(c, InCanary)
+			m.enter(c, lifecycle.Canary)
 		}
-	case c.state == InShadow && o.Goal < ToShadow:
-		m.enter(c, IsWarm)
+	case c.phase == lifecycle.Shadow && o.Goal < lifecycle.ToShadow:
+		m.enter(c, lifecycle.Warm)
 	}
 }
 
-// built takes note of a step of building.
-func (m *Machine) built(ev Event) {
-	if ev.Generation == Native || ev.Generation != m.building {
+// handleBuild handles the end of a build step.
+func (m *Machine) handleBuild(ev Event) {
+	if ev.Generation == lifecycle.Native || ev.Generation != m.building {
 		return
 	}
-	if m.orphan {
-		// However far it came, that was its last step.
-		if m.loadedOrphan || ev.Kind == Compiled {
-			m.close = append(m.close, ev.Generation)
+	if m.abandoned {
+		// However far it got, that was its last step.
+		if m.abandonedLoaded || ev.Kind == Compiled {
+			m.closing = append(m.closing, ev.Generation)
 		}
-		m.building, m.orphan, m.loadedOrphan = Native, false, false
+		m.building, m.abandoned, m.abandonedLoaded = lifecycle.Native, false, false
 		return
 	}
 	c := m.candidate
 	switch {
 	case ev.Kind == Failed:
-		m.building = Native
-		m.drop(c, Rejected, ev.Reason)
-	case ev.Kind == Verified && c.state == Verifying:
-		m.enter(c, Compiling)
-		m.do(Action{Kind: Compile, Generation: ev.Generation})
-	case ev.Kind == Compiled && c.state == Compiling:
+		m.building = lifecycle.Native
+		m.endCandidate(lifecycle.Rejected, ev.Reason)
+	case ev.Kind == Verified && c.phase == lifecycle.Verifying:
+		m.enter(c, lifecycle.Compiling)
+		m.emit(Action{Kind: Compile, Generation: ev.Generation})
+	case ev.Kind == Compiled && c.phase == lifecycle.Compiling:
 		c.loaded = true
-		m.enter(c, Warming)
-		m.do(Action{Kind: Warm, Generation: ev.Generation})
-	case ev.Kind == Warmed && c.state == Warming:
-		m.building = Native
-		m.enter(c, IsWarm)
+		m.enter(c, lifecycle.Warming)
+		m.emit(Action{Kind: Warm, Generation: ev.Generation})
+	case ev.Kind == Warmed && c.phase == lifecycle.Warming:
+		m.building = lifecycle.Native
+		m.enter(c, lifecycle.Warm)
 	}
 }
 
-func (m *Machine) observe(g Generation, f Figures) {
+// handleFigures replaces the figures of a generation that is being tried.
+func (m *Machine) handleFigures(g lifecycle.Generation, f lifecycle.Figures) {
 	c := m.candidate
-	if c == nil || c.offer.Generation != g || c.state != InShadow && c.state != InCanary {
+	if c == nil || c.offer.Generation != g || c.phase != lifecycle.Shadow && c.phase != lifecycle.Canary {
 		return
 	}
 	c.figures = f
-	if c.state == InShadow && f.Faults > 0 {
-		m.drop(c, Rejected, faults(f.Faults)+" in shadow")
+	if c.phase == lifecycle.Shadow && f.Faults > 0 {
+		m.endCandidate(lifecycle.Rejected, countFaults(f.Faults)+" in shadow")
 	}
 }
 
-// faults is a count of them in words.
-func faults(n uint64) string {
+// countFaults returns a number of faults as text.
+func countFaults(n uint64) string {
 	if n == 1 {
 		return "1 fault"
 	}
 	return fmt.Sprintf("%d faults", n)
 }
 
-// fault counts a call that a generation did not answer.
-func (m *Machine) fault(g Generation) {
-	if c := m.candidate; c != nil && c.offer.Generation == g && c.state == InCanary {
+// handleFault counts a call that a generation did not answer.
+func (m *Machine) handleFault(g lifecycle.Generation) {
+	if c := m.candidate; c != nil && c.offer.Generation == g && c.phase == lifecycle.Canary {
 		if c.faults++; c.faults >= m.c.CanaryFaults {
-			m.drop(c, Rejected, faults(uint64(c.faults))+" at "+m.stage(c))
+			m.endCandidate(lifecycle.Rejected, countFaults(uint64(c.faults))+" at "+m.stepName(c))
 		}
 		return
 	}
 	a := m.active
 	if a == nil || a.offer.Generation != g {
-		return // a late call of one that is gone
+		return // a late call of a generation that is gone
 	}
-	if len(a.times) == m.c.Faults {
-		a.times = slices.Delete(a.times, 0, 1)
+	if len(a.faultTimes) == m.c.Faults {
+		a.faultTimes = slices.Delete(a.faultTimes, 0, 1)
 	}
-	a.times = append(a.times, m.now)
-	if len(a.times) == m.c.Faults && m.now-a.times[0] <= m.c.Window {
-		m.fallBack(Rejected, fmt.Sprintf("%s within %d ms", faults(uint64(m.c.Faults)), (m.now-a.times[0])/policies.Millisecond))
+	a.faultTimes = append(a.faultTimes, m.now)
+	if len(a.faultTimes) == m.c.Faults && m.now-a.faultTimes[0] <= m.c.Window {
+		m.endActive(lifecycle.Rejected, fmt.Sprintf("%s within %d ms", countFaults(uint64(m.c.Faults)), (m.now-a.faultTimes[0])/policies.Millisecond))
 	}
 }
 
-// withdraw gives a candidate up that nobody wants. It may be offered again if it
-// has answered no call yet.
-func (m *Machine) withdraw(g Generation) {
+// handleWithdrawal ends a candidate that is no longer wanted. It may be offered
+// again if it has not answered a call yet.
+func (m *Machine) handleWithdrawal(g lifecycle.Generation) {
 	switch {
-	case g == Native:
+	case g == lifecycle.Native:
 	case m.waiting != nil && m.waiting.offer.Generation == g:
-		m.end(m.waiting, Gone, "")
+		m.end(m.waiting, lifecycle.Withdrawn, "")
 		m.waiting = nil
 	case m.candidate != nil && m.candidate.offer.Generation == g:
-		m.spend(g, m.candidate.state == InCanary)
-		m.drop(m.candidate, Gone, "")
+		m.forbid(g, m.candidate.phase == lifecycle.Canary)
+		m.endCandidate(lifecycle.Withdrawn, "")
 	}
 }
 
-func (m *Machine) rollBack(g Generation, reason string) {
+// handleRollback ends a generation for good, in whatever phase it is.
+func (m *Machine) handleRollback(g lifecycle.Generation, reason string) {
 	switch {
-	case g == Native:
+	case g == lifecycle.Native:
 	case m.active != nil && m.active.offer.Generation == g:
-		m.fallBack(RolledBackOut, reason)
+		m.endActive(lifecycle.RolledBack, reason)
 	case m.candidate != nil && m.candidate.offer.Generation == g:
-		m.spend(g, true)
-		m.drop(m.candidate, RolledBackOut, reason)
+		m.forbid(g, true)
+		m.endCandidate(lifecycle.RolledBack, reason)
 	case m.waiting != nil && m.waiting.offer.Generation == g:
-		m.spend(g, true)
-		m.end(m.waiting, RolledBackOut, reason)
+		m.forbid(g, true)
+		m.end(m.waiting, lifecycle.RolledBack, reason)
 		m.waiting = nil
-	case m.previous != nil && m.previous.offer.Generation == g: // nothing falls back to it any more
-		m.spend(g, true)
-		m.end(m.previous, RolledBackOut, reason)
-		m.close = append(m.close, g)
+	case m.previous != nil && m.previous.offer.Generation == g: // the slot cannot fall back to it any more
+		m.forbid(g, true)
+		m.end(m.previous, lifecycle.RolledBack, reason)
+		m.closing = append(m.closing, g)
 		m.previous = nil
 	}
 }
 
-// fallBack ends the active generation; the previous one takes over, or the
-// native policy.
-func (m *Machine) fallBack(s State, reason string) {
+// endActive ends the active generation; the previous one takes over, or the native
+// policy.
+func (m *Machine) endActive(p lifecycle.Phase, reason string) {
 	g := m.active.offer.Generation
-	m.spend(g, true)
-	m.end(m.active, s, reason)
-	m.close = append(m.close, g)
+	m.forbid(g, true)
+	m.end(m.active, p, reason)
+	m.closing = append(m.closing, g)
 	m.active, m.previous = m.previous, nil
 	if m.active != nil {
-		m.active.times = m.active.times[:0]
-		m.active.state, m.active.since = IsActive, m.now
+		m.active.faultTimes = m.active.faultTimes[:0]
+		m.active.phase, m.active.since = lifecycle.Active, m.now
 	}
 }
 
-// drop ends the candidate.
-func (m *Machine) drop(c *life, s State, reason string) {
+// endCandidate ends the candidate, and abandons its build if there is one.
+func (m *Machine) endCandidate(p lifecycle.Phase, reason string) {
+	c := m.candidate
 	g := c.offer.Generation
-	m.spend(g, s == Rejected)
-	m.end(c, s, reason)
+	m.forbid(g, p == lifecycle.Rejected)
+	m.end(c, p, reason)
 	m.candidate = nil
 	if m.building == g {
-		m.orphan, m.loadedOrphan = true, c.loaded
-		m.do(Action{Kind: Cancel, Generation: g})
+		m.abandoned, m.abandonedLoaded = true, c.loaded
+		m.emit(Action{Kind: Cancel, Generation: g})
 		return
 	}
 	if c.loaded {
-		m.close = append(m.close, g)
+		m.closing = append(m.closing, g)
 	}
 }
 
-// spend keeps a generation from being offered again. Those below the floor
-// cannot be anyhow, but for the one to resume.
-func (m *Machine) spend(g Generation, forGood bool) {
+// forbid keeps a generation that ended for good from being offered again. Those
+// below the floor cannot be offered anyway, except those to resume.
+func (m *Machine) forbid(g lifecycle.Generation, forGood bool) {
 	if forGood && g == m.floor {
-		m.spent = true
+		m.floorEnded = true
 	}
 	if forGood {
-		m.c.Resume = slices.DeleteFunc(m.c.Resume, func(r Generation) bool { return r == g })
+		m.c.Resume = slices.DeleteFunc(m.c.Resume, func(r lifecycle.Generation) bool { return r == g })
 	}
 }
 
-func (m *Machine) end(c *life, s State, reason string) {
-	l := c.tell(m)
-	l.State, l.Since, l.Reason, l.Held, l.Doubt = s, m.now, reason, "", ""
-	m.ended = slices.Insert(m.ended, 0, l)
-	m.ended = m.ended[:min(len(m.ended), remembered)]
+// end records that a generation has ended.
+func (m *Machine) end(c *module, p lifecycle.Phase, reason string) {
+	s := m.status(c)
+	s.Phase, s.SinceUnixMillis, s.Reason, s.Blocked, s.Inconclusive = p, int64(m.now/policies.Millisecond), reason, "", ""
+	m.ended = slices.Insert(m.ended, 0, s)
+	m.ended = m.ended[:min(len(m.ended), maxEnded)]
 }
 
-func (m *Machine) fate(g Generation) string {
-	for _, l := range m.ended {
-		if l.Generation == g && l.Reason != "" {
-			return l.State.String() + ", " + l.Reason
-		} else if l.Generation == g {
-			return l.State.String()
+// outcome returns how a generation ended.
+func (m *Machine) outcome(g lifecycle.Generation) string {
+	for _, s := range m.ended {
+		if s.Generation == g && s.Reason != "" {
+			return s.Phase.String() + ", " + s.Reason
+		} else if s.Generation == g {
+			return s.Phase.String()
 		}
 	}
 	return "ended before"
 }
 
-func (m *Machine) do(a Action) { m.out = append(m.out, a) }
+func (m *Machine) emit(a Action) { m.actions = append(m.actions, a) }

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 )
 
 // world does what a machine asks for, at random times and with random luck, and
@@ -21,21 +21,21 @@ type world struct {
 	c        Config
 	m        *Machine
 	now      policies.Micros
-	log      []any      // of Event and Action
-	building Generation // and what was asked of it last
+	log      []any                // of Event and Action
+	building lifecycle.Generation // and what was asked of it last
 	asked    ActionKind
-	loaded   map[Generation]bool
-	closed   map[Generation]bool
-	over     map[Generation]bool // faulted in canary, rolled back or so: must never be routed again
-	proven   map[Generation]bool
-	entered  map[Generation]policies.Micros // when the present stage was seen to begin
+	loaded   map[lifecycle.Generation]bool
+	closed   map[lifecycle.Generation]bool
+	over     map[lifecycle.Generation]bool // faulted in canary, rolled back or so: must never be routed again
+	stable   map[lifecycle.Generation]bool
+	entered  map[lifecycle.Generation]policies.Micros // when the present stage was seen to begin
 	route    Route
-	top      Generation // highest generation accepted
+	top      lifecycle.Generation // highest generation accepted
 }
 
 func newWorld(t *testing.T, seed uint64) *world {
 	rng := rand.New(rand.NewPCG(seed, 0x510))
-	kinds := []abi.Kind{abi.Select, abi.Quote, abi.Partition, abi.Refine, abi.Guard, abi.Place}
+	kinds := []lifecycle.Kind{lifecycle.BidSelect, lifecycle.BidQuote, lifecycle.Partition, lifecycle.Refine, lifecycle.Guard, lifecycle.Place}
 	c := Config{Kind: kinds[rng.IntN(len(kinds))], Faults: 1 + rng.IntN(3), CanaryFaults: 1 + rng.IntN(2)}
 	if rng.IntN(3) == 0 {
 		c.Ladder = []int{}
@@ -44,8 +44,8 @@ func newWorld(t *testing.T, seed uint64) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &world{t: t, rng: rng, c: m.c, m: m, loaded: map[Generation]bool{}, closed: map[Generation]bool{},
-		over: map[Generation]bool{}, proven: map[Generation]bool{}, entered: map[Generation]policies.Micros{}}
+	return &world{t: t, rng: rng, c: m.c, m: m, loaded: map[lifecycle.Generation]bool{}, closed: map[lifecycle.Generation]bool{},
+		over: map[lifecycle.Generation]bool{}, stable: map[lifecycle.Generation]bool{}, entered: map[lifecycle.Generation]policies.Micros{}}
 }
 
 func (w *world) fail(format string, args ...any) {
@@ -62,18 +62,18 @@ func (w *world) fail(format string, args ...any) {
 }
 
 // generation draws one that may mean something.
-func (w *world) generation() Generation {
+func (w *world) generation() lifecycle.Generation {
 	s := w.m.Status()
-	if len(s.Lives) == 0 || w.rng.IntN(8) == 0 {
-		return Generation(w.rng.IntN(int(w.top) + 3))
+	if len(s.Modules) == 0 || w.rng.IntN(8) == 0 {
+		return lifecycle.Generation(w.rng.IntN(int(w.top) + 3))
 	}
-	return s.Lives[w.rng.IntN(min(len(s.Lives), 4))].Generation
+	return s.Modules[w.rng.IntN(min(len(s.Modules), 4))].Generation
 }
 
 func (w *world) event() Event {
 	ev := Event{Generation: w.generation()}
 	switch n := w.rng.IntN(20); {
-	case n < 8 && w.building != Native:
+	case n < 8 && w.building != lifecycle.Native:
 		ev.Generation = w.building
 		ev.Kind = map[ActionKind]EventKind{Verify: Verified, Compile: Compiled, Warm: Warmed}[w.asked]
 		if w.rng.IntN(10) == 0 {
@@ -82,7 +82,7 @@ func (w *world) event() Event {
 		if ev.Kind == Compiled {
 			w.load(w.building)
 		}
-		w.building = Native
+		w.building = lifecycle.Native
 	case n < 9:
 		ev.Kind = []EventKind{Verified, Compiled, Warmed, Failed}[w.rng.IntN(4)]
 		if ev.Generation == w.building {
@@ -101,15 +101,17 @@ func (w *world) event() Event {
 		ev.Kind = []EventKind{Withdrawn, RolledBack}[w.rng.IntN(2)]
 	case n < 17:
 		ev.Kind = Offered
-		o := Offer{Generation: ev.Generation, Goal: Goal(1 + w.rng.IntN(5)), Permille: w.rng.IntN(400), Proven: w.rng.IntN(4) == 0}
+		o := Offer{Generation: ev.Generation, Goal: lifecycle.Goal(1 + w.rng.IntN(5)), Stable: w.rng.IntN(4) == 0}
+		if w.c.Kind.PerRequest() {
+			o.Permille = w.rng.IntN(400)
+		} else if w.rng.IntN(3) > 0 {
+			o.Scope = string(rune('a' + w.rng.IntN(2)))
+		}
 		if w.rng.IntN(4) == 0 {
 			o.Until = w.now + policies.Micros(w.rng.IntN(30))*policies.Second
 		}
 		if w.rng.IntN(2) == 0 {
-			o.Generation = w.top + Generation(1+w.rng.IntN(2))
-		}
-		if w.rng.IntN(3) > 0 {
-			o.Scope = string(rune('a' + w.rng.IntN(2)))
+			o.Generation = w.top + lifecycle.Generation(1+w.rng.IntN(2))
 		}
 		ev.Offer, ev.Generation = o, o.Generation
 	default:
@@ -128,8 +130,8 @@ func (w *world) step() {
 	actions, err := w.m.Step(ev, nil)
 	if ev.Kind == Offered && err == nil {
 		w.top = max(w.top, ev.Generation)
-		// Once proven is enough: a goal may have been changed in between.
-		w.proven[ev.Generation] = w.proven[ev.Generation] || ev.Offer.Proven
+		// Once stable is enough: a goal may have been changed in between.
+		w.stable[ev.Generation] = w.stable[ev.Generation] || ev.Offer.Stable
 	}
 	if got := w.m.Status().Floor; got < floor {
 		w.fail("the floor fell from %d to %d", floor, got)
@@ -141,7 +143,7 @@ func (w *world) step() {
 	if w.m.Route() != w.route {
 		w.fail("the route is %+v and was last switched to %+v", w.m.Route(), w.route)
 	}
-	if ev.Kind == RolledBack && ev.Generation != Native && (ev.Generation == before.Active || ev.Generation == before.Candidate) {
+	if ev.Kind == RolledBack && ev.Generation != lifecycle.Native && (ev.Generation == before.Active || ev.Generation == before.Candidate) {
 		w.over[ev.Generation] = true
 		w.check()
 	}
@@ -154,7 +156,7 @@ func (w *world) act(a Action) {
 	g := a.Generation
 	switch a.Kind {
 	case Verify, Compile, Warm:
-		if w.building != Native {
+		if w.building != lifecycle.Native {
 			w.fail("%s %d while %d is being built", a.Kind, g, w.building)
 		}
 		if w.over[g] {
@@ -181,7 +183,7 @@ func (w *world) act(a Action) {
 }
 
 // load counts a generation in. One that was withdrawn before it ran may come back.
-func (w *world) load(g Generation) {
+func (w *world) load(g lifecycle.Generation) {
 	w.loaded[g] = true
 	delete(w.closed, g)
 }
@@ -190,7 +192,7 @@ func (w *world) load(g Generation) {
 // ladder, after the soak.
 func (w *world) judge(r Route) {
 	g := r.Candidate
-	if g == Native || w.proven[g] {
+	if g == lifecycle.Native || w.stable[g] {
 		return
 	}
 	if w.route.Candidate == g && r.Permille > w.route.Permille {
@@ -214,9 +216,9 @@ func (w *world) judge(r Route) {
 
 // check holds what a route may name.
 func (w *world) check() {
-	for _, g := range []Generation{w.route.Active, w.route.Candidate} {
+	for _, g := range []lifecycle.Generation{w.route.Active, w.route.Candidate} {
 		switch {
-		case g == Native:
+		case g == lifecycle.Native:
 		case !w.loaded[g] || w.closed[g]:
 			w.fail("the route names %d, which is not loaded", g)
 		case w.over[g]:
@@ -243,14 +245,14 @@ func TestRandomLives(t *testing.T) {
 		}
 		// At the end everything is taken back, and nothing stays loaded.
 		for range 20 {
-			for _, g := range []Generation{w.route.Active, w.route.Candidate} {
+			for _, g := range []lifecycle.Generation{w.route.Active, w.route.Candidate} {
 				w.give(Event{Kind: RolledBack, Generation: g})
 			}
-			for _, l := range w.m.Status().Lives {
+			for _, l := range w.m.Status().Modules {
 				w.give(Event{Kind: Withdrawn, Generation: l.Generation})
 			}
-			if g := w.building; g != Native {
-				w.building = Native
+			if g := w.building; g != lifecycle.Native {
+				w.building = lifecycle.Native
 				w.give(Event{Kind: Failed, Generation: g})
 			}
 		}
@@ -281,7 +283,7 @@ func TestShares(t *testing.T) {
 		r.Permille = permille
 		n := 0
 		for i := range 100_000 {
-			if r.Of(Hash("request-"+strconv.Itoa(i))) == 5 {
+			if r.ForRequest(HashRequest("request-"+strconv.Itoa(i))) == 5 {
 				n++
 			}
 		}
@@ -294,26 +296,26 @@ func TestShares(t *testing.T) {
 	for i := range uint64(10_000) {
 		small, large := r, r
 		small.Permille, large.Permille = 10, 100
-		if small.Of(i) == 5 && large.Of(i) != 5 {
+		if small.ForRequest(i) == 5 && large.ForRequest(i) != 5 {
 			t.Fatalf("request %d left the candidate", i)
 		}
 	}
 	scoped := Route{Active: 4, Candidate: 5, Scope: "a"}
-	if scoped.OfScope("a") != 5 || scoped.OfScope("b") != 4 || scoped.OfScope("") != 4 || (Route{Active: 4, Candidate: 5}).OfScope("") != 4 {
+	if scoped.ForScope("a") != 5 || scoped.ForScope("b") != 4 || scoped.ForScope("") != 4 || (Route{Active: 4, Candidate: 5}).ForScope("") != 4 {
 		t.Error("a scope's canary")
 	}
-	if scoped.Of(7) != 4 {
+	if scoped.ForRequest(7) != 4 {
 		t.Error("a scope's canary answers requests")
 	}
 }
 
 func TestNewRefuses(t *testing.T) {
 	for _, c := range []Config{
-		{}, {Kind: abi.Configure}, {Kind: abi.NumKinds}, {Kind: abi.Select, Ladder: []int{0}}, {Kind: abi.Select, Ladder: []int{5, 5}},
-		{Kind: abi.Select, Ladder: []int{1000}}, {Kind: abi.Select, Faults: -1}, {Kind: abi.Select, Faults: MaxFaults + 1},
-		{Kind: abi.Select, CanaryFaults: -1}, {Kind: abi.Select, Window: -1},
+		{}, {Kind: "configure"}, {Kind: "nonsense"}, {Kind: lifecycle.BidSelect, Ladder: []int{0}}, {Kind: lifecycle.BidSelect, Ladder: []int{5, 5}},
+		{Kind: lifecycle.BidSelect, Ladder: []int{1000}}, {Kind: lifecycle.BidSelect, Faults: -1}, {Kind: lifecycle.BidSelect, Faults: MaxFaults + 1},
+		{Kind: lifecycle.BidSelect, CanaryFaults: -1}, {Kind: lifecycle.BidSelect, Window: -1},
 	} {
-		if _, err := New(c); err == nil || !strings.HasPrefix(err.Error(), "slot: ") {
+		if _, err := New(c); err == nil || !strings.HasPrefix(err.Error(), "promotion: ") {
 			t.Errorf("%+v: %v", c, err)
 		}
 	}
@@ -332,15 +334,15 @@ func FuzzMachine(f *testing.F) {
 
 func BenchmarkRoute(b *testing.B) {
 	r := Route{Active: 4, Candidate: 5, Permille: 10}
-	h := Hash("chatcmpl-7f3a0c3e")
+	h := HashRequest("chatcmpl-7f3a0c3e")
 	for b.Loop() {
 		h++
-		r.Of(h)
+		r.ForRequest(h)
 	}
 }
 
 func BenchmarkFault(b *testing.B) {
-	m, err := New(Config{Kind: abi.Select, Faults: MaxFaults})
+	m, err := New(Config{Kind: lifecycle.BidSelect, Faults: MaxFaults})
 	if err != nil {
 		b.Fatal(err)
 	}

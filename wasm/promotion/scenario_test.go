@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 )
 
 var update = flag.Bool("update", false, "rewrite the expectations of the scenarios; read the difference")
@@ -20,7 +20,7 @@ var update = flag.Bool("update", false, "rewrite the expectations of the scenari
 //
 //	slot bid-select floor=3 …      a new machine, at 0; ladder=1,10 faults=2 resume=2
 //	at 10                          time goes on, with a tick
-//	offer 5 active [proven]        or warm, shadow, canary=50, canary@group, active@group
+//	offer 5 active [stable]        or warm, shadow, canary=50, canary@group, active@group
 //	build 5                        verified, compiled, warmed, each as it is asked for
 //	verified|compiled|warmed 5     one of them
 //	failed 5 text
@@ -88,9 +88,9 @@ func (p *player) say(format string, args ...any) {
 
 func (p *player) command(words []string) {
 	rest := strings.Join(words[min(2, len(words)):], " ")
-	var g Generation
+	var g lifecycle.Generation
 	if len(words) > 1 && words[0] != "slot" {
-		g = Generation(p.number(words[1]))
+		g = lifecycle.Generation(p.number(words[1]))
 	}
 	switch words[0] {
 	case "slot":
@@ -113,7 +113,7 @@ func (p *player) command(words []string) {
 	case "failed":
 		p.step(Event{Kind: Failed, Generation: g, Reason: rest})
 	case "seen":
-		f := Figures{}
+		f := lifecycle.Figures{}
 		for i, to := range []*uint64{&f.Calls, &f.Faults, &f.Differ, &f.Worse, &f.Compared} {
 			if len(words) > 2+i {
 				*to = p.number(words[2+i])
@@ -151,12 +151,7 @@ func (p *player) number(s string) uint64 {
 }
 
 func (p *player) slot(words []string) {
-	var c Config
-	for k := abi.Configure; k < abi.NumKinds; k++ {
-		if k.String() == words[0] {
-			c.Kind = k
-		}
-	}
+	c := Config{Kind: lifecycle.Kind(words[0])}
 	for _, w := range words[1:] {
 		name, value, _ := strings.Cut(w, "=")
 		switch name {
@@ -170,9 +165,9 @@ func (p *player) slot(words []string) {
 		case "faults":
 			c.Faults = int(p.number(value))
 		case "floor":
-			c.Floor = Generation(p.number(value))
+			c.Floor = lifecycle.Generation(p.number(value))
 		case "resume":
-			c.Resume = append(c.Resume, Generation(p.number(value)))
+			c.Resume = append(c.Resume, lifecycle.Generation(p.number(value)))
 		case "worse":
 			c.Shadow.Worse = int(p.number(value))
 		case "differ":
@@ -196,7 +191,7 @@ func (p *player) slot(words []string) {
 	}
 }
 
-func (p *player) offer(g Generation, words []string) Offer {
+func (p *player) offer(g lifecycle.Generation, words []string) Offer {
 	o := Offer{Generation: g}
 	for _, w := range words {
 		name, scope, _ := strings.Cut(w, "@")
@@ -205,11 +200,11 @@ func (p *player) offer(g Generation, words []string) Offer {
 			o.Until = policies.Micros(p.number(permille)) * policies.Second
 			continue
 		}
-		if name == "proven" {
-			o.Proven = true
+		if name == "stable" {
+			o.Stable = true
 			continue
 		}
-		for goal := ToWarm; goal <= ToActive; goal++ {
+		for goal := lifecycle.ToWarm; goal <= lifecycle.ToActive; goal++ {
 			if goal.String() == name {
 				o.Goal = goal
 			}
@@ -239,9 +234,9 @@ func (p *player) step(ev Event) {
 
 func routeText(r Route) string {
 	s := fmt.Sprint(r.Active)
-	if r.Candidate != Native && r.Scope != "" {
+	if r.Candidate != lifecycle.Native && r.Scope != "" {
 		s += fmt.Sprintf(", %d in %s", r.Candidate, r.Scope)
-	} else if r.Candidate != Native {
+	} else if r.Candidate != lifecycle.Native {
 		s += fmt.Sprintf(", %d for %d ‰", r.Candidate, r.Permille)
 	}
 	return s
@@ -249,20 +244,20 @@ func routeText(r Route) string {
 
 func (p *player) status() {
 	s := p.m.Status()
-	p.say("route %s, floor %d", routeText(s.Route), s.Floor)
-	for _, l := range s.Lives {
-		text := fmt.Sprintf("%d %s since %d, to %s", l.Generation, l.State, l.Since/policies.Second, l.Goal)
-		if l.Figures != (Figures{}) {
+	p.say("route %s, floor %d", routeText(Route{s.Active, s.Candidate, s.Permille, s.Scope}), s.Floor)
+	for _, l := range s.Modules {
+		text := fmt.Sprintf("%d %s since %d, to %s", l.Generation, l.Phase, l.SinceUnixMillis/1000, l.Goal)
+		if l.Figures != (lifecycle.Figures{}) {
 			text += fmt.Sprintf(", %+v", l.Figures)
 		}
 		if l.Reason != "" {
 			text += ": " + l.Reason
 		}
-		if l.Held != "" {
-			text += "; held: " + l.Held
+		if l.Blocked != "" {
+			text += "; blocked: " + l.Blocked
 		}
-		if l.Doubt != "" {
-			text += "; in doubt: " + l.Doubt
+		if l.Inconclusive != "" {
+			text += "; inconclusive: " + l.Inconclusive
 		}
 		p.say("%s", text)
 	}

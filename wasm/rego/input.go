@@ -36,7 +36,7 @@ func (r *Rules) Check(c abi.Change) ([]abi.Denial, error) {
 //	{"now": 1763721600, "slot": "refine/llama", "kind": "refine", "name": "my-refiner",
 //	 "version": "1.2.0", "generation": 12, "signers": ["34750f98bd59fcfc"],
 //	 "from": "shadow", "to": "canary", "permille": 10, "permille_before": 1,
-//	 "scope": "", "proven": false, "soaked": 120}
+//	 "scope": "", "stable": false, "soaked": 120}
 type Rollout struct {
 	Slot, Kind, Name, Version string
 	Generation                uint64
@@ -44,7 +44,7 @@ type Rollout struct {
 	From, To                  string   // stages, as slot.Goal names them; From may be ""
 	Permille, PermilleBefore  int
 	Scope                     string
-	Proven                    bool
+	Stable                    bool
 	Soaked                    float64 // seconds that it has been at From
 }
 
@@ -58,7 +58,7 @@ func (r *Rules) Rollout(ctx context.Context, o Rollout) (Verdict, error) {
 		"slot": o.Slot, "kind": o.Kind, "name": o.Name, "version": o.Version,
 		"generation": json.Number(fmt.Sprint(o.Generation)), "signers": signers,
 		"from": o.From, "to": o.To, "permille": o.Permille, "permille_before": o.PermilleBefore,
-		"scope": o.Scope, "proven": o.Proven, "soaked": o.Soaked, "now": r.now().Unix(),
+		"scope": o.Scope, "stable": o.Stable, "soaked": o.Soaked, "now": r.now().Unix(),
 	})
 	if err != nil {
 		return Verdict{}, fmt.Errorf("rego: input: %w", err)

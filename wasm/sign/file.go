@@ -11,6 +11,7 @@ import (
 	"io"
 	"slices"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
@@ -47,13 +48,13 @@ type (
 		Golden     []byte          `json:"golden,omitempty"` // by DEFLATE
 	}
 	jsonStatement struct {
-		Digest     string      `json:"sha256"`
-		ABI        string      `json:"abi"`
-		Name       string      `json:"name"`
-		Version    string      `json:"version"`
-		Grants     []jsonGrant `json:"kinds"`
-		NotAfter   int64       `json:"not_after"`
-		Generation uint64      `json:"generation"`
+		Digest     string               `json:"sha256"`
+		ABI        string               `json:"abi"`
+		Name       string               `json:"name"`
+		Version    string               `json:"version"`
+		Grants     []jsonGrant          `json:"kinds"`
+		NotAfter   int64                `json:"not_after"`
+		Generation lifecycle.Generation `json:"generation"`
 		// Since format 2.
 		Configuration string `json:"configuration,omitempty"`
 		Golden        string `json:"golden,omitempty"`
@@ -79,10 +80,10 @@ func (f File) Encode() ([]byte, error) {
 	s := f.Statement
 	out := jsonFile{Format: s.format(), Golden: deflate(f.Golden), Statement: jsonStatement{
 		Digest: s.Digest.String(), ABI: s.ABI, Name: s.Name, Version: s.Version, NotAfter: s.NotAfter, Generation: s.Generation}}
-	if s.Configuration != (Digest{}) {
+	if s.Configuration != (lifecycle.Digest{}) {
 		out.Statement.Configuration = s.Configuration.String()
 	}
-	if s.Golden != (Digest{}) {
+	if s.Golden != (lifecycle.Digest{}) {
 		out.Statement.Golden = s.Golden.String()
 	}
 	for _, g := range s.Grants {
@@ -158,9 +159,9 @@ func (in jsonFile) file() (File, error) {
 		NotAfter: in.Statement.NotAfter, Generation: in.Statement.Generation, First: in.Format == FormatFirst}
 	for name, d := range map[string]struct {
 		text string
-		to   *Digest
+		to   *lifecycle.Digest
 	}{"configuration": {in.Statement.Configuration, &s.Configuration}, "golden": {in.Statement.Golden, &s.Golden}} {
-		if d.text != "" && (!fixed(d.to[:], d.text) || *d.to == Digest{}) {
+		if d.text != "" && (!fixed(d.to[:], d.text) || *d.to == lifecycle.Digest{}) {
 			return File{}, fmt.Errorf("signature file: %s %.80q: write 64 hexadecimal digits, or leave it out", name, d.text)
 		}
 	}
@@ -171,7 +172,7 @@ func (in jsonFile) file() (File, error) {
 		return File{}, fmt.Errorf("signature file: more than %d kinds or %d signatures", abi.NumKinds, MaxSignatures)
 	}
 	for _, g := range in.Statement.Grants {
-		k, ok := kindNamed(g.Kind)
+		k, ok := abi.ParseKind(g.Kind)
 		if !ok {
 			return File{}, fmt.Errorf("signature file: kind %.80q is unknown", g.Kind)
 		}
@@ -212,16 +213,6 @@ func (f File) validate() error {
 		}
 	}
 	return nil
-}
-
-// kindNamed is the inverse of abi.Kind.String.
-func kindNamed(name string) (abi.Kind, bool) {
-	for k := abi.Configure; k < abi.NumKinds; k++ {
-		if k.String() == name {
-			return k, true
-		}
-	}
-	return 0, false
 }
 
 // fixed decodes hexadecimal digits into exactly dst.

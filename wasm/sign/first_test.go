@@ -3,6 +3,7 @@ package sign
 import (
 	"bytes"
 	"crypto/ed25519"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"math/rand/v2"
 	"os"
 	"reflect"
@@ -22,7 +23,7 @@ func TestFirstFormat(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := statement()
-	want.First, want.Configuration, want.Golden = true, Digest{}, Digest{}
+	want.First, want.Configuration, want.Golden = true, lifecycle.Digest{}, lifecycle.Digest{}
 	ring := Ring{Keys: []ed25519.PublicKey{public(1), public(2)}, Threshold: 2}
 	for _, with := range [][]byte{nil, configuration} {
 		if s, err := Verify(f, module, with, ring, now); err != nil || !reflect.DeepEqual(s, want) {
@@ -47,7 +48,7 @@ func TestFirstFormat(t *testing.T) {
 func TestConfigured(t *testing.T) {
 	ring := Ring{Keys: []ed25519.PublicKey{public(1)}, Threshold: 1}
 	bare := statement()
-	bare.Configuration = Digest{}
+	bare.Configuration = lifecycle.Digest{}
 	for _, c := range []struct {
 		s    Statement
 		with string

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
@@ -38,7 +39,7 @@ var (
 
 func statement() Statement {
 	return Statement{
-		Digest: Sum(module), ABI: abi.Name, Name: "my-refiner", Version: "1.2.0-rc.1",
+		Digest: lifecycle.Sum(module), ABI: abi.Name, Name: "my-refiner", Version: "1.2.0-rc.1",
 		Grants:   []Grant{{Kind: abi.Refine, Fuel: 5_000_000, Micros: 20_000, Pages: 128}, {Kind: abi.Guard}},
 		NotAfter: 1_790_000_000, Generation: 1_763_721_600,
 		Configuration: SumOf(configuration), Golden: SumOf(golden),
@@ -188,13 +189,13 @@ func TestVerifyRefuses(t *testing.T) {
 
 func TestMark(t *testing.T) {
 	var m Mark
-	at := func(gen uint64, name string) Statement {
+	at := func(gen lifecycle.Generation, name string) Statement {
 		s := statement()
 		s.Generation, s.Name = gen, name
 		return s
 	}
 	for _, c := range []struct {
-		gen  uint64
+		gen  lifecycle.Generation
 		name string
 		ok   bool
 	}{{5, "a", true}, {5, "a", true}, {5, "b", false}, {4, "a", false}, {9, "b", true}, {5, "a", false}, {9, "b", true}} {
@@ -259,7 +260,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"other golden":  strings.Replace(text, base64.StdEncoding.EncodeToString(deflate(golden)), base64.StdEncoding.EncodeToString(deflate([]byte("other"))), 1),
 		"bomb":          strings.Replace(text, base64.StdEncoding.EncodeToString(deflate(golden)), base64.StdEncoding.EncodeToString(deflate(make([]byte, 5<<20))), 1),
 		"torn golden":   strings.Replace(text, base64.StdEncoding.EncodeToString(deflate(golden)), base64.StdEncoding.EncodeToString(deflate(golden)[:5]), 1),
-		"zero golden":   strings.Replace(text, SumOf(golden).String(), Digest{}.String(), 1),
+		"zero golden":   strings.Replace(text, SumOf(golden).String(), lifecycle.Digest{}.String(), 1),
 		"first, with":   strings.Replace(text, "signature/2", "signature/1", 1),
 		"long":          text + strings.Repeat(" ", MaxFile),
 		"empty":         "",
@@ -311,7 +312,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add(first)
 	ring := Ring{Keys: []ed25519.PublicKey{public(1)}, Threshold: 1}
 	old := statement()
-	old.First, old.Configuration, old.Golden = true, Digest{}, Digest{}
+	old.First, old.Configuration, old.Golden = true, lifecycle.Digest{}, lifecycle.Digest{}
 	want := []string{string(statement().Canonical()), string(old.Canonical())}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		file, err := Decode(b)
@@ -338,7 +339,7 @@ func FuzzDecode(f *testing.F) {
 func BenchmarkVerify(b *testing.B) {
 	big := make([]byte, 1<<20)
 	s := statement()
-	s.Digest = Sum(big)
+	s.Digest = lifecycle.Sum(big)
 	f := signed(b, s, 1, 2)
 	ring := Ring{Keys: []ed25519.PublicKey{public(1), public(2)}, Threshold: 2}
 	b.SetBytes(int64(len(big)))

@@ -2,12 +2,12 @@ package sign
 
 import (
 	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
@@ -24,35 +24,12 @@ const (
 	maxVersion = 64
 )
 
-// Digest is the SHA-256 of a module as its author built it, or of what is bound to
-// it. The zero digest stands for none.
-type Digest [sha256.Size]byte
-
-// Sum returns the digest of a module.
-func Sum(module []byte) Digest { return sha256.Sum256(module) }
-
 // SumOf returns the digest of what a statement may bind, the zero one for nothing.
-func SumOf(bound []byte) Digest {
+func SumOf(bound []byte) lifecycle.Digest {
 	if len(bound) == 0 {
-		return Digest{}
+		return lifecycle.Digest{}
 	}
 	return sha256.Sum256(bound)
-}
-
-// String is the digest in hexadecimal.
-func (d Digest) String() string { return hex.EncodeToString(d[:]) }
-
-// MarshalText is the digest in hexadecimal, for JSON.
-func (d Digest) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
-
-// UnmarshalText reads 64 hexadecimal digits.
-func (d *Digest) UnmarshalText(text []byte) error {
-	b, err := hex.DecodeString(string(text))
-	if err != nil || len(b) != len(d) {
-		return fmt.Errorf("digest %.80q: write %d hexadecimal digits", text, 2*len(d))
-	}
-	copy(d[:], b)
-	return nil
 }
 
 // Grant lets a module decide a kind, within limits. A limit of 0 is the host's
@@ -76,7 +53,7 @@ type Grant struct {
 //  6. Generation is positive,
 //  7. First has neither Configuration nor Golden.
 type Statement struct {
-	Digest  Digest
+	Digest  lifecycle.Digest
 	ABI     string // abi.Name
 	Name    string // the policy's name, for people
 	Version string // semantic version, for people
@@ -86,12 +63,12 @@ type Statement struct {
 	NotAfter int64
 	// Generation orders all statements of a ring, whatever their names: see
 	// Mark. The second of signing is a good one.
-	Generation uint64
+	Generation lifecycle.Generation
 	// Configuration is the digest of what the module is to be configured with: it
 	// decides with nothing else. The zero one stands for no configuration.
-	Configuration Digest
+	Configuration lifecycle.Digest
 	// Golden is the digest of File.Golden, the zero one where there is none.
-	Golden Digest
+	Golden lifecycle.Digest
 	// First is set in statements of FormatFirst, which say nothing of configuration
 	// and expectations: they let a module be configured with anything.
 	First bool
@@ -103,7 +80,7 @@ func (s Statement) Configured(with []byte) error {
 	switch got := SumOf(with); {
 	case s.First || got == s.Configuration:
 		return nil
-	case s.Configuration == Digest{}:
+	case s.Configuration == lifecycle.Digest{}:
 		return fmt.Errorf("%s is signed without a configuration, and is given one of %d bytes: sign it with --configuration", s.Name, len(with))
 	case len(with) == 0:
 		return fmt.Errorf("%s is signed with configuration %s, and is given none", s.Name, s.Configuration)
@@ -142,7 +119,7 @@ func (s Statement) Validate() error {
 		return fmt.Errorf("statement: not_after %d is before 1970: 0 means no end", s.NotAfter)
 	case s.Generation == 0:
 		return fmt.Errorf("statement: generation 0: they count from 1")
-	case s.First && (s.Configuration != Digest{} || s.Golden != Digest{}):
+	case s.First && (s.Configuration != lifecycle.Digest{} || s.Golden != lifecycle.Digest{}):
 		return fmt.Errorf("statement: %s binds neither a configuration nor expectations", FormatFirst)
 	}
 	last := abi.Configure
@@ -177,10 +154,10 @@ func (s Statement) Canonical() []byte {
 		b = strconv.AppendUint(append(b, " pages "...), g.Pages, 10)
 	}
 	b = strconv.AppendInt(append(b, "\nnot-after "...), s.NotAfter, 10)
-	b = strconv.AppendUint(append(b, "\ngeneration "...), s.Generation, 10)
+	b = strconv.AppendUint(append(b, "\ngeneration "...), uint64(s.Generation), 10)
 	if !s.First {
-		b = append(append(b, "\nconfiguration "...), s.Configuration.orNone()...)
-		b = append(append(b, "\ngolden "...), s.Golden.orNone()...)
+		b = append(append(b, "\nconfiguration "...), orNone(s.Configuration)...)
+		b = append(append(b, "\ngolden "...), orNone(s.Golden)...)
 	}
 	return append(b, '\n')
 }
@@ -192,8 +169,9 @@ func (s Statement) format() string {
 	return Format
 }
 
-func (d Digest) orNone() string {
-	if d == (Digest{}) {
+// orNone returns the digest as canonical texts have it.
+func orNone(d lifecycle.Digest) string {
+	if d == (lifecycle.Digest{}) {
 		return "none"
 	}
 	return d.String()

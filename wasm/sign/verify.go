@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
@@ -19,7 +20,7 @@ func Verify(f File, module, configuration []byte, r Ring, now time.Time) (Statem
 	if err != nil {
 		return Statement{}, err
 	}
-	if got := Sum(module); got != s.Digest {
+	if got := lifecycle.Sum(module); got != s.Digest {
 		return Statement{}, fmt.Errorf("verify %s: the module's sha256 is %s, the statement is about %s", s.Name, got, s.Digest)
 	}
 	if err := s.Configured(configuration); err != nil {
@@ -71,8 +72,8 @@ var ErrReplayed = errors.New("older than a statement admitted before: sign a new
 // Mark is the newest statement that a slot has admitted. The zero Mark admits
 // any. It is what a host keeps across restarts.
 type Mark struct {
-	Generation uint64 `json:"generation"`
-	Text       Digest `json:"sha256"` // of the canonical text
+	Generation lifecycle.Generation `json:"generation"`
+	Text       lifecycle.Digest     `json:"sha256"` // of the canonical text
 }
 
 // MarkOf is the mark of a valid statement.

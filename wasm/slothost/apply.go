@@ -1,9 +1,9 @@
 package slothost
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"slices"
 	"time"
 
@@ -15,50 +15,50 @@ import (
 )
 
 const (
-	mostModule    = 8 << 20 // bytes
-	mostEnded     = 256     // generations that a want takes back
-	mostReason    = 512     // bytes of a reason that are kept
-	mostRemembers = 64      // generations that Status can name
+	maxModule     = 8 << 20 // bytes
+	maxRolledBack = 256     // generations that a spec rolls back
+	maxReason     = 512     // bytes of a reason that are kept
+	maxAbout      = 64      // generations whose names Status knows
 )
 
-// ErrNotWritten says that Config.File could not be written: the want may be applied
-// again when it can.
-var ErrNotWritten = errors.New("what is admitted could not be written down")
+// ErrNotWritten means that Config.File could not be written: the spec may be applied
+// again later.
+var ErrNotWritten = errors.New("the file of admitted modules could not be written")
 
-// Check says what is wrong with a want, without the modules' bytes: its form, the
-// signatures of its statements, their kinds and configurations, and whether they
-// are older than what this host has admitted. The error is deterministic: the same
-// want is refused again. A candidate that expires is not: it ends as a rejected one,
-// and what the fleet runs beside it goes on.
-func (s *Set) Check(w Want) error {
+// Check returns what is wrong with a spec, without the modules' bytes: its form, the
+// signatures of its statements, their kinds and configurations, and whether they are
+// older than what this host has admitted. The error is permanent: the same spec is
+// refused again. An expired candidate is not an error: it will be rejected, and the
+// stable module beside it decides on.
+func (s *Slots) Check(w lifecycle.SlotSpec) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	_, _, err := s.check(w)
 	return err
 }
 
-// check returns a want's statements, and what its slot's history is with them.
-func (s *Set) check(w Want) ([]sign.Statement, history, error) {
+// check returns the statements of a spec, and its slot's history with them.
+func (s *Slots) check(w lifecycle.SlotSpec) ([]sign.Statement, history, error) {
 	if s.err != nil {
 		return nil, history{}, s.err
 	}
-	if w.Kind >= abi.NumKinds || s.slots[w.Kind] == nil {
-		return nil, history{}, fmt.Errorf("slot %s: this host has none", w.Kind)
+	k := s.slotOf(w.Kind)
+	if k == nil {
+		return nil, history{}, fmt.Errorf("slot %.40s: this host has no such slot", w.Kind)
 	}
-	k := s.slots[w.Kind]
 	refuse := func(err error) ([]sign.Statement, history, error) {
 		return nil, history{}, fmt.Errorf("slot %s: %w", w.Kind, err)
 	}
-	if len(w.RolledBack) > mostEnded {
-		return refuse(fmt.Errorf("%d generations are rolled back, at most %d can be", len(w.RolledBack), mostEnded))
+	if len(w.RolledBack) > maxRolledBack {
+		return refuse(fmt.Errorf("rolled_back: %d generations, at most %d are allowed", len(w.RolledBack), maxRolledBack))
 	}
-	if err := ordered(w); err != nil {
+	if err := checkOrder(w); err != nil {
 		return refuse(err)
 	}
-	k.look() // what is active now may be what this want goes back to
+	k.recordRan() // the spec may go back to a module that is active now
 	next := k.history.clone()
 	for _, e := range w.RolledBack {
-		next.rollBack(e.Generation)
+		next.recordRollback(e.Generation)
 	}
 	var all []sign.Statement
 	before, goesBack := s.previous(k, w, next)
@@ -76,46 +76,47 @@ func (s *Set) check(w Want) ([]sign.Statement, history, error) {
 		all = append(all, st)
 	}
 	if goesBack {
-		next.want(append([]sign.Statement{before}, all...))
+		next.recordWanted(append([]sign.Statement{before}, all...))
 	} else {
-		next.want(all)
+		next.recordWanted(all)
 	}
 	return all, next, nil
 }
 
-// previous is the statement to go back to, where the host may.
-func (s *Set) previous(k *kindSlot, w Want, h history) (st sign.Statement, ok bool) {
+// previous returns the statement of the spec's previous module, if the host may go
+// back to it.
+func (s *Slots) previous(k *kindSlot, w lifecycle.SlotSpec, h history) (st sign.Statement, ok bool) {
 	f, err := sign.Decode(w.Previous)
-	if err != nil || len(w.Candidates) == 0 || !w.Candidates[0].Proven || f.Statement.Generation >= w.Candidates[0].Generation {
+	if err != nil || len(w.Candidates) == 0 || !w.Candidates[0].Stable || f.Statement.Generation >= w.Candidates[0].Generation {
 		return st, false
 	}
-	st, err = s.statement(k, Candidate{Generation: f.Statement.Generation, Signature: w.Previous})
+	st, err = s.statement(k, lifecycle.Candidate{Generation: f.Statement.Generation, Signature: w.Previous})
 	return st, err == nil && h.admit(st) == nil
 }
 
-// ordered checks which candidates there can be, and their goals.
-func ordered(w Want) error {
+// checkOrder checks the order of the candidates, and their goals.
+func checkOrder(w lifecycle.SlotSpec) error {
 	for i, c := range w.Candidates {
 		switch {
-		case i > 1 || i == 1 && !w.Candidates[0].Proven:
-			return errors.New("one proven candidate at most, then one newer at most")
+		case i > 1 || i == 1 && !w.Candidates[0].Stable:
+			return errors.New("candidates: at most one stable and then at most one newer is allowed")
 		case i > 0 && c.Generation <= w.Candidates[i-1].Generation:
-			return errors.New("candidates: list them in ascending order")
-		case i > 0 && c.Proven:
-			return fmt.Errorf("generation %d: two cannot be proven at once", c.Generation)
-		case c.Proven && c.Goal != promotion.ToActive:
-			return fmt.Errorf("generation %d is proven: its goal is to be active", c.Generation)
+			return errors.New("candidates: must be in ascending generation")
+		case i > 0 && c.Stable:
+			return fmt.Errorf("generation %d: two candidates cannot be stable", c.Generation)
+		case c.Stable && c.Goal != lifecycle.ToActive:
+			return fmt.Errorf("generation %d: its goal must be active because it is stable", c.Generation)
 		}
-		if err := c.offer().Offer.Check(w.Kind); err != nil {
+		if err := offerOf(c).Check(w.Kind); err != nil {
 			return fmt.Errorf("generation %d: %w", c.Generation, err)
 		}
 	}
 	return nil
 }
 
-// statement returns the statement of a candidate, which the ring has signed for
+// statement verifies the statement of a candidate: the ring must have signed it, for
 // this kind.
-func (s *Set) statement(k *kindSlot, c Candidate) (sign.Statement, error) {
+func (s *Slots) statement(k *kindSlot, c lifecycle.Candidate) (sign.Statement, error) {
 	f, err := sign.Decode(c.Signature)
 	if err != nil {
 		return sign.Statement{}, err
@@ -130,7 +131,7 @@ func (s *Set) statement(k *kindSlot, c Candidate) (sign.Statement, error) {
 		return st, fmt.Errorf("%s is not signed for %s", st.Name, k.kind)
 	case st.Generation != c.Generation:
 		return st, fmt.Errorf("%s is signed as generation %d", st.Name, st.Generation)
-	case c.SHA256 != sign.Digest{} && c.SHA256 != st.Digest:
+	case c.SHA256 != lifecycle.Digest{} && c.SHA256 != st.Digest:
 		return st, fmt.Errorf("%s: the statement is about module %s, not %s", st.Name, st.Digest, c.SHA256)
 	case c.Name != "" && c.Name != st.Name || c.Version != "" && c.Version != st.Version:
 		return st, fmt.Errorf("the statement is about %s %s, not %.80q %.80q", st.Name, st.Version, c.Name, c.Version)
@@ -138,60 +139,60 @@ func (s *Set) statement(k *kindSlot, c Candidate) (sign.Statement, error) {
 	return st, nil
 }
 
-// Missing returns the digests of the modules that a want needs and that have to
-// be fetched: those that are not loaded, not on their way, and not ended here.
-// The want is one that Check passes.
-func (s *Set) Missing(w Want) []sign.Digest {
+// Missing returns the digests of the modules that a spec needs and that have to be
+// fetched: those that are not loaded, not being built, and not ended here. The spec
+// has passed Check.
+func (s *Slots) Missing(w lifecycle.SlotSpec) []lifecycle.Digest {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all, _, err := s.check(w)
 	if err != nil {
 		return nil
 	}
-	k := s.slots[w.Kind]
-	states := k.states()
-	var missing []sign.Digest
+	k := s.slotOf(w.Kind)
+	phases := k.phases()
+	var missing []lifecycle.Digest
 	for i, c := range w.Candidates {
-		if c.Module == nil && k.offerable(c.Generation, states) && k.bytes(c.Generation) == nil && !slices.Contains(missing, all[i].Digest) {
+		if c.Module == nil && k.offerable(c.Generation, phases) && k.bytes(c.Generation) == nil && !slices.Contains(missing, all[i].Digest) {
 			missing = append(missing, all[i].Digest)
 		}
 	}
 	return missing
 }
 
-// Apply makes a want be: it offers what is new, changes goals, withdraws what is
-// no longer wanted, and takes back what was rolled back. It may be called again
-// with the same want, and refuses what Check refuses, changing nothing then. Of
-// other errors only one that wraps ErrNotWritten goes away by itself.
-// Candidates whose bytes are missing wait for a want that has them.
+// Apply makes a spec the desired state of its slot: it offers new modules, changes
+// goals, withdraws what is not in the spec any more, and ends what was rolled back. It
+// may be called again with the same spec. It refuses what Check refuses, and changes
+// nothing then. Other errors are permanent, too, except those that wrap
+// ErrNotWritten. Candidates whose bytes are missing wait for a spec that has them.
 //
-// An active generation that is not wanted any more decides on while the want has
-// a newer one that is proven: until that takes over, and when that fails here.
-// Otherwise it is rolled back at once.
-func (s *Set) Apply(w Want) error {
+// An active generation that is not in the spec decides on while the spec has a newer
+// stable one: until that takes over, and also when that fails here. Otherwise it is
+// rolled back at once.
+func (s *Slots) Apply(w lifecycle.SlotSpec) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all, next, err := s.check(w)
 	if err != nil {
 		return err
 	}
-	k := s.slots[w.Kind]
-	states := k.states()
+	k := s.slotOf(w.Kind)
+	phases := k.phases()
 	w.Candidates, w.RolledBack = slices.Clone(w.Candidates), slices.Clone(w.RolledBack)
 	for i := range w.Candidates {
 		c := &w.Candidates[i]
 		switch {
-		case !k.offerable(c.Generation, states):
+		case !k.offerable(c.Generation, phases):
 			c.Module = nil
 		case c.Module == nil:
 			c.Module = k.bytes(c.Generation)
-		case len(c.Module) > mostModule:
-			return fmt.Errorf("slot %s: generation %d: the module has %d bytes, at most %d may be", w.Kind, c.Generation, len(c.Module), mostModule)
-		case sign.Sum(c.Module) != all[i].Digest: // fetched wrongly: that is not the module's fault
-			return fmt.Errorf("slot %s: generation %d: the bytes are not those of module %s", w.Kind, c.Generation, all[i].Digest)
+		case len(c.Module) > maxModule:
+			return fmt.Errorf("slot %s: generation %d: the module has %d bytes, at most %d are allowed", w.Kind, c.Generation, len(c.Module), maxModule)
+		case lifecycle.Sum(c.Module) != all[i].Digest: // a fetch went wrong, which does not end the generation
+			return fmt.Errorf("slot %s: generation %d: the bytes do not have the digest %s", w.Kind, c.Generation, all[i].Digest)
 		}
 	}
-	// First the file: after a crash, what was offered is remembered.
+	// The file comes first, so that a host that crashes knows what was offered.
 	before := k.history
 	k.history = next
 	if err := s.save(); err != nil {
@@ -203,170 +204,183 @@ func (s *Set) Apply(w Want) error {
 			k.about[st.Generation] = &about{name: st.Name, version: st.Version, digest: st.Digest, mark: sign.MarkOf(st), notAfter: st.NotAfter}
 		}
 	}
-	k.want, k.refused = w, map[uint64]error{}
-	k.proven.Store(len(w.Candidates) > 0 && w.Candidates[0].Proven)
-	k.forget()
+	k.spec, k.refused = w, map[lifecycle.Generation]error{}
+	k.stable.Store(len(w.Candidates) > 0 && w.Candidates[0].Stable)
+	k.forgetUnused()
 	return k.reconcile()
 }
 
-// RollBack takes back what a want says was rolled back, and nothing else of it: for
-// a want that Check refuses, because what an operator takes back must not run on
-// for the sake of what comes after it.
-func (s *Set) RollBack(w Want) {
+// RollBack ends what a spec lists as rolled back, and applies nothing else of it. It is
+// for a spec that Check refuses: what an operator rolls back must not run on because
+// something else in the spec is wrong.
+func (s *Slots) RollBack(w lifecycle.SlotSpec) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if w.Kind >= abi.NumKinds || s.slots[w.Kind] == nil || s.err != nil || len(w.RolledBack) > mostEnded {
+	k := s.slotOf(w.Kind)
+	if k == nil || s.err != nil || len(w.RolledBack) > maxRolledBack {
 		return
 	}
-	k := s.slots[w.Kind]
-	k.look()
+	k.recordRan()
 	for _, e := range w.RolledBack {
-		k.history.rollBack(e.Generation)
+		k.history.recordRollback(e.Generation)
 	}
 	if err := s.save(); err != nil {
-		s.config.Logger.Error("what was rolled back is not written down", "kind", w.Kind.String(), "err", err)
+		s.config.Logger.Error("saving the rolled back policy modules failed", "kind", w.Kind, "err", err)
 	}
-	k.takeBack(w.RolledBack)
+	k.rollBack(w.RolledBack)
 }
 
-// takeBack ends generations that are there.
-func (k *kindSlot) takeBack(all []Ended) {
+// rollBack ends generations that are present.
+func (k *kindSlot) rollBack(all []lifecycle.RolledBackModule) {
 	for _, e := range all {
-		if state := k.states()[e.Generation]; state > 0 && state <= promotion.IsPrevious {
-			k.slot.RollBack(promotion.Generation(e.Generation), reason(e.Reason))
+		if phase := k.phases()[e.Generation]; phase > 0 && !phase.Ended() {
+			k.slot.RollBack(e.Generation, clipReason(e.Reason))
 		}
 	}
 }
 
-// forget drops what is known of generations that nobody can ask for any more.
-func (k *kindSlot) forget() {
-	if len(k.about) < mostRemembers {
+// forgetUnused drops what is known of generations that Status does not report any
+// more.
+func (k *kindSlot) forgetUnused() {
+	if len(k.about) < maxAbout {
 		return
 	}
-	states := k.states()
+	phases := k.phases()
 	for g := range k.about {
-		if _, ok := states[g]; !ok && k.wanted(g) == nil {
+		if _, ok := phases[g]; !ok && k.wanted(g) == nil {
 			delete(k.about, g)
 			delete(k.offered, g)
 		}
 	}
 }
 
-// states returns the lives of the slot by generation. A generation that ended and
-// came back has its present state.
-func (k *kindSlot) states() map[uint64]promotion.State {
-	states := map[uint64]promotion.State{}
-	for _, l := range k.slot.Status().Lives { // the present ones first, then the latest
-		if _, ok := states[uint64(l.Generation)]; !ok {
-			states[uint64(l.Generation)] = l.State
+// phases returns the phases of the slot's generations. A generation that ended and was
+// offered again has its present phase.
+func (k *kindSlot) phases() map[lifecycle.Generation]lifecycle.Phase {
+	phases := map[lifecycle.Generation]lifecycle.Phase{}
+	for _, m := range k.slot.Status().Modules { // the present ones first, then the latest
+		if _, ok := phases[m.Generation]; !ok {
+			phases[m.Generation] = m.Phase
 		}
 	}
-	return states
+	return phases
 }
 
-// offerable reports whether a generation is not there and might come.
-func (k *kindSlot) offerable(g uint64, states map[uint64]promotion.State) bool {
-	switch states[g] {
-	case 0, promotion.Superseded, promotion.Gone:
+// offerable reports whether a generation is not present and may be offered.
+func (k *kindSlot) offerable(g lifecycle.Generation, phases map[lifecycle.Generation]lifecycle.Phase) bool {
+	switch phases[g] {
+	case 0, lifecycle.Superseded, lifecycle.Withdrawn:
 		return k.refused[g] == nil
 	}
 	return false
 }
 
 // bytes returns the module of a generation that waits to be offered.
-func (k *kindSlot) bytes(g uint64) []byte {
+func (k *kindSlot) bytes(g lifecycle.Generation) []byte {
 	if c := k.wanted(g); c != nil {
 		return c.Module
 	}
 	return nil
 }
 
-func (k *kindSlot) wanted(g uint64) *Candidate {
-	for i := range k.want.Candidates {
-		if k.want.Candidates[i].Generation == g {
-			return &k.want.Candidates[i]
+// wanted returns the candidate of the spec with the generation; nil for none.
+func (k *kindSlot) wanted(g lifecycle.Generation) *lifecycle.Candidate {
+	for i := range k.spec.Candidates {
+		if k.spec.Candidates[i].Generation == g {
+			return &k.spec.Candidates[i]
 		}
 	}
 	return nil
 }
 
-// reconcile brings the slot towards the want. The error says what the slot
-// refuses, once. The set's lock is held.
+// reconcile brings the slot towards the spec. The error is what the slot refuses, and
+// is returned once. The lock of Slots is held.
 func (k *kindSlot) reconcile() error {
-	k.takeBack(k.want.RolledBack)
-	for g, state := range k.states() {
-		if state < promotion.IsActive && k.wanted(g) == nil {
-			k.slot.Withdraw(promotion.Generation(g))
+	k.rollBack(k.spec.RolledBack)
+	for g, phase := range k.phases() {
+		if phase < lifecycle.Active && k.wanted(g) == nil {
+			k.slot.Withdraw(g)
 		}
 	}
 	err := k.offerAll()
-	k.leaveUnwanted()
+	k.rollBackUnwanted()
 	return err
 }
 
-// offerAll offers the candidates in their order. A newer one would take the place
-// of an older one that has not begun: it waits until that has.
+// offerAll offers the candidates in their order. A newer one would supersede an older
+// one that still waits, so it is offered once that one is being built.
 func (k *kindSlot) offerAll() error {
 	var errs []error
-	states := k.states()
-	for i := range k.want.Candidates {
-		c := &k.want.Candidates[i]
+	phases := k.phases()
+	for i := range k.spec.Candidates {
+		c := &k.spec.Candidates[i]
 		g := c.Generation
-		o := c.offer()
+		o := swap.Candidate{Offer: offerOf(*c), Module: c.Module, Signature: c.Signature, Configuration: c.Configuration}
 		o.Until = k.until(g)
 		offered := o.Offer
-		switch state := states[g]; {
-		case state > 0 && state < promotion.IsActive && k.offered[g] != offered: // with another goal
-		case c.Module != nil && k.offerable(g, states):
+		switch phase := phases[g]; {
+		case phase > 0 && phase < lifecycle.Active && k.offered[g] != offered: // with another goal
+		case c.Module != nil && k.offerable(g, phases):
 		default:
 			continue
 		}
 		c.Module = nil
 		_, before := k.offered[g]
-		o.Back = !before || states[g] == promotion.Superseded // else it ended here, if it was ever there
+		o.Readmit = !before || phases[g] == lifecycle.Superseded // else it ended here, if it was ever present
 		k.offered[g] = offered
 		if err := k.slot.Offer(o); err != nil {
 			k.refused[g] = err
 			errs = append(errs, fmt.Errorf("slot %s: %w", k.kind, err))
 		}
-		if k.states()[g] == promotion.Waiting {
+		if k.phases()[g] == lifecycle.Waiting {
 			break
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// leaveUnwanted takes back an active generation that the want does not have,
-// unless a newer one is proven: it will follow, or has failed here, and then the
+// rollBackUnwanted ends an active generation that the spec does not have, unless a
+// newer one is stable: that one will take over, or has failed here, and then the
 // active one is what the host fell back to.
-func (k *kindSlot) leaveUnwanted() {
+func (k *kindSlot) rollBackUnwanted() {
 	for {
-		active := uint64(k.slot.Status().Route.Active)
-		if active == 0 || k.wanted(active) != nil {
+		active := k.slot.Status().Active
+		if active == lifecycle.Native || k.wanted(active) != nil {
 			return
 		}
-		for _, c := range k.want.Candidates {
-			if c.Proven && c.Generation > active {
+		for _, c := range k.spec.Candidates {
+			if c.Stable && c.Generation > active {
 				return
 			}
 		}
-		k.slot.RollBack(promotion.Generation(active), "the fleet does not want it any more")
+		k.slot.RollBack(active, "not part of the desired state any more")
 	}
 }
 
-// until is when a generation expires, in the slot's time.
-func (k *kindSlot) until(g uint64) policies.Micros {
+// until returns when the statement of a generation expires; 0 for never.
+func (k *kindSlot) until(g lifecycle.Generation) policies.Micros {
 	a := k.about[g]
 	if a == nil || a.notAfter == 0 {
 		return 0
 	}
-	at := policies.Micros(time.Unix(a.notAfter+1, 0).Sub(k.slot.Begin()) / time.Microsecond)
-	return cmp.Or(at, -1)
+	return policies.Micros(a.notAfter+1) * policies.Second
 }
 
-func (c Candidate) offer() swap.Candidate {
-	return swap.Candidate{Offer: promotion.Offer{Generation: promotion.Generation(c.Generation), Goal: c.Goal, Permille: c.Permille, Scope: c.Scope, Proven: c.Proven},
-		Module: c.Module, Signature: c.Signature, Configuration: c.Configuration}
+// offerOf returns the offer of a candidate, without its end.
+func offerOf(c lifecycle.Candidate) promotion.Offer {
+	return promotion.Offer{Generation: c.Generation, Goal: c.Goal, Permille: c.Permille, Scope: c.Scope, Stable: c.Stable}
 }
 
-func reason(s string) string { return s[:min(len(s), mostReason)] }
+// slotKind returns the slot of an ABI kind.
+func slotKind(k abi.Kind) lifecycle.Kind { return lifecycle.Kind(k.String()) }
+
+// slotOf returns the slot of a kind, nil when the host has none.
+func (s *Slots) slotOf(kind lifecycle.Kind) *kindSlot {
+	k, ok := abi.ParseKind(string(kind))
+	if !ok {
+		return nil
+	}
+	return s.slots[k]
+}
+
+func clipReason(s string) string { return s[:min(len(s), maxReason)] }

@@ -2,6 +2,7 @@ package slothost
 
 import (
 	"context"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"runtime"
 	"slices"
 	"sync"
@@ -10,7 +11,6 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
 // report adds percentiles of what took how long.
@@ -36,12 +36,12 @@ func BenchmarkRollback(b *testing.B) {
 	words := bids(16, 1)
 	selector := s.Selector()
 	var took []time.Duration
-	for g := uint64(1); b.Loop(); g++ {
+	for g := lifecycle.Generation(1); b.Loop(); g++ {
 		b.StopTimer()
-		if err := s.Apply(want(proven(b, g, code))); err != nil {
+		if err := s.Apply(want(stable(b, g, code))); err != nil {
 			b.Fatal(err)
 		}
-		until(b, "active", func() bool { return s.slots[abi.Select].slot.Status().Route.Active == promotion.Generation(g) })
+		until(b, "active", func() bool { return s.slots[abi.Select].slot.Status().Active == g })
 		for range 5 {
 			selector.Select(words)
 		}
@@ -49,7 +49,7 @@ func BenchmarkRollback(b *testing.B) {
 		from := time.Now()
 		selector.Select(words)
 		took = append(took, time.Since(from))
-		if l, _ := s.slots[abi.Select].slot.EnterActive(); l.Generation == promotion.Generation(g) {
+		if l, _ := s.slots[abi.Select].slot.EnterActive(); l.Generation == g {
 			b.Fatal("it is still there")
 		} else {
 			l.Leave()
@@ -101,17 +101,17 @@ func BenchmarkSwaps(b *testing.B) {
 	c := config(b)
 	c.Every, c.Logger, c.Tick = 64, nil, 0
 	s, _ := running(b, c)
-	active := func() promotion.Generation { return s.slots[abi.Select].slot.Status().Route.Active }
-	swap := func(g uint64) {
-		if err := s.Apply(want(proven(b, g, other(int32(g))))); err != nil {
+	active := func() lifecycle.Generation { return s.slots[abi.Select].slot.Status().Active }
+	swap := func(g lifecycle.Generation) {
+		if err := s.Apply(want(stable(b, g, other(int32(g))))); err != nil {
 			b.Error(err)
 		}
 	}
 	const first = 10
 	from := time.Now()
-	for g := range uint64(first) {
+	for g := range lifecycle.Generation(first) {
 		swap(g + 1)
-		until(b, "active", func() bool { return active() == promotion.Generation(g+1) })
+		until(b, "active", func() bool { return active() == lifecycle.Generation(g+1) })
 	}
 	takes := time.Since(from) / first
 	ballast := make([]byte, heap)
@@ -122,13 +122,13 @@ func BenchmarkSwaps(b *testing.B) {
 	swaps, late := 0, 0
 	group.Go(func() {
 		// Nothing here looks at how far a module is: that would disturb calls, too.
-		for g := uint64(first); ctx.Err() == nil; time.Sleep(swapEvery) {
+		for g := lifecycle.Generation(first); ctx.Err() == nil; time.Sleep(swapEvery) {
 			switch now.Load() {
 			case spinning:
 				for from := time.Now(); time.Since(from) < takes; {
 				}
 			case swapping:
-				if active() != promotion.Generation(g) {
+				if active() != g {
 					late++
 					continue
 				}

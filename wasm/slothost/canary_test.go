@@ -1,6 +1,7 @@
 package slothost
 
 import (
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"regexp"
 	"testing"
 
@@ -32,15 +33,15 @@ func rising(n int) []policies.Bid {
 // and worse on what comes in canary, is taken back there, as soon as that is sure; whether the
 // native policy is in force or a module.
 func TestWorseInCanary(t *testing.T) {
-	for name, before := range map[string][]Candidate{
+	for name, before := range map[string][]lifecycle.Candidate{
 		"beside the native policy": nil,
-		"beside a module":          {proven(t, 5, other(1))},
+		"beside a module":          {stable(t, 5, other(1))},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := config(t)
 			c.Gates[abi.Select] = promotion.Config{Ladder: []int{500}, Shadow: promotion.Gate{Calls: 20, Soak: -1}, Canary: promotion.Gate{Calls: 50, Soak: -1}}
 			s, _ := running(t, c)
-			in := uint64(0)
+			in := lifecycle.Native
 			if err := s.Apply(want(before...)); err != nil {
 				t.Fatal(err)
 			}
@@ -48,24 +49,24 @@ func TestWorseInCanary(t *testing.T) {
 				in = 5
 				until(t, "the module is in force", func() bool { return s.Status()[0].Active == in })
 			}
-			if err := s.Apply(want(append(before, candidate(t, 9, promotion.ToActive, twoFaced(0)))...)); err != nil {
+			if err := s.Apply(want(append(before, candidate(t, 9, lifecycle.ToActive, twoFaced(0)))...)); err != nil {
 				t.Fatal(err)
 			}
 			n := 0
 			until(t, "it is in canary", func() bool {
 				s.Selector().Select(rising(1 + n%4))
 				n++
-				return state(s, 9) == "canary"
+				return phase(s, 9) == "canary"
 			})
 			until(t, "it is taken back", func() bool {
 				list := rising(5 + n%20) // so that its share comes to decide
 				list[0].Load -= policies.Tokens(n)
 				s.Selector().Select(list)
 				n++
-				return state(s, 9) != "canary"
+				return phase(s, 9) != "canary"
 			})
-			l := lifeOf(s, abi.Select, 9)
-			if l.State != "rejected" || !regexp.MustCompile(`^at 500 ‰: \d+ of \d+ answers worse than the active policy's, 20 ‰ may be$`).MatchString(l.Reason) {
+			l := statusOf(s, abi.Select, 9)
+			if l.Phase != lifecycle.Rejected || !regexp.MustCompile(`^at 500 ‰: \d+ of \d+ answers are worse than the active policy's, at most 20 ‰ may be$`).MatchString(l.Reason) {
 				t.Errorf("%+v", l)
 			}
 			if f := l.Figures; f.Compared < f.Worse || f.Worse != f.Differ || f.Worse < 2 || f.Faults != 0 {
@@ -83,20 +84,20 @@ func TestGoodInCanary(t *testing.T) {
 	c := config(t)
 	c.Gates[abi.Select] = promotion.Config{Ladder: []int{500}, Shadow: promotion.Gate{Calls: 20, Soak: -1}, Canary: promotion.Gate{Calls: 50, Soak: -1, Worse: -1, Differ: -1}}
 	s, _ := running(t, c)
-	good := candidate(t, 9, promotion.ToCanary, other(1))
+	good := candidate(t, 9, lifecycle.ToCanary, other(1))
 	if err := s.Apply(want(good)); err != nil {
 		t.Fatal(err)
 	}
 	calls := 0
-	until(t, "its canary is compared", func() bool { ask(t, s, calls); calls++; return lifeOf(s, abi.Select, 9).Figures.Compared >= 100 })
-	if l := lifeOf(s, abi.Select, 9); l.State != "canary" || l.Figures.Differ != 0 {
+	until(t, "its canary is compared", func() bool { ask(t, s, calls); calls++; return statusOf(s, abi.Select, 9).Figures.Compared >= 100 })
+	if l := statusOf(s, abi.Select, 9); l.Phase != lifecycle.Canary || l.Figures.Differ != 0 {
 		t.Errorf("%+v", l)
 	}
-	good.Goal = promotion.ToActive
+	good.Goal = lifecycle.ToActive
 	if err := s.Apply(want(good)); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "it is active", func() bool { ask(t, s, calls); calls++; return state(s, 9) == "active" })
+	until(t, "it is active", func() bool { ask(t, s, calls); calls++; return phase(s, 9) == "active" })
 }
 
 // TestWorseInScope: an optimiser's canary is one scope, where it is compared, too.
@@ -117,8 +118,8 @@ func TestWorseInScope(t *testing.T) {
 	c.Kinds = []abi.Kind{abi.Refine}
 	c.Gates[abi.Refine] = promotion.Config{Shadow: promotion.Gate{Calls: 5, Soak: -1}, Canary: promotion.Gate{Calls: 5, Soak: -1}}
 	s, _ := running(t, c)
-	cand := Candidate{Generation: 9, Goal: promotion.ToActive, Scope: "rack-7", Signature: signed(t, statement(9, low, abi.Refine), 0), Module: low}
-	if err := s.Apply(Want{Kind: abi.Refine, Candidates: []Candidate{cand}}); err != nil {
+	cand := lifecycle.Candidate{Generation: 9, Goal: lifecycle.ToActive, Scope: "rack-7", Signature: signed(t, statement(9, low, abi.Refine), 0), Module: low}
+	if err := s.Apply(lifecycle.SlotSpec{Kind: slotKind(abi.Refine), Candidates: []lifecycle.Candidate{cand}}); err != nil {
 		t.Fatal(err)
 	}
 	cost := policies.Cost{D0: 0.008, D1: 0.00011, D2: 2e-5, D3: 1e-10, D4: 3e-8, Kappa: 0.5}
@@ -128,19 +129,19 @@ func TestWorseInScope(t *testing.T) {
 		busy.Local = append(busy.Local, policies.Sequence{Input: 2000, Length: policies.Tokens(2000 + i)})
 		busy.Next = append(busy.Next, policies.Sequence{Input: 3000, Length: policies.Tokens(5000 + i)})
 	}
-	of := func() Life { return lifeOf(s, abi.Refine, 9) }
+	of := func() lifecycle.Status { return statusOf(s, abi.Refine, 9) }
 	until(t, "it is in canary", func() bool {
 		if got := s.Refiner("rack-7").Refine(quiet); got != quiet.Boundary {
 			t.Fatalf("%d", got)
 		}
-		return of().State == "canary"
+		return of().Phase == lifecycle.Canary
 	})
 	until(t, "it is taken back", func() bool {
 		s.Refiner("rack-8").Refine(busy)
 		s.Refiner("rack-7").Refine(busy)
-		return of().State != "canary"
+		return of().Phase != lifecycle.Canary
 	})
-	if l := of(); l.State != "rejected" || !regexp.MustCompile(`^at scope "rack-7": [1-9]\d* of \d+ answers worse`).MatchString(l.Reason) {
+	if l := of(); l.Phase != lifecycle.Rejected || !regexp.MustCompile(`^at scope "rack-7": [1-9]\d* of \d+ answers are worse`).MatchString(l.Reason) {
 		t.Errorf("%+v", l)
 	}
 }

@@ -19,63 +19,65 @@ const (
 	DefaultEvery = 64
 )
 
-// Config sets a Set up.
+// Config configures Slots.
 type Config struct {
-	// Kinds are those that the host decides; each has one slot. Required.
+	// Kinds are the kinds that the host decides; each has one slot. Required.
 	Kinds []abi.Kind
-	// Native answers while no module does, and where a module does not. One is
-	// needed for each of Kinds. Those of other kinds answer for themselves.
+	// Native decides while no module does, and answers the calls that a module does
+	// not answer. It must have a policy for each of Kinds; those of other kinds are
+	// returned as they are.
 	Native policy.Native
-	// Ring is whose signatures count. Required: a host that trusts nobody needs no
-	// slots.
+	// Ring holds the keys whose signatures are valid. Required: a host without trusted
+	// keys needs no slots.
 	Ring sign.Ring
-	// Limits bound the calls by kind; a statement's grant can only lower them.
+	// Limits bound the calls of each kind; a statement's grant can only lower them.
 	Limits [abi.NumKinds]host.Limit
-	// Gates are the way up of each kind, and its breaker. Kind and Floor and Resume
-	// are filled in. Canary.Compared, where it is 0, becomes half of what is
-	// recorded of Canary.Calls, and at least 1.
+	// Gates has the promotion gates and fault limits of each kind. Kind, Floor and
+	// Resume are filled in. A Canary.Compared of 0 becomes half of the recorded share
+	// of Canary.Calls, and at least 1.
 	Gates [abi.NumKinds]promotion.Config
-	// Cache is the folder for machine code, with its bounds; see host.Config. ""
-	// means none.
+	// Cache is the folder for compiled code, with its bounds; see host.Config. "" means
+	// none.
 	Cache        string
 	CacheBytes   int64
 	CacheModules int
-	// File keeps what was admitted across restarts. Without it, "", a host that
-	// restarts admits any statement that is signed.
+	// File keeps across restarts which statements were admitted. Without it, "", a
+	// host that restarts admits any signed statement.
 	File string
-	// Every nth call for a bid, an outlier or a place is recorded, on average, to
-	// try modules in shadow on; of the other kinds every one is. 0 means
-	// DefaultEvery, below 0 none, and then no module leaves shadow.
+	// Every is the recording rate: on average one in Every calls for a bid, an outlier
+	// or a place is recorded, to try modules in shadow on; of the other kinds every
+	// call is. 0 means DefaultEvery. Below 0 nothing is recorded, and then no module
+	// leaves shadow.
 	Every int
-	// Tick is how often gates are looked at, and recorded calls are replayed. 0
+	// Tick is the interval at which gates are checked and recorded calls replayed. 0
 	// means swap.DefaultTick.
 	Tick time.Duration
-	// Instances is how many calls can be in one module at once that decides for one
-	// request; see policy.Config, whose default 0 means, too. The others have one.
+	// Instances is how many calls can be in progress in one module that decides for
+	// one request; see policy.Config, which also has the default that 0 means. The
+	// other kinds have one instance.
 	Instances int
-	// Now is the clock: of gates, of breakers, of statements' ends, and of what
-	// modules see as the time, in microseconds since 1970. Nil means time.Now.
+	// Now is the clock of gates, fault limits and expiring statements, and the time
+	// that modules see, in microseconds since 1970. Nil means time.Now.
 	Now func() time.Time
-	// Logger tells of switches, of modules that ended and of their faults. Nil
-	// discards it.
+	// Logger logs switches, modules that ended, and their faults. Nil discards them.
 	Logger *slog.Logger
 }
 
-// complete returns the config with its defaults, or what is wrong with it.
+// complete returns the config with its defaults. The error names the bad field.
 func (c Config) complete() (Config, error) {
 	if len(c.Kinds) == 0 {
-		return c, errors.New("kinds: name those that the host decides")
+		return c, errors.New("kinds: required")
 	}
 	c.Kinds = slices.Clone(c.Kinds)
 	slices.Sort(c.Kinds)
 	for i, k := range c.Kinds {
 		switch {
 		case k <= abi.Configure || k >= abi.NumKinds:
-			return c, fmt.Errorf("kinds: %s decides nothing", k)
+			return c, fmt.Errorf("kinds: %s is not a policy kind", k)
 		case i > 0 && k == c.Kinds[i-1]:
-			return c, fmt.Errorf("kinds: %s is there twice", k)
+			return c, fmt.Errorf("kinds: %s is listed twice", k)
 		case !decides(c.Native, k):
-			return c, fmt.Errorf("native: there is no policy for %s", k)
+			return c, fmt.Errorf("native: no policy for %s", k)
 		}
 	}
 	if err := c.Ring.Validate(); err != nil {

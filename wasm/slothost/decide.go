@@ -2,6 +2,7 @@ package slothost
 
 import (
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/internal/loader"
 	"github.com/cascadeinfer/cascade/wasm/internal/swap"
@@ -9,8 +10,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
-// The policies that callers get: each call is between an Enter and a Leave. They
-// hash a request only while a candidate decides for some.
+// The policies that callers get. Each call is between an Enter and a Leave. They hash
+// a request only while a candidate decides for some requests.
 type (
 	quoter      struct{ *swap.Slot[loader.Policy] }
 	selector    struct{ *swap.Slot[loader.Policy] }
@@ -24,14 +25,14 @@ type (
 	}
 )
 
-// scoped is a slot as one scope sees it, with what modules keep for it.
+// scoped is a slot for one scope, with the state that modules keep for it.
 type scoped struct {
 	slot   *swap.Slot[loader.Policy]
 	scope  string
 	memory *policy.Memory
 }
 
-// scoped returns the slot of a scope, which has one memory however often it is
+// scoped returns the slot for a scope. A scope has one memory, however often it is
 // asked for.
 func (k *kindSlot) scoped(scope string) scoped {
 	k.scopesMu.Lock()
@@ -44,62 +45,62 @@ func (k *kindSlot) scoped(scope string) scoped {
 	return scoped{k.slot, scope, m}
 }
 
-// Quoter answers as the slot of bid-quote does; where the host has no such slot,
-// as the native policy. So do the others.
-func (s *Set) Quoter() policies.Quoter {
+// Quoter returns the policy of the slot bid-quote, or the native policy when the host
+// has no such slot. So do the other methods.
+func (s *Slots) Quoter() policies.Quoter {
 	if k := s.slots[abi.Quote]; k != nil {
 		return quoter{k.slot}
 	}
 	return s.config.Native.Quoter
 }
 
-// Selector answers as the slot of bid-select does.
-func (s *Set) Selector() policies.Selector {
+// Selector returns the policy of the slot bid-select.
+func (s *Slots) Selector() policies.Selector {
 	if k := s.slots[abi.Select]; k != nil {
 		return selector{k.slot}
 	}
 	return s.config.Native.Selector
 }
 
-// Detector answers as the slot of outlier does.
-func (s *Set) Detector() policies.Detector {
+// Detector returns the policy of the slot outlier.
+func (s *Slots) Detector() policies.Detector {
 	if k := s.slots[abi.Outlier]; k != nil {
 		return detector{k.slot}
 	}
 	return s.config.Native.Detector
 }
 
-// Placer answers as the slot of place does.
-func (s *Set) Placer() policies.Placer {
+// Placer returns the policy of the slot place.
+func (s *Slots) Placer() policies.Placer {
 	if k := s.slots[abi.Place]; k != nil {
 		return placer{k.slot}
 	}
 	return s.config.Native.Placer
 }
 
-// Refiner answers as the slot of refine does for a scope: the replica's node. What a
-// module keeps between calls it keeps for each refiner that is returned, which is
-// one replica's.
-func (s *Set) Refiner(scope string) policies.Refiner {
+// Refiner returns the policy of the slot refine for a scope: the replica's node. A
+// module keeps state between calls for each returned Refiner, which serves one
+// replica.
+func (s *Slots) Refiner(scope string) policies.Refiner {
 	if k := s.slots[abi.Refine]; k != nil {
 		return refiner{k.slot, scope, new(policy.Memory)}
 	}
 	return s.config.Native.Refiner
 }
 
-// Partitioner answers as the slot of partition does for a scope: the model's name.
-// What a module keeps between calls it keeps for the scope.
-func (s *Set) Partitioner(scope string) policies.Partitioner {
+// Partitioner returns the policy of the slot partition for a scope: the model's name.
+// A module keeps state between calls for each scope.
+func (s *Slots) Partitioner(scope string) policies.Partitioner {
 	if k := s.slots[abi.Partition]; k != nil {
 		return partitioner(k.scoped(scope))
 	}
 	return s.config.Native.Partitioner
 }
 
-// Guard answers as the slot of guard does for a scope: the model's name. While the
-// fleet has a proven guard that does not decide here, because it is being built
-// or has failed, every plan is denied.
-func (s *Set) Guard(scope string) policy.Guard {
+// Guard returns the policy of the slot guard for a scope: the model's name. While the
+// fleet has a stable guard that does not decide here, because it is being built or
+// has failed, every plan is denied.
+func (s *Slots) Guard(scope string) policy.Guard {
 	if k := s.slots[abi.Guard]; k != nil {
 		return guard{k, k.scoped(scope)}
 	}
@@ -109,7 +110,7 @@ func (s *Set) Guard(scope string) policy.Guard {
 func (q quoter) Quote(p policies.Occupancy, h policies.Migration) (policies.Bid, bool) {
 	l, whole := q.EnterActive()
 	if !whole {
-		l = q.Enter(promotion.Hash(h.Request))
+		l = q.Enter(promotion.HashRequest(h.Request))
 	}
 	bid, bids := l.Policy.Quote(p, h)
 	l.Leave()
@@ -139,7 +140,7 @@ func (d detector) Excess(own, mean policies.Tokens) policies.Tokens {
 func (p placer) Place(a policies.Arrival) policies.ReplicaID {
 	l, whole := p.EnterActive()
 	if !whole {
-		l = p.Enter(promotion.Hash(a.Request.ID))
+		l = p.Enter(promotion.HashRequest(a.Request.ID))
 	}
 	peer := l.Policy.Place(a)
 	l.Leave()
@@ -161,14 +162,15 @@ func (p partitioner) Partition(w policies.Workload) (policies.Partition, error) 
 func (g guard) Guard(ch abi.Change) (abi.Denial, bool) {
 	l := g.kindSlot.slot.EnterScope(g.scope)
 	defer l.Leave()
-	if l.Generation == promotion.Native && g.proven.Load() {
-		return abi.Denial{Stage: -1, Detail: "the guard that the fleet runs does not run here: see cascade policy status; roll it back to do without"}, true
+	if l.Generation == lifecycle.Native && g.stable.Load() {
+		return abi.Denial{Stage: -1, Detail: "the stable guard of the fleet does not run here: see cascade policy status, or roll the guard back"}, true
 	}
 	return l.Policy.GuardFor(g.memory, ch)
 }
 
-// Decisions about bids and outliers have no request's name: what they are about
-// stands for it, word by word, as FNV-1a takes bytes. Share mixes the rest.
+// Decisions about bids and outliers have no request name: their arguments are hashed
+// in its place, a 64-bit word at a time, as FNV-1a hashes bytes. promotion.Share
+// spreads the result.
 const (
 	hashStart = 14695981039346656037
 	hashPrime = 1099511628211

@@ -2,6 +2,7 @@ package slothost
 
 import (
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -11,7 +12,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
-	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
 // TestUnderFire: calls go on while modules come, climb, decide and go; some trap
@@ -19,7 +19,7 @@ import (
 // lost and none gets a wrong answer, and every bad module is gone in the end.
 // (200,000 calls and 50 modules; 10,000,000 and 1,000 with CASCADE_TEST_ALL.)
 func TestUnderFire(t *testing.T) {
-	calls, modules := uint64(200_000), uint64(50)
+	calls, modules := uint64(200_000), lifecycle.Generation(50)
 	if os.Getenv("CASCADE_TEST_ALL") != "" {
 		calls, modules = 10_000_000, 1000
 	}
@@ -58,43 +58,43 @@ func TestUnderFire(t *testing.T) {
 	})
 
 	var good, inCanary, whileActive uint64
-	reach := func(g uint64, to string) {
+	reach := func(g lifecycle.Generation, to string) {
 		t.Helper()
-		until(t, fmt.Sprintf("generation %d is %s", g, to), func() bool { return state(s, g) == to })
+		until(t, fmt.Sprintf("generation %d is %s", g, to), func() bool { return phase(s, g) == to })
 	}
-	apply := func(c Candidate) {
+	apply := func(c lifecycle.Candidate) {
 		t.Helper()
 		if err := s.Apply(want(c)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	last := proven(t, 2, other(1))
+	last := stable(t, 2, other(1))
 	apply(last)
 	reach(2, "active")
-	for g := uint64(3); g < 3+modules; g++ {
+	for g := lifecycle.Generation(3); g < 3+modules; g++ {
 		switch {
 		case g%100 == 7: // of the others it is told apart in canary alone
-			try := candidate(t, g, promotion.ToActive, trapsAt(6))
+			try := candidate(t, g, lifecycle.ToActive, trapsAt(6))
 			if err := s.Apply(want(last, try)); err != nil {
 				t.Fatal(err)
 			}
 			reach(g, "rejected")
 			inCanary++
 		case g%100 == 32:
-			apply(proven(t, g, leastLoad(hosttest.OneIn(100, hosttest.Unreachable))))
+			apply(stable(t, g, leastLoad(hosttest.OneIn(100, hosttest.Unreachable))))
 			reach(g, "rejected")
 			whileActive++
 		case g%10 == 3: // the whole way
 			last.Module = nil
-			if err := s.Apply(want(last, candidate(t, g, promotion.ToActive, other(int32(g))))); err != nil {
+			if err := s.Apply(want(last, candidate(t, g, lifecycle.ToActive, other(int32(g))))); err != nil {
 				t.Fatal(err)
 			}
 			reach(g, "active")
 			good++
-			last = proven(t, g, other(int32(g)))
+			last = stable(t, g, other(int32(g)))
 			apply(last)
 		default:
-			last = proven(t, g, other(int32(g)))
+			last = stable(t, g, other(int32(g)))
 			apply(last)
 			reach(g, "active")
 			good++
@@ -108,7 +108,7 @@ func TestUnderFire(t *testing.T) {
 	if n := wrong.Load(); n > 0 {
 		t.Errorf("%d of %d answers are wrong", n, made.Load())
 	}
-	if inCanary == 0 || whileActive == 0 || good+inCanary+whileActive != modules {
+	if inCanary == 0 || whileActive == 0 || good+inCanary+whileActive != uint64(modules) {
 		t.Errorf("%d good, %d trapped in canary, %d while active", good, inCanary, whileActive)
 	}
 	t.Logf("%d calls, %d modules active, %d rejected in canary, %d while active", made.Load(), good, inCanary, whileActive)

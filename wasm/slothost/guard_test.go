@@ -1,19 +1,19 @@
 package slothost
 
 import (
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"testing"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
-	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
 // guardWant has a guard with this body as what the fleet runs.
-func guardWant(t testing.TB, generation uint64, body ...[]byte) Want {
+func guardWant(t testing.TB, generation lifecycle.Generation, body ...[]byte) lifecycle.SlotSpec {
 	code := hosttest.Policy(hosttest.Function("cs_guard_v1", nil, body...)).Encode()
-	return Want{Kind: abi.Guard, Candidates: []Candidate{{Generation: generation, Goal: promotion.ToActive, Proven: true, Module: code,
+	return lifecycle.SlotSpec{Kind: slotKind(abi.Guard), Candidates: []lifecycle.Candidate{{Generation: generation, Goal: lifecycle.ToActive, Stable: true, Module: code,
 		Signature: signed(t, statement(generation, code, abi.Guard), 0)}}}
 }
 
@@ -49,12 +49,12 @@ func TestGuardsFailClosed(t *testing.T) {
 		if !denied() {
 			t.Fatalf("a plan comes through: %+v", s.Status()[0])
 		}
-		return lifeOf(s, abi.Guard, 3).State == "rejected"
+		return statusOf(s, abi.Guard, 3).Phase == lifecycle.Rejected
 	})
 	if st := s.Status()[0]; st.Active != 0 || !denied() {
 		t.Errorf("a plan comes through without the guard: %+v", st)
 	}
-	if err := s.Apply(Want{Kind: abi.Guard, RolledBack: []Ended{{3, "it fails"}}}); err != nil {
+	if err := s.Apply(lifecycle.SlotSpec{Kind: slotKind(abi.Guard), RolledBack: []lifecycle.RolledBackModule{{3, "it fails"}}}); err != nil {
 		t.Fatal(err)
 	}
 	if denied() {

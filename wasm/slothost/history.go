@@ -5,36 +5,34 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 
-	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/promotion"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
 const (
 	historyFormat = "cascade-policy-slots/1"
-	mostHistory   = 1 << 20 // bytes
-	mostRan       = 2       // what is active, and what was before
-	mostTakenBack = 64      // older ones are below the mark and were not the last to run
+	maxHistory    = 1 << 20 // bytes
+	maxRan        = 2       // the active and the previous module
+	maxEnded      = 64      // older ones are below the mark and were not the last to run
 )
 
-// history is what a slot remembers across restarts: which statements it may still
-// run. It decides, and touches no file.
+// history is what a slot keeps across restarts: which statements it may still run. It
+// does no I/O.
 //
-// A statement is admitted when it is newer than all before, or when it is one
-// that the host was running or told to run last: so an old statement with good
-// signatures gets nowhere, and a restart or a roll-back to what ran before needs
-// no new one.
+// A statement is admitted when it is newer than all before it, or when it is one that
+// the host ran last or was to run last. So an old statement with good signatures is
+// refused, and a restart or a rollback to the previous module needs no new statement.
 type history struct {
-	Mark       sign.Mark   `json:"mark"`                  // the newest admitted
-	Wanted     []sign.Mark `json:"wanted,omitempty"`      // by the last want
-	Ran        []sign.Mark `json:"ran,omitempty"`         // as the active policy, latest first
-	RolledBack []uint64    `json:"rolled_back,omitempty"` // ascending
+	Mark       sign.Mark              `json:"mark"`                  // the newest admitted
+	Wanted     []sign.Mark            `json:"wanted,omitempty"`      // by the last spec
+	Ran        []sign.Mark            `json:"ran,omitempty"`         // as the active policy, latest first
+	RolledBack []lifecycle.Generation `json:"rolled_back,omitempty"` // ascending
 }
 
 func (h history) clone() history {
@@ -42,13 +40,12 @@ func (h history) clone() history {
 	return h
 }
 
-// knows reports whether a statement is among those that may run though they are
-// not the newest.
+// knows reports whether a statement may run even if it is not the newest.
 func (h history) knows(m sign.Mark) bool {
 	return slices.Contains(h.Wanted, m) || slices.Contains(h.Ran, m)
 }
 
-// admit refuses a statement that may not run here. It changes nothing.
+// admit returns why a statement may not run here.
 func (h history) admit(s sign.Statement) error {
 	if slices.Contains(h.RolledBack, s.Generation) {
 		return fmt.Errorf("%s: generation %d was rolled back: sign a new statement, with a higher generation", s.Name, s.Generation)
@@ -60,8 +57,8 @@ func (h history) admit(s sign.Statement) error {
 	return err
 }
 
-// want takes note of what the fleet wants, all of which was admitted.
-func (h *history) want(all []sign.Statement) {
+// recordWanted records the statements of a spec, which were all admitted.
+func (h *history) recordWanted(all []sign.Statement) {
 	h.Wanted = nil
 	for _, s := range all {
 		m := sign.MarkOf(s)
@@ -72,28 +69,28 @@ func (h *history) want(all []sign.Statement) {
 	}
 }
 
-// ran takes note of the generation that is active now.
-func (h *history) ran(m sign.Mark) {
+// recordRan records the statement that is active now.
+func (h *history) recordRan(m sign.Mark) {
 	h.Ran = slices.DeleteFunc(h.Ran, func(o sign.Mark) bool { return o == m })
 	h.Ran = slices.Insert(h.Ran, 0, m)
-	h.Ran = h.Ran[:min(len(h.Ran), mostRan)]
+	h.Ran = h.Ran[:min(len(h.Ran), maxRan)]
 }
 
-// rollBack takes note of a generation that never runs again.
-func (h *history) rollBack(g uint64) {
-	gone := func(m sign.Mark) bool { return m.Generation == g }
-	h.Wanted, h.Ran = slices.DeleteFunc(h.Wanted, gone), slices.DeleteFunc(h.Ran, gone)
+// recordRollback records a generation that never runs again.
+func (h *history) recordRollback(g lifecycle.Generation) {
+	same := func(m sign.Mark) bool { return m.Generation == g }
+	h.Wanted, h.Ran = slices.DeleteFunc(h.Wanted, same), slices.DeleteFunc(h.Ran, same)
 	if i, found := slices.BinarySearch(h.RolledBack, g); !found {
 		h.RolledBack = slices.Insert(h.RolledBack, i, g)
-		h.RolledBack = h.RolledBack[max(0, len(h.RolledBack)-mostTakenBack):]
+		h.RolledBack = h.RolledBack[max(0, len(h.RolledBack)-maxEnded):]
 	}
 }
 
-// resume is what a slot may be offered though it is below its floor.
-func (h history) resume() []promotion.Generation {
-	var all []promotion.Generation
+// resume returns the generations that a slot may be offered below its floor.
+func (h history) resume() []lifecycle.Generation {
+	var all []lifecycle.Generation
 	for _, m := range slices.Concat(h.Wanted, h.Ran) {
-		all = append(all, promotion.Generation(m.Generation))
+		all = append(all, m.Generation)
 	}
 	return all
 }
@@ -104,7 +101,7 @@ type historyFile struct {
 	Slots  map[string]history `json:"slots"`
 }
 
-// readHistory reads a file; none, and no name, are an empty one.
+// readHistory reads a file. A missing file, and the name "", are empty.
 func readHistory(name string) (map[string]history, error) {
 	if name == "" {
 		return nil, nil
@@ -120,9 +117,9 @@ func readHistory(name string) (map[string]history, error) {
 	if info, err := f.Stat(); err != nil {
 		return nil, err
 	} else if !info.Mode().IsRegular() || info.Mode().Perm()&0o022 != 0 {
-		return nil, fmt.Errorf("%s: mode %s: only its owner may write to it, who runs this host: chmod 600", name, info.Mode())
+		return nil, fmt.Errorf("%s: mode %s: others may write to it: chmod 600", name, info.Mode())
 	}
-	b, err := io.ReadAll(io.LimitReader(f, mostHistory+1))
+	b, err := io.ReadAll(io.LimitReader(f, maxHistory+1))
 	if err != nil {
 		return nil, err
 	}
@@ -133,10 +130,10 @@ func readHistory(name string) (map[string]history, error) {
 	return slots, nil
 }
 
-// decodeHistory reads a file's bytes.
+// decodeHistory decodes the content of a file.
 func decodeHistory(b []byte) (map[string]history, error) {
-	if len(b) > mostHistory {
-		return nil, fmt.Errorf("longer than %d bytes", mostHistory)
+	if len(b) > maxHistory {
+		return nil, fmt.Errorf("longer than %d bytes", maxHistory)
 	}
 	var file historyFile
 	d := json.NewDecoder(bytes.NewReader(b))
@@ -145,17 +142,17 @@ func decodeHistory(b []byte) (map[string]history, error) {
 		return nil, err
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return nil, errors.New("more behind the object")
+		return nil, errors.New("data after the JSON object")
 	}
 	if file.Format != historyFormat {
-		return nil, fmt.Errorf("format %.80q: %s is what this version reads", file.Format, historyFormat)
+		return nil, fmt.Errorf("format %.80q: must be %s", file.Format, historyFormat)
 	}
 	for name, h := range file.Slots {
-		if _, ok := kindOf(name); !ok {
-			return nil, fmt.Errorf("slot %.80q: there is no such kind", name)
+		if !lifecycle.Kind(name).Known() {
+			return nil, fmt.Errorf("slot %.80q: unknown kind", name)
 		}
-		if !slices.IsSorted(h.RolledBack) || len(h.Ran) > mostRan || len(h.RolledBack) > mostTakenBack {
-			return nil, fmt.Errorf("slot %s: not as this version writes it", name)
+		if !slices.IsSorted(h.RolledBack) || len(h.Ran) > maxRan || len(h.RolledBack) > maxEnded {
+			return nil, fmt.Errorf("slot %s: too many or unsorted entries", name)
 		}
 		for _, m := range slices.Concat(h.Wanted, h.Ran) {
 			if m.Generation > h.Mark.Generation {
@@ -171,9 +168,9 @@ func encodeHistory(slots map[string]history) ([]byte, error) {
 	return append(b, '\n'), err
 }
 
-// writeHistory replaces a file: after a crash, the old one is there or the new
-// one. Where somebody has removed its folder, that is made again: all that was in the
-// file is known.
+// writeHistory replaces a file atomically: after a crash, either the old content is
+// there or the new one. It makes a missing folder again, because the caller has all of
+// the content.
 func writeHistory(name string, b []byte) (err error) {
 	dir, temp := filepath.Dir(name), "."+filepath.Base(name)+"-*"
 	f, err := os.CreateTemp(dir, temp) // 0600
@@ -197,13 +194,4 @@ func writeHistory(name string, b []byte) (err error) {
 		os.Remove(f.Name())
 	}
 	return err
-}
-
-func kindOf(name string) (abi.Kind, bool) {
-	for k := abi.Configure + 1; k < abi.NumKinds; k++ {
-		if k.String() == name {
-			return k, true
-		}
-	}
-	return 0, false
 }

@@ -1,6 +1,7 @@
 package slothost
 
 import (
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -13,14 +14,14 @@ import (
 
 // TestHistory walks through what a slot may still run.
 func TestHistory(t *testing.T) {
-	statements := map[uint64]sign.Statement{}
-	for g := uint64(1); g < 10; g++ {
+	statements := map[lifecycle.Generation]sign.Statement{}
+	for g := lifecycle.Generation(1); g < 10; g++ {
 		statements[g] = statement(g, []byte{byte(g)}, abi.Select)
 	}
 	var h history
-	check := func(admitted ...uint64) {
+	check := func(admitted ...lifecycle.Generation) {
 		t.Helper()
-		for g := uint64(1); g < 10; g++ {
+		for g := lifecycle.Generation(1); g < 10; g++ {
 			err := h.admit(statements[g])
 			ok := false
 			for _, a := range admitted {
@@ -32,20 +33,20 @@ func TestHistory(t *testing.T) {
 		}
 	}
 	check(1, 2, 3, 4, 5, 6, 7, 8, 9)
-	h.want([]sign.Statement{statements[2], statements[4]})
+	h.recordWanted([]sign.Statement{statements[2], statements[4]})
 	check(2, 4, 5, 6, 7, 8, 9)
-	h.ran(sign.MarkOf(statements[2]))
-	h.ran(sign.MarkOf(statements[4]))
-	h.want([]sign.Statement{statements[6]})
+	h.recordRan(sign.MarkOf(statements[2]))
+	h.recordRan(sign.MarkOf(statements[4]))
+	h.recordWanted([]sign.Statement{statements[6]})
 	check(2, 4, 6, 7, 8, 9)
-	h.ran(sign.MarkOf(statements[6]))
+	h.recordRan(sign.MarkOf(statements[6]))
 	check(4, 6, 7, 8, 9)
-	h.rollBack(6)
+	h.recordRollback(6)
 	check(4, 7, 8, 9)
-	h.ran(sign.MarkOf(statements[4]))
-	h.want(nil)
+	h.recordRan(sign.MarkOf(statements[4]))
+	h.recordWanted(nil)
 	check(4, 7, 8, 9)
-	h.rollBack(9)
+	h.recordRollback(9)
 	check(4, 7, 8)
 	changed := statements[4]
 	changed.Version = "6.6.6"
@@ -55,10 +56,10 @@ func TestHistory(t *testing.T) {
 	if got := h.resume(); len(got) != 1 || got[0] != 4 {
 		t.Errorf("resume %v", got)
 	}
-	for g := range uint64(1000) {
-		h.rollBack(1000 - g)
+	for g := range lifecycle.Generation(1000) {
+		h.recordRollback(1000 - g)
 	}
-	if len(h.RolledBack) != mostTakenBack || h.RolledBack[0] != 1001-mostTakenBack {
+	if len(h.RolledBack) != maxEnded || h.RolledBack[0] != 1001-maxEnded {
 		t.Errorf("%d: %v", len(h.RolledBack), h.RolledBack)
 	}
 }
@@ -74,11 +75,11 @@ func TestBadFile(t *testing.T) {
 		": EOF":          "",
 		"unknown field":  `{"format": "cascade-policy-slots/1", "more": 1}`,
 		"format":         `{"format": "cascade-policy-slots/2"}`,
-		"no such kind":   `{"format": "cascade-policy-slots/1", "slots": {"coffee": {}}}`,
+		"unknown kind":   `{"format": "cascade-policy-slots/1", "slots": {"coffee": {}}}`,
 		"hexadecimal":    `{"format": "cascade-policy-slots/1", "slots": {"place": {"mark": {"generation": 1, "sha256": "ab"}}}}`,
 		"above the mark": `{"format": "cascade-policy-slots/1", "slots": {"place": {"ran": [{"generation": 1, "sha256": "` + strings.Repeat("0", 64) + `"}]}}}`,
-		"longer than":    strings.Repeat(" ", mostHistory+1),
-		"more behind":    `{"format": "cascade-policy-slots/1"} {}`,
+		"longer than":    strings.Repeat(" ", maxHistory+1),
+		"data after":     `{"format": "cascade-policy-slots/1"} {}`,
 	} {
 		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
@@ -88,7 +89,7 @@ func TestBadFile(t *testing.T) {
 			t.Errorf("%v, want %q", err, want)
 		}
 		ask(t, s, 1)
-		if err := s.Apply(Want{Kind: abi.Select}); err == nil || s.Status()[0].Error == "" {
+		if err := s.Apply(lifecycle.SlotSpec{Kind: slotKind(abi.Select)}); err == nil || s.Status()[0].Refused == "" {
 			t.Error("a want is taken")
 		}
 		stop()
@@ -112,7 +113,7 @@ func TestFileIsTheOwners(t *testing.T) {
 	dir := t.TempDir()
 	c := config(t)
 	c.File = filepath.Join(dir, "slots.json")
-	other := map[string]history{"place": {Mark: sign.Mark{Generation: 3}, RolledBack: []uint64{2}}}
+	other := map[string]history{"place": {Mark: sign.Mark{Generation: 3}, RolledBack: []lifecycle.Generation{2}}}
 	b, err := encodeHistory(other)
 	if err != nil {
 		t.Fatal(err)
@@ -121,10 +122,10 @@ func TestFileIsTheOwners(t *testing.T) {
 		t.Fatal(err)
 	}
 	s, stop := running(t, c)
-	if err := s.Apply(want(proven(t, 5, leastLoad()))); err != nil {
+	if err := s.Apply(want(stable(t, 5, leastLoad()))); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "it is active", func() bool { return state(s, 5) == "active" })
+	until(t, "it is active", func() bool { return phase(s, 5) == "active" })
 	stop()
 	info, err := os.Stat(c.File)
 	if err != nil || info.Mode().Perm() != 0o600 {
@@ -140,7 +141,7 @@ func TestFileIsTheOwners(t *testing.T) {
 	// Where nothing can be written down, nothing is admitted.
 	c.File = filepath.Join(dir, "none", "none", "slots.json")
 	s, _ = running(t, c)
-	if err := s.Apply(want(proven(t, 5, leastLoad()))); err == nil || len(s.Status()[0].Lives) > 0 {
+	if err := s.Apply(want(stable(t, 5, leastLoad()))); err == nil || len(s.Status()[0].Modules) > 0 {
 		t.Errorf("%v: %+v", err, s.Status())
 	}
 }

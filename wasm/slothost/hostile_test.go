@@ -2,13 +2,13 @@ package slothost
 
 import (
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
-	"github.com/cascadeinfer/cascade/wasm/promotion"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
@@ -22,56 +22,58 @@ func TestRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	code := leastLoad()
-	good := func(g uint64) Candidate { return candidate(t, g, promotion.ToShadow, code) }
+	good := func(g lifecycle.Generation) lifecycle.Candidate { return candidate(t, g, lifecycle.ToShadow, code) }
 	if err := s.Apply(want(good(50))); err != nil {
 		t.Fatal(err)
 	}
 	before := fmt.Sprint(s.Status())
-	with := func(change func(*sign.Statement), keys ...byte) Candidate {
+	with := func(change func(*sign.Statement), keys ...byte) lifecycle.Candidate {
 		st := statement(60, code, abi.Select)
 		change(&st)
 		c := good(60)
 		c.Signature = signed(t, st, keys...)
 		return c
 	}
-	but := func(change func(*Candidate)) Candidate {
+	but := func(change func(*lifecycle.Candidate)) lifecycle.Candidate {
 		c := good(60)
 		change(&c)
 		return c
 	}
 	for name, test := range map[string]struct {
-		want  Want
+		want  lifecycle.SlotSpec
 		error string
 	}{
-		"a kind of others":        {Want{Kind: abi.Place, Candidates: []Candidate{good(60)}}, "this host has none"},
-		"no kind":                 {Want{Kind: 99}, "this host has none"},
-		"no signature file":       {want(but(func(c *Candidate) { c.Signature = nil })), "signature file"},
-		"a long signature file":   {want(but(func(c *Candidate) { c.Signature = make([]byte, 1<<20) })), "signature file"},
-		"unsigned":                {want(with(func(*sign.Statement) {})), "signed by 0 keys"},
-		"signed by a stranger":    {want(with(func(*sign.Statement) {}, 1)), "signed by 0 keys"},
-		"changed after signing":   {want(but(func(c *Candidate) { c.Signature = []byte(strings.Replace(string(c.Signature), "1.2.3", "9.9.9", 1)) })), "changed after"},
+		"a kind of others":      {lifecycle.SlotSpec{Kind: slotKind(abi.Place), Candidates: []lifecycle.Candidate{good(60)}}, "this host has no such slot"},
+		"no kind":               {lifecycle.SlotSpec{Kind: "nonsense"}, "this host has no such slot"},
+		"no signature file":     {want(but(func(c *lifecycle.Candidate) { c.Signature = nil })), "signature file"},
+		"a long signature file": {want(but(func(c *lifecycle.Candidate) { c.Signature = make([]byte, 1<<20) })), "signature file"},
+		"unsigned":              {want(with(func(*sign.Statement) {})), "signed by 0 keys"},
+		"signed by a stranger":  {want(with(func(*sign.Statement) {}, 1)), "signed by 0 keys"},
+		"changed after signing": {want(but(func(c *lifecycle.Candidate) {
+			c.Signature = []byte(strings.Replace(string(c.Signature), "1.2.3", "9.9.9", 1))
+		})), "changed after"},
 		"another protocol":        {want(with(func(s *sign.Statement) { s.ABI = "cascade-policy/9" }, 0)), "built for"},
 		"signed for another kind": {want(with(func(s *sign.Statement) { s.Grants[0].Kind = abi.Place }, 0)), "not signed for bid-select"},
 		"replayed":                {want(good(49)), "older than"},
-		"a number used twice": {want(but(func(c *Candidate) {
+		"a number used twice": {want(but(func(c *lifecycle.Candidate) {
 			c.Generation = 50
 			c.Signature = signed(t, statement(50, code, abi.Select, abi.Place), 0)
 		})), "taken by another"},
-		"another generation":  {want(but(func(c *Candidate) { c.Generation = 61 })), "signed as generation 60"},
-		"another name":        {want(but(func(c *Candidate) { c.Name = "nice" })), "not \"nice\""},
-		"another version":     {want(but(func(c *Candidate) { c.Version = "2.0.0" })), "1.2.3, not"},
-		"another hash":        {want(but(func(c *Candidate) { c.SHA256[0] = 1 })), "the statement is about module"},
-		"descending":          {want(func() Candidate { c := good(70); c.Proven, c.Goal = true, promotion.ToActive; return c }(), good(60)), "ascending"},
-		"two unproven":        {want(good(60), good(61)), "one proven"},
-		"two proven":          {want(proven(t, 60, code), proven(t, 61, code)), "two cannot be proven"},
-		"three":               {want(proven(t, 60, code), good(61), good(62)), "one proven"},
-		"proven for a shadow": {want(but(func(c *Candidate) { c.Proven = true })), "its goal is to be active"},
-		"no goal":             {want(but(func(c *Candidate) { c.Goal = 0 })), "goal 0"},
-		"a share of all":      {want(but(func(c *Candidate) { c.Goal, c.Permille = promotion.ToCanary, 1000 })), "1000 ‰"},
-		"no scope": {Want{Kind: abi.Refine, Candidates: []Candidate{{Generation: 60, Goal: promotion.ToCanary, Signature: signed(t, statement(60, code, abi.Refine), 0)}}},
-			"no scope"},
-		"wanted and rolled back": {Want{Kind: abi.Select, Candidates: []Candidate{good(60)}, RolledBack: []Ended{{60, ""}}}, "was rolled back"},
-		"much rolled back":       {Want{Kind: abi.Select, RolledBack: make([]Ended, 257)}, "at most 256"},
+		"another generation": {want(but(func(c *lifecycle.Candidate) { c.Generation = 61 })), "signed as generation 60"},
+		"another name":       {want(but(func(c *lifecycle.Candidate) { c.Name = "nice" })), "not \"nice\""},
+		"another version":    {want(but(func(c *lifecycle.Candidate) { c.Version = "2.0.0" })), "1.2.3, not"},
+		"another hash":       {want(but(func(c *lifecycle.Candidate) { c.SHA256[0] = 1 })), "the statement is about module"},
+		"descending":         {want(func() lifecycle.Candidate { c := good(70); c.Stable, c.Goal = true, lifecycle.ToActive; return c }(), good(60)), "ascending"},
+		"two on trial":       {want(good(60), good(61)), "at most one stable"},
+		"two stable":         {want(stable(t, 60, code), stable(t, 61, code)), "two candidates cannot be stable"},
+		"three":              {want(stable(t, 60, code), good(61), good(62)), "at most one stable"},
+		"stable in shadow":   {want(but(func(c *lifecycle.Candidate) { c.Stable = true })), "its goal must be active"},
+		"no goal":            {want(but(func(c *lifecycle.Candidate) { c.Goal = 0 })), `goal ""`},
+		"a share of all":     {want(but(func(c *lifecycle.Candidate) { c.Goal, c.Permille = lifecycle.ToCanary, 1000 })), "permille 1000"},
+		"no scope": {lifecycle.SlotSpec{Kind: slotKind(abi.Refine), Candidates: []lifecycle.Candidate{{Generation: 60, Goal: lifecycle.ToCanary, Signature: signed(t, statement(60, code, abi.Refine), 0)}}},
+			"scope: name"},
+		"wanted and rolled back": {lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: []lifecycle.Candidate{good(60)}, RolledBack: []lifecycle.RolledBackModule{{60, ""}}}, "was rolled back"},
+		"much rolled back":       {lifecycle.SlotSpec{Kind: slotKind(abi.Select), RolledBack: make([]lifecycle.RolledBackModule, 257)}, "at most 256"},
 	} {
 		for n := range 2 {
 			err := s.Check(test.want)
@@ -88,8 +90,8 @@ func TestRefused(t *testing.T) {
 		}
 	}
 	// Bytes that are not the module's were fetched wrongly: nobody is rejected.
-	for _, bytes := range [][]byte{{}, []byte("other"), make([]byte, mostModule+1)} {
-		if err := s.Apply(want(but(func(c *Candidate) { c.Module = bytes }))); err == nil {
+	for _, bytes := range [][]byte{{}, []byte("other"), make([]byte, maxModule+1)} {
+		if err := s.Apply(want(but(func(c *lifecycle.Candidate) { c.Module = bytes }))); err == nil {
 			t.Errorf("%d other bytes taken", len(bytes))
 		}
 	}
@@ -107,7 +109,7 @@ func TestHostileModules(t *testing.T) {
 	c := config(t)
 	c.Gates[abi.Select].Shadow.Calls = 500
 	s, _ := running(t, c)
-	generation, calls := uint64(100), 0
+	generation, calls := lifecycle.Generation(100), 0
 	for reason, code := range map[string][]byte{
 		"does not export cs_bid_select":  hosttest.Policy().Encode(),
 		"compile: ":                      []byte("\x00asm\x01\x00\x00\x00\xff\xff\xff"),
@@ -117,11 +119,11 @@ func TestHostileModules(t *testing.T) {
 		"in shadow":                      leastLoad(hosttest.OneIn(50, hosttest.Unreachable)),
 	} {
 		generation++
-		if err := s.Apply(want(candidate(t, generation, promotion.ToActive, code))); err != nil {
+		if err := s.Apply(want(candidate(t, generation, lifecycle.ToActive, code))); err != nil {
 			t.Error(err)
 		}
-		until(t, "it is rejected: "+reason, func() bool { ask(t, s, calls); calls++; return state(s, generation) == "rejected" })
-		if l := lifeOf(s, abi.Select, generation); !strings.Contains(l.Reason, reason) {
+		until(t, "it is rejected: "+reason, func() bool { ask(t, s, calls); calls++; return phase(s, generation) == "rejected" })
+		if l := statusOf(s, abi.Select, generation); !strings.Contains(l.Reason, reason) {
 			t.Errorf("%q, want %q", l.Reason, reason)
 		}
 	}
@@ -132,12 +134,12 @@ func TestHostileModules(t *testing.T) {
 
 func TestConfigIsChecked(t *testing.T) {
 	for want, change := range map[string]func(*Config){
-		"kinds: name":      func(c *Config) { c.Kinds = nil },
-		"decides nothing":  func(c *Config) { c.Kinds = []abi.Kind{abi.Configure} },
-		"there twice":      func(c *Config) { c.Kinds = []abi.Kind{abi.Select, abi.Select} },
-		"no policy for":    func(c *Config) { c.Native.Selector = nil },
-		"ring: ":           func(c *Config) { c.Ring = sign.Ring{} },
-		"gates of bid-sel": func(c *Config) { c.Gates[abi.Select].Ladder = []int{5, 4} },
+		"kinds: required":   func(c *Config) { c.Kinds = nil },
+		"not a policy kind": func(c *Config) { c.Kinds = []abi.Kind{abi.Configure} },
+		"listed twice":      func(c *Config) { c.Kinds = []abi.Kind{abi.Select, abi.Select} },
+		"no policy for":     func(c *Config) { c.Native.Selector = nil },
+		"ring: ":            func(c *Config) { c.Ring = sign.Ring{} },
+		"gates of bid-sel":  func(c *Config) { c.Gates[abi.Select].Ladder = []int{5, 4} },
 	} {
 		c := config(t)
 		change(&c)

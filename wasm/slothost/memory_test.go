@@ -1,6 +1,7 @@
 package slothost
 
 import (
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -34,10 +35,10 @@ func TestState(t *testing.T) {
 	c.Kinds = []abi.Kind{abi.Refine}
 	c.Gates[abi.Refine] = promotion.Config{Shadow: promotion.Gate{Calls: 5, Soak: -1}, Faults: 1000}
 	s, _ := running(t, c)
-	run := func(generation uint64, module []byte) {
+	run := func(generation lifecycle.Generation, module []byte) {
 		t.Helper()
-		one := Candidate{Generation: generation, Goal: promotion.ToActive, Proven: true, Signature: signed(t, statement(generation, module, abi.Refine), 0), Module: module}
-		if err := s.Apply(Want{Kind: abi.Refine, Candidates: []Candidate{one}}); err != nil {
+		one := lifecycle.Candidate{Generation: generation, Goal: lifecycle.ToActive, Stable: true, Signature: signed(t, statement(generation, module, abi.Refine), 0), Module: module}
+		if err := s.Apply(lifecycle.SlotSpec{Kind: slotKind(abi.Refine), Candidates: []lifecycle.Candidate{one}}); err != nil {
 			t.Fatal(err)
 		}
 		until(t, "it is active", func() bool { return s.Status()[0].Active == generation })
@@ -78,17 +79,20 @@ func TestStateInShadow(t *testing.T) {
 	c.Gates[abi.Refine] = promotion.Config{Shadow: promotion.Gate{Calls: 20, Soak: -1, Differ: -1, Worse: 1000}}
 	s, _ := running(t, c)
 	module := counting(1)
-	one := Candidate{Generation: 5, Goal: promotion.ToCanary, Scope: "rack-7", Signature: signed(t, statement(5, module, abi.Refine), 0), Module: module}
-	if err := s.Apply(Want{Kind: abi.Refine, Candidates: []Candidate{one}}); err != nil {
+	one := lifecycle.Candidate{Generation: 5, Goal: lifecycle.ToCanary, Scope: "rack-7", Signature: signed(t, statement(5, module, abi.Refine), 0), Module: module}
+	if err := s.Apply(lifecycle.SlotSpec{Kind: slotKind(abi.Refine), Candidates: []lifecycle.Candidate{one}}); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "it is in shadow", func() bool { return lifeOf(s, abi.Refine, 5).State == "shadow" })
+	until(t, "it is in shadow", func() bool { return statusOf(s, abi.Refine, 5).Phase == lifecycle.Shadow })
 	r := s.Refiner("rack-8")
 	for n := range uint64(20) { // none of the calls is to be overwritten
 		r.Refine(policies.BoundaryView{Boundary: 4000, Low: 10, High: policies.Unbounded, Peers: 2, Successors: 2})
-		until(t, "it is tried", func() bool { l := lifeOf(s, abi.Refine, 5); return l.State != "shadow" || l.Figures.Calls > n })
+		until(t, "it is tried", func() bool {
+			l := statusOf(s, abi.Refine, 5)
+			return l.Phase != lifecycle.Shadow || l.Figures.Calls > n
+		})
 	}
-	if l := lifeOf(s, abi.Refine, 5); l.State != "canary" {
+	if l := statusOf(s, abi.Refine, 5); l.Phase != lifecycle.Canary {
 		t.Errorf("%+v", l)
 	}
 }

@@ -2,6 +2,7 @@ package slothost
 
 import (
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -51,47 +52,47 @@ func TestPlugin(t *testing.T) {
 			t.Fatalf("%+v, %v", got, ok)
 		}
 	}
-	reach := func(k abi.Kind, g uint64, to string) {
+	reach := func(k abi.Kind, g lifecycle.Generation, to string) {
 		t.Helper()
 		until(t, fmt.Sprintf("%s %d is %s", k, g, to), func() bool {
 			both()
-			if l := lifeOf(s, k, g); l.State == "rejected" {
+			if l := statusOf(s, k, g); l.Phase == lifecycle.Rejected {
 				t.Fatalf("%+v", l)
 			} else {
-				return l.State == to
+				return l.Phase.String() == to
 			}
 			return false
 		})
 	}
-	offer := func(k abi.Kind, g uint64, goal promotion.Goal, isProven bool) Candidate {
-		return Candidate{Generation: g, Goal: goal, Permille: 300, Proven: isProven, Module: code,
+	offer := func(k abi.Kind, g lifecycle.Generation, goal lifecycle.Goal, isStable bool) lifecycle.Candidate {
+		return lifecycle.Candidate{Generation: g, Goal: goal, Permille: 300, Stable: isStable, Module: code,
 			Signature: signed(t, statement(g, code, abi.Quote, abi.Select), 0)}
 	}
 	for _, k := range c.Kinds {
-		first, second := offer(k, 1, promotion.ToShadow, false), offer(k, 2, promotion.ToActive, false)
+		first, second := offer(k, 1, lifecycle.ToShadow, false), offer(k, 2, lifecycle.ToActive, false)
 		for _, stage := range []struct {
-			goal  promotion.Goal
+			goal  lifecycle.Goal
 			state string
-		}{{promotion.ToShadow, "shadow"}, {promotion.ToCanary, "canary"}, {promotion.ToActive, "active"}} {
+		}{{lifecycle.ToShadow, "shadow"}, {lifecycle.ToCanary, "canary"}, {lifecycle.ToActive, "active"}} {
 			first.Goal = stage.goal
-			if err := s.Apply(Want{Kind: k, Candidates: []Candidate{first}}); err != nil {
+			if err := s.Apply(lifecycle.SlotSpec{Kind: slotKind(k), Candidates: []lifecycle.Candidate{first}}); err != nil {
 				t.Fatal(err)
 			}
 			reach(k, 1, stage.state)
 		}
-		first.Proven = true
-		if err := s.Apply(Want{Kind: k, Candidates: []Candidate{first, second}}); err != nil {
+		first.Stable = true
+		if err := s.Apply(lifecycle.SlotSpec{Kind: slotKind(k), Candidates: []lifecycle.Candidate{first, second}}); err != nil {
 			t.Fatal(err)
 		}
 		reach(k, 2, "active")
 		reach(k, 1, "previous")
-		if err := s.Apply(Want{Kind: k, Candidates: []Candidate{first}, RolledBack: []Ended{{2, "by hand"}}}); err != nil {
+		if err := s.Apply(lifecycle.SlotSpec{Kind: slotKind(k), Candidates: []lifecycle.Candidate{first}, RolledBack: []lifecycle.RolledBackModule{{2, "by hand"}}}); err != nil {
 			t.Fatal(err)
 		}
-		reach(k, 2, "rolled back")
+		reach(k, 2, "rolledBack")
 		reach(k, 1, "active")
 		both()
-		if l := lifeOf(s, k, 1); l.Calls == 0 || l.Faults != 0 {
+		if l := statusOf(s, k, 1); l.Calls == 0 || l.Faults != 0 {
 			t.Errorf("%s: %+v", k, l)
 		}
 	}
@@ -106,7 +107,7 @@ func TestEveryKind(t *testing.T) {
 	c.Cache = cache
 	s, _ := running(t, c)
 	for _, k := range c.Kinds {
-		w := Want{Kind: k, Candidates: []Candidate{{Generation: 9, Goal: promotion.ToActive, Proven: true, Module: code,
+		w := lifecycle.SlotSpec{Kind: slotKind(k), Candidates: []lifecycle.Candidate{{Generation: 9, Goal: lifecycle.ToActive, Stable: true, Module: code,
 			Signature: signed(t, statement(9, code, c.Kinds...), 0)}}}
 		if err := s.Apply(w); err != nil {
 			t.Fatal(err)
@@ -114,11 +115,11 @@ func TestEveryKind(t *testing.T) {
 	}
 	for _, k := range c.Kinds {
 		until(t, k.String()+" is active", func() bool {
-			l := lifeOf(s, k, 9)
-			if l.State == "rejected" {
+			l := statusOf(s, k, 9)
+			if l.Phase == lifecycle.Rejected {
 				t.Fatalf("%s: %s", k, l.Reason)
 			}
-			return l.State == "active"
+			return l.Phase == lifecycle.Active
 		})
 	}
 	r := rand.New(rand.NewPCG(5, 6))
@@ -156,7 +157,7 @@ func TestEveryKind(t *testing.T) {
 		}
 	}
 	for _, k := range c.Kinds {
-		if l := lifeOf(s, k, 9); l.Calls != rounds || l.Faults != 0 || len(s.Records(k)) == 0 {
+		if l := statusOf(s, k, 9); l.Calls != rounds || l.Faults != 0 || len(s.Records(k)) == 0 {
 			t.Errorf("%s: %+v", k, l)
 		}
 	}
@@ -181,17 +182,17 @@ func TestScopes(t *testing.T) {
 	if native == 2500 {
 		t.Fatal("so does the native refiner")
 	}
-	w := Want{Kind: abi.Refine, Candidates: []Candidate{{Generation: 3, Goal: promotion.ToActive, Scope: "node-1", Module: moves,
+	w := lifecycle.SlotSpec{Kind: slotKind(abi.Refine), Candidates: []lifecycle.Candidate{{Generation: 3, Goal: lifecycle.ToActive, Scope: "node-1", Module: moves,
 		Signature: signed(t, statement(3, moves, abi.Refine), 0)}}}
 	if err := s.Apply(w); err != nil {
 		t.Fatal(err)
 	}
 	until(t, "it is in canary", func() bool {
 		s.Refiner("node-2").Refine(border)
-		if l := lifeOf(s, abi.Refine, 3); l.State == "rejected" {
+		if l := statusOf(s, abi.Refine, 3); l.Phase == lifecycle.Rejected {
 			t.Fatal(l.Reason)
 		} else {
-			return l.State == "canary"
+			return l.Phase == lifecycle.Canary
 		}
 		return false
 	})
@@ -236,25 +237,25 @@ func TestCallsDoNotAllocate(t *testing.T) {
 		}
 	}
 	measure("native")
-	of := func(g uint64, isProven bool) Candidate {
-		return Candidate{Generation: g, Goal: promotion.ToActive, Proven: isProven, Module: guest, Signature: signed(t, statement(g, guest, c.Kinds...), 0)}
+	of := func(g lifecycle.Generation, isStable bool) lifecycle.Candidate {
+		return lifecycle.Candidate{Generation: g, Goal: lifecycle.ToActive, Stable: isStable, Module: guest, Signature: signed(t, statement(g, guest, c.Kinds...), 0)}
 	}
 	for _, k := range c.Kinds {
-		if err := s.Apply(Want{Kind: k, Candidates: []Candidate{of(1, true)}}); err != nil {
+		if err := s.Apply(lifecycle.SlotSpec{Kind: slotKind(k), Candidates: []lifecycle.Candidate{of(1, true)}}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, k := range c.Kinds {
-		until(t, k.String()+" is active", func() bool { return lifeOf(s, k, 1).State == "active" })
+		until(t, k.String()+" is active", func() bool { return statusOf(s, k, 1).Phase == lifecycle.Active })
 	}
 	measure("module")
 	for _, k := range c.Kinds {
-		if err := s.Apply(Want{Kind: k, Candidates: []Candidate{of(1, true), of(2, false)}}); err != nil {
+		if err := s.Apply(lifecycle.SlotSpec{Kind: slotKind(k), Candidates: []lifecycle.Candidate{of(1, true), of(2, false)}}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, k := range c.Kinds {
-		until(t, k.String()+" has a canary", func() bool { all(); return lifeOf(s, k, 2).State == "canary" })
+		until(t, k.String()+" has a canary", func() bool { all(); return statusOf(s, k, 2).Phase == lifecycle.Canary })
 	}
 	measure("canary")
 }
@@ -278,15 +279,15 @@ func BenchmarkSelect(b *testing.B) {
 				if who == "go" {
 					code = bidPlugin(b)
 				}
-				if err := s.Apply(want(proven(b, 1, code))); err != nil {
+				if err := s.Apply(want(stable(b, 1, code))); err != nil {
 					b.Fatal(err)
 				}
-				until(b, "active", func() bool { return state(s, 1) == "active" })
+				until(b, "active", func() bool { return phase(s, 1) == "active" })
 				if who == "canary" {
-					if err := s.Apply(want(proven(b, 1, code), candidate(b, 2, promotion.ToActive, other(2)))); err != nil {
+					if err := s.Apply(want(stable(b, 1, code), candidate(b, 2, lifecycle.ToActive, other(2)))); err != nil {
 						b.Fatal(err)
 					}
-					until(b, "in canary", func() bool { selector.Select(words); return state(s, 2) == "canary" })
+					until(b, "in canary", func() bool { selector.Select(words); return phase(s, 2) == "canary" })
 				}
 			}
 			b.ReportAllocs()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"log/slog"
 	"math/rand/v2"
 	"os"
@@ -60,8 +61,8 @@ func key(n byte) ed25519.PrivateKey {
 var ring = sign.Ring{Keys: []ed25519.PublicKey{key(0).Public().(ed25519.PublicKey)}, Threshold: 1}
 
 // statement is about a module, for the kinds.
-func statement(generation uint64, module []byte, kinds ...abi.Kind) sign.Statement {
-	s := sign.Statement{Digest: sign.Sum(module), ABI: abi.Name, Name: "test", Version: "1.2.3", Generation: generation}
+func statement(generation lifecycle.Generation, module []byte, kinds ...abi.Kind) sign.Statement {
+	s := sign.Statement{Digest: lifecycle.Sum(module), ABI: abi.Name, Name: "test", Version: "1.2.3", Generation: generation}
 	for _, k := range kinds {
 		s.Grants = append(s.Grants, sign.Grant{Kind: k})
 	}
@@ -86,17 +87,19 @@ func signed(t testing.TB, s sign.Statement, keys ...byte) []byte {
 }
 
 // candidate is a signed module for bid-select.
-func candidate(t testing.TB, generation uint64, goal promotion.Goal, module []byte) Candidate {
-	return Candidate{Generation: generation, Goal: goal, Permille: 500, Signature: signed(t, statement(generation, module, abi.Select), 0), Module: module}
+func candidate(t testing.TB, generation lifecycle.Generation, goal lifecycle.Goal, module []byte) lifecycle.Candidate {
+	return lifecycle.Candidate{Generation: generation, Goal: goal, Permille: 500, Signature: signed(t, statement(generation, module, abi.Select), 0), Module: module}
 }
 
-func proven(t testing.TB, generation uint64, module []byte) Candidate {
-	c := candidate(t, generation, promotion.ToActive, module)
-	c.Proven = true
+func stable(t testing.TB, generation lifecycle.Generation, module []byte) lifecycle.Candidate {
+	c := candidate(t, generation, lifecycle.ToActive, module)
+	c.Stable = true
 	return c
 }
 
-func want(all ...Candidate) Want { return Want{Kind: abi.Select, Candidates: all} }
+func want(all ...lifecycle.Candidate) lifecycle.SlotSpec {
+	return lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: all}
+}
 
 // quick are gates that a few calls open.
 func quick(calls uint64) promotion.Config {
@@ -116,7 +119,7 @@ func config(t testing.TB) Config {
 }
 
 // running starts a set; stop ends it, which the test's end does otherwise.
-func running(t testing.TB, c Config) (set *Set, stop func()) {
+func running(t testing.TB, c Config) (slots *Slots, stop func()) {
 	t.Helper()
 	s, err := New(c)
 	if err != nil {
@@ -149,25 +152,27 @@ func until(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// state returns what became of a generation in bid-select.
-func state(s *Set, generation uint64) string { return lifeOf(s, abi.Select, generation).State }
+// phase returns what became of a generation in bid-select.
+func phase(s *Slots, generation lifecycle.Generation) string {
+	return statusOf(s, abi.Select, generation).Phase.String()
+}
 
-func lifeOf(s *Set, k abi.Kind, generation uint64) Life {
+func statusOf(s *Slots, k abi.Kind, generation lifecycle.Generation) lifecycle.Status {
 	for _, st := range s.Status() {
-		if st.Kind != k.String() {
+		if st.Kind != slotKind(k) {
 			continue
 		}
-		for _, l := range st.Lives {
+		for _, l := range st.Modules {
 			if l.Generation == generation {
 				return l
 			}
 		}
 	}
-	return Life{}
+	return lifecycle.Status{}
 }
 
 // ask makes a call and checks the answer.
-func ask(t testing.TB, s *Set, n int) {
+func ask(t testing.TB, s *Slots, n int) {
 	b := bids(1+n%9, uint64(n))
 	if got, want := s.Selector().Select(b), natives.Selector.Select(b); got != want {
 		t.Errorf("call %d: %d, want %d", n, got, want)
@@ -202,15 +207,15 @@ func other(n int32) []byte { return leastLoad(hosttest.I32(n), hosttest.Drop) }
 func TestWayUpAndBack(t *testing.T) {
 	s, _ := running(t, config(t))
 	calls := 0
-	reach := func(generation uint64, to string) {
+	reach := func(generation lifecycle.Generation, to string) {
 		t.Helper()
 		until(t, fmt.Sprintf("generation %d is %s", generation, to), func() bool {
 			ask(t, s, calls)
 			calls++
-			return state(s, generation) == to
+			return phase(s, generation) == to
 		})
 	}
-	apply := func(w Want) {
+	apply := func(w lifecycle.SlotSpec) {
 		t.Helper()
 		if err := s.Check(w); err != nil {
 			t.Fatal(err)
@@ -221,14 +226,14 @@ func TestWayUpAndBack(t *testing.T) {
 			}
 		}
 	}
-	first, second := candidate(t, 10, promotion.ToShadow, other(1)), candidate(t, 20, promotion.ToActive, other(2))
+	first, second := candidate(t, 10, lifecycle.ToShadow, other(1)), candidate(t, 20, lifecycle.ToActive, other(2))
 	bytes := first.Module
 	first.Module = nil
-	if got := s.Missing(want(first)); len(got) != 1 || got[0] != sign.Sum(bytes) {
+	if got := s.Missing(want(first)); len(got) != 1 || got[0] != lifecycle.Sum(bytes) {
 		t.Fatalf("missing: %v", got)
 	}
 	apply(want(first))
-	if lives := s.Status()[0].Lives; len(lives) > 0 {
+	if lives := s.Status()[0].Modules; len(lives) > 0 {
 		t.Fatalf("without its bytes there is %+v", lives)
 	}
 	first.Module = bytes
@@ -238,41 +243,41 @@ func TestWayUpAndBack(t *testing.T) {
 	if got := s.Missing(want(first)); len(got) != 0 {
 		t.Errorf("missing though loaded: %v", got)
 	}
-	until(t, "its shadow has seen 20 native calls", func() bool { ask(t, s, calls); calls++; return lifeOf(s, abi.Select, 10).Figures.Calls >= 20 })
-	if got := lifeOf(s, abi.Select, 10); got.Name != "test" || got.Version != "1.2.3" || got.SHA256 != sign.Sum(bytes).String() || got.Figures.Differ+got.Figures.Worse+got.Figures.Faults > 0 || got.Calls != 0 {
+	until(t, "its shadow has seen 20 native calls", func() bool { ask(t, s, calls); calls++; return statusOf(s, abi.Select, 10).Figures.Calls >= 20 })
+	if got := statusOf(s, abi.Select, 10); got.Name != "test" || got.Version != "1.2.3" || got.SHA256 != lifecycle.Sum(bytes) || got.Figures.Differ+got.Figures.Worse+got.Figures.Faults > 0 || got.Calls != 0 {
 		t.Errorf("%+v", got)
 	}
-	first.Goal = promotion.ToCanary
+	first.Goal = lifecycle.ToCanary
 	apply(want(first))
 	reach(10, "canary")
-	until(t, "its canary has 500 ‰", func() bool { ask(t, s, calls); calls++; return lifeOf(s, abi.Select, 10).Permille == 500 })
-	first.Goal = promotion.ToActive
+	until(t, "its canary has 500 ‰", func() bool { ask(t, s, calls); calls++; return statusOf(s, abi.Select, 10).Permille == 500 })
+	first.Goal = lifecycle.ToActive
 	apply(want(first))
 	reach(10, "active")
 	ask(t, s, 0)
-	if l := lifeOf(s, abi.Select, 10); l.Calls == 0 || l.Faults != 0 || l.Fuel.Max == 0 {
+	if l := statusOf(s, abi.Select, 10); l.Calls == 0 || l.Faults != 0 || l.Fuel.Max == 0 {
 		t.Errorf("%+v", l)
 	}
-	if r := s.Records(abi.Select); len(r) == 0 || r[0].Module != sign.Sum(bytes) {
+	if r := s.Records(abi.Select); len(r) == 0 || r[0].Module != lifecycle.Sum(bytes) {
 		t.Errorf("records: %d", len(r))
 	}
 	// The fleet has it; the next one comes.
-	first.Proven = true
+	first.Stable = true
 	apply(want(first, second))
 	reach(20, "active")
-	if got := state(s, 10); got != "previous" {
+	if got := phase(s, 10); got != "previous" {
 		t.Errorf("10 is %s", got)
 	}
 	// An operator takes it back.
-	apply(Want{Kind: abi.Select, Candidates: []Candidate{first}, RolledBack: []Ended{{20, "by hand"}}})
-	if l := lifeOf(s, abi.Select, 20); l.State != "rolled back" || l.Reason != "by hand" || state(s, 10) != "active" {
+	apply(lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: []lifecycle.Candidate{first}, RolledBack: []lifecycle.RolledBackModule{{20, "by hand"}}})
+	if l := statusOf(s, abi.Select, 20); l.Phase != lifecycle.RolledBack || l.Reason != "by hand" || phase(s, 10) != "active" {
 		t.Errorf("%+v", s.Status())
 	}
 	if err := s.Check(want(first, second)); err == nil || !strings.Contains(err.Error(), "rolled back") {
 		t.Errorf("it may come again: %v", err)
 	}
 	until(t, "it is freed", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.slots[abi.Select].about[20].stats != nil })
-	if l := lifeOf(s, abi.Select, 20); l.Calls == 0 {
+	if l := statusOf(s, abi.Select, 20); l.Calls == 0 {
 		t.Errorf("what it counted is gone: %+v", l)
 	}
 	// Nothing is wanted: native again, at once.
@@ -296,21 +301,21 @@ func TestFaultInCanary(t *testing.T) {
 	for ; calls < 300; calls++ { // so that no early call is recorded any more
 		ask(t, s, calls)
 	}
-	if err := s.Apply(want(candidate(t, 5, promotion.ToActive, trapsAt(6)))); err != nil {
+	if err := s.Apply(want(candidate(t, 5, lifecycle.ToActive, trapsAt(6)))); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "it is rejected", func() bool { ask(t, s, calls); calls++; return state(s, 5) == "rejected" })
-	if l := lifeOf(s, abi.Select, 5); !strings.Contains(l.Reason, "1 fault at 100 ‰") {
+	until(t, "it is rejected", func() bool { ask(t, s, calls); calls++; return phase(s, 5) == "rejected" })
+	if l := statusOf(s, abi.Select, 5); !strings.Contains(l.Reason, "1 fault at 100 ‰") {
 		t.Errorf("%+v", l)
 	}
-	w := want(candidate(t, 5, promotion.ToActive, trapsAt(6)))
+	w := want(candidate(t, 5, lifecycle.ToActive, trapsAt(6)))
 	if got := s.Missing(w); len(got) > 0 {
 		t.Error("fetched again")
 	}
-	if err := s.Apply(w); err != nil || state(s, 5) != "rejected" {
-		t.Errorf("%v: %s", err, state(s, 5))
+	if err := s.Apply(w); err != nil || phase(s, 5) != "rejected" {
+		t.Errorf("%v: %s", err, phase(s, 5))
 	}
-	until(t, "it is freed", func() bool { return lifeOf(s, abi.Select, 5).Faults == 1 })
+	until(t, "it is freed", func() bool { return statusOf(s, abi.Select, 5).Faults == 1 })
 }
 
 // TestFaultsWhileActive: the previous one takes over when the breaker says so.
@@ -318,17 +323,17 @@ func TestFaultsWhileActive(t *testing.T) {
 	c := config(t)
 	c.Gates[abi.Select].Faults, c.Gates[abi.Select].Window = 1, policies.Second*3600
 	s, _ := running(t, c)
-	if err := s.Apply(want(proven(t, 5, other(1)))); err != nil {
+	if err := s.Apply(want(stable(t, 5, other(1)))); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "5 is active", func() bool { return state(s, 5) == "active" })
-	if err := s.Apply(want(proven(t, 6, trapsAt(6)))); err != nil {
+	until(t, "5 is active", func() bool { return phase(s, 5) == "active" })
+	if err := s.Apply(want(stable(t, 6, trapsAt(6)))); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "6 is active", func() bool { return state(s, 6) == "active" })
+	until(t, "6 is active", func() bool { return phase(s, 6) == "active" })
 	calls := 0
-	until(t, "6 is rejected", func() bool { ask(t, s, calls); calls++; return state(s, 6) == "rejected" })
-	if err := s.Apply(want(proven(t, 6, trapsAt(6)))); err != nil {
+	until(t, "6 is rejected", func() bool { ask(t, s, calls); calls++; return phase(s, 6) == "rejected" })
+	if err := s.Apply(want(stable(t, 6, trapsAt(6)))); err != nil {
 		t.Fatal(err)
 	}
 	if st := s.Status()[0]; st.Active != 5 {
@@ -347,12 +352,12 @@ func TestWorseInShadow(t *testing.T) {
 	last := hosttest.Policy(hosttest.Function("cs_bid_select_v1", nil, // the last bid wins
 		hosttest.I32(0), hosttest.Load32(hosttest.Arena+28), hosttest.Op(0x45), hosttest.If(hosttest.I64(1<<32), hosttest.Return),
 		hosttest.I32(0), hosttest.Load32(hosttest.Arena+28), hosttest.I32(1), hosttest.Op(0x6b), hosttest.Op(0xad))).Encode()
-	if err := s.Apply(want(candidate(t, 5, promotion.ToActive, last))); err != nil {
+	if err := s.Apply(want(candidate(t, 5, lifecycle.ToActive, last))); err != nil {
 		t.Fatal(err)
 	}
 	calls := 0
-	until(t, "it is rejected", func() bool { ask(t, s, calls); calls++; return state(s, 5) == "rejected" })
-	if l := lifeOf(s, abi.Select, 5); !strings.Contains(l.Reason, "in shadow: ") || !strings.Contains(l.Reason, "worse") {
+	until(t, "it is rejected", func() bool { ask(t, s, calls); calls++; return phase(s, 5) == "rejected" })
+	if l := statusOf(s, abi.Select, 5); !strings.Contains(l.Reason, "in shadow: ") || !strings.Contains(l.Reason, "worse") {
 		t.Errorf("%+v", l)
 	}
 }
@@ -362,13 +367,13 @@ func TestWorseInShadow(t *testing.T) {
 func TestRestart(t *testing.T) {
 	c := config(t)
 	c.File = filepath.Join(t.TempDir(), "slots.json")
-	old, previous, newest := proven(t, 5, other(1)), proven(t, 10, other(2)), proven(t, 20, other(3))
+	old, previous, newest := stable(t, 5, other(1)), stable(t, 10, other(2)), stable(t, 20, other(3))
 	s, stop := running(t, c)
-	for _, w := range []Candidate{old, previous, newest} {
+	for _, w := range []lifecycle.Candidate{old, previous, newest} {
 		if err := s.Apply(want(w)); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "active", func() bool { return state(s, w.Generation) == "active" })
+		until(t, "active", func() bool { return phase(s, w.Generation) == "active" })
 	}
 	stop()
 
@@ -384,16 +389,16 @@ func TestRestart(t *testing.T) {
 	if err := s.Apply(want(newest)); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the newest is active", func() bool { return state(s, 20) == "active" })
+	until(t, "the newest is active", func() bool { return phase(s, 20) == "active" })
 	stop()
 
 	// The operator rolls it back while the host is down.
 	s, stop = running(t, c)
-	w := Want{Kind: abi.Select, Candidates: []Candidate{previous}, RolledBack: []Ended{{20, "by hand"}}}
+	w := lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: []lifecycle.Candidate{previous}, RolledBack: []lifecycle.RolledBackModule{{20, "by hand"}}}
 	if err := s.Apply(w); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the one before is active", func() bool { return state(s, 10) == "active" })
+	until(t, "the one before is active", func() bool { return phase(s, 10) == "active" })
 	stop()
 
 	s, _ = running(t, c)
@@ -403,20 +408,20 @@ func TestRestart(t *testing.T) {
 	if err := s.Apply(w); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the one before is active again", func() bool { return state(s, 10) == "active" })
+	until(t, "the one before is active again", func() bool { return phase(s, 10) == "active" })
 }
 
 // TestRestartWhileTrying: after a crash in the middle of a trial both come back.
 func TestRestartWhileTrying(t *testing.T) {
 	c := config(t)
 	c.File = filepath.Join(t.TempDir(), "slots.json")
-	w := want(proven(t, 10, other(2)), candidate(t, 20, promotion.ToShadow, other(3)))
+	w := want(stable(t, 10, other(2)), candidate(t, 20, lifecycle.ToShadow, other(3)))
 	for range 3 {
 		s, stop := running(t, c)
 		if err := s.Apply(w); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "one active, one in shadow", func() bool { return state(s, 10) == "active" && state(s, 20) == "shadow" })
+		until(t, "one active, one in shadow", func() bool { return phase(s, 10) == "active" && phase(s, 20) == "shadow" })
 		stop()
 	}
 }
@@ -425,8 +430,8 @@ func TestRestartWhileTrying(t *testing.T) {
 // goes back to the first, of which it was told; one that was not, takes the second
 // back all the same.
 func TestBackToWhatNeverRan(t *testing.T) {
-	first, second := proven(t, 10, other(1)), proven(t, 20, other(2))
-	back := Want{Kind: abi.Select, Candidates: []Candidate{first}, RolledBack: []Ended{{20, "by hand"}}}
+	first, second := stable(t, 10, other(1)), stable(t, 20, other(2))
+	back := lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: []lifecycle.Candidate{first}, RolledBack: []lifecycle.RolledBackModule{{20, "by hand"}}}
 	for _, told := range []bool{true, false} {
 		s, _ := running(t, config(t))
 		w := want(second)
@@ -436,13 +441,13 @@ func TestBackToWhatNeverRan(t *testing.T) {
 		if err := s.Apply(w); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "the second is active", func() bool { return state(s, 20) == "active" })
+		until(t, "the second is active", func() bool { return phase(s, 20) == "active" })
 		if err := s.Check(want(first)); (err == nil) != told {
 			t.Errorf("told %v: %v", told, err)
 		}
 		if !told {
 			s.RollBack(back)
-			if st := s.Status()[0]; st.Active != 0 || state(s, 20) != "rolled back" {
+			if st := s.Status()[0]; st.Active != 0 || phase(s, 20) != "rolledBack" {
 				t.Errorf("%+v", st)
 			}
 			if err := s.Check(want(second)); err == nil || !strings.Contains(err.Error(), "rolled back") {
@@ -453,7 +458,7 @@ func TestBackToWhatNeverRan(t *testing.T) {
 		if err := s.Apply(back); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "the first is active", func() bool { return state(s, 10) == "active" })
+		until(t, "the first is active", func() bool { return phase(s, 10) == "active" })
 	}
 }
 
@@ -461,17 +466,17 @@ func TestBackToWhatNeverRan(t *testing.T) {
 // was rolled back; so is the second: the first comes back.
 func TestBackPastATrial(t *testing.T) {
 	s, _ := running(t, config(t))
-	first, second, third := proven(t, 10, other(1)), proven(t, 20, other(2)), candidate(t, 30, promotion.ToActive, other(3))
+	first, second, third := stable(t, 10, other(1)), stable(t, 20, other(2)), candidate(t, 30, lifecycle.ToActive, other(3))
 	w := want(second, third)
 	w.Previous = first.Signature
 	n := 0
 	for _, step := range []struct {
-		w      Want
-		active uint64
+		w      lifecycle.SlotSpec
+		active lifecycle.Generation
 	}{
 		{want(first), 10}, {want(second), 20}, {w, 30},
-		{Want{Kind: abi.Select, Candidates: []Candidate{second}, RolledBack: []Ended{{Generation: 30}}, Previous: first.Signature}, 20},
-		{Want{Kind: abi.Select, Candidates: []Candidate{first}, RolledBack: []Ended{{Generation: 20}, {Generation: 30}}}, 10},
+		{lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: []lifecycle.Candidate{second}, RolledBack: []lifecycle.RolledBackModule{{Generation: 30}}, Previous: first.Signature}, 20},
+		{lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: []lifecycle.Candidate{first}, RolledBack: []lifecycle.RolledBackModule{{Generation: 20}, {Generation: 30}}}, 10},
 	} {
 		if err := s.Apply(step.w); err != nil {
 			t.Fatal(err)
@@ -483,7 +488,7 @@ func TestBackPastATrial(t *testing.T) {
 		})
 	}
 	// An older one, of which nobody spoke, has no way back.
-	if err := s.Check(want(proven(t, 5, other(1)))); err == nil || !strings.Contains(err.Error(), "older") {
+	if err := s.Check(want(stable(t, 5, other(1)))); err == nil || !strings.Contains(err.Error(), "older") {
 		t.Error(err)
 	}
 }
@@ -507,7 +512,7 @@ func TestConfigurationIsSigned(t *testing.T) {
 		{statement(7, module, abi.Select), "other", "without a configuration"},
 		{first, "other", ""},
 	} {
-		one := candidate(t, 7, promotion.ToShadow, module)
+		one := candidate(t, 7, lifecycle.ToShadow, module)
 		one.Signature, one.Configuration = signed(t, c.st, 0), []byte(c.with)
 		if err := s.Check(want(one)); c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
 			t.Errorf("with %q: %v, want %q", c.with, err, c.want)

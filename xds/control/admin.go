@@ -111,7 +111,7 @@ func statusCode(err error) int {
 	case is(orders.ErrUnknownReplica), is(orders.ErrUnknownModel), is(orders.ErrNoPlan):
 		return http.StatusNotFound
 	case is(orders.ErrLastReplica), is(orders.ErrDrainedByFile), is(orders.ErrPinned), is(orders.ErrSamePlan), is(orders.ErrDenied),
-		is(store.ErrNoModule), is(policyslots.ErrReplayed), is(policyslots.ErrNoCandidate), is(policyslots.ErrOther), is(policyslots.ErrNative):
+		is(store.ErrNoModule), is(policyslots.ErrReplayed), is(policyslots.ErrNoCandidate), is(policyslots.ErrChanged), is(policyslots.ErrNative):
 		return http.StatusConflict
 	}
 	return http.StatusServiceUnavailable

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"maps"
 	"net/url"
 	"slices"
@@ -12,13 +13,12 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/xds/policyslots"
-	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 // asBadRequest turns the errors of a change that are mistakes in the request
 // into a badRequest.
 func asBadRequest(s policyslots.Slot, err error) (policyslots.Slot, error) {
-	for _, known := range [...]error{policyslots.ErrReplayed, policyslots.ErrNoCandidate, policyslots.ErrOther, policyslots.ErrNative} {
+	for _, known := range [...]error{policyslots.ErrReplayed, policyslots.ErrNoCandidate, policyslots.ErrChanged, policyslots.ErrNative} {
 		if errors.Is(err, known) {
 			return s, err
 		}
@@ -31,35 +31,50 @@ func asBadRequest(s policyslots.Slot, err error) (policyslots.Slot, error) {
 
 // policyCommand is the query of a command about policies.
 type policyCommand struct {
-	slots      []string
-	generation uint64 // 0: any
-	goal       policyslots.Goal
+	slots      []lifecycle.Kind
+	generation lifecycle.Generation // 0: any
+	goal       lifecycle.Goal
 	permille   int
 	scope, by  string
 	reason     string
 }
 
-func parsePolicyCommand(q url.Values) (o policyCommand, err error) {
-	o = policyCommand{slots: q["slot"], goal: policyslots.Goal(q.Get("goal")), scope: q.Get("scope"), by: q.Get("by"), reason: q.Get("reason")}
-	if len(o.slots) == 0 {
-		return o, badRequest("slot: missing; use ?slot=KIND, one of " + strings.Join(policyslots.Kinds(), ", "))
+// queryKinds returns the slots that a query names.
+func queryKinds(q url.Values) (kinds []lifecycle.Kind) {
+	for _, name := range q["slot"] {
+		kinds = append(kinds, lifecycle.Kind(name))
 	}
-	seen := make(map[string]bool)
+	return kinds
+}
+
+func parsePolicyCommand(q url.Values) (o policyCommand, err error) {
+	o = policyCommand{slots: queryKinds(q), scope: q.Get("scope"), by: q.Get("by"), reason: q.Get("reason")}
+	if text := q.Get("goal"); text != "" {
+		if o.goal, err = lifecycle.ParseGoal(text); err != nil {
+			return o, badRequest(err.Error())
+		}
+	}
+	if len(o.slots) == 0 {
+		return o, badRequest("slot: missing; use ?slot=KIND, one of " + strings.Join(lifecycle.KindNames(), ", "))
+	}
+	seen := make(map[lifecycle.Kind]bool)
 	for _, slot := range o.slots {
-		if !policyslots.Known(slot) || seen[slot] {
-			return o, badRequest(fmt.Sprintf("slot %.40q: unknown or repeated; must be one of %s", slot, strings.Join(policyslots.Kinds(), ", ")))
+		if !slot.Known() || seen[slot] {
+			return o, badRequest(fmt.Sprintf("slot %.40q: unknown or repeated; must be one of %s", string(slot), strings.Join(lifecycle.KindNames(), ", ")))
 		}
 		seen[slot] = true
 	}
 	if text := q.Get("permille"); text != "" {
 		if o.permille, err = strconv.Atoi(text); err != nil {
-			return o, badRequest(fmt.Sprintf("permille %.40q: must be a number from 1 to %d", text, policyslots.Permilles-1))
+			return o, badRequest(fmt.Sprintf("permille %.40q: must be a number from 1 to %d", text, lifecycle.Permilles-1))
 		}
 	}
 	if text := q.Get("generation"); text != "" {
-		if o.generation, err = strconv.ParseUint(text, 10, 64); err != nil {
+		n, err := strconv.ParseUint(text, 10, 64)
+		if err != nil {
 			return o, badRequest(fmt.Sprintf("generation %.40q: must be a number", text))
 		}
+		o.generation = lifecycle.Generation(n)
 	}
 	if len(o.by) > maxBy || !printable(o.by) {
 		return o, badRequest(fmt.Sprintf("by: must be a name of up to %d printable bytes", maxBy))
@@ -96,21 +111,21 @@ func (c *Control) setGoal(ctx context.Context, o policyCommand) error {
 	}
 	defer done()
 	now := storedTime(time.Now())
-	generations, scopes := make(map[string]uint64, len(o.slots)), make(map[string]string, len(o.slots))
+	generations, scopes := make(map[lifecycle.Kind]lifecycle.Generation, len(o.slots)), make(map[lifecycle.Kind]string, len(o.slots))
 	for _, kind := range o.slots {
-		s := policyslots.Of(c.slots.stored(), kind).Clone()
+		s := policyslots.Find(c.slots.stored(), kind).Clone()
 		// Mistakes in the request are reported before the rules are evaluated.
 		if scopes[kind], err = c.resolveScope(kind, o.goal, o.scope, s.Candidate); err != nil {
 			return err
 		}
-		if _, err := asBadRequest(s.Move(now, o.generation, o.goal, o.permille, scopes[kind])); err != nil {
+		if _, err := asBadRequest(s.SetGoal(now, o.generation, o.goal, o.permille, scopes[kind])); err != nil {
 			return err
 		}
 		t := s.Candidate
 		if err := c.checkGates(kind, t.Generation, o.goal); err != nil {
 			return err
 		}
-		code, err := c.cfg.Modules.Get(store.Digest(t.SHA256))
+		code, err := c.cfg.Modules.Get(t.SHA256)
 		if err != nil {
 			return fmt.Errorf("slot %s: the bytes of generation %d (%s, sha256 %s) are lost: %w; push the same module and signature again, which puts them back",
 				kind, t.Generation, t.Name, t.SHA256, err)
@@ -123,20 +138,20 @@ func (c *Control) setGoal(ctx context.Context, o policyCommand) error {
 		generations[kind] = t.Generation
 	}
 	return c.slots.change(ctx, o.slots, func(s policyslots.Slot) (policyslots.Slot, error) {
-		return asBadRequest(s.Move(now, generations[s.Kind], o.goal, o.permille, scopes[s.Kind]))
+		return asBadRequest(s.SetGoal(now, generations[s.Kind], o.goal, o.permille, scopes[s.Kind]))
 	})
 }
 
 // checkGates refuses a goal whose promotion gates would end the generation on a
 // host, by the results in shadow: there it can still be examined.
-func (c *Control) checkGates(kind string, generation uint64, goal policyslots.Goal) error {
-	if goal != policyslots.Canary && goal != policyslots.Active {
+func (c *Control) checkGates(kind lifecycle.Kind, generation lifecycle.Generation, goal lifecycle.Goal) error {
+	if goal != lifecycle.ToCanary && goal != lifecycle.ToActive {
 		return nil
 	}
 	now := time.Now()
-	if why := policyslots.Against(kind, generation, now, c.slots.reports(now)); why != "" {
-		return inadmissibleError(kind, fmt.Errorf("generation %d stays where it is, because gates would end it further on: %s; see \"cascade policy records\" and \"diff\" for which; "+
-			"\"--to proven\" asks no gate", generation, why))
+	if why := policyslots.Blocked(kind, generation, now, c.slots.reports(now)); why != "" {
+		return inadmissibleError(kind, fmt.Errorf("generation %d stays in shadow, because its gates would reject it: %s; see \"cascade policy records\" and \"diff\" for the calls; "+
+			"\"--to stable\" skips the gates", generation, why))
 	}
 	return nil
 }
@@ -152,22 +167,19 @@ func (c *Control) rollback(ctx context.Context, o policyCommand) error {
 	})
 }
 
-// refine is the kind whose scopes are the replicas' hosts; those of the other
-// kinds are the models.
-const refine = "refine"
-
-// resolveScope returns the scope in which a slot's candidate begins. If the
+// resolveScope returns the scope in which a slot's candidate begins: a replica's host
+// for refine, a model for the other kinds. If the
 // command names none, it is the present one or the only one. An unknown scope
 // is an error that lists the known ones, because the candidate would wait for
 // it forever.
-func (c *Control) resolveScope(kind string, g policyslots.Goal, scope string, has *policyslots.Trial) (string, error) {
-	if policyslots.PerRequest(kind) || g == policyslots.Proven {
+func (c *Control) resolveScope(kind lifecycle.Kind, g lifecycle.Goal, scope string, has *policyslots.Trial) (string, error) {
+	if kind.PerRequest() || g == lifecycle.ToStable {
 		return scope, nil
 	}
 	known := make(map[string]bool)
 	if s := c.fleet.Snapshot(); s != nil {
 		for _, m := range s.Models {
-			if kind != refine {
+			if kind != lifecycle.Refine {
 				known[m.Name] = true
 				continue
 			}
@@ -186,7 +198,7 @@ func (c *Control) resolveScope(kind string, g policyslots.Goal, scope string, ha
 	switch {
 	case len(names) == 0, known[scope]:
 		return scope, nil
-	case scope == "" && g != policyslots.Canary && g != policyslots.Active:
+	case scope == "" && g != lifecycle.ToCanary && g != lifecycle.ToActive:
 		return "", nil
 	case scope == "":
 		return "", badRequest(fmt.Sprintf("slot %s: scope: missing; must be one of %s", kind, strings.Join(names, ", ")))

@@ -2,10 +2,10 @@ package control
 
 import (
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"io"
 	"mime"
 	"mime/multipart"
@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/xds/policyslots"
-	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 // Admitter decides which modules are admitted to the slots of the fleet, and
@@ -28,8 +27,8 @@ type Admitter interface {
 // Push is a request for one slot: a new module, or another goal for the
 // candidate.
 type Push struct {
-	Slot     string
-	Goal     policyslots.Goal // policyslots.Proven: to pass no gates
+	Slot     lifecycle.Kind
+	Goal     lifecycle.Goal // ToStable skips the gates
 	Permille int
 	Scope    string
 	// Module and Signature are the files. They must not be changed.
@@ -45,9 +44,9 @@ type Push struct {
 
 // Admitted is the content of an admitted module's statement.
 type Admitted struct {
-	Generation    uint64
+	Generation    lifecycle.Generation
 	Name, Version string
-	SHA256        policyslots.Digest
+	SHA256        lifecycle.Digest
 	Configuration []byte // for the hosts; may be empty
 	Signers       []string
 }
@@ -69,7 +68,7 @@ var errTooLarge = fmt.Errorf("module or signature too large: the limits are %d M
 // policyRoutes adds the endpoints about policies.
 func (c *Control) policyRoutes(mux *http.ServeMux) {
 	mux.HandleFunc("GET /policies", func(w http.ResponseWriter, r *http.Request) {
-		writeJSON(w, http.StatusOK, c.Policies(r.URL.Query()["slot"]...))
+		writeJSON(w, http.StatusOK, c.Policies(queryKinds(r.URL.Query())...))
 	})
 	if c.cfg.Records != nil {
 		mux.Handle("GET /policies/records", c.cfg.Records)
@@ -105,16 +104,16 @@ func (c *Control) push(ctx context.Context, w http.ResponseWriter, r *http.Reque
 	if err != nil {
 		return nil, err
 	}
-	if o.goal == "" {
-		o.goal = policyslots.Shadow
+	if o.goal == 0 {
+		o.goal = lifecycle.ToShadow
 	}
-	scopes := make(map[string]string, len(o.slots))
+	scopes := make(map[lifecycle.Kind]string, len(o.slots))
 	for _, slot := range o.slots {
 		if scopes[slot], err = c.resolveScope(slot, o.goal, o.scope, nil); err != nil {
 			return nil, err
 		}
 		if err := policyslots.CheckGoal(slot, o.goal, o.permille, scopes[slot]); err != nil {
-			return nil, badRequest("slot " + slot + ": " + err.Error())
+			return nil, badRequest("slot " + string(slot) + ": " + err.Error())
 		}
 	}
 	body, err := c.readUpload(ctx, w, r)
@@ -127,12 +126,12 @@ func (c *Control) push(ctx context.Context, w http.ResponseWriter, r *http.Reque
 	}
 	defer done()
 	module, signature := body.Module, body.Signature
-	sum := policyslots.Digest(sha256.Sum256(module))
-	trials := make(map[string]policyslots.Trial, len(o.slots))
+	sum := lifecycle.Sum(module)
+	trials := make(map[lifecycle.Kind]policyslots.Trial, len(o.slots))
 	for _, slot := range o.slots {
 		a, err := c.cfg.Admitter.Admit(ctx, Push{
 			Slot: slot, Goal: o.goal, Permille: o.permille, Scope: scopes[slot], Module: module, Signature: signature, Configuration: body.Configuration,
-			Current: policyslots.Of(c.slots.stored(), slot).Clone(), By: o.by,
+			Current: policyslots.Find(c.slots.stored(), slot).Clone(), By: o.by,
 		})
 		if err != nil {
 			return nil, inadmissibleError(slot, err)
@@ -154,7 +153,7 @@ func (c *Control) push(ctx context.Context, w http.ResponseWriter, r *http.Reque
 	}
 	// The bytes are stored before the slot that names them, so that a reader of
 	// the slot finds them. This also restores bytes that were lost.
-	if err := c.cfg.Modules.Put(store.Digest(sum), module); err != nil {
+	if err := c.cfg.Modules.Put(sum, module); err != nil {
 		return nil, err
 	}
 	if err := c.slots.change(ctx, o.slots, func(s policyslots.Slot) (policyslots.Slot, error) {

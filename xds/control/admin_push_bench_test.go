@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"log/slog"
 	"sync"
 	"testing"
@@ -14,13 +15,12 @@ import (
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/resources"
-	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 // generationCounter is a host that reports when it has a generation.
 type generationCounter struct {
-	has  chan<- uint64
-	last uint64
+	has  chan<- lifecycle.Generation
+	last lifecycle.Generation
 }
 
 func (c *generationCounter) Update(s *client.Snapshot) {
@@ -57,7 +57,7 @@ func benchmarkPush(b *testing.B, hosts int) {
 	defer wg.Wait()
 	defer cancel()
 	wg.Go(func() { _ = c.Run(ctx) })
-	has := make(chan uint64, hosts)
+	has := make(chan lifecycle.Generation, hosts)
 	for i := range hosts {
 		cl, err := client.New(client.Config{
 			Target: c.Addr().String(), NodeID: fmt.Sprintf("migrator/r%d", i), Cluster: resources.ObserverCluster,
@@ -74,15 +74,15 @@ func benchmarkPush(b *testing.B, hosts int) {
 	}
 	code := make([]byte, 8<<10)
 	sum := sha256.Sum256(code)
-	if err := c.cfg.Modules.Put(store.Digest(sum), code); err != nil {
+	if err := c.cfg.Modules.Put(lifecycle.Digest(sum), code); err != nil {
 		b.Fatal(err)
 	}
-	generation := uint64(0)
+	generation := lifecycle.Native
 	push := func() {
 		generation++
 		m := policyslots.Module{Generation: generation, Name: "p", SHA256: sum, Size: len(code), Signature: []byte("signed")}
-		if err := c.slots.change(ctx, []string{slotKind}, func(s policyslots.Slot) (policyslots.Slot, error) {
-			return s.Push(policyslots.Trial{Module: m, Goal: policyslots.Proven})
+		if err := c.slots.change(ctx, []lifecycle.Kind{slotKind}, func(s policyslots.Slot) (policyslots.Slot, error) {
+			return s.Push(policyslots.Trial{Module: m, Goal: lifecycle.ToStable})
 		}); err != nil {
 			b.Fatal(err)
 		}

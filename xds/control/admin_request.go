@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"net"
 	"net/http"
 	"net/url"
@@ -102,6 +103,6 @@ type inadmissible struct{ error }
 
 func (e inadmissible) Unwrap() error { return e.error }
 
-func inadmissibleError(slot string, err error) error {
+func inadmissibleError(slot lifecycle.Kind, err error) error {
 	return inadmissible{fmt.Errorf("slot %s: %w", slot, err)}
 }

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"strconv"
 	"time"
 
@@ -215,9 +216,6 @@ func arrivalRate(f policies.Flow) (sum float64) {
 	return sum
 }
 
-// rejectedState is the state of a generation that its host rejected by itself.
-const rejectedState = "rejected"
-
 // policies writes the metrics of policy slots. Of replicas that share a host
 // only the first one is counted, so that sums are right.
 func (s metricSink) policies(reports []policyslots.Report) {
@@ -225,26 +223,27 @@ func (s metricSink) policies(reports []policyslots.Report) {
 	for _, r := range reports {
 		for _, slot := range r.Statuses {
 			if slot.Host != "" {
-				key := [2]string{slot.Host, slot.Kind}
+				key := [2]string{slot.Host, string(slot.Kind)}
 				if shared[key] {
 					continue
 				}
 				shared[key] = true
 			}
-			s.gauge(slotGeneration, float64(slot.Active), slot.Kind, r.Node, "active")
-			s.gauge(slotGeneration, float64(slot.Candidate), slot.Kind, r.Node, "candidate")
-			s.gauge(slotGeneration, float64(slot.Floor), slot.Kind, r.Node, "floor")
-			var rejected uint64
-			for _, l := range slot.Lives {
-				if l.State == rejectedState {
+			kind := string(slot.Kind)
+			s.gauge(slotGeneration, float64(slot.Active), kind, r.Node, "active")
+			s.gauge(slotGeneration, float64(slot.Candidate), kind, r.Node, "candidate")
+			s.gauge(slotGeneration, float64(slot.Floor), kind, r.Node, "floor")
+			rejected := lifecycle.Native
+			for _, l := range slot.Modules {
+				if l.Phase == lifecycle.Rejected {
 					rejected = max(rejected, l.Generation)
 				}
-				generation := strconv.FormatUint(l.Generation, 10)
-				s.counter(slotCalls, float64(l.Calls), slot.Kind, r.Node, generation)
-				s.counter(slotFaults, float64(l.Faults), slot.Kind, r.Node, generation)
-				s.counter(slotStarved, float64(l.Starved), slot.Kind, r.Node, generation)
+				generation := strconv.FormatUint(uint64(l.Generation), 10)
+				s.counter(slotCalls, float64(l.Calls), kind, r.Node, generation)
+				s.counter(slotFaults, float64(l.Faults), kind, r.Node, generation)
+				s.counter(slotStarved, float64(l.Starved), kind, r.Node, generation)
 			}
-			s.gauge(slotGeneration, float64(rejected), slot.Kind, r.Node, rejectedState)
+			s.gauge(slotGeneration, float64(rejected), kind, r.Node, "rejected")
 		}
 	}
 }

@@ -2,13 +2,13 @@ package control
 
 import (
 	"errors"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/cascadeinfer/cascade/xds/api"
-	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -38,7 +38,7 @@ func newModuleService(k *slotManager, m store.Modules) *moduleService {
 
 // Fetch implements api.ModulesServer.
 func (s *moduleService) Fetch(r *api.FetchRequest, stream api.Modules_FetchServer) error {
-	var sum policyslots.Digest
+	var sum lifecycle.Digest
 	if len(r.GetSha256()) != len(sum) {
 		return status.Errorf(codes.InvalidArgument, "sha256: %d bytes, want %d", len(r.GetSha256()), len(sum))
 	}
@@ -56,7 +56,7 @@ func (s *moduleService) Fetch(r *api.FetchRequest, stream api.Modules_FetchServe
 		return status.FromContextError(stream.Context().Err()).Err()
 	}
 	defer func() { <-s.fetches }()
-	code, err := s.modules.Get(store.Digest(sum))
+	code, err := s.modules.Get(lifecycle.Digest(sum))
 	switch {
 	case errors.Is(err, store.ErrNoModule):
 		return status.Errorf(codes.Unavailable, "module %s is not here yet; another control plane may have it", sum)

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"io"
 	"mime/multipart"
 	"net/http"
@@ -98,13 +99,13 @@ type testHost struct {
 	stop       func()
 
 	mu      sync.Mutex
-	want    policyslots.Want
+	want    lifecycle.SlotSpec
 	version string
-	codes   map[policyslots.Digest][]byte
+	codes   map[lifecycle.Digest][]byte
 	status  *api.SlotStatus
-	checks  int    // configs received
-	refuse  string // error for every config
-	reject  uint64 // this generation, in canary
+	checks  int                  // configs received
+	refuse  string               // error for every config
+	reject  lifecycle.Generation // this generation, in canary
 }
 
 const slotKind = "bid-select"
@@ -112,7 +113,7 @@ const slotKind = "bid-select"
 // startHost starts a host for a replica.
 func startHost(t *testing.T, r *fakeReplica, from *runningControl, to ...*runningControl) *testHost {
 	t.Helper()
-	h := &testHost{fakeReplica: r, codes: make(map[policyslots.Digest][]byte), status: &api.SlotStatus{Kind: slotKind}}
+	h := &testHost{fakeReplica: r, codes: make(map[lifecycle.Digest][]byte), status: &api.SlotStatus{Kind: slotKind}}
 	h.report()
 	conn, err := grpc.NewClient(from.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -166,16 +167,16 @@ func (h *testHost) Update(s *client.Snapshot) {
 	h.want, h.version = want, slot.Version
 	h.status = &api.SlotStatus{Kind: slotKind, Floor: h.status.Floor}
 	for _, c := range want.Candidates {
-		h.status.Floor = max(h.status.Floor, c.Generation)
-		life := &api.ModuleStatus{Generation: c.Generation, State: "warm", Reached: "warm", Sha256: c.SHA256[:]}
+		h.status.Floor = max(h.status.Floor, uint64(c.Generation))
+		life := &api.ModuleStatus{Generation: uint64(c.Generation), Phase: "warm", Reached: "warm", Sha256: c.SHA256[:]}
 		h.status.Modules = append(h.status.Modules, life)
 		switch {
 		case c.Generation == h.reject:
-			life.State, life.Reached, life.Reason = "rejected", "canary", "it trapped"
-		case c.Proven || c.Goal == policyslots.Active:
-			h.status.Active, life.State, life.Reached, life.Calls = c.Generation, "active", "active", 10
-		case c.Goal == policyslots.Canary:
-			h.status.Candidate, h.status.Permille, life.State, life.Reached = c.Generation, uint32(c.Permille), "canary", "canary"
+			life.Phase, life.Reached, life.Reason = "rejected", "canary", "it trapped"
+		case c.Stable || c.Goal == lifecycle.ToActive:
+			h.status.Active, life.Phase, life.Reached, life.Calls = uint64(c.Generation), "active", "active", 10
+		case c.Goal == lifecycle.ToCanary:
+			h.status.Candidate, h.status.Permille, life.Phase, life.Reached = uint64(c.Generation), uint32(c.Permille), "canary", "canary"
 		}
 		h.codes[c.SHA256] = c.Module
 	}
@@ -188,7 +189,7 @@ func (h *testHost) report() {
 }
 
 // fetch fetches a module from the host's control plane.
-func (h *testHost) fetch(t *testing.T, sum policyslots.Digest) ([]byte, error) {
+func (h *testHost) fetch(t *testing.T, sum lifecycle.Digest) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 	defer cancel()
 	stream, err := api.NewModulesClient(h.connection).Fetch(ctx, &api.FetchRequest{Sha256: sum[:]})
@@ -209,7 +210,7 @@ func (h *testHost) fetch(t *testing.T, sum policyslots.Digest) ([]byte, error) {
 }
 
 // waitFor waits until the configuration of a host's slot fits.
-func (h *testHost) waitFor(t *testing.T, c *runningControl, what string, fits func(policyslots.Want) bool) {
+func (h *testHost) waitFor(t *testing.T, c *runningControl, what string, fits func(lifecycle.SlotSpec) bool) {
 	t.Helper()
 	waitForPolicies(t, c, string(h.ID)+": "+what, func(Policies) bool {
 		h.mu.Lock()
@@ -238,21 +239,21 @@ func waitForPolicies(t *testing.T, c *runningControl, what string, fits func(Pol
 
 // hasGenerations reports whether a slot has these generations, stable and
 // candidate; 0 for none.
-func hasGenerations(proven, candidate uint64) func(Policies) bool {
+func hasGenerations(stable, candidate lifecycle.Generation) func(Policies) bool {
 	return func(p Policies) bool {
 		if len(p.Slots) != 1 {
 			return false
 		}
 		s := p.Slots[0]
-		return (s.Stable == nil && proven == 0 || s.Stable != nil && s.Stable.Generation == proven) &&
+		return (s.Stable == nil && stable == 0 || s.Stable != nil && s.Stable.Generation == stable) &&
 			(s.Candidate == nil && candidate == 0 || s.Candidate != nil && s.Candidate.Generation == candidate)
 	}
 }
 
 // wantsGenerations reports whether a host was sent these generations.
-func wantsGenerations(generations ...uint64) func(policyslots.Want) bool {
-	return func(w policyslots.Want) bool {
-		var got []uint64
+func wantsGenerations(generations ...lifecycle.Generation) func(lifecycle.SlotSpec) bool {
+	return func(w lifecycle.SlotSpec) bool {
+		var got []lifecycle.Generation
 		for _, c := range w.Candidates {
 			got = append(got, c.Generation)
 		}
@@ -272,25 +273,25 @@ func TestPolicyBlockedByGates(t *testing.T) {
 	requireOK(t)(push(t, c, "slot=bid-select&goal=shadow", module, "generation 1"))
 	h.waitFor(t, c, "1 on trial", wantsGenerations(1))
 	h.mu.Lock()
-	h.status.Modules[0].State, h.status.Modules[0].Reason = "shadow", policyslots.Held+"9 of 64 answers worse"
+	h.status.Modules[0].Phase, h.status.Modules[0].Blocked = "shadow", "9 of 64 answers worse"
 	h.report()
 	h.mu.Unlock()
-	waitForPolicies(t, c, "it is held", func(p Policies) bool {
-		return len(p.Slots) == 1 && len(p.Slots[0].Nodes) == 1 && len(p.Slots[0].Nodes[0].Generations) == 1 && strings.HasPrefix(p.Slots[0].Nodes[0].Generations[0].Reason, policyslots.Held)
+	waitForPolicies(t, c, "it is blocked", func(p Policies) bool {
+		return len(p.Slots) == 1 && len(p.Slots[0].Nodes) == 1 && len(p.Slots[0].Nodes[0].Modules) == 1 && p.Slots[0].Nodes[0].Modules[0].Blocked != ""
 	})
 	for _, goal := range []string{"canary&permille=10", "active"} {
 		code, text := post(t, c, "/policies/goal?slot=bid-select&goal="+goal, nil)
-		if code != http.StatusUnprocessableEntity || !strings.Contains(text, "9 of 64 answers worse") || !strings.Contains(text, "--to proven") {
+		if code != http.StatusUnprocessableEntity || !strings.Contains(text, "9 of 64 answers worse") || !strings.Contains(text, "--to stable") {
 			t.Errorf("to %s: %d %s", goal, code, text)
 		}
 		if code, text := push(t, c, "slot=bid-select&goal="+goal, module, "generation 1"); code != http.StatusUnprocessableEntity {
 			t.Errorf("pushed to %s: %d %s", goal, code, text)
 		}
 	}
-	if p := c.Policies(slotKind); p.Slots[0].Candidate == nil || p.Slots[0].Candidate.Goal != "shadow" {
+	if p := c.Policies(slotKind); p.Slots[0].Candidate == nil || p.Slots[0].Candidate.Goal != lifecycle.ToShadow {
 		t.Errorf("goal changed: %+v", p.Slots[0])
 	}
-	requireOK(t)(post(t, c, "/policies/goal?slot=bid-select&goal=proven", nil))
+	requireOK(t)(post(t, c, "/policies/goal?slot=bid-select&goal=stable", nil))
 }
 
 // TestPolicies takes a slot through its states with two control planes on one
@@ -316,7 +317,7 @@ func TestPolicies(t *testing.T) {
 	waitFor(t, a, "a plans", func(s Status) bool { return s.Planner.Leads })
 	b := run("b")
 	hosts := []*testHost{startHost(t, f.replicas[0], a, b), startHost(t, f.replicas[1], b, a), startHost(t, f.replicas[2], b, a)}
-	all := func(c *runningControl, what string, fits func(policyslots.Want) bool) {
+	all := func(c *runningControl, what string, fits func(lifecycle.SlotSpec) bool) {
 		t.Helper()
 		for _, h := range hosts {
 			h.waitFor(t, c, what, fits)
@@ -329,7 +330,7 @@ func TestPolicies(t *testing.T) {
 		t.Fatalf("%+v", p)
 	}
 	all(b, "1 on trial", wantsGenerations(1))
-	sum := policyslots.Digest(sha256.Sum256(big))
+	sum := lifecycle.Digest(sha256.Sum256(big))
 	for _, h := range hosts {
 		h.mu.Lock()
 		one := h.want.Candidates[0]
@@ -351,12 +352,12 @@ func TestPolicies(t *testing.T) {
 		}
 	}
 
-	// The goal is raised at the other one. All hosts run it: it is proven.
+	// The goal is raised at the other one. All hosts run it: it is stable.
 	requireOK(t)(post(t, a, "/policies/goal?slot=bid-select&goal=active&generation=1", nil))
 	for _, c := range []*runningControl{a, b} {
-		waitForPolicies(t, c, "1 is proven", hasGenerations(1, 0))
+		waitForPolicies(t, c, "1 is stable", hasGenerations(1, 0))
 	}
-	all(b, "1 proven", func(w policyslots.Want) bool { return wantsGenerations(1)(w) && w.Candidates[0].Proven })
+	all(b, "1 stable", func(w lifecycle.SlotSpec) bool { return wantsGenerations(1)(w) && w.Candidates[0].Stable })
 
 	// The next module is small, so it is in the slot itself, and traps on one
 	// host.
@@ -370,29 +371,29 @@ func TestPolicies(t *testing.T) {
 			t.Errorf("%+v", e)
 		}
 	}
-	all(b, "2 gone", func(w policyslots.Want) bool {
+	all(b, "2 gone", func(w lifecycle.SlotSpec) bool {
 		return wantsGenerations(1)(w) && len(w.RolledBack) == 1 && w.RolledBack[0].Generation == 2
 	})
 
 	// An operator answers for the third one, and takes it back.
-	requireOK(t)(push(t, b, "slot=bid-select&goal=proven", []byte("module 3"), "generation 3"))
-	all(b, "3 proven", func(w policyslots.Want) bool {
+	requireOK(t)(push(t, b, "slot=bid-select&goal=stable", []byte("module 3"), "generation 3"))
+	all(b, "3 stable", func(w lifecycle.SlotSpec) bool {
 		return wantsGenerations(3)(w) && string(w.Candidates[0].Module) == "module 3"
 	})
 	requireOK(t)(post(t, a, "/policies/rollback?slot=bid-select&reason=slow&by=bob", nil))
-	all(b, "back to 1", func(w policyslots.Want) bool { return wantsGenerations(1)(w) && len(w.RolledBack) == 2 })
+	all(b, "back to 1", func(w lifecycle.SlotSpec) bool { return wantsGenerations(1)(w) && len(w.RolledBack) == 2 })
 	if s := waitFor(t, b, "the status", func(s Status) bool {
 		return len(s.Policies) == 1 && s.Policies[0].Nodes == 3 && s.Policies[0].OnStable == 3
 	}); s.Policies[0].Stable.Generation != 1 {
 		t.Errorf("%+v", s.Policies)
 	}
 
-	// A host that starts again begins with what is proven, and can fetch it, also
+	// A host that starts again begins with what is stable, and can fetch it, also
 	// where no control plane is left that saw the push.
 	a.stop()
 	hosts[1].stop()
 	again := startHost(t, f.replicas[1], b)
-	again.waitFor(t, b, "1 after a start", func(w policyslots.Want) bool { return wantsGenerations(1)(w) && w.Candidates[0].Proven })
+	again.waitFor(t, b, "1 after a start", func(w lifecycle.SlotSpec) bool { return wantsGenerations(1)(w) && w.Candidates[0].Stable })
 	if got, err := again.fetch(t, sum); err != nil || len(got) != len(big) {
 		t.Errorf("%d bytes, %v", len(got), err)
 	}
@@ -438,7 +439,7 @@ func TestPolicyRefused(t *testing.T) {
 	}
 	waitFor(t, c, "the drain reaches the proxy", func(s Status) bool { return s.Nodes[0].Current && s.Epoch > 1 && s.Phase == "idle" })
 	requireOK(t)(post(t, c, "/policies/goal?slot=bid-select&goal=shadow", nil))
-	good.waitFor(t, c, "the next goal", func(w policyslots.Want) bool { return w.Candidates[0].Goal == policyslots.Shadow })
+	good.waitFor(t, c, "the next goal", func(w lifecycle.SlotSpec) bool { return w.Candidates[0].Goal == lifecycle.ToShadow })
 	waitForPolicies(t, c, "the second refusal", func(Policies) bool {
 		bad.mu.Lock()
 		defer bad.mu.Unlock()
@@ -455,7 +456,7 @@ func TestPolicyCommands(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 1)
 	n := &fakeAdmitter{deny: func(p Push) error {
-		if p.Goal == policyslots.Active && p.Current.Candidate == nil {
+		if p.Goal == lifecycle.ToActive && p.Current.Candidate == nil {
 			return errors.New("the site's rules: shadow comes first")
 		}
 		return nil
@@ -511,16 +512,16 @@ func TestPolicyCommands(t *testing.T) {
 
 		{"two slots", 200, `"generation": 4`, func() (int, string) { return post(t, c, "/policies/push?slot=place&slot=bid-quote", body(module)) }},
 		{"again", 200, `"generation": 4`, func() (int, string) { return post(t, c, "/policies/push?slot=place&slot=bid-quote", body(module)) }},
-		{"another of that generation", 409, "only grow", func() (int, string) {
+		{"another of that generation", 409, "must grow", func() (int, string) {
 			return push(t, c, "slot=outlier&slot=place", []byte("x"), "generation 4")
 		}},
 		{"on", 200, `"goal": "active"`, func() (int, string) { return post(t, c, "/policies/goal?slot=place&goal=active", nil) }},
-		{"another one", 409, "another generation", func() (int, string) { return post(t, c, "/policies/goal?slot=place&goal=warm&generation=3", nil) }},
+		{"another one", 409, "has changed", func() (int, string) { return post(t, c, "/policies/goal?slot=place&goal=warm&generation=3", nil) }},
 		{"back", 200, `"reason": "slow"`, func() (int, string) {
 			return post(t, c, "/policies/rollback?slot=place&slot=bid-quote&reason=slow", nil)
 		}},
 		{"the only model", 200, `"scope": "m"`, func() (int, string) { return push(t, c, "slot=partition&goal=shadow", []byte("x"), "generation 5") }},
-		{"older", 409, "only grow", func() (int, string) { return push(t, c, "slot=place", []byte("x"), "generation 3") }},
+		{"older", 409, "must grow", func() (int, string) { return push(t, c, "slot=place", []byte("x"), "generation 3") }},
 		{"asked", 200, `"rolled_back"`, func() (int, string) { return get(t, c, "/policies?slot=place") }},
 	} {
 		if code, text := x.give(); code != x.want || !strings.Contains(text, x.text) {
@@ -572,12 +573,12 @@ func TestPolicySilentNode(t *testing.T) {
 // active at once.
 type fakeSlots struct {
 	mu     sync.Mutex
-	wanted []*api.PolicySlot
+	wanted []*api.SlotSpec
 	refuse error
-	reject uint64 // this generation, after it was tried
+	reject lifecycle.Generation // this generation, after it was tried
 }
 
-func (o *fakeSlots) Want(m *api.PolicySlot) error {
+func (o *fakeSlots) Apply(m *api.SlotSpec) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.refuse != nil {
@@ -593,8 +594,8 @@ func (o *fakeSlots) Status() []*api.SlotStatus {
 	s := &api.SlotStatus{Kind: "partition"}
 	if n := len(o.wanted); n > 0 {
 		for _, c := range o.wanted[n-1].GetCandidates() {
-			if c.GetGeneration() == o.reject {
-				s.Modules = append(s.Modules, &api.ModuleStatus{Generation: o.reject, State: "rejected", Reached: "canary", Reason: "it trapped"})
+			if lifecycle.Generation(c.GetGeneration()) == o.reject {
+				s.Modules = append(s.Modules, &api.ModuleStatus{Generation: uint64(o.reject), Phase: "rejected", Reached: "canary", Reason: "it trapped"})
 				continue
 			}
 			s.Active = c.GetGeneration()
@@ -630,7 +631,7 @@ func TestPolicyOwnSlots(t *testing.T) {
 	own.refuse = nil
 	own.mu.Unlock()
 	requireOK(t)(push(t, c, "slot=partition&goal=active&scope=m", []byte("y"), "generation 2"))
-	see("2 is proven", func(s PolicySlot) bool {
+	see("2 is stable", func(s PolicySlot) bool {
 		return s.Stable != nil && s.Stable.Generation == 2 && s.Nodes[0].Refused == ""
 	})
 	c.stop()
@@ -661,7 +662,7 @@ func TestEnvoyPolicies(t *testing.T) {
 	const counted = `(cluster_(added|modified|removed)|listener_(added|modified)|\.rds\..*config_reload|update_rejected|extension_config_discovery.*)$`
 	before := envoy.Stats(counted)
 	for g := range 10 {
-		requireOK(t)(push(t, c, "slot=bid-select&slot=place&goal=proven", []byte("module"), fmt.Sprintf("generation %d", g+1)))
+		requireOK(t)(push(t, c, "slot=bid-select&slot=place&goal=stable", []byte("module"), fmt.Sprintf("generation %d", g+1)))
 		if g%3 == 2 {
 			requireOK(t)(post(t, c, "/policies/rollback?slot=bid-select&slot=place", nil))
 		}

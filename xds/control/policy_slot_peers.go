@@ -87,7 +87,7 @@ func parsePeerReport(text []byte) (policyslots.Report, error) {
 	if !strings.HasPrefix(node, nodePrefix) || policyslots.Clip(node, policyslots.MaxName) != node {
 		return policyslots.Report{}, fmt.Errorf("%.40q is not a control plane", node)
 	}
-	statuses, _ := policyslots.ReadStatuses(m.GetSlots())
+	statuses, _ := policyslots.DecodeStatuses(m.GetSlots())
 	return policyslots.Report{Node: node, Statuses: statuses}, nil
 }
 

@@ -2,6 +2,7 @@ package control
 
 import (
 	"errors"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"net/http"
 	"slices"
 	"strings"
@@ -56,7 +57,7 @@ func TestPolicyPeers(t *testing.T) {
 		}
 		return s.Nodes[i]
 	}
-	proven := func(generation uint64) func(PolicySlot) bool {
+	stable := func(generation lifecycle.Generation) func(PolicySlot) bool {
 		return func(s PolicySlot) bool { return s.Stable != nil && s.Stable.Generation == generation }
 	}
 
@@ -64,7 +65,7 @@ func TestPolicyPeers(t *testing.T) {
 		see(c, "all control planes", func(s PolicySlot) bool { return len(s.Nodes) == 3 })
 	}
 
-	// a runs it, b refuses it: both see both, and it is not proven.
+	// a runs it, b refuses it: both see both, and it is not stable.
 	requireOK(t)(push(t, b, "slot=partition&goal=active&scope=m", []byte("x"), "generation 1"))
 	for _, c := range []*runningControl{a, b} {
 		s := see(c, "both nodes", func(s PolicySlot) bool {
@@ -74,7 +75,7 @@ func TestPolicyPeers(t *testing.T) {
 			t.Errorf("%+v", s.Nodes)
 		}
 		now := time.Now()
-		if verdict, why := policyslots.Of(c.slots.stored(), "partition").Judge(now, c.slots.reports(now)); verdict != policyslots.Wait {
+		if verdict, why := policyslots.Find(c.slots.stored(), "partition").Judge(now, c.slots.reports(now)); verdict != policyslots.Wait {
 			t.Errorf("a candidate that one control plane refuses: %d, %s", verdict, why)
 		}
 	}
@@ -85,7 +86,7 @@ func TestPolicyPeers(t *testing.T) {
 	ownB.refuse = nil
 	ownB.mu.Unlock()
 	requireOK(t)(push(t, a, "slot=partition&goal=active&scope=m", []byte("y"), "generation 2"))
-	see(b, "2 is proven", proven(2))
+	see(b, "2 is stable", stable(2))
 	waitFor(t, b, "a summary with both", func(s Status) bool {
 		return len(s.Policies) == 1 && s.Policies[0].Nodes == 2 && s.Policies[0].OnStable == 2
 	})
@@ -96,7 +97,7 @@ func TestPolicyPeers(t *testing.T) {
 	ownB.mu.Unlock()
 	requireOK(t)(push(t, a, "slot=partition&goal=canary&scope=m", []byte("z"), "generation 3"))
 	s := see(a, "3 is taken back", func(s PolicySlot) bool { return s.Candidate == nil && len(s.RolledBack) == 1 })
-	if e := s.RolledBack[0]; e.Reason != "control/b: it trapped" || e.By != "a" || !proven(2)(s) {
+	if e := s.RolledBack[0]; e.Reason != "control/b: it trapped" || e.By != "a" || !stable(2)(s) {
 		t.Errorf("%+v", s)
 	}
 
@@ -104,13 +105,13 @@ func TestPolicyPeers(t *testing.T) {
 	a.stop()
 	see(b, "a is not listed", func(s PolicySlot) bool { return node(s, "control/a").Node == "" })
 	requireOK(t)(push(t, b, "slot=partition&goal=active&scope=m", []byte("4"), "generation 4"))
-	see(b, "4 is proven", proven(4))
+	see(b, "4 is stable", stable(4))
 }
 
 // FuzzParsePeerReport checks that any note is a report of a control plane,
 // within bounds, or an error.
 func FuzzParsePeerReport(f *testing.F) {
-	f.Add([]byte(`{"replica":"control/a","sequence":"7","slots":[{"kind":"guard","active":"3","modules":[{"generation":"3","state":"active","reason":"x"}]}]}`))
+	f.Add([]byte(`{"replica":"control/a","sequence":"7","slots":[{"kind":"guard","active":"3","modules":[{"generation":"3","phase":"active","reason":"x"}]}]}`))
 	f.Add([]byte(`{"replica":"r0"}`))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		r, err := parsePeerReport(text)
@@ -121,7 +122,7 @@ func FuzzParsePeerReport(f *testing.F) {
 			t.Errorf("%+v", r)
 		}
 		for _, s := range r.Statuses {
-			if !policyslots.Known(s.Kind) || len(s.Lives) > policyslots.MaxLives || len(s.Refused) > policyslots.MaxReason {
+			if !s.Kind.Known() || len(s.Modules) > policyslots.MaxModules || len(s.Refused) > policyslots.MaxReason {
 				t.Errorf("%+v", s)
 			}
 		}

@@ -3,7 +3,9 @@ package control
 import (
 	"context"
 	"errors"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
 
@@ -12,15 +14,14 @@ import (
 	"github.com/cascadeinfer/cascade/xds/internal/orders"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/resources"
-	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 // Slots are the policy slots of this control plane itself.
 type Slots interface {
-	// Want says what a slot should run. It is called with what hosts are sent,
+	// Apply sets what a slot should run. It is called with the message that hosts get,
 	// for each slot that Status lists, by one goroutine, and does not wait
 	// until anything is fetched or built. The error is a refusal, and is shown.
-	Want(*api.PolicySlot) error
+	Apply(*api.SlotSpec) error
 	// Status returns the state of every slot of this control plane. Any
 	// goroutine may call it.
 	Status() []*api.SlotStatus
@@ -46,10 +47,10 @@ type slotManager struct {
 	wakeup  chan struct{}
 
 	mu        sync.Mutex
-	list      []policyslots.Slot          // as stored
-	named     map[policyslots.Digest]bool // by list
-	refused   map[string]string           // by this control plane's own slots
-	published map[string]*publishedSlot   // by kind
+	list      []policyslots.Slot                // as stored
+	named     map[lifecycle.Digest]bool         // by list
+	refused   map[string]string                 // by this control plane's own slots
+	published map[lifecycle.Kind]*publishedSlot // by kind
 
 	peers     *slotPeers // nil: there are no other control planes
 	startedAt time.Time  // owned by run
@@ -58,13 +59,13 @@ type slotManager struct {
 // publishedSlot is a slot in the form that hosts get.
 type publishedSlot struct {
 	resource *resources.Resource
-	message  *api.PolicySlot
+	message  *api.SlotSpec
 }
 
 func newSlotManager(c *Control) *slotManager {
 	k := &slotManager{
 		control: c, log: c.log, node: nodePrefix + c.cfg.Name, wakeup: make(chan struct{}, 1),
-		refused: make(map[string]string), published: make(map[string]*publishedSlot),
+		refused: make(map[string]string), published: make(map[lifecycle.Kind]*publishedSlot),
 	}
 	if c.cfg.Notes != nil && c.cfg.Shared && c.cfg.Slots != nil {
 		k.peers = newSlotPeers(c.cfg.Notes, k.node, c.log)
@@ -76,7 +77,7 @@ func newSlotManager(c *Control) *slotManager {
 // not block.
 func (k *slotManager) setStored(slots []policyslots.Slot) {
 	k.mu.Lock()
-	k.list, k.named = slots, make(map[policyslots.Digest]bool)
+	k.list, k.named = slots, make(map[lifecycle.Digest]bool)
 	for _, s := range slots {
 		for _, d := range s.Digests() {
 			k.named[d] = true
@@ -97,7 +98,7 @@ func (k *slotManager) stored() []policyslots.Slot {
 }
 
 // isNamed reports whether a slot names a module.
-func (k *slotManager) isNamed(d policyslots.Digest) bool {
+func (k *slotManager) isNamed(d lifecycle.Digest) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.named[d]
@@ -134,7 +135,7 @@ func (k *slotManager) run(ctx context.Context) error {
 // publish renders the slots for the hosts and passes those that changed to this
 // control plane's own slots.
 func (k *slotManager) publish() {
-	next := make(map[string]*publishedSlot)
+	next := make(map[lifecycle.Kind]*publishedSlot)
 	var all []*resources.Resource
 	for _, s := range k.stored() {
 		p, err := k.render(s)
@@ -154,7 +155,7 @@ func (k *slotManager) publish() {
 
 // render renders a slot.
 func (k *slotManager) render(s policyslots.Slot) (*publishedSlot, error) {
-	w := s.Want(func(d policyslots.Digest) []byte {
+	w := s.Spec(func(d lifecycle.Digest) []byte {
 		code, err := k.control.cfg.Modules.Get(d)
 		if err != nil {
 			// Hosts retry until this control plane or another one has it.
@@ -163,7 +164,7 @@ func (k *slotManager) render(s policyslots.Slot) (*publishedSlot, error) {
 		}
 		return code
 	})
-	m, err := w.Message()
+	m, err := policyslots.Encode(w)
 	if err != nil {
 		return nil, err
 	}
@@ -172,17 +173,17 @@ func (k *slotManager) render(s policyslots.Slot) (*publishedSlot, error) {
 }
 
 // applyToOwn passes the changed slots to this control plane's own.
-func (k *slotManager) applyToOwn(next map[string]*publishedSlot) {
+func (k *slotManager) applyToOwn(next map[lifecycle.Kind]*publishedSlot) {
 	if k.control.cfg.Slots == nil {
 		return
 	}
 	for _, s := range k.control.cfg.Slots.Status() {
-		p, before := next[s.GetKind()], k.published[s.GetKind()]
+		p, before := next[lifecycle.Kind(s.GetKind())], k.published[lifecycle.Kind(s.GetKind())]
 		if p == nil || before != nil && before.resource.Version == p.resource.Version {
 			continue
 		}
 		text := ""
-		if err := k.control.cfg.Slots.Want(p.message); err != nil {
+		if err := k.control.cfg.Slots.Apply(p.message); err != nil {
 			text = err.Error()
 			k.log.Warn("own policy slot refused its configuration", "slot", s.GetKind(), "error", err)
 		}
@@ -195,10 +196,7 @@ func (k *slotManager) applyToOwn(next map[string]*publishedSlot) {
 // sweep removes the modules that no slot names.
 func (k *slotManager) sweep() {
 	k.mu.Lock()
-	keep := make(map[store.Digest]bool, len(k.named))
-	for d := range k.named {
-		keep[store.Digest(d)] = true
-	}
+	keep := maps.Clone(k.named)
 	k.mu.Unlock()
 	if err := k.control.cfg.Modules.Sweep(keep, time.Now().Add(-sweepMinAge)); err != nil {
 		k.log.Warn("unused policy modules not removed", "error", err)
@@ -212,7 +210,7 @@ func (k *slotManager) reports(now time.Time) []policyslots.Report {
 	if k.control.cfg.Slots == nil {
 		return out
 	}
-	own, _ := policyslots.ReadStatuses(k.ownStatus())
+	own, _ := policyslots.DecodeStatuses(k.ownStatus())
 	out = append(out, policyslots.Report{Node: k.node, At: now, Statuses: own})
 	if k.peers != nil {
 		out = append(out, k.peers.reports()...)
@@ -245,22 +243,22 @@ func (k *slotManager) evaluateCandidates(ctx context.Context, now time.Time) {
 	for _, slot := range slots {
 		k.revokeBroken(ctx, now, slot, reports)
 		verdict, why := slot.Judge(now, reports)
-		if verdict == policyslots.Wait || verdict == policyslots.Settled && !k.allReported(now, s, reports) {
+		if verdict == policyslots.Wait || verdict == policyslots.Stable && !k.allReported(now, s, reports) {
 			continue
 		}
 		generation := slot.Candidate.Generation
-		change := func(s policyslots.Slot) (policyslots.Slot, error) { return s.Settle(generation) }
+		change := func(s policyslots.Slot) (policyslots.Slot, error) { return s.Promote(generation) }
 		if verdict == policyslots.Failed {
 			change = func(s policyslots.Slot) (policyslots.Slot, error) {
 				return s.Withdraw(storedTime(now), generation, why, k.control.cfg.Name)
 			}
 		}
-		switch err := k.change(ctx, []string{slot.Kind}, change); {
+		switch err := k.change(ctx, []lifecycle.Kind{slot.Kind}, change); {
 		case err == nil && verdict == policyslots.Failed:
 			k.log.Warn("policy rolled back in the whole fleet", "slot", slot.Kind, "generation", generation, "why", why)
 		case err == nil:
 			k.log.Info("policy became stable", "slot", slot.Kind, "generation", generation)
-		case errors.Is(err, policyslots.ErrNoCandidate), errors.Is(err, policyslots.ErrOther): // another change came first
+		case errors.Is(err, policyslots.ErrNoCandidate), errors.Is(err, policyslots.ErrChanged): // another change came first
 		case ctx.Err() == nil:
 			k.log.Warn("outcome of a policy candidate not stored; retrying", "slot", slot.Kind, "error", err)
 		}
@@ -274,14 +272,14 @@ func (k *slotManager) revokeBroken(ctx context.Context, now time.Time, slot poli
 	if why == "" {
 		return
 	}
-	generation := slot.Proven.Generation
-	err := k.change(ctx, []string{slot.Kind}, func(s policyslots.Slot) (policyslots.Slot, error) {
+	generation := slot.Stable.Generation
+	err := k.change(ctx, []lifecycle.Kind{slot.Kind}, func(s policyslots.Slot) (policyslots.Slot, error) {
 		return s.Revoke(storedTime(now), generation, why, k.control.cfg.Name)
 	})
 	switch {
 	case err == nil:
 		k.log.Error("stable policy rolled back in the whole fleet", "slot", slot.Kind, "generation", generation, "why", why)
-	case errors.Is(err, policyslots.ErrNative), errors.Is(err, policyslots.ErrOther): // another change came first
+	case errors.Is(err, policyslots.ErrNative), errors.Is(err, policyslots.ErrChanged): // another change came first
 	case ctx.Err() == nil:
 		k.log.Warn("rollback of a failed policy not stored; retrying", "slot", slot.Kind, "error", err)
 	}
@@ -289,7 +287,7 @@ func (k *slotManager) revokeBroken(ctx context.Context, now time.Time, slot poli
 
 func inUse(slots []policyslots.Slot) bool {
 	for _, s := range slots {
-		if s.Candidate != nil || s.Proven != nil {
+		if s.Candidate != nil || s.Stable != nil {
 			return true
 		}
 	}
@@ -300,7 +298,7 @@ func inUse(slots []policyslots.Slot) bool {
 // to, so that a control plane that has just started does not take the first
 // reports for all.
 func (k *slotManager) allReported(now time.Time, s *fleet.Snapshot, reports []policyslots.Report) bool {
-	if now.Sub(k.startedAt) > policyslots.Fresh {
+	if now.Sub(k.startedAt) > policyslots.FreshFor {
 		return true
 	}
 	heard := make(map[string]bool, len(reports))
@@ -318,17 +316,17 @@ func (k *slotManager) allReported(now time.Time, s *fleet.Snapshot, reports []po
 }
 
 // change stores a change of some slots, all or none.
-func (k *slotManager) change(ctx context.Context, kinds []string, change func(policyslots.Slot) (policyslots.Slot, error)) error {
+func (k *slotManager) change(ctx context.Context, kinds []lifecycle.Kind, change func(policyslots.Slot) (policyslots.Slot, error)) error {
 	return k.control.fleet.Order(ctx, orders.ChangeSlots{Change: func(list []policyslots.Slot) ([]policyslots.Slot, error) {
 		for _, kind := range kinds {
-			s, err := change(policyslots.Of(list, kind))
+			s, err := change(policyslots.Find(list, kind))
 			if err == nil {
 				err = s.Validate()
 			}
 			if err != nil {
 				return nil, err
 			}
-			list = policyslots.With(list, s)
+			list = policyslots.Replace(list, s)
 		}
 		return list, nil
 	}})
@@ -339,15 +337,15 @@ func storedTime(now time.Time) time.Time { return now.UTC().Round(0) }
 
 // nackedSlots returns the NACKs of slots that hosts sent by xDS, by node and
 // kind.
-func (k *slotManager) nackedSlots() map[string]map[string]string {
-	out := make(map[string]map[string]string)
+func (k *slotManager) nackedSlots() map[string]map[lifecycle.Kind]string {
+	out := make(map[string]map[lifecycle.Kind]string)
 	for _, n := range k.control.publisher.Status().Nodes {
 		for kind, r := range n.Slots {
 			if r.Refused == "" || !n.Connected {
 				continue
 			}
 			if out[n.ID] == nil {
-				out[n.ID] = make(map[string]string)
+				out[n.ID] = make(map[lifecycle.Kind]string)
 			}
 			out[n.ID][kind] = r.Refused
 		}

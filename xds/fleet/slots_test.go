@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"errors"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -25,12 +26,12 @@ func TestPoliciesOrder(t *testing.T) {
 	}
 	s.Step(now, Stored{e.Propose.Object})
 
-	push := func(generation uint64) orders.ChangeSlots {
+	push := func(generation lifecycle.Generation) orders.ChangeSlots {
 		return orders.ChangeSlots{Change: func(list []policyslots.Slot) ([]policyslots.Slot, error) {
-			next, err := policyslots.Of(list, "place").Push(policyslots.Trial{
-				Module: policyslots.Module{Generation: generation, Name: "p", Size: 1, Signature: []byte("s")}, Goal: policyslots.Proven,
+			next, err := policyslots.Find(list, "place").Push(policyslots.Trial{
+				Module: policyslots.Module{Generation: generation, SHA256: lifecycle.Digest{1}, Name: "p", Size: 1, Signature: []byte("s")}, Goal: lifecycle.ToStable,
 			})
-			return policyslots.With(list, next), err
+			return policyslots.Replace(list, next), err
 		}}
 	}
 	e = s.Step(now, Ordered{push(1)})
@@ -52,7 +53,7 @@ func TestPoliciesOrder(t *testing.T) {
 		t.Fatal("an order that is not obeyed is proposed")
 	}
 	e = s.Step(now, Ordered{push(6)})
-	if e.Propose == nil || e.Propose.Object.Slots[0].Proven.Generation != 6 || e.Propose.Object.Slots[0].Previous.Generation != 5 {
+	if e.Propose == nil || e.Propose.Object.Slots[0].Stable.Generation != 6 || e.Propose.Object.Slots[0].Previous.Generation != 5 {
 		t.Fatalf("%+v", e.Propose)
 	}
 	if e = s.Step(now, Stored{e.Propose.Object}); e.Publish != nil {
@@ -60,7 +61,7 @@ func TestPoliciesOrder(t *testing.T) {
 	}
 	// Other orders carry the slots on.
 	e = s.Step(now, Ordered{orders.Pin{Model: "m"}})
-	if e.Propose == nil || policyslots.Of(e.Propose.Object.Slots, "place").Floor != 6 {
+	if e.Propose == nil || policyslots.Find(e.Propose.Object.Slots, "place").Floor != 6 {
 		t.Fatalf("%+v", e.Propose)
 	}
 }

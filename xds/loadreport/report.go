@@ -8,6 +8,7 @@ package loadreport
 
 import (
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"slices"
 	"strings"
 
@@ -72,7 +73,7 @@ type Report struct {
 	// the state of each by peer.
 	Routes []Route
 	// Slots is the state of the host's policy slots.
-	Slots []policyslots.Status
+	Slots []lifecycle.SlotStatus
 	// Site is where the replica's KV cache is and which links lead away from it; nil:
 	// the last one reported is still right. It is shared and must not be changed.
 	Site *links.Topology
@@ -144,7 +145,7 @@ func Decode(m *api.LoadReport) (Report, error) {
 	if r.Routes, dropped = decodeRoutes(m.GetRoutes()); dropped > 0 {
 		bounded = append(bounded, "routes")
 	}
-	if r.Slots, dropped = policyslots.ReadStatuses(m.GetSlots()); dropped > 0 {
+	if r.Slots, dropped = policyslots.DecodeStatuses(m.GetSlots()); dropped > 0 {
 		bounded = append(bounded, "slots")
 	}
 	if m.GetSite() != nil {

@@ -17,26 +17,27 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/api"
 )
 
-// Runtime is the one that runs modules, as Envoy's proxies name theirs.
+// Runtime names the runtime of modules, as Envoy's VmConfig.runtime does.
 const Runtime = "cascade.wazero"
 
-// MaxInline is the largest module that travels in the slot itself, in bytes;
-// hosts fetch larger ones from the Modules service of their control plane.
+// MaxInline is the largest module that the slot's message contains, in bytes; hosts
+// fetch larger ones from the Modules service of their control plane.
 const MaxInline = 256 << 10
 
-// What a fetch of a module is called in the message. Hosts know their control
-// planes: nobody resolves it.
+// The source of a module in the message. Hosts know their control planes and do not
+// resolve it.
 const (
 	fetchURI     = "grpc://control/cascade.policy.v1.Modules/Fetch"
 	fetchCluster = "control"
 	fetchTimeout = 30 * time.Second
 )
 
-// capabilities are all the calls that a module may make. Hosts have the list of
-// their own, and go by that one; this one tells who reads the message.
+// capabilities are all the calls that a module may make. They are for readers of
+// the message: hosts apply their own list.
 var capabilities = [...]string{
 	"log", "fail",
 	"args_get", "args_sizes_get", "environ_get", "environ_sizes_get", "clock_time_get", "random_get",
@@ -49,111 +50,81 @@ const (
 	nameSuffix = ".v1"
 )
 
-// ResourceName is the name of the extension config that is a slot.
-func ResourceName(kind string) string { return namePrefix + kind + nameSuffix }
+// ResourceName returns the name of the extension config of a slot.
+func ResourceName(k lifecycle.Kind) string { return namePrefix + string(k) + nameSuffix }
 
-// KindOf returns the kind of the slot that a resource is; ok is false for any
-// other resource.
-func KindOf(name string) (kind string, ok bool) {
+// KindOf returns the kind of the slot that a resource configures; ok is false for
+// any other resource.
+func KindOf(name string) (k lifecycle.Kind, ok bool) {
 	kind, pre := strings.CutPrefix(name, namePrefix)
 	kind, post := strings.CutSuffix(kind, nameSuffix)
-	return kind, pre && post && kind != ""
+	return lifecycle.Kind(kind), pre && post && kind != ""
 }
 
-// Want is what a slot should run, as hosts are told.
-//
-// Invariants, which Decode establishes:
-//  1. Kind is known, Candidates are at most two, ascending in generation; at most
-//     one is proven, which is the first, and at most one is not,
-//  2. every candidate has a goal that its kind can have, a statement, and either
-//     the module's bytes, whose hash SHA256 is, or that hash alone,
-//  3. RolledBack is ascending and names no candidate,
-//  4. there is a Previous only beside a proven candidate.
-type Want struct {
-	Kind       string
-	Candidates []Wanted
-	RolledBack []Ended // Generation and Reason alone
-	Previous   []byte  // the signature file of what a rollback of the proven one goes back to; nil: none
-}
-
-// Wanted is one generation of a Want.
-type Wanted struct {
-	Generation    uint64
-	Goal          Goal // Warm to Active; of a proven one Active
-	Permille      int
-	Scope         string
-	Proven        bool
-	Name          string
-	SHA256        Digest
-	Signature     []byte
-	Configuration []byte
-	Module        []byte // nil: to be fetched
-}
-
-// Want is what hosts are told of the slot. code returns the bytes of a module of
-// at most MaxInline bytes, or nil to have it fetched.
-func (s Slot) Want(code func(Digest) []byte) Want {
-	w := Want{Kind: s.Kind}
-	add := func(t Trial, proven bool) {
-		c := Wanted{
-			Generation: t.Generation, Goal: t.Goal, Permille: t.Permille, Scope: t.Scope, Proven: proven, Name: t.Name,
+// Spec returns what hosts are sent about the slot. code returns the bytes of a
+// module of at most MaxInline bytes, or nil to have hosts fetch it.
+func (s Slot) Spec(code func(lifecycle.Digest) []byte) lifecycle.SlotSpec {
+	spec := lifecycle.SlotSpec{Kind: s.Kind}
+	add := func(t Trial, stable bool) {
+		c := lifecycle.Candidate{
+			Generation: t.Generation, Goal: t.Goal, Permille: t.Permille, Scope: t.Scope, Stable: stable, Name: t.Name,
 			SHA256: t.SHA256, Signature: t.Signature, Configuration: t.Configuration,
 		}
 		if t.Size <= MaxInline {
 			c.Module = code(t.SHA256)
 		}
-		w.Candidates = append(w.Candidates, c)
+		spec.Candidates = append(spec.Candidates, c)
 	}
-	if s.Proven != nil {
-		add(Trial{Module: *s.Proven, Goal: Active}, true)
+	if s.Stable != nil {
+		add(Trial{Module: *s.Stable, Goal: lifecycle.ToActive}, true)
 	}
 	if s.Previous != nil {
-		w.Previous = s.Previous.Signature
+		spec.Previous = s.Previous.Signature
 	}
 	if s.Candidate != nil {
 		add(*s.Candidate, false)
 	}
 	for _, e := range s.Ended {
-		w.RolledBack = append(w.RolledBack, Ended{Generation: e.Generation, Reason: e.Reason})
+		spec.RolledBack = append(spec.RolledBack, lifecycle.RolledBackModule{Generation: e.Generation, Reason: e.Reason})
 	}
-	return w
+	return spec
 }
 
-// deterministic is the only way in which this package marshals: equal slots are
-// equal bytes, and no host is sent what it has.
+// deterministic marshals equal slots to equal bytes, so that no host is sent what it
+// already has.
 var deterministic = proto.MarshalOptions{Deterministic: true}
 
-// Message is the Want as it travels.
-func (w Want) Message() (*api.PolicySlot, error) {
-	m := &api.PolicySlot{Kind: w.Kind, Previous: w.Previous}
-	for i, c := range w.Candidates {
-		plugin, err := c.plugin()
+// Encode returns the message of a slot.
+func Encode(s lifecycle.SlotSpec) (*api.SlotSpec, error) {
+	m := &api.SlotSpec{Kind: string(s.Kind), Previous: s.Previous}
+	for i, c := range s.Candidates {
+		plugin, err := encodePlugin(c)
 		if err != nil {
 			return nil, fmt.Errorf("candidates[%d].plugin: %w", i, err)
 		}
 		m.Candidates = append(m.Candidates, &api.Candidate{
-			Generation: c.Generation, Statement: c.Signature, Plugin: plugin, Goal: string(c.Goal),
-			Permille: uint32(c.Permille), Scope: c.Scope, Stable: c.Proven,
+			Generation: uint64(c.Generation), Statement: c.Signature, Plugin: plugin, Goal: c.Goal.String(),
+			Permille: uint32(c.Permille), Scope: c.Scope, Stable: c.Stable,
 		})
 	}
-	for _, e := range w.RolledBack {
-		m.RolledBack = append(m.RolledBack, &api.RolledBack{Generation: e.Generation, Reason: e.Reason})
+	for _, e := range s.RolledBack {
+		m.RolledBack = append(m.RolledBack, &api.RolledBackModule{Generation: uint64(e.Generation), Reason: e.Reason})
 	}
 	return m, nil
 }
 
-// plugin is the module in Envoy's words.
-func (c Wanted) plugin() (*anypb.Any, error) {
+// encodePlugin returns the module as an Envoy PluginConfig.
+func encodePlugin(c lifecycle.Candidate) (*anypb.Any, error) {
 	allowed := make(map[string]*wasmv3.SanitizationConfig, len(capabilities))
 	for _, name := range capabilities {
 		allowed[name] = new(wasmv3.SanitizationConfig)
 	}
 	p := &wasmv3.PluginConfig{
 		Name: c.Name,
-		// The native policy answers what a module does not.
+		// The native policy answers the calls that a module does not answer.
 		FailurePolicy: wasmv3.FailurePolicy_FAIL_OPEN,
 		Vm: &wasmv3.PluginConfig_VmConfig{VmConfig: &wasmv3.VmConfig{
-			Runtime: Runtime, Code: c.code(),
+			Runtime: Runtime, Code: encodeCode(c),
 			CapabilityRestrictionConfig: &wasmv3.CapabilityRestrictionConfig{AllowedCapabilities: allowed},
 		}},
 	}
@@ -167,8 +138,8 @@ func (c Wanted) plugin() (*anypb.Any, error) {
 	return out, anypb.MarshalFrom(out, p, deterministic)
 }
 
-// code is where the bytes of the module are.
-func (c Wanted) code() *corev3.AsyncDataSource {
+// encodeCode returns the bytes of the module, or where to fetch them.
+func encodeCode(c lifecycle.Candidate) *corev3.AsyncDataSource {
 	if c.Module != nil {
 		return &corev3.AsyncDataSource{Specifier: &corev3.AsyncDataSource_Local{
 			Local: &corev3.DataSource{Specifier: &corev3.DataSource_InlineBytes{InlineBytes: c.Module}},
@@ -183,70 +154,72 @@ func (c Wanted) code() *corev3.AsyncDataSource {
 	}}}
 }
 
-// DecodeResource reads a slot out of the extension config of a name. The error
+// DecodeResource reads a slot from the extension config with the name. The error
 // names the field.
-func DecodeResource(name string, typed *anypb.Any) (Want, error) {
+func DecodeResource(name string, typed *anypb.Any) (lifecycle.SlotSpec, error) {
 	kind, ok := KindOf(name)
 	if !ok {
-		return Want{}, fmt.Errorf("%.80q is no policy slot", name)
+		return lifecycle.SlotSpec{}, fmt.Errorf("%.80q is not a policy slot", name)
 	}
-	m := new(api.PolicySlot)
+	m := new(api.SlotSpec)
 	if err := typed.UnmarshalTo(m); err != nil {
-		return Want{}, fmt.Errorf("typed_config: %w", err)
+		return lifecycle.SlotSpec{}, fmt.Errorf("typed_config: %w", err)
 	}
-	if m.GetKind() != kind {
-		return Want{}, fmt.Errorf("kind: is %.40q, in the slot of %s", m.GetKind(), kind)
+	if m.GetKind() != string(kind) {
+		return lifecycle.SlotSpec{}, fmt.Errorf("kind: %.40q in the slot of %s", m.GetKind(), kind)
 	}
 	return Decode(m)
 }
 
-// Decode reads a message. The error names the field. The Want shares the
-// message's bytes.
-func Decode(m *api.PolicySlot) (Want, error) {
-	w := Want{Kind: m.GetKind()}
+// Decode reads a message, and establishes the invariants of a SlotSpec. The error
+// names the field. The result shares the message's bytes.
+func Decode(m *api.SlotSpec) (lifecycle.SlotSpec, error) {
+	w := lifecycle.SlotSpec{Kind: lifecycle.Kind(m.GetKind())}
 	switch {
-	case !Known(w.Kind):
-		return Want{}, fmt.Errorf("kind: %.40q is not known here; there are %s", w.Kind, strings.Join(Kinds(), ", "))
+	case !w.Kind.Known():
+		return lifecycle.SlotSpec{}, fmt.Errorf("kind: %.40q: must be one of %s", string(w.Kind), strings.Join(lifecycle.KindNames(), ", "))
 	case len(m.GetCandidates()) > 2:
-		return Want{}, fmt.Errorf("candidates: %d; there is one that is proven, and one on trial", len(m.GetCandidates()))
+		return lifecycle.SlotSpec{}, fmt.Errorf("candidates: %d: at most one stable candidate and one on trial are allowed", len(m.GetCandidates()))
 	case len(m.GetRolledBack()) > MaxEnded:
-		return Want{}, fmt.Errorf("rolled_back: more than %d", MaxEnded)
+		return lifecycle.SlotSpec{}, fmt.Errorf("rolled_back: more than %d", MaxEnded)
 	}
-	last := uint64(0)
+	last := lifecycle.Native
 	for i, r := range m.GetRolledBack() {
-		if r.GetGeneration() <= last {
-			return Want{}, fmt.Errorf("rolled_back[%d].generation: %d after %d: they ascend from 1", i, r.GetGeneration(), last)
+		if lifecycle.Generation(r.GetGeneration()) <= last {
+			return lifecycle.SlotSpec{}, fmt.Errorf("rolled_back[%d].generation: %d after %d: generations must ascend from 1", i, r.GetGeneration(), last)
 		}
-		last = r.GetGeneration()
+		last = lifecycle.Generation(r.GetGeneration())
 		if !fits(r.GetReason(), MaxReason) {
-			return Want{}, fmt.Errorf("rolled_back[%d].reason: want a printable text of at most %d bytes", i, MaxReason)
+			return lifecycle.SlotSpec{}, fmt.Errorf("rolled_back[%d].reason: must be a printable text of at most %d bytes", i, MaxReason)
 		}
-		w.RolledBack = append(w.RolledBack, Ended{Generation: last, Reason: r.GetReason()})
+		w.RolledBack = append(w.RolledBack, lifecycle.RolledBackModule{Generation: last, Reason: r.GetReason()})
 	}
 	last = 0
 	for i, c := range m.GetCandidates() {
 		at := fmt.Sprintf("candidates[%d]", i)
 		out, err := decodeCandidate(w.Kind, c)
 		if err != nil {
-			return Want{}, fmt.Errorf("%s.%w", at, err)
+			return lifecycle.SlotSpec{}, fmt.Errorf("%s.%w", at, err)
 		}
-		_, ended := slices.BinarySearchFunc(w.RolledBack, out.Generation, func(e Ended, g uint64) int { return cmp.Compare(e.Generation, g) })
+		_, ended := slices.BinarySearchFunc(w.RolledBack, out.Generation, func(e lifecycle.RolledBackModule, g lifecycle.Generation) int {
+			return cmp.Compare(e.Generation, g)
+		})
 		switch {
 		case out.Generation <= last:
-			return Want{}, fmt.Errorf("%s.generation: %d after %d: they ascend from 1", at, out.Generation, last)
+			return lifecycle.SlotSpec{}, fmt.Errorf("%s.generation: %d after %d: generations must ascend from 1", at, out.Generation, last)
 		case ended:
-			return Want{}, fmt.Errorf("%s.generation: %d was rolled back", at, out.Generation)
-		case i > 0 && out.Proven:
-			return Want{}, fmt.Errorf("%s.stable: only the first one may be", at)
-		case i > 0 && !w.Candidates[0].Proven:
-			return Want{}, fmt.Errorf("%s: one is on trial already", at)
+			return lifecycle.SlotSpec{}, fmt.Errorf("%s.generation: %d was rolled back", at, out.Generation)
+		case i > 0 && out.Stable:
+			return lifecycle.SlotSpec{}, fmt.Errorf("%s.stable: only the first candidate may be stable", at)
+		case i > 0 && !w.Candidates[0].Stable:
+			return lifecycle.SlotSpec{}, fmt.Errorf("%s: there is a candidate on trial already", at)
 		}
 		last = out.Generation
 		w.Candidates = append(w.Candidates, out)
 	}
 	if p := m.GetPrevious(); len(p) > 0 {
-		if len(p) > MaxSignature || len(w.Candidates) == 0 || !w.Candidates[0].Proven {
-			return Want{}, fmt.Errorf("previous: %d bytes, want at most %d, beside a proven candidate", len(p), MaxSignature)
+		if len(p) > MaxSignature || len(w.Candidates) == 0 || !w.Candidates[0].Stable {
+			return lifecycle.SlotSpec{}, fmt.Errorf("previous: %d bytes: must be at most %d, beside a stable candidate", len(p), MaxSignature)
 		}
 		w.Previous = p
 	}
@@ -254,21 +227,25 @@ func Decode(m *api.PolicySlot) (Want, error) {
 }
 
 // decodeCandidate reads one candidate. The error begins with the field.
-func decodeCandidate(kind string, m *api.Candidate) (Wanted, error) {
-	c := Wanted{
-		Generation: m.GetGeneration(), Goal: Goal(m.GetGoal()), Permille: int(min(m.GetPermille(), Permilles)), Scope: m.GetScope(),
-		Proven: m.GetStable(), Signature: m.GetStatement(),
+func decodeCandidate(k lifecycle.Kind, m *api.Candidate) (lifecycle.Candidate, error) {
+	c := lifecycle.Candidate{
+		Generation: lifecycle.Generation(m.GetGeneration()), Permille: int(min(m.GetPermille(), lifecycle.Permilles)), Scope: m.GetScope(),
+		Stable: m.GetStable(), Signature: m.GetStatement(),
+	}
+	var err error
+	if c.Goal, err = lifecycle.ParseGoal(m.GetGoal()); err != nil {
+		return c, err // which begins with the field
 	}
 	switch {
-	case c.Goal == Proven:
-		return c, fmt.Errorf("goal: %q is told by the field proven", Proven)
-	case c.Proven && (c.Goal != Active || c.Permille != 0 || c.Scope != ""):
-		return c, fmt.Errorf("stable: its goal is %s, of all", Active)
+	case c.Goal == lifecycle.ToStable:
+		return c, fmt.Errorf("goal: %q: set the field stable instead", c.Goal)
+	case c.Stable && (c.Goal != lifecycle.ToActive || c.Permille != 0 || c.Scope != ""):
+		return c, fmt.Errorf("stable: its goal must be %s, without a share or a scope", lifecycle.ToActive)
 	case len(c.Signature) == 0 || len(c.Signature) > MaxSignature:
-		return c, fmt.Errorf("statement: %d bytes, want 1 to %d", len(c.Signature), MaxSignature)
+		return c, fmt.Errorf("statement: %d bytes: must have 1 to %d", len(c.Signature), MaxSignature)
 	}
-	if !c.Proven {
-		if err := CheckGoal(kind, c.Goal, c.Permille, c.Scope); err != nil {
+	if !c.Stable {
+		if err := CheckGoal(k, c.Goal, c.Permille, c.Scope); err != nil {
 			return c, err // which begins with the field
 		}
 	}
@@ -276,22 +253,23 @@ func decodeCandidate(kind string, m *api.Candidate) (Wanted, error) {
 	if err := m.GetPlugin().UnmarshalTo(p); err != nil {
 		return c, fmt.Errorf("plugin: %w", err)
 	}
-	if err := c.readPlugin(p); err != nil {
+	if err := decodePlugin(&c, p); err != nil {
 		return c, fmt.Errorf("plugin.%w", err)
 	}
 	return c, nil
 }
 
-func (c *Wanted) readPlugin(p *wasmv3.PluginConfig) error {
+// decodePlugin reads the module of a candidate. The error begins with the field.
+func decodePlugin(c *lifecycle.Candidate, p *wasmv3.PluginConfig) error {
 	c.Name = p.GetName()
 	vm := p.GetVmConfig()
 	switch {
 	case c.Name == "" || !fits(c.Name, MaxName):
-		return fmt.Errorf("name: want a printable text of 1 to %d bytes", MaxName)
+		return fmt.Errorf("name: must be a printable text of 1 to %d bytes", MaxName)
 	case vm.GetRuntime() != Runtime:
-		return fmt.Errorf("vm_config.runtime: %.40q; this host has %q", vm.GetRuntime(), Runtime)
+		return fmt.Errorf("vm_config.runtime: %.40q: must be %q", vm.GetRuntime(), Runtime)
 	case vm.GetAllowPrecompiled():
-		return errors.New("vm_config.allow_precompiled: nobody checks precompiled code")
+		return errors.New("vm_config.allow_precompiled: must be false: precompiled code is not verified")
 	}
 	if a := p.GetConfiguration(); a != nil {
 		b := new(wrapperspb.BytesValue)
@@ -299,7 +277,7 @@ func (c *Wanted) readPlugin(p *wasmv3.PluginConfig) error {
 			return fmt.Errorf("configuration: %w", err)
 		}
 		if len(b.GetValue()) > MaxConfiguration {
-			return fmt.Errorf("configuration: %d bytes, want at most %d", len(b.GetValue()), MaxConfiguration)
+			return fmt.Errorf("configuration: %d bytes: must have at most %d", len(b.GetValue()), MaxConfiguration)
 		}
 		if len(b.GetValue()) > 0 {
 			c.Configuration = b.GetValue()
@@ -309,14 +287,14 @@ func (c *Wanted) readPlugin(p *wasmv3.PluginConfig) error {
 	if remote := code.GetRemote(); remote != nil {
 		sum, err := hex.DecodeString(remote.GetSha256())
 		if err != nil || len(sum) != len(c.SHA256) || remote.GetSha256() != strings.ToLower(remote.GetSha256()) {
-			return fmt.Errorf("vm_config.code.remote.sha256: want %d digits", 2*len(c.SHA256))
+			return fmt.Errorf("vm_config.code.remote.sha256: must be %d lower-case hexadecimal digits", 2*len(c.SHA256))
 		}
 		copy(c.SHA256[:], sum)
 		return nil
 	}
 	c.Module = code.GetLocal().GetInlineBytes()
 	if n := len(c.Module); n == 0 || n > MaxInline {
-		return fmt.Errorf("vm_config.code.local.inline_bytes: %d bytes, want 1 to %d, or remote code", n, MaxInline)
+		return fmt.Errorf("vm_config.code.local.inline_bytes: %d bytes: must have 1 to %d, or the code must be remote", n, MaxInline)
 	}
 	c.SHA256 = sha256.Sum256(c.Module)
 	return nil

@@ -2,6 +2,7 @@ package resources
 
 import (
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"maps"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -13,8 +14,8 @@ import (
 // config, which is sent only to hosts that subscribe to it by name. It belongs to no
 // view and no plan: proxies do not use it, so it is not staged and no rollout waits for
 // it; see Set.WithResources. A configuration that hosts could not decode is an error.
-func RenderPolicySlot(w policyslots.Want) (*Resource, error) {
-	m, err := w.Message()
+func RenderPolicySlot(w lifecycle.SlotSpec) (*Resource, error) {
+	m, err := policyslots.Encode(w)
 	if err != nil {
 		return nil, fmt.Errorf("slot %s: %w", w.Kind, err)
 	}

@@ -1,6 +1,7 @@
 package resources
 
 import (
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/xds/policyslots"
@@ -10,20 +11,20 @@ import (
 // that hosts could not read is not rendered.
 func TestSlot(t *testing.T) {
 	s := policyslots.Slot{Kind: "place"}
-	s, err := s.Push(policyslots.Trial{Module: policyslots.Module{Generation: 1, Name: "m", Size: 4, Signature: []byte("signed")}, Goal: policyslots.Proven})
+	s, err := s.Push(policyslots.Trial{Module: policyslots.Module{Generation: 1, SHA256: lifecycle.Digest{1}, Name: "m", Size: 4, Signature: []byte("signed")}, Goal: lifecycle.ToStable})
 	if err != nil {
 		t.Fatal(err)
 	}
-	code := func(policyslots.Digest) []byte { return []byte("code") }
-	a, err := RenderPolicySlot(s.Want(code))
+	code := func(lifecycle.Digest) []byte { return []byte("code") }
+	a, err := RenderPolicySlot(s.Spec(code))
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := RenderPolicySlot(s.Want(code))
+	b, err := RenderPolicySlot(s.Spec(code))
 	if err != nil || a.Version != b.Version || !a.Unlisted || a.Name != "cascade.policy.place.v1" || a.Type != ExtensionType {
 		t.Fatalf("%+v, %+v, %v", a, b, err)
 	}
-	if _, err := RenderPolicySlot(policyslots.Want{Kind: "nonsense"}); err == nil {
+	if _, err := RenderPolicySlot(lifecycle.SlotSpec{Kind: "nonsense"}); err == nil {
 		t.Error("a slot of no kind is rendered")
 	}
 	set, err := NewSet(&Resource{Type: ExtensionType, Name: "x", Version: "1"}, &Resource{Type: RouteType, Name: "r", Version: "1"})

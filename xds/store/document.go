@@ -174,9 +174,7 @@ func decode(body []byte) (o Object, revision uint64, err error) {
 		o.Plans = append(o.Plans, p)
 	}
 	d.decodeRecords(&o)
-	if o.Slots, err = decodeSlots(d.Slots); err != nil {
-		return Object{}, 0, err
-	}
+	o.Slots = decodeSlots(d.Slots)
 	if err := o.Validate(); err != nil {
 		return Object{}, 0, err
 	}

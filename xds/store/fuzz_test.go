@@ -2,6 +2,7 @@ package store
 
 import (
 	"bytes"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -26,7 +27,7 @@ func FuzzDecode(f *testing.F) {
 		Past:    []Past{{Model: "m", Epoch: 1, Cuts: []policies.Tokens{10}, Counts: []int{1, 2}}},
 		Refused: []Refusal{{Type: "t", Name: "n", Version: "v"}}, Weights: []Weight{{Replica: "a", Weight: 71}},
 		Unready: []policies.ReplicaID{"a"}, Stopping: []policies.ReplicaID{"b"}, Ratios: []Ratio{{Model: "m", Milli: 4000}},
-		Slots: []policyslots.Slot{{Kind: "guard", Floor: 3, Proven: &policyslots.Module{Generation: 2, Name: "g", Size: 1, Signature: []byte("s")},
+		Slots: []policyslots.Slot{{Kind: "guard", Floor: 3, Stable: &policyslots.Module{Generation: 2, SHA256: lifecycle.Digest{1}, Name: "g", Size: 1, Signature: []byte("s")},
 			Ended: []policyslots.Ended{{Generation: 3, Reason: "trapped"}}}},
 		Reasons: []Reason{{Model: "m", Decision: "kept", Gain: 0.1, Predicted: 1, Observed: 2, By: "x", Times: 2}},
 	}, 1)

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"io"
 	"io/fs"
 	"maps"
@@ -16,9 +17,6 @@ import (
 
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
-
-// Digest is the SHA-256 of a module's bytes.
-type Digest = policyslots.Digest
 
 // MaxModule is the largest module that is kept, in bytes.
 const MaxModule = policyslots.MaxModule
@@ -38,13 +36,13 @@ var ErrNoModule = errors.New("no such module is kept")
 //
 // All may be called by any goroutine at any time.
 type Modules interface {
-	Put(sum Digest, code []byte) error
-	Get(sum Digest) ([]byte, error)
-	Sweep(keep map[Digest]bool, before time.Time) error
+	Put(sum lifecycle.Digest, code []byte) error
+	Get(sum lifecycle.Digest) ([]byte, error)
+	Sweep(keep map[lifecycle.Digest]bool, before time.Time) error
 }
 
 // checkModule says why bytes are not those of a module of a hash.
-func checkModule(sum Digest, code []byte) error {
+func checkModule(sum lifecycle.Digest, code []byte) error {
 	switch {
 	case len(code) == 0 || len(code) > MaxModule:
 		return fmt.Errorf("module %x: %d bytes, want 1 to %d", sum[:6], len(code), MaxModule)
@@ -58,7 +56,7 @@ func checkModule(sum Digest, code []byte) error {
 // plane that is alone. The zero value is empty and ready.
 type MemoryModules struct {
 	mu  sync.Mutex
-	all map[Digest]memoryModule
+	all map[lifecycle.Digest]memoryModule
 }
 
 type memoryModule struct {
@@ -69,21 +67,21 @@ type memoryModule struct {
 var _ Modules = (*MemoryModules)(nil)
 
 // Put implements Modules.
-func (m *MemoryModules) Put(sum Digest, code []byte) error {
+func (m *MemoryModules) Put(sum lifecycle.Digest, code []byte) error {
 	if err := checkModule(sum, code); err != nil {
 		return err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.all == nil {
-		m.all = make(map[Digest]memoryModule)
+		m.all = make(map[lifecycle.Digest]memoryModule)
 	}
 	m.all[sum] = memoryModule{append([]byte(nil), code...), time.Now()}
 	return nil
 }
 
 // Get implements Modules.
-func (m *MemoryModules) Get(sum Digest) ([]byte, error) {
+func (m *MemoryModules) Get(sum lifecycle.Digest) ([]byte, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	kept, ok := m.all[sum]
@@ -94,10 +92,10 @@ func (m *MemoryModules) Get(sum Digest) ([]byte, error) {
 }
 
 // Sweep implements Modules.
-func (m *MemoryModules) Sweep(keep map[Digest]bool, before time.Time) error {
+func (m *MemoryModules) Sweep(keep map[lifecycle.Digest]bool, before time.Time) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	maps.DeleteFunc(m.all, func(sum Digest, kept memoryModule) bool { return !keep[sum] && kept.put.Before(before) })
+	maps.DeleteFunc(m.all, func(sum lifecycle.Digest, kept memoryModule) bool { return !keep[sum] && kept.put.Before(before) })
 	return nil
 }
 
@@ -120,18 +118,18 @@ func NewFolder(path string) (*Folder, error) {
 	return &Folder{path}, nil
 }
 
-func (f *Folder) name(sum Digest) string {
+func (f *Folder) name(sum lifecycle.Digest) string {
 	return filepath.Join(f.path, hex.EncodeToString(sum[:])+moduleSuffix)
 }
 
 // moduleOf is the module of a file's name.
-func moduleOf(name string) (sum Digest, ok bool) {
+func moduleOf(name string) (sum lifecycle.Digest, ok bool) {
 	text, ok := strings.CutSuffix(name, moduleSuffix)
 	raw, err := hex.DecodeString(text)
 	if !ok || err != nil || len(raw) != sha256.Size {
 		return sum, false
 	}
-	return Digest(raw), true
+	return lifecycle.Digest(raw), true
 }
 
 func isModule(name string) bool {
@@ -140,7 +138,7 @@ func isModule(name string) bool {
 }
 
 // Put implements Modules.
-func (f *Folder) Put(sum Digest, code []byte) error {
+func (f *Folder) Put(sum lifecycle.Digest, code []byte) error {
 	if err := checkModule(sum, code); err != nil {
 		return err
 	}
@@ -166,7 +164,7 @@ func (f *Folder) Put(sum Digest, code []byte) error {
 }
 
 // Get implements Modules. A file that is not what its name says is an error.
-func (f *Folder) Get(sum Digest) ([]byte, error) {
+func (f *Folder) Get(sum lifecycle.Digest) ([]byte, error) {
 	file, err := os.Open(f.name(sum))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("module %x: %w in %s", sum[:6], ErrNoModule, f.path)
@@ -187,7 +185,7 @@ func (f *Folder) Get(sum Digest) ([]byte, error) {
 
 // Sweep implements Modules. It removes, too, what a Put that was cut short left more
 // than an hour ago. Files of other names are left alone.
-func (f *Folder) Sweep(keep map[Digest]bool, before time.Time) error {
+func (f *Folder) Sweep(keep map[lifecycle.Digest]bool, before time.Time) error {
 	entries, err := os.ReadDir(f.path)
 	if err != nil {
 		return fmt.Errorf("modules: %w", err)

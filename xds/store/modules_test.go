@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"errors"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"os"
 	"path/filepath"
 	"testing"
@@ -44,7 +45,7 @@ func TestModules(t *testing.T) {
 			if _, err := m.Get(b); err != nil {
 				t.Fatal(err)
 			}
-			if err := m.Sweep(map[store.Digest]bool{a: true}, time.Now().Add(time.Hour)); err != nil {
+			if err := m.Sweep(map[lifecycle.Digest]bool{a: true}, time.Now().Add(time.Hour)); err != nil {
 				t.Fatal(err)
 			}
 			if _, err := m.Get(a); err != nil {

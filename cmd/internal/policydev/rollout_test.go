@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -142,7 +143,7 @@ type trial struct {
 	*testing.T
 	kind      abi.Kind
 	fleet     signedFleet
-	set       *slothost.Set
+	set       *slothost.Slots
 	now       atomic.Int64 // microseconds since 1970
 	questions [][]byte
 	asked     int
@@ -184,10 +185,10 @@ const scope = "first"
 func (r *trial) rollOut(code, configuration []byte) {
 	r.Helper()
 	file := sign.File{Statement: sign.Statement{
-		Digest: sign.Sum(code), ABI: abi.Name, Name: "mine", Version: "1.0.0", Generation: 1, Grants: []sign.Grant{{Kind: r.kind}},
+		Digest: lifecycle.Sum(code), ABI: abi.Name, Name: "mine", Version: "1.0.0", Generation: 1, Grants: []sign.Grant{{Kind: r.kind}},
 	}}
 	if len(configuration) > 0 {
-		file.Statement.Configuration = sign.Sum(configuration)
+		file.Statement.Configuration = lifecycle.Sum(configuration)
 	}
 	file, err := sign.Sign(file, r.fleet.secret)
 	if err != nil {
@@ -197,14 +198,15 @@ func (r *trial) rollOut(code, configuration []byte) {
 	if err != nil {
 		r.Fatal(err)
 	}
-	for _, goal := range []promotion.Goal{promotion.ToShadow, promotion.ToCanary, promotion.ToActive} {
-		c := slothost.Candidate{Generation: 1, Goal: goal, Module: code, Signature: signature, Configuration: configuration}
-		if promotion.PerRequest(r.kind) && goal == promotion.ToCanary {
+	for _, goal := range []lifecycle.Goal{lifecycle.ToShadow, lifecycle.ToCanary, lifecycle.ToActive} {
+		c := lifecycle.Candidate{Generation: 1, Goal: goal, Module: code, Signature: signature, Configuration: configuration}
+		switch slot := lifecycle.Kind(r.kind.String()); {
+		case slot.PerRequest() && goal == lifecycle.ToCanary:
 			c.Permille = 10
-		} else if goal > promotion.ToShadow {
+		case !slot.PerRequest() && goal > lifecycle.ToShadow:
 			c.Scope = scope
 		}
-		if err := r.set.Apply(slothost.Want{Kind: r.kind, Candidates: []slothost.Candidate{c}}); err != nil {
+		if err := r.set.Apply(lifecycle.SlotSpec{Kind: lifecycle.Kind(r.kind.String()), Candidates: []lifecycle.Candidate{c}}); err != nil {
 			r.Fatal(err)
 		}
 		r.reach(goal)
@@ -212,10 +214,10 @@ func (r *trial) rollOut(code, configuration []byte) {
 }
 
 // reach asks until the module is where its goal is and has shown what is asked there.
-func (r *trial) reach(goal promotion.Goal) {
+func (r *trial) reach(goal lifecycle.Goal) {
 	r.Helper()
-	begin, last, many := time.Now(), slothost.Life{}, 4
-	if promotion.PerRequest(r.kind) {
+	begin, last, many := time.Now(), lifecycle.Status{}, 4
+	if lifecycle.Kind(r.kind.String()).PerRequest() {
 		many = 40
 	}
 	for enough := false; !enough; runtime.Gosched() {
@@ -227,15 +229,15 @@ func (r *trial) reach(goal promotion.Goal) {
 		}
 		time.Sleep(time.Millisecond) // for the slot's tick
 		r.now.Add(time.Second.Microseconds())
-		for _, l := range r.set.Status()[0].Lives {
+		for _, l := range r.set.Status()[0].Modules {
 			last = l
 			switch {
-			case l.Held != "" || l.State == promotion.Rejected.String():
+			case l.Blocked != "" || l.Phase == lifecycle.Rejected:
 				r.Fatalf("%s, to be %s: %+v", r.kind, goal, l)
-			case goal == promotion.ToActive:
-				enough = l.State == goal.String()
-			case l.State == goal.String():
-				enough = l.Reason == "" && l.Doubt == "" && l.Figures.Compared >= promotion.DefaultJudged
+			case goal == lifecycle.ToActive:
+				enough = l.Phase == lifecycle.Active
+			case l.Phase.String() == goal.String():
+				enough = l.Reason == "" && l.Inconclusive == "" && l.Figures.Compared >= promotion.DefaultJudged
 			}
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"strings"
 	"time"
 
@@ -15,7 +16,6 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/rego"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 	"github.com/cascadeinfer/cascade/xds/control"
-	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
 // Admission decides which modules may come to the slots of a fleet, and how far
@@ -38,9 +38,9 @@ func NewAdmission(p wiring.Policies, c *Control) *Admission {
 // for another goal without being looked at anew: that its statement has not
 // expired, and what the rules say of the step, is asked every time.
 func (a *Admission) Admit(ctx context.Context, p control.Push) (control.Admitted, error) {
-	k, ok := KindOf(p.Slot)
-	if !ok {
-		return control.Admitted{}, fmt.Errorf("%.40q decides nothing", p.Slot)
+	k, ok := abi.ParseKind(string(p.Slot))
+	if !ok || !p.Slot.Known() {
+		return control.Admitted{}, fmt.Errorf("%.40q is not a policy kind", string(p.Slot))
 	}
 	if why := a.policies.UnusedReason[k]; why != "" {
 		return control.Admitted{}, fmt.Errorf("nothing would ask it: %s", why)
@@ -57,7 +57,7 @@ func (a *Admission) Admit(ctx context.Context, p control.Push) (control.Admitted
 		return control.Admitted{}, fmt.Errorf("the statement about %s does not let it decide %s: sign it with --kind %s", st.Name, k, k)
 	}
 	out := control.Admitted{
-		Generation: st.Generation, Name: st.Name, Version: st.Version, SHA256: policyslots.Digest(st.Digest), Configuration: p.Configuration, Signers: signers(file, a.policies.Ring),
+		Generation: st.Generation, Name: st.Name, Version: st.Version, SHA256: st.Digest, Configuration: p.Configuration, Signers: signers(file, a.policies.Ring),
 	}
 	if len(file.Golden) > 0 {
 		if _, err := calllog.Golden(file.Golden, st.Digest); err != nil {
@@ -117,15 +117,15 @@ func (a *Admission) allows(ctx context.Context, k abi.Kind, p control.Push, m co
 		return nil
 	}
 	o := rego.Rollout{
-		Slot: p.Slot, Kind: k.String(), Name: m.Name, Version: m.Version, Generation: m.Generation, Signers: m.Signers,
-		To: string(p.Goal), Permille: p.Permille, Scope: p.Scope, Proven: p.Goal == policyslots.Proven,
+		Slot: string(p.Slot), Kind: k.String(), Name: m.Name, Version: m.Version, Generation: uint64(m.Generation), Signers: m.Signers,
+		To: p.Goal.String(), Permille: p.Permille, Scope: p.Scope, Stable: p.Goal == lifecycle.ToStable,
 	}
-	if o.Proven {
-		o.To = string(policyslots.Active)
+	if o.Stable {
+		o.To = lifecycle.ToActive.String()
 	}
 	if again {
 		c := p.Current.Candidate
-		o.From, o.PermilleBefore, o.Soaked = string(c.Goal), c.Permille, a.now().Sub(c.Since).Seconds()
+		o.From, o.PermilleBefore, o.Soaked = c.Goal.String(), c.Permille, a.now().Sub(c.Since).Seconds()
 	}
 	v, err := a.site.Rollout(ctx, o)
 	if err != nil {

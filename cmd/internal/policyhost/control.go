@@ -25,7 +25,7 @@ const siteTimeout = time.Second
 type ControlConfig struct {
 	// Set are the control plane's slots, of ControlKinds; nil where no module may
 	// decide.
-	Set *slothost.Set
+	Set *slothost.Slots
 	// Site are the site's rules; none where it has no files.
 	Site wiring.RegoRules
 	// Now is the time that the rules see. Nil means time.Now.
@@ -38,7 +38,7 @@ type ControlConfig struct {
 // works proposals out anew, guards and the site's rules are asked about plans. Its
 // methods may be called from any goroutine.
 type Control struct {
-	set  *slothost.Set
+	set  *slothost.Slots
 	site *rego.Rules
 	log  *slog.Logger
 }

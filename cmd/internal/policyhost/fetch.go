@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"io"
 	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
 
-	"github.com/cascadeinfer/cascade/wasm/sign"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
@@ -22,7 +22,7 @@ const fetchTimeout = 20 * time.Second
 // one gives what is asked for.
 func From(links []grpc.ClientConnInterface) Fetch {
 	var tries atomic.Uint64
-	return func(ctx context.Context, digest sign.Digest) ([]byte, error) {
+	return func(ctx context.Context, digest lifecycle.Digest) ([]byte, error) {
 		if len(links) == 0 {
 			return nil, errors.New("no control plane is known")
 		}

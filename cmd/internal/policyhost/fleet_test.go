@@ -6,6 +6,7 @@ import (
 	"crypto/ed25519"
 	"encoding/json"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"io"
 	"net/http"
 	"net/url"
@@ -33,7 +34,7 @@ type site struct {
 	t      *testing.T
 	client *http.Client
 	secret ed25519.PrivateKey
-	number uint64 // of the last statement
+	number lifecycle.Generation // of the last statement
 }
 
 // newSite runs a fleet until the test ends.
@@ -112,12 +113,12 @@ func (s *site) order(what string, q url.Values, body []byte) (int, string) {
 
 // push signs a module that answers every call for a place by the code, and gives it
 // to the fleet. It returns its generation.
-func (s *site) push(goal string, code ...[]byte) uint64 {
+func (s *site) push(goal string, code ...[]byte) lifecycle.Generation {
 	s.t.Helper()
 	module := hosttest.Policy(hosttest.Function(abi.Place.Export(), nil, code...)).Encode()
 	s.number++
 	file, err := sign.Sign(sign.File{Statement: sign.Statement{
-		Digest: sign.Sum(module), ABI: abi.Name, Name: "stay", Version: "1.0.0", Generation: s.number, Grants: []sign.Grant{{Kind: abi.Place}},
+		Digest: lifecycle.Sum(module), ABI: abi.Name, Name: "stay", Version: "1.0.0", Generation: s.number, Grants: []sign.Grant{{Kind: abi.Place}},
 	}}, s.secret)
 	if err != nil {
 		s.t.Fatal(err)
@@ -146,7 +147,7 @@ func (s *site) ordered(what string, q url.Values) {
 // slot is what the control plane says of the slot of place.
 func (s *site) slot() control.PolicySlot {
 	for _, slot := range s.Control().Policies().Slots {
-		if slot.Slot == abi.Place.String() {
+		if slot.Slot == lifecycle.Place {
 			return slot
 		}
 	}
@@ -171,11 +172,11 @@ func (s *site) await(what string, good func(control.PolicySlot) bool) control.Po
 }
 
 // everywhere reports whether all three migrators have a generation in a state.
-func everywhere(slot control.PolicySlot, generation uint64, state string) bool {
+func everywhere(slot control.PolicySlot, generation lifecycle.Generation, phase lifecycle.Phase) bool {
 	n := 0
 	for _, node := range slot.Nodes {
-		for _, l := range node.Generations {
-			if l.Generation == generation && l.State == state {
+		for _, l := range node.Modules {
+			if l.Generation == generation && l.Phase == phase {
 				n++
 			}
 		}
@@ -184,7 +185,7 @@ func everywhere(slot control.PolicySlot, generation uint64, state string) bool {
 }
 
 // decides reports whether a generation decides on all three migrators.
-func decides(slot control.PolicySlot, generation uint64) bool {
+func decides(slot control.PolicySlot, generation lifecycle.Generation) bool {
 	for _, n := range slot.Nodes {
 		if n.Active != generation {
 			return false
@@ -194,7 +195,7 @@ func decides(slot control.PolicySlot, generation uint64) bool {
 }
 
 // ended reports whether a generation was the last to be taken back.
-func ended(slot control.PolicySlot, generation uint64) bool {
+func ended(slot control.PolicySlot, generation lifecycle.Generation) bool {
 	n := len(slot.RolledBack)
 	return n > 0 && slot.RolledBack[n-1].Generation == generation
 }
@@ -254,15 +255,17 @@ func TestRollOut(t *testing.T) {
 	stop := s.traffic()
 	stays := hosttest.Result(uint32(abi.None), 0)
 	g := s.push("shadow", stays)
-	s.await("in shadow", func(p control.PolicySlot) bool { return everywhere(p, g, "shadow") && decides(p, 0) })
+	s.await("in shadow", func(p control.PolicySlot) bool { return everywhere(p, g, lifecycle.Shadow) && decides(p, 0) })
 	s.ordered("goal", url.Values{"goal": {"canary"}, "permille": {"500"}})
-	s.await("in canary", func(p control.PolicySlot) bool { return everywhere(p, g, "canary") && p.Nodes[0].Permille == 500 })
+	s.await("in canary", func(p control.PolicySlot) bool {
+		return everywhere(p, g, lifecycle.Canary) && p.Nodes[0].Permille == 500
+	})
 	s.ordered("goal", url.Values{"goal": {"active"}})
 	p := s.await("proven", func(p control.PolicySlot) bool { return decides(p, g) && p.Stable != nil && p.Stable.Generation == g })
-	if p.Candidate != nil || p.Nodes[0].Generations[0].Faults != 0 {
+	if p.Candidate != nil || p.Nodes[0].Modules[0].Faults != 0 {
 		t.Errorf("%+v", p)
 	}
-	s.await("asked", func(p control.PolicySlot) bool { return p.Nodes[0].Generations[0].Calls > 100 })
+	s.await("asked", func(p control.PolicySlot) bool { return p.Nodes[0].Modules[0].Calls > 100 })
 
 	// The next one takes its place, and is taken back: the one before decides.
 	next := s.push("active", hosttest.I32(1), hosttest.Op(0x1a), stays)
@@ -290,7 +293,7 @@ func TestHostile(t *testing.T) {
 	// traps now and then in shadow, where nobody hears it: that one is withdrawn in
 	// the whole fleet.
 	dull := s.push("active", hosttest.Unreachable, hosttest.I64(0))
-	s.await("given up", func(p control.PolicySlot) bool { return everywhere(p, dull, "rejected") && decides(p, 0) })
+	s.await("given up", func(p control.PolicySlot) bool { return everywhere(p, dull, lifecycle.Rejected) && decides(p, 0) })
 	traps := s.push("shadow", hosttest.OneIn(32, hosttest.Unreachable), hosttest.Result(uint32(abi.None), 0))
 	p := s.await("withdrawn", func(p control.PolicySlot) bool { return p.Candidate == nil && len(p.RolledBack) == 1 })
 	if p.RolledBack[0].Generation != traps || !strings.Contains(p.RolledBack[0].Reason, "r") || !decides(p, 0) {
@@ -300,7 +303,7 @@ func TestHostile(t *testing.T) {
 	// One that lies about who a request is for decides nowhere, whoever answers for
 	// it.
 	lies := s.push("proven", hosttest.Result(uint32(abi.OK), 1<<20))
-	s.await("given up", func(p control.PolicySlot) bool { return everywhere(p, lies, "rejected") && decides(p, 0) })
+	s.await("given up", func(p control.PolicySlot) bool { return everywhere(p, lies, lifecycle.Rejected) && decides(p, 0) })
 	// One that loops now and then is found out while it decides: where one host has,
 	// the whole fleet goes back, to the one before, or to what is built in.
 	loops := [][]byte{hosttest.OneIn(64, hosttest.Loop(hosttest.Br(0))), hosttest.Result(uint32(abi.None), 0)}
@@ -328,7 +331,7 @@ func TestNotAdmitted(t *testing.T) {
 	refused := func(want string, module []byte, kinds ...abi.Kind) {
 		t.Helper()
 		s.number++
-		st := sign.Statement{Digest: sign.Sum(module), ABI: abi.Name, Name: "x", Version: "1.0.0", Generation: s.number}
+		st := sign.Statement{Digest: lifecycle.Sum(module), ABI: abi.Name, Name: "x", Version: "1.0.0", Generation: s.number}
 		for _, k := range kinds {
 			st.Grants = append(st.Grants, sign.Grant{Kind: k})
 		}

@@ -23,7 +23,7 @@ var (
 // Migrators that share a process share them.
 type Host struct {
 	*Node
-	Set      *slothost.Set
+	Set      *slothost.Slots
 	Native   policy.Native // what decides where no module does
 	policies wiring.Policies
 	name     string // as in reports
@@ -112,8 +112,8 @@ func (f *Follower) Update(s *client.Snapshot) {
 			continue
 		}
 		f.taken[name] = slot.Version
-		if err := f.host.TakeResource(name, slot.Config); err != nil {
-			f.host.log.Error("a slot passed its check and cannot be read", "slot", name, "error", err)
+		if err := f.host.ApplyResource(name, slot.Config); err != nil {
+			f.host.log.Error("policy slot passed its check and cannot be decoded", "slot", name, "error", err)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"log/slog"
 	"math/rand/v2"
 	"slices"
@@ -13,92 +14,89 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/sign"
 	"github.com/cascadeinfer/cascade/wasm/slothost"
 )
 
-// How often a module is asked for that nobody gives. The first pause is drawn
-// from 0 to firstPause, so that a fleet does not come at once.
+// The backoff between attempts to fetch a module. The first pause is drawn from 0 to
+// minBackoff, so that the hosts of a fleet do not all ask at once.
 const (
-	firstPause = 250 * time.Millisecond
-	lastPause  = 15 * time.Second
-	// againAfter is when a want that could not be applied is tried again: a full
-	// disk has room by then, perhaps.
-	againAfter = 15 * time.Second
+	minBackoff = 250 * time.Millisecond
+	maxBackoff = 15 * time.Second
+	// retryAfter is when a spec that could not be applied is tried again: a full disk
+	// may have room by then.
+	retryAfter = 15 * time.Second
 )
 
-// Fetch returns the bytes of a module. The error may be gone at the next try.
-type Fetch func(ctx context.Context, digest sign.Digest) ([]byte, error)
+// Fetch returns the bytes of a module. The error may be temporary.
+type Fetch func(ctx context.Context, digest lifecycle.Digest) ([]byte, error)
 
-// Slots is what a Node drives; *slothost.Set is one.
+// Slots is what a Node drives; *slothost.Slots is one.
 type Slots interface {
-	Check(slothost.Want) error
-	Missing(slothost.Want) []sign.Digest
-	Apply(slothost.Want) error
-	RollBack(slothost.Want)
-	Status() []slothost.Status
+	Check(lifecycle.SlotSpec) error
+	Missing(lifecycle.SlotSpec) []lifecycle.Digest
+	Apply(lifecycle.SlotSpec) error
+	RollBack(lifecycle.SlotSpec)
+	Status() []lifecycle.SlotStatus
 	Run(context.Context) error
 }
 
-var _ Slots = (*slothost.Set)(nil)
+var _ Slots = (*slothost.Slots)(nil)
 
-// NodeConfig sets a Node up.
+// NodeConfig configures a Node.
 type NodeConfig struct {
 	// Slots are the host's. The Node runs them. Required.
 	Slots Slots
-	// Fetch gets modules that are not in the wants themselves. Required.
+	// Fetch gets modules that the specs do not contain. Required.
 	Fetch Fetch
-	// Logger tells of wants that are refused and modules that cannot be had; nil
-	// discards.
+	// Logger logs refused specs and modules that cannot be fetched. Nil discards them.
 	Logger *slog.Logger
 }
 
-// Node keeps a host's slots as the fleet wants them. Its methods may be called
-// from any goroutine; Run once.
+// Node applies the specs of a host's slots, and fetches the modules that they need. Its
+// methods may be called from any goroutine; Run is called once.
 type Node struct {
 	slots Slots
 	fetch Fetch
 	log   *slog.Logger
-	news  chan struct{} // capacity 1
+	wake  chan struct{} // capacity 1
 
-	mu      sync.Mutex
-	wants   map[abi.Kind]slothost.Want // the newest of each slot
-	fresh   map[abi.Kind]bool          // not applied yet
-	refused map[abi.Kind]string        // why the newest was not taken
-	stuck   map[abi.Kind]string        // why it could not be written down; it is tried again
-	awaited map[sign.Digest]string     // modules that are being fetched; why the last try failed
+	mu       sync.Mutex
+	specs    map[lifecycle.Kind]lifecycle.SlotSpec // the newest of each slot
+	due      map[lifecycle.Kind]bool               // not applied yet
+	refused  map[lifecycle.Kind]string             // why the newest was refused
+	stuck    map[lifecycle.Kind]string             // why it could not be saved; it is retried
+	fetching map[lifecycle.Digest]string           // modules that are being fetched; why the last attempt failed
 }
 
 // NewNode checks the configuration. Nothing is built before Run.
 func NewNode(c NodeConfig) (*Node, error) {
 	if c.Slots == nil || c.Fetch == nil {
-		return nil, errors.New("modules: Slots and Fetch must be given")
+		return nil, errors.New("policy host: Slots and Fetch are required")
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	return &Node{
-		slots: c.Slots, fetch: c.Fetch, log: c.Logger, news: make(chan struct{}, 1),
-		wants: make(map[abi.Kind]slothost.Want), fresh: make(map[abi.Kind]bool), refused: make(map[abi.Kind]string), stuck: make(map[abi.Kind]string),
-		awaited: make(map[sign.Digest]string),
+		slots: c.Slots, fetch: c.Fetch, log: c.Logger, wake: make(chan struct{}, 1),
+		specs: make(map[lifecycle.Kind]lifecycle.SlotSpec), due: make(map[lifecycle.Kind]bool), refused: make(map[lifecycle.Kind]string),
+		stuck: make(map[lifecycle.Kind]string), fetching: make(map[lifecycle.Digest]string),
 	}, nil
 }
 
-// Check says why a want cannot be taken, now or ever. The text is kept for the
-// status until a want of the slot is taken. What a want that is refused says was
-// rolled back does not run on all the same.
-func (n *Node) Check(w slothost.Want) error {
+// Check returns why a spec is refused, now or ever. Status reports the reason until a
+// spec of the slot is accepted. Generations that a refused spec rolls back are rolled
+// back nevertheless.
+func (n *Node) Check(w lifecycle.SlotSpec) error {
 	err := n.slots.Check(w)
 	if err != nil {
 		n.slots.RollBack(w)
 	}
-	n.note(w.Kind, err)
+	n.recordRefusal(w.Kind, err)
 	return err
 }
 
-// note keeps why a slot's newest want was refused.
-func (n *Node) note(k abi.Kind, err error) {
+// recordRefusal keeps why the newest spec of a slot was refused; nil if it was not.
+func (n *Node) recordRefusal(k lifecycle.Kind, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	text := ""
@@ -106,82 +104,83 @@ func (n *Node) note(k abi.Kind, err error) {
 		text = err.Error()
 	}
 	if text != "" && text != n.refused[k] {
-		n.log.Warn("what this slot should run is refused; it goes on as before", "slot", k.String(), "error", text)
+		n.log.Warn("policy slot: configuration rejected, keeping the current module", "slot", k, "error", text)
 	}
 	n.refused[k] = text
 }
 
-// Take has a slot run what is wanted, as soon as Run comes to it. The want must
-// have passed Check.
-func (n *Node) Take(w slothost.Want) {
+// SetSpec makes a spec, which has passed Check, the desired state of its slot. Run
+// applies it.
+func (n *Node) SetSpec(w lifecycle.SlotSpec) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.wants[w.Kind], n.fresh[w.Kind] = w, true
-	n.tell()
+	n.specs[w.Kind], n.due[w.Kind] = w, true
+	n.wakeLoop()
 }
 
-// tell has the loop look again.
-func (n *Node) tell() {
+// wakeLoop makes the loop apply specs.
+func (n *Node) wakeLoop() {
 	select {
-	case n.news <- struct{}{}:
+	case n.wake <- struct{}{}:
 	default:
 	}
 }
 
-// Run runs the slots until ctx ends, applies the wants and fetches modules. It
-// returns when all of it has stopped.
+// Run runs the slots, applies the specs and fetches modules until ctx ends. It returns
+// when everything has stopped.
 func (n *Node) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return n.slots.Run(ctx) })
 	g.Go(func() error {
-		n.follow(ctx)
+		n.applySpecs(ctx)
 		return nil
 	})
 	return g.Wait()
 }
 
-// module is bytes that were fetched.
+// module is a module that was fetched.
 type module struct {
-	digest sign.Digest
+	digest lifecycle.Digest
 	bytes  []byte
 }
 
-// follow applies wants as they come, and again when their modules are there.
-func (n *Node) follow(ctx context.Context) {
+// applySpecs applies specs as they come, and again when their modules have been
+// fetched.
+func (n *Node) applySpecs(ctx context.Context) {
 	var (
 		fetches sync.WaitGroup
 		got     = make(chan module)
-		here    = make(map[sign.Digest][]byte)
-		ends    = make(map[sign.Digest]context.CancelFunc) // of the fetches under way
+		fetched = make(map[lifecycle.Digest][]byte)
+		cancels = make(map[lifecycle.Digest]context.CancelFunc) // of the fetches in progress
 	)
 	defer fetches.Wait()
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	retry := time.NewTimer(againAfter)
+	retry := time.NewTimer(retryAfter)
 	retry.Stop()
 	defer retry.Stop()
 	for {
-		missing, failed := n.apply(here)
+		missing, failed := n.apply(fetched)
 		if failed {
-			retry.Reset(againAfter)
+			retry.Reset(retryAfter)
 		}
-		for digest, end := range ends {
+		for digest, end := range cancels {
 			if !missing[digest] {
 				end()
-				delete(ends, digest)
+				delete(cancels, digest)
 			}
 		}
 		if !failed {
-			clear(here) // what is still missing after that comes again
+			clear(fetched) // what is still missing is fetched again
 		}
 		for digest := range missing {
-			if ends[digest] != nil || here[digest] != nil {
+			if cancels[digest] != nil || fetched[digest] != nil {
 				continue
 			}
 			fetching, end := context.WithCancel(ctx)
-			ends[digest] = end
+			cancels[digest] = end
 			fetches.Go(func() {
-				if b := n.obtain(fetching, digest); b != nil {
+				if b := n.fetchModule(fetching, digest); b != nil {
 					select {
 					case got <- module{digest, b}:
 					case <-fetching.Done():
@@ -190,14 +189,14 @@ func (n *Node) follow(ctx context.Context) {
 			})
 		}
 		select {
-		case <-n.news:
+		case <-n.wake:
 		case <-retry.C:
 		case m := <-got:
-			here[m.digest] = m.bytes
-			n.again(m.digest)
-			if end := ends[m.digest]; end != nil {
+			fetched[m.digest] = m.bytes
+			n.markWaiting(m.digest)
+			if end := cancels[m.digest]; end != nil {
 				end()
-				delete(ends, m.digest)
+				delete(cancels, m.digest)
 			}
 		case <-ctx.Done():
 			return
@@ -205,46 +204,46 @@ func (n *Node) follow(ctx context.Context) {
 	}
 }
 
-// again marks the slots that wait for a module.
-func (n *Node) again(digest sign.Digest) {
+// markWaiting marks the slots that wait for a module as due.
+func (n *Node) markWaiting(digest lifecycle.Digest) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for k, w := range n.wants {
-		if slices.ContainsFunc(w.Candidates, func(c slothost.Candidate) bool { return c.SHA256 == digest }) {
-			n.fresh[k] = true
+	for k, w := range n.specs {
+		if slices.ContainsFunc(w.Candidates, func(c lifecycle.Candidate) bool { return c.SHA256 == digest }) {
+			n.due[k] = true
 		}
 	}
 }
 
-// apply brings the slots to what is wanted as far as the modules are here, and
-// returns what is missing for the rest, and whether a want could not be applied,
-// which is due again then.
-func (n *Node) apply(here map[sign.Digest][]byte) (missing map[sign.Digest]bool, failed bool) {
+// apply applies the specs that are due, as far as their modules are loaded or in
+// fetched. It returns the modules that are missing for the rest, and whether a spec
+// could not be applied, which is then due again.
+func (n *Node) apply(fetched map[lifecycle.Digest][]byte) (missing map[lifecycle.Digest]bool, failed bool) {
 	n.mu.Lock()
-	var due, all []slothost.Want
-	for k, w := range n.wants {
+	var due, all []lifecycle.SlotSpec
+	for k, w := range n.specs {
 		all = append(all, w)
-		if n.fresh[k] {
+		if n.due[k] {
 			due = append(due, w)
 		}
 	}
-	clear(n.fresh)
+	clear(n.due)
 	n.mu.Unlock()
 	for _, w := range due {
 		w.Candidates = slices.Clone(w.Candidates)
 		for i := range w.Candidates {
 			if c := &w.Candidates[i]; c.Module == nil {
-				c.Module = here[c.SHA256]
+				c.Module = fetched[c.SHA256]
 			}
 		}
 		err := n.slots.Apply(w)
 		if err != nil {
-			n.note(w.Kind, err)
+			n.recordRefusal(w.Kind, err)
 		}
 		n.mu.Lock()
 		switch {
 		case errors.Is(err, slothost.ErrNotWritten):
-			n.fresh[w.Kind], n.stuck[w.Kind], failed = true, err.Error(), true
+			n.due[w.Kind], n.stuck[w.Kind], failed = true, err.Error(), true
 		case n.stuck[w.Kind] != "" && n.stuck[w.Kind] == n.refused[w.Kind] && err == nil:
 			n.refused[w.Kind] = ""
 			fallthrough
@@ -253,7 +252,7 @@ func (n *Node) apply(here map[sign.Digest][]byte) (missing map[sign.Digest]bool,
 		}
 		n.mu.Unlock()
 	}
-	missing = make(map[sign.Digest]bool)
+	missing = make(map[lifecycle.Digest]bool)
 	for _, w := range all {
 		for _, digest := range n.slots.Missing(w) {
 			missing[digest] = true
@@ -262,42 +261,42 @@ func (n *Node) apply(here map[sign.Digest][]byte) (missing map[sign.Digest]bool,
 	return missing, failed
 }
 
-// obtain asks for a module until it has it, or ctx ends: then it returns nil.
-func (n *Node) obtain(ctx context.Context, digest sign.Digest) []byte {
-	n.await(digest, "")
-	defer n.arrived(digest)
-	pause := time.Duration(rand.Int64N(int64(firstPause)))
+// fetchModule fetches a module, with retries. It returns nil when ctx ends first.
+func (n *Node) fetchModule(ctx context.Context, digest lifecycle.Digest) []byte {
+	n.setFetching(digest, "")
+	defer n.endFetching(digest)
+	pause := time.Duration(rand.Int64N(int64(minBackoff)))
 	for try := 0; ; try++ {
 		b, err := n.fetch(ctx, digest)
 		if err == nil && sha256.Sum256(b) != digest {
-			err = fmt.Errorf("%d bytes came that are another module's", len(b))
+			err = fmt.Errorf("received %d bytes with another digest", len(b))
 		}
 		if err == nil {
 			return b
 		}
-		n.await(digest, err.Error())
-		if ctx.Err() == nil && (try == 0 || pause >= lastPause) {
-			n.log.Warn("a module cannot be fetched; trying again", "sha256", digest.String(), "tries", try+1, "error", err)
+		n.setFetching(digest, err.Error())
+		if ctx.Err() == nil && (try == 0 || pause >= maxBackoff) {
+			n.log.Warn("fetching a policy module failed, retrying", "sha256", digest.String(), "attempts", try+1, "error", err)
 		}
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
 			return nil
 		}
-		pause = min(2*pause+firstPause/2, lastPause)
+		pause = min(2*pause+minBackoff/2, maxBackoff)
 	}
 }
 
-// await notes how it is going with a module that is being fetched.
-func (n *Node) await(digest sign.Digest, why string) {
+// setFetching records that a module is being fetched, and why the last attempt failed.
+func (n *Node) setFetching(digest lifecycle.Digest, reason string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.awaited[digest] = why
+	n.fetching[digest] = reason
 }
 
-// arrived ends the wait for a module.
-func (n *Node) arrived(digest sign.Digest) {
+// endFetching records that a module is not being fetched any more.
+func (n *Node) endFetching(digest lifecycle.Digest) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	delete(n.awaited, digest)
+	delete(n.fetching, digest)
 }

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"slices"
 	"sync"
 	"testing"
@@ -13,8 +14,6 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/sign"
 	"github.com/cascadeinfer/cascade/wasm/slothost"
 )
 
@@ -23,25 +22,25 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // fakeHost is slots that load whatever they get.
 type fakeHost struct {
 	mu      sync.Mutex
-	loaded  map[sign.Digest]int // how often
-	wanted  map[abi.Kind][]uint64
+	loaded  map[lifecycle.Digest]int // how often
+	wanted  map[lifecycle.Kind][]lifecycle.Generation
 	applied int
 	full    bool // the disk
-	back    []uint64
+	back    []lifecycle.Generation
 }
 
 func newHost() *fakeHost {
-	return &fakeHost{loaded: make(map[sign.Digest]int), wanted: make(map[abi.Kind][]uint64)}
+	return &fakeHost{loaded: make(map[lifecycle.Digest]int), wanted: make(map[lifecycle.Kind][]lifecycle.Generation)}
 }
 
-func (h *fakeHost) Check(w slothost.Want) error {
+func (h *fakeHost) Check(w lifecycle.SlotSpec) error {
 	if len(w.RolledBack) > 1 {
 		return errors.New("too much")
 	}
 	return nil
 }
 
-func (h *fakeHost) Missing(w slothost.Want) (out []sign.Digest) {
+func (h *fakeHost) Missing(w lifecycle.SlotSpec) (out []lifecycle.Digest) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, c := range w.Candidates {
@@ -52,7 +51,7 @@ func (h *fakeHost) Missing(w slothost.Want) (out []sign.Digest) {
 	return out
 }
 
-func (h *fakeHost) Apply(w slothost.Want) error {
+func (h *fakeHost) Apply(w lifecycle.SlotSpec) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.applied++
@@ -69,15 +68,15 @@ func (h *fakeHost) Apply(w slothost.Want) error {
 	return nil
 }
 
-func (h *fakeHost) RollBack(w slothost.Want) {
+func (h *fakeHost) RollBack(w lifecycle.SlotSpec) {
 	for _, e := range w.RolledBack {
 		h.back = append(h.back, e.Generation)
 	}
 }
 
-func (h *fakeHost) Status() []slothost.Status {
-	return []slothost.Status{{Kind: abi.Place.String(), Active: 3, Lives: []slothost.Life{
-		{Generation: 3, State: "active", SHA256: sign.Sum(nil).String(), Calls: 7}, {Generation: 1, State: "rejected", Reason: "traps"},
+func (h *fakeHost) Status() []lifecycle.SlotStatus {
+	return []lifecycle.SlotStatus{{Kind: lifecycle.Place, Active: 3, Modules: []lifecycle.Status{
+		{Generation: 3, Phase: lifecycle.Active, SHA256: lifecycle.Sum(nil), Calls: 7}, {Generation: 1, Phase: lifecycle.Rejected, Reason: "traps"},
 	}}}
 }
 
@@ -95,8 +94,8 @@ func (h *fakeHost) has(bytes string) int {
 // shop gives out modules.
 type shop struct {
 	mu    sync.Mutex
-	there map[sign.Digest][]byte
-	asked map[sign.Digest]int
+	there map[lifecycle.Digest][]byte
+	asked map[lifecycle.Digest]int
 }
 
 func (s *shop) put(text string) {
@@ -105,7 +104,7 @@ func (s *shop) put(text string) {
 	s.there[sha256.Sum256([]byte(text))] = []byte(text)
 }
 
-func (s *shop) fetch(_ context.Context, d sign.Digest) ([]byte, error) {
+func (s *shop) fetch(_ context.Context, d lifecycle.Digest) ([]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.asked[d]++
@@ -123,10 +122,10 @@ func (s *shop) times(text string) int {
 	return s.asked[sha256.Sum256([]byte(text))]
 }
 
-func want(k abi.Kind, modules ...string) slothost.Want {
-	w := slothost.Want{Kind: k}
+func want(k lifecycle.Kind, modules ...string) lifecycle.SlotSpec {
+	w := lifecycle.SlotSpec{Kind: k}
 	for i, m := range modules {
-		w.Candidates = append(w.Candidates, slothost.Candidate{Generation: uint64(i + 1), SHA256: sha256.Sum256([]byte(m))})
+		w.Candidates = append(w.Candidates, lifecycle.Candidate{Generation: lifecycle.Generation(i + 1), SHA256: sha256.Sum256([]byte(m))})
 	}
 	return w
 }
@@ -151,7 +150,7 @@ func start(t *testing.T, h *fakeHost, s *shop) *Node {
 }
 
 func newShop() *shop {
-	return &shop{there: make(map[sign.Digest][]byte), asked: make(map[sign.Digest]int)}
+	return &shop{there: make(map[lifecycle.Digest][]byte), asked: make(map[lifecycle.Digest]int)}
 }
 
 // TestFetches: a module that two slots want is fetched once, and one that nobody
@@ -161,8 +160,8 @@ func TestFetches(t *testing.T) {
 		h, s := newHost(), newShop()
 		s.put("a")
 		n := start(t, h, s)
-		n.Take(want(abi.Quote, "a"))
-		n.Take(want(abi.Select, "a", "b"))
+		n.SetSpec(want(lifecycle.BidQuote, "a"))
+		n.SetSpec(want(lifecycle.BidSelect, "a", "b"))
 		synctest.Wait()
 		if h.has("a") == 0 || s.times("a") != 1 || h.has("b") != 0 {
 			t.Errorf("loaded %v, asked %d times", h.loaded, s.times("a"))
@@ -172,7 +171,7 @@ func TestFetches(t *testing.T) {
 			t.Errorf("asked %d times in an hour", asked)
 		}
 		s.put("b")
-		time.Sleep(lastPause)
+		time.Sleep(maxBackoff)
 		synctest.Wait()
 		if h.has("b") != 1 {
 			t.Errorf("not loaded: %v", h.loaded)
@@ -192,23 +191,23 @@ func TestTakenBackWhileFetching(t *testing.T) {
 		h, s := newHost(), newShop()
 		s.put("a")
 		n := start(t, h, s)
-		n.Take(want(abi.Place, "a", "b"))
+		n.SetSpec(want(lifecycle.Place, "a", "b"))
 		synctest.Wait()
-		if !slices.Equal(h.wanted[abi.Place], []uint64{1, 2}) {
+		if !slices.Equal(h.wanted[lifecycle.Place], []lifecycle.Generation{1, 2}) {
 			t.Error(h.wanted)
 		}
 		lives := func() (out string) {
 			for _, l := range n.Status()[0].Modules {
-				out += fmt.Sprintf("%d %s %s; ", l.Generation, l.State, l.Reason)
+				out += fmt.Sprintf("%d %s %s; ", l.Generation, l.Phase, l.Reason)
 			}
 			return out
 		}
 		if got := lives(); got != "1 rejected traps; 2 fetching not here; 3 active ; " {
 			t.Error(got)
 		}
-		n.Take(want(abi.Place, "a"))
+		n.SetSpec(want(lifecycle.Place, "a"))
 		synctest.Wait()
-		if !slices.Equal(h.wanted[abi.Place], []uint64{1}) {
+		if !slices.Equal(h.wanted[lifecycle.Place], []lifecycle.Generation{1}) {
 			t.Error(h.wanted)
 		}
 		if got := lives(); got != "1 rejected traps; 3 active ; " {
@@ -227,7 +226,7 @@ func TestForged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, s := newHost(), newShop()
 		s.there[sha256.Sum256([]byte("a"))] = []byte("another")
-		start(t, h, s).Take(want(abi.Place, "a"))
+		start(t, h, s).SetSpec(want(lifecycle.Place, "a"))
 		time.Sleep(time.Minute)
 		if h.has("a") != 0 || h.has("another") != 0 {
 			t.Error("loaded")
@@ -243,7 +242,7 @@ func TestFullDisk(t *testing.T) {
 		h.full = true
 		s.put("a")
 		n := start(t, h, s)
-		n.Take(want(abi.Place, "a"))
+		n.SetSpec(want(lifecycle.Place, "a"))
 		time.Sleep(time.Minute)
 		if h.has("a") != 0 || n.Status()[0].Refused == "" {
 			t.Errorf("%+v", n.Status()[0])
@@ -270,21 +269,21 @@ func TestStatus(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bad := slothost.Want{Kind: abi.Place, RolledBack: []slothost.Ended{{Generation: 4}, {Generation: 5}}}
+	bad := lifecycle.SlotSpec{Kind: lifecycle.Place, RolledBack: []lifecycle.RolledBackModule{{Generation: 4}, {Generation: 5}}}
 	if n.Check(bad) == nil {
 		t.Fatal("accepted")
 	}
-	if back := n.slots.(*fakeHost).back; !slices.Equal(back, []uint64{4, 5}) {
+	if back := n.slots.(*fakeHost).back; !slices.Equal(back, []lifecycle.Generation{4, 5}) {
 		t.Errorf("what is rolled back by a want that is refused: %v", back)
 	}
 	s := n.Status()
 	if len(s) != 1 || s[0].Refused != "too much" || s[0].Active != 3 || len(s[0].Modules) != 2 || s[0].Modules[0].Reason != "traps" || s[0].Modules[1].Calls != 7 || len(s[0].Modules[1].Sha256) != 32 {
 		t.Errorf("%v", s)
 	}
-	if err := n.Check(slothost.Want{Kind: abi.Place}); err != nil || n.Status()[0].Refused != "" {
+	if err := n.Check(lifecycle.SlotSpec{Kind: lifecycle.Place}); err != nil || n.Status()[0].Refused != "" {
 		t.Error(err, n.Status())
 	}
-	if _, ok := KindOf("configure"); ok {
+	if lifecycle.Kind("configure").Known() {
 		t.Error("configure decides nothing")
 	}
 	if _, err := NewNode(NodeConfig{}); err == nil {

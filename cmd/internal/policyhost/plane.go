@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"log/slog"
 	"path/filepath"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/migrator/market"
 	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/wasm/sign"
 	"github.com/cascadeinfer/cascade/wasm/slothost"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -32,7 +32,7 @@ func JoinPlane(ctx context.Context, f *wiring.Fleet, c *control.Config, log *slo
 		return nil, err
 	}
 	p := new(Plane)
-	var set *slothost.Set
+	var set *slothost.Slots
 	if f.ModulesEnabled() {
 		if c.Name == "" {
 			return nil, errors.New("modules: a control plane with slots has a Name")
@@ -43,7 +43,9 @@ func JoinPlane(ctx context.Context, f *wiring.Fleet, c *control.Config, log *slo
 		}
 		p.Host, err = NewHost(HostConfig{
 			Fleet: f, Role: identity.Control, Name: c.Name, Kinds: ControlKinds, Native: f.NativePolicies(market.Config{}), Logger: log,
-			Fetch: func(_ context.Context, digest sign.Digest) ([]byte, error) { return kept.Get(store.Digest(digest)) },
+			Fetch: func(_ context.Context, digest lifecycle.Digest) ([]byte, error) {
+				return kept.Get(lifecycle.Digest(digest))
+			},
 		})
 		if err != nil {
 			return nil, fmt.Errorf("policies: %w", err)

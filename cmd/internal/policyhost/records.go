@@ -5,9 +5,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/wasm/abi"
 	"net/http"
 	"net/netip"
 	"strconv"
+	"strings"
 
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 	"github.com/cascadeinfer/cascade/wasm/host"
@@ -45,9 +48,9 @@ func writeRecords(w http.ResponseWriter, r *http.Request, hosts []*Host) (int, e
 		return http.StatusForbidden, errors.New("recorded calls name requests: ask from this machine, or through a tunnel")
 	}
 	kind := r.URL.Query().Get("slot")
-	k, ok := KindOf(kind)
-	if !ok {
-		return http.StatusBadRequest, fmt.Errorf("slot %.40q decides nothing", kind)
+	k, ok := abi.ParseKind(kind)
+	if !ok || !lifecycle.Kind(kind).Known() {
+		return http.StatusBadRequest, fmt.Errorf("slot %.40q: must be one of %s", kind, strings.Join(lifecycle.KindNames(), ", "))
 	}
 	for _, h := range hosts {
 		if !h.decides(kind) {
@@ -86,7 +89,7 @@ func fitting(all []host.Record) (records []host.Record, left int) {
 // decides reports whether the host has a slot of that name.
 func (h *Host) decides(kind string) bool {
 	for _, s := range h.Set.Status() {
-		if s.Kind == kind {
+		if s.Kind == lifecycle.Kind(kind) {
 			return true
 		}
 	}

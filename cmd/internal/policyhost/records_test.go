@@ -1,6 +1,7 @@
 package policyhost_test
 
 import (
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -12,7 +13,6 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
-	"github.com/cascadeinfer/cascade/wasm/sign"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -53,7 +53,7 @@ func TestRecords(t *testing.T) {
 	stop()
 	was := policydev.Recorded(frames)
 	for _, r := range was {
-		if r.Module != sign.Sum(module) || r.Fuel == 0 || r.Cause != 0 {
+		if r.Module != lifecycle.Sum(module) || r.Fuel == 0 || r.Cause != 0 {
 			t.Errorf("%+v", r)
 		}
 	}

@@ -1,104 +1,57 @@
 package policyhost
 
 import (
-	"fmt"
-
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/promotion"
-	"github.com/cascadeinfer/cascade/wasm/sign"
-	"github.com/cascadeinfer/cascade/wasm/slothost"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
-// Resources are the names of the extension configs that are the slots of kinds.
+// Resources returns the names of the extension configs of the slots of some kinds.
 func Resources(kinds []abi.Kind) []string {
 	names := make([]string, len(kinds))
 	for i, k := range kinds {
-		names[i] = policyslots.ResourceName(k.String())
+		names[i] = policyslots.ResourceName(lifecycle.Kind(k.String()))
 	}
 	return names
 }
 
-// CheckResource says why an extension config cannot be the slot of its name, now
-// or ever: what a NACK says.
+// CheckResource returns why an extension config is not a valid spec of the slot with
+// its name, now or ever: the text of a NACK.
 func (n *Node) CheckResource(name string, typed *anypb.Any) error {
-	w, err := policyslots.DecodeResource(name, typed)
+	spec, err := policyslots.DecodeResource(name, typed)
 	if err != nil {
-		kind, _ := policyslots.KindOf(name)
-		if k, ok := KindOf(kind); ok {
-			n.note(k, err)
+		if kind, ok := policyslots.KindOf(name); ok && kind.Known() {
+			n.recordRefusal(kind, err)
 		}
 		return err
 	}
-	return n.check(w)
+	return n.Check(spec)
 }
 
-// TakeResource has the slot of that name run what it says. It must have passed
-// CheckResource.
-func (n *Node) TakeResource(name string, typed *anypb.Any) error {
-	w, err := policyslots.DecodeResource(name, typed)
+// ApplyResource makes an extension config, which has passed CheckResource, the spec of
+// the slot with its name.
+func (n *Node) ApplyResource(name string, typed *anypb.Any) error {
+	spec, err := policyslots.DecodeResource(name, typed)
 	if err != nil {
 		return err
 	}
-	return n.take(w)
-}
-
-// Want is CheckResource and TakeResource of a control plane, which asks itself.
-func (n *Node) Want(m *api.PolicySlot) error {
-	w, err := policyslots.Decode(m)
-	if err != nil {
-		return err
-	}
-	if err := n.check(w); err != nil {
-		return err
-	}
-	return n.take(w)
-}
-
-func (n *Node) check(w policyslots.Want) error {
-	want, err := wantOf(w)
-	if err != nil {
-		return err
-	}
-	return n.Check(want)
-}
-
-func (n *Node) take(w policyslots.Want) error {
-	want, err := wantOf(w)
-	if err != nil {
-		return err
-	}
-	n.Take(want)
+	n.SetSpec(spec)
 	return nil
 }
 
-// goals are the goals in the words of messages.
-var goals = map[policyslots.Goal]promotion.Goal{
-	policyslots.Warm: promotion.ToWarm, policyslots.Shadow: promotion.ToShadow, policyslots.Canary: promotion.ToCanary, policyslots.Active: promotion.ToActive,
-}
-
-// wantOf is what a message wants in the words of slots.
-func wantOf(w policyslots.Want) (slothost.Want, error) {
-	k, ok := KindOf(w.Kind)
-	if !ok {
-		return slothost.Want{}, fmt.Errorf("kind: %.40q is not known here", w.Kind)
+// Apply implements control.Slots: it is CheckResource and ApplyResource for a control
+// plane, which sends specs to its own slots.
+func (n *Node) Apply(m *api.SlotSpec) error {
+	spec, err := policyslots.Decode(m)
+	if err != nil {
+		return err
 	}
-	out := slothost.Want{Kind: k, Previous: w.Previous}
-	for i, c := range w.Candidates {
-		goal, ok := goals[c.Goal]
-		if !ok {
-			return slothost.Want{}, fmt.Errorf("candidates[%d].goal: %.40q is not known here", i, string(c.Goal))
-		}
-		out.Candidates = append(out.Candidates, slothost.Candidate{
-			Generation: c.Generation, Goal: goal, Permille: c.Permille, Scope: c.Scope, Proven: c.Proven,
-			SHA256: sign.Digest(c.SHA256), Signature: c.Signature, Configuration: c.Configuration, Module: c.Module,
-		})
+	if err := n.Check(spec); err != nil {
+		return err
 	}
-	for _, e := range w.RolledBack {
-		out.RolledBack = append(out.RolledBack, slothost.Ended{Generation: e.Generation, Reason: e.Reason})
-	}
-	return out, nil
+	n.SetSpec(spec)
+	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/ed25519"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"runtime"
 	"strings"
 	"time"
@@ -74,7 +75,7 @@ func (f *Fleet) Policies(role identity.Role, name string, replicas int) (Policie
 		}
 		own := c.Gates.Kinds[k.String()]
 		p.Gates[k] = promotion.Config{
-			Kind: k, Ladder: c.Gates.Ladder, Patience: f.scaledGateTime(0, promotion.DefaultPatience),
+			Kind: lifecycle.Kind(k.String()), Ladder: c.Gates.Ladder, Patience: f.scaledGateTime(0, promotion.DefaultPatience),
 			Shadow: f.promotionGate(k, own.Shadow, c.Gates.Shadow, config.Gate{Calls: shadowCalls}, promotion.DefaultShadowSoak),
 			Canary: withComparisons(f.promotionGate(k, own.Canary, c.Gates.Canary, config.Gate{Calls: canaryCalls}, promotion.DefaultCanarySoak)),
 		}
@@ -86,7 +87,7 @@ func (f *Fleet) Policies(role identity.Role, name string, replicas int) (Policie
 // else its values for all kinds, else the default. A number of calls for all kinds
 // applies to those that decide for one request only; Fleet.Warnings reports that.
 func (f *Fleet) promotionGate(k abi.Kind, own, all, otherwise config.Gate, soak policies.Micros) promotion.Gate {
-	if !promotion.PerRequest(k) {
+	if !lifecycle.Kind(k.String()).PerRequest() {
 		all.Calls, otherwise.Calls = 0, 0
 	}
 	return promotion.Gate{
@@ -121,7 +122,7 @@ func (f *Fleet) Warnings() (all []string) {
 	} {
 		var one []string
 		for k := abi.Configure + 1; k < abi.NumKinds; k++ {
-			if !promotion.PerRequest(k) && stage.own(g.Kinds[k.String()]).Calls == 0 {
+			if !lifecycle.Kind(k.String()).PerRequest() && stage.own(g.Kinds[k.String()]).Calls == 0 {
 				one = append(one, k.String())
 			}
 		}

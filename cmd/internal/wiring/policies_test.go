@@ -2,6 +2,7 @@ package wiring
 
 import (
 	"crypto/ed25519"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -66,7 +67,7 @@ policies:
 	if l := p.Limits[abi.Select]; l.Fuel != 1000 || l.Pages != 7 || p.Limits[abi.Partition].Wall != 3*time.Second {
 		t.Errorf("%+v", p.Limits)
 	}
-	if g := p.Gates[abi.Place]; g.Kind != abi.Place || g.Shadow.Calls != 5 || g.Shadow.Soak != 2*policies.Second || g.Shadow.Worse != -1 {
+	if g := p.Gates[abi.Place]; g.Kind != lifecycle.Place || g.Shadow.Calls != 5 || g.Shadow.Soak != 2*policies.Second || g.Shadow.Worse != -1 {
 		t.Errorf("%+v", g)
 	}
 	if g, r := p.Gates[abi.Place], p.Gates[abi.Refine]; g.Canary.Calls != canaryCalls || r.Canary.Calls != 3 || r.Canary.Worse != 9 || r.Canary.Soak != -1 || g.Patience != promotion.DefaultPatience/10 {

@@ -2,6 +2,7 @@ package loader
 
 import (
 	"encoding/binary"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"math"
 	"slices"
 
@@ -11,7 +12,6 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/planguard"
 	"github.com/cascadeinfer/cascade/wasm/policy"
-	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
 // judge compares two answers to the same words, by the host's own measure and not
@@ -24,7 +24,7 @@ func newJudge(n policy.Native) judge {
 }
 
 // count compares two answers and adds what came of it.
-func (j judge) count(active, candidate *host.Record, f *promotion.Figures) {
+func (j judge) count(active, candidate *host.Record, f *lifecycle.Figures) {
 	differ, worse := j.compare(active, candidate)
 	f.Compared++
 	if differ {

@@ -17,6 +17,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"log/slog"
 	"sync"
 	"time"
@@ -27,7 +28,6 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/internal/swap"
 	"github.com/cascadeinfer/cascade/wasm/policy"
-	"github.com/cascadeinfer/cascade/wasm/promotion"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
@@ -82,7 +82,7 @@ type Config struct {
 	// recorded of it is what modules are tried on in shadow, and it decides again
 	// what they decide in canary. Nil means that nothing decides: modules stay in
 	// shadow.
-	InForce func(func(promotion.Generation, Policy))
+	InForce func(func(lifecycle.Generation, Policy))
 	// Every, Keep, KeepBytes, Instances and Clock are as in policy.Config; Clock is
 	// its Now.
 	Every, Keep, KeepBytes, Instances int
@@ -131,7 +131,7 @@ func (l *Loader) Verify(_ context.Context, c swap.Candidate) error {
 		return err
 	}
 	now := l.config.Now()
-	if c.Proven {
+	if c.Stable {
 		now = time.Time{} // what the fleet runs goes on, here too
 	}
 	s, err := sign.Verify(f, c.Module, c.Configuration, l.config.Ring, now)
@@ -141,7 +141,7 @@ func (l *Loader) Verify(_ context.Context, c swap.Candidate) error {
 	if _, ok := s.Grant(l.config.Kind); !ok {
 		return fmt.Errorf("%s is not signed for %s", s.Name, l.config.Kind)
 	}
-	if s.Generation != uint64(c.Generation) {
+	if s.Generation != c.Generation {
 		return fmt.Errorf("%s is offered as generation %d, and signed as %d", s.Name, c.Generation, s.Generation)
 	}
 	return l.config.Admit(s)

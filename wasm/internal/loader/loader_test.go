@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -53,7 +54,7 @@ func config(k abi.Kind) Config { return Config{Kind: k, Native: natives, Ring: r
 // had in its hands.
 func offer(t testing.TB, module []byte, k abi.Kind, change func(*sign.Statement)) swap.Candidate {
 	t.Helper()
-	s := sign.Statement{Digest: sign.Sum(module), ABI: abi.Name, Name: "test", Version: "1.2.3", Generation: 7, Grants: []sign.Grant{{Kind: k}}}
+	s := sign.Statement{Digest: lifecycle.Sum(module), ABI: abi.Name, Name: "test", Version: "1.2.3", Generation: 7, Grants: []sign.Grant{{Kind: k}}}
 	if change != nil {
 		change(&s)
 	}
@@ -232,7 +233,7 @@ func TestWarmExpects(t *testing.T) {
 		"expectations: line 1: want": []byte("none"),
 	} {
 		c := offer(t, code, abi.Select, nil)
-		f := sign.File{Golden: text, Statement: sign.Statement{Digest: sign.Sum(code), ABI: abi.Name, Name: "test", Version: "1.2.3", Generation: 7,
+		f := sign.File{Golden: text, Statement: sign.Statement{Digest: lifecycle.Sum(code), ABI: abi.Name, Name: "test", Version: "1.2.3", Generation: 7,
 			Grants: []sign.Grant{{Kind: abi.Select, Fuel: 100}}, Golden: sign.SumOf(text)}}
 		f, err := sign.Sign(f, key(0))
 		if err != nil {
@@ -279,7 +280,7 @@ func TestWarmExpectsOfGo(t *testing.T) {
 			t.Fatal(err)
 		}
 		golden := []byte(text.String())
-		f, err := sign.Sign(sign.File{Golden: golden, Statement: sign.Statement{Digest: sign.Sum(code), ABI: abi.Name, Name: "test", Version: "1.2.3", Generation: 7,
+		f, err := sign.Sign(sign.File{Golden: golden, Statement: sign.Statement{Digest: lifecycle.Sum(code), ABI: abi.Name, Name: "test", Version: "1.2.3", Generation: 7,
 			Grants: []sign.Grant{{Kind: k}}, Golden: sign.SumOf(golden)}}, key(0))
 		if err != nil {
 			t.Fatal(err)
@@ -326,7 +327,7 @@ func TestCompileRefuses(t *testing.T) {
 func TestReplay(t *testing.T) {
 	linked := policy.NewLinked(natives, 1, 0, nil)
 	c := config(abi.Select)
-	c.InForce = func(use func(promotion.Generation, Policy)) { use(0, linked) }
+	c.InForce = func(use func(lifecycle.Generation, Policy)) { use(0, linked) }
 	same := made(t, c, offer(t, leastLoad(), abi.Select, nil), nil)
 	none := made(t, c, offer(t, leastLoad(hosttest.OneIn(4, hosttest.Result(1, 0), hosttest.Return)), abi.Select, nil), nil)
 	trap := made(t, c, offer(t, leastLoad(hosttest.OneIn(10, hosttest.Unreachable)), abi.Select, nil), nil)
@@ -336,10 +337,10 @@ func TestReplay(t *testing.T) {
 		}
 		linked.Select(make([]policies.Bid, 5000)) // no module would be asked
 		ctx := context.Background()
-		if f, err := same.Replay(ctx); err != nil || f != (promotion.Figures{Calls: 8, Compared: 8}) {
+		if f, err := same.Replay(ctx); err != nil || f != (lifecycle.Figures{Calls: 8, Compared: 8}) {
 			t.Errorf("%+v, %v", f, err)
 		}
-		if f, err := none.Replay(ctx); err != nil || f != (promotion.Figures{Calls: 8, Differ: 2, Worse: 2, Compared: 8}) {
+		if f, err := none.Replay(ctx); err != nil || f != (lifecycle.Figures{Calls: 8, Differ: 2, Worse: 2, Compared: 8}) {
 			t.Errorf("%+v, %v", f, err)
 		}
 		f, err := trap.Replay(ctx)
@@ -396,7 +397,7 @@ func TestTrialRests(t *testing.T) {
 		hosttest.Function(abi.ExportDeferred, nil, hosttest.I32(0), hosttest.I32(0), hosttest.Store32(8), hosttest.I64(0))).Encode()
 	linked := policy.NewLinked(natives, 1, 0, nil)
 	c := config(abi.Select)
-	c.InForce = func(use func(promotion.Generation, Policy)) { use(0, linked) }
+	c.InForce = func(use func(lifecycle.Generation, Policy)) { use(0, linked) }
 	for k := range c.Limits {
 		c.Limits[k].Wall = time.Hour
 	}
@@ -445,13 +446,13 @@ func TestEveryKind(t *testing.T) {
 		}
 		c := config(k)
 		c.Cache = dir
-		c.InForce = func(use func(promotion.Generation, Policy)) { use(0, linked) }
+		c.InForce = func(use func(lifecycle.Generation, Policy)) { use(0, linked) }
 		m := made(t, c, offer(t, code, k, nil), nil)
 		if err := m.Warm(context.Background()); err != nil {
 			t.Error(err)
 		}
 		f, err := m.Replay(context.Background())
-		want := promotion.Figures{Calls: 20, Compared: 20}
+		want := lifecycle.Figures{Calls: 20, Compared: 20}
 		if k == abi.Guard { // the guest's guard has an opinion
 			want.Differ = f.Differ
 		}

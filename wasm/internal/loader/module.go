@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"slices"
 	"sync"
 
@@ -12,7 +13,6 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/policy"
-	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
 // module is a module that Compile made.
@@ -40,7 +40,7 @@ type module struct {
 // source is where the numbers of calls are ordered: one instance of one
 // generation.
 type source struct {
-	generation promotion.Generation
+	generation lifecycle.Generation
 	instance   uint64
 }
 
@@ -227,11 +227,11 @@ func (m *module) starved(err error) error {
 
 // replay has the module answer what was recorded since the last time, and
 // compares.
-func (m *module) replay(ctx context.Context) (promotion.Figures, error) {
-	var f promotion.Figures
-	var generation promotion.Generation
+func (m *module) replay(ctx context.Context) (lifecycle.Figures, error) {
+	var f lifecycle.Figures
+	var generation lifecycle.Generation
 	var records []host.Record
-	m.loader.config.InForce(func(g promotion.Generation, p Policy) { generation, records = g, p.Records() })
+	m.loader.config.InForce(func(g lifecycle.Generation, p Policy) { generation, records = g, p.Records() })
 	for i := range records {
 		if ctx.Err() != nil {
 			return f, nil // the rest next time, if there is one
@@ -261,8 +261,8 @@ func (m *module) replay(ctx context.Context) (promotion.Figures, error) {
 // compare has the policy in force decide again what this one decided since the
 // last time. Neither is asked where callers ask it: a module decides on its trial.
 // What the policy in force has no answer to is no worse for having been answered.
-func (m *module) compare(ctx context.Context) (f promotion.Figures, err error) {
-	m.loader.config.InForce(func(g promotion.Generation, p Policy) {
+func (m *module) compare(ctx context.Context) (f lifecycle.Figures, err error) {
+	m.loader.config.InForce(func(g lifecycle.Generation, p Policy) {
 		decide := m.loader.config.Native.Answer
 		if active := m.loader.module(p); active == m {
 			return // it was promoted meanwhile
@@ -304,10 +304,10 @@ func (m *module) again(frame []byte, r *host.Record) error {
 }
 
 // canary is where the numbers of a module's own calls are ordered.
-const canary = ^promotion.Generation(0)
+const canary = ^lifecycle.Generation(0)
 
 // isNew reports whether a recorded call was not replayed before, and notes it.
-func (m *module) isNew(g promotion.Generation, r *host.Record) bool {
+func (m *module) isNew(g lifecycle.Generation, r *host.Record) bool {
 	call := binary.LittleEndian.Uint64(r.Frame[64:])
 	from := source{g, call >> 48}
 	if call <= m.seen[from] {

@@ -2,6 +2,7 @@ package loader
 
 import (
 	"context"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"testing"
 	"time"
 
@@ -11,7 +12,6 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/wasm/meter"
 	"github.com/cascadeinfer/cascade/wasm/policy"
-	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
 // TestSlowIsNotStarved: code that never ends is at fault in shadow, once the machine
@@ -24,7 +24,7 @@ func TestSlowIsNotStarved(t *testing.T) {
 	t.Cleanup(func() { stop(); <-done })
 	linked := policy.NewLinked(natives, 1, 0, nil)
 	c := config(abi.Select)
-	c.Watch, c.InForce = w, func(use func(promotion.Generation, Policy)) { use(0, linked) }
+	c.Watch, c.InForce = w, func(use func(lifecycle.Generation, Policy)) { use(0, linked) }
 	c.Limits[abi.Select] = host.Limit{Fuel: meter.MaxFuel, Wall: 20 * time.Millisecond}
 	m := made(t, c, offer(t, leastLoad(hosttest.Forever), abi.Select, nil), nil)
 	end := time.Now().Add(time.Minute)
@@ -37,7 +37,7 @@ func TestSlowIsNotStarved(t *testing.T) {
 			}
 			return
 		}
-		if f != (promotion.Figures{}) || time.Now().After(end) {
+		if f != (lifecycle.Figures{}) || time.Now().After(end) {
 			t.Fatalf("%+v", f)
 		}
 	}

@@ -3,6 +3,7 @@ package swap
 import (
 	"context"
 	"errors"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"log/slog"
 	"sync"
 	"time"
@@ -16,80 +17,80 @@ const (
 	DefaultStop = 2 * time.Second
 )
 
-// drainEvery is how often the calls in a module that is to be closed are counted.
+// drainEvery is the interval at which the calls in a module that is to be closed are
+// counted.
 const drainEvery = time.Millisecond
 
 // Candidate is a module that is offered to a slot.
 type Candidate struct {
 	promotion.Offer
-	// Module and Signature are the bytes of the module and of its signature file;
-	// Configuration is what it is to be configured with. The slot does not look
-	// into them and drops them once the module is compiled.
+	// Module and Signature are the bytes of the module and of its signature file, and
+	// Configuration is passed to the module. The slot does not read them, and drops
+	// them once the module is compiled.
 	Module, Signature, Configuration []byte
 }
 
 // Module is a module that a Loader has compiled.
 type Module[P any] struct {
-	// Policy answers every call, if need be by the native policy, and is safe for
-	// concurrent use.
+	// Policy answers every call, by the native policy where the module does not, and
+	// is safe for concurrent use.
 	Policy P
-	// Warm makes the module ready to answer without delay, and checks its golden
-	// vectors: results and fuel. Nil when there is nothing to do.
+	// Warm makes the module ready to answer without delay, and checks the results and
+	// the fuel of its golden vectors. Nil does nothing.
 	Warm func(context.Context) error
-	// Replay runs recorded calls on the module that it has not run yet, and says
-	// how it answered. It returns soon when the context is done. An error is a
-	// fault. It is called from one goroutine. Nil means that the module cannot be
-	// tried in shadow: it then stays there.
-	Replay func(context.Context) (promotion.Figures, error)
-	// Compare has what the module decided in canary, and was not compared yet,
-	// decided again by the policy in force; Differ, Worse and Compared of the
-	// figures count. It is called as Replay is, and never at once with that of
-	// another module. An error is nobody's fault. Nil means that the canary is
-	// judged by faults, and by what Slot.Judge is told.
-	Compare func(context.Context) (promotion.Figures, error)
-	// Close frees the module. It is called once, when no call is in it.
+	// Replay runs on the module the recorded calls that it has not run yet, and
+	// returns how it answered. It returns soon when the context is done. An error
+	// counts as a fault. It is called from one goroutine. With nil the module stays in
+	// shadow.
+	Replay func(context.Context) (lifecycle.Figures, error)
+	// Compare has the active policy repeat the canary's decisions that were not
+	// compared yet, and returns Differ, Worse and Compared. It is called like Replay,
+	// and never at the same time as another module's Compare. An error is not counted
+	// as a fault. With nil the canary is judged by its faults, and by the figures that
+	// Slot.AddFigures gets.
+	Compare func(context.Context) (lifecycle.Figures, error)
+	// Close frees the module. It is called once, when no call is in progress in it.
 	Close func() error
-	// Logger is that of Config with what names the module. Nil is that of Config,
-	// with kind and generation.
+	// Logger is Config.Logger with attributes that name the module. Nil means
+	// Config.Logger with kind and generation.
 	Logger *slog.Logger
 }
 
 // Loader makes modules. Its methods are called from one goroutine, and should
 // return soon when the context is done.
 type Loader[P any] interface {
-	// Verify checks that the candidate is what was signed and may run here.
+	// Verify checks that the candidate was signed and may run here.
 	Verify(context.Context, Candidate) error
 	// Compile returns the module. It arranges that fault is called, from any
-	// goroutine, whenever the native policy answered a call because the module
-	// did not.
+	// goroutine, whenever the native policy had to answer a call of the module.
 	Compile(ctx context.Context, c Candidate, fault func()) (Module[P], error)
 }
 
-// Config sets a Slot up.
+// Config configures a Slot.
 type Config[P any] struct {
-	// Machine is the slot's kind, its gates and its breaker.
+	// Machine has the slot's kind, gates and fault limits.
 	Machine promotion.Config
-	// Native is the policy that decides while no module does. Required.
+	// Native decides while no module does. Required.
 	Native P
 	// Loader makes the modules. Required.
 	Loader Loader[P]
-	// Tick is how often gates are looked at, and recorded calls replayed. 0 means
-	// DefaultTick.
+	// Tick is the interval at which gates are checked and recorded calls replayed. 0
+	// means DefaultTick.
 	Tick time.Duration
-	// Stop is how long Run waits at its end for calls to return. 0 means
+	// Stop is how long Run waits at its end for calls in progress. 0 means
 	// DefaultStop.
 	Stop time.Duration
-	// Build is held while a module is verified, compiled or warmed. Slots of one
-	// process share it, so that calls keep most of the machine. Nil is one of the
-	// slot's own.
+	// Build is held while a module is verified, compiled or warmed. The slots of one
+	// process share it, so that most processors are left for calls. Nil means a lock
+	// of the slot's own.
 	Build sync.Locker
-	// Now is the clock of the gates and of the breaker. Nil means time.Now.
+	// Now is the clock of the gates and fault limits. Nil means time.Now.
 	Now func() time.Time
-	// Changed is told when a life in the slot may have changed. It is called under
-	// the slot's lock: it must not call the slot, nor block. Nil means nobody is
-	// told.
+	// Changed is called when the status of a module may have changed. It is called
+	// under the slot's lock: it must not call the slot, and must not block. It may be
+	// nil.
 	Changed func()
-	// Logger tells of switches and of modules that ended. Nil discards it.
+	// Logger logs switches and modules that ended. Nil discards them.
 	Logger *slog.Logger
 }
 

@@ -3,13 +3,13 @@ package swap
 import (
 	"context"
 	"errors"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"log/slog"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/promotion"
 	"go.uber.org/goleak"
 )
@@ -18,7 +18,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // A policy of the tests answers a number with a number, and says who answered.
 type fakePolicy interface {
-	call(x uint64) (answer uint64, by promotion.Generation)
+	call(x uint64) (answer uint64, by lifecycle.Generation)
 }
 
 // right is the answer that everybody has to give.
@@ -26,12 +26,12 @@ func right(x uint64) uint64 { return x*x + 1 }
 
 type native struct{}
 
-func (native) call(x uint64) (uint64, promotion.Generation) { return right(x), promotion.Native }
+func (native) call(x uint64) (uint64, lifecycle.Generation) { return right(x), lifecycle.Native }
 
 // fakeModule answers like native; every trap-th call it traps, and native answers
 // that one. It knows when it is called after it was closed.
 type fakeModule struct {
-	g      promotion.Generation
+	g      lifecycle.Generation
 	trap   uint64 // 0 for never
 	calls  atomic.Uint64
 	fault  func()
@@ -40,7 +40,7 @@ type fakeModule struct {
 	inside atomic.Int64
 }
 
-func (m *fakeModule) call(x uint64) (uint64, promotion.Generation) {
+func (m *fakeModule) call(x uint64) (uint64, lifecycle.Generation) {
 	m.inside.Add(1)
 	defer m.inside.Add(-1)
 	if m.state.Load() != 0 {
@@ -67,11 +67,11 @@ func (m *fakeModule) close() error {
 
 // loader makes fake modules as its functions say; those that are nil do well.
 type loader struct {
-	trap    func(promotion.Generation) uint64
+	trap    func(lifecycle.Generation) uint64
 	verify  func(context.Context, Candidate) error
 	compile func(context.Context, Candidate) error
 	warm    func(context.Context) error
-	replay  func(context.Context) (promotion.Figures, error)
+	replay  func(context.Context) (lifecycle.Figures, error)
 	logger  *slog.Logger // of its modules
 
 	mu       sync.Mutex
@@ -123,8 +123,8 @@ func newSlot(t testing.TB, c promotion.Config, l *loader) (*Slot[fakePolicy], fu
 }
 
 func newSlotLogging(t testing.TB, c promotion.Config, l *loader, log *slog.Logger) (*Slot[fakePolicy], func() error) {
-	if c.Kind == 0 {
-		c.Kind = abi.Select
+	if c.Kind == "" {
+		c.Kind = lifecycle.BidSelect
 	}
 	s, err := New(Config[fakePolicy]{Machine: c, Native: native{}, Loader: l, Logger: log})
 	if err != nil {
@@ -139,24 +139,24 @@ func newSlotLogging(t testing.TB, c promotion.Config, l *loader, log *slog.Logge
 	}
 }
 
-func offer(g promotion.Generation, goal promotion.Goal) Candidate {
+func offer(g lifecycle.Generation, goal lifecycle.Goal) Candidate {
 	return Candidate{Offer: promotion.Offer{Generation: g, Goal: goal, Permille: 500}, Module: []byte{byte(g)}}
 }
 
-func proven(g promotion.Generation) Candidate {
-	c := offer(g, promotion.ToActive)
-	c.Proven = true
+func stable(g lifecycle.Generation) Candidate {
+	c := offer(g, lifecycle.ToActive)
+	c.Stable = true
 	return c
 }
 
 // state returns what became of a generation.
-func state(s *Slot[fakePolicy], g promotion.Generation) promotion.Life {
-	for _, l := range s.Status().Lives {
+func statusOf(s *Slot[fakePolicy], g lifecycle.Generation) lifecycle.Status {
+	for _, l := range s.Status().Modules {
 		if l.Generation == g {
 			return l
 		}
 	}
-	return promotion.Life{}
+	return lifecycle.Status{}
 }
 
 var errTest = errors.New("as the test wants it")

@@ -1,14 +1,15 @@
 package swap
 
 import (
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"math/rand/v2"
 	"sync/atomic"
 
 	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
-// A stripe counts the calls of a part of the callers: the low bits those in
-// progress, the others all that were begun. It has a cache line pair of its own.
+// A stripe counts the calls of a part of the callers: the low bits count those in
+// progress, the others all that began. It has a pair of cache lines of its own.
 type stripe struct {
 	word atomic.Uint64
 	_    [120]byte
@@ -22,15 +23,15 @@ const (
 	abandon      = ^uint64(begin - 1)
 )
 
-// loaded is a generation that is compiled.
+// loaded is a compiled generation.
 type loaded[P any] struct {
-	generation promotion.Generation
+	generation lifecycle.Generation
 	module     Module[P]
-	judged     struct{ compared, differ, worse atomic.Uint64 } // in this step of the canary
+	compared   struct{ all, differ, worse atomic.Uint64 } // in this step of the canary
 	stripes    []stripe
 }
 
-// calls is how many were begun.
+// calls returns how many calls have begun.
 func (l *loaded[P]) calls() uint64 {
 	n := uint64(0)
 	for i := range l.stripes {
@@ -39,9 +40,9 @@ func (l *loaded[P]) calls() uint64 {
 	return n
 }
 
-// idle reports whether no call is in the module. Once it is no longer routed to,
-// a stripe that was seen without calls can only be entered by callers who then
-// find out and leave: each stripe has to be seen so once.
+// idle reports whether no call is in progress in the module. Once it is not routed to
+// any more, a stripe that was seen without calls can only be entered by callers that
+// then notice and leave, so it is enough to see each stripe idle once.
 func (l *loaded[P]) idle() bool {
 	for i := range l.stripes {
 		if l.stripes[i].word.Load()&inFlight != 0 {
@@ -51,13 +52,13 @@ func (l *loaded[P]) idle() bool {
 	return true
 }
 
-// route is what Enter reads: a promotion.Route with what it names. It does not change.
+// route is what Enter reads: a promotion.Route with its modules. It is immutable.
 type route[P any] struct {
 	promotion.Route
 	active, candidate *loaded[P] // nil for the native policy
 }
 
-func (r *route[P]) of(g promotion.Generation) *loaded[P] {
+func (r *route[P]) module(g lifecycle.Generation) *loaded[P] {
 	switch {
 	case r.candidate != nil && g == r.Candidate:
 		return r.candidate
@@ -66,10 +67,10 @@ func (r *route[P]) of(g promotion.Generation) *loaded[P] {
 	}
 }
 
-// Lease is the right to call a policy until Leave.
+// Lease lets its holder call a policy until Leave.
 type Lease[P any] struct {
 	Policy     P
-	Generation promotion.Generation // promotion.Native for the native policy
+	Generation lifecycle.Generation // lifecycle.Native for the native policy
 	stripe     *stripe
 }
 
@@ -80,20 +81,20 @@ func (l Lease[P]) Leave() {
 	}
 }
 
-// Enter returns the policy for a request, by the hash of its name (promotion.Hash). It
-// takes no lock and does not allocate.
+// Enter returns the policy for a request, by the hash of its name
+// (promotion.HashRequest). It takes no lock and does not allocate.
 func (s *Slot[P]) Enter(request uint64) Lease[P] {
 	for {
 		r := s.route.Load()
-		if l, ok := s.lease(r, r.of(r.Of(request))); ok {
+		if l, ok := s.lease(r, r.module(r.ForRequest(request))); ok {
 			return l
 		}
 	}
 }
 
-// EnterActive returns the active policy, unless a candidate decides for some
-// requests: then it is for Enter to say which policy a request gets. It saves the
-// hash of the request for nearly all calls.
+// EnterActive returns the active policy. While a candidate decides for some requests,
+// it returns false, and the caller has to call Enter. Nearly all calls save the hash
+// of the request that way.
 func (s *Slot[P]) EnterActive() (Lease[P], bool) {
 	for {
 		r := s.route.Load()
@@ -110,14 +111,14 @@ func (s *Slot[P]) EnterActive() (Lease[P], bool) {
 func (s *Slot[P]) EnterScope(scope string) Lease[P] {
 	for {
 		r := s.route.Load()
-		if l, ok := s.lease(r, r.of(r.OfScope(scope))); ok {
+		if l, ok := s.lease(r, r.module(r.ForScope(scope))); ok {
 			return l
 		}
 	}
 }
 
-// lease counts a call in and then looks whether the route is still the one that
-// it was found by. If so, who takes the module out of the route sees the call.
+// lease counts a call of the module, and then checks that the route that led to it is
+// still in force. If it is, whoever removes the module from the route sees the call.
 func (s *Slot[P]) lease(r *route[P], l *loaded[P]) (Lease[P], bool) {
 	if l == nil {
 		return Lease[P]{Policy: s.config.Native}, true

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"sync"
 	"time"
 
@@ -11,20 +12,20 @@ import (
 )
 
 // Run builds, tries and frees modules until the context is done. Then the native
-// policy takes over, and Run frees all modules and returns; the error says
-// that calls had not returned in time, whose modules are left as they are, or
-// what freeing one said. It is called once.
+// policy takes over, and Run frees all modules and returns. The error is about calls
+// that did not return in time, whose modules are left as they are, or about modules
+// that could not be freed. It is called once.
 func (s *Slot[P]) Run(ctx context.Context) error {
 	var group sync.WaitGroup
 	group.Go(func() { s.build(ctx) })
-	group.Go(func() { s.tryOut(ctx) })
-	err := s.keep(ctx)
+	group.Go(func() { s.runTrials(ctx) })
+	err := s.runGates(ctx)
 	group.Wait()
 	return errors.Join(err, s.stop())
 }
 
-// keep looks at the gates, and closes what is idle.
-func (s *Slot[P]) keep(ctx context.Context) error {
+// runGates lets the machine check the gates, and closes idle modules.
+func (s *Slot[P]) runGates(ctx context.Context) error {
 	tick := time.NewTicker(s.config.Tick)
 	defer tick.Stop()
 	drain := time.NewTimer(drainEvery)
@@ -34,12 +35,12 @@ func (s *Slot[P]) keep(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-			s.look()
+			s.observe()
 		case <-s.wake:
 			drain.Reset(0)
 		case <-drain.C:
 			if left, err := s.closeIdle(); err != nil {
-				s.config.Logger.Error("policy not freed", "err", err)
+				s.config.Logger.Error("policy module was not freed", "err", err)
 			} else if left > 0 {
 				drain.Reset(drainEvery)
 			}
@@ -47,20 +48,21 @@ func (s *Slot[P]) keep(ctx context.Context) error {
 	}
 }
 
-// look tells the machine the time, and what the canary has shown.
-func (s *Slot[P]) look() {
+// observe passes the time and the figures of the canary to the machine.
+func (s *Slot[P]) observe() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c := s.route.Load().candidate; c != nil {
-		f := promotion.Figures{Calls: c.calls() - s.before, Compared: c.judged.compared.Load()} // first: who judges adds it last
-		f.Differ, f.Worse = c.judged.differ.Load(), c.judged.worse.Load()
+		f := lifecycle.Figures{Calls: c.calls() - s.before, Compared: c.compared.all.Load()} // first: AddFigures adds it last
+		f.Differ, f.Worse = c.compared.differ.Load(), c.compared.worse.Load()
 		_ = s.step(promotion.Event{Kind: promotion.Observed, Generation: c.generation, Figures: f})
 		return
 	}
 	_ = s.step(promotion.Event{Kind: promotion.Ticked})
 }
 
-// closeIdle frees what no call is in, and returns how many are left.
+// closeIdle frees the modules without calls in progress, and returns how many are
+// left.
 func (s *Slot[P]) closeIdle() (left int, err error) {
 	s.mu.Lock()
 	var idle []*loaded[P]
@@ -85,22 +87,22 @@ func (s *Slot[P]) closeIdle() (left int, err error) {
 	return len(rest), err
 }
 
-// build does the machine's jobs, one after the other.
+// build executes the machine's build jobs one after the other.
 func (s *Slot[P]) build(ctx context.Context) {
-	var c Candidate // what is compiled is what was verified, whatever is offered since
+	var c Candidate // what is compiled is what was verified, even if it was offered again since
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case a := <-s.jobs:
-			c = s.job(ctx, a, c)
+			c = s.runJob(ctx, a, c)
 		}
 	}
 }
 
-// job does one job on a candidate, which it takes from the offers for the first
-// and returns for the next.
-func (s *Slot[P]) job(ctx context.Context, a promotion.Action, c Candidate) Candidate {
+// runJob executes one build job. It takes the candidate from the offers for the first
+// job and returns it for the next.
+func (s *Slot[P]) runJob(ctx context.Context, a promotion.Action, c Candidate) Candidate {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	s.mu.Lock()
@@ -142,7 +144,7 @@ func (s *Slot[P]) job(ctx context.Context, a promotion.Action, c Candidate) Cand
 		s.modules[a.Generation] = made
 	}
 	_ = s.step(done)
-	s.forget()
+	s.dropOffers()
 	if a.Kind != promotion.Verify {
 		return Candidate{}
 	}
@@ -161,9 +163,9 @@ func (s *Slot[P]) compile(ctx context.Context, c Candidate) (*loaded[P], error) 
 	return &loaded[P]{generation: g, module: m, stripes: make([]stripe, s.stripes)}, nil
 }
 
-// tryOut replays recorded calls on what is in shadow, and has what is in canary
-// compared.
-func (s *Slot[P]) tryOut(ctx context.Context) {
+// runTrials replays recorded calls on the module in shadow, and compares the answers
+// of the one in canary.
+func (s *Slot[P]) runTrials(ctx context.Context) {
 	tick := time.NewTicker(s.config.Tick)
 	defer tick.Stop()
 	for {
@@ -182,7 +184,7 @@ func (s *Slot[P]) tryOut(ctx context.Context) {
 			s.mu.Unlock()
 			continue
 		}
-		l.stripes[0].word.Add(1) // in it, though no call of anybody's
+		l.stripes[0].word.Add(1) // keeps it loaded, and is not counted as a call
 		s.mu.Unlock()
 		if inCanary {
 			s.compare(ctx, l)
@@ -197,32 +199,31 @@ func (s *Slot[P]) replay(ctx context.Context, l *loaded[P]) {
 	f, err := l.module.Replay(ctx)
 	if err != nil && ctx.Err() == nil {
 		f.Faults++
-		l.module.Logger.Warn("policy in shadow", "err", err)
+		l.module.Logger.Warn("recorded call failed on a policy module in shadow", "err", err)
 	}
-	s.note(l, f)
+	s.addReplayed(l, f)
 }
 
 func (s *Slot[P]) compare(ctx context.Context, l *loaded[P]) {
 	f, err := l.module.Compare(ctx)
 	if err != nil && ctx.Err() == nil {
-		l.module.Logger.Debug("policy in canary is not compared", "err", err)
+		l.module.Logger.Debug("canary answers were not compared", "err", err)
 	}
-	s.Judge(l.generation, f)
+	s.AddFigures(l.generation, f)
 }
 
-// note adds what one replay has shown, if it is still wanted.
-func (s *Slot[P]) note(l *loaded[P], f promotion.Figures) {
+// addReplayed adds the figures of one replay, if the module is still in shadow.
+func (s *Slot[P]) addReplayed(l *loaded[P], f lifecycle.Figures) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.shadow != l {
 		return
 	}
-	t := &s.tried
-	t.Calls, t.Faults, t.Differ, t.Worse, t.Compared = t.Calls+f.Calls, t.Faults+f.Faults, t.Differ+f.Differ, t.Worse+f.Worse, t.Compared+f.Compared
-	_ = s.step(promotion.Event{Kind: promotion.Observed, Generation: l.generation, Figures: s.tried})
+	s.figures.Add(f)
+	_ = s.step(promotion.Event{Kind: promotion.Observed, Generation: l.generation, Figures: s.figures})
 }
 
-// stop takes all modules out and frees those that no call is in.
+// stop removes all modules from the route, and frees those without calls in progress.
 func (s *Slot[P]) stop() error {
 	s.mu.Lock()
 	s.stopped, s.shadow = true, nil
@@ -244,7 +245,7 @@ func (s *Slot[P]) stop() error {
 		}
 		select {
 		case <-end.C:
-			return errors.Join(errs, fmt.Errorf("swap: calls are still in %d modules after %v", left, s.config.Stop))
+			return errors.Join(errs, fmt.Errorf("swap: calls are still in progress in %d modules after %v", left, s.config.Stop))
 		case <-time.After(drainEvery):
 		}
 	}

@@ -2,6 +2,7 @@ package swap
 
 import (
 	"context"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"log/slog"
 	"os"
 	"runtime"
@@ -13,7 +14,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
@@ -26,7 +26,7 @@ func TestUnderFire(t *testing.T) {
 	}
 	// Each candidate traps in 1 % of its calls; every fourth does so until the
 	// breaker opens, the others last until the next one comes.
-	l := &loader{trap: func(promotion.Generation) uint64 { return 100 }}
+	l := &loader{trap: func(lifecycle.Generation) uint64 { return 100 }}
 	s, stop := newSlot(t, promotion.Config{Faults: 200, Ladder: []int{}, CanaryFaults: 1000}, l)
 	var made, wrong, lost, byModules atomic.Uint64
 	var group sync.WaitGroup
@@ -48,7 +48,7 @@ func TestUnderFire(t *testing.T) {
 				if answer != right(i) {
 					wrong.Add(1)
 				}
-				if by != promotion.Native {
+				if by != lifecycle.Native {
 					byModules.Add(1)
 				}
 				made.Add(1)
@@ -58,24 +58,24 @@ func TestUnderFire(t *testing.T) {
 			}
 		})
 	}
-	g := promotion.Generation(0)
+	g := lifecycle.Generation(0)
 	for n := 0; n < swaps || made.Load() < calls; n++ {
 		g++
-		c := proven(g)
+		c := stable(g)
 		if n%3 == 0 {
-			c.Goal = promotion.ToCanary // of half the requests, until the next one comes
+			c.Goal = lifecycle.ToCanary // of half the requests, until the next one comes
 		}
 		if err := s.Offer(c); err != nil {
 			t.Fatal(err)
 		}
-		for state(s, g).State < promotion.InCanary {
+		for statusOf(s, g).Phase < lifecycle.Canary {
 			runtime.Gosched()
 		}
 		for until := made.Load() + calls/uint64(swaps); made.Load() < until; {
 			runtime.Gosched()
 		}
 		if n%4 == 3 {
-			for state(s, g).State == promotion.IsActive {
+			for statusOf(s, g).Phase == lifecycle.Active {
 				runtime.Gosched() // the breaker will open
 			}
 		}
@@ -98,27 +98,27 @@ func TestUnderFire(t *testing.T) {
 // TestWayUp takes a module through shadow and canary in the gates' time.
 func TestWayUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := &loader{replay: func(context.Context) (promotion.Figures, error) {
-			return promotion.Figures{Calls: 100, Differ: 3, Compared: 100}, nil
+		l := &loader{replay: func(context.Context) (lifecycle.Figures, error) {
+			return lifecycle.Figures{Calls: 100, Differ: 3, Compared: 100}, nil
 		}}
 		s, stop := newSlot(t, promotion.Config{Canary: promotion.Gate{Calls: 10}}, l)
-		if err := s.Offer(offer(5, promotion.ToActive)); err != nil {
+		if err := s.Offer(offer(5, lifecycle.ToActive)); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(5 * second)
-		if got := state(s, 5); got.State != promotion.InShadow || got.Figures.Calls < 4000 || got.Figures.Differ == 0 {
+		if got := statusOf(s, 5); got.Phase != lifecycle.Shadow || got.Figures.Calls < 4000 || got.Figures.Differ == 0 {
 			t.Errorf("after 5 s: %+v", got)
 		}
 		for range 1000 {
-			lease := s.Enter(promotion.Hash("r"))
-			if lease.Generation != promotion.Native {
+			lease := s.Enter(promotion.HashRequest("r"))
+			if lease.Generation != lifecycle.Native {
 				t.Fatal("what is in shadow answers")
 			}
 			lease.Leave()
 		}
 		time.Sleep(6 * second)
 		for _, permille := range []int{1, 10, 100} {
-			if got := state(s, 5); got.State != promotion.InCanary || got.Permille != permille {
+			if got := statusOf(s, 5); got.Phase != lifecycle.Canary || got.Permille != permille {
 				t.Errorf("%+v, want canary of %d ‰", got, permille)
 			}
 			by := 0
@@ -134,7 +134,7 @@ func TestWayUp(t *testing.T) {
 			}
 			time.Sleep(31 * second)
 		}
-		if r := s.Status().Route; r.Active != 5 || r.Candidate != promotion.Native {
+		if r := s.Status(); r.Active != 5 || r.Candidate != lifecycle.Native {
 			t.Errorf("%+v", r)
 		}
 		if err := stop(); err != nil {
@@ -148,8 +148,8 @@ func TestFaultIsSwiftlyGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &loader{}
 		s, stop := newSlot(t, promotion.Config{Faults: 2}, l)
-		for _, g := range []promotion.Generation{4, 5} {
-			if err := s.Offer(proven(g)); err != nil {
+		for _, g := range []lifecycle.Generation{4, 5} {
+			if err := s.Offer(stable(g)); err != nil {
 				t.Fatal(err)
 			}
 			synctest.Wait()
@@ -180,10 +180,10 @@ func TestFaultIsSwiftlyGone(t *testing.T) {
 			t.Error("the module was not closed after its last call")
 		}
 		s.RollBack(4, "by hand")
-		if g := s.Enter(1); g.Generation != promotion.Native {
+		if g := s.Enter(1); g.Generation != lifecycle.Native {
 			t.Errorf("after the roll-back: %d", g.Generation)
 		}
-		if err := s.Offer(proven(5)); err == nil || !strings.Contains(err.Error(), "faults within") {
+		if err := s.Offer(stable(5)); err == nil || !strings.Contains(err.Error(), "faults within") {
 			t.Errorf("a rejected generation: %v", err)
 		}
 		if err := stop(); err != nil {
@@ -198,15 +198,15 @@ func TestBuildingFails(t *testing.T) {
 		"verify: as the test":  {verify: fails},
 		"compile: as the test": {compile: fails},
 		"warm: as the test":    {warm: func(context.Context) error { return errTest }},
-		"1 fault in shadow":    {replay: func(context.Context) (promotion.Figures, error) { return promotion.Figures{}, errTest }},
+		"1 fault in shadow":    {replay: func(context.Context) (lifecycle.Figures, error) { return lifecycle.Figures{}, errTest }},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s, stop := newSlot(t, promotion.Config{}, l)
-			if err := s.Offer(offer(5, promotion.ToActive)); err != nil {
+			if err := s.Offer(offer(5, lifecycle.ToActive)); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(second)
-			if got := state(s, 5); got.State != promotion.Rejected || !strings.HasPrefix(got.Reason, want) {
+			if got := statusOf(s, 5); got.Phase != lifecycle.Rejected || !strings.HasPrefix(got.Reason, want) {
 				t.Errorf("%+v, want %q", got, want)
 			}
 			if made, closed := l.closed(); made != closed {
@@ -226,20 +226,20 @@ func TestShadowTold(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			var said strings.Builder
 			to := slog.New(slog.NewTextHandler(&said, nil))
-			l := &loader{replay: func(context.Context) (promotion.Figures, error) { return promotion.Figures{}, errTest }}
-			want := "kind=" + abi.Select.String() + " generation=5 err="
+			l := &loader{replay: func(context.Context) (lifecycle.Figures, error) { return lifecycle.Figures{}, errTest }}
+			want := "kind=" + lifecycle.BidSelect.String() + " generation=5 err="
 			if own != nil {
 				l.logger, want = to.With("name", "m", "version", "1.2.3"), "name=m version=1.2.3 err="
 			}
 			s, stop := newSlotLogging(t, promotion.Config{}, l, to)
-			if err := s.Offer(offer(5, promotion.ToActive)); err != nil {
+			if err := s.Offer(offer(5, lifecycle.ToActive)); err != nil {
 				t.Fatal(err)
 			}
 			time.Sleep(second)
 			if err := stop(); err != nil {
 				t.Error(err)
 			}
-			if !strings.Contains(said.String(), `msg="policy in shadow" `+want) {
+			if !strings.Contains(said.String(), `msg="recorded call failed on a policy module in shadow" `+want) {
 				t.Errorf("no %q: %s", want, said.String())
 			}
 		})
@@ -256,7 +256,7 @@ func TestBytesAreTheVerified(t *testing.T) {
 		compiled := byte(0)
 		l.compile = func(_ context.Context, c Candidate) error { compiled = c.Module[0]; return nil }
 		s, stop := newSlot(t, promotion.Config{}, l)
-		c := proven(5)
+		c := stable(5)
 		if err := s.Offer(c); err != nil {
 			t.Fatal(err)
 		}
@@ -267,7 +267,7 @@ func TestBytesAreTheVerified(t *testing.T) {
 		}
 		close(go1)
 		synctest.Wait()
-		if compiled != 5 || s.Status().Route.Active != 5 {
+		if compiled != 5 || s.Status().Active != 5 {
 			t.Errorf("compiled %d", compiled)
 		}
 		if err := stop(); err != nil {
@@ -288,15 +288,15 @@ func TestNewerCancels(t *testing.T) {
 			return nil
 		}
 		s, stop := newSlot(t, promotion.Config{}, l)
-		if err := s.Offer(offer(5, promotion.ToActive)); err != nil {
+		if err := s.Offer(offer(5, lifecycle.ToActive)); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		if err := s.Offer(offer(6, promotion.ToWarm)); err != nil {
+		if err := s.Offer(offer(6, lifecycle.ToWarm)); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
-		if state(s, 6).State != promotion.IsWarm || state(s, 5).State != promotion.Superseded {
+		if statusOf(s, 6).Phase != lifecycle.Warm || statusOf(s, 5).Phase != lifecycle.Superseded {
 			t.Errorf("%+v", s.Status())
 		}
 		if err := stop(); err != nil {
@@ -310,24 +310,24 @@ func TestStopWithACallInside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &loader{}
 		s, stop := newSlot(t, promotion.Config{}, l)
-		if err := s.Offer(proven(5)); err != nil {
+		if err := s.Offer(stable(5)); err != nil {
 			t.Fatal(err)
 		}
 		synctest.Wait()
 		lease := s.Enter(1)
-		if err := stop(); err == nil || !strings.Contains(err.Error(), "calls are still in 1 modules") {
+		if err := stop(); err == nil || !strings.Contains(err.Error(), "calls are still in progress in 1 modules") {
 			t.Errorf("%v", err)
 		}
 		if _, closed := l.closed(); closed != 0 {
 			t.Error("closed under a call")
 		}
 		lease.Leave()
-		if g := s.Enter(1); g.Generation != promotion.Native {
+		if g := s.Enter(1); g.Generation != lifecycle.Native {
 			t.Error("a stopped slot still has a module")
 		}
 		s.Fault(5)
 		s.RollBack(5, "")
-		if s.Offer(proven(6)) == nil {
+		if s.Offer(stable(6)) == nil {
 			t.Error("a stopped slot takes offers")
 		}
 	})
@@ -336,23 +336,23 @@ func TestStopWithACallInside(t *testing.T) {
 // TestScopes: an optimiser's canary is a scope, and callers judge it.
 func TestScopes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := &loader{replay: func(context.Context) (promotion.Figures, error) { return promotion.Figures{Calls: 1}, nil }}
-		s, stop := newSlot(t, promotion.Config{Kind: abi.Partition}, l)
-		c := offer(5, promotion.ToActive)
-		c.Scope = "group-a"
+		l := &loader{replay: func(context.Context) (lifecycle.Figures, error) { return lifecycle.Figures{Calls: 1}, nil }}
+		s, stop := newSlot(t, promotion.Config{Kind: lifecycle.Partition}, l)
+		c := offer(5, lifecycle.ToActive)
+		c.Scope, c.Permille = "group-a", 0
 		if err := s.Offer(c); err != nil {
 			t.Fatal(err)
 		}
 		time.Sleep(12 * second)
 		a, b := s.EnterScope("group-a"), s.EnterScope("group-b")
-		if a.Generation != 5 || b.Generation != promotion.Native {
+		if a.Generation != 5 || b.Generation != lifecycle.Native {
 			t.Errorf("generations %d and %d", a.Generation, b.Generation)
 		}
 		a.Leave()
 		b.Leave()
-		s.Judge(5, promotion.Figures{Compared: 4, Differ: 4, Worse: 4})
+		s.AddFigures(5, lifecycle.Figures{Compared: 4, Differ: 4, Worse: 4})
 		time.Sleep(second)
-		if got := state(s, 5); got.State != promotion.Rejected || !strings.Contains(got.Reason, "4 of 4 answers worse") {
+		if got := statusOf(s, 5); got.Phase != lifecycle.Rejected || !strings.Contains(got.Reason, "4 of 4 answers are worse") {
 			t.Errorf("%+v", got)
 		}
 		if err := stop(); err != nil {
@@ -367,10 +367,10 @@ func TestEnterDoesNotAllocate(t *testing.T) {
 	}
 	l := &loader{}
 	s, stop := newSlot(t, promotion.Config{}, l)
-	if err := s.Offer(proven(5)); err != nil {
+	if err := s.Offer(stable(5)); err != nil {
 		t.Fatal(err)
 	}
-	for s.Status().Route.Active != 5 {
+	for s.Status().Active != 5 {
 		runtime.Gosched()
 	}
 	if n := testing.AllocsPerRun(1000, func() { s.Enter(7).Leave() }); n != 0 {
@@ -383,7 +383,7 @@ func TestEnterDoesNotAllocate(t *testing.T) {
 
 func TestNewRefuses(t *testing.T) {
 	for _, c := range []Config[fakePolicy]{
-		{}, {Loader: &loader{}}, {Loader: &loader{}, Machine: promotion.Config{Kind: abi.Select}, Tick: -1},
+		{}, {Loader: &loader{}}, {Loader: &loader{}, Machine: promotion.Config{Kind: lifecycle.BidSelect}, Tick: -1},
 	} {
 		if _, err := New(c); err == nil {
 			t.Errorf("%+v", c)
@@ -395,8 +395,8 @@ func TestNewRefuses(t *testing.T) {
 func BenchmarkEnter(b *testing.B) {
 	l := &loader{}
 	s, stop := newSlot(b, promotion.Config{}, l)
-	_ = s.Offer(proven(5))
-	for s.Status().Route.Active != 5 {
+	_ = s.Offer(stable(5))
+	for s.Status().Active != 5 {
 		runtime.Gosched()
 	}
 	b.Run("one", func(b *testing.B) {
@@ -421,15 +421,15 @@ func BenchmarkEnter(b *testing.B) {
 func BenchmarkRollback(b *testing.B) {
 	l := &loader{}
 	s, stop := newSlot(b, promotion.Config{Faults: 1}, l)
-	g := promotion.Generation(0)
+	g := lifecycle.Generation(0)
 	var took []time.Duration
 	for b.Loop() {
 		b.StopTimer()
 		g++
-		if err := s.Offer(proven(g)); err != nil {
+		if err := s.Offer(stable(g)); err != nil {
 			b.Fatal(err)
 		}
-		for s.Status().Route.Active != g {
+		for s.Status().Active != g {
 			runtime.Gosched()
 		}
 		b.StartTimer()
@@ -455,12 +455,12 @@ func BenchmarkSwaps(b *testing.B) {
 	for name, every := range map[string]time.Duration{"still": time.Hour, "swapping": 2 * time.Millisecond} {
 		b.Run(name, func(b *testing.B) {
 			s, stop := newSlot(b, promotion.Config{}, &loader{})
-			over, done := make(chan struct{}), make(chan promotion.Generation)
+			over, done := make(chan struct{}), make(chan lifecycle.Generation)
 			go func() {
 				tick := time.NewTicker(every)
 				defer tick.Stop()
-				for g := promotion.Generation(1); ; g++ {
-					_ = s.Offer(proven(g))
+				for g := lifecycle.Generation(1); ; g++ {
+					_ = s.Offer(stable(g))
 					select {
 					case <-over:
 						done <- g

@@ -4,10 +4,10 @@
 #    "first": 10,             ‰ of the first canary
 #    "soak": 30,              seconds at each step before the next
 #    "signers": {"partition": 2},   keys that must have signed, by kind; others 1
-#    "proven": []}            slots where "proven" may skip the way up
+#    "stable": []}            slots where "stable" may skip the way up
 package cascade.slot
 
-defaults := {"step": 10, "first": 10, "soak": 30, "signers": {"partition": 2, "guard": 2}, "proven": []}
+defaults := {"step": 10, "first": 10, "soak": 30, "signers": {"partition": 2, "guard": 2}, "stable": []}
 
 default site := {}
 
@@ -35,12 +35,12 @@ known if {
 }
 
 skips if {
-	input.proven
-	input.slot in limits.proven
+	input.stable
+	input.slot in limits.stable
 }
 
-deny contains {"code": 2, "detail": "proven is not allowed in this slot"} if {
-	input.proven
+deny contains {"code": 2, "detail": "stable is not allowed in this slot"} if {
+	input.stable
 	not skips
 }
 

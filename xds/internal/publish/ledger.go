@@ -2,6 +2,7 @@ package publish
 
 import (
 	"context"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"log/slog"
 	"slices"
 	"strings"
@@ -66,7 +67,7 @@ type node struct {
 	nacks       uint64
 	lastError   string
 	errorAt     time.Time
-	slots       map[string]SlotReply // by kind; nil: none yet
+	slots       map[lifecycle.Kind]SlotReply // by kind; nil: none yet
 }
 
 // NewLedger returns an empty ledger. A nil logger discards.

@@ -1,6 +1,7 @@
 package publish
 
 import (
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"slices"
 	"strings"
 	"time"
@@ -45,7 +46,7 @@ func (n *node) recordSlotsLocked(sub *subscription, r reply) {
 	anyone := slices.ContainsFunc(versions, func(v rollout.Version) bool { return mentionsName(text, v.Name) })
 	for _, v := range versions {
 		kind, ok := policyslots.KindOf(v.Name)
-		if !ok || !policyslots.Known(kind) {
+		if !ok || !kind.Known() {
 			continue
 		}
 		said := SlotReply{Version: v.Version, At: time.Now()}
@@ -53,7 +54,7 @@ func (n *node) recordSlotsLocked(sub *subscription, r reply) {
 			said.Refused = redact(textAbout(text, v.Name))
 		}
 		if n.slots == nil {
-			n.slots = make(map[string]SlotReply)
+			n.slots = make(map[lifecycle.Kind]SlotReply)
 		}
 		n.slots[kind] = said
 	}
@@ -66,7 +67,7 @@ func textAbout(text, name string) string {
 	if !found {
 		return text
 	}
-	for _, kind := range policyslots.Kinds() {
+	for _, kind := range lifecycle.Kinds() {
 		part, _, _ = strings.Cut(part, "; "+policyslots.ResourceName(kind)+": ")
 	}
 	return part

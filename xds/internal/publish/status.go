@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"maps"
 	"slices"
 	"time"
@@ -50,8 +51,8 @@ type Node struct {
 	Observer    bool           // it routes nothing and is never waited for
 	Types       map[string]NodeType
 	NACKs       uint64
-	Slots       map[string]SlotReply // its last replies about policy slots, by kind
-	LastError   string               // of its last NACK, redacted
+	Slots       map[lifecycle.Kind]SlotReply // its last replies about policy slots, by kind
+	LastError   string                       // of its last NACK, redacted
 	LastErrorAt time.Time
 }
 

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"math"
 	"strconv"
 	"sync"
@@ -41,9 +42,9 @@ func Run(t *testing.T, create func(t *testing.T) (open func() store.Store)) {
 }
 
 // module is a generation of a slot.
-func module(generation uint64, at time.Time) *policyslots.Module {
+func module(generation lifecycle.Generation, at time.Time) *policyslots.Module {
 	return &policyslots.Module{
-		Generation: generation, Name: "m", Version: "1.2", SHA256: policyslots.Digest{byte(generation), 0xff}, Size: 77,
+		Generation: generation, Name: "m", Version: "1.2", SHA256: lifecycle.Digest{byte(generation), 0xff}, Size: 77,
 		Signature: []byte("signed"), Configuration: []byte{0, 1}, Signers: []string{"ops"}, By: "ann", At: at,
 	}
 }
@@ -67,8 +68,8 @@ func Object(epoch policies.Epoch) store.Object {
 		Slots: []policyslots.Slot{
 			{Kind: "guard", Floor: 9, Ended: []policyslots.Ended{{Generation: 9, Name: "g", Reason: "trapped", By: "ann", At: at}}},
 			{
-				Kind: "place", Floor: 4 + uint64(epoch), Proven: module(2, at), Previous: module(1, at),
-				Candidate: &policyslots.Trial{Module: *module(4, at), Goal: policyslots.Canary, Permille: 10, Since: at},
+				Kind: "place", Floor: 4 + lifecycle.Generation(epoch), Stable: module(2, at), Previous: module(1, at),
+				Candidate: &policyslots.Trial{Module: *module(4, at), Goal: lifecycle.ToCanary, Permille: 10, Since: at},
 			},
 		},
 		Drained: []policies.ReplicaID{"r2", policies.ReplicaID(fmt.Sprint("q", epoch))},

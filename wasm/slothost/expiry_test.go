@@ -2,6 +2,7 @@ package slothost
 
 import (
 	"bytes"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"log/slog"
 	"path/filepath"
 	"strings"
@@ -11,7 +12,6 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
-	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
 // clock is a time that stands still unless it is set.
@@ -37,19 +37,19 @@ func (t *text) Write(b []byte) (int, error) {
 func (t *text) warnings() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return strings.Count(t.b.String(), "policy expires")
+	return strings.Count(t.b.String(), "policy statement expires")
 }
 
 // ending is a candidate whose statement ends.
-func ending(t testing.TB, generation uint64, module []byte, end time.Time) Candidate {
+func ending(t testing.TB, generation lifecycle.Generation, module []byte, end time.Time) lifecycle.Candidate {
 	st := statement(generation, module, abi.Select)
 	st.NotAfter = end.Unix()
-	c := candidate(t, generation, promotion.ToActive, module)
+	c := candidate(t, generation, lifecycle.ToActive, module)
 	c.Signature = signed(t, st, 0)
 	return c
 }
 
-// TestExpired: what the fleet runs goes on past its end, on hosts that restart and
+// TestExpired: a stable module runs on past its end, on hosts that restart and
 // on new ones, and is told of; what is on trial is rejected, and none begins.
 func TestExpired(t *testing.T) {
 	now, log := new(clock), new(text)
@@ -59,25 +59,25 @@ func TestExpired(t *testing.T) {
 	c.Now, c.File = now.now, filepath.Join(t.TempDir(), "slots.json")
 	c.Logger = slog.New(slog.NewTextHandler(log, nil))
 	runs := ending(t, 10, other(1), end)
-	runs.Proven = true
+	runs.Stable = true
 	s, stop := running(t, c)
 	if err := s.Apply(want(runs)); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "active", func() bool { return state(s, 10) == "active" })
-	if l := lifeOf(s, abi.Select, 10); l.Reason != "" || l.NotAfter != end.Unix() || log.warnings() != 0 {
+	until(t, "active", func() bool { return phase(s, 10) == "active" })
+	if l := statusOf(s, abi.Select, 10); l.Reason != "" || l.NotAfterUnixMillis != end.UnixMilli() || log.warnings() != 0 {
 		t.Errorf("%+v", l)
 	}
 
 	now.add(3*24*time.Hour + time.Second)
 	for range 3 {
-		s.warn()
+		s.warnExpiring()
 	}
-	if l := lifeOf(s, abi.Select, 10); !strings.Contains(l.Reason, "expires at 2027-01-25T08:00:00Z: sign it anew") || log.warnings() != 1 {
+	if l := statusOf(s, abi.Select, 10); !strings.Contains(l.Reason, "expires at 2027-01-25T08:00:00Z: sign it anew") || log.warnings() != 1 {
 		t.Errorf("%+v, told of %d times", l, log.warnings())
 	}
 	now.add(24 * time.Hour)
-	if s.warn(); log.warnings() != 2 {
+	if s.warnExpiring(); log.warnings() != 2 {
 		t.Errorf("told of %d times in a day", log.warnings())
 	}
 
@@ -86,13 +86,13 @@ func TestExpired(t *testing.T) {
 	if err := s.Apply(want(runs, next)); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "it is in shadow", func() bool { return state(s, 20) == "shadow" })
+	until(t, "it is in shadow", func() bool { return phase(s, 20) == "shadow" })
 	now.set(end.Add(time.Second))
-	until(t, "it is rejected", func() bool { return state(s, 20) == "rejected" })
-	if l := lifeOf(s, abi.Select, 20); l.Reason != "its statement expired before it was promoted" {
+	until(t, "it is rejected", func() bool { return phase(s, 20) == "rejected" })
+	if l := statusOf(s, abi.Select, 20); l.Reason != "its statement expired before it was promoted" {
 		t.Errorf("%+v", l)
 	}
-	if l := lifeOf(s, abi.Select, 10); l.State != "active" || !strings.Contains(l.Reason, "expired at 2027-01-25T08:00:00Z: what the fleet runs goes on") {
+	if l := statusOf(s, abi.Select, 10); l.Phase != lifecycle.Active || !strings.Contains(l.Reason, "expired at 2027-01-25T08:00:00Z: a stable module runs on") {
 		t.Errorf("%+v", l)
 	}
 	stop()
@@ -109,9 +109,9 @@ func TestExpired(t *testing.T) {
 		if err := s.Apply(w); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		until(t, name+": active", func() bool { return state(s, 10) == "active" })
-		until(t, name+": rejected", func() bool { return state(s, 30) == "rejected" })
-		if l := lifeOf(s, abi.Select, 30); !strings.Contains(l.Reason, "expired") {
+		until(t, name+": active", func() bool { return phase(s, 10) == "active" })
+		until(t, name+": rejected", func() bool { return phase(s, 30) == "rejected" })
+		if l := statusOf(s, abi.Select, 30); !strings.Contains(l.Reason, "expired") {
 			t.Errorf("%s: %+v", name, l)
 		}
 		stop()

@@ -17,6 +17,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/api"
 )
 
@@ -26,9 +27,9 @@ var update = flag.Bool("update", false, "write testdata anew")
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
 // generation is a module of a test.
-func generation(g uint64) Module {
+func generation(g lifecycle.Generation) Module {
 	return Module{
-		Generation: g, Name: fmt.Sprintf("m%d", g), Version: "1.0", SHA256: Digest{byte(g)}, Size: 10,
+		Generation: g, Name: fmt.Sprintf("m%d", g), Version: "1.0", SHA256: lifecycle.Digest{byte(g)}, Size: 10,
 		Signature: []byte(fmt.Sprintf("signed %d", g)), Signers: []string{"ops"}, At: start,
 	}
 }
@@ -73,12 +74,12 @@ type runner struct {
 	reports []Report
 }
 
-// run obeys a line: push GEN GOAL [PERMILLE] [scope=S], move GEN GOAL …, rollback
-// [GEN], settle GEN, withdraw GEN, revoke GEN, kind KIND, wait SECONDS, node NAME
-// ACTIVE[/CANDIDATE] [GEN:STATE:REACHED[:SECONDS IN IT[:held|doubted|compared]]] or
+// run obeys a line: push GEN GOAL [PERMILLE] [scope=S], goal GEN GOAL …, rollback
+// [GEN], promote GEN, withdraw GEN, revoke GEN, kind KIND, wait SECONDS, node NAME
+// ACTIVE[/CANDIDATE] [GEN:STATE:REACHED[:SECONDS IN IT[:blocked|inconclusive|compared]]] or
 // judge.
 func (r *runner) run(t *testing.T, words []string) string {
-	number := func(i int) uint64 {
+	number := func(i int) lifecycle.Generation {
 		if i >= len(words) {
 			return 0
 		}
@@ -86,10 +87,10 @@ func (r *runner) run(t *testing.T, words []string) string {
 		if err != nil {
 			t.Fatalf("%v: %v", words, err)
 		}
-		return n
+		return lifecycle.Generation(n)
 	}
-	goal := func() (g Goal, permille int, scope string) {
-		g = Goal(words[2])
+	goal := func() (g lifecycle.Goal, permille int, scope string) {
+		g, _ = lifecycle.ParseGoal(words[2])
 		for _, w := range words[3:] {
 			if s, ok := strings.CutPrefix(w, "scope="); ok {
 				scope = s
@@ -102,17 +103,17 @@ func (r *runner) run(t *testing.T, words []string) string {
 	next, err := r.slot, error(nil)
 	switch words[0] {
 	case "kind":
-		next = Slot{Kind: words[1]}
+		next = Slot{Kind: lifecycle.Kind(words[1])}
 	case "push":
 		g, permille, scope := goal()
 		next, err = r.slot.Push(Trial{Module: generation(number(1)), Goal: g, Permille: permille, Scope: scope, Since: r.now})
-	case "move":
+	case "goal":
 		g, permille, scope := goal()
-		next, err = r.slot.Move(r.now, number(1), g, permille, scope)
+		next, err = r.slot.SetGoal(r.now, number(1), g, permille, scope)
 	case "rollback":
 		next, err = r.slot.Rollback(r.now, number(1), "because", "ops")
-	case "settle":
-		next, err = r.slot.Settle(number(1))
+	case "promote":
+		next, err = r.slot.Promote(number(1))
 	case "withdraw":
 		next, err = r.slot.Withdraw(r.now, number(1), "a trap", "fleet")
 	case "revoke":
@@ -124,7 +125,7 @@ func (r *runner) run(t *testing.T, words []string) string {
 		return "ok"
 	case "judge":
 		verdict, why := r.slot.Judge(r.now, r.reports)
-		out := strings.TrimSpace([...]string{"wait", "settled", "failed"}[verdict] + " " + why)
+		out := strings.TrimSpace([...]string{"wait", "stable", "failed"}[verdict] + " " + why)
 		if why := r.slot.Broken(r.reports); why != "" {
 			out += "; broken " + why
 		}
@@ -146,22 +147,28 @@ func (r *runner) node(words []string) {
 	first, second, _ := strings.Cut(words[2], "/")
 	active, _ := strconv.ParseUint(first, 10, 64)
 	candidate, _ := strconv.ParseUint(second, 10, 64)
-	s := Status{Kind: r.slot.Kind, Active: active, Candidate: candidate}
+	s := lifecycle.SlotStatus{Kind: r.slot.Kind, Active: lifecycle.Generation(active), Candidate: lifecycle.Generation(candidate)}
 	for _, w := range words[3:] {
 		p := strings.Split(w, ":")
 		g, _ := strconv.ParseUint(p[0], 10, 64)
-		l := Life{Generation: g, State: p[1], Reached: p[2], Reason: "it trapped"}
+		l := lifecycle.Status{Generation: lifecycle.Generation(g), Phase: lifecycle.ParsePhase(p[1]), Reached: lifecycle.ParsePhase(p[2]), Reason: "it trapped"}
 		if len(p) > 3 {
 			age, _ := strconv.Atoi(p[3])
-			l.Since = r.now.Add(-time.Duration(age) * time.Second)
+			l.SinceUnixMillis = r.now.Add(-time.Duration(age) * time.Second).UnixMilli()
 		}
 		if len(p) > 4 {
-			l.Compared, l.Reason = 3, map[string]string{"held": Held + "3 of 3 worse", "doubted": Doubted + "3 of 3 worse; too few"}[p[4]]
+			l.Figures.Compared, l.Reason = 3, ""
+			switch p[4] {
+			case "blocked":
+				l.Blocked = "3 of 3 worse"
+			case "inconclusive":
+				l.Inconclusive, l.Reason = "3 of 3 worse", "too few"
+			}
 		}
-		s.Lives = append(s.Lives, l)
+		s.Modules = append(s.Modules, l)
 	}
 	r.reports = slices.DeleteFunc(r.reports, func(o Report) bool { return o.Node == words[1] })
-	r.reports = append(r.reports, Report{Node: words[1], At: r.now, Statuses: []Status{s}})
+	r.reports = append(r.reports, Report{Node: words[1], At: r.now, Statuses: []lifecycle.SlotStatus{s}})
 }
 
 // show tells a slot in a line.
@@ -170,7 +177,7 @@ func show(s Slot) string {
 	for _, m := range s.modules() {
 		w := fmt.Sprintf("%s %d", m.place, m.Generation)
 		if m.place == "candidate" {
-			w += " to " + string(s.Candidate.Goal)
+			w += " to " + s.Candidate.Goal.String()
 			if s.Candidate.Permille > 0 {
 				w += fmt.Sprintf(" %d‰", s.Candidate.Permille)
 			}
@@ -195,15 +202,15 @@ func show(s Slot) string {
 func TestOrders(t *testing.T) {
 	for seed := range uint64(200) {
 		rnd := rand.New(rand.NewPCG(seed, 8))
-		s := Slot{Kind: Kinds()[rnd.IntN(len(Kinds()))]}
-		gone := map[uint64]bool{}
+		s := Slot{Kind: lifecycle.Kinds()[rnd.IntN(len(lifecycle.Kinds()))]}
+		gone := map[lifecycle.Generation]bool{}
 		now := start
 		for step := range 60 {
 			now = now.Add(time.Second)
-			g := rnd.Uint64N(s.Floor+3) + 0
-			goals := []Goal{Warm, Shadow, Canary, Active, Proven, "nonsense"}
+			g := lifecycle.Generation(rnd.Uint64N(uint64(s.Floor) + 3))
+			goals := []lifecycle.Goal{lifecycle.ToWarm, lifecycle.ToShadow, lifecycle.ToCanary, lifecycle.ToActive, lifecycle.ToStable, 99}
 			goal, permille, scope := goals[rnd.IntN(len(goals))], 0, ""
-			if PerRequest(s.Kind) {
+			if s.Kind.PerRequest() {
 				permille = rnd.IntN(1100)
 			} else if rnd.IntN(4) > 0 {
 				scope = "here"
@@ -216,11 +223,11 @@ func TestOrders(t *testing.T) {
 				m.Generation = g
 				next, err = s.Push(Trial{Module: m, Goal: goal, Permille: permille, Scope: scope})
 			case 2:
-				next, err = s.Move(now, g*uint64(rnd.IntN(2)), goal, permille, scope)
+				next, err = s.SetGoal(now, g*lifecycle.Generation(rnd.IntN(2)), goal, permille, scope)
 			case 3:
-				next, err = s.Rollback(now, g*uint64(rnd.IntN(2)), "because\nof it", "ops")
+				next, err = s.Rollback(now, g*lifecycle.Generation(rnd.IntN(2)), "because\nof it", "ops")
 			case 4:
-				next, err = s.Settle(g)
+				next, err = s.Promote(g)
 			default:
 				next, err = s.Withdraw(now, g, "a trap", "fleet")
 			}
@@ -238,7 +245,7 @@ func TestOrders(t *testing.T) {
 			if s.Floor < before.Floor {
 				t.Fatalf("seed %d, step %d: the floor falls", seed, step)
 			}
-			there := map[uint64]bool{}
+			there := map[lifecycle.Generation]bool{}
 			for _, m := range s.modules() {
 				there[m.Generation] = true
 				if gone[m.Generation] {
@@ -250,8 +257,8 @@ func TestOrders(t *testing.T) {
 					gone[m.Generation] = true
 				}
 			}
-			w := s.Want(func(d Digest) []byte { return nil })
-			m, err := w.Message()
+			w := s.Spec(func(lifecycle.Digest) []byte { return nil })
+			m, err := Encode(w)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -268,12 +275,12 @@ func TestOrders(t *testing.T) {
 func TestMessage(t *testing.T) {
 	code := []byte("\x00asm....")
 	s := Slot{Kind: "partition"}
-	before, proven := generation(1), generation(2)
-	before.Signature = []byte("what was proven before")
+	before, stable := generation(1), generation(2)
+	before.Signature = []byte("what was stable before")
 	for _, step := range []Trial{
-		{Module: before, Goal: Proven},
-		{Module: proven, Goal: Proven},
-		{Module: generation(3), Goal: Active, Scope: "llama"},
+		{Module: before, Goal: lifecycle.ToStable},
+		{Module: stable, Goal: lifecycle.ToStable},
+		{Module: generation(3), Goal: lifecycle.ToActive, Scope: "llama"},
 	} {
 		var err error
 		if s, err = s.Push(step); err != nil {
@@ -282,11 +289,11 @@ func TestMessage(t *testing.T) {
 	}
 	s.Candidate.Configuration = []byte{1, 2, 3}
 	s.Candidate.Size = MaxInline + 1
-	w := s.Want(func(d Digest) []byte { return code })
-	if w.Candidates[0].Module == nil || w.Candidates[1].Module != nil || string(w.Previous) != "what was proven before" {
+	w := s.Spec(func(lifecycle.Digest) []byte { return code })
+	if w.Candidates[0].Module == nil || w.Candidates[1].Module != nil || string(w.Previous) != "what was stable before" {
 		t.Fatalf("%+v", w)
 	}
-	m, err := w.Message()
+	m, err := Encode(w)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -299,12 +306,12 @@ func TestMessage(t *testing.T) {
 		t.Errorf("%+v\n%+v", got, w)
 	}
 	one, _ := deterministic.Marshal(m)
-	again, _ := w.Message()
+	again, _ := Encode(w)
 	two, _ := deterministic.Marshal(again)
 	if !slices.Equal(one, two) {
 		t.Error("equal slots are other bytes")
 	}
-	for name, kind := range map[string]string{"cascade.policy.bid-select.v1": "bid-select", "cascade.length.v1": "", "cascade.policy..v1": ""} {
+	for name, kind := range map[string]lifecycle.Kind{"cascade.policy.bid-select.v1": "bid-select", "cascade.length.v1": "", "cascade.policy..v1": ""} {
 		if got, ok := KindOf(name); got != kind && ok {
 			t.Errorf("%s: %q, %v", name, got, ok)
 		}
@@ -313,13 +320,13 @@ func TestMessage(t *testing.T) {
 
 // TestDecodeNames: errors say which field is wrong.
 func TestDecodeNames(t *testing.T) {
-	good := func() *api.PolicySlot {
+	good := func() *api.SlotSpec {
 		s := Slot{Kind: "bid-select"}
-		s, _ = s.Push(Trial{Module: generation(3), Goal: Proven})
-		s, _ = s.Push(Trial{Module: generation(4), Goal: Canary, Permille: 10})
+		s, _ = s.Push(Trial{Module: generation(3), Goal: lifecycle.ToStable})
+		s, _ = s.Push(Trial{Module: generation(4), Goal: lifecycle.ToCanary, Permille: 10})
 		s, _ = s.Rollback(start, 0, "x", "y")
-		s, _ = s.Push(Trial{Module: generation(5), Goal: Canary, Permille: 10})
-		m, err := s.Want(func(Digest) []byte { return nil }).Message()
+		s, _ = s.Push(Trial{Module: generation(5), Goal: lifecycle.ToCanary, Permille: 10})
+		m, err := Encode(s.Spec(func(lifecycle.Digest) []byte { return nil }))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -328,26 +335,26 @@ func TestDecodeNames(t *testing.T) {
 	if _, err := Decode(good()); err != nil {
 		t.Fatal(err)
 	}
-	for want, spoil := range map[string]func(*api.PolicySlot){
-		"kind: ":                     func(m *api.PolicySlot) { m.Kind = "configure" },
-		"candidates: ":               func(m *api.PolicySlot) { m.Candidates = append(m.Candidates, m.Candidates[1]) },
-		"candidates[1].generation: ": func(m *api.PolicySlot) { m.Candidates[1].Generation = 3 },
-		"candidates[0].generation: ": func(m *api.PolicySlot) { m.Candidates[0].Generation = 0 },
-		"candidates[1].goal: ":       func(m *api.PolicySlot) { m.Candidates[1].Goal = "proven" },
-		"candidates[1].goal ":        func(m *api.PolicySlot) { m.Candidates[1].Goal = "" },
-		"candidates[1].permille":     func(m *api.PolicySlot) { m.Candidates[1].Permille = 4e9 },
-		"candidates[1].scope":        func(m *api.PolicySlot) { m.Candidates[1].Scope = "x" },
-		"candidates[1].stable: ": func(m *api.PolicySlot) {
+	for want, spoil := range map[string]func(*api.SlotSpec){
+		"kind: ":                     func(m *api.SlotSpec) { m.Kind = "configure" },
+		"candidates: ":               func(m *api.SlotSpec) { m.Candidates = append(m.Candidates, m.Candidates[1]) },
+		"candidates[1].generation: ": func(m *api.SlotSpec) { m.Candidates[1].Generation = 3 },
+		"candidates[0].generation: ": func(m *api.SlotSpec) { m.Candidates[0].Generation = 0 },
+		"candidates[1].goal: ":       func(m *api.SlotSpec) { m.Candidates[1].Goal = "stable" },
+		"candidates[1].goal \"\"":    func(m *api.SlotSpec) { m.Candidates[1].Goal = "" },
+		"candidates[1].permille":     func(m *api.SlotSpec) { m.Candidates[1].Permille = 4e9 },
+		"candidates[1].scope":        func(m *api.SlotSpec) { m.Candidates[1].Scope = "x" },
+		"candidates[1].stable: ": func(m *api.SlotSpec) {
 			*m.Candidates[1] = api.Candidate{Generation: 9, Stable: true, Goal: "active", Statement: []byte("x"), Plugin: m.Candidates[0].Plugin}
 		},
-		"candidates[0].stable: ":      func(m *api.PolicySlot) { m.Candidates[0].Permille = 3 },
-		"candidates[1].statement: ":   func(m *api.PolicySlot) { m.Candidates[1].Statement = nil },
-		"candidates[1].plugin: ":      func(m *api.PolicySlot) { m.Candidates[1].Plugin = nil },
-		"rolled_back[0].generation: ": func(m *api.PolicySlot) { m.RolledBack[0].Generation = 0 },
-		"previous: ":                  func(m *api.PolicySlot) { m.Previous = make([]byte, MaxSignature+1) },
-		"was rolled back":             func(m *api.PolicySlot) { m.RolledBack[0].Generation = 5 },
-		"rolled_back[0].reason: ":     func(m *api.PolicySlot) { m.RolledBack[0].Reason = "a\nb" },
-		"one is on trial already":     func(m *api.PolicySlot) { m.Candidates[0].Stable = false },
+		"candidates[0].stable: ":       func(m *api.SlotSpec) { m.Candidates[0].Permille = 3 },
+		"candidates[1].statement: ":    func(m *api.SlotSpec) { m.Candidates[1].Statement = nil },
+		"candidates[1].plugin: ":       func(m *api.SlotSpec) { m.Candidates[1].Plugin = nil },
+		"rolled_back[0].generation: ":  func(m *api.SlotSpec) { m.RolledBack[0].Generation = 0 },
+		"previous: ":                   func(m *api.SlotSpec) { m.Previous = make([]byte, MaxSignature+1) },
+		"was rolled back":              func(m *api.SlotSpec) { m.RolledBack[0].Generation = 5 },
+		"rolled_back[0].reason: ":      func(m *api.SlotSpec) { m.RolledBack[0].Reason = "a\nb" },
+		"a candidate on trial already": func(m *api.SlotSpec) { m.Candidates[0].Stable = false },
 	} {
 		m := good()
 		spoil(m)
@@ -357,16 +364,16 @@ func TestDecodeNames(t *testing.T) {
 	}
 }
 
-// TestReadStatuses: what is out of bounds is dropped, never refused.
-func TestReadStatuses(t *testing.T) {
-	lives := make([]*api.ModuleStatus, MaxLives+2)
-	for i := range lives {
-		lives[i] = &api.ModuleStatus{Generation: uint64(i), Reason: strings.Repeat("x\n", MaxReason), Permille: 1e9, Sha256: []byte{1}}
+// TestDecodeStatuses: what is out of bounds is dropped, never refused.
+func TestDecodeStatuses(t *testing.T) {
+	modules := make([]*api.ModuleStatus, MaxModules+2)
+	for i := range modules {
+		modules[i] = &api.ModuleStatus{Generation: uint64(i), Reason: strings.Repeat("x\n", MaxReason), Permille: 1e9, Sha256: []byte{1}}
 	}
-	got, dropped := ReadStatuses([]*api.SlotStatus{
-		{Kind: "place", Modules: lives}, {Kind: "place"}, {Kind: "what"}, {Kind: "guard", Active: 3, Refused: "no\x00"},
+	got, dropped := DecodeStatuses([]*api.SlotStatus{
+		{Kind: "place", Modules: modules}, {Kind: "place"}, {Kind: "what"}, {Kind: "guard", Active: 3, Refused: "no\x00"},
 	})
-	if len(got) != 2 || dropped != 4 || len(got[0].Lives) != MaxLives || got[1].Refused != "no " || len(got[0].Lives[0].Reason) != MaxReason || got[0].Lives[0].Permille != 1000 {
+	if len(got) != 2 || dropped != 4 || len(got[0].Modules) != MaxModules || got[1].Refused != "no " || len(got[0].Modules[0].Reason) != MaxReason || got[0].Modules[0].Permille != 1000 {
 		t.Errorf("%d dropped, %+v", dropped, got)
 	}
 }
@@ -376,20 +383,20 @@ func TestErrors(t *testing.T) {
 	if _, err := s.Rollback(start, 0, "", ""); !errors.Is(err, ErrNative) {
 		t.Error(err)
 	}
-	if _, err := s.Move(start, 0, Warm, 0, ""); !errors.Is(err, ErrNoCandidate) {
+	if _, err := s.SetGoal(start, 0, lifecycle.ToWarm, 0, ""); !errors.Is(err, ErrNoCandidate) {
 		t.Error(err)
 	}
-	s, _ = s.Push(Trial{Module: generation(7), Goal: Warm})
+	s, _ = s.Push(Trial{Module: generation(7), Goal: lifecycle.ToWarm})
 	for _, change := range []func(*Module){
 		func(m *Module) { m.SHA256[0]++ }, func(m *Module) { m.Signature = []byte("another") }, func(m *Module) { m.Configuration = []byte("another") },
 	} {
 		other := generation(7)
 		change(&other)
-		if _, err := s.Push(Trial{Module: other, Goal: Warm}); !errors.Is(err, ErrReplayed) {
+		if _, err := s.Push(Trial{Module: other, Goal: lifecycle.ToWarm}); !errors.Is(err, ErrReplayed) {
 			t.Error(err)
 		}
 	}
-	if _, err := s.Settle(7); !errors.Is(err, ErrOther) {
+	if _, err := s.Promote(7); !errors.Is(err, ErrChanged) {
 		t.Error(err)
 	}
 }
@@ -398,11 +405,11 @@ func TestErrors(t *testing.T) {
 // is read the same after it was written.
 func FuzzSlotMessage(f *testing.F) {
 	s := Slot{Kind: "refine"}
-	s, _ = s.Push(Trial{Module: generation(1), Goal: Proven})
-	s, _ = s.Push(Trial{Module: generation(2), Goal: Proven})
-	s, _ = s.Push(Trial{Module: generation(3), Goal: Active, Scope: "n"})
+	s, _ = s.Push(Trial{Module: generation(1), Goal: lifecycle.ToStable})
+	s, _ = s.Push(Trial{Module: generation(2), Goal: lifecycle.ToStable})
+	s, _ = s.Push(Trial{Module: generation(3), Goal: lifecycle.ToActive, Scope: "n"})
 	for _, code := range [][]byte{nil, []byte("code")} {
-		m, err := s.Want(func(Digest) []byte { return code }).Message()
+		m, err := Encode(s.Spec(func(lifecycle.Digest) []byte { return code }))
 		if err != nil {
 			f.Fatal(err)
 		}
@@ -410,7 +417,7 @@ func FuzzSlotMessage(f *testing.F) {
 		f.Add(body)
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		m := new(api.PolicySlot)
+		m := new(api.SlotSpec)
 		if proto.Unmarshal(body, m) != nil {
 			return
 		}
@@ -418,22 +425,22 @@ func FuzzSlotMessage(f *testing.F) {
 		if err != nil {
 			return
 		}
-		proven := 0
+		stable := 0
 		for i, c := range w.Candidates {
-			if c.Proven {
-				proven++
+			if c.Stable {
+				stable++
 			}
-			if i > 0 && c.Generation <= w.Candidates[i-1].Generation || c.Generation == 0 || c.SHA256 == (Digest{}) && c.Module != nil {
+			if i > 0 && c.Generation <= w.Candidates[i-1].Generation || c.Generation == 0 || c.SHA256 == (lifecycle.Digest{}) && c.Module != nil {
 				t.Fatalf("%+v", w)
 			}
-			if slices.ContainsFunc(w.RolledBack, func(e Ended) bool { return e.Generation == c.Generation }) {
+			if slices.ContainsFunc(w.RolledBack, func(e lifecycle.RolledBackModule) bool { return e.Generation == c.Generation }) {
 				t.Fatalf("%+v", w)
 			}
 		}
-		if proven > 1 || len(w.Candidates)-proven > 1 {
+		if stable > 1 || len(w.Candidates)-stable > 1 {
 			t.Fatalf("%+v", w)
 		}
-		again, err := w.Message()
+		again, err := Encode(w)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,0 +1,159 @@
+package promotion
+
+import (
+	"fmt"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
+)
+
+// evidence is what a generation has shown in its phase so far, and the gate that it
+// has to pass.
+type evidence struct {
+	Gate
+	lifecycle.Figures
+	lasted, patience policies.Micros
+	hasNextShare     bool // a step of a canary that is not its last
+}
+
+// evidence returns the evidence about a module in shadow or in canary.
+func (m *Machine) evidence(c *module) evidence {
+	e := evidence{Gate: m.c.Canary, Figures: c.figures, lasted: m.now - c.since, patience: m.c.Patience}
+	if c.phase == lifecycle.Shadow {
+		e.Gate = m.c.Shadow
+	} else {
+		e.hasNextShare = m.share(c) < m.maxShare(c)
+	}
+	return e
+}
+
+// verdict judges a phase: pass to go on, a reason to reject, or neither to wait. A
+// certain reason does not wait for the calls that the gate asks for.
+func (e evidence) verdict() (pass bool, reason string) {
+	reason, certain := e.against()
+	if certain {
+		return false, reason
+	}
+	enough := e.Figures.Calls >= e.Gate.Calls && e.Figures.Compared >= e.Gate.Compared && e.lasted >= e.Soak
+	return reason == "" && (enough || e.outOfPatience()), ""
+}
+
+// against returns what the compared answers say against the generation, and whether
+// that is certain.
+func (e evidence) against() (reason string, certain bool) {
+	worse, certain := e.judge(e.Figures.Worse, e.Gate.Worse)
+	if worse {
+		reason = fmt.Sprintf("%d of %d answers are worse than the active policy's, at most %d ‰ may be", e.Figures.Worse, e.Figures.Compared, e.Gate.Worse)
+	}
+	if certain {
+		return reason, true
+	}
+	differ, certain := e.judge(e.Figures.Differ, e.Gate.Differ)
+	if differ && (certain || !worse) {
+		reason = fmt.Sprintf("%d of %d answers differ from the active policy's, at most %d ‰ may", e.Figures.Differ, e.Figures.Compared, e.Gate.Differ)
+	}
+	return reason, certain
+}
+
+// judge reports whether n answers are more than permille of those compared, and
+// whether that is certain: whether it would hold even if all missing answers were
+// good. Once the missing answers are overdue, the existing ones are judged: a single
+// bad one among others is ignored, two or more count, and one that is half of all or
+// more waits for another.
+func (e evidence) judge(n uint64, permille int) (tooMany, certain bool) {
+	compared := e.Figures.Compared
+	switch {
+	case !over(n, permille, compared):
+		return false, false
+	case over(n, permille, e.needed()):
+		return true, true
+	case !e.overdue():
+		return true, false
+	}
+	return n > 1 || compared <= 2, n > 1
+}
+
+// needed returns how many answers will have been compared, at least, when the gate
+// may be passed.
+func (e evidence) needed() uint64 {
+	missing := e.Gate.Calls - min(e.Gate.Calls, e.Figures.Calls)
+	return max(e.Figures.Compared+missing, e.Gate.Compared, e.Judged)
+}
+
+// overdue reports whether the phase has lasted for its patience, and would last for
+// as long again before it has the answers that it needs.
+func (e evidence) overdue() bool {
+	n, of := float64(e.Figures.Compared), float64(e.needed())
+	return e.patience >= 0 && e.lasted >= e.patience && float64(e.lasted)*(of-n) > float64(e.patience)*n
+}
+
+// outOfPatience reports whether a step of a canary has waited long enough for calls
+// that do not come.
+func (e evidence) outOfPatience() bool {
+	return e.endsByPatience() && e.lasted >= max(e.patience, e.Soak)
+}
+
+// endsByPatience reports whether patience will end the step if nothing else does: it
+// has answered some calls, and some were compared where the gate asks for any.
+func (e evidence) endsByPatience() bool {
+	return e.hasNextShare && e.patience >= 0 && e.Figures.Calls > 0 && e.Figures.Compared >= min(e.Gate.Compared, 1)
+}
+
+// over reports whether n is more than permille of all, without overflow.
+func over(n uint64, permille int, all uint64) bool {
+	return n > all/1000*uint64(permille)+all%1000*uint64(permille)/1000
+}
+
+// missing returns what a phase still waits for, "" when it has everything or has not
+// been called yet.
+func (e evidence) missing() string {
+	reason, certain := e.against()
+	f, g := e.Figures, e.Gate
+	switch {
+	case f.Calls == 0 || certain:
+		return ""
+	case f.Compared == 0 && g.Compared > 0 && e.lasted >= e.patience:
+		return "none of its answers could be compared yet"
+	case f.Calls < g.Calls:
+		return fmt.Sprintf("has answered %d of %d calls%s", f.Calls, g.Calls, e.expected(f.Calls, g.Calls))
+	case f.Compared < g.Compared:
+		return fmt.Sprintf("%d of %d answers are compared%s", f.Compared, g.Compared, e.expected(f.Compared, g.Compared))
+	case reason != "" && e.overdue():
+		return "too few answers to judge by, one more is enough"
+	case reason != "":
+		return "too few answers to judge by" + e.expected(f.Compared, e.needed())
+	case e.lasted < e.Soak:
+		return "stays for " + span(e.Soak-e.lasted) + " more"
+	}
+	return ""
+}
+
+// expected returns when n will have grown to of at its present rate, or what happens
+// before that.
+func (e evidence) expected(n, of uint64) string {
+	if n == 0 || n >= of || e.lasted <= 0 {
+		return ""
+	}
+	left := policies.Micros(float64(e.lasted) / float64(n) * float64(of-n))
+	reason, _ := e.against()
+	switch rest := max(e.patience, e.Soak) - e.lasted; {
+	case reason == "" && e.endsByPatience() && rest < left:
+		return fmt.Sprintf(", goes on in %s without the others", span(max(rest, 0)))
+	case reason != "" && e.patience >= 0 && rest > 0 && left-rest > e.patience:
+		return fmt.Sprintf(", is judged by the present ones in %s", span(rest))
+	}
+	return ", the others in about " + span(left)
+}
+
+// span returns a duration as text, rounded up.
+func span(t policies.Micros) string {
+	up := func(unit policies.Micros) policies.Micros { return (t + unit - 1) / unit }
+	const minute, hour = 60 * policies.Second, 3600 * policies.Second
+	switch {
+	case t > 2*hour:
+		return fmt.Sprintf("%d h", up(hour))
+	case t > 2*minute:
+		return fmt.Sprintf("%d min", up(minute))
+	}
+	return fmt.Sprintf("%d s", up(policies.Second))
+}
