@@ -261,7 +261,7 @@ func TestRollOut(t *testing.T) {
 		return everywhere(p, g, lifecycle.Canary) && p.Nodes[0].Permille == 500
 	})
 	s.ordered("goal", url.Values{"goal": {"active"}})
-	p := s.await("proven", func(p control.PolicySlot) bool { return decides(p, g) && p.Stable != nil && p.Stable.Generation == g })
+	p := s.await("stable", func(p control.PolicySlot) bool { return decides(p, g) && p.Stable != nil && p.Stable.Generation == g })
 	if p.Candidate != nil || p.Nodes[0].Modules[0].Faults != 0 {
 		t.Errorf("%+v", p)
 	}
@@ -269,7 +269,7 @@ func TestRollOut(t *testing.T) {
 
 	// The next one takes its place, and is taken back: the one before decides.
 	next := s.push("active", hosttest.I32(1), hosttest.Op(0x1a), stays)
-	s.await("proven", func(p control.PolicySlot) bool {
+	s.await("stable", func(p control.PolicySlot) bool {
 		return decides(p, next) && p.Stable.Generation == next && p.Previous != nil
 	})
 	s.ordered("rollback", url.Values{"reason": {"a test"}, "by": {"ann"}})
@@ -302,20 +302,20 @@ func TestHostile(t *testing.T) {
 
 	// One that lies about who a request is for decides nowhere, whoever answers for
 	// it.
-	lies := s.push("proven", hosttest.Result(uint32(abi.OK), 1<<20))
+	lies := s.push("stable", hosttest.Result(uint32(abi.OK), 1<<20))
 	s.await("given up", func(p control.PolicySlot) bool { return everywhere(p, lies, lifecycle.Rejected) && decides(p, 0) })
 	// One that loops now and then is found out while it decides: where one host has,
 	// the whole fleet goes back, to the one before, or to what is built in.
 	loops := [][]byte{hosttest.OneIn(64, hosttest.Loop(hosttest.Br(0))), hosttest.Result(uint32(abi.None), 0)}
-	good := s.push("proven", hosttest.Result(uint32(abi.None), 0))
-	s.await("proven", func(p control.PolicySlot) bool { return decides(p, good) })
-	bad := s.push("proven", loops...)
+	good := s.push("stable", hosttest.Result(uint32(abi.None), 0))
+	s.await("stable", func(p control.PolicySlot) bool { return decides(p, good) })
+	bad := s.push("stable", loops...)
 	p = s.await("taken back", func(p control.PolicySlot) bool { return ended(p, bad) && decides(p, good) })
 	if e := p.RolledBack[len(p.RolledBack)-1]; p.Stable == nil || p.Stable.Generation != good || !strings.Contains(e.Reason, "r") || e.By == "" {
 		t.Errorf("%+v", p)
 	}
 	s.ordered("rollback", url.Values{})
-	bad = s.push("proven", loops...)
+	bad = s.push("stable", loops...)
 	p = s.await("native", func(p control.PolicySlot) bool { return ended(p, bad) && decides(p, 0) })
 	if p.Stable != nil {
 		t.Errorf("%+v", p)

@@ -47,7 +47,7 @@ func TestRecords(t *testing.T) {
 	}
 	code := [][]byte{hosttest.Result(uint32(abi.None), 0)}
 	module := hosttest.Policy(hosttest.Function(abi.Place.Export(), nil, code...)).Encode()
-	g := s.push("proven", code...)
+	g := s.push("stable", code...)
 	s.await("active", func(p control.PolicySlot) bool { return decides(p, g) })
 	frames := s.records()
 	stop()

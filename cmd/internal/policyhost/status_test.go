@@ -27,7 +27,7 @@ func TestFiguresReachTheReport(t *testing.T) {
 }
 
 // TestEvidenceReachesTheFleet: what a slot has against a module, sure or not, keeps the
-// fleet from promoting it and from having it proven.
+// fleet from promoting it and from having it stable.
 func TestEvidenceReachesTheFleet(t *testing.T) {
 	const generation = 7
 	now := time.Unix(1e9, 0)
