@@ -54,7 +54,7 @@ func TestGuardsFailClosed(t *testing.T) {
 	if st := s.Status()[0]; st.Active != 0 || !denied() {
 		t.Errorf("a plan comes through without the guard: %+v", st)
 	}
-	if err := s.Apply(lifecycle.SlotSpec{Kind: slotKind(abi.Guard), RolledBack: []lifecycle.RolledBackModule{{3, "it fails"}}}); err != nil {
+	if err := s.Apply(lifecycle.SlotSpec{Kind: slotKind(abi.Guard), RolledBack: []lifecycle.RolledBackModule{{Generation: 3, Reason: "it fails"}}}); err != nil {
 		t.Fatal(err)
 	}
 	if denied() {

@@ -72,7 +72,7 @@ func TestRefused(t *testing.T) {
 		"a share of all":     {want(but(func(c *lifecycle.Candidate) { c.Goal, c.Permille = lifecycle.ToCanary, 1000 })), "permille 1000"},
 		"no scope": {lifecycle.SlotSpec{Kind: slotKind(abi.Refine), Candidates: []lifecycle.Candidate{{Generation: 60, Goal: lifecycle.ToCanary, Signature: signed(t, statement(60, code, abi.Refine), 0)}}},
 			"scope: name"},
-		"wanted and rolled back": {lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: []lifecycle.Candidate{good(60)}, RolledBack: []lifecycle.RolledBackModule{{60, ""}}}, "was rolled back"},
+		"wanted and rolled back": {lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: []lifecycle.Candidate{good(60)}, RolledBack: []lifecycle.RolledBackModule{{Generation: 60, Reason: ""}}}, "was rolled back"},
 		"much rolled back":       {lifecycle.SlotSpec{Kind: slotKind(abi.Select), RolledBack: make([]lifecycle.RolledBackModule, 257)}, "at most 256"},
 	} {
 		for n := range 2 {

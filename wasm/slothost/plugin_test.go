@@ -86,7 +86,7 @@ func TestPlugin(t *testing.T) {
 		}
 		reach(k, 2, "active")
 		reach(k, 1, "previous")
-		if err := s.Apply(lifecycle.SlotSpec{Kind: slotKind(k), Candidates: []lifecycle.Candidate{first}, RolledBack: []lifecycle.RolledBackModule{{2, "by hand"}}}); err != nil {
+		if err := s.Apply(lifecycle.SlotSpec{Kind: slotKind(k), Candidates: []lifecycle.Candidate{first}, RolledBack: []lifecycle.RolledBackModule{{Generation: 2, Reason: "by hand"}}}); err != nil {
 			t.Fatal(err)
 		}
 		reach(k, 2, "rolledBack")

@@ -269,7 +269,7 @@ func TestWayUpAndBack(t *testing.T) {
 		t.Errorf("10 is %s", got)
 	}
 	// An operator takes it back.
-	apply(lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: []lifecycle.Candidate{first}, RolledBack: []lifecycle.RolledBackModule{{20, "by hand"}}})
+	apply(lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: []lifecycle.Candidate{first}, RolledBack: []lifecycle.RolledBackModule{{Generation: 20, Reason: "by hand"}}})
 	if l := statusOf(s, abi.Select, 20); l.Phase != lifecycle.RolledBack || l.Reason != "by hand" || phase(s, 10) != "active" {
 		t.Errorf("%+v", s.Status())
 	}
@@ -394,7 +394,7 @@ func TestRestart(t *testing.T) {
 
 	// The operator rolls it back while the host is down.
 	s, stop = running(t, c)
-	w := lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: []lifecycle.Candidate{previous}, RolledBack: []lifecycle.RolledBackModule{{20, "by hand"}}}
+	w := lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: []lifecycle.Candidate{previous}, RolledBack: []lifecycle.RolledBackModule{{Generation: 20, Reason: "by hand"}}}
 	if err := s.Apply(w); err != nil {
 		t.Fatal(err)
 	}
@@ -431,7 +431,7 @@ func TestRestartWhileTrying(t *testing.T) {
 // back all the same.
 func TestBackToWhatNeverRan(t *testing.T) {
 	first, second := stable(t, 10, other(1)), stable(t, 20, other(2))
-	back := lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: []lifecycle.Candidate{first}, RolledBack: []lifecycle.RolledBackModule{{20, "by hand"}}}
+	back := lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: []lifecycle.Candidate{first}, RolledBack: []lifecycle.RolledBackModule{{Generation: 20, Reason: "by hand"}}}
 	for _, told := range []bool{true, false} {
 		s, _ := running(t, config(t))
 		w := want(second)
