@@ -9,7 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Model is the shape of a transformer, as far as cost depends on it.
+// Model is the shape of a transformer, as far as its cost depends on it.
 type Model struct {
 	Layers      int
 	Heads       int            // query heads
@@ -40,7 +40,7 @@ func (m Model) kvBytesPerToken() policies.Bytes {
 	return policies.Bytes(2*m.Layers*m.KVHeads*m.HeadDim) * m.KVBytes
 }
 
-// Device is what data sheets say where no table measured it.
+// Device contains data-sheet values for what no table measured.
 type Device struct {
 	Memory float64 // bytes of device memory
 	Flops  float64 // dense multiply-add operations per second at the model's precision, counted as 2
@@ -51,8 +51,8 @@ type Device struct {
 	OverheadFrom string
 }
 
-// Shares of the data sheet's figures that engines reach, or leave free. They
-// are assumptions of every profile with a derived prefill.
+// Shares of the data sheet's figures that engines reach or leave free: assumptions of every profile with a
+// derived prefill.
 const (
 	denseShare     = 0.60 // of Flops in the dense layers of a prefill
 	attentionShare = 0.40 // of Flops in prefill attention
@@ -60,8 +60,8 @@ const (
 	activations    = 2e9  // bytes of Memory kept for activations
 )
 
-// FitConfig says what to fit. Name, Source, Model, Device.Memory and one set
-// of tables are required: Generation, or Attention with Dense and PerSequence.
+// FitConfig is the input of Fit. Name, Source, Model, Device.Memory and one set of tables are required:
+// Generation, or Attention with Dense and PerSequence.
 type FitConfig struct {
 	Name, Source string
 	Model        Model

@@ -1,8 +1,8 @@
-// Package cost knows what an engine's iteration costs: profiles of real GPUs,
-// how they are read, scaled and fitted from public measurement tables.
+// Package cost prices an engine's iterations: profiles of real GPUs, and how they are read, scaled and fitted
+// from public measurement tables.
 //
-// It is not a simulator and keeps no state. The invariant: a Profile that came
-// out of Read, Builtin or Fit is valid, and every time in it is in seconds.
+// It is not a simulator and keeps no state. Invariant: a Profile from Read, Builtin or Fit is valid, and every
+// time in it is in seconds.
 package cost
 
 import (
@@ -26,8 +26,8 @@ type Profile struct {
 	Name   string `json:"name"`   // for instance "h200-llama-3.1-8b"
 	Source string `json:"source"` // where the measurements come from, by public name
 	Unit   string `json:"unit"`   // always "seconds"; a file in another unit is refused
-	// How says, for people, which coefficients were fitted, which derived from
-	// data sheets and which assumed.
+	// How explains which coefficients were fitted, which derived from data sheets and which
+	// assumed.
 	How []string `json:"how,omitempty"`
 
 	D0    float64 `json:"d0"`    // seconds per iteration
@@ -66,18 +66,18 @@ type FitError struct {
 	Points int     `json:"points"` // how many points were fitted; 0: nothing was fitted
 }
 
-// Cost returns the coefficients in the words of the policies.
+// Cost returns the coefficients as a policies.Cost.
 func (p Profile) Cost() policies.Cost {
 	return policies.Cost{D0: p.D0, D1: p.D1, D2: p.D2, D3: p.D3, D4: p.D4, Kappa: p.Kappa}
 }
 
-// Capacity returns what one replica can hold. No transfer rate is claimed:
-// it depends on slots and links that a profile does not know.
+// Capacity returns what one replica can hold. It contains no transfer rate, which depends on limits and links
+// that a profile does not contain.
 func (p Profile) Capacity() policies.Capacity {
 	return policies.Capacity{KV: p.KVTokens, Batch: p.MaxBatch}
 }
 
-// Transfer prices the hand-over of a running request over LinkRate.
+// Transfer returns the cost of migrating a running request over LinkRate.
 func (p Profile) Transfer() policies.Transfer {
 	t := policies.Transfer{Base: p.TransferBase}
 	if p.LinkRate > 0 {
@@ -86,8 +86,7 @@ func (p Profile) Transfer() policies.Transfer {
 	return t
 }
 
-// Validate reports the first broken invariant, or nil. Errors name the JSON
-// field.
+// Validate returns the first violated invariant, or nil. Errors name the JSON field.
 func (p Profile) Validate() error {
 	at := fmt.Sprintf("profile %q", p.Name)
 	switch {

@@ -6,31 +6,31 @@ import (
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 )
 
-// answer writes the JSON of one request's response, in vLLM's shapes: field
-// by field by hand, because a chunk is written for every token.
+// answer writes the JSON of one request's response in vLLM's format, field by field without
+// encoding/json, because a chunk is written for every token.
 type answer struct {
 	api         api
 	id, model   string
 	fingerprint string
 	created     int64
 	request     *request
-	// prompt is set when the client wants its ids, until it has got them.
+	// prompt is set until the client has received its ids, if it wants them.
 	prompt       []model.Token
 	promptTokens int
 
-	sent   int // output tokens given out
+	sent   int // output tokens written
 	cached int
 }
 
 // ending is how a text ended.
 type ending struct {
-	reason string // "stop" or "length"; "" while it goes on
+	reason string // "stop" or "length"; "" while it continues
 	stop   string // the stop string that ended it, or ""
 	token  model.Token
 	by     stopKind
 }
 
-// stopKind says what an ending's stop_reason is.
+// stopKind is the type of an ending's stop_reason.
 type stopKind int
 
 const (
@@ -39,8 +39,8 @@ const (
 	byToken
 )
 
-// head begins an object: id, object, created, model.
-func (a *answer) head(b []byte, object string) []byte {
+// writeHead starts an object: id, object, created, model.
+func (a *answer) writeHead(b []byte, object string) []byte {
 	b = append(b, `{"id":`...)
 	b = quote(b, a.id)
 	b = append(b, `,"object":"`...)
@@ -51,25 +51,25 @@ func (a *answer) head(b []byte, object string) []byte {
 	return quote(b, a.model)
 }
 
-// first is the chunk before any token: chat has one, with the role.
-func (a *answer) first(b []byte) []byte {
+// writeFirst writes the chunk before any token: chat has one, with the role.
+func (a *answer) writeFirst(b []byte) []byte {
 	if a.api != chat {
 		return b
 	}
 	b = append(b, "data: "...)
-	b = a.head(b, "chat.completion.chunk")
+	b = a.writeHead(b, "chat.completion.chunk")
 	b = append(b, `,"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":`...)
-	b = a.ids(b, a.prompt)
+	b = a.writeIDs(b, a.prompt)
 	b = a.runningUsage(b)
 	return append(b, "}\n\n"...)
 }
 
-// chunk is an event with the text and the ids of some tokens.
-func (a *answer) chunk(b []byte, text []byte, ids []model.Token, end ending) []byte {
+// writeChunk writes an event with the text and the ids of some tokens.
+func (a *answer) writeChunk(b []byte, text []byte, ids []model.Token, end ending) []byte {
 	a.sent += len(ids)
 	b = append(b, "data: "...)
 	if a.api == chat {
-		b = a.head(b, "chat.completion.chunk")
+		b = a.writeHead(b, "chat.completion.chunk")
 		b = append(b, `,"choices":[{"index":0,"delta":{"content":`...)
 		b = quote(b, text)
 		b = append(b, `},"logprobs":null,"finish_reason":`...)
@@ -79,7 +79,7 @@ func (a *answer) chunk(b []byte, text []byte, ids []model.Token, end ending) []b
 			b = end.appendStop(b)
 		}
 	} else {
-		b = a.head(b, "text_completion")
+		b = a.writeHead(b, "text_completion")
 		b = append(b, `,"choices":[{"index":0,"text":`...)
 		b = quote(b, text)
 		b = append(b, `,"logprobs":null,"finish_reason":`...)
@@ -88,13 +88,13 @@ func (a *answer) chunk(b []byte, text []byte, ids []model.Token, end ending) []b
 		b = end.appendStop(b)
 		b = append(b, `,"prompt_token_ids":`...)
 		if a.prompt != nil {
-			b = a.ids(b, a.prompt)
+			b = a.writeIDs(b, a.prompt)
 		} else {
 			b = append(b, "null"...)
 		}
 	}
 	b = append(b, `,"token_ids":`...)
-	b = a.ids(b, ids)
+	b = a.writeIDs(b, ids)
 	b = append(b, `}]`...)
 	b = a.runningUsage(b)
 	if end.reason != "" && !a.request.usage {
@@ -104,17 +104,17 @@ func (a *answer) chunk(b []byte, text []byte, ids []model.Token, end ending) []b
 	return append(b, "}\n\n"...)
 }
 
-// last is the end of a stream: usage, if asked for, and the end marker.
-func (a *answer) last(b []byte) []byte {
+// writeLast writes the end of a stream: usage, if requested, and the end marker.
+func (a *answer) writeLast(b []byte) []byte {
 	if a.request.usage {
 		b = append(b, "data: "...)
 		object := "text_completion"
 		if a.api == chat {
 			object = "chat.completion.chunk"
 		}
-		b = a.head(b, object)
+		b = a.writeHead(b, object)
 		b = append(b, `,"choices":[],"usage":`...)
-		b = a.counts(b)
+		b = a.writeUsage(b)
 		b = append(b, `,"prompt_tokens_details":{"cached_tokens":`...)
 		b = strconv.AppendInt(b, int64(a.cached), 10)
 		b = append(b, `}},"system_fingerprint":`...)
@@ -124,11 +124,11 @@ func (a *answer) last(b []byte) []byte {
 	return append(b, "data: [DONE]\n\n"...)
 }
 
-// whole is the body of a response that is not streamed.
-func (a *answer) whole(b []byte, text []byte, ids []model.Token, end ending) []byte {
+// writeBody writes the body of a response that is not streamed.
+func (a *answer) writeBody(b []byte, text []byte, ids []model.Token, end ending) []byte {
 	a.sent = len(ids)
 	if a.api == chat {
-		b = a.head(b, "chat.completion")
+		b = a.writeHead(b, "chat.completion")
 		b = append(b, `,"choices":[{"index":0,"message":{"role":"assistant","content":`...)
 		b = quote(b, text)
 		b = append(b, `,"refusal":null,"annotations":null,"audio":null,"function_call":null,"tool_calls":[],"reasoning":null},"logprobs":null,"finish_reason":`...)
@@ -136,9 +136,9 @@ func (a *answer) whole(b []byte, text []byte, ids []model.Token, end ending) []b
 		b = append(b, `,"stop_reason":`...)
 		b = end.appendStop(b)
 		b = append(b, `,"token_ids":`...)
-		b = a.ids(b, ids)
+		b = a.writeIDs(b, ids)
 	} else {
-		b = a.head(b, "text_completion")
+		b = a.writeHead(b, "text_completion")
 		b = append(b, `,"choices":[{"index":0,"text":`...)
 		b = quote(b, text)
 		b = append(b, `,"logprobs":null,"finish_reason":`...)
@@ -146,27 +146,27 @@ func (a *answer) whole(b []byte, text []byte, ids []model.Token, end ending) []b
 		b = append(b, `,"stop_reason":`...)
 		b = end.appendStop(b)
 		b = append(b, `,"token_ids":`...)
-		b = a.ids(b, ids)
+		b = a.writeIDs(b, ids)
 		b = append(b, `,"prompt_logprobs":null,"prompt_token_ids":`...)
-		b = a.ids(b, a.prompt)
+		b = a.writeIDs(b, a.prompt)
 		b = append(b, `,"routed_experts":null`...)
 	}
 	b = append(b, `}],"service_tier":null,"system_fingerprint":`...)
 	b = quote(b, a.fingerprint)
 	b = append(b, `,"usage":`...)
-	b = a.counts(b)
+	b = a.writeUsage(b)
 	b = append(b, `,"prompt_tokens_details":{"cached_tokens":`...)
 	b = strconv.AppendInt(b, int64(a.cached), 10)
 	b = append(b, `,"created_cache_tokens":null,"multimodal_tokens":null},"completion_tokens_details":null}`...)
 	if a.api == chat {
 		b = append(b, `,"prompt_logprobs":null,"prompt_token_ids":`...)
-		b = a.ids(b, a.prompt)
+		b = a.writeIDs(b, a.prompt)
 	}
 	return append(b, `,"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}`...)
 }
 
-// counts opens a usage object; the caller closes it.
-func (a *answer) counts(b []byte) []byte {
+// writeUsage starts a usage object; the caller closes it.
+func (a *answer) writeUsage(b []byte) []byte {
 	b = append(b, `{"prompt_tokens":`...)
 	b = strconv.AppendInt(b, int64(a.promptTokens), 10)
 	b = append(b, `,"total_tokens":`...)
@@ -175,22 +175,22 @@ func (a *answer) counts(b []byte) []byte {
 	return strconv.AppendInt(b, int64(a.sent), 10)
 }
 
-// runningUsage is the usage so far, when every chunk is to have it.
+// runningUsage writes the usage so far, if every chunk contains it.
 func (a *answer) runningUsage(b []byte) []byte {
 	if a.request.continuousUsage {
 		b = append(b, `,"usage":`...)
-		b = a.counts(b)
+		b = a.writeUsage(b)
 		b = append(b, '}')
 	}
 	return b
 }
 
-// ids is a list of token ids when the client wants them, else null.
-func (a *answer) ids(b []byte, ids []model.Token) []byte {
+// writeIDs writes a list of token ids if the client wants them, else null.
+func (a *answer) writeIDs(b []byte, writeIDs []model.Token) []byte {
 	if !a.request.tokenIDs {
 		return append(b, "null"...)
 	}
-	return appendIDs(b, ids)
+	return appendIDs(b, writeIDs)
 }
 
 func appendIDs(b []byte, ids []model.Token) []byte {
@@ -222,8 +222,8 @@ func (e ending) appendStop(b []byte) []byte {
 	}
 }
 
-// quote appends s, which is valid UTF-8, as a JSON string. Unlike
-// encoding/json it leaves <, > and & alone, as Python does.
+// quote appends s, which must be valid UTF-8, as a JSON string. Unlike encoding/json it does
+// not escape <, > and &, like Python.
 func quote[T string | []byte](b []byte, s T) []byte {
 	const hex = "0123456789abcdef"
 	b = append(b, '"')

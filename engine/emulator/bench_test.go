@@ -110,7 +110,7 @@ func BenchmarkChunk(b *testing.B) {
 	var buf []byte
 	b.ReportAllocs()
 	for b.Loop() {
-		buf = a.chunk(buf[:0], text, ids, ending{})
+		buf = a.writeChunk(buf[:0], text, ids, ending{})
 	}
 	if !bytes.HasSuffix(buf, []byte("\n\n")) {
 		b.Fatal("not an event")

@@ -138,11 +138,11 @@ func TestCallsAndTheIteration(t *testing.T) {
 		go func() { defer close(returned); answerTo(e, r.WithContext(ctx)) }()
 		// A prefill of 8 tokens takes 10.8 ms, every further token 11 ms and more.
 		time.Sleep(10800*time.Microsecond + 15*time.Millisecond)
-		q, ok := door{e}.Leg("a")
+		q, ok := engineAdapter{e}.Leg("a")
 		if !ok {
 			t.Fatal("the leg is unknown")
 		}
-		do := func(when blocktable.When, f func(*batch.Scheduler)) time.Duration {
+		do := func(when blocktable.RunPoint, f func(*batch.Scheduler)) time.Duration {
 			begin := time.Now()
 			if err := e.do(t.Context(), when, f); err != nil {
 				t.Fatal(err)
@@ -150,7 +150,7 @@ func TestCallsAndTheIteration(t *testing.T) {
 			return time.Since(begin)
 		}
 		var first, second batch.Table
-		if took := do(blocktable.AtOnce, func(s *batch.Scheduler) { first, _ = s.Table(q, 0) }); took != 0 {
+		if took := do(blocktable.Immediately, func(s *batch.Scheduler) { first, _ = s.Table(q, 0) }); took != 0 {
 			t.Errorf("the table took %v", took)
 		}
 		if first.Length != 10 || first.Computed != 9 {
@@ -166,11 +166,11 @@ func TestCallsAndTheIteration(t *testing.T) {
 			t.Errorf("frozen after %v: %+v", took, second)
 		}
 		time.Sleep(time.Second)
-		if took := do(blocktable.AtOnce, func(s *batch.Scheduler) { s.Thaw(q) }); took != 0 {
+		if took := do(blocktable.Immediately, func(s *batch.Scheduler) { s.Thaw(q) }); took != 0 {
 			t.Errorf("the thaw took %v", took)
 		}
 		time.Sleep(12 * time.Millisecond)
-		do(blocktable.AtOnce, func(s *batch.Scheduler) { second, _ = s.Table(q, 0) })
+		do(blocktable.Immediately, func(s *batch.Scheduler) { second, _ = s.Table(q, 0) })
 		if second.Length != 12 {
 			t.Errorf("one iteration after the thaw: %+v", second)
 		}
@@ -183,11 +183,11 @@ func TestCallsAndTheIteration(t *testing.T) {
 		time.Sleep(50 * time.Millisecond)
 		cancel()
 		<-returned
-		if _, ok := (door{e}).Leg("a"); ok {
+		if _, ok := (engineAdapter{e}).Leg("a"); ok {
 			t.Error("the leg outlives its client")
 		}
 		stop()
-		if err := e.do(t.Context(), blocktable.AtOnce, func(*batch.Scheduler) {}); !errors.Is(err, errStopped) {
+		if err := e.do(t.Context(), blocktable.Immediately, func(*batch.Scheduler) {}); !errors.Is(err, errStopped) {
 			t.Error(err)
 		}
 	})
@@ -414,10 +414,10 @@ func TestSeed(t *testing.T) {
 		show := func(tx *text, ids []model.Token, end bool) (out []byte) {
 			for _, id := range ids {
 				tx.add(id)
-				out = tx.take(out)
+				out = tx.takeReady(out)
 			}
 			if end {
-				out = tx.rest(out)
+				out = tx.takeRest(out)
 			}
 			return out
 		}

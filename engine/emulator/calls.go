@@ -8,21 +8,20 @@ import (
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
 )
 
-// errIdle is what calls get before Run.
+// errIdle is returned to calls before Run.
 var errIdle = errors.New("the engine does not run yet")
 
-// call is something that others ask the loop to do with the scheduler.
+// call is a function for the loop to run with the scheduler.
 type call struct {
-	ctx  context.Context // of who waits for it
-	when blocktable.When
+	ctx  context.Context // of the caller
+	when blocktable.RunPoint
 	run  func(*batch.Scheduler)
 	err  error         // set before done is closed
-	done chan struct{} // closed when it has run, or was skipped
+	done chan struct{} // closed when it has run or was skipped
 }
 
-// do runs f on the loop. Whatever ends the wait, f has run to its end exactly if
-// the error is nil.
-func (e *Engine) do(ctx context.Context, when blocktable.When, f func(*batch.Scheduler)) error {
+// do runs f on the loop. If and only if the error is nil, f has run to its end.
+func (e *Engine) do(ctx context.Context, when blocktable.RunPoint, f func(*batch.Scheduler)) error {
 	c := &call{ctx: ctx, when: when, run: f, done: make(chan struct{})}
 	e.mu.Lock()
 	if e.phase != serving {
@@ -40,15 +39,15 @@ func (e *Engine) do(ctx context.Context, when blocktable.When, f func(*batch.Sch
 	case <-c.done:
 	case <-e.done:
 	case <-ctx.Done():
-		if e.recall(c) {
+		if e.withdrawCall(c) {
 			return ctx.Err()
 		}
-		select { // the loop has it
+		select { // the loop has taken it
 		case <-c.done:
 		case <-e.done:
 		}
 	}
-	// What the loop had taken is done by the time that it ends.
+	// The loop finishes every call that it has taken before it ends.
 	select {
 	case <-c.done:
 		return c.err
@@ -57,8 +56,8 @@ func (e *Engine) do(ctx context.Context, when blocktable.When, f func(*batch.Sch
 	}
 }
 
-// recall takes a call back. It reports false when the loop has it already.
-func (e *Engine) recall(c *call) bool {
+// withdrawCall removes a call. It returns false when the loop has taken it already.
+func (e *Engine) withdrawCall(c *call) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for i, x := range e.calls {
@@ -70,9 +69,9 @@ func (e *Engine) recall(c *call) bool {
 	return false
 }
 
-// takeCalls runs the calls that may run now, in the order they came. A caller
-// that has given up gets nothing done any more.
-func (e *Engine) takeCalls(s *batch.Scheduler, now blocktable.When) {
+// takeCalls runs the calls that may run now, in order. It skips calls whose callers have
+// given up.
+func (e *Engine) takeCalls(s *batch.Scheduler, now blocktable.RunPoint) {
 	e.mu.Lock()
 	var take []*call
 	keep := e.calls[:0]
@@ -98,18 +97,18 @@ func (e *Engine) takeCalls(s *batch.Scheduler, now blocktable.When) {
 	e.publish(s)
 }
 
-// door is how the block table gets at the engine.
-type door struct{ e *Engine }
+// engineAdapter implements blocktable.Engine.
+type engineAdapter struct{ e *Engine }
 
-var _ blocktable.Engine = door{}
+var _ blocktable.Engine = engineAdapter{}
 
 // Do implements blocktable.Engine.
-func (d door) Do(ctx context.Context, when blocktable.When, f func(*batch.Scheduler)) error {
+func (d engineAdapter) Do(ctx context.Context, when blocktable.RunPoint, f func(*batch.Scheduler)) error {
 	return d.e.do(ctx, when, f)
 }
 
 // Leg implements blocktable.Engine.
-func (d door) Leg(name string) (*batch.Sequence, bool) {
+func (d engineAdapter) Leg(name string) (*batch.Sequence, bool) {
 	d.e.mu.Lock()
 	defer d.e.mu.Unlock()
 	st := d.e.legs[name]

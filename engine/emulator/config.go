@@ -14,7 +14,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Defaults of Config, which are vLLM's where it has them.
+// Defaults of Config, vLLM's where it has them.
 const (
 	defaultContext       = 131_072
 	defaultBlockTokens   = 16
@@ -24,64 +24,60 @@ const (
 	maxSpeed             = 100_000
 )
 
-// Config describes one emulated replica. Model and Profile are required.
+// Config configures one emulated replica. Model and Profile are required.
 type Config struct {
-	// Model is the served model's name. It also seeds the emulated model:
-	// replicas with equal names continue equal ids identically.
+	// Model is the served model's name. It also seeds the emulated model: replicas with
+	// equal names continue equal ids identically.
 	Model string
-	// Adapters are the LoRA adapters that are loaded: a request that names one
-	// instead of the model is answered by it, in a text of its own.
+	// Adapters are the loaded LoRA adapters. A request for an adapter instead of the model
+	// gets a text of its own.
 	Adapters []string
-	// Profile is the cost model of one replica on one rank at real speed, for
-	// instance from cost.Builtin.
+	// Profile is the cost model of one replica on one rank at real speed, such as one of
+	// cost.Builtin.
 	Profile cost.Profile
-	// Speed runs the replica that many times faster than real time: iteration
-	// times are divided by it. 0 means 1.
+	// Speed is the factor by which the replica runs faster than real time: iteration times
+	// are divided by it. 0 means 1.
 	Speed float64
-	// TensorParallel spreads the replica over so many ranks, by
-	// Profile.TensorParallel. 0 means 1.
+	// TensorParallel is the number of ranks, applied by Profile.TensorParallel. 0 means 1.
 	TensorParallel int
 
-	// Context is the largest prompt and output together, in tokens (vLLM's
-	// max_model_len). 0 means 131072, or what the KV cache holds if that is less.
+	// Context is the maximum number of tokens of prompt and output together (vLLM's
+	// max_model_len). 0 means 131072, or the size of the KV cache if that is less.
 	Context policies.Tokens
 	// KVTokens is the size of the KV cache in tokens, rounded down to whole
 	// blocks. 0 means the profile's, all ranks together.
 	KVTokens policies.Tokens
 	// BlockTokens is the number of tokens per KV block. 0 means 16.
 	BlockTokens int
-	// SlotBytes is how many KV bytes per token are really kept in memory: a
-	// multiple of 8 bytes. 0 means 64. It has nothing to do with the profile's
-	// kv_bytes_per_token, which only paces transfers. Replicas that continue
-	// each other's texts need equal SlotBytes.
+	// SlotBytes is the number of KV bytes per token that are really stored: a multiple of
+	// 8. 0 means 64. It is independent of the profile's kv_bytes_per_token, which only
+	// paces transfers. Replicas that continue each other's texts need equal SlotBytes.
 	SlotBytes int
-	// NoPrefixCache computes every prompt in full.
+	// NoPrefixCache disables prefix caching.
 	NoPrefixCache bool
 
-	// MaxBatch is the number of sequences that run at once (max_num_seqs). 0
-	// means the profile's.
+	// MaxBatch is the number of sequences that run at once (max_num_seqs). 0 means the
+	// profile's.
 	MaxBatch int
 	// MaxBatchedTokens bounds the tokens of one iteration, decodes and prompt
 	// chunks together (max_num_batched_tokens). 0 means 8192. It is at least
 	// MaxBatch.
 	MaxBatchedTokens int
 
-	// Blocks is the directory in which the replica serves its block table
-	// (engine/api): blocks.sock and pool.sock, for processes of the own user. It
-	// is created if it does not exist. Other replicas' directories are refused;
-	// sockets that nobody serves are replaced. "" serves none, and requests
-	// cannot be handed over live.
+	// Blocks is the directory in which the replica serves its block table (engine/api):
+	// blocks.sock and pool.sock, for processes of the same user. It is created if it does
+	// not exist. A directory that another replica serves is rejected; stale sockets are
+	// replaced. "" disables the block table and with it live migration.
 	Blocks string
 
-	// Device makes the memory of the KV pool on a device, of at least so many bytes,
-	// when Run begins; Run closes it. Run ends with an error when the device fails.
-	// nil keeps the pool in shared memory.
+	// Device allocates the memory of the KV pool on a device, of at least so many bytes,
+	// when Run starts; Run closes it. Run returns an error when the device fails. nil keeps
+	// the pool in shared memory.
 	Device func(bytes int64) (kv.Memory, error)
 
-	// Vocabulary may be shared between the replicas of a process, to save 5 MB
-	// each. nil loads one.
+	// Vocabulary may be shared by the replicas of a process, to save 5 MB each. nil loads one.
 	Vocabulary *model.Vocabulary
-	// Logger is told of starts, stops and lag. nil discards.
+	// Logger logs starts, stops and lag. nil discards.
 	Logger *slog.Logger
 }
 
@@ -102,7 +98,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// or is v, or otherwise where v is zero.
+// orDefault returns v, or the default if v is zero.
 func or[T comparable](v, otherwise T) T {
 	var zero T
 	if v == zero {
@@ -111,7 +107,7 @@ func or[T comparable](v, otherwise T) T {
 	return v
 }
 
-// validate checks a config with its defaults filled in.
+// validate checks a config after withDefaults.
 func (c Config) validate() error {
 	bad := func(field, format string, args ...any) error {
 		return fmt.Errorf("emulator config: %s: "+format, append([]any{field}, args...)...)
@@ -152,7 +148,7 @@ func (c Config) validate() error {
 	return nil
 }
 
-// layout is the shape of the KV pool.
+// layout returns the layout of the KV pool.
 func (c Config) layout() kv.Layout {
 	return kv.Layout{
 		Blocks:      int(c.KVTokens) / c.BlockTokens,

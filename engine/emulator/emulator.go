@@ -1,22 +1,19 @@
-// Package emulator is an OpenAI-compatible inference replica without a GPU:
-// what it covers of the HTTP API, a client cannot tell from vLLM's.
+// Package emulator is an OpenAI-compatible inference replica without a GPU. A client cannot
+// distinguish the parts of the HTTP API that it covers from vLLM's.
 //
-// It batches continuously, queues, chunks prefills, preempts and caches
-// prefixes as vLLM does, in the time that a measured cost profile says, and
-// keeps a paged KV cache of real bytes on which every next token depends. It
-// is not a language model: text is made of words, not of sense. Sampling
-// parameters are accepted and have no effect. More than one prompt or choice,
-// log-probabilities, echo, tools, structured output, images and adapters are
-// not covered and are refused with a 400, since ignoring them would give
-// another answer than was asked for.
+// It batches continuously, queues, chunks prefills, preempts and caches prefixes as vLLM
+// does, with the iteration times of a measured cost profile, and keeps a paged KV cache of
+// real bytes on which every next token depends. It is not a language model: the text
+// consists of words without meaning. Sampling parameters are accepted and have no effect.
+// More than one prompt or choice, log-probabilities, echo, tools, structured output, images
+// and adapters are rejected with a 400, since ignoring them would change the answer.
 //
-// With Config.Blocks it also serves the block-table protocol of engine/api:
-// requests can be frozen, read and, by a reservation in place of a prompt
-// (kv_transfer_params.cascade_reservation), gone on with from KV bytes that
-// another replica computed.
+// With Config.Blocks it also serves the block-table protocol of engine/api: requests can be
+// frozen, read and continued from KV bytes that another replica computed, with a reservation
+// in place of a prompt (kv_transfer_params.cascade_reservation).
 //
-// Invariant: equal token ids get equal continuations from every replica of
-// the same model name, whatever else runs there.
+// Invariant: equal token ids get equal continuations from every replica of the same model
+// name, whatever else runs there.
 package emulator
 
 import (
@@ -36,16 +33,15 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// maxWaiting bounds the requests that wait to be scheduled; beyond it clients
-// get a 503. vLLM has no bound and ends in out-of-memory.
+// maxWaiting bounds the requests that wait to be scheduled; further ones get a 503. vLLM has
+// no bound and runs out of memory.
 const maxWaiting = 65_536
 
-// maxLag is how far the replica may fall behind its own clock, when the
-// machine is too slow for it, before it gives up catching up.
+// maxLag is how far the replica may fall behind its schedule, on a machine that is too slow,
+// before it stops catching up.
 const maxLag = time.Second
 
-// Engine is one replica. Handler may be used by any number of goroutines,
-// before, while and after Run runs.
+// Engine is one replica. Handler is safe for concurrent use, before, during and after Run.
 type Engine struct {
 	// Fixed after New.
 	cfg         Config
@@ -55,24 +51,24 @@ type Engine struct {
 	created     time.Time
 	handler     http.Handler
 	metrics     *metrics
-	wake        chan struct{} // capacity 1: the inbox has something new
+	wake        chan struct{} // holds a token when the inbox is not empty
 	done        chan struct{} // closed when Run returns
 
 	mu     sync.Mutex
 	phase  phase
-	inbox  []*stream // submitted, not yet seen by the loop
+	inbox  []*stream // submitted, not yet taken by the loop
 	cancel []*stream // to be aborted
 	calls  []*call   // to be run
 	stats  batch.Stats
-	// legs are the requests by the names that clients gave them.
+	// legs are the requests by the leg names of their clients.
 	legs map[string]*stream
 
 	// Owned by the loop.
-	now   time.Time         // when the tokens being delivered came into being
-	table *blocktable.Table // nil: none is served
+	now   time.Time         // generation time of the tokens being delivered
+	table *blocktable.Table // nil: not served
 }
 
-// phase is where an Engine is in its life.
+// phase is the lifecycle phase of an Engine.
 type phase int
 
 const (
@@ -81,15 +77,14 @@ const (
 	stopped
 )
 
-// errStopped is what requests get after Run has returned; errFull, when too
-// many wait.
+// errStopped is returned to requests after Run, errFull when too many wait.
 var (
 	errStopped = errors.New("the engine has stopped")
 	errFull    = errors.New("too many requests are waiting")
 )
 
-// New checks the config and returns a replica that does not run yet: requests
-// wait until Run is called.
+// New validates the config and returns a replica that does not run yet: requests wait until
+// Run is called.
 func New(c Config) (*Engine, error) {
 	c = c.withDefaults()
 	if err := c.validate(); err != nil {
@@ -111,19 +106,18 @@ func New(c Config) (*Engine, error) {
 		done:    make(chan struct{}),
 		legs:    make(map[string]*stream),
 	}
-	// As vLLM's, the fingerprint names the version and the configuration.
+	// Like vLLM's, the fingerprint identifies the version and the configuration.
 	e.fingerprint = fmt.Sprintf("vllm-%s-%08x", version, uint32(xxhash.Sum64String(fmt.Sprint(c.Model, c.layout(), c.TensorParallel))))
 	e.metrics = newMetrics(e)
 	e.handler = e.routes()
 	return e, nil
 }
 
-// Handler serves the replica's HTTP API. After Run has returned it answers 503.
+// Handler serves the replica's HTTP API. After Run it answers 503.
 func (e *Engine) Handler() http.Handler { return e.handler }
 
-// Run maps the KV pool and runs the replica until ctx is done; the pool is
-// unmapped when it returns. It may be called once. Its error is nil when ctx
-// ended it.
+// Run maps the KV pool and runs the replica until ctx ends, when it returns nil. It unmaps
+// the pool before it returns. It may be called once.
 func (e *Engine) Run(ctx context.Context) error {
 	e.mu.Lock()
 	if e.phase != fresh {
@@ -152,7 +146,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	e.cfg.Logger.Info("emulated replica runs", "model", e.cfg.Model, "profile", e.profile.Name, "kv_blocks", pool.Blocks, "speed", e.cfg.Speed)
 	if e.cfg.Blocks != "" {
 		e.table, err = blocktable.New(blocktable.Config{
-			Dir: e.cfg.Blocks, Pool: pool, Engine: door{e}, Model: e.cfg.Model, Context: e.cfg.Context,
+			Dir: e.cfg.Blocks, Pool: pool, Engine: engineAdapter{e}, Model: e.cfg.Model, Context: e.cfg.Context,
 			TokenBytes: e.profile.KVBytesPerToken, Logger: e.cfg.Logger,
 		})
 		if err != nil {
@@ -161,7 +155,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
-		defer e.stop() // whoever waits for the loop must not wait longer than it runs
+		defer e.stop() // waiting callers must not wait longer than the loop runs
 		return e.loop(ctx, s)
 	})
 	if t := e.table; t != nil {
@@ -173,7 +167,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	return nil
 }
 
-// newPool makes the KV pool.
+// newPool creates the KV pool.
 func (e *Engine) newPool() (*kv.Pool, error) {
 	if e.cfg.Device == nil {
 		return kv.NewPool(e.cfg.layout())
@@ -185,7 +179,7 @@ func (e *Engine) newPool() (*kv.Pool, error) {
 	return kv.NewDevicePool(e.cfg.layout(), m)
 }
 
-// stop ends every request that the loop still had. More calls do nothing.
+// stop ends every request that the loop still has. Further calls do nothing.
 func (e *Engine) stop() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -197,7 +191,7 @@ func (e *Engine) stop() {
 	close(e.done)
 }
 
-// submit hands a request to the loop.
+// submit passes a request to the loop.
 func (e *Engine) submit(st *stream) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -212,7 +206,7 @@ func (e *Engine) submit(st *stream) error {
 	return nil
 }
 
-// abort tells the loop that nobody reads a stream any more.
+// abort makes the loop end a stream whose client is gone.
 func (e *Engine) abort(st *stream) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -31,7 +31,7 @@ func malformed(format string, args ...any) *apiError {
 	return &apiError{Message: fmt.Sprintf(format, args...), Type: "Bad Request", Code: http.StatusBadRequest}
 }
 
-// conflict is a 409: what is asked for does not go together with what is.
+// conflict is a 409: the request conflicts with the engine's state.
 func conflict(param, format string, args ...any) *apiError {
 	e := invalid(param, format, args...)
 	e.Type, e.Code = "ConflictError", http.StatusConflict

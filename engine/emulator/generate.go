@@ -13,11 +13,11 @@ import (
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 )
 
-// maxRequestID bounds an X-Request-Id that becomes a part of the answer.
+// maxRequestID bounds an X-Request-Id that is copied to the answer.
 const maxRequestID = 256
 
-// defaultCompletion is how many tokens /v1/completions makes when it is not
-// told; chat goes on to the end of the context.
+// defaultCompletion is the default max_tokens of /v1/completions; chat continues to the end
+// of the context.
 const defaultCompletion = 16
 
 // generate serves both generating endpoints.
@@ -36,16 +36,16 @@ func (e *Engine) generate(a api, w http.ResponseWriter, r *http.Request) {
 		st.notify = atTheEnd
 	}
 	if bad == nil {
-		bad = e.claim(r.Header.Get(legHeader), st)
+		bad = e.claimLeg(r.Header.Get(legHeader), st)
 	}
 	if bad != nil {
 		writeError(w, bad)
 		return
 	}
-	defer e.disclaim(st)
-	var prompt []model.Token // as the answer repeats it
+	defer e.releaseLeg(st)
+	var prompt []model.Token // echoed in the answer
 	if q.reservation == "" {
-		prompt, bad = e.begin(a, &q, st)
+		prompt, bad = e.submitPrompt(a, &q, st)
 	} else {
 		bad = e.adopt(r.Context(), a, &q, st)
 	}
@@ -53,7 +53,7 @@ func (e *Engine) generate(a api, w http.ResponseWriter, r *http.Request) {
 		writeError(w, bad)
 		return
 	}
-	e.name(st)
+	e.registerLeg(st)
 	ans := &answer{
 		api: a, id: requestID(a, r), model: cmp.Or(q.model, e.cfg.Model), fingerprint: e.fingerprint,
 		created: time.Now().Unix(), request: &q, promptTokens: st.prompt,
@@ -61,25 +61,24 @@ func (e *Engine) generate(a api, w http.ResponseWriter, r *http.Request) {
 	if q.tokenIDs {
 		ans.prompt = prompt
 	}
-	// The sequence has its own copy: a long prompt is not kept twice while its
-	// answer is generated.
+	// The sequence has its own copy: free a long prompt while its answer is generated.
 	q.text, q.ids, q.messages = "", nil, nil
 	text := newText(e.model.Vocabulary, &q)
 	text.seed(st.tail)
 	if q.stream {
-		e.streamed(w, r, st, ans, text)
+		e.writeStream(w, r, st, ans, text)
 	} else {
-		e.assembled(w, r, st, ans, text)
+		e.writeWhole(w, r, st, ans, text)
 	}
 }
 
-// begin submits a request with a prompt, and returns the prompt.
-func (e *Engine) begin(a api, q *request, st *stream) ([]model.Token, *apiError) {
+// submitPrompt submits a request with a prompt and returns the prompt.
+func (e *Engine) submitPrompt(a api, q *request, st *stream) ([]model.Token, *apiError) {
 	prompt, bad := e.promptIDs(a, q)
 	if bad != nil {
 		return nil, bad
 	}
-	asked, bad := e.asked(a, q, st, len(prompt))
+	asked, bad := e.schedulerRequest(a, q, st, len(prompt))
 	if bad != nil {
 		return nil, bad
 	}
@@ -94,8 +93,8 @@ func (e *Engine) begin(a api, q *request, st *stream) ([]model.Token, *apiError)
 	return prompt, nil
 }
 
-// asked is what a request wants of the scheduler, but for its prompt.
-func (e *Engine) asked(a api, q *request, st *stream, prompt int) (batch.Request, *apiError) {
+// schedulerRequest returns the scheduler's request without its prompt.
+func (e *Engine) schedulerRequest(a api, q *request, st *stream, prompt int) (batch.Request, *apiError) {
 	limit, bad := e.outputLimit(a, q, prompt)
 	adapter := e.adapter(q.model)
 	return batch.Request{
@@ -104,7 +103,7 @@ func (e *Engine) asked(a api, q *request, st *stream, prompt int) (batch.Request
 	}, bad
 }
 
-// outputLimit is how many tokens a request may generate, or why it may not.
+// outputLimit returns how many tokens a request may generate, or why it may not.
 func (e *Engine) outputLimit(a api, q *request, prompt int) (int, *apiError) {
 	room := int(e.cfg.Context) - prompt
 	if room < max(1, q.maxTokens) {
@@ -120,7 +119,7 @@ func (e *Engine) outputLimit(a api, q *request, prompt int) (int, *apiError) {
 	return room, nil
 }
 
-// requestID is the id of a response: the client's X-Request-Id, or random.
+// requestID returns the id of a response: the client's X-Request-Id, or random.
 func requestID(a api, r *http.Request) string {
 	prefix := "cmpl-"
 	if a == chat {
@@ -134,33 +133,33 @@ func requestID(a api, r *http.Request) string {
 
 // Why a handler stops before the end of its request.
 var (
-	errGone = errors.New("the client is gone")
-	errDead = errors.New("the engine stopped while it was generating")
-	// errDropped is a whole answer's: a stream that was dropped just ends.
-	errDropped = errors.New("the request was taken away from this engine")
+	errClientGone    = errors.New("the client disconnected")
+	errEngineStopped = errors.New("the engine stopped during generation")
+	// errDropped applies to answers that are not streamed: a dropped stream just ends.
+	errDropped = errors.New("the request was dropped from this engine")
 )
 
-// wait returns when a stream has something new. It fails when the client or
-// the engine is gone; the sequence is then aborted.
+// wait returns when a stream has new tokens. It fails when the client or the engine is gone,
+// and then aborts the sequence.
 func (e *Engine) wait(r *http.Request, st *stream) error {
 	select {
 	case <-st.ready:
 		return nil
 	case <-r.Context().Done():
 		e.abort(st)
-		return errGone
+		return errClientGone
 	case <-e.done:
-		return errDead
+		return errEngineStopped
 	}
 }
 
-// consume turns new tokens into text. It returns the tokens that belong to
-// the answer, and how it ended if it did.
+// decodeTokens decodes new tokens. It returns the tokens that belong to the answer, and how it
+// ended, if it did.
 func consume(t *text, q *request, ids []model.Token, finish batch.Finish) ([]model.Token, ending) {
 	for i, id := range ids {
 		final := i == len(ids)-1 && finish != batch.Unfinished
 		if final && finish == batch.AtStop && !q.includeStop {
-			// The token that ended the text is counted, and not shown.
+			// The token that ended the text is counted but not shown.
 			break
 		}
 		if stop, ok := t.add(id); ok {
@@ -180,9 +179,9 @@ func consume(t *text, q *request, ids []model.Token, finish batch.Finish) ([]mod
 	return ids, ending{}
 }
 
-// streamed answers with server-sent events, one per token while the client
-// keeps up, and with several tokens in one when it does not.
-func (e *Engine) streamed(w http.ResponseWriter, r *http.Request, st *stream, ans *answer, t *text) {
+// writeStream answers with server-sent events, one per token while the client keeps up, and
+// with several tokens per event when it does not.
+func (e *Engine) writeStream(w http.ResponseWriter, r *http.Request, st *stream, ans *answer, t *text) {
 	control := http.NewResponseController(w)
 	defer unlimited(control)
 	var (
@@ -191,18 +190,18 @@ func (e *Engine) streamed(w http.ResponseWriter, r *http.Request, st *stream, an
 		ids     []model.Token
 		finish  batch.Finish
 		end     ending
-		allowed time.Time // until when the write deadline need not be renewed
+		allowed time.Time // the write deadline need not be renewed before
 	)
 	for end.reason == "" {
 		if err := e.wait(r, st); err != nil {
-			if errors.Is(err, errDead) {
-				e.broken(w, ans)
+			if errors.Is(err, errEngineStopped) {
+				e.failStream(w, ans)
 			}
 			return
 		}
 		ids, finish, ans.cached = st.take(ids)
 		if finish == batch.Dropped {
-			e.disclaim(st)
+			e.releaseLeg(st)
 			if ans.sent == 0 {
 				writeError(w, unavailable(errDropped))
 			}
@@ -217,16 +216,16 @@ func (e *Engine) streamed(w http.ResponseWriter, r *http.Request, st *stream, an
 			h.Set("Content-Type", "text/event-stream; charset=utf-8")
 			h.Set("Cache-Control", "no-cache")
 			w.WriteHeader(http.StatusOK)
-			out = ans.first(out)
+			out = ans.writeFirst(out)
 		}
 		var mine []model.Token
 		mine, end = consume(t, ans.request, ids, finish)
-		show = t.after(end, show[:0])
-		out = ans.chunk(out, show, mine, end)
-		ans.prompt = nil // told in the first chunk
+		show = t.takeAfter(end, show[:0])
+		out = ans.writeChunk(out, show, mine, end)
+		ans.prompt = nil // sent in the first chunk
 		if end.reason != "" {
-			out = ans.last(out)
-			e.disclaim(st)
+			out = ans.writeLast(out)
+			e.releaseLeg(st)
 		}
 		if now := time.Now(); now.After(allowed) {
 			_ = control.SetWriteDeadline(now.Add(writeTimeout))
@@ -242,20 +241,20 @@ func (e *Engine) streamed(w http.ResponseWriter, r *http.Request, st *stream, an
 		}
 	}
 	if end.by == byString {
-		e.abort(st) // the engine does not know stop strings
+		e.abort(st) // the scheduler does not know stop strings
 	}
 }
 
-// unlimited takes the write deadline off: it belongs to the connection, which
-// may serve other requests.
+// clearWriteDeadline removes the write deadline: it belongs to the connection, which may
+// serve other requests.
 func unlimited(control *http.ResponseController) {
 	_ = control.SetWriteDeadline(time.Time{})
 }
 
-// broken ends a stream whose engine has stopped: an error event if the answer
-// has begun, else a status.
-func (e *Engine) broken(w http.ResponseWriter, ans *answer) {
-	err := &apiError{Message: errDead.Error(), Type: "InternalServerError", Code: http.StatusInternalServerError}
+// failStream ends a stream whose engine has stopped: with an error event if the answer has
+// begun, else with a status.
+func (e *Engine) failStream(w http.ResponseWriter, ans *answer) {
+	err := &apiError{Message: errEngineStopped.Error(), Type: "InternalServerError", Code: http.StatusInternalServerError}
 	if ans.sent == 0 {
 		writeError(w, unavailable(errStopped))
 		return
@@ -263,8 +262,8 @@ func (e *Engine) broken(w http.ResponseWriter, ans *answer) {
 	fmt.Fprintf(w, "data: %s\n\ndata: [DONE]\n\n", err.body())
 }
 
-// assembled answers with one JSON object when all is generated.
-func (e *Engine) assembled(w http.ResponseWriter, r *http.Request, st *stream, ans *answer, t *text) {
+// writeWhole answers with one JSON object when all is generated.
+func (e *Engine) writeWhole(w http.ResponseWriter, r *http.Request, st *stream, ans *answer, t *text) {
 	var (
 		all, ids []model.Token
 		show     []byte
@@ -273,7 +272,7 @@ func (e *Engine) assembled(w http.ResponseWriter, r *http.Request, st *stream, a
 	)
 	for end.reason == "" {
 		if err := e.wait(r, st); err != nil {
-			if errors.Is(err, errDead) {
+			if errors.Is(err, errEngineStopped) {
 				writeError(w, unavailable(errStopped))
 			}
 			return
@@ -286,15 +285,15 @@ func (e *Engine) assembled(w http.ResponseWriter, r *http.Request, st *stream, a
 		var mine []model.Token
 		mine, end = consume(t, ans.request, ids, finish)
 		all = append(all, mine...)
-		show = t.after(end, show)
+		show = t.takeAfter(end, show)
 	}
 	if end.by == byString {
 		e.abort(st)
 	}
-	e.disclaim(st)
+	e.releaseLeg(st)
 	control := http.NewResponseController(w)
 	_ = control.SetWriteDeadline(time.Now().Add(writeTimeout))
 	defer unlimited(control)
-	writeJSON(w, http.StatusOK, ans.whole(nil, show, all, end))
+	writeJSON(w, http.StatusOK, ans.writeBody(nil, show, all, end))
 	_ = control.Flush() // within the deadline
 }

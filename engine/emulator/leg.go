@@ -8,11 +8,11 @@ import (
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
 )
 
-// legHeader is the name of a request in the block table.
+// legHeader is the header with the name of a request in the block table.
 const legHeader = "X-Cascade-Leg"
 
-// claim takes the name of a leg for a request that begins. No name is none.
-func (e *Engine) claim(leg string, st *stream) *apiError {
+// claimLeg claims the leg name of a new request. An empty name is not claimed.
+func (e *Engine) claimLeg(leg string, st *stream) *apiError {
 	if len(leg) > blocktable.MaxName {
 		return invalid(legHeader, "%s has %d bytes, more than %d", legHeader, len(leg), blocktable.MaxName)
 	}
@@ -28,16 +28,16 @@ func (e *Engine) claim(leg string, st *stream) *apiError {
 	return nil
 }
 
-// name lets a request be found by the name that it has claimed.
-func (e *Engine) name(st *stream) {
+// registerLeg registers a request's sequence under its claimed leg name.
+func (e *Engine) registerLeg(st *stream) {
 	e.mu.Lock()
 	st.named = st.sequence
 	e.mu.Unlock()
 }
 
-// disclaim gives the name back, if it was not yet. It comes before the client
-// can learn that its answer is over: the next request may have the same name.
-func (e *Engine) disclaim(st *stream) {
+// releaseLeg releases the leg name, if it is still claimed. It must be called before the client
+// can see the end of its answer: the next request may have the same name.
+func (e *Engine) releaseLeg(st *stream) {
 	e.mu.Lock()
 	if st.leg != "" {
 		delete(e.legs, st.leg)
@@ -46,18 +46,17 @@ func (e *Engine) disclaim(st *stream) {
 	e.mu.Unlock()
 }
 
-// adopt makes a request of a reservation run. Nothing here depends on how many
-// ids the reservation has.
+// adopt starts a request from a reservation. Its cost does not depend on the number of ids.
 func (e *Engine) adopt(ctx context.Context, a api, q *request, st *stream) *apiError {
 	const param = "kv_transfer_params.cascade_reservation"
 	var bad *apiError
-	never := e.do(ctx, blocktable.AtOnce, func(s *batch.Scheduler) {
+	never := e.do(ctx, blocktable.Immediately, func(s *batch.Scheduler) {
 		if e.table == nil {
 			bad = invalid(param, "this engine serves no block table, and has no reservations")
 			return
 		}
 		x, err := e.table.Adopt(s, q.reservation, func(length int) (batch.Request, error) {
-			asked, refused := e.asked(a, q, st, length)
+			asked, refused := e.schedulerRequest(a, q, st, length)
 			if refused != nil {
 				return asked, refused
 			}

@@ -8,17 +8,17 @@ import (
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
 )
 
-// loop is the replica: one goroutine, one iteration after the other.
+// loop runs the replica: one goroutine, one iteration after the other.
 //
-// Iterations follow an absolute schedule: each starts when the one before was
-// due, not when its timer fired, so that late timers do not slow the replica
-// down. The work of an iteration is done at its start and told at its end.
+// Iterations have an absolute schedule: each starts when the previous one was due, not when
+// its timer fired, so that late timers do not slow the replica down. The work of an iteration
+// is done at its start and published at its end.
 //
-// It returns nil at the end of ctx, and the pool's error when its memory has failed.
+// It returns nil when ctx ends, and the pool's error when its memory has failed.
 func (e *Engine) loop(ctx context.Context, s *batch.Scheduler) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	var due time.Time // when the present iteration ends
+	var due time.Time // end of the current iteration
 	for ctx.Err() == nil {
 		e.takeInbox(s)
 		e.takeCalls(s, blocktable.AtBoundary)
@@ -27,7 +27,7 @@ func (e *Engine) loop(ctx context.Context, s *batch.Scheduler) error {
 		}
 		if s.Idle() {
 			due = time.Time{}
-			e.rest(ctx)
+			e.waitForWork(ctx)
 			continue
 		}
 		start := time.Now()
@@ -42,17 +42,17 @@ func (e *Engine) loop(ctx context.Context, s *batch.Scheduler) error {
 		if err := s.Pool.Err(); err != nil {
 			return err
 		}
-		if step.Seconds == 0 { // until something frozen or reserved gives way
+		if step.Seconds == 0 { // until a frozen or reserved sequence frees blocks
 			due = time.Time{}
 			e.publish(s)
-			e.rest(ctx)
+			e.waitForWork(ctx)
 			continue
 		}
 		due = due.Add(time.Duration(step.Seconds * float64(time.Second)))
 		e.publish(s)
 		if wait := time.Until(due); wait > 0 {
 			timer.Reset(wait)
-			if !e.pass(ctx, s, timer.C) {
+			if !e.waitIteration(ctx, s, timer.C) {
 				return nil
 			}
 		}
@@ -66,30 +66,30 @@ func (e *Engine) loop(ctx context.Context, s *batch.Scheduler) error {
 	return nil
 }
 
-// rest waits for something new.
-func (e *Engine) rest(ctx context.Context) {
+// waitForWork waits until the inbox is not empty.
+func (e *Engine) waitForWork(ctx context.Context) {
 	select {
 	case <-e.wake:
 	case <-ctx.Done():
 	}
 }
 
-// pass lets an iteration's time pass, and meanwhile runs the calls that need not
-// wait for its end. It reports false when ctx ended it.
-func (e *Engine) pass(ctx context.Context, s *batch.Scheduler, over <-chan time.Time) bool {
+// waitIteration waits for an iteration's end and meanwhile runs the calls that may run
+// immediately. It returns false when ctx ends.
+func (e *Engine) waitIteration(ctx context.Context, s *batch.Scheduler, over <-chan time.Time) bool {
 	for {
 		select {
 		case <-over:
 			return true
-		case <-e.wake: // the inbox is looked at when the iteration is over
-			e.takeCalls(s, blocktable.AtOnce)
+		case <-e.wake: // the inbox is read at the end of the iteration
+			e.takeCalls(s, blocktable.Immediately)
 		case <-ctx.Done():
 			return false
 		}
 	}
 }
 
-// takeInbox moves what handlers have submitted and aborted to the scheduler.
+// takeInbox passes submitted and aborted requests to the scheduler.
 func (e *Engine) takeInbox(s *batch.Scheduler) {
 	e.mu.Lock()
 	inbox, cancel := e.inbox, e.cancel
@@ -107,7 +107,7 @@ func (e *Engine) takeInbox(s *batch.Scheduler) {
 	e.publish(s)
 }
 
-// publish makes the scheduler's counters visible to /metrics.
+// publish copies the scheduler's counters for /metrics.
 func (e *Engine) publish(s *batch.Scheduler) {
 	stats := s.Stats()
 	e.mu.Lock()

@@ -10,9 +10,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// Buckets of the latency histograms, in seconds, as vLLM's where it starts
-// (1 ms, 10 ms, 300 ms); finer below, because replicas may run faster than
-// real time.
+// Buckets of the latency histograms in seconds: vLLM's from their start (1 ms, 10 ms, 300 ms),
+// and finer ones below, because replicas may run faster than real time.
 var (
 	firstTokenBuckets = []float64{.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160}
 	interTokenBuckets = []float64{.001, .0025, .005, .01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 10}
@@ -21,8 +20,8 @@ var (
 	lengthBuckets     = []float64{1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000}
 )
 
-// metrics are the replica's, under vLLM's names: histograms that the loop
-// observes, and counters and gauges read from the scheduler's Stats.
+// metrics are the replica's metrics under vLLM's names: histograms that the loop observes, and
+// counters and gauges from the scheduler's Stats.
 type metrics struct {
 	engine   *Engine
 	registry *prometheus.Registry
@@ -84,7 +83,7 @@ func newMetrics(e *Engine) *metrics {
 	return m
 }
 
-// ended counts a finished request.
+// ended records a finished request.
 func (m *metrics) ended(took time.Duration, ev batch.Event) {
 	m.endToEnd.Observe(took.Seconds())
 	m.promptLength.Observe(float64(ev.Sequence.Length() - ev.Sequence.Output()))
@@ -109,7 +108,7 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, kind, v, labels...)
 	}
 	blocks := e.cfg.layout().Blocks
-	caching := "True" // as Python spells it
+	caching := "True" // as in Python
 	if e.cfg.NoPrefixCache {
 		caching = "False"
 	}

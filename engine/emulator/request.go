@@ -27,13 +27,13 @@ const (
 	chat
 )
 
-// request is a decoded body. Token ids in it are within the vocabulary.
+// request is a decoded body. Its token ids are within the vocabulary.
 type request struct {
 	model     string
 	text      string        // the prompt, unless ids are given
 	ids       []model.Token // the prompt as ids
 	messages  []message
-	maxTokens int // 0: none was given
+	maxTokens int // 0: not given
 	minTokens int
 	ignoreEOS bool
 	stops     []string
@@ -41,11 +41,11 @@ type request struct {
 	salt      uint64
 
 	reservation string // of the block table, in place of a prompt
-	from        int    // ids from that many on are output that was made before; 0: none are
+	from        int    // ids from this index on are output of an earlier leg; 0: none
 
 	stream          bool
 	usage           bool // a last chunk with usage
-	continuousUsage bool // and usage in every chunk
+	continuousUsage bool // usage in every chunk
 	tokenIDs        bool
 	includeStop     bool
 }
@@ -53,8 +53,7 @@ type request struct {
 // message is one turn of a chat.
 type message struct{ role, content string }
 
-// decode reads a body of either endpoint. It never panics; what it refuses it
-// refuses with the name of the field.
+// decode decodes a body of either endpoint. It never panics. Its errors name the field.
 func decode(a api, body []byte) (request, *apiError) {
 	var r request
 	root, err := parseObject(body)
@@ -86,7 +85,7 @@ func decode(a api, body []byte) (request, *apiError) {
 	return r, nil
 }
 
-// parseObject checks that a body is one JSON object that is safe to walk.
+// parseObject checks that a body is one JSON object that is safe to parse.
 func parseObject(body []byte) (gjson.Result, *apiError) {
 	if depth(body) > maxDepth {
 		return gjson.Result{}, malformed("JSON decode error: nested more than %d levels deep", maxDepth)
@@ -101,7 +100,7 @@ func parseObject(body []byte) (gjson.Result, *apiError) {
 	return root, nil
 }
 
-// depth is how deep a text nests brackets outside of strings, valid or not.
+// depth returns the nesting depth of brackets outside of strings, in valid or invalid JSON.
 func depth(body []byte) int {
 	now, most, quoted := 0, 0, false
 	for i := 0; i < len(body); i++ {
@@ -121,7 +120,7 @@ func depth(body []byte) int {
 	return most
 }
 
-// field takes one top-level field. Unknown fields are ignored, as vLLM does.
+// field decodes one top-level field. It ignores unknown fields, as vLLM does.
 func (r *request) field(a api, key string, v gjson.Result) (err *apiError) {
 	if v.Type == gjson.Null {
 		return nil
@@ -185,15 +184,14 @@ func (r *request) field(a api, key string, v gjson.Result) (err *apiError) {
 	return err
 }
 
-// transfer takes what kv_transfer_params says; what it means to other engines is
-// ignored.
+// transfer decodes kv_transfer_params and ignores fields that other engines define.
 func (r *request) transfer(a api, v gjson.Result) (err *apiError) {
 	v.ForEach(func(key, v gjson.Result) bool {
 		at := "kv_transfer_params." + key.Str
 		switch {
 		case v.Type == gjson.Null:
 		case key.Str == "prompt_token_ids" && a == chat:
-			// Chat continues from ids this way: no template, no tokenising.
+			// A chat continues from ids this way: without template and tokenising.
 			r.ids, err = tokens(at, v)
 		case key.Str == "cascade_reservation":
 			if r.reservation, err = str(at, v); err == nil && (r.reservation == "" || len(r.reservation) > blocktable.MaxName) {
@@ -207,8 +205,8 @@ func (r *request) transfer(a api, v gjson.Result) (err *apiError) {
 	return err
 }
 
-// uncovered refuses fields that would change the answer in a way that is not
-// emulated, and checks the type of sampling parameters that have no effect.
+// uncovered rejects fields that would change the answer and are not emulated, and checks the
+// types of sampling parameters that have no effect.
 func uncovered(key string, v gjson.Result) *apiError {
 	switch key {
 	case "n", "best_of":
@@ -249,7 +247,7 @@ func uncovered(key string, v gjson.Result) *apiError {
 	return nil
 }
 
-// prompt takes a text, a list of ids, or a list of one of either.
+// prompt decodes a text, a list of ids, or a list with one of either.
 func (r *request) prompt(v gjson.Result) (err *apiError) {
 	switch {
 	case v.Type == gjson.String:
@@ -273,7 +271,7 @@ func (r *request) prompt(v gjson.Result) (err *apiError) {
 	return err
 }
 
-// tokens parses a list of ids by hand: prompts of 100,000 ids are common, and
+// tokens parses a list of ids without a generic decoder: prompts of 100,000 ids are common, and
 // a generic decoder takes as long for them as the rest of the request.
 func tokens(key string, v gjson.Result) ([]model.Token, *apiError) {
 	if !v.IsArray() {
@@ -304,7 +302,7 @@ func tokens(key string, v gjson.Result) ([]model.Token, *apiError) {
 
 func skipSpace(s string) string { return strings.TrimLeft(s, " \t\r\n") }
 
-// conversation takes chat messages: text, or parts that are all text.
+// conversation decodes chat messages: text, or parts that are all text.
 func (r *request) conversation(v gjson.Result) *apiError {
 	if !v.IsArray() {
 		return invalid("messages", "messages must be a list")
@@ -365,7 +363,7 @@ func str(key string, v gjson.Result) (string, *apiError) {
 	if v.Type != gjson.String {
 		return "", invalid(key, "%s must be a string", key)
 	}
-	// Without the clone a short name keeps the whole body in memory.
+	// Without the clone a short name would keep the whole body in memory.
 	return strings.Clone(v.Str), nil
 }
 
@@ -376,7 +374,7 @@ func boolean(key string, v gjson.Result) (bool, *apiError) {
 	return v.Bool(), nil
 }
 
-// integer takes a whole number of at least low; 3.0 counts as whole.
+// integer decodes an integer of at least low; 3.0 counts as an integer.
 func integer(key string, v gjson.Result, low int) (int, *apiError) {
 	if v.Type != gjson.Number || v.Num != math.Trunc(v.Num) || math.Abs(v.Num) > 1<<31 {
 		return 0, invalid(key, "%s must be a whole number", key)

@@ -13,16 +13,16 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// version is the vLLM release whose wire format is followed.
+// version is the vLLM release whose wire format is emulated.
 const version = "0.32.0"
 
-// Deadlines on a client's side of a connection.
+// Deadlines for clients.
 const (
 	readTimeout  = 60 * time.Second // for the body
 	writeTimeout = 60 * time.Second // without progress, while a client does not read
 )
 
-// routes is the table of endpoints.
+// routes returns the table of endpoints.
 func (e *Engine) routes() http.Handler {
 	mux := http.NewServeMux()
 	known := make(map[string]bool)
@@ -54,7 +54,7 @@ func (e *Engine) routes() http.Handler {
 // readBody reads a request's body within maxBody and readTimeout.
 func readBody(w http.ResponseWriter, r *http.Request) ([]byte, *apiError) {
 	control := http.NewResponseController(w)
-	// Not every ResponseWriter has deadlines; the server's own remain.
+	// Not every ResponseWriter supports deadlines; the server's own remain.
 	_ = control.SetReadDeadline(time.Now().Add(readTimeout))
 	defer func() { _ = control.SetReadDeadline(time.Time{}) }()
 	r.Body = http.MaxBytesReader(w, r.Body, maxBody)
@@ -76,7 +76,7 @@ func readBody(w http.ResponseWriter, r *http.Request) ([]byte, *apiError) {
 	return body, nil
 }
 
-// checkModel refuses a model that is not served here. None is this one.
+// checkModel rejects a model that is not served here. An empty name is the served model.
 func (e *Engine) checkModel(name string) *apiError {
 	if name == "" || name == e.cfg.Model || slices.Contains(e.cfg.Adapters, name) {
 		return nil
@@ -93,8 +93,7 @@ func (e *Engine) models(w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, append(b, `]}`...))
 }
 
-// describe adds one served name to a list of models; parent is the base model of
-// an adapter.
+// describe adds a served name to a list of models; parent is the base model of an adapter.
 func (e *Engine) describe(b []byte, name, parent string) []byte {
 	b = quote(append(b, `{"id":`...), name)
 	b = append(b, `,"object":"model","created":`...)
@@ -111,7 +110,7 @@ func (e *Engine) describe(b []byte, name, parent string) []byte {
 	return append(b, `,"permission":[]}`...)
 }
 
-// adapter seeds the text of a request that names one; 0 is the base model.
+// adapter returns the seed of a request for an adapter; 0 is the base model.
 func (e *Engine) adapter(name string) uint64 {
 	if name == "" || name == e.cfg.Model {
 		return 0
@@ -173,7 +172,7 @@ func (e *Engine) tokenize(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, b)
 }
 
-// detokenize turns ids into text.
+// detokenize converts ids to text.
 func (e *Engine) detokenize(w http.ResponseWriter, r *http.Request) {
 	body, bad := readBody(w, r)
 	var root gjson.Result
@@ -208,8 +207,8 @@ func (e *Engine) promptIDs(a api, q *request) ([]model.Token, *apiError) {
 	if a == completions {
 		return e.encode(q.text)
 	}
-	// The chat template: every turn between its marks, then the assistant's
-	// opening, in the manner of ChatML.
+	// The chat template, in the manner of ChatML: every turn between its marks, then the
+	// opening of the assistant's turn.
 	var ids []model.Token
 	for _, m := range append(q.messages[:len(q.messages):len(q.messages)], message{role: "assistant"}) {
 		turn, err := e.encode(m.role + "\n" + m.content)

@@ -8,23 +8,23 @@ import (
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 )
 
-// stream carries a request's tokens from the loop to its handler. The loop
-// never blocks on it: tokens the handler has not taken yet are kept, four
-// bytes each and at most max_tokens of them, and are taken together.
+// stream carries a request's tokens from the loop to its handler. The loop never blocks on it:
+// tokens that the handler has not taken yet are kept, four bytes each and at most max_tokens
+// of them, and are taken together.
 type stream struct {
 	// Fixed before submit.
 	engine   *Engine
 	sequence *batch.Sequence
 	arrived  time.Time
-	prompt   int           // how many ids the sequence came with
-	tail     []model.Token // of a sequence that was begun elsewhere: the last ids that it came with
+	prompt   int           // number of ids of the sequence's prompt
+	tail     []model.Token // last prompt ids of a sequence that continues another leg
 	notify   notify
 
 	ready chan struct{} // capacity 1
 
 	// Guarded by the engine's mu.
 	leg   string
-	named *batch.Sequence // what the leg is; nil until there is a sequence
+	named *batch.Sequence // sequence of the leg; nil until there is one
 
 	mu      sync.Mutex
 	pending []model.Token
@@ -32,20 +32,20 @@ type stream struct {
 	cached  int
 
 	// Owned by the loop.
-	last time.Time // when the token before was generated; zero before the first
+	last time.Time // when the previous token was generated; zero before the first
 }
 
-// notify says when a handler wants to be woken.
+// notify is when a handler is woken.
 type notify int
 
 const (
 	perToken notify = iota
-	atTheEnd        // nobody sees single tokens: one wake-up per request
+	atTheEnd        // nothing reads single tokens: one wake-up per request
 )
 
 var _ batch.Receiver = (*stream)(nil)
 
-// Receive takes a token from the loop, or the word that there are no more.
+// Receive takes a token, or the end of the sequence, from the loop.
 func (st *stream) Receive(ev batch.Event) {
 	if ev.Finish == batch.Dropped {
 		st.mu.Lock()
@@ -62,7 +62,7 @@ func (st *stream) Receive(ev batch.Event) {
 	}
 	st.last = now
 	st.mu.Lock()
-	if st.finish == batch.Dropped { // while the iteration of this token passed
+	if st.finish == batch.Dropped { // during the iteration of this token
 		st.mu.Unlock()
 		return
 	}
@@ -77,7 +77,7 @@ func (st *stream) Receive(ev batch.Event) {
 	}
 }
 
-// wake lets the handler see what came.
+// wake wakes the handler.
 func (st *stream) wake() {
 	select {
 	case st.ready <- struct{}{}:
@@ -85,8 +85,8 @@ func (st *stream) wake() {
 	}
 }
 
-// take returns the tokens that came since the last call, in a slice that is
-// valid until the next one, and whether they are the last.
+// take returns the tokens since the last call, in a slice that is valid until the next one, and
+// whether they are the last.
 func (st *stream) take(into []model.Token) (tokens []model.Token, finish batch.Finish, cached int) {
 	st.mu.Lock()
 	defer st.mu.Unlock()

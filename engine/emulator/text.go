@@ -7,20 +7,19 @@ import (
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 )
 
-// text turns a request's tokens into text: it joins characters that arrive in
-// parts, and looks for stop strings, holding back what may be the beginning
-// of one.
+// text converts a request's tokens to text. It joins characters that arrive in parts and
+// searches for stop strings, holding back a possible beginning of one.
 type text struct {
 	vocabulary  *model.Vocabulary
 	stops       []string
 	includeStop bool
-	minTokens   int // stop strings count only in what comes after so many
+	minTokens   int // stop strings count only after so many tokens
 
 	decoder model.Decoder
 	seen    int    // tokens taken
-	held    []byte // text not given out yet
-	from    int    // where in held stop strings are looked for
-	hold    int    // how many bytes of held may begin a stop string
+	held    []byte // text not returned yet
+	from    int    // where in held the search for stop strings continues
+	hold    int    // number of bytes of held that may begin a stop string
 }
 
 func newText(v *model.Vocabulary, q *request) *text {
@@ -31,8 +30,8 @@ func newText(v *model.Vocabulary, q *request) *text {
 	return t
 }
 
-// seed takes the ids before those that add will take, so that a character whose
-// first bytes they are comes out whole. Their text is not given out again.
+// seed takes the ids before the first token, so that a character that begins in them is
+// complete. It does not return their text.
 func (t *text) seed(ids []model.Token) {
 	for _, id := range ids {
 		t.held = t.decoder.Append(t.held[:0], t.vocabulary.Piece(id))
@@ -40,14 +39,14 @@ func (t *text) seed(ids []model.Token) {
 	t.held = t.held[:0]
 }
 
-// tailBytes is how much of a text decides whether its end is a part of a
-// character: a character has at most four bytes.
+// tailBytes is the number of bytes of a text that decide whether its end is a part of a
+// character, which has at most four bytes.
 const tailBytes = 3
 
-// maxTail bounds the ids that are looked at for tailBytes: many have no text.
+// maxTail bounds the ids that are examined for tailBytes: many have no text.
 const maxTail = 64
 
-// tail returns the last of ids that a text goes on from.
+// tail returns the last ids, from which a text continues.
 func tail(v *model.Vocabulary, ids []model.Token) []model.Token {
 	n := 0
 	for at := len(ids) - 1; at >= max(0, len(ids)-maxTail); at-- {
@@ -58,8 +57,8 @@ func tail(v *model.Vocabulary, ids []model.Token) []model.Token {
 	return ids[max(0, len(ids)-maxTail):]
 }
 
-// add takes a token. When it completes a stop string, the text ends before it
-// (or after it, with includeStop) and add returns it.
+// add takes a token. If it completes a stop string, the text ends before it (or after it,
+// with includeStop) and add returns it.
 func (t *text) add(id model.Token) (stop string, stopped bool) {
 	t.held = t.decoder.Append(t.held, t.vocabulary.Piece(id))
 	t.seen++
@@ -85,8 +84,8 @@ func (t *text) add(id model.Token) (stop string, stopped bool) {
 	return stop, true
 }
 
-// take appends to dst what may be given out while the text goes on.
-func (t *text) take(dst []byte) []byte {
+// takeReady appends to dst what may be returned while the text continues.
+func (t *text) takeReady(dst []byte) []byte {
 	n := max(0, len(t.held)-t.hold)
 	for n > 0 && n < len(t.held) && !utf8.RuneStart(t.held[n]) {
 		n--
@@ -97,17 +96,17 @@ func (t *text) take(dst []byte) []byte {
 	return dst
 }
 
-// rest appends all that is left, at the end of the text.
-func (t *text) rest(dst []byte) []byte {
+// takeRest appends the rest at the end of the text.
+func (t *text) takeRest(dst []byte) []byte {
 	dst = append(dst, t.decoder.Flush(t.held)...)
 	t.held = t.held[:0]
 	return dst
 }
 
-// after is take or rest, by how the text stands.
-func (t *text) after(end ending, dst []byte) []byte {
+// takeAfter is takeReady or takeRest, depending on whether the text has ended.
+func (t *text) takeAfter(end ending, dst []byte) []byte {
 	if end.reason != "" {
-		return t.rest(dst)
+		return t.takeRest(dst)
 	}
-	return t.take(dst)
+	return t.takeReady(dst)
 }

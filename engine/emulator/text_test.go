@@ -77,7 +77,7 @@ func TestTextAgainstOracle(t *testing.T) {
 			if n == len(ids) && end.reason == "" {
 				end.reason = "length"
 			}
-			got = txt.after(end, got)
+			got = txt.takeAfter(end, got)
 			if !utf8.Valid(got) {
 				t.Fatalf("seed %d: %q cuts a character", seed, got)
 			}
@@ -170,7 +170,7 @@ func TestBegunCharacter(t *testing.T) {
 		for i, id := range whole.TokenIDs[:290] {
 			before := len(text)
 			shown.add(id)
-			if text = shown.take(text); len(text) > before {
+			if text = shown.takeReady(text); len(text) > before {
 				continue
 			}
 			cuts++

@@ -8,12 +8,11 @@ import (
 	"strconv"
 )
 
-// CPUTimes is a reading of the machine's clocks: time spent idle (waiting for
-// disks included) and in all, since the machine started, over all CPUs. The
-// unit does not matter.
+// CPUTimes is a reading of the machine's CPU times: idle (including waiting for disks) and total, since
+// boot, over all CPUs, in any unit.
 type CPUTimes struct{ Idle, Total float64 }
 
-// errNoCPU says that the machine has no clocks to read.
+// errNoCPU is returned if the system reports no CPU times.
 var errNoCPU = errors.New("this system does not report CPU times")
 
 // procStat reads the first line of Linux's /proc/stat (proc_stat(5)).
@@ -72,8 +71,7 @@ func (m *idleMeter) sample() {
 	}
 }
 
-// finish reads the clocks a last time. The stretch since the last sample may
-// be too short to tell anything by itself.
+// finish takes the last sample. The interval since the one before may be too short to count by itself.
 func (m *idleMeter) finish() {
 	t, err := m.read()
 	if err != nil {
@@ -82,7 +80,7 @@ func (m *idleMeter) finish() {
 	m.last = t
 }
 
-// share is the idle share over the run; −1 where the clocks cannot be read.
+// share returns the idle share over the run; −1 if the CPU times cannot be read.
 func (m *idleMeter) share() float64 {
 	if !m.known {
 		return -1
@@ -90,7 +88,7 @@ func (m *idleMeter) share() float64 {
 	return between(m.first, m.last)
 }
 
-// between is the idle share of two readings; −1 when no time passed.
+// between returns the idle share between two readings; −1 if no time passed.
 func between(a, b CPUTimes) float64 {
 	if total := b.Total - a.Total; total > 0 {
 		return min(max(0, (b.Idle-a.Idle)/total), 1)

@@ -76,8 +76,8 @@ func newWords() *words {
 	return w
 }
 
-// block is the id of a request's b-th block. What the trace does not name is
-// the request's own: it shares nothing with any other.
+// block returns the id of a request's b-th block. A block that the trace does not name is unique to the
+// request.
 func block(r trace.Request, index, b int) uint64 {
 	if b < len(r.Prefix) {
 		return r.Prefix[b]
@@ -118,7 +118,7 @@ func appendIDs(body []byte, r trace.Request, index, vocabulary int) []byte {
 	return append(body, ']')
 }
 
-// scatter is a bijection that leaves no pattern (the finaliser of SplitMix64).
+// scatter is a bijection without patterns (the finaliser of SplitMix64).
 func scatter(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
@@ -126,7 +126,7 @@ func scatter(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// body is the JSON of request i.
+// body returns the JSON of request i.
 func (r *Replay) body(i int) []byte {
 	request := r.cfg.Requests[i]
 	// Six bytes a token hold both kinds of prompts.

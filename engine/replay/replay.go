@@ -1,11 +1,9 @@
-// Package replay sends a trace to an OpenAI endpoint and measures what the
-// clients of that endpoint would see.
+// Package replay sends a trace to an OpenAI endpoint and measures what its clients would see.
 //
-// It is an open-loop client: a request goes out at its time, whatever is
-// outstanding, and its latency counts from that time, so that a slow server
-// (or a slow client) cannot hide by delaying the next request. It generates
-// no trace and draws no picture. A run whose machine had too little idle CPU
-// measures the machine and is marked void.
+// It is an open-loop client: a request is sent at its time, whatever is outstanding, and its
+// latency counts from that time, so that a slow server (or a slow client) cannot hide by delaying
+// the next request. It generates no trace and draws no picture. A run whose machine had too little
+// idle CPU measures the machine and is marked void.
 package replay
 
 import (
@@ -28,7 +26,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// The defaults and caps of a replay.
+// Defaults and limits of a replay.
 const (
 	DefaultTimeout     = 10 * time.Minute
 	DefaultConnections = 8192
@@ -37,15 +35,15 @@ const (
 
 	progressEvery = time.Second
 	dialTimeout   = 10 * time.Second
-	// maxEvent caps one server-sent event, maxErrorBody what is read of an
-	// error response.
+	// maxEvent bounds one server-sent event, maxErrorBody the part of an error response that is
+	// read.
 	maxEvent     = 1 << 20
 	maxErrorBody = 4 << 10
-	// writeBuffer lets long prompts leave in few system calls.
+	// writeBuffer sends long prompts in few system calls.
 	writeBuffer = 64 << 10
 )
 
-// Prompt says how prompts are written.
+// Prompt is the form of prompts.
 type Prompt string
 
 // The kinds of prompts.
@@ -54,13 +52,12 @@ const (
 	PromptIDs  Prompt = "ids"  // token ids; exact with every tokeniser
 )
 
-// Config says what to send where. Target, Model and Requests are required.
+// Config configures a Replay. Target, Model and Requests are required.
 type Config struct {
 	Name   string // of the run, in results and plots; empty means Target
 	Target string // base URL without /v1, such as http://127.0.0.1:8080
 	Model  string
-	// Host replaces the Host header, for servers that choose by name. Empty
-	// keeps Target's.
+	// Host replaces the Host header, for servers with virtual hosts. Empty keeps Target's.
 	Host string
 	// Header is added to every request.
 	Header http.Header
@@ -72,17 +69,17 @@ type Config struct {
 	// Vocabulary is the number of token ids to choose from with PromptIDs; 0
 	// means DefaultVocabulary.
 	Vocabulary int
-	// Speed is how many times faster than real time the target's engines run:
-	// arrivals are divided by it, and results are reported both as measured
-	// and multiplied by it ("engine time"). 0 means 1.
+	// Speed is the factor by which the target's engines run faster than real time: arrivals are
+	// divided by it, and results are reported as measured and multiplied by it ("engine
+	// time"). 0 means 1.
 	Speed float64
 	// Timeout bounds one request in wall time, from its arrival; 0 means
 	// DefaultTimeout.
 	Timeout time.Duration
-	// Connections is the most connections open at once; requests beyond wait
-	// for one, and the wait counts. 0 means DefaultConnections.
+	// Connections is the maximum number of open connections; further requests wait for one, and
+	// the wait counts. 0 means DefaultConnections.
 	Connections int
-	// HTTP2 speaks HTTP/2 with prior knowledge (h2c) instead of HTTP/1.1.
+	// HTTP2 uses HTTP/2 with prior knowledge (h2c) instead of HTTP/1.1.
 	HTTP2 bool
 	// Classes are the lower bounds of the length classes of the result, from
 	// 0 on; nil means 0, 1Ki, 4Ki, 16Ki, 64Ki.
@@ -90,7 +87,7 @@ type Config struct {
 	// MinIdle is the share of idle CPU below which the run is void, in [0, 1);
 	// 0 means DefaultMinIdle.
 	MinIdle float64
-	// CPU reads the machine's clocks; nil reads /proc/stat, where there is one.
+	// CPU reads the machine's CPU times; nil reads /proc/stat, if it exists.
 	CPU func() (CPUTimes, error)
 	// Records receives one JSON line per request when the run ends; nil for
 	// none.
@@ -98,7 +95,7 @@ type Config struct {
 	// Progress is called once a second and at the end, from one goroutine at a
 	// time; nil for none.
 	Progress func(Progress)
-	// Transport carries the requests; nil makes one from Connections and HTTP2.
+	// Transport sends the requests; nil creates one from Connections and HTTP2.
 	Transport http.RoundTripper
 	Logger    *slog.Logger // nil discards
 }
@@ -144,7 +141,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// validate checks a Config that has its defaults.
+// validate checks a Config after its defaults are filled in.
 func (c Config) validate() error {
 	target, err := url.Parse(c.Target)
 	switch {
@@ -153,7 +150,7 @@ func (c Config) validate() error {
 	case target.Scheme != "http" && target.Scheme != "https" || target.Host == "":
 		return fmt.Errorf("replay: target %q must be a URL such as http://127.0.0.1:8080", c.Target)
 	case c.Model == "":
-		return errors.New("replay: name the model to ask for")
+		return errors.New("replay: Model is required: the model to ask for")
 	case len(c.Requests) == 0:
 		return fmt.Errorf("replay: %w", trace.ErrEmpty)
 	case c.Prompt != PromptText && c.Prompt != PromptIDs:
@@ -180,7 +177,7 @@ func (c Config) validate() error {
 	return nil
 }
 
-// Replay is one run to be. It is used once.
+// Replay is one run. It is used once.
 type Replay struct {
 	cfg    Config
 	client *http.Client
@@ -188,15 +185,14 @@ type Replay struct {
 	words  *words
 	model  []byte // as JSON
 
-	// started is fixed before the first request goes out; each goroutine
-	// writes its own record.
+	// started is set before the first request is sent; each goroutine writes its own record.
 	started time.Time
 	records []Record
 
 	sent, done, failed atomic.Int64
 }
 
-// New checks the Config and starts nothing.
+// New validates the Config and starts nothing.
 func New(cfg Config) (*Replay, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -219,7 +215,7 @@ func New(cfg Config) (*Replay, error) {
 	return r, nil
 }
 
-// transport is a connection pool of the size and protocol that cfg asks for.
+// transport returns a connection pool of the size and protocol that cfg asks for.
 func transport(cfg Config) *http.Transport {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(!cfg.HTTP2)
@@ -236,10 +232,9 @@ func transport(cfg Config) *http.Transport {
 	}
 }
 
-// Run sends the trace and waits for all answers. When ctx ends, it sends no
-// more, cancels what is outstanding and returns the Result so far with the
-// context's cause. Any other error means that the records could not be
-// written; the Result is whole. Call it once.
+// Run sends the trace and waits for all answers. When ctx ends, it sends no more, cancels what is
+// outstanding and returns the Result so far with the context's cause. Any other error means that
+// the records could not be written; the Result is complete. It may be called once.
 func (r *Replay) Run(ctx context.Context) (Result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -281,12 +276,12 @@ func (r *Replay) Run(ctx context.Context) (Result, error) {
 	return result, context.Cause(ctx)
 }
 
-// due is when request i goes out.
+// due returns when request i is to be sent.
 func (r *Replay) due(i int) time.Time {
 	return r.started.Add(time.Duration(float64(r.cfg.Requests[i].At) / r.cfg.Speed))
 }
 
-// sleepUntil waits for t and reports whether it came before ctx ended.
+// sleepUntil waits until t and returns false if ctx ends before.
 func sleepUntil(ctx context.Context, t time.Time) bool {
 	wait := time.Until(t)
 	if wait <= 0 {
@@ -302,7 +297,7 @@ func sleepUntil(ctx context.Context, t time.Time) bool {
 	}
 }
 
-// watch reports progress and reads the CPU clocks until the run ends.
+// watch reports progress and reads the CPU times until the run ends.
 func (r *Replay) watch(ctx context.Context, idle *idleMeter) {
 	tick := time.NewTicker(progressEvery)
 	defer tick.Stop()
@@ -333,8 +328,7 @@ func (r *Replay) progress() {
 	})
 }
 
-// void says why a run measured something else than the target; empty when it
-// did not.
+// void returns why a run measured something else than the target, or "".
 func void(r Result, minIdle float64) string {
 	if r.IdleCPU >= 0 && r.IdleCPU < minIdle {
 		return fmt.Sprintf("%.0f %% of the CPU was idle, at least %.0f %% is needed: lower the rate or the speed", 100*r.IdleCPU, 100*minIdle)

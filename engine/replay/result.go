@@ -15,8 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Result is what a run measured. Failed requests count in Failures and in no
-// latency.
+// Result is the result of a run. Failed requests count in Failures and in no latency.
 type Result struct {
 	Name        string  `json:"name"`
 	Target      string  `json:"target"`
@@ -31,21 +30,20 @@ type Result struct {
 	Failures []Failure `json:"failures,omitempty"`
 	Wall     Metrics   `json:"wall"`   // as measured
 	Engine   Metrics   `json:"engine"` // times multiplied, rates divided by Speed
-	// Stages says where requests went, by response header; empty when the
-	// target tells no stages.
+	// Stages counts requests by stage, from the response headers; empty if the target sends none.
 	Stages []StageShare `json:"stages,omitempty"`
-	// IdleCPU is the share of idle CPU during the run, IdleCPUWorst that of
-	// its worst second; −1 where the system does not tell.
+	// IdleCPU is the share of idle CPU during the run, IdleCPUWorst that of its worst second; −1 if
+	// the system does not report it.
 	IdleCPU      float64 `json:"idle_cpu"`
 	IdleCPUWorst float64 `json:"idle_cpu_worst"`
-	// Void says why the run is no measurement; empty when it is one.
+	// Void is why the run is no valid measurement; empty if it is one.
 	Void string `json:"void,omitempty"`
-	// Records holds every request, in the order sent. It is not part of the
-	// JSON: Config.Records writes it.
+	// Records holds every request, in the order sent. It is not part of the JSON: Config.Records
+	// receives it.
 	Records []Record `json:"-"`
 }
 
-// Failed is the number of requests that failed.
+// Failed returns the number of requests that failed.
 func (r Result) Failed() int {
 	n := 0
 	for _, f := range r.Failures {
@@ -54,24 +52,24 @@ func (r Result) Failed() int {
 	return n
 }
 
-// Failure is the requests that failed in one way.
+// Failure counts the requests that failed in one way.
 type Failure struct {
 	Kind  Kind   `json:"kind"`
 	Count int    `json:"count"`
 	First string `json:"first"` // the message of the first one, and how long its connection had waited
 }
 
-// StageShare is the requests that one stage served.
+// StageShare counts the requests that one stage served.
 type StageShare struct {
 	Stage    string `json:"stage"`
 	Requests int    `json:"requests"`
-	// Min and Max bound the prompts, in tokens as the server counted them (as
-	// the trace asked where it told none).
+	// Min and Max bound the prompts, in tokens as the server counted them, or as in the trace if it
+	// did not.
 	Min policies.Tokens `json:"min"`
 	Max policies.Tokens `json:"max"`
 }
 
-// Metrics are the figures of a run on one clock. Times are in seconds.
+// Metrics are the figures of a run in one time base. Times are in seconds.
 type Metrics struct {
 	Seconds           float64 `json:"seconds"` // from the start to the last end
 	RequestsPerSecond float64 `json:"requests_per_second"`
@@ -164,8 +162,7 @@ func summarise(cfg Config, records []Record, wall time.Duration) Result {
 	return r
 }
 
-// measure computes the figures of a clock that runs speed times as fast as
-// the wall's.
+// measure computes the figures in a time base that is speed times as fast as wall time.
 func measure(records []Record, seconds, speed float64, classes []policies.Tokens) Metrics {
 	m := Metrics{Seconds: seconds * speed}
 	var completed []Record
@@ -330,7 +327,7 @@ func timeline(records []Record, seconds, speed float64) []Moment {
 	return line
 }
 
-// stages counts requests by the stage that the response names.
+// stages counts requests by the stage in the response's header.
 func stages(records []Record) []StageShare {
 	var shares []StageShare
 	index := make(map[string]int)

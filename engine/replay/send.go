@@ -38,7 +38,7 @@ func (f *failure) Error() string { return string(f.kind) + ": " + f.err.Error() 
 
 func (f *failure) Unwrap() error { return f.err }
 
-// errTimeout is the cause of a request's end by Config.Timeout.
+// errTimeout is the cause of a request's end after Config.Timeout.
 var errTimeout = errors.New("no end within the timeout")
 
 // The response headers of Cascade's routes that a record keeps.
@@ -47,8 +47,7 @@ const (
 	epochHeader = "x-cascade-epoch"
 )
 
-// Record is what one request saw. Times are in seconds of wall time, from the
-// request's due time on.
+// Record is what one request measured. Times are in seconds of wall time since the request's due time.
 type Record struct {
 	Index   int             `json:"index"`  // in the trace
 	Due     float64         `json:"due"`    // since the run began
@@ -66,14 +65,14 @@ type Record struct {
 	Cached  int64           `json:"cached,omitempty"`
 	Error   Kind            `json:"error,omitempty"`
 	Message string          `json:"message,omitempty"` // of the error
-	// Waited is how long the connection of a failed request had been open or idle
-	// before it, in seconds; 0 where it was made for it. Failures after one and the
-	// same time point at somebody's limit.
+	// Waited is how long the connection of a failed request had been open or idle before it, in
+	// seconds; 0 for a new connection. Failures after equal times point at an idle timeout of the
+	// server or a proxy.
 	Waited float64 `json:"waited,omitempty"`
 }
 
-// TPOT is the mean time between tokens after the first, in seconds; false for
-// answers of less than two tokens.
+// TPOT returns the mean time between tokens after the first, in seconds, or false for answers of fewer
+// than two tokens.
 func (r Record) TPOT() (float64, bool) {
 	if r.Tokens < 2 {
 		return 0, false
@@ -81,12 +80,12 @@ func (r Record) TPOT() (float64, bool) {
 	return (r.Last - r.TTFT) / float64(r.Tokens-1), true
 }
 
-// Truncated reports an answer that ended in order but short of what was asked.
+// Truncated reports whether an answer ended properly but shorter than requested.
 func (r Record) Truncated() bool {
 	return r.Error == "" && r.Tokens < int64(r.Output)
 }
 
-// send carries out request i and describes it.
+// send sends request i and returns its record.
 func (r *Replay) send(ctx context.Context, i int) Record {
 	request := r.cfg.Requests[i]
 	due := r.due(i)
@@ -95,7 +94,7 @@ func (r *Replay) send(ctx context.Context, i int) Record {
 
 	ctx, cancel := context.WithDeadlineCause(ctx, due.Add(r.cfg.Timeout), errTimeout)
 	defer cancel()
-	// Of the last connection, where the transport tries another one.
+	// Of the last connection, if the transport tries another one.
 	var waited time.Duration
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) { waited = c.IdleTime }})
 	body := r.body(i)
@@ -118,8 +117,7 @@ func (r *Replay) send(ctx context.Context, i int) Record {
 	return record
 }
 
-// exchange sends the body and reads the answer. It fills in what the
-// response's headers say.
+// exchange sends the body and reads the answer. It fills in the fields from the response's headers.
 func (r *Replay) exchange(ctx context.Context, body []byte, record *Record) (answer, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, r.url, bytes.NewReader(body))
 	if err != nil {
@@ -156,8 +154,7 @@ func (r *Replay) exchange(ctx context.Context, body []byte, record *Record) (ans
 	return a, err
 }
 
-// classify finds out how a request failed. The end of its context explains
-// whatever error came of it.
+// classify returns how a request failed. The end of its context explains any error that follows.
 func classify(ctx context.Context, err error) *failure {
 	switch cause := context.Cause(ctx); {
 	case errors.Is(cause, errTimeout):

@@ -11,18 +11,17 @@ import (
 	"github.com/tmaxmax/go-sse"
 )
 
-// answer is what one event stream said.
+// answer is the content of one event stream.
 type answer struct {
 	first, last time.Time // of the events that carried tokens
 	events      int       // that carried tokens
-	usage       bool      // the server told exact counts:
+	usage       bool      // the server sent exact counts:
 	prompt      int64     // usage.prompt_tokens
 	cached      int64     // usage.prompt_tokens_details.cached_tokens
 	completion  int64     // usage.completion_tokens
 }
 
-// tokens is the length of the answer: the server's count, or that of events,
-// each taken for one token.
+// tokens returns the length of the answer: the server's count, or the number of events.
 func (a answer) tokens() int64 {
 	if a.usage {
 		return a.completion
@@ -33,12 +32,12 @@ func (a answer) tokens() int64 {
 // done ends every stream of the OpenAI API.
 const done = "[DONE]"
 
-// listen reads a stream of completion chunks to its end. now is read once per
-// event. An error is a *failure; the answer holds what came before it.
+// listen reads a stream of completion chunks to its end. now is read once per event. An error is a
+// *failure; the answer holds what came before it.
 //
-// go-sse costs 0.5 µs and two allocations an event of 220 bytes (the text and
-// its fields), a bare line reader 0.3 µs and none; beside the system call per
-// event that is not worth a parser of our own.
+// go-sse costs 0.5 µs and two allocations per event of 220 bytes (the text and its fields), a bare
+// line reader 0.3 µs and none. Beside the system call per event, that does not justify a parser of
+// our own.
 func listen(body io.Reader, now func() time.Time) (answer, error) {
 	var a answer
 	for event, err := range sse.Read(body, &sse.ReadConfig{MaxEventSize: maxEvent}) {
@@ -109,7 +108,7 @@ func (a *answer) take(event sse.Event, now func() time.Time) error {
 	return bad
 }
 
-// excerpt keeps an error readable.
+// excerpt shortens text for an error.
 func excerpt(text string) string {
 	const most = 200
 	if len(text) > most {

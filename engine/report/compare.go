@@ -8,8 +8,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Runs tells what each run did: requests, failures, throughput and whether it
-// is a measurement at all.
+// Runs lists what each run did: requests, failures, throughput and whether it is a valid measurement.
 func Runs(results []replay.Result) Table {
 	t := Table{
 		Title:  "Runs",
@@ -37,7 +36,7 @@ func Runs(results []replay.Result) Table {
 	return t
 }
 
-// notes says what a reader of any figure must know.
+// notes returns what a reader of any figure must know.
 func notes(results []replay.Result) []string {
 	var notes []string
 	for _, r := range results {
@@ -54,7 +53,7 @@ func notes(results []replay.Result) []string {
 	return notes
 }
 
-// clock says which time the figures are in; empty for plain wall time.
+// clock returns the time base of the figures; empty for plain wall time.
 func clock(results []replay.Result) string {
 	for _, r := range results {
 		switch {
@@ -101,8 +100,8 @@ func ratio(a, b float64) string {
 	return "× " + digits(a/b)
 }
 
-// Classes compares the systems within each class of prompt lengths, so that
-// what one class pays for another's gain shows.
+// Classes compares the systems within each class of prompt lengths, to show gains of one class at the
+// cost of another.
 func Classes(results []replay.Result) Table {
 	t := byLength(results, func(m replay.Metrics) []replay.Group { return m.Classes })
 	t.Title = "By prompt length"
@@ -133,7 +132,7 @@ func byLength(results []replay.Result, of func(replay.Metrics) []replay.Group) T
 		}
 		for j, r := range results {
 			groups := of(r.Engine)
-			// Another trace has other deciles, which say nothing about these.
+			// The deciles of another trace are not comparable.
 			if i >= len(groups) || groups[i].Low != base.Low || groups[i].High != base.High {
 				t.Rows = append(t.Rows, []string{"", "", name(r), "–", "–", "–", "–", "–", "–", "–", "–"})
 				continue
@@ -165,7 +164,7 @@ func lengths(g replay.Group) string {
 	return g.Low.String() + " – " + (g.High - 1).String()
 }
 
-// Stages says which stages served a run, as the responses named them.
+// Stages lists which stages served a run, from the response headers.
 func Stages(r replay.Result) Table {
 	t := Table{
 		Title:  "Stages of " + name(r),

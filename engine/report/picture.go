@@ -28,10 +28,10 @@ const (
 	PNG Format = "png"
 )
 
-// dotsPerInch makes PNGs sharp on the screens of today.
+// dotsPerInch makes PNGs sharp on high-resolution screens.
 const dotsPerInch = 160
 
-// ErrNoData says that there is nothing to draw.
+// ErrNoData means that there is nothing to draw.
 var ErrNoData = errors.New("there is nothing to draw")
 
 // Picture is one or several plots above each other.
@@ -80,8 +80,8 @@ func (p Picture) draw(canvas draw.Canvas) {
 	}
 }
 
-// palette is Okabe and Ito's, which colour-blind readers can tell apart; the
-// baseline comes first, in grey.
+// palette is Okabe and Ito's, which colour-blind readers can distinguish; the baseline comes first, in
+// grey.
 var palette = [...]color.NRGBA{
 	{0x77, 0x77, 0x77, 0xff}, {0x00, 0x72, 0xb2, 0xff}, {0xe6, 0x9f, 0x00, 0xff}, {0x00, 0x9e, 0x73, 0xff},
 	{0xd5, 0x5e, 0x00, 0xff}, {0xcc, 0x79, 0xa7, 0xff}, {0x56, 0xb4, 0xe9, 0xff}, {0x00, 0x00, 0x00, 0xff},
@@ -89,7 +89,7 @@ var palette = [...]color.NRGBA{
 
 func colour(i int) color.NRGBA { return palette[i%len(palette)] }
 
-// pale is a colour to write upon.
+// pale is a background colour for text.
 func pale(c color.NRGBA) color.NRGBA {
 	mix := func(x uint8) uint8 { return uint8(255 - (255-int(x))*3/10) }
 	return color.NRGBA{mix(c.R), mix(c.G), mix(c.B), 0xff}
@@ -101,8 +101,7 @@ var ink = color.NRGBA{0x33, 0x33, 0x33, 0xff}
 // bold is the weight of titles (x/image/font.WeightBold).
 const bold = 3
 
-// newPlot is an empty plot in the house's style: one sans face, thin axes,
-// a pale grid.
+// newPlot returns an empty plot in the common style: one sans-serif face, thin axes, a pale grid.
 func newPlot(title, x, y string) *plot.Plot {
 	p := plot.New()
 	face := func(size float64) font.Font {
@@ -134,8 +133,8 @@ func newPlot(title, x, y string) *plot.Plot {
 	return p
 }
 
-// line is a curve in the i-th colour; the baseline is dashed, so that print
-// without colour tells it apart.
+// line returns a curve in the i-th colour; the baseline is dashed, so that it stands out in print without
+// colour.
 func line(points plotter.XYs, i int) (*plotter.Line, error) {
 	l, err := plotter.NewLine(points)
 	if err != nil {

@@ -14,10 +14,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Plan draws a plan: which range of lengths each stage serves and with how
-// many replicas. Above it stands the histogram of the lengths given, cut where
-// the plan cuts; with no lengths, the stages stand alone. The plan must be
-// valid.
+// Plan draws a plan: which range of lengths each stage serves and with how many replicas, below a
+// histogram of the lengths, if there are any, cut at the plan's boundaries. The plan must be valid.
 func Plan(plan policies.Plan, requests []policies.Tokens) (Picture, error) {
 	if err := plan.Validate(); err != nil {
 		return Picture{}, fmt.Errorf("draw the plan: %w", err)
@@ -41,7 +39,7 @@ func Plan(plan policies.Plan, requests []policies.Tokens) (Picture, error) {
 	return Picture{[]*plot.Plot{histogram, strip}, vg.Points(620), vg.Points(360)}, nil
 }
 
-// tokenAxis sets the axis of log₂ that both parts of the picture have.
+// tokenAxis sets the axis of log₂ that both parts of the picture share.
 func tokenAxis(p *plot.Plot, low, high float64) {
 	p.X.Tick.Marker = tokenTicks{}
 	p.X.Min, p.X.Max = math.Log2(low), math.Log2(high)
@@ -57,7 +55,7 @@ func planRange(plan policies.Plan, requests []policies.Tokens) (low, high float6
 		see(float64(t))
 	}
 	for _, s := range plan.Stages[:len(plan.Stages)-1] {
-		// Half an octave of each side of a cut must show.
+		// Half an octave on each side of a cut must be visible.
 		see(float64(s.High) / math.Sqrt2)
 		see(float64(s.High) * math.Sqrt2)
 	}

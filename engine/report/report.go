@@ -1,10 +1,9 @@
-// Package report turns replay results and plans into what people read: text
-// and Markdown tables, JSON, and pictures as SVG or PNG.
+// Package report converts replay results and plans to text and Markdown tables, JSON, and pictures as SVG
+// or PNG.
 //
-// It measures nothing and opens no file. Equal arguments give equal bytes.
-// Figures are in engine time (see replay.Config.Speed), which is wall time
-// where nothing is accelerated; the first result is the baseline that the
-// others are compared with.
+// It measures nothing and opens no file. Equal arguments give equal bytes. Figures are in engine time (see
+// replay.Config.Speed), which is wall time if nothing is accelerated; the first result is the baseline of
+// the comparison.
 package report
 
 import (
@@ -57,7 +56,7 @@ func WriteJSON(w io.Writer, results []replay.Result) error {
 	return nil
 }
 
-// name is the result's name, with a warning where it is no measurement.
+// name returns the result's name, with a warning if it is no valid measurement.
 func name(r replay.Result) string {
 	if r.Void != "" {
 		return r.Name + " (void)"

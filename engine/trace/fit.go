@@ -11,7 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// FitConfig says how to fit a Generator to a trace.
+// FitConfig configures Fit.
 type FitConfig struct {
 	Name   string // of the class and of the generator
 	Source string // of the trace, for the reader of the figures
@@ -186,7 +186,7 @@ func commonHead(requests []Request) int {
 	}
 }
 
-// quantile returns the q-quantile of sorted values, interpolated.
+// quantile returns the interpolated q-quantile of sorted values.
 func quantile(sorted []float64, q float64) float64 {
 	x := q * float64(len(sorted)-1)
 	i := min(int(x), len(sorted)-1)

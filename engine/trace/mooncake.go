@@ -10,7 +10,7 @@ import (
 var mooncakeNames = fields{at: "timestamp", input: "input_length", output: "output_length", prefix: "hash_ids"}
 
 // mooncakeLine is one line of the FAST'25 traces of kvcache-ai/Mooncake.
-// Pointers tell a missing key from a zero.
+// Pointers distinguish a missing key from a zero.
 type mooncakeLine struct {
 	Timestamp *float64 `json:"timestamp"`
 	Input     *int64   `json:"input_length"`

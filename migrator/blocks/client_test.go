@@ -196,7 +196,7 @@ func TestWrongDescriptions(t *testing.T) {
 			f.start(t, t.TempDir())
 			c, log, _ := run(t, f.dir)
 			await(t, func() bool { return strings.Contains(log.text(), "block table unavailable") })
-			if _, ok := c.Memory(); ok || !strings.Contains(log.text(), "description") {
+			if _, ok := c.Memory(); ok || !strings.Contains(log.text(), "descri") {
 				t.Errorf("log: %s", log.text())
 			}
 		})

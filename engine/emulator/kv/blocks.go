@@ -2,14 +2,13 @@ package kv
 
 import "fmt"
 
-// Hash names the content of a full block: the ids of its tokens and of all
-// tokens before it. 0 is no hash.
+// Hash identifies the content of a full block: the ids of its tokens and of all tokens before
+// it. 0 is no hash.
 type Hash uint64
 
-// Blocks keeps the books of a pool: which blocks are in use and by how many,
-// which are free, and which full blocks can be found by hash. Free blocks keep
-// their content and their hash until they are handed out, least recently
-// freed first. Not safe for concurrent use.
+// Blocks tracks the blocks of a pool: reference counts, the free list, and full blocks by hash.
+// Free blocks keep their content and their hash until they are allocated again, least
+// recently freed first. It is not safe for concurrent use.
 //
 // Invariants:
 //  1. a block is on the free list exactly if its reference count is 0,
@@ -24,7 +23,7 @@ type Blocks struct {
 	free       int
 }
 
-// NewBlocks returns the books of n free blocks.
+// NewBlocks returns a Blocks with n free blocks.
 func NewBlocks(n int) *Blocks {
 	b := &Blocks{
 		refs: make([]int32, n), hash: make([]Hash, n), found: make(map[Hash]Block),
@@ -37,14 +36,14 @@ func NewBlocks(n int) *Blocks {
 	return b
 }
 
-// Free is how many blocks can be handed out.
+// Free returns the number of free blocks.
 func (b *Blocks) Free() int { return b.free }
 
-// Total is how many blocks there are.
+// Total returns the number of blocks.
 func (b *Blocks) Total() int { return len(b.refs) }
 
-// Take hands out the block that has been free for longest, with one
-// reference; what was cached in it is forgotten. False when none is free.
+// Take allocates the block that has been free longest, with one reference, and removes its
+// hash. It returns false when no block is free.
 func (b *Blocks) Take() (Block, bool) {
 	if b.free == 0 {
 		return 0, false
@@ -65,7 +64,7 @@ func (b *Blocks) Find(h Hash) (Block, bool) {
 // Used reports whether a block has references.
 func (b *Blocks) Used(block Block) bool { return b.refs[block] > 0 }
 
-// References is how many hold a block.
+// References returns a block's reference count.
 func (b *Blocks) References(block Block) int { return int(b.refs[block]) }
 
 // Share adds a reference to a block that Find returned.
@@ -76,8 +75,8 @@ func (b *Blocks) Share(block Block) {
 	b.refs[block]++
 }
 
-// Register makes a full block findable. When another block with the same
-// content is registered already, that one stays and this one is not cached.
+// Register makes a full block findable by its hash. If another block with the same content is
+// registered already, that one stays.
 func (b *Blocks) Register(block Block, h Hash) {
 	if _, taken := b.found[h]; taken || h == 0 {
 		return
@@ -87,9 +86,9 @@ func (b *Blocks) Register(block Block, h Hash) {
 	b.found[h] = block
 }
 
-// Release drops one reference to each block of a sequence. Blocks that lose
-// their last one become free, the sequence's tail first: the tail is evicted
-// before the head that other sequences are more likely to share.
+// Release drops one reference to each block of a sequence. Blocks without references become
+// free, the sequence's tail first: the tail is evicted before the head, which other sequences
+// are more likely to share.
 func (b *Blocks) Release(blocks []Block) {
 	for i := len(blocks) - 1; i >= 0; i-- {
 		block := blocks[i]
@@ -99,12 +98,12 @@ func (b *Blocks) Release(blocks []Block) {
 		b.refs[block]--
 		if b.refs[block] == 0 {
 			last := b.prev[len(b.refs)]
-			b.link(block, last)
+			b.insertFree(block, last)
 		}
 	}
 }
 
-// forget drops a block's hash.
+// forget removes a block's hash.
 func (b *Blocks) forget(block Block) {
 	if h := b.hash[block]; h != 0 {
 		delete(b.found, h)
@@ -112,8 +111,8 @@ func (b *Blocks) forget(block Block) {
 	}
 }
 
-// link puts a block into the free list behind another (or the sentinel).
-func (b *Blocks) link(block, behind Block) {
+// insertFree inserts a block into the free list after another (or the sentinel).
+func (b *Blocks) insertFree(block, behind Block) {
 	after := b.next[behind]
 	b.next[behind], b.prev[block] = block, behind
 	b.next[block], b.prev[after] = after, block

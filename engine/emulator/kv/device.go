@@ -9,30 +9,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Memory is where a pool's bytes are when they are on a device. It is safe for
-// concurrent use.
+// Memory is a pool's memory on a device. It is safe for concurrent use.
 type Memory interface {
 	io.ReaderAt
 	io.WriterAt
-	// Share returns a handle by which other processes of the machine reach the
-	// memory, and a descriptor if they need one, which the caller closes.
+	// Share returns a handle with which other processes of the host access the memory, and a
+	// descriptor if they need one, which the caller closes.
 	Share() (handle []byte, f *os.File, err error)
-	// Close frees the memory. Nobody uses it any more.
+	// Close frees the memory. It must not be used any more.
 	io.Closer
 }
 
-// span is slots [from, to) of a block.
+// span is the slots [from, to) of a block.
 type span struct{ from, to int }
 
-// most is how many blocks are read or written at a time.
-const most = 256
+// maxRun is the maximum number of blocks that are read or written at a time.
+const maxRun = 256
 
-// NewDevicePool is NewPool for a memory of at least l.Bytes, which the pool closes,
-// also if it cannot be made.
+// NewDevicePool is NewPool for a memory of at least l.Bytes, which the pool closes, even if
+// NewDevicePool fails.
 //
-// What is computed is written to the device when a block is full, or when somebody
-// is about to be told of it (Flush); what others may have written is read from there
-// (Load). Between the two Slot shows a copy in this process.
+// Computed slots are written to the device when a block is full, or by Flush before the block
+// is listed; slots that other processes have written are read by Load. In between Slot is a
+// copy in this process.
 func NewDevicePool(l Layout, m Memory) (*Pool, error) {
 	if err := l.validate(); err != nil {
 		m.Close()
@@ -46,7 +45,7 @@ func NewDevicePool(l Layout, m Memory) (*Pool, error) {
 	return &Pool{Layout: l, mem: mem, device: m, changed: make(map[Block]span)}, nil
 }
 
-// Err is why the pool cannot be trusted any more: its device failed. It is safe for
+// Err returns why the pool must not be used any more: its device failed. It is safe for
 // concurrent use.
 func (p *Pool) Err() error {
 	p.mu.Lock()
@@ -66,8 +65,7 @@ func (p *Pool) fail(err error) error {
 	return p.failed
 }
 
-// Changed says that slots [from, to) of a block, which has a reference, have been
-// written through Slot.
+// Changed records that slots [from, to) of a block with a reference were written through Slot.
 func (p *Pool) Changed(b Block, from, to int) {
 	if p.device == nil || from >= to {
 		return
@@ -78,11 +76,11 @@ func (p *Pool) Changed(b Block, from, to int) {
 	p.changed[b] = span{from, to}
 }
 
-// Forget drops what has changed in a block that is handed out anew.
+// Forget discards the changes of a block that is allocated anew.
 func (p *Pool) Forget(b Block) { delete(p.changed, b) }
 
-// Flush brings what has changed in blocks to the device, where others see it. Its
-// error is also Err's.
+// Flush writes the changes of blocks to the device, where other processes see them. Its error is
+// also returned by Err.
 func (p *Pool) Flush(blocks []Block) error {
 	if len(p.changed) == 0 {
 		return nil
@@ -109,9 +107,9 @@ func (p *Pool) Flush(blocks []Block) error {
 	})
 }
 
-// Load makes Slot show what blocks have on the device: others may have written it.
-// Nothing has changed in them here. It is for any goroutine whose blocks nobody else
-// uses. Its error is also Err's.
+// Load copies blocks, which must have no changes here, from the device to Slot, after other
+// processes may have written them. It may be called on any goroutine while no other uses the
+// blocks. Its error is also returned by Err.
 func (p *Pool) Load(blocks []Block) error {
 	if p.device == nil {
 		return nil
@@ -122,13 +120,13 @@ func (p *Pool) Load(blocks []Block) error {
 	})
 }
 
-// runs sorts blocks, and calls f for each run of them that follow one another.
+// forEachRun sorts blocks and calls f for each run of consecutive ones.
 func (p *Pool) runs(blocks []Block, f func(part []byte, at int64) error) error {
 	slices.Sort(blocks)
 	size := p.BlockBytes()
 	for len(blocks) > 0 {
 		n := 1
-		for n < min(len(blocks), most) && blocks[n] == blocks[0]+Block(n) {
+		for n < min(len(blocks), maxRun) && blocks[n] == blocks[0]+Block(n) {
 			n++
 		}
 		at := int(blocks[0]) * size

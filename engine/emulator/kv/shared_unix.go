@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// sharedFile is an unlinked temporary file: memfd exists on Linux only.
+// sharedFile creates an unlinked temporary file: memfd exists on Linux only.
 func sharedFile() (*os.File, error) {
 	f, err := os.CreateTemp("", "cascade-kv-*")
 	if err != nil {

@@ -1,12 +1,10 @@
-// Package model is the emulated language model: a vocabulary, the KV bytes of
-// a token in its context, and the next token as a function of the KV bytes of
-// everything before it.
+// Package model is the emulated language model: a vocabulary, the KV bytes of a token in its
+// context, and the next token as a function of the KV bytes of everything before it.
 //
-// It computes no language. What it keeps is the property that migration is
-// judged by: the continuation of a text is a function of the model's name and
-// of every KV byte attended to. Equal ids give equal bytes and equal
-// continuations on any replica, whatever was cached, chunked or preempted on
-// the way; one wrong, stale or missing byte gives another text.
+// It models no language, but the property by which migration is judged: the continuation of a
+// text is a function of the model's name and of every KV byte attended to. Equal ids give equal
+// bytes and equal continuations on any replica, whatever was cached, chunked or preempted; one
+// wrong, stale or missing byte gives another text.
 package model
 
 import (
@@ -18,13 +16,12 @@ import (
 // Token is an id of the vocabulary.
 type Token uint32
 
-// Digest stands for the KV bytes of positions [0, n) of a sequence. It is the
-// sum of one term per position, so that ranges of positions can be read in
-// any order and added. The digest of nothing is 0.
+// Digest summarises the KV bytes of positions [0, n) of a sequence. It is the sum of one term per
+// position, so that ranges of positions can be read in any order and added. The digest of no
+// positions is 0.
 type Digest uint64
 
-// SlotQuantum is what the size of a slot, the KV bytes of one token, must be
-// a multiple of.
+// SlotQuantum divides the size of a slot, the KV bytes of one token.
 const SlotQuantum = 8
 
 // Model is one emulated model. It is immutable and safe for concurrent use.
@@ -33,16 +30,15 @@ type Model struct {
 	seed uint64
 }
 
-// New returns the model of that name. The name alone seeds it: replicas that
-// serve the same model continue a text identically.
+// New returns the model of a name. The name alone seeds it: replicas that serve the same model
+// continue a text identically.
 func New(name string, v *Vocabulary) *Model {
 	return &Model{Vocabulary: v, seed: xxhash.Sum64String(name)}
 }
 
-// Fill writes the KV bytes of token t at a position into slot and returns the
-// digest of everything up to and including it. before is the digest of the
-// positions before: as in attention, a token's KV depends on all bytes it
-// attends to, so a wrong byte spreads to everything computed from it.
+// Fill writes the KV bytes of token t at a position into slot and returns the digest including
+// it. before is the digest of the positions before: as in attention, a token's KV depends on
+// all bytes it attends to, so a wrong byte spreads to everything computed from it.
 func (m *Model) Fill(slot []byte, before Digest, t Token, position int) Digest {
 	x := mix(uint64(before) ^ m.seed ^ uint64(t)*oddA)
 	for i := 0; i+SlotQuantum <= len(slot); i += SlotQuantum {
@@ -57,13 +53,12 @@ func Read(slot []byte, position int) Digest {
 	return Digest(mix(xxhash.Sum64(slot) + uint64(position)*oddA))
 }
 
-// meanOutput is the mean length of outputs that may end by themselves. It is
-// a property of the model, not of a replica, and so not configurable.
+// meanOutput is the mean length of outputs that may end by themselves. It is a property of the
+// model, not of a replica, and so not configurable.
 const meanOutput = 256
 
-// Next samples the token that follows n tokens whose KV bytes have digest d;
-// last is the n-th. It is EndOfText with probability 1/256, independently of
-// everything but d, unless open is set.
+// Next samples the token that follows n tokens whose KV bytes have digest d; last is the n-th.
+// Unless open is set, it is EndOfText with probability 1/256, depending on d alone.
 func (m *Model) Next(d Digest, last Token, open Ending) Token {
 	r := mix(uint64(d) ^ m.seed)
 	if open == MayEnd && r%meanOutput == 0 {
@@ -72,10 +67,10 @@ func (m *Model) Next(d Digest, last Token, open Ending) Token {
 	return m.sample(mix(r+oddB), last)
 }
 
-// Ending says whether a text may end at a position.
+// Ending is whether a text may end at a position.
 type Ending int
 
-// The two answers.
+// The two values.
 const (
 	MayEnd Ending = iota // EndOfText may be sampled
 	GoesOn               // EndOfText is masked, as by ignore_eos and min_tokens

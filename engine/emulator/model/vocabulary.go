@@ -70,8 +70,8 @@ func NewVocabulary() (*Vocabulary, error) {
 		}
 		v.marks = append(v.marks, ids...)
 	}
-	// Characters that this vocabulary spells with several tokens. They keep
-	// clients honest about text that arrives in pieces.
+	// Characters that this vocabulary encodes as several tokens. They make clients handle text
+	// that arrives in parts.
 	for _, c := range []string{"🌿", "龍", "ᚠ", "𝄞"} {
 		ids, err := v.Encode(c)
 		if err != nil {
@@ -82,8 +82,8 @@ func NewVocabulary() (*Vocabulary, error) {
 	return v, nil
 }
 
-// spell makes a character generable, unless one of its tokens already leads
-// elsewhere: completion is a function of the last token alone.
+// spell makes a character generable, unless one of its tokens already has another successor:
+// completion is a function of the last token alone.
 func (v *Vocabulary) spell(ids []Token) {
 	if len(ids) < 2 {
 		return
@@ -101,7 +101,7 @@ func (v *Vocabulary) spell(ids []Token) {
 	delete(v.tails, ids[len(ids)-1])
 }
 
-// Shares of a thousand samples.
+// Shares in thousandths.
 const (
 	markShare  = 110
 	spellShare = 4
@@ -122,8 +122,7 @@ func (v *Vocabulary) sample(r uint64, last Token) Token {
 	return pick(v.words)
 }
 
-// Encode turns text into tokens. The pieces of the tokens, joined, are the
-// text, whatever it is.
+// Encode converts text to tokens. The joined pieces of the tokens are the text, whatever it is.
 func (v *Vocabulary) Encode(text string) ([]Token, error) {
 	ids, pieces, err := v.codec.Encode(text)
 	if err != nil {
@@ -131,8 +130,8 @@ func (v *Vocabulary) Encode(text string) ([]Token, error) {
 	}
 	out := make([]Token, 0, len(ids))
 	for i, id := range ids {
-		// The library's splitter skips a few characters (U+007F is one): what
-		// lies between two of its tokens is spelled byte by byte.
+		// The library's splitter skips a few characters, such as U+007F: encode the bytes
+		// between two of its tokens one by one.
 		for text != "" && !strings.HasPrefix(text, pieces[i]) {
 			out = append(out, v.bytes[text[0]])
 			text = text[1:]
@@ -149,8 +148,7 @@ func (v *Vocabulary) Encode(text string) ([]Token, error) {
 	return out, nil
 }
 
-// Piece is the text of one token: any bytes, possibly a part of a character,
-// or none.
+// Piece returns the text of one token: any bytes, possibly a part of a character, or none.
 func (v *Vocabulary) Piece(t Token) string {
 	if int(t) >= len(v.pieces) {
 		return ""
@@ -158,7 +156,7 @@ func (v *Vocabulary) Piece(t Token) string {
 	return v.pieces[t]
 }
 
-// Decode turns tokens into text. Bytes that form no character become U+FFFD.
+// Decode converts tokens to text. Bytes that form no character become U+FFFD.
 func (v *Vocabulary) Decode(ids []Token) string {
 	var d Decoder
 	var b []byte
@@ -168,8 +166,8 @@ func (v *Vocabulary) Decode(ids []Token) string {
 	return string(d.Flush(b))
 }
 
-// Decoder joins pieces into valid UTF-8, holding back a character that is not
-// complete yet. The zero value is ready.
+// Decoder joins pieces to valid UTF-8 and holds back an incomplete character. The zero value is
+// ready to use.
 type Decoder struct {
 	held []byte // a proper prefix of a character, at most 3 bytes
 }
@@ -203,7 +201,7 @@ func (d *Decoder) Append(dst []byte, piece string) []byte {
 	return dst
 }
 
-// Flush appends U+FFFD for what is still held, at the end of a text.
+// Flush appends U+FFFD for an incomplete character at the end of a text.
 func (d *Decoder) Flush(dst []byte) []byte {
 	if len(d.held) > 0 {
 		dst = utf8.AppendRune(dst, utf8.RuneError)

@@ -1,8 +1,8 @@
 package model
 
-// wordList is what generated text is made of: plain English words that are
-// one token each with a space before them. A list of our own, because a
-// vocabulary learnt from the web has words that nobody wants in a demo.
+// wordList is the vocabulary of generated text: plain English words that are one token each with a
+// space before them. It is curated, because a vocabulary learnt from the web has words that do
+// not belong in a demo.
 const wordList = `
  able about above accept across action active actual add advance after again age agree air align allow almost
  alone along already also although always among amount ancient angle animal annual answer apart appear apple apply

@@ -16,9 +16,9 @@ var (
 	ErrWaiting = errors.New("the request waits to be computed")
 )
 
-// Table tells where a sequence's KV is.
+// Table lists the KV blocks of a sequence.
 type Table struct {
-	Generation uint64 // grows whenever blocks were taken away
+	Generation uint64 // grows whenever blocks were freed
 	Computed   int    // positions [0, Computed) have their KV in blocks
 	Length     int    // prompt and generated tokens
 	Cached     int    // prompt tokens that were found in the prefix cache
@@ -30,11 +30,10 @@ type Table struct {
 	Blocks []kv.Block
 }
 
-// Table tells about a sequence that has generated a token, as of the latest
-// Settle; ids and blocks before position from are left out. ErrWaiting says that
-// it has generated none, or has lost its blocks.
+// Table lists the ids and blocks of a sequence from position from on, as of the latest Settle. It
+// returns ErrWaiting if the sequence has generated no token or has lost its blocks.
 func (s *Scheduler) Table(q *Sequence, from int) (Table, error) {
-	if err := q.tellable(); err != nil {
+	if err := q.checkTable(); err != nil {
 		return Table{}, err
 	}
 	if from < 0 || from > q.settled.length {
@@ -47,15 +46,15 @@ func (s *Scheduler) Table(q *Sequence, from int) (Table, error) {
 	}
 	if last := s.blocksFor(t.Computed); t.First < last {
 		t.Blocks = slices.Clone(q.blocks[t.First:last])
-		if err := s.Pool.Flush(q.blocks[last-1:]); err != nil { // the full ones are there
+		if err := s.Pool.Flush(q.blocks[last-1:]); err != nil { // full ones are flushed already
 			return Table{}, err
 		}
 	}
 	return t, nil
 }
 
-// tellable says why there is no table of a sequence.
-func (q *Sequence) tellable() error {
+// checkTable returns why there is no table of a sequence.
+func (q *Sequence) checkTable() error {
 	switch {
 	case q.state == ended:
 		return ErrEnded
@@ -65,11 +64,11 @@ func (q *Sequence) tellable() error {
 	return nil
 }
 
-// Freeze stops a sequence of which Table tells, between two Steps: it keeps its
-// blocks and its place in the batch, and generates nothing. owner can thaw it
-// with all its others. A frozen one stays as it is, its first owner's.
+// Freeze stops a sequence that has a table, between two Steps: it keeps its blocks and its place
+// in the batch, and generates nothing. owner can thaw it together with all its others. A
+// frozen sequence keeps its first owner.
 func (s *Scheduler) Freeze(q *Sequence, owner uint64) error {
-	if err := q.tellable(); err != nil || q.state == frozen {
+	if err := q.checkTable(); err != nil || q.state == frozen {
 		return err
 	}
 	s.running = slices.DeleteFunc(s.running, func(x *Sequence) bool { return x == q })
@@ -78,7 +77,7 @@ func (s *Scheduler) Freeze(q *Sequence, owner uint64) error {
 	return nil
 }
 
-// Thaw lets a frozen sequence go on; any other does already.
+// Thaw lets a frozen sequence continue; it has no effect on others.
 func (s *Scheduler) Thaw(q *Sequence) {
 	if q.state != frozen {
 		return
@@ -89,7 +88,7 @@ func (s *Scheduler) Thaw(q *Sequence) {
 	q.state = running
 }
 
-// ThawAll thaws what an owner froze.
+// ThawAll thaws all sequences that an owner froze.
 func (s *Scheduler) ThawAll(owner uint64) {
 	for _, q := range slices.Clone(s.frozen) {
 		if q.owner == owner {
@@ -98,8 +97,8 @@ func (s *Scheduler) ThawAll(owner uint64) {
 	}
 }
 
-// Drop ends a sequence that runs on elsewhere. Its receiver is told, and gets
-// nothing more that it should pass on. One that has ended is left alone.
+// Drop ends a sequence that continues elsewhere. Its receiver is notified and must not pass on
+// anything after that. A sequence that has ended stays as it is.
 func (s *Scheduler) Drop(q *Sequence) error {
 	if q.state == ended {
 		return ErrEnded

@@ -427,7 +427,7 @@ func TestReservationRefuses(t *testing.T) {
 	}
 	f.Read()
 	s.EndFill(f)
-	if got := s.Stats(); got.Reserved != 0 || got.UsedBlocks != 0 || !r.Over() {
+	if got := s.Stats(); got.Reserved != 0 || got.UsedBlocks != 0 || !r.Ended() {
 		t.Errorf("after the release: %+v", got)
 	}
 	s.Release(r)

@@ -15,12 +15,11 @@ var (
 	ErrAdopted  = errors.New("a request has adopted the reservation")
 	ErrFilling  = errors.New("the reservation is being filled")
 	ErrReleased = errors.New("the reservation is released")
-	ErrUnfilled = errors.New("no token of the reservation is known: it was never filled")
+	ErrUnfilled = errors.New("the reservation has no tokens: it was never filled")
 )
 
-// Reservation is blocks that are set aside for a sequence that runs elsewhere,
-// and what is known of it so far. The zero value has no blocks. It belongs to
-// the scheduler, except for what a Fill has taken.
+// Reservation holds blocks for a sequence that runs elsewhere, and what is known of it so far. The
+// zero value has no blocks. It is owned by the scheduler, except for the data of a Fill.
 type Reservation struct {
 	status   status
 	sequence *Sequence // that adopted it
@@ -28,18 +27,18 @@ type Reservation struct {
 	filled   filled
 }
 
-// status is where a reservation is in its life.
+// status is the state of a reservation.
 type status int
 
 const (
 	open status = iota
 	filling
-	doomed // released while it was being filled
+	doomed // released during a fill
 	released
 	adopted
 )
 
-// filled is the part of a sequence that a reservation knows.
+// filled is the known part of a sequence.
 type filled struct {
 	ids      []model.Token
 	chain    []kv.Hash
@@ -47,30 +46,28 @@ type filled struct {
 	digest   model.Digest
 }
 
-// Blocks are the reservation's, in the order of the positions they are for. The
-// slice must not be changed.
+// Blocks returns the blocks in the order of positions. The slice must not be changed.
 func (r *Reservation) Blocks() []kv.Block { return r.blocks }
 
-// Length is how many ids are known.
+// Length returns the number of known ids.
 func (r *Reservation) Length() int { return len(r.filled.ids) }
 
-// Over reports whether nothing is left of the reservation: it was released, or
-// the sequence that adopted it has ended.
-func (r *Reservation) Over() bool {
+// Ended reports whether the reservation was released or the sequence that adopted it has ended.
+func (r *Reservation) Ended() bool {
 	return r.status == released || r.status == adopted && r.sequence.state == ended
 }
 
-// Reserve sets blocks aside, at least one, so that r has enough for tokens. It
-// takes none from sequences: ErrFull leaves r as it was.
+// Reserve extends r to blocks for so many tokens, at least one. It preempts no sequence: with
+// ErrFull, r is unchanged.
 func (s *Scheduler) Reserve(r *Reservation, tokens int) error {
-	if err := r.busy(); err != nil && !errors.Is(err, ErrFilling) {
+	if err := r.checkOpen(); err != nil && !errors.Is(err, ErrFilling) {
 		return err
 	}
 	need := max(1, s.blocksFor(tokens)) - len(r.blocks)
 	if need > s.blocks.Free() {
 		return ErrFull
 	}
-	r.blocks = slices.Grow(r.blocks, max(need, 0)+1) // and one to grow into
+	r.blocks = slices.Grow(r.blocks, max(need, 0)+1) // with room for one more
 	for range need {
 		b, _ := s.blocks.Take()
 		s.Pool.Forget(b)
@@ -80,8 +77,8 @@ func (s *Scheduler) Reserve(r *Reservation, tokens int) error {
 	return nil
 }
 
-// busy says why a reservation is not open.
-func (r *Reservation) busy() error {
+// checkOpen returns why a reservation is not open.
+func (r *Reservation) checkOpen() error {
 	switch r.status {
 	case filling:
 		return ErrFilling
@@ -93,8 +90,7 @@ func (r *Reservation) busy() error {
 	return nil
 }
 
-// Release frees a reservation, at the end of a Fill if one is under way. One
-// that is adopted is left alone.
+// Release frees a reservation, after the current Fill if there is one. An adopted one is unchanged.
 func (s *Scheduler) Release(r *Reservation) {
 	switch r.status {
 	case filling:
@@ -118,33 +114,32 @@ type Fill struct {
 	err      error // of Read
 }
 
-// BeginFill begins to add ids, from position from on, whose KV bytes are in
-// place up to position computed. Until EndFill the reservation cannot be
-// adopted, and its blocks are not given to others.
+// BeginFill starts to add ids, from position from on, whose KV bytes are in place up to position
+// computed. Until EndFill the reservation cannot be adopted, and its blocks are not freed.
 func (s *Scheduler) BeginFill(r *Reservation, from int, ids []model.Token, computed int) (*Fill, error) {
-	if err := r.busy(); err != nil {
+	if err := r.checkOpen(); err != nil {
 		return nil, err
 	}
 	f := &r.filled
 	switch room := len(r.blocks) * s.Pool.BlockTokens; {
 	case from != len(f.ids):
-		return nil, fmt.Errorf("ids from position %d on: the reservation has %d, go on there", from, len(f.ids))
+		return nil, fmt.Errorf("ids start at position %d, but the reservation has %d ids", from, len(f.ids))
 	case computed < f.computed:
-		return nil, fmt.Errorf("computed is %d, and was %d before", computed, f.computed)
+		return nil, fmt.Errorf("computed is %d, less than %d before", computed, f.computed)
 	case computed > from+len(ids) || computed > room:
-		return nil, fmt.Errorf("computed is %d, of %d ids and %d positions in blocks", computed, from+len(ids), room)
+		return nil, fmt.Errorf("computed is %d, more than %d ids or %d positions in blocks", computed, from+len(ids), room)
 	}
 	r.status = filling
 	return &Fill{r: r, pool: s.Pool, blocks: r.blocks, ids: ids, computed: computed, filled: r.filled}, nil
 }
 
-// Read takes the ids over and reads the KV bytes of the new positions. Its time
-// grows with their number; it is the one step that may run beside the scheduler. Its
-// error is the Pool's, and nothing is added then.
+// Read copies the ids and reads the KV bytes of the new positions. Its time grows with their
+// number; it is the only step that may run concurrently with the scheduler. Its error is the
+// Pool's, and nothing is added then.
 func (f *Fill) Read() error {
 	to, size := &f.filled, f.pool.BlockTokens
-	// Room for all that the blocks hold is made at once: neither a later Fill nor
-	// the adopted sequence's first tokens have to copy what is here by then.
+	// Allocate for all that the blocks hold at once: neither a later Fill nor the adopted
+	// sequence's first tokens have to copy the ids.
 	if n := len(to.ids) + len(f.ids); n >= cap(to.ids) {
 		n = max(n, len(f.blocks)*size) + reserve
 		to.ids = append(make([]model.Token, 0, n), to.ids...)
@@ -164,8 +159,7 @@ func (f *Fill) Read() error {
 	return nil
 }
 
-// EndFill makes what was read a part of the reservation. It must follow every
-// BeginFill.
+// EndFill adds what was read to the reservation. It must follow every BeginFill.
 func (s *Scheduler) EndFill(f *Fill) {
 	gone := f.r.status == doomed
 	f.r.status = open
@@ -177,11 +171,11 @@ func (s *Scheduler) EndFill(f *Fill) {
 	}
 }
 
-// Adopt makes a sequence of a reservation: its ids are the prompt, its blocks
-// the sequence's own, and what they hold decides how the text goes on. At least
-// the last position is computed anew. Its cost does not depend on the length.
+// Adopt makes a sequence of a reservation: its ids are the prompt, its blocks become the
+// sequence's, and their content determines how the text continues. At least the last position
+// is computed again. The cost does not depend on the length.
 func (s *Scheduler) Adopt(r *Reservation, q Request) (*Sequence, error) {
-	if err := r.busy(); err != nil {
+	if err := r.checkOpen(); err != nil {
 		return nil, err
 	}
 	f := &r.filled

@@ -1,10 +1,10 @@
-// Package batch is the emulator's scheduler: continuous batching, iteration
-// by iteration, as vLLM's V1 engine does it. First come, first served; chunked
-// prefill; prefix caching; preemption by recompute when blocks run out.
+// Package batch is the emulator's scheduler: continuous batching, iteration by iteration, as
+// vLLM's V1 engine does it. First come, first served; chunked prefill; prefix caching;
+// preemption by recompute when blocks run out.
 //
-// It reads no clock and starts nothing: Step does one iteration's work and
-// says how long a real engine would have taken. Its invariant: what a sequence
-// generates depends on its ids alone, never on how it was scheduled.
+// It reads no clock and starts nothing: Step does one iteration's work and returns how long a
+// real engine would have taken. Invariant: what a sequence generates depends on its ids alone,
+// never on how it was scheduled.
 package batch
 
 import (
@@ -17,19 +17,19 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Config says what a scheduler runs on. All fields are required.
+// Config configures a Scheduler. All fields are required.
 type Config struct {
 	Model    *model.Model
 	Pool     *kv.Pool
 	Profile  cost.Profile
 	MaxBatch int // sequences running at once
-	// MaxTokens is the largest number of tokens that one iteration computes,
-	// decodes and prompt chunks together; at least MaxBatch.
+	// MaxTokens is the maximum number of tokens that one iteration computes, decodes and
+	// prompt chunks together; at least MaxBatch.
 	MaxTokens int
 	Prefix    PrefixCache
 }
 
-// PrefixCache says whether full blocks are found again by their content.
+// PrefixCache is whether full blocks are reused by their content.
 type PrefixCache int
 
 // The two settings.
@@ -38,36 +38,36 @@ const (
 	PrefixOff
 )
 
-// Stats is what a scheduler counts. Those of the first group are now, the rest
-// since the beginning.
+// Stats are a scheduler's counters. The first group is the current state, the rest counts since
+// the start.
 type Stats struct {
 	Running, Waiting int
 	Frozen           int
 	UsedBlocks       int
-	Reserved         int             // blocks of reservations that nobody has adopted; used too
+	Reserved         int             // blocks of reservations that are not adopted; included in used
 	Held             policies.Tokens // Σ length of the running sequences
 
 	Preemptions      uint64
 	PromptTokens     uint64 // of requests that finished their prefill
 	GenerationTokens uint64
 	PrefixQueries    uint64 // prompt tokens looked up
-	PrefixHits       uint64 // of those, found
+	PrefixHits       uint64 // prompt tokens found
 	Iterations       uint64
 }
 
-// Step is what one iteration did. Events is valid until the next Step.
+// Step is the result of one iteration. Events is valid until the next Step.
 type Step struct {
 	cost.Iteration
-	Seconds float64 // by the profile; 0 when there was nothing to do
+	Seconds float64 // by the profile; 0 if there was nothing to do
 	Events  []Event // in the order of admission
 }
 
-// Scheduler runs sequences on one pool. It is driven by one goroutine.
+// Scheduler runs sequences on one pool. One goroutine drives it.
 type Scheduler struct {
 	Config
 	blocks *kv.Blocks
-	// waiting is in order of arrival, preempted ones first; and before those, the
-	// adopted ones that hold blocks already.
+	// waiting is in order of arrival, preempted ones first, and before those the adopted
+	// ones, which hold blocks already.
 	waiting  []*Sequence
 	running  []*Sequence // in order of admission
 	frozen   []*Sequence
@@ -96,15 +96,15 @@ func New(c Config) (*Scheduler, error) {
 	return &Scheduler{Config: c, blocks: kv.NewBlocks(c.Pool.Blocks)}, nil
 }
 
-// Add queues a sequence. Its prompt and output together must fit the pool;
-// the caller has checked that.
+// Add queues a sequence. The caller has checked that its prompt and output together fit the
+// pool.
 func (s *Scheduler) Add(q *Sequence) {
 	q.state = waiting
 	s.waiting = append(s.waiting, q)
 }
 
-// Abort removes a sequence wherever it is; its full blocks stay cached. A
-// sequence that has ended is left alone.
+// Abort removes a sequence in any state; its full blocks stay cached. It ignores a sequence that
+// has ended.
 func (s *Scheduler) Abort(q *Sequence) {
 	switch q.state {
 	case waiting:
@@ -117,7 +117,7 @@ func (s *Scheduler) Abort(q *Sequence) {
 	s.drop(q)
 }
 
-// Idle reports whether there is nothing to do: frozen sequences are none's work.
+// Idle reports whether there is nothing to do; frozen sequences do not count.
 func (s *Scheduler) Idle() bool { return len(s.running)+len(s.waiting) == 0 }
 
 // Stats returns the counters.
@@ -131,9 +131,9 @@ func (s *Scheduler) Stats() Stats {
 	return t
 }
 
-// Step plans and computes one iteration. It may find nothing to compute though
-// the scheduler is not idle: when frozen sequences and reservations have the
-// blocks, or the places in the batch, that the others wait for.
+// Step plans and computes one iteration. It may find nothing to compute although the scheduler is
+// not idle: when frozen sequences and reservations hold the blocks or batch places that others
+// wait for.
 func (s *Scheduler) Step() Step {
 	s.Settle()
 	s.events = s.events[:0]
@@ -157,8 +157,8 @@ func (s *Scheduler) Step() Step {
 	return Step{Iteration: it, Seconds: s.Profile.Seconds(it), Events: s.events}
 }
 
-// Settle says that the time of the latest Step's iteration is over. What it has
-// computed shows in Table from then on; Step does it for the one before.
+// Settle ends the latest Step's iteration: Table shows its result from then on. Step calls it for
+// the iteration before.
 func (s *Scheduler) Settle() {
 	for _, c := range s.planned {
 		c.s.settled = extent{len(c.s.ids), c.s.computed}
@@ -166,9 +166,9 @@ func (s *Scheduler) Settle() {
 	s.planned = s.planned[:0]
 }
 
-// planRunning gives every running sequence its next positions, within the
-// budget, and preempts from the youngest when blocks run out. It returns the
-// budget left and whether anything was preempted.
+// planRunning plans every running sequence's next positions within the budget, and preempts the
+// youngest sequences when blocks run out. It returns the remaining budget and whether a sequence
+// was preempted.
 func (s *Scheduler) planRunning(budget int) (left int, pressed bool) {
 	for i := 0; i < len(s.running) && budget > 0; i++ {
 		q := s.running[i]
@@ -190,21 +190,21 @@ func (s *Scheduler) planRunning(budget int) (left int, pressed bool) {
 	return budget, pressed
 }
 
-// planWaiting admits in order of arrival until the budget, the batch or the
-// blocks are full. A sequence is admitted only when all its present ids fit,
-// though its prefill may take several iterations.
+// planWaiting admits sequences in order of arrival until the budget, the batch or the blocks are
+// full. A sequence is admitted only if all its current ids fit, although its prefill may take
+// several iterations.
 func (s *Scheduler) planWaiting(budget int) {
 	for len(s.waiting) > 0 && len(s.running)+len(s.frozen) < s.MaxBatch && budget > 0 {
 		q := s.waiting[0]
 		if len(q.blocks) > 0 && s.blocksFor(len(q.ids))-len(q.blocks) > s.blocks.Free() {
-			// An adopted sequence that cannot have its next block holds on to none:
-			// two of them would wait for each other.
+			// An adopted sequence that cannot get its next block holds no others: two
+			// of them would wait for each other.
 			s.waiting = s.waiting[1:]
 			s.preempt(q)
 			continue
 		}
 		hit := s.match(q)
-		idle := 0 // hit blocks that nobody uses: they come off the free list too
+		idle := 0 // hit blocks without references: they are taken off the free list too
 		for _, b := range hit {
 			if !s.blocks.Used(b) {
 				idle++
@@ -226,11 +226,11 @@ func (s *Scheduler) planWaiting(budget int) {
 	}
 }
 
-// match returns the cached blocks that hold a prefix of a sequence. At least
-// one token is left to compute: it is what the next one is sampled from.
+// match returns the cached blocks that hold a prefix of a sequence. At least one token is left to
+// compute: the next one is sampled from it.
 func (s *Scheduler) match(q *Sequence) []kv.Block {
 	if s.Prefix == PrefixOff || len(q.blocks) > 0 {
-		return nil // an adopted sequence brings its blocks along
+		return nil // an adopted sequence has its blocks already
 	}
 	var hit []kv.Block
 	for n := range min(len(q.chain), (len(q.ids)-1)/s.Pool.BlockTokens) {
@@ -243,10 +243,10 @@ func (s *Scheduler) match(q *Sequence) []kv.Block {
 	return hit
 }
 
-// admit attaches the blocks of a prefix hit. Their bytes are read anew: what
-// is in the pool decides the text, not what once was written there.
+// admit attaches the blocks of a prefix hit and reads their bytes again: the current content of
+// the pool determines the text, not what was once written.
 func (s *Scheduler) admit(q *Sequence, hit []kv.Block) {
-	s.Pool.Load(hit) // an error is the Pool's, and ends the engine
+	s.Pool.Load(hit) // an error is recorded in the Pool and ends the engine
 	for i, b := range hit {
 		s.blocks.Share(b)
 		for j := range s.Pool.BlockTokens {
@@ -271,8 +271,8 @@ func (s *Scheduler) blocksFor(tokens int) int {
 	return (tokens + s.Pool.BlockTokens - 1) / s.Pool.BlockTokens
 }
 
-// grow gives a sequence blocks for its first n tokens. When it reports false
-// the blocks it did get stay with the sequence.
+// grow gives a sequence blocks for its first n tokens. If it returns false the sequence keeps the
+// blocks that it got.
 func (s *Scheduler) grow(q *Sequence, n int) bool {
 	for len(q.blocks) < s.blocksFor(n) {
 		b, ok := s.blocks.Take()
@@ -285,8 +285,8 @@ func (s *Scheduler) grow(q *Sequence, n int) bool {
 	return true
 }
 
-// preempt takes a running sequence's blocks and queues it first: it will
-// recompute what the prefix cache has lost by then.
+// preempt frees a running sequence's blocks and queues it first: it will recompute what the prefix
+// cache has evicted by then.
 func (s *Scheduler) preempt(q *Sequence) {
 	s.stats.Preemptions++
 	s.drop(q)
@@ -294,8 +294,8 @@ func (s *Scheduler) preempt(q *Sequence) {
 	s.queueFirst(q)
 }
 
-// queueFirst queues a sequence before all others, but behind those that hold
-// blocks: these need no more than they have, and may be what it waits for.
+// queueFirst queues a sequence before all others, but after those that hold blocks: these need no
+// further blocks, and may hold those that it waits for.
 func (s *Scheduler) queueFirst(q *Sequence) {
 	at := 0
 	for at < len(s.waiting) && len(s.waiting[at].blocks) > 0 {
@@ -305,17 +305,17 @@ func (s *Scheduler) queueFirst(q *Sequence) {
 	s.waiting = slices.Insert(s.waiting, at, q)
 }
 
-// drop releases everything a sequence holds in the pool.
+// drop releases all blocks of a sequence.
 func (s *Scheduler) drop(q *Sequence) {
 	s.blocks.Release(q.blocks)
 	q.blocks, q.computed, q.registered, q.digest, q.state = q.blocks[:0], 0, 0, model.Digest(q.Adapter), ended
 	q.settled.computed = 0
 }
 
-// account adds a chunk to what the iteration costs.
+// account adds a chunk to the cost of the iteration.
 func (s *Scheduler) account(it *cost.Iteration, c chunk) {
 	start, end := c.s.computed, c.s.computed+c.n
-	// The last token of an adopted sequence's ids is one that was generated.
+	// The last token of an adopted sequence's ids is a generated one.
 	if c.n == 1 && (end > len(c.s.Prompt) || c.s.adopted && end == len(c.s.Prompt)) {
 		it.Decodes++
 		it.Held += policies.Tokens(end)
@@ -326,8 +326,8 @@ func (s *Scheduler) account(it *cost.Iteration, c chunk) {
 	it.Prefill2 += float64(end)*float64(end) - float64(start)*float64(start)
 }
 
-// compute writes a chunk's KV bytes and, when the sequence has no id left to
-// compute, samples its next token.
+// compute writes a chunk's KV bytes and, if the sequence has no id left to compute, samples its next
+// token.
 func (s *Scheduler) compute(c chunk) {
 	q, size := c.s, s.Pool.BlockTokens
 	first := q.computed / size
@@ -357,12 +357,12 @@ func (s *Scheduler) compute(c chunk) {
 	s.events = append(s.events, Event{Sequence: q, Token: t, Finish: f, Cached: q.cached})
 }
 
-// catchUp is how many full blocks of an adopted sequence are offered to the
-// prefix cache in an iteration, so that no iteration grows with its length.
+// catchUp is the number of full blocks of an adopted sequence that are registered in the prefix cache
+// per iteration, so that no iteration grows with its length.
 const catchUp = 64
 
-// register offers a sequence's next full blocks, n at most, to the prefix cache,
-// under the hashes that follow from its ids.
+// register registers at most n of a sequence's next full blocks in the prefix cache, under the hashes
+// of its ids.
 func (s *Scheduler) register(q *Sequence, n int) {
 	full := min(q.computed/s.Pool.BlockTokens, q.registered+n)
 	if q.registered < full {

@@ -8,37 +8,37 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// Finish says whether and why a sequence has ended.
+// Finish is whether and why a sequence has ended.
 type Finish int
 
 // Why a sequence ends.
 const (
 	Unfinished Finish = iota
-	AtLength          // it reached MaxOutput
+	AtLength          // MaxOutput was reached
 	AtStop            // EndOfText or one of StopTokens was sampled
-	Dropped           // it was taken away, see Scheduler.Drop; the event has no token
+	Dropped           // by Scheduler.Drop; the event has no token
 )
 
-// Request is what a client asks of the engine. It is fixed once submitted.
+// Request is a client's request. It must not change once submitted.
 type Request struct {
 	Prompt    []model.Token // at least one, copied; none for Scheduler.Adopt
-	MaxOutput int           // tokens to generate at most, ≥ 1
-	MinOutput int           // tokens before the text may end by itself
+	MaxOutput int           // maximum number of generated tokens, ≥ 1
+	MinOutput int           // number of tokens before the text may end by itself
 	IgnoreEOS bool          // EndOfText is never sampled
 	// StopTokens end the text when sampled, after MinOutput.
 	StopTokens []model.Token
-	Salt       uint64 // prefixes are shared only between requests of equal salt
-	// Adapter seeds the KV bytes of every position, and so the text; 0 is the base
-	// model. Requests of different adapters need different salts.
+	Salt       uint64 // requests share prefixes only if their salts are equal
+	// Adapter seeds the KV bytes of every position, and so the text; 0 is the base model.
+	// Requests of different adapters need different salts.
 	Adapter uint64
-	// Receiver gets the tokens. nil discards them.
+	// Receiver receives the tokens. nil discards them.
 	Receiver Receiver
 }
 
-// Receiver takes what a sequence generates.
+// Receiver receives what a sequence generates.
 type Receiver interface {
-	// Receive takes one event of the receiver's own sequence. It is called on
-	// the goroutine that drives the engine and must not block.
+	// Receive receives one event of its own sequence. It is called on the goroutine that
+	// drives the engine and must not block.
 	Receive(Event)
 }
 
@@ -50,7 +50,7 @@ type Event struct {
 	Cached   int // prompt tokens that were found in the prefix cache
 }
 
-// state says which list of the scheduler a sequence is on.
+// state is the list of the scheduler that a sequence is on.
 type state int
 
 const (
@@ -61,8 +61,8 @@ const (
 	ended // finished, aborted or dropped
 )
 
-// Sequence is a request in the engine. NewSequence makes it on any goroutine;
-// after Scheduler.Add it belongs to the scheduler.
+// Sequence is a request in the engine. NewSequence may be called on any goroutine; after
+// Scheduler.Add the sequence belongs to the scheduler.
 type Sequence struct {
 	Request
 	state      state
@@ -73,21 +73,21 @@ type Sequence struct {
 	registered int           // full blocks that were offered to the prefix cache
 	digest     model.Digest  // of the adapter and positions [0, computed)
 	cached     int           // prefix hit of the first admission
-	admitted   bool          // has been running before
+	admitted   bool          // has been running
 	adopted    bool          // its first blocks were filled elsewhere
 	blockSize  int
 
 	order      uint64 // of the last admission
-	generation uint64 // how often its blocks were taken away
+	generation uint64 // incremented when its blocks are freed
 	settled    extent // as of the last Settle
-	owner      uint64 // who froze it, while it is frozen
+	owner      uint64 // who froze it
 }
 
-// extent is how far a sequence is.
+// extent is the progress of a sequence.
 type extent struct{ length, computed int }
 
-// NewSequence prepares a request; it hashes the prompt, in blocks of
-// blockTokens, so that the scheduler need not.
+// NewSequence prepares a request. It hashes the prompt in blocks of blockTokens, off the
+// scheduler's goroutine.
 func NewSequence(r Request, blockTokens int) *Sequence {
 	s := &Sequence{Request: r, blockSize: blockTokens, digest: model.Digest(r.Adapter)}
 	s.ids = append(make([]model.Token, 0, len(r.Prompt)+min(r.MaxOutput, reserve)), r.Prompt...)
@@ -97,8 +97,8 @@ func NewSequence(r Request, blockTokens int) *Sequence {
 	return s
 }
 
-// reserve is how many output tokens a new sequence has room for; longer
-// outputs grow the slice.
+// reserve is the number of output tokens for which a new sequence allocates; longer outputs grow the
+// slice.
 const reserve = 256
 
 // push appends a generated token.
@@ -107,10 +107,10 @@ func (s *Sequence) push(t model.Token) {
 	s.Prompt = s.ids[:len(s.Prompt)] // one array, also after it has grown
 }
 
-// Output is how many tokens were generated.
+// Output returns the number of generated tokens.
 func (s *Sequence) Output() int { return len(s.ids) - len(s.Prompt) }
 
-// Length is the present length: prompt and output.
+// Length returns the number of prompt and output tokens.
 func (s *Sequence) Length() int { return len(s.ids) }
 
 // hash extends the chain to all full blocks of ids.
@@ -128,9 +128,8 @@ func extend(chain []kv.Hash, ids []model.Token, size int) []kv.Hash {
 	return chain
 }
 
-// key names the n-th full block in the prefix cache. The salt comes in here, and
-// not into the chain, which may be older than the request: ids of an adopted
-// sequence are known before its salt is.
+// key returns the prefix cache's hash of the n-th full block. The salt is applied here and not in the
+// chain, which may be older than the request: ids of an adopted sequence are known before its salt.
 func (s *Sequence) key(n int) kv.Hash {
 	if s.Salt == 0 {
 		return s.chain[n]
@@ -141,7 +140,7 @@ func (s *Sequence) key(n int) kv.Hash {
 	return nonzero(xxhash.Sum64(b[:]))
 }
 
-// hashBlock names a block by its tokens and everything before them.
+// hashBlock hashes a block's tokens and everything before them.
 func hashBlock(parent kv.Hash, ids []model.Token) kv.Hash {
 	var buf [8 + 4*64]byte
 	b := binary.LittleEndian.AppendUint64(buf[:0], uint64(parent))
@@ -151,10 +150,10 @@ func hashBlock(parent kv.Hash, ids []model.Token) kv.Hash {
 	return nonzero(xxhash.Sum64(b))
 }
 
-// nonzero is a hash of the prefix cache, where 0 means "no hash".
+// nonzero maps 0, which means "no hash", to another hash.
 func nonzero(x uint64) kv.Hash { return kv.Hash(max(x, 1)) }
 
-// finish says whether the token just appended ends the sequence.
+// finish returns whether the token just appended ends the sequence.
 func (s *Sequence) finish(t model.Token) Finish {
 	if s.Output() > s.MinOutput {
 		if t == model.EndOfText && !s.IgnoreEOS {
@@ -172,7 +171,7 @@ func (s *Sequence) finish(t model.Token) Finish {
 	return Unfinished
 }
 
-// ending says whether the next token may be EndOfText.
+// ending returns whether the next token may be EndOfText.
 func (s *Sequence) ending() model.Ending {
 	if s.IgnoreEOS || s.Output() < s.MinOutput {
 		return model.GoesOn

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// peer returns the user of a connection's other end.
-func peer(c *net.UnixConn) (uid int, err error) {
+// peerUser returns the user of a connection's peer.
+func peerUser(c *net.UnixConn) (uid int, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return -1, err

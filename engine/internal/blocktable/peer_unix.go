@@ -7,7 +7,7 @@ import (
 	"net"
 )
 
-// peer fails: without the other end's user nobody is let in.
+// peerUser fails: a client whose user is unknown is rejected.
 func peer(*net.UnixConn) (uid int, err error) {
-	return -1, errors.New("this system does not tell the user of a Unix socket's other end")
+	return -1, errors.New("this system does not report the user of a Unix socket's peer")
 }

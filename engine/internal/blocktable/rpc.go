@@ -26,7 +26,7 @@ func (t *Table) Describe(context.Context, *api.DescribeRequest) (*api.Descriptio
 func (t *Table) Session(_ *api.SessionRequest, stream grpc.ServerStreamingServer[api.SessionReply]) error {
 	ctx := stream.Context()
 	id := uint64(0)
-	if err := t.do(ctx, AtOnce, func(*batch.Scheduler) error {
+	if err := t.runOnLoop(ctx, Immediately, func(*batch.Scheduler) error {
 		for id == 0 || t.sessions[id] {
 			id = rand.Uint64()
 		}
@@ -35,10 +35,10 @@ func (t *Table) Session(_ *api.SessionRequest, stream grpc.ServerStreamingServer
 	}); err != nil {
 		return err
 	}
-	// Its end does not depend on the caller any more. It fails only when the
-	// engine has stopped, and then nothing is left to take back.
+	// The end does not depend on the caller's context any more. It fails only when the
+	// engine has stopped, and then nothing is left to undo.
 	defer func() {
-		_ = t.do(context.WithoutCancel(ctx), AtOnce, func(s *batch.Scheduler) error { t.end(s, id); return nil })
+		_ = t.runOnLoop(context.WithoutCancel(ctx), Immediately, func(s *batch.Scheduler) error { t.endSession(s, id); return nil })
 	}()
 	if err := stream.Send(&api.SessionReply{Session: strconv.FormatUint(id, 16)}); err != nil {
 		return err
@@ -53,21 +53,21 @@ func (t *Table) Reserve(ctx context.Context, q *api.ReserveRequest) (*api.Reserv
 	case q.Reservation == "" || len(q.Reservation) > MaxName:
 		return nil, status.Errorf(codes.InvalidArgument, "the reservation's name must have 1 to %d bytes, not %d", MaxName, len(q.Reservation))
 	case q.Tokens > uint64(t.cfg.Context):
-		return nil, status.Errorf(codes.InvalidArgument, "%d tokens are more than a request may have (%d)", q.Tokens, int64(t.cfg.Context))
+		return nil, status.Errorf(codes.InvalidArgument, "%d tokens exceed the context of %d", q.Tokens, int64(t.cfg.Context))
 	}
 	var blocks []uint32
-	err := t.do(ctx, AtOnce, func(s *batch.Scheduler) error {
+	err := t.runOnLoop(ctx, Immediately, func(s *batch.Scheduler) error {
 		session, err := t.session(q.Session)
 		if err != nil {
 			return err
 		}
-		t.sweep()
+		t.removeEnded()
 		r := t.reservations[q.Reservation]
 		if r == nil {
 			r = &reservation{session: session}
 		}
 		if r.session != session {
-			return status.Errorf(codes.AlreadyExists, "another session has the reservation %q", q.Reservation)
+			return status.Errorf(codes.AlreadyExists, "reservation %q belongs to another session", q.Reservation)
 		}
 		if err := s.Reserve(&r.Reservation, int(q.Tokens)); err != nil {
 			return err
@@ -79,8 +79,7 @@ func (t *Table) Reserve(ctx context.Context, q *api.ReserveRequest) (*api.Reserv
 	return &api.ReserveReply{Blocks: blocks}, err
 }
 
-// MarkFilled implements api.BlocksServer. The blocks are read on the caller's
-// goroutine.
+// MarkFilled implements api.BlocksServer. It reads the blocks on the caller's goroutine.
 func (t *Table) MarkFilled(ctx context.Context, q *api.MarkFilledRequest) (*api.MarkFilledReply, error) {
 	most := uint64(t.cfg.Context)
 	if q.From > most || uint64(len(q.Ids)) > most-q.From || q.Computed > most {
@@ -89,13 +88,13 @@ func (t *Table) MarkFilled(ctx context.Context, q *api.MarkFilledRequest) (*api.
 	ids := make([]model.Token, len(q.Ids))
 	for i, id := range q.Ids {
 		if ids[i] = model.Token(id); ids[i] >= model.VocabularySize {
-			return nil, status.Errorf(codes.InvalidArgument, "id %d at position %d is out of vocabulary", id, q.From+uint64(i))
+			return nil, status.Errorf(codes.InvalidArgument, "id %d at position %d is not in the vocabulary", id, q.From+uint64(i))
 		}
 	}
 	var fill *batch.Fill
-	err := t.do(ctx, AtOnce, func(s *batch.Scheduler) (err error) {
+	err := t.runOnLoop(ctx, Immediately, func(s *batch.Scheduler) (err error) {
 		r := t.reservations[q.Reservation]
-		if r == nil || r.Over() {
+		if r == nil || r.Ended() {
 			return ErrUnknown
 		}
 		fill, err = s.BeginFill(&r.Reservation, int(q.From), ids, int(q.Computed))
@@ -105,8 +104,8 @@ func (t *Table) MarkFilled(ctx context.Context, q *api.MarkFilledRequest) (*api.
 		return nil, err
 	}
 	unread := fill.Read()
-	// What was begun is ended, whether or not the caller still waits.
-	err = t.do(context.WithoutCancel(ctx), AtOnce, func(s *batch.Scheduler) error { s.EndFill(fill); return nil })
+	// A fill that has begun must end, whether or not the caller still waits.
+	err = t.runOnLoop(context.WithoutCancel(ctx), Immediately, func(s *batch.Scheduler) error { s.EndFill(fill); return nil })
 	if err == nil && unread != nil {
 		err = status.Error(codes.Internal, unread.Error())
 	}
@@ -115,23 +114,23 @@ func (t *Table) MarkFilled(ctx context.Context, q *api.MarkFilledRequest) (*api.
 
 // Release implements api.BlocksServer.
 func (t *Table) Release(ctx context.Context, q *api.ReleaseRequest) (*api.ReleaseReply, error) {
-	return &api.ReleaseReply{}, t.do(ctx, AtOnce, func(s *batch.Scheduler) error {
+	return &api.ReleaseReply{}, t.runOnLoop(ctx, Immediately, func(s *batch.Scheduler) error {
 		if r := t.reservations[q.Reservation]; r != nil {
 			s.Release(&r.Reservation)
 		}
-		t.sweep()
+		t.removeEnded()
 		return nil
 	})
 }
 
 // Table implements api.BlocksServer.
 func (t *Table) Table(ctx context.Context, q *api.TableRequest) (*api.TableReply, error) {
-	return t.tell(ctx, AtOnce, q, func(*batch.Scheduler, *batch.Sequence) error { return nil })
+	return t.replyTable(ctx, Immediately, q, func(*batch.Scheduler, *batch.Sequence) error { return nil })
 }
 
 // Freeze implements api.BlocksServer.
 func (t *Table) Freeze(ctx context.Context, q *api.TableRequest) (*api.TableReply, error) {
-	return t.tell(ctx, AtBoundary, q, func(s *batch.Scheduler, leg *batch.Sequence) error {
+	return t.replyTable(ctx, AtBoundary, q, func(s *batch.Scheduler, leg *batch.Sequence) error {
 		session, err := t.session(q.Session)
 		if err != nil {
 			return err
@@ -140,10 +139,10 @@ func (t *Table) Freeze(ctx context.Context, q *api.TableRequest) (*api.TableRepl
 	})
 }
 
-// tell answers with a leg's table, after before.
-func (t *Table) tell(ctx context.Context, when When, q *api.TableRequest, before func(*batch.Scheduler, *batch.Sequence) error) (*api.TableReply, error) {
+// replyTable runs before and replies with a leg's table.
+func (t *Table) replyTable(ctx context.Context, when RunPoint, q *api.TableRequest, before func(*batch.Scheduler, *batch.Sequence) error) (*api.TableReply, error) {
 	var b batch.Table
-	err := t.leg(ctx, when, q.Leg, func(s *batch.Scheduler, leg *batch.Sequence) (err error) {
+	err := t.runOnLeg(ctx, when, q.Leg, func(s *batch.Scheduler, leg *batch.Sequence) (err error) {
 		from := int(min(q.From, uint64(t.cfg.Context)+1))
 		if b, err = s.Table(leg, from); err != nil {
 			return err
@@ -162,7 +161,7 @@ func (t *Table) tell(ctx context.Context, when When, q *api.TableRequest, before
 
 // Thaw implements api.BlocksServer.
 func (t *Table) Thaw(ctx context.Context, q *api.LegRequest) (*api.LegReply, error) {
-	return &api.LegReply{}, t.leg(ctx, AtOnce, q.Leg, func(s *batch.Scheduler, leg *batch.Sequence) error {
+	return &api.LegReply{}, t.runOnLeg(ctx, Immediately, q.Leg, func(s *batch.Scheduler, leg *batch.Sequence) error {
 		s.Thaw(leg)
 		return nil
 	})
@@ -170,12 +169,12 @@ func (t *Table) Thaw(ctx context.Context, q *api.LegRequest) (*api.LegReply, err
 
 // Drop implements api.BlocksServer.
 func (t *Table) Drop(ctx context.Context, q *api.LegRequest) (*api.LegReply, error) {
-	return &api.LegReply{}, t.leg(ctx, AtOnce, q.Leg, func(s *batch.Scheduler, leg *batch.Sequence) error {
+	return &api.LegReply{}, t.runOnLeg(ctx, Immediately, q.Leg, func(s *batch.Scheduler, leg *batch.Sequence) error {
 		return s.Drop(leg)
 	})
 }
 
-// numbers are blocks or ids as the wire has them.
+// numbers converts blocks or ids to the wire.
 func numbers[T kv.Block | model.Token](in []T) []uint32 {
 	out := make([]uint32, len(in))
 	for i, x := range in {
@@ -184,7 +183,7 @@ func numbers[T kv.Block | model.Token](in []T) []uint32 {
 	return out
 }
 
-// session returns the session of a name. It is called on the loop.
+// session returns a session by name. It must be called on the loop.
 func (t *Table) session(name string) (uint64, error) {
 	id, err := strconv.ParseUint(name, 16, 64)
 	if err != nil || !t.sessions[id] {
@@ -193,18 +192,17 @@ func (t *Table) session(name string) (uint64, error) {
 	return id, nil
 }
 
-// leg runs f on the loop with the sequence of a leg.
-func (t *Table) leg(ctx context.Context, when When, name string, f func(*batch.Scheduler, *batch.Sequence) error) error {
+// runOnLeg runs f on the loop with the sequence of a leg.
+func (t *Table) runOnLeg(ctx context.Context, when RunPoint, name string, f func(*batch.Scheduler, *batch.Sequence) error) error {
 	q, ok := t.cfg.Engine.Leg(name)
 	if !ok {
-		return status.Error(codes.NotFound, "no request of that leg runs here")
+		return status.Error(codes.NotFound, "no request with this leg is running")
 	}
-	return t.do(ctx, when, func(s *batch.Scheduler) error { return f(s, q) })
+	return t.runOnLoop(ctx, when, func(s *batch.Scheduler) error { return f(s, q) })
 }
 
-// do runs f on the loop and returns its error, or why it did not run, as a
-// status.
-func (t *Table) do(ctx context.Context, when When, f func(*batch.Scheduler) error) error {
+// runOnLoop runs f on the loop and returns its error, or why it did not run, as a status.
+func (t *Table) runOnLoop(ctx context.Context, when RunPoint, f func(*batch.Scheduler) error) error {
 	var err error
 	if never := t.cfg.Engine.Do(ctx, when, func(s *batch.Scheduler) { err = f(s) }); never != nil {
 		if ctx.Err() != nil {
@@ -215,9 +213,9 @@ func (t *Table) do(ctx context.Context, when When, f func(*batch.Scheduler) erro
 	return statusOf(err)
 }
 
-// statusOf gives an error its code.
+// statusOf returns err as a status.
 func statusOf(err error) error {
-	if _, ok := status.FromError(err); ok { // nil is one
+	if _, ok := status.FromError(err); ok { // includes nil
 		return err
 	}
 	code := codes.InvalidArgument

@@ -16,17 +16,17 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Bounds of the two sockets.
+// Limits and timeouts of the two sockets.
 const (
-	maxMessage = 16 << 20        // bytes; the ids of a million tokens are 3 MB
-	maxStreams = 1024            // calls at once on one connection
-	handTime   = 5 * time.Second // to hand the memory to a client
-	retryTime  = time.Second     // after a connection that could not be accepted
-	dialTime   = time.Second     // to see whether a socket's engine lives
-	setupTime  = 5 * time.Second // for a client to begin with HTTP/2
+	maxMessage       = 16 << 20        // bytes; the ids of a million tokens are 3 MB
+	maxStreams       = 1024            // concurrent calls on one connection
+	sendTimeout      = 5 * time.Second // to send the memory to a client
+	acceptRetryDelay = time.Second     // after a connection could not be accepted
+	dialTimeout      = time.Second     // to check whether a socket's engine is alive
+	setupTimeout     = 5 * time.Second // for a client to start HTTP/2
 )
 
-// Run serves until ctx is done, and removes the sockets. It may be called once.
+// Run serves until ctx ends, and removes the sockets. It may be called once.
 func (t *Table) Run(ctx context.Context) error {
 	if err := prepare(t.cfg.Dir); err != nil {
 		return fmt.Errorf("block table: %w", err)
@@ -43,17 +43,17 @@ func (t *Table) Run(ctx context.Context) error {
 	defer memory.Close()
 
 	server := grpc.NewServer(grpc.MaxRecvMsgSize(maxMessage), grpc.MaxSendMsgSize(maxMessage),
-		grpc.MaxConcurrentStreams(maxStreams), grpc.ConnectionTimeout(setupTime), grpc.WaitForHandlers(true))
+		grpc.MaxConcurrentStreams(maxStreams), grpc.ConnectionTimeout(setupTimeout), grpc.WaitForHandlers(true))
 	api.RegisterBlocksServer(server, t)
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error {
 		err := server.Serve(calls)
 		if errors.Is(err, grpc.ErrServerStopped) {
-			return nil // ctx ended before it began
+			return nil // ctx ended before Run
 		}
 		return err
 	})
-	group.Go(func() error { return t.hand(ctx, memory) })
+	group.Go(func() error { return t.serveMemory(ctx, memory) })
 	group.Go(func() error {
 		<-ctx.Done()
 		memory.Close()
@@ -66,7 +66,7 @@ func (t *Table) Run(ctx context.Context) error {
 	return nil
 }
 
-// prepare makes the directory, or checks that no other user can change it.
+// prepare creates the directory, or checks that other users cannot change it.
 func prepare(dir string) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return err
@@ -86,26 +86,26 @@ func prepare(dir string) error {
 	return nil
 }
 
-// listener is a Unix socket that only the own user gets through to.
+// listener is a Unix socket that accepts only connections of the same user.
 type listener struct {
 	*net.UnixListener
 	table *Table
 	path  string
-	made  os.FileInfo // the socket's file, to remove no other's
+	made  os.FileInfo // the socket's file, to avoid removing another one
 }
 
-// listen makes a socket, in place of one that nobody serves any more.
+// listen creates a socket and replaces a stale one.
 func (t *Table) listen(name string) (*listener, error) {
 	path := filepath.Join(t.cfg.Dir, name)
 	if _, err := os.Lstat(path); err == nil {
-		c, err := net.DialTimeout("unix", path, dialTime)
+		c, err := net.DialTimeout("unix", path, dialTimeout)
 		if err == nil {
 			c.Close()
-			return nil, fmt.Errorf("%s is served by another engine; every engine needs a directory of its own", path)
+			return nil, fmt.Errorf("another engine serves %s; use a directory per engine", path)
 		}
 		var late net.Error
 		if errors.As(err, &late) && late.Timeout() {
-			return nil, fmt.Errorf("whether another engine serves %s: %w", path, err) // it may live
+			return nil, fmt.Errorf("check whether another engine serves %s: %w", path, err) // it may be alive
 		}
 		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, err
@@ -115,7 +115,7 @@ func (t *Table) listen(name string) (*listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.SetUnlinkOnClose(false) // by then another engine may have replaced it
+	l.SetUnlinkOnClose(false) // another engine may have replaced it by then
 	made, err := os.Lstat(path)
 	if err == nil {
 		err = os.Chmod(path, 0o600)
@@ -126,7 +126,7 @@ func (t *Table) listen(name string) (*listener, error) {
 	return &listener{UnixListener: l, table: t, path: path, made: made}, nil
 }
 
-// Accept returns the next connection of the own user.
+// Accept returns the next connection of the same user.
 func (l *listener) Accept() (net.Conn, error) { return l.next() }
 
 func (l *listener) next() (*net.UnixConn, error) {
@@ -135,7 +135,7 @@ func (l *listener) next() (*net.UnixConn, error) {
 		if err != nil {
 			return nil, err
 		}
-		uid, err := peer(c)
+		uid, err := peerUser(c)
 		if err == nil && uid == os.Geteuid() {
 			return c, nil
 		}
@@ -144,7 +144,7 @@ func (l *listener) next() (*net.UnixConn, error) {
 	}
 }
 
-// Close stops listening and removes the socket. More calls do nothing.
+// Close stops listening and removes the socket. Further calls do nothing.
 func (l *listener) Close() error {
 	if now, err := os.Lstat(l.path); err == nil && os.SameFile(now, l.made) {
 		os.Remove(l.path)
@@ -156,8 +156,8 @@ func (l *listener) Close() error {
 	return err
 }
 
-// hand gives the pool's memory to whoever connects.
-func (t *Table) hand(ctx context.Context, l *listener) error {
+// serveMemory sends the pool's memory to every client that connects.
+func (t *Table) serveMemory(ctx context.Context, l *listener) error {
 	for {
 		c, err := l.next()
 		switch {
@@ -166,16 +166,16 @@ func (t *Table) hand(ctx context.Context, l *listener) error {
 				c.Close()
 			}
 			return nil
-		case err != nil: // out of descriptors, for instance: later there may be some
+		case err != nil: // out of descriptors, for instance: retry later
 			t.cfg.Logger.Warn("block table: a client was not accepted", "error", err)
 			select {
-			case <-time.After(retryTime):
+			case <-time.After(acceptRetryDelay):
 			case <-ctx.Done():
 			}
 			continue
 		}
-		// What is sent fits the socket's buffer: this waits for nobody.
-		c.SetDeadline(time.Now().Add(handTime))
+		// The message fits into the socket's buffer: this does not block.
+		c.SetDeadline(time.Now().Add(sendTimeout))
 		if err := share(c, t.cfg.Pool); err != nil {
 			t.cfg.Logger.Warn("block table: the memory was not handed over", "error", err)
 		}
@@ -183,11 +183,10 @@ func (t *Table) hand(ctx context.Context, l *listener) error {
 	}
 }
 
-// inDevice is the first byte of the message that hands over memory on a device; that
-// of shared memory is 0.
+// inDevice is the first byte of a message with device memory; that of shared memory is 0.
 const inDevice = 'g'
 
-// share sends what a client needs to reach the pool: the protocol of engine/api.
+// sendMemory sends the pool's memory as engine/api specifies.
 func share(c *net.UnixConn, p *kv.Pool) error {
 	handle, f, err := p.Share()
 	if err != nil {

@@ -38,7 +38,7 @@ type engine struct {
 	legs      map[string]*batch.Sequence
 }
 
-func (e *engine) Do(ctx context.Context, _ When, f func(*batch.Scheduler)) error {
+func (e *engine) Do(ctx context.Context, _ RunPoint, f func(*batch.Scheduler)) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -409,7 +409,7 @@ func FuzzCalls(f *testing.F) {
 				if e.legs[leg] != nil {
 					break
 				}
-				e.Do(ctx, AtOnce, func(s *batch.Scheduler) {
+				e.Do(ctx, Immediately, func(s *batch.Scheduler) {
 					if q, err := table.Adopt(s, r, func(length int) (batch.Request, error) {
 						return batch.Request{MaxOutput: max(1, min(output, 128-length)), IgnoreEOS: true}, nil
 					}); err == nil {
