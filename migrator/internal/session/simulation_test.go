@@ -155,7 +155,8 @@ func (e *engine) next(n int) chunk {
 	return c
 }
 
-// resumeAt returns an engine that continues ids of an answer that began at origin.
+// resumeAt returns an engine that continues ids. It completes a character that the
+// ids from origin on have begun.
 func resumeAt(name string, ids []uint32, origin, limit int) *engine {
 	e := &engine{name: name, ids: ids, prompt: len(ids), limit: limit}
 	for _, id := range ids[origin:] {
@@ -179,6 +180,7 @@ type simulation struct {
 	directive Action   // that the pump has not answered
 	engines   int
 	migration policies.Epoch // the latest one begun
+	live      bool           // it is a live one
 	frozen    []uint32       // its ids, nil before the freeze
 
 	migrated, rescued, concluded, finished int
@@ -221,9 +223,15 @@ func (s *simulation) replica() policies.ReplicaID {
 	return policies.ReplicaID(fmt.Sprint("r", s.choose(4)))
 }
 
-func (s *simulation) newEngine(ids []uint32) *engine {
+// newEngine returns the next engine. One that does not know where the output
+// begins loses a character that ids end in.
+func (s *simulation) newEngine(ids []uint32, knowsOutput bool) *engine {
 	s.engines++
-	return resumeAt(fmt.Sprint("e", s.engines), ids, origin, limit)
+	from := len(ids)
+	if knowsOutput {
+		from = origin
+	}
+	return resumeAt(fmt.Sprint("e", s.engines), ids, from, limit)
 }
 
 // step steps the machine and takes note of what it does.
@@ -258,7 +266,7 @@ func (s *simulation) step(ev Event) {
 				s.rescued++
 			}
 		case MigrationBegan:
-			s.migration, s.frozen = a.Migration, nil
+			s.migration, s.live, s.frozen = a.Migration, ev.Length > 0, nil
 		case StreamFrozen:
 			s.frozen = a.IDs
 		case MigrationEnded:
@@ -290,6 +298,9 @@ func (s *simulation) answer() {
 	case Read:
 		e := a.Leg.(*engine)
 		switch {
+		case !s.c.legs[a.Leg] && s.choose(2) == 0:
+			// The leg was closed, but had an event in its buffer.
+			s.step(Event{Kind: ChunkArrived, Leg: e, Chunk: e.next(1).parse(s.t)})
 		case !s.c.legs[a.Leg] || bad && s.choose(2) == 0:
 			s.step(Event{Kind: LegEnded, Leg: e, Err: io.EOF})
 		case bad:
@@ -319,7 +330,7 @@ func (s *simulation) answer() {
 			s.step(Event{Kind: OpenFailed, Err: errEngine})
 			return
 		}
-		e := s.newEngine(a.IDs)
+		e := s.newEngine(a.IDs, !a.Aligned)
 		s.step(Event{Kind: LegOpened, Leg: e, Chunk: e.next(1 + s.choose(2)).parse(s.t), Replica: a.Replica})
 	}
 }
@@ -346,7 +357,7 @@ func (s *simulation) disturb() {
 		if s.frozen == nil {
 			return
 		}
-		e := s.newEngine(s.frozen)
+		e := s.newEngine(s.frozen, s.live)
 		s.step(Event{Kind: MigrationLegOpened, Migration: s.migration, Leg: e, Chunk: e.next(1).parse(s.t), Replica: s.replica(), Cached: -1})
 	case 4:
 		if s.choose(3) == 0 {
