@@ -19,7 +19,7 @@ func TestDeviceFaults(t *testing.T) {
 	t.Parallel()
 	h := newHop(t, liveOnGPU, nil)
 	for _, r := range h.replicas { // which takes a moment, in which tcp carries them
-		r.migrator.await("a transport changes.*transport=shm")
+		r.migrator.await("transport changed.*transport=shm")
 	}
 	h.suffer(step{name: "committed", kind: transfer.Committed, to: toSource}, fault{name: "no fault", strike: func(*hop, crossing) bool { return true }})
 	by := map[string]int{}
@@ -125,7 +125,7 @@ func TestDeviceDown(t *testing.T) {
 	if n := to() - before; n > 0 {
 		t.Errorf("%d requests were sold to a replica that cannot take them", n)
 	}
-	if out := h.replicas[2].migrator.out.String(); strings.Count(out, "a transport changes") > 50 {
+	if out := h.replicas[2].migrator.out.String(); strings.Count(out, "transport changed") > 50 {
 		t.Errorf("its migrator does not come to rest:\n%s", out)
 	}
 }
