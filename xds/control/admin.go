@@ -35,8 +35,19 @@ func (c *Control) adminServer() *http.Server {
 	mux.HandleFunc("GET /migrations", c.migrations)
 	mux.Handle("POST /drain", handleCommand(drainCommand(c.fleet.Drain, c.replicaStatus)))
 	mux.Handle("POST /undrain", handleCommand(drainCommand(c.fleet.Undrain, c.replicaStatus)))
-	c.planRoutes(mux)
-	c.policyRoutes(mux)
+	mux.HandleFunc("GET /plan/history", c.planHistory)
+	mux.Handle("POST /plan/pin", handleCommand(c.planCommand(c.pinPlan)))
+	mux.Handle("POST /plan/unpin", handleCommand(c.planCommand(c.unpinPlan)))
+	mux.Handle("POST /plan/rollback", handleCommand(c.planCommand(c.rollbackPlan)))
+	mux.HandleFunc("GET /policies", func(w http.ResponseWriter, r *http.Request) {
+		writeJSON(w, http.StatusOK, c.Policies(queryKinds(r.URL.Query())...))
+	})
+	if c.cfg.Records != nil {
+		mux.Handle("GET /policies/records", c.cfg.Records)
+	}
+	mux.HandleFunc("POST /policies/push", c.handlePush)
+	mux.Handle("POST /policies/goal", handleCommand(c.policyCommand(c.setGoal)))
+	mux.Handle("POST /policies/rollback", handleCommand(c.policyCommand(c.rollbackPolicies)))
 	mux.Handle("GET /metrics", promhttp.HandlerFor(c.registry, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write([]byte("ok\n"))

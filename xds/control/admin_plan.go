@@ -175,16 +175,17 @@ func printable(s string) bool {
 	return true
 }
 
-// planRoutes adds the endpoints about plans.
-func (c *Control) planRoutes(mux *http.ServeMux) {
-	mux.HandleFunc("GET /plan/history", c.planHistory)
-	mux.Handle("POST /plan/pin", handleCommand(c.planCommand(func(ctx context.Context, model string, epoch policies.Epoch, q url.Values) error {
-		return c.fleet.Order(ctx, orders.Pin{Model: model, Epoch: epoch, By: q.Get("by")})
-	})))
-	mux.Handle("POST /plan/unpin", handleCommand(c.planCommand(func(ctx context.Context, model string, _ policies.Epoch, q url.Values) error {
-		return c.fleet.Order(ctx, orders.Unpin{Model: model, By: q.Get("by")})
-	})))
-	mux.Handle("POST /plan/rollback", handleCommand(c.planCommand(func(ctx context.Context, model string, epoch policies.Epoch, q url.Values) error {
-		return c.fleet.Order(ctx, orders.Rollback{Model: model, To: epoch, Keep: q.Get("pin") != "", By: q.Get("by")})
-	})))
+// pinPlan implements POST /plan/pin.
+func (c *Control) pinPlan(ctx context.Context, model string, epoch policies.Epoch, q url.Values) error {
+	return c.fleet.Order(ctx, orders.Pin{Model: model, Epoch: epoch, By: q.Get("by")})
+}
+
+// unpinPlan implements POST /plan/unpin.
+func (c *Control) unpinPlan(ctx context.Context, model string, _ policies.Epoch, q url.Values) error {
+	return c.fleet.Order(ctx, orders.Unpin{Model: model, By: q.Get("by")})
+}
+
+// rollbackPlan implements POST /plan/rollback.
+func (c *Control) rollbackPlan(ctx context.Context, model string, epoch policies.Epoch, q url.Values) error {
+	return c.fleet.Order(ctx, orders.Rollback{Model: model, To: epoch, Keep: q.Get("pin") != "", By: q.Get("by")})
 }

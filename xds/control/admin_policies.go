@@ -2,11 +2,11 @@ package control
 
 import (
 	"cmp"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"slices"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"maps"
 	"net/url"
 	"slices"
@@ -12,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
@@ -29,8 +29,8 @@ func asBadRequest(s policyslots.Slot, err error) (policyslots.Slot, error) {
 	return s, nil
 }
 
-// policyCommand is the query of a command about policies.
-type policyCommand struct {
+// policyQuery is the query of a command about policies.
+type policyQuery struct {
 	slots      []lifecycle.Kind
 	generation lifecycle.Generation // 0: any
 	goal       lifecycle.Goal
@@ -47,8 +47,8 @@ func queryKinds(q url.Values) (kinds []lifecycle.Kind) {
 	return kinds
 }
 
-func parsePolicyCommand(q url.Values) (o policyCommand, err error) {
-	o = policyCommand{slots: queryKinds(q), scope: q.Get("scope"), by: q.Get("by"), reason: q.Get("reason")}
+func parsePolicyQuery(q url.Values) (o policyQuery, err error) {
+	o = policyQuery{slots: queryKinds(q), scope: q.Get("scope"), by: q.Get("by"), reason: q.Get("reason")}
 	if text := q.Get("goal"); text != "" {
 		if o.goal, err = lifecycle.ParseGoal(text); err != nil {
 			return o, badRequest(err.Error())
@@ -85,10 +85,10 @@ func parsePolicyCommand(q url.Values) (o policyCommand, err error) {
 	return o, nil
 }
 
-// handlePolicyCommand returns a command about the slots of ?slot=.
-func (c *Control) handlePolicyCommand(give func(context.Context, policyCommand) error) command {
+// policyCommand returns a command about the slots of ?slot=.
+func (c *Control) policyCommand(give func(context.Context, policyQuery) error) command {
 	return func(ctx context.Context, q url.Values) (any, error) {
-		o, err := parsePolicyCommand(q)
+		o, err := parsePolicyQuery(q)
 		if err != nil {
 			return nil, err
 		}
@@ -101,7 +101,7 @@ func (c *Control) handlePolicyCommand(give func(context.Context, policyCommand) 
 
 // setGoal sets the goal of the candidates of some slots. They are admitted
 // again, because what a site allows depends on the goal.
-func (c *Control) setGoal(ctx context.Context, o policyCommand) error {
+func (c *Control) setGoal(ctx context.Context, o policyQuery) error {
 	if c.cfg.Admitter == nil {
 		return errPoliciesOff
 	}
@@ -156,8 +156,8 @@ func (c *Control) checkGates(kind lifecycle.Kind, generation lifecycle.Generatio
 	return nil
 }
 
-// rollback ends the newest generation of some slots. It needs no admission.
-func (c *Control) rollback(ctx context.Context, o policyCommand) error {
+// rollbackPolicies ends the newest generation of some slots. It needs no admission.
+func (c *Control) rollbackPolicies(ctx context.Context, o policyQuery) error {
 	now, reason := storedTime(time.Now()), o.reason
 	if reason == "" {
 		reason = "rolled back by an operator"

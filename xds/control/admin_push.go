@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"io"
 	"mime"
 	"mime/multipart"
@@ -13,6 +12,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
@@ -65,19 +65,6 @@ const (
 
 var errTooLarge = fmt.Errorf("module or signature too large: the limits are %d MiB and %d KiB", policyslots.MaxModule>>20, policyslots.MaxSignature>>10)
 
-// policyRoutes adds the endpoints about policies.
-func (c *Control) policyRoutes(mux *http.ServeMux) {
-	mux.HandleFunc("GET /policies", func(w http.ResponseWriter, r *http.Request) {
-		writeJSON(w, http.StatusOK, c.Policies(queryKinds(r.URL.Query())...))
-	})
-	if c.cfg.Records != nil {
-		mux.Handle("GET /policies/records", c.cfg.Records)
-	}
-	mux.HandleFunc("POST /policies/push", c.handlePush)
-	mux.Handle("POST /policies/goal", handleCommand(c.handlePolicyCommand(c.setGoal)))
-	mux.Handle("POST /policies/rollback", handleCommand(c.handlePolicyCommand(c.rollback)))
-}
-
 // handlePush answers POST /policies/push?slot=&goal=&permille=&scope=&by=,
 // where slot may be repeated. The body is JSON with the base64 of "module" and
 // "signature", or a form with those two files, and with "configuration" if the
@@ -88,7 +75,7 @@ func (c *Control) handlePush(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), pushTimeout)
 	defer cancel()
-	out, err := c.push(ctx, w, r)
+	out, err := c.admitPush(ctx, w, r)
 	if err != nil {
 		writeJSON(w, statusCode(err), errorBody{err.Error()})
 		return
@@ -96,11 +83,11 @@ func (c *Control) handlePush(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, out)
 }
 
-func (c *Control) push(ctx context.Context, w http.ResponseWriter, r *http.Request) (any, error) {
+func (c *Control) admitPush(ctx context.Context, w http.ResponseWriter, r *http.Request) (any, error) {
 	if c.cfg.Admitter == nil {
 		return nil, errPoliciesOff
 	}
-	o, err := parsePolicyCommand(r.URL.Query())
+	o, err := parsePolicyQuery(r.URL.Query())
 	if err != nil {
 		return nil, err
 	}

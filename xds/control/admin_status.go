@@ -82,7 +82,7 @@ type Stage struct {
 type Replica struct {
 	ID      policies.ReplicaID `json:"id"`
 	Address string             `json:"address"`
-	Node    string             `json:"node,omitempty"`
+	Host    string             `json:"host,omitempty"`
 	Health  string             `json:"health"` // healthy, draining, unhealthy
 	Weight  uint32             `json:"weight"`
 	Running int                `json:"running"`
@@ -293,7 +293,7 @@ func stageOf(i int, st policies.Stage) Stage {
 
 func replicaOf(r fleet.ReplicaState, now time.Time) Replica {
 	out := Replica{
-		ID: r.ID, Address: r.Address, Node: r.Host, Health: r.Health.String(), Weight: r.Weight,
+		ID: r.ID, Address: r.Address, Host: r.Host, Health: r.Health.String(), Weight: r.Weight,
 		Running: r.Load.Running, Waiting: r.Load.Waiting, Held: r.Load.Held, Promised: r.Load.Promised,
 		Iteration: r.Load.Iteration, Connected: r.Connected, Note: r.Note, Drain: drainOf(r),
 		Residents: r.Residents, Pinned: r.Pinned, PinnedSeconds: r.PinnedSeconds, Streams: r.Streams,

@@ -1,13 +1,13 @@
 package control
 
 import (
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/internal/migrationlog"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"

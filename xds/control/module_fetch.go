@@ -2,12 +2,12 @@ package control
 
 import (
 	"errors"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/store"
 )

@@ -2,13 +2,13 @@ package control
 
 import (
 	"errors"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"net/http"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/store"
 )

@@ -3,12 +3,12 @@ package control
 import (
 	"context"
 	"errors"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"log/slog"
 	"maps"
 	"sync"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/internal/orders"

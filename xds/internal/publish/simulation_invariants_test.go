@@ -11,30 +11,30 @@ import (
 // The invariants of a simulation.
 
 // checkSent checks a resource that is sent to a node.
-func (l *simulation) checkSent(n *simNode, r *resources.Resource) {
-	for _, f := range l.pub.rollout.Refusals() {
-		if f.Type == r.Type && f.Name == r.Name && f.Version == r.Version && !l.mayKeepRefused(n.group, r) {
-			l.failf("%s is sent %s %s %q, which %s refused", n.id, r.Type, r.Name, r.Body, f.Node)
+func (sim *simulation) checkSent(n *simNode, r *resources.Resource) {
+	for _, f := range sim.pub.rollout.Refusals() {
+		if f.Type == r.Type && f.Name == r.Name && f.Version == r.Version && !sim.mayKeepRefused(n.group, r) {
+			sim.failf("%s is sent %s %s %q, which %s refused", n.id, r.Type, r.Name, r.Body, f.Node)
 		}
 	}
-	if r.Type != resources.RouteType || string(r.Body) != fmt.Sprint("plan ", l.pub.rollout.Report().Rolling) && len(l.sentGroups) > 0 {
+	if r.Type != resources.RouteType || string(r.Body) != fmt.Sprint("plan ", sim.pub.rollout.Report().Rolling) && len(sim.sentGroups) > 0 {
 		return
 	}
-	if !strings.Contains(l.sentGroups[r.Version], "["+n.group+"]") {
+	if !strings.Contains(sim.sentGroups[r.Version], "["+n.group+"]") {
 		// A plan goes to a group only after the groups before it have it. Empty
 		// groups get it together, and nodes may join them then.
-		for _, o := range l.nodes {
-			if l.wanted > l.churn && o.mustBeAwaited() && o.group != n.group && strings.Contains(l.sentGroups[r.Version], "["+o.group+"]") {
-				shown, has := l.shown[o.group].Get(r.Type, r.Name), o.has[r.Type][r.Name]
+		for _, o := range sim.nodes {
+			if sim.wanted > sim.churn && o.mustBeAwaited() && o.group != n.group && strings.Contains(sim.sentGroups[r.Version], "["+o.group+"]") {
+				shown, has := sim.shown[o.group].Get(r.Type, r.Name), o.has[r.Type][r.Name]
 				if shown.Version == r.Version && (has == nil || has.Version != r.Version) {
-					l.failf("%s is sent %q, which %s of an earlier group has not acknowledged", n.id, r.Body, o.id)
+					sim.failf("%s is sent %q, which %s of an earlier group has not acknowledged", n.id, r.Body, o.id)
 				}
 			}
 		}
-		if _, begun := l.sentGroups[r.Version]; begun || len(l.sentGroups) > 0 {
-			l.sentGroups[r.Version] += "[" + n.group + "]"
+		if _, begun := sim.sentGroups[r.Version]; begun || len(sim.sentGroups) > 0 {
+			sim.sentGroups[r.Version] += "[" + n.group + "]"
 		} else {
-			l.sentGroups[r.Version] = "[a][b][]" // the first table goes to all
+			sim.sentGroups[r.Version] = "[a][b][]" // the first table goes to all
 		}
 	}
 }
@@ -42,13 +42,13 @@ func (l *simulation) checkSent(n *simNode, r *resources.Resource) {
 // mayKeepRefused reports whether a group may be sent a refused version: it goes
 // back to other routes and has applied the version, or no other version can
 // replace it.
-func (l *simulation) mayKeepRefused(group string, r *resources.Resource) bool {
-	for _, g := range l.pub.rollout.Report().Groups {
+func (sim *simulation) mayKeepRefused(group string, r *resources.Resource) bool {
+	for _, g := range sim.pub.rollout.Report().Groups {
 		if g.Name != group || g.KeptRefused == 0 || r.Type == resources.RouteType {
 			continue
 		}
 		if !g.Reverting {
-			l.sentRefused = true
+			sim.sentRefused = true
 		}
 		return true
 	}

@@ -55,7 +55,7 @@ func textSet(v resources.View) (resources.Set, error) {
 func clusterOf(k int) string      { return fmt.Sprint("c", k) }
 func serviceOfStage(k int) string { return fmt.Sprint("e", k) }
 
-func (l *simulation) checkMembers(s resources.Set, v resources.View) error {
+func (sim *simulation) checkMembers(s resources.Set, v resources.View) error {
 	if missing := missingMember(v.Plans[0], v, func(k int) *resources.Resource { return s.Get(resources.EndpointType, serviceOfStage(k)) }); missing != "" {
 		return fmt.Errorf("%s", missing)
 	}

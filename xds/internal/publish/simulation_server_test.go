@@ -14,20 +14,20 @@ import (
 // cache and its streams.
 
 // Set implements Cache.
-func (l *simulation) Set(g string, s resources.Set) {
-	if l.isStableReverted(g, s) {
-		for _, n := range l.nodes {
+func (sim *simulation) Set(g string, s resources.Set) {
+	if sim.isStableReverted(g, s) {
+		for _, n := range sim.nodes {
 			n.excused = n.excused || n.group == g
 		}
 	}
-	l.shown[g] = s
+	sim.shown[g] = s
 	for _, typ := range simTypes {
 		for _, r := range s.All(typ) {
-			l.bodies[r.Version] = r.Body
+			sim.bodies[r.Version] = r.Body
 		}
 	}
-	l.logf("show %q: %v", g, s)
-	for _, n := range l.nodes {
+	sim.logf("show %q: %v", g, s)
+	for _, n := range sim.nodes {
 		if n.group == g {
 			for _, typ := range simTypes {
 				n.sendUpdate(typ)
@@ -39,12 +39,12 @@ func (l *simulation) Set(g string, s resources.Set) {
 // isStableReverted reports whether a group goes back to other routes in one
 // step: all groups had a plan that no node had acknowledged, and the first node
 // that gets it refuses it.
-func (l *simulation) isStableReverted(name string, s resources.Set) bool {
-	before := l.shown[name]
+func (sim *simulation) isStableReverted(name string, s resources.Set) bool {
+	before := sim.shown[name]
 	if before.Len(resources.RouteType) == 0 || before.Equal(s, resources.RouteType) {
 		return false
 	}
-	for _, g := range l.pub.rollout.Report().Groups {
+	for _, g := range sim.pub.rollout.Report().Groups {
 		if g.Name == name && g.Phase == rollout.Idle {
 			return true
 		}
@@ -53,8 +53,8 @@ func (l *simulation) isStableReverted(name string, s resources.Set) bool {
 }
 
 // Unanswered implements Cache.
-func (l *simulation) Unanswered(types []string, ids map[string]bool) {
-	for _, n := range l.nodes {
+func (sim *simulation) Unanswered(types []string, ids map[string]bool) {
+	for _, n := range sim.nodes {
 		for _, typ := range types {
 			if sub := n.subs[typ]; n.up && sub != nil && sub.unreplied {
 				ids[n.id] = true
@@ -64,7 +64,7 @@ func (l *simulation) Unanswered(types []string, ids map[string]bool) {
 }
 
 // Changed implements Cache.
-func (l *simulation) Changed() <-chan struct{} { return l.signal }
+func (sim *simulation) Changed() <-chan struct{} { return sim.signal }
 
 // sendUpdate sends what a subscription lacks, unless it waits for a reply.
 func (n *simNode) sendUpdate(typ string) {
@@ -105,9 +105,9 @@ func (n *simNode) sendUpdate(typ string) {
 	sub.toNode = append(sub.toNode, resp)
 }
 
-func (l *simulation) signalChanged() {
+func (sim *simulation) signalChanged() {
 	select {
-	case l.signal <- struct{}{}:
+	case sim.signal <- struct{}{}:
 	default:
 	}
 }

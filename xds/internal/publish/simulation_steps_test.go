@@ -13,37 +13,37 @@ import (
 // The events of a simulation.
 
 // observe passes the state of the nodes to the publisher.
-func (l *simulation) observe() {
-	for _, n := range l.nodes {
+func (sim *simulation) observe() {
+	for _, n := range sim.nodes {
 		if n.excused && n.isCurrent() {
 			n.excused = false
 		}
 		n.updateExcused()
 	}
 	select {
-	case <-l.pub.timer.C:
-		l.logf("time passes")
-		l.pub.observeNodes()
+	case <-sim.pub.timer.C:
+		sim.logf("time passes")
+		sim.pub.observeNodes()
 	default:
 	}
 	select {
-	case <-l.signal:
-	case <-l.pub.cfg.Ledger.Changed():
+	case <-sim.signal:
+	case <-sim.pub.cfg.Ledger.Changed():
 	default:
 		return
 	}
-	l.pub.observeNodes()
+	sim.pub.observeNodes()
 }
 
 // deliverOne delivers one message, and reports whether there was one.
-func (l *simulation) deliverOne() bool {
+func (sim *simulation) deliverOne() bool {
 	type way struct {
 		n    *simNode
 		typ  string
 		down bool
 	}
 	var ways []way
-	for _, n := range l.nodes {
+	for _, n := range sim.nodes {
 		if !n.up {
 			continue
 		}
@@ -61,7 +61,7 @@ func (l *simulation) deliverOne() bool {
 	if len(ways) == 0 {
 		return false
 	}
-	w := ways[l.r.IntN(len(ways))]
+	w := ways[sim.r.IntN(len(ways))]
 	if w.down {
 		w.n.receiveResponse(w.typ)
 	} else {
@@ -71,27 +71,27 @@ func (l *simulation) deliverOne() bool {
 }
 
 // submitRandom submits a random table.
-func (l *simulation) submitRandom(epoch policies.Epoch, before resources.View) resources.View {
+func (sim *simulation) submitRandom(epoch policies.Epoch, before resources.View) resources.View {
 	v := before
-	if epoch > 1 && l.r.IntN(3) == 0 { // health and weights
+	if epoch > 1 && sim.r.IntN(3) == 0 { // health and weights
 		v.Endpoints = slices.Clone(v.Endpoints)
-		e := &v.Endpoints[l.r.IntN(len(v.Endpoints))]
-		e.Health, e.Weight = resources.Health(l.r.IntN(2)), uint32(1+l.r.IntN(4))
+		e := &v.Endpoints[sim.r.IntN(len(v.Endpoints))]
+		e.Health, e.Weight = resources.Health(sim.r.IntN(2)), uint32(1+sim.r.IntN(4))
 	} else {
 		v = resources.View{Models: []resources.Model{{Name: "m"}}}
-		if l.r.IntN(4) == 0 {
+		if sim.r.IntN(4) == 0 {
 			v.Settings.AccessLog = fmt.Sprint("log", epoch)
 		} else {
 			v.Settings = before.Settings
 		}
-		stages := 1 + l.r.IntN(3)
+		stages := 1 + sim.r.IntN(3)
 		p := policies.Plan{Model: "m", Epoch: epoch, Stages: make([]policies.Stage, stages)}
 		for i := range 5 {
-			if epoch > 1 && l.r.IntN(6) == 0 && i >= stages {
+			if epoch > 1 && sim.r.IntN(6) == 0 && i >= stages {
 				continue // removed
 			}
 			id := policies.ReplicaID(fmt.Sprint("r", i))
-			k := l.r.IntN(stages)
+			k := sim.r.IntN(stages)
 			if i < stages {
 				k = i
 			}
@@ -102,39 +102,39 @@ func (l *simulation) submitRandom(epoch policies.Epoch, before resources.View) r
 	}
 	s, err := textSet(v)
 	if err != nil {
-		l.failf("%v", err)
+		sim.failf("%v", err)
 	}
-	l.plans[fmt.Sprint("plan ", v.Plans[0].Epoch)] = v.Plans[0]
+	sim.plans[fmt.Sprint("plan ", v.Plans[0].Epoch)] = v.Plans[0]
 	if epoch == 1 {
 		for _, typ := range simTypes {
 			for _, r := range s.All(typ) {
-				l.neverRefused[r.Version] = true
+				sim.neverRefused[r.Version] = true
 			}
 		}
 	}
-	l.logf("want %v", s)
-	l.wanted = l.said
-	l.pub.observeNodes()
-	l.pub.step(rollout.SetTarget{Table: &rollout.Table{View: v, Set: s}})
+	sim.logf("want %v", s)
+	sim.wanted = sim.said
+	sim.pub.observeNodes()
+	sim.pub.step(rollout.SetTarget{Table: &rollout.Table{View: v, Set: s}})
 	return v
 }
 
 // settle delivers all messages and advances the time until nothing happens.
-func (l *simulation) settle() {
+func (sim *simulation) settle() {
 	quiet := 0
 	for range 60 {
-		for _, n := range l.nodes {
+		for _, n := range sim.nodes {
 			if !n.up {
 				n.connect()
 			}
 		}
-		for l.deliverOne() {
-			l.observe()
+		for sim.deliverOne() {
+			sim.observe()
 		}
-		l.observe()
+		sim.observe()
 		time.Sleep(time.Second)
-		l.observe()
-		if quiet++; !l.isSettled() {
+		sim.observe()
+		if quiet++; !sim.isSettled() {
 			quiet = 0
 		}
 		if quiet == 3 {
@@ -144,11 +144,11 @@ func (l *simulation) settle() {
 }
 
 // isSettled reports whether there is nothing left to do.
-func (l *simulation) isSettled() bool {
-	for _, g := range l.pub.state.report.Groups {
+func (sim *simulation) isSettled() bool {
+	for _, g := range sim.pub.state.report.Groups {
 		if g.Phase != rollout.Idle || len(g.Fenced) > 0 {
 			return false
 		}
 	}
-	return !slices.ContainsFunc(l.nodes, func(n *simNode) bool { return !n.isCurrent() })
+	return !slices.ContainsFunc(sim.nodes, func(n *simNode) bool { return !n.isCurrent() })
 }

@@ -47,7 +47,7 @@ type simulation struct {
 }
 
 func newSimulation(t *testing.T, seed uint64) *simulation {
-	l := &simulation{
+	sim := &simulation{
 		t: t, seed: seed, r: rand.New(rand.NewPCG(seed, 1)), plans: make(map[string]policies.Plan),
 		shown: make(map[string]resources.Set), bodies: make(map[string][]byte), neverRefused: make(map[string]bool), sentGroups: make(map[string]string),
 		signal: make(chan struct{}, 1),
@@ -56,77 +56,77 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 	if err != nil {
 		t.Fatal(err)
 	}
-	watch := time.Duration(l.r.IntN(3)) * 500 * time.Millisecond
-	if l.pub, err = New(Config{Cache: l, Ledger: NewLedger(nil), Groups: groups, Watch: watch}); err != nil {
+	watch := time.Duration(sim.r.IntN(3)) * 500 * time.Millisecond
+	if sim.pub, err = New(Config{Cache: sim, Ledger: NewLedger(nil), Groups: groups, Watch: watch}); err != nil {
 		t.Fatal(err)
 	}
-	l.pub.rollout, err = rollout.New(rollout.Config{
-		Groups: groups.Names(), Watch: watch, AckTimeout: l.pub.cfg.AckTimeout,
-		Build: textSet, Prove: func(resources.Set) error { return nil }, CheckMembers: l.checkMembers,
+	sim.pub.rollout, err = rollout.New(rollout.Config{
+		Groups: groups.Names(), Watch: watch, AckTimeout: sim.pub.cfg.AckTimeout,
+		Build: textSet, Prove: func(resources.Set) error { return nil }, CheckMembers: sim.checkMembers,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.pub.timer = time.NewTimer(time.Hour)
-	for i := range 3 + l.r.IntN(3) {
-		g := []string{"a", "b", ""}[l.r.IntN(3)]
-		n := &simNode{sim: l, id: fmt.Sprint(g+"n", i), group: g, perType: l.r.IntN(2) == 0, has: make(map[string]map[string]*resources.Resource)}
+	sim.pub.timer = time.NewTimer(time.Hour)
+	for i := range 3 + sim.r.IntN(3) {
+		g := []string{"a", "b", ""}[sim.r.IntN(3)]
+		n := &simNode{sim: sim, id: fmt.Sprint(g+"n", i), group: g, perType: sim.r.IntN(2) == 0, has: make(map[string]map[string]*resources.Resource)}
 		if g == "" {
 			n.id = fmt.Sprint("z", i)
 		}
 		for _, typ := range simTypes {
 			n.has[typ] = make(map[string]*resources.Resource)
 		}
-		l.nodes = append(l.nodes, n)
+		sim.nodes = append(sim.nodes, n)
 	}
-	return l
+	return sim
 }
 
 // logf records an event for the log of a failure.
-func (l *simulation) logf(format string, args ...any) {
-	l.said++
-	if l.verbose {
+func (sim *simulation) logf(format string, args ...any) {
+	sim.said++
+	if sim.verbose {
 		for i, arg := range args {
 			if s, ok := arg.(resources.Set); ok {
 				args[i] = formatSet(s)
 			}
 		}
-		l.log = append(l.log, fmt.Sprintf(format, args...))
+		sim.log = append(sim.log, fmt.Sprintf(format, args...))
 	}
 }
 
 // failf fails the test. It runs the simulation again, with a log.
-func (l *simulation) failf(format string, args ...any) {
-	l.t.Helper()
-	if !l.verbose {
-		for _, n := range l.nodes {
+func (sim *simulation) failf(format string, args ...any) {
+	sim.t.Helper()
+	if !sim.verbose {
+		for _, n := range sim.nodes {
 			if n.up {
 				n.disconnect()
 			}
 		}
-		again := newSimulation(l.t, l.seed)
+		again := newSimulation(sim.t, sim.seed)
 		again.verbose = true
 		again.run()
 	}
-	l.describe()
-	l.t.Fatalf("seed %d: %s\n%s", l.seed, fmt.Sprintf(format, args...), strings.Join(l.log[max(0, len(l.log)-180):], "\n"))
+	sim.describe()
+	sim.t.Fatalf("seed %d: %s\n%s", sim.seed, fmt.Sprintf(format, args...), strings.Join(sim.log[max(0, len(sim.log)-180):], "\n"))
 }
 
 // describe logs what every node has, and what the ledger has recorded.
-func (l *simulation) describe() {
-	for _, n := range l.nodes {
-		l.logf("%s up %t, current %t, excused %t, withheld %t", n.id, n.up, n.isCurrent(), n.excused, n.withheld != nil)
+func (sim *simulation) describe() {
+	for _, n := range sim.nodes {
+		sim.logf("%s up %t, current %t, excused %t, withheld %t", n.id, n.up, n.isCurrent(), n.excused, n.withheld != nil)
 		for _, typ := range simTypes {
 			if sub := n.subs[typ]; sub != nil {
-				l.logf("  %s: has %v, believed %v, waiting %t, %d down, %d up", shortType(typ), sortedKeys(n.has[typ]), sub.returned, sub.unreplied, len(sub.toNode), len(sub.toServer))
+				sim.logf("  %s: has %v, believed %v, waiting %t, %d down, %d up", shortType(typ), sortedKeys(n.has[typ]), sub.returned, sub.unreplied, len(sub.toNode), len(sub.toServer))
 			}
 		}
-		if l.pub.cfg.Ledger.nodes[n.id] == nil {
+		if sim.pub.cfg.Ledger.nodes[n.id] == nil {
 			continue
 		}
-		for _, s := range l.pub.cfg.Ledger.nodes[n.id].streams {
+		for _, s := range sim.pub.cfg.Ledger.nodes[n.id].streams {
 			for typ, sub := range s.types {
-				l.logf("  ledger: %s names %v, applied %v, %d sent", shortType(typ), sortedKeys(sub.names), sub.applied, len(sub.sent))
+				sim.logf("  ledger: %s names %v, applied %v, %d sent", shortType(typ), sortedKeys(sub.names), sub.applied, len(sub.sent))
 			}
 		}
 	}
@@ -134,69 +134,69 @@ func (l *simulation) describe() {
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-func (l *simulation) run() {
-	v := l.submitRandom(1, resources.View{})
-	for _, n := range l.nodes {
-		if l.r.IntN(4) > 0 {
+func (sim *simulation) run() {
+	v := sim.submitRandom(1, resources.View{})
+	for _, n := range sim.nodes {
+		if sim.r.IntN(4) > 0 {
 			n.connect()
 		}
 	}
-	for l.deliverOne() {
-		l.observe()
+	for sim.deliverOne() {
+		sim.observe()
 	}
-	l.observe()
-	if l.r.IntN(3) > 0 {
-		l.refusedPercent = uint32(l.r.IntN(30))
+	sim.observe()
+	if sim.r.IntN(3) > 0 {
+		sim.refusedPercent = uint32(sim.r.IntN(30))
 	}
-	if l.r.IntN(8) == 0 {
-		l.nodes[l.r.IntN(len(l.nodes))].picky = true
+	if sim.r.IntN(8) == 0 {
+		sim.nodes[sim.r.IntN(len(sim.nodes))].picky = true
 	}
 	epoch := policies.Epoch(1)
 	for range 60 {
-		n := l.nodes[l.r.IntN(len(l.nodes))]
-		switch x := l.r.IntN(100); {
+		n := sim.nodes[sim.r.IntN(len(sim.nodes))]
+		switch x := sim.r.IntN(100); {
 		case x < 8:
 			epoch++
-			v = l.submitRandom(epoch, v)
+			v = sim.submitRandom(epoch, v)
 		case x < 11 && n.up:
 			n.disconnect()
 		case x < 16 && !n.up:
 			n.connect()
 		case x < 18 && n.up:
-			if sub := n.subs[simTypes[l.r.IntN(4)]]; sub != nil {
+			if sub := n.subs[simTypes[sim.r.IntN(4)]]; sub != nil {
 				sub.dropsAcks = true // until it reconnects
 			}
 		case x < 30:
-			time.Sleep(time.Duration(l.r.Int64N(int64(1200 * time.Millisecond))))
+			time.Sleep(time.Duration(sim.r.Int64N(int64(1200 * time.Millisecond))))
 		default:
 			for range 4 {
-				l.deliverOne()
-				l.observe()
+				sim.deliverOne()
+				sim.observe()
 			}
 		}
-		l.observe()
+		sim.observe()
 	}
 	// In the end every node answers.
-	for _, n := range l.nodes {
+	for _, n := range sim.nodes {
 		if n.up {
 			n.disconnect()
 		}
 	}
-	l.settle()
-	rep := l.pub.rollout.Report()
-	odd := slices.ContainsFunc(l.nodes, func(n *simNode) bool { return n.picky }) ||
+	sim.settle()
+	rep := sim.pub.rollout.Report()
+	odd := slices.ContainsFunc(sim.nodes, func(n *simNode) bool { return n.picky }) ||
 		slices.ContainsFunc(rep.Groups, func(g rollout.GroupReport) bool { return g.KeptRefused > 0 })
 	for _, g := range rep.Groups {
 		if g.Phase != rollout.Idle || !odd && len(g.Fenced) > 0 {
-			l.failf("group %q: final phase %s, fenced %v; report %+v", g.Name, g.Phase, g.Fenced, rep)
+			sim.failf("group %q: final phase %s, fenced %v; report %+v", g.Name, g.Phase, g.Fenced, rep)
 		}
 		if rep.Blocked == "" && g.Epoch != rep.Target {
-			l.failf("group %q: final epoch %d, target %d, and nothing blocks it", g.Name, g.Epoch, rep.Target)
+			sim.failf("group %q: final epoch %d, target %d, and nothing blocks it", g.Name, g.Epoch, rep.Target)
 		}
 	}
-	for _, n := range l.nodes {
+	for _, n := range sim.nodes {
 		if !odd && !n.isCurrent() {
-			l.failf("%s lacks resources of its set in the end", n.id)
+			sim.failf("%s lacks resources of its set in the end", n.id)
 		}
 	}
 }
@@ -217,11 +217,11 @@ func TestSimulations(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		for seed := range uint64(lives) {
-			l := newSimulation(t, seed)
-			l.run()
-			quarantined += len(l.pub.rollout.Refusals())
-			sent += l.sent
-			if l.sentRefused {
+			sim := newSimulation(t, seed)
+			sim.run()
+			quarantined += len(sim.pub.rollout.Refusals())
+			sent += sim.sent
+			if sim.sentRefused {
 				kept++
 			}
 		}
