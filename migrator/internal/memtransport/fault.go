@@ -11,7 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// Step is a call at the receiving side where something can go wrong.
+// Step is a call of the receiving side that a fault can happen in.
 type Step int
 
 const (
@@ -19,24 +19,24 @@ const (
 	AtPull
 )
 
-// Kind is what goes wrong.
+// Kind is the kind of a fault.
 type Kind int
 
 const (
-	// None is a call that goes well.
+	// None is no fault.
 	None Kind = iota
-	// Delay waits For, or as long as the caller lets it, and goes on.
+	// Delay waits For, or until the caller gives up, and continues.
 	Delay
-	// Hang waits until the caller gives up: its context ends, the puller is
-	// closed, or the grant expires.
+	// Hang waits until the caller gives up: its context ends, the puller is closed, or
+	// the grant expires.
 	Hang
-	// Cut ends the call with an error, as a connection that breaks.
+	// Cut fails the call like a broken connection.
 	Cut
-	// Refuse ends an Open with transport.ErrRefused, and a Pull as Cut does.
+	// Refuse fails an Open with transport.ErrRefused, and a Pull like Cut.
 	Refuse
-	// Corrupt flips bits in the first byte of a block as it arrives: the pull
-	// reports it, and the byte is wrong until the block is pulled again. It does
-	// nothing to an Open.
+	// Corrupt flips bits in the first byte of a block as it arrives: the pull reports the
+	// block, and the byte is wrong until the block is pulled again. It does nothing to an
+	// Open.
 	Corrupt
 )
 
@@ -48,28 +48,28 @@ func (k Kind) String() string {
 	return names[k]
 }
 
-// Fault is one thing that goes wrong.
+// Fault is one fault to inject.
 type Fault struct {
 	At  Step
-	Nth int // which call of that step, counted from 0 since Set
-	// Block is the plan's entry at which it happens: those before it have
-	// arrived. Beyond the plan means after its last block; an Open has no
+	Nth int // the number of the call of that step, from 0 since Set
+	// Block is the plan's entry at which the fault happens: the entries before it have
+	// arrived. A number beyond the plan means after its last block; an Open has no
 	// blocks.
 	Block int
 	Kind  Kind
 	For   time.Duration // of a Delay
 }
 
-// Faults is the script of one transport's receiving side. The zero value and
-// nil have none; it is safe for concurrent use.
+// Faults is the script of the receiving side of one transport. The zero value and nil
+// have no faults. It is safe for concurrent use.
 type Faults struct {
 	mu     sync.Mutex
 	script []Fault
 	calls  [AtPull + 1]int
 }
 
-// Set replaces the script, and counts calls from 0 again. Of several faults for
-// one call the first happens.
+// Set replaces the script and counts calls from 0 again. Of several faults for one call
+// the first one happens.
 func (f *Faults) Set(script ...Fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -94,7 +94,7 @@ func (f *Faults) next(at Step) Fault {
 	return Fault{}
 }
 
-// openTimeout bounds an Open that hangs: it knows no grant yet.
+// openTimeout bounds an Open that hangs, since it knows no grant yet.
 const openTimeout = 5 * time.Second
 
 func (f *Faults) open(ctx context.Context) error {
@@ -105,7 +105,7 @@ func (f *Faults) open(ctx context.Context) error {
 	return fault.wait(ctx, nil, time.Now().Add(openTimeout))
 }
 
-// wait is the part of a fault that does not touch bytes.
+// wait injects a fault that does not change bytes.
 func (f Fault) wait(ctx context.Context, closing <-chan struct{}, deadline time.Time) error {
 	var late <-chan time.Time
 	switch f.Kind {

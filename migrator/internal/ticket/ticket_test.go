@@ -13,11 +13,11 @@ import (
 
 var t0 = time.Unix(1000, 0)
 
-func grant(move string) transport.Grant {
-	return transport.Grant{Migration: move, Epoch: 3, Receiver: "b", Deadline: t0.Add(time.Second)}
+func newGrant(migration string) transport.Grant {
+	return transport.Grant{Migration: migration, Epoch: 3, Receiver: "b", Deadline: t0.Add(time.Second)}
 }
 
-func open() *ticket.Issuer {
+func newIssuer() *ticket.Issuer {
 	b := &ticket.Issuer{}
 	b.Open()
 	return b
@@ -25,21 +25,21 @@ func open() *ticket.Issuer {
 
 func issue(t *testing.T, b *ticket.Issuer, move string) [transport.TicketSize]byte {
 	t.Helper()
-	secret, err := b.Issue(grant(move), &transport.Memory{}, t0)
+	secret, err := b.Issue(newGrant(move), &transport.Memory{}, t0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return secret
 }
 
-func TestTicketsAreRefused(t *testing.T) {
+func TestRedeemRefuses(t *testing.T) {
 	refused := func(t *testing.T, b *ticket.Issuer, secret [transport.TicketSize]byte, who string, now time.Time) {
 		t.Helper()
 		if _, err := b.Redeem(secret, "b", now); !errors.Is(err, transport.ErrRefused) {
 			t.Errorf("%s ticket: %v", who, err)
 		}
 	}
-	b := open()
+	b := newIssuer()
 	secret := issue(t, b, "a/1")
 	wrong := secret
 	wrong[7] ^= 1
@@ -58,7 +58,7 @@ func TestTicketsAreRefused(t *testing.T) {
 	refused(t, b, secret, "ended", t0)
 
 	gone := &transport.Memory{}
-	if secret, err = b.Issue(grant("a/2"), gone, t0); err != nil {
+	if secret, err = b.Issue(newGrant("a/2"), gone, t0); err != nil {
 		t.Fatal(err)
 	}
 	gone.Close()
@@ -69,86 +69,88 @@ func TestTicketsAreRefused(t *testing.T) {
 	refused(t, b, secret, "revoked", t0)
 	secret = issue(t, b, "a/4")
 	b.Close()
-	refused(t, b, secret, "closed book's", t0)
+	refused(t, b, secret, "closed issuer's", t0)
 }
 
 func TestIssueRefusesBadGrants(t *testing.T) {
 	m := &transport.Memory{}
-	if _, err := new(ticket.Issuer).Issue(grant("a/1"), m, t0); err == nil {
-		t.Error("a book that was never opened issues")
+	if _, err := new(ticket.Issuer).Issue(newGrant("a/1"), m, t0); err == nil {
+		t.Error("an issuer that was never opened issues a ticket")
 	}
-	b := open()
+	b := newIssuer()
 	if _, err := b.Issue(transport.Grant{Receiver: "b", Deadline: t0.Add(1)}, m, t0); err == nil {
-		t.Error("a grant without a move")
+		t.Error("a grant without a migration is accepted")
 	}
-	if _, err := b.Issue(grant("a/1"), m, t0.Add(time.Second)); err == nil {
-		t.Error("a grant that has expired")
+	if _, err := b.Issue(newGrant("a/1"), m, t0.Add(time.Second)); err == nil {
+		t.Error("an expired grant is accepted")
 	}
 }
 
-// The bound counts grants in force only: expired ones make room.
+// TestGrantsAreBounded checks that MaxGrants bounds the grants in force, and that expired
+// ones do not count.
 func TestGrantsAreBounded(t *testing.T) {
-	b := open()
+	b := newIssuer()
 	for i := range ticket.MaxGrants {
 		issue(t, b, fmt.Sprint("a/", i))
 	}
-	late := grant("a/late")
+	late := newGrant("a/late")
 	if _, err := b.Issue(late, &transport.Memory{}, t0); err == nil {
-		t.Error("more grants than the bound")
+		t.Error("more than MaxGrants grants are in force")
 	}
 	late.Deadline = t0.Add(time.Hour)
 	if _, err := b.Issue(late, &transport.Memory{}, t0.Add(time.Second)); err != nil {
-		t.Errorf("after all have expired: %v", err)
+		t.Errorf("Issue after all grants have expired: %v", err)
 	}
 }
 
-func TestRevokeWaitsForWhoIsInside(t *testing.T) {
+func TestRevokeWaitsForUsers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := open()
+		b := newIssuer()
 		lease, err := b.Redeem(issue(t, b, "a/1"), "b", t0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !lease.Enter(t0) {
-			t.Fatal("no way into a fresh lease")
+			t.Fatal("Enter of a new lease reports false")
 		}
 		revoked := false
 		go func() { b.Revoke("a/1"); revoked = true }()
 		<-lease.Done()
 		synctest.Wait()
 		if revoked {
-			t.Error("Revoke returned while somebody was inside")
+			t.Error("Revoke returned while the lease had a user")
 		}
 		if lease.Enter(t0) {
-			t.Error("a way into a revoked lease")
+			t.Error("Enter of a revoked lease reports true")
 		}
 		lease.Leave()
 		synctest.Wait()
 		if !revoked {
-			t.Error("Revoke waits for nobody")
+			t.Error("Revoke did not return after Leave")
 		}
 		lease.End()
 	})
 }
 
 func TestDeadlineEndsALease(t *testing.T) {
-	b := open()
+	b := newIssuer()
 	lease, err := b.Redeem(issue(t, b, "a/1"), "b", t0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer lease.End()
 	if lease.Enter(t0.Add(time.Second)) {
-		t.Error("a way into an expired lease")
+		t.Error("Enter of an expired lease reports true")
 	}
 }
 
-// A memory is unmapped when the engine has gone and the last lease has ended.
+// TestLeaseHoldsItsMemory checks that a closed memory is unmapped when its last lease has
+// ended.
 func TestLeaseHoldsItsMemory(t *testing.T) {
 	unmapped := false
 	m := &transport.Memory{Unmap: func() { unmapped = true }}
-	b := open()
-	secret, err := b.Issue(grant("a/1"), m, t0)
+	b := newIssuer()
+	secret, err := b.Issue(newGrant("a/1"), m, t0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,10 +160,10 @@ func TestLeaseHoldsItsMemory(t *testing.T) {
 	}
 	m.Close()
 	if unmapped {
-		t.Error("unmapped under a lease")
+		t.Error("the memory was unmapped before the lease ended")
 	}
 	lease.End()
 	if !unmapped {
-		t.Error("still mapped after the last lease")
+		t.Error("the memory is mapped after the last lease has ended")
 	}
 }

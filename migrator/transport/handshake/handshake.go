@@ -1,15 +1,15 @@
-// Package handshake is how a pull over a socket begins: the receiver's hello, and the
-// source's answer to it. All integers are little-endian.
+// Package handshake encodes and decodes the first two messages of a pull: the receiver's
+// hello with its ticket, and the source's answer. All integers are little-endian.
 //
 //	hello     magic "cskv", version 1, 0, receiver length u16, ticket [16], receiver
-//	welcome   magic "cskv", version 1, status u8, regions u16, blocks u32, sum u32,
+//	welcome   magic "cskv", version 1, status u8, regions u16, blocks u32, checksum u32,
 //	          pool bytes u64, then per region: offset u64, stride u64, bytes u64
 //
-// It is no transport and knows no blocks' bytes. The invariant: what it decodes
-// is within bounds before anything is allocated for it, and a layout that it
-// returns fits its pool.
+// Invariants: lengths are checked before anything is allocated for them, and a layout
+// that ReadWelcome returns fits its pool.
 //
-// Versions: 1, the first; sum was 0 (crc32) before there was another.
+// Versions: 1 is the first. Its field checksum was 0 (crc32) before there was another
+// kind.
 package handshake
 
 import (
@@ -24,25 +24,25 @@ import (
 )
 
 const (
-	magic    = "cskv"
-	version  = 1
-	fixed    = 24 // bytes of either message before its variable part
-	perGroup = 24 // bytes of a region
+	magic      = "cskv"
+	version    = 1
+	fixed      = 24 // bytes of either message before its variable part
+	regionSize = 24 // bytes of a region
 
 	accepted = 0
 	refused  = 1
 
-	// MaxReceiver is the longest name of a receiver in bytes.
+	// MaxReceiver is the length of the longest receiver name in bytes.
 	MaxReceiver = 255
 	// MaxRegions bounds the regions of a block: layers × 2 × ranks, with room.
 	MaxRegions = 4096
-	// MaxWelcome is the longest answer in bytes.
-	MaxWelcome = fixed + MaxRegions*perGroup
-	// MaxHello is the longest hello in bytes.
+	// MaxWelcome is the length of the longest welcome in bytes.
+	MaxWelcome = fixed + MaxRegions*regionSize
+	// MaxHello is the length of the longest hello in bytes.
 	MaxHello = fixed + MaxReceiver
 )
 
-// Hello is what a receiver presents.
+// Hello is the message that presents a ticket.
 type Hello struct {
 	Ticket   [transport.TicketSize]byte
 	Receiver policies.ReplicaID
@@ -51,7 +51,7 @@ type Hello struct {
 // Append appends the encoded hello.
 func (h Hello) Append(dst []byte) ([]byte, error) {
 	if len(h.Receiver) > MaxReceiver {
-		return dst, fmt.Errorf("hello: the receiver's name has %d bytes; at most %d are sent", len(h.Receiver), MaxReceiver)
+		return dst, fmt.Errorf("hello: the receiver's name has %d bytes; the limit is %d", len(h.Receiver), MaxReceiver)
 	}
 	dst = append(dst, magic...)
 	dst = append(dst, version, 0)
@@ -60,7 +60,7 @@ func (h Hello) Append(dst []byte) ([]byte, error) {
 	return append(dst, h.Receiver...), nil
 }
 
-// ReadHello reads one hello and nothing after it.
+// ReadHello reads one hello, and no byte after it.
 func ReadHello(r io.Reader) (Hello, error) {
 	var head [fixed]byte
 	if err := readHead(r, head[:]); err != nil {
@@ -68,7 +68,7 @@ func ReadHello(r io.Reader) (Hello, error) {
 	}
 	n := binary.LittleEndian.Uint16(head[6:])
 	if head[5] != 0 || n > MaxReceiver {
-		return Hello{}, fmt.Errorf("hello: flags %d, a receiver of %d bytes", head[5], n)
+		return Hello{}, fmt.Errorf("hello: flags %d, receiver of %d bytes: out of range", head[5], n)
 	}
 	name := make([]byte, n)
 	if _, err := io.ReadFull(r, name); err != nil {
@@ -77,11 +77,11 @@ func ReadHello(r io.Reader) (Hello, error) {
 	return Hello{Ticket: [transport.TicketSize]byte(head[8:]), Receiver: policies.ReplicaID(name)}, nil
 }
 
-// AppendWelcome appends the answer to a ticket that is good for a pool of that
-// layout and size.
+// AppendWelcome appends the answer that accepts a ticket for a pool of that layout and
+// size.
 func AppendWelcome(dst []byte, l transport.Layout, size int64) ([]byte, error) {
 	if len(l.Regions) > MaxRegions || int64(l.Blocks) > math.MaxUint32 {
-		return dst, fmt.Errorf("welcome: %d regions and %d blocks; at most %d and %d are sent", len(l.Regions), l.Blocks, MaxRegions, uint32(math.MaxUint32))
+		return dst, fmt.Errorf("welcome: %d regions and %d blocks; the limits are %d and %d", len(l.Regions), l.Blocks, MaxRegions, uint32(math.MaxUint32))
 	}
 	dst = appendHead(dst, accepted)
 	dst = binary.LittleEndian.AppendUint16(dst, uint16(len(l.Regions)))
@@ -96,13 +96,13 @@ func AppendWelcome(dst []byte, l transport.Layout, size int64) ([]byte, error) {
 	return dst, nil
 }
 
-// AppendRefusal appends the answer to a ticket that is not good.
+// AppendRefusal appends the answer that refuses a ticket.
 func AppendRefusal(dst []byte) []byte {
 	return append(appendHead(dst, refused), make([]byte, fixed-6)...)
 }
 
-// ReadWelcome reads one answer and nothing after it: the source's layout and the
-// size of its pool, or transport.ErrRefused.
+// ReadWelcome reads one answer, and no byte after it. It returns the layout and the size
+// of the source's pool, or transport.ErrRefused.
 func ReadWelcome(r io.Reader) (transport.Layout, int64, error) {
 	var head [fixed]byte
 	if err := readHead(r, head[:]); err != nil {
@@ -115,15 +115,15 @@ func ReadWelcome(r io.Reader) (transport.Layout, int64, error) {
 	l := transport.Layout{Blocks: int(binary.LittleEndian.Uint32(head[8:])), Checksum: transport.Checksum(binary.LittleEndian.Uint32(head[12:]))}
 	size := binary.LittleEndian.Uint64(head[16:])
 	if head[5] != accepted || regions > MaxRegions || size > math.MaxInt64 {
-		return transport.Layout{}, 0, fmt.Errorf("welcome: status %d, %d regions, a pool of %d bytes", head[5], regions, size)
+		return transport.Layout{}, 0, fmt.Errorf("welcome: status %d, %d regions, pool of %d bytes: out of range", head[5], regions, size)
 	}
-	body := make([]byte, regions*perGroup)
+	body := make([]byte, regions*regionSize)
 	if _, err := io.ReadFull(r, body); err != nil {
 		return transport.Layout{}, 0, fmt.Errorf("welcome: %w", err)
 	}
 	l.Regions = make([]transport.Region, regions)
 	for i := range l.Regions {
-		b := body[i*perGroup:]
+		b := body[i*regionSize:]
 		l.Regions[i] = transport.Region{
 			Offset: int64(binary.LittleEndian.Uint64(b)),
 			Stride: int64(binary.LittleEndian.Uint64(b[8:])),
@@ -140,16 +140,16 @@ func appendHead(dst []byte, status byte) []byte {
 	return append(append(dst, magic...), version, status)
 }
 
-// readHead reads the fixed part and checks what both messages begin with.
+// readHead reads the fixed part and checks the fields that both messages begin with.
 func readHead(r io.Reader, head []byte) error {
 	if _, err := io.ReadFull(r, head); err != nil {
 		return err
 	}
 	if string(head[:4]) != magic {
-		return errors.New("the peer does not speak the pull protocol")
+		return errors.New("the peer does not use the pull protocol")
 	}
 	if head[4] != version {
-		return fmt.Errorf("the peer speaks version %d of the pull protocol, this side version %d", head[4], version)
+		return fmt.Errorf("the peer uses version %d of the pull protocol, this process version %d", head[4], version)
 	}
 	return nil
 }

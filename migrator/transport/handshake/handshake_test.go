@@ -27,7 +27,7 @@ func TestHelloRoundTrip(t *testing.T) {
 	}
 	long := handshake.Hello{Receiver: policies.ReplicaID(strings.Repeat("x", handshake.MaxReceiver+1))}
 	if _, err := long.Append(nil); err == nil {
-		t.Error("a name that is too long is sent")
+		t.Error("Append accepts a receiver's name that is too long")
 	}
 }
 
@@ -42,14 +42,15 @@ func TestWelcomeRoundTrip(t *testing.T) {
 		t.Errorf("got %+v of %d bytes, %v, %d left; want %+v", got, size, err, r.Len(), layout)
 	}
 	if _, _, err := handshake.ReadWelcome(bytes.NewReader(handshake.AppendRefusal(nil))); !errors.Is(err, transport.ErrRefused) {
-		t.Errorf("a refusal reads as %v", err)
+		t.Errorf("ReadWelcome of a refusal: %v", err)
 	}
 	if _, err := handshake.AppendWelcome(nil, transport.Layout{Blocks: 1, Regions: make([]transport.Region, handshake.MaxRegions+1)}, 64); err == nil {
-		t.Error("too many regions are sent")
+		t.Error("AppendWelcome accepts too many regions")
 	}
 }
 
-// Every cut and every other version is an error that says so.
+// TestBrokenMessages checks that truncated messages and other versions are errors that
+// say so.
 func TestBrokenMessages(t *testing.T) {
 	hello, _ := handshake.Hello{Receiver: "b"}.Append(nil)
 	welcome, _ := handshake.AppendWelcome(nil, layout, 64)
@@ -60,16 +61,16 @@ func TestBrokenMessages(t *testing.T) {
 	}
 	for n := range welcome {
 		if _, _, err := handshake.ReadWelcome(bytes.NewReader(welcome[:n])); err == nil {
-			t.Errorf("welcome of %d bytes is taken", n)
+			t.Errorf("a welcome of %d bytes is accepted", n)
 		}
 	}
 	hello[4] = 2
 	if _, err := handshake.ReadHello(bytes.NewReader(hello)); err == nil || !strings.Contains(err.Error(), "version 2") || !strings.Contains(err.Error(), "version 1") {
-		t.Errorf("another version: %v", err)
+		t.Errorf("hello of another version: %v", err)
 	}
 	small, _ := handshake.AppendWelcome(nil, layout, 59) // the last block ends at 60
 	if _, _, err := handshake.ReadWelcome(bytes.NewReader(small)); err == nil {
-		t.Error("a layout that leaves its pool is taken")
+		t.Error("a layout that leaves its pool is accepted")
 	}
 }
 

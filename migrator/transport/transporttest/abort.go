@@ -12,9 +12,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// checkContext is a context that does something when it is asked for the n-th time
-// whether it has ended: a way to interfere at each step of a call, whatever its
-// steps are.
+// checkContext is a context that calls a function when its Err is called for the n-th
+// time: a way to interfere at each step of a call, whatever its steps are.
 type checkContext struct {
 	context.Context
 	cancel context.CancelFunc
@@ -22,8 +21,7 @@ type checkContext struct {
 	then   func()
 }
 
-// atCheck returns a context that calls then at look n, counted from 0; nil cancels
-// it.
+// atCheck returns a context that calls then at check n, counted from 0; nil cancels it.
 func atCheck(n int, then func()) *checkContext {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	if then == nil {
@@ -41,15 +39,15 @@ func (c *checkContext) Err() error {
 	return c.Context.Err()
 }
 
-// requireUnchanged fails when a memory changes within a moment: something writes behind a
+// requireUnchanged fails if a memory changes within a moment: something writes after a
 // fence.
 func requireUnchanged(t *testing.T, what string, e End) {
 	t.Helper()
 	e.fill(99)
 	want := slices.Clone(e.Memory.Bytes)
-	time.Sleep(time.Millisecond) // gives a writer that should not be there its chance
+	time.Sleep(time.Millisecond) // gives an illegal writer time to write
 	if !bytes.Equal(e.read(), want) {
-		t.Errorf("%s: the memory changes behind the fence", what)
+		t.Errorf("%s: the memory changed after the fence", what)
 	}
 }
 
@@ -61,7 +59,7 @@ func testAbortOpen(t *testing.T, b *suite) {
 		if err == nil {
 			p.Close()
 		} else if !errors.Is(err, context.Canceled) {
-			t.Errorf("cancelled at look %d: %v", n, err)
+			t.Errorf("cancelled at check %d: %v", n, err)
 		}
 		ctx.cancel()
 	}
@@ -79,8 +77,8 @@ func testAbortOpen(t *testing.T, b *suite) {
 	}
 }
 
-// A pull that is cancelled, at whatever step, writes nothing more once it has
-// returned, and its puller is over.
+// testAbortPull checks that a pull which is cancelled, at any step, writes nothing after
+// it has returned, and that its puller fails from then on.
 func testAbortPull(t *testing.T, b *suite) {
 	b.start(large, large)
 	plan := b.plan(large.Blocks, 1)
@@ -104,24 +102,24 @@ func testAbortPull(t *testing.T, b *suite) {
 		}
 		requireUnchanged(t, name, b.Target)
 		if _, err := puller.Pull(b.ctx(), plan); err == nil {
-			t.Errorf("%s: the puller goes on", name)
+			t.Errorf("%s: the puller still works", name)
 		}
 	}
 	for n := 1; n < 1<<14; n *= 3 {
 		ctx := atCheck(n-1, nil)
-		cancelled("cancelled at a look", ctx)
+		cancelled("cancelled at a check", ctx)
 		ctx.cancel()
 	}
 	for i := range 10 {
 		ctx, cancel := context.WithCancel(b.Context())
 		stop := time.AfterFunc(whole.Duration*time.Duration(i)/10, cancel)
-		cancelled("cancelled in the midst", ctx)
+		cancelled("cancelled during the pull", ctx)
 		stop.Stop()
 		cancel()
 	}
 }
 
-// result is how a pull in a goroutine of its own ended.
+// result is the result of a pull in a goroutine of its own.
 type result struct {
 	took time.Duration
 	err  error
@@ -136,7 +134,7 @@ func (b *suite) startPull(p transport.Puller, plan transport.Plan) <-chan result
 	return ended
 }
 
-// Close from another goroutine, at any time of a pull.
+// testClose calls Close from another goroutine, at any time of a pull.
 func testClose(t *testing.T, b *suite) {
 	b.start(large, large)
 	plan := b.plan(large.Blocks, 1)
@@ -164,21 +162,21 @@ func testClose(t *testing.T, b *suite) {
 			t.Errorf("second close: %v", err)
 		}
 		if _, err := puller.Pull(b.ctx(), plan); err == nil {
-			t.Error("a closed puller pulls")
+			t.Error("Pull of a closed puller succeeded")
 		}
 	}
 }
 
-// Revoke at any step and time of a pull: what is read afterwards is not pulled.
-// The source's memory is written over as soon as Revoke returns.
+// testRevoke revokes at any step and time of a pull: what is read afterwards must not
+// count as pulled. The source's memory is overwritten as soon as Revoke returns.
 func testRevoke(t *testing.T, b *suite) {
 	b.start(large, large)
 	original := slices.Clone(b.Source.Memory.Bytes)
 	plan := b.plan(large.Blocks, 1)
 	want := plainCopy(b.Target.read(), b.Pair, plan)
 
-	// revoked pulls while revoke is called, and reports whether the pull failed.
-	revoked := func(pull func(p transport.Puller, revoke func()) error) bool {
+	// pullRevoked pulls while revoke is called, and reports whether the pull failed.
+	pullRevoked := func(pull func(p transport.Puller, revoke func()) error) bool {
 		t.Helper()
 		b.Source.write(func(now []byte) { copy(now, original) })
 		b.Target.fill(2)
@@ -191,9 +189,9 @@ func testRevoke(t *testing.T, b *suite) {
 		var corrupt *transport.CorruptError
 		switch {
 		case errors.As(err, &corrupt):
-			t.Error("a pull read behind the fence, and reports blocks to be pulled again")
+			t.Error("a pull read after the fence, and reported blocks to be pulled again")
 		case err == nil && !bytes.Equal(b.Target.read(), want):
-			t.Error("a pull read behind the fence, and reports success")
+			t.Error("a pull read after the fence, and reported success")
 		}
 		if _, err := puller.Pull(b.ctx(), plan); err == nil || errors.As(err, &corrupt) {
 			t.Errorf("a pull after Revoke: %v", err)
@@ -202,14 +200,14 @@ func testRevoke(t *testing.T, b *suite) {
 	}
 
 	took := time.Duration(0)
-	revoked(func(p transport.Puller, revoke func()) error {
+	pullRevoked(func(p transport.Puller, revoke func()) error {
 		stats, err := p.Pull(b.ctx(), plan)
 		took = stats.Duration
 		revoke()
 		return err
 	})
 	for n := 1; n < 1<<10; n *= 3 {
-		failed := revoked(func(p transport.Puller, revoke func()) error {
+		failed := pullRevoked(func(p transport.Puller, revoke func()) error {
 			ctx := atCheck(n-1, revoke)
 			defer ctx.cancel()
 			_, err := p.Pull(ctx, plan)
@@ -219,11 +217,11 @@ func testRevoke(t *testing.T, b *suite) {
 			return err
 		})
 		if n == 1 && !failed {
-			t.Error("a pull whose grant was revoked at its first step succeeds")
+			t.Error("a pull whose grant was revoked at its first step succeeded")
 		}
 	}
 	for i := range 8 {
-		revoked(func(p transport.Puller, revoke func()) error {
+		pullRevoked(func(p transport.Puller, revoke func()) error {
 			ended := b.startPull(p, plan)
 			time.Sleep(took * time.Duration(i) / 8)
 			revoke()
@@ -232,7 +230,7 @@ func testRevoke(t *testing.T, b *suite) {
 	}
 }
 
-// A source that ends, at any time of a pull, fails it.
+// testSourceEnds checks that a source which ends, at any time of a pull, fails it.
 func testSourceEnds(t *testing.T, b *suite) {
 	took := time.Duration(0)
 	for i := range 8 {
@@ -248,11 +246,11 @@ func testSourceEnds(t *testing.T, b *suite) {
 		r := <-ended
 		took = max(took, r.took)
 		if r.err == nil && !bytes.Equal(b.Target.read(), want) {
-			t.Error("a pull reports success and differs from a plain copy")
+			t.Error("a pull reported success and differs from a plain copy")
 		}
 		b.stopSource()
 		if _, err := puller.Pull(b.ctx(), plan); err == nil {
-			t.Error("a pull from a source that has ended")
+			t.Error("a pull from a stopped source succeeded")
 		}
 		puller.Close()
 	}

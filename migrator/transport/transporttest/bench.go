@@ -11,24 +11,24 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// Rounds is how many interleaved rounds a benchmark's medians are over, at
-// least.
+// Rounds is the minimum number of interleaved rounds of a benchmark, over which medians
+// are taken.
 const Rounds = 7
 
-// Volume is what one round of a benchmark moves, in bytes.
+// Volume is the number of bytes copied by one round of a benchmark.
 const Volume = 256 << 20
 
-// ScatteredLayout is a pool of twice the benchmark's volume in blocks of one region of
-// this size, as a layer's share of a block is.
+// ScatteredLayout returns a pool of twice the benchmark's volume in blocks of one region
+// of this size, as a layer's share of a block is.
 func ScatteredLayout(bytes int64) transport.Layout {
 	return transport.Layout{Blocks: int(2 * Volume / bytes), Regions: []transport.Region{{Stride: bytes, Bytes: bytes}}}
 }
 
-// Method is one way to move a plan's blocks. It returns how long that took; 0 means
-// as long as the call.
+// Method copies the blocks of a plan. It returns how long that took; 0 means the duration
+// of the call.
 type Method func(transport.Plan) (time.Duration, error)
 
-// PullMethod is the way of a puller.
+// PullMethod is the Method of a puller.
 func PullMethod(ctx context.Context, p transport.Puller) Method {
 	return func(plan transport.Plan) (time.Duration, error) {
 		_, err := p.Pull(ctx, plan)
@@ -36,9 +36,9 @@ func PullMethod(ctx context.Context, p transport.Puller) Method {
 	}
 }
 
-// CompareMethods measures ways to move the same shuffled blocks of a layout. Each
-// iteration of the benchmark runs a plain copy and then each way once, so that
-// they share the machine's moods; it reports the medians, in GB/s and as a share
+// CompareMethods measures methods to copy the same shuffled blocks of a layout. Each
+// iteration of the benchmark runs a plain copy and then each method once, so that all of
+// them see the same load of the machine. It reports the medians, in GB/s and as a share
 // of the copy's (ratio-…).
 func CompareMethods(b *testing.B, l transport.Layout, source, target *transport.Memory, ways map[string]Method) {
 	b.Helper()
@@ -106,14 +106,14 @@ func CompareMethods(b *testing.B, l transport.Layout, source, target *transport.
 	b.ReportMetric(0, "ns/op")
 }
 
-// Median is the middle one of an odd number of durations, which is not empty.
+// Median returns the middle one of an odd number of durations.
 func Median(d []time.Duration) time.Duration {
 	d = slices.Sorted(slices.Values(d))
 	return d[len(d)/2]
 }
 
-// OpenPuller runs both ends of a pair for as long as the benchmark, and returns an
-// open puller between them.
+// OpenPuller runs both ends of a pair until the benchmark ends, and returns an open
+// puller between them.
 func OpenPuller(b testing.TB, p Pair) transport.Puller {
 	b.Helper()
 	b.Cleanup(func() {

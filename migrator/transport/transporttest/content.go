@@ -10,8 +10,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// plainCopy is the target's memory after a plan: what it was, except for the
-// plan's blocks. It is the dumb copy that every transport is compared with.
+// plainCopy returns the target's memory after a plan: its present bytes, except for the
+// plan's blocks. Every transport is compared with this plain copy.
 func plainCopy(before []byte, pair Pair, p transport.Plan) []byte {
 	want := &transport.Memory{Layout: pair.Target.Memory.Layout, Bytes: slices.Clone(before)}
 	for i := range p.Src {
@@ -59,7 +59,8 @@ func testEmpty(t *testing.T, b *suite) {
 	b.requirePull(p, transport.Plan{})
 }
 
-// A puller goes on for many pulls, of blocks that came before too.
+// testRounds checks that a puller serves many pulls, also of blocks that it pulled
+// before.
 func testRounds(t *testing.T, b *suite) {
 	b.start(wide, narrow)
 	_, p := b.open()
@@ -69,14 +70,15 @@ func testRounds(t *testing.T, b *suite) {
 	}
 }
 
-// Wrong blocks are named, right ones arrive, and a second pull mends.
+// testCorrupt checks that corrupt blocks are reported, that the others arrive, and that a
+// second pull repairs them.
 func testCorrupt(t *testing.T, b *suite) {
 	for _, l := range []transport.Layout{wide, big} {
 		b.start(l, l)
 		_, puller := b.open()
 		plan := b.plan(20, 3)
 		bad := []int{0, 7, 19}
-		for i, at := range bad { // the stale sum of one region is enough
+		for i, at := range bad { // one wrong checksum of a block is enough
 			plan.Sums[at*len(l.Regions)+i%len(l.Regions)] ^= 1 << i
 		}
 		want := plainCopy(b.Target.read(), b.Pair, plan)
@@ -99,7 +101,7 @@ func testCorrupt(t *testing.T, b *suite) {
 	}
 }
 
-// A plan that does not fit writes nothing.
+// testBadPlans checks that an invalid plan writes nothing.
 func testBadPlans(t *testing.T, b *suite) {
 	b.start(wide, narrow)
 	good := b.plan(2, 1)
@@ -119,7 +121,7 @@ func testBadPlans(t *testing.T, b *suite) {
 			t.Errorf("%s: no error", name)
 		}
 		if !bytes.Equal(before, b.Target.read()) {
-			t.Errorf("%s: the memory has changed", name)
+			t.Errorf("%s: the memory changed", name)
 		}
 		puller.Close()
 	}
@@ -134,11 +136,11 @@ func testBadPlans(t *testing.T, b *suite) {
 		puller.Close()
 	}
 	if err == nil {
-		t.Error("pools with different regions exchange blocks")
+		t.Error("a pull between pools with different regions succeeded")
 	}
 }
 
-// Several moves at once, each with its own blocks.
+// testConcurrent pulls for several migrations at once, each with its own blocks.
 func testConcurrent(t *testing.T, b *suite) {
 	const moves, each = 8, 50
 	b.start(large, large)
@@ -152,7 +154,7 @@ func testConcurrent(t *testing.T, b *suite) {
 			for i := m * each; i < (m+1)*each; i += 25 {
 				plan := transport.Plan{Src: want.Src[i : i+25], Dst: want.Dst[i : i+25], Sums: want.Sums[2*i : 2*(i+25)]}
 				if _, err := puller.Pull(b.ctx(), plan); err != nil {
-					t.Errorf("move %d: %v", m, err)
+					t.Errorf("migration %d: %v", m, err)
 				}
 			}
 		})
@@ -163,9 +165,8 @@ func testConcurrent(t *testing.T, b *suite) {
 	}
 }
 
-// RunAllocations checks that what a pull allocates, at both ends, does not grow with
-// its blocks. TLS cannot promise that: package crypto/tls allocates for each
-// record.
+// RunAllocations checks that the allocations of a pull, at both ends, do not grow with
+// its blocks. TLS cannot pass it: package crypto/tls allocates for each record.
 func RunAllocations(t *testing.T, make func(t *testing.T, source, target transport.Layout) Pair) {
 	if raced {
 		t.Skip("the race detector allocates")

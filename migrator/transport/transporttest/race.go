@@ -2,5 +2,5 @@
 
 package transporttest
 
-// raced says that the race detector is on, which allocates on its own.
+// raced reports whether the race detector is on, which allocates by itself.
 const raced = true

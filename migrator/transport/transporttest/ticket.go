@@ -21,8 +21,8 @@ func testTickets(t *testing.T, b *suite) {
 	b.requireRefused("a wrong ticket", Receiver, wrong)
 	wrong.Ticket = [transport.TicketSize]byte{}
 	b.requireRefused("no ticket", Receiver, wrong)
-	b.requireRefused("another receiver's ticket", "somebody-else", offer)
-	b.requireRefused("nobody's ticket", "", offer)
+	b.requireRefused("another receiver's ticket", "another-receiver", offer)
+	b.requireRefused("a ticket without a receiver", "", offer)
 
 	p, err := b.Target.Transport.Open(b.ctx(), Receiver, offer)
 	if err != nil {
@@ -39,10 +39,10 @@ func testTickets(t *testing.T, b *suite) {
 	b.Source.Transport.Revoke("m/2")
 	b.Source.Transport.Revoke("m/unknown")
 	b.requireRefused("a revoked ticket", Receiver, first)
-	b.requireRefused("another revoked ticket of the move", Receiver, second)
+	b.requireRefused("another revoked ticket of the migration", Receiver, second)
 	p, err = b.Target.Transport.Open(b.ctx(), Receiver, other)
 	if err != nil {
-		t.Errorf("the ticket of a move that was not revoked: %v", err)
+		t.Errorf("the ticket of a migration that was not revoked: %v", err)
 	} else {
 		p.Close()
 	}
@@ -51,10 +51,10 @@ func testTickets(t *testing.T, b *suite) {
 	foreign.Transport = "another"
 	if p, err := b.Target.Transport.Open(b.ctx(), Receiver, foreign); err == nil {
 		p.Close()
-		t.Error("an offer for another transport is taken")
+		t.Error("an offer for another transport is accepted")
 	}
 	if !slices.Equal(before, b.Target.read()) {
-		t.Error("the memory has changed without a pull")
+		t.Error("the memory changed without a pull")
 	}
 }
 
@@ -63,10 +63,10 @@ func testExpiry(t *testing.T, b *suite) {
 	g := b.grant("m/1")
 	g.Deadline = time.Now().Add(-time.Second)
 	if _, err := b.Source.Transport.Export(g); err == nil {
-		t.Error("a grant that has expired is exported")
+		t.Error("Export of an expired grant succeeded")
 	}
-	// Of two grants that end soon one is not redeemed before. Where the machine took
-	// longer than they last, others last longer.
+	// Two grants end soon, one of which is not redeemed before. If the machine is too
+	// slow for that, the test tries again with longer grants.
 	var offer transport.Offer
 	var p transport.Puller
 	for life := 300 * time.Millisecond; ; life *= 2 {
@@ -87,8 +87,8 @@ func testExpiry(t *testing.T, b *suite) {
 	}
 }
 
-// exportShort exports two offers whose grants end after life, and opens the second; g is its
-// grant then.
+// exportShort exports two offers whose grants end after life, and opens the second one; g
+// becomes its grant.
 func (b *suite) exportShort(g *transport.Grant, life time.Duration) (transport.Offer, transport.Puller, error) {
 	g.Migration, g.Deadline = b.newMigration(), time.Now().Add(life)
 	offer, err := b.Source.Transport.Export(*g)
@@ -110,29 +110,30 @@ func testDeadline(t *testing.T, b *suite) {
 	defer cancel()
 	if p, err := b.Target.Transport.Open(past, Receiver, b.export(b.grant("m/1"))); err == nil {
 		p.Close()
-		t.Error("an Open after its deadline")
+		t.Error("Open after its deadline succeeded")
 	} else if !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("an Open after its deadline: %v", err)
+		t.Errorf("Open after its deadline: %v", err)
 	}
 	_, puller := b.open()
 	defer puller.Close()
 	if _, err := puller.Pull(past, b.plan(5, 1)); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("a Pull after its deadline: %v", err)
+		t.Errorf("Pull after its deadline: %v", err)
 	}
 	requireUnchanged(t, "after a late pull", b.Target)
 }
 
-// Before and after its Run a source exports nothing, and nobody reaches it.
+// testSourceAway checks that a source exports nothing, and accepts no receiver, before
+// and after its Run.
 func testSourceAway(t *testing.T, b *suite) {
 	b.start(wide, narrow)
 	offer := b.export(b.grant("m/1"))
 	b.stopSource()
 	if _, err := b.Source.Transport.Export(b.grant("m/2")); err == nil {
-		t.Error("a source that has ended exports")
+		t.Error("Export after Run has ended succeeded")
 	}
 	if p, err := b.Target.Transport.Open(b.ctx(), Receiver, offer); err == nil {
 		p.Close()
-		t.Error("a source that has ended is reached")
+		t.Error("Open after the source's Run has ended succeeded")
 	}
 	b.Source.Transport.Revoke("m/1")
 
@@ -140,12 +141,12 @@ func testSourceAway(t *testing.T, b *suite) {
 	defer fresh.Source.Memory.Close()
 	defer fresh.Target.Memory.Close()
 	if _, err := fresh.Source.Transport.Export(b.grant("m/1")); err == nil {
-		t.Error("a source that does not run yet exports")
+		t.Error("Export before Run succeeded")
 	}
 }
 
-// An engine that goes takes its memory from nobody at work, and gives it to
-// nobody new.
+// testMemories checks that a closed memory stays mapped for its users, and cannot be used
+// by new ones.
 func testMemories(t *testing.T, b *suite) {
 	b.start(wide, narrow)
 	var unmapped atomic.Int32
@@ -157,11 +158,11 @@ func testMemories(t *testing.T, b *suite) {
 	b.Source.Memory.Close()
 	b.Target.Memory.Close()
 	if n := unmapped.Load(); n != 0 {
-		t.Errorf("%d memories were unmapped under a puller", n)
+		t.Errorf("%d memories were unmapped while a puller used them", n)
 	}
 	if p, err := b.Target.Transport.Open(b.ctx(), Receiver, offer); err == nil {
 		p.Close()
-		t.Error("an Open without a local memory")
+		t.Error("Open without a local memory succeeded")
 	}
 	puller.Close()
 	b.stop()
@@ -170,7 +171,7 @@ func testMemories(t *testing.T, b *suite) {
 	}
 }
 
-// countCalls counts a call before what was there.
+// countCalls returns a function that counts its calls and calls next.
 func countCalls(next func(), n *atomic.Int32) func() {
 	return func() {
 		n.Add(1)

@@ -1,9 +1,10 @@
-// Package transporttest is the contract of transport.Transport as a test: each
-// implementation passes Run.
+// Package transporttest tests the contract of transport.Transport: each implementation
+// passes Run.
 //
-// It drives two ends over real memory and looks at bytes only. It knows no
-// implementation; what it cannot provoke from outside (a peer that lies, a
-// process that is killed) belongs to the implementation's own tests.
+// Run drives two ends over real memory and compares bytes only. It knows no
+// implementation; what it cannot provoke from outside, such as a peer that violates the
+// protocol or a killed process, is covered by the implementation's own tests. FakeDevice
+// stands for a GPU, and CompareMethods is the benchmark of all transports.
 package transporttest
 
 import (
@@ -24,29 +25,29 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Receiver is the name that the tests pull under.
+// Receiver is the receiver of the tests' pulls.
 const Receiver policies.ReplicaID = "target-0"
 
 // patience bounds each call that should end by itself.
 const patience = 20 * time.Second
 
-// End is one side of a pair: a transport that does not run yet, and the memory
-// behind its pool.
+// End is one side of a pair: a transport that does not run yet, and the memory of its
+// pool.
 type End struct {
 	Transport transport.Transport
 	Memory    *transport.Memory
-	// Mirror is set where the pool is memory that the processor does not reach:
-	// then Memory.Bytes is a copy, which is kept equal by it.
+	// Mirror is set if the pool is memory that the processor cannot reach: Memory.Bytes
+	// is a copy then, which the Mirror keeps equal.
 	Mirror Mirror
 }
 
-// Mirror makes a device's memory and its copy equal.
+// Mirror synchronizes a device's memory and its copy.
 type Mirror interface {
-	Store() // of the copy into the device
-	Load()  // of the device into the copy
+	Store() // copies the copy into the device
+	Load()  // copies the device into the copy
 }
 
-// write is the memory's bytes, after f has written them.
+// write lets f write the memory's bytes.
 func (e End) write(f func(b []byte)) {
 	f(e.Memory.Bytes)
 	if e.Mirror != nil {
@@ -54,7 +55,7 @@ func (e End) write(f func(b []byte)) {
 	}
 }
 
-// read are what the memory has now.
+// read returns the memory's present bytes.
 func (e End) read() []byte {
 	if e.Mirror != nil {
 		e.Mirror.Load()
@@ -65,11 +66,11 @@ func (e End) read() []byte {
 // fill writes a pattern over the whole memory.
 func (e End) fill(seed uint64) { e.write(func(b []byte) { fill(b, seed) }) }
 
-// Pair is two ends that reach each other. The memories have the layouts that
-// were asked for; the tests close them.
+// Pair is two ends that reach each other. The memories have the requested layouts; the
+// tests close them.
 type Pair struct{ Source, Target End }
 
-// Pool is a transport.Pool of one memory; nil is an engine that is away.
+// Pool is a transport.Pool of one memory; nil means that the engine is away.
 type Pool struct{ M *transport.Memory }
 
 // Memory implements transport.Pool.
@@ -81,12 +82,12 @@ func HeapMemory(l transport.Layout) *transport.Memory {
 	return &transport.Memory{Layout: l, Bytes: make([]byte, Size(l))}
 }
 
-// Size is the smallest memory that a layout fits.
+// Size returns the size of the smallest memory that a layout fits into.
 func Size(l transport.Layout) int64 {
 	return l.MinSize()
 }
 
-// Run checks a transport against its contract. make returns a fresh pair.
+// Run tests a transport. make returns a new pair.
 func Run(t *testing.T, make func(t *testing.T, source, target transport.Layout) Pair) {
 	for _, c := range []struct {
 		name string
@@ -119,8 +120,8 @@ func Run(t *testing.T, make func(t *testing.T, source, target transport.Layout) 
 	}
 }
 
-// startLeakCheck remembers what runs and what is open, and returns the check that
-// nothing more does, as soon as what is ending has ended.
+// startLeakCheck records the goroutines and open files, and returns a function that fails
+// unless everything that was started since has ended, which it waits for.
 func startLeakCheck(t *testing.T) func() {
 	ignore := goleak.IgnoreCurrent()
 	before := countDescriptors()
@@ -141,8 +142,9 @@ func startLeakCheck(t *testing.T) func() {
 	}
 }
 
-// countDescriptors counts the open files of the process; 0 where that cannot be told. A GPU's
-// driver opens its own when it likes, and keeps them.
+// countDescriptors returns the number of open files of the process, 0 if that is unknown.
+// It does not count those of a GPU's driver, which opens files at any time and keeps
+// them.
 func countDescriptors() int {
 	names, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -157,7 +159,7 @@ func countDescriptors() int {
 	return n
 }
 
-// suite is one pair at work.
+// suite is one test with its pair.
 type suite struct {
 	*testing.T
 	make func(t *testing.T, source, target transport.Layout) Pair
@@ -166,7 +168,7 @@ type suite struct {
 	moves                  int
 }
 
-// Shapes of the tests: the same region sizes, all else different.
+// Layouts of the tests: the same region sizes, everything else different.
 var (
 	wide = transport.Layout{Blocks: 41, Regions: []transport.Region{
 		{Offset: 0, Stride: 5000, Bytes: 5000}, {Offset: 41 * 5000, Stride: 8192, Bytes: 700}, {Offset: 41*5000 + 41*8192 + 3, Stride: 64, Bytes: 64},
@@ -174,10 +176,10 @@ var (
 	narrow = transport.Layout{Blocks: 60, Regions: []transport.Region{
 		{Offset: 1 << 20, Stride: 5120, Bytes: 5000}, {Offset: 7, Stride: 701, Bytes: 700}, {Offset: 1 << 16, Stride: 100, Bytes: 64},
 	}}
-	// big blocks are larger than what a transport moves at a time; large pools
-	// keep a pull busy for some milliseconds.
+	// big has blocks that are larger than what a transport copies at a time; large keeps
+	// a pull busy for some milliseconds.
 	big = transport.Layout{Blocks: 24, Regions: []transport.Region{{Offset: 0, Stride: 600_000, Bytes: 600_000}, {Offset: 24 * 600_000, Stride: 40_000, Bytes: 33_000}}}
-	// tiny blocks are many: more than a transport asks for at a time.
+	// tiny has more blocks than a transport asks for at a time.
 	tiny  = transport.Layout{Blocks: 10_000, Regions: []transport.Region{{Offset: 0, Stride: 16, Bytes: 16}}}
 	large = transport.Layout{Blocks: 400, Regions: []transport.Region{{Offset: 0, Stride: 8192, Bytes: 4096}, {Offset: 4096, Stride: 8192, Bytes: 4096}}}
 )
@@ -195,7 +197,7 @@ func (b *suite) start(source, target transport.Layout) {
 	b.stopSource = startTransport(b.T, b.Source.Transport)
 	b.stopTarget = startTransport(b.T, b.Target.Transport)
 	limit := time.Now().Add(patience)
-	for { // Run is on its way; there is no other sign of it than Export
+	for { // Export is the only sign that Run has started
 		_, err := b.Source.Transport.Export(b.grant("warm-up"))
 		if err == nil {
 			b.Source.Transport.Revoke("warm-up")
@@ -218,7 +220,7 @@ func (b *suite) stop() {
 	}
 }
 
-// startTransport starts a transport and returns what stops and joins it.
+// startTransport runs a transport and returns a function that stops and joins it.
 func startTransport(t *testing.T, tr transport.Transport) func() {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -231,7 +233,7 @@ func startTransport(t *testing.T, tr transport.Transport) func() {
 				t.Errorf("run: %v", err)
 			}
 		case <-time.After(patience):
-			t.Error("Run does not end")
+			t.Error("Run did not return")
 		}
 	})
 }
@@ -240,7 +242,7 @@ func (b *suite) grant(move string) transport.Grant {
 	return transport.Grant{Migration: move, Epoch: 1, Receiver: Receiver, Deadline: time.Now().Add(patience)}
 }
 
-// newMigration returns a fresh name.
+// newMigration returns a new name.
 func (b *suite) newMigration() string {
 	b.moves++
 	return fmt.Sprintf("source-0/%d", b.moves)
@@ -253,12 +255,12 @@ func (b *suite) export(g transport.Grant) transport.Offer {
 		b.Fatalf("export: %v", err)
 	}
 	if offer.Transport != b.Source.Transport.Name() {
-		b.Errorf("an offer of transport %q, made by %q", offer.Transport, b.Source.Transport.Name())
+		b.Errorf("the offer is for transport %q, exported by %q", offer.Transport, b.Source.Transport.Name())
 	}
 	return offer
 }
 
-// open opens a fresh move and returns its name.
+// open opens a new pull and returns the name of its migration.
 func (b *suite) open() (string, transport.Puller) {
 	b.Helper()
 	move := b.newMigration()
@@ -275,7 +277,7 @@ func (b *suite) ctx() context.Context {
 	return ctx
 }
 
-// requireRefused opens and fails unless the source refuses.
+// requireRefused opens and fails unless the source refuses the ticket.
 func (b *suite) requireRefused(what string, receiver policies.ReplicaID, offer transport.Offer) {
 	b.Helper()
 	p, err := b.Target.Transport.Open(b.ctx(), receiver, offer)
@@ -287,8 +289,7 @@ func (b *suite) requireRefused(what string, receiver policies.ReplicaID, offer t
 	}
 }
 
-// plan moves n blocks of the source, chosen and placed at random; each target
-// block once.
+// plan returns a plan of n blocks, chosen and placed at random; each target block once.
 func (b *suite) plan(n int, seed uint64) transport.Plan {
 	rng := rand.New(rand.NewPCG(seed, 7))
 	var p transport.Plan
@@ -301,8 +302,8 @@ func (b *suite) plan(n int, seed uint64) transport.Plan {
 	return p
 }
 
-// fill writes a pattern that repeats after a prime number of bytes, so that no
-// two blocks of the tests' layouts are equal.
+// fill writes a pattern that repeats after a prime number of bytes, so that no two blocks
+// of the tests' layouts are equal.
 func fill(dst []byte, seed uint64) {
 	pattern := make([]byte, 4093)
 	rng := rand.New(rand.NewPCG(seed, 1))

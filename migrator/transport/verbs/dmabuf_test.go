@@ -49,7 +49,7 @@ func (c *dmabufDevice) Scatter(l transport.Layout, blocks []uint32, src []byte) 
 // packed ones.
 func (c *dmabufDevice) forEachPart(b []byte, l transport.Layout, blocks []uint32, f func(at int64, b []byte) error) error {
 	if c.bounced.Add(1); !c.mayBounce {
-		return errors.New("nobody packs what can be registered")
+		return errors.New("the pool can be registered and must not be packed")
 	}
 	for _, block := range blocks {
 		for _, r := range l.Regions {

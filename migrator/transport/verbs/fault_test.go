@@ -493,7 +493,7 @@ func checkEveryCallFails(t *testing.T, move func(*testing.T, *verbs.Library, io.
 				code = verbs.RemoteAccess
 			}
 			c.Fail(name, nth, code)
-			c.Set("fake_hold", 2) // so that somebody waits
+			c.Set("fake_hold", 2) // so that a completion is waited for
 			err := move(t, lib, io.Discard)
 			c.Clear()
 			failed = failed || err != nil

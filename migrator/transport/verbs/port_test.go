@@ -45,7 +45,7 @@ func TestAddressChanges(t *testing.T) {
 	defer startEnds(t, p.Source, p.Target)()
 	for i, x := range []struct{ table, event, index int }{{asBooted, 0, 2}, {afterFlap, 0, 3}, {onlyIPv6, 0, 2}, {onlyV1, 0, 0}, {asBooted, 18, 2}} {
 		c.Set("fake_gids", x.table)
-		if x.event != 0 { // without one of the better addresses nobody looks for one
+		if x.event != 0 { // without an event the addresses are not read again
 			for _, e := range []transporttest.End{p.Source, p.Target} {
 				n := e.Transport.(*servedTransport).nic
 				c.Set("fake_event", x.event)

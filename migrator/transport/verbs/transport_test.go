@@ -55,7 +55,7 @@ func openLibrary(t testing.TB) *verbs.Library {
 func newControl(t testing.TB) *fake.Control {
 	t.Helper()
 	if real() {
-		t.Skip("a real device cannot be told to fail")
+		t.Skip("a real device cannot be made to fail")
 	}
 	c := fake.Open(t, fake.Verbs(t))
 	return c

@@ -8,11 +8,11 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// FakeDevice is a device whose memory no transport reaches but by its methods, and the
+// FakeDevice is a device whose memory transports reach only by its methods, and the
 // Mirror of it. It is safe for concurrent use.
 type FakeDevice struct {
-	// Fail is what Gather and Scatter return, nil for success. It is set while nobody
-	// uses the card.
+	// Fail is the error of Gather and Scatter, nil for success. It is set while the
+	// device is not in use.
 	Fail error
 
 	mu    sync.Mutex
@@ -25,8 +25,8 @@ var (
 	_ Mirror           = (*FakeDevice)(nil)
 )
 
-// NewFakeDevice returns a card with a pool of a layout, which is summed as GPUs do, and its
-// Memory, whose Bytes are the tests' copy.
+// NewFakeDevice returns a device with a pool of a layout, which has checksums like a
+// GPU's, and its Memory, whose Bytes are the tests' copy.
 func NewFakeDevice(l transport.Layout) (*FakeDevice, *transport.Memory) {
 	l.Checksum = transport.Multiply
 	c := &FakeDevice{inner: HeapMemory(l)}
@@ -43,16 +43,16 @@ func (c *FakeDevice) Sums(dst []uint32, _ transport.Layout, blocks []uint32) ([]
 
 // Gather implements transport.Device.
 func (c *FakeDevice) Gather(dst []byte, _ transport.Layout, blocks []uint32) error {
-	return c.each(dst, blocks, func(part, packed []byte) { copy(packed, part) })
+	return c.forEachPart(dst, blocks, func(part, packed []byte) { copy(packed, part) })
 }
 
 // Scatter implements transport.Device.
 func (c *FakeDevice) Scatter(_ transport.Layout, blocks []uint32, src []byte) error {
-	return c.each(src, blocks, func(part, packed []byte) { copy(part, packed) })
+	return c.forEachPart(src, blocks, func(part, packed []byte) { copy(part, packed) })
 }
 
-// each calls f with the parts of blocks, and where they are among packed ones.
-func (c *FakeDevice) each(packed []byte, blocks []uint32, f func(part, packed []byte)) error {
+// forEachPart calls f with the parts of blocks, and their places among packed ones.
+func (c *FakeDevice) forEachPart(packed []byte, blocks []uint32, f func(part, packed []byte)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.Fail != nil {
@@ -71,12 +71,12 @@ func (c *FakeDevice) each(packed []byte, blocks []uint32, f func(part, packed []
 }
 
 // Store implements Mirror.
-func (c *FakeDevice) Store() { c.both(func() { copy(c.inner.Bytes, c.copy) }) }
+func (c *FakeDevice) Store() { c.withLock(func() { copy(c.inner.Bytes, c.copy) }) }
 
 // Load implements Mirror.
-func (c *FakeDevice) Load() { c.both(func() { copy(c.copy, c.inner.Bytes) }) }
+func (c *FakeDevice) Load() { c.withLock(func() { copy(c.copy, c.inner.Bytes) }) }
 
-func (c *FakeDevice) both(f func()) {
+func (c *FakeDevice) withLock(f func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	f()
