@@ -1,9 +1,9 @@
-// Package device finds the libraries of this machine's devices at run time: the
-// program starts, and says what is missing, on a machine that has none of them.
+// Package device loads the libraries of this host's devices at run time: the program
+// starts without them, and reports what is missing.
 //
-// It loads a library and looks symbols up, and knows none by name; the packages
-// below it do. All of the program's cgo is in this folder. Nothing is ever
-// unloaded: drivers do not bear it.
+// Load loads a library, and Symbol looks up its functions; the packages below this one
+// know their names. All cgo of the program is in this folder. Libraries are never
+// unloaded, since drivers do not support that.
 package device
 
 import (
@@ -11,17 +11,18 @@ import (
 	"fmt"
 )
 
-// ErrNoLibrary says that a library is not on this machine, or cannot be loaded.
-var ErrNoLibrary = errors.New("no such library on this machine")
+// ErrNoLibrary is the error of Load if a library is missing on this host, or cannot be
+// loaded.
+var ErrNoLibrary = errors.New("the library is not on this host")
 
-// ErrNoCgo says that this program cannot load libraries: it was built with
-// CGO_ENABLED=0, or for a system other than Linux.
+// ErrNoCgo is the error of a program that cannot load libraries: it was built with
+// CGO_ENABLED=0, or for another system than Linux.
 var ErrNoCgo = errors.New("not built with cgo")
 
-// SymbolError says which symbol a library lacks: it is older than what is asked
-// of it, or another library.
+// SymbolError is the error of a library that lacks a symbol: it is too old, or another
+// library.
 type SymbolError struct{ Library, Symbol string }
 
 func (e *SymbolError) Error() string {
-	return fmt.Sprintf("%s has no %s: the driver is too old", e.Library, e.Symbol)
+	return fmt.Sprintf("%s lacks the symbol %s: install a newer driver", e.Library, e.Symbol)
 }

@@ -16,17 +16,17 @@ import (
 	"unsafe"
 )
 
-// Library is a shared library in this process, for good. It is safe for
+// Library is a shared library that stays loaded until the process ends. It is safe for
 // concurrent use.
 type Library struct {
 	name   string
 	handle unsafe.Pointer
 }
 
-// Load loads a library by its soname or path. Its error wraps ErrNoLibrary and
-// has the loader's reason.
+// Load loads a library by its soname or path. The error wraps ErrNoLibrary and has the
+// loader's reason.
 func Load(name string) (*Library, error) {
-	runtime.LockOSThread() // dlerror is the thread's
+	runtime.LockOSThread() // dlerror is per thread
 	defer runtime.UnlockOSThread()
 	c := C.CString(name)
 	defer C.free(unsafe.Pointer(c))
@@ -37,7 +37,7 @@ func Load(name string) (*Library, error) {
 	return &Library{name: name, handle: handle}, nil
 }
 
-// Symbol is the address of a symbol, or a *SymbolError.
+// Symbol returns the address of a symbol, or a *SymbolError.
 func (l *Library) Symbol(name string) (unsafe.Pointer, error) {
 	c := C.CString(name)
 	defer C.free(unsafe.Pointer(c))
@@ -47,8 +47,8 @@ func (l *Library) Symbol(name string) (unsafe.Pointer, error) {
 	return nil, &SymbolError{Library: l.name, Symbol: name}
 }
 
-// VersionedSymbol is the address of a symbol in one version, or in the library's default
-// one where it has no such version; else a *SymbolError.
+// VersionedSymbol returns the address of one version of a symbol, or of its default
+// version if the library does not have that one; otherwise a *SymbolError.
 func (l *Library) VersionedSymbol(name, version string) (unsafe.Pointer, error) {
 	c, v := C.CString(name), C.CString(version)
 	defer C.free(unsafe.Pointer(c))

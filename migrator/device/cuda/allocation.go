@@ -8,9 +8,9 @@ import (
 	"sync/atomic"
 )
 
-// Allocation is device memory that has no address of its own: it is mapped, here
-// and in the processes that import its descriptor. It belongs to the process and
-// not to a context, whose end it outlives; so do mappings.
+// Allocation is device memory without an address: it is mapped, in this process and in
+// the processes that import its descriptor. It belongs to the process and outlives its
+// context; so do mappings.
 type Allocation struct {
 	context *Context
 	handle  uint64
@@ -18,15 +18,15 @@ type Allocation struct {
 	closed  atomic.Bool
 }
 
-// Granularity is what sizes of allocations are multiples of.
+// Granularity returns the unit of the sizes of allocations.
 func (c *Context) Granularity() (int64, error) {
 	v := words{1: c.device, 2: c.rdma}
 	err := c.driver.do(cuMemGetAllocationGranularity, 0, &v, nil)
 	return int64(v[0]), err
 }
 
-// CreateAllocation makes an allocation of at least size bytes, which NICs can reach where the
-// device has that.
+// CreateAllocation makes an allocation of at least size bytes, which NICs can reach if
+// the device supports that.
 func (c *Context) CreateAllocation(size int64) (*Allocation, error) {
 	g, err := c.Granularity()
 	if err != nil {
@@ -40,9 +40,8 @@ func (c *Context) CreateAllocation(size int64) (*Allocation, error) {
 	return &Allocation{context: c, handle: v[0], size: size}, nil
 }
 
-// ImportAllocation takes an allocation of another process, or of this one, by its
-// descriptor, which stays the caller's. Its size must be known: it is that of the
-// allocation, as Size said.
+// ImportAllocation imports an allocation of another process, or of this one, by its
+// descriptor, which the caller keeps. size must be the Size of that allocation.
 func (c *Context) ImportAllocation(f *os.File, size int64) (*Allocation, error) {
 	var v words
 	raw, err := f.SyscallConn()
@@ -62,7 +61,7 @@ func (c *Context) ImportAllocation(f *os.File, size int64) (*Allocation, error) 
 	return &Allocation{context: c, handle: v[0], size: size}, nil
 }
 
-// Size is the allocation's, in bytes.
+// Size returns the size of the allocation in bytes.
 func (a *Allocation) Size() int64 { return a.size }
 
 // Export returns a descriptor by which other processes import the allocation.
@@ -74,8 +73,8 @@ func (a *Allocation) Export() (*os.File, error) {
 	return newDescriptor(v[0], "device-memory"), nil
 }
 
-// Close lets the allocation go; its memory stays while it is mapped, or imported
-// elsewhere. More calls do nothing; after an error one tries again.
+// Close releases the allocation; its memory stays while it is mapped, or imported
+// elsewhere. Further calls do nothing; after an error Close may be called again.
 func (a *Allocation) Close() error {
 	if a.closed.Swap(true) {
 		return nil
@@ -88,7 +87,7 @@ func (a *Allocation) Close() error {
 // Access is what a mapping may be used for, numbered as in cuda.h.
 type Access int
 
-// What a mapping may be used for.
+// The kinds of access.
 const (
 	ReadOnly  Access = 1
 	ReadWrite Access = 3
@@ -101,11 +100,11 @@ type Mapping struct {
 	size    int64
 
 	mu     sync.Mutex
-	empty  bool // nothing is mapped at the address
+	empty  bool // nothing is mapped at the address any more
 	closed bool
 }
 
-// Map gives the whole allocation an address that the context's device may use.
+// Map maps the whole allocation at an address that the context's device can use.
 func (a *Allocation) Map(access Access) (*Mapping, error) {
 	c := a.context
 	v := words{1: uint64(a.size)}
@@ -125,14 +124,14 @@ func (a *Allocation) Map(access Access) (*Mapping, error) {
 	return &Mapping{context: c, at: Pointer(at), size: a.size}, nil
 }
 
-// Pointer is where the mapping begins.
+// Pointer returns the address of the mapping.
 func (m *Mapping) Pointer() Pointer { return m.at }
 
-// Size is the mapping's, in bytes.
+// Size returns the size of the mapping in bytes.
 func (m *Mapping) Size() int64 { return m.size }
 
-// Close unmaps. Nothing may be at work on it. More calls do nothing; after an error
-// one tries again.
+// Close unmaps. No work on the mapping may be in progress. Further calls do nothing;
+// after an error Close may be called again.
 func (m *Mapping) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -141,7 +140,7 @@ func (m *Mapping) Close() error {
 	}
 	if !m.empty {
 		if err := m.context.driver.do(cuMemUnmap, 0, &words{uint64(m.at), uint64(m.size)}, nil); err != nil {
-			return fmt.Errorf("the address stays taken: %w", err)
+			return fmt.Errorf("unmap device memory: its address stays reserved: %w", err)
 		}
 		m.empty = true
 	}

@@ -1,7 +1,6 @@
 package cuda
 
-// call is a function of the driver, by its place in calls and in CS_CALLS of
-// shim.h.
+// call is a function of the driver: its index in calls and in CS_CALLS of shim.h.
 type call int
 
 const (
@@ -64,8 +63,7 @@ const (
 	callCount
 )
 
-// calls are the symbols, with the version suffix of the prototype that the shim
-// declares.
+// calls are the symbols, with the version suffix of the prototype that the shim declares.
 var calls = [callCount]string{
 	"cuInit", "cuDriverGetVersion",
 	"cuDeviceGetCount", "cuDeviceGet", "cuDeviceGetName", "cuDeviceGetUuid_v2", "cuDeviceGetPCIBusId", "cuDeviceTotalMem_v2",

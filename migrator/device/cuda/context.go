@@ -5,17 +5,17 @@ import (
 	"unsafe"
 )
 
-// Context is a device's primary context, retained: what this process does on it.
-// It costs some hundred MiB of device memory.
+// Context is a reference to a device's primary context, in which this process works on
+// the device. It costs some hundred MiB of device memory.
 type Context struct {
 	driver *Driver
 	device uint64
-	rdma   uint64 // 1 where allocations of its device can be made for NICs
+	rdma   uint64 // 1 if allocations of the device can be made for NICs
 	handle uintptr
 	closed atomic.Bool
 }
 
-// RetainContext makes a device's primary context, or counts it up.
+// RetainContext makes a device's primary context, or adds a reference to it.
 func (d *Driver) RetainContext(ordinal int) (*Context, error) {
 	dev, err := d.handle(ordinal)
 	if err != nil {
@@ -32,8 +32,8 @@ func (d *Driver) RetainContext(ordinal int) (*Context, error) {
 	return &Context{driver: d, device: dev, rdma: uint64(rdma), handle: uintptr(v[0])}, nil
 }
 
-// Close gives the context back. When the last user has, it ends, and with it all
-// that was made in it except for exported memory. More calls do nothing.
+// Close drops the reference. The last one ends the context, and everything in it except
+// for exported memory. Further calls do nothing.
 func (c *Context) Close() error {
 	if c.closed.Swap(true) {
 		return nil
@@ -46,15 +46,15 @@ func (c *Context) do(f call, v *words, buf unsafe.Pointer) error {
 	return c.driver.do(f, c.handle, v, buf)
 }
 
-// Stream is work in order.
+// Stream is a sequence of work on the device.
 type Stream struct {
 	context *Context
 	handle  uint64
 	closed  atomic.Bool
 }
 
-// NewLowPriorityStream makes a stream of the lowest priority: an engine's own work goes
-// first. It does not wait for the legacy stream.
+// NewLowPriorityStream makes a stream of the lowest priority, so that an engine's own
+// work goes first. It does not wait for the legacy stream.
 func (c *Context) NewLowPriorityStream() (*Stream, error) {
 	var v words
 	if err := c.do(cuCtxGetStreamPriorityRange, &v, nil); err != nil {
@@ -67,10 +67,10 @@ func (c *Context) NewLowPriorityStream() (*Stream, error) {
 	return &Stream{context: c, handle: v[0]}, nil
 }
 
-// Wait returns when all that was submitted is done. It cannot be cut short.
+// Wait returns when all submitted work is done. It cannot be interrupted.
 func (s *Stream) Wait() error { return s.context.do(cuStreamSynchronize, &words{s.handle}, nil) }
 
-// Close destroys the stream when its work is done; it does not wait for that. More
+// Close destroys the stream once its work is done, without waiting for that. Further
 // calls do nothing.
 func (s *Stream) Close() error {
 	if s.closed.Swap(true) {
@@ -79,18 +79,18 @@ func (s *Stream) Close() error {
 	return s.context.do(cuStreamDestroy, &words{s.handle}, nil)
 }
 
-// Event is a moment in a stream.
+// Event is a point in a stream.
 type Event struct {
 	context *Context
 	handle  uint64
 	closed  atomic.Bool
 }
 
-// Kinds of events.
+// The kinds of events.
 const (
 	// Untimed events cost less; a thread that waits for one sleeps.
 	Untimed = 3
-	// Timed events can be subtracted from each other.
+	// Timed events have a time; see Event.Since.
 	Timed = 1
 )
 
@@ -103,12 +103,12 @@ func (c *Context) NewEvent(kind int) (*Event, error) {
 	return &Event{context: c, handle: v[0]}, nil
 }
 
-// Record has the event happen when all that was submitted to s before is done.
+// Record makes the event happen when everything submitted to s before is done.
 func (e *Event) Record(s *Stream) error {
 	return e.context.do(cuEventRecord, &words{e.handle, s.handle}, nil)
 }
 
-// Done reports whether the event has happened; it makes no error of a no.
+// Done reports whether the event has happened. That it has not is no error.
 func (e *Event) Done() (bool, error) {
 	c := e.context
 	code := c.driver.functions.call(cuEventQuery, c.handle, &words{e.handle}, nil)
@@ -118,17 +118,17 @@ func (e *Event) Done() (bool, error) {
 	return false, c.driver.newError(cuEventQuery, code)
 }
 
-// Wait returns when the event has happened. It cannot be cut short.
+// Wait returns when the event has happened. It cannot be interrupted.
 func (e *Event) Wait() error { return e.context.do(cuEventSynchronize, &words{e.handle}, nil) }
 
-// Since is the time between two Timed events that have happened, in milliseconds.
+// Since returns the time between two Timed events that have happened, in milliseconds.
 func (e *Event) Since(earlier *Event) (float32, error) {
 	v := words{1: earlier.handle, 2: e.handle}
 	err := e.context.do(cuEventElapsedTime, &v, nil)
 	return *(*float32)(unsafe.Pointer(&v[0])), err
 }
 
-// Close destroys the event. More calls do nothing.
+// Close destroys the event. Further calls do nothing.
 func (e *Event) Close() error {
 	if e.closed.Swap(true) {
 		return nil
@@ -153,7 +153,7 @@ func (c *Context) LoadModule(ptx string) (*Module, error) {
 	return &Module{context: c, handle: v[0]}, nil
 }
 
-// Close unloads the code. More calls do nothing.
+// Close unloads the code. Further calls do nothing.
 func (m *Module) Close() error {
 	if m.closed.Swap(true) {
 		return nil
@@ -161,13 +161,13 @@ func (m *Module) Close() error {
 	return m.context.do(cuModuleUnload, &words{m.handle}, nil)
 }
 
-// Kernel is a function of a module, and lives as long.
+// Kernel is a function of a module, and lives as long as the module.
 type Kernel struct {
 	context *Context
 	handle  uint64
 }
 
-// Kernel finds a function by its name.
+// Kernel returns a function by its name.
 func (m *Module) Kernel(name string) (Kernel, error) {
 	symbol := append([]byte(name), 0)
 	v := words{1: m.handle}
@@ -175,16 +175,16 @@ func (m *Module) Kernel(name string) (Kernel, error) {
 	return Kernel{m.context, v[0]}, err
 }
 
-// MaxArguments is how many a kernel may have.
+// MaxArguments is the largest number of arguments of a kernel.
 const MaxArguments = 16
 
-// Launch starts grid groups of block threads. All of the kernel's parameters are
-// words of 8 bytes; there are as many as args, which must not be empty.
+// Launch starts grid groups of block threads. All parameters of the kernel are words of 8
+// bytes; args has all of them and must not be empty.
 func (k Kernel) Launch(s *Stream, grid, block int, args []uint64) error {
 	if len(args) == 0 || len(args) > MaxArguments {
-		panic("internal error: a kernel of no, or too many, arguments")
+		panic("internal error: launch with no, or too many, arguments")
 	}
-	var own [MaxArguments]uint64 // args may lie among Go's pointers, which C must not see
+	var own [MaxArguments]uint64 // args may lie next to Go pointers, which C must not see
 	copy(own[:], args)
 	return k.context.do(cuLaunchKernel, &words{k.handle, uint64(grid), uint64(block), s.handle, uint64(len(args))}, unsafe.Pointer(&own))
 }

@@ -1,10 +1,10 @@
-// Package cuda calls the CUDA driver, which it loads at run time: no toolkit, no
-// headers, and no driver are needed to build and start.
+// Package cuda calls the CUDA driver, which it loads at run time: building and starting
+// need no toolkit, no headers and no driver.
 //
-// It is the driver's own API with Go's types and errors, and nothing above it: it
-// knows no pools and no plans. All calls are safe for concurrent use; each makes
-// its context current first, because a goroutine is not always on the same
-// thread. Addresses of device memory are numbers here (Pointer), which Go never
+// Open loads the driver. The package is the driver's API with Go's types and errors, and
+// nothing above it: it knows no pools and no plans. All calls are safe for concurrent
+// use. Each call makes its context current first, because a goroutine is not always on
+// the same thread. Addresses of device memory are numbers (Pointer), which Go never
 // dereferences.
 package cuda
 
@@ -22,7 +22,7 @@ const Soname = "libcuda.so.1"
 // Code is a CUresult.
 type Code int
 
-// The codes that callers tell apart.
+// The codes that callers distinguish.
 const (
 	InvalidValue Code = 1
 	OutOfMemory  Code = 2
@@ -31,38 +31,38 @@ const (
 	NotSupported Code = 801
 )
 
-// Sticky reports whether the context in which a call had this code is of no use
-// any more: every later call in it fails. The cure is to release it and to retain
-// it again; where that does not help, a process of its own is one, says cuda.h.
+// Sticky reports whether a call with this code made its context useless: every later call
+// in it fails. Releasing the context and retaining it again may help; if it does not,
+// cuda.h says, only a new process does.
 func (c Code) Sticky() bool {
 	switch c {
 	case 4, // the driver is shutting down
 		214, 220, 226, // uncorrectable errors of memory and NVLink, contained errors
-		700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, // faults of code
-		805, 806, 810, // the server of MPS has gone
-		911, // a device outside
-		999: // unknown, as of a GPU that has fallen off the bus
+		700, 702, 709, 710, 714, 715, 716, 717, 718, 719, 721, // faults of kernels
+		805, 806, 810, // the MPS server has gone
+		911, // an external device
+		999: // unknown, as for a GPU that has fallen off the bus
 		return true
 	}
 	return false
 }
 
-// Error is a call that the driver refused.
+// Error is a call that the driver failed.
 type Error struct {
-	Call string // the function's symbol
+	Call string // the symbol of the function
 	Code Code
-	Name string // of the code, as the driver calls it
+	Name string // the driver's name of the code
 }
 
 func (e *Error) Error() string { return fmt.Sprintf("%s: %s (%d)", e.Call, e.Name, int(e.Code)) }
 
-// Sticky reports whether an error's context is of no use any more.
+// Sticky reports whether err made its context useless.
 func Sticky(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Code.Sticky()
 }
 
-// HasCode reports whether an error is of a call that had this code.
+// HasCode reports whether err is a call that returned this code.
 func HasCode(err error, code Code) bool {
 	var e *Error
 	return errors.As(err, &e) && e.Code == code
@@ -74,12 +74,12 @@ type Driver struct {
 	version   int
 }
 
-// words are a call's arguments and results. Their meaning is in shim.h.
+// words are the arguments and results of a call. shim.h defines their meaning.
 type words [8]uint64
 
-// Open loads and initializes the driver from a path; "" is Soname. The error
-// wraps device.ErrNoLibrary, device.ErrNoCgo, a *device.SymbolError, or an *Error
-// of the calls it makes.
+// Open loads and initializes the driver from a path; "" means Soname. The error wraps
+// device.ErrNoLibrary, device.ErrNoCgo, a *device.SymbolError, or an *Error of the calls
+// it makes.
 func Open(path string) (*Driver, error) {
 	if path == "" {
 		path = Soname
@@ -103,7 +103,7 @@ func Open(path string) (*Driver, error) {
 	return d, nil
 }
 
-// Version is the newest CUDA version that the driver supports: 12080 is 12.8.
+// Version returns the newest CUDA version that the driver supports: 12080 is 12.8.
 func (d *Driver) Version() int { return d.version }
 
 // do calls a function and turns its code into an error.
@@ -115,7 +115,8 @@ func (d *Driver) do(c call, context uintptr, v *words, buf unsafe.Pointer) error
 	return d.newError(c, code)
 }
 
-// newError is the error of a code, negative for the switch of contexts before c.
+// newError returns the error of a code, which is negative if making the context current
+// failed.
 func (d *Driver) newError(c call, code int) error {
 	if code < 0 {
 		c, code = cuCtxSetCurrent, -code
@@ -127,7 +128,7 @@ func (d *Driver) newError(c call, code int) error {
 	return &Error{Call: calls[c], Code: Code(code), Name: name}
 }
 
-// Device is what there is to know of a GPU.
+// Device describes a GPU.
 type Device struct {
 	Ordinal         int
 	Name            string
@@ -151,14 +152,14 @@ const (
 	attrDMABuf          = 124
 )
 
-// Count is how many devices there are.
+// Count returns the number of devices.
 func (d *Driver) Count() (int, error) {
 	var v words
 	err := d.do(cuDeviceGetCount, 0, &v, nil)
 	return int(int32(v[0])), err
 }
 
-// handle is the driver's name of a device.
+// handle returns the driver's handle of a device.
 func (d *Driver) handle(ordinal int) (uint64, error) {
 	v := words{1: uint64(ordinal)}
 	err := d.do(cuDeviceGet, 0, &v, nil)
@@ -208,7 +209,7 @@ func (d *Driver) Device(ordinal int) (Device, error) {
 	return info, nil
 }
 
-// attribute is a device's. One that the driver does not know yet is 0.
+// attribute returns an attribute of a device, 0 if the driver does not know it.
 func (d *Driver) attribute(dev uint64, number int) (int, error) {
 	v := words{1: uint64(number), 2: dev}
 	if err := d.do(cuDeviceGetAttribute, 0, &v, nil); err != nil && !HasCode(err, InvalidValue) {
@@ -232,7 +233,7 @@ func (d *Driver) CanAccess(ordinal, other int) (bool, error) {
 	return int32(v[0]) == 1, err
 }
 
-// cString is a C string.
+// cString returns the C string in b.
 func cString(b []byte) string {
 	for i, c := range b {
 		if c == 0 {

@@ -10,17 +10,17 @@ import (
 // Pointer is an address of device memory.
 type Pointer uint64
 
-// Alloc makes device memory of a size in bytes.
+// Alloc allocates device memory of a size in bytes.
 func (c *Context) Alloc(size int64) (Pointer, error) {
 	v := words{1: uint64(size)}
 	err := c.do(cuMemAlloc, &v, nil)
 	return Pointer(v[0]), err
 }
 
-// Free frees what Alloc made. Nothing may be at work on it.
+// Free frees the memory of Alloc. No work on it may be in progress.
 func (c *Context) Free(p Pointer) error { return c.do(cuMemFree, &words{uint64(p)}, nil) }
 
-// AllocationRange is the allocation in which an address is: its base and size.
+// AllocationRange returns the base and the size of the allocation that an address is in.
 func (c *Context) AllocationRange(p Pointer) (Pointer, int64, error) {
 	v := words{2: uint64(p)}
 	err := c.do(cuMemGetAddressRange, &v, nil)
@@ -30,7 +30,7 @@ func (c *Context) AllocationRange(p Pointer) (Pointer, int64, error) {
 // HostMemory is pinned memory of this process that the device can reach.
 type HostMemory struct {
 	context *Context
-	at      unsafe.Pointer // C memory
+	at      unsafe.Pointer // memory of C, or a mapping
 	size    int64
 	pointer Pointer
 	owned   bool
@@ -40,7 +40,7 @@ type HostMemory struct {
 // Flags of host memory: usable from every context, and with a device address.
 const hostFlags = 1 | 2
 
-// AllocHost makes pinned memory of a size in bytes.
+// AllocHost allocates pinned memory of a size in bytes.
 func (c *Context) AllocHost(size int64) (*HostMemory, error) {
 	v := words{1: uint64(size), 2: hostFlags}
 	if err := c.do(cuMemHostAlloc, &v, nil); err != nil {
@@ -50,8 +50,7 @@ func (c *Context) AllocHost(size int64) (*HostMemory, error) {
 	return h.findPointer()
 }
 
-// RegisterHost pins memory that is not Go's: a mapping. It must stay mapped until
-// Close.
+// RegisterHost pins memory outside Go's heap: a mapping. It must stay mapped until Close.
 func (c *Context) RegisterHost(b []byte) (*HostMemory, error) {
 	at := unsafe.Pointer(unsafe.SliceData(b))
 	if err := c.do(cuMemHostRegister, &words{uint64(uintptr(at)), uint64(len(b)), hostFlags}, nil); err != nil {
@@ -61,7 +60,7 @@ func (c *Context) RegisterHost(b []byte) (*HostMemory, error) {
 	return h.findPointer()
 }
 
-// findPointer finds the memory's device address, or gives it back.
+// findPointer sets the memory's device address, or releases the memory.
 func (h *HostMemory) findPointer() (*HostMemory, error) {
 	v := words{1: uint64(uintptr(h.at))}
 	if err := h.context.do(cuMemHostGetDevicePointer, &v, nil); err != nil {
@@ -72,19 +71,19 @@ func (h *HostMemory) findPointer() (*HostMemory, error) {
 	return h, nil
 }
 
-// Bytes is the memory. It is not to be used after Close.
+// Bytes returns the memory. It must not be used after Close.
 func (h *HostMemory) Bytes() []byte { return unsafe.Slice((*byte)(h.at), h.size) }
 
-// Uint32s is the memory as words. See Bytes.
+// Uint32s returns the memory as words. See Bytes.
 func (h *HostMemory) Uint32s() []uint32 { return unsafe.Slice((*uint32)(h.at), h.size/4) }
 
-// Uint64s is the memory as words. See Bytes.
+// Uint64s returns the memory as words. See Bytes.
 func (h *HostMemory) Uint64s() []uint64 { return unsafe.Slice((*uint64)(h.at), h.size/8) }
 
-// Pointer is the memory's device address.
+// Pointer returns the memory's device address.
 func (h *HostMemory) Pointer() Pointer { return h.pointer }
 
-// Close frees or unpins the memory. Once that has succeeded, more calls do nothing.
+// Close frees or unpins the memory. After it has succeeded, further calls do nothing.
 func (h *HostMemory) Close() error {
 	if h.closed.Swap(true) {
 		return nil
@@ -100,15 +99,15 @@ func (h *HostMemory) Close() error {
 	return err
 }
 
-// Copies begin when what was submitted to s before is done, and are done later.
+// Copies begin when everything submitted to s before is done, and return before they are
+// done.
 
-// Copy copies between two addresses of device memory, on one device or two that
-// are peers.
+// Copy copies between two addresses of device memory, on one device or on two peers.
 func (s *Stream) Copy(dst, src Pointer, size int64) error {
 	return s.context.do(cuMemcpyDtoDAsync, &words{uint64(dst), uint64(src), uint64(size), s.handle}, nil)
 }
 
-// CopyToDevice copies the first size bytes of host memory at offset to the device.
+// CopyToDevice copies size bytes of host memory at offset to the device.
 func (s *Stream) CopyToDevice(dst Pointer, h *HostMemory, offset, size int64) error {
 	return s.context.do(cuMemcpyHtoDAsync, &words{uint64(dst), uint64(uintptr(h.at)) + uint64(offset), uint64(size), s.handle}, nil)
 }
@@ -128,12 +127,12 @@ func (d *Driver) SupportsBatches() bool {
 	return d.functions.has(cuMemcpyBatchAsyncV2) || d.functions.has(cuMemcpyBatchAsync)
 }
 
-// Batch is a list of copies for one call.
+// Batch is the reusable memory of CopyBatch.
 type Batch struct{ words []uint64 }
 
-// CopyBatch copies n pieces between addresses of device memory in one call: piece
-// i says from where to where, and how many bytes. b is memory that is used again.
-// It must not be called unless the driver Batches.
+// CopyBatch copies n pieces between addresses of device memory in one call: piece returns
+// the addresses and the size of piece i. It must not be called unless the driver
+// SupportsBatches.
 func (s *Stream) CopyBatch(b *Batch, n int, piece func(i int) (dst, src Pointer, size int64)) error {
 	if n == 0 {
 		return nil
@@ -153,20 +152,20 @@ func (s *Stream) CopyBatch(b *Batch, n int, piece func(i int) (dst, src Pointer,
 	return s.context.do(f, &words{uint64(n), s.handle}, unsafe.Pointer(&w[0]))
 }
 
-// IPCHandle is the name under which another process of this machine opens an
-// allocation of cuMemAlloc.
+// IPCHandle is the name by which another process of this host opens an allocation of
+// cuMemAlloc.
 type IPCHandle [64]byte
 
-// IPCHandle names the allocation in which an address is. Memory that was imported, or
-// mapped by hand, has no such name.
+// IPCHandle returns the handle of the allocation that an address is in. Memory that was
+// imported, or mapped by Allocation.Map, has none.
 func (c *Context) IPCHandle(p Pointer) (IPCHandle, error) {
 	var h IPCHandle
 	err := c.do(cuIpcGetMemHandle, &words{uint64(p)}, unsafe.Pointer(&h))
 	return h, err
 }
 
-// OpenIPC maps an allocation of another process. The driver refuses this
-// process's own.
+// OpenIPC maps an allocation of another process. The driver rejects those of this
+// process.
 func (c *Context) OpenIPC(h IPCHandle) (Pointer, error) {
 	var v words
 	err := c.do(cuIpcOpenMemHandle, &v, unsafe.Pointer(&h))
@@ -178,9 +177,9 @@ func (c *Context) CloseIPC(p Pointer) error {
 	return c.do(cuIpcCloseMemHandle, &words{uint64(p)}, nil)
 }
 
-// DMABuf is a descriptor by which another device registers device memory, and where
-// in it p is: it stands for whole pages of the host. All of it must be one
-// allocation's. The device must have DMABuf, as Device says.
+// DMABuf returns a descriptor by which another device registers device memory, and the
+// offset of p in it: a descriptor covers whole pages of the host. The memory must be in
+// one allocation. The device must support it; see Device.DMABuf.
 func (c *Context) DMABuf(p Pointer, size int64) (f *os.File, offset int64, err error) {
 	page := Pointer(os.Getpagesize())
 	first, last := p&^(page-1), (p+Pointer(size)+page-1)&^(page-1)
@@ -191,7 +190,8 @@ func (c *Context) DMABuf(p Pointer, size int64) (f *os.File, offset int64, err e
 	return newDescriptor(v[0], "dma-buf"), int64(p - first), nil
 }
 
-// newDescriptor is a file descriptor that the driver has made. No child inherits it.
+// newDescriptor returns a file descriptor that the driver has made. Child processes do
+// not inherit it.
 func newDescriptor(word uint64, name string) *os.File {
 	fd := int(int32(word))
 	syscall.CloseOnExec(fd)

@@ -19,7 +19,7 @@ static const cs_access *device_access(cs_access *d, uint64_t device, uint64_t fl
 	return d;
 }
 
-// stream_order has sources read in the order of the stream.
+// stream_order makes sources be read in the order of the stream.
 static cs_copy *stream_order(cs_copy *c) {
 	*c = (cs_copy){.order = 1};
 	return c;

@@ -1,12 +1,12 @@
-// shim.h declares what is used of the CUDA driver API by itself, so that neither
-// headers nor a toolkit are needed to build, nor a driver to start.
+// shim.h declares the used part of the CUDA driver API, so that building needs neither
+// headers nor a toolkit, and starting needs no driver.
 #ifndef CASCADE_CUDA_SHIM_H
 #define CASCADE_CUDA_SHIM_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-// Types as in cuda.h, handles as what they are: pointers.
+// Types as in cuda.h; handles are pointers.
 typedef uint64_t cs_pointer; // CUdeviceptr
 typedef struct { char bytes[64]; } cs_ipc; // CUipcMemHandle, passed by value
 typedef struct { int type, id; } cs_location; // CUmemLocation
@@ -14,10 +14,10 @@ typedef struct { int type, handles; cs_location where; void *win32; unsigned cha
 typedef struct { cs_location where; int flags; } cs_access; // CUmemAccessDesc
 typedef struct { int order; cs_location src, dst; unsigned flags; } cs_copy; // CUmemcpyAttributes
 
-// CS_CALLS lists every function: name, its parameters, and the arguments that
-// cs_call passes. v are the caller's eight words, for what goes in and, from the
-// first on, what comes out; buf is memory of the caller's. The order is that of
-// calls in calls.go.
+// CS_CALLS lists every function: its name, its parameters, and the arguments that cs_call
+// passes. v are the caller's eight words, which hold the arguments and, from the first
+// word on, the results; buf is memory of the caller. The order is that of calls in
+// calls.go.
 #define CS_CALLS(X)                                                                                                              \
 	X(cuInit, (unsigned), ((unsigned)v[0]))                                                                                      \
 	X(cuDriverGetVersion, (int *), ((int *)&v[0]))                                                                               \
@@ -79,7 +79,7 @@ typedef struct { int order; cs_location src, dst; unsigned flags; } cs_copy; // 
 	  ((void *)(uintptr_t)v[0], (unsigned)v[1], 1, 1, (unsigned)v[2], 1, 1, 0, (void *)(uintptr_t)v[3], parameters(params, buf, v[4]), 0)) \
 	X(cuGetErrorName, (int, const char **), ((int)v[1], (const char **)&v[0]))
 
-// CS_PARAMS is how many arguments a kernel may have.
+// CS_PARAMS is the largest number of arguments of a kernel.
 #define CS_PARAMS 16
 
 enum {
@@ -89,12 +89,12 @@ enum {
 	CS_COUNT
 };
 
-// cs_name is the symbol of function op, 0 behind the last.
+// cs_name returns the symbol of function op, 0 after the last one.
 const char *cs_name(int op);
 
-// cs_call calls function op of table f with context current, unless that is 0: a
-// goroutine may run on another thread each time. It returns the function's
-// result, or that of cuCtxSetCurrent as a negative number.
+// cs_call calls function op of table f. It makes context current first, unless that is 0,
+// since a goroutine may run on another thread each time. It returns the result of the
+// function, or that of cuCtxSetCurrent as a negative number.
 int cs_call(void *const *f, int op, uintptr_t context, uint64_t *v, void *buf);
 
 #endif

@@ -18,16 +18,14 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device"
 )
 
-// table has the addresses of all calls; it is C's memory, and stays as the
-// library does.
+// table has the addresses of all calls in C memory. Like the library, it is never freed.
 type table struct{ functions *unsafe.Pointer }
 
-// load looks all calls up. It fails for the first one that is missing and not
-// optional.
+// load looks up all calls. It fails for the first one that is missing and not optional.
 func (t *table) load(lib *device.Library) error {
 	t.functions = (*unsafe.Pointer)(C.calloc(C.size_t(callCount), C.size_t(unsafe.Sizeof(uintptr(0)))))
 	if t.functions == nil {
-		return errors.New("no memory for the driver's functions")
+		return errors.New("out of memory for the table of the driver's functions")
 	}
 	for c := range t.all() {
 		f, err := lib.Symbol(calls[c])
@@ -40,25 +38,25 @@ func (t *table) load(lib *device.Library) error {
 	return nil
 }
 
-// all is the table as Go sees it.
+// all returns the table as a slice.
 func (t *table) all() []unsafe.Pointer { return unsafe.Slice(t.functions, int(callCount)) }
 
-// has reports whether an optional call is there.
+// has reports whether the library has an optional call.
 func (t *table) has(c call) bool { return t.all()[c] != nil }
 
-// call calls; see cs_call.
+// call calls a function; see cs_call.
 func (t *table) call(c call, context uintptr, v *words, buf unsafe.Pointer) int {
 	first := (*C.uint64_t)(unsafe.Pointer(v))
 	return int(C.cs_call(t.functions, C.int(c), C.uintptr_t(context), first, buf))
 }
 
-// symbol is the shim's name of a call, "" behind the last.
+// symbol returns the shim's name of a call, "" after the last one.
 func symbol(c call) string { return C.GoString(C.cs_name(C.int(c))) }
 
-// text is a string of the driver's.
+// goString copies a string of the driver.
 func goString(address uint64) string { return C.GoString((*C.char)(driverMemory(address))) }
 
-// foreign is memory of the driver's, which Go neither moves nor frees.
+// driverMemory returns memory of the driver, which Go neither moves nor frees.
 func driverMemory(address uint64) unsafe.Pointer {
 	return *(*unsafe.Pointer)(unsafe.Pointer(&address))
 }

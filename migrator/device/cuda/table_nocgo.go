@@ -8,7 +8,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device"
 )
 
-// table is empty: without cgo no library is loaded, and no Driver made.
+// table is empty: without cgo no library is loaded, and no Driver is made.
 type table struct{}
 
 func (t *table) load(*device.Library) error { return device.ErrNoCgo }

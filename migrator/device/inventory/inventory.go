@@ -1,9 +1,8 @@
-// Package inventory finds out what this machine has: GPUs, NICs, NUMA nodes,
-// memory, and the libraries that transports need.
+// Package inventory reads the hardware of this host: GPUs, NICs, NUMA nodes, memory, and
+// the libraries that transports need.
 //
-// It asks the driver (package nvml) and reads sysfs, and changes nothing. A machine
-// without any of it is a machine with little: what is missing is said, and is no
-// error. What a topology.Machine means is package topology's to say.
+// Read returns a topology.Machine, from the driver (package nvml) and sysfs, and changes
+// nothing. Missing hardware is no error: Missing lists it.
 package inventory
 
 import (
@@ -18,19 +17,19 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 )
 
-// Config says where to look. The zero value is this machine.
+// Config says where to read. The zero value reads this host.
 type Config struct {
-	// Name is the node's.
+	// Name is the name of the host.
 	Name string
-	// Sysfs and Proc are where the kernel shows itself; "" means /sys and /proc.
+	// Sysfs and Proc are the kernel's file systems; "" means /sys and /proc.
 	Sysfs, Proc string
-	// CUDA, NVML and Verbs are the sonames or paths of the libraries; "" means
-	// those that topology names.
+	// CUDA, NVML and Verbs are the sonames or paths of the libraries; "" means those of
+	// package topology.
 	CUDA, NVML, Verbs string
 }
 
-// Read takes stock. The Machine is what was found, whatever the error: that
-// joins what went wrong where something should have been.
+// Read reads the inventory. The Machine is what was found, even after an error, which
+// joins what failed of hardware that is present.
 func Read(cfg Config) (*topology.Machine, error) {
 	s := sysfs{root: cmp.Or(cfg.Sysfs, "/sys"), proc: cmp.Or(cfg.Proc, "/proc")}
 	m := &topology.Machine{Name: cfg.Name}
@@ -50,7 +49,7 @@ func Read(cfg Config) (*topology.Machine, error) {
 	return m, err
 }
 
-// loadError says why a library cannot be used, "" when it can.
+// loadError returns why a library cannot be loaded, "" if it can.
 func loadError(path string) string {
 	if _, err := device.Load(path); err != nil {
 		return describeError(err)
@@ -58,19 +57,19 @@ func loadError(path string) string {
 	return ""
 }
 
-// describeError is an error in few words.
+// describeError shortens an error of package device.
 func describeError(err error) string {
 	switch {
 	case errors.Is(err, device.ErrNoCgo):
 		return "this program was built without cgo"
 	case errors.Is(err, device.ErrNoLibrary):
-		return "it is not on this machine: " + strings.TrimPrefix(err.Error(), device.ErrNoLibrary.Error()+": ")
+		return "it is not on this host: " + strings.TrimPrefix(err.Error(), device.ErrNoLibrary.Error()+": ")
 	}
 	return err.Error()
 }
 
-// readGPUs asks the driver. What it says is why there is nothing to ask; the error is
-// of calls that failed.
+// readGPUs reads the GPUs from the driver. missing is why there is no driver to ask; the
+// error is of calls that failed.
 func readGPUs(path string, m *topology.Machine) (missing string, err error) {
 	l, err := nvml.Open(nvml.Config{Library: path})
 	if err != nil {
@@ -81,7 +80,7 @@ func readGPUs(path string, m *topology.Machine) (missing string, err error) {
 	return "", errors.Join(err, l.Close())
 }
 
-// locateGPUs says where in the machine its GPUs are, and adds those that have no driver.
+// locateGPUs sets the PCI places of the GPUs, and adds GPUs without a driver.
 func (s sysfs) locateGPUs(m *topology.Machine) {
 	known := map[string]bool{}
 	for i := range m.GPUs {
@@ -99,13 +98,13 @@ func (s sysfs) locateGPUs(m *topology.Machine) {
 	for _, address := range s.nvidiaGPUs() {
 		if !known[address] {
 			m.GPUs = append(m.GPUs, topology.GPU{
-				Index: topology.Unknown, Name: "NVIDIA device", PCI: s.pciDeviceAt(address), Health: topology.Health{Lost: "it is in the machine, and no driver shows it"},
+				Index: topology.Unknown, Name: "NVIDIA device", PCI: s.pciDeviceAt(address), Health: topology.Health{Lost: "no driver lists it"},
 			})
 		}
 	}
 	for _, n := range m.NUMA {
 		if len(m.NUMA) > 1 {
-			break // firmware says nothing where there is only one node
+			break // firmware reports no node if there is only one
 		}
 		for i := range m.GPUs {
 			m.GPUs[i].PCI.NUMA = max(m.GPUs[i].PCI.NUMA, n.ID)
@@ -118,8 +117,8 @@ func (s sysfs) locateGPUs(m *topology.Machine) {
 	}
 }
 
-// peerMemory is by what a NIC reads GPU memory, "" for nothing. It is dma-buf alone:
-// nvidia_peermem is for those who register pointers of their own.
+// peerMemory returns how a NIC reads GPU memory, "" if it cannot. Only dma-buf counts:
+// nvidia_peermem is for programs that register pointers of their own.
 func (s sysfs) peerMemory() string {
 	if s.openDriver() {
 		return "dma-buf"
@@ -127,8 +126,8 @@ func (s sysfs) peerMemory() string {
 	return ""
 }
 
-// Missing are lines about what the machine lacks, for people: libraries, and what
-// keeps the rest from being used.
+// Missing lists, for people, what the host lacks: libraries, and what prevents the use of
+// the rest.
 func Missing(m *topology.Machine) []string {
 	var out []string
 	for _, l := range m.Libraries {
@@ -139,7 +138,7 @@ func Missing(m *topology.Machine) []string {
 	if len(m.GPUs) == 0 {
 		out = append(out, "no GPU was found")
 	} else if m.PeerMemory == "" {
-		out = append(out, "no GPUDirect RDMA: the driver is not an open one, which offers GPU memory as a dma-buf")
+		out = append(out, "no GPUDirect RDMA: it needs the open kernel modules of the NVIDIA driver, which export GPU memory as a dma-buf")
 	}
 	switch ports := slices.DeleteFunc(slices.Clone(m.NICs), func(n topology.NIC) bool { return n.RDMA == "" }); {
 	case len(ports) == 0:

@@ -13,16 +13,16 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// What is read of sysfs at most.
+// Bounds of reads from sysfs.
 const (
 	maxFile    = 64 << 10 // bytes of one file
 	maxEntries = 4096     // of one directory
 )
 
-// sysfs reads what the kernel shows; what is not there is a zero.
+// sysfs reads files of the kernel. Missing files read as zeros.
 type sysfs struct{ root, proc string }
 
-// readText is a file's content without the line's end, "" for none.
+// readText returns the content of a file without surrounding space, "" if there is none.
 func readText(path ...string) string {
 	f, err := os.Open(filepath.Join(path...))
 	if err != nil {
@@ -31,12 +31,12 @@ func readText(path ...string) string {
 	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(f, maxFile))
 	if err != nil {
-		return "" // a link that is down answers so when it is asked for its speed
+		return "" // reading the speed of a link that is down fails
 	}
 	return strings.TrimSpace(string(b))
 }
 
-// readInt is a file's number, or otherwise.
+// readInt returns the number in a file, or otherwise.
 func readInt(otherwise int, path ...string) int {
 	n, err := strconv.Atoi(readText(path...))
 	if err != nil {
@@ -45,7 +45,7 @@ func readInt(otherwise int, path ...string) int {
 	return n
 }
 
-// listDir are a directory's entries by name.
+// listDir returns the sorted names in a directory.
 func (s sysfs) listDir(path ...string) []string {
 	f, err := os.Open(filepath.Join(append([]string{s.root}, path...)...))
 	if err != nil {
@@ -62,7 +62,8 @@ func (s sysfs) exists(path ...string) bool {
 	return err == nil
 }
 
-// readMemory reads the NUMA nodes; a kernel without any has its memory in /proc.
+// readMemory reads the NUMA nodes and their memory; a kernel without NUMA has its memory
+// in /proc.
 func (s sysfs) readMemory() (nodes []topology.NUMA, all topology.Memory) {
 	for _, name := range s.listDir("devices", "system", "node") {
 		id, err := strconv.Atoi(strings.TrimPrefix(name, "node"))
@@ -86,7 +87,7 @@ func (s sysfs) readMemory() (nodes []topology.NUMA, all topology.Memory) {
 	return nodes, all
 }
 
-// parseMeminfo reads the two lines that matter, with or without "Node 0" before them.
+// parseMeminfo parses the total and the free memory, with or without "Node 0" in front.
 func parseMeminfo(t string) (m topology.Memory) {
 	for line := range strings.Lines(t) {
 		f := strings.Fields(line)
@@ -106,10 +107,10 @@ func parseMeminfo(t string) (m topology.Memory) {
 	return m
 }
 
-// pciAddress is a PCI address.
+// pciAddress matches a PCI address.
 var pciAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
 
-// pciDeviceAt is where a PCI device is plugged in.
+// pciDeviceAt returns the place of a PCI device.
 func (s sysfs) pciDeviceAt(address string) topology.PCI {
 	if !pciAddress.MatchString(address) {
 		return topology.PCI{Address: address, NUMA: topology.Unknown}
@@ -119,8 +120,8 @@ func (s sysfs) pciDeviceAt(address string) topology.PCI {
 	return p
 }
 
-// pciDevice follows a link to a device and finds the PCI device that it is, or is
-// behind.
+// pciDevice follows a link to a device and returns the PCI device that it is, or is
+// attached to.
 func (s sysfs) pciDevice(link string) topology.PCI {
 	p := topology.PCI{NUMA: topology.Unknown}
 	at, err := filepath.EvalSymlinks(link)
@@ -149,7 +150,7 @@ func (s sysfs) pciDevice(link string) topology.PCI {
 	return p
 }
 
-// pcieGeneration is PCIe's, of a speed such as "16.0 GT/s PCIe".
+// pcieGeneration returns the PCIe generation of a speed such as "16.0 GT/s PCIe".
 func pcieGeneration(speed string) int {
 	f := strings.Fields(speed)
 	if len(f) == 0 {
@@ -158,7 +159,8 @@ func pcieGeneration(speed string) int {
 	return max(0, slices.Index([]string{"", "2.5", "5.0", "8.0", "16.0", "32.0", "64.0"}, f[0]))
 }
 
-// nvidiaGPUs are the PCI addresses of NVIDIA's GPUs, without their sound and USB.
+// nvidiaGPUs returns the PCI addresses of NVIDIA's GPUs, without their audio and USB
+// functions.
 func (s sysfs) nvidiaGPUs() (out []string) {
 	for _, address := range s.listDir("bus", "pci", "devices") {
 		dir := filepath.Join(s.root, "bus", "pci", "devices", address)
@@ -169,7 +171,7 @@ func (s sysfs) nvidiaGPUs() (out []string) {
 	return out
 }
 
-// readNICs are the network interfaces, then the ports of RDMA devices, by name.
+// readNICs returns the network interfaces, then the ports of RDMA devices, by name.
 func (s sysfs) readNICs() (out []topology.NIC) {
 	const loopback = "772" // ARPHRD_LOOPBACK
 	for _, name := range s.listDir("class", "net") {
@@ -179,7 +181,7 @@ func (s sysfs) readNICs() (out []topology.NIC) {
 		}
 		n := topology.NIC{
 			Name: name, PCI: s.pciDevice(filepath.Join(dir, "device")), Up: readText(dir, "operstate") == "up", Virtual: !s.exists("class", "net", name, "device"),
-			Rate: topology.Rate(max(0, readInt(0, dir, "speed"))) * topology.Megabyte / 8, // told in Mbit/s
+			Rate: topology.Rate(max(0, readInt(0, dir, "speed"))) * topology.Megabyte / 8, // in Mbit/s
 		}
 		out = append(out, n)
 	}
@@ -201,8 +203,8 @@ func (s sysfs) readNICs() (out []topology.NIC) {
 	return out
 }
 
-// subnetPrefix is the prefix of a port's first GID where it tells fabrics apart: that of an
-// InfiniBand subnet which does not have the default prefix.
+// subnetPrefix returns the prefix of a port's first GID if it distinguishes fabrics: that
+// of an InfiniBand subnet without the default prefix.
 func subnetPrefix(layer, gid string) string {
 	prefix := strings.Join(strings.SplitN(gid, ":", 5)[:min(4, strings.Count(gid, ":"))], ":")
 	if layer != "InfiniBand" || strings.Count(gid, ":") != 7 || prefix == "fe80:0000:0000:0000" || prefix == "0000:0000:0000:0000" {
@@ -211,7 +213,7 @@ func subnetPrefix(layer, gid string) string {
 	return prefix
 }
 
-// parseRate reads a rate such as "400 Gb/sec (4X NDR)".
+// parseRate parses a rate such as "400 Gb/sec (4X NDR)".
 func parseRate(rate string) topology.Rate {
 	f := strings.Fields(rate)
 	if len(f) < 2 || f[1] != "Gb/sec" {
@@ -224,8 +226,8 @@ func parseRate(rate string) topology.Rate {
 	return topology.Rate(x * float64(topology.Gigabit))
 }
 
-// openDriver reports whether the GPU driver is the open one, which offers its
-// memory as dma-buf.
+// openDriver reports whether the GPU driver has open kernel modules, which export memory
+// as dma-buf.
 func (s sysfs) openDriver() bool {
 	return strings.Contains(readText(s.proc, "driver", "nvidia", "version"), "Open Kernel Module")
 }

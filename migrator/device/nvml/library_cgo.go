@@ -14,26 +14,26 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 )
 
-// shared is what all Libraries share, because it is the process's: the symbols
-// of go-nvml are bound to the first library that is loaded, for good, and it
-// keeps which versions of them to call in variables of its own.
+// shared is what all Libraries of the process share: go-nvml binds its symbols to the
+// first library that is loaded, for good, and keeps which versions of them to call in
+// package variables.
 var shared struct {
-	// Held for writing while a library is initialised or shut down, for reading
-	// while it is called.
+	// Locked for writing while a library is initialised or shut down, for reading while
+	// it is called.
 	sync.RWMutex
 	path string
 }
 
 type state struct {
 	api      nvml.Interface
-	closing  bool           // guarded by process; nothing new begins
-	closed   bool           // guarded by process
-	watching sync.WaitGroup // Watches; they end once the Library is closing
+	closing  bool           // guarded by shared; no new call begins
+	closed   bool           // guarded by shared
+	watching sync.WaitGroup // WatchXids in progress; they end when the Library is closing
 }
 
-// Open loads and initialises NVML. The error wraps device.ErrNoLibrary where
-// there is none, or is ErrOther, a *device.SymbolError for a library that lacks
-// what is needed, or a *CallError.
+// Open loads and initialises NVML. The error wraps device.ErrNoLibrary if there is none,
+// or ErrOtherLibrary, or is a *device.SymbolError for a library that lacks a required
+// function, or a *CallError.
 func Open(cfg Config) (*Library, error) {
 	path := cfg.Library
 	if path == "" {
@@ -44,8 +44,8 @@ func Open(cfg Config) (*Library, error) {
 	if shared.path != "" && shared.path != path {
 		return nil, fmt.Errorf("%s: %w, %s", path, ErrOtherLibrary, shared.path)
 	}
-	// go-nvml calls nvmlInit without looking whether it is there. Nor must the
-	// library go while symbols are bound to it: this keeps it for good.
+	// go-nvml calls nvmlInit without checking that it exists. The library must not be
+	// unloaded while symbols are bound to it either: device.Load keeps it.
 	found, err := device.Load(path)
 	if err != nil {
 		return nil, err
@@ -68,8 +68,8 @@ func Open(cfg Config) (*Library, error) {
 	return l, nil
 }
 
-// Close ends what Watches run, and shuts NVML down for this Library. After an
-// error it may be called again; else more calls do nothing.
+// Close ends all WatchXids and shuts NVML down for this Library. After an error it may be
+// called again; otherwise further calls do nothing.
 func (l *Library) Close() error {
 	shared.Lock()
 	l.closing = true
@@ -87,8 +87,8 @@ func (l *Library) Close() error {
 	return nil
 }
 
-// Read asks for everything. What it returns beside an error is what the calls
-// that did not fail have told; the error joins a *CallError for each that did.
+// Read reads the inventory. After an error, the inventory has the results of the calls
+// that succeeded; the error joins a *CallError for each call that failed.
 func (l *Library) Read() (Inventory, error) {
 	shared.RLock()
 	defer shared.RUnlock()
@@ -99,8 +99,8 @@ func (l *Library) Read() (Inventory, error) {
 	return r.readInventory(), errors.Join(r.errs...)
 }
 
-// ReadHealth asks for the GPUs' identities and health alone, in some ten calls for each. It
-// is Read else.
+// ReadHealth reads only the identities and the health of the GPUs, with about ten calls
+// per GPU. Otherwise it is like Read.
 func (l *Library) ReadHealth() ([]topology.GPU, error) {
 	shared.RLock()
 	defer shared.RUnlock()
@@ -111,13 +111,13 @@ func (l *Library) ReadHealth() ([]topology.GPU, error) {
 	return r.readHealths(), errors.Join(r.errs...)
 }
 
-// pollMillis is how long Watch waits in the library before it looks at its context.
+// pollMillis is how long WatchXids waits in the library before it checks its context.
 const pollMillis = 100 // milliseconds
 
-// WatchXids calls see for every critical error (Xid) that the driver reports, until
-// ctx ends, and returns nil then; ErrClosed when the Library is closed before. GPUs
-// that offer no events are not watched. see must not close the Library.
-func (l *Library) WatchXids(ctx context.Context, see func(gpu int, xid uint64)) error {
+// WatchXids calls handle for every critical error (Xid) that the driver reports, until
+// ctx ends, and returns nil then, or ErrClosed when the Library is closed before. It
+// ignores GPUs without events. handle must not close the Library.
+func (l *Library) WatchXids(ctx context.Context, handle func(gpu int, xid uint64)) error {
 	w := watcher{l: l, gpus: make(map[nvml.Device]int)}
 	if !w.register() {
 		return ErrClosed
@@ -125,19 +125,19 @@ func (l *Library) WatchXids(ctx context.Context, see func(gpu int, xid uint64)) 
 	defer l.watching.Done()
 	err := w.start()
 	for err == nil && ctx.Err() == nil {
-		err = w.poll(see)
+		err = w.poll(handle)
 	}
 	return errors.Join(err, w.freeSet())
 }
 
-// watcher is one Watch at work.
+// watcher is one WatchXids in progress.
 type watcher struct {
 	l    *Library
 	set  nvml.EventSet
 	gpus map[nvml.Device]int
 }
 
-// register has Close wait for this watcher; false when it is too late for that.
+// register makes Close wait for this watcher. It reports false if the Library is closing.
 func (w *watcher) register() bool {
 	shared.RLock()
 	defer shared.RUnlock()
@@ -171,8 +171,8 @@ func (w *watcher) start() error {
 	return errors.Join(r.errs...)
 }
 
-// poll waits for an event, for a short while.
-func (w *watcher) poll(see func(gpu int, xid uint64)) error {
+// poll waits for an event, for at most pollMillis.
+func (w *watcher) poll(handle func(gpu int, xid uint64)) error {
 	shared.RLock()
 	defer shared.RUnlock()
 	if w.l.closing {
@@ -184,14 +184,14 @@ func (w *watcher) poll(see func(gpu int, xid uint64)) error {
 		return nil
 	case nvml.SUCCESS:
 		if gpu, ours := w.gpus[event.Device]; ours && event.EventType == nvml.EventTypeXidCriticalError {
-			see(gpu, event.EventData)
+			handle(gpu, event.EventData)
 		}
 		return nil
 	}
 	return &CallError{Call: "nvmlEventSetWait_v2", GPU: topology.Unknown, Code: int(ret)}
 }
 
-// freeSet frees the set.
+// freeSet frees the set of events.
 func (w *watcher) freeSet() error {
 	shared.RLock()
 	defer shared.RUnlock()

@@ -24,7 +24,7 @@ func (l *Library) Read() (Inventory, error) { return Inventory{}, ErrClosed }
 func (l *Library) ReadHealth() ([]topology.GPU, error) { return nil, ErrClosed }
 
 // WatchXids fails like Read.
-func (l *Library) WatchXids(ctx context.Context, see func(gpu int, xid uint64)) error {
+func (l *Library) WatchXids(ctx context.Context, handle func(gpu int, xid uint64)) error {
 	return ErrClosed
 }
 

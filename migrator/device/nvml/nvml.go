@@ -1,16 +1,17 @@
-// Package nvml reads what the GPU driver's own library (NVML) knows: GPUs, their
-// links, what they may do to each other, and their health.
+// Package nvml reads what the GPU driver's library (NVML) knows: the GPUs, their links,
+// their access to each other, and their health.
 //
-// It changes nothing on a GPU and decides nothing. The library is loaded when it
-// is opened; a machine without it gives an error value.
+// Open loads the library. Read returns the Inventory, ReadHealth the health of the GPUs,
+// and WatchXids waits for critical errors. The package changes nothing on a GPU and
+// decides nothing.
 //
 // # Invariants
 //
-//  1. No entry point is called before nvmlInit has succeeded, and none that the
-//     library lacks: either would end the process, past any recover.
-//  2. A call that fails costs what it would have told, and no more: the rest is
-//     returned beside the error, which names each call, its GPU and its code.
-//  3. What a driver does not offer, or is too old for, is no error: it is left out.
+//  1. No function is called before nvmlInit has succeeded, and none that the library lacks: both would
+//     end the process, without a recoverable panic.
+//  2. A call that fails loses only its own result: the rest is returned with the error, which names
+//     each call, its GPU and its code.
+//  3. What a driver does not support, or is too old for, is left out without an error.
 package nvml
 
 import (
@@ -20,31 +21,31 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 )
 
-// Config sets a Library up.
+// Config configures a Library.
 type Config struct {
-	// Library is the soname or path; "" means libnvidia-ml.so.1. A process opens
-	// one library only, as often as it likes.
+	// Library is the soname or path; "" means libnvidia-ml.so.1. A process can open only
+	// one library, any number of times.
 	Library string
 }
 
-// Inventory is what the library tells of a machine.
+// Inventory is what the library knows of a host.
 type Inventory struct {
 	Driver string // its version
 	GPUs   []topology.GPU
-	Peers  []topology.Peer // pairs of different GPUs, both ways
+	Peers  []topology.Peer // pairs of different GPUs, in both directions
 }
 
-// Errors of Open and after, beside those of package device and CallError.
+// Errors besides those of package device and CallError.
 var (
 	// ErrOtherLibrary says that the process has opened another library before.
 	ErrOtherLibrary = errors.New("this process has opened another NVML library")
-	// ErrClosed says that the Library is closed.
+	// ErrClosed is the error of a closed Library.
 	ErrClosed = errors.New("NVML is closed")
 )
 
 // CallError is a call that failed.
 type CallError struct {
-	Call string // the entry point
+	Call string // the function
 	GPU  int    // its index; topology.Unknown for none
 	Code int    // nvmlReturn_t
 }
@@ -65,7 +66,7 @@ func (e *CallError) Error() string {
 	return text
 }
 
-// The codes that have a meaning here.
+// The codes that are handled.
 const (
 	codeInvalidArgument = 2
 	codeNotSupported    = 3
@@ -74,8 +75,8 @@ const (
 	codeResetRequired   = 16
 )
 
-// codeNames are nvmlReturn_t's, without their prefix NVML_. The library's own texts
-// are not asked for: it may be the library that is broken.
+// codeNames are the names of nvmlReturn_t, without the prefix NVML_. The library's own
+// texts are not used, since it may be the library that is broken.
 var codeNames = map[int]string{
 	1: "ERROR_UNINITIALIZED", 2: "ERROR_INVALID_ARGUMENT", 3: "ERROR_NOT_SUPPORTED", 4: "ERROR_NO_PERMISSION",
 	6: "ERROR_NOT_FOUND", 7: "ERROR_INSUFFICIENT_SIZE", 8: "ERROR_INSUFFICIENT_POWER", 9: "ERROR_DRIVER_NOT_LOADED",
@@ -85,22 +86,22 @@ var codeNames = map[int]string{
 	23: "ERROR_INSUFFICIENT_RESOURCES", 26: "ERROR_DEPRECATED", 27: "ERROR_NOT_READY", 28: "ERROR_GPU_NOT_FOUND", 999: "ERROR_UNKNOWN",
 }
 
-// remedies is what an operator does about a code.
+// remedies are what an operator can do about a code.
 var remedies = map[int]string{
 	4:  "let this user open /dev/nvidia*",
-	9:  "no NVIDIA driver is loaded: modprobe nvidia",
-	15: "the GPU has fallen off the bus: reset the machine",
+	9:  "no NVIDIA driver is loaded: run modprobe nvidia",
+	15: "the GPU has fallen off the bus: restart the host",
 	16: "reset the GPU",
-	18: "the kernel's driver and this library are of two versions: reboot, or install one of them again",
+	18: "the kernel module and this library have different versions: restart the host, or reinstall one of them",
 }
 
-// required are the entry points without which there is no inventory.
+// required are the functions without which there is no inventory.
 var required = []string{
 	"nvmlInit_v2", "nvmlShutdown", "nvmlErrorString", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2",
 	"nvmlDeviceGetUUID", "nvmlDeviceGetName", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetMemoryInfo",
 }
 
-// optional are those that a driver may lack.
+// optional are the functions that a driver may lack.
 var optional = []string{
 	"nvmlSystemGetDriverVersion", "nvmlDeviceGetMemoryBusWidth", "nvmlDeviceGetMaxClockInfo", "nvmlDeviceGetNumaNodeId",
 	"nvmlDeviceGetCurrPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkGeneration", "nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetMaxPcieLinkWidth",
@@ -116,8 +117,8 @@ type Library struct {
 	state
 }
 
-// MissingFunctions are the entry points that this driver is too old for, in no order that
-// means anything; what they would tell is left out.
+// MissingFunctions lists the functions that this driver is too old for; their results are
+// left out.
 func (l *Library) MissingFunctions() []string {
 	var out []string
 	for _, s := range optional {
@@ -128,7 +129,7 @@ func (l *Library) MissingFunctions() []string {
 	return out
 }
 
-// lostReason says what a code means for the whole GPU, "" for nothing.
+// lostReason returns why a code means that the whole GPU is lost, "" if it does not.
 func lostReason(code int) string {
 	switch code {
 	case codeLost, codeResetRequired:

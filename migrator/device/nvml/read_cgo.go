@@ -11,21 +11,21 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// reader is one Read at work; it collects what fails.
+// reader is one Read in progress. It collects errors.
 type reader struct {
 	l    *Library
-	gpu  int    // which is asked; topology.Unknown for none
-	lost string // why the GPU that is asked is no more
+	gpu  int    // index of the queried GPU; topology.Unknown for none
+	lost string // why the queried GPU is lost
 	errs []error
 }
 
-// query makes a call and reports whether it told something. A driver that lacks or
-// does not support it tells nothing; any other code is an error.
+// query makes a call and reports whether it returned a result. A driver that lacks or
+// does not support the call returns none; any other code is an error.
 func (r *reader) query(call string, f func() nvml.Return) bool {
 	return r.recordCode(call, r.call(call, f))
 }
 
-// call is ask's call, without its judgement.
+// call makes a call and returns its code.
 func (r *reader) call(call string, f func() nvml.Return) int {
 	if r.l.missing[call] {
 		return codeNotSupported
@@ -53,7 +53,7 @@ func (r *reader) readInventory() (in Inventory) {
 	for i, d := range handles {
 		g := topology.GPU{Index: i, PCI: topology.PCI{NUMA: topology.Unknown}}
 		if d == nil {
-			g.Health.Lost = "the driver does not show it"
+			g.Health.Lost = "the driver does not list it"
 		} else {
 			r.gpu, r.lost = i, ""
 			r.readGPU(d, &g)
@@ -75,12 +75,12 @@ func (r *reader) readInventory() (in Inventory) {
 	return in
 }
 
-// readHealths is the inventory without what does not change.
+// readHealths is readInventory without what does not change.
 func (r *reader) readHealths() (out []topology.GPU) {
 	for i, d := range r.deviceHandles() {
 		g := topology.GPU{Index: i, PCI: topology.PCI{NUMA: topology.Unknown}}
 		if d == nil {
-			g.Health.Lost = "the driver does not show it"
+			g.Health.Lost = "the driver does not list it"
 		} else {
 			r.gpu, r.lost = i, ""
 			r.readIdentity(d, &g)
@@ -94,7 +94,7 @@ func (r *reader) readHealths() (out []topology.GPU) {
 	return out
 }
 
-// deviceHandles are the GPUs by index, nil for those that cannot be had.
+// deviceHandles returns the handles of the GPUs by index, nil for those without one.
 func (r *reader) deviceHandles() (out []nvml.Device) {
 	n := 0
 	r.gpu = topology.Unknown
@@ -111,7 +111,7 @@ func (r *reader) deviceHandles() (out []nvml.Device) {
 	return out
 }
 
-// readGPU asks a GPU until it is lost.
+// readGPU reads a GPU until it is lost.
 func (r *reader) readGPU(d nvml.Device, g *topology.GPU) {
 	for _, part := range [...]func(nvml.Device, *topology.GPU){r.readIdentity, r.readMemory, r.readPCIe, r.readNVLinks, r.readGPUHealth} {
 		if r.lost == "" {
@@ -133,7 +133,7 @@ func (r *reader) readIdentity(d nvml.Device, g *topology.GPU) {
 	}
 }
 
-// pciAddress is a PCI address as the kernel writes it.
+// pciAddress formats a PCI address like the kernel.
 func pciAddress(p nvml.PciInfo) string {
 	return fmt.Sprintf("%04x:%02x:%02x.0", p.Domain, p.Bus, p.Device)
 }
@@ -147,7 +147,7 @@ func (r *reader) readMemory(d nvml.Device, g *topology.GPU) {
 	wide := r.query("nvmlDeviceGetMemoryBusWidth", func() (ret nvml.Return) { bits, ret = d.GetMemoryBusWidth(); return ret })
 	fast := r.query("nvmlDeviceGetMaxClockInfo", func() (ret nvml.Return) { clock, ret = d.GetMaxClockInfo(nvml.CLOCK_MEM); return ret })
 	if wide && fast {
-		// Two transfers a clock; a copy reads each byte and writes it.
+		// Two transfers per clock; a copy reads each byte and writes it.
 		g.Copy = topology.Rate(clock) * topology.Megabyte * 2 * topology.Rate(bits) / 8 / 2
 	}
 }
@@ -175,7 +175,7 @@ func (r *reader) readPCIe(d nvml.Device, g *topology.GPU) {
 	}
 }
 
-// readNVLinks asks for NVLinks until the driver says that there are no more.
+// readNVLinks reads NVLinks until the driver reports that there are no more.
 func (r *reader) readNVLinks(d nvml.Device, g *topology.GPU) {
 	for i := range nvml.NVLINK_MAX_LINKS {
 		var state nvml.EnableState
@@ -202,7 +202,7 @@ func (r *reader) readNVLinks(d nvml.Device, g *topology.GPU) {
 	}
 }
 
-// generation is NVLink's version without its fraction.
+// generation returns the major version of NVLink.
 func generation(v nvml.NvlinkVersion) int {
 	switch v {
 	case nvml.NVLINK_VERSION_1_0:
@@ -221,7 +221,7 @@ func generation(v nvml.NvlinkVersion) int {
 	return 0
 }
 
-// throttles are the reasons for low clocks that cost speed, by their bits.
+// throttles are the reasons for low clocks that cost performance, by their bits.
 var throttles = [...]struct {
 	bit  uint64
 	text string
@@ -250,7 +250,7 @@ func (r *reader) readGPUHealth(d nvml.Device, g *topology.GPU) {
 	}
 }
 
-// readPeer asks what a may do to b; it reports false when the driver says nothing.
+// readPeer reads what a may access of b. It reports false if the driver does not know.
 func (r *reader) readPeer(a, b nvml.Device) (p topology.Peer, told bool) {
 	p.Distance = topology.Far
 	var level nvml.GpuTopologyLevel

@@ -6,20 +6,20 @@ import (
 	"github.com/cascadeinfer/cascade/policies/links"
 )
 
-// Adapter is the RDMA port by which a replica's blocks are to travel. The zero Adapter
-// is the one that is up and lies nearest to its KV cache.
+// Adapter is the RDMA port for a replica's blocks. The zero Adapter is the active port
+// that is nearest to its KV cache.
 type Adapter struct {
-	// Off has blocks travel by other ways alone.
+	// Off excludes RDMA.
 	Off bool `json:"off,omitempty"`
-	// Device is the name of the RDMA device; "" for the nearest.
+	// Device is the name of the RDMA device; "" means the nearest one.
 	Device string `json:"device,omitempty"`
-	// Port is the device's port, from 1; 0 for its first that is up.
+	// Port is the device's port, from 1; 0 means its first active one.
 	Port int `json:"port,omitempty"`
 }
 
-// selectPort is the RDMA port that an adapter stands for, of a replica whose KV cache is on
-// that GPU, nil for none. why says why a port that somebody has named, or RDMA as a
-// whole, is not to be had.
+// selectPort returns the RDMA port of an adapter, for a replica whose KV cache is on that
+// GPU, nil for none. why says why a port that the fleet file names, or RDMA as a whole,
+// is not available.
 func (m *Machine) selectPort(a Adapter, gpu *PCI) (p *links.Port, why string) {
 	if a.Off {
 		return nil, "RDMA is switched off in the fleet file"
@@ -41,20 +41,20 @@ func (m *Machine) selectPort(a Adapter, gpu *PCI) (p *links.Port, why string) {
 	number := strconv.Itoa(a.Port)
 	switch {
 	case !device:
-		why = "RDMA device " + a.Device + ", which is not there"
+		why = "RDMA device " + a.Device + ", which does not exist"
 	case !port:
 		why = "port " + number + " of " + a.Device + ", which has no such port"
 	case a.Port == 0:
-		why = a.Device + ", of which no port is up"
+		why = a.Device + ", which has no active port"
 	default:
-		why = "port " + number + " of " + a.Device + ", which is not up"
+		why = "port " + number + " of " + a.Device + ", which is not active"
 	}
 	return nil, "the fleet file names " + why
 }
 
-// nearestPort is the adapter's port that is up and lies nearest to the replica's GPU; the
-// faster one among equals, then the first. Of a device's ports it is the first that is
-// up, as transports have it. nil for none.
+// nearestPort returns the adapter's active port that is nearest to the replica's GPU, nil
+// for none; the faster one among equals, then the first. Of each device it considers the
+// first active port, as transports do.
 func (m *Machine) nearestPort(a Adapter, gpu *PCI) (best *NIC) {
 	first := make(map[string]int)
 	for _, n := range m.NICs {
@@ -78,7 +78,8 @@ func (m *Machine) nearestPort(a Adapter, gpu *PCI) (best *NIC) {
 	return best
 }
 
-// distanceTo is how far a NIC is from a replica's KV cache on a GPU; nil is none.
+// distanceTo returns the distance of a NIC from a replica's KV cache on a GPU; nil means
+// host memory.
 func (n *NIC) distanceTo(gpu *PCI) Distance {
 	if gpu == nil {
 		return Far

@@ -6,10 +6,10 @@ import (
 	"github.com/cascadeinfer/cascade/policies/links"
 )
 
-// Distance is what lies between two devices of one machine. Nearer is smaller.
+// Distance is the distance between two devices of one host. Nearer is smaller.
 type Distance = links.Distance
 
-// The distances, with the names that nvidia-smi has for them.
+// The distances, with nvidia-smi's names.
 const (
 	Same     = links.SameDevice
 	Switch   = links.Switch
@@ -20,8 +20,8 @@ const (
 	Far      = links.UnknownDistance
 )
 
-// Between is what lies between two devices, by their places in the tree of
-// bridges; where that is not known, by their NUMA nodes.
+// Between returns the distance between two devices, by their places in the tree of
+// bridges, or, if those are unknown, by their NUMA nodes.
 func Between(a, b PCI) Distance {
 	switch {
 	case a.Address != "" && strings.EqualFold(a.Address, b.Address):
@@ -32,7 +32,7 @@ func Between(a, b PCI) Distance {
 		if d := numaDistance(a.NUMA, b.NUMA); d != Far {
 			return d
 		}
-		return System // nothing says that they are near
+		return System // their distance is unknown: assume the farthest
 	}
 	common := 1
 	for common < min(len(a.Path), len(b.Path)) && a.Path[common] == b.Path[common] {
@@ -43,13 +43,13 @@ func Between(a, b PCI) Distance {
 		return Same
 	case common == 1:
 		return Bridge
-	case left <= 2: // the switch's own port, and the device
+	case left <= 2: // the switch's port, and the device
 		return Switch
 	}
 	return Switches
 }
 
-// numaDistance is the distance of two NUMA nodes' root complexes.
+// numaDistance returns the distance of the root complexes of two NUMA nodes.
 func numaDistance(a, b int) Distance {
 	switch {
 	case a < 0 || b < 0:

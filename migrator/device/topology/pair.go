@@ -36,10 +36,10 @@ const (
 type Place struct {
 	Replica policies.ReplicaID `json:"replica"`
 	Node    string             `json:"node"`
-	// GPU is the index of the GPU; Unknown for the machine's own memory. Of several
-	// ranks it is the first one's, which stands for all.
+	// GPU is the index of the GPU; Unknown means host memory. With several ranks it is
+	// the GPU of the first one.
 	GPU int `json:"gpu"`
-	// Adapter is the RDMA port that its blocks are to travel by.
+	// Adapter is the RDMA port for its blocks.
 	Adapter Adapter `json:"adapter,omitzero"`
 }
 
@@ -47,15 +47,15 @@ type Place struct {
 type Pair struct {
 	From policies.ReplicaID `json:"from"`
 	To   policies.ReplicaID `json:"to"`
-	// Ways are in order of preference. The first that is not closed is to be used;
-	// there always is one.
+	// Ways are in order of preference. The first one that is not closed is used; there
+	// always is one.
 	Ways []Way `json:"ways"`
 }
 
-// Best is the way to use.
+// Best returns the way that is used.
 func (p Pair) Best() Way { return links.BestPath(p.Ways) }
 
-// Cost is how long that many bytes take by the best way, alone on it.
+// Cost returns how long that many bytes take on the best way, without other load.
 func (p Pair) Cost(bytes policies.Bytes) policies.Micros {
 	w := p.Best()
 	if w.Rate <= 0 || bytes <= 0 {
@@ -65,11 +65,11 @@ func (p Pair) Cost(bytes policies.Bytes) policies.Micros {
 	if seconds > math.MaxInt64/int64(policies.Second)-1 {
 		return math.MaxInt64
 	}
-	// In two steps, or the product would overflow.
+	// In two steps, to avoid an overflow of the product.
 	return w.Latency + policies.Micros(seconds)*policies.Second + policies.Micros(rest/int64(max(1, w.Rate/Rate(policies.Second))))
 }
 
-// Machines finds what is known of a node, nil for nothing.
+// Machines maps the names of hosts to what is known of them.
 type Machines map[string]*Machine
 
 // Site is what is known of a place.
@@ -84,12 +84,12 @@ func (ms Machines) Site(p Place) links.Topology {
 	return s
 }
 
-// Pair works the ways out. Equal machines and places give equal pairs.
+// Pair computes the ways of a pair. Equal machines and places give equal pairs.
 func (ms Machines) Pair(from, to Place) Pair {
 	return Pair{From: from.Replica, To: to.Replica, Ways: links.Paths(ms.Site(from), ms.Site(to))}
 }
 
-// Pairs are all pairs of different replicas, by the order of places.
+// Pairs returns all pairs of different replicas, in the order of places.
 func (ms Machines) Pairs(places []Place) []Pair {
 	sites := make([]links.Topology, len(places))
 	for i, p := range places {

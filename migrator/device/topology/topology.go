@@ -1,10 +1,10 @@
-// Package topology describes machines: what they have, and what lies between it. Of
-// a machine it makes what pairs of replicas need to know of each end, a links.Topology;
-// package links says how bytes get from one to the other.
+// Package topology describes hosts: their devices, and the distances between them. From a
+// Machine it computes what a pair of replicas needs to know of each end, a
+// links.Topology; package links computes the ways of blocks between them.
 //
-// It finds nothing out and moves nothing. A Machine is inert data, which package
-// inventory fills and which travels between machines as JSON; everything else is
-// a pure function of it, in integers.
+// A Machine is inert data, which package inventory fills and which is sent between hosts
+// as JSON. Everything else is a pure function of it, in integers. The package reads
+// nothing from the host.
 package topology
 
 import (
@@ -13,53 +13,53 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Machine is what is known of one node.
+// Machine is what is known of one host.
 type Machine struct {
 	Name   string `json:"name"`
 	Memory Memory `json:"memory"`
 	NUMA   []NUMA `json:"numa,omitempty"`
 	GPUs   []GPU  `json:"gpus,omitempty"` // by index
-	// Peers says what pairs of GPUs may do to each other's memory, each pair both
-	// ways; a pair that is missing was not asked about.
+	// Peers lists what pairs of GPUs may access of each other's memory, in both
+	// directions; a missing pair is unknown.
 	Peers []Peer `json:"peers,omitempty"`
 	NICs  []NIC  `json:"nics,omitempty"`
 	// Libraries are those that transports need, present or not.
 	Libraries []Library `json:"libraries"`
-	// PeerMemory says by which means a NIC reads GPU memory: "dma-buf"; "" for none.
+	// PeerMemory is how a NIC reads GPU memory: "dma-buf"; "" for none.
 	PeerMemory string `json:"peer_memory,omitempty"`
-	// Driver is the GPU driver's version, "" without one.
+	// Driver is the version of the GPU driver, "" without one.
 	Driver string `json:"driver,omitempty"`
 }
 
-// Memory is sizes in bytes; 0 for unknown.
+// Memory is sizes in bytes; 0 means unknown.
 type Memory struct {
 	Total policies.Bytes `json:"total"`
 	Free  policies.Bytes `json:"free"`
 }
 
-// NUMA is one NUMA node of a machine.
+// NUMA is one NUMA node of a host.
 type NUMA struct {
 	ID       int    `json:"id"`
 	CPUs     string `json:"cpus"` // as the kernel lists them: 0-31,64-95
 	Memory   Memory `json:"memory"`
-	Distance []int  `json:"distance,omitempty"` // to each node, in the firmware's unit: 10 is the own one
+	Distance []int  `json:"distance,omitempty"` // to each node, in the firmware's unit: 10 is the node itself
 }
 
-// Unknown as a NUMA node or a GPU's index is none.
+// Unknown, as a NUMA node or the index of a GPU, means none.
 const Unknown = -1
 
-// PCI is where a device is plugged in.
+// PCI is the place of a PCI device.
 type PCI struct {
 	Address string `json:"address,omitempty"` // 0000:1b:00.0
-	// Path is the way from the root complex to the device, both included:
-	// pci0000:16, then one bridge after the other. Empty when it is not known.
+	// Path is the path from the root complex to the device, including both: pci0000:16,
+	// then the bridges. It is empty if it is unknown.
 	Path []string `json:"path,omitempty"`
 	NUMA int      `json:"numa"` // Unknown for none
-	// Link is the device's own; the slowest one on its path may be slower.
+	// Link is the link of the device; a link on its path may be slower.
 	Link PCIe `json:"link"`
 }
 
-// PCIe is the speed of a PCIe link; zeros are unknown.
+// PCIe is the speed of a PCIe link; zeros mean unknown.
 type PCIe struct {
 	Gen      int `json:"gen"`
 	Width    int `json:"width"`
@@ -67,8 +67,8 @@ type PCIe struct {
 	MaxWidth int `json:"max_width"`
 }
 
-// Rate is what the link carries each way at its best: links that save power run
-// slower until there is work.
+// Rate returns the highest rate of the link in each direction: links that save power are
+// slower until they are used.
 func (l PCIe) Rate() Rate {
 	gen, width := max(l.Gen, l.MaxGen), max(l.Width, l.MaxWidth)
 	if l.MaxWidth > 0 && l.Width > 0 {
@@ -81,17 +81,17 @@ func (l PCIe) Rate() Rate {
 	return lane[gen] * Megabyte * Rate(width)
 }
 
-// GPU is one GPU. Fields that the driver did not offer are zero.
+// GPU is one GPU. Fields that the driver does not report are zero.
 type GPU struct {
 	Index  int    `json:"index"`
 	UUID   string `json:"uuid"`
 	Name   string `json:"name"`
 	Memory Memory `json:"memory"`
-	// Copy is how fast the GPU copies within its memory.
+	// Copy is the rate of copies within the GPU's memory.
 	Copy    Rate     `json:"copy"`
 	PCI     PCI      `json:"pci"`
 	NVLinks []NVLink `json:"nvlinks,omitempty"`
-	// MIG means that the GPU is divided into instances, whose memories are apart.
+	// MIG means that the GPU is divided into instances with separate memories.
 	MIG    bool   `json:"mig,omitempty"`
 	Health Health `json:"health"`
 }
@@ -100,15 +100,15 @@ type GPU struct {
 type NVLink struct {
 	Link   int  `json:"link"`
 	Active bool `json:"active"`
-	// Version is NVLink's, 1 to 6; 0 for unknown.
+	// Version is the version of NVLink, 1 to 6; 0 means unknown.
 	Version int `json:"version"`
-	// Remote is the PCI address of the device at the other end; Switch means that
-	// it is an NVSwitch and reaches every GPU that has one of its own.
+	// Remote is the PCI address of the device at the other end; Switch means that it is
+	// an NVSwitch, which reaches every GPU that is connected to an NVSwitch.
 	Remote string `json:"remote,omitempty"`
 	Switch bool   `json:"switch,omitempty"`
 }
 
-// Rate is what the link carries each way; 0 while it is down.
+// Rate returns the rate of the link in each direction; 0 while it is down.
 func (l NVLink) Rate() Rate {
 	if !l.Active {
 		return 0
@@ -124,24 +124,24 @@ func (l NVLink) Rate() Rate {
 	return 25 * Gigabyte
 }
 
-// Health is what is wrong with a GPU. The zero value is a healthy one, or one
-// about which the driver says nothing.
+// Health is what is wrong with a GPU. The zero value means a healthy GPU, or one about
+// which the driver reports nothing.
 type Health struct {
-	// Lost is why the GPU cannot be used at all; "" for nothing.
+	// Lost is why the GPU cannot be used at all; "" if it can.
 	Lost string `json:"lost,omitempty"`
 	// ECC counts uncorrected memory errors since the driver was loaded.
 	ECC uint64 `json:"ecc,omitempty"`
-	// Remap means that a row of memory is to be replaced: the GPU needs a reset;
-	// RemapFailed, that there was none left to replace it by.
+	// Remap means that a row of memory will be remapped at the next reset; RemapFailed,
+	// that no spare row was left.
 	Remap       bool `json:"remap,omitempty"`
 	RemapFailed bool `json:"remap_failed,omitempty"`
-	// Throttled are the reasons why the clocks are down, other than idleness.
+	// Throttled are the reasons for low clocks other than idleness.
 	Throttled []string `json:"throttled,omitempty"`
-	// Xid is the last critical error that was seen while somebody watched.
+	// Xid is the last critical error that was reported while errors were watched.
 	Xid uint64 `json:"xid,omitempty"`
 }
 
-// Problem is the worst of it in words; "" for none. A GPU that throttles works.
+// Problem describes the worst problem, "" for none. Throttling is no problem.
 func (h Health) Problem() string {
 	switch {
 	case h.Lost != "":
@@ -149,23 +149,23 @@ func (h Health) Problem() string {
 	case h.Xid != 0:
 		return fmt.Sprintf("Xid %d", h.Xid)
 	case h.RemapFailed:
-		return "its memory could not be repaired: replace it"
+		return "its memory could not be repaired: replace the GPU"
 	case h.Remap:
-		return "its memory has rows to be replaced: reset it"
+		return "its memory has rows to be remapped: reset the GPU"
 	case h.ECC != 0:
 		return fmt.Sprintf("%d uncorrected memory errors", h.ECC)
 	}
 	return ""
 }
 
-// Peer is what GPU From may do to the memory of GPU To, by index.
+// Peer is what GPU From may access of the memory of GPU To, by index.
 type Peer struct {
 	From   int  `json:"from"`
 	To     int  `json:"to"`
 	Read   bool `json:"read"`
 	Write  bool `json:"write"`
 	NVLink bool `json:"nvlink"`
-	// Distance is what the driver says lies between them; Far for unknown.
+	// Distance is the driver's distance between them; Far means unknown.
 	Distance Distance `json:"distance"`
 }
 
@@ -173,17 +173,17 @@ type Peer struct {
 type NIC struct {
 	Name string `json:"name"` // eth0, or mlx5_0
 	Port int    `json:"port,omitempty"`
-	// RDMA is the link layer of an RDMA device, InfiniBand or Ethernet; "" for an
-	// interface that speaks IP.
+	// RDMA is the link layer of an RDMA device, InfiniBand or Ethernet; "" for an IP
+	// interface.
 	RDMA string `json:"rdma,omitempty"`
-	// Subnet is the prefix of an InfiniBand port's subnet, where an operator has given
-	// it one of its own: ports in different ones do not reach each other.
+	// Subnet is the prefix of an InfiniBand port's subnet if it is not the default: ports
+	// in different subnets do not reach each other.
 	Subnet string `json:"subnet,omitempty"`
 	PCI    PCI    `json:"pci"`
 	Up     bool   `json:"up"`
-	// Rate is what the link carries each way; 0 for unknown.
+	// Rate is the rate of the link in each direction; 0 means unknown.
 	Rate Rate `json:"rate"`
-	// Virtual interfaces have no device of their own.
+	// Virtual interfaces have no device.
 	Virtual bool `json:"virtual,omitempty"`
 }
 
@@ -194,21 +194,21 @@ const (
 	Verbs = "libibverbs.so.1"
 )
 
-// Library is a shared library, and why it cannot be used; "" when it can.
+// Library is a shared library, and why it cannot be used; "" if it can.
 type Library struct {
 	Name    string `json:"name"`
-	For     string `json:"for"` // what it is needed for
+	For     string `json:"for"` // what needs it
 	Missing string `json:"missing,omitempty"`
 }
 
-// missingLibrary says why a library cannot be used on the machine, "" when it can.
+// missingLibrary returns why a library cannot be used on the host, "" if it can.
 func (m *Machine) missingLibrary(name string) string {
 	for _, l := range m.Libraries {
 		if l.Name == name {
 			return l.Missing
 		}
 	}
-	return "nobody looked for it"
+	return "it was not looked up"
 }
 
 // GPU returns the GPU of that index, or nil.

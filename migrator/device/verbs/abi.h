@@ -1,6 +1,6 @@
-// abi.h declares what is used of libibverbs by itself, so that no headers are
-// needed to build. Names are the library's with cv_ for ibv_; a test compares the
-// layouts with <infiniband/verbs.h> where that is installed.
+// abi.h declares the used part of libibverbs, so that building needs no headers. Names
+// are the library's with cv_ for ibv_. A test compares the layouts with
+// <infiniband/verbs.h> where that is installed.
 #ifndef CASCADE_VERBS_ABI_H
 #define CASCADE_VERBS_ABI_H
 
@@ -40,8 +40,8 @@ typedef struct {
 	uint8_t sl, dlid_path_bits;
 } cv_wc;
 
-// cv_context has the calls that are inline functions in the header: it is the only
-// place of them.
+// cv_context has the calls that are inline functions of the header; they exist nowhere
+// else.
 typedef struct cv_context {
 	void *device;
 	void *before_poll_cq[11];
@@ -54,7 +54,7 @@ typedef struct cv_context {
 	int cmd_fd, async_fd, num_comp_vectors;
 } cv_context;
 
-// Of these only the head is read; the library makes them.
+// The library makes these structures; only their first fields are read.
 typedef struct { cv_context *context; uint32_t handle; } cv_pd;
 typedef struct { cv_context *context; cv_pd *pd; void *addr; size_t length; uint32_t handle, lkey, rkey; } cv_mr;
 typedef struct { cv_context *context; int fd, refcnt; } cv_comp_channel;
@@ -97,8 +97,8 @@ typedef struct {
 	uint32_t rate_limit;
 } cv_qp_attr;
 
-// cv_port_attr is what ibv_query_port of the library fills; the header's inline
-// function adds fields behind it.
+// cv_port_attr is what ibv_query_port of the library fills; the header's inline function
+// adds fields after it.
 typedef struct {
 	int state, max_mtu, active_mtu, gid_tbl_len;
 	uint32_t port_cap_flags, max_msg_sz, bad_pkey_cntr, qkey_viol_cntr;

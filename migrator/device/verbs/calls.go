@@ -1,7 +1,6 @@
 package verbs
 
-// call is a function of the library, by its place in calls and in CV_CALLS of
-// shim.h.
+// call is a function of the library: its index in calls and in CV_CALLS of shim.h.
 type call int
 
 const (
@@ -39,8 +38,8 @@ const (
 	callCount
 )
 
-// calls are the names of the functions. The last four are inline in the library's
-// header: they are in the context's table, and have no symbol.
+// calls are the names of the functions. The last four are inline functions of the
+// library's header: they have no symbol, but an entry in the context's table.
 var calls = [callCount]string{
 	"ibv_get_device_list", "ibv_free_device_list", "ibv_get_device_name", "ibv_open_device", "ibv_close_device",
 	"ibv_query_device", "ibv_query_port", "ibv_query_gid", "_ibv_query_gid_ex",

@@ -10,19 +10,19 @@ import (
 	"unsafe"
 )
 
-// Limits are what a device bears.
+// Limits are the limits of a device.
 type Limits struct {
-	Requests       int   // work requests of a pair
+	Requests       int   // of a completion queue
 	Completions    int   // of a queue
-	Reads          uint8 // RDMA READs that a pair serves at a time
-	InitiatorReads uint8 // and that it has under way
+	Reads          uint8 // RDMA READs that a queue pair serves at a time
+	InitiatorReads uint8 // and that it has in flight
 	Ports          int   // numbered from 1
-	ReadSegments   int   // of local memory that one READ fills
+	ReadSegments   int   // pieces of local memory that one READ fills
 	Region         uint64
 }
 
-// Device is one open device, with one protection domain: all that is made in it
-// may be used together. It is safe for concurrent use.
+// Device is an open device with one protection domain: all objects made in it may be used
+// together. It is safe for concurrent use.
 type Device struct {
 	Name   string
 	Limits Limits
@@ -30,11 +30,11 @@ type Device struct {
 	lib     *Library
 	context uint64
 	domain  uint64
-	events  *os.File // becomes readable when there is an event
+	events  *os.File // becomes readable when an event arrives
 }
 
-// OpenDevice opens a device by its name. The error says which devices there are when
-// there is none of it.
+// OpenDevice opens a device by its name. If there is none of that name, the error lists
+// the devices.
 func (l *Library) OpenDevice(name string) (_ *Device, err error) {
 	d := &Device{Name: name, lib: l}
 	var others []string
@@ -57,7 +57,7 @@ func (l *Library) OpenDevice(name string) (_ *Device, err error) {
 		return nil
 	})
 	if err == nil && d.context == 0 {
-		err = fmt.Errorf("no such RDMA device; there are %q", others)
+		err = fmt.Errorf("no such RDMA device; this host has %q", others)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("verbs: device %s: %w", name, errors.Join(err, d.Close()))
@@ -68,7 +68,7 @@ func (l *Library) OpenDevice(name string) (_ *Device, err error) {
 	return d, nil
 }
 
-// prepare asks for the limits, and makes the protection domain.
+// prepare reads the limits and makes the protection domain.
 func (d *Device) prepare(fd int) error {
 	v := words{d.context}
 	if err := d.lib.do(queryDevice, &v, nil); err != nil {
@@ -88,7 +88,7 @@ func (d *Device) prepare(fd int) error {
 	return err
 }
 
-// Close closes the device. All that was made in it must be closed before.
+// Close closes the device. Everything made in it must have been closed.
 func (d *Device) Close() error {
 	var err error
 	if d.events != nil {
@@ -107,7 +107,7 @@ func (d *Device) Close() error {
 	return err
 }
 
-// Port is one port of a device.
+// Port is the state of one port of a device.
 type Port struct {
 	Number     uint8
 	Active     bool
@@ -115,11 +115,11 @@ type Port struct {
 	GIDs       int   // entries of its table
 	Message    uint32
 	LID        uint16
-	InfiniBand bool // the link layer; otherwise it is Ethernet, where a GID is needed
-	Routed     bool // on InfiniBand, too
+	InfiniBand bool // the link layer; otherwise Ethernet, which requires a GID
+	Routed     bool // a GID is required on InfiniBand too
 }
 
-// Port asks for the state of a port.
+// Port reads the state of a port.
 func (d *Device) Port(number uint8) (Port, error) {
 	v := words{d.context, uint64(number)}
 	if err := d.lib.do(queryPort, &v, nil); err != nil {
@@ -135,12 +135,12 @@ func (d *Device) Port(number uint8) (Port, error) {
 type GID struct {
 	Index   uint8
 	Address [16]byte
-	// RoutedIP means RoCE v2: the address is that of an interface which speaks IP.
+	// RoutedIP means RoCE v2: the address is that of an IP interface.
 	RoutedIP bool
 }
 
-// GID reads an entry of a port's table. Entries that are not set have an address of
-// zeros, or are errors.
+// GID reads an entry of a port's table. Unset entries have an address of zeros, or are
+// errors.
 func (d *Device) GID(port, index uint8) (GID, error) {
 	g := GID{Index: index}
 	v := words{d.context, uint64(port), uint64(index)}
@@ -154,35 +154,35 @@ func (d *Device) GID(port, index uint8) (GID, error) {
 	}
 	g.RoutedIP = v[0] == 2
 	if c == queryGID {
-		// A library so old says nothing of the version: the kernel does.
+		// Such an old library does not return the version; the kernel does.
 		kind, _ := os.ReadFile(fmt.Sprintf("/sys/class/infiniband/%s/ports/%d/gid_attrs/types/%d", d.Name, port, index))
 		g.RoutedIP = strings.TrimSpace(string(kind)) == "RoCE v2"
 	}
 	return g, nil
 }
 
-// The kinds of events that are told apart.
+// The kinds of events that are distinguished.
 const (
 	eventFatal      = 8
-	eventPortActive = 9 // the next are: the port fails, another LID
+	eventPortActive = 9 // followed by: port error, LID change
 	eventPKey       = 12
 	eventReregister = 17
 	eventGID        = 18
 )
 
-// Event is what a device tells that nobody asked for.
+// Event is an asynchronous event of a device.
 type Event struct {
 	Kind int // ibv_event_type
 	Text string
-	// Fatal means that the device is of no use any more, until it is opened again.
+	// Fatal means that the device cannot be used until it is opened again.
 	Fatal bool
-	// AddressChanged means that a port has come or gone, or that what it is reached by is
-	// something else now: LID, GIDs, partitions.
+	// AddressChanged means that a port came up or went down, or that its addresses
+	// changed: LID, GIDs, partitions.
 	AddressChanged bool
 }
 
-// Event waits for the next event, until Interrupt: then the error wraps
-// os.ErrDeadlineExceeded. One goroutine may wait.
+// Event waits for the next event, until Interrupt: the error wraps os.ErrDeadlineExceeded
+// then. One goroutine may wait.
 func (d *Device) Event() (Event, error) {
 	raw, err := d.events.SyscallConn()
 	if err != nil {
@@ -208,11 +208,10 @@ func (d *Device) Event() (Event, error) {
 	return e, d.lib.do(ackAsyncEvent, &v, nil)
 }
 
-// Interrupt ends every wait for an event, now and later.
+// Interrupt ends every present and future wait for an event.
 func (d *Device) Interrupt() { d.events.SetReadDeadline(past) }
 
-// closeOnce keeps the library's count of open things right however often something
-// is closed.
+// closeOnce runs a close once and keeps its error.
 type closeOnce struct {
 	once sync.Once
 	err  error

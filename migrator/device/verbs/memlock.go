@@ -6,14 +6,14 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device"
 )
 
-// memlockHint says what to do when memory cannot be locked.
+// memlockHint tells an operator what to do if memory cannot be locked.
 const memlockHint = "registered memory is locked: raise RLIMIT_MEMLOCK (ulimit -l unlimited, LimitMEMLOCK=infinity in a systemd unit) or give the process CAP_IPC_LOCK"
 
-// MemlockError says that so much memory may not be locked in this process.
+// MemlockError is the error of a registration that exceeds the limit of locked memory.
 type MemlockError struct{ Need, Limit uint64 }
 
 func (e *MemlockError) Error() string {
-	return fmt.Sprintf("%d bytes cannot be registered, RLIMIT_MEMLOCK is %d: %s", e.Need, e.Limit, memlockHint)
+	return fmt.Sprintf("register %d bytes: RLIMIT_MEMLOCK is %d: %s", e.Need, e.Limit, memlockHint)
 }
 
 func symbolError(c call) error {

@@ -5,19 +5,19 @@ import (
 	"unsafe"
 )
 
-// Batch is how many entries one call posts at most.
+// Batch is the largest number of entries that one call posts.
 const Batch = 128
 
-// Signaled requests that succeed complete; those without complete when they fail
-// only.
+// Signaled requests complete when they succeed; others complete only when they fail.
 const Signaled = 2
 
-// Joined makes an entry part of the request before: its local memory follows on that
-// one's, and only that counts. Their number is bounded by the pair's pieces.
+// Joined makes an entry part of the request before it: only its local memory counts,
+// which follows the local memory of that request. Limits.ReadSegments bounds their
+// number.
 const Joined = 1 << 31
 
-// Work is one request: Length bytes between local and remote memory, named by
-// their addresses and keys. Its layout is that of cv_work.
+// Work is one work request: Length bytes between local and remote memory, given by
+// addresses and keys. Its layout is that of cv_work.
 type Work struct {
 	ID            uint64
 	Local, Remote uint64
@@ -27,30 +27,30 @@ type Work struct {
 	Flags         uint32
 }
 
-// Opcode is what a request does.
+// Opcode is the operation of a request.
 type Opcode uint32
 
-// The opcodes that are used here, as verbs numbers them.
+// The opcodes in use, as verbs numbers them.
 const (
 	Write Opcode = 0
 	Send  Opcode = 2
 	Read  Opcode = 4
 )
 
-// Path is where a pair leads, and how. Its layout is that of cv_path.
+// Path is the path from a queue pair to its peer. Its layout is that of cv_path.
 type Path struct {
 	GID               [16]byte
-	Pair              uint32 // the peer's number
-	PeerPSN, LocalPSN uint32 // the packets' first numbers, of 24 bits
+	Pair              uint32 // the number of the peer's pair
+	PeerPSN, LocalPSN uint32 // the first packet numbers, of 24 bits
 	LID               uint16
-	Global            uint8 // 1: there is a GID
-	GIDIndex          uint8 // the own one
+	Global            uint8 // 1 if the path has a GID
+	GIDIndex          uint8 // of the local GID
 	Port              uint8
 	MTU               uint8
-	Reads             uint8 // own ones under way, at most
-	PeerReads         uint8 // and of the peer
-	// Timeout is 4.096 µs · 2^Timeout until a packet is sent again; Retries is how
-	// often, of at most 6: some devices take 7 for always.
+	Reads             uint8 // of this end in flight, at most
+	PeerReads         uint8 // of the peer in flight, at most
+	// A packet is sent again after 4.096 µs · 2^Timeout, Retries times, at most 6: some
+	// devices take 7 as infinite.
 	Timeout, Retries uint8
 	Hops             uint8
 	TrafficClass     uint8
@@ -58,7 +58,7 @@ type Path struct {
 }
 
 // QueuePair is one end of a reliable connection. It is for one goroutine at a time,
-// except for Fail.
+// except for MoveToError.
 type QueuePair struct {
 	Number uint32
 
@@ -67,19 +67,19 @@ type QueuePair struct {
 	handle closeOnce
 }
 
-// NewQueuePair makes a pair whose completions go to a queue, with room for so many requests
-// and receives at a time. A request has so many pieces of local memory at most, a
-// receive one.
+// NewQueuePair makes a queue pair whose completions go to a queue, with room for so many
+// requests and receives at a time. A request has at most so many pieces of local memory,
+// a receive one.
 func (d *Device) NewQueuePair(q *CompletionQueue, requests, receives, pieces int) (*QueuePair, error) {
 	v := words{d.domain, q.queue, uint64(requests), uint64(receives), uint64(pieces)}
 	if err := d.lib.do(createQP, &v, nil); err != nil {
-		return nil, fmt.Errorf("verbs: a pair: %w", err)
+		return nil, fmt.Errorf("verbs: create queue pair: %w", err)
 	}
 	d.lib.pairs.Add(1)
 	return &QueuePair{Number: uint32(v[1]), device: d, pair: v[0]}, nil
 }
 
-// states of a pair.
+// The states of a queue pair.
 const (
 	stateInit  = 1
 	stateRTR   = 2
@@ -87,23 +87,23 @@ const (
 	stateError = 6
 )
 
-// Init gives the pair a port, and says what its peer may do.
+// Init assigns a port to the pair, and sets what its peer may access.
 func (p *QueuePair) Init(port uint8, access Access) error {
 	return p.modify("init", &words{p.pair, stateInit, uint64(port), uint64(access)}, nil)
 }
 
-// ReadyToReceive makes the pair serve its peer.
+// ReadyToReceive makes the pair answer its peer.
 func (p *QueuePair) ReadyToReceive(path *Path) error {
 	return p.modify("ready to receive", &words{p.pair, stateRTR}, unsafe.Pointer(path))
 }
 
-// ReadyToSend makes the pair post requests; it answers already.
+// ReadyToSend makes the pair, which answers already, post requests.
 func (p *QueuePair) ReadyToSend(path *Path) error {
 	return p.modify("ready to send", &words{p.pair, stateRTS}, unsafe.Pointer(path))
 }
 
-// MoveToError ends the connection: what is under way fails, and nothing new begins, at
-// either end. It may be called at any time before Close, by anybody.
+// MoveToError ends the connection: what is in flight fails, and nothing new begins, at
+// either end. Any goroutine may call it before Close.
 func (p *QueuePair) MoveToError() error {
 	return p.modify("error", &words{p.pair, stateError}, nil)
 }
@@ -115,14 +115,14 @@ func (p *QueuePair) modify(state string, v *words, path unsafe.Pointer) error {
 	return nil
 }
 
-// Post posts requests of one kind, of at most Batch entries, and returns how many
-// requests were taken.
+// Post posts requests of one kind, at most Batch entries, and returns how many requests
+// were accepted.
 func (p *QueuePair) Post(op Opcode, work []Work) (int, error) {
 	return p.post(postSend, op, work)
 }
 
-// PostReceive posts buffers for what the peer sends, at most Batch, and returns how
-// many were taken.
+// PostReceive posts at most Batch buffers for what the peer sends, and returns how many
+// were accepted.
 func (p *QueuePair) PostReceive(work []Work) (int, error) { return p.post(postRecv, 0, work) }
 
 func (p *QueuePair) post(c call, op Opcode, work []Work) (int, error) {
@@ -137,8 +137,8 @@ func (p *QueuePair) post(c call, op Opcode, work []Work) (int, error) {
 	return int(v[0]), nil
 }
 
-// Close ends the pair: when it has returned, neither end reaches memory by it any
-// more. More calls return what the first did.
+// Close destroys the pair: when it has returned, neither end reaches memory through it
+// any more. Further calls return the result of the first one.
 func (p *QueuePair) Close() error {
 	return p.handle.close(func() error {
 		err := p.device.lib.do(destroyQP, &words{p.pair}, nil)

@@ -9,7 +9,7 @@ import (
 	"unsafe"
 )
 
-// past is a deadline that has been.
+// past is a deadline that has passed.
 var past = time.Unix(1, 0)
 
 // Completion is a work request that has ended. Its layout is the library's.
@@ -17,7 +17,7 @@ type Completion struct {
 	ID     uint64
 	Status uint32
 	opcode uint32
-	Vendor uint32 // the device's own code of an error
+	Vendor uint32 // the device's code of an error
 	Bytes  uint32
 	_      uint32
 	Pair   uint32
@@ -26,34 +26,34 @@ type Completion struct {
 	_, _   uint8
 }
 
-// The statuses that callers tell apart.
+// The statuses that callers distinguish.
 const (
 	Success       = 0
-	Flushed       = 5  // the pair had failed before
-	RemoteAccess  = 10 // the peer's memory may not be reached
+	Flushed       = 5  // the pair was in the error state
+	RemoteAccess  = 10 // the peer's memory may not be accessed
 	RetryExceeded = 12 // the peer does not answer
 )
 
-// CompletionError is a work request that has failed. Its pair is of no use any
+// CompletionError is a work request that has failed. Its queue pair cannot be used any
 // more.
 type CompletionError struct {
 	Status, Vendor uint32
-	Text           string // what the library calls the status
+	Text           string // the library's name of the status
 }
 
 func (e *CompletionError) Error() string {
-	return fmt.Sprintf("the request failed: %s (status %d, the device's code %d)", e.Text, e.Status, e.Vendor)
+	return fmt.Sprintf("work request failed: %s (status %d, vendor code %d)", e.Text, e.Status, e.Vendor)
 }
 
-// CompletionQueue takes the completions of pairs. It is for one goroutine at a time, except
-// for SetDeadline.
+// CompletionQueue receives the completions of queue pairs. It is for one goroutine at a
+// time, except for SetDeadline.
 type CompletionQueue struct {
 	device  *Device
 	queue   uint64
 	channel uint64
-	file    *os.File // becomes readable when an armed queue has something
+	file    *os.File // becomes readable when an armed queue has a completion
 	raw     syscall.RawConn
-	ready   func(uintptr) bool // takes an event of the channel
+	ready   func(uintptr) bool // reads an event of the channel
 	failed  error              // of ready
 	handle  closeOnce
 }
@@ -64,7 +64,7 @@ func (d *Device) NewCompletionQueue(entries int) (_ *CompletionQueue, err error)
 	d.lib.queues.Add(1)
 	defer func() {
 		if err != nil {
-			err = fmt.Errorf("verbs: a queue: %w", errors.Join(err, q.Close()))
+			err = fmt.Errorf("verbs: create completion queue: %w", errors.Join(err, q.Close()))
 		}
 	}()
 	v := words{d.context}
@@ -90,8 +90,8 @@ func (d *Device) NewCompletionQueue(entries int) (_ *CompletionQueue, err error)
 	return q, nil
 }
 
-// Poll takes what has completed, without waiting, and returns how many entries of
-// dst it has filled.
+// Poll takes the present completions, without waiting, and returns how many entries of
+// dst it filled.
 func (q *CompletionQueue) Poll(dst []Completion) (int, error) {
 	v := words{q.queue, uint64(len(dst))}
 	if err := q.device.lib.do(pollCQ, &v, unsafe.Pointer(unsafe.SliceData(dst))); err != nil {
@@ -100,8 +100,8 @@ func (q *CompletionQueue) Poll(dst []Completion) (int, error) {
 	return int(v[0]), nil
 }
 
-// Wait is Poll that waits for one completion at least, or for the deadline: then
-// the error wraps os.ErrDeadlineExceeded.
+// Wait is Poll that waits for at least one completion, or for the deadline: the error
+// wraps os.ErrDeadlineExceeded then.
 func (q *CompletionQueue) Wait(dst []Completion) (int, error) {
 	if n, err := q.Poll(dst); n > 0 || err != nil {
 		return n, err
@@ -110,7 +110,7 @@ func (q *CompletionQueue) Wait(dst []Completion) (int, error) {
 		if err := q.device.lib.do(requestNotify, &words{q.queue}, nil); err != nil {
 			return 0, fmt.Errorf("verbs: %w", err)
 		}
-		// What came before the queue was armed is not told of.
+		// Completions from before the queue was armed make no event.
 		if n, err := q.Poll(dst); n > 0 || err != nil {
 			return n, err
 		}
@@ -134,11 +134,11 @@ func (q *CompletionQueue) waitForEvent() error {
 	return q.device.lib.do(ackCQEvents, &words{q.queue, 1}, nil)
 }
 
-// SetDeadline ends a Next that waits at a time; the zero time means never. It may
-// be called at any time by anybody.
+// SetDeadline ends a Wait at a time; the zero time means never. Any goroutine may call it
+// at any time.
 func (q *CompletionQueue) SetDeadline(t time.Time) { q.file.SetReadDeadline(t) }
 
-// CompletionErr is the error of a completion that has not succeeded, nil for others.
+// CompletionErr returns the error of a completion, nil if it succeeded.
 func (q *CompletionQueue) CompletionErr(c Completion) error {
 	if c.Status == Success {
 		return nil
@@ -146,8 +146,8 @@ func (q *CompletionQueue) CompletionErr(c Completion) error {
 	return &CompletionError{Status: c.Status, Vendor: c.Vendor, Text: q.device.lib.statusText(c.Status)}
 }
 
-// Close closes the queue; its pairs must be closed before. More calls return what
-// the first did.
+// Close destroys the queue; its pairs must have been closed. Further calls return the
+// result of the first one.
 func (q *CompletionQueue) Close() error {
 	return q.handle.close(func() error {
 		var err error

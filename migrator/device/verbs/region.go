@@ -6,30 +6,29 @@ import (
 	"syscall"
 )
 
-// Access is what may be done to registered memory, besides being read by the own
-// device.
+// Access is what may be done to registered memory, besides reads by the local device.
 type Access uint32
 
-// The kinds of access; they are added.
+// The kinds of access, which may be combined.
 const (
 	LocalWrite  Access = 1
-	RemoteWrite Access = 2 // needs LocalWrite
+	RemoteWrite Access = 2 // requires LocalWrite
 	RemoteRead  Access = 4
 )
 
-// MemoryRegion is registered memory: the device reaches it, and its pages stay where
-// they are.
+// MemoryRegion is registered memory: the device can access it, and its pages stay in
+// place.
 type MemoryRegion struct {
-	Base                uint64 // the address that requests name its first byte by
+	Base                uint64 // the address of its first byte in requests
 	Length              uint64
-	LocalKey, RemoteKey uint32 // its keys, for own requests and for those of a peer
+	LocalKey, RemoteKey uint32 // its keys, for local requests and for those of a peer
 
 	device *Device
 	region uint64
 	handle closeOnce
 }
 
-// Register registers memory of this process at an address.
+// Register registers memory of this process.
 func (d *Device) Register(address uintptr, length uint64, access Access) (*MemoryRegion, error) {
 	if err := checkMemlock(length); err != nil {
 		return nil, fmt.Errorf("verbs: %w", err)
@@ -40,21 +39,21 @@ func (d *Device) Register(address uintptr, length uint64, access Access) (*Memor
 		if errors.As(err, &e) && e.Errno == syscall.ENOMEM {
 			e.Hint = memlockHint
 		}
-		return nil, fmt.Errorf("verbs: %d bytes: %w", length, err)
+		return nil, fmt.Errorf("verbs: register %d bytes: %w", length, err)
 	}
 	return d.newRegion(v, uint64(address), length), nil
 }
 
-// RegisterDMABuf registers memory of another device that a descriptor stands for:
-// length bytes from an offset on. Requests name them from base on. The error is a
-// *device.SymbolError where the library is too old for it.
+// RegisterDMABuf registers memory of another device by its descriptor: length bytes from
+// an offset on, which requests address from base on. The error is a *device.SymbolError
+// if the library is too old.
 func (d *Device) RegisterDMABuf(fd int, offset, length, base uint64, access Access) (*MemoryRegion, error) {
 	if !d.lib.functions.has(regDMABuf) {
 		return nil, fmt.Errorf("verbs: %w", symbolError(regDMABuf))
 	}
 	v := words{d.domain, offset, length, base, uint64(fd), uint64(access)}
 	if err := d.lib.do(regDMABuf, &v, nil); err != nil {
-		return nil, fmt.Errorf("verbs: a dma-buf of %d bytes: %w", length, err)
+		return nil, fmt.Errorf("verbs: register a dma-buf of %d bytes: %w", length, err)
 	}
 	return d.newRegion(v, base, length), nil
 }
@@ -64,8 +63,8 @@ func (d *Device) newRegion(v words, base, length uint64) *MemoryRegion {
 	return &MemoryRegion{Base: base, Length: length, LocalKey: uint32(v[1]), RemoteKey: uint32(v[2]), device: d, region: v[0]}
 }
 
-// Close ends the registration: when it has returned, the device does not reach the
-// memory any more. More calls return what the first did.
+// Close ends the registration: when it has returned, the device does not access the
+// memory any more. Further calls return the result of the first one.
 func (r *MemoryRegion) Close() error {
 	return r.handle.close(func() error {
 		err := r.device.lib.do(deregMR, &words{r.region}, nil)

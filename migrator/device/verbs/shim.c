@@ -19,15 +19,15 @@ const char *cv_name(int op) { return op >= 0 && op < CV_COUNT ? names[op] : 0; }
 
 const char *cv_version(int op) { return op >= 0 && op < CV_COUNT ? versions[op] : 0; }
 
-// status turns what the library's functions return into an errno: some return it,
-// some −1 and set it.
+// status turns the result of a library function into an errno: some return it, some
+// return −1 and set errno.
 static int status(int r) {
 	if (r >= 0)
 		return r;
 	return r == -1 && errno ? errno : r == -1 ? EIO : -r;
 }
 
-// made is the status of a call that returns a pointer.
+// made returns the status of a call that returns a pointer.
 static int made(uint64_t *v, void *p) {
 	v[0] = (uint64_t)(uintptr_t)p;
 	return p ? 0 : errno ? errno : EIO;
@@ -35,8 +35,8 @@ static int made(uint64_t *v, void *p) {
 
 static void *pointer(uint64_t word) { return (void *)(uintptr_t)word; }
 
-// to_init, to_rtr and to_rts are the attributes of a pair's way up. A peer that is
-// there and not ready is asked again for ever (7): whoever waits has a deadline.
+// to_init, to_rtr and to_rts set the attributes of a queue pair's transitions. A peer
+// that is present and not ready is retried forever (7): the caller has a deadline.
 static int to_init(cv_qp_attr *a, const uint64_t *v) {
 	*a = (cv_qp_attr){.qp_state = CV_QPS_INIT, .port_num = (uint8_t)v[2], .qp_access_flags = (unsigned)v[3]};
 	return CV_QP_STATE | CV_QP_PKEY_INDEX | CV_QP_PORT | CV_QP_ACCESS_FLAGS;
@@ -57,8 +57,8 @@ static int to_rts(cv_qp_attr *a, const cv_path *p) {
 	return CV_QP_STATE | CV_QP_SQ_PSN | CV_QP_TIMEOUT | CV_QP_RETRY_CNT | CV_QP_RNR_RETRY | CV_QP_MAX_QP_RD_ATOMIC;
 }
 
-// post_send posts n entries, which are requests of one kind; v[0] becomes how many
-// requests were taken.
+// post_send posts n entries, requests of one kind; v[0] becomes the number of accepted
+// requests.
 static int post_send(cv_qp *qp, uint64_t *v, const cv_work *work) {
 	cv_send_wr wr[CV_BATCH], *bad = 0;
 	cv_sge sge[CV_BATCH];

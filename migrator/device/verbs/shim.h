@@ -1,12 +1,11 @@
-// shim.h is what Go calls of libibverbs.
+// shim.h declares the functions by which Go calls libibverbs.
 #ifndef CASCADE_VERBS_SHIM_H
 #define CASCADE_VERBS_SHIM_H
 
 #include "abi.h"
 
-// CV_CALLS lists every call: its name, and the version of its symbol, which is 0
-// where the call is in the context's table instead. The order is that of calls in
-// calls.go.
+// CV_CALLS lists every call: its name, and the version of its symbol, 0 if the call is in
+// the context's table instead. The order is that of calls in calls.go.
 #define CV_CALLS(X)                              \
 	X(ibv_get_device_list, "IBVERBS_1.1")        \
 	X(ibv_free_device_list, "IBVERBS_1.1")       \
@@ -47,19 +46,19 @@ enum {
 	CV_COUNT
 };
 
-// cv_work is one work request as Go makes it; with CV_JOINED it is more local memory of
-// the one before, and only that.
+// cv_work is one work request. With CV_JOINED it adds local memory to the request before
+// it, and nothing else.
 typedef struct {
 	uint64_t id, local, remote;
 	uint32_t length, lkey, rkey, flags;
 } cv_work;
 
-// CV_BATCH is how many of them one call posts at most.
+// CV_BATCH is the largest number of work requests that one call posts.
 #define CV_BATCH 128
 
 enum { CV_JOINED = 1 << 31 };
 
-// cv_path is where a queue pair leads, and how.
+// cv_path is the path from a queue pair to its peer.
 typedef struct {
 	uint8_t gid[16];
 	uint32_t pair, their_psn, own_psn;
@@ -67,13 +66,13 @@ typedef struct {
 	uint8_t global, gid_index, port, mtu, reads, their_reads, timeout, retries, hops, traffic_class, service_level;
 } cv_path;
 
-// cv_name and cv_version are of call op, 0 behind the last.
+// cv_name and cv_version return the name and version of call op, 0 after the last one.
 const char *cv_name(int op);
 const char *cv_version(int op);
 
-// cv_call makes call op by table f. v are the caller's words, for what goes in and,
-// from the first on, what comes out; buf is memory of the caller's. It returns 0 or
-// the errno.
+// cv_call makes call op through table f. v are the caller's words, which hold the
+// arguments and, from the first word on, the results; buf is memory of the caller. It
+// returns 0 or the errno.
 int cv_call(void *const *f, int op, uint64_t *v, void *buf);
 
 #endif

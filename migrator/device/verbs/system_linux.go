@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// newPollableFile is a file that becomes readable as a descriptor of the library's does,
-// which is made not to block.
+// newPollableFile duplicates a descriptor of the library as a file whose reads can be
+// waited for. It makes the descriptor non-blocking.
 func newPollableFile(fd int, name string) (*os.File, error) {
 	if err := unix.SetNonblock(fd, true); err != nil {
 		return nil, err
@@ -22,11 +22,11 @@ func newPollableFile(fd int, name string) (*os.File, error) {
 	return os.NewFile(uintptr(own), name), nil
 }
 
-// capIPCLock is the number of the capability that lifts RLIMIT_MEMLOCK.
+// capIPCLock is the capability that overrides RLIMIT_MEMLOCK.
 const capIPCLock = 14
 
-// checkMemlock says why so many bytes cannot be locked, as far as that can be known
-// before.
+// checkMemlock returns why so many bytes cannot be locked, as far as that is known in
+// advance.
 func checkMemlock(length uint64) error {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err != nil || length <= limit.Cur {
@@ -38,8 +38,8 @@ func checkMemlock(length uint64) error {
 	return &MemlockError{Need: length, Limit: limit.Cur}
 }
 
-// hasCapability reports whether the process has a capability; it does where that cannot be
-// told, and the kernel decides.
+// hasCapability reports whether the process has a capability. It returns true if that is
+// unknown; the kernel decides then.
 func hasCapability(capability int) bool {
 	f, err := os.Open("/proc/self/status")
 	if err != nil {

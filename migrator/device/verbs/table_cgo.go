@@ -19,16 +19,15 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device"
 )
 
-// table has the addresses of all calls; it is C's memory, and stays as the
-// library does.
+// table has the addresses of all calls in C memory. Like the library, it is never freed.
 type table struct{ functions *unsafe.Pointer }
 
-// load looks all calls up that are symbols. It fails for the first one that is
-// missing and not optional.
+// load looks up all calls that are symbols. It fails for the first one that is missing
+// and not optional.
 func (t *table) load(lib *device.Library) error {
 	t.functions = (*unsafe.Pointer)(C.calloc(C.size_t(callCount), C.size_t(unsafe.Sizeof(uintptr(0)))))
 	if t.functions == nil {
-		return errors.New("no memory for the library's functions")
+		return errors.New("out of memory for the table of the library's functions")
 	}
 	for c := range t.all() {
 		version := C.cv_version(C.int(c))
@@ -45,26 +44,26 @@ func (t *table) load(lib *device.Library) error {
 	return nil
 }
 
-// all is the table as Go sees it.
+// all returns the table as a slice.
 func (t *table) all() []unsafe.Pointer { return unsafe.Slice(t.functions, int(callCount)) }
 
-// has reports whether an optional call is there.
+// has reports whether the library has an optional call.
 func (t *table) has(c call) bool { return t.all()[c] != nil }
 
-// call calls; see cv_call.
+// call calls a function; see cv_call.
 func (t *table) call(c call, v *words, buf unsafe.Pointer) syscall.Errno {
 	return syscall.Errno(C.cv_call(t.functions, C.int(c), (*C.uint64_t)(unsafe.Pointer(v)), buf))
 }
 
-// symbol is the shim's name of a call, "" behind the last.
+// symbol returns the shim's name of a call, "" after the last one.
 func symbol(c call) string { return C.GoString(C.cv_name(C.int(c))) }
 
-// text is a string of the library's.
+// goString copies a string of the library.
 func goString(address uint64) string {
 	return C.GoString((*C.char)(*(*unsafe.Pointer)(unsafe.Pointer(&address))))
 }
 
-// sizes are those of the structures that Go and C share.
+// sizes returns the sizes of the structures that Go and C share.
 func sizes() (work, path, completion uintptr) {
 	return unsafe.Sizeof(C.cv_work{}), unsafe.Sizeof(C.cv_path{}), unsafe.Sizeof(C.cv_wc{})
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device"
 )
 
-// table is empty: without cgo no library is loaded, and no Library made.
+// table is empty: without cgo no library is loaded, and no Library is made.
 type table struct{}
 
 func (t *table) load(*device.Library) error { return device.ErrNoCgo }

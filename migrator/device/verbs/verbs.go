@@ -1,15 +1,14 @@
-// Package verbs calls libibverbs, which it loads at run time: no headers, and no
-// library are needed to build and start.
+// Package verbs calls libibverbs, which it loads at run time: building and starting need
+// no headers and no library.
 //
-// It is the library's own interface with Go's types and errors, for what reliable
-// connections between two processes need: a device, memory that it may reach,
-// completion queues and queue pairs. It knows no pools and no plans. Addresses of
-// memory are numbers here, which Go never dereferences: the caller keeps memory
-// alive and where it is for as long as it is registered.
+// Open loads the library, OpenDevice opens a device. The package is the library's API
+// with Go's types and errors, as far as reliable connections between two processes need
+// it: devices, memory regions, completion queues and queue pairs. It knows no pools and
+// no plans. Addresses of memory are numbers, which Go never dereferences: the caller
+// keeps memory alive and in place as long as it is registered.
 //
-// What is opened is closed by its own Close, parts before what they are part of.
-// Methods of different objects may be called at once; those of one object as they
-// say.
+// Objects are closed by their own Close, in the reverse order of their making. Methods of
+// different objects may be called concurrently; those of one object as their type says.
 package verbs
 
 import (
@@ -26,17 +25,17 @@ import (
 // Soname is the library that Open loads for "".
 const Soname = "libibverbs.so.1"
 
-// ABI is the C header that declares what is used of the library, for libraries
-// that stand in for it in tests.
+// ABI is the C header that declares the used part of the library, for fake libraries in
+// tests.
 //
 //go:embed abi.h
 var ABI string
 
-// Error is a call that the library refused.
+// Error is a call that the library failed.
 type Error struct {
 	Call  string // the function
 	Errno syscall.Errno
-	Hint  string // what to do about it; "" where that is not known
+	Hint  string // what to do about it; "" if that is unknown
 }
 
 func (e *Error) Error() string {
@@ -50,7 +49,7 @@ func (e *Error) Error() string {
 // Unwrap returns the errno.
 func (e *Error) Unwrap() error { return e.Errno }
 
-// Resources counts what is open.
+// Resources counts open objects.
 type Resources struct{ Devices, Regions, Queues, Pairs int64 }
 
 // Library is the loaded library. It is safe for concurrent use.
@@ -59,10 +58,10 @@ type Library struct {
 	devices, regions, queues, pairs atomic.Int64
 }
 
-// words are a call's arguments and results. Their meaning is in shim.c.
+// words are the arguments and results of a call. shim.c defines their meaning.
 type words [8]uint64
 
-// Open loads the library from a path; "" is Soname. The error wraps
+// Open loads the library from a path; "" means Soname. The error wraps
 // device.ErrNoLibrary, device.ErrNoCgo or a *device.SymbolError.
 func Open(path string) (*Library, error) {
 	if path == "" {
@@ -79,12 +78,12 @@ func Open(path string) (*Library, error) {
 	return l, nil
 }
 
-// OpenResources counts what is open at the moment.
+// OpenResources counts the objects that are open now.
 func (l *Library) OpenResources() Resources {
 	return Resources{l.devices.Load(), l.regions.Load(), l.queues.Load(), l.pairs.Load()}
 }
 
-// do makes a call and turns its status into an error.
+// do calls a function and turns its status into an error.
 func (l *Library) do(c call, v *words, buf unsafe.Pointer) error {
 	if errno := l.functions.call(c, v, buf); errno != 0 {
 		return &Error{Call: calls[c], Errno: errno}
@@ -92,7 +91,7 @@ func (l *Library) do(c call, v *words, buf unsafe.Pointer) error {
 	return nil
 }
 
-// Devices lists the names of this machine's RDMA devices, in the library's order.
+// Devices lists the names of this host's RDMA devices, in the library's order.
 func (l *Library) Devices() ([]string, error) {
 	var names []string
 	err := l.forEachDevice(func(list, i uint64) error {
@@ -106,12 +105,12 @@ func (l *Library) Devices() ([]string, error) {
 	return names, err
 }
 
-// forEachDevice calls f for every device of a list that lives as long as that.
+// forEachDevice calls f for every device of a list, which is freed afterwards.
 func (l *Library) forEachDevice(f func(list, i uint64) error) error {
 	var v words
 	if err := l.do(getDeviceList, &v, nil); err != nil {
 		if errors.Is(err, syscall.ENOSYS) {
-			return nil // the kernel has no RDMA: there are none
+			return nil // the kernel does not support RDMA
 		}
 		return err
 	}
@@ -123,7 +122,7 @@ func (l *Library) forEachDevice(f func(list, i uint64) error) error {
 	return errors.Join(err, l.do(freeDeviceList, &words{list}, nil))
 }
 
-// statusText is what the library calls the status of a work request.
+// statusText returns the library's name of the status of a work request.
 func (l *Library) statusText(status uint32) string {
 	v := words{uint64(status)}
 	if l.do(statusText, &v, nil) != nil {

@@ -1,9 +1,11 @@
-// Package kernel has the code that runs on a GPU: what moves and sums the blocks
-// of a plan in one launch, as PTX, and the same sum for a processor.
+// Package kernel holds the code that runs on a GPU, as PTX: kernels that copy and
+// checksum the blocks of a plan in one launch. It also computes the same checksum on a
+// processor.
 //
-// kernels.cu is its source, core.h what one of its threads does. "make ptx"
-// regenerates kernels.ptx; "make ptxas" fetches the assembler that the tests hold
-// it against. It knows no driver and no layouts.
+// kernels.cu is the source, core.h the code of one thread. "make ptx" regenerates
+// kernels.ptx; "make ptxas" downloads the assembler that the tests check it with. Package
+// transport/cuda loads and launches the kernels. This package knows no driver and no
+// layouts.
 package kernel
 
 import (
@@ -16,27 +18,27 @@ import (
 //go:embed kernels.ptx
 var PTX string
 
-// Core is the C source of what a thread does, for drivers that are none.
+// Core is the C source of one thread, for fake drivers, which run it on a processor.
 //
 //go:embed core.h
 var Core string
 
-// The kernels of PTX. Each takes Arguments words; see kernels.cu.
+// The names of the kernels. Each takes Arguments words; see kernels.cu.
 const (
 	Copy           = "kv_copy"    // from pool to pool, by both block numbers
 	Gather         = "kv_gather"  // from a pool, packed in the order of the entries
 	Scatter        = "kv_scatter" // from packed entries into a pool
-	Sum            = "kv_sum"     // sums the source's blocks, and moves nothing
-	SumDestination = "kv_sum_dst" // sums the target's
+	Sum            = "kv_sum"     // checksums the source's blocks, copies nothing
+	SumDestination = "kv_sum_dst" // checksums the target's blocks
 
 	Arguments   = 7
 	RegionWords = 5 // of 8 bytes: source, its stride, target, its stride, bytes
 )
 
-// Raw is the sum of b as a kernel computes it, before Fold.
+// Raw returns the checksum of b as a kernel computes it, before Fold.
 //
-// It only reads; watched word by word by the race detector it would take twenty
-// times as long.
+// It is exempt from the race detector, with which it would take twenty times as long; it
+// only reads.
 //
 //go:norace
 func Raw(b []byte) uint64 {
@@ -56,7 +58,7 @@ func Raw(b []byte) uint64 {
 	return sum
 }
 
-// Fold makes a block table's 32 bits of a raw sum over so many bytes.
+// Fold returns the 32 bits of a block table for a raw checksum over so many bytes.
 func Fold(sum uint64, size int64) uint32 {
 	h := (sum ^ uint64(size)) * 0xff51afd7ed558ccd
 	h ^= h >> 32

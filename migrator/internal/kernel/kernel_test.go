@@ -11,9 +11,9 @@ import (
 	"testing"
 )
 
-// tool finds a file of the wheels that "make ptxas" installs, or skips. $CI makes
-// it fail.
-func tool(t *testing.T, pattern ...string) string {
+// findTool returns a file of the wheels that "make ptxas" installs, or skips the test;
+// with $CI set it fails.
+func findTool(t *testing.T, pattern ...string) string {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(append([]string{"..", "..", "..", ".cache", "ptxas"}, pattern...)...))
 	if err != nil {
@@ -22,7 +22,7 @@ func tool(t *testing.T, pattern ...string) string {
 	if len(found) > 0 {
 		return found[0]
 	}
-	const why = "there is no NVIDIA assembler to hold the kernels against: make ptxas"
+	const why = "the NVIDIA assembler is not installed: run make ptxas"
 	if os.Getenv("CI") != "" {
 		t.Fatal(why)
 	}
@@ -30,10 +30,9 @@ func tool(t *testing.T, pattern ...string) string {
 	return ""
 }
 
-// TestKernelsAssemble has the real assembler take every kernel for each of the
-// generations that are in use.
+// TestKernelsAssemble assembles every kernel for each GPU generation in use.
 func TestKernelsAssemble(t *testing.T) {
-	ptxas := tool(t, "lib", "python*", "site-packages", "nvidia", "cuda_nvcc", "bin", "ptxas")
+	ptxas := findTool(t, "lib", "python*", "site-packages", "nvidia", "cuda_nvcc", "bin", "ptxas")
 	for _, arch := range []string{"sm_80", "sm_90", "sm_100"} {
 		cmd := exec.CommandContext(t.Context(), ptxas, "-arch="+arch, "-v", "-warn-spills", "-Werror", "-o", os.DevNull, "kernels.ptx")
 		out, err := cmd.CombinedOutput()
@@ -42,7 +41,7 @@ func TestKernelsAssemble(t *testing.T) {
 		}
 		for _, name := range []string{Copy, Gather, Scatter, Sum, SumDestination} {
 			if !strings.Contains(string(out), "'"+name+"'") {
-				t.Errorf("%s: nothing is assembled for %s\n%s", arch, name, out)
+				t.Errorf("%s: the assembler reports nothing for %s\n%s", arch, name, out)
 			}
 		}
 	}
@@ -51,14 +50,14 @@ func TestKernelsAssemble(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out, err := exec.CommandContext(t.Context(), ptxas, "-arch=sm_80", "-o", os.DevNull, bad).CombinedOutput(); err == nil {
-		t.Errorf("the assembler takes anything\n%s", out)
+		t.Errorf("the assembler accepts invalid code\n%s", out)
 	}
 }
 
-// TestPTXIsOfItsSource compiles the source once more.
-func TestPTXIsOfItsSource(t *testing.T) {
-	python := tool(t, "bin", "python")
-	tool(t, "lib", "python*", "site-packages", "nvidia", "cuda_nvrtc", "lib", "libnvrtc.so.*")
+// TestPTXIsCurrent compiles the source and compares the result with kernels.ptx.
+func TestPTXIsCurrent(t *testing.T) {
+	python := findTool(t, "bin", "python")
+	findTool(t, "lib", "python*", "site-packages", "nvidia", "cuda_nvrtc", "lib", "libnvrtc.so.*")
 	var problems bytes.Buffer
 	cmd := exec.CommandContext(t.Context(), python, "ptx.py", "kernels.cu")
 	cmd.Stderr = &problems
@@ -67,11 +66,11 @@ func TestPTXIsOfItsSource(t *testing.T) {
 		t.Fatalf("%v\n%s", err, problems.String())
 	}
 	if string(out) != PTX {
-		t.Error("kernels.ptx is not what kernels.cu makes: make ptx")
+		t.Error("kernels.ptx differs from the compiled kernels.cu: run make ptx")
 	}
 }
 
-// TestKernelsAreWide holds the code to loads and stores of 16 bytes.
+// TestKernelsAreWide checks that kernels load and store 16 bytes at a time.
 func TestKernelsAreWide(t *testing.T) {
 	for _, name := range []string{Copy, Gather, Scatter} {
 		body := PTX[strings.Index(PTX, ".entry "+name+"("):]
@@ -80,14 +79,14 @@ func TestKernelsAreWide(t *testing.T) {
 		}
 		loads := len(regexp.MustCompile(`ld\.global\.cs\.v4\.u32`).FindAllString(body, -1))
 		stores := len(regexp.MustCompile(`st\.global\.cs\.v4\.u32`).FindAllString(body, -1))
-		if loads < 5 || stores < 5 { // four under way, and the rest
+		if loads < 5 || stores < 5 { // four in flight, and the rest
 			t.Errorf("%s has %d loads and %d stores of 16 bytes", name, loads, stores)
 		}
 	}
 }
 
-// TestSumSeesWhatCanHappen changes one thing at a time.
-func TestSumSeesWhatCanHappen(t *testing.T) {
+// TestRawDetectsChanges changes one thing at a time.
+func TestRawDetectsChanges(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, n := range []int{1, 7, 8, 9, 16, 700, 4096, 5000} {
 		b := make([]byte, n)
@@ -99,7 +98,7 @@ func TestSumSeesWhatCanHappen(t *testing.T) {
 			at, bit := rng.IntN(n), byte(1)<<rng.IntN(8)
 			b[at] ^= bit
 			if Fold(Raw(b), int64(n)) == want {
-				t.Errorf("%d bytes: a bit of byte %d is not seen", n, at)
+				t.Errorf("%d bytes: a changed bit of byte %d is not detected", n, at)
 			}
 			b[at] ^= bit
 		}
@@ -119,27 +118,27 @@ func TestSumSeesWhatCanHappen(t *testing.T) {
 			}
 			swap()
 			if Fold(Raw(b), int64(n)) == want {
-				t.Errorf("%d bytes: words %d and %d change places unseen", n, i, j)
+				t.Errorf("%d bytes: exchanged words %d and %d are not detected", n, i, j)
 			}
 			swap()
 		}
 		if Fold(Raw(append(b, 0)), int64(n)+1) == want {
-			t.Errorf("%d bytes and a zero more have one sum", n)
+			t.Errorf("%d bytes have the same checksum with another zero", n)
 		}
 	}
 	if Fold(Raw(make([]byte, 64)), 64) == Fold(Raw(make([]byte, 128)), 128) {
-		t.Error("zeros have one sum")
+		t.Error("different numbers of zeros have the same checksum")
 	}
 }
 
-// TestFoldIsSpread looks for sums that differ little and fold alike.
+// TestFoldIsSpread checks that Fold spreads checksums that differ in one bit.
 func TestFoldIsSpread(t *testing.T) {
 	seen := map[uint32]int{}
 	for bit := range 64 {
 		seen[Fold(1<<bit, 32768)]++
 	}
 	if len(seen) != 64 {
-		t.Errorf("64 sums of one bit have %d values", len(seen))
+		t.Errorf("64 checksums of one bit fold to %d values", len(seen))
 	}
 }
 

@@ -13,12 +13,12 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// Neither end deals with another user. It takes root to be two users.
+// TestOtherUser checks that both ends reject a peer of another user. It requires root.
 func TestOtherUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("not root: cannot run a source as another user")
 	}
-	const nobody = 65534
+	const otherUser = 65534
 	top, err := os.MkdirTemp("", "local") // t.TempDir is too long for sockets
 	if err != nil {
 		t.Fatal(err)
@@ -31,7 +31,7 @@ func TestOtherUser(t *testing.T) {
 	if err := os.Chmod(top, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chown(dir, nobody, nobody); err != nil {
+	if err := os.Chown(dir, otherUser, otherUser); err != nil {
 		t.Fatal(err)
 	}
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: filepath.Join(filepath.Dir(dir), "pair.sock"), Net: "unixpacket"})
@@ -45,7 +45,7 @@ func TestOtherUser(t *testing.T) {
 	connected := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // for good: the thread ends with the goroutine
-		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, nobody, nobody, nobody); errno != 0 {
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, otherUser, otherUser, otherUser); errno != 0 {
 			connected <- errno
 			return
 		}

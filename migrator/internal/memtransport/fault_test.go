@@ -15,17 +15,17 @@ import (
 
 var small = transport.Layout{Blocks: 8, Regions: []transport.Region{{Stride: 4, Bytes: 4}, {Offset: 32, Stride: 4, Bytes: 4}}}
 
-// scene is one open puller with a plan of four blocks, in a bubble of its own.
-type scene struct {
+// fixture is one open puller with a plan of four blocks, in a synctest bubble.
+type fixture struct {
 	transporttest.Pair
 	faults *memtransport.Faults
 	plan   transport.Plan
 }
 
-func bubble(t *testing.T, test func(t *testing.T, s *scene)) {
+func inBubble(t *testing.T, test func(t *testing.T, s *fixture)) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &scene{faults: &memtransport.Faults{}}
-		s.Pair = pair(t, small, small, s.faults)
+		s := &fixture{faults: &memtransport.Faults{}}
+		s.Pair = newPair(t, small, small, s.faults)
 		for i := range s.Source.Memory.Bytes {
 			s.Source.Memory.Bytes[i] = byte(i + 1)
 		}
@@ -43,7 +43,7 @@ func bubble(t *testing.T, test func(t *testing.T, s *scene)) {
 	})
 }
 
-func (s *scene) open(t *testing.T, ctx context.Context) (transport.Puller, error) {
+func (s *fixture) open(t *testing.T, ctx context.Context) (transport.Puller, error) {
 	t.Helper()
 	offer, err := s.Source.Transport.Export(transport.Grant{
 		Migration: "a/1", Receiver: transporttest.Receiver, Deadline: time.Now().Add(10 * time.Second),
@@ -55,7 +55,7 @@ func (s *scene) open(t *testing.T, ctx context.Context) (transport.Puller, error
 }
 
 // arrived counts the plan's blocks that are in place.
-func (s *scene) arrived() int {
+func (s *fixture) arrived() int {
 	n := 0
 	for i, dst := range s.plan.Dst {
 		if slices.Equal(s.Source.Memory.Sums(nil, s.plan.Src[i:i+1]), s.Target.Memory.Sums(nil, []uint32{dst})) {
@@ -65,7 +65,7 @@ func (s *scene) arrived() int {
 	return n
 }
 
-func TestFaultsOfAPull(t *testing.T) {
+func TestPullFaults(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		fault   memtransport.Fault
@@ -83,7 +83,7 @@ func TestFaultsOfAPull(t *testing.T) {
 		{name: "hang", fault: memtransport.Fault{Kind: memtransport.Hang, Block: 1}, err: true, arrived: 1, took: 10 * time.Second},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			bubble(t, func(t *testing.T, s *scene) {
+			inBubble(t, func(t *testing.T, s *fixture) {
 				p, err := s.open(t, t.Context())
 				if err != nil {
 					t.Fatal(err)
@@ -104,7 +104,7 @@ func TestFaultsOfAPull(t *testing.T) {
 }
 
 func TestCorruptBlockCanBePulledAgain(t *testing.T) {
-	bubble(t, func(t *testing.T, s *scene) {
+	inBubble(t, func(t *testing.T, s *fixture) {
 		p, err := s.open(t, t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -121,20 +121,20 @@ func TestCorruptBlockCanBePulledAgain(t *testing.T) {
 	})
 }
 
-func TestFaultsOfAnOpen(t *testing.T) {
-	bubble(t, func(t *testing.T, s *scene) {
+func TestOpenFaults(t *testing.T) {
+	inBubble(t, func(t *testing.T, s *fixture) {
 		s.faults.Set(memtransport.Fault{Kind: memtransport.Refuse}, memtransport.Fault{Nth: 1, Kind: memtransport.Hang}, memtransport.Fault{Nth: 2, Kind: memtransport.Hang},
 			memtransport.Fault{Nth: 3, Kind: memtransport.Delay, For: time.Second})
 		if _, err := s.open(t, t.Context()); !errors.Is(err, transport.ErrRefused) {
 			t.Errorf("refused: %v", err)
 		}
 		if _, err := s.open(t, t.Context()); err == nil {
-			t.Error("an Open that hangs succeeds")
+			t.Error("an Open that hangs succeeded")
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		if _, err := s.open(t, ctx); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("an Open that hangs under a deadline: %v", err)
+			t.Errorf("an Open that hangs until its deadline: %v", err)
 		}
 		p, err := s.open(t, t.Context())
 		if err != nil {
@@ -144,9 +144,9 @@ func TestFaultsOfAnOpen(t *testing.T) {
 	})
 }
 
-// A pull that hangs ends with its context and with its puller.
+// TestHangEnds checks that a pull which hangs ends with its context and with its puller.
 func TestHangEnds(t *testing.T) {
-	bubble(t, func(t *testing.T, s *scene) {
+	inBubble(t, func(t *testing.T, s *fixture) {
 		for _, end := range []string{"context", "close"} {
 			s.faults.Set(memtransport.Fault{At: memtransport.AtPull, Kind: memtransport.Hang})
 			p, err := s.open(t, t.Context())
@@ -165,7 +165,7 @@ func TestHangEnds(t *testing.T) {
 			}
 			cancel()
 			if err := <-ended; err == nil {
-				t.Errorf("%s: the pull succeeds", end)
+				t.Errorf("%s: the pull succeeded", end)
 			}
 			p.Close()
 		}
@@ -173,7 +173,7 @@ func TestHangEnds(t *testing.T) {
 }
 
 func BenchmarkPull(b *testing.B) {
-	p := pair(b, small, small, nil)
+	p := newPair(b, small, small, nil)
 	ctx, cancel := context.WithCancel(b.Context())
 	defer cancel()
 	go p.Source.Transport.Run(ctx)

@@ -8,8 +8,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
-// pair returns two ends in a network of their own.
-func pair(t testing.TB, source, target transport.Layout, faults *memtransport.Faults) transporttest.Pair {
+// newPair returns two ends in a network of their own.
+func newPair(t testing.TB, source, target transport.Layout, faults *memtransport.Faults) transporttest.Pair {
 	t.Helper()
 	network := &memtransport.Network{}
 	end := func(name string, l transport.Layout) transporttest.End {
@@ -23,10 +23,10 @@ func pair(t testing.TB, source, target transport.Layout, faults *memtransport.Fa
 	return transporttest.Pair{Source: end("source", source), Target: end("target", target)}
 }
 
-func ends(t *testing.T, source, target transport.Layout) transporttest.Pair {
-	return pair(t, source, target, nil)
+func newEnds(t *testing.T, source, target transport.Layout) transporttest.Pair {
+	return newPair(t, source, target, nil)
 }
 
-func TestConformance(t *testing.T) { transporttest.Run(t, ends) }
+func TestConformance(t *testing.T) { transporttest.Run(t, newEnds) }
 
-func TestAllocations(t *testing.T) { transporttest.RunAllocations(t, ends) }
+func TestAllocations(t *testing.T) { transporttest.RunAllocations(t, newEnds) }

@@ -36,12 +36,12 @@ func (m *Machine) Site(p Place) links.Topology {
 // truncate shortens a text to so many bytes of whole characters.
 func truncate(s string, most int) string { return strings.ToValidUTF8(s[:min(len(s), most)], "") }
 
-// gpuView is a GPU as others need to know it.
+// gpuView returns what other hosts need to know of a GPU.
 func (m *Machine) gpuView(g *GPU) *links.GPU {
 	out := &links.GPU{
 		Index: g.Index, UUID: truncate(g.UUID, links.MaxText), Address: truncate(g.PCI.Address, links.MaxText), Lost: truncate(g.Health.Lost, links.MaxText), MIG: g.MIG, Copy: g.Copy, PCIe: g.PCI.Link.Rate(),
 	}
-	joined := map[string]links.Bundle{} // by the address at the other end
+	joined := map[string]links.Bundle{} // by the address of the other end
 	for _, l := range g.NVLinks {
 		switch {
 		case !l.Active:
@@ -68,7 +68,7 @@ func (m *Machine) gpuView(g *GPU) *links.GPU {
 		}
 		out.Peers = append(out.Peers, p)
 	}
-	// A container sees its own GPU alone, and the links that lead to others.
+	// A container sees only its own GPU, and the links that lead to others.
 	for address, b := range joined {
 		out.Peers = append(out.Peers, links.Peer{Index: Unknown, Address: truncate(address, links.MaxText), NVLinks: b})
 	}
@@ -79,7 +79,7 @@ func (m *Machine) gpuView(g *GPU) *links.GPU {
 	return out
 }
 
-// peer is what the driver says of a pair, and whether it says anything.
+// peer returns what the driver knows of a pair of GPUs, if anything.
 func (m *Machine) peer(from, to int) (Peer, bool) {
 	for _, p := range m.Peers {
 		if p.From == from && p.To == to {
