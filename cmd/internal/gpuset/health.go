@@ -17,13 +17,14 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/cuda"
 )
 
-// readInterval is the time between two readings of the GPUs' health, and for which NVML is
-// left alone after it has failed.
+// readInterval is the time between two readings of the GPUs' health, and between two
+// attempts to open NVML.
 const readInterval = 10 * time.Second
 
-// Run watches the GPUs' health by NVML until ctx ends, from when one was opened. One that
-// is not to be trusted is condemned (cuda.GPU.Condemn) until it is well again. A machine
-// without NVML is watched by nobody, and that is no error. It may be called once.
+// Run watches the GPUs' health by NVML until ctx ends, from the opening of the first GPU
+// on. It marks a GPU with a problem as unhealthy (cuda.GPU.MarkUnhealthy) until the
+// problem is over. On a host without NVML it watches nothing, which is no error. It may
+// be called once.
 func (g *Set) Run(ctx context.Context) error {
 	select {
 	case <-g.opened:
@@ -33,13 +34,13 @@ func (g *Set) Run(ctx context.Context) error {
 	for last := ""; ctx.Err() == nil; {
 		err := g.watchHealth(ctx)
 		if errors.Is(err, device.ErrNoLibrary) || errors.Is(err, device.ErrNoCgo) || errors.Is(err, nvml.ErrOtherLibrary) {
-			g.config.Logger.Info("nobody watches the GPUs' health", "error", err)
+			g.config.Logger.Info("GPU health is not watched: NVML is not available", "error", err)
 			<-ctx.Done()
 			return nil
 		}
 		if err != nil && ctx.Err() == nil && err.Error() != last {
 			last = err.Error()
-			g.config.Logger.Warn("the GPUs' health cannot be watched for now; trying again", "error", err)
+			g.config.Logger.Warn("watching GPU health failed; retrying", "error", err)
 		}
 		select {
 		case <-time.After(g.interval):
@@ -61,12 +62,12 @@ func (g *Set) watchHealth(ctx context.Context) (err error) {
 	w.Go(func() error {
 		err := l.WatchXids(ctx, g.handleXid)
 		var lacks *device.SymbolError
-		if errors.As(err, &lacks) { // readings say less, and later
-			g.config.Logger.Info("GPUs' critical errors are not told", "error", err)
+		if errors.As(err, &lacks) { // readings report less, and later
+			g.config.Logger.Info("critical errors of GPUs are not watched: the driver is too old", "error", err)
 			return nil
 		}
 		if err != nil {
-			g.readHealth(l) // a GPU that is lost ends the waiting for all
+			g.readHealth(l) // a lost GPU ends the wait for all GPUs
 		}
 		return err
 	})
@@ -85,34 +86,34 @@ func (g *Set) watchHealth(ctx context.Context) (err error) {
 	return w.Wait()
 }
 
-// handleXid takes a critical error of a GPU, by NVML's index.
+// handleXid records a critical error of a GPU, by NVML's index.
 func (g *Set) handleXid(index int, handleXid uint64) {
 	g.reading.Lock()
 	defer g.reading.Unlock()
 	if index >= len(g.indices) || g.indices[index] == "" {
-		g.config.Logger.Warn("a GPU that cannot be told reports a critical error", "index", index, "error", health.XidText(handleXid))
+		g.config.Logger.Warn("an unknown GPU reported a critical error", "index", index, "error", health.XidText(handleXid))
 		return
 	}
 	at := g.indices[index]
 	g.updateHealth(at, func(j *health.Tracker) {
-		ours := j.RecordXid(handleXid)
-		g.config.Logger.Warn("a GPU reports a critical error", "gpu", at, "error", health.XidText(handleXid), "of a program", !ours)
+		counts := j.RecordXid(handleXid)
+		g.config.Logger.Warn("a GPU reported a critical error", "gpu", at, "error", health.XidText(handleXid), "application_error", !counts)
 	})
 }
 
-// readHealth takes a reading.
+// readHealth reads the health of all GPUs.
 func (g *Set) readHealth(l *nvml.Library) {
 	g.reading.Lock()
 	defer g.reading.Unlock()
 	all, err := l.ReadHealth()
 	if err != nil {
-		g.config.Logger.Debug("a reading of the GPUs' health", "error", err)
+		g.config.Logger.Debug("reading GPU health failed", "error", err)
 	}
 	var addresses []string // by index
 	seen := make(map[string]bool)
 	for i, one := range all {
 		at := normalizeAddress(one.PCI.Address)
-		if at == "" && i < len(g.indices) { // a GPU that is lost does not say where it is
+		if at == "" && i < len(g.indices) { // a lost GPU does not report its address
 			at = g.indices[i]
 		}
 		addresses, seen[at] = append(addresses, at), true
@@ -127,17 +128,18 @@ func (g *Set) readHealth(l *nvml.Library) {
 	if len(all) > 0 {
 		for _, at := range gone {
 			g.updateHealth(at, func(j *health.Tracker) {
-				j.RecordReading(topology.Health{Lost: "the driver does not show it any more"})
+				j.RecordReading(topology.Health{Lost: "the driver does not list it any more"})
 			})
 		}
 	}
 }
 
-// normalizeAddress is a PCI address as all write it.
+// normalizeAddress returns a PCI address in lower case.
 func normalizeAddress(s string) string { return strings.ToLower(s) }
 
-// updateHealth tells the judge of a GPU something, and the GPU what follows from it.
-func (g *Set) updateHealth(at string, something func(*health.Tracker)) {
+// updateHealth updates the tracker of a GPU, logs what changed, and applies the result to
+// the open GPUs.
+func (g *Set) updateHealth(at string, update func(*health.Tracker)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	j := g.trackers[at]
@@ -146,21 +148,21 @@ func (g *Set) updateHealth(at string, something func(*health.Tracker)) {
 		g.trackers[at] = j
 	}
 	problem, note := j.Problem(), j.Warning()
-	something(j)
+	update(j)
 	if now := j.Problem(); now != problem && now != "" {
-		g.config.Logger.Warn("a GPU is not trusted with KV any more", "gpu", at, "why", now)
+		g.config.Logger.Warn("GPU became unhealthy; it receives no KV", "gpu", at, "cause", now)
 	} else if now != problem {
-		g.config.Logger.Info("a GPU is trusted with KV again", "gpu", at)
+		g.config.Logger.Info("GPU became healthy again", "gpu", at)
 	}
 	if now := j.Warning(); now != note {
-		g.config.Logger.Info("a GPU's state", "gpu", at, "state", now)
+		g.config.Logger.Info("GPU warning changed", "gpu", at, "warning", now)
 	}
 	for _, gpu := range g.gpus {
 		g.applyHealthLocked(gpu)
 	}
 }
 
-// applyHealthLocked tells a GPU what is thought of it.
+// applyHealthLocked marks a GPU as its tracker judges it.
 func (g *Set) applyHealthLocked(gpu *cuda.GPU) {
 	j := g.trackers[normalizeAddress(gpu.Device().PCI)]
 	if j == nil {

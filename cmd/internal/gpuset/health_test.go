@@ -33,8 +33,8 @@ func (l *log) String() string {
 	return l.text.String()
 }
 
-// watched is GPUs 0 and 1 whose health is watched until the test ends.
-type watched struct {
+// watchedSet is a Set with GPUs 0 and 1 whose health is watched until the test ends.
+type watchedSet struct {
 	*Set
 	t    *testing.T
 	nvml *fake.Control
@@ -42,9 +42,9 @@ type watched struct {
 	gpu  [2]*cuda.GPU
 }
 
-func watch(t *testing.T) *watched {
+func startWatch(t *testing.T) *watchedSet {
 	t.Helper()
-	w := &watched{t: t, log: &log{}}
+	w := &watchedSet{t: t, log: &log{}}
 	library := fake.NVML(t)
 	w.nvml = fake.Open(t, library)
 	w.Set = New(Config{CUDA: fake.CUDA(t), NVML: library, Logger: slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
@@ -61,7 +61,7 @@ func watch(t *testing.T) *watched {
 			t.Error(err)
 		}
 		if n := w.nvml.Live(""); n != 0 {
-			t.Errorf("%d handles of NVML are alive", n)
+			t.Errorf("%d handles of NVML are open", n)
 		}
 	})
 	for i := range w.gpu {
@@ -75,48 +75,49 @@ func watch(t *testing.T) *watched {
 	return w
 }
 
-// until waits until something holds.
-func (w *watched) until(what string, holds func() bool) {
+// waitFor waits until holds returns true.
+func (w *watchedSet) waitFor(what string, holds func() bool) {
 	w.t.Helper()
 	for limit := time.Now().Add(time.Minute); !holds(); time.Sleep(time.Millisecond) {
 		if time.Now().After(limit) {
-			w.t.Fatalf("%s: it does not come to it; log:\n%s", what, w.log)
+			w.t.Fatalf("timed out: %s; log:\n%s", what, w.log)
 		}
 	}
 }
 
-func (w *watched) down(gpu int, text string) bool {
+func (w *watchedSet) down(gpu int, text string) bool {
 	err := w.gpu[gpu].Err()
 	return (err == nil) == (text == "") && (err == nil || strings.Contains(err.Error(), text))
 }
 
-// TestHealth condemns the GPU that is sick, and no other, and for as long as it is.
+// TestHealth checks that exactly the GPU with a problem is unhealthy, as long as it has
+// it.
 func TestHealth(t *testing.T) {
-	w := watch(t)
-	w.until("NVML is open", func() bool { return w.nvml.Live("event sets") == 1 })
+	w := startWatch(t)
+	w.waitFor("NVML is open", func() bool { return w.nvml.Live("event sets") == 1 })
 	w.nvml.Set("fake_xid", 1013) // GPU 1
-	w.until("a program's fault is told", func() bool { return strings.Contains(w.log.String(), "Xid 13: a fault in a program") })
+	w.waitFor("a program's fault is logged", func() bool { return strings.Contains(w.log.String(), "Xid 13: a fault in a program") })
 	if !w.down(0, "") || !w.down(1, "") {
 		t.Errorf("a program's fault: %v, %v", w.gpu[0].Err(), w.gpu[1].Err())
 	}
 	w.nvml.Set("fake_sick", 0)
-	w.until("GPU 0 has memory errors", func() bool { return w.down(0, "gpu 0 is down: 7 uncorrected memory errors") })
-	w.until("its state is told", func() bool { return strings.Contains(w.log.String(), "slowed: heat") })
+	w.waitFor("GPU 0 has memory errors", func() bool { return w.down(0, "gpu 0 is down: 7 uncorrected memory errors") })
+	w.waitFor("its warning is logged", func() bool { return strings.Contains(w.log.String(), "throttled: heat") })
 	w.nvml.Set("fake_sick", -1)
-	w.until("it is well again", func() bool { return w.down(0, "") })
+	w.waitFor("GPU 0 is healthy again", func() bool { return w.down(0, "") })
 	w.nvml.Set("fake_lost", 0)
-	w.until("GPU 0 is lost", func() bool { return w.down(0, "fallen off the bus") })
+	w.waitFor("GPU 0 is lost", func() bool { return w.down(0, "fallen off the bus") })
 	w.nvml.Set("fake_lost", -1)
-	w.until("it is back", func() bool { return w.down(0, "") })
+	w.waitFor("GPU 0 is back", func() bool { return w.down(0, "") })
 	if !w.down(1, "") {
-		t.Errorf("GPU 1 is none of these: %v", w.gpu[1].Err())
+		t.Errorf("GPU 1 is unhealthy: %v", w.gpu[1].Err())
 	}
 	w.nvml.Set("fake_xid", 1079)
-	w.until("GPU 1 has fallen off the bus", func() bool { return w.down(1, "gpu 1 is down: Xid 79: it has fallen off the bus") })
+	w.waitFor("GPU 1 has fallen off the bus", func() bool { return w.down(1, "gpu 1 is down: Xid 79: it has fallen off the bus") })
 	if !w.down(0, "") {
-		t.Errorf("GPU 0 is not GPU 1: %v", w.gpu[0].Err())
+		t.Errorf("GPU 0 is unhealthy: %v", w.gpu[0].Err())
 	}
-	// Of one that is opened later, what is known already is known of it.
+	// A GPU that is opened later has the health that is known already.
 	w.mu.Lock()
 	delete(w.gpus, 1)
 	w.mu.Unlock()
@@ -125,18 +126,18 @@ func TestHealth(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := again.Err(); err == nil {
-		t.Error("a sick GPU is trusted when it is opened")
+		t.Error("an unhealthy GPU is healthy when it is opened")
 	}
-	for _, line := range []string{"a GPU is not trusted with KV any more", "a GPU is trusted with KV again", "of a program"} {
+	for _, line := range []string{"GPU became unhealthy", "GPU became healthy again", "application_error=true"} {
 		if !strings.Contains(w.log.String(), line) {
-			t.Errorf("nobody says %q", line)
+			t.Errorf("the log does not have %q", line)
 		}
 	}
 }
 
-// TestHealthGoesOn makes each call of NVML fail once, and again: the watch goes on, and
-// sees what comes.
-func TestHealthGoesOn(t *testing.T) {
+// TestHealthSurvivesFailures makes each call of NVML fail twice: the watch continues, and
+// notices what follows.
+func TestHealthSurvivesFailures(t *testing.T) {
 	for _, call := range []string{"nvmlInit_v2", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetUUID",
 		"nvmlDeviceGetTotalEccErrors", "nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2", "nvmlEventSetFree"} {
 		t.Run(call, func(t *testing.T) {
@@ -145,10 +146,11 @@ func TestHealthGoesOn(t *testing.T) {
 			for nth := range 2 {
 				before.Fail(call, nth+1, 999)
 			}
-			w := watch(t)
+			w := startWatch(t)
 			made, waits := w.nvml.Calls(call), -1
-			w.until("the call is made again", func() bool {
-				// What has all of it made again; once for each call: the fake has room for 64.
+			w.waitFor("the call is made again", func() bool {
+				// A failing wait makes everything again; once per call, since the fake
+				// has room for 64 failures.
 				if n := w.nvml.Calls("nvmlEventSetWait_v2"); n != waits {
 					before.Fail("nvmlEventSetWait_v2", 1, 999)
 					waits = n
@@ -156,11 +158,11 @@ func TestHealthGoesOn(t *testing.T) {
 				return w.nvml.Calls(call) >= made+3
 			})
 			before.Clear()
-			w.until("NVML is open", func() bool { return w.nvml.Live("event sets") > 0 })
+			w.waitFor("NVML is open", func() bool { return w.nvml.Live("event sets") > 0 })
 			for i := range 2 {
-				w.until(fmt.Sprintf("GPU %d is well", i), func() bool { return w.down(i, "") })
+				w.waitFor(fmt.Sprintf("GPU %d is healthy", i), func() bool { return w.down(i, "") })
 			}
-			w.until("an Xid is seen", func() bool { // one may come when nobody waits
+			w.waitFor("an Xid is seen", func() bool { // one may occur while no wait is in progress
 				w.nvml.Set("fake_xid", 1095)
 				return w.down(1, "Xid 95: an uncontained memory error")
 			})
@@ -168,7 +170,7 @@ func TestHealthGoesOn(t *testing.T) {
 	}
 }
 
-// TestNoNVML has nobody to ask, and nobody who asks.
+// TestNoNVML runs without NVML, with and without an open GPU.
 func TestNoNVML(t *testing.T) {
 	for _, open := range []bool{false, true} {
 		said := &log{}
@@ -184,9 +186,9 @@ func TestNoNVML(t *testing.T) {
 			} else if err != nil {
 				t.Fatal(err)
 			}
-			for limit := time.Now().Add(time.Minute); !strings.Contains(said.String(), "nobody watches"); time.Sleep(time.Millisecond) {
+			for limit := time.Now().Add(time.Minute); !strings.Contains(said.String(), "GPU health is not watched"); time.Sleep(time.Millisecond) {
 				if time.Now().After(limit) {
-					t.Fatal("nobody says that nobody watches")
+					t.Fatal("the log does not say that GPU health is not watched")
 				}
 			}
 		}

@@ -132,7 +132,7 @@ func TestSiteRDMA(t *testing.T) {
 		{port: "mlx5_0", device: "mlx5_0", rate: 50e9},
 		{own: config.RDMADevice{Device: "mlx5_1"}, port: "mlx5_1", device: "mlx5_1", rate: 25e9},
 		{own: config.RDMADevice{Device: "mlx5_1", Port: 2}, port: "mlx5_1", device: "mlx5_1", rate: 12e9},
-		{own: config.RDMADevice{Device: "mlx5_9"}, device: "mlx5_9", none: "mlx5_9, which is not there"},
+		{own: config.RDMADevice{Device: "mlx5_9"}, device: "mlx5_9", none: "mlx5_9, which does not exist"},
 		{off: true, none: "switched off in the fleet file"},
 		{off: true, own: config.RDMADevice{Device: "mlx5_1"}, device: "mlx5_1", none: "switched off in the fleet file"},
 	} {

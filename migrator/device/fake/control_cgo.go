@@ -17,15 +17,15 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device"
 )
 
-// Control is a fake library as its tests see it. All that a process loads from
-// one path is one library with one state.
+// Control controls a fake library in tests. All users of one path in a process share one
+// library with one state.
 type Control struct {
 	t   testing.TB
 	lib *device.Library
 }
 
-// Open takes control of the fake at a path. At the end of the test what it was
-// told is forgotten.
+// Open returns the Control of the fake at a path. At the end of the test, injected
+// failures are cleared.
 func Open(t testing.TB, path string) *Control {
 	t.Helper()
 	lib, err := device.Load(path)
@@ -47,30 +47,30 @@ func (c *Control) call(function, name string, a, b int) int {
 	return int(C.control(f, s, C.long(a), C.long(b)))
 }
 
-// Fail makes the nth call of a function from now on, counted from 1, fail with a
-// code. "*" is any function. A negative nth is that call and, of libcuda, all that
-// follow it.
+// Fail makes the nth call of a function from now on, counted from 1, fail with a code.
+// "*" means any function. A negative nth means that call and, with libcuda, all calls
+// after it.
 func (c *Control) Fail(function string, nth, code int) { c.call("fake_fail", function, nth, code) }
 
-// Clear forgets what was to fail, and ends Pause.
+// Clear clears the injected failures, and ends Pause.
 func (c *Control) Clear() { c.call("fake_clear", "", 0, 0) }
 
-// Pause has the library's own threads wait before their next piece of work, until
+// Pause makes the library's own threads wait before their next piece of work, until
 // Resume.
 func (c *Control) Pause() { c.call("fake_hold", "", 1, 0) }
 
 // Resume ends Pause.
 func (c *Control) Resume() { c.call("fake_hold", "", 0, 0) }
 
-// Calls is how often a function was called.
+// Calls returns how often a function was called.
 func (c *Control) Calls(function string) int { return c.call("fake_calls", function, 0, 0) }
 
-// Live is how many handles of a kind are alive; "" is all kinds.
+// Live returns the number of open handles of a kind; "" means all kinds.
 func (c *Control) Live(kind string) int { return c.call("fake_live", kind, 0, 0) }
 
-// Query calls a function of the fake's own with a number, and returns what it says.
+// Query calls a function of the fake's own with a number, and returns its result.
 func (c *Control) Query(function string, value int) int { return c.call(function, "", value, 0) }
 
-// Set calls a function of the fake's own with a number; the library's source says
-// which there are.
+// Set calls a function of the fake's own with a number. The source of the library lists
+// these functions.
 func (c *Control) Set(function string, value int) { c.call(function, "", value, 0) }

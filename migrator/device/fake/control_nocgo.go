@@ -8,7 +8,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device"
 )
 
-// Control is of no use here.
+// Control cannot be used on this platform.
 type Control struct{}
 
 // Open skips the test: no library can be loaded.
@@ -35,9 +35,8 @@ func (c *Control) Calls(function string) int { return 0 }
 // Live returns 0.
 func (c *Control) Live(kind string) int { return 0 }
 
-// Query says nothing.
+// Query returns 0.
 func (*Control) Query(string, int) int { return 0 }
 
-// Set calls a function of the fake's own with a number; the library's source says
-// which there are.
+// Set does nothing.
 func (c *Control) Set(function string, value int) {}

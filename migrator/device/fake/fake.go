@@ -1,9 +1,9 @@
-// Package fake builds device libraries that have no devices, for tests: the real
-// cgo path runs against them on any machine, and any call can be made to fail.
+// Package fake builds fake device libraries for tests: the real cgo code runs against
+// them on any machine, and any call can be made to fail.
 //
-// A library is one C file here, compiled by gcc when a test asks for it, and kept
-// in the user's cache under the sum of its source. It is no part of any program
-// but tests.
+// CUDA, NVML and Verbs build a library and return its path; Open returns its Control. A
+// library is one C file in this folder, compiled by gcc when a test needs it, and cached
+// in the user's cache directory under the hash of its source. Only tests use the package.
 package fake
 
 import (
@@ -23,14 +23,14 @@ import (
 //go:embed libcuda/libcuda.c libnvml/libnvidia-ml.c libverbs/libibverbs.c
 var sources embed.FS
 
-// errNoCompiler is the one reason for which tests are skipped.
-var errNoCompiler = errors.New("there is no gcc to build a fake library with")
+// errNoCompiler is the only reason for skipping tests.
+var errNoCompiler = errors.New("gcc, which builds the fake library, is not installed")
 
 // flags of the compiler.
 var flags = []string{"-shared", "-fPIC", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-fvisibility=hidden"}
 
-// CUDA builds the fake libcuda.so.1 and returns its path. Without a compiler the
-// test is skipped, and fails where $CI is set.
+// CUDA builds the fake libcuda.so.1 and returns its path. Without a compiler it skips the
+// test, or fails it if $CI is set.
 func CUDA(t testing.TB) string {
 	t.Helper()
 	path, err := build("libcuda/libcuda.c", map[string]string{"core.h": kernel.Core})
@@ -43,7 +43,7 @@ func CUDA(t testing.TB) string {
 	return path
 }
 
-// build compiles a source beside its headers, unless that was done before.
+// build compiles a source with its headers, unless the result is in the cache.
 func build(source string, headers map[string]string) (string, error) {
 	c, err := sources.ReadFile(source)
 	if err != nil {
@@ -86,5 +86,5 @@ func build(source string, headers map[string]string) (string, error) {
 	if msg, err := exec.Command(gcc, append(flags, "-o", lib, filepath.Join(dir, name), "-lpthread")...).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("gcc %s: %w\n%s", name, err, msg)
 	}
-	return out, os.Rename(lib, out) // whoever was faster made the same
+	return out, os.Rename(lib, out) // a concurrent build makes the same file
 }

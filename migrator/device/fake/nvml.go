@@ -8,9 +8,8 @@ import (
 	"testing"
 )
 
-// NVML builds the fake libnvidia-ml.so.1 and returns its path. The library lacks
-// the symbols that are named. Without a compiler the test is skipped, and fails
-// where $CI is set.
+// NVML builds the fake libnvidia-ml.so.1, without the given symbols, and returns its
+// path. Without a compiler it skips the test, or fails it if $CI is set.
 func NVML(t testing.TB, lacking ...string) string {
 	t.Helper()
 	var lack strings.Builder

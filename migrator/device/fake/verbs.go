@@ -8,8 +8,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 )
 
-// Verbs builds the fake libibverbs.so.1 and returns its path. Without a compiler
-// the test is skipped, and fails where $CI is set.
+// Verbs builds the fake libibverbs.so.1 and returns its path. Without a compiler it skips
+// the test, or fails it if $CI is set.
 func Verbs(t testing.TB) string {
 	t.Helper()
 	path, err := build("libverbs/libibverbs.c", map[string]string{"abi.h": verbs.ABI})

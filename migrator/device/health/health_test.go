@@ -7,8 +7,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 )
 
-// What is told, step by step, and what is made of it.
-func TestJudge(t *testing.T) {
+// TestTracker records reports step by step and checks the results.
+func TestTracker(t *testing.T) {
 	type step struct {
 		xid           uint64
 		reading       *topology.Health
@@ -17,8 +17,8 @@ func TestJudge(t *testing.T) {
 	read := func(h topology.Health) *topology.Health { return &h }
 	for name, steps := range map[string][]step{
 		"a program's fault":       {{xid: 13}, {xid: 31}, {xid: 43}, {xid: 45}, {xid: 109}},
-		"a repair that is due":    {{xid: 63, reading: read(topology.Health{Remap: true}), note: "rows to be replaced"}},
-		"heat":                    {{reading: read(topology.Health{Throttled: []string{"heat", "power cap"}}), note: "slowed: heat, power cap"}, {reading: read(topology.Health{})}},
+		"a repair that is due":    {{xid: 63, reading: read(topology.Health{Remap: true}), note: "rows to be remapped"}},
+		"heat":                    {{reading: read(topology.Health{Throttled: []string{"heat", "power cap"}}), note: "throttled: heat, power cap"}, {reading: read(topology.Health{})}},
 		"off the bus":             {{xid: 79, problem: "Xid 79: it has fallen off the bus"}, {reading: read(topology.Health{}), problem: "Xid 79"}},
 		"an unknown Xid":          {{xid: 4711, problem: "Xid 4711"}, {xid: 13, problem: "Xid 4711"}},
 		"lost, and back":          {{reading: read(topology.Health{Lost: "reset the GPU"}), problem: "reset the GPU"}, {reading: read(topology.Health{ECC: 3})}},

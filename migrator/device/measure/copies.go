@@ -8,9 +8,9 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
 )
 
-// MeasureCopies times and verifies the ways within the GPU, to and from the host, and the
-// checksum. A way that fails, or moves other bytes than it should, costs no other: the rows
-// of those are returned beside its error, unless the GPU has failed for good.
+// MeasureCopies times and verifies the ways within the GPU, to and from host memory, and
+// the checksum. A way that fails, or copies wrong bytes, affects no other: the rows of
+// the others are returned with its error, unless the GPU has failed for good.
 func (r *Bench) MeasureCopies() (rows []Row, err error) {
 	for _, f := range []func() ([]Row, error){r.measureWithin, r.measureToHost, r.measureFromHost, r.measureChecksum} {
 		part, failed := f()
@@ -29,13 +29,13 @@ func (r *Bench) MeasureCopies() (rows []Row, err error) {
 type way struct {
 	name        string
 	groups      int
-	work        func() error // nil: there is no such way here
-	to          *destination // where it moves blocks to; nil for what moves nothing
-	want        []uint64     // the sums of what it moves, by entry and region
-	reportsSums bool         // whether it is a kernel, which tells these sums as well
+	work        func() error // nil if the way does not exist here
+	to          *destination // where it copies blocks to; nil if it copies nothing
+	want        []uint64     // the expected sums of the parts, by entry and region
+	reportsSums bool         // whether it is a kernel, which reports these sums as well
 }
 
-// measureWays times and verifies several ways of one part. See Copies.
+// measureWays times and verifies several ways of one part. See MeasureCopies.
 func (r *Bench) measureWays(part string, bytes int64, ways []way) (rows []Row, err error) {
 	for _, w := range ways {
 		if w.work == nil {
@@ -53,14 +53,14 @@ func (r *Bench) measureWays(part string, bytes int64, ways []way) (rows []Row, e
 		if cuda.Sticky(failed) {
 			break
 		}
-		if failed := r.stream.Wait(); failed != nil { // something may be under way
+		if failed := r.stream.Wait(); failed != nil { // work may be in progress
 			return rows, errors.Join(err, failed)
 		}
 	}
 	return rows, err
 }
 
-// label is a way's name, with its groups.
+// label returns the way's name, with its groups.
 func (w way) label() string {
 	if w.groups == 0 {
 		return w.name
@@ -68,7 +68,7 @@ func (w way) label() string {
 	return fmt.Sprintf("%s, %d groups", w.name, w.groups)
 }
 
-// waysByGroups are ways of one kernel, by the number of its groups.
+// waysByGroups returns the ways of one kernel, by the number of its groups.
 func (r *Bench) waysByGroups(w way, work func(groups int) error) (out []way) {
 	for _, g := range r.config.Groups {
 		w.groups, w.work = g, func() error { return work(g) }
@@ -89,7 +89,7 @@ func (r *Bench) forEachPart(s Shape, f func(i, g int) error) error {
 	return nil
 }
 
-// batchCopy is the batch call over all parts of a plan; nil where the driver has none.
+// batchCopy returns the batch call over all parts of a plan; nil if the driver has none.
 func (r *Bench) batchCopy(s Shape, part func(i, g int) (dst, src cuda.Pointer)) func() error {
 	if !r.config.Driver.SupportsBatches() {
 		return nil
@@ -102,7 +102,7 @@ func (r *Bench) batchCopy(s Shape, part func(i, g int) (dst, src cuda.Pointer)) 
 	}
 }
 
-// batchWithin moves the plan within the GPU by the batch call.
+// batchWithin returns the batch call that copies the plan within the GPU.
 func (r *Bench) batchWithin() func() error {
 	s := r.config.Shape
 	return r.batchCopy(s, func(i, g int) (cuda.Pointer, cuda.Pointer) {
@@ -128,7 +128,7 @@ func (r *Bench) measureWithin() ([]Row, error) {
 	})...))
 }
 
-// withPinned makes memory of the host for a shape's plan, and runs f.
+// withPinned runs f with pinned memory for a shape's plan.
 func (r *Bench) withPinned(f func(s Shape, h *cuda.HostMemory) ([]Row, error)) ([]Row, error) {
 	s := r.config.Shape.hostShape()
 	h, err := r.context.AllocHost(s.Bytes())
@@ -136,7 +136,7 @@ func (r *Bench) withPinned(f func(s Shape, h *cuda.HostMemory) ([]Row, error)) (
 		return nil, err
 	}
 	rows, err := f(s, h)
-	return rows, errors.Join(err, r.stream.Wait(), h.Close()) // after an error there may be work under way
+	return rows, errors.Join(err, r.stream.Wait(), h.Close()) // after an error work may be in progress
 }
 
 func (r *Bench) measureToHost() ([]Row, error) {
@@ -161,7 +161,7 @@ func (r *Bench) measureToHost() ([]Row, error) {
 
 func (r *Bench) measureFromHost() ([]Row, error) {
 	return r.withPinned(func(s Shape, h *cuda.HostMemory) ([]Row, error) {
-		seed := r.seed + 1<<40 // no word of the pool's
+		seed := r.seed + 1<<40 // differs from all words of the pool
 		fillPattern(h.Bytes(), seed, 0)
 		inRow, byPlan, want := r.poolDestination(r.inOrder[:s.Plan], side{r.dst, true}), r.poolDestination(r.pairs[:s.Plan], side{at: r.dst}), s.expectedSums(seed, s.packedOffset)
 		ways := []way{

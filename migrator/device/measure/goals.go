@@ -5,8 +5,7 @@ import (
 	"math"
 )
 
-// What a machine should reach, with the thread groups that transport cuda has where its
-// configuration names none.
+// The goals, with the number of thread groups that transport cuda uses by default.
 const (
 	goalGroups = 16
 	goalGather = 0.85  // of a contiguous copy's rate
@@ -21,20 +20,21 @@ const (
 	NotMeasured = "not measured"
 )
 
-// Goal is what a machine should reach, and whether it does.
+// Goal is a goal, and whether the host meets it.
 type Goal struct {
 	Goal  string  `json:"goal"`  // for people, with its limit
 	Limit float64 `json:"limit"` // a ratio, or seconds
-	// Measured is what there is of Limit's kind; nil where nothing was measured. By says how.
+	// Measured is the measured value in Limit's unit; nil if nothing was measured. By
+	// says how.
 	Measured *float64 `json:"measured,omitempty"`
 	By       string   `json:"by,omitempty"`
 	Verdict  string   `json:"verdict"`
-	Why      string   `json:"why,omitempty"` // nothing was measured
-	// Text is all of it in a line.
+	Why      string   `json:"why,omitempty"` // nothing was measured; the reason
+	// Text is the goal in one line.
 	Text string `json:"text"`
 }
 
-// newGoal is a goal with its verdict; text is what was measured.
+// newGoal returns a goal with its verdict; text is the measured value.
 func newGoal(goal string, limit, measured float64, text, by string, met bool) Goal {
 	g := Goal{Goal: goal, Limit: limit, Measured: &measured, By: by, Verdict: NotMet}
 	if met {
@@ -53,13 +53,14 @@ func newUnmeasuredGoal(goal string, limit float64, by, why string) Goal {
 	return g
 }
 
-// EvaluateGoals are the verdicts on what was measured. They are this minute's: a GPU that others
-// use reaches less.
+// EvaluateGoals returns the verdicts on what was measured. They hold for this moment: a
+// GPU that others use achieves less.
 func EvaluateGoals(rows []Row) []Goal {
 	return append([]Goal{gatherGoal(rows), submitGoal(rows)}, slowdownGoals(rows)...)
 }
 
-// findRow is the row of a way of a part; groups is 0 where it has none. Nil if there is none.
+// findRow returns the row of a way of a part, nil if there is none; groups is 0 for a way
+// without groups.
 func findRow(rows []Row, part, name string, groups int) *Row {
 	for i, r := range rows {
 		if r.Part == part && r.Way == name && r.Groups == groups {
@@ -77,14 +78,14 @@ const (
 
 var withGroups = fmt.Sprintf("with %d CTAs", goalGroups)
 
-// missingKernelReason is why there is no row of the kernel.
+// missingKernelReason returns why there is no row of the kernel.
 func missingKernelReason(rows []Row) string {
 	for _, r := range rows {
 		if r.Part == Within && r.Way == byKernel {
-			return fmt.Sprintf("the kernel was run with other numbers of CTAs than the %d that transport cuda has", goalGroups)
+			return fmt.Sprintf("the kernel was not run with the %d CTAs that transport cuda uses", goalGroups)
 		}
 	}
-	return "the kernel was not timed, or did not move what it should"
+	return "the kernel was not timed, or copied wrong bytes"
 }
 
 func gatherGoal(rows []Row) Goal {
@@ -94,7 +95,7 @@ func gatherGoal(rows []Row) Goal {
 	case k == nil:
 		return newUnmeasuredGoal(goal, goalGather, "", missingKernelReason(rows))
 	case whole == nil || whole.Rate <= 0 || k.Rate <= 0:
-		return newUnmeasuredGoal(goal, goalGather, "", "there is no rate of a contiguous copy to compare with")
+		return newUnmeasuredGoal(goal, goalGather, "", "no rate of a contiguous copy was measured")
 	}
 	ratio := k.Rate / whole.Rate
 	g := newGoal(goal, goalGather, ratio, fmt.Sprintf("%.2f×", ratio), withGroups, ratio >= goalGather)
@@ -121,7 +122,8 @@ func submitGoal(rows []Row) Goal {
 	return newGoal(goal, goalSubmit, k.Submit, fmt.Sprintf("%.1f µs", k.Submit*1e6), withGroups, k.Submit <= goalSubmit)
 }
 
-// slowdownGoals has a goal for each process that decoded and each way of copying beside it.
+// slowdownGoals returns a goal for each process that decoded, and each way of copying
+// beside it.
 func slowdownGoals(rows []Row) (out []Goal) {
 	goal := fmt.Sprintf("decode slow-down ≤ %.0f %%", goalSlower*100)
 	for _, alone := range rows {
@@ -145,9 +147,9 @@ func slowdownGoals(rows []Row) (out []Goal) {
 			case r == nil:
 				out = append(out, newUnmeasuredGoal(goal, goalSlower, by, "no step was timed beside such a transfer"))
 			case r.Slower == nil || again == nil || again.Slower == nil:
-				out = append(out, newUnmeasuredGoal(goal, goalSlower, by, "there is no time of a step alone to compare with, before and after"))
+				out = append(out, newUnmeasuredGoal(goal, goalSlower, by, "no step was timed alone, before and after"))
 			case math.Abs(*again.Slower) > goalSlower:
-				out = append(out, newUnmeasuredGoal(goal, goalSlower, by, fmt.Sprintf("it would be %+.1f %%, but a step alone was %+.1f %% off from itself: others use the GPU, or its clocks change",
+				out = append(out, newUnmeasuredGoal(goal, goalSlower, by, fmt.Sprintf("it would be %+.1f %%, but a step alone differed from itself by %+.1f %%: others use the GPU, or its clocks change",
 					*r.Slower*100, *again.Slower*100)))
 			default:
 				out = append(out, newGoal(goal, goalSlower, *r.Slower, fmt.Sprintf("%+.1f %%", *r.Slower*100), by, *r.Slower <= goalSlower))

@@ -58,23 +58,23 @@ goal: submit ≤ 50 µs: 51.0 µs with 16 CTAs, not met
 goal: decode slow-down ≤ 1 %: +125.0 % by the kernel with 16 CTAs, of process 7, not met
 goal: decode slow-down ≤ 1 %: +2.0 % by the copy engines, of process 7, not met`},
 		{"nothing is measured", nil, `
-goal: gather ≥ 0.85× contiguous: not measured: the kernel was not timed, or did not move what it should
-goal: submit ≤ 50 µs: not measured: the kernel was not timed, or did not move what it should
+goal: gather ≥ 0.85× contiguous: not measured: the kernel was not timed, or copied wrong bytes
+goal: submit ≤ 50 µs: not measured: the kernel was not timed, or copied wrong bytes
 goal: decode slow-down ≤ 1 %: not measured: no steps of another process were timed`},
 		{"other CTAs, and no batch call", drop(good(), func(r Row) bool { return r.Groups == 16 || r.Way == ByCopies }), `
-goal: gather ≥ 0.85× contiguous: not measured: the kernel was run with other numbers of CTAs than the 16 that transport cuda has
-goal: submit ≤ 50 µs: not measured: the kernel was run with other numbers of CTAs than the 16 that transport cuda has
+goal: gather ≥ 0.85× contiguous: not measured: the kernel was not run with the 16 CTAs that transport cuda uses
+goal: submit ≤ 50 µs: not measured: the kernel was not run with the 16 CTAs that transport cuda uses
 goal: decode slow-down ≤ 1 %: not measured: by the kernel with 16 CTAs, of process 7: no step was timed beside such a transfer
 goal: decode slow-down ≤ 1 %: not measured: by the copy engines, of process 7: no step was timed beside such a transfer`},
 		{"noise, and no contiguous copy", set(drop(good(), func(r Row) bool { return r.Way == "contiguous" }), AloneAgain, 0, func(r *Row) { *r.Slower = -0.03 }), `
-goal: gather ≥ 0.85× contiguous: not measured: there is no rate of a contiguous copy to compare with
+goal: gather ≥ 0.85× contiguous: not measured: no rate of a contiguous copy was measured
 goal: submit ≤ 50 µs: 31.2 µs with 16 CTAs, met
-goal: decode slow-down ≤ 1 %: not measured: by the kernel with 16 CTAs, of process 7: it would be +0.9 %, but a step alone was -3.0 % off from itself: others use the GPU, or its clocks change
-goal: decode slow-down ≤ 1 %: not measured: by the copy engines, of process 7: it would be -0.1 %, but a step alone was -3.0 % off from itself: others use the GPU, or its clocks change`},
+goal: decode slow-down ≤ 1 %: not measured: by the kernel with 16 CTAs, of process 7: it would be +0.9 %, but a step alone differed from itself by -3.0 %: others use the GPU, or its clocks change
+goal: decode slow-down ≤ 1 %: not measured: by the copy engines, of process 7: it would be -0.1 %, but a step alone differed from itself by -3.0 %: others use the GPU, or its clocks change`},
 		{"it ends early", drop(good(), func(r Row) bool { return r.Way == AloneAgain || r.Way == ByCopies || r.Part == Within }), `
-goal: gather ≥ 0.85× contiguous: not measured: the kernel was not timed, or did not move what it should
-goal: submit ≤ 50 µs: not measured: the kernel was not timed, or did not move what it should
-goal: decode slow-down ≤ 1 %: not measured: by the kernel with 16 CTAs, of process 7: there is no time of a step alone to compare with, before and after
+goal: gather ≥ 0.85× contiguous: not measured: the kernel was not timed, or copied wrong bytes
+goal: submit ≤ 50 µs: not measured: the kernel was not timed, or copied wrong bytes
+goal: decode slow-down ≤ 1 %: not measured: by the kernel with 16 CTAs, of process 7: no step was timed alone, before and after
 goal: decode slow-down ≤ 1 %: not measured: by the copy engines, of process 7: no step was timed beside such a transfer`},
 	} {
 		got := ""

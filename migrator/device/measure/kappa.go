@@ -6,12 +6,12 @@ import (
 	"math"
 )
 
-// Kappa is what unequal lengths cost a batch: the fit of
+// Kappa is the cost of unequal lengths in a batch: the fit of
 //
 //	seconds = Base + PerToken·(ΣL + Kappa·(Lmax − Lmean))
 //
-// to points of one batch size, the heterogeneity of the paper's figure 2 as
-// engine/cost has it.
+// to points of one batch size, the heterogeneity of the paper's figure 2 as engine/cost
+// has it.
 type Kappa struct {
 	Kappa    float64 `json:"kappa"`
 	StdErr   float64 `json:"standard_error"` // of Kappa, by the delta method
@@ -20,22 +20,22 @@ type Kappa struct {
 	Points   int     `json:"points"`
 }
 
-// Text is Kappa with its standard error.
+// Text returns Kappa with its standard error.
 func (k Kappa) Text() string { return fmt.Sprintf("%.2f ± %.2f", k.Kappa, k.StdErr) }
 
-// Skew is Lmax − Lmean.
+// Skew returns Lmax − Lmean.
 func (p Point) Skew() float64 { return float64(p.Longest) - float64(p.Tokens)/float64(p.Batch) }
 
-// FitKappa fits by least squares. The points need sums and spreads that differ, in ways
-// of their own.
+// FitKappa fits by least squares. The sums and the spreads of the points must differ
+// independently.
 func FitKappa(points []Point) (Kappa, error) {
 	if len(points) < 4 {
-		return Kappa{}, errors.New("kappa: four points are needed at least")
+		return Kappa{}, errors.New("kappa: at least four points are required")
 	}
-	var scaleT, scaleS float64 // so that the columns are of one size
+	var scaleT, scaleS float64 // so that the columns have similar magnitudes
 	for _, p := range points {
 		if p.Batch != points[0].Batch || p.Batch < 1 {
-			return Kappa{}, errors.New("kappa: the points are of different batches")
+			return Kappa{}, errors.New("kappa: the points have different batch sizes")
 		}
 		scaleT, scaleS = max(scaleT, float64(p.Tokens)), max(scaleS, p.Skew())
 	}
@@ -73,7 +73,7 @@ func FitKappa(points []Point) (Kappa, error) {
 	residual /= float64(max(1, len(points)-3))
 	token, skew := b[1]/scaleT, b[2]/scaleS
 	if token <= 0 {
-		return Kappa{}, errors.New("kappa: more tokens do not take longer; the times are noise")
+		return Kappa{}, errors.New("kappa: more tokens did not take longer: the times are noise")
 	}
 	k := skew / token
 	vtt, vss, vts := inv[1][1]/scaleT/scaleT, inv[2][2]/scaleS/scaleS, inv[1][2]/scaleT/scaleS
@@ -81,7 +81,7 @@ func FitKappa(points []Point) (Kappa, error) {
 	return Kappa{Kappa: k, StdErr: math.Sqrt(max(0, variance)), Base: b[0], PerToken: token, Points: len(points)}, nil
 }
 
-// invert is Gauss and Jordan's, with pivots.
+// invert inverts a matrix by Gauss-Jordan elimination with pivots.
 func invert(m [3][3]float64) (inv [3][3]float64, ok bool) {
 	for i := range inv {
 		inv[i][i] = 1

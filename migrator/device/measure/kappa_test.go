@@ -36,12 +36,11 @@ func TestFitKappa(t *testing.T) {
 	}
 }
 
-// The error that is told is the one that is made: over many noises the fits spread by
-// what each of them says.
+// The reported standard error is the real one: over many noises the fits spread by
 func TestKappaError(t *testing.T) {
 	exact := spread(5e-5, 2e-9, 4, 0)
 	rng := rand.New(rand.NewPCG(5, 6))
-	var sum, squares, told float64
+	var sum, squares, reported float64
 	const times = 2000
 	for range times {
 		noisy := append([]Point(nil), exact...)
@@ -52,11 +51,11 @@ func TestKappaError(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		sum, squares, told = sum+k.Kappa, squares+k.Kappa*k.Kappa, told+k.StdErr
+		sum, squares, reported = sum+k.Kappa, squares+k.Kappa*k.Kappa, reported+k.StdErr
 	}
 	made := math.Sqrt(squares/times - sum/times*sum/times)
-	if ratio := told / times / made; ratio < 0.9 || ratio > 1.1 {
-		t.Errorf("the error told is %v of the one made", ratio)
+	if ratio := reported / times / made; ratio < 0.9 || ratio > 1.1 {
+		t.Errorf("the reported error is %v of the real one", ratio)
 	}
 }
 

@@ -1,9 +1,13 @@
-// Package measure times the ways in which KV blocks get into, out of and around the
-// memory of a GPU, and what a transfer costs the work beside it.
+// Package measure times the ways in which KV blocks are copied into, out of and within
+// the memory of a GPU, and what a transfer costs the work beside it.
 //
-// Each way that is timed is verified, too: into memory that was cleared, against sums that
-// a processor has computed. Nothing is promised about the figures: they are those of this
-// machine and this minute, and decide nothing in a fleet.
+// NewBench opens a GPU with two pools; its methods return Rows. Owner is another process
+// with a pool on the same GPU. EvaluateGoals compares rows with the goals of transport
+// cuda.
+//
+// Invariant: each way that is timed is verified, too: into memory that was cleared,
+// against checksums that a processor has computed. The figures are those of this machine
+// and moment, and decide nothing in a fleet.
 package measure
 
 import (
@@ -17,24 +21,24 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
 )
 
-// Shape is a pool, and how much of it is moved at once.
+// Shape is the shape of a pool, and how much of it is copied at once.
 type Shape struct {
 	Regions    int   `json:"regions"`     // of a block: K and V of each layer, for instance
 	BlockBytes int64 `json:"block_bytes"` // of a block in one region
 	Pool       int   `json:"pool"`        // blocks of the pool
-	Plan       int   `json:"plan"`        // blocks that are moved, shuffled
+	Plan       int   `json:"plan"`        // blocks that are copied, shuffled
 }
 
-// Bytes is what one plan moves.
+// Bytes returns the number of bytes that one plan copies.
 func (s Shape) Bytes() int64 { return int64(s.Plan) * int64(s.Regions) * s.BlockBytes }
 
-// PoolBytes is the size of a pool.
+// PoolBytes returns the size of a pool.
 func (s Shape) PoolBytes() int64 { return int64(s.Pool) * int64(s.Regions) * s.BlockBytes }
 
-// hostBytes bounds what is moved to and from the host at once, in pinned memory.
+// hostBytes bounds what is copied to and from host memory at once, in pinned memory.
 const hostBytes = 256 << 20
 
-// hostShape is the shape with a plan that pinned memory holds.
+// hostShape returns the shape with a plan that fits into pinned memory.
 func (s Shape) hostShape() Shape {
 	s.Plan = int(max(1, min(int64(s.Plan), hostBytes/(int64(s.Regions)*s.BlockBytes))))
 	return s
@@ -44,43 +48,43 @@ func (s Shape) validate() error {
 	const most = 1 << 40
 	if s.Regions < 1 || s.BlockBytes < 16 || s.BlockBytes%16 != 0 || s.Plan < 1 || s.Pool < s.Plan || s.Regions > 4096 || s.Pool > 1<<24 ||
 		s.BlockBytes > most/int64(s.Regions)/int64(s.Pool) {
-		return fmt.Errorf("a plan of %d blocks of a pool of %d, %d regions of %d bytes each: want 1 ≤ plan ≤ pool, and bytes a multiple of 16", s.Plan, s.Pool, s.Regions, s.BlockBytes)
+		return fmt.Errorf("shape: a plan of %d blocks of a pool of %d, %d regions of %d bytes each: want 1 ≤ plan ≤ pool, and bytes a multiple of 16", s.Plan, s.Pool, s.Regions, s.BlockBytes)
 	}
 	return nil
 }
 
-// Config says what is measured, and on what.
+// Config configures a Bench.
 type Config struct {
-	// Driver is the loaded driver, and Ordinal the GPU's number. Required.
+	// Driver is the loaded driver, and Ordinal the number of the GPU. Required.
 	Driver  *cuda.Driver
 	Ordinal int
 	Shape   Shape
-	// Groups are the numbers of thread groups that kernels are run with. Required.
+	// Groups are the numbers of thread groups (CTAs) that kernels run with. Required.
 	Groups []int
-	// Repeats is how often each way is timed after a first time that does not count;
-	// the median counts. 0 means 5.
+	// Repeats is how often each way is timed after a first, discarded time; the median
+	// counts. 0 means 5.
 	Repeats int
 }
 
-// Row is one way, and how fast it was.
+// Row is one way, and its times.
 type Row struct {
-	Part string `json:"part"` // what belongs together
+	Part string `json:"part"` // the part that the way belongs to
 	Way  string `json:"way"`
-	// Of is whose decode step it is; empty in the other parts.
+	// Of is the owner of a decode step; empty in other parts.
 	Of string `json:"of,omitempty"`
-	// Groups is how many thread groups a kernel had; 0 for copy engines.
+	// Groups is the number of thread groups of a kernel; 0 for copy engines.
 	Groups int `json:"groups,omitempty"`
-	// Seconds is the median time on the GPU, Submit that of the host until all was
+	// Seconds is the median time on the GPU, Submit the host's time until everything was
 	// submitted.
 	Seconds float64 `json:"seconds"`
 	Submit  float64 `json:"submit_seconds"`
-	// Rate is bytes per second, counted once; 0 where nothing is moved.
+	// Rate is bytes per second, each byte counted once; 0 if nothing is copied.
 	Rate float64 `json:"bytes_per_second,omitempty"`
-	// Slower is by how much a decode step takes longer than alone, as a share.
+	// Slower is how much longer a decode step takes than alone, as a share.
 	Slower *float64 `json:"slower,omitempty"`
 }
 
-// The parts of the rows.
+// The parts.
 const (
 	Within   = "within the GPU"
 	Across   = "from another process"
@@ -90,7 +94,7 @@ const (
 	Decode   = "decode step"
 )
 
-// The ways of Decode: what was under way beside the step.
+// The ways of Decode: what ran beside the step.
 const (
 	Alone      = "alone"
 	ByKernel   = "beside a transfer by the kernel"
@@ -120,11 +124,11 @@ type Bench struct {
 	batch   cuda.Batch
 	pairs   [][2]uint32 // the plan: source and target
 	inOrder [][2]uint32 // as many blocks, in order
-	seed    uint64      // of what the source has; see pattern
+	seed    uint64      // of the source's bytes; see fillPattern
 }
 
-// NewBench makes the pools and fills the source, each rig's with bytes of its own. It must be
-// closed.
+// NewBench makes the pools and fills the source, each bench's with other bytes. It must
+// be closed.
 func NewBench(c Config) (r *Bench, err error) {
 	if c.Driver == nil || len(c.Groups) == 0 {
 		return nil, errors.New("measure: Driver and Groups are required")
@@ -185,7 +189,7 @@ func NewBench(c Config) (r *Bench, err error) {
 	return r, r.fill()
 }
 
-// fillBytes is how much of a pool is made at once.
+// fillBytes is the number of bytes of a pool that are filled at once.
 const fillBytes = 32 << 20
 
 // fill writes the source's pattern.
@@ -200,10 +204,10 @@ func (r *Bench) fill() error {
 		fillPattern(h.Bytes()[:n], r.seed, at)
 		err = errors.Join(r.stream.CopyToDevice(r.src+cuda.Pointer(at), h, 0, n), r.stream.Wait())
 	}
-	return errors.Join(err, r.stream.Wait(), h.Close()) // after an error a copy may be under way
+	return errors.Join(err, r.stream.Wait(), h.Close()) // after an error a copy may be in progress
 }
 
-// Close gives everything back.
+// Close releases everything.
 func (r *Bench) Close() error {
 	if r.context == nil {
 		return nil
@@ -235,10 +239,10 @@ func (r *Bench) Close() error {
 	return errors.Join(errs...)
 }
 
-// pieces is into how many a region is cut.
+// pieces returns the number of pieces of a region.
 func (s Shape) pieces() int64 { return (s.BlockBytes + piece - 1) / piece }
 
-// partPointer is where region g of a block lies in a pool.
+// partPointer returns the address of region g of a block in a pool.
 func (s Shape) partPointer(pool cuda.Pointer, g int, block uint32) cuda.Pointer {
 	return pool + cuda.Pointer((int64(g)*int64(s.Pool)+int64(block))*s.BlockBytes)
 }
@@ -249,8 +253,8 @@ type side struct {
 	packed bool
 }
 
-// launch describes a plan, which has no more blocks than the rig's, and starts a kernel
-// over it.
+// launch describes a plan, which has at most as many blocks as the bench's, and starts a
+// kernel over it.
 func (r *Bench) launch(name string, groups int, pairs [][2]uint32, src, dst side) error {
 	s, w := r.config.Shape, r.desc.Uint64s()
 	for g := range s.Regions {
@@ -312,7 +316,7 @@ func (r *Bench) timeWay(part, way string, groups int, bytes int64, work func() e
 	return row, nil
 }
 
-// Median is the middle of x, which it does not change; 0 for none.
+// Median returns the median of x, which it does not change; 0 for none.
 func Median(x []float64) float64 {
 	if len(x) == 0 {
 		return 0

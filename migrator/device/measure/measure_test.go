@@ -136,8 +136,7 @@ func TestEachCallFails(t *testing.T) {
 	for stage, s := range map[string]struct {
 		check func() error
 		calls []string
-		// endless is what does work until it is told to stop: how many calls it makes is
-		// not known before.
+		// endless is work that runs until it is stopped: how many calls it makes is
 		endless bool
 	}{
 		"Copies": {rig(func(r *Bench) error { _, err := r.MeasureCopies(); return err }), append(append(start, timed...),

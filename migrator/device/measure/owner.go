@@ -16,32 +16,32 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/cuda"
 )
 
-// The bounds of talking to an owner.
+// Bounds of the exchange with an owner.
 const (
-	startTime  = 2 * time.Minute // PyTorch takes its time
+	startTime  = 2 * time.Minute // PyTorch starts slowly
 	answerTime = 5 * time.Minute
 	maxLine    = 1 << 20 // bytes
 )
 
-// Hello is the first line that an owner writes: JSON, as all lines are.
+// Hello is the first line that an owner writes: JSON, like all lines.
 type Hello struct {
 	Owner  string `json:"owner"`  // for people
-	Handle string `json:"handle"` // of its pool as engine/api has it, in hexadecimal
+	Handle string `json:"handle"` // of its pool as in engine/api, in hexadecimal
 	Bytes  int64  `json:"bytes"`  // of the pool
-	Seed   uint64 `json:"seed"`   // of what the pool has, another each time; see pattern
+	Seed   uint64 `json:"seed"`   // of the pool's bytes, different each time; see fillPattern
 	Error  string `json:"error,omitempty"`
 }
 
-// Request is a line to an owner: one of its fields is set.
+// Request is a line to an owner. One of its fields is set.
 type Request struct {
-	Decode int  `json:"decode,omitempty"` // time so many steps of decoding
-	Spread bool `json:"spread,omitempty"` // time attention over lengths of all spreads
+	Decode int  `json:"decode,omitempty"` // time so many decode steps
+	Spread bool `json:"spread,omitempty"` // time attention over lengths of several spreads
 }
 
-// Response is the line that follows each Ask.
+// Response is the line that answers a Request.
 type Response struct {
 	Seconds []float64 `json:"seconds,omitempty"` // of each step
-	Kernel  string    `json:"kernel,omitempty"`  // that attended, of a Spread
+	Kernel  string    `json:"kernel,omitempty"`  // the attention kernel, of a Spread
 	Points  []Point   `json:"points,omitempty"`
 	Error   string    `json:"error,omitempty"`
 }
@@ -49,12 +49,12 @@ type Response struct {
 // Point is one batch that attention was timed over.
 type Point struct {
 	Batch   int     `json:"batch"`
-	Tokens  int     `json:"tokens"`  // all lengths together
+	Tokens  int     `json:"tokens"`  // sum of all lengths
 	Longest int     `json:"longest"` // length
 	Seconds float64 `json:"seconds"`
 }
 
-// Owner is another process that has a pool on the GPU, and works there.
+// Owner is another process that has a pool on the GPU and works there.
 type Owner struct {
 	Hello
 	Pool cuda.Handle
@@ -65,8 +65,8 @@ type Owner struct {
 	stop  context.CancelFunc
 }
 
-// StartOwner starts an owner and hears its Hello. It must be closed. command makes what is to
-// be run; its standard input and output are Start's.
+// StartOwner starts an owner and reads its Hello. It must be closed. command makes the
+// command, whose standard input and output StartOwner sets.
 func StartOwner(ctx context.Context, command func(ctx context.Context) *exec.Cmd) (*Owner, error) {
 	ctx, stop := context.WithCancel(ctx)
 	o := &Owner{cmd: command(ctx), lines: make(chan []byte, 1), stop: stop}
@@ -107,11 +107,11 @@ func StartOwner(ctx context.Context, command func(ctx context.Context) *exec.Cmd
 		o.Pool, err = cuda.ParseHandle(raw, o.Bytes)
 	}
 	if err == nil && o.Pool.Kind != cuda.IPC {
-		err = fmt.Errorf("its pool is of kind %d, want one with a name", o.Pool.Kind)
+		err = fmt.Errorf("its pool is of kind %d, want an IPC pool", o.Pool.Kind)
 	}
 	if err != nil {
 		o.Close()
-		return nil, fmt.Errorf("the process that owns a pool: %w", err)
+		return nil, fmt.Errorf("start the owner of a pool: %w", err)
 	}
 	return o, nil
 }
@@ -122,7 +122,7 @@ func (o *Owner) readLine(within time.Duration, v any) error {
 	select {
 	case line, ok := <-o.lines:
 		if !ok {
-			return errors.New("it ends without an answer")
+			return errors.New("it ended without an answer")
 		}
 		return json.Unmarshal(line, v)
 	case <-timer.C:
@@ -130,7 +130,7 @@ func (o *Owner) readLine(within time.Duration, v any) error {
 	}
 }
 
-// Do asks, and waits for the answer.
+// Do sends a request and returns its response.
 func (o *Owner) Do(a Request) (Response, error) {
 	line, err := json.Marshal(a)
 	if err == nil {
@@ -149,19 +149,19 @@ func (o *Owner) Do(a Request) (Response, error) {
 	return out, nil
 }
 
-// Close ends the process and waits until it is gone.
+// Close ends the process and waits for its end.
 func (o *Owner) Close() {
 	o.in.Close()
 	ended := time.AfterFunc(startTime, o.stop)
 	for range o.lines {
 	}
-	o.cmd.Wait() // it has said what there is to say, or was ended
+	o.cmd.Wait() // its errors were reported in its responses, or it was killed
 	ended.Stop()
 	o.stop()
 }
 
-// MeasurePulls times pulls out of another process's pool, which must be as large as the rig's, and
-// verifies each way against the bytes that its owner says it has.
+// MeasurePulls times pulls out of another process's pool, which must be as large as the
+// bench's, and verifies each way against the bytes that its owner announced.
 func (r *Bench) MeasurePulls(o *Owner) ([]Row, error) {
 	s := r.config.Shape
 	if o.Bytes < s.PoolBytes() {
@@ -186,12 +186,12 @@ func (r *Bench) MeasurePulls(o *Owner) ([]Row, error) {
 	return rows, nil
 }
 
-// MeasureInterference times an owner's steps alone, and while plans are copied without a pause: by
-// kernels, which take their turns with the other process's, and by the batch call, which
-// the driver gives to copy engines where it can. At the end the steps are timed alone once
-// more: what that differs by is noise.
+// MeasureInterference times an owner's steps alone, and while plans are copied
+// continuously: by kernels, which share the GPU with the other process's, and by the
+// batch call, which the driver gives to copy engines if it can. At the end the steps are
+// timed alone again: the difference is noise.
 func (r *Bench) MeasureInterference(o *Owner, steps int) (rows []Row, err error) {
-	if _, err = o.Do(Request{Decode: steps}); err != nil { // the first steps meet cold clocks
+	if _, err = o.Do(Request{Decode: steps}); err != nil { // the first steps run with low clocks
 		return nil, err
 	}
 	ways := append([]way{{name: Alone}}, r.waysByGroups(way{name: ByKernel}, func(groups int) error {
@@ -215,7 +215,7 @@ func (r *Bench) MeasureInterference(o *Owner, steps int) (rows []Row, err error)
 	return rows, nil
 }
 
-// runBeside has an owner's steps timed while work, unless it is nil, is done again and again.
+// runBeside times an owner's steps while work, unless it is nil, runs repeatedly.
 func (r *Bench) runBeside(o *Owner, steps int, work func() error) (Response, error) {
 	if work == nil {
 		return o.Do(Request{Decode: steps})

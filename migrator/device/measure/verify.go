@@ -11,9 +11,9 @@ import (
 // stride is odd, so that no two words of a pattern are equal.
 const stride = 0x5851f42d4c957f2d
 
-// fillPattern writes what memory of a seed has from byte at on: the word at byte 8·i is
-// (seed + i)·stride modulo 2^64, little-endian. at and the length of b are multiples of 8.
-// By this formula a processor knows the sum of a block that it has not seen.
+// fillPattern writes the bytes of memory of a seed from byte at on: the word at byte 8·i
+// is (seed + i)·stride modulo 2^64, little-endian. at and the length of b are multiples
+// of 8. With this formula a processor knows the checksum of a block that it has not seen.
 func fillPattern(b []byte, seed uint64, at int64) {
 	word := (seed + uint64(at/8)) * stride
 	for ; len(b) >= 8; b = b[8:] {
@@ -22,8 +22,8 @@ func fillPattern(b []byte, seed uint64, at int64) {
 	}
 }
 
-// expectedSums are those that the parts of a plan should have, by entry and region, if part (i, g)
-// is from byte at(i, g) of memory of a seed.
+// expectedSums returns the sums of the parts of a plan, by entry and region, if part (i,
+// g) comes from byte at(i, g) of memory of a seed.
 func (s Shape) expectedSums(seed uint64, at func(i, g int) int64) []uint64 {
 	part, out := make([]byte, s.BlockBytes), make([]uint64, 0, s.Plan*s.Regions)
 	for i := range s.Plan {
@@ -35,24 +35,23 @@ func (s Shape) expectedSums(seed uint64, at func(i, g int) int64) []uint64 {
 	return out
 }
 
-// packedOffset is where a part lies in packed blocks.
+// packedOffset returns the offset of a part in packed blocks.
 func (s Shape) packedOffset(i, g int) int64 {
 	return (int64(i)*int64(s.Regions) + int64(g)) * s.BlockBytes
 }
 
-// sourceOffset is where the part of the plan's source block i lies in a pool.
+// sourceOffset returns the offset of the part of the plan's source block i in a pool.
 func (r *Bench) sourceOffset(i, g int) int64 {
 	return int64(r.config.Shape.partPointer(0, g, r.pairs[i][0]))
 }
 
-// destination is a place where blocks arrive.
+// destination is memory that blocks are copied to.
 type destination struct {
 	clear func() error
-	sums  func() ([]uint64, error) // of what is there, by entry and region
+	sums  func() ([]uint64, error) // of the present bytes, by entry and region
 }
 
-// poolDestination is the target pool, with the parts where the plan has them, or one after the
-// other.
+// poolDestination is the target pool, with the parts where the plan has them, or packed.
 func (r *Bench) poolDestination(pairs [][2]uint32, to side) *destination {
 	return &destination{
 		clear: func() error { return r.stream.Fill(r.dst, 0, r.config.Shape.PoolBytes()) },
@@ -68,7 +67,7 @@ func (r *Bench) poolDestination(pairs [][2]uint32, to side) *destination {
 	}
 }
 
-// hostDestination is memory of the host, with the parts one after the other.
+// hostDestination is host memory with packed parts.
 func (r *Bench) hostDestination(h *cuda.HostMemory) *destination {
 	return &destination{
 		clear: func() error { clear(h.Bytes()); return nil },
@@ -81,7 +80,7 @@ func (r *Bench) hostDestination(h *cuda.HostMemory) *destination {
 	}
 }
 
-// launchSums are the sums of the last launch, which is done, pieces added up.
+// launchSums returns the sums that the last, finished launch reported, of whole regions.
 func (r *Bench) launchSums(entries int) []uint64 {
 	out, pieces := make([]uint64, entries*r.config.Shape.Regions), int(r.config.Shape.pieces())
 	for i, sum := range r.sums.Uint64s()[:len(out)*pieces] {
@@ -90,8 +89,8 @@ func (r *Bench) launchSums(entries int) []uint64 {
 	return out
 }
 
-// verify does a way's work once more, into memory that has nothing of it. What arrives,
-// and the sums that a kernel tells, must be those of the source's bytes.
+// verify runs a way once more, into cleared memory. The copied bytes, and the sums that a
+// kernel reports, must match the source's bytes.
 func (r *Bench) verify(w way) error {
 	if w.to != nil {
 		if err := w.to.clear(); err != nil {
@@ -109,7 +108,7 @@ func (r *Bench) verify(w way) error {
 		return err
 	}
 	if w.reportsSums {
-		if err := r.compare("is told another sum than", r.launchSums(len(w.want)/r.config.Shape.Regions), w.want); err != nil {
+		if err := r.compare("reports another sum than", r.launchSums(len(w.want)/r.config.Shape.Regions), w.want); err != nil {
 			return err
 		}
 	}
@@ -121,10 +120,10 @@ func (r *Bench) verify(w way) error {
 	if err != nil {
 		return err
 	}
-	return r.compare("arrives with other bytes than", got, w.want)
+	return r.compare("arrived with other bytes than", got, w.want)
 }
 
-// compare names the first part that differs.
+// compare returns an error that names the first part that differs.
 func (r *Bench) compare(how string, got, want []uint64) error {
 	bad, first := 0, 0
 	for i := range want {
@@ -138,5 +137,5 @@ func (r *Bench) compare(how string, got, want []uint64) error {
 		return nil
 	}
 	n := r.config.Shape.Regions
-	return fmt.Errorf("entry %d's region %d %s its source has, and so do %d of %d parts in all", first/n, first%n, how, bad, len(want))
+	return fmt.Errorf("entry %d, region %d: %s its source has; %d of %d parts differ", first/n, first%n, how, bad, len(want))
 }

@@ -18,7 +18,7 @@ var wrongs = map[string]struct {
 		"from the host, scatter kernel", "from the host, batch call", "checksum, kernel", "from another process, kernel"}},
 	"another's place":        {3, []string{"within the GPU, kernel", "to the host, gather kernel", "from the host, scatter kernel", "from another process, kernel"}},
 	"the ends are left out":  {4, []string{"within the GPU, kernel", "to the host, gather kernel", "from the host, scatter kernel", "from another process, kernel"}},
-	"kernels tell no sums":   {5, []string{"within the GPU, kernel", "to the host, gather kernel", "from the host, scatter kernel", "checksum, kernel", "from another process, kernel"}},
+	"kernels report no sums": {5, []string{"within the GPU, kernel", "to the host, gather kernel", "from the host, scatter kernel", "checksum, kernel", "from another process, kernel"}},
 	"copies move nothing":    {6, []string{"contiguous", "a call per block", "batch call"}},
 	"everything is as it is": {0, nil},
 }
@@ -105,12 +105,12 @@ func TestAnotherPoolIsFound(t *testing.T) {
 	} else {
 		defer other.Close()
 	}
-	for name, seed := range map[string]uint64{"a word on": o.Seed + 1, "the rig's": r.seed, "none": 0} {
-		told := o.Seed
+	for name, seed := range map[string]uint64{"a word on": o.Seed + 1, "the bench's": r.seed, "none": 0} {
+		announced := o.Seed
 		o.Seed = seed
 		rows, err := r.MeasurePulls(o)
-		o.Seed = told
-		if err == nil || len(rows) != 0 || strings.Count(err.Error(), "arrives with other bytes") != 1 || strings.Count(err.Error(), "is told another sum") != 2 {
+		o.Seed = announced
+		if err == nil || len(rows) != 0 || strings.Count(err.Error(), "arrived with other bytes") != 1 || strings.Count(err.Error(), "reports another sum") != 2 {
 			t.Errorf("%s: %v, %v", name, rows, err)
 		}
 	}

@@ -37,7 +37,7 @@ type Inventory struct {
 
 // Errors besides those of package device and CallError.
 var (
-	// ErrOtherLibrary says that the process has opened another library before.
+	// ErrOtherLibrary is the error of Open if the process has opened another library.
 	ErrOtherLibrary = errors.New("this process has opened another NVML library")
 	// ErrClosed is the error of a closed Library.
 	ErrClosed = errors.New("NVML is closed")

@@ -54,7 +54,7 @@ func life(path string) (in Inventory, xids []uint64, err error) {
 	return in, xids, errors.Join(err, watched, closed)
 }
 
-// sick is a machine with everything that a library can tell.
+// sick is a host with everything that a library can report.
 func sick(t *testing.T) {
 	for k, v := range map[string]string{"GPUS": "4", "LINKS": "direct", "MIG": "3", "SICK": "2", "XID": "1:79"} {
 		t.Setenv("FAKE_NVML_"+k, v)
@@ -133,7 +133,7 @@ func TestEachCallFails(t *testing.T) {
 	c := fake.Open(t, path)
 	for _, call := range append(slices.Clone(required), optional...) {
 		if call == "nvmlErrorString" {
-			continue // has no code, and nobody asks it
+			continue // has no code, and is not called
 		}
 		before := c.Calls(call)
 		if _, _, err := life(path); err != nil {
@@ -193,7 +193,7 @@ func TestLostGPU(t *testing.T) {
 func TestNoDriver(t *testing.T) {
 	path := fake.NVML(t)
 	fake.Open(t, path).Fail("nvmlInit_v2", 1, 9)
-	if _, err := Open(Config{Library: path}); err == nil || err.Error() != "nvmlInit_v2: ERROR_DRIVER_NOT_LOADED (9): no NVIDIA driver is loaded: modprobe nvidia" {
+	if _, err := Open(Config{Library: path}); err == nil || err.Error() != "nvmlInit_v2: ERROR_DRIVER_NOT_LOADED (9): no NVIDIA driver is loaded: run modprobe nvidia" {
 		t.Errorf("%v", err)
 	}
 }

@@ -65,7 +65,7 @@ func (r *reader) readInventory() (in Inventory) {
 		for b, db := range handles {
 			if a != b && da != nil && db != nil && in.GPUs[a].Health.Lost == "" && in.GPUs[b].Health.Lost == "" {
 				r.gpu = a
-				if p, told := r.readPeer(da, db); told {
+				if p, known := r.readPeer(da, db); known {
 					p.From, p.To = a, b
 					in.Peers = append(in.Peers, p)
 				}
@@ -251,7 +251,7 @@ func (r *reader) readGPUHealth(d nvml.Device, g *topology.GPU) {
 }
 
 // readPeer reads what a may access of b. It reports false if the driver does not know.
-func (r *reader) readPeer(a, b nvml.Device) (p topology.Peer, told bool) {
+func (r *reader) readPeer(a, b nvml.Device) (p topology.Peer, known bool) {
 	p.Distance = topology.Far
 	var level nvml.GpuTopologyLevel
 	if r.query("nvmlDeviceGetTopologyCommonAncestor", func() (ret nvml.Return) { level, ret = a.GetTopologyCommonAncestor(b); return ret }) {
@@ -263,10 +263,10 @@ func (r *reader) readPeer(a, b nvml.Device) (p topology.Peer, told bool) {
 	}{{nvml.P2P_CAPS_INDEX_READ, &p.Read}, {nvml.P2P_CAPS_INDEX_WRITE, &p.Write}, {nvml.P2P_CAPS_INDEX_NVLINK, &p.NVLink}} {
 		var status nvml.GpuP2PStatus
 		if r.query("nvmlDeviceGetP2PStatus", func() (ret nvml.Return) { status, ret = a.GetP2PStatus(b, f.what); return ret }) {
-			*f.to, told = status == nvml.P2P_STATUS_OK, true
+			*f.to, known = status == nvml.P2P_STATUS_OK, true
 		}
 	}
-	return p, told
+	return p, known
 }
 
 func distance(l nvml.GpuTopologyLevel) topology.Distance {

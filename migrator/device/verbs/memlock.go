@@ -6,7 +6,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device"
 )
 
-// memlockHint tells an operator what to do if memory cannot be locked.
+// memlockHint says what an operator can do if memory cannot be locked.
 const memlockHint = "registered memory is locked: raise RLIMIT_MEMLOCK (ulimit -l unlimited, LimitMEMLOCK=infinity in a systemd unit) or give the process CAP_IPC_LOCK"
 
 // MemlockError is the error of a registration that exceeds the limit of locked memory.

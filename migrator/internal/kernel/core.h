@@ -1,14 +1,14 @@
-// core.h is what one thread of a kernel does. kernels.cu makes PTX of it, and the
-// fake driver of the tests runs the same lines on a processor, thread by thread.
+// core.h is the code of one thread of a kernel. kernels.cu is compiled with it to PTX,
+// and the fake driver of the tests runs the same lines on a processor, thread by thread.
 //
-// The sum of n bytes is Σ term(i) modulo 2^64 over their 64-bit little-endian
-// words w(i), the last one padded with zeros:
+// The sum of n bytes is Σ term(i) modulo 2^64 over their 64-bit little-endian words w(i),
+// the last one padded with zeros:
 //
 //	k = (i+1)·0x9e3779b97f4a7c15
 //	term = (low(w) + low(k) mod 2^32) · (high(w) + high(k) mod 2^32)
 //
-// It is a sum, so that pieces are added up in any order, and depends on where a
-// word is, so that a block in another's place is seen.
+// As a sum it can be computed piece by piece in any order. It depends on the position of
+// each word, so that a block in another's place is detected.
 #ifndef CASCADE_KERNEL_CORE_H
 #define CASCADE_KERNEL_CORE_H
 
@@ -23,10 +23,10 @@ struct kv_region {
 	kv_u64 bytes;
 };
 
-// kv_work is the part of a region that a group of threads moves and sums.
+// kv_work is the piece of a region that a group of threads copies and sums.
 struct kv_work {
 	const kv_byte *src;
-	kv_byte *dst; // 0: sum alone
+	kv_byte *dst; // 0 means sum only
 	kv_u64 bytes;
 	kv_u64 first; // number of the first word within its region
 };
@@ -41,7 +41,7 @@ KV_DEVICE kv_u64 kv_vector(uint4 v, kv_u64 word) {
 	return kv_term((kv_u64)v.y << 32 | v.x, word) + kv_term((kv_u64)v.w << 32 | v.z, word + 1);
 }
 
-// kv_bytes moves the words of [from, bytes) that are thread's, byte by byte.
+// kv_bytes copies the thread's words of [from, bytes), byte by byte.
 KV_DEVICE kv_u64 kv_bytes(struct kv_work k, kv_u64 from, kv_u32 thread, kv_u32 threads) {
 	kv_u64 sum = 0;
 	for (kv_u64 at = from + 8ull * thread; at < k.bytes; at += 8ull * threads) {
@@ -57,14 +57,14 @@ KV_DEVICE kv_u64 kv_bytes(struct kv_work k, kv_u64 from, kv_u32 thread, kv_u32 t
 	return sum;
 }
 
-// kv_part moves what is thread's of the work, and returns its share of the sum.
+// kv_part copies the thread's share of the work, and returns the sum of it.
 KV_DEVICE kv_u64 kv_part(struct kv_work k, kv_u32 thread, kv_u32 threads) {
 	if (((kv_u64)k.src | (kv_u64)k.dst) & 15)
 		return kv_bytes(k, 0, thread, threads);
 	const uint4 *src = (const uint4 *)k.src;
 	uint4 *dst = (uint4 *)k.dst;
 	kv_u64 n = k.bytes / 16, sum = 0, i = thread;
-	for (; i + 3ull * threads < n; i += 4ull * threads) { // four loads under way
+	for (; i + 3ull * threads < n; i += 4ull * threads) { // four loads in flight
 		uint4 a = KV_LOAD(src + i), b = KV_LOAD(src + i + threads);
 		uint4 c = KV_LOAD(src + i + 2ull * threads), d = KV_LOAD(src + i + 3ull * threads);
 		if (k.dst) {
@@ -92,7 +92,8 @@ KV_DEVICE kv_u64 kv_part(struct kv_work k, kv_u32 thread, kv_u32 threads) {
 #define KV_SUM 3     // there is no target; the source is a pool
 #define KV_SUM_DST 4 // there is no source: the target is summed
 
-// kv_item is piece p of region r of entry e, for item number (e·regions + r)·pieces + p.
+// kv_item returns piece p of region r of entry e, for item number (e·regions + r)·pieces
+// + p.
 KV_DEVICE struct kv_work kv_item(int how, const struct kv_region *regions, kv_u64 count, const kv_u32 *ids, kv_u64 piece, kv_u64 pieces, kv_u64 item) {
 	kv_u64 at = item % pieces * piece, r = item / pieces % count, e = item / pieces / count;
 	struct kv_region g = regions[r];

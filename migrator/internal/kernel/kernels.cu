@@ -1,5 +1,5 @@
-// kernels.cu moves and sums the blocks of a plan in one launch. "make ptx" makes
-// kernels.ptx of it; see core.h for what a thread does.
+// kernels.cu copies and checksums the blocks of a plan in one launch. "make ptx" compiles
+// it to kernels.ptx; see core.h for the code of one thread.
 //
 // All kernels take the same arguments, each of 8 bytes:
 //
@@ -7,17 +7,18 @@
 //	count    regions of a block
 //	ids      device address of pairs of block numbers (u32 source, u32 target)
 //	entries  pairs
-//	piece    bytes of a region that a CTA takes at a time, a multiple of 16
+//	piece    bytes of a region that a CTA copies at a time, a multiple of 16
 //	pieces   of the largest region
 //	sums     address of u64[entries·count·pieces], in item order; may be pinned host memory
 //
-// A CTA has at most 1,024 threads, a multiple of 32; a grid may have any number.
+// A CTA has at most 1,024 threads, a multiple of 32; a grid may have any number of CTAs.
 #define KV_DEVICE static __device__ __forceinline__
 #define KV_LOAD(p) __ldcs(p)
 #define KV_STORE(p, v) __stcs(p, v)
 #include "core.h"
 
-// kv_total adds a CTA's shares; thread 0 has the result. All threads call it.
+// kv_total adds the sums of a CTA's threads; thread 0 has the result. All threads call
+// it.
 KV_DEVICE kv_u64 kv_total(kv_u64 sum) {
 	__shared__ kv_u64 warps[32];
 	for (int step = 16; step > 0; step >>= 1)

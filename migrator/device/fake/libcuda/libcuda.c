@@ -112,7 +112,7 @@ enum {
 	ONE_SOURCE,        // kernels and batches read every block at the first one's place
 	NEXT_TARGET,       // kernels write each block to the place of the next one
 	CUT_SHORT,         // kernels leave the last 16 bytes of each piece out, but not of the sum
-	NO_SUMS,           // kernels move, and tell no sums
+	NO_SUMS,           // kernels copy, and report no sums
 	COPIES_NOTHING,    // copies of a page and more leave the target as it was
 };
 EXPORT int fake_wrong(const char *unused, long how, long unused3) {
@@ -690,7 +690,7 @@ EXPORT int cuMemImportFromShareableHandle(allocation **out, void *handle, int ty
 		return INVALID_VALUE;
 	allocation *a = malloc(sizeof *a);
 	a->fd = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-	a->rdma = 1; // a file does not tell
+	a->rdma = 1; // a file has no such property
 	a->size = info.st_size;
 	count(ALLOCATIONS, 1);
 	*out = a;

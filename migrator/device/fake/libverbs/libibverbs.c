@@ -64,7 +64,7 @@ EXPORT int fake_clear(const char *unused, long unused2, long unused3) {
 }
 
 // fake_hold has requests wait before they are carried out until it is called with
-// 0; with 2 each waits until somebody waits for it.
+// 0; with 2 each is held back until a completion is waited for.
 EXPORT int fake_hold(const char *unused, long hold, long unused3) {
 	pthread_mutex_lock(&mu);
 	held = (int)hold;
@@ -146,7 +146,7 @@ struct context {
 	cv_context c;
 	struct context *next;
 	struct device *device;
-	int event; // that fake_event has told, −1 for none
+	int event; // set by fake_event, −1 for none
 	int over;  // its device has failed
 };
 static struct context *contexts;
@@ -206,7 +206,7 @@ static struct context *context_of(struct pair *p) { return (struct context *)p->
 
 // The fabric is a table of the pairs and regions of all its processes. Its lock is
 // held while bytes move, so that who has moved a pair to error, or ended a region,
-// knows that nobody reads there any more.
+// knows that the other end is closed.
 #define MAX_SHARED 1024
 struct shared_pair { pid_t pid; uint32_t number, peer, access; int state; };
 struct shared_region { pid_t pid; uint32_t key; int access; uint64_t bytes, base, length; };
@@ -346,7 +346,7 @@ static int carry(struct request *r) {
 		return code;
 	int far = !o && fabric && r->opcode == CV_WR_READ;
 	if ((!o && !far) || context_of(p)->device->unplugged || (o && context_of(o)->device->unplugged))
-		return 12; // nobody answers
+		return 12; // no answer
 	char *own[MAX_PIECES], *theirs;
 	for (int i = 0; i < r->pieces; i++)
 		if (!(own[i] = reach(r->sge[i].lkey, 0, r->opcode == CV_WR_READ ? 1 : 0, r->sge[i].addr, r->sge[i].length)))
@@ -835,7 +835,7 @@ EXPORT int fake_devices(const char *unused, long n, long unused3) {
 	return 0;
 }
 
-// fake_break has a device fail: it tells so, and its connections end. What is open
+// fake_break makes a device fail: it reports an event, and its connections end. What is open
 // of it is of no use; it can be opened again after fake_mend.
 EXPORT int fake_break(const char *unused, long i, long unused3) {
 	pthread_mutex_lock(&mu);
@@ -856,7 +856,7 @@ EXPORT int fake_break(const char *unused, long i, long unused3) {
 	return 0;
 }
 
-// fake_unplug pulls a device's cable: nobody answers, in either direction, and its
+// fake_unplug disconnects a device's cable: there is no answer in either direction, and its
 // port is down.
 EXPORT int fake_unplug(const char *unused, long i, long unused3) {
 	pthread_mutex_lock(&mu);
@@ -873,7 +873,7 @@ EXPORT int fake_mend(const char *unused, long i, long unused3) {
 	return 0;
 }
 
-// fake_event has every open device tell of an event.
+// fake_event makes every open device report an event.
 EXPORT int fake_event(const char *unused, long kind, long unused3) {
 	pthread_mutex_lock(&mu);
 	for (struct context *c = contexts; c; c = c->next) {

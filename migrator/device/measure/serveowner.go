@@ -15,8 +15,9 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/cuda"
 )
 
-// ServeOwner is an owner of its own: it has a pool of the shape, and answers until in ends. A
-// step of its decoding reads the whole pool once, as attention over all of it does.
+// ServeOwner is an owner in this process: it has a pool of the shape, and answers
+// requests until in ends. A step of its decoding reads the whole pool once, as attention
+// does.
 func ServeOwner(c Config, in io.Reader, out io.Writer) error {
 	answers := json.NewEncoder(out)
 	r, err := NewBench(c)
@@ -68,15 +69,15 @@ func (r *Bench) newHello() (Hello, error) {
 	return Hello{Owner: fmt.Sprintf("process %d", os.Getpid()), Handle: hex.EncodeToString(h.Append(nil)), Bytes: r.config.Shape.PoolBytes(), Seed: r.seed}, nil
 }
 
-// maxSteps bounds a question.
+// maxSteps bounds the steps of a request.
 const maxSteps = 100_000
 
 func (r *Bench) handleRequest(q Request) (Response, error) {
 	if q.Spread {
-		return Response{}, errors.New("only PyTorch has attention to time")
+		return Response{}, errors.New("only a PyTorch owner can time attention")
 	}
 	if q.Decode < 1 || q.Decode > maxSteps {
-		return Response{}, fmt.Errorf("%d steps; want 1 to %d", q.Decode, maxSteps)
+		return Response{}, fmt.Errorf("%d steps: want 1 to %d", q.Decode, maxSteps)
 	}
 	d, err := r.config.Driver.Device(r.config.Ordinal)
 	if err != nil {

@@ -1,9 +1,10 @@
-// Package gpuset joins engines and migrators of this process to the machine's GPUs: an
-// emulated engine keeps its KV pool on one, and a migrator reaches its engine's, while
-// somebody watches that the GPU is well.
+// Package gpuset manages the GPUs that the engines and migrators of this process use: an
+// emulated engine keeps its KV pool on one, and a migrator attaches the pool of its
+// engine. It watches the health of the GPUs.
 //
-// It opens the driver when somebody needs a GPU, and not before, so that whoever needs
-// none starts as fast on any machine. It moves nothing.
+// New returns a Set; PoolAllocator and Attach open GPUs on demand; Run watches their
+// health. The driver is loaded only when a GPU is needed, so that processes without GPUs
+// start as fast on any host. The package copies no blocks.
 package gpuset
 
 import (
@@ -23,40 +24,40 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/cuda"
 )
 
-// Where an emulated engine keeps its KV pool.
+// The places of an emulated engine's KV pool.
 const (
-	Host = "host" // shared memory of the machine
+	Host = "host" // shared host memory
 	CUDA = "cuda" // memory of a GPU
 )
 
-// Config says by which libraries GPUs are reached. The zero value is the machine's.
+// Config configures a Set. The zero value uses the host's libraries.
 type Config struct {
-	// CUDA and NVML are sonames or paths; "" is the machine's driver.
+	// CUDA and NVML are sonames or paths; "" means the host's driver.
 	CUDA, NVML string
-	// Groups and Engines are cuda.GPUConfig's.
+	// Groups and Engines are Groups and CopyEngines of cuda.GPUConfig.
 	Groups  int
 	Engines bool
-	// Logger takes what an operator should know; nil discards.
+	// Logger receives the log; nil discards it.
 	Logger *slog.Logger
 }
 
-// Set are those of one process. It is safe for concurrent use.
+// Set is the GPUs of one process. It is safe for concurrent use.
 type Set struct {
 	config   Config
-	interval time.Duration // between two readings of NVML; tests are faster
+	interval time.Duration // between two readings of NVML; shorter in tests
 	opened   chan struct{} // closed when a GPU was opened
 
-	reading sync.Mutex // held by one reading of NVML
-	indices []string   // PCI addresses by NVML's index, as last read; guarded by reading
+	reading sync.Mutex // held during a reading of NVML
+	indices []string   // PCI addresses by NVML's index, from the last reading; guarded by reading
 
 	mu       sync.Mutex
 	driver   *driver.Driver
 	gpus     map[int]*cuda.GPU          // by ordinal
-	trackers map[string]*health.Tracker // of all GPUs of the machine, by PCI address
+	trackers map[string]*health.Tracker // of all GPUs of the host, by PCI address
 	closed   bool
 }
 
-// New returns the GPUs that the driver shows. Nothing is opened yet.
+// New returns a Set of the GPUs that the driver lists. It opens nothing.
 func New(c Config) *Set {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -64,8 +65,8 @@ func New(c Config) *Set {
 	return &Set{config: c, interval: readInterval, opened: make(chan struct{}), gpus: make(map[int]*cuda.GPU), trackers: make(map[string]*health.Tracker)}
 }
 
-// Open opens a Open by its index, or returns it. Its error wraps device.ErrNoLibrary or
-// device.ErrNoCgo where no Open can be there, and says what is missing.
+// Open opens a GPU by its index, unless it is open. The error wraps device.ErrNoLibrary
+// or device.ErrNoCgo if there can be no GPU, and says what is missing.
 func (g *Set) Open(index int) (*cuda.GPU, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -84,7 +85,7 @@ func (g *Set) openGPULocked(index int) (*cuda.GPU, error) {
 		return nil, err
 	}
 	if index < 0 || index >= n {
-		return nil, fmt.Errorf("there is no gpu %d: the driver shows %d to this process", index, n)
+		return nil, fmt.Errorf("gpu %d does not exist: the driver lists %d GPUs for this process", index, n)
 	}
 	gpu, err := cuda.NewGPU(cuda.GPUConfig{Driver: g.driver, Ordinal: index, Groups: g.config.Groups, CopyEngines: g.config.Engines})
 	if err != nil {
@@ -105,8 +106,8 @@ func (g *Set) loadDriverLocked() (err error) {
 	if g.driver != nil {
 		return nil
 	}
-	// Indices are those of nvidia-smi, and not by speed; and the few kernels are there
-	// before a move needs them.
+	// Number GPUs like nvidia-smi, not by speed; and load the few kernels before the
+	// first pull needs them.
 	for name, value := range map[string]string{"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_MODULE_LOADING": "EAGER"} {
 		if os.Getenv(name) == "" {
 			os.Setenv(name, value)
@@ -117,7 +118,7 @@ func (g *Set) loadDriverLocked() (err error) {
 	case errors.Is(err, device.ErrNoCgo):
 		return fmt.Errorf("%w: build cascade with CGO_ENABLED=1 to use GPUs", err)
 	case errors.Is(err, device.ErrNoLibrary):
-		return fmt.Errorf("%w: no NVIDIA driver is installed here, or its libraries are not in this container", err)
+		return fmt.Errorf("%w: install an NVIDIA driver, or add its libraries to this container", err)
 	}
 	return err
 }
@@ -142,10 +143,11 @@ func (g *Set) openByUUID(uuid [16]byte) (*cuda.GPU, error) {
 			return gpu, nil
 		}
 	}
-	return nil, fmt.Errorf("the engine's GPU %s is not among the %d that this process sees", hex.EncodeToString(uuid[:]), n)
+	return nil, fmt.Errorf("the engine's GPU %s is not one of the %d GPUs that the driver lists for this process", hex.EncodeToString(uuid[:]), n)
 }
 
-// Attach takes over an engine's pool by its handle. It is migrator/blocks' Device.
+// Attach attaches an engine's pool by its handle. It implements Device of
+// migrator/blocks.
 func (g *Set) Attach(handle []byte, f *os.File, l transport.Layout) (m *transport.Memory, err error) {
 	defer func() {
 		if err != nil && f != nil {
@@ -163,17 +165,17 @@ func (g *Set) Attach(handle []byte, f *os.File, l transport.Layout) (m *transpor
 	return cuda.Attach(gpu, h, f, l)
 }
 
-// PoolAllocator is the emulator's Device of an engine that keeps its pool there: Host or "",
-// or CUDA, on the GPU of that index, nil for the first one. It opens the GPU, so that
-// what is missing is known at once.
+// PoolAllocator returns the function that allocates the pool of an emulated engine: nil
+// for Host or "", and for CUDA one that allocates on the GPU of that index, nil for the
+// first one. It opens the GPU, so that it fails early.
 func (g *Set) PoolAllocator(name string, index *int) (func(bytes int64) (kv.Memory, error), error) {
 	switch {
 	case name == "" || name == Host:
 		return nil, nil
 	case name != CUDA:
-		return nil, fmt.Errorf("device %q: there are %q and %q", name, Host, CUDA)
+		return nil, fmt.Errorf("device %q: must be %q or %q", name, Host, CUDA)
 	case g == nil:
-		return nil, errors.New("device cuda: there are no GPUs to use")
+		return nil, errors.New("device cuda: no GPUs are configured")
 	}
 	first := 0
 	if index == nil {
@@ -186,10 +188,10 @@ func (g *Set) PoolAllocator(name string, index *int) (func(bytes int64) (kv.Memo
 	return func(bytes int64) (kv.Memory, error) { return allocatePool(gpu, bytes) }, nil
 }
 
-// allocatePool makes a pool on a GPU.
+// allocatePool allocates a pool on a GPU.
 func allocatePool(gpu *cuda.GPU, bytes int64) (kv.Memory, error) {
 	kind := cuda.IPC
-	if gpu.Device().VMM { // which one process can share with itself, too
+	if gpu.Device().VMM { // a VMM pool can be shared within one process, too
 		kind = cuda.VMM
 	}
 	m, err := cuda.Allocate(gpu, kind, transport.Layout{Blocks: 1, Regions: []transport.Region{{Stride: bytes, Bytes: bytes}}})
@@ -199,7 +201,7 @@ func allocatePool(gpu *cuda.GPU, bytes int64) (kv.Memory, error) {
 	return pool{m, m.Device.(*cuda.Memory)}, nil
 }
 
-// pool is a memory as an engine has it.
+// pool is a memory as an engine uses it.
 type pool struct {
 	memory *transport.Memory
 	*cuda.Memory
@@ -217,7 +219,7 @@ func (p pool) Close() error {
 	return nil
 }
 
-// Close ends all that was opened. Nothing of it is in use any more.
+// Close closes all GPUs, which must not be in use any more.
 func (g *Set) Close() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -1,0 +1,84 @@
+// Package devicewatch reads the hardware of this host at intervals, for load reports and
+// status pages. New returns a Watcher, Run reads, Machine returns the latest result. It
+// decides nothing: package topology interprets a machine.
+package devicewatch
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/device/inventory"
+	"github.com/cascadeinfer/cascade/migrator/device/topology"
+)
+
+// defaultInterval is the default age of the result: links and GPUs fail rarely, and a
+// reading takes up to some hundred milliseconds with many GPUs.
+const defaultInterval = time.Minute
+
+// Config configures a Watcher.
+type Config struct {
+	// Host is the host to inspect. Its Name is required.
+	Host inventory.Config
+	// Interval is the time between two readings; 0 means a minute.
+	Interval time.Duration
+	// Read reads the inventory; nil means inventory.Read.
+	Read func(inventory.Config) (*topology.Machine, error)
+	// Logger receives the log; nil discards it.
+	Logger *slog.Logger
+}
+
+// Watcher keeps the latest inventory. Its methods are safe for concurrent use. A nil
+// Watcher has none.
+type Watcher struct {
+	cfg  Config
+	last atomic.Pointer[topology.Machine]
+}
+
+// New returns a Watcher without a result. It starts nothing.
+func New(cfg Config) *Watcher {
+	if cfg.Interval <= 0 {
+		cfg.Interval = defaultInterval
+	}
+	if cfg.Read == nil {
+		cfg.Read = inventory.Read
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Watcher{cfg: cfg}
+}
+
+// Machine returns the latest result, nil before the first one. It is shared and must not
+// be changed.
+func (s *Watcher) Machine() *topology.Machine {
+	if s == nil {
+		return nil
+	}
+	return s.last.Load()
+}
+
+// Run reads until ctx ends, and returns nil then.
+func (s *Watcher) Run(ctx context.Context) error {
+	if s == nil {
+		return nil
+	}
+	tick := time.NewTicker(s.cfg.Interval)
+	defer tick.Stop()
+	for last := ""; ; {
+		m, err := s.cfg.Read(s.cfg.Host)
+		if err == nil {
+			last = ""
+		} else if err.Error() != last { // the same error is logged once
+			last = err.Error()
+			s.cfg.Logger.Warn("reading this host's devices failed", "error", err)
+		}
+		s.last.Store(m)
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
