@@ -5,22 +5,31 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
+// Decides reports whether there is a native policy of a kind.
+func (n Native) Decides(k abi.Kind) bool {
+	return k < abi.NumKinds && kinds[k] != nil && kinds[k].decidedBy(&n)
+}
+
 // Answer has the native policy of a frame's kind answer the frame, as a module with
-// that policy would, and writes the call down into r, whose slices it uses again.
-// It burns no fuel. The error is a *host.Fault, which r.Cause has, too: Unknown
-// where there is no such policy.
+// that policy would, and records the call in r, whose slices it reuses. It consumes no
+// fuel. The error is a *host.Fault, whose cause r.Cause has, too: Unknown when there is
+// no such policy.
 func (n Native) Answer(frame []byte, r *host.Record) error {
 	k := abi.NumKinds
 	if len(frame) >= abi.HeaderSize && binary.LittleEndian.Uint32(frame) == abi.Magic {
 		k = min(abi.NumKinds, abi.Kind(binary.LittleEndian.Uint16(frame[6:])))
 	}
 	out := slices.Clone(frame)
-	result, decided, err := n.answer(k, out)
+	var result uint64
+	var err error
+	decided := n.Decides(k)
+	if decided {
+		result, err = kinds[k].answer(&n, out)
+	}
 	*r = host.Record{Kind: k, Frame: append(r.Frame[:0], frame...), Result: result, Output: r.Output[:0]}
 	if status, _ := abi.Unpack(result); err == nil && status > abi.None {
 		err = status
@@ -38,55 +47,4 @@ func (n Native) Answer(frame []byte, r *host.Record) error {
 		return nil
 	}
 	return &host.Fault{Kind: k, Cause: r.Cause, Err: err}
-}
-
-// answer decides a frame and leaves the output in it.
-func (n Native) answer(k abi.Kind, frame []byte) (result uint64, decided bool, err error) {
-	var s abi.Status
-	switch {
-	case k == abi.Partition && n.Partitioner != nil:
-		var w policies.Workload
-		if s = abi.DecodePartitionCall(frame, &w); s == abi.OK {
-			p, err := n.Partitioner.Partition(w)
-			if err != nil && err != policies.ErrInfeasible {
-				return 0, true, err
-			}
-			return abi.EncodePartitionResult(frame, p, err == nil), true, nil
-		}
-	case k == abi.Refine && n.Refiner != nil:
-		var b policies.BoundaryView
-		if b, _, s = abi.DecodeRefineCall(frame, nil); s == abi.OK {
-			return abi.EncodeRefineResult(frame, n.Refiner.Refine(b)), true, nil
-		}
-	case k == abi.Quote && n.Quoter != nil:
-		var ask abi.Ask
-		if ask, s = abi.DecodeQuoteCall(frame); s == abi.OK {
-			bid, bids := n.Quoter.Quote(ask.Position, ask.Handover)
-			return abi.EncodeQuoteResult(frame, bid, bids), true, nil
-		}
-	case k == abi.Select && n.Selector != nil:
-		var bids []policies.Bid
-		if bids, s = abi.DecodeSelectCall(frame, nil); s == abi.OK {
-			return abi.EncodeSelectResult(n.Selector.Select(bids)), true, nil
-		}
-	case k == abi.Outlier && n.Detector != nil:
-		var own, mean policies.Tokens
-		if own, mean, s = abi.DecodeOutlierCall(frame); s == abi.OK {
-			return abi.EncodeOutlierResult(frame, n.Detector.Excess(own, mean)), true, nil
-		}
-	case k == abi.Place && n.Placer != nil:
-		var a policies.Arrival
-		if a, s = abi.DecodePlaceCall(frame, nil); s == abi.OK {
-			return abi.EncodePlaceResult(a, n.Placer.Place(a)), true, nil
-		}
-	case k == abi.Guard && n.Guard != nil:
-		var ch abi.Change
-		if ch, s = abi.DecodeGuardCall(frame); s == abi.OK {
-			d, denied := n.Guard.Guard(ch)
-			return abi.EncodeGuardResult(frame, d, denied), true, nil
-		}
-	default:
-		return 0, false, nil
-	}
-	return abi.Result(s, 0), true, nil
 }

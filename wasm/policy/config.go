@@ -88,18 +88,15 @@ func (c Config) filled() (Config, error) {
 	if c.Module == nil {
 		return c, errors.New("policy: a Module is needed")
 	}
-	for k, has := range map[abi.Kind]bool{
-		abi.Partition: c.Native.Partitioner != nil, abi.Refine: c.Native.Refiner != nil, abi.Quote: c.Native.Quoter != nil,
-		abi.Select: c.Native.Selector != nil, abi.Outlier: c.Native.Detector != nil, abi.Place: c.Native.Placer != nil, abi.Guard: c.Native.Guard != nil,
-	} {
-		if c.Module.Decides(k) && !has {
-			return c, fmt.Errorf("policy: the module decides %s, for which there is no Native policy", k)
+	for k := range abi.NumKinds {
+		if k != abi.Configure && c.Module.Decides(k) && !c.Native.Decides(k) {
+			return c, fmt.Errorf("policy: the module decides %s, for which there is no native policy", k)
 		}
 	}
 	if c.Instances == 0 {
 		c.Instances = 1
 		for k := range abi.NumKinds {
-			if perRequest(k) && c.Module.Decides(k) {
+			if perRequest[k] && c.Module.Decides(k) {
 				c.Instances = runtime.GOMAXPROCS(0)
 			}
 		}
@@ -137,49 +134,44 @@ func (c Config) filled() (Config, error) {
 	return c, nil
 }
 
-// perRequest reports whether a kind is decided with every request.
-func perRequest(k abi.Kind) bool {
-	return k == abi.Quote || k == abi.Select || k == abi.Outlier || k == abi.Place
-}
-
-// filled puts nobody where there is no policy.
+// filled returns n with an undecided policy for each kind that has none.
 func (n Native) filled() Native {
 	if n.Partitioner == nil {
-		n.Partitioner = nobody{}
+		n.Partitioner = undecided{}
 	}
 	if n.Refiner == nil {
-		n.Refiner = nobody{}
+		n.Refiner = undecided{}
 	}
 	if n.Quoter == nil {
-		n.Quoter = nobody{}
+		n.Quoter = undecided{}
 	}
 	if n.Selector == nil {
-		n.Selector = nobody{}
+		n.Selector = undecided{}
 	}
 	if n.Detector == nil {
-		n.Detector = nobody{}
+		n.Detector = undecided{}
 	}
 	if n.Placer == nil {
-		n.Placer = nobody{}
+		n.Placer = undecided{}
 	}
 	if n.Guard == nil {
-		n.Guard = nobody{}
+		n.Guard = undecided{}
 	}
 	return n
 }
 
-// nobody decides for nothing, for kinds that neither the module nor the
-// configuration decides.
-type nobody struct{}
+// undecided is the native policy of kinds that neither the module nor the
+// configuration decides: it decides for none of the choices.
+type undecided struct{}
 
-func (nobody) Partition(policies.Workload) (policies.Partition, error) {
+func (undecided) Partition(policies.Workload) (policies.Partition, error) {
 	return policies.Partition{}, policies.ErrInfeasible
 }
-func (nobody) Refine(b policies.BoundaryView) policies.Tokens { return b.Boundary }
-func (nobody) Quote(policies.Occupancy, policies.Migration) (policies.Bid, bool) {
+func (undecided) Refine(b policies.BoundaryView) policies.Tokens { return b.Boundary }
+func (undecided) Quote(policies.Occupancy, policies.Migration) (policies.Bid, bool) {
 	return policies.Bid{}, false
 }
-func (nobody) Select([]policies.Bid) int                    { return -1 }
-func (nobody) Excess(_, _ policies.Tokens) policies.Tokens  { return 0 }
-func (nobody) Place(policies.Arrival) policies.ReplicaID    { return "" }
-func (nobody) Guard(abi.Change) (denial abi.Denial, _ bool) { return denial, false }
+func (undecided) Select([]policies.Bid) int                    { return -1 }
+func (undecided) Excess(_, _ policies.Tokens) policies.Tokens  { return 0 }
+func (undecided) Place(policies.Arrival) policies.ReplicaID    { return "" }
+func (undecided) Guard(abi.Change) (denial abi.Denial, _ bool) { return denial, false }

@@ -26,12 +26,12 @@ func number(r host.Record) uint64 { return binary.LittleEndian.Uint64(r.Frame[64
 // TestLargeRecordsAreFew: of the kinds that do not come with requests an instance
 // keeps so many calls and so many bytes, the latest ones; of the others so many calls.
 func TestLargeRecordsAreFew(t *testing.T) {
-	one := len(frame(abi.EncodeGuardCall, abi.Call{Room: abi.MaxState}, change(100)))
+	one := len(encodeFrame(&guardAdapter, abi.Call{Room: abi.MaxState}, change(100)))
 	for _, c := range []struct{ bytes, want int }{{0, 5}, {3*one + one/2, 3}, {1, 1}} {
 		m := running(t, Config{Every: 1, Keep: 5, KeepBytes: c.bytes, Instances: 1, Failures: -1}, host.Config{}, hosttest.Policy(
 			hosttest.Function(abi.Guard.Export(), nil, hosttest.Result(0, 0)),
 			hosttest.LeastLoad()).Encode())
-		linked := NewLinked(natives, 1, 5, nil)
+		linked := NewNativeRecorder(natives, 1, 5, nil)
 		if c.bytes > 0 {
 			linked.keep = c.bytes
 		}

@@ -138,7 +138,7 @@ func TestLateCalls(t *testing.T) {
 	s := &good.slots[0]
 	good.take(s) // as a call that the machine did not run leaves it
 	s.instance.Close()
-	s.late = frame(abi.EncodeSelectCall, abi.Call{}, bids(4))
+	s.late = encodeFrame(&selectAdapter, abi.Call{}, bids(4))
 	s.worn.Store(true)
 	good.release(s, empty)
 	good.refillSoon()
@@ -159,7 +159,7 @@ func TestStarvedCalls(t *testing.T) {
 		p.take(s) // as a call leaves it that a Watch ended
 		s.call(p)
 		s.instance.Close()
-		p.failed(s, abi.Select, &host.Fault{Kind: abi.Select, Cause: host.TimedOut, Starved: true}, frame(abi.EncodeSelectCall, abi.Call{}, bids(4)))
+		p.failed(s, abi.Select, &host.Fault{Kind: abi.Select, Cause: host.TimedOut, Starved: true}, encodeFrame(&selectAdapter, abi.Call{}, bids(4)))
 		eventually(t, "a new instance", func() bool { return p.Stats().Replaced == n+1 })
 	}
 	if b := bids(4); p.Select(b) != natives.Selector.Select(b) {
@@ -178,7 +178,7 @@ func TestStarvedCalls(t *testing.T) {
 // replaced.
 func TestWarm(t *testing.T) {
 	p := running(t, Config{Instances: 3, Every: 1}, host.Config{}, leastLoad(hosttest.OneIn(7, hosttest.Unreachable)))
-	good, bad := frame(abi.EncodeSelectCall, abi.Call{ID: 1}, bids(4)), frame(abi.EncodeSelectCall, abi.Call{ID: 7}, bids(4))
+	good, bad := encodeFrame(&selectAdapter, abi.Call{ID: 1}, bids(4)), encodeFrame(&selectAdapter, abi.Call{ID: 7}, bids(4))
 	if err := p.Warm([][]byte{good, good}); err != nil || p.Stats().Calls != 0 || len(p.Records()) != 0 {
 		t.Errorf("%v: %+v", err, p.Stats())
 	}

@@ -61,7 +61,7 @@ func New(config Config) (*Policy, error) {
 		wake: make(chan struct{}, 1), refill: make(chan struct{}, 1), opened: make(chan struct{}),
 	}
 	for k := range abi.NumKinds {
-		p.rests = p.rests || perRequest(k) && config.Module.Decides(k) && config.Module.HasDeferred()
+		p.rests = p.rests || perRequest[k] && config.Module.Decides(k) && config.Module.HasDeferred()
 	}
 	for n := range p.slots {
 		s := &p.slots[n]

@@ -314,7 +314,7 @@ func TestFirstCallsDoNotAllocate(t *testing.T) {
 	for range 3 {
 		p := running(t, Config{Every: 1, Instances: 1}, host.Config{}, leastLoad())
 		b := bids(16)
-		if err := p.Warm([][]byte{frame(abi.EncodeSelectCall, abi.Call{}, b)}); err != nil {
+		if err := p.Warm([][]byte{encodeFrame(&selectAdapter, abi.Call{}, b)}); err != nil {
 			t.Fatal(err)
 		}
 		half := func() {

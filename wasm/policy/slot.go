@@ -173,7 +173,7 @@ func (s *slot) record() *host.Record {
 // trim drops the oldest records beyond so many bytes, but not the last one, after a
 // call of a kind was recorded.
 func (s *slot) trim(k abi.Kind, most int) {
-	if perRequest(k) {
+	if perRequest[k] {
 		return
 	}
 	size, last := 0, len(s.ring)-1

@@ -76,7 +76,7 @@ func (c Config) complete() (Config, error) {
 			return c, fmt.Errorf("kinds: %s is not a policy kind", k)
 		case i > 0 && k == c.Kinds[i-1]:
 			return c, fmt.Errorf("kinds: %s is listed twice", k)
-		case !decides(c.Native, k):
+		case !c.Native.Decides(k):
 			return c, fmt.Errorf("native: no policy for %s", k)
 		}
 	}
@@ -94,25 +94,4 @@ func (c Config) complete() (Config, error) {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	return c, nil
-}
-
-// decides reports whether there is a native policy for a kind.
-func decides(n policy.Native, k abi.Kind) bool {
-	switch k {
-	case abi.Partition:
-		return n.Partitioner != nil
-	case abi.Refine:
-		return n.Refiner != nil
-	case abi.Quote:
-		return n.Quoter != nil
-	case abi.Select:
-		return n.Selector != nil
-	case abi.Outlier:
-		return n.Detector != nil
-	case abi.Place:
-		return n.Placer != nil
-	case abi.Guard:
-		return n.Guard != nil
-	}
-	return false
 }

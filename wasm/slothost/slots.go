@@ -107,7 +107,7 @@ func New(config Config) (*Slots, error) {
 			machine.Canary.Compared = compared(kind, machine.Canary.Calls, every)
 		}
 		machine.Kind, machine.Floor, machine.Resume = slotKind(kind), k.history.Mark.Generation, k.history.resume()
-		k.slot, err = swap.New(swap.Config[loader.Policy]{Machine: machine, Native: policy.NewLinked(config.Native, every, 0, clock),
+		k.slot, err = swap.New(swap.Config[loader.Policy]{Machine: machine, Native: policy.NewNativeRecorder(config.Native, every, 0, clock),
 			Loader: statsLoader{s, k}, Tick: config.Tick, Build: build, Now: config.Now, Changed: s.changed, Logger: config.Logger})
 		if err != nil {
 			return nil, fmt.Errorf("slots: gates of %s: %w", kind, err)

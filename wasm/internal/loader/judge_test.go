@@ -26,33 +26,35 @@ func (f fixed) Refine(policies.BoundaryView) policies.Tokens            { return
 func (f fixed) Partition(policies.Workload) (policies.Partition, error) { return f.part, f.err }
 func (f fixed) Place(policies.Arrival) policies.ReplicaID               { return f.peer }
 func (f fixed) Excess(_, _ policies.Tokens) policies.Tokens             { return f.excess }
-func (f fixed) record(k abi.Kind, ask func(*policy.Linked)) (r host.Record) {
-	l := policy.NewLinked(policy.Native{Selector: f, Refiner: f, Partitioner: f, Placer: f, Detector: f}, 1, 1, nil)
+func (f fixed) record(k abi.Kind, ask func(*policy.NativeRecorder)) (r host.Record) {
+	l := policy.NewNativeRecorder(policy.Native{Selector: f, Refiner: f, Partitioner: f, Placer: f, Detector: f}, 1, 1, nil)
 	ask(l)
 	return l.Records()[0]
 }
 
 func TestJudge(t *testing.T) {
-	bids := func(l *policy.Linked) {
+	bids := func(l *policy.NativeRecorder) {
 		l.Select([]policies.Bid{{Load: 5, Start: 5}, {Load: 5, Start: 6}, {Load: 6, Start: 4}, {Load: 5, Start: 5}})
 	}
 	w := workloads()[0]
-	split := func(l *policy.Linked) { l.Partition(w) }
+	split := func(l *policy.NativeRecorder) { l.Partition(w) }
 	best, err := partition.Exact{}.Partition(w)
 	if err != nil {
 		t.Fatal(err)
 	}
 	bad := policies.Partition{Cuts: []policies.Tokens{16_384}, Counts: []int{1, 7}}
-	border := func(l *policy.Linked) {
+	border := func(l *policy.NativeRecorder) {
 		l.Refine(policies.BoundaryView{Boundary: 5000, High: policies.Unbounded, Peers: 1, Successors: 1, Cost: policytest.H20Cost(),
 			Local: sequences(64, 1000), Next: sequences(4, 9000)})
 	}
-	arrival := func(l *policy.Linked) { l.Place(policies.Arrival{Peers: []policies.Candidate{{ID: "a"}, {ID: "b"}}}) }
-	loads := func(l *policy.Linked) { l.Excess(100, 10) }
+	arrival := func(l *policy.NativeRecorder) {
+		l.Place(policies.Arrival{Peers: []policies.Candidate{{ID: "a"}, {ID: "b"}}})
+	}
+	loads := func(l *policy.NativeRecorder) { l.Excess(100, 10) }
 	for _, c := range []struct {
 		name              string
 		kind              abi.Kind
-		ask               func(*policy.Linked)
+		ask               func(*policy.NativeRecorder)
 		active, candidate fixed
 		differ, worse     bool
 	}{

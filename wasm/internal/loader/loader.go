@@ -31,7 +31,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
-// Policy is what a slot calls: a *policy.Policy, or a *policy.Linked while no
+// Policy is what a slot calls: a *policy.Policy, or a *policy.NativeRecorder while no
 // module decides. It is asked for its slot's kind only.
 type Policy interface {
 	policies.Partitioner
@@ -51,7 +51,7 @@ type Policy interface {
 
 var (
 	_ Policy              = (*policy.Policy)(nil)
-	_ Policy              = (*policy.Linked)(nil)
+	_ Policy              = (*policy.NativeRecorder)(nil)
 	_ swap.Loader[Policy] = (*Loader)(nil)
 )
 

@@ -325,7 +325,7 @@ func TestCompileRefuses(t *testing.T) {
 
 // TestReplay runs what was recorded once, compares, and says what failed.
 func TestReplay(t *testing.T) {
-	linked := policy.NewLinked(natives, 1, 0, nil)
+	linked := policy.NewNativeRecorder(natives, 1, 0, nil)
 	c := config(abi.Select)
 	c.InForce = func(use func(lifecycle.Generation, Policy)) { use(0, linked) }
 	same := made(t, c, offer(t, leastLoad(), abi.Select, nil), nil)
@@ -395,7 +395,7 @@ func TestTrialRests(t *testing.T) {
 		hosttest.LeastLoad(hosttest.I32(0), count, hosttest.I32(1), hosttest.Add, hosttest.Store32(8),
 			count, hosttest.I32(restEvery+20), hosttest.Op(0x4b), hosttest.If(hosttest.Unreachable)),
 		hosttest.Function(abi.ExportDeferred, nil, hosttest.I32(0), hosttest.I32(0), hosttest.Store32(8), hosttest.I64(0))).Encode()
-	linked := policy.NewLinked(natives, 1, 0, nil)
+	linked := policy.NewNativeRecorder(natives, 1, 0, nil)
 	c := config(abi.Select)
 	c.InForce = func(use func(lifecycle.Generation, Policy)) { use(0, linked) }
 	for k := range c.Limits {
@@ -440,7 +440,7 @@ func TestEveryKind(t *testing.T) {
 	dir := t.TempDir()
 	r := rand.New(rand.NewPCG(1, 2))
 	for k := abi.Partition; k < abi.NumKinds; k++ {
-		linked := policy.NewLinked(natives, 1, 0, nil)
+		linked := policy.NewNativeRecorder(natives, 1, 0, nil)
 		for range 20 {
 			call(linked, k, r)
 		}

@@ -22,7 +22,7 @@ func TestSlowIsNotStarved(t *testing.T) {
 	done := make(chan struct{})
 	go func() { defer close(done); _ = w.Run(watching) }()
 	t.Cleanup(func() { stop(); <-done })
-	linked := policy.NewLinked(natives, 1, 0, nil)
+	linked := policy.NewNativeRecorder(natives, 1, 0, nil)
 	c := config(abi.Select)
 	c.Watch, c.InForce = w, func(use func(lifecycle.Generation, Policy)) { use(0, linked) }
 	c.Limits[abi.Select] = host.Limit{Fuel: meter.MaxFuel, Wall: 20 * time.Millisecond}

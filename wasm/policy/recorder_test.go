@@ -14,12 +14,12 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
-// TestLinkedRecordsAsTheHostDoes: a native policy and the same one as a module
+// TestNativeRecorderRecordsAsTheHostDoes: a native policy and the same one as a module
 // leave the same records of the same calls, but for who answered and at what
 // price.
-func TestLinkedRecordsAsTheHostDoes(t *testing.T) {
+func TestNativeRecorderRecordsAsTheHostDoes(t *testing.T) {
 	module := running(t, Config{Every: 1, Instances: 1, Keep: 256}, host.Config{}, hosttest.Guest(t))
-	linked := NewLinked(natives, 1, 256, nil)
+	linked := NewNativeRecorder(natives, 1, 256, nil)
 	r := rand.New(rand.NewPCG(5, 6))
 	for range 20 {
 		w := policytest.RandomWorkload(r)
@@ -57,9 +57,9 @@ func TestLinkedRecordsAsTheHostDoes(t *testing.T) {
 	}
 }
 
-// TestLinkedConcurrently records while records are read.
-func TestLinkedConcurrently(t *testing.T) {
-	l := NewLinked(natives, 2, 8, nil)
+// TestNativeRecorderConcurrently records while records are read.
+func TestNativeRecorderConcurrently(t *testing.T) {
+	l := NewNativeRecorder(natives, 2, 8, nil)
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {
@@ -88,9 +88,9 @@ func TestLinkedConcurrently(t *testing.T) {
 	}
 }
 
-// TestLinkedPassesErrorsOn: what a caller did wrong is told, and not recorded.
-func TestLinkedPassesErrorsOn(t *testing.T) {
-	l := NewLinked(natives, 1, 0, nil)
+// TestNativeRecorderPassesErrorsOn: what a caller did wrong is told, and not recorded.
+func TestNativeRecorderPassesErrorsOn(t *testing.T) {
+	l := NewNativeRecorder(natives, 1, 0, nil)
 	if _, err := l.Partition(policies.Workload{}); !errors.As(err, new(*policies.Violation)) {
 		t.Error(err)
 	}
@@ -103,11 +103,11 @@ func TestLinkedPassesErrorsOn(t *testing.T) {
 	}
 }
 
-func TestLinkedDoesNotAllocate(t *testing.T) {
+func TestNativeRecorderDoesNotAllocate(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
 	}
-	l := NewLinked(natives, 1, 4, nil)
+	l := NewNativeRecorder(natives, 1, 4, nil)
 	b := bids(16)
 	a := policies.Arrival{Own: policies.Candidate{ID: "own"}, Peers: []policies.Candidate{{ID: "a"}, {ID: "b"}}}
 	all := func() {
