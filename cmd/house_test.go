@@ -11,6 +11,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -231,5 +232,23 @@ func TestForbiddenBites(t *testing.T) {
 	}
 	if why := forbidden("migrator", "migrator/loadreport/x.go", module+"xds/api"); why != "" {
 		t.Errorf("wire types: %s", why)
+	}
+}
+
+// TestArchitecturePaths checks that ARCHITECTURE.md names no package and no file
+// that does not exist.
+func TestArchitecturePaths(t *testing.T) {
+	text, err := os.ReadFile("../ARCHITECTURE.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := regexp.MustCompile("`((?:cmd|xds|wasm|engine|migrator|policies)/[a-z_0-9/.]+)`").FindAllStringSubmatch(string(text), -1)
+	if len(named) < 50 {
+		t.Errorf("found only %d paths: the pattern is wrong", len(named))
+	}
+	for _, m := range named {
+		if _, err := os.Stat(filepath.FromSlash("../" + m[1])); err != nil {
+			t.Errorf("%s does not exist", m[1])
+		}
 	}
 }
