@@ -154,7 +154,7 @@ func TestAssign(t *testing.T) {
 		if moves > 0 {
 			moved++
 		}
-		// Order is kept: nobody overtakes within the plan.
+		// The order of the plan is kept.
 		if order := inOrder(prev, next); !order {
 			t.Fatalf("%d: %+v changes the order of %+v", i, next, prev)
 		}
@@ -163,7 +163,7 @@ func TestAssign(t *testing.T) {
 		}
 	}
 	if moved < 300 {
-		t.Errorf("only %d of 3000 plans move anybody", moved)
+		t.Errorf("only %d of 3000 plans move a replica", moved)
 	}
 }
 
@@ -189,7 +189,7 @@ func inOrder(prev, next policies.Plan) bool {
 	return true
 }
 
-// TestAssignMiscount checks that nobody is lost when counts do not add up.
+// TestAssignMiscount checks that no replica is lost when counts do not add up.
 func TestAssignMiscount(t *testing.T) {
 	replicas := []policies.Replica{{ID: "b", Model: "m"}, {ID: "a", Model: "m"}, {ID: "c", Model: "m"}}
 	for _, counts := range [][]int{{1, 1}, {1, 9}, {2, 1}} {

@@ -9,7 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/partition"
 )
 
-// TestHoldOffByOthers: a plan that somebody else takes back holds off as long as
+// TestHoldOffByOthers: a rollback decided elsewhere holds off as long as
 // one that the machine takes back, longer each time, and another machine can go
 // on from there.
 func TestHoldOffByOthers(t *testing.T) {
@@ -25,7 +25,7 @@ func TestHoldOffByOthers(t *testing.T) {
 		now := float64(1000 * i)
 		m.HoldOff(now)
 		if until, length := m.HoldOffState(); until != now+want || length != want {
-			t.Errorf("roll-back %d: held off until %v for %v, want %v", i, until, length, want)
+			t.Errorf("rollback %d: held off until %v for %v, want %v", i, until, length, want)
 		}
 	}
 	heir, err := adoption.New(c)

@@ -30,7 +30,7 @@ var update = flag.Bool("update", false, "rewrite the expectations of the scenari
 //	flow 0:90 100:10                  tokens generated per second, by length bucket
 //	undivided 0.02                    iteration time that one stage would have
 //	measured 1 2                      iteration times of the stages, until changed
-//	plan 0:a,b 100:c                  somebody else puts a plan in force
+//	plan 0:a,b 100:c                  another planner puts a plan in force
 //	step 10                           time; an adopted plan comes into force
 //	lose 10                           the same, but the adopted plan does not
 func TestScenarios(t *testing.T) {
@@ -68,7 +68,7 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
-// script is a planner that says what a scenario tells it.
+// script is a planner whose answers a scenario sets.
 type script struct {
 	proposal   policies.Partition
 	infeasible bool
@@ -135,7 +135,7 @@ func play(t *testing.T, text string) string {
 				})
 			}
 		case "planner":
-			fail(s.tell(args))
+			fail(s.setAnswer(args))
 		case "seen":
 			seen, err := strconv.ParseUint(args[0], 10, 64)
 			fail(err)
@@ -258,8 +258,8 @@ func configure(c *adoption.Config, args []string) error {
 	return nil
 }
 
-// tell changes what the planner says.
-func (s *script) tell(args []string) error {
+// setAnswer changes the planner's answers.
+func (s *script) setAnswer(args []string) error {
 	for _, a := range args {
 		name, value, _ := strings.Cut(a, "=")
 		var fields []string

@@ -180,8 +180,8 @@ func (m *Machine) startPull(w *win) {
 	m.sendTo(Pull, w.deal.Seller, w.deal)
 }
 
-// handleBusy requeues a win whose seller is busy; after MaxSkips times it tells the
-// seller with Starving.
+// handleBusy requeues a win whose seller is busy; after MaxSkips times it sends
+// Starving.
 func (m *Machine) handleBusy(w *win) {
 	m.receiving--
 	w.state, w.answerDeadline, w.retryAt = queued, 0, m.now+m.config.RetryDelay

@@ -67,13 +67,13 @@ func sell(t *testing.T, length policies.Tokens, ids []policies.ReplicaID, costs 
 		out = m.Step(bidask.Event{Kind: bidask.MessageReceived, Message: bidask.Message{Kind: bidask.Bid, From: b.From, To: "a", Deal: bidask.Deal{Seller: "a"}, Load: b.Load, Start: b.Start}}, nil)
 	}
 	if len(out) != 1 || out[0].Message.Kind != bidask.Confirm {
-		t.Fatalf("nobody won: %v", out)
+		t.Fatalf("no candidate won: %v", out)
 	}
 	return out[0].Message.To
 }
 
 // TestNearOnesAreAsked draws from fleets of nodes: half of those asked, or all that
-// there are, are near; nobody is asked twice, and the number is that of the sample.
+// there are, are near; no replica is asked twice, and the number is that of the sample.
 func TestNearOnesAreAsked(t *testing.T) {
 	for seed := range uint64(500) {
 		rng := rand.New(rand.NewPCG(seed, 3))

@@ -117,7 +117,7 @@ const (
 	arrived                  // the transfer of deal to buyer b is over
 	leaves                   // n tokens leave buyer b
 	ticks                    // trader a of both lists together
-	looks                    // loads are told to all
+	looks                    // all sellers learn the loads
 	samples                  // the balance is measured
 )
 

@@ -19,7 +19,7 @@ type market struct {
 	now     policies.Micros
 	nodes   []*node
 	flight  []bidask.Message
-	flows   []*transfer // in progress, or with an end that was not told yet
+	flows   []*transfer // in progress, or with an end that was not reported yet
 	owner   map[string]*node
 	started int // requests
 	moves   int
@@ -27,7 +27,7 @@ type market struct {
 	offers  int
 	sent    int
 	log     []string
-	// faultless markets return only what nobody may buy or has room for.
+	// faultless markets return only requests that no candidate may buy or has room for.
 	faultless bool
 }
 
@@ -63,7 +63,7 @@ type side int
 const (
 	untouched side = iota
 	begun
-	told // its machine knows the end
+	reported // its machine knows the end
 )
 
 func newMarket(seed uint64, f faults, slots int) *market {
@@ -153,7 +153,7 @@ func (m *market) do(n *node, a bidask.Action) {
 		m.must(a.Reason != 0, "%v is returned without a reason", a.Deal)
 		m.must(n.offers[a.Deal] == a.Migration.Request, "%v returns %s, which it does not offer", a.Deal, a.Migration.Request)
 		x := m.transfer(a.Deal, nil)
-		m.must(x == nil || x.exported == told && !x.committed, "%v is returned under its transfer", a.Deal)
+		m.must(x == nil || x.exported == reported && !x.committed, "%v is returned under its transfer", a.Deal)
 		delete(n.offers, a.Deal)
 		if m.faultless {
 			m.must(a.Reason == bidask.ReturnNoCandidates || a.Reason == bidask.ReturnTooManyOffers || a.Reason == bidask.ReturnNoBids || a.Reason == bidask.ReturnRejected, "%v is returned: %v", a.Deal, a.Reason)
@@ -213,7 +213,7 @@ func (m *market) progress() {
 	case !x.over && x.exported == begun && !m.faultless && m.chance(100):
 		x.over = true // the buyer never came
 	case x.over && x.exported == begun && m.chance(500):
-		x.exported = told
+		x.exported = reported
 		if x.committed {
 			delete(x.seller.offers, x.deal)
 			m.ends, m.moves = m.ends+1, m.moves+1
@@ -222,7 +222,7 @@ func (m *market) progress() {
 			m.step(x.seller, bidask.Event{Kind: bidask.TransferFailed, Deal: x.deal})
 		}
 	case x.over && x.imported == begun:
-		x.imported = told
+		x.imported = reported
 		if x.committed {
 			m.must(x.buyer.holds[x.deal], "%v came without a reservation", x.deal)
 			delete(x.buyer.holds, x.deal)
@@ -299,16 +299,16 @@ func (m *market) end(n *node) {
 	m.step(n, bidask.Event{Kind: bidask.Withdrawn, Migration: policies.Migration{Request: request}})
 }
 
-// kill ends a node with all it holds, and tells some of the others; it is back
+// kill ends a node with all it holds, and informs some of the others; it is back
 // at once, knowing nothing.
 func (m *market) kill(n *node) {
 	m.ends += len(n.offers)
 	for _, x := range m.flows {
 		switch n {
 		case x.seller:
-			x.exported = told
+			x.exported = reported
 		case x.buyer:
-			x.imported = told
+			x.imported = reported
 		default:
 			continue
 		}
@@ -449,7 +449,7 @@ func TestMarket(t *testing.T) {
 }
 
 // TestFaultless: when every message arrives, in whatever order, and engines and
-// transfers do their part, every offer that somebody may buy is moved. One slot
+// transfers do their part, every offer with a possible buyer is transferred. One slot
 // each way makes waiting likely, and a cycle of it would show.
 func TestFaultless(t *testing.T) {
 	moves, returns := 0, 0

@@ -68,7 +68,7 @@ func TestPaperRule(t *testing.T) {
 	}
 }
 
-// TestPaperRuleAllocatesNothing for as many bids as anybody asks for.
+// TestPaperRuleAllocatesNothing for the largest usual number of bids.
 func TestPaperRuleAllocatesNothing(t *testing.T) {
 	list := bids(rand.New(rand.NewPCG(1, 1)), 64)
 	if n := testing.AllocsPerRun(100, func() { bidask.Paper{}.Select(list) }); n != 0 {

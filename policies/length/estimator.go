@@ -6,13 +6,13 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Ratio is bytes of text per token, in thousandths: 4000 is four bytes a
-// token. Integers keep the estimate equal on every machine and in Wasm.
+// Ratio is bytes of text per token, in thousandths: 4000 means four bytes per token.
+// Integers make the estimate equal on every machine and in Wasm.
 type Ratio int64
 
-// The bounds of a Ratio, and the one to begin with. English prose under
-// today's vocabularies has 4 to 5 bytes a token; half a byte and sixteen are
-// beyond any text that is not an attack.
+// The bounds of a Ratio, and the initial one. English prose under current vocabularies
+// has 4 to 5 bytes per token; half a byte and sixteen bytes are outside the range of
+// any text that is not an attack.
 const (
 	MinRatio     Ratio = 500
 	DefaultRatio Ratio = 4000
@@ -30,8 +30,8 @@ func (r Ratio) Clamp() Ratio {
 // Float returns the ratio in bytes per token.
 func (r Ratio) Float() float64 { return float64(r) / 1000 }
 
-// RatioOf returns the Ratio nearest to x bytes per token, within the bounds;
-// NaN, 0 and less mean DefaultRatio.
+// RatioOf returns the Ratio nearest to x bytes per token, within the bounds; NaN, 0 and
+// less mean DefaultRatio.
 func RatioOf(x float64) Ratio {
 	if !(x > 0) {
 		return DefaultRatio
@@ -39,16 +39,16 @@ func RatioOf(x float64) Ratio {
 	return Ratio(min(max(x*1000, float64(MinRatio)), float64(MaxRatio)) + 0.5)
 }
 
-// Estimator turns bytes into tokens. It is a value without state; the zero
+// Estimator converts bytes to tokens. It is a value without state; the zero
 // value estimates with DefaultRatio.
 type Estimator struct {
-	// BytesPerToken is taken within its bounds; 0 means DefaultRatio.
+	// BytesPerToken is clamped to its bounds; 0 means DefaultRatio.
 	BytesPerToken Ratio
 }
 
-// FromBody estimates the prompt length of a counted body: its text at the
-// ratio, rounded down, plus its token ids, which are exact. A body that is
-// malformed or has nothing to count is estimated by its size.
+// FromBody estimates the prompt length of a scanned body: its text at the ratio, rounded
+// down, plus its token ids, which are exact. A body that is malformed or has nothing to
+// count is estimated by its size.
 func (e Estimator) FromBody(c Count) policies.Tokens {
 	if c.Malformed || !c.Found {
 		return e.FromContentLength(c.Bytes)

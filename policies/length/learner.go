@@ -3,29 +3,28 @@ package length
 import "github.com/cascadeinfer/cascade/policies"
 
 const (
-	// memory is how many of the latest requests a Learner weighs, about: a
+	// memory is the log2 of how many of the latest requests a Learner weights, about: a
 	// power of two, so that forgetting is a shift.
 	memory = 9 // 512
-	// heaviest bounds the weight of one request in tokens, so that one huge
-	// prompt of an odd kind does not speak for a fleet.
+	// heaviest bounds the weight of one request in tokens, so that one huge unusual prompt
+	// does not dominate.
 	heaviest = 1 << 14
-	// prior is the weight in tokens of the ratio that a Learner begins with.
+	// prior is the weight in tokens of a Learner's initial ratio.
 	prior = 1024
-	// stretch bounds how far one request's ratio may lie from the present
-	// one; beyond, it counts as just this far. A lasting change still gets
-	// through, geometrically.
+	// stretch bounds how far one request's ratio may differ from the present one; beyond
+	// that it counts as that bound. A lasting change still gets through, geometrically.
 	stretch = 2
-	// fixed is the fixed point of the sums: shifts must not eat small ones.
+	// fixed is the scale of the fixed-point sums: shifts must not lose small ones.
 	fixed = 1 << 12
 	// worst bounds one request's relative error, in millionths.
 	worst = 10_000_000
 )
 
-// Learner learns a model's bytes per token from requests whose exact prompt
-// length became known, forgetting exponentially. It is arithmetic on integers
-// only: the same observations give the same ratio everywhere.
+// Learner learns a model's bytes per token from requests whose exact prompt length became
+// known, with exponential forgetting. It uses only integer arithmetic: the same
+// observations give the same ratio everywhere.
 //
-// The zero value begins at DefaultRatio. One goroutine at a time may use it.
+// The zero value starts at DefaultRatio. It is not safe for concurrent use.
 type Learner struct {
 	bytes  int64 // Σ weighted bytes, in 1/fixed
 	tokens int64 // Σ weighted tokens, in 1/fixed
@@ -34,15 +33,14 @@ type Learner struct {
 	seen   int64
 }
 
-// NewLearner returns a Learner that begins at a ratio.
+// NewLearner returns a Learner that starts at a ratio.
 func NewLearner(r Ratio) *Learner {
 	return &Learner{bytes: prior * fixed * int64(r.Clamp()) / 1000, tokens: prior * fixed}
 }
 
-// Observe takes one request: the text bytes that were estimated from (Count's
-// Text) and the tokens they turned out to be. The error is that of the
-// estimate which the Learner would have given just before. Values that are
-// not positive say nothing and are ignored.
+// Observe records one request: the text bytes that the estimate was made from (Count's
+// Text) and the exact number of tokens. The error is that of the estimate which the
+// Learner would have made just before. Values that are not positive are ignored.
 func (l *Learner) Observe(text int64, exact policies.Tokens) {
 	if text <= 0 || exact <= 0 {
 		return
@@ -55,8 +53,8 @@ func (l *Learner) Observe(text int64, exact policies.Tokens) {
 	l.errors += errorOf(Estimator{ratio}.FromContentLength(text), exact)*fixed - l.errors>>memory
 	l.weight += fixed - l.weight>>memory
 
-	// Scale the pair down to the weight that it may have, then pull its ratio
-	// to within the stretch of the present one.
+	// Scale the pair down to its allowed weight, then limit its ratio to within the stretch
+	// of the present one.
 	tokens := int64(exact)
 	if tokens > heaviest {
 		text, tokens = int64(mulDiv(uint64(text), heaviest, uint64(tokens), 0)), heaviest
@@ -88,7 +86,7 @@ func (l *Learner) RelativeError() float64 {
 	return float64(l.errors) / float64(l.weight) / 1e6
 }
 
-// Observations returns how many requests taught the Learner anything.
+// Observations returns how many requests the Learner has recorded.
 func (l *Learner) Observations() int64 { return l.seen }
 
 // errorOf returns |estimate − exact| / exact in millionths, at most worst.

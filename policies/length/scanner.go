@@ -10,8 +10,8 @@ const (
 	MaxDepth = 512
 )
 
-// Count is what a Scanner found in a body. Sizes of prompt, messages, input,
-// system, instructions, tools and functions are added up.
+// Count is what a Scanner found in a body. The sizes of prompt, messages, input, system,
+// instructions, tools and functions are added up.
 type Count struct {
 	// Bytes is the size of the body itself.
 	Bytes int64
@@ -28,10 +28,10 @@ type Count struct {
 	// MaxTokens is max_completion_tokens or, without it, max_tokens; 0 when
 	// neither is a positive integer.
 	MaxTokens policies.Tokens
-	// Found says that the body has a prompt, messages or input to count.
+	// Found reports that the body has a prompt, messages or input to count.
 	Found bool
-	// Malformed says that the body is not one whole JSON value. What was
-	// counted before the fault is still in the other fields.
+	// Malformed reports that the body is not one complete JSON value. What was counted before
+	// the fault is still in the other fields.
 	Malformed bool
 }
 
@@ -52,10 +52,10 @@ type Scanner struct {
 	depth       int
 	objects     [MaxDepth/64 + 1]uint64 // bit d: the container at depth d is an object
 	roles       [levels]role            // of the containers at depth 1…levels-1
-	registersAt [levels]register        // where each of them counts
+	registersAt [levels]register        // the sums they count for
 
 	role     role     // of the value that comes next or is being read
-	register register // where it counts
+	register register // the sum it counts for
 	mark     int64    // where a raw value began
 
 	sizes   [registers]size
@@ -63,7 +63,7 @@ type Scanner struct {
 	hasText bool  // the part being read has a text
 	limits  [2]int64
 
-	keep   keep // what becomes of the string being read
+	keep   keep // where the string being read is stored
 	length int64
 	high   rune // the high surrogate just before, or 0
 	hex    rune
@@ -79,7 +79,7 @@ type Scanner struct {
 	modelLen int // MaxModel+1: too long to keep
 }
 
-// state says what the next byte belongs to.
+// state is the state of the parser before the next byte.
 type state byte
 
 const (
@@ -105,7 +105,7 @@ const (
 	broken
 )
 
-// keep says where the characters of a string go besides being counted.
+// keep says where the characters of a string are stored, besides being counted.
 type keep byte
 
 const (
@@ -151,8 +151,8 @@ func (s *Scanner) Count() Count {
 	return c
 }
 
-// Write reads the next chunk of the body. It keeps no part of it, always
-// takes all of it and never fails: a syntax error shows in Count.
+// Write reads the next chunk of the body. It keeps no reference to it, always reads all
+// of it and never fails: a syntax error is reported by Count.
 func (s *Scanner) Write(chunk []byte) (int, error) {
 	for i := 0; i < len(chunk); {
 		switch s.state {
@@ -190,7 +190,7 @@ func (s *Scanner) Write(chunk []byte) (int, error) {
 	return len(chunk), nil
 }
 
-// structure takes one byte outside of strings, numbers and literals; at is
+// structure handles one byte outside of strings, numbers and literals; at is
 // its offset in the body.
 func (s *Scanner) structure(c byte, at int64) {
 	switch s.state {
@@ -233,7 +233,7 @@ func (s *Scanner) structure(c byte, at int64) {
 	}
 }
 
-// value begins a value with its first byte.
+// value starts a value at its first byte.
 func (s *Scanner) value(c byte, at int64) {
 	switch c {
 	case '"':

@@ -12,8 +12,8 @@ func (s *Scanner) literal(c byte) {
 	}
 }
 
-// numberBytes reads digits and whatever else a number may hold; it returns
-// how many bytes it took, 0 when the number ends before the first one.
+// numberBytes reads the bytes of a number and returns how many it read, 0 if the number
+// ends before the first one.
 func (s *Scanner) numberBytes(p []byte) int {
 	c := p[0]
 	digit := '0' <= c && c <= '9'

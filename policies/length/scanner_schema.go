@@ -1,7 +1,7 @@
 package length
 
-// role says what a value means to the count. The role of a container decides
-// the roles of what is in it (element, member).
+// role is the meaning of a value for the count. The role of a container determines the
+// roles of its elements and members (element, member).
 type role byte
 
 const (
@@ -22,8 +22,8 @@ const (
 // content, part.
 const levels = 6
 
-// register names a sum. Values that repeat replace the sum of their key; sums
-// of messages and parts are folded into the value that holds them.
+// register identifies a sum. A repeated key replaces the sum of its earlier value; the
+// sums of messages and parts are added to the value that contains them.
 type register byte
 
 const (
@@ -142,7 +142,7 @@ func (s *Scanner) enter(c byte, at int64) {
 	}
 }
 
-// leave adds up a container that counts, at its closing byte.
+// leave adds a container's sums at its closing byte.
 func (s *Scanner) leave(at int64) {
 	home := &s.sizes[s.registersAt[s.depth]]
 	switch object := s.inObject(); s.roles[s.depth] {
@@ -196,9 +196,8 @@ func (s *Scanner) numberValue() {
 	}
 }
 
-// idBytes is a short cut through lists of token ids: it counts plain integers
-// for as long as a comma follows each, and returns how many bytes it took.
-// Everything else is left to the states.
+// idBytes is a fast path for lists of token ids: it counts plain integers as long as a
+// comma follows each, and returns how many bytes it read. The states handle the rest.
 func (s *Scanner) idBytes(p []byte) int {
 	if s.state != atValue && s.state != atFirstValue {
 		return 0

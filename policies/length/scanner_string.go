@@ -44,8 +44,8 @@ func (s *Scanner) endString() {
 	s.endValue()
 }
 
-// plain returns the length of p's prefix without quotes, backslashes and
-// control characters. It looks at eight bytes at a time: prompts are long.
+// plain returns the length of p's prefix without quotes, backslashes and control
+// characters. It tests eight bytes at a time, because prompts are long.
 func plain(p []byte) int {
 	const (
 		ones  = 0x0101010101010101
@@ -56,8 +56,8 @@ func plain(p []byte) int {
 		q := p[i : i+8 : i+8]
 		w := uint64(q[0]) | uint64(q[1])<<8 | uint64(q[2])<<16 | uint64(q[3])<<24 |
 			uint64(q[4])<<32 | uint64(q[5])<<40 | uint64(q[6])<<48 | uint64(q[7])<<56
-		// x−ones borrows into the high bit of a byte that was 0. A borrow can
-		// spill into the byte above, never below: the lowest hit is exact.
+		// x−ones borrows into the high bit of a byte that was 0. A borrow can propagate to the
+		// byte above, never below: the lowest hit is exact.
 		quote, back := w^(ones*'"'), w^(ones*'\\')
 		hit := ((quote-ones)&^quote | (back-ones)&^back | (w-ones*0x20)&^w) & highs
 		if hit != 0 {
@@ -137,7 +137,7 @@ func (s *Scanner) hexDigit(c byte) {
 	}
 }
 
-// append adds to the kept string; one that does not fit is marked as too long.
+// append appends to the stored string; a string that does not fit is marked as too long.
 func (s *Scanner) append(p []byte) {
 	buf, n := s.key[:], &s.keyLen
 	if s.keep == keepModel {
@@ -150,7 +150,7 @@ func (s *Scanner) append(p []byte) {
 	*n += copy(buf[*n:], p)
 }
 
-// truncate takes back the last n bytes of the string.
+// truncate removes the last n bytes of the string.
 func (s *Scanner) truncate(n int) {
 	s.length -= int64(n)
 	switch {

@@ -109,7 +109,7 @@ func TestOracleAgrees(t *testing.T) {
 		check(t, []byte(b.body), 1)
 	}
 	// Random documents over the words that matter, so that they nest and
-	// repeat in ways that nobody writes.
+	// repeat in unusual ways.
 	r := rand.New(rand.NewPCG(1, 2))
 	n := 1500
 	if testing.Short() {

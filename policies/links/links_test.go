@@ -120,7 +120,7 @@ func TestValidate(t *testing.T) {
 	}
 	long := strings.Repeat("x", links.MaxName+1)
 	for name, breaks := range map[string]func(*links.Topology){
-		"1: node":               func(s *links.Topology) { s.Host = long },
+		"1: host":               func(s *links.Topology) { s.Host = long },
 		"1: cuda":               func(s *links.Topology) { s.CUDA = long },
 		"1: gpu.lost":           func(s *links.Topology) { s.GPU.Lost = long },
 		"1: gpu.peers.address":  func(s *links.Topology) { s.GPU.Peers[0].Address = long },

@@ -138,8 +138,8 @@ func onGPUs(a, b *Topology) string {
 	return "both pools are on GPUs"
 }
 
-// one says whether two ends on one machine are on one GPU, or why that cannot be
-// told.
+// one reports whether two ends on one host are on one GPU, or why that is
+// unknown.
 func one(a, b *GPU) (same bool, contradiction string) {
 	switch {
 	case a.UUID != "" && b.UUID != "":

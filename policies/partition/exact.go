@@ -6,34 +6,31 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Exact finds the best partition of its model, and proves it.
+// Exact finds the best partition for its objective, and proves it.
 //
-// It puts a price λ on replicas. At a fixed price the stages no longer compete
-// for replicas, so the best division is a shortest path over bucket edges,
-// O(B²), and its value less λ times the fleet bounds every feasible partition
-// from below. The price where that bound is highest is found by intersecting
-// supporting lines. Every division met on the way is filled with exactly the
-// fleet's replicas, greedily, which is optimal for given cuts because stages
-// are convex; the best of those is the plan. When bound and plan meet, the
-// plan is proved. When a gap remains, a search over the few divisions that the
-// bound leaves open closes it (see labels and convolve).
+// It puts a price λ on replicas. At a fixed price the stages do not compete for replicas,
+// so the best division is a shortest path over bucket edges, O(B²), and its value minus λ
+// times the fleet is a lower bound for every feasible partition. The price with the
+// highest bound is found by intersecting supporting lines. Every division found on the
+// way is filled with exactly the fleet's replicas, greedily, which is optimal for given
+// cuts because stages are convex; the best of these is the plan. If the bound equals the
+// plan's cost, the plan is proved optimal. If a gap remains, a search over the few
+// divisions below it closes it (see searchLabels and convolve).
 //
-// The number of stages is bounded, so the stage index of the paper's
-// recursion is redundant only while the shortest path keeps within the
-// bound. When it does not, the path is searched again by number of stages,
-// O(S·B²), at the same price: the bound is then one over the partitions that
-// are allowed, and stays a proof.
+// The number of stages is bounded, so the stage index of the paper's recursion is only
+// redundant while the shortest path has few enough stages. Otherwise the path is searched
+// by number of stages, O(S·B²), at the same price: the bound then covers the allowed
+// partitions, and remains a proof.
 //
-// Optimal means up to rounding: partitions that are better by less than one
-// part in 10¹² are not looked for. Exact keeps no state and may be used
-// concurrently.
+// Optimal means up to rounding: partitions better by less than one part in 10¹² are not
+// searched. Exact keeps no state and is safe for concurrent use.
 type Exact struct{ Objective Objective }
 
 // tolerance is the relative difference below which two costs are equal.
 const tolerance = 1e-12
 
-// priceSteps bounds the price search. It ends by itself after 5–20 steps; the
-// bound is there for rounding, and reaching it costs speed, not exactness.
+// priceSteps bounds the price search, which ends after 5–20 steps. The bound is for
+// rounding errors; reaching it costs speed, not exactness.
 const priceSteps = 200
 
 // Partition implements policies.Partitioner.

@@ -10,9 +10,9 @@ import (
 type Objective int
 
 const (
-	// Flow minimises the requests in the system, Σ φ·T + Σ X·t, where T is a
-	// stage's iteration time under its flow and t the delay of a hand-over
-	// (Little's law on both). Long outputs weigh more.
+	// Flow minimises the requests in the system, Σ φ·T + Σ X·t, where T is a stage's
+	// iteration time under its flow and t the delay of a migration (Little's law for both).
+	// Long outputs weigh more.
 	Flow Objective = iota
 	// Latency minimises the normalised latency, Σ ν·T, where ν is
 	// policies.Flow.Weight: every finished request weighs the same. A crossing
@@ -39,12 +39,12 @@ func (m Objective) String() string {
 	return "unknown"
 }
 
-// A stage is the price of serving one range of lengths, as a function of its
-// replicas k: fixed + num/(k−u) for k ≥ kmin. Both terms are ≥ 0 and kmin > u,
-// so that the price is finite, convex and never grows with k. kmin is a whole
-// number, or +Inf when no number of replicas serves the range.
+// A stage is the price of serving one range of lengths, as a function of its replicas k:
+// fixed + num/(k−u) for k ≥ kmin. Both terms are ≥ 0 and kmin > u, so the price is
+// finite, convex and never increases with k. kmin is a whole number, or +Inf if no number
+// of replicas can serve the range.
 //
-// fixed includes the transfer cost of the cut where the range ends.
+// fixed includes the transfer cost of the cut at the end of the range.
 type stage struct {
 	fixed, num, u, kmin float64
 }
@@ -57,7 +57,7 @@ func (s stage) price(k float64) float64 {
 	return s.fixed + s.num/(k-s.u)
 }
 
-// gain is what the replica after the k-th saves. k must be ≥ kmin.
+// gain returns what one more replica than k saves. k must be ≥ kmin.
 func (s stage) gain(k float64) float64 { return s.num / float64((k-s.u)*(k+1-s.u)) }
 
 // countAtPrice returns the number of replicas in [kmin, limit] that the stage buys when
@@ -65,14 +65,14 @@ func (s stage) gain(k float64) float64 { return s.num / float64((k-s.u)*(k+1-s.u
 func (s stage) countAtPrice(lambda, limit float64) float64 {
 	k := s.kmin
 	if s.num > 0 {
-		// (k−u)(k+1−u) ≥ num/λ. A quotient past every float is +Inf, and the
-		// bound below brings it back before it becomes an integer.
+		// (k−u)(k+1−u) ≥ num/λ. If the quotient overflows to +Inf, the bound below limits it
+		// before it becomes an integer.
 		k = max(k, math.Ceil(s.u-0.5+math.Sqrt(0.25+s.num/lambda)))
 	}
 	return min(k, limit)
 }
 
-// load is what one range of lengths asks for; a stage's price is made of it.
+// load is the work of one range of lengths, from which a stage's price is computed.
 type load struct {
 	tokens  float64 // φ, or n of the snapshot
 	held    float64 // ψ, or ΣL of the snapshot
@@ -83,7 +83,7 @@ type load struct {
 	squares float64 // Σ φ·L², L being each bucket's mean length
 }
 
-// pricing turns ranges of buckets into stages, for one workload and model.
+// pricing converts ranges of buckets to stages, for one workload and objective.
 type pricing struct {
 	model Objective
 	w     policies.Workload
@@ -114,7 +114,7 @@ func newPricing(m Objective, w policies.Workload) (*pricing, error) {
 	return p, nil
 }
 
-// cell prices one bucket.
+// cell returns the load of one bucket.
 func (p *pricing) cell(b int) load {
 	c, f := p.w.Cost, p.w.Flow
 	if p.model == Snapshot {
@@ -135,7 +135,7 @@ func (p *pricing) cell(b int) load {
 		if b+1 < len(f.Edges) {
 			l.longest = float64(f.Edges[b+1])
 		} else {
-			// The last bucket is open; lengths even around its mean end here.
+			// The last bucket is open; assume lengths distributed evenly around its mean.
 			low := float64(f.Edges[b])
 			l.longest = max(low, 2*l.held/l.tokens-low)
 		}
@@ -174,7 +174,7 @@ func (p *pricing) crossingWeight(b int) float64 {
 
 func (p *pricing) buckets() int { return len(p.cells) }
 
-// stages is the largest number of stages that a proposal may have.
+// stages returns the largest number of stages that a proposal may have.
 func (p *pricing) stages() int {
 	limit := policies.MaxStages
 	if s := p.w.Limits.Stages; s > 0 {
@@ -200,18 +200,18 @@ func (p *pricing) over(i, j int) load {
 	return l
 }
 
-// batchSpread is how far above the mean the longest sequence of a batch is
-// expected, in standard deviations of the lengths in flight. For n draws from
-// any distribution it is at most (n−1)/√(2n−1) (Hartley and David 1954), which
-// is 2 at n = 10. It bounds what the rare longest request of a wide range,
-// which most batches do not hold, adds to every iteration.
+// batchSpread is how far above the mean the longest sequence of a batch is expected, in
+// standard deviations of the lengths in flight. For n draws from any distribution it is
+// at most (n−1)/√(2n−1) (Hartley and David 1954), which is 2 at n = 10. It bounds what
+// the rare longest request of a wide range, which most batches do not contain, adds to
+// every iteration.
 const batchSpread = 2
 
-// base is the part of an iteration's time, as a request sees it, that does not
-// depend on the number of replicas: D0, the request's own share, and the
-// penalty of unequal lengths in one batch. The own share is there because
-// requests arrive at random: each finds the others of an average moment, and
-// itself besides. It is what a request in a nearly idle stage waits for.
+// base returns the part of an iteration's time, as a request experiences it, that does
+// not depend on the number of replicas: D0, the request's own share, and the penalty of
+// unequal lengths in one batch. The own share is included because requests arrive at
+// random: each finds the other requests of an average moment, plus itself. It is the
+// waiting time in a nearly idle stage.
 func (p *pricing) base(l load) float64 {
 	c := p.w.Cost
 	if p.model == Snapshot || l.tokens == 0 {
@@ -254,9 +254,9 @@ func (p *pricing) stage(l load, j int) stage {
 	return s
 }
 
-// need is the smallest number of replicas that keeps every limit, or +Inf.
-// A limit on what a replica holds is one on k−u, because by Little's law it
-// holds φ·T/k = φ·base/(k−u) requests and ψ·base/(k−u) tokens.
+// need returns the smallest number of replicas within every limit, or +Inf. A limit on
+// what a replica holds is a limit on k−u, because by Little's law a replica holds
+// φ·T/k = φ·base/(k−u) requests and ψ·base/(k−u) tokens.
 func (p *pricing) need(l load, base float64, j int) float64 {
 	w := p.w
 	u, hold := l.work, base // tokens·hold/(k−u) is what a replica holds
@@ -301,8 +301,8 @@ func (p *pricing) propose(nodes, counts []int) policies.Partition {
 	return out
 }
 
-// predict prices the stages between the nodes, which may be empty. The Cost is
-// +Inf when one of them breaks a limit.
+// predict prices the stages between the nodes, which may be empty. Cost is +Inf if one of
+// them breaks a limit.
 func (p *pricing) predict(nodes, counts []int) policies.Partition {
 	out := policies.Partition{
 		Counts:     append([]int(nil), counts...),

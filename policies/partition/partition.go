@@ -1,16 +1,15 @@
-// Package partition divides a fleet into length stages: where to cut the
-// lengths, and how many replicas each range gets.
+// Package partition divides a fleet into length stages: it chooses where to cut the
+// range of lengths and how many replicas each stage gets.
 //
-// Every algorithm here works on one generic stage cost, fixed + num/(k−u) for
-// k ≥ kmin replicas (see stage), which is convex and falling in k. A Model
-// fills that cost in, from flows or from a snapshot; the algorithms do not
-// know which. Exact is the default. Recursion and TwoPhase are the paper's
-// (section "Length-Aware Stage Partition"), kept to compare with.
+// All algorithms work on one generic stage cost, fixed + num/(k−u) for k ≥ kmin replicas
+// (see stage), which is convex and decreasing in k. An Objective computes that cost from
+// flows or from a snapshot; the algorithms are independent of it. Exact is the default.
+// Recursion and TwoPhase are the paper's (section "Length-Aware Stage Partition"), kept
+// for comparison.
 //
-// The package does not decide whether a proposal is worth adopting; that is
-// policies/adoption. It keeps one invariant: a proposal never contains a stage
-// that its model calls infeasible, and it uses exactly the workload's
-// replicas.
+// The package does not decide whether a proposal is worth adopting; policies/adoption
+// does. Invariant: a proposal never contains a stage that its objective calls
+// infeasible, and it uses exactly the workload's replicas.
 package partition
 
 import (
@@ -19,10 +18,10 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// ByName returns the partitioner that a config file calls name: "exact",
-// "recursion" and "two-phase" price flows by token rate, "paper" is the
-// two-phase heuristic on the snapshot QoE, as the paper has it. Each also
-// prices given divisions by its model, as policies/adoption needs.
+// ByName returns the partitioner that a config file calls name: "exact", "recursion" and
+// "two-phase" price flows by token rate, "paper" is the two-phase heuristic on the
+// snapshot QoE, as in the paper. Each also prices given divisions by its objective, as
+// policies/adoption needs.
 func ByName(name string) (policies.Partitioner, bool) {
 	switch name {
 	case "exact":
@@ -43,17 +42,15 @@ var (
 	_ policies.Partitioner = TwoPhase{}
 )
 
-// Price predicts what a given division costs under the workload. The cuts may
-// lie anywhere, as those of a refined plan do; each is priced at its nearest
-// bucket edge. The counts need not add up to w.Replicas: what a plan has is
-// what it is priced with.
+// Price predicts the cost of a given division under the workload. Cuts need not lie on
+// bucket edges, as those of a refined plan; each is priced at its nearest edge. The
+// counts need not add up to w.Replicas: they are priced as given.
 //
-// The error is a *policies.Violation for an invalid workload or a division
-// that is none (cuts not growing, a stage without replicas), and
-// policies.ErrInfeasible when a stage breaks a limit. In that last case Cost
-// is +Inf and Iterations still holds every stage's prediction, +Inf for a
-// stage that its work overfills. OneStage and Exact are as in a proposal;
-// Exact is always false.
+// The error is a *policies.Violation for an invalid workload or an invalid division (cuts
+// not increasing, a stage without replicas), and policies.ErrInfeasible if a stage breaks
+// a limit. In the latter case Cost is +Inf, and Iterations still holds every stage's
+// prediction, +Inf for an overloaded stage. OneStage is as in a proposal; Exact is always
+// false.
 func (m Objective) Price(w policies.Workload, cuts []policies.Tokens, counts []int) (policies.Partition, error) {
 	p, err := newPricing(m, w)
 	if err != nil {
@@ -65,7 +62,7 @@ func (m Objective) Price(w policies.Workload, cuts []policies.Tokens, counts []i
 	nodes := make([]int, 0, len(counts)+1)
 	nodes = append(nodes, 0)
 	for _, cut := range cuts {
-		// The first bucket is never left empty, or the cut would move to 0.
+		// Keep the first bucket non-empty; otherwise the cut would move to 0.
 		nodes = append(nodes, min(max(nearest(w.Flow.Edges, cut), 1), p.buckets()))
 	}
 	nodes = append(nodes, p.buckets())
@@ -92,7 +89,7 @@ func (x TwoPhase) Price(w policies.Workload, cuts []policies.Tokens, counts []in
 	return x.Objective.Price(w, cuts, counts)
 }
 
-// validDivision checks that cuts and counts describe stages at all.
+// validDivision checks that cuts and counts describe stages.
 func validDivision(cuts []policies.Tokens, counts []int) error {
 	if len(counts) != len(cuts)+1 {
 		return &policies.Violation{Subject: "division", Invariant: "there must be one count more than cuts"}
@@ -100,7 +97,7 @@ func validDivision(cuts []policies.Tokens, counts []int) error {
 	low := policies.Tokens(0)
 	for _, cut := range cuts {
 		if cut <= low || cut == policies.Unbounded {
-			return &policies.Violation{Subject: "division, cut " + cut.String(), Invariant: "cuts must grow strictly between 0 and ∞"}
+			return &policies.Violation{Subject: "division, cut " + cut.String(), Invariant: "cuts must increase strictly between 0 and ∞"}
 		}
 		low = cut
 	}

@@ -6,14 +6,14 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Recursion is the paper's dynamic program, as written (section "Length-Aware
-// Stage Partition"), over length buckets:
+// Recursion is the paper's dynamic program, as written (section "Length-Aware Stage
+// Partition"), over length buckets:
 //
 //	f(s, e, l) = min over e' and l' of f(s−1, e', l') + Q(stage [l', l) on e−e') + c(l')
 //
-// It is exact and needs O(S·E²·B²) time, which is why Exact exists; it stays
-// as the yardstick that Exact is tested with. Ties go to fewer stages.
-// Recursion keeps no state and may be used concurrently.
+// It is exact and takes O(S·E²·B²) time, which is why Exact exists; Exact is tested
+// against it. Ties go to fewer stages. Recursion keeps no state and is safe for
+// concurrent use.
 type Recursion struct{ Objective Objective }
 
 // Partition implements policies.Partitioner.

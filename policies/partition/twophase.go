@@ -7,25 +7,24 @@ import (
 )
 
 // TwoPhase is the paper's heuristic (section "Length-Aware Stage Partition",
-// "Optimizing efficiency"): the best chain of stages with one replica each,
-// then merging of the neighbours that gain most by it, until none does. It is
-// fast and not exact.
+// "Optimizing efficiency"): the best chain of stages with one replica each, then merging
+// of the neighbours that gain most, until none gains. It is fast and not exact.
 //
-// The paper leaves three things open. This is how they are read:
+// The paper leaves three cases open. This implementation resolves them as follows:
 //
-//   - More replicas than buckets: there is no chain that long. The chain has
-//     one stage per bucket, and the surplus goes, one by one, to the stage
-//     where a replica saves most. Merging adds up replicas.
-//   - More stages than allowed: merging goes on past the last gain, by the
-//     least loss, down to the limit.
-//   - Limits: the paper's model has none. Here a chain is first judged by how
-//     many replicas its stages lack, then by cost, in both phases; merging
-//     also goes on while any stage lacks one.
+//   - More replicas than buckets: no chain is that long. The chain has one stage per
+//     bucket, and the remaining replicas go one by one to the stage where they save
+//     most. Merging adds replicas up.
+//   - More stages than allowed: merging continues past the last gain, with the least
+//     loss, down to the limit.
+//   - Limits: the paper's model has none. Here a chain is judged first by how many
+//     replicas its stages lack, then by cost, in both phases; merging also continues
+//     while any stage lacks one.
 //
-// Its policies.ErrInfeasible is no proof: merging may end in a stage that lacks
-// replicas where another division has enough.
+// Its policies.ErrInfeasible is not a proof: merging may end in a stage that lacks
+// replicas although another division has enough.
 //
-// TwoPhase keeps no state and may be used concurrently.
+// TwoPhase keeps no state and is safe for concurrent use.
 type TwoPhase struct{ Objective Objective }
 
 // A verdict orders partial plans: replicas lacking first, then cost.
@@ -38,11 +37,11 @@ func (v verdict) less(o verdict) bool {
 func (v verdict) plus(o verdict) verdict  { return verdict{v.lack + o.lack, v.cost + o.cost} }
 func (v verdict) minus(o verdict) verdict { return verdict{v.lack - o.lack, v.cost - o.cost} }
 
-// unservable stands for the replicas lacking where no number would do; a finite
-// number keeps sums and differences in order.
+// unservable is the number of lacking replicas if no number suffices; a finite value
+// keeps sums and differences ordered.
 const unservable = 1 << 40
 
-// judge prices a stage with k replicas, priced as if it had what it lacks.
+// judge rates a stage with k replicas; the cost assumes that it had the replicas it lacks.
 func (s stage) judge(k float64) verdict {
 	if math.IsInf(s.kmin, 1) {
 		return verdict{unservable, s.fixed}

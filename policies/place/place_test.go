@@ -42,7 +42,7 @@ func TestPlace(t *testing.T) {
 		{"too long", func(a *policies.Arrival) { a.Request.Input = 1000 }, "long2"},
 		{"just not too long", func(a *policies.Arrival) { a.Request.Input = 999 }, ""},
 		{"too long by estimate only", func(a *policies.Arrival) { a.Request.Input, a.Request.Estimated = 1000, true }, ""},
-		{"too long and nobody else", func(a *policies.Arrival) { a.Request.Input, a.Peers = 1000, a.Peers[:2] }, ""},
+		{"too long and no other peer", func(a *policies.Arrival) { a.Request.Input, a.Peers = 1000, a.Peers[:2] }, ""},
 		{"too short", func(a *policies.Arrival) { a.Own.Low = 600 }, "far"},
 		{"second hop", func(a *policies.Arrival) { a.Hops, a.Own.Draining = 1, true }, ""},
 		{"prefix", func(a *policies.Arrival) { a.Peers[0].Prefix = 1024 }, "near"},

@@ -1,10 +1,9 @@
-// Package policytest checks that policies keep the contracts of their
-// interfaces, and makes the workloads to check them on.
+// Package policytest checks that policies keep the contracts of their interfaces, and
+// provides workloads for these checks.
 //
-// It is for tests only: a policy's test calls the function named after the
-// interface, as in policytest.TestPartitioner(t, mypolicy.Policy{}). What a
-// policy decides is its own affair; that a decision is valid, repeatable and
-// within the limits is checked here.
+// It is for tests only: a policy's test calls the function named after the interface, as
+// in policytest.TestPartitioner(t, mypolicy.Policy{}). The package does not judge what a
+// policy decides; it checks that a decision is valid, repeatable and within the limits.
 package policytest
 
 import (

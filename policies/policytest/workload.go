@@ -7,15 +7,14 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// H20Cost is a cost in the region of a 3B model on one H20 GPU: round numbers for
-// tests, not a measurement.
+// H20Cost is a cost similar to a 3B model on one H20 GPU: round numbers for tests, not a
+// measurement.
 func H20Cost() policies.Cost {
 	return policies.Cost{D0: 6e-3, D1: 15e-6, D2: 72e-6, D3: 1.9e-9, D4: 41e-9}
 }
 
-// RandomWorkload returns a small workload with 1–7 buckets and 1–7 replicas, from
-// nearly idle to overloaded, with a snapshot, and with each limit on or off by
-// chance. It is valid.
+// RandomWorkload returns a valid random workload with 1–7 buckets and 1–7 replicas, from
+// nearly idle to overloaded, with a snapshot, and with each limit randomly on or off.
 func RandomWorkload(rng *rand.Rand) policies.Workload {
 	n := 1 + rng.IntN(7)
 	edges := make([]policies.Tokens, n)
@@ -77,10 +76,10 @@ func RandomWorkload(rng *rand.Rand) policies.Workload {
 	return w
 }
 
-// ChatWorkload returns the flow of conversations on a fleet: many short requests and a
-// few long ones, prompts and outputs lognormal, scaled so that their work is
-// the given share of what the replicas can do. The requests are sampled, but
-// always the same for the same seed. Limits are open; KV holds 1M tokens.
+// ChatWorkload returns the flow of conversations: many short requests and a few long
+// ones, prompts and outputs lognormal, scaled so that the work is the given share of
+// the replicas' capacity. The requests are sampled, but always equal for equal seeds.
+// Limits are open; KV holds 1M tokens.
 func ChatWorkload(edges []policies.Tokens, replicas int, share float64, seed uint64) policies.Workload {
 	const requests = 4000
 	rng := rand.New(rand.NewPCG(seed, 7))

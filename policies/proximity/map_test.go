@@ -140,7 +140,7 @@ func TestNearest(t *testing.T) {
 		}
 	}
 	if got := newMap(nil).NearestTransfer(nil); got != (policies.Transfer{}) {
-		t.Errorf("nobody hands over for %v", got)
+		t.Errorf("no migrations cost %v", got)
 	}
 }
 

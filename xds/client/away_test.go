@@ -29,7 +29,7 @@ func (c *deadConn) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.
 }
 
 // TestOutageIsOneLine leaves a client without its server for long: a reason is
-// told once, however often it tries.
+// logged once, however often the client retries.
 func TestOutageIsOneLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var out bytes.Buffer
@@ -47,7 +47,7 @@ func TestOutageIsOneLine(t *testing.T) {
 			t.Error(err)
 		}
 		if got := out.String(); conn.attempts < 100 || strings.Count(got, "\n") != 2 || strings.Count(got, "refused") != 1 || strings.Contains(got, "target") {
-			t.Errorf("an outage of two hours, for two reasons, is told so:\n%s", got)
+			t.Errorf("an outage of two hours, for two reasons, is logged as:\n%s", got)
 		}
 	})
 }

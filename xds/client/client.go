@@ -30,18 +30,17 @@ const (
 	DefaultKeepalive  = 30 * time.Second
 )
 
-// keepaliveTimeout is how long a ping may go unanswered.
+// keepaliveTimeout bounds the response to a ping.
 const keepaliveTimeout = 5 * time.Second
 
-// connectTimeout is how long a dial may take.
+// connectTimeout bounds a connection attempt.
 const connectTimeout = 10 * time.Second
 
-// Watcher is told of every change.
+// Watcher receives every change.
 type Watcher interface {
-	// Update hands over the newest snapshot. It is called in order, on one
-	// goroutine, which it must not hold up: the stream waits for it. The
-	// snapshot is immutable and may be kept. The first call comes when the
-	// client has begun to listen and may be empty.
+	// Update receives the newest snapshot. The calls come in order on one goroutine, which
+	// must not be blocked: the stream waits for it. The snapshot is immutable and may be
+	// kept. The first call comes when Run starts, and its snapshot may be empty.
 	Update(*Snapshot)
 }
 
@@ -52,42 +51,42 @@ type Config struct {
 	Target string
 	// TLS is the client side of the connection; nil means plain text.
 	TLS *tls.Config
-	// Conn is an open connection to use instead of Target and TLS. The client
-	// does not close it.
+	// Conn is an open connection to use instead of Target and TLS. The client does not
+	// close it.
 	Conn grpc.ClientConnInterface
-	// OtherServers are further control planes of the same fleet, tried in their order
-	// while those before them are away.
+	// OtherServers are further control planes of the same fleet, tried in order while those
+	// before them are unreachable.
 	OtherServers []Server
 	// NodeID names this client to the server; required.
 	NodeID string
 	// Cluster is the node's service cluster; default "cascade". With
-	// resources.ObserverCluster no rollout waits for this client: right for one
-	// that routes nothing.
+	// resources.ObserverCluster no rollout waits for this client, which is right for a
+	// client that routes nothing.
 	Cluster string
 	// Locality is where the node runs; optional.
 	Locality Locality
-	// Slots are the names of extension configs to subscribe to although no listener
-	// has a place for them: policy slots, for a host that runs policies. Nothing
-	// waits for them. At most MaxSlots.
+	// Slots are the names of extension configs to subscribe to although no listener refers
+	// to them: the policy slots of a host that runs policies. No other resource waits for
+	// them. At most MaxSlots.
 	Slots []string
-	// CheckSlot says why a config of one of Slots cannot be taken, from its content
-	// alone: the server is told so by a NACK with that text, and the config before
-	// stays. It is called on the client's goroutine and must not wait: what is still
-	// to be fetched is no reason. nil takes all.
+	// CheckSlot returns why the config of a policy slot must be refused, judging only by its
+	// content. The client then sends a NACK with that text and keeps the previous config.
+	// CheckSlot is called on the client's goroutine and must not block: content that must
+	// still be fetched is no reason to refuse. nil accepts all.
 	CheckSlot func(name string, typed *anypb.Any) error
-	// Watcher is told of every snapshot; optional.
+	// Watcher receives every snapshot; optional.
 	Watcher Watcher
-	// BackoffMin and BackoffMax bound the jittered exponential pause between
-	// two connections; defaults DefaultBackoffMin and DefaultBackoffMax.
+	// BackoffMin and BackoffMax bound the jittered exponential backoff between two
+	// connections; defaults DefaultBackoffMin and DefaultBackoffMax.
 	BackoffMin, BackoffMax time.Duration
 	// Keepalive is how often an idle connection is probed; default
 	// DefaultKeepalive. gRPC raises it to 10 s. The server must permit it.
 	Keepalive time.Duration
-	// Logger gets connects, disconnects and refused resources; nil discards.
+	// Logger gets connects, disconnects and refused resources; nil discards them.
 	Logger *slog.Logger
 }
 
-// Server is one more control plane: Target and TLS, or Conn, as in Config.
+// Server is another control plane: Target and TLS, or Conn, as in Config.
 type Server struct {
 	Target string
 	TLS    *tls.Config
@@ -97,7 +96,7 @@ type Server struct {
 func (c *Config) validate() error {
 	for _, o := range c.OtherServers {
 		if o.Target == "" && o.Conn == nil {
-			return errors.New("xds client: the Target of one of Others is empty; give the address of a control plane")
+			return errors.New("xds client: OtherServers: Target is empty; give the address of a control plane")
 		}
 	}
 	switch {
@@ -129,8 +128,8 @@ func (c *Config) validate() error {
 	return nil
 }
 
-// Client keeps one ADS stream and the newest snapshot. Snapshot and Connected
-// may be called from anywhere, Run once.
+// Client keeps one ADS stream and the newest snapshot. Snapshot and Connected may be
+// called from any goroutine, Run once.
 type Client struct {
 	cfg       Config
 	latest    atomic.Pointer[Snapshot]
@@ -147,11 +146,10 @@ func New(cfg Config) (*Client, error) {
 	return c, nil
 }
 
-// Snapshot returns the newest tables; empty ones before the first arrived.
+// Snapshot returns the newest snapshot; it is empty before the first update.
 func (c *Client) Snapshot() *Snapshot { return c.latest.Load() }
 
-// Connected reports whether a stream is open. Without one the last snapshot
-// goes on serving.
+// Connected reports whether a stream is open. Without one the last snapshot stays valid.
 func (c *Client) Connected() bool { return c.connected.Load() }
 
 // Run keeps the stream open until ctx ends, and then returns nil.
@@ -177,7 +175,7 @@ func (c *Client) Run(ctx context.Context) error {
 	})
 	m.subscribeSlots(c.cfg.Slots, c.cfg.CheckSlot)
 	c.publish(m)
-	said := make([]string, len(servers)) // of this outage: an hour of it is worth one line
+	said := make([]string, len(servers)) // by server: the last logged error of this outage, so that an outage logs one line
 	for attempt := 0; ; attempt++ {
 		at := attempt % len(servers)
 		server := servers[at]
@@ -188,10 +186,10 @@ func (c *Client) Run(ctx context.Context) error {
 			return nil
 		}
 		if heard {
-			attempt = -1 // the first one is next
+			attempt = -1 // continue with the first server
 			clear(said)
 		}
-		// It grows from one round of all to the next.
+		// The backoff grows after each round of all servers.
 		pause := backoff(c.cfg.BackoffMin, c.cfg.BackoffMax, max(attempt, 0)/len(servers))
 		if err.Error() != said[at] {
 			c.logDisconnect(server, err)
@@ -206,10 +204,10 @@ func (c *Client) Run(ctx context.Context) error {
 // logDisconnect logs why there is no stream.
 func (c *Client) logDisconnect(server Server, err error) {
 	log := c.cfg.Logger
-	if server.Target != "" { // a Conn tells its own in err
+	if server.Target != "" { // the error of a Conn names its target
 		log = log.With("target", server.Target)
 	}
-	log.Warn("no control plane; trying again, and serving the last config if there was one", "error", err)
+	log.Warn("control plane unreachable; retrying with the last configuration in use", "error", err)
 }
 
 func (c *Client) dial(s Server) (*grpc.ClientConn, error) {
@@ -217,7 +215,7 @@ func (c *Client) dial(s Server) (*grpc.ClientConn, error) {
 	if s.TLS != nil {
 		creds = credentials.NewTLS(s.TLS)
 	}
-	// Left to itself, gRPC would dial every two minutes after a long outage.
+	// gRPC's default backoff would dial only every two minutes after a long outage.
 	pause := connectbackoff.DefaultConfig
 	pause.BaseDelay, pause.MaxDelay = c.cfg.BackoffMin, c.cfg.BackoffMax
 	return grpc.NewClient(s.Target,
@@ -227,7 +225,7 @@ func (c *Client) dial(s Server) (*grpc.ClientConn, error) {
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: c.cfg.Keepalive, Timeout: keepaliveTimeout}))
 }
 
-// backoff is a pause of half to the whole of min·2^attempt, at most top.
+// backoff returns a random pause of half to all of min·2^attempt, at most top.
 func backoff(least, top time.Duration, attempt int) time.Duration {
 	d := least
 	for range attempt {
@@ -239,7 +237,7 @@ func backoff(least, top time.Duration, attempt int) time.Duration {
 	return d/2 + rand.N(d/2+1)
 }
 
-// waitForRetry sleeps, but keeps the machine's own deadlines.
+// waitForRetry sleeps, but handles the machine's deadlines meanwhile.
 func (c *Client) waitForRetry(ctx context.Context, m *machine, pause time.Duration) bool {
 	over := time.NewTimer(pause)
 	defer over.Stop()
@@ -260,7 +258,8 @@ func (c *Client) waitForRetry(ctx context.Context, m *machine, pause time.Durati
 	}
 }
 
-// deadlineTimer fires at the machine's next deadline; nil channel when it has none.
+// deadlineTimer fires at the machine's next deadline; the channel is nil if there is
+// none.
 func deadlineTimer(m *machine) (<-chan time.Time, func()) {
 	by := m.deadline()
 	if by.IsZero() {
@@ -270,8 +269,8 @@ func deadlineTimer(m *machine) (<-chan time.Time, func()) {
 	return t.C, func() { t.Stop() }
 }
 
-// runStream runs one ADS stream until it fails. heard says whether the server
-// ever answered on it.
+// runStream runs one ADS stream until it fails. heard reports whether the server sent a
+// response on it.
 func (c *Client) runStream(ctx context.Context, server Server, m *machine) (heard bool, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	ads, err := discoveryv3.NewAggregatedDiscoveryServiceClient(server.Conn).DeltaAggregatedResources(ctx)
@@ -295,7 +294,7 @@ func (c *Client) runStream(ctx context.Context, server Server, m *machine) (hear
 			}
 		}
 	}()
-	// The receiver ends with the context; waiting for it joins it.
+	// The receiver ends with the context; wait for it.
 	ended := false
 	defer func() {
 		cancel()
@@ -331,13 +330,13 @@ func (c *Client) runStream(ctx context.Context, server Server, m *machine) (hear
 			}
 			var refused error
 			if out, refused = m.receive(time.Now(), r); refused != nil {
-				c.cfg.Logger.Warn("resources refused; keeping the last good ones", "type", r.GetTypeUrl(), "error", truncateError(refused))
+				c.cfg.Logger.Warn("resources refused; keeping the last valid ones", "type", r.GetTypeUrl(), "error", truncateError(refused))
 			}
 		case <-due:
 			out = m.tick(time.Now())
 		}
 		stop()
-		// Publish first: an ACK says that the config is in use.
+		// Publish first: an ACK means that the configuration is in use.
 		c.publish(m)
 		if err := send(out); err != nil {
 			return heard, err

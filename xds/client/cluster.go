@@ -22,7 +22,7 @@ const (
 	defaultPanic          = 50.0 // percent
 )
 
-// Cluster is a set of interchangeable upstreams and how to talk to them.
+// Cluster is a set of interchangeable upstreams and their connection settings.
 type Cluster struct {
 	Name    string
 	Version string
@@ -54,9 +54,9 @@ type OutlierDetection struct {
 	ConsecutiveGateway        int // 502, 503, 504, and local failures unless Split; 0 = off
 	ConsecutiveLocal          int // connect failures, resets, timeouts, when Split; 0 = off
 	SplitLocal                bool
-	Interval                  time.Duration // an ejected host's multiplier falls by one per interval in peace
+	Interval                  time.Duration // a host's multiplier decreases by one per interval without ejection
 	BaseEjection, MaxEjection time.Duration // the n-th ejection lasts n·Base, at most Max
-	MaxPercent                int           // nobody is ejected while this share of the hosts is
+	MaxPercent                int           // no host is ejected while at least this share of the hosts is
 }
 
 func decodeCluster(name string, a *anypb.Any) (any, error) {
@@ -157,7 +157,7 @@ func (out *Cluster) decodeProtocol(c *clusterv3.Cluster) error {
 	return nil
 }
 
-// decodeBalancing takes the first policy of the list it knows, as Envoy does.
+// decodeBalancing uses the first policy of the list that it knows, as Envoy does.
 func (out *Cluster) decodeBalancing(c *clusterv3.Cluster) error {
 	out.PanicThreshold = defaultPanic
 	lb := c.GetCommonLbConfig()
@@ -242,8 +242,8 @@ func decodeOutlier(at string, o *clusterv3.OutlierDetection) (*OutlierDetection,
 	return out, err
 }
 
-// enforced is a detector's threshold, 0 when it is not to eject. Shares between
-// 0 and 100 count as on: Envoy's dice would only delay the ejection.
+// enforced returns a detector's threshold, 0 if it must not eject. A share between 0 and
+// 100 counts as 100: Envoy's random choice would only delay the ejection.
 func enforced(threshold *wrapperspb.UInt32Value, missing int, share *wrapperspb.UInt32Value, missingShare int) int {
 	if orDefault(share, missingShare) == 0 {
 		return 0

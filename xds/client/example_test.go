@@ -12,7 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// newest is a Watcher that keeps the last snapshot and holds nobody up.
+// newest is a Watcher that keeps the last snapshot and does not block.
 type newest chan *client.Snapshot // capacity 1
 
 func (n newest) Update(s *client.Snapshot) {
@@ -24,7 +24,7 @@ func (n newest) Update(s *client.Snapshot) {
 }
 
 // A daemon that only wants plans and peers watches the control plane over a
-// connection that it has, and is told of what it can use.
+// connection that it has, and receives the newest snapshot.
 func ExampleWatcher() {
 	watch := func(ctx context.Context, conn grpc.ClientConnInterface, replica string, use func([]policies.Plan, []policies.Replica)) error {
 		snapshots := make(newest, 1)

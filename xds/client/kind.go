@@ -5,8 +5,8 @@ import "google.golang.org/protobuf/types/known/anypb"
 // kind is a resource type the client subscribes to.
 type kind int
 
-// The order is make before break: what is referred to comes before what refers
-// to it, and requests go out in this order.
+// The order is make-before-break: a resource comes before those that refer to it, and
+// requests are sent in this order.
 const (
 	clusters kind = iota
 	assignments
@@ -16,12 +16,12 @@ const (
 	kinds
 )
 
-// kindSpec is what differs between kinds.
+// kindSpec describes a kind.
 type kindSpec struct {
 	url      string
 	wildcard bool // all resources, rather than those asked for by name
-	// removable resources go away when the server says so. Envoy keeps a route
-	// table and an assignment it has once got; so does this client.
+	// removable resources are dropped when the server removes them. Envoy keeps a route
+	// table and an assignment once it has received them; so does this client.
 	removable bool
 	decode    func(name string, a *anypb.Any) (any, error)
 }
@@ -56,7 +56,7 @@ func kindOf(url string) (kind, bool) {
 	return kinds, false
 }
 
-// setVersion writes the version of a resource into what was decoded from it.
+// setVersion stores the version of a resource in its decoded form.
 func setVersion(value any, version string) {
 	switch v := value.(type) {
 	case *Cluster:

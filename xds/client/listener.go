@@ -31,8 +31,8 @@ type Listener struct {
 	Name    string
 	Version string
 	Address string // host:port; empty for an API listener, which no proxy binds
-	// Secret names the certificate, of SDS, by which clients speak TLS to the
-	// listener; empty: they speak plain text. This client does not fetch it.
+	// Secret is the SDS name of the certificate for TLS with clients; empty means plain text.
+	// This client does not fetch it.
 	Secret string
 	// BufferLimit bounds what is held of one request's body, in bytes.
 	BufferLimit int64
@@ -67,14 +67,14 @@ type ECDSFilter struct {
 	fetchTimeout time.Duration
 }
 
-// accepts says whether the slot takes a type.
+// accepts returns an error if the filter does not accept a type.
 func (s ECDSFilter) accepts(typeURL string) error {
 	for _, t := range s.Types {
 		if strings.TrimPrefix(t, typePrefix) == strings.TrimPrefix(typeURL, typePrefix) {
 			return nil
 		}
 	}
-	return fmt.Errorf("slot %s: the config has type %s, the slot takes %s", s.Name, typeURL, strings.Join(s.Types, ", "))
+	return fmt.Errorf("filter %s: the config has type %s, the filter accepts %s", s.Name, typeURL, strings.Join(s.Types, ", "))
 }
 
 func decodeListener(name string, a *anypb.Any) (any, error) {
@@ -119,8 +119,8 @@ func decodeListener(name string, a *anypb.Any) (any, error) {
 	return out, out.decodeManager(at, m)
 }
 
-// decodeEdge reads TLS towards clients, and returns the name of the only secret
-// that it takes; "" without TLS.
+// decodeEdge decodes TLS with clients, and returns the name of its only secret; "" without
+// TLS.
 func decodeEdge(at string, s *corev3.TransportSocket) (secret string, err error) {
 	if s == nil || s.GetTypedConfig().GetTypeUrl() == rawBufferType {
 		return "", nil
@@ -256,8 +256,8 @@ func (l *Listener) decodeFilters(at string, filters []*hcmv3.HttpFilter) error {
 			}
 			return nil
 		case t == extProcType, t == onDemandType, f.GetDisabled(), f.GetIsOptional():
-			// This client has no callouts. They only add what the estimator of
-			// the data plane adds by itself, or are off.
+			// This client makes no callouts. These filters only add what the data plane's own
+			// estimator adds, or are disabled.
 		default:
 			return fmt.Errorf("%s: filter %q of type %s is not supported by this client", at, f.GetName(), strings.TrimPrefix(t, typePrefix))
 		}

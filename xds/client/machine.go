@@ -16,19 +16,20 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// machine is the client's side of the delta protocol as a pure state machine:
-// responses and time go in, requests come out. It is not safe for concurrent
-// use and reads no clock.
+// machine is the client's side of the delta protocol as a pure state machine: it takes
+// responses and times, and returns requests. It reads no clock and is not safe for
+// concurrent use.
 //
 // Invariants:
-//  1. held has only resources that were decoded without error,
-//  2. active has only clusters and listeners that are, or were when they became
-//     active, complete: an edited one stays as it was until the edit is complete,
-//  3. wanted by name is exactly what held and active refer to, and what is claimed.
+//  1. held contains only resources that were decoded without error,
+//  2. active contains only clusters and listeners that are complete, or were when they
+//     became active: an edited one keeps its old state until the edit is complete,
+//  3. wanted is exactly the set of names that held and active resources refer to, plus
+//     the policy slots.
 type machine struct {
 	node *corev3.Node
-	// slotNames are the extensions that are wanted whatever listeners say; check
-	// says why one cannot be taken.
+	// slotNames are the extension configs wanted independent of listeners; checkSlot returns
+	// why one must be refused.
 	slotNames map[string]bool
 	checkSlot func(name string, typed *anypb.Any) error
 	subs      [kinds]*subscription
@@ -38,19 +39,19 @@ type machine struct {
 
 	connected       bool
 	nodeSent        bool      // on this stream
-	cdsDeadline     time.Time // when to ask for listeners without having clusters
+	cdsDeadline     time.Time // when to subscribe to listeners even without clusters
 	cdsSeen         bool
 	ldsSubscribed   bool // ever
-	snapshotChanged bool // the snapshot changed since it was taken
+	snapshotChanged bool // since the last call of snapshot
 }
 
-// subscription is the state of one kind.
+// subscription is the state of one resource type.
 type subscription struct {
 	kind        kind
 	held        map[string]resource
 	wanted      map[string]bool      // by name only
-	missing     map[string]time.Time // wanted, never answered: when to go on without; zero = never
-	timedOut    map[string]bool      // waited for in vain
+	missing     map[string]time.Time // wanted and not received: deadline after which to continue without; zero = none
+	timedOut    map[string]bool      // not received by its deadline
 	pendingAcks []*discoveryv3.DeltaDiscoveryRequest
 }
 
@@ -67,8 +68,8 @@ func newMachine(node *corev3.Node) *machine {
 	return m
 }
 
-// subscribeSlots subscribes to extension configs for as long as the machine lives. It
-// comes before connect.
+// subscribeSlots subscribes to the policy slots' configs for the life of the machine. It
+// must be called before connect.
 func (m *machine) subscribeSlots(names []string, check func(string, *anypb.Any) error) {
 	m.slotNames, m.checkSlot = make(map[string]bool, len(names)), check
 	for _, name := range names {
@@ -77,8 +78,8 @@ func (m *machine) subscribeSlots(names []string, check func(string, *anypb.Any) 
 	}
 }
 
-// connect begins a new stream. It tells the server what the client holds, so
-// that nothing is sent again.
+// connect starts a new stream. Its requests state the held versions, so that the server
+// sends nothing again.
 func (m *machine) connect(now time.Time) []*discoveryv3.DeltaDiscoveryRequest {
 	m.connected, m.nodeSent = true, false
 	if m.cdsDeadline.IsZero() {
@@ -102,10 +103,10 @@ func (m *machine) connect(now time.Time) []*discoveryv3.DeltaDiscoveryRequest {
 	return m.attachNode(out)
 }
 
-// disconnect ends the stream. Everything held goes on serving.
+// disconnect ends the stream. Held resources stay in use.
 func (m *machine) disconnect() { m.connected = false }
 
-// attachNode puts the node into the first request of a stream.
+// attachNode adds the node to the first request of a stream.
 func (m *machine) attachNode(out []*discoveryv3.DeltaDiscoveryRequest) []*discoveryv3.DeltaDiscoveryRequest {
 	if len(out) > 0 && !m.nodeSent {
 		out[0].Node, m.nodeSent = m.node, true
@@ -113,12 +114,12 @@ func (m *machine) attachNode(out []*discoveryv3.DeltaDiscoveryRequest) []*discov
 	return out
 }
 
-// receive takes a response and returns what to send: new subscriptions first,
+// receive handles a response and returns the requests to send: new subscriptions first,
 // then the ACK or NACK, as Envoy does. The error repeats the NACK's text.
 func (m *machine) receive(now time.Time, r *discoveryv3.DeltaDiscoveryResponse) ([]*discoveryv3.DeltaDiscoveryRequest, error) {
 	k, ok := kindOf(r.GetTypeUrl())
 	if !ok {
-		return nil, fmt.Errorf("response of type %q: nobody asked for it", r.GetTypeUrl())
+		return nil, fmt.Errorf("response of type %q: not subscribed", r.GetTypeUrl())
 	}
 	s := m.subs[k]
 	var faults []error
@@ -126,7 +127,7 @@ func (m *machine) receive(now time.Time, r *discoveryv3.DeltaDiscoveryResponse) 
 	for _, res := range r.GetResources() {
 		name := res.GetName()
 		if seen[name] {
-			faults = append(faults, fmt.Errorf("%s: twice in one response", name))
+			faults = append(faults, fmt.Errorf("%s: occurs twice in one response", name))
 			continue
 		}
 		seen[name] = true
@@ -145,7 +146,7 @@ func (m *machine) receive(now time.Time, r *discoveryv3.DeltaDiscoveryResponse) 
 	return m.settle(now), errors.Join(faults...)
 }
 
-// accept decodes and stores one resource, or says why not and keeps the old.
+// accept decodes and stores one resource; on an error the old one stays.
 func (m *machine) accept(s *subscription, name, version string, a *anypb.Any) error {
 	if !s.kind.spec().wildcard && !s.wanted[name] {
 		return nil // unsubscribed while the response was under way
@@ -177,7 +178,7 @@ func (m *machine) accept(s *subscription, name, version string, a *anypb.Any) er
 	return nil
 }
 
-// checkFilterType checks an extension against the slots it is for.
+// checkFilterType checks an extension's type against the ECDS filters that use it.
 func (m *machine) checkFilterType(e *Extension) error {
 	for l := range m.allListeners() {
 		for _, slot := range l.ECDSFilters {
@@ -194,7 +195,7 @@ func (m *machine) checkFilterType(e *Extension) error {
 // maxDetail bounds the text of a NACK, in bytes.
 const maxDetail = 2048
 
-// nackDetail is a NACK's reason, nil for an ACK. The code is Envoy's.
+// nackDetail returns a NACK's error detail, nil for an ACK. The code is Envoy's.
 func nackDetail(k kind, faults []error) *statuspb.Status {
 	if len(faults) == 0 {
 		return nil
@@ -210,10 +211,10 @@ func nackDetail(k kind, faults []error) *statuspb.Status {
 	return &statuspb.Status{Code: int32(codes.Internal), Message: strings.ToValidUTF8(msg, "\uFFFD")}
 }
 
-// tick gives up on what is overdue.
+// tick handles expired deadlines.
 func (m *machine) tick(now time.Time) []*discoveryv3.DeltaDiscoveryRequest { return m.settle(now) }
 
-// deadline is when tick has something to do; zero when it has not.
+// deadline returns when tick must be called; zero if there is no deadline.
 func (m *machine) deadline() time.Time {
 	var next time.Time
 	earlier := func(t time.Time) {
@@ -232,8 +233,8 @@ func (m *machine) deadline() time.Time {
 	return next
 }
 
-// settle restores the invariants after a change: it gives up on what is
-// overdue, activates what is complete, and asks for what is referred to.
+// settle restores the invariants after a change: it expires deadlines, activates
+// complete resources, and subscribes to the resources they refer to.
 func (m *machine) settle(now time.Time) []*discoveryv3.DeltaDiscoveryRequest {
 	for _, s := range m.subs {
 		for name, by := range s.missing {
@@ -256,8 +257,8 @@ func (m *machine) settle(now time.Time) []*discoveryv3.DeltaDiscoveryRequest {
 		out = append(out, &discoveryv3.DeltaDiscoveryRequest{TypeUrl: listeners.spec().url})
 	}
 	for _, s := range m.subs {
-		// A cluster that warms holds back the answer about clusters: a missing
-		// ACK means "not ready", and the publisher's flip waits for it.
+		// A warming cluster holds back the ACK of the clusters: a missing ACK means "not ready",
+		// and the publisher waits for it before it switches the routes.
 		if s.kind == clusters && warming {
 			continue
 		}
@@ -265,12 +266,12 @@ func (m *machine) settle(now time.Time) []*discoveryv3.DeltaDiscoveryRequest {
 		s.pendingAcks = nil
 	}
 	if !m.connected {
-		return nil // connect says it all again
+		return nil // connect will repeat it
 	}
 	return m.attachNode(out)
 }
 
-// activateClusters reports whether any cluster still warms.
+// activateClusters reports whether any cluster is still warming.
 func (m *machine) activateClusters() (warming bool) {
 	s, eds := m.subs[clusters], m.subs[assignments]
 	for name, r := range s.held {
@@ -313,7 +314,8 @@ func (m *machine) activateListeners() {
 	}
 }
 
-// listenerReady says whether a listener has all it needs, or has waited enough.
+// listenerReady reports whether a listener has all its dependencies, or their deadlines
+// have expired.
 func (m *machine) listenerReady(l *Listener) bool {
 	if l.RouteTable != "" && l.Inline == nil && !m.subs[routes].answered(l.RouteTable) {
 		return false
@@ -326,7 +328,7 @@ func (m *machine) listenerReady(l *Listener) bool {
 	return true
 }
 
-// answered reports whether a resource is here or will not be waited for.
+// answered reports whether a resource was received or its deadline has expired.
 func (s *subscription) answered(name string) bool {
 	_, held := s.held[name]
 	return held || s.timedOut[name]
@@ -348,8 +350,8 @@ func (m *machine) allListeners() func(func(*Listener) bool) {
 	}
 }
 
-// references collects the names of kind k that held and active resources
-// refer to, each with how long it may be missing.
+// references returns the names of type k that held and active resources refer to, with
+// the time that each may be missing.
 func (m *machine) references(k kind) map[string]time.Duration {
 	names := make(map[string]time.Duration)
 	if k == assignments {
@@ -377,7 +379,7 @@ func (m *machine) references(k kind) map[string]time.Duration {
 	}
 	if k == extensions {
 		for name := range m.slotNames {
-			names[name] = 0 // nothing waits for it
+			names[name] = 0 // no resource waits for it
 		}
 	}
 	return names
@@ -417,8 +419,7 @@ func (m *machine) subscribe(now time.Time, k kind, out []*discoveryv3.DeltaDisco
 	return append(out, r)
 }
 
-// snapshot returns the present tables, or nil when nothing changed since the
-// last call.
+// snapshot returns the present tables, or nil if nothing has changed since the last call.
 func (m *machine) snapshot() *Snapshot {
 	if !m.snapshotChanged {
 		return nil

@@ -11,15 +11,14 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// ReadPlans reads the plans back out of a snapshot: stages, cuts and epoch from
-// the routes of every model, members from the first priority of each stage's
-// endpoints. It is the inverse of resources.Build for the plans it was given,
-// sorted by model. Order inside a stage is by replica id.
+// ReadPlans reads the plans from a snapshot: stages, cuts and epoch from the routes of
+// every model, members from the first priority of each stage's endpoints. It is the
+// inverse of resources.Build for the plans of its view, sorted by model. Members of a
+// stage are in order of their ids.
 //
-// During a rollout a stage's endpoints are the union of two plans. A replica
-// found in two stages then belongs to the one of the lowest index, and a stage
-// left empty is an error, as is every route table that is no plan: the caller
-// keeps the plans it has.
+// During a rollout a stage's endpoints are the union of two plans. A replica in two
+// stages then belongs to the lower one. A stage without members is an error, and so is
+// a route table that is not a plan: the caller keeps its last plans.
 func ReadPlans(s *Snapshot) ([]policies.Plan, error) {
 	byModel := make(map[string]map[int]resources.RouteMeta)
 	epochs := make(map[string]policies.Epoch)
@@ -84,21 +83,21 @@ func (s *Snapshot) usedTables() []*RouteTable {
 	return slices.SortedFunc(maps.Keys(seen), func(a, b *RouteTable) int { return cmp.Compare(a.Name, b.Name) })
 }
 
-// checkRange checks what a route says of itself against what it does.
+// checkRange checks that a route's metadata agrees with its match.
 func checkRange(r *Route, m resources.RouteMeta) error {
 	if m.Rule != resources.ByTokens {
 		return nil
 	}
 	for _, h := range r.Headers {
 		if h.Kind == MatchRange && (policies.Tokens(h.Start) != m.Low || policies.Tokens(h.End) != m.High) {
-			return fmt.Errorf("matches [%d, %d) and says [%d, %d)", h.Start, h.End, m.Low, m.High)
+			return fmt.Errorf("matches [%d, %d), but its metadata says [%d, %d)", h.Start, h.End, m.Low, m.High)
 		}
 	}
 	return nil
 }
 
-// members lists the replicas of a cluster's first priority that are in no
-// stage yet, and takes them.
+// members returns the replicas of a cluster's first priority that are in no stage yet,
+// and adds them to taken.
 func (s *Snapshot) members(cluster string, taken map[policies.ReplicaID]bool) ([]policies.ReplicaID, error) {
 	c := s.Clusters[cluster]
 	if c == nil {

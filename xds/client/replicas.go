@@ -9,15 +9,14 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// ReadReplicas reads the replicas of all models back out of a snapshot, from the
-// endpoints of every priority and their metadata, sorted by id: those in no
-// stage too. It is the inverse of resources.Build for what a view says of its
-// endpoints, but for two things: Draining is true for every one that should be
-// given nothing new, unhealthy ones included, and a replica whose capacity
-// nobody said has none and so does not pass Validate.
+// ReadReplicas reads the replicas of all models from a snapshot: from the endpoints of
+// every priority and their metadata, sorted by id, including replicas in no stage. It
+// is the inverse of resources.Build for a view's endpoints, with two exceptions:
+// Draining is true for every replica that must get nothing new, including unhealthy
+// ones, and a replica of unknown capacity has none and so does not pass Validate.
 //
-// A replica whose metadata cannot be read is left out: it can still be routed
-// to, and nobody can bargain with it.
+// A replica whose metadata cannot be decoded is left out: proxies can route to it, but
+// it cannot take part in the market.
 func ReadReplicas(s *Snapshot) []policies.Replica {
 	byID := make(map[policies.ReplicaID]policies.Replica)
 	for model, a := range s.assignmentByModel() {
@@ -37,9 +36,9 @@ func ReadReplicas(s *Snapshot) []policies.Replica {
 	return slices.SortedFunc(maps.Values(byID), func(a, b policies.Replica) int { return cmp.Compare(a.ID, b.ID) })
 }
 
-// assignmentByModel finds the endpoints of each model that the routes name. Each
-// stage's assignment holds the model's whole fleet, so the shortest stage's
-// that is there will do.
+// assignmentByModel returns the endpoints of each model that the routes name. Each
+// stage's assignment holds the whole fleet of the model, so the shortest stage that
+// exists suffices.
 func (s *Snapshot) assignmentByModel() map[string]*Assignment {
 	found, stage := make(map[string]*Assignment), make(map[string]int)
 	for _, t := range s.usedTables() {

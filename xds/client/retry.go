@@ -18,23 +18,21 @@ const (
 	retryMaxFactor      = 10 // the longest pause is this many bases
 )
 
-// RetryPolicy says when a request that got no answer, or one that is none,
-// goes to another host.
-// Nothing is ever retried after the first byte of a response.
+// RetryPolicy says when a request without a response, or with a retriable one, is sent to
+// another host. Nothing is retried after the first byte of a response.
 type RetryPolicy struct {
 	ConnectFailure     bool // no connection
 	RefusedStream      bool // REFUSED_STREAM, or GOAWAY before the stream
 	ResetBeforeRequest bool // reset before the request's headers were sent
-	// Headers are those of an answer that is not passed on but tried elsewhere,
-	// in canonical form: nothing of it has reached the client.
+	// Headers mark a response that is not passed on but retried on another host, in
+	// canonical form; none of it has reached the client.
 	Headers []string
 	Retries int // beyond the first attempt
-	// ExcludeHosts avoids hosts already tried; the balancer draws again up to
-	// HostAttempts times and then takes what it gets.
+	// ExcludeHosts avoids hosts that were tried; the balancer picks again up to HostAttempts
+	// times and then takes the last pick.
 	ExcludeHosts bool
 	HostAttempts int
-	// PriorityFrequency > 0 leaves priorities already tried out, starting
-	// after that many attempts.
+	// PriorityFrequency > 0 leaves out priorities that were tried, after that many attempts.
 	PriorityFrequency         int
 	BaseInterval, MaxInterval time.Duration // jittered exponential pause between attempts
 }
@@ -93,7 +91,7 @@ func decodeRetry(at string, p *routev3.RetryPolicy) (*RetryPolicy, error) {
 	if r.BaseInterval, err = period(at+".retry_back_off.base_interval", p.GetRetryBackOff().GetBaseInterval(), defaultRetryBase); err != nil {
 		return nil, err
 	}
-	// The cap keeps the doubling of a retry loop away from overflow.
+	// The cap keeps the exponential backoff from overflowing.
 	r.BaseInterval = min(r.BaseInterval, time.Hour)
 	r.MaxInterval, err = period(at+".retry_back_off.max_interval", p.GetRetryBackOff().GetMaxInterval(), retryMaxFactor*r.BaseInterval)
 	return r, err

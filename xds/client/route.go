@@ -13,8 +13,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// Envoy's default for a route that says nothing: too short for any generation,
-// and therefore worth imitating, so that a plan without timeouts fails here too.
+// Envoy's default for a route without a timeout. It is too short for any generation, and
+// therefore imitated, so that a plan without timeouts fails here too.
 const defaultRouteTimeout = 15 * time.Second
 
 // maxDirectBody is Envoy's limit for the body of a direct response, in bytes.

@@ -29,7 +29,7 @@ func TestSlots(t *testing.T) {
 			return err
 		}
 		if w.GetValue() == "bad" {
-			return errors.New("signed by nobody")
+			return errors.New("not signed")
 		}
 		return nil
 	})
@@ -46,7 +46,7 @@ func TestSlots(t *testing.T) {
 		t.Fatalf("asks for %v", asked)
 	}
 	out, err := m.receive(time.Now(), ecds("1", slotResource(t, "a", "one"), slotResource(t, "b", "bad")))
-	if err == nil || len(out) != 1 || !strings.Contains(out[0].GetErrorDetail().GetMessage(), "b: signed by nobody") {
+	if err == nil || len(out) != 1 || !strings.Contains(out[0].GetErrorDetail().GetMessage(), "b: not signed") {
 		t.Fatal(out, err)
 	}
 	s := m.snapshot()

@@ -6,18 +6,18 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// Snapshot is everything a data plane needs at one moment. It and all it
-// points to are immutable; two snapshots share what did not change, so a
-// reader may compare pointers to find what did.
+// Snapshot is everything that a data plane needs at one moment. It and everything it
+// points to is immutable; two snapshots share unchanged parts, so a reader can find
+// changes by comparing pointers.
 type Snapshot struct {
 	Listeners map[string]*Listener // warmed ones, by name
 	Routes    map[string]*RouteTable
 	Clusters  map[string]*Cluster // warmed ones, by name
-	// Assignments are endpoints by Cluster.Service. A cluster that gave up
-	// waiting has none here and counts as empty.
+	// Assignments are the endpoints by Cluster.EDSName. A cluster whose wait timed out has
+	// none here and counts as empty.
 	Assignments map[string]*Assignment
 	Extensions  map[string]*Extension // what fills the Slots of listeners, by name
-	// Slots are those of Config.Slots that the server has, by name.
+	// Slots are the configs of Config.Slots that the server has sent, by name.
 	Slots map[string]*SlotConfig
 }
 
@@ -36,7 +36,7 @@ type SlotConfig struct {
 	Config  *anypb.Any // passed CheckSlot
 }
 
-// Limits of what the client takes from a server.
+// Limits of what the client accepts from a server.
 const (
 	// MaxMessage is the largest response, in bytes. A CLA of 10,000 endpoints
 	// with metadata is about 3 MiB.

@@ -11,9 +11,9 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// only reports the first field set in m that is not one of the known ones. The
-// decoders call it on every message whose unknown fields could change where a
-// request goes: refusing is honest, ignoring would route wrongly.
+// only returns an error for the first field set in m that is not one of the known ones.
+// The decoders call it for every message whose unknown fields could change where a
+// request goes: ignoring such a field would route wrongly.
 func only(at string, m proto.Message, known ...protoreflect.Name) error {
 	var unknown protoreflect.Name
 	m.ProtoReflect().Range(func(f protoreflect.FieldDescriptor, _ protoreflect.Value) bool {

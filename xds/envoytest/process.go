@@ -22,24 +22,24 @@ const (
 	// readyWithin bounds the start of an Envoy on a loaded machine; on an idle
 	// one it takes a quarter of a second.
 	readyWithin = 2 * time.Minute
-	// stopWithin is how long an Envoy may take to end after SIGTERM.
+	// stopWithin bounds the time from SIGTERM to the end of an Envoy.
 	stopWithin = 5 * time.Second
 	// validateWithin bounds one run of --mode validate.
 	validateWithin = 2 * time.Minute
-	// poll is the pause between two looks at something that has no event.
+	// poll is the interval at which conditions are checked.
 	poll = 10 * time.Millisecond
-	// tail is how much of Envoy's log a failed test shows, in bytes.
+	// tail is how much of Envoy's log a failed test prints, in bytes.
 	tail = 16 << 10
 )
 
-// Config says what to start.
+// Config configures Start.
 type Config struct {
 	// Bootstrap is the whole bootstrap, YAML or JSON. Its admin address should
 	// be 127.0.0.1 with port 0; listeners may have port 0 as well.
 	Bootstrap string
 	// Concurrency is the number of worker threads. Default 2.
 	Concurrency int
-	// Args are further arguments of the command line, for instance
+	// Args are further command line arguments, for instance
 	// "--drain-time-s", "3" or "--component-log-level", "ext_proc:debug".
 	Args []string
 }
@@ -51,13 +51,13 @@ type Process struct {
 	pid   int
 	admin string
 	log   string        // path
-	gone  chan struct{} // closed when the process has been waited for
+	gone  chan struct{} // closed after the process has ended
 	once  sync.Once     // of Stop
 	http  http.Client
 }
 
-// Start runs Envoy until the end of the test and returns when it is ready. On
-// a failed test it logs the tail of what Envoy wrote.
+// Start runs Envoy until the end of the test and returns when it is ready. If the test
+// fails, it logs the tail of Envoy's output.
 func Start(t testing.TB, c Config) *Process {
 	t.Helper()
 	binary, dir := Binary(t), t.TempDir()
@@ -106,7 +106,7 @@ func (p *Process) start(cmd *exec.Cmd) error {
 		}
 		started <- err
 		if err == nil {
-			cmd.Wait() // how it ended is in the log
+			cmd.Wait() // the log shows how it ended
 			close(p.gone)
 		}
 	}()
@@ -129,8 +129,8 @@ func (p *Process) waitReady(path string) {
 	})
 }
 
-// waitUntil polls a condition until it holds, fails the test when the time is up
-// or Envoy has ended.
+// waitUntil polls a condition until it holds. It fails the test after the time limit or if
+// Envoy has ended.
 func (p *Process) waitUntil(what string, within time.Duration, condition func() error) {
 	p.t.Helper()
 	deadline := time.NewTimer(within)

@@ -14,8 +14,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// withEstimate sets both headers and has the route picked anew. A model that
-// is not known is removed instead, whatever the client sent.
+// withEstimate sets both headers and clears the route cache. For an unknown model, the
+// model header is removed, whatever the client sent.
 func withEstimate(model string, tokens policies.Tokens) *extproc.CommonResponse {
 	// A route's open end excludes the largest int64 itself.
 	tokens = min(tokens, policies.Unbounded-1)
@@ -23,7 +23,7 @@ func withEstimate(model string, tokens policies.Tokens) *extproc.CommonResponse 
 	return finish(m, model)
 }
 
-// withoutEstimate sets the model alone.
+// withoutEstimate sets only the model.
 func withoutEstimate(model string) *extproc.CommonResponse {
 	return finish(&extproc.HeaderMutation{RemoveHeaders: []string{length.TokensHeader}}, model)
 }
@@ -54,8 +54,8 @@ func bodyAnswer(c *extproc.CommonResponse) *extproc.ProcessingResponse {
 	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_RequestBody{RequestBody: &extproc.BodyResponse{Response: c}}}
 }
 
-// requestBody has Envoy buffer the body and send it in one message. It changes
-// no header: the second answer does.
+// requestBody makes Envoy buffer the body and send it in one message. It changes no
+// header: the second response does.
 func requestBody() *extproc.ProcessingResponse {
 	r := headersAnswer(nil)
 	r.ModeOverride = &filterv3.ProcessingMode{
@@ -66,8 +66,8 @@ func requestBody() *extproc.ProcessingResponse {
 	return r
 }
 
-// rejectTooLarge ends the request with an error in the shape of the OpenAI
-// API. The status must be set: without it Envoy would answer 200.
+// rejectTooLarge ends the request with an error in the format of the OpenAI API. The
+// status must be set: otherwise Envoy would respond 200.
 func rejectTooLarge(limit int) *extproc.ProcessingResponse {
 	return &extproc.ProcessingResponse{Response: &extproc.ProcessingResponse_ImmediateResponse{ImmediateResponse: &extproc.ImmediateResponse{
 		Status:  &typev3.HttpStatus{Code: typev3.StatusCode_PayloadTooLarge},
@@ -77,8 +77,8 @@ func rejectTooLarge(limit int) *extproc.ProcessingResponse {
 	}}}
 }
 
-// passThrough answers, in kind, a message that is not about a request's headers or
-// body: the protocol wants every message answered.
+// passThrough answers a message that is about neither a request's headers nor its body
+// with a response of the same kind: the protocol requires a response to every message.
 func passThrough(r *extproc.ProcessingRequest) (*extproc.ProcessingResponse, error) {
 	switch r.GetRequest().(type) {
 	case *extproc.ProcessingRequest_RequestTrailers:

@@ -25,7 +25,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
-// fleet is a real Envoy between a client and upstreams that tell what they got.
+// fleet is a real Envoy between a client and upstreams that report what they received.
 type fleet struct {
 	t         testing.TB
 	server    *Server
@@ -164,7 +164,7 @@ func around(at ...int) (out []int) {
 	return out
 }
 
-// TestEnvoy routes through a real Envoy by what the estimator tells it.
+// TestEnvoy routes through a real Envoy by the estimator's headers.
 func TestEnvoy(t *testing.T) {
 	c := testConfig()
 	c.Models[0].Name, c.Models[1].Hosts = "m", nil

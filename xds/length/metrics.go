@@ -8,16 +8,16 @@ type outcome string
 const (
 	fromHeaders  outcome = "headers"       // estimated from content-length
 	fromBody     outcome = "body"          // estimated from the body
-	fromBodySize outcome = "body_size"     // the body is not countable: its size
+	fromBodySize outcome = "body_size"     // estimated from the body's size: its content is not countable
 	noBody       outcome = "no_body"       // nothing to estimate
 	unknownModel outcome = "unknown_model" // estimated, but of no known model
 	tooLarge     outcome = "too_large"     // refused with 413
-	late         outcome = "late"          // the body did not come in time
-	skipped      outcome = "skipped"       // not a request: answered, not looked at
+	late         outcome = "late"          // the body did not arrive in time
+	skipped      outcome = "skipped"       // not a request: passed through
 	refused      outcome = "protocol"      // the filter's configuration is wrong
 )
 
-// metrics is the service's own view; it is one prometheus.Collector.
+// metrics holds the service's metrics as one prometheus.Collector.
 type metrics struct {
 	answers *prometheus.CounterVec
 	streams prometheus.Gauge
@@ -28,11 +28,11 @@ func newMetrics() metrics {
 	m := metrics{
 		answers: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "cascade_length_answers_total",
-			Help: "Requests that the length estimator answered, by how.",
+			Help: "Requests that the length estimator answered, by outcome.",
 		}, []string{"outcome"}),
 		streams: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "cascade_length_streams",
-			Help: "Requests that the length estimator is working on or waits for the body of.",
+			Help: "Requests that the length estimator is processing, including those whose body is awaited.",
 		}),
 		bodies: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "cascade_length_body_bytes",

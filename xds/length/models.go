@@ -23,9 +23,9 @@ func newModels(list []Model) (models, error) {
 		case x.Name == "" || len(x.Name) > length.MaxModel:
 			return m, fmt.Errorf("length: Models[%d]: the name %q must have 1 to %d bytes", i, x.Name, length.MaxModel)
 		case strings.ContainsFunc(x.Name, func(r rune) bool { return r < ' ' || r == 0x7f }) || strings.TrimSpace(x.Name) != x.Name:
-			return m, fmt.Errorf("length: Models[%d]: the name %q cannot be a header value; remove control characters and outer blanks", i, x.Name)
+			return m, fmt.Errorf("length: Models[%d]: the name %q cannot be a header value; remove control characters and surrounding blanks", i, x.Name)
 		case m.names[x.Name] != "":
-			return m, fmt.Errorf("length: Models[%d]: the name %q is there twice", i, x.Name)
+			return m, fmt.Errorf("length: Models[%d]: the name %q occurs twice", i, x.Name)
 		}
 		m.names[x.Name] = x.Name
 		hosts := x.Hosts
@@ -41,7 +41,7 @@ func newModels(list []Model) (models, error) {
 	return m, nil
 }
 
-// add enters a host; the second model of a host makes it shared.
+// add adds a host; a second model for the same host makes it shared.
 func (m *models) add(host, model string) error {
 	end, wild := strings.CutPrefix(host, "*")
 	if strings.ContainsAny(end, "* \t/") || host == "" {
@@ -70,7 +70,7 @@ func (m *models) add(host, model string) error {
 // As in Envoy, a name beats a wildcard and a longer suffix a shorter one.
 func (m *models) byHost(authority string) string {
 	host := strings.ToLower(authority)
-	// The port goes; an IPv6 address keeps its brackets.
+	// Drop the port; an IPv6 address keeps its brackets.
 	if i := strings.LastIndexByte(host, ':'); i >= 0 && !strings.HasSuffix(host, "]") {
 		host = host[:i]
 	}
@@ -89,11 +89,11 @@ func (m *models) byHost(authority string) string {
 	return best.model
 }
 
-// byName returns the model that a body names, itself or by an adapter, or "".
+// byName returns the model that a body names, directly or by an adapter, or "".
 func (s *Server) byName(name []byte) string {
 	model := s.models.names[string(name)]
 	if model == "" && len(name) > 0 && s.config.BaseOf != nil {
-		// What is answered must be a model: it becomes a header that is routed by.
+		// The result must be a known model: it becomes a header that routes match.
 		model = s.models.names[s.config.BaseOf(string(name))]
 	}
 	return model

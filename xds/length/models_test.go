@@ -60,7 +60,7 @@ func TestConfigErrorsNameThePlace(t *testing.T) {
 		"Models[0]: the name \"\" must":         {Models: []Model{{}}},
 		"Models[0]: the name \"mmm":             {Models: []Model{{Name: strings.Repeat("m", length.MaxModel+1)}}},
 		"Models[0]: the name \"a\\nb\" cannot":  {Models: []Model{{Name: "a\nb"}}},
-		"Models[1]: the name \"m\" is there":    {Models: []Model{{Name: "m"}, {Name: "m"}}},
+		"Models[1]: the name \"m\" occurs":      {Models: []Model{{Name: "m"}, {Name: "m"}}},
 		"Models[0]: the host \"a.*\" must":      {Models: []Model{{Name: "m", Hosts: []string{"a.*"}}}},
 		"Models[0]: the host \"\" must":         {Models: []Model{{Name: "m", Hosts: []string{""}}}},
 		"Models[0]: the host \"http://h\" must": {Models: []Model{{Name: "m", Hosts: []string{"http://h"}}}},

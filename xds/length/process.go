@@ -14,9 +14,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// Process answers one request of Envoy's. It closes the stream after its last
-// answer rather than wait for Envoy to do so: that is legal, and a fifth
-// cheaper. It sends at most two messages.
+// Process handles one request of an Envoy. It closes the stream after its last response
+// instead of waiting for Envoy to do so: that is allowed, and a fifth cheaper. It sends
+// at most two messages.
 func (s *Server) Process(stream extproc.ExternalProcessor_ProcessServer) error {
 	s.metrics.streams.Inc()
 	defer s.metrics.streams.Dec()
@@ -32,8 +32,8 @@ func (s *Server) Process(stream extproc.ExternalProcessor_ProcessServer) error {
 		case <-stream.Context().Done():
 			return status.FromContextError(stream.Context().Err()).Err()
 		case <-deadline.C:
-			// A clean close makes Envoy go on without this filter, and the
-			// request to the route for requests without an estimate.
+			// After a clean close Envoy continues without this filter, and the request takes the
+			// route for requests without an estimate.
 			s.metrics.count(late)
 			return nil
 		case in := <-incoming:
@@ -63,9 +63,9 @@ type message struct {
 	err     error
 }
 
-// receive reads the stream on a goroutine of its own, so that a deadline can
-// interrupt the wait for a body. It ends when the stream does: gRPC fails Recv
-// as soon as Process has returned.
+// receive reads the stream on another goroutine, so that a deadline can interrupt the
+// wait for a body. The goroutine ends with the stream: gRPC fails Recv as soon as
+// Process has returned.
 func receive(stream extproc.ExternalProcessor_ProcessServer, stop <-chan struct{}) <-chan message {
 	c := make(chan message)
 	go func() {
@@ -89,10 +89,10 @@ type exchange struct {
 	server  *Server
 	model   string // known from the host, or ""
 	headers bool   // request headers were seen
-	waiting bool   // the body was asked for
+	waiting bool   // the body was requested
 }
 
-// step answers one message. The exchange is over unless x.waiting.
+// step handles one message. It was the last one unless x.waiting is set.
 func (x *exchange) step(r *extproc.ProcessingRequest) (*extproc.ProcessingResponse, error) {
 	switch m := r.GetRequest().(type) {
 	case *extproc.ProcessingRequest_RequestHeaders:
@@ -115,8 +115,7 @@ func (x *exchange) step(r *extproc.ProcessingRequest) (*extproc.ProcessingRespon
 	}
 }
 
-// onHeaders answers from the headers if they tell enough, and asks for the
-// body if not.
+// onHeaders answers from the headers if they suffice, and requests the body otherwise.
 func (x *exchange) onHeaders(h *extproc.HttpHeaders, p *extproc.ProtocolConfiguration) (*extproc.ProcessingResponse, error) {
 	s := x.server
 	var authority, contentLength string
@@ -181,8 +180,8 @@ func (s *Server) estimator(model string) length.Estimator {
 	return length.Estimator{BytesPerToken: s.config.BytesPerToken(model)}
 }
 
-// headerValue returns a header's value: Envoy sends raw_value, other clients
-// of the protocol may still send value.
+// headerValue returns a header's value: Envoy sends raw_value, other clients may still
+// send value.
 func headerValue(v *corev3.HeaderValue) string {
 	if raw := v.GetRawValue(); len(raw) > 0 {
 		return string(raw)

@@ -189,7 +189,7 @@ func TestProcess(t *testing.T) {
 		send []*extproc.ProcessingRequest
 		want []string
 	}{
-		{"length and host tell all", []*extproc.ProcessingRequest{post("m.test", "content-length", "1234")},
+		{"length and host suffice", []*extproc.ProcessingRequest{post("m.test", "content-length", "1234")},
 			[]string{"headers: x-cascade-tokens=1234 x-gateway-model-name=m reroute", "closed"}},
 		{"the model's own ratio", []*extproc.ProcessingRequest{post("n.test:8080", "content-length", "1235")},
 			[]string{"headers: x-cascade-tokens=617 x-gateway-model-name=n/2 reroute", "closed"}},
@@ -254,7 +254,7 @@ func TestProcess(t *testing.T) {
 	}
 
 	want := `
-# HELP cascade_length_answers_total Requests that the length estimator answered, by how.
+# HELP cascade_length_answers_total Requests that the length estimator answered, by outcome.
 # TYPE cascade_length_answers_total counter
 cascade_length_answers_total{outcome="body"} 12
 cascade_length_answers_total{outcome="body_size"} 2

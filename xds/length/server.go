@@ -1,20 +1,18 @@
-// Package length is the length estimator as an ext_proc service: it answers
-// Envoy's question about a request with the two headers that the routes match
-// on, the estimated prompt length and the model.
+// Package length is the length estimator as an ext_proc service: for each request of an
+// Envoy it returns the two headers that the routes match on, the estimated prompt
+// length and the model.
 //
-// It is the estimator of policies/length behind Envoy's external processing
-// protocol (envoy.service.ext_proc.v3) and nothing else: it chooses no stage
-// and keeps no state between requests. It looks at headers when they tell
-// enough and asks for the body only when they do not: no content-length, or a
-// host name that several models share. It fails open: whatever goes wrong
-// with one request, that request goes on to the route for requests without an
-// estimate, which is the longest stage.
+// It puts the estimator of policies/length behind Envoy's external processing protocol
+// (envoy.service.ext_proc.v3). It chooses no stage and keeps no state between requests.
+// It uses the headers if they suffice and requests the body only if they do not: there
+// is no content-length, or several models share the host name. It fails open: after any
+// error the request continues on the route for requests without an estimate, which leads
+// to the longest stage.
 //
 // The filter must be configured with request_body_mode NONE (or BUFFERED),
-// allow_mode_override, and mutation rules that let both headers through.
-// Client-supplied values are stripped by early header mutation, before any
-// route is looked up; this service overwrites what it sets and removes what it
-// does not, as a second line.
+// allow_mode_override, and mutation rules that allow both headers. Early header mutation
+// removes values that the client sent before any route is looked up; as a second line of
+// defence, this service overwrites the headers it sets and removes those it does not.
 package length
 
 import (
@@ -35,58 +33,55 @@ import (
 )
 
 const (
-	// DefaultMaxBody is the buffer limit of Cascade's listener: Envoy buffers
-	// no larger body anyway.
+	// DefaultMaxBody is the buffer limit of Cascade's listener: Envoy buffers no larger body.
 	DefaultMaxBody = 16 << 20
-	// DefaultDeadline covers the slow upload of a body without a length. How
-	// long Envoy waits for an answer is its own message_timeout.
+	// DefaultDeadline allows for the slow upload of a body without a length. Envoy's
+	// message_timeout bounds its wait for a response.
 	DefaultDeadline = 60 * time.Second
-	// maxHeaders is what a message may hold beside the body: Envoy's own
-	// limit on request headers is 60 KiB.
+	// maxHeaders is the size of a message without its body: Envoy limits request headers to
+	// 60 KiB.
 	maxHeaders = 256 << 10
-	// maxStreams bounds concurrent requests of one Envoy connection.
+	// maxStreams bounds the concurrent requests of one Envoy connection.
 	maxStreams = 100_000
-	// pingAfter and pingTimeout find a dead Envoy.
+	// pingAfter and pingTimeout detect a dead Envoy.
 	pingAfter, pingTimeout = 30 * time.Second, 5 * time.Second
 )
 
-// Config says which models there are and what bounds hold.
+// Config lists the models and sets the bounds.
 type Config struct {
 	// Models are the models of the fleet; at least one.
 	Models []Model
-	// BytesPerToken tells a model's present ratio; it is asked for every
-	// request, with "" for a model that is not known, and from any goroutine.
-	// nil, or an answer of 0, means length.DefaultRatio. The routes by
-	// content-length must be rendered from the same ratio to agree with the
-	// estimate.
+	// BytesPerToken returns a model's present ratio. It is called for every request, with ""
+	// for an unknown model, from any goroutine. nil, or a result of 0, means
+	// length.DefaultRatio. The routes by content-length must be rendered with the same ratio
+	// to agree with the estimate.
 	BytesPerToken func(model string) length.Ratio
-	// BaseOf tells the model of a LoRA adapter by the adapter's name, "" for a name
-	// that is none's. It is asked about names in bodies that are no model's, from
-	// any goroutine. nil knows no adapter.
+	// BaseOf returns the base model of a LoRA adapter, "" for an unknown name. It is called
+	// for names in bodies that are not a model's, from any goroutine. nil knows no adapter.
 	BaseOf func(adapter string) string
-	// MaxBody is the largest body that is read, in bytes; a larger one that
-	// would have to be read is refused with 413. Default DefaultMaxBody.
+	// MaxBody is the largest body that is read, in bytes; a larger one that must be read is
+	// rejected with 413. Default DefaultMaxBody.
 	MaxBody int
-	// Deadline bounds one request's stream from its first message to its
-	// last, the upload of the body included. Default DefaultDeadline.
+	// Deadline bounds one request's stream from its first message to its last, including the
+	// upload of the body. Default DefaultDeadline.
 	Deadline time.Duration
-	// Health, if set, is told that the service serves, once registered.
+	// Health, if set, is set to SERVING when the service is registered.
 	Health *health.Server
 	// Metrics, if set, gets the service's metrics.
 	Metrics prometheus.Registerer
-	// Logger is for what an operator must know; nil discards.
+	// Logger gets configuration errors of the filter; nil discards them.
 	Logger *slog.Logger
 }
 
 // Model is a model and the hosts that serve it.
 type Model struct {
-	// Name as clients name it in the body; 1 to length.MaxModel bytes without
+	// Name in the body of requests; 1 to length.MaxModel bytes without
 	// control characters, and unique.
 	Name string
-	// Hosts are the authorities of the model, without ports: a name, "*" or
-	// "*" and a suffix, as in an Envoy virtual host. A request to a host of
-	// just one model needs no look into its body to know the model. The only
-	// model of a fleet may leave them out and then owns every host.
+	// Hosts are the authorities of the model, without ports: a name, "*", or "*" and a
+	// suffix, as in an Envoy virtual host. If a host belongs to one model only, its requests
+	// need no look at the body to know the model. The only model of a fleet may omit them
+	// and then owns every host.
 	Hosts []string
 }
 
@@ -114,14 +109,14 @@ func (c *Config) validate() error {
 	return nil
 }
 
-// Server answers Envoy. All of its methods may be called from any goroutine.
+// Server implements the service. Its methods may be called from any goroutine.
 type Server struct {
 	extproc.UnimplementedExternalProcessorServer
 
 	config  Config // fixed after New
 	models  models // fixed after New
 	metrics metrics
-	warned  sync.Once // of a filter that asks in a mode we cannot answer
+	warned  sync.Once // logs a filter with an unsupported mode once
 }
 
 var _ extproc.ExternalProcessorServer = (*Server)(nil)
@@ -152,15 +147,14 @@ func (s *Server) Register(r grpc.ServiceRegistrar) {
 	}
 }
 
-// Options returns what a gRPC server needs to carry bodies of MaxBody; the
-// default limit of 4 MiB would fail larger ones.
+// Options returns the gRPC server options needed for bodies of MaxBody; the default limit
+// of 4 MiB would fail larger ones.
 func (s *Server) Options() []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(s.config.MaxBody + maxHeaders),
 		grpc.MaxConcurrentStreams(maxStreams),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
-		// Envoy pings idle connections of its own; without this it would be
-		// told to go away.
+		// Envoy pings idle connections; without this the server would close them.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingTimeout, PermitWithoutStream: true}),
 	}
 }

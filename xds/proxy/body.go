@@ -7,27 +7,27 @@ import (
 	"sync/atomic"
 )
 
-// body is a request's body that can be sent more than once: what was read from
-// the client is kept, up to a limit, until an answer has begun.
+// body is a request's body that can be sent more than once: what was read from the client
+// is kept, up to a limit, until a response has started.
 //
-// Readers share the client's connection. Only one matters at a time, the
-// newest; an older one that is still being read by a transport that gave up on
-// it cannot take bytes away, because what it reads is kept for the newest.
+// Readers share the client's connection. Only the newest one matters; an older one that
+// an abandoned attempt still reads cannot take bytes away, because everything read is
+// kept for the newest.
 type body struct {
 	limit  int64
 	keep   atomic.Bool // a retry is still possible
 	done   atomic.Bool // src is at its end
-	closed atomic.Bool // nobody may read src any more
-	touch  func()      // told of every read
+	closed atomic.Bool // src must not be read any more
+	touch  func()      // called after every read
 	pool   *bufferPool
 
 	mu    sync.Mutex // held while reading src
 	src   io.Reader
-	held  []byte // the first bytes, all total of them unless lost
+	held  []byte // the first total bytes, unless lost
 	total int64  // read from src
 	end   error  // how src ended
-	lost  bool   // total outgrew limit: held is gone
-	users int    // who may still look at held
+	lost  bool   // total exceeded limit: held was dropped
+	users int    // readers that may still use held
 }
 
 var (
@@ -44,8 +44,8 @@ func newBody(src io.Reader, size, limit int64, touch func(), pool *bufferPool) *
 	return b
 }
 
-// readAll reads the whole body into memory and shows each piece to see. The error
-// is errTooLarge beyond the limit, or the client's.
+// readAll reads the whole body into memory and passes each piece to see. The error is
+// errTooLarge beyond the limit, or the client's.
 func (b *body) readAll(see func([]byte)) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -76,7 +76,7 @@ func (b *body) finish(err error) {
 	}
 }
 
-// size is the body's length once it is known.
+// size returns the body's length once it is known.
 func (b *body) size() (int64, bool) {
 	if !b.done.Load() {
 		return 0, false
@@ -108,8 +108,8 @@ func (b *body) commit() {
 	}
 }
 
-// release gives the memory back after its last user. When a read is under way
-// the collector gets it instead.
+// release frees the memory after the last user. If a read is under way, the garbage
+// collector frees it instead.
 func (b *body) release() {
 	if b.mu.TryLock() {
 		b.releaseLocked()
@@ -124,13 +124,13 @@ func (b *body) releaseLocked() {
 	}
 }
 
-// drain ends the reading of src, waits for a read that is under way, and takes
-// up to most further bytes. It reports whether src is at its end.
+// drain stops the reading of src, waits for a read that is under way, and reads up to
+// most further bytes. It reports whether src is at its end.
 //
-// It exists for net/http's server: with the two directions of an HTTP/1.1
-// connection in use at once, a body that is not at its end when the handler
-// returns makes the server read the next request while it still reads this one
-// (panic "invalid concurrent Body.Read call").
+// It is needed for net/http's server: with both directions of an HTTP/1.1 connection in
+// use, a body that is not at its end when the handler returns makes the server read the
+// next request while it still reads this one (panic "invalid concurrent Body.Read
+// call").
 func (b *body) drain(most int) bool {
 	b.closed.Store(true)
 	b.mu.Lock()
@@ -186,7 +186,7 @@ func (r *bodyReader) Read(p []byte) (int, error) {
 	case b.keep.Load() && b.total+int64(n) <= b.limit:
 		b.held = append(b.held, p[:n]...)
 	default:
-		// Too long to be kept, or not needed any more.
+		// Too long to keep, or no longer needed.
 		b.lost = true
 	}
 	b.total += int64(n)
@@ -208,21 +208,21 @@ type bufferPool struct{ pool sync.Pool }
 
 const (
 	minBuffer = 4 << 10
-	// A few huge bodies must not pin their memory for ever.
+	// A few huge bodies must not keep their memory for ever.
 	maxPooledBuffer = 1 << 20
 )
 
-// get returns an empty buffer with room for n bytes, if that is sensible to
-// promise before any has come.
+// get returns an empty buffer for n bytes, within what may be allocated before any byte
+// has arrived.
 func (p *bufferPool) get(n int64) []byte {
 	if b, ok := p.pool.Get().(*[]byte); ok && int64(cap(*b)) >= n {
 		return (*b)[:0]
 	}
-	// One more byte than announced lets the read that finds the end fit.
+	// One more byte than announced, for the read that returns the end.
 	return make([]byte, 0, max(minBuffer, min(n+1, maxPooledBuffer)))
 }
 
-// grow returns the same bytes with more room.
+// grow returns the same bytes with a larger capacity.
 func grow(b []byte) []byte {
 	out := make([]byte, len(b), 2*max(cap(b), minBuffer))
 	copy(out, b)

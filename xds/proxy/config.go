@@ -17,25 +17,24 @@ const DefaultDrainTimeout = 30 * time.Second
 
 // Config is what a Proxy needs.
 type Config struct {
-	// Client says how to reach the control plane and under which NodeID. Its
-	// Watcher, if any, is told of every snapshot after the proxy uses it.
+	// Client says how to reach the control plane and under which NodeID. Its Watcher, if
+	// any, receives every snapshot after the proxy has applied it.
 	Client client.Config
-	// Listener replaces the address that LDS gives: the proxy serves one
-	// listener of LDS on it and no other. It is closed when Run ends. Nil
-	// means that every listener of LDS is bound where LDS says.
+	// Listener replaces the address of an LDS listener: the proxy serves one LDS listener on
+	// it and no other, and closes it when Run ends. nil means that every LDS listener is
+	// bound to its own address.
 	Listener net.Listener
-	// ListenerName is the LDS listener that Listener stands for; "" means the
-	// first by name.
+	// ListenerName is the LDS listener that Listener serves; "" means the first by name.
 	ListenerName string
-	// TLS is used by listeners whose clients speak TLS; it holds their
-	// certificate. Nil: such a listener is not served.
+	// TLS is used for listeners with TLS; it holds their certificate. If it is nil, such a
+	// listener is not served.
 	TLS *tls.Config
-	// DrainTimeout is how long streams may go on after Run's context has
-	// ended, and after their listener was removed; default DefaultDrainTimeout.
+	// DrainTimeout is how long streams may continue after Run's context has ended, and after
+	// their listener was removed; default DefaultDrainTimeout.
 	DrainTimeout time.Duration
-	// Registry takes the proxy's metrics; nil keeps them unseen.
+	// Registry registers the proxy's metrics; nil means none.
 	Registry prometheus.Registerer
-	// Logger gets listeners, ejections and refused resources; nil discards.
+	// Logger gets listener changes, ejections and refused resources; nil discards them.
 	Logger *slog.Logger
 }
 

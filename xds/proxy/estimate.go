@@ -13,9 +13,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// estimateLength sets the model and the length that the request is routed by, like
-// every other home of package length: from the headers where they tell enough,
-// from the body where they do not. It reports false when it answered.
+// estimateLength sets the model and the length by which the request is routed, like all
+// users of package length: from the headers if they suffice, otherwise from the body.
+// It returns false if it has answered the request.
 func (x *exchange) estimateLength() bool {
 	var model *resources.LengthMeta
 	if len(x.host.Models) == 1 {
@@ -65,7 +65,7 @@ func estimator(m *resources.LengthMeta) length.Estimator {
 	return length.Estimator{BytesPerToken: m.BytesPerToken}
 }
 
-// setLength sets the two headers; nil and a negative count leave them out.
+// setLength sets the two headers; nil and a negative count omit them.
 func (x *exchange) setLength(m *resources.LengthMeta, tokens policies.Tokens) {
 	model, count := textproto.CanonicalMIMEHeaderKey(length.ModelHeader), textproto.CanonicalMIMEHeaderKey(length.TokensHeader)
 	delete(x.header, model)
@@ -80,7 +80,7 @@ func (x *exchange) setLength(m *resources.LengthMeta, tokens policies.Tokens) {
 }
 
 func (x *exchange) replyTooLarge() {
-	x.w.Header().Set("Connection", "close") // the rest of the body is not worth reading
+	x.w.Header().Set("Connection", "close") // do not read the rest of the body
 	x.replyError(413, codeTooLarge, fmt.Sprintf("The request body has to be read to find its model and length, and is larger than %d bytes. Send a smaller one, or use the host name of one model.", x.bufferLimit()))
 }
 
@@ -91,7 +91,7 @@ func (x *exchange) replyBadBody(err error) {
 		return
 	}
 	if x.ctx.Err() != nil {
-		x.replyError(408, codeTimeout, fmt.Sprintf("The request body did not arrive: nothing came for %v.", x.listener.StreamIdle.Round(time.Millisecond)))
+		x.replyError(408, codeTimeout, fmt.Sprintf("The request body did not arrive: no data for %v.", x.listener.StreamIdle.Round(time.Millisecond)))
 		return
 	}
 	x.replyError(400, codeBadBody, "The request body cannot be read: "+err.Error()+".")

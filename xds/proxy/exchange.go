@@ -13,7 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// exchange is one request on its way. It sees one state from begin to end.
+// exchange is one request. It uses one state from start to end.
 type exchange struct {
 	p        *Proxy
 	state    *state
@@ -66,7 +66,7 @@ func (p *Proxy) serve(name string, w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// prepare finds the cluster for the request, or answers it.
+// prepare returns the cluster for the request, or nil after answering it.
 func (x *exchange) prepare() *cluster {
 	x.header = upstreamHeader(x.r, x.listener.Listener)
 	if x.listener.table != nil {
@@ -102,7 +102,8 @@ func (x *exchange) prepare() *cluster {
 	return c
 }
 
-// runFilters runs the slots of the listener. It reports false when it answered.
+// runFilters runs the listener's ECDS filters. It returns false if it has answered the
+// request.
 func (x *exchange) runFilters() bool {
 	for i := range x.listener.ECDSFilters {
 		slot := &x.listener.ECDSFilters[i]
@@ -120,13 +121,13 @@ func (x *exchange) runFilters() bool {
 			}
 			x.pickRoute()
 		}
-		// As in Envoy, this filter comes too late to change the route.
+		// As in Envoy, this filter runs too late to change the route.
 		mutate(x.header, &e.Mutations, client.FormatContext{})
 	}
 	return true
 }
 
-// pickRoute finds the route by the headers as they are now.
+// pickRoute selects the route by the present headers.
 func (x *exchange) pickRoute() {
 	t := target(x.r)
 	path, _, _ := strings.Cut(t, "?")
@@ -140,8 +141,7 @@ func (x *exchange) authority() string {
 	return x.r.Host
 }
 
-// target is the request's path and query as they came; of an absolute URI,
-// only those.
+// target returns the request's path and query unchanged; of an absolute URI, only these.
 func target(r *http.Request) string {
 	if strings.HasPrefix(r.RequestURI, "/") {
 		return r.RequestURI
@@ -149,7 +149,7 @@ func target(r *http.Request) string {
 	return r.URL.RequestURI()
 }
 
-// bufferLimit bounds what is held of the request's body.
+// bufferLimit returns how much of the request's body may be buffered.
 func (x *exchange) bufferLimit() int64 {
 	if x.route != nil && x.route.BufferLimit >= 0 {
 		return x.route.BufferLimit
@@ -157,23 +157,23 @@ func (x *exchange) bufferLimit() int64 {
 	return x.listener.BufferLimit
 }
 
-// openBody takes charge of the request's body. x.body stays nil without one.
+// openBody wraps the request's body. x.body stays nil without one.
 func (x *exchange) openBody() {
 	if x.body == nil && x.r.Body != nil && x.r.Body != http.NoBody && x.size != 0 {
 		x.body = newBody(x.r.Body, x.size, x.bufferLimit(), func() { x.watchdog.recordProgress() }, &x.p.buffers)
 	}
 }
 
-// What an early answer leaves of a request's body is read for the sake of the
-// connection, within these bounds.
+// After an early response, the rest of the request's body is read within these bounds, to
+// keep the connection usable.
 const (
 	lingerBytes = 256 << 10
 	lingerTime  = time.Second
 )
 
-// releaseClientBody makes sure that nothing reads the client's body after the handler.
-// An HTTP/2 stream can be left as it is; an HTTP/1.1 connection is good for
-// another request only at the body's end.
+// releaseClientBody ensures that nothing reads the client's body after the handler. An
+// HTTP/2 stream can be left as it is; an HTTP/1.1 connection can serve another request
+// only after the end of the body.
 func (x *exchange) releaseClientBody() {
 	if !x.bodyPending() || x.r.ProtoMajor != 1 {
 		x.body.closed.Store(true)
@@ -185,10 +185,11 @@ func (x *exchange) releaseClientBody() {
 	}
 }
 
-// bodyPending reports whether the request's body is still to come.
+// bodyPending reports whether the request's body has not been read to its end.
 func (x *exchange) bodyPending() bool { return x.body != nil && !x.body.done.Load() }
 
-// clientLeft reports whether the client left, rather than a limit of ours cutting it.
+// clientLeft reports whether the client left, as opposed to a limit of the proxy ending
+// the request.
 func (x *exchange) clientLeft() bool {
 	if x.r.Context().Err() == nil {
 		return false
@@ -197,7 +198,7 @@ func (x *exchange) clientLeft() bool {
 	return !errors.Is(cause, errIdle) && !errors.Is(cause, errTimeout) && !errors.Is(cause, errDuration)
 }
 
-// mutateResponse changes the headers of an answer: the route's operations first, the
+// mutateResponse changes the headers of a response: the route's operations first, the
 // table's last, as Envoy does by default.
 func (x *exchange) mutateResponse(h http.Header, upstream string) {
 	if x.route == nil {

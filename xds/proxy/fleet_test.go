@@ -102,7 +102,7 @@ func (c *control) set(v resources.View, edit func(map[string][]types.Resource)) 
 	}
 }
 
-// front is an upstream that tells what it got.
+// front is an upstream that reports what it received.
 type front struct {
 	address string
 	server  *http.Server

@@ -15,7 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/internal/proxy/upstream"
 )
 
-// forward sends the request to the cluster and the answer back.
+// forward sends the request to the cluster and its response to the client.
 func (x *exchange) forward(c *cluster) {
 	view := c.view.Load()
 	if n := c.requests.Add(1); n > int64(view.MaxRequests) {
@@ -39,13 +39,13 @@ func (x *exchange) forward(c *cluster) {
 		return
 	}
 	if x.body != nil {
-		x.body.commit() // an answer has begun: no retry from here on
+		x.body.commit() // a response has started: no retry from here on
 	}
 	c.metrics.firstByte.Observe(time.Since(x.begun).Seconds())
 	x.forwardResponse(answer, host)
 }
 
-// forUpstream is a watch for the upstream part of the request.
+// forUpstream returns a watchdog for the upstream part of the request.
 func (w *watchdog) forUpstream(r *client.Route, idle time.Duration) *watchdog {
 	if r.IdleTimeout >= 0 {
 		idle = r.IdleTimeout
@@ -60,7 +60,7 @@ var (
 	errRetries = errors.New("too many retries are under way")
 )
 
-// tryHosts tries hosts until one answers. The host is the last one tried.
+// tryHosts tries hosts until one responds. The returned host is the last one tried.
 func (x *exchange) tryHosts(c *cluster, view *clusterView) (*http.Response, *balance.Host, error) {
 	var tried balance.Attempts
 	var last *balance.Host
@@ -88,8 +88,8 @@ func (x *exchange) tryHosts(c *cluster, view *clusterView) (*http.Response, *bal
 		}
 		var failure *upstream.Error
 		if !errors.As(err, &failure) {
-			// The client left, or a limit of this proxy was reached. Only a
-			// timeout says something about the host.
+			// The client left, or a limit of this proxy was reached. Only a timeout counts against
+			// the host.
 			if errors.Is(err, errTimeout) && c.balancer.ReportFailure(time.Now(), host) {
 				x.logEjection(c, host)
 			}
@@ -109,7 +109,7 @@ func (x *exchange) tryHosts(c *cluster, view *clusterView) (*http.Response, *bal
 	}
 }
 
-// retriable says whether the route retries a failure and the body allows it.
+// retriable reports whether the route retries a failure and the body can be resent.
 func (x *exchange) retriable(k upstream.Kind) bool {
 	p := x.route.Retry
 	if p == nil {
@@ -119,8 +119,8 @@ func (x *exchange) retriable(k upstream.Kind) bool {
 	return ok && (x.body == nil || x.body.repeatable())
 }
 
-// refusedByReplica says whether an answer is one that the route retries elsewhere, and
-// the body allows it.
+// refusedByReplica reports whether the route retries a response on another host and the
+// body can be resent.
 func (x *exchange) refusedByReplica(answer *http.Response) bool {
 	p := x.route.Retry
 	if p == nil || x.body != nil && !x.body.repeatable() {
@@ -134,8 +134,8 @@ func (x *exchange) refusedByReplica(answer *http.Response) bool {
 	return false
 }
 
-// waitBeforeRetry counts a retry and waits before it: between nothing and the base,
-// doubled each time.
+// waitBeforeRetry counts a retry and waits a random time up to the base interval, which
+// doubles each time.
 func (x *exchange) waitBeforeRetry(c *cluster, view *clusterView, n int) error {
 	if r := c.retries.Add(1); r > int64(view.MaxRetries) {
 		c.retries.Add(-1)
@@ -163,11 +163,11 @@ func (x *exchange) logEjection(c *cluster, h *balance.Host) {
 	x.p.cfg.Logger.Warn("host ejected", "cluster", c.name, "host", h.Address, "ejected", out, "hosts", hosts)
 }
 
-// upstreamRequest makes the upstream request for one attempt.
+// upstreamRequest returns the upstream request for one attempt.
 func (x *exchange) upstreamRequest(h *balance.Host) *http.Request {
 	header := x.header
 	if !x.route.Request.Empty() || !x.host.Request.Empty() || !x.listener.table.Request.Empty() {
-		// Each attempt begins with what the client sent.
+		// Each attempt starts from the client's headers.
 		header = header.Clone()
 		c := client.FormatContext{Cluster: x.route.Cluster, Upstream: h.Address}
 		mutate(header, &x.route.Request, c)
@@ -189,7 +189,7 @@ func (x *exchange) upstreamRequest(h *balance.Host) *http.Request {
 	return r
 }
 
-// replyUnanswered reports a request that no host answered.
+// replyUnanswered answers a request to which no host has responded.
 func (x *exchange) replyUnanswered(c *cluster, host *balance.Host, err error) {
 	var failure *upstream.Error
 	switch {
@@ -207,13 +207,13 @@ func (x *exchange) replyUnanswered(c *cluster, host *balance.Host, err error) {
 	case x.body.failed():
 		x.replyError(400, codeBadBody, "The request body ended before its length.")
 	case errors.As(err, &failure) && failure.Kind == upstream.Reset:
-		x.replyError(503, codeReset, fmt.Sprintf("Upstream %s of cluster %q ended the request without an answer.", host.Address, c.name))
+		x.replyError(503, codeReset, fmt.Sprintf("Upstream %s of cluster %q ended the request without a response.", host.Address, c.name))
 	default:
 		x.replyError(503, codeUnreachable, fmt.Sprintf("Cluster %q: %v.", c.name, err))
 	}
 }
 
-// failed says whether the client's side broke the body; false without one.
+// failed reports whether the client broke the body; false without a body.
 func (b *body) failed() bool {
 	if b == nil || !b.done.Load() {
 		return false

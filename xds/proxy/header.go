@@ -8,8 +8,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/client"
 )
 
-// hopByHop headers concern one connection and are never passed on (RFC 9110
-// §7.6.1). Expect is answered here, by reading the body.
+// hopByHop reports whether a header concerns one connection and must not be forwarded
+// (RFC 9110 §7.6.1). The proxy handles Expect by reading the body.
 func hopByHop(name string) bool {
 	switch name {
 	case "Connection", "Keep-Alive", "Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade", "Expect":
@@ -18,9 +18,9 @@ func hopByHop(name string) bool {
 	return false
 }
 
-// upstreamHeader is the request's header as the listener lets it in: without
-// what concerns the connection, and with the early mutations done. It shares
-// the values of the original, which it does not change.
+// upstreamHeader returns the request's header without connection headers and with the
+// listener's early mutations applied. It shares the values of the original, which it
+// does not change.
 func upstreamHeader(r *http.Request, l *client.Listener) http.Header {
 	out := make(http.Header, len(r.Header)+6)
 	for name, values := range r.Header {
@@ -35,14 +35,14 @@ func upstreamHeader(r *http.Request, l *client.Listener) http.Header {
 	}
 	for _, te := range r.Header["Te"] {
 		if strings.EqualFold(strings.TrimSpace(te), "trailers") {
-			out["Te"] = []string{"trailers"} // gRPC insists
+			out["Te"] = []string{"trailers"} // required by gRPC
 		}
 	}
 	add(out, l.Early.Add, client.FormatContext{})
 	return out
 }
 
-// addForwardedHeaders adds what a proxy tells of its client.
+// addForwardedHeaders adds the headers that describe the client.
 func addForwardedHeaders(h http.Header, r *http.Request, l *client.Listener) {
 	if l.ForwardedFor {
 		if ip, _, err := net.SplitHostPort(r.RemoteAddr); err == nil {
@@ -63,7 +63,7 @@ func addForwardedHeaders(h http.Header, r *http.Request, l *client.Listener) {
 	}
 }
 
-// removes says whether the operations remove a header.
+// removes reports whether the operations remove a header.
 func removes(o *client.HeaderOps, name string) bool {
 	for _, r := range o.Remove {
 		if r == name {
@@ -78,7 +78,7 @@ func removes(o *client.HeaderOps, name string) bool {
 	return false
 }
 
-// mutate does a list of operations on a header.
+// mutate applies operations to a header.
 func mutate(h http.Header, o *client.HeaderOps, c client.FormatContext) {
 	if o.Empty() {
 		return
@@ -102,7 +102,7 @@ func add(h http.Header, adds []client.HeaderAdd, c client.FormatContext) {
 		_, there := h[a.Name]
 		switch {
 		case a.Action == client.AppendOrAdd && there:
-			// A fresh slice: the values may be shared.
+			// A new slice: the values may be shared.
 			h[a.Name] = append(append([]string(nil), h[a.Name]...), a.Value.Text(c))
 		case a.Action == client.AppendOrAdd, a.Action == client.Overwrite,
 			a.Action == client.AddIfAbsent && !there, a.Action == client.OverwriteIfExists && there:

@@ -13,20 +13,19 @@ import (
 	"time"
 )
 
-// bindRetry is the pause before an address that could not be bound is tried
-// again.
+// bindRetry is the delay before another attempt to bind an address.
 const bindRetry = time.Second
 
 // server is a bound listener.
 type server struct {
 	http    *http.Server
-	address string // as LDS gave it
-	secure  bool   // its clients speak TLS
+	address string // from LDS
+	secure  bool   // with TLS
 	ended   chan struct{}
 }
 
-// serveListeners keeps one server per listener of the state until ctx ends,
-// and then drains them all.
+// serveListeners runs one server per listener of the state until ctx ends, and then
+// drains all of them.
 func (p *Proxy) serveListeners(ctx context.Context) error {
 	running := make(map[string]*server)
 	var draining sync.WaitGroup
@@ -54,8 +53,8 @@ func (p *Proxy) serveListeners(ctx context.Context) error {
 	}
 }
 
-// reconcile starts and stops servers until they are those of the state. The
-// channel fires when an address should be tried again; nil when none should.
+// reconcile starts and stops servers to match the state. The channel fires when an
+// address should be tried again; it is nil if none should.
 func (p *Proxy) reconcile(running map[string]*server, stop func(string)) (retry <-chan time.Time) {
 	want := p.wantedListeners()
 	for name, s := range running {
@@ -71,21 +70,21 @@ func (p *Proxy) reconcile(running map[string]*server, stop func(string)) (retry 
 		if bound == nil {
 			var err error
 			if bound, err = net.Listen("tcp", l.Address); err != nil {
-				p.cfg.Logger.Error("listener cannot be bound", "listener", name, "error", err, "retry_in", bindRetry)
+				p.cfg.Logger.Error("listener not bound", "listener", name, "error", err, "retry_in", bindRetry)
 				retry = time.After(bindRetry)
 				continue
 			}
 		}
 		running[name] = p.start(name, l, bound)
 		p.setAddr(name, bound.Addr())
-		p.cfg.Logger.Info("listener serves", "listener", name, "address", bound.Addr().String())
+		p.cfg.Logger.Info("listener started", "listener", name, "address", bound.Addr().String())
 		p.once.Do(func() { close(p.ready) })
 	}
 	return retry
 }
 
-// wantedListeners is the listeners to serve. Once a listener serves on Config.Listener
-// no other takes its place: http.Server closes what it has served on.
+// wantedListeners returns the listeners to serve. Once a listener is served on
+// Config.Listener, no other replaces it: http.Server closes the listener it has served.
 func (p *Proxy) wantedListeners() map[string]*listener {
 	out := make(map[string]*listener)
 	for name, l := range p.state.Load().listeners {
@@ -94,7 +93,7 @@ func (p *Proxy) wantedListeners() map[string]*listener {
 		}
 		if l.Secret != "" && p.cfg.TLS == nil {
 			p.noTLS.Do(func() {
-				p.cfg.Logger.Error("listener not served: its clients speak TLS, and this proxy has no certificate", "listener", name)
+				p.cfg.Logger.Error("listener not served: it needs TLS, and this proxy has no certificate", "listener", name)
 			})
 			continue
 		}
@@ -117,9 +116,9 @@ func (p *Proxy) wantedListeners() map[string]*listener {
 	return nil
 }
 
-// start serves a listener. What an HTTP server fixes at its start (timeouts of
-// connections, HTTP/2 windows and stream limits) stays until the listener's
-// address changes; everything else follows the state.
+// start serves a listener. Settings that an HTTP server fixes at its start (connection
+// timeouts, HTTP/2 windows and stream limits) stay until the listener's address
+// changes; everything else follows the state.
 func (p *Proxy) start(name string, l *listener, bound net.Listener) *server {
 	protocols := new(http.Protocols)
 	protocols.SetHTTP1(true)
@@ -154,7 +153,7 @@ func (p *Proxy) start(name string, l *listener, bound net.Listener) *server {
 	return s
 }
 
-// drain stops accepting, waits for the streams, and cuts what is left.
+// drain stops accepting, waits for the streams, and cuts the remaining ones.
 func (p *Proxy) drain(s *server) {
 	ctx, cancel := context.WithTimeout(context.Background(), p.cfg.DrainTimeout)
 	defer cancel()

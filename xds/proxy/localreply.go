@@ -12,7 +12,7 @@ import (
 // HTTP/2 frames.
 const chunkBytes = 32 << 10
 
-// forwardResponse copies a response to the client, piece by piece as it comes.
+// forwardResponse copies a response to the client as it arrives.
 func (x *exchange) forwardResponse(resp *http.Response, host *balance.Host) {
 	defer resp.Body.Close()
 	h := x.w.Header()
@@ -28,7 +28,7 @@ func (x *exchange) forwardResponse(resp *http.Response, host *balance.Host) {
 	x.code = resp.StatusCode
 	x.watchdog.answering.Store(true)
 	if x.r.ProtoMajor == 1 && x.bodyPending() {
-		// The answer may begin while the request is still on its way.
+		// The response may start while the request is still arriving.
 		_ = x.watchdog.control.EnableFullDuplex()
 	}
 	x.w.WriteHeader(resp.StatusCode)
@@ -36,7 +36,7 @@ func (x *exchange) forwardResponse(resp *http.Response, host *balance.Host) {
 		if x.clientLeft() {
 			return // the client left
 		}
-		// The status is out: cutting the stream is the only way to tell.
+		// The status was sent: only cutting the stream can signal the error.
 		panic(http.ErrAbortHandler)
 	}
 	for name, values := range resp.Trailer {
@@ -44,8 +44,8 @@ func (x *exchange) forwardResponse(resp *http.Response, host *balance.Host) {
 	}
 }
 
-// copyBody moves the body. What comes without a length is a stream, and every
-// piece of it is flushed at once: a token must not wait for the next.
+// copyBody copies the body. A body without a length is a stream, and every chunk of it is
+// flushed at once: a token must not wait for the next one.
 func (x *exchange) copyBody(resp *http.Response) error {
 	if x.r.Method == http.MethodHead || resp.Body == http.NoBody {
 		return nil

@@ -8,10 +8,10 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// noCluster is the cluster label of requests that never got to one.
+// noCluster is the cluster label of requests that reached no cluster.
 const noCluster = "none"
 
-// metrics is what the proxy counts.
+// metrics holds the proxy's metrics.
 type metrics struct {
 	requests  *prometheus.CounterVec
 	retries   *prometheus.CounterVec
@@ -24,7 +24,7 @@ type metrics struct {
 }
 
 func newMetrics(r prometheus.Registerer, connected func() bool) (*metrics, error) {
-	// A generation lasts from milliseconds to many minutes.
+	// Generating a response takes from milliseconds to many minutes.
 	buckets := prometheus.ExponentialBuckets(0.001, 2, 21)
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "cascade", Subsystem: "proxy", Name: name, Help: help}, labels)
@@ -33,12 +33,12 @@ func newMetrics(r prometheus.Registerer, connected func() bool) (*metrics, error
 		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Namespace: "cascade", Subsystem: "proxy", Name: name, Help: help, Buckets: buckets}, []string{"cluster"})
 	}
 	m := &metrics{
-		requests:  counter("requests_total", "Requests by cluster and status; 499 is a client that left before the answer.", "cluster", "code"),
+		requests:  counter("requests_total", "Requests by cluster and status; 499 means that the client left before the response.", "cluster", "code"),
 		retries:   counter("upstream_retries_total", "Attempts after the first, by cluster.", "cluster"),
-		failures:  counter("upstream_failures_total", "Attempts without an answer, by cluster and kind.", "cluster", "kind"),
+		failures:  counter("upstream_failures_total", "Attempts without a response, by cluster and kind.", "cluster", "kind"),
 		ejections: counter("ejections_total", "Hosts ejected by outlier detection, by cluster.", "cluster"),
-		duration:  histogram("request_seconds", "Time from a request's headers to the end of its answer."),
-		firstByte: histogram("first_byte_seconds", "Time from a request's headers to those of its answer."),
+		duration:  histogram("request_seconds", "Time from a request's headers to the end of its response."),
+		firstByte: histogram("first_byte_seconds", "Time from a request's headers to those of its response."),
 		active: prometheus.NewGaugeVec(prometheus.GaugeOpts{Namespace: "cascade", Subsystem: "proxy", Name: "active_requests",
 			Help: "Requests in flight by cluster."}, []string{"cluster"}),
 	}
@@ -60,8 +60,8 @@ func newMetrics(r prometheus.Registerer, connected func() bool) (*metrics, error
 	return m, errors.Join(errs...)
 }
 
-// clusterMetrics caches the metrics of one cluster: looking a label up costs
-// more than counting.
+// clusterMetrics caches the metrics of one cluster, because a label lookup costs more
+// than counting.
 type clusterMetrics struct {
 	name      string
 	all       *metrics
@@ -98,5 +98,5 @@ func (c *clusterMetrics) answered(code int) {
 	(*counter).Inc()
 }
 
-// failed counts an attempt without an answer.
+// failed counts an attempt without a response.
 func (c *clusterMetrics) failed(kind string) { c.all.failures.WithLabelValues(c.name, kind).Inc() }

@@ -10,18 +10,17 @@ import (
 	"time"
 )
 
-// lazyDeadlineListener accepts connections on which the first request may take its time, as
-// Envoy does. Clients dial ahead: a pool that makes a connection for a request
-// and then serves it on another one keeps the new one for later.
+// lazyDeadlineListener accepts connections whose first request may be late, as Envoy
+// does. Clients dial ahead: a pool that opens a connection for a request and then
+// sends the request on another one keeps the new connection for later.
 //
-// http.Server counts ReadHeaderTimeout from the moment of acceptance. Left to
-// itself it closes such a connection while its client is about to use it. Worse,
-// it looks for HTTP/2 in the first 14 bytes; when the time is up between those
-// and the rest, it takes "POST /v1/compl" for the whole of a request line, and
-// answers 400.
+// http.Server counts ReadHeaderTimeout from Accept. By itself it closes such a
+// connection while its client is about to use it. Worse, it looks for HTTP/2 in the
+// first 14 bytes; if the time expires between those and the rest, it takes
+// "POST /v1/compl" for a whole request line and answers 400.
 type lazyDeadlineListener struct {
 	net.Listener
-	idle time.Duration // for the first byte; 0 = no limit
+	idle time.Duration // for the first byte; 0 means no limit
 }
 
 // Accept implements net.Listener.
@@ -31,23 +30,23 @@ func (p lazyDeadlineListener) Accept() (net.Conn, error) {
 		return nil, err
 	}
 	f := &pendingConn{Conn: c, firstByteTimeout: p.idle}
-	_ = f.awaitFirstByte() // one that is closed already is found out when it is read
+	_ = f.awaitFirstByte() // a closed connection fails at the next Read
 	return f, nil
 }
 
-// pendingConn is a connection that may not have brought a request yet. Until one was
-// read, a deadline counts from the next byte on, and that byte has as long as any
-// idle connection; afterwards deadlines are what they say. The server gives one
-// for the head, and before that one for the handshake of TLS.
+// pendingConn is a connection that awaits the first byte of its first request. Until a
+// request was read, a read deadline starts with the next byte, and that byte may take as
+// long as on any idle connection; afterwards deadlines apply as usual. The server sets
+// one deadline for the headers, and before that one for the TLS handshake.
 type pendingConn struct {
 	net.Conn
 	firstByteTimeout time.Duration
-	headTimeout      atomic.Int64 // the time.Duration of a deadline that has not begun; 0 = none
-	alsoWrite        atomic.Bool  // it is one for writing, too
+	headTimeout      atomic.Int64 // the time.Duration of a deadline that has not started; 0 = none
+	alsoWrite        atomic.Bool  // that deadline applies to writes, too
 	requestRead      atomic.Bool  // a request was read
 }
 
-// awaitFirstByte waits for the first byte.
+// awaitFirstByte sets the deadline for the first byte.
 func (c *pendingConn) awaitFirstByte() error {
 	if c.firstByteTimeout > 0 {
 		return c.Conn.SetReadDeadline(time.Now().Add(c.firstByteTimeout))
@@ -74,8 +73,8 @@ func (c *pendingConn) SetWriteDeadline(t time.Time) error {
 	return c.Conn.SetWriteDeadline(t)
 }
 
-// Read implements net.Conn. A head that does not arrive in time closes the
-// connection, so that nothing is answered to half a line.
+// Read implements net.Conn. If the headers do not arrive in time, it closes the
+// connection, so that the server answers nothing to half a line.
 func (c *pendingConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	switch {
@@ -91,7 +90,7 @@ func (c *pendingConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// CloseWrite lets http.Server end an answer before it closes.
+// CloseWrite lets http.Server end a response before it closes the connection.
 func (c *pendingConn) CloseWrite() error {
 	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
@@ -99,7 +98,8 @@ func (c *pendingConn) CloseWrite() error {
 	return errors.ErrUnsupported
 }
 
-// markRequestRead is an http.Server's ConnState: it hears of the first request.
+// markRequestRead is an http.Server's ConnState hook: it marks the connection at its
+// first request.
 func markRequestRead(c net.Conn, s http.ConnState) {
 	if s != http.StateActive {
 		return

@@ -21,12 +21,12 @@ type Proxy struct {
 	metrics *metrics
 	pools   *upstream.Pools
 	buffers bufferPool // of request bodies
-	chunks  sync.Pool  // *[]byte for copying answers
+	chunks  sync.Pool  // *[]byte for copying responses
 	state   atomic.Pointer[state]
 	changed chan struct{} // a new state; capacity 1
 	ready   chan struct{} // closed when the first listener serves
 	once    sync.Once     // closes ready
-	noTLS   sync.Once     // tells of a listener without a certificate
+	noTLS   sync.Once     // logs a listener without a certificate
 
 	inflight sync.WaitGroup // handlers
 

@@ -211,7 +211,7 @@ func TestWeights(t *testing.T) {
 	}
 }
 
-// TestFailover: the only replica of a stage dies and nobody is there to say
+// TestFailover: the only replica of a stage dies without a control plane to report
 // so. The next priority serves, and no request fails.
 func TestFailover(t *testing.T) {
 	f := newFleet(t, 2, nil)
@@ -347,7 +347,7 @@ func TestCancel(t *testing.T) {
 		}
 	}
 	// Shutdown of the fronts in the cleanup waits for their handlers: those
-	// that were not cancelled would leak, and goleak would tell.
+	// that were not cancelled would leak, and goleak would report them.
 	for c := f.proxy.state.Load().clusters["cascade/m/s0/rr"]; c.requests.Load() != 0; {
 		time.Sleep(time.Millisecond)
 	}
@@ -652,7 +652,7 @@ func TestRefusedStreamsAreRepeated(t *testing.T) {
 }
 
 // TestRefusedAnswersAreRepeated with their bodies: a front whose engine has
-// just died says so, and somebody else serves the request.
+// just died says so, and another replica serves the request.
 func TestRefusedAnswersAreRepeated(t *testing.T) {
 	f := newFleet(t, 4, nil)
 	for i := range 20 {
@@ -667,7 +667,7 @@ func TestRefusedAnswersAreRepeated(t *testing.T) {
 	if n := testutil.ToFloat64(f.proxy.metrics.failures.WithLabelValues("cascade/m/s0/rr", "refused answer")); n < 2 {
 		t.Errorf("%v refusals seen", n)
 	}
-	// Where all refuse, the client is told.
+	// If all refuse, the client gets the error.
 	if resp, _ := f.send("POST", "/refused", "", bytes.NewReader(prompt("m", 3000))); resp.StatusCode != 503 || resp.Header.Get(length.RefusedHeader) == "" {
 		t.Errorf("refused by all: %s", resp.Status)
 	}

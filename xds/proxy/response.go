@@ -7,8 +7,8 @@ import (
 	"strconv"
 )
 
-// statusClientGone is the status counted for a client that left before the
-// answer; nobody receives it.
+// statusClientGone is the status counted for a client that left before the response; it
+// is never sent.
 const statusClientGone = 499
 
 // Codes of the errors that the proxy itself answers with.

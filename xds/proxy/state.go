@@ -10,8 +10,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/internal/proxy/upstream"
 )
 
-// state is a snapshot prepared for requests. It is immutable, except that the
-// clusters in it, which outlive it, learn.
+// state is a snapshot prepared for requests. It is immutable, except for the balancers
+// of its clusters, which outlive it.
 type state struct {
 	listeners  map[string]*listener
 	clusters   map[string]*cluster
@@ -21,10 +21,10 @@ type state struct {
 // listener is an LDS listener with its routes.
 type listener struct {
 	*client.Listener
-	table *route.Table // nil while there is none: every request is a 404
+	table *route.Table // nil while there is none: every request gets a 404
 }
 
-// cluster is a CDS cluster at work: it stays the same through edits.
+// cluster is a CDS cluster in use. It stays the same when the cluster is edited.
 type cluster struct {
 	name     string
 	view     atomic.Pointer[clusterView]
@@ -40,7 +40,7 @@ type clusterView struct {
 	upstream upstream.Settings
 }
 
-// apply makes a snapshot the one that new requests see.
+// apply makes new requests use a snapshot.
 func (p *Proxy) apply(s *client.Snapshot) {
 	old := p.state.Load()
 	next := &state{
@@ -84,8 +84,8 @@ func (p *Proxy) apply(s *client.Snapshot) {
 		next.listeners[name] = old.listener(name, l, t)
 	}
 	p.state.Store(next)
-	// After the new state is in use: until then a request may still ask for a
-	// pool of the old one, and would open it again.
+	// After the new state is in use: until then a request may still get a pool of the old
+	// state and would open it again.
 	p.pools.RetireUnless(func(address string, s upstream.Settings) bool { return used[endpoint{address, s}] })
 	select {
 	case p.changed <- struct{}{}:
@@ -93,7 +93,7 @@ func (p *Proxy) apply(s *client.Snapshot) {
 	}
 }
 
-// listener prepares a listener, with the table of the old one if it is the same.
+// listener prepares a listener; it reuses the old table if it is unchanged.
 func (s *state) listener(name string, l *client.Listener, t *client.RouteTable) *listener {
 	was := s.listeners[name]
 	out := &listener{Listener: l}

@@ -8,16 +8,16 @@ import (
 	"time"
 )
 
-// Why a request was ended from here; the causes of its context.
+// Causes of the request's context when the watchdog ends it.
 var (
-	errIdle     = errors.New("nothing moved for the idle timeout")
-	errTimeout  = errors.New("no complete answer within the route's timeout")
+	errIdle     = errors.New("no data in either direction for the idle timeout")
+	errTimeout  = errors.New("no complete response within the route's timeout")
 	errDuration = errors.New("the stream reached its maximum duration")
 )
 
-// watchdog ends a request that takes too long, in whole or between two bytes. It
-// has one timer, which looks at the last sign of life when it fires; so a byte
-// costs a clock reading and an atomic store.
+// watchdog ends a request that takes too long, in total or between two bytes. It has one
+// timer, which compares the time of the last progress when it fires; so a byte costs one
+// clock reading and one atomic store.
 type watchdog struct {
 	idle, timeout, duration time.Duration // 0 = none
 	begun                   time.Time
@@ -25,14 +25,14 @@ type watchdog struct {
 	cancel                  func(error)
 	control                 *http.ResponseController
 	reading                 func() bool // the request's body is still to come
-	answering               atomic.Bool // the answer's headers are out
+	answering               atomic.Bool // the response headers were sent
 
 	mu      sync.Mutex
 	timer   *time.Timer
 	stopped bool
 }
 
-// start begins to watch. The limits must be set.
+// start starts the timer. The limits must be set.
 func (w *watchdog) start() {
 	if first := w.nextTimeout(0, 0); first > 0 {
 		w.mu.Lock()
@@ -41,10 +41,10 @@ func (w *watchdog) start() {
 	}
 }
 
-// recordProgress notes a sign of life.
+// recordProgress records that a byte was read or written.
 func (w *watchdog) recordProgress() { w.lastProgress.Store(int64(time.Since(w.begun))) }
 
-// nextTimeout is the time until a limit may be reached; 0 when there is none.
+// nextTimeout returns the time until a limit may be reached; 0 if there is none.
 func (w *watchdog) nextTimeout(age, alive time.Duration) time.Duration {
 	var least time.Duration
 	for _, left := range [...]struct{ limit, used time.Duration }{{w.idle, age - alive}, {w.timeout, age}, {w.duration, age}} {
@@ -76,13 +76,13 @@ func (w *watchdog) fire() {
 	}
 }
 
-// endRequest ends the request: its upstream by the context, and whatever read from
-// or write to the client is stuck by a deadline in the past. A write stays
-// possible while the answer has not begun, for the error.
+// endRequest ends the request: the upstream part through the context, and pending reads
+// from or writes to the client through a deadline in the past. If the response has not
+// started, writes stay possible for the error.
 func (w *watchdog) endRequest(cause error) {
 	w.stopped = true
 	w.cancel(cause)
-	// Not every connection can; the server's own limits remain then.
+	// Not every connection supports deadlines; the server's own limits remain then.
 	if w.reading() {
 		_ = w.control.SetReadDeadline(time.Unix(1, 0))
 	}
@@ -91,7 +91,7 @@ func (w *watchdog) endRequest(cause error) {
 	}
 }
 
-// stop ends the watch. When it returns the timer does nothing any more.
+// stop stops the timer. After it returns, the timer has no effect.
 func (w *watchdog) stop() {
 	w.mu.Lock()
 	defer w.mu.Unlock()

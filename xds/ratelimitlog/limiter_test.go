@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// TestGate: the first of each name passes, then one a minute, whatever comes between.
-func TestGate(t *testing.T) {
+// TestLimiter: the first of each name is allowed, then one a minute, whatever comes between.
+func TestLimiter(t *testing.T) {
 	var g Limiter
 	start := time.Unix(1000, 0)
 	for _, c := range []struct {
@@ -24,17 +24,17 @@ func TestGate(t *testing.T) {
 	}
 }
 
-// TestGateIsBounded: names that are invented are told up to a number, and forgotten.
-func TestGateIsBounded(t *testing.T) {
+// TestLimiterIsBounded: invented names are allowed up to a number, and forgotten.
+func TestLimiterIsBounded(t *testing.T) {
 	var g Limiter
-	now, told := time.Unix(1000, 0), 0
+	now, allowed := time.Unix(1000, 0), 0
 	for i := range 3 * MaxKeys {
 		if g.Allow(strconv.Itoa(i), now) {
-			told++
+			allowed++
 		}
 	}
-	if told != MaxKeys || g.Len() != MaxKeys {
-		t.Errorf("%d told, %d kept", told, g.Len())
+	if allowed != MaxKeys || g.Len() != MaxKeys {
+		t.Errorf("%d allowed, %d kept", allowed, g.Len())
 	}
 	if !g.Allow("later", now.Add(Interval)) || g.Len() != 1 {
 		t.Errorf("%d kept after a minute", g.Len())

@@ -9,9 +9,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Build renders a view. Equal views give equal sets, down to the bytes,
-// whatever the order of their slices. The error names the part of the view
-// that is wrong; nothing is rendered then, and the caller keeps its last set.
+// Build renders a view. Equal views give equal sets, byte for byte, whatever the order
+// of their slices. The error names the invalid part of the view; the caller then keeps
+// its last set.
 func Build(v View) (Set, error) {
 	v = v.complete()
 	if err := v.validate(); err != nil {
@@ -70,8 +70,8 @@ type builder struct {
 	err error
 }
 
-// add encodes a resource and returns it for the caller to mark. After an
-// error the resource is empty.
+// add encodes a resource and returns it, so that the caller can mark it. After an error
+// the resource is empty.
 func (b *builder) add(typeURL, name string, m proto.Message) *Resource {
 	r, err := Encode(typeURL, name, m)
 	if err != nil {
@@ -84,13 +84,13 @@ func (b *builder) add(typeURL, name string, m proto.Message) *Resource {
 	return r
 }
 
-// addUnlisted adds a resource that only those get who ask for it by name.
+// addUnlisted adds a resource that is sent only to clients that request it by name.
 func (b *builder) addUnlisted(typeURL, name string, m proto.Message) {
 	b.add(typeURL, name, m).Unlisted = true
 }
 
-// addCopy adds a resource under another name, for those who ask for that one. It
-// shares the work of encoding: endpoints are most of a set.
+// addCopy adds a resource under a second name for clients that request that one. It
+// saves the encoding: endpoints are most of a set.
 func (b *builder) addCopy(r *Resource, name string) {
 	if b.err != nil {
 		return

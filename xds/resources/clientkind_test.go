@@ -143,7 +143,7 @@ func TestProveSpellings(t *testing.T) {
 			}
 			return s.WithTypes(only, resources.ClusterType)
 		},
-		"federated endpoints that nobody is in": func(t *testing.T, s resources.Set) resources.Set {
+		"federated endpoints without an endpoint": func(t *testing.T, s resources.Set) resources.Set {
 			return edit(t, s, resources.EndpointType, resources.FederatedEndpointName("org/m", 3), func(cla *endpointv3.ClusterLoadAssignment) proto.Message {
 				cla.Endpoints = nil
 				return cla

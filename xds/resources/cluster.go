@@ -15,12 +15,12 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// Outlier detection of stage clusters. It is what takes a dead replica out of
-// rotation when the control plane is not there to do it, so it is quick to
-// eject and quick to try again: a try costs one retried connection.
+// Outlier detection of stage clusters. It ejects a dead replica when the control plane
+// is not available to do it, so it ejects and retries quickly: a retry of a dead
+// replica costs one retried connection.
 const (
-	ejectAfterConnectFailures = 2 // resets, refusals and timeouts in a row, no success between
-	ejectAfterGatewayErrors   = 3 // 502, 503, 504 in a row: the front lost its engine
+	ejectAfterConnectFailures = 2 // consecutive resets, refusals and timeouts
+	ejectAfterGatewayErrors   = 3 // consecutive 502, 503, 504: the front end has lost its engine
 	ejectionBase              = 2 * time.Second
 	ejectionMax               = 10 * time.Second
 	ejectionInterval          = time.Second
@@ -28,17 +28,17 @@ const (
 
 // HTTP/2 towards the replicas.
 const (
-	// A dead machine sends no reset; pings find it.
+	// A dead host sends no reset; pings detect it.
 	pingInterval = 10 * time.Second
 	pingTimeout  = 5 * time.Second
-	// Streams share one connection per worker, so its window must not be what
-	// thousands of token streams wait for.
+	// Streams share one connection per worker, so its window must be large enough for
+	// thousands of token streams.
 	streamWindow     = 1 << 20
 	connectionWindow = 64 << 20
 )
 
-// stageCluster is the cluster of one stage: immutable for the life of the
-// model, whatever the plan says. What changes is its ClusterLoadAssignment.
+// stageCluster returns the cluster of one stage. It is immutable for the life of the
+// model, whatever the plan; what changes is its ClusterLoadAssignment.
 func stageCluster(y naming, model string, k int, s Settings) *clusterv3.Cluster {
 	limit := wrapperspb.UInt32(s.MaxRequests)
 	return reportLoad(&clusterv3.Cluster{
@@ -49,9 +49,9 @@ func stageCluster(y naming, model string, k int, s Settings) *clusterv3.Cluster 
 			ServiceName: y.endpoints(model, k),
 		},
 		ConnectTimeout: durationpb.New(s.ConnectTimeout),
-		// Fronts keep the streams whose work has moved away, so the requests
-		// that a proxy counts are not a replica's load: weights are, and they
-		// come from the replicas. Hence never least-request.
+		// Front ends keep the streams of migrated requests, so the requests that a proxy counts
+		// are not a replica's load. The weights, which come from the replicas, are. Hence
+		// least-request must not be used.
 		LoadBalancingPolicy: &clusterv3.LoadBalancingPolicy{
 			Policies: []*clusterv3.LoadBalancingPolicy_Policy{{
 				TypedExtensionConfig: &corev3.TypedExtensionConfig{
@@ -79,17 +79,17 @@ func stageCluster(y naming, model string, k int, s Settings) *clusterv3.Cluster 
 			EnforcingConsecutiveLocalOriginFailure: wrapperspb.UInt32(100),
 			ConsecutiveGatewayFailure:              wrapperspb.UInt32(ejectAfterGatewayErrors),
 			EnforcingConsecutiveGatewayFailure:     wrapperspb.UInt32(100),
-			// A 500 tells of the request more than of the replica: one that
-			// breaks engines must not eject them one after the other.
+			// A 500 depends on the request more than on the replica: a request that crashes engines
+			// must not eject one replica after the other.
 			EnforcingConsecutive_5Xx:        wrapperspb.UInt32(0),
 			EnforcingSuccessRate:            wrapperspb.UInt32(0),
 			EnforcingLocalOriginSuccessRate: wrapperspb.UInt32(0),
 		},
 		CommonLbConfig: &clusterv3.Cluster_CommonLbConfig{
-			// At 1 % the panic mode means "nobody is left in any priority":
-			// then trying everyone beats refusing. At the default of 50 % a
-			// fleet that is mostly down would spread over its dead half; at 0
-			// it would wait for an ejection to end when the replicas are back.
+			// At 1 %, panic mode means that no host is left in any priority; then trying all hosts
+			// is better than refusing. At the default of 50 %, a fleet that is mostly down would
+			// spread requests over its dead half; at 0, it would wait for an ejection to end after
+			// the replicas are back.
 			HealthyPanicThreshold: &typev3.Percent{Value: 1},
 		},
 		TypedExtensionProtocolOptions: map[string]*anypb.Any{
@@ -98,9 +98,8 @@ func stageCluster(y naming, model string, k int, s Settings) *clusterv3.Cluster 
 	})
 }
 
-// HTTP2Options are the protocol options of a cluster that is spoken to in h2c (or h2
-// under TLS), with room for so many streams on one connection, and pings that
-// find a dead machine.
+// HTTP2Options returns the protocol options of an h2c (or, under TLS, h2) cluster with
+// that many streams per connection, and pings that detect a dead host.
 func HTTP2Options(maxStreams uint32) *upstreamsv3.HttpProtocolOptions {
 	return &upstreamsv3.HttpProtocolOptions{
 		UpstreamProtocolOptions: &upstreamsv3.HttpProtocolOptions_ExplicitHttpConfig_{
@@ -121,8 +120,8 @@ func HTTP2Options(maxStreams uint32) *upstreamsv3.HttpProtocolOptions {
 	}
 }
 
-// serviceCluster is a static cluster for a gRPC service beside the fleet: the
-// length estimator, the trace collector.
+// serviceCluster returns a static cluster for another gRPC service: the length
+// estimator or the trace collector.
 func serviceCluster(name, address string, s Settings) *clusterv3.Cluster {
 	limit := wrapperspb.UInt32(s.MaxRequests)
 	return &clusterv3.Cluster{
@@ -150,7 +149,7 @@ func serviceCluster(name, address string, s Settings) *clusterv3.Cluster {
 	}
 }
 
-// ads points a subscription at the stream that the resource came on.
+// ads returns a config source that uses the stream on which the resource came.
 func ads() *corev3.ConfigSource {
 	return &corev3.ConfigSource{
 		ResourceApiVersion:    corev3.ApiVersion_V3,

@@ -59,8 +59,8 @@ func TestEdge(t *testing.T) {
 	}
 }
 
-// TestEdgeIsNotTold: however a view is printed, its key is not.
-func TestEdgeIsNotTold(t *testing.T) {
+// TestEdgeIsNotPrinted: however a view is printed, its key is not.
+func TestEdgeIsNotPrinted(t *testing.T) {
 	v := edgeFleet()
 	var text bytes.Buffer
 	fmt.Fprintf(&text, "%v %+v %#v %s %q", v, v, v.Edge, v.Edge, v.Edge)

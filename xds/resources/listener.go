@@ -24,24 +24,22 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// bufferLimit is the largest request body that a proxy holds: for an
-// estimator that has to read it, and for a retry. A 1M-token prompt of text
-// fits.
+// bufferLimit is the largest request body that a proxy buffers, for an estimator that
+// must read it and for a retry. A 1M-token text prompt fits.
 const bufferLimit = 16 << 20
 
 // headersTimeout bounds the arrival of a request's headers.
 const headersTimeout = 10 * time.Second
 
-// Type URLs that the estimator slot accepts.
+// Type URLs that the estimator's ECDS filter accepts.
 const (
 	headerMutationType = "type.googleapis.com/envoy.extensions.filters.http.header_mutation.v3.HeaderMutation"
 	wasmType           = "type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm"
 )
 
-// addressListener is the listener of a proxy. Proxies keep it for life: an
-// edited listener drains, which cuts token streams. So it holds every slot
-// that a later feature needs, switched off, and what changes comes by RDS and
-// ECDS.
+// addressListener returns a proxy's listener. Proxies keep it for their whole life: an
+// edited listener drains, which ends token streams. So it already holds every filter
+// that a later feature needs, disabled, and all changes come by RDS and ECDS.
 func addressListener(s Settings) *listenerv3.Listener {
 	hcm := &hcmv3.HttpConnectionManager{
 		StatPrefix: ListenerName,
@@ -92,10 +90,10 @@ func addressListener(s Settings) *listenerv3.Listener {
 	return l
 }
 
-// StripControlHeaders removes what only Cascade may set from a client's request. It runs
-// before the first route lookup; the HTTP filter of the same kind would remove
-// the header and leave the route that it chose. A header sent twice would
-// otherwise match on either value.
+// StripControlHeaders removes headers that only Cascade may set from a client's
+// request. It runs before the first route lookup; the HTTP filter of the same kind
+// would remove the header but keep the route chosen by it. A header sent twice would
+// otherwise match by either value.
 func StripControlHeaders() *corev3.TypedExtensionConfig {
 	return &corev3.TypedExtensionConfig{
 		Name: "envoy.http.early_header_mutation.header_mutation",
@@ -108,9 +106,8 @@ func StripControlHeaders() *corev3.TypedExtensionConfig {
 	}
 }
 
-// DiscoveredLengthFilter is where an estimator that runs inside the proxy arrives by ECDS,
-// from a source. Until one does, and whenever it is withdrawn, the slot does
-// nothing.
+// DiscoveredLengthFilter is the filter of an estimator that runs inside the proxy and
+// comes by ECDS from source. Without a configuration, the filter does nothing.
 func DiscoveredLengthFilter(source *corev3.ConfigSource) *hcmv3.HttpFilter {
 	return &hcmv3.HttpFilter{
 		Name: LengthFilter,
@@ -123,10 +120,9 @@ func DiscoveredLengthFilter(source *corev3.ConfigSource) *hcmv3.HttpFilter {
 	}
 }
 
-// extProc calls the length service for the routes that enable it. It asks
-// with the headers alone and lets the service ask for the body where they do
-// not say enough. A service that is slow or gone costs its deadline, never
-// the request.
+// extProc returns the filter that calls the length service, on routes that enable it.
+// It sends the headers only, and the service asks for the body if they do not suffice.
+// A slow or dead service delays a request by the timeout but never fails it.
 func extProc(s Settings) *hcmv3.HttpFilter {
 	return &hcmv3.HttpFilter{
 		Name:     ExtProcFilter,
@@ -143,7 +139,7 @@ func extProc(s Settings) *hcmv3.HttpFilter {
 			AllowModeOverride: true,
 			FailureModeAllow:  true,
 			MessageTimeout:    durationpb.New(s.LengthTimeout),
-			// The route must be picked again by the headers that the answer sets.
+			// Select the route again by the headers that the response sets.
 			RouteCacheAction: extprocv3.ExternalProcessor_CLEAR,
 			MutationRules: &mutationv3.HeaderMutationRules{
 				DisallowAll: wrapperspb.Bool(true),

@@ -13,10 +13,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// RouteMeta is what a route says about itself under MetadataKey: enough to
-// read the plan back from the routes (cuts and epoch) and the endpoints
-// (membership). Numbers that may exceed 2^53 travel as decimal strings,
-// because a protobuf Struct holds doubles.
+// RouteMeta is the metadata of a route under MetadataKey. From the routes (cuts and
+// epoch) and the endpoints (members) the plan can be read back. Numbers that may exceed
+// 2^53 are decimal strings, because a protobuf Struct holds doubles.
 type RouteMeta struct {
 	Model     string
 	Epoch     policies.Epoch
@@ -25,14 +24,14 @@ type RouteMeta struct {
 	Rule      Rule
 }
 
-// Rule says by what a route recognises its requests.
+// Rule says by what a route matches its requests.
 type Rule string
 
 // The rules, in the order in which their routes stand in a virtual host.
 const (
 	ByTokens Rule = "tokens" // model and trusted length known: the stage whose range holds it
 	ByModel  Rule = "model"  // model known, length not: the last stage
-	ByBytes  Rule = "bytes"  // nothing but the body's size known
+	ByBytes  Rule = "bytes"  // only the body's size known
 	ByNone   Rule = "none"   // nothing known: the last stage, or a 404 where that would guess the model
 )
 
@@ -47,8 +46,8 @@ func (m RouteMeta) metadata() *corev3.Metadata {
 	})
 }
 
-// ReadRouteMeta reads a route's metadata back. The error names what is
-// missing or malformed; the other fields are then unspecified.
+// ReadRouteMeta decodes a route's metadata. The error names what is missing or
+// malformed; the other fields are then unspecified.
 func ReadRouteMeta(md *corev3.Metadata) (RouteMeta, error) {
 	f := md.GetFilterMetadata()[MetadataKey].GetFields()
 	m := RouteMeta{Model: f["model"].GetStringValue(), Rule: Rule(f["rule"].GetStringValue())}
@@ -58,7 +57,7 @@ func ReadRouteMeta(md *corev3.Metadata) (RouteMeta, error) {
 	stage := f["stage"].GetNumberValue()
 	m.Stage = int(stage)
 	if float64(m.Stage) != stage || m.Stage < 0 || m.Stage >= policies.MaxStages || f["stage"] == nil {
-		return m, fmt.Errorf("route metadata %q: stage %v is none of a plan's", MetadataKey, stage)
+		return m, fmt.Errorf("route metadata %q: stage %v is not a stage of a plan", MetadataKey, stage)
 	}
 	epoch, err := strconv.ParseUint(f["epoch"].GetStringValue(), 10, 64)
 	if err != nil {
@@ -78,12 +77,12 @@ func ReadRouteMeta(md *corev3.Metadata) (RouteMeta, error) {
 	return m, nil
 }
 
-// EndpointMeta is what an endpoint says about itself under MetadataKey.
+// EndpointMeta is the metadata of an endpoint under MetadataKey.
 type EndpointMeta struct {
 	ID   policies.ReplicaID
 	Peer string // host:port where other migrators reach the replica
-	Host string // "" where nobody said
-	// Capacity is what the replica holds; the zero value where nobody said.
+	Host string // "" if unknown
+	// Capacity is the replica's capacity; the zero value if unknown.
 	Capacity policies.Capacity
 	Adapters []string // LoRA adapters that it has loaded, sorted
 }
@@ -107,8 +106,8 @@ func (m EndpointMeta) metadata() *corev3.Metadata {
 	return cascadeMetadata(fields)
 }
 
-// ReadEndpointMeta reads an endpoint's metadata back; it is an error when no
-// id is there, or a capacity that none can have.
+// ReadEndpointMeta decodes an endpoint's metadata; a missing id or an invalid capacity
+// is an error.
 func ReadEndpointMeta(md *corev3.Metadata) (EndpointMeta, error) {
 	f := md.GetFilterMetadata()[MetadataKey].GetFields()
 	m := EndpointMeta{
@@ -130,7 +129,7 @@ func ReadEndpointMeta(md *corev3.Metadata) (EndpointMeta, error) {
 	batch := f["batch"].GetNumberValue()
 	m.Capacity = policies.Capacity{KV: policies.Tokens(kv), Batch: int(batch), TransferRate: f["transfer_rate"].GetNumberValue()}
 	if batch > math.MaxInt32 || float64(m.Capacity.Batch) != batch {
-		return m, fmt.Errorf("endpoint metadata %q: batch %v is no number of requests", MetadataKey, batch)
+		return m, fmt.Errorf("endpoint metadata %q: batch %v is not a number of requests", MetadataKey, batch)
 	}
 	if err := m.Capacity.Validate(); err != nil {
 		return m, fmt.Errorf("endpoint metadata %q: %w", MetadataKey, err)
@@ -138,7 +137,7 @@ func ReadEndpointMeta(md *corev3.Metadata) (EndpointMeta, error) {
 	return m, nil
 }
 
-// encodeNames is a set of names as a value: sorted, each once.
+// encodeNames returns a set of names as a value: sorted, without duplicates.
 func encodeNames(list []string) *structpb.Value {
 	sorted := slices.Compact(slices.Sorted(slices.Values(list)))
 	values := make([]*structpb.Value, len(sorted))
@@ -162,17 +161,17 @@ func cascadeMetadata(fields map[string]*structpb.Value) *corev3.Metadata {
 	return &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{MetadataKey: {Fields: fields}}}
 }
 
-// LengthMeta is what a virtual host tells an estimator inside the proxy about
-// one model, under LengthFilter.
+// LengthMeta is the metadata of a virtual host under LengthFilter: what an estimator
+// inside the proxy needs to know about one model.
 type LengthMeta struct {
 	Model         string
 	BytesPerToken length.Ratio
 	Context       policies.Tokens
-	// Adapters are names by which requests ask for the model with a LoRA adapter.
+	// Adapters are the names under which requests use the model with a LoRA adapter.
 	Adapters []string
 }
 
-// Serves reports whether requests for a name are the model's.
+// Serves reports whether requests for that name belong to the model.
 func (m LengthMeta) Serves(name string) bool {
 	return name == m.Model || slices.Contains(m.Adapters, name)
 }
@@ -189,8 +188,8 @@ func (m LengthMeta) value() *structpb.Struct {
 	return s
 }
 
-// lengthMetadata describes the models that a virtual host may serve: one at
-// the top level where the host selects it, else a list of them.
+// lengthMetadata describes the models that a virtual host serves: a single one at the
+// top level, several as a list.
 func lengthMetadata(models []Model, endpoints []Endpoint) *corev3.Metadata {
 	adapters := make(map[string][]string)
 	for _, e := range endpoints {
@@ -209,9 +208,8 @@ func lengthMetadata(models []Model, endpoints []Endpoint) *corev3.Metadata {
 	return &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{LengthFilter: s}}
 }
 
-// ReadLengthMeta reads the models that a virtual host may serve: one when the
-// host selects the model, several when the request has to name it, none when
-// the host says nothing.
+// ReadLengthMeta decodes the models that a virtual host serves: one if the host selects
+// the model, several if the request must name it, none without metadata.
 func ReadLengthMeta(md *corev3.Metadata) ([]LengthMeta, error) {
 	s := md.GetFilterMetadata()[LengthFilter]
 	if s == nil {
@@ -234,7 +232,7 @@ func ReadLengthMeta(md *corev3.Metadata) ([]LengthMeta, error) {
 			Adapters:      readNames(f["adapters"]),
 		}
 		if m.Model == "" || m.Context <= 0 {
-			return nil, fmt.Errorf("host metadata %q: a model needs a name and a context", LengthFilter)
+			return nil, fmt.Errorf("host metadata %q: a model must have a name and a context", LengthFilter)
 		}
 		models = append(models, m)
 	}

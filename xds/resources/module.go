@@ -12,19 +12,18 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// MaxModule is the largest module that goes to proxies, in bytes: it travels
-// whole, in one answer.
+// MaxModule is the largest module in bytes: it is sent to proxies in one response.
 const MaxModule = 8 << 20
 
-// wasmRuntime is the one that stock Envoy has.
+// wasmRuntime is the Wasm runtime of stock Envoy builds.
 const wasmRuntime = "envoy.wasm.runtime.v8"
 
-// wasmMagic begins every WebAssembly module of version 1.
+// wasmMagic is the prefix of every WebAssembly module of version 1.
 var wasmMagic = []byte("\x00asm\x01\x00\x00\x00")
 
-// capabilities are the calls between a proxy and the module: the estimator
-// reads and sets headers, reads bodies and refuses requests. It calls nobody.
-// A Go program needs the WASI ones to start.
+// capabilities are the host calls that the module may use: the estimator reads and sets
+// headers, reads bodies and rejects requests; it makes no calls to other services. The
+// WASI calls are needed to start a Go program.
 var capabilities = [...]string{
 	"proxy_on_context_create", "proxy_on_vm_start", "proxy_on_configure", "proxy_on_request_headers",
 	"proxy_on_request_body", "proxy_on_request_trailers", "proxy_on_done", "proxy_on_delete",
@@ -34,12 +33,12 @@ var capabilities = [...]string{
 	"fd_write", "poll_oneoff", "sched_yield", "proc_exit",
 }
 
-// EstimatorModule is the estimator that proxies run themselves, ready to be served. It
-// is encoded once, as it is larger than all else in a set. It is immutable.
+// EstimatorModule is the estimator that proxies run themselves, encoded once because it
+// is larger than the rest of a set. It is immutable.
 type EstimatorModule struct{ resource *Resource }
 
-// NewModule returns a Module of the code of a proxy-wasm filter, as built from
-// wasm/estimator. The error says what the code is not.
+// NewModule returns the module of a proxy-wasm filter's code, as built from
+// wasm/estimator. The error says why the code is not accepted.
 func NewModule(code []byte) (*EstimatorModule, error) {
 	if len(code) > MaxModule {
 		return nil, fmt.Errorf("module of %d bytes: at most %d are sent to proxies", len(code), MaxModule)
@@ -54,7 +53,7 @@ func NewModule(code []byte) (*EstimatorModule, error) {
 	plugin := &wasmv3.PluginConfig{
 		Name:   LengthFilter,
 		RootId: LengthFilter,
-		// A Struct would reach the module in its binary encoding.
+		// The module would receive a Struct in its binary encoding.
 		Configuration: wrap(wrapperspb.String(`{"read_body":true,"max_body":` + strconv.Itoa(bufferLimit) + `}`)),
 		// A module that traps is passed by from then on.
 		FailurePolicy: wasmv3.FailurePolicy_FAIL_OPEN,
@@ -80,13 +79,13 @@ func NewModule(code []byte) (*EstimatorModule, error) {
 	return &EstimatorModule{r}, nil
 }
 
-// Version is the content hash by which clients acknowledge the module.
+// Version returns the content hash with which clients acknowledge the module.
 func (m *EstimatorModule) Version() string { return m.resource.Version }
 
-// proveExtension checks what proxies run themselves.
+// proveExtension checks the extension that proxies run themselves.
 func proveExtension(r *Resource, c *corev3.TypedExtensionConfig) error {
 	if c.Name != LengthFilter || !r.Unlisted {
-		return fmt.Errorf("only %q has a slot, for those who ask for it", LengthFilter)
+		return fmt.Errorf("the only extension config is %q, and it must be unlisted", LengthFilter)
 	}
 	filter := new(wasmfilterv3.Wasm)
 	if err := c.GetTypedConfig().UnmarshalTo(filter); err != nil {
@@ -98,11 +97,11 @@ func proveExtension(r *Resource, c *corev3.TypedExtensionConfig) error {
 	case !p.GetAllowOnHeadersStopIteration().GetValue():
 		return errors.New("must be allowed to stop headers alone, or a request that waits for its body never goes on")
 	case !bytes.HasPrefix(p.GetVmConfig().GetCode().GetLocal().GetInlineBytes(), wasmMagic):
-		return errors.New("must hold its code: a proxy that fetches it serves without, and nobody learns when")
+		return errors.New("must contain its code: a proxy that fetches it serves without it until then, and does not report that")
 	case len(p.GetVmConfig().GetCapabilityRestrictionConfig().GetAllowedCapabilities()) == 0:
-		return errors.New("must be told which calls it may make: without a list it may make all")
+		return errors.New("must have a list of allowed capabilities; without one all are allowed")
 	case p.GetVmConfig().GetAllowPrecompiled():
-		return errors.New("precompiled code is not checked by anybody")
+		return errors.New("must not allow precompiled code, which is not checked")
 	}
 	return nil
 }

@@ -102,10 +102,10 @@ func TestProveModule(t *testing.T) {
 			p.GetVmConfig().Code = &corev3.AsyncDataSource{Specifier: &corev3.AsyncDataSource_Remote{Remote: &corev3.RemoteDataSource{
 				HttpUri: &corev3.HttpUri{Uri: "http://x", HttpUpstreamType: &corev3.HttpUri_Cluster{Cluster: "x"}, Timeout: durationpb.New(1)}, Sha256: "00",
 			}}}
-		}, "hold its code"},
+		}, "contain its code"},
 		"may all": {func(_ *corev3.TypedExtensionConfig, p *wasmv3.PluginConfig) {
 			p.GetVmConfig().CapabilityRestrictionConfig = nil
-		}, "which calls"},
+		}, "allowed capabilities"},
 		"precompiled": {func(_ *corev3.TypedExtensionConfig, p *wasmv3.PluginConfig) { p.GetVmConfig().AllowPrecompiled = true }, "precompiled"},
 		"other slot":  {func(c *corev3.TypedExtensionConfig, _ *wasmv3.PluginConfig) { c.Name = "other" }, "only"},
 	} {

@@ -253,7 +253,7 @@ func TestBuildRefuses(t *testing.T) {
 	for want, f := range map[string]func(*resources.View){
 		"no model: a fleet serves at least one": func(v *resources.View) { *v = resources.View{} },
 		"a model has no name":                   func(v *resources.View) { v.Models[0].Name = "" },
-		`model "org/m" is there twice`:          func(v *resources.View) { v.Models = append(v.Models, v.Models[0]) },
+		`model "org/m" occurs twice`:            func(v *resources.View) { v.Models = append(v.Models, v.Models[0]) },
 		"context 0 must be positive":            func(v *resources.View) { v.Models[0].Context = 0 },
 		"fit into a header":                     func(v *resources.View) { v.Models[0].Name = "a\nb" },
 		`host "a b" is not a host name`:         func(v *resources.View) { v.Models[0].Hosts = []string{"a b"} },
@@ -265,11 +265,11 @@ func TestBuildRefuses(t *testing.T) {
 		},
 		"4: a stage needs at least one replica": func(v *resources.View) { v.Plans[1].Stages[0].Replicas = nil },
 		`model "tiny" has no endpoint`:          func(v *resources.View) { v.Endpoints = v.Endpoints[:5] },
-		`endpoint "a" is there twice`:           func(v *resources.View) { v.Endpoints[1].ID = "a" },
+		`endpoint "a" occurs twice`:             func(v *resources.View) { v.Endpoints[1].ID = "a" },
 		`endpoints "a" and "b" have the same`:   func(v *resources.View) { v.Endpoints[1].Address = "127.0.0.1:8001" },
 		`endpoint "b": address "localhost:1"`:   func(v *resources.View) { v.Endpoints[1].Address = "localhost:1" },
 		`endpoint "b": address "127.0.0.1:0"`:   func(v *resources.View) { v.Endpoints[1].Address = "127.0.0.1:0" },
-		`endpoint "b": no model "nobody's"`:     func(v *resources.View) { v.Endpoints[1].Model = "nobody's" },
+		`endpoint "b": no model "unknown"`:      func(v *resources.View) { v.Endpoints[1].Model = "unknown" },
 		`endpoint "b": unknown health 9`:        func(v *resources.View) { v.Endpoints[1].Health = 9 },
 		"has no id":                             func(v *resources.View) { v.Endpoints[1].ID = "" },
 		`listen "here"`:                         func(v *resources.View) { v.Settings.Listen = "here" },
@@ -327,7 +327,7 @@ func TestMetadataRoundTrip(t *testing.T) {
 }
 
 // TestAdapters: what the replicas have loaded reaches their peers, endpoint by
-// endpoint, and the estimators, model by model; where nobody has any, no byte of
+// endpoint, and the estimators, model by model; if no replica has any, no byte of
 // the resources changes.
 func TestAdapters(t *testing.T) {
 	v := twoModels()

@@ -12,28 +12,25 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// Prove reports the first reason why a set must not be served, or nil. It
-// reads nothing but the encoded resources, so that it holds whoever made
-// them. What it proves:
+// Prove returns the first reason why a set must not be served, or nil. It reads only
+// the encoded resources, so it holds for sets of any origin. It proves:
 //
-//   - every message satisfies the constraints of its own definition, and is
-//     stored under the name that it carries;
-//   - in every virtual host the ranges of a model start at 0, touch, are not
-//     empty and end open, and routes without a range go to the last stage, so
-//     that no request is without a stage; a host of several models answers
-//     what names none of them with an error;
-//   - every route leads to a cluster that exists and has endpoints, has no
-//     timeout (0s) and has an idle timeout; in the proxies' table it is
-//     retried elsewhere before the first byte;
-//   - every model has a cluster and endpoints for each of MaxStages stages,
-//     with room for 10,000 requests, ejection of up to all endpoints, and
-//     HTTP/2;
-//   - endpoints: priorities without gaps, each address once, every locality
-//     named, every weight at least 1, and the next longer stage right behind
-//     the stage itself;
-//   - the listener strips what only Cascade may set, before routing, and the
-//     certificate that it takes by SDS is there; what proxies run themselves
-//     fails open.
+//   - every message satisfies the constraints of its definition and is stored under
+//     its own name;
+//   - in every virtual host, the ranges of a model start at 0, are contiguous and not
+//     empty, and the last one is open; routes without a range go to the last stage; so
+//     every request has a stage. A host of several models answers a request that names
+//     none of them with an error;
+//   - every route leads to an existing cluster with endpoints, has no timeout (0s) and
+//     has an idle timeout; in the proxies' table it is retried on another replica
+//     before the first byte;
+//   - every model has a cluster and endpoints for each of MaxStages stages, with limits
+//     of at least 10,000 requests, ejection of up to all endpoints, and HTTP/2;
+//   - endpoints: priorities without gaps, no address twice, a name for every locality,
+//     every weight at least 1, and the next longer stage at the next priority;
+//   - the listener removes headers that only Cascade may set before routing, the
+//     certificate that it takes by SDS exists, and extensions that proxies run fail
+//     open.
 //
 // Envoy checks few of these, and acknowledges a table that answers 503.
 func Prove(s Set) error { return new(Prover).Prove(s) }
@@ -61,8 +58,7 @@ func (v *Prover) prove(s Set) error {
 	return nil
 }
 
-// proof holds the decoded set. Its messages are the Prover's: nobody changes
-// them.
+// proof holds the decoded set. Its messages belong to the Prover and are not modified.
 type proof struct {
 	prover      *Prover
 	facts       map[resourceKey]*fact // of every resource
@@ -70,10 +66,10 @@ type proof struct {
 	assignments map[string]*endpointv3.ClusterLoadAssignment
 	routes      map[string]*routev3.RouteConfiguration
 	listeners   []*listenerv3.Listener
-	copies      map[string]bool // assignments that are another one under a second name
+	copies      map[string]bool // assignments that are copies under a second name
 }
 
-// resourceKey is where a resource is in its set.
+// resourceKey identifies a resource in its set.
 type resourceKey struct{ typ, name string }
 
 // decode unmarshals every resource, checks it against its own constraints and
@@ -105,7 +101,7 @@ func (p *proof) decode(s Set) error {
 	return nil
 }
 
-// read unmarshals a resource and checks what it says of itself.
+// read decodes a resource and checks what follows from it alone.
 func read(r *Resource) (proto.Message, error) {
 	m, err := (&anypb.Any{TypeUrl: r.Type, Value: r.Body}).UnmarshalNew()
 	if err != nil {
@@ -127,9 +123,9 @@ func read(r *Resource) (proto.Message, error) {
 	return m, nil
 }
 
-// fileCopy files the endpoints of a federated cluster if they are, byte for byte,
-// those of the same stage under its other name: endpoints are most of a set, and
-// one proof holds for both.
+// fileCopy stores the endpoints of a federated cluster without another proof if they
+// are, byte for byte, those of the same stage under its other name: endpoints are most
+// of a set.
 func (p *proof) fileCopy(s Set, r *Resource) bool {
 	id, ok := federatedID(EndpointType, r.Name)
 	if !ok || r.Type != EndpointType {
@@ -143,7 +139,7 @@ func (p *proof) fileCopy(s Set, r *Resource) bool {
 	if twin == nil || !isCopyNamed(r.Body, twin.Body, r.Name) {
 		return false
 	}
-	// Plain names sort before those of federation, so the twin is decoded.
+	// Plain names sort before federated ones, so the original is decoded.
 	cla := p.assignments[twin.Name]
 	if cla == nil {
 		return false
@@ -167,7 +163,7 @@ func (p *proof) file(m proto.Message) {
 	}
 }
 
-// nameOf is the name that a resource's message carries.
+// nameOf returns the name in a resource's message.
 func nameOf(m proto.Message) string {
 	switch m := m.(type) {
 	case *endpointv3.ClusterLoadAssignment:

@@ -19,8 +19,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// proveClusters checks the clusters of the stages: complete, roomy and quick
-// to eject.
+// proveClusters checks that the clusters of the stages are complete, have sufficient
+// limits and eject quickly.
 func (p *proof) proveClusters(s Set) error {
 	type fleet struct {
 		spelling naming
@@ -35,13 +35,13 @@ func (p *proof) proveClusters(s Set) error {
 		}
 		y, model, k, ok := stageOf(name)
 		if !ok {
-			return fmt.Errorf("cluster %q: its endpoints come by EDS, but it is no stage's", name)
+			return fmt.Errorf("cluster %q: uses EDS, but is not the cluster of a stage", name)
 		}
 		if err := p.facts[resourceKey{ClusterType, name}].proveOnce(func() error { return proveStageCluster(c, y, y.endpoints(model, k)) }); err != nil {
 			return fmt.Errorf("cluster %q: %w", name, err)
 		}
 		if s.Get(ClusterType, name).Unlisted != (y.kind != adsClient) {
-			return fmt.Errorf("cluster %q: must be listed for clients over ADS, who can take it, and for no others", name)
+			return fmt.Errorf("cluster %q: must be listed if and only if it is for ADS clients", name)
 		}
 		services[y.endpoints(model, k)] = true
 		if f := (fleet{y, model}); !slices.Contains(fleets, f) {
@@ -51,7 +51,7 @@ func (p *proof) proveClusters(s Set) error {
 	for _, f := range fleets {
 		for k := range policies.MaxStages {
 			if name := f.spelling.cluster(f.model, k); p.clusters[name] == nil {
-				return fmt.Errorf("model %q: cluster %q is missing; all stages have one, used or not", f.model, name)
+				return fmt.Errorf("model %q: cluster %q is missing; every stage must have one, used or not", f.model, name)
 			}
 			if name := f.spelling.endpoints(f.model, k); p.assignments[name] == nil {
 				return fmt.Errorf("model %q: endpoints %q are missing", f.model, name)
@@ -63,7 +63,7 @@ func (p *proof) proveClusters(s Set) error {
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.assignments)) {
 		if !services[name] {
-			return fmt.Errorf("endpoints %q belong to no cluster", name)
+			return fmt.Errorf("endpoints %q do not belong to any cluster", name)
 		}
 	}
 	return nil
@@ -71,10 +71,10 @@ func (p *proof) proveClusters(s Set) error {
 
 func proveStageCluster(c *clusterv3.Cluster, y naming, service string) error {
 	if got := c.EdsClusterConfig.GetServiceName(); got != service {
-		return fmt.Errorf("takes the endpoints %q, want %q", got, service)
+		return fmt.Errorf("EDS name is %q, want %q", got, service)
 	}
 	if !proto.Equal(c.EdsClusterConfig.GetEdsConfig(), y.source()) {
-		return errors.New("endpoints must come from where the cluster's name says: over ADS, or through the cluster that it names")
+		return errors.New("the EDS config source must match the cluster's name: ADS, or the xDS cluster in the name")
 	}
 	known := false
 	for _, lb := range c.LoadBalancingPolicy.GetPolicies() {
@@ -118,8 +118,8 @@ func proveStageCluster(c *clusterv3.Cluster, y naming, service string) error {
 	return nil
 }
 
-// proveFailover checks that the next longer stage stands right behind each
-// stage, for the stages that a plan uses.
+// proveFailover checks for every used stage that the next longer stage has the next
+// priority.
 func (p *proof) proveFailover(y naming, model string) error {
 	stages := p.used(model)
 	for k := 0; k+1 < stages; k++ {
@@ -136,8 +136,8 @@ func (p *proof) proveFailover(y naming, model string) error {
 	return nil
 }
 
-// proveNextStageOrder checks that the first of a stage's next longer one come right
-// behind its own.
+// proveNextStageOrder checks that the replicas of the next longer stage have priority 0
+// or 1 in a stage's assignment.
 func proveNextStageOrder(stage, longer *endpointv3.ClusterLoadAssignment) error {
 	at := make(map[string]uint32)
 	for _, l := range stage.Endpoints {
@@ -155,7 +155,7 @@ func proveNextStageOrder(stage, longer *endpointv3.ClusterLoadAssignment) error 
 	return nil
 }
 
-// used counts the stages of a model that the routes lead to.
+// used returns how many stages of a model the routes lead to.
 func (p *proof) used(model string) int {
 	n := 0
 	for name, rc := range p.routes {
@@ -164,8 +164,7 @@ func (p *proof) used(model string) int {
 	return n
 }
 
-// proveAssignments checks the endpoints against what Envoy takes badly and
-// what gRPC refuses.
+// proveAssignments checks the endpoints for what Envoy mishandles or gRPC rejects.
 func (p *proof) proveAssignments(Set) error {
 	for _, name := range slices.Sorted(maps.Keys(p.assignments)) {
 		if p.copies[name] {
@@ -193,7 +192,7 @@ func proveAssignment(cla *endpointv3.ClusterLoadAssignment) error {
 		}
 		at := zoneAt{l.Priority, l.Locality.Region, zone}
 		if places[at] {
-			return fmt.Errorf("zone %q is there twice in priority %d", zone, l.Priority)
+			return fmt.Errorf("zone %q occurs twice in priority %d", zone, l.Priority)
 		}
 		places[at] = true
 		if l.GetLoadBalancingWeight().GetValue() == 0 {
@@ -211,7 +210,7 @@ func proveAssignment(cla *endpointv3.ClusterLoadAssignment) error {
 				return err
 			}
 			if addresses[addressOf(e)] {
-				return fmt.Errorf("address %s is there twice", addressOf(e))
+				return fmt.Errorf("address %s occurs twice", addressOf(e))
 			}
 			addresses[addressOf(e)] = true
 			if e.GetLoadBalancingWeight().GetValue() == 0 {
@@ -231,12 +230,12 @@ func proveAssignment(cla *endpointv3.ClusterLoadAssignment) error {
 		}
 	}
 	if len(addresses) == 0 {
-		return errors.New("nobody is there")
+		return errors.New("has no endpoint")
 	}
 	return nil
 }
 
-// addressOf is the endpoint's address as IP:port.
+// addressOf returns the endpoint's address as IP:port.
 func addressOf(e *endpointv3.LbEndpoint) string {
 	a := e.GetEndpoint().GetAddress().GetSocketAddress()
 	return net.JoinHostPort(a.GetAddress(), strconv.Itoa(int(a.GetPortValue())))

@@ -54,7 +54,7 @@ func managerOf(l *listenerv3.Listener) (*hcmv3.HttpConnectionManager, error) {
 	return hcm, nil
 }
 
-// proveManager checks what both kinds of listener need.
+// proveManager checks the requirements of both kinds of listener.
 func (p *proof) proveManager(hcm *hcmv3.HttpConnectionManager) error {
 	if name := hcm.GetRds().GetRouteConfigName(); p.routes[name] == nil {
 		return fmt.Errorf("route table %q does not exist", name)
@@ -69,7 +69,7 @@ func (p *proof) proveManager(hcm *hcmv3.HttpConnectionManager) error {
 	return nil
 }
 
-// proveEdge checks the trust boundary and the slots of a proxy's listener.
+// proveEdge checks the trust boundary and the disabled filters of a proxy's listener.
 func proveEdge(hcm *hcmv3.HttpConnectionManager) error {
 	model, control := false, false
 	for _, ext := range hcm.EarlyHeaderMutationExtensions {
@@ -101,10 +101,10 @@ func proveEdge(hcm *hcmv3.HttpConnectionManager) error {
 		}
 	}
 	if !slot {
-		return fmt.Errorf("the slot %q must be there with a default, or requests fail while it is empty", LengthFilter)
+		return fmt.Errorf("the ECDS filter %q must exist with a default, or requests fail until it has a configuration", LengthFilter)
 	}
 	if !callout {
-		return fmt.Errorf("%s must be there, disabled: routes enable it", ExtProcFilter)
+		return fmt.Errorf("%s must exist and be disabled: routes enable it", ExtProcFilter)
 	}
 	return nil
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// contentLength is the header of the routes that need no estimator. The HTTP
-// codec enforces it, so a client cannot lie about it.
+// contentLength is the header of the routes that need no estimator. The HTTP codec
+// enforces it, so a client cannot lie about it.
 const contentLength = "content-length"
 
 func (p *proof) proveRoutes(Set) error {
@@ -37,7 +37,7 @@ func (p *proof) proveRoutes(Set) error {
 
 func (p *proof) proveRouteConfig(rc *routev3.RouteConfiguration, l *references) error {
 	domains := make(map[string]string)
-	plans := make(map[string]policies.Plan) // what the hosts of a table say of a model must agree
+	plans := make(map[string]policies.Plan) // by model; the hosts of a table must agree
 	for _, vh := range rc.VirtualHosts {
 		for _, d := range vh.Domains {
 			d = strings.ToLower(d)
@@ -62,20 +62,20 @@ func (p *proof) proveRouteConfig(rc *routev3.RouteConfiguration, l *references) 
 type hostProof struct {
 	*proof
 	host       *routev3.VirtualHost
-	references *references // what is read beyond the table
+	references *references // what is read outside the table
 	kind       clientKind
 	edge       bool                     // the table of proxies, not of gRPC clients
-	plans      map[string]policies.Plan // by model, as the hosts before this one told them
+	plans      map[string]policies.Plan // by model, from the previous hosts
 
-	models []LengthMeta // that the host says it serves
+	models []LengthMeta // from the host's metadata
 	seen   map[string]*modelProof
-	ended  bool // the catch-all was there
+	ended  bool // the catch-all was seen
 }
 
 // modelProof follows one model through the routes of a host.
 type modelProof struct {
 	plan  policies.Plan // rebuilt from the ByTokens routes, without replicas
-	model bool          // the ByModel route was there
+	model bool          // the ByModel route was seen
 	bytes int64         // where the next ByBytes range must start
 }
 
@@ -99,10 +99,10 @@ func (h *hostProof) prove() error {
 	return h.proveComplete()
 }
 
-// proveRoute checks one route by itself, then in its place.
+// proveRoute checks one route by itself and then its position.
 func (h *hostProof) proveRoute(r *routev3.Route) error {
 	if h.ended {
-		return errors.New("nothing reaches a route behind the catch-all")
+		return errors.New("unreachable: it follows the catch-all")
 	}
 	if r.GetDirectResponse() != nil {
 		return h.proveRefusal(r)
@@ -113,11 +113,11 @@ func (h *hostProof) proveRoute(r *routev3.Route) error {
 	}
 	a := r.GetRoute()
 	if a == nil {
-		return errors.New("a route leads to a stage or, as a catch-all, answers with an error")
+		return errors.New("must lead to a stage or, as a catch-all, respond with an error")
 	}
 	y, model, k, ok := stageOf(a.GetCluster())
 	if !ok || y.kind != h.kind {
-		return fmt.Errorf("leads to cluster %q, which is no stage's for the clients of this table", a.GetCluster())
+		return fmt.Errorf("leads to cluster %q, which is not a stage cluster for the clients of this table", a.GetCluster())
 	}
 	if model != meta.Model || k != meta.Stage {
 		return fmt.Errorf("leads to cluster %q, but its metadata says %q", a.GetCluster(), y.cluster(meta.Model, meta.Stage))
@@ -144,7 +144,7 @@ func (h *hostProof) proveRoute(r *routev3.Route) error {
 	return h.place(r, meta)
 }
 
-// place checks the route's match against its rule and its neighbours.
+// place checks the route's match against its rule and the previous routes.
 func (h *hostProof) place(r *routev3.Route, meta RouteMeta) error {
 	m := h.seen[meta.Model]
 	if m == nil {
@@ -165,7 +165,7 @@ func (h *hostProof) place(r *routev3.Route, meta RouteMeta) error {
 	switch meta.Rule {
 	case ByTokens:
 		if m.model || m.bytes > 0 {
-			return errors.New("a route by tokens must stand before the other routes of its model")
+			return errors.New("a route by tokens must come before the other routes of its model")
 		}
 		if h.edge {
 			if len(headers) == 0 || !isExact(headers[0], length.ModelHeader, meta.Model) {
@@ -191,13 +191,13 @@ func (h *hostProof) place(r *routev3.Route, meta RouteMeta) error {
 		return nil
 	case ByModel:
 		if m.model || len(headers) != 1 || !isExact(headers[0], length.ModelHeader, meta.Model) {
-			return fmt.Errorf("must be the only one that matches %s: %s alone", length.ModelHeader, meta.Model)
+			return fmt.Errorf("must be the only route that matches %s: %s alone", length.ModelHeader, meta.Model)
 		}
 		m.model = true
 		return m.last(meta)
 	case ByBytes:
 		if len(h.models) != 1 {
-			return errors.New("routes by size guess the model, unless the host name selects it")
+			return errors.New("a route by size needs a host name that selects the model")
 		}
 		start, end, err := rangeOf(headers, contentLength)
 		if err != nil {
@@ -218,7 +218,7 @@ func (h *hostProof) place(r *routev3.Route, meta RouteMeta) error {
 			return errors.New("the catch-all must match everything")
 		}
 		if len(h.seen) != 1 || len(h.models) > 1 {
-			return errors.New("the catch-all guesses one of several models")
+			return errors.New("the catch-all must not choose one of several models")
 		}
 		h.ended = true
 		if h.edge {
@@ -231,7 +231,7 @@ func (h *hostProof) place(r *routev3.Route, meta RouteMeta) error {
 	return fmt.Errorf("unknown rule %q", meta.Rule)
 }
 
-// last checks that a route without a range leads where any length fits.
+// last checks that a route without a range leads to a stage for any length.
 func (m *modelProof) last(meta RouteMeta) error {
 	if want := len(m.plan.Stages) - 1; meta.Stage != want {
 		return fmt.Errorf("leads to stage %d; without a range only the last one, %d, is safe", meta.Stage, want)
@@ -245,22 +245,22 @@ func (h *hostProof) proveRefusal(r *routev3.Route) error {
 		return errors.New("only the catch-all may answer by itself")
 	}
 	if status := r.GetDirectResponse().Status; status < 400 || status > 599 {
-		return fmt.Errorf("status %d tells the client that all is well", status)
+		return fmt.Errorf("status %d is not an error", status)
 	}
 	if len(h.models) < 2 {
-		return errors.New("a host of one model serves every request")
+		return errors.New("a host of one model must serve every request")
 	}
 	h.ended = true
 	return h.estimated(r)
 }
 
-// estimated checks that the length service sees a request that nobody has
-// measured yet: either no host asks it, or all such routes do.
+// estimated checks that the length service gets every request without a length: either
+// no host uses it, or all such routes do.
 func (h *hostProof) estimated(r *routev3.Route) error {
 	packed := r.TypedPerFilterConfig[ExtProcFilter]
 	if h.kind == splitEnvoy {
 		if packed != nil {
-			return fmt.Errorf("%s belongs to the listener's owner, who is not to be told how to use it", ExtProcFilter)
+			return fmt.Errorf("%s belongs to the listener's owner and must not be configured here", ExtProcFilter)
 		}
 		return nil
 	}
@@ -278,13 +278,13 @@ func (h *hostProof) estimated(r *routev3.Route) error {
 		return err
 	}
 	if f.Disabled || f.Config == nil {
-		return fmt.Errorf("%s: enabling it takes a config with overrides", ExtProcFilter)
+		return fmt.Errorf("%s: must be enabled by a config with overrides", ExtProcFilter)
 	}
 	if err := f.Config.UnmarshalTo(per); err != nil {
 		return err
 	}
 	if per.GetOverrides() == nil {
-		return fmt.Errorf("%s: enabling it takes overrides, if empty ones", ExtProcFilter)
+		return fmt.Errorf("%s: must be enabled by overrides, which may be empty", ExtProcFilter)
 	}
 	return nil
 }
@@ -301,7 +301,7 @@ func (p *proof) usesExtProc() bool {
 	return false
 }
 
-// proveComplete checks what only the whole host shows.
+// proveComplete checks what depends on all routes of the host.
 func (h *hostProof) proveComplete() error {
 	if !h.ended {
 		return errors.New("the catch-all is missing, so a request can be without a stage")
@@ -333,7 +333,7 @@ func (h *hostProof) proveComplete() error {
 	return nil
 }
 
-// proveRetry checks that a request whose replica is gone is tried elsewhere.
+// proveRetry checks that a request whose replica is gone is retried on another one.
 func proveRetry(r *routev3.RetryPolicy) error {
 	on := strings.Split(r.GetRetryOn(), ",")
 	for _, need := range strings.Split(retryOn, ",") {
@@ -343,14 +343,14 @@ func proveRetry(r *routev3.RetryPolicy) error {
 	}
 	for _, c := range on {
 		if !slices.Contains(strings.Split(retryOn, ","), c) {
-			return fmt.Errorf("retry policy: %s may repeat a request that an engine has begun", c)
+			return fmt.Errorf("retry policy: %s may repeat a request that an engine has started", c)
 		}
 	}
 	if h := r.GetRetriableHeaders(); len(h) != 1 || h[0].GetName() != length.RefusedHeader || !h[0].GetPresentMatch() || h[0].GetInvertMatch() {
-		return fmt.Errorf("retry policy: must retry on answers with %s, by which a replica says that it has not begun, and on no others", length.RefusedHeader)
+		return fmt.Errorf("retry policy: must retry on answers with %s, by which a replica reports that it has not started the request, and on no others", length.RefusedHeader)
 	}
 	if r.GetNumRetries().GetValue() == 0 || len(r.GetRetryHostPredicate()) == 0 || r.GetHostSelectionRetryMaxAttempts() == 0 {
-		return errors.New("retry policy: must retry, and not at the same endpoint")
+		return errors.New("retry policy: must retry on another endpoint")
 	}
 	if !r.GetRetryPriority().GetTypedConfig().MessageIs(&previousprioritiesv3.PreviousPrioritiesConfig{}) {
 		return errors.New("retry policy: without previous_priorities a stage of one replica answers 503 until it is ejected")
@@ -358,7 +358,7 @@ func proveRetry(r *routev3.RetryPolicy) error {
 	return nil
 }
 
-// proveHeaders checks that the client is told the truth.
+// proveHeaders checks that the response headers state the route's stage and epoch.
 func proveHeaders(r *routev3.Route, meta RouteMeta) error {
 	want := map[string]string{length.StageHeader: StageName(meta.Stage), length.EpochHeader: fmt.Sprint(uint64(meta.Epoch))}
 	for _, o := range r.ResponseHeadersToAdd {
@@ -382,7 +382,7 @@ func isExact(m *routev3.HeaderMatcher, header, value string) bool {
 // rangeOf returns the range of the only header matcher.
 func rangeOf(headers []*routev3.HeaderMatcher, name string) (start, end int64, err error) {
 	if len(headers) != 1 || headers[0].GetName() != name || headers[0].GetRangeMatch() == nil || headers[0].GetInvertMatch() {
-		return 0, 0, fmt.Errorf("must match a range of %s and nothing more", name)
+		return 0, 0, fmt.Errorf("must match a range of %s and nothing else", name)
 	}
 	return headers[0].GetRangeMatch().Start, headers[0].GetRangeMatch().End, nil
 }

@@ -88,16 +88,16 @@ func TestProveRefusesRoutes(t *testing.T) {
 		"unknown cluster": {func(h *host) {
 			h.Routes[tokens0].GetRoute().ClusterSpecifier = &routev3.RouteAction_Cluster{Cluster: "x"}
 		}, `leads to cluster "x"`},
-		"no action":                {func(h *host) { h.Routes[tokens0].Action = &routev3.Route_Redirect{Redirect: &routev3.RedirectAction{}} }, "a route leads to a stage"},
+		"no action":                {func(h *host) { h.Routes[tokens0].Action = &routev3.Route_Redirect{Redirect: &routev3.RedirectAction{}} }, "must lead to a stage"},
 		"default timeout":          {func(h *host) { h.Routes[tokens0].GetRoute().Timeout = nil }, "timeout must be 0s"},
 		"timeout":                  {func(h *host) { h.Routes[catchAll].GetRoute().Timeout = durationpb.New(time.Hour) }, "timeout must be 0s"},
 		"no idle timeout":          {func(h *host) { h.Routes[bytes0].GetRoute().IdleTimeout = nil }, "idle timeout"},
 		"no tokens header":         {func(h *host) { headers(h.Routes[tokens0])[1].Name = "x-tokens" }, "x-cascade-tokens"},
 		"no model header":          {func(h *host) { h.Routes[tokens0].Match.Headers = headers(h.Routes[tokens0])[1:] }, "x-gateway-model-name"},
-		"inverted":                 {func(h *host) { headers(h.Routes[tokens0])[1].InvertMatch = true }, "and nothing more"},
+		"inverted":                 {func(h *host) { headers(h.Routes[tokens0])[1].InvertMatch = true }, "and nothing else"},
 		"path":                     {func(h *host) { h.Routes[tokens0].Match.PathSpecifier = &routev3.RouteMatch_Prefix{Prefix: "/v1"} }, "every path"},
 		"no catch-all":             {func(h *host) { h.Routes = h.Routes[:catchAll] }, "catch-all is missing"},
-		"catch-all too early":      {func(h *host) { h.Routes[bytes0], h.Routes[catchAll] = h.Routes[catchAll], h.Routes[bytes0] }, "behind the catch-all"},
+		"catch-all too early":      {func(h *host) { h.Routes[bytes0], h.Routes[catchAll] = h.Routes[catchAll], h.Routes[bytes0] }, "follows the catch-all"},
 		"catch-all not last stage": {func(h *host) { retarget(h.Routes[catchAll], 0) }, "only the last one, 2, is safe"},
 		"catch-all with a header":  {func(h *host) { h.Routes[catchAll].Match.Headers = headers(h.Routes[bytes0]) }, "must match everything"},
 		"unknown length not last":  {func(h *host) { retarget(h.Routes[byModel], 1) }, "only the last one, 2, is safe"},
@@ -110,11 +110,11 @@ func TestProveRefusesRoutes(t *testing.T) {
 		"epoch header missing":     {func(h *host) { h.Routes[tokens0].ResponseHeadersToAdd = h.Routes[tokens0].ResponseHeadersToAdd[:1] }, "x-cascade-epoch is missing"},
 		"refusal in a model's host": {func(h *host) {
 			h.Routes[catchAll].Action = &routev3.Route_DirectResponse{DirectResponse: &routev3.DirectResponseAction{Status: 404}}
-		}, "a host of one model serves every request"},
+		}, "a host of one model must serve every request"},
 		"no retry":               {func(h *host) { h.RetryPolicy = nil }, "retry policy"},
 		"retry on 5xx":           {func(h *host) { h.RetryPolicy.RetryOn += ",5xx" }, "may repeat a request"},
 		"no retry of refusals":   {func(h *host) { h.RetryPolicy.RetriableHeaders = nil }, "x-cascade-refused"},
-		"retry same host":        {func(h *host) { h.RetryPolicy.RetryHostPredicate = nil }, "not at the same endpoint"},
+		"retry same host":        {func(h *host) { h.RetryPolicy.RetryHostPredicate = nil }, "on another endpoint"},
 		"retry same priority":    {func(h *host) { h.RetryPolicy.RetryPriority = nil }, "previous_priorities"},
 		"no domain for the rest": {func(h *host) { h.Domains = h.Domains[:1] }, "without a stage"},
 		"a domain twice":         {func(h *host) { h.Domains = append(h.Domains, "M.Example") }, `domain "m.example"`},
@@ -197,15 +197,15 @@ func TestProveRefusesTwoModels(t *testing.T) {
 					}
 				}
 			}
-		}, "takes a config"},
+		}, "by a config with overrides"},
 		"guessing the model": {func(rc *routev3.RouteConfiguration) {
 			any, one := rc.VirtualHosts[1], rc.VirtualHosts[0]
 			any.Routes[len(any.Routes)-1] = one.Routes[len(one.Routes)-1]
-		}, "guesses one of several models"},
+		}, "must not choose one of several models"},
 		"refusal that looks well": {func(rc *routev3.RouteConfiguration) {
 			any := rc.VirtualHosts[1]
 			any.Routes[len(any.Routes)-1].GetDirectResponse().Status = 200
-		}, "tells the client that all is well"},
+		}, "is not an error"},
 		"another plan in another host": {func(rc *routev3.RouteConfiguration) {
 			any := rc.VirtualHosts[1]
 			for k, high := range []string{"1001", "9000"} {
@@ -253,7 +253,7 @@ func TestProveRefusesEndpoints(t *testing.T) {
 		"an address twice":    {func(a *cla) { twice(a).GetEndpoint().Address = a.Endpoints[0].LbEndpoints[0].GetEndpoint().Address }, "twice"},
 		"a gap":               {func(a *cla) { last(a).Priority = 9 }, "priority 3 is missing"},
 		"empty zone":          {func(a *cla) { a.Endpoints[0].LbEndpoints = nil }, "is empty"},
-		"nobody":              {func(a *cla) { a.Endpoints = nil }, "nobody is there"},
+		"no endpoint":         {func(a *cla) { a.Endpoints = nil }, "has no endpoint"},
 		"a host name":         {func(a *cla) { socket(a).Address = "localhost" }, "IP address"},
 		"no port":             {func(a *cla) { socket(a).PortSpecifier = &corev3.SocketAddress_PortValue{} }, "port"},
 		"no id":               {func(a *cla) { a.Endpoints[0].LbEndpoints[0].Metadata = nil }, "names no id"},
@@ -305,7 +305,7 @@ func TestProveRefusesClusters(t *testing.T) {
 		"ejects a tenth":     {func(c *cluster) { c.OutlierDetection.MaxEjectionPercent = nil }, "want 100"},
 		"never ejects":       {func(c *cluster) { c.OutlierDetection.EnforcingConsecutiveLocalOriginFailure.Value = 0 }, "must eject"},
 		"only least request": {func(c *cluster) { c.LoadBalancingPolicy.Policies = nil }, "round robin"},
-		"another service":    {func(c *cluster) { c.EdsClusterConfig.ServiceName = "x" }, `takes the endpoints "x"`},
+		"another service":    {func(c *cluster) { c.EdsClusterConfig.ServiceName = "x" }, `EDS name is "x"`},
 		"not over ADS": {func(c *cluster) {
 			c.EdsClusterConfig.EdsConfig.ConfigSourceSpecifier = &corev3.ConfigSource_Self{Self: &corev3.SelfConfigSource{}}
 		}, "ADS"},

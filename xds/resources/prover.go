@@ -8,41 +8,40 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A Prover proves sets as Prove does, with the same verdicts, and reads what the
-// sets before had in common with this one only once: between two steps of a
-// roll-out most resources stay what they are. It remembers what the last 8 to 16
-// sets were made of, and no private keys. The zero value is ready. It is not safe
-// for concurrent use.
+// A Prover does what Prove does, with the same results, and proves what a set has in
+// common with the previous ones only once: between two steps of a rollout most
+// resources do not change. It remembers the resources of the last 8 to 16 sets, but no
+// private keys. The zero value is ready. It is not safe for concurrent use.
 type Prover struct {
 	young, old map[factKey]*fact
 	proofs     int // of young
 }
 
-// generation is how many proofs one of the Prover's two generations lasts. What
-// none of them needed is forgotten with the next one.
+// generation is how many proofs one of the Prover's two generations lasts. Facts that
+// no proof of a generation used are dropped with the next one.
 const generation = 8
 
-// factKey finds what may be known of a resource. The version is that which the
-// resource claims: whether the bytes are the same is seen by comparing them.
+// factKey identifies a resource. The version is the claimed one; the bytes are compared
+// as well.
 type factKey struct {
 	typ, name, version string
 	unlisted           bool
 }
 
-// fact is what a proof found out about one resource. All but leads follows from
-// the resource alone, so it holds in every set.
+// fact is what a proof found out about one resource. All of it except references
+// follows from the resource alone, so it holds in every set.
 type fact struct {
-	resource *Resource     // its version is its content's hash
-	message  proto.Message // decoded, within its own constraints and of the right name; nil: not decoded yet
-	proven   bool          // all that can be proven of it without the rest of the set is
+	resource *Resource     // whose version is verified
+	message  proto.Message // decoded and valid by itself; nil: not decoded yet
+	proven   bool          // everything that follows from the resource alone is proven
 
 	manager    *hcmv3.HttpConnectionManager // of a listener; nil: not decoded yet
-	nextStage  *fact                        // endpoints: the next longer stage is known to stand right behind them
+	nextStage  *fact                        // endpoints: the next longer stage, proven to have the next priority
 	stagesUsed map[string]int               // of a route table: stages in use, by model; nil: not counted yet
-	references *references                  // of a route table: what its last proof saw of other resources
+	references *references                  // of a route table: what its last proof read from other resources
 }
 
-// references is all that the proof of a route table reads in other resources.
+// references is what the proof of a route table reads from other resources.
 type references struct {
 	stages                        map[string]string // the endpoints of the clusters that routes lead to
 	usesExtProc, hasLengthCluster bool              // proof.asks, and whether there is a LengthCluster
@@ -56,8 +55,7 @@ func (v *Prover) Prove(s Set) error {
 	return v.prove(s)
 }
 
-// fact returns what is known of a resource, or a new fact that says nothing,
-// known being false.
+// fact returns the known fact of a resource, or a new empty one if known is false.
 func (v *Prover) fact(r *Resource) (f *fact, known bool) {
 	k := factKey{r.Type, r.Name, r.Version, r.Unlisted}
 	if f = v.young[k]; f == nil {
@@ -66,7 +64,7 @@ func (v *Prover) fact(r *Resource) (f *fact, known bool) {
 	if f == nil || !bytes.Equal(f.resource.Body, r.Body) {
 		return &fact{resource: r}, false
 	}
-	f.resource = r // the sets in use have these bytes, and may be the only ones
+	f.resource = r // keep the bytes of the newest set, so that older ones can be freed
 	v.young[k] = f
 	return f, true
 }
@@ -104,7 +102,7 @@ func (f *fact) stagesOf(rc *routev3.RouteConfiguration) map[string]int {
 	return f.stagesUsed
 }
 
-// holds reports whether all is there that the proof of a route table has read.
+// holds reports whether everything that the proof of a route table read is unchanged.
 func (p *proof) holds(l *references) bool {
 	if l == nil || l.usesExtProc != p.usesExtProc() || l.hasLengthCluster != (p.clusters[LengthCluster] != nil) {
 		return false

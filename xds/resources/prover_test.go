@@ -63,7 +63,7 @@ func TestProverAgrees(t *testing.T) {
 	}
 	t.Logf("%d proven, refused for %d reasons", proven, len(refused))
 	if proven < 100 || len(refused) < 30 {
-		t.Error("too few of either to tell")
+		t.Error("too few of either for a conclusion")
 	}
 }
 

@@ -21,20 +21,20 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// Retries happen before the first byte of an answer only, or on an answer by
-// which a replica says that it has not begun: one whose engine has just died is
-// asked for a moment longer. One priority is tried once: the dead replica of a one-replica stage must not eat every
-// attempt, and the next longer stage can always serve.
+// Retries happen only before the first byte of a response, or on a response by which a
+// replica reports that it has not started the request, for example because its engine
+// has just died. One priority is tried once: the dead replica of a one-replica stage
+// must not use up all attempts, and the next longer stage can always serve.
 const (
 	retryOn           = "connect-failure,refused-stream,reset-before-request,retriable-headers"
 	retries           = 3
 	retryBackoff      = 5 * time.Millisecond
 	retryMaxBackoff   = 100 * time.Millisecond
-	retryHostAttempts = 10 // picks until one is found that was not tried yet
+	retryHostAttempts = 10 // attempts to find a host that was not tried yet
 )
 
-// routeConfig is the route table of a listener of the whole fleet: a virtual
-// host for every model's own host names, and one for all others.
+// routeConfig returns the route table of a listener for the whole fleet: one virtual
+// host per model with its host names, and one for all other hosts.
 func routeConfig(y naming, name string, v View) *routev3.RouteConfiguration {
 	rc := newTable(name)
 	for _, m := range v.Models {
@@ -52,7 +52,7 @@ func routeConfig(y naming, name string, v View) *routev3.RouteConfiguration {
 	return rc
 }
 
-// modelRouteConfig is the route table of a listener of one model.
+// modelRouteConfig returns the route table of a listener for one model.
 func modelRouteConfig(y naming, name string, m Model, v View) *routev3.RouteConfiguration {
 	rc := newTable(name)
 	rc.VirtualHosts = []*routev3.VirtualHost{modelHost(y, m, v, []string{"*"})}
@@ -62,9 +62,9 @@ func modelRouteConfig(y naming, name string, m Model, v View) *routev3.RouteConf
 func newTable(name string) *routev3.RouteConfiguration {
 	return &routev3.RouteConfiguration{
 		Name: name,
-		// Clients spell the port of a listener that is not on 80 or 443.
+		// Clients include the port of a listener that is not on 80 or 443.
 		IgnorePortInHostMatching: true,
-		// The clusters come by CDS: before this table, or on demand.
+		// The clusters come by CDS before this table, or on demand.
 		ValidateClusters:        wrapperspb.Bool(false),
 		ResponseHeadersToRemove: loadMetrics,
 	}
@@ -76,9 +76,9 @@ func planOf(v View, model string) policies.Plan {
 	return v.Plans[i]
 }
 
-// modelHost routes the requests of one model: by the trusted headers where an
-// estimator has set them, else by the size of the body, else to the last
-// stage, which takes any length.
+// modelHost routes the requests of one model: by the trusted headers if an estimator
+// has set them, otherwise by the size of the body, otherwise to the last stage, which
+// takes any length.
 func modelHost(y naming, m Model, v View, domains []string) *routev3.VirtualHost {
 	p, s := planOf(v, m.Name), v.Settings
 	last := len(p.Stages) - 1
@@ -87,7 +87,7 @@ func modelHost(y naming, m Model, v View, domains []string) *routev3.VirtualHost
 	for k, st := range p.Stages {
 		low, high := cuts.CutBytes(st.Low), cuts.CutBytes(st.High)
 		if low == high {
-			continue // narrower than a byte
+			continue // the range contains no whole byte
 		}
 		r := stageRoute(y, p, k, ByBytes, s)
 		r.Match.Headers = []*routev3.HeaderMatcher{rangeMatch("content-length", low, high)}
@@ -105,9 +105,9 @@ func modelHost(y naming, m Model, v View, domains []string) *routev3.VirtualHost
 	}
 }
 
-// sharedHost routes the requests of a fleet of several models whose host name
-// does not select one. Only the estimator, which reads the model from the
-// body, can; without it the answer is an error and not a guess.
+// sharedHost routes requests whose host name does not select one of several models.
+// Only an estimator, which reads the model from the body, can route them; without it
+// the response is an error, because guessing a model is wrong.
 func sharedHost(y naming, v View) *routev3.VirtualHost {
 	var routes []*routev3.Route
 	for _, m := range v.Models {
@@ -131,7 +131,7 @@ func sharedHost(y naming, v View) *routev3.VirtualHost {
 	}
 }
 
-// headerRoutes are the routes by the estimator's headers.
+// headerRoutes returns the routes by the estimator's headers.
 func headerRoutes(y naming, p policies.Plan, s Settings) []*routev3.Route {
 	last := len(p.Stages) - 1
 	routes := make([]*routev3.Route, 0, len(p.Stages)+1)
@@ -148,8 +148,7 @@ func headerRoutes(y naming, p policies.Plan, s Settings) []*routev3.Route {
 	return append(routes, unknown)
 }
 
-// stageRoute is a route to stage k, matching everything until the caller
-// narrows it.
+// stageRoute returns a route to stage k that matches everything; the caller narrows it.
 func stageRoute(y naming, p policies.Plan, k int, rule Rule, s Settings) *routev3.Route {
 	st := p.Stages[k]
 	return &routev3.Route{
@@ -169,10 +168,10 @@ func stageRoute(y naming, p policies.Plan, k int, rule Rule, s Settings) *routev
 	}
 }
 
-// estimatorOverride enables the ext_proc estimator on a route, where the settings ask
-// for it. The filter is disabled in the listener, so that a request which an
-// estimator has already answered is not sent twice. A split listener's filters
-// are its owner's: a filter of that name there is not ours to configure.
+// estimatorOverride enables the ext_proc estimator on a route if the settings ask for
+// it. The listener disables the filter, so that a request which already has an estimate
+// is not sent again. The filters of a split listener belong to its owner and are not
+// configured here.
 func estimatorOverride(y naming, s Settings) map[string]*anypb.Any {
 	if s.Estimator != ExtProc || y.kind == splitEnvoy {
 		return nil
@@ -211,8 +210,8 @@ func retryPolicy() *routev3.RetryPolicy {
 	}
 }
 
-// unknownModel is the body of the 404 of a host that serves several models,
-// in the shape of the OpenAI API's errors.
+// unknownModel returns the body of the 404 of a host that serves several models, in the
+// format of the OpenAI API's errors.
 func unknownModel() string {
 	type apiError struct {
 		Message string `json:"message"`

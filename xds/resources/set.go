@@ -27,7 +27,7 @@ type Resource struct {
 	Unlisted bool
 }
 
-// Encode makes a Resource of a message. Equal messages give equal versions.
+// Encode encodes a message as a Resource. Equal messages give equal versions.
 func Encode(typeURL, name string, m proto.Message) (*Resource, error) {
 	body, err := deterministic.Marshal(m)
 	if err != nil {
@@ -85,7 +85,7 @@ func NewSet(rs ...*Resource) (Set, error) {
 			s.types[r.Type] = byName
 		}
 		if byName[r.Name] != nil {
-			return Set{}, fmt.Errorf("%s %q is there twice", shortType(r.Type), r.Name)
+			return Set{}, fmt.Errorf("%s %q occurs twice", shortType(r.Type), r.Name)
 		}
 		byName[r.Name] = r
 	}
@@ -108,8 +108,8 @@ func (s Set) All(typeURL string) []*Resource {
 	return all
 }
 
-// WithTypes returns the set with the given types taken from another one, whole.
-// It is how the phases of a rollout are made: routes of the old plan over the
+// WithTypes returns the set with all resources of the given types taken from another
+// one. The phases of a rollout are made this way: routes of the old plan with the
 // endpoints of both.
 func (s Set) WithTypes(from Set, typeURLs ...string) Set {
 	out := Set{types: maps.Clone(s.types)}
@@ -126,8 +126,8 @@ func (s Set) WithTypes(from Set, typeURLs ...string) Set {
 	return out
 }
 
-// Equal reports whether the two sets hold the same versions of the given
-// types; of every type when none is given.
+// Equal reports whether the two sets hold the same versions of the given types, or of
+// all types if none is given.
 func (s Set) Equal(o Set, typeURLs ...string) bool {
 	if len(typeURLs) == 0 {
 		typeURLs = append(s.Types(), o.Types()...)
@@ -170,7 +170,7 @@ func withName(body []byte, name string) []byte {
 	return append(out, rest...)
 }
 
-// isCopyNamed reports whether body is renamed(of, name).
+// isCopyNamed reports whether body is withName(of, name).
 func isCopyNamed(body, of []byte, name string) bool {
 	rest, ok := bytes.CutSuffix(body, withoutName(of))
 	return ok && bytes.Equal(rest, withName(nil, name))
@@ -181,8 +181,8 @@ const (
 	nameOverhead = 6 // tag and length, at most
 )
 
-// withoutName is what follows the name of an encoded resource, or all of it where
-// it does not begin with one.
+// withoutName returns what follows the name of an encoded resource, or all of it if it
+// does not start with one.
 func withoutName(body []byte) []byte {
 	num, typ, n := protowire.ConsumeTag(body)
 	if n < 0 || num != nameField || typ != protowire.BytesType {

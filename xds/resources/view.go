@@ -12,7 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// View is everything that a set of resources is rendered from.
+// View is the input of Build.
 //
 // Invariants, checked by Build:
 //  1. models have distinct non-empty names and a positive context, and no host
@@ -24,26 +24,26 @@ import (
 type View struct {
 	Models []Model
 	Plans  []policies.Plan
-	// Previous are plans by which some proxy may still route. While they are
-	// there, a stage holds the members that any of the plans gives it, so that
-	// a proxy finds the right replicas whichever routes it has.
+	// Previous are plans by which some proxies may still route. While they are present, a
+	// stage holds the members that any of the plans gives it, so that a proxy finds the
+	// right replicas whichever routes it has.
 	Previous  []policies.Plan
 	Endpoints []Endpoint
-	// Edge is the certificate that proxies show to clients; there is one exactly
-	// where Settings.EdgeTLS says so.
+	// Edge is the certificate that proxies present to clients; present if and only if
+	// Settings.EdgeTLS is set.
 	Edge     *Certificate
 	Settings Settings
 }
 
 // Model is one model that the fleet serves.
 type Model struct {
-	Name    string          // as clients and the estimator spell it
-	Context policies.Tokens // the longest sequence it takes
-	// Hosts are the host names under which clients reach this model and no
-	// other. With a single model in the fleet every host name does.
+	Name    string          // as in requests
+	Context policies.Tokens // the longest sequence it accepts
+	// Hosts are the host names that select this model and no other. In a fleet with a single
+	// model every host name does.
 	Hosts []string
-	// BytesPerToken converts a body's bytes to tokens; learnt by the fleet,
-	// taken within length's bounds, and its default when 0.
+	// BytesPerToken converts a body's bytes to tokens. The fleet learns it; it is clamped to
+	// the bounds of package length, and 0 means the default.
 	BytesPerToken length.Ratio
 }
 
@@ -52,8 +52,8 @@ type Health uint8
 
 const (
 	Healthy   Health = iota
-	Draining         // takes no new request, finishes those it has
-	Unhealthy        // not answering, or its engine is not ready
+	Draining         // accepts no new requests, finishes the running ones
+	Unhealthy        // it does not respond, or its engine is not ready
 )
 
 // String names the health in lower case.
@@ -69,62 +69,62 @@ func (h Health) String() string {
 	return "health " + strconv.Itoa(int(h))
 }
 
-// Endpoint is one replica's front as a proxy sees it.
+// Endpoint is one replica's front end, as a proxy sees it.
 type Endpoint struct {
 	ID      policies.ReplicaID
 	Model   string
-	Address string // IP:port of the migrator's front
+	Address string // IP:port of the migrator's front end
 	Peer    string // host:port where other migrators reach it; metadata only
 	Host    string // the machine; the locality's zone
-	Weight  uint32 // share of new requests beside its peers; 0 means 1
+	Weight  uint32 // relative share of new requests; 0 means 1
 	Health  Health
-	// Capacity goes to other migrators, as metadata; the zero value says nothing.
+	// Capacity is metadata for other migrators; the zero value means unknown.
 	Capacity policies.Capacity
 	// Adapters are the LoRA adapters of Model that the replica has loaded.
 	Adapters []string
 }
 
-// Estimator says how a request without a trusted length header gets one.
+// Estimator says how the length of a request is determined.
 type Estimator string
 
 const (
-	// ContentLength routes by the body's size alone: no callout, no body read.
+	// ContentLength uses only the body's size: no callout, no body read.
 	ContentLength Estimator = "content-length"
-	// ExtProc asks the length service, which knows model and length from the
-	// headers where it can and from the body where it must; content-length is
-	// what serves when that service is down.
+	// ExtProc calls the length service, which determines model and length from the headers
+	// if possible and from the body otherwise; if the service is down, content-length is
+	// used.
 	ExtProc Estimator = "ext_proc"
-	// Wasm has the proxy estimate by itself, with Settings.Module, as the length
-	// service would; content-length is what serves where the proxy cannot.
+	// Wasm runs Settings.Module in the proxy, with the results of the length service; if
+	// the proxy cannot run it, content-length is used.
 	Wasm Estimator = "wasm"
 )
 
-// Settings are the parts of the resources that do not depend on plans. All
-// but Estimator end up in the listener or in clusters, which proxies keep for
-// life: changing them on a running fleet cuts streams, so Cascade applies
-// them at start only.
+// Settings are the parts of the resources that do not depend on plans. All except
+// Estimator are part of the listener or of clusters, which proxies keep for their whole
+// life: changing them in a running fleet ends streams, so Cascade applies them only at
+// start.
 type Settings struct {
 	Listen        string           // IP:port of the listener; "" means 127.0.0.1:10000, port 0 any free one
 	Estimator     Estimator        // "" means ContentLength
 	LengthService string           // IP:port of the ext_proc service; required by ExtProc
-	Module        *EstimatorModule // what Wasm runs, and required by it
-	// LengthTimeout bounds one answer of the ext_proc service; after it the
-	// request goes on as if there were no estimator. 0 means 200 ms.
+	Module        *EstimatorModule // the module of Wasm; required by it
+	// LengthTimeout bounds one response of the ext_proc service; after it the request
+	// continues without an estimate. 0 means 200 ms.
 	LengthTimeout time.Duration
-	// IdleTimeout cuts a stream on which nothing moved for so long. It must
-	// exceed the longest wait for a first token. 0 means 15 min.
+	// IdleTimeout ends a stream without traffic. It must exceed the longest wait for a first
+	// token. 0 means 15 min.
 	IdleTimeout time.Duration
-	// ConnectTimeout bounds the connection to a replica, after which another
-	// one is tried. 0 means 1 s.
+	// ConnectTimeout bounds a connection attempt to a replica, after which another one is
+	// tried. 0 means 1 s.
 	ConnectTimeout time.Duration
 	// MaxRequests bounds the concurrent requests of a stage per proxy, and the
 	// streams of a connection. 0 means 65,536; below 10,000 is refused.
 	MaxRequests uint32
-	// EdgeTLS has clients speak TLS to the listener, under the view\'s certificate.
+	// EdgeTLS enables TLS on the listener, with the view's certificate.
 	EdgeTLS   bool
 	AccessLog string // file for JSON access logs, "" for none
-	// XDSCluster is the name that Envoys of other owners have for the cluster of
-	// this control plane; see SplitRouteName. "" means "cascade-xds".
+	// XDSCluster is the name of this control plane's cluster in Envoys of other owners; see
+	// SplitRouteName. "" means "cascade-xds".
 	XDSCluster     string
 	TraceCollector string  // IP:port of an OpenTelemetry collector (gRPC), "" for none
 	TraceShare     float64 // share of requests traced, in (0, 1]; 0 means 0.01
@@ -186,7 +186,7 @@ func (s Settings) validate() error {
 		return fmt.Errorf("estimator %q: want %q, %q or %q", s.Estimator, ContentLength, ExtProc, Wasm)
 	}
 	if s.Module != nil && s.Estimator != Wasm {
-		return fmt.Errorf("estimator %s: it runs no module, and there is one", s.Estimator)
+		return fmt.Errorf("estimator %s: remove the module, which only estimator %s runs", s.Estimator, Wasm)
 	}
 	for _, a := range [...]struct{ what, address string }{{"length service", s.LengthService}, {"trace collector", s.TraceCollector}} {
 		if a.address == "" {
@@ -213,8 +213,8 @@ func (s Settings) validate() error {
 	return nil
 }
 
-// hostPort parses an address that goes into a proxy's configuration, where a
-// host name would need a resolver and a port 0 would reach nobody.
+// hostPort parses an address for a proxy's configuration. A host name would need a
+// resolver, and port 0 cannot be reached.
 func hostPort(address string) (netip.AddrPort, error) {
 	a, err := netip.ParseAddrPort(address)
 	if err != nil || a.Port() == 0 {
@@ -223,8 +223,8 @@ func hostPort(address string) (netip.AddrPort, error) {
 	return a, nil
 }
 
-// complete returns the view in the one order that rendering uses, with the
-// defaults filled in. The caller's slices are left alone.
+// complete returns the view in the order of rendering, with the defaults filled in. It
+// does not change the caller's slices.
 func (v View) complete() View {
 	v.Settings = v.Settings.complete()
 	v.Models = slices.Clone(v.Models)
@@ -262,7 +262,7 @@ func (v View) validate() error {
 		case m.Name == "*" || strings.ContainsAny(m.Name, "\x00\r\n"):
 			return fmt.Errorf("model %q: a name must fit into a header", m.Name)
 		case context[m.Name] != 0:
-			return fmt.Errorf("model %q is there twice", m.Name)
+			return fmt.Errorf("model %q occurs twice", m.Name)
 		case m.Context <= 0:
 			return fmt.Errorf("model %q: context %d must be positive", m.Name, m.Context)
 		}
@@ -302,7 +302,7 @@ func (v View) validate() error {
 		case e.ID == "":
 			return fmt.Errorf("endpoint %s has no id", e.Address)
 		case ids[e.ID]:
-			return fmt.Errorf("endpoint %q is there twice", e.ID)
+			return fmt.Errorf("endpoint %q occurs twice", e.ID)
 		case err != nil:
 			return fmt.Errorf("endpoint %q: %w", e.ID, err)
 		case addresses[a] != "":

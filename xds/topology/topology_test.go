@@ -42,11 +42,11 @@ func TestRoundTrip(t *testing.T) {
 
 func TestDecodeRefuses(t *testing.T) {
 	for want, edit := range map[string]func(*api.Site){
-		"bytes, at most": func(m *api.Site) { m.Cuda = strings.Repeat("x", topology.MaxBytes) },
-		"node":           func(m *api.Site) { m.Node = strings.Repeat("x", 300) },
-		"gpu.index":      func(m *api.Site) { m.Gpu.Index = -2 },
-		"gpu.peers":      func(m *api.Site) { m.Gpu.Peers = make([]*api.SitePeer, 65) },
-		"tcp":            func(m *api.Site) { m.Tcp = -1 },
+		"exceeds the limit": func(m *api.Site) { m.Cuda = strings.Repeat("x", topology.MaxBytes) },
+		"host":              func(m *api.Site) { m.Node = strings.Repeat("x", 300) },
+		"gpu.index":         func(m *api.Site) { m.Gpu.Index = -2 },
+		"gpu.peers":         func(m *api.Site) { m.Gpu.Peers = make([]*api.SitePeer, 65) },
+		"tcp":               func(m *api.Site) { m.Tcp = -1 },
 	} {
 		m := topology.Encode(full())
 		edit(m)

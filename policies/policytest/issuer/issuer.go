@@ -1,4 +1,4 @@
-// Package issuer makes certificates with identities for tests, in memory.
+// Package issuer issues certificates with identities for tests, in memory.
 package issuer
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
-// TrustDomain is whose identities an Authority issues.
+// TrustDomain is the trust domain of the issued identities.
 const TrustDomain = "fleet.test"
 
 // Authority issues certificates. It is safe for concurrent use.
@@ -26,7 +26,7 @@ type Authority struct {
 	Roots *x509.CertPool
 }
 
-// New makes an authority.
+// New returns a new authority.
 func New(t testing.TB) *Authority {
 	t.Helper()
 	a := &Authority{Roots: x509.NewCertPool()}
@@ -44,7 +44,8 @@ func New(t testing.TB) *Authority {
 	return a
 }
 
-// sign signs a template for a new key; by that key itself without another.
+// sign signs a template with a new key's certificate by the given key, or by the new key
+// itself if by is nil.
 func sign(t testing.TB, template, parent *x509.Certificate, by *ecdsa.PrivateKey) ([]byte, *ecdsa.PrivateKey) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -61,7 +62,7 @@ func sign(t testing.TB, template, parent *x509.Certificate, by *ecdsa.PrivateKey
 	return der, key
 }
 
-// Certificate issues one with the given URI names, good or bad.
+// Certificate issues a certificate with the given URI names, valid or not.
 func (a *Authority) Certificate(t testing.TB, uris ...string) tls.Certificate {
 	t.Helper()
 	template := &x509.Certificate{
@@ -89,7 +90,8 @@ func (a *Authority) ComponentCertificate(t testing.TB, role identity.Role, name 
 	return a.Certificate(t, id.String())
 }
 
-// ServerTLS is the side of a listener that demands certificates of the authority.
+// ServerTLS returns the configuration of a listener that requires the authority's
+// certificates.
 func (a *Authority) ServerTLS(own tls.Certificate) *tls.Config {
 	return &tls.Config{
 		Certificates: []tls.Certificate{own}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: a.Roots,
@@ -97,11 +99,11 @@ func (a *Authority) ServerTLS(own tls.Certificate) *tls.Config {
 	}
 }
 
-// ClientTLS is the side that dials, and takes whomever want describes.
+// ClientTLS returns the configuration of a client that accepts the identities of want.
 func (a *Authority) ClientTLS(own tls.Certificate, want identity.Matcher) *tls.Config {
 	return &tls.Config{
 		Certificates: []tls.Certificate{own}, MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"},
-		InsecureSkipVerify: true, // the name is checked below, and not the host
+		InsecureSkipVerify: true, // VerifyConnection checks the identity instead of the host name
 		VerifyConnection: func(cs tls.ConnectionState) error {
 			if _, err := cs.PeerCertificates[0].Verify(x509.VerifyOptions{Roots: a.Roots}); err != nil {
 				return err

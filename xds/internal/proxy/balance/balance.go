@@ -1,10 +1,9 @@
-// Package balance chooses the endpoint of a cluster for a request, and learns
-// from what became of it: weighted round robin over the priority that Envoy
-// would choose, with outlier ejection.
+// Package balance chooses a cluster's endpoint for a request and records the results:
+// weighted round robin over the priority that Envoy would choose, with outlier ejection.
 //
-// It opens no connection, checks no health by itself and starts no goroutine.
-// The invariant: with no control plane at all, a priority that has lost its
-// hosts is left for the next one, and found again when its ejections end.
+// It opens no connection, makes no health checks and starts no goroutine. Invariant:
+// without a control plane, a priority that has lost its hosts is replaced by the next
+// one, and used again when its ejections end.
 package balance
 
 import (
@@ -17,11 +16,11 @@ import (
 	"github.com/cascadeinfer/cascade/xds/client"
 )
 
-// Host is one endpoint. It keeps its history for as long as the cluster has
-// its address. The exported fields do not change.
+// Host is one endpoint. It keeps its history as long as the cluster has its address. The
+// exported fields do not change.
 type Host struct {
 	Address  string
-	priority atomic.Int32 // of the last update; what a retry leaves out
+	priority atomic.Int32 // of the last update; retries leave it out
 
 	// consecutive failures; reset by a success
 	errors5xx, gateway, local atomic.Int32
@@ -29,11 +28,11 @@ type Host struct {
 	// guarded by Balancer.mu
 	ejected   bool
 	until     time.Time // end of the ejection
-	ejections int       // ejections, less one per interval in peace
+	ejections int       // ejections, minus one per interval without ejection
 	updatedAt time.Time // when times was last brought up to date
 }
 
-// Balancer is the endpoints of one cluster. All methods may be called from
+// Balancer balances over the endpoints of one cluster. All methods may be called from
 // several goroutines.
 type Balancer struct {
 	mu         sync.Mutex
@@ -52,7 +51,7 @@ type Balancer struct {
 type priority struct {
 	members   []member
 	available int
-	inPanic   bool      // health is ignored: too few are left
+	inPanic   bool      // too few hosts are available: health is ignored
 	schedule  *schedule // over the available ones, or over all in panic
 }
 
@@ -62,14 +61,14 @@ type member struct {
 	healthy bool // by EDS
 }
 
-// New returns a balancer without endpoints. The seed decides where the first
-// round of every schedule begins.
+// New returns a balancer without endpoints. The seed determines where the first round of
+// every schedule starts.
 func New(seed uint64) *Balancer {
 	return &Balancer{hosts: make(map[string]*Host), rng: rand.New(rand.NewPCG(seed, seed))}
 }
 
-// Update gives the cluster's settings and endpoints, nil for none. Hosts that
-// stay keep their ejections and their turn.
+// Update sets the cluster's settings and endpoints, nil for none. Hosts that stay keep
+// their ejections and their turn.
 func (b *Balancer) Update(c *client.Cluster, a *client.Assignment) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -119,7 +118,7 @@ func (b *Balancer) phasesLocked() map[*Host]float64 {
 	return phases
 }
 
-// rebuildLocked recomputes everything that health decides.
+// rebuildLocked recomputes everything that depends on health.
 func (b *Balancer) rebuildLocked(phases map[*Host]float64) {
 	b.ejected = 0
 	next := int64(0)
@@ -158,8 +157,8 @@ func (b *Balancer) rebuildLocked(phases map[*Host]float64) {
 	}
 }
 
-// balanceLocked decides how much of the load each priority takes and which
-// ones panic, as Envoy's LoadBalancerBase does.
+// balanceLocked computes the load of each priority and which ones are in panic, as
+// Envoy's LoadBalancerBase does.
 func (b *Balancer) balanceLocked() {
 	health := b.healthLocked(nil)
 	total := normalizedTotal(health)
@@ -181,7 +180,7 @@ func (b *Balancer) balanceLocked() {
 		all = all && t.inPanic
 	}
 	if all {
-		// Health says nothing any more: by size.
+		// All are in panic: distribute by size.
 		hosts := 0
 		for _, t := range b.priorities {
 			hosts += len(t.members)
@@ -204,9 +203,9 @@ func (b *Balancer) balanceLocked() {
 	distribute(b.loads, health, total)
 }
 
-// healthLocked is what each priority can take, in percent of the load: its
-// available share times the overprovisioning factor, at most 100. Priorities
-// in without count as 0.
+// healthLocked returns what each priority can take, in percent of the load: its available
+// share times the overprovisioning factor, at most 100. Priorities in without count as
+// 0.
 func (b *Balancer) healthLocked(without []bool) []int {
 	factor := 100
 	if b.assign != nil {
@@ -221,7 +220,7 @@ func (b *Balancer) healthLocked(without []bool) []int {
 	return health
 }
 
-// normalizedTotal is the sum of the health, at most 100.
+// normalizedTotal returns the sum of the health, at most 100.
 func normalizedTotal(health []int) int {
 	sum := 0
 	for _, h := range health {
@@ -248,7 +247,7 @@ func distribute(load, health []int, total int) {
 	}
 }
 
-// percent is part of whole in percent, 0 of nothing.
+// percent returns part as a percentage of whole; 0 if whole is 0.
 func percent(part, whole int) float64 {
 	if whole == 0 {
 		return 0
@@ -256,18 +255,18 @@ func percent(part, whole int) float64 {
 	return 100 * float64(part) / float64(whole)
 }
 
-// Attempts is what a request has been through. The zero value is a first attempt.
+// Attempts records the attempts of a request. The zero value is for a first attempt.
 type Attempts struct {
 	hosts []*Host
 	// without are the priorities left out of this attempt's choice.
 	without []bool
 }
 
-// Add records an attempt at a host.
+// Add records an attempt on a host.
 func (t *Attempts) Add(h *Host) { t.hosts = append(t.hosts, h) }
 
-// Pick chooses a host, or nil when the cluster has none to offer. retry is
-// consulted after a first attempt only and may be nil.
+// Pick chooses a host, or returns nil if the cluster has none available. retry is used
+// only after a first attempt and may be nil.
 func (b *Balancer) Pick(now time.Time, t *Attempts, retry *client.RetryPolicy) *Host {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -321,14 +320,14 @@ func (b *Balancer) withoutTriedLocked(t *Attempts, frequency int) []int {
 	health := b.healthLocked(t.without)
 	total := normalizedTotal(health)
 	if total == 0 {
-		return b.loads // all have been tried: begin again
+		return b.loads // all have been tried: start over
 	}
 	load := make([]int, len(health))
 	distribute(load, health, total)
 	return load
 }
 
-// Size counts the endpoints and those that are ejected.
+// Size returns the number of endpoints and how many of them are ejected.
 func (b *Balancer) Size() (hosts, ejected int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -118,12 +118,12 @@ func TestLoad(t *testing.T) {
 }
 
 func TestPanic(t *testing.T) {
-	// Nobody is healthy: with a threshold everybody serves, without nobody.
+	// No host is healthy: with a threshold all serve, without one none.
 	if got := count(with(&client.Cluster{PanicThreshold: 1}, priorities(ones(0, 2), ones(0, 2))), 400); len(got) != 4 || got["none"] > 0 {
 		t.Errorf("in panic all four should serve: %v", got)
 	}
 	if got := count(with(&client.Cluster{PanicThreshold: 0}, priorities(ones(0, 2), ones(0, 2))), 10); got["none"] != 10 {
-		t.Errorf("without panic nobody should serve: %v", got)
+		t.Errorf("without panic no host should serve: %v", got)
 	}
 	// Below the threshold, and nothing else takes over: all of the priority.
 	if got := count(with(&client.Cluster{PanicThreshold: 50}, priorities(ones(1, 3))), 400); len(got) != 4 {

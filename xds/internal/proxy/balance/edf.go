@@ -2,9 +2,9 @@ package balance
 
 import "container/heap"
 
-// schedule is an earliest-deadline-first queue: weighted round robin as Envoy
-// does it. A host of weight w is due every 1/w, so any window of picks holds
-// each host in proportion to its weight, give or take one.
+// schedule is an earliest-deadline-first queue: Envoy's weighted round robin. A host of
+// weight w is due every 1/w, so any window of picks has each host in proportion to its
+// weight, within one pick.
 type schedule struct {
 	now   float64
 	queue edfQueue
@@ -18,8 +18,7 @@ type edfEntry struct {
 	seq  uint64 // first in, first out among equals
 }
 
-// add enters a host with a phase in (0, 1]: how much of its first step is
-// still to come.
+// add adds a host with a phase in (0, 1]: the remaining part of its first step.
 func (s *schedule) add(h *Host, weight, phase float64) {
 	s.seq++
 	s.queue = append(s.queue, edfEntry{host: h, step: 1 / weight, due: phase / weight, seq: s.seq})
@@ -43,7 +42,7 @@ func (s *schedule) pick() *Host {
 	return h
 }
 
-// phases tells how far each host is from its turn, for the next schedule.
+// phases stores how far each host is from its turn, for the next schedule.
 func (s *schedule) phases(into map[*Host]float64) {
 	for _, e := range s.queue {
 		into[e.host] = min(max((e.due-s.now)/e.step, 0), 1)

@@ -2,8 +2,8 @@ package balance
 
 import "time"
 
-// ReportStatus tells that a host answered with a status. It reports whether that
-// ejected the host.
+// ReportStatus reports the status of a host's response. It returns whether that ejected
+// the host.
 func (b *Balancer) ReportStatus(now time.Time, h *Host, status int) (ejected bool) {
 	// Success is the common case and touches no lock.
 	reset(&h.local)
@@ -22,8 +22,8 @@ func (b *Balancer) ReportStatus(now time.Time, h *Host, status int) (ejected boo
 	return b.ejectIfDue(now, h, worst, gateway, 0)
 }
 
-// ReportFailure tells that a host gave no answer: no connection, a reset, a timeout.
-// It reports whether that ejected the host.
+// ReportFailure reports that a host did not respond: no connection, a reset, a timeout.
+// It returns whether that ejected the host.
 func (b *Balancer) ReportFailure(now time.Time, h *Host) (ejected bool) {
 	b.mu.Lock()
 	split := b.cluster != nil && b.cluster.OutlierDetection != nil && b.cluster.OutlierDetection.SplitLocal
@@ -31,11 +31,11 @@ func (b *Balancer) ReportFailure(now time.Time, h *Host) (ejected bool) {
 	if split {
 		return b.ejectIfDue(now, h, 0, 0, h.local.Add(1))
 	}
-	// To whoever does not split, a connection that fails is a 503.
+	// Without the split, a failed connection counts as a 503.
 	return b.ejectIfDue(now, h, h.errors5xx.Add(1), h.gateway.Add(1), 0)
 }
 
-// reset clears a counter; most are clear already, and reading is cheaper.
+// reset clears a counter. Most are 0 already, and reading is cheaper than writing.
 func reset(c interface {
 	Load() int32
 	Store(int32)
@@ -45,7 +45,7 @@ func reset(c interface {
 	}
 }
 
-// ejectIfDue ejects the host when one of its counts reached the limit.
+// ejectIfDue ejects the host if one of its counts has reached its limit.
 func (b *Balancer) ejectIfDue(now time.Time, h *Host, worst, gateway, local int32) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -74,7 +74,7 @@ func (b *Balancer) ejectIfDue(now time.Time, h *Host, worst, gateway, local int3
 	return true
 }
 
-// returnLocked ends the ejections that are over.
+// returnLocked ends the ejections that have expired.
 func (b *Balancer) returnLocked(now time.Time) {
 	for _, h := range b.hosts {
 		if h.ejected && !now.Before(h.until) {

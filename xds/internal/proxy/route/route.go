@@ -1,9 +1,8 @@
-// Package route finds the route of a request in a table, by Envoy's rules.
+// Package route finds the route of a request in a table by Envoy's rules.
 //
-// It is not a router for everyone: it knows the matches that package client
-// decodes. The invariant: the same request gets the same route here as in
-// Envoy 1.40, the odd header values included (signs, blanks, leading zeros,
-// several lines).
+// It supports the matches that package client decodes. Invariant: a request gets the
+// same route as in Envoy 1.40, including for unusual header values (signs, blanks,
+// leading zeros, several lines).
 package route
 
 import (
@@ -89,7 +88,7 @@ func WithoutPort(authority string) string {
 	return authority
 }
 
-// Request is what a route is picked by.
+// Request is the part of a request by which a route is chosen.
 type Request struct {
 	Method    string
 	Authority string
@@ -127,9 +126,9 @@ func matches(route *client.Route, r *Request) bool {
 	return true
 }
 
-// headerMatches tests one condition. Every line of a header is tested alone and one is
-// enough. A missing header fails every test, inverted or not, but that for
-// its absence.
+// headerMatches tests one condition. Each line of a header is tested separately, and one
+// match suffices. A missing header fails every test, inverted or not, except the test
+// for its absence.
 func headerMatches(m *client.HeaderMatch, r *Request) bool {
 	var one [1]string
 	var lines []string
@@ -161,7 +160,7 @@ func lineMatches(m *client.HeaderMatch, line string) bool {
 	if m.Kind == client.MatchExact {
 		return line == m.Exact || m.FoldCase && strings.EqualFold(line, m.Exact)
 	}
-	// A sign and leading zeros are fine; what does not fit an int64 is no number.
+	// A sign and leading zeros are allowed; the value must fit an int64.
 	n, err := strconv.ParseInt(textproto.TrimString(line), 10, 64)
 	return err == nil && m.Start <= n && n < m.End
 }

@@ -9,9 +9,9 @@ import (
 	"sync"
 )
 
-// connections is the HTTP/2 connections to one endpoint. Streams fill the first
-// connection with room; when none has any, one more is made, once for all who
-// wait.
+// connections holds the HTTP/2 connections to one endpoint. Streams use the first
+// connection with a free stream; if there is none, one more connection is made, for all
+// waiting requests together.
 type connections struct {
 	address   string
 	settings  Settings
@@ -38,12 +38,12 @@ func newConns(address string, s Settings, t *http.Transport) *connections {
 
 var errProxyClosed = errors.New("the proxy is closed")
 
-// maxDials bounds how often one request waits for another new connection: a
-// peer that allows no streams would otherwise be dialled for ever.
+// maxDials bounds how often one request waits for a new connection: a peer that allows no
+// streams would otherwise be dialled for ever.
 const maxDials = 8
 
-// reserve returns a connection with room for one more stream, reserved for
-// the caller, who must call RoundTrip or Release.
+// reserve returns a connection with a stream reserved for the caller, who must call
+// RoundTrip or Release.
 func (c *connections) reserve(ctx context.Context) (*http.ClientConn, error) {
 	for range maxDials {
 		c.mu.Lock()
@@ -69,11 +69,10 @@ func (c *connections) reserve(ctx context.Context) (*http.ClientConn, error) {
 			return nil, context.Cause(ctx)
 		}
 	}
-	return nil, fmt.Errorf("%s takes no more streams on %d new connections", c.address, maxDials)
+	return nil, fmt.Errorf("%s allows no streams on %d new connections", c.address, maxDials)
 }
 
-// roomLocked reserves a stream on an open connection, and forgets the closed
-// ones.
+// roomLocked reserves a stream on an open connection and drops closed connections.
 func (c *connections) roomLocked() *http.ClientConn {
 	c.open = slices.DeleteFunc(c.open, func(conn *http.ClientConn) bool { return conn.Err() != nil })
 	for _, conn := range c.open {
@@ -87,8 +86,8 @@ func (c *connections) roomLocked() *http.ClientConn {
 	return nil
 }
 
-// dialLocked begins to make a connection on behalf of all who wait, so it
-// outlives the request that asked first.
+// dialLocked starts a connection for all waiting requests, so it outlives the request
+// that started it.
 func (c *connections) dialLocked() *dial {
 	ctx, cancel := context.WithTimeout(context.Background(), c.settings.ConnectTimeout)
 	d := &dial{done: make(chan struct{}), cancel: cancel}
@@ -128,7 +127,7 @@ func (c *connections) count() int {
 	return n
 }
 
-// retire closes the connections as their last stream ends.
+// retire closes each connection when its last stream ends.
 func (c *connections) retire() {
 	c.mu.Lock()
 	c.retired = true
@@ -146,7 +145,7 @@ func closeIdle(conn *http.ClientConn) {
 	}
 }
 
-// close cuts everything.
+// close closes all connections.
 func (c *connections) close() {
 	c.mu.Lock()
 	c.closed = true

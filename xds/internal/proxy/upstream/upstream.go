@@ -1,10 +1,10 @@
-// Package upstream sends requests to endpoints and says, when one got no
-// answer, whether the endpoint can have seen it.
+// Package upstream sends requests to endpoints and reports, for a request without a
+// response, whether the endpoint can have started it.
 //
-// It makes one attempt at one endpoint. It does not choose, retry or time out;
-// its caller does. The invariant: an error of Kind NotConnected, Refused or
-// BeforeRequest means that no endpoint has begun to work on the request, so
-// that sending it again elsewhere cannot do the work twice.
+// It makes one attempt at one endpoint; its caller chooses, retries and sets timeouts.
+// Invariant: an error of Kind NotConnected, Refused or BeforeRequest means that no
+// endpoint has started the request, so sending it to another one cannot do the work
+// twice.
 package upstream
 
 import (
@@ -21,7 +21,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// Kind is what became of a request that got no answer.
+// Kind says why a request got no response.
 type Kind int
 
 // The kinds of Error.
@@ -37,7 +37,7 @@ func (k Kind) String() string {
 	return [...]string{"connection failure", "refused stream", "reset before the request", "connection reset"}[k]
 }
 
-// Error is a request without an answer.
+// Error is the error of a request without a response.
 type Error struct {
 	Kind Kind
 	Err  error
@@ -48,12 +48,12 @@ func (e *Error) Error() string { return e.Kind.String() + ": " + e.Err.Error() }
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Settings are what connections to an endpoint are made with. Endpoints of
-// the same address and settings share connections.
+// Settings are the settings of connections to an endpoint. Endpoints of the same address
+// and settings share connections.
 type Settings struct {
 	HTTP2             bool          // h2c with prior knowledge; otherwise HTTP/1.1
 	MaxStreams        int           // per HTTP/2 connection; 0 = what the peer allows
-	ConnectTimeout    time.Duration // to have a connection
+	ConnectTimeout    time.Duration // of a connection attempt
 	Ping, PingTimeout time.Duration // probes of a silent HTTP/2 connection; 0 = none
 }
 
@@ -77,7 +77,7 @@ type key struct {
 	settings Settings
 }
 
-// NewPools returns no pools.
+// NewPools returns an empty set of pools.
 func NewPools() *Pools { return &Pools{pools: make(map[key]*Pool)} }
 
 // Get returns the pool of an endpoint.
@@ -96,8 +96,8 @@ func (p *Pools) Get(address string, s Settings) *Pool {
 	return pool
 }
 
-// RetireUnless retires the pools whose endpoint is not wanted any more. Requests on
-// them run to their end; a connection is closed with its last.
+// RetireUnless retires the pools whose endpoint is no longer wanted. Requests on them run
+// to their end; a connection is closed after its last request.
 func (p *Pools) RetireUnless(wanted func(address string, s Settings) bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -121,7 +121,7 @@ func (p *Pools) Close() {
 	}
 }
 
-// Pool is the connections to one endpoint.
+// Pool holds the connections to one endpoint.
 type Pool struct {
 	address   string
 	settings  Settings
@@ -167,8 +167,8 @@ func (p *Pool) retire() {
 		p.h2.retire()
 		return
 	}
-	// The transport also drops those in use when they are given back, as long
-	// as nobody asks for another.
+	// The transport also closes connections in use when they are returned, unless another
+	// request asks for one.
 	p.transport.CloseIdleConnections()
 }
 
@@ -187,9 +187,8 @@ func (p *Pool) Connections() int {
 	return p.h2.count()
 }
 
-// RoundTrip makes one attempt. The error is always an *Error, except that of a
-// cancelled context, which is its cause. The request's body is closed in every
-// case.
+// RoundTrip makes one attempt. The error is always an *Error, except for a cancelled
+// context, whose cause it returns. The request's body is always closed.
 func (p *Pool) RoundTrip(r *http.Request) (*http.Response, error) {
 	var sent sentTrace
 	ctx := httptrace.WithClientTrace(r.Context(), sent.hooks())
@@ -211,15 +210,15 @@ func (p *Pool) RoundTrip(r *http.Request) (*http.Response, error) {
 	return resp, p.classify(r.Context(), err, &sent)
 }
 
-// sentTrace learns whether the headers went out.
+// sentTrace records whether the headers were sent.
 type sentTrace struct{ done atomic.Bool }
 
 func (s *sentTrace) hooks() *httptrace.ClientTrace {
 	return &httptrace.ClientTrace{WroteHeaders: func() { s.done.Store(true) }}
 }
 
-// goAwayText is how net/http says that the peer's GOAWAY came before the
-// stream; the error itself is not exported.
+// goAwayText is net/http's error text for a GOAWAY before the stream; the error itself is
+// not exported.
 const goAwayText = "http2: Transport received Server's graceful shutdown GOAWAY"
 
 func (p *Pool) classify(ctx context.Context, err error, s *sentTrace) error {

@@ -26,7 +26,7 @@ func serve(t testing.TB, streams int, h http.HandlerFunc) (string, *http.Server)
 	return serveConns(t, streams, h, nil)
 }
 
-// serveConns also tells of connections.
+// serveConns also returns the connections.
 func serveConns(t testing.TB, streams int, h http.HandlerFunc, state func(net.Conn, http.ConnState)) (string, *http.Server) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -105,7 +105,7 @@ func pools(t testing.TB) *Pools {
 
 // TestKinds: what may be sent again, and what may not.
 func TestKinds(t *testing.T) {
-	const nobody = "127.0.0.1:1"
+	const unused = "127.0.0.1:1"
 	silent, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, never answers
 	if err != nil {
 		t.Fatal(err)
@@ -117,8 +117,8 @@ func TestKinds(t *testing.T) {
 		http2   bool
 		want    Kind
 	}{
-		{"nobody listens, h2c", nobody, true, NotConnected},
-		{"nobody listens, HTTP/1.1", nobody, false, NotConnected},
+		{"no listener, h2c", unused, true, NotConnected},
+		{"no listener, HTTP/1.1", unused, false, NotConnected},
 		{"REFUSED_STREAM", refuse(t, func(f *http2.Framer, id uint32) { f.WriteRSTStream(id, http2.ErrCodeRefusedStream) }), true, Refused},
 		{"GOAWAY before the stream", refuse(t, func(f *http2.Framer, id uint32) { f.WriteGoAway(0, http2.ErrCodeNo, nil) }), true, Refused},
 		{"another reset", refuse(t, func(f *http2.Framer, id uint32) { f.WriteRSTStream(id, http2.ErrCodeInternal) }), true, Reset},
@@ -143,7 +143,7 @@ func panicClose(f *http2.Framer) { f.WriteRawFrame(http2.FrameSettings, 0, 1, ni
 func TestGracefulPeer(t *testing.T) {
 	release := make(chan struct{})
 	// Room for all streams on one connection: another one, made while the server
-	// closes its listener, is reset, and nobody knows what of it was read.
+	// closes its listener, is reset, and how much of it was read is unknown.
 	address, server := serve(t, 1<<20, func(w http.ResponseWriter, r *http.Request) {
 		w.(http.Flusher).Flush()
 		<-release
