@@ -33,27 +33,27 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	defer cancel()
 
 	key := templateKey{e, req.WantsIDs}
-	shape := srv.templates.get(key)
+	template := srv.templates.get(key)
 	var p *payload
 	var out clientWriter
 	switch {
 	case req.Streamable():
 		p = &payload{bytes: req.StreamBody()}
 		out = newEventWriter(w, req)
-	case req.Assemblable() && shape != nil:
+	case req.Assemblable() && template != nil:
 		p = &payload{bytes: req.StreamBody()}
-		out = &answerWriter{w: w, shape: shape, ids: req.WantsIDs}
+		out = &answerWriter{w: w, template: template, ids: req.WantsIDs}
 	default:
 		p = &payload{bytes: req.PlainBody()}
 	}
-	words := policies.Request{Model: req.Model, Input: arrival.Estimate, MaxOutput: req.MaxOutput, Estimated: true, Features: req.Features}
+	request := policies.Request{Model: req.Model, Input: arrival.Estimate, MaxOutput: req.MaxOutput, Estimated: true, Features: req.Features}
 	assemblable := req.Assemblable()
 	asked := openai.Edit{HideIDs: !req.WantsIDs, HideUsage: !req.WantsUsage && req.AllowsUsage()}
 	resume, ok := req.Resume()
 	if !ok {
-		words.Features |= policies.Unreadable
+		request.Features |= policies.Unreadable
 	}
-	s := srv.newStream(ctx, session.Config{Request: words, MinTokens: req.MinOutput, Endpoint: e, Asked: asked, Resume: resume}, out, cancel)
+	s := srv.newStream(ctx, session.Config{Request: request, MinTokens: req.MinOutput, Endpoint: e, Asked: asked, Resume: resume}, out, cancel)
 	s.header = r.Header
 	req, body = openai.Request{}, nil // only the payload is still needed
 
@@ -76,7 +76,7 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	case err != nil:
 		srv.refuseEngineFailure(w, err)
 	case b.leg == nil:
-		srv.relayResponse(w, b, key, assemblable && shape == nil)
+		srv.relayResponse(w, b, key, assemblable && template == nil)
 	case out == nil:
 		// The engine streams an answer that was not expected to be a stream.
 		srv.relayEvents(w, b)

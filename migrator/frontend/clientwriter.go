@@ -121,15 +121,15 @@ func (o *eventWriter) send(b []byte) error {
 
 // answerWriter is the clientWriter of a client that reads one whole answer.
 type answerWriter struct {
-	w      http.ResponseWriter
-	shape  *answerTemplate
-	ids    bool // the client wants token ids
-	header http.Header
-	answer openai.Answer
-	failed []byte // the error that the engine reports inside its stream
-	broken error
-	status int // of the whole answer; 0 while there is none
-	body   []byte
+	w        http.ResponseWriter
+	template *answerTemplate
+	ids      bool // the client wants token ids
+	header   http.Header
+	answer   openai.Answer
+	failed   []byte // the error that the engine reports inside its stream
+	broken   error
+	status   int // of the whole answer; 0 while there is none
+	body     []byte
 }
 
 func (o *answerWriter) begin(h http.Header) { o.header = h }
@@ -143,7 +143,7 @@ func (o *answerWriter) write(c *openai.Chunk, e openai.Edit) error {
 		return nil
 	}
 	if o.broken = o.answer.Add(c, e); o.broken != nil {
-		o.shape.unusable.Store(true) // relay the next answers as they are
+		o.template.unusable.Store(true) // relay the next answers as they are
 	}
 	return nil
 }
@@ -160,7 +160,7 @@ func (o *answerWriter) done(_ *openai.Chunk, prompt, ids []uint32) error {
 	}
 	body, err := []byte(nil), o.broken
 	if err == nil {
-		body, err = o.answer.Body(o.shape.template, ids, prompt)
+		body, err = o.answer.Body(o.template.body, ids, prompt)
 	}
 	if err != nil {
 		o.fail(engineLostProblem(err))
@@ -179,7 +179,7 @@ func (o *answerWriter) close() {
 	}
 	copyToClient(o.w, o.header)
 	h := o.w.Header()
-	h.Set("Content-Type", o.shape.contentType)
+	h.Set("Content-Type", o.template.contentType)
 	h.Set("Content-Length", strconv.Itoa(len(o.body)))
 	o.w.WriteHeader(o.status)
 	o.w.Write(o.body)

@@ -15,7 +15,7 @@ type templateKey struct {
 
 // answerTemplate is the shape of the present engine's unstreamed answers.
 type answerTemplate struct {
-	template    *openai.Template
+	body        *openai.Template
 	contentType string
 	unusable    atomic.Bool // the engine's streams carry more than the template has room for
 }
@@ -28,10 +28,10 @@ type templateCache struct {
 }
 
 // get returns the template for assembling answers, nil for none.
-func (s *templateCache) get(k templateKey) *answerTemplate {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if found := s.known[k]; found != nil && !found.unusable.Load() {
+func (c *templateCache) get(k templateKey) *answerTemplate {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if found := c.known[k]; found != nil && !found.unusable.Load() {
 		return found
 	}
 	return nil
@@ -39,27 +39,27 @@ func (s *templateCache) get(k templateKey) *answerTemplate {
 
 // learn makes a template of a good answer. The error says why that is impossible;
 // it is returned once per key.
-func (s *templateCache) learn(k templateKey, contentType string, body []byte) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if _, tried := s.known[k]; tried {
+func (c *templateCache) learn(k templateKey, contentType string, body []byte) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, tried := c.known[k]; tried {
 		return nil
 	}
-	if s.known == nil {
-		s.known = make(map[templateKey]*answerTemplate)
+	if c.known == nil {
+		c.known = make(map[templateKey]*answerTemplate)
 	}
 	t, err := openai.NewTemplate(body)
 	if err != nil {
-		s.known[k] = nil
+		c.known[k] = nil
 		return err
 	}
-	s.known[k] = &answerTemplate{template: t, contentType: contentType}
+	c.known[k] = &answerTemplate{body: t, contentType: contentType}
 	return nil
 }
 
 // clear drops all templates: the next engine may be a different one.
-func (s *templateCache) clear() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.known = nil
+func (c *templateCache) clear() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.known = nil
 }

@@ -158,7 +158,7 @@ func TestAnswerWriterDoesNotLockStream(t *testing.T) {
 		g := newDeadlineWriter(w, time.Minute)
 		ctx, cancel := context.WithCancel(t.Context())
 		leg := newMemLeg(nil, io.EOF, "data: {\"error\":{}}\n\n", "data: [DONE]\n\n")
-		w.stream = newTestStream(ctx, &answerWriter{w: g, shape: &answerTemplate{}, header: http.Header{}}, cancel)
+		w.stream = newTestStream(ctx, &answerWriter{w: g, template: &answerTemplate{}, header: http.Header{}}, cancel)
 		first, _ := leg.Next()
 		if err := w.stream.pump(opened(leg, first)); err != nil {
 			t.Error(err)
