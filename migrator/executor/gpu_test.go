@@ -20,17 +20,24 @@ import (
 )
 
 // onGPUs are the faults of fake GPUs.
-var onGPUs = []fate{
-	{"source's GPU fails", func(s *scene, _ *rand.Rand) verdict { s.source.carrier.(*card).tell("fake_break"); return goOn }},
-	{"target's GPU fails", func(s *scene, _ *rand.Rand) verdict { s.target.carrier.(*card).tell("fake_break"); return goOn }},
-	{"source's GPU is dead", func(s *scene, r *rand.Rand) verdict {
-		s.breaks(s.source.carrier.(*card).tell, "fake_dead", long(r))
-		return goOn
-	}},
-	{"target's GPU is dead", func(s *scene, r *rand.Rand) verdict {
-		s.breaks(s.target.carrier.(*card).tell, "fake_dead", long(r))
-		return goOn
-	}},
+var onGPUs = deviceFaults("'s GPU fails", "'s GPU is dead", "fake_dead")
+
+// fakeDevice is the carrier of a replica whose device is a fake.
+type fakeDevice interface{ setFake(call string) }
+
+// deviceFaults returns the faults of the fake devices of source and target: a device fails for
+// good (fake_break), or is out for a while by the call outage.
+func deviceFaults(fails, isOut, outage string) (out []fate) {
+	for _, end := range []struct {
+		name string
+		of   func(*scene) *node
+	}{{"source", func(s *scene) *node { return s.source }}, {"target", func(s *scene) *node { return s.target }}} {
+		device := func(s *scene) fakeDevice { return end.of(s).carrier.(fakeDevice) }
+		out = append(out,
+			fate{end.name + fails, func(s *scene, _ *rand.Rand) verdict { device(s).setFake("fake_break"); return goOn }},
+			fate{end.name + isOut, func(s *scene, r *rand.Rand) verdict { s.breaks(device(s).setFake, outage, long(r)); return goOn }})
+	}
+	return out
 }
 
 // TestFaultAtEveryStepOverGPUs injects each fault at each step of moves over cuda,
@@ -160,9 +167,9 @@ func (o outside) Scatter(l transport.Layout, blocks []uint32, src []byte) error 
 	return o.ask(func(d transport.Device) error { return d.Scatter(l, blocks, src) })
 }
 
-// tell tells the fake something about the own GPU.
-func (c *card) tell(what string) {
-	c.racks.do(func() { c.racks.control.Set(what, c.device) })
+// setFake calls a function of the fake for the local GPU.
+func (c *card) setFake(call string) {
+	c.racks.do(func() { c.racks.control.Set(call, c.device) })
 }
 
 func (c *card) Name() string               { return c.real.Name() }
@@ -264,7 +271,7 @@ func (c *card) pull(ctx context.Context, p transport.Puller, source *node, plan 
 		if _, err := p.Pull(ctx, head); err != nil {
 			return transport.Stats{}, err
 		}
-		c.tell("fake_break")
+		c.setFake("fake_break")
 		if _, err := p.Pull(ctx, plan); err != nil || len(plan.Src) == 0 {
 			return transport.Stats{}, errors.Join(err, errors.New("the GPU has failed"))
 		}

@@ -23,19 +23,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// onDevices are the faults of a fake device; others have none of them.
-var onDevices = []fate{
-	{"source's device fails", func(s *scene, _ *rand.Rand) verdict { s.source.carrier.(*rdma).tell("fake_break"); return goOn }},
-	{"target's device fails", func(s *scene, _ *rand.Rand) verdict { s.target.carrier.(*rdma).tell("fake_break"); return goOn }},
-	{"source is unplugged", func(s *scene, r *rand.Rand) verdict {
-		s.breaks(s.source.carrier.(*rdma).tell, "fake_unplug", long(r))
-		return goOn
-	}},
-	{"target is unplugged", func(s *scene, r *rand.Rand) verdict {
-		s.breaks(s.target.carrier.(*rdma).tell, "fake_unplug", long(r))
-		return goOn
-	}},
-}
+// onDevices are the faults of a fake RDMA device; real ones have none of them.
+var onDevices = deviceFaults("'s device fails", " is unplugged", "fake_unplug")
 
 // TestFaultAtEveryStepOverRDMA injects each fault at each step of moves over verbs:
 // on a fake device, which can fail as well, or where CASCADE_TEST_VERBS is set on the
@@ -198,8 +187,8 @@ func (r *rdma) fails(s *scene, rng *rand.Rand) {
 	s.breaks(func(how string) { r.gpuFails.Store(how != "fake_mend") }, "fails", long(rng))
 }
 
-// tell tells the fake something about the own device.
-func (r *rdma) tell(what string) {
+// setFake calls a function of the fake for the local device.
+func (r *rdma) setFake(what string) {
 	r.fabric.do(func() { r.fabric.control.Set(what, r.device) })
 }
 
