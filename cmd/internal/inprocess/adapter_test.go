@@ -21,7 +21,7 @@ func named(body []byte, name string) []byte {
 // only among such replicas. An engine answers 404 for an adapter that it does
 // not have, and every other adapter answers in another text.
 func TestAdapters(t *testing.T) {
-	planes(t, func(t *testing.T, envoy string) {
+	planes(t, onEnvoy, func(t *testing.T, envoy string) {
 		// On a busy machine the estimator's answer comes late, and then no model is known.
 		patient := func(c *control.Config) { c.Settings.LengthTimeout = patience }
 		r := mobile(t, harnessConfig{envoy: envoy, replicas: 4, control: patient, edit: func(f *config.Fleet) {

@@ -70,7 +70,7 @@ func (a *away) Place(policies.Request) frontend.Target {
 // gets the share of new requests that it got before.
 func TestBalance(t *testing.T) {
 	const held, sent = 1000, 2000
-	planes(t, func(t *testing.T, envoy string) {
+	planes(t, onEnvoy, func(t *testing.T, envoy string) {
 		forward := &away{peer: quietPeer(t)}
 		peers := h2c()
 		t.Cleanup(peers.CloseIdleConnections)

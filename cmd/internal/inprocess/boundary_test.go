@@ -75,7 +75,7 @@ var forged = []string{
 // TestBoundaries: a request one token below, at and one above every boundary
 // goes to the right stage, whatever the client says about it.
 func TestBoundaries(t *testing.T) {
-	planes(t, func(t *testing.T, envoy string) {
+	planes(t, onBoth, func(t *testing.T, envoy string) {
 		t.Run("content-length", func(t *testing.T) { testContentLength(t, envoy) })
 		t.Run("ext_proc", func(t *testing.T) { testExtProc(t, envoy) })
 	})

@@ -97,7 +97,7 @@ func (r *fleetHarness) leaves() {
 // TestClientLeaves: clients disconnect while their requests move, at every state
 // of a move. Nothing is left of them.
 func TestClientLeaves(t *testing.T) {
-	idlePlanes(t, func(t *testing.T, envoy string) {
+	idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
 		r := slowly(t, envoy)
 		states := make(map[string]int)
 		from := "r0"
@@ -121,7 +121,7 @@ func TestClientLeaves(t *testing.T) {
 
 // TestRequestEndsWhileMoving: requests end while they move, and are whole.
 func TestRequestEndsWhileMoving(t *testing.T) {
-	idlePlanes(t, func(t *testing.T, envoy string) {
+	idlePlanes(t, onProxy, func(t *testing.T, envoy string) {
 		// No move ends while a request of this output runs.
 		const output = 2000
 		r := moving(t, envoy, config.MigrationLive, 2, func(f *config.Fleet) { f.Migration.LinkGbps = .05 })
@@ -162,7 +162,7 @@ func TestRequestEndsWhileMoving(t *testing.T) {
 // TestSlowReader: a client reads one event, waits, reads the next, while its
 // request moves to and fro. It gets all of it.
 func TestSlowReader(t *testing.T) {
-	idlePlanes(t, func(t *testing.T, envoy string) {
+	idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
 		r := moving(t, envoy, config.MigrationLive, 2)
 		load := newTraffic(r, 2, 20, 200)
 		r.alone("r0")
@@ -217,7 +217,7 @@ func TestSecondRequest(t *testing.T) {
 		}
 	}
 	t.Run("HTTP/1.1", func(t *testing.T) {
-		idlePlanes(t, func(t *testing.T, envoy string) {
+		idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
 			r := slowly(t, envoy)
 			o := newOracle(t, r)
 			c, err := net.Dial("tcp", r.address)
@@ -259,7 +259,7 @@ func TestSecondRequest(t *testing.T) {
 		})
 	})
 	t.Run("h2", func(t *testing.T) {
-		idlePlanes(t, func(t *testing.T, envoy string) {
+		idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
 			r := slowly(t, envoy)
 			o := newOracle(t, r)
 			transport := h2c()
@@ -304,7 +304,7 @@ func TestBoundaryHalved(t *testing.T) {
 		slower = 2   // how much longer it may take at p99: a move stops a request for a few tokens
 	)
 	// Not beside others: its streams take half a core until they have moved.
-	planes(t, func(t *testing.T, envoy string) {
+	planes(t, onEnvoy, func(t *testing.T, envoy string) {
 		r := moving(t, envoy, config.MigrationLive, 4, func(f *config.Fleet) { f.Migration.MaxConcurrent, f.Speed = slots, 2 })
 		r.plan(stages([]policies.Tokens{1600}, ids(0, 1), ids(2, 3))...)
 		r.teach()

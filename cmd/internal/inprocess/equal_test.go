@@ -73,7 +73,7 @@ func (c *comparison) equal(t *testing.T, what string, ask func() (got, want stri
 // TestEquality: an answer by way of data plane and front is, byte for byte,
 // the engine's own, up to id and time.
 func TestEquality(t *testing.T) {
-	idlePlanes(t, func(t *testing.T, envoy string) {
+	idlePlanes(t, onBoth, func(t *testing.T, envoy string) {
 		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 1, edit: func(f *config.Fleet) { f.Speed = 4 }})
 		direct := r.replica("r0").Engine
 		ask := func(base, path, body string) string {

@@ -15,7 +15,7 @@ import (
 // TestLastReplica: the only replica of a stage dies, front and engine, while
 // no control plane is there to see it. The next longer stage serves.
 func TestLastReplica(t *testing.T) {
-	idlePlanes(t, func(t *testing.T, envoy string) {
+	idlePlanes(t, onBoth, func(t *testing.T, envoy string) {
 		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 4})
 		p := r.plan(stages([]policies.Tokens{100, 1000}, ids(0), ids(1), ids(2, 3))...)
 		before := r.counts()
@@ -90,7 +90,7 @@ func (r *fleetHarness) brood(n int) map[string][]*live {
 
 // TestEngineKilled: an engine dies in the middle of its streams.
 func TestEngineKilled(t *testing.T) {
-	planes(t, func(t *testing.T, envoy string) {
+	planes(t, onBoth, func(t *testing.T, envoy string) {
 		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 3})
 		r.plan(stages([]policies.Tokens{1000}, ids(0, 1), ids(2))...)
 		streams := r.brood(2)
@@ -125,7 +125,7 @@ func TestEngineKilled(t *testing.T) {
 
 // TestFrontKilled: a front dies in the middle of its streams.
 func TestFrontKilled(t *testing.T) {
-	planes(t, func(t *testing.T, envoy string) {
+	planes(t, onBoth, func(t *testing.T, envoy string) {
 		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 3})
 		r.plan(stages([]policies.Tokens{1000}, ids(0, 1), ids(2))...)
 		streams := r.brood(2)
@@ -186,7 +186,7 @@ func (r *fleetHarness) goOn(streams []*live) {
 // TestControlRestart: the control plane stops and starts again on what it has
 // stored. Requests go on, and so does the plan.
 func TestControlRestart(t *testing.T) {
-	idlePlanes(t, func(t *testing.T, envoy string) {
+	idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
 		dir := t.TempDir()
 		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 3, edit: func(f *config.Fleet) { f.State = dir }})
 		p := r.plan(stages([]policies.Tokens{1000}, ids(0, 1), ids(2))...)

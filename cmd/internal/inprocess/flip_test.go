@@ -22,7 +22,7 @@ func TestFlips(t *testing.T) {
 	if everything {
 		flips, moves = 5000, 100
 	}
-	planes(t, func(t *testing.T, envoy string) {
+	planes(t, onBoth, func(t *testing.T, envoy string) {
 		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 6, edit: func(f *config.Fleet) { f.Speed = 1 }})
 		var load *traffic
 		set := func(cut policies.Tokens, short int) {

@@ -32,17 +32,36 @@ const patience = 4 * time.Minute
 // tick is how often a condition that has no event is looked at.
 const tick = 2 * time.Millisecond
 
-// planes runs a test on both data planes.
-func planes(t *testing.T, test func(t *testing.T, envoy string)) {
-	t.Run("proxy", func(t *testing.T) { test(t, "") })
-	t.Run("envoy", func(t *testing.T) { test(t, envoytest.Binary(t)) })
+// plane is a set of data planes in front of a fleet.
+type plane uint8
+
+// The data planes. A test names those that can make a difference to it; with
+// CASCADE_TEST_ALL=1 every test runs on both.
+const (
+	onProxy plane = 1 << iota // the embedded proxy
+	onEnvoy                   // real Envoy
+	onBoth  = onProxy | onEnvoy
+)
+
+// planes runs a test on data planes. The test gets the path of the Envoy binary, or
+// "" for the embedded proxy.
+func planes(t *testing.T, on plane, test func(t *testing.T, envoy string)) {
+	if everything {
+		on = onBoth
+	}
+	if on&onProxy != 0 {
+		t.Run("proxy", func(t *testing.T) { test(t, "") })
+	}
+	if on&onEnvoy != 0 {
+		t.Run("envoy", func(t *testing.T) { test(t, envoytest.Binary(t)) })
+	}
 }
 
 // idlePlanes is planes for a test that waits more than it works: it runs
 // beside others of its kind.
-func idlePlanes(t *testing.T, test func(t *testing.T, envoy string)) {
+func idlePlanes(t *testing.T, on plane, test func(t *testing.T, envoy string)) {
 	t.Parallel()
-	planes(t, func(t *testing.T, envoy string) { t.Parallel(); test(t, envoy) })
+	planes(t, on, func(t *testing.T, envoy string) { t.Parallel(); test(t, envoy) })
 }
 
 // fleetHarness is a fleet that runs, and the handles by which a test holds it.

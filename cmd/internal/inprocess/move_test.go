@@ -101,7 +101,7 @@ func (r *fleetHarness) tally() int {
 // TestGrowthMoves: requests that outgrow their stage go on in the next ones, up
 // to the last of five.
 func TestGrowthMoves(t *testing.T) {
-	idlePlanes(t, func(t *testing.T, envoy string) {
+	idlePlanes(t, onProxy, func(t *testing.T, envoy string) {
 		r := moving(t, envoy, config.MigrationLive, 5)
 		load := newTraffic(r, 6, 600, 300, 1000)
 		r.plan(stages([]policies.Tokens{200, 350, 500, 700}, ids(0), ids(1), ids(2), ids(3), ids(4))...)

@@ -73,7 +73,7 @@ func (r *fleetHarness) foreign(at, front string) (n int) {
 // and whose own clients' requests run elsewhere. Its clients are cut and nothing
 // goes on for them; the others' requests go on.
 func TestMigratorDies(t *testing.T) {
-	idlePlanes(t, func(t *testing.T, envoy string) {
+	idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
 		r := moving(t, envoy, config.MigrationLive, 3)
 		r.teach()
 		streams := r.scattered()

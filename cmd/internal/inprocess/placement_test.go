@@ -34,7 +34,7 @@ func skew(rate float64, length time.Duration) (out []trace.Request) {
 // leaves its single stage by itself, no request fails, and what it did can be
 // read from its status.
 func TestPlacement(t *testing.T) {
-	planes(t, func(t *testing.T, envoy string) {
+	planes(t, onProxy, func(t *testing.T, envoy string) {
 		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 6, edit: func(f *config.Fleet) {
 			f.Models[0].Profile = "testdata/skewed.json"
 			f.Planner = config.Planner{MinRequests: 100}

@@ -13,7 +13,7 @@ import (
 // control plane publishes what they agree on: the cut moves, nobody changes
 // its stage, and no request notices.
 func TestPaperRefines(t *testing.T) {
-	idlePlanes(t, func(t *testing.T, envoy string) {
+	idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
 		refines(t, envoy, func(f *config.Fleet) { f.Preset, f.Speed, f.Migration = "paper", 4, config.Migration{} })
 	})
 }

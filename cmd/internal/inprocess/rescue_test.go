@@ -100,7 +100,7 @@ func (r *fleetHarness) grows(streams []*live) {
 // TestEngineDies: an engine is killed under load, without a drain. What may move
 // goes on at other engines; what may not ends with the error event.
 func TestEngineDies(t *testing.T) {
-	idlePlanes(t, func(t *testing.T, envoy string) {
+	idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
 		r := moving(t, envoy, config.MigrationLive, 3)
 		r.teach()
 		load := newTraffic(r, 6, 100, 200, 2000)
@@ -132,7 +132,7 @@ func TestEngineDies(t *testing.T) {
 // TestEngineHangs: an engine answers nothing any more, for a while. What may
 // move goes on at other engines; what may not waits.
 func TestEngineHangs(t *testing.T) {
-	idlePlanes(t, func(t *testing.T, envoy string) {
+	idlePlanes(t, onProxy, func(t *testing.T, envoy string) {
 		r := mobile(t, harnessConfig{envoy: envoy, replicas: 3, edit: func(f *config.Fleet) {
 			f.Migration, f.Speed = config.Migration{}, 4
 		}, front: func(_ string, c *frontend.Config) {

@@ -37,7 +37,7 @@ func (r *fleetHarness) refill(id string) {
 func TestDrainMoves(t *testing.T) {
 	for _, mode := range []string{config.MigrationLive, config.MigrationReprompt} {
 		t.Run(mode, func(t *testing.T) {
-			idlePlanes(t, func(t *testing.T, envoy string) {
+			idlePlanes(t, onBoth, func(t *testing.T, envoy string) {
 				r := moving(t, envoy, mode, 3, func(f *config.Fleet) { f.Speed = 2 })
 				load := newTraffic(r, 4, 200, 200, 2000, 20_000)
 				// Where the machine is busy, the load's answers end before they move.
@@ -65,7 +65,7 @@ func TestDrainMoves(t *testing.T) {
 // TestRollingRestart: one engine after the other is drained, stopped and
 // started anew, under load. No client notices.
 func TestRollingRestart(t *testing.T) {
-	idlePlanes(t, func(t *testing.T, envoy string) {
+	idlePlanes(t, onBoth, func(t *testing.T, envoy string) {
 		r := moving(t, envoy, config.MigrationLive, 3)
 		load := newTraffic(r, 4, 300, 200, 2000, 20_000)
 		load.after(8)

@@ -19,7 +19,6 @@ import (
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
 var realTrace = flag.String("trace", "", "a trace of real requests for TestSameAnswers, in place of the generator's")
@@ -267,15 +266,15 @@ func TestSameAnswers(t *testing.T) {
 	cases := []struct {
 		name, mode string
 		ranks      int
-		run        func(*testing.T, func(*testing.T, string))
+		on         plane
 	}{
-		{"live", config.MigrationLive, 1, planes}, // it works more than it waits
-		{"regions", config.MigrationLive, 2, func(t *testing.T, test func(*testing.T, string)) { test(t, "") }},
-		{"reprompt", config.MigrationReprompt, 1, func(t *testing.T, test func(*testing.T, string)) { test(t, envoytest.Binary(t)) }},
+		{"live", config.MigrationLive, 1, onEnvoy},
+		{"regions", config.MigrationLive, 2, onProxy},
+		{"reprompt", config.MigrationReprompt, 1, onEnvoy},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			c.run(t, func(t *testing.T, envoy string) {
+			planes(t, c.on, func(t *testing.T, envoy string) {
 				list := script(t, requests, climbers, over)
 				ranks := func(f *config.Fleet) {
 					for i := range f.Replicas {
@@ -372,7 +371,7 @@ func (r *fleetHarness) settled(mode string) {
 func TestChain(t *testing.T) {
 	for _, mode := range []string{config.MigrationLive, config.MigrationReprompt} {
 		t.Run(mode, func(t *testing.T) {
-			idlePlanes(t, func(t *testing.T, envoy string) {
+			idlePlanes(t, onProxy, func(t *testing.T, envoy string) {
 				r := moving(t, envoy, mode, 3, func(f *config.Fleet) { f.Speed = 2 })
 				load := newTraffic(r, 2, 20, 200, 2000)
 				var streams []*live

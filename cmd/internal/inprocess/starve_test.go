@@ -34,7 +34,7 @@ func TestStarved(t *testing.T) {
 		t.Skip("starves the machine that other tests run on; set CASCADE_TEST_ALL=1")
 	}
 	hard := []int{4, 8, 16, 32, 64, 128}
-	planes(t, func(t *testing.T, envoy string) {
+	planes(t, onBoth, func(t *testing.T, envoy string) {
 		r := moving(t, envoy, config.MigrationLive, 3, func(f *config.Fleet) { f.Speed = 1 })
 		r.teach()
 		streams := r.scattered()
