@@ -38,12 +38,12 @@ func TestAdapters(t *testing.T) {
 				t.Errorf("%s: its own prefix is not found again", name)
 			}
 		}
-		if w := answerTo(e, post("/v1/completions", `{"model":"other","prompt":"x"}`)); w.Code != http.StatusNotFound {
+		if w := serveRequest(e, post("/v1/completions", `{"model":"other","prompt":"x"}`)); w.Code != http.StatusNotFound {
 			t.Errorf("an adapter that is not loaded: status %d", w.Code)
 		}
 		r := post("/v1/models", "")
 		r.Method = "GET"
-		if got := gjson.Get(answerTo(e, r).Body.String(), `data.#(id=="poet").parent`).String(); got != "base" {
+		if got := gjson.Get(serveRequest(e, r).Body.String(), `data.#(id=="poet").parent`).String(); got != "base" {
 			t.Errorf("the adapter's parent in /v1/models is %q", got)
 		}
 	})

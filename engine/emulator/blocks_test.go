@@ -27,8 +27,8 @@ import (
 // patience bounds what must happen soon.
 const patience = time.Minute
 
-// served is a replica with its block table, and a session with it.
-type served struct {
+// servedEngine is a replica with its block table, and a session with it.
+type servedEngine struct {
 	*Engine
 	rpc     wire.BlocksClient
 	session string
@@ -37,7 +37,7 @@ type served struct {
 }
 
 // serve runs a replica that serves its block table, until the end of the test.
-func serve(t testing.TB, c Config) *served {
+func serve(t testing.TB, c Config) *servedEngine {
 	t.Helper()
 	c.Blocks = filepath.Join(t.TempDir(), "b")
 	e, stop := start(t, c)
@@ -46,7 +46,7 @@ func serve(t testing.TB, c Config) *served {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &served{Engine: e, rpc: wire.NewBlocksClient(conn)}
+	s := &servedEngine{Engine: e, rpc: wire.NewBlocksClient(conn)}
 	s.session, s.leave = s.enter(t)
 	s.stop = sync.OnceFunc(func() {
 		s.leave()
@@ -58,7 +58,7 @@ func serve(t testing.TB, c Config) *served {
 }
 
 // enter begins a session.
-func (s *served) enter(t testing.TB) (name string, leave func()) {
+func (s *servedEngine) enter(t testing.TB) (name string, leave func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	stream, err := s.rpc.Session(ctx, &wire.SessionRequest{})
@@ -74,19 +74,19 @@ func (s *served) enter(t testing.TB) (name string, leave func()) {
 
 // run sends a streaming request of a leg, in the background. The answer comes
 // when it is over; cancel is the client that goes away.
-func (s *served) run(t testing.TB, leg, body string) (answer <-chan *httptest.ResponseRecorder, cancel func()) {
+func (s *servedEngine) run(t testing.TB, leg, body string) (answer <-chan *httptest.ResponseRecorder, cancel func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	r := post("/v1/completions", body).WithContext(ctx)
 	r.Header.Set(legHeader, leg)
 	out := make(chan *httptest.ResponseRecorder, 1)
-	go func() { out <- answerTo(s.Engine, r) }()
+	go func() { out <- serveRequest(s.Engine, r) }()
 	return out, cancel
 }
 
 // table asks until the leg has generated something.
-func (s *served) table(t testing.TB, leg string) *wire.TableReply {
+func (s *servedEngine) table(t testing.TB, leg string) *wire.TableReply {
 	t.Helper()
 	for {
 		r, err := s.rpc.Table(t.Context(), &wire.TableRequest{Leg: leg})
@@ -100,9 +100,9 @@ func (s *served) table(t testing.TB, leg string) *wire.TableReply {
 	}
 }
 
-// settle waits until the counters are as they should be: the loop publishes them
+// waitForStats waits until the counters are as they should be: the loop publishes them
 // after it has answered.
-func (s *served) settle(t testing.TB, what string, ok func(batch.Stats) bool) {
+func (s *servedEngine) waitForStats(t testing.TB, what string, ok func(batch.Stats) bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); ; {
 		s.mu.Lock()
@@ -124,7 +124,7 @@ func empty(st batch.Stats) bool {
 
 const long = `{"prompt":[1,2,3,4,5,6,7,8],"max_tokens":4000,"ignore_eos":true,"stream":true}`
 
-// A table is told at once, a freeze takes effect when the iteration is over: no
+// A table is returned at once, a freeze takes effect when the iteration is over: no
 // caller waits longer, and the tokens of an iteration are not there before its
 // time has passed.
 func TestCallsAndTheIteration(t *testing.T) {
@@ -135,7 +135,7 @@ func TestCallsAndTheIteration(t *testing.T) {
 		r.Header.Set(legHeader, "a")
 		ctx, cancel := context.WithCancel(t.Context())
 		returned := make(chan struct{})
-		go func() { defer close(returned); answerTo(e, r.WithContext(ctx)) }()
+		go func() { defer close(returned); serveRequest(e, r.WithContext(ctx)) }()
 		// A prefill of 8 tokens takes 10.8 ms, every further token 11 ms and more.
 		time.Sleep(10800*time.Microsecond + 15*time.Millisecond)
 		q, ok := engineAdapter{e}.Leg("a")
@@ -213,14 +213,14 @@ func TestSessionEnd(t *testing.T) {
 	if _, err := s.rpc.MarkFilled(t.Context(), &wire.MarkFilledRequest{Reservation: "mine", Ids: []uint32{1, 2}, Computed: 1}); err != nil {
 		t.Fatal(err)
 	}
-	s.settle(t, "frozen", func(st batch.Stats) bool { return st.Frozen == 1 && st.Running == 0 && st.Reserved == 40 })
+	s.waitForStats(t, "frozen", func(st batch.Stats) bool { return st.Frozen == 1 && st.Running == 0 && st.Reserved == 40 })
 	s.leave()
 	for s.table(t, "a").Length < frozen.Length+5 { // it goes on
 		time.Sleep(time.Millisecond)
 	}
 	cancel()
 	<-answer
-	s.settle(t, "after the session", func(st batch.Stats) bool { return st.Frozen == 0 && st.Reserved == 20 && st.UsedBlocks == 20 })
+	s.waitForStats(t, "after the session", func(st batch.Stats) bool { return st.Frozen == 0 && st.Reserved == 20 && st.UsedBlocks == 20 })
 	for _, err := range []error{
 		second(s.rpc.Reserve(t.Context(), &wire.ReserveRequest{Session: s.session, Reservation: "late", Tokens: 1})),
 		second(s.rpc.MarkFilled(t.Context(), &wire.MarkFilledRequest{Reservation: "mine", From: 2})),
@@ -232,7 +232,7 @@ func TestSessionEnd(t *testing.T) {
 		}
 	}
 	leave()
-	s.settle(t, "at the end", empty)
+	s.waitForStats(t, "at the end", empty)
 }
 
 func second[T any](_ T, err error) error { return err }
@@ -247,7 +247,7 @@ func TestFrozenClientGone(t *testing.T) {
 	}
 	cancel()
 	<-answer
-	s.settle(t, "the client has gone", empty)
+	s.waitForStats(t, "the client has gone", empty)
 	if _, err := s.rpc.Thaw(t.Context(), &wire.LegRequest{Leg: "a"}); status.Code(err) != codes.NotFound {
 		t.Error(err)
 	}
@@ -278,7 +278,7 @@ func TestDrop(t *testing.T) {
 		case name == "stream" && (w.Code != http.StatusOK || strings.Contains(w.Body.String(), "[DONE]") || strings.Contains(w.Body.String(), "error")):
 			t.Errorf("stream: %d %s", w.Code, w.Body)
 		}
-		s.settle(t, name, empty)
+		s.waitForStats(t, name, empty)
 	}
 }
 
@@ -308,7 +308,7 @@ func TestLegsAreUnique(t *testing.T) {
 func TestAdoptionRefused(t *testing.T) {
 	s := serve(t, Config{Speed: 20})
 	adopt := func(more string) *httptest.ResponseRecorder {
-		return answerTo(s.Engine, post("/v1/completions", `{"prompt":[],"max_tokens":3,"ignore_eos":true`+more+`}`))
+		return serveRequest(s.Engine, post("/v1/completions", `{"prompt":[],"max_tokens":3,"ignore_eos":true`+more+`}`))
 	}
 	const r = `,"kv_transfer_params":{"cascade_reservation":"r"}`
 	expect := func(what string, w *httptest.ResponseRecorder, code int, words string) {
@@ -325,14 +325,14 @@ func TestAdoptionRefused(t *testing.T) {
 	if _, err := s.rpc.MarkFilled(t.Context(), &wire.MarkFilledRequest{Reservation: "r", Ids: []uint32{1, 2, 3}, Computed: 2}); err != nil {
 		t.Fatal(err)
 	}
-	expect("with a prompt", answerTo(s.Engine, post("/v1/completions", `{"prompt":[1]`+r+`}`)), 400, "must be empty")
-	expect("with messages", answerTo(s.Engine, post("/v1/chat/completions", `{"messages":[{"role":"user"}]`+r+`}`)), 400, "must be empty")
-	expect("with ids", answerTo(s.Engine, post("/v1/chat/completions", `{"kv_transfer_params":{"cascade_reservation":"r","prompt_token_ids":[1]}}`)), 400, "must be empty")
-	expect("too long", answerTo(s.Engine, post("/v1/completions", `{"prompt":[],"max_tokens":5000`+r+`}`)), 400, "maximum context length")
+	expect("with a prompt", serveRequest(s.Engine, post("/v1/completions", `{"prompt":[1]`+r+`}`)), 400, "must be empty")
+	expect("with messages", serveRequest(s.Engine, post("/v1/chat/completions", `{"messages":[{"role":"user"}]`+r+`}`)), 400, "must be empty")
+	expect("with ids", serveRequest(s.Engine, post("/v1/chat/completions", `{"kv_transfer_params":{"cascade_reservation":"r","prompt_token_ids":[1]}}`)), 400, "must be empty")
+	expect("too long", serveRequest(s.Engine, post("/v1/completions", `{"prompt":[],"max_tokens":5000`+r+`}`)), 400, "maximum context length")
 	expect("a nameless one", adopt(`,"kv_transfer_params":{"cascade_reservation":""}`), 400, "1 to 256 bytes")
-	s.settle(t, "still reserved", func(st batch.Stats) bool { return st.Reserved == 4 })
+	s.waitForStats(t, "still reserved", func(st batch.Stats) bool { return st.Reserved == 4 })
 	answer, cancel := s.run(t, "", `{"prompt":[],"max_tokens":4000,"ignore_eos":true`+r+`}`)
-	s.settle(t, "adopted", func(st batch.Stats) bool { return st.Running == 1 && st.Reserved == 0 })
+	s.waitForStats(t, "adopted", func(st batch.Stats) bool { return st.Running == 1 && st.Reserved == 0 })
 	expect("adopted", adopt(r), 409, "has adopted")
 	if _, err := s.rpc.Release(t.Context(), &wire.ReleaseRequest{Reservation: "r"}); err != nil {
 		t.Error(err)
@@ -347,12 +347,12 @@ func TestAdoptionRefused(t *testing.T) {
 	}
 	cancel()
 	<-answer
-	s.settle(t, "the adopted request's client has gone", empty)
+	s.waitForStats(t, "the adopted request's client has gone", empty)
 	expect("over", adopt(r), 404, "no such reservation")
 
 	plain, stop := start(t, Config{})
 	defer stop()
-	for w := answerTo(plain, post("/v1/completions", `{"prompt":[]`+r+`}`)); ; w = answerTo(plain, post("/v1/completions", `{"prompt":[]`+r+`}`)) {
+	for w := serveRequest(plain, post("/v1/completions", `{"prompt":[]`+r+`}`)); ; w = serveRequest(plain, post("/v1/completions", `{"prompt":[]`+r+`}`)) {
 		if w.Code != http.StatusServiceUnavailable { // it does not run yet
 			expect("no table", w, 400, "serves no block table")
 			break
@@ -380,10 +380,10 @@ func TestAdoptComputesTheRest(t *testing.T) {
 	if fmt.Sprint(got.Choices[0].TokenIDs) != fmt.Sprint(want) || got.Usage.PromptTokens != 20 || got.Usage.CompletionTokens != 20 || got.Usage.Details.Cached != 0 {
 		t.Errorf("%+v, want ids %v", got, want)
 	}
-	s.settle(t, "at the end", empty)
+	s.waitForStats(t, "at the end", empty)
 }
 
-// When the engine ends, callers are told, and nobody waits for it.
+// When the engine ends, calls fail and none blocks.
 func TestTableEndsWithTheEngine(t *testing.T) {
 	s := serve(t, Config{})
 	answer, _ := s.run(t, "a", long)
@@ -497,8 +497,8 @@ func TestNothingLeaks(t *testing.T) {
 		})
 	}
 	all.Wait()
-	s.settle(t, "when all have left", empty)
-	for end := time.Now().Add(patience); ; { // the end of a session is a call that nobody waits for
+	s.waitForStats(t, "when all have left", empty)
+	for end := time.Now().Add(patience); ; { // the end of a session is asynchronous
 		s.mu.Lock()
 		legs, calls := len(s.legs), len(s.calls)
 		s.mu.Unlock()

@@ -79,7 +79,7 @@ func post(path, body string) *http.Request {
 	return r
 }
 
-func answerTo(e *Engine, r *http.Request) *httptest.ResponseRecorder {
+func serveRequest(e *Engine, r *http.Request) *httptest.ResponseRecorder {
 	w := httptest.NewRecorder()
 	e.Handler().ServeHTTP(w, r)
 	return w
@@ -113,7 +113,7 @@ func TestWire(t *testing.T) {
 					}
 					r := post(path, body)
 					r.Method = method
-					w := answerTo(e, r)
+					w := serveRequest(e, r)
 					fmt.Fprintf(&out, "%s %d %s\n%s\n\n", line, w.Code, w.Header().Get("Content-Type"), strings.TrimSpace(w.Body.String()))
 				}
 				if *update {
@@ -147,7 +147,7 @@ type completion struct {
 
 func complete(t *testing.T, e *Engine, body string) completion {
 	t.Helper()
-	w := answerTo(e, post("/v1/completions", body))
+	w := serveRequest(e, post("/v1/completions", body))
 	var c completion
 	if err := json.Unmarshal(w.Body.Bytes(), &c); err != nil || w.Code != http.StatusOK || len(c.Choices) != 1 {
 		t.Fatalf("%s: status %d, %v: %s", body, w.Code, err, w.Body)
@@ -178,8 +178,8 @@ func TestStreamIsTheSameText(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, stop := start(t, Config{})
 		defer stop()
-		whole := complete(t, e, `{"prompt":"tell me","max_tokens":400,"ignore_eos":true}`)
-		w := answerTo(e, post("/v1/completions", `{"prompt":"tell me","max_tokens":400,"ignore_eos":true,"stream":true,"return_token_ids":true}`))
+		whole := complete(t, e, `{"prompt":"speak up","max_tokens":400,"ignore_eos":true}`)
+		w := serveRequest(e, post("/v1/completions", `{"prompt":"speak up","max_tokens":400,"ignore_eos":true,"stream":true,"return_token_ids":true}`))
 		var text strings.Builder
 		chunks, empty := 0, 0
 		for line := range strings.SplitSeq(w.Body.String(), "\n\n") {
@@ -227,7 +227,7 @@ func TestReplicasContinueEachOther(t *testing.T) {
 		var done sync.WaitGroup
 		for i := range 6 {
 			done.Go(func() {
-				answerTo(b, post("/v1/completions", fmt.Sprintf(ask, fmt.Sprintf("[%d,7,8]", i), 150)))
+				serveRequest(b, post("/v1/completions", fmt.Sprintf(ask, fmt.Sprintf("[%d,7,8]", i), 150)))
 			})
 		}
 		for _, cut := range []int{0, 1, 50, 119} {
@@ -251,7 +251,7 @@ func TestReplicasContinueEachOther(t *testing.T) {
 }
 
 func metricsOf(e *Engine) string {
-	return answerTo(e, httptest.NewRequest("GET", "/metrics", nil)).Body.String()
+	return serveRequest(e, httptest.NewRequest("GET", "/metrics", nil)).Body.String()
 }
 
 // metric reads one sample without further labels.
@@ -270,7 +270,7 @@ func metric(t *testing.T, e *Engine, name string) float64 {
 	return 0
 }
 
-func TestPrefixCacheIsTold(t *testing.T) {
+func TestPrefixCacheIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, stop := start(t, Config{})
 		defer stop()
@@ -305,7 +305,7 @@ func TestAbort(t *testing.T) {
 		returned := make(chan struct{})
 		go func() {
 			defer close(returned)
-			answerTo(e, post("/v1/completions", `{"prompt":[1,2,3],"max_tokens":4000,"ignore_eos":true,"stream":true}`).WithContext(ctx))
+			serveRequest(e, post("/v1/completions", `{"prompt":[1,2,3],"max_tokens":4000,"ignore_eos":true,"stream":true}`).WithContext(ctx))
 		}()
 		time.Sleep(time.Second)
 		synctest.Wait()
@@ -402,7 +402,7 @@ func TestEngineStops(t *testing.T) {
 		e, stop := start(t, Config{MaxBatch: 1})
 		answers := make(chan *httptest.ResponseRecorder, 1)
 		send := func(body string) {
-			go func() { answers <- answerTo(e, post("/v1/completions", body)) }()
+			go func() { answers <- serveRequest(e, post("/v1/completions", body)) }()
 			synctest.Wait()
 		}
 		send(`{"prompt":[1],"max_tokens":4000,"ignore_eos":true,"stream":true}`)
@@ -413,11 +413,11 @@ func TestEngineStops(t *testing.T) {
 			t.Errorf("begun stream: %d %s", w.Code, body)
 		}
 		for _, path := range []string{"/v1/completions", "/v1/chat/completions"} {
-			if w := answerTo(e, post(path, `{"prompt":[1],"messages":[{"role":"user"}]}`)); w.Code != http.StatusServiceUnavailable {
+			if w := serveRequest(e, post(path, `{"prompt":[1],"messages":[{"role":"user"}]}`)); w.Code != http.StatusServiceUnavailable {
 				t.Errorf("%s after the end: %d %s", path, w.Code, w.Body)
 			}
 		}
-		if w := answerTo(e, httptest.NewRequest("GET", "/health", nil)); w.Code != http.StatusServiceUnavailable {
+		if w := serveRequest(e, httptest.NewRequest("GET", "/health", nil)); w.Code != http.StatusServiceUnavailable {
 			t.Errorf("health after the end: %d", w.Code)
 		}
 		if err := e.Run(t.Context()); err == nil {
@@ -431,9 +431,9 @@ func TestBeforeRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e := newEngine(t, Config{})
 		answered := make(chan int, 1)
-		go func() { answered <- answerTo(e, post("/v1/completions", `{"prompt":[1]}`)).Code }()
+		go func() { answered <- serveRequest(e, post("/v1/completions", `{"prompt":[1]}`)).Code }()
 		synctest.Wait()
-		if w := answerTo(e, httptest.NewRequest("GET", "/health", nil)); w.Code != http.StatusServiceUnavailable {
+		if w := serveRequest(e, httptest.NewRequest("GET", "/health", nil)); w.Code != http.StatusServiceUnavailable {
 			t.Errorf("health before Run: %d", w.Code)
 		}
 		ctx, cancel := context.WithCancel(t.Context())
@@ -461,7 +461,7 @@ func (w *slowWriter) Write(b []byte) (int, error) {
 	return w.ResponseRecorder.Write(b)
 }
 
-// A client that does not read delays nobody, and gets what it missed in one
+// A client that does not read delays no other client, and gets what it missed in one
 // chunk of many tokens.
 func TestSlowReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -514,11 +514,11 @@ func TestDeadlinesEndWithTheAnswer(t *testing.T) {
 	})
 }
 
-// Nobody waits for the fleet's longest queue to overflow memory.
+// The number of waiting requests is bounded, so that a queue cannot exhaust memory.
 func TestWaitingIsBounded(t *testing.T) {
 	e := newEngine(t, Config{})
 	e.stats.Waiting = maxWaiting
-	if w := answerTo(e, post("/v1/completions", `{"prompt":[1]}`)); w.Code != http.StatusServiceUnavailable {
+	if w := serveRequest(e, post("/v1/completions", `{"prompt":[1]}`)); w.Code != http.StatusServiceUnavailable {
 		t.Errorf("status %d", w.Code)
 	}
 }
@@ -564,16 +564,16 @@ func TestBodyLimits(t *testing.T) {
 	e := newEngine(t, Config{})
 	r := post("/v1/completions", "")
 	r.Body, r.ContentLength = io.NopCloser(strings.NewReader(strings.Repeat(" ", maxBody+1))), -1
-	if w := answerTo(e, r); w.Code != http.StatusRequestEntityTooLarge {
+	if w := serveRequest(e, r); w.Code != http.StatusRequestEntityTooLarge {
 		t.Errorf("endless body: %d", w.Code)
 	}
 	r = post("/v1/completions", "")
 	r.ContentLength = maxBody + 1
-	if w := answerTo(e, r); w.Code != http.StatusRequestEntityTooLarge {
+	if w := serveRequest(e, r); w.Code != http.StatusRequestEntityTooLarge {
 		t.Errorf("large content-length: %d", w.Code)
 	}
 	deep := strings.Repeat("[", 10<<20)
-	if w := answerTo(e, post("/v1/completions", deep)); w.Code != http.StatusBadRequest {
+	if w := serveRequest(e, post("/v1/completions", deep)); w.Code != http.StatusBadRequest {
 		t.Errorf("deep nesting: %d", w.Code)
 	}
 }

@@ -69,7 +69,7 @@ func TestLatencies(t *testing.T) {
 			t.Errorf("the timeline holds %v tokens of 55", total)
 		}
 		if result.IdleCPU != -1 || result.Void != "" {
-			t.Errorf("idle %v, void %q on a system that tells nothing", result.IdleCPU, result.Void)
+			t.Errorf("idle %v, void %q on a system without CPU times", result.IdleCPU, result.Void)
 		}
 	})
 }
@@ -207,7 +207,7 @@ func TestFailures(t *testing.T) {
 				if err := json.Unmarshal(bytes.Split(log.Bytes(), []byte("\n"))[1], &record); err != nil || record.Error != got.Kind || record.Waited != 60 {
 					t.Errorf("the second record is %+v, %v", record, err)
 				}
-				if told := strings.HasSuffix(got.First, " (its connection had waited for 60 s)"); told != (record.Tokens == 0) {
+				if waited := strings.HasSuffix(got.First, " (its connection had waited for 60 s)"); waited != (record.Tokens == 0) {
 					t.Errorf("%d tokens came before %s", record.Tokens, got.First)
 				}
 				if result.Wall.TTFT.Count != 2 || result.Wall.Classes[0].Failed != 1 {

@@ -21,28 +21,28 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// lines is a log that the test reads.
-type lines struct {
+// logLines is a log that the test reads.
+type logLines struct {
 	mu  sync.Mutex
 	all strings.Builder
 }
 
-func (l *lines) Write(b []byte) (int, error) {
+func (l *logLines) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.all.Write(b)
 }
 
-func (l *lines) text() string {
+func (l *logLines) text() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.all.String()
 }
 
-// run starts a client of a directory.
-func run(t testing.TB, dir string) (c *Client, log *lines, stop func()) {
+// runClient starts a client of a directory.
+func runClient(t testing.TB, dir string) (c *Client, log *logLines, stop func()) {
 	t.Helper()
-	log = &lines{}
+	log = &logLines{}
 	c, err := New(Config{Dir: dir, Logger: slog.New(slog.NewTextHandler(log, nil))})
 	if err != nil {
 		t.Fatal(err)
@@ -60,16 +60,16 @@ func run(t testing.TB, dir string) (c *Client, log *lines, stop func()) {
 	return c, log, stop
 }
 
-// connected is a client with its fake.
-func connected(t testing.TB, f *fake) *Client {
+// newConnected is a client with its fake.
+func newConnected(t testing.TB, f *fakeEngine) *Client {
 	t.Helper()
 	f.start(t, t.TempDir())
-	c, _, _ := run(t, f.dir)
-	await(t, func() bool { _, ok := c.Memory(); return ok })
+	c, _, _ := runClient(t, f.dir)
+	waitFor(t, func() bool { _, ok := c.Memory(); return ok })
 	return c
 }
 
-func await(t testing.TB, done func() bool) {
+func waitFor(t testing.TB, done func() bool) {
 	t.Helper()
 	for n := 0; !done(); n++ {
 		if n == 5000 {
@@ -88,8 +88,8 @@ func TestNoDirectory(t *testing.T) {
 // The engine comes, goes and comes again; the session goes with the client.
 func TestEngineComesAndGoes(t *testing.T) {
 	dir := t.TempDir()
-	c, log, stop := run(t, dir)
-	await(t, func() bool { return strings.Contains(log.text(), "block table unavailable") })
+	c, log, stop := runClient(t, dir)
+	waitFor(t, func() bool { return strings.Contains(log.text(), "block table unavailable") })
 	if _, ok := c.Description(); ok {
 		t.Error("a description of nothing")
 	}
@@ -97,9 +97,9 @@ func TestEngineComesAndGoes(t *testing.T) {
 		t.Error(err)
 	}
 	for round := range 3 {
-		f := &fake{}
+		f := &fakeEngine{}
 		f.start(t, dir)
-		await(t, func() bool { _, ok := c.Memory(); return ok })
+		waitFor(t, func() bool { _, ok := c.Memory(); return ok })
 		d, _ := c.Description()
 		m, _ := c.Memory()
 		if d.Model != "m" || d.BlockTokens != 4 || d.Layout.Blocks != 16 || d.TokenBytes != 1000 || d.Fingerprint != 7 || d.PoolBytes != poolBytes || len(m.Bytes) != poolBytes {
@@ -120,14 +120,14 @@ func TestEngineComesAndGoes(t *testing.T) {
 		held := round == 1 && m.Hold()
 		if round == 2 {
 			stop()
-			await(t, func() bool { f.mu.Lock(); defer f.mu.Unlock(); return f.sessions == 0 })
+			waitFor(t, func() bool { f.mu.Lock(); defer f.mu.Unlock(); return f.sessions == 0 })
 			if _, ok := c.Memory(); ok {
 				t.Error("there is a memory after Run")
 			}
 			break
 		}
 		f.stop()
-		await(t, func() bool { _, ok := c.Memory(); return !ok })
+		waitFor(t, func() bool { _, ok := c.Memory(); return !ok })
 		if _, err := c.Reserve(t.Context(), "r", 12); !errors.Is(err, ErrUnavailable) {
 			t.Error(err)
 		}
@@ -144,8 +144,8 @@ func TestEngineComesAndGoes(t *testing.T) {
 // An abandoned session ends when its memory is not held any more, and
 // another one begins with the same engine.
 func TestAbandon(t *testing.T) {
-	f := &fake{}
-	c := connected(t, f)
+	f := &fakeEngine{}
+	c := newConnected(t, f)
 	c.mu.Lock()
 	before := c.current
 	c.mu.Unlock()
@@ -153,7 +153,7 @@ func TestAbandon(t *testing.T) {
 	m.Hold()
 	c.AbandonSession(errors.New("it releases nothing"))
 	c.AbandonSession(errors.New("it still does not"))
-	await(t, func() bool { _, ok := c.Memory(); return !ok })
+	waitFor(t, func() bool { _, ok := c.Memory(); return !ok })
 	if _, err := c.Reserve(t.Context(), "r", 12); !errors.Is(err, ErrUnavailable) {
 		t.Error(err)
 	}
@@ -165,8 +165,8 @@ func TestAbandon(t *testing.T) {
 	f.mu.Unlock()
 	m.RegionBytes(15, 1)[0]++
 	m.Release()
-	await(t, func() bool { now := c.currentSession(); return now != nil && now != before })
-	await(t, func() bool { f.mu.Lock(); defer f.mu.Unlock(); return f.sessions == 1 })
+	waitFor(t, func() bool { now := c.currentSession(); return now != nil && now != before })
+	waitFor(t, func() bool { f.mu.Lock(); defer f.mu.Unlock(); return f.sessions == 1 })
 	if _, err := c.Reserve(t.Context(), "r", 12); err != nil {
 		t.Error(err)
 	}
@@ -192,10 +192,10 @@ func TestWrongDescriptions(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f := &fake{describe: func() *api.Description { d := plainDescription(); edit(d); return d }}
+			f := &fakeEngine{describe: func() *api.Description { d := plainDescription(); edit(d); return d }}
 			f.start(t, t.TempDir())
-			c, log, _ := run(t, f.dir)
-			await(t, func() bool { return strings.Contains(log.text(), "block table unavailable") })
+			c, log, _ := runClient(t, f.dir)
+			waitFor(t, func() bool { return strings.Contains(log.text(), "block table unavailable") })
 			if _, ok := c.Memory(); ok || !strings.Contains(log.text(), "descri") {
 				t.Errorf("log: %s", log.text())
 			}
@@ -205,7 +205,7 @@ func TestWrongDescriptions(t *testing.T) {
 
 // Nor is what comes out of the pool's socket.
 func TestWrongMemory(t *testing.T) {
-	for name, f := range map[string]*fake{
+	for name, f := range map[string]*fakeEngine{
 		"nothing":       {hand: func(*net.UnixConn, *os.File) {}},
 		"no descriptor": {hand: func(c *net.UnixConn, _ *os.File) { c.Write([]byte{0}) }},
 		"two descriptors": {hand: func(c *net.UnixConn, m *os.File) {
@@ -225,8 +225,8 @@ func TestWrongMemory(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f.start(t, t.TempDir())
-			c, log, _ := run(t, f.dir)
-			await(t, func() bool { return strings.Contains(log.text(), "block table unavailable") })
+			c, log, _ := runClient(t, f.dir)
+			waitFor(t, func() bool { return strings.Contains(log.text(), "block table unavailable") })
 			if _, ok := c.Memory(); ok {
 				t.Error("it was taken for an engine")
 			}
@@ -234,8 +234,7 @@ func TestWrongMemory(t *testing.T) {
 	}
 }
 
-// Memory on a device is somebody else's to reach: who takes it over is handed what the
-// engine has sent.
+// TestDeviceMemory checks that Config.Device receives what the engine has sent.
 func TestDeviceMemory(t *testing.T) {
 	send := func(message string, files int) func(*net.UnixConn, *os.File) {
 		return func(c *net.UnixConn, m *os.File) {
@@ -260,11 +259,11 @@ func TestDeviceMemory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f := &fake{hand: x.hand}
+			f := &fakeEngine{hand: x.hand}
 			f.start(t, t.TempDir())
 			var mu sync.Mutex
 			got, closed := "", 0
-			log := &lines{}
+			log := &logLines{}
 			c, err := New(Config{Dir: f.dir, Logger: slog.New(slog.NewTextHandler(log, nil)), Device: func(handle []byte, f *os.File, l transport.Layout) (*transport.Memory, error) {
 				mu.Lock()
 				defer mu.Unlock()
@@ -283,7 +282,7 @@ func TestDeviceMemory(t *testing.T) {
 			ctx, cancel := context.WithCancel(context.Background())
 			over := make(chan error, 1)
 			go func() { over <- c.Run(ctx) }()
-			await(t, func() bool { _, ok := c.Memory(); return ok || strings.Contains(log.text(), "block table unavailable") })
+			waitFor(t, func() bool { _, ok := c.Memory(); return ok || strings.Contains(log.text(), "block table unavailable") })
 			if m, ok := c.Memory(); ok != (x.taken != "" && name != "refused") || ok && m.Blocks != 16 {
 				t.Errorf("memory: %v; log: %s", ok, log.text())
 			}
@@ -297,17 +296,17 @@ func TestDeviceMemory(t *testing.T) {
 		})
 	}
 	t.Run("no device configured", func(t *testing.T) {
-		f := &fake{hand: send("ghandle", 1)}
+		f := &fakeEngine{hand: send("ghandle", 1)}
 		f.start(t, t.TempDir())
-		c, log, _ := run(t, f.dir)
-		await(t, func() bool { return strings.Contains(log.text(), "has no device configured") })
+		c, log, _ := runClient(t, f.dir)
+		waitFor(t, func() bool { return strings.Contains(log.text(), "has no device configured") })
 		if _, ok := c.Memory(); ok {
 			t.Error("there is a memory")
 		}
 	})
 }
 
-// An engine that accepts and says nothing delays nobody's end.
+// An engine that accepts and does not answer does not delay the end of Run.
 func TestSilentEngine(t *testing.T) {
 	dir := t.TempDir()
 	l, err := net.Listen("unix", filepath.Join(dir, blocksSocket))
@@ -315,7 +314,7 @@ func TestSilentEngine(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	_, _, stop := run(t, dir)
+	_, _, stop := runClient(t, dir)
 	conn, err := l.Accept()
 	if err != nil {
 		t.Fatal(err)
@@ -327,11 +326,11 @@ func TestSilentEngine(t *testing.T) {
 // The same for one that hands no memory over.
 func TestSilentPool(t *testing.T) {
 	waits, end := make(chan struct{}), make(chan struct{})
-	f := &fake{hand: func(*net.UnixConn, *os.File) { close(waits); <-end }}
+	f := &fakeEngine{hand: func(*net.UnixConn, *os.File) { close(waits); <-end }}
 	f.start(t, t.TempDir())
 	defer f.stop()
 	defer close(end)
-	_, _, stop := run(t, f.dir)
+	_, _, stop := runClient(t, f.dir)
 	<-waits
 	stop()
 }
@@ -339,8 +338,8 @@ func TestSilentPool(t *testing.T) {
 func TestReservations(t *testing.T) {
 	var reply *api.ReserveReply
 	var fails error
-	f := &fake{reserve: func(*api.ReserveRequest) (*api.ReserveReply, error) { return reply, fails }}
-	c := connected(t, f)
+	f := &fakeEngine{reserve: func(*api.ReserveRequest) (*api.ReserveReply, error) { return reply, fails }}
+	c := newConnected(t, f)
 	for _, x := range []struct {
 		blocks []uint32
 		err    error
@@ -377,8 +376,8 @@ func TestReservations(t *testing.T) {
 // A table that contradicts itself is refused: its numbers become addresses.
 func TestTables(t *testing.T) {
 	var reply *api.TableReply
-	f := &fake{table: func(context.Context, *api.TableRequest) (*api.TableReply, error) { return reply, nil }}
-	c := connected(t, f)
+	f := &fakeEngine{table: func(context.Context, *api.TableRequest) (*api.TableReply, error) { return reply, nil }}
+	c := newConnected(t, f)
 	good := func() *api.TableReply {
 		return &api.TableReply{Generation: 2, Computed: 9, Length: 10, Ids: []uint32{1, 2, 3, 4, 5}, FirstBlock: 1, Blocks: []uint32{4, 15}, Cached: 3, Prompt: 6}
 	}
@@ -433,7 +432,7 @@ func TestFailedFreezeIsUndone(t *testing.T) {
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			thaws := make(chan string, 9)
-			c := connected(t, &fake{table: x.table, thaw: func(r *api.LegRequest) error { thaws <- r.Leg; return nil }})
+			c := newConnected(t, &fakeEngine{table: x.table, thaw: func(r *api.LegRequest) error { thaws <- r.Leg; return nil }})
 			ctx := t.Context()
 			if x.want == context.DeadlineExceeded {
 				late, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
@@ -444,7 +443,7 @@ func TestFailedFreezeIsUndone(t *testing.T) {
 				t.Error(err)
 			}
 			// The client may have given up an answer that is on its way.
-			await(t, func() bool { return len(thaws) >= x.thaws })
+			waitFor(t, func() bool { return len(thaws) >= x.thaws })
 			if len(thaws) != x.thaws || x.thaws > 0 && <-thaws != "leg" {
 				t.Errorf("thawed %d times, want %d", len(thaws), x.thaws)
 			}
@@ -472,7 +471,7 @@ func FuzzDescribe(f *testing.F) {
 	})
 }
 
-// FuzzTable tells anything: it is refused, or every position that is said to be
+// FuzzTable sends arbitrary tables: each is rejected, or every position that is said to be
 // computed has its block, within the pool.
 func FuzzTable(f *testing.F) {
 	f.Add(5, uint64(9), uint64(10), 5, uint32(1), 2, uint32(15), uint64(3), uint64(6))

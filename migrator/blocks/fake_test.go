@@ -17,9 +17,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fake is an engine that answers as it is told. What a func does not do falls
+// fakeEngine is an engine that answers as its funcs do. A missing func falls
 // through to an answer that makes sense.
-type fake struct {
+type fakeEngine struct {
 	api.UnimplementedBlocksServer
 	dir  string
 	stop func()
@@ -47,7 +47,7 @@ func plainDescription() *api.Description {
 }
 
 // start serves a fake in a directory until stop, or the end of the test.
-func (f *fake) start(t testing.TB, dir string) {
+func (f *fakeEngine) start(t testing.TB, dir string) {
 	t.Helper()
 	f.dir = dir
 	var err error
@@ -92,14 +92,14 @@ func (f *fake) start(t testing.TB, dir string) {
 	t.Cleanup(f.stop)
 }
 
-func (f *fake) Describe(context.Context, *api.DescribeRequest) (*api.Description, error) {
+func (f *fakeEngine) Describe(context.Context, *api.DescribeRequest) (*api.Description, error) {
 	if f.describe != nil {
 		return f.describe(), nil
 	}
 	return plainDescription(), nil
 }
 
-func (f *fake) Session(_ *api.SessionRequest, s grpc.ServerStreamingServer[api.SessionReply]) error {
+func (f *fakeEngine) Session(_ *api.SessionRequest, s grpc.ServerStreamingServer[api.SessionReply]) error {
 	name := "s"
 	if f.session != nil {
 		name = f.session()
@@ -113,13 +113,13 @@ func (f *fake) Session(_ *api.SessionRequest, s grpc.ServerStreamingServer[api.S
 	return s.Context().Err()
 }
 
-func (f *fake) count(n int) {
+func (f *fakeEngine) count(n int) {
 	f.mu.Lock()
 	f.sessions += n
 	f.mu.Unlock()
 }
 
-func (f *fake) Reserve(_ context.Context, r *api.ReserveRequest) (*api.ReserveReply, error) {
+func (f *fakeEngine) Reserve(_ context.Context, r *api.ReserveRequest) (*api.ReserveReply, error) {
 	if f.reserve != nil {
 		return f.reserve(r)
 	}
@@ -129,14 +129,14 @@ func (f *fake) Reserve(_ context.Context, r *api.ReserveRequest) (*api.ReserveRe
 	return &api.ReserveReply{Blocks: []uint32{3, 1, 2}}, nil
 }
 
-func (f *fake) Table(ctx context.Context, r *api.TableRequest) (*api.TableReply, error) {
+func (f *fakeEngine) Table(ctx context.Context, r *api.TableRequest) (*api.TableReply, error) {
 	return f.table(ctx, r)
 }
 
-func (f *fake) Freeze(ctx context.Context, r *api.TableRequest) (*api.TableReply, error) {
+func (f *fakeEngine) Freeze(ctx context.Context, r *api.TableRequest) (*api.TableReply, error) {
 	return f.table(ctx, r)
 }
 
-func (f *fake) Thaw(_ context.Context, r *api.LegRequest) (*api.LegReply, error) {
+func (f *fakeEngine) Thaw(_ context.Context, r *api.LegRequest) (*api.LegReply, error) {
 	return &api.LegReply{}, f.thaw(r)
 }

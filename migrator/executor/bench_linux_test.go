@@ -33,10 +33,10 @@ const (
 	longest     = 128 << 10 // tokens
 )
 
-// slab is an engine with one request of any length, which generates six blocks
+// fakePool is an engine with one request of any length, which generates six blocks
 // while its first round is pulled. It answers in no time, so that what is
 // measured is the move.
-type slab struct {
+type fakePool struct {
 	memory *transport.Memory
 	ids    []uint32
 	blocks []uint32
@@ -47,8 +47,8 @@ type slab struct {
 	froze, moved func()
 }
 
-// newSlab returns one whose blocks have so many bytes.
-func newSlab(tb testing.TB, bytes int64) *slab {
+// newFakePool returns one whose blocks have so many bytes.
+func newFakePool(tb testing.TB, bytes int64) *fakePool {
 	size := int(benchBlocks * bytes)
 	fd, err := unix.MemfdCreate("pool", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -62,7 +62,7 @@ func newSlab(tb testing.TB, bytes int64) *slab {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	s := &slab{memory: &transport.Memory{Layout: transport.Layout{Blocks: benchBlocks, Regions: []transport.Region{{Stride: bytes, Bytes: bytes}}}, Bytes: b, File: file,
+	s := &fakePool{memory: &transport.Memory{Layout: transport.Layout{Blocks: benchBlocks, Regions: []transport.Region{{Stride: bytes, Bytes: bytes}}}, Bytes: b, File: file,
 		Unmap: func() { unix.Munmap(b); file.Close() }}}
 	for i := range uint32(benchBlocks) {
 		s.blocks = append(s.blocks, (i*7919)%benchBlocks) // scattered
@@ -73,43 +73,43 @@ func newSlab(tb testing.TB, bytes int64) *slab {
 	return s
 }
 
-func (s *slab) Description() (blocks.Description, bool) {
+func (s *fakePool) Description() (blocks.Description, bool) {
 	return blocks.Description{BlockTokens: benchTokens, Layout: s.memory.Layout, Fingerprint: 1}, true
 }
-func (s *slab) Memory() (*transport.Memory, bool) { return s.memory, true }
-func (s *slab) Table(_ context.Context, _ string, from int) (blocks.Table, error) {
+func (s *fakePool) Memory() (*transport.Memory, bool) { return s.memory, true }
+func (s *fakePool) Table(_ context.Context, _ string, from int) (blocks.Table, error) {
 	if from > 0 {
 		s.more = 6 * benchTokens
 	}
 	return s.table(from), nil
 }
-func (s *slab) table(from int) blocks.Table {
+func (s *fakePool) table(from int) blocks.Table {
 	n := s.length + s.more
 	return blocks.Table{Computed: n - 1, Length: n, IDs: s.ids[from:n], BlockTokens: benchTokens, FirstBlock: from / benchTokens, Blocks: s.blocks[from/benchTokens : (n-1+benchTokens-1)/benchTokens]}
 }
-func (s *slab) Freeze(_ context.Context, _ string, from int) (blocks.Table, error) {
+func (s *fakePool) Freeze(_ context.Context, _ string, from int) (blocks.Table, error) {
 	if s.froze != nil {
 		s.froze()
 	}
 	return s.table(from), nil
 }
-func (*slab) Thaw(context.Context, string) error { return nil }
-func (*slab) Drop(context.Context, string) error { return nil }
-func (s *slab) Reserve(_ context.Context, _ string, tokens int) ([]uint32, error) {
+func (*fakePool) Thaw(context.Context, string) error { return nil }
+func (*fakePool) Drop(context.Context, string) error { return nil }
+func (s *fakePool) Reserve(_ context.Context, _ string, tokens int) ([]uint32, error) {
 	return s.blocks[:(tokens+benchTokens-1)/benchTokens], nil
 }
-func (*slab) MarkFilled(context.Context, string, int, []uint32, int) error { return nil }
-func (*slab) AbandonSession(error)                                         {}
-func (*slab) Release(context.Context, string) error                        { return nil }
+func (*fakePool) MarkFilled(context.Context, string, int, []uint32, int) error { return nil }
+func (*fakePool) AbandonSession(error)                                         {}
+func (*fakePool) Release(context.Context, string) error                        { return nil }
 
-// desk is a front whose streams go on at the target as soon as that adopts.
-type desk struct {
-	slab   *slab
+// fakeFrontEnd is a front whose streams go on at the target as soon as that adopts.
+type fakeFrontEnd struct {
+	slab   *fakePool
 	target *executor.Executor
 	self   policies.ReplicaID
 }
 
-func (d *desk) Migrate(_ context.Context, m frontend.Migration) (frontend.MigrationResult, error) {
+func (d *fakeFrontEnd) Migrate(_ context.Context, m frontend.Migration) (frontend.MigrationResult, error) {
 	if _, err := d.target.Adopt(m.Reservation, m.Stream, d.self); err != nil {
 		return frontend.MigrationResult{Epoch: m.Epoch + 2}, err
 	}
@@ -118,16 +118,16 @@ func (d *desk) Migrate(_ context.Context, m frontend.Migration) (frontend.Migrat
 	}
 	return frontend.MigrationResult{Epoch: m.Epoch + 1}, nil
 }
-func (*desk) Holder(string) (frontend.Holder, bool) { return frontend.Holder{}, false }
-func (d *desk) LocalLegs() []frontend.LocalLeg {
+func (*fakeFrontEnd) Holder(string) (frontend.Holder, bool) { return frontend.Holder{}, false }
+func (d *fakeFrontEnd) LocalLegs() []frontend.LocalLeg {
 	return []frontend.LocalLeg{{Request: policies.Request{ID: "q", Input: policies.Tokens(d.slab.length)}, Name: "q#1", FrontEnd: "s", Epoch: 1}}
 }
-func (*desk) AdvanceEpoch(string, policies.Epoch) {}
+func (*fakeFrontEnd) AdvanceEpoch(string, policies.Epoch) {}
 
-// post carries envelopes to one mover, through their bytes.
-type post struct{ to func() *executor.Executor }
+// directNetwork carries envelopes to one mover, through their bytes.
+type directNetwork struct{ to func() *executor.Executor }
 
-func (p post) Send(_ policies.ReplicaID, e *api.Envelope) {
+func (p directNetwork) Send(_ policies.ReplicaID, e *api.Envelope) {
 	from := policies.ReplicaID("s")
 	b, err := proto.Marshal(e.GetTransfer())
 	if err != nil {
@@ -143,32 +143,32 @@ func (p post) Send(_ policies.ReplicaID, e *api.Envelope) {
 	p.to().Receive(from, &t)
 }
 
-// lane is two movers and what carries blocks between them.
-type lane struct {
-	source *slab
+// pairBench is two movers and what carries blocks between them.
+type pairBench struct {
+	source *fakePool
 	movers [2]*executor.Executor // target, source
-	told   [2]chan bidask.EventKind
+	events [2]chan bidask.EventKind
 	ended  chan executor.Migration
 	number uint64
 }
 
-// newLane runs two movers until the test ends.
-func newLane(tb testing.TB, source, target *slab, carrier func(name string, s *slab) (transport.Transport, error)) *lane {
+// newPairBench runs two movers until the test ends.
+func newPairBench(tb testing.TB, source, target *fakePool, carrier func(name string, s *fakePool) (transport.Transport, error)) *pairBench {
 	tb.Helper()
-	l := &lane{source: source, ended: make(chan executor.Migration, 1)}
+	l := &pairBench{source: source, ended: make(chan executor.Migration, 1)}
 	ctx, cancel := context.WithCancel(tb.Context())
 	var wg sync.WaitGroup
 	tb.Cleanup(wg.Wait)
 	tb.Cleanup(cancel)
-	for i, s := range []*slab{target, source} {
+	for i, s := range []*fakePool{target, source} {
 		self := policies.ReplicaID([]string{"d", "s"}[i])
 		t, err := carrier(string(self), s)
 		if err != nil {
 			tb.Fatal(err)
 		}
-		l.told[i] = make(chan bidask.EventKind, 4)
-		c := executor.Config{Self: self, Engine: s, FrontEnd: &desk{slab: s, target: l.movers[0], self: self}, Network: post{func() *executor.Executor { return l.movers[1-i] }},
-			Transports: []transport.Transport{t}, Address: func(policies.ReplicaID) string { return "" }, Notify: func(ev bidask.Event) { l.told[i] <- ev.Kind }}
+		l.events[i] = make(chan bidask.EventKind, 4)
+		c := executor.Config{Self: self, Engine: s, FrontEnd: &fakeFrontEnd{slab: s, target: l.movers[0], self: self}, Network: directNetwork{func() *executor.Executor { return l.movers[1-i] }},
+			Transports: []transport.Transport{t}, Address: func(policies.ReplicaID) string { return "" }, Notify: func(ev bidask.Event) { l.events[i] <- ev.Kind }}
 		if self == "s" {
 			c.OnEnd = func(m executor.Migration) { l.ended <- m }
 		}
@@ -185,7 +185,7 @@ func newLane(tb testing.TB, source, target *slab, carrier func(name string, s *s
 }
 
 // move moves the source's request.
-func (l *lane) move(tb testing.TB) executor.Migration {
+func (l *pairBench) move(tb testing.TB) executor.Migration {
 	tb.Helper()
 	l.number++
 	l.source.more = 0
@@ -195,29 +195,29 @@ func (l *lane) move(tb testing.TB) executor.Migration {
 		l.movers[i].Execute(a)
 	}
 	do(0, bidask.Reserve, "s")
-	<-l.told[0]
+	<-l.events[0]
 	do(1, bidask.Export, "d")
 	do(0, bidask.Import, "s")
 	m := <-l.ended
-	if s, d := <-l.told[1], <-l.told[0]; s != bidask.TransferDone || d != bidask.TransferDone {
+	if s, d := <-l.events[1], <-l.events[0]; s != bidask.TransferDone || d != bidask.TransferDone {
 		tb.Fatalf("%v, %v: %+v", s, d, m)
 	}
 	return m
 }
 
 // carriers are the transports of one machine.
-func carriers(tb testing.TB) map[string]func(name string, s *slab) (transport.Transport, error) {
+func carriers(tb testing.TB) map[string]func(name string, s *fakePool) (transport.Transport, error) {
 	dir, err := os.MkdirTemp("", "shm") // a short path, for sockets
 	if err != nil {
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() { os.RemoveAll(dir) })
 	var network memtransport.Network
-	return map[string]func(name string, s *slab) (transport.Transport, error){
-		"memory": func(name string, s *slab) (transport.Transport, error) {
+	return map[string]func(name string, s *fakePool) (transport.Transport, error){
+		"memory": func(name string, s *fakePool) (transport.Transport, error) {
 			return memtransport.New(memtransport.Config{Network: &network, Name: name, Pool: s})
 		},
-		"shm": func(_ string, s *slab) (transport.Transport, error) {
+		"shm": func(_ string, s *fakePool) (transport.Transport, error) {
 			return shm.New(shm.Config{Dir: dir, Pool: s})
 		},
 	}
@@ -229,7 +229,7 @@ func carriers(tb testing.TB) map[string]func(name string, s *slab) (transport.Tr
 // what the rounds of a long one leave of the caches: 256 tokens are also measured
 // with that much memory touched before their freeze.
 func BenchmarkStall(b *testing.B) {
-	source, target := newSlab(b, benchBytes), newSlab(b, benchBytes)
+	source, target := newFakePool(b, benchBytes), newFakePool(b, benchBytes)
 	defer source.memory.Close()
 	defer target.memory.Close()
 	carriers := carriers(b)
@@ -246,7 +246,7 @@ func BenchmarkStall(b *testing.B) {
 				if x.cold {
 					source.froze = func() { touch(other) }
 				}
-				l := newLane(b, source, target, carriers[carrier])
+				l := newPairBench(b, source, target, carriers[carrier])
 				var stalls []time.Duration
 				for b.Loop() {
 					stalls = append(stalls, l.move(b).Stall)
@@ -271,13 +271,13 @@ func touch(b []byte) {
 // copy of the longer one's ids alone has 512 KiB.
 func TestStallAllocates(t *testing.T) {
 	const bytes, tries = 64, 5 // of which the best counts: the runtime allocates, too
-	source, target := newSlab(t, bytes), newSlab(t, bytes)
+	source, target := newFakePool(t, bytes), newFakePool(t, bytes)
 	t.Cleanup(source.memory.Close)
 	t.Cleanup(target.memory.Close)
 	var before, after uint64
 	source.froze = func() { before = allocated() }
 	source.moved = func() { after = allocated() }
-	l := newLane(t, source, target, carriers(t)["shm"])
+	l := newPairBench(t, source, target, carriers(t)["shm"])
 	least := map[int]uint64{}
 	for _, length := range []int{256, longest} {
 		source.length, target.length = length+9, length+9

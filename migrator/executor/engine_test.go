@@ -55,7 +55,7 @@ type engine struct {
 	blind    bool // it serves no blocks
 	memory   *transport.Memory
 	free     []uint32
-	limbo    []uint32        // given back in this instant: nobody may read them any later
+	limbo    []uint32        // freed in this instant: must not be read later
 	seqs     map[string]*seq // by leg
 	held     map[string]*reservation
 	onToken  func(*seq) // under mu
@@ -68,7 +68,7 @@ type engine struct {
 // seq is a request in an engine.
 type seq struct {
 	leg        string
-	conn       *conn
+	conn       *legConn
 	ids        []uint32
 	prompt     int
 	computed   int
@@ -167,8 +167,8 @@ func (e *engine) run(ctx context.Context) {
 			continue
 		}
 		if dirty {
-			// Whoever read these blocks in an earlier instant has done so; the race
-			// detector is told by this.
+			// All reads of these blocks in an earlier instant are complete; this makes it
+			// known to the race detector.
 			synctest.Wait()
 		}
 		e.mu.Lock()
@@ -228,7 +228,7 @@ func (e *engine) remove(q *seq) {
 }
 
 // prompt begins a request by its ids.
-func (e *engine) prompt(c *conn, leg string, ids []uint32, prompt, most int) error {
+func (e *engine) prompt(c *legConn, leg string, ids []uint32, prompt, most int) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.away || e.seqs[leg] != nil {
@@ -240,7 +240,7 @@ func (e *engine) prompt(c *conn, leg string, ids []uint32, prompt, most int) err
 }
 
 // adopt begins a request by what a reservation was filled with.
-func (e *engine) adopt(c *conn, leg, id string, most int) error {
+func (e *engine) adopt(c *legConn, leg, id string, most int) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	r := e.held[id]
@@ -265,7 +265,7 @@ func (e *engine) adopt(c *conn, leg, id string, most int) error {
 }
 
 // abort is a client that has gone.
-func (e *engine) abort(c *conn) {
+func (e *engine) abort(c *legConn) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, q := range e.seqs {

@@ -32,52 +32,52 @@ func prompt(seed, n int) []uint32 {
 	return ids
 }
 
-// within runs a test in a world that is set up by prepare and checked at the end.
-func within(t *testing.T, replicas int, link int64, test func(t *testing.T, w *world)) {
+// runInFleet runs a test in a world that is set up by prepare and checked at the end.
+func runInFleet(t *testing.T, replicas int, link int64, test func(t *testing.T, w *fleet)) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(replicas, link, carryInside)
+		w := newFleet(replicas, link, carryInside)
 		test(t, w)
-		for _, n := range w.nodes {
-			if !await(time.Minute, n.front.settled) {
+		for _, n := range w.replicas {
+			if !waitFor(time.Minute, n.frontEnd.settled) {
 				t.Error(w.unfinished())
 			}
 		}
 		time.Sleep(silence)
-		if left := w.leftovers(); left != nil {
+		if left := w.findLeftovers(); left != nil {
 			t.Error(left)
 		}
-		if v := w.verdicts(); v != "" {
+		if v := w.failures(); v != "" {
 			t.Error(v)
 		}
 		w.close()
 	})
 }
 
-// ended returns the last move that a replica has ended.
-func (n *node) ended(t *testing.T) executor.Migration {
+// waitForEnd returns the last move that a replica has ended.
+func (n *replica) waitForEnd(t *testing.T) executor.Migration {
 	t.Helper()
-	all := n.mover.Migrations()
+	all := n.executor.Migrations()
 	if len(all) == 0 {
 		t.Fatalf("%s knows no moves", n.id)
 	}
 	return all[len(all)-1]
 }
 
-// TestChain moves a request around, its front among the holders: nothing is
-// chained, and each move is told on both sides.
-func TestChain(t *testing.T) {
-	within(t, 4, 0, func(t *testing.T, w *world) {
-		a := w.nodes[0]
-		a.front.accept("a/1", prompt(1, 50), 250, w.nodes[1])
+// TestMigrationChain moves a request around, its front among the holders: nothing is
+// chained, and both sides report each migration.
+func TestMigrationChain(t *testing.T) {
+	runInFleet(t, 4, 0, func(t *testing.T, w *fleet) {
+		a := w.replicas[0]
+		a.frontEnd.startStream("a/1", prompt(1, 50), 250, w.replicas[1])
 		for i, hop := range []int{1, 2, 3, 0, 1, 0, 2, 3} {
 			if i == 0 {
 				time.Sleep(500 * time.Millisecond)
 				continue
 			}
-			h, _ := a.front.Holder("a/1")
-			from, to := w.node(h.Replica), w.nodes[hop]
+			h, _ := a.frontEnd.Holder("a/1")
+			from, to := w.replica(h.Replica), w.replicas[hop]
 			w.move("a/1", from, to, policies.Drain)
-			s, d := from.ended(t), to.ended(t)
+			s, d := from.waitForEnd(t), to.waitForEnd(t)
 			if s.ID != d.ID || s.State != "moved" || d.State != "moved" || s.Mode != "live" || d.Mode != "live" || d.Transport != "memory" || s.FrontEnd != "a" || d.FrontEnd != "a" ||
 				s.Stall <= 0 || s.Stall > 20*time.Millisecond || d.Bytes != int64(d.Tokens)*1000 || s.Tokens != d.Tokens+1 || s.Cause != policies.Drain || s.From != from.id || s.To != to.id {
 				t.Errorf("hop %d:\n%+v\n%+v", i, s, d)
@@ -92,53 +92,53 @@ func TestChain(t *testing.T) {
 
 // TestOtherEngines moves by Reprompt where blocks cannot be read.
 func TestOtherEngines(t *testing.T) {
-	within(t, 3, 0, func(t *testing.T, w *world) {
-		w.nodes[2].engine.blind = true
-		w.nodes[0].front.accept("a/1", prompt(1, 50), 150, w.nodes[1])
+	runInFleet(t, 3, 0, func(t *testing.T, w *fleet) {
+		w.replicas[2].engine.blind = true
+		w.replicas[0].frontEnd.startStream("a/1", prompt(1, 50), 150, w.replicas[1])
 		time.Sleep(300 * time.Millisecond)
-		w.move("a/1", w.nodes[1], w.nodes[2], policies.Growth)
-		s, d := w.nodes[1].ended(t), w.nodes[2].ended(t)
+		w.move("a/1", w.replicas[1], w.replicas[2], policies.Growth)
+		s, d := w.replicas[1].waitForEnd(t), w.replicas[2].waitForEnd(t)
 		if w.anew != 1 || s.Mode != "reprompt" || d.Mode != "reprompt" || s.Stall <= 0 || s.Stall > 200*time.Millisecond || d.Bytes != 0 || d.State != "moved" {
 			t.Errorf("%d moves:\n%+v\n%+v", w.anew, s, d)
 		}
-		if all := w.nodes[1].mover.Stats(); all.Stalls != 1 || all.TotalStall != s.Stall || all.LongestStall != s.Stall {
+		if all := w.replicas[1].executor.Stats(); all.Stalls != 1 || all.TotalStall != s.Stall || all.LongestStall != s.Stall {
 			t.Errorf("%+v", all)
 		}
 		time.Sleep(100 * time.Millisecond)
-		w.move("a/1", w.nodes[2], w.nodes[0], policies.Growth)
+		w.move("a/1", w.replicas[2], w.replicas[0], policies.Growth)
 		if w.anew != 2 {
-			t.Errorf("%d moves, the last: %+v", w.anew, w.nodes[2].ended(t))
+			t.Errorf("%d moves, the last: %+v", w.anew, w.replicas[2].waitForEnd(t))
 		}
 	})
 }
 
 // TestLinkIsPaced moves over a link whose speed decides, and grows on the way.
 func TestLinkIsPaced(t *testing.T) {
-	within(t, 2, 400_000, func(t *testing.T, w *world) { // 400 tokens a second
-		w.nodes[0].front.accept("a/1", prompt(1, 100), 400, w.nodes[0])
+	runInFleet(t, 2, 400_000, func(t *testing.T, w *fleet) { // 400 tokens a second
+		w.replicas[0].frontEnd.startStream("a/1", prompt(1, 100), 400, w.replicas[0])
 		time.Sleep(200 * time.Millisecond)
 		start := time.Now()
-		w.move("a/1", w.nodes[0], w.nodes[1], policies.Growth)
-		took, d := time.Since(start), w.nodes[1].ended(t)
+		w.move("a/1", w.replicas[0], w.replicas[1], policies.Growth)
+		took, d := time.Since(start), w.replicas[1].waitForEnd(t)
 		if least := time.Duration(d.Bytes) * time.Second / 400_000; d.State != "moved" || took < least || took > least+100*time.Millisecond || d.Rounds < 3 {
 			t.Errorf("%v for %+v", took, d)
 		}
-		if s := w.nodes[1].mover.Stats(); s.Bytes != d.Bytes || s.Received["live"] != 1 || s.Copied == 0 || s.Rounds != uint64(d.Rounds) {
+		if s := w.replicas[1].executor.Stats(); s.Bytes != d.Bytes || s.Received["live"] != 1 || s.Copied == 0 || s.Rounds != uint64(d.Rounds) {
 			t.Errorf("%+v", s)
 		}
-		if s := w.nodes[0].mover.Stats(); s.Sent["live"] != 1 || s.Stalls != 1 || s.TotalStall != s.LongestStall || s.TotalStall != w.nodes[0].ended(t).Stall {
+		if s := w.replicas[0].executor.Stats(); s.Sent["live"] != 1 || s.Stalls != 1 || s.TotalStall != s.LongestStall || s.TotalStall != w.replicas[0].waitForEnd(t).Stall {
 			t.Errorf("%+v", s)
 		}
 	})
 }
 
-// TestMarketIsAnswered asks for what cannot be.
-func TestMarketIsAnswered(t *testing.T) {
-	within(t, 2, 0, func(t *testing.T, w *world) {
-		a, b := w.nodes[0], w.nodes[1]
-		ask := func(n *node, a bidask.Action) bidask.EventKind {
+// TestMarketIsNotified asks for what cannot be.
+func TestMarketIsNotified(t *testing.T) {
+	runInFleet(t, 2, 0, func(t *testing.T, w *fleet) {
+		a, b := w.replicas[0], w.replicas[1]
+		ask := func(n *replica, a bidask.Action) bidask.EventKind {
 			answers := n.expect(a.Deal)
-			n.mover.Execute(a)
+			n.executor.Execute(a)
 			return n.await(answers)
 		}
 		deal := func(n uint64) bidask.Deal { return bidask.Deal{Seller: "a", Number: n} }
@@ -151,34 +151,34 @@ func TestMarketIsAnswered(t *testing.T) {
 		if k := ask(b, bidask.Action{Kind: bidask.Reserve, Deal: deal(3), Peer: "a", Migration: policies.Migration{Request: "a/1", Length: 100}}); k != bidask.Reserved {
 			t.Errorf("a hundred tokens: %v", k)
 		}
-		// Nobody answers its Open.
+		// Its Open stays unanswered.
 		if k := ask(b, bidask.Action{Kind: bidask.Import, Deal: deal(3), Peer: "a", Migration: policies.Migration{Request: "a/1", Length: 100}}); k != bidask.TransferFailed {
-			t.Errorf("an import that nobody exports: %v", k)
+			t.Errorf("an import without an export: %v", k)
 		}
-		if m := b.ended(t); m.Failure != "unknown to the peer" {
+		if m := b.waitForEnd(t); m.Failure != "unknown to the peer" {
 			t.Errorf("%+v", m)
 		}
 		// Actions of another time do nothing.
 		for _, k := range []bidask.ActionKind{bidask.Abort, bidask.Release, bidask.Send, bidask.Return} {
-			a.mover.Execute(bidask.Action{Kind: k, Deal: deal(9)})
+			a.executor.Execute(bidask.Action{Kind: k, Deal: deal(9)})
 		}
 		time.Sleep(time.Second)
-		if len(a.told[deal(9)]) != 0 {
-			t.Errorf("the market hears %v", a.told[deal(9)])
+		if len(a.events[deal(9)]) != 0 {
+			t.Errorf("the market hears %v", a.events[deal(9)])
 		}
 	})
 }
 
 // TestAdoptRefuses asks for what was not brought.
 func TestAdoptRefuses(t *testing.T) {
-	within(t, 2, 0, func(t *testing.T, w *world) {
+	runInFleet(t, 2, 0, func(t *testing.T, w *fleet) {
 		for _, move := range []string{"", "a", "/1", "a/", "a/x", "a/1", "a/-1", "a/b/1", "a/99999999999999999999"} {
-			if params, err := w.nodes[1].mover.Adopt(move, "q", "a"); err == nil || params != nil {
+			if params, err := w.replicas[1].executor.Adopt(move, "q", "a"); err == nil || params != nil {
 				t.Errorf("%q: %s, %v", move, params, err)
 			}
 		}
 	})
-	m, err := executor.New(executor.Config{Self: "a", FrontEnd: &front{}, Network: &node{}, Address: func(policies.ReplicaID) string { return "" }, Notify: func(bidask.Event) {}})
+	m, err := executor.New(executor.Config{Self: "a", FrontEnd: &frontEnd{}, Network: &replica{}, Address: func(policies.ReplicaID) string { return "" }, Notify: func(bidask.Event) {}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,22 +195,22 @@ func TestAdoptRefuses(t *testing.T) {
 	}
 }
 
-// TestFronts names the front of a request that is being handed over, whether it
+// TestFrontEnds names the front of a request that is being handed over, whether it
 // still runs there or not.
-func TestFronts(t *testing.T) {
-	within(t, 2, 0, func(t *testing.T, w *world) {
-		a, b := w.nodes[0], w.nodes[1]
-		a.front.accept("a/1", prompt(1, 50), 250, b)
+func TestFrontEnds(t *testing.T) {
+	runInFleet(t, 2, 0, func(t *testing.T, w *fleet) {
+		a, b := w.replicas[0], w.replicas[1]
+		a.frontEnd.startStream("a/1", prompt(1, 50), 250, b)
 		time.Sleep(500 * time.Millisecond)
-		b.mover.Execute(bidask.Action{Kind: bidask.Export, Deal: bidask.Deal{Seller: "b", Number: 1}, Peer: "a", Migration: policies.Migration{Request: "a/1", Length: 60}})
+		b.executor.Execute(bidask.Action{Kind: bidask.Export, Deal: bidask.Deal{Seller: "b", Number: 1}, Peer: "a", Migration: policies.Migration{Request: "a/1", Length: 60}})
 		time.Sleep(time.Millisecond)
-		a.front.leave("a/1")
+		a.frontEnd.disconnectClient("a/1")
 		time.Sleep(time.Millisecond)
-		if got := b.mover.FrontEnds(); len(got) != 1 || got[0] != "a" {
+		if got := b.executor.FrontEnds(); len(got) != 1 || got[0] != "a" {
 			t.Errorf("while it is handed over: %v", got)
 		}
 		time.Sleep(time.Minute)
-		if got := b.mover.FrontEnds(); len(got) != 0 {
+		if got := b.executor.FrontEnds(); len(got) != 0 {
 			t.Errorf("after that: %v", got)
 		}
 	})
@@ -270,19 +270,19 @@ func TestTransportsFallBack(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			better = &c.u
 			defer func() { better = nil }()
-			within(t, 2, 0, func(t *testing.T, w *world) {
-				w.nodes[0].front.accept("a/1", prompt(1, 50), 120, w.nodes[0])
+			runInFleet(t, 2, 0, func(t *testing.T, w *fleet) {
+				w.replicas[0].frontEnd.startStream("a/1", prompt(1, 50), 120, w.replicas[0])
 				time.Sleep(100 * time.Millisecond)
-				w.move("a/1", w.nodes[0], w.nodes[1], policies.Growth)
-				if d := w.nodes[1].ended(t); d.State != "moved" || d.Mode != "live" || d.Transport != c.by {
+				w.move("a/1", w.replicas[0], w.replicas[1], policies.Growth)
+				if d := w.replicas[1].waitForEnd(t); d.State != "moved" || d.Mode != "live" || d.Transport != c.by {
 					t.Errorf("%+v", d)
 				}
-				routes := w.nodes[0].mover.TransportPaths()
+				routes := w.replicas[0].executor.TransportPaths()
 				if len(routes) < 2 || routes[0].Transport != "unreliable" || routes[0].Err != c.u.probe || routes[1].Err != nil {
 					t.Errorf("routes %+v", routes)
 				}
 				held, used := "", ""
-				for _, p := range w.nodes[1].mover.TransportPaths() {
+				for _, p := range w.replicas[1].executor.TransportPaths() {
 					switch {
 					case p.Peer != "a":
 					case p.Err != nil:
@@ -305,14 +305,14 @@ func TestTransportsAreHeldBack(t *testing.T) {
 	mended := new(atomic.Bool)
 	better = &unreliable{opens: errors.New("it broke"), mended: mended}
 	defer func() { better = nil }()
-	within(t, 2, 0, func(t *testing.T, w *world) {
-		a, b := w.nodes[0], w.nodes[1]
+	runInFleet(t, 2, 0, func(t *testing.T, w *fleet) {
+		a, b := w.replicas[0], w.replicas[1]
 		for i, by := range []string{"memory", "memory", "unreliable"} {
 			id := "a/" + strconv.Itoa(i+1)
-			a.front.accept(id, prompt(i+1, 50), 120, a)
+			a.frontEnd.startStream(id, prompt(i+1, 50), 120, a)
 			time.Sleep(100 * time.Millisecond)
 			w.move(id, a, b, policies.Growth)
-			if d := b.ended(t); d.State != "moved" || d.Transport != by {
+			if d := b.waitForEnd(t); d.State != "moved" || d.Transport != by {
 				t.Errorf("move %d: %+v", i, d)
 			}
 			if i == 1 {
@@ -320,9 +320,9 @@ func TestTransportsAreHeldBack(t *testing.T) {
 				time.Sleep(2 * time.Second) // longer than a first failure counts
 			}
 		}
-		b.mover.PeerGone("a")
+		b.executor.PeerGone("a")
 		time.Sleep(time.Millisecond)
-		if got := b.mover.TransportPaths(); len(got) != 2 {
+		if got := b.executor.TransportPaths(); len(got) != 2 {
 			t.Errorf("routes %+v", got)
 		}
 	})
@@ -332,47 +332,47 @@ func TestTransportsAreHeldBack(t *testing.T) {
 func TestLongTable(t *testing.T) {
 	envelope = 8 << 10
 	defer func() { envelope = 0 }()
-	within(t, 2, 0, func(t *testing.T, w *world) {
-		a, b := w.nodes[0], w.nodes[1]
-		a.front.accept("a/1", prompt(1, 1000), 1200, a)
+	runInFleet(t, 2, 0, func(t *testing.T, w *fleet) {
+		a, b := w.replicas[0], w.replicas[1]
+		a.frontEnd.startStream("a/1", prompt(1, 1000), 1200, a)
 		time.Sleep(100 * time.Millisecond)
 		w.move("a/1", a, b, policies.Growth)
 		// 4 KiB hold 117 blocks of 4 tokens with 2 sums: 1,000 tokens take three.
-		if s, d := a.ended(t), b.ended(t); s.State != "moved" || s.Mode != "live" || s.Rounds < 4 || d.Rounds < 4 {
+		if s, d := a.waitForEnd(t), b.waitForEnd(t); s.State != "moved" || s.Mode != "live" || s.Rounds < 4 || d.Rounds < 4 {
 			t.Errorf("%+v\n%+v", s, d)
 		}
 	})
 }
 
-// TestStubbornEngine does nothing of what it must: its session ends, and undoes
+// TestUnresponsiveEngine does nothing of what it must: its session ends, and undoes
 // what was frozen and reserved.
-func TestStubbornEngine(t *testing.T) {
-	within(t, 2, 0, func(t *testing.T, w *world) {
-		a, b := w.nodes[0], w.nodes[1]
-		a.front.accept("a/1", prompt(1, 50), 300, a)
+func TestUnresponsiveEngine(t *testing.T) {
+	runInFleet(t, 2, 0, func(t *testing.T, w *fleet) {
+		a, b := w.replicas[0], w.replicas[1]
+		a.frontEnd.startStream("a/1", prompt(1, 50), 300, a)
 		time.Sleep(100 * time.Millisecond)
-		for _, n := range w.nodes {
+		for _, n := range w.replicas {
 			n.engine.mu.Lock()
 			n.engine.stubborn = true
 			n.engine.mu.Unlock()
 		}
 		w.move("a/1", a, b, policies.Growth)
 		time.Sleep(25 * time.Second)
-		for _, n := range w.nodes {
-			if s := n.mover.Stats(); s.SessionsAbandoned != 0 {
+		for _, n := range w.replicas {
+			if s := n.executor.Stats(); s.SessionsAbandoned != 0 {
 				t.Errorf("%s gives up too early: %+v", n.id, s)
 			}
 		}
 		time.Sleep(10 * time.Second)
-		for _, n := range w.nodes {
-			if s := n.mover.Stats(); s.SessionsAbandoned != 1 || s.Running != 0 {
+		for _, n := range w.replicas {
+			if s := n.executor.Stats(); s.SessionsAbandoned != 1 || s.Running != 0 {
 				t.Errorf("%s: %+v", n.id, s)
 			}
 			n.engine.mu.Lock()
 			n.engine.stubborn = false
 			n.engine.mu.Unlock()
 		}
-		a.front.accept("a/2", prompt(2, 50), 300, b)
+		a.frontEnd.startStream("a/2", prompt(2, 50), 300, b)
 		time.Sleep(100 * time.Millisecond)
 		w.move("a/2", b, a, policies.Growth)
 	})
@@ -383,10 +383,10 @@ func TestSpans(t *testing.T) {
 	spans := tracetest.NewSpanRecorder()
 	tracer = sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)).Tracer("test")
 	defer func() { tracer = nil }()
-	within(t, 3, 0, func(t *testing.T, w *world) {
-		w.nodes[0].front.accept("a/1", prompt(1, 50), 120, w.nodes[1])
+	runInFleet(t, 3, 0, func(t *testing.T, w *fleet) {
+		w.replicas[0].frontEnd.startStream("a/1", prompt(1, 50), 120, w.replicas[1])
 		time.Sleep(100 * time.Millisecond)
-		w.move("a/1", w.nodes[1], w.nodes[2], policies.Growth)
+		w.move("a/1", w.replicas[1], w.replicas[2], policies.Growth)
 	})
 	parents, children := map[string]string{}, []string{}
 	for _, s := range spans.Ended() {
@@ -416,7 +416,7 @@ func TestSpans(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	good := func() executor.Config {
-		return executor.Config{Self: "a", FrontEnd: &front{}, Network: &node{}, Address: func(policies.ReplicaID) string { return "" }, Notify: func(bidask.Event) {}}
+		return executor.Config{Self: "a", FrontEnd: &frontEnd{}, Network: &replica{}, Address: func(policies.ReplicaID) string { return "" }, Notify: func(bidask.Event) {}}
 	}
 	if _, err := executor.New(good()); err != nil {
 		t.Fatal(err)
@@ -426,7 +426,7 @@ func TestConfig(t *testing.T) {
 		"front":    func(c *executor.Config) { c.FrontEnd = nil },
 		"network":  func(c *executor.Config) { c.Network = nil },
 		"address":  func(c *executor.Config) { c.Address = nil },
-		"tell":     func(c *executor.Config) { c.Notify = nil },
+		"notify":   func(c *executor.Config) { c.Notify = nil },
 		"link":     func(c *executor.Config) { c.LinkRate = -1 },
 		"envelope": func(c *executor.Config) { c.MaxEnvelope = 1000 },
 		"transfer": func(c *executor.Config) { c.Transfer.RetryInterval = -1 },

@@ -27,23 +27,23 @@ var primers = map[string]string{
 	"thaw": "refuse at start", "rejected": "moved away at freeze",
 }
 
-// remote are the steps that no move comes to whose source is the front.
-var remote = map[string]bool{"commit": true, "query": true, "pending": true, "committed": true, "reverted": true, "ended": true, "rejected": true}
+// remoteFrontEndPoints are the steps that no move comes to whose source is the front.
+var remoteFrontEndPoints = map[string]bool{"commit": true, "query": true, "pending": true, "committed": true, "reverted": true, "ended": true, "rejected": true}
 
 // scene is one run: replicas, streams, moves of theirs, and what goes wrong.
 type scene struct {
-	*world
-	source, target, front *node // of the first move
-	request               string
+	*fleet
+	source, target, frontEnd *replica // of the first move
+	request                  string
 }
 
-type fate struct {
+type faultKind struct {
 	name string
 	act  func(s *scene, rng *rand.Rand) verdict
 }
 
 // kinds are what can go wrong. Each says what becomes of what passes the point.
-var kinds = []fate{
+var kinds = []faultKind{
 	{"drop", func(*scene, *rand.Rand) verdict { return drop }},
 	{"double", func(*scene, *rand.Rand) verdict { return double }},
 	{"reorder", func(*scene, *rand.Rand) verdict { return hold }},
@@ -51,37 +51,40 @@ var kinds = []fate{
 	{"corrupt", func(*scene, *rand.Rand) verdict { return rot }},
 	{"kill source", func(s *scene, _ *rand.Rand) verdict { s.wg.Go(s.source.kill); return goOn }},
 	{"kill target", func(s *scene, _ *rand.Rand) verdict { s.wg.Go(s.target.kill); return goOn }},
-	{"kill front", func(s *scene, _ *rand.Rand) verdict { s.wg.Go(s.front.kill); return goOn }},
-	{"pause source", func(s *scene, r *rand.Rand) verdict { s.source.pause(long(r)); return goOn }},
-	{"pause target", func(s *scene, r *rand.Rand) verdict { s.target.pause(long(r)); return goOn }},
-	{"pause front", func(s *scene, r *rand.Rand) verdict { s.front.pause(long(r)); return goOn }},
-	{"cut source-target", func(s *scene, r *rand.Rand) verdict { s.cut(s.source, s.target, long(r)); return goOn }},
-	{"cut source-front", func(s *scene, r *rand.Rand) verdict { s.cut(s.source, s.front, long(r)); return goOn }},
-	{"cut target-front", func(s *scene, r *rand.Rand) verdict { s.cut(s.target, s.front, long(r)); return goOn }},
+	{"kill front", func(s *scene, _ *rand.Rand) verdict { s.wg.Go(s.frontEnd.kill); return goOn }},
+	{"pause source", func(s *scene, r *rand.Rand) verdict { s.source.pause(randomOutage(r)); return goOn }},
+	{"pause target", func(s *scene, r *rand.Rand) verdict { s.target.pause(randomOutage(r)); return goOn }},
+	{"pause front", func(s *scene, r *rand.Rand) verdict { s.frontEnd.pause(randomOutage(r)); return goOn }},
+	{"cut source-target", func(s *scene, r *rand.Rand) verdict { s.cut(s.source, s.target, randomOutage(r)); return goOn }},
+	{"cut source-front", func(s *scene, r *rand.Rand) verdict { s.cut(s.source, s.frontEnd, randomOutage(r)); return goOn }},
+	{"cut target-front", func(s *scene, r *rand.Rand) verdict { s.cut(s.target, s.frontEnd, randomOutage(r)); return goOn }},
 	{"slow links", func(s *scene, r *rand.Rand) verdict {
 		by := time.Duration(20+r.IntN(200)) * time.Millisecond
 		s.slow(s.source, s.target, by)
-		s.slow(s.source, s.front, by)
-		s.slow(s.target, s.front, by)
+		s.slow(s.source, s.frontEnd, by)
+		s.slow(s.target, s.frontEnd, by)
 		return goOn
 	}},
 	{"preempt", func(s *scene, _ *rand.Rand) verdict { s.wg.Go(s.source.engine.preempt); return goOn }},
 	{"source's engine dies", func(s *scene, _ *rand.Rand) verdict { s.wg.Go(s.source.crash); return goOn }},
 	{"target's engine dies", func(s *scene, _ *rand.Rand) verdict { s.wg.Go(s.target.crash); return goOn }},
-	{"client leaves", func(s *scene, _ *rand.Rand) verdict { s.wg.Go(func() { s.front.front.leave(s.request) }); return goOn }},
+	{"client leaves", func(s *scene, _ *rand.Rand) verdict {
+		s.wg.Go(func() { s.frontEnd.frontEnd.disconnectClient(s.request) })
+		return goOn
+	}},
 	{"market aborts", func(s *scene, _ *rand.Rand) verdict { s.wg.Go(s.abort); return goOn }},
 	{"moved twice", func(s *scene, _ *rand.Rand) verdict {
-		s.wg.Go(func() { s.move(s.request, s.source, s.front, policies.Drain) })
+		s.wg.Go(func() { s.move(s.request, s.source, s.frontEnd, policies.Drain) })
 		return goOn
 	}},
 }
 
-// byThemselves are for primers: they are sure to do what they are for.
-var byThemselves = []fate{
-	{"part", func(s *scene, _ *rand.Rand) verdict { s.cut(s.source, s.front, 1500*time.Millisecond); return goOn }},
+// primerKinds are for primers: they are sure to do what they are for.
+var primerKinds = []faultKind{
+	{"part", func(s *scene, _ *rand.Rand) verdict { s.cut(s.source, s.frontEnd, 1500*time.Millisecond); return goOn }},
 	{"moved away", func(s *scene, _ *rand.Rand) verdict {
 		// The front takes the leg for lost while its source still moves it.
-		f := s.front.front
+		f := s.frontEnd.frontEnd
 		s.wg.Go(func() {
 			f.mu.Lock()
 			defer f.mu.Unlock()
@@ -91,15 +94,15 @@ var byThemselves = []fate{
 	}},
 }
 
-// long is a time that is, or is not, long enough to be taken for death.
-func long(r *rand.Rand) time.Duration {
+// randomOutage is a time that is, or is not, long enough to be taken for death.
+func randomOutage(r *rand.Rand) time.Duration {
 	return []time.Duration{50 * time.Millisecond, 300 * time.Millisecond, 1500 * time.Millisecond, 4 * time.Second}[r.IntN(4)]
 }
 
 // play runs a scene of replicas whose carriers carry makes; in a grid the seed says
 // which of them is the front, and the faults come as early as they can. It returns
-// what it broke, "" for nothing. reached tells whether all faults have happened.
-func play(carry func(*node) carrier, seed uint64, grid bool, faults ...string) (broken string, reached bool, moves int) {
+// what it broke, "" for nothing. reached reports whether all faults have happened.
+func play(carry func(*replica) carrier, seed uint64, grid bool, faults ...string) (broken string, reached bool, moves int) {
 	rng := rand.New(rand.NewPCG(seed, 9))
 	link := int64(0)
 	if rng.IntN(2) == 0 {
@@ -108,23 +111,23 @@ func play(carry func(*node) carrier, seed uint64, grid bool, faults ...string) (
 	if grid {
 		link = 1_000_000 // so that moves are not too late by themselves
 	}
-	w := newWorld(3+rng.IntN(2), link, carry)
-	order := shuffled(rng, w.nodes)
-	s := &scene{world: w, source: order[0], target: order[1], front: order[rng.IntN(3)]}
+	w := newFleet(3+rng.IntN(2), link, carry)
+	order := shuffled(rng, w.replicas)
+	s := &scene{fleet: w, source: order[0], target: order[1], frontEnd: order[rng.IntN(3)]}
 	if grid {
-		s.front = order[seed%3]
+		s.frontEnd = order[seed%3]
 	}
-	s.request = string(s.front.id) + "/1"
-	s.front.front.accept(s.request, prompt(int(seed), 3+rng.IntN(60)), 180, s.source)
+	s.request = string(s.frontEnd.id) + "/1"
+	s.frontEnd.frontEnd.startStream(s.request, prompt(int(seed), 3+rng.IntN(60)), 180, s.source)
 	for i, n := range order { // and others that run beside
 		if rng.IntN(2) == 0 {
-			n.front.accept(fmt.Sprintf("%s/%d", n.id, i+2), prompt(i, 10+rng.IntN(20)), 120, order[rng.IntN(len(order))])
+			n.frontEnd.startStream(fmt.Sprintf("%s/%d", n.id, i+2), prompt(i, 10+rng.IntN(20)), 120, order[rng.IntN(len(order))])
 		}
 	}
 	for _, f := range faults {
 		kind, point, _ := strings.Cut(f, " at ")
-		all := slices.Concat(kinds, byThemselves, onDevices, onFar, onGPUs)
-		at := slices.IndexFunc(all, func(k fate) bool { return k.name == kind })
+		all := slices.Concat(kinds, primerKinds, onDevices, onFar, onGPUs)
+		at := slices.IndexFunc(all, func(k faultKind) bool { return k.name == kind })
 		nth := 0
 		if !grid && rng.IntN(3) == 0 {
 			nth = rng.IntN(4)
@@ -137,26 +140,26 @@ func play(carry func(*node) carrier, seed uint64, grid bool, faults ...string) (
 	// Later ones find the request wherever it is.
 	for range rng.IntN(3) {
 		time.Sleep(time.Duration(rng.IntN(300)) * time.Millisecond)
-		if h, ok := s.front.front.Holder(s.request); ok {
-			w.move(s.request, w.node(h.Replica), order[rng.IntN(len(order))], policies.Drain)
+		if h, ok := s.frontEnd.frontEnd.Holder(s.request); ok {
+			w.move(s.request, w.replica(h.Replica), order[rng.IntN(len(order))], policies.Drain)
 		}
 	}
 	settled := func() bool {
-		if !w.calm() {
+		if !w.isCalm() {
 			return false
 		}
-		for _, n := range w.nodes {
-			if !n.dead() && !n.front.settled() {
+		for _, n := range w.replicas {
+			if !n.dead() && !n.frontEnd.settled() {
 				return false
 			}
 		}
 		return true
 	}
-	if !await(time.Minute, settled) {
+	if !waitFor(time.Minute, settled) {
 		w.fail("streams do not end: %s", w.unfinished())
 	}
 	time.Sleep(silence + 500*time.Millisecond)
-	for _, l := range w.leftovers() {
+	for _, l := range w.findLeftovers() {
 		w.fail("%s", l)
 	}
 	reached = true
@@ -164,13 +167,13 @@ func play(carry func(*node) carrier, seed uint64, grid bool, faults ...string) (
 		reached = reached && f.seen > f.nth
 	}
 	w.close()
-	return w.verdicts(), reached, w.live + w.anew
+	return w.failures(), reached, w.live + w.anew
 }
 
 // abort is the market's change of mind, at both sides.
 func (s *scene) abort() {
-	for _, n := range []*node{s.source, s.target} {
-		for _, m := range n.mover.Migrations() {
+	for _, n := range []*replica{s.source, s.target} {
+		for _, m := range n.executor.Migrations() {
 			if m.State != "moved" && m.State != "failed" {
 				n.withdraw(m.ID)
 			}
@@ -183,7 +186,7 @@ func TestFaultAtEveryStep(t *testing.T) { everyStep(t, kinds, 1, carryInside) }
 
 // everyStep injects each of some faults at each step of moves over a carrier; with a
 // stride of n at each nth, which are others for each fault, and where blocks are pulled.
-func everyStep(t *testing.T, kinds []fate, stride int, carry func(*node) carrier) {
+func everyStep(t *testing.T, kinds []faultKind, stride int, carry func(*replica) carrier) {
 	all := os.Getenv("CASCADE_TEST_ALL") != ""
 	for kind, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
@@ -198,7 +201,7 @@ func everyStep(t *testing.T, kinds []fate, stride int, carry func(*node) carrier
 				// times. In a hurry until one has come to it: which one does is the
 				// scheduler's choice where a device does the copying.
 				first := (i + kind) % 3
-				if remote[p] {
+				if remoteFrontEndPoints[p] {
 					first = 2
 				}
 				seeds := []uint64{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}

@@ -14,33 +14,33 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// front owns the streams of its clients. It checks each token against what the
+// frontEnd owns the streams of its clients. It checks each token against what the
 // unmoved run would have given.
-type front struct {
-	w    *world
-	node *node
+type frontEnd struct {
+	w    *fleet
+	node *replica
 
 	mu      sync.Mutex
-	streams map[string]*fstream
+	streams map[string]*clientStream
 }
 
-type fstream struct {
+type clientStream struct {
 	id      string
 	ids     []uint32
 	sum     digest // of the KV of all ids
 	prompt  int
 	max     int
-	holder  *node
+	holder  *replica
 	epoch   policies.Epoch
 	pending bool
-	conn    *conn
+	conn    *legConn
 	rescues int
 
 	cut  bool    // tokens of the present leg are held back
 	held []event // of the present leg
 	lost bool    // the present leg is broken, while another one may come
 
-	next    *conn // the leg that is being opened
+	next    *legConn // the leg that is being opened
 	first   []event
 	changed chan struct{} // closed and renewed at each change
 
@@ -48,22 +48,22 @@ type fstream struct {
 	whole bool // over, and with all its tokens
 }
 
-func (s *fstream) append(id uint32) {
+func (s *clientStream) append(id uint32) {
 	for r := range layout.Regions {
 		s.sum = s.sum.add(kv(id, len(s.ids), r))
 	}
 	s.ids = append(s.ids, id)
 }
 
-func (s *fstream) notify() {
+func (s *clientStream) notify() {
 	close(s.changed)
 	s.changed = make(chan struct{})
 }
 
-// accept begins a stream at a replica.
-func (f *front) accept(name string, prompt []uint32, most int, at *node) {
+// startStream begins a stream at a replica.
+func (f *frontEnd) startStream(name string, prompt []uint32, most int, at *replica) {
 	f.mu.Lock()
-	s := &fstream{id: name, prompt: len(prompt), max: most, holder: at, epoch: 1, changed: make(chan struct{})}
+	s := &clientStream{id: name, prompt: len(prompt), max: most, holder: at, epoch: 1, changed: make(chan struct{})}
 	for _, id := range prompt {
 		s.append(id)
 	}
@@ -80,8 +80,8 @@ func (f *front) accept(name string, prompt []uint32, most int, at *node) {
 
 func leg(name string, e policies.Epoch) string { return fmt.Sprintf("%s#%d", name, e) }
 
-// hear takes what a leg brings.
-func (f *front) hear(c *conn, ev event) {
+// handleEvent takes what a leg brings.
+func (f *frontEnd) handleEvent(c *legConn, ev event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s := f.streams[c.stream]
@@ -96,7 +96,7 @@ func (f *front) hear(c *conn, ev event) {
 }
 
 // takeLocked is an event of the present leg.
-func (f *front) takeLocked(s *fstream, ev event) {
+func (f *frontEnd) takeLocked(s *clientStream, ev event) {
 	defer s.notify()
 	switch {
 	case s.cut && !ev.broken:
@@ -122,7 +122,7 @@ func (f *front) takeLocked(s *fstream, ev event) {
 }
 
 // rescueLocked goes on by re-prompting somewhere.
-func (f *front) rescueLocked(s *fstream) {
+func (f *frontEnd) rescueLocked(s *clientStream) {
 	if s.over || f.node.dead() {
 		return
 	}
@@ -132,8 +132,8 @@ func (f *front) rescueLocked(s *fstream) {
 	s.rescues++
 	epoch, ids := s.epoch, slices.Clone(s.ids)
 	at := f.node
-	for _, n := range f.w.nodes {
-		if n != f.node && !n.dead() && !f.w.apart(f.node, n) && !n.paused() {
+	for _, n := range f.w.replicas {
+		if n != f.node && !n.dead() && !f.w.partitioned(f.node, n) && !n.paused() {
 			at = n
 			break
 		}
@@ -148,8 +148,8 @@ func (f *front) rescueLocked(s *fstream) {
 	})
 }
 
-// leave is a client that hangs up.
-func (f *front) leave(name string) {
+// disconnectClient is a client that hangs up.
+func (f *frontEnd) disconnectClient(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if s := f.streams[name]; s != nil && !s.over {
@@ -162,11 +162,11 @@ func (f *front) leave(name string) {
 var errBack = errors.New("the target did not take over")
 
 // Migrate is what migrator/frontend promises.
-func (f *front) Migrate(ctx context.Context, m frontend.Migration) (frontend.MigrationResult, error) {
-	if err := f.node.gate(ctx, "move"); err != nil {
+func (f *frontEnd) Migrate(ctx context.Context, m frontend.Migration) (frontend.MigrationResult, error) {
+	if err := f.node.passGate(ctx, "move"); err != nil {
 		return frontend.MigrationResult{}, frontend.ErrNoStream
 	}
-	to := f.w.node(m.To.Replica)
+	to := f.w.replica(m.To.Replica)
 	f.mu.Lock()
 	s := f.streams[m.Stream]
 	switch {
@@ -218,12 +218,12 @@ func (f *front) Migrate(ctx context.Context, m frontend.Migration) (frontend.Mig
 	}
 	s.first = nil
 	current.hangUp()
-	f.w.moved(m.Reservation != "")
+	f.w.countMoved(m.Reservation != "")
 	return frontend.MigrationResult{Epoch: epoch, Stall: time.Since(began)}, nil
 }
 
 // open opens the leg at the target and waits for its first token.
-func (f *front) open(ctx context.Context, s *fstream, m frontend.Migration, to *node, epoch policies.Epoch) error {
+func (f *frontEnd) open(ctx context.Context, s *clientStream, m frontend.Migration, to *replica, epoch policies.Epoch) error {
 	// wait until a condition holds, under the lock
 	wait := func(ok func() (bool, error)) error {
 		for {
@@ -261,25 +261,25 @@ func (f *front) open(ctx context.Context, s *fstream, m frontend.Migration, to *
 		f.w.fail("%s: the ids at the source are others", s.id)
 		return errBack
 	}
-	f.w.happens("open")
-	if !f.w.pass(ctx.Done(), f.node, to) || to.dead() {
+	f.w.hitPoint("open")
+	if !f.w.deliver(ctx.Done(), f.node, to) || to.dead() {
 		return errBack
 	}
 	if m.Reservation != "" {
-		params, err := to.mover.Adopt(m.Reservation, m.Stream, f.node.id)
+		params, err := to.executor.Adopt(m.Reservation, m.Stream, f.node.id)
 		if err != nil {
 			return err
 		}
 		if !strings.Contains(string(params), m.Reservation) {
 			f.w.fail("adoption of %s by %s", m.Reservation, params)
 		}
-		f.w.happens("adopt")
+		f.w.hitPoint("adopt")
 	}
 	c := f.w.newConn(f.node, to, s.id, leg(s.id, epoch), epoch)
 	f.mu.Lock()
 	s.next = c
 	f.mu.Unlock()
-	if err := to.gate(ctx, "start"); err != nil {
+	if err := to.passGate(ctx, "start"); err != nil {
 		return err
 	}
 	var err error
@@ -296,14 +296,14 @@ func (f *front) open(ctx context.Context, s *fstream, m frontend.Migration, to *
 			if s.first[0].broken {
 				return false, errBack
 			}
-			f.w.happens("first")
+			f.w.hitPoint("first")
 			return true, nil
 		}
 		return false, nil
 	})
 }
 
-func (f *front) Holder(name string) (frontend.Holder, bool) {
+func (f *frontEnd) Holder(name string) (frontend.Holder, bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s := f.streams[name]
@@ -314,7 +314,7 @@ func (f *front) Holder(name string) (frontend.Holder, bool) {
 }
 
 // LocalLegs are the own engine's requests.
-func (f *front) LocalLegs() []frontend.LocalLeg {
+func (f *frontEnd) LocalLegs() []frontend.LocalLeg {
 	e := f.node.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -326,8 +326,8 @@ func (f *front) LocalLegs() []frontend.LocalLeg {
 	return out
 }
 
-// AdvanceEpoch is what the source of a move that failed tells its own front.
-func (f *front) AdvanceEpoch(name string, epoch policies.Epoch) {
+// AdvanceEpoch is called by the source of a failed migration.
+func (f *frontEnd) AdvanceEpoch(name string, epoch policies.Epoch) {
 	e := f.node.engine
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -338,8 +338,8 @@ func (f *front) AdvanceEpoch(name string, epoch policies.Epoch) {
 	}
 }
 
-// lost is a peer that is gone: streams there are rescued, its own end here.
-func (f *front) lost(peer *node) {
+// peerLost is a peer that is gone: streams there are rescued, its own end here.
+func (f *frontEnd) peerLost(peer *replica) {
 	f.mu.Lock()
 	for _, s := range f.streams {
 		if s.holder == peer && !s.over && !s.pending {
@@ -361,7 +361,7 @@ func (f *front) lost(peer *node) {
 }
 
 // settled reports whether all streams are over.
-func (f *front) settled() bool {
+func (f *frontEnd) settled() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, s := range f.streams {
@@ -372,8 +372,8 @@ func (f *front) settled() bool {
 	return true
 }
 
-// await polls until ok, for at most so long.
-func await(most time.Duration, ok func() bool) bool {
+// waitFor polls until ok, for at most so long.
+func waitFor(most time.Duration, ok func() bool) bool {
 	for end := time.Now().Add(most); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if ok() {
 			return true

@@ -27,15 +27,18 @@ type fakeDevice interface{ setFake(call string) }
 
 // deviceFaults returns the faults of the fake devices of source and target: a device fails for
 // good (fake_break), or is out for a while by the call outage.
-func deviceFaults(fails, isOut, outage string) (out []fate) {
+func deviceFaults(fails, isOut, outage string) (out []faultKind) {
 	for _, end := range []struct {
 		name string
-		of   func(*scene) *node
-	}{{"source", func(s *scene) *node { return s.source }}, {"target", func(s *scene) *node { return s.target }}} {
+		of   func(*scene) *replica
+	}{{"source", func(s *scene) *replica { return s.source }}, {"target", func(s *scene) *replica { return s.target }}} {
 		device := func(s *scene) fakeDevice { return end.of(s).carrier.(fakeDevice) }
 		out = append(out,
-			fate{end.name + fails, func(s *scene, _ *rand.Rand) verdict { device(s).setFake("fake_break"); return goOn }},
-			fate{end.name + isOut, func(s *scene, r *rand.Rand) verdict { s.breaks(device(s).setFake, outage, long(r)); return goOn }})
+			faultKind{end.name + fails, func(s *scene, _ *rand.Rand) verdict { device(s).setFake("fake_break"); return goOn }},
+			faultKind{end.name + isOut, func(s *scene, r *rand.Rand) verdict {
+				s.breakDevice(device(s).setFake, outage, randomOutage(r))
+				return goOn
+			}})
 	}
 	return out
 }
@@ -44,7 +47,7 @@ func deviceFaults(fails, isOut, outage string) (out []fate) {
 // between pools on fake GPUs, each replica's on its own.
 func TestFaultAtEveryStepOverGPUs(t *testing.T) {
 	library := fake.CUDA(t)
-	f := &racks{fabric: &fabric{control: fake.Open(t, library)}}
+	f := &gpuHosts{sharedDevices: &sharedDevices{control: fake.Open(t, library)}}
 	f.control.Set("fake_devices", spare)
 	defer f.control.Set("fake_devices", 2)
 	var err error
@@ -59,7 +62,7 @@ func TestFaultAtEveryStepOverGPUs(t *testing.T) {
 	defer os.RemoveAll(f.dir)
 	f.open(t)
 	t.Run("kinds", func(t *testing.T) {
-		everyStep(t, append(append([]fate(nil), kinds...), onGPUs...), 1, func(n *node) carrier { return f.carry(n) })
+		everyStep(t, append(append([]faultKind(nil), kinds...), onGPUs...), 1, func(n *replica) carrier { return f.carry(n) })
 	})
 	for _, b := range f.maps {
 		if err := unix.Munmap(b); err != nil {
@@ -75,9 +78,9 @@ func TestFaultAtEveryStepOverGPUs(t *testing.T) {
 	}
 }
 
-// racks are a fabric of GPUs.
-type racks struct {
-	*fabric
+// gpuHosts are a fabric of GPUs.
+type gpuHosts struct {
+	*sharedDevices
 	driver *libcuda.Driver
 	dir    string
 
@@ -85,13 +88,13 @@ type racks struct {
 	maps [][]byte // of the pools as the engines see them, which outlive their scenes
 }
 
-// card is a replica's transport over its GPU.
-type card struct {
-	racks  *racks
+// gpuTransport is a replica's transport over its GPU.
+type gpuTransport struct {
+	racks  *gpuHosts
 	real   *cuda.Transport
 	gpu    *cuda.GPU
 	memory *transport.Memory // as the transport sees it
-	n      *node
+	n      *replica
 	device int
 
 	mu       sync.Mutex
@@ -101,9 +104,9 @@ type card struct {
 
 // carry puts the engine's pool on a GPU. The engine sees its bytes, and all others ask
 // the GPU for them.
-func (f *racks) carry(n *node) *card {
-	c := &card{racks: f, n: n, deadline: map[[transport.TicketSize]byte]time.Time{}}
-	f.do(func() {
+func (f *gpuHosts) carry(n *replica) *gpuTransport {
+	c := &gpuTransport{racks: f, n: n, deadline: map[[transport.TicketSize]byte]time.Time{}}
+	f.runOutside(func() {
 		c.device = <-f.devices
 		must := func(err error) {
 			if err != nil {
@@ -123,7 +126,7 @@ func (f *racks) carry(n *node) *card {
 		f.mu.Lock()
 		f.maps = append(f.maps, bytes)
 		f.mu.Unlock()
-		n.engine.memory = &transport.Memory{Layout: c.memory.Layout, Bytes: bytes, Device: outside{f.fabric, c.memory}}
+		n.engine.memory = &transport.Memory{Layout: c.memory.Layout, Bytes: bytes, Device: outsideDevice{f.sharedDevices, c.memory}}
 		c.real, err = cuda.New(cuda.Config{Dir: f.dir, Pool: c})
 		must(err)
 	})
@@ -131,16 +134,16 @@ func (f *racks) carry(n *node) *card {
 }
 
 // Memory is the pool as the transport sees it.
-func (c *card) Memory() (*transport.Memory, bool) { return c.memory, true }
+func (c *gpuTransport) Memory() (*transport.Memory, bool) { return c.memory, true }
 
-// outside is a pool's device that is asked outside of the bubble.
-type outside struct {
-	f *fabric
+// outsideDevice is a pool's device that is asked outside of the bubble.
+type outsideDevice struct {
+	f *sharedDevices
 	m *transport.Memory
 }
 
-func (o outside) ask(g func(transport.Device) error) (err error) {
-	o.f.do(func() {
+func (o outsideDevice) ask(g func(transport.Device) error) (err error) {
+	o.f.runOutside(func() {
 		if !o.m.Hold() {
 			err = errors.New("the pool is closed")
 			return
@@ -151,7 +154,7 @@ func (o outside) ask(g func(transport.Device) error) (err error) {
 	return err
 }
 
-func (o outside) Sums(dst []uint32, l transport.Layout, blocks []uint32) (sums []uint32, err error) {
+func (o outsideDevice) Sums(dst []uint32, l transport.Layout, blocks []uint32) (sums []uint32, err error) {
 	err = o.ask(func(d transport.Device) (err error) {
 		sums, err = d.Sums(dst, l, blocks)
 		return err
@@ -159,33 +162,33 @@ func (o outside) Sums(dst []uint32, l transport.Layout, blocks []uint32) (sums [
 	return sums, err
 }
 
-func (o outside) Gather(dst []byte, l transport.Layout, blocks []uint32) error {
+func (o outsideDevice) Gather(dst []byte, l transport.Layout, blocks []uint32) error {
 	return o.ask(func(d transport.Device) error { return d.Gather(dst, l, blocks) })
 }
 
-func (o outside) Scatter(l transport.Layout, blocks []uint32, src []byte) error {
+func (o outsideDevice) Scatter(l transport.Layout, blocks []uint32, src []byte) error {
 	return o.ask(func(d transport.Device) error { return d.Scatter(l, blocks, src) })
 }
 
 // setFake calls a function of the fake for the local GPU.
-func (c *card) setFake(call string) {
-	c.racks.do(func() { c.racks.control.Set(call, c.device) })
+func (c *gpuTransport) setFake(call string) {
+	c.racks.runOutside(func() { c.racks.control.Set(call, c.device) })
 }
 
-func (c *card) Name() string               { return c.real.Name() }
-func (*card) CanReach(string, string) bool { return true }
+func (c *gpuTransport) Name() string               { return c.real.Name() }
+func (*gpuTransport) CanReach(string, string) bool { return true }
 
-func (c *card) Probe(context.Context) (err error) {
-	c.racks.do(func() { err = c.real.Probe(context.Background()) })
+func (c *gpuTransport) Probe(context.Context) (err error) {
+	c.racks.runOutside(func() { err = c.real.Probe(context.Background()) })
 	return err
 }
 
 // Run serves until the bubble's ctx ends.
-func (c *card) Run(ctx context.Context) (err error) {
+func (c *gpuTransport) Run(ctx context.Context) (err error) {
 	var stop func() error
-	c.racks.do(func() { stop = c.serve() })
+	c.racks.runOutside(func() { stop = c.serve() })
 	<-ctx.Done()
-	c.racks.do(func() { err = stop() })
+	c.racks.runOutside(func() { err = stop() })
 	if err != nil {
 		c.n.w.fail("%s: %v", c.n.id, err)
 	}
@@ -193,7 +196,7 @@ func (c *card) Run(ctx context.Context) (err error) {
 }
 
 // serve starts the transport, and returns what ends it and gives the GPU back.
-func (c *card) serve() func() error {
+func (c *gpuTransport) serve() func() error {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- c.real.Run(ctx) }()
@@ -219,9 +222,9 @@ func (c *card) serve() func() error {
 }
 
 // Export has the real grant last: the bubble's deadline is kept here.
-func (c *card) Export(g transport.Grant) (offer transport.Offer, err error) {
+func (c *gpuTransport) Export(g transport.Grant) (offer transport.Offer, err error) {
 	until := g.Deadline
-	c.racks.do(func() {
+	c.racks.runOutside(func() {
 		g.Deadline = time.Now().Add(time.Hour)
 		offer, err = c.real.Export(g)
 	})
@@ -235,11 +238,11 @@ func (c *card) Export(g transport.Grant) (offer transport.Offer, err error) {
 	return offer, nil
 }
 
-func (c *card) Revoke(move string) { c.racks.do(func() { c.real.Revoke(move) }) }
+func (c *gpuTransport) Revoke(move string) { c.racks.runOutside(func() { c.real.Revoke(move) }) }
 
 // Open presents a ticket to the replica of its address.
-func (c *card) Open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (transport.Puller, error) {
-	source := c.n.w.node(policies.ReplicaID(offer.Address)).carrier.(*card)
+func (c *gpuTransport) Open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (transport.Puller, error) {
+	source := c.n.w.replica(policies.ReplicaID(offer.Address)).carrier.(*gpuTransport)
 	source.mu.Lock()
 	deadline := source.deadline[offer.Ticket]
 	offer.Address = source.address
@@ -247,8 +250,8 @@ func (c *card) Open(ctx context.Context, receiver policies.ReplicaID, offer tran
 	if !time.Now().Before(deadline) {
 		return nil, transport.ErrRefused
 	}
-	p := &puller{n: c.n, fabric: c.racks.fabric, deadline: deadline}
-	err := c.racks.under(ctx, func(ctx context.Context) (err error) {
+	p := &puller{n: c.n, fabric: c.racks.sharedDevices, deadline: deadline}
+	err := c.racks.runOutsideContext(ctx, func(ctx context.Context) (err error) {
 		p.real, err = c.real.Open(ctx, receiver, offer)
 		return err
 	})
@@ -263,7 +266,7 @@ func (c *card) Open(ctx context.Context, receiver policies.ReplicaID, offer tran
 
 // pull has the target's GPU fail in the midst of a plan, or its last block's bytes be
 // others on their way.
-func (c *card) pull(ctx context.Context, p transport.Puller, source *node, plan transport.Plan, v verdict) (transport.Stats, error) {
+func (c *gpuTransport) pull(ctx context.Context, p transport.Puller, source *replica, plan transport.Plan, v verdict) (transport.Stats, error) {
 	half, regions := len(plan.Src)/2, len(layout.Regions)
 	switch {
 	case v == refuse:

@@ -25,17 +25,17 @@ const (
 	silence = 2 * time.Second // after which a peer is gone
 )
 
-// world is a few replicas in one process: real movers and pools of bytes, and
+// fleet is a few replicas in one process: real movers and pools of bytes, and
 // everything else as small as it can be. Faults happen at named points.
-type world struct {
-	nodes []*node
-	wg    sync.WaitGroup
-	done  chan struct{}
-	net   memtransport.Network
+type fleet struct {
+	replicas []*replica
+	wg       sync.WaitGroup
+	done     chan struct{}
+	net      memtransport.Network
 
 	mu     sync.Mutex
-	cuts   map[[2]*node]bool
-	delays map[[2]*node]time.Duration
+	cuts   map[[2]*replica]bool
+	delays map[[2]*replica]time.Duration
 	faults []*fault
 	errs   []string
 	live   int // moves, by way
@@ -77,17 +77,17 @@ var (
 type carrier interface {
 	transport.Transport
 	// pull pulls a plan from source, and has happen what becomes of it.
-	pull(ctx context.Context, p transport.Puller, source *node, plan transport.Plan, v verdict) (transport.Stats, error)
+	pull(ctx context.Context, p transport.Puller, source *replica, plan transport.Plan, v verdict) (transport.Stats, error)
 }
 
-// newWorld returns replicas whose carriers carry makes.
-func newWorld(replicas int, link int64, carry func(*node) carrier) *world {
-	w := &world{done: make(chan struct{}), cuts: map[[2]*node]bool{}, delays: map[[2]*node]time.Duration{}}
+// newFleet returns replicas whose carriers carry makes.
+func newFleet(replicas int, link int64, carry func(*replica) carrier) *fleet {
+	w := &fleet{done: make(chan struct{}), cuts: map[[2]*replica]bool{}, delays: map[[2]*replica]time.Duration{}}
 	for i := range replicas {
-		w.nodes = append(w.nodes, &node{w: w, id: policies.ReplicaID(rune('a' + i)), engine: newEngine(), told: map[bidask.Deal][]bidask.EventKind{}, answers: map[bidask.Deal]chan bidask.EventKind{}})
+		w.replicas = append(w.replicas, &replica{w: w, id: policies.ReplicaID(rune('a' + i)), engine: newEngine(), events: map[bidask.Deal][]bidask.EventKind{}, answers: map[bidask.Deal]chan bidask.EventKind{}})
 	}
-	for i, n := range w.nodes {
-		n.front = &front{w: w, node: n, streams: map[string]*fstream{}}
+	for i, n := range w.replicas {
+		n.frontEnd = &frontEnd{w: w, node: n, streams: map[string]*clientStream{}}
 		n.engine.onToken = w.watch
 		n.carrier = carry(n)
 		transports := []transport.Transport{&wire{n.carrier, n}}
@@ -97,14 +97,14 @@ func newWorld(replicas int, link int64, carry func(*node) carrier) *world {
 			transports = slices.Insert(transports, 0, transport.Transport(&u))
 		}
 		var err error
-		n.mover, err = executor.New(executor.Config{Self: n.id, Engine: &gated{n}, FrontEnd: n.front, Network: n, Transports: transports,
-			Address: func(r policies.ReplicaID) string { return string(r) }, LinkRate: link, Notify: n.tell, MaxEnvelope: envelope, Transfer: transfer.Config{TailBlocks: 1 + i%2}, Tracer: tracer})
+		n.executor, err = executor.New(executor.Config{Self: n.id, Engine: &gatedEngine{n}, FrontEnd: n.frontEnd, Network: n, Transports: transports,
+			Address: func(r policies.ReplicaID) string { return string(r) }, LinkRate: link, Notify: n.notify, MaxEnvelope: envelope, Transfer: transfer.Config{TailBlocks: 1 + i%2}, Tracer: tracer})
 		if err != nil {
 			panic(err)
 		}
 		ctx, cancel := context.WithCancel(context.Background())
 		n.cancel = cancel
-		w.wg.Go(func() { n.mover.Run(ctx) })
+		w.wg.Go(func() { n.executor.Run(ctx) })
 		w.wg.Go(func() { n.carrier.Run(ctx) })
 		w.wg.Go(func() {
 			time.Sleep(time.Duration(i) * time.Millisecond / 3)
@@ -117,22 +117,22 @@ func newWorld(replicas int, link int64, carry func(*node) carrier) *world {
 }
 
 // close ends everything.
-func (w *world) close() {
-	for _, n := range w.nodes {
+func (w *fleet) close() {
+	for _, n := range w.replicas {
 		n.cancel()
 		n.resume()
-		n.front.mu.Lock()
-		for _, s := range n.front.streams {
+		n.frontEnd.mu.Lock()
+		for _, s := range n.frontEnd.streams {
 			s.conn.shut()
 		}
-		n.front.mu.Unlock()
+		n.frontEnd.mu.Unlock()
 	}
 	close(w.done)
 	w.wg.Wait()
 }
 
-func (w *world) node(id policies.ReplicaID) *node {
-	for _, n := range w.nodes {
+func (w *fleet) replica(id policies.ReplicaID) *replica {
+	for _, n := range w.replicas {
 		if n.id == id {
 			return n
 		}
@@ -140,7 +140,7 @@ func (w *world) node(id policies.ReplicaID) *node {
 	panic("no replica " + id)
 }
 
-func (w *world) fail(format string, args ...any) {
+func (w *fleet) fail(format string, args ...any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if len(w.errs) < 20 {
@@ -148,7 +148,7 @@ func (w *world) fail(format string, args ...any) {
 	}
 }
 
-func (w *world) moved(live bool) {
+func (w *fleet) countMoved(live bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if live {
@@ -160,21 +160,21 @@ func (w *world) moved(live bool) {
 
 // watch sees each token that any engine samples: of a live move, never two
 // engines that the front still listens to.
-func (w *world) watch(q *seq) {
-	if q.conn.over() || q.conn.front.dead() {
+func (w *fleet) watch(q *seq) {
+	if q.conn.ended() || q.conn.front.dead() {
 		return
 	}
-	f := q.conn.front.front
+	f := q.conn.front.frontEnd
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	s := f.streams[q.conn.stream]
-	if s != nil && !s.over && s.pending && !s.cut && s.conn == q.conn && len(s.first) > 0 && !s.lost && !w.apart(q.conn.front, q.conn.replica) {
+	if s != nil && !s.over && s.pending && !s.cut && s.conn == q.conn && len(s.first) > 0 && !s.lost && !w.partitioned(q.conn.front, q.conn.replica) {
 		w.fail("%s is sampled at %s while %s goes on with it", s.id, q.leg, s.next.leg)
 	}
 }
 
-// happens passes a point, and what its fault does with it.
-func (w *world) happens(point string) verdict {
+// hitPoint passes a point, and what its fault does with it.
+func (w *fleet) hitPoint(point string) verdict {
 	w.mu.Lock()
 	var due *fault
 	for _, f := range w.faults {
@@ -192,59 +192,59 @@ func (w *world) happens(point string) verdict {
 	return due.act()
 }
 
-func (w *world) apart(a, b *node) bool {
+func (w *fleet) partitioned(a, b *replica) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.cuts[[2]*node{a, b}]
+	return w.cuts[[2]*replica{a, b}]
 }
 
 // cut cuts or heals a link. A cut of two seconds is noticed on both sides.
-func (w *world) cut(a, b *node, most time.Duration) {
+func (w *fleet) cut(a, b *replica, most time.Duration) {
 	if a == b {
 		return
 	}
 	set := func(cut bool) {
 		w.mu.Lock()
-		w.cuts[[2]*node{a, b}], w.cuts[[2]*node{b, a}] = cut, cut
+		w.cuts[[2]*replica{a, b}], w.cuts[[2]*replica{b, a}] = cut, cut
 		w.mu.Unlock()
 	}
 	set(true)
-	w.lasting(1)
+	w.addLasting(1)
 	w.wg.Go(func() {
-		defer w.lasting(-1)
+		defer w.addLasting(-1)
 		time.Sleep(min(silence, most))
 		if most > silence {
-			a.gone(b)
-			b.gone(a)
+			a.peerGone(b)
+			b.peerGone(a)
 		}
 		time.Sleep(most - min(silence, most))
 		set(false)
 	})
 }
 
-// lasting counts the faults that have not ended by themselves yet.
-func (w *world) lasting(by int) {
+// addLasting counts the faults that have not ended by themselves yet.
+func (w *fleet) addLasting(by int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.upset += by
 }
 
-func (w *world) calm() bool {
+func (w *fleet) isCalm() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.upset == 0
 }
 
-func (w *world) slow(a, b *node, by time.Duration) {
+func (w *fleet) slow(a, b *replica, by time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.delays[[2]*node{a, b}], w.delays[[2]*node{b, a}] = by, by
+	w.delays[[2]*replica{a, b}], w.delays[[2]*replica{b, a}] = by, by
 }
 
-// pass waits until a link lets something through; false when done came first.
-func (w *world) pass(done <-chan struct{}, from, to *node) bool {
+// deliver waits until a link lets something through; false when done came first.
+func (w *fleet) deliver(done <-chan struct{}, from, to *replica) bool {
 	w.mu.Lock()
-	wait := w.delays[[2]*node{from, to}]
+	wait := w.delays[[2]*replica{from, to}]
 	w.mu.Unlock()
 	for {
 		if wait > 0 {
@@ -256,7 +256,7 @@ func (w *world) pass(done <-chan struct{}, from, to *node) bool {
 				return false
 			}
 		}
-		if !w.apart(from, to) && !from.paused() && !to.paused() {
+		if !w.partitioned(from, to) && !from.paused() && !to.paused() {
 			return true
 		}
 		wait = 7 * time.Millisecond
@@ -265,13 +265,13 @@ func (w *world) pass(done <-chan struct{}, from, to *node) bool {
 
 // move has the market move a request, as bidask would; it returns when both
 // sides have said how it ended.
-func (w *world) move(request string, from, to *node, cause policies.MigrationCause) {
+func (w *fleet) move(request string, from, to *replica, cause policies.MigrationCause) {
 	w.mu.Lock()
 	w.number++
 	deal := bidask.Deal{Seller: from.id, Number: w.number}
 	w.mu.Unlock()
 	length := 0
-	for _, r := range from.front.LocalLegs() {
+	for _, r := range from.frontEnd.LocalLegs() {
 		if r.Request.ID == request {
 			length = int(r.Request.Length())
 			break
@@ -282,25 +282,25 @@ func (w *world) move(request string, from, to *node, cause policies.MigrationCau
 	}
 	h := policies.Migration{Request: request, Length: policies.Tokens(length), Cause: cause}
 	bought, sold := to.expect(deal), from.expect(deal)
-	to.mover.Execute(bidask.Action{Kind: bidask.Reserve, Deal: deal, Peer: from.id, Migration: h})
+	to.executor.Execute(bidask.Action{Kind: bidask.Reserve, Deal: deal, Peer: from.id, Migration: h})
 	if to.await(bought) != bidask.Reserved {
 		return
 	}
-	from.mover.Execute(bidask.Action{Kind: bidask.Export, Deal: deal, Peer: to.id, Migration: h})
-	to.mover.Execute(bidask.Action{Kind: bidask.Import, Deal: deal, Peer: from.id, Migration: h})
+	from.executor.Execute(bidask.Action{Kind: bidask.Export, Deal: deal, Peer: to.id, Migration: h})
+	to.executor.Execute(bidask.Action{Kind: bidask.Import, Deal: deal, Peer: from.id, Migration: h})
 	if to.await(bought) == bidask.TransferFailed {
-		to.mover.Execute(bidask.Action{Kind: bidask.Release, Deal: deal, Peer: from.id, Migration: h})
+		to.executor.Execute(bidask.Action{Kind: bidask.Release, Deal: deal, Peer: from.id, Migration: h})
 	}
 	from.await(sold)
 }
 
-// leftovers says what two quiet seconds have not cleaned up.
-func (w *world) leftovers() []string {
+// findLeftovers says what two quiet seconds have not cleaned up.
+func (w *fleet) findLeftovers() []string {
 	var out []string
-	held := map[*conn]bool{}
-	for _, n := range w.nodes {
-		n.front.mu.Lock()
-		for _, s := range n.front.streams {
+	held := map[*legConn]bool{}
+	for _, n := range w.replicas {
+		n.frontEnd.mu.Lock()
+		for _, s := range n.frontEnd.streams {
 			if !s.over {
 				held[s.conn] = true
 				if s.pending {
@@ -308,9 +308,9 @@ func (w *world) leftovers() []string {
 				}
 			}
 		}
-		n.front.mu.Unlock()
+		n.frontEnd.mu.Unlock()
 	}
-	for _, n := range w.nodes {
+	for _, n := range w.replicas {
 		e := n.engine
 		e.mu.Lock()
 		for leg, q := range e.seqs {
@@ -318,7 +318,7 @@ func (w *world) leftovers() []string {
 				out = append(out, fmt.Sprintf("%s: %s is frozen", n.id, leg))
 			}
 			if !held[q.conn] {
-				out = append(out, fmt.Sprintf("%s: %s is nobody's", n.id, leg))
+				out = append(out, fmt.Sprintf("%s: %s belongs to no stream", n.id, leg))
 			}
 		}
 		for id, r := range e.held {
@@ -343,11 +343,11 @@ func (w *world) leftovers() []string {
 		if n.dead() {
 			continue
 		}
-		if s := n.mover.Stats(); s.Running != 0 {
-			out = append(out, fmt.Sprintf("%s: %d moves are under way: %+v", n.id, s.Running, n.mover.Migrations()[0]))
+		if s := n.executor.Stats(); s.Running != 0 {
+			out = append(out, fmt.Sprintf("%s: %d moves are under way: %+v", n.id, s.Running, n.executor.Migrations()[0]))
 		}
 		n.mu.Lock()
-		for d, kinds := range n.told {
+		for d, kinds := range n.events {
 			ends := 0
 			for _, k := range kinds {
 				if k == bidask.TransferDone || k == bidask.TransferFailed {
@@ -363,8 +363,8 @@ func (w *world) leftovers() []string {
 	return out
 }
 
-// verdicts joins what went wrong, "" for nothing.
-func (w *world) verdicts() string {
+// failures joins what went wrong, "" for nothing.
+func (w *fleet) failures() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return strings.Join(w.errs, "\n")
@@ -377,16 +377,16 @@ func shuffled[T any](rng *rand.Rand, list []T) []T {
 }
 
 // unfinished lists the streams that are not over.
-func (w *world) unfinished() string {
+func (w *fleet) unfinished() string {
 	var out []string
-	for _, n := range w.nodes {
-		n.front.mu.Lock()
-		for _, s := range n.front.streams {
+	for _, n := range w.replicas {
+		n.frontEnd.mu.Lock()
+		for _, s := range n.frontEnd.streams {
 			if !s.over && !n.dead() {
 				out = append(out, fmt.Sprintf("%s has %d of %d, held by %s in %d, pending %v, lost %v, cut %v, rescues %d", s.id, len(s.ids), s.max, s.holder.id, s.epoch, s.pending, s.lost, s.cut, s.rescues))
 			}
 		}
-		n.front.mu.Unlock()
+		n.frontEnd.mu.Unlock()
 	}
 	return strings.Join(out, "; ")
 }

@@ -11,7 +11,7 @@ import (
 
 // Pulls take the time that the link would, one after the other, and what the
 // copying took is counted.
-func TestPace(t *testing.T) {
+func TestPacer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &pacer{rate: 1000}
 		start := time.Now()

@@ -41,34 +41,34 @@ func TestFaultAtEveryStepByHost(t *testing.T) {
 		t.Skip("the fake device has the same, and is faster")
 	}
 	overRDMA(t, func(e *engine, fails *atomic.Bool) transport.Pool {
-		return &far{e, &transport.Memory{Layout: e.memory.Layout, Device: outOfReach{e.memory, fails}}}
+		return &farPool{e, &transport.Memory{Layout: e.memory.Layout, Device: unreachableDevice{e.memory, fails}}}
 	}, onFar...)
 }
 
 // onFar are the faults of pools that no NIC reaches.
-var onFar = []fate{
-	{"source copies nothing", func(s *scene, r *rand.Rand) verdict { s.source.carrier.(*rdma).fails(s, r); return goOn }},
-	{"target copies nothing", func(s *scene, r *rand.Rand) verdict { s.target.carrier.(*rdma).fails(s, r); return goOn }},
+var onFar = []faultKind{
+	{"source copies nothing", func(s *scene, r *rand.Rand) verdict { s.source.carrier.(*rdmaTransport).fails(s, r); return goOn }},
+	{"target copies nothing", func(s *scene, r *rand.Rand) verdict { s.target.carrier.(*rdmaTransport).fails(s, r); return goOn }},
 }
 
-// far is an engine's pool as memory of a device.
-type far struct {
+// farPool is an engine's pool as memory of a device.
+type farPool struct {
 	*engine
 	m *transport.Memory
 }
 
-func (f *far) Memory() (*transport.Memory, bool) {
+func (f *farPool) Memory() (*transport.Memory, bool) {
 	_, here := f.engine.Memory()
 	return f.m, here
 }
 
-// outOfReach is a device with an engine's bytes.
-type outOfReach struct {
+// unreachableDevice is a device with an engine's bytes.
+type unreachableDevice struct {
 	m     *transport.Memory
 	fails *atomic.Bool
 }
 
-func (d outOfReach) Sums(dst []uint32, _ transport.Layout, blocks []uint32) ([]uint32, error) {
+func (d unreachableDevice) Sums(dst []uint32, _ transport.Layout, blocks []uint32) ([]uint32, error) {
 	if d.fails.Load() {
 		return dst, errFails
 	}
@@ -84,15 +84,15 @@ func (d outOfReach) Sums(dst []uint32, _ transport.Layout, blocks []uint32) ([]u
 	return dst, nil
 }
 
-func (d outOfReach) Gather(dst []byte, _ transport.Layout, blocks []uint32) error {
+func (d unreachableDevice) Gather(dst []byte, _ transport.Layout, blocks []uint32) error {
 	return d.each(blocks, func(part []byte) { copied(dst, part); dst = dst[len(part):] })
 }
 
-func (d outOfReach) Scatter(_ transport.Layout, blocks []uint32, src []byte) error {
+func (d unreachableDevice) Scatter(_ transport.Layout, blocks []uint32, src []byte) error {
 	return d.each(blocks, func(part []byte) { copied(part, src); src = src[len(part):] })
 }
 
-func (d outOfReach) each(blocks []uint32, f func(part []byte)) error {
+func (d unreachableDevice) each(blocks []uint32, f func(part []byte)) error {
 	if d.fails.Load() {
 		return errFails
 	}
@@ -117,8 +117,8 @@ func copied(dst, src []byte) {
 }
 
 // overRDMA injects faults at each step of moves over verbs.
-func overRDMA(t *testing.T, pool func(*engine, *atomic.Bool) transport.Pool, more ...fate) {
-	f, path, stride := &fabric{}, "", 6
+func overRDMA(t *testing.T, pool func(*engine, *atomic.Bool) transport.Pool, more ...faultKind) {
+	f, path, stride := &sharedDevices{}, "", 6
 	kinds := slices.Clone(kinds)
 	switch os.Getenv("CASCADE_TEST_VERBS") {
 	case "all":
@@ -137,7 +137,7 @@ func overRDMA(t *testing.T, pool func(*engine, *atomic.Bool) transport.Pool, mor
 		t.Fatal(err)
 	}
 	f.open(t)
-	t.Run("kinds", func(t *testing.T) { everyStep(t, kinds, stride, func(n *node) carrier { return f.carry(n, pool) }) })
+	t.Run("kinds", func(t *testing.T) { everyStep(t, kinds, stride, func(n *replica) carrier { return f.carry(n, pool) }) })
 	if n := f.library.OpenResources(); n != (libibverbs.Resources{}) {
 		t.Errorf("%+v are left", n)
 	}
@@ -149,11 +149,11 @@ func overRDMA(t *testing.T, pool func(*engine, *atomic.Bool) transport.Pool, mor
 	fmt.Printf("\nrdma-check: migrations | %d faults at %d steps of moves, every %s pair of them | %d pulls, %d of them failed; nothing left\n", len(kinds), len(points), map[int]string{1: "single", 6: "sixth"}[stride], f.pulls, f.failed)
 }
 
-// rdma is a replica's transport over verbs, and the server by which it is reached.
-type rdma struct {
-	fabric *fabric
+// rdmaTransport is a replica's transport over verbs, and the server by which it is reached.
+type rdmaTransport struct {
+	fabric *sharedDevices
 	real   *verbs.Transport
-	n      *node
+	n      *replica
 	device int
 	// gpuFails is for pools that are a GPU's.
 	gpuFails atomic.Bool
@@ -164,10 +164,10 @@ type rdma struct {
 	deadline map[[transport.TicketSize]byte]time.Time // of the bubble
 }
 
-func (f *fabric) carry(n *node, pool func(*engine, *atomic.Bool) transport.Pool) carrier {
-	r := &rdma{fabric: f, n: n, conns: map[net.Conn]bool{}, deadline: map[[transport.TicketSize]byte]time.Time{}}
+func (f *sharedDevices) carry(n *replica, pool func(*engine, *atomic.Bool) transport.Pool) carrier {
+	r := &rdmaTransport{fabric: f, n: n, conns: map[net.Conn]bool{}, deadline: map[[transport.TicketSize]byte]time.Time{}}
 	p := pool(n.engine, &r.gpuFails)
-	f.do(func() {
+	f.runOutside(func() {
 		name := ""
 		if f.control != nil {
 			r.device = <-f.devices
@@ -183,36 +183,36 @@ func (f *fabric) carry(n *node, pool func(*engine, *atomic.Bool) transport.Pool)
 }
 
 // fails has the own GPU fail for a while.
-func (r *rdma) fails(s *scene, rng *rand.Rand) {
-	s.breaks(func(how string) { r.gpuFails.Store(how != "fake_mend") }, "fails", long(rng))
+func (r *rdmaTransport) fails(s *scene, rng *rand.Rand) {
+	s.breakDevice(func(how string) { r.gpuFails.Store(how != "fake_mend") }, "fails", randomOutage(rng))
 }
 
 // setFake calls a function of the fake for the local device.
-func (r *rdma) setFake(what string) {
-	r.fabric.do(func() { r.fabric.control.Set(what, r.device) })
+func (r *rdmaTransport) setFake(what string) {
+	r.fabric.runOutside(func() { r.fabric.control.Set(what, r.device) })
 }
 
-func (r *rdma) where() string {
+func (r *rdmaTransport) where() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.address
 }
 
-func (r *rdma) Name() string               { return r.real.Name() }
-func (*rdma) CanReach(string, string) bool { return true }
+func (r *rdmaTransport) Name() string               { return r.real.Name() }
+func (*rdmaTransport) CanReach(string, string) bool { return true }
 
-func (r *rdma) Probe(context.Context) (err error) {
-	r.fabric.do(func() { err = r.real.Probe(context.Background()) })
+func (r *rdmaTransport) Probe(context.Context) (err error) {
+	r.fabric.runOutside(func() { err = r.real.Probe(context.Background()) })
 	return err
 }
 
 // Run serves until the bubble's ctx ends.
-func (r *rdma) Run(ctx context.Context) error {
+func (r *rdmaTransport) Run(ctx context.Context) error {
 	var stop func() error
-	r.fabric.do(func() { stop = r.serve() })
+	r.fabric.runOutside(func() { stop = r.serve() })
 	<-ctx.Done()
 	var err error
-	r.fabric.do(func() { err = stop() })
+	r.fabric.runOutside(func() { err = stop() })
 	if err != nil {
 		r.n.w.fail("%s: %v", r.n.id, err)
 	}
@@ -220,7 +220,7 @@ func (r *rdma) Run(ctx context.Context) error {
 }
 
 // serve starts the server and the transport, and returns what ends them.
-func (r *rdma) serve() func() error {
+func (r *rdmaTransport) serve() func() error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		panic(err)
@@ -260,7 +260,7 @@ func (r *rdma) serve() func() error {
 	}
 }
 
-func (r *rdma) connected(c net.Conn, s http.ConnState) {
+func (r *rdmaTransport) connected(c net.Conn, s http.ConnState) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch s {
@@ -272,7 +272,7 @@ func (r *rdma) connected(c net.Conn, s http.ConnState) {
 }
 
 // hangUp breaks all connections of the server.
-func (r *rdma) hangUp() {
+func (r *rdmaTransport) hangUp() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for c := range r.conns {
@@ -281,9 +281,9 @@ func (r *rdma) hangUp() {
 }
 
 // Export has the real grant last: the bubble's deadline is kept here.
-func (r *rdma) Export(g transport.Grant) (offer transport.Offer, err error) {
+func (r *rdmaTransport) Export(g transport.Grant) (offer transport.Offer, err error) {
 	until := g.Deadline
-	r.fabric.do(func() {
+	r.fabric.runOutside(func() {
 		g.Deadline = time.Now().Add(time.Hour)
 		offer, err = r.real.Export(g)
 	})
@@ -297,23 +297,23 @@ func (r *rdma) Export(g transport.Grant) (offer transport.Offer, err error) {
 	return offer, nil
 }
 
-func (r *rdma) Revoke(move string) { r.fabric.do(func() { r.real.Revoke(move) }) }
+func (r *rdmaTransport) Revoke(move string) { r.fabric.runOutside(func() { r.real.Revoke(move) }) }
 
 // Open presents a ticket to the replica of its address.
-func (r *rdma) Open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (transport.Puller, error) {
-	source := r.n.w.node(policies.ReplicaID(offer.Address)).carrier.(*rdma)
+func (r *rdmaTransport) Open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (transport.Puller, error) {
+	source := r.n.w.replica(policies.ReplicaID(offer.Address)).carrier.(*rdmaTransport)
 	source.mu.Lock()
 	deadline := source.deadline[offer.Ticket]
 	offer.Address = source.address
 	source.mu.Unlock()
 	if offer.Address == "" {
-		return nil, errors.New("nobody serves there")
+		return nil, errors.New("no server at this address")
 	}
 	if !time.Now().Before(deadline) {
 		return nil, transport.ErrRefused
 	}
 	p := &puller{n: r.n, fabric: r.fabric, deadline: deadline}
-	err := r.fabric.under(ctx, func(ctx context.Context) (err error) {
+	err := r.fabric.runOutsideContext(ctx, func(ctx context.Context) (err error) {
 		p.real, err = r.real.Open(ctx, receiver, offer)
 		return err
 	})
@@ -328,7 +328,7 @@ func (r *rdma) Open(ctx context.Context, receiver policies.ReplicaID, offer tran
 
 // pull has a connection break in the midst of a plan, or its last block's bytes be
 // others on their way.
-func (r *rdma) pull(ctx context.Context, p transport.Puller, source *node, plan transport.Plan, v verdict) (transport.Stats, error) {
+func (r *rdmaTransport) pull(ctx context.Context, p transport.Puller, source *replica, plan transport.Plan, v verdict) (transport.Stats, error) {
 	half, regions := len(plan.Src)/2, len(layout.Regions)
 	switch {
 	case v == refuse:
@@ -336,7 +336,7 @@ func (r *rdma) pull(ctx context.Context, p transport.Puller, source *node, plan 
 		if _, err := p.Pull(ctx, head); err != nil {
 			return transport.Stats{}, err
 		}
-		r.fabric.do(source.carrier.(*rdma).hangUp)
+		r.fabric.runOutside(source.carrier.(*rdmaTransport).hangUp)
 		for { // until it is noticed
 			if _, err := p.Pull(ctx, transport.Plan{}); err != nil {
 				return transport.Stats{}, err

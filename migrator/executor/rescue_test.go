@@ -17,14 +17,14 @@ import (
 // TestRescued counts streams that lost their engine, and shows their wait.
 func TestRescued(t *testing.T) {
 	spans := tracetest.NewSpanRecorder()
-	m, err := executor.New(executor.Config{Self: "a", FrontEnd: &front{}, Network: &node{}, Address: func(policies.ReplicaID) string { return "" }, Notify: func(bidask.Event) {},
+	m, err := executor.New(executor.Config{Self: "a", FrontEnd: &frontEnd{}, Network: &replica{}, Address: func(policies.ReplicaID) string { return "" }, Notify: func(bidask.Event) {},
 		Tracer: sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)).Tracer("test")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	began := time.Unix(1e9, 0)
 	m.RecordRescue(frontend.Rescue{Stream: "a/1", From: "b", To: "c", Length: 90, Start: began, Duration: 2 * time.Second})
-	m.RecordRescue(frontend.Rescue{Stream: "a/2", From: "b", Length: 95, Start: began, Duration: 30 * time.Second, Err: errors.New("nobody")})
+	m.RecordRescue(frontend.Rescue{Stream: "a/2", From: "b", Length: 95, Start: began, Duration: 30 * time.Second, Err: errors.New("no replica")})
 	if s := m.Stats(); s.Rescued != 1 || s.Lost != 1 || s.Stalls != 1 || s.TotalStall != 2*time.Second || s.LongestStall != 2*time.Second {
 		t.Errorf("%+v", s)
 	}

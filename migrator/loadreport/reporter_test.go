@@ -30,8 +30,8 @@ type arrived struct {
 	at time.Duration
 }
 
-// plane is a control plane that answers reports until it is told otherwise.
-type plane struct {
+// controlPlane is a control plane that answers reports unless muted.
+type controlPlane struct {
 	api.UnimplementedFleetServer
 	got    chan arrived
 	refuse atomic.Pointer[error] // what new streams, and reports on old ones, are answered with
@@ -41,7 +41,7 @@ type plane struct {
 	start  time.Time
 }
 
-func (p *plane) Report(s api.Fleet_ReportServer) error {
+func (p *controlPlane) Report(s api.Fleet_ReportServer) error {
 	p.opened.Add(1)
 	for {
 		if err := p.refuse.Load(); err != nil {
@@ -65,10 +65,10 @@ func (p *plane) Report(s api.Fleet_ReportServer) error {
 	}
 }
 
-// world is an uplink, its control plane and the connection between, in a bubble
+// harness is an uplink, its control plane and the connection between, in a bubble
 // of virtual time.
-type world struct {
-	*plane
+type harness struct {
+	*controlPlane
 	*Reporter
 	changed chan struct{}
 	status  atomic.Pointer[frontend.Status]
@@ -78,14 +78,14 @@ type world struct {
 	done    chan error
 }
 
-func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
+func runHarness(t *testing.T, test func(t *testing.T, w *harness)) {
 	synctest.Test(t, func(t *testing.T) {
-		w := &world{plane: &plane{got: make(chan arrived, 1000), start: time.Now()}, changed: make(chan struct{}, 1), done: make(chan error, 1), replies: make(chan Reply, 1000)}
+		w := &harness{controlPlane: &controlPlane{got: make(chan arrived, 1000), start: time.Now()}, changed: make(chan struct{}, 1), done: make(chan error, 1), replies: make(chan Reply, 1000)}
 		w.extra.Store(new(Extra))
 		w.status.Store(&frontend.Status{EngineReady: true})
 		lis := bufconn.Listen(1 << 16)
 		server := grpc.NewServer()
-		api.RegisterFleetServer(server, w.plane)
+		api.RegisterFleetServer(server, w.controlPlane)
 		go server.Serve(lis)
 		conn, err := grpc.NewClient("passthrough:///plane", grpc.WithTransportCredentials(insecure.NewCredentials()),
 			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return lis.DialContext(ctx) }))
@@ -112,7 +112,7 @@ func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
 }
 
 func TestReports(t *testing.T) {
-	inWorld(t, func(t *testing.T, w *world) {
+	runHarness(t, func(t *testing.T, w *harness) {
 		edges := []policies.Tokens{0, 16, 32}
 		flow := policies.NewFlow(edges)
 		flow.Tokens[1], flow.Seen = 3.5, 9
@@ -139,10 +139,10 @@ func TestReports(t *testing.T) {
 	})
 }
 
-// TestReplies tells what the control plane says at once, and keeps it while the
+// TestReplies passes on what the control plane replies at once, and keeps it while the
 // control plane is away.
 func TestReplies(t *testing.T) {
-	inWorld(t, func(t *testing.T, w *world) {
+	runHarness(t, func(t *testing.T, w *harness) {
 		if r := <-w.replies; r.Drain || r.Refine != nil || r.Epoch != 7 || r.StageMeanHeld != 12.5 {
 			t.Errorf("first: %+v", r)
 		}
@@ -161,7 +161,7 @@ func TestReplies(t *testing.T) {
 
 // TestExtra carries what is beyond the front's state.
 func TestExtra(t *testing.T) {
-	inWorld(t, func(t *testing.T, w *world) {
+	runHarness(t, func(t *testing.T, w *harness) {
 		<-w.got
 		w.extra.Store(&Extra{Proposal: &api.Proposal{Epoch: 3, Low: 1, Boundary: 9}, Residents: 5, Pinned: 2, PinnedSeconds: 1.5, Streams: -1, Routes: make([]*api.Route, 40)})
 		r := <-w.got
@@ -171,22 +171,22 @@ func TestExtra(t *testing.T) {
 	})
 }
 
-// TestSiteIsToldOnce tells where the replica is until it is answered, again when
+// TestSiteIsReportedOnce reports the location until it is acknowledged, again when
 // that is another place, and again on the next stream.
-func TestSiteIsToldOnce(t *testing.T) {
-	inWorld(t, func(t *testing.T, w *world) {
+func TestSiteIsReportedOnce(t *testing.T) {
+	runHarness(t, func(t *testing.T, w *harness) {
 		<-w.got
 		next := func(want *api.Site) {
 			t.Helper()
 			if r := <-w.got; r.Site.GetNode() != want.GetNode() {
-				t.Errorf("report %d tells %v, want %v", r.Sequence, r.Site, want)
+				t.Errorf("report %d contains %v, want %v", r.Sequence, r.Site, want)
 			}
 		}
 		a, b := &api.Site{Node: "a"}, &api.Site{Node: "b"}
 		w.mute.Store(true)
 		w.extra.Store(&Extra{Site: a})
 		next(a)
-		next(a) // nobody has answered
+		next(a) // no reply has arrived
 		synctest.Wait()
 		w.mute.Store(false)
 		next(a) // the answer comes after it was sent
@@ -207,36 +207,36 @@ func TestSiteIsToldOnce(t *testing.T) {
 				return
 			}
 		}
-		t.Error("a new stream was not told")
+		t.Error("the location is missing in a new stream")
 	})
 }
 
-// TestMovesUntilHeard tells each state of a move until it is answered, on the
+// TestMigrationsUntilAcknowledged reports each state of a migration until it is acknowledged, on the
 // next stream too, and no longer.
-func TestMovesUntilHeard(t *testing.T) {
-	inWorld(t, func(t *testing.T, w *world) {
+func TestMigrationsUntilAcknowledged(t *testing.T) {
+	runHarness(t, func(t *testing.T, w *harness) {
 		<-w.got
-		tell := func(moves ...*api.Migration) { w.extra.Store(&Extra{Migrations: moves}) }
-		told := func(want string) {
+		report := func(moves ...*api.Migration) { w.extra.Store(&Extra{Migrations: moves}) }
+		want := func(want string) {
 			t.Helper()
 			var got []string
 			for _, m := range (<-w.got).Migrations {
 				got = append(got, m.Id+" "+m.State)
 			}
 			if s := strings.Join(got, ", "); s != want {
-				t.Errorf("told %q, want %q", s, want)
+				t.Errorf("reported %q, want %q", s, want)
 			}
 		}
-		tell(&api.Migration{Id: "r0/1", State: "pull"}, &api.Migration{Id: "r0/2", State: "done"})
-		told("r0/1 pull, r0/2 done")
-		tell(&api.Migration{Id: "r0/1", State: "pull", Seconds: 2}, &api.Migration{Id: "r0/2", State: "done"})
-		told("")
-		tell(&api.Migration{Id: "r0/1", State: "pull", Rounds: 1}, &api.Migration{Id: "r0/2", State: "done"})
-		told("r0/1 pull")
-		w.mute.Store(true) // what is told now is not answered
-		tell(&api.Migration{Id: "r0/1", State: "done", Rounds: 1}, &api.Migration{Id: "r0/2", State: "done"})
-		told("r0/1 done")
-		told("r0/1 done")
+		report(&api.Migration{Id: "r0/1", State: "pull"}, &api.Migration{Id: "r0/2", State: "done"})
+		want("r0/1 pull, r0/2 done")
+		report(&api.Migration{Id: "r0/1", State: "pull", Seconds: 2}, &api.Migration{Id: "r0/2", State: "done"})
+		want("")
+		report(&api.Migration{Id: "r0/1", State: "pull", Rounds: 1}, &api.Migration{Id: "r0/2", State: "done"})
+		want("r0/1 pull")
+		w.mute.Store(true) // reports are not answered from here on
+		report(&api.Migration{Id: "r0/1", State: "done", Rounds: 1}, &api.Migration{Id: "r0/2", State: "done"})
+		want("r0/1 done")
+		want("r0/1 done")
 		time.Sleep(replyTimeout + time.Second) // a new stream
 		w.mute.Store(false)
 		for {
@@ -245,20 +245,20 @@ func TestMovesUntilHeard(t *testing.T) {
 				break // answered at last
 			}
 			if len(r.Migrations) != 1 || r.Migrations[0].Id != "r0/1" || r.Migrations[0].State != "done" {
-				t.Fatalf("told %v", r.Migrations)
+				t.Fatalf("reported %v", r.Migrations)
 			}
 		}
 		var many []*api.Migration
 		for i := range 100 {
 			many = append(many, &api.Migration{Id: strconv.Itoa(i), State: "done"})
 		}
-		tell(many...)
+		report(many...)
 		if n, m := len((<-w.got).Migrations), len((<-w.got).Migrations); n != maxMigrations || m != 100-maxMigrations {
 			t.Errorf("%d moves, then %d", n, m)
 		}
-		told("")
-		tell()
-		told("")
+		want("")
+		report()
+		want("")
 		if w.streams[0].moves.mu.Lock(); len(w.streams[0].moves.known) != 0 {
 			t.Errorf("%d moves are remembered that are over", len(w.streams[0].moves.known))
 		}
@@ -267,7 +267,7 @@ func TestMovesUntilHeard(t *testing.T) {
 }
 
 func TestReportsChangesAtOnce(t *testing.T) {
-	inWorld(t, func(t *testing.T, w *world) {
+	runHarness(t, func(t *testing.T, w *harness) {
 		<-w.got
 		time.Sleep(10 * time.Millisecond)
 		w.status.Store(&frontend.Status{Draining: true})
@@ -280,7 +280,7 @@ func TestReportsChangesAtOnce(t *testing.T) {
 
 // TestReconnects ends the stream in each way that a control plane can.
 func TestReconnects(t *testing.T) {
-	inWorld(t, func(t *testing.T, w *world) {
+	runHarness(t, func(t *testing.T, w *harness) {
 		<-w.got
 		away := error(status.Error(codes.Unavailable, "away"))
 		w.refuse.Store(&away)
@@ -301,7 +301,7 @@ func TestReconnects(t *testing.T) {
 }
 
 func TestSilentControlPlane(t *testing.T) {
-	inWorld(t, func(t *testing.T, w *world) {
+	runHarness(t, func(t *testing.T, w *harness) {
 		w.mute.Store(true)
 		time.Sleep(replyTimeout + time.Second)
 		if n := w.opened.Load(); n < 2 {
@@ -317,7 +317,7 @@ func TestConfig(t *testing.T) {
 	}
 	for field, change := range map[string]func(*Config){
 		"Replica": func(c *Config) { c.Replica = "" }, "Model": func(c *Config) { c.Model = "" },
-		"Conn": func(c *Config) { c.Conn = nil }, "Source": func(c *Config) { c.Status = nil }, "Interval": func(c *Config) { c.Interval = -1 },
+		"Conn": func(c *Config) { c.Conn = nil }, "Status": func(c *Config) { c.Status = nil }, "Interval": func(c *Config) { c.Interval = -1 },
 	} {
 		c := good
 		change(&c)

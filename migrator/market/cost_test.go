@@ -8,12 +8,12 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// TestNearPeersBuy hands grown requests over from r0 to a stage of four that are
+// TestCheapPeersBuy hands grown requests over from r0 to a stage of four that are
 // all idle, of which r3 is on r0's node: it takes them while its load is not above
 // the others' by more than a request.
-func TestNearPeersBuy(t *testing.T) {
+func TestCheapPeersBuy(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		w := newWorld(t, 5, func(w *world) {
+		w := newFleet(t, 5, func(w *fleet) {
 			w.distance = func(from, to policies.ReplicaID) policies.Micros {
 				if from == "r0" && to == "r3" {
 					return 1
@@ -22,7 +22,7 @@ func TestNearPeersBuy(t *testing.T) {
 			}
 		})
 		for i := range 8 {
-			w.put("r0", fmt.Sprintf("q%d", i), 5000, policies.NotPinned)
+			w.addRequest("r0", fmt.Sprintf("q%d", i), 5000, policies.NotPinned)
 		}
 		w.plan(w.stages([]policies.Tokens{2000}, 1, 4))
 		w.run(func() { time.Sleep(10 * time.Second) })
@@ -38,6 +38,6 @@ func TestNearPeersBuy(t *testing.T) {
 		if near <= most || near > most+2 {
 			t.Errorf("the near one has %d requests, the most loaded of the others %d", near, most)
 		}
-		w.rested()
+		w.checkRested()
 	})
 }

@@ -16,18 +16,18 @@ var paper = bidask.Config{Sample: bidask.AskAll, Selector: bidask.Paper{}, MaxCo
 // TestDrain empties a replica while transfers fail, reservations are refused
 // and messages are lost.
 func TestDrain(t *testing.T) {
-	for name, change := range map[string]func(*world){
+	for name, change := range map[string]func(*fleet){
 		"calm":  nil,
-		"rough": func(w *world) { w.fail, w.refuse, w.loss = 0.3, 0.2, 0.05 },
-		"paper": func(w *world) { w.config = paper },
+		"rough": func(w *fleet) { w.fail, w.refuse, w.loss = 0.3, 0.2, 0.05 },
+		"paper": func(w *fleet) { w.config = paper },
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				w := newWorld(t, 6, change)
+				w := newFleet(t, 6, change)
 				for i := range 60 {
-					w.put(w.ids[i%6], fmt.Sprintf("q%d", i), policies.Tokens(100+50*i), policies.NotPinned)
+					w.addRequest(w.ids[i%6], fmt.Sprintf("q%d", i), policies.Tokens(100+50*i), policies.NotPinned)
 				}
-				w.put("r0", "fixed", 700, policies.PinReasonOf(policies.Structured))
+				w.addRequest("r0", "fixed", 700, policies.PinReasonOf(policies.Structured))
 				w.plan(w.stages([]policies.Tokens{2000}, 3, 3))
 				w.run(func() {
 					time.Sleep(time.Second)
@@ -49,7 +49,7 @@ func TestDrain(t *testing.T) {
 				if w.moves < 10 {
 					t.Errorf("%d moves", w.moves)
 				}
-				w.rested()
+				w.checkRested()
 			})
 		})
 	}
@@ -61,9 +61,9 @@ func TestBoundaryHalved(t *testing.T) {
 	for name, config := range map[string]bidask.Config{"default": {}, "paper": paper} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, func(t *testing.T) {
-				w := newWorld(t, 8, func(w *world) { w.config, w.growth = config, 20 })
+				w := newFleet(t, 8, func(w *fleet) { w.config, w.growth = config, 20 })
 				for i := range 200 {
-					w.put(w.ids[i%4], fmt.Sprintf("q%d", i), policies.Tokens(500+15*i), policies.NotPinned)
+					w.addRequest(w.ids[i%4], fmt.Sprintf("q%d", i), policies.Tokens(500+15*i), policies.NotPinned)
 				}
 				slots := 4
 				if config.MaxConcurrentSends > 0 {
@@ -108,7 +108,7 @@ func TestBoundaryHalved(t *testing.T) {
 				if w.count() != 200 {
 					t.Errorf("%d requests", w.count())
 				}
-				w.rested()
+				w.checkRested()
 			})
 		})
 	}
@@ -117,20 +117,20 @@ func TestBoundaryHalved(t *testing.T) {
 // TestOutlier spreads an overload, once.
 func TestOutlier(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		w := newWorld(t, 8, nil)
+		w := newFleet(t, 8, nil)
 		for i := range 8 {
 			n := 10
 			if i == 0 {
 				n = 60
 			}
 			for j := range n {
-				w.put(w.ids[i], fmt.Sprintf("q%d-%d", i, j), policies.Tokens(900+20*j), policies.NotPinned)
+				w.addRequest(w.ids[i], fmt.Sprintf("q%d-%d", i, j), policies.Tokens(900+20*j), policies.NotPinned)
 			}
 		}
 		w.plan(w.stages(nil, 8))
 		ctx, stop := context.WithCancel(t.Context())
 		w.run(func() {
-			go w.means(ctx)
+			go w.sendMeans(ctx)
 			time.Sleep(10 * time.Second)
 			moves := w.moves
 			time.Sleep(50 * time.Second)
@@ -155,16 +155,16 @@ func TestOutlier(t *testing.T) {
 		if w.moves > 60 || w.count() != 130 {
 			t.Errorf("%d moves of %d requests", w.moves, w.count())
 		}
-		w.rested()
+		w.checkRested()
 	})
 }
 
 // TestSpill has a stage of one that runs full.
 func TestSpill(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		w := newWorld(t, 4, nil)
+		w := newFleet(t, 4, nil)
 		for i := range 96 {
-			w.put("r0", fmt.Sprintf("q%d", i), 10_000, policies.NotPinned)
+			w.addRequest("r0", fmt.Sprintf("q%d", i), 10_000, policies.NotPinned)
 		}
 		w.plan(w.stages([]policies.Tokens{20_000}, 1, 3))
 		w.run(func() { time.Sleep(20 * time.Second) })
@@ -178,7 +178,7 @@ func TestSpill(t *testing.T) {
 		if s.Offered[policies.Spill] != 6 || s.MovedOut[policies.Spill] != 6 || s.Sent[bidask.Ask] == 0 || s.Received[bidask.Bid] == 0 {
 			t.Errorf("%+v", s)
 		}
-		w.rested()
+		w.checkRested()
 	})
 }
 
@@ -186,9 +186,9 @@ func TestSpill(t *testing.T) {
 // seldom.
 func TestFullStage(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		w := newWorld(t, 2, nil)
-		w.put("r1", "big", capacity-100, policies.NotPinned)
-		w.put("r0", "q", 5000, policies.NotPinned)
+		w := newFleet(t, 2, nil)
+		w.addRequest("r1", "big", capacity-100, policies.NotPinned)
+		w.addRequest("r0", "q", 5000, policies.NotPinned)
 		w.plan(w.stages([]policies.Tokens{2048}, 1, 1))
 		w.run(func() {
 			time.Sleep(10 * time.Minute)
@@ -204,8 +204,8 @@ func TestFullStage(t *testing.T) {
 // TestGonePeer ends what depends on it.
 func TestGonePeer(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		w := newWorld(t, 3, func(w *world) { w.rate = 100 })
-		w.put("r0", "q", 3000, policies.NotPinned)
+		w := newFleet(t, 3, func(w *fleet) { w.rate = 100 })
+		w.addRequest("r0", "q", 3000, policies.NotPinned)
 		w.plan(w.stages([]policies.Tokens{2048}, 1, 2))
 		w.run(func() {
 			time.Sleep(time.Second)
@@ -228,12 +228,12 @@ func TestGonePeer(t *testing.T) {
 	})
 }
 
-// TestEndedIsWithdrawn offers a request that ends before anybody has bid.
+// TestEndedIsWithdrawn offers a request that ends before a replica has bid.
 func TestEndedIsWithdrawn(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		w := newWorld(t, 2, func(w *world) { w.latency = 40 * time.Millisecond })
-		w.put("r0", "q", 5000, policies.NotPinned)
-		w.put("r0", "p", 5000, policies.NotPinned)
+		w := newFleet(t, 2, func(w *fleet) { w.latency = 40 * time.Millisecond })
+		w.addRequest("r0", "q", 5000, policies.NotPinned)
+		w.addRequest("r0", "p", 5000, policies.NotPinned)
 		plan := w.stages([]policies.Tokens{2048}, 1, 1)
 		w.plan(plan)
 		w.run(func() {
@@ -247,15 +247,15 @@ func TestEndedIsWithdrawn(t *testing.T) {
 				t.Errorf("%+v", s)
 			}
 		})
-		w.rested()
+		w.checkRested()
 	})
 }
 
 // TestSummaries reach all peers in time, and Place and Rescue use them.
 func TestSummaries(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		w := newWorld(t, 10, nil)
-		w.put("r1", "q", 5000, policies.NotPinned)
+		w := newFleet(t, 10, nil)
+		w.addRequest("r1", "q", 5000, policies.NotPinned)
 		w.plan(w.stages([]policies.Tokens{2048}, 2, 8))
 		w.run(func() {
 			time.Sleep(5 * time.Second)
@@ -279,9 +279,9 @@ func TestSummaries(t *testing.T) {
 // TestChain lets requests grow through five stages.
 func TestChain(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		w := newWorld(t, 10, func(w *world) { w.growth, w.loss, w.fail = 2000, 0.02, 0.1 })
+		w := newFleet(t, 10, func(w *fleet) { w.growth, w.loss, w.fail = 2000, 0.02, 0.1 })
 		for i := range 20 {
-			w.put(w.ids[i%2], fmt.Sprintf("q%d", i), 100, policies.NotPinned)
+			w.addRequest(w.ids[i%2], fmt.Sprintf("q%d", i), 100, policies.NotPinned)
 		}
 		w.plan(w.stages([]policies.Tokens{1024, 2048, 8192, 32768}, 2, 2, 2, 2, 2))
 		w.run(func() { time.Sleep(40 * time.Second) })
@@ -299,16 +299,16 @@ func TestChain(t *testing.T) {
 		if w.moves < 60 {
 			t.Errorf("%d moves", w.moves)
 		}
-		w.rested()
+		w.checkRested()
 	})
 }
 
 // TestRetired has a replica whose migrator another process replaces: it sells what
-// it has, and neither buys nor tells its load.
+// it has, and neither buys nor sends its load.
 func TestRetired(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		w := newWorld(t, 2, nil)
-		w.put("r0", "out", 5000, policies.NotPinned)
+		w := newFleet(t, 2, nil)
+		w.addRequest("r0", "out", 5000, policies.NotPinned)
 		plan := w.stages([]policies.Tokens{2048}, 1, 1)
 		w.nodes["r0"].view.Retired = true
 		w.plan(plan)
@@ -323,6 +323,6 @@ func TestRetired(t *testing.T) {
 				t.Errorf("%+v", s)
 			}
 		})
-		w.rested()
+		w.checkRested()
 	})
 }

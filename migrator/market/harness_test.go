@@ -21,9 +21,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world is a fleet in memory: markets, engines that hold requests, and a mover
+// fleet is a fleet in memory: markets, engines that hold requests, and a mover
 // between them. It runs in a bubble of virtual time.
-type world struct {
+type fleet struct {
 	t       *testing.T
 	latency time.Duration // of a message, one way
 	rate    float64       // tokens per second of one transfer
@@ -53,7 +53,7 @@ type world struct {
 // replica is an engine and its migrator.
 type replica struct {
 	*Market
-	w         *world
+	w         *fleet
 	id        policies.ReplicaID
 	requests  map[string]*request
 	reserved  map[bidask.Deal]policies.Tokens
@@ -74,8 +74,8 @@ type request struct {
 
 const capacity policies.Tokens = 1_000_000
 
-func newWorld(t *testing.T, n int, change func(*world)) *world {
-	w := &world{t: t, latency: 300 * time.Microsecond, rate: 100_000, nodes: make(map[policies.ReplicaID]*replica), rng: rand.New(rand.NewPCG(1, 2)),
+func newFleet(t *testing.T, n int, change func(*fleet)) *fleet {
+	w := &fleet{t: t, latency: 300 * time.Microsecond, rate: 100_000, nodes: make(map[policies.ReplicaID]*replica), rng: rand.New(rand.NewPCG(1, 2)),
 		moved: make(map[string]int), grown: make(map[string]int), begun: time.Now(), edges: policies.BucketEdges(1<<17, 4)}
 	if change != nil {
 		change(w)
@@ -104,7 +104,7 @@ func newWorld(t *testing.T, n int, change func(*world)) *world {
 }
 
 // run trades until the test function returns.
-func (w *world) run(test func()) {
+func (w *fleet) run(test func()) {
 	ctx, stop := context.WithCancel(w.t.Context())
 	var wg sync.WaitGroup
 	for _, r := range w.nodes {
@@ -120,8 +120,8 @@ func (w *world) run(test func()) {
 	time.Sleep(time.Minute) // for what is in the air
 }
 
-// view tells all replicas a plan.
-func (w *world) plan(p policies.Plan) {
+// view sets the plan of all replicas.
+func (w *fleet) plan(p policies.Plan) {
 	w.t.Helper()
 	if err := p.Validate(); err != nil {
 		w.t.Fatal(err)
@@ -137,8 +137,8 @@ func (w *world) plan(p policies.Plan) {
 	}
 }
 
-// drain tells all that a replica is to be emptied.
-func (w *world) drain(which policies.ReplicaID, plan policies.Plan) {
+// drain makes a replica drain in all views.
+func (w *fleet) drain(which policies.ReplicaID, plan policies.Plan) {
 	for _, r := range w.nodes {
 		peers := append([]policies.Replica(nil), r.view.Peers...)
 		for i := range peers {
@@ -149,9 +149,9 @@ func (w *world) drain(which policies.ReplicaID, plan policies.Plan) {
 	w.plan(plan)
 }
 
-// means tells each replica its stage's mean twice a second, as the control
+// sendMeans sets each replica's stage mean twice a second, as the control
 // plane does, until the context ends.
-func (w *world) means(ctx context.Context) {
+func (w *fleet) sendMeans(ctx context.Context) {
 	for ctx.Err() == nil {
 		for _, r := range w.nodes {
 			stage := r.view.Plan.StageOfReplica(r.id)
@@ -170,13 +170,13 @@ func (w *world) means(ctx context.Context) {
 	}
 }
 
-// put starts a request.
-func (w *world) put(at policies.ReplicaID, id string, length policies.Tokens, fixed policies.PinReason) {
+// addRequest starts a request.
+func (w *fleet) addRequest(at policies.ReplicaID, id string, length policies.Tokens, fixed policies.PinReason) {
 	now := time.Now()
 	w.nodes[at].requests[id] = &request{id: id, length: float64(length), since: now.Add(-time.Minute), at: now, epoch: 1, fixed: fixed}
 }
 
-func (w *world) present(r *request) float64 {
+func (w *fleet) present(r *request) float64 {
 	return r.length + w.growth*time.Since(r.at).Seconds()
 }
 
@@ -261,7 +261,7 @@ func (r *replica) Execute(a bidask.Action) {
 	case bidask.Abort:
 		// Too late, always: the transfer decides.
 	default:
-		w.t.Errorf("the mover is told to %v", a.Kind)
+		w.t.Errorf("unexpected action %v", a.Kind)
 	}
 }
 
@@ -300,7 +300,7 @@ func (r *replica) arrive(a bidask.Action) {
 }
 
 // count returns how many requests there are in the fleet.
-func (w *world) count() int {
+func (w *fleet) count() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	n := 0
@@ -310,8 +310,8 @@ func (w *world) count() int {
 	return n
 }
 
-// rested checks that nothing is left over once trading has paused.
-func (w *world) rested() {
+// checkRested checks that nothing is left over once trading has paused.
+func (w *fleet) checkRested() {
 	w.t.Helper()
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -323,7 +323,7 @@ func (w *world) rested() {
 }
 
 // stages is a plan over a fleet: cuts between, and how many replicas each has.
-func (w *world) stages(cuts []policies.Tokens, sizes ...int) policies.Plan {
+func (w *fleet) stages(cuts []policies.Tokens, sizes ...int) policies.Plan {
 	p := policies.Plan{Model: "m"}
 	low, at := policies.Tokens(0), 0
 	for i, n := range sizes {

@@ -16,14 +16,14 @@ import (
 	xds "github.com/cascadeinfer/cascade/xds/api"
 )
 
-// nowhere is a Mover and a Network that remembers what it was given.
-type nowhere struct{ sent []*api.Envelope }
+// discard is a Mover and a Network that remembers what it was given.
+type discard struct{ sent []*api.Envelope }
 
-func (n *nowhere) Execute(bidask.Action)                      {}
-func (n *nowhere) Send(_ policies.ReplicaID, e *api.Envelope) { n.sent = append(n.sent, e) }
+func (n *discard) Execute(bidask.Action)                      {}
+func (n *discard) Send(_ policies.ReplicaID, e *api.Envelope) { n.sent = append(n.sent, e) }
 
 func good(residents ...frontend.LocalLeg) Config {
-	n := &nowhere{}
+	n := &discard{}
 	return Config{
 		Self: "a", Executor: n, Network: n, Load: func() policies.Load { return policies.Load{} },
 		Residents: func() []frontend.LocalLeg { return residents },
@@ -35,10 +35,10 @@ func TestConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	for field, change := range map[string]func(*Config){
-		"Self": func(c *Config) { c.Self = "" }, "Mover": func(c *Config) { c.Executor = nil }, "Network": func(c *Config) { c.Network = nil },
+		"Self": func(c *Config) { c.Self = "" }, "Executor": func(c *Config) { c.Executor = nil }, "Network": func(c *Config) { c.Network = nil },
 		"Residents": func(c *Config) { c.Residents = nil }, "Load": func(c *Config) { c.Load = nil }, "Capacity": func(c *Config) { c.Capacity = -1 },
-		"Offers": func(c *Config) { c.MaxOffers = -1 }, "Scan": func(c *Config) { c.ScanInterval = -1 }, "Fresh": func(c *Config) { c.SummaryMaxAge = -1 },
-		"Cost": func(c *Config) { c.Refiner = refine.Paper{} }, "SendSlots": func(c *Config) { c.Machine.MaxConcurrentSends = -1 }, "Full": func(c *Config) { c.SpillPercent = -1 },
+		"MaxOffers": func(c *Config) { c.MaxOffers = -1 }, "ScanInterval": func(c *Config) { c.ScanInterval = -1 }, "SummaryMaxAge": func(c *Config) { c.SummaryMaxAge = -1 },
+		"Cost": func(c *Config) { c.Refiner = refine.Paper{} }, "SendSlots": func(c *Config) { c.Machine.MaxConcurrentSends = -1 }, "SpillPercent": func(c *Config) { c.SpillPercent = -1 },
 	} {
 		c := good()
 		change(&c)
@@ -195,7 +195,7 @@ func TestProposal(t *testing.T) {
 // TestNotReady buys and sells nothing while the engine is away.
 func TestNotReady(t *testing.T) {
 	c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 5000, Output: 1}})
-	network := c.Network.(*nowhere)
+	network := c.Network.(*discard)
 	c.Ready, c.Capacity = func() bool { return false }, 1000
 	m, err := New(c)
 	if err != nil {
@@ -221,7 +221,7 @@ func TestNotReady(t *testing.T) {
 // the engine's memory.
 func TestDoesNotReceive(t *testing.T) {
 	c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 5000, Output: 1}})
-	network := c.Network.(*nowhere)
+	network := c.Network.(*discard)
 	c.CanReceive, c.Capacity = func() bool { return false }, 1<<20
 	m, err := New(c)
 	if err != nil {
@@ -244,7 +244,7 @@ func TestDoesNotReceive(t *testing.T) {
 	}
 }
 
-// recorder is a Mover that remembers what it was told.
+// recorder is an Executor that records its actions.
 type recorder struct{ done []bidask.Action }
 
 func (r *recorder) Execute(a bidask.Action) { r.done = append(r.done, a) }
@@ -253,7 +253,7 @@ func (r *recorder) Execute(a bidask.Action) { r.done = append(r.done, a) }
 // for its process may outlive it.
 func TestGivesUp(t *testing.T) {
 	c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 5000, Output: 1}})
-	network, mover := c.Network.(*nowhere), &recorder{}
+	network, mover := c.Network.(*discard), &recorder{}
 	c.Executor, c.Capacity = mover, 10_000
 	m, err := New(c)
 	if err != nil {
@@ -276,10 +276,10 @@ func TestGivesUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := len(mover.done); mover.done[0].Kind != bidask.Reserve || mover.done[n-1].Kind != bidask.Release {
-		t.Errorf("the mover was told %+v", mover.done)
+		t.Errorf("the executor got %+v", mover.done)
 	}
 	if last := network.sent[len(network.sent)-1].GetMarket(); last.GetKind() != uint32(bidask.Drop) || last.GetNumber() != 7 {
-		t.Errorf("the seller was told %v at last", last)
+		t.Errorf("the last message to the seller is %v", last)
 	}
 	if len(m.sales) != 0 || !m.machine.Idle() {
 		t.Errorf("%d sales are left", len(m.sales))

@@ -18,7 +18,7 @@ func BenchmarkRoundTrip(b *testing.B) {
 		y.Send(from, e)
 	}})
 	close(ready)
-	acquaint(x, y)
+	introduce(x, y)
 	x.Send("y", market(1))
 	<-x.came
 	for b.Loop() {
@@ -36,7 +36,7 @@ func BenchmarkOneWay(b *testing.B) {
 		taken.Add(1)
 		<-free
 	}})
-	acquaint(x, y)
+	introduce(x, y)
 	for b.Loop() {
 		free <- struct{}{}
 		x.Send("y", market(1))

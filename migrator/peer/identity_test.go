@@ -22,26 +22,26 @@ import (
 	"github.com/cascadeinfer/cascade/policies/policytest/issuer"
 )
 
-// lines counts what is logged.
-type lines struct {
+// logLines counts what is logged.
+type logLines struct {
 	mu sync.Mutex
 	bytes.Buffer
 }
 
-func (l *lines) Write(b []byte) (int, error) {
+func (l *logLines) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.Buffer.Write(b)
 }
 
-func (l *lines) count(s string) int {
+func (l *logLines) count(s string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return strings.Count(l.String(), s)
 }
 
-// secured is a node behind TLS with identities; the address is the server's.
-func secured(t *testing.T, a *issuer.Authority, cfg Config) (*node, string) {
+// startSecured is a node behind TLS with identities; the address is the server's.
+func startSecured(t *testing.T, a *issuer.Authority, cfg Config) (*node, string) {
 	t.Helper()
 	own := a.ComponentCertificate(t, identity.Migrator, string(cfg.Self))
 	cfg.TrustDomain = issuer.TrustDomain
@@ -62,9 +62,9 @@ func secured(t *testing.T, a *issuer.Authority, cfg Config) (*node, string) {
 // heard nor taken for the other's new process.
 func TestNamesAreTheCertificates(t *testing.T) {
 	a := issuer.New(t)
-	logged := &lines{}
-	b, at := secured(t, a, Config{Self: "b", Logger: slog.New(slog.NewTextHandler(logged, nil))})
-	c, _ := secured(t, a, Config{Self: "c", Incarnation: 5})
+	logged := &logLines{}
+	b, at := startSecured(t, a, Config{Self: "b", Logger: slog.New(slog.NewTextHandler(logged, nil))})
+	c, _ := startSecured(t, a, Config{Self: "c", Incarnation: 5})
 	c.SetPeers(map[policies.ReplicaID]string{"b": at})
 	c.Send("b", market(1))
 	if g := <-b.came; g.from != "c" {
@@ -104,9 +104,9 @@ func TestNamesAreTheCertificates(t *testing.T) {
 // another that lives at the address.
 func TestTheRightPeerIsReached(t *testing.T) {
 	a := issuer.New(t)
-	b, at := secured(t, a, Config{Self: "b"})
-	logged := &lines{}
-	c, _ := secured(t, a, Config{Self: "c", Logger: slog.New(slog.NewTextHandler(logged, nil))})
+	b, at := startSecured(t, a, Config{Self: "b"})
+	logged := &logLines{}
+	c, _ := startSecured(t, a, Config{Self: "c", Logger: slog.New(slog.NewTextHandler(logged, nil))})
 	c.SetPeers(map[policies.ReplicaID]string{"d": at})
 	c.Send("d", market(1))
 	for logged.count("migrator/d is wanted") == 0 {

@@ -15,20 +15,20 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// town is a machine's worth of addresses in memory. A house that was cut off
+// network is a machine's worth of addresses in memory. A house that was cut off
 // swallows what is written to it, as a machine does that has frozen.
-type town struct {
+type network struct {
 	mu     sync.Mutex
 	houses map[string]*bufconn.Listener
 	frozen map[string]chan struct{} // closed when it thaws
 }
 
-func newTown() *town {
-	return &town{houses: make(map[string]*bufconn.Listener), frozen: make(map[string]chan struct{})}
+func newNetwork() *network {
+	return &network{houses: make(map[string]*bufconn.Listener), frozen: make(map[string]chan struct{})}
 }
 
 // node starts a node at an address.
-func (w *town) node(t *testing.T, id, address string, incarnation uint64) *node {
+func (w *network) node(t *testing.T, id, address string, incarnation uint64) *node {
 	l := bufconn.Listen(1 << 16)
 	w.mu.Lock()
 	w.houses[address] = l
@@ -36,8 +36,8 @@ func (w *town) node(t *testing.T, id, address string, incarnation uint64) *node 
 	return start(t, Config{Self: policies.ReplicaID(id), Incarnation: incarnation, Dial: w.dialer(address)}, l, address)
 }
 
-// kill ends a process: nobody listens at its address any more.
-func (w *town) kill(n *node) {
+// kill ends a process: its address refuses connections from then on.
+func (w *network) kill(n *node) {
 	w.mu.Lock()
 	delete(w.houses, n.address)
 	w.mu.Unlock()
@@ -46,7 +46,7 @@ func (w *town) kill(n *node) {
 
 // freeze stops all bytes from and to an address, until the function it returns
 // is called.
-func (w *town) freeze(address string) (thaw func()) {
+func (w *network) freeze(address string) (thaw func()) {
 	c := make(chan struct{})
 	w.mu.Lock()
 	w.frozen[address] = c
@@ -59,7 +59,7 @@ func (w *town) freeze(address string) (thaw func()) {
 	}
 }
 
-func (w *town) dialer(from string) func(context.Context, string) (net.Conn, error) {
+func (w *network) dialer(from string) func(context.Context, string) (net.Conn, error) {
 	return func(ctx context.Context, to string) (net.Conn, error) {
 		w.mu.Lock()
 		l := w.houses[to]
@@ -78,7 +78,7 @@ func (w *town) dialer(from string) func(context.Context, string) (net.Conn, erro
 // wire is a connection between two houses.
 type wire struct {
 	net.Conn
-	town   *town
+	town   *network
 	ends   [2]string
 	once   sync.Once
 	closed chan struct{}
@@ -119,12 +119,12 @@ func (c *wire) Close() error {
 	return c.Conn.Close()
 }
 
-// inTown runs a test with two nodes, a watching b, in virtual time.
-func inTown(t *testing.T, test func(t *testing.T, w *town, a, b *node)) {
+// runInNetwork runs a test with two nodes, a watching b, in virtual time.
+func runInNetwork(t *testing.T, test func(t *testing.T, w *network, a, b *node)) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newTown()
+		w := newNetwork()
 		a, b := w.node(t, "a", "a:1", 1), w.node(t, "b", "b:1", 1)
-		acquaint(a, b)
+		introduce(a, b)
 		a.Watch([]policies.ReplicaID{"b", "a"})
 		time.Sleep(10*time.Second + defaultInterval/2)
 		if len(a.gone) != 0 {
@@ -151,7 +151,7 @@ func goneAfter(t *testing.T, n *node, most time.Duration) time.Duration {
 }
 
 func TestBeats(t *testing.T) {
-	inTown(t, func(t *testing.T, w *town, a, b *node) {
+	runInNetwork(t, func(t *testing.T, w *network, a, b *node) {
 		// One Beat each way per interval, and neither is for Handle.
 		before := a.peer("b")
 		time.Sleep(10 * defaultInterval)
@@ -169,7 +169,7 @@ func TestBeats(t *testing.T) {
 		if sent, received := both.Sent-after.Sent, both.Received-after.Received; sent < 9 || sent > 11 || received < 18 || received > 22 {
 			t.Errorf("%d Beats sent, %d Beats and answers received in ten intervals", sent, received)
 		}
-		// Nobody watches: the streams are closed, and there is no more talk.
+		// No peer is watched: the streams are closed and nothing is sent.
 		a.Watch(nil)
 		b.Watch(nil)
 		time.Sleep(2 * defaultIdle)
@@ -184,14 +184,14 @@ func TestBeats(t *testing.T) {
 }
 
 func TestFrozenPeerIsGone(t *testing.T) {
-	inTown(t, func(t *testing.T, w *town, a, b *node) {
+	runInNetwork(t, func(t *testing.T, w *network, a, b *node) {
 		for range 3 {
 			thaw := w.freeze("b:1")
 			took := goneAfter(t, a, 10*time.Second)
 			if took < defaultSilence-defaultInterval || took > defaultSilence {
 				t.Errorf("gone after %v", took)
 			}
-			// It is told once.
+			// It is reported once.
 			time.Sleep(3 * time.Second)
 			if len(a.gone) != 0 || !a.peer("b").Gone {
 				t.Errorf("gone again; %+v", a.peer("b"))
@@ -206,7 +206,7 @@ func TestFrozenPeerIsGone(t *testing.T) {
 			thaw()
 			time.Sleep(3 * time.Second)
 			if a.peer("b").Gone || len(a.back) != 1 {
-				t.Errorf("it came back, told %d times: %+v", len(a.back), a.peer("b"))
+				t.Errorf("it came back, reported %d times: %+v", len(a.back), a.peer("b"))
 			}
 			<-a.back
 		}
@@ -214,39 +214,39 @@ func TestFrozenPeerIsGone(t *testing.T) {
 }
 
 func TestRefusingPeerIsGoneAtOnce(t *testing.T) {
-	inTown(t, func(t *testing.T, w *town, a, b *node) {
+	runInNetwork(t, func(t *testing.T, w *network, a, b *node) {
 		w.kill(b)
 		if took := goneAfter(t, a, 10*time.Second); took > 4*minReconnectDelay {
 			t.Errorf("gone after %v", took)
 		}
 		time.Sleep(10 * time.Second)
 		if len(a.gone) != 0 {
-			t.Error("told twice")
+			t.Error("reported twice")
 		}
 		// The next process is another peer for all that matters, and may end too.
 		b = w.node(t, "b", "b:1", 2)
-		acquaint(b, a)
+		introduce(b, a)
 		time.Sleep(2 * time.Second)
 		if p := a.peer("b"); p.Gone || !p.Connected || len(a.back) != 1 {
-			t.Errorf("back, told %d times: %+v", len(a.back), p)
+			t.Errorf("back, reported %d times: %+v", len(a.back), p)
 		}
 		w.kill(b)
 		goneAfter(t, a, time.Second)
 	})
 }
 
-// TestFastRestart is over before silence or a refusal could tell.
+// TestFastRestart restarts a peer before a timeout or a refused connection could reveal it.
 func TestFastRestart(t *testing.T) {
-	inTown(t, func(t *testing.T, w *town, a, b *node) {
+	runInNetwork(t, func(t *testing.T, w *network, a, b *node) {
 		w.kill(b)
 		next := w.node(t, "b", "b:1", 2)
-		acquaint(next, a)
+		introduce(next, a)
 		if took := goneAfter(t, a, 10*time.Second); took > 4*minReconnectDelay {
 			t.Errorf("gone after %v", took)
 		}
 		synctest.Wait()
 		if len(a.back) != 1 {
-			t.Errorf("the next process is there, told %d times", len(a.back))
+			t.Errorf("the next process is up, reported %d times", len(a.back))
 		}
 		time.Sleep(5 * time.Second)
 		if len(a.gone) != 0 || len(a.back) != 1 || a.peer("b").Gone {
@@ -256,18 +256,18 @@ func TestFastRestart(t *testing.T) {
 	})
 }
 
-// TestSecondProcess starts beside the first, as in an upgrade: nobody is gone.
+// TestSecondProcess starts beside the first, as in an upgrade: no peer is gone.
 func TestSecondProcess(t *testing.T) {
-	inTown(t, func(t *testing.T, w *town, a, b *node) {
+	runInNetwork(t, func(t *testing.T, w *network, a, b *node) {
 		b.Watch([]policies.ReplicaID{"a"}) // so that b has a stream to a
 		time.Sleep(time.Second)
 		next := w.node(t, "b", "b:1", 2)
-		acquaint(next, a)
+		introduce(next, a)
 		next.Send("a", market(1))
 		<-a.came
 		time.Sleep(5 * time.Second)
 		if len(a.gone) != 0 {
-			t.Error("the first process lives, and is told gone")
+			t.Error("the first process is alive but reported gone")
 		}
 		b.stop()
 		time.Sleep(5 * time.Second)
@@ -281,7 +281,7 @@ func TestSecondProcess(t *testing.T) {
 // TestQueueDoesNotAge drops what a peer that was away would get too late.
 func TestQueueDoesNotAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newTown()
+		w := newNetwork()
 		a := w.node(t, "a", "a:1", 1)
 		a.SetPeers(map[policies.ReplicaID]string{"b": "b:1"})
 		a.Send("b", market(1))
@@ -291,7 +291,7 @@ func TestQueueDoesNotAge(t *testing.T) {
 		if g := <-b.came; g.GetMarket().GetNumber() != 2 {
 			t.Errorf("got %v", g.Envelope)
 		}
-		// A peer that nobody names any more is forgotten once it is quiet.
+		// A peer that is not listed any more is removed once it is idle.
 		a.SetPeers(nil)
 		a.Send("b", market(3))
 		if g := <-b.came; g.GetMarket().GetNumber() != 3 {
@@ -307,8 +307,8 @@ func TestQueueDoesNotAge(t *testing.T) {
 	})
 }
 
-// TestSlowHandlerBlocksNobody holds the goroutine of one peer's stream.
-func TestSlowHandlerBlocksNobody(t *testing.T) {
+// TestSlowHandlerBlocksNoOtherPeer holds the goroutine of one peer's stream.
+func TestSlowHandlerBlocksNoOtherPeer(t *testing.T) {
 	hold := make(chan struct{})
 	came := make(chan policies.ReplicaID, 10)
 	a := onTCP(t, Config{Self: "a", Handle: func(from policies.ReplicaID, _ *api.Envelope) {
@@ -318,7 +318,7 @@ func TestSlowHandlerBlocksNobody(t *testing.T) {
 		came <- from
 	}})
 	b, c := onTCP(t, Config{Self: "b"}), onTCP(t, Config{Self: "c"})
-	acquaint(a, b, c)
+	introduce(a, b, c)
 	b.Send("a", market(1))
 	c.Send("a", market(1))
 	if from := <-came; from != "c" {

@@ -40,8 +40,8 @@ type node struct {
 	stop    func() // ends all; idempotent
 }
 
-// listens serves a handler as the front's peer server does.
-func listens(l net.Listener, h http.Handler) *http.Server {
+// serveHTTP serves a handler as the front's peer server does.
+func serveHTTP(l net.Listener, h http.Handler) *http.Server {
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true)
@@ -72,7 +72,7 @@ func start(t testing.TB, cfg Config, l net.Listener, address string) *node {
 		running = n.ctx != nil
 		n.mu.Unlock()
 	}
-	server := listens(l, n.Handler())
+	server := serveHTTP(l, n.Handler())
 	n.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -98,8 +98,8 @@ func onTCP(t testing.TB, cfg Config) *node {
 	return start(t, cfg, l, l.Addr().String())
 }
 
-// acquaint tells nodes about each other.
-func acquaint(nodes ...*node) {
+// introduce sets the addresses of all nodes in each of them.
+func introduce(nodes ...*node) {
 	all := make(map[policies.ReplicaID]string)
 	for _, n := range nodes {
 		all[n.cfg.Self] = n.address
@@ -125,7 +125,7 @@ func (n *node) peer(id policies.ReplicaID) PeerStatus {
 
 func TestDelivers(t *testing.T) {
 	a, b := onTCP(t, Config{Self: "a"}), onTCP(t, Config{Self: "b", Incarnation: 7})
-	acquaint(a, b)
+	introduce(a, b)
 	const many = 1000
 	for i := range uint64(many) {
 		a.Send("b", market(i))
@@ -144,7 +144,7 @@ func TestDelivers(t *testing.T) {
 		t.Errorf("versions of b: %d to %d, %v", low, high, ok)
 	}
 	if _, _, ok := a.TransferVersions("c"); ok {
-		t.Error("versions of nobody")
+		t.Error("versions of an unknown peer")
 	}
 	if s := a.peer("b"); !s.Connected || s.Incoming != 1 || s.Sent != many || s.Received != many || s.Dropped != 0 || s.Incarnation != 7 || s.MarketVersion != MarketVersion {
 		t.Errorf("status: %+v", s)
@@ -152,14 +152,14 @@ func TestDelivers(t *testing.T) {
 	a.Send("c", market(0))
 	a.Send("a", market(0))
 	if got := a.Status().Refused.UnknownPeer; got != 2 {
-		t.Errorf("%d envelopes to nobody, sent 2", got)
+		t.Errorf("%d envelopes to an unknown peer, sent 2", got)
 	}
 }
 
 // TestLargestRound sends what MaxEnvelope was chosen for, and more.
 func TestLargestRound(t *testing.T) {
 	a, b := onTCP(t, Config{Self: "a"}), onTCP(t, Config{Self: "b"})
-	acquaint(a, b)
+	introduce(a, b)
 	const tokens, block, regions = 128 << 10, 16, 180
 	worst := make([]uint32, tokens/block*regions)
 	for i := range worst {
@@ -229,8 +229,8 @@ func TestQueueDropsTheOldest(t *testing.T) {
 	l.Close()
 }
 
-// raw opens a stream by hand.
-func raw(t *testing.T, address string) api.Peer_ExchangeClient {
+// openRawStream opens a stream by hand.
+func openRawStream(t *testing.T, address string) api.Peer_ExchangeClient {
 	t.Helper()
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -251,7 +251,7 @@ func hello(from, to string, incarnation uint64) *api.Envelope {
 func TestWrongHello(t *testing.T) {
 	a := onTCP(t, Config{Self: "a"})
 	for _, first := range [...]*api.Envelope{hello("x", "b", 1), hello("", "a", 1), hello("a", "a", 1), market(1), {From: "x", To: "a"}} {
-		s := raw(t, a.address)
+		s := openRawStream(t, a.address)
 		s.Send(first)
 		if _, err := s.Recv(); status.Code(err) != codes.FailedPrecondition {
 			t.Errorf("%v is answered with %v", first, err)
@@ -264,7 +264,7 @@ func TestWrongHello(t *testing.T) {
 
 func TestWrongEnvelopes(t *testing.T) {
 	a := onTCP(t, Config{Self: "a"})
-	s := raw(t, a.address)
+	s := openRawStream(t, a.address)
 	s.Send(hello("x", "a", 1))
 	if e, err := s.Recv(); err != nil || e.GetHello() == nil || e.GetFrom() != "a" || e.GetTo() != "x" {
 		t.Fatalf("%v, %v", e, err)
@@ -302,7 +302,7 @@ func TestWrongEnvelopes(t *testing.T) {
 	if _, err := s.Recv(); status.Code(err) != codes.ResourceExhausted {
 		t.Errorf("an oversize envelope ends its stream with %v", err)
 	}
-	s = raw(t, a.address)
+	s = openRawStream(t, a.address)
 	s.Send(hello("x", "a", 1))
 	s.Send(good(5))
 	if g := <-a.came; g.GetMarket().GetNumber() != 5 || a.Status().Refused.Oversize != 1 {
@@ -313,7 +313,7 @@ func TestWrongEnvelopes(t *testing.T) {
 // TestOlderPeer has a Hello of a version that knew no more than its name.
 func TestOlderPeer(t *testing.T) {
 	a := onTCP(t, Config{Self: "a"})
-	s := raw(t, a.address)
+	s := openRawStream(t, a.address)
 	s.Send(&api.Envelope{From: "x", To: "a", Body: &api.Envelope_Hello{Hello: &api.Hello{}}})
 	e := market(1)
 	e.From, e.To = "x", "a"
@@ -329,17 +329,17 @@ func TestOlderPeer(t *testing.T) {
 // TestLaterStreamTakesOver opens two streams of one process.
 func TestLaterStreamTakesOver(t *testing.T) {
 	a := onTCP(t, Config{Self: "a"})
-	first := raw(t, a.address)
+	first := openRawStream(t, a.address)
 	first.Send(hello("x", "a", 1))
 	first.Recv()
-	second := raw(t, a.address)
+	second := openRawStream(t, a.address)
 	second.Send(hello("x", "a", 1))
 	second.Recv()
 	if _, err := first.Recv(); status.Code(err) != codes.Aborted {
 		t.Errorf("the first stream ends with %v", err)
 	}
 	// Another process of the same replica has a stream of its own.
-	third := raw(t, a.address)
+	third := openRawStream(t, a.address)
 	third.Send(hello("x", "a", 2))
 	third.Recv()
 	for _, s := range [...]api.Peer_ExchangeClient{second, third} {
@@ -355,7 +355,7 @@ func TestLaterStreamTakesOver(t *testing.T) {
 
 func TestReconnects(t *testing.T) {
 	a, b := onTCP(t, Config{Self: "a"}), onTCP(t, Config{Self: "b"})
-	acquaint(a, b)
+	introduce(a, b)
 	a.Send("b", market(1))
 	<-b.came
 	b.stop()
@@ -367,7 +367,7 @@ func TestReconnects(t *testing.T) {
 	b2 := start(t, Config{Self: "b"}, l, b.address)
 	until(b2, func() { a.Send("b", market(2)) })
 	b3 := onTCP(t, Config{Self: "b"})
-	acquaint(a, b3)
+	introduce(a, b3)
 	until(b3, func() { a.Send("b", market(3)) })
 	// An address where another replica answers.
 	c := onTCP(t, Config{Self: "c"})
@@ -399,8 +399,8 @@ func TestConfig(t *testing.T) {
 		t.Fatal(err)
 	}
 	for field, change := range map[string]func(*Config){
-		"Self": func(c *Config) { c.Self = "" }, "Handle": func(c *Config) { c.Handle = nil }, "Queue": func(c *Config) { c.QueueSize = -1 },
-		"Interval": func(c *Config) { c.HeartbeatInterval = -1 }, "Silence": func(c *Config) { c.PeerTimeout = time.Millisecond }, "Idle": func(c *Config) { c.IdleTimeout = -1 },
+		"Self": func(c *Config) { c.Self = "" }, "Handle": func(c *Config) { c.Handle = nil }, "QueueSize": func(c *Config) { c.QueueSize = -1 },
+		"HeartbeatInterval": func(c *Config) { c.HeartbeatInterval = -1 }, "PeerTimeout": func(c *Config) { c.PeerTimeout = time.Millisecond }, "IdleTimeout": func(c *Config) { c.IdleTimeout = -1 },
 	} {
 		c := good
 		change(&c)

@@ -141,12 +141,12 @@ func (n *Network) checkIdentity(ctx context.Context, e *api.Envelope) error {
 	}
 	n.mu.Lock()
 	n.refused.Identity++
-	told := time.Since(n.identityLoggedAt) < identityLogInterval
-	if !told {
+	logged := time.Since(n.identityLoggedAt) < identityLogInterval
+	if !logged {
 		n.identityLoggedAt = time.Now()
 	}
 	n.mu.Unlock()
-	if !told {
+	if !logged {
 		n.log.Warn("stream of peer rejected", "error", err)
 	}
 	return status.Error(codes.PermissionDenied, err.Error())

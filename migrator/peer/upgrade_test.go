@@ -17,14 +17,14 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// inUpgrade runs a test with a peer c and the first process of replica b, which
+// runUpgrade runs a test with a peer c and the first process of replica b, which
 // watch each other, in virtual time. b's next process starts where the first
 // listened: new connections reach it, open ones stay with the first.
-func inUpgrade(t *testing.T, test func(t *testing.T, w *town, c, first *node)) {
+func runUpgrade(t *testing.T, test func(t *testing.T, w *network, c, first *node)) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newTown()
+		w := newNetwork()
 		c, first := w.node(t, "c", "c:1", 1), w.node(t, "b", "b:1", 1)
-		acquaint(c, first)
+		introduce(c, first)
 		c.Watch([]policies.ReplicaID{"b"})
 		first.Watch([]policies.ReplicaID{"c"})
 		time.Sleep(3 * time.Second)
@@ -35,13 +35,13 @@ func inUpgrade(t *testing.T, test func(t *testing.T, w *town, c, first *node)) {
 	})
 }
 
-// nobodyGone lets time pass.
-func nobodyGone(t *testing.T, d time.Duration, nodes ...*node) {
+// requireNoneGone lets time pass.
+func requireNoneGone(t *testing.T, d time.Duration, nodes ...*node) {
 	t.Helper()
 	time.Sleep(d)
 	for _, n := range nodes {
 		if len(n.gone) != 0 {
-			t.Fatalf("%s (incarnation %d) is told that %s is gone", n.cfg.Self, n.cfg.Incarnation, <-n.gone)
+			t.Fatalf("%s (incarnation %d) reports that %s is gone", n.cfg.Self, n.cfg.Incarnation, <-n.gone)
 		}
 	}
 }
@@ -57,7 +57,7 @@ func numbers(n *node) map[uint64]int {
 }
 
 func TestUpgrade(t *testing.T) {
-	inUpgrade(t, func(t *testing.T, w *town, c, first *node) {
+	runUpgrade(t, func(t *testing.T, w *network, c, first *node) {
 		const many = 3000
 		sent := make(chan struct{})
 		go func() {
@@ -69,7 +69,7 @@ func TestUpgrade(t *testing.T) {
 		}()
 		time.Sleep(time.Second)
 		next := w.node(t, "b", "b:1", 2)
-		acquaint(next, c)
+		introduce(next, c)
 		next.Watch([]policies.ReplicaID{"c"})
 		time.Sleep(10 * time.Millisecond)
 		if p := c.peer("b"); !p.Connected || first.peer("c").Incoming != 0 || next.peer("c").Incoming != 1 {
@@ -77,7 +77,7 @@ func TestUpgrade(t *testing.T) {
 		}
 		<-sent
 		// Each envelope has come once, to one of the two.
-		nobodyGone(t, 3*defaultSilence, c, first, next)
+		requireNoneGone(t, 3*defaultSilence, c, first, next)
 		early, late := numbers(first), numbers(next)
 		all := maps.Clone(early)
 		for i, times := range late {
@@ -99,35 +99,35 @@ func TestUpgrade(t *testing.T) {
 		<-c.came
 
 		first.stop()
-		nobodyGone(t, 3*defaultSilence, c, next)
+		requireNoneGone(t, 3*defaultSilence, c, next)
 		w.kill(next)
 		if took := goneAfter(t, c, 10*time.Second); took > 4*minReconnectDelay {
 			t.Errorf("gone after %v", took)
 		}
-		nobodyGone(t, 3*defaultSilence, c)
+		requireNoneGone(t, 3*defaultSilence, c)
 	})
 }
 
 // TestUpgradeOfASilentProcess has a first process without a stream to the peer:
-// the peer's stream to it is all that tells that it lives.
+// the peer's stream to it is the only evidence that it is alive.
 func TestUpgradeOfASilentProcess(t *testing.T) {
-	inUpgrade(t, func(t *testing.T, w *town, c, first *node) {
+	runUpgrade(t, func(t *testing.T, w *network, c, first *node) {
 		first.Watch(nil)
 		time.Sleep(2 * defaultIdle)
 		if p := c.peer("b"); p.Incoming != 0 || !p.Connected {
 			t.Fatalf("%+v", p)
 		}
 		next := w.node(t, "b", "b:1", 2)
-		acquaint(next, c)
+		introduce(next, c)
 		next.Send("c", market(1))
 		<-c.came
-		nobodyGone(t, 3*defaultSilence, c, first, next)
+		requireNoneGone(t, 3*defaultSilence, c, first, next)
 		c.Send("b", market(2))
 		if g := <-next.came; g.GetMarket().GetNumber() != 2 {
 			t.Errorf("got %v", g.Envelope)
 		}
 		first.stop()
-		nobodyGone(t, 3*defaultSilence, c, next)
+		requireNoneGone(t, 3*defaultSilence, c, next)
 		w.kill(next)
 		goneAfter(t, c, 10*time.Second)
 	})
@@ -135,27 +135,27 @@ func TestUpgradeOfASilentProcess(t *testing.T) {
 
 // TestUpgradeGivenUp has a next process that ends while the first goes on.
 func TestUpgradeGivenUp(t *testing.T) {
-	inUpgrade(t, func(t *testing.T, w *town, c, first *node) {
+	runUpgrade(t, func(t *testing.T, w *network, c, first *node) {
 		w.mu.Lock()
 		house := w.houses["b:1"]
 		w.mu.Unlock()
 		next := w.node(t, "b", "b:1", 2)
-		acquaint(next, c)
+		introduce(next, c)
 		next.Watch([]policies.ReplicaID{"c"})
-		nobodyGone(t, 3*defaultSilence, c, first, next)
+		requireNoneGone(t, 3*defaultSilence, c, first, next)
 		w.mu.Lock()
 		w.houses["b:1"] = house
 		w.mu.Unlock()
 		next.stop()
-		nobodyGone(t, 3*defaultSilence, c, first)
+		requireNoneGone(t, 3*defaultSilence, c, first)
 		numbers(first)
 		c.Send("b", market(7))
 		<-first.came
 		// The next attempt works.
 		third := w.node(t, "b", "b:1", 3)
-		acquaint(third, c)
+		introduce(third, c)
 		third.Watch([]policies.ReplicaID{"c"})
-		nobodyGone(t, 3*defaultSilence, c, first, third)
+		requireNoneGone(t, 3*defaultSilence, c, first, third)
 		c.Send("b", market(8))
 		<-third.came
 		third.stop()
@@ -165,7 +165,7 @@ func TestUpgradeGivenUp(t *testing.T) {
 // TestHelloBeforeTheSocket comes from a process that does not listen yet: the
 // peer finds the earlier one again, and uses it until the address leads on.
 func TestHelloBeforeTheSocket(t *testing.T) {
-	inUpgrade(t, func(t *testing.T, w *town, c, first *node) {
+	runUpgrade(t, func(t *testing.T, w *network, c, first *node) {
 		w.mu.Lock()
 		house := w.houses["b:1"]
 		w.mu.Unlock()
@@ -174,28 +174,28 @@ func TestHelloBeforeTheSocket(t *testing.T) {
 		later := w.houses["b:1"]
 		w.houses["b:1"] = house
 		w.mu.Unlock()
-		acquaint(next, c)
+		introduce(next, c)
 		next.Watch([]policies.ReplicaID{"c"})
-		nobodyGone(t, 3*defaultSilence, c, first, next)
+		requireNoneGone(t, 3*defaultSilence, c, first, next)
 		c.Send("b", market(1))
 		<-first.came
 		w.mu.Lock()
 		w.houses["b:1"] = later
 		w.mu.Unlock()
-		nobodyGone(t, 2*maxReconnectDelay, c, first, next)
+		requireNoneGone(t, 2*maxReconnectDelay, c, first, next)
 		c.Send("b", market(2))
 		<-next.came
 		next.stop()
 	})
 }
 
-// mute is a process that says Hello, and then reads nothing or answers nothing.
-type mute struct {
+// muteServer is a process that says Hello, and then reads nothing or answers nothing.
+type muteServer struct {
 	api.UnimplementedPeerServer
 	reads bool
 }
 
-func (m mute) Exchange(stream api.Peer_ExchangeServer) error {
+func (m muteServer) Exchange(stream api.Peer_ExchangeServer) error {
 	e, err := stream.Recv()
 	if err != nil {
 		return err
@@ -208,8 +208,8 @@ func (m mute) Exchange(stream api.Peer_ExchangeServer) error {
 	return nil
 }
 
-// settle puts a mute process at an address.
-func (w *town) settle(t *testing.T, address string, m mute) (stop func()) {
+// serveMute puts a mute process at an address.
+func (w *network) serveMute(t *testing.T, address string, m muteServer) (stop func()) {
 	l := bufconn.Listen(1 << 16)
 	w.mu.Lock()
 	w.houses[address] = l
@@ -220,8 +220,8 @@ func (w *town) settle(t *testing.T, address string, m mute) (stop func()) {
 	return s.Stop
 }
 
-// visit opens a stream to an address by hand.
-func (w *town) visit(t *testing.T, from, to string) (api.Peer_ExchangeClient, func()) {
+// openStream opens a stream to an address by hand.
+func (w *network) openStream(t *testing.T, from, to string) (api.Peer_ExchangeClient, func()) {
 	t.Helper()
 	dial := w.dialer(from)
 	conn, err := grpc.NewClient("passthrough:///"+to, grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -236,24 +236,24 @@ func (w *town) visit(t *testing.T, from, to string) (api.Peer_ExchangeClient, fu
 	return s, func() { conn.Close() }
 }
 
-// TestRestartUnnoticed replaces a process that is dead behind an open
-// connection: that it does not take its leave tells.
+// TestRestartUnnoticed replaces a process that is dead behind an open connection. It is
+// detected because the stream is not closed properly.
 func TestRestartUnnoticed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newTown()
+		w := newNetwork()
 		c := w.node(t, "c", "c:1", 1)
-		stop := w.settle(t, "b:1", mute{})
+		stop := w.serveMute(t, "b:1", muteServer{})
 		c.SetPeers(map[policies.ReplicaID]string{"b": "b:1"})
 		c.Send("b", market(1))
 		time.Sleep(time.Second)
 		c.Watch([]policies.ReplicaID{"b"})
 		next := w.node(t, "b", "b:1", 2)
-		acquaint(next, c)
+		introduce(next, c)
 		next.Watch([]policies.ReplicaID{"c"})
 		if took := goneAfter(t, c, 10*time.Second); took != defaultSilence {
 			t.Errorf("gone after %v", took)
 		}
-		nobodyGone(t, 3*defaultSilence, c, next)
+		requireNoneGone(t, 3*defaultSilence, c, next)
 		stop()
 		c.stop()
 		next.stop()
@@ -265,9 +265,9 @@ func TestRestartUnnoticed(t *testing.T) {
 // process when the next one comes.
 func TestRestartOfOneThatReadsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newTown()
+		w := newNetwork()
 		c := w.node(t, "c", "c:1", 1)
-		stop := w.settle(t, "b:1", mute{})
+		stop := w.serveMute(t, "b:1", muteServer{})
 		c.SetPeers(map[policies.ReplicaID]string{"b": "b:1"})
 		c.Watch([]policies.ReplicaID{"b"})
 		for range 10 {
@@ -278,11 +278,11 @@ func TestRestartOfOneThatReadsNothing(t *testing.T) {
 			t.Error("nothing is stuck")
 		}
 		next := w.node(t, "b", "b:1", 2)
-		acquaint(next, c)
+		introduce(next, c)
 		next.Send("c", market(1))
 		time.Sleep(defaultSilence/2 + 10*time.Millisecond)
 		if len(c.gone) != 1 || c.peer("b").Gone || next.peer("c").Incoming != 1 {
-			t.Errorf("told %d times; %+v", len(c.gone), c.peer("b"))
+			t.Errorf("reported %d times; %+v", len(c.gone), c.peer("b"))
 		}
 		c.Send("b", market(2))
 		for (<-next.came).GetMarket().GetNumber() != 2 {
@@ -298,7 +298,7 @@ func TestRestartOfOneThatReadsNothing(t *testing.T) {
 // it when the next one comes.
 func TestNothingSentIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newTown()
+		w := newNetwork()
 		c := w.node(t, "c", "c:1", 1)
 		l, took := bufconn.Listen(1<<16), make(chan uint64, 1000)
 		w.houses["b:1"] = l
@@ -306,13 +306,13 @@ func TestNothingSentIsLost(t *testing.T) {
 			time.Sleep(time.Millisecond)
 			took <- e.GetMarket().GetNumber()
 		}}, l, "b:1")
-		acquaint(c, first)
+		introduce(c, first)
 		for i := range uint64(cap(took)) {
 			c.Send("b", market(i))
 		}
 		time.Sleep(100 * time.Millisecond)
 		next := w.node(t, "b", "b:1", 2)
-		acquaint(next, c)
+		introduce(next, c)
 		next.Send("c", market(1))
 		<-c.came
 		c.Send("b", market(5000))
@@ -335,16 +335,16 @@ func TestNothingSentIsLost(t *testing.T) {
 // stream of its own, and says nothing on the reply stream.
 func TestAnswersOnItsOwnStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newTown()
+		w := newNetwork()
 		c := w.node(t, "c", "c:1", 1)
-		stop := w.settle(t, "b:1", mute{reads: true})
-		own, closes := w.visit(t, "b:1", "c:1")
+		stop := w.serveMute(t, "b:1", muteServer{reads: true})
+		own, closes := w.openStream(t, "b:1", "c:1")
 		own.Send(hello("b", "c", 1))
 		c.SetPeers(map[policies.ReplicaID]string{"b": "b:1"})
 		c.Watch([]policies.ReplicaID{"b"})
 		for range 12 {
 			own.Send(&api.Envelope{From: "b", To: "c", Body: &api.Envelope_Heartbeat{Heartbeat: &api.Heartbeat{}}})
-			nobodyGone(t, defaultInterval, c)
+			requireNoneGone(t, defaultInterval, c)
 		}
 		goneAfter(t, c, defaultSilence)
 		closes()
@@ -357,7 +357,7 @@ func TestAnswersOnItsOwnStream(t *testing.T) {
 // TestAnswersNeedNoStream beats by hand at a network that knows no addresses.
 func TestAnswersNeedNoStream(t *testing.T) {
 	a := onTCP(t, Config{Self: "a"})
-	s := raw(t, a.address)
+	s := openRawStream(t, a.address)
 	s.Send(hello("x", "a", 1))
 	if e, err := s.Recv(); err != nil || e.GetHello() == nil {
 		t.Fatalf("%v, %v", e, err)
@@ -371,12 +371,12 @@ func TestAnswersNeedNoStream(t *testing.T) {
 	}
 }
 
-// TestStopsThoughNothingIsRead has a peer that does not read what it is told.
+// TestStopsThoughNothingIsRead has a peer that does not read.
 func TestStopsThoughNothingIsRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newTown()
+		w := newNetwork()
 		a := w.node(t, "a", "a:1", 1)
-		s, closes := w.visit(t, "x:1", "a:1")
+		s, closes := w.openStream(t, "x:1", "a:1")
 		long := string(make([]byte, 1<<20)) // more than the flow control lets pass
 		s.Send(hello(long, "a", 1))
 		time.Sleep(time.Second)

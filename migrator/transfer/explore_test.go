@@ -12,11 +12,11 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// happen does one random thing.
-func (w *fleet) happen(quiet bool) {
+// stepRandom does one random thing.
+func (w *fleet) stepRandom(quiet bool) {
 	defer w.check()
 	if !quiet {
-		w.trouble()
+		w.injectFault()
 	}
 	n := w.any()
 	switch k := w.rng.IntN(10); {
@@ -30,7 +30,7 @@ func (w *fleet) happen(quiet bool) {
 		if !double {
 			w.flight = slices.Delete(w.flight, at, at+1)
 		}
-		if to := w.node(msg.To); to.machine != nil && !w.apart(msg.From, msg.To) && (quiet || !w.chance(w.faults.lose)) {
+		if to := w.node(msg.To); to.machine != nil && !w.partitioned(msg.From, msg.To) && (quiet || !w.chance(w.faults.lose)) {
 			w.step(to, transfer.Event{Kind: transfer.Received, Message: msg})
 		}
 	case k < 9 && len(n.jobs) > 0 && !n.paused:
@@ -64,30 +64,30 @@ func (w *fleet) tick() {
 	}
 	// Who is away for two seconds is gone.
 	for _, a := range w.nodes {
-		if a.paused && !a.mourned && w.now-a.since > 2*policies.Second {
-			a.mourned = true
-			w.everybody(a)
+		if a.paused && !a.goneReported && w.now-a.since > 2*policies.Second {
+			a.goneReported = true
+			w.informAll(a)
 		}
 		for _, b := range w.nodes {
 			if since, ok := w.cut[[2]policies.ReplicaID{a.id, b.id}]; ok && !a.paused && w.now-since > 2*policies.Second {
 				w.cut[[2]policies.ReplicaID{a.id, b.id}] = 1 << 60 // once
-				w.gone(a, b.id)
+				w.peerGone(a, b.id)
 			}
 		}
 	}
 }
 
-// everybody else hears that n is gone.
-func (w *fleet) everybody(n *node) {
+// informAll else hears that n is gone.
+func (w *fleet) informAll(n *node) {
 	for _, o := range w.nodes {
 		if o != n && !o.paused {
-			w.gone(o, n.id)
+			w.peerGone(o, n.id)
 		}
 	}
 }
 
-// trouble does what the faults' chances say.
-func (w *fleet) trouble() {
+// injectFault does what the faults' chances say.
+func (w *fleet) injectFault() {
 	n, o := w.any(), w.any()
 	if w.chance(w.faults.crowd) {
 		w.begin()
@@ -102,15 +102,15 @@ func (w *fleet) trouble() {
 			l.orphan = true
 		}
 		w.boot(n)
-		w.everybody(n)
+		w.informAll(n)
 	case w.chance(w.faults.pause) && !n.paused:
 		w.note("%s is paused", n.id)
-		n.paused, n.mourned, n.since = true, false, w.now
+		n.paused, n.goneReported, n.since = true, false, w.now
 	case w.chance(w.faults.pause) && n.paused:
 		w.resume(n)
 	case w.chance(w.faults.cut) && n != o:
 		w.note("%s and %s: the link changes", n.id, o.id)
-		w.sever(n.id, o.id, !w.apart(n.id, o.id))
+		w.setPartition(n.id, o.id, !w.partitioned(n.id, o.id))
 	case w.chance(w.faults.end):
 		names := w.names()
 		w.end(names[w.rng.IntN(len(names))])
@@ -145,7 +145,7 @@ func (w *fleet) resume(n *node) {
 	if w.now-n.since > 2*policies.Second {
 		for _, o := range w.nodes {
 			if o != n {
-				w.gone(n, o.id)
+				w.peerGone(n, o.id)
 			}
 		}
 	}
@@ -215,20 +215,20 @@ func (w *fleet) settle() {
 		if idle {
 			break
 		}
-		w.happen(true)
+		w.stepRandom(true)
 	}
 	for _, n := range w.nodes {
-		w.must(n.machine.Idle() && len(n.jobs) == 0, "%s does not come to an end", n.id)
-		w.must(len(n.kv) == 0, "%s holds %d reservations", n.id, len(n.kv))
-		w.must(len(n.open) == 0, "%s has %d moves open", n.id, len(n.open))
+		w.require(n.machine.Idle() && len(n.jobs) == 0, "%s does not come to an end", n.id)
+		w.require(len(n.kv) == 0, "%s holds %d reservations", n.id, len(n.kv))
+		w.require(len(n.open) == 0, "%s has %d moves open", n.id, len(n.open))
 		for _, l := range n.legs {
-			w.must(!l.frozen, "%s: %s is frozen for ever", n.id, l.request)
-			w.must(w.streams[l.request].leg == l, "%s: a leg of %s is left over", n.id, l.request)
+			w.require(!l.frozen, "%s: %s is frozen for ever", n.id, l.request)
+			w.require(w.streams[l.request].leg == l, "%s: a leg of %s is left over", n.id, l.request)
 		}
 	}
 	for name, s := range w.streams {
-		w.must(!s.pending || s.ended, "%s is pending for ever", name)
-		w.must(s.ended || slices.Contains(w.node(s.holder).legs, s.leg), "%s does not run at %s", name, s.holder)
+		w.require(!s.pending || s.ended, "%s is pending for ever", name)
+		w.require(s.ended || slices.Contains(w.node(s.holder).legs, s.leg), "%s does not run at %s", name, s.holder)
 	}
 }
 
@@ -245,7 +245,7 @@ func run(seed uint64, f faults, steps int) (w *fleet, err error) {
 		}
 	}()
 	for range steps {
-		w.happen(false)
+		w.stepRandom(false)
 	}
 	w.settle()
 	return w, nil

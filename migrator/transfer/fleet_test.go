@@ -32,17 +32,17 @@ type faults struct{ lose, double, kill, pause, cut, refuse, corrupt, preempt, en
 
 // node is one replica: its machine, its driver and its engine.
 type node struct {
-	id      policies.ReplicaID
-	machine *transfer.Machine
-	paused  bool
-	since   policies.Micros
-	mourned bool // the others were told that it is gone
-	backlog []transfer.Event
-	jobs    []*job
-	legs    []*leg
-	moving  map[bidask.Deal]*leg // what an export is about
-	kv      map[bidask.Deal]*reservation
-	open    map[bidask.Deal]int // moves begun here and not ended
+	id           policies.ReplicaID
+	machine      *transfer.Machine
+	paused       bool
+	since        policies.Micros
+	goneReported bool // Gone was sent to the others
+	backlog      []transfer.Event
+	jobs         []*job
+	legs         []*leg
+	moving       map[bidask.Deal]*leg // what an export is about
+	kv           map[bidask.Deal]*reservation
+	open         map[bidask.Deal]int // moves begun here and not ended
 }
 
 // job is an action that takes time. Jobs of one move and role are done in order.
@@ -104,14 +104,14 @@ func (w *fleet) boot(n *node) {
 func (w *fleet) any() *node                       { return w.nodes[w.rng.IntN(len(w.nodes))] }
 func (w *fleet) node(id policies.ReplicaID) *node { return w.nodes[id[0]-'a'] }
 func (w *fleet) chance(perMille int) bool         { return w.rng.IntN(1000) < perMille }
-func (w *fleet) apart(a, b policies.ReplicaID) bool {
+func (w *fleet) partitioned(a, b policies.ReplicaID) bool {
 	_, ok := w.cut[[2]policies.ReplicaID{a, b}]
 	return ok
 }
 func (w *fleet) note(format string, args ...any) {
 	w.log = append(w.log, millis(w.now)+" "+fmt.Sprintf(format, args...))
 }
-func (w *fleet) sever(a, b policies.ReplicaID, c bool) {
+func (w *fleet) setPartition(a, b policies.ReplicaID, c bool) {
 	for _, k := range [][2]policies.ReplicaID{{a, b}, {b, a}} {
 		if c {
 			w.cut[k] = w.now
@@ -124,7 +124,7 @@ func (w *fleet) sever(a, b policies.ReplicaID, c bool) {
 // failure is what a broken invariant panics with; run turns it into an error.
 type failure string
 
-func (w *fleet) must(ok bool, format string, args ...any) {
+func (w *fleet) require(ok bool, format string, args ...any) {
 	if !ok {
 		panic(failure(fmt.Sprintf(format, args...)))
 	}
@@ -140,7 +140,7 @@ func (w *fleet) step(n *node, ev transfer.Event) (admitted bool) {
 	w.note("%s: event %d %v, %v %v from %s, peer %s, round %d, answer %v, why %v", n.id, ev.Kind, ev.Deal, ev.Message.Kind, ev.Message.Deal, ev.Message.From, ev.Peer, ev.Round, ev.Answer, ev.Failure)
 	actions := n.machine.Step(ev, nil)
 	if err := n.machine.Check(); err != nil {
-		w.must(false, "%s: %v", n.id, err)
+		w.require(false, "%s: %v", n.id, err)
 	}
 	for _, a := range actions {
 		w.log = append(w.log, "    "+describe(a))
@@ -150,16 +150,16 @@ func (w *fleet) step(n *node, ev transfer.Event) (admitted bool) {
 		}
 		switch a.Kind {
 		case transfer.Send:
-			w.must(a.Message.From == n.id && a.Message.To != n.id, "message %+v from %s", a.Message, n.id)
+			w.require(a.Message.From == n.id && a.Message.To != n.id, "message %+v from %s", a.Message, n.id)
 			w.flight = append(w.flight, a.Message)
 		case transfer.AllowAdopt:
 			admitted = true
 		case transfer.DenyAdopt:
 		case transfer.Completed, transfer.Failed:
-			w.must(n.open[a.Deal] == 1, "%s ends %v, which is open %d times", n.id, a.Deal, n.open[a.Deal])
+			w.require(n.open[a.Deal] == 1, "%s ends %v, which is open %d times", n.id, a.Deal, n.open[a.Deal])
 			delete(n.open, a.Deal)
 			w.ends[role+" "+a.Failure.String()]++
-			w.must((a.Kind == transfer.Failed) == (a.Failure != 0) || role == "target", "%s: %v of %v without a reason", n.id, a.Kind, a.Deal)
+			w.require((a.Kind == transfer.Failed) == (a.Failure != 0) || role == "target", "%s: %v of %v without a reason", n.id, a.Kind, a.Deal)
 		case transfer.SwitchHolder, transfer.LookUpHolder:
 			n.jobs = append(n.jobs, &job{a: a, role: "front"})
 		case transfer.Thaw, transfer.Drop, transfer.Release, transfer.Revoke:
@@ -168,7 +168,7 @@ func (w *fleet) step(n *node, ev transfer.Event) (admitted bool) {
 			})
 			n.jobs = append(n.jobs, &job{a: a, role: role})
 		default:
-			w.must(n.open[a.Deal] == 1, "%s: %v for %v, which is not open", n.id, a.Kind, a.Deal)
+			w.require(n.open[a.Deal] == 1, "%s: %v for %v, which is not open", n.id, a.Kind, a.Deal)
 			n.jobs = append(n.jobs, &job{a: a, role: role})
 		}
 	}
@@ -209,7 +209,7 @@ func (w *fleet) work(n *node) {
 		case j.a.Kind == transfer.List:
 			finish(transfer.Event{Kind: transfer.Listed, Span: transfer.Span{From: j.a.Span.From, Computed: l.computed / 16 * 16, Generation: l.generation}})
 		default:
-			w.must(!l.frozen, "%s freezes %s twice", n.id, j.a.Request)
+			w.require(!l.frozen, "%s freezes %s twice", n.id, j.a.Request)
 			l.frozen = true
 			finish(transfer.Event{Kind: transfer.Frozen, Span: transfer.Span{From: j.a.Span.From, Computed: l.computed, Length: l.computed + 1, Generation: l.generation, Hash: 1}})
 		}
@@ -233,15 +233,15 @@ func (w *fleet) work(n *node) {
 		}
 		finish(transfer.Event{Kind: transfer.Prepared})
 	case transfer.Pull:
-		w.must(kv != nil && !kv.last, "%s pulls into nothing", n.id)
+		w.require(kv != nil && !kv.last, "%s pulls into nothing", n.id)
 		switch {
 		case w.chance(w.faults.corrupt):
 			finish(transfer.Event{Kind: transfer.Corrupt, Round: j.a.Round})
-		case w.chance(w.faults.refuse), w.apart(n.id, j.a.Peer):
+		case w.chance(w.faults.refuse), w.partitioned(n.id, j.a.Peer):
 			finish(transfer.Event{Kind: transfer.ActionFailed, Failure: transfer.NoTransport})
 		default:
-			w.must(j.a.Span.From == kv.computed, "%s pulls %v from %d, has %d", n.id, j.a.Deal, j.a.Span.From, kv.computed)
-			w.must(kv.computed == 0 || kv.generation == j.a.Span.Generation, "%s pulls %v of two generations", n.id, j.a.Deal)
+			w.require(j.a.Span.From == kv.computed, "%s pulls %v from %d, has %d", n.id, j.a.Deal, j.a.Span.From, kv.computed)
+			w.require(kv.computed == 0 || kv.generation == j.a.Span.Generation, "%s pulls %v of two generations", n.id, j.a.Deal)
 			kv.computed, kv.generation, kv.last = j.a.Span.Computed, j.a.Span.Generation, j.a.Last
 			finish(transfer.Event{Kind: transfer.Verified, Round: j.a.Round})
 		}
@@ -280,7 +280,7 @@ func (w *fleet) commit(n *node, j *job, finish func(transfer.Event)) {
 			ev.Answer = transfer.Rejected
 			finish(ev)
 		default:
-			w.must(msg.Mode == transfer.Reprompt || s.leg.orphan || s.leg.frozen && s.leg.computed+1 == msg.Length, "%s swaps %s, which runs", msg.From, msg.Request)
+			w.require(msg.Mode == transfer.Reprompt || s.leg.orphan || s.leg.frozen && s.leg.computed+1 == msg.Length, "%s swaps %s, which runs", msg.From, msg.Request)
 			s.pending, s.epoch, j.half = true, s.epoch+1, true
 		}
 		return
@@ -290,17 +290,17 @@ func (w *fleet) commit(n *node, j *job, finish func(transfer.Event)) {
 		finish(ev)
 		return
 	}
-	w.must(s.pending, "%s is handed over, and not pending", msg.Request)
+	w.require(s.pending, "%s is handed over, and not pending", msg.Request)
 	s.pending = false
 	target := w.node(msg.Target)
-	ok := !target.paused && !w.apart(n.id, target.id) && w.now < j.a.Deadline && !w.chance(w.faults.refuse)
+	ok := !target.paused && !w.partitioned(n.id, target.id) && w.now < j.a.Deadline && !w.chance(w.faults.refuse)
 	fresh := &leg{request: msg.Request, computed: msg.Length}
 	if ok && msg.Mode == transfer.Live {
 		old := s.leg
 		if ok = w.step(target, transfer.Event{Kind: transfer.AdoptRequested, Deal: msg.Deal, Peer: n.id, Request: transfer.Request{ID: msg.Request}}); ok {
 			kv := target.kv[msg.Deal]
-			w.must(kv != nil && kv.last && kv.computed+1 == msg.Length, "%s adopts %v unverified: %+v", target.id, msg.Deal, kv)
-			w.must(old.orphan || old.frozen && old.computed == kv.computed && old.generation == kv.generation, "%s adopts a stale %v: %+v, not %+v", target.id, msg.Deal, kv, old)
+			w.require(kv != nil && kv.last && kv.computed+1 == msg.Length, "%s adopts %v unverified: %+v", target.id, msg.Deal, kv)
+			w.require(old.orphan || old.frozen && old.computed == kv.computed && old.generation == kv.generation, "%s adopts a stale %v: %+v, not %+v", target.id, msg.Deal, kv, old)
 			ok = !w.chance(w.faults.refuse)
 			if ok {
 				delete(target.kv, msg.Deal) // the request's now
@@ -330,7 +330,7 @@ func (w *fleet) commit(n *node, j *job, finish func(transfer.Event)) {
 // hangUp closes a front's connection to a leg.
 func (w *fleet) hangUp(front *node, s *stream) {
 	n := w.node(s.holder)
-	if w.apart(front.id, n.id) || n.paused {
+	if w.partitioned(front.id, n.id) || n.paused {
 		s.leg.orphan = true
 		return
 	}
@@ -350,9 +350,9 @@ func (n *node) end(l *leg) {
 	l.orphan = true // who still looks at it does not find it
 }
 
-// gone tells a live replica of another's absence, and does what its stream
+// peerGone reports to a live replica that a peer is gone, and does what its stream
 // layer makes of it: legs of a lost front end, streams held there are rescued.
-func (w *fleet) gone(n *node, peer policies.ReplicaID) {
+func (w *fleet) peerGone(n *node, peer policies.ReplicaID) {
 	for _, l := range slices.Clone(n.legs) {
 		if w.streams[l.request].front == peer {
 			n.end(l)
@@ -380,9 +380,9 @@ func (w *fleet) check() {
 	running := map[string]policies.ReplicaID{}
 	for _, n := range w.nodes {
 		for _, l := range n.legs {
-			if !l.frozen && !l.orphan && !n.paused && !w.apart(n.id, w.streams[l.request].front) {
+			if !l.frozen && !l.orphan && !n.paused && !w.partitioned(n.id, w.streams[l.request].front) {
 				other, twice := running[l.request]
-				w.must(!twice, "%s runs at %s and %s", l.request, other, n.id)
+				w.require(!twice, "%s runs at %s and %s", l.request, other, n.id)
 				running[l.request] = n.id
 			}
 		}

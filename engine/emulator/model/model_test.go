@@ -170,7 +170,7 @@ func FuzzDecoder(f *testing.F) {
 
 func BenchmarkEncode220KiB(b *testing.B) {
 	v := vocabulary(b)
-	text := strings.Repeat("Observability engineers consider the latency of distributed inference, and its cost; nobody knows why. ", 220<<10/103)
+	text := strings.Repeat("Observability engineers consider the latency of distributed inference, and its cost; its price varies. ", 220<<10/103)
 	b.SetBytes(int64(len(text)))
 	for b.Loop() {
 		if _, err := v.Encode(text); err != nil {

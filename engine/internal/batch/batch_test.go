@@ -37,7 +37,7 @@ func (c setup) scheduler(t testing.TB, m *model.Model) *Scheduler {
 	}
 	s, err := New(Config{
 		Model: m, Pool: pool, MaxBatch: c.batch, MaxTokens: c.tokens, Prefix: prefix,
-		// Readable coefficients: the parts of a time can be told apart.
+		// Readable coefficients: the parts of a time can be distinguished.
 		Profile: cost.Profile{D0: 1000, D1: 100, D2: 10, D3: 0.001, D4: 1, Kappa: c.kappa},
 	})
 	if err != nil {
@@ -78,7 +78,7 @@ func prompt(n, shared, seed int) []model.Token {
 //	freeze|thaw|drop NAME
 //	table NAME [from=N]
 //	reserve R tokens=N
-//	fill R NAME ids=N computed=N   copies KV bytes of NAME, and tells ids up to N
+//	fill R NAME ids=N computed=N   copies KV bytes of NAME, and adds ids up to N
 //	adopt NAME R [max=N]           the text must go on as if nothing had been
 //	release R
 func TestScenarios(t *testing.T) {
@@ -161,7 +161,7 @@ func run(t *testing.T, m *model.Model, commands string) string {
 				}
 			}
 			fmt.Fprintf(&out, " | running [%s] waiting [%s] used %d\n", list(s.running), list(s.waiting), s.Stats().UsedBlocks)
-			audit(t, s, reservations)
+			checkBooks(t, s, reservations)
 		}
 		switch fields[0] {
 		case "config":
@@ -239,8 +239,8 @@ func run(t *testing.T, m *model.Model, commands string) string {
 	return out.String()
 }
 
-// alone generates without a scheduler: the oracle.
-func alone(m *model.Model, r Request) []model.Token {
+// generateAlone generates without a scheduler: the oracle.
+func generateAlone(m *model.Model, r Request) []model.Token {
 	ids, slot := slices.Clone(r.Prompt), make([]byte, 16)
 	var d model.Digest
 	for p, t := range ids {
@@ -261,12 +261,12 @@ func alone(m *model.Model, r Request) []model.Token {
 	return ids[len(r.Prompt):]
 }
 
-type collect struct {
+type collector struct {
 	out []model.Token
 	end Finish
 }
 
-func (c *collect) Receive(e Event) { c.out, c.end = append(c.out, e.Token), e.Finish }
+func (c *collector) Receive(e Event) { c.out, c.end = append(c.out, e.Token), e.Finish }
 
 // Random loads on random pools: whatever was chunked, cached, evicted,
 // preempted or aborted, every text is what the model says alone, nothing is
@@ -283,7 +283,7 @@ func TestTextDependsOnIdsAlone(t *testing.T) {
 		s := c.scheduler(t, m)
 		room := c.blocks * c.block
 		var requests []Request
-		got := make(map[int]*collect)
+		got := make(map[int]*collector)
 		aborted := make(map[int]bool)
 		sequences := make(map[int]*Sequence)
 		for i := 0; i < 25 || !s.Idle(); {
@@ -291,9 +291,9 @@ func TestTextDependsOnIdsAlone(t *testing.T) {
 				n := 1 + rng.IntN(room-1)
 				r := Request{
 					Prompt: prompt(n, rng.IntN(n+1), rng.IntN(3)), MaxOutput: 1 + rng.IntN(room-n),
-					IgnoreEOS: rng.IntN(2) == 0, MinOutput: rng.IntN(4), Receiver: &collect{},
+					IgnoreEOS: rng.IntN(2) == 0, MinOutput: rng.IntN(4), Receiver: &collector{},
 				}
-				got[i], sequences[i] = r.Receiver.(*collect), NewSequence(r, c.block)
+				got[i], sequences[i] = r.Receiver.(*collector), NewSequence(r, c.block)
 				requests = append(requests, r)
 				s.Add(sequences[i])
 				i++
@@ -314,7 +314,7 @@ func TestTextDependsOnIdsAlone(t *testing.T) {
 			t.Fatalf("seed %d: %d blocks leaked", seed, st.UsedBlocks)
 		}
 		for i, r := range requests {
-			want := alone(m, r)
+			want := generateAlone(m, r)
 			if aborted[i] {
 				want = want[:min(len(want), len(got[i].out))]
 			} else if got[i].end == Unfinished {
@@ -331,11 +331,11 @@ func TestTextDependsOnIdsAlone(t *testing.T) {
 func TestWrongByteChangesText(t *testing.T) {
 	m := newModel(t)
 	r := Request{Prompt: prompt(33, 0, 1), MaxOutput: 6, IgnoreEOS: true}
-	want := alone(m, r)
+	want := generateAlone(m, r)
 	for at := range 32 * 16 {
 		s := setup{blocks: 12, block: 4, batch: 2, tokens: 64}.scheduler(t, m)
 		drain := func() []model.Token {
-			got := &collect{}
+			got := &collector{}
 			r.Receiver = got
 			s.Add(NewSequence(r, 4))
 			for !s.Idle() {
@@ -367,7 +367,7 @@ func TestWrongByteChangesText(t *testing.T) {
 func TestStopTokens(t *testing.T) {
 	m := newModel(t)
 	r := Request{Prompt: prompt(5, 0, 1), MaxOutput: 20, IgnoreEOS: true}
-	full := alone(m, r)
+	full := generateAlone(m, r)
 	at := 5
 	for slices.Contains(full[:at], full[at]) || slices.Contains(full[at+1:], full[at]) {
 		at++
@@ -377,7 +377,7 @@ func TestStopTokens(t *testing.T) {
 		want int // tokens generated
 	}{{0, at + 1}, {at, at + 1}, {at + 1, 20}} {
 		s := setup{blocks: 12, block: 4, batch: 2, tokens: 64}.scheduler(t, m)
-		c := &collect{}
+		c := &collector{}
 		q := r
 		q.StopTokens, q.MinOutput = []model.Token{full[at]}, x.min
 		s.Add(NewSequence(q, 4))

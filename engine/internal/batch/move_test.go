@@ -12,9 +12,9 @@ import (
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 )
 
-// fill does what a mover does: it copies the KV bytes of a sequence, as its
-// Table tells them, to where the reservation's positions up to computed lie,
-// and says so, with the ids up to ids.
+// fill does what a migration executor does: it copies the KV bytes of a sequence from
+// the blocks of its Table to the reservation's blocks, up to position computed, and
+// fills in the ids up to ids.
 func fill(to *Scheduler, r *Reservation, from *Scheduler, q *Sequence, ids, computed int) error {
 	known, done := len(r.filled.ids), r.filled.computed
 	t, err := from.Table(q, 0)
@@ -37,9 +37,9 @@ func fill(to *Scheduler, r *Reservation, from *Scheduler, q *Sequence, ids, comp
 	return nil
 }
 
-// audit checks the books of a scheduler against everything that may hold blocks:
+// checkBooks checks the books of a scheduler against everything that may hold blocks:
 // every reference has its holder, and none has another's.
-func audit(t *testing.T, s *Scheduler, reservations map[string]*Reservation) {
+func checkBooks(t *testing.T, s *Scheduler, reservations map[string]*Reservation) {
 	t.Helper()
 	held := make([]int, s.Pool.Blocks)
 	alone := make([]bool, s.Pool.Blocks)
@@ -68,7 +68,7 @@ func audit(t *testing.T, s *Scheduler, reservations map[string]*Reservation) {
 			used++
 		}
 		if alone[b] && n > 1 {
-			t.Fatalf("reserved block %d is somebody else's too", b)
+			t.Fatalf("reserved block %d also belongs to another reservation", b)
 		}
 	}
 	if st := s.Stats(); st.UsedBlocks != used || st.Reserved != reserved {
@@ -91,11 +91,11 @@ func drain(t *testing.T, s *Scheduler) {
 	}
 }
 
-// story is one text, and the sequences that have told it one after the other.
-type story struct {
+// continuedText is one text, and the sequences that have generated it one after the other.
+type continuedText struct {
 	request Request
-	told    *collect // by all of them
-	at      int      // the scheduler where it is
+	output  *collector // by all of them
+	at      int        // the scheduler where it is
 	q       *Sequence
 	frozen  bool
 	over    bool // dropped or aborted on purpose
@@ -122,11 +122,11 @@ func TestMovesAtRandom(t *testing.T) {
 		room := c.blocks * c.block
 		ss := []*Scheduler{c.scheduler(t, m), c.scheduler(t, m)}
 		reservations := []map[string]*Reservation{{}, {}}
-		var stories []*story
-		pick := func(want func(*story) bool) *story {
-			var l []*story
+		var stories []*continuedText
+		pick := func(want func(*continuedText) bool) *continuedText {
+			var l []*continuedText
 			for _, x := range stories {
-				if x.told.end == Unfinished && !x.over && want(x) {
+				if x.output.end == Unfinished && !x.over && want(x) {
 					l = append(l, x)
 				}
 			}
@@ -135,7 +135,7 @@ func TestMovesAtRandom(t *testing.T) {
 			}
 			return l[rng.IntN(len(l))]
 		}
-		abandon := func(x *story) { // the move, not the text
+		abandon := func(x *continuedText) { // the move, not the text
 			if x.r != nil {
 				ss[x.to].Release(x.r)
 				delete(reservations[x.to], x.name)
@@ -146,16 +146,16 @@ func TestMovesAtRandom(t *testing.T) {
 			switch k := rng.IntN(12); {
 			case k < 2 && len(stories) < 25:
 				n := 1 + rng.IntN(room/4)
-				x := &story{told: &collect{}, at: rng.IntN(2)}
+				x := &continuedText{output: &collector{}, at: rng.IntN(2)}
 				x.request = Request{
 					Prompt: prompt(n, rng.IntN(n+1), rng.IntN(3)), MaxOutput: 1 + rng.IntN(room-n), IgnoreEOS: rng.IntN(4) > 0,
-					Salt: uint64(rng.IntN(2)), Receiver: x.told,
+					Salt: uint64(rng.IntN(2)), Receiver: x.output,
 				}
 				x.q = NewSequence(x.request, c.block)
 				stories = append(stories, x)
 				ss[x.at].Add(x.q)
 			case k == 2:
-				if x := pick(func(x *story) bool { return x.r == nil }); x != nil {
+				if x := pick(func(x *continuedText) bool { return x.r == nil }); x != nil {
 					x.r, x.to, x.name = &Reservation{}, rng.IntN(2), fmt.Sprint(op)
 					if err := ss[x.to].Reserve(x.r, len(x.q.ids)+rng.IntN(c.block*2)); err != nil {
 						if !errors.Is(err, ErrFull) {
@@ -168,14 +168,14 @@ func TestMovesAtRandom(t *testing.T) {
 					reservations[x.to][x.name] = x.r
 				}
 			case k == 3: // a round: what is computed so far
-				if x := pick(func(x *story) bool { return x.r != nil }); x != nil {
+				if x := pick(func(x *continuedText) bool { return x.r != nil }); x != nil {
 					upto := max(x.r.filled.computed, min(x.q.settled.computed, len(x.r.Blocks())*c.block))
 					if fill(ss[x.to], x.r, ss[x.at], x.q, upto, upto) == nil {
 						rounds++
 					}
 				}
 			case k == 4:
-				if x := pick(func(x *story) bool { return !x.frozen }); x != nil {
+				if x := pick(func(x *continuedText) bool { return !x.frozen }); x != nil {
 					ss[x.at].Settle()
 					if err := ss[x.at].Freeze(x.q, 7); err == nil {
 						x.frozen = true
@@ -184,12 +184,12 @@ func TestMovesAtRandom(t *testing.T) {
 					}
 				}
 			case k == 5:
-				if x := pick(func(x *story) bool { return x.frozen }); x != nil {
+				if x := pick(func(x *continuedText) bool { return x.frozen }); x != nil {
 					ss[x.at].Thaw(x.q)
 					x.frozen = false
 				}
 			case k == 6: // the last round and the hand-over
-				if x := pick(func(x *story) bool { return x.frozen && x.r != nil }); x != nil {
+				if x := pick(func(x *continuedText) bool { return x.frozen && x.r != nil }); x != nil {
 					// It may have lost its blocks since the rounds, and be recomputing them.
 					if x.q.computed < x.r.filled.computed || ss[x.to].Reserve(x.r, len(x.q.ids)) != nil {
 						abandon(x)
@@ -200,7 +200,7 @@ func TestMovesAtRandom(t *testing.T) {
 						t.Fatal(err)
 					}
 					left := x.request
-					left.Prompt, left.MaxOutput = nil, x.request.MaxOutput-len(x.told.out)
+					left.Prompt, left.MaxOutput = nil, x.request.MaxOutput-len(x.output.out)
 					q, err := ss[x.to].Adopt(x.r, left)
 					if err != nil {
 						t.Fatal(err)
@@ -214,13 +214,13 @@ func TestMovesAtRandom(t *testing.T) {
 					moves++
 				}
 			case k == 7 && rng.IntN(3) == 0:
-				if x := pick(func(x *story) bool { return true }); x != nil {
+				if x := pick(func(x *continuedText) bool { return true }); x != nil {
 					abandon(x)
 					ss[x.at].Abort(x.q)
 					x.over = true
 				}
 			case k == 8:
-				if x := pick(func(x *story) bool { return x.r != nil }); x != nil {
+				if x := pick(func(x *continuedText) bool { return x.r != nil }); x != nil {
 					abandon(x)
 				}
 			default:
@@ -235,13 +235,13 @@ func TestMovesAtRandom(t *testing.T) {
 					}
 				}
 				for _, x := range stories { // a move ends with its request
-					if x.told.end != Unfinished {
+					if x.output.end != Unfinished {
 						abandon(x)
 					}
 				}
 			}
 			for i := range ss {
-				audit(t, ss[i], reservations[i])
+				checkBooks(t, ss[i], reservations[i])
 			}
 		}
 		for _, x := range stories {
@@ -250,21 +250,21 @@ func TestMovesAtRandom(t *testing.T) {
 		for i, s := range ss {
 			s.ThawAll(7)
 			drain(t, s)
-			audit(t, s, reservations[i])
+			checkBooks(t, s, reservations[i])
 			if st := s.Stats(); st.UsedBlocks+st.Reserved+st.Frozen != 0 {
 				t.Fatalf("seed %d: leaked: %+v", seed, st)
 			}
 			preemptions += s.Stats().Preemptions
 		}
 		for i, x := range stories {
-			want := alone(m, x.request)
+			want := generateAlone(m, x.request)
 			if x.over {
-				want = want[:min(len(want), len(x.told.out))]
-			} else if x.told.end == Unfinished {
+				want = want[:min(len(want), len(x.output.out))]
+			} else if x.output.end == Unfinished {
 				t.Fatalf("seed %d: text %d never ended", seed, i)
 			}
-			if !slices.Equal(x.told.out, want) {
-				t.Fatalf("seed %d: text %d:\n got %v\nwant %v", seed, i, x.told.out, want)
+			if !slices.Equal(x.output.out, want) {
+				t.Fatalf("seed %d: text %d:\n got %v\nwant %v", seed, i, x.output.out, want)
 			}
 		}
 	}
@@ -294,7 +294,7 @@ func frozenPair(t testing.TB, m *model.Model, r Request, n int) (from, to *Sched
 func TestWrongHandoverChangesText(t *testing.T) {
 	m := newModel(t)
 	r := Request{Prompt: prompt(9, 0, 1), MaxOutput: 12, IgnoreEOS: true}
-	want := alone(m, r)[4:]
+	want := generateAlone(m, r)[4:]
 	goOn := func(spoil func(*Scheduler, []kv.Block)) []model.Token {
 		from, to, q := frozenPair(t, m, r, 4)
 		defer from.Pool.Close()
@@ -315,7 +315,7 @@ func TestWrongHandoverChangesText(t *testing.T) {
 		}
 		f.Read()
 		to.EndFill(f)
-		got := &collect{}
+		got := &collector{}
 		x, err := to.Adopt(res, Request{MaxOutput: 8, IgnoreEOS: true, Receiver: got})
 		if err != nil {
 			t.Fatal(err)
@@ -434,7 +434,7 @@ func TestReservationRefuses(t *testing.T) {
 	if _, err := s.Adopt(r, Request{MaxOutput: 1}); !errors.Is(err, ErrReleased) {
 		t.Errorf("adopted after its release: %v", err)
 	}
-	audit(t, s, maps.Collect(maps.All(map[string]*Reservation{"r": r})))
+	checkBooks(t, s, maps.Collect(maps.All(map[string]*Reservation{"r": r})))
 }
 
 // The scheduler's own part of a hand-over: the last Fill, the adoption and the

@@ -119,8 +119,8 @@ func (s *session) Send(r *api.SessionReply) error { s.name <- r.Session; return 
 func (s *session) SetHeader(metadata.MD) error    { return nil }
 func (s *session) RecvMsg(any) error              { return nil }
 
-// enter opens a session; leave ends it and waits until it is over.
-func enter(t testing.TB, table *Table) (name string, leave func()) {
+// openSession opens a session; leave ends it and waits until it is over.
+func openSession(t testing.TB, table *Table) (name string, leave func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &session{ctx: ctx, name: make(chan string, 1)}
@@ -256,12 +256,12 @@ func TestSockets(t *testing.T) {
 	}
 }
 
-// Who asks wrongly is told what is wrong.
+// Invalid requests get an error that names the mistake.
 func TestCodes(t *testing.T) {
 	table, e := newTable(t, "d")
-	name, leave := enter(t, table)
+	name, leave := openSession(t, table)
 	defer leave()
-	other, leaveOther := enter(t, table)
+	other, leaveOther := openSession(t, table)
 	defer leaveOther()
 	e.add("a", 6, 20)
 	ctx := t.Context()
@@ -304,7 +304,7 @@ func TestCodes(t *testing.T) {
 		{filled("r", 0, 3, 1, 2), codes.InvalidArgument},
 		{filled("r", 0, 1, 1, 2), codes.OK},
 		{filled("r", 0, 1, 1, 2), codes.InvalidArgument}, // goes on at 2
-		{second(table.Release(ctx, &api.ReleaseRequest{Reservation: "nobody's"})), codes.OK},
+		{second(table.Release(ctx, &api.ReleaseRequest{Reservation: "unknown"})), codes.OK},
 		{second(table.Release(ctx, &api.ReleaseRequest{Reservation: "r"})), codes.OK},
 		{filled("r", 2, 1), codes.NotFound},
 		{second(table.Drop(ctx, &api.LegRequest{Leg: "a"})), codes.OK},
@@ -371,7 +371,7 @@ func FuzzCalls(f *testing.F) {
 		for len(data) > 0 {
 			switch next() % 12 {
 			case 0:
-				s, l := enter(t, table)
+				s, l := openSession(t, table)
 				sessions, leave = append(sessions, s), append(leave, l)
 			case 1:
 				if len(leave) > 0 {

@@ -52,7 +52,7 @@ func TestPlace(t *testing.T) {
 		}
 	}
 	want("short", prompt(10), "")
-	// Nobody was heard yet, but it must not begin here.
+	// No load is known yet, but the request must not start here.
 	if got := b.Place(0, prompt(2000)).Replica; got != "d" && got != "e" {
 		t.Errorf("long: at %q", got)
 	}
@@ -83,8 +83,8 @@ func TestPlace(t *testing.T) {
 	want("draining", prompt(5), "c")
 	b.MarkGone("c")
 	b.SetPeerLoad(0, "e", loadview.Load{})
-	want("draining, and nobody in the stage", prompt(5), "e")
-	// Nobody at all.
+	want("draining, no replica in the stage", prompt(5), "e")
+	// No replica is available.
 	b.SetView(policies.OneStagePlan("m", []policies.ReplicaID{"a"}), nil)
 	want("alone", prompt(5), "")
 }
@@ -95,7 +95,7 @@ func TestPlaceWithoutPlan(t *testing.T) {
 		t.Errorf("at %q", got.Replica)
 	}
 	if _, ok := b.Rescue(0, prompt(5), []policies.ReplicaID{"a"}); ok {
-		t.Error("rescued by nobody")
+		t.Error("rescued without a replica")
 	}
 }
 
@@ -221,7 +221,7 @@ func TestAdapters(t *testing.T) {
 		}{
 			{"m", 10, ""}, {"sql", 10, "b"}, {"sql", 2000, "e"}, {"poet", 10, "b"},
 			{"poet", 2000, "b"}, {"poet", 9000, "b"}, // in a shorter stage only
-			{"nobody-has-it", 10, ""}, // the engine's to refuse
+			{"not-loaded", 10, ""}, // the engine's to refuse
 		} {
 			if got := b.Place(0, ask(x.name, x.n)); got != at(x.want) {
 				t.Fatalf("%s of %d tokens: at %q, want %q", x.name, x.n, got.Replica, x.want)

@@ -17,8 +17,8 @@ func TestAddGoesOn(t *testing.T) {
 	}
 }
 
-// TestAddTellsApart changes, swaps, drops and doubles each id of a sequence.
-func TestAddTellsApart(t *testing.T) {
+// TestAddDistinguishes changes, swaps, drops and doubles each id of a sequence.
+func TestAddDistinguishes(t *testing.T) {
 	ids := make([]uint32, 200) // of zeros, which a weak hash takes for nothing
 	for i := range ids {
 		ids[i] = uint32(i % 3)

@@ -14,35 +14,35 @@ import (
 // spare is how many fake devices there are; each replica has its own.
 const spare = 128
 
-// fabric is what the replicas of all scenes share. It is outside of their bubbles,
+// sharedDevices is what the replicas of all scenes share. It is outside of their bubbles,
 // as are the transports: their sockets, threads and time are real, and what they are
 // asked takes none of a bubble's time, whose clock stands still meanwhile.
-type fabric struct {
+type sharedDevices struct {
 	library *libibverbs.Library
 	control *fake.Control // nil for a real device
-	devices chan int      // that nobody has
-	idle    chan *errand
-	errands chan *errand
+	devices chan int      // unused
+	idle    chan *outsideCall
+	errands chan *outsideCall
 
 	mu            sync.Mutex
 	pulls, failed int
 }
 
-// errand is a call that is made outside. Its channel is no bubble's.
-type errand struct {
+// outsideCall is a call that is made outside. Its channel is no bubble's.
+type outsideCall struct {
 	f    func()
 	done chan struct{}
 }
 
 // open runs errands until the test ends.
-func (f *fabric) open(t *testing.T) {
+func (f *sharedDevices) open(t *testing.T) {
 	const most = 1024
-	f.devices, f.idle, f.errands = make(chan int, spare), make(chan *errand, most), make(chan *errand)
+	f.devices, f.idle, f.errands = make(chan int, spare), make(chan *outsideCall, most), make(chan *outsideCall)
 	for i := range spare {
 		f.devices <- i
 	}
 	for range most {
-		f.idle <- &errand{done: make(chan struct{}, 1)}
+		f.idle <- &outsideCall{done: make(chan struct{}, 1)}
 	}
 	done := make(chan struct{})
 	go func() {
@@ -57,8 +57,8 @@ func (f *fabric) open(t *testing.T) {
 	t.Cleanup(func() { close(f.errands); <-done })
 }
 
-// do has something done outside. It must not touch what is the bubble's.
-func (f *fabric) do(g func()) {
+// runOutside has something done outside. It must not touch what is the bubble's.
+func (f *sharedDevices) runOutside(g func()) {
 	e := <-f.idle
 	e.f = g
 	f.errands <- e
@@ -66,34 +66,34 @@ func (f *fabric) do(g func()) {
 	f.idle <- e
 }
 
-// under is do for what ends with a context.
-func (f *fabric) under(ctx context.Context, g func(context.Context) error) error {
+// runOutsideContext is do for what ends with a context.
+func (f *sharedDevices) runOutsideContext(ctx context.Context, g func(context.Context) error) error {
 	outer, cancel := context.WithCancel(context.Background())
-	defer f.do(cancel)
-	defer context.AfterFunc(ctx, func() { f.do(cancel) })()
+	defer f.runOutside(cancel)
+	defer context.AfterFunc(ctx, func() { f.runOutside(cancel) })()
 	var err error
-	f.do(func() { err = g(outer) })
+	f.runOutside(func() { err = g(outer) })
 	if err != nil && ctx.Err() != nil {
 		return ctx.Err()
 	}
 	return err
 }
 
-// breaks tells a fake device that it is broken, for some time.
-func (s *scene) breaks(tell func(what string), how string, most time.Duration) {
-	tell(how)
-	s.lasting(1)
+// breakDevice breaks a fake device for some time.
+func (s *scene) breakDevice(control func(what string), how string, most time.Duration) {
+	control(how)
+	s.addLasting(1)
 	s.wg.Go(func() {
-		defer s.lasting(-1)
+		defer s.addLasting(-1)
 		time.Sleep(most)
-		tell("fake_mend")
+		control("fake_mend")
 	})
 }
 
 // puller pulls outside, until the bubble's deadline.
 type puller struct {
-	n        *node
-	fabric   *fabric
+	n        *replica
+	fabric   *sharedDevices
 	real     transport.Puller
 	deadline time.Time // of the bubble
 }
@@ -103,7 +103,7 @@ func (p *puller) Pull(ctx context.Context, plan transport.Plan) (stats transport
 		return stats, context.DeadlineExceeded
 	}
 	f := p.fabric
-	err = f.under(ctx, func(ctx context.Context) (err error) {
+	err = f.runOutsideContext(ctx, func(ctx context.Context) (err error) {
 		stats, err = p.real.Pull(ctx, plan)
 		return err
 	})
@@ -118,7 +118,7 @@ func (p *puller) Pull(ctx context.Context, plan transport.Plan) (stats transport
 }
 
 func (p *puller) Close() (err error) {
-	p.fabric.do(func() { err = p.real.Close() })
+	p.fabric.runOutside(func() { err = p.real.Close() })
 	if err != nil {
 		p.n.w.fail("%s: close: %v", p.n.id, err)
 	}

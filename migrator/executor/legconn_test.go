@@ -6,15 +6,15 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// conn is a leg between an engine and a front. What the engine pushes arrives in
+// legConn is a leg between an engine and a front. What the engine pushes arrives in
 // order, when the link lets it.
-type conn struct {
-	w        *world
+type legConn struct {
+	w        *fleet
 	stream   string
 	leg      string
 	epoch    policies.Epoch
-	front    *node
-	replica  *node
+	front    *replica
+	replica  *replica
 	mu       sync.Mutex
 	queue    []event
 	wake     chan struct{}
@@ -28,13 +28,13 @@ type event struct {
 	token, finish, broken bool
 }
 
-func (w *world) newConn(front, replica *node, name, leg string, epoch policies.Epoch) *conn {
-	c := &conn{w: w, stream: name, leg: leg, epoch: epoch, front: front, replica: replica, wake: make(chan struct{}, 1), gone: make(chan struct{})}
+func (w *fleet) newConn(front, replica *replica, name, leg string, epoch policies.Epoch) *legConn {
+	c := &legConn{w: w, stream: name, leg: leg, epoch: epoch, front: front, replica: replica, wake: make(chan struct{}, 1), gone: make(chan struct{})}
 	w.wg.Go(c.pump)
 	return c
 }
 
-func (c *conn) push(ev event) {
+func (c *legConn) push(ev event) {
 	c.mu.Lock()
 	c.queue = append(c.queue, ev)
 	c.mu.Unlock()
@@ -44,7 +44,7 @@ func (c *conn) push(ev event) {
 	}
 }
 
-func (c *conn) pump() {
+func (c *legConn) pump() {
 	for {
 		select {
 		case <-c.gone:
@@ -60,10 +60,10 @@ func (c *conn) pump() {
 			ev := c.queue[0]
 			c.queue = c.queue[1:]
 			c.mu.Unlock()
-			if !c.w.pass(c.gone, c.replica, c.front) {
+			if !c.w.deliver(c.gone, c.replica, c.front) {
 				return
 			}
-			c.front.front.hear(c, ev)
+			c.front.frontEnd.handleEvent(c, ev)
 			if ev.finish || ev.broken {
 				c.shut()
 				return
@@ -73,9 +73,9 @@ func (c *conn) pump() {
 }
 
 // shut ends the connection on this side.
-func (c *conn) shut() { c.shutOnce.Do(func() { close(c.gone) }) }
+func (c *legConn) shut() { c.shutOnce.Do(func() { close(c.gone) }) }
 
-func (c *conn) over() bool {
+func (c *legConn) ended() bool {
 	select {
 	case <-c.gone:
 		return true
@@ -85,10 +85,10 @@ func (c *conn) over() bool {
 }
 
 // hangUp is the front's end of a leg; the engine hears of it when it can.
-func (c *conn) hangUp() {
+func (c *legConn) hangUp() {
 	c.shut()
 	c.w.wg.Go(func() {
-		if c.w.pass(c.w.done, c.front, c.replica) {
+		if c.w.deliver(c.w.done, c.front, c.replica) {
 			c.replica.engine.abort(c)
 		}
 	})

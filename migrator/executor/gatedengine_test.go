@@ -10,10 +10,10 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// gate is passed by all that a migrator does to others; it waits while the
+// passGate is passed by all that a migrator does to others; it waits while the
 // replica is paused.
-func (n *node) gate(ctx context.Context, point string) error {
-	v := n.w.happens(point)
+func (n *replica) passGate(ctx context.Context, point string) error {
+	v := n.w.hitPoint(point)
 	n.mu.Lock()
 	frozen := n.frozen
 	n.mu.Unlock()
@@ -32,71 +32,71 @@ func (n *node) gate(ctx context.Context, point string) error {
 	return ctx.Err()
 }
 
-// gated is an engine as its migrator reaches it.
-type gated struct{ n *node }
+// gatedEngine is an engine as its migrator reaches it.
+type gatedEngine struct{ n *replica }
 
-func (g *gated) Description() (blocks.Description, bool)     { return g.n.engine.Description() }
-func (g *gated) Memory() (*transport.Memory, bool)           { return g.n.engine.Memory() }
-func (g *gated) AbandonSession(why error)                    { g.n.engine.AbandonSession(why) }
-func (g *gated) pass(ctx context.Context, call string) error { return g.n.gate(ctx, call) }
+func (g *gatedEngine) Description() (blocks.Description, bool)     { return g.n.engine.Description() }
+func (g *gatedEngine) Memory() (*transport.Memory, bool)           { return g.n.engine.Memory() }
+func (g *gatedEngine) AbandonSession(why error)                    { g.n.engine.AbandonSession(why) }
+func (g *gatedEngine) pass(ctx context.Context, call string) error { return g.n.passGate(ctx, call) }
 
-func (g *gated) Table(ctx context.Context, leg string, from int) (blocks.Table, error) {
+func (g *gatedEngine) Table(ctx context.Context, leg string, from int) (blocks.Table, error) {
 	if err := g.pass(ctx, "table"); err != nil {
 		return blocks.Table{}, err
 	}
 	return g.n.engine.Table(ctx, leg, from)
 }
 
-func (g *gated) Freeze(ctx context.Context, leg string, from int) (blocks.Table, error) {
+func (g *gatedEngine) Freeze(ctx context.Context, leg string, from int) (blocks.Table, error) {
 	if err := g.pass(ctx, "freeze"); err != nil {
 		return blocks.Table{}, err
 	}
 	return g.n.engine.Freeze(ctx, leg, from)
 }
 
-func (g *gated) Thaw(ctx context.Context, leg string) error {
+func (g *gatedEngine) Thaw(ctx context.Context, leg string) error {
 	if err := g.pass(ctx, "thaw"); err != nil {
 		return err
 	}
 	return g.n.engine.Thaw(ctx, leg)
 }
 
-func (g *gated) Drop(ctx context.Context, leg string) error {
+func (g *gatedEngine) Drop(ctx context.Context, leg string) error {
 	if err := g.pass(ctx, "drop call"); err != nil {
 		return err
 	}
 	return g.n.engine.Drop(ctx, leg)
 }
 
-func (g *gated) Reserve(ctx context.Context, id string, tokens int) ([]uint32, error) {
+func (g *gatedEngine) Reserve(ctx context.Context, id string, tokens int) ([]uint32, error) {
 	if err := g.pass(ctx, "reserve"); err != nil {
 		return nil, err
 	}
 	return g.n.engine.Reserve(ctx, id, tokens)
 }
 
-func (g *gated) MarkFilled(ctx context.Context, id string, from int, ids []uint32, computed int) error {
+func (g *gatedEngine) MarkFilled(ctx context.Context, id string, from int, ids []uint32, computed int) error {
 	if err := g.pass(ctx, "mark filled"); err != nil {
 		return err
 	}
 	return g.n.engine.MarkFilled(ctx, id, from, ids, computed)
 }
 
-func (g *gated) Release(ctx context.Context, id string) error {
+func (g *gatedEngine) Release(ctx context.Context, id string) error {
 	if err := g.pass(ctx, "release"); err != nil {
 		return err
 	}
 	return g.n.engine.Release(ctx, id)
 }
 
-// inside carries within the process.
-type inside struct {
+// insideTransport carries within the process.
+type insideTransport struct {
 	*memtransport.Transport
 	faults *memtransport.Faults
 }
 
-func carryInside(n *node) carrier {
-	c := &inside{faults: &memtransport.Faults{}}
+func carryInside(n *replica) carrier {
+	c := &insideTransport{faults: &memtransport.Faults{}}
 	var err error
 	if c.Transport, err = memtransport.New(memtransport.Config{Network: &n.w.net, Name: string(n.id), Pool: n.engine, Faults: c.faults}); err != nil {
 		panic(err)
@@ -104,7 +104,7 @@ func carryInside(n *node) carrier {
 	return c
 }
 
-func (c *inside) pull(ctx context.Context, p transport.Puller, _ *node, plan transport.Plan, v verdict) (transport.Stats, error) {
+func (c *insideTransport) pull(ctx context.Context, p transport.Puller, _ *replica, plan transport.Plan, v verdict) (transport.Stats, error) {
 	switch v {
 	case refuse:
 		c.faults.Set(memtransport.Fault{At: memtransport.AtPull, Kind: memtransport.Cut, Block: len(plan.Src) / 2})
@@ -120,20 +120,20 @@ func (c *inside) pull(ctx context.Context, p transport.Puller, _ *node, plan tra
 // so that the two pools can be held meanwhile.
 type wire struct {
 	carrier
-	n *node
+	n *replica
 }
 
 type wirePuller struct {
 	transport.Puller
-	n, source *node
+	n, source *replica
 }
 
 func (x *wire) Open(ctx context.Context, receiver policies.ReplicaID, offer transport.Offer) (transport.Puller, error) {
-	source := x.n.w.node(policies.ReplicaID(offer.Address))
-	if err := x.n.gate(ctx, "ticket"); err != nil {
+	source := x.n.w.replica(policies.ReplicaID(offer.Address))
+	if err := x.n.passGate(ctx, "ticket"); err != nil {
 		return nil, err
 	}
-	if !x.n.w.pass(ctx.Done(), source, x.n) {
+	if !x.n.w.deliver(ctx.Done(), source, x.n) {
 		return nil, ctx.Err()
 	}
 	p, err := x.carrier.Open(ctx, receiver, offer)
@@ -145,14 +145,14 @@ func (x *wire) Open(ctx context.Context, receiver policies.ReplicaID, offer tran
 
 func (p *wirePuller) Pull(ctx context.Context, plan transport.Plan) (transport.Stats, error) {
 	w := p.n.w
-	v := w.happens("pull")
-	if !w.pass(ctx.Done(), p.source, p.n) {
+	v := w.hitPoint("pull")
+	if !w.deliver(ctx.Done(), p.source, p.n) {
 		return transport.Stats{}, ctx.Err()
 	}
 	if p.source.dead() {
 		return transport.Stats{}, errors.New("the connection broke")
 	}
-	for _, n := range w.nodes { // always in the same order
+	for _, n := range w.replicas { // always in the same order
 		if n == p.n || n == p.source {
 			n.engine.mu.Lock()
 			defer n.engine.mu.Unlock()

@@ -14,32 +14,32 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// node is one replica.
-type node struct {
-	w       *world
-	id      policies.ReplicaID
-	engine  *engine
-	front   *front
-	mover   *executor.Executor
-	carrier carrier
-	cancel  context.CancelFunc
+// replica is one replica.
+type replica struct {
+	w        *fleet
+	id       policies.ReplicaID
+	engine   *engine
+	frontEnd *frontEnd
+	executor *executor.Executor
+	carrier  carrier
+	cancel   context.CancelFunc
 
 	mu      sync.Mutex
 	killed  bool
 	frozen  chan struct{} // closed when the replica goes on; nil while it does
-	told    map[bidask.Deal][]bidask.EventKind
+	events  map[bidask.Deal][]bidask.EventKind
 	answers map[bidask.Deal]chan bidask.EventKind
 }
 
 // Send is the network of a node's mover.
-func (n *node) Send(to policies.ReplicaID, e *api.Envelope) {
+func (n *replica) Send(to policies.ReplicaID, e *api.Envelope) {
 	t := proto.Clone(e.GetTransfer()).(*api.Transfer)
-	w, peer := n.w, n.w.node(to)
+	w, peer := n.w, n.w.replica(to)
 	if envelope > 0 && proto.Size(e) > envelope {
 		w.fail("a message of %d bytes: %v", proto.Size(e), transfer.Kind(t.GetKind()))
 	}
 	times, wait := 1, latency
-	switch w.happens(transfer.Kind(t.GetKind()).String()) {
+	switch w.hitPoint(transfer.Kind(t.GetKind()).String()) {
 	case drop:
 		times = 0
 	case double:
@@ -50,20 +50,20 @@ func (n *node) Send(to policies.ReplicaID, e *api.Envelope) {
 	for i := range times {
 		w.wg.Go(func() {
 			time.Sleep(wait + time.Duration(i)*30*time.Millisecond)
-			if w.apart(n, peer) || n.dead() || peer.dead() {
+			if w.partitioned(n, peer) || n.dead() || peer.dead() {
 				return
 			}
-			if w.pass(w.done, n, peer) {
-				peer.mover.Receive(n.id, proto.Clone(t).(*api.Transfer))
+			if w.deliver(w.done, n, peer) {
+				peer.executor.Receive(n.id, proto.Clone(t).(*api.Transfer))
 			}
 		})
 	}
 }
 
-// tell is the market of a node.
-func (n *node) tell(ev bidask.Event) {
+// notify is the market of a node.
+func (n *replica) notify(ev bidask.Event) {
 	n.mu.Lock()
-	n.told[ev.Deal] = append(n.told[ev.Deal], ev.Kind)
+	n.events[ev.Deal] = append(n.events[ev.Deal], ev.Kind)
 	answer := n.answers[ev.Deal]
 	n.mu.Unlock()
 	if answer != nil {
@@ -71,7 +71,7 @@ func (n *node) tell(ev bidask.Event) {
 	}
 }
 
-func (n *node) expect(d bidask.Deal) chan bidask.EventKind {
+func (n *replica) expect(d bidask.Deal) chan bidask.EventKind {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.answers[d] = make(chan bidask.EventKind, 8)
@@ -79,7 +79,7 @@ func (n *node) expect(d bidask.Deal) chan bidask.EventKind {
 }
 
 // await takes the market's next news, 0 when the replica dies.
-func (n *node) await(c chan bidask.EventKind) bidask.EventKind {
+func (n *replica) await(c chan bidask.EventKind) bidask.EventKind {
 	for end := time.Now().Add(2 * time.Minute); ; {
 		select {
 		case k := <-c:
@@ -98,13 +98,13 @@ func (n *node) await(c chan bidask.EventKind) bidask.EventKind {
 	}
 }
 
-func (n *node) dead() bool {
+func (n *replica) dead() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.killed
 }
 
-func (n *node) paused() bool {
+func (n *replica) paused() bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.frozen != nil
@@ -112,7 +112,7 @@ func (n *node) paused() bool {
 
 // kill is the death of a migrator. The engine beside it lives, and loses its
 // requests and its session.
-func (n *node) kill() {
+func (n *replica) kill() {
 	n.mu.Lock()
 	if n.killed {
 		n.mu.Unlock()
@@ -122,17 +122,17 @@ func (n *node) kill() {
 	n.mu.Unlock()
 	n.cancel()
 	w := n.w
-	n.front.mu.Lock()
-	for _, s := range n.front.streams {
+	n.frontEnd.mu.Lock()
+	for _, s := range n.frontEnd.streams {
 		s.over = true // its client sees a cut
 		s.conn.shut()
 		s.notify()
 	}
-	n.front.mu.Unlock()
+	n.frontEnd.mu.Unlock()
 	n.engine.mu.Lock()
 	for _, q := range n.engine.seqs {
 		if q.conn.front != n {
-			w.wg.Go(func() { q.conn.front.front.hear(q.conn, event{broken: true}); q.conn.shut() })
+			w.wg.Go(func() { q.conn.front.frontEnd.handleEvent(q.conn, event{broken: true}); q.conn.shut() })
 		}
 		n.engine.remove(q)
 	}
@@ -141,16 +141,16 @@ func (n *node) kill() {
 	w.wg.Go(func() {
 		time.Sleep(20 * time.Millisecond)
 		n.engine.endSession()
-		for _, o := range w.nodes {
+		for _, o := range w.replicas {
 			if o != n {
-				o.gone(n)
+				o.peerGone(n)
 			}
 		}
 	})
 }
 
 // pause stops a migrator for a while; its engine goes on.
-func (n *node) pause(d time.Duration) {
+func (n *replica) pause(d time.Duration) {
 	n.mu.Lock()
 	if n.frozen != nil || n.killed {
 		n.mu.Unlock()
@@ -158,30 +158,30 @@ func (n *node) pause(d time.Duration) {
 	}
 	n.frozen = make(chan struct{})
 	n.mu.Unlock()
-	n.w.lasting(1)
+	n.w.addLasting(1)
 	n.w.wg.Go(func() {
-		defer n.w.lasting(-1)
+		defer n.w.addLasting(-1)
 		time.Sleep(min(silence, d))
 		if d > silence {
-			for _, o := range n.w.nodes {
+			for _, o := range n.w.replicas {
 				if o != n {
-					o.gone(n)
+					o.peerGone(n)
 				}
 			}
 		}
 		time.Sleep(d - min(silence, d))
 		n.resume()
 		if d > silence {
-			for _, o := range n.w.nodes {
+			for _, o := range n.w.replicas {
 				if o != n {
-					n.gone(o)
+					n.peerGone(o)
 				}
 			}
 		}
 	})
 }
 
-func (n *node) resume() {
+func (n *replica) resume() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.frozen != nil {
@@ -190,17 +190,17 @@ func (n *node) resume() {
 	}
 }
 
-// gone is what the peer layer tells about another replica.
-func (n *node) gone(peer *node) {
+// peerGone is called when the peer network reports another replica as gone.
+func (n *replica) peerGone(peer *replica) {
 	if n.dead() {
 		return
 	}
-	n.front.lost(peer)
-	n.mover.PeerGone(peer.id)
+	n.frontEnd.peerLost(peer)
+	n.executor.PeerGone(peer.id)
 }
 
 // crash is the death of an engine; another one comes up, empty.
-func (n *node) crash() {
+func (n *replica) crash() {
 	e := n.engine
 	e.mu.Lock()
 	for _, q := range e.seqs {
@@ -215,12 +215,12 @@ func (n *node) crash() {
 }
 
 // withdraw has the market abort a move at one side.
-func (n *node) withdraw(id string) {
+func (n *replica) withdraw(id string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for d := range n.answers {
 		if d.String() == id {
-			n.mover.Execute(bidask.Action{Kind: bidask.Abort, Deal: d})
+			n.executor.Execute(bidask.Action{Kind: bidask.Abort, Deal: d})
 		}
 	}
 }

@@ -7,11 +7,11 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// still is an engine whose requests generate when the test says so.
-func still(t *testing.T, ids []uint32) (*engine, *seq) {
+// newStillEngine is an engine whose requests generate when the test says so.
+func newStillEngine(t *testing.T, ids []uint32) (*engine, *seq) {
 	t.Helper()
 	e := newEngine()
-	c := &conn{wake: make(chan struct{}, 1)}
+	c := &legConn{wake: make(chan struct{}, 1)}
 	if err := e.prompt(c, "q#1", ids, len(ids), len(ids)+100); err != nil {
 		t.Fatal(err)
 	}
@@ -26,18 +26,18 @@ func still(t *testing.T, ids []uint32) (*engine, *seq) {
 func TestTextDependsOnEveryByte(t *testing.T) {
 	ids := prompt(1, 30)
 	want := func() uint32 {
-		e, q := still(t, ids)
+		e, q := newStillEngine(t, ids)
 		e.generate(q)
 		return q.ids[len(q.ids)-1]
 	}()
-	_, q := still(t, ids)
+	_, q := newStillEngine(t, ids)
 	for i := range (q.computed + blockTokens - 1) / blockTokens {
 		for r := range layout.Regions {
 			for b := range blockTokens * kvBytes {
 				if i*blockTokens+b/kvBytes >= q.computed {
 					continue // not of a token yet
 				}
-				e, q := still(t, ids)
+				e, q := newStillEngine(t, ids)
 				e.memory.RegionBytes(q.blocks[i], r)[b] ^= 1
 				e.generate(q)
 				if got := q.ids[len(q.ids)-1]; got == want {
@@ -47,13 +47,13 @@ func TestTextDependsOnEveryByte(t *testing.T) {
 		}
 	}
 	// Blocks in another order, and one that has never been filled.
-	e, q := still(t, ids)
+	e, q := newStillEngine(t, ids)
 	q.blocks[1], q.blocks[2] = q.blocks[2], q.blocks[1]
 	e.generate(q)
 	if q.ids[len(q.ids)-1] == want {
 		t.Error("two blocks that are exchanged change nothing")
 	}
-	e, q = still(t, ids)
+	e, q = newStillEngine(t, ids)
 	q.blocks[3] = e.take(1)[0]
 	e.generate(q)
 	if q.ids[len(q.ids)-1] == want {
@@ -65,7 +65,7 @@ func TestTextDependsOnEveryByte(t *testing.T) {
 // request goes on as it would have, with one of an earlier moment it does not.
 func TestTransportsFeedTheText(t *testing.T) {
 	ids := prompt(2, 21)
-	e, q := still(t, ids)
+	e, q := newStillEngine(t, ids)
 	stale := slices.Clone(e.memory.Bytes)
 	for range 6 {
 		e.generate(q)
@@ -87,7 +87,7 @@ func TestTransportsFeedTheText(t *testing.T) {
 				copy(d.memory.RegionBytes(b, r), from.RegionBytes(table.Blocks[i], r))
 			}
 		}
-		x := &seq{conn: &conn{wake: make(chan struct{}, 1)}, ids: slices.Clone(at), computed: computed, blocks: list, max: 100}
+		x := &seq{conn: &legConn{wake: make(chan struct{}, 1)}, ids: slices.Clone(at), computed: computed, blocks: list, max: 100}
 		d.generate(x)
 		if got := x.ids[len(x.ids)-1]; (got == want) != (broken < 0) {
 			t.Errorf("with block %d stale the next token is %d, unmoved it is %d", broken, got, want)
