@@ -84,7 +84,7 @@ func plannerOf(p fleet.Leadership, now time.Time) Planner {
 	return out
 }
 
-func pastPlanOf(p store.Past) PastPlan {
+func pastPlanOf(p store.FormerPlan) PastPlan {
 	out := PastPlan{Model: p.Model, Epoch: p.Epoch, Cuts: p.Cuts, Counts: p.Counts}
 	if out.Cuts == nil {
 		out.Cuts = []policies.Tokens{} // [] and not null: a plan of one stage
@@ -96,7 +96,7 @@ func pinnedOf(p *store.Pin) *Pinned {
 	if p == nil {
 		return nil
 	}
-	return &Pinned{PastPlan: pastPlanOf(p.Past), By: p.By, At: p.At}
+	return &Pinned{PastPlan: pastPlanOf(p.FormerPlan), By: p.By, At: p.At}
 }
 
 // PlanHistory returns what GET /plan/history answers: the decisions about a
@@ -121,7 +121,7 @@ func (c *Control) PlanHistory(model string) PlanHistory {
 		}
 		out.Decisions = append(out.Decisions, d)
 	}
-	for _, p := range s.Past {
+	for _, p := range s.FormerPlans {
 		if model == "" || p.Model == model {
 			out.Past = append(out.Past, pastPlanOf(p))
 		}

@@ -24,7 +24,7 @@ func TestPlanCommands(t *testing.T) {
 		{Low: 100, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r1", "r2"}},
 	}}
 	if _, err := st.CompareAndSwap(t.Context(), "", store.Object{
-		Epoch: 4, Plans: []policies.Plan{split}, Past: []store.Past{{Model: "m", Epoch: 2, Counts: []int{3}}},
+		Epoch: 4, Plans: []policies.Plan{split}, FormerPlans: []store.FormerPlan{{Model: "m", Epoch: 2, Counts: []int{3}}},
 	}); err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,7 @@ import (
 func TestPolicyModuleLost(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	dir := t.TempDir()
-	folder, err := store.NewFolder(dir)
+	folder, err := store.NewModuleFolder(dir)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -307,7 +307,7 @@ func TestPolicies(t *testing.T) {
 	run := func(name string) *runningControl {
 		r := fastRules()
 		r.Name, r.Shared = name, true
-		folder, err := store.NewFolder(dir)
+		folder, err := store.NewModuleFolder(dir)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -40,7 +40,7 @@ func begun(t *testing.T, rules Rules, o store.Object, ids ...string) *State {
 func TestPlanOlderThanPast(t *testing.T) {
 	o := store.Object{
 		Epoch: 9, Plans: []policies.Plan{twoStages(5, 16)},
-		Past: []store.Past{{Model: "m", Epoch: 4, Counts: []int{4}}, {Model: "m", Epoch: 8, Cuts: []policies.Tokens{32}, Counts: []int{2, 2}}},
+		FormerPlans: []store.FormerPlan{{Model: "m", Epoch: 4, Counts: []int{4}}, {Model: "m", Epoch: 8, Cuts: []policies.Tokens{32}, Counts: []int{2, 2}}},
 	}
 	if err := o.Validate(); err != nil {
 		t.Fatal(err)
@@ -83,7 +83,7 @@ func TestFollowerKeepsOthers(t *testing.T) {
 func TestRollbackWithoutReplicas(t *testing.T) {
 	o := store.Object{
 		Epoch: 9, Plans: []policies.Plan{policies.OneStagePlan("m", []policies.ReplicaID{"r0"})},
-		Past: []store.Past{{Model: "m", Epoch: 4, Cuts: []policies.Tokens{16}, Counts: []int{2, 2}}},
+		FormerPlans: []store.FormerPlan{{Model: "m", Epoch: 4, Cuts: []policies.Tokens{16}, Counts: []int{2, 2}}},
 	}
 	o.Plans[0].Epoch = 9
 	s := begun(t, testRules(PolicyDefault), o, "r0")

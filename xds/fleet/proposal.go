@@ -146,7 +146,7 @@ func (s *State) propose(now time.Time, changes []planhistory.Change) *Proposal {
 		plan := m.planner.Plan()
 		for i, c := range changes {
 			if c.Model == m.Name {
-				o.Past = planhistory.AppendFormer(o.Past, plan, c.Stages)
+				o.FormerPlans = planhistory.AppendFormer(o.FormerPlans, plan, c.Stages)
 				plan = policies.Plan{Model: m.Name, Epoch: o.Epoch, Stages: c.Stages}
 				changes[i].Epoch, entries[i].Epoch = o.Epoch, o.Epoch
 			}

@@ -394,7 +394,7 @@ func (p *player) history() {
 		}
 		p.out.WriteString("\n")
 	}
-	for _, old := range s.Past {
+	for _, old := range s.FormerPlans {
 		fmt.Fprintf(&p.out, "past: epoch %d, %v at %v\n", old.Epoch, old.Counts, old.Cuts)
 	}
 }

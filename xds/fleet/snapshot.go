@@ -22,9 +22,9 @@ type Snapshot struct {
 	Epoch   policies.Epoch       // of the newest plan in force
 	Models  []ModelState         // in the order of the configuration
 	History []planhistory.Change // oldest first, bounded; see Change.Replaces
-	// Past are the plans that an operator may go back to, the oldest first, and Refused
+	// FormerPlans are the plans that an operator may go back to, the oldest first, and Refused
 	// the resources that proxies have refused.
-	Past       []store.Past
+	FormerPlans       []store.FormerPlan
 	Refused    []store.Refusal
 	Leadership Leadership
 }
@@ -106,7 +106,7 @@ func (s *Snapshot) Model(name string) *ModelState {
 func (s *State) Snapshot(now time.Time) *Snapshot {
 	snap := &Snapshot{
 		Time: now, Epoch: s.epoch, History: slices.Clone(s.history),
-		Past: s.object.Past, Refused: s.object.Refused, Leadership: s.leadership(now),
+		FormerPlans: s.object.FormerPlans, Refused: s.object.Refused, Leadership: s.leadership(now),
 	}
 	for _, m := range s.models {
 		state := ModelState{

@@ -2,9 +2,9 @@ package store
 
 import "testing"
 
-// TestOldObject: what a program before pins, weights and refusals wrote is read
-// as an object that has none.
-func TestOldObject(t *testing.T) {
+// TestMissingFields: an object without pins, weights and refusals is decoded as one
+// that has none.
+func TestMissingFields(t *testing.T) {
 	o, revision, err := decode([]byte(`{
   "format": 1, "revision": 7, "epoch": 3,
   "lease": {"holder": "a", "expires": "2026-01-02T03:04:05Z"},
@@ -15,7 +15,7 @@ func TestOldObject(t *testing.T) {
 	if err != nil || revision != 7 || o.Epoch != 3 || len(o.Plans) != 1 || len(o.Drained) != 1 || o.Reasons[0].Text != "better plan" {
 		t.Fatalf("%+v, revision %d, %v", o, revision, err)
 	}
-	if o.Pins != nil || o.Holds != nil || o.Past != nil || o.Refused != nil || o.Weights != nil || o.Unready != nil || o.Ratios != nil || o.Slots != nil {
+	if o.Pins != nil || o.Holds != nil || o.FormerPlans != nil || o.Refused != nil || o.Weights != nil || o.Unready != nil || o.Ratios != nil || o.Slots != nil {
 		t.Errorf("%+v", o)
 	}
 	// An object without any of it is written as it was before.

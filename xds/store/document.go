@@ -11,11 +11,11 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// The stored form: JSON that people can read and edit. Unknown fields and
+// The stored form is JSON that operators can read and edit. Unknown fields and
 // formats are refused, because a writer that ignored them would drop them.
 const (
 	format  = 1
-	maxSize = 8 << 20 // 10,000 replicas with long names fit twenty times
+	maxSize = 8 << 20 // twenty times the size of 10,000 replicas with long names
 )
 
 type document struct {
@@ -25,18 +25,18 @@ type document struct {
 	Lease    *leaseDocument   `json:"lease,omitempty"`
 	Plans    []planDocument   `json:"plans"`
 	Reasons  []reasonDocument `json:"reasons,omitempty"`
-	// What follows came later; an object without it drains nobody, pins nothing,
-	// and so on.
-	Drained  []policies.ReplicaID `json:"drained,omitempty"`
-	Pins     []pinDocument        `json:"pins,omitempty"`
-	Holds    []holdDocument       `json:"holds,omitempty"`
-	Past     []pastDocument       `json:"past,omitempty"`
-	Refused  []refusalDocument    `json:"refused,omitempty"`
-	Weights  []weightDocument     `json:"weights,omitempty"`
-	Unready  []policies.ReplicaID `json:"unready,omitempty"`
-	Stopping []policies.ReplicaID `json:"stopping,omitempty"`
-	Ratios   []ratioDocument      `json:"bytes_per_token,omitempty"`
-	Slots    []slotDocument       `json:"policies,omitempty"`
+	// The fields below may be missing: without them no replica is drained, no plan is
+	// pinned, and so on.
+	Drained     []policies.ReplicaID `json:"drained,omitempty"`
+	Pins        []pinDocument        `json:"pins,omitempty"`
+	Holds       []holdDocument       `json:"holds,omitempty"`
+	FormerPlans []formerPlanDocument `json:"former_plans,omitempty"`
+	Refused     []refusalDocument    `json:"refused,omitempty"`
+	Weights     []weightDocument     `json:"weights,omitempty"`
+	Unready     []policies.ReplicaID `json:"unready,omitempty"`
+	Stopping    []policies.ReplicaID `json:"stopping,omitempty"`
+	Ratios      []ratioDocument      `json:"bytes_per_token,omitempty"`
+	Slots       []slotDocument       `json:"slots,omitempty"`
 }
 
 type leaseDocument struct {
@@ -52,7 +52,7 @@ type planDocument struct {
 
 type stageDocument struct {
 	Low policies.Tokens `json:"low"`
-	// High is left out of the last stage, which has no end.
+	// High is missing in the last stage, which has no end.
 	High     *policies.Tokens     `json:"high,omitempty"`
 	Replicas []policies.ReplicaID `json:"replicas"`
 }
@@ -72,7 +72,7 @@ type reasonDocument struct {
 }
 
 type pinDocument struct {
-	pastDocument
+	formerPlanDocument
 	By string    `json:"by,omitempty"`
 	At time.Time `json:"at"`
 }
@@ -83,7 +83,7 @@ type holdDocument struct {
 	For   time.Duration `json:"for_nanoseconds"`
 }
 
-type pastDocument struct {
+type formerPlanDocument struct {
 	Model  string            `json:"model"`
 	Epoch  policies.Epoch    `json:"epoch"`
 	Cuts   []policies.Tokens `json:"cuts,omitempty"`
@@ -139,12 +139,12 @@ func encode(o Object, revision uint64) ([]byte, error) {
 		return nil, err
 	}
 	if body = append(body, '\n'); len(body) > maxSize {
-		return nil, fmt.Errorf("the object has %d bytes, more than %d", len(body), maxSize)
+		return nil, fmt.Errorf("the object has %d bytes, at most %d are allowed", len(body), maxSize)
 	}
 	return body, nil
 }
 
-// decode reads what encode wrote, or what an operator made of it.
+// decode reads what encode wrote and an operator may have edited.
 func decode(body []byte) (o Object, revision uint64, err error) {
 	var d document
 	dec := json.NewDecoder(bytes.NewReader(body))
@@ -153,10 +153,10 @@ func decode(body []byte) (o Object, revision uint64, err error) {
 		return Object{}, 0, fmt.Errorf("byte %d: %w", dec.InputOffset(), err)
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return Object{}, 0, fmt.Errorf("byte %d: more than one object", dec.InputOffset())
+		return Object{}, 0, fmt.Errorf("byte %d: more than one JSON object", dec.InputOffset())
 	}
 	if d.Format != format {
-		return Object{}, 0, fmt.Errorf("format %d; this program reads format %d", d.Format, format)
+		return Object{}, 0, fmt.Errorf("format %d is not supported; this program reads format %d", d.Format, format)
 	}
 	o.Epoch, o.Drained, o.Unready, o.Stopping = d.Epoch, d.Drained, d.Unready, d.Stopping
 	if d.Lease != nil {
@@ -181,7 +181,7 @@ func decode(body []byte) (o Object, revision uint64, err error) {
 	return o, d.Revision, nil
 }
 
-// encodeRecords puts what is beside the plans into the document.
+// encodeRecords adds everything but the plans and slots to the document.
 func (o Object) encodeRecords(d *document) {
 	for _, r := range o.Reasons {
 		rd := reasonDocument{
@@ -195,13 +195,13 @@ func (o Object) encodeRecords(d *document) {
 		d.Reasons = append(d.Reasons, rd)
 	}
 	for _, p := range o.Pins {
-		d.Pins = append(d.Pins, pinDocument{pastDocument(p.Past), p.By, p.At.UTC()})
+		d.Pins = append(d.Pins, pinDocument{formerPlanDocument(p.FormerPlan), p.By, p.At.UTC()})
 	}
 	for _, h := range o.Holds {
 		d.Holds = append(d.Holds, holdDocument{h.Model, h.Until.UTC(), h.For})
 	}
-	for _, p := range o.Past {
-		d.Past = append(d.Past, pastDocument(p))
+	for _, p := range o.FormerPlans {
+		d.FormerPlans = append(d.FormerPlans, formerPlanDocument(p))
 	}
 	for _, r := range o.Refused {
 		r.At = r.At.UTC()
@@ -228,13 +228,13 @@ func (d *document) decodeRecords(o *Object) {
 		o.Reasons = append(o.Reasons, r)
 	}
 	for _, p := range d.Pins {
-		o.Pins = append(o.Pins, Pin{Past(p.pastDocument), p.By, p.At.UTC()})
+		o.Pins = append(o.Pins, Pin{FormerPlan(p.formerPlanDocument), p.By, p.At.UTC()})
 	}
 	for _, h := range d.Holds {
 		o.Holds = append(o.Holds, Hold{h.Model, h.Until.UTC(), h.For})
 	}
-	for _, p := range d.Past {
-		o.Past = append(o.Past, Past(p))
+	for _, p := range d.FormerPlans {
+		o.FormerPlans = append(o.FormerPlans, FormerPlan(p))
 	}
 	for _, r := range d.Refused {
 		r.At = r.At.UTC()

@@ -18,42 +18,42 @@ import (
 )
 
 const (
-	// pollEvery is how often a watch looks at the file even when no event has
-	// told it to: events do not cross network file systems.
-	pollEvery = time.Second
-	// lockRetry is the pause between two tries for the lock, which is held for
-	// the milliseconds of one write.
-	lockRetry = 5 * time.Millisecond
+	// pollInterval is how often a watch reads the file even without an event: events do
+	// not cross network file systems.
+	pollInterval = time.Second
+	// lockRetryDelay is the pause between two attempts to take the lock, which is held
+	// for the milliseconds of one write.
+	lockRetryDelay = 5 * time.Millisecond
 )
 
-// File is a Store in a JSON file. Control planes on one machine, or on a
-// shared file system with locks, may share it; an operator may edit it.
-// Writers take a lock on a second file beside it (path + ".lock").
+// File is a Store in a JSON file. Control planes on one host, or on a shared file
+// system with locks, may share it; an operator may edit it. Writers lock a second
+// file beside it (path + ".lock").
 type File struct {
 	path string
 }
 
 var _ Store = (*File)(nil)
 
-// NewFile returns the store in the file at path. The file need not exist, its
-// directory must. What writers that were cut short left there more than an hour ago
-// is removed.
+// NewFile returns the store in the file at path. The file need not exist, but its
+// directory must. Temporary files that interrupted writers left there more than an
+// hour ago are removed.
 func NewFile(path string) (*File, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
 		return nil, fmt.Errorf("plan file: %w", err)
 	}
 	if info, err := os.Stat(filepath.Dir(path)); err != nil {
-		return nil, fmt.Errorf("plan file %s: its directory: %w", path, err)
+		return nil, fmt.Errorf("plan file %s: directory: %w", path, err)
 	} else if !info.IsDir() {
 		return nil, fmt.Errorf("plan file %s: %s is not a directory", path, filepath.Dir(path))
 	}
-	// What cannot be removed is in nobody's way.
-	_ = sweepTemps(filepath.Dir(path), func(name string) bool { return name == filepath.Base(path) })
+	// Temporary files that cannot be removed do no harm.
+	_ = removeStaleTempFiles(filepath.Dir(path), func(name string) bool { return name == filepath.Base(path) })
 	return &File{path: path}, nil
 }
 
-// read returns what is stored; no file is no object.
+// read returns the stored object; the zero object where there is no file.
 func (f *File) read() (o Object, revision uint64, v Version, err error) {
 	defer func() {
 		if err != nil {
@@ -81,8 +81,8 @@ func (f *File) read() (o Object, revision uint64, v Version, err error) {
 	return o, revision, version(revision, body), nil
 }
 
-// version is the revision and a hash: the revision so that no version ever
-// comes back, the hash so that an operator's edit is one.
+// version combines the revision, so that no version ever recurs, with a hash, so that
+// an operator's edit is a new version.
 func version(revision uint64, body []byte) Version {
 	sum := sha256.Sum256(body)
 	return Version(strconv.FormatUint(revision, 10) + "-" + hex.EncodeToString(sum[:8]))
@@ -91,8 +91,8 @@ func version(revision uint64, body []byte) Version {
 // CompareAndSwap implements Store. A file that cannot be read is not
 // overwritten: the error says what is wrong with it.
 //
-// The lock is held for as long as it takes to look at the file and to rename
-// another over it: a process that is stopped meanwhile stops all writers.
+// The lock is held only while the file is read again and replaced by a rename: a
+// process that is stopped meanwhile blocks all writers.
 func (f *File) CompareAndSwap(ctx context.Context, old Version, object Object) (v Version, err error) {
 	defer func() {
 		if err != nil {
@@ -101,7 +101,7 @@ func (f *File) CompareAndSwap(ctx context.Context, old Version, object Object) (
 	}()
 	_, revision, v, err := f.read()
 	if err != nil {
-		return "", errors.Unwrap(err) // the file is named above
+		return "", errors.Unwrap(err) // the deferred wrap names the file
 	}
 	if v != old {
 		return "", ErrConflict
@@ -110,12 +110,12 @@ func (f *File) CompareAndSwap(ctx context.Context, old Version, object Object) (
 	if err != nil {
 		return "", err
 	}
-	temp, err := prepare(f.path, body)
+	temp, err := writeTempFile(f.path, body)
 	if err != nil {
 		return "", err
 	}
-	defer os.Remove(temp) // it is gone where all went well
-	if err := f.exchange(ctx, old, temp); err != nil {
+	defer os.Remove(temp) // after the rename there is none
+	if err := f.replaceLocked(ctx, old, temp); err != nil {
 		return "", err
 	}
 	if err := syncDir(filepath.Dir(f.path)); err != nil {
@@ -124,8 +124,9 @@ func (f *File) CompareAndSwap(ctx context.Context, old Version, object Object) (
 	return version(revision+1, body), nil
 }
 
-// exchange puts a file in the place of the one of a version.
-func (f *File) exchange(ctx context.Context, old Version, with string) error {
+// replaceLocked renames a file over the stored one under the lock, if that has the
+// version old.
+func (f *File) replaceLocked(ctx context.Context, old Version, with string) error {
 	unlock, err := lock(ctx, f.path+".lock")
 	if err != nil {
 		return fmt.Errorf("lock: %w", err)
@@ -141,10 +142,10 @@ func (f *File) exchange(ctx context.Context, old Version, with string) error {
 	return os.Rename(with, f.path)
 }
 
-// prepare writes a file beside the one at path, wholly and across a loss of
-// power, and returns its path.
-func prepare(path string, body []byte) (name string, err error) {
-	temp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+tempMark+"*")
+// writeTempFile writes a synced temporary file beside the one at path, and returns
+// its path.
+func writeTempFile(path string, body []byte) (name string, err error) {
+	temp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+tempFileMark+"*")
 	if err != nil {
 		return "", err
 	}
@@ -165,7 +166,7 @@ func prepare(path string, body []byte) (name string, err error) {
 	return temp.Name(), nil
 }
 
-// syncDir makes what was renamed in a directory survive a loss of power.
+// syncDir makes a rename in a directory durable.
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -186,17 +187,17 @@ func (f *File) Watch(ctx context.Context) <-chan Update {
 }
 
 // watch sends what it reads whenever that differs from what it sent last. It
-// watches the directory, because the file is replaced and not written to.
+// watches the directory, because writers replace the file by a rename.
 func (f *File) watch(ctx context.Context, updates chan<- Update) {
 	var events <-chan fsnotify.Event
-	var troubles <-chan error
+	var watchErrors <-chan error
 	if w, err := fsnotify.NewWatcher(); err == nil {
 		defer w.Close()
 		if w.Add(filepath.Dir(f.path)) == nil {
-			events, troubles = w.Events, w.Errors
+			events, watchErrors = w.Events, w.Errors
 		}
 	}
-	poll := time.NewTicker(pollEvery)
+	poll := time.NewTicker(pollInterval)
 	defer poll.Stop()
 	var last Update
 	first := true
@@ -206,7 +207,7 @@ func (f *File) watch(ctx context.Context, updates chan<- Update) {
 		if err != nil {
 			u = Update{Object: last.Object.clone(), Version: last.Version, Err: err}
 		}
-		if first || u.Version != last.Version || text(u.Err) != text(last.Err) {
+		if first || u.Version != last.Version || errorText(u.Err) != errorText(last.Err) {
 			last, first = u, false
 			last.Object = u.Object.clone()
 			select {
@@ -215,14 +216,14 @@ func (f *File) watch(ctx context.Context, updates chan<- Update) {
 				return
 			}
 		}
-		for again := true; again; {
+		for wait := true; wait; {
 			select {
 			case e := <-events:
-				again = e.Name != f.path
-			case <-troubles: // an overflow, for instance: events were lost
-				again = false
+				wait = e.Name != f.path
+			case <-watchErrors: // events may have been lost, by an overflow for instance
+				wait = false
 			case <-poll.C:
-				again = false
+				wait = false
 			case <-ctx.Done():
 				return
 			}
@@ -230,7 +231,7 @@ func (f *File) watch(ctx context.Context, updates chan<- Update) {
 	}
 }
 
-func text(err error) string {
+func errorText(err error) string {
 	if err == nil {
 		return ""
 	}

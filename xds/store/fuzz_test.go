@@ -9,8 +9,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
-// FuzzDecode checks that whatever is read is valid, and is read the same after
-// it was written.
+// FuzzDecode checks that every object that is decoded is valid, and decodes to the same
+// object after it was encoded.
 func FuzzDecode(f *testing.F) {
 	good, err := encode(Object{Epoch: 3, Plans: []policies.Plan{
 		{Model: "m", Epoch: 3, Stages: []policies.Stage{
@@ -23,9 +23,9 @@ func FuzzDecode(f *testing.F) {
 	}
 	f.Add(good)
 	full, err := encode(Object{
-		Epoch: 2, Pins: []Pin{{Past: Past{Model: "m", Epoch: 2, Cuts: []policies.Tokens{10}, Counts: []int{1, 1}}}}, Holds: []Hold{{Model: "m", For: 1}},
-		Past:    []Past{{Model: "m", Epoch: 1, Cuts: []policies.Tokens{10}, Counts: []int{1, 2}}},
-		Refused: []Refusal{{Type: "t", Name: "n", Version: "v"}}, Weights: []Weight{{Replica: "a", Weight: 71}},
+		Epoch: 2, Pins: []Pin{{FormerPlan: FormerPlan{Model: "m", Epoch: 2, Cuts: []policies.Tokens{10}, Counts: []int{1, 1}}}}, Holds: []Hold{{Model: "m", For: 1}},
+		FormerPlans: []FormerPlan{{Model: "m", Epoch: 1, Cuts: []policies.Tokens{10}, Counts: []int{1, 2}}},
+		Refused:     []Refusal{{Type: "t", Name: "n", Version: "v"}}, Weights: []Weight{{Replica: "a", Weight: 71}},
 		Unready: []policies.ReplicaID{"a"}, Stopping: []policies.ReplicaID{"b"}, Ratios: []Ratio{{Model: "m", Milli: 4000}},
 		Slots: []policyslots.Slot{{Kind: "guard", Floor: 3, Stable: &policyslots.Module{Generation: 2, SHA256: lifecycle.Digest{1}, Name: "g", Size: 1, Signature: []byte("s")},
 			Ended: []policyslots.Ended{{Generation: 3, Reason: "trapped"}}}},
@@ -56,7 +56,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		twice, err := encode(o2, revision)
 		if err != nil || !bytes.Equal(once, twice) {
-			t.Fatalf("not the same when written again: %v\n%s\n%s", err, once, twice)
+			t.Fatalf("changed by encoding it again: %v\n%s\n%s", err, once, twice)
 		}
 	})
 }

@@ -7,7 +7,7 @@ import (
 	"errors"
 )
 
-// lock is not there yet for this system.
+// lock is not implemented on this system.
 func lock(context.Context, string) (unlock func(), err error) {
 	return nil, errors.ErrUnsupported
 }

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lock takes the exclusive lock of a file, which other processes and other
-// goroutines of this one wait for. A process that dies gives it back.
+// lock takes an exclusive lock on a file, for which other processes and other
+// goroutines wait. The kernel releases the lock of a process that dies.
 func lock(ctx context.Context, path string) (unlock func(), err error) {
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
@@ -28,7 +28,7 @@ func lock(ctx context.Context, path string) (unlock func(), err error) {
 			return nil, err
 		}
 		select {
-		case <-time.After(lockRetry):
+		case <-time.After(lockRetryDelay):
 		case <-ctx.Done():
 			file.Close()
 			return nil, ctx.Err()

@@ -13,7 +13,7 @@ type Memory struct {
 	mu       sync.Mutex
 	object   Object
 	revision uint64
-	changed  chan struct{} // closed at the next change; nil while nobody watches
+	changed  chan struct{} // closed at the next change; nil while there is no watch
 }
 
 var _ Store = (*Memory)(nil)
@@ -24,12 +24,12 @@ func (m *Memory) CompareAndSwap(ctx context.Context, old Version, object Object)
 		return "", err
 	}
 	if err := object.Validate(); err != nil {
-		return "", fmt.Errorf("store plan: %w", err)
+		return "", fmt.Errorf("plan in memory: %w", err)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if old != m.versionLocked() {
-		return "", fmt.Errorf("store plan: %w", ErrConflict)
+		return "", fmt.Errorf("plan in memory: %w", ErrConflict)
 	}
 	m.object = object.clone()
 	m.revision++

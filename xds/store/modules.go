@@ -18,31 +18,32 @@ import (
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
-// MaxModule is the largest module that is kept, in bytes.
+// MaxModule is the largest module that is stored, in bytes.
 const MaxModule = policyslots.MaxModule
 
-// ErrNoModule says that a module is not kept.
-var ErrNoModule = errors.New("no such module is kept")
+// ErrNoModule says that a module is not stored.
+var ErrNoModule = errors.New("no such module is stored")
 
-// Modules keeps the bytes of policy modules, by their hash. The plan object names
-// them; control planes that share the one share the other.
+// Modules stores the bytes of policy modules, by their hash. The plan object names
+// them; control planes that share a plan object share the modules.
 //
-//   - Put keeps bytes whose hash is sum, durably before it returns; it refuses
-//     others. It may be called again.
-//   - Get returns what was put, whole, or ErrNoModule (wrapped or not), or says
-//     that what is kept is not what was put. The caller must not change it.
-//   - Sweep removes what is not among keep, and was put before a time: whoever
-//     pushes a module puts its bytes before its name is in the plan object.
+//   - Put stores bytes whose hash is sum, durably before it returns, and refuses
+//     others. It may be called again for the same bytes.
+//   - Get returns the bytes, or ErrNoModule (wrapped or not), or another error if the
+//     stored bytes are damaged. The caller must not change them.
+//   - Sweep removes the modules that are not in keep and were put before a time: a
+//     push puts the bytes of a module before the plan object names it.
 //
-// All may be called by any goroutine at any time.
+// All methods may be called by any goroutine at any time.
 type Modules interface {
 	Put(sum lifecycle.Digest, code []byte) error
 	Get(sum lifecycle.Digest) ([]byte, error)
 	Sweep(keep map[lifecycle.Digest]bool, before time.Time) error
 }
 
-// checkModule says why bytes are not those of a module of a hash.
-func checkModule(sum lifecycle.Digest, code []byte) error {
+// checkModuleBytes returns an error for bytes that do not have the hash or the size of
+// a module.
+func checkModuleBytes(sum lifecycle.Digest, code []byte) error {
 	switch {
 	case len(code) == 0 || len(code) > MaxModule:
 		return fmt.Errorf("module %x: %d bytes, want 1 to %d", sum[:6], len(code), MaxModule)
@@ -52,8 +53,8 @@ func checkModule(sum lifecycle.Digest, code []byte) error {
 	return nil
 }
 
-// MemoryModules are Modules that live as long as the process: right for a control
-// plane that is alone. The zero value is empty and ready.
+// MemoryModules are Modules in memory, for a control plane that shares no store. The
+// zero value is empty and ready.
 type MemoryModules struct {
 	mu  sync.Mutex
 	all map[lifecycle.Digest]memoryModule
@@ -68,7 +69,7 @@ var _ Modules = (*MemoryModules)(nil)
 
 // Put implements Modules.
 func (m *MemoryModules) Put(sum lifecycle.Digest, code []byte) error {
-	if err := checkModule(sum, code); err != nil {
+	if err := checkModuleBytes(sum, code); err != nil {
 		return err
 	}
 	m.mu.Lock()
@@ -99,31 +100,31 @@ func (m *MemoryModules) Sweep(keep map[lifecycle.Digest]bool, before time.Time) 
 	return nil
 }
 
-// Folder is Modules in a directory: a file for each, named by its hash. Control
+// ModuleFolder is Modules in a directory: a file for each, named by its hash. Control
 // planes that share a file system may share it.
-type Folder struct{ path string }
+type ModuleFolder struct{ path string }
 
-var _ Modules = (*Folder)(nil)
+var _ Modules = (*ModuleFolder)(nil)
 
-// moduleSuffix ends the names of a Folder's files; nothing else in it is touched.
+// moduleSuffix ends the names of a Folder's files; others are left alone.
 const moduleSuffix = ".wasm"
 
-// NewFolder returns the modules in a directory, which it makes where there is
-// none: its parent must exist.
-func NewFolder(path string) (*Folder, error) {
-	path, err := folder(path)
+// NewModuleFolder returns the modules in a directory, which it creates if it does not
+// exist; its parent must exist.
+func NewModuleFolder(path string) (*ModuleFolder, error) {
+	path, err := makeFolder(path)
 	if err != nil {
 		return nil, fmt.Errorf("modules: %w", err)
 	}
-	return &Folder{path}, nil
+	return &ModuleFolder{path}, nil
 }
 
-func (f *Folder) name(sum lifecycle.Digest) string {
+func (f *ModuleFolder) name(sum lifecycle.Digest) string {
 	return filepath.Join(f.path, hex.EncodeToString(sum[:])+moduleSuffix)
 }
 
-// moduleOf is the module of a file's name.
-func moduleOf(name string) (sum lifecycle.Digest, ok bool) {
+// parseModuleName returns the hash in the name of a module's file.
+func parseModuleName(name string) (sum lifecycle.Digest, ok bool) {
 	text, ok := strings.CutSuffix(name, moduleSuffix)
 	raw, err := hex.DecodeString(text)
 	if !ok || err != nil || len(raw) != sha256.Size {
@@ -133,27 +134,27 @@ func moduleOf(name string) (sum lifecycle.Digest, ok bool) {
 }
 
 func isModule(name string) bool {
-	_, ok := moduleOf(name)
+	_, ok := parseModuleName(name)
 	return ok
 }
 
 // Put implements Modules.
-func (f *Folder) Put(sum lifecycle.Digest, code []byte) error {
-	if err := checkModule(sum, code); err != nil {
+func (f *ModuleFolder) Put(sum lifecycle.Digest, code []byte) error {
+	if err := checkModuleBytes(sum, code); err != nil {
 		return err
 	}
 	if _, err := f.Get(sum); err == nil {
 		now := time.Now()
-		// It counts as put now. Where it was swept meanwhile, it is written again.
+		// It counts as put now. If it was swept meanwhile, it is written again.
 		if os.Chtimes(f.name(sum), now, now) == nil {
 			return nil
 		}
 	}
-	temp, err := prepare(f.name(sum), code)
+	temp, err := writeTempFile(f.name(sum), code)
 	if err != nil {
 		return fmt.Errorf("modules: %w", err)
 	}
-	defer os.Remove(temp) // it is gone where all went well
+	defer os.Remove(temp) // after the rename there is none
 	if err := os.Chmod(temp, 0o600); err != nil {
 		return fmt.Errorf("modules: %w", err)
 	}
@@ -163,8 +164,9 @@ func (f *Folder) Put(sum lifecycle.Digest, code []byte) error {
 	return syncDir(f.path)
 }
 
-// Get implements Modules. A file that is not what its name says is an error.
-func (f *Folder) Get(sum lifecycle.Digest) ([]byte, error) {
+// Get implements Modules. A file whose bytes do not have the hash in its name is an
+// error.
+func (f *ModuleFolder) Get(sum lifecycle.Digest) ([]byte, error) {
 	file, err := os.Open(f.name(sum))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("module %x: %w in %s", sum[:6], ErrNoModule, f.path)
@@ -175,7 +177,7 @@ func (f *Folder) Get(sum lifecycle.Digest) ([]byte, error) {
 	defer file.Close()
 	code, err := io.ReadAll(io.LimitReader(file, MaxModule+1))
 	if err == nil {
-		err = checkModule(sum, code)
+		err = checkModuleBytes(sum, code)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w, in %s", err, f.name(sum))
@@ -183,19 +185,19 @@ func (f *Folder) Get(sum lifecycle.Digest) ([]byte, error) {
 	return code, nil
 }
 
-// Sweep implements Modules. It removes, too, what a Put that was cut short left more
-// than an hour ago. Files of other names are left alone.
-func (f *Folder) Sweep(keep map[lifecycle.Digest]bool, before time.Time) error {
+// Sweep implements Modules. It also removes temporary files that an interrupted Put
+// left more than an hour ago. Files with other names are left alone.
+func (f *ModuleFolder) Sweep(keep map[lifecycle.Digest]bool, before time.Time) error {
 	entries, err := os.ReadDir(f.path)
 	if err != nil {
 		return fmt.Errorf("modules: %w", err)
 	}
 	var first error
-	if err := sweepTemps(f.path, isModule); err != nil {
+	if err := removeStaleTempFiles(f.path, isModule); err != nil {
 		first = fmt.Errorf("modules: %w", err)
 	}
 	for _, e := range entries {
-		sum, ok := moduleOf(e.Name())
+		sum, ok := parseModuleName(e.Name())
 		if !ok || keep[sum] {
 			continue
 		}

@@ -13,11 +13,11 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// TestModules: what is put is got, wrong bytes are not, and only what nobody names
-// and is old is swept.
+// TestModules: modules can be read back, wrong bytes are refused, and only old modules
+// that no object names are swept.
 func TestModules(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "modules")
-	folder, err := store.NewFolder(dir)
+	folder, err := store.NewModuleFolder(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +29,7 @@ func TestModules(t *testing.T) {
 				t.Fatal(err)
 			}
 			if m.Put(a, two) == nil || m.Put(a, nil) == nil {
-				t.Error("wrong bytes are kept")
+				t.Error("wrong bytes were stored")
 			}
 			for range 2 {
 				if err := errors.Join(m.Put(a, one), m.Put(b, two)); err != nil {
@@ -68,12 +68,12 @@ func TestModules(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := folder.Get(sha256.Sum256([]byte("one"))); err == nil || errors.Is(err, store.ErrNoModule) {
-		t.Error("an edited file is a module:", err)
+		t.Error("an edited file was returned as a module:", err)
 	}
 	if err := folder.Put(sha256.Sum256([]byte("one")), []byte("one")); err != nil {
-		t.Error("an edited file is not put right:", err)
+		t.Error("an edited file was not repaired by Put:", err)
 	}
-	if _, err := store.NewFolder(filepath.Join(dir, "no", "parent")); err == nil {
-		t.Error("a folder without a parent")
+	if _, err := store.NewModuleFolder(filepath.Join(dir, "no", "parent")); err == nil {
+		t.Error("created a folder without a parent")
 	}
 }

@@ -21,33 +21,33 @@ import (
 // MaxNote is the longest note, in bytes.
 const MaxNote = 256 << 10
 
-// noteLife is how long a note is there that nobody writes anew.
-const noteLife = time.Hour
+// noteLifetime is how long a note is kept that is not written again.
+const noteLifetime = time.Hour
 
-// Notes are what control planes that share an object tell each other besides: each
-// of them has one, about itself, small, and no loss if it is gone. They are no part
-// of the object, so that telling something takes no writer's turn.
+// Notes are small messages that control planes that share an object leave for each
+// other. Each control plane has one note, about itself, whose loss does no harm. Notes
+// are not part of the object, so that writing them does not conflict with its writers.
 //
-//   - Put replaces the note of a name; an empty one removes it. Whoever reads sees
-//     the old one or the new one, whole.
-//   - All returns every note, in no order. One that was put more than an hour ago is
-//     removed and left out.
+//   - Put replaces the note of a name; an empty text removes it. Readers see either
+//     the whole old note or the whole new one.
+//   - All returns every note, in no particular order. Notes that were put more than an
+//     hour ago are removed and left out.
 //
-// Both may be called by any goroutine at any time. Texts are not shared.
+// Both may be called by any goroutine at any time. Texts are copied.
 type Notes interface {
 	Put(name string, text []byte) error
 	All() ([][]byte, error)
 }
 
-// checkNote says why a text is no note.
+// checkNote returns an error for a text that cannot be a note.
 func checkNote(name string, text []byte) error {
 	if name == "" || len(text) > MaxNote {
-		return fmt.Errorf("note of %.60q: %d bytes; want a name, and at most %d bytes", name, len(text), MaxNote)
+		return fmt.Errorf("note of %.60q: %d bytes; must have a name and at most %d bytes", name, len(text), MaxNote)
 	}
 	return nil
 }
 
-// MemoryNotes are Notes of one process. The zero value is empty and ready.
+// MemoryNotes are Notes in memory. The zero value is empty and ready.
 type MemoryNotes struct {
 	mu  sync.Mutex
 	all map[string]memoryNote
@@ -80,7 +80,7 @@ func (m *MemoryNotes) Put(name string, text []byte) error {
 func (m *MemoryNotes) All() ([][]byte, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	maps.DeleteFunc(m.all, func(_ string, n memoryNote) bool { return time.Since(n.put) > noteLife })
+	maps.DeleteFunc(m.all, func(_ string, n memoryNote) bool { return time.Since(n.put) > noteLifetime })
 	var out [][]byte
 	for _, n := range m.all {
 		out = append(out, slices.Clone(n.text))
@@ -94,20 +94,20 @@ type NoteFolder struct{ path string }
 
 var _ Notes = (*NoteFolder)(nil)
 
-// noteSuffix ends the names of a NoteFolder's files; nothing else in it is touched.
+// noteSuffix ends the names of a NoteFolder's files; others are left alone.
 const noteSuffix = ".note"
 
-// NewNoteFolder returns the notes in a directory, which it makes where there is
-// none: its parent must exist.
+// NewNoteFolder returns the notes in a directory, which it creates if it does not
+// exist; its parent must exist.
 func NewNoteFolder(path string) (*NoteFolder, error) {
-	path, err := folder(path)
+	path, err := makeFolder(path)
 	if err != nil {
 		return nil, fmt.Errorf("notes: %w", err)
 	}
 	return &NoteFolder{path}, nil
 }
 
-// name is the file of a note. Names that are too long for one go by their hash.
+// name returns the file of a note. It contains a hash where the name is too long.
 func (f *NoteFolder) name(of string) string {
 	base := identity.Escape(of)
 	if len(base) > 200 {
@@ -117,7 +117,7 @@ func (f *NoteFolder) name(of string) string {
 	return filepath.Join(f.path, base+noteSuffix)
 }
 
-// Put implements Notes. A note does not have to survive a loss of power.
+// Put implements Notes. Notes are not synced: they may be lost in a loss of power.
 func (f *NoteFolder) Put(name string, text []byte) error {
 	err := checkNote(name, text)
 	if err != nil {
@@ -129,7 +129,7 @@ func (f *NoteFolder) Put(name string, text []byte) error {
 		}
 		return nil
 	}
-	temp, err := os.CreateTemp(f.path, filepath.Base(f.name(name))+tempMark+"*") // 0600
+	temp, err := os.CreateTemp(f.path, filepath.Base(f.name(name))+tempFileMark+"*") // 0600
 	if err != nil {
 		return fmt.Errorf("notes: %w", err)
 	}
@@ -147,15 +147,15 @@ func (f *NoteFolder) Put(name string, text []byte) error {
 	return nil
 }
 
-// All implements Notes. A file that goes while it is read is no note any more, and
-// one that cannot be read keeps nobody from the others: the error is the first.
+// All implements Notes. A file that disappears while it is read is left out. Notes
+// that can be read are returned together with the first error of the others.
 func (f *NoteFolder) All() ([][]byte, error) {
 	entries, err := os.ReadDir(f.path)
 	if err == nil {
-		err = sweepTemps(f.path, isNote)
+		err = removeStaleTempFiles(f.path, isNote)
 	}
 	first := err
-	old := time.Now().Add(-noteLife)
+	old := time.Now().Add(-noteLifetime)
 	var out [][]byte
 	for _, e := range entries {
 		if !isNote(e.Name()) {

@@ -56,7 +56,7 @@ func TestNotes(t *testing.T) {
 			put("b", string(make([]byte, store.MaxNote)))
 		})
 	}
-	// What is old goes, what is not ours stays.
+	// Old notes are removed, other files are left alone.
 	past := time.Now().Add(-2 * time.Hour)
 	for _, name := range []string{"c.note", "c.note.tmp17", "mine.txt", "c.note.tmpl"} {
 		path := filepath.Join(dir, name)
@@ -71,7 +71,7 @@ func TestNotes(t *testing.T) {
 		t.Errorf("%d notes, %v", len(all), err)
 	}
 	if got := names(t, dir); !slices.Equal(got, []string{"..%2Fa.note", "b.note", "c.note.tmpl", "mine.txt"}) {
-		t.Errorf("left: %q", got)
+		t.Errorf("files left: %q", got)
 	}
 }
 
@@ -87,8 +87,9 @@ func names(t *testing.T, dir string) (out []string) {
 	return out
 }
 
-// TestTempsSwept: what a crashed writer left is removed after an hour, at start.
-func TestTempsSwept(t *testing.T) {
+// TestStaleTempFiles: the temporary files of a crashed writer are removed after an
+// hour, at start.
+func TestStaleTempFiles(t *testing.T) {
 	dir := t.TempDir()
 	sum := strings.Repeat("ab", 32)
 	left := func(age time.Duration, all ...string) {
@@ -109,7 +110,7 @@ func TestTempsSwept(t *testing.T) {
 	if _, err := store.NewFile(filepath.Join(dir, "plan.json")); err != nil {
 		t.Fatal(err)
 	}
-	folder, err := store.NewFolder(dir)
+	folder, err := store.NewModuleFolder(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,6 +119,6 @@ func TestTempsSwept(t *testing.T) {
 	}
 	want := []string{sum + ".wasm.tmp", sum + ".wasm.tmp5", sum + ".wasm.tmpx", "other.json.tmp3", "plan.json.tmp6", "x.wasm.tmp4"}
 	if got := names(t, dir); !slices.Equal(got, want) {
-		t.Errorf("left: %q", got)
+		t.Errorf("files left: %q", got)
 	}
 }

@@ -7,10 +7,10 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Validate reports the first broken invariant, or nil.
+// Validate returns an error for the first broken invariant.
 func (o Object) Validate() error {
 	if o.Epoch > MaxEpoch {
-		return fmt.Errorf("epoch %d: give one up to %d", o.Epoch, uint64(MaxEpoch))
+		return fmt.Errorf("epoch %d: must be at most %d", o.Epoch, uint64(MaxEpoch))
 	}
 	seen := make(map[string]bool, len(o.Plans))
 	for _, p := range o.Plans {
@@ -22,10 +22,10 @@ func (o Object) Validate() error {
 		}
 		seen[p.Model] = true
 		if p.Epoch > o.Epoch {
-			return fmt.Errorf("plan of %.60q: epoch %d is beyond the object's, %d", p.Model, p.Epoch, o.Epoch)
+			return fmt.Errorf("plan of %.60q: epoch %d is greater than the object's epoch, %d", p.Model, p.Epoch, o.Epoch)
 		}
 		if len(p.Model) > MaxText {
-			return fmt.Errorf("plan of %.60q…: a name may have %d bytes", p.Model, MaxText)
+			return fmt.Errorf("plan of %.60q…: a name must have at most %d bytes", p.Model, MaxText)
 		}
 		for _, s := range p.Stages {
 			for _, r := range s.Replicas {
@@ -44,12 +44,12 @@ func (o Object) Validate() error {
 		return err
 	}
 	if len(o.Lease.Holder) > MaxText {
-		return fmt.Errorf("lease: a holder's name may have %d bytes", MaxText)
+		return fmt.Errorf("lease: the holder must have at most %d bytes", MaxText)
 	}
 	return nil
 }
 
-// clone returns a copy that shares nothing.
+// clone returns a deep copy.
 func (o Object) clone() Object {
 	plans := o.Plans
 	o.Plans = nil
@@ -68,12 +68,12 @@ func (o Object) clone() Object {
 	}
 	o.Drained, o.Unready, o.Stopping = slices.Clone(o.Drained), slices.Clone(o.Unready), slices.Clone(o.Stopping)
 	o.Weights, o.Ratios, o.Holds, o.Refused = slices.Clone(o.Weights), slices.Clone(o.Ratios), slices.Clone(o.Holds), slices.Clone(o.Refused)
-	o.Pins, o.Past = slices.Clone(o.Pins), slices.Clone(o.Past)
+	o.Pins, o.FormerPlans = slices.Clone(o.Pins), slices.Clone(o.FormerPlans)
 	for i, p := range o.Pins {
-		o.Pins[i].Past = p.clone()
+		o.Pins[i].FormerPlan = p.clone()
 	}
-	for i, p := range o.Past {
-		o.Past[i] = p.clone()
+	for i, p := range o.FormerPlans {
+		o.FormerPlans[i] = p.clone()
 	}
 	return o
 }

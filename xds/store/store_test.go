@@ -40,7 +40,7 @@ func TestFile(t *testing.T) {
 func TestBrokenFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "plan.json")
 	var good []byte
-	storetest.Broken(t, open(t, path), func() {
+	storetest.RunUnreadable(t, open(t, path), func() {
 		good, _ = os.ReadFile(path)
 		write(t, path, good[:len(good)/2])
 	}, func() { write(t, path, good) })
@@ -57,13 +57,12 @@ func write(t *testing.T, path string, body []byte) {
 	}
 }
 
-// TestFileErrors reads files that no store wrote: the error names the file and
-// the place.
+// TestFileErrors reads invalid files: the error names the file and the position.
 func TestFileErrors(t *testing.T) {
 	for name, c := range map[string]struct{ body, want string }{
 		"empty":         {"", "byte 0: EOF"},
 		"cut":           {`{"format":1,`, "unexpected EOF"},
-		"other format":  {`{"format":2}`, "format 2; this program reads format 1"},
+		"other format":  {`{"format":2}`, "format 2 is not supported"},
 		"unknown field": {`{"format":1,"color":"red"}`, `unknown field "color"`},
 		"two objects":   {`{"format":1}{}`, "more than one object"},
 		"wrong type":    {`{"format":1,"epoch":-1}`, "epoch"},
@@ -86,11 +85,11 @@ func TestFileErrors(t *testing.T) {
 		})
 	}
 	if _, err := store.NewFile(filepath.Join(t.TempDir(), "missing", "plan.json")); err == nil {
-		t.Error("opened a file in a directory that is not there")
+		t.Error("opened a file in a directory that does not exist")
 	}
 }
 
-// TestFileLeavesNothing checks that writing leaves the file and its lock only.
+// TestFileLeavesNothing checks that a write leaves only the file and its lock.
 func TestFileLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	f := open(t, filepath.Join(dir, "plan.json"))
@@ -106,13 +105,13 @@ func TestFileLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(entries) != 2 {
-		t.Errorf("left behind: %v", entries)
+		t.Errorf("files left: %v", entries)
 	}
 }
 
 func BenchmarkFileSwap(b *testing.B) {
 	f := open(b, filepath.Join(b.TempDir(), "plan.json"))
-	o := storetest.Large(10000)
+	o := storetest.LargeObject(10000)
 	v := store.Version("")
 	for b.Loop() {
 		var err error

@@ -10,36 +10,36 @@ import (
 	"time"
 )
 
-// tempMark is in the names of the files that become others by being renamed.
-const tempMark = ".tmp"
+// tempFileMark is in the names of the files that are renamed over others.
+const tempFileMark = ".tmp"
 
-// tempLife is how old such a file is when nobody can be writing it any more.
-const tempLife = time.Hour
+// tempFileLifetime is the age from which such a file is no longer being written.
+const tempFileLifetime = time.Hour
 
-// tempOf returns the name that a file with such a name was to get.
-func tempOf(name string) (of string, ok bool) {
-	i := strings.LastIndex(name, tempMark)
+// targetOfTempFile returns the name that a temporary file is to be renamed to.
+func targetOfTempFile(name string) (of string, ok bool) {
+	i := strings.LastIndex(name, tempFileMark)
 	if i < 0 {
 		return "", false
 	}
-	number := name[i+len(tempMark):]
+	number := name[i+len(tempFileMark):]
 	return name[:i], number != "" && strings.Trim(number, "0123456789") == ""
 }
 
-// sweepTemps removes what processes that ended left in a directory of files that
-// were to get one of our names.
-func sweepTemps(dir string, ours func(name string) bool) error {
+// removeStaleTempFiles removes the temporary files of processes that have ended from a
+// directory, as far as ours accepts their targets.
+func removeStaleTempFiles(dir string, ours func(name string) bool) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
 	var first error
 	for _, e := range entries {
-		if of, ok := tempOf(e.Name()); !ok || !ours(of) {
+		if of, ok := targetOfTempFile(e.Name()); !ok || !ours(of) {
 			continue
 		}
 		info, err := e.Info()
-		if err != nil || !info.Mode().IsRegular() || time.Since(info.ModTime()) < tempLife {
+		if err != nil || !info.Mode().IsRegular() || time.Since(info.ModTime()) < tempFileLifetime {
 			continue
 		}
 		if err := os.Remove(filepath.Join(dir, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) && first == nil {
@@ -49,9 +49,9 @@ func sweepTemps(dir string, ours func(name string) bool) error {
 	return first
 }
 
-// folder makes a directory whose parent exists, unless it is there, and returns its
-// absolute path.
-func folder(path string) (string, error) {
+// makeFolder creates a directory in an existing parent unless it exists, and returns
+// its absolute path.
+func makeFolder(path string) (string, error) {
 	path, err := filepath.Abs(path)
 	if err == nil {
 		err = os.Mkdir(path, 0o700)

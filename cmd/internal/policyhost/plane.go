@@ -89,7 +89,7 @@ func modulesOf(f *wiring.Fleet) (store.Modules, error) {
 	if dir == "" {
 		return new(store.MemoryModules), nil
 	}
-	kept, err := store.NewFolder(dir)
+	kept, err := store.NewModuleFolder(dir)
 	if err != nil {
 		return nil, fmt.Errorf("policies.modules: %w", err)
 	}

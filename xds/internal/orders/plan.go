@@ -65,7 +65,7 @@ func ResolvePlan(now time.Time, o Order, object store.Object, p *planner.Planner
 			change = revert(now, p, next, fmt.Sprintf("pinned to the plan of epoch %d", former.Epoch), o.By)
 		}
 		return &PlanOrder{
-			Change: change, Pin: &store.Pin{Past: former, By: o.By, At: now},
+			Change: change, Pin: &store.Pin{FormerPlan: former, By: o.By, At: now},
 			Entry: entry(now, plan, planhistory.Pinned, fmt.Sprintf("pinned to the plan of epoch %d", former.Epoch), o.By),
 		}, nil
 	case Rollback:
@@ -86,7 +86,7 @@ func ResolvePlan(now time.Time, o Order, object store.Object, p *planner.Planner
 		}
 		out := &PlanOrder{Change: revert(now, p, next, fmt.Sprintf("rolled back to the plan of epoch %d", former.Epoch), o.By), HoldOff: true}
 		if o.Keep {
-			out.Pin = &store.Pin{Past: former, By: o.By, At: now}
+			out.Pin = &store.Pin{FormerPlan: former, By: o.By, At: now}
 		}
 		return out, nil
 	}
@@ -95,9 +95,9 @@ func ResolvePlan(now time.Time, o Order, object store.Object, p *planner.Planner
 
 // find returns a former plan by its epoch, 0 for the last one, and the plan that
 // revives it.
-func find(object store.Object, p *planner.Planner, epoch policies.Epoch) (former store.Past, next policies.Plan, err error) {
+func find(object store.Object, p *planner.Planner, epoch policies.Epoch) (former store.FormerPlan, next policies.Plan, err error) {
 	plan := p.Plan()
-	former, ok := planhistory.FindFormer(object.Past, plan.Model, epoch)
+	former, ok := planhistory.FindFormer(object.FormerPlans, plan.Model, epoch)
 	switch {
 	case !ok && epoch == 0:
 		return former, next, fmt.Errorf("model %q: %w: it has had no other", plan.Model, ErrNoPlan)
@@ -110,7 +110,7 @@ func find(object store.Object, p *planner.Planner, epoch policies.Epoch) (former
 }
 
 // checkRules returns an error for a revived plan that the site's rules deny.
-func checkRules(p *planner.Planner, former store.Past, next policies.Plan) error {
+func checkRules(p *planner.Planner, former store.FormerPlan, next policies.Plan) error {
 	if planrepair.SameRouting(next, p.Plan()) {
 		return nil
 	}
@@ -137,7 +137,7 @@ func entry(now time.Time, plan policies.Plan, decision, reason, by string) planh
 // formerEpochs lists the epochs that an operator may go back to.
 func formerEpochs(object store.Object, model string) string {
 	var list []string
-	for _, p := range object.Past {
+	for _, p := range object.FormerPlans {
 		if p.Model == model {
 			list = append(list, fmt.Sprint(p.Epoch))
 		}

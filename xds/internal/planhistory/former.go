@@ -8,8 +8,8 @@ import (
 )
 
 // FormerPlan returns what is kept of a plan.
-func FormerPlan(p policies.Plan) store.Past {
-	out := store.Past{Model: p.Model, Epoch: p.Epoch}
+func FormerPlan(p policies.Plan) store.FormerPlan {
+	out := store.FormerPlan{Model: p.Model, Epoch: p.Epoch}
 	for i, st := range p.Stages {
 		if i > 0 {
 			out.Cuts = append(out.Cuts, st.Low)
@@ -24,23 +24,23 @@ func FormerPlan(p policies.Plan) store.Past {
 // repairs and unchanged plans would push out all others. Of plans with the same cuts
 // the last is kept. Where an operator edited an older plan into the store, the plans
 // with later epochs are dropped: the list is sorted by epoch.
-func AppendFormer(former []store.Past, replaced policies.Plan, next []policies.Stage) []store.Past {
+func AppendFormer(former []store.FormerPlan, replaced policies.Plan, next []policies.Stage) []store.FormerPlan {
 	last := FormerPlan(replaced)
 	if len(replaced.Stages) == 0 || slices.Equal(last.Cuts, FormerPlan(policies.Plan{Stages: next}).Cuts) {
 		return former
 	}
-	former = slices.DeleteFunc(slices.Clone(former), func(p store.Past) bool {
+	former = slices.DeleteFunc(slices.Clone(former), func(p store.FormerPlan) bool {
 		return p.Model == last.Model && (slices.Equal(p.Cuts, last.Cuts) || p.Epoch >= last.Epoch)
 	})
 	former = append(former, last)
-	ofModel := func(p store.Past) bool { return p.Model == last.Model }
+	ofModel := func(p store.FormerPlan) bool { return p.Model == last.Model }
 	n := 0
 	for _, p := range former {
 		if ofModel(p) {
 			n++
 		}
 	}
-	if n > store.MaxPast {
+	if n > store.MaxFormerPlans {
 		i := slices.IndexFunc(former, ofModel)
 		former = slices.Delete(former, i, i+1)
 	}
@@ -49,16 +49,16 @@ func AppendFormer(former []store.Past, replaced policies.Plan, next []policies.S
 
 // FindFormer returns the former plan of a model with an epoch, or the last one for
 // epoch 0. The plan in force is not among them.
-func FindFormer(former []store.Past, model string, epoch policies.Epoch) (store.Past, bool) {
+func FindFormer(former []store.FormerPlan, model string, epoch policies.Epoch) (store.FormerPlan, bool) {
 	for _, p := range slices.Backward(former) {
 		if p.Model == model && (epoch == 0 || p.Epoch == epoch) {
 			return p, true
 		}
 	}
-	return store.Past{}, false
+	return store.FormerPlan{}, false
 }
 
 // SameCuts reports whether a former plan and a plan have the same boundaries.
-func SameCuts(former store.Past, plan policies.Plan) bool {
+func SameCuts(former store.FormerPlan, plan policies.Plan) bool {
 	return slices.Equal(former.Cuts, FormerPlan(plan).Cuts)
 }

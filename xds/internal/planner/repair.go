@@ -154,7 +154,7 @@ func (p *Planner) ReadyPlan() (policies.Plan, []policies.Replica) {
 // present replicas: as many to each stage as it had, or in proportion, short to long
 // in the order of the plan in force. It has fewer stages where there are fewer
 // replicas, and is the plan in force where none is ready.
-func (p *Planner) Revive(former store.Past) policies.Plan {
+func (p *Planner) Revive(former store.FormerPlan) policies.Plan {
 	g := p.cfg.Registry
 	present := policies.Plan{Model: p.cfg.Model, Epoch: p.plan.Epoch}
 	var eligible []policies.Replica
@@ -188,11 +188,11 @@ func (p *Planner) restorePinned(now time.Time, pin *store.Pin) (planhistory.Chan
 	if pin.By != "" {
 		p.status += " by " + pin.By
 	}
-	if planhistory.SameCuts(pin.Past, p.plan) {
+	if planhistory.SameCuts(pin.FormerPlan, p.plan) {
 		return planhistory.Change{}, false
 	}
-	next := p.Revive(pin.Past)
-	if !planhistory.SameCuts(pin.Past, next) {
+	next := p.Revive(pin.FormerPlan)
+	if !planhistory.SameCuts(pin.FormerPlan, next) {
 		p.status += ", which needs more ready replicas"
 		return planhistory.Change{}, false
 	}

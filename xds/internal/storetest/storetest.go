@@ -21,27 +21,27 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// patience bounds every wait; a store that is slower has hung.
-const patience = 20 * time.Second
+// timeout bounds every wait.
+const timeout = 20 * time.Second
 
-// Run runs the suite. create makes an empty storage and returns a function
-// that opens it; two stores that it opens are two control planes.
+// Run runs the suite. create makes an empty storage and returns a function that opens
+// it; two stores that it opens stand for two control planes.
 func Run(t *testing.T, create func(t *testing.T) (open func() store.Store)) {
 	for name, f := range map[string]func(*testing.T, func() store.Store){
-		"empty":      empty,
-		"swap":       swap,
-		"conflict":   conflict,
-		"invalid":    invalid,
-		"watch":      watch,
-		"race":       race,
-		"cancelled":  cancelled,
-		"not shared": notShared,
+		"empty":      testEmpty,
+		"swap":       testSwap,
+		"conflict":   testConflict,
+		"invalid":    testInvalid,
+		"watch":      testWatch,
+		"race":       testRace,
+		"cancelled":  testCancelled,
+		"not shared": testNotShared,
 	} {
 		t.Run(name, func(t *testing.T) { f(t, create(t)) })
 	}
 }
 
-// module is a generation of a slot.
+// module returns a generation of a slot.
 func module(generation lifecycle.Generation, at time.Time) *policyslots.Module {
 	return &policyslots.Module{
 		Generation: generation, Name: "m", Version: "1.2", SHA256: lifecycle.Digest{byte(generation), 0xff}, Size: 77,
@@ -49,7 +49,7 @@ func module(generation lifecycle.Generation, at time.Time) *policyslots.Module {
 	}
 }
 
-// Object is an object with every field set, distinct for every epoch.
+// Object returns an object with every field set, distinct for every epoch.
 func Object(epoch policies.Epoch) store.Object {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC).Add(time.Duration(epoch) * time.Second)
 	return store.Object{
@@ -74,12 +74,12 @@ func Object(epoch policies.Epoch) store.Object {
 		},
 		Drained: []policies.ReplicaID{"r2", policies.ReplicaID(fmt.Sprint("q", epoch))},
 		Pins: []store.Pin{
-			{Past: store.Past{Model: "b", Epoch: epoch, Counts: []int{4}}, At: at, By: "ann"},
-			{Past: store.Past{Model: "org/a", Epoch: epoch, Cuts: []policies.Tokens{7, 9}, Counts: []int{1, 2, 3}}, At: at},
+			{FormerPlan: store.FormerPlan{Model: "b", Epoch: epoch, Counts: []int{4}}, At: at, By: "ann"},
+			{FormerPlan: store.FormerPlan{Model: "org/a", Epoch: epoch, Cuts: []policies.Tokens{7, 9}, Counts: []int{1, 2, 3}}, At: at},
 		},
-		Holds:   []store.Hold{{Model: "b", Until: at.Add(time.Hour), For: time.Minute}},
-		Past:    []store.Past{{Model: "c", Epoch: 0, Counts: []int{2}}, {Model: "b", Epoch: epoch, Cuts: []policies.Tokens{5}, Counts: []int{1, 1}}},
-		Refused: []store.Refusal{{Type: "RouteConfiguration", Name: "cascade", Version: "ab12", Node: "edge-1", Text: "no cluster", At: at}},
+		Holds:       []store.Hold{{Model: "b", Until: at.Add(time.Hour), For: time.Minute}},
+		FormerPlans: []store.FormerPlan{{Model: "c", Epoch: 0, Counts: []int{2}}, {Model: "b", Epoch: epoch, Cuts: []policies.Tokens{5}, Counts: []int{1, 1}}},
+		Refused:     []store.Refusal{{Type: "RouteConfiguration", Name: "cascade", Version: "ab12", Node: "edge-1", Text: "no cluster", At: at}},
 
 		Lease:    store.Lease{Holder: "cp-1", Expires: at.Add(3 * time.Second)},
 		Weights:  []store.Weight{{Replica: "r0", Weight: 141}},
@@ -96,7 +96,7 @@ type watcher struct {
 	cancel context.CancelFunc
 }
 
-func watchOf(t *testing.T, s store.Store) *watcher {
+func startWatch(t *testing.T, s store.Store) *watcher {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	w := &watcher{t: t, ch: s.Watch(ctx), cancel: cancel}
@@ -110,17 +110,17 @@ func (w *watcher) next() store.Update {
 	select {
 	case u, ok := <-w.ch:
 		if !ok {
-			w.t.Fatal("the watch ended by itself")
+			w.t.Fatal("the watch ended before its context")
 		}
 		return u
-	case <-time.After(patience):
+	case <-time.After(timeout):
 		w.t.Fatal("no update")
 	}
 	return store.Update{}
 }
 
-// until receives until a version comes.
-func (w *watcher) until(v store.Version) store.Update {
+// waitForVersion receives until a version comes.
+func (w *watcher) waitForVersion(v store.Version) store.Update {
 	w.t.Helper()
 	for {
 		if u := w.next(); u.Version == v && u.Err == nil {
@@ -133,7 +133,7 @@ func (w *watcher) until(v store.Version) store.Update {
 func (w *watcher) stop() {
 	w.t.Helper()
 	w.cancel()
-	deadline := time.After(patience)
+	deadline := time.After(timeout)
 	for {
 		select {
 		case _, ok := <-w.ch:
@@ -141,12 +141,12 @@ func (w *watcher) stop() {
 				return
 			}
 		case <-deadline:
-			w.t.Fatal("the watch outlives its context")
+			w.t.Fatal("the watch did not end after its context")
 		}
 	}
 }
 
-func must(t *testing.T, s store.Store, old store.Version, o store.Object) store.Version {
+func mustSwap(t *testing.T, s store.Store, old store.Version, o store.Object) store.Version {
 	t.Helper()
 	v, err := s.CompareAndSwap(t.Context(), old, o)
 	if err != nil {
@@ -158,58 +158,58 @@ func must(t *testing.T, s store.Store, old store.Version, o store.Object) store.
 	return v
 }
 
-func equal(t *testing.T, got, want store.Object) {
+func requireEqual(t *testing.T, got, want store.Object) {
 	t.Helper()
 	if d := cmp.Diff(want, got, cmpopts.EquateEmpty()); d != "" {
 		t.Fatalf("object (-want +got):\n%s", d)
 	}
 }
 
-func empty(t *testing.T, open func() store.Store) {
-	u := watchOf(t, open()).next()
+func testEmpty(t *testing.T, open func() store.Store) {
+	u := startWatch(t, open()).next()
 	if u.Version != "" || u.Err != nil {
-		t.Fatalf("an empty store has version %q, error %v", u.Version, u.Err)
+		t.Fatalf("empty store: version %q, error %v", u.Version, u.Err)
 	}
-	equal(t, u.Object, store.Object{})
+	requireEqual(t, u.Object, store.Object{})
 }
 
-func swap(t *testing.T, open func() store.Store) {
+func testSwap(t *testing.T, open func() store.Store) {
 	s := open()
-	v1 := must(t, s, "", Object(1))
-	u := watchOf(t, open()).next()
+	v1 := mustSwap(t, s, "", Object(1))
+	u := startWatch(t, open()).next()
 	if u.Version != v1 {
 		t.Fatalf("version %q, want %q", u.Version, v1)
 	}
-	equal(t, u.Object, Object(1))
-	v2 := must(t, open(), v1, Object(2))
-	v3 := must(t, s, v2, Object(1)) // the same content again is another version
+	requireEqual(t, u.Object, Object(1))
+	v2 := mustSwap(t, open(), v1, Object(2))
+	v3 := mustSwap(t, s, v2, Object(1)) // the same content again gets a new version
 	if v3 == v1 {
-		t.Fatal("a version came back")
+		t.Fatal("a version was used twice")
 	}
-	equal(t, watchOf(t, s).next().Object, Object(1))
-	must(t, s, v3, store.Object{}) // the zero object is valid
+	requireEqual(t, startWatch(t, s).next().Object, Object(1))
+	mustSwap(t, s, v3, store.Object{}) // the zero object is valid
 }
 
-func conflict(t *testing.T, open func() store.Store) {
+func testConflict(t *testing.T, open func() store.Store) {
 	a, b := open(), open()
-	v1 := must(t, a, "", Object(1))
+	v1 := mustSwap(t, a, "", Object(1))
 	for _, old := range []store.Version{"", "nonsense", v1 + "x"} {
 		if _, err := b.CompareAndSwap(t.Context(), old, Object(9)); !errors.Is(err, store.ErrConflict) {
-			t.Errorf("swapped from %q: %v", old, err)
+			t.Errorf("swap from version %q: %v", old, err)
 		}
 	}
-	v2 := must(t, b, v1, Object(2))
+	v2 := mustSwap(t, b, v1, Object(2))
 	if _, err := a.CompareAndSwap(t.Context(), v1, Object(9)); !errors.Is(err, store.ErrConflict) {
-		t.Errorf("swapped from an old version: %v", err)
+		t.Errorf("swap from an old version: %v", err)
 	}
-	u := watchOf(t, a).next()
+	u := startWatch(t, a).next()
 	if u.Version != v2 {
 		t.Fatalf("version %q, want %q", u.Version, v2)
 	}
-	equal(t, u.Object, Object(2))
+	requireEqual(t, u.Object, Object(2))
 }
 
-func invalid(t *testing.T, open func() store.Store) {
+func testInvalid(t *testing.T, open func() store.Store) {
 	s := open()
 	bad := Object(1)
 	bad.Plans[0].Stages[0].High = 5
@@ -224,26 +224,26 @@ func invalid(t *testing.T, open func() store.Store) {
 	ahead := Object(1)
 	ahead.Epoch = 0
 	if _, err := s.CompareAndSwap(t.Context(), "", ahead); err == nil {
-		t.Fatal("stored a plan from the future")
+		t.Fatal("stored a plan whose epoch is greater than the object's")
 	}
 	again := Object(1)
 	again.Drained = append(again.Drained, again.Drained[0])
 	if _, err := s.CompareAndSwap(t.Context(), "", again); err == nil {
-		t.Fatal("stored a replica that is drained twice")
+		t.Fatal("stored a replica that is listed as drained twice")
 	}
 	for name, edit := range map[string]func(*store.Object){
-		"two weights":       func(o *store.Object) { o.Weights = append(o.Weights, o.Weights[0]) },
-		"a weight of 0":     func(o *store.Object) { o.Weights[0].Weight = 0 },
-		"a pin ahead":       func(o *store.Object) { o.Pins[0].Epoch = 2 },
-		"cuts that fall":    func(o *store.Object) { o.Pins[1].Cuts[0] = 10 },
-		"a lost count":      func(o *store.Object) { o.Past[1].Counts = nil },
-		"an empty stage":    func(o *store.Object) { o.Past[0].Counts[0] = 0 },
-		"a past twice":      func(o *store.Object) { o.Past = append(o.Past, o.Past[0]) },
-		"a refusal twice":   func(o *store.Object) { o.Refused = append(o.Refused, o.Refused[0]) },
-		"a negative hold":   func(o *store.Object) { o.Holds[0].For = -1 },
-		"a ratio of 0":      func(o *store.Object) { o.Ratios[0].Milli = 0 },
-		"a reason's NaN":    func(o *store.Object) { o.Reasons[0].Gain = math.NaN() },
-		"too many refusals": func(o *store.Object) { o.Refused = manyRefusals(store.MaxRefused + 1) },
+		"two weights":            func(o *store.Object) { o.Weights = append(o.Weights, o.Weights[0]) },
+		"a weight of 0":          func(o *store.Object) { o.Weights[0].Weight = 0 },
+		"a pin of a later epoch": func(o *store.Object) { o.Pins[0].Epoch = 2 },
+		"cuts that fall":         func(o *store.Object) { o.Pins[1].Cuts[0] = 10 },
+		"a missing count":        func(o *store.Object) { o.FormerPlans[1].Counts = nil },
+		"an empty stage":         func(o *store.Object) { o.FormerPlans[0].Counts[0] = 0 },
+		"a former plan twice":    func(o *store.Object) { o.FormerPlans = append(o.FormerPlans, o.FormerPlans[0]) },
+		"a refusal twice":        func(o *store.Object) { o.Refused = append(o.Refused, o.Refused[0]) },
+		"a negative hold":        func(o *store.Object) { o.Holds[0].For = -1 },
+		"a ratio of 0":           func(o *store.Object) { o.Ratios[0].Milli = 0 },
+		"a gain of NaN":          func(o *store.Object) { o.Reasons[0].Gain = math.NaN() },
+		"too many refusals":      func(o *store.Object) { o.Refused = manyRefusals(store.MaxRefused + 1) },
 	} {
 		o := Object(1)
 		edit(&o)
@@ -251,7 +251,7 @@ func invalid(t *testing.T, open func() store.Store) {
 			t.Errorf("stored an object with %s: %v", name, err)
 		}
 	}
-	if u := watchOf(t, s).next(); u.Version != "" {
+	if u := startWatch(t, s).next(); u.Version != "" {
 		t.Fatal("a refused object was stored")
 	}
 }
@@ -263,36 +263,36 @@ func manyRefusals(n int) (list []store.Refusal) {
 	return list
 }
 
-func watch(t *testing.T, open func() store.Store) {
+func testWatch(t *testing.T, open func() store.Store) {
 	s := open()
-	own, other := watchOf(t, s), watchOf(t, open())
+	own, other := startWatch(t, s), startWatch(t, open())
 	own.next()
 	other.next()
 	v := store.Version("")
 	for e := policies.Epoch(1); e <= 5; e++ {
-		v = must(t, s, v, Object(e))
-		equal(t, own.until(v).Object, Object(e))
-		equal(t, other.until(v).Object, Object(e))
+		v = mustSwap(t, s, v, Object(e))
+		requireEqual(t, own.waitForVersion(v).Object, Object(e))
+		requireEqual(t, other.waitForVersion(v).Object, Object(e))
 	}
-	// Changes that nobody receives in between end with the last one.
+	// Changes that are not received in between end with the last one.
 	for e := policies.Epoch(6); e <= 20; e++ {
-		v = must(t, s, v, Object(e))
+		v = mustSwap(t, s, v, Object(e))
 	}
-	equal(t, own.until(v).Object, Object(20))
-	equal(t, other.until(v).Object, Object(20))
+	requireEqual(t, own.waitForVersion(v).Object, Object(20))
+	requireEqual(t, other.waitForVersion(v).Object, Object(20))
 }
 
-// race lets writers increment the epoch: every success must have been
-// exclusive.
-func race(t *testing.T, open func() store.Store) {
+// testRace increments the epoch from several writers: every successful swap must have
+// been exclusive.
+func testRace(t *testing.T, open func() store.Store) {
 	const writers, rounds = 4, 10
-	must(t, open(), "", Object(0))
+	mustSwap(t, open(), "", Object(0))
 	var wg sync.WaitGroup
 	errs := make(chan error, writers)
 	for range writers {
 		wg.Go(func() {
 			s := open()
-			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			ctx, cancel := context.WithTimeout(context.Background(), timeout)
 			defer cancel()
 			errs <- func() error {
 				for done := 0; done < rounds; {
@@ -322,65 +322,65 @@ func race(t *testing.T, open func() store.Store) {
 			t.Fatal(err)
 		}
 	}
-	if got := watchOf(t, open()).next().Object.Epoch; got != writers*rounds {
-		t.Fatalf("%d of %d increments were kept", got, writers*rounds)
+	if got := startWatch(t, open()).next().Object.Epoch; got != writers*rounds {
+		t.Fatalf("%d of %d increments were stored", got, writers*rounds)
 	}
 }
 
-func cancelled(t *testing.T, open func() store.Store) {
+func testCancelled(t *testing.T, open func() store.Store) {
 	s := open()
-	w := watchOf(t, s)
-	w.stop() // nothing was received
+	w := startWatch(t, s)
+	w.stop() // before any update was received
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if _, err := s.CompareAndSwap(ctx, "nonsense", Object(1)); err == nil {
-		t.Fatal("swapped from nonsense under an ended context")
+		t.Fatal("swap from an invalid version under an ended context succeeded")
 	}
 }
 
-func notShared(t *testing.T, open func() store.Store) {
+func testNotShared(t *testing.T, open func() store.Store) {
 	s := open()
 	given := Object(1)
-	must(t, s, "", given)
+	mustSwap(t, s, "", given)
 	given.Plans[0].Stages[0].Replicas[0] = "changed"
 	given.Reasons[0].Text = "changed"
 	given.Drained[0] = "changed"
-	given.Pins[1].Cuts[0], given.Past[1].Counts[0], given.Weights[0].Weight = 8, 9, 10
+	given.Pins[1].Cuts[0], given.FormerPlans[1].Counts[0], given.Weights[0].Weight = 8, 9, 10
 	given.Refused[0].Text, given.Unready[0], given.Stopping[0], given.Ratios[0].Milli = "changed", "changed", "changed", 1
-	got := watchOf(t, s).next().Object
-	equal(t, got, Object(1))
+	got := startWatch(t, s).next().Object
+	requireEqual(t, got, Object(1))
 	got.Plans[0].Stages[1].Replicas[0] = "changed"
 	got.Plans[1].Model = "changed"
 	got.Drained[0] = "changed too"
-	got.Pins[1].Cuts[0], got.Past[1].Cuts[0], got.Holds[0].For = 8, 9, 10
-	equal(t, watchOf(t, s).next().Object, Object(1))
+	got.Pins[1].Cuts[0], got.FormerPlans[1].Cuts[0], got.Holds[0].For = 8, 9, 10
+	requireEqual(t, startWatch(t, s).next().Object, Object(1))
 }
 
-// Broken checks how a store shows an object that cannot be read: damage makes
-// the stored one so, repair brings back what was there.
-func Broken(t *testing.T, s store.Store, damage, repair func()) {
-	v := must(t, s, "", Object(1))
-	w := watchOf(t, s)
-	equal(t, w.until(v).Object, Object(1))
+// RunUnreadable checks how a store reports an object that cannot be read: damage makes
+// the stored one unreadable, repair restores it.
+func RunUnreadable(t *testing.T, s store.Store, damage, repair func()) {
+	v := mustSwap(t, s, "", Object(1))
+	w := startWatch(t, s)
+	requireEqual(t, w.waitForVersion(v).Object, Object(1))
 	damage()
 	u := w.next()
 	for u.Err == nil {
 		u = w.next()
 	}
 	if u.Version != v {
-		t.Fatalf("version %q beside the error, want the last good one, %q", u.Version, v)
+		t.Fatalf("version %q with the error, want the last readable one, %q", u.Version, v)
 	}
-	equal(t, u.Object, Object(1))
+	requireEqual(t, u.Object, Object(1))
 	if _, err := s.CompareAndSwap(t.Context(), v, Object(2)); err == nil || errors.Is(err, store.ErrConflict) {
-		t.Fatalf("swapped over an unreadable object: %v", err)
+		t.Fatalf("swap over an unreadable object: %v", err)
 	}
 	repair()
-	equal(t, w.until(v).Object, Object(1))
-	must(t, s, v, Object(2))
+	requireEqual(t, w.waitForVersion(v).Object, Object(1))
+	mustSwap(t, s, v, Object(2))
 }
 
-// Large is an object of n replicas, for benchmarks and size limits.
-func Large(n int) store.Object {
+// LargeObject returns an object of n replicas, for benchmarks and size limits.
+func LargeObject(n int) store.Object {
 	ids := make([]policies.ReplicaID, n)
 	for i := range ids {
 		ids[i] = policies.ReplicaID(fmt.Sprintf("replica-%s.pool-a.example", strconv.Itoa(i)))
