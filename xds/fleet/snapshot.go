@@ -24,9 +24,9 @@ type Snapshot struct {
 	History []planhistory.Change // oldest first, bounded; see Change.Replaces
 	// FormerPlans are the plans that an operator may go back to, the oldest first, and Refused
 	// the resources that proxies have refused.
-	FormerPlans       []store.FormerPlan
-	Refused    []store.Refusal
-	Leadership Leadership
+	FormerPlans []store.FormerPlan
+	Refused     []store.Refusal
+	Leadership  Leadership
 }
 
 // ModelState is one model of a Snapshot.

@@ -64,7 +64,7 @@ func TestFileErrors(t *testing.T) {
 		"cut":           {`{"format":1,`, "unexpected EOF"},
 		"other format":  {`{"format":2}`, "format 2 is not supported"},
 		"unknown field": {`{"format":1,"color":"red"}`, `unknown field "color"`},
-		"two objects":   {`{"format":1}{}`, "more than one object"},
+		"two objects":   {`{"format":1}{}`, "more than one JSON object"},
 		"wrong type":    {`{"format":1,"epoch":-1}`, "epoch"},
 		"absurd epoch":  {`{"format":1,"epoch":18446744073709551615}`, "epoch 18446744073709551615: give one up to 4611686018427387904"},
 		"a hole":        {`{"format":1,"epoch":1,"plans":[{"model":"m","epoch":1,"stages":[{"low":5,"replicas":["a"]}]}]}`, "plan of m, stage 0: 3:"},
