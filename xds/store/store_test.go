@@ -66,7 +66,7 @@ func TestFileErrors(t *testing.T) {
 		"unknown field": {`{"format":1,"color":"red"}`, `unknown field "color"`},
 		"two objects":   {`{"format":1}{}`, "more than one JSON object"},
 		"wrong type":    {`{"format":1,"epoch":-1}`, "epoch"},
-		"absurd epoch":  {`{"format":1,"epoch":18446744073709551615}`, "epoch 18446744073709551615: give one up to 4611686018427387904"},
+		"absurd epoch":  {`{"format":1,"epoch":18446744073709551615}`, "epoch 18446744073709551615: must be at most 4611686018427387904"},
 		"a hole":        {`{"format":1,"epoch":1,"plans":[{"model":"m","epoch":1,"stages":[{"low":5,"replicas":["a"]}]}]}`, "plan of m, stage 0: 3:"},
 		"no replica":    {`{"format":1,"plans":[{"model":"m","stages":[{"low":0}]}]}`, "at least one replica"},
 		"no id":         {`{"format":1,"plans":[{"model":"m","stages":[{"low":0,"replicas":[""]}]}]}`, "replica id"},
