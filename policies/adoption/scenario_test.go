@@ -1,17 +1,17 @@
 package adoption_test
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"math"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/adoption"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 var update = flag.Bool("update", false, "rewrite the expectations of the scenarios")
@@ -33,40 +33,7 @@ var update = flag.Bool("update", false, "rewrite the expectations of the scenari
 //	plan 0:a,b 100:c                  another planner puts a plan in force
 //	step 10                           time; an adopted plan comes into force
 //	lose 10                           the same, but the adopted plan does not
-func TestScenarios(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no scenarios: %v", err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := play(t, string(text))
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			gotLines, wantLines := strings.Split(got, "\n"), strings.Split(string(text), "\n")
-			for i := range max(len(gotLines), len(wantLines)) {
-				g, w := "(end)", "(end)"
-				if i < len(gotLines) {
-					g = gotLines[i]
-				}
-				if i < len(wantLines) {
-					w = wantLines[i]
-				}
-				if g != w {
-					t.Fatalf("%s:%d: got\n%s\nwant\n%s", file, i+1, g, w)
-				}
-			}
-		})
-	}
-}
+func TestScenarios(t *testing.T) { policytest.TestScenarios(t, *update, newPlayer) }
 
 // script is a planner whose answers a scenario sets.
 type script struct {
@@ -102,25 +69,16 @@ func (s *script) Price(w policies.Workload, cuts []policies.Tokens, counts []int
 	return p, nil
 }
 
-// play runs a scenario and returns it with the expectations that it meets.
-func play(t *testing.T, text string) string {
+// newPlayer returns a machine without history and its planner.
+func newPlayer(t *testing.T) policytest.Player {
 	s := &script{}
 	c := adoption.Config{Planner: s}
 	var m *adoption.Machine
 	in := adoption.Input{Model: "m"}
-	var out []string
-	for n, line := range strings.Split(text, "\n") {
-		if strings.HasPrefix(line, ">") {
-			continue
-		}
-		out = append(out, line)
-		words := strings.Fields(line)
-		if len(words) == 0 || words[0] == "#" {
-			continue
-		}
+	return func(words []string) (out []string, err error) {
 		fail := func(err error) {
 			if err != nil {
-				t.Fatalf("line %d: %q: %v", n+1, line, err)
+				t.Fatalf("%q: %v", words, err)
 			}
 		}
 		args := words[1:]
@@ -173,7 +131,7 @@ func play(t *testing.T, text string) string {
 			fail(err)
 			in.Now = now
 			d := m.Step(in)
-			out = append(out, "> "+describe(d))
+			out = append(out, describe(d))
 			if d.Adopt {
 				fail(d.Plan.Validate())
 				if words[0] == "step" {
@@ -181,10 +139,10 @@ func play(t *testing.T, text string) string {
 				}
 			}
 		default:
-			fail(fmt.Errorf("no such command"))
+			return nil, errors.New("no such command")
 		}
+		return out, nil
 	}
-	return strings.Join(out, "\n")
 }
 
 // describe writes a decision on one line.

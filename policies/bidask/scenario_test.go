@@ -3,14 +3,13 @@ package bidask_test
 import (
 	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 var update = flag.Bool("update", false, "rewrite the expectations of the scenarios")
@@ -31,93 +30,43 @@ var update = flag.Bool("update", false, "rewrite the expectations of the scenari
 //	measure capacity=1000 held=10 promised=0 throughput=0 draining
 //	tick
 //	next                                prints when to tick
-func TestScenarios(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no scenarios: %v", err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := play(t, string(text))
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			gotLines, wantLines := strings.Split(got, "\n"), strings.Split(string(text), "\n")
-			for i := range max(len(gotLines), len(wantLines)) {
-				g, w := "(end)", "(end)"
-				if i < len(gotLines) {
-					g = gotLines[i]
-				}
-				if i < len(wantLines) {
-					w = wantLines[i]
-				}
-				if g != w {
-					t.Fatalf("%s:%d: got\n%s\nwant\n%s", file, i+1, g, w)
-				}
-			}
-		})
-	}
-}
+func TestScenarios(t *testing.T) { policytest.TestScenarios(t, *update, newPlayer) }
 
-// play runs a scenario and returns it with the actions that it causes.
-func play(t *testing.T, text string) string {
+// newPlayer returns a machine named a that has seen no event.
+func newPlayer(*testing.T) policytest.Player {
 	c := bidask.Config{Self: "a"}
 	var m *bidask.Machine
 	var now policies.Micros
-	var out []string
-	for n, line := range strings.Split(text, "\n") {
-		if strings.HasPrefix(line, ">") {
-			continue
-		}
-		out = append(out, line)
-		words := strings.Fields(line)
-		if len(words) == 0 || words[0] == "#" {
-			continue
-		}
-		fail := func(err error) {
-			if err != nil {
-				t.Fatalf("line %d: %q: %v", n+1, line, err)
-			}
-		}
-		if words[0] == "config" {
-			fail(configure(&c, words[1:]))
-			continue
-		}
-		if words[0] == "at" {
+	return func(words []string) (out []string, err error) {
+		switch words[0] {
+		case "config":
+			return nil, configure(&c, words[1:])
+		case "at":
 			at, err := strconv.ParseFloat(words[1], 64)
-			fail(err)
 			now = policies.Micros(at * 1000)
-			continue
+			return nil, err
 		}
 		if m == nil {
-			var err error
-			m, err = bidask.New(c)
-			fail(err)
+			if m, err = bidask.New(c); err != nil {
+				return nil, err
+			}
 		}
 		if words[0] == "next" {
-			next := "> never"
 			if at, ok := m.Next(); ok {
-				next = "> " + millis(at)
+				return []string{millis(at)}, nil
 			}
-			out = append(out, next)
-			continue
+			return []string{"never"}, nil
 		}
 		ev, err := parseEvent(words)
-		fail(err)
+		if err != nil {
+			return nil, err
+		}
 		ev.Now = now
 		for _, a := range m.Step(ev, nil) {
-			out = append(out, "> "+describe(a))
+			out = append(out, describe(a))
 		}
-		fail(m.Check())
+		return out, m.Check()
 	}
-	return strings.Join(out, "\n")
 }
 
 func configure(c *bidask.Config, words []string) error {

@@ -3,60 +3,29 @@ package links_test
 import (
 	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
-var update = flag.Bool("update", false, "write what comes out into testdata")
+var update = flag.Bool("update", false, "rewrite the expectations of the scenarios")
 
-// TestScenarios plays testdata/*.txt: lines that begin with > are what came out.
+// TestScenarios plays every testdata/*.txt. The commands:
 //
 //	site r0 node=a known gpu=0 addr=g0 uuid=u0 switch=18x25 pcie=32 copy=2000 peer=1:g1:4x25:PIX:rwn
 //	     cuda=… verbs=… rdma=mlx5_0/InfiniBand/50/PIX[/subnet] peermem tcp=12 lost=… absent mig
 //	defaults node=375 between=25 bound=50    in GB/s
 //	ways r0 r1       every way, in order
 //	best             the way of every ordered pair, by the defaults
-func TestScenarios(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no scenarios: %v", err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := play(t, string(text))
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			} else if got != string(text) {
-				t.Errorf("%s: got\n%s", file, got)
-			}
-		})
-	}
-}
+func TestScenarios(t *testing.T) { policytest.TestScenarios(t, *update, newPlayer) }
 
-func play(t *testing.T, text string) string {
-	var out strings.Builder
+// newPlayer returns a player of a fleet without replicas.
+func newPlayer(t *testing.T) policytest.Player {
 	sites, order, d := map[string]links.Topology{}, []string(nil), links.Rates{}
-	for line := range strings.Lines(text) {
-		line = strings.TrimSuffix(line, "\n")
-		if strings.HasPrefix(line, ">") {
-			continue
-		}
-		fmt.Fprintln(&out, line)
-		words := strings.Fields(line)
-		if len(words) == 0 || strings.HasPrefix(line, "#") {
-			continue
-		}
+	return func(words []string) (out []string, err error) {
 		switch words[0] {
 		case "site":
 			if _, ok := sites[words[1]]; !ok {
@@ -70,24 +39,24 @@ func play(t *testing.T, text string) string {
 			}
 		case "ways":
 			for _, w := range links.Paths(sites[words[1]], sites[words[2]]) {
-				fmt.Fprintln(&out, ">", say(w))
+				out = append(out, describe(w))
 			}
 		case "best":
 			for _, a := range order {
 				for _, b := range order {
 					if a != b {
-						fmt.Fprintf(&out, "> %s %s: %s\n", a, b, say(d.BestPath(sites[a], sites[b])))
+						out = append(out, fmt.Sprintf("%s %s: %s", a, b, describe(d.BestPath(sites[a], sites[b]))))
 					}
 				}
 			}
 		default:
-			t.Fatalf("no command %q", words[0])
+			return nil, fmt.Errorf("no command %q", words[0])
 		}
+		return out, nil
 	}
-	return out.String()
 }
 
-func say(w links.Path) string {
+func describe(w links.Path) string {
 	if w.Closed {
 		return fmt.Sprintf("no %s (%s): %s", w.Transport, w.Kind, w.Reason)
 	}
