@@ -67,7 +67,7 @@ func (s site) answers(t *testing.T) {
 	}
 }
 
-const notThem = "is not who it must be and is refused"
+const notThem = "client refused: its certificate does not match"
 
 // refused counts the lines about clients that were.
 func (d *running) refused() int {

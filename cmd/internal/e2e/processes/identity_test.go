@@ -145,7 +145,7 @@ func TestControlPlanesWithIdentities(t *testing.T) {
 	load.stop()
 	load.report()
 	for _, p := range f.planes {
-		if strings.Contains(p.process.out.String(), "is not who it must be") {
+		if strings.Contains(p.process.out.String(), "client refused: its certificate does not match") {
 			t.Errorf("%s refuses the fleet's own parts: %s", p.name, p.process.out)
 		}
 	}
