@@ -108,7 +108,7 @@ func TestWhoIsReached(t *testing.T) {
 		"not a migrator":    {control.ServerConfig(), edge.MigratorClientConfig("main", "10.0.0.9:1"), "spiffe://example.org/migrator/main is wanted"},
 		"another authority": {stranger.ServerConfig(), edge.ControlClientConfig("10.0.0.9:1"), "unknown authority"},
 		"a stranger":        {control.ServerConfig(), reckless(stranger), "unknown certificate authority"},
-		"nobody":            {control.ServerConfig(), &tls.Config{InsecureSkipVerify: true}, "certificate required"},
+		"no certificate":    {control.ServerConfig(), &tls.Config{InsecureSkipVerify: true}, "certificate required"},
 	} {
 		seen, err := shake(t, c.server, c.client)
 		switch {
@@ -233,7 +233,7 @@ func TestRotation(t *testing.T) {
 			t.Errorf("%d warnings, want one for each of the three bad rotations:\n%s", got, log)
 		}
 		if got := strings.Count(log.String(), "rotated"); got != 2 {
-			t.Errorf("%d rotations told, want 2:\n%s", got, log)
+			t.Errorf("%d rotations logged, want 2:\n%s", got, log)
 		}
 		stop()
 		if err := <-ended; err != nil {

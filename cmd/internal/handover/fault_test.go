@@ -120,7 +120,7 @@ func TestSuccessorFails(t *testing.T) {
 				t.Error(err)
 			}
 			if _, _, err := receive(conn, "listeners", patience); err == nil || !strings.Contains(err.Error(), `sent "ready" instead of "ask"`) {
-				t.Errorf("it is told %v", err)
+				t.Errorf("the error is %v", err)
 			}
 		},
 		"by nonsense": func() {
@@ -140,10 +140,10 @@ func TestSuccessorFails(t *testing.T) {
 				t.Error(err)
 			}
 			if _, _, err := receive(conn, "listeners", patience); err == nil || !strings.Contains(err.Error(), "version 9, this one version 1") {
-				t.Errorf("it is told %v", err)
+				t.Errorf("the error is %v", err)
 			}
 		},
-		"by files that nobody wants": func() {
+		"by unexpected files": func() {
 			conn := h.talk(t)
 			f, err := os.Open(os.DevNull)
 			if err != nil {
@@ -154,7 +154,7 @@ func TestSuccessorFails(t *testing.T) {
 				t.Error(err)
 			}
 			if _, _, err := receive(conn, "listeners", patience); err == nil || !strings.Contains(err.Error(), "1 sockets came with 0 names") {
-				t.Errorf("it is told %v", err)
+				t.Errorf("the error is %v", err)
 			}
 		},
 	} {
@@ -249,7 +249,7 @@ func TestStopAcceptingWaitsForServers(t *testing.T) {
 	<-over
 }
 
-// TestStopAcceptingIsBounded: a server that never comes back keeps nobody.
+// TestStopAcceptingIsBounded: a server that never returns blocks no process.
 func TestStopAcceptingIsBounded(t *testing.T) {
 	var d Listeners
 	l, g := opened(t, &d)
@@ -294,7 +294,7 @@ func TestHostDies(t *testing.T) {
 	post.Close()
 }
 
-// TestStoppedEndsContext: the successor is told all the same.
+// TestStoppedEndsContext: the successor gets its answer all the same.
 func TestStoppedEndsContext(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	for range 20 {
@@ -328,7 +328,7 @@ func TestStoppedEndsContext(t *testing.T) {
 	}
 }
 
-// TestStaleSocket: what a killed process leaves stops nobody.
+// TestStaleSocket: the socket of a killed process stops no other process.
 func TestStaleSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	for _, at := range []string{path, path + temporarySuffix} {
@@ -392,7 +392,7 @@ func TestSilentHost(t *testing.T) {
 // TestOtherUsers get no socket.
 func TestOtherUsers(t *testing.T) {
 	if os.Geteuid() != 0 || runtime.GOOS != "linux" {
-		t.Skip("only root can become somebody else")
+		t.Skip("only root can become another user")
 	}
 	h := newHost(t)
 	path := filepath.Join("/tmp", filepath.Base(filepath.Dir(h.path))+".sock")
@@ -406,7 +406,7 @@ func TestOtherUsers(t *testing.T) {
 	}
 	answer := make(chan error)
 	go func() {
-		runtime.LockOSThread() // for ever: the thread is somebody else's
+		runtime.LockOSThread() // for ever: the thread has another user
 		answer <- askAs(path, 65534)
 	}()
 	if err := <-answer; err == nil || !strings.Contains(err.Error(), "nothing came") {

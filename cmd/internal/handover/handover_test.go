@@ -74,7 +74,7 @@ func (l *lines) state(c net.Conn, s http.ConnState) {
 	}
 }
 
-// request is told of a request; it returns whether the process has left.
+// request handles a request; it returns whether the process has left.
 func (l *lines) request(c net.Conn) (leaving bool) {
 	l.change(func() {
 		leaving = l.leaving
@@ -85,7 +85,7 @@ func (l *lines) request(c net.Conn) (leaving bool) {
 	return leaving
 }
 
-// leave waits until nobody will ask on any connection.
+// leave waits until no connection has a request.
 func (l *lines) leave() {
 	l.change(func() { l.leaving = true })
 	for silence := time.After(settle); ; {
@@ -299,7 +299,7 @@ func TestUpgradeRefusesNoConnection(t *testing.T) {
 		t.Errorf("the socket is left behind: %v", err)
 	}
 	if _, err := net.DialTimeout("tcp", address, patience); err == nil {
-		t.Error("somebody still listens")
+		t.Error("a process still listens")
 	}
 	for alarm := time.After(patience); openFiles(t) > before; {
 		select {

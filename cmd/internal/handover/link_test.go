@@ -103,14 +103,14 @@ func TestLinkEnds(t *testing.T) {
 		t.Errorf("Receive: %v", err)
 	}
 	if later.Send(nil) == nil {
-		t.Error("a word to nobody")
+		t.Error("a message without a receiver was sent")
 	}
 	if _, err := earlier.Receive(); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("Receive on a closed link: %v", err)
 	}
 }
 
-// TestLinkSendDropsWhenBlocked: a process that takes nothing holds up nobody, and gets what
+// TestLinkSendDropsWhenBlocked: a process that reads nothing blocks no other, and gets what
 // there was room for once it goes on.
 func TestLinkSendDropsWhenBlocked(t *testing.T) {
 	earlier, later := linked(t)

@@ -105,7 +105,7 @@ func testContentLength(t *testing.T, envoy string) {
 		}
 	}
 	// A prompt of 220 KiB, through to its engine and back, on both sides of a
-	// boundary; and one whose size nobody states.
+	// boundary; and one without a stated size.
 	const size = 220 << 10
 	at := policies.Tokens(size / perToken)
 	p := r.plan(cut([]policies.Tokens{100, at, 100_000})...)

@@ -110,7 +110,7 @@ func (f *Fleet) bindProxy(bind func(*string) (net.Listener, error)) error {
 }
 
 // reserveEnvoyAddress finds an address that Envoy can bind. A free port that the kernel
-// chooses may be anybody's before Envoy has it, so it is looked for below those.
+// chooses may be taken before Envoy binds it, so it is chosen below those.
 func (f *Fleet) reserveEnvoyAddress(bind func(*string) (net.Listener, error)) error {
 	const lowest, ports, tries = 20_000, 10_000, 50
 	host, port, err := net.SplitHostPort(f.cfg.Fleet.Proxy.Listen)

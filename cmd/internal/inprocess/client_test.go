@@ -24,7 +24,7 @@ func slowly(t *testing.T, envoy string) *fleetHarness {
 }
 
 // under waits until a move of something is under way, and reports false when all
-// has gone before anybody saw it move.
+// has left before its migration was seen.
 func (r *fleetHarness) under(from string, what string, holds func(executor.Migration) bool) (found executor.Migration, seen bool) {
 	r.t.Helper()
 	r.wait(what, func() bool {

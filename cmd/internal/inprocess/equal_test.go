@@ -23,7 +23,7 @@ var identity = regexp.MustCompile(`"(id|created)":(?:"[^"]*"|[0-9]+)`)
 var pieces = regexp.MustCompile(`"(text|content)":"((?:[^"\\]|\\.)*)"|"(token_ids)":\[([0-9,]*)\]`)
 
 // joined is a stream with the texts and ids of its events taken out of them and
-// put together, and without the events of which then nothing is left to tell:
+// put together, and without events that are then empty:
 // those in the middle.
 func joined(answer string) string {
 	var text, ids strings.Builder

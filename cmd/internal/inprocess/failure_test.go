@@ -74,7 +74,7 @@ func (r *fleetHarness) short() error {
 }
 
 // brood begins long streams until two replicas of the first stage have some,
-// and tells them apart by who has them.
+// and groups them by replica.
 func (r *fleetHarness) brood(n int) map[string][]*live {
 	r.t.Helper()
 	out := make(map[string][]*live)
@@ -112,10 +112,10 @@ func TestEngineKilled(t *testing.T) {
 		if who := r.since(before); who["r0"] > 0 || who["r1"] == 0 {
 			t.Errorf("the next requests went to %v, want none at r0", who)
 		}
-		r.until("r0 is told of as unhealthy", func(s control.Status) bool { return health(s, "r0") == "unhealthy" })
+		r.until("r0 is reported as unhealthy", func(s control.Status) bool { return health(s, "r0") == "unhealthy" })
 		r.startEngine("r0")
 		r.wait("r0 serves again", func() bool { return r.placed["r0"].Load() > before["r0"] })
-		r.until("r0 is told of as healthy", func(s control.Status) bool { return health(s, "r0") == "healthy" })
+		r.until("r0 is reported as healthy", func(s control.Status) bool { return health(s, "r0") == "healthy" })
 		load.after(50)
 		load.stop()
 		load.report()
@@ -145,7 +145,7 @@ func TestFrontKilled(t *testing.T) {
 		}
 		r.startFront("r0")
 		r.wait("r0 serves again", func() bool { return r.placed["r0"].Load() > before["r0"] })
-		r.until("r0 is told of as healthy", func(s control.Status) bool { return health(s, "r0") == "healthy" })
+		r.until("r0 is reported as healthy", func(s control.Status) bool { return health(s, "r0") == "healthy" })
 		load.after(50)
 		load.stop()
 		load.report()

@@ -45,7 +45,7 @@ import (
 type Config struct {
 	// Fleet is the fleet. Addresses with port 0 get a free port. Required.
 	Fleet wiring.Fleet
-	// External leaves the engines to somebody else: the file's URLs are used
+	// External means that the engines run elsewhere: the file's URLs are used
 	// as they are. Otherwise every engine is emulated at its URL.
 	External bool
 	// Envoy is the path of an Envoy binary that carries the traffic; empty
@@ -58,7 +58,7 @@ type Config struct {
 	// gpuset.CUDA, which needs GPUs. "" means gpuset.Host.
 	Device string
 	// Machine is what this machine has, for migrators of real engines; see
-	// migratord.Config. nil: replicas tell of nothing but what the fleet file's topology
+	// migratord.Config. nil: replicas report only what the fleet file's topology
 	// says.
 	Machine func() *topology.Machine
 	// Drain bounds how long streams may go on once Run's context has ended; 0
@@ -315,7 +315,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 	stopBack()
 	var errs []error
 	for _, err := range []error{errEdge, errFronts, base.Wait()} {
-		// That a part was told to stop is no error of the others.
+		// A component that was stopped on purpose is no error.
 		if ctx.Err() == nil || !errors.Is(err, context.Canceled) {
 			errs = append(errs, err)
 		}

@@ -30,7 +30,7 @@ func TestFlips(t *testing.T) {
 			p.Epoch = r.object.Epoch + 1
 			load.expect(p)
 			if got := r.plan(p.Stages...); got.Epoch != p.Epoch {
-				t.Fatalf("stored as epoch %d, want %d: somebody else plans", got.Epoch, p.Epoch)
+				t.Fatalf("stored as epoch %d, want %d: another process plans", got.Epoch, p.Epoch)
 			}
 		}
 		r.plan(stages([]policies.Tokens{500, 4000}, ids(0, 1, 2), ids(3, 4), ids(5))...)

@@ -169,7 +169,7 @@ func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {
 // spare are the addresses of rigs that have ended.
 var spare = make(chan string, 1000)
 
-// address is one that is nobody else's until the test ends: a part that is killed
+// address is an address that no other process gets until the test ends: a part that is killed
 // finds it free when it is started again.
 func address(t *testing.T) (a string) {
 	select {

@@ -83,7 +83,7 @@ func linked(t *testing.T, streams int, topology ...string) (second []policies.Re
 	return second, crossed
 }
 
-// TestHandOversStayOnANode: with what the machines' topology says, migrators tell of
+// TestHandOversStayOnANode: with what the machines' topology says, migrators report
 // links, adjacent stages get one GPU of each joined pair, and hand-overs mostly stay on
 // a machine. Without it stages are spread over the machines all the same, and about half
 // of the hand-overs leave one.

@@ -10,7 +10,7 @@ import (
 
 // TestPaperRefines: with the paper's preset, the replicas of a stage propose
 // where its end should lie by what they and the next stage hold, and the
-// control plane publishes what they agree on: the cut moves, nobody changes
+// control plane publishes what they agree on: the boundary moves, no replica changes
 // its stage, and no request notices.
 func TestPaperRefines(t *testing.T) {
 	idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
@@ -29,7 +29,7 @@ func refines(t *testing.T, envoy string, edit func(*config.Fleet)) {
 	r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 4, edit: edit})
 	load := newTraffic(r, 24, 300, 300, 600, 1200)
 	const cut = policies.Tokens(20_000) // far too high: the second stage is idle
-	// What is refined before anybody looks is a plan of its own: none is waited for.
+	// A refinement before the first status is a plan of its own: do not wait for one.
 	r.write(policies.Plan{Model: llm, Stages: stages([]policies.Tokens{cut}, ids(0, 1), ids(2, 3))})
 	s := r.until("the cut has moved down twice", func(s control.Status) bool {
 		m := s.Models[0]

@@ -63,7 +63,7 @@ func (r *fleetHarness) residents(id string, movable int) (moving, fixed, others 
 	return moving, fixed, others
 }
 
-// faithful ends streams and checks that what they told is what the model says.
+// faithful ends streams and checks that their text is what the model generates.
 func (f *traffic) faithful(streams []*live) {
 	t := f.r.t
 	t.Helper()

@@ -179,7 +179,7 @@ func (r *fleetHarness) play(list []question) []string {
 			}
 			text := anonymous(body)
 			if q.stream {
-				text = told(text)
+				text = streamedText(text)
 			}
 			out[i] = fmt.Sprintf("%s %s\n%s", resp.Status, resp.Header.Get("content-type"), text)
 		})
@@ -221,10 +221,10 @@ func fiveStages() []policies.Stage {
 	return stages(cuts, ids(0), ids(1), ids(2), ids(3), ids(4, 5))
 }
 
-// told is what a stream tells: each member of its events with all that it is in
+// streamedText returns the content of a stream: each member of its events with all that it is in
 // turn, and the events without them, each kind once. How many tokens an event
 // has depends on how fast it is read.
-func told(answer string) string {
+func streamedText(answer string) string {
 	members := make(map[string]string)
 	var kinds []string
 	for event := range strings.SplitSeq(answer, "\n\n") {
@@ -251,8 +251,8 @@ func told(answer string) string {
 var varying = regexp.MustCompile(`,?"(text|content|role|finish_reason|stop_reason|token_ids|prompt_token_ids|system_fingerprint)":("(?:[^"\\]|\\.)*"|\[[0-9,]*\]|null)`)
 
 // cached is how much of its prompt an engine had. The engine that began an
-// answer tells when it ends it, or hands it over; after a move by re-prompting
-// nobody knows.
+// answer reports when it ends, or is handed over; after a migration by re-prompting
+// it is unknown.
 var cached = regexp.MustCompile(`"cached_tokens":([0-9]+|null)`)
 
 // TestSameAnswers: a trace of all kinds of requests, played to a fleet whose

@@ -28,7 +28,7 @@ func starve(busy int, d time.Duration) {
 }
 
 // TestStarved: a machine that has no time for seconds, again and again, is slow
-// and nothing else. Nobody is taken for dead so that a request would fail for it.
+// and nothing else. No component is taken for dead in a way that fails a request.
 func TestStarved(t *testing.T) {
 	if !everything {
 		t.Skip("starves the machine that other tests run on; set CASCADE_TEST_ALL=1")

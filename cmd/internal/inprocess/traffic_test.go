@@ -22,7 +22,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// oracle tells what every replica has to answer: an engine of the same model,
+// oracle computes the answer that every replica must give: an engine of the same model,
 // as fast as this machine.
 type oracle struct {
 	server *httptest.Server
@@ -219,7 +219,7 @@ func newTraffic(r *fleetHarness, workers, output int, sizes ...int) *traffic {
 	return f
 }
 
-// expect tells of a plan before it can route anything.
+// expect announces a plan before it can route requests.
 func (f *traffic) expect(p policies.Plan) { f.plans.Store(p.Epoch, p) }
 
 // dies kills a part of the fleet. Requests that were under way may be cut by

@@ -19,7 +19,7 @@ type linkCache struct {
 
 	mu           sync.Mutex
 	machine      *topology.Machine // that own was made of
-	gpuUnknown   bool              // and whether the pool was on a GPU that nobody named
+	gpuUnknown   bool              // and whether the pool was on a GPU that no report named
 	own          links.Topology
 	wire         *xds.Site // own, for others; another one when it says something else
 	peers        map[policies.ReplicaID]*peerLinks
@@ -35,7 +35,7 @@ const toPeersMaxAge = time.Second
 
 // peerLinks are the links to and from one peer.
 type peerLinks struct {
-	reported *xds.Site // that site was made of; nil: nothing was told
+	reported *xds.Site // that site was made of; nil: no report
 	node     string
 	own      *xds.Site  // that the rest was worked out for
 	to       links.Path // the way there, by the fleet file's rates
@@ -105,17 +105,17 @@ func (d *Daemon) site() *xds.Site {
 func (d *Daemon) peerLinksLocked(id policies.ReplicaID) *peerLinks {
 	n := &d.linkCache
 	d.updateSiteLocked()
-	told, node := d.network.Site(id), d.controlView.node(id)
+	reported, node := d.network.Site(id), d.controlView.node(id)
 	if node == "" {
 		r, _ := d.replicaLocked(id)
 		node = r.Node
 	}
 	p := n.peers[id]
-	if p != nil && p.reported == told && p.node == node && p.own == n.wire {
+	if p != nil && p.reported == reported && p.node == node && p.own == n.wire {
 		return p
 	}
-	p = &peerLinks{reported: told, node: node, own: n.wire}
-	there := d.peerSiteLocked(id, told, node)
+	p = &peerLinks{reported: reported, node: node, own: n.wire}
+	there := d.peerSiteLocked(id, reported, node)
 	p.to = d.cfg.Fleet.Links().BestPath(n.own, there)
 	if n.own.Known && there.Known {
 		p.from = links.Paths(there, n.own)
@@ -132,9 +132,9 @@ const maxPeerLinks = 1 << 15
 
 // peerSiteLocked returns where a peer is: as it reported; else, on a host with
 // a known description, as the fleet file says; else its node only.
-func (d *Daemon) peerSiteLocked(id policies.ReplicaID, told *xds.Site, node string) links.Topology {
-	if told != nil {
-		if s, err := topologywire.Decode(told); err == nil {
+func (d *Daemon) peerSiteLocked(id policies.ReplicaID, reported *xds.Site, node string) links.Topology {
+	if reported != nil {
+		if s, err := topologywire.Decode(reported); err == nil {
 			s.Host = node
 			return s
 		}

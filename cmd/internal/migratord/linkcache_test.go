@@ -57,7 +57,7 @@ func newLinkDaemon(t *testing.T) *Daemon {
 }
 
 // TestDistances: without a machine the fleet file's two rates hold; with one, its
-// links do, before any peer has told of itself.
+// links do, before any peer has reported.
 func TestDistances(t *testing.T) {
 	d := newLinkDaemon(t)
 	for id, want := range map[policies.ReplicaID]policies.Micros{"r1": 5, "r3": 5, "r4": 40, "stranger": 40} {
@@ -87,7 +87,7 @@ func TestDistances(t *testing.T) {
 	}
 }
 
-// TestSite is told once, until it is another one.
+// TestSite: a site is reported once, until it changes.
 func TestSite(t *testing.T) {
 	d := newLinkDaemon(t)
 	blind := d.site()
@@ -102,7 +102,7 @@ func TestSite(t *testing.T) {
 	}
 	m = pairedGPUs("another name") // looked again
 	if d.site() != seen {
-		t.Error("what says the same is told again")
+		t.Error("an unchanged site is reported again")
 	}
 	m = pairedGPUs("another name")
 	m.GPUs[0].Health.Lost = "it has fallen off the bus"
@@ -118,7 +118,7 @@ func TestSite(t *testing.T) {
 
 // TestSiteRDMA: the port that others hear of, and that the transport opens, is the one
 // that the fleet file names; there is none where it has switched RDMA off. What it says
-// of peers that have told nothing yet is taken as well.
+// of peers that have not reported is used as well.
 func TestSiteRDMA(t *testing.T) {
 	m := pairedGPUs("a")
 	m.Libraries[1].Missing = ""
@@ -144,8 +144,8 @@ func TestSiteRDMA(t *testing.T) {
 		d.updateSiteLocked()
 		peer := d.peerSiteLocked("r1", nil, "a")
 		d.linkCache.mu.Unlock()
-		if told := d.site(); told.GetRdma().GetName() != c.port || told.GetRdma().GetRate() != c.rate || !strings.Contains(told.GetVerbs(), c.none) || (told.GetVerbs() == "") != (c.none == "") {
-			t.Errorf("%+v: it tells %v", c, told)
+		if site := d.site(); site.GetRdma().GetName() != c.port || site.GetRdma().GetRate() != c.rate || !strings.Contains(site.GetVerbs(), c.none) || (site.GetVerbs() == "") != (c.none == "") {
+			t.Errorf("%+v: it reports %v", c, site)
 		}
 		if (peer.RDMA == nil) != (c.port == "") || peer.RDMA != nil && (peer.RDMA.Name != c.port || int64(peer.RDMA.Rate) != c.rate) || (peer.Verbs == "") != (c.none == "") {
 			t.Errorf("%+v: of r1 it takes %+v", c, peer)

@@ -29,7 +29,7 @@ func TestLiveness(t *testing.T) {
 			t.Error("dead although a stream goes on")
 		}
 		if s.isAlive("c") {
-			t.Error("nobody knows c")
+			t.Error("c is unknown")
 		}
 	})
 }

@@ -104,7 +104,7 @@ func transferEnvelope(seller string, number uint64, kind transfer.Kind, request 
 	return &api.Envelope{From: "r1", Body: &api.Envelope_Transfer{Transfer: &api.Transfer{Kind: uint32(kind), Seller: seller, Number: number, Request: request}}}
 }
 
-// TestIsForPredecessor: an earlier process is told of its own deals and its clients'
+// TestIsForPredecessor: an earlier process gets the messages of its own deals and its clients'
 // streams, and of nothing else.
 func TestIsForPredecessor(t *testing.T) {
 	d := &Daemon{id: "r0", startedAt: time.UnixMicro(1000)}

@@ -15,7 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// TestPeerRPC checks that the peers' port tells the two services apart, and has one
+// TestPeerRPC checks that the peers' port distinguishes the two services, and has one
 // alone without RDMA.
 func TestPeerRPC(t *testing.T) {
 	network, err := peer.New(peer.Config{Self: "a", Handle: func(policies.ReplicaID, *api.Envelope) {}})

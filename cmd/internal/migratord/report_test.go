@@ -35,7 +35,7 @@ func TestMigrationsFitIntoReport(t *testing.T) {
 	}
 }
 
-// TestRoutesFitIntoReport: what is wrong is told before what is not.
+// TestRoutesFitIntoReport: unhealthy routes are reported first.
 func TestRoutesFitIntoReport(t *testing.T) {
 	why := errors.New("why")
 	paths := []transport.Path{{Transport: "cuda", Err: fmt.Errorf("cuda: %w", transport.ErrUnsupportedMemory)}, {Transport: "shm", Err: why}, {Transport: "tcp"}}

@@ -88,9 +88,9 @@ func TestNoCollector(t *testing.T) {
 	}
 }
 
-// TestNobodyAsks: without an endpoint there is no tracer, and what is there is
+// TestNoEndpoint: without an endpoint there is no tracer, and what is there is
 // of no harm.
-func TestNobodyAsks(t *testing.T) {
+func TestNoEndpoint(t *testing.T) {
 	for _, env := range []map[string]string{
 		{}, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x:4317", "OTEL_SDK_DISABLED": "true"}, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x:4317", "OTEL_TRACES_EXPORTER": "none"},
 	} {

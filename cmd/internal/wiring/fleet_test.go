@@ -85,7 +85,7 @@ func TestRegistry(t *testing.T) {
 	if _, err := f.Replica("r9"); err == nil || !strings.Contains(err.Error(), `["r0" "r1"]`) {
 		t.Errorf("an unknown replica: %v", err)
 	}
-	if m, ok := f.Model("nobody"); ok {
+	if m, ok := f.Model("unknown"); ok {
 		t.Errorf("an unknown model: %+v", m)
 	}
 }

@@ -98,6 +98,6 @@ func TestLoadRefuses(t *testing.T) {
 		t.Errorf("no key: %v", err)
 	}
 	if _, err := New("", now); err == nil {
-		t.Error("an authority of nobody")
+		t.Error("an authority without a trust domain")
 	}
 }

@@ -20,7 +20,7 @@ import (
 )
 
 // asService makes this binary the length service of the benchmark's view: a
-// process of its own, so that what it costs can be told from what the client
+// process of its own, so that its cost can be separated from what the client
 // and the upstreams cost.
 const asService = "CASCADE_ESTIMATORS_SERVICE"
 
@@ -79,7 +79,7 @@ func alone(b *testing.B) (address string, pid int) {
 // tick is the unit of /proc's times on every Linux that Go runs on.
 const tick = 10 * time.Millisecond
 
-// cpu is the time that a process has used so far; 0 where nobody tells.
+// cpu is the time that a process has used so far; 0 if unknown.
 func cpu(pid int) time.Duration {
 	if pid == 0 {
 		return 0
@@ -101,7 +101,7 @@ func cpu(pid int) time.Duration {
 	return sum
 }
 
-// rss is the memory of a process in MiB, 0 where nobody tells.
+// rss is the memory of a process in MiB, 0 if unknown.
 func rss(pid int) float64 {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
 	if err != nil {
@@ -121,7 +121,7 @@ const concurrency = 16
 // length to a host of one model, and bodies with one to a host of several, where
 // content-length has no answer. Each has an Envoy of its own, and they take turns,
 // so that what else the machine does meets all of them alike. The client, Envoy,
-// the length service and the upstreams share the machine; CPU is told apart.
+// the length service and the upstreams share the machine; CPU is measured per process.
 func BenchmarkEstimators(b *testing.B) {
 	estimators := []resources.Estimator{resources.ContentLength, resources.ExtProc, resources.Wasm}
 	rigs := make(map[resources.Estimator]*rig)

@@ -93,7 +93,7 @@ func TestTrapFailsOpen(t *testing.T) {
 	}
 }
 
-// TestSlowBody: a body that comes slowly is waited for, and holds nobody else up.
+// TestSlowBody: a slow body is waited for, and delays no other request.
 func TestSlowBody(t *testing.T) {
 	v := view()
 	v.Settings.Estimator, v.Settings.Module = resources.Wasm, module(t)

@@ -71,7 +71,7 @@ func module(t testing.TB) *resources.EstimatorModule {
 	return m
 }
 
-// rig is an Envoy between a client and upstreams that tell what they got.
+// rig is an Envoy between a client and upstreams that report the requests they got.
 type rig struct {
 	t      testing.TB
 	view   resources.View
@@ -156,7 +156,7 @@ func start(t testing.TB, v resources.View) *rig {
 const enough = 16
 
 // serves waits until every worker of an Envoy that has just started knows its
-// replicas: it may have waited for less time than a busy machine takes to tell them.
+// replicas: it may have waited for less time than a busy machine takes to send them.
 func (r *rig) serves() {
 	r.t.Helper()
 	give := time.Now().Add(time.Minute)
@@ -200,7 +200,7 @@ func (r *rig) marks(with bool) {
 	}
 }
 
-// until waits for a state of the slot, told by its statistics.
+// until waits until the statistics of the slot show a state.
 func (r *rig) until(what string, reached func(map[string]int64) bool) {
 	r.t.Helper()
 	const prefix = "extension_config_discovery.http_filter." + resources.LengthFilter + "."

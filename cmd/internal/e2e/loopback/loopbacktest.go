@@ -1,4 +1,4 @@
-// Package loopback has addresses for the parts of a test that are told where to listen:
+// Package loopback provides loopback addresses for the listeners of tests:
 // processes, and what is stopped and started again.
 //
 // Invariant: an address is given to one test alone, whatever other processes of tests
@@ -32,7 +32,7 @@ type Failer interface {
 	Fatalf(format string, args ...any)
 }
 
-// Addresses returns n addresses of loopback on which nobody listens now. Any
+// Addresses returns n loopback addresses on which no process listens now. Any
 // goroutine may call it that may call t.Fatalf, which is called where the machine
 // has none left.
 func Addresses(t Failer, n int) []string {

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// asked is set for a process that is to tell what addresses it gets.
+// asked is set for a process that prints the addresses that it gets.
 const asked = "CASCADE_TEST_ADDRESSES"
 
 func TestMain(m *testing.M) {
@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 		fmt.Println(a)
 	}
 	fmt.Println()
-	_, _ = io.Copy(io.Discard, os.Stdin) // until nobody is interested any more
+	_, _ = io.Copy(io.Discard, os.Stdin) // until the parent closes it
 }
 
 // dies is the Failer of such a process.
@@ -30,7 +30,7 @@ type dies struct{}
 func (dies) Fatalf(format string, args ...any) { log.Fatalf(format, args...) }
 
 // TestAddresses has several processes ask for more than a block each: none gets what
-// another one has, though nobody listens there.
+// another one has, though no process listens there.
 func TestAddresses(t *testing.T) {
 	had := map[string]int{}
 	for _, a := range Addresses(t, 3*block) {

@@ -366,7 +366,7 @@ func gauge(page, name string) (sum float64, ok bool) {
 }
 
 // busy are the metrics of an engine that are 0 when it has nothing to do and
-// nobody's blocks.
+// no request's blocks.
 var busy = [...]string{"vllm:num_requests_running", "vllm:num_requests_waiting", "cascade_emulator_frozen_requests", "cascade_emulator_reserved_blocks"}
 
 // awaitEmpty waits until nothing runs, stands still or is reserved at the

@@ -87,7 +87,7 @@ func grow(f *fleet, streams []*held) {
 	}
 }
 
-// release has the clients leave and checks what they were told: the answer's
+// release makes the clients leave and checks what they received: the answer's
 // beginning, byte for byte.
 func release(f *fleet, o *oracle, streams []*held) {
 	f.t.Helper()

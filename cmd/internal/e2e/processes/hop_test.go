@@ -264,7 +264,7 @@ func (h *hop) run(name string, s step, f fault) (came bool) {
 	if wrong := len(running.bad); wrong > running.cut || wrong > 0 && !f.cuts {
 		h.t.Errorf("%s: %d of %d streams are wrong: %q", name, len(running.bad), hopping, running.bad)
 	}
-	// Engines keep what nobody releases for ever, so that a wait of any length finds
+	// Engines keep unreleased blocks for ever, so that a wait of any length finds
 	// it, and says nothing of the machine.
 	h.awaitEmpty(h.replicas...)
 	h.source, h.target = h.target, h.source

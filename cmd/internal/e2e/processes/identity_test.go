@@ -115,7 +115,7 @@ func TestControlPlanesWithIdentities(t *testing.T) {
 	}
 	after := f.envoy.Stats(counted)
 	if len(after) < policies.MaxStages {
-		t.Errorf("too few statistics to tell: %v", after)
+		t.Errorf("too few statistics: %v", after)
 	}
 	for name, n := range after {
 		if before[name] != n {

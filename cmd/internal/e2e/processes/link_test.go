@@ -127,7 +127,7 @@ func (l *link) set(s state) {
 }
 
 // onMessage has watch asked about every message about a move, before it goes on;
-// it goes on where watch says so. nil: nobody.
+// it goes on where watch says so. nil: no function.
 func (l *link) onMessage(watch func(c crossing) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -159,6 +159,6 @@ func TestCommandsAtEither(t *testing.T) {
 	a.cascade("plan", "unpin", llm, "--by", "ben")
 	agree(t, f, "no pin", func(o outline) bool { return !o.pinned })
 	if x, y := a.cascade("plan", "history"), b.cascade("plan", "history"); x == "" || x != y {
-		t.Errorf("a tells this history:\n%s\nand b that:\n%s", x, y)
+		t.Errorf("history of a:\n%s\nhistory of b:\n%s", x, y)
 	}
 }

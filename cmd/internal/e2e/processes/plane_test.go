@@ -78,7 +78,7 @@ func (p *plane) post(path string) (int, error) {
 }
 
 // freeze has the control plane stand still, with SIGSTOP, at a moment at which it
-// does not have the lock of the plan object: nobody could write it then.
+// does not have the lock of the plan object: no process could write it then.
 func (p *plane) freeze() {
 	p.f.t.Helper()
 	lock, err := os.Open(p.f.path("state/plan.json.lock"))
@@ -143,7 +143,7 @@ type record struct {
 	stop func()
 
 	mu      sync.Mutex
-	holders []string // of the planning lease, one after the other; "" for nobody
+	holders []string // of the planning lease, one after the other; "" for none
 	writes  int      // that were seen
 	last    store.Object
 	plans   map[string]policies.Plan // by model and epoch
@@ -214,7 +214,7 @@ func (r *record) held() []string {
 	return append([]string(nil), out...)
 }
 
-// await waits until the lease is somebody's.
+// await waits until a control plane holds the lease.
 func (r *record) await(holder string) time.Time {
 	r.t.Helper()
 	until(r.t, holder+" has the planning lease", func() bool {

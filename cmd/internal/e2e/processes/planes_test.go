@@ -17,7 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
-// takeover bounds the time without anybody who plans: the lease and a renewal,
+// takeover bounds the time without a leader: the lease and a renewal,
 // and what machines take.
 const takeover = 5 * time.Second
 
@@ -124,7 +124,7 @@ func TestPlannerDies(t *testing.T) {
 	b.cascade("drain", "r0", "--wait", "--timeout", patience.String())
 	e := b.await("the Envoy has the plan without r0", epoch(2)).Epoch
 
-	// The one that was killed comes back, and does as it is told.
+	// The killed one restarts, and follows.
 	a.start()
 	a.await("follows b", follows("b"))
 	a.cascade("undrain", "r0")
@@ -134,7 +134,7 @@ func TestPlannerDies(t *testing.T) {
 		t.Errorf("the lease was held by %q, want a and then b", got)
 	}
 
-	// Nobody is there: requests are answered, and streams go on from before until
+	// No control plane runs: requests are answered, and streams go on from before until
 	// both are back.
 	var long sync.WaitGroup
 	for i := range 4 {
@@ -218,7 +218,7 @@ func TestControlPlanesRoll(t *testing.T) {
 			if code, err := p.post(path); err == nil && code == http.StatusOK {
 				taken.Add(1)
 			} else {
-				refused.Add(1) // nobody is there, or not yet
+				refused.Add(1) // no control plane runs yet
 			}
 		}
 	})
@@ -269,7 +269,7 @@ func TestControlPlanesRoll(t *testing.T) {
 	load.report()
 	plans.stop()
 	sent := f.wire.since(t, start)
-	t.Logf("%d orders, %d more that nobody took; the plan object was written %d times, epoch %d; sent %v on %d streams",
+	t.Logf("%d orders, %d more that were refused; the plan object was written %d times, epoch %d; sent %v on %d streams",
 		taken.Load(), refused.Load(), plans.writes, plans.last.Epoch, kinds(sent), f.wire.count().streams)
 	f.awaitEmpty(f.replicas...)
 }

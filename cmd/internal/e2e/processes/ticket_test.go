@@ -62,7 +62,7 @@ func TestStolenTickets(t *testing.T) {
 		for _, o := range c.Offers {
 			try("no ticket", o, nil, target)
 			try("another's ticket", o, o.Ticket, "r7")
-			try("nobody's ticket", o, o.Ticket, "")
+			try("ticket of no source", o, o.Ticket, "")
 		}
 		seen = append(seen, c.Offers...)
 		return true

@@ -174,8 +174,8 @@ func moves(t *testing.T, f *fleet, want string) {
 }
 
 // strangers comes to every port of a migrator but those for clients and for
-// operators: without the fleet's certificate nobody hears a byte, and with it
-// nobody gets blocks without a ticket.
+// operators: without the fleet's certificate a client gets no byte, and with it
+// none gets blocks without a ticket.
 func strangers(t *testing.T, f *fleet, ca *authority) {
 	r := f.replicas[0]
 	transports := 0
@@ -183,7 +183,7 @@ func strangers(t *testing.T, f *fleet, ca *authority) {
 		if address == r.Address || address == r.Admin {
 			continue
 		}
-		for who, c := range map[string]*tls.Config{"nobody": (*authority)(nil).client(ca), "a stranger": newAuthority(t).client(ca)} {
+		for who, c := range map[string]*tls.Config{"no certificate": (*authority)(nil).client(ca), "a stranger": newAuthority(t).client(ca)} {
 			if err := visit(address, c, nil); err == nil {
 				t.Errorf("%s listens to %s", address, who)
 			}
@@ -212,13 +212,13 @@ func visit(address string, c *tls.Config, ticket []byte) error {
 }
 
 // listening lists the addresses of loopback on which a process accepts, by what
-// the kernel tells of it.
+// the kernel reports it.
 func listening(t *testing.T, pid int) []string {
 	t.Helper()
 	own := map[string]bool{}
 	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 	if err != nil || len(links) == 0 {
-		t.Skip("no /proc tells what a process listens on")
+		t.Skip("no /proc lists the sockets of a process")
 	}
 	for _, l := range links {
 		if to, err := os.Readlink(l); err == nil {

@@ -19,7 +19,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
 )
 
-// oracle tells what every replica has to answer.
+// oracle computes the answer that every replica must give.
 type oracle struct {
 	url    string
 	client *http.Client
@@ -140,7 +140,7 @@ func prompt(seed, words, output int) []byte {
 	return fmt.Appendf(nil, `{"model":%q,"prompt":"%d %s","max_tokens":%d,"ignore_eos":true}`, llm, seed, b.String(), output)
 }
 
-var lexicon = strings.Fields("the replica gave its longest request away before anybody asked and nobody who read along could tell when")
+var lexicon = strings.Fields("the replica gave its longest request away before its peers asked and no client that read along could see when")
 
 // one makes one request and checks the answer.
 func (l *traffic) one(body []byte, stream bool) error {

@@ -124,7 +124,7 @@ func TestElderMoves(t *testing.T) {
 			release(f, o, streams)
 			old.wait()
 			if n := f.tally(); n < 2*hopping {
-				t.Errorf("%d moves are told, want %d", n, 2*hopping)
+				t.Errorf("%d migrations are reported, want %d", n, 2*hopping)
 			}
 			f.awaitEmpty(f.replicas...)
 		})
