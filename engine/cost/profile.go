@@ -50,9 +50,9 @@ type Profile struct {
 	// one rank: the all-reduces of its layers.
 	ReduceSeconds float64 `json:"reduce_seconds"`
 
-	TransferBase float64 `json:"transfer_base"` // seconds of stall per hand-over of a running request
+	TransferBase float64 `json:"transfer_base"` // seconds of stall per migration of a running request
 	// LinkRate is bytes per second between two replicas; 0 means unknown, and
-	// a hand-over then costs TransferBase alone.
+	// a migration then costs TransferBase alone.
 	LinkRate float64 `json:"link_rate"`
 
 	FitError FitError `json:"fit_error"`

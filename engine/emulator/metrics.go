@@ -75,8 +75,8 @@ func newMetrics(e *Engine) *metrics {
 	own := func(name, help string) *prometheus.Desc {
 		return prometheus.NewDesc("cascade_emulator_"+name, help, nil, labels)
 	}
-	m.frozen = own("frozen_requests", "Requests that keep their KV blocks and generate nothing, while they are handed over.")
-	m.reserved = own("reserved_blocks", "KV blocks set aside for requests that are to be handed over.")
+	m.frozen = own("frozen_requests", "Requests that are frozen while they migrate.")
+	m.reserved = own("reserved_blocks", "KV blocks reserved for requests that migrate to this engine.")
 	m.ends = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "vllm:request_success_total", Help: "Requests finished, by reason.", ConstLabels: labels}, []string{"finished_reason"})
 	m.lag = prometheus.NewCounter(prometheus.CounterOpts{Name: "cascade_emulator_lag_seconds_total", Help: "Time that this machine was too slow to emulate; a run with any is not to be trusted.", ConstLabels: labels})
 	registry.MustRegister(m.ends, m.lag, m)

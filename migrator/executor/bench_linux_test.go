@@ -35,12 +35,12 @@ const (
 
 // fakePool is an engine with one request of any length, which generates six blocks
 // while its first round is pulled. It answers in no time, so that what is
-// measured is the move.
+// measured is the migration.
 type fakePool struct {
 	memory *transport.Memory
 	ids    []uint32
 	blocks []uint32
-	length int // when a move begins
+	length int // when a migration begins
 	more   int // generated since: while the first round was pulled
 	// froze is called before a freeze is answered, moved when its stream has moved;
 	// either may be nil.
@@ -102,7 +102,7 @@ func (*fakePool) MarkFilled(context.Context, string, int, []uint32, int) error {
 func (*fakePool) AbandonSession(error)                                         {}
 func (*fakePool) Release(context.Context, string) error                        { return nil }
 
-// fakeFrontEnd is a front whose streams go on at the target as soon as that adopts.
+// fakeFrontEnd is a front end whose streams go on at the target as soon as that adopts.
 type fakeFrontEnd struct {
 	slab   *fakePool
 	target *executor.Executor
@@ -223,7 +223,7 @@ func carriers(tb testing.TB) map[string]func(name string, s *fakePool) (transpor
 	}
 }
 
-// BenchmarkStall is the time from a request's freeze to its front's word that
+// BenchmarkStall is the time from a request's freeze to its front end's word that
 // the target goes on with it, all in one process: manifest, pull of the last
 // blocks, verification, hand-over. It must not grow with the request, but for
 // what the rounds of a long one leave of the caches: 256 tokens are also measured
@@ -266,7 +266,7 @@ func touch(b []byte) {
 	}
 }
 
-// TestStallAllocates: between the freeze and the front's word no copy of the
+// TestStallAllocates: between the freeze and the front end's word no copy of the
 // request is made, neither of its ids nor of its block table, at either side. A
 // copy of the longer one's ids alone has 512 KiB.
 func TestStallAllocates(t *testing.T) {

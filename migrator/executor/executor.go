@@ -198,15 +198,15 @@ func (m *Executor) PeerGone(peer policies.ReplicaID) {
 // Adopt lets the engine adopt the blocks of a live migration for the front end of its
 // request: once, and only while the migration is ready here. It implements
 // frontend.Adopter.
-func (m *Executor) Adopt(move, request string, front policies.ReplicaID) (json.RawMessage, error) {
-	deal, err := parseDeal(move)
+func (m *Executor) Adopt(migration, request string, frontEnd policies.ReplicaID) (json.RawMessage, error) {
+	deal, err := parseDeal(migration)
 	if err != nil {
 		return nil, err
 	}
 	answer := make(chan error, 1)
 	if !m.post(func() {
 		m.adoptAnswer = answer
-		m.step(transfer.Event{Kind: transfer.AdoptRequested, Deal: deal, Peer: front, Request: transfer.Request{ID: request}})
+		m.step(transfer.Event{Kind: transfer.AdoptRequested, Deal: deal, Peer: frontEnd, Request: transfer.Request{ID: request}})
 		m.adoptAnswer = nil
 	}) {
 		answer <- errors.New("the migration executor has stopped")
@@ -220,9 +220,9 @@ func (m *Executor) Adopt(move, request string, front policies.ReplicaID) (json.R
 		err = errors.New("the migration executor did not answer in time")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("adopt %s for %s: %w", move, front, err)
+		return nil, fmt.Errorf("adopt %s for %s: %w", migration, frontEnd, err)
 	}
-	return json.Marshal(map[string]string{"cascade_reservation": move})
+	return json.Marshal(map[string]string{"cascade_reservation": migration})
 }
 
 var _ frontend.Adopter = (*Executor)(nil)

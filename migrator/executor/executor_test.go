@@ -32,7 +32,7 @@ func prompt(seed, n int) []uint32 {
 	return ids
 }
 
-// runInFleet runs a test in a world that is set up by prepare and checked at the end.
+// runInFleet runs a test in a fleet that is set up by prepare and checked at the end.
 func runInFleet(t *testing.T, replicas int, link int64, test func(t *testing.T, w *fleet)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFleet(replicas, link, carryInside)
@@ -63,7 +63,7 @@ func (n *replica) waitForEnd(t *testing.T) executor.Migration {
 	return all[len(all)-1]
 }
 
-// TestMigrationChain moves a request around, its front among the holders: nothing is
+// TestMigrationChain moves a request around, its front end among the holders: nothing is
 // chained, and both sides report each migration.
 func TestMigrationChain(t *testing.T) {
 	runInFleet(t, 4, 0, func(t *testing.T, w *fleet) {
@@ -112,7 +112,7 @@ func TestOtherEngines(t *testing.T) {
 	})
 }
 
-// TestLinkIsPaced moves over a link whose speed decides, and grows on the way.
+// TestLinkIsPaced migrations over a link whose speed decides, and grows on the way.
 func TestLinkIsPaced(t *testing.T) {
 	runInFleet(t, 2, 400_000, func(t *testing.T, w *fleet) { // 400 tokens a second
 		w.replicas[0].frontEnd.startStream("a/1", prompt(1, 100), 400, w.replicas[0])
@@ -195,7 +195,7 @@ func TestAdoptRefuses(t *testing.T) {
 	}
 }
 
-// TestFrontEnds names the front of a request that is being handed over, whether it
+// TestFrontEnds names the front end of a request that is being handed over, whether it
 // still runs there or not.
 func TestFrontEnds(t *testing.T) {
 	runInFleet(t, 2, 0, func(t *testing.T, w *fleet) {
@@ -378,7 +378,7 @@ func TestUnresponsiveEngine(t *testing.T) {
 	})
 }
 
-// TestSpans has each side's part in a move as a span, and its steps below it.
+// TestSpans has each side's part in a migration as a span, and its steps below it.
 func TestSpans(t *testing.T) {
 	spans := tracetest.NewSpanRecorder()
 	tracer = sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)).Tracer("test")

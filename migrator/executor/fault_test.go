@@ -13,24 +13,24 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// points are the steps of a move at which something can go wrong: messages on
-// their way, calls to engines, pulls, and what the front does.
+// points are the steps of a migration at which something can go wrong: messages on
+// their way, calls to engines, pulls, and what the front end does.
 var points = []string{
 	"open", "accept", "round", "manifest", "pulled", "pulling", "ready", "commit", "query", "pending", "committed", "reverted", "ended", "rejected", "abort",
 	"reserve", "table", "freeze", "thaw", "drop call", "mark filled", "release", "ticket", "pull", "move", "adopt", "start", "first",
 }
 
-// primers are faults that make a move come to a step which it does not come to
+// primers are faults that make a migration come to a step which it does not come to
 // by itself.
 var primers = map[string]string{
 	"query": "part at commit", "pending": "reorder at commit", "reverted": "refuse at start", "ended": "client leaves at ready", "abort": "refuse at mark filled",
 	"thaw": "refuse at start", "rejected": "moved away at freeze",
 }
 
-// remoteFrontEndPoints are the steps that no move comes to whose source is the front.
+// remoteFrontEndPoints are the steps that no migration comes to whose source is the front end.
 var remoteFrontEndPoints = map[string]bool{"commit": true, "query": true, "pending": true, "committed": true, "reverted": true, "ended": true, "rejected": true}
 
-// scene is one run: replicas, streams, moves of theirs, and what goes wrong.
+// scene is one run: replicas, streams, migrations of theirs, and what goes wrong.
 type scene struct {
 	*fleet
 	source, target, frontEnd *replica // of the first move
@@ -83,7 +83,7 @@ var kinds = []faultKind{
 var primerKinds = []faultKind{
 	{"part", func(s *scene, _ *rand.Rand) verdict { s.cut(s.source, s.frontEnd, 1500*time.Millisecond); return goOn }},
 	{"moved away", func(s *scene, _ *rand.Rand) verdict {
-		// The front takes the leg for lost while its source still moves it.
+		// The front end takes the leg for lost while its source still moves it.
 		f := s.frontEnd.frontEnd
 		s.wg.Go(func() {
 			f.mu.Lock()
@@ -100,7 +100,7 @@ func randomOutage(r *rand.Rand) time.Duration {
 }
 
 // play runs a scene of replicas whose carriers carry makes; in a grid the seed says
-// which of them is the front, and the faults come as early as they can. It returns
+// which of them is the front end, and the faults come as early as they can. It returns
 // what it broke, "" for nothing. reached reports whether all faults have happened.
 func play(carry func(*replica) carrier, seed uint64, grid bool, faults ...string) (broken string, reached bool, moves int) {
 	rng := rand.New(rand.NewPCG(seed, 9))
@@ -109,7 +109,7 @@ func play(carry func(*replica) carrier, seed uint64, grid bool, faults ...string
 		link = int64(10_000 + rng.IntN(1_000_000)) // 10 ms to 1 s for a request
 	}
 	if grid {
-		link = 1_000_000 // so that moves are not too late by themselves
+		link = 1_000_000 // so that migrations are not too late by themselves
 	}
 	w := newFleet(3+rng.IntN(2), link, carry)
 	order := shuffled(rng, w.replicas)
@@ -184,7 +184,7 @@ func (s *scene) abort() {
 // TestFaultAtEveryStep injects each fault at each step.
 func TestFaultAtEveryStep(t *testing.T) { everyStep(t, kinds, 1, carryInside) }
 
-// everyStep injects each of some faults at each step of moves over a carrier; with a
+// everyStep injects each of some faults at each step of migrations over a carrier; with a
 // stride of n at each nth, which are others for each fault, and where blocks are pulled.
 func everyStep(t *testing.T, kinds []faultKind, stride int, carry func(*replica) carrier) {
 	all := os.Getenv("CASCADE_TEST_ALL") != ""
@@ -197,7 +197,7 @@ func everyStep(t *testing.T, kinds []faultKind, stride int, carry func(*replica)
 					missed = slices.DeleteFunc(missed, func(m string) bool { return m == p })
 					continue
 				}
-				// Each step with each of source, target and a third replica as the front, four
+				// Each step with each of source, target and a third replica as the front end, four
 				// times. In a hurry until one has come to it: which one does is the
 				// scheduler's choice where a device does the copying.
 				first := (i + kind) % 3
@@ -229,7 +229,7 @@ func everyStep(t *testing.T, kinds []faultKind, stride int, carry func(*replica)
 				}
 			}
 			if len(missed) > 0 {
-				t.Errorf("no move came to %v", missed)
+				t.Errorf("no migration came to %v", missed)
 			}
 		})
 	}

@@ -15,12 +15,12 @@ import (
 // switchHolder continues a stream of this replica's front end at another replica.
 func (m *Executor) switchHolder(a transfer.Action) {
 	k, msg := key{front, a.Deal}, a.Message
-	move := frontend.Migration{Stream: msg.Request, From: msg.From, Epoch: msg.Epoch, To: frontend.Target{Replica: msg.Target, Address: m.cfg.Address(msg.Target)},
+	migration := frontend.Migration{Stream: msg.Request, From: msg.From, Epoch: msg.Epoch, To: frontend.Target{Replica: msg.Target, Address: m.cfg.Address(msg.Target)},
 		Length: int(msg.Length), Hash: msg.Hash, Cached: int(msg.Cached)}
 	if msg.Mode == transfer.Live {
-		move.Reservation = a.Deal.String()
+		migration.Reservation = a.Deal.String()
 	} else {
-		move.Cached = -1
+		migration.Cached = -1
 	}
 	until := m.clockTime(a.Deadline)
 	m.records.setState(key{source, a.Deal}, msg.Kind.String())
@@ -29,12 +29,12 @@ func (m *Executor) switchHolder(a transfer.Action) {
 		defer span.End()
 		ctx, cancel := context.WithDeadline(ctx, until)
 		defer cancel()
-		moved, err := m.cfg.FrontEnd.Migrate(ctx, move)
-		ev := transfer.Event{Kind: transfer.SwitchResult, Deal: a.Deal, Epoch: moved.Epoch}
+		result, err := m.cfg.FrontEnd.Migrate(ctx, migration)
+		ev := transfer.Event{Kind: transfer.SwitchResult, Deal: a.Deal, Epoch: result.Epoch}
 		switch {
 		case err == nil:
-			ev.Answer, ev.Stall = transfer.Committed, policies.Micros(moved.Stall/time.Microsecond)
-			span.SetAttributes(attribute.Float64("cascade.stall_seconds", moved.Stall.Seconds()))
+			ev.Answer, ev.Stall = transfer.Committed, policies.Micros(result.Stall/time.Microsecond)
+			span.SetAttributes(attribute.Float64("cascade.stall_seconds", result.Stall.Seconds()))
 		case errors.Is(err, frontend.ErrNoStream):
 			ev.Answer = transfer.Ended
 		case errors.Is(err, frontend.ErrStaleEpoch):

@@ -116,7 +116,7 @@ func (c *insideTransport) pull(ctx context.Context, p transport.Puller, _ *repli
 	return p.Pull(ctx, plan)
 }
 
-// wire is a node's transport, over links that can be cut. Its pulls take no time,
+// wire is a replica's transport, over links that can be cut. Its pulls take no time,
 // so that the two pools can be held meanwhile.
 type wire struct {
 	carrier

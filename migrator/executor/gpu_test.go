@@ -43,7 +43,7 @@ func deviceFaults(fails, isOut, outage string) (out []faultKind) {
 	return out
 }
 
-// TestFaultAtEveryStepOverGPUs injects each fault at each step of moves over cuda,
+// TestFaultAtEveryStepOverGPUs injects each fault at each step of migrations over cuda,
 // between pools on fake GPUs, each replica's on its own.
 func TestFaultAtEveryStepOverGPUs(t *testing.T) {
 	library := fake.CUDA(t)

@@ -158,8 +158,8 @@ func (w *fleet) countMoved(live bool) {
 	}
 }
 
-// watch sees each token that any engine samples: of a live move, never two
-// engines that the front still listens to.
+// watch sees each token that any engine samples: of a live migration, never two
+// engines that the front end still listens to.
 func (w *fleet) watch(q *seq) {
 	if q.conn.ended() || q.conn.front.dead() {
 		return

@@ -6,7 +6,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// legConn is a leg between an engine and a front. What the engine pushes arrives in
+// legConn is a leg between an engine and a front end. What the engine pushes arrives in
 // order, when the link lets it.
 type legConn struct {
 	w        *fleet
@@ -84,7 +84,7 @@ func (c *legConn) ended() bool {
 	}
 }
 
-// hangUp is the front's end of a leg; the engine hears of it when it can.
+// hangUp is the front end's end of a leg; the engine hears of it when it can.
 func (c *legConn) hangUp() {
 	c.shut()
 	c.w.wg.Go(func() {

@@ -22,7 +22,7 @@ func (r role) String() string { return [...]string{"source", "target", "front"}[
 // key identifies a queue of jobs, which run in order.
 type key struct {
 	role role
-	move bidask.Deal
+	deal bidask.Deal
 }
 
 // job is work that may block.

@@ -26,7 +26,7 @@ import (
 // onDevices are the faults of a fake RDMA device; real ones have none of them.
 var onDevices = deviceFaults("'s device fails", " is unplugged", "fake_unplug")
 
-// TestFaultAtEveryStepOverRDMA injects each fault at each step of moves over verbs:
+// TestFaultAtEveryStepOverRDMA injects each fault at each step of migrations over verbs:
 // on a fake device, which can fail as well, or where CASCADE_TEST_VERBS is set on the
 // machine's own. An emulated machine is slow: unless it is "all", each fault comes at
 // a sixth of the steps there, and each step has a sixth of the faults; pulls have all.
@@ -116,7 +116,7 @@ func copied(dst, src []byte) {
 	}
 }
 
-// overRDMA injects faults at each step of moves over verbs.
+// overRDMA injects faults at each step of migrations over verbs.
 func overRDMA(t *testing.T, pool func(*engine, *atomic.Bool) transport.Pool, more ...faultKind) {
 	f, path, stride := &sharedDevices{}, "", 6
 	kinds := slices.Clone(kinds)

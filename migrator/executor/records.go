@@ -254,9 +254,9 @@ func (r *records) list() []Migration {
 	defer r.mu.Unlock()
 	out := make([]Migration, 0, len(r.order)+len(r.finished))
 	for _, k := range r.order {
-		move := r.running[k].Migration
-		move.Seconds = time.Since(move.StartedAt).Seconds()
-		out = append(out, move)
+		migration := r.running[k].Migration
+		migration.Seconds = time.Since(migration.StartedAt).Seconds()
+		out = append(out, migration)
 	}
 	for _, rec := range r.finished {
 		out = append(out, rec.Migration)

@@ -31,7 +31,7 @@ type replica struct {
 	answers map[bidask.Deal]chan bidask.EventKind
 }
 
-// Send is the network of a node's mover.
+// Send is the network of a replica's executor.
 func (n *replica) Send(to policies.ReplicaID, e *api.Envelope) {
 	t := proto.Clone(e.GetTransfer()).(*api.Transfer)
 	w, peer := n.w, n.w.replica(to)
@@ -60,7 +60,7 @@ func (n *replica) Send(to policies.ReplicaID, e *api.Envelope) {
 	}
 }
 
-// notify is the market of a node.
+// notify is the market of a replica.
 func (n *replica) notify(ev bidask.Event) {
 	n.mu.Lock()
 	n.events[ev.Deal] = append(n.events[ev.Deal], ev.Kind)
@@ -214,7 +214,7 @@ func (n *replica) crash() {
 	e.mu.Unlock()
 }
 
-// withdraw has the market abort a move at one side.
+// withdraw has the market abort a migration at one side.
 func (n *replica) withdraw(id string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

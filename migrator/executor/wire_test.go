@@ -43,7 +43,7 @@ func TestWireKeepsEverything(t *testing.T) {
 	}
 }
 
-// What a mover thinks that one message carries is what the network carries.
+// What an executor thinks that one message carries is what the network carries.
 func TestEnvelope(t *testing.T) {
 	if defaultEnvelope != peer.MaxEnvelope {
 		t.Errorf("%d bytes, and the network carries %d", defaultEnvelope, peer.MaxEnvelope)

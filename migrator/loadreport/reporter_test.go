@@ -65,7 +65,7 @@ func (p *controlPlane) Report(s api.Fleet_ReportServer) error {
 	}
 }
 
-// harness is an uplink, its control plane and the connection between, in a bubble
+// harness is a reporter, its control plane and the connection between, in a bubble
 // of virtual time.
 type harness struct {
 	*controlPlane
@@ -159,7 +159,7 @@ func TestReplies(t *testing.T) {
 	})
 }
 
-// TestExtra carries what is beyond the front's state.
+// TestExtra carries what is beyond the front end's state.
 func TestExtra(t *testing.T) {
 	runHarness(t, func(t *testing.T, w *harness) {
 		<-w.got
@@ -254,15 +254,15 @@ func TestMigrationsUntilAcknowledged(t *testing.T) {
 		}
 		report(many...)
 		if n, m := len((<-w.got).Migrations), len((<-w.got).Migrations); n != maxMigrations || m != 100-maxMigrations {
-			t.Errorf("%d moves, then %d", n, m)
+			t.Errorf("%d migrations, then %d", n, m)
 		}
 		want("")
 		report()
 		want("")
-		if w.streams[0].moves.mu.Lock(); len(w.streams[0].moves.known) != 0 {
-			t.Errorf("%d moves are remembered that are over", len(w.streams[0].moves.known))
+		if w.streams[0].migrations.mu.Lock(); len(w.streams[0].migrations.known) != 0 {
+			t.Errorf("%d ended migrations are remembered", len(w.streams[0].migrations.known))
 		}
-		w.streams[0].moves.mu.Unlock()
+		w.streams[0].migrations.mu.Unlock()
 	})
 }
 

@@ -16,12 +16,12 @@ import (
 
 // reportStream is the report stream to one control plane.
 type reportStream struct {
-	reporter *Reporter
-	index    int // in Reporter.streams
-	conn     grpc.ClientConnInterface
-	moves    migrationDelta
-	site     topologyDelta
-	changed  chan struct{} // holds a token when a report should be sent at once
+	reporter   *Reporter
+	index      int // in Reporter.streams
+	conn       grpc.ClientConnInterface
+	migrations migrationDelta
+	site       topologyDelta
+	changed    chan struct{} // holds a token when a report should be sent at once
 }
 
 // reportNow sends a report at once.
@@ -79,7 +79,7 @@ func (l *reportStream) runStream(ctx context.Context) (answered bool, err error)
 	defer reader.Wait()
 	ended := make(chan error, 1)
 	replies := 0
-	l.moves.reset()
+	l.migrations.reset()
 	l.site.reset()
 	reader.Go(func() {
 		for {
@@ -98,7 +98,7 @@ func (l *reportStream) runStream(ctx context.Context) (answered bool, err error)
 	tick := time.NewTicker(l.reporter.cfg.Interval)
 	defer tick.Stop()
 	for sequence := uint64(1); ; sequence++ {
-		sent := reports.Send(l.reporter.buildReport(sequence, &l.moves, &l.site))
+		sent := reports.Send(l.reporter.buildReport(sequence, &l.migrations, &l.site))
 		if sent != nil && sent != io.EOF { // EOF: Recv returns the cause
 			cancel(sent)
 		}
@@ -120,7 +120,7 @@ func cause(ctx context.Context, err error) error {
 }
 
 func (l *reportStream) handleReply(r *api.LoadReply) {
-	l.moves.acknowledge(r.GetSequence())
+	l.migrations.acknowledge(r.GetSequence())
 	l.site.acknowledge(r.GetSequence())
 	l.reporter.handleReply(l.index, Reply{
 		Epoch: policies.Epoch(r.GetEpoch()), StageMeanHeld: r.GetStageMeanHeld(),

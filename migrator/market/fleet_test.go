@@ -153,7 +153,7 @@ func TestOutlier(t *testing.T) {
 			}
 		}
 		if w.moves > 60 || w.count() != 130 {
-			t.Errorf("%d moves of %d requests", w.moves, w.count())
+			t.Errorf("%d migrations of %d requests", w.moves, w.count())
 		}
 		w.checkRested()
 	})
@@ -213,7 +213,7 @@ func TestGonePeer(t *testing.T) {
 			if s.Exporting != 1 || s.Offers != 1 {
 				t.Fatalf("%+v", s)
 			}
-			// The request ends, and is the mover's all the same.
+			// The request ends, and stays the executor's task.
 			w.mu.Lock()
 			delete(w.nodes["r0"].requests, "q")
 			w.mu.Unlock()

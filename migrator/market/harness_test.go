@@ -21,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fleet is a fleet in memory: markets, engines that hold requests, and a mover
+// fleet is a fleet in memory: markets, engines that hold requests, and an executor
 // between them. It runs in a bubble of virtual time.
 type fleet struct {
 	t       *testing.T
@@ -228,7 +228,7 @@ func (r *replica) Send(to policies.ReplicaID, e *api.Envelope) {
 	})
 }
 
-// Execute implements Mover.
+// Execute implements Executor.
 func (r *replica) Execute(a bidask.Action) {
 	w := r.w
 	w.mu.Lock()

@@ -16,7 +16,7 @@ import (
 	xds "github.com/cascadeinfer/cascade/xds/api"
 )
 
-// discard is a Mover and a Network that remembers what it was given.
+// discard is an Executor and a Network that records envelopes.
 type discard struct{ sent []*api.Envelope }
 
 func (n *discard) Execute(bidask.Action)                      {}
@@ -102,7 +102,7 @@ func TestIgnores(t *testing.T) {
 	for i := range uint64(maxMailbox + 10) {
 		m.Receive("b", &api.Market{Kind: uint32(bidask.Busy), Seller: "b", Number: i})
 	}
-	// What the mover says is never dropped.
+	// Results of the Executor are never dropped.
 	m.Notify(bidask.Event{Kind: bidask.TransferFailed, Deal: bidask.Deal{Seller: "a"}})
 	if got := m.Status().Ignored; got != 13 || len(m.mailbox) != maxMailbox+1 {
 		t.Errorf("%d ignored, %d wait", got, len(m.mailbox))
@@ -253,8 +253,8 @@ func (r *recorder) Execute(a bidask.Action) { r.done = append(r.done, a) }
 // for its process may outlive it.
 func TestGivesUp(t *testing.T) {
 	c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 5000, Output: 1}})
-	network, mover := c.Network.(*discard), &recorder{}
-	c.Executor, c.Capacity = mover, 10_000
+	network, executor := c.Network.(*discard), &recorder{}
+	c.Executor, c.Capacity = executor, 10_000
 	m, err := New(c)
 	if err != nil {
 		t.Fatal(err)
@@ -266,7 +266,7 @@ func TestGivesUp(t *testing.T) {
 	m.Receive("b", &api.Market{Kind: uint32(bidask.Confirm), Seller: "b", Number: 7, Handover: &api.Handover{Request: "p", Length: 5, Cause: 1}})
 	m.scan()
 	m.drainMailbox()
-	m.Notify(bidask.Event{Kind: bidask.Reserved, Deal: mover.done[0].Deal})
+	m.Notify(bidask.Event{Kind: bidask.Reserved, Deal: executor.done[0].Deal})
 	if len(m.sales) != 1 {
 		t.Fatalf("%d sales", len(m.sales))
 	}
@@ -275,8 +275,8 @@ func TestGivesUp(t *testing.T) {
 	if err := m.Run(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if n := len(mover.done); mover.done[0].Kind != bidask.Reserve || mover.done[n-1].Kind != bidask.Release {
-		t.Errorf("the executor got %+v", mover.done)
+	if n := len(executor.done); executor.done[0].Kind != bidask.Reserve || executor.done[n-1].Kind != bidask.Release {
+		t.Errorf("the executor got %+v", executor.done)
 	}
 	if last := network.sent[len(network.sent)-1].GetMarket(); last.GetKind() != uint32(bidask.Drop) || last.GetNumber() != 7 {
 		t.Errorf("the last message to the seller is %v", last)

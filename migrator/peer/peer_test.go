@@ -40,7 +40,7 @@ type node struct {
 	stop    func() // ends all; idempotent
 }
 
-// serveHTTP serves a handler as the front's peer server does.
+// serveHTTP serves a handler as the front end's peer server does.
 func serveHTTP(l net.Listener, h http.Handler) *http.Server {
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)

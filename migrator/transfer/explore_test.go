@@ -136,7 +136,7 @@ func (w *fleet) resume(n *node) {
 	n.backlog = nil
 	for _, l := range slices.Clone(n.legs) {
 		if l.orphan {
-			n.end(l) // its front has hung up
+			n.end(l) // its front end has hung up
 		}
 	}
 	for _, ev := range backlog {
@@ -160,7 +160,7 @@ func (w *fleet) end(name string) {
 	}
 }
 
-// begin has the market start a move.
+// begin has the market start a migration.
 func (w *fleet) begin() {
 	names := w.names()
 	name := names[w.rng.IntN(len(names))]

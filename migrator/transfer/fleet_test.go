@@ -23,7 +23,7 @@ type fleet struct {
 	cut     map[[2]policies.ReplicaID]policies.Micros // when a link was cut; both orders
 	number  uint64
 	moves   int
-	ends    map[string]int // of moves, by side and reason
+	ends    map[string]int // of migrations, by side and reason
 	log     []string
 }
 
@@ -45,7 +45,7 @@ type node struct {
 	open         map[bidask.Deal]int // moves begun here and not ended
 }
 
-// job is an action that takes time. Jobs of one move and role are done in order.
+// job is an action that takes time. Jobs of one migration and role are done in order.
 type job struct {
 	a    transfer.Action
 	role string
@@ -58,16 +58,16 @@ type leg struct {
 	computed   uint64
 	generation uint64
 	frozen     bool
-	orphan     bool // its front has closed it and cannot reach the engine
+	orphan     bool // its front end has closed it and cannot reach the engine
 }
 
-// reservation is what a target's engine holds for a move.
+// reservation is what a target's engine holds for a migration.
 type reservation struct {
 	computed, generation uint64
 	last                 bool
 }
 
-// stream is a request as its front knows it.
+// stream is a request as its front end knows it.
 type stream struct {
 	front, holder policies.ReplicaID
 	epoch         policies.Epoch
@@ -266,7 +266,7 @@ func (w *fleet) work(n *node) {
 	}
 }
 
-// commit is a front's hand-over: first the register, then the leg.
+// commit is a front end's hand-over: first the register, then the leg.
 func (w *fleet) commit(n *node, j *job, finish func(transfer.Event)) {
 	msg := j.a.Message
 	ev := transfer.Event{Kind: transfer.SwitchResult}
@@ -327,7 +327,7 @@ func (w *fleet) commit(n *node, j *job, finish func(transfer.Event)) {
 	finish(ev)
 }
 
-// hangUp closes a front's connection to a leg.
+// hangUp closes a front end's connection to a leg.
 func (w *fleet) hangUp(front *node, s *stream) {
 	n := w.node(s.holder)
 	if w.partitioned(front.id, n.id) || n.paused {
@@ -337,7 +337,7 @@ func (w *fleet) hangUp(front *node, s *stream) {
 	n.end(s.leg)
 }
 
-// rescue goes on with a stream at its front.
+// rescue goes on with a stream at its front end.
 func (w *fleet) rescue(front *node, s *stream) {
 	w.hangUp(front, s)
 	s.holder, s.epoch, s.leg = front.id, s.epoch+2, &leg{request: s.leg.request, computed: 20}

@@ -177,7 +177,7 @@ func (t *Table) serveMemory(ctx context.Context, l *listener) error {
 		// The message fits into the socket's buffer: this does not block.
 		c.SetDeadline(time.Now().Add(sendTimeout))
 		if err := share(c, t.cfg.Pool); err != nil {
-			t.cfg.Logger.Warn("block table: the memory was not handed over", "error", err)
+			t.cfg.Logger.Warn("block table: sending the memory failed", "error", err)
 		}
 		c.Close()
 	}

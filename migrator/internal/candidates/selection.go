@@ -127,9 +127,9 @@ func (c *selection) selectOutliers() {
 // longEnoughHere reports whether a request has been here long enough to be rebalanced.
 // Its epoch grows with every migration.
 func (c *selection) longEnoughHere(r Resident) bool {
-	moves := 0
+	migrations := 0
 	if r.Epoch > 1 {
-		moves = int(min(r.Epoch-1, maxDoublings))
+		migrations = int(min(r.Epoch-1, maxDoublings))
 	}
-	return c.situation.Now-r.Since >= c.sel.cfg.Cooldown<<moves
+	return c.situation.Now-r.Since >= c.sel.cfg.Cooldown<<migrations
 }

@@ -1,16 +1,14 @@
-// Package tokenhash is the hash of a stream's token ids: the one thing that front,
-// seller and buyer of a moving request compare to know that they mean the same
-// text.
+// Package tokenhash hashes a stream's token ids. The front end, the source and the target of a
+// migration compare the hash to make sure that they mean the same text.
 //
-// It can be carried on id by id, so that its cost when a request moves does not
-// grow with the request's length. It is no cryptographic hash: it finds
-// mistakes, not forgers.
+// The hash is extended id by id, so that its cost during a migration does not grow with the
+// request's length. It is not cryptographic: it detects mistakes, not forgeries.
 package tokenhash
 
-// Hash names a sequence of token ids. The zero value is that of no ids.
+// Hash is the hash of a sequence of token ids. The zero value is the hash of no ids.
 type Hash uint64
 
-// Add returns the hash of the sequence that ids continue.
+// Add returns the hash of the sequence extended by ids.
 func (h Hash) Add(ids ...uint32) Hash {
 	x := uint64(h)
 	for _, id := range ids {

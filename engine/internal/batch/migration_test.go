@@ -135,7 +135,7 @@ func TestMovesAtRandom(t *testing.T) {
 			}
 			return l[rng.IntN(len(l))]
 		}
-		abandon := func(x *continuedText) { // the move, not the text
+		abandon := func(x *continuedText) { // the migration, not the text
 			if x.r != nil {
 				ss[x.to].Release(x.r)
 				delete(reservations[x.to], x.name)
@@ -234,7 +234,7 @@ func TestMovesAtRandom(t *testing.T) {
 						e.Sequence.Receiver.Receive(e)
 					}
 				}
-				for _, x := range stories { // a move ends with its request
+				for _, x := range stories { // a migration ends with its request
 					if x.output.end != Unfinished {
 						abandon(x)
 					}
