@@ -14,14 +14,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// Limits of the admin servers: small requests from people and scrapers.
+// Limits of the admin servers: small requests from operators and scrapers.
 const (
 	adminReadTimeout  = 10 * time.Second
 	adminWriteTimeout = 30 * time.Second
 	adminMaxHeader    = 16 << 10
 )
 
-// listenAdmin opens the admin address of a daemon; nil where it has none.
+// listenAdmin opens the admin address of a daemon; nil for an empty address.
 func listenAdmin(addr string) (net.Listener, error) {
 	if addr == "" {
 		return nil, nil
@@ -33,14 +33,14 @@ func listenAdmin(addr string) (net.Listener, error) {
 	return l, nil
 }
 
-// newRegistry returns a registry that tells of the process itself.
+// newRegistry returns a registry with the metrics of the process itself.
 func newRegistry() *prometheus.Registry {
 	r := prometheus.NewRegistry()
 	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return r
 }
 
-// serveAdmin serves what adminHandler answers on l, if not nil, until ctx ends.
+// serveAdmin serves h on l until ctx ends. A nil l serves nothing.
 func serveAdmin(ctx context.Context, l net.Listener, h http.Handler) error {
 	if l == nil {
 		<-ctx.Done()
@@ -49,8 +49,8 @@ func serveAdmin(ctx context.Context, l net.Listener, h http.Handler) error {
 	return serveOn(ctx, l, h, adminWriteTimeout)
 }
 
-// adminHandler answers /metrics, /healthz and /readyz of one daemon. ready says why
-// the daemon cannot take work now; "" that it can.
+// adminHandler returns the handler of /metrics, /healthz and /readyz of a
+// daemon. ready returns why the daemon cannot accept work now; "" if it can.
 func adminHandler(metrics prometheus.Gatherer, ready func() string) *http.ServeMux {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
@@ -65,8 +65,8 @@ func adminHandler(metrics prometheus.Gatherer, ready func() string) *http.ServeM
 	return mux
 }
 
-// serveOn runs an HTTP server on a listener, which it closes, until ctx ends.
-// write bounds the time of an answer; 0 does not.
+// serveOn serves h on l, which it closes, until ctx ends. write bounds the time
+// of a response; 0 means no bound.
 func serveOn(ctx context.Context, l net.Listener, h http.Handler, write time.Duration) error {
 	srv := &http.Server{Handler: h, ReadHeaderTimeout: adminReadTimeout, WriteTimeout: write,
 		MaxHeaderBytes: adminMaxHeader, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo)}

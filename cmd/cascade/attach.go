@@ -16,7 +16,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources/attach"
 )
 
-// attachFlags is the flags of "cascade attach".
+// attachFlags are the flags of "cascade attach".
 type attachFlags struct {
 	file             fleetFile
 	to               string
@@ -27,12 +27,13 @@ type attachFlags struct {
 	attach.Config
 }
 
-// newAttach is "cascade attach": configuration for another owner's Envoy or client.
+// newAttach is "cascade attach": the configuration for an Envoy or client of
+// another owner.
 func newAttach(s *settings) *cobra.Command {
 	a := new(attachFlags)
 	c := &cobra.Command{
 		Use:   "attach --to envoy|grpc",
-		Short: "Print what makes your own Envoy or gRPC client follow Cascade's routes",
+		Short: "Print the configuration that makes your own Envoy or gRPC client use Cascade's routes",
 		Long: `Attach is for an Envoy or a gRPC client that another control plane configures: a mesh,
 a gateway, or your own files. It prints what to add to its configuration, once.
 Everything after that (routes, stages, endpoints) comes from Cascade over xDS, and
@@ -68,7 +69,7 @@ own may set x-cascade-tokens and x-gateway-model-name and clear the route cache
 	}
 	a.file.flag(c, "fleet file; without one: a control plane without TLS at 127.0.0.1:18000")
 	f := c.Flags()
-	f.StringVar(&a.to, "to", "", "what to attach: envoy or grpc")
+	f.StringVar(&a.to, "to", "", "client to attach: envoy or grpc")
 	f.StringArrayVar(&a.control, "control", nil, "host:port of the control plane, where it is not control.listen of the file; may be repeated")
 	f.StringVar(&a.nodeID, "node-id", defaultNodeID("grpc"), "name of the client: for its certificate, and in a new gRPC bootstrap")
 	f.StringVar(&a.Model, "model", "", "the one model that is served, whatever host name a request has; empty: all, as the request says")
@@ -84,7 +85,7 @@ own may set x-cascade-tokens and x-gateway-model-name and clear the route cache
 	return c
 }
 
-// attach prints what the flags ask for.
+// attach prints the configuration that the flags select.
 func (s *settings) attach(cmd *cobra.Command, a *attachFlags) error {
 	fleet := wiring.Fleet{}
 	fleet.Fleet.Control.Listen = "127.0.0.1:18000"
@@ -111,7 +112,7 @@ func (s *settings) attach(cmd *cobra.Command, a *attachFlags) error {
 		}
 		return s.attachEnvoy(fleet, a)
 	}
-	return usageErrorf(cmd, "--to %q: say envoy or grpc", a.to)
+	return usageErrorf(cmd, "--to %q: must be envoy or grpc", a.to)
 }
 
 func (s *settings) attachGRPC(fleet wiring.Fleet, a *attachFlags) error {
@@ -180,13 +181,13 @@ func (s *settings) attachEnvoy(fleet wiring.Fleet, a *attachFlags) error {
 	return err
 }
 
-// configPart is one place of an Envoy's configuration, and what goes there.
+// configPart is one part of an Envoy's configuration, and where it belongs.
 type configPart struct {
 	key, where string
 	value      json.RawMessage
 }
 
-// configParts lists what there is to add, in the order of pasting.
+// configParts returns the parts to add, in the order of pasting.
 func configParts(h *attach.EnvoyConfig) ([]configPart, error) {
 	clusters, err := jsonList(h.Clusters)
 	if err != nil {

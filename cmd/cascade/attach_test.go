@@ -115,8 +115,8 @@ func TestAttachRefuses(t *testing.T) {
 		args, want string
 		code       int
 	}{
-		{"", "say envoy or grpc", 2},
-		{"--to istio", "say envoy or grpc", 2},
+		{"", "must be envoy or grpc", 2},
+		{"--to istio", "must be envoy or grpc", 2},
 		{"--to envoy --fallback x", "--internal-listener", 2},
 		{"--to envoy --into x", "--to grpc", 2},
 		{"--to grpc --internal-listener", "--to envoy", 2},

@@ -22,17 +22,17 @@ func newControl(s *settings) *cobra.Command {
 		Use:   "control -c FILE",
 		Short: "Run the control plane: planner, xDS server, load reports",
 		Long: `Control plans the stages of a fleet from what its migrators report, and pushes them
-to every Envoy, embedded proxy and gRPC client over xDS. Nothing passes through it:
-while it is away, the last plan goes on routing.
+to every Envoy, embedded proxy and gRPC client over xDS. No request passes
+through it: while it is down, proxies route by the last plan.
 
 The fleet file is watched. Replicas that are added, removed or marked "drain: true"
-are taken over at once; a file with an error is refused, with the error logged, and
-the last good one stays in force. Other changes need a restart, which is harmless:
+take effect at once; a file with an error is rejected, the error is logged, and the
+last valid file stays in force. Other changes need a restart, which affects no request:
 with "state" set, the plan and the counters are kept.
 
 With "control.peers" set, several control planes share the state directory and serve
-the same. One of them plans; another one does within 5 s when it dies, and proxies and
-migrators go on with those that are there. All have the same fleet file, whose
+the same resources. One of them leads and plans; if it fails, another one leads within
+5 s, and proxies and migrators continue with those that are left. All have the same fleet file, whose
 control.listen and control.peers name them all; each is started with a --listen and an
 --admin of its own, and with a --name, or else its name is its host and port. With
 tls.trust_domain, {name} in the paths of its certificate is that name.`,
@@ -57,12 +57,12 @@ tls.trust_domain, {name} in the paths of its certificate is that name.`,
 	return c
 }
 
-// runControl runs a control plane, whose own addresses and name override those
-// of the file where they are not empty.
+// runControl runs a control plane. Addresses and name of own override those of
+// the file where they are not empty.
 func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config.Control, path string) error {
 	fleet := file
 	if own.Listen != "" && own.Listen != file.Fleet.Control.Listen && len(file.Fleet.Control.Peers) > 0 {
-		fleet.Fleet.Control.Name = "" // that is the other one's
+		fleet.Fleet.Control.Name = "" // the name of the file belongs to control.listen
 	}
 	fleet.Fleet.Control.Listen = cmp.Or(own.Listen, fleet.Fleet.Control.Listen)
 	fleet.Fleet.Control.Admin = cmp.Or(own.Admin, fleet.Fleet.Control.Admin)
@@ -95,7 +95,7 @@ func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(s.stderr, "control plane of %d replicas: xDS and load reports on %s, http://%s/status tells its state\n",
+	fmt.Fprintf(s.stderr, "control plane of %d replicas: xDS and load reports on %s, status at http://%s/status\n",
 		len(fleet.Fleet.Replicas), c.Addr(), c.AdminAddr())
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return c.Run(ctx) })
@@ -104,7 +104,7 @@ func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config
 		g.Go(func() error {
 			return edge.Run(ctx, func(cert *resources.Certificate) {
 				if err := c.SetEdgeCertificate(cert); err != nil {
-					m.log.Error("the edge's certificate is not published", "error", err)
+					m.log.Error("publishing the downstream certificate failed", "error", err)
 				}
 			})
 		})

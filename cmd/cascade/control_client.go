@@ -16,17 +16,18 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// Bounds of one question to a control plane.
+// Bounds of a request to a control plane.
 const (
-	requestTimeout = 15 * time.Second // an order has 10 s to be written down
-	pushTimeout    = 30 * time.Second // a module is looked at, which has 25 s
+	requestTimeout = 15 * time.Second // the control plane writes a change within 10 s
+	pushTimeout    = 30 * time.Second // the control plane checks a module within 25 s
 	maxResponse    = 64 << 20         // bytes; 10,000 replicas take about 4 MiB
-	maxErrorBody   = 4 << 10          // bytes of a refusal
-	// minEvery is the smallest time between two questions.
+	maxErrorBody   = 4 << 10          // bytes of an error response
+	// minEvery is the shortest interval of --watch.
 	minEvery = 100 * time.Millisecond
 )
 
-// controlFlags are the flags of the commands that talk to a control plane.
+// controlFlags are the flags of the commands that send requests to a control
+// plane.
 type controlFlags struct {
 	file    fleetFile
 	control string
@@ -37,7 +38,7 @@ func (f *controlFlags) flags(c *cobra.Command) {
 	c.Flags().StringVar(&f.control, "control", "http://"+upAdmin, "base URL of the control plane's admin server")
 }
 
-// baseURL is the URL that the flags name.
+// baseURL returns the URL of the control plane that the flags name.
 func (f *controlFlags) baseURL(cmd *cobra.Command) (*url.URL, error) {
 	control := f.control
 	if f.file.path != "" && !cmd.Flags().Changed("control") {
@@ -54,22 +55,23 @@ func (f *controlFlags) baseURL(cmd *cobra.Command) (*url.URL, error) {
 	return u, nil
 }
 
-// watchFlags make a command show its answer again and again.
+// watchFlags make a command repeat its output.
 type watchFlags struct {
 	watch bool
 	every time.Duration
 }
 
 func (f *watchFlags) flags(c *cobra.Command) {
-	c.Flags().BoolVar(&f.watch, "watch", false, "show it again and again, until interrupted")
-	c.Flags().DurationVar(&f.every, "every", time.Second, "time between two looks of --watch")
+	c.Flags().BoolVar(&f.watch, "watch", false, "repeat until interrupted")
+	c.Flags().DurationVar(&f.every, "every", time.Second, "interval of --watch")
 }
 
-// clearScreen moves the cursor home and clears what is below it.
+// clearScreen moves the cursor to the top left and clears the screen.
 const clearScreen = "\x1b[H\x1b[2J"
 
-// repeat shows an answer once, or as the flags say. A control plane that does
-// not answer meanwhile is shown as that: it may be back in a moment.
+// repeat calls show once, or periodically as the flags say. While it repeats,
+// an error of the control plane is printed and does not end it: the control
+// plane may be back in a moment.
 func (s *settings) repeat(cmd *cobra.Command, f watchFlags, show func(context.Context) error) error {
 	ctx := cmd.Context()
 	if f.every < minEvery {
@@ -95,15 +97,15 @@ func (s *settings) repeat(cmd *cobra.Command, f watchFlags, show func(context.Co
 	}
 }
 
-// request asks a control plane for the JSON document at a path of its admin
-// server, or, with POST, for a change. The error of a refusal is the control
-// plane's own text.
+// request gets the JSON document at a path of a control plane's admin server
+// or, with POST, makes a change. If the control plane rejects it, the error is
+// the control plane's own text.
 func request(ctx context.Context, base *url.URL, method, path string, query url.Values) ([]byte, error) {
 	return requestWithBody(ctx, base, method, path, query, nil)
 }
 
-// requestWithBody is question with a JSON document, nil for none, about which the
-// control plane may have to think longer.
+// requestWithBody is request with a JSON body, nil for none, which the control
+// plane may take longer to process.
 func requestWithBody(ctx context.Context, base *url.URL, method, path string, query url.Values, document io.Reader) ([]byte, error) {
 	askTimeout := requestTimeout
 	if document != nil {
@@ -129,10 +131,10 @@ func requestWithBody(ctx context.Context, base *url.URL, method, path string, qu
 			err = inner.Err
 		}
 		if errors.Is(err, context.DeadlineExceeded) {
-			return nil, fmt.Errorf("the control plane at %s does not answer within %v; what was asked may be done all the same", base, askTimeout)
+			return nil, fmt.Errorf("the control plane at %s did not answer within %v; the change may have been made", base, askTimeout)
 		}
 		if isConnectionCut(err) {
-			return nil, fmt.Errorf("the control plane at %s cut the connection: %w; its log says why, and what was asked may be done all the same", base, err)
+			return nil, fmt.Errorf("the control plane at %s closed the connection: %w; see its log for the reason; the change may have been made", base, err)
 		}
 		return nil, fmt.Errorf("no control plane at %s: %w; start one (\"cascade up\"), or name it with --control or -c", base, err)
 	}
@@ -144,19 +146,19 @@ func requestWithBody(ctx context.Context, base *url.URL, method, path string, qu
 	case resp.StatusCode != http.StatusOK || !json.Valid(body):
 		return nil, responseError(u, resp.Status, body)
 	case len(body) > maxResponse:
-		return nil, fmt.Errorf("%s answers more than %d MiB", u, maxResponse>>20)
+		return nil, fmt.Errorf("%s: response larger than %d MiB", u, maxResponse>>20)
 	}
 	return body, nil
 }
 
-// isConnectionCut says whether an error is of a connection that was there: it was reset, or closed
-// before the answer.
+// isConnectionCut reports whether an established connection was reset, or
+// closed before the response.
 func isConnectionCut(err error) bool {
 	var of *net.OpError
 	return errors.As(err, &of) && of.Op != "dial" || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
-// responseError is the error of an answer that is not the one asked for.
+// responseError returns the error of an unexpected response.
 func responseError(u *url.URL, status string, body []byte) error {
 	var problem struct {
 		Error string `json:"error"`
@@ -164,12 +166,12 @@ func responseError(u *url.URL, status string, body []byte) error {
 	if len(body) <= maxErrorBody && json.Unmarshal(body, &problem) == nil && problem.Error != "" {
 		return errors.New(problem.Error)
 	}
-	return fmt.Errorf("%s answers %s, which is no control plane's answer; --control takes the address of control.admin", u, status)
+	return fmt.Errorf("%s answered %s, which is not a control plane's response; set --control to the address of control.admin", u, status)
 }
 
-// printResponse shows the document that a control plane answered with: as it came, or for
-// people.
-func printResponse[T any](s *settings, base *url.URL, body []byte, people func(io.Writer, T) error) error {
+// printResponse prints the document of a control plane: unchanged with --json,
+// else as text.
+func printResponse[T any](s *settings, base *url.URL, body []byte, text func(io.Writer, T) error) error {
 	if s.json {
 		_, err := s.stdout.Write(body)
 		return err
@@ -178,13 +180,13 @@ func printResponse[T any](s *settings, base *url.URL, body []byte, people func(i
 	if err != nil {
 		return err
 	}
-	return people(s.stdout, v)
+	return text(s.stdout, v)
 }
 
-// decode reads the document that a control plane answered with.
+// decode decodes the document of a control plane.
 func decode[T any](base *url.URL, body []byte) (v T, err error) {
 	if err := json.Unmarshal(body, &v); err != nil {
-		return v, fmt.Errorf("%s is no control plane: %w", base, err)
+		return v, fmt.Errorf("%s is not a control plane: %w", base, err)
 	}
 	return v, nil
 }

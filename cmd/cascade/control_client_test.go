@@ -26,7 +26,7 @@ func TestConnectionCut(t *testing.T) {
 				body = strings.NewReader(document)
 			}
 			_, err = requestWithBody(t.Context(), base, http.MethodPost, "/drain", nil, body)
-			if err == nil || !strings.Contains(err.Error(), "cut the connection: ") || strings.Contains(err.Error(), "start one") {
+			if err == nil || !strings.Contains(err.Error(), "closed the connection: ") || strings.Contains(err.Error(), "start one") {
 				t.Errorf("%s, document %q: %v", name, document, err)
 			}
 			l.Close()

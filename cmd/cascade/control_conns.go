@@ -15,7 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/client"
 )
 
-// controlConns is what a daemon of a fleet begins with.
+// controlConns is how a daemon connects to its control planes.
 type controlConns struct {
 	log   *slog.Logger
 	creds credentials
@@ -25,10 +25,10 @@ type controlConns struct {
 }
 
 // controlUsage is the usage of a daemon's --control.
-const controlUsage = "host:port of the control plane, or of several with commas between, where they are not control.listen and control.peers of the file"
+const controlUsage = "host:port of the control plane, or a comma-separated list; default: control.listen and control.peers of the file"
 
-// newControlConns sets a daemon up; control overrides the control planes of the file
-// where it is not empty. Its id must be closed.
+// newControlConns returns the connections of a daemon; control overrides the
+// control planes of the file where it is not empty. The caller closes creds.
 func (s *settings) newControlConns(fleet wiring.Fleet, who component, control string) (controlConns, error) {
 	log, err := s.logger()
 	if err != nil {
@@ -41,14 +41,15 @@ func (s *settings) newControlConns(fleet wiring.Fleet, who component, control st
 		for i, p := range planes {
 			planes[i] = strings.TrimSpace(p)
 			if _, _, bad := net.SplitHostPort(planes[i]); bad != nil {
-				return controlConns{log: log, creds: id}, errors.Join(err, fmt.Errorf("--control: %q is no host:port", planes[i]))
+				return controlConns{log: log, creds: id}, errors.Join(err, fmt.Errorf("--control: %q: must be host:port", planes[i]))
 			}
 		}
 	}
 	return controlConns{log: log, creds: id, control: planes}, err
 }
 
-// dial are gRPC connections to the control planes; close ends them.
+// dial returns gRPC connections to the control planes, and a function that
+// closes them.
 func (m controlConns) dial() (conns []grpc.ClientConnInterface, close func(), err error) {
 	var open []*grpc.ClientConn
 	close = func() {
@@ -67,7 +68,7 @@ func (m controlConns) dial() (conns []grpc.ClientConnInterface, close func(), er
 	return conns, close, nil
 }
 
-// servers are the control planes after the first, as an xDS client knows them.
+// servers returns the control planes after the first, for an xDS client.
 func (m controlConns) servers() (others []client.Server) {
 	for _, address := range m.control[1:] {
 		others = append(others, client.Server{Target: address, TLS: m.creds.ControlClientConfig(address)})

@@ -16,7 +16,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// emulationFlags describes a fleet of emulated replicas.
+// emulationFlags describe a fleet of emulated replicas.
 type emulationFlags struct {
 	replicas int
 	profile  string
@@ -31,7 +31,7 @@ type emulationFlags struct {
 	out      string
 }
 
-// flags adds the flags of the fleet, with the speed that is its default.
+// flags adds the flags of the fleet, with a default speed.
 func (e *emulationFlags) flags(c *cobra.Command, speed float64) {
 	f := c.Flags()
 	f.IntVar(&e.replicas, "replicas", 8, "emulated replicas")
@@ -41,19 +41,19 @@ func (e *emulationFlags) flags(c *cobra.Command, speed float64) {
 	f.DurationVar(&e.window, "window", 45*time.Second, "time constant of the flow counters, in engine time; longer for few requests per second")
 	f.IntVar(&e.tp, "tp", 1, "tensor-parallel ranks of each replica")
 	f.StringVar(&e.envoy, "envoy", "", "path of an Envoy binary to carry the traffic instead of the embedded proxy")
-	f.StringVar(&e.moves, "migration", "", "how running requests move: live, reprompt or off; default: as the preset says")
+	f.StringVar(&e.moves, "migration", "", "how running requests migrate: live, reprompt or off; default: the preset's")
 	deviceFlag(c, &e.device)
 	completeFrom(c, "profile", cost.Names())
 	completeFrom(c, "migration", []string{config.MigrationLive, config.MigrationReprompt, config.MigrationOff})
 }
 
-// results adds the flags of what is sent and kept.
+// results adds the flags of what is sent and stored.
 func (e *emulationFlags) results(c *cobra.Command) {
 	c.Flags().StringVar(&e.prompt, "prompt", "text", "send prompts as text or as token ids: text or ids")
 	c.Flags().StringVar(&e.out, "out", "", "directory for plots, tables and per-request records")
 }
 
-// buildFleet builds the fleet file of it, on free loopback ports.
+// buildFleet returns the fleet, on free loopback ports.
 func (e *emulationFlags) buildFleet() (wiring.Fleet, error) {
 	f := config.Fleet{
 		Speed:  e.speed,
@@ -76,18 +76,18 @@ func (e *emulationFlags) buildFleet() (wiring.Fleet, error) {
 	return wiring.Resolve(f, ".")
 }
 
-// newDemo is "cascade demo": the main job on one machine.
+// newDemo is "cascade demo": stages against round robin on one machine.
 func newDemo(s *settings) *cobra.Command {
 	src, e, p := &traceFlags{}, &emulationFlags{}, &pluginFlags{}
 	c := &cobra.Command{
 		Use:   "demo",
-		Short: "See it work: eight emulated replicas, a realistic mix, stages against round robin",
+		Short: "Compare stages with round robin: eight emulated replicas, a realistic mix of requests",
 		Long: `Demo starts eight emulated replicas, their migrators, the control plane and a proxy
 on loopback, replays a mix of short and long requests through the OpenAI API, first
 with all replicas in one stage (round robin), then with planned stages between which
-running requests move, and compares the two. The policies of the stages are
-WebAssembly modules, and what they decided is decided again by the policies that are
-linked in; --native does without modules. Everything runs in this process and talks over real sockets and real xDS;
+running requests migrate, and compares the two. The policies are WebAssembly modules,
+whose decisions are compared with those of the native policies; --native uses native
+policies only. Everything runs in this process and talks over real sockets and real xDS;
 --envoy puts a real Envoy process in front.
 
 The mix and the cost profile are chosen so that stages pay: many short chats and a
@@ -107,7 +107,7 @@ traffic; on uniform lengths the planner stays with one stage.`,
 	return c
 }
 
-// compare replays the source on round robin and on planned stages.
+// compare replays the requests with round robin and with planned stages.
 func (s *settings) compare(ctx context.Context, src *traceFlags, e *emulationFlags, p pluginFlags) error {
 	if src.maxLength == 0 || src.maxLength > e.context {
 		src.maxLength = e.context
@@ -147,5 +147,5 @@ func (s *settings) compare(ctx context.Context, src *traceFlags, e *emulationFla
 	return nil
 }
 
-// slug turns a name into a file's name.
+// slug returns the file name for a name.
 func slug(name string) string { return strings.ReplaceAll(strings.ToLower(name), " ", "-") }

@@ -24,14 +24,14 @@ type devicesFlags struct {
 	all      bool
 }
 
-// newDevices is "cascade devices": what this machine has, and which transports
-// follow from it.
+// newDevices is "cascade devices": the devices of this host, and the transports
+// that follow from them.
 func newDevices(s *settings) *cobra.Command {
 	f := &devicesFlags{}
 	c := &cobra.Command{
 		Use:   "devices",
-		Short: "Show this machine's GPUs, NICs and links, and the transport for each pair of replicas",
-		Long: `Devices takes stock of the machine that it runs on: GPUs with their memory, links and
+		Short: "Show this host's GPUs, NICs and links, and the transport for each pair of replicas",
+		Long: `Devices inspects the host that it runs on: GPUs with their memory, links and
 health, NICs, NUMA nodes, and the libraries that transports need. It needs no running
 fleet, changes nothing, and a machine without a GPU is no error: what is missing is
 listed, each with its reason.
@@ -51,15 +51,15 @@ would come next, and those that are closed, with the reason.
 
 With --control it asks a running fleet's control plane instead: where each replica says
 that its KV cache is, and for each pair the transport that the receiver takes first, with
-the rate by which plans are made and the one that was measured. What replicas have told
-to be broken, or to be held back for a peer, is left out, with the reason. Of more than
+the rate by which plans are made and the one that was measured. Transports that
+replicas report as broken, or as held back for a peer, are left out, with the reason. Of more than
 12 replicas equal pairs are counted; -a lists them all.
 
 A replica is on the GPU that "gpu" in the fleet file says; without it its KV cache is
 in the machine's memory. Its RDMA port is the one that its "rdma" names, else the nearest
-that is up; with "rdma: {off: true}" for the fleet there is none. Of other nodes nothing
-is known but what --machine or the fleet file's "topology" brings: save what "cascade
-devices --json" prints on each, and name the files.
+that is up; with "rdma: {off: true}" for the fleet there is none. Other
+nodes are known only from --machine or the fleet file's "topology": save the output of
+"cascade devices --json" on each of them, and name the files.
 
 Columns: PCIe is the link's generation and width, at its best; distances are those of
 nvidia-smi: PIX one PCIe switch, PXB several, PHB the root complex, NODE two root
@@ -76,7 +76,7 @@ complexes of one NUMA node, SYS two NUMA nodes.`,
 			}
 			for _, local := range []string{"config", "node", "machine"} {
 				if cmd.Flags().Changed(local) {
-					return usageErrorf(cmd, "--control asks a running fleet: --%s is about this machine", local)
+					return usageErrorf(cmd, "--control inspects a running fleet: --%s applies to this host", local)
 				}
 			}
 			return s.fleetDevices(cmd, f)
@@ -86,8 +86,8 @@ complexes of one NUMA node, SYS two NUMA nodes.`,
 	f.flag(c, "fleet file whose replicas are to be paired")
 	fl := c.Flags()
 	fl.StringVar(&f.where.Name, "node", "", "name of this machine in the fleet file (default: its only node, else the host's name)")
-	fl.StringArrayVar(&f.machines, "machine", nil, "file with what \"devices --json\" said on another node; may be given more than once")
-	fl.StringVar(&f.control, "control", "", "base URL of a control plane's admin server, to be asked for its whole fleet")
+	fl.StringArrayVar(&f.machines, "machine", nil, "file with the output of \"devices --json\" on another node; may be repeated")
+	fl.StringVar(&f.control, "control", "", "base URL of a control plane's admin server, to show its whole fleet")
 	fl.BoolVarP(&f.all, "all", "a", false, "list every way of every pair, not the best one alone")
 	fl.StringVar(&f.where.Sysfs, "sysfs", "/sys", "where sysfs is mounted, for containers")
 	fl.StringVar(&f.where.Proc, "proc", "/proc", "where proc is mounted")
@@ -109,13 +109,13 @@ type deviceReport struct {
 
 func (s *settings) devices(f *devicesFlags) error {
 	var fleet *wiring.Fleet
-	var told topology.Machines // by the fleet file
+	var fromFile topology.Machines // of the fleet file
 	if f.path != "" {
 		read, err := wiring.Load(f.path)
 		if err != nil {
 			return err
 		}
-		fleet, told = &read, read.Machines
+		fleet, fromFile = &read, read.Machines
 	}
 	f.where.Name = cmp.Or(f.where.Name, nodeName(fleet))
 	machines := topology.Machines{}
@@ -130,7 +130,7 @@ func (s *settings) devices(f *devicesFlags) error {
 	}
 	m, failed := inventory.Read(f.where)
 	machines[m.Name] = m
-	maps.Copy(machines, told) // as migrators do
+	maps.Copy(machines, fromFile) // takes precedence, as in migrators
 	out := deviceReport{Machine: m, Missing: inventory.Missing(m), Pairs: machines.Pairs(replicaPlaces(fleet, m))}
 	if out.Missing == nil {
 		out.Missing = []string{}
@@ -147,7 +147,7 @@ func (s *settings) devices(f *devicesFlags) error {
 	return out.text(s.stdout, f.all)
 }
 
-// nodeName is the fleet's only node, else the host's name.
+// nodeName returns the fleet's only node, else the host's name.
 func nodeName(fleet *wiring.Fleet) string {
 	host, err := os.Hostname()
 	if err != nil {
@@ -164,7 +164,8 @@ func nodeName(fleet *wiring.Fleet) string {
 	return fleet.Replicas[0].Node
 }
 
-// replicaPlaces are the fleet's replicas, or one for each GPU of the machine.
+// replicaPlaces returns the places of the fleet's replicas, or of one replica
+// per GPU of the host.
 func replicaPlaces(fleet *wiring.Fleet, m *topology.Machine) (out []topology.Place) {
 	if fleet == nil {
 		for _, g := range m.GPUs {

@@ -96,7 +96,7 @@ with 2, as for all that fails. "make gpu-check" runs the transport's tests on th
 	return c
 }
 
-// newHold is the process whose pool check reads: not for people.
+// newHold is the process whose pool check reads: an internal command.
 func newHold(s *settings) *cobra.Command {
 	f := &checkFlags{}
 	c := &cobra.Command{
@@ -113,27 +113,28 @@ func newHold(s *settings) *cobra.Command {
 	return c
 }
 
-// measureConfig is what is measured.
+// measureConfig returns the configuration of the measurements.
 func (f *checkFlags) measureConfig(d *cuda.Driver) measure.Config {
 	shape := f.shape
 	shape.Regions = 2 * f.layers
 	groups := f.groups
-	if len(groups) == 0 { // of who only holds
+	if len(groups) == 0 { // for hold, which runs no kernels
 		groups = []int{1}
 	}
 	return measure.Config{Driver: d, Ordinal: f.gpu, Shape: shape, Groups: groups}
 }
 
-// An absentError is a check that could not be made: the machine has not what it is about.
+// absentError reports that a check was not possible because the host lacks the
+// device.
 type absentError struct{ err error }
 
-func (e *absentError) Error() string { return "skipped, there is no GPU to check: " + e.err.Error() }
+func (e *absentError) Error() string { return "skipped: no GPU to check: " + e.err.Error() }
 func (e *absentError) Unwrap() error { return e.err }
 
 // noDevice is CUDA_ERROR_NO_DEVICE.
 const noDevice cuda.Code = 100
 
-// openDriver loads the driver; where there is none, its error is an absentError.
+// openDriver loads the driver; without one, the error is an absentError.
 func openDriver() (*cuda.Driver, error) {
 	if os.Getenv("CUDA_DEVICE_ORDER") == "" {
 		os.Setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID") // nvidia-smi's
@@ -158,7 +159,7 @@ type checkResult struct {
 	Kernel string          `json:"attention,omitempty"` // that gave the points
 	Points []measure.Point `json:"points,omitempty"`
 	Kappa  *measure.Kappa  `json:"kappa,omitempty"`
-	// Notes say what is missing, and why.
+	// Notes are what is missing, and why.
 	Notes []string `json:"notes,omitempty"`
 }
 
@@ -180,7 +181,7 @@ func (s *settings) check(ctx context.Context, f *checkFlags) error {
 	}
 	config := f.measureConfig(d)
 	out := checkResult{GPU: info.Name, Driver: d.Version(), Shape: config.Shape, VMM: info.VMM, DMABuf: info.DMABuf}
-	// What goes wrong costs nothing that was measured: a GPU may be lent but once.
+	// An error keeps the results so far: the GPU may not be available again.
 	err = out.measure(ctx, f, config)
 	out.Goals = measure.EvaluateGoals(out.Rows)
 	if f.strict {
@@ -198,7 +199,7 @@ func (s *settings) check(ctx context.Context, f *checkFlags) error {
 	return err
 }
 
-// unmetGoals is an error unless all goals are met.
+// unmetGoals returns an error unless all goals are met.
 func (k *checkResult) unmetGoals() error {
 	n := 0
 	for _, g := range k.Goals {
@@ -209,10 +210,10 @@ func (k *checkResult) unmetGoals() error {
 	if n == 0 {
 		return nil
 	}
-	return fmt.Errorf("%d of %d goals are not met, or were not measured; see the lines that begin with goal", n, len(k.Goals))
+	return fmt.Errorf("%d of %d goals are not met or not measured; see the lines that begin with goal", n, len(k.Goals))
 }
 
-// measure makes the rows.
+// measure measures and adds the rows.
 func (k *checkResult) measure(ctx context.Context, f *checkFlags, c measure.Config) (err error) {
 	r, err := measure.NewBench(c)
 	if err != nil {
@@ -238,14 +239,14 @@ func (k *checkResult) measure(ctx context.Context, f *checkFlags, c measure.Conf
 	if f.python == "" || cuda.Sticky(err) {
 		return err
 	}
-	// Without PyTorch the rest stands.
+	// Without PyTorch the other results are valid.
 	if err := k.measureTorch(ctx, r, f, c); err != nil {
-		k.Notes = append(k.Notes, fmt.Sprintf("nothing of PyTorch: %v; --python names an interpreter that has it", err))
+		k.Notes = append(k.Notes, fmt.Sprintf("not measured with PyTorch: %v; set --python to an interpreter that has it", err))
 	}
 	return err
 }
 
-// measureBeside measures against another process.
+// measureBeside measures with the memory of another process.
 func (k *checkResult) measureBeside(ctx context.Context, r *measure.Bench, command func(context.Context) *exec.Cmd, steps int) error {
 	o, err := measure.StartOwner(ctx, command)
 	if err != nil {
@@ -266,7 +267,7 @@ func (k *checkResult) measureOwner(r *measure.Bench, o *measure.Owner, steps int
 	return err
 }
 
-// measureTorch measures against PyTorch, and fits κ.
+// measureTorch measures with PyTorch's memory, and fits κ.
 func (k *checkResult) measureTorch(ctx context.Context, r *measure.Bench, f *checkFlags, c measure.Config) error {
 	o, err := measure.StartOwner(ctx, measure.TorchCommand(f.python, c))
 	if err != nil {
@@ -289,7 +290,7 @@ func (k *checkResult) measureTorch(ctx context.Context, r *measure.Bench, f *che
 	return nil
 }
 
-// write puts check.json, and the picture of κ, into a directory.
+// write writes check.json and the plot of κ into a directory.
 func (k *checkResult) write(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -312,7 +313,7 @@ func (k *checkResult) write(dir string) error {
 	return errors.Join(picture.Write(file, report.SVG), file.Close())
 }
 
-// picture draws the batches of one sum: those whose lengths differ.
+// picture plots the batches of one sum of lengths whose lengths differ.
 func (k *checkResult) picture() (report.Picture, error) {
 	var points []report.XY
 	tokens := 0
@@ -327,7 +328,7 @@ func (k *checkResult) picture() (report.Picture, error) {
 		"longest sequence beyond the mean, in tokens", "attention of a decode step, in µs", points, base, k.Kappa.PerToken*k.Kappa.Kappa*1e6)
 }
 
-// tables are what was measured, for people.
+// tables returns the results as tables.
 func (k *checkResult) tables() (out []report.Table) {
 	first := map[string]float64{} // the rate of each part's last contiguous copy
 	for _, r := range k.Rows {

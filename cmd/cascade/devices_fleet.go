@@ -28,7 +28,7 @@ const (
 	mostPairs = 256
 )
 
-// pairState is a pair of a running fleet.
+// pairState is a pair of replicas of a running fleet.
 type pairState struct {
 	From policies.ReplicaID `json:"from"`
 	To   policies.ReplicaID `json:"to"`
@@ -92,7 +92,7 @@ func (s *settings) fleetDevices(cmd *cobra.Command, f *devicesFlags) error {
 	return nil
 }
 
-// replicaPairs are all pairs of different replicas of a model.
+// replicaPairs returns all ordered pairs of different replicas of a model.
 func replicaPairs(ctx context.Context, m control.DeviceModel) []pairState {
 	out := []pairState{}
 	for _, from := range m.Replicas {
@@ -105,8 +105,8 @@ func replicaPairs(ctx context.Context, m control.DeviceModel) []pairState {
 	return out
 }
 
-// newPairState puts together what lies between two replicas and what the receiver says of its
-// transports.
+// newPairState combines the links between two replicas with the receiver's
+// report of its transports.
 func newPairState(m control.DeviceModel, from, to control.Device) pairState {
 	p := pairState{From: from.Replica, To: to.Replica, Ways: links.Paths(from.Site, to.Site)}
 	var against []string
@@ -122,7 +122,7 @@ func newPairState(m control.DeviceModel, from, to control.Device) pairState {
 	})
 	p.Way, p.Against = links.BestPath(usable), strings.Join(slices.Compact(against), "; ")
 	if p.Way.Closed {
-		p.Way, p.Against = links.BestPath(p.Ways), "" // blocks cannot move by any: requests are re-prompted
+		p.Way, p.Against = links.BestPath(p.Ways), "" // no way works: requests are re-prompted
 	}
 	var d links.Rates
 	if m.Links != nil {
@@ -139,9 +139,9 @@ func newPairState(m control.DeviceModel, from, to control.Device) pairState {
 	return p
 }
 
-// unsuitedReason says why a receiver does not pull from a peer by a transport, "" for no
-// reason: it has told that it is broken, or held back for the peer, or not that it has
-// it.
+// unsuitedReason returns why a receiver does not pull from a peer by a
+// transport: it reports that the transport is broken, held back for the peer,
+// or missing. "" is no reason.
 func unsuitedReason(to control.Device, from policies.ReplicaID, transport string) string {
 	has := false
 	for _, t := range to.Transports {
@@ -156,12 +156,12 @@ func unsuitedReason(to control.Device, from policies.ReplicaID, transport string
 		}
 	}
 	if !has && len(to.Transports) > 0 {
-		return fmt.Sprintf("%s has it not", to.Replica)
+		return fmt.Sprintf("%s does not have it", to.Replica)
 	}
 	return ""
 }
 
-// text shows a model's replicas and pairs.
+// text prints a model's replicas and pairs.
 func (m modelDevices) text(ctx context.Context, w io.Writer, all bool) error {
 	sites := report.Table{Title: m.Name, Header: []string{"replica", "stage", "node", "KV cache in", "NVLinks", "RDMA port", "IP", "PCIe"}, Left: 6}
 	for _, r := range m.Replicas {
@@ -211,7 +211,7 @@ func siteCells(r control.Device) []string {
 	return []string{string(r.Replica), cmp.Or(r.Stage, "–"), s.Host, memory, linked, port, s.TCP.String(), pcie}
 }
 
-// nvlinkCell are a GPU's NVLinks by what is at their other ends.
+// nvlinkCell returns a GPU's NVLinks by what is at their other ends.
 func nvlinkCell(g *links.GPU) string {
 	var ends []string
 	if n := g.Switched.Links; n > 0 {
@@ -229,7 +229,7 @@ func nvlinkCell(g *links.GPU) string {
 	return cmp.Or(strings.Join(ends, ", "), "-")
 }
 
-// pairTable shows pair by pair; with all, every way of each.
+// pairTable returns a row per pair; with all, a row per way of each pair.
 func (m modelDevices) pairTable(ctx context.Context, all bool) report.Table {
 	t := report.Table{Title: "ways", Header: []string{"from", "to", "transport", "way", "why", "rate", "latency", "measured"}, Left: 5}
 	for _, p := range replicaPairs(ctx, m.DeviceModel) {
@@ -245,7 +245,7 @@ func (m modelDevices) pairTable(ctx context.Context, all bool) report.Table {
 	return t
 }
 
-// pairReason is why a pair's way is taken.
+// pairReason returns why a pair uses its way.
 func pairReason(p pairState) string {
 	if p.Against == "" {
 		return p.Way.Reason
@@ -264,9 +264,9 @@ func wayCells(from, to string, w links.Path, why string, measured float64) []str
 	return []string{from, to, w.Transport, w.Kind.String(), why, rate, latency, seen}
 }
 
-// groupTable counts pairs that go one way at one rate, the best first, with the reason
-// of one of them. Replicas that are alike are looked at once: there may be ten
-// thousand.
+// groupTable counts the pairs that use the same way at the same rate, the best
+// first, with the reason of one of them. Equal replicas are examined once:
+// there may be ten thousand.
 func (m modelDevices) groupTable() report.Table {
 	type kind struct {
 		transport string
@@ -274,7 +274,7 @@ func (m modelDevices) groupTable() report.Table {
 		rate      links.Rate
 	}
 	count, example := map[kind]int{}, map[kind]pairState{}
-	tell := func(from, to control.Device, n int) {
+	add := func(from, to control.Device, n int) {
 		if n <= 0 {
 			return
 		}
@@ -292,18 +292,18 @@ func (m modelDevices) groupTable() report.Table {
 			for _, node := range a.order {
 				from, here := a.on[node], len(b.on[node])
 				if i == k {
-					here-- // not to itself
+					here-- // without itself
 				}
 				if same += len(from) * here; here > 0 && nodes[0].Replica == "" {
 					nodes = [2]control.Device{from[0], b.on[node][len(b.on[node])-1]}
 				}
 			}
-			tell(nodes[0], nodes[1], same)
+			add(nodes[0], nodes[1], same)
 			if apart = a.count*b.count - same; i == k {
 				apart -= a.count
 			}
 			if from, to, ok := pairAcrossNodes(a, b); ok {
-				tell(from, to, apart)
+				add(from, to, apart)
 			}
 		}
 	}
@@ -318,14 +318,14 @@ func (m modelDevices) groupTable() report.Table {
 	return t
 }
 
-// deviceGroup are replicas that are alike, by node.
+// deviceGroup is a group of equal replicas, by node.
 type deviceGroup struct {
 	on    map[string][]control.Device
 	order []string // nodes
 	count int
 }
 
-// groupDevices divides replicas by what their sites say, and by which transports they have.
+// groupDevices groups replicas by their sites and transports.
 func groupDevices(list []control.Device) []*deviceGroup {
 	by, out := map[string]*deviceGroup{}, []*deviceGroup(nil)
 	for _, r := range list {
@@ -349,7 +349,8 @@ func groupDevices(list []control.Device) []*deviceGroup {
 	return out
 }
 
-// pairAcrossNodes is one of each on different nodes, if there is such a pair.
+// pairAcrossNodes returns one of each group on different nodes, if there is
+// such a pair.
 func pairAcrossNodes(a, b *deviceGroup) (from, to control.Device, ok bool) {
 	for _, x := range a.order[:min(2, len(a.order))] {
 		for _, y := range b.order[:min(2, len(b.order))] {

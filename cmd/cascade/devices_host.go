@@ -9,21 +9,21 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 )
 
-// describeHost takes stock of a machine, and says in one line what of it carries KV blocks; what
-// is missing is for the log. It opens no GPU: a machine without one has looked into a few
-// folders then, and for three libraries.
+// describeHost inspects a host, logs what it lacks, and returns one line about
+// what of it can carry KV blocks. It opens no GPU: on a host without one it
+// reads a few directories and looks for three libraries.
 func describeHost(where inventory.Config, log *slog.Logger) string {
 	m, err := inventory.Read(where)
 	for _, line := range inventory.Missing(m) {
-		log.Info("this machine lacks", "what", line)
+		log.Info("device support missing", "what", line)
 	}
 	if err != nil {
-		log.Warn("this machine's devices", "error", err)
+		log.Warn("inspecting devices failed", "error", err)
 	}
 	return summarizeHost(m)
 }
 
-// summarizeHost is a machine in one line.
+// summarizeHost returns one line about a host.
 func summarizeHost(m *topology.Machine) string {
 	gpus := "no GPU"
 	if n := len(m.GPUs); n > 0 {
@@ -42,7 +42,7 @@ func summarizeHost(m *topology.Machine) string {
 			gpus += ", driver " + m.Driver
 		}
 	} else if m.Driver == "" {
-		gpus += " and no driver of one"
+		gpus += " and no GPU driver"
 	}
 	rdma := 0
 	for _, n := range m.NICs {
@@ -54,5 +54,5 @@ func summarizeHost(m *topology.Machine) string {
 	if rdma > 0 {
 		ports = fmt.Sprintf("RDMA ports: %d", rdma)
 	}
-	return "this machine: " + gpus + "; " + ports + ` ("cascade devices" tells more)`
+	return "this host: " + gpus + "; " + ports + ` (see "cascade devices")`
 }

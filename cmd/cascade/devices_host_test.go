@@ -16,10 +16,10 @@ func TestDescribeHost(t *testing.T) {
 	var log strings.Builder
 	bare := inventory.Config{Sysfs: t.TempDir(), Proc: t.TempDir(), CUDA: "libnone1.so", NVML: "libnone2.so", Verbs: "libnone3.so"}
 	line := describeHost(bare, slog.New(slog.NewTextHandler(&log, nil)))
-	if line != `this machine: no GPU and no driver of one; no RDMA device ("cascade devices" tells more)` {
+	if line != `this host: no GPU and no GPU driver; no RDMA device (see "cascade devices")` {
 		t.Error(line)
 	}
-	if n := strings.Count(log.String(), "this machine lacks"); n != 5 || strings.Contains(log.String(), "level=WARN") {
+	if n := strings.Count(log.String(), "device support missing"); n != 5 || strings.Contains(log.String(), "level=WARN") {
 		t.Errorf("%d lines: %s", n, &log)
 	}
 	library := fake.CUDA(t)
@@ -37,7 +37,7 @@ func TestSummarizeHost(t *testing.T) {
 		Driver: "570.1", GPUs: []topology.GPU{{Name: "NVIDIA H200"}, {Name: "NVIDIA L4"}, {Name: "NVIDIA H200"}},
 		NICs: []topology.NIC{{Name: "mlx5_0", RDMA: "InfiniBand", Up: true}, {Name: "mlx5_1", RDMA: "InfiniBand"}, {Name: "eth0", Up: true}},
 	}
-	if got := summarizeHost(m); got != `this machine: 2 × NVIDIA H200, 1 × NVIDIA L4, driver 570.1; RDMA ports: 1 ("cascade devices" tells more)` {
+	if got := summarizeHost(m); got != `this host: 2 × NVIDIA H200, 1 × NVIDIA L4, driver 570.1; RDMA ports: 1 (see "cascade devices")` {
 		t.Error(got)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 )
 
-// rdma is the library of this machine's RDMA devices, nil where there is none of
-// either: then nothing is different. Tests name the library of a fake device.
+// rdma returns the library of this host's RDMA devices; nil without a library
+// or a device. Tests name the library of a fake device.
 func rdma(log *slog.Logger) *verbs.Library {
 	lib, err := verbs.Open(os.Getenv("CASCADE_TEST_LIBIBVERBS"))
 	if errors.Is(err, device.ErrNoLibrary) || errors.Is(err, device.ErrNoCgo) {
@@ -22,12 +22,12 @@ func rdma(log *slog.Logger) *verbs.Library {
 		names, err = lib.Devices()
 	}
 	if err != nil {
-		log.Warn("RDMA devices are not used", "err", err)
+		log.Warn("RDMA devices not usable", "error", err)
 		return nil
 	}
 	if len(names) == 0 {
 		return nil
 	}
-	log.Info("RDMA devices are used", "devices", names)
+	log.Info("RDMA devices found", "devices", names)
 	return lib
 }

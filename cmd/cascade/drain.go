@@ -17,8 +17,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// drainPollPeriod is the time between two looks at replicas that are emptied, a
-// little more than that between two of their reports.
+// drainPollPeriod is the time between two status requests of --wait, slightly
+// more than that between two load reports.
 const drainPollPeriod = 750 * time.Millisecond
 
 // drainFlags are the flags of "cascade drain".
@@ -33,11 +33,11 @@ func newDrain(s *settings) *cobra.Command {
 	f := &drainFlags{}
 	c := &cobra.Command{
 		Use:   "drain REPLICA...",
-		Short: "Empty replicas: no new request, running ones move away",
+		Short: "Empty replicas: no new request, running ones migrate",
 		Long: `Drain takes replicas out of their stages: they get no new request, and what runs on
-them moves to other replicas while its clients go on reading. Requests that cannot
-move (pinned: several choices, logprobs, and so on) stay to their end, which is
-estimated from their max_tokens. The order is kept across restarts of the control
+them migrates to other replicas while its clients continue reading. Requests that cannot
+migrate (pinned: several choices, logprobs, and so on) stay to their end, which is
+estimated from their max_tokens. The drain is kept across restarts of the control
 plane, until "cascade undrain".
 
 With --wait it ends when nothing runs on them any more, so that their engines may be
@@ -45,10 +45,10 @@ stopped or replaced. Streams of a replica's own clients whose requests run elsew
 still pass through its migrator: stop that with SIGTERM, and it ends with the last of
 them. The last replica of a model that serves is not drained.
 
-Exit codes: 0 when the order is given (with --wait: when all are empty), 1 when one is
-refused, or not empty within --timeout, or when the waiting is interrupted. The
-replicas go on being emptied all the same. Where one is refused, the orders for the
-others stand, and --wait does not wait.`,
+Exit codes: 0 when all are draining (with --wait: when all are empty), 1 when the control
+plane rejects one, or one is not empty within --timeout, or the wait is interrupted. The
+replicas continue to drain in any case. If one is rejected, the others drain, and --wait
+does not wait.`,
 		Example: `  cascade drain r3
   cascade drain r3 r4 --wait --timeout 5m && systemctl restart vllm@3 vllm@4
   cascade undrain r3 r4`,
@@ -58,7 +58,7 @@ others stand, and --wait does not wait.`,
 				return usageErrorf(cmd, "--timeout %v is negative", f.timeout)
 			}
 			if cmd.Flags().Changed("timeout") && !f.wait {
-				return usageErrorf(cmd, "--timeout bounds the waiting: add --wait")
+				return usageErrorf(cmd, "--timeout needs --wait")
 			}
 			return s.drain(cmd, f, replicas)
 		},
@@ -75,12 +75,12 @@ func newUndrain(s *settings) *cobra.Command {
 	f := &controlFlags{}
 	c := &cobra.Command{
 		Use:   "undrain REPLICA...",
-		Short: "Put drained replicas back to work",
-		Long: `Undrain takes back what "cascade drain" has ordered: the replicas get new requests as
+		Short: "Put drained replicas back into their stages",
+		Long: `Undrain ends "cascade drain": the replicas get new requests as
 soon as they are healthy. One that the fleet file drains ("drain: true") stays drained
-until the file says otherwise.
+until the file changes.
 
-Exit codes: 0 when all are put back, 1 when one is refused.`,
+Exit codes: 0 when all are put back, 1 when the control plane rejects one.`,
 		Example: `  cascade undrain r3
   cascade undrain r3 r4 -c fleet.yaml`,
 		Args: requireReplicas,
@@ -104,7 +104,7 @@ Exit codes: 0 when all are put back, 1 when one is refused.`,
 	return c
 }
 
-// requireReplicas wants at least one name, each once.
+// requireReplicas requires at least one name, and each only once.
 func requireReplicas(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return usageErrorf(c, "name at least one replica; \"cascade status\" lists them")
@@ -117,8 +117,8 @@ func requireReplicas(c *cobra.Command, args []string) error {
 	return nil
 }
 
-// postOrders sends an order for each replica and returns what was taken; the error
-// joins the refusals.
+// postOrders posts a change for each replica and returns the accepted ones; the
+// error joins the others.
 func postOrders(ctx context.Context, base *url.URL, order string, replicas []string) (orders []control.DrainResult, err error) {
 	orders = []control.DrainResult{}
 	for _, id := range replicas {
@@ -143,7 +143,7 @@ func (s *settings) drain(cmd *cobra.Command, f *drainFlags, replicas []string) e
 	}
 	ctx := cmd.Context()
 	orders, err := postOrders(ctx, base, "drain", replicas)
-	refused := err != nil // then nobody waits for the others
+	refused := err != nil // then the others are not waited for
 	if f.wait && !refused {
 		orders, err = s.waitUntilEmpty(ctx, base, f.timeout, orders)
 	}
@@ -158,7 +158,8 @@ func (s *settings) drain(cmd *cobra.Command, f *drainFlags, replicas []string) e
 	return err
 }
 
-// waitUntilEmpty waits until nothing runs on the replicas, and tells on the way.
+// waitUntilEmpty waits until nothing runs on the replicas, and prints the
+// progress.
 func (s *settings) waitUntilEmpty(ctx context.Context, base *url.URL, timeout time.Duration, orders []control.DrainResult) ([]control.DrainResult, error) {
 	if timeout > 0 {
 		var cancel context.CancelFunc
@@ -169,14 +170,13 @@ func (s *settings) waitUntilEmpty(ctx context.Context, base *url.URL, timeout ti
 	if s.json {
 		out = s.stderr
 	}
-	told, empty := map[policies.ReplicaID]string{}, map[policies.ReplicaID]int{}
+	printed, empty := map[policies.ReplicaID]string{}, map[policies.ReplicaID]int{}
 	tick := time.NewTicker(drainPollPeriod)
 	defer tick.Stop()
 	for {
 		waiting := 0
 		for _, o := range orders {
-			// What a report said before the order took effect says nothing: two
-			// looks in a row must find it empty.
+			// The first report may be older than the drain: two in a row must be empty.
 			if isEmpty(o.Replica) {
 				empty[o.ID]++
 			} else {
@@ -188,14 +188,14 @@ func (s *settings) waitUntilEmpty(ctx context.Context, base *url.URL, timeout ti
 				waiting++
 			case empty[o.ID] == 1:
 				waiting++
-				continue // the next look says more
+				continue // the next report decides
 			case o.Streams > 0:
 				text = fmt.Sprintf("empty; its migrator carries %s of requests that run elsewhere", plural(o.Streams, "stream"))
 			default:
 				text = "empty"
 			}
-			if told[o.ID] != text {
-				told[o.ID] = text
+			if printed[o.ID] != text {
+				printed[o.ID] = text
 				fmt.Fprintf(out, "%s: %s\n", o.ID, text)
 			}
 		}
@@ -210,7 +210,7 @@ func (s *settings) waitUntilEmpty(ctx context.Context, base *url.URL, timeout ti
 			case err == nil:
 				orders = now
 			case ctx.Err() == nil:
-				// The control plane may be back in a moment, and has the order.
+				// The control plane may be back in a moment, and has stored the drain.
 				fmt.Fprintln(s.stderr, "cascade:", err)
 			}
 		}
@@ -220,22 +220,22 @@ func (s *settings) waitUntilEmpty(ctx context.Context, base *url.URL, timeout ti
 	}
 }
 
-// drainError says what is left where the waiting ends early.
+// drainError returns what still runs where the wait ends early.
 func drainError(ctx context.Context, orders []control.DrainResult, empty map[policies.ReplicaID]int) error {
 	why := context.Cause(ctx)
 	if errors.Is(why, context.Canceled) {
-		why = errors.New("interrupted") // and not stopped cleanly: it is not done
+		why = errors.New("interrupted") // an error: the drain is not complete
 	}
 	var errs []error
 	for _, o := range orders {
 		if empty[o.ID] < 2 {
-			errs = append(errs, fmt.Errorf("%s: %w: %s; it goes on draining until \"cascade undrain %s\"", o.ID, why, describeRemaining(o.Replica), o.ID))
+			errs = append(errs, fmt.Errorf("%s: %w: %s; it continues to drain until \"cascade undrain %s\"", o.ID, why, describeRemaining(o.Replica), o.ID))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// readOrders asks for the present state of replicas; one that is in the fleet no more
+// readOrders returns the current state of replicas; one that has left the fleet
 // is empty.
 func readOrders(ctx context.Context, base *url.URL, orders []control.DrainResult) ([]control.DrainResult, error) {
 	body, err := request(ctx, base, http.MethodGet, "status", nil)
@@ -263,18 +263,18 @@ func readOrders(ctx context.Context, base *url.URL, orders []control.DrainResult
 // healthGone is the health of a replica that has left the fleet.
 const healthGone = "gone"
 
-// isEmpty says that a replica tells that nothing runs there.
+// isEmpty reports whether nothing runs on a replica, by its report.
 func isEmpty(r control.Replica) bool {
 	return r.Health == healthGone || r.Connected && r.ReportAge != nil && r.Residents == 0
 }
 
-// describeRemaining says what still runs on a replica.
+// describeRemaining returns what still runs on a replica.
 func describeRemaining(r control.Replica) string {
 	switch {
 	case r.Health == healthGone:
 		return "it has left the fleet"
 	case !r.Connected:
-		return "its migrator does not report, so that nobody knows what runs there"
+		return "its migrator does not report, so what runs there is unknown"
 	}
 	text := plural(r.Residents, "request") + " left"
 	if r.Pinned > 0 {
@@ -286,7 +286,7 @@ func describeRemaining(r control.Replica) string {
 	return text
 }
 
-// plural is a number of things.
+// plural returns a count with its noun.
 func plural(n int, thing string) string {
 	if n != 1 {
 		thing += "s"
@@ -294,7 +294,7 @@ func plural(n int, thing string) string {
 	return fmt.Sprintf("%d %s", n, thing)
 }
 
-// describeUndrained says where a replica that was put back is.
+// describeUndrained returns the state of a replica after undrain.
 func describeUndrained(o control.DrainResult) string {
 	switch {
 	case len(o.Drain) > 0:

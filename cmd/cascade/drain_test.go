@@ -155,7 +155,7 @@ func TestDrainUnanswered(t *testing.T) {
 	ctx, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer stop()
 	code, out, errs := command(ctx, "drain", "busy", "--control", server.URL)
-	if code != 1 || out != "" || !strings.Contains(errs, "does not answer") || strings.Contains(errs, "cascade up") {
+	if code != 1 || out != "" || !strings.Contains(errs, "did not answer") || strings.Contains(errs, "cascade up") {
 		t.Errorf("code %d, %s%s", code, out, errs)
 	}
 }

@@ -33,13 +33,13 @@ func newEngine(s *settings) *cobra.Command {
 		Long: `Engine serves /v1/completions, /v1/chat/completions, /v1/models, /tokenize,
 /detokenize, /health and /metrics like a vLLM replica would, with continuous
 batching, prefix caching and iteration times from a measured cost profile. Its
-text is made of words without sense, and depends on every KV byte it attends to.
+text is meaningless, and depends on every KV byte that it attends to.
 
-With "blocks" in the fleet file, or --blocks, it shows its block table on Unix sockets
-in that directory, so that its migrator can move running requests with their KV.
+With "blocks" in the fleet file, or --blocks, it serves its block table on Unix sockets
+in that directory, so that its migrator can migrate running requests with their KV.
 
-With --device cuda its KV is in the memory of a GPU, as an engine's is: the one that
-"gpu" in the fleet file says, else the first. It computes nothing there.`,
+With --device cuda its KV is in the memory of a GPU: the one of "gpu" in the fleet file,
+else the first. It runs no kernels there.`,
 		Example: `  cascade engine -c fleet.yaml --replica r0
   cascade engine --model demo --profile h200-llama-3.1-8b --listen 127.0.0.1:8000
   curl -N 127.0.0.1:8000/v1/completions -d '{"model":"demo","prompt":"hello","max_tokens":20,"stream":true}'`,
@@ -98,7 +98,8 @@ With --device cuda its KV is in the memory of a GPU, as an engine's is: the one 
 	return c
 }
 
-// runEngine runs an engine of a fleet's model; c lacks its costs.
+// runEngine runs an engine of a fleet's model; c lacks the costs, which it
+// adds.
 func (s *settings) runEngine(ctx context.Context, fleet config.Fleet, dir, listen string, c emulator.Config) error {
 	log, err := s.logger()
 	if err != nil {

@@ -14,21 +14,22 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// newEnvoyBootstrap is "cascade envoy-bootstrap": what an Envoy must be told.
+// newEnvoyBootstrap is "cascade envoy-bootstrap": the static configuration of
+// an Envoy.
 func newEnvoyBootstrap(s *settings) *cobra.Command {
 	file, b, dir := &fleetFile{}, &resources.BootstrapConfig{}, ""
 	c := &cobra.Command{
 		Use:   "envoy-bootstrap -c FILE",
 		Short: "Print a bootstrap for your Envoy; everything else comes over xDS",
 		Long: `Envoy-bootstrap prints the static part of an Envoy's configuration: its name, its
-admin page, and where the control plane is. Listeners, routes, clusters and endpoints
+admin server, and where the control plane is. Listeners, routes, clusters and endpoints
 come over one delta xDS stream. The output is JSON, which "envoy -c" reads. With tls
 in the fleet file it names the same certificate files by their absolute paths, and
-with tls.trust_domain it wants the control plane's identity, spiffe://.../control/*.
+with tls.trust_domain it requires the control plane's identity, spiffe://.../control/*.
 
 Envoy reads those files once. With --out, three files are written into a directory
-instead, by which Envoy watches them: certificates then rotate without a restart,
-when new ones are renamed into their places.`,
+instead, through which Envoy watches the certificates: they then rotate without a
+restart, when new ones are renamed to their paths.`,
 		Example: `  cascade envoy-bootstrap -c fleet.yaml > bootstrap.json
   envoy -c bootstrap.json
   cascade envoy-bootstrap -c fleet.yaml --node-id edge-1 --out /etc/envoy && envoy -c /etc/envoy/bootstrap.json
@@ -53,15 +54,15 @@ when new ones are renamed into their places.`,
 	file.flag(c, "fleet file")
 	f := c.Flags()
 	f.StringVar(&b.NodeID, "node-id", defaultNodeID("envoy"), "name of this Envoy; every node of a fleet needs one of its own")
-	f.StringVar(&b.Admin, "admin", "127.0.0.1:9901", "IP:port of Envoy's admin page")
+	f.StringVar(&b.Admin, "admin", "127.0.0.1:9901", "IP:port of Envoy's admin server")
 	f.StringVar(&b.ControlPlane, "control", "", "IP:port of the control plane, where they are not control.listen and control.peers of the file")
-	f.StringVar(&b.Zone, "zone", "", "machine or zone that this Envoy runs in, for its locality")
-	f.StringVar(&dir, "out", "", "directory to write bootstrap.json and what belongs to it into, instead of printing it")
+	f.StringVar(&b.Zone, "zone", "", "host or zone that this Envoy runs in, for its locality")
+	f.StringVar(&dir, "out", "", "directory to write bootstrap.json and its SDS files into, instead of printing")
 	f.Lookup("node-id").DefValue = "envoy@<host name>"
 	return c
 }
 
-// writeBootstrap writes the files of a bootstrap, and tells their paths.
+// writeBootstrap writes the files of a bootstrap, and prints their paths.
 func (s *settings) writeBootstrap(fleet wiring.Fleet, b resources.BootstrapConfig, dir string) error {
 	files, err := fleet.BootstrapFiles(b, dir)
 	if err != nil {

@@ -12,11 +12,11 @@ type fleetFile struct{ path string }
 
 func (f *fleetFile) flag(c *cobra.Command, usage string) {
 	c.Flags().StringVarP(&f.path, "config", "c", "", usage)
-	// The error is for flags that do not exist.
+	// The only error is a flag that does not exist.
 	_ = c.MarkFlagFilename("config", "yaml", "yml")
 }
 
-// load reads the file, which c cannot do without.
+// load reads the file, which c requires.
 func (f *fleetFile) load(c *cobra.Command) (wiring.Fleet, error) {
 	if f.path == "" {
 		return wiring.Fleet{}, usageErrorf(c, "name a fleet file with -c; \"cascade config example\" prints one to start from")
@@ -24,13 +24,13 @@ func (f *fleetFile) load(c *cobra.Command) (wiring.Fleet, error) {
 	return wiring.Load(f.path)
 }
 
-// replicaFlag adds --replica, which completes from the file of -c.
+// replicaFlag adds --replica, which completes from the file.
 func (f *fleetFile) replicaFlag(c *cobra.Command, to *string) {
 	c.Flags().StringVar(to, "replica", "", "id of the replica in the fleet file")
 	_ = c.RegisterFlagCompletionFunc("replica", f.completeReplicas)
 }
 
-// completeReplicas completes ids of replicas from the file of -c.
+// completeReplicas completes ids of replicas from the file.
 func (f *fleetFile) completeReplicas(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	fleet, err := config.Load(f.path)
 	if err != nil {

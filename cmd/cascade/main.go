@@ -2,8 +2,8 @@
 //
 // Every daemon of a fleet is a subcommand of this one binary; "cascade up"
 // runs them all in one process. The subcommands only translate flags and the
-// fleet file into component Configs, wire the components together and run
-// them: whatever can be decided is decided below cmd.
+// fleet file into component Configs, connect the components and run them:
+// decisions are made in packages below.
 package main
 
 import (
@@ -31,9 +31,9 @@ func runMain() int {
 	return run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 }
 
-// run executes one command line and returns its exit code: 0 for success and
-// for a clean stop by signal, 2 for a wrong command line, 3 for a check of what
-// this machine has not, 1 for the rest.
+// run executes a command line and returns its exit code: 0 for success and for
+// a clean stop by signal, 2 for a wrong command line, 3 for a check that this
+// host lacks the device for, 1 for other errors.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := newRoot(stdout, stderr)
 	root.SetArgs(args)
@@ -44,7 +44,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	fmt.Fprintln(stderr, "cascade:", err)
 	var usage *usageError
 	if errors.As(err, &usage) {
-		fmt.Fprintf(stderr, "Run \"%s --help\" for what it takes.\n", usage.command)
+		fmt.Fprintf(stderr, "Run \"%s --help\" for its arguments and flags.\n", usage.command)
 		return 2
 	}
 	var absent *absentError
@@ -54,7 +54,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return 1
 }
 
-// onlyCanceled says that an error tells of nothing but the end of a context.
+// onlyCanceled reports whether an error consists only of canceled contexts.
 func onlyCanceled(err error) bool {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range joined.Unwrap() {
@@ -81,25 +81,25 @@ func newRoot(stdout, stderr io.Writer) *cobra.Command {
 		Use:   "cascade",
 		Short: "Length-aware routing for fleets of LLM replicas",
 		Long: `Cascade divides a fleet of LLM replicas into length stages, routes every request
-to the stage whose range covers its length, and keeps the division right as the
+to the stage whose range covers its length, and adapts the stages as the
 traffic changes. Any Envoy routes for it, through xDS alone.
 
-  cascade demo                     see it work on this machine, in about a minute
+  cascade demo                     compare stages with round robin on this machine, in about a minute
   cascade up                       a whole emulated fleet in one process
   cascade up -c fleet.yaml         the same, as the file describes it
   cascade status                   stages, ranges, replicas, load and ACKs of a running fleet
-  cascade migrations               requests that moved between replicas, and what it cost
+  cascade migrations               requests that migrated between replicas, and their stalls
   cascade drain REPLICA            empty a replica, with no dropped stream
   cascade plan --trace FILE        what stages a trace of your own would get
-  cascade devices                  what this machine has, and by which transports KV blocks move
-  cascade policy new NAME          begin a policy of your own, in Go or C
+  cascade devices                  devices of this host, and the transports of KV blocks
+  cascade policy new NAME          start a policy of your own, in Go, C or Rego
 
-In production each part runs by itself, from one fleet file:
+In production each component is a process of its own, from one fleet file:
 
   cascade control   -c fleet.yaml                 the control plane (xDS server, planner)
   cascade migrator  -c fleet.yaml --replica r0    beside each engine
   cascade envoy-bootstrap -c fleet.yaml           a bootstrap for your Envoy
-  cascade attach    -c fleet.yaml --to envoy      or what to add to an Envoy, mesh or gRPC client of others
+  cascade attach    -c fleet.yaml --to envoy      or additions to an existing Envoy, mesh or gRPC client
   cascade proxy     -c fleet.yaml                 or the embedded proxy instead of Envoy`,
 		SilenceUsage:  true,
 		SilenceErrors: true,

@@ -17,7 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// maxMigrations is how many moves a control plane tells at once.
+// maxMigrations is how many migrations a control plane returns at once.
 const maxMigrations = 512
 
 // migrationsFlags are the flags of "cascade migrations".
@@ -27,22 +27,22 @@ type migrationsFlags struct {
 	limit int
 }
 
-// newMigrations is "cascade migrations": the latest moves of requests.
+// newMigrations is "cascade migrations": the latest migrations of requests.
 func newMigrations(s *settings) *cobra.Command {
 	f := &migrationsFlags{}
 	c := &cobra.Command{
 		Use:   "migrations",
-		Short: "Show the latest moves of requests between replicas",
-		Long: `Migrations shows the moves that the replicas told the control plane of, the newest
-first: those under way and the latest that have ended.
+		Short: "Show the latest migrations of requests between replicas",
+		Long: `Migrations shows the migrations that the replicas reported to the control plane, the
+newest first: those in progress and the latest that have ended.
 
 Columns: why is growth (out of its stage's lengths), outlier (its replica carries more
 than its share), drain, spill (its replica is full) or engine lost; front is the replica
 that owns the client's stream, whoever generates. The way is live (KV blocks copied
 while it decodes, over the transport named beside it) or reprompt (computed anew).
-Tokens is the request's length when the move began; rounds and copied are what was
-copied of it; stall is how long the client waited more than for other tokens: from
-freeze to commit, or from the cut to the first new token.
+Tokens is the request's length when the migration began; rounds and copied are what was
+copied of it; stall is how much longer the client waited than for other tokens: from
+freeze to commit, or from the splice to the first new token.
 
 --json prints the control plane's answer as it is.`,
 		Example: `  cascade migrations --watch
@@ -57,7 +57,7 @@ freeze to commit, or from the cut to the first new token.
 	}
 	f.controlFlags.flags(c)
 	f.watchFlags.flags(c)
-	c.Flags().IntVar(&f.limit, "limit", 30, fmt.Sprintf("how many moves, at most %d", maxMigrations))
+	c.Flags().IntVar(&f.limit, "limit", 30, fmt.Sprintf("how many migrations, at most %d", maxMigrations))
 	return c
 }
 
@@ -76,10 +76,10 @@ func (s *settings) migrations(cmd *cobra.Command, f *migrationsFlags) error {
 	})
 }
 
-// writeMigrations writes moves for people.
+// writeMigrations prints migrations as text.
 func writeMigrations(w io.Writer, m control.Migrations) error {
 	if len(m.Migrations) == 0 {
-		_, err := fmt.Fprintln(w, "No request has moved yet.")
+		_, err := fmt.Fprintln(w, "No request has migrated yet.")
 		return err
 	}
 	t := report.Table{
@@ -103,7 +103,7 @@ func writeMigrations(w io.Writer, m control.Migrations) error {
 	return t.Text(w)
 }
 
-// summarizeMigrations sums moves up in a line.
+// summarizeMigrations returns one line about migrations.
 func summarizeMigrations(moves []control.Migration) string {
 	ways, stalls, copied := map[string]int{}, []float64(nil), int64(0)
 	done, aborted := 0, 0
@@ -126,7 +126,7 @@ func summarizeMigrations(moves []control.Migration) string {
 	if slices.Sort(kinds); len(kinds) > 0 {
 		line += " (" + strings.Join(kinds, ", ") + ")"
 	}
-	line += fmt.Sprintf(", %d aborted, %d under way; %s copied", aborted, len(moves)-done-aborted, formatBytes(copied))
+	line += fmt.Sprintf(", %d aborted, %d in progress; %s copied", aborted, len(moves)-done-aborted, formatBytes(copied))
 	if len(stalls) > 0 {
 		slices.Sort(stalls)
 		line += fmt.Sprintf("; stall p50 %s, p99 %s", formatSeconds(stalls[rank(50, len(stalls))]), formatSeconds(stalls[rank(99, len(stalls))]))
@@ -134,10 +134,10 @@ func summarizeMigrations(moves []control.Migration) string {
 	return line + "."
 }
 
-// rank is where the percentile of n sorted values is.
+// rank returns the index of a percentile of n sorted values.
 func rank(percent, n int) int { return (percent*n+99)/100 - 1 }
 
-// formatBytes is a number of bytes with a unit.
+// formatBytes returns a number of bytes with a unit.
 func formatBytes(n int64) string {
 	switch {
 	case n <= 0:
@@ -150,7 +150,7 @@ func formatBytes(n int64) string {
 	return fmt.Sprintf("%.2f GiB", float64(n)/(1<<30))
 }
 
-// formatSeconds is a time with a unit; "–" for none.
+// formatSeconds returns a time with a unit; "–" for none.
 func formatSeconds(s float64) string {
 	switch {
 	case s <= 0:

@@ -11,23 +11,23 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/executor"
 )
 
-// migrationStats sums up the requests that moved while a fleet ran.
+// migrationStats sums up the migrations of a fleet's run.
 type migrationStats struct {
 	Moved  map[string]uint64 `json:"moved"`  // by way
-	Failed map[string]uint64 `json:"failed"` // by reason; the request went on where it was
+	Failed map[string]uint64 `json:"failed"` // by reason; the request continued where it was
 	Causes map[string]int    `json:"causes"` // of the latest ones
-	Bytes  int64             `json:"bytes"`  // of KV that was carried
-	// Rescued and Lost are requests whose engine was lost: they went on at another
-	// one, or ended early.
+	Bytes  int64             `json:"bytes"`  // of KV that was copied
+	// Rescued and Lost are requests whose engine was lost: they continued at
+	// another one, or ended early.
 	Rescued uint64 `json:"rescued"`
 	Lost    uint64 `json:"lost"`
-	// StallP50 and StallP99 are of the latest moves: for how long a request brought
-	// no token, in seconds of wall time.
+	// StallP50 and StallP99 are quantiles of the latest migrations: how long a request
+	// generated no token, in seconds of wall time.
 	StallP50 float64 `json:"stall_p50_seconds"`
 	StallP99 float64 `json:"stall_p99_seconds"`
 }
 
-// collectMigrationStats collects what movers count.
+// collectMigrationStats sums up the counts of migration executors.
 func collectMigrationStats(movers []*executor.Executor) migrationStats {
 	m := migrationStats{Moved: map[string]uint64{}, Failed: map[string]uint64{}, Causes: map[string]int{}}
 	var stalls []time.Duration
@@ -58,25 +58,25 @@ func collectMigrationStats(movers []*executor.Executor) migrationStats {
 	return m
 }
 
-// write tells people.
+// write prints the sums as text.
 func (m migrationStats) write(w io.Writer) {
 	if m.Rescued+m.Lost > 0 {
-		fmt.Fprintf(w, "Requests that lost their engine: %d went on at another one, %d ended early.\n", m.Rescued, m.Lost)
+		fmt.Fprintf(w, "Requests that lost their engine: %d continued at another one, %d ended early.\n", m.Rescued, m.Lost)
 	}
 	if len(m.Moved)+len(m.Failed) == 0 {
 		return
 	}
-	fmt.Fprintf(w, "Requests moved while their clients read: %s; of the latest, by cause: %s.", formatCounts(m.Moved), formatCounts(m.Causes))
+	fmt.Fprintf(w, "Requests that migrated while their clients read: %s; the latest by cause: %s.", formatCounts(m.Moved), formatCounts(m.Causes))
 	if m.StallP50 > 0 {
-		fmt.Fprintf(w, " %.1f GB of KV were carried; a request stood still for %.1f ms (p50), %.1f ms (p99).", float64(m.Bytes)/1e9, m.StallP50*1e3, m.StallP99*1e3)
+		fmt.Fprintf(w, " %.1f GB of KV were copied; a request stalled for %.1f ms (p50), %.1f ms (p99).", float64(m.Bytes)/1e9, m.StallP50*1e3, m.StallP99*1e3)
 	}
 	if len(m.Failed) > 0 {
-		fmt.Fprintf(w, " Stayed where they were: %s.", formatCounts(m.Failed))
+		fmt.Fprintf(w, " Failed migrations, whose requests continued where they were: %s.", formatCounts(m.Failed))
 	}
 	fmt.Fprintln(w)
 }
 
-// formatCounts is a table of counts in one line, the largest first.
+// formatCounts returns counts in one line, the largest first.
 func formatCounts[N uint64 | int](counts map[string]N) string {
 	names := slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
 		if counts[a] != counts[b] {

@@ -71,13 +71,13 @@ func TestMigrations(t *testing.T) {
 	if err := json.Unmarshal([]byte(out), &back); code != 0 || err != nil || len(back.Migrations) != 4 {
 		t.Errorf("code %d, %v, %s%s", code, err, out, errs)
 	}
-	if code, out, errs := command(t.Context(), "migrations", "--control", server.URL, "--limit", "1"); code != 0 || out != "No request has moved yet.\n" {
+	if code, out, errs := command(t.Context(), "migrations", "--control", server.URL, "--limit", "1"); code != 0 || out != "No request has migrated yet.\n" {
 		t.Errorf("code %d, %s%s", code, out, errs)
 	}
 	if code, _, errs := command(t.Context(), "migrations", "--limit", "513"); code != 2 || !strings.Contains(errs, "--limit 513: 1 to 512") {
 		t.Errorf("code %d, %s", code, errs)
 	}
-	if code, _, errs := command(t.Context(), "migrations", "--control", server.URL+"/x"); code != 1 || !strings.Contains(errs, "answers 404 Not Found, which is no control plane's answer") {
+	if code, _, errs := command(t.Context(), "migrations", "--control", server.URL+"/x"); code != 1 || !strings.Contains(errs, "answered 404 Not Found, which is not a control plane's response") {
 		t.Errorf("code %d, %s", code, errs)
 	}
 }

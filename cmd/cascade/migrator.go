@@ -38,30 +38,31 @@ func newMigrator(s *settings) *cobra.Command {
 	m := &migratorFlags{}
 	c := &cobra.Command{
 		Use:   "migrator -c FILE --replica ID",
-		Short: "Run the migrator of one replica: the front of its streams",
+		Short: "Run the migrator of one replica, the front end of its streams",
 		Long: `Migrator runs beside one engine and is what Envoy connects to in its place. It owns
 every client's stream, counts tokens exactly, and reports load and flow to the
 control plane. While its engine does not answer /health, it refuses connections, so
-that the next replica takes over without anybody's help.
+that proxies use the next replica without the control plane.
 
-On SIGTERM it drains: it takes no new request, and ends when the last stream has
+On SIGTERM it drains: it accepts no new request, and ends when the last stream has
 ended, or after --drain. A second signal ends it at once, and cuts its streams.
 
 To upgrade, start the new one beside the old, as the same user, with the same
---runtime-dir: it takes the listening sockets over, so that nobody is refused, and the
-old one ends when its last stream has. Until then the old one's streams count as the
-replica's load, and move like others: "cascade drain" empties both. A second process
+--runtime-dir: it takes over the listening sockets, so that no connection is refused, and
+the old one ends with its last stream. Until then the old one's streams count as the
+replica's load, and migrate like others: "cascade drain" empties both. A second process
 of a replica therefore replaces the first.
 
 Where the engine's KV is in the memory of a GPU, the GPU is watched by NVML, if that is
 there. One that reports a critical error (Xid) of its own, uncorrected memory errors, or
-nothing any more, and one that fails each time it is used, is given no more KV: the
-replica buys no requests, its own move by re-prompting from then on, and "cascade status"
-says why. New requests still begin there, for as long as the engine takes them.
+nothing any more, and one that fails each time it is used, receives no more KV: the
+replica buys no requests, its own migrate by re-prompting from then on, and "cascade
+status" shows the reason. New requests still begin there, while the engine accepts them.
 
 With "admin" set for the replica in the fleet file, /metrics, /healthz and /readyz
-are served there, and to this machine what "cascade policy records" asks. With OTEL_EXPORTER_OTLP_ENDPOINT set, every move is a trace, exported
-by OTLP over gRPC; the other variables of OpenTelemetry count, too.`,
+are served there and, to this host, the calls for "cascade policy records". With
+OTEL_EXPORTER_OTLP_ENDPOINT set, every migration is a trace, exported by OTLP over gRPC;
+the other OpenTelemetry variables apply, too.`,
 		Example: `  cascade migrator -c fleet.yaml --replica r0
   cascade migrator -c fleet.yaml --replica r0 --control 10.0.0.5:18000 --drain 2m
   cascade migrator -c fleet.yaml --replica r0    # again, from the new binary: upgrades`,
@@ -82,7 +83,7 @@ by OTLP over gRPC; the other variables of OpenTelemetry count, too.`,
 	m.file.replicaFlag(c, &m.replica)
 	f := c.Flags()
 	f.StringVar(&m.control, "control", "", controlUsage)
-	f.StringVar(&m.runtime, "runtime-dir", handover.RuntimeDir(), "private directory of the sockets by which one process hands over to the next")
+	f.StringVar(&m.runtime, "runtime-dir", handover.RuntimeDir(), "private directory of the sockets for upgrades")
 	f.Lookup("runtime-dir").DefValue = "$XDG_RUNTIME_DIR/cascade, or cascade-<uid> in the temporary directory"
 	f.DurationVar(&m.drain, "drain", 10*time.Minute, "how long streams may go on after SIGTERM; what is left is cut")
 	return c
@@ -136,9 +137,9 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 
 	fmt.Fprintf(s.stderr, "migrator of %s: %s on http://%s, reports to %s\n", r.ID, r.Engine, doors.clients.Addr(), strings.Join(fm.control, " and "))
 	if p := next.predecessor(); p != 0 {
-		fmt.Fprintf(s.stderr, "migrator of %s: takes over from process %d\n", r.ID, p)
+		fmt.Fprintf(s.stderr, "migrator of %s: taking over from process %d\n", r.ID, p)
 	}
-	// The front ends by draining, and everything else when the front has ended.
+	// The front end ends by draining, and everything else ends after it.
 	back, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	defer context.AfterFunc(ctx, front.Drain)()
@@ -170,7 +171,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 	return errors.Join(g.Wait(), all.Close())
 }
 
-// frontendReadiness says why a front takes no requests; "" when it does.
+// frontendReadiness returns why a front end accepts no requests; "" if it does.
 func frontendReadiness(s frontend.Status) string {
 	switch {
 	case s.Draining:
@@ -181,20 +182,21 @@ func frontendReadiness(s frontend.Status) string {
 	return ""
 }
 
-// replicaListeners are the open sockets of one replica's migrator.
+// replicaListeners are the open listeners of one replica's migrator.
 type replicaListeners struct {
 	clients, peers net.Listener
-	admin          net.Listener // nil: none
+	admin          net.Listener // nil for none
 }
 
-// The names under which a migrator's sockets are handed over.
+// The names of a migrator's listeners in a handover.
 const (
 	clientsDoor = "clients"
 	peersDoor   = "peers"
 	adminDoor   = "admin"
 )
 
-// openReplicaListeners opens the sockets of a replica, or takes those of its predecessor.
+// openReplicaListeners opens the listeners of a replica, or takes over those of
+// its predecessor.
 func openReplicaListeners(next *upgrade, r config.Replica) (d replicaListeners, err error) {
 	defer func() {
 		if err != nil {

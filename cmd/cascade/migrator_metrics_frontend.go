@@ -6,30 +6,30 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 )
 
-// frontendMetrics are the metrics of a migrator, each read from its Status when
-// it is scraped. All are named cascade_migrator_… and carry the labels replica
-// and model.
+// frontendMetrics are the metrics of a migrator's front end, each read from its
+// Status at a scrape. Their names begin with cascade_migrator_, and they have
+// the labels replica and model.
 var frontendMetrics = [...]struct {
 	name, help string
 	kind       prometheus.ValueType
 	of         func(frontend.Status) float64
 }{
 	{"engine_ready", "1 while the engine answers its health check.", prometheus.GaugeValue, func(s frontend.Status) float64 { return boolValue(s.EngineReady) }},
-	{"draining", "1 once the migrator takes no new request.", prometheus.GaugeValue, func(s frontend.Status) float64 { return boolValue(s.Draining) }},
-	{"running", "Requests that the engine works on.", prometheus.GaugeValue, func(s frontend.Status) float64 { return float64(s.Load.Running) }},
+	{"draining", "1 once the migrator accepts no new requests.", prometheus.GaugeValue, func(s frontend.Status) float64 { return boolValue(s.Draining) }},
+	{"running", "Requests that the engine generates for.", prometheus.GaugeValue, func(s frontend.Status) float64 { return float64(s.Load.Running) }},
 	{"waiting", "Requests without a token yet.", prometheus.GaugeValue, func(s frontend.Status) float64 { return float64(s.Load.Waiting) }},
 	{"held_tokens", "KV tokens of running requests.", prometheus.GaugeValue, func(s frontend.Status) float64 { return float64(s.Load.Held) }},
 	{"promised_tokens", "Tokens of requests that are accepted and not yet running.", prometheus.GaugeValue, func(s frontend.Status) float64 { return float64(s.Load.Promised) }},
 	{"iteration_seconds", "Recent mean time between a request's tokens.", prometheus.GaugeValue, func(s frontend.Status) float64 { return s.Load.Iteration }},
 	{"requests_seen_total", "Requests that were counted.", prometheus.CounterValue, func(s frontend.Status) float64 { return float64(s.Flow.Seen) }},
-	{"arrival_rate", "Arriving requests per second, with forgetting.", prometheus.GaugeValue, func(s frontend.Status) float64 { return sum(s.Flow.Arrivals) }},
-	{"token_rate", "Generated tokens per second, with forgetting.", prometheus.GaugeValue, func(s frontend.Status) float64 { return sum(s.Flow.Tokens) }},
-	{"prefill_rate", "Uncached prompt tokens per second, with forgetting.", prometheus.GaugeValue, func(s frontend.Status) float64 { return sum(s.Flow.Prefill) }},
+	{"arrivals_per_second", "Arriving requests per second, exponentially weighted.", prometheus.GaugeValue, func(s frontend.Status) float64 { return sum(s.Flow.Arrivals) }},
+	{"generated_tokens_per_second", "Generated tokens per second, exponentially weighted.", prometheus.GaugeValue, func(s frontend.Status) float64 { return sum(s.Flow.Tokens) }},
+	{"prefill_tokens_per_second", "Uncached prompt tokens per second, exponentially weighted.", prometheus.GaugeValue, func(s frontend.Status) float64 { return sum(s.Flow.Prefill) }},
 	{"bytes_per_token", "Prompt bytes per token, learnt from exact counts; 0 before the first.", prometheus.GaugeValue, func(s frontend.Status) float64 { return s.BytesPerToken }},
 	{"estimate_error_ratio", "Mean relative error of the length estimates.", prometheus.GaugeValue, func(s frontend.Status) float64 { return s.EstimateError }},
 }
 
-// frontendCollector shows one front's state as metrics.
+// frontendCollector collects the metrics of one front end.
 type frontendCollector struct {
 	status func() frontend.Status
 	descs  [len(frontendMetrics)]*prometheus.Desc
@@ -61,7 +61,7 @@ func (c *frontendCollector) Collect(out chan<- prometheus.Metric) {
 	}
 }
 
-// boolValue is 1 for true.
+// boolValue returns 1 for true, 0 for false.
 func boolValue(b bool) float64 {
 	if b {
 		return 1

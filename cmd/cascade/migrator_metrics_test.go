@@ -29,7 +29,7 @@ func TestFrontendMetrics(t *testing.T) {
 	r.MustRegister(c)
 	want := map[string]float64{
 		"engine_ready": 1, "draining": 0, "running": 1, "waiting": 2, "held_tokens": 3, "promised_tokens": 4, "iteration_seconds": 0.5,
-		"requests_seen_total": 9, "arrival_rate": 6, "token_rate": 7, "prefill_rate": 8, "bytes_per_token": 4.5, "estimate_error_ratio": 0.25,
+		"requests_seen_total": 9, "arrivals_per_second": 6, "generated_tokens_per_second": 7, "prefill_tokens_per_second": 8, "bytes_per_token": 4.5, "estimate_error_ratio": 0.25,
 	}
 	families, err := r.Gather()
 	if err != nil {
@@ -72,13 +72,13 @@ func TestMigrationMetrics(t *testing.T) {
 	r := prometheus.NewPedanticRegistry()
 	r.MustRegister(newMigrationCollector(func() migrationSample { return state }, "r0", "m"))
 	want := map[string]float64{
-		"moves_offered_total growth": 1, "moves_out_total drain": 2, "moves_out_failed_total spill": 3, "moves_in_total": 4, "moves_in_failed_total": 5,
+		"migrations_offered_total growth": 1, "migrations_out_total drain": 2, "migrations_out_failed_total spill": 3, "migrations_in_total": 4, "migrations_in_failed_total": 5,
 		"offers_returned_total no candidates": 6, "market_messages_sent_total ask": 7, "market_messages_received_total bid": 8, "summaries_sent_total": 9,
-		"summaries_received_total": 10, "market_messages_ignored_total": 11, "offers": 12, "transfer_slots_used send": 13, "transfer_slots_used receive": 14,
-		"incoming_tokens": 15, "incoming_tokens_per_second": 16, "peers_heard": 17, "forwards_total": 18, "residents": 19, "pinned": 20, "pinned_seconds": 21,
+		"summaries_received_total": 10, "market_messages_ignored_total": 11, "offers": 12, "transfers_concurrent send": 13, "transfers_concurrent receive": 14,
+		"incoming_tokens": 15, "incoming_tokens_per_second": 16, "peers_known": 17, "forwards_total": 18, "residents": 19, "pinned": 20, "pinned_seconds": 21,
 		"transfers_sent_total live": 22, "transfers_received_total reprompt": 23, "transfers_failed_total lease": 24, "transfers_running": 25, "transfer_bytes_total": 26,
 		"transfer_copied_bytes_total": 27, "transfer_corrupt_blocks_total": 28, "transfer_rounds_total": 29, "stall_seconds": 30 + 31 + 32,
-		"transfer_slots send": 33, "transfer_slots receive": 33, "rescues_total rescued": 34, "rescues_total lost": 35, "engine_sessions_abandoned_total": 36,
+		"transfers_max_concurrent send": 33, "transfers_max_concurrent receive": 33, "rescues_total rescued": 34, "rescues_total lost": 35, "engine_sessions_abandoned_total": 36,
 	}
 	families, err := r.Gather()
 	if err != nil {

@@ -14,25 +14,25 @@ import (
 // Bounds of an upgrade.
 const (
 	// takeoverTimeout is how long a process waits for another one of the same
-	// replica that is just starting, and for the one that runs to settle.
+	// replica that is starting, and for the running one to prepare.
 	takeoverTimeout = 30 * time.Second
-	// engineTimeout is how long a successor waits for its engine before it sends
-	// its predecessor away all the same.
+	// engineTimeout is how long a new process waits for its engine before it
+	// stops its predecessor in any case.
 	engineTimeout = 5 * time.Second
-	// enginePollPeriod is the time between two looks meanwhile.
+	// enginePollPeriod is the time between two checks of the engine.
 	enginePollPeriod = 20 * time.Millisecond
 )
 
-// upgrade is one process's part in upgrades of a replica's migrator: it takes
-// the sockets of the process before it, and hands them to the one after it.
+// upgrade is a process's part in the upgrades of a replica's migrator: it takes
+// over the listeners of the preceding process, and hands them to the next one.
 type upgrade struct {
 	takeover  *handover.Takeover
 	listeners *handover.Listeners
 }
 
-// beginUpgrade begins the process's part. dir holds the Unix sockets by which the
-// processes of one user meet; address is the replica's. It must be abandoned
-// where run is not reached.
+// beginUpgrade begins the takeover. dir holds the Unix sockets by which the
+// processes of a user find each other; address is the replica's. If run is not
+// called, the caller calls abandon.
 func beginUpgrade(ctx context.Context, dir, replica, address string) (*upgrade, error) {
 	path, err := handover.Path(dir, replica, address)
 	if err != nil {
@@ -47,13 +47,15 @@ func beginUpgrade(ctx context.Context, dir, replica, address string) (*upgrade, 
 	return &upgrade{takeover: claim, listeners: &handover.Listeners{}}, nil
 }
 
-// predecessor is the id of the process that runs, 0 for none.
+// predecessor returns the id of the running process, 0 for none.
 func (s *upgrade) predecessor() int { return s.takeover.Process }
 
-// abandon leaves everything to the process that runs, if it has not left yet.
+// abandon leaves the listeners to the running process, unless it has stopped
+// accepting.
 func (s *upgrade) abandon() { s.takeover.Abandon() }
 
-// listen opens a door: the predecessor's where it has one at that address.
+// listen returns a listener: the predecessor's if it has one at that address,
+// else a new one.
 func (s *upgrade) listen(name, address string) (net.Listener, error) {
 	l := s.takeover.TakeListener(name, address)
 	if l == nil {
@@ -62,85 +64,88 @@ func (s *upgrade) listen(name, address string) (net.Listener, error) {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	gate, err := s.listeners.Add(name, l)
+	added, err := s.listeners.Add(name, l)
 	if err != nil {
 		l.Close()
 	}
-	return gate, err
+	return added, err
 }
 
-// reopen returns what opens a door anew after its server has closed it.
+// reopen returns a function that opens a listener again after its server has
+// closed it.
 func (s *upgrade) reopen(name string) func(network, address string) (net.Listener, error) {
 	return func(_, address string) (net.Listener, error) {
 		l, err := net.Listen("tcp", address)
 		if err != nil {
 			return nil, err
 		}
-		gate, err := s.listeners.Add(name, l)
+		added, err := s.listeners.Add(name, l)
 		if err != nil {
 			l.Close()
 		}
-		return gate, err
+		return added, err
 	}
 }
 
-// upgradeSteps is what run joins.
+// upgradeSteps are the functions that run calls.
 type upgradeSteps struct {
-	ready func() bool // the doors let requests in
-	// lead does what one process of a replica may do at a time, until its
+	ready func() bool // the front end accepts requests
+	// lead does what only one process of a replica may do at a time, until its
 	// context ends.
 	lead func(ctx context.Context) error
-	// retire ends the process once what it has is done, and refuses nobody.
+	// retire ends the process once its streams have ended, and rejects no
+	// request.
 	retire func()
-	// followPredecessor keeps in touch with the process before this one, and precede with the
-	// one after it, until that one ends or ctx does; both close the link. The link
-	// of follow is nil where there is no process before this one any more.
+	// followPredecessor exchanges messages with the preceding process, and
+	// serveSuccessor with the next one, until that one or ctx ends; both close
+	// the link. The link of followPredecessor is nil if the preceding process
+	// has ended.
 	followPredecessor, serveSuccessor func(ctx context.Context, link *handover.Link)
 }
 
-// run lets the predecessor go as soon as this process is ready, reigns, and
-// hands over to a successor: then it retires. It returns when ctx ends, or when
-// it reigns no more and has lost touch with its kin.
+// run stops the predecessor as soon as this process is ready, leads, and hands
+// over to a successor: then it retires. It returns when ctx ends, or when it no
+// longer leads and the links to the other processes have ended.
 func (s *upgrade) run(ctx context.Context, p upgradeSteps, log *slog.Logger) error {
 	if s.predecessor() != 0 {
 		waitFor(ctx, p.ready)
 	}
-	post, before, err := s.takeover.Finish(ctx)
+	server, before, err := s.takeover.Finish(ctx)
 	if err != nil && ctx.Err() == nil {
 		return err
 	}
-	var kin sync.WaitGroup
-	defer kin.Wait()
-	kin.Go(func() { p.followPredecessor(ctx, before) })
-	reign, abdicate := context.WithCancel(ctx)
-	defer abdicate()
-	reigned := make(chan error, 1)
+	var links sync.WaitGroup
+	defer links.Wait()
+	links.Go(func() { p.followPredecessor(ctx, before) })
+	leading, stepDown := context.WithCancel(ctx)
+	defer stepDown()
+	led := make(chan error, 1)
 	go func() {
-		defer abdicate()
-		reigned <- p.lead(reign)
+		defer stepDown()
+		led <- p.lead(leading)
 	}()
-	if post == nil {
-		return <-reigned
+	if server == nil {
+		return <-led
 	}
-	after, err := post.Serve(reign, handover.Config{
+	after, err := server.Serve(leading, handover.Config{
 		Listeners: s.listeners, Logger: log,
 		Stopped: func() {
-			abdicate()
-			reigned <- <-reigned
+			stepDown()
+			led <- <-led
 		},
 	})
 	switch {
 	case err == nil:
-		log.Info("another process has taken over; this one ends with its last stream")
-		kin.Go(func() { p.serveSuccessor(ctx, after) })
+		log.Info("another process has taken over, this one ends with its last stream")
+		links.Go(func() { p.serveSuccessor(ctx, after) })
 		p.retire()
-	case reign.Err() == nil:
-		log.Warn("this process cannot be succeeded without a restart", "error", err)
+	case leading.Err() == nil:
+		log.Warn("handover stopped; the next upgrade needs a restart", "error", err)
 	}
-	return <-reigned
+	return <-led
 }
 
-// waitFor waits until ready, for engineTimeout at most.
+// waitFor waits until ready, for at most engineTimeout.
 func waitFor(ctx context.Context, ready func() bool) {
 	ctx, cancel := context.WithTimeout(ctx, engineTimeout)
 	defer cancel()
@@ -149,7 +154,7 @@ func waitFor(ctx context.Context, ready func() bool) {
 	}
 }
 
-// sleep waits, or until ctx ends.
+// sleep waits for d, or until ctx ends.
 func sleep(ctx context.Context, d time.Duration) {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -38,21 +38,21 @@ type planFlags struct {
 	ignoreHash bool
 }
 
-// newPlan is "cascade plan": what stages a trace would get.
+// newPlan is "cascade plan": the stages that a trace would get.
 func newPlan(s *settings) *cobra.Command {
 	src, p := &traceFlags{}, &planFlags{}
 	c := &cobra.Command{
 		Use:   "plan",
-		Short: "Plan stages offline for a trace or a mix; tell, pin and take back those in force",
-		Long: `Plan reads a trace (or generates a mix), turns it into flows by length bucket and
+		Short: "Plan stages offline for a trace or a mix; show, pin and roll back the plans of a running fleet",
+		Long: `Plan reads a trace (or generates a mix), computes its flows by length bucket and
 divides the given number of replicas into stages, as the control plane would after
-seeing this traffic for a while. It prints each stage's range, replicas, load and
+some time of this traffic. It prints each stage's range, replicas, load and
 predicted iteration time, and what the same traffic costs in one stage.
 
 The cost is the predicted number of requests in the system (Little's law), or the
 paper's QoE with --policy paper. "exact" is proven optimal for its model.
 
-The commands below it are about the plans of a control plane that runs.`,
+Its subcommands are about the plans of a running control plane.`,
 		Example: `  cascade plan --mix mixed --rate 12 --replicas 8 --profile rtxpro6000-llama-3.1-8b
   cascade plan --trace conversation_trace.jsonl --spread 3s --replicas 16 --plot plan.svg
   cascade plan --trace azure.csv --replicas 8 --policy two-phase --json`,
@@ -69,8 +69,8 @@ The commands below it are about the plans of a control plane that runs.`,
 	f.IntVar(&p.stages, "stages", policies.MaxStages, "most stages")
 	f.DurationVar(&p.iteration, "iteration", 0, "bound on every stage's predicted iteration time; 0 is none")
 	f.Float64Var(&p.pooling, "pooling", 0, "head room of small stages: k ≥ u + pooling·√u")
-	f.Float64Var(&p.linkGbps, "link-gbps", 0, "link between replicas that carries moving requests; 0 keeps the profile's")
-	f.BoolVar(&p.ignoreHash, "no-prefix-cache", false, "count every prompt in full, even where the trace tells shared prefixes")
+	f.Float64Var(&p.linkGbps, "link-gbps", 0, "link between replicas, in Gbit/s, for migrations; 0 keeps the profile's")
+	f.BoolVar(&p.ignoreHash, "no-prefix-cache", false, "count every prompt in full, even where the trace has shared prefixes")
 	completeFrom(c, "profile", cost.Names())
 	completeFrom(c, "policy", []string{"exact", "recursion", "two-phase", "paper"})
 	f.StringVar(&p.picture, "plot", "", "write a picture of the plan to this file (.svg or .png)")
@@ -120,7 +120,7 @@ func (s *settings) plan(src *traceFlags, p *planFlags) error {
 	}
 	partitioner, ok := partition.ByName(p.policy)
 	if !ok {
-		return fmt.Errorf("--policy %q: use exact, recursion, two-phase or paper", p.policy)
+		return fmt.Errorf("--policy %q: must be exact, recursion, two-phase or paper", p.policy)
 	}
 	begin := time.Now()
 	part, err := partitioner.Partition(w)
@@ -146,7 +146,7 @@ func (s *settings) plan(src *traceFlags, p *planFlags) error {
 	return out.table().Text(s.stdout)
 }
 
-// workload turns requests into what a partitioner sees.
+// workload returns the requests as a partitioner's input.
 func (p *planFlags) workload(requests []trace.Request) (policies.Workload, error) {
 	fleet := config.Fleet{Speed: 1, Models: []config.Model{{Name: "plan", Profile: p.profile, Context: policies.Tokens(p.context)}}}
 	ps, err := fleet.Profiles(".")
@@ -166,8 +166,8 @@ func (p *planFlags) workload(requests []trace.Request) (policies.Workload, error
 	return w, w.Validate()
 }
 
-// countFlow counts a whole trace with a memory much longer than it. Prefix hits
-// are those of one unbounded cache: an upper bound on what replicas find.
+// countFlow counts a whole trace without forgetting. Prefix hits are those of
+// one unbounded cache: an upper bound of the hits in replicas.
 func countFlow(requests []trace.Request, edges []policies.Tokens, prefixes bool) policies.Flow {
 	last := requests[len(requests)-1].At.Seconds()
 	count := flow.New(edges, 1000*(last+1))
@@ -185,8 +185,8 @@ func countFlow(requests []trace.Request, edges []policies.Tokens, prefixes bool)
 	return count.Rates(last)
 }
 
-// cachedPrefix returns how many tokens of the prompt's beginning were seen,
-// and remembers its blocks.
+// cachedPrefix returns how many tokens at the beginning of the prompt were seen
+// before, and records its blocks.
 func cachedPrefix(seen map[uint64]bool, r trace.Request) policies.Tokens {
 	hit := 0
 	for hit < len(r.Prefix) && seen[r.Prefix[hit]] {
@@ -198,8 +198,8 @@ func cachedPrefix(seen map[uint64]bool, r trace.Request) policies.Tokens {
 	return min(policies.Tokens(hit)*trace.BlockTokens, r.Input-1)
 }
 
-// steadyBatches is the in-flight snapshot that one stage would show under the flow:
-// φ·T requests per bucket by Little's law. Only the paper's policy looks at it.
+// steadyBatches returns the in-flight snapshot of one stage under the flow: φ·T
+// requests per bucket by Little's law. Only the paper's policy uses it.
 func steadyBatches(w policies.Workload, requests []trace.Request) []policies.Batch {
 	iteration := w.Cost.D0
 	if one, err := partition.Flow.Price(w, nil, []int{w.Replicas}); err == nil {
@@ -219,7 +219,8 @@ func steadyBatches(w policies.Workload, requests []trace.Request) []policies.Bat
 	return batches
 }
 
-// describePartition turns a partition into stages with their share of the flow.
+// describePartition returns the stages of a partition with their share of the
+// flow.
 func describePartition(w policies.Workload, part policies.Partition) planResult {
 	out := planResult{Cost: part.Cost, Exact: part.Exact, partitions: part}
 	if !math.IsInf(part.OneStage, 1) {
@@ -287,7 +288,7 @@ func (p planResult) table() report.Table {
 	return t
 }
 
-// drawPlan writes the picture in the format of the file's ending.
+// drawPlan writes the plot in the format of the file's extension.
 func drawPlan(path string, plan policies.Plan, requests []trace.Request) error {
 	lengths := make([]policies.Tokens, len(requests))
 	for i, r := range requests {
@@ -300,7 +301,7 @@ func drawPlan(path string, plan policies.Plan, requests []trace.Request) error {
 	return writePicture(path, pic)
 }
 
-// writePicture writes a picture to a .svg or .png file.
+// writePicture writes a plot to a .svg or .png file.
 func writePicture(path string, pic report.Picture) (err error) {
 	format := report.Format(strings.TrimPrefix(filepath.Ext(path), "."))
 	if format != report.SVG && format != report.PNG {

@@ -20,22 +20,22 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// newPlanHistory is "cascade plan history": what was decided.
+// newPlanHistory is "cascade plan history": the decisions about plans.
 func newPlanHistory(s *settings) *cobra.Command {
 	f := &controlFlags{}
 	c := &cobra.Command{
 		Use:   "history [MODEL]",
-		Short: "Tell what was decided about plans, and why",
-		Long: `History tells what a control plane has decided about the plans of its models, oldest
-first: what came into force (adopted, repaired, refined, rolled back), what was pinned,
-and that the plan in force was kept. Of decisions to keep one plan there is one line.
+		Short: "Show the decisions about plans, and their reasons",
+		Long: `History shows what a control plane has decided about the plans of its models, oldest
+first: plans that came into force (adopted, repaired, refined, rolled back), pins, and
+decisions to keep the plan in force. Repeated decisions to keep a plan share a line.
 
 The gain is what the change was predicted to save. The iteration is what was measured,
 against what was predicted for the flow of that time, in the stage where they differed
 most: a plan that is slower by more than 25 % three times in a row, and no better than
-one stage, is taken back.
+one stage, is rolled back.
 
-Below are the plans that can be gone back to: the last 8 of each model that divided the
+Below are the plans that a rollback can restore: the last 8 of each model that divided the
 lengths differently. The history outlives restarts.`,
 		Example: `  cascade plan history
   cascade plan history llama-3.1-8b --json | jq '.decisions[-1]'`,
@@ -60,7 +60,7 @@ lengths differently. The history outlives restarts.`,
 	return c
 }
 
-// planCommandFlags is a command that orders something about a model's plan.
+// planCommandFlags are the flags of a command that changes a model's plan.
 type planCommandFlags struct {
 	controlFlags
 	by string
@@ -68,17 +68,17 @@ type planCommandFlags struct {
 
 func (p *planCommandFlags) flags(c *cobra.Command) {
 	p.controlFlags.flags(c)
-	c.Flags().StringVar(&p.by, "by", currentUser(), "who asks, for the history")
+	c.Flags().StringVar(&p.by, "by", currentUser(), "name of the operator, for the history")
 	c.Flags().Lookup("by").DefValue = "<user>@<host name>"
 }
 
-// currentUser names the user as the history shows him.
+// currentUser returns the name of the user for the history.
 func currentUser() string {
 	host, _ := os.Hostname()
 	return cmp.Or(os.Getenv("USER"), os.Getenv("LOGNAME"), fmt.Sprint("uid ", os.Getuid())) + "@" + host
 }
 
-// post gives the order and returns what the control plane answers.
+// post posts the change and returns the response of the control plane.
 func (p *planCommandFlags) post(ctx context.Context, cmd *cobra.Command, order, model string, q url.Values) (*url.URL, []byte, error) {
 	base, err := p.baseURL(cmd)
 	if err != nil {
@@ -118,7 +118,7 @@ boundaries come back when there are replicas for them. Restarts keep the pin.`,
 	return c
 }
 
-// newPlanUnpin is "cascade plan unpin": plan again.
+// newPlanUnpin is "cascade plan unpin": let the planner change a plan again.
 func newPlanUnpin(s *settings) *cobra.Command {
 	p := &planCommandFlags{}
 	c := &cobra.Command{
@@ -136,7 +136,7 @@ finds a better one. For a model that is not pinned it does nothing.`,
 	return c
 }
 
-// newPlanRollback is "cascade plan rollback": go back.
+// newPlanRollback is "cascade plan rollback": return to an earlier plan.
 func newPlanRollback(s *settings) *cobra.Command {
 	p := &planCommandFlags{}
 	var to uint64
@@ -148,8 +148,7 @@ func newPlanRollback(s *settings) *cobra.Command {
 or that of --to, among the replicas that there are now, under a new epoch. Running
 requests stay where they are.
 
-New plans are then held off for as long as after a plan that the control plane took
-back itself: one minute, and twice as long each time, up to 16 minutes, until a plan
+New plans are then delayed for as long as after an automatic rollback: one minute, and twice as long each time, up to 16 minutes, until a plan
 has lasted. With --pin the plan stays until "cascade plan unpin".`,
 		Example: `  cascade plan rollback llama-3.1-8b
   cascade plan rollback llama-3.1-8b --to 12 --pin`,
@@ -171,7 +170,7 @@ has lasted. With --pin the plan stays until "cascade plan unpin".`,
 	return c
 }
 
-// atMostOneModel wants the name of a model.
+// atMostOneModel requires the name of a model.
 func atMostOneModel(c *cobra.Command, args []string) error {
 	if len(args) != 1 || args[0] == "" {
 		return usageErrorf(c, "name one model; \"cascade status\" lists them")
@@ -179,7 +178,7 @@ func atMostOneModel(c *cobra.Command, args []string) error {
 	return nil
 }
 
-// atMost wants up to n arguments.
+// atMost allows up to n arguments.
 func atMost(n int, what string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) > n {
@@ -189,7 +188,7 @@ func atMost(n int, what string) cobra.PositionalArgs {
 	}
 }
 
-// changePlan gives an order about a plan and tells what is in force then.
+// changePlan changes a plan and prints the plan in force afterwards.
 func (s *settings) changePlan(cmd *cobra.Command, p *planCommandFlags, order, model string, q url.Values) error {
 	base, body, err := p.post(cmd.Context(), cmd, order, model, q)
 	if err != nil {
@@ -209,7 +208,7 @@ func (s *settings) changePlan(cmd *cobra.Command, p *planCommandFlags, order, mo
 	})
 }
 
-// writePlans writes the history of plans for people.
+// writePlans prints the history of plans as text.
 func writePlans(w io.Writer, p control.PlanHistory) error {
 	t := report.Table{Title: "decisions", Header: []string{"time", "model", "epoch", "decision", "gain", "iteration", "by", "why and what"}, Left: 8}
 	for _, d := range p.Decisions {
@@ -221,7 +220,7 @@ func writePlans(w io.Writer, p control.PlanHistory) error {
 		t.Rows = append(t.Rows, []string{when, d.Model, fmt.Sprint(d.Epoch), decisionText(d.Decision), percent(d.Gain), iterations(d), d.By, why})
 	}
 	if len(p.Decisions) == 0 {
-		t.Notes = []string{"Nothing was decided yet."}
+		t.Notes = []string{"No decision yet."}
 	}
 	for _, pin := range p.Pins {
 		t.Notes = append(t.Notes, fmt.Sprintf("%s is pinned to the plan of epoch %d since %s by %s.", pin.Model, pin.Epoch, pin.At.Local().Format(time.DateTime), actorName(pin.By)))
@@ -240,7 +239,7 @@ func writePlans(w io.Writer, p control.PlanHistory) error {
 	return errors.Join(err, past.Text(w))
 }
 
-// decisionText is the word of a decision.
+// decisionText returns the name of a decision.
 func decisionText(word string) string {
 	if word == "" {
 		return "changed"
@@ -248,10 +247,10 @@ func decisionText(word string) string {
 	return word
 }
 
-// actorName is who did something.
+// actorName returns who made a change.
 func actorName(by string) string {
 	if by == "" {
-		return "somebody"
+		return "an operator"
 	}
 	return by
 }
@@ -263,7 +262,7 @@ func percent(share float64) string {
 	return fmt.Sprintf("%.0f %%", 100*share)
 }
 
-// iterations compares what was measured with what was predicted.
+// iterations compares the measured with the predicted iteration time.
 func iterations(d control.Decision) string {
 	if d.Observed == 0 || d.Predicted == 0 {
 		return ""
@@ -271,7 +270,8 @@ func iterations(d control.Decision) string {
 	return fmt.Sprintf("%.1f ms for %.1f", d.Observed*1e3, d.Predicted*1e3)
 }
 
-// formatStages is a plan in a few words: boundaries and how many replicas are between.
+// formatStages returns a plan in one line: its boundaries and the replicas
+// between them.
 func formatStages(stages []control.Stage) string {
 	if len(stages) == 0 {
 		return ""

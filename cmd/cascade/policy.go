@@ -17,18 +17,19 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
-// newPolicy is "cascade policy": what the author of a policy needs.
+// newPolicy is "cascade policy": the commands for authors and operators of
+// policies.
 func newPolicy(s *settings) *cobra.Command {
 	c := group(&cobra.Command{
 		Use:   "policy",
 		Short: "Write, test, sign and roll out policies of your own",
 		Long: `A policy decides one thing: how a fleet is divided into length stages (partition),
-where a boundary should lie (refine), who takes a request that moves (bid), who has
-too much (outlier), where a request starts (place), or whether a plan may be (guard).
+where a boundary should lie (refine), which replica gets a migrating request (bid), which is
+overloaded (outlier), where a request starts (place), or whether a plan is allowed (guard).
 Written in Go, C or Rego, it is built as a WebAssembly module that runs in a sandbox: it
-sees nothing but the call, and can hurt no request.
+sees only its call, and cannot make a request fail.
 
-  cascade policy new my-refiner      begins one: forty lines that work
+  cascade policy new my-refiner      creates one: forty lines that work
   cd my-refiner                      edit main.go
   cascade policy test                builds it and tests it as a host would run it
   cascade policy bench               what a call costs, beside the built-in policy
@@ -41,9 +42,9 @@ sees nothing but the call, and can hurt no request.
   cascade policy promote refine --scope local   through a canary, then to all
   cascade policy rollback refine           and back, at once
 
-Where a command takes a module, a folder or a file of rules in Rego will do: it is
-built first, to NAME.wasm in it, and what belongs to the module is beside that. Inspect
-and verify, which only look, write nothing there.`,
+Instead of a module, commands accept a directory or a file of rules in Rego: they build it
+first, to NAME.wasm in it; files that belong to the module are beside that. Inspect and
+verify only read, and write nothing there.`,
 	})
 	c.AddCommand(newPolicyNew(s), newPolicyBuild(s), newPolicyInspect(s), newPolicyTest(s), newPolicyBench(s),
 		newPolicyReplay(s), newPolicyDiff(s), newPolicyKeygen(s), newPolicySign(s), newPolicyVerify(s),
@@ -55,8 +56,8 @@ func newPolicyNew(s *settings) *cobra.Command {
 	var n policydev.NewConfig
 	c := &cobra.Command{
 		Use:   "new NAME",
-		Short: "Begin a policy: sources, a native test and recorded calls",
-		Long: `New writes a folder with a policy that works: main.go (or main.c), a test that runs
+		Short: "Create a policy: sources, a native test and recorded calls",
+		Long: `New writes a directory with a policy that works: main.go (or main.c), a test that runs
 natively, calls in testdata, and a README; rules in Rego, with --lang rego, are of kind
 guard, policy.rego with its settings. "cascade policy test" accepts it as it is.
 NAME may be a path; its last element names the policy.
@@ -96,15 +97,15 @@ written beside it, and a compiler for wasm32: see "cascade policy build --help".
 	return c
 }
 
-// policyBuildFlags are the flags of commands that build folders.
+// policyBuildFlags are the flags of commands that build modules.
 type policyBuildFlags struct{ cc string }
 
 func (b *policyBuildFlags) flags(c *cobra.Command) {
 	c.Flags().StringVar(&b.cc, "cc", "", "C compiler for wasm32, for instance \"zig cc\"; empty: zig, the Python package ziglang, or clang")
 }
 
-// module returns the path of a module, which it builds when it is given a folder
-// or rules.
+// module returns the path of a module, which it builds from a directory or from
+// rules.
 func (b *policyBuildFlags) module(ctx context.Context, path string) (file string, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -117,16 +118,16 @@ func (b *policyBuildFlags) module(ctx context.Context, path string) (file string
 	return built.File, err
 }
 
-// inspectedModule is a module that a command only looks at.
+// inspectedModule is a module that a command only reads.
 type inspectedModule struct {
-	file string // where it lies
-	name string // what people are told that it is
-	at   string // what files that belong to it are named after
+	file string // its path
+	name string // displayed name
+	at   string // prefix of the names of its files
 }
 
-// inspect returns a module. What is built from a folder or from rules goes into a file that
-// done removes, and what lies beside the sources stays as it is: it is what somebody else
-// made, and may be what is to be checked.
+// inspect returns a module. What it builds from a directory or rules is a
+// temporary file that done removes; files beside the sources stay unchanged:
+// they may be what is to be verified.
 func (b *policyBuildFlags) inspect(ctx context.Context, path string) (l inspectedModule, done func() error, err error) {
 	done = func() error { return nil }
 	info, err := os.Stat(path)
@@ -149,7 +150,8 @@ func (b *policyBuildFlags) inspect(ctx context.Context, path string) (l inspecte
 	return inspectedModule{built.File, path, at}, done, err
 }
 
-// open loads a module, or what is built from a folder, with a configuration file.
+// open loads a module, or what it builds from a directory, with a configuration
+// file.
 func (b *policyBuildFlags) open(ctx context.Context, path, configuration string) (*policydev.Subject, error) {
 	var text []byte
 	if configuration != "" {
@@ -165,10 +167,10 @@ func (b *policyBuildFlags) open(ctx context.Context, path, configuration string)
 	return policydev.Open(ctx, file, text)
 }
 
-// atMostOnePath wants at most one argument, and stands for "." without.
+// atMostOnePath allows one argument; without it the path is ".".
 func atMostOnePath(c *cobra.Command, args []string) error {
 	if len(args) > 1 {
-		return usageErrorf(c, "name one module or folder, not %d", len(args))
+		return usageErrorf(c, "name one module or directory, not %d", len(args))
 	}
 	return nil
 }
@@ -185,9 +187,9 @@ func newPolicyBuild(s *settings) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "build [DIR|FILE.rego]",
 		Short: "Build a module from Go, C or Rego; the same bytes everywhere",
-		Long: `Build compiles the Go, C or Rego files of a folder, the present one by default, to a
+		Long: `Build compiles the Go, C or Rego files of a directory, by default the working directory, to a
 module, NAME.wasm in it. The same sources and toolchain give the same bytes on every
-machine, so that others can check what was signed.
+machine, so that others can verify what was signed.
 
 Go needs the go command, 1.26 or later, alone. C needs a compiler for wasm32: zig in
 PATH, the Python package ziglang where "make zig" puts it in the checkout of Cascade that
@@ -197,10 +199,9 @@ compiler is in this program. Rules are of the package cascade.plan, for the kind
 Files that end in _test.go or _test.rego are left out, and a built-in function that a
 module cannot have (sprintf is one) is an error with its line.
 
-Nothing in the folder is run and nothing fetched: what a policy in Go needs,
-"go mod download" brings before, and another version of Go is not installed for it. But
-compilers are no sandboxes: sources that you do not trust are better built in one, such as
-a container.`,
+Nothing in the directory is executed and nothing is downloaded: run "go mod download"
+first for the modules that a Go policy needs; no other version of Go is installed. Compilers
+are not sandboxes: build sources that you do not trust in one, such as a container.`,
 		Example: `  cascade policy build
   cascade policy build policy.rego
   cascade policy build my-bids -o bids.wasm --cc "zig cc"`,
@@ -218,26 +219,26 @@ a container.`,
 		},
 	}
 	b.flags(c)
-	c.Flags().StringVarP(&out, "output", "o", "", "file to write; empty: NAME.wasm in the folder")
+	c.Flags().StringVarP(&out, "output", "o", "", "file to write; empty: NAME.wasm in the directory")
 	return c
 }
 
-// errRefused ends commands whose output has told why already.
-var errRefused = errors.New("no host takes this module")
+// errRefused ends commands whose output already has the reason.
+var errRefused = errors.New("hosts reject this module")
 
 func newPolicyInspect(s *settings) *cobra.Command {
 	b := &policyBuildFlags{}
 	c := &cobra.Command{
 		Use:   "inspect FILE|DIR",
-		Short: "What a module decides, has and may do; whether hosts take it",
-		Long: `Inspect reads a module as a host does: it checks and meters it, compiles it and makes
-an instance. It prints what it decides and how each call is limited in a fleet whose
-file has no policies.limits, what it imports and exports, and its size and digest; and what FILE.sig says, if it is there. Whether that is
-to be believed "cascade policy verify" says. Of a folder or rules, what a build gives is
-looked at, and what lies in the folder stays as it is.
+		Short: "Show what a module decides, contains and may do, and whether hosts accept it",
+		Long: `Inspect reads a module as a host does: it checks and meters it, compiles it and creates
+an instance. It prints what the module decides and the limits of each call in a fleet whose
+file has no policies.limits, its imports and exports, its size and digest, and the statement
+in FILE.sig, if there is one; "cascade policy verify" checks the statement. Of a directory
+or rules it inspects a temporary build, and leaves the directory unchanged.
 
-Exit codes: 0 for a module that hosts take, 1 for one that they refuse, with the reason
-and where it lies in the file.`,
+Exit codes: 0 for a module that hosts accept, 1 for one that they reject, with the reason
+and its place in the file.`,
 		Args: exactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) (failed error) {
 			l, done, err := b.inspect(cmd.Context(), args[0])
@@ -287,7 +288,7 @@ and where it lies in the file.`,
 func (s *settings) printInspection(in policydev.Inspection) error {
 	kib := func(n uint64) string { return fmt.Sprintf("%d KiB", n>>10) }
 	metered := ""
-	if in.Metered > 0 { // not of one that was refused before
+	if in.Metered > 0 { // metered before it was rejected
 		metered = fmt.Sprintf(", %d with its meter (%s)", in.Metered, in.MeterVersion)
 	}
 	fmt.Fprintf(s.stdout, "%s: %d bytes%s\nsha256   %s\n", in.File, in.Bytes, metered, in.SHA256)

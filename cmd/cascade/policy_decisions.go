@@ -12,7 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// decisions is what the modules of a run decided.
+// decisions are what the modules of a run decided.
 type decisions struct {
 	Slots []slotDecisions `json:"slots"`
 	// Native is what came of deciding the recorded calls once more, by the policies
@@ -20,7 +20,7 @@ type decisions struct {
 	Native policydev.RecheckResult `json:"decided_again_natively"`
 }
 
-// slotDecisions is one slot at the end of a run.
+// slotDecisions are the decisions in one slot at the end of a run.
 type slotDecisions struct {
 	Slot    lifecycle.Kind   `json:"slot"`
 	Module  string           `json:"module"`
@@ -32,8 +32,8 @@ type slotDecisions struct {
 	Faults  uint64           `json:"faults"`
 }
 
-// collectDecisions looks at what the pushed modules have done in a fleet that runs; nil
-// where none was pushed.
+// collectDecisions returns what the pushed modules have decided in a running
+// fleet; nil if none was pushed.
 func collectDecisions(f *inprocess.Fleet, all []policyPlugin) *decisions {
 	if len(all) == 0 {
 		return nil
@@ -69,7 +69,7 @@ func newSlotDecisions(s lifecycle.SlotStatus, l lifecycle.Status, fleet control.
 	return line
 }
 
-// write shows the modules; nothing where none decided.
+// write prints the decisions; nothing for nil.
 func (d *decisions) write(w io.Writer) error {
 	if d == nil {
 		return nil
@@ -79,7 +79,7 @@ func (d *decisions) write(w io.Writer) error {
 		t.Rows = append(t.Rows, []string{string(s.Slot), s.Module, s.Version, s.SHA256.String()[:shownDigest], fmt.Sprintf("%d of %d", s.Hosts, s.Of), fmt.Sprint(s.Calls), fmt.Sprint(s.Faults)})
 	}
 	n := d.Native
-	t.Notes = []string{fmt.Sprintf("%d recorded calls, %d of them decided by modules, were decided again natively: %d differ.", n.Calls, n.Modules, n.Different)}
+	t.Notes = []string{fmt.Sprintf("%d recorded calls, %d of them decided by modules, were decided again by the native policies: %d differ.", n.Calls, n.Modules, n.Different)}
 	if n.First != "" {
 		t.Notes = append(t.Notes, "The first: "+n.First+".")
 	}

@@ -35,15 +35,15 @@ const (
 	activeTimeout = 90 * time.Second
 )
 
-// pluginFlags say whether a fleet in this process runs on modules.
+// pluginFlags select whether a fleet in this process runs modules.
 type pluginFlags struct {
 	native bool
 	folder string
 }
 
 func (p *pluginFlags) flags(c *cobra.Command) {
-	c.Flags().BoolVar(&p.native, "native", false, "decide by the policies that are linked into this program, not by modules in WebAssembly")
-	c.Flags().StringVar(&p.folder, "plugins", "", "folder with the modules of the built-in policies; default: plugins, beside this program")
+	c.Flags().BoolVar(&p.native, "native", false, "use the native policies of this program instead of WebAssembly modules")
+	c.Flags().StringVar(&p.folder, "plugins", "", "directory with the modules of the built-in policies; default: plugins, beside this program")
 }
 
 // policyPlugin is a built-in policy as a signed module.
@@ -53,10 +53,10 @@ type policyPlugin struct {
 	Statement         sign.Statement
 }
 
-// preparePlugins has a fleet decide by the modules of the built-in policies, which it signs
-// with a key that lives as long as this process, or the fleet's state. It returns what is to be pushed:
-// nothing where the flags say so, where the fleet trusts keys of its own, whose
-// owners push, and where there is no folder of modules, which it says.
+// preparePlugins configures a fleet to trust the modules of the built-in
+// policies, which it signs with a key of this process or of the fleet's state.
+// It returns the modules to push: none if the flags say so, if the fleet trusts
+// keys of its own, or if there is no directory of modules, which it prints.
 func (s *settings) preparePlugins(f *wiring.Fleet, p pluginFlags) ([]policyPlugin, error) {
 	if p.native {
 		f.Fleet.Policies.Native = true
@@ -72,7 +72,7 @@ func (s *settings) preparePlugins(f *wiring.Fleet, p pluginFlags) ([]policyPlugi
 		}
 		folder = filepath.Join(filepath.Dir(self), pluginsFolder)
 		if _, err := os.Stat(folder); errors.Is(err, fs.ErrNotExist) {
-			fmt.Fprintf(s.stderr, "no modules in %s (\"make plugins\" builds them): the policies that are linked in decide\n", folder)
+			fmt.Fprintf(s.stderr, "no modules in %s (\"make plugins\" builds them): the native policies decide\n", folder)
 			f.Fleet.Policies.Native = true
 			return nil, nil
 		}
@@ -112,9 +112,9 @@ func (s *settings) preparePlugins(f *wiring.Fleet, p pluginFlags) ([]policyPlugi
 	return all, nil
 }
 
-// signingKey is the key that a run signs the built-in policies with: that of the runs
-// before it, where the fleet has a folder for its state, so that what they pushed
-// is still trusted, and can be gone back to.
+// signingKey returns the key with which a run signs the built-in policies: that
+// of earlier runs, if the fleet has a state directory, so that the modules that
+// they pushed are still trusted.
 func signingKey(dir string) (ed25519.PrivateKey, error) {
 	_, secret, err := ed25519.GenerateKey(nil)
 	if err != nil || dir == "" {
@@ -124,7 +124,7 @@ func signingKey(dir string) (ed25519.PrivateKey, error) {
 	text, err := os.ReadFile(path)
 	if err == nil {
 		if secret, err = sign.ParseSecret(text); err != nil {
-			return nil, fmt.Errorf("%s: %w; remove it to have a new one made", path, err)
+			return nil, fmt.Errorf("%s: %w; remove the file to create a new key", path, err)
 		}
 		return secret, nil
 	}
@@ -140,7 +140,7 @@ func signingKey(dir string) (ed25519.PrivateKey, error) {
 	return secret, fileio.WriteAtomic(path, text, 0o600)
 }
 
-// semanticVersion is a version in three numbers, as statements have it.
+// semanticVersion returns a version of three numbers, as statements require.
 func semanticVersion(v string) string {
 	v, _, _ = strings.Cut(strings.TrimPrefix(v, "v"), "+")
 	if (sign.Statement{Digest: lifecycle.Digest{1}, ABI: abi.Name, Name: "x", Version: v, Grants: []sign.Grant{{Kind: abi.Place}}, Generation: 1}).Validate() != nil {
@@ -149,8 +149,8 @@ func semanticVersion(v string) string {
 	return v
 }
 
-// pushPlugins pushes the modules to a running fleet, as an operator would, and waits
-// until they decide.
+// pushPlugins pushes the modules to a running fleet, as an operator would, and
+// waits until they decide.
 func pushPlugins(ctx context.Context, f *inprocess.Fleet, all []policyPlugin) error {
 	base, err := url.Parse(f.AdminURL())
 	if err != nil {
@@ -180,12 +180,12 @@ func pushPlugins(ctx context.Context, f *inprocess.Fleet, all []policyPlugin) er
 			if context.Cause(ctx) != context.DeadlineExceeded {
 				return context.Cause(ctx)
 			}
-			return fmt.Errorf("%s after %v; the policies that are linked in decide meanwhile", waits, activeTimeout)
+			return fmt.Errorf("%s after %v; the native policies decide meanwhile", waits, activeTimeout)
 		}
 	}
 }
 
-// pendingPlugin says which slot does not run its module yet, "" when all do.
+// pendingPlugin returns which slot does not run its module yet; "" if all do.
 func pendingPlugin(hosts []*policyhost.Host, all []policyPlugin) string {
 	for _, h := range hosts {
 		for _, s := range h.Set.Status() {

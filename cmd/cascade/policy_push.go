@@ -17,7 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
-// pushRequest is a module on its way to the slots of a fleet.
+// pushRequest is a module to push to the slots of a fleet.
 type pushRequest struct {
 	slots                            []string
 	goal, scope, by                  string
@@ -25,7 +25,7 @@ type pushRequest struct {
 	module, signature, configuration []byte
 }
 
-// push gives a module to a control plane.
+// push sends a module to a control plane.
 func push(ctx context.Context, base *url.URL, p pushRequest) ([]byte, error) {
 	q := url.Values{"slot": p.slots, "goal": {p.goal}, "by": {p.by}}
 	if p.permille != 0 {
@@ -45,7 +45,8 @@ func push(ctx context.Context, base *url.URL, p pushRequest) ([]byte, error) {
 	return requestWithBody(ctx, base, http.MethodPost, "policies/push", q, bytes.NewReader(body))
 }
 
-// check says what no control plane would take, before a module is sent to one.
+// check reports what every control plane would reject, before the module is
+// sent.
 func (p pushRequest) check(cmd *cobra.Command) error {
 	if err := requireSlots(cmd, p.slots); err != nil {
 		return err
@@ -53,7 +54,7 @@ func (p pushRequest) check(cmd *cobra.Command) error {
 	for _, slot := range p.slots {
 		scope := p.scope
 		if scope == "" && !lifecycle.Kind(slot).PerRequest() {
-			scope = "any" // the control plane knows which there are
+			scope = "any" // the control plane checks it
 		}
 		goal, err := lifecycle.ParseGoal(p.goal)
 		if err == nil {
@@ -66,7 +67,7 @@ func (p pushRequest) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// slotFlags is a command that orders something about slots of a fleet.
+// slotFlags are the flags of commands that change slots of a fleet.
 type slotFlags struct {
 	controlFlags
 	goal, scope, by string
@@ -76,17 +77,17 @@ type slotFlags struct {
 
 func (o *slotFlags) flags(c *cobra.Command) {
 	o.controlFlags.flags(c)
-	c.Flags().StringVar(&o.by, "by", currentUser(), "who asks, for the status")
+	c.Flags().StringVar(&o.by, "by", currentUser(), "name of the operator, for the status")
 	c.Flags().Lookup("by").DefValue = "<user>@<host name>"
 }
 
-// canary adds the flags of how far a canary goes.
+// canary adds the flags of a canary's extent.
 func (o *slotFlags) canary(c *cobra.Command) {
 	c.Flags().IntVar(&o.permille, "permille", 0, "largest share of a canary, in 1/1000 of the requests, for kinds that decide for one request; 0: 10")
-	c.Flags().StringVar(&o.scope, "scope", "", "what tries it first, for kinds that decide for many: a model (partition, guard) or a node (refine)")
+	c.Flags().StringVar(&o.scope, "scope", "", "where it decides first, for kinds that decide for many requests: a model (partition, guard) or a node (refine)")
 }
 
-// share is the permille of a goal, with its default.
+// share returns the permille of a goal, with its default.
 func (o *slotFlags) share(kinds []string, goal string) int {
 	if o.permille == 0 && goal == lifecycle.ToCanary.String() && len(kinds) > 0 && lifecycle.Kind(kinds[0]).PerRequest() {
 		return 10
@@ -100,23 +101,24 @@ func newPolicyPush(s *settings) *cobra.Command {
 	var signature, config string
 	c := &cobra.Command{
 		Use:   "push FILE|DIR",
-		Short: "Give a signed module to a running fleet, in shadow first",
+		Short: "Push a signed module to a running fleet, in shadow first",
 		Long: `Push sends FILE and FILE.sig to the control plane, which looks at the signatures, at what
 the module exports and at the site's rules, keeps it, and tells every host by xDS. Each
 host verifies the signatures again, builds the module beside the calls, and promotes it
 as far as --goal says:
 
-  warm     built, and nothing more
-  shadow   answers recorded calls; nobody hears it, the status counts where it differs
+  warm     compiled only
+  shadow   answers recorded calls; the answers are only compared, and the status counts differences
   canary   answers a share of the requests (--permille), or for one --scope
-  active   answers all of them, when it has shown on the way what the gates ask for
+  active   answers all of them, once it has passed the gates
   stable   answers at once, without gates: when you know it from another fleet
 
-On each host it is taken back by itself when it traps, runs out of fuel or breaks a rule,
+Each host rolls it back when it traps, runs out of fuel or breaks a rule,
 or on its way beyond shadow when too many of its answers are worse than those of the
-policy in force, and then in the whole fleet. With --goal shadow a worse one stays, to
-be watched: the status says "would not be promoted", and by how many of its answers. "cascade policy promote" lets it go further, "cascade policy
-rollback" ends it. Without modules, and whenever one fails, the built-in policies decide.`,
+policy in force; then the whole fleet rolls back. With --goal shadow a worse one stays in shadow
+and can be observed: the status says "would not be promoted", and by how many of its answers. "cascade policy
+promote" raises its goal, "cascade policy rollback" ends it. Without modules, and whenever
+one fails, the built-in policies decide.`,
 		Example: `  cascade policy push my-refiner.wasm
   cascade policy push bids.wasm --slot bid-select --goal canary --permille 10
   cascade policy push outlier.wasm --configuration outlier.conf --goal stable`,
@@ -135,7 +137,7 @@ rollback" ends it. Without modules, and whenever one fails, the built-in policie
 			}
 			file, err := readSignature(signature)
 			if err != nil {
-				return fmt.Errorf("%w; \"cascade policy sign\" makes one", err)
+				return fmt.Errorf("%w; \"cascade policy sign\" creates one", err)
 			}
 			if p.signature, err = file.Encode(); err != nil {
 				return fmt.Errorf("%s: %w", signature, err)
@@ -186,10 +188,10 @@ func newPolicyShadow(s *settings) *cobra.Command {
 	o := &slotFlags{}
 	c := &cobra.Command{
 		Use:   "shadow SLOT...",
-		Short: "Let what is on trial in a slot answer recorded calls alone",
-		Long: `Shadow takes what is on trial in the slots back to shadow, or lets it go there from warm:
-it answers recorded calls and nobody hears it. A module that was in canary decides
-nothing any more, at once. "cascade policy push" begins there.`,
+		Short: "Restrict the candidate of a slot to recorded calls",
+		Long: `Shadow returns the candidates of the slots to shadow, or promotes them there from warm: they
+answer recorded calls, and the answers are only compared. A module in canary stops deciding
+at once. "cascade policy push" begins with shadow.`,
 		Example: `  cascade policy shadow bid-select
   cascade policy status bid-select --watch     # where would it have decided otherwise?`,
 		Args: requireSlots,
@@ -199,7 +201,7 @@ nothing any more, at once. "cascade policy push" begins there.`,
 		},
 	}
 	o.flags(c)
-	c.Flags().Uint64Var(&o.generation, "generation", 0, "the generation that is meant; 0: whichever is on trial")
+	c.Flags().Uint64Var(&o.generation, "generation", 0, "generation of the candidate; 0: any")
 	return c
 }
 
@@ -207,16 +209,16 @@ func newPolicyPromote(s *settings) *cobra.Command {
 	o := &slotFlags{}
 	c := &cobra.Command{
 		Use:   "promote SLOT...",
-		Short: "Let what is on trial in a slot go further",
-		Long: `Promote lets the module on trial in a slot go one step further, or to --to: from shadow
-to canary, from canary to active. It still has to show what each step asks for: a
+		Short: "Promote the candidate of a slot",
+		Long: `Promote raises the goal of a slot's candidate by one step, or to --to: from shadow to canary,
+from canary to active. It still has to pass the gate of each step: a
 module in canary answers 1, then 10, then 100 of 1000 requests, up to --permille, and
 waits for its calls in a step that is not the last for no longer than 2 minutes; one
 that decides for many requests answers for --scope first, and needs it until it is active.
 When all hosts run it, it is stable: the fleet runs it, and a restart begins with it.
 
-One that "would not be promoted" by what the status says of it is refused, and stays in
-shadow. The site's rules are asked. "--to stable" is the step without any gate.`,
+One that "would not be promoted" by what the status says of it is rejected, and stays in
+shadow. The site's rules apply. "--to stable" is the step without any gate.`,
 		Example: `  cascade policy promote bid-select                 # from shadow to a canary of 10 ‰
   cascade policy promote bid-select --permille 100
   cascade policy promote bid-select --to active
@@ -229,7 +231,7 @@ shadow. The site's rules are asked. "--to stable" is the step without any gate.`
 	o.flags(c)
 	o.canary(c)
 	c.Flags().StringVar(&o.goal, "to", "", "how far: shadow, canary, active or stable; empty: one step")
-	c.Flags().Uint64Var(&o.generation, "generation", 0, "the generation that is meant; 0: whichever is on trial")
+	c.Flags().Uint64Var(&o.generation, "generation", 0, "generation of the candidate; 0: any")
 	completeFrom(c, "to", []string{"shadow", "canary", "active", "stable"})
 	return c
 }
@@ -239,11 +241,11 @@ func newPolicyRollback(s *settings) *cobra.Command {
 	var reason string
 	c := &cobra.Command{
 		Use:   "rollback SLOT...",
-		Short: "Take the newest module of a slot back, in the whole fleet",
-		Long: `Rollback ends the module on trial in the slots; where none is, the one that the fleet
-runs, whose place the one before it takes, or the built-in policy. Hosts keep the one
-before it warm: it decides as soon as they hear of this. A generation that was taken back
-never runs again: to bring the module back, sign it again, which gives it a new one.`,
+		Short: "Roll back the newest module of a slot in the whole fleet",
+		Long: `Rollback ends the candidate of the slots; where there is none, it replaces the module that
+the fleet runs by the previous one, or by the built-in policy. Hosts keep the previous one
+warm: it decides as soon as they get the change. A generation that was rolled back never
+runs again: to run the module again, sign it again, which gives it a new generation.`,
 		Example: `  cascade policy rollback bid-select --reason "sends everything to r3"
   cascade policy rollback bid-quote bid-select`,
 		Args: requireSlots,
@@ -263,11 +265,11 @@ never runs again: to bring the module back, sign it again, which gives it a new 
 	}
 	o.flags(c)
 	c.Flags().StringVar(&reason, "reason", "", "why, for the status")
-	c.Flags().Uint64Var(&o.generation, "generation", 0, "the generation that is meant; 0: the newest")
+	c.Flags().Uint64Var(&o.generation, "generation", 0, "generation to roll back; 0: the newest")
 	return c
 }
 
-// query names the slots and the generation of an order.
+// query returns the query of a change of slots.
 func (o *slotFlags) query(kinds []string) url.Values {
 	q := url.Values{"slot": kinds, "by": {o.by}}
 	if o.generation != 0 {
@@ -276,7 +278,7 @@ func (o *slotFlags) query(kinds []string) url.Values {
 	return q
 }
 
-// setGoal sets the goal of what is on trial.
+// setGoal sets the goal of the candidates.
 func (s *settings) setGoal(cmd *cobra.Command, o *slotFlags, kinds []string) error {
 	base, err := o.baseURL(cmd)
 	if err != nil {
@@ -300,8 +302,8 @@ func (s *settings) setGoal(cmd *cobra.Command, o *slotFlags, kinds []string) err
 	return printResponse(s, base, body, writeWanted)
 }
 
-// nextGoal finds the goal after the present one, which is the same in all the slots. A
-// larger share is a step of its own.
+// nextGoal sets the goal after the present one, which must be the same in all
+// the slots. A larger share is a step of its own.
 func (o *slotFlags) nextGoal(ctx context.Context, base *url.URL, kinds []string) error {
 	body, err := request(ctx, base, http.MethodGet, "policies", url.Values{"slot": kinds})
 	if err != nil {
@@ -314,7 +316,7 @@ func (o *slotFlags) nextGoal(ctx context.Context, base *url.URL, kinds []string)
 	goals := make(map[lifecycle.Goal]bool)
 	for _, p := range now.Slots {
 		if p.Candidate == nil {
-			return fmt.Errorf("nothing is on trial in %s; \"cascade policy push\" begins a trial", p.Slot)
+			return fmt.Errorf("slot %s has no candidate; \"cascade policy push\" adds one", p.Slot)
 		}
 		goals[p.Candidate.Goal] = true
 		if o.scope == "" {
@@ -322,7 +324,7 @@ func (o *slotFlags) nextGoal(ctx context.Context, base *url.URL, kinds []string)
 		}
 	}
 	if len(goals) != 1 {
-		return fmt.Errorf("%d slots have trials, and not all are equally far: name the goal with --to", len(goals))
+		return fmt.Errorf("the %d slots have different goals: set the goal with --to", len(goals))
 	}
 	for i, g := range promotionGoals[:len(promotionGoals)-1] {
 		if goals[g] {
@@ -333,12 +335,12 @@ func (o *slotFlags) nextGoal(ctx context.Context, base *url.URL, kinds []string)
 		}
 	}
 	if o.goal == "" {
-		return fmt.Errorf("its goal is to be active already: see \"cascade policy status\" for what it waits for")
+		return fmt.Errorf("its goal is already active: see \"cascade policy status\" for what it waits for")
 	}
 	return nil
 }
 
-// requireSlots wants the names of slots.
+// requireSlots requires the names of slots.
 func requireSlots(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return usageErrorf(c, "name the slot, one of %q", lifecycle.KindNames())

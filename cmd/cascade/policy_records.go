@@ -37,15 +37,15 @@ func newPolicyRecords(s *settings) *cobra.Command {
 		Use:   "records SLOT",
 		Short: "Fetch the calls that a running host has recorded in a slot",
 		Long: `Records writes the last calls that the policy in force of a slot answered on one host,
-built-in policies included: what it was asked, what it decided, the fuel, and the
+built-in policies included: the arguments, the decision, the fuel, and the
 module's digest. "cascade policy diff" and "replay" then show where another policy would
 have decided otherwise, and "test" takes the file as testdata. A host keeps the
 last 64 calls of a slot, of a module's 64 for each call that can be made at a time.
 
-Slots partition and guard are the control plane's, which is asked. The others are the
-migrators': --replica asks one of a fleet file, on its "admin" address; "cascade up" is all
-of them, and is asked like the control plane. The calls name requests: hosts tell them to
-their own machine only.`,
+Slots partition and guard are the control plane's. The others are the migrators': --replica
+selects one of the fleet file, on its "admin" address; "cascade up" is all of them, and is
+read like the control plane. Calls contain names of requests: hosts serve them on their own
+host only.`,
 		Example: `  cascade policy records refine
   cascade policy diff refine.jsonl my-refiner.wasm     # beside what was decided
   cascade policy records bid-select -c fleet.yaml --replica r0 -o bids.jsonl`,
@@ -88,13 +88,13 @@ their own machine only.`,
 	return c
 }
 
-// recordsBase is the admin server to ask.
+// recordsBase returns the base URL of the admin server that has the records.
 func recordsBase(cmd *cobra.Command, f *controlFlags, replica string) (*url.URL, error) {
 	if replica == "" {
 		return f.baseURL(cmd)
 	}
 	if cmd.Flags().Changed("control") {
-		return nil, usageErrorf(cmd, "--replica asks a migrator, --control a control plane: give one of them")
+		return nil, usageErrorf(cmd, "--replica selects a migrator, --control a control plane: set one of them")
 	}
 	fleet, err := f.file.load(cmd)
 	if err != nil {
@@ -105,12 +105,12 @@ func recordsBase(cmd *cobra.Command, f *controlFlags, replica string) (*url.URL,
 		return nil, usageErrorf(cmd, "--replica: %w", err)
 	}
 	if r.Admin == "" {
-		return nil, fmt.Errorf("%s: replica %s has no \"admin\" address, where its migrator would answer", f.file.path, replica)
+		return nil, fmt.Errorf("%s: replica %s has no \"admin\" address; set one in the fleet file", f.file.path, replica)
 	}
 	return &url.URL{Scheme: "http", Host: r.Admin}, nil
 }
 
-// fetchRecords asks for the calls of a slot, and looks whether they are any.
+// fetchRecords fetches the calls of a slot, and checks them.
 func fetchRecords(ctx context.Context, base *url.URL, slot string) (r callRecords, text []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pushTimeout)
 	defer cancel()
@@ -127,7 +127,7 @@ func fetchRecords(ctx context.Context, base *url.URL, slot string) (r callRecord
 		if errors.As(err, &inner) {
 			err = inner.Err
 		}
-		return r, nil, fmt.Errorf("nobody answers at %s: %w; name the control plane with --control or -c, or a migrator with --replica (\"cascade up\" is all of them: leave --replica out)", base, err)
+		return r, nil, fmt.Errorf("no response from %s: %w; name the control plane with --control or -c, or a migrator with --replica (without --replica for \"cascade up\")", base, err)
 	}
 	defer resp.Body.Close()
 	text, err = io.ReadAll(io.LimitReader(resp.Body, maxResponse+1))
@@ -137,7 +137,7 @@ func fetchRecords(ctx context.Context, base *url.URL, slot string) (r callRecord
 	case resp.StatusCode != http.StatusOK:
 		return r, nil, responseError(u, resp.Status, text)
 	case len(text) > maxResponse:
-		return r, nil, fmt.Errorf("%s answers more than %d MiB", u, maxResponse>>20)
+		return r, nil, fmt.Errorf("%s: response larger than %d MiB", u, maxResponse>>20)
 	}
 	frames, err := calllog.Read(bytes.NewReader(text))
 	if err != nil {
@@ -164,7 +164,7 @@ func fetchRecords(ctx context.Context, base *url.URL, slot string) (r callRecord
 	return r, text, nil
 }
 
-// printRecords says what was written, and what to do with it.
+// printRecords prints what was written, and the next step.
 func (s *settings) printRecords(r callRecords) error {
 	var by []string
 	for _, who := range slices.Sorted(maps.Keys(r.Modules)) {
@@ -175,14 +175,14 @@ func (s *settings) printRecords(r callRecords) error {
 		by = append(by, fmt.Sprintf("%d by %s", r.Modules[who], name))
 	}
 	if r.Frames == 0 {
-		by = []string{"none was asked lately"}
+		by = []string{"no recent calls"}
 	}
 	fmt.Fprintf(s.stdout, "%s: %s of %s in %s: %s\n", r.File, plural(r.Frames, "call"), r.Slot, r.Host, strings.Join(by, ", "))
 	if r.Faults > 0 {
 		fmt.Fprintf(s.stdout, "%d of them failed, and the built-in policy answered\n", r.Faults)
 	}
 	if r.LeftOut > 0 {
-		fmt.Fprintf(s.stdout, "%d more had no room in the answer\n", r.LeftOut)
+		fmt.Fprintf(s.stdout, "%d more did not fit into the response\n", r.LeftOut)
 	}
 	if r.Frames > 0 {
 		fmt.Fprintf(s.stdout, "next: cascade policy diff %s FILE|DIR\n", r.File)

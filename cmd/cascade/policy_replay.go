@@ -17,7 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 )
 
-// policyReplayFlags are the flags of the commands that replay.
+// policyReplayFlags are the flags of the commands that replay calls.
 type policyReplayFlags struct {
 	policyBuildFlags
 	configuration string
@@ -30,7 +30,7 @@ func (p *policyReplayFlags) flags(c *cobra.Command) {
 	c.Flags().IntVar(&p.show, "show", 20, "how many differences to print")
 }
 
-// replay has a module, a folder or a built-in policy answer frames.
+// replay replays frames in a module, a directory or a built-in policy.
 func (p *policyReplayFlags) replay(ctx context.Context, who string, frames []policydev.Frame) (played policydev.ReplayResult, err error) {
 	if !exists(who) && slices.Contains(policydev.Builtins(), who) {
 		return policydev.ReplayNative(ctx, who, frames)
@@ -47,7 +47,7 @@ func newPolicyReplay(s *settings) *cobra.Command {
 	p, out := &policyReplayFlags{}, ""
 	c := &cobra.Command{
 		Use:   "replay FRAMES FILE|DIR|BUILT-IN",
-		Short: "Have a module answer recorded calls again",
+		Short: "Replay recorded calls in a module",
 		Long: `Replay has a fresh instance of a module, or a built-in policy, answer the calls of a file
 in their order, and sets its decisions beside those in the file. With -o it writes the
 calls with the new answers, to keep them as the expected ones.
@@ -111,7 +111,7 @@ func newPolicyDiff(s *settings) *cobra.Command {
 	p := &policyReplayFlags{}
 	c := &cobra.Command{
 		Use:   "diff FRAMES [A] B",
-		Short: "Set the decisions of two policies side by side",
+		Short: "Compare the decisions of two policies",
 		Long: `Diff has two policies answer the calls of a file, and prints where they decide
 differently. Without A it is the answers in the file, as "cascade policy records" brings
 them, that B is set beside: where it would have decided otherwise. A and B are modules,

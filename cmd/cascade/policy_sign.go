@@ -20,17 +20,16 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
-// signatureSuffix follows a module's name in that of its signature file.
+// signatureSuffix is added to a module's name for its signature file.
 const signatureSuffix = ".sig"
 
 func newPolicyKeygen(s *settings) *cobra.Command {
 	return &cobra.Command{
 		Use:   "keygen NAME",
-		Short: "Make a pair of keys to sign modules with",
-		Long: `Keygen makes an ed25519 key: NAME.key, which is secret and which nobody else should be
-able to read, and NAME.pub for those who shall trust it. Files that are there are left
-alone. The files are PEM, as "openssl genpkey -algorithm ed25519" writes them: keys that
-were made elsewhere will do as well.`,
+		Short: "Create a key pair to sign modules",
+		Long: `Keygen creates an ed25519 key pair: NAME.key, which is secret and readable by you only, and
+NAME.pub for hosts that trust it. It does not overwrite files. The files are PEM, as
+"openssl genpkey -algorithm ed25519" writes them; keys of other programs work as well.`,
 		Example: `  cascade policy keygen author`,
 		Args:    exactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -66,7 +65,7 @@ were made elsewhere will do as well.`,
 func writeNew(path string, text []byte, mode os.FileMode) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("%s exists: a key is not replaced; choose another name", path)
+		return fmt.Errorf("%s exists, and keys are not overwritten; choose another name", path)
 	}
 	if err != nil {
 		return err
@@ -93,10 +92,10 @@ func newPolicySign(s *settings) *cobra.Command {
 		Use:   "sign FILE|DIR",
 		Short: "Sign a module: what it is, what it may decide, until when",
 		Long: `Sign writes FILE.sig: a statement about the module, with a signature. The statement has
-the module's digest, a name and a version for people, the kinds that it may decide with
+the module's digest, a name and a version, the kinds that it may decide with
 the limits of a call, an end, and a generation. Hosts admit no statement of a lower
-generation than the last one, so that nobody can bring back an old module; going back is
-a new statement. The default is the present second.
+generation than the last one, so that an old module cannot return; to go back, make a new
+statement. The default is the current Unix time in seconds.
 
 With --configuration the statement binds what the module is to be configured with: hosts
 configure it with that and nothing else, and without it, with nothing.
@@ -113,7 +112,7 @@ add theirs to the statement that is there. What it says is printed; read it firs
 		Args: exactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if f.key == "" {
-				return usageErrorf(cmd, "name the secret key with --key; \"cascade policy keygen\" makes one")
+				return usageErrorf(cmd, "name the secret key with --key; \"cascade policy keygen\" creates one")
 			}
 			path, err := f.module(cmd.Context(), args[0])
 			if err != nil {
@@ -127,7 +126,7 @@ add theirs to the statement that is there. What it says is printed; read it firs
 	l.StringVar(&f.key, "key", "", "file with the secret key")
 	l.StringVar(&f.name, "name", "", "the policy's name")
 	l.StringVar(&f.version, "version", "", "its version, as in 1.2.0")
-	l.Uint64Var(&f.generation, "generation", 0, "orders statements; 0: the present second of Unix time")
+	l.Uint64Var(&f.generation, "generation", 0, "orders statements; 0: the current Unix time in seconds")
 	l.StringVar(&f.notAfter, "not-after", "", "last day (2027-06-30) or instant (RFC 3339) at which it may come to decide; what decides by then goes on; empty: no end")
 	l.StringSliceVar(&f.kinds, "kind", nil, "kinds that it may decide; empty: all that it exports")
 	l.StringSliceVar(&f.limits, "limit", nil, "KIND=FUEL[:MICROS[:PAGES]]: limits of a call below the hosts' own; 0 is theirs")
@@ -137,7 +136,8 @@ add theirs to the statement that is there. What it says is printed; read it firs
 	return c
 }
 
-// newStatement says whether the flags make a statement, not only a signature.
+// newStatement reports whether the flags make a new statement, and not only a
+// signature.
 func (f *policySignFlags) newStatement(cmd *cobra.Command) bool {
 	for _, name := range []string{"name", "version", "generation", "not-after", "kind", "limit", "configuration", "golden"} {
 		if cmd.Flags().Changed(name) {
@@ -168,7 +168,7 @@ func (s *settings) sign(cmd *cobra.Command, f *policySignFlags, path string) err
 	switch {
 	case f.newStatement(cmd):
 		if f.name == "" || f.version == "" {
-			return usageErrorf(cmd, "a new statement needs --name and --version; to sign the one in %s, give --key alone", at)
+			return usageErrorf(cmd, "a new statement needs --name and --version; to sign the one in %s, set --key only", at)
 		}
 		if file.Golden, err = f.readGolden(path, code); err != nil {
 			return err
@@ -178,13 +178,13 @@ func (s *settings) sign(cmd *cobra.Command, f *policySignFlags, path string) err
 		}
 		file.Statement.Golden = sign.SumOf(file.Golden)
 	case !exists(at):
-		return usageErrorf(cmd, "%s has no statement yet: give --name and --version", path)
+		return usageErrorf(cmd, "%s has no statement yet: set --name and --version", path)
 	default:
 		if file, err = readSignature(at); err != nil {
 			return err
 		}
 		if file.Statement.Digest != lifecycle.Sum(code) {
-			return fmt.Errorf("%s is about another module than %s (sha256 %s): make a new statement with --name and --version", at, path, lifecycle.Sum(code))
+			return fmt.Errorf("%s is for another module than %s (sha256 %s): make a new statement with --name and --version", at, path, lifecycle.Sum(code))
 		}
 	}
 	if file, err = sign.Sign(file, key); err != nil {
@@ -200,7 +200,7 @@ func (s *settings) sign(cmd *cobra.Command, f *policySignFlags, path string) err
 	return s.printStatement(at, file)
 }
 
-// readGolden is what the module is expected to answer.
+// readGolden reads the expected answers of the module.
 func (f *policySignFlags) readGolden(path string, code []byte) ([]byte, error) {
 	at := f.golden
 	if at == "" && exists(path+policydev.GoldenSuffix) {
@@ -219,7 +219,7 @@ func (f *policySignFlags) readGolden(path string, code []byte) ([]byte, error) {
 	return text, nil
 }
 
-// statement is what the flags say about a module.
+// statement returns the statement that the flags describe.
 func (f *policySignFlags) statement(cmd *cobra.Command, path string, code []byte) (sign.Statement, error) {
 	st := sign.Statement{Digest: lifecycle.Sum(code), ABI: abi.Name, Name: f.name, Version: f.version, Generation: lifecycle.Generation(f.generation)}
 	if st.Generation == 0 {
@@ -294,14 +294,14 @@ func readLimit(text string) (kind string, g sign.Grant, err error) {
 	for i, p := range parts {
 		n, err := strconv.ParseUint(p, 10, 64)
 		if err != nil {
-			return "", g, fmt.Errorf("%q is no number", p)
+			return "", g, fmt.Errorf("%q is not a number", p)
 		}
 		*[]*uint64{&g.Fuel, &g.Micros, &g.Pages}[i] = n
 	}
 	return kind, g, nil
 }
 
-// readConfiguration reads what a module is configured with, nothing for no file.
+// readConfiguration reads the configuration of a module; nothing for no file.
 func readConfiguration(path string) ([]byte, error) {
 	if path == "" {
 		return nil, nil

@@ -38,12 +38,12 @@ answers were compared with those of the policy in force, how many of these it an
 otherwise (differ), and how many are worse by the host's own measure: a bid that loads
 more or starts later and is better in neither, or none where there was one; a partition
 that costs more by a quarter, or none where there was one; a boundary that serves worse
-by a twentieth, and no better than the one that it would move. Which ones, "cascade
-policy records" tells. Under why is what it waits for, and about how long; or that it
+by a twentieth, and no better than the one that it would move. "cascade policy
+records" shows them. Column why is what it waits for, and for about how long; or that it
 "would not be promoted", and ends if it is: too many of its answers are worse; or that
 it is "inconclusive": too many are, of too few to judge by, and it goes no further until
 that is known, on other hosts either. Where the machine did not run a module in time,
-the built-in policy answers, too; that is no fault, and told under why (starved).
+the built-in policy answers, too; that is not a fault; column why has the number (starved).
 
 A host where a module is "not asked yet" passes no gate: when others have had it decide
 for 30 s, and none is inconclusive, it follows them.
@@ -78,8 +78,8 @@ Generation 0 is the built-in policy. A host is a migrator, or a control plane
 	return c
 }
 
-// writeWanted shows what slots shall run after an order. What hosts told last was
-// before it.
+// writeWanted prints the goals of slots after a change; the hosts' last reports
+// are older than that.
 func writeWanted(w io.Writer, p control.Policies) error {
 	if err := slotTable(p).Text(w); err != nil {
 		return err
@@ -92,14 +92,14 @@ func writeWanted(w io.Writer, p control.Policies) error {
 	return err
 }
 
-// writePolicies shows slots and hosts.
+// writePolicies prints slots and hosts.
 func writePolicies(w io.Writer, p control.Policies) error {
 	if err := slotTable(p).Text(w); err != nil {
 		return err
 	}
 	t := hostTable("hosts")
 	for _, slot := range p.Slots {
-		// Where nothing but the built-in policy ever was, hosts have nothing to tell.
+		// Slots that only ever had the built-in policy are left out.
 		if !slices.ContainsFunc(slot.Nodes, func(n control.PolicyNode) bool { return len(n.Modules) > 0 || n.Refused != "" }) {
 			continue
 		}
@@ -116,7 +116,7 @@ func writePolicies(w io.Writer, p control.Policies) error {
 	return t.Text(w)
 }
 
-// writeSlots shows slots, and the hosts that differ from most others.
+// writeSlots prints slots, and the hosts that differ from most others.
 func writeSlots(w io.Writer, p control.Policies) error {
 	slots := slotTable(p)
 	slots.Notes = append(slots.Notes, "Every host: cascade policy status.")
@@ -145,8 +145,8 @@ func hostTable(title string) report.Table {
 	return report.Table{Title: title, Header: []string{"slot", "host", "generation", "phase", "calls", "faults", "compared", "differ", "worse", "why"}, Left: 2}
 }
 
-// differing are the hosts on which something else decides than on most, or that refuse
-// it; of two halves the first host's decides which one that is.
+// differing returns the hosts that run another generation than most, or reject
+// one; of two equal halves, the half without the first host.
 func differing(nodes []control.PolicyNode) []control.PolicyNode {
 	type decides struct {
 		active, candidate lifecycle.Generation
@@ -168,8 +168,8 @@ func differing(nodes []control.PolicyNode) []control.PolicyNode {
 	return slices.DeleteFunc(nodes, func(n control.PolicyNode) bool { return of(n) == most && !of(n).refuses })
 }
 
-// ownRows are the hosts of a slot, each once: of replicas that share one the first
-// stands for all, under the name of the host and their number.
+// ownRows returns the hosts of a slot, each once: of replicas that share a
+// host, the first, with the name of the host and the number of replicas.
 func ownRows(nodes []control.PolicyNode) (out []control.PolicyNode) {
 	replicas := make(map[string]int)
 	for _, n := range nodes {
@@ -185,7 +185,8 @@ func ownRows(nodes []control.PolicyNode) (out []control.PolicyNode) {
 	return out
 }
 
-// hostRows are the generations that a host has, and the last one that ended there.
+// hostRows returns the generations of a host, and the last one that ended
+// there.
 func hostRows(slot lifecycle.Kind, n control.PolicyNode) (rows [][]string) {
 	row := func(cells ...string) { rows = append(rows, append([]string{string(slot), n.Node}, cells...)) }
 	if n.Refused != "" {
@@ -216,14 +217,14 @@ func hostRows(slot lifecycle.Kind, n control.PolicyNode) (rows [][]string) {
 			why = "not asked yet"
 		}
 		if l.Starved > 0 {
-			why = strings.TrimPrefix(why+fmt.Sprintf("; the machine was too busy for %s (starved)", plural(int(l.Starved), "call")), "; ")
+			why = strings.TrimPrefix(why+fmt.Sprintf("; the host was too busy for %s (starved)", plural(int(l.Starved), "call")), "; ")
 		}
 		row(fmt.Sprint(l.Generation), state, fmt.Sprint(l.Calls), fmt.Sprint(l.Faults), fmt.Sprint(l.Figures.Compared), fmt.Sprint(l.Figures.Differ), fmt.Sprint(l.Figures.Worse), shorten(why))
 	}
 	return rows
 }
 
-// slotTable is a line for each slot, and what is out of the ordinary.
+// slotTable returns a row per slot, with notes about problems.
 func slotTable(p control.Policies) report.Table {
 	t := report.Table{Title: "policies", Header: []string{"slot", "decides", "generation", "sha256", "hosts", "on trial", "goal", "hosts"}, Left: 2}
 	for _, slot := range p.Slots {
@@ -243,9 +244,9 @@ func slotTable(p control.Policies) report.Table {
 			late := n.ReportAge == nil || *n.ReportAge > policyslots.FreshFor.Seconds()
 			switch {
 			case n.Refused != "":
-				t.Notes = append(t.Notes, fmt.Sprintf("%s refuses what %s should run: %s.", n.Node, slot.Slot, n.Refused))
+				t.Notes = append(t.Notes, fmt.Sprintf("%s rejects the module of %s: %s.", n.Node, slot.Slot, n.Refused))
 			case late:
-				t.Notes = append(t.Notes, fmt.Sprintf("%s has not told of %s lately.", n.Node, slot.Slot))
+				t.Notes = append(t.Notes, fmt.Sprintf("%s has not reported %s recently.", n.Node, slot.Slot))
 			}
 			switch {
 			case late:
@@ -257,7 +258,7 @@ func slotTable(p control.Policies) report.Table {
 				fresh++
 			}
 			t.Notes = append(t.Notes, nodeNotes(slot.Slot, n, stable, candidate)...)
-			for _, l := range n.Modules { // every host says the same
+			for _, l := range n.Modules { // all hosts report the same
 				if text := fmt.Sprintf("%s: generation %d decides, and %s.", slot.Slot, l.Generation, l.Reason); l.Phase == lifecycle.Active && l.Reason != "" && !slices.Contains(t.Notes, text) {
 					t.Notes = append(t.Notes, text)
 				}
@@ -269,19 +270,19 @@ func slotTable(p control.Policies) report.Table {
 		t.Rows = append(t.Rows, []string{string(slot.Slot), name, generation, digest, fmt.Sprintf("%d of %d", stables, fresh), trial, goal, tried})
 		earlier := max(0, len(slot.RolledBack)-shownEnds)
 		if earlier > 0 {
-			t.Notes = append(t.Notes, fmt.Sprintf("%s: %s taken back before; --json has all.", slot.Slot, plural(earlier, "generation")))
+			t.Notes = append(t.Notes, fmt.Sprintf("%s: %s rolled back earlier; --json lists them.", slot.Slot, plural(earlier, "generation")))
 		}
 		for _, e := range slot.RolledBack[earlier:] {
-			t.Notes = append(t.Notes, fmt.Sprintf("%s: generation %d of %s was taken back at %s by %s: %s.", slot.Slot, e.Generation, e.Name, e.At.Local().Format(time.DateTime), actorName(e.By), e.Reason))
+			t.Notes = append(t.Notes, fmt.Sprintf("%s: generation %d of %s was rolled back at %s by %s: %s.", slot.Slot, e.Generation, e.Name, e.At.Local().Format(time.DateTime), actorName(e.By), e.Reason))
 		}
 	}
 	if !p.Enabled {
-		t.Notes = append(t.Notes, "No module may be pushed: the fleet file names no policies.keys, or says native.")
+		t.Notes = append(t.Notes, "Modules are disabled: the fleet file has no policies.keys, or sets policies.native.")
 	}
 	return t
 }
 
-// trialGoal is how far a trial may go.
+// trialGoal returns the goal of a candidate.
 func trialGoal(c *control.PolicyCandidate) string {
 	switch {
 	case c.Permille != 0:
@@ -292,12 +293,12 @@ func trialGoal(c *control.PolicyCandidate) string {
 	return c.Goal.String()
 }
 
-// nodeNotes are what a host has to say that others do not: a generation that it
-// gave up, or one that waits.
+// nodeNotes returns what differs on a host: a generation that it rolled back,
+// or one that waits.
 func nodeNotes(slot lifecycle.Kind, n control.PolicyNode, stable, candidate lifecycle.Generation) (notes []string) {
 	for _, l := range n.Modules {
 		if l.Phase == lifecycle.Rejected && (l.Generation == stable || l.Generation == candidate) {
-			notes = append(notes, fmt.Sprintf("%s gave generation %d of %s up: %s.", n.Node, l.Generation, slot, l.Reason))
+			notes = append(notes, fmt.Sprintf("%s rolled back generation %d of %s: %s.", n.Node, l.Generation, slot, l.Reason))
 		}
 	}
 	return notes

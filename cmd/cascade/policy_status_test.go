@@ -32,7 +32,7 @@ func TestPolicyTables(t *testing.T) {
 	if err := writePolicies(&out, p); err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"1 fault", "not asked yet", "the machine was too busy for 2 calls (starved)", "│ compared │ differ │ worse │", "│       31 │     13 │    12 │", "reason 4", "2 generations taken back before", "│ 1 of 1 │", "gone has not told of place lately"} {
+	for _, want := range []string{"1 fault", "not asked yet", "the host was too busy for 2 calls (starved)", "│ compared │ differ │ worse │", "│       31 │     13 │    12 │", "reason 4", "2 generations rolled back earlier", "│ 1 of 1 │", "gone has not reported place recently"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q", want)
 		}

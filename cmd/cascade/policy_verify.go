@@ -21,7 +21,7 @@ func readSignature(path string) (sign.File, error) {
 		return sign.File{}, err
 	}
 	if info.Size() > sign.MaxFile {
-		return sign.File{}, fmt.Errorf("%s: %d bytes are no signature: at most %d", path, info.Size(), sign.MaxFile)
+		return sign.File{}, fmt.Errorf("%s: %d bytes exceed the limit of a signature file, %d", path, info.Size(), sign.MaxFile)
 	}
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -102,10 +102,10 @@ Exit codes: 0 when a host that trusts these keys would load the module, 1 when n
 	return c
 }
 
-// printStatement prints what a signature file says.
+// printStatement prints the statement of a signature file.
 func (s *settings) printStatement(path string, f sign.File) error {
 	if f.Statement.First {
-		fmt.Fprintf(s.stderr, "warning: %s has format %s: whoever configures the module may change what it decides; sign it anew, which binds its configuration\n", path, sign.FormatFirst)
+		fmt.Fprintf(s.stderr, "warning: %s has format %s, which does not bind the configuration: anyone who configures the module can change its decisions; sign it again\n", path, sign.FormatFirst)
 	}
 	if s.json {
 		text, err := f.Encode()

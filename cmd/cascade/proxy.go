@@ -17,7 +17,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/proxy"
 )
 
-// noticeAfter is how long a daemon waits in silence for another one.
+// noticeAfter is how long a daemon waits for another one before it prints that
+// it waits.
 const noticeAfter = 2 * time.Second
 
 // proxyFlags are the flags of "cascade proxy".
@@ -32,11 +33,10 @@ func newProxy(s *settings) *cobra.Command {
 	p := &proxyFlags{}
 	c := &cobra.Command{
 		Use:   "proxy -c FILE",
-		Short: "Run the embedded proxy, where there is no Envoy",
-		Long: `Proxy is a small Envoy-style data plane: everything it knows comes over xDS from the
-control plane, like Envoy's. It listens where the control plane's listener says
-(proxy.listen of the fleet file), and goes on routing by its last tables while the
-control plane is away.
+		Short: "Run the embedded proxy, in place of Envoy",
+		Long: `Proxy is a small Envoy-style data plane that gets its whole configuration over xDS from the
+control plane. It listens on the address of the published listener (proxy.listen of the
+fleet file), and routes by its last tables while the control plane is down.
 
 On SIGTERM it stops accepting and ends when the last stream has ended, or after
 --drain. A second signal ends it at once.`,
@@ -62,7 +62,7 @@ On SIGTERM it stops accepting and ends when the last stream has ended, or after
 	return c
 }
 
-// defaultNodeID names a node of this machine.
+// defaultNodeID returns the default name of a node on this host.
 func defaultNodeID(kind string) string {
 	host, err := os.Hostname()
 	if err != nil {
@@ -103,7 +103,7 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 	if err != nil {
 		return err
 	}
-	// What looks at the proxy outlives it, so that a drain can be seen.
+	// The admin server outlives the proxy, so that a drain can be observed.
 	back, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	g, back := errgroup.WithContext(back)
@@ -125,7 +125,7 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 	return g.Wait()
 }
 
-// logReadiness says when the proxy serves, and what it waits for before.
+// logReadiness prints when the proxy serves, and what it waits for before.
 func (s *settings) logReadiness(ctx context.Context, px *proxy.Proxy, target string) {
 	notice := time.NewTimer(noticeAfter)
 	defer notice.Stop()
@@ -134,7 +134,7 @@ func (s *settings) logReadiness(ctx context.Context, px *proxy.Proxy, target str
 		case <-ctx.Done():
 			return
 		case <-notice.C:
-			fmt.Fprintf(s.stderr, "waiting for a listener from the control plane at %s; --log info tells more\n", target)
+			fmt.Fprintf(s.stderr, "waiting for a listener from the control plane at %s; use --log info for details\n", target)
 		case <-px.Ready():
 			if a := px.Addr(""); a != nil {
 				fmt.Fprintf(s.stderr, "proxy serves on http://%s\n", a)
@@ -144,7 +144,7 @@ func (s *settings) logReadiness(ctx context.Context, px *proxy.Proxy, target str
 	}
 }
 
-// proxyReady says why the proxy takes no requests; "" when it does.
+// proxyReady returns why the proxy accepts no requests; "" if it does.
 func proxyReady(ctx context.Context, px *proxy.Proxy) string {
 	if ctx.Err() != nil {
 		return "draining"
@@ -153,6 +153,6 @@ func proxyReady(ctx context.Context, px *proxy.Proxy) string {
 	case <-px.Ready():
 		return ""
 	default:
-		return "no listener has come from the control plane yet"
+		return "no listener received from the control plane yet"
 	}
 }

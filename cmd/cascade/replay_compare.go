@@ -22,7 +22,7 @@ import (
 // startTimeout bounds the start of a fleet in this process.
 const startTimeout = 30 * time.Second
 
-// presetComparison replays the same requests on fleets that differ in their preset.
+// presetComparison replays the same requests on fleets with different presets.
 type presetComparison struct {
 	fleet    wiring.Fleet // the addresses are those of the last run
 	plugins  pluginFlags
@@ -30,11 +30,11 @@ type presetComparison struct {
 	prompt   replay.Prompt
 	envoy    string // path of Envoy; empty: the embedded proxy
 	device   string // where the engines keep their KV
-	moves    string // how requests move, where stages are planned; empty: as the preset says
+	moves    string // how requests migrate with planned stages; empty: as the preset says
 	out      string // directory for results; empty: none
 }
 
-// presetResult is what one system did.
+// presetResult is the result of one preset.
 type presetResult struct {
 	Preset string         `json:"preset"`
 	Result replay.Result  `json:"result"`
@@ -45,8 +45,8 @@ type presetResult struct {
 	Modules *decisions `json:"modules,omitempty"`
 }
 
-// stageHits counts where requests went, judged by their exact prompt lengths
-// and the plan whose routes they met.
+// stageHits counts where requests were served, by their exact prompt lengths
+// and the plan that routed them.
 type stageHits struct {
 	InRange int `json:"in_range"` // served by the stage that covers the prompt
 	Next    int `json:"adjacent"` // by its neighbour: the estimate was off at a boundary
@@ -66,7 +66,7 @@ func (c *presetComparison) run(ctx context.Context, s *settings, name, preset st
 	}
 	defer spans.Close()
 	f := c.fleet
-	// Each preset has a market of its own.
+	// The defaults of a migration depend on the preset.
 	f.Preset, f.Migration = preset, config.Migration{}
 	if preset != "round-robin" {
 		f.Migration.Mode = c.moves
@@ -76,7 +76,7 @@ func (c *presetComparison) run(ctx context.Context, s *settings, name, preset st
 	}
 	f.Fleet.Replicas = append(f.Fleet.Replicas[:0:0], f.Fleet.Replicas...)
 	plugins := c.plugins
-	plugins.native = plugins.native || preset == "round-robin" // which decides nothing
+	plugins.native = plugins.native || preset == "round-robin" // which uses no policies
 	all, err := s.preparePlugins(&f, plugins)
 	if err != nil {
 		return presetResult{}, err
@@ -107,7 +107,7 @@ func (c *presetComparison) run(ctx context.Context, s *settings, name, preset st
 }
 
 func (c *presetComparison) replay(ctx context.Context, s *settings, fleet *inprocess.Fleet, name string, all []policyPlugin) (replay.Result, error) {
-	ready, stop := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("the fleet was not ready within %v; --log info tells more", startTimeout))
+	ready, stop := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("the fleet was not ready within %v; use --log info for details", startTimeout))
 	defer stop()
 	if err := fleet.Ready(ready); err != nil {
 		return replay.Result{}, err
@@ -121,12 +121,12 @@ func (c *presetComparison) replay(ctx context.Context, s *settings, fleet *inpro
 	}
 	defer records.Close()
 	bar := newProgressBar(s, name, len(c.requests))
-	var told policies.Epoch
+	var printed policies.Epoch
 	r, err := replay.New(replay.Config{
 		Name: name, Target: fleet.URL(), Model: c.fleet.Models[0].Name, Requests: c.requests, Prompt: c.prompt,
 		Speed: c.fleet.Speed, Records: records,
 		Progress: func(p replay.Progress) {
-			told = s.announceChanges(bar, fleet.Control().Status().History, told)
+			printed = s.announceChanges(bar, fleet.Control().Status().History, printed)
 			bar.Set(p.Done)
 		},
 	})
@@ -134,7 +134,7 @@ func (c *presetComparison) replay(ctx context.Context, s *settings, fleet *inpro
 		return replay.Result{}, err
 	}
 	res, err := r.Run(ctx)
-	s.announceChanges(bar, fleet.Control().Status().History, told)
+	s.announceChanges(bar, fleet.Control().Status().History, printed)
 	bar.Finish()
 	fmt.Fprintln(s.stderr)
 	return res, err
@@ -146,21 +146,21 @@ func newProgressBar(s *settings, name string, total int) *progressbar.ProgressBa
 		progressbar.OptionShowCount(), progressbar.OptionSetWidth(30), progressbar.OptionThrottle(200*time.Millisecond))
 }
 
-// announceChanges tells of the plans after the epoch told, and returns the last one's.
-// The history is of one model.
-func (s *settings) announceChanges(bar *progressbar.ProgressBar, history []control.Change, told policies.Epoch) policies.Epoch {
+// announceChanges prints the plans after an epoch, and returns the epoch of the
+// last one. The history is of one model.
+func (s *settings) announceChanges(bar *progressbar.ProgressBar, history []control.Change, printed policies.Epoch) policies.Epoch {
 	for _, c := range history {
-		if c.Epoch <= told {
+		if c.Epoch <= printed {
 			continue
 		}
-		told = c.Epoch
+		printed = c.Epoch
 		bar.Clear()
 		fmt.Fprintf(s.stderr, "  epoch %d: %s\n", c.Epoch, describeChange(c))
 	}
-	return told
+	return printed
 }
 
-// describeChange says what a plan change did.
+// describeChange returns what a plan change did.
 func describeChange(c control.Change) string {
 	text := c.Reason
 	if c.Gain > 0 && c.Gain < 1 { // 1: the plan before could not carry the load at all
@@ -173,7 +173,7 @@ func describeChange(c control.Change) string {
 	return text
 }
 
-// countStageHits judges where the requests went.
+// countStageHits counts where the requests were served.
 func countStageHits(r replay.Result, st control.Status) stageHits {
 	plans := map[string][]control.Stage{}
 	for _, c := range st.History {
@@ -208,8 +208,8 @@ func countStageHits(r replay.Result, st control.Status) stageHits {
 	return p
 }
 
-// show writes the comparison: tables on standard output, pictures and results
-// in the directory.
+// show prints the comparison as tables, and writes pictures and results into
+// the directory.
 func (c *presetComparison) show(s *settings, outcomes []presetResult) error {
 	results := make([]replay.Result, len(outcomes))
 	for i, o := range outcomes {
@@ -245,7 +245,7 @@ func (c *presetComparison) show(s *settings, outcomes []presetResult) error {
 	return nil
 }
 
-// write puts pictures and results into the directory.
+// write writes pictures and results into the directory.
 func (c *presetComparison) write(results []replay.Result, outcomes []presetResult) error {
 	lengths := make([]policies.Tokens, len(c.requests))
 	for i, r := range c.requests {
@@ -256,7 +256,7 @@ func (c *presetComparison) write(results []replay.Result, outcomes []presetResul
 	})
 }
 
-// finalPlan is the plan in force at the end of the last run.
+// finalPlan returns the plan in force at the end of the last run.
 func finalPlan(outcomes []presetResult) policies.Plan {
 	m := outcomes[len(outcomes)-1].Status.Models[0]
 	p := policies.Plan{Model: m.Name, Epoch: m.Epoch}

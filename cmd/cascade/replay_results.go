@@ -11,8 +11,8 @@ import (
 	"github.com/cascadeinfer/cascade/engine/report"
 )
 
-// createRecords opens the file for a run's requests; without a directory they
-// go nowhere.
+// createRecords creates the file of a run's requests; without a directory it
+// discards them.
 func createRecords(dir, name string) (io.WriteCloser, error) {
 	if dir == "" {
 		return nopCloser{io.Discard}, nil
@@ -27,7 +27,7 @@ type nopCloser struct{ io.Writer }
 
 func (nopCloser) Close() error { return nil }
 
-// writeResults puts results.json, tables.md and pictures of some runs into a
+// writeResults writes results.json, tables.md and pictures of runs into a
 // directory, and further pictures under their names.
 func writeResults(dir string, results []replay.Result, further map[string]func() (report.Picture, error)) error {
 	f, err := os.Create(filepath.Join(dir, "results.json"))

@@ -17,13 +17,13 @@ import (
 func (s *settings) logger() (*slog.Logger, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(s.logLevel)); err != nil {
-		return nil, &usageError{command: "cascade", err: fmt.Errorf("--log %q: use debug, info, warn or error", s.logLevel)}
+		return nil, &usageError{command: "cascade", err: fmt.Errorf("--log %q: must be debug, info, warn or error", s.logLevel)}
 	}
 	return slog.New(slog.NewTextHandler(s.stderr, &slog.HandlerOptions{Level: level})), nil
 }
 
-// newGPUs are the GPUs of this process, opened when they are needed. Tests name the
-// libraries of a fake driver; users have one driver.
+// newGPUs returns the GPUs of this process, which are opened at first use.
+// Tests name the libraries of a fake driver.
 func newGPUs(c config.CUDA, log *slog.Logger) *gpuset.Set {
 	return gpuset.New(gpuset.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary(), Groups: c.Groups, Engines: c.UseCopyEngines(), Logger: log})
 }
@@ -45,16 +45,16 @@ func (s *settings) print(v any) error {
 	return e.Encode(v)
 }
 
-// jsonString is a text as a JSON string.
+// jsonString returns text as a JSON string.
 func jsonString(text string) string {
 	out, err := json.Marshal(text)
 	if err != nil {
-		panic("internal error: a string has no JSON: " + err.Error())
+		panic("internal error: encode a string: " + err.Error())
 	}
 	return string(out)
 }
 
-// version is the module's version as the Go toolchain recorded it.
+// version returns the module's version as the Go toolchain recorded it.
 func version() string {
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
 		return info.Main.Version

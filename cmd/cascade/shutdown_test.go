@@ -92,13 +92,13 @@ func TestUpRefusesUnsupportedEdits(t *testing.T) {
 	up.await("Ctrl-C ends it")
 
 	s.write(t, "speed: fast")
-	up.await("fleet file refused; the last good one stays in force.*fast")
+	up.await("fleet file rejected, keeping the last valid one.*fast")
 	moved := s
 	moved.front, moved.peers = s.peers, s.front
 	moved.write(t, "")
 	up.await(`replica r0 runs in this process: only ..drain.. can change`)
 	s.write(t, "planner: {min_requests: 5}")
-	up.await("only replicas are taken over while running; the file's other changes need a restart")
+	up.await("fleet file has changes that need a restart; only changes of replicas were applied")
 	s.write(t, `- {id: r9, address: "127.0.0.1:9", peer: "127.0.0.1:10", engine: "http://127.0.0.1:11"}`)
 	awaitURL(t, "http://"+s.admin+"/status", `"id": "r9"`)
 

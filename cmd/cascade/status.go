@@ -15,23 +15,22 @@ type statusFlags struct {
 	watchFlags
 }
 
-// newStatus is "cascade status": what a running control plane knows.
+// newStatus is "cascade status": the state of a running control plane.
 func newStatus(s *settings) *cobra.Command {
 	f := &statusFlags{}
 	c := &cobra.Command{
 		Use:   "status",
 		Short: "Show a running fleet: stages, ranges, replicas, load, epochs, ACKs",
-		Long: `Status asks the control plane for its state and shows, for every model, the plan in
-force and why, each stage's range and replicas with their load, the proxies with the
+		Long: `Status shows, for every model, the plan in force and its reason, each stage's range and replicas with their load, the proxies with the
 epoch that each has acknowledged and what it refused, the policies, and the latest plans.
 
 Columns: weight is the EDS weight (100 is neutral); held and promised are KV tokens
 in use and accepted but not begun; iteration is the mean time between a request's
 tokens; report is the age of the last load report; transports are those by which KV
-blocks may come to the replica, best first, with a word on those that do not work, and
-in brackets from how many peers they lately did not come and are tried last.
-A line for each policy slot says what decides there and on how many hosts, and what is out
-of the ordinary; hosts that differ from most others have a line each. "cascade policy
+blocks may come to the replica, best first, with the state of those that do not work, and
+in brackets the number of peers for which they failed recently and are tried last.
+A line for each policy slot shows what decides there and on how many hosts, with any
+problems; hosts that differ from most others have a line each. "cascade policy
 status" has every host, and what its modules have done.
 
 --json prints the control plane's answer as it is, with every slot of every host.`,

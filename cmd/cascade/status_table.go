@@ -16,7 +16,7 @@ import (
 // shownChanges is how many of the latest plans are shown.
 const shownChanges = 8
 
-// writeStatus writes a control plane's state for people.
+// writeStatus prints a control plane's state as text.
 func writeStatus(w io.Writer, st control.Status) error {
 	line := fmt.Sprintf("epoch %d, policy %s; proxies are shown epoch %d (%s)", st.Epoch, st.Policy, st.PublishedEpoch, st.Phase)
 	if p := st.Planner; p.Shared {
@@ -49,18 +49,18 @@ func writeStatus(w io.Writer, st control.Status) error {
 	return nil
 }
 
-// plannerLine says who of several control planes plans.
+// plannerLine returns which of several control planes leads.
 func plannerLine(p control.Planner) string {
 	switch {
 	case p.Leads:
 		return fmt.Sprintf("this control plane, %s, plans", p.Self)
 	case p.Holder == "":
-		return fmt.Sprintf("this control plane, %s, follows; nobody plans now", p.Self)
+		return fmt.Sprintf("this control plane, %s, follows; there is no leader", p.Self)
 	}
 	return fmt.Sprintf("this control plane, %s, follows %s, heard of %.1f s ago", p.Self, p.Holder, p.Since)
 }
 
-// modelTable shows a model's stages and replicas.
+// modelTable returns a model's stages and replicas.
 func modelTable(m control.Model) report.Table {
 	t := report.Table{
 		Title:  fmt.Sprintf("%s: epoch %d, %s", m.Name, m.Epoch, m.Reason),
@@ -92,7 +92,7 @@ func modelTable(m control.Model) report.Table {
 	}
 	all := replicas(m)
 	if slices.ContainsFunc(all, needsAttention) {
-		t.Notes = append(t.Notes, "Some transports are not ready, or not from everybody: --json says which, and why.")
+		t.Notes = append(t.Notes, "Some transports are not ready, or not from all peers: see --json for the reasons.")
 	}
 	for _, r := range all {
 		if r.Note != "" {
@@ -105,7 +105,7 @@ func modelTable(m control.Model) report.Table {
 	return t
 }
 
-// replicas are all of a model's replicas.
+// replicas returns all replicas of a model.
 func replicas(m control.Model) []control.Replica {
 	var out []control.Replica
 	for _, st := range m.Stages {
@@ -135,8 +135,9 @@ func replicaCells(r control.Replica) []string {
 // maxReasonLength is how many characters of a reason fit into a table.
 const maxReasonLength = 60
 
-// transports lists them, best first, with a word on those that do not work, and how
-// many peers' blocks lately did not come by one. "--json" has the reasons.
+// transports lists transports, best first, with the state of those that do not
+// work and the number of peers for which one failed recently. --json has the
+// reasons.
 func transports(list []control.Transport) string {
 	held := map[string]int{} // peers
 	var names []string
@@ -167,14 +168,15 @@ func transports(list []control.Transport) string {
 	return strings.Join(out, ", ")
 }
 
-// needsAttention says that some transport of a replica does not work as it should.
+// needsAttention reports whether a transport of a replica does not work as it
+// should.
 func needsAttention(r control.Replica) bool {
 	return slices.ContainsFunc(r.Transports, func(t control.Transport) bool {
 		return t.State != loadreport.RouteReady && t.State != loadreport.RouteUnsuited
 	})
 }
 
-// shorten makes a reason one short line.
+// shorten returns a reason as one short line.
 func shorten(s string) string {
 	if r := []rune(strings.Join(strings.Fields(s), " ")); len(r) > maxReasonLength {
 		return string(r[:maxReasonLength-1]) + "…"
@@ -183,7 +185,7 @@ func shorten(s string) string {
 	}
 }
 
-// formatRange is a stage's range.
+// formatRange returns a stage's range.
 func formatRange(st control.Stage) string {
 	high := policies.Unbounded
 	if st.High != nil {
@@ -192,7 +194,7 @@ func formatRange(st control.Stage) string {
 	return fmt.Sprintf("[%v, %v)", st.Low, high)
 }
 
-// nodeTable shows the proxies and what they acknowledged.
+// nodeTable returns the proxies and their ACKs.
 func nodeTable(st control.Status) report.Table {
 	t := report.Table{Title: "proxies", Header: []string{"node", "state", "acknowledged", "epoch", "NACKs"}, Left: 3}
 	for _, n := range st.Nodes {
@@ -215,8 +217,8 @@ func nodeTable(st control.Status) report.Table {
 	return t
 }
 
-// nodeReasons tells what keeps proxies from the newest plan: once for a group, and
-// once for each that has a reason of its own.
+// nodeReasons returns what delays the newest plan: once per group, and once per
+// proxy with a reason of its own.
 func nodeReasons(st control.Status) (notes []string) {
 	shared := make(map[string]string)
 	for _, g := range st.Groups {
@@ -244,7 +246,8 @@ func nodeState(n control.Node) string {
 	return "following"
 }
 
-// acked lists what a node has, by type, and what it has not answered.
+// acked lists the versions that a node has acknowledged, by type, and what it
+// has not answered.
 func acked(n control.Node) string {
 	var kinds []string
 	for kind, t := range n.Types {
@@ -264,7 +267,7 @@ func acked(n control.Node) string {
 	return strings.Join(kinds, ", ")
 }
 
-// historyTable shows the latest plans, newest first.
+// historyTable returns the latest plans, newest first.
 func historyTable(history []control.Change) report.Table {
 	t := report.Table{Title: "latest plans", Header: []string{"time", "model", "epoch", "why and what"}, Left: 4}
 	for i := len(history) - 1; i >= max(0, len(history)-shownChanges); i-- {

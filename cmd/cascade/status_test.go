@@ -96,7 +96,7 @@ func TestStatusOfOtherServer(t *testing.T) {
 	for path := range answers {
 		var out, errs bytes.Buffer
 		code := run(t.Context(), []string{"status", "--control", server.URL + strings.TrimSuffix(path, "/status")}, &out, &errs)
-		if code != 1 || !strings.Contains(errs.String(), "is no control plane") {
+		if code != 1 || !strings.Contains(errs.String(), "is not a control plane") {
 			t.Errorf("%s: code %d, %s", path, code, errs.String())
 		}
 	}

@@ -12,7 +12,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
-// certificateInfo is what "config check" finds where a component's certificate should be.
+// certificateInfo is the result of "config check" for a component's
+// certificate.
 type certificateInfo struct {
 	Component string `json:"component"` // such as migrator/r0; "" for a file that is for one machine
 	File      string `json:"file"`
@@ -20,8 +21,9 @@ type certificateInfo struct {
 	Error     string `json:"error,omitempty"`
 }
 
-// controlComponent is a control plane of a fleet file in its tls section. Where its
-// files are not by name, any control plane's certificate will do.
+// controlComponent returns a control plane as a component of the tls section.
+// If the paths do not depend on the name, it accepts any control plane's
+// certificate.
 func controlComponent(fleet wiring.Fleet, name string) component {
 	if !fleet.Fleet.TLS.PerName() {
 		name = ""
@@ -29,9 +31,9 @@ func controlComponent(fleet wiring.Fleet, name string) component {
 	return component{identity.Control, name}
 }
 
-// checkCertificates reads the certificates of a fleet file, and lists those with a trust
-// domain. A file that is not on this machine is no error where components have files
-// of their own; one that is another component's always is.
+// checkCertificates reads the certificates of a fleet file, and lists those
+// with a trust domain. A missing file is no error if components have files of
+// their own; a certificate of another component is an error.
 func checkCertificates(fleet wiring.Fleet) (list []certificateInfo, wrong []*config.FieldError) {
 	if fleet.Fleet.TLS.Cert == "" {
 		return nil, nil
@@ -78,7 +80,7 @@ func checkCertificates(fleet wiring.Fleet) (list []certificateInfo, wrong []*con
 	return list, wrong
 }
 
-// tlsField is what names the file that an error is about.
+// tlsField returns the field that names the file of an error.
 func tlsField(files config.TLS, bad error) string {
 	var path *fs.PathError
 	switch {
@@ -90,8 +92,8 @@ func tlsField(files config.TLS, bad error) string {
 	return "tls.cert"
 }
 
-// checkServed says why an identity is of no use in a fleet: it is a replica's that is
-// not there. A proxy's is known to that proxy alone.
+// checkServed returns an error for the identity of a replica that the fleet
+// does not have. The node ids of proxies are not in the file.
 func checkServed(fleet config.Fleet, id identity.ID) error {
 	if id.Role != identity.Migrator {
 		return nil
@@ -104,7 +106,7 @@ func checkServed(fleet config.Fleet, id identity.ID) error {
 	return errors.New("tls: the certificate is " + id.String() + ", and the fleet file has no such replica")
 }
 
-// describeRole says which command a certificate is for.
+// describeRole returns the command that a certificate is for.
 func describeRole(id identity.ID) string {
 	switch id.Role {
 	case identity.Control:
@@ -117,10 +119,10 @@ func describeRole(id identity.ID) string {
 	return "fits no daemon"
 }
 
-// line is how a certificate is told.
+// line returns the result as one line.
 func (h certificateInfo) line() string {
 	if h.Identity == "" {
-		return h.Component + ": " + h.File + " is not on this machine"
+		return h.Component + ": " + h.File + " is not on this host"
 	}
 	id, err := identity.Parse(h.Identity)
 	if err != nil {

@@ -10,21 +10,22 @@ import (
 	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
-// credentials is a daemon's keys, followed as their files rotate. Its keys are nil,
-// which stands for plain text, where the fleet file has no TLS.
+// credentials are a daemon's certificates, reloaded when their files rotate.
+// The Provider is nil, which stands for plain text, if the fleet file has no
+// TLS.
 type credentials struct {
 	*certs.Provider
 	stop func()
 }
 
-// component is who a daemon is in the fleet file's tls section. An empty name is
-// whatever the certificate says.
+// component identifies a daemon in the fleet file's tls section. An empty name
+// accepts the name in the certificate.
 type component struct {
 	role identity.Role
 	name string
 }
 
-// loadCredentials reads the files and begins to follow them; close ends that.
+// loadCredentials reads the files and starts to follow them; close ends that.
 func loadCredentials(files config.TLS, who component, log *slog.Logger) (credentials, error) {
 	if files.Cert == "" {
 		return credentials{stop: func() {}}, nil
@@ -37,7 +38,7 @@ func loadCredentials(files config.TLS, who component, log *slog.Logger) (credent
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { _ = keys.Run(ctx) }) // it has no errors
+	wg.Go(func() { _ = keys.Run(ctx) }) // it returns no errors
 	return credentials{Provider: keys, stop: func() { cancel(); wg.Wait() }}, nil
 }
 

@@ -26,13 +26,13 @@ type tlsInitFlags struct {
 	hosts                                   []string
 }
 
-// newTLS is "cascade tls": certificates for trying mutual TLS out.
+// newTLS is "cascade tls": certificates for development.
 func newTLS(s *settings) *cobra.Command {
-	c := group(&cobra.Command{Use: "tls", Short: "Issue certificates for trying mutual TLS out"})
+	c := group(&cobra.Command{Use: "tls", Short: "Issue certificates for development"})
 	i := &tlsInitFlags{}
 	init := &cobra.Command{
 		Use:   "init --out DIR",
-		Short: "Make a development authority and issue certificates with identities",
+		Short: "Create a development authority and issue certificates with identities",
 		Long: `Init makes a small certificate authority in a directory, if it is not there yet, and
 issues a certificate for each component that is named: ECDSA P-256, good for 30 days,
 with one URI name, spiffe://<trust domain>/<role>/<name>. The names are those by which
@@ -43,13 +43,13 @@ their hosts and ports, unless --control names them. Certificates need no host na
 but for gRPC clients: they know a control plane by the host that they dial, those of
 control.listen and control.peers of the file and every --host.
 
-Run it again to issue anew, from the same authority: running daemons take the new
-files up within 10 s, Envoys at once where "cascade envoy-bootstrap --out" made
+Run it again to issue new certificates from the same authority: running daemons use the new
+files within 10 s, Envoys at once where "cascade envoy-bootstrap --out" made
 their configuration. The authority is good for a year.
 
-This is for development. The authority's key lies unprotected in the directory,
-nothing can be revoked, and nobody renews what ends. In production let SPIRE,
-cert-manager, Vault or whatever issues your certificates issue these.`,
+This is for development: the authority's key is an unprotected file, certificates cannot be
+revoked, and nothing renews them. In production use the issuer that you have, such as
+SPIRE, cert-manager or Vault.`,
 		Example: `  cascade tls init --out tls --trust-domain example.org --proxy edge -c fleet.yaml
   cascade tls init --out tls --trust-domain example.org --control main --migrator r0 --migrator r1
   cascade tls init --out tls --migrator r2       # one more, from the same authority`,
@@ -69,7 +69,7 @@ cert-manager, Vault or whatever issues your certificates issue these.`,
 	return c
 }
 
-// issuedCertificate is one certificate that init has written.
+// issuedCertificate is a certificate that init has written.
 type issuedCertificate struct {
 	Identity string `json:"identity"`
 	Cert     string `json:"cert"`
@@ -108,7 +108,7 @@ func (s *settings) initTLS(cmd *cobra.Command, i *tlsInitFlags) error {
 	if err != nil {
 		return err
 	}
-	if made { // after all that could be wrong with the command line
+	if made { // only after the whole command line is valid
 		if err := authority.Save(i.out); err != nil {
 			return err
 		}
@@ -125,7 +125,7 @@ func (s *settings) initTLS(cmd *cobra.Command, i *tlsInitFlags) error {
 		}
 		list = append(list, issuedCertificate{id.String(), filepath.Join(dir, devca.Cert), filepath.Join(dir, devca.Key)})
 	}
-	// The section's paths begin where the fleet file is.
+	// The paths of the section are relative to the fleet file.
 	beside := i.out
 	if i.file.path != "" {
 		if rel, err := filepath.Rel(filepath.Dir(i.file.path), i.out); err == nil {
@@ -135,13 +135,13 @@ func (s *settings) initTLS(cmd *cobra.Command, i *tlsInitFlags) error {
 	return s.printIssued(beside, authority, list)
 }
 
-// openAuthority loads the authority in the directory, or makes one that is not
-// written yet.
+// openAuthority loads the authority in the directory, or creates one that is
+// not written yet.
 func openAuthority(cmd *cobra.Command, i *tlsInitFlags, now time.Time) (a *devca.Authority, made bool, err error) {
 	a, err = devca.Load(i.out)
 	switch {
 	case err == nil && i.trustDomain != "" && i.trustDomain != a.TrustDomain():
-		return nil, false, fmt.Errorf("%s has the authority of %s, and not of %s: name another directory with --out", i.out, a.TrustDomain(), i.trustDomain)
+		return nil, false, fmt.Errorf("%s has the authority of %s, not of %s: name another directory with --out", i.out, a.TrustDomain(), i.trustDomain)
 	case !errors.Is(err, os.ErrNotExist):
 		return a, false, err
 	case i.trustDomain == "":
@@ -149,14 +149,14 @@ func openAuthority(cmd *cobra.Command, i *tlsInitFlags, now time.Time) (a *devca
 	}
 	for _, name := range []string{devca.AuthorityCert, devca.AuthorityKey} {
 		if _, err := os.Stat(filepath.Join(i.out, name)); err == nil {
-			return nil, false, fmt.Errorf("%s has %s and not the whole of an authority: move it away, or name another directory", i.out, name)
+			return nil, false, fmt.Errorf("%s has %s, but not a complete authority: move it away, or name another directory", i.out, name)
 		}
 	}
 	a, err = devca.New(i.trustDomain, now)
 	return a, true, err
 }
 
-// identities are those that the flags name, each once.
+// identities returns the identities that the flags name, each once.
 func (i *tlsInitFlags) identities(cmd *cobra.Command, trustDomain string) ([]identity.ID, error) {
 	var ids []identity.ID
 	for _, part := range []struct {
@@ -174,7 +174,7 @@ func (i *tlsInitFlags) identities(cmd *cobra.Command, trustDomain string) ([]ide
 		}
 	}
 	if len(ids) == 0 {
-		return nil, usageErrorf(cmd, "name whom to issue certificates to: --control, --migrator, --proxy, --operator or -c")
+		return nil, usageErrorf(cmd, "name the components: --control, --migrator, --proxy, --operator or -c")
 	}
 	return ids, nil
 }

@@ -26,7 +26,7 @@ func TestTLSInit(t *testing.T) {
 	fails("--out")
 	fails("--trust-domain", "--out", dir, "--proxy", "edge")
 	fails("lower-case", "--out", dir, "--trust-domain", "Fleet", "--proxy", "edge")
-	fails("name whom", "--out", dir, "--trust-domain", "fleet.test")
+	fails("name the components", "--out", dir, "--trust-domain", "fleet.test")
 	fails(`--proxy ".."`, "--out", dir, "--trust-domain", "fleet.test", "--proxy", "..")
 	if _, err := os.Stat(dir); err == nil {
 		t.Error("something was written by command lines that are wrong")
@@ -80,7 +80,7 @@ func TestConfigCheckIdentities(t *testing.T) {
 	if err := os.Rename(filepath.Join(dir, "migrator/r0"), filepath.Join(dir, "gone")); err != nil {
 		t.Fatal(err)
 	}
-	if text := says(t, "config", "check", s.file); !strings.Contains(text, cert+" is not on this machine") {
+	if text := says(t, "config", "check", s.file); !strings.Contains(text, cert+" is not on this host") {
 		t.Errorf("one is elsewhere: %s", text)
 	}
 	fixed := func(more string) string {
@@ -104,8 +104,8 @@ func TestConfigCheckIdentities(t *testing.T) {
 	for more, want := range map[string]string{
 		"tls: {trust_domain: fleet.test}":                                        "set tls.cert",
 		"tls: {cert: '{name}.pem', key: k.pem, ca: c.pem}":                       "set tls.trust_domain",
-		"tls: {cert: '{name}.pem', key: k.pem, ca: c.pem, trust_domain: a}":      "in both of cert and key",
-		"tls: {cert: c.pem, key: k.pem, ca: '{role}.pem', trust_domain: a}":      "the same for all",
+		"tls: {cert: '{name}.pem', key: k.pem, ca: c.pem, trust_domain: a}":      "in both cert and key",
+		"tls: {cert: c.pem, key: k.pem, ca: '{role}.pem', trust_domain: a}":      "have the same authorities",
 		"tls: {cert: c.pem, key: k.pem, ca: ca.pem, trust_domain: 'spiffe://a'}": "lower-case",
 	} {
 		out := newOutput()

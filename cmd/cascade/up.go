@@ -53,10 +53,10 @@ func newUp(s *settings) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "up",
 		Short: "Run a whole fleet in one process: engines, migrators, control plane, proxy",
-		Long: `Up runs every part of a fleet in this process; they talk over real sockets and real
-xDS, as they would on many machines. Without -c it emulates eight replicas of one model
+		Long: `Up runs every component of a fleet in this process; they communicate over real sockets and
+real xDS, as on many hosts. Without -c it emulates eight replicas of one model
 on fixed addresses: the proxy on 127.0.0.1:8080, the control plane on 18000 and 18001,
-engines, migrators and their peers' doors on 8000, 9000, 9100 and up.
+engines, migrators and their peer listeners on 8000, 9000, 9100 and up.
 
 With -c it runs the fleet of the file. --external-engines leaves the engines to you:
 the file's URLs are used as they are. --envoy puts a real Envoy in front.
@@ -64,20 +64,20 @@ the file's URLs are used as they are. --envoy puts a real Envoy in front.
 The file is watched. "drain: true" takes a replica out of its stage, false puts it
 back; a replica that leaves the file gets no new requests; one that is added joins
 when its own migrator reports ("cascade migrator --replica ID" in another process).
-Up starts no part later and moves none: other edits of replicas that it runs are
-refused, with the error logged, and the last good list stays in force.
+Up starts no component later: other edits of replicas that it runs are rejected, the error
+is logged, and the last valid list stays in force.
 
 Policies decide as WebAssembly modules: those that "make plugins" builds beside this
 program are signed with a key of this run, or one that "state" keeps, and pushed, as an
 operator would push them ("cascade policy status" shows them). With policies.keys in the
-file it is you who pushes; --native decides by the same policies, linked in.
+file, you push modules yourself; --native uses the native policies instead.
 
 With --device cuda the emulated engines keep their KV in the memory of a GPU: the one that
-"gpu" in the fleet file says, else the first. Moves between them are then carried by
-transport cuda, as they are between real engines.
+"gpu" in the fleet file says, else the first. Migrations between them then use transport
+cuda, as between real engines.
 
-With OTEL_EXPORTER_OTLP_ENDPOINT set, every move of a request is a trace, exported by
-OTLP over gRPC.
+With OTEL_EXPORTER_OTLP_ENDPOINT set, every migration is a trace, exported by OTLP
+over gRPC.
 
 SIGINT or SIGTERM ends it: no new request is taken, running streams get --drain to
 end. A second signal ends it at once.`,
@@ -103,7 +103,7 @@ end. A second signal ends it at once.`,
 	return c
 }
 
-// fleet is the fleet of the file, or the one that the flags describe.
+// fleet returns the fleet of the file, or the one that the flags describe.
 func (u *upFlags) fleet(cmd *cobra.Command) (wiring.Fleet, error) {
 	if u.file.path == "" {
 		if u.external {
@@ -125,12 +125,12 @@ func (u *upFlags) fleet(cmd *cobra.Command) (wiring.Fleet, error) {
 	}
 	fleet, err := u.file.load(cmd)
 	if err == nil && (fleet.Fleet.TLS.Cert != "" || fleet.Proxy.TLS.Cert != "") {
-		err = fmt.Errorf("%s: tls: \"up\" runs everything in one process and speaks plain text on loopback; leave tls out, and proxy.tls, or run control, migrator and proxy by themselves", u.file.path)
+		err = fmt.Errorf("%s: tls: \"up\" runs all components in one process with plain text on loopback; remove tls and proxy.tls, or run control, migrator and proxy as processes of their own", u.file.path)
 	}
 	return fleet, err
 }
 
-// setFixedAddresses gives a fleet the addresses that the help names.
+// setFixedAddresses sets the addresses that the help names.
 func setFixedAddresses(f *config.Fleet) {
 	f.Control.Listen, f.Control.Admin, f.Proxy.Listen = upControl, upAdmin, upProxy
 	for i := range f.Replicas {
@@ -159,7 +159,7 @@ func (s *settings) runUp(ctx context.Context, fleet wiring.Fleet, u *upFlags) er
 	file.Fleet.Replicas = slices.Clone(fleet.Fleet.Replicas)
 	// From here on, fleet has the addresses that are bound.
 	cards := newGPUs(fleet.Fleet.CUDA, log)
-	var seen *devicewatch.Watcher // of real engines; emulated ones are wherever the fleet file says
+	var seen *devicewatch.Watcher // of real engines; emulated ones use the fleet file's topology
 	if u.external {
 		seen = devicewatch.New(devicewatch.Config{Host: inventory.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary()}, Logger: log})
 	}
@@ -189,9 +189,9 @@ func (s *settings) runUp(ctx context.Context, fleet wiring.Fleet, u *upFlags) er
 	return errors.Join(g.Wait(), cards.Close())
 }
 
-// mergeReplicas is the list of replicas after an edit: who runs here keeps the address
-// that it has. asked and running are the same replicas as the file named them
-// at the start and as they run.
+// mergeReplicas returns the replicas after an edit of the file; those that run
+// here keep their addresses. asked and running are the same replicas as in the
+// file at the start and as they run.
 func mergeReplicas(asked, running, now []config.Replica) ([]config.Replica, error) {
 	out := slices.Clone(now)
 	for i, r := range now {
@@ -210,9 +210,9 @@ func mergeReplicas(asked, running, now []config.Replica) ([]config.Replica, erro
 	return out, nil
 }
 
-// printStarted waits until the fleet serves, and says how to use it.
+// printStarted waits until the fleet serves, and prints how to use it.
 func (s *settings) printStarted(ctx context.Context, fleet wiring.Fleet, f *inprocess.Fleet, all []policyPlugin) error {
-	ready, stop := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("the fleet was not ready within %v; --log info tells more", startTimeout))
+	ready, stop := context.WithTimeoutCause(ctx, startTimeout, fmt.Errorf("the fleet was not ready within %v; use --log info for details", startTimeout))
 	defer stop()
 	if err := f.Ready(ready); err != nil {
 		if ctx.Err() != nil {
@@ -226,9 +226,9 @@ func (s *settings) printStarted(ctx context.Context, fleet wiring.Fleet, f *inpr
 		}
 		fmt.Fprintln(s.stderr, "cascade: modules:", err)
 	}
-	door := reachableURL(f.URL())
+	base := reachableURL(f.URL())
 	if s.json {
-		return s.print(startedOutput{URL: door, Status: f.AdminURL() + "/status"})
+		return s.print(startedOutput{URL: base, Status: f.AdminURL() + "/status"})
 	}
 	look := "cascade status"
 	if f.AdminURL() != "http://"+upAdmin {
@@ -240,18 +240,18 @@ func (s *settings) printStarted(ctx context.Context, fleet wiring.Fleet, f *inpr
   %s
 
 Ctrl-C ends it.
-`, len(fleet.Fleet.Replicas), modelNames(fleet.Models), door, curlCommand(door, fleet.Models[0], len(fleet.Models) > 1), look)
+`, len(fleet.Fleet.Replicas), modelNames(fleet.Models), base, curlCommand(base, fleet.Models[0], len(fleet.Models) > 1), look)
 	return err
 }
 
 // startedOutput is what "up --json" prints when the fleet serves.
 type startedOutput struct {
 	URL    string `json:"url"`    // where to send requests
-	Status string `json:"status"` // where the control plane tells its state
+	Status string `json:"status"` // of the control plane
 }
 
-// reachableURL is a base URL to connect to: a door on every address is open on
-// loopback, too.
+// reachableURL returns a base URL to connect to: a listener on all addresses is
+// reachable on loopback.
 func reachableURL(base string) string {
 	u, err := url.Parse(base)
 	if err != nil {
@@ -271,8 +271,9 @@ func modelNames(models []config.Model) string {
 	return strings.Join(out, ", ")
 }
 
-// curlCommand is a command line that asks a model for some words. Where several
-// models share the fleet, a host name that is the model's own selects it.
+// curlCommand returns a command line that sends a completion request to a
+// model. Where several models share the fleet, it uses a host name of the
+// model, if there is one.
 func curlCommand(url string, m config.Model, several bool) string {
 	host := ""
 	if several && len(m.Hosts) > 0 {

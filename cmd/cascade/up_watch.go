@@ -23,12 +23,13 @@ const debounce = 200 * time.Millisecond
 const debounceMax = 2 * time.Second
 
 // pollPeriod is how often the file's time and size are compared with those of
-// the last reading: not every file system tells of changes.
+// the last reading: not every file system reports changes.
 const pollPeriod = 5 * time.Second
 
-// watch reads the fleet file whenever it changes and hands what is new over to
-// apply, until ctx ends. A file that cannot be read or that apply refuses is
-// logged, and what was in force stays. in is what was read at the start.
+// watch reads the fleet file whenever it changes and passes changes to apply,
+// until ctx ends. A file that cannot be read or that apply rejects is logged,
+// and the last valid one stays in force. in is the file that was read at the
+// start.
 //
 // It watches the directory, because editors replace the file and Kubernetes
 // replaces a link beside it.
@@ -46,7 +47,7 @@ func watch(ctx context.Context, path string, in wiring.Fleet, log *slog.Logger, 
 	return nil
 }
 
-// run looks at the file at the start, after events, and whenever it was changed
+// run reads the file at the start, after events, and whenever it has changed
 // without one, until ctx ends.
 func (f *follower) run(ctx context.Context, events <-chan fsnotify.Event, errs <-chan error) {
 	// The file may have changed since it was read.
@@ -54,7 +55,7 @@ func (f *follower) run(ctx context.Context, events <-chan fsnotify.Event, errs <
 	defer quiet.Stop()
 	poll := time.NewTicker(pollPeriod)
 	defer poll.Stop()
-	var since time.Time // of the first event that was not looked after; zero: none
+	var since time.Time // of the first event that was not handled; zero: none
 	putOff := func() {
 		now := time.Now()
 		if since.IsZero() {
@@ -69,8 +70,8 @@ func (f *follower) run(ctx context.Context, events <-chan fsnotify.Event, errs <
 		case <-events:
 			putOff()
 		case err := <-errs:
-			// Events may be lost; the next look finds what they told.
-			f.log.Warn("watch of the fleet file", "file", f.path, "error", err)
+			// Events may be lost; the next poll finds the change.
+			f.log.Warn("watching the fleet file failed", "file", f.path, "error", err)
 			putOff()
 		case <-poll.C:
 			if since.IsZero() && statFile(f.path) != f.stamp {
@@ -78,19 +79,20 @@ func (f *follower) run(ctx context.Context, events <-chan fsnotify.Event, errs <
 			}
 		case <-quiet.C:
 			since = time.Time{}
-			f.stamp = statFile(f.path) // before it is read: what comes after is news
+			f.stamp = statFile(f.path) // before reading: a later change is a new one
 			f.reload()
 		}
 	}
 }
 
-// fileState tells two contents of a file apart, mostly; the zero value is that of
-// a file that is not there.
+// fileState distinguishes most contents of a file; the zero value is a missing
+// file.
 type fileState struct {
 	modified time.Time
 	size     int64
 }
 
+// statFile returns the state of a file.
 func statFile(path string) fileState {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -99,7 +101,7 @@ func statFile(path string) fileState {
 	return fileState{info.ModTime(), info.Size()}
 }
 
-// follower takes over changes of a fleet file.
+// follower applies changes of a fleet file.
 type follower struct {
 	path  string
 	log   *slog.Logger
@@ -110,7 +112,7 @@ type follower struct {
 	bad   string       // the error that was logged last; "" after a good reading
 }
 
-// reload reads the file and applies what differs from what was read before.
+// reload reads the file and applies the difference to the last one.
 func (f *follower) reload() {
 	fleet, err := wiring.Load(f.path)
 	if err != nil {
@@ -126,24 +128,24 @@ func (f *follower) reload() {
 		return
 	}
 	f.bad = ""
-	f.log.Info("fleet file taken over", "file", f.path, "replicas", len(fleet.Fleet.Replicas))
+	f.log.Info("fleet file reloaded", "file", f.path, "replicas", len(fleet.Fleet.Replicas))
 	if !sameButReplicas(fleet, f.in) {
-		f.log.Warn("only replicas are taken over while running; the file's other changes need a restart", "file", f.path)
+		f.log.Warn("fleet file has changes that need a restart; only changes of replicas were applied", "file", f.path)
 	}
 	f.in.Fleet.Replicas = fleet.Fleet.Replicas
 }
 
-// refuse logs an error, but not the same one again: any change in the
-// directory makes look read the file.
+// refuse logs an error, unless it is the last one logged: every change in the
+// directory makes run read the file.
 func (f *follower) refuse(err error) {
 	if err.Error() == f.bad {
 		return
 	}
 	f.bad = err.Error()
-	f.log.Error("fleet file refused; the last good one stays in force", "error", err)
+	f.log.Error("fleet file rejected, keeping the last valid one", "error", err)
 }
 
-// sameButReplicas reports whether two fleets differ in their replicas alone.
+// sameButReplicas reports whether two fleets differ only in their replicas.
 func sameButReplicas(a, b wiring.Fleet) bool {
 	a.Fleet.Replicas, b.Fleet.Replicas = nil, nil
 	return reflect.DeepEqual(a, b)

@@ -68,7 +68,7 @@ func TestFollowerKeepsLastValidFile(t *testing.T) {
 	replace(t, f.path, watched+"nonsense")
 	f.reload()
 	f.reload()
-	if got := lines(log); len(*applied) != 0 || len(got) != 1 || !strings.Contains(got[0], "fleet file refused; the last good one stays in force") {
+	if got := lines(log); len(*applied) != 0 || len(got) != 1 || !strings.Contains(got[0], "fleet file rejected, keeping the last valid one") {
 		t.Fatalf("bad file: applied %v, log %q", *applied, got)
 	}
 	replace(t, f.path, watched+second)

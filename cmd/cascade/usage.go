@@ -7,16 +7,16 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// A usageError is a command line that cannot be understood.
+// usageError is an invalid command line.
 type usageError struct {
-	command string // whose --help explains
+	command string // for its --help
 	err     error
 }
 
 func (e *usageError) Error() string { return e.err.Error() }
 func (e *usageError) Unwrap() error { return e.err }
 
-// usageErrorf is a usageError about a command.
+// usageErrorf returns a usageError about a command.
 func usageErrorf(c *cobra.Command, format string, args ...any) error {
 	return &usageError{command: c.CommandPath(), err: fmt.Errorf(format, args...)}
 }
@@ -31,12 +31,12 @@ func exactArgs(n int) cobra.PositionalArgs {
 	}
 }
 
-// suggestDistance is how many edits a mistyped command may be off and still
-// be guessed.
+// suggestDistance is how many edits a mistyped command may differ from a
+// suggested one.
 const suggestDistance = 2
 
-// group makes c a command that only holds others: alone it prints its help,
-// and an unknown word after it is a usage error with the nearest command.
+// group makes c a command that only has subcommands: alone it prints its help,
+// and an unknown argument is a usage error with the nearest subcommands.
 func group(c *cobra.Command) *cobra.Command {
 	c.Args = cobra.ArbitraryArgs
 	c.SuggestionsMinimumDistance = suggestDistance
