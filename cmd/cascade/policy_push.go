@@ -102,10 +102,10 @@ func newPolicyPush(s *settings) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "push FILE|DIR",
 		Short: "Push a signed module to a running fleet, in shadow first",
-		Long: `Push sends FILE and FILE.sig to the control plane, which looks at the signatures, at what
-the module exports and at the site's rules, keeps it, and tells every host by xDS. Each
-host verifies the signatures again, builds the module beside the calls, and promotes it
-as far as --goal says:
+		Long: `Push sends FILE and FILE.sig to the control plane, which checks the signatures, the
+exports and the site's rules, stores the module, and publishes it to every host by xDS.
+Each host verifies the signatures again, compiles the module without delaying calls, and
+promotes it as far as --goal says:
 
   warm     compiled only
   shadow   answers recorded calls; the answers are only compared, and the status counts differences
