@@ -65,8 +65,8 @@ func (p Occupancy) Fits(length Tokens) bool {
 	return !p.Draining && length <= p.Capacity-p.Load()
 }
 
-// Bid is a receiver's answer to an ask, the seller's question who would take a
-// request: its load, promises included, and the delay after which a transfer
+// Bid is a receiver's answer to an ask, by which a seller offers a request: its
+// load, promises included, and the delay after which a transfer
 // could start. A bid reserves nothing.
 type Bid struct {
 	From  ReplicaID

@@ -38,7 +38,7 @@ func TestConfig(t *testing.T) {
 		"Self": func(c *Config) { c.Self = "" }, "Executor": func(c *Config) { c.Executor = nil }, "Network": func(c *Config) { c.Network = nil },
 		"Residents": func(c *Config) { c.Residents = nil }, "Load": func(c *Config) { c.Load = nil }, "Capacity": func(c *Config) { c.Capacity = -1 },
 		"MaxOffers": func(c *Config) { c.MaxOffers = -1 }, "ScanInterval": func(c *Config) { c.ScanInterval = -1 }, "SummaryMaxAge": func(c *Config) { c.SummaryMaxAge = -1 },
-		"Cost": func(c *Config) { c.Refiner = refine.Paper{} }, "SendSlots": func(c *Config) { c.Machine.MaxConcurrentSends = -1 }, "SpillPercent": func(c *Config) { c.SpillPercent = -1 },
+		"Cost": func(c *Config) { c.Refiner = refine.Paper{} }, "MaxConcurrentSends": func(c *Config) { c.Machine.MaxConcurrentSends = -1 }, "SpillPercent": func(c *Config) { c.SpillPercent = -1 },
 	} {
 		c := good()
 		change(&c)

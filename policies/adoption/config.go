@@ -43,7 +43,7 @@ type Config struct {
 // *policies.Violation.
 func (c Config) complete() (Config, error) {
 	if c.Planner == nil {
-		return c, &policies.Violation{Subject: "adopt", Invariant: "Planner must be set"}
+		return c, &policies.Violation{Subject: "adoption", Invariant: "Planner must be set"}
 	}
 	for _, f := range [...]struct {
 		name      string
@@ -58,7 +58,7 @@ func (c Config) complete() (Config, error) {
 			*f.value = f.otherwise
 		}
 		if !(*f.value > 0) || *f.value-*f.value != 0 {
-			return c, &policies.Violation{Subject: "adopt", Invariant: f.name + " must be positive and finite, or 0 for its default"}
+			return c, &policies.Violation{Subject: "adoption", Invariant: f.name + " must be positive and finite, or 0 for its default"}
 		}
 	}
 	if c.Seen == 0 {
@@ -69,11 +69,11 @@ func (c Config) complete() (Config, error) {
 	}
 	switch {
 	case c.Windows < 0:
-		return c, &policies.Violation{Subject: "adopt", Invariant: "Windows must be positive, or 0 for its default"}
+		return c, &policies.Violation{Subject: "adoption", Invariant: "Windows must be positive, or 0 for its default"}
 	case c.Gain >= 1 || c.SplitGain >= 1 || c.SplitGain < c.Gain:
-		return c, &policies.Violation{Subject: "adopt", Invariant: "Gain and SplitGain must be shares below 1, SplitGain not below Gain"}
+		return c, &policies.Violation{Subject: "adoption", Invariant: "Gain and SplitGain must be shares below 1, SplitGain not below Gain"}
 	case c.HoldOffMax < c.HoldOff:
-		return c, &policies.Violation{Subject: "adopt", Invariant: "HoldOffMax must not be below HoldOff"}
+		return c, &policies.Violation{Subject: "adoption", Invariant: "HoldOffMax must not be below HoldOff"}
 	}
 	return c, nil
 }

@@ -64,36 +64,27 @@ func (c Config) complete() (Config, error) {
 	if c.Sample < AskAll {
 		return c, &policies.Violation{Subject: "bidask", Invariant: "Sample must be positive, AskAll, or 0 for its default"}
 	}
-	for _, f := range [...]struct {
-		name      string
-		value     *int
-		otherwise int
-	}{
-		{"SendSlots", &c.MaxConcurrentSends, 4}, {"ReceiveSlots", &c.MaxConcurrentReceives, 4}, {"Skips", &c.MaxSkips, 3},
-		{"Offers", &c.MaxOffers, 256}, {"Wins", &c.MaxWins, 64},
+	for _, err := range [...]error{
+		setDefault("MaxConcurrentSends", &c.MaxConcurrentSends, 4), setDefault("MaxConcurrentReceives", &c.MaxConcurrentReceives, 4),
+		setDefault("MaxSkips", &c.MaxSkips, 3), setDefault("MaxOffers", &c.MaxOffers, 256), setDefault("MaxWins", &c.MaxWins, 64),
+		setDefault("BidTimeout", &c.BidTimeout, 100*policies.Millisecond), setDefault("AnswerTimeout", &c.AnswerTimeout, 200*policies.Millisecond),
+		setDefault("RetryDelay", &c.RetryDelay, 5*policies.Millisecond), setDefault("PromiseTimeout", &c.PromiseTimeout, policies.Second),
+		setDefault("Lease", &c.Lease, 10*policies.Second), setDefault("TransferTimeout", &c.TransferTimeout, 30*policies.Second),
 	} {
-		if *f.value == 0 {
-			*f.value = f.otherwise
-		}
-		if *f.value < 0 {
-			return c, &policies.Violation{Subject: "bidask", Invariant: f.name + " must be positive, or 0 for its default"}
-		}
-	}
-	for _, f := range [...]struct {
-		name      string
-		value     *policies.Micros
-		otherwise policies.Micros
-	}{
-		{"BidTimeout", &c.BidTimeout, 100 * policies.Millisecond}, {"AnswerTimeout", &c.AnswerTimeout, 200 * policies.Millisecond},
-		{"Retry", &c.RetryDelay, 5 * policies.Millisecond}, {"Promise", &c.PromiseTimeout, policies.Second},
-		{"Lease", &c.Lease, 10 * policies.Second}, {"Transfer", &c.TransferTimeout, 30 * policies.Second},
-	} {
-		if *f.value == 0 {
-			*f.value = f.otherwise
-		}
-		if *f.value < 0 {
-			return c, &policies.Violation{Subject: "bidask", Invariant: f.name + " must be positive, or 0 for its default"}
+		if err != nil {
+			return c, err
 		}
 	}
 	return c, nil
+}
+
+// setDefault sets a field that is 0 to its default, and refuses a negative one.
+func setDefault[T int | policies.Micros](name string, field *T, otherwise T) error {
+	if *field == 0 {
+		*field = otherwise
+	}
+	if *field < 0 {
+		return &policies.Violation{Subject: "bidask", Invariant: name + " must be positive, or 0 for its default"}
+	}
+	return nil
 }

@@ -107,10 +107,10 @@ func (w Path) Transfer(tokenBytes float64) policies.Transfer {
 }
 
 // BestPath returns the first path that is not closed.
-func BestPath(ways []Path) Path {
-	for _, w := range ways {
-		if !w.Closed {
-			return w
+func BestPath(paths []Path) Path {
+	for _, p := range paths {
+		if !p.Closed {
+			return p
 		}
 	}
 	return Path{Closed: true, Reason: "no path"}

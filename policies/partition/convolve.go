@@ -2,20 +2,19 @@ package partition
 
 import "math"
 
-// convolve closes the gap in bounded time where labels are too many: the
-// paper's recursion by number of stages, but over the replicas of each range
-// by divide and conquer. A stage's price is convex in its replicas, so the
-// best beginning for e replicas in all never has fewer replicas for e+1;
-// each range takes O(E·log E) instead of O(E²). Ranges that the bound
-// excludes are skipped.
+// convolve closes the gap in bounded time if there are too many labels: the paper's
+// recursion by number of stages, but over the replicas of each range by divide and
+// conquer. A stage's price is convex in its replicas, so the best beginning for e
+// replicas in total never has fewer replicas for e+1; each range takes O(E·log E)
+// instead of O(E²). Ranges that the bound excludes are skipped.
 func (s *search) convolve() {
 	s.reprice(s.top)
 	ahead := s.costToEnd()
 	s.layers()
 
 	e := int(s.replicas)
-	// cost[h][j][k] is the cheapest way to serve the buckets below j with h
-	// stages and k replicas; nil when the bound excludes node j there.
+	// cost[h][j][k] is the least cost of serving the buckets below j with h stages and k
+	// replicas; nil if the bound excludes node j there.
 	cost := make([][][]float64, s.limit+1)
 	for h := range cost {
 		cost[h] = make([][]float64, s.n+1)
@@ -81,8 +80,8 @@ func combine(out, below []float64, st stage) {
 	rows(starts[0]+kmin, len(out), 0, len(starts))
 }
 
-// retrace finds the stages behind cost[h][n][E], from the last to the first.
-// The sums are those of combine, to the bit, so that equality is meant.
+// retrace returns the stages of cost[h][n][E], from the last to the first. Its sums equal
+// those of combine to the bit, so it compares with ==.
 func (s *search) retrace(cost [][][]float64, h int) (nodes, counts []int) {
 	j, e := s.n, int(s.replicas)
 	for nodes = append(nodes, j); h > 0; h-- {
@@ -95,7 +94,7 @@ func (s *search) retrace(cost [][][]float64, h int) (nodes, counts []int) {
 	return nodes, counts
 }
 
-// step finds a beginning of value want less the last stage, which ends at j.
+// step finds a beginning whose value plus the last stage, which ends at j, is want.
 func (s *search) step(below [][]float64, want float64, j, e int) (node, used int) {
 	for i := range s.row(j) {
 		for m, v := range below[i] {

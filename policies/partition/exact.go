@@ -77,9 +77,9 @@ func newSearch(t table, stages, replicas int) *search {
 	return &search{table: t, paths: newPaths(t.n, stages), replicas: float64(replicas), bound: math.Inf(-1), best: math.Inf(1)}
 }
 
-// firstPartition finds a first partition: one stage, or the division that needs the
-// fewest replicas. It returns its line, with at most E replicas, or false when
-// even that division needs too many, which proves that there is none.
+// firstPartition finds an initial partition: one stage, or the division that needs the
+// fewest replicas. It returns its line, with at most E replicas, or false if even that
+// division needs too many, which proves that there is no partition.
 func (s *search) firstPartition() (line, bool) {
 	if one := s.row(s.n)[0]; one.kmin <= s.replicas {
 		s.tryDivision([]int{0, s.n})
@@ -101,10 +101,10 @@ func (s *search) firstPartition() (line, bool) {
 	return l, true
 }
 
-// proved reports whether bound and plan meet.
+// proved reports whether the bound reaches the plan's cost.
 func (s *search) proved() bool { return s.bound >= s.best-float64(tolerance*s.best) }
 
-// searchPrice searches the price with the highest bound, from the line of a
+// searchPrice searches the price with the highest bound, starting at the line of a
 // division with at most E replicas.
 func (s *search) searchPrice(high line) {
 	// Bracket: lower the price until the best division buys too many replicas.
@@ -116,7 +116,7 @@ func (s *search) searchPrice(high line) {
 			break
 		}
 		if high = low; lambda == 0 {
-			return // replicas are left over even where they are free
+			return // replicas remain unused even if they are free
 		}
 		if lambda /= 16; lambda < s.best*1e-18 {
 			lambda = 0
@@ -139,9 +139,9 @@ func (s *search) searchPrice(high line) {
 	}
 }
 
-// initialPrice is the price at which the best partition so far would buy E replicas
-// if they could be divided: Kleinrock's rule gives stage i the share √num_i of
-// those left after every stage's u.
+// initialPrice returns the price at which the best partition so far would buy E replicas
+// if they were divisible: by Kleinrock's rule, stage i gets the share √num_i of those
+// left after every stage's u.
 func (s *search) initialPrice() float64 {
 	roots, left := 0.0, s.replicas
 	for h := 1; h < len(s.nodes); h++ {
@@ -153,8 +153,7 @@ func (s *search) initialPrice() float64 {
 	return float64(share * share)
 }
 
-// tryPrice finds the best division at a price, offers it as a plan and returns
-// its line.
+// tryPrice finds the best division at a price, tries it as a plan and returns its line.
 func (s *search) tryPrice(lambda float64) line {
 	s.reprice(lambda)
 	nodes, value := s.shortest()
@@ -172,8 +171,7 @@ func (s *search) tryPrice(lambda float64) line {
 	return l
 }
 
-// reprice sets the weight of every range to its cost at a price, replicas
-// included.
+// reprice sets the weight of every range to its cost at a price, including replicas.
 func (s *search) reprice(lambda float64) {
 	for e := range s.stages {
 		st := &s.stages[e]
@@ -186,8 +184,8 @@ func (s *search) reprice(lambda float64) {
 	}
 }
 
-// tryDivision fills a division with E replicas and keeps it when it is the best.
-// Ties keep the first one, so that one stage wins over its equals.
+// tryDivision fills a division with E replicas and keeps it if it is the best. Among
+// equals the first is kept, so one stage wins over divisions of equal cost.
 func (s *search) tryDivision(nodes []int) {
 	stages := make([]stage, len(nodes)-1)
 	for h := range stages {
@@ -199,7 +197,7 @@ func (s *search) tryDivision(nodes []int) {
 	}
 }
 
-// keepBest makes a partition the best one if it is cheaper by more than rounding.
+// keepBest keeps a partition if it is cheaper than the best one by more than rounding.
 func (s *search) keepBest(nodes, counts []int, cost float64) {
 	if cost < s.best-float64(tolerance*s.best) || s.nodes == nil {
 		s.nodes, s.counts, s.best = nodes, counts, cost

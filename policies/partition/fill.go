@@ -2,13 +2,13 @@ package partition
 
 import "math"
 
-// fill divides exactly e replicas among given stages at the least cost. It
-// reports false when they need more than e.
+// fill divides exactly e replicas among the given stages at the least cost. It returns
+// false if they need more than e.
 //
-// Taking the replica with the largest gain again and again is optimal, since
-// gains fall. A price finds where that ends without the walk: the stages'
-// purchases at a price are the greedy division of their own sum, so only the
-// few replicas by which the sum misses e are placed one by one.
+// Repeatedly taking the replica with the largest gain is optimal, because gains
+// decrease. A price replaces most of these steps: the stages' purchases at a price are
+// the greedy division of their own sum, so only the few replicas by which the sum
+// differs from e are placed one by one.
 func fill(stages []stage, e float64) (counts []int, cost float64, ok bool) {
 	need, spare, roots := 0.0, e, 0.0
 	for _, st := range stages {
@@ -54,10 +54,10 @@ func fill(stages []stage, e float64) (counts []int, cost float64, ok bool) {
 	return counts, cost, true
 }
 
-// buyAll sets ks to the stages' purchases at a price near lambda at which they
-// add up to about e, and returns their sum.
+// buyAll sets ks to the stages' purchases at a price near lambda at which they add up to
+// about e, and returns their sum.
 func buyAll(stages []stage, ks []float64, e, lambda float64) float64 {
-	low, high := 0.0, math.Inf(1) // prices that sell too many, too few
+	low, high := 0.0, math.Inf(1) // prices at which too many, too few are bought
 	sum := 0.0
 	for range 64 {
 		sum = 0

@@ -2,26 +2,26 @@ package partition
 
 import "math"
 
-// labelBudget bounds the label search, in labels looked at (some tens of
-// nanoseconds each). Few instances need a thousandth of it.
+// labelBudget bounds the label search, in labels visited (some tens of nanoseconds
+// each). Few instances need a thousandth of it.
 const labelBudget = 1 << 21
 
-// A label is a way to divide the buckets below node among used replicas.
+// A label is a division of the buckets below node among used replicas.
 type label struct {
 	node, used int
 	count      int     // replicas of the last stage
 	from       int     // index of the label without that stage
-	value      float64 // its cost, plus the price of its replicas
+	value      float64 // its cost plus the price of its replicas
 }
 
-// searchLabels closes the gap between bound and plan: it goes through all ways to
-// begin a partition that the bound leaves open, stage by stage, keeping the
-// cheapest for every (stages, node, replicas). It reports false when it ran
-// out of budget before the end; the best partition may still have improved.
+// searchLabels closes the gap between bound and plan: it visits all beginnings of a
+// partition that the bound leaves open, stage by stage, and keeps the cheapest for every
+// (stages, node, replicas). It returns false if it exceeded its budget; the best
+// partition may still have improved.
 //
-// A beginning is dropped when its value and the shortest way ahead, at the
-// price of the best bound, do not come below the plan. As the gap is narrow,
-// few remain. See Desrochers and Soumis for labels with resources.
+// A beginning is dropped if its value plus the cheapest rest, at the price of the best
+// bound, is not below the plan. As the gap is narrow, few remain. See Desrochers and
+// Soumis for labels with resources.
 func (s *search) searchLabels(budget int) bool {
 	for e, st := range s.stages {
 		s.weight[e] = st.kmin
@@ -47,7 +47,7 @@ func (s *search) searchLabels(budget int) bool {
 				most := left - need[s.limit-h-1][j]
 				least := st.kmin
 				if j == s.n {
-					least = most // the last stage takes what is left
+					least = most // the last stage takes the remaining replicas
 				}
 				visit := func(k float64) bool {
 					v := st.price(k) + float64(s.top*k)
@@ -84,12 +84,13 @@ func (s *search) searchLabels(budget int) bool {
 	return true
 }
 
-// upperBound is the value, replicas priced at top, that a better partition stays below.
+// upperBound returns the value, with replicas priced at top, below which a better
+// partition must stay.
 func (s *search) upperBound() float64 {
 	return s.best - float64(tolerance*math.Abs(s.best)) + float64(s.top*s.replicas)
 }
 
-// finish turns a label of the last node into a partition and offers it.
+// finish converts a label of the last node to a partition and keeps it if it is the best.
 func (s *search) finish(all []label, l label) {
 	nodes, counts := []int{}, []int{}
 	cost := 0.0

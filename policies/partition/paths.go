@@ -80,7 +80,7 @@ func (p *paths) shortestWithin() ([]int, float64) {
 	return nodes, length
 }
 
-// layers fills within: the shortest way to every node by exactly h stages.
+// layers fills within: the shortest path to every node by exactly h stages.
 func (p *paths) layers() {
 	for j := range p.within[0] {
 		p.within[0][j] = math.Inf(1)
@@ -103,8 +103,8 @@ func (p *paths) layers() {
 	}
 }
 
-// costToEnd returns, per number of stages h ≤ limit, the length of the shortest
-// way from every node to the last by at most h stages.
+// costToEnd returns, per number of stages h ≤ limit, the length of the shortest path from
+// every node to the last by at most h stages.
 func (p *paths) costToEnd() [][]float64 {
 	out := make([][]float64, p.limit+1)
 	for h := range out {

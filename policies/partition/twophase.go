@@ -108,7 +108,7 @@ func oneReplicaChain(t table, s int) []link {
 	return links
 }
 
-// addSurplus gives the surplus replicas away one by one.
+// addSurplus distributes the surplus replicas one by one.
 func addSurplus(t table, links []link, surplus int) {
 	if surplus == 0 {
 		return
@@ -137,7 +137,7 @@ func addSurplus(t table, links []link, surplus int) {
 	}
 }
 
-// mergeNeighbours unites neighbours, those that gain most first.
+// mergeNeighbours merges neighbours, those that gain most first.
 func mergeNeighbours(t table, links []link, limit int) []link {
 	for len(links) > 1 {
 		lack := 0.0

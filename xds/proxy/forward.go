@@ -57,7 +57,7 @@ func (w *watchdog) forUpstream(r *client.Route, idle time.Duration) *watchdog {
 
 var (
 	errNoHost  = errors.New("no healthy upstream")
-	errRetries = errors.New("too many retries are under way")
+	errRetries = errors.New("the retry limit is reached")
 )
 
 // tryHosts tries hosts until one responds. The returned host is the last one tried.
