@@ -73,9 +73,9 @@ func New(cfg Config) (*Rollout, error) {
 	case len(cfg.Groups) == 0:
 		return nil, errors.New("rollout: no groups")
 	case cfg.AckTimeout <= 0:
-		return nil, fmt.Errorf("rollout: bound %v: must be positive", cfg.AckTimeout)
+		return nil, fmt.Errorf("rollout: ack timeout %v: must be positive", cfg.AckTimeout)
 	case cfg.Watch < 0 || cfg.DrainTimeout < 0 || cfg.PollInterval < 0:
-		return nil, fmt.Errorf("rollout: watch %v, retire bound %v, poll %v: must not be negative", cfg.Watch, cfg.DrainTimeout, cfg.PollInterval)
+		return nil, fmt.Errorf("rollout: watch %v, drain timeout %v, poll interval %v: must not be negative", cfg.Watch, cfg.DrainTimeout, cfg.PollInterval)
 	}
 	if cfg.PollInterval == 0 {
 		cfg.PollInterval = defaultPoll
