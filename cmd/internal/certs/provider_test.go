@@ -141,7 +141,7 @@ func TestBadFiles(t *testing.T) {
 		{func(c *Config) { c.Self.Name = "r1" }, "cert.pem: the certificate is spiffe://example.org/migrator/r0, and spiffe://example.org/migrator/r1 is wanted"},
 		{func(c *Config) { c.Self.Role = identity.Control }, "control/* is wanted"},
 		{func(c *Config) { c.Self.TrustDomain = "example.com" }, "spiffe://example.com/migrator/* is wanted"},
-		{func(c *Config) { c.Cert = c.CA; c.Key = dir + "/" + devca.AuthorityKey }, "authority's"},
+		{func(c *Config) { c.Cert = c.CA; c.Key = dir + "/" + devca.AuthorityKey }, "belongs to a certificate authority"},
 		{func(c *Config) { c.CA = "" }, "belong together"},
 		{func(c *Config) { c.Interval = -1 }, "negative"},
 	} {
