@@ -14,53 +14,53 @@ import (
 const (
 	// DefaultInterval is the time between two reports of a node.
 	DefaultInterval = time.Second
-	// fresh is how many intervals a report counts.
-	fresh = 3
-	// forget is how long a node whose stream has ended leaves it open what runs
-	// on its endpoints. One that lives has come back by then.
-	forget = 10 * time.Second
-	// maxKept bounds what the streams of one node have told, in bytes of memory,
-	// and endpointSize is what one endpoint or cluster takes of it.
-	maxKept      = 16 << 20
+	// maxIntervals is how many intervals a report counts.
+	maxIntervals = 3
+	// forgetAfter is how long after the end of a node's stream its requests in progress
+	// are unknown. A live node has reconnected by then.
+	forgetAfter = 10 * time.Second
+	// maxNodeBytes bounds the memory for the reports of one node's streams, and
+	// endpointSize is the part of one endpoint or cluster.
+	maxNodeBytes = 16 << 20
 	endpointSize = 64
 )
 
-// Book is what the nodes have reported last, and how their groups have fared
-// lately. It is safe for concurrent use.
+// Book holds the last reports of the nodes, and the recent outcomes of requests by
+// group of nodes. It is safe for concurrent use.
 type Book struct {
 	interval time.Duration
 	group    func(*corev3.Node) string
 
 	mu     sync.Mutex
-	desks  map[uint64]*desk            // by the number of the stream
-	nodes  map[string]map[uint64]*desk // the same, by node
-	last   uint64                      // number that was given out
+	byID   map[uint64]*streamState            // by the id of the stream
+	nodes  map[string]map[uint64]*streamState // the same, by node
+	lastID uint64                             // of a stream
 	groups map[string]*record
-	totals map[netip.AddrPort]*total // over the desks that are counted
+	totals map[netip.AddrPort]*total // over the streams that are counted
 }
 
-// total is what the nodes have told of an address, together.
+// total sums the reports of an address over the nodes.
 type total struct {
-	active int
-	told   uint64
-	share  float64
-	desks  int // that tell of it
+	active  int
+	answers uint64
+	share   float64
+	streams int // that report it
 }
 
-// desk is one stream of a node. gRPC clients have several under one id.
-type desk struct {
+// streamState is one stream of a node. gRPC clients have several under one node id.
+type streamState struct {
 	node, group string
 	at          time.Time // of the last report; zero: none yet
 	opened      time.Time
 	ended       time.Time // zero: it is open
 	counted     bool      // its clusters are in the totals
 	clusters    []cluster
-	kept        int // bytes of them
+	size        int // bytes of them
 }
 
 // NewBook returns an empty book. The interval is that of the reports; 0 means
-// DefaultInterval. group names the group of a node, by its id and cluster alone,
-// and must be pure; nil puts all into the group "".
+// DefaultInterval. group names the group of a node, given only its id and cluster, and
+// must be pure; nil puts all nodes into the group "".
 func NewBook(interval time.Duration, group func(*corev3.Node) string) *Book {
 	if interval <= 0 {
 		interval = DefaultInterval
@@ -69,31 +69,31 @@ func NewBook(interval time.Duration, group func(*corev3.Node) string) *Book {
 		group = func(*corev3.Node) string { return "" }
 	}
 	return &Book{
-		interval: interval, group: group, desks: make(map[uint64]*desk), nodes: make(map[string]map[uint64]*desk),
+		interval: interval, group: group, byID: make(map[uint64]*streamState), nodes: make(map[string]map[uint64]*streamState),
 		groups: make(map[string]*record), totals: make(map[netip.AddrPort]*total),
 	}
 }
 
-// open begins a stream of a node.
+// open adds a stream of a node and returns its id.
 func (b *Book) open(now time.Time, id, nodeCluster string) uint64 {
 	group := b.group(&corev3.Node{Id: id, Cluster: nodeCluster})
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.last++
-	d := &desk{node: id, group: group, opened: now}
-	b.desks[b.last] = d
+	b.lastID++
+	d := &streamState{node: id, group: group, opened: now}
+	b.byID[b.lastID] = d
 	if b.nodes[id] == nil {
-		b.nodes[id] = make(map[uint64]*desk)
+		b.nodes[id] = make(map[uint64]*streamState)
 	}
-	b.nodes[id][b.last] = d
-	return b.last
+	b.nodes[id][b.lastID] = d
+	return b.lastID
 }
 
-// dropLocked forgets a stream.
-func (b *Book) dropLocked(number uint64) {
-	d := b.desks[number]
+// removeLocked removes a stream.
+func (b *Book) removeLocked(number uint64) {
+	d := b.byID[number]
 	b.uncountLocked(d)
-	delete(b.desks, number)
+	delete(b.byID, number)
 	delete(b.nodes[d.node], number)
 	if len(b.nodes[d.node]) == 0 {
 		delete(b.nodes, d.node)
@@ -112,33 +112,33 @@ func (b *Book) streams(id string) (n int) {
 	return n
 }
 
-// report takes in a message, which takes the place of the stream's last one and
-// of whatever the node's ended streams have left. It is false, and nothing is
-// taken in, where that is more than one node may tell.
+// report applies a message, which replaces the stream's last one and those of the
+// node's ended streams. It returns false, and applies nothing, if the reports of the
+// node would exceed maxNodeBytes.
 func (b *Book) report(now time.Time, number uint64, clusters []cluster) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	d := b.desks[number]
+	d := b.byID[number]
 	if d == nil {
 		return true
 	}
 	if d.at.IsZero() {
 		for n, old := range b.nodes[d.node] {
 			if !old.ended.IsZero() {
-				b.dropLocked(n)
+				b.removeLocked(n)
 			}
 		}
 	}
-	kept := sizeOf(clusters)
-	all := kept - d.kept
+	size := sizeOf(clusters)
+	all := size - d.size
 	for _, other := range b.nodes[d.node] {
-		all += other.kept
+		all += other.size
 	}
-	if all > maxKept {
+	if all > maxNodeBytes {
 		return false
 	}
 	b.uncountLocked(d)
-	d.at, d.clusters, d.kept = now, clusters, kept
+	d.at, d.clusters, d.size = now, clusters, size
 	b.countLocked(d)
 	var s sample
 	for _, c := range clusters {
@@ -155,7 +155,7 @@ func (b *Book) report(now time.Time, number uint64, clusters []cluster) bool {
 	return true
 }
 
-// sizeOf is the bytes of memory that clusters take.
+// sizeOf returns the bytes of memory that clusters take.
 func sizeOf(clusters []cluster) (bytes int) {
 	for _, c := range clusters {
 		bytes += len(c.name) + len(c.service) + endpointSize*(1+len(c.endpoints))
@@ -163,38 +163,38 @@ func sizeOf(clusters []cluster) (bytes int) {
 	return bytes
 }
 
-// close ends a stream. What it told counts until it is late.
+// close ends a stream. Its last report counts until it is late.
 func (b *Book) close(now time.Time, number uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if d := b.desks[number]; d != nil {
+	if d := b.byID[number]; d != nil {
 		d.ended = now
 		if d.at.IsZero() {
-			b.dropLocked(number)
+			b.removeLocked(number)
 		}
 	}
 }
 
-// expire forgets the nodes that are gone, and the past of groups.
+// expire removes the nodes that are gone, and old samples of groups.
 func (b *Book) expire(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.settleLocked(now)
-	for number, d := range b.desks {
-		if !d.ended.IsZero() && now.Sub(d.ended) >= forget {
-			b.dropLocked(number)
+	b.expireLateLocked(now)
+	for number, d := range b.byID {
+		if !d.ended.IsZero() && now.Sub(d.ended) >= forgetAfter {
+			b.removeLocked(number)
 		}
 	}
 	maps.DeleteFunc(b.groups, func(_ string, r *record) bool { return r.trim(now) })
 }
 
-// counts says that the stream's last report is not late.
-func (b *Book) counts(now time.Time, d *desk) bool {
-	return !d.at.IsZero() && now.Sub(d.at) <= fresh*b.interval
+// counts reports whether the stream's last report is not late.
+func (b *Book) counts(now time.Time, d *streamState) bool {
+	return !d.at.IsZero() && now.Sub(d.at) <= maxIntervals*b.interval
 }
 
-// countLocked adds what a stream has told to the totals.
-func (b *Book) countLocked(d *desk) {
+// countLocked adds the last report of a stream to the totals.
+func (b *Book) countLocked(d *streamState) {
 	d.counted = true
 	for _, c := range d.clusters {
 		for _, e := range c.endpoints {
@@ -203,16 +203,16 @@ func (b *Book) countLocked(d *desk) {
 				t = new(total)
 				b.totals[e.address] = t
 			}
-			t.desks++
+			t.streams++
 			t.active += e.active
-			t.told += e.told
+			t.answers += e.answers
 			t.share += e.share
 		}
 	}
 }
 
-// uncountLocked takes it out again.
-func (b *Book) uncountLocked(d *desk) {
+// uncountLocked subtracts the last report of a stream from the totals.
+func (b *Book) uncountLocked(d *streamState) {
 	if !d.counted {
 		return
 	}
@@ -221,19 +221,19 @@ func (b *Book) uncountLocked(d *desk) {
 		for _, e := range c.endpoints {
 			t := b.totals[e.address]
 			t.active -= e.active
-			t.told -= e.told
+			t.answers -= e.answers
 			t.share -= e.share
-			if t.desks--; t.desks == 0 {
+			if t.streams--; t.streams == 0 {
 				delete(b.totals, e.address)
 			}
 		}
 	}
 }
 
-// settleLocked takes out who has fallen silent, and reports whether anybody is
-// left.
-func (b *Book) settleLocked(now time.Time) (any bool) {
-	for _, d := range b.desks {
+// expireLateLocked subtracts the late reports from the totals, and reports whether any
+// report still counts.
+func (b *Book) expireLateLocked(now time.Time) (any bool) {
+	for _, d := range b.byID {
 		if b.counts(now, d) {
 			any = true
 			continue
@@ -247,26 +247,26 @@ func (b *Book) settleLocked(now time.Time) (any bool) {
 func (b *Book) Loads(now time.Time) map[netip.AddrPort]loadestimate.ProxyReport {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !b.settleLocked(now) {
+	if !b.expireLateLocked(now) {
 		return nil
 	}
 	out := make(map[netip.AddrPort]loadestimate.ProxyReport, len(b.totals))
 	for a, t := range b.totals {
-		s := loadestimate.ProxyReport{Requests: t.active, Answers: t.told}
-		if t.told > 0 {
-			s.Share = t.share / float64(t.told)
+		s := loadestimate.ProxyReport{Requests: t.active, Answers: t.answers}
+		if t.answers > 0 {
+			s.Share = t.share / float64(t.answers)
 		}
 		out[a] = s
 	}
 	return out
 }
 
-// Active is how many requests the nodes have in progress on endpoints of a
+// Active returns how many requests the nodes have in progress on endpoints of a
 // cluster, or of all clusters that take their endpoints from one assignment; an
-// address is IP:port. They are known when every node has reported
-// within three intervals, and some node has: what a node that fell silent has in
-// progress is not known until it is forgotten, ten seconds after its stream has
-// ended. Requests that a node attributes to no endpoint are counted.
+// address is IP:port. The number is known if there are nodes and all have reported
+// within three intervals: the requests of a node that stops reporting are unknown
+// until ten seconds after the end of its stream. Requests that a node attributes to no
+// endpoint are counted.
 func (b *Book) Active(now time.Time, name string, addresses []string) (requests int, known bool) {
 	wanted := make(map[netip.AddrPort]bool, len(addresses))
 	for _, text := range addresses {
@@ -280,11 +280,11 @@ func (b *Book) Active(now time.Time, name string, addresses []string) (requests 
 	defer b.mu.Unlock()
 	known = true
 	any := false
-	for _, d := range b.desks {
+	for _, d := range b.byID {
 		switch {
 		case b.counts(now, d):
 			any = true
-		case d.ended.IsZero() || now.Sub(d.ended) < forget:
+		case d.ended.IsZero() || now.Sub(d.ended) < forgetAfter:
 			known = false
 			continue
 		default:
@@ -310,7 +310,7 @@ func (b *Book) Reporting(now time.Time) map[string]bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	out := make(map[string]bool)
-	for _, d := range b.desks {
+	for _, d := range b.byID {
 		if b.counts(now, d) {
 			out[d.node] = true
 		}

@@ -24,12 +24,12 @@ const stage0 = "cascade/m/s0/rr"
 func TestSeenSumsNodes(t *testing.T) {
 	b := NewBook(0, nil)
 	if b.Loads(at(0)) != nil {
-		t.Error("nobody reports, and something is seen")
+		t.Error("loads without any report")
 	}
 	one, two := b.open(at(0), "e1", ""), b.open(at(0), "e2", "")
-	told := here(1000, 3)
-	told.told, told.share = 4, 2
-	b.report(at(1), one, []cluster{{name: stage0, endpoints: []endpoint{told, here(1001, 1)}}, {name: "cascade/m/s1/rr", endpoints: []endpoint{here(1001, 5)}}})
+	withShare := here(1000, 3)
+	withShare.answers, withShare.share = 4, 2
+	b.report(at(1), one, []cluster{{name: stage0, endpoints: []endpoint{withShare, here(1001, 1)}}, {name: "cascade/m/s1/rr", endpoints: []endpoint{here(1001, 5)}}})
 	b.report(at(1.5), two, []cluster{{name: stage0, endpoints: []endpoint{here(1000, 10)}}})
 	seen := b.Loads(at(2))
 	if s := seen[here(1000, 0).address]; s.Requests != 13 || s.Answers != 4 || s.Share != 0.5 {
@@ -86,24 +86,24 @@ func TestActive(t *testing.T) {
 	}
 }
 
-// TestNodeComesBack: what a node told on a stream that ended counts until it
-// tells something on another, and not twice.
-func TestNodeComesBack(t *testing.T) {
+// TestNodeReconnects: the last report of an ended stream counts until the node reports
+// on another one, and not twice.
+func TestNodeReconnects(t *testing.T) {
 	b := NewBook(0, nil)
 	old := b.open(at(0), "e1", "")
 	b.report(at(1), old, []cluster{{name: stage0, endpoints: []endpoint{here(1000, 3)}}})
 	b.close(at(1), old)
 	again := b.open(at(2), "e1", "")
 	if n := b.Loads(at(2))[here(1000, 0).address].Requests; n != 3 {
-		t.Errorf("%d before it tells", n)
+		t.Errorf("%d before it reports", n)
 	}
 	b.report(at(3), again, []cluster{{name: stage0, endpoints: []endpoint{here(1000, 4)}}})
 	if n := b.Loads(at(3))[here(1000, 0).address].Requests; n != 4 {
 		t.Errorf("%d after", n)
 	}
 	b.report(at(3), old, []cluster{{name: stage0, endpoints: []endpoint{here(1000, 4)}}}) // too late to matter
-	if len(b.desks) != 1 {
-		t.Errorf("%d desks", len(b.desks))
+	if len(b.byID) != 1 {
+		t.Errorf("%d desks", len(b.byID))
 	}
 }
 
@@ -128,7 +128,7 @@ func TestJudge(t *testing.T) {
 		{"others get better", 0.1, 0.1, 0, per, per, 5, false},
 		{"five in a hundred: not at once", 0, 0.05, 0, per, per, 1, false},
 		{"five in a hundred: after a while", 0, 0.06, 0, per, per, 20, true},
-		{"too few to tell", 0, 1, 0, 5, per, 2, false},
+		{"too few to judge", 0, 1, 0, 5, per, 2, false},
 		{"nothing comes any more", 0, 0, 0, 0, per, 5, true},
 		{"nothing comes anywhere", 0, 0, 0, 0, 0, 5, false},
 		{"nothing comes, for a moment", 0, 0, 0, 0, per, 2, false},
@@ -161,8 +161,8 @@ func TestJudge(t *testing.T) {
 			}
 		})
 	}
-	if bad, _ := NewBook(0, nil).Judge(at(1), "nobody", at(0)); bad {
-		t.Error("a group of nobody is bad")
+	if bad, _ := NewBook(0, nil).Judge(at(1), "unknown", at(0)); bad {
+		t.Error("an unknown group is bad")
 	}
 }
 
@@ -173,7 +173,7 @@ func TestJudgeIsSeldomWrong(t *testing.T) {
 	const runs = 1000
 	for range runs {
 		share := rng.Float64() * 0.1
-		draw := func(n int) (f fared) {
+		draw := func(n int) (f outcome) {
 			f.ended = float64(n)
 			for range n {
 				if rng.Float64() < share {
@@ -182,7 +182,7 @@ func TestJudgeIsSeldomWrong(t *testing.T) {
 			}
 			return f
 		}
-		if worse(draw(500+rng.IntN(5000)), draw(least+rng.IntN(200)), draw(rng.IntN(5000))) != "" {
+		if moreFailures(draw(500+rng.IntN(5000)), draw(minEnded+rng.IntN(200)), draw(rng.IntN(5000))) != "" {
 			wrong++
 		}
 	}
@@ -248,14 +248,14 @@ func TestTotals(t *testing.T) {
 			var c []cluster
 			for range rng.IntN(4) {
 				e := here(uint16(1000+rng.IntN(6)), rng.IntN(50))
-				e.told = rng.Uint64N(3)
-				e.share = float64(e.told) / 2
+				e.answers = rng.Uint64N(3)
+				e.share = float64(e.answers) / 2
 				c = append(c, cluster{name: stage0, endpoints: []endpoint{e}})
 			}
 			b.report(now, numbers[rng.IntN(len(numbers))], c)
 		}
 		want := make(map[netip.AddrPort]int)
-		for _, d := range b.desks {
+		for _, d := range b.byID {
 			for _, c := range d.clusters {
 				for _, e := range c.endpoints {
 					if b.counts(now, d) {
@@ -276,11 +276,11 @@ func TestTotals(t *testing.T) {
 	}
 }
 
-// TestNodeIsBounded: what one node's streams tell is bounded together, and
+// TestNodeIsBounded: the reports of one node's streams are bounded together, and
 // streams that end give their part back.
 func TestNodeIsBounded(t *testing.T) {
 	b := NewBook(0, nil)
-	much := []cluster{{name: stage0 + strings.Repeat("x", maxKept*2/3)}}
+	much := []cluster{{name: stage0 + strings.Repeat("x", maxNodeBytes*2/3)}}
 	one, two, other := b.open(at(0), "e1", ""), b.open(at(0), "e1", ""), b.open(at(0), "e2", "")
 	for _, stream := range [...]uint64{one, one, other} { // twice the same: what is replaced gives its part back
 		if !b.report(at(1), stream, much) {
@@ -293,12 +293,12 @@ func TestNodeIsBounded(t *testing.T) {
 	b.close(at(2), one)
 	b.expire(at(20))
 	if !b.report(at(20), two, much) {
-		t.Error("what an ended stream told is not given back")
+		t.Error("the memory of an ended stream is still counted")
 	}
 	b.close(at(20), two)
 	b.close(at(20), other)
 	b.expire(at(40))
-	if len(b.nodes)+len(b.desks)+len(b.totals) > 0 {
-		t.Errorf("%d nodes, %d streams and %d addresses are left", len(b.nodes), len(b.desks), len(b.totals))
+	if len(b.nodes)+len(b.byID)+len(b.totals) > 0 {
+		t.Errorf("%d nodes, %d streams and %d addresses are left", len(b.nodes), len(b.byID), len(b.totals))
 	}
 }

@@ -1,15 +1,15 @@
-// Package lrs takes in what proxies report of their load over the Load
-// Reporting Service (xDS v3): requests in progress, ended and failed, by cluster
-// and endpoint, and what the endpoints' answers tell of their own load.
+// Package lrs receives the load reports of proxies over the Load Reporting Service
+// (xDS v3): requests in progress, ended and failed, by cluster and endpoint, and the
+// load that the endpoints' answers carry.
 //
-// Service is the gRPC service, Book what it has heard, and the questions that
-// others have: how busy the proxies see each endpoint (Seen), whether anything
-// still runs on endpoints that are to go (Active), and whether a group of nodes
-// has fared worse since a change (Judge). It decides nothing and knows no
-// replica by name: addresses are all that proxies tell.
+// Service is the gRPC service. Book holds what was reported and answers the questions
+// of others: the load that proxies see at each endpoint (Loads), whether requests still
+// run on endpoints that are to be removed (Active), and whether a group of nodes has
+// more failures since a change (Judge). It decides nothing and does not know replicas:
+// proxies report addresses only.
 //
-// Invariants: a node's message takes the place of its last one whole; the node
-// description that every message repeats is never decoded or kept; clusters that
-// are not Cascade's are passed over; who falls silent stops counting within three
+// Invariants: a node's message replaces its last one as a whole; the node description
+// that every message repeats is neither decoded nor kept; clusters that are not
+// Cascade's are ignored; a node that stops reporting stops counting within three
 // intervals.
 package lrs

@@ -8,42 +8,42 @@ import (
 )
 
 const (
-	// past is how far back a group's record goes.
-	past = time.Minute
-	// grain is the time that one sample covers.
-	grain      = 100 * time.Millisecond
-	maxSamples = int(past / grain)
+	// recordLength is how far back a group's record goes.
+	recordLength = time.Minute
+	// sampleLength is the time that one sample covers.
+	sampleLength = 100 * time.Millisecond
+	maxSamples   = int(recordLength / sampleLength)
 )
 
-// The verdict on a group. Requests fail for reasons of their own, so a few prove
-// nothing; and a change that breaks requests breaks many.
+// Thresholds of Judge. A few failures prove nothing, because requests fail for other
+// reasons too; a change that breaks requests breaks many.
 const (
-	// least is how many requests must have ended since the change.
-	least = 20
-	// margin is what the share of failures must exceed the usual one by.
+	// minEnded is how many requests must have ended since the change.
+	minEnded = 20
+	// margin is by how much the share of failures must exceed the usual one.
 	margin = 0.02
-	// sigmas is the confidence of that, as Wilson's bound has it: one verdict in
-	// a thousand is wrong by chance.
+	// sigmas is the confidence of that in Wilson's interval: one verdict in a thousand
+	// is wrong by chance.
 	sigmas = 3.1
-	// expected is how many requests should have come, before their absence tells
+	// minExpected is how many requests should have come before their absence proves
 	// anything.
-	expected = 50
-	// usual is the least time from which the usual rate is known.
-	usual = 5 * time.Second
+	minExpected = 50
+	// minBefore is the least time before the change from which the usual rate is known.
+	minBefore = 5 * time.Second
 )
 
-// sample is what ended, failed and began at the replicas, by the reports of a
-// short time.
+// sample counts the requests that succeeded, failed and began at the replicas in a
+// short time, by the reports.
 type sample struct {
 	at                      time.Time
 	success, errors, issued uint64
 }
 
-// record is how the nodes of a group have fared lately, oldest first.
+// record is the recent samples of a group of nodes, oldest first.
 type record struct{ samples []sample }
 
 func (r *record) add(now time.Time, s sample) {
-	if n := len(r.samples); n > 0 && now.Sub(r.samples[n-1].at) < grain {
+	if n := len(r.samples); n > 0 && now.Sub(r.samples[n-1].at) < sampleLength {
 		last := &r.samples[n-1]
 		last.success += s.success
 		last.errors += s.errors
@@ -55,24 +55,24 @@ func (r *record) add(now time.Time, s sample) {
 	r.trim(now)
 }
 
-// trim forgets what is too old and reports whether nothing is left.
+// trim removes old samples and reports whether none is left.
 func (r *record) trim(now time.Time) bool {
 	i := 0
-	for i < len(r.samples) && (now.Sub(r.samples[i].at) > past || len(r.samples)-i > maxSamples) {
+	for i < len(r.samples) && (now.Sub(r.samples[i].at) > recordLength || len(r.samples)-i > maxSamples) {
 		i++
 	}
 	r.samples = slices.Delete(r.samples, 0, i)
 	return len(r.samples) == 0
 }
 
-// fared is what a record says of a time.
-type fared struct {
+// outcome sums a record over a span of time.
+type outcome struct {
 	ended, failed, issued float64
 	first                 time.Time // of its samples; zero: none
 }
 
 // between sums the samples of [from, to).
-func (r *record) between(from, to time.Time) (f fared) {
+func (r *record) between(from, to time.Time) (f outcome) {
 	for _, s := range r.samples {
 		if s.at.Before(from) || !s.at.Before(to) {
 			continue
@@ -87,20 +87,20 @@ func (r *record) between(from, to time.Time) (f fared) {
 	return f
 }
 
-func (f fared) plus(g fared) fared {
-	return fared{ended: f.ended + g.ended, failed: f.failed + g.failed, issued: f.issued + g.issued}
+func (f outcome) plus(g outcome) outcome {
+	return outcome{ended: f.ended + g.ended, failed: f.failed + g.failed, issued: f.issued + g.issued}
 }
 
 // share is the share of failures; 0 when nothing has ended.
-func (f fared) share() float64 {
+func (f outcome) share() float64 {
 	if f.ended == 0 {
 		return 0
 	}
 	return f.failed / f.ended
 }
 
-// surely is the lower end of Wilson's interval of the share of failures.
-func (f fared) surely() float64 {
+// lowerBound is the lower end of Wilson's interval of the share of failures.
+func (f outcome) lowerBound() float64 {
 	if f.ended == 0 {
 		return 0
 	}
@@ -110,11 +110,11 @@ func (f fared) surely() float64 {
 	return max((p+float64(z2/(2*n))-spread)/(1+float64(z2/n)), 0)
 }
 
-// Judge says whether the nodes of a group have fared worse since a change, and
-// why it thinks so: more of their requests fail than before it, and than those
-// of the other groups now, by more than chance explains; or requests that used
-// to come have stopped reaching a replica while other groups' go on. Judge looks
-// back a minute. It is safe to ask again and again; an answer of no is no proof.
+// Judge reports whether the requests of a group of nodes do worse since a change, and
+// why: more of them fail than before it, and than those of the other groups now, by
+// more than chance explains; or requests that used to come no longer reach a replica,
+// while those of other groups do. Judge looks back a minute. It may be called any
+// number of times; a result of false proves nothing.
 func (b *Book) Judge(now time.Time, group string, since time.Time) (bad bool, why string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -122,7 +122,7 @@ func (b *Book) Judge(now time.Time, group string, since time.Time) (bad bool, wh
 	if own == nil {
 		return false, ""
 	}
-	var others, othersBefore fared
+	var others, othersBefore outcome
 	for name, r := range b.groups {
 		if name != group {
 			others = others.plus(r.between(since, now.Add(1)))
@@ -130,55 +130,55 @@ func (b *Book) Judge(now time.Time, group string, since time.Time) (bad bool, wh
 		}
 	}
 	before, after := own.between(time.Time{}, since), own.between(since, now.Add(1))
-	if why = worse(before, after, others); why == "" {
-		why = vanished(before, after, othersBefore, others, since, now.Sub(since)-2*b.interval)
+	if why = moreFailures(before, after, others); why == "" {
+		why = requestsStopped(before, after, othersBefore, others, since, now.Sub(since)-2*b.interval)
 	}
 	return why != "", why
 }
 
-// worse says why more requests fail than before and elsewhere, or "".
-func worse(before, after, others fared) string {
-	if after.ended < least {
+// moreFailures returns why more requests fail than before and elsewhere, or "".
+func moreFailures(before, after, others outcome) string {
+	if after.ended < minEnded {
 		return ""
 	}
 	norm := before.share()
-	if others.ended >= least {
+	if others.ended >= minEnded {
 		norm = max(norm, others.share())
 	}
-	if after.surely() <= norm+margin {
+	if after.lowerBound() <= norm+margin {
 		return ""
 	}
-	return fmt.Sprintf("%.0f of %.0f requests failed, usual are %.1f %%", after.failed, after.ended, 100*norm)
+	return fmt.Sprintf("%.0f of %.0f requests failed, usually %.1f %% do", after.failed, after.ended, 100*norm)
 }
 
-// vanished says why requests have stopped, or "". lasted is how long reports can
-// have told of it.
-func vanished(before, after, othersBefore, others fared, since time.Time, lasted time.Duration) string {
+// requestsStopped returns why requests no longer come, or "". lasted is the time since
+// the change that reports can cover.
+func requestsStopped(before, after, othersBefore, others outcome, since time.Time, lasted time.Duration) string {
 	span := since.Sub(before.first)
-	if before.first.IsZero() || span < usual || lasted <= 0 || after.issued > 0 || after.ended > 0 {
+	if before.first.IsZero() || span < minBefore || lasted <= 0 || after.issued > 0 || after.ended > 0 {
 		return ""
 	}
 	due := before.issued * lasted.Seconds() / span.Seconds()
 	elsewhere := othersBefore.issued * lasted.Seconds() / span.Seconds()
-	if after.first.IsZero() || due < expected || elsewhere < least || others.issued < elsewhere/2 {
+	if after.first.IsZero() || due < minExpected || elsewhere < minEnded || others.issued < elsewhere/2 {
 		return ""
 	}
 	return fmt.Sprintf("none of %.0f expected requests has reached a replica", due)
 }
 
-// Outcome is what became of requests.
+// Outcome counts ended requests.
 type Outcome struct {
 	Ended  uint64
-	Failed uint64 // of those: answered 5xx, or cut
+	Failed uint64 // those of them with a status of 5xx or a broken connection
 }
 
-// Outcomes sums what became of the last minute's requests, by group.
+// Outcomes counts the requests that ended in the last minute, by group.
 func (b *Book) Outcomes(now time.Time) map[string]Outcome {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	out := make(map[string]Outcome, len(b.groups))
 	for name, r := range b.groups {
-		f := r.between(now.Add(-past), now.Add(1))
+		f := r.between(now.Add(-recordLength), now.Add(1))
 		out[name] = Outcome{Ended: uint64(f.ended), Failed: uint64(f.failed)}
 	}
 	return out

@@ -17,10 +17,10 @@ import (
 
 // Bounds of a report stream.
 const (
-	// idle ends a stream on which nothing comes.
-	idle = 30 * time.Second
-	// reportRate and reportBurst bound the messages of one stream per second;
-	// a node was asked for one.
+	// idleTimeout ends a stream on which nothing comes.
+	idleTimeout = 30 * time.Second
+	// reportRate and reportBurst bound the messages of one stream per second; a node is
+	// asked for one per interval.
 	reportRate  = 20
 	reportBurst = 40
 	// maxStreams bounds the streams under one node id.
@@ -29,25 +29,25 @@ const (
 
 // Config is the configuration of a Service.
 type Config struct {
-	// Book takes in what is reported. Required.
+	// Book receives the reports. Required.
 	Book *Book
-	// Admit says why a peer may not report as the node that it claims to be, as
-	// a gRPC status; nil admits everybody, which is for a server whose interceptors
-	// bind nodes to certificates. The context is that of its stream.
+	// Admit returns an error, which is a gRPC status, for a peer that may not report as
+	// this node; nil admits every peer, for a server whose interceptors bind nodes to
+	// certificates. The context is that of the stream.
 	Admit  func(ctx context.Context, node string) error
 	Logger *slog.Logger // nil discards
 }
 
-// Service is the gRPC service. Run owns its clock.
+// Service is the gRPC service.
 type Service struct {
 	cfg  Config
 	log  *slog.Logger
 	done chan struct{} // closed when Run has returned
 
-	taken, refused atomic.Uint64
+	accepted, refused atomic.Uint64
 
-	mu    sync.Mutex
-	noted string // the last refusal that was logged
+	mu          sync.Mutex
+	lastRefusal string // that was logged
 }
 
 var _ loadstatsv3.LoadReportingServiceServer = (*Service)(nil)
@@ -55,7 +55,7 @@ var _ loadstatsv3.LoadReportingServiceServer = (*Service)(nil)
 // New checks the configuration and starts nothing.
 func New(cfg Config) (*Service, error) {
 	if cfg.Book == nil {
-		return nil, errors.New("lrs: Book must be given")
+		return nil, errors.New("lrs: Book is required")
 	}
 	log := cfg.Logger
 	if log == nil {
@@ -64,7 +64,7 @@ func New(cfg Config) (*Service, error) {
 	return &Service{cfg: cfg, log: log, done: make(chan struct{})}, nil
 }
 
-// Run forgets nodes that are gone until ctx ends; then it ends all streams and
+// Run removes the nodes that are gone until ctx ends; then it ends all streams and
 // returns nil. It is called once.
 func (s *Service) Run(ctx context.Context) error {
 	defer close(s.done)
@@ -80,34 +80,35 @@ func (s *Service) Run(ctx context.Context) error {
 	}
 }
 
-// Reports counts the messages that were taken in and the streams that were
-// refused.
-func (s *Service) Reports() (taken, refused uint64) { return s.taken.Load(), s.refused.Load() }
+// Reports returns how many messages were accepted, and how many streams were refused.
+func (s *Service) Reports() (accepted, refused uint64) {
+	return s.accepted.Load(), s.refused.Load()
+}
 
-// StreamLoadStats implements the service: it asks a node for all its clusters,
-// by endpoint, and takes in what comes for as long as the stream lives.
+// StreamLoadStats implements the service: it asks a node to report all its clusters by
+// endpoint, and applies its reports.
 func (s *Service) StreamLoadStats(stream loadstatsv3.LoadReportingService_StreamLoadStatsServer) error {
-	err := s.converse(stream)
+	err := s.serve(stream)
 	switch status.Code(err) {
 	case codes.InvalidArgument, codes.ResourceExhausted, codes.PermissionDenied, codes.Unauthenticated, codes.Internal:
 		s.refused.Add(1)
-		s.note(err)
+		s.logRefusal(err)
 	}
 	return err
 }
 
-// note logs a refusal, but not the same one again and again.
-func (s *Service) note(err error) {
+// logRefusal logs a refusal unless the last one was the same.
+func (s *Service) logRefusal(err error) {
 	s.mu.Lock()
-	again := s.noted == err.Error()
-	s.noted = err.Error()
+	repeated := s.lastRefusal == err.Error()
+	s.lastRefusal = err.Error()
 	s.mu.Unlock()
-	if !again {
+	if !repeated {
 		s.log.Warn("proxy's load report refused", "error", err)
 	}
 }
 
-func (s *Service) converse(stream loadstatsv3.LoadReportingService_StreamLoadStatsServer) error {
+func (s *Service) serve(stream loadstatsv3.LoadReportingService_StreamLoadStatsServer) error {
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
 	r := &receiver{stream: stream, out: make(chan received)}
@@ -115,7 +116,7 @@ func (s *Service) converse(stream loadstatsv3.LoadReportingService_StreamLoadSta
 
 	first, err := r.next(ctx, s.done)
 	if err != nil {
-		return ended(err)
+		return ignoreEOF(err)
 	}
 	node := first.node.GetId()
 	if node == "" {
@@ -131,7 +132,7 @@ func (s *Service) converse(stream loadstatsv3.LoadReportingService_StreamLoadSta
 	}
 	number := s.cfg.Book.open(time.Now(), node, first.node.GetCluster())
 	defer func() { s.cfg.Book.close(time.Now(), number) }()
-	s.log.Debug("node reports its load", "node", node)
+	s.log.Debug("node began to report its load", "node", node)
 	err = stream.Send(&loadstatsv3.LoadStatsResponse{
 		SendAllClusters: true, ReportEndpointGranularity: true,
 		LoadReportingInterval: durationpb.New(s.cfg.Book.interval),
@@ -143,45 +144,45 @@ func (s *Service) converse(stream loadstatsv3.LoadReportingService_StreamLoadSta
 	for {
 		f, err := r.next(ctx, s.done)
 		if err != nil {
-			return ended(err)
+			return ignoreEOF(err)
 		}
 		now := time.Now()
 		switch {
 		case f.node.GetId() != "" && f.node.GetId() != node:
 			return status.Errorf(codes.InvalidArgument, "load report: the stream of node %.80q cannot report for %.80q", node, f.node.GetId())
-		case !budget.take(now):
+		case !budget.spend(now):
 			return status.Errorf(codes.ResourceExhausted, "load report: more than %d messages a second", reportRate)
 		}
 		if !s.cfg.Book.report(now, number, f.clusters) {
-			return status.Errorf(codes.ResourceExhausted, "load report: node %.80q tells of more than %d MiB of clusters and endpoints", node, maxKept>>20)
+			return status.Errorf(codes.ResourceExhausted, "load report: node %.80q reports more than %d MiB of clusters and endpoints", node, maxNodeBytes>>20)
 		}
-		s.taken.Add(1)
+		s.accepted.Add(1)
 	}
 }
 
-// ended turns the orderly end of a stream into none.
-func ended(err error) error {
+// ignoreEOF returns nil for the orderly end of a stream.
+func ignoreEOF(err error) error {
 	if errors.Is(err, io.EOF) {
 		return nil
 	}
 	return err
 }
 
-// receiver reads a stream in a goroutine of its own, because receiving knows no
-// deadline. The goroutine ends when the handler has returned.
+// receiver reads a stream in a goroutine of its own, because receiving has no deadline.
+// The goroutine ends when the handler of the stream has returned.
 type receiver struct {
 	stream loadstatsv3.LoadReportingService_StreamLoadStatsServer
 	out    chan received
 }
 
 type received struct {
-	f   *frame
+	f   *message
 	err error
 }
 
 func (r *receiver) run(ctx context.Context) {
 	for {
-		f := new(frame)
+		f := new(message)
 		err := r.stream.RecvMsg(f)
 		select {
 		case r.out <- received{f, err}:
@@ -194,15 +195,15 @@ func (r *receiver) run(ctx context.Context) {
 	}
 }
 
-// next waits for a message, or for the end of the stream or of the service.
-func (r *receiver) next(ctx context.Context, done <-chan struct{}) (*frame, error) {
-	timer := time.NewTimer(idle)
+// next waits for a message, the end of the stream or that of the service.
+func (r *receiver) next(ctx context.Context, done <-chan struct{}) (*message, error) {
+	timer := time.NewTimer(idleTimeout)
 	defer timer.Stop()
 	select {
 	case got := <-r.out:
 		return got.f, got.err
 	case <-timer.C:
-		return nil, status.Errorf(codes.DeadlineExceeded, "no load report for %v", idle)
+		return nil, status.Errorf(codes.DeadlineExceeded, "no load report for %v", idleTimeout)
 	case <-done:
 		return nil, status.Error(codes.Unavailable, "the control plane stops")
 	case <-ctx.Done():
@@ -216,7 +217,7 @@ type bucket struct {
 	at     time.Time
 }
 
-func (b *bucket) take(now time.Time) bool {
+func (b *bucket) spend(now time.Time) bool {
 	b.tokens = min(b.tokens+float64(now.Sub(b.at).Seconds()*reportRate), reportBurst)
 	b.at = now
 	if b.tokens < 1 {

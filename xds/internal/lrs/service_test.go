@@ -57,7 +57,7 @@ func serve(t *testing.T, admit func(context.Context, string) error) *served {
 	return &served{s, book, loadstatsv3.NewLoadReportingServiceClient(conn), cancel}
 }
 
-// report opens a stream and tells of stages; the first message asks for the
+// report opens a stream and reports stages; the first message asks for the
 // answer.
 func (s *served) report(t *testing.T, id string, clusters ...*endpointv3.ClusterStats) loadstatsv3.LoadReportingService_StreamLoadStatsClient {
 	t.Helper()

@@ -52,13 +52,13 @@ func on(port uint32, active uint64) *endpointv3.UpstreamEndpointStats {
 }
 
 // unpack reads a message as gRPC does.
-func unpack(t testing.TB, m proto.Message) *frame {
+func unpack(t testing.TB, m proto.Message) *message {
 	t.Helper()
 	b, err := proto.Marshal(m)
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := new(frame)
+	f := new(message)
 	if err := proto.Unmarshal(b, protoadapt.MessageV2Of(f)); err != nil {
 		t.Fatal(err)
 	}
@@ -86,11 +86,11 @@ func TestFrame(t *testing.T) {
 	if c.name != "cascade/m/s0/rr" || c.success != 5 || c.errors != 2 || c.issued != 9 || len(c.endpoints) != 2 {
 		t.Errorf("%+v", c)
 	}
-	want := endpoint{address: netip.MustParseAddrPort("127.0.0.1:1000"), active: 7, told: 4, share: 1.5}
+	want := endpoint{address: netip.MustParseAddrPort("127.0.0.1:1000"), active: 7, answers: 4, share: 1.5}
 	if c.endpoints[0] != want {
 		t.Errorf("%+v, want %+v", c.endpoints[0], want)
 	}
-	if e := c.endpoints[1]; e.active != maxCount || e.told != 2 || e.share != 2 {
+	if e := c.endpoints[1]; e.active != maxCount || e.answers != 2 || e.share != 2 {
 		t.Errorf("out of bounds: %+v", e)
 	}
 	if f.clusters[1].unplaced != 4 {
@@ -115,7 +115,7 @@ func TestFrameBounds(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := new(frame).decode(b); err == nil {
+		if err := new(message).decode(b); err == nil {
 			t.Errorf("%s: taken", name)
 		}
 	}
@@ -134,7 +134,7 @@ func FuzzFrame(f *testing.F) {
 		f.Add(b[:len(b)/2])
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		got := new(frame)
+		got := new(message)
 		if got.decode(b) != nil {
 			return
 		}
@@ -143,7 +143,7 @@ func FuzzFrame(f *testing.F) {
 				t.Fatalf("%+v", c)
 			}
 			for _, e := range c.endpoints {
-				if e.active < 0 || e.active > maxCount || !(e.share >= 0 && e.share <= float64(e.told)) || !e.address.IsValid() {
+				if e.active < 0 || e.active > maxCount || !(e.share >= 0 && e.share <= float64(e.answers)) || !e.address.IsValid() {
 					t.Fatalf("%+v", e)
 				}
 			}
@@ -178,7 +178,7 @@ func BenchmarkFrame(b *testing.B) {
 	b.Run("by hand", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			if err := new(frame).decode(raw); err != nil {
+			if err := new(message).decode(raw); err != nil {
 				b.Fatal(err)
 			}
 		}

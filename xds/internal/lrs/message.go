@@ -14,8 +14,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// Bounds of one message. A proxy names an endpoint only while it has requests
-// for it.
+// Bounds of one message. A proxy reports an endpoint only while it has requests for
+// it.
 const (
 	maxClusters  = 4096 // of Cascade's
 	maxEndpoints = 1 << 16
@@ -23,10 +23,10 @@ const (
 	maxName      = 256     // bytes of a node's id or cluster
 )
 
-// prefixes begin the names of the clusters that Cascade makes, in all spellings.
+// prefixes begin the names of Cascade's clusters, for all kinds of clients.
 var prefixes = [...]string{"cascade/", "xdstp://cascade/"}
 
-// Fields of the messages that are read here, by their numbers.
+// Numbers of the fields that are decoded here.
 const (
 	requestNode         = 1 // LoadStatsRequest.node
 	requestClusterStats = 2 // LoadStatsRequest.cluster_stats
@@ -35,56 +35,56 @@ const (
 	clusterStatsName    = 1 // ClusterStats.cluster_name
 )
 
-// frame is a LoadStatsRequest, read by hand: an Envoy repeats the 80 KB that
-// describe it in every message, of which two names are wanted, once. It decodes
-// itself into what is kept. It is a message to gRPC by its methods alone.
-type frame struct {
+// message is a LoadStatsRequest with a decoder of its own: an Envoy repeats its node
+// description of 80 KB in every message, of which only two names are needed, once. gRPC
+// receives it as a message because of its methods.
+type message struct {
 	node     *corev3.Node // id and cluster alone; nil when the message has none
 	clusters []cluster
 }
 
-// cluster is what a node tells of one of Cascade's clusters.
+// cluster is a node's report of one of Cascade's clusters.
 type cluster struct {
 	name, service           string // of the cluster and of its endpoints
 	success, errors, issued uint64 // since the message before
-	// unplaced are requests in progress that no endpoint was named for: gRPC
-	// clients report by locality.
+	// unplaced are requests in progress without an endpoint: gRPC clients report by
+	// locality.
 	unplaced  int
 	endpoints []endpoint
 }
 
-// endpoint is what a node tells of one address of a cluster.
+// endpoint is a node's report of one address of a cluster.
 type endpoint struct {
 	address netip.AddrPort
 	active  int // requests in progress
-	// told is how many answers told how much of the KV cache is in use, share
-	// the sum of what they told.
-	told  uint64
-	share float64
+	// answers is how many answers carried the share of the KV cache in use, and share is
+	// their sum.
+	answers uint64
+	share   float64
 }
 
-// The methods that make it a message to gRPC, which only receives it.
+// The methods that gRPC requires of a message that it receives.
 
-func (*frame) ProtoMessage()              {}
-func (f *frame) Reset()                   { *f = frame{} }
-func (f *frame) String() string           { return fmt.Sprintf("%d clusters of %v", len(f.clusters), f.node) }
-func (f *frame) Unmarshal(b []byte) error { return f.decode(b) }
-func (*frame) Marshal() ([]byte, error)   { return nil, errors.New("lrs: frames are only received") }
+func (*message) ProtoMessage()              {}
+func (f *message) Reset()                   { *f = message{} }
+func (f *message) String() string           { return fmt.Sprintf("%d clusters of %v", len(f.clusters), f.node) }
+func (f *message) Unmarshal(b []byte) error { return f.decode(b) }
+func (*message) Marshal() ([]byte, error)   { return nil, errors.New("lrs: messages are only received") }
 
-// GetNode is the name that interceptors bind to a certificate.
-func (f *frame) GetNode() *corev3.Node { return f.node }
+// GetNode returns the node, which interceptors bind to a certificate.
+func (f *message) GetNode() *corev3.Node { return f.node }
 
-// decode reads a message. Nothing of b is kept. Fields that are not known are
-// skipped; what is out of bounds is refused.
-func (f *frame) decode(b []byte) error {
-	*f = frame{}
+// decode decodes a message without keeping parts of b. Unknown fields are skipped;
+// values out of bounds are errors.
+func (f *message) decode(b []byte) error {
+	*f = message{}
 	endpoints := 0
 	return fields(b, func(n protowire.Number, v []byte) error {
 		switch n {
 		case requestNode:
 			return f.decodeNode(v)
 		case requestClusterStats:
-			if ours, err := isCascades(v); err != nil || !ours {
+			if ours, err := namesOurCluster(v); err != nil || !ours {
 				return err
 			}
 			if len(f.clusters) == maxClusters {
@@ -92,7 +92,7 @@ func (f *frame) decode(b []byte) error {
 			}
 			var m endpointv3.ClusterStats
 			if err := proto.Unmarshal(v, &m); err != nil {
-				return errors.New("cluster_stats: the bytes are no ClusterStats")
+				return errors.New("cluster_stats: not a valid ClusterStats")
 			}
 			c := clusterOf(&m)
 			if endpoints += len(c.endpoints); endpoints > maxEndpoints {
@@ -104,7 +104,7 @@ func (f *frame) decode(b []byte) error {
 	})
 }
 
-func (f *frame) decodeNode(b []byte) error {
+func (f *message) decodeNode(b []byte) error {
 	if f.node == nil {
 		f.node = new(corev3.Node)
 	}
@@ -118,7 +118,7 @@ func (f *frame) decodeNode(b []byte) error {
 			return nil
 		}
 		if len(v) > maxName {
-			return fmt.Errorf("node: a name of more than %d bytes", maxName)
+			return fmt.Errorf("node: a name has more than %d bytes", maxName)
 		}
 		*to = strings.ToValidUTF8(string(v), "?")
 		return nil
@@ -129,8 +129,8 @@ func isOurs(name string) bool {
 	return slices.ContainsFunc(prefixes[:], func(p string) bool { return strings.HasPrefix(name, p) })
 }
 
-// isCascades reads the name of a ClusterStats, and no more.
-func isCascades(b []byte) (ours bool, err error) {
+// namesOurCluster decodes only the name of a ClusterStats.
+func namesOurCluster(b []byte) (ours bool, err error) {
 	err = fields(b, func(n protowire.Number, v []byte) error {
 		if n == clusterStatsName {
 			ours = isOurs(string(v))
@@ -140,25 +140,24 @@ func isCascades(b []byte) (ours bool, err error) {
 	return ours, err
 }
 
-// fields calls do for the fields of a message that have a length, and skips the
-// others.
+// fields calls do for the length-delimited fields of a message, and skips the others.
 func fields(b []byte, do func(protowire.Number, []byte) error) error {
 	for len(b) > 0 {
 		number, kind, n := protowire.ConsumeTag(b)
 		if n < 0 {
-			return errors.New("the bytes are no message")
+			return errors.New("not a valid message")
 		}
 		b = b[n:]
 		if kind != protowire.BytesType {
 			if n = protowire.ConsumeFieldValue(number, kind, b); n < 0 {
-				return errors.New("the bytes are no message")
+				return errors.New("not a valid message")
 			}
 			b = b[n:]
 			continue
 		}
 		v, n := protowire.ConsumeBytes(b)
 		if n < 0 {
-			return errors.New("the bytes are no message")
+			return errors.New("not a valid message")
 		}
 		if err := do(number, v); err != nil {
 			return err
@@ -171,9 +170,9 @@ func fields(b []byte, do func(protowire.Number, []byte) error) error {
 func clusterOf(m *endpointv3.ClusterStats) cluster {
 	c := cluster{name: m.GetClusterName(), service: m.GetClusterServiceName()}
 	for _, l := range m.GetUpstreamLocalityStats() {
-		c.success = plus(c.success, l.GetTotalSuccessfulRequests())
-		c.errors = plus(c.errors, l.GetTotalErrorRequests())
-		c.issued = plus(c.issued, l.GetTotalIssuedRequests())
+		c.success = boundedSum(c.success, l.GetTotalSuccessfulRequests())
+		c.errors = boundedSum(c.errors, l.GetTotalErrorRequests())
+		c.issued = boundedSum(c.issued, l.GetTotalIssuedRequests())
 		left := count(l.GetTotalRequestsInProgress())
 		for _, e := range l.GetUpstreamEndpointStats() {
 			a, ok := addressOf(e.GetAddress())
@@ -184,7 +183,7 @@ func clusterOf(m *endpointv3.ClusterStats) cluster {
 			left -= out.active
 			for _, metric := range e.GetLoadMetricStats() {
 				if metric.GetMetricName() == ShareMetric {
-					out.told, out.share = share(metric)
+					out.answers, out.share = share(metric)
 				}
 			}
 			c.endpoints = append(c.endpoints, out)
@@ -194,18 +193,19 @@ func clusterOf(m *endpointv3.ClusterStats) cluster {
 	return c
 }
 
-// ShareMetric is the name under which proxies report the share of its KV cache
-// that an endpoint's answers tell of, as vLLM spells it.
+// ShareMetric is the metric under which proxies report the share of the KV cache in
+// use that an endpoint's answers carry, as vLLM names it.
 const ShareMetric = "named_metrics.kv_cache_usage_perc"
 
-// share bounds what answers tell of a share: each from 0 to 1.
-func share(m *endpointv3.EndpointLoadMetricStats) (told uint64, sum float64) {
-	told = min(m.GetNumRequestsFinishedWithMetric(), maxCount)
+// share returns the number of answers with a share and their sum, each bounded to 0 to
+// 1.
+func share(m *endpointv3.EndpointLoadMetricStats) (answers uint64, sum float64) {
+	answers = min(m.GetNumRequestsFinishedWithMetric(), maxCount)
 	sum = m.GetTotalMetricValue()
-	if told == 0 || math.IsNaN(sum) {
+	if answers == 0 || math.IsNaN(sum) {
 		return 0, 0
 	}
-	return told, min(max(sum, 0), float64(told))
+	return answers, min(max(sum, 0), float64(answers))
 }
 
 func addressOf(a *corev3.Address) (netip.AddrPort, bool) {
@@ -219,5 +219,5 @@ func addressOf(a *corev3.Address) (netip.AddrPort, bool) {
 
 func count(n uint64) int { return int(min(n, maxCount)) }
 
-// plus adds counts that a proxy may have made up.
-func plus(a, b uint64) uint64 { return min(a, maxCount) + min(b, maxCount) }
+// boundedSum adds counts of a proxy, which may be wrong.
+func boundedSum(a, b uint64) uint64 { return min(a, maxCount) + min(b, maxCount) }
