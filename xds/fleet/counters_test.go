@@ -133,10 +133,10 @@ func TestFile(t *testing.T) {
 	}
 }
 
-// TestWhatIsKeptIsNoLoad: after a restart nobody's load is known, so weights
+// TestRestoredCountersAreNoLoad: after a restart no load is known, so weights
 // stay as they were, and a replica that reports before the others is not
 // compared with them.
-func TestWhatIsKeptIsNoLoad(t *testing.T) {
+func TestRestoredCountersAreNoLoad(t *testing.T) {
 	loaded := func(id string, held policies.Tokens) Reported {
 		r := stagedReport(id)
 		r.Load.Held = held

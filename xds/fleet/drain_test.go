@@ -31,7 +31,7 @@ func TestFleetDrains(t *testing.T) {
 			t.Fatal(err)
 		}
 		if err := h.Drain(t.Context(), "r9"); !errors.Is(err, orders.ErrUnknownReplica) {
-			t.Errorf("somebody unknown: %v", err)
+			t.Errorf("an unknown replica: %v", err)
 		}
 		if err := h.Drain(t.Context(), "r1"); !errors.Is(err, orders.ErrLastReplica) {
 			t.Errorf("the last one: %v", err)
@@ -69,7 +69,7 @@ func TestFleetDrains(t *testing.T) {
 	})
 }
 
-// TestFileDrains: the configuration's drain is told to the migrator too, and is
+// TestFileDrains: the migrator is notified of the configuration's drain too, which is
 // not an operator's to end.
 func TestFileDrains(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -90,8 +90,8 @@ func TestFileDrains(t *testing.T) {
 	})
 }
 
-// TestStoppedFleetTakesNoOrder: whoever asks too late is told so.
-func TestStoppedFleetTakesNoOrder(t *testing.T) {
+// TestStoppedFleetRefusesOrders: an order to a stopped fleet is an error.
+func TestStoppedFleetRefusesOrders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, new(store.Memory), nil)
 		h.stop()

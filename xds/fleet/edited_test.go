@@ -35,7 +35,7 @@ func begun(t *testing.T, rules Rules, o store.Object, ids ...string) *State {
 	return s
 }
 
-// TestPlanOlderThanPast: a plan that somebody put back by editing the store is
+// TestPlanOlderThanPast: a plan that an operator put back by editing the store is
 // older than the former ones, and what replaces it can be stored all the same.
 func TestPlanOlderThanPast(t *testing.T) {
 	o := store.Object{
@@ -56,8 +56,8 @@ func TestPlanOlderThanPast(t *testing.T) {
 }
 
 // TestFollowerKeepsOthers: an order that a follower stores leaves the drains of
-// replicas, and the plans of models, that only the others have been told of by
-// their configuration.
+// replicas, and the plans of models, that only the configurations of
+// the others have.
 func TestFollowerKeepsOthers(t *testing.T) {
 	rules := testRules(PolicyDefault)
 	rules.Name, rules.Shared = "b", true

@@ -379,20 +379,20 @@ func TestFleetFollowsTheStore(t *testing.T) {
 	})
 }
 
-// slow is a store whose watch tells what the test says, when it says so.
-type slow struct {
+// slowStore is a store whose watch delivers what the test sends.
+type slowStore struct {
 	store.Memory
 	updates chan store.Update
 }
 
-func (s *slow) Watch(context.Context) <-chan store.Update { return s.updates }
+func (s *slowStore) Watch(context.Context) <-chan store.Update { return s.updates }
 
-// TestFleetHearsItsWritesLate: the watch has read the first plan and tells it
-// when the second is already stored. Neither stops the fleet from storing a
+// TestFleetConfirmsWritesLate: the watch has read the first plan and delivers it when
+// the second is already stored. Neither stops the fleet from storing a
 // third, and another server's plan after them comes into force.
-func TestFleetHearsItsWritesLate(t *testing.T) {
+func TestFleetConfirmsWritesLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st := &slow{updates: make(chan store.Update, 1)}
+		st := &slowStore{updates: make(chan store.Update, 1)}
 		st.updates <- store.Update{}
 		h := newHarness(t, st, nil)
 		defer h.stop()
@@ -417,7 +417,7 @@ func TestFleetHearsItsWritesLate(t *testing.T) {
 			}
 			return u
 		}
-		tell := func(u store.Update) {
+		deliver := func(u store.Update) {
 			st.updates <- u
 			synctest.Wait()
 		}
@@ -427,8 +427,8 @@ func TestFleetHearsItsWritesLate(t *testing.T) {
 		if first.Version == last.Version {
 			t.Fatal("the second plan was not stored")
 		}
-		tell(first)
-		tell(last)
+		deliver(first)
+		deliver(last)
 		configure("r0", "r1")
 		if _, err := report(t, h.open(), "r1", true); err != nil {
 			t.Fatal(err)
@@ -443,8 +443,8 @@ func TestFleetHearsItsWritesLate(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		tell(last)
-		tell(store.Update{Object: other, Version: v})
+		deliver(last)
+		deliver(store.Update{Object: other, Version: v})
 		if got := h.shown.last().Epoch; got != 9 {
 			t.Errorf("epoch %d is shown, another server wrote 9", got)
 		}

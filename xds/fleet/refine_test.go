@@ -92,15 +92,15 @@ func TestRefinementIsOneRouteTable(t *testing.T) {
 	}
 }
 
-// TestRefineTold: what a replica is told of its boundary is what its refiner
-// takes for an answer within the rules.
-func TestRefineTold(t *testing.T) {
+// TestReplyHasBoundary: the reply to a replica describes the end of its stage as its
+// refiner needs it.
+func TestReplyHasBoundary(t *testing.T) {
 	s := staged(t)
 	reply, _ := s.Reply("r0")
 	b := reply.Boundary
 	if b == nil || b.Epoch != 7 || b.At != 16 || b.Low != 0 || b.High != 32 || b.Peers != 2 || b.Successors != 1 ||
 		!slices.Equal(b.Next, stagedReport("r2").Snapshot) {
-		t.Errorf("r0 is told %+v", b)
+		t.Errorf("the reply to r0 has %+v", b)
 	}
 	m := reply.Encode(9)
 	if r := m.GetRefine(); m.GetSequence() != 9 || m.GetEpoch() != 7 || r.GetHigh() != 32 || r.GetPeers() != 2 || len(r.GetNext()) != 3 || r.GetNext()[2].GetSumInput2() != 500 {
@@ -116,7 +116,7 @@ func TestRefineTold(t *testing.T) {
 	other.Flow = policies.NewFlow([]policies.Tokens{0, 5, 9})
 	settleState(s, start, Reported{other})
 	if reply, _ = s.Reply("r0"); reply.Boundary != nil {
-		t.Error("batches by the fleet's buckets are told to a replica with others")
+		t.Error("the reply to a replica with other buckets has the batches")
 	}
 	for _, c := range []struct {
 		policy, refine string
@@ -173,7 +173,7 @@ func TestRefinementKeepsPlansValid(t *testing.T) {
 }
 
 // TestStageMean: the mean that a replica compares itself with is that of what
-// its stage's replicas hold, as far as they are heard and ready; it makes nobody an outlier by accident.
+// its stage's replicas hold, as far as they report and are ready; it makes no replica an outlier by accident.
 func TestStageMean(t *testing.T) {
 	s := staged(t)
 	excess := func(id string) policies.Tokens {
@@ -219,6 +219,6 @@ func TestStageMean(t *testing.T) {
 		t.Errorf("drained, r0 has mean %v", mean("r0"))
 	}
 	if _, ok := s.Reply("r9"); ok {
-		t.Error("somebody unknown gets a reply")
+		t.Error("an unknown replica gets a reply")
 	}
 }

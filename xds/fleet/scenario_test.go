@@ -154,7 +154,7 @@ func (p *player) do(d *datadriven.TestData) string {
 				plan.Stages[i].High = plan.Stages[i].High * 512 / 100
 			}
 		}
-		p.stored = Stored{store.Object{Epoch: plan.Epoch, Drained: p.stored.Object.Drained, Plans: []policies.Plan{plan}, Reasons: []store.Reason{{Model: "m", Epoch: plan.Epoch, At: p.now, Text: "somebody else"}}}}
+		p.stored = Stored{store.Object{Epoch: plan.Epoch, Drained: p.stored.Object.Drained, Plans: []policies.Plan{plan}, Reasons: []store.Reason{{Model: "m", Epoch: plan.Epoch, At: p.now, Text: "another server"}}}}
 		p.step(p.stored)
 	case "restart":
 		counters, err := p.state.EncodeCounters(p.now)

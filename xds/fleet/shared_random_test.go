@@ -18,15 +18,15 @@ import (
 
 // peerState is one control plane of TestSharedStates.
 type peerState struct {
-	name    string
-	state   *State
-	version int // that its state knows
-	told    int // that its watch has told
-	shown   *Snapshot
+	name      string
+	state     *State
+	version   int // that its state knows
+	delivered int // by its watch
+	shown     *Snapshot
 }
 
-// sharedWorld is a store and the control planes around it.
-type sharedWorld struct {
+// sharedStore is a store and the control planes that share it.
+type sharedStore struct {
 	t     *testing.T
 	rng   *rand.Rand
 	now   time.Time
@@ -41,10 +41,10 @@ type sharedWorld struct {
 // reports, orders, conflicts, failing and lost writes, watches that lag,
 // restarts. At any time at most one plans, and only that one changes a plan of
 // its own accord; what is stored is valid, and no epoch goes back there or at
-// any of them. When all is told, all show the same.
+// any of them. When everything is delivered, all show the same.
 func TestSharedStates(t *testing.T) {
 	for seed := range uint64(25) {
-		w := &sharedWorld{t: t, rng: rand.New(rand.NewPCG(seed, 3)), now: start, saved: []store.Object{{}}, seed: seed}
+		w := &sharedStore{t: t, rng: rand.New(rand.NewPCG(seed, 3)), now: start, saved: []store.Object{{}}, seed: seed}
 		for _, id := range sharedIDs {
 			w.list = append(w.list, testReplica(id))
 		}
@@ -57,7 +57,7 @@ func TestSharedStates(t *testing.T) {
 			w.calm = round%100 >= 60
 			w.round()
 			if round%100 == 99 {
-				w.same()
+				w.requireSame()
 			}
 		}
 		if len(w.saved) < 100 {
@@ -66,7 +66,7 @@ func TestSharedStates(t *testing.T) {
 	}
 }
 
-func (w *sharedWorld) begin(p *peerState) {
+func (w *sharedStore) begin(p *peerState) {
 	rules := testRules(PolicyDefault)
 	rules.Name, rules.Shared, rules.Seen = p.name, true, 10
 	s, err := NewState(rules)
@@ -74,13 +74,13 @@ func (w *sharedWorld) begin(p *peerState) {
 		w.t.Fatal(err)
 	}
 	p.state, p.shown = s, nil
-	p.version, p.told = len(w.saved)-1, len(w.saved)-1
+	p.version, p.delivered = len(w.saved)-1, len(w.saved)-1
 	w.step(p, Stored{w.saved[p.version]}, false)
 	w.step(p, Replicas{w.list}, false)
 }
 
 // step weights.Steps a control plane and stores what it proposes, or not.
-func (w *sharedWorld) step(p *peerState, ev Event, order bool) {
+func (w *sharedStore) step(p *peerState, ev Event, order bool) {
 	e := p.state.Step(w.now, ev)
 	for first := true; e.Propose != nil; first = false {
 		if len(e.Propose.Changes) > 0 && !p.state.leads(w.now) && !(order && first) {
@@ -98,7 +98,7 @@ func (w *sharedWorld) step(p *peerState, ev Event, order bool) {
 			continue
 		}
 		w.save(e.Propose.Object)
-		if fate == 1 { // stored, and told as not: the watch will tell
+		if fate == 1 { // stored, but reported as failed: the watch will deliver it
 			e = p.state.Step(w.now, NotStored{})
 			continue
 		}
@@ -122,7 +122,7 @@ func (w *sharedWorld) step(p *peerState, ev Event, order bool) {
 	}
 }
 
-func (w *sharedWorld) save(o store.Object) {
+func (w *sharedStore) save(o store.Object) {
 	before := w.saved[len(w.saved)-1]
 	if o.Epoch < before.Epoch {
 		w.t.Fatalf("seed %d: epoch %d is stored after %d", w.seed, o.Epoch, before.Epoch)
@@ -136,13 +136,13 @@ func (w *sharedWorld) save(o store.Object) {
 	w.saved = append(w.saved, o)
 }
 
-// deliver tells a control plane the next version that others wrote.
-func (w *sharedWorld) deliver(p *peerState) bool {
-	for p.told < len(w.saved)-1 {
-		p.told++
-		if p.told > p.version {
-			p.version = p.told
-			w.step(p, Stored{w.saved[p.told]}, false)
+// deliver delivers the next version that others wrote to a control plane.
+func (w *sharedStore) deliver(p *peerState) bool {
+	for p.delivered < len(w.saved)-1 {
+		p.delivered++
+		if p.delivered > p.version {
+			p.version = p.delivered
+			w.step(p, Stored{w.saved[p.delivered]}, false)
 			return true
 		}
 	}
@@ -150,7 +150,7 @@ func (w *sharedWorld) deliver(p *peerState) bool {
 }
 
 // round is a quarter of a second.
-func (w *sharedWorld) round() {
+func (w *sharedStore) round() {
 	w.now = w.now.Add(250 * time.Millisecond)
 	for _, i := range w.rng.Perm(len(w.peers)) {
 		p := w.peers[i]
@@ -181,14 +181,14 @@ func (w *sharedWorld) round() {
 	}
 }
 
-func (w *sharedWorld) order(p *peerState) {
+func (w *sharedStore) order(p *peerState) {
 	id := w.list[w.rng.IntN(len(w.list))].ID
 	refusal := ProxiesRefused{[]store.Refusal{{Type: "t", Name: "n", Version: strconv.Itoa(w.rng.IntN(100))}}}
 	list := []orders.Order{
 		orders.Drain{Replica: id}, orders.Undrain{Replica: id}, orders.Undrain{Replica: id}, orders.Pin{Model: "m"}, orders.Unpin{Model: "m"}, orders.Unpin{Model: "m"},
 		orders.Rollback{Model: "m"}, orders.Rollback{Model: "m", Keep: true},
 	}
-	// Somebody may put other stages there, for the orders to have something to do.
+	// An operator may store other stages, so that the orders have something to change.
 	if o := w.saved[len(w.saved)-1]; len(o.Plans) > 0 && w.rng.IntN(6) == 0 {
 		plan := plantest.Parse("r0 r1 | r2 r3")
 		if w.rng.IntN(2) == 0 {
@@ -207,8 +207,8 @@ func (w *sharedWorld) order(p *peerState) {
 	}
 }
 
-// same tells everybody everything, until nothing changes, and compares.
-func (w *sharedWorld) same() {
+// requireSame delivers everything until nothing changes, and compares what is shown.
+func (w *sharedStore) requireSame() {
 	for again := true; again; {
 		again = false
 		for _, p := range w.peers {

@@ -23,7 +23,7 @@ import (
 type server struct {
 	*Fleet
 	shown *shown
-	kill  func() // as a crash does: the store is not told
+	kill  func() // as a crash does: the lease is not given up
 	done  chan struct{}
 }
 
@@ -320,7 +320,7 @@ func TestServerResigns(t *testing.T) {
 		time.Sleep(maxTick)
 		synctest.Wait()
 		if len(leaders(b)) != 1 {
-			t.Error("nobody plans")
+			t.Error("no control plane plans")
 		}
 	})
 }

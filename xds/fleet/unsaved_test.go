@@ -41,9 +41,9 @@ func (s *failing) fail(why error) {
 	s.why = why
 }
 
-// TestUnsavedIsToldOnce: a store that fails again and again is logged once a minute,
+// TestNotStoredLoggedOnce: a store that fails again and again is logged once a minute,
 // with the reason, and at once when that is another.
-func TestUnsavedIsToldOnce(t *testing.T) {
+func TestNotStoredLoggedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := &failing{why: syscall.ENOSPC}
 		var log bytes.Buffer
@@ -65,7 +65,7 @@ func TestUnsavedIsToldOnce(t *testing.T) {
 		}
 		text := log.String()
 		if full, only := strings.Count(text, "no space left on device"), strings.Count(text, "read-only file system"); full != 2 || only != 1 || st.writes < 20 {
-			t.Errorf("%d writes, told %d and %d times:\n%s", st.writes, full, only, text)
+			t.Errorf("%d writes, logged %d and %d times:\n%s", st.writes, full, only, text)
 		}
 	})
 }

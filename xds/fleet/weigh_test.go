@@ -34,7 +34,7 @@ import (
 //	                              between the parts of their caches in use
 func TestWeightScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata/weights", func(t *testing.T, path string) {
-		b := &believer{t: t, now: start}
+		b := &loop{t: t, now: start}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			f := []string{d.Cmd}
 			for _, arg := range d.CmdArgs {
@@ -45,18 +45,18 @@ func TestWeightScenarios(t *testing.T) {
 	})
 }
 
-// believer is a State and the world that it looks at.
-type believer struct {
-	t      *testing.T
-	state  *State
-	now    time.Time
-	world  []*actor
-	busy   float64
-	blind  bool
-	jumped string // the first weight that moved by more than a step
+// loop is a State and the replicas whose loads follow its weights.
+type loop struct {
+	t        *testing.T
+	state    *State
+	now      time.Time
+	replicas []*actor
+	busy     float64
+	blind    bool
+	jumped   string // the first weight that moved by more than a step
 }
 
-// actor is a replica as it is, and as it says it is.
+// actor is a replica as it is, and as it reports to be.
 type actor struct {
 	policies.Replica
 	work    float64 // tokens
@@ -66,13 +66,13 @@ type actor struct {
 	weight  uint32
 }
 
-// tokensEach is the length of every request of the world.
+// tokensEach is the length of every request.
 const tokensEach = 2000
 
 // stepIndex is the index of a weight in weights.Steps, or -1.
 func stepIndex(weight uint32) int { return slices.Index(weights.Steps[:], weight) }
 
-func (b *believer) do(f []string) string {
+func (b *loop) do(f []string) string {
 	switch f[0] {
 	case "fleet":
 		b.begin(f[1:])
@@ -86,7 +86,7 @@ func (b *believer) do(f []string) string {
 		b.blind = f[1] == "silent"
 	case "misreport", "honest", "silence":
 		words := f[1:]
-		for _, a := range b.world {
+		for _, a := range b.replicas {
 			if !slices.Contains(words, string(a.ID)) && !slices.Contains(words, "all") {
 				continue
 			}
@@ -115,14 +115,14 @@ func (b *believer) do(f []string) string {
 		for end := b.now.Add(d); b.now.Before(end); {
 			b.second()
 		}
-		return b.tell()
+		return b.print()
 	default:
 		b.t.Fatalf("unknown command %q", f)
 	}
 	return ""
 }
 
-func (b *believer) begin(words []string) {
+func (b *loop) begin(words []string) {
 	n, err := strconv.Atoi(words[0])
 	if err != nil {
 		b.t.Fatal(err)
@@ -141,12 +141,12 @@ func (b *believer) begin(words []string) {
 		b.t.Fatal(err)
 	}
 	var list []policies.Replica
-	b.world = nil
+	b.replicas = nil
 	for i := range n {
 		r := scenarioReplica(fmt.Sprintf("r%d", i))
 		r.Capacity.KV = caches[i%len(caches)]
 		list = append(list, r)
-		b.world = append(b.world, &actor{Replica: r, weight: weights.Neutral})
+		b.replicas = append(b.replicas, &actor{Replica: r, weight: weights.Neutral})
 	}
 	b.busy = 0.5
 	settleState(b.state, b.now, Replicas{list})
@@ -154,21 +154,21 @@ func (b *believer) begin(words []string) {
 
 // second lets work flow to where the weights send it: a tenth of it ends, and as
 // much and what is missing comes anew.
-func (b *believer) second() {
+func (b *loop) second() {
 	var caches, work, weights float64
-	for _, a := range b.world {
+	for _, a := range b.replicas {
 		a.work *= 0.9
 		caches += float64(a.Capacity.KV)
 		work += a.work
 		weights += float64(a.weight)
 	}
 	come := max(b.busy*caches-work, 0)
-	for _, a := range b.world {
+	for _, a := range b.replicas {
 		a.work += come * float64(a.weight) / weights
 	}
 	for quarter := range 4 {
 		b.now = b.now.Add(250 * time.Millisecond)
-		for _, a := range b.world {
+		for _, a := range b.replicas {
 			if a.silent {
 				continue
 			}
@@ -182,7 +182,7 @@ func (b *believer) second() {
 		}
 		if quarter == 3 && !b.blind {
 			seen := make(map[netip.AddrPort]loadestimate.ProxyReport)
-			for _, a := range b.world {
+			for _, a := range b.replicas {
 				seen[netip.MustParseAddrPort(a.Address)] = loadestimate.ProxyReport{Requests: int(a.work / tokensEach)}
 			}
 			settleState(b.state, b.now, ProxiesReported{seen})
@@ -193,9 +193,9 @@ func (b *believer) second() {
 }
 
 // look takes the weights, none of which may have moved by more than a step.
-func (b *believer) look() {
+func (b *loop) look() {
 	for _, r := range b.state.Snapshot(b.now).Models[0].Replicas {
-		a := b.world[slices.IndexFunc(b.world, func(a *actor) bool { return a.ID == r.ID })]
+		a := b.replicas[slices.IndexFunc(b.replicas, func(a *actor) bool { return a.ID == r.ID })]
 		if d := stepIndex(a.weight) - stepIndex(r.Weight); (d > 1 || d < -1) && b.jumped == "" {
 			b.jumped = fmt.Sprintf("%s moved from %d to %d\n", r.ID, a.weight, r.Weight)
 		}
@@ -203,11 +203,11 @@ func (b *believer) look() {
 	}
 }
 
-func (b *believer) tell() string {
+func (b *loop) print() string {
 	out := b.jumped
 	low, high := math.Inf(1), 0.0
 	count := make(map[uint32]int)
-	for _, a := range b.world {
+	for _, a := range b.replicas {
 		use := a.work / float64(a.Capacity.KV)
 		low, high = min(low, use), max(high, use)
 		count[a.weight]++
@@ -233,9 +233,9 @@ func (b *believer) tell() string {
 	return out
 }
 
-// TestBeliefIsBounded: whatever replicas and proxies say, and whenever, a weight
+// TestWeightsAreBounded: whatever replicas and proxies report, and whenever, a weight
 // moves by one step a second at most and stays between the first and the last.
-func TestBeliefIsBounded(t *testing.T) {
+func TestWeightsAreBounded(t *testing.T) {
 	for seed := range uint64(40) {
 		rng := rand.New(rand.NewPCG(seed, 7))
 		s := testState(t, PolicyRoundRobin)

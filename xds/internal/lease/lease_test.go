@@ -176,7 +176,7 @@ type node struct {
 	lag     time.Duration // of its watch
 	paused  time.Duration // until then it does nothing
 	version int           // of the object that it knows
-	seen    int           // versions that its watch has told
+	seen    int           // versions that its watch has delivered
 	write   *write        // on its way
 }
 
@@ -184,7 +184,7 @@ type write struct {
 	lease         Lease
 	old           int
 	commit, reply time.Duration
-	fate          int // 0 works, 1 is not stored, 2 is stored and told as not
+	fate          int // 0 works, 1 is not stored, 2 is stored and reported as failed
 	done, stored  bool
 	version       int
 }
@@ -229,7 +229,7 @@ func oneLeads(t *testing.T, seed uint64) {
 		}
 		// The last bad thing may be a pause or a slow write of 5 s.
 		if leaders == "" && now-quiet > 13*time.Second {
-			t.Fatalf("seed %d: at %v nobody leads, and nothing has gone wrong since %v", seed, now, quiet)
+			t.Fatalf("seed %d: at %v no control plane leads, and nothing has gone wrong since %v", seed, now, quiet)
 		}
 	}
 }

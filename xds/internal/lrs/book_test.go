@@ -21,7 +21,7 @@ func here(port uint16, active int) endpoint {
 
 const stage0 = "cascade/m/s0/rr"
 
-func TestSeenSumsNodes(t *testing.T) {
+func TestLoadsSumNodes(t *testing.T) {
 	b := NewBook(0, nil)
 	if b.Loads(at(0)) != nil {
 		t.Error("loads without any report")
@@ -166,7 +166,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// TestJudgeIsSeldomWrong: among groups that fare alike, hardly one is blamed.
+// TestJudgeIsSeldomWrong: among equal groups, hardly one is reported as bad.
 func TestJudgeIsSeldomWrong(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	wrong := 0
@@ -191,7 +191,7 @@ func TestJudgeIsSeldomWrong(t *testing.T) {
 	}
 }
 
-// TestRecordIsBounded: whatever is reported, a group's past has a bound.
+// TestRecordIsBounded: whatever is reported, the record of a group is bounded.
 func TestRecordIsBounded(t *testing.T) {
 	var r record
 	for i := range 10 * maxSamples {
@@ -225,7 +225,7 @@ func BenchmarkSeen(b *testing.B) {
 	}
 }
 
-// TestTotals: what is summed as reports come is what a sum over all of them is.
+// TestTotals: the incremental totals equal a sum over all reports.
 func TestTotals(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	b := NewBook(0, nil)

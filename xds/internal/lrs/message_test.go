@@ -65,7 +65,7 @@ func unpack(t testing.TB, m proto.Message) *message {
 	return f
 }
 
-func TestFrame(t *testing.T) {
+func TestMessage(t *testing.T) {
 	full := on(1000, 7)
 	full.TotalSuccessfulRequests, full.TotalErrorRequests, full.TotalIssuedRequests = 5, 2, 9
 	full.LoadMetricStats = []*endpointv3.EndpointLoadMetricStats{
@@ -101,8 +101,8 @@ func TestFrame(t *testing.T) {
 	}
 }
 
-// TestFrameBounds: a message that is too much is refused whole.
-func TestFrameBounds(t *testing.T) {
+// TestMessageBounds: a message beyond the bounds is refused as a whole.
+func TestMessageBounds(t *testing.T) {
 	many := &loadstatsv3.LoadStatsRequest{}
 	for i := range maxClusters + 1 {
 		many.ClusterStats = append(many.ClusterStats, stats(fmt.Sprintf("cascade/m%d/s0/rr", i)))
