@@ -26,16 +26,16 @@ func open(t testing.TB) (*Driver, *fake.Control) {
 	return d, c
 }
 
-// TestShimHasTheSameCalls holds the Go list against the C list.
+// TestShimHasTheSameCalls compares the lists of calls in Go and in C.
 func TestShimHasTheSameCalls(t *testing.T) {
 	open(t)
 	for c := range callCount {
 		if symbol(c) != calls[c] {
-			t.Errorf("call %d is %s here and %s in the shim", c, calls[c], symbol(c))
+			t.Errorf("call %d is %s in Go and %s in the shim", c, calls[c], symbol(c))
 		}
 	}
 	if symbol(callCount) != "" {
-		t.Errorf("the shim has %s too", symbol(callCount))
+		t.Errorf("the shim has the extra call %s", symbol(callCount))
 	}
 }
 
@@ -47,10 +47,10 @@ func TestNoLibrary(t *testing.T) {
 	if _, err := Open("libc.so.6"); err != nil {
 		var missing *device.SymbolError
 		if !errors.As(err, &missing) && !errors.Is(err, device.ErrNoCgo) || missing != nil && missing.Symbol != "cuInit" {
-			t.Errorf("a library that is no driver: %v", err)
+			t.Errorf("Open of a library that is not a driver: %v", err)
 		}
 	} else {
-		t.Error("libc is taken for a driver")
+		t.Error("Open of libc succeeded")
 	}
 }
 
@@ -77,9 +77,9 @@ func TestSymbolIsMissing(t *testing.T) {
 			switch {
 			case optional[c]:
 				if err != nil {
-					t.Errorf("an optional symbol: %v", err)
+					t.Errorf("Open without an optional symbol: %v", err)
 				} else if d.functions.has(c) {
-					t.Error("it is there")
+					t.Error("has reports a missing symbol")
 				}
 			case !errors.As(err, &missing) || missing.Symbol != name || missing.Library != path:
 				t.Errorf("%v", err)
@@ -88,14 +88,14 @@ func TestSymbolIsMissing(t *testing.T) {
 	}
 }
 
-// TestEveryCallFails makes each call once well and once badly: the error names
-// the call, the code and its name, and nothing is left behind.
+// TestEveryCallFails makes each call succeed once and fail once: the error names the
+// call, the code and its name, and nothing is left open.
 func TestEveryCallFails(t *testing.T) {
 	d, control := open(t)
 	if len(uses) != int(callCount) {
 		t.Fatalf("%d of %d calls have a use", len(uses), callCount)
 	}
-	r := newRig(t, d)
+	r := newHarness(t, d)
 	for c := range callCount {
 		use := uses[c]
 		if use == nil {
@@ -115,10 +115,10 @@ func TestEveryCallFails(t *testing.T) {
 			if !errors.As(err, &failed) || failed.Call != calls[c] || failed.Code != 801 || failed.Name != "CUDA_ERROR_NOT_SUPPORTED" {
 				t.Errorf("%v", err)
 			} else if text := err.Error(); !strings.Contains(text, calls[c]+": CUDA_ERROR_NOT_SUPPORTED (801)") {
-				t.Errorf("%q does not say what has failed", text)
+				t.Errorf("%q does not name the failed call", text)
 			}
 			if n := control.Live(""); n != live {
-				t.Errorf("%d handles are alive, %d were before", n, live)
+				t.Errorf("%d handles are open, %d were before", n, live)
 			}
 		})
 	}
@@ -126,7 +126,7 @@ func TestEveryCallFails(t *testing.T) {
 		t.Error(err)
 	}
 	if n := control.Live(""); n != 0 {
-		t.Errorf("%d handles are left", n)
+		t.Errorf("%d handles are open", n)
 	}
 }
 
@@ -142,7 +142,7 @@ func TestInitFails(t *testing.T) {
 	}
 }
 
-// TestRetainFails has a device that does not say what it can do.
+// TestRetainFails covers a device whose attributes cannot be read.
 func TestRetainFails(t *testing.T) {
 	d, control := open(t)
 	control.Fail("cuDeviceGetAttribute", 1, 801)
@@ -163,12 +163,11 @@ func TestRetainFails(t *testing.T) {
 		t.Error(err)
 	}
 	if n := control.Live(""); n != 0 {
-		t.Errorf("%d handles are alive", n)
+		t.Errorf("%d handles are open", n)
 	}
 }
 
-// TestStickyCodes holds the codes after which a context is of no use against those of
-// the fake.
+// TestStickyCodes compares the sticky codes with those of the fake.
 func TestStickyCodes(t *testing.T) {
 	d, control := open(t)
 	for code := 1; code < 1000; code++ {
@@ -190,22 +189,22 @@ func TestStickyCodes(t *testing.T) {
 	}
 }
 
-// TestSticky shows that an error of the device stays until its context is made
-// anew, and that a context which ends takes all with it.
+// TestSticky checks that a sticky error stays until the context is made again, and that
+// the end of a context closes everything in it.
 func TestSticky(t *testing.T) {
 	d, control := open(t)
-	r := newRig(t, d)
+	r := newHarness(t, d)
 	control.Fail("cuLaunchKernel", 1, 700)
 	if err := useKernel(r); !Sticky(err) {
 		t.Fatalf("an illegal address is not sticky: %v", err)
 	}
 	if _, err := r.a.Alloc(4096); !Sticky(err) {
-		t.Errorf("a call in a broken context: %v", err)
+		t.Errorf("a call in a failed context: %v", err)
 	}
 	if _, err := r.b.Alloc(4096); err != nil {
 		t.Errorf("a call in another context: %v", err)
 	}
-	// What is of the process, and not of the context, is closed as ever.
+	// Objects of the process, and not of the context, are closed as usual.
 	if err := errors.Join(r.mapping.Close(), r.descriptor.Close(), r.allocation.Close()); err != nil {
 		t.Error(err)
 	}
@@ -213,19 +212,18 @@ func TestSticky(t *testing.T) {
 		t.Error(err)
 	}
 	if n := control.Live(""); n != 0 {
-		t.Errorf("%d handles outlive their contexts", n)
+		t.Errorf("%d handles are open after their contexts have ended", n)
 	}
-	fresh := newRig(t, d)
+	fresh := newHarness(t, d)
 	if err := useKernel(fresh); err != nil {
-		t.Errorf("a fresh context: %v", err)
+		t.Errorf("a call in a new context: %v", err)
 	}
 	if err := fresh.close(); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestOldBatch uses a driver of before the batch call was changed, and one that
-// has none.
+// TestOldBatch uses a driver with the older batch call, and one without any.
 func TestOldBatch(t *testing.T) {
 	_, _ = open(t)
 	whole, err := os.ReadFile(fake.CUDA(t))
@@ -248,17 +246,17 @@ func TestOldBatch(t *testing.T) {
 			t.Fatal(err)
 		}
 		if d.SupportsBatches() != c.want {
-			t.Errorf("%s: Batches is %v", name, d.SupportsBatches())
+			t.Errorf("%s: SupportsBatches is %v", name, d.SupportsBatches())
 		}
 		if !c.want {
 			continue
 		}
-		r := newRig(t, d)
+		r := newHarness(t, d)
 		if err := useBatch(r); err != nil {
 			t.Error(err)
 		}
 		if control.Calls("cuMemcpyBatchAsync") != 1 {
-			t.Error("the old call is not made")
+			t.Error("the older call was not made")
 		}
 		control.Fail("cuMemcpyBatchAsync", 1, 1)
 		if err := useBatch(r); err == nil || !strings.Contains(err.Error(), "cuMemcpyBatchAsync: CUDA_ERROR_INVALID_VALUE (1)") {
@@ -316,7 +314,7 @@ func TestCycles(t *testing.T) {
 		}
 	}
 	if n := control.Live(""); n != 0 {
-		t.Errorf("%d handles are left after %d cycles", n, cycles)
+		t.Errorf("%d handles are open after %d cycles", n, cycles)
 	}
 	if fds, err := os.ReadDir("/proc/self/fd"); err == nil && len(fds) > 100 {
 		t.Errorf("%d files are open", len(fds))
@@ -325,7 +323,7 @@ func TestCycles(t *testing.T) {
 
 func TestCallsDoNotAllocate(t *testing.T) {
 	d, _ := open(t)
-	r := newRig(t, d)
+	r := newHarness(t, d)
 	defer r.close()
 	args := []uint64{uint64(r.memory), 0, uint64(r.memory), 0, 16, 1, uint64(r.memory)}
 	if n := testing.AllocsPerRun(100, func() {
@@ -343,10 +341,10 @@ func TestCallsDoNotAllocate(t *testing.T) {
 	}
 }
 
-// BenchmarkCall is the way into the driver and back.
+// BenchmarkCall measures a call of the driver.
 func BenchmarkCall(b *testing.B) {
 	d, _ := open(b)
-	r := newRig(b, d)
+	r := newHarness(b, d)
 	defer r.close()
 	b.ReportAllocs()
 	for b.Loop() {

@@ -8,12 +8,12 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
 )
 
-// TestKernels runs every kernel over regions of every alignment, and compares what
-// it moves and sums with a plain copy. The fake runs the lines that a GPU's threads
-// run, one thread after the other.
+// TestKernels runs every kernel over regions of every alignment, and compares the copied
+// bytes and the sums with a plain copy. The fake runs the code of a GPU's threads, one
+// thread after the other.
 func TestKernels(t *testing.T) {
 	d, _ := open(t)
-	r := newRig(t, d)
+	r := newHarness(t, d)
 	defer r.close()
 	const (
 		blocks, entries = 12, 7

@@ -118,7 +118,7 @@ func TestEachCallFails(t *testing.T) {
 	live := c.Live("")
 	o := owner(t, library)
 	defer o.Close()
-	rig := func(f func(r *Bench) error) func() error {
+	withBench := func(f func(r *Bench) error) func() error {
 		return func() error {
 			r, err := NewBench(config(d))
 			if err != nil {
@@ -139,11 +139,11 @@ func TestEachCallFails(t *testing.T) {
 		// endless is work that runs until it is stopped: how many calls it makes is
 		endless bool
 	}{
-		"Copies": {rig(func(r *Bench) error { _, err := r.MeasureCopies(); return err }), append(append(start, timed...),
+		"Copies": {withBench(func(r *Bench) error { _, err := r.MeasureCopies(); return err }), append(append(start, timed...),
 			"cuMemsetD8Async", "cuMemcpyDtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuMemcpyBatchAsync_v2"), false},
-		"From": {rig(func(r *Bench) error { _, err := r.MeasurePulls(o); return err }), append(append(start, timed...),
+		"From": {withBench(func(r *Bench) error { _, err := r.MeasurePulls(o); return err }), append(append(start, timed...),
 			"cuIpcOpenMemHandle_v2", "cuIpcCloseMemHandle", "cuMemsetD8Async", "cuMemcpyDtoDAsync_v2"), false},
-		"Disturb": {rig(func(r *Bench) error { _, err := r.MeasureInterference(o, 3); return err }), []string{"cuLaunchKernel", "cuMemcpyBatchAsync_v2"}, true},
+		"Disturb": {withBench(func(r *Bench) error { _, err := r.MeasureInterference(o, 3); return err }), []string{"cuLaunchKernel", "cuMemcpyBatchAsync_v2"}, true},
 		"Hold": {func() error {
 			var out strings.Builder
 			err := ServeOwner(config(d), strings.NewReader(`{"decode":2}`+"\n"), &out)

@@ -1,12 +1,12 @@
-"""An owner of a KV pool on a GPU that is PyTorch's, for "cascade devices check".
+"""Owns a KV pool on a GPU in PyTorch's memory, for "cascade devices check".
 
-It speaks package measure's protocol: JSON lines, one on standard output at the start,
+It uses package measure's protocol: JSON lines, one on standard output at the start,
 then one for each line of standard input, until that ends.
 
     python3 torch_owner.py --device 0 --bytes 1073741824
 
-What it times is attention of one decode step: flash_attn's kernel over paged KV where it
-is installed, else the one of PyTorch itself. The answer says which.
+It times the attention of one decode step: flash_attn's kernel over paged KV if it
+is installed, otherwise PyTorch's own. The answer names the kernel.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def arguments(argv):
 
 
 def spreads(batch, tokens):
-    """The batches of a spread: lists of lengths.
+    """Returns the batches of a spread: lists of lengths.
 
     Equal lengths of several sums come first; then one sum whose longest sequences are 2 to
     16 times the mean, held by one, a sixteenth and a quarter of the sequences, as far as
@@ -61,7 +61,7 @@ def spreads(batch, tokens):
 
 
 def fill(torch, pool, seed):
-    """Gives each word of a pool a value of its own: (seed + i) * STRIDE at byte 8 * i."""
+    """Gives each word of a pool a different value: (seed + i) * STRIDE at byte 8 * i."""
     words = pool.view(torch.int64)
     for at in range(0, len(words), 1 << 24):  # the terms take memory, too
         end = min(len(words), at + (1 << 24))
@@ -69,7 +69,7 @@ def fill(torch, pool, seed):
 
 
 def handle(torch, tensor, device):
-    """A tensor's memory as engine/api has it, kind 1, and the driver's word for why not."""
+    """Returns a tensor's memory as in engine/api, kind 1, or the driver's reason why not."""
     import ctypes
     import os
     import struct
@@ -92,7 +92,7 @@ def handle(torch, tensor, device):
 
 
 class Attention:
-    """One decode step's attention over sequences of given lengths."""
+    """The attention of one decode step over sequences of given lengths."""
 
     def __init__(self, torch, device, most):
         self.torch, self.device = torch, device
@@ -129,8 +129,8 @@ class Attention:
         return lambda: flash(q, k, v, cq, ck, 1, max(lengths), 0.0, False, False)
 
     def step(self, lengths):
-        """The first kernel that works, and a function that launches it. One that has failed is
-        not tried again: step never goes back to an earlier one."""
+        """Returns the first kernel that works, and a function that launches it. A kernel that failed is
+        not tried again."""
         wrong = []
         while self.tries:
             name, make = self.tries[0]

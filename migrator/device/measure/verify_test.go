@@ -90,7 +90,7 @@ func both(r *Bench, o *Owner, rows *[]Row) error {
 }
 
 // An owner that has other bytes than it says it has is found, as where the name of its
-// pool opens another's memory: the rig's own pools are filled by the same formula.
+// pool opens another's memory: the bench's own pools are filled by the same formula.
 func TestAnotherPoolIsFound(t *testing.T) {
 	d, _, library := opened(t)
 	o := owner(t, library)

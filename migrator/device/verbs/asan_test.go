@@ -10,8 +10,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 )
 
-// TestShimUnderTheAddressSanitizer builds the shim and a driver of it in C with
-// -fsanitize=address, and has it make every call.
+// TestShimUnderTheAddressSanitizer builds the shim and a C program that makes every call,
+// with -fsanitize=address.
 func TestShimUnderTheAddressSanitizer(t *testing.T) {
 	path := fake.Verbs(t)
 	exe := filepath.Join(t.TempDir(), "asan")

@@ -2,7 +2,7 @@ package verbs
 
 import "unsafe"
 
-// Calls are the names of all calls; Optional are those that a library may lack.
+// Calls are the names of all calls; Optional reports the ones that a library may lack.
 var Calls = calls[:]
 
 // Optional reports whether a library may lack a call.
@@ -14,10 +14,10 @@ func Inline(i int) bool { return call(i) >= postSend }
 // Has reports whether a library has an optional call.
 func (l *Library) Has(i int) bool { return l.functions.has(call(i)) }
 
-// Symbol is the shim's name of a call.
+// Symbol returns the shim's name of a call.
 func Symbol(i int) string { return symbol(call(i)) }
 
-// Sizes are those of what Go and C share, as each sees them.
+// Sizes returns the sizes of the structures that Go and C share, as each side has them.
 func Sizes() (ours, theirs [3]uintptr) {
 	theirs[0], theirs[1], theirs[2] = sizes()
 	return [3]uintptr{unsafe.Sizeof(Work{}), unsafe.Sizeof(Path{}), unsafe.Sizeof(Completion{})}, theirs

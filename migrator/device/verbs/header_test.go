@@ -7,9 +7,8 @@ import (
 	"testing"
 )
 
-// TestHeader compares the layouts that the shim declares with those of the
-// library's own header, where that is installed or was fetched by "make
-// rdma-check".
+// TestHeader compares the layouts of the shim with those of the library's header, if that
+// is installed or was downloaded by "make rdma-check".
 func TestHeader(t *testing.T) {
 	gcc, err := exec.LookPath("gcc")
 	if err != nil {

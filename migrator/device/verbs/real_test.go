@@ -10,8 +10,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 )
 
-// TestRealDevice makes every kind of request on the machine's first RDMA device:
-// in the guest of "make rdma-check", or where CASCADE_TEST_VERBS is set.
+// TestRealDevice makes every kind of request on the machine's first RDMA device: in the
+// guest of "make rdma-check", or if CASCADE_TEST_VERBS is set.
 func TestRealDevice(t *testing.T) {
 	if os.Getenv("CASCADE_TEST_VERBS") == "" {
 		t.Skip("it needs an RDMA device: run make rdma-check")
@@ -20,7 +20,7 @@ func TestRealDevice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{lib: l, withoutDMABuf: true}
+	r := &harness{lib: l, withoutDMABuf: true}
 	if err := r.setUp(""); err != nil {
 		t.Fatal(err)
 	}
@@ -31,10 +31,10 @@ func TestRealDevice(t *testing.T) {
 		t.Error(err)
 	}
 	start := time.Now()
-	err = r.moved(verbs.Read, 10)
+	err = r.transfer(verbs.Read, 10)
 	var failed *verbs.CompletionError
 	if !errors.As(err, &failed) || failed.Status != verbs.RetryExceeded {
-		t.Errorf("a READ from a pair that is not there: %v", err)
+		t.Errorf("a READ from a pair that does not exist: %v", err)
 	}
 	fmt.Printf("\nrdma-check: device | READ, WRITE, SEND on %s | peer's pair destroyed: noticed after %v\n", r.device.Name, time.Since(start).Round(time.Millisecond))
 	if err := r.close(); err != nil {
@@ -43,13 +43,13 @@ func TestRealDevice(t *testing.T) {
 	const cycles = 100
 	before := descriptors(t)
 	for range cycles {
-		r := &rig{lib: l, withoutDMABuf: true}
+		r := &harness{lib: l, withoutDMABuf: true}
 		if err := errors.Join(r.setUp(""), r.close()); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if n := l.OpenResources(); n != (verbs.Resources{}) || descriptors(t) > before {
-		t.Errorf("%+v are left, %d files of %d", n, descriptors(t), before)
+		t.Errorf("%+v are open, %d files of %d", n, descriptors(t), before)
 	}
 	fmt.Printf("\nrdma-check: device | opened and closed with regions, queues and pairs | %d times, nothing left\n", cycles)
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 )
 
-// patience bounds what should end by itself.
+// patience bounds waits for what should end by itself.
 const patience = 30 * time.Second
 
 func open(t testing.TB) (*verbs.Library, *fake.Control) {
@@ -35,19 +35,19 @@ func open(t testing.TB) (*verbs.Library, *fake.Control) {
 	return l, c
 }
 
-// TestShimIsTheSame holds the Go side against the C side.
+// TestShimIsTheSame compares the calls and the structures of Go and C.
 func TestShimIsTheSame(t *testing.T) {
 	open(t)
 	for i, name := range verbs.Calls {
 		if verbs.Symbol(i) != name {
-			t.Errorf("call %d is %s here and %s in the shim", i, name, verbs.Symbol(i))
+			t.Errorf("call %d is %s in Go and %s in the shim", i, name, verbs.Symbol(i))
 		}
 	}
 	if s := verbs.Symbol(len(verbs.Calls)); s != "" {
-		t.Errorf("the shim has %s too", s)
+		t.Errorf("the shim has the extra call %s", s)
 	}
 	if ours, theirs := verbs.Sizes(); ours != theirs {
-		t.Errorf("sizes %v here and %v in the shim", ours, theirs)
+		t.Errorf("sizes are %v in Go and %v in the shim", ours, theirs)
 	}
 }
 
@@ -59,7 +59,7 @@ func TestNoLibrary(t *testing.T) {
 	_, err = verbs.Open("libc.so.6")
 	var missing *device.SymbolError
 	if !errors.As(err, &missing) && !errors.Is(err, device.ErrNoCgo) {
-		t.Errorf("a library that is not this one: %v", err)
+		t.Errorf("Open of another library: %v", err)
 	}
 }
 
@@ -88,9 +88,9 @@ func TestSymbolIsMissing(t *testing.T) {
 			switch {
 			case verbs.Optional(i):
 				if err != nil {
-					t.Errorf("an optional symbol: %v", err)
+					t.Errorf("Open without an optional symbol: %v", err)
 				} else if l.Has(i) {
-					t.Error("it is there")
+					t.Error("Has reports a missing symbol")
 				}
 			case !errors.As(err, &missing) || !strings.HasPrefix(missing.Symbol, name) || missing.Library != path:
 				t.Errorf("%v", err)
@@ -99,8 +99,8 @@ func TestSymbolIsMissing(t *testing.T) {
 	}
 }
 
-// rig is two connected pairs with memory.
-type rig struct {
+// harness is two connected queue pairs with memory.
+type harness struct {
 	lib           *verbs.Library
 	device        *verbs.Device
 	queues        [2]*verbs.CompletionQueue
@@ -118,8 +118,8 @@ type rig struct {
 
 const rigBytes = 1 << 16
 
-// setUp makes all of a rig, and returns the first error.
-func (r *rig) setUp(name string) (err error) {
+// setUp makes everything, and returns the first error.
+func (r *harness) setUp(name string) (err error) {
 	r.completions = make([]verbs.Completion, 8)
 	names, err := r.lib.Devices()
 	if err != nil {
@@ -193,8 +193,8 @@ func (r *rig) setUp(name string) (err error) {
 	return nil
 }
 
-// close closes what there is, and returns the first error.
-func (r *rig) close() (err error) {
+// close closes everything, and returns the first error.
+func (r *harness) close() (err error) {
 	keep := func(e error) {
 		if err == nil {
 			err = e
@@ -224,8 +224,8 @@ func (r *rig) close() (err error) {
 	return err
 }
 
-// moved carries bytes by one request and waits for it.
-func (r *rig) moved(op verbs.Opcode, length uint32) error {
+// transfer carries bytes by one request and waits for it.
+func (r *harness) transfer(op verbs.Opcode, length uint32) error {
 	w := []verbs.Work{{
 		ID: 7, Local: r.regions[0].Base + 100, LocalKey: r.regions[0].LocalKey, Remote: r.regions[1].Base + 200, RemoteKey: r.regions[1].RemoteKey,
 		Length: length, Flags: verbs.Signaled,
@@ -236,8 +236,8 @@ func (r *rig) moved(op verbs.Opcode, length uint32) error {
 	return r.wait(0, 7)
 }
 
-// wait waits for a completion that must have this ID.
-func (r *rig) wait(queue int, id uint64) error {
+// wait waits for a completion, which must have this ID.
+func (r *harness) wait(queue int, id uint64) error {
 	r.queues[queue].SetDeadline(time.Now().Add(patience))
 	n, err := r.queues[queue].Wait(r.completions)
 	if err != nil {
@@ -250,7 +250,7 @@ func (r *rig) wait(queue int, id uint64) error {
 }
 
 // work makes every kind of request once.
-func (r *rig) work() error {
+func (r *harness) work() error {
 	fill := func(b []byte, seed int) {
 		for i := range b {
 			b[i] = byte(i*7 + seed)
@@ -258,14 +258,14 @@ func (r *rig) work() error {
 	}
 	fill(r.memory[0], 1)
 	fill(r.memory[1], 2)
-	if err := r.moved(verbs.Read, 5000); err != nil {
+	if err := r.transfer(verbs.Read, 5000); err != nil {
 		return err
 	}
 	if !bytes.Equal(r.memory[0][100:5100], r.memory[1][200:5200]) {
 		return errors.New("a READ brought other bytes")
 	}
 	fill(r.memory[0], 3)
-	if err := r.moved(verbs.Write, 5000); err != nil {
+	if err := r.transfer(verbs.Write, 5000); err != nil {
 		return err
 	}
 	if !bytes.Equal(r.memory[0][100:5100], r.memory[1][200:5200]) {
@@ -274,7 +274,7 @@ func (r *rig) work() error {
 	if _, err := r.pairs[1].PostReceive([]verbs.Work{{ID: 9, Local: r.regions[1].Base, LocalKey: r.regions[1].LocalKey, Length: 4096}}); err != nil {
 		return err
 	}
-	if err := r.moved(verbs.Send, 300); err != nil {
+	if err := r.transfer(verbs.Send, 300); err != nil {
 		return err
 	}
 	if err := r.wait(1, 9); err != nil {
@@ -286,13 +286,13 @@ func (r *rig) work() error {
 	return nil
 }
 
-// fails makes a request of which the peer must not hear, and returns its error:
-// the pair is of no use afterwards.
-func (r *rig) fails() error {
+// failRequest makes a request that must not reach the peer, and returns its error: the
+// pair cannot be used afterwards.
+func (r *harness) failRequest() error {
 	if err := r.pairs[1].MoveToError(); err != nil {
 		return err
 	}
-	err := r.moved(verbs.Read, 10)
+	err := r.transfer(verbs.Read, 10)
 	var failed *verbs.CompletionError
 	if !errors.As(err, &failed) || failed.Status != verbs.RetryExceeded && failed.Status != verbs.RemoteAccess && failed.Status != 14 {
 		return fmt.Errorf("a READ from a pair that has failed: %w", err)
@@ -302,8 +302,8 @@ func (r *rig) fails() error {
 
 func TestRequests(t *testing.T) {
 	l, c := open(t)
-	r := &rig{lib: l}
-	if err := errors.Join(r.setUp(""), r.work(), r.fails()); err != nil {
+	r := &harness{lib: l}
+	if err := errors.Join(r.setUp(""), r.work(), r.failRequest()); err != nil {
 		t.Error(err)
 	}
 	if r.gid.Index != 2 || !r.gid.RoutedIP || !r.port.Active || r.device.Limits.Reads != 16 {
@@ -347,7 +347,7 @@ func TestEvents(t *testing.T) {
 // does not come.
 func TestWaits(t *testing.T) {
 	l, c := open(t)
-	r := &rig{lib: l}
+	r := &harness{lib: l}
 	if err := r.setUp(""); err != nil {
 		t.Fatal(err)
 	}
@@ -371,7 +371,7 @@ func TestWaits(t *testing.T) {
 	}
 }
 
-// TestEveryCallFails makes each call of a rig's life fail once. The error names the
+// TestEveryCallFails makes each call of a harness's life fail once. The error names the
 // call and the errno, and all that was made before can be closed.
 func TestEveryCallFails(t *testing.T) {
 	l, c := open(t)
@@ -380,13 +380,13 @@ func TestEveryCallFails(t *testing.T) {
 		before := c.Calls(name)
 		whole := func() error {
 			c.Set("fake_hold", 2) // so that as many calls are made each time
-			r := &rig{lib: l}
+			r := &harness{lib: l}
 			err := r.setUp("")
 			if err == nil {
 				err = r.work()
 			}
 			if err == nil {
-				err = r.fails()
+				err = r.failRequest()
 			}
 			if err == nil {
 				c.Set("fake_event", 3)
@@ -439,17 +439,17 @@ var quiet = map[string]bool{
 func TestRequestsFail(t *testing.T) {
 	l, c := open(t)
 	for status := 1; status < 24; status++ {
-		r := &rig{lib: l}
+		r := &harness{lib: l}
 		if err := r.setUp(""); err != nil {
 			t.Fatal(err)
 		}
 		c.Fail("request", 1, status)
-		err := r.moved(verbs.Read, 100)
+		err := r.transfer(verbs.Read, 100)
 		var failed *verbs.CompletionError
 		if !errors.As(err, &failed) || failed.Status != uint32(status) || failed.Text == "" {
 			t.Errorf("status %d: %v", status, err)
 		}
-		if err := r.moved(verbs.Read, 100); !errors.As(err, &failed) || failed.Status != verbs.Flushed {
+		if err := r.transfer(verbs.Read, 100); !errors.As(err, &failed) || failed.Status != verbs.Flushed {
 			t.Errorf("after status %d: %v", status, err)
 		}
 		if err := r.close(); err != nil {
@@ -484,7 +484,7 @@ func TestNothingLeaks(t *testing.T) {
 	}
 	before := descriptors(t)
 	for range cycles {
-		r := &rig{lib: l, withoutDMABuf: true}
+		r := &harness{lib: l, withoutDMABuf: true}
 		if err := errors.Join(r.setUp(""), r.close()); err != nil {
 			t.Fatal(err)
 		}
@@ -507,13 +507,13 @@ func descriptors(t *testing.T) int {
 
 func BenchmarkRead(b *testing.B) {
 	l, _ := open(b)
-	r := &rig{lib: l}
+	r := &harness{lib: l}
 	if err := r.setUp(""); err != nil {
 		b.Fatal(err)
 	}
 	defer r.close()
 	for b.Loop() {
-		if err := r.moved(verbs.Read, 64); err != nil {
+		if err := r.transfer(verbs.Read, 64); err != nil {
 			b.Fatal(err)
 		}
 	}

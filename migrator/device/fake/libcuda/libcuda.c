@@ -1,13 +1,14 @@
-// libcuda.c is a CUDA driver without a GPU, for tests: the real cgo path runs
-// against it on any machine.
+// libcuda.c is a CUDA driver without a GPU, for tests: the real cgo code runs against it
+// on any machine.
 //
-// Device memory is a memfd, so that IPC handles and exported descriptors work
-// between processes. Streams are threads that do their work later than it was
-// submitted, so that a missing wait is seen. Kernels are kernel/core.h, run thread
-// by thread. Any call can be made to fail, and every live handle is counted.
+// Device memory is a memfd, so that IPC handles and exported descriptors work between
+// processes. Streams are threads that do their work after it was submitted, so that a
+// missing wait is detected. Kernels run kernel/core.h thread by thread. Any call can be
+// made to fail, and every open handle is counted.
 //
-// Environment: FAKE_CUDA_DEVICES (default 2), FAKE_CUDA_FAIL ("call:nth:code" as
-// fake_fail has them, commas between), FAKE_CUDA_DELAY (microseconds before each work of a stream).
+// Environment: FAKE_CUDA_DEVICES (default 2), FAKE_CUDA_FAIL ("call:nth:code" as in
+// fake_fail, separated by commas), FAKE_CUDA_DELAY (microseconds before each work of a
+// stream).
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -45,7 +46,7 @@ static long held, delay, no_dmabuf, no_peer, wrong;
 #define MAX_CALLS 128
 static struct { const char *name; long n; } calls[MAX_CALLS];
 
-// What is alive, by kind.
+// The open handles, by kind.
 enum { CONTEXTS, MEMORY, HOST, REGISTERED, STREAMS, EVENTS, IPC, ALLOCATIONS, ADDRESSES, MAPPINGS, MODULES, KINDS };
 static const char *const kinds[KINDS] = {"contexts", "memory", "host", "registered", "streams", "events", "ipc", "allocations", "addresses", "mappings", "modules"};
 static long live[KINDS];
@@ -62,8 +63,8 @@ static void fail_locked(const char *call, long nth, int code) {
 	rule_count += i == rule_count;
 }
 
-// fake_fail makes the nth call of a name from now on, counted from 1, fail; a
-// negative one that and all that follow. The name "*" is any call.
+// fake_fail makes the nth call of a name from now on, counted from 1, fail; a negative
+// one means that call and all after it. The name "*" means any call.
 EXPORT int fake_fail(const char *call, long nth, long code) {
 	pthread_mutex_lock(&mu);
 	fail_locked(call, nth, (int)code);
@@ -80,7 +81,7 @@ EXPORT int fake_clear(const char *unused, long unused2, long unused3) {
 	return 0;
 }
 
-// fake_hold has streams wait before their next work until it is called with 0.
+// fake_hold makes streams wait before their next work until it is called with 0.
 EXPORT int fake_hold(const char *unused, long hold, long unused3) {
 	pthread_mutex_lock(&mu);
 	held = hold;
@@ -88,8 +89,7 @@ EXPORT int fake_hold(const char *unused, long hold, long unused3) {
 	return 0;
 }
 
-// fake_no_dmabuf has devices whose memory no other device reaches, until it is
-// called with 0.
+// fake_no_dmabuf makes devices export no dma-buf, until it is called with 0.
 EXPORT int fake_no_dmabuf(const char *unused, long none, long unused3) {
 	pthread_mutex_lock(&mu);
 	no_dmabuf = none;
@@ -97,7 +97,7 @@ EXPORT int fake_no_dmabuf(const char *unused, long none, long unused3) {
 	return 0;
 }
 
-// fake_no_peer has devices that do not reach each other, until it is called with 0.
+// fake_no_peer makes devices unable to reach each other, until it is called with 0.
 EXPORT int fake_no_peer(const char *unused, long none, long unused3) {
 	pthread_mutex_lock(&mu);
 	no_peer = none;
@@ -105,8 +105,8 @@ EXPORT int fake_no_peer(const char *unused, long none, long unused3) {
 	return 0;
 }
 
-// fake_wrong has work be done wrong from now on, of which no call says anything, until
-// it is called with 0. What sums a target stays right.
+// fake_wrong makes work produce wrong results without an error, until it is called with
+// 0. The checksums of a target stay right.
 enum {
 	MOVES_NOTHING = 1, // kernels sum what they read, and leave the target as it was
 	ONE_SOURCE,        // kernels and batches read every block at the first one's place
@@ -122,7 +122,7 @@ EXPORT int fake_wrong(const char *unused, long how, long unused3) {
 	return 0;
 }
 
-// fake_calls is how often a call was made.
+// fake_calls returns how often a call was made.
 EXPORT int fake_calls(const char *call, long unused2, long unused3) {
 	long n = 0;
 	pthread_mutex_lock(&mu);
@@ -133,7 +133,7 @@ EXPORT int fake_calls(const char *call, long unused2, long unused3) {
 	return (int)n;
 }
 
-// fake_live is how many handles of a kind are alive, of all kinds for "".
+// fake_live returns the number of open handles of a kind, "" for all kinds.
 EXPORT int fake_live(const char *kind, long unused2, long unused3) {
 	long n = 0;
 	pthread_mutex_lock(&mu);
@@ -162,7 +162,7 @@ static int sticky(int code) {
 		code == 721 || code == 805 || code == 806 || code == 810 || code == 911 || code == 999;
 }
 
-// fake_devices is how many devices there are from now on.
+// fake_devices sets the number of devices.
 EXPORT int fake_devices(const char *unused, long n, long unused3) {
 	pthread_mutex_lock(&mu);
 	devices = n < MAX_DEVICES ? (int)n : MAX_DEVICES;
@@ -171,8 +171,8 @@ EXPORT int fake_devices(const char *unused, long n, long unused3) {
 	return 0;
 }
 
-// fake_break ends what there is in a device's context, as a kernel's fault does;
-// fake_dead has it have none any more, until fake_mend.
+// fake_break fails a device's context, like a fault of a kernel; fake_dead also makes new
+// contexts fail, until fake_mend.
 EXPORT int fake_break(const char *unused, long device, long unused3) {
 	pthread_mutex_lock(&mu);
 	if (contexts[device].retained)
@@ -192,8 +192,8 @@ EXPORT int fake_mend(const char *unused, long device, long unused3) {
 	return 0;
 }
 
-// enter counts a call, and says why it fails. Errors that are sticky stay with
-// the context, as a real one's do.
+// enter counts a call, and returns the code with which it fails. Sticky errors stay with
+// the context, like those of a real driver.
 static int enter(const char *call) {
 	int code = SUCCESS;
 	pthread_mutex_lock(&mu);
@@ -236,7 +236,7 @@ static int enter(const char *call) {
 }
 
 #define CALL(name) do { int failed_ = enter(#name); if (failed_) return failed_; if (!initialized) return NOT_INITIALIZED; } while (0)
-// What needs a context that is not broken.
+// Calls that need a context that has not failed.
 #define WORK(name) do { CALL(name); if (!current || !current->retained) return INVALID_CONTEXT; if (current->broken) return current->broken; } while (0)
 
 EXPORT int cuInit(unsigned flags) {
@@ -392,7 +392,7 @@ EXPORT int cuCtxGetStreamPriorityRange(int *least, int *greatest) {
 
 // ---- memory ----
 
-// A span is some addresses that mean device memory.
+// A span is a range of addresses of device memory.
 static struct span { uintptr_t base; size_t size; int fd, kind, peer, rdma; struct context *context; struct span *next; } *spans;
 
 static void add_span(uintptr_t base, size_t size, int fd, int kind) {
@@ -409,7 +409,7 @@ static void add_span(uintptr_t base, size_t size, int fd, int kind) {
 	pthread_mutex_unlock(&mu);
 }
 
-// take_span removes the span of a kind at base.
+// take_span removes and returns the span of a kind at base.
 static int take_span(uintptr_t base, int kind, struct span *out) {
 	int code = INVALID_VALUE;
 	pthread_mutex_lock(&mu);
@@ -440,7 +440,7 @@ static int find_span(uintptr_t address, int kind, struct span *out) {
 	return code;
 }
 
-// An object is what a context has besides memory.
+// An object is anything in a context besides memory.
 static struct object { int kind; void *p; struct context *context; struct object *next; } *objects;
 
 static void add_object(int kind, void *p) {
@@ -453,7 +453,7 @@ static void add_object(int kind, void *p) {
 	pthread_mutex_unlock(&mu);
 }
 
-// take_object removes p, or says that there is no such object.
+// take_object removes p, and reports whether there was such an object.
 static int take_object(int kind, void *p) {
 	int code = INVALID_HANDLE;
 	pthread_mutex_lock(&mu);
@@ -564,7 +564,7 @@ EXPORT int cuMemHostUnregister(void *p) {
 
 // ---- IPC ----
 
-// ipc_handle is what is in the 64 bytes.
+// ipc_handle is the content of the 64 bytes.
 typedef union { char bytes[64]; struct { uint64_t magic; int64_t pid, fd; uint64_t size, base; } of; } ipc_handle;
 #define IPC_MAGIC 0x6670632d656b6166ull
 
@@ -754,8 +754,8 @@ EXPORT int cuMemSetAccess(uintptr_t p, size_t size, const access_description *d,
 	return mprotect((void *)p, size, prot) ? OS_ERROR : SUCCESS;
 }
 
-// A dma-buf is the memory's file here, at the position that is the range's first
-// byte: so the fake of libibverbs knows where it begins.
+// A dma-buf is the memory's file here, positioned at the first byte of the range: that is
+// how the fake of libibverbs knows where the range begins.
 EXPORT int cuMemGetHandleForAddressRange(int *out, uintptr_t p, size_t size, int type, unsigned long long flags) {
 	WORK(cuMemGetHandleForAddressRange);
 	struct span s;
@@ -950,7 +950,7 @@ static int finished(event *e) {
 	return done;
 }
 
-// destroy_event waits for the stream that is to record it.
+// destroy_event waits for the stream that will record it.
 static void destroy_event(event *e) {
 	while (!finished(e))
 		usleep(20);
@@ -993,7 +993,7 @@ EXPORT int cuEventElapsedTime(float *out, event *from, event *to) {
 	return SUCCESS;
 }
 
-// known says whether an address range is memory of the given sides.
+// known reports whether an address range is memory of the given sides.
 static int known(uintptr_t p, size_t size, int host) {
 	struct span s;
 	static const int device[] = {MEMORY, IPC, MAPPINGS}, pinned[] = {HOST, REGISTERED};
@@ -1094,7 +1094,7 @@ EXPORT int cuLaunchKernel(const struct function *f, unsigned gx, unsigned gy, un
 	return submit(s, w);
 }
 
-// destroy_all is what the end of a context does to all that is in it.
+// destroy_all destroys everything in a context, when the context ends.
 static void destroy_all(struct context *c) {
 	for (int kind = EVENTS + 1; kind-- > STREAMS;) // events wait for their streams
 		for (;;) {

@@ -1,19 +1,19 @@
-// libnvidia-ml.c is NVML without a GPU, for tests: the real cgo path runs against
-// it on any machine. It has the entry points that package nvml uses, and those of
+// libnvidia-ml.c is NVML without a GPU, for tests: the real cgo code runs against
+// it on any machine. It has the functions that package nvml uses, and those of
 // package fake, by which any call can be made to fail.
 //
 // Environment, read by each nvmlInit_v2:
-//   FAKE_NVML_GPUS    how many (default 2), at 0000:10:00.0, 0000:20:00.0, …
+//   FAKE_NVML_GPUS    number of GPUs (default 2), at 0000:10:00.0, 0000:20:00.0, …
 //   FAKE_NVML_LINKS   "switch": 18 NVLinks of each GPU into switches; "direct": 4
 //                     between GPUs 0 and 1, 2 and 3, …; default none
 //   FAKE_NVML_P2P     "no": the driver refuses P2P
 //   FAKE_NVML_MIG     index of a GPU that is divided
 //   FAKE_NVML_SICK    index of a GPU with uncorrected errors and rows to remap, hot
 //   FAKE_NVML_LOST    index of a GPU that has fallen off the bus
-//   FAKE_NVML_XID     "gpu:xid": an event that is waiting
-//   FAKE_NVML_FAIL    "call:nth:code", commas between
+//   FAKE_NVML_XID     "gpu:xid": a pending event
+//   FAKE_NVML_FAIL    "call:nth:code", separated by commas
 //
-// lack.h renames what the library is to lack.
+// lack.h renames the functions that the library lacks.
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,7 +77,7 @@ EXPORT int fake_clear(const char *unused, long unused2, long unused3) {
 
 EXPORT int fake_delay(const char *unused, long unused2, long unused3) { return 0; }
 
-// fake_xid has an Xid happen to a GPU: 1000·gpu + xid.
+// fake_xid makes an Xid occur on a GPU: 1000·gpu + xid.
 EXPORT int fake_xid(const char *unused, long what, long unused3) {
 	pthread_mutex_lock(&mu);
 	event_gpu = (int)(what / 1000);
@@ -87,7 +87,7 @@ EXPORT int fake_xid(const char *unused, long what, long unused3) {
 	return 0;
 }
 
-// fake_sick and fake_lost are FAKE_NVML_SICK and FAKE_NVML_LOST; -1 is none.
+// fake_sick and fake_lost set FAKE_NVML_SICK and FAKE_NVML_LOST; -1 means none.
 EXPORT int fake_sick(const char *unused, long gpu, long unused3) {
 	pthread_mutex_lock(&mu);
 	sick = (int)gpu;
@@ -122,7 +122,7 @@ EXPORT int fake_live(const char *kind, long unused2, long unused3) {
 	return (int)n;
 }
 
-// enter_locked counts a call, and says why it fails.
+// enter_locked counts a call, and returns the code with which it fails.
 static int enter_locked(const char *call) {
 	int i = 0, code = SUCCESS;
 	while (i < MAX_CALLS - 1 && calls[i].name && strcmp(calls[i].name, call))

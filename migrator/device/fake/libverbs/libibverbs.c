@@ -1,12 +1,12 @@
-// libibverbs.c is libibverbs without an RDMA device, for tests: the real cgo path
-// runs against it on any machine.
+// libibverbs.c is libibverbs without an RDMA device, for tests: the real cgo code runs
+// against it on any machine.
 //
-// Its devices, one unless fake_devices says more, reach the memory of their own
-// process, and each other; with FAKE_VERBS_FABRIC, the path of a file, also those of
-// the other processes that name the same. Requests are carried out later than they were posted, by a thread, so that a missing wait is seen; one
-// that is carried out holds the lock, so that a pair that was moved to error does
-// nothing more. Any call, and any request, can be made to fail, and every live
-// handle is counted.
+// Its devices, one by default (see fake_devices), reach the memory of their own process,
+// and each other; with FAKE_VERBS_FABRIC, the path of a file, also that of the other
+// processes with the same path. A thread executes requests after they were posted, so
+// that a missing wait is detected. It holds the lock while it executes one, so that a
+// pair that was moved to the error state does nothing more. Any call, and any request,
+// can be made to fail, and every open handle is counted.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -41,9 +41,9 @@ enum { CONTEXTS, DOMAINS, REGIONS, CHANNELS, QUEUES, PAIRS, LISTS, KINDS };
 static const char *const kinds[KINDS] = {"contexts", "domains", "regions", "channels", "queues", "pairs", "lists"};
 static long live[KINDS];
 
-// fake_fail makes the nth call of a name from now on, counted from 1, fail. The
-// name "*" is any call; "request" is a request that is carried out, whose
-// completion has the code as its status.
+// fake_fail makes the nth call of a name from now on, counted from 1, fail. The name "*"
+// means any call; "request" means an executed request, whose completion gets the code as
+// its status.
 EXPORT int fake_fail(const char *call, long nth, long code) {
 	pthread_mutex_lock(&mu);
 	if (rule_count < MAX_RULES) {
@@ -63,8 +63,8 @@ EXPORT int fake_clear(const char *unused, long unused2, long unused3) {
 	return 0;
 }
 
-// fake_hold has requests wait before they are carried out until it is called with
-// 0; with 2 each is held back until a completion is waited for.
+// fake_hold holds requests back until it is called with 0; with 2 each is held back until
+// a completion is waited for.
 EXPORT int fake_hold(const char *unused, long hold, long unused3) {
 	pthread_mutex_lock(&mu);
 	held = (int)hold;
@@ -73,7 +73,7 @@ EXPORT int fake_hold(const char *unused, long hold, long unused3) {
 	return 0;
 }
 
-// fake_sink has requests be taken and forgotten: what posting them costs is left.
+// fake_sink discards requests, which leaves only the cost of posting them.
 EXPORT int fake_sink(const char *unused, long on, long unused3) {
 	pthread_mutex_lock(&mu);
 	sink = (int)on;
@@ -81,7 +81,8 @@ EXPORT int fake_sink(const char *unused, long on, long unused3) {
 	return 0;
 }
 
-// fake_forget has nothing alive: after tests in which what is alive cannot be closed.
+// fake_forget resets the counts of open handles, after tests in which handles cannot be
+// closed.
 EXPORT int fake_forget(const char *unused, long unused2, long unused3) {
 	pthread_mutex_lock(&mu);
 	memset(live, 0, sizeof live);
@@ -109,7 +110,7 @@ EXPORT int fake_live(const char *kind, long unused2, long unused3) {
 	return (int)n;
 }
 
-// enter counts a call, and says why it fails.
+// enter counts a call, and returns the code with which it fails.
 static int enter_locked(const char *call) {
 	int code = 0;
 	for (int i = 0; i < MAX_CALLS; i++) {
@@ -204,9 +205,9 @@ static struct context *context_of(struct pair *p) { return (struct context *)p->
 
 // ---- other processes ----
 
-// The fabric is a table of the pairs and regions of all its processes. Its lock is
-// held while bytes move, so that who has moved a pair to error, or ended a region,
-// knows that the other end is closed.
+// The fabric is a table of the pairs and regions of all its processes. Its lock is held
+// while bytes are copied, so that after a pair was moved to the error state, or a region
+// was deregistered, no other process reads it.
 #define MAX_SHARED 1024
 struct shared_pair { pid_t pid; uint32_t number, peer, access; int state; };
 struct shared_region { pid_t pid; uint32_t key; int access; uint64_t bytes, base, length; };
@@ -249,7 +250,7 @@ static void fabric_lock(void) {
 
 static int gone(pid_t pid) { return !pid || (pid != getpid() && kill(pid, 0) && errno == ESRCH); }
 
-// share_pair shows a pair to the others; with a state below 0 it is no more.
+// share_pair publishes a pair to the other processes; a state below 0 removes it.
 static void share_pair(uint32_t number, uint32_t peer, uint32_t access, int state) {
 	if (!fabric)
 		return;
@@ -285,7 +286,7 @@ static struct region *region_of(uint32_t key, int remote) {
 	return 0;
 }
 
-// reach is the memory that a key opens, or 0.
+// reach returns the memory that a key gives access to, or 0.
 static char *reach(uint32_t key, int remote, int access, uint64_t address, uint64_t length) {
 	struct region *r = region_of(key, remote);
 	if (!r || (access && !(r->access & access)) || address < r->base || length > r->m.length || address - r->base > r->m.length - length)
@@ -314,7 +315,7 @@ static struct pair *peer_of(struct pair *p) {
 	return 0;
 }
 
-// carry_far is a READ from another process's memory; it returns the status.
+// carry_far executes a READ from another process's memory and returns its status.
 static int carry_far(struct request *r, char **own) {
 	struct iovec here[MAX_PIECES], there = {0};
 	int status = 12;
@@ -336,7 +337,7 @@ static int carry_far(struct request *r, char **own) {
 	return status;
 }
 
-// carry is one request; it returns the status.
+// carry executes one request and returns its status.
 static int carry(struct request *r) {
 	struct pair *p = r->pair, *o = peer_of(p);
 	int code = enter_locked("request");
@@ -559,7 +560,7 @@ EXPORT int ibv_query_port(cv_context *c, uint8_t port, cv_port_attr *a) {
 	return code;
 }
 
-// fake_port takes the port down, or up with 0.
+// fake_port takes the port down; 0 brings it up.
 EXPORT int fake_port(const char *unused, long down, long unused3) {
 	pthread_mutex_lock(&mu);
 	port_down = (int)down;
@@ -567,8 +568,8 @@ EXPORT int fake_port(const char *unused, long down, long unused3) {
 	return 0;
 }
 
-// The tables of GIDs: what a port has at first, what it has after its link was away,
-// of IPv6 alone, and of RoCE v1 alone.
+// The tables of GIDs: the initial one, the one after the link was down, one of IPv6 only,
+// and one of RoCE v1 only.
 enum { GIDS = 4, TABLES = 4 };
 static const struct { cv_gid gid; int type; } gids[TABLES][GIDS] = {
 	{{{.raw = {0xfe, 0x80, [15] = 1}}, 1}, {{.raw = {0xfe, 0x80, [15] = 1}}, 2}, {{.raw = {[10] = 0xff, 0xff, 10, 0, 0, 1}}, 2}},
@@ -586,8 +587,8 @@ EXPORT int fake_gids(const char *unused, long which, long unused3) {
 
 static cv_ah_attr last_path;
 
-// fake_path is how the latest pair reaches its peer: 0 the traffic class, 1 the
-// service level, 2 the index of its own GID.
+// fake_path returns an attribute of the latest pair's path: 0 the traffic class, 1 the
+// service level, 2 the index of its GID.
 EXPORT int fake_path(const char *unused, long what, long unused3) {
 	pthread_mutex_lock(&mu);
 	int r = what == 0 ? last_path.grh.traffic_class : what == 1 ? last_path.sl : last_path.grh.sgid_index;
@@ -652,8 +653,8 @@ EXPORT cv_mr *ibv_reg_mr(cv_pd *pd, void *address, size_t length, int access) {
 	return enter("ibv_reg_mr") ? 0 : registered(pd, address, (uint64_t)(uintptr_t)address, length, access);
 }
 
-// A dma-buf is any file that can be mapped here, from its position on: a memfd. As
-// with a real NIC, base and offset are at the same place in their pages.
+// A dma-buf is any file that can be mapped here, from its position on: a memfd. As with a
+// real NIC, base and offset have the same place in their pages.
 EXPORT cv_mr *ibv_reg_dmabuf_mr(cv_pd *pd, uint64_t offset, size_t length, uint64_t base, int fd, int access) {
 	if (enter("ibv_reg_dmabuf_mr"))
 		return 0;
@@ -823,7 +824,7 @@ EXPORT int ibv_destroy_qp(cv_qp *q) {
 	return code;
 }
 
-// fake_devices has so many devices, of the names fake0, fake1 and so on.
+// fake_devices sets the number of devices, which are called fake0, fake1 and so on.
 EXPORT int fake_devices(const char *unused, long n, long unused3) {
 	pthread_mutex_lock(&mu);
 	device_count = n < 1 ? 1 : n > MAX_DEVICES ? MAX_DEVICES : (int)n;
@@ -835,8 +836,8 @@ EXPORT int fake_devices(const char *unused, long n, long unused3) {
 	return 0;
 }
 
-// fake_break makes a device fail: it reports an event, and its connections end. What is open
-// of it is of no use; it can be opened again after fake_mend.
+// fake_break makes a device fail: it reports an event, and its connections end. Objects
+// of it cannot be used any more; it can be opened again after fake_mend.
 EXPORT int fake_break(const char *unused, long i, long unused3) {
 	pthread_mutex_lock(&mu);
 	devices[i].failed = 1;
@@ -865,7 +866,7 @@ EXPORT int fake_unplug(const char *unused, long i, long unused3) {
 	return 0;
 }
 
-// fake_mend makes a device good that has failed, or was unplugged.
+// fake_mend repairs a device that has failed, or was disconnected.
 EXPORT int fake_mend(const char *unused, long i, long unused3) {
 	pthread_mutex_lock(&mu);
 	devices[i].failed = devices[i].unplugged = 0;

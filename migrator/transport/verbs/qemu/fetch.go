@@ -14,21 +14,21 @@ import (
 	"strings"
 )
 
-// packages are Debian's, besides the kernel.
+// packages are the Debian packages, besides the kernel.
 var packages = []string{
 	"busybox-static", "libibverbs1", "ibverbs-providers", "libibverbs-dev", "libnl-3-200", "libnl-route-3-200",
 	"iproute2", "libmnl0", "libbsd0", "libmd0", "libcap2",
 }
 
-// modules are what the guest loads.
+// modules are the kernel modules that the guest loads.
 var modules = map[string]bool{
 	"crc32_generic.ko": true, "udp_tunnel.ko": true, "ip6_udp_tunnel.ko": true, "ib_core.ko": true, "ib_uverbs.ko": true, "rdma_rxe.ko": true, "dummy.ko": true,
 }
 
-// parts are what was fetched: paths.
+// parts are the paths of the downloaded files.
 type parts struct{ kernel, modules, root string }
 
-// fetch downloads and unpacks what is not there yet.
+// fetch downloads and unpacks what is missing.
 func fetch() (parts, error) {
 	debs, err := filepath.Abs(filepath.Join(cache, "debs"))
 	if err != nil {
@@ -52,7 +52,7 @@ func fetch() (parts, error) {
 	cmd := exec.Command("apt-get", append([]string{"download", "-q", kernel}, packages...)...)
 	cmd.Dir = debs
 	if out, err := cmd.CombinedOutput(); err != nil {
-		return p, &missingError{"a package", fmt.Sprintf("apt-get update, or look at what it says (%v):\n%s", err, out)}
+		return p, &missingError{"a package", fmt.Sprintf("run apt-get update, or see its output (%v):\n%s", err, out)}
 	}
 	for _, name := range packages {
 		deb, err := only(debs, name+"_*.deb")
@@ -73,21 +73,21 @@ func fetch() (parts, error) {
 	return p, os.WriteFile(done, []byte(kernel+"\n"), 0o644)
 }
 
-// direct is the kernel without what unpacks it, where it is packed by xz and this
-// machine has that: emulated, unpacking takes as long as all the rest of the boot.
-// qemu starts such a kernel by its PVH entry.
+// direct returns the uncompressed kernel, if it is compressed with xz and this machine
+// has xz: with emulation, decompression takes as long as the rest of the boot. qemu
+// starts such a kernel by its PVH entry.
 func direct(kernel string) string {
 	bare := kernel + ".elf"
 	if exists(bare) {
 		return bare
 	}
 	b, err := os.ReadFile(kernel)
-	const offset, length, sectors = 0x248, 0x24c, 0x1f1 // of the payload, and those in front of it
+	const offset, length, sectors = 0x248, 0x24c, 0x1f1 // of the payload, and the sectors in front of it
 	if err != nil || len(b) < length+4 {
 		return kernel
 	}
 	from := (int64(b[sectors])+1)*512 + int64(binary.LittleEndian.Uint32(b[offset:]))
-	to := from + int64(binary.LittleEndian.Uint32(b[length:])) - 4 // behind it is its size
+	to := from + int64(binary.LittleEndian.Uint32(b[length:])) - 4 // followed by its size
 	if from >= to || to > int64(len(b)) || !bytes.HasPrefix(b[from:], []byte("\xfd7zXZ\x00")) {
 		return kernel
 	}
@@ -100,11 +100,12 @@ func direct(kernel string) string {
 	return bare
 }
 
-// kernelPackage is the present version's: linux-image-amd64 depends on it.
+// kernelPackage returns the package of the current version, on which linux-image-amd64
+// depends.
 func kernelPackage() (string, error) {
 	out, err := exec.Command("apt-cache", "depends", "linux-image-amd64").Output()
 	if err != nil {
-		return "", &missingError{"linux-image-amd64", "apt-get update; it runs on Debian's amd64 alone"}
+		return "", &missingError{"linux-image-amd64", "run apt-get update; it requires Debian on amd64"}
 	}
 	for line := range strings.Lines(string(out)) {
 		if name, ok := strings.CutPrefix(strings.TrimSpace(line), "Depends: "); ok && strings.HasPrefix(name, "linux-image-") {
@@ -125,7 +126,7 @@ func only(dir, pattern string) (string, error) {
 	return found[len(found)-1], nil
 }
 
-// unpackKernel takes the kernel and its modules out of a package, which is large.
+// unpackKernel extracts the kernel and its modules from a package, which is large.
 func unpackKernel(deb string, p parts) error {
 	cmd := exec.Command("dpkg-deb", "--fsys-tarfile", deb)
 	out, err := cmd.StdoutPipe()
@@ -169,7 +170,7 @@ func unpackKernel(deb string, p parts) error {
 		return fmt.Errorf("dpkg-deb --fsys-tarfile %s: %w", deb, err)
 	}
 	if found < 4 {
-		return fmt.Errorf("%s has %d of the files that the guest needs", deb, found)
+		return fmt.Errorf("%s has only %d of the files that the guest needs", deb, found)
 	}
 	return nil
 }

@@ -15,8 +15,8 @@ import (
 // libraries are the folders of the packages that the guest needs, and single files.
 var libraries = []string{"usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu", "etc/libibverbs.d", "usr/bin/rdma", "bin/rdma", "bin/busybox", "usr/bin/busybox"}
 
-// build compiles the tests and writes the guest's file system: an archive that the
-// kernel unpacks (cpio, newc).
+// build compiles the tests and writes the guest's file system: a cpio archive (newc) that
+// the kernel unpacks.
 func build(image string, p parts) error {
 	f, err := os.Create(image)
 	if err != nil {
@@ -78,7 +78,7 @@ func exists(name string) bool {
 	return err == nil
 }
 
-// archive is a cpio in the making. The first error stays.
+// archive is a cpio archive that is being written. It keeps the first error.
 type archive struct {
 	w    io.Writer
 	n    int // entries
@@ -87,8 +87,7 @@ type archive struct {
 	err  error
 }
 
-// needed adds the shared libraries that a program is linked with, as this machine
-// has them.
+// needed adds the shared libraries that a program is linked with, from this machine.
 func (a *archive) needed(bin string) error {
 	out, err := exec.Command("ldd", bin).Output()
 	if err != nil {
@@ -105,7 +104,7 @@ func (a *archive) needed(bin string) error {
 	return nil
 }
 
-// tree adds a file, or the files right below a folder and one deeper.
+// tree adds a file, or the files below a folder.
 func (a *archive) tree(root, of string) error {
 	base := filepath.Join(root, of)
 	if !exists(base) {
@@ -124,13 +123,13 @@ func (a *archive) tree(root, of string) error {
 	})
 }
 
-// file adds a file of this machine, or what a link leads to.
+// file adds a file of this machine; it follows links.
 func (a *archive) file(name, from string) {
 	if a.has[name] {
 		return
 	}
 	if target, err := os.Readlink(from); err == nil && !exists(from) {
-		_ = target // a link of a package that is not there
+		_ = target // a link into a package that is not installed
 		return
 	}
 	b, err := os.ReadFile(from)
@@ -147,7 +146,7 @@ func (a *archive) fail(err error) {
 	}
 }
 
-// dir adds a folder and those above it.
+// dir adds a folder and its parents.
 func (a *archive) dir(name string) {
 	if name == "." || name == "/" || a.dirs[name] {
 		return
@@ -166,8 +165,8 @@ func (a *archive) add(name string, mode uint32, b []byte) {
 	a.entry(name, mode, b)
 }
 
-// entry writes one record: a header of hexadecimal numbers, the name, the bytes,
-// each padded to four.
+// entry writes one record: a header of hexadecimal numbers, the name, and the bytes, each
+// padded to four.
 func (a *archive) entry(name string, mode uint32, b []byte) {
 	a.n++
 	links := 1

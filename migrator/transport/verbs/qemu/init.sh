@@ -1,6 +1,6 @@
 #!/bin/busybox sh
-# The guest's first process: soft-RoCE on a dummy interface, the tests, the end. What
-# is behind "rdma-check:" is read by the host.
+# The guest's first process: it sets up soft-RoCE on a dummy interface and runs the tests.
+# The host parses what follows "rdma-check:".
 /bin/busybox --install -s /bin
 mount -t proc none /proc
 mount -t sysfs none /sys

@@ -1,11 +1,10 @@
-// Command qemu is "make rdma-check": it boots a small guest that has RDMA in
-// software (soft-RoCE), and runs the tests of verbs in it on the real library.
+// Command qemu is "make rdma-check": it boots a small guest with RDMA in software
+// (soft-RoCE), and runs the tests of verbs in it on the real library.
 //
-// It needs Debian or a relative of it, gcc and qemu-system-x86, and no root: the
-// guest's kernel and libraries are downloaded by apt-get into .cache/rdma. It prints
-// what the tests have measured and how long each stage took, and fails where one of
-// them does or something is missing: built, it exits with 1 and with 2. With
-// CASCADE_TEST_ALL set it injects all faults of moves.
+// It needs Debian or a derivative, gcc and qemu-system-x86, and no root: apt-get
+// downloads the guest's kernel and libraries into .cache/rdma. It prints what the tests
+// have measured and how long each stage took. It exits with 1 if a test fails, and with 2
+// if something is missing. With CASCADE_TEST_ALL set it injects all faults of migrations.
 package main
 
 import (
@@ -28,14 +27,14 @@ var initScript string
 
 const (
 	cache = ".cache/rdma"
-	// limit bounds the guest's life: it needs about half a minute of a core, which it
+	// limit bounds the guest's run time: it needs about half a minute of a core, which it
 	// may have to share.
 	limit  = 15 * time.Minute
 	memory = "1536"
 	prefix = "rdma-check:"
 )
 
-// tests are what runs in the guest, in this order.
+// tests are the tests that run in the guest, in this order.
 var tests = []struct{ pkg, run string }{
 	{"./migrator/device/verbs", "."},
 	{"./migrator/transport/verbs", "."},
@@ -55,7 +54,7 @@ func main() {
 	}
 }
 
-// missingError says what this machine lacks.
+// missingError is something that this machine lacks.
 type missingError struct{ what, cure string }
 
 func (e *missingError) Error() string { return e.what + " is missing: " + e.cure }
@@ -63,8 +62,8 @@ func (e *missingError) Error() string { return e.what + " is missing: " + e.cure
 func check() error {
 	for tool, cure := range map[string]string{
 		"qemu-system-x86_64": "apt-get install --no-install-recommends qemu-system-x86",
-		"apt-get":            "it runs on Debian and its relatives alone",
-		"dpkg-deb":           "it runs on Debian and its relatives alone",
+		"apt-get":            "it requires Debian or a derivative",
+		"dpkg-deb":           "it requires Debian or a derivative",
 		"gcc":                "apt-get install gcc",
 		"go":                 "install Go",
 	} {
@@ -88,16 +87,15 @@ func check() error {
 	return boot(direct(p.kernel), image)
 }
 
-// processor is the guest's. Without erms and fsrm it copies memory by words: where
-// every instruction is emulated, the instruction that copies bytes is none for many.
+// processor is the guest's CPU model. Without erms and fsrm it copies memory by words:
+// with emulated instructions, the byte-copy instruction is slow.
 const processor = "max,-erms,-fsrm"
 
-// kernelOptions spare the kernel what a guest does not need that lives for a minute.
+// kernelOptions disable what a short-lived guest does not need.
 const kernelOptions = "console=ttyS0 quiet panic=-1 rdinit=/init mitigations=off init_on_alloc=0 hardened_usercopy=off nokaslr tsc=reliable no_timer_check cryptomgr.notests"
 
-// boot runs the guest and judges what it says. Its clock counts instructions, 500 in
-// a microsecond, so that what it measures does not depend on what else this machine
-// does.
+// boot runs the guest and evaluates its output. Its clock counts instructions, 500 per
+// microsecond, so that the measured times do not depend on the load of this machine.
 func boot(kernel, image string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
@@ -117,7 +115,7 @@ func boot(kernel, image string) error {
 		return err
 	}
 	defer log.Close()
-	table, end := read(io.TeeReader(out, log), start)
+	table, end := parseOutput(io.TeeReader(out, log), start)
 	err = cmd.Wait()
 	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
 	for _, row := range table {
@@ -133,30 +131,30 @@ func boot(kernel, image string) error {
 	case end == "0":
 		return nil
 	case ctx.Err() != nil:
-		return fmt.Errorf("the guest was at work after %v still; what it said is in %s", limit, log.Name())
+		return fmt.Errorf("the guest was still running after %v; its output is in %s", limit, log.Name())
 	case end == "":
-		return fmt.Errorf("the guest did not come to its end (%v); what it said is in %s", err, log.Name())
+		return fmt.Errorf("the guest did not finish (%v); its output is in %s", err, log.Name())
 	}
-	return fmt.Errorf("tests failed; what they said is in %s", log.Name())
+	return fmt.Errorf("tests failed; their output is in %s", log.Name())
 }
 
-// read takes the rows and the end out of what a guest says, and shows failures. Each
-// "stage" of the guest's becomes a row that says how long it took since start, or
-// since the one before.
-func read(r io.Reader, start time.Time) (table [][]string, end string) {
+// parseOutput returns the rows and the exit status in a guest's output, and prints
+// failures. Each "stage" of the guest becomes a row with the time since start, or since
+// the stage before.
+func parseOutput(r io.Reader, start time.Time) (table [][]string, end string) {
 	s := bufio.NewScanner(r)
 	s.Buffer(nil, 1<<20)
-	var said []string // by the test at work
+	var output []string // of the running test
 	for s.Scan() {
 		line := strings.TrimRight(s.Text(), "\r")
 		at := strings.Index(line, prefix)
 		if at < 0 {
 			if strings.HasPrefix(line, "=== RUN") {
-				said = said[:0]
+				output = output[:0]
 			}
-			if said = append(said, line); strings.HasPrefix(line, "--- FAIL") || strings.HasPrefix(line, "panic:") {
-				fmt.Println(strings.Join(said, "\n"))
-				said = said[:0]
+			if output = append(output, line); strings.HasPrefix(line, "--- FAIL") || strings.HasPrefix(line, "panic:") {
+				fmt.Println(strings.Join(output, "\n"))
+				output = output[:0]
 			}
 			continue
 		}

@@ -10,8 +10,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
 )
 
-// rig is all that a call may need.
-type rig struct {
+// harness has everything that a call may need.
+type harness struct {
 	driver     *Driver
 	a, b       *Context
 	stream     *Stream
@@ -29,9 +29,9 @@ type rig struct {
 
 const rigBytes = 1 << 16
 
-func newRig(t testing.TB, d *Driver) *rig {
+func newHarness(t testing.TB, d *Driver) *harness {
 	t.Helper()
-	r := &rig{driver: d, own: make([]byte, rigBytes)}
+	r := &harness{driver: d, own: make([]byte, rigBytes)}
 	ok := func(err error) {
 		if err != nil {
 			t.Helper()
@@ -69,41 +69,41 @@ func newRig(t testing.TB, d *Driver) *rig {
 	return r
 }
 
-// close returns the errors of all closings.
-func (r *rig) close() error {
+// close returns the errors of all closes.
+func (r *harness) close() error {
 	return errors.Join(r.mapping.Close(), r.descriptor.Close(), r.allocation.Close(), r.host.Close(), r.a.Free(r.memory), r.module.Close(),
 		r.event.Close(), r.early.Close(), r.stream.Close(), r.b.Close(), r.a.Close())
 }
 
-// uses makes each call at least once, by the way in which a caller would. A use
-// leaves nothing behind, whether it fails or not.
-var uses = map[call]func(r *rig) error{
-	cuDeviceGetCount:              func(r *rig) error { _, err := r.driver.Count(); return err },
+// uses makes each call at least once, as a caller does. A use leaves nothing open,
+// whether it fails or not.
+var uses = map[call]func(r *harness) error{
+	cuDeviceGetCount:              func(r *harness) error { _, err := r.driver.Count(); return err },
 	cuDeviceGet:                   useDevice,
 	cuDeviceGetName:               useDevice,
 	cuDeviceGetUUID:               useDevice,
 	cuDeviceGetPCIBusID:           useDevice,
 	cuDeviceTotalMem:              useDevice,
 	cuDeviceGetAttribute:          useDevice,
-	cuDeviceCanAccessPeer:         func(r *rig) error { _, err := r.driver.CanAccess(0, 1); return err },
+	cuDeviceCanAccessPeer:         func(r *harness) error { _, err := r.driver.CanAccess(0, 1); return err },
 	cuDevicePrimaryCtxRetain:      useContext,
 	cuDevicePrimaryCtxRelease:     useContext,
-	cuCtxSetCurrent:               func(r *rig) error { _, _, err := r.a.AllocationRange(r.memory); return err },
+	cuCtxSetCurrent:               func(r *harness) error { _, _, err := r.a.AllocationRange(r.memory); return err },
 	cuCtxGetStreamPriorityRange:   useStream,
 	cuMemAlloc:                    useMemory,
 	cuMemFree:                     useMemory,
-	cuMemGetAddressRange:          func(r *rig) error { _, _, err := r.a.AllocationRange(r.memory + 5); return err },
+	cuMemGetAddressRange:          func(r *harness) error { _, _, err := r.a.AllocationRange(r.memory + 5); return err },
 	cuMemHostAlloc:                useHost,
 	cuMemFreeHost:                 useHost,
 	cuMemHostGetDevicePointer:     useHost,
 	cuMemHostRegister:             useRegistered,
 	cuMemHostUnregister:           useRegistered,
-	cuIpcGetMemHandle:             func(r *rig) error { _, err := r.a.IPCHandle(r.memory); return err },
+	cuIpcGetMemHandle:             func(r *harness) error { _, err := r.a.IPCHandle(r.memory); return err },
 	cuMemGetAllocationGranularity: useAllocation,
 	cuMemCreate:                   useAllocation,
 	cuMemRelease:                  useAllocation,
 	cuMemExportToShareableHandle:  useAllocation,
-	cuMemImportFromShareableHandle: func(r *rig) error {
+	cuMemImportFromShareableHandle: func(r *harness) error {
 		a, err := r.a.ImportAllocation(r.descriptor, r.allocation.Size())
 		if err != nil {
 			return err
@@ -118,16 +118,16 @@ var uses = map[call]func(r *rig) error{
 	cuMemGetHandleForAddressRange: useDMABuf,
 	cuStreamCreateWithPriority:    useStream,
 	cuStreamDestroy:               useStream,
-	cuStreamSynchronize:           func(r *rig) error { return r.stream.Wait() },
+	cuStreamSynchronize:           func(r *harness) error { return r.stream.Wait() },
 	cuEventCreate:                 useEvent,
 	cuEventDestroy:                useEvent,
 	cuEventRecord:                 useEvent,
 	cuEventSynchronize:            useEvent,
 	cuEventQuery:                  useEvent,
-	cuEventElapsedTime: func(r *rig) error {
+	cuEventElapsedTime: func(r *harness) error {
 		ms, err := r.event.Since(r.early)
 		if ms < 0 {
-			return fmt.Errorf("%v ms have passed", ms)
+			return fmt.Errorf("Since returned %v ms", ms)
 		}
 		return err
 	},
@@ -148,7 +148,7 @@ var uses = map[call]func(r *rig) error{
 	cuIpcCloseMemHandle:  nil,
 }
 
-func useDevice(r *rig) error {
+func useDevice(r *harness) error {
 	info, err := r.driver.Device(1)
 	if err == nil && (info.Name != "Fake GPU 1" || info.PCI != "0000:20:00.0" || info.Major != 9 || info.Multiprocessors != 4 || !info.VMM || !info.DMABuf || info.Bytes != 1<<34 || info.UUID[15] != '1') {
 		return fmt.Errorf("%+v", info)
@@ -156,7 +156,7 @@ func useDevice(r *rig) error {
 	return err
 }
 
-func useContext(r *rig) error {
+func useContext(r *harness) error {
 	c, err := r.driver.RetainContext(0)
 	if err != nil {
 		return err
@@ -168,8 +168,9 @@ func useContext(r *rig) error {
 	return c.Close()
 }
 
-// twice closes what did not close the first time, so that nothing is left.
-func twice(closed interface{ Store(bool) }, close func() error) error {
+// closeAgain closes again what did not close the first time, so that nothing is left
+// open.
+func closeAgain(closed interface{ Store(bool) }, close func() error) error {
 	err := close()
 	if err != nil {
 		closed.Store(false)
@@ -178,15 +179,15 @@ func twice(closed interface{ Store(bool) }, close func() error) error {
 	return errors.Join(err, close())
 }
 
-func useStream(r *rig) error {
+func useStream(r *harness) error {
 	s, err := r.a.NewLowPriorityStream()
 	if err != nil {
 		return err
 	}
-	return twice(&s.closed, s.Close)
+	return closeAgain(&s.closed, s.Close)
 }
 
-func useMemory(r *rig) error {
+func useMemory(r *harness) error {
 	p, err := r.a.Alloc(4096)
 	if err != nil {
 		return err
@@ -197,16 +198,16 @@ func useMemory(r *rig) error {
 	return nil
 }
 
-func useHost(r *rig) error {
+func useHost(r *harness) error {
 	h, err := r.a.AllocHost(4096)
 	if err != nil {
 		return err
 	}
 	h.Bytes()[4095], h.Uint32s()[0], h.Uint64s()[511] = 1, 2, 3
-	return twice(&h.closed, h.Close)
+	return closeAgain(&h.closed, h.Close)
 }
 
-func useRegistered(r *rig) error {
+func useRegistered(r *harness) error {
 	h, err := r.a.RegisterHost(r.own)
 	if err != nil {
 		return err
@@ -214,10 +215,10 @@ func useRegistered(r *rig) error {
 	if h.Pointer() == 0 {
 		return errors.New("no address")
 	}
-	return twice(&h.closed, h.Close)
+	return closeAgain(&h.closed, h.Close)
 }
 
-func useAllocation(r *rig) error {
+func useAllocation(r *harness) error {
 	a, err := r.a.CreateAllocation(1)
 	if err != nil {
 		return err
@@ -226,10 +227,10 @@ func useAllocation(r *rig) error {
 	if err == nil {
 		err = f.Close()
 	}
-	return errors.Join(err, twice(&a.closed, a.Close))
+	return errors.Join(err, closeAgain(&a.closed, a.Close))
 }
 
-func useMapping(r *rig) error {
+func useMapping(r *harness) error {
 	m, err := r.allocation.Map(ReadOnly)
 	if err != nil {
 		return err
@@ -238,20 +239,20 @@ func useMapping(r *rig) error {
 	return errors.Join(err, m.Close(), m.Close())
 }
 
-func useDMABuf(r *rig) error {
-	// Two bytes of two pages: the descriptor is of both.
+func useDMABuf(r *harness) error {
+	// Two bytes on two pages: the descriptor covers both.
 	page := Pointer(os.Getpagesize())
 	f, offset, err := r.a.DMABuf(r.memory+page-1, 2)
 	if err != nil {
 		return err
 	}
 	if offset != int64(page)-1 {
-		err = fmt.Errorf("the range begins at %d of its pages", offset)
+		err = fmt.Errorf("the range begins at offset %d of its pages", offset)
 	}
 	return errors.Join(err, f.Close())
 }
 
-func useEvent(r *rig) error {
+func useEvent(r *harness) error {
 	e, err := r.a.NewEvent(Untimed)
 	if err != nil {
 		return err
@@ -266,10 +267,10 @@ func useEvent(r *rig) error {
 			err = errors.New("an event that was waited for has not happened")
 		}
 	}
-	return errors.Join(err, twice(&e.closed, e.Close))
+	return errors.Join(err, closeAgain(&e.closed, e.Close))
 }
 
-func useCopies(r *rig) error {
+func useCopies(r *harness) error {
 	half := Pointer(rigBytes / 2)
 	for i := range r.host.Bytes()[:256] {
 		r.host.Bytes()[i] = byte(i)
@@ -296,7 +297,7 @@ func useCopies(r *rig) error {
 	return nil
 }
 
-func useBatch(r *rig) error {
+func useBatch(r *harness) error {
 	for i := range r.host.Bytes()[:1024] {
 		r.host.Bytes()[i] = byte(i / 4)
 	}
@@ -324,16 +325,16 @@ func useBatch(r *rig) error {
 	return nil
 }
 
-func useModule(r *rig) error {
+func useModule(r *harness) error {
 	m, err := r.a.LoadModule(kernel.PTX)
 	if err != nil {
 		return err
 	}
 	_, err = m.Kernel(kernel.Copy)
-	return errors.Join(err, twice(&m.closed, m.Close))
+	return errors.Join(err, closeAgain(&m.closed, m.Close))
 }
 
-func useKernel(r *rig) error {
+func useKernel(r *harness) error {
 	const bytes = 1000
 	for i := range r.host.Bytes()[:bytes] {
 		r.host.Bytes()[i] = byte(i * 7)
@@ -350,7 +351,7 @@ func useKernel(r *rig) error {
 		return err
 	}
 	if want := kernel.Raw(r.host.Bytes()[:bytes]); w[6] != want {
-		return fmt.Errorf("the sum is %#x, want %#x", w[6], want)
+		return fmt.Errorf("checksum %#x, want %#x", w[6], want)
 	}
 	return nil
 }
