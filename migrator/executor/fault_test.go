@@ -13,27 +13,26 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// points are the steps of a migration at which something can go wrong: messages on
-// their way, calls to engines, pulls, and what the front end does.
+// points are the steps of a migration at which a fault can be injected: messages in flight, calls to
+// engines, pulls, and actions of the front end.
 var points = []string{
 	"open", "accept", "round", "manifest", "pulled", "pulling", "ready", "commit", "query", "pending", "committed", "reverted", "ended", "rejected", "abort",
 	"reserve", "table", "freeze", "thaw", "drop call", "mark filled", "release", "ticket", "pull", "move", "adopt", "start", "first",
 }
 
-// primers are faults that make a migration come to a step which it does not come to
-// by itself.
+// primers are faults that are needed for a migration to reach a step.
 var primers = map[string]string{
 	"query": "part at commit", "pending": "reorder at commit", "reverted": "refuse at start", "ended": "client leaves at ready", "abort": "refuse at mark filled",
 	"thaw": "refuse at start", "rejected": "moved away at freeze",
 }
 
-// remoteFrontEndPoints are the steps that no migration comes to whose source is the front end.
+// remoteFrontEndPoints are the steps that no migration reaches whose source is the front end.
 var remoteFrontEndPoints = map[string]bool{"commit": true, "query": true, "pending": true, "committed": true, "reverted": true, "ended": true, "rejected": true}
 
-// scene is one run: replicas, streams, migrations of theirs, and what goes wrong.
+// scene is one run: replicas, streams, their migrations, and the faults.
 type scene struct {
 	*fleet
-	source, target, frontEnd *replica // of the first move
+	source, target, frontEnd *replica // of the first migration
 	request                  string
 }
 
@@ -42,7 +41,7 @@ type faultKind struct {
 	act  func(s *scene, rng *rand.Rand) verdict
 }
 
-// kinds are what can go wrong. Each says what becomes of what passes the point.
+// kinds are the kinds of faults. Each returns the verdict for what is at the point.
 var kinds = []faultKind{
 	{"drop", func(*scene, *rand.Rand) verdict { return drop }},
 	{"double", func(*scene, *rand.Rand) verdict { return double }},
@@ -79,11 +78,11 @@ var kinds = []faultKind{
 	}},
 }
 
-// primerKinds are for primers: they are sure to do what they are for.
+// primerKinds are the faults of primers only: they have a certain effect.
 var primerKinds = []faultKind{
 	{"part", func(s *scene, _ *rand.Rand) verdict { s.cut(s.source, s.frontEnd, 1500*time.Millisecond); return goOn }},
 	{"moved away", func(s *scene, _ *rand.Rand) verdict {
-		// The front end takes the leg for lost while its source still moves it.
+		// The front end considers the leg lost while its source still migrates it.
 		f := s.frontEnd.frontEnd
 		s.wg.Go(func() {
 			f.mu.Lock()
@@ -94,14 +93,14 @@ var primerKinds = []faultKind{
 	}},
 }
 
-// randomOutage is a time that is, or is not, long enough to be taken for death.
+// randomOutage returns a duration that is or is not long enough to be taken for a crash.
 func randomOutage(r *rand.Rand) time.Duration {
 	return []time.Duration{50 * time.Millisecond, 300 * time.Millisecond, 1500 * time.Millisecond, 4 * time.Second}[r.IntN(4)]
 }
 
-// play runs a scene of replicas whose carriers carry makes; in a grid the seed says
-// which of them is the front end, and the faults come as early as they can. It returns
-// what it broke, "" for nothing. reached reports whether all faults have happened.
+// play runs a scene of replicas with the carriers that carry makes. In a grid the seed chooses which of
+// them is the front end, and the faults come as early as possible. It returns the failures, "" for none;
+// reached reports whether all faults were injected.
 func play(carry func(*replica) carrier, seed uint64, grid bool, faults ...string) (broken string, reached bool, moves int) {
 	rng := rand.New(rand.NewPCG(seed, 9))
 	link := int64(0)
@@ -109,7 +108,7 @@ func play(carry func(*replica) carrier, seed uint64, grid bool, faults ...string
 		link = int64(10_000 + rng.IntN(1_000_000)) // 10 ms to 1 s for a request
 	}
 	if grid {
-		link = 1_000_000 // so that migrations are not too late by themselves
+		link = 1_000_000 // so that migrations do not exceed their deadline without a fault
 	}
 	w := newFleet(3+rng.IntN(2), link, carry)
 	order := shuffled(rng, w.replicas)
@@ -119,7 +118,7 @@ func play(carry func(*replica) carrier, seed uint64, grid bool, faults ...string
 	}
 	s.request = string(s.frontEnd.id) + "/1"
 	s.frontEnd.frontEnd.startStream(s.request, prompt(int(seed), 3+rng.IntN(60)), 180, s.source)
-	for i, n := range order { // and others that run beside
+	for i, n := range order { // and further streams
 		if rng.IntN(2) == 0 {
 			n.frontEnd.startStream(fmt.Sprintf("%s/%d", n.id, i+2), prompt(i, 10+rng.IntN(20)), 120, order[rng.IntN(len(order))])
 		}
@@ -137,7 +136,7 @@ func play(carry func(*replica) carrier, seed uint64, grid bool, faults ...string
 	}
 	time.Sleep(time.Duration(50+rng.IntN(400)) * time.Millisecond)
 	w.move(s.request, s.source, s.target, policies.Growth)
-	// Later ones find the request wherever it is.
+	// Later migrations find the request wherever it is.
 	for range rng.IntN(3) {
 		time.Sleep(time.Duration(rng.IntN(300)) * time.Millisecond)
 		if h, ok := s.frontEnd.frontEnd.Holder(s.request); ok {
@@ -170,7 +169,7 @@ func play(carry func(*replica) carrier, seed uint64, grid bool, faults ...string
 	return w.failures(), reached, w.live + w.anew
 }
 
-// abort is the market's change of mind, at both sides.
+// abort makes the market abort the migration at both sides.
 func (s *scene) abort() {
 	for _, n := range []*replica{s.source, s.target} {
 		for _, m := range n.executor.Migrations() {
@@ -184,8 +183,8 @@ func (s *scene) abort() {
 // TestFaultAtEveryStep injects each fault at each step.
 func TestFaultAtEveryStep(t *testing.T) { everyStep(t, kinds, 1, carryInside) }
 
-// everyStep injects each of some faults at each step of migrations over a carrier; with a
-// stride of n at each nth, which are others for each fault, and where blocks are pulled.
+// everyStep injects each of some faults at each step of migrations over a carrier; with a stride of n at
+// each nth step, different ones for each fault, and always where blocks are pulled.
 func everyStep(t *testing.T, kinds []faultKind, stride int, carry func(*replica) carrier) {
 	all := os.Getenv("CASCADE_TEST_ALL") != ""
 	for kind, k := range kinds {
@@ -197,9 +196,9 @@ func everyStep(t *testing.T, kinds []faultKind, stride int, carry func(*replica)
 					missed = slices.DeleteFunc(missed, func(m string) bool { return m == p })
 					continue
 				}
-				// Each step with each of source, target and a third replica as the front end, four
-				// times. In a hurry until one has come to it: which one does is the
-				// scheduler's choice where a device does the copying.
+				// Each step with source, target and a third replica as the front end, four times.
+				// Unless all are run, only until one run has reached the step: which one does is up
+				// to the scheduler where a device copies.
 				first := (i + kind) % 3
 				if remoteFrontEndPoints[p] {
 					first = 2

@@ -14,8 +14,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// frontEnd owns the streams of its clients. It checks each token against what the
-// unmoved run would have given.
+// frontEnd serves the streams of its clients. It checks each token against that of a run
+// without migration.
 type frontEnd struct {
 	w    *fleet
 	node *replica
@@ -36,16 +36,16 @@ type clientStream struct {
 	conn    *legConn
 	rescues int
 
-	cut  bool    // tokens of the present leg are held back
-	held []event // of the present leg
-	lost bool    // the present leg is broken, while another one may come
+	cut  bool    // tokens of the current leg are held back
+	held []event // of the current leg
+	lost bool    // the current leg is broken, while another one may come
 
 	next    *legConn // the leg that is being opened
 	first   []event
-	changed chan struct{} // closed and renewed at each change
+	changed chan struct{} // closed and replaced at each change
 
 	over  bool
-	whole bool // over, and with all its tokens
+	whole bool // ended, with all its tokens
 }
 
 func (s *clientStream) append(id uint32) {
@@ -60,7 +60,7 @@ func (s *clientStream) notify() {
 	s.changed = make(chan struct{})
 }
 
-// startStream begins a stream at a replica.
+// startStream starts a stream at a replica.
 func (f *frontEnd) startStream(name string, prompt []uint32, most int, at *replica) {
 	f.mu.Lock()
 	s := &clientStream{id: name, prompt: len(prompt), max: most, holder: at, epoch: 1, changed: make(chan struct{})}
@@ -80,7 +80,7 @@ func (f *frontEnd) startStream(name string, prompt []uint32, most int, at *repli
 
 func leg(name string, e policies.Epoch) string { return fmt.Sprintf("%s#%d", name, e) }
 
-// handleEvent takes what a leg brings.
+// handleEvent handles an event of a leg.
 func (f *frontEnd) handleEvent(c *legConn, ev event) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -95,7 +95,7 @@ func (f *frontEnd) handleEvent(c *legConn, ev event) {
 	}
 }
 
-// takeLocked is an event of the present leg.
+// takeLocked handles an event of the current leg.
 func (f *frontEnd) takeLocked(s *clientStream, ev event) {
 	defer s.notify()
 	switch {
@@ -121,7 +121,7 @@ func (f *frontEnd) takeLocked(s *clientStream, ev event) {
 	}
 }
 
-// rescueLocked goes on by re-prompting somewhere.
+// rescueLocked continues by re-prompting at another replica.
 func (f *frontEnd) rescueLocked(s *clientStream) {
 	if s.over || f.node.dead() {
 		return
@@ -148,7 +148,7 @@ func (f *frontEnd) rescueLocked(s *clientStream) {
 	})
 }
 
-// disconnectClient is a client that hangs up.
+// disconnectClient disconnects a client.
 func (f *frontEnd) disconnectClient(name string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -161,7 +161,7 @@ func (f *frontEnd) disconnectClient(name string) {
 
 var errBack = errors.New("the target did not take over")
 
-// Migrate is what migrator/frontend promises.
+// Migrate behaves as migrator/frontend specifies.
 func (f *frontEnd) Migrate(ctx context.Context, m frontend.Migration) (frontend.MigrationResult, error) {
 	if err := f.node.passGate(ctx, "move"); err != nil {
 		return frontend.MigrationResult{}, frontend.ErrNoStream
@@ -313,7 +313,7 @@ func (f *frontEnd) Holder(name string) (frontend.Holder, bool) {
 	return frontend.Holder{Replica: s.holder.id, Epoch: s.epoch, Pending: s.pending}, true
 }
 
-// LocalLegs are the own engine's requests.
+// LocalLegs are the requests of this replica's engine.
 func (f *frontEnd) LocalLegs() []frontend.LocalLeg {
 	e := f.node.engine
 	e.mu.Lock()
@@ -338,7 +338,7 @@ func (f *frontEnd) AdvanceEpoch(name string, epoch policies.Epoch) {
 	}
 }
 
-// peerLost is a peer that is gone: streams there are rescued, its own end here.
+// peerLost handles the loss of a peer: streams there are rescued, its own legs here end.
 func (f *frontEnd) peerLost(peer *replica) {
 	f.mu.Lock()
 	for _, s := range f.streams {
@@ -360,7 +360,7 @@ func (f *frontEnd) peerLost(peer *replica) {
 	}
 }
 
-// settled reports whether all streams are over.
+// settled reports whether all streams have ended.
 func (f *frontEnd) settled() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -372,7 +372,7 @@ func (f *frontEnd) settled() bool {
 	return true
 }
 
-// waitFor polls until ok, for at most so long.
+// waitFor polls until ok returns true, for at most so long.
 func waitFor(most time.Duration, ok func() bool) bool {
 	for end := time.Now().Add(most); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if ok() {

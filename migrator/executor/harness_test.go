@@ -19,14 +19,14 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// How long things take in the world of the tests.
+// Durations in the fleets of the tests.
 const (
 	latency = time.Millisecond
 	silence = 2 * time.Second // after which a peer is gone
 )
 
-// fleet is a few replicas in one process: real movers and pools of bytes, and
-// everything else as small as it can be. Faults happen at named points.
+// fleet is a few replicas in one process, with real executors and pools of bytes, and minimal
+// fakes of everything else. Faults are injected at named points.
 type fleet struct {
 	replicas []*replica
 	wg       sync.WaitGroup
@@ -38,13 +38,13 @@ type fleet struct {
 	delays map[[2]*replica]time.Duration
 	faults []*fault
 	errs   []string
-	live   int // moves, by way
+	live   int // migrations, by mode
 	anew   int
 	number uint64
-	upset  int // faults that last still
+	upset  int // faults that have not ended yet
 }
 
-// fault is one thing that goes wrong, once, when its point is passed.
+// fault is injected once, when its point is reached.
 type fault struct {
 	point string
 	nth   int
@@ -52,7 +52,7 @@ type fault struct {
 	seen  int
 }
 
-// verdict is what becomes of what passes a point.
+// verdict is what happens to the message or call at a point.
 type verdict int
 
 const (
@@ -64,7 +64,7 @@ const (
 	rot
 )
 
-// What newWorld gives its replicas besides; set by tests that run alone.
+// Further parameters of newFleet; set by tests that do not run in parallel.
 var (
 	better *unreliable // a transport that is preferred
 	tracer trace.Tracer
@@ -72,15 +72,14 @@ var (
 	envelope int
 )
 
-// carrier is how a replica's blocks travel: a transport, and how what it pulls goes
-// wrong.
+// carrier is a replica's transport, with the faults of its pulls.
 type carrier interface {
 	transport.Transport
-	// pull pulls a plan from source, and has happen what becomes of it.
+	// pull pulls a plan from source, with the fault that the verdict names.
 	pull(ctx context.Context, p transport.Puller, source *replica, plan transport.Plan, v verdict) (transport.Stats, error)
 }
 
-// newFleet returns replicas whose carriers carry makes.
+// newFleet returns replicas with the carriers that carry makes.
 func newFleet(replicas int, link int64, carry func(*replica) carrier) *fleet {
 	w := &fleet{done: make(chan struct{}), cuts: map[[2]*replica]bool{}, delays: map[[2]*replica]time.Duration{}}
 	for i := range replicas {
@@ -116,7 +115,7 @@ func newFleet(replicas int, link int64, carry func(*replica) carrier) *fleet {
 	return w
 }
 
-// close ends everything.
+// close stops everything.
 func (w *fleet) close() {
 	for _, n := range w.replicas {
 		n.cancel()
@@ -158,8 +157,8 @@ func (w *fleet) countMoved(live bool) {
 	}
 }
 
-// watch sees each token that any engine samples: of a live migration, never two
-// engines that the front end still listens to.
+// watch checks each token that any engine samples: during a live migration, the front end never
+// reads from two engines.
 func (w *fleet) watch(q *seq) {
 	if q.conn.ended() || q.conn.front.dead() {
 		return
@@ -173,7 +172,7 @@ func (w *fleet) watch(q *seq) {
 	}
 }
 
-// hitPoint passes a point, and what its fault does with it.
+// hitPoint reaches a point, and returns what its fault does there.
 func (w *fleet) hitPoint(point string) verdict {
 	w.mu.Lock()
 	var due *fault
@@ -198,7 +197,7 @@ func (w *fleet) partitioned(a, b *replica) bool {
 	return w.cuts[[2]*replica{a, b}]
 }
 
-// cut cuts or heals a link. A cut of two seconds is noticed on both sides.
+// cut cuts a link for a while. Both sides detect a cut of two seconds.
 func (w *fleet) cut(a, b *replica, most time.Duration) {
 	if a == b {
 		return
@@ -222,7 +221,7 @@ func (w *fleet) cut(a, b *replica, most time.Duration) {
 	})
 }
 
-// addLasting counts the faults that have not ended by themselves yet.
+// addLasting counts the faults that have not ended yet.
 func (w *fleet) addLasting(by int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -241,7 +240,7 @@ func (w *fleet) slow(a, b *replica, by time.Duration) {
 	w.delays[[2]*replica{a, b}], w.delays[[2]*replica{b, a}] = by, by
 }
 
-// deliver waits until a link lets something through; false when done came first.
+// deliver waits until a link delivers; it returns false if done is closed first.
 func (w *fleet) deliver(done <-chan struct{}, from, to *replica) bool {
 	w.mu.Lock()
 	wait := w.delays[[2]*replica{from, to}]
@@ -263,8 +262,7 @@ func (w *fleet) deliver(done <-chan struct{}, from, to *replica) bool {
 	}
 }
 
-// move has the market move a request, as bidask would; it returns when both
-// sides have said how it ended.
+// move migrates a request like bidask's market; it returns when both sides have reported the end.
 func (w *fleet) move(request string, from, to *replica, cause policies.MigrationCause) {
 	w.mu.Lock()
 	w.number++
@@ -294,7 +292,7 @@ func (w *fleet) move(request string, from, to *replica, cause policies.Migration
 	from.await(sold)
 }
 
-// findLeftovers says what two quiet seconds have not cleaned up.
+// findLeftovers lists what is left over two idle seconds after the end.
 func (w *fleet) findLeftovers() []string {
 	var out []string
 	held := map[*legConn]bool{}
@@ -363,7 +361,7 @@ func (w *fleet) findLeftovers() []string {
 	return out
 }
 
-// failures joins what went wrong, "" for nothing.
+// failures joins the failures, "" for none.
 func (w *fleet) failures() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -376,7 +374,7 @@ func shuffled[T any](rng *rand.Rand, list []T) []T {
 	return out
 }
 
-// unfinished lists the streams that are not over.
+// unfinished lists the streams that have not ended.
 func (w *fleet) unfinished() string {
 	var out []string
 	for _, n := range w.replicas {

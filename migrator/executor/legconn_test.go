@@ -6,8 +6,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// legConn is a leg between an engine and a front end. What the engine pushes arrives in
-// order, when the link lets it.
+// legConn is a leg between an engine and a front end. Events of the engine arrive in order, when
+// the link delivers them.
 type legConn struct {
 	w        *fleet
 	stream   string
@@ -22,7 +22,7 @@ type legConn struct {
 	shutOnce sync.Once
 }
 
-// event is one thing that a leg brings.
+// event is one event of a leg.
 type event struct {
 	id                    uint32
 	token, finish, broken bool
@@ -72,7 +72,7 @@ func (c *legConn) pump() {
 	}
 }
 
-// shut ends the connection on this side.
+// shut closes the connection on this side.
 func (c *legConn) shut() { c.shutOnce.Do(func() { close(c.gone) }) }
 
 func (c *legConn) ended() bool {
@@ -84,7 +84,7 @@ func (c *legConn) ended() bool {
 	}
 }
 
-// hangUp is the front end's end of a leg; the engine hears of it when it can.
+// hangUp closes a leg at the front end; the engine learns of it when the link delivers.
 func (c *legConn) hangUp() {
 	c.shut()
 	c.w.wg.Go(func() {

@@ -26,7 +26,7 @@ type replica struct {
 
 	mu      sync.Mutex
 	killed  bool
-	frozen  chan struct{} // closed when the replica goes on; nil while it does
+	frozen  chan struct{} // closed when the replica resumes; nil while it runs
 	events  map[bidask.Deal][]bidask.EventKind
 	answers map[bidask.Deal]chan bidask.EventKind
 }
@@ -78,7 +78,7 @@ func (n *replica) expect(d bidask.Deal) chan bidask.EventKind {
 	return n.answers[d]
 }
 
-// await takes the market's next news, 0 when the replica dies.
+// await returns the market's next event, 0 when the replica dies.
 func (n *replica) await(c chan bidask.EventKind) bidask.EventKind {
 	for end := time.Now().Add(2 * time.Minute); ; {
 		select {
@@ -110,8 +110,7 @@ func (n *replica) paused() bool {
 	return n.frozen != nil
 }
 
-// kill is the death of a migrator. The engine beside it lives, and loses its
-// requests and its session.
+// kill kills a migrator. The engine beside it lives, and loses its requests and its session.
 func (n *replica) kill() {
 	n.mu.Lock()
 	if n.killed {
@@ -124,7 +123,7 @@ func (n *replica) kill() {
 	w := n.w
 	n.frontEnd.mu.Lock()
 	for _, s := range n.frontEnd.streams {
-		s.over = true // its client sees a cut
+		s.over = true // its client sees a cut stream
 		s.conn.shut()
 		s.notify()
 	}
@@ -149,7 +148,7 @@ func (n *replica) kill() {
 	})
 }
 
-// pause stops a migrator for a while; its engine goes on.
+// pause suspends a migrator for a while; its engine continues.
 func (n *replica) pause(d time.Duration) {
 	n.mu.Lock()
 	if n.frozen != nil || n.killed {
@@ -199,7 +198,7 @@ func (n *replica) peerGone(peer *replica) {
 	n.executor.PeerGone(peer.id)
 }
 
-// crash is the death of an engine; another one comes up, empty.
+// crash kills an engine; an empty one replaces it.
 func (n *replica) crash() {
 	e := n.engine
 	e.mu.Lock()
@@ -214,7 +213,7 @@ func (n *replica) crash() {
 	e.mu.Unlock()
 }
 
-// withdraw has the market abort a migration at one side.
+// withdraw makes the market abort a migration at one side.
 func (n *replica) withdraw(id string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
