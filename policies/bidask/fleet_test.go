@@ -11,11 +11,11 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// crowd is a stage that hands requests over to the next one, on virtual time:
+// simulation is a stage that sells requests to the next one, on virtual time:
 // as many sellers as receivers, each seller with perSecond requests, each
-// request living five to fifteen seconds where it goes. Lengths are log-normal
+// request running five to fifteen seconds on its receiver. Lengths are log-normal
 // around 2,000 tokens; a transfer runs at wireRate.
-type crowd struct {
+type simulation struct {
 	rule      rule
 	receivers int
 	latency   policies.Micros // one way
@@ -39,7 +39,7 @@ type crowd struct {
 	number  []uint64
 
 	messages, moves, returns int
-	near                     int     // moves within a node, where the rule has nodes
+	near                     int     // moves within a host, if the rule has hosts
 	wait                     float64 // seconds from offer to transfer, all moves
 	longest                  policies.Micros
 	cv                       []float64
@@ -53,26 +53,26 @@ const (
 	burstEnd  policies.Micros = 8 * policies.Second
 )
 
-// rule says how a receiver is found: by a market, or by looking at loads.
+// rule says how a receiver is chosen: by the market, or by comparing loads.
 type rule struct {
 	name   string
 	sample int // of the market; 0: no market
 	paper  bool
-	nodes  int // seller and buyer number n are on node n mod nodes, within which transfers cost a tenth; 0: nothing is known of nodes
-	pick   func(c *crowd, seller int) int
+	nodes  int // seller and buyer number n are on host n mod nodes, within which transfers cost a tenth; 0: hosts are unknown
+	pick   func(c *simulation, seller int) int
 }
 
 var rules = []rule{
-	{name: "random", pick: func(c *crowd, _ int) int { return c.rng.IntN(c.receivers) }},
-	{name: "round-robin", pick: func(c *crowd, s int) int { c.turn[s]++; return c.turn[s] % c.receivers }},
-	{name: "two-choices-1s-stale", pick: func(c *crowd, _ int) int {
+	{name: "random", pick: func(c *simulation, _ int) int { return c.rng.IntN(c.receivers) }},
+	{name: "round-robin", pick: func(c *simulation, s int) int { c.turn[s]++; return c.turn[s] % c.receivers }},
+	{name: "two-choices-1s-stale", pick: func(c *simulation, _ int) int {
 		a, b := c.rng.IntN(c.receivers), c.rng.IntN(c.receivers)
 		if c.stale[b] < c.stale[a] {
 			return b
 		}
 		return a
 	}},
-	{name: "join-shortest-1s-stale", pick: func(c *crowd, _ int) int {
+	{name: "join-shortest-1s-stale", pick: func(c *simulation, _ int) int {
 		best, ties := 0, 0
 		for i, l := range c.stale {
 			switch {
@@ -109,7 +109,7 @@ type trader struct {
 	tick    policies.Micros // when its next tick is due to fire; 0: none
 }
 
-// happening is what a later event is.
+// happening is the kind of a later event.
 type happening uint8
 
 const (
@@ -173,8 +173,8 @@ func (h *heap) pop() occurrence {
 	return top
 }
 
-// simulate runs the crowd to its end.
-func (c *crowd) simulate() {
+// simulate runs the simulation to its end.
+func (c *simulation) simulate() {
 	n := c.receivers
 	c.rng = rand.New(rand.NewPCG(11, uint64(n)))
 	c.offered = map[bidask.Deal]policies.Micros{}
@@ -228,7 +228,7 @@ func (c *crowd) simulate() {
 	}
 }
 
-func (c *crowd) trader(name string) *trader {
+func (c *simulation) trader(name string) *trader {
 	cfg := bidask.Config{Self: policies.ReplicaID(name), Sample: c.rule.sample, MaxOffers: 1 << 12, MaxWins: 1 << 12, MaxConcurrentSends: c.slots, MaxConcurrentReceives: c.slots}
 	if c.rule.paper {
 		cfg.Selector = bidask.Paper{}
@@ -240,8 +240,8 @@ func (c *crowd) trader(name string) *trader {
 	return &trader{machine: m}
 }
 
-// index is where a replica is among the sellers, then the buyers.
-func (c *crowd) index(id policies.ReplicaID) int {
+// index is the index of a replica among the sellers, then the buyers.
+func (c *simulation) index(id policies.ReplicaID) int {
 	n := 0
 	for _, digit := range id[1:] {
 		n = 10*n + int(digit-'0')
@@ -252,18 +252,18 @@ func (c *crowd) index(id policies.ReplicaID) int {
 	return n
 }
 
-func (c *crowd) at(i int) *trader {
+func (c *simulation) at(i int) *trader {
 	if i < c.receivers {
 		return c.sellers[i]
 	}
 	return c.buyers[i-c.receivers]
 }
 
-func (c *crowd) gap() policies.Micros {
+func (c *simulation) gap() policies.Micros {
 	return c.now + policies.Micros(c.rng.ExpFloat64()/perSecond*float64(policies.Second))
 }
 
-func (c *crowd) happen(o occurrence) {
+func (c *simulation) happen(o occurrence) {
 	switch o.what {
 	case arrival:
 		length := policies.Tokens(2000 * math.Exp(0.8*c.rng.NormFloat64()))
@@ -316,8 +316,8 @@ func (c *crowd) happen(o occurrence) {
 	}
 }
 
-// costs are what transfers from a seller to the buyers cost.
-func (c *crowd) costs(seller int) (out []policies.Micros) {
+// costs returns the costs of transfers from a seller to the buyers.
+func (c *simulation) costs(seller int) (out []policies.Micros) {
 	for i := 0; c.rule.nodes > 0 && i < c.receivers; i++ {
 		cost := policies.Micros(1000)
 		if i%c.rule.nodes == seller%c.rule.nodes {
@@ -333,7 +333,7 @@ func travel(length policies.Tokens) policies.Micros {
 }
 
 // step drives one machine.
-func (c *crowd) step(i int, ev bidask.Event) {
+func (c *simulation) step(i int, ev bidask.Event) {
 	ev.Now = c.now
 	c.out = c.at(i).machine.Step(ev, c.out[:0])
 	quiet := true // no deadline has changed
@@ -363,8 +363,8 @@ func (c *crowd) step(i int, ev bidask.Event) {
 	}
 }
 
-// schedule sees to the machine's next tick.
-func (c *crowd) schedule(i int) {
+// schedule schedules the machine's next DeadlineReached.
+func (c *simulation) schedule(i int) {
 	t := c.at(i)
 	next, ok := t.machine.Next()
 	if ok && (t.tick == 0 || next < t.tick) {
@@ -373,8 +373,8 @@ func (c *crowd) schedule(i int) {
 	}
 }
 
-// balance is the coefficient of variation of the buyers' loads.
-func (c *crowd) balance() float64 {
+// balance returns the coefficient of variation of the buyers' loads.
+func (c *simulation) balance() float64 {
 	var sum, squares float64
 	for _, b := range c.buyers {
 		sum += float64(b.held)
@@ -393,23 +393,23 @@ func mean(xs []float64) float64 {
 	return sum / float64(len(xs))
 }
 
-// TestMessages bounds what a move costs in messages: 2d+3 in a steady flow, in
-// a small stage as in a large one. In a burst come the skips: up to four Pulls
-// and their Busy, a Starving and a Ready.
+// TestMessages bounds the messages per migration: 2d+3 in a steady flow, in a small stage
+// as in a large one. A burst adds the skips: up to four Pulls and their Busy, a Starving
+// and a Ready.
 func TestMessages(t *testing.T) {
 	for _, x := range []struct {
-		crowd
+		simulation
 		limit float64
 	}{
-		{crowd{receivers: 16}, 19.01},
-		{crowd{receivers: 1000, until: policies.Second}, 19.01},
-		{crowd{receivers: 128, until: 3 * policies.Second, latency: 20 * policies.Millisecond}, 19.3},
-		{crowd{receivers: 1000, until: policies.Second, latency: 20 * policies.Millisecond}, 19.3},
-		{crowd{receivers: 16, burst: 20}, 32},
-		{crowd{receivers: 1000, burst: 5}, 27},
+		{simulation{receivers: 16}, 19.01},
+		{simulation{receivers: 1000, until: policies.Second}, 19.01},
+		{simulation{receivers: 128, until: 3 * policies.Second, latency: 20 * policies.Millisecond}, 19.3},
+		{simulation{receivers: 1000, until: policies.Second, latency: 20 * policies.Millisecond}, 19.3},
+		{simulation{receivers: 16, burst: 20}, 32},
+		{simulation{receivers: 1000, burst: 5}, 27},
 	} {
 		for _, name := range []string{"eight-paper", "eight-least"} {
-			c := x.crowd
+			c := x.simulation
 			c.rule = ruleNamed(name)
 			c.latency = max(c.latency, 300)
 			c.simulate()
@@ -426,14 +426,14 @@ func TestMessages(t *testing.T) {
 	}
 }
 
-// TestBalance holds the market to what it is for: loads that differ at most
-// half as much as without one, also where bids are old when they arrive.
+// TestBalance checks that loads differ at most half as much with the market as without,
+// even if bids are old when they arrive.
 func TestBalance(t *testing.T) {
 	for _, latency := range []policies.Micros{300, 20 * policies.Millisecond} {
-		blind := crowd{rule: ruleNamed("random"), receivers: 64, latency: latency}
+		blind := simulation{rule: ruleNamed("random"), receivers: 64, latency: latency}
 		blind.simulate()
 		for _, name := range []string{"eight-paper", "eight-least"} {
-			c := crowd{rule: ruleNamed(name), receivers: 64, latency: latency}
+			c := simulation{rule: ruleNamed(name), receivers: 64, latency: latency}
 			c.simulate()
 			t.Logf("%s, latency %s ms: CV %.3f, blind %.3f", name, millis(latency), mean(c.cv), mean(blind.cv))
 			if mean(c.cv) > 0.5*mean(blind.cv) {
@@ -443,12 +443,12 @@ func TestBalance(t *testing.T) {
 	}
 }
 
-// TestNearAndBalanced is what costs are for: most moves stay on a node, of which
-// each has an eighth of the receivers, and loads differ as little as without.
+// TestNearAndBalanced checks that with costs most migrations stay on a host, each of which
+// has an eighth of the receivers, while loads differ as little as without.
 func TestNearAndBalanced(t *testing.T) {
-	plain := crowd{rule: ruleNamed("eight-least"), receivers: 32, latency: 300}
+	plain := simulation{rule: ruleNamed("eight-least"), receivers: 32, latency: 300}
 	plain.simulate()
-	c := crowd{rule: ruleNamed("eight-near"), receivers: 32, latency: 300}
+	c := simulation{rule: ruleNamed("eight-near"), receivers: 32, latency: 300}
 	c.simulate()
 	share := float64(c.near) / float64(c.moves)
 	t.Logf("%.0f %% of %d moves are near; CV %.3f, %.3f without costs", 100*share, c.moves, mean(c.cv), mean(plain.cv))
@@ -457,10 +457,10 @@ func TestNearAndBalanced(t *testing.T) {
 	}
 }
 
-// BenchmarkMarket prints, for every rule, size, latency and shape of load:
-// messages per move, the coefficient of variation of the receivers' KV load
-// (per mille; steady: mean over two seconds, burst of 20 each: eight seconds
-// later), and the mean wait from offer to transfer.
+// BenchmarkMarket prints, for every rule, size, latency and shape of load: messages per
+// migration, the coefficient of variation of the receivers' KV load (per mille; steady:
+// mean over two seconds, burst of 20 each: eight seconds later), and the mean wait from
+// offer to transfer.
 func BenchmarkMarket(b *testing.B) {
 	for _, burst := range []int{0, 20} {
 		for _, latency := range []policies.Micros{300, 20 * policies.Millisecond} {
@@ -471,9 +471,9 @@ func BenchmarkMarket(b *testing.B) {
 						load = "burst"
 					}
 					b.Run(strings.Join([]string{load, millis(latency) + "ms", fmt.Sprint(receivers), r.name}, "/"), func(b *testing.B) {
-						var c crowd
+						var c simulation
 						for b.Loop() {
-							c = crowd{rule: r, receivers: receivers, latency: latency, burst: burst}
+							c = simulation{rule: r, receivers: receivers, latency: latency, burst: burst}
 							c.simulate()
 						}
 						b.ReportMetric(float64(c.messages)/float64(c.moves), "messages/move")
@@ -487,13 +487,13 @@ func BenchmarkMarket(b *testing.B) {
 	}
 }
 
-// BenchmarkSlots shows what the number of slots is worth in a burst.
+// BenchmarkSlots shows the effect of the number of concurrent transfers in a burst.
 func BenchmarkSlots(b *testing.B) {
 	for _, slots := range []int{1, 3, 4, 8} {
 		b.Run(fmt.Sprint(slots), func(b *testing.B) {
-			var c crowd
+			var c simulation
 			for b.Loop() {
-				c = crowd{rule: ruleNamed("eight-least"), receivers: 128, latency: 300, burst: 20, slots: slots}
+				c = simulation{rule: ruleNamed("eight-least"), receivers: 128, latency: 300, burst: 20, slots: slots}
 				c.simulate()
 			}
 			b.ReportMetric(float64(c.messages)/float64(c.moves), "messages/move")

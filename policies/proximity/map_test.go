@@ -156,8 +156,8 @@ func TestTransfer(t *testing.T) {
 				}
 			}
 		}
-		if got := m.Transfer(a.ID, "stranger").PerToken; got != tokenBytes/float64(rates.BetweenHosts) {
-			t.Errorf("a stranger is %v s a token away", got)
+		if got := m.Transfer(a.ID, "unknown").PerToken; got != tokenBytes/float64(rates.BetweenHosts) {
+			t.Errorf("a transfer to an unknown replica costs %v s a token", got)
 		}
 	}
 }
