@@ -20,8 +20,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/proxy"
 )
 
-// bindReplicas builds engines and migrators and writes their real addresses into
-// the fleet.
+// bindReplicas builds engines and migrators and writes their real addresses
+// into the fleet.
 func (f *Fleet) bindReplicas(bind func(*string) (net.Listener, error)) error {
 	var err error
 	if f.vocabulary, err = model.NewVocabulary(); err != nil {
@@ -60,7 +60,7 @@ func (f *Fleet) bindReplicas(bind func(*string) (net.Listener, error)) error {
 	return nil
 }
 
-// blocks is the directory of an emulated engine's block table.
+// blocks returns the directory of an engine's block table.
 func (f *Fleet) blocks(r config.Replica) string {
 	if f.cfg.External {
 		return r.Blocks
@@ -95,8 +95,8 @@ func (f *Fleet) newMigrator(r config.Replica, clients, peers net.Listener) (*mig
 	return migratord.New(c)
 }
 
-// bindProxy finds the data plane's address. Envoy binds it itself, so that the
-// port is only looked for here.
+// bindProxy finds the data plane's address. Envoy binds it itself, so that it
+// is only reserved here.
 func (f *Fleet) bindProxy(bind func(*string) (net.Listener, error)) error {
 	if f.cfg.Envoy != "" {
 		return f.reserveEnvoyAddress(bind)
@@ -109,8 +109,9 @@ func (f *Fleet) bindProxy(bind func(*string) (net.Listener, error)) error {
 	return nil
 }
 
-// reserveEnvoyAddress finds an address that Envoy can bind. A free port that the kernel
-// chooses may be taken before Envoy binds it, so it is chosen below those.
+// reserveEnvoyAddress finds an address that Envoy can bind. Another process
+// could take a free port that the kernel chooses before Envoy binds it, so it
+// searches below those.
 func (f *Fleet) reserveEnvoyAddress(bind func(*string) (net.Listener, error)) error {
 	const lowest, ports, tries = 20_000, 10_000, 50
 	host, port, err := net.SplitHostPort(f.cfg.Fleet.Proxy.Listen)
@@ -143,7 +144,7 @@ func (f *Fleet) bindControl(listener net.Listener, bind func(*string) (net.Liste
 	if f.plane, err = policyhost.JoinPlane(context.Background(), &f.cfg.Fleet, &cc, f.log.With("part", "control")); err != nil {
 		return err
 	}
-	cc.Records = policyhost.Records(f.Hosts()...) // this process is all hosts
+	cc.Records = policyhost.Records(f.Hosts()...) // all hosts are in this process
 	cc.Listener = listener
 	if cc.AdminListener, err = bind(&f.cfg.Fleet.Fleet.Control.Admin); err != nil {
 		return fmt.Errorf("control: admin: %w", err)

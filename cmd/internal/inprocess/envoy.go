@@ -21,7 +21,8 @@ import (
 // envoyStopTimeout is how long Envoy may take to end after SIGTERM.
 const envoyStopTimeout = 5 * time.Second
 
-// envoyProcess is a real Envoy that gets everything from our control plane.
+// envoyProcess is a real Envoy that gets its configuration from the control
+// plane.
 type envoyProcess struct {
 	binary string
 	xds    string // address of the control plane
@@ -69,24 +70,24 @@ func (e *envoyProcess) run(ctx context.Context) error {
 		return nil
 	}
 	if err == nil {
-		err = errors.New("it ended by itself")
+		err = errors.New("the process exited")
 	}
-	return fmt.Errorf("envoy %s: %w; its log shows with --log warn", e.binary, err)
+	return fmt.Errorf("envoy %s: %w; run with --log warn to see its log", e.binary, err)
 }
 
-// drainListeners stops Envoy's listeners and waits until its streams have ended, for at
-// most the drain time: SIGTERM alone would cut them.
+// drainListeners stops Envoy's listeners and waits until its streams have
+// ended, for at most the drain time: SIGTERM alone would cut them.
 func (e *envoyProcess) drainListeners(ctx context.Context, admin string) {
 	ctx, cancel := context.WithTimeout(ctx, e.drain)
 	defer cancel()
 	address, err := os.ReadFile(admin)
 	if err != nil {
-		return // it has not come up
+		return // it has not started
 	}
 	base := "http://" + strings.TrimSpace(string(address))
 	for _, path := range []string{"/healthcheck/fail", "/drain_listeners"} {
 		if _, err := callAdmin(ctx, http.MethodPost, base+path); err != nil {
-			e.log.Warn("draining Envoy", "error", err)
+			e.log.Warn("draining Envoy failed", "error", err)
 			return
 		}
 	}
@@ -106,7 +107,7 @@ func (e *envoyProcess) drainListeners(ctx context.Context, admin string) {
 	}
 }
 
-// callAdmin asks Envoy's admin page.
+// callAdmin sends a request to Envoy's admin server.
 func callAdmin(ctx context.Context, method, url string) (string, error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, nil)
 	if err != nil {
@@ -121,7 +122,7 @@ func callAdmin(ctx context.Context, method, url string) (string, error) {
 	return string(body), err
 }
 
-// logWriter passes a process's output on to the log.
+// logWriter writes a process's output to the log.
 type logWriter struct{ log *slog.Logger }
 
 func (w logWriter) Write(p []byte) (int, error) {

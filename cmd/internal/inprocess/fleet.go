@@ -1,10 +1,12 @@
 // Package inprocess runs a whole fleet in one process: emulated engines, their
-// migrators' fronts, the control plane and a data plane, all talking over real
+// migrators, the control plane and a data plane, which communicate over real
 // loopback sockets and real xDS.
 //
-// It takes no shortcut between the parts: every one of them could be another
-// process, and is one in production. Engines may be external, and the data
-// plane may be a real Envoy.
+// New binds all sockets and builds the components, and Run runs them. Engines
+// may be external, and the data plane may be a real Envoy.
+//
+// There are no shortcuts between the components: each could be a process of its
+// own, and is one in production.
 package inprocess
 
 import (
@@ -41,15 +43,15 @@ import (
 	"github.com/cascadeinfer/cascade/xds/proxy"
 )
 
-// Config says which fleet to run and how.
+// Config describes the fleet to run.
 type Config struct {
 	// Fleet is the fleet. Addresses with port 0 get a free port. Required.
 	Fleet wiring.Fleet
-	// External means that the engines run elsewhere: the file's URLs are used
-	// as they are. Otherwise every engine is emulated at its URL.
+	// External means that the engines run elsewhere, at the URLs of the file.
+	// Otherwise every engine is emulated at its URL.
 	External bool
-	// Envoy is the path of an Envoy binary that carries the traffic; empty
-	// means the embedded proxy.
+	// Envoy is the path of an Envoy binary to use as the data plane; empty means
+	// the embedded proxy.
 	Envoy string
 	// GPUs reach engines' pools in the memory of GPUs; Run runs them, and the caller
 	// closes them after it. nil refuses such engines.
@@ -57,11 +59,11 @@ type Config struct {
 	// Device is where the emulated engines keep their KV pools; it is gpuset.Host or
 	// gpuset.CUDA, which needs GPUs. "" means gpuset.Host.
 	Device string
-	// Machine is what this machine has, for migrators of real engines; see
+	// Machine returns what this host has, for migrators of real engines; see
 	// migratord.Config. nil: replicas report only what the fleet file's topology
 	// says.
 	Machine func() *topology.Machine
-	// Drain bounds how long streams may go on once Run's context has ended; 0
+	// Drain bounds how long streams continue once Run's context has ended; 0
 	// means 10 s.
 	Drain  time.Duration
 	Tracer trace.Tracer // makes the spans of moves; nil makes none
@@ -70,16 +72,16 @@ type Config struct {
 	hooks hooks
 }
 
-// hooks are where tests take hold of a running fleet. The zero value is what
-// everybody else runs.
+// hooks are where tests intercept a running fleet. The zero value intercepts
+// nothing.
 type hooks struct {
 	// listen opens the sockets; nil means net.Listen.
 	listen func(network, address string) (net.Listener, error)
-	// part runs a part under its name ("control", "engine r0", "front r0") until
-	// ctx ends; it may end the part before and run another in its place. nil
-	// means run(ctx).
+	// part runs a component under its name ("control", "engine r0", "front r0")
+	// until ctx ends; it may end the component before and run another in its
+	// place. nil means run(ctx).
 	part func(ctx context.Context, name string, run func(context.Context) error) error
-	// front changes the configuration of a front; nil changes nothing.
+	// front changes the configuration of a front end; nil changes nothing.
 	front func(*frontend.Config)
 	// migrator changes the configuration of a migrator; nil changes nothing.
 	migrator func(*migratord.Config)
@@ -89,8 +91,8 @@ type hooks struct {
 
 const defaultDrain = 10 * time.Second
 
-// Fleet is a running fleet, or one about to run. Its methods may be called
-// from any goroutine; Run once.
+// Fleet is a fleet that runs or is about to run. Its methods may be called from
+// any goroutine, Run once.
 type Fleet struct {
 	cfg           Config
 	log           *slog.Logger
@@ -109,7 +111,7 @@ type Fleet struct {
 	vocabulary *model.Vocabulary // shared by the engines
 }
 
-// replica is one replica: engine and migrator.
+// replica is one engine and its migrator.
 type replica struct {
 	id       policies.ReplicaID
 	engine   *emulator.Engine // nil where external
@@ -117,8 +119,8 @@ type replica struct {
 	migrator *migratord.Daemon
 }
 
-// New binds every socket of the fleet and builds its parts; nothing runs yet.
-// A Fleet that is never run must be closed.
+// New binds every socket of the fleet and builds its components; nothing runs
+// yet. A Fleet that is never run must be closed.
 func New(cfg Config) (f *Fleet, err error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -172,7 +174,7 @@ func New(cfg Config) (f *Fleet, err error) {
 	return f, f.bindControl(xds, bind)
 }
 
-// release releases what is neither a socket nor a part.
+// release releases what is neither a socket nor a component.
 func (f *Fleet) release() {
 	if f.controlConn != nil {
 		f.controlConn.Close()
@@ -182,16 +184,16 @@ func (f *Fleet) release() {
 	}
 }
 
-// URL is the base URL of the data plane, where clients connect.
+// URL returns the base URL of the data plane, where clients connect.
 func (f *Fleet) URL() string { return "http://" + f.address }
 
-// AdminURL is the base URL of the control plane's /status and /metrics.
+// AdminURL returns the base URL of the control plane's /status and /metrics.
 func (f *Fleet) AdminURL() string { return "http://" + f.control.AdminAddr().String() }
 
-// Control is the control plane.
+// Control returns the control plane.
 func (f *Fleet) Control() *control.Control { return f.control }
 
-// Migrator is the migrator of a replica, nil for an unknown id.
+// Migrator returns the migrator of a replica, nil for an unknown id.
 func (f *Fleet) Migrator(id string) *migratord.Daemon {
 	for _, n := range f.replicas {
 		if n.id == policies.ReplicaID(id) {
@@ -201,7 +203,8 @@ func (f *Fleet) Migrator(id string) *migratord.Daemon {
 	return nil
 }
 
-// Executors are the movers of all replicas, none where requests do not move.
+// Executors returns the migration executors of all replicas; none where
+// requests do not migrate.
 func (f *Fleet) Executors() (out []*executor.Executor) {
 	for _, n := range f.replicas {
 		if m := n.migrator.Executor(); m != nil {
@@ -211,7 +214,7 @@ func (f *Fleet) Executors() (out []*executor.Executor) {
 	return out
 }
 
-// Frontend is the front of a replica, nil for an unknown id.
+// Frontend returns the front end of a replica, nil for an unknown id.
 func (f *Fleet) Frontend(id string) *frontend.Server {
 	if d := f.Migrator(id); d != nil {
 		return d.Frontend()
@@ -245,8 +248,8 @@ func (f *Fleet) allModelsAnswer(ctx context.Context) bool {
 	return true
 }
 
-// modelAnswers asks for a model by its host name, or by its name alone where no
-// host name selects it.
+// modelAnswers reports whether the data plane answers for a model: by its host
+// name, or by its name alone where it has no host name.
 func (f *Fleet) modelAnswers(ctx context.Context, m config.Model) bool {
 	method, path, body := http.MethodGet, "/v1/models", []byte(nil)
 	if len(m.Hosts) == 0 && len(f.cfg.Fleet.Models) > 1 {
@@ -274,9 +277,9 @@ func (f *Fleet) modelAnswers(ctx context.Context, m config.Model) bool {
 	return resp.StatusCode == http.StatusOK
 }
 
-// Run runs the fleet until ctx ends or a part fails, and returns when all of
-// it has stopped. The data plane stops first, then the fronts, then the rest,
-// so that running streams can end.
+// Run runs the fleet until ctx ends or a component fails, and returns when all
+// of it has stopped. The data plane stops first, then the front ends, then the
+// rest, so that running streams can end.
 func (f *Fleet) Run(ctx context.Context) error {
 	defer f.release()
 	back, stopBack := context.WithCancel(context.WithoutCancel(ctx))
@@ -323,7 +326,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// runPart runs a part of the fleet.
+// runPart runs a component of the fleet.
 func (f *Fleet) runPart(ctx context.Context, name string, run func(context.Context) error) error {
 	if f.cfg.hooks.part != nil {
 		return f.cfg.hooks.part(ctx, name, run)

@@ -13,8 +13,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// hostName is that of the slots that the migrators of this process share: a
-// process is one host, however many replicas it has.
+// hostName is the name of the policy slots that the migrators of this process
+// share: a process is one host, however many replicas it has.
 const hostName = "local"
 
 // newHost builds the slots that the migrators of this process share, and what
@@ -46,8 +46,8 @@ func (f *Fleet) runHost(ctx context.Context) error {
 	return errors.Join(f.host.Run(ctx), <-done)
 }
 
-// Hosts are the policy slots of this process: those that the migrators share, and
-// the control plane's; none where no module may decide.
+// Hosts returns the policy slots of this process: those that the migrators
+// share, and the control plane's; none where no module may decide.
 func (f *Fleet) Hosts() []*policyhost.Host {
 	var all []*policyhost.Host
 	for _, h := range []*policyhost.Host{f.host, f.plane.Host} {

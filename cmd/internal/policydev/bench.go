@@ -10,7 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
-// BenchResult is one kind's row of a benchmark.
+// BenchResult is the result of one kind.
 type BenchResult struct {
 	Kind   string  `json:"kind"`
 	Wasm   float64 `json:"wasm_ns"`      // per call: the frame written, the call made, the answer checked

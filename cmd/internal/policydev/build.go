@@ -17,7 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm"
 )
 
-// BuildResult is a module that was built.
+// BuildResult describes a module that was built.
 type BuildResult struct {
 	File     string `json:"file"`
 	Language string `json:"language"` // "go", "c" or "rego"
@@ -107,8 +107,8 @@ func Build(ctx context.Context, dir, out, compiler string) (BuildResult, error) 
 	return b, fileio.WriteAtomic(out, code, 0o666)
 }
 
-// ModulePath is where Build puts the module of a folder, or of a file of rules, when it is
-// not told: the folder's name with ".wasm", in it, or beside the file.
+// ModulePath returns the default output of Build for a directory or a file of
+// rules: the directory's name with ".wasm" in it, or the same beside the file.
 func ModulePath(dir string) (string, error) {
 	if strings.HasSuffix(dir, regoExt) {
 		return strings.TrimSuffix(dir, regoExt) + ".wasm", nil

@@ -1,12 +1,12 @@
-// Package policydev is what the commands "cascade policy" do for the author of a
-// policy in WebAssembly: begin one, build it, look at it, test it, measure it,
-// and set its decisions beside those of another.
+// Package policydev implements the commands "cascade policy" for authors of
+// WebAssembly policies: it creates, builds, inspects, tests and measures a
+// policy, and compares its decisions with those of another.
 //
-// Everything here works on frames (package abi): random ones, golden vectors, or
-// ones that a host recorded. Who answers them is a Decider: a module in the host,
-// or one of our own policies, natively. The package runs no fleet, keeps no keys
-// and prints nothing.
+// All of it works on frames (package abi): random ones, golden vectors, or
+// calls that a host recorded. A Decider answers them: a module in the host, or
+// a built-in policy, natively. The package runs no fleet, stores no keys and
+// prints nothing.
 //
-// The invariant: nothing here depends on the clock but durations that are called
-// so; the same module and seed give the same report everywhere.
+// Invariant: apart from measured durations nothing depends on the clock; the
+// same module and seed give the same report everywhere.
 package policydev

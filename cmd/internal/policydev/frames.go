@@ -12,10 +12,10 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 )
 
-// Frame is a frame with the answer that somebody gave.
+// Frame is a frame with its recorded answer, if any.
 type Frame = calllog.Frame
 
-// LoadFrames reads a file of frames by name.
+// LoadFrames reads a file of frames.
 func LoadFrames(path string) ([]Frame, error) {
 	f, err := os.Open(path)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
-// GoldenSuffix follows a module's name in that of the file with what it is
-// expected to answer.
+// GoldenSuffix is added to a module's name for the file of its expected
+// answers.
 const GoldenSuffix = ".golden"
 
 const (
@@ -26,9 +26,9 @@ const (
 	maxDeflated = (sign.MaxFile - 6<<10) / 4 * 3
 )
 
-// Expect writes down what a module answers, and for which fuel: to the smallest
-// ones of recorded calls, the protocol's golden vectors and random calls, as many
-// as a signature file can carry. What the module does not answer is left out.
+// Expect returns what a module answers, with the fuel: to the smallest of the
+// recorded calls, the protocol's golden vectors and random calls, as many as a
+// signature file can hold. Calls that the module does not answer are left out.
 func Expect(ctx context.Context, s *Subject, recorded []Frame, seed uint64) ([]byte, int, error) {
 	pools := make(map[abi.Kind][]Frame)
 	for _, k := range s.kinds() {
@@ -89,7 +89,7 @@ func expectedCalls(k abi.Kind, recorded []Frame, seed uint64) ([]Frame, error) {
 	return pool, err
 }
 
-// ReadGolden reads a golden file; what is in it nobody has looked at.
+// ReadGolden reads a golden file without checking its content.
 func ReadGolden(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -104,7 +104,7 @@ func ReadGolden(path string) ([]byte, error) {
 // expected has a new instance answer what the module is expected to.
 func (t *tester) expected() (string, error) {
 	if len(t.config.Golden) == 0 {
-		return "", skipError("--update writes down what it answers now")
+		return "", skipError("--update records the present answers")
 	}
 	all, err := calllog.Golden(t.config.Golden, t.subject.Module.SHA256())
 	n := 0
@@ -117,7 +117,7 @@ func (t *tester) expected() (string, error) {
 		err = t.withInstance(func(i *host.Instance) error { return calllog.Check(t.ctx, i, t.kind, all) })
 	}
 	if err != nil {
-		err = fmt.Errorf("%w: if that is meant, --update writes down what it answers now", err)
+		err = fmt.Errorf("%w: if that is intended, --update records the present answers", err)
 	}
-	return fmt.Sprintf("%s as they were written down, fuel included", plural(n, "answer")), err
+	return fmt.Sprintf("%s as recorded, with the same fuel", plural(n, "answer")), err
 }

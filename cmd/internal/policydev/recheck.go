@@ -8,15 +8,15 @@ import (
 	wasm "github.com/cascadeinfer/cascade/wasm/policy"
 )
 
-// RecheckResult is what came of deciding recorded calls once more.
+// RecheckResult is the result of deciding recorded calls again.
 type RecheckResult struct {
 	Calls     int    `json:"calls"`
-	Modules   int    `json:"by_modules"` // of them were decided by a module
-	Different int    `json:"different"`  // were decided otherwise
+	Modules   int    `json:"by_modules"` // decided by a module
+	Different int    `json:"different"`  // decided differently
 	First     string `json:"first,omitempty"`
 }
 
-// Add is the sum of two.
+// Add returns the sum of two results.
 func (r RecheckResult) Add(o RecheckResult) RecheckResult {
 	if r.First == "" {
 		r.First = o.First
@@ -25,10 +25,10 @@ func (r RecheckResult) Add(o RecheckResult) RecheckResult {
 	return r
 }
 
-// Recheck has native policies decide recorded calls once more. Calls of kinds that
-// there is no native policy for, and calls that nobody answered, do not count.
+// Recheck makes native policies decide recorded calls again. Calls of kinds
+// without a native policy, and calls without an answer, do not count.
 func Recheck(n wasm.Native, records []host.Record) RecheckResult {
-	n.Guard = nil // nobody expects rules to be those of a module
+	n.Guard = nil // the native guard is not expected to equal a module's rules
 	var out RecheckResult
 	for _, was := range records {
 		if was.Cause != 0 {

@@ -15,7 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
-// ReplayResult is what somebody answered to frames.
+// ReplayResult is what a Decider answered to frames.
 type ReplayResult struct {
 	Records []host.Record
 	// Memory is the SHA-256 of the instance's memory afterwards, in hexadecimal;
@@ -25,8 +25,9 @@ type ReplayResult struct {
 	Digest string
 }
 
-// Replay has one fresh instance answer frames, in their order, and the next one
-// where that died. Frames of which the module decides none are an error.
+// Replay replays frames in order in a fresh instance, and in another one after
+// an instance failed. It returns an error if the module decides none of the
+// frames.
 func Replay(ctx context.Context, s *Subject, frames []Frame) (ReplayResult, error) {
 	if err := s.decidesSome(frames); err != nil {
 		return ReplayResult{}, err
@@ -72,7 +73,7 @@ func (s *Subject) decidesSome(frames []Frame) error {
 		s.Path, strings.Join(own, ", "), len(frames), strings.Join(others, ", "))
 }
 
-// ReplayNative has one of our own policies answer frames.
+// ReplayNative replays frames in a built-in policy.
 func ReplayNative(ctx context.Context, name string, frames []Frame) (ReplayResult, error) {
 	var kinds []abi.Kind
 	for _, f := range frames {
@@ -150,8 +151,8 @@ type Comparison struct {
 	Shown   []Difference `json:"differences"`
 }
 
-// Compare sets the answers of two deciders to the same frames side by side. It
-// keeps the first show differences.
+// Compare compares the answers of two deciders to the same frames. It keeps the
+// first show differences.
 func Compare(a, b []host.Record, show int) Comparison {
 	c := Comparison{Frames: len(a), Shown: []Difference{}}
 	c.A, c.B = summarize(a), summarize(b)
@@ -191,7 +192,7 @@ func summarize(records []host.Record) Summary {
 	return s
 }
 
-// Recorded returns the answers that are in a file; a frame without one has an
+// Recorded returns the recorded answers of frames; a frame without one has an
 // empty record.
 func Recorded(frames []Frame) []host.Record {
 	records := make([]host.Record, len(frames))
