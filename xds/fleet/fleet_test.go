@@ -30,7 +30,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// shown is a Publisher that remembers.
+// shown is a Publisher that keeps all snapshots.
 type shown struct {
 	mu   sync.Mutex
 	list []*Snapshot
@@ -181,8 +181,8 @@ func TestFleetRefusesReports(t *testing.T) {
 	})
 }
 
-// TestFleetOneStreamPerReplica: a second stream is an impostor while the first
-// one talks, and its heir once the first one is silent.
+// TestFleetOneStreamPerReplica: a second stream is refused while the first one reports,
+// and replaces it once the first one is silent.
 func TestFleetOneStreamPerReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, new(store.Memory), nil)
@@ -273,8 +273,8 @@ func TestFleetSetReplicas(t *testing.T) {
 	})
 }
 
-// TestFleetRestart: with the same store and counters, the same things are
-// shown again, under the same epoch.
+// TestFleetRestart: with the same store and counters, a restarted fleet publishes the
+// same under the same epoch.
 func TestFleetRestart(t *testing.T) {
 	dir := t.TempDir()
 	counters := CounterFile{filepath.Join(dir, "counters.json")}

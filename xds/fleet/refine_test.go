@@ -172,8 +172,9 @@ func TestRefinementKeepsPlansValid(t *testing.T) {
 	}
 }
 
-// TestStageMean: the mean that a replica compares itself with is that of what
-// its stage's replicas hold, as far as they report and are ready; it makes no replica an outlier by accident.
+// TestStageMean: the mean in a reply is that of the tokens that the replicas of the
+// stage hold, as far as they report and are ready; it makes no replica an outlier by
+// accident.
 func TestStageMean(t *testing.T) {
 	s := staged(t)
 	excess := func(id string) policies.Tokens {

@@ -202,7 +202,7 @@ func (p *player) begin() {
 	p.state = s
 }
 
-// check is the site's rules.
+// check implements the site's rules.
 func (p *player) check(before, after policies.Plan) error {
 	if after.Validate() != nil || before.Validate() != nil || after.Epoch <= before.Epoch || after.Model != before.Model {
 		p.t.Errorf("the rules were asked about %+v after %+v", after, before)
@@ -310,7 +310,7 @@ func mix(name string) (policies.Flow, []policies.Batch) {
 	return f, batch
 }
 
-// step weights.Steps, answers proposals and prints the effects.
+// step applies an event, answers proposals and prints the effects.
 func (p *player) step(ev Event) {
 	e := p.state.Step(p.now, ev)
 	for e.Propose != nil {
@@ -334,7 +334,7 @@ func (p *player) step(ev Event) {
 	}
 }
 
-// why is a reason without figures, which are the partitioner's matter.
+// why returns a reason without its figures, which the partitioner's tests check.
 func why(reason string) string {
 	reason, _, _ = strings.Cut(reason, ": predicted gain")
 	return reason

@@ -37,7 +37,7 @@ type sharedStore struct {
 	seed  uint64
 }
 
-// TestSharedStates plays random fates to three control planes on one store:
+// TestSharedStates runs three control planes on one store through random events:
 // reports, orders, conflicts, failing and lost writes, watches that lag,
 // restarts. At any time at most one plans, and only that one changes a plan of
 // its own accord; what is stored is valid, and no epoch goes back there or at
@@ -79,7 +79,7 @@ func (w *sharedStore) begin(p *peerState) {
 	w.step(p, Replicas{w.list}, false)
 }
 
-// step weights.Steps a control plane and stores what it proposes, or not.
+// step applies an event to a control plane and stores what it proposes, or not.
 func (w *sharedStore) step(p *peerState, ev Event, order bool) {
 	e := p.state.Step(w.now, ev)
 	for first := true; e.Propose != nil; first = false {

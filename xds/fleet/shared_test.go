@@ -184,7 +184,7 @@ func of(s *server, id policies.ReplicaID) ReplicaState {
 
 // TestTwoServers: two control planes on one store show the same, whatever
 // happens to replicas, orders at either of them are obeyed by both, and when the
-// planner dies the other plans within five seconds, from the loads it knows.
+// leader dies the other leads within five seconds, with the loads that it knows.
 func TestTwoServers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := new(store.Memory)
@@ -298,8 +298,9 @@ func TestTwoServers(t *testing.T) {
 	})
 }
 
-// TestServerResigns: one that ends cleanly leaves the planning at once.
-func TestServerResigns(t *testing.T) {
+// TestLeaderStepsDown: when the leader ends cleanly, another control plane leads at
+// once.
+func TestLeaderStepsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := new(store.Memory)
 		rules := testRules(PolicyDefault)

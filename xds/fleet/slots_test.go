@@ -11,7 +11,7 @@ import (
 )
 
 // TestPoliciesOrder: an order about slots is stored without a new epoch and
-// without anything for proxies; what is refused leaves no trace, and the next
+// without a change for proxies; a refused order changes nothing, and the next
 // proposal keeps what is stored.
 func TestPoliciesOrder(t *testing.T) {
 	model := Model{Name: "m", Context: 8192, Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4}}

@@ -49,7 +49,7 @@ func newState(t testing.TB, rules Rules) *State {
 	return s
 }
 
-// settleState weights.Steps and stores what is proposed until nothing is.
+// settleState applies an event and stores what is proposed until nothing is.
 func settleState(s *State, now time.Time, ev Event) (published *Snapshot) {
 	e := s.Step(now, ev)
 	for e.Propose != nil {

@@ -152,8 +152,8 @@ func (b *loop) begin(words []string) {
 	settleState(b.state, b.now, Replicas{list})
 }
 
-// second lets work flow to where the weights send it: a tenth of it ends, and as
-// much and what is missing comes anew.
+// second simulates a second: a tenth of the work ends, and new work arrives by the
+// weights until the utilization is reached.
 func (b *loop) second() {
 	var caches, work, weights float64
 	for _, a := range b.replicas {
@@ -192,7 +192,7 @@ func (b *loop) second() {
 	}
 }
 
-// look takes the weights, none of which may have moved by more than a step.
+// look reads the weights, and notes the first that moved by more than a step.
 func (b *loop) look() {
 	for _, r := range b.state.Snapshot(b.now).Models[0].Replicas {
 		a := b.replicas[slices.IndexFunc(b.replicas, func(a *actor) bool { return a.ID == r.ID })]

@@ -36,7 +36,7 @@ func begun(t *testing.T, rules Rules, o store.Object, ids ...string) *State {
 }
 
 // TestPlanOlderThanPast: a plan that an operator put back by editing the store is
-// older than the former ones, and what replaces it can be stored all the same.
+// older than the former ones, and the plan that replaces it can still be stored.
 func TestPlanOlderThanPast(t *testing.T) {
 	o := store.Object{
 		Epoch: 9, Plans: []policies.Plan{twoStages(5, 16)},
@@ -78,8 +78,8 @@ func TestFollowerKeepsOthers(t *testing.T) {
 	}
 }
 
-// TestRollbackWithoutReplicas: an earlier plan that cannot be had with the
-// replicas that there are is refused, and not taken for granted.
+// TestRollbackWithoutReplicas: a rollback to a plan that needs more replicas than there
+// are is refused.
 func TestRollbackWithoutReplicas(t *testing.T) {
 	o := store.Object{
 		Epoch: 9, Plans: []policies.Plan{policies.OneStagePlan("m", []policies.ReplicaID{"r0"})},
