@@ -62,7 +62,7 @@ func (w *fleet) tick() {
 			}
 		}
 	}
-	// Who is away for two seconds is gone.
+	// A replica that is away for two seconds is gone.
 	for _, a := range w.nodes {
 		if a.paused && !a.goneReported && w.now-a.since > 2*policies.Second {
 			a.goneReported = true
@@ -77,7 +77,7 @@ func (w *fleet) tick() {
 	}
 }
 
-// informAll else hears that n is gone.
+// informAll reports to all others that n is gone.
 func (w *fleet) informAll(n *node) {
 	for _, o := range w.nodes {
 		if o != n && !o.paused {
@@ -86,7 +86,7 @@ func (w *fleet) informAll(n *node) {
 	}
 }
 
-// injectFault does what the faults' chances say.
+// injectFault injects a random fault.
 func (w *fleet) injectFault() {
 	n, o := w.any(), w.any()
 	if w.chance(w.faults.crowd) {
@@ -178,7 +178,7 @@ func (w *fleet) begin() {
 	if w.chance(200) {
 		other = transfer.Engine{}
 	}
-	// One of the two may never hear of it.
+	// One of the two may never learn of it.
 	if !w.chance(w.faults.lose) {
 		source.open[d]++
 		source.moving[d] = l
@@ -251,7 +251,7 @@ func run(seed uint64, f faults, steps int) (w *fleet, err error) {
 	return w, nil
 }
 
-// TestFleet explores moves under faults of every kind, alone and together.
+// TestFleet explores migrations under faults of every kind, alone and together.
 func TestFleet(t *testing.T) {
 	runs := 25
 	if os.Getenv("CASCADE_TEST_ALL") != "" {

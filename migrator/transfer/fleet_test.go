@@ -10,9 +10,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// fleet is a few replicas whose messages, engines, fronts and transports do what
-// a random source says. It plays the driver of every machine and keeps its own
-// books of who generates for whom, against which it checks what the machines do.
+// fleet is a few replicas whose messages, engines, front ends and transports behave
+// randomly. It is the driver of every machine, and checks their actions against its
+// own record of which leg generates for which stream.
 type fleet struct {
 	rng     *rand.Rand
 	faults  faults
@@ -42,7 +42,7 @@ type node struct {
 	legs         []*leg
 	moving       map[bidask.Deal]*leg // what an export is about
 	kv           map[bidask.Deal]*reservation
-	open         map[bidask.Deal]int // moves begun here and not ended
+	open         map[bidask.Deal]int // migrations begun here and not ended
 }
 
 // job is an action that takes time. Jobs of one migration and role are done in order.
@@ -130,7 +130,7 @@ func (w *fleet) require(ok bool, format string, args ...any) {
 	}
 }
 
-// step gives a machine an event and takes down what it asks for.
+// step passes an event to a machine and queues its actions.
 func (w *fleet) step(n *node, ev transfer.Event) (admitted bool) {
 	if n.paused {
 		n.backlog = append(n.backlog, ev)
@@ -266,7 +266,7 @@ func (w *fleet) work(n *node) {
 	}
 }
 
-// commit is a front end's hand-over: first the register, then the leg.
+// commit switches a stream at its front end: first the register, then the leg.
 func (w *fleet) commit(n *node, j *job, finish func(transfer.Event)) {
 	msg := j.a.Message
 	ev := transfer.Event{Kind: transfer.SwitchResult}
@@ -337,7 +337,7 @@ func (w *fleet) hangUp(front *node, s *stream) {
 	n.end(s.leg)
 }
 
-// rescue goes on with a stream at its front end.
+// rescue continues a stream at its front end.
 func (w *fleet) rescue(front *node, s *stream) {
 	w.hangUp(front, s)
 	s.holder, s.epoch, s.leg = front.id, s.epoch+2, &leg{request: s.leg.request, computed: 20}
@@ -375,7 +375,7 @@ func (w *fleet) names() []string {
 	return names
 }
 
-// check looks at what must hold between any two steps.
+// check verifies what must hold between any two steps.
 func (w *fleet) check() {
 	running := map[string]policies.ReplicaID{}
 	for _, n := range w.nodes {

@@ -8,8 +8,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// FuzzStep gives one machine any events in any order, as no driver would: it
-// must neither panic nor contradict itself, end nothing twice, and come to rest.
+// FuzzStep passes arbitrary events in arbitrary order to one machine, as no driver
+// would. It must not panic, violate Check or end anything twice, and must become idle.
 func FuzzStep(f *testing.F) {
 	f.Add([]byte{1, 0, 0, 0, 4, 1, 0, 0, 4, 5, 0, 0, 5, 0, 0, 4, 6, 0, 0, 5, 4, 7, 1, 0})
 	f.Add([]byte{2, 1, 0, 0, 4, 2, 1, 0, 7, 1, 0, 0, 4, 4, 1, 1, 8, 1, 1, 0, 11, 1, 1, 0})
