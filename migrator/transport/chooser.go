@@ -96,16 +96,17 @@ func (c *Chooser) RecordProbe(name string, err error, now time.Time) {
 // Pair is a replica that pulls and the peer that it pulls from.
 type Pair struct {
 	Peer           policies.ReplicaID
-	Host, PeerHost string // the nodes of the two
-	// Ways are those from the peer, best first, as far as it is known what lies between
-	// the two (links.Paths); nil for not at all.
+	Host, PeerHost string // of the replica and of the peer
+	// Ways are the ways from the peer, best first (links.Paths), as far as the links
+	// between the two are known; nil if they are unknown.
 	Ways []links.Path
 }
 
 // Choice is a ranked transport.
 type Choice struct {
 	Transport Transport
-	// Reason says why it stands where it does: what it goes over, or what is against it.
+	// Reason explains the rank: the link that the transport uses, or what is wrong with
+	// it.
 	Reason string
 }
 

@@ -53,7 +53,7 @@ type pieceSource interface {
 
 func (c *cursor) over() bool { return len(c.plan) == 0 || c.region == len(c.target.Regions) }
 
-// part returns the first part of which some bytes were not returned yet: part k is region
+// part returns the first part with bytes that were not returned yet: part k is region
 // k/entries of entry k%entries.
 func (c *cursor) part() int {
 	if c.over() {
