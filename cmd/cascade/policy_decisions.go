@@ -44,7 +44,7 @@ func collectDecisions(f *inprocess.Fleet, all []policyPlugin) *decisions {
 		nodes[s.Slot] = s
 	}
 	for _, h := range f.Hosts() {
-		for _, status := range h.Set.Status() {
+		for _, status := range h.Slots.Status() {
 			for _, module := range status.Modules {
 				if module.Generation != status.Active {
 					continue
@@ -53,7 +53,7 @@ func collectDecisions(f *inprocess.Fleet, all []policyPlugin) *decisions {
 			}
 		}
 		for k := abi.Configure + 1; k < abi.NumKinds; k++ {
-			d.Native = d.Native.Add(policydev.Recheck(h.Native, h.Set.Records(k)))
+			d.Native = d.Native.Add(policydev.Recheck(h.Native, h.Slots.Records(k)))
 		}
 	}
 	return d

@@ -188,7 +188,7 @@ func pushPlugins(ctx context.Context, f *inprocess.Fleet, all []policyPlugin) er
 // pendingPlugin returns which slot does not run its module yet; "" if all do.
 func pendingPlugin(hosts []*policyhost.Host, all []policyPlugin) string {
 	for _, h := range hosts {
-		for _, s := range h.Set.Status() {
+		for _, s := range h.Slots.Status() {
 			for _, p := range all {
 				for _, k := range p.Kinds {
 					if k.String() == string(s.Kind) && s.Active != p.Statement.Generation {

@@ -145,7 +145,7 @@ one fails, the built-in policies decide.`,
 			if p.configuration, err = readConfiguration(config); err != nil {
 				return err
 			}
-			if err := file.Statement.Configured(p.configuration); err != nil {
+			if err := file.Statement.CheckConfiguration(p.configuration); err != nil {
 				return err
 			}
 			if len(kinds) == 0 {

@@ -77,7 +77,7 @@ module, and differ, or when all calls are of kinds that it does not decide.`,
 			for n := range recorded {
 				was, now := &recorded[n], &played.Records[n]
 				switch {
-				case was.Frame == nil || !frames[n].Fuel || was.Module != now.Module || now.Module == [len(now.Module)]byte{} || now.Equal(was):
+				case was.Frame == nil || !frames[n].FuelComparable || was.Module != now.Module || now.Module == [len(now.Module)]byte{} || now.Equal(was):
 				case was.Result == now.Result && was.Cause == now.Cause && bytes.Equal(was.Output, now.Output):
 					fuel++
 				default:
@@ -86,7 +86,7 @@ module, and differ, or when all calls are of kinds that it does not decide.`,
 			}
 			if out != "" {
 				var text bytes.Buffer
-				if err := calllog.Write(&text, calllog.Of(played.Records)); err != nil {
+				if err := calllog.Write(&text, calllog.FromRecords(played.Records)); err != nil {
 					return err
 				}
 				if err := fileio.WriteAtomic(out, text.Bytes(), 0o666); err != nil {

@@ -126,7 +126,7 @@ func (s *settings) printStatement(path string, f sign.File) error {
 	}
 	fmt.Fprintf(s.stdout, "  generation %d, %s\n", st.Generation, end)
 	switch {
-	case st.First:
+	case st.Format1:
 		fmt.Fprintf(s.stdout, "  configured with anything\n")
 	case st.Configuration != lifecycle.Digest{}:
 		fmt.Fprintf(s.stdout, "  configured with sha256 %s, and nothing else\n", st.Configuration)

@@ -168,7 +168,7 @@ func TestAgreement(t *testing.T) {
 // TestGate puts the module where a control plane has it.
 func TestGate(t *testing.T) {
 	g := start(t, settings)
-	err := planguard.Check(abi.Change{Now: plan(7, "0:a 4096:b"), Next: plan(8, "0:a 5000:b")}, []planguard.Named{{Name: "site", Guard: planguard.Asked{Policy: asked{g}}}})
+	err := planguard.Check(abi.Change{Now: plan(7, "0:a 4096:b"), Next: plan(8, "0:a 5000:b")}, []planguard.NamedGuard{{Name: "site", Guard: planguard.PolicyGuard{Policy: asked{g}}}})
 	if err == nil || err.Error() != `plan denied: site, rule 1, "stages change in the maintenance window only"` {
 		t.Error(err)
 	}

@@ -1,27 +1,28 @@
-// Package calllog is a file of calls to policies: frames (wasm/abi), and the answers
-// that somebody gave, with the fuel that they took. Hosts write what they recorded
-// to one; authors keep one with the calls that a policy is to be tried on; and one
-// beside a module, NAME.wasm.golden, has what that is expected to answer.
+// Package calllog reads and writes call logs: files of calls to policies, with their
+// frames (wasm/abi), the answers, and the fuel that these took. Hosts write their
+// recorded calls to one; authors keep one with the calls that a policy is tested on;
+// and the one beside a module, NAME.wasm.golden, has the answers that are expected of
+// the module.
 //
-// It is a format and comparisons, no more: who answers, and what becomes of a
-// difference, is others' to say.
+// The package has the format and comparisons. The caller decides what a difference
+// means.
 //
 // # File
 //
-// Lines of JSON, the first of which names the format, and what counts of fuel mean
-// (host.Version); each other one is a frame:
+// A call log has lines of JSON. The first names the format and the version of the fuel
+// counts (host.Version); each other line is a call:
 //
 //	{"format": "cascade-policy-frames/1", "fuel": "cascade-meter/3+host/1"}
 //	{"kind": "bid-select", "frame": "…base64…", "result": "0x0000000000000001",
 //	 "output": "…base64…", "module": "…64 hex digits…", "fuel": 41}
 //
-// "cause" stands in the place of result and output where there was no answer; all
-// three are left out where nobody has been asked.
+// "cause" replaces result and output when the call failed; all three are left out when
+// there is no answer yet.
 //
 // # Expectations
 //
-// A golden file has an answer to every frame. The frames of a kind are answered in
-// their order by an instance that is new and configured (Check): then a module has
-// no choice but to give the same answers for the same fuel on every host whose
-// fuel means the same. On others only the answers are compared.
+// A golden file has an answer to every call. A new, configured instance answers the
+// calls of a kind in their order (Check), so that a module gives the same answers for
+// the same fuel on every host with the same version of fuel counts. On other hosts only
+// the answers are compared.
 package calllog

@@ -12,8 +12,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
-// Said is a record's output. What lies in the room behind it is nobody's.
-func Said(r *host.Record) []byte {
+// Output is a record's output. What lies in the room behind it is nobody's.
+func Output(r *host.Record) []byte {
 	switch r.Kind {
 	case abi.Select, abi.Place: // the value is an index
 		return nil
@@ -22,13 +22,13 @@ func Said(r *host.Record) []byte {
 	return r.Output[:min(uint64(n), uint64(len(r.Output)))]
 }
 
-// Same reports whether two records of one frame decide the same, whatever fuel it
+// SameAnswer reports whether two records of one frame decide the same, whatever fuel it
 // took.
-func Same(a, b *host.Record) bool {
+func SameAnswer(a, b *host.Record) bool {
 	if a.Cause != 0 || b.Cause != 0 {
 		return a.Cause == b.Cause
 	}
-	return a.Result == b.Result && slices.Equal(Said(a), Said(b))
+	return a.Result == b.Result && slices.Equal(Output(a), Output(b))
 }
 
 // ErrUnexpected says that a module does not answer as it is expected to.
@@ -36,7 +36,7 @@ var ErrUnexpected = errors.New("not as expected")
 
 // Golden reads expectations: a file all of whose frames have an answer, of a
 // module with this digest if they say of which.
-func Golden(text []byte, module [32]byte) ([]Frame, error) {
+func Golden(text []byte, module [32]byte) ([]Call, error) {
 	all, err := Read(bytes.NewReader(text))
 	if err != nil {
 		return nil, fmt.Errorf("expectations: %w", err)
@@ -55,7 +55,7 @@ func Golden(text []byte, module [32]byte) ([]Frame, error) {
 // Check has an instance, which must be new and configured, answer the expected
 // frames of a kind in their order. An error of another answer, or of other fuel,
 // wraps ErrUnexpected; one that the module gave is a *host.Fault, wrapped.
-func Check(ctx context.Context, i *host.Instance, k abi.Kind, expected []Frame) error {
+func Check(ctx context.Context, i *host.Instance, k abi.Kind, expected []Call) error {
 	var got host.Record
 	for n, f := range expected {
 		if KindOf(f.Frame) != k {
@@ -67,10 +67,10 @@ func Check(ctx context.Context, i *host.Instance, k abi.Kind, expected []Frame) 
 		if err := i.Replay(f.Frame, &got); err != nil {
 			return fmt.Errorf("expected frame %d: %w", n, err)
 		}
-		if !Same(&got, f.Answer) {
+		if !SameAnswer(&got, f.Answer) {
 			return fmt.Errorf("expected frame %d: %w: result %#x, and %#x when it was signed", n, ErrUnexpected, got.Result, f.Answer.Result)
 		}
-		if f.Fuel && got.Fuel != f.Answer.Fuel {
+		if f.FuelComparable && got.Fuel != f.Answer.Fuel {
 			return fmt.Errorf("expected frame %d: %w: %d ticks, and %d when it was signed", n, ErrUnexpected, got.Fuel, f.Answer.Fuel)
 		}
 	}
@@ -79,7 +79,7 @@ func Check(ctx context.Context, i *host.Instance, k abi.Kind, expected []Frame) 
 
 // Answer has a module answer frames of one kind as Check does. Frames that it does
 // not answer are left out. Each instance that it gets is new and configured.
-func Answer(ctx context.Context, instance func() (*host.Instance, error), all []Frame) ([]Frame, error) {
+func Answer(ctx context.Context, instance func() (*host.Instance, error), all []Call) ([]Call, error) {
 	for {
 		answered, at, err := answer(ctx, instance, all)
 		if err != nil || at < 0 {
@@ -91,7 +91,7 @@ func Answer(ctx context.Context, instance func() (*host.Instance, error), all []
 }
 
 // answer stops at the first frame without an answer, which it returns, −1 for none.
-func answer(ctx context.Context, instance func() (*host.Instance, error), all []Frame) (answered []Frame, at int, err error) {
+func answer(ctx context.Context, instance func() (*host.Instance, error), all []Call) (answered []Call, at int, err error) {
 	i, err := instance()
 	if err != nil {
 		return nil, 0, err
@@ -105,7 +105,7 @@ func answer(ctx context.Context, instance func() (*host.Instance, error), all []
 		if err := i.Replay(f.Frame, r); err != nil {
 			return nil, n, nil
 		}
-		answered = append(answered, Frame{f.Frame, r, true})
+		answered = append(answered, Call{f.Frame, r, true})
 	}
 	return answered, -1, nil
 }

@@ -15,13 +15,13 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
-// Format is in the first line of a file of frames. Each further line is a
-// frame, and, where one is known, the answer to it.
+// Format is in the first line of a call log. Each further line is a call, with its
+// answer if it is known.
 const Format = "cascade-policy-frames/1"
 
-// What a file of frames may have, at most.
+// Limits of a call log.
 const (
-	Max     = 1 << 20
+	Max     = 1 << 20 // calls
 	maxLine = 4 << 20 // bytes; the largest frames are partitions', 1 MiB
 )
 
@@ -31,22 +31,22 @@ type head struct {
 	Fuel string `json:"fuel,omitempty"`
 }
 
-// Frame is a frame with the answer that somebody gave.
-type Frame struct {
+// Call is the frame of a call and its answer.
+type Call struct {
 	Frame []byte
-	// Answer is nil where none is known.
+	// Answer is nil when it is not known.
 	Answer *host.Record
-	// Fuel is false where the answer's fuel counts something else than this
-	// host's.
-	Fuel bool
+	// FuelComparable is false when the answer's fuel was counted by another version
+	// than this host's.
+	FuelComparable bool
 }
 
-// Of returns what a host of this version has recorded as it is written to a
-// file. It shares the records.
-func Of(records []host.Record) []Frame {
-	frames := make([]Frame, len(records))
+// FromRecords returns the calls that a host of this version has recorded. It shares
+// the records.
+func FromRecords(records []host.Record) []Call {
+	frames := make([]Call, len(records))
 	for n := range records {
-		frames[n] = Frame{records[n].Frame, &records[n], true}
+		frames[n] = Call{records[n].Frame, &records[n], true}
 	}
 	return frames
 }
@@ -61,15 +61,15 @@ type line struct {
 	Cause  string `json:"cause,omitempty"`
 }
 
-// Read reads a file of frames. The error names the line.
-func Read(r io.Reader) ([]Frame, error) {
+// Read reads a call log. The error names the line.
+func Read(r io.Reader) ([]Call, error) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, maxLine)
 	var first head
 	if !lines.Scan() || strict(lines.Bytes(), &first) != nil || first.Format != Format {
-		return nil, errors.Join(fmt.Errorf("line 1: want {\"format\": %q}: this is no file of frames", Format), lines.Err())
+		return nil, errors.Join(fmt.Errorf("line 1: must be {\"format\": %q}: this is not a call log", Format), lines.Err())
 	}
-	var frames []Frame
+	var frames []Call
 	for n := 2; lines.Scan(); n++ {
 		if len(bytes.TrimSpace(lines.Bytes())) == 0 {
 			continue
@@ -79,14 +79,14 @@ func Read(r io.Reader) ([]Frame, error) {
 		}
 		var l line
 		err := strict(lines.Bytes(), &l)
-		var f Frame
+		var f Call
 		if err == nil {
 			f, err = l.read()
 		}
 		if err != nil {
 			return nil, fmt.Errorf("line %d: %w", n, err)
 		}
-		f.Fuel = first.Fuel == host.Version
+		f.FuelComparable = first.Fuel == host.Version
 		frames = append(frames, f)
 	}
 	if err := lines.Err(); err != nil {
@@ -95,8 +95,8 @@ func Read(r io.Reader) ([]Frame, error) {
 	return frames, nil
 }
 
-func (l line) read() (Frame, error) {
-	f := Frame{Frame: l.Frame}
+func (l line) read() (Call, error) {
+	f := Call{Frame: l.Frame}
 	k := KindOf(l.Frame)
 	if k == abi.NumKinds || k == abi.Configure || k.String() != l.Kind {
 		return f, fmt.Errorf("the frame is not of kind %q", l.Kind)
@@ -111,13 +111,13 @@ func (l line) read() (Frame, error) {
 	f.Answer = &host.Record{Kind: k, Frame: l.Frame, Output: l.Output, Fuel: l.Fuel, Cause: cause}
 	if l.Result != "" {
 		if f.Answer.Result, err = strconv.ParseUint(l.Result, 0, 64); err != nil {
-			return f, fmt.Errorf("result %q: want a number such as 0x0000000000000001", l.Result)
+			return f, fmt.Errorf("result %q: must be a number such as 0x0000000000000001", l.Result)
 		}
 	}
 	if l.Module != "" {
 		sum, err := hex.DecodeString(l.Module)
 		if err != nil || len(sum) != len(f.Answer.Module) {
-			return f, fmt.Errorf("module %q: want 64 hex digits", l.Module)
+			return f, fmt.Errorf("module %q: must be 64 hexadecimal digits", l.Module)
 		}
 		copy(f.Answer.Module[:], sum)
 	}
@@ -143,14 +143,14 @@ func strict(text []byte, to any) error {
 		return err
 	}
 	if _, err := d.Token(); err != io.EOF {
-		return errors.New("something follows the object")
+		return errors.New("data after the JSON object")
 	}
 	return nil
 }
 
-// Write writes a file that Read reads. Of answers of other modules'
-// hosts the fuel is dropped.
-func Write(w io.Writer, frames []Frame) error {
+// Write writes a call log that Read reads. It omits fuel that was counted by another
+// version.
+func Write(w io.Writer, frames []Call) error {
 	b := bufio.NewWriter(w)
 	e := json.NewEncoder(b)
 	if err := e.Encode(head{Format, host.Version}); err != nil {
@@ -167,7 +167,7 @@ func Write(w io.Writer, frames []Frame) error {
 			if a.Module != [len(a.Module)]byte{} {
 				l.Module = hex.EncodeToString(a.Module[:])
 			}
-			if f.Fuel {
+			if f.FuelComparable {
 				l.Fuel = a.Fuel
 			}
 		}
@@ -178,7 +178,7 @@ func Write(w io.Writer, frames []Frame) error {
 	return b.Flush()
 }
 
-// KindOf is the kind of a frame, abi.Kinds for what is none.
+// KindOf returns the kind of a frame, abi.NumKinds when it is not a frame.
 func KindOf(frame []byte) abi.Kind {
 	if len(frame) < abi.HeaderSize || binary.LittleEndian.Uint32(frame) != abi.Magic {
 		return abi.NumKinds

@@ -13,7 +13,7 @@ import (
 const DefaultSlack = 0.25
 
 // Native is a partitioner that the host trusts, which can also price a division
-// that somebody else made: those of policies/partition.
+// that another package computed: those of policies/partition.
 type Native interface {
 	policies.Partitioner
 	// Price predicts what a division costs under a workload;
@@ -31,9 +31,9 @@ type Planner struct {
 	// Native's price: a policy may know what Native's model does not, and must not
 	// know much better. 0 means DefaultSlack, and below 0 none.
 	Slack float64
-	// Kept is told of each proposal that was not taken, with the reason. It must
-	// not block. Nil means nobody is told.
-	Kept func(error)
+	// Refused is called with the reason for each proposal that was not used. It must
+	// not block. It may be nil.
+	Refused func(error)
 }
 
 var _ Native = Planner{}
@@ -49,8 +49,8 @@ func (p Planner) Partition(w policies.Workload) (policies.Partition, error) {
 	if reason == nil {
 		return got, nil
 	}
-	if p.Kept != nil {
-		p.Kept(fmt.Errorf("partition kept: %w", reason))
+	if p.Refused != nil {
+		p.Refused(fmt.Errorf("partition kept: %w", reason))
 	}
 	return own, err
 }

@@ -8,31 +8,30 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
-// Guard judges a change of plan: a module's guard, a native one, or rules in
-// Rego.
+// Guard judges a change of plan. It is a module, a native policy, or rules in Rego.
 type Guard interface {
-	// Check returns what is against the change; nothing when nothing is. The
-	// error says that the guard could not judge. It must return: a guard has a
-	// deadline of its own.
+	// Check returns the denials of the change, none when it is allowed. An error
+	// means that the guard could not judge. A guard has a deadline of its own, and
+	// always returns.
 	Check(abi.Change) ([]abi.Denial, error)
 }
 
-// Named is a guard with the name that its denials are reported under.
-type Named struct {
+// NamedGuard is a guard with the name under which its denials are reported.
+type NamedGuard struct {
 	Name  string
 	Guard Guard
 }
 
-// Denial is what a guard has against a plan.
+// Denial is the reason of one guard against a plan.
 type Denial struct {
 	Guard string
 	abi.Denial
 }
 
-// Denied is the error for a plan that may not be.
+// Denied is the error of a denied plan.
 type Denied struct{ Denials []Denial } // not empty
 
-// Error lists the denials. Details are quoted: guards write what they like.
+// Error lists the denials. Details are quoted, because guards may write any text.
 func (d *Denied) Error() string {
 	var b strings.Builder
 	b.WriteString("plan denied")
@@ -52,16 +51,16 @@ func (d *Denied) Error() string {
 	return b.String()
 }
 
-// Check reports why a plan may not replace another: an error about an invariant,
-// or a *Denied with what all guards have against it. A guard that cannot judge
-// denies. Now is the zero Plan where there is none.
-func Check(change abi.Change, guards []Named) error {
-	if err := keeps(change); err != nil {
+// Check returns why a plan may not replace another: an error about an invariant, or a
+// *Denied with the denials of all guards. A guard that cannot judge denies. Now is the
+// zero Plan when there is none.
+func Check(change abi.Change, guards []NamedGuard) error {
+	if err := checkInvariants(change); err != nil {
 		return fmt.Errorf("plan refused: %w", err)
 	}
 	var denied Denied
 	for _, g := range guards {
-		// Plans are lent to each guard anew: none sees what another did to them.
+		// Each guard gets copies: it cannot see what another one changed.
 		denials, err := g.Guard.Check(abi.Change{Now: clonePlan(change.Now), Next: clonePlan(change.Next)})
 		if err != nil {
 			denials = []abi.Denial{{Stage: -1, Detail: cut("cannot judge: " + err.Error())}}
@@ -80,8 +79,8 @@ func Check(change abi.Change, guards []Named) error {
 	return nil
 }
 
-// keeps checks what every plan has to keep, whoever made it.
-func keeps(c abi.Change) error {
+// checkInvariants checks the invariants of every plan.
+func checkInvariants(c abi.Change) error {
 	if err := c.Next.Validate(); err != nil {
 		return err
 	}
@@ -92,7 +91,7 @@ func keeps(c abi.Change) error {
 	case c.Next.Model != c.Now.Model:
 		return fmt.Errorf("model %.80q instead of %.80q", c.Next.Model, c.Now.Model)
 	case c.Next.Epoch <= c.Now.Epoch:
-		return fmt.Errorf("epoch %d after %d: epochs grow", c.Next.Epoch, c.Now.Epoch)
+		return fmt.Errorf("epoch %d after %d: epochs must grow", c.Next.Epoch, c.Now.Epoch)
 	}
 	return nil
 }
@@ -111,16 +110,16 @@ func clonePlan(p policies.Plan) policies.Plan {
 
 func cut(s string) string { return s[:min(len(s), abi.MaxDetail)] }
 
-// Asked turns a guard that is a policy, as modules and native guards are, into a
-// Guard. Its answer is final: it cannot fail to judge.
-type Asked struct {
+// PolicyGuard makes a guard policy, a module or a native one, a Guard. It cannot fail to
+// judge.
+type PolicyGuard struct {
 	Policy interface {
 		Guard(abi.Change) (abi.Denial, bool)
 	}
 }
 
 // Check implements Guard.
-func (a Asked) Check(c abi.Change) ([]abi.Denial, error) {
+func (a PolicyGuard) Check(c abi.Change) ([]abi.Denial, error) {
 	if d, denied := a.Policy.Guard(c); denied {
 		return []abi.Denial{d}, nil
 	}

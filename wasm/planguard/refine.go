@@ -18,9 +18,9 @@ type Refiner struct {
 	// has it, may be worse behind the proposal than behind the boundary in force.
 	// 0 means DefaultWorse, and below 0 none.
 	Worse float64
-	// Kept is told of each proposal that was not taken, with the reason. It must
-	// not block. Nil means nobody is told.
-	Kept func(error)
+	// Refused is called with the reason for each proposal that was not used. It must
+	// not block. It may be nil.
+	Refused func(error)
 }
 
 var _ policies.Refiner = Refiner{}
@@ -31,8 +31,8 @@ func (r Refiner) Refine(b policies.BoundaryView) policies.Tokens {
 	lent.Local, lent.Next = slices.Clone(b.Local), slices.Clone(b.Next)
 	t := r.Proposer.Refine(lent)
 	if err := r.holds(b, t); err != nil {
-		if r.Kept != nil {
-			r.Kept(fmt.Errorf("boundary kept: %w", err))
+		if r.Refused != nil {
+			r.Refused(fmt.Errorf("boundary kept: %w", err))
 		}
 		return b.Boundary
 	}

@@ -43,28 +43,27 @@ type Native struct {
 
 // Config of a Policy.
 type Config struct {
-	// Module is the module to ask. It must outlive Run.
+	// Module is the module. It must outlive Run.
 	Module *host.Module
-	// Native answers where the module does not.
+	// Native answers the calls that the module does not answer.
 	Native Native
-	// Configuration is given to each new instance.
+	// Configuration is passed to each new instance.
 	Configuration []byte
-	// Instances is how many calls can be in progress at once. 0 means
-	// GOMAXPROCS, or 1 for a module that decides none of the kinds that come with
-	// every request.
+	// Instances is how many calls can be in progress at once. 0 means GOMAXPROCS, or
+	// 1 for a module that decides only kinds for many requests.
 	Instances int
 	// Failures within Window open the breaker. 0 means 5 and a minute; below 0 it
-	// never opens, because somebody else counts by Faulted. Calls whose words are
-	// too large for a frame do not count, nor do those that took too long because
-	// the machine did not run them.
+	// never opens, and the caller counts faults by Faulted. Calls whose arguments
+	// exceed the frame limit do not count, nor do calls that timed out while
+	// descheduled.
 	Failures int
 	Window   time.Duration
-	// Faulted is told of each failure that counts, before the native policy
-	// answers the call, from any goroutine. A call that took too long counts when
-	// it does so again, which Run finds out. Nil means nobody is told.
+	// Faulted is called for each failure that counts, before the native policy
+	// answers the call, from any goroutine. A call that timed out counts when it times
+	// out again in Run. Nil does nothing.
 	Faulted func()
-	// Every nth call of each instance is recorded, and all that fail. 0 means
-	// none but those.
+	// Every is the recording rate: one in Every calls of each instance is recorded,
+	// and all calls that fail. 0 records failed calls only.
 	Every int
 	// Keep is how many records an instance keeps, at most. 0 means 64.
 	Keep int
@@ -83,7 +82,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// filled returns the config with its defaults, or what is wrong with it.
+// filled returns the config with its defaults. The error names the bad field.
 func (c Config) filled() (Config, error) {
 	if c.Module == nil {
 		return c, errors.New("policy: a Module is needed")

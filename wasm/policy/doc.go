@@ -1,26 +1,25 @@
-// Package policy makes a module in WebAssembly a policy like any other: a Policy
-// implements the interfaces of package policies, and asks an instance of the
-// module; where that fails, the native policy beside it answers the same call.
+// Package policy makes a WebAssembly module a policy: a Policy implements the
+// interfaces of package policies by calls of an instance of the module, and when such
+// a call fails, the native policy answers it. A NativeRecorder is native policies
+// whose calls are recorded. What both know of the seven kinds is one table, kinds.
 //
-// It runs one module. It does not choose modules, nor move traffic from one to
-// another: slots do. Whether an answer that keeps its kind's rules is any good
-// it does not know either.
+// A Policy runs one module. Packages wasm/promotion and wasm/slothost choose modules
+// and switch between them, and judge whether answers are good.
 //
 // # Invariants
 //
-//  1. Every call is answered, once: by the module, or by the native policy. A
-//     caller sees nothing of a fault but the time that it took, which the kind's
-//     limits bound.
-//  2. No call waits for an instance to be made. It waits for one that is in use
-//     only when all are.
-//  3. Instances that rest between calls (host.Instance.Rest) do so before they have
-//     answered another 1,000; no caller waits for it unless all instances do.
-//  4. A call for a partition, a boundary or a plan finds the state that the last one
-//     with the same Memory left that the module answered.
-//  5. A call that the machine did not run in time counts as Starved, and as no fault.
-//  6. After Failures faults within Window the breaker opens: the native policy
-//     answers everything from then on. It does not close again.
+//  1. Every call is answered once, by the module or by the native policy. A fault
+//     costs the caller only its time, which the kind's limits bound.
+//  2. No call waits until an instance is made. It waits for a busy instance only when
+//     all are busy.
+//  3. An instance with deferred work does it before it has answered another 1,000
+//     calls; no caller waits for that unless all instances do deferred work.
+//  4. A call for a partition, a boundary or a plan gets the state that the last
+//     answered call with the same Memory left.
+//  5. A call that timed out while descheduled counts as Starved, and not as a fault.
+//  6. After Failures faults within Window the breaker opens: from then on the native
+//     policy answers everything. It does not close again.
 //
 // A Policy is safe for concurrent use. Calls for bids, outliers and places take
-// no lock and do not allocate unless they fail.
+// no lock, and allocate only when they fail.
 package policy

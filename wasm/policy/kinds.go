@@ -195,10 +195,10 @@ func ask[Q, A any](p *Policy, k *adapter[Q, A], q Q) A {
 		c := s.call(p)
 		a, err := k.module(s.instance, c, q)
 		if err == nil {
-			p.done(s)
+			p.endAnswered(s)
 			return a
 		}
-		p.failed(s, k.kind, err, encodeFrame(k, c, q))
+		p.endFailed(s, k.kind, err, encodeFrame(k, c, q))
 	}
 	return k.native(&p.config.Native, q)
 }
@@ -215,10 +215,10 @@ func askFor[Q, A any](p *Policy, k *adapter[Q, A], m *Memory, q Q) A {
 		if err == nil {
 			state, err := s.instance.State(c.Room)
 			m.keep(p.module, state, err)
-			p.done(s)
+			p.endAnswered(s)
 			return a
 		}
-		p.failed(s, k.kind, err, encodeFrame(k, c, q))
+		p.endFailed(s, k.kind, err, encodeFrame(k, c, q))
 	}
 	return k.native(&p.config.Native, q)
 }

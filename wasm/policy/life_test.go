@@ -30,7 +30,7 @@ func TestOldInstancesAreReplaced(t *testing.T) {
 	p := running(t, Config{Instances: 1}, host.Config{}, leastLoad())
 	p.Select(bids(3))
 	s := &p.slots[0]
-	p.take(s)
+	p.takeSlot(s)
 	s.served = mostServed - mostServed%lookEvery + lookEvery - 1
 	p.release(s, free)
 	calls := uint64(1)
@@ -89,7 +89,7 @@ func TestEndWhileCalled(t *testing.T) {
 // opens are answered.
 func TestBreakerLetsWaitersGo(t *testing.T) {
 	p := running(t, Config{Instances: 1, Failures: 1}, host.Config{}, leastLoad(hosttest.Unreachable))
-	p.take(&p.slots[0])
+	p.takeSlot(&p.slots[0])
 	var wg sync.WaitGroup
 	for range 5 {
 		wg.Go(func() {
@@ -136,10 +136,10 @@ func TestLateCalls(t *testing.T) {
 	told.Store(0)
 	good := running(t, c, hc, leastLoad())
 	s := &good.slots[0]
-	good.take(s) // as a call that the machine did not run leaves it
+	good.takeSlot(s) // as a call that the machine did not run leaves it
 	s.instance.Close()
 	s.late = encodeFrame(&selectAdapter, abi.Call{}, bids(4))
-	s.worn.Store(true)
+	s.replaceDue.Store(true)
 	good.release(s, empty)
 	good.refillSoon()
 	eventually(t, "a new instance", func() bool { return good.Stats().Replaced == 1 })
@@ -156,10 +156,10 @@ func TestStarvedCalls(t *testing.T) {
 	s := &p.slots[0]
 	const times = 20
 	for n := range uint64(times) {
-		p.take(s) // as a call leaves it that a Watch ended
+		p.takeSlot(s) // as a call leaves it that a Watch ended
 		s.call(p)
 		s.instance.Close()
-		p.failed(s, abi.Select, &host.Fault{Kind: abi.Select, Cause: host.TimedOut, Starved: true}, encodeFrame(&selectAdapter, abi.Call{}, bids(4)))
+		p.endFailed(s, abi.Select, &host.Fault{Kind: abi.Select, Cause: host.TimedOut, Starved: true}, encodeFrame(&selectAdapter, abi.Call{}, bids(4)))
 		eventually(t, "a new instance", func() bool { return p.Stats().Replaced == n+1 })
 	}
 	if b := bids(4); p.Select(b) != natives.Selector.Select(b) {

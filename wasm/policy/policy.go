@@ -107,27 +107,27 @@ func (p *Policy) Run(ctx context.Context) error {
 		if !p.replace() {
 			timer.Reset(retry)
 		}
-		p.restAll()
+		p.runAllDeferred()
 	}
 }
 
-// restAll has the instances rest that are to, one after the other, so that the
+// runAllDeferred has the instances rest that are to, one after the other, so that the
 // others answer meanwhile.
-func (p *Policy) restAll() {
+func (p *Policy) runAllDeferred() {
 	for n := range p.slots {
 		s := &p.slots[n]
-		if !s.tired.Load() {
+		if !s.deferredDue.Load() {
 			continue
 		}
-		p.take(s)
+		p.takeSlot(s)
 		switch {
 		case s.instance.Dead() != nil: // it waits to be replaced
-			s.tired.Store(false)
+			s.deferredDue.Store(false)
 			p.release(s, empty)
-		case !s.tired.Load(): // who called was faster
+		case !s.deferredDue.Load(): // who called was faster
 			p.release(s, free)
 		default:
-			p.rest(s)
+			p.runDeferred(s)
 		}
 	}
 }
@@ -137,7 +137,7 @@ func (p *Policy) restAll() {
 func (p *Policy) replace() bool {
 	for n := range p.slots {
 		s := &p.slots[n]
-		if !s.worn.Load() { // not by its state: somebody may have taken it for a moment
+		if !s.replaceDue.Load() { // its state may be busy for a moment
 			continue
 		}
 		i, err := p.instance()
@@ -147,16 +147,16 @@ func (p *Policy) replace() bool {
 			return false
 		}
 		if s.late != nil {
-			if i, err = p.tryLate(i, s.late); err != nil {
+			if i, err = p.retryLate(i, s.late); err != nil {
 				p.config.Logger.Warn("no new instance of a policy's module", "error", err)
 				p.count(err)
 				return false
 			}
 		}
-		p.take(s)
+		p.takeSlot(s)
 		s.instance.Close()
 		s.instance, s.served, s.rested, s.late = i, 0, 0, nil
-		s.worn.Store(false)
+		s.replaceDue.Store(false)
 		p.replaced.Add(1)
 		p.release(s, free)
 	}
@@ -167,7 +167,7 @@ func (p *Policy) replace() bool {
 func (p *Policy) free() {
 	for n := range p.slots {
 		s := &p.slots[n]
-		p.take(s)
+		p.takeSlot(s)
 		if s.instance != nil {
 			s.instance.Close()
 		}
@@ -183,7 +183,7 @@ func (p *Policy) free() {
 func (p *Policy) Warm(frames [][]byte) error {
 	for n := range p.slots {
 		s := &p.slots[n]
-		p.take(s)
+		p.takeSlot(s)
 		var err error
 		var r host.Record
 		words, output := 0, 0
@@ -199,7 +199,7 @@ func (p *Policy) Warm(frames [][]byte) error {
 		if s.instance.Dead() == nil {
 			p.release(s, free)
 		} else {
-			s.worn.Store(true)
+			s.replaceDue.Store(true)
 			p.release(s, empty)
 			p.refillSoon()
 		}
@@ -217,9 +217,9 @@ func (p *Policy) refillSoon() {
 	}
 }
 
-// failed ends a call that the native policy will answer: it is counted and
+// endFailed ends a call that the native policy will answer: it is counted and
 // recorded, and the instance goes if it is dead.
-func (p *Policy) failed(s *slot, k abi.Kind, err error, frame []byte) {
+func (p *Policy) endFailed(s *slot, k abi.Kind, err error, frame []byte) {
 	cause := host.CauseOf(err)
 	r := s.sampled
 	if r == nil || len(r.Frame) == 0 {
@@ -233,22 +233,22 @@ func (p *Policy) failed(s *slot, k abi.Kind, err error, frame []byte) {
 	}
 	r.Cause = cause
 	s.trim(k, p.config.KeepBytes)
-	p.burnt(r.Fuel)
+	p.recordFuel(r.Fuel)
 	p.count(err)
 	if cause == host.TimedOut {
 		s.late = slices.Clone(r.Frame)
 	}
 	if s.instance.Dead() == nil {
-		p.leave(s)
+		p.releaseAlive(s)
 		return
 	}
-	s.worn.Store(true)
+	s.replaceDue.Store(true)
 	p.release(s, empty)
 	p.refillSoon()
 }
 
-// burnt takes note of what a recorded call took.
-func (p *Policy) burnt(fuel int64) {
+// recordFuel takes note of what a recorded call took.
+func (p *Policy) recordFuel(fuel int64) {
 	p.fuel.last.Store(fuel)
 	for {
 		most := p.fuel.most.Load()
@@ -272,7 +272,7 @@ func (p *Policy) count(err error) {
 	}
 	p.log().Warn("a policy's module failed; the native policy answers", "error", err)
 	if cause != host.TimedOut { // whose fault that is shows later
-		p.blame()
+		p.countFault()
 	}
 }
 
@@ -281,11 +281,11 @@ func (p *Policy) log() *slog.Logger {
 	return p.config.Logger.With("module", fmt.Sprintf("%x", sum[:6]))
 }
 
-// tryLate makes a call again that was ended because its time was up, on a new
+// retryLate makes a call again that was ended because its time was up, on a new
 // instance, which it returns, or another one. A module that is slow is so again,
 // and is blamed; one that is not was in a thread that the machine did not run, as
 // it may be again now.
-func (p *Policy) tryLate(i *host.Instance, frame []byte) (*host.Instance, error) {
+func (p *Policy) retryLate(i *host.Instance, frame []byte) (*host.Instance, error) {
 	for try := 1; ; try++ {
 		var r host.Record
 		err := i.Replay(frame, &r)
@@ -301,7 +301,7 @@ func (p *Policy) tryLate(i *host.Instance, frame []byte) (*host.Instance, error)
 			p.count(err)
 		} else if try == lateTries {
 			p.log().Warn("a policy's module is slow", "error", err)
-			p.blame()
+			p.countFault()
 		}
 		if i, err = p.instance(); err != nil || !late || try == lateTries {
 			return i, err
@@ -309,9 +309,9 @@ func (p *Policy) tryLate(i *host.Instance, frame []byte) (*host.Instance, error)
 	}
 }
 
-// blame tells of a failure that is the module's, and opens the breaker when there
+// countFault tells of a failure that is the module's, and opens the breaker when there
 // are too many.
-func (p *Policy) blame() {
+func (p *Policy) countFault() {
 	p.config.Faulted()
 	if p.config.Failures < 0 {
 		return
@@ -329,7 +329,7 @@ func (p *Policy) blame() {
 	if len(p.failures) == p.config.Failures && now.Sub(p.failures[0]) <= p.config.Window {
 		p.open = true
 		p.shut.Store(true)
-		p.pass()
+		p.wakeWaiting()
 		close(p.opened)
 		p.log().Error("the breaker is open: the native policy answers from now on", "failures", p.config.Failures, "window", p.config.Window)
 	}
@@ -378,7 +378,7 @@ func (p *Policy) Records() []host.Record {
 	var all []host.Record
 	for n := range p.slots {
 		s := &p.slots[n]
-		p.take(s)
+		p.takeSlot(s)
 		for i := range s.ring {
 			r := s.ring[(s.next+i)%len(s.ring)]
 			if dropped(&r) {

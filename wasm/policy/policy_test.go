@@ -259,12 +259,12 @@ func TestConfigIsChecked(t *testing.T) {
 	}
 	defer m.Close()
 	for want, c := range map[string]Config{
-		"Module":       {Native: natives},
-		"Native":       {Module: m},
-		"Instances":    {Module: m, Native: natives, Instances: -1},
-		"Window":       {Module: m, Native: natives, Window: -1},
-		"Every":        {Module: m, Native: natives, Every: -1},
-		"unknown kind": {Module: m, Native: natives, Configuration: []byte("it takes none")},
+		"Module":        {Native: natives},
+		"native policy": {Module: m},
+		"Instances":     {Module: m, Native: natives, Instances: -1},
+		"Window":        {Module: m, Native: natives, Window: -1},
+		"Every":         {Module: m, Native: natives, Every: -1},
+		"unknown kind":  {Module: m, Native: natives, Configuration: []byte("it takes none")},
 	} {
 		if _, err := New(c); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)

@@ -12,28 +12,28 @@ import (
 // What a slot is: the two lowest bits of its state. The rest counts its calls.
 const (
 	free  = iota // its instance waits for a call
-	busy         // somebody owns it, and all its other fields
+	busy         // one goroutine owns it and all its other fields
 	empty        // it has no instance that answers
 	what  = 3
 )
 
 // slot holds an instance. Its fields belong to whoever made it busy.
 type slot struct {
-	instance *host.Instance
-	number   uint64
-	calls    uint64 // as of the state
-	served   uint64 // by the present instance
-	rested   uint64 // of served, when it rested last
-	sampled  *host.Record
-	ring     ring
-	next     int    // of the ring
-	late     []byte // the frame of a call that took too long; nil for none
-	_        [64]byte
-	state    atomic.Uint64
-	worn     atomic.Bool  // the instance is dead, or old, and to be replaced
-	tired    atomic.Bool  // the instance is to rest
-	wanted   atomic.Int32 // how many take it: calls leave it to them
-	_        [40]byte
+	instance    *host.Instance
+	number      uint64
+	calls       uint64 // as of the state
+	served      uint64 // by the present instance
+	rested      uint64 // of served, when it rested last
+	sampled     *host.Record
+	ring        ring
+	next        int    // of the ring
+	late        []byte // the frame of a call that took too long; nil for none
+	_           [64]byte
+	state       atomic.Uint64
+	replaceDue  atomic.Bool  // the instance is dead, or old, and to be replaced
+	deferredDue atomic.Bool  // the instance is to rest
+	wanted      atomic.Int32 // how many take it: calls leave it to them
+	_           [40]byte
 }
 
 // When an instance is replaced though nothing is wrong with it: what a guest's
@@ -71,7 +71,7 @@ func (p *Policy) acquire(k abi.Kind) *slot {
 		}
 		if s != nil || !alive {
 			p.waiting.Add(-1)
-			p.pass()
+			p.wakeWaiting()
 			return s
 		}
 		<-p.wake
@@ -107,8 +107,8 @@ func (p *Policy) try() (s *slot, alive bool) {
 	return nil, alive
 }
 
-// pass wakes one that waits, if any.
-func (p *Policy) pass() {
+// wakeWaiting wakes one that waits, if any.
+func (p *Policy) wakeWaiting() {
 	if p.waiting.Load() > 0 {
 		select {
 		case p.wake <- struct{}{}:
@@ -117,9 +117,9 @@ func (p *Policy) pass() {
 	}
 }
 
-// take waits until a slot is not busy, and makes it so. It is for those who have
+// takeSlot waits until a slot is not busy, and makes it so. It is for those who have
 // time.
-func (p *Policy) take(s *slot) {
+func (p *Policy) takeSlot(s *slot) {
 	s.wanted.Add(1)
 	defer s.wanted.Add(-1)
 	for {
@@ -134,7 +134,7 @@ func (p *Policy) take(s *slot) {
 // release gives a slot back, free or empty.
 func (p *Policy) release(s *slot, as uint64) {
 	s.state.Store(s.calls<<2 | as)
-	p.pass()
+	p.wakeWaiting()
 }
 
 // call begins a call: its number, what comes with it, and whether it is
@@ -191,53 +191,53 @@ func held(r *host.Record) int { return cap(r.Frame) + cap(r.Output) }
 // dropped reports whether there is nothing in a record.
 func dropped(r *host.Record) bool { return r.Module == [32]byte{} }
 
-// done ends a call that was answered.
-func (p *Policy) done(s *slot) {
+// endAnswered ends a call that was answered.
+func (p *Policy) endAnswered(s *slot) {
 	if s.sampled != nil {
-		p.burnt(s.sampled.Fuel)
+		p.recordFuel(s.sampled.Fuel)
 		s.trim(s.sampled.Kind, p.config.KeepBytes)
 	}
-	p.leave(s)
+	p.releaseAlive(s)
 }
 
-// leave gives a slot back whose instance lives on, and has others see to what it
+// releaseAlive gives a slot back whose instance lives on, and has others see to what it
 // needs.
-func (p *Policy) leave(s *slot) {
+func (p *Policy) releaseAlive(s *slot) {
 	if p.rests && s.served-s.rested >= restEvery {
 		switch {
 		case s.served-s.rested >= restMost:
-			p.rest(s)
+			p.runDeferred(s)
 			return
-		case !s.tired.Load():
-			s.tired.Store(true)
+		case !s.deferredDue.Load():
+			s.deferredDue.Store(true)
 			p.refillSoon()
 		}
 	}
-	if s.served%lookEvery == 0 && !s.worn.Load() {
+	if s.served%lookEvery == 0 && !s.replaceDue.Load() {
 		now, _ := s.instance.Memory()
 		if s.served >= mostServed || uint64(now)*16 > uint64(p.pages)<<16*mostMemory16 {
-			s.worn.Store(true)
+			s.replaceDue.Store(true)
 			p.refillSoon()
 		}
 	}
 	p.release(s, free)
 }
 
-// rest has the instance of a slot that is busy rest, and gives the slot back.
-func (p *Policy) rest(s *slot) {
-	s.tired.Store(false)
+// runDeferred has the instance of a slot that is busy rest, and gives the slot back.
+func (p *Policy) runDeferred(s *slot) {
+	s.deferredDue.Store(false)
 	s.rested = s.served
 	err := s.instance.RunDeferred()
 	if err == nil && s.instance.Fuel() > restFuel {
 		p.log().Warn("a policy's module rests for too long", "ticks", s.instance.Fuel(), "most", restFuel)
-		p.blame()
+		p.countFault()
 	}
 	if err == nil {
 		p.release(s, free)
 		return
 	}
 	p.count(err)
-	s.worn.Store(true)
+	s.replaceDue.Store(true)
 	p.release(s, empty)
 	p.refillSoon()
 }

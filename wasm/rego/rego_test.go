@@ -159,7 +159,7 @@ func TestFailClosed(t *testing.T) {
 		if _, err := r.Check(ch); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
-		if err := planguard.Check(ch, []planguard.Named{{Name: "site", Guard: r}}); err == nil || !strings.HasPrefix(err.Error(), "plan denied: site, ") {
+		if err := planguard.Check(ch, []planguard.NamedGuard{{Name: "site", Guard: r}}); err == nil || !strings.HasPrefix(err.Error(), "plan denied: site, ") {
 			t.Errorf("%s: the gate says %v", name, err)
 		}
 	}

@@ -143,8 +143,8 @@ func Decode(b []byte) (File, error) {
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return File{}, errors.New("signature file: there is something after the JSON object")
 	}
-	if in.Format != Format && in.Format != FormatFirst {
-		return File{}, fmt.Errorf("signature file: format %.80q, this version reads %s and %s", in.Format, FormatFirst, Format)
+	if in.Format != Format && in.Format != PreviousFormat {
+		return File{}, fmt.Errorf("signature file: format %.80q, this version reads %s and %s", in.Format, PreviousFormat, Format)
 	}
 	f, err := in.file()
 	if err != nil {
@@ -156,7 +156,7 @@ func Decode(b []byte) (File, error) {
 // file converts what JSON has; it leaves the invariants to validate.
 func (in jsonFile) file() (File, error) {
 	s := Statement{ABI: in.Statement.ABI, Name: in.Statement.Name, Version: in.Statement.Version,
-		NotAfter: in.Statement.NotAfter, Generation: in.Statement.Generation, First: in.Format == FormatFirst}
+		NotAfter: in.Statement.NotAfter, Generation: in.Statement.Generation, Format1: in.Format == PreviousFormat}
 	for name, d := range map[string]struct {
 		text string
 		to   *lifecycle.Digest

@@ -23,7 +23,7 @@ func TestFirstFormat(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := statement()
-	want.First, want.Configuration, want.Golden = true, lifecycle.Digest{}, lifecycle.Digest{}
+	want.Format1, want.Configuration, want.Golden = true, lifecycle.Digest{}, lifecycle.Digest{}
 	ring := Ring{Keys: []ed25519.PublicKey{public(1), public(2)}, Threshold: 2}
 	for _, with := range [][]byte{nil, configuration} {
 		if s, err := Verify(f, module, with, ring, now); err != nil || !reflect.DeepEqual(s, want) {
@@ -38,7 +38,7 @@ func TestFirstFormat(t *testing.T) {
 		t.Errorf("%s, %v", f.Statement.Canonical(), err)
 	}
 	// Its signatures are no second format's.
-	f.Statement.First = false
+	f.Statement.Format1 = false
 	if _, err := Verify(f, module, nil, ring, now); err == nil {
 		t.Error("a signature of the first format is good for the second")
 	}

@@ -142,7 +142,7 @@ func TestEveryFieldIsSigned(t *testing.T) {
 		"generation":    func(s *Statement) { s.Generation++ },
 		"configuration": func(s *Statement) { s.Configuration[0]++ },
 		"golden":        func(s *Statement) { s.Golden[0]++ },
-		"format":        func(s *Statement) { s.First = true },
+		"format":        func(s *Statement) { s.Format1 = true },
 	}
 	fields := reflect.TypeFor[Statement]().NumField() - 1 + reflect.TypeFor[Grant]().NumField() + 1
 	if len(changes) != fields {
@@ -229,7 +229,7 @@ func TestStatementInvariants(t *testing.T) {
 		"not in order":       func(s *Statement) { s.Grants = []Grant{{Kind: abi.Guard}, {Kind: abi.Refine}} },
 		"generation":         func(s *Statement) { s.Generation = 0 },
 		"negative end":       func(s *Statement) { s.NotAfter = -1 },
-		"more than /1 has":   func(s *Statement) { s.First = true },
+		"more than /1 has":   func(s *Statement) { s.Format1 = true },
 	} {
 		s := statement()
 		change(&s)
@@ -312,7 +312,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add(first)
 	ring := Ring{Keys: []ed25519.PublicKey{public(1)}, Threshold: 1}
 	old := statement()
-	old.First, old.Configuration, old.Golden = true, lifecycle.Digest{}, lifecycle.Digest{}
+	old.Format1, old.Configuration, old.Golden = true, lifecycle.Digest{}, lifecycle.Digest{}
 	want := []string{string(statement().Canonical()), string(old.Canonical())}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		file, err := Decode(b)

@@ -13,10 +13,10 @@ import (
 
 // Format names the file's layout and begins the canonical text, so that no
 // signature of another protocol, made with the same key, passes for one of this.
-// FormatFirst is the one before, whose files are read, and can be written.
+// PreviousFormat is the one before, whose files are read, and can be written.
 const (
-	Format      = "cascade-policy-signature/2"
-	FormatFirst = "cascade-policy-signature/1"
+	Format         = "cascade-policy-signature/2"
+	PreviousFormat = "cascade-policy-signature/1"
 )
 
 const (
@@ -69,16 +69,16 @@ type Statement struct {
 	Configuration lifecycle.Digest
 	// Golden is the digest of File.Golden, the zero one where there is none.
 	Golden lifecycle.Digest
-	// First is set in statements of FormatFirst, which say nothing of configuration
+	// Format1 is set in statements of FormatFirst, which say nothing of configuration
 	// and expectations: they let a module be configured with anything.
-	First bool
+	Format1 bool
 }
 
-// Configured says why a module must not be configured with something, nil when it
+// CheckConfiguration says why a module must not be configured with something, nil when it
 // may.
-func (s Statement) Configured(with []byte) error {
+func (s Statement) CheckConfiguration(with []byte) error {
 	switch got := SumOf(with); {
-	case s.First || got == s.Configuration:
+	case s.Format1 || got == s.Configuration:
 		return nil
 	case s.Configuration == lifecycle.Digest{}:
 		return fmt.Errorf("%s is signed without a configuration, and is given one of %d bytes: sign it with --configuration", s.Name, len(with))
@@ -119,8 +119,8 @@ func (s Statement) Validate() error {
 		return fmt.Errorf("statement: not_after %d is before 1970: 0 means no end", s.NotAfter)
 	case s.Generation == 0:
 		return fmt.Errorf("statement: generation 0: they count from 1")
-	case s.First && (s.Configuration != lifecycle.Digest{} || s.Golden != lifecycle.Digest{}):
-		return fmt.Errorf("statement: %s binds neither a configuration nor expectations", FormatFirst)
+	case s.Format1 && (s.Configuration != lifecycle.Digest{} || s.Golden != lifecycle.Digest{}):
+		return fmt.Errorf("statement: %s binds neither a configuration nor expectations", PreviousFormat)
 	}
 	last := abi.Configure
 	for _, g := range s.Grants {
@@ -155,7 +155,7 @@ func (s Statement) Canonical() []byte {
 	}
 	b = strconv.AppendInt(append(b, "\nnot-after "...), s.NotAfter, 10)
 	b = strconv.AppendUint(append(b, "\ngeneration "...), uint64(s.Generation), 10)
-	if !s.First {
+	if !s.Format1 {
 		b = append(append(b, "\nconfiguration "...), orNone(s.Configuration)...)
 		b = append(append(b, "\ngolden "...), orNone(s.Golden)...)
 	}
@@ -163,8 +163,8 @@ func (s Statement) Canonical() []byte {
 }
 
 func (s Statement) format() string {
-	if s.First {
-		return FormatFirst
+	if s.Format1 {
+		return PreviousFormat
 	}
 	return Format
 }

@@ -23,7 +23,7 @@ func Verify(f File, module, configuration []byte, r Ring, now time.Time) (Statem
 	if got := lifecycle.Sum(module); got != s.Digest {
 		return Statement{}, fmt.Errorf("verify %s: the module's sha256 is %s, the statement is about %s", s.Name, got, s.Digest)
 	}
-	if err := s.Configured(configuration); err != nil {
+	if err := s.CheckConfiguration(configuration); err != nil {
 		return Statement{}, fmt.Errorf("verify: %w", err)
 	}
 	return s, nil

@@ -65,7 +65,7 @@ func (s *Slots) check(w lifecycle.SlotSpec) ([]sign.Statement, history, error) {
 	for _, c := range w.Candidates {
 		st, err := s.statement(k, c)
 		if err == nil {
-			err = st.Configured(c.Configuration)
+			err = st.CheckConfiguration(c.Configuration)
 		}
 		if err == nil {
 			err = next.admit(st)

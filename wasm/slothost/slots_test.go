@@ -499,7 +499,7 @@ func TestConfigurationIsSigned(t *testing.T) {
 	s, _ := running(t, config(t))
 	module := other(1)
 	bound, first := statement(7, module, abi.Select), statement(7, module, abi.Select)
-	bound.Configuration, first.First = sign.SumOf([]byte("signed")), true
+	bound.Configuration, first.Format1 = sign.SumOf([]byte("signed")), true
 	for _, c := range []struct {
 		st   sign.Statement
 		with string

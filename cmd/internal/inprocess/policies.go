@@ -27,14 +27,14 @@ func (f *Fleet) newHost() error {
 	log := f.log.With("part", "policies")
 	var err error
 	if f.host, err = policyhost.NewHost(policyhost.HostConfig{
-		Fleet: fleet, Role: names.Migrator, Name: hostName, Replicas: len(fleet.Fleet.Replicas), Kinds: policyhost.MarketKinds,
-		Native: fleet.NativePolicies(fleet.Market(fleet.Fleet.Replicas[0], log)), Fetch: policyhost.From([]grpc.ClientConnInterface{f.controlConn}), Logger: log,
+		Fleet: fleet, Role: names.Migrator, Name: hostName, Replicas: len(fleet.Fleet.Replicas), Kinds: policyhost.MigratorKinds,
+		Native: fleet.NativePolicies(fleet.Market(fleet.Fleet.Replicas[0], log)), Fetch: policyhost.FetchFrom([]grpc.ClientConnInterface{f.controlConn}), Logger: log,
 	}); err != nil {
 		return fmt.Errorf("policies: %w", err)
 	}
 	f.slotClient, err = client.New(client.Config{
 		Conn: f.controlConn, NodeID: names.MigratorNodeID(hostName), Cluster: resources.ObserverCluster,
-		Slots: policyhost.Resources(policyhost.MarketKinds), CheckSlot: f.host.CheckResource, Watcher: f.host.Follower(), Logger: log,
+		Slots: policyhost.Resources(policyhost.MigratorKinds), CheckSlot: f.host.CheckResource, Watcher: f.host.Follower(), Logger: log,
 	})
 	return err
 }

@@ -141,7 +141,7 @@ func (d *Daemon) newMigration() error {
 		return err
 	}
 	if d.host != nil {
-		d.host.Serve(&kc, r.Node)
+		d.host.ConfigureMarket(&kc, r.Node)
 	}
 	if f.UsesDistance() {
 		d.linkCache.tokenBytes, kc.MigrationCost = f.TokenBytes(r), d.distance
@@ -163,7 +163,7 @@ func (d *Daemon) newMigration() error {
 	w := snapshotWatcher{d: d}
 	if d.host != nil && d.cfg.Host == nil {
 		w.slots = d.host.Follower()
-		cc.Slots, cc.CheckSlot = policyhost.Resources(policyhost.MarketKinds), d.host.CheckResource
+		cc.Slots, cc.CheckSlot = policyhost.Resources(policyhost.MigratorKinds), d.host.CheckResource
 	}
 	cc.Watcher = w
 	d.plans, err = client.New(cc)
@@ -179,11 +179,11 @@ func (d *Daemon) newHost(m market.Config) error {
 	}
 	var err error
 	d.host, err = policyhost.NewHost(policyhost.HostConfig{
-		Fleet: f, Role: identity.Migrator, Name: string(d.id), Kinds: policyhost.MarketKinds, Native: f.NativePolicies(m),
-		Fetch: policyhost.From(append([]grpc.ClientConnInterface{d.cfg.Control}, d.cfg.OtherControl...)), Logger: d.cfg.Logger,
+		Fleet: f, Role: identity.Migrator, Name: string(d.id), Kinds: policyhost.MigratorKinds, Native: f.NativePolicies(m),
+		Fetch: policyhost.FetchFrom(append([]grpc.ClientConnInterface{d.cfg.Control}, d.cfg.OtherControl...)), Logger: d.cfg.Logger,
 	})
-	if err == nil && d.host.Forgets() != "" {
-		d.cfg.Logger.Warn("admitted modules will be forgotten at the end of the process", "reason", d.host.Forgets())
+	if err == nil && d.host.MarksWarning() != "" {
+		d.cfg.Logger.Warn("admitted modules will be forgotten at the end of the process", "reason", d.host.MarksWarning())
 	}
 	return err
 }

@@ -96,7 +96,7 @@ func TestGoodModule(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	frames = calllog.Of(played.Records)
+	frames = calllog.FromRecords(played.Records)
 	golden, n, err := Expect(context.Background(), s, frames, 1)
 	if err != nil || n != maxExpected || calllog.Deflated(golden) > maxDeflated {
 		t.Fatalf("%d answers, %v", n, err)
@@ -196,7 +196,7 @@ func TestNewerFrames(t *testing.T) {
 			var now, later host.Record
 			_ = native{b}.Replay(frame, &now) // one vector has no valid words
 			_ = native{b}.Replay(extendHeader(frame), &later)
-			if !calllog.Same(&now, &later) {
+			if !calllog.SameAnswer(&now, &later) {
 				t.Errorf("%s: %s, later %s", name, describeDecision(&now), describeDecision(&later))
 			}
 		}

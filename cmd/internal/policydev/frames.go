@@ -13,7 +13,7 @@ import (
 )
 
 // Frame is a frame with its recorded answer, if any.
-type Frame = calllog.Frame
+type Frame = calllog.Call
 
 // LoadFrames reads a file of frames.
 func LoadFrames(path string) ([]Frame, error) {

@@ -117,7 +117,7 @@ func digest(records []host.Record) string {
 		b = binary.LittleEndian.AppendUint64(b[:0], r.Result)
 		b = binary.LittleEndian.AppendUint64(b, uint64(r.Fuel))
 		b = append(b, byte(r.Cause))
-		h.Write(append(b, calllog.Said(r)...))
+		h.Write(append(b, calllog.Output(r)...))
 	}
 	return hex.EncodeToString(h.Sum(nil))
 }
@@ -161,7 +161,7 @@ func Compare(a, b []host.Record, show int) Comparison {
 		switch {
 		case x.Frame == nil, x.Cause == host.Unknown, y.Cause == host.Unknown:
 			c.Unknown++
-		case calllog.Same(x, y):
+		case calllog.SameAnswer(x, y):
 			c.Same++
 		default:
 			c.Differ++

@@ -74,8 +74,8 @@ func (a *Admission) Admit(ctx context.Context, p control.Push) (control.Admitted
 	return out, a.allows(ctx, k, p, out, again)
 }
 
-// unknown adds to an error who has signed, where that is nobody of the ring, and who
-// should have.
+// unknown adds to an error the keys that have signed, if none of them is in the ring,
+// and the keys of the ring.
 func (a *Admission) unknown(f sign.File, err error) error {
 	if len(signers(f, a.policies.Ring)) > 0 || len(f.Signatures) == 0 {
 		return err

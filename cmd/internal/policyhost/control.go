@@ -30,13 +30,13 @@ type ControlConfig struct {
 	Site wiring.RegoRules
 	// Now is the time that the rules see. Nil means time.Now.
 	Now func() time.Time
-	// Logger tells of proposals that were not taken; nil discards.
+	// Logger logs proposals that were not used. Nil discards them.
 	Logger *slog.Logger
 }
 
-// Control stands between what modules propose and the plans of a fleet: the host
-// works proposals out anew, guards and the site's rules are asked about plans. Its
-// methods may be called from any goroutine.
+// Control checks what modules propose for the plans of a fleet: the host recomputes
+// proposals, and the guards and the site's rules judge plans. Its methods may be called
+// from any goroutine.
 type Control struct {
 	set  *slothost.Slots
 	site *rego.Rules
@@ -66,7 +66,7 @@ func (c *Control) Wrap(model string, native adoption.Planner) adoption.Planner {
 		return native
 	}
 	log := c.log.With("model", model)
-	return planguard.Planner{Proposer: c.set.Partitioner(model), Native: native, Kept: func(err error) {
+	return planguard.Planner{Proposer: c.set.Partitioner(model), Native: native, Refused: func(err error) {
 		if !errors.Is(err, policies.ErrInfeasible) { // then there is nothing to propose
 			log.Warn("a proposed partition is not taken", "error", err)
 		}
@@ -76,12 +76,12 @@ func (c *Control) Wrap(model string, native adoption.Planner) adoption.Planner {
 // Check is fleet.Rules.Check: what the guards and the site's rules have against a
 // plan.
 func (c *Control) Check(before, after policies.Plan) error {
-	var guards []planguard.Named
+	var guards []planguard.NamedGuard
 	if c.set != nil {
-		guards = append(guards, planguard.Named{Name: "guard", Guard: planguard.Asked{Policy: c.set.Guard(after.Model)}})
+		guards = append(guards, planguard.NamedGuard{Name: "guard", Guard: planguard.PolicyGuard{Policy: c.set.Guard(after.Model)}})
 	}
 	if c.site != nil && c.site.Plans() {
-		guards = append(guards, planguard.Named{Name: "site", Guard: c.site})
+		guards = append(guards, planguard.NamedGuard{Name: "site", Guard: c.site})
 	}
 	return planguard.Check(abi.Change{Now: before, Next: after}, guards)
 }

@@ -1,17 +1,16 @@
-// Package policyhost joins the slots of a host (wasm/slothost) to the control plane:
-// what the fleet wants comes from xDS, the modules' bytes by their digests, and
-// what became of them goes into the reports.
+// Package policyhost connects the policy slots of a host (wasm/slothost) to the
+// control plane: it applies the slots' specs, which come by xDS, fetches modules by
+// their digests, and adds the slots' states to the host's reports.
 //
-// It decides nothing about a module: slots do on each host, and the control plane
-// does for the fleet. The same Node serves a migrator, whose wants come over a
-// stream, and a control plane, which asks itself; Control is what a control plane
-// has besides: whom it admits, and what stands between a module's plan and the
-// fleet.
+// It decides nothing about a module: the slots of each host do, and the control plane
+// for the fleet. A Node serves a migrator, which gets specs over a stream, as well as
+// a control plane, which applies its own. Control is the rest that a control plane
+// needs: the admission of modules, and the checks of their plans.
 //
 // # Invariants
 //
-//  1. What comes is refused (NACK) only for a reason that would be the same
-//     tomorrow; never because something has to be fetched.
-//  2. What is taken back acts at once, whatever is being fetched.
-//  3. Bytes are used only if they have the digest that was asked for.
+//  1. A spec is refused (NACK) only for a permanent reason, never because a module has
+//     to be fetched.
+//  2. A rollback takes effect at once, whatever is being fetched.
+//  3. Bytes are used only if they have the requested digest.
 package policyhost

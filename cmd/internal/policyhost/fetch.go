@@ -18,9 +18,9 @@ import (
 // fetchTimeout bounds one try: 8 MiB over a link of 4 Mbit/s.
 const fetchTimeout = 20 * time.Second
 
-// From fetches modules from control planes: each try from the next of them, until
+// FetchFrom fetches modules from control planes: each try from the next of them, until
 // one gives what is asked for.
-func From(links []grpc.ClientConnInterface) Fetch {
+func FetchFrom(links []grpc.ClientConnInterface) Fetch {
 	var tries atomic.Uint64
 	return func(ctx context.Context, digest lifecycle.Digest) ([]byte, error) {
 		if len(links) == 0 {

@@ -13,17 +13,17 @@ import (
 	"github.com/cascadeinfer/cascade/xds/client"
 )
 
-// ControlKinds are what a control plane decides, MarketKinds what a migrator does.
+// ControlKinds are what a control plane decides, MigratorKinds what a migrator does.
 var (
-	ControlKinds = []abi.Kind{abi.Partition, abi.Guard}
-	MarketKinds  = []abi.Kind{abi.Refine, abi.Quote, abi.Select, abi.Outlier, abi.Place}
+	ControlKinds  = []abi.Kind{abi.Partition, abi.Guard}
+	MigratorKinds = []abi.Kind{abi.Refine, abi.Quote, abi.Select, abi.Outlier, abi.Place}
 )
 
 // Host is the slots of one process and what keeps them as the fleet wants them.
 // Migrators that share a process share them.
 type Host struct {
 	*Node
-	Set      *slothost.Slots
+	Slots    *slothost.Slots
 	Native   policy.Native // what decides where no module does
 	policies wiring.Policies
 	name     string // as in reports
@@ -64,7 +64,7 @@ func NewHost(c HostConfig) (*Host, error) {
 		c.Logger.Error("no module is taken; the built-in policies decide", "error", err)
 	}
 	node, err := NewNode(NodeConfig{Slots: set, Fetch: c.Fetch, Logger: c.Logger})
-	return &Host{Node: node, Set: set, Native: c.Native, policies: p, name: nodeName(c.Role, c.Name)}, err
+	return &Host{Node: node, Slots: set, Native: c.Native, policies: p, name: nodeName(c.Role, c.Name)}, err
 }
 
 // nodeName is the name of a host as reports have it: a replica's id, or that of a
@@ -80,18 +80,18 @@ func nodeName(role identity.Role, name string) string {
 // control plane, or what replicas that share it call it.
 func (h *Host) Name() string { return h.name }
 
-// Forgets says why the host will have forgotten after a restart which modules it has
+// MarksWarning says why the host will have forgotten after a restart which modules it has
 // admitted, so that old ones can come back; "" where it will not.
-func (h *Host) Forgets() string { return h.policies.MarksWarning }
+func (h *Host) MarksWarning() string { return h.policies.MarksWarning }
 
-// Serve has a market ask the slots. The scope is that of its refiner: the
+// ConfigureMarket has a market ask the slots. The scope is that of its refiner: the
 // machine's name. A market that does not refine goes on not to.
-func (h *Host) Serve(m *market.Config, scope string) {
-	m.Machine.Quoter, m.Machine.Selector = h.Set.Quoter(), h.Set.Selector()
-	m.Detector, m.Placer = h.Set.Detector(), h.Set.Placer()
+func (h *Host) ConfigureMarket(m *market.Config, scope string) {
+	m.Machine.Quoter, m.Machine.Selector = h.Slots.Quoter(), h.Slots.Selector()
+	m.Detector, m.Placer = h.Slots.Detector(), h.Slots.Placer()
 	if m.Refiner != nil {
 		log := h.log.With("scope", scope)
-		m.Refiner = planguard.Refiner{Proposer: h.Set.Refiner(scope), Kept: func(err error) { log.Info("a proposed boundary is not taken", "error", err) }}
+		m.Refiner = planguard.Refiner{Proposer: h.Slots.Refiner(scope), Refused: func(err error) { log.Info("a proposed boundary is not taken", "error", err) }}
 	}
 }
 

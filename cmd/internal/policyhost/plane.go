@@ -50,10 +50,10 @@ func JoinPlane(ctx context.Context, f *wiring.Fleet, c *control.Config, log *slo
 		if err != nil {
 			return nil, fmt.Errorf("policies: %w", err)
 		}
-		if why := p.Host.Forgets(); why != "" && log != nil {
+		if why := p.Host.MarksWarning(); why != "" && log != nil {
 			log.Warn("modules that are admitted are not remembered", "why", why)
 		}
-		set = p.Host.Set
+		set = p.Host.Slots
 		c.Modules, c.Slots = kept, p.Host
 		if c.Shared {
 			if c.Notes, err = notesOf(f); err != nil {
@@ -96,7 +96,8 @@ func modulesOf(f *wiring.Fleet) (store.Modules, error) {
 	return kept, nil
 }
 
-// notesOf is where control planes that share a state tell each other of their slots.
+// notesOf returns the store in which control planes of one state folder report their
+// slots to each other.
 func notesOf(f *wiring.Fleet) (store.Notes, error) {
 	dir := f.StateDir()
 	if dir == "" {

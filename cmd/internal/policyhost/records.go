@@ -56,9 +56,9 @@ func writeRecords(w http.ResponseWriter, r *http.Request, hosts []*Host) (int, e
 		if !h.decides(kind) {
 			continue
 		}
-		records, left := fitting(h.Set.Records(k))
+		records, left := fitting(h.Slots.Records(k))
 		var text bytes.Buffer
-		if err := calllog.Write(&text, calllog.Of(records)); err != nil {
+		if err := calllog.Write(&text, calllog.FromRecords(records)); err != nil {
 			return http.StatusInternalServerError, err
 		}
 		w.Header().Set("content-type", "application/jsonl")
@@ -88,7 +88,7 @@ func fitting(all []host.Record) (records []host.Record, left int) {
 
 // decides reports whether the host has a slot of that name.
 func (h *Host) decides(kind string) bool {
-	for _, s := range h.Set.Status() {
+	for _, s := range h.Slots.Status() {
 		if s.Kind == lifecycle.Kind(kind) {
 			return true
 		}

@@ -82,7 +82,7 @@ func Open(dir, version, key string) (*Entry, error) {
 		return nil, fmt.Errorf("cache: %w", err)
 	}
 	if !share(lock) {
-		err = errors.New("it is locked though nobody is at it")
+		err = errors.New("locked although no process uses it")
 	}
 	if now := time.Now(); err == nil {
 		err = os.Chtimes(lock.Name(), now, now)

@@ -16,7 +16,7 @@ import (
 
 // judge compares two answers to the same words, by the host's own measure and not
 // by what either policy says of its own.
-type judge struct{ price planguard.Native } // nil when nobody can price a partition
+type judge struct{ price planguard.Native } // nil when no native policy can price a partition
 
 func newJudge(n policy.Native) judge {
 	price, _ := n.Partitioner.(planguard.Native)
@@ -69,8 +69,8 @@ func (j judge) compare(active, candidate *host.Record) (differ, worse bool) {
 	case abi.Place: // the value is an index
 		return active.Result != candidate.Result, false
 	}
-	// The value is the output's length. What lies behind it is nobody's.
-	return active.Result != candidate.Result || !slices.Equal(calllog.Said(active), calllog.Said(candidate)), false
+	// The value is the output's length; the bytes after it are undefined.
+	return active.Result != candidate.Result || !slices.Equal(calllog.Output(active), calllog.Output(candidate)), false
 }
 
 func (j judge) winners(active, candidate *host.Record) (differ, worse bool) {

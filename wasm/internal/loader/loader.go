@@ -89,7 +89,7 @@ type Config struct {
 	Clock                             func() policies.Micros
 	// Now is the time by which statements expire. Nil means time.Now.
 	Now func() time.Time
-	// Logger tells of faults, and what modules log. Nil discards it.
+	// Logger logs faults, and what modules log. Nil discards both.
 	Logger *slog.Logger
 }
 

@@ -201,14 +201,14 @@ func TestWarmExpects(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer m.Close()
-		var frames []calllog.Frame
+		var frames []calllog.Call
 		for n, bids := range all {
 			frame := make([]byte, 1<<16)
 			n, err := abi.EncodeSelectCall(frame, abi.Call{ID: uint64(n)}, bids)
 			if err != nil {
 				t.Fatal(err)
 			}
-			frames = append(frames, calllog.Frame{Frame: frame[:n]})
+			frames = append(frames, calllog.Call{Frame: frame[:n]})
 		}
 		answered, err := calllog.Answer(context.Background(), m.Instantiate, frames)
 		if err != nil || len(answered) != len(all) {
@@ -267,9 +267,9 @@ func TestWarmExpectsOfGo(t *testing.T) {
 	}
 	defer all.Close()
 	for k := abi.Partition; k < abi.NumKinds; k++ {
-		var frames []calllog.Frame
+		var frames []calllog.Call
 		for _, frame := range vectors(k) {
-			frames = append(frames, calllog.Frame{Frame: frame})
+			frames = append(frames, calllog.Call{Frame: frame})
 		}
 		answered, err := calllog.Answer(context.Background(), all.Instantiate, frames)
 		if err != nil || len(answered) != len(frames) {

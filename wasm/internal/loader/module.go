@@ -20,7 +20,7 @@ type module struct {
 	loader        *Loader
 	host          *host.Module
 	configuration []byte
-	expected      []calllog.Frame
+	expected      []calllog.Call
 	policy        *policy.Policy
 	judge         judge
 
@@ -31,7 +31,7 @@ type module struct {
 
 	// For warm, then replay, then compare, then those of the module that is tried
 	// when this one is in force: the slot calls one of them at a time.
-	trial *host.Instance    // nobody's calls but theirs
+	trial *host.Instance    // for those calls alone
 	made  int               // calls of the trial since it rested
 	seen  map[source]uint64 // the last recorded call that was replayed or compared
 	state []byte            // what the trial kept at its last call
@@ -251,7 +251,7 @@ func (m *module) replay(ctx context.Context) (lifecycle.Figures, error) {
 		}
 		f.Calls++
 		if r.Cause != 0 {
-			continue // nobody knows what it would have been
+			continue // the answer is not known
 		}
 		m.judge.count(r, &got, &f)
 	}

@@ -26,7 +26,7 @@ func outlier(t testing.TB, id uint64) []byte {
 }
 
 // selects are frames of that many bids, 0 and up.
-func selects(t testing.TB, n int) (all []Frame) {
+func selects(t testing.TB, n int) (all []Call) {
 	t.Helper()
 	for i := range n {
 		frame := make([]byte, 4096)
@@ -38,12 +38,12 @@ func selects(t testing.TB, n int) (all []Frame) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		all = append(all, Frame{Frame: frame[:n]})
+		all = append(all, Call{Frame: frame[:n]})
 	}
 	return all
 }
 
-func written(t testing.TB, all []Frame) string {
+func written(t testing.TB, all []Call) string {
 	t.Helper()
 	var w bytes.Buffer
 	if err := Write(&w, all); err != nil {
@@ -53,11 +53,11 @@ func written(t testing.TB, all []Frame) string {
 }
 
 func TestReadSaysWhere(t *testing.T) {
-	first, line, _ := strings.Cut(written(t, []Frame{{Frame: outlier(t, 1)}}), "\n")
+	first, line, _ := strings.Cut(written(t, []Call{{Frame: outlier(t, 1)}}), "\n")
 	first += "\n"
 	for text, want := range map[string]string{
-		"":                           "line 1: want",
-		`{"format":"other/1"}`:       "line 1: want",
+		"":                           "line 1: must be",
+		`{"format":"other/1"}`:       "line 1: must be",
 		first + line + "{":           "line 3: ",
 		first + `{"kind":"outlier"}`: `not of kind "outlier"`,
 		first + strings.Replace(line, `"outlier"`, `"place"`, 1):                 `not of kind "place"`,
@@ -97,7 +97,7 @@ func TestExpectations(t *testing.T) {
 	if all, err = Golden([]byte(text), m.SHA256()); err != nil {
 		t.Fatal(err)
 	}
-	check := func(instance func() (*host.Instance, error), all []Frame) error {
+	check := func(instance func() (*host.Instance, error), all []Call) error {
 		t.Helper()
 		i, err := instance()
 		if err != nil {
@@ -142,12 +142,12 @@ func TestExpectations(t *testing.T) {
 
 func TestGoldenRefuses(t *testing.T) {
 	frame := outlier(t, 1)
-	for want, f := range map[string]Frame{
+	for want, f := range map[string]Call{
 		"has no answer":         {Frame: frame},
 		"no answer":             {Frame: frame, Answer: &host.Record{Kind: abi.Outlier, Frame: frame, Cause: host.Trapped}},
 		"by another module, 01": {Frame: frame, Answer: &host.Record{Kind: abi.Outlier, Frame: frame, Module: [32]byte{1}}},
 	} {
-		if _, err := Golden([]byte(written(t, []Frame{f})), [32]byte{2}); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := Golden([]byte(written(t, []Call{f})), [32]byte{2}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
@@ -163,7 +163,7 @@ func FuzzRead(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	f.Add([]byte(written(f, append(all, Frame{Frame: outlier(f, 1)}))))
+	f.Add([]byte(written(f, append(all, Call{Frame: outlier(f, 1)}))))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		all, err := Read(bytes.NewReader(text))
 		if err != nil {
@@ -180,7 +180,7 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-func kinds(all []Frame) (list []abi.Kind) {
+func kinds(all []Call) (list []abi.Kind) {
 	for _, f := range all {
 		list = append(list, KindOf(f.Frame))
 	}

@@ -23,7 +23,7 @@ func (f proposer) Partition(w policies.Workload) (policies.Partition, error) { r
 // TestNativeProposalsPass: what a native partitioner proposes comes through as it
 // is, with the host's own figures.
 func TestNativeProposalsPass(t *testing.T) {
-	policytest.TestPartitioner(t, Planner{Proposer: partition.Exact{}, Native: partition.Exact{}, Kept: func(err error) {
+	policytest.TestPartitioner(t, Planner{Proposer: partition.Exact{}, Native: partition.Exact{}, Refused: func(err error) {
 		if !strings.Contains(err.Error(), "nothing proposed") {
 			t.Error(err)
 		}
@@ -78,7 +78,7 @@ func TestLies(t *testing.T) {
 		}),
 	} {
 		var kept error
-		got, err := Planner{Proposer: p, Native: partition.Exact{}, Kept: func(err error) { kept = err }}.Partition(w)
+		got, err := Planner{Proposer: p, Native: partition.Exact{}, Refused: func(err error) { kept = err }}.Partition(w)
 		if err != nil || !reflect.DeepEqual(got.Cuts, own.Cuts) || !reflect.DeepEqual(got.Counts, own.Counts) || math.Abs(got.Cost-own.Cost) > 1e-9*own.Cost {
 			t.Errorf("%q: %+v, %v", reason, got, err)
 		}
@@ -114,7 +114,7 @@ func TestSlack(t *testing.T) {
 		k := 1 + rng.IntN(15)
 		p.Counts = []int{k, 16 - k}
 		kept := false
-		got, err := Planner{Native: partition.Exact{}, Slack: 0.5, Kept: func(error) { kept = true },
+		got, err := Planner{Native: partition.Exact{}, Slack: 0.5, Refused: func(error) { kept = true },
 			Proposer: proposer(func(policies.Workload) (policies.Partition, error) { return p, nil })}.Partition(w)
 		own, _ := partition.Exact{}.Partition(w)
 		priced, priceErr := partition.Exact{}.Price(w, p.Cuts, p.Counts)
@@ -171,7 +171,7 @@ func TestRefine(t *testing.T) {
 			}
 		}
 		native := refine.Weighted{Damping: refine.Damping{Smoothing: 1000}}
-		got := Refiner{Proposer: native, Worse: -1, Kept: func(err error) { refused++ }}.Refine(b)
+		got := Refiner{Proposer: native, Worse: -1, Refused: func(err error) { refused++ }}.Refine(b)
 		if got != b.Boundary {
 			moved++
 		}
@@ -212,17 +212,17 @@ func TestCheck(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		edit   func(*abi.Change)
-		guards []Named
+		guards []NamedGuard
 		want   string
 	}{
-		{"good", nil, []Named{{"a", silent}, {"b", silent}}, ""},
+		{"good", nil, []NamedGuard{{"a", silent}, {"b", silent}}, ""},
 		{"first plan", func(c *abi.Change) { c.Now = policies.Plan{} }, nil, ""},
-		{"denied", nil, []Named{{"a", silent}, {"site", Asked{asked{}}}}, `plan denied: site, rule 4, stage 1, "too small"`},
-		{"cannot judge", nil, []Named{{"a", broken}, {"site", Asked{asked{}}}}, `plan denied: a, rule 0, "cannot judge: no time"; site, rule 4, stage 1, "too small"`},
-		{"rude", nil, []Named{{"r", rude}}, `plan denied: r, rule 1, "x\nx\n`},
+		{"denied", nil, []NamedGuard{{"a", silent}, {"site", PolicyGuard{asked{}}}}, `plan denied: site, rule 4, stage 1, "too small"`},
+		{"cannot judge", nil, []NamedGuard{{"a", broken}, {"site", PolicyGuard{asked{}}}}, `plan denied: a, rule 0, "cannot judge: no time"; site, rule 4, stage 1, "too small"`},
+		{"rude", nil, []NamedGuard{{"r", rude}}, `plan denied: r, rule 1, "x\nx\n`},
 		{"epoch", func(c *abi.Change) { c.Next.Epoch = 4 }, nil, "plan refused: epoch 4 after 4"},
 		{"model", func(c *abi.Change) { c.Next.Model = "n" }, nil, `plan refused: model "n" instead of "m"`},
-		{"gap", func(c *abi.Change) { c.Next.Stages[1].Low = 200 }, []Named{{"a", silent}}, "plan refused: "},
+		{"gap", func(c *abi.Change) { c.Next.Stages[1].Low = 200 }, []NamedGuard{{"a", silent}}, "plan refused: "},
 	} {
 		ch := change()
 		if c.edit != nil {
@@ -237,7 +237,7 @@ func TestCheck(t *testing.T) {
 		}
 	}
 	var denied *Denied
-	if err := Check(change(), []Named{{"site", Asked{asked{}}}}); !errors.As(err, &denied) || len(denied.Denials) != 1 || denied.Denials[0].Stage != 1 {
+	if err := Check(change(), []NamedGuard{{"site", PolicyGuard{asked{}}}}); !errors.As(err, &denied) || len(denied.Denials) != 1 || denied.Denials[0].Stage != 1 {
 		t.Errorf("%+v", denied)
 	}
 }
