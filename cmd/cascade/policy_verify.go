@@ -104,8 +104,8 @@ Exit codes: 0 when a host that trusts these keys would load the module, 1 when n
 
 // printStatement prints the statement of a signature file.
 func (s *settings) printStatement(path string, f sign.File) error {
-	if f.Statement.First {
-		fmt.Fprintf(s.stderr, "warning: %s has format %s, which does not bind the configuration: anyone who configures the module can change its decisions; sign it again\n", path, sign.FormatFirst)
+	if f.Statement.Format1 {
+		fmt.Fprintf(s.stderr, "warning: %s has format %s, which does not bind the configuration: anyone who configures the module can change its decisions; sign it again\n", path, sign.PreviousFormat)
 	}
 	if s.json {
 		text, err := f.Encode()
