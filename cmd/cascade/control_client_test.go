@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// TestConnectionCut: who is cut off is not told to start what is there.
+// TestConnectionCut: the error of a closed connection does not suggest to start a
+// control plane.
 func TestConnectionCut(t *testing.T) {
 	for name, said := range map[string]string{"no answer": "", "half an answer": "HTTP/1.1 200 OK\r\n"} {
 		for _, document := range []string{"", "{}"} {
@@ -35,7 +36,7 @@ func TestConnectionCut(t *testing.T) {
 			}
 			_, err = requestWithBody(t.Context(), base, http.MethodPost, "/drain", nil, nil)
 			if err == nil || !strings.Contains(err.Error(), "start one") {
-				t.Errorf("nobody there: %v", err)
+				t.Errorf("no server: %v", err)
 			}
 		}
 	}

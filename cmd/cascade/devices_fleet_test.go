@@ -60,13 +60,13 @@ func TestCountedPairs(t *testing.T) {
 	}
 }
 
-// TestPairReason: what the receiver has told of its transports has the last
+// TestPairReason: what the receiver reports of its transports has the last
 // word.
 func TestPairReason(t *testing.T) {
 	m := control.DeviceModel{Links: &links.Rates{}}
 	a, b := deviceOf("a", "n", 0), deviceOf("b", "n", 1)
 	for _, c := range []struct {
-		tells          []control.Transport
+		reports        []control.Transport
 		way, against   string
 		measured, rate float64
 	}{
@@ -78,10 +78,10 @@ func TestPairReason(t *testing.T) {
 		{[]control.Transport{{Name: "cuda", State: loadreport.RouteBroken, Why: "no driver"}, b.Transports[2]}, "tcp", "cuda: broken, no driver", 0, 2570281124},
 	} {
 		to := b
-		to.Transports = c.tells
+		to.Transports = c.reports
 		p := newPairState(m, a, to)
 		if p.Way.Transport != c.way || p.Against != c.against || p.Measured != c.measured || float64(p.Way.Rate) != c.rate {
-			t.Errorf("%v: %+v", c.tells, p)
+			t.Errorf("%v: %+v", c.reports, p)
 		}
 		if !strings.Contains(pairReason(p), c.against) {
 			t.Errorf("why: %s", pairReason(p))

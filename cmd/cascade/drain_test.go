@@ -96,13 +96,13 @@ func TestDrain(t *testing.T) {
 	if code != 0 || out != want || f.looks != 0 {
 		t.Errorf("code %d, %d looks, %s\n got %s\nwant %s", code, f.looks, errs, out, want)
 	}
-	code, out, errs = command(t.Context(), "drain", "nobody", "mute", "--control", url)
-	if code != 1 || !strings.Contains(errs, `drain nobody: replica "nobody" is not in the fleet`) || !strings.Contains(out, "mute: draining, its migrator does not report") {
+	code, out, errs = command(t.Context(), "drain", "none", "mute", "--control", url)
+	if code != 1 || !strings.Contains(errs, `drain none: replica "none" is not in the fleet`) || !strings.Contains(out, "mute: draining, its migrator does not report") {
 		t.Errorf("code %d, %s%s", code, out, errs)
 	}
-	// What was ordered is told, also where a refusal leaves nothing to wait for.
-	code, out, errs = command(t.Context(), "drain", "idle", "nobody", "--wait", "--control", url)
-	if code != 1 || !strings.Contains(errs, "drain nobody: ") || out != "idle: draining, 0 requests left\n" || f.looks != 0 {
+	// Accepted drains are printed, also where another one was rejected.
+	code, out, errs = command(t.Context(), "drain", "idle", "none", "--wait", "--control", url)
+	if code != 1 || !strings.Contains(errs, "drain none: ") || out != "idle: draining, 0 requests left\n" || f.looks != 0 {
 		t.Errorf("code %d, %d looks, %s%s", code, f.looks, out, errs)
 	}
 }
@@ -148,7 +148,7 @@ func TestDrainEndsEarly(t *testing.T) {
 	}
 }
 
-// A control plane that stands still is told from one that is not there.
+// A control plane that does not respond has another error than a missing one.
 func TestDrainUnanswered(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 	defer server.Close()
@@ -166,7 +166,7 @@ func TestUndrain(t *testing.T) {
 	if want := "busy: healthy, in stage s1 of m\nheld: still drained by file\n"; code != 0 || out != want {
 		t.Errorf("code %d, %s\n got %s\nwant %s", code, errs, out, want)
 	}
-	code, out, errs = command(t.Context(), "undrain", "nobody", "--json", "--control", url)
+	code, out, errs = command(t.Context(), "undrain", "none", "--json", "--control", url)
 	if code != 1 || strings.TrimSpace(out) != "[]" {
 		t.Errorf("code %d, %s%s", code, out, errs)
 	}

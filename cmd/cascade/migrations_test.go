@@ -16,7 +16,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// allMoves has every case that the table tells apart.
+// allMoves has every case that the table distinguishes.
 func allMoves() control.Migrations {
 	began := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	return control.Migrations{Migrations: []control.Migration{

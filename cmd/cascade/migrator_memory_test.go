@@ -21,7 +21,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// TestMigratorMemory tells what a migrator's process holds, in memory: without modules,
+// TestMigratorMemory logs what a migrator's process holds, in memory: without modules,
 // and when four of ours decide in it. (With CASCADE_TEST_ALL alone.)
 func TestMigratorMemory(t *testing.T) {
 	if os.Getenv("CASCADE_TEST_ALL") == "" || underRace {
@@ -82,7 +82,7 @@ planner: {refine: "on"}
 	start("control")
 	start("engine", "--replica", "r0")
 	migrator := start("migrator", "--replica", "r0")
-	tell := func(what string) {
+	report := func(what string) {
 		t.Helper()
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", migrator.Process.Pid))
 		if err != nil {
@@ -92,12 +92,12 @@ planner: {refine: "on"}
 	}
 	awaitURL(t, "http://"+at[3]+"/readyz", "ready")
 	awaitURL(t, "http://"+at[5]+"/readyz", "ready")
-	tell("native")
+	report("native")
 	for name, slot := range slots {
 		do("policy", "push", name+".wasm", "--goal", "stable", "--control", "http://"+at[5])
 		awaitURL(t, "http://"+at[5]+"/policies?slot="+slot, `"active": [1-9]`)
 	}
-	tell("when four modules were compiled")
+	report("when four modules were compiled")
 	if err := migrator.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
@@ -121,5 +121,5 @@ planner: {refine: "on"}
 			break
 		}
 	}
-	tell("when it begins with four modules")
+	report("when it begins with four modules")
 }

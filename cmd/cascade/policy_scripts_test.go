@@ -109,7 +109,7 @@ func TestExampleReadmes(t *testing.T) {
 func typed(text string) (script []string) {
 	for line := range strings.Lines(text) {
 		command, indented := strings.CutPrefix(line, "    ")
-		command, _, _ = strings.Cut(command, "   ") // what follows tells what it does
+		command, _, _ = strings.Cut(command, "   ") // the rest explains the command
 		command, _, _ = strings.Cut(command, " #")
 		command = strings.TrimSpace(command)
 		rest, diff := strings.CutPrefix(command, "cascade policy diff")

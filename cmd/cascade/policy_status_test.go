@@ -38,7 +38,7 @@ func TestPolicyTables(t *testing.T) {
 		}
 	}
 	if got := strings.Count(out.String(), "outlier: generation 9 decides, and its statement expires tomorrow."); got != 1 {
-		t.Errorf("an end is told of %d times", got)
+		t.Errorf("an end is reported %d times", got)
 	}
 	for _, no := range []string{"quiet", "older", "reason 1", "2 of 1"} {
 		if strings.Contains(out.String(), no) {

@@ -63,10 +63,10 @@ func TestAnnounceEachPlanOnce(t *testing.T) {
 	var out bytes.Buffer
 	s := &settings{stderr: &out}
 	bar := newProgressBar(s, "test", 10)
-	told := s.announceChanges(bar, []control.Change{threeStages(1), threeStages(2)}, 0)
-	told = s.announceChanges(bar, []control.Change{threeStages(2), threeStages(3)}, told)
-	if told = s.announceChanges(bar, []control.Change{threeStages(3)}, told); told != 3 {
-		t.Errorf("told up to epoch %d", told)
+	printed := s.announceChanges(bar, []control.Change{threeStages(1), threeStages(2)}, 0)
+	printed = s.announceChanges(bar, []control.Change{threeStages(2), threeStages(3)}, printed)
+	if printed = s.announceChanges(bar, []control.Change{threeStages(3)}, printed); printed != 3 {
+		t.Errorf("printed up to epoch %d", printed)
 	}
 	want := ""
 	for _, epoch := range []string{"1", "2", "3"} {

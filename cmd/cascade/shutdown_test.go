@@ -31,7 +31,7 @@ func longStream(t *testing.T, address string, tokens int) (events *bufio.Scanner
 }
 
 // TestStreamsOutliveSignal stops the process that owns a stream: the stream
-// runs to its end, nobody new is let in, and the process ends cleanly.
+// runs to its end, no new request is accepted, and the process ends cleanly.
 func TestStreamsOutliveSignal(t *testing.T) {
 	for name, parts := range map[string]func(t *testing.T, s site) (owner *running, door string){
 		"up": func(t *testing.T, s site) (*running, string) {

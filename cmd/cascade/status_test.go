@@ -21,7 +21,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// fullStatus has every case that the tables tell apart.
+// fullStatus has every case that the tables distinguish.
 func fullStatus() control.Status {
 	now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	age, failed, streams := 0.25, now.Add(-90*time.Second), 7
@@ -84,7 +84,7 @@ func TestStatusTable(t *testing.T) {
 	}
 }
 
-// TestStatusOfOtherServer: what is no control plane is told apart.
+// TestStatusOfOtherServer: a server that is not a control plane is recognised.
 func TestStatusOfOtherServer(t *testing.T) {
 	answers := map[string]func(w http.ResponseWriter){
 		"/html/status":    func(w http.ResponseWriter) { fmt.Fprint(w, "<html>") },

@@ -76,7 +76,7 @@ func (d *running) refused() int {
 }
 
 // TestFleetWithIdentities: with certificates without host names, one for each
-// part, requests are answered; an embedded proxy by another's name is told so at
+// part, requests are answered; an embedded proxy by another's name fails at
 // its start, or gets nothing.
 func TestFleetWithIdentities(t *testing.T) {
 	t.Parallel()
@@ -88,7 +88,7 @@ func TestFleetWithIdentities(t *testing.T) {
 	s.answers(t)
 
 	out := newOutput()
-	if code := run(t.Context(), []string{"proxy", "-c", s.file, "--node-id", "nobody"}, out, out); code == 0 {
+	if code := run(t.Context(), []string{"proxy", "-c", s.file, "--node-id", "unknown"}, out, out); code == 0 {
 		t.Error("a proxy without a certificate starts")
 	}
 	fixed := filepath.Join(t.TempDir(), "fleet.yaml")

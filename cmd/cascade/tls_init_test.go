@@ -39,16 +39,16 @@ func TestTLSInit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var told struct {
+	var printed struct {
 		TrustDomain string `json:"trust_domain"`
 		Issued      []struct{ Identity, Cert, Key string }
 	}
 	text := says(t, "tls", "init", "--json", "--out", dir, "--migrator", "r0", "--control", "main", "--migrator", "r0")
-	if err := json.Unmarshal([]byte(text), &told); err != nil || told.TrustDomain != "fleet.test" || len(told.Issued) != 2 || told.Issued[1].Identity != "spiffe://fleet.test/migrator/r0" {
+	if err := json.Unmarshal([]byte(text), &printed); err != nil || printed.TrustDomain != "fleet.test" || len(printed.Issued) != 2 || printed.Issued[1].Identity != "spiffe://fleet.test/migrator/r0" {
 		t.Errorf("%v: %s", err, text)
 	}
 	says(t, "tls", "init", "--out", dir, "--control", "main", "--host", "control.example.org", "--host", "10.0.0.5")
-	pair, err := tls.LoadX509KeyPair(told.Issued[0].Cert, told.Issued[0].Key)
+	pair, err := tls.LoadX509KeyPair(printed.Issued[0].Cert, printed.Issued[0].Key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +60,7 @@ func TestTLSInit(t *testing.T) {
 	if again, err := os.ReadFile(filepath.Join(dir, "ca.pem")); err != nil || string(again) != string(ca) {
 		t.Errorf("the authority was made anew: %v", err)
 	}
-	if info, err := os.Stat(told.Issued[0].Key); err != nil || info.Mode().Perm() != 0o600 {
+	if info, err := os.Stat(printed.Issued[0].Key); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the key is for others, too: %v, %v", info, err)
 	}
 	fails("authority of fleet.test", "--out", dir, "--trust-domain", "other.test", "--proxy", "edge")
@@ -117,7 +117,7 @@ func TestConfigCheckIdentities(t *testing.T) {
 }
 
 // TestCertificatePerControlPlane: init issues one to each control
-// plane of a fleet file, good for the hosts of all, and check tells them apart.
+// plane of a fleet file, good for the hosts of all, and check distinguishes them.
 func TestCertificatePerControlPlane(t *testing.T) {
 	dir := t.TempDir()
 	s := newSite(t, "state: state\n"+identities(dir, dir))

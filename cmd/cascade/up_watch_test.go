@@ -164,7 +164,7 @@ func TestWatchReplacedFilesAndLinks(t *testing.T) {
 }
 
 // TestWatchDebounceIsBounded: a directory that is never quiet, with changes of
-// the file in it and with none that is told, delays the reading and no more.
+// the file in it and with none that is reported, delays the reading and no more.
 func TestWatchDebounceIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f, applied, _, _ := follow(t, watched)
@@ -191,7 +191,7 @@ func TestWatchDebounceIsBounded(t *testing.T) {
 	})
 }
 
-// TestWatchPolls: a change that no event tells is found by the file's size or
+// TestWatchPolls: a change without an event is found by the file's size or
 // time, and so is the removal of the file.
 func TestWatchPolls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -31,7 +31,7 @@ func TestBuildLeavesTestsOut(t *testing.T) {
 	}
 }
 
-// TestZigIsThePinnedOne: what authors are told to install is what "make zig" installs,
+// TestZigIsThePinnedOne: the version in the error is what "make zig" installs,
 // and what that
 // has put into a checkout is found by a program in it.
 func TestZigIsThePinnedOne(t *testing.T) {

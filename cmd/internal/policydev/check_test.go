@@ -110,7 +110,7 @@ func TestGoodModule(t *testing.T) {
 			t.Errorf("%s: %s: %s", c.Name, c.Outcome, c.Text)
 		}
 	}
-	// An answer that changed is told.
+	// An answer that changed is reported.
 	frames[3].Answer.Result++
 	if r, err = Test(context.Background(), s, TestConfig{Calls: 10, Random: 10, Frames: frames}); err != nil {
 		t.Fatal(err)

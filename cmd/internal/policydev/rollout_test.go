@@ -245,7 +245,7 @@ func (r *trial) reach(goal lifecycle.Goal) {
 	r.Logf("%s is %s: of %d calls %d were compared, %d differ, %d are worse; %d faults", r.kind, goal, f.Calls, f.Compared, f.Differ, f.Worse, last.Faults)
 }
 
-// ask asks the next question, in the name of a request that nobody asked about before.
+// ask asks the next question, for a new request.
 func (r *trial) ask() {
 	frame := r.questions[r.asked%len(r.questions)]
 	r.asked++
