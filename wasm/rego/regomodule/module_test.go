@@ -163,7 +163,7 @@ func TestSameAsOPA(t *testing.T) {
 // TestGoldenFrames: the frames of the specification.
 func TestGoldenFrames(t *testing.T) {
 	r := meet(t, rules.Files(), nil)
-	paths, _ := filepath.Glob("../../../abi/testdata/guard*.hex")
+	paths, _ := filepath.Glob("../../abi/testdata/guard*.hex")
 	if len(paths) < 2 {
 		t.Fatal("there are no golden frames")
 	}
