@@ -483,7 +483,7 @@ func TestEngineComesBack(t *testing.T) {
 	}
 	m.RegionBytes(0, 0)[0]++ // the engine is gone, the memory is not
 	m.Release()
-	await(t, func() bool { // nobody can hold it anew once the client has let go of it, too
+	await(t, func() bool { // Hold fails once the client has released the memory as well
 		held := m.Hold()
 		if held {
 			m.Release()
@@ -536,11 +536,11 @@ func TestBlocksErrors(t *testing.T) {
 	await(t, func() bool { return errors.Is(s.blocks.Thaw(ctx, "a"), blocks.ErrNotFound) })
 }
 
-// What the engines' part of a live move takes, from the moment that the request is
-// frozen to the first token at the target: it must not grow with the length. The
-// source is paced, so that it does not run away. So is the target, whose iteration
-// of 10 µs is a part of the figure: one that takes no time would generate all that
-// it is asked for, and free the blocks of it, before anybody sees the first token.
+// BenchmarkHandover measures the engines' part of a live migration, from the moment
+// the request is frozen to the first token at the target: it must not grow with the
+// length. The source is paced, so that it does not run ahead. So is the target, whose
+// iteration of 10 µs is part of the result: without a pause it would generate all
+// requested tokens and free their blocks before the client reads the first token.
 func BenchmarkHandover(b *testing.B) {
 	for _, n := range []int{256, 8192, 131_072} {
 		b.Run(strconv.Itoa(n), func(b *testing.B) {
@@ -616,8 +616,8 @@ func handover(t *testing.T, from, to *seat, name string, n int) uint64 {
 	last := move.freeze(t)
 	before := allocated()
 	move.finish(t, last)
-	// One token: those after it would allocate, too, as many as are made by the
-	// time that somebody looks.
+	// One token: each further token generated before the measurement would allocate
+	// as well.
 	next := to.open(t, "/v1/completions", name, ask(`"prompt":[]`, 1, `,"kv_transfer_params":{"cascade_reservation":"`+name+`"}`))
 	defer next.close()
 	if !next.read(t, 1) {

@@ -84,8 +84,8 @@ func module(t testing.TB, before ...[]byte) (*host.Module, func() (*host.Instanc
 	return m, m.Instantiate
 }
 
-// TestExpectations: what a module answers is what it is expected to, to the tick;
-// another one, or one that keeps count, is told apart.
+// TestExpectations checks that a module meets its own recorded answers, fuel included,
+// and that another module, or one that counts its calls, does not.
 func TestExpectations(t *testing.T) {
 	ctx := context.Background()
 	m, instance := module(t)

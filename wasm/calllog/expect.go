@@ -12,7 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
-// Output is a record's output. What lies in the room behind it is nobody's.
+// Output returns the output of a record, without the unused bytes behind it.
 func Output(r *host.Record) []byte {
 	switch r.Kind {
 	case abi.Select, abi.Place: // the value is an index

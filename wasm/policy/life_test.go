@@ -117,23 +117,23 @@ func TestLateCalls(t *testing.T) {
 	var watch sync.WaitGroup
 	watch.Go(func() { _ = w.Run(ctx) })
 	t.Cleanup(func() { cancel(); watch.Wait() })
-	var told atomic.Int32
+	var reported atomic.Int32
 	hc := host.Config{Watchdog: w}
 	hc.Limits[abi.Select].Fuel = meter.MaxFuel
-	c := Config{Instances: 1, Failures: -1, Faulted: func() { told.Add(1) }}
+	c := Config{Instances: 1, Failures: -1, Faulted: func() { reported.Add(1) }}
 
 	slow := running(t, c, hc, leastLoad(hosttest.Forever))
 	eventually(t, "it is blamed", func() bool { // once the machine runs it
 		if b := bids(4); slow.Select(b) != natives.Selector.Select(b) {
 			t.Error("wrong")
 		}
-		return told.Load() > 0
+		return reported.Load() > 0
 	})
 	if st := slow.Stats(); st.Faults[host.TimedOut] == 0 {
 		t.Errorf("%+v", st)
 	}
 
-	told.Store(0)
+	reported.Store(0)
 	good := running(t, c, hc, leastLoad())
 	s := &good.slots[0]
 	good.takeSlot(s) // as a call that the machine did not run leaves it
@@ -143,16 +143,16 @@ func TestLateCalls(t *testing.T) {
 	good.release(s, empty)
 	good.refillSoon()
 	eventually(t, "a new instance", func() bool { return good.Stats().Replaced == 1 })
-	if b := bids(4); good.Select(b) != natives.Selector.Select(b) || told.Load() != 0 || good.Stats().Faults != [host.NumCauses]uint64{} {
-		t.Errorf("told %d times: %+v", told.Load(), good.Stats())
+	if b := bids(4); good.Select(b) != natives.Selector.Select(b) || reported.Load() != 0 || good.Stats().Faults != [host.NumCauses]uint64{} {
+		t.Errorf("told %d times: %+v", reported.Load(), good.Stats())
 	}
 }
 
-// TestStarvedCalls: what the machine did not run is counted by itself, blames nobody
-// and opens no breaker, however often it happens.
+// TestStarvedCalls checks that calls that the host did not run in time are counted
+// separately, are no faults, and never open the breaker.
 func TestStarvedCalls(t *testing.T) {
-	var told atomic.Int32
-	p := running(t, Config{Instances: 1, Failures: 1, Faulted: func() { told.Add(1) }}, host.Config{}, leastLoad())
+	var reported atomic.Int32
+	p := running(t, Config{Instances: 1, Failures: 1, Faulted: func() { reported.Add(1) }}, host.Config{}, leastLoad())
 	s := &p.slots[0]
 	const times = 20
 	for n := range uint64(times) {
@@ -166,8 +166,8 @@ func TestStarvedCalls(t *testing.T) {
 		t.Error("wrong")
 	}
 	st := p.Stats()
-	if told.Load() != 0 || st.Open || st.Starved != times || st.Faults != [host.NumCauses]uint64{} || st.Calls != times+1 {
-		t.Errorf("told %d times: %+v", told.Load(), st)
+	if reported.Load() != 0 || st.Open || st.Starved != times || st.Faults != [host.NumCauses]uint64{} || st.Calls != times+1 {
+		t.Errorf("told %d times: %+v", reported.Load(), st)
 	}
 	if r := p.Records(); len(r) != times || r[0].Cause != host.TimedOut {
 		t.Errorf("%d records", len(r))

@@ -309,8 +309,8 @@ func (p *Policy) retryLate(i *host.Instance, frame []byte) (*host.Instance, erro
 	}
 }
 
-// countFault tells of a failure that is the module's, and opens the breaker when there
-// are too many.
+// countFault reports a fault of the module, and opens the breaker when there are too
+// many.
 func (p *Policy) countFault() {
 	p.config.Faulted()
 	if p.config.Failures < 0 {

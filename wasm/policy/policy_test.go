@@ -229,7 +229,8 @@ func TestWordsTooLarge(t *testing.T) {
 	}
 }
 
-// TestUnknownKinds are answered by the native policy, or by nobody.
+// TestUnknownKinds checks that the native policy answers the kinds that the module does
+// not decide, and that a kind without either has no answer.
 func TestUnknownKinds(t *testing.T) {
 	p := running(t, Config{Native: Native{Selector: bidask.LeastLoad{}, Detector: outlier.Detector{}}}, host.Config{}, leastLoad())
 	if p.Excess(1000, 10) != (outlier.Detector{}).Excess(1000, 10) {

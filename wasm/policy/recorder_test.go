@@ -45,7 +45,7 @@ func TestNativeRecorderRecordsAsTheHostDoes(t *testing.T) {
 	}
 	for i := range got {
 		g, w := got[i], want[i]
-		// An answer's output is as long as its value says; the rest is nobody's.
+		// The value of an answer holds the length of its output; the rest is unused.
 		if _, n := abi.Unpack(g.Result); g.Kind != abi.Select && g.Kind != abi.Place {
 			g.Output, w.Output = g.Output[:n], w.Output[:n]
 		}
@@ -88,7 +88,8 @@ func TestNativeRecorderConcurrently(t *testing.T) {
 	}
 }
 
-// TestNativeRecorderPassesErrorsOn: what a caller did wrong is told, and not recorded.
+// TestNativeRecorderPassesErrorsOn checks that an error of the caller is returned and
+// not recorded.
 func TestNativeRecorderPassesErrorsOn(t *testing.T) {
 	l := NewNativeRecorder(natives, 1, 0, nil)
 	if _, err := l.Partition(policies.Workload{}); !errors.As(err, new(*policies.Violation)) {
@@ -124,17 +125,18 @@ func TestNativeRecorderDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// TestFaultedIsTold of each failure that counts, and no breaker opens.
-func TestFaultedIsTold(t *testing.T) {
-	told := 0
-	p := running(t, Config{Instances: 1, Failures: -1, Faulted: func() { told++ }}, host.Config{}, leastLoad(hosttest.Result(5, 0), hosttest.Return))
+// TestFaultedIsCalled checks that Faulted is called for each failure that counts, and
+// that no breaker opens.
+func TestFaultedIsCalled(t *testing.T) {
+	reported := 0
+	p := running(t, Config{Instances: 1, Failures: -1, Faulted: func() { reported++ }}, host.Config{}, leastLoad(hosttest.Result(5, 0), hosttest.Return))
 	for range 20 {
 		if p.Select(bids(5)) != natives.Selector.Select(bids(5)) {
 			t.Fatal("wrong")
 		}
 	}
-	p.Select(bids(5000)) // too large: nobody's fault
-	if st := p.Stats(); told != 20 || st.Open || st.Faults[host.Refused] != 20 || st.Fuel.Max == 0 {
-		t.Errorf("told %d times: %+v", told, st)
+	p.Select(bids(5000)) // too large: no fault
+	if st := p.Stats(); reported != 20 || st.Open || st.Faults[host.Refused] != 20 || st.Fuel.Max == 0 {
+		t.Errorf("told %d times: %+v", reported, st)
 	}
 }

@@ -35,9 +35,9 @@ func (r ring) reserve(frame, output int) {
 	}
 }
 
-// fetch brings the nth line of the memory of the next record, which nobody has
-// written yet, into the processor's cache. A call that is recorded does not wait
-// for all of them then: while a policy is new, it would take half as long again.
+// fetch brings the nth cache line of the next record, whose memory is still unwritten,
+// into the processor's cache, so that a recorded call does not wait for all of them:
+// while a policy is new, such a call would take half as long again.
 func (r ring) fetch(n uint64) {
 	next := &r[:len(r)+1][len(r)]
 	if b := next.Frame[:cap(next.Frame)]; n*line < uint64(len(b)) {

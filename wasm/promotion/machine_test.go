@@ -12,8 +12,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 )
 
-// world does what a machine asks for, at random times and with random luck, and
-// checks the invariants of the package comment against what it was told, not
+// world performs a machine's actions, at random times and with random outcomes, and
+// checks the invariants of the package comment against the actions it received, not
 // against the machine's fields.
 type world struct {
 	t        *testing.T
@@ -86,7 +86,7 @@ func (w *world) event() Event {
 	case n < 9:
 		ev.Kind = []EventKind{Verified, Compiled, Warmed, Failed}[w.rng.IntN(4)]
 		if ev.Generation == w.building {
-			ev.Kind = Ticked // nobody else answers for the builder
+			ev.Kind = Ticked // the events of this build come from the case above
 		}
 	case n < 13:
 		ev.Kind = Observed

@@ -41,8 +41,8 @@
 // the fleet runs, which its control plane calls proven, runs on, and begins again on
 // hosts that restart and on new ones: a date must not change what a fleet decides,
 // nor divide it into hosts that started before it and after. So does the module
-// before it, when operators go back to that. Hosts tell of an end in their status and
-// their log from seven days before. Who wants a module gone rolls it back.
+// before it, when operators go back to that. Hosts report an end in their status and
+// their log from seven days before. To remove a module, roll it back.
 //
 // # Invariants
 //

@@ -102,8 +102,8 @@ func TestGoodInCanary(t *testing.T) {
 
 // TestWorseInScope: an optimiser's canary is one scope, where it is compared, too.
 func TestWorseInScope(t *testing.T) {
-	// As the native policy does, the boundary stays where nobody has work; else it
-	// goes as low as it may.
+	// The boundary stays where no replica has work, as with the native policy;
+	// otherwise it goes as low as permitted.
 	word := func(at uint32) []byte { return hosttest.Cat(hosttest.I32(0), hosttest.Load32(hosttest.Arena+at)) }
 	put := func(v ...[]byte) []byte {
 		return hosttest.Cat(word(56), hosttest.I32(hosttest.Arena), hosttest.Add, hosttest.Cat(v...), hosttest.Store64(0), hosttest.I64(8), hosttest.Return)

@@ -33,7 +33,7 @@ func (t *text) Write(b []byte) (int, error) {
 	return t.b.Write(b)
 }
 
-// warnings is how many lines tell of an end.
+// warnings returns how many log lines announce an expiry.
 func (t *text) warnings() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -49,8 +49,9 @@ func ending(t testing.TB, generation lifecycle.Generation, module []byte, end ti
 	return c
 }
 
-// TestExpired: a stable module runs on past its end, on hosts that restart and
-// on new ones, and is told of; what is on trial is rejected, and none begins.
+// TestExpired checks that a stable module keeps running after its statement expires,
+// also on restarted and new hosts, with a warning; that a module on trial is rejected;
+// and that no new trial begins.
 func TestExpired(t *testing.T) {
 	now, log := new(clock), new(text)
 	now.set(time.Unix(1_800_000_000, 0))

@@ -73,7 +73,7 @@ func TestUnderFire(t *testing.T) {
 	reach(2, "active")
 	for g := lifecycle.Generation(3); g < 3+modules; g++ {
 		switch {
-		case g%100 == 7: // of the others it is told apart in canary alone
+		case g%100 == 7: // only canary distinguishes these from the others
 			try := candidate(t, g, lifecycle.ToActive, trapsAt(6))
 			if err := s.Apply(want(last, try)); err != nil {
 				t.Fatal(err)

@@ -167,8 +167,8 @@ func FuzzDecodeHistory(f *testing.F) {
 	})
 }
 
-// TestFolderRemoved: a file's folder that somebody removes is made again, for its
-// owner alone; the one above it is not.
+// TestFolderRemoved checks that a history's removed folder is made again, accessible to
+// its owner only; the folder above it is not made.
 func TestFolderRemoved(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "marks")
 	if err := writeHistory(filepath.Join(dir, "a.json"), []byte("{}")); err != nil {

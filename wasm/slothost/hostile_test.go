@@ -12,7 +12,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
-// TestRefused: what is wrong with a want is told, and nothing of it is done.
+// TestRefused checks that an invalid spec is refused with its reason and that no part
+// of it is applied.
 func TestRefused(t *testing.T) {
 	c := config(t)
 	c.Kinds = []abi.Kind{abi.Refine, abi.Select}
@@ -89,7 +90,7 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%s: to be fetched: %v", name, got)
 		}
 	}
-	// Bytes that are not the module's were fetched wrongly: nobody is rejected.
+	// Bytes that are not the module's are a fetch error: no module is rejected.
 	for _, bytes := range [][]byte{{}, []byte("other"), make([]byte, maxModule+1)} {
 		if err := s.Apply(want(but(func(c *lifecycle.Candidate) { c.Module = bytes }))); err == nil {
 			t.Errorf("%d other bytes taken", len(bytes))

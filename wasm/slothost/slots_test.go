@@ -291,8 +291,8 @@ func TestWayUpAndBack(t *testing.T) {
 	}
 }
 
-// TestFaultInCanary: the module is rejected at its first fault, nobody notices,
-// and it does not come again.
+// TestFaultInCanary checks that the module is rejected at its first fault, that no
+// caller notices, and that the module is not tried again.
 func TestFaultInCanary(t *testing.T) {
 	c := config(t)
 	c.Gates[abi.Select].Canary.Calls = 1 << 40
@@ -339,7 +339,7 @@ func TestFaultsWhileActive(t *testing.T) {
 	if st := s.Status()[0]; st.Active != 5 {
 		t.Errorf("%+v", st)
 	}
-	// Nobody wants either any more.
+	// Neither is wanted any more.
 	if err := s.Apply(want()); err != nil || s.Status()[0].Active != 0 {
 		t.Errorf("%v: %+v", err, s.Status())
 	}
@@ -426,26 +426,26 @@ func TestRestartWhileTrying(t *testing.T) {
 	}
 }
 
-// TestBackToWhatNeverRan: a host that came when the second generation was proven
-// goes back to the first, of which it was told; one that was not, takes the second
-// back all the same.
+// TestBackToWhatNeverRan covers a host that was started when the second generation was
+// stable already. It goes back to the first if it received that one's signature as
+// Previous; without it, it still rolls the second back.
 func TestBackToWhatNeverRan(t *testing.T) {
 	first, second := stable(t, 10, other(1)), stable(t, 20, other(2))
 	back := lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: []lifecycle.Candidate{first}, RolledBack: []lifecycle.RolledBackModule{{Generation: 20, Reason: "by hand"}}}
-	for _, told := range []bool{true, false} {
+	for _, known := range []bool{true, false} {
 		s, _ := running(t, config(t))
 		w := want(second)
-		if told {
+		if known {
 			w.Previous = first.Signature
 		}
 		if err := s.Apply(w); err != nil {
 			t.Fatal(err)
 		}
 		until(t, "the second is active", func() bool { return phase(s, 20) == "active" })
-		if err := s.Check(want(first)); (err == nil) != told {
-			t.Errorf("told %v: %v", told, err)
+		if err := s.Check(want(first)); (err == nil) != known {
+			t.Errorf("told %v: %v", known, err)
 		}
-		if !told {
+		if !known {
 			s.RollBack(back)
 			if st := s.Status()[0]; st.Active != 0 || phase(s, 20) != "rolledBack" {
 				t.Errorf("%+v", st)
@@ -487,14 +487,14 @@ func TestBackPastATrial(t *testing.T) {
 			return s.Status()[0].Active == step.active
 		})
 	}
-	// An older one, of which nobody spoke, has no way back.
+	// An older generation that no spec named as Previous cannot come back.
 	if err := s.Check(want(stable(t, 5, other(1)))); err == nil || !strings.Contains(err.Error(), "older") {
 		t.Error(err)
 	}
 }
 
-// TestConfigurationIsSigned: a host takes no module with a configuration that
-// nobody signed, and one of the first format with any.
+// TestConfigurationIsSigned checks that a host refuses a module with an unsigned
+// configuration, and accepts one of the first format with any.
 func TestConfigurationIsSigned(t *testing.T) {
 	s, _ := running(t, config(t))
 	module := other(1)

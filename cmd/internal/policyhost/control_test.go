@@ -73,7 +73,7 @@ func TestRulesForModulesAlone(t *testing.T) {
 	}
 }
 
-// stubborn denies all plans, and proposes what nobody needs.
+// stubborn denies every plan and proposes a useless partition.
 type stubborn struct{}
 
 func (stubborn) Guard(abi.Change) (abi.Denial, bool) {
@@ -84,8 +84,8 @@ func (stubborn) Partition(w policies.Workload) (policies.Partition, error) {
 	return policies.Partition{Counts: []int{w.Replicas}, Cost: -1}, nil
 }
 
-// TestSlotsDecide: what the slots of a control plane say is heard, and worked out
-// anew.
+// TestSlotsDecide checks that a control plane obeys the denial of its guard slot and
+// computes the cost of a proposed partition itself.
 func TestSlotsDecide(t *testing.T) {
 	key, _, err := ed25519.GenerateKey(nil)
 	if err != nil {
@@ -113,8 +113,8 @@ func TestSlotsDecide(t *testing.T) {
 	}
 }
 
-// TestIdleSlot: a module that nobody would ask is not taken in, and the error says
-// what would have it asked.
+// TestIdleSlot checks that a module for an unused slot is not admitted, and that the
+// error names the setting that enables the slot.
 func TestIdleSlot(t *testing.T) {
 	p := wiring.Policies{}
 	p.UnusedReason[abi.Refine] = "set planner.refine"

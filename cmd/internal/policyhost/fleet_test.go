@@ -289,9 +289,9 @@ func TestHostile(t *testing.T) {
 	s := newSite(t)
 	stop := s.traffic()
 
-	// One that traps in every call is found out while it is being built, one that
-	// traps now and then in shadow, where nobody hears it: that one is withdrawn in
-	// the whole fleet.
+	// A module that traps in every call is rejected while it is being built; one that
+	// traps now and then is rejected in shadow, where its answers are not used, and
+	// is withdrawn from the whole fleet.
 	dull := s.push("active", hosttest.Unreachable, hosttest.I64(0))
 	s.await("given up", func(p control.PolicySlot) bool { return everywhere(p, dull, lifecycle.Rejected) && decides(p, 0) })
 	traps := s.push("shadow", hosttest.OneIn(32, hosttest.Unreachable), hosttest.Result(uint32(abi.None), 0))

@@ -153,8 +153,8 @@ func newShop() *shop {
 	return &shop{there: make(map[lifecycle.Digest][]byte), asked: make(map[lifecycle.Digest]int)}
 }
 
-// TestFetches: a module that two slots want is fetched once, and one that nobody
-// has yet is had when it is there.
+// TestFetches checks that a module that two slots want is fetched once, and that an
+// unavailable module is loaded once it becomes available.
 func TestFetches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, s := newHost(), newShop()
@@ -184,9 +184,10 @@ func TestFetches(t *testing.T) {
 	})
 }
 
-// TestTakenBackWhileFetching: a want without what is being fetched acts at once,
-// and the fetch ends. While it lasts, the status tells, and why.
-func TestTakenBackWhileFetching(t *testing.T) {
+// TestWithdrawnWhileFetching checks that a spec without the module being fetched takes
+// effect at once and ends the fetch. Until then, the status shows the fetch and its
+// last error.
+func TestWithdrawnWhileFetching(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, s := newHost(), newShop()
 		s.put("a")

@@ -83,8 +83,9 @@ func TestRecords(t *testing.T) {
 	}
 }
 
-// TestRecordsOfNobody: what a host does not decide, and who may not ask.
-func TestRecordsOfNobody(t *testing.T) {
+// TestRecordsRefused covers slots that the host does not run, bad queries, and clients
+// that are not local.
+func TestRecordsRefused(t *testing.T) {
 	for _, c := range []struct {
 		query, from string
 		want        int

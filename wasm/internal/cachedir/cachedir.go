@@ -1,12 +1,13 @@
 // Package cachedir keeps a folder of machine code, which several processes share,
 // from growing without bound and from being written by others.
 //
-// It knows entries, folders that are somebody's to fill; it does not look into
-// them, and does not know what makes them. The invariants:
+// An entry is a folder that the caller fills; this package does not interpret its
+// contents. Invariants:
 //
-//  1. A folder that another user can write to is refused: what is in it will be run.
-//  2. Nothing is removed while an Entry is open, in whatever process.
-//  3. Nothing is removed that this package did not make.
+//  1. A folder that another user can write to is refused, because its contents are
+//     executed.
+//  2. An entry is not removed while any process has it open.
+//  3. Only entries that this package made are removed.
 package cachedir
 
 import (
@@ -94,8 +95,8 @@ func Open(dir, version, key string) (*Entry, error) {
 	return &Entry{path, bytes == 0, lock}, nil
 }
 
-// hold waits until nobody else opens or removes entries; until the file is closed
-// nobody can. Both take milliseconds.
+// hold locks the cache folder: until the returned file is closed, no other caller can
+// open or remove entries. It waits for callers that do; both take milliseconds.
 func hold(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

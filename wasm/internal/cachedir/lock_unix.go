@@ -11,14 +11,16 @@ import (
 // locks: files can be locked.
 const locks = true
 
-// share reports whether nobody claims a file; if so, nobody can until it is closed,
-// or this process ends.
+// share takes a shared lock on a file and reports whether it succeeded: it fails while
+// the file is locked exclusively. The lock lasts until the file is closed or this
+// process ends.
 func share(f *os.File) bool {
 	return syscall.Flock(int(f.Fd()), syscall.LOCK_SH|syscall.LOCK_NB) == nil
 }
 
-// claim reports whether nobody shares or claims a file; if so, nobody can until it
-// is closed, or this process ends.
+// claim takes an exclusive lock on a file and reports whether it succeeded: it fails
+// while the file is locked at all. The lock lasts until the file is closed or this
+// process ends.
 func claim(f *os.File) bool {
 	return syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
 }

@@ -35,20 +35,25 @@ func (j judge) count(active, candidate *host.Record, f *lifecycle.Figures) {
 	}
 }
 
-// compare says whether a candidate decided otherwise than the active policy, and
-// whether it decided worse. Both records are of the same frame, and have answers.
+// compare reports whether a candidate decided otherwise than the active policy, and
+// whether it decided worse. Both records are of the same frame and have answers.
 //
-// Worse are: a winner whose load and start are no better than the other's and
-// one of them worse, and no winner where there was one; a partition that costs more
-// by the slack of the planner's gate, or none where there was one; a boundary that
-// serves no better than the one in force does and, by the margin of the refiner's gate,
-// worse than the active policy's: one that stays where the active policy gains. Nobody
-// can say of the other kinds' answers by themselves what they are worth.
+// Worse are:
+//   - a winner whose load and start are both no better than those of the active
+//     policy's winner and one of them worse, and no winner where the active policy has
+//     one;
+//   - a partition that costs more than the active policy's by more than the slack of
+//     the planner's gate, and none where the active policy has one;
+//   - a boundary that serves no better than the current one and, by more than the
+//     margin of the refiner's gate, worse than the active policy's: one that stays
+//     where the active policy gains.
 //
-// The margins are those by which proposals are taken: what the gates let pass is a
-// policy's to decide. A native proposal is the best there is by the native model, so
-// that a smaller margin would let nothing else pass; and a refiner that goes a
-// smaller part of the way in one period goes the rest in the next, if it goes at all.
+// The answers of the other kinds cannot be rated on their own.
+//
+// The margins are those of the gates that accept proposals: a policy may decide
+// freely within them. The native model rates the native proposal best, so a smaller
+// margin would let no other policy pass; and a refiner that takes smaller steps
+// makes the rest of the way in later periods, if it moves at all.
 func (j judge) compare(active, candidate *host.Record) (differ, worse bool) {
 	switch active.Kind {
 	case abi.Select:

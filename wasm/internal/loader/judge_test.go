@@ -11,7 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/policy"
 )
 
-// fixed decides what it is told to.
+// fixed is a policy with constant answers.
 type fixed struct {
 	winner int
 	at     policies.Tokens

@@ -350,9 +350,9 @@ func TestReplay(t *testing.T) {
 	}
 }
 
-// TestFaultIsTold: each call that the module does not answer, and no breaker of
-// its own opens.
-func TestFaultIsTold(t *testing.T) {
+// TestFaultIsReported checks that every call that the module fails to answer is
+// reported, and that the policy's own breaker does not open.
+func TestFaultIsReported(t *testing.T) {
 	faults := 0
 	m := made(t, config(abi.Select), offer(t, leastLoad(hosttest.OneIn(2, hosttest.Result(5, 0), hosttest.Return)), abi.Select, nil), func() { faults++ })
 	for n := range 100 {

@@ -84,7 +84,7 @@ func sequences(n int, length policies.Tokens) []policies.Sequence {
 	return all
 }
 
-// workloads are a usual one, one without work, and one that nobody can carry.
+// workloads returns a usual workload, one without work, and an infeasible one.
 func workloads() []policies.Workload {
 	f := policies.NewFlow([]policies.Tokens{0, 1024, 16_384})
 	for i := range f.Edges {

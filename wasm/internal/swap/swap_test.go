@@ -143,8 +143,9 @@ func TestWayUp(t *testing.T) {
 	})
 }
 
-// TestFaultIsSwiftlyGone: when the fault is reported, nobody gets the module.
-func TestFaultIsSwiftlyGone(t *testing.T) {
+// TestFaultTakesEffectAtOnce checks that no call gets the module once its fault is
+// reported.
+func TestFaultTakesEffectAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &loader{}
 		s, stop := newSlot(t, promotion.Config{Faults: 2}, l)
@@ -219,9 +220,9 @@ func TestBuildingFails(t *testing.T) {
 	}
 }
 
-// TestShadowTold has the log name the module that failed in shadow, by its own logger
-// where it has one.
-func TestShadowTold(t *testing.T) {
+// TestShadowFaultLogged checks that the log names the module that failed in shadow, by
+// the module's own logger where it has one.
+func TestShadowFaultLogged(t *testing.T) {
 	for _, own := range []*slog.Logger{nil, slog.New(slog.DiscardHandler)} {
 		synctest.Test(t, func(t *testing.T) {
 			var said strings.Builder
