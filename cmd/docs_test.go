@@ -1,0 +1,101 @@
+package cmd_test
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+)
+
+var (
+	// docCommand matches the inline code of README.md and BENCHMARKS.md that runs
+	// tests or benchmarks.
+	docCommand = regexp.MustCompile("`([^`\n]*-(?:run|bench)[ =][^`\n]*)`")
+	docPattern = regexp.MustCompile(`-(run|bench)[ =]('[^']*'|\S+)`)
+	docPackage = regexp.MustCompile(`(?:^|\s)\./([\w/.-]*)`)
+	testFunc   = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz|Benchmark)\w*)\(`)
+)
+
+// TestDocumentedCommands checks that every command in README.md and BENCHMARKS.md
+// that selects tests or benchmarks names packages that exist, and that each
+// alternative of its pattern matches at least one of their functions. Otherwise the
+// command passes and shows nothing.
+func TestDocumentedCommands(t *testing.T) {
+	commands := 0
+	for _, doc := range []string{"README.md", "BENCHMARKS.md"} {
+		text, err := os.ReadFile(filepath.Join("..", doc))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, command := range docCommand.FindAllStringSubmatch(strings.ReplaceAll(string(text), `\|`, "|"), -1) {
+			commands++
+			for _, missing := range unmatched(t, command[1]) {
+				t.Errorf("%s: %q: no function in its packages matches %q", doc, command[1], missing)
+			}
+		}
+	}
+	if commands < 30 {
+		t.Errorf("found only %d commands: the pattern is wrong", commands)
+	}
+	if got := unmatched(t, "go test -run 'DocumentedCommands|NoSuchTest' ./cmd"); len(got) != 1 || got[0] != "NoSuchTest" {
+		t.Errorf("a test that does not exist: %q", got)
+	}
+}
+
+// unmatched returns the alternatives of a command's -run and -bench patterns that
+// match no function in the command's packages.
+func unmatched(t *testing.T, command string) []string {
+	var functions []string
+	for _, pkg := range docPackage.FindAllStringSubmatch(command, -1) {
+		functions = append(functions, testFunctions(t, pkg[1])...)
+	}
+	var out []string
+	for _, m := range docPattern.FindAllStringSubmatch(command, -1) {
+		pattern, _, _ := strings.Cut(strings.Trim(m[2], "'"), "/")
+		if pattern == "^$" || pattern == "." || len(functions) == 0 && !strings.Contains(command, "./") {
+			continue
+		}
+		for _, alternative := range strings.Split(pattern, "|") {
+			re := regexp.MustCompile(alternative)
+			if !slices.ContainsFunc(functions, func(name string) bool {
+				return strings.HasPrefix(name, "Benchmark") == (m[1] == "bench") && re.MatchString(name)
+			}) {
+				out = append(out, alternative)
+			}
+		}
+	}
+	return out
+}
+
+// testFunctions returns the tests and benchmarks of a package, or of all packages
+// below it for a path that ends with "...". A path that does not exist is an error.
+func testFunctions(t *testing.T, pkg string) []string {
+	dir, all := strings.CutSuffix(strings.TrimSuffix(pkg, "/"), "...")
+	dir = filepath.Join("..", filepath.FromSlash(dir))
+	if _, err := os.Stat(dir); err != nil {
+		t.Error(err)
+		return nil
+	}
+	var functions []string
+	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && path != dir && !all:
+			return filepath.SkipDir
+		case d.IsDir() || !strings.HasSuffix(path, "_test.go"):
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		for _, m := range testFunc.FindAllStringSubmatch(string(text), -1) {
+			functions = append(functions, m[1])
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	return functions
+}
