@@ -10,14 +10,14 @@ import (
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
-// largeState is a State of n replicas that all report a skewed mix.
+// largeState returns a State of n replicas that all report a skewed mix.
 func largeState(b *testing.B, n int) (*State, []loadreport.Report) {
 	b.Helper()
 	return newLargeState(b, n, false)
 }
 
-// newLargeState is largeState, where with links every replica reports its own: nodes
-// of eight GPUs, joined in pairs.
+// newLargeState is like largeState, but with withLinks every replica reports its own
+// links: nodes of eight GPUs, joined in pairs.
 func newLargeState(b *testing.B, n int, withLinks bool) (*State, []loadreport.Report) {
 	b.Helper()
 	rules := Rules{Models: []Model{{
@@ -59,7 +59,7 @@ func newLargeState(b *testing.B, n int, withLinks bool) (*State, []loadreport.Re
 
 var sizes = []int{16, 1000, 10000}
 
-// BenchmarkReport applies one load report and answers it.
+// BenchmarkReport measures the time to apply one load report and to answer it.
 func BenchmarkReport(b *testing.B) {
 	for _, n := range sizes {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -74,7 +74,7 @@ func BenchmarkReport(b *testing.B) {
 	}
 }
 
-// BenchmarkPeriod is one planning period: health, weights, flows, partition,
+// BenchmarkPeriod measures one planning period: health, weights, flows, partition,
 // adoption.
 func BenchmarkPeriod(b *testing.B) {
 	for _, n := range sizes {
@@ -95,7 +95,7 @@ func BenchmarkPeriod(b *testing.B) {
 }
 
 // BenchmarkPeriodLinks is BenchmarkPeriod where every replica reports its links, and
-// those of one change each time.
+// the links of one replica change in each period.
 func BenchmarkPeriodLinks(b *testing.B) {
 	for _, n := range sizes {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -115,7 +115,7 @@ func BenchmarkPeriodLinks(b *testing.B) {
 	}
 }
 
-// BenchmarkSnapshot is the cost of a status request for the loop.
+// BenchmarkSnapshot measures the time that a status request takes in the loop.
 func BenchmarkSnapshot(b *testing.B) {
 	for _, n := range sizes {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
@@ -127,8 +127,8 @@ func BenchmarkSnapshot(b *testing.B) {
 	}
 }
 
-// TestReportAllocations: a fleet of ten thousand reports ten thousand
-// times a second.
+// TestReportAllocations bounds the allocations per report, because a fleet of ten
+// thousand replicas reports ten thousand times a second.
 func TestReportAllocations(t *testing.T) {
 	s := testState(t, PolicyDefault)
 	r := loadreport.Report{Replica: "r0", Model: "m", EngineReady: true, Flow: policies.NewFlow([]policies.Tokens{0, 16, 32})}

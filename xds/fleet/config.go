@@ -14,7 +14,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
-// Model is one model and what its engines cost and hold.
+// Model is one model, with the cost and the capacity of its engines.
 type Model struct {
 	Name    string          // as in requests
 	Context policies.Tokens // the longest sequence
@@ -64,8 +64,8 @@ type Rules struct {
 	// a replica that has not reported yet counts as ready after the start. Migrators
 	// report every second or faster. 0 means 5 s.
 	Grace time.Duration
-	// Seen is how many requests must be counted before a fleet leaves its
-	// first, single stage. 0 means 1000.
+	// Seen is how many requests must be counted before a fleet may leave its first,
+	// single stage. 0 means 1000.
 	Seen uint64
 	// Name identifies this control plane in the plan object and in the history: its
 	// host:port, for instance. It may be empty where it is the only one, and must be
@@ -75,11 +75,12 @@ type Rules struct {
 	// time, the one that holds the lease in the plan object (package lease), and all
 	// publish what is stored. The models and replicas must be the same for all.
 	Shared bool
-	// Wrap is given the planner of each model once, at New, and returns the one to use
-	// in its place: that of a site's modules, with checked answers. It must answer as
-	// soon as the native one would, because reports wait meanwhile, must be a function
-	// of its arguments, and must not return nil. Nil leaves planners as they are. It is
-	// not called for a policy with one stage.
+	// Wrap is called once for the planner of each model, at New, and returns the
+	// planner to use in its place, for instance one that calls the site's modules and
+	// checks their answers. That planner must answer as soon as the native one would,
+	// because reports wait meanwhile, must be a function of its arguments, and must not
+	// be nil. A nil Wrap leaves planners as they are. It is not called for a policy
+	// with one stage.
 	Wrap func(model string, native adoption.Planner) adoption.Planner
 	// Check returns an error for a plan that must not replace the present one of its
 	// model. The plan in force then stays, and the history has the error as its reason.
@@ -110,14 +111,15 @@ const (
 	defaultHalfLife = 30 * time.Second
 	defaultGrace    = 5 * time.Second
 	defaultSeen     = 1000
-	// bucketsPerOctave is the buckets per doubling of the default edges.
+	// bucketsPerOctave is the number of buckets per doubling of length in the default
+	// edges.
 	bucketsPerOctave = 4
-	// minPeriod bounds Period divided by Speed: a plan costs milliseconds and a synced
-	// file.
+	// minPeriod bounds Period divided by Speed: each plan costs milliseconds and a
+	// synced file.
 	minPeriod = 50 * time.Millisecond
 	// weighInterval is the least time between two changes of EDS weights.
 	weighInterval = time.Second
-	// refineInterval is the least time between two moves of boundaries: each costs a
+	// refineInterval is the least time between two changes of boundaries: each costs a
 	// synced file and a route table for every proxy.
 	refineInterval = time.Second
 	// minSeenForRatio is how many requests must be counted before learnt bytes per
@@ -234,8 +236,8 @@ func (m Model) validate() error {
 	return m.Limits.Validate()
 }
 
-// CheckReplicas returns an error for a list of replicas that the models cannot be
-// served by; see registry.Check.
+// CheckReplicas returns an error for a list of replicas that cannot serve the models;
+// see registry.Check.
 func CheckReplicas(models []Model, list []policies.Replica) error {
 	names := make([]string, len(models))
 	for i, m := range models {

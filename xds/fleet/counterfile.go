@@ -8,8 +8,8 @@ import (
 	"path/filepath"
 )
 
-// Counters keeps the counters of a fleet across restarts. It is used by one
-// goroutine at a time.
+// Counters stores the counters of a fleet so that they survive restarts. It is used by
+// one goroutine at a time.
 type Counters interface {
 	// Load returns what Save last wrote, or nil if it was never called.
 	Load() ([]byte, error)

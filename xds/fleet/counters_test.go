@@ -20,7 +20,7 @@ func TestCountersRoundTrip(t *testing.T) {
 	}
 	settleState(s, start, Reported{r})
 	anew := r
-	anew.Flow.Seen = 5 // the front was restarted
+	anew.Flow.Seen = 5 // the front end was restarted
 	settleState(s, start, Reported{anew})
 	data, err := s.EncodeCounters(start)
 	if err != nil {
@@ -38,7 +38,7 @@ func TestCountersRoundTrip(t *testing.T) {
 	if m.Seen != 82 || m.Flow.Arrivals[2] != 3 {
 		t.Errorf("seen %d, arrivals %v", m.Seen, m.Flow.Arrivals)
 	}
-	// The same front goes on counting: nothing is counted twice.
+	// The same front end continues to count; no request is counted twice.
 	anew.Flow.Seen = 6
 	settleState(restored, start.Add(2*time.Second), Reported{anew})
 	if n := restored.Snapshot(start.Add(2 * time.Second)).Models[0].Seen; n != 83 {
@@ -46,7 +46,8 @@ func TestCountersRoundTrip(t *testing.T) {
 	}
 }
 
-// TestFlowFades: the flow of a replica that went away halves, and is forgotten.
+// TestFlowFades checks that the flow of a replica that left is halved per half life,
+// and then forgotten.
 func TestFlowFades(t *testing.T) {
 	s := testState(t, PolicyRoundRobin)
 	r, err := loadreport.Decode(goodReport())
@@ -71,7 +72,8 @@ func TestFlowFades(t *testing.T) {
 	}
 }
 
-// FuzzCounters: a file is refused whole, or restored into a State that plans.
+// FuzzCounters checks that a file is either refused as a whole, or restored into a
+// State that plans.
 func FuzzCounters(f *testing.F) {
 	s := testState(f, PolicyDefault)
 	r, err := loadreport.Decode(goodReport())
@@ -133,9 +135,9 @@ func TestFile(t *testing.T) {
 	}
 }
 
-// TestRestoredCountersAreNoLoad: after a restart no load is known, so weights
-// stay as they were, and a replica that reports before the others is not
-// compared with them.
+// TestRestoredCountersAreNoLoad checks that no load is known after a restart: weights
+// stay as they were, and a replica that reports before the others is not compared with
+// them.
 func TestRestoredCountersAreNoLoad(t *testing.T) {
 	loaded := func(id string, held policies.Tokens) Reported {
 		r := stagedReport(id)

@@ -1,21 +1,21 @@
-// Package fleet joins the parts that know and plan a fleet of replicas, and runs
-// them: it takes the configured list and the migrators' load reports, plans every
-// period, repairs plans, obeys operators' orders, stores every plan, and publishes
-// what proxies should see.
+// Package fleet runs a fleet of replicas: it reads the configured list and the
+// migrators' load reports, plans every period, repairs plans, executes operators'
+// orders, stores every plan, and publishes the state that proxies should see.
 //
 // A Fleet is the goroutine around a State, a pure state machine: the Fleet feeds it
 // events and carries its effects out. The parts have packages of their own under
 // xds/internal: registry (replicas and their reports), planner (one model's plan),
 // orders, planhistory, migrationlog, weights and reportservice.
 //
-// Several control planes may share a store (Rules.Shared): the one that holds the
-// lease (package lease) plans, and all of them publish what is stored and
-// configured, so that they publish the same.
+// Several control planes may share a store (Rules.Shared): the one that holds the lease
+// (package lease) plans, and all of them publish what is stored and configured, so that
+// they publish the same.
 //
-// Package publish serves what is published to proxies, and package store keeps the
+// Package publish serves the published state to proxies, and package store keeps the
 // plans.
 //
-// Invariants: what is published was stored before; a plan in force is valid and its
-// epoch only grows; bad input (a report, a list, a stored object) changes nothing. A
-// new plan migrates no running request by itself: it only decides where new ones go.
+// Invariants: everything that is published was stored before; a plan in force is valid
+// and its epoch only grows; bad input (a report, a list, a stored object) changes
+// nothing. A new plan by itself migrates no running request: it only decides where new
+// ones go.
 package fleet

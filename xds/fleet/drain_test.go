@@ -16,9 +16,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// TestFleetDrains: an order is answered when it is stored, reaches the
-// replica's migrator and the proxies, and outlives the control plane. One that
-// cannot be stored changes nothing.
+// TestFleetDrains checks that an order is answered when it is stored, reaches the
+// replica's migrator and the proxies, and survives a restart of the control plane. An
+// order that cannot be stored changes nothing.
 func TestFleetDrains(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := new(broken)
@@ -69,8 +69,8 @@ func TestFleetDrains(t *testing.T) {
 	})
 }
 
-// TestFileDrains: the migrator is notified of the configuration's drain too, which is
-// not an operator's to end.
+// TestFileDrains checks that the migrator is also notified of a drain in the
+// configuration, and that an operator cannot end that drain.
 func TestFileDrains(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, new(store.Memory), nil)
@@ -90,7 +90,7 @@ func TestFileDrains(t *testing.T) {
 	})
 }
 
-// TestStoppedFleetRefusesOrders: an order to a stopped fleet is an error.
+// TestStoppedFleetRefusesOrders checks that an order to a stopped fleet is an error.
 func TestStoppedFleetRefusesOrders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, new(store.Memory), nil)

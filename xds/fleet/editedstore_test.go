@@ -11,7 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// twoStages is a plan of r0 and r1 below a cut, and of r2 and r3 above it.
+// twoStages returns a plan with r0 and r1 below a cut, and r2 and r3 above it.
 func twoStages(epoch policies.Epoch, cut policies.Tokens) policies.Plan {
 	return policies.Plan{Model: "m", Epoch: epoch, Stages: []policies.Stage{
 		{Low: 0, High: cut, Replicas: []policies.ReplicaID{"r0", "r1"}},
@@ -19,7 +19,8 @@ func twoStages(epoch policies.Epoch, cut policies.Tokens) policies.Plan {
 	}}
 }
 
-// begun is a control plane that finds an object and configured replicas.
+// begun returns a control plane that has read a stored object and has configured
+// replicas.
 func begun(t *testing.T, rules Rules, o store.Object, ids ...string) *State {
 	t.Helper()
 	s, err := NewState(rules)
@@ -35,8 +36,9 @@ func begun(t *testing.T, rules Rules, o store.Object, ids ...string) *State {
 	return s
 }
 
-// TestPlanOlderThanPast: a plan that an operator put back by editing the store is
-// older than the former ones, and the plan that replaces it can still be stored.
+// TestPlanOlderThanPast checks a plan that an operator restored by editing the store
+// and that is older than the former plans: the plan that replaces it can still be
+// stored.
 func TestPlanOlderThanPast(t *testing.T) {
 	o := store.Object{
 		Epoch: 9, Plans: []policies.Plan{twoStages(5, 16)},
@@ -55,9 +57,9 @@ func TestPlanOlderThanPast(t *testing.T) {
 	}
 }
 
-// TestFollowerKeepsOthers: an order that a follower stores leaves the drains of
-// replicas, and the plans of models, that only the configurations of
-// the others have.
+// TestFollowerKeepsOthers checks that an order that a follower stores keeps the drains
+// of replicas, and the plans of models, that only the other control planes have
+// configured.
 func TestFollowerKeepsOthers(t *testing.T) {
 	rules := testRules(PolicyDefault)
 	rules.Name, rules.Shared = "b", true
@@ -78,8 +80,8 @@ func TestFollowerKeepsOthers(t *testing.T) {
 	}
 }
 
-// TestRollbackWithoutReplicas: a rollback to a plan that needs more replicas than there
-// are is refused.
+// TestRollbackWithoutReplicas checks that a rollback to a plan that needs more replicas
+// than the fleet has is refused.
 func TestRollbackWithoutReplicas(t *testing.T) {
 	o := store.Object{
 		Epoch: 9, Plans: []policies.Plan{policies.OneStagePlan("m", []policies.ReplicaID{"r0"})},

@@ -37,8 +37,7 @@ type ProxiesReported struct {
 // not concern requests.
 type StreamClosed struct{ Replica policies.ReplicaID }
 
-// Ordered is an operator's order. State.CheckOrder says which orders are obeyed; the
-// others change nothing.
+// Ordered is an operator's order. Orders that State.CheckOrder refuses change nothing.
 type Ordered struct{ Order orders.Order }
 
 // ProxiesRefused lists resources that proxies have refused, so that no control plane
@@ -70,8 +69,8 @@ type Effects struct {
 	// Propose is to be stored; the answer is the event Stored or NotStored. There is
 	// at most one proposal at a time.
 	Propose *Proposal
-	// Publish is to be shown to the proxies. It is never set while a proposal waits
-	// for its answer, because what is published is always stored.
+	// Publish is to be published to the proxies. It is never set while a proposal waits
+	// for its answer, because only stored state is published.
 	Publish *Snapshot
 }
 

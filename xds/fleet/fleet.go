@@ -33,19 +33,20 @@ type Config struct {
 	// Counters keeps flows, weights and byte ratios across restarts; nil keeps
 	// nothing.
 	Counters Counters
-	// Publisher shows the fleet to the proxies. Required.
+	// Publisher publishes the fleet to the proxies. Required.
 	Publisher Publisher
-	// OnSlots is called by Run with what the policy slots should run, once that is
+	// OnSlots is called by Run with the desired state of the policy slots, once it is
 	// known and whenever it changes. It must neither block nor change the list. nil:
 	// not called.
 	OnSlots func([]policyslots.Slot)
-	// Proxies returns what proxies see of the replicas' load; nil: nothing.
+	// Proxies returns the load of the replicas as proxies see it; nil: unknown.
 	Proxies Proxies
 	Logger  *slog.Logger // nil discards
 }
 
-// Publisher is given every state of the fleet that differs in what proxies see.
-// Publish must not block; the latest snapshot wins. It is called by one goroutine.
+// Publisher receives every state of the fleet in which something that proxies see has
+// changed. Publish must not block; the latest snapshot wins. It is called by one
+// goroutine.
 type Publisher interface{ Publish(*Snapshot) }
 
 // Bounds of the loop.
@@ -57,17 +58,17 @@ const (
 	saveInterval = 10 * time.Second
 	// storeTimeout bounds one write of the plan object.
 	storeTimeout = 5 * time.Second
-	// leaseTimeout bounds a write that renews the lease: a later answer would come
-	// when the lease is over.
+	// leaseTimeout bounds a write that renews the lease: a later answer would arrive
+	// after the lease has expired.
 	leaseTimeout = 2 * time.Second
 	// stepDownTimeout bounds the last write of a control plane that ends.
 	stepDownTimeout = time.Second
-	// orderTries bounds how often an order is given again because another control
-	// plane wrote at the same time, and updateTimeout the wait for what it wrote.
+	// orderTries bounds how often an order is retried because another control plane
+	// wrote at the same time, and updateTimeout the wait for that write to arrive.
 	orderTries    = 10
 	updateTimeout = 3 * time.Second
-	// migrationTimeout is how long after its last report a migration that has not
-	// ended counts as running.
+	// migrationTimeout is how long a migration that has not ended counts as running
+	// after its last report.
 	migrationTimeout = time.Minute
 )
 
@@ -86,8 +87,8 @@ type Fleet struct {
 	mu              sync.Mutex
 	replicas        []policies.Replica // configured
 	replicasChanged chan struct{}      // capacity 1: the loop has not applied replicas yet
-	refused         []store.Refusal    // not yet applied by the loop
-	refusedChanged  chan struct{}      // capacity 1: there are such refusals
+	refused         []store.Refusal    // not applied by the loop yet
+	refusedChanged  chan struct{}      // capacity 1: the loop has not applied refused yet
 	migrations      migrationlog.Log
 	slotReports     map[policies.ReplicaID]policyslots.Report // the last of each replica
 
@@ -98,7 +99,7 @@ type Fleet struct {
 	// has not delivered yet, oldest first.
 	unconfirmed    []store.Version
 	updates        <-chan store.Update // the store's watch; nil: it has ended
-	slots          []policyslots.Slot  // that OnSlots was last called with
+	slots          []policyslots.Slot  // the last argument of OnSlots
 	slotsAnnounced bool                // OnSlots was called
 }
 
@@ -188,7 +189,7 @@ func (f *Fleet) MigrationTotals(now time.Time) (ended []migrationlog.Total, runn
 	return f.migrations.Totals(), f.migrations.Running(now.Add(-migrationTimeout))
 }
 
-// configuredReplicas is the list of the last SetReplicas.
+// configuredReplicas returns the list of the last SetReplicas.
 func (f *Fleet) configuredReplicas() []policies.Replica {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -199,7 +200,7 @@ func (f *Fleet) configuredReplicas() []policies.Replica {
 // old while Run runs; nil before it has begun.
 func (f *Fleet) Snapshot() *Snapshot { return f.latest.Load() }
 
-// BytesPerToken is what is served for a model; 0 for an unknown one.
+// BytesPerToken returns the ratio that is served for a model; 0 for an unknown one.
 func (f *Fleet) BytesPerToken(model string) length.Ratio {
 	if s := f.latest.Load(); s != nil {
 		if m := s.Model(model); m != nil {

@@ -30,7 +30,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// shown is a Publisher that keeps all snapshots.
+// shown is a Publisher that records all snapshots.
 type shown struct {
 	mu   sync.Mutex
 	list []*Snapshot
@@ -51,8 +51,7 @@ func (s *shown) last() *Snapshot {
 	return s.list[len(s.list)-1]
 }
 
-// harness is a running Fleet with a gRPC server before it, inside a synctest
-// bubble.
+// harness is a running Fleet behind a gRPC server, inside a synctest bubble.
 type harness struct {
 	*Fleet
 	t     *testing.T
@@ -101,11 +100,11 @@ func newHarness(t *testing.T, st store.Store, counters Counters) *harness {
 	return h
 }
 
-// report sends one report on the stream and returns the answer.
+// report sends one report on the stream and returns the reply.
 func report(t *testing.T, s api.Fleet_ReportClient, id string, ready bool) (*api.LoadReply, error) {
 	t.Helper()
 	if err := s.Send(&api.LoadReport{Replica: id, Model: "m", Sequence: 1, EngineReady: ready, Load: &api.Load{HeldTokens: 500}}); err != nil {
-		_, err := s.Recv() // the reason
+		_, err := s.Recv() // the status that ended the stream
 		return nil, err
 	}
 	return s.Recv()
@@ -139,7 +138,7 @@ func TestFleetReports(t *testing.T) {
 		if err != nil || reply.GetEpoch() != 1 || reply.GetSequence() != 1 {
 			t.Fatalf("reply %v, %v", reply, err)
 		}
-		// r1 says nothing and is taken out of rotation, r0 goes on.
+		// r1 does not report and is taken out of rotation; r0 continues.
 		for range 7 {
 			time.Sleep(time.Second)
 			if reply, err := report(t, s, "r0", true); err != nil || reply.GetStageMeanHeld() != 500 {
@@ -151,7 +150,7 @@ func TestFleetReports(t *testing.T) {
 		if m.Replicas[0].Health != resources.Healthy || m.Replicas[1].Health != resources.Unhealthy {
 			t.Errorf("health %v, %v", m.Replicas[0].Health, m.Replicas[1].Health)
 		}
-		// The stream of r0 cannot speak for r1.
+		// The stream of r0 cannot report for r1.
 		_, err = report(t, s, "r1", true)
 		wantCode(t, err, codes.InvalidArgument, "cannot report for")
 	})
@@ -181,8 +180,8 @@ func TestFleetRefusesReports(t *testing.T) {
 	})
 }
 
-// TestFleetOneStreamPerReplica: a second stream is refused while the first one reports,
-// and replaces it once the first one is silent.
+// TestFleetOneStreamPerReplica checks that a second stream is refused while the first
+// one reports, and replaces it once the first one is silent.
 func TestFleetOneStreamPerReplica(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, new(store.Memory), nil)
@@ -242,7 +241,7 @@ func TestFleetBoundsStreams(t *testing.T) {
 		if _, err := report(t, silent, "r1", true); err != nil {
 			t.Fatal(err)
 		}
-		_, err = silent.Recv() // time passes
+		_, err = silent.Recv() // blocks until the bubble's clock has advanced
 		wantCode(t, err, codes.DeadlineExceeded, "no load report")
 	})
 }
@@ -273,8 +272,8 @@ func TestFleetSetReplicas(t *testing.T) {
 	})
 }
 
-// TestFleetRestart: with the same store and counters, a restarted fleet publishes the
-// same under the same epoch.
+// TestFleetRestart checks that a fleet that restarts with the same store and counters
+// publishes the same snapshot under the same epoch.
 func TestFleetRestart(t *testing.T) {
 	dir := t.TempDir()
 	counters := CounterFile{filepath.Join(dir, "counters.json")}
@@ -360,7 +359,8 @@ func TestFleetStoreFails(t *testing.T) {
 	}
 }
 
-// TestFleetFollowsTheStore: a plan that another server wrote comes into force.
+// TestFleetFollowsTheStore checks that a plan that another server wrote comes into
+// force.
 func TestFleetFollowsTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := new(store.Memory)
@@ -379,7 +379,7 @@ func TestFleetFollowsTheStore(t *testing.T) {
 	})
 }
 
-// slowStore is a store whose watch delivers what the test sends.
+// slowStore is a store whose watch delivers the updates that the test sends.
 type slowStore struct {
 	store.Memory
 	updates chan store.Update
@@ -387,9 +387,9 @@ type slowStore struct {
 
 func (s *slowStore) Watch(context.Context) <-chan store.Update { return s.updates }
 
-// TestFleetConfirmsWritesLate: the watch has read the first plan and delivers it when
-// the second is already stored. Neither stops the fleet from storing a
-// third, and another server's plan after them comes into force.
+// TestFleetConfirmsWritesLate uses a watch that has read the first plan and delivers it
+// after the second one was stored. The fleet can still store a third plan, and a later
+// plan of another server comes into force.
 func TestFleetConfirmsWritesLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := &slowStore{updates: make(chan store.Update, 1)}

@@ -8,24 +8,25 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// Where several control planes share a store, one of them leads: it plans, records
-// what it sees of the replicas in the stored object, and, like the others, publishes
-// it only when it is stored.
+// Where several control planes share a store, one of them leads: it plans and records
+// the state of the replicas in the stored object. Like the others, it publishes that
+// state only when it is stored.
 
-// recordInterval is the least time between two writes of the health of replicas; a
-// change of health after it is written at once. Everything else is written with the
-// renewals of the lease.
+// recordInterval is the least time between two writes of the health of replicas. Once
+// it has passed, a change of health is written at once. Everything else is written with
+// the renewals of the lease.
 const recordInterval = 100 * time.Millisecond
 
-// leads reports whether this control plane plans: always where the store is not
-// shared, else while it holds the lease.
+// leads reports whether this control plane plans: always where the store is not shared,
+// otherwise while it holds the lease.
 func (s *State) leads(now time.Time) bool { return s.lease == nil || s.lease.Leads(now) }
 
-// applyObject applies what a stored object says beyond plans and drains, whichever
-// control plane wrote it. own says that it is the answer to the pending proposal.
+// applyObject applies the parts of a stored object other than plans and drains,
+// whichever control plane wrote it. own says that it is the answer to the pending
+// proposal.
 func (s *State) applyObject(now time.Time, o store.Object, own bool) {
 	led := s.leads(now)
-	// The publisher must not send what was refused.
+	// The publisher must not send refused resources.
 	s.publishPending = s.publishPending || len(missingRefusals(o.Refused, s.object.Refused)) > 0
 	s.object = o
 	if s.lease == nil {
@@ -58,9 +59,9 @@ func (s *State) applyObject(now time.Time, o store.Object, own bool) {
 	}
 }
 
-// takeOver begins to lead a fleet that another control plane led until now.
-// Replicas that do not report here count for a while as they are stored; what was
-// measured before counts for no plan.
+// takeOver begins to lead a fleet that another control plane led until now. For a
+// while, replicas that do not report here keep their stored health. Earlier
+// measurements count for no plan.
 func (s *State) takeOver(now time.Time) {
 	s.registry.TakeOver(now)
 	for _, r := range s.registry.All() {
@@ -72,8 +73,8 @@ func (s *State) takeOver(now time.Time) {
 	s.needsRepair = true
 }
 
-// recordReplicas writes what this control plane sees of the replicas into an object
-// that it stores as the leader.
+// recordReplicas writes the state of the replicas, as this control plane sees it, into
+// an object that it stores as the leader.
 func (s *State) recordReplicas(o *store.Object) {
 	s.registry.Record(o)
 	o.Ratios = nil
@@ -84,8 +85,8 @@ func (s *State) recordReplicas(o *store.Object) {
 	}
 }
 
-// leaseWriteDue reports whether the object is to be written to take or renew the
-// lease, or to record the health of replicas, which cannot wait for the next renewal.
+// leaseWriteDue reports whether the object is to be written in order to acquire or
+// renew the lease, or to record the health of replicas before the next renewal.
 func (s *State) leaseWriteDue(now time.Time) bool {
 	switch {
 	case s.lease == nil:
@@ -100,7 +101,7 @@ func (s *State) leaseWriteDue(now time.Time) bool {
 }
 
 // StepDown returns the object to store when this control plane ends, so that another
-// one leads at once; ok is false where there is none to store.
+// one leads at once; ok is false if there is none to store.
 func (s *State) StepDown(now time.Time) (o store.Object, ok bool) {
 	if s.lease == nil || !s.lease.Leads(now) {
 		return store.Object{}, false
@@ -116,8 +117,8 @@ type Leadership struct {
 	Self string
 	// Shared says that the store is shared with others; the fields below are set then.
 	Shared bool
-	// Holder has the lease, and Since is when it was last seen to be renewed; "" while
-	// no control plane has it.
+	// Holder has the lease, and Since is when this control plane last saw it renewed;
+	// "" while no control plane has it.
 	Holder  string
 	Since   time.Time
 	Leading bool // this control plane plans

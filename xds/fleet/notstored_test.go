@@ -19,8 +19,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// failing is a store whose writes fail as those to a full disk do, each about another
-// temporary file.
+// failing is a store whose writes fail as they do on a full disk; each error names
+// another temporary file.
 type failing struct {
 	store.Memory
 	mu     sync.Mutex
@@ -41,8 +41,8 @@ func (s *failing) fail(why error) {
 	s.why = why
 }
 
-// TestNotStoredLoggedOnce: a store that fails again and again is logged once a minute,
-// with the reason, and at once when that is another.
+// TestNotStoredLoggedOnce checks that a store that fails repeatedly is logged once a
+// minute with the cause, and that another cause is logged at once.
 func TestNotStoredLoggedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := &failing{why: syscall.ENOSPC}
@@ -56,7 +56,7 @@ func TestNotStoredLoggedOnce(t *testing.T) {
 		go func() { done <- f.Run(ctx) }()
 		time.Sleep(50 * time.Second)
 		st.fail(syscall.EROFS)
-		time.Sleep(50 * time.Second) // a minute after the first, before one after the second
+		time.Sleep(50 * time.Second) // a minute after the first failure, less than a minute after the second
 		st.fail(syscall.ENOSPC)
 		time.Sleep(20 * time.Second)
 		cancel()

@@ -12,9 +12,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// Order gives an operator's order and returns when it is stored. A nil error means
-// that the order is in force. Other errors are those of package orders, those of
-// ChangeSlots.Change, or that of a fleet that stops.
+// Order executes an operator's order and returns when it is stored. A nil error means
+// that the order is in force. Other errors are those of package orders, of
+// ChangeSlots.Change, or of a fleet that stops.
 func (f *Fleet) Order(ctx context.Context, o orders.Order) error {
 	reply := make(chan answer, 1)
 	if err := f.send(ctx, message{Ordered{o}, reply}); err != nil {
@@ -38,9 +38,9 @@ func (f *Fleet) Undrain(ctx context.Context, id policies.ReplicaID) error {
 	return f.Order(ctx, orders.Undrain{Replica: id})
 }
 
-// obey steps the state with an order and returns when it is stored. Where another
-// control plane wrote at the same time, the order is given again on top of its
-// object. Called by the loop alone.
+// obey steps the state with an order and returns when it is stored. If another control
+// plane wrote at the same time, the order is retried on top of that object. obey is
+// called only by the loop.
 func (f *Fleet) obey(ctx context.Context, o orders.Order) error {
 	var err error
 	for range orderTries {
@@ -59,7 +59,7 @@ func (f *Fleet) obey(ctx context.Context, o orders.Order) error {
 	return fmt.Errorf("%w: %w", orders.ErrNotStored, err)
 }
 
-// awaitUpdate applies the next update of the store; false when none comes.
+// awaitUpdate applies the next update of the store; it returns false when none comes.
 func (f *Fleet) awaitUpdate(ctx context.Context) bool {
 	timeout := time.NewTimer(updateTimeout)
 	defer timeout.Stop()
@@ -80,7 +80,7 @@ func (f *Fleet) awaitUpdate(ctx context.Context) bool {
 	return true
 }
 
-// CheckOrder returns an error for an order that cannot be obeyed.
+// CheckOrder returns an error for an order that cannot be executed.
 func (s *State) CheckOrder(o orders.Order) error {
 	switch o := o.(type) {
 	case orders.Drain:
@@ -95,7 +95,7 @@ func (s *State) CheckOrder(o orders.Order) error {
 	return err
 }
 
-// resolvePlanOrder works out what an order about a plan changes; nil: nothing.
+// resolvePlanOrder works out what an order changes in a plan; nil: nothing.
 func (s *State) resolvePlanOrder(now time.Time, o orders.Order) (*orders.PlanOrder, error) {
 	name := orders.Model(o)
 	m := s.model(name)
@@ -105,8 +105,8 @@ func (s *State) resolvePlanOrder(now time.Time, o orders.Order) (*orders.PlanOrd
 	return orders.ResolvePlan(now, o, s.object, m.planner)
 }
 
-// handleOrder keeps an order until it is stored, when it comes into force together
-// with the plan that follows from it. NotStored drops it.
+// handleOrder keeps an order until it is stored; then it comes into force together with
+// the plan that follows from it. NotStored drops it.
 func (s *State) handleOrder(now time.Time, o orders.Order) {
 	switch o := o.(type) {
 	case orders.Drain:
@@ -140,7 +140,7 @@ func (s *State) setDrained(now time.Time, o orders.Order, id policies.ReplicaID,
 }
 
 // resetOrders drops the orders that are not stored, and applies the stored drains.
-// Those of replicas that are not configured are removed from the next object: a
+// Stored drains of replicas that are not configured are removed from the next object: a
 // replica that comes back later is a new one.
 func (s *State) resetOrders(now time.Time) {
 	s.toStore = noWrite

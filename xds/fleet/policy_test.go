@@ -10,7 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
-// pair proposes two stages, whatever the workload.
+// pair is a planner that proposes two stages for every workload.
 type pair struct {
 	adoption.Planner
 	asked *int
@@ -21,7 +21,7 @@ func (p pair) Partition(w policies.Workload) (policies.Partition, error) {
 	return p.Price(w, []policies.Tokens{512}, []int{w.Replicas / 2, w.Replicas - w.Replicas/2})
 }
 
-// TestWrap: the wrapped planner of a model makes its plans.
+// TestWrap checks that the wrapped planner of a model makes its plans.
 func TestWrap(t *testing.T) {
 	asked, names := 0, []string(nil)
 	rules := Rules{

@@ -10,10 +10,10 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// duePropose returns a proposal of what operators ordered, of the repairs that
-// cannot wait, of the plans that are due and of what the lease requires to be
-// written, or nil. Operator orders skip the retry delay; a proposal with an order
-// that is not stored ends the order.
+// duePropose returns a proposal with the orders of operators, the repairs that cannot
+// wait, the plans that are due and the writes that the lease requires, or nil. Operator
+// orders skip the retry delay. If a proposal with an order is not stored, the order has
+// failed.
 func (s *State) duePropose(now time.Time, ev Event) *Proposal {
 	var changes []planhistory.Change
 	ordered, mayRetry, leads := s.toStore == writeOrder, !now.Before(s.retryAt), s.leads(now)
@@ -33,8 +33,8 @@ func (s *State) duePropose(now time.Time, ev Event) *Proposal {
 	return s.propose(now, changes)
 }
 
-// planChanges lists the changes of plan that are due, of the models without an
-// ordered one.
+// planChanges lists the changes of plan that are due for the models without an ordered
+// change.
 func (s *State) planChanges(now time.Time, ev Event, ordered []planhistory.Change) (changes []planhistory.Change) {
 	_, tick := ev.(Tick)
 	refining := tick && now.Sub(s.refinedAt) >= refineInterval // of all models together
@@ -55,7 +55,7 @@ func (s *State) planChanges(now time.Time, ev Event, ordered []planhistory.Chang
 }
 
 // planChange returns the change of a model's plan that is due, if there is one. again
-// says that the plan may need repair soon.
+// reports that the plan may need repair soon.
 func (s *State) planChange(now time.Time, m *model, tick, refining bool) (c planhistory.Change, again, ok bool) {
 	if c, ok = s.restateChange(now, m); ok {
 		return c, false, true
@@ -92,10 +92,10 @@ func (s *State) planChange(now time.Time, m *model, tick, refining bool) (c plan
 	return planhistory.Change{}, again, false
 }
 
-// restateChange returns the plan that has to be stored again, because the last
-// stored object cannot come into force as it is: an older plan gives way to the plan
-// in force, and a plan that was edited under its epoch gets an epoch of its own, so
-// that no two plans have the same epoch.
+// restateChange returns the plan that must be stored again because the last stored
+// object cannot come into force as it is. The plan in force replaces an older plan, and
+// a plan that was edited without a new epoch gets an epoch of its own, so that no two
+// plans have the same epoch.
 func (s *State) restateChange(now time.Time, m *model) (planhistory.Change, bool) {
 	c := m.restate
 	if len(c.Stages) == 0 {
@@ -128,9 +128,9 @@ func (s *State) orderedChanges() (changes []planhistory.Change) {
 	return changes
 }
 
-// propose builds the plan object from the plans in force, the changes, and what
-// operators ordered and proxies refused. Without a change of plan the epoch stays.
-// The holder of the lease renews it, and records what it sees of the replicas.
+// propose builds the plan object from the plans in force, the changes, the orders of
+// operators and the refusals of proxies. Without a change of plan the epoch stays. The
+// holder of the lease renews it, and records the state of the replicas.
 func (s *State) propose(now time.Time, changes []planhistory.Change) *Proposal {
 	o := s.object
 	o.Epoch, o.Plans = s.epoch, nil
@@ -177,7 +177,7 @@ func (s *State) propose(now time.Time, changes []planhistory.Change) *Proposal {
 	return p
 }
 
-// pinsToStore lists the stored pins with those that are ordered.
+// pinsToStore lists the stored pins combined with the ordered ones.
 func (s *State) pinsToStore() []store.Pin {
 	pins := slices.Clone(s.object.Pins)
 	for _, m := range s.models {
@@ -198,9 +198,9 @@ func (s *State) holdsToStore() (holds []store.Hold) {
 	return holds
 }
 
-// drainedToStore lists the replicas that are to be stored as drained, sorted. Only
-// the leader removes replicas that are not configured: the configuration of the
-// others may be older.
+// drainedToStore lists the replicas to store as drained, sorted. Only the leader
+// removes replicas that are not configured: the configuration of the others may be
+// older.
 func (s *State) drainedToStore(now time.Time) []policies.ReplicaID {
 	var ids []policies.ReplicaID
 	for _, r := range s.registry.All() {

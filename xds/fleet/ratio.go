@@ -8,10 +8,10 @@ import (
 
 const (
 	// ratioStep is the quotient of two neighbouring ratios that may be served. RDS
-	// carries byte ranges computed from the ratio: every change is a route table.
+	// carries byte ranges computed from the ratio: every change costs a route table.
 	ratioStep = 1.05
-	// ratioHysteresis is how far, in steps, the learnt ratio must be from the served
-	// one before the served one changes.
+	// ratioHysteresis is the distance, in steps, between the learnt and the served
+	// ratio from which on the served one changes.
 	ratioHysteresis = 1
 )
 

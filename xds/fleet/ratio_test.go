@@ -15,7 +15,7 @@ func TestRatio(t *testing.T) {
 			t.Errorf("nextRatio(%v, %v) = %v, want %v", c.served, c.learnt, got, c.want)
 		}
 	}
-	// Noise of ±1 % around any value changes what is served at most once.
+	// Noise of ±1 % around any value changes the served ratio at most once.
 	for learnt := 1.1; learnt < 15; learnt *= 1.013 {
 		served, changes := length.DefaultRatio, 0
 		for i := range 50 {

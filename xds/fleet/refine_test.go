@@ -16,15 +16,15 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// staged is a State of the paper's policy with r0 r1 | r2 | r3, cut at 16 and
-// 32, all reporting.
+// staged returns a State with the paper's policy and r0 r1 | r2 | r3, cut at 16 and 32;
+// all replicas report.
 func staged(t testing.TB) *State {
 	t.Helper()
 	return stage(testState(t, PolicyPaper))
 }
 
-// stagedWithLinks is staged where migrations cost what the links between the replicas
-// do.
+// stagedWithLinks is like staged, but the cost of a migration depends on the links
+// between the replicas.
 func stagedWithLinks(t testing.TB) *State {
 	t.Helper()
 	rules := testRules(PolicyPaper)
@@ -54,8 +54,8 @@ func stagedReport(id string) loadreport.Report {
 	}
 }
 
-// TestRefinementIsOneRouteTable: of all that proxies are shown, a new boundary
-// changes one route table, whichever kind of client they are.
+// TestRefinementIsOneRouteTable checks that a new boundary changes only one route table
+// of the resources that proxies receive, for every kind of client.
 func TestRefinementIsOneRouteTable(t *testing.T) {
 	s := staged(t)
 	build := func() resources.Set {
@@ -92,8 +92,8 @@ func TestRefinementIsOneRouteTable(t *testing.T) {
 	}
 }
 
-// TestReplyHasBoundary: the reply to a replica describes the end of its stage as its
-// refiner needs it.
+// TestReplyHasBoundary checks that the reply to a replica describes the end of its
+// stage as its refiner needs it.
 func TestReplyHasBoundary(t *testing.T) {
 	s := staged(t)
 	reply, _ := s.Reply("r0")
@@ -128,9 +128,9 @@ func TestReplyHasBoundary(t *testing.T) {
 	}
 }
 
-// TestRefinementKeepsPlansValid throws random proposals, honest and not, at a
-// State: whatever comes into force is a valid plan with the members it had, and
-// the history does not fill with it.
+// TestRefinementKeepsPlansValid sends random proposals, honest and not, to a State:
+// each plan that comes into force is valid and keeps its members, and the proposals do
+// not fill the history.
 func TestRefinementKeepsPlansValid(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 1))
 	s := staged(t)
@@ -166,14 +166,15 @@ func TestRefinementKeepsPlansValid(t *testing.T) {
 	if moved < 100 {
 		t.Errorf("%d refinements in 900 s", moved)
 	}
-	// That nothing is planned meanwhile is one entry, the last refinement another.
+	// One entry says that the planner kept the plan meanwhile, the other is the last
+	// refinement.
 	if n := len(s.history); n != 2 || s.history[0].Decision != planhistory.Kept || s.history[1].Epoch != s.models[0].planner.Plan().Epoch {
 		t.Errorf("%d entries in the history: %+v", n, s.history)
 	}
 }
 
-// TestStageMean: the mean in a reply is that of the tokens that the replicas of the
-// stage hold, as far as they report and are ready; it makes no replica an outlier by
+// TestStageMean checks that the mean in a reply covers the tokens held by the replicas
+// of the stage that report and are ready, so that it makes no replica an outlier by
 // accident.
 func TestStageMean(t *testing.T) {
 	s := staged(t)
@@ -198,7 +199,8 @@ func TestStageMean(t *testing.T) {
 	if excess("r0") != 1000 || excess("r1") != 0 {
 		t.Errorf("r0 is %v above the mean, r1 %v", excess("r0"), excess("r1"))
 	}
-	// An engine that dies holds nothing; that makes no outlier of the others.
+	// A dead engine holds no tokens. This does not turn the other replicas into
+	// outliers.
 	dead := stagedReport("r1")
 	dead.EngineReady, dead.Load = false, policies.Load{}
 	settleState(s, start, Reported{dead})
@@ -206,7 +208,7 @@ func TestStageMean(t *testing.T) {
 	if mean("r0") != 3000 || excess("r0") != 0 {
 		t.Errorf("beside a dead engine r0 has mean %v", mean("r0"))
 	}
-	// A lie counts for no more than two caches.
+	// A false report counts for at most two caches.
 	lie := stagedReport("r1")
 	lie.Load.Held = loadreport.MaxTokens
 	settleState(s, start, Reported{lie})
@@ -214,7 +216,7 @@ func TestStageMean(t *testing.T) {
 	if got := mean("r0"); got != (3000+200_000)/2 {
 		t.Errorf("beside a liar r0 has mean %v", got)
 	}
-	// Out of its stage a replica is compared with itself.
+	// A replica outside its stage is compared with itself.
 	settleState(s, start, Ordered{orders.Drain{Replica: "r0"}})
 	if mean("r0") != 3000 || excess("r0") != 0 {
 		t.Errorf("drained, r0 has mean %v", mean("r0"))

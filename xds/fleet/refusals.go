@@ -7,8 +7,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// RecordRefusals stores resources that proxies have refused, for this control plane
-// and all others of the store: Snapshot.Refused has them when that is done. It never
+// RecordRefusals stores resources that proxies have refused, for this control plane and
+// all others of the store. Snapshot.Refused lists them once they are stored. It never
 // blocks; a failed write is retried.
 func (f *Fleet) RecordRefusals(list []store.Refusal) {
 	f.mu.Lock()
@@ -26,7 +26,8 @@ func (f *Fleet) takeRefusals() ProxiesRefused {
 	return ProxiesRefused{list}
 }
 
-// addRefusals keeps refusals until they are stored, without those that are.
+// addRefusals keeps refusals until they are stored, and skips those that are stored
+// already.
 func (s *State) addRefusals(list []store.Refusal) {
 	s.refusals = missingRefusals(mergeRefusals(s.refusals, list), s.object.Refused)
 	if len(s.refusals) > 0 {
@@ -34,8 +35,8 @@ func (s *State) addRefusals(list []store.Refusal) {
 	}
 }
 
-// mergeRefusals returns a list with more appended: each version of a resource once,
-// bounded to the last ones, all valid.
+// mergeRefusals returns a list with more appended: each version of a resource once, the
+// last ones up to the bound, all valid.
 func mergeRefusals(list, more []store.Refusal) []store.Refusal {
 	out := slices.Clone(list)
 	for _, r := range missingRefusals(more, list) {
@@ -53,7 +54,7 @@ func mergeRefusals(list, more []store.Refusal) []store.Refusal {
 	return out[max(len(out)-store.MaxRefused, 0):]
 }
 
-// missingRefusals lists the refusals of a list that another one lacks.
+// missingRefusals lists the refusals in from that list lacks.
 func missingRefusals(list, from []store.Refusal) []store.Refusal {
 	var out []store.Refusal
 	for _, r := range list {

@@ -26,7 +26,7 @@ func goodMigration(n int, state string) *api.Migration {
 	}
 }
 
-// goodReport is a message that loadreport.Decode accepts.
+// goodReport returns a message that loadreport.Decode accepts.
 func goodReport() *api.LoadReport {
 	return &api.LoadReport{
 		Replica: "r0", Model: "m", Sequence: 3, EngineReady: true, BytesPerToken: 4.2, EstimateError: 0.1,
@@ -39,8 +39,8 @@ func goodReport() *api.LoadReport {
 	}
 }
 
-// TestStateNotesBoundedLoad: the status says what was bounded, until the next
-// report; the replica stays in rotation.
+// TestStateNotesBoundedLoad checks that the status names the figures that were bounded
+// until the next report arrives, and that the replica stays in rotation.
 func TestStateNotesBoundedLoad(t *testing.T) {
 	s := testState(t, PolicyDefault)
 	m := goodReport()
@@ -58,8 +58,8 @@ func TestStateNotesBoundedLoad(t *testing.T) {
 	}
 }
 
-// TestStateKeepsSite: a replica's site is kept until it reports another one; an invalid
-// site counts as unknown, and is noted.
+// TestStateKeepsSite checks that a replica's site is kept until it reports another one;
+// an invalid site counts as unknown, and is noted.
 func TestStateKeepsSite(t *testing.T) {
 	s := testState(t, PolicyDefault)
 	for _, c := range []struct {
@@ -88,7 +88,7 @@ func TestStateKeepsSite(t *testing.T) {
 	}
 }
 
-// TestStateKeepsRoutes: the snapshot has the routes that a replica reported.
+// TestStateKeepsRoutes checks that the snapshot has the routes that a replica reported.
 func TestStateKeepsRoutes(t *testing.T) {
 	m := goodReport()
 	m.Routes = []*api.Route{{Transport: "shm", Peer: "r1", State: loadreport.RouteHeld}, {Transport: "tcp", State: loadreport.RouteReady}}
@@ -103,7 +103,7 @@ func TestStateKeepsRoutes(t *testing.T) {
 	}
 }
 
-// TestFleetMigrations: reported migrations are there for operators.
+// TestFleetMigrations checks that operators can list the reported migrations.
 func TestFleetMigrations(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, new(store.Memory), nil)
@@ -129,8 +129,8 @@ func TestFleetMigrations(t *testing.T) {
 	})
 }
 
-// FuzzReport: bytes off the wire are refused, or become a report from which a State
-// makes valid plans and weights.
+// FuzzReport checks that bytes from the network are either refused, or decoded to a
+// report from which a State makes valid plans and weights.
 func FuzzReport(f *testing.F) {
 	seed := func(m *api.LoadReport) {
 		b, err := proto.Marshal(m)

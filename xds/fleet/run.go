@@ -17,8 +17,8 @@ import (
 )
 
 // Run drives the fleet until ctx ends, and then returns nil. An error means that the
-// stored plan cannot be read at the start: an operator has to look at it before it
-// is overwritten. Run is called once.
+// stored plan cannot be read at the start: an operator must inspect it before it is
+// overwritten. Run is called once.
 func (f *Fleet) Run(ctx context.Context) error {
 	defer close(f.done)
 	watch, stopWatch := context.WithCancel(ctx)
@@ -74,7 +74,8 @@ func (f *Fleet) Run(ctx context.Context) error {
 	}
 }
 
-// restore applies what an earlier process left, then the configured replicas.
+// restore applies the state that an earlier process stored, then the configured
+// replicas.
 func (f *Fleet) restore(ctx context.Context, updates <-chan store.Update) error {
 	data, err := f.cfg.Counters.Load()
 	if err == nil && len(data) > 0 {
@@ -105,8 +106,8 @@ func (f *Fleet) restore(ctx context.Context, updates <-chan store.Update) error 
 	return nil
 }
 
-// step steps the state and carries the effects out. It returns why the first
-// proposal was not stored, which is the one with the order where ev is one.
+// step steps the state and carries the effects out. It returns the error if the first
+// proposal was not stored. If ev is an order, that proposal contains it.
 func (f *Fleet) step(ctx context.Context, now time.Time, ev Event) (first error) {
 	led := f.state.leads(now)
 	e := f.state.Step(now, ev)
@@ -178,7 +179,7 @@ func stableText(err error) string {
 	return err.Error()
 }
 
-// stepDown gives the lease up, so that another control plane leads at once.
+// stepDown releases the lease, so that another control plane leads at once.
 func (f *Fleet) stepDown(ctx context.Context) {
 	o, ok := f.state.StepDown(time.Now())
 	if !ok {
@@ -192,10 +193,10 @@ func (f *Fleet) stepDown(ctx context.Context) {
 }
 
 // handleUpdate applies an update of the store's watch. The watch may have read a
-// version that was written here before the next one was written, and deliver it
-// after that: going back to it would make every later write a conflict. The watch
-// delivers versions in the order in which they were stored, and merges some, so one
-// of our versions confirms those before it too.
+// version that was written here before the next one was written, and deliver it after
+// that: going back to it would make every later write a conflict. The watch delivers
+// versions in the order in which they were stored, and merges some, so one of our
+// versions also confirms the earlier ones.
 func (f *Fleet) handleUpdate(ctx context.Context, u store.Update) {
 	if u.Err != nil {
 		f.log.Error("stored plan cannot be read, the last one stays in force", "error", u.Err)
@@ -212,8 +213,8 @@ func (f *Fleet) handleUpdate(ctx context.Context, u store.Update) {
 	f.step(ctx, time.Now(), Stored{u.Object})
 }
 
-// handleMessage steps the state with a report, the end of a report stream or an
-// order, and answers it.
+// handleMessage steps the state with a report, the end of a report stream or an order,
+// and replies to it.
 func (f *Fleet) handleMessage(ctx context.Context, m message) {
 	now := time.Now()
 	switch ev := m.event.(type) {

@@ -25,7 +25,8 @@ func (s *saver) run() {
 	}
 }
 
-// save encodes the present counters and hands them over. Called by the loop alone.
+// save encodes the present counters and passes them to the goroutine. It is called only
+// by the loop.
 func (s *saver) save(now time.Time) {
 	if data := s.encode(now); data != nil {
 		select {

@@ -69,7 +69,7 @@ type player struct {
 	last   map[string]loadreport.Report
 	talks  map[string]bool
 	fails  bool
-	most   int // stages that the site allows; 0: any number
+	most   int // stages that the site's rules allow; 0: any number
 	stored Stored
 	out    strings.Builder
 }
@@ -179,7 +179,7 @@ func (p *player) do(d *datadriven.TestData) string {
 	return p.out.String()
 }
 
-// order gives an order, and prints why it is not obeyed.
+// order executes an order, or prints why it is refused.
 func (p *player) order(o orders.Order) {
 	if err := p.state.CheckOrder(o); err != nil {
 		fmt.Fprintf(&p.out, "refused: %v\n", err)
@@ -276,11 +276,11 @@ func (p *player) report(words []string) {
 	}
 }
 
-// mix is what one of eight replicas counts under a named mix of requests.
+// mix returns the counts of one of eight replicas under a named mix of requests.
 func mix(name string) (policies.Flow, []policies.Batch) {
 	f := policies.NewFlow(policies.BucketEdges(32768, 4))
 	batch := make([]policies.Batch, len(f.Edges))
-	// add counts rate requests/s with the given input and output lengths.
+	// add adds rate requests/s with the given input and output lengths.
 	add := func(rate float64, input, output policies.Tokens) {
 		b := policies.BucketOf(f.Edges, input)
 		f.Arrivals[b] += rate
@@ -340,7 +340,7 @@ func why(reason string) string {
 	return reason
 }
 
-// routing prints what proxies see, endpoints in order of the list.
+// routing prints what proxies see, with the endpoints in the order of the list.
 func routing(s *Snapshot) string {
 	var b strings.Builder
 	for _, r := range s.Models[0].Replicas {

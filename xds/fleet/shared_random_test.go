@@ -20,8 +20,8 @@ import (
 type peerState struct {
 	name      string
 	state     *State
-	version   int // that its state knows
-	delivered int // by its watch
+	version   int // of the object, as its state knows it
+	delivered int // the last version that its watch delivered
 	shown     *Snapshot
 }
 
@@ -31,17 +31,17 @@ type sharedStore struct {
 	rng   *rand.Rand
 	now   time.Time
 	list  []policies.Replica
-	saved []store.Object // by version
+	saved []store.Object // the index is the version
 	peers []*peerState
 	calm  bool
 	seed  uint64
 }
 
 // TestSharedStates runs three control planes on one store through random events:
-// reports, orders, conflicts, failing and lost writes, watches that lag,
-// restarts. At any time at most one plans, and only that one changes a plan of
-// its own accord; what is stored is valid, and no epoch goes back there or at
-// any of them. When everything is delivered, all show the same.
+// reports, orders, conflicts, failing and lost writes, lagging watches, restarts. At
+// any time at most one of them plans, and only that one changes a plan without an
+// order. The stored object is always valid, and no epoch decreases in the store or in
+// any control plane. When everything is delivered, all publish the same.
 func TestSharedStates(t *testing.T) {
 	for seed := range uint64(25) {
 		w := &sharedStore{t: t, rng: rand.New(rand.NewPCG(seed, 3)), now: start, saved: []store.Object{{}}, seed: seed}
@@ -79,7 +79,8 @@ func (w *sharedStore) begin(p *peerState) {
 	w.step(p, Replicas{w.list}, false)
 }
 
-// step applies an event to a control plane and stores what it proposes, or not.
+// step applies an event to a control plane and then stores its proposal, or lets the
+// write fail.
 func (w *sharedStore) step(p *peerState, ev Event, order bool) {
 	e := p.state.Step(w.now, ev)
 	for first := true; e.Propose != nil; first = false {
@@ -136,7 +137,7 @@ func (w *sharedStore) save(o store.Object) {
 	w.saved = append(w.saved, o)
 }
 
-// deliver delivers the next version that others wrote to a control plane.
+// deliver delivers to a control plane the next version that another one wrote.
 func (w *sharedStore) deliver(p *peerState) bool {
 	for p.delivered < len(w.saved)-1 {
 		p.delivered++
@@ -149,7 +150,7 @@ func (w *sharedStore) deliver(p *peerState) bool {
 	return false
 }
 
-// round is a quarter of a second.
+// round simulates a quarter of a second.
 func (w *sharedStore) round() {
 	w.now = w.now.Add(250 * time.Millisecond)
 	for _, i := range w.rng.Perm(len(w.peers)) {
@@ -159,14 +160,14 @@ func (w *sharedStore) round() {
 			}
 		}
 		if !w.calm && w.rng.IntN(12) == 0 {
-			continue // it has no time
+			continue // this control plane does not run in this round
 		}
 		if !w.calm && w.rng.IntN(150) == 0 {
 			w.begin(p)
 		}
 		w.step(p, Tick{}, false)
 	}
-	// What a replica reports, all hear.
+	// All control planes receive the report of a replica.
 	r := w.list[w.rng.IntN(len(w.list))]
 	report := loadreport.Report{
 		Replica: r.ID, Model: "m", EngineReady: w.rng.IntN(6) > 0, Draining: w.rng.IntN(20) == 0,
@@ -207,7 +208,8 @@ func (w *sharedStore) order(p *peerState) {
 	}
 }
 
-// requireSame delivers everything until nothing changes, and compares what is shown.
+// requireSame delivers updates until nothing changes, and requires that all publish the
+// same.
 func (w *sharedStore) requireSame() {
 	for again := true; again; {
 		again = false

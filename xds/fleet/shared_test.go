@@ -23,11 +23,12 @@ import (
 type server struct {
 	*Fleet
 	shown *shown
-	kill  func() // as a crash does: the lease is not given up
+	kill  func() // like a crash: the lease is not released
 	done  chan struct{}
 }
 
-// dying is a store that can be cut off from its user, as by a crash.
+// dying is a store that can be disconnected from its control plane, as if that had
+// crashed.
 type dying struct {
 	store.Store
 	mu   sync.Mutex
@@ -51,7 +52,7 @@ func (d *dying) die() {
 
 var sharedIDs = []string{"r0", "r1", "r2", "r3"}
 
-// startShared starts a control plane on a store. It is killed with the test.
+// startShared starts a control plane on a store and kills it when the test ends.
 func startShared(t *testing.T, name string, st store.Store) *server {
 	t.Helper()
 	rules := testRules(PolicyDefault)
@@ -86,7 +87,7 @@ func startShared(t *testing.T, name string, st store.Store) *server {
 type reporter struct {
 	mu      sync.Mutex
 	load    map[string]policies.Tokens // held by each replica; absent: silent
-	broken  map[string]bool            // whose engine does not answer
+	broken  map[string]bool            // replicas whose engine does not answer
 	servers []*server
 }
 
@@ -141,7 +142,7 @@ func view(s *server) resources.View {
 	return resources.View{}
 }
 
-// agree fails unless the control planes show the same, in the same bytes.
+// agree fails unless the control planes publish the same, byte for byte.
 func agree(t *testing.T, when string, servers ...*server) {
 	t.Helper()
 	first := view(servers[0])
@@ -182,9 +183,9 @@ func of(s *server, id policies.ReplicaID) ReplicaState {
 	return ReplicaState{}
 }
 
-// TestTwoServers: two control planes on one store show the same, whatever
-// happens to replicas, orders at either of them are obeyed by both, and when the
-// leader dies the other leads within five seconds, with the loads that it knows.
+// TestTwoServers runs two control planes on one store. Both always publish the same,
+// and both apply an order that either of them receives. When the leader dies, the other
+// leads within five seconds, with the loads that it knows.
 func TestTwoServers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := new(store.Memory)
@@ -223,7 +224,7 @@ func TestTwoServers(t *testing.T) {
 			t.Errorf("the broken replica is %v at the follower", h)
 		}
 
-		// Orders at the follower.
+		// Orders are sent to the follower.
 		if err := b.Drain(ctx, "r2"); err != nil {
 			t.Fatal(err)
 		}
@@ -259,7 +260,7 @@ func TestTwoServers(t *testing.T) {
 		} else {
 			t.Logf("another one plans after %v", d)
 		}
-		// The weights go on from where they were, and so do the epochs.
+		// The weights and the epochs continue from their last values.
 		settle(500 * time.Millisecond)
 		if w := of(b, "r0").Weight; w >= weights.Neutral {
 			t.Errorf("the new planner gives the loaded replica %d", w)
@@ -274,7 +275,7 @@ func TestTwoServers(t *testing.T) {
 			t.Errorf("epoch %d after %d: %s", got.Epoch, epoch, plantest.Format(got.Models[0].Plan))
 		}
 
-		// The dead one comes back, and follows.
+		// The control plane that died starts again, as a follower.
 		c := startShared(t, "a", st)
 		defer c.kill()
 		r.mu.Lock()
@@ -298,8 +299,8 @@ func TestTwoServers(t *testing.T) {
 	})
 }
 
-// TestLeaderStepsDown: when the leader ends cleanly, another control plane leads at
-// once.
+// TestLeaderStepsDown checks that another control plane leads at once when the leader
+// ends cleanly.
 func TestLeaderStepsDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		st := new(store.Memory)
@@ -326,8 +327,8 @@ func TestLeaderStepsDown(t *testing.T) {
 	})
 }
 
-// TestTwoServersOnAFile is the core of TestTwoServers with a file, on the real
-// clock, since a bubble's does not wait for the kernel.
+// TestTwoServersOnAFile is the core of TestTwoServers with a file. It uses the real
+// clock, because a bubble's clock does not wait for the kernel.
 func TestTwoServersOnAFile(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "plan.json")

@@ -8,8 +8,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
-// SlotReports returns the last state of the policy slots that each configured
-// replica's migrator reported, sorted by replica.
+// SlotReports returns the last state of the policy slots that the migrator of each
+// configured replica reported, sorted by replica.
 func (f *Fleet) SlotReports() []policyslots.Report {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -23,8 +23,8 @@ func (f *Fleet) SlotReports() []policyslots.Report {
 	return out
 }
 
-// announceSlots calls Config.OnSlots if the stored slots have changed. Called by the
-// loop alone.
+// announceSlots calls Config.OnSlots if the stored slots have changed. It is called
+// only by the loop.
 func (f *Fleet) announceSlots() {
 	if f.cfg.OnSlots == nil || f.slotsAnnounced && reflect.DeepEqual(f.slots, f.state.object.Slots) {
 		return

@@ -10,9 +10,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
-// TestPoliciesOrder: an order about slots is stored without a new epoch and
-// without a change for proxies; a refused order changes nothing, and the next
-// proposal keeps what is stored.
+// TestPoliciesOrder checks that an order about slots is stored without a new epoch and
+// without a change for proxies. A refused order changes nothing, and the next proposal
+// keeps the stored slots.
 func TestPoliciesOrder(t *testing.T) {
 	model := Model{Name: "m", Context: 8192, Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4}}
 	s, err := NewState(Rules{Models: []Model{model}})
@@ -41,7 +41,7 @@ func TestPoliciesOrder(t *testing.T) {
 	if err := e.Propose.Object.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	// Another control plane was faster: the order is given again on top of that.
+	// Another control plane wrote first, so the order is retried on top of its object.
 	s.Step(now, NotStored{})
 	other := s.object
 	other.Slots, _ = push(5).Change(nil)
@@ -59,7 +59,7 @@ func TestPoliciesOrder(t *testing.T) {
 	if e = s.Step(now, Stored{e.Propose.Object}); e.Publish != nil {
 		t.Error("proxies are shown something because of a slot")
 	}
-	// Other orders carry the slots on.
+	// Other orders keep the slots.
 	e = s.Step(now, Ordered{orders.Pin{Model: "m"}})
 	if e.Propose == nil || policyslots.Find(e.Propose.Object.Slots, "place").Floor != 6 {
 		t.Fatalf("%+v", e.Propose)

@@ -16,14 +16,14 @@ import (
 )
 
 // Snapshot is the whole fleet at one moment, for proxies and for operators. It is
-// immutable and shared freely.
+// immutable and may be shared freely.
 type Snapshot struct {
 	Time    time.Time
 	Epoch   policies.Epoch       // of the newest plan in force
 	Models  []ModelState         // in the order of the configuration
 	History []planhistory.Change // oldest first, bounded; see Change.Replaces
-	// FormerPlans are the plans that an operator may go back to, the oldest first, and Refused
-	// the resources that proxies have refused.
+	// FormerPlans are the plans that an operator may return to, the oldest first, and
+	// Refused the resources that proxies have refused.
 	FormerPlans []store.FormerPlan
 	Refused     []store.Refusal
 	Leadership  Leadership
@@ -35,11 +35,11 @@ type ModelState struct {
 	Context policies.Tokens
 	Hosts   []string
 	Plan    policies.Plan
-	// Reason is why Plan replaced the one before; Planner is what the last
-	// planning period decided, and why, also when it kept the plan.
+	// Reason is why Plan replaced the one before. Planner is the decision of the last
+	// planning period with its reason, also when it kept the plan.
 	Reason, Planner string
 	Pin             *store.Pin // nil: none
-	// BytesPerToken is served; LearntBytesPerToken is that of the present reports
+	// BytesPerToken is served; LearntBytesPerToken is learnt from the present reports
 	// (0: none yet).
 	BytesPerToken, LearntBytesPerToken length.Ratio
 	// EstimateError is the mean relative error of the length estimate.
@@ -48,7 +48,7 @@ type ModelState struct {
 	Seen          uint64        // requests counted so far
 	Flow          policies.Flow // summed over the replicas
 	Replicas      []ReplicaState
-	// Links are the rates where replicas report no links; the zero value where links
+	// Links are the rates for replicas that report no links; the zero value where links
 	// make no difference.
 	Links links.Rates
 }
@@ -64,15 +64,15 @@ type ReplicaState struct {
 	// Connected says that a report stream is open.
 	Connected bool
 	Note      string // what is wrong with its reports; usually empty
-	// Estimate is that of its load, which its weight follows.
+	// Estimate is the estimate of its load; its weight follows it.
 	Estimate loadestimate.Estimate
-	// Drained says that an operator drains it; Replica.Draining is the
-	// configuration's.
+	// Drained says that an operator drains it; Replica.Draining says that the
+	// configuration does.
 	Drained bool
 	// Stopping says that its migrator accepts no new request because it stops.
 	Stopping bool
 	loadreport.DrainProgress
-	Routes []loadreport.Route // by which it may pull blocks
+	Routes []loadreport.Route // the routes over which it may pull blocks
 	Site   links.Topology     // where its KV cache is
 }
 

@@ -18,19 +18,19 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// State is the fleet as a state machine: Step applies an event and returns what to
-// do about it. It reads no clock, does no I/O and starts nothing; the same events at
+// State is the fleet as a state machine: Step applies an event and returns the effects
+// to carry out. It reads no clock, does no I/O and starts nothing; the same events at
 // the same times give the same effects. It is not safe for concurrent use.
 //
 // Invariants, after every Step:
-//  1. what is published was stored: a plan comes into force by Stored alone,
+//  1. everything that is published was stored: only Stored puts a plan in force,
 //  2. a plan in force is valid, and changes only with a growing epoch,
 //  3. while a model has a ready replica, every stage has one, or a proposal
 //     that gives it one waits for its answer or for its retry,
 //  4. weights change at most once a second, by one step each,
-//  5. boundaries move at most once a second between two plans,
-//  6. with Rules.Shared, plans come from the holder of the lease alone, and all
-//     that is published is what is stored and what is configured.
+//  5. boundaries change at most once a second between two plans,
+//  6. with Rules.Shared, only the holder of the lease makes plans, and everything
+//     that is published is stored or configured.
 type State struct {
 	rules    Rules // with defaults
 	registry *registry.Registry
@@ -42,16 +42,16 @@ type State struct {
 	proposal *Proposal // waiting for its answer; nil: none
 
 	started    time.Time // of the first step; zero: none yet
-	retryAt    time.Time // no proposal before, after one that was not stored
+	retryAt    time.Time // no proposal earlier than this, after one that was not stored
 	weighedAt  time.Time
 	refinedAt  time.Time // when boundaries were last proposed
-	recordedAt time.Time // when the leader last stored what it sees of the replicas
+	recordedAt time.Time // when the leader last stored the state of the replicas
 
 	refusals []store.Refusal     // to be stored
 	slots    *[]policyslots.Slot // ordered and to be stored; nil: none
 	toStore  pendingWrite        // beside plans
 
-	publishPending bool // something that is published has changed
+	publishPending bool // a published value has changed
 	needsRepair    bool // a plan in force may need repair
 	healthChanged  bool // the health of some replica has changed
 }
@@ -63,11 +63,11 @@ type model struct {
 	reason      string             // why the plan in force replaced the one before
 	restate     planhistory.Change // see State.restateChange; no stages: none
 	ratio       length.Ratio       // bytes per token served
-	wantedRatio length.Ratio       // to be served; ratio follows when it is stored
+	wantedRatio length.Ratio       // to be served; ratio follows when this is stored
 	order       *orders.PlanOrder  // an operator's, until it is stored; nil: none
 }
 
-// pendingWrite is what is to be stored beside plans, the most urgent of it.
+// pendingWrite is the most urgent reason to write the object apart from plans.
 type pendingWrite uint8
 
 const (
@@ -116,7 +116,7 @@ func NewState(rules Rules) (*State, error) {
 	return s, nil
 }
 
-// checkPlan returns an error for stages that Rules.Check denies as the next plan.
+// checkPlan returns an error if Rules.Check denies the stages as the next plan.
 func (s *State) checkPlan(before policies.Plan, next []policies.Stage) error {
 	if s.rules.Check == nil {
 		return nil
@@ -157,7 +157,8 @@ func (s *State) Step(now time.Time, ev Event) Effects {
 	return s.effects(now, ev)
 }
 
-// effects proposes what is due, and publishes when nothing waits to be stored.
+// effects proposes the writes that are due, and publishes when no proposal waits for
+// its answer.
 func (s *State) effects(now time.Time, ev Event) Effects {
 	var e Effects
 	if s.proposal == nil && s.registry.Configured() {
@@ -180,7 +181,7 @@ func (s *State) hasPlans() bool {
 	return s.registry.Configured()
 }
 
-// handleNotStored gives up the proposal that was not stored, and the orders in it.
+// handleNotStored drops the proposal that was not stored, and the orders in it.
 func (s *State) handleNotStored(now time.Time) {
 	if s.proposal == nil {
 		return
@@ -239,7 +240,7 @@ func (s *State) handleStored(now time.Time, o store.Object) {
 	s.registry.Forget(now)
 }
 
-// restoreHistory takes over the history of a stored object.
+// restoreHistory replaces the history by that of a stored object.
 func (s *State) restoreHistory(o store.Object) {
 	known := s.history
 	if s.proposal != nil {
@@ -296,7 +297,7 @@ func (s *State) refresh(now time.Time, r *registry.Replica) {
 	}
 }
 
-// handleTick lets time pass: health, weights, measurements.
+// handleTick updates health, weights and measurements as time passes.
 func (s *State) handleTick(now time.Time) {
 	for _, r := range s.registry.All() {
 		s.refresh(now, r)
@@ -347,7 +348,7 @@ func (s *State) Reply(id policies.ReplicaID) (reply loadreport.Reply, ok bool) {
 	return reply, true
 }
 
-// EncodeCounters returns what the State would lose by a restart beyond its plans.
+// EncodeCounters returns what a restart of the State would lose apart from its plans.
 func (s *State) EncodeCounters(now time.Time) ([]byte, error) {
 	var ratios []registry.ModelRatio
 	for _, m := range s.models {

@@ -13,7 +13,7 @@ import (
 
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// testRules is a fleet of one model m with buckets 0, 16, 32.
+// testRules returns the rules of a fleet of one model m with buckets 0, 16, 32.
 func testRules(policy string) Rules {
 	return Rules{
 		Models: []Model{{
@@ -31,13 +31,13 @@ func testReplica(id string) policies.Replica {
 	}
 }
 
-// testState is a State with replicas r0 to r3 and its first plan in force.
+// testState returns a State with replicas r0 to r3 and its first plan in force.
 func testState(t testing.TB, policy string) *State {
 	t.Helper()
 	return newState(t, testRules(policy))
 }
 
-// newState is testState with other rules.
+// newState is like testState, with other rules.
 func newState(t testing.TB, rules Rules) *State {
 	t.Helper()
 	s, err := NewState(rules)
@@ -49,7 +49,7 @@ func newState(t testing.TB, rules Rules) *State {
 	return s
 }
 
-// settleState applies an event and stores what is proposed until nothing is.
+// settleState applies an event and stores proposals until there are none.
 func settleState(s *State, now time.Time, ev Event) (published *Snapshot) {
 	e := s.Step(now, ev)
 	for e.Propose != nil {
@@ -58,8 +58,8 @@ func settleState(s *State, now time.Time, ev Event) (published *Snapshot) {
 	return e.Publish
 }
 
-// TestModelsAreIndependent: a change of one model's plan leaves the other's,
-// and they share one epoch counter.
+// TestModelsAreIndependent checks that a change of one model's plan keeps the plan of
+// the other model, and that both share one epoch counter.
 func TestModelsAreIndependent(t *testing.T) {
 	rules := testRules(PolicyDefault)
 	other := rules.Models[0]
@@ -85,8 +85,8 @@ func TestModelsAreIndependent(t *testing.T) {
 	}
 }
 
-// TestStoredObjectLosesAPlan: an older object that lacks a plan in force gets
-// it back; a newer one that lacks it may be that of a server with other models.
+// TestStoredObjectLosesAPlan checks an object that lacks a plan in force: in an older
+// object the plan is restored; a newer one may come from a server with other models.
 func TestStoredObjectLosesAPlan(t *testing.T) {
 	s := testState(t, PolicyDefault)
 	if e := s.Step(start, Stored{store.Object{Epoch: 5}}); e.Propose != nil {
@@ -108,9 +108,9 @@ func TestStoredObjectLosesAPlan(t *testing.T) {
 	}
 }
 
-// TestReplicaChangesItsModel: a replica that is configured for another model
-// leaves the plan of the one before, and joins that of the other only when it
-// reports for it. What it reported before counts for neither.
+// TestReplicaChangesItsModel checks a replica that is configured for another model: it
+// leaves the plan of the old one, and joins the plan of the new one only when it
+// reports for that model. Its earlier reports count for neither.
 func TestReplicaChangesItsModel(t *testing.T) {
 	rules := testRules(PolicyDefault)
 	other := rules.Models[0]
@@ -154,7 +154,8 @@ func TestReplicaChangesItsModel(t *testing.T) {
 	}
 }
 
-// TestEffectsArePure: equal events give equal effects, whatever the map order.
+// TestEffectsArePure checks that equal events give equal effects, independent of the
+// order of maps.
 func TestEffectsArePure(t *testing.T) {
 	var first string
 	for range 20 {

@@ -9,15 +9,15 @@ import (
 	"github.com/cascadeinfer/cascade/xds/internal/weights"
 )
 
-// Proxies returns the load that the proxies in front of the replicas report.
+// Proxies returns the load of the replicas as reported by the proxies in front of them.
 type Proxies interface {
-	// Loads returns what all proxies together reported lately, by the address of the
+	// Loads returns what all proxies together reported recently, by the address of the
 	// replica. An address without traffic is missing; nil means that no proxy reports
 	// at all. It must not block.
 	Loads(now time.Time) map[netip.AddrPort]loadestimate.ProxyReport
 }
 
-// handleProxyLoads applies what the proxies report.
+// handleProxyLoads applies the reports of the proxies.
 func (s *State) handleProxyLoads(now time.Time, loads map[netip.AddrPort]loadestimate.ProxyReport) {
 	if loads == nil {
 		return // no report is not the same as no request
@@ -35,7 +35,7 @@ func (s *State) estimateLoad(now time.Time, r *registry.Replica, ev loadestimate
 	if m := s.model(r.Model); m != nil {
 		limits.Context = m.Context
 		if m.Cost.D2 > 0 && r.Capacity.TransferRate > 0 {
-			// Tokens that its engine computes, and those that migrations bring.
+			// Tokens arrive as its engine computes them and as migrations bring them.
 			limits.Rate = 1/m.Cost.D2 + float64(r.Capacity.TransferRate*float64(m.Context))
 		}
 	}

@@ -53,15 +53,15 @@ type loop struct {
 	replicas []*actor
 	busy     float64
 	blind    bool
-	jumped   string // the first weight that moved by more than a step
+	jumped   string // the first weight that changed by more than a step
 }
 
-// actor is a replica as it is, and as it reports to be.
+// actor is a replica with its true load and the load that it reports.
 type actor struct {
 	policies.Replica
 	work    float64 // tokens
 	lie     *policies.Load
-	streams int // in the lie
+	streams int // in a false report
 	silent  bool
 	weight  uint32
 }
@@ -69,7 +69,7 @@ type actor struct {
 // tokensEach is the length of every request.
 const tokensEach = 2000
 
-// stepIndex is the index of a weight in weights.Steps, or -1.
+// stepIndex returns the index of a weight in weights.Steps, or -1.
 func stepIndex(weight uint32) int { return slices.Index(weights.Steps[:], weight) }
 
 func (b *loop) do(f []string) string {
@@ -152,8 +152,8 @@ func (b *loop) begin(words []string) {
 	settleState(b.state, b.now, Replicas{list})
 }
 
-// second simulates a second: a tenth of the work ends, and new work arrives by the
-// weights until the utilization is reached.
+// second simulates a second: a tenth of the work ends, and new work arrives in
+// proportion to the weights until the utilization is reached.
 func (b *loop) second() {
 	var caches, work, weights float64
 	for _, a := range b.replicas {
@@ -192,7 +192,7 @@ func (b *loop) second() {
 	}
 }
 
-// look reads the weights, and notes the first that moved by more than a step.
+// look reads the weights, and records the first that changed by more than a step.
 func (b *loop) look() {
 	for _, r := range b.state.Snapshot(b.now).Models[0].Replicas {
 		a := b.replicas[slices.IndexFunc(b.replicas, func(a *actor) bool { return a.ID == r.ID })]
@@ -233,8 +233,9 @@ func (b *loop) print() string {
 	return out
 }
 
-// TestWeightsAreBounded: whatever replicas and proxies report, and whenever, a weight
-// moves by one step a second at most and stays between the first and the last.
+// TestWeightsAreBounded checks that a weight changes by at most one step a second and
+// stays between the first and the last step, for all reports of replicas and proxies at
+// all times.
 func TestWeightsAreBounded(t *testing.T) {
 	for seed := range uint64(40) {
 		rng := rand.New(rand.NewPCG(seed, 7))

@@ -11,7 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 )
 
-// Why a slot does not change.
+// Reasons why a slot cannot change.
 var (
 	// ErrReplayed means that a generation is not above all that were pushed.
 	ErrReplayed = errors.New("generations must grow: sign a new statement with a higher one")
@@ -19,12 +19,13 @@ var (
 	ErrNoCandidate = errors.New("nothing is on trial")
 	// ErrNative means that there is no module to roll back.
 	ErrNative = errors.New("the native policy decides already")
-	// ErrChanged means that the slot has another generation or goal than the given one.
+	// ErrChanged means that the candidate or the stable generation, or the goal, is not
+	// the one that the caller named.
 	ErrChanged = errors.New("the slot has changed in the meantime")
 )
 
-// Push makes a generation the candidate, in place of the present one; with the goal
-// ToStable it becomes the stable generation. Pushing the candidate again sets its
+// Push makes a generation the candidate and replaces the present candidate. With the
+// goal ToStable it becomes the stable generation. Pushing the candidate again sets its
 // goal; pushing the stable generation again changes nothing. The error wraps
 // ErrReplayed, or names the bad field.
 func (s Slot) Push(t Trial) (Slot, error) {
@@ -63,9 +64,9 @@ func (m *Module) same(o Module) bool {
 	return m.Generation == o.Generation && m.SHA256 == o.SHA256 && bytes.Equal(m.Signature, o.Signature) && bytes.Equal(m.Configuration, o.Configuration)
 }
 
-// SetGoal sets how far the candidate may go; ToStable makes it the stable
-// generation. A generation of 0 means whichever is the candidate. The error wraps
-// ErrNoCandidate or ErrChanged, or names what is wrong with the goal.
+// SetGoal sets how far the candidate may go; ToStable makes it the stable generation. A
+// generation of 0 means the present candidate. The error wraps ErrNoCandidate or
+// ErrChanged, or says what is wrong with the goal.
 func (s Slot) SetGoal(now time.Time, generation lifecycle.Generation, g lifecycle.Goal, permille int, scope string) (Slot, error) {
 	if err := s.checkCandidate(generation); err != nil {
 		return s, err
@@ -83,7 +84,7 @@ func (s Slot) SetGoal(now time.Time, generation lifecycle.Generation, g lifecycl
 	return s, nil
 }
 
-// checkCandidate returns why the candidate is not the given generation.
+// checkCandidate returns an error if the candidate is not the given generation.
 func (s Slot) checkCandidate(generation lifecycle.Generation) error {
 	switch {
 	case s.Candidate == nil:
@@ -102,8 +103,8 @@ func (s Slot) makeStable() Slot {
 }
 
 // Promote makes the candidate the stable generation, because every host runs it. The
-// error wraps ErrNoCandidate or ErrChanged: the hosts reported about another
-// generation, or another goal.
+// error wraps ErrNoCandidate, or ErrChanged if the hosts reported another generation or
+// another goal.
 func (s Slot) Promote(generation lifecycle.Generation) (Slot, error) {
 	if err := s.checkCandidate(generation); err != nil {
 		return s, err
@@ -126,9 +127,9 @@ func (s Slot) Withdraw(now time.Time, generation lifecycle.Generation, reason, b
 	return s, nil
 }
 
-// Rollback ends the newest generation for all hosts: the candidate, or else the
-// stable one, which the previous one replaces, or the native policy. A generation
-// of 0 means whichever is the newest. The error wraps ErrNative or ErrChanged.
+// Rollback ends the newest generation for all hosts: the candidate, or else the stable
+// one, which is replaced by the previous one or by the native policy. A generation of 0
+// means the newest one. The error wraps ErrNative or ErrChanged.
 func (s Slot) Rollback(now time.Time, generation lifecycle.Generation, reason, by string) (Slot, error) {
 	if s.Candidate != nil {
 		return s.Withdraw(now, generation, reason, by)
@@ -136,9 +137,9 @@ func (s Slot) Rollback(now time.Time, generation lifecycle.Generation, reason, b
 	return s.Revoke(now, generation, reason, by)
 }
 
-// Revoke ends the stable generation for all hosts, whatever is on trial: the
-// previous one replaces it, or the native policy. A generation of 0 means whichever
-// is stable. The error wraps ErrNative or ErrChanged.
+// Revoke ends the stable generation for all hosts, also while there is a candidate. The
+// previous generation or the native policy replaces it. A generation of 0 means the
+// stable one. The error wraps ErrNative or ErrChanged.
 func (s Slot) Revoke(now time.Time, generation lifecycle.Generation, reason, by string) (Slot, error) {
 	switch {
 	case s.Stable == nil:
@@ -159,7 +160,7 @@ func (s Slot) end(m Module, now time.Time, reason, by string) Slot {
 	return s
 }
 
-// Find returns the slot of a kind in a list; one without modules when the list has
+// Find returns the slot of a kind in a list, or a slot without modules if the list has
 // none.
 func Find(list []Slot, k lifecycle.Kind) Slot {
 	for _, s := range list {

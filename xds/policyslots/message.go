@@ -28,8 +28,8 @@ const Runtime = "cascade.wazero"
 // fetch larger ones from the Modules service of their control plane.
 const MaxInline = 256 << 10
 
-// The source of a module in the message. Hosts know their control planes and do not
-// resolve it.
+// Where the message says a module comes from. Hosts know their control planes and do
+// not resolve it.
 const (
 	fetchURI     = "grpc://control/cascade.policy.v1.Modules/Fetch"
 	fetchCluster = "control"
@@ -61,8 +61,8 @@ func KindOf(name string) (k lifecycle.Kind, ok bool) {
 	return lifecycle.Kind(kind), pre && post && kind != ""
 }
 
-// Spec returns what hosts are sent about the slot. code returns the bytes of a
-// module of at most MaxInline bytes, or nil to have hosts fetch it.
+// Spec returns the specification of the slot that is sent to hosts. code returns the
+// bytes of a module of at most MaxInline bytes, or nil to make hosts fetch it.
 func (s Slot) Spec(code func(lifecycle.Digest) []byte) lifecycle.SlotSpec {
 	spec := lifecycle.SlotSpec{Kind: s.Kind}
 	add := func(t Trial, stable bool) {
@@ -90,8 +90,8 @@ func (s Slot) Spec(code func(lifecycle.Digest) []byte) lifecycle.SlotSpec {
 	return spec
 }
 
-// deterministic marshals equal slots to equal bytes, so that no host is sent what it
-// already has.
+// deterministic marshals equal slots to equal bytes, so that a host never receives a
+// slot that it already has.
 var deterministic = proto.MarshalOptions{Deterministic: true}
 
 // Encode returns the message of a slot.
@@ -234,7 +234,7 @@ func decodeCandidate(k lifecycle.Kind, m *api.Candidate) (lifecycle.Candidate, e
 	}
 	var err error
 	if c.Goal, err = lifecycle.ParseGoal(m.GetGoal()); err != nil {
-		return c, err // which begins with the field
+		return c, err // the error begins with the field
 	}
 	switch {
 	case c.Goal == lifecycle.ToStable:
@@ -246,7 +246,7 @@ func decodeCandidate(k lifecycle.Kind, m *api.Candidate) (lifecycle.Candidate, e
 	}
 	if !c.Stable {
 		if err := CheckGoal(k, c.Goal, c.Permille, c.Scope); err != nil {
-			return c, err // which begins with the field
+			return c, err // the error begins with the field
 		}
 	}
 	p := new(wasmv3.PluginConfig)

@@ -20,8 +20,8 @@ const (
 	MaxName          = 256 // of a module, a version, a scope, an operator
 	MaxReason        = 1 << 10
 	MaxSigners       = 16
-	// MaxEnded is how many ended generations are kept, the highest ones. Those that
-	// are forgotten are below the floor.
+	// MaxEnded is how many ended generations are kept: the highest ones. Dropped ones
+	// are below the floor.
 	MaxEnded = 32
 )
 
@@ -43,7 +43,7 @@ type Trial struct {
 	Module
 	Goal lifecycle.Goal // ToWarm to ToActive
 	// Permille is the largest share of a canary, where the kind decides for one
-	// request; 0 means the last share of the host's own ladder.
+	// request. 0 means the last share in the host's own list of shares.
 	Permille int
 	// Scope is the scope that a canary decides for, where the kind decides for many
 	// requests.
@@ -51,7 +51,7 @@ type Trial struct {
 	Since time.Time // when the goal was set
 }
 
-// Ended is a generation that never runs again.
+// Ended is a generation that will never run again.
 type Ended struct {
 	Generation lifecycle.Generation
 	Name       string
@@ -60,12 +60,12 @@ type Ended struct {
 	At         time.Time
 }
 
-// Slot is what one slot of every host should run. A Slot with nothing but a Kind
-// has no modules: each host runs its own native policy.
+// Slot is what every host should run in one policy slot. A Slot with only a Kind has no
+// modules: each host runs its own native policy.
 type Slot struct {
 	Kind      lifecycle.Kind
 	Stable    *Module              // what the fleet runs; nil: the native policy
-	Previous  *Module              // what a rollback of Stable goes back to; nil: the native policy
+	Previous  *Module              // the module that a rollback of Stable restores; nil: the native policy
 	Candidate *Trial               // nil: none
 	Floor     lifecycle.Generation // the highest generation ever pushed
 	Ended     []Ended              // by generation, ascending
@@ -125,7 +125,7 @@ func (s Slot) validate() error {
 	return nil
 }
 
-// placed is a module and its place in the slot.
+// placed is a module with its role in the slot.
 type placed struct {
 	*Module
 	place string
@@ -146,8 +146,8 @@ func (s Slot) modules() []placed {
 	return out
 }
 
-// Digests returns the digests of the modules that the slot needs, the previous one
-// included.
+// Digests returns the digests of the modules that the slot needs, including the
+// previous one.
 func (s Slot) Digests() []lifecycle.Digest {
 	var out []lifecycle.Digest
 	for _, m := range s.modules() {
@@ -206,8 +206,8 @@ func (m *Module) validate() error {
 	return nil
 }
 
-// CheckGoal returns why a module of a kind cannot have the goal; nil when it can. The
-// error begins with the name of the wrong parameter.
+// CheckGoal returns an error if a module of a kind cannot have the goal. The error
+// begins with the name of the wrong parameter.
 func CheckGoal(k lifecycle.Kind, g lifecycle.Goal, permille int, scope string) error {
 	if !fits(scope, MaxName) {
 		return fmt.Errorf("scope: must be a printable text of at most %d bytes", MaxName)
@@ -215,7 +215,7 @@ func CheckGoal(k lifecycle.Kind, g lifecycle.Goal, permille int, scope string) e
 	return lifecycle.CheckGoal(k, g, permille, scope)
 }
 
-// fits reports whether a text can be stored, and shown in one line.
+// fits reports whether a text can be stored and displayed on one line.
 func fits(s string, most int) bool {
 	if len(s) > most || !utf8.ValidString(s) {
 		return false

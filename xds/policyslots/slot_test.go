@@ -23,10 +23,10 @@ import (
 
 var update = flag.Bool("update", false, "write testdata anew")
 
-// start is when every test begins.
+// start is the time at which every test begins.
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// generation is a module of a test.
+// generation returns a test module.
 func generation(g lifecycle.Generation) Module {
 	return Module{
 		Generation: g, Name: fmt.Sprintf("m%d", g), Version: "1.0", SHA256: lifecycle.Digest{byte(g)}, Size: 10,
@@ -34,8 +34,8 @@ func generation(g lifecycle.Generation) Module {
 	}
 }
 
-// TestScenarios runs testdata/*.txt: a line is an event, what follows => is the
-// slot after it, or the error.
+// TestScenarios runs testdata/*.txt: each line is an event, followed by => and the
+// resulting slot or error.
 func TestScenarios(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -74,10 +74,10 @@ type runner struct {
 	reports []Report
 }
 
-// run obeys a line: push GEN GOAL [PERMILLE] [scope=S], goal GEN GOAL …, rollback
+// run executes a line: push GEN GOAL [PERMILLE] [scope=S], goal GEN GOAL …, rollback
 // [GEN], promote GEN, withdraw GEN, revoke GEN, kind KIND, wait SECONDS, node NAME
-// ACTIVE[/CANDIDATE] [GEN:STATE:REACHED[:SECONDS IN IT[:blocked|inconclusive|compared]]] or
-// judge.
+// ACTIVE[/CANDIDATE] [GEN:STATE:REACHED[:SECONDS IN
+// IT[:blocked|inconclusive|compared]]] or judge.
 func (r *runner) run(t *testing.T, words []string) string {
 	number := func(i int) lifecycle.Generation {
 		if i >= len(words) {
@@ -171,7 +171,7 @@ func (r *runner) node(words []string) {
 	r.reports = append(r.reports, Report{Node: words[1], At: r.now, Statuses: []lifecycle.SlotStatus{s}})
 }
 
-// show tells a slot in a line.
+// show describes a slot in one line.
 func show(s Slot) string {
 	var out []string
 	for _, m := range s.modules() {
@@ -196,9 +196,9 @@ func show(s Slot) string {
 	return strings.Join(out, ", ") + fmt.Sprintf("; floor %d", s.Floor)
 }
 
-// TestOrders gives random orders for a while: whatever they are, the slot keeps
-// its invariants, what was rolled back or replaced is never offered again, and
-// what hosts are told can be read.
+// TestOrders applies random orders. After each of them the slot keeps its invariants,
+// no generation that was rolled back or replaced is offered again, and the message for
+// hosts can be decoded.
 func TestOrders(t *testing.T) {
 	for seed := range uint64(200) {
 		rnd := rand.New(rand.NewPCG(seed, 8))
@@ -270,8 +270,8 @@ func TestOrders(t *testing.T) {
 	}
 }
 
-// TestMessage: small modules travel in the slot, larger ones by their hash, and
-// what is read is what was written.
+// TestMessage checks that the message contains small modules and the hash of larger
+// ones, and that decoding an encoded slot gives the same slot.
 func TestMessage(t *testing.T) {
 	code := []byte("\x00asm....")
 	s := Slot{Kind: "partition"}
@@ -301,7 +301,7 @@ func TestMessage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.Candidates[0].SHA256 = got.Candidates[0].SHA256 // of the bytes
+	w.Candidates[0].SHA256 = got.Candidates[0].SHA256 // the hash of the bytes
 	if !reflect.DeepEqual(got, w) {
 		t.Errorf("%+v\n%+v", got, w)
 	}
@@ -318,7 +318,7 @@ func TestMessage(t *testing.T) {
 	}
 }
 
-// TestDecodeNames: errors say which field is wrong.
+// TestDecodeNames checks that errors name the bad field.
 func TestDecodeNames(t *testing.T) {
 	good := func() *api.SlotSpec {
 		s := Slot{Kind: "bid-select"}
@@ -364,7 +364,8 @@ func TestDecodeNames(t *testing.T) {
 	}
 }
 
-// TestDecodeStatuses: what is out of bounds is dropped, never refused.
+// TestDecodeStatuses checks that out-of-bounds values are dropped and that the report
+// is never refused.
 func TestDecodeStatuses(t *testing.T) {
 	modules := make([]*api.ModuleStatus, MaxModules+2)
 	for i := range modules {
@@ -401,8 +402,8 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// FuzzSlotMessage checks that whatever is read keeps the invariants of a Want and
-// is read the same after it was written.
+// FuzzSlotMessage checks that every decoded message keeps the invariants of a SlotSpec
+// and decodes to the same after it was encoded.
 func FuzzSlotMessage(f *testing.F) {
 	s := Slot{Kind: "refine"}
 	s, _ = s.Push(Trial{Module: generation(1), Goal: lifecycle.ToStable})

@@ -19,9 +19,9 @@ const (
 // FreshFor is how long a report of a host counts as its present state.
 const FreshFor = 10 * time.Second
 
-// IdleAfter is how long a candidate that is active on some hosts waits for those
-// that try it and do not get enough calls: a replica of the last stage proposes no
-// boundary, and one that is never overloaded selects no bid.
+// IdleAfter is how long a candidate that is active on some hosts waits for the hosts
+// that are still trying it because they get too few calls: a replica of the last stage
+// proposes no boundary, and one that is never overloaded selects no bid.
 const IdleAfter = 30 * time.Second
 
 // Report is the last report of one host about its slots.
@@ -31,7 +31,7 @@ type Report struct {
 	Statuses []lifecycle.SlotStatus
 }
 
-// Status returns what the report says of a slot; ok is false when it says nothing.
+// Status returns the reported status of a slot; ok is false if the report has none.
 func (r Report) Status(k lifecycle.Kind) (s lifecycle.SlotStatus, ok bool) {
 	i := slices.IndexFunc(r.Statuses, func(s lifecycle.SlotStatus) bool { return s.Kind == k })
 	if i < 0 {
@@ -40,10 +40,9 @@ func (r Report) Status(k lifecycle.Kind) (s lifecycle.SlotStatus, ok bool) {
 	return r.Statuses[i], true
 }
 
-// EncodeStatus returns the message that reports a slot, with its modules in
-// ascending generation, at most MaxModules. Until a generation has answered calls
-// of its own, Calls and Faults are those of the recorded calls that it was tried
-// on.
+// EncodeStatus returns the message that reports a slot, with its modules in ascending
+// generation, at most MaxModules. Until a generation has answered live calls, Calls and
+// Faults count the recorded calls on which it was tried.
 func EncodeStatus(s lifecycle.SlotStatus) *api.SlotStatus {
 	out := &api.SlotStatus{
 		Kind: string(s.Kind), Active: uint64(s.Active), Candidate: uint64(s.Candidate), Permille: uint32(s.Permille),
@@ -62,8 +61,9 @@ func EncodeStatus(s lifecycle.SlotStatus) *api.SlotStatus {
 	return out
 }
 
-// DecodeStatuses reads what a host reports. What is out of bounds is shortened or
-// left out, which dropped counts: no report is refused for it.
+// DecodeStatuses decodes the slots that a host reports. Out-of-bounds values are
+// shortened or left out, and dropped counts them; the report is never refused because
+// of them.
 func DecodeStatuses(list []*api.SlotStatus) (out []lifecycle.SlotStatus, dropped int) {
 	for _, m := range list {
 		kind := lifecycle.Kind(m.GetKind())
@@ -108,12 +108,13 @@ func wasTried(m lifecycle.Status) bool {
 	return m.Reached > lifecycle.Warm || m.Calls > 0 || m.Faults > 0
 }
 
-// decided reports whether a generation decided on a host, if only for some calls.
+// decided reports whether a generation made decisions on a host, if only for some
+// calls.
 func decided(m lifecycle.Status) bool {
 	return m.Reached == lifecycle.Active || m.Calls > 0 || m.Faults > 0
 }
 
-// Verdict is what reports say of a candidate.
+// Verdict is what the reports mean for a candidate.
 type Verdict uint8
 
 // The verdicts.
@@ -123,19 +124,19 @@ const (
 	Failed                // it failed on one host
 )
 
-// Judge says what the hosts' reports mean for the candidate, with a reason when it
+// Judge returns what the hosts' reports mean for the candidate, with a reason when it
 // has failed.
 //
 // It is stable when its goal is to be active and every host that has the slot, and
-// reported within FreshFor, says that it is active; at least one host must. Where
-// the kind decides for many requests, hosts that have no part in the scope of the
-// canary stay in canary, so they need only be ready for it. The same holds for hosts
-// that still try it when it has been active on others for IdleAfter: they get fewer
-// calls than their gate asks for. But a host that tries it and reports Blocked or
-// Inconclusive is waited for, until it rejects it or finds nothing against it.
+// reported within FreshFor, reports it as active; at least one host must. Where the
+// kind decides for many requests, hosts outside the scope of the canary stay in canary,
+// so they need only be ready for it. The same holds for hosts that still try it when it
+// has been active on others for IdleAfter: they get fewer calls than their promotion
+// gate requires. But Judge waits for a host that tries it and reports Blocked or
+// Inconclusive, until that host rejects it or finds nothing against it.
 //
-// It has failed when one host rejected it beyond warm. A failure before that may be
-// the host's own trouble, and is only shown.
+// It has failed when one host rejected it in a phase after warm. An earlier failure may
+// be caused by the host itself, and is only displayed.
 func (s Slot) Judge(now time.Time, reports []Report) (Verdict, string) {
 	if s.Candidate == nil {
 		return Wait, ""
@@ -169,7 +170,8 @@ func (s Slot) Judge(now time.Time, reports []Report) (Verdict, string) {
 			others++
 		}
 	}
-	// Hosts' clocks may be wrong; the time of the goal is the control plane's own.
+	// The clocks of hosts may be wrong; the time of the goal comes from the control
+	// plane's clock.
 	if longActive = longActive && now.Sub(s.Candidate.Since) > IdleAfter; idle > 0 && !longActive || undecided > 0 {
 		return Wait, ""
 	}
@@ -180,7 +182,7 @@ func (s Slot) Judge(now time.Time, reports []Report) (Verdict, string) {
 }
 
 // Blocked returns why a generation would be rejected if it had to leave shadow: the
-// first host that reported so within FreshFor, and how many others did; "" when none
+// first host that reported so within FreshFor, and how many other hosts did; "" if none
 // did.
 func Blocked(k lifecycle.Kind, g lifecycle.Generation, now time.Time, reports []Report) string {
 	found, others := "", 0
@@ -221,12 +223,12 @@ func blockedReason(m lifecycle.Status) string {
 	return m.Blocked
 }
 
-// Broken returns why the stable generation is to be rolled back, with the host that
-// rejected it; "" when it is not. One host that rejected it after it had decided
-// there is enough, as it is for a candidate: it decides the same everywhere. A
-// failure before that may be the host's own trouble. A guard without a previous one
-// stays, and denies every plan where it does not run: without it every plan would be
-// allowed.
+// Broken returns why the stable generation must be rolled back, with the host that
+// rejected it, or "" if it need not be. As for a candidate, one host is enough that
+// rejected it after it had decided there, because it decides the same everywhere. An
+// earlier failure may be caused by the host itself, and is only displayed. A plan guard
+// without a previous one stays, and denies every plan where it does not run: without it
+// every plan would be allowed.
 func (s Slot) Broken(reports []Report) string {
 	if s.Stable == nil || s.Kind == lifecycle.Guard && s.Previous == nil {
 		return ""
