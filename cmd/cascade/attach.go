@@ -23,7 +23,7 @@ type attachFlags struct {
 	control          []string
 	nodeID           string
 	internalListener bool
-	into             string // of a gRPC client
+	into             string // for gRPC clients only
 	attach.Config
 }
 
@@ -187,7 +187,7 @@ type configPart struct {
 	value      json.RawMessage
 }
 
-// configParts returns the parts to add, in the order of pasting.
+// configParts returns the parts to add, in the order in which to paste them.
 func configParts(h *attach.EnvoyConfig) ([]configPart, error) {
 	clusters, err := jsonList(h.Clusters)
 	if err != nil {

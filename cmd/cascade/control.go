@@ -57,12 +57,12 @@ tls.trust_domain, {name} in the paths of its certificate is that name.`,
 	return c
 }
 
-// runControl runs a control plane. Addresses and name of own override those of
-// the file where they are not empty.
+// runControl runs a control plane. The addresses and name of own override those of the file unless
+// they are empty.
 func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config.Control, path string) error {
 	fleet := file
 	if own.Listen != "" && own.Listen != file.Fleet.Control.Listen && len(file.Fleet.Control.Peers) > 0 {
-		fleet.Fleet.Control.Name = "" // the name of the file belongs to control.listen
+		fleet.Fleet.Control.Name = "" // the name in the file belongs to control.listen
 	}
 	fleet.Fleet.Control.Listen = cmp.Or(own.Listen, fleet.Fleet.Control.Listen)
 	fleet.Fleet.Control.Admin = cmp.Or(own.Admin, fleet.Fleet.Control.Admin)

@@ -69,9 +69,8 @@ func (f *watchFlags) flags(c *cobra.Command) {
 // clearScreen moves the cursor to the top left and clears the screen.
 const clearScreen = "\x1b[H\x1b[2J"
 
-// repeat calls show once, or periodically as the flags say. While it repeats,
-// an error of the control plane is printed and does not end it: the control
-// plane may be back in a moment.
+// repeat calls show once, or periodically if the flags say so. While it repeats, it prints an error
+// of the control plane and continues: the control plane may soon be reachable again.
 func (s *settings) repeat(cmd *cobra.Command, f watchFlags, show func(context.Context) error) error {
 	ctx := cmd.Context()
 	if f.every < minEvery {
@@ -104,8 +103,8 @@ func request(ctx context.Context, base *url.URL, method, path string, query url.
 	return requestWithBody(ctx, base, method, path, query, nil)
 }
 
-// requestWithBody is request with a JSON body, nil for none, which the control
-// plane may take longer to process.
+// requestWithBody is request with a JSON body, which may be nil. It allows the control plane more
+// time to process the request.
 func requestWithBody(ctx context.Context, base *url.URL, method, path string, query url.Values, document io.Reader) ([]byte, error) {
 	askTimeout := requestTimeout
 	if document != nil {

@@ -15,20 +15,20 @@ import (
 	"github.com/cascadeinfer/cascade/xds/client"
 )
 
-// controlConns is how a daemon connects to its control planes.
+// controlConns describes how a daemon connects to its control planes.
 type controlConns struct {
 	log   *slog.Logger
 	creds credentials
-	// control is host:port of the control planes, in the order in which they are
-	// tried; at least one.
+	// control lists host:port of the control planes, at least one, in the order in which the daemon
+	// tries them.
 	control []string
 }
 
 // controlUsage is the usage of a daemon's --control.
 const controlUsage = "host:port of the control plane, or a comma-separated list; default: control.listen and control.peers of the file"
 
-// newControlConns returns the connections of a daemon; control overrides the
-// control planes of the file where it is not empty. The caller closes creds.
+// newControlConns returns the connections of a daemon; control overrides the control planes of the
+// file unless it is empty. The caller closes creds.
 func (s *settings) newControlConns(fleet wiring.Fleet, who component, control string) (controlConns, error) {
 	log, err := s.logger()
 	if err != nil {
@@ -68,7 +68,7 @@ func (m controlConns) dial() (conns []grpc.ClientConnInterface, close func(), er
 	return conns, close, nil
 }
 
-// servers returns the control planes after the first, for an xDS client.
+// servers returns all control planes but the first, for an xDS client.
 func (m controlConns) servers() (others []client.Server) {
 	for _, address := range m.control[1:] {
 		others = append(others, client.Server{Target: address, TLS: m.creds.ControlClientConfig(address)})

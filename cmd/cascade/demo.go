@@ -47,7 +47,7 @@ func (e *emulationFlags) flags(c *cobra.Command, speed float64) {
 	completeFrom(c, "migration", []string{config.MigrationLive, config.MigrationReprompt, config.MigrationOff})
 }
 
-// results adds the flags of what is sent and stored.
+// results adds the flags for the requests to send and the results to store.
 func (e *emulationFlags) results(c *cobra.Command) {
 	c.Flags().StringVar(&e.prompt, "prompt", "text", "send prompts as text or as token ids: text or ids")
 	c.Flags().StringVar(&e.out, "out", "", "directory for plots, tables and per-request records")
@@ -62,7 +62,7 @@ func (e *emulationFlags) buildFleet() (wiring.Fleet, error) {
 		Control: config.Control{Listen: "127.0.0.1:0", Admin: "127.0.0.1:0"},
 		Proxy:   config.Proxy{Listen: "127.0.0.1:0"},
 		Planner: config.Planner{Window: e.window},
-		// Of "up"; a comparison has one for each preset.
+		// This mode is for "up"; a comparison uses one for each preset.
 		Migration: config.Migration{Mode: e.moves},
 	}
 	for i := range e.replicas {
@@ -76,7 +76,7 @@ func (e *emulationFlags) buildFleet() (wiring.Fleet, error) {
 	return wiring.Resolve(f, ".")
 }
 
-// newDemo is "cascade demo": stages against round robin on one machine.
+// newDemo is "cascade demo": it compares stages with round robin on one machine.
 func newDemo(s *settings) *cobra.Command {
 	src, e, p := &traceFlags{}, &emulationFlags{}, &pluginFlags{}
 	c := &cobra.Command{
@@ -147,5 +147,5 @@ func (s *settings) compare(ctx context.Context, src *traceFlags, e *emulationFla
 	return nil
 }
 
-// slug returns the file name for a name.
+// slug turns a name into a file name.
 func slug(name string) string { return strings.ReplaceAll(strings.ToLower(name), " ", "-") }

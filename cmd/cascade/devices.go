@@ -100,8 +100,8 @@ complexes of one NUMA node, SYS two NUMA nodes.`,
 // deviceReport is what "cascade devices --json" prints.
 type deviceReport struct {
 	Machine *topology.Machine `json:"machine"`
-	// Missing and Failed are for people: what the machine lacks, and which calls
-	// to its devices went wrong.
+	// Missing and Failed are for human readers: what the host lacks, and which calls to its devices
+	// failed.
 	Missing []string        `json:"missing"`
 	Failed  []string        `json:"failed,omitempty"`
 	Pairs   []topology.Pair `json:"pairs"`
@@ -109,7 +109,7 @@ type deviceReport struct {
 
 func (s *settings) devices(f *devicesFlags) error {
 	var fleet *wiring.Fleet
-	var fromFile topology.Machines // of the fleet file
+	var fromFile topology.Machines // from the fleet file
 	if f.path != "" {
 		read, err := wiring.Load(f.path)
 		if err != nil {
@@ -164,7 +164,7 @@ func nodeName(fleet *wiring.Fleet) string {
 	return fleet.Replicas[0].Node
 }
 
-// replicaPlaces returns the places of the fleet's replicas, or of one replica
+// replicaPlaces returns the places of the fleet's replicas. Without a fleet, it returns one replica
 // per GPU of the host.
 func replicaPlaces(fleet *wiring.Fleet, m *topology.Machine) (out []topology.Place) {
 	if fleet == nil {

@@ -96,7 +96,7 @@ with 2, as for all that fails. "make gpu-check" runs the transport's tests on th
 	return c
 }
 
-// newHold is the process whose pool check reads: an internal command.
+// newHold is the process whose memory pool "devices check" reads: an internal command.
 func newHold(s *settings) *cobra.Command {
 	f := &checkFlags{}
 	c := &cobra.Command{
@@ -118,7 +118,7 @@ func (f *checkFlags) measureConfig(d *cuda.Driver) measure.Config {
 	shape := f.shape
 	shape.Regions = 2 * f.layers
 	groups := f.groups
-	if len(groups) == 0 { // for hold, which runs no kernels
+	if len(groups) == 0 { // for the hold command, which runs no kernels
 		groups = []int{1}
 	}
 	return measure.Config{Driver: d, Ordinal: f.gpu, Shape: shape, Groups: groups}
@@ -137,7 +137,7 @@ const noDevice cuda.Code = 100
 // openDriver loads the driver; without one, the error is an absentError.
 func openDriver() (*cuda.Driver, error) {
 	if os.Getenv("CUDA_DEVICE_ORDER") == "" {
-		os.Setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID") // nvidia-smi's
+		os.Setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID") // the order of nvidia-smi
 	}
 	d, err := cuda.Open(cudaLibrary())
 	if errors.Is(err, device.ErrNoLibrary) || errors.Is(err, device.ErrNoCgo) || cuda.HasCode(err, noDevice) {
@@ -150,16 +150,16 @@ func openDriver() (*cuda.Driver, error) {
 type checkResult struct {
 	GPU    string `json:"gpu"`
 	Driver int    `json:"driver"` // CUDA's version: 12080 is 12.8
-	// VMM and DMABuf are how the driver gives memory to other processes and devices.
+	// VMM and DMABuf report how the driver shares memory with other processes and devices.
 	VMM    bool            `json:"vmm"`
 	DMABuf bool            `json:"dma_buf"`
 	Shape  measure.Shape   `json:"shape"`
 	Rows   []measure.Row   `json:"rows"`
 	Goals  []measure.Goal  `json:"goals"`
-	Kernel string          `json:"attention,omitempty"` // that gave the points
+	Kernel string          `json:"attention,omitempty"` // the kernel that measured the points
 	Points []measure.Point `json:"points,omitempty"`
 	Kappa  *measure.Kappa  `json:"kappa,omitempty"`
-	// Notes are what is missing, and why.
+	// Notes list what is missing, and why.
 	Notes []string `json:"notes,omitempty"`
 }
 
@@ -213,7 +213,7 @@ func (k *checkResult) unmetGoals() error {
 	return fmt.Errorf("%d of %d goals are not met or not measured; see the lines that begin with goal", n, len(k.Goals))
 }
 
-// measure measures and adds the rows.
+// measure runs the measurements and adds their rows.
 func (k *checkResult) measure(ctx context.Context, f *checkFlags, c measure.Config) (err error) {
 	r, err := measure.NewBench(c)
 	if err != nil {
@@ -246,7 +246,7 @@ func (k *checkResult) measure(ctx context.Context, f *checkFlags, c measure.Conf
 	return err
 }
 
-// measureBeside measures with the memory of another process.
+// measureBeside measures copies from the memory of another process.
 func (k *checkResult) measureBeside(ctx context.Context, r *measure.Bench, command func(context.Context) *exec.Cmd, steps int) error {
 	o, err := measure.StartOwner(ctx, command)
 	if err != nil {
@@ -267,7 +267,7 @@ func (k *checkResult) measureOwner(r *measure.Bench, o *measure.Owner, steps int
 	return err
 }
 
-// measureTorch measures with PyTorch's memory, and fits κ.
+// measureTorch measures copies from PyTorch's memory, and fits κ.
 func (k *checkResult) measureTorch(ctx context.Context, r *measure.Bench, f *checkFlags, c measure.Config) error {
 	o, err := measure.StartOwner(ctx, measure.TorchCommand(f.python, c))
 	if err != nil {
@@ -313,7 +313,7 @@ func (k *checkResult) write(dir string) error {
 	return errors.Join(picture.Write(file, report.SVG), file.Close())
 }
 
-// picture plots the batches of one sum of lengths whose lengths differ.
+// picture plots the batches that have the same sum of lengths but different lengths.
 func (k *checkResult) picture() (report.Picture, error) {
 	var points []report.XY
 	tokens := 0
@@ -330,7 +330,7 @@ func (k *checkResult) picture() (report.Picture, error) {
 
 // tables returns the results as tables.
 func (k *checkResult) tables() (out []report.Table) {
-	first := map[string]float64{} // the rate of each part's last contiguous copy
+	first := map[string]float64{} // the rate of the last contiguous copy of each part
 	for _, r := range k.Rows {
 		n := len(out) - 1
 		if n < 0 || out[n].Title != r.Part {
@@ -355,7 +355,7 @@ func (k *checkResult) tables() (out []report.Table) {
 			out[n].Rows = append(out[n].Rows, append(row, slower))
 			continue
 		}
-		if strings.HasPrefix(r.Way, "contiguous") { // of each owner, and none where it failed
+		if strings.HasPrefix(r.Way, "contiguous") { // one per owner, and none if the copy failed
 			first[r.Part] = r.Rate
 		}
 		share := "-"

@@ -21,10 +21,10 @@ import (
 )
 
 const (
-	// shownPairs is the largest model whose pairs are shown one by one; of a larger one
-	// equal pairs are counted, unless -a asks for all.
+	// shownPairs is the largest number of replicas whose pairs are shown one by one. For a larger
+	// model, equal pairs are counted, unless -a asks for all.
 	shownPairs = 12
-	// mostPairs is the largest model whose pairs --json lists: 65,280 of them.
+	// mostPairs is the largest number of replicas whose pairs --json lists: 65,280 pairs.
 	mostPairs = 256
 )
 
@@ -32,21 +32,21 @@ const (
 type pairState struct {
 	From policies.ReplicaID `json:"from"`
 	To   policies.ReplicaID `json:"to"`
-	// Way is the one that the receiver takes first, as far as it is known here, at the
-	// rate by which hand-overs are priced. Against says why not a better one.
+	// Way is the path that the receiver tries first, as far as the control plane knows, with the
+	// rate by which migrations are priced. Against is the reason why no better path is used.
 	Way     links.Path `json:"way"`
 	Against string     `json:"against,omitempty"`
-	// Measured is the rate of the receiver's pulls by it, in bytes per second.
+	// Measured is the rate of the receiver's pulls by that path, in bytes per second.
 	Measured float64 `json:"measured_bytes_per_second,omitempty"`
-	// Ways are all, best first.
+	// Ways lists all paths, best first.
 	Ways []links.Path `json:"ways"`
 }
 
 // modelDevices is one model of a running fleet.
 type modelDevices struct {
 	control.DeviceModel
-	// Pairs are those of the replicas that may hand over to each other. None are listed
-	// of a model with more than 256 replicas.
+	// Pairs lists the replicas that may migrate requests to each other. It is empty for a model
+	// with more than 256 replicas.
 	Pairs []pairState `json:"pairs"`
 }
 
@@ -122,7 +122,7 @@ func newPairState(m control.DeviceModel, from, to control.Device) pairState {
 	})
 	p.Way, p.Against = links.BestPath(usable), strings.Join(slices.Compact(against), "; ")
 	if p.Way.Closed {
-		p.Way, p.Against = links.BestPath(p.Ways), "" // no way works: requests are re-prompted
+		p.Way, p.Against = links.BestPath(p.Ways), "" // no path works: requests are re-prompted
 	}
 	var d links.Rates
 	if m.Links != nil {
@@ -139,9 +139,9 @@ func newPairState(m control.DeviceModel, from, to control.Device) pairState {
 	return p
 }
 
-// unsuitedReason returns why a receiver does not pull from a peer by a
-// transport: it reports that the transport is broken, held back for the peer,
-// or missing. "" is no reason.
+// unsuitedReason returns why a receiver does not pull from a peer by a transport: the receiver
+// reports that the transport is broken, suspended for the peer, or missing. It returns "" if there
+// is no reason.
 func unsuitedReason(to control.Device, from policies.ReplicaID, transport string) string {
 	has := false
 	for _, t := range to.Transports {
@@ -211,7 +211,7 @@ func siteCells(r control.Device) []string {
 	return []string{string(r.Replica), cmp.Or(r.Stage, "–"), s.Host, memory, linked, port, s.TCP.String(), pcie}
 }
 
-// nvlinkCell returns a GPU's NVLinks by what is at their other ends.
+// nvlinkCell counts a GPU's NVLinks by the device at their other end.
 func nvlinkCell(g *links.GPU) string {
 	var ends []string
 	if n := g.Switched.Links; n > 0 {
@@ -229,7 +229,7 @@ func nvlinkCell(g *links.GPU) string {
 	return cmp.Or(strings.Join(ends, ", "), "-")
 }
 
-// pairTable returns a row per pair; with all, a row per way of each pair.
+// pairTable returns a row per pair; with all, a row per path of each pair.
 func (m modelDevices) pairTable(ctx context.Context, all bool) report.Table {
 	t := report.Table{Title: "ways", Header: []string{"from", "to", "transport", "way", "why", "rate", "latency", "measured"}, Left: 5}
 	for _, p := range replicaPairs(ctx, m.DeviceModel) {
@@ -245,7 +245,7 @@ func (m modelDevices) pairTable(ctx context.Context, all bool) report.Table {
 	return t
 }
 
-// pairReason returns why a pair uses its way.
+// pairReason returns why a pair uses its path.
 func pairReason(p pairState) string {
 	if p.Against == "" {
 		return p.Way.Reason
@@ -264,9 +264,8 @@ func wayCells(from, to string, w links.Path, why string, measured float64) []str
 	return []string{from, to, w.Transport, w.Kind.String(), why, rate, latency, seen}
 }
 
-// groupTable counts the pairs that use the same way at the same rate, the best
-// first, with the reason of one of them. Equal replicas are examined once:
-// there may be ten thousand.
+// groupTable counts the pairs that use the same path at the same rate, best first, with the reason
+// of one of them. It examines equal replicas once: there may be ten thousand.
 func (m modelDevices) groupTable() report.Table {
 	type kind struct {
 		transport string
@@ -292,7 +291,7 @@ func (m modelDevices) groupTable() report.Table {
 			for _, node := range a.order {
 				from, here := a.on[node], len(b.on[node])
 				if i == k {
-					here-- // without itself
+					here-- // a replica forms no pair with itself
 				}
 				if same += len(from) * here; here > 0 && nodes[0].Replica == "" {
 					nodes = [2]control.Device{from[0], b.on[node][len(b.on[node])-1]}
@@ -349,8 +348,8 @@ func groupDevices(list []control.Device) []*deviceGroup {
 	return out
 }
 
-// pairAcrossNodes returns one of each group on different nodes, if there is
-// such a pair.
+// pairAcrossNodes returns one replica of each group such that they are on different nodes, if there
+// is such a pair.
 func pairAcrossNodes(a, b *deviceGroup) (from, to control.Device, ok bool) {
 	for _, x := range a.order[:min(2, len(a.order))] {
 		for _, y := range b.order[:min(2, len(b.order))] {

@@ -9,9 +9,9 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 )
 
-// describeHost inspects a host, logs what it lacks, and returns one line about
-// what of it can carry KV blocks. It opens no GPU: on a host without one it
-// reads a few directories and looks for three libraries.
+// describeHost inspects a host, logs what it lacks, and returns one line about its means of
+// carrying KV blocks. It opens no GPU: on a host without one it reads a few directories and looks
+// for three libraries.
 func describeHost(where inventory.Config, log *slog.Logger) string {
 	m, err := inventory.Read(where)
 	for _, line := range inventory.Missing(m) {

@@ -12,7 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// text prints tables; those without a row are left out.
+// text prints the tables that have rows.
 func (k deviceReport) text(w io.Writer, all bool) error {
 	m := k.Machine
 	driver := "no GPU driver"
@@ -78,7 +78,7 @@ func numaOf(p topology.PCI) string {
 	return fmt.Sprint(p.NUMA)
 }
 
-// pcieOf is a PCIe link at its best.
+// pcieOf describes a PCIe link at its highest speed and width.
 func pcieOf(l topology.PCIe) string {
 	if l == (topology.PCIe{}) {
 		return "-"
@@ -86,7 +86,7 @@ func pcieOf(l topology.PCIe) string {
 	return fmt.Sprintf("gen%d x%d", max(l.Gen, l.MaxGen), cmp.Or(l.Width, l.MaxWidth))
 }
 
-// nvlinks are the links by what is at their other ends.
+// nvlinks counts a GPU's NVLinks by the device at their other end.
 func nvlinks(m *topology.Machine, g topology.GPU) string {
 	var order []string
 	count := map[string]int{}

@@ -17,8 +17,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// drainPollPeriod is the time between two status requests of --wait, slightly
-// more than that between two load reports.
+// drainPollPeriod is the time between two status requests of --wait. It is slightly longer than the
+// time between two load reports.
 const drainPollPeriod = 750 * time.Millisecond
 
 // drainFlags are the flags of "cascade drain".
@@ -28,7 +28,7 @@ type drainFlags struct {
 	timeout time.Duration
 }
 
-// newDrain is "cascade drain": empty replicas.
+// newDrain is "cascade drain": it empties replicas.
 func newDrain(s *settings) *cobra.Command {
 	f := &drainFlags{}
 	c := &cobra.Command{
@@ -70,7 +70,7 @@ does not wait.`,
 	return c
 }
 
-// newUndrain is "cascade undrain": put replicas back.
+// newUndrain is "cascade undrain": it returns replicas to service.
 func newUndrain(s *settings) *cobra.Command {
 	f := &controlFlags{}
 	c := &cobra.Command{
@@ -117,8 +117,8 @@ func requireReplicas(c *cobra.Command, args []string) error {
 	return nil
 }
 
-// postOrders posts a change for each replica and returns the accepted ones; the
-// error joins the others.
+// postOrders posts a change for each replica. It returns the accepted changes and the joined errors
+// of the rejected ones.
 func postOrders(ctx context.Context, base *url.URL, order string, replicas []string) (orders []control.DrainResult, err error) {
 	orders = []control.DrainResult{}
 	for _, id := range replicas {
@@ -143,7 +143,7 @@ func (s *settings) drain(cmd *cobra.Command, f *drainFlags, replicas []string) e
 	}
 	ctx := cmd.Context()
 	orders, err := postOrders(ctx, base, "drain", replicas)
-	refused := err != nil // then the others are not waited for
+	refused := err != nil // then the command does not wait for the others
 	if f.wait && !refused {
 		orders, err = s.waitUntilEmpty(ctx, base, f.timeout, orders)
 	}
@@ -158,8 +158,7 @@ func (s *settings) drain(cmd *cobra.Command, f *drainFlags, replicas []string) e
 	return err
 }
 
-// waitUntilEmpty waits until nothing runs on the replicas, and prints the
-// progress.
+// waitUntilEmpty waits until no request runs on the replicas, and prints the progress.
 func (s *settings) waitUntilEmpty(ctx context.Context, base *url.URL, timeout time.Duration, orders []control.DrainResult) ([]control.DrainResult, error) {
 	if timeout > 0 {
 		var cancel context.CancelFunc
@@ -210,7 +209,7 @@ func (s *settings) waitUntilEmpty(ctx context.Context, base *url.URL, timeout ti
 			case err == nil:
 				orders = now
 			case ctx.Err() == nil:
-				// The control plane may be back in a moment, and has stored the drain.
+				// The control plane has stored the drain and may soon be reachable again.
 				fmt.Fprintln(s.stderr, "cascade:", err)
 			}
 		}
@@ -220,7 +219,7 @@ func (s *settings) waitUntilEmpty(ctx context.Context, base *url.URL, timeout ti
 	}
 }
 
-// drainError returns what still runs where the wait ends early.
+// drainError describes what still runs when the wait ends early.
 func drainError(ctx context.Context, orders []control.DrainResult, empty map[policies.ReplicaID]int) error {
 	why := context.Cause(ctx)
 	if errors.Is(why, context.Canceled) {
@@ -263,7 +262,7 @@ func readOrders(ctx context.Context, base *url.URL, orders []control.DrainResult
 // healthGone is the health of a replica that has left the fleet.
 const healthGone = "gone"
 
-// isEmpty reports whether nothing runs on a replica, by its report.
+// isEmpty reports whether no request runs on a replica, according to its report.
 func isEmpty(r control.Replica) bool {
 	return r.Health == healthGone || r.Connected && r.ReportAge != nil && r.Residents == 0
 }

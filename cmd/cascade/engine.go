@@ -98,8 +98,7 @@ else the first. It runs no kernels there.`,
 	return c
 }
 
-// runEngine runs an engine of a fleet's model; c lacks the costs, which it
-// adds.
+// runEngine runs an engine of a fleet's model; it adds the costs to c.
 func (s *settings) runEngine(ctx context.Context, fleet config.Fleet, dir, listen string, c emulator.Config) error {
 	log, err := s.logger()
 	if err != nil {

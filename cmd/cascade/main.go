@@ -31,9 +31,9 @@ func runMain() int {
 	return run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 }
 
-// run executes a command line and returns its exit code: 0 for success and for
-// a clean stop by signal, 2 for a wrong command line, 3 for a check that this
-// host lacks the device for, 1 for other errors.
+// run executes a command line and returns its exit code: 0 for success and for a clean stop by
+// signal, 2 for a wrong command line, 3 if this host lacks the device that a check needs, 1 for
+// other errors.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	root := newRoot(stdout, stderr)
 	root.SetArgs(args)

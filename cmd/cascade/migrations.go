@@ -150,7 +150,7 @@ func formatBytes(n int64) string {
 	return fmt.Sprintf("%.2f GiB", float64(n)/(1<<30))
 }
 
-// formatSeconds returns a time with a unit; "–" for none.
+// formatSeconds returns a time with a unit, or "–" if there is none.
 func formatSeconds(s float64) string {
 	switch {
 	case s <= 0:

@@ -11,14 +11,14 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/executor"
 )
 
-// migrationStats sums up the migrations of a fleet's run.
+// migrationStats summarises the migrations of a fleet's run.
 type migrationStats struct {
-	Moved  map[string]uint64 `json:"moved"`  // by way
-	Failed map[string]uint64 `json:"failed"` // by reason; the request continued where it was
-	Causes map[string]int    `json:"causes"` // of the latest ones
-	Bytes  int64             `json:"bytes"`  // of KV that was copied
-	// Rescued and Lost are requests whose engine was lost: they continued at
-	// another one, or ended early.
+	Moved  map[string]uint64 `json:"moved"`  // by path
+	Failed map[string]uint64 `json:"failed"` // by reason; the request continued at its source
+	Causes map[string]int    `json:"causes"` // of the latest failed migrations
+	Bytes  int64             `json:"bytes"`  // KV bytes copied
+	// Rescued and Lost count requests whose engine was lost: they resumed on another one, or ended
+	// early.
 	Rescued uint64 `json:"rescued"`
 	Lost    uint64 `json:"lost"`
 	// StallP50 and StallP99 are quantiles of the latest migrations: how long a request
@@ -27,7 +27,7 @@ type migrationStats struct {
 	StallP99 float64 `json:"stall_p99_seconds"`
 }
 
-// collectMigrationStats sums up the counts of migration executors.
+// collectMigrationStats sums the counts of migration executors.
 func collectMigrationStats(movers []*executor.Executor) migrationStats {
 	m := migrationStats{Moved: map[string]uint64{}, Failed: map[string]uint64{}, Causes: map[string]int{}}
 	var stalls []time.Duration

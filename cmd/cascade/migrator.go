@@ -139,7 +139,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 	if p := next.predecessor(); p != 0 {
 		fmt.Fprintf(s.stderr, "migrator of %s: taking over from process %d\n", r.ID, p)
 	}
-	// The front end ends by draining, and everything else ends after it.
+	// The front end ends by draining, and everything else stops after it.
 	back, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	defer context.AfterFunc(ctx, front.Drain)()
@@ -182,10 +182,10 @@ func frontendReadiness(s frontend.Status) string {
 	return ""
 }
 
-// replicaListeners are the open listeners of one replica's migrator.
+// replicaListeners are the open listeners of a replica's migrator.
 type replicaListeners struct {
 	clients, peers net.Listener
-	admin          net.Listener // nil for none
+	admin          net.Listener // nil if the replica has no admin address
 }
 
 // The names of a migrator's listeners in a handover.

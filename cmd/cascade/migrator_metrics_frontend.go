@@ -6,9 +6,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 )
 
-// frontendMetrics are the metrics of a migrator's front end, each read from its
-// Status at a scrape. Their names begin with cascade_migrator_, and they have
-// the labels replica and model.
+// frontendMetrics are the metrics of a migrator's front end. Each is read from its Status at a
+// scrape. Their names begin with cascade_migrator_, and they have the labels replica and model.
 var frontendMetrics = [...]struct {
 	name, help string
 	kind       prometheus.ValueType

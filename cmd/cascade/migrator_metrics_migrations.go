@@ -9,15 +9,15 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/market"
 )
 
-// migrationSample is what the migration metrics are read from at a scrape.
+// migrationSample is the state from which a scrape reads the migration metrics.
 type migrationSample struct {
 	market        market.Status
 	executor      executor.Stats
 	maxConcurrent int // in each direction
 }
 
-// migrationMetric is one metric of migrations: value returns its value, or
-// values returns one for each value of a label.
+// migrationMetric is one metric of migrations: either value returns its value, or values returns
+// one value per value of a label.
 type migrationMetric struct {
 	name, help string
 	kind       prometheus.ValueType

@@ -13,11 +13,11 @@ import (
 
 // Bounds of an upgrade.
 const (
-	// takeoverTimeout is how long a process waits for another one of the same
-	// replica that is starting, and for the running one to prepare.
+	// takeoverTimeout is how long a process waits for another starting process of the same replica,
+	// and for the running process to prepare.
 	takeoverTimeout = 30 * time.Second
-	// engineTimeout is how long a new process waits for its engine before it
-	// stops its predecessor in any case.
+	// engineTimeout is how long a new process waits for its engine before it stops its predecessor
+	// even without one.
 	engineTimeout = 5 * time.Second
 	// enginePollPeriod is the time between two checks of the engine.
 	enginePollPeriod = 20 * time.Millisecond
@@ -30,9 +30,8 @@ type upgrade struct {
 	listeners *handover.Listeners
 }
 
-// beginUpgrade begins the takeover. dir holds the Unix sockets by which the
-// processes of a user find each other; address is the replica's. If run is not
-// called, the caller calls abandon.
+// beginUpgrade begins the takeover. dir holds the Unix sockets by which the processes of a user
+// find each other; address is the replica's. The caller must call either run or abandon.
 func beginUpgrade(ctx context.Context, dir, replica, address string) (*upgrade, error) {
 	path, err := handover.Path(dir, replica, address)
 	if err != nil {
@@ -54,8 +53,7 @@ func (s *upgrade) predecessor() int { return s.takeover.Process }
 // accepting.
 func (s *upgrade) abandon() { s.takeover.Abandon() }
 
-// listen returns a listener: the predecessor's if it has one at that address,
-// else a new one.
+// listen returns the predecessor's listener if it has one at that address, else a new one.
 func (s *upgrade) listen(name, address string) (net.Listener, error) {
 	l := s.takeover.TakeListener(name, address)
 	if l == nil {
@@ -90,22 +88,20 @@ func (s *upgrade) reopen(name string) func(network, address string) (net.Listene
 // upgradeSteps are the functions that run calls.
 type upgradeSteps struct {
 	ready func() bool // the front end accepts requests
-	// lead does what only one process of a replica may do at a time, until its
-	// context ends.
+	// lead runs the tasks that only one process of a replica may run at a time, until its context
+	// ends.
 	lead func(ctx context.Context) error
-	// retire ends the process once its streams have ended, and rejects no
-	// request.
+	// retire ends the process once its streams have ended. It rejects no request.
 	retire func()
-	// followPredecessor exchanges messages with the preceding process, and
-	// serveSuccessor with the next one, until that one or ctx ends; both close
-	// the link. The link of followPredecessor is nil if the preceding process
-	// has ended.
+	// followPredecessor exchanges messages with the preceding process until that process or ctx
+	// ends; serveSuccessor does so with the next process. Both close the link. The link of
+	// followPredecessor is nil if the preceding process has ended.
 	followPredecessor, serveSuccessor func(ctx context.Context, link *handover.Link)
 }
 
-// run stops the predecessor as soon as this process is ready, leads, and hands
-// over to a successor: then it retires. It returns when ctx ends, or when it no
-// longer leads and the links to the other processes have ended.
+// run stops the predecessor as soon as this process is ready, then leads until it hands over to a
+// successor and retires. It returns when ctx ends, or when it no longer leads and the links to the
+// other processes have ended.
 func (s *upgrade) run(ctx context.Context, p upgradeSteps, log *slog.Logger) error {
 	if s.predecessor() != 0 {
 		waitFor(ctx, p.ready)
@@ -145,7 +141,7 @@ func (s *upgrade) run(ctx context.Context, p upgradeSteps, log *slog.Logger) err
 	return <-led
 }
 
-// waitFor waits until ready, for at most engineTimeout.
+// waitFor waits until ready returns true, for at most engineTimeout.
 func waitFor(ctx context.Context, ready func() bool) {
 	ctx, cancel := context.WithTimeout(ctx, engineTimeout)
 	defer cancel()

@@ -20,7 +20,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/partition"
 )
 
-// planBuckets is how many length buckets an octave has when planning offline.
+// planBuckets is the number of length buckets per octave in offline planning.
 const planBuckets = 8
 
 // planFlags are the flags of "cascade plan" besides the source of requests.
@@ -38,7 +38,7 @@ type planFlags struct {
 	ignoreHash bool
 }
 
-// newPlan is "cascade plan": the stages that a trace would get.
+// newPlan is "cascade plan": it computes the stages for a trace.
 func newPlan(s *settings) *cobra.Command {
 	src, p := &traceFlags{}, &planFlags{}
 	c := &cobra.Command{
@@ -98,11 +98,11 @@ type planResult struct {
 // stageResult is one row of the plan.
 type stageResult struct {
 	Low       policies.Tokens  `json:"low"`
-	High      *policies.Tokens `json:"high"` // null: open
+	High      *policies.Tokens `json:"high"` // null: the stage has no upper bound
 	Replicas  int              `json:"replicas"`
 	Arrivals  float64          `json:"arrivals_per_second"`
 	Generated float64          `json:"tokens_per_second"`
-	Work      float64          `json:"busy_replicas"` // work in replicas, before the fixed cost of iterations
+	Work      float64          `json:"busy_replicas"` // in replicas, before the fixed cost of iterations
 	Iteration float64          `json:"iteration_seconds,omitempty"`
 }
 
@@ -146,7 +146,7 @@ func (s *settings) plan(src *traceFlags, p *planFlags) error {
 	return out.table().Text(s.stdout)
 }
 
-// workload returns the requests as a partitioner's input.
+// workload converts the requests into a partitioner's input.
 func (p *planFlags) workload(requests []trace.Request) (policies.Workload, error) {
 	fleet := config.Fleet{Speed: 1, Models: []config.Model{{Name: "plan", Profile: p.profile, Context: policies.Tokens(p.context)}}}
 	ps, err := fleet.Profiles(".")
@@ -166,8 +166,8 @@ func (p *planFlags) workload(requests []trace.Request) (policies.Workload, error
 	return w, w.Validate()
 }
 
-// countFlow counts a whole trace without forgetting. Prefix hits are those of
-// one unbounded cache: an upper bound of the hits in replicas.
+// countFlow counts a whole trace without decay. Prefix hits are those of one unbounded cache, which
+// is an upper bound of the hits in replicas.
 func countFlow(requests []trace.Request, edges []policies.Tokens, prefixes bool) policies.Flow {
 	last := requests[len(requests)-1].At.Seconds()
 	count := flow.New(edges, 1000*(last+1))
@@ -185,8 +185,8 @@ func countFlow(requests []trace.Request, edges []policies.Tokens, prefixes bool)
 	return count.Rates(last)
 }
 
-// cachedPrefix returns how many tokens at the beginning of the prompt were seen
-// before, and records its blocks.
+// cachedPrefix returns how many tokens at the beginning of the prompt are in seen, and records the
+// prompt's blocks.
 func cachedPrefix(seen map[uint64]bool, r trace.Request) policies.Tokens {
 	hit := 0
 	for hit < len(r.Prefix) && seen[r.Prefix[hit]] {

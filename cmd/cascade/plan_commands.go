@@ -20,7 +20,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// newPlanHistory is "cascade plan history": the decisions about plans.
+// newPlanHistory is "cascade plan history": it lists the decisions about plans.
 func newPlanHistory(s *settings) *cobra.Command {
 	f := &controlFlags{}
 	c := &cobra.Command{
@@ -72,7 +72,7 @@ func (p *planCommandFlags) flags(c *cobra.Command) {
 	c.Flags().Lookup("by").DefValue = "<user>@<host name>"
 }
 
-// currentUser returns the name of the user for the history.
+// currentUser returns the user's name for the plan history.
 func currentUser() string {
 	host, _ := os.Hostname()
 	return cmp.Or(os.Getenv("USER"), os.Getenv("LOGNAME"), fmt.Sprint("uid ", os.Getuid())) + "@" + host
@@ -90,7 +90,7 @@ func (p *planCommandFlags) post(ctx context.Context, cmd *cobra.Command, order, 
 	return base, body, err
 }
 
-// newPlanPin is "cascade plan pin": keep a plan.
+// newPlanPin is "cascade plan pin": it keeps a plan.
 func newPlanPin(s *settings) *cobra.Command {
 	p := &planCommandFlags{}
 	var epoch uint64
@@ -118,7 +118,7 @@ boundaries come back when there are replicas for them. Restarts keep the pin.`,
 	return c
 }
 
-// newPlanUnpin is "cascade plan unpin": let the planner change a plan again.
+// newPlanUnpin is "cascade plan unpin": it lets the planner change a plan again.
 func newPlanUnpin(s *settings) *cobra.Command {
 	p := &planCommandFlags{}
 	c := &cobra.Command{
@@ -136,7 +136,7 @@ finds a better one. For a model that is not pinned it does nothing.`,
 	return c
 }
 
-// newPlanRollback is "cascade plan rollback": return to an earlier plan.
+// newPlanRollback is "cascade plan rollback": it returns to an earlier plan.
 func newPlanRollback(s *settings) *cobra.Command {
 	p := &planCommandFlags{}
 	var to uint64
@@ -239,7 +239,7 @@ func writePlans(w io.Writer, p control.PlanHistory) error {
 	return errors.Join(err, past.Text(w))
 }
 
-// decisionText returns the name of a decision.
+// decisionText returns the text for a kind of decision.
 func decisionText(word string) string {
 	if word == "" {
 		return "changed"
@@ -247,7 +247,7 @@ func decisionText(word string) string {
 	return word
 }
 
-// actorName returns who made a change.
+// actorName returns the name of the user or component that made a change.
 func actorName(by string) string {
 	if by == "" {
 		return "an operator"
@@ -262,7 +262,7 @@ func percent(share float64) string {
 	return fmt.Sprintf("%.0f %%", 100*share)
 }
 
-// iterations compares the measured with the predicted iteration time.
+// iterations compares the measured iteration time with the predicted one.
 func iterations(d control.Decision) string {
 	if d.Observed == 0 || d.Predicted == 0 {
 		return ""

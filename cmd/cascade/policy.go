@@ -104,8 +104,8 @@ func (b *policyBuildFlags) flags(c *cobra.Command) {
 	c.Flags().StringVar(&b.cc, "cc", "", "C compiler for wasm32, for instance \"zig cc\"; empty: zig, the Python package ziglang, or clang")
 }
 
-// module returns the path of a module, which it builds from a directory or from
-// rules.
+// module returns the path of a module. It builds the module if the path is a directory or a rules
+// file.
 func (b *policyBuildFlags) module(ctx context.Context, path string) (file string, err error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -120,14 +120,14 @@ func (b *policyBuildFlags) module(ctx context.Context, path string) (file string
 
 // inspectedModule is a module that a command only reads.
 type inspectedModule struct {
-	file string // its path
+	file string // path of the module
 	name string // displayed name
-	at   string // prefix of the names of its files
+	at   string // prefix of the names of the module's files
 }
 
-// inspect returns a module. What it builds from a directory or rules is a
-// temporary file that done removes; files beside the sources stay unchanged:
-// they may be what is to be verified.
+// inspect returns a module. If it builds the module from a directory or rules, it writes a
+// temporary file, which done removes. It leaves files beside the sources unchanged, because they
+// may be the ones to verify.
 func (b *policyBuildFlags) inspect(ctx context.Context, path string) (l inspectedModule, done func() error, err error) {
 	done = func() error { return nil }
 	info, err := os.Stat(path)
@@ -150,8 +150,8 @@ func (b *policyBuildFlags) inspect(ctx context.Context, path string) (l inspecte
 	return inspectedModule{built.File, path, at}, done, err
 }
 
-// open loads a module, or what it builds from a directory, with a configuration
-// file.
+// open loads a module with a configuration file. It builds the module if the path is a directory or
+// a rules file.
 func (b *policyBuildFlags) open(ctx context.Context, path, configuration string) (*policydev.Subject, error) {
 	var text []byte
 	if configuration != "" {
@@ -223,7 +223,7 @@ are not sandboxes: build sources that you do not trust in one, such as a contain
 	return c
 }
 
-// errRefused ends commands whose output already has the reason.
+// errRefused ends a command that has already printed the reason.
 var errRefused = errors.New("hosts reject this module")
 
 func newPolicyInspect(s *settings) *cobra.Command {

@@ -12,11 +12,10 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// decisions are what the modules of a run decided.
+// decisions summarises the decisions of a run's modules.
 type decisions struct {
 	Slots []slotDecisions `json:"slots"`
-	// Native is what came of deciding the recorded calls once more, by the policies
-	// that are linked in.
+	// Native is the result of deciding the recorded calls again with the native policies.
 	Native policydev.RecheckResult `json:"decided_again_natively"`
 }
 
@@ -26,14 +25,14 @@ type slotDecisions struct {
 	Module  string           `json:"module"`
 	Version string           `json:"version"`
 	SHA256  lifecycle.Digest `json:"sha256"`
-	Hosts   int              `json:"hosts"`    // where it decides
-	Of      int              `json:"of_hosts"` // that have the slot
+	Hosts   int              `json:"hosts"`    // hosts on which the module decides
+	Of      int              `json:"of_hosts"` // hosts that have the slot
 	Calls   uint64           `json:"calls"`
 	Faults  uint64           `json:"faults"`
 }
 
-// collectDecisions returns what the pushed modules have decided in a running
-// fleet; nil if none was pushed.
+// collectDecisions returns the decisions of the pushed modules in a running fleet, or nil if no
+// module was pushed.
 func collectDecisions(f *inprocess.Fleet, all []policyPlugin) *decisions {
 	if len(all) == 0 {
 		return nil
@@ -69,7 +68,7 @@ func newSlotDecisions(s lifecycle.SlotStatus, l lifecycle.Status, fleet control.
 	return line
 }
 
-// write prints the decisions; nothing for nil.
+// write prints the decisions. It prints nothing if d is nil.
 func (d *decisions) write(w io.Writer) error {
 	if d == nil {
 		return nil

@@ -25,13 +25,13 @@ import (
 )
 
 const (
-	// pluginsFolder is where "make plugins" puts the built-in policies, beside the
-	// program.
+	// pluginsFolder is the directory beside the program into which "make plugins" puts the built-in
+	// policies.
 	pluginsFolder = "plugins"
-	// runKeyFile is the key of "cascade up", in the fleet's state.
+	// runKeyFile is the file in the fleet's state directory that holds the key of "cascade up".
 	runKeyFile = "up.key"
-	// activeTimeout bounds the wait for modules that a run pushes: compiling all of
-	// them takes some 10 s on two slow cores, and a moment when it was done before.
+	// activeTimeout bounds the wait for modules that a run pushes. Compiling all of them takes some
+	// 10 s on two slow cores, and a moment if they were compiled before.
 	activeTimeout = 90 * time.Second
 )
 
@@ -53,10 +53,10 @@ type policyPlugin struct {
 	Statement         sign.Statement
 }
 
-// preparePlugins configures a fleet to trust the modules of the built-in
-// policies, which it signs with a key of this process or of the fleet's state.
-// It returns the modules to push: none if the flags say so, if the fleet trusts
-// keys of its own, or if there is no directory of modules, which it prints.
+// preparePlugins makes a fleet trust the modules of the built-in policies, which it signs with a
+// key of this process or of the fleet's state directory. It returns the modules to push. It returns
+// none if the flags say so, if the fleet trusts keys of its own, or if there is no directory of
+// modules; it prints the last case.
 func (s *settings) preparePlugins(f *wiring.Fleet, p pluginFlags) ([]policyPlugin, error) {
 	if p.native {
 		f.Fleet.Policies.Native = true
@@ -112,9 +112,9 @@ func (s *settings) preparePlugins(f *wiring.Fleet, p pluginFlags) ([]policyPlugi
 	return all, nil
 }
 
-// signingKey returns the key with which a run signs the built-in policies: that
-// of earlier runs, if the fleet has a state directory, so that the modules that
-// they pushed are still trusted.
+// signingKey returns the key with which a run signs the built-in policies. If the fleet has a state
+// directory, this is the key of earlier runs, so that the modules that they pushed are still
+// trusted.
 func signingKey(dir string) (ed25519.PrivateKey, error) {
 	_, secret, err := ed25519.GenerateKey(nil)
 	if err != nil || dir == "" {
@@ -149,8 +149,8 @@ func semanticVersion(v string) string {
 	return v
 }
 
-// pushPlugins pushes the modules to a running fleet, as an operator would, and
-// waits until they decide.
+// pushPlugins pushes the modules to a running fleet, as an operator would, and waits until they are
+// active.
 func pushPlugins(ctx context.Context, f *inprocess.Fleet, all []policyPlugin) error {
 	base, err := url.Parse(f.AdminURL())
 	if err != nil {
@@ -185,7 +185,7 @@ func pushPlugins(ctx context.Context, f *inprocess.Fleet, all []policyPlugin) er
 	}
 }
 
-// pendingPlugin returns which slot does not run its module yet; "" if all do.
+// pendingPlugin returns a slot that does not run its module yet, or "" if all do.
 func pendingPlugin(hosts []*policyhost.Host, all []policyPlugin) string {
 	for _, h := range hosts {
 		for _, s := range h.Slots.Status() {

@@ -81,13 +81,13 @@ func (o *slotFlags) flags(c *cobra.Command) {
 	c.Flags().Lookup("by").DefValue = "<user>@<host name>"
 }
 
-// canary adds the flags of a canary's extent.
+// canary adds the flags for the size of a canary.
 func (o *slotFlags) canary(c *cobra.Command) {
 	c.Flags().IntVar(&o.permille, "permille", 0, "largest share of a canary, in 1/1000 of the requests, for kinds that decide for one request; 0: 10")
 	c.Flags().StringVar(&o.scope, "scope", "", "where it decides first, for kinds that decide for many requests: a model (partition, guard) or a node (refine)")
 }
 
-// share returns the permille of a goal, with its default.
+// share returns the permille for a goal, or its default.
 func (o *slotFlags) share(kinds []string, goal string) int {
 	if o.permille == 0 && goal == lifecycle.ToCanary.String() && len(kinds) > 0 && lifecycle.Kind(kinds[0]).PerRequest() {
 		return 10
@@ -181,7 +181,7 @@ one fails, the built-in policies decide.`,
 	return c
 }
 
-// promotionGoals are the goals of a candidate, in their order.
+// promotionGoals are the goals of a candidate, in order.
 var promotionGoals = []lifecycle.Goal{lifecycle.ToWarm, lifecycle.ToShadow, lifecycle.ToCanary, lifecycle.ToActive}
 
 func newPolicyShadow(s *settings) *cobra.Command {
@@ -302,8 +302,8 @@ func (s *settings) setGoal(cmd *cobra.Command, o *slotFlags, kinds []string) err
 	return printResponse(s, base, body, writeWanted)
 }
 
-// nextGoal sets the goal after the present one, which must be the same in all
-// the slots. A larger share is a step of its own.
+// nextGoal sets the goal after the present one, which must be the same in all the slots. A larger
+// share is a separate step.
 func (o *slotFlags) nextGoal(ctx context.Context, base *url.URL, kinds []string) error {
 	body, err := request(ctx, base, http.MethodGet, "policies", url.Values{"slot": kinds})
 	if err != nil {

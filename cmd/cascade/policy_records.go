@@ -20,13 +20,13 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 )
 
-// callRecords sums up the calls that a host has recorded.
+// callRecords summarises the calls that a host has recorded.
 type callRecords struct {
 	Slot    string         `json:"slot"`
 	Host    string         `json:"host"`
 	File    string         `json:"file"`
 	Frames  int            `json:"frames"`
-	Modules map[string]int `json:"modules"` // calls by the sha256 of what was asked; "" is the built-in policy
+	Modules map[string]int `json:"modules"` // calls by the sha256 of the module that was called; "" is the built-in policy
 	Faults  int            `json:"faults"`  // answered by the built-in policy instead
 	LeftOut int            `json:"left_out,omitempty"`
 }
@@ -88,7 +88,7 @@ host only.`,
 	return c
 }
 
-// recordsBase returns the base URL of the admin server that has the records.
+// recordsBase returns the base URL of the admin server that serves the records.
 func recordsBase(cmd *cobra.Command, f *controlFlags, replica string) (*url.URL, error) {
 	if replica == "" {
 		return f.baseURL(cmd)
@@ -164,7 +164,7 @@ func fetchRecords(ctx context.Context, base *url.URL, slot string) (r callRecord
 	return r, text, nil
 }
 
-// printRecords prints what was written, and the next step.
+// printRecords prints which files were written, and the next step.
 func (s *settings) printRecords(r callRecords) error {
 	var by []string
 	for _, who := range slices.Sorted(maps.Keys(r.Modules)) {

@@ -30,7 +30,7 @@ func (p *policyReplayFlags) flags(c *cobra.Command) {
 	c.Flags().IntVar(&p.show, "show", 20, "how many differences to print")
 }
 
-// replay replays frames in a module, a directory or a built-in policy.
+// replay replays recorded calls in a module, a directory or a built-in policy.
 func (p *policyReplayFlags) replay(ctx context.Context, who string, frames []policydev.Frame) (played policydev.ReplayResult, err error) {
 	if !exists(who) && slices.Contains(policydev.Builtins(), who) {
 		return policydev.ReplayNative(ctx, who, frames)

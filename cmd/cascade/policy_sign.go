@@ -136,8 +136,7 @@ add theirs to the statement that is there. What it says is printed; read it firs
 	return c
 }
 
-// newStatement reports whether the flags make a new statement, and not only a
-// signature.
+// newStatement reports whether the flags ask for a new statement rather than only a signature.
 func (f *policySignFlags) newStatement(cmd *cobra.Command) bool {
 	for _, name := range []string{"name", "version", "generation", "not-after", "kind", "limit", "configuration", "golden"} {
 		if cmd.Flags().Changed(name) {
@@ -301,7 +300,7 @@ func readLimit(text string) (kind string, g sign.Grant, err error) {
 	return kind, g, nil
 }
 
-// readConfiguration reads the configuration of a module; nothing for no file.
+// readConfiguration reads the configuration of a module. It returns nothing if no file is named.
 func readConfiguration(path string) ([]byte, error) {
 	if path == "" {
 		return nil, nil

@@ -21,7 +21,7 @@ import (
 const (
 	// shownDigest is how many digits of a module's hash are shown.
 	shownDigest = 12
-	// shownEnds is how many of the generations that were taken back are shown.
+	// shownEnds is how many of the generations that were rolled back are shown.
 	shownEnds = 3
 )
 
@@ -78,8 +78,8 @@ Generation 0 is the built-in policy. A host is a migrator, or a control plane
 	return c
 }
 
-// writeWanted prints the goals of slots after a change; the hosts' last reports
-// are older than that.
+// writeWanted prints the goals of slots after a change. It prints no hosts, because their last
+// reports are older than the change.
 func writeWanted(w io.Writer, p control.Policies) error {
 	if err := slotTable(p).Text(w); err != nil {
 		return err
@@ -99,7 +99,7 @@ func writePolicies(w io.Writer, p control.Policies) error {
 	}
 	t := hostTable("hosts")
 	for _, slot := range p.Slots {
-		// Slots that only ever had the built-in policy are left out.
+		// Slots that have always run the built-in policy are left out.
 		if !slices.ContainsFunc(slot.Nodes, func(n control.PolicyNode) bool { return len(n.Modules) > 0 || n.Refused != "" }) {
 			continue
 		}
@@ -145,8 +145,8 @@ func hostTable(title string) report.Table {
 	return report.Table{Title: title, Header: []string{"slot", "host", "generation", "phase", "calls", "faults", "compared", "differ", "worse", "why"}, Left: 2}
 }
 
-// differing returns the hosts that run another generation than most, or reject
-// one; of two equal halves, the half without the first host.
+// differing returns the hosts that run another generation than most, or that reject one. If two
+// halves are equal, it returns the half without the first host.
 func differing(nodes []control.PolicyNode) []control.PolicyNode {
 	type decides struct {
 		active, candidate lifecycle.Generation
@@ -168,8 +168,8 @@ func differing(nodes []control.PolicyNode) []control.PolicyNode {
 	return slices.DeleteFunc(nodes, func(n control.PolicyNode) bool { return of(n) == most && !of(n).refuses })
 }
 
-// ownRows returns the hosts of a slot, each once: of replicas that share a
-// host, the first, with the name of the host and the number of replicas.
+// ownRows returns the hosts of a slot, each once. For replicas that share a host, it returns the
+// first, with the name of the host and the number of replicas.
 func ownRows(nodes []control.PolicyNode) (out []control.PolicyNode) {
 	replicas := make(map[string]int)
 	for _, n := range nodes {
@@ -258,7 +258,7 @@ func slotTable(p control.Policies) report.Table {
 				fresh++
 			}
 			t.Notes = append(t.Notes, nodeNotes(slot.Slot, n, stable, candidate)...)
-			for _, l := range n.Modules { // all hosts report the same
+			for _, l := range n.Modules { // all hosts report the same modules
 				if text := fmt.Sprintf("%s: generation %d decides, and %s.", slot.Slot, l.Generation, l.Reason); l.Phase == lifecycle.Active && l.Reason != "" && !slices.Contains(t.Notes, text) {
 					t.Notes = append(t.Notes, text)
 				}
@@ -293,8 +293,8 @@ func trialGoal(c *control.PolicyCandidate) string {
 	return c.Goal.String()
 }
 
-// nodeNotes returns what differs on a host: a generation that it rolled back,
-// or one that waits.
+// nodeNotes returns what differs on a host: a generation that it rolled back, or one that it has
+// not activated yet.
 func nodeNotes(slot lifecycle.Kind, n control.PolicyNode, stable, candidate lifecycle.Generation) (notes []string) {
 	for _, l := range n.Modules {
 		if l.Phase == lifecycle.Rejected && (l.Generation == stable || l.Generation == candidate) {

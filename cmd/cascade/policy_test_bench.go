@@ -16,7 +16,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/report"
 )
 
-// ownFrames is the file of recorded calls in a policy's directory.
+// ownFrames is the path of the recorded calls in a policy's directory.
 var ownFrames = filepath.Join("testdata", "frames.jsonl")
 
 func newPolicyTest(s *settings) *cobra.Command {
@@ -94,8 +94,8 @@ Exit codes: 0 when all checks pass, 1 when one fails.`,
 	return c
 }
 
-// testPolicy tests a module and its expected answers; with update it writes
-// these first.
+// testPolicy tests a module and its expected answers; with update it first writes the expected
+// answers.
 func (s *settings) testPolicy(ctx context.Context, subject *policydev.Subject, t policydev.TestConfig, update bool) (r policydev.Report, err error) {
 	at := subject.Path + policydev.GoldenSuffix
 	if update {

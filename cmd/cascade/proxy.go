@@ -17,8 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/proxy"
 )
 
-// noticeAfter is how long a daemon waits for another one before it prints that
-// it waits.
+// noticeAfter is how long a daemon waits for another component before it prints that it waits.
 const noticeAfter = 2 * time.Second
 
 // proxyFlags are the flags of "cascade proxy".
@@ -103,11 +102,11 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 	if err != nil {
 		return err
 	}
-	// The admin server outlives the proxy, so that a drain can be observed.
+	// The admin server outlives the proxy, so that operators can observe a drain.
 	back, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	g, back := errgroup.WithContext(back)
-	// An admin server that fails ends the proxy, too.
+	// If the admin server fails, the proxy ends too.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(back, cancel)()
@@ -125,7 +124,7 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 	return g.Wait()
 }
 
-// logReadiness prints when the proxy serves, and what it waits for before.
+// logReadiness logs when the proxy serves, and until then what it waits for.
 func (s *settings) logReadiness(ctx context.Context, px *proxy.Proxy, target string) {
 	notice := time.NewTimer(noticeAfter)
 	defer notice.Stop()

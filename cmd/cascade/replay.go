@@ -15,7 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/trace"
 )
 
-// replayFlags are the flags of "cascade replay" for an endpoint of one's own.
+// replayFlags are the flags of "cascade replay" for an existing endpoint.
 type replayFlags struct {
 	target, model, name, host string
 	headers                   []string
@@ -27,7 +27,7 @@ type replayFlags struct {
 // them.
 const defaultMix = 1000
 
-// newReplay is "cascade replay": a trace against an endpoint.
+// newReplay is "cascade replay": it replays a trace against an endpoint.
 func newReplay(s *settings) *cobra.Command {
 	src, e, r, p := &traceFlags{}, &emulationFlags{}, &replayFlags{}, &pluginFlags{}
 	c := &cobra.Command{
@@ -96,13 +96,13 @@ Mooncake's traces have a clock of 3 s: --spread 3s spreads arrivals within it.`,
 	return c
 }
 
-// Flags that mean nothing without, and with, --target.
+// These flags have no effect without, and with, --target.
 var (
 	replayOnly   = [...]string{"model", "name", "host", "header", "timeout", "http2"}
 	emulatedOnly = [...]string{"replicas", "profile", "window", "tp", "envoy", "native", "plugins"}
 )
 
-// parseHeaders parses lines of a header.
+// parseHeaders parses header lines.
 func parseHeaders(lines []string) (http.Header, error) {
 	out := http.Header{}
 	for _, line := range lines {
@@ -115,7 +115,7 @@ func parseHeaders(lines []string) (http.Header, error) {
 	return out, nil
 }
 
-// replayTarget replays the source against an endpoint that runs already.
+// replayTarget replays the source against a running endpoint.
 func (s *settings) replayTarget(ctx context.Context, src *traceFlags, e *emulationFlags, f *replayFlags, header http.Header) (err error) {
 	if src.maxLength == 0 || src.maxLength > e.context {
 		src.maxLength = e.context
@@ -152,7 +152,7 @@ func (s *settings) replayTarget(ctx context.Context, src *traceFlags, e *emulati
 	return errors.Join(err, s.showReplay(res, e.out))
 }
 
-// showReplay shows one run, and writes it into a directory where there is one.
+// showReplay prints one run, and writes it into dir unless dir is empty.
 func (s *settings) showReplay(res replay.Result, dir string) error {
 	results := []replay.Result{res}
 	if dir != "" {

@@ -24,32 +24,32 @@ const startTimeout = 30 * time.Second
 
 // presetComparison replays the same requests on fleets with different presets.
 type presetComparison struct {
-	fleet    wiring.Fleet // the addresses are those of the last run
+	fleet    wiring.Fleet // with the addresses of the last run
 	plugins  pluginFlags
 	requests []trace.Request
 	prompt   replay.Prompt
-	envoy    string // path of Envoy; empty: the embedded proxy
+	envoy    string // path of Envoy; empty: use the embedded proxy
 	device   string // where the engines keep their KV
-	moves    string // how requests migrate with planned stages; empty: as the preset says
+	moves    string // how requests migrate with planned stages; empty: as the preset defines
 	out      string // directory for results; empty: none
 }
 
-// presetResult is the result of one preset.
+// presetResult is the result for one preset.
 type presetResult struct {
 	Preset string         `json:"preset"`
 	Result replay.Result  `json:"result"`
 	Status control.Status `json:"status"` // at the end of the replay
 	Placed stageHits      `json:"placed"`
 	Moves  migrationStats `json:"moves"`
-	// Modules are the policies that decided as modules; absent where none did.
+	// Modules are the policies that ran as modules; it is absent if none did.
 	Modules *decisions `json:"modules,omitempty"`
 }
 
-// stageHits counts where requests were served, by their exact prompt lengths
-// and the plan that routed them.
+// stageHits counts the stages that served requests, by exact prompt length and the plan that routed
+// the request.
 type stageHits struct {
 	InRange int `json:"in_range"` // served by the stage that covers the prompt
-	Next    int `json:"adjacent"` // by its neighbour: the estimate was off at a boundary
+	Next    int `json:"adjacent"` // served by the neighbour: the estimate was off at a boundary
 	Other   int `json:"elsewhere"`
 	Unknown int `json:"unknown"` // the response named no stage, or an epoch that the history no longer holds
 }
@@ -66,7 +66,7 @@ func (c *presetComparison) run(ctx context.Context, s *settings, name, preset st
 	}
 	defer spans.Close()
 	f := c.fleet
-	// The defaults of a migration depend on the preset.
+	// The migration defaults depend on the preset.
 	f.Preset, f.Migration = preset, config.Migration{}
 	if preset != "round-robin" {
 		f.Migration.Mode = c.moves
@@ -140,14 +140,14 @@ func (c *presetComparison) replay(ctx context.Context, s *settings, fleet *inpro
 	return res, err
 }
 
-// newProgressBar is a progress bar on standard error.
+// newProgressBar returns a progress bar that writes to standard error.
 func newProgressBar(s *settings, name string, total int) *progressbar.ProgressBar {
 	return progressbar.NewOptions(total, progressbar.OptionSetWriter(s.stderr), progressbar.OptionSetDescription(fmt.Sprintf("%-14s", name)),
 		progressbar.OptionShowCount(), progressbar.OptionSetWidth(30), progressbar.OptionThrottle(200*time.Millisecond))
 }
 
-// announceChanges prints the plans after an epoch, and returns the epoch of the
-// last one. The history is of one model.
+// announceChanges prints the plans after an epoch, and returns the epoch of the last one. The
+// history belongs to one model.
 func (s *settings) announceChanges(bar *progressbar.ProgressBar, history []control.Change, printed policies.Epoch) policies.Epoch {
 	for _, c := range history {
 		if c.Epoch <= printed {
@@ -160,10 +160,10 @@ func (s *settings) announceChanges(bar *progressbar.ProgressBar, history []contr
 	return printed
 }
 
-// describeChange returns what a plan change did.
+// describeChange describes the effect of a plan change.
 func describeChange(c control.Change) string {
 	text := c.Reason
-	if c.Gain > 0 && c.Gain < 1 { // 1: the plan before could not carry the load at all
+	if c.Gain > 0 && c.Gain < 1 { // 1: the previous plan could not carry the load at all
 		text += fmt.Sprintf(", predicted gain %.0f %%", c.Gain*100)
 	}
 	text += ":"
@@ -173,7 +173,7 @@ func describeChange(c control.Change) string {
 	return text
 }
 
-// countStageHits counts where the requests were served.
+// countStageHits counts the stages that served the requests.
 func countStageHits(r replay.Result, st control.Status) stageHits {
 	plans := map[string][]control.Stage{}
 	for _, c := range st.History {

@@ -11,7 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/report"
 )
 
-// createRecords creates the file of a run's requests; without a directory it
+// createRecords creates the file for a run's requests. Without a directory it returns a writer that
 // discards them.
 func createRecords(dir, name string) (io.WriteCloser, error) {
 	if dir == "" {
@@ -27,8 +27,8 @@ type nopCloser struct{ io.Writer }
 
 func (nopCloser) Close() error { return nil }
 
-// writeResults writes results.json, tables.md and pictures of runs into a
-// directory, and further pictures under their names.
+// writeResults writes results.json, tables.md and the pictures of runs into a directory. further
+// holds more pictures by their names.
 func writeResults(dir string, results []replay.Result, further map[string]func() (report.Picture, error)) error {
 	f, err := os.Create(filepath.Join(dir, "results.json"))
 	if err != nil {

@@ -14,8 +14,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// traceFlags is the flags that say where requests come from: a trace file, or a
-// generated mix.
+// traceFlags are the flags that select the source of requests: a trace file, or a generated mix.
 type traceFlags struct {
 	file      string
 	mix       string
@@ -75,7 +74,7 @@ func readTrace(path string) ([]trace.Request, error) {
 	return trace.Read(f, path)
 }
 
-// generator returns a shipped mix, or the one in a JSON file.
+// generator returns a built-in mix, or the one in a JSON file.
 func generator(name string) (trace.Generator, error) {
 	if g, ok := trace.Named(name); ok {
 		return g, nil
@@ -94,7 +93,7 @@ func generator(name string) (trace.Generator, error) {
 	return g, nil
 }
 
-// newTrace is "cascade trace": look at, fit and generate traces.
+// newTrace is "cascade trace": it inspects, fits and generates traces.
 func newTrace(s *settings) *cobra.Command {
 	c := group(&cobra.Command{Use: "trace", Short: "Generate, describe and fit request traces"})
 	gen := &traceFlags{}

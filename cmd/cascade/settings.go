@@ -22,8 +22,8 @@ func (s *settings) logger() (*slog.Logger, error) {
 	return slog.New(slog.NewTextHandler(s.stderr, &slog.HandlerOptions{Level: level})), nil
 }
 
-// newGPUs returns the GPUs of this process, which are opened at first use.
-// Tests name the libraries of a fake driver.
+// newGPUs returns the GPUs of this process, which opens them at first use. Tests name the libraries
+// of a fake driver.
 func newGPUs(c config.CUDA, log *slog.Logger) *gpuset.Set {
 	return gpuset.New(gpuset.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary(), Groups: c.Groups, Engines: c.UseCopyEngines(), Logger: log})
 }

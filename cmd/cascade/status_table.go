@@ -49,7 +49,7 @@ func writeStatus(w io.Writer, st control.Status) error {
 	return nil
 }
 
-// plannerLine returns which of several control planes leads.
+// plannerLine names the control plane that leads.
 func plannerLine(p control.Planner) string {
 	switch {
 	case p.Leads:
@@ -135,11 +135,10 @@ func replicaCells(r control.Replica) []string {
 // maxReasonLength is how many characters of a reason fit into a table.
 const maxReasonLength = 60
 
-// transports lists transports, best first, with the state of those that do not
-// work and the number of peers for which one failed recently. --json has the
-// reasons.
+// transports lists transports, best first, with the state of those that do not work and the number
+// of peers for which one failed recently. --json shows the reasons.
 func transports(list []control.Transport) string {
-	held := map[string]int{} // peers
+	held := map[string]int{} // number of peers, by transport
 	var names []string
 	states := map[string]string{}
 	for _, t := range list {
@@ -194,7 +193,7 @@ func formatRange(st control.Stage) string {
 	return fmt.Sprintf("[%v, %v)", st.Low, high)
 }
 
-// nodeTable returns the proxies and their ACKs.
+// nodeTable lists the proxies and their ACKs.
 func nodeTable(st control.Status) report.Table {
 	t := report.Table{Title: "proxies", Header: []string{"node", "state", "acknowledged", "epoch", "NACKs"}, Left: 3}
 	for _, n := range st.Nodes {
@@ -217,8 +216,8 @@ func nodeTable(st control.Status) report.Table {
 	return t
 }
 
-// nodeReasons returns what delays the newest plan: once per group, and once per
-// proxy with a reason of its own.
+// nodeReasons returns why the newest plan is not delivered: one note per group, and one per proxy
+// with a different reason.
 func nodeReasons(st control.Status) (notes []string) {
 	shared := make(map[string]string)
 	for _, g := range st.Groups {
@@ -246,8 +245,8 @@ func nodeState(n control.Node) string {
 	return "following"
 }
 
-// acked lists the versions that a node has acknowledged, by type, and what it
-// has not answered.
+// acked lists the versions that a node has acknowledged, by type, and the versions that it has not
+// answered.
 func acked(n control.Node) string {
 	var kinds []string
 	for kind, t := range n.Types {

@@ -15,9 +15,9 @@ import (
 // certificateInfo is the result of "config check" for a component's
 // certificate.
 type certificateInfo struct {
-	Component string `json:"component"` // such as migrator/r0; "" for a file that is for one machine
+	Component string `json:"component"` // such as migrator/r0; "" for a file that serves one machine
 	File      string `json:"file"`
-	Identity  string `json:"identity,omitempty"` // "" where there is no file
+	Identity  string `json:"identity,omitempty"` // "" without a file
 	Error     string `json:"error,omitempty"`
 }
 
@@ -31,9 +31,9 @@ func controlComponent(fleet wiring.Fleet, name string) component {
 	return component{identity.Control, name}
 }
 
-// checkCertificates reads the certificates of a fleet file, and lists those
-// with a trust domain. A missing file is no error if components have files of
-// their own; a certificate of another component is an error.
+// checkCertificates reads the certificates of a fleet file, and lists those with a trust domain. If
+// components have files of their own, a missing file is not an error; a certificate of another
+// component always is.
 func checkCertificates(fleet wiring.Fleet) (list []certificateInfo, wrong []*config.FieldError) {
 	if fleet.Fleet.TLS.Cert == "" {
 		return nil, nil
@@ -80,7 +80,7 @@ func checkCertificates(fleet wiring.Fleet) (list []certificateInfo, wrong []*con
 	return list, wrong
 }
 
-// tlsField returns the field that names the file of an error.
+// tlsField returns the field with the file name that caused an error.
 func tlsField(files config.TLS, bad error) string {
 	var path *fs.PathError
 	switch {
@@ -92,8 +92,8 @@ func tlsField(files config.TLS, bad error) string {
 	return "tls.cert"
 }
 
-// checkServed returns an error for the identity of a replica that the fleet
-// does not have. The node ids of proxies are not in the file.
+// checkServed returns an error if the identity is of a replica that the fleet does not have. It
+// does not check proxies, because their node ids are not in the file.
 func checkServed(fleet config.Fleet, id identity.ID) error {
 	if id.Role != identity.Migrator {
 		return nil

@@ -10,9 +10,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
-// credentials are a daemon's certificates, reloaded when their files rotate.
-// The Provider is nil, which stands for plain text, if the fleet file has no
-// TLS.
+// credentials are a daemon's certificates, reloaded when their files rotate. The Provider is nil,
+// for plain text, if the fleet file has no TLS.
 type credentials struct {
 	*certs.Provider
 	stop func()
@@ -25,7 +24,7 @@ type component struct {
 	name string
 }
 
-// loadCredentials reads the files and starts to follow them; close ends that.
+// loadCredentials reads the files and starts to watch them; close stops the watch.
 func loadCredentials(files config.TLS, who component, log *slog.Logger) (credentials, error) {
 	if files.Cert == "" {
 		return credentials{stop: func() {}}, nil
@@ -38,7 +37,7 @@ func loadCredentials(files config.TLS, who component, log *slog.Logger) (credent
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
-	wg.Go(func() { _ = keys.Run(ctx) }) // it returns no errors
+	wg.Go(func() { _ = keys.Run(ctx) }) // Run returns no errors
 	return credentials{Provider: keys, stop: func() { cancel(); wg.Wait() }}, nil
 }
 

@@ -108,7 +108,7 @@ func (s *settings) initTLS(cmd *cobra.Command, i *tlsInitFlags) error {
 	if err != nil {
 		return err
 	}
-	if made { // only after the whole command line is valid
+	if made { // only once the whole command line is valid
 		if err := authority.Save(i.out); err != nil {
 			return err
 		}
@@ -135,8 +135,8 @@ func (s *settings) initTLS(cmd *cobra.Command, i *tlsInitFlags) error {
 	return s.printIssued(beside, authority, list)
 }
 
-// openAuthority loads the authority in the directory, or creates one that is
-// not written yet.
+// openAuthority loads the authority in the directory. If there is none, it creates one, which the
+// caller writes, and returns made = true.
 func openAuthority(cmd *cobra.Command, i *tlsInitFlags, now time.Time) (a *devca.Authority, made bool, err error) {
 	a, err = devca.Load(i.out)
 	switch {

@@ -24,13 +24,13 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/inventory"
 )
 
-// The addresses of a fleet without a file: replica i has ports upEngines+i,
-// upFronts+i and upPeers+i of loopback.
+// The addresses of a fleet without a file: replica i uses the loopback ports upEngines+i,
+// upFronts+i and upPeers+i.
 const (
 	upEngines = 8000
 	upFronts  = 9000
 	upPeers   = 9100
-	// upReplicas is how many fit below the proxy's port.
+	// upReplicas is the number of replicas whose ports fit below the proxy's port.
 	upReplicas = 80
 
 	upProxy   = "127.0.0.1:8080"
@@ -157,9 +157,9 @@ func (s *settings) runUp(ctx context.Context, fleet wiring.Fleet, u *upFlags) er
 	}
 	file := fleet
 	file.Fleet.Replicas = slices.Clone(fleet.Fleet.Replicas)
-	// From here on, fleet has the addresses that are bound.
+	// From here on, fleet contains the bound addresses.
 	cards := newGPUs(fleet.Fleet.CUDA, log)
-	var seen *devicewatch.Watcher // of real engines; emulated ones use the fleet file's topology
+	var seen *devicewatch.Watcher // for real engines; emulated ones use the fleet file's topology
 	if u.external {
 		seen = devicewatch.New(devicewatch.Config{Host: inventory.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary()}, Logger: log})
 	}
@@ -189,9 +189,9 @@ func (s *settings) runUp(ctx context.Context, fleet wiring.Fleet, u *upFlags) er
 	return errors.Join(g.Wait(), cards.Close())
 }
 
-// mergeReplicas returns the replicas after an edit of the file; those that run
-// here keep their addresses. asked and running are the same replicas as in the
-// file at the start and as they run.
+// mergeReplicas returns the replicas after an edit of the file; those that run in this process keep
+// their addresses. asked and running are the same replicas, as the file described them at the start
+// and as they run.
 func mergeReplicas(asked, running, now []config.Replica) ([]config.Replica, error) {
 	out := slices.Clone(now)
 	for i, r := range now {
@@ -246,12 +246,12 @@ Ctrl-C ends it.
 
 // startedOutput is what "up --json" prints when the fleet serves.
 type startedOutput struct {
-	URL    string `json:"url"`    // where to send requests
+	URL    string `json:"url"`    // base URL for requests
 	Status string `json:"status"` // of the control plane
 }
 
-// reachableURL returns a base URL to connect to: a listener on all addresses is
-// reachable on loopback.
+// reachableURL returns a base URL that a client can connect to: it replaces an address that means
+// all interfaces by loopback.
 func reachableURL(base string) string {
 	u, err := url.Parse(base)
 	if err != nil {
@@ -271,9 +271,8 @@ func modelNames(models []config.Model) string {
 	return strings.Join(out, ", ")
 }
 
-// curlCommand returns a command line that sends a completion request to a
-// model. Where several models share the fleet, it uses a host name of the
-// model, if there is one.
+// curlCommand returns a command line that sends a completion request to a model. If several models
+// share the fleet, it uses a host name of the model, if it has one.
 func curlCommand(url string, m config.Model, several bool) string {
 	host := ""
 	if several && len(m.Hosts) > 0 {

@@ -18,21 +18,20 @@ import (
 // editors and configuration managers write in several steps.
 const debounce = 200 * time.Millisecond
 
-// debounceMax is how long the reading is put off at most: another program may
-// write into the directory without a pause.
+// debounceMax bounds the delay of a read: another program may write into the directory without a
+// pause.
 const debounceMax = 2 * time.Second
 
-// pollPeriod is how often the file's time and size are compared with those of
-// the last reading: not every file system reports changes.
+// pollPeriod is the time between two comparisons of the file's time and size with those at the last
+// read: not every file system reports changes.
 const pollPeriod = 5 * time.Second
 
-// watch reads the fleet file whenever it changes and passes changes to apply,
-// until ctx ends. A file that cannot be read or that apply rejects is logged,
-// and the last valid one stays in force. in is the file that was read at the
-// start.
+// watch reads the fleet file whenever it changes and passes changes to apply, until ctx ends. It
+// logs an error if it cannot read the file or apply rejects it; then the last valid file stays in
+// force. in is the file as read at the start.
 //
-// It watches the directory, because editors replace the file and Kubernetes
-// replaces a link beside it.
+// It watches the directory, because editors replace the file and Kubernetes replaces a link beside
+// it.
 func watch(ctx context.Context, path string, in wiring.Fleet, log *slog.Logger, apply func(wiring.Fleet) error) error {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -47,15 +46,14 @@ func watch(ctx context.Context, path string, in wiring.Fleet, log *slog.Logger, 
 	return nil
 }
 
-// run reads the file at the start, after events, and whenever it has changed
-// without one, until ctx ends.
+// run reads the file at the start, after events, and at a poll that finds a change, until ctx ends.
 func (f *follower) run(ctx context.Context, events <-chan fsnotify.Event, errs <-chan error) {
 	// The file may have changed since it was read.
 	quiet := time.NewTimer(0)
 	defer quiet.Stop()
 	poll := time.NewTicker(pollPeriod)
 	defer poll.Stop()
-	var since time.Time // of the first event that was not handled; zero: none
+	var since time.Time // time of the first event that was not handled; zero: none
 	putOff := func() {
 		now := time.Now()
 		if since.IsZero() {
@@ -70,7 +68,7 @@ func (f *follower) run(ctx context.Context, events <-chan fsnotify.Event, errs <
 		case <-events:
 			putOff()
 		case err := <-errs:
-			// Events may be lost; the next poll finds the change.
+			// Events may be lost; the next poll detects the change.
 			f.log.Warn("watching the fleet file failed", "file", f.path, "error", err)
 			putOff()
 		case <-poll.C:
@@ -79,14 +77,14 @@ func (f *follower) run(ctx context.Context, events <-chan fsnotify.Event, errs <
 			}
 		case <-quiet.C:
 			since = time.Time{}
-			f.stamp = statFile(f.path) // before reading: a later change is a new one
+			f.stamp = statFile(f.path) // before reading: a change after this is a new one
 			f.reload()
 		}
 	}
 }
 
-// fileState distinguishes most contents of a file; the zero value is a missing
-// file.
+// fileState identifies a version of the file well enough to detect most changes; the zero value is
+// a missing file.
 type fileState struct {
 	modified time.Time
 	size     int64
@@ -106,13 +104,13 @@ type follower struct {
 	path  string
 	log   *slog.Logger
 	apply func(wiring.Fleet) error
-	in    wiring.Fleet // in force
-	seen  wiring.Fleet // last read
-	stamp fileState    // of the file before the last look; owned by run
-	bad   string       // the error that was logged last; "" after a good reading
+	in    wiring.Fleet // the configuration in force
+	seen  wiring.Fleet // the configuration last read
+	stamp fileState    // state of the file at the last check; owned by run
+	bad   string       // the error that was logged last; "" after a successful read
 }
 
-// reload reads the file and applies the difference to the last one.
+// reload reads the file and applies its differences to the configuration last read.
 func (f *follower) reload() {
 	fleet, err := wiring.Load(f.path)
 	if err != nil {
@@ -135,8 +133,8 @@ func (f *follower) reload() {
 	f.in.Fleet.Replicas = fleet.Fleet.Replicas
 }
 
-// refuse logs an error, unless it is the last one logged: every change in the
-// directory makes run read the file.
+// refuse logs an error, unless it equals the last one logged: every change in the directory makes
+// run read the file.
 func (f *follower) refuse(err error) {
 	if err.Error() == f.bad {
 		return

@@ -9,7 +9,7 @@ import (
 
 // usageError is an invalid command line.
 type usageError struct {
-	command string // for its --help
+	command string // the command whose --help the message names
 	err     error
 }
 
@@ -35,8 +35,8 @@ func exactArgs(n int) cobra.PositionalArgs {
 // suggested one.
 const suggestDistance = 2
 
-// group makes c a command that only has subcommands: alone it prints its help,
-// and an unknown argument is a usage error with the nearest subcommands.
+// group makes c a command that only has subcommands: without arguments it prints its help, and an
+// unknown argument is a usage error that suggests the nearest subcommands.
 func group(c *cobra.Command) *cobra.Command {
 	c.Args = cobra.ArbitraryArgs
 	c.SuggestionsMinimumDistance = suggestDistance
