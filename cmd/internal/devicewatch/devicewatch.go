@@ -1,6 +1,6 @@
-// Package devicewatch reads the hardware of this host at intervals, for load reports and
-// status pages. New returns a Watcher, Run reads, Machine returns the latest result. It
-// decides nothing: package topology interprets a machine.
+// Package devicewatch inspects the hardware of this host at intervals, for load reports and status
+// pages. New returns a Watcher, Run inspects the host, and Machine returns the latest result. The
+// package makes no decisions: package topology interprets the result.
 package devicewatch
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 )
 
-// defaultInterval is the default age of the result: links and GPUs fail rarely, and a
+// defaultInterval is the default time between two readings: links and GPUs fail rarely, and a
 // reading takes up to some hundred milliseconds with many GPUs.
 const defaultInterval = time.Minute
 
@@ -29,8 +29,8 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Watcher keeps the latest inventory. Its methods are safe for concurrent use. A nil
-// Watcher has none.
+// Watcher keeps the latest inventory. Its methods are safe for concurrent use. A nil Watcher has no
+// inventory.
 type Watcher struct {
 	cfg  Config
 	last atomic.Pointer[topology.Machine]
@@ -50,7 +50,7 @@ func New(cfg Config) *Watcher {
 	return &Watcher{cfg: cfg}
 }
 
-// Machine returns the latest result, nil before the first one. It is shared and must not
+// Machine returns the latest result, or nil before the first one. The result is shared and must not
 // be changed.
 func (s *Watcher) Machine() *topology.Machine {
 	if s == nil {
@@ -70,7 +70,7 @@ func (s *Watcher) Run(ctx context.Context) error {
 		m, err := s.cfg.Read(s.cfg.Host)
 		if err == nil {
 			last = ""
-		} else if err.Error() != last { // the same error is logged once
+		} else if err.Error() != last { // log the same error once
 			last = err.Error()
 			s.cfg.Logger.Warn("reading this host's devices failed", "error", err)
 		}

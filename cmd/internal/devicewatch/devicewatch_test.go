@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// TestLooksNowAndThen: what is known is that of the last look, whatever went wrong.
+// The Watcher keeps the result of the latest reading, even if that reading also returned an error.
 func TestLooksNowAndThen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		looks := 0
@@ -45,7 +45,7 @@ func TestLooksNowAndThen(t *testing.T) {
 	})
 }
 
-// TestThisMachine: the default looks at the machine that the test runs on.
+// The default configuration inspects the host that the test runs on.
 func TestThisMachine(t *testing.T) {
 	s := devicewatch.New(devicewatch.Config{Host: inventory.Config{Name: "here", NVML: "libnone.so", CUDA: "libnone.so", Verbs: "libnone.so"}})
 	ctx, cancel := context.WithCancel(t.Context())

@@ -1,10 +1,10 @@
-// Package gpuset manages the GPUs that the engines and migrators of this process use: an
-// emulated engine keeps its KV pool on one, and a migrator attaches the pool of its
-// engine. It watches the health of the GPUs.
+// Package gpuset manages the GPUs that the engines and migrators of this process use: an emulated
+// engine keeps its KV pool on one, and a migrator attaches the pool of its engine. It also watches
+// the health of the GPUs.
 //
-// New returns a Set; PoolAllocator and Attach open GPUs on demand; Run watches their
-// health. The driver is loaded only when a GPU is needed, so that processes without GPUs
-// start as fast on any host. The package copies no blocks.
+// New returns a Set; PoolAllocator and Attach open GPUs on demand; Run watches their health. The
+// package loads the driver only when it needs a GPU, so that processes without GPUs start equally
+// fast on any host. The package copies no blocks.
 package gpuset
 
 import (
@@ -24,7 +24,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/cuda"
 )
 
-// The places of an emulated engine's KV pool.
+// The locations of an emulated engine's KV pool.
 const (
 	Host = "host" // shared host memory
 	CUDA = "cuda" // memory of a GPU
@@ -34,7 +34,7 @@ const (
 type Config struct {
 	// CUDA and NVML are sonames or paths; "" means the host's driver.
 	CUDA, NVML string
-	// Groups and Engines are Groups and CopyEngines of cuda.GPUConfig.
+	// Groups and Engines set Groups and CopyEngines of cuda.GPUConfig.
 	Groups  int
 	Engines bool
 	// Logger receives the log; nil discards it.
@@ -48,7 +48,7 @@ type Set struct {
 	opened   chan struct{} // closed when a GPU was opened
 
 	reading sync.Mutex // held during a reading of NVML
-	indices []string   // PCI addresses by NVML's index, from the last reading; guarded by reading
+	indices []string   // PCI addresses by NVML's index, as of the last reading; guarded by reading
 
 	mu       sync.Mutex
 	driver   *driver.Driver
@@ -57,7 +57,7 @@ type Set struct {
 	closed   bool
 }
 
-// New returns a Set of the GPUs that the driver lists. It opens nothing.
+// New returns a Set of the GPUs that the driver lists. It opens none of them.
 func New(c Config) *Set {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -65,8 +65,8 @@ func New(c Config) *Set {
 	return &Set{config: c, interval: readInterval, opened: make(chan struct{}), gpus: make(map[int]*cuda.GPU), trackers: make(map[string]*health.Tracker)}
 }
 
-// Open opens a GPU by its index, unless it is open. The error wraps device.ErrNoLibrary
-// or device.ErrNoCgo if there can be no GPU, and says what is missing.
+// Open opens a GPU by its index, unless it is open. If this process cannot use GPUs, the error
+// wraps device.ErrNoLibrary or device.ErrNoCgo and names what is missing.
 func (g *Set) Open(index int) (*cuda.GPU, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -106,8 +106,8 @@ func (g *Set) loadDriverLocked() (err error) {
 	if g.driver != nil {
 		return nil
 	}
-	// Number GPUs like nvidia-smi, not by speed; and load the few kernels before the
-	// first pull needs them.
+	// Number GPUs like nvidia-smi, not by speed. Load the few kernels before the first pull needs
+	// them.
 	for name, value := range map[string]string{"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_MODULE_LOADING": "EAGER"} {
 		if os.Getenv(name) == "" {
 			os.Setenv(name, value)
@@ -165,9 +165,9 @@ func (g *Set) Attach(handle []byte, f *os.File, l transport.Layout) (m *transpor
 	return cuda.Attach(gpu, h, f, l)
 }
 
-// PoolAllocator returns the function that allocates the pool of an emulated engine: nil
-// for Host or "", and for CUDA one that allocates on the GPU of that index, nil for the
-// first one. It opens the GPU, so that it fails early.
+// PoolAllocator returns the function that allocates the pool of an emulated engine. It returns nil
+// for Host or "", and for CUDA a function that allocates on the GPU with that index; a nil index
+// means the first GPU. It opens the GPU, so that errors appear early.
 func (g *Set) PoolAllocator(name string, index *int) (func(bytes int64) (kv.Memory, error), error) {
 	switch {
 	case name == "" || name == Host:
@@ -191,7 +191,7 @@ func (g *Set) PoolAllocator(name string, index *int) (func(bytes int64) (kv.Memo
 // allocatePool allocates a pool on a GPU.
 func allocatePool(gpu *cuda.GPU, bytes int64) (kv.Memory, error) {
 	kind := cuda.IPC
-	if gpu.Device().VMM { // a VMM pool can be shared within one process, too
+	if gpu.Device().VMM { // a VMM pool can also be shared within one process
 		kind = cuda.VMM
 	}
 	m, err := cuda.Allocate(gpu, kind, transport.Layout{Blocks: 1, Regions: []transport.Region{{Stride: bytes, Bytes: bytes}}})
@@ -201,7 +201,7 @@ func allocatePool(gpu *cuda.GPU, bytes int64) (kv.Memory, error) {
 	return pool{m, m.Device.(*cuda.Memory)}, nil
 }
 
-// pool is a memory as an engine uses it.
+// pool adapts device memory to the engine's interface.
 type pool struct {
 	memory *transport.Memory
 	*cuda.Memory
@@ -219,7 +219,7 @@ func (p pool) Close() error {
 	return nil
 }
 
-// Close closes all GPUs, which must not be in use any more.
+// Close closes all GPUs. They must not be in use any more.
 func (g *Set) Close() error {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -12,8 +12,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// A machine without a driver costs nothing until a GPU is asked for, and then says what
-// is missing.
+// On a host without a driver, a Set costs nothing until a GPU is requested; then the error names
+// what is missing.
 func TestNoDriver(t *testing.T) {
 	g := New(Config{CUDA: "libnone.so.1"})
 	if d, err := g.PoolAllocator(Host, nil); d != nil || err != nil {
@@ -41,7 +41,7 @@ func TestNoDriver(t *testing.T) {
 
 var layout = transport.Layout{Blocks: 4, Regions: []transport.Region{{Stride: 1024, Bytes: 1024}}}
 
-// handle is one of a pool that no GPU has: of 4 KiB, by name.
+// handle returns a valid handle of a 4 KiB pool that exists on no GPU.
 func handle(t *testing.T) []byte {
 	t.Helper()
 	b := make([]byte, 120)
@@ -49,7 +49,7 @@ func handle(t *testing.T) []byte {
 	return b
 }
 
-// How wide copies are reaches the GPU.
+// Config.Groups reaches the GPU.
 func TestGroups(t *testing.T) {
 	g := New(Config{CUDA: fake.CUDA(t), Groups: 1025})
 	defer g.Close()
@@ -58,7 +58,8 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// An engine's pool is what a migrator attaches, of the same bytes, and nothing is left.
+// A migrator attaches the engine's pool and reads the same bytes; afterwards nothing is left on the
+// GPU.
 func TestPool(t *testing.T) {
 	library := fake.CUDA(t)
 	c := fake.Open(t, library)
@@ -121,7 +122,7 @@ func TestPool(t *testing.T) {
 	}
 }
 
-// dup is another descriptor of a file, for who closes it.
+// dup duplicates a file descriptor for a function that closes it.
 func dup(t *testing.T, f *os.File) *os.File {
 	t.Helper()
 	if f == nil {

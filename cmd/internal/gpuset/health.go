@@ -21,10 +21,9 @@ import (
 // attempts to open NVML.
 const readInterval = 10 * time.Second
 
-// Run watches the GPUs' health by NVML until ctx ends, from the opening of the first GPU
-// on. It marks a GPU with a problem as unhealthy (cuda.GPU.MarkUnhealthy) until the
-// problem is over. On a host without NVML it watches nothing, which is no error. It may
-// be called once.
+// Run watches the GPUs' health by NVML, from the opening of the first GPU until ctx ends. It marks
+// a GPU with a problem as unhealthy (cuda.GPU.MarkUnhealthy) until the problem is over. On a host
+// without NVML it watches nothing and returns no error. It may be called once.
 func (g *Set) Run(ctx context.Context) error {
 	select {
 	case <-g.opened:
@@ -50,7 +49,7 @@ func (g *Set) Run(ctx context.Context) error {
 	return nil
 }
 
-// watchHealth watches until NVML fails.
+// watchHealth watches the GPUs' health until NVML fails.
 func (g *Set) watchHealth(ctx context.Context) (err error) {
 	l, err := nvml.Open(nvml.Config{Library: g.config.NVML})
 	if err != nil {
@@ -62,7 +61,7 @@ func (g *Set) watchHealth(ctx context.Context) (err error) {
 	w.Go(func() error {
 		err := l.WatchXids(ctx, g.handleXid)
 		var lacks *device.SymbolError
-		if errors.As(err, &lacks) { // readings report less, and later
+		if errors.As(err, &lacks) { // without events, only the periodic readings report problems, later and fewer
 			g.config.Logger.Info("critical errors of GPUs are not watched: the driver is too old", "error", err)
 			return nil
 		}
@@ -109,7 +108,7 @@ func (g *Set) readHealth(l *nvml.Library) {
 	if err != nil {
 		g.config.Logger.Debug("reading GPU health failed", "error", err)
 	}
-	var addresses []string // by index
+	var addresses []string // PCI addresses by NVML's index
 	seen := make(map[string]bool)
 	for i, one := range all {
 		at := normalizeAddress(one.PCI.Address)
@@ -137,8 +136,7 @@ func (g *Set) readHealth(l *nvml.Library) {
 // normalizeAddress returns a PCI address in lower case.
 func normalizeAddress(s string) string { return strings.ToLower(s) }
 
-// updateHealth updates the tracker of a GPU, logs what changed, and applies the result to
-// the open GPUs.
+// updateHealth updates the tracker of a GPU, logs changes, and applies the result to the open GPUs.
 func (g *Set) updateHealth(at string, update func(*health.Tracker)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -162,7 +160,7 @@ func (g *Set) updateHealth(at string, update func(*health.Tracker)) {
 	}
 }
 
-// applyHealthLocked marks a GPU as its tracker judges it.
+// applyHealthLocked marks a GPU as healthy or unhealthy according to its tracker.
 func (g *Set) applyHealthLocked(gpu *cuda.GPU) {
 	j := g.trackers[normalizeAddress(gpu.Device().PCI)]
 	if j == nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/cuda"
 )
 
-// log is what an operator reads, line by line.
+// log collects the log lines that an operator would read.
 type log struct {
 	mu   sync.Mutex
 	text strings.Builder
@@ -90,8 +90,8 @@ func (w *watchedSet) down(gpu int, text string) bool {
 	return (err == nil) == (text == "") && (err == nil || strings.Contains(err.Error(), text))
 }
 
-// TestHealth checks that exactly the GPU with a problem is unhealthy, as long as it has
-// it.
+// TestHealth checks that exactly the GPU with a problem is unhealthy, for as long as the problem
+// lasts.
 func TestHealth(t *testing.T) {
 	w := startWatch(t)
 	w.waitFor("NVML is open", func() bool { return w.nvml.Live("event sets") == 1 })
@@ -117,7 +117,7 @@ func TestHealth(t *testing.T) {
 	if !w.down(0, "") {
 		t.Errorf("GPU 0 is unhealthy: %v", w.gpu[0].Err())
 	}
-	// A GPU that is opened later has the health that is known already.
+	// A GPU that is opened later gets the health that is already known.
 	w.mu.Lock()
 	delete(w.gpus, 1)
 	w.mu.Unlock()
@@ -135,8 +135,8 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// TestHealthSurvivesFailures makes each call of NVML fail twice: the watch continues, and
-// notices what follows.
+// TestHealthSurvivesFailures makes each call of NVML fail twice: the watch continues, and detects
+// later events.
 func TestHealthSurvivesFailures(t *testing.T) {
 	for _, call := range []string{"nvmlInit_v2", "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetUUID",
 		"nvmlDeviceGetTotalEccErrors", "nvmlEventSetCreate", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2", "nvmlEventSetFree"} {
@@ -149,8 +149,8 @@ func TestHealthSurvivesFailures(t *testing.T) {
 			w := startWatch(t)
 			made, waits := w.nvml.Calls(call), -1
 			w.waitFor("the call is made again", func() bool {
-				// A failing wait makes everything again; once per call, since the fake
-				// has room for 64 failures.
+				// After a failing wait, the watch starts again from the beginning. This runs once
+				// per call, since the fake has room for 64 failures.
 				if n := w.nvml.Calls("nvmlEventSetWait_v2"); n != waits {
 					before.Fail("nvmlEventSetWait_v2", 1, 999)
 					waits = n
@@ -162,7 +162,7 @@ func TestHealthSurvivesFailures(t *testing.T) {
 			for i := range 2 {
 				w.waitFor(fmt.Sprintf("GPU %d is healthy", i), func() bool { return w.down(i, "") })
 			}
-			w.waitFor("an Xid is seen", func() bool { // one may occur while no wait is in progress
+			w.waitFor("an Xid is seen", func() bool { // an Xid may occur while no wait is in progress
 				w.nvml.Set("fake_xid", 1095)
 				return w.down(1, "Xid 95: an uncontained memory error")
 			})

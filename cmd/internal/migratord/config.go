@@ -1,13 +1,12 @@
-// Package migratord assembles and runs the migrator of one replica: its front
-// end, its market, its migration executor and its connections.
+// Package migratord assembles and runs the migrator of one replica: its front end, its market, its
+// migration executor and its connections.
 //
-// New builds a Daemon from the fleet file, and Run runs it. It is the same for
-// a process of its own ("cascade migrator") and for a whole fleet in one
-// process (package inprocess), so that the tests of each cover the other.
-// During an upgrade a replica has two Daemons in two processes, which exchange
-// messages over a Link.
+// New builds a Daemon from the fleet file, and Run runs it. A separate process ("cascade migrator")
+// and a whole fleet in one process (package inprocess) use the same Daemon, so that the tests of
+// each cover the other. During an upgrade a replica has two Daemons in two processes, which
+// exchange messages over a Link.
 //
-// The package decides nothing: its components do.
+// The package makes no decisions: its components do.
 package migratord
 
 import (
@@ -38,50 +37,46 @@ type Config struct {
 	// Control is the connection to the control plane, for reports and plans. The
 	// caller owns it and makes it with loadreport.ConnectParams. Required.
 	Control grpc.ClientConnInterface
-	// OtherControl are connections to the other control planes of the fleet. All
-	// of them receive the reports, and plans come from the first that answers.
+	// OtherControl are connections to the other control planes of the fleet. All of them receive
+	// the reports, and the daemon takes plans from the first that answers.
 	OtherControl []grpc.ClientConnInterface
 	// Clients and Peers are the open listeners of the replica's two addresses;
 	// Peers is already wrapped in TLS where TLS is used. Required.
 	Clients, Peers net.Listener
-	// Listen reopens the clients' address after the engine was away; nil means
-	// net.Listen.
+	// Listen reopens the clients' address when the engine is available again; nil means net.Listen.
 	Listen func(network, address string) (net.Listener, error)
-	// TLS secures the connections and listeners that the daemon opens itself;
-	// nil means plain text, which the fleet file allows on loopback only.
+	// TLS secures the connections and listeners that the daemon opens itself; nil means plain text,
+	// which the fleet file allows only on loopback.
 	TLS *certs.Provider
-	// Runtime is a directory of the process's user, of at most 80 bytes, for the
-	// sockets of the shared-memory and CUDA transports. "" disables these
-	// transports.
+	// Runtime is a directory of the process's user for the sockets of the shared-memory and CUDA
+	// transports. Its path has at most 80 bytes. "" disables these transports.
 	Runtime string
 	// Blocks overrides Replica.Blocks, the directory of the engine's sockets.
 	Blocks string
-	// GPUs attach an engine's pool in the memory of a GPU; the caller runs them,
-	// and closes them after Run. nil rejects such engines.
+	// GPUs attach an engine's pool in GPU memory; the caller runs them, and closes them after Run.
+	// nil rejects such engines.
 	GPUs *gpuset.Set
-	// RDMA is the loaded library of RDMA devices; nil means that there are none,
-	// or that they are not used.
+	// RDMA is the loaded library of RDMA devices; nil means that the host has none, or that they
+	// are not used.
 	RDMA *verbs.Library
-	// Machine returns what this host has, nil before the first inspection. The
-	// result must not be changed; a later inspection returns another one. The
-	// fleet file's topology of the node takes precedence. nil: the replica
-	// reports nothing but its node.
+	// Machine returns the hardware of this host, or nil before the first inspection. The result
+	// must not be changed; a later inspection returns a new one. The fleet file's topology of the
+	// node takes precedence. If Machine is nil, the replica reports only its node.
 	Machine func() *topology.Machine
-	// Predecessor is the id of the preceding process of the same replica, which
-	// still runs or did a moment ago; the caller then calls FollowPredecessor. 0
-	// means none.
+	// Predecessor is the id of the preceding process of the same replica, which still runs or ended
+	// a moment ago. If it is not 0, the caller calls FollowPredecessor. 0 means that there is no
+	// predecessor.
 	Predecessor int
 	// Drain bounds how long streams continue after Drain; 0 means 10 min.
 	Drain time.Duration
-	// Host is the policy slots that the replicas of one process share; the
-	// caller runs it. nil means slots of the daemon's own, where the fleet has
-	// modules.
+	// Host holds the policy slots that the replicas of one process share; the caller runs it. If it
+	// is nil and the fleet has modules, the daemon has slots of its own.
 	Host *policyhost.Host
 	// Tracer creates the spans of migrations; nil creates none.
 	Tracer trace.Tracer
-	// Logger logs what operators should know; nil discards.
+	// Logger logs events for operators; nil discards them.
 	Logger *slog.Logger
-	// EditFrontend changes the front end's configuration last; nil changes
+	// EditFrontend edits the front end's configuration after New has completed it; nil changes
 	// nothing. Tests use it.
 	EditFrontend func(*frontend.Config)
 }

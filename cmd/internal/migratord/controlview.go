@@ -59,11 +59,11 @@ func (o *controlView) owner(address string) policies.ReplicaID {
 // snapshotWatcher receives xDS snapshots.
 type snapshotWatcher struct {
 	d     *Daemon
-	slots *policyhost.Follower // nil where the daemon has no slots of its own
+	slots *policyhost.Follower // nil if the daemon has no slots of its own
 }
 
-// Update implements client.Watcher. A snapshot without a complete plan leaves
-// the last plan in force.
+// Update implements client.Watcher. A snapshot without a complete plan leaves the previous plan in
+// force.
 func (w snapshotWatcher) Update(s *client.Snapshot) {
 	d := w.d
 	if w.slots != nil {
@@ -96,19 +96,19 @@ func (w snapshotWatcher) Update(s *client.Snapshot) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.view.Plan, o.view.Peers, o.peers = plan, mine, peers
-	d.market.SetView(o.view) // under the lock, so that no older view comes after it
+	d.market.SetView(o.view) // under the lock, so that an older view cannot overwrite it
 }
 
-// update returns what a preceding process, which gets no replies, needs of the
-// view.
+// update returns the part of the view that a preceding process needs, because it receives no
+// replies.
 func (o *controlView) update() controlUpdate {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return controlUpdate{Drain: o.view.Draining, StageMean: o.view.StageMean, MeanKnown: o.view.MeanKnown}
 }
 
-// applyControlUpdate applies an update from the later process, once this one
-// has handed over.
+// applyControlUpdate applies an update from the later process. Only a process that has handed over
+// receives it.
 func (d *Daemon) applyControlUpdate(x controlUpdate) {
 	if d.market == nil {
 		return

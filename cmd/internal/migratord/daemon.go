@@ -33,9 +33,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// Daemon is the migrator of one replica. Its methods may be called from any
-// goroutine, Run once. Where the fleet's requests do not migrate, it consists
-// of the front end and its reports.
+// Daemon is the migrator of one replica. Its methods may be called from any goroutine, Run only
+// once. If the fleet does not migrate requests, it consists of the front end and its reports.
 type Daemon struct {
 	cfg   Config
 	id    policies.ReplicaID
@@ -43,25 +42,25 @@ type Daemon struct {
 
 	frontend    *frontend.Server
 	reporter    *loadreport.Reporter
-	network     *peer.Network  // nil, like the fields up to plans, where requests do not migrate
+	network     *peer.Network  // if requests do not migrate, nil, like the fields up to plans
 	market      *market.Market //
 	executor    *executor.Executor
-	blocks      *blocks.Client // nil where the engine has no block table
+	blocks      *blocks.Client // nil if the engine has no block table
 	transports  []transport.Transport
-	rdma        *verbs.Transport // one of transports; nil for none
+	rdma        *verbs.Transport // an element of transports, or nil
 	plans       *client.Client
-	host        *policyhost.Host // nil where no module may decide
+	host        *policyhost.Host // nil if no module may decide
 	controlView controlView
 	linkCache   linkCache
 	liveness    liveness
 	rescues     rescueLog
-	startedAt   time.Time // before the front end existed
+	startedAt   time.Time // before the front end was created
 	predecessor predecessor
 	leading     chan struct{} // closed by Lead
 }
 
-// New builds the components and runs nothing. The listeners are the caller's
-// until Run.
+// New builds the components and starts none of them. The caller owns the listeners until it calls
+// Run.
 func New(cfg Config) (*Daemon, error) {
 	cfg, err := cfg.validate()
 	if err != nil {
@@ -105,8 +104,8 @@ func (d *Daemon) newFrontend() error {
 	return err
 }
 
-// newMigration builds what migrates requests. The components reference each
-// other through d, which is complete before any of them runs.
+// newMigration builds the components that migrate requests. They reference each other through d,
+// which is complete before any of them runs.
 func (d *Daemon) newMigration() error {
 	log, f, r := d.cfg.Logger, &d.cfg.Fleet, d.cfg.Replica
 	var err error
@@ -149,7 +148,7 @@ func (d *Daemon) newMigration() error {
 	kc.Executor, kc.Network = d.executor, d.network
 	kc.Residents = func() []frontend.LocalLeg { return d.frontend.LocalLegs() }
 	kc.Load = func() policies.Load { return d.Status().Load }
-	kc.Machine.FirstDeal = uint64(d.startedAt.UnixMicro()) // numbers of deals identify their process
+	kc.Machine.FirstDeal = uint64(d.startedAt.UnixMicro()) // deal numbers identify the process that made the deal
 	kc.Ready = func() bool { return d.frontend.Status().EngineReady }
 	kc.CanReceive = func() bool { return d.deviceDown() == nil }
 	if d.market, err = market.New(kc); err != nil {
@@ -170,8 +169,8 @@ func (d *Daemon) newMigration() error {
 	return err
 }
 
-// newHost sets the policy slots that decide in place of the market's policies:
-// the shared ones, or new ones.
+// newHost sets the policy slots that decide instead of the market's policies: the shared ones, or
+// new ones.
 func (d *Daemon) newHost(m market.Config) error {
 	f := &d.cfg.Fleet
 	if d.host = d.cfg.Host; d.host != nil || !f.ModulesEnabled() {
@@ -188,8 +187,8 @@ func (d *Daemon) newHost(m market.Config) error {
 	return err
 }
 
-// newTransports builds the transports of blocks, the best first: the order of
-// topology.Kind. Each decides itself whether it can reach the engine's pool.
+// newTransports builds the transports of blocks, best first, in the order of topology.Kind. Each
+// transport determines itself whether it can reach the engine's pool.
 func (d *Daemon) newTransports() error {
 	if d.cfg.Runtime != "" && d.cfg.GPUs != nil {
 		t, err := cuda.New(cuda.Config{Dir: d.cfg.Runtime, Pool: d.blocks, Logger: d.cfg.Logger})
@@ -234,27 +233,27 @@ func (d *Daemon) credentials(peer policies.ReplicaID, address string) credential
 	return certs.TransportCredentials(d.cfg.TLS.MigratorClientConfig(string(peer), address))
 }
 
-// owner returns the replica with the given peer address, as the control plane
-// reports it; "" for none.
+// owner returns the replica with the given peer address, as the control plane reports it, or "" if
+// there is none.
 func (d *Daemon) owner(address string) string { return string(d.controlView.owner(address)) }
 
 // Frontend returns the replica's front end.
 func (d *Daemon) Frontend() *frontend.Server { return d.frontend }
 
-// Market returns the replica's market; nil where requests do not migrate.
+// Market returns the replica's market, or nil if requests do not migrate.
 func (d *Daemon) Market() *market.Market { return d.market }
 
-// Executor returns the migration executor; nil where requests do not migrate.
+// Executor returns the migration executor, or nil if requests do not migrate.
 func (d *Daemon) Executor() *executor.Executor { return d.executor }
 
-// Live reports whether this replica's engine supports live migration: it serves
+// Live reports whether this replica's engine supports live migration, which means that it serves
 // its block table now.
 func (d *Daemon) Live() bool {
 	_, shown := d.memory()
 	return shown
 }
 
-// memory returns the pool that the engine serves now, if it serves one.
+// memory returns the pool that the engine serves now, if any.
 func (d *Daemon) memory() (*transport.Memory, bool) {
 	if d.blocks == nil {
 		return nil, false
@@ -262,12 +261,11 @@ func (d *Daemon) memory() (*transport.Memory, bool) {
 	return d.blocks.Memory()
 }
 
-// Network returns the connections to the other migrators; nil where requests do
-// not migrate.
+// Network returns the connections to the other migrators, or nil if requests do not migrate.
 func (d *Daemon) Network() *peer.Network { return d.network }
 
-// Hosts returns the policy slots that decide for this replica: one set, or none
-// where no module may decide.
+// Hosts returns the policy slots that decide for this replica: one set, or none if no module may
+// decide.
 func (d *Daemon) Hosts() []*policyhost.Host {
 	if d.host == nil {
 		return nil
@@ -279,11 +277,10 @@ func (d *Daemon) Hosts() []*policyhost.Host {
 // stream has ended, or after Config.Drain.
 func (d *Daemon) Drain() { d.frontend.Drain() }
 
-// Retire is Drain for a daemon whose address another process serves: no request
-// is rejected.
+// Retire is Drain for a daemon whose address another process serves: it rejects no request.
 func (d *Daemon) Retire() { d.frontend.Retire() }
 
-// Run is Serve and Lead together, for a process without a successor.
+// Run runs Serve and Lead together, for a process without a successor.
 func (d *Daemon) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -296,15 +293,14 @@ func (d *Daemon) Run(ctx context.Context) error {
 	return g.Wait()
 }
 
-// Serve runs what lives as long as the streams of this process: until ctx ends,
-// which cuts the running streams, or until the front end is drained. It may be
-// called once.
+// Serve runs the components that the streams of this process need. It returns when the front end is
+// drained, or when ctx ends, which cuts the running streams. It may be called once.
 func (d *Daemon) Serve(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		defer stop() // everything else runs for as long as the front end does
+		defer stop() // all other components run as long as the front end does
 		return d.frontend.Run(ctx)
 	})
 	if d.market != nil {
@@ -325,9 +321,9 @@ func (d *Daemon) Serve(ctx context.Context) error {
 	return g.Wait()
 }
 
-// Lead reports to the control plane for the replica, and buys requests, until
-// ctx ends. Only one process of a replica leads at a time. Afterwards this one
-// still sells its requests for as long as Serve runs. It may be called once.
+// Lead reports to the control plane for the replica, and buys requests, until ctx ends. Only one
+// process of a replica leads at a time. After Lead returns, this process still sells its requests
+// until Serve returns. Lead may be called once.
 func (d *Daemon) Lead(ctx context.Context) error {
 	close(d.leading)
 	defer d.stepDown()

@@ -10,18 +10,17 @@ import (
 
 var _ deviceMemory = (*cuda.Memory)(nil)
 
-// deviceMemory is a pool in the memory of a device, which may fail.
+// deviceMemory is a pool in the memory of a device that may fail.
 type deviceMemory interface {
-	// DeviceErr returns why the device cannot be used now, or nil.
+	// DeviceErr returns why the device is unusable now, or nil.
 	DeviceErr() error
 }
 
 // deviceCheckPeriod is the time between two checks of the engine's device.
 const deviceCheckPeriod = 200 * time.Millisecond
 
-// deviceDown returns why no KV can be written to the engine's memory: its
-// device has failed, or is not trusted. It returns nil while the engine is
-// away.
+// deviceDown returns why no KV can be written to the engine's memory: its device has failed, or is
+// suspect. It returns nil while the engine is unavailable.
 func (d *Daemon) deviceDown() error {
 	m, ok := d.memory()
 	if !ok {
@@ -34,9 +33,8 @@ func (d *Daemon) deviceDown() error {
 	return device.DeviceErr()
 }
 
-// watchDevice makes all transports be checked again as soon as the engine's
-// device fails, may be tried again, or works again, so that the control plane
-// learns their state.
+// watchDevice makes the executor check all transports again as soon as the engine's device fails,
+// may be retried, or works again, so that the control plane learns their state.
 func (d *Daemon) watchDevice(ctx context.Context) error {
 	tick := time.NewTicker(deviceCheckPeriod)
 	defer tick.Stop()

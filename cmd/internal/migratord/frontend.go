@@ -7,12 +7,11 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// frontendAdapter is the front end as the executor uses it; the executor is
-// built first.
+// frontendAdapter gives the executor access to the front end, which New builds after the executor.
 type frontendAdapter struct{ d *Daemon }
 
-// Migrate hands a stream over. One of an earlier process that has ended is over, and
-// what is meant for one that lives does not come here.
+// Migrate migrates a stream. A stream of an earlier process that has ended is over; messages for an
+// earlier process that still runs do not reach this method.
 func (f frontendAdapter) Migrate(ctx context.Context, m frontend.Migration) (frontend.MigrationResult, error) {
 	return f.d.frontend.Migrate(ctx, m)
 }

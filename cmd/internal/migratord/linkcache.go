@@ -12,20 +12,20 @@ import (
 	topologywire "github.com/cascadeinfer/cascade/xds/topology"
 )
 
-// linkCache holds where the KV caches of the replica and of its peers are, and
-// the links between them.
+// linkCache holds the locations of the replica's and its peers' KV caches, and the links between
+// them.
 type linkCache struct {
-	tokenBytes float64 // of the replica; fixed
+	tokenBytes float64 // of the replica; constant
 
 	mu           sync.Mutex
-	machine      *topology.Machine // that own was made of
-	gpuUnknown   bool              // and whether the pool was on a GPU that no report named
+	machine      *topology.Machine // the description from which own was built
+	gpuUnknown   bool              // whether own was built with the pool on a GPU that no report named
 	own          links.Topology
-	wire         *xds.Site // own, for others; another one when it says something else
+	wire         *xds.Site // own, as sent to others; replaced when its content changes
 	peers        map[policies.ReplicaID]*peerLinks
-	fileReplicas map[policies.ReplicaID]config.Replica // as the fleet file has them
-	// toPeers are the best links to all peers as of toPeersAt: a market reads
-	// them for each candidate of each offer.
+	fileReplicas map[policies.ReplicaID]config.Replica // as in the fleet file
+	// toPeers are the best links to all peers as of toPeersAt. They are cached because a market
+	// reads them for each candidate of each offer.
 	toPeers   map[policies.ReplicaID]links.Path
 	toPeersAt time.Time
 }
@@ -35,10 +35,10 @@ const toPeersMaxAge = time.Second
 
 // peerLinks are the links to and from one peer.
 type peerLinks struct {
-	reported *xds.Site // that site was made of; nil: no report
+	reported *xds.Site // the report from which site was built; nil: no report
 	node     string
-	own      *xds.Site  // that the rest was worked out for
-	to       links.Path // the way there, by the fleet file's rates
+	own      *xds.Site  // the own site from which the links were computed
+	to       links.Path // the path to the peer, by the fleet file's rates
 	from     []links.Path
 }
 
@@ -55,8 +55,8 @@ func (d *Daemon) replicaLocked(id policies.ReplicaID) (config.Replica, bool) {
 	return r, ok
 }
 
-// machine returns the description of this replica's host: that of the fleet
-// file, else that of the inspection.
+// machine returns the description of this replica's host: from the fleet file if it has one, else
+// from the inspection.
 func (d *Daemon) machine() *topology.Machine {
 	if m := d.cfg.Fleet.Machines[d.cfg.Replica.Node]; m != nil || d.cfg.Machine == nil {
 		return m
@@ -91,8 +91,8 @@ func (d *Daemon) updateSiteLocked() {
 	}
 }
 
-// site returns where this replica's KV cache is, for the wire: the same pointer
-// while the content is the same.
+// site returns the location of this replica's KV cache, for the wire. The pointer is the same as
+// long as the content is.
 func (d *Daemon) site() *xds.Site {
 	n := &d.linkCache
 	n.mu.Lock()
@@ -130,8 +130,8 @@ func (d *Daemon) peerLinksLocked(id policies.ReplicaID) *peerLinks {
 // maxPeerLinks bounds the cache; when it is full, it is cleared.
 const maxPeerLinks = 1 << 15
 
-// peerSiteLocked returns where a peer is: as it reported; else, on a host with
-// a known description, as the fleet file says; else its node only.
+// peerSiteLocked returns the location of a peer: the one it reported; else, on a host with a known
+// description, the one of the fleet file; else only its node.
 func (d *Daemon) peerSiteLocked(id policies.ReplicaID, reported *xds.Site, node string) links.Topology {
 	if reported != nil {
 		if s, err := topologywire.Decode(reported); err == nil {
@@ -152,8 +152,8 @@ func (d *Daemon) peerSiteLocked(id policies.ReplicaID, reported *xds.Site, node 
 	return s
 }
 
-// distance returns how long a transfer of so many tokens to a peer takes over
-// the links between the two.
+// distance returns the time that a transfer of length tokens to a peer takes over the links between
+// the two replicas.
 func (d *Daemon) distance(to policies.ReplicaID, length policies.Tokens) policies.Micros {
 	w, ok := d.linksToPeers()[to]
 	if !ok {
@@ -168,7 +168,7 @@ func (d *Daemon) linksToPeers() map[policies.ReplicaID]links.Path {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.toPeers == nil || time.Since(n.toPeersAt) >= toPeersMaxAge {
-		next := make(map[policies.ReplicaID]links.Path) // the last one may be in use
+		next := make(map[policies.ReplicaID]links.Path) // the previous map may be in use
 		for _, id := range d.controlView.peerIDs() {
 			next[id] = d.peerLinksLocked(id).to
 		}
@@ -177,10 +177,9 @@ func (d *Daemon) linksToPeers() map[policies.ReplicaID]links.Path {
 	return n.toPeers
 }
 
-// linksFrom returns the links by which blocks may come from a peer. It returns
-// nil where the topology of one of the two is unknown, or where the engine
-// keeps its KV elsewhere than the fleet file says: an emulated engine may have
-// a GPU, and its pool in host memory.
+// linksFrom returns the links by which blocks may come from a peer. It returns nil if the topology
+// of one of the two is unknown, or if the engine keeps its KV elsewhere than the fleet file says:
+// an emulated engine may have a GPU and yet keep its pool in host memory.
 func (d *Daemon) linksFrom(from policies.ReplicaID) []links.Path {
 	m, ok := d.memory()
 	inHost := ok && m.Device == nil
@@ -192,8 +191,8 @@ func (d *Daemon) linksFrom(from policies.ReplicaID) []links.Path {
 	return d.peerLinksLocked(from).from
 }
 
-// describeLink returns the link that a transport uses between a peer and this
-// replica; "" where it is unknown.
+// describeLink returns the link that a transport uses between a peer and this replica, or "" if it
+// is unknown.
 func (d *Daemon) describeLink(from policies.ReplicaID, transport string) string {
 	ways := d.linksFrom(from)
 	for _, closed := range [...]bool{false, true} {

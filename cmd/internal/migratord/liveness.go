@@ -13,14 +13,13 @@ const (
 	// watchPeriod is the time between two updates of the monitored peers. A lease is
 	// a few times longer.
 	watchPeriod = 250 * time.Millisecond
-	// maxSampleAge is how long ago a peer's streams may have made progress for the peer
-	// to count as alive.
+	// maxSampleAge is the longest time since the last progress of a peer's streams for which the
+	// peer counts as alive.
 	maxSampleAge = 2 * time.Second
 )
 
-// watchPeers makes the network monitor the peers that hold this front end's
-// streams, those whose streams run here, and those that decide where a stream
-// continues.
+// watchPeers makes the network monitor the peers that hold this front end's streams, those whose
+// streams run on this replica, and those that decide where a stream continues.
 func (d *Daemon) watchPeers(ctx context.Context) error {
 	tick := time.NewTicker(watchPeriod)
 	defer tick.Stop()
@@ -35,15 +34,14 @@ func (d *Daemon) watchPeers(ctx context.Context) error {
 	}
 }
 
-// liveness records when the streams that peers hold last made progress: a busy
-// host may leave heartbeats unanswered while tokens arrive.
+// liveness records when the streams that peers hold last made progress: a busy host may not answer
+// heartbeats although its tokens arrive.
 type liveness struct {
 	mu   sync.Mutex
 	last map[policies.ReplicaID]progressSample
 }
 
-// progressSample is the progress of a peer's streams, and when it last
-// increased.
+// progressSample is the progress of a peer's streams, and the time of its last increase.
 type progressSample struct {
 	progress uint64
 	at       time.Time
@@ -56,7 +54,7 @@ func (s *liveness) record(progress map[policies.ReplicaID]uint64) {
 	next, now := make(map[policies.ReplicaID]progressSample, len(progress)), time.Now()
 	for id, n := range progress {
 		next[id] = progressSample{n, now}
-		// A stream that ends takes its share away, which is not progress.
+		// When a stream ends, its tokens leave the sum; that is no progress.
 		if was, ok := s.last[id]; ok && n <= was.progress {
 			next[id] = progressSample{n, was.at}
 		}

@@ -17,30 +17,28 @@ import (
 
 // Link connects to the other process of the replica. See handover.Link.
 //
-// During an upgrade a replica is two processes. The later one leads: it accepts
-// requests, reports, buys and sells. The earlier one ends when its streams have
-// ended; until then they run at the same engine, count as the replica's load,
-// and may migrate. Answers of peers about them reach the later process, which
-// forwards them, and the earlier one acts for itself.
+// During an upgrade a replica consists of two processes. The later one leads: it accepts requests,
+// reports, buys and sells. The earlier one ends when its streams have ended; until then they run on
+// the same engine, count as the replica's load, and may migrate. Peers' answers about these streams
+// reach the later process, which forwards them; the earlier one handles them itself.
 type Link interface {
-	// Send sends a message of at most 64 KiB, or drops it. It does not block for
-	// long.
+	// Send sends a message of at most 64 KiB, or drops it. It returns quickly.
 	Send([]byte) error
-	// Receive waits for the next message, which is valid until the next call; an
-	// error is final.
+	// Receive waits for the next message, which is valid until the next call. After an error it
+	// returns no more messages.
 	Receive() ([]byte, error)
 	Close() error
 }
 
-// The kinds of messages, which are their first bytes. Kinds and fields are only
-// ever added; unknown ones are ignored.
+// The kinds of messages. A kind is the first byte of its messages. Versions only add kinds and
+// fields, and ignore unknown ones.
 const (
-	stateMessage         byte = 's' // to the later process: JSON of a state
-	controlUpdateMessage byte = 'o' // to the earlier one: JSON of an order
-	envelopeMessage      byte = 'e' // to the earlier one: an api.Envelope that is meant for it
+	stateMessage         byte = 's' // to the later process: JSON of a predecessorState
+	controlUpdateMessage byte = 'o' // to the earlier one: JSON of a controlUpdate
+	envelopeMessage      byte = 'e' // to the earlier one: an api.Envelope for it
 )
 
-// predecessorState is what a preceding process adds to its replica.
+// predecessorState is what a preceding process contributes to its replica's state.
 type predecessorState struct {
 	Load              policies.Load    `json:"load"`
 	Flow              policies.Flow    `json:"flow"`
@@ -48,11 +46,10 @@ type predecessorState struct {
 	Residents, Pinned int
 	PinnedSeconds     float64
 	Streams           int
-	Migrations        [][]byte `json:"migrations,omitempty"` // each an xds/api.Move
+	Migrations        [][]byte `json:"migrations,omitempty"` // each an encoded xds/api.Migration
 }
 
-// controlUpdate is what the control plane reports that a preceding process
-// needs.
+// controlUpdate is the part of the control plane's reply that a preceding process needs.
 type controlUpdate struct {
 	Drain     bool
 	StageMean policies.Tokens
@@ -62,8 +59,8 @@ type controlUpdate struct {
 // maxMessage is the largest message, in bytes.
 const maxMessage = 64 << 10
 
-// encodeMessage returns a message of a kind. The error means that it is too
-// long, or cannot be encoded.
+// encodeMessage encodes a message of a kind. It returns an error if the message is too long or
+// cannot be encoded.
 func encodeMessage(kind byte, v any) ([]byte, error) {
 	b, err := json.Marshal(v)
 	switch {
@@ -75,8 +72,7 @@ func encodeMessage(kind byte, v any) ([]byte, error) {
 	return append([]byte{kind}, b...), nil
 }
 
-// encodeState returns the message of a state, without its migrations where they
-// are too many.
+// encodeState encodes the message of a state. It leaves the migrations out if they do not fit.
 func encodeState(s predecessorState) ([]byte, error) {
 	b, err := encodeMessage(stateMessage, s)
 	if err != nil {
@@ -89,7 +85,7 @@ func encodeState(s predecessorState) ([]byte, error) {
 // errInvalidState is the error of a state that would corrupt a report.
 var errInvalidState = errors.New("invalid state of the preceding process")
 
-// decodeState decodes a state and checks what would corrupt a report.
+// decodeState decodes a state, and rejects values that would corrupt a report.
 func decodeState(b []byte) (s predecessorState, err error) {
 	if err := json.Unmarshal(b, &s); err != nil {
 		return predecessorState{}, err
@@ -106,7 +102,7 @@ func decodeState(b []byte) (s predecessorState, err error) {
 	return s, nil
 }
 
-// addToStatus returns st, of the later process, with s added.
+// addToStatus returns st, the status of the later process, with s added.
 func (s predecessorState) addToStatus(st frontend.Status) frontend.Status {
 	a, b := st.Load, s.Load
 	st.Load = policies.Load{Running: a.Running + b.Running, Waiting: a.Waiting + b.Waiting, Held: a.Held + b.Held, Promised: a.Promised + b.Promised}
@@ -115,7 +111,7 @@ func (s predecessorState) addToStatus(st frontend.Status) frontend.Status {
 		st.Load.Iteration = b.Iteration
 	case b.Iteration == 0 || a.Running+b.Running == 0:
 		st.Load.Iteration = a.Iteration
-	default: // of one engine, weighted by the requests of both processes
+	default: // both processes use one engine: weight by their requests
 		st.Load.Iteration = (a.Iteration*float64(a.Running) + b.Iteration*float64(b.Running)) / float64(a.Running+b.Running)
 	}
 	if sum, ok := st.Flow.Plus(s.Flow); ok {
@@ -131,7 +127,7 @@ func (s predecessorState) addToStatus(st frontend.Status) frontend.Status {
 	return st
 }
 
-// addToExtra returns x, of the later process, with s added.
+// addToExtra returns x, the report data of the later process, with s added.
 func (s predecessorState) addToExtra(x loadreport.Extra) loadreport.Extra {
 	x.Residents += s.Residents
 	x.Pinned += s.Pinned
@@ -146,17 +142,16 @@ func (s predecessorState) addToExtra(x loadreport.Extra) loadreport.Extra {
 	return x
 }
 
-// predecessor is the preceding process while it lives. Its methods are safe for
-// concurrent use.
+// predecessor is the preceding process while it runs. Its methods are safe for concurrent use.
 type predecessor struct {
 	mu       sync.Mutex
-	expected bool        // it lives, and is not connected yet
-	messages chan []byte // to it; nil unless connected
+	expected bool        // it runs, and is not connected yet
+	messages chan []byte // messages to the process; nil unless connected
 	state    predecessorState
 }
 
-// maxQueued is how many messages wait for the preceding process; more are
-// dropped, as any message to a peer may be.
+// maxQueued is how many messages may wait for the preceding process. Further messages are dropped,
+// as any message to a peer may be.
 const maxQueued = 256
 
 // connect records that the process is connected, and returns the messages to
@@ -184,8 +179,8 @@ func (e *predecessor) setState(s predecessorState) {
 	}
 }
 
-// currentState returns what the process adds to the replica; the zero state
-// once it has ended.
+// currentState returns what the process contributes to the replica's state, or the zero state once
+// the process has ended.
 func (e *predecessor) currentState() predecessorState {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -202,9 +197,8 @@ func (e *predecessor) send(b []byte) {
 	}
 }
 
-// forward forwards an envelope to the process. It returns false when there is
-// no preceding process: then the replica does not know the subject of the
-// envelope.
+// forward forwards an envelope to the process. It returns false if there is no preceding process:
+// then no process of the replica knows the subject of the envelope.
 func (e *predecessor) forward(env *api.Envelope) bool {
 	e.mu.Lock()
 	alive, connected := e.expected || e.messages != nil, e.messages != nil

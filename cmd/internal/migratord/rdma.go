@@ -9,8 +9,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/links"
 )
 
-// newRDMA builds the RDMA transport. Its connections are set up over the peers'
-// port with that port's credentials; without TLS it stays within the node.
+// newRDMA builds the RDMA transport. It sets up connections over the peers' port with the
+// credentials of that port; without TLS it stays within the node.
 func (d *Daemon) newRDMA() error {
 	own, all := d.cfg.Replica.RDMA, d.cfg.Fleet.RDMA
 	vc := verbs.Config{
@@ -34,8 +34,8 @@ func (d *Daemon) newRDMA() error {
 	return nil
 }
 
-// rdmaDevice returns the device of the fleet file, or the one nearest to the
-// replica's KV cache on this host; "" while that is unknown.
+// rdmaDevice returns the device named in the fleet file, or the one nearest to the replica's KV
+// cache on this host, or "" while that is unknown.
 func (d *Daemon) rdmaDevice() string {
 	if name := d.cfg.Replica.RDMA.Device; name != "" || d.cfg.Machine == nil {
 		return name
@@ -48,9 +48,9 @@ func (d *Daemon) rdmaDevice() string {
 	return ""
 }
 
-// bounceThroughHost reports whether the KV of a GPU is copied to host memory on
-// its way to the NIC because the two are on different processors, as reported
-// to the fleet (links.Ways).
+// bounceThroughHost reports whether GPU KV is copied to host memory on its way to the NIC because
+// the GPU and the NIC belong to different processors, according to the topology that this replica
+// reports (links.Ways).
 func (d *Daemon) bounceThroughHost() bool {
 	d.linkCache.mu.Lock()
 	defer d.linkCache.mu.Unlock()
@@ -59,7 +59,7 @@ func (d *Daemon) bounceThroughHost() bool {
 	return p != nil && p.Distance == links.System
 }
 
-// peerRPC returns the handler of gRPC on the peers' port.
+// peerRPC returns the handler of gRPC requests on the peers' port.
 func (d *Daemon) peerRPC() http.Handler {
 	peers := d.network.Handler()
 	if d.rdma == nil {

@@ -21,14 +21,13 @@ func (d *Daemon) newReporter() error {
 	return err
 }
 
-// reportExtra returns what reports contain beyond the front end's state, with
-// the preceding process added.
+// reportExtra returns the report data that the front end does not provide, including the preceding
+// process's.
 func (d *Daemon) reportExtra() loadreport.Extra {
 	return d.predecessor.currentState().addToExtra(d.ownExtra())
 }
 
-// ownExtra returns what reports contain about this process beyond the front
-// end's state.
+// ownExtra returns this process's report data that the front end does not provide.
 func (d *Daemon) ownExtra() loadreport.Extra {
 	e := loadreport.Extra{Site: d.site(), Streams: d.frontend.ClientRequests()}
 	if d.market == nil {
@@ -43,7 +42,7 @@ func (d *Daemon) ownExtra() loadreport.Extra {
 	s := d.market.Status()
 	e.Residents, e.Pinned, e.PinnedSeconds = s.Residents, s.Pinned, s.PinnedSeconds
 	e.Proposal = d.market.Proposal()
-	e.Migrations = append(reportedMigrations(d.executor.Migrations()), d.rescues.all()...) // the reporter splits what exceeds one report
+	e.Migrations = append(reportedMigrations(d.executor.Migrations()), d.rescues.all()...) // the reporter splits a list that exceeds one report
 	e.Routes = reportedRoutes(d.executor.TransportPaths(), d.describeLink)
 	if d.host != nil {
 		e.Slots = d.host.Status()
@@ -59,9 +58,9 @@ func (d *Daemon) ownExtra() loadreport.Extra {
 // maxReportedMigrations is how many migrations a report may contain.
 const maxReportedMigrations = 64
 
-// reportedMigrations returns the migrations out of this replica for a report:
-// those in progress, and then the latest that have ended. The argument is
-// ordered by start time, and the result newest first.
+// reportedMigrations returns the migrations out of this replica for a report: those in progress,
+// and then the latest that have ended. The argument is ordered by start time, the result newest
+// first.
 func reportedMigrations(moves []executor.Migration) []*api.Migration {
 	var live, ended []*api.Migration
 	for _, m := range slices.Backward(moves) {
@@ -77,10 +76,10 @@ func reportedMigrations(moves []executor.Migration) []*api.Migration {
 	return all[:min(len(all), maxReportedMigrations)]
 }
 
-// finalStates maps final states to those of reports.
+// finalStates maps final states to their names in reports.
 var finalStates = map[string]string{"moved": "done", "failed": "aborted"}
 
-// encodeMigration returns a migration as reports have it.
+// encodeMigration converts a migration to its form in reports.
 func encodeMigration(m executor.Migration) *api.Migration {
 	state := m.State
 	if final := finalStates[state]; final != "" {
@@ -96,9 +95,9 @@ func encodeMigration(m executor.Migration) *api.Migration {
 // maxReportedRoutes is how many routes a report may contain.
 const maxReportedRoutes = 32
 
-// reportedRoutes returns the routes of a report: first those of all transports
-// in general, then paths to peers, those that are held back before those that
-// work. over returns the link that a transport from a peer uses.
+// reportedRoutes returns the routes of a report: first the transports in general, then the paths to
+// peers, with suspended paths before working ones. over returns the link that a transport from a
+// peer uses.
 func reportedRoutes(paths []transport.Path, over func(peer policies.ReplicaID, transport string) string) []*api.Route {
 	var general, held, ready []*api.Route
 	for _, p := range paths {

@@ -8,20 +8,20 @@ import (
 	"github.com/cascadeinfer/cascade/xds/api"
 )
 
-// maxRescues is how many rescues are kept: there are two reports per second.
+// maxRescues is how many rescues are kept. Two reports per second read them.
 const maxRescues = 256
 
-// rescueLog holds the last streams of this front end that lost their engines,
-// for reports. It is safe for concurrent use.
+// rescueLog holds the latest streams of this front end that lost their engines, for reports. It is
+// safe for concurrent use.
 type rescueLog struct {
 	mu   sync.Mutex
-	list []*api.Migration // the oldest first; entries are not changed
+	list []*api.Migration // oldest first; entries are not changed
 }
 
 // add records the outcome of a rescue.
 func (x *rescueLog) add(r frontend.Rescue, front string) {
 	m := &api.Migration{
-		// The ids of migrations have no "#", so that none equals this one.
+		// The ids of migrations contain no "#", so that none equals this id.
 		Id: fmt.Sprintf("%s#%d", r.Stream, r.Epoch), Request: r.Stream, Cause: "engine lost",
 		FrontEnd: front, From: string(r.From), To: string(r.To), Method: "reprompt", State: "done", Tokens: int64(r.Length),
 		StallSeconds: r.Duration.Seconds(), Seconds: r.Duration.Seconds(), StartedUnixMicros: r.Start.UnixMicro(),
@@ -37,8 +37,7 @@ func (x *rescueLog) add(r frontend.Rescue, front string) {
 	x.list = append(x.list, m)
 }
 
-// all returns the recorded rescues, the oldest first. The result must not be
-// changed.
+// all returns the recorded rescues, oldest first. The result must not be changed.
 func (x *rescueLog) all() []*api.Migration {
 	x.mu.Lock()
 	defer x.mu.Unlock()

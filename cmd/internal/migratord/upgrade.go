@@ -19,9 +19,9 @@ import (
 // statePeriod is how often a preceding process sends its state.
 const statePeriod = 250 * time.Millisecond
 
-// FollowPredecessor adds what the preceding process still runs to the replica,
-// and forwards messages of peers about that to it, until it or ctx ends. It
-// closes the link. A nil link means that the process has already ended.
+// FollowPredecessor adds the requests that the preceding process still runs to the replica's state,
+// and forwards peers' messages about them to that process. It returns when the process or ctx ends,
+// and closes the link. A nil link means that the process has already ended.
 func (d *Daemon) FollowPredecessor(ctx context.Context, link Link) {
 	defer d.predecessor.disconnect()
 	if link == nil {
@@ -33,7 +33,7 @@ func (d *Daemon) FollowPredecessor(ctx context.Context, link Link) {
 		for {
 			select {
 			case b := <-messages:
-				// A dropped message is lost; its sender repeats it.
+				// A dropped message is lost; its sender sends it again.
 				_ = link.Send(b)
 			case <-done:
 				return
@@ -58,9 +58,9 @@ func (d *Daemon) FollowPredecessor(ctx context.Context, link Link) {
 	sender.Wait()
 }
 
-// ServeSuccessor continues this process, which has handed over, for its
-// remaining streams: it reports them to its successor, and still sells and
-// migrates its requests, until the successor or ctx ends. It closes the link.
+// ServeSuccessor serves the remaining streams of this process after it has handed over: it reports
+// them to its successor, and still sells and migrates its requests, until the successor or ctx
+// ends. It closes the link.
 func (d *Daemon) ServeSuccessor(ctx context.Context, link Link) {
 	done := make(chan struct{})
 	var reporter sync.WaitGroup
@@ -69,7 +69,7 @@ func (d *Daemon) ServeSuccessor(ctx context.Context, link Link) {
 		defer tick.Stop()
 		for {
 			if b, err := encodeState(d.ownState()); err == nil {
-				_ = link.Send(b) // the next one repeats it all
+				_ = link.Send(b) // the next message repeats the whole state
 			}
 			select {
 			case <-tick.C:
@@ -96,8 +96,7 @@ func (d *Daemon) ServeSuccessor(ctx context.Context, link Link) {
 	reporter.Wait()
 }
 
-// receiveMessages passes messages to handle until the link ends, at the latest
-// with ctx.
+// receiveMessages passes messages to handle until the link or ctx ends.
 func receiveMessages(ctx context.Context, link Link, handle func(kind byte, b []byte)) {
 	defer context.AfterFunc(ctx, func() { link.Close() })()
 	defer link.Close()
@@ -112,14 +111,13 @@ func receiveMessages(ctx context.Context, link Link, handle func(kind byte, b []
 	}
 }
 
-// Status returns the state of the replica: what this process runs and what the
-// preceding one still does.
+// Status returns the state of the replica: of this process and of the preceding one while it runs.
 func (d *Daemon) Status() frontend.Status {
 	return d.predecessor.currentState().addToStatus(d.frontend.Status())
 }
 
-// ownState returns what this process adds to the replica once it has handed
-// over, with what the preceding process, if it still lives, adds.
+// ownState returns what this process contributes to the replica's state once it has handed over,
+// including its own predecessor if that still runs.
 func (d *Daemon) ownState() predecessorState {
 	st, x := d.Status(), d.reportExtra()
 	s := predecessorState{Load: st.Load, Flow: st.Flow, Snapshot: st.Snapshot, Residents: x.Residents, Pinned: x.Pinned, PinnedSeconds: x.PinnedSeconds, Streams: x.Streams}
@@ -131,10 +129,9 @@ func (d *Daemon) ownState() predecessorState {
 	return s
 }
 
-// isForPredecessor reports whether an envelope is about something that an
-// earlier process of this replica began: an offer of it, or a stream of its
-// clients. Numbers of deals and streams begin with the start time of their
-// process.
+// isForPredecessor reports whether an envelope concerns a deal or stream that an earlier process of
+// this replica began: an offer of its own, or a stream of its clients. Numbers of deals and streams
+// begin with the start time of their process.
 func (d *Daemon) isForPredecessor(e *api.Envelope) bool {
 	before := func(n uint64) bool { return n < uint64(d.startedAt.UnixMicro()) }
 	switch b := e.Body.(type) {
