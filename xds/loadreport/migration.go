@@ -50,8 +50,8 @@ const (
 	maxUnixMicros  = 253402300799 * 1e6 // the end of the year 9999, the last that JSON can write
 )
 
-// DecodeMigrations returns the migrations that are valid and begun by the reporter,
-// and how many were dropped: a report with a bad migration still has a load.
+// DecodeMigrations returns the valid migrations that the reporter began, and how many
+// were dropped: a report with a bad migration still has a load.
 func DecodeMigrations(reporter policies.ReplicaID, list []*api.Migration) (migrations []Migration, dropped int) {
 	if len(list) > MaxMigrations {
 		list, dropped = list[:MaxMigrations], len(list)-MaxMigrations

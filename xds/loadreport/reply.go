@@ -8,10 +8,10 @@ import (
 // Reply is the control plane's answer to a report.
 type Reply struct {
 	Epoch policies.Epoch // of the plan of the replica's model
-	// MeanHeld is the mean of the tokens that the replicas of its stage hold, as of
-	// the last tick or the last plan, to be compared with Load.Held. Where there is no
+	// MeanHeld is the mean of the tokens that the replicas of its stage hold, as of the
+	// last tick or the last plan, for comparison with Load.Held. Where there is no
 	// mean, because the replica is in no stage or no report of the stage counts, it is
-	// the replica's own figure, by which it is no outlier.
+	// the replica's own figure, so that the replica is no outlier.
 	MeanHeld float64
 	Drain    bool      // the configuration or an operator drains the replica
 	Boundary *Boundary // nil unless boundaries are refined and its stage has one; read-only

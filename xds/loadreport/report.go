@@ -1,7 +1,6 @@
-// Package loadreport decodes the load reports that migrators send to the control
-// plane, and encodes the replies. Decode checks a message and returns a Report that
-// the rest of the control plane can trust to be within bounds, though not to be true
-// (see package loadestimate).
+// Package loadreport decodes the load reports that migrators send to the control plane,
+// and encodes the replies. Decode checks a message and returns a Report whose values
+// are within bounds, though not necessarily true (see package loadestimate).
 //
 // The client side is package migrator/loadreport, the messages are in package api.
 package loadreport
@@ -19,9 +18,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/topology"
 )
 
-// Bounds of a load report. They are far above what an engine can reach and low
-// enough that the sums over a fleet stay exact numbers: a figure beyond them is a
-// bug or a lie. Decode documents which figures it bounds and which it refuses.
+// Bounds of a load report. They are far above what an engine can reach and low enough
+// that the sums over a fleet stay exact: a figure beyond them is a bug or false. Decode
+// documents which figures it bounds and which it refuses.
 const (
 	MaxName          = 256     // bytes of a replica's or a model's name
 	MaxEdges         = 1024    // length buckets
@@ -54,7 +53,7 @@ type Report struct {
 	Load     policies.Load
 	Flow     policies.Flow // no edges: nothing counted yet
 	Snapshot []policies.Batch
-	// EngineReady is false while the engine does not answer its health check.
+	// EngineReady is false while the engine does not answer health checks.
 	EngineReady bool
 	// Draining is true once the migrator accepts no new request.
 	Draining bool
@@ -65,7 +64,7 @@ type Report struct {
 	// Proposal is the end of its stage that the replica's refiner proposes; the
 	// zero value when there is none.
 	Proposal Proposal
-	// DrainProgress is how far a drain has come.
+	// DrainProgress is the progress of a drain.
 	DrainProgress DrainProgress
 	// Migrations are those that the replica began.
 	Migrations []Migration
@@ -74,10 +73,10 @@ type Report struct {
 	Routes []Route
 	// Slots is the state of the host's policy slots.
 	Slots []lifecycle.SlotStatus
-	// Site is where the replica's KV cache is and which links lead away from it; nil:
-	// the last one reported is still right. It is shared and must not be changed.
+	// Site is where the replica's KV cache is and which links it has; nil means that
+	// the last reported one is still valid. It is shared and must not be changed.
 	Site *links.Topology
-	// LoadBounded says that Decode had to bound figures of Load that no request can
+	// LoadBounded says that Decode had to bound figures of Load that requests cannot
 	// push out of bounds: counts, and the tokens held.
 	LoadBounded bool
 	// Note says which figures Decode bounded or dropped; usually empty.
@@ -89,26 +88,27 @@ type Report struct {
 type DrainProgress struct {
 	Residents int // requests that run here
 	Pinned    int // those of them that cannot be migrated
-	// PinnedSeconds is until the last pinned one is expected to end; 0 when
+	// PinnedSeconds is the time until the last pinned one is expected to end; 0 when
 	// unknown or none.
 	PinnedSeconds float64
 	Streams       int // of its own clients, wherever their requests run
 }
 
-// Proposal is one replica's proposal for the end of its stage. A replica that sees
-// no reason to move the boundary proposes the one in force: no proposal is no vote.
+// Proposal is one replica's proposal for the end of its stage. A replica that sees no
+// reason to move the boundary proposes the one in force; a missing proposal does not
+// count.
 type Proposal struct {
 	Epoch    policies.Epoch // of the plan that it was made for
 	Low      policies.Tokens
 	Boundary policies.Tokens // 0: none
 }
 
-// Decode checks a message and turns it into a Report that shares the message's
-// slices. The error names the field.
+// Decode checks a message and returns a Report that shares the message's slices. The
+// error names the field.
 //
-// A load or a bytes_per_token out of bounds is bounded and noted, not refused: what
-// clients ask for affects them, and no request may be able to end its replica's
-// stream. Names, flows and snapshots depend on the front end alone.
+// A load or a bytes_per_token out of bounds is bounded and noted, not refused: the
+// requests of clients affect them, and no request must be able to end its replica's
+// stream. Names, flows and snapshots depend only on the front end.
 func Decode(m *api.LoadReport) (Report, error) {
 	r := Report{
 		Replica:       policies.ReplicaID(m.GetReplica()),
@@ -152,7 +152,7 @@ func Decode(m *api.LoadReport) (Report, error) {
 		if site, err := topology.Decode(m.GetSite()); err == nil {
 			r.Site = &site
 		} else {
-			r.Site = &links.Topology{} // the last one reported is no longer right
+			r.Site = &links.Topology{} // the last reported site is no longer valid
 			bounded = append(bounded, "site")
 		}
 	}
@@ -169,7 +169,8 @@ func Decode(m *api.LoadReport) (Report, error) {
 	return r, nil
 }
 
-// decodeDrainProgress bounds the figures of a drain's progress, which only inform.
+// decodeDrainProgress bounds the figures of a drain's progress, which are only
+// informative.
 func decodeDrainProgress(m *api.LoadReport, bounded *[]string) DrainProgress {
 	out := DrainProgress{PinnedSeconds: m.GetPinnedSeconds()}
 	for _, c := range [...]struct {
@@ -198,8 +199,8 @@ func decodeProposal(m *api.Proposal) Proposal {
 	return p
 }
 
-// decodeLoad returns the load within the bounds, and the names of the fields that
-// were out of them.
+// decodeLoad returns the load within the bounds, and the names of the fields that were
+// out of bounds.
 func decodeLoad(m *api.Load) (l policies.Load, bounded []string) {
 	count := func(name string, n uint32) int {
 		if n > maxCount {

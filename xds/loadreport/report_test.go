@@ -12,7 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/topology"
 )
 
-// goodReport is a message that Decode accepts.
+// goodReport returns a message that Decode accepts.
 func goodReport() *api.LoadReport {
 	return &api.LoadReport{
 		Replica: "r0", Model: "m", Sequence: 3, EngineReady: true, BytesPerToken: 4.2, EstimateError: 0.1,
@@ -66,8 +66,8 @@ func TestDecode(t *testing.T) {
 	}
 }
 
-// TestDecodeBoundsLoad: figures that a request can drive out of bounds do not
-// refuse the report.
+// TestDecodeBoundsLoad checks that figures that requests can drive out of bounds do not
+// make Decode refuse the report.
 func TestDecodeBoundsLoad(t *testing.T) {
 	for _, c := range []struct {
 		field string
@@ -96,8 +96,8 @@ func TestDecodeBoundsLoad(t *testing.T) {
 	}
 }
 
-// FuzzDecode: bytes off the wire are refused, or become a report that keeps its
-// invariants.
+// FuzzDecode checks that bytes from the network are either refused, or decoded to a
+// report that keeps its invariants.
 func FuzzDecode(f *testing.F) {
 	for _, m := range seedReports() {
 		b, err := proto.Marshal(m)

@@ -19,16 +19,16 @@ type Route struct {
 // The states of a route.
 const (
 	RouteReady    = "ready"
-	RouteHeld     = "held" // it failed lately, and is tried last
+	RouteHeld     = "held" // it failed recently, and is tried last
 	RouteBroken   = "broken"
-	RouteUnsuited = "unsuited" // it works, but not with the memory that the KV cache is in
+	RouteUnsuited = "unsuited" // it works, but not with the memory of the KV cache
 )
 
 // maxRoutes is how many routes a report may have.
 const maxRoutes = 32
 
-// decodeRoutes returns the valid routes, and how many were dropped. Routes only
-// inform.
+// decodeRoutes returns the valid routes, and how many were dropped. Routes are only
+// informative.
 func decodeRoutes(list []*api.Route) (routes []Route, dropped int) {
 	if len(list) > maxRoutes {
 		list, dropped = list[:maxRoutes], len(list)-maxRoutes

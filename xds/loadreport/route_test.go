@@ -12,7 +12,8 @@ func goodRoute(transport, state string) *api.Route {
 	return &api.Route{Transport: transport, Peer: "r1", State: state, Reason: "no such directory", BytesPerSecond: 1e9, Path: "one switch"}
 }
 
-// TestDecodeRoutes: the transports that a replica reports are kept, within bounds.
+// TestDecodeRoutes checks that the transports that a replica reports are kept, within
+// bounds.
 func TestDecodeRoutes(t *testing.T) {
 	m := goodReport()
 	m.Routes = []*api.Route{goodRoute("shm", RouteHeld), {Transport: "tcp", State: RouteReady}}

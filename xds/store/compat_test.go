@@ -2,8 +2,8 @@ package store
 
 import "testing"
 
-// TestMissingFields: an object without pins, weights and refusals is decoded as one
-// that has none.
+// TestMissingFields checks that an object without pins, weights and refusals is decoded
+// as one with empty lists.
 func TestMissingFields(t *testing.T) {
 	o, revision, err := decode([]byte(`{
   "format": 1, "revision": 7, "epoch": 3,
@@ -18,7 +18,7 @@ func TestMissingFields(t *testing.T) {
 	if o.Pins != nil || o.Holds != nil || o.FormerPlans != nil || o.Refused != nil || o.Weights != nil || o.Unready != nil || o.Ratios != nil || o.Slots != nil {
 		t.Errorf("%+v", o)
 	}
-	// An object without any of it is written as it was before.
+	// An object without these fields is written as before.
 	body, err := encode(Object{Epoch: 3}, 7)
 	if want := "{\n  \"format\": 1,\n  \"revision\": 7,\n  \"epoch\": 3,\n  \"plans\": []\n}\n"; err != nil || string(body) != want {
 		t.Errorf("%s, %v", body, err)

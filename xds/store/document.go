@@ -144,7 +144,7 @@ func encode(o Object, revision uint64) ([]byte, error) {
 	return body, nil
 }
 
-// decode reads what encode wrote and an operator may have edited.
+// decode decodes an object that encode wrote and that an operator may have edited.
 func decode(body []byte) (o Object, revision uint64, err error) {
 	var d document
 	dec := json.NewDecoder(bytes.NewReader(body))

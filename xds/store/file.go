@@ -82,7 +82,7 @@ func (f *File) read() (o Object, revision uint64, v Version, err error) {
 }
 
 // version combines the revision, so that no version ever recurs, with a hash, so that
-// an operator's edit is a new version.
+// an operator's edit makes a new version.
 func version(revision uint64, body []byte) Version {
 	sum := sha256.Sum256(body)
 	return Version(strconv.FormatUint(revision, 10) + "-" + hex.EncodeToString(sum[:8]))
@@ -124,8 +124,8 @@ func (f *File) CompareAndSwap(ctx context.Context, old Version, object Object) (
 	return version(revision+1, body), nil
 }
 
-// replaceLocked renames a file over the stored one under the lock, if that has the
-// version old.
+// replaceLocked renames a file over the stored one under the lock if the stored one has
+// the version old.
 func (f *File) replaceLocked(ctx context.Context, old Version, with string) error {
 	unlock, err := lock(ctx, f.path+".lock")
 	if err != nil {
@@ -186,8 +186,8 @@ func (f *File) Watch(ctx context.Context) <-chan Update {
 	return updates
 }
 
-// watch sends what it reads whenever that differs from what it sent last. It
-// watches the directory, because writers replace the file by a rename.
+// watch sends the content whenever it differs from the last one sent. It watches the
+// directory, because writers replace the file by a rename.
 func (f *File) watch(ctx context.Context, updates chan<- Update) {
 	var events <-chan fsnotify.Event
 	var watchErrors <-chan error

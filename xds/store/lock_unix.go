@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lock takes an exclusive lock on a file, for which other processes and other
-// goroutines wait. The kernel releases the lock of a process that dies.
+// lock takes an exclusive lock on a file; other processes and other goroutines wait for
+// it. The kernel releases the lock of a process that dies.
 func lock(ctx context.Context, path string) (unlock func(), err error) {
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {

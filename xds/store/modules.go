@@ -106,7 +106,7 @@ type ModuleFolder struct{ path string }
 
 var _ Modules = (*ModuleFolder)(nil)
 
-// moduleSuffix ends the names of a Folder's files; others are left alone.
+// moduleSuffix ends the names of a ModuleFolder's files; other files are left alone.
 const moduleSuffix = ".wasm"
 
 // NewModuleFolder returns the modules in a directory, which it creates if it does not
@@ -145,7 +145,8 @@ func (f *ModuleFolder) Put(sum lifecycle.Digest, code []byte) error {
 	}
 	if _, err := f.Get(sum); err == nil {
 		now := time.Now()
-		// It counts as put now. If it was swept meanwhile, it is written again.
+		// This counts as a new put. If the file was swept meanwhile, it is written
+		// again.
 		if os.Chtimes(f.name(sum), now, now) == nil {
 			return nil
 		}

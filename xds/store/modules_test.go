@@ -13,8 +13,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// TestModules: modules can be read back, wrong bytes are refused, and only old modules
-// that no object names are swept.
+// TestModules checks that modules can be read back, that wrong bytes are refused, and
+// that only old modules that no object names are swept.
 func TestModules(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "modules")
 	folder, err := store.NewModuleFolder(dir)

@@ -21,7 +21,7 @@ import (
 // MaxNote is the longest note, in bytes.
 const MaxNote = 256 << 10
 
-// noteLifetime is how long a note is kept that is not written again.
+// noteLifetime is how long a note is kept after it was last written.
 const noteLifetime = time.Hour
 
 // Notes are small messages that control planes that share an object leave for each
@@ -94,7 +94,7 @@ type NoteFolder struct{ path string }
 
 var _ Notes = (*NoteFolder)(nil)
 
-// noteSuffix ends the names of a NoteFolder's files; others are left alone.
+// noteSuffix ends the names of a NoteFolder's files; other files are left alone.
 const noteSuffix = ".note"
 
 // NewNoteFolder returns the notes in a directory, which it creates if it does not
@@ -107,7 +107,8 @@ func NewNoteFolder(path string) (*NoteFolder, error) {
 	return &NoteFolder{path}, nil
 }
 
-// name returns the file of a note. It contains a hash where the name is too long.
+// name returns the file of a note. The file name contains a hash where the note's name
+// is too long.
 func (f *NoteFolder) name(of string) string {
 	base := identity.Escape(of)
 	if len(base) > 200 {
@@ -117,7 +118,7 @@ func (f *NoteFolder) name(of string) string {
 	return filepath.Join(f.path, base+noteSuffix)
 }
 
-// Put implements Notes. Notes are not synced: they may be lost in a loss of power.
+// Put implements Notes. Notes are not synced: they may be lost in a power failure.
 func (f *NoteFolder) Put(name string, text []byte) error {
 	err := checkNote(name, text)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// TestNotes: notes are replaced, removed and read whole.
+// TestNotes checks that notes are replaced, removed and read whole.
 func TestNotes(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "planes")
 	folder, err := store.NewNoteFolder(dir)
@@ -87,8 +87,8 @@ func names(t *testing.T, dir string) (out []string) {
 	return out
 }
 
-// TestStaleTempFiles: the temporary files of a crashed writer are removed after an
-// hour, at start.
+// TestStaleTempFiles checks that the temporary files of a crashed writer are removed
+// after an hour, at the next start.
 func TestStaleTempFiles(t *testing.T) {
 	dir := t.TempDir()
 	sum := strings.Repeat("ab", 32)

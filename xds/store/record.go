@@ -27,19 +27,19 @@ const (
 	maxHold = 30 * 24 * time.Hour
 )
 
-// Weight is the EDS weight of a replica whose weight is not the neutral one.
+// Weight is the EDS weight of a replica, stored if it is not the neutral one.
 type Weight struct {
 	Replica policies.ReplicaID
 	Weight  uint32 // 1 to 2^20
 }
 
-// Ratio is the prompt bytes per token that routes use for a model.
+// Ratio is the number of prompt bytes per token that routes use for a model.
 type Ratio struct {
 	Model string
 	Milli int64 // bytes per 1,000 tokens, at least 1
 }
 
-// FormerPlan is a plan that was in force once: how it divided the lengths, and among
+// FormerPlan is a plan that was once in force: how it divided the lengths, and among
 // how many replicas. A rollback chooses the replicas anew.
 type FormerPlan struct {
 	Model  string

@@ -1,14 +1,14 @@
-// Package store keeps the plan object: the few kilobytes from which every control
-// plane of a fleet renders its resources, with the operators' orders that must survive
-// a restart. It is read by a watch and written by compare-and-swap only. Where several
-// control planes share it, it also has the weights and the health of the replicas as
-// the leader sees them. It holds no loads and no counters.
+// Package store keeps the plan object: the few kilobytes from which every control plane
+// of a fleet renders its resources, with the operators' orders that must survive a
+// restart. It is read only by a watch and written only by compare-and-swap. Where
+// several control planes share it, it also has the weights and the health of the
+// replicas as the leader sees them. It holds no loads and no counters.
 //
 // The package also stores the bytes of policy modules (Modules), and small notes that
 // control planes leave for each other (Notes).
 //
-// Invariants: readers see whole, valid objects or an error, never a part of one; of
-// two writers that started from the same version at most one succeeds.
+// Invariants: readers see whole, valid objects or an error, never a part of one; of two
+// writers that started from the same version at most one succeeds.
 package store
 
 import (
@@ -44,22 +44,22 @@ type Object struct {
 	// Pins keep models at a plan, Holds hold new plans off for a while.
 	Pins  []Pin
 	Holds []Hold
-	// FormerPlans are former plans, which an operator may go back to.
+	// FormerPlans are former plans, which an operator may return to.
 	FormerPlans []FormerPlan
 	// Refused are the resources that proxies have refused, the oldest first.
 	Refused []Refusal
 
-	// Slots are what the policy slots of every host should run; slots that are missing
-	// run the native policies.
+	// Slots are the desired state of the policy slots of every host; slots that are
+	// missing run the native policies.
 	Slots []policyslots.Slot
 
-	// Lease says which control plane plans for the fleet, and until when. The zero value
-	// is no lease; only control planes that share a store need one.
+	// Lease says which control plane plans for the fleet, and until when. The zero
+	// value means no lease; only control planes that share a store need one.
 	Lease Lease
-	// The fields below are what the leader sees of the fleet and every control plane
-	// publishes: the weights that are not neutral, the replicas that take no request
-	// because their engine is not ready or their migrator stops, and the bytes per
-	// token. They are empty where the store is not shared.
+	// The fields below are the state of the fleet that the leader sees and every
+	// control plane publishes: the weights that are not neutral, the replicas that take
+	// no request because their engine is not ready or their migrator stops, and the
+	// bytes per token. They are empty where the store is not shared.
 	Weights  []Weight
 	Unready  []policies.ReplicaID
 	Stopping []policies.ReplicaID
@@ -75,11 +75,11 @@ type Reason struct {
 	Text  string
 	// Decision is one of the constants of package planhistory; "" is a change of plan.
 	Decision string
-	// Gain is the predicted one, as a share of the cost before. Predicted and Observed
-	// are seconds of an iteration, of the stage where they differ most.
+	// Gain is the predicted gain, as a share of the previous cost. Predicted and
+	// Observed are the seconds of an iteration in the stage where they differ most.
 	Gain, Predicted, Observed float64
 	By                        string // the control plane or operator that decided
-	// Times is how often in a row it was decided, the last time at Until; 0 is once.
+	// Times is how often in a row it was decided, the last time at Until; 0 means once.
 	Times int
 	Until time.Time
 }
@@ -91,15 +91,14 @@ type Lease struct {
 }
 
 // MaxEpoch bounds the epochs, so that an edit cannot leave the fleet without a next
-// one.
+// epoch.
 const MaxEpoch = 1 << 62
 
 // MaxText bounds every string of an object.
 const MaxText = 4096
 
-// ErrConflict says that the stored object is not the version that the writer
-// started from. The writer reads the new one, which its watch delivers, and
-// decides again.
+// ErrConflict says that the stored object is not the version that the writer started
+// from. The writer waits until its watch delivers the new object, and decides again.
 var ErrConflict = errors.New("another writer changed the stored plan")
 
 // Update is one state of the store, as a watch delivers it.

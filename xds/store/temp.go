@@ -13,7 +13,7 @@ import (
 // tempFileMark is in the names of the files that are renamed over others.
 const tempFileMark = ".tmp"
 
-// tempFileLifetime is the age from which such a file is no longer being written.
+// tempFileLifetime is the age after which such a file is assumed to be abandoned.
 const tempFileLifetime = time.Hour
 
 // targetOfTempFile returns the name that a temporary file is to be renamed to.

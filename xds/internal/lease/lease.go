@@ -1,17 +1,17 @@
-// Package lease decides which of several control planes plans: the right to plan is
-// a lease in the plan object, which its holder renews and which another control
-// plane takes when it was not renewed for a term.
+// Package lease decides which of several control planes plans. The right to plan is a
+// lease in the plan object: its holder renews it, and another control plane takes it if
+// it was not renewed for a term.
 //
-// It stores nothing and reads no clock: a Machine is given what is in the store
-// (Observe) and the results of its writes (Written, WriteFailed), and says when and
-// what to write (WriteDue, Next). Every write is a compare-and-swap of the whole
-// object, so that of two control planes that want the lease one gets it.
+// The package stores nothing and reads no clock: a Machine receives the content of the
+// store (Observe) and the results of its writes (Written, WriteFailed), and decides
+// when and what to write (WriteDue, Next). Every write is a compare-and-swap of the
+// whole object, so that of two control planes that want the lease only one gets it.
 //
-// Invariant: of machines with distinct names, whose clocks differ in rate by at most
-// a half, at most one leads at a time. A lease is never judged by the time written in
-// it, but by the reader's own clock since it changed, so that clocks need not show
-// the same time; and a holder that cannot renew stops leading a third of the term
-// before another may begin.
+// Invariant: of machines with distinct names, whose clocks differ in rate by at most a
+// half, at most one leads at a time. A machine never uses the time written in a lease
+// to decide whether it expired, only its own clock since the lease changed, so that
+// clocks need not show the same time; and a holder that cannot renew stops leading a
+// third of the term before another may begin.
 package lease
 
 import (
@@ -86,8 +86,9 @@ func New(c Config) (*Machine, error) {
 	return &Machine{c: c}, nil
 }
 
-// WriteDue reports whether the lease should be written now: to renew it, or to take
-// one that expired or that no control plane holds. now must not go back.
+// WriteDue reports whether the lease should be written now: to renew it, or to take one
+// that expired or that no control plane holds. The time now must not decrease between
+// calls.
 func (m *Machine) WriteDue(now time.Time) bool {
 	switch {
 	case !m.observed || now.Before(m.retryAt):
@@ -113,7 +114,7 @@ func (m *Machine) Leads(now time.Time) bool {
 func (m *Machine) Next(now time.Time) Lease {
 	expires := now.Add(m.c.Term).UTC().Round(0)
 	if m.stored.Holder == m.c.Self && !expires.After(m.stored.Expires) {
-		// The wall clock was set back: a renewal must still change the lease.
+		// If the wall clock was set back, a renewal must still change the lease.
 		expires = m.stored.Expires.Add(time.Nanosecond)
 	}
 	m.next, m.nextAt = Lease{m.c.Self, expires}, now
@@ -144,15 +145,15 @@ func (m *Machine) Observe(now time.Time, l Lease) {
 	}
 	m.stored, m.changedAt, m.held, m.retryAt = l, now, false, time.Time{}
 	if first && l.Holder == m.c.Self {
-		// An earlier process of this control plane had it, and no longer plans.
+		// An earlier process of this control plane held the lease, and no longer plans.
 		m.changedAt = now.Add(-m.c.Term)
 	}
 }
 
-// Holder returns the stored holder of the lease, and since when, by the own clock,
-// it was not renewed.
+// Holder returns the stored holder of the lease, and when it was last renewed by this
+// machine's clock.
 func (m *Machine) Holder() (holder string, since time.Time) { return m.stored.Holder, m.changedAt }
 
-// NameTaken reports whether another control plane uses the name of this one: both
-// would take the lease from each other whenever it expires.
+// NameTaken reports whether another control plane uses the name of this one. Both would
+// then take the lease from each other whenever it expires.
 func (m *Machine) NameTaken() bool { return m.observed && !m.held && m.stored.Holder == m.c.Self }

@@ -128,7 +128,7 @@ func (c *cluster) tick(s *server) {
 	}
 }
 
-// store writes a lease and shows it to all control planes but its writer.
+// store writes a lease and delivers it to all control planes except the writer.
 func (c *cluster) store(by *server, l Lease) {
 	c.stored = l
 	for _, s := range c.order {
@@ -157,27 +157,27 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// TestOneLeads plays random fates to control planes whose clocks run at
-// different rates and show different times: pauses, slow, lost and failing
-// writes, and watches that lag. At no moment do two of them believe that they
-// lead; and whenever all goes well for a while, one does.
+// TestOneLeads runs control planes whose clocks run at different rates and show
+// different times, with random pauses, slow, lost and failing writes, and lagging
+// watches. At no moment do two of them believe that they lead, and after a while
+// without faults one of them does.
 func TestOneLeads(t *testing.T) {
 	for seed := range uint64(150) {
 		oneLeads(t, seed)
 	}
 }
 
-// node is a control plane of the random world. Its clock shows base + rate·t.
+// node is a control plane of the random test. Its clock shows base + rate·t.
 type node struct {
 	m       *Machine
 	name    string
 	base    time.Time
 	rate    float64
 	lag     time.Duration // of its watch
-	paused  time.Duration // until then it does nothing
+	paused  time.Duration // the node does nothing until then
 	version int           // of the object that it knows
 	seen    int           // versions that its watch has delivered
-	write   *write        // on its way
+	write   *write        // in progress
 }
 
 type write struct {
@@ -210,7 +210,7 @@ func oneLeads(t *testing.T, seed uint64) {
 		n.m, _ = New(Config{Self: n.name})
 		nodes = append(nodes, n)
 	}
-	quiet := time.Duration(0) // since when nothing bad happens
+	quiet := time.Duration(0) // when the last fault happened
 	const step = 25 * time.Millisecond
 	for now := time.Duration(0); now < 90*time.Second; now += step {
 		calm := now%(30*time.Second) > 15*time.Second
@@ -227,7 +227,7 @@ func oneLeads(t *testing.T, seed uint64) {
 		if len(leaders) > 1 {
 			t.Fatalf("seed %d: at %v both of %q lead", seed, now, leaders)
 		}
-		// The last bad thing may be a pause or a slow write of 5 s.
+		// The last fault may be a pause or a slow write of 5 s.
 		if leaders == "" && now-quiet > 13*time.Second {
 			t.Fatalf("seed %d: at %v no control plane leads, and nothing has gone wrong since %v", seed, now, quiet)
 		}
@@ -249,7 +249,7 @@ func (n *node) live(rng *rand.Rand, now time.Duration, calm bool, versions *[]ve
 	if !calm && rng.IntN(200) == 0 {
 		n.paused = now + time.Duration(rng.IntN(5000))*time.Millisecond
 	}
-	if !calm && rng.IntN(400) == 0 { // it dies, and comes back as if it had never been
+	if !calm && rng.IntN(400) == 0 { // the node crashes and restarts without any state
 		n.m, _ = New(Config{Self: n.name})
 		n.write, n.seen, n.version = nil, -1, 0
 		n.paused = now + time.Duration(rng.IntN(4000))*time.Millisecond

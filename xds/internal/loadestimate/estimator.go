@@ -11,13 +11,13 @@ import (
 type Source uint8
 
 const (
-	// Unknown: no source can be used. The replica keeps its weight at first, and
-	// drifts to the neutral one a step at a time.
+	// Unknown means that no source can be used. The replica keeps its weight at first,
+	// and then drifts to the neutral one a step at a time.
 	Unknown Source = iota
-	// Proxies: no migrator has ever reported, so the requests in progress at the
-	// proxies are what the engine behind the address works on.
+	// Proxies means that no migrator has ever reported, so the requests in progress at
+	// the proxies are the load of the engine behind the address.
 	Proxies
-	// Migrator: the replica's own fresh and uncontradicted report.
+	// Migrator means that the replica's own report is fresh and not contradicted.
 	Migrator
 )
 
@@ -27,8 +27,8 @@ func (s Source) String() string { return [...]string{"unknown", "proxies", "migr
 // Estimate is the estimated load of a replica.
 type Estimate struct {
 	Source Source
-	// Work is the tokens that the replica holds and has promised to hold; an
-	// approximation where the source is Proxies, meaningless where it is Unknown.
+	// Work is the tokens that the replica holds and has promised to hold. It is
+	// approximate where the source is Proxies, and meaningless where it is Unknown.
 	Work policies.Tokens
 	// Requests are in progress at the proxies; Visible says that proxies report.
 	Requests int
@@ -36,7 +36,8 @@ type Estimate struct {
 	// Counted says that Work was derived from Requests and the batch size: it only
 	// compares such replicas with each other.
 	Counted bool
-	// Distrusted says why the migrator's reports are ignored; "" while they are not.
+	// Distrusted is the reason why the migrator's reports are ignored; "" while they
+	// are not.
 	Distrusted string
 	// Drift says that the weight should take a step towards the neutral one, because
 	// the load has been unknown for a while. Set only in the Estimate of a Tick.
@@ -60,8 +61,8 @@ const (
 	// proxiesLate is how long a report of the proxies counts: three of their
 	// intervals.
 	proxiesLate = 3 * time.Second
-	// shareLate is how long the last share of the KV cache counts, which comes with
-	// answers only.
+	// shareLate is how long the last share of the KV cache counts. Only responses carry
+	// the share.
 	shareLate = 5 * time.Second
 )
 
@@ -71,7 +72,7 @@ type Estimator struct {
 	claim     Claim
 	claimedAt time.Time // zero: never
 	// mostClaimed is the largest number of requests claimed since the last report of
-	// the proxies, so that a difference in time is not taken for a lie.
+	// the proxies, so that a difference in time is not mistaken for a false claim.
 	mostClaimed int
 
 	proxies   ProxyReport
@@ -142,8 +143,8 @@ func (e *Estimator) handleProxyReport(now time.Time, r Replica, p ProxyReport) {
 	}
 }
 
-// recordVerdict shifts a verdict into a history, and distrusts the migrator after
-// too many bad ones. reason is empty for a good one.
+// recordVerdict shifts a verdict into a history, and distrusts the migrator after too
+// many bad ones. reason is empty for a good verdict.
 func (e *Estimator) recordVerdict(now time.Time, history uint8, reason string) uint8 {
 	history <<= 1
 	if reason == "" {
@@ -157,7 +158,7 @@ func (e *Estimator) recordVerdict(now time.Time, history uint8, reason string) u
 	return history
 }
 
-// claimFresh reports whether the migrator's last claim is not late.
+// claimFresh reports whether the migrator's last claim still counts.
 func (e *Estimator) claimFresh(now time.Time, r Replica) bool {
 	return !e.claimedAt.IsZero() && now.Sub(e.claimedAt) <= max(r.Late, time.Second)
 }
@@ -172,8 +173,9 @@ func (e *Estimator) estimate(now time.Time, r Replica) Estimate {
 	case e.claimFresh(now, r):
 		out.Source, out.Work = Migrator, e.claim.Held+e.claim.Promised
 	case e.claimedAt.IsZero() && out.Visible:
-		// A migrator that stopped reporting may keep streams whose work is elsewhere.
-		// Requests in progress are therefore a load only where it never reported.
+		// A migrator that stopped reporting may keep streams whose work runs on other
+		// replicas. Requests in progress are therefore a load only if it never
+		// reported.
 		out.Source = Proxies
 		if !e.shareAt.IsZero() && now.Sub(e.shareAt) <= shareLate {
 			out.Work = policies.Tokens(float64(e.share * float64(r.KV)))

@@ -8,8 +8,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// TestEstimatorIsPure: the same events at the same times give the same estimates,
-// and every estimate keeps its invariants whatever is reported.
+// TestEstimatorIsPure checks that the same events at the same times give the same
+// estimates, and that every estimate keeps its invariants for any reports.
 func TestEstimatorIsPure(t *testing.T) {
 	for seed := range uint64(50) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -48,8 +48,8 @@ func TestEstimatorIsPure(t *testing.T) {
 	}
 }
 
-// TestTwoBadClaims: two bad claims among ten do not make the migrator distrusted,
-// whichever they are.
+// TestTwoBadClaims checks that two bad claims among ten never make the migrator
+// distrusted.
 func TestTwoBadClaims(t *testing.T) {
 	r := Replica{KV: 100_000, Batch: 64, Context: 8192, Late: 5 * time.Second}
 	for first := range 10 {

@@ -6,7 +6,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Replica is what the control plane knows of a replica independently of reports.
+// Replica is what the control plane knows of a replica without its reports.
 type Replica struct {
 	KV    policies.Tokens // its KV cache
 	Batch int             // sequences that it runs at once
@@ -25,8 +25,8 @@ type Event interface{ event() }
 // Claim is the load that the replica's migrator reports.
 type Claim struct {
 	Running, Waiting int
-	// Streams are the requests of its own clients, wherever they run: what the
-	// proxies have in progress there.
+	// Streams are the requests of its own clients, wherever they run. The proxies count
+	// the same requests as in progress at the replica.
 	Streams        int
 	Held, Promised policies.Tokens
 	// Bounded says that the report had figures out of bounds, negative ones
@@ -34,10 +34,10 @@ type Claim struct {
 	Bounded bool
 }
 
-// ProxyReport is what all proxies together report of the replica.
+// ProxyReport is the sum of the reports of all proxies about the replica.
 type ProxyReport struct {
 	Requests int // in progress now
-	// Answers is how many answers since the last report carried the share of the KV
+	// Answers is how many responses since the last report carried the share of the KV
 	// cache in use, and Share is their mean, from 0 to 1.
 	Answers uint64
 	Share   float64
@@ -59,8 +59,8 @@ const (
 	// maxBatches is how many times its batch an engine may claim to run.
 	maxBatches = 2
 	// minHidden is how many requests, and half of all of them, proxies must have in
-	// progress beyond those that a migrator claims before it counts as bad: requests
-	// begin and end between the two reports.
+	// progress beyond those that a migrator claims before the claim counts as bad:
+	// requests begin and end between the two reports.
 	minHidden = 8
 )
 
@@ -78,9 +78,9 @@ func (r Replica) impossible(c Claim) string {
 	return ""
 }
 
-// impossibleChange returns why a replica cannot go from one state to the next
-// within dt, or "". Half a cache may be added at once, as a prefix that is cached
-// already; the rest has to be computed or migrated. A cache may empty at once.
+// impossibleChange returns why a replica cannot get from one state to the next within
+// dt, or "". Half a cache may be added at once, as a prefix that is cached already; the
+// rest has to be computed or migrated. A cache may become empty at once.
 func (r Replica) impossibleChange(from, to Claim, dt time.Duration) string {
 	added := float64(min(to.Held, r.KV) - min(from.Held, r.KV))
 	if r.Rate <= 0 || added <= float64(r.KV)/2+float64(r.Rate*dt.Seconds()) {
@@ -89,9 +89,9 @@ func (r Replica) impossibleChange(from, to Claim, dt time.Duration) string {
 	return "more new tokens than its engine and link can bring"
 }
 
-// contradicts returns why the proxies cannot have their requests in progress at a
-// replica whose migrator claims no more than claimed, or "". Claims of more requests
-// are not contradicted: other proxies may not report, and requests migrate.
+// contradicts returns why the proxies' requests in progress contradict a migrator that
+// claims at most claimed requests, or "". Claims of more requests are not contradicted:
+// other proxies may not report, and requests migrate.
 func (p ProxyReport) contradicts(claimed int) string {
 	if p.Requests-claimed < minHidden || claimed >= (p.Requests+1)/2 {
 		return ""
@@ -99,5 +99,5 @@ func (p ProxyReport) contradicts(claimed int) string {
 	return "far fewer requests than proxies have in progress there"
 }
 
-// requests is the larger of the two counts of requests in a claim.
+// requests returns the larger of the two counts of requests in a claim.
 func (c Claim) requests() int { return max(c.Streams, c.Running+c.Waiting) }

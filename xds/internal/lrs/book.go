@@ -47,7 +47,7 @@ type total struct {
 	streams int // that report it
 }
 
-// streamState is one stream of a node. gRPC clients have several under one node id.
+// streamState is one stream of a node. gRPC clients open several under one node id.
 type streamState struct {
 	node, group string
 	at          time.Time // of the last report; zero: none yet
@@ -58,9 +58,9 @@ type streamState struct {
 	size        int // bytes of them
 }
 
-// NewBook returns an empty book. The interval is that of the reports; 0 means
-// DefaultInterval. group names the group of a node, given only its id and cluster, and
-// must be pure; nil puts all nodes into the group "".
+// NewBook returns an empty book. interval is the time between two reports; 0 means
+// DefaultInterval. group returns the group of a node, given only its id and cluster,
+// and must be pure; nil puts all nodes into the group "".
 func NewBook(interval time.Duration, group func(*corev3.Node) string) *Book {
 	if interval <= 0 {
 		interval = DefaultInterval
@@ -163,7 +163,7 @@ func sizeOf(clusters []cluster) (bytes int) {
 	return bytes
 }
 
-// close ends a stream. Its last report counts until it is late.
+// close ends a stream. Its last report counts for three intervals.
 func (b *Book) close(now time.Time, number uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -175,7 +175,7 @@ func (b *Book) close(now time.Time, number uint64) {
 	}
 }
 
-// expire removes the nodes that are gone, and old samples of groups.
+// expire removes the nodes that have disconnected, and old samples of groups.
 func (b *Book) expire(now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -188,7 +188,7 @@ func (b *Book) expire(now time.Time) {
 	maps.DeleteFunc(b.groups, func(_ string, r *record) bool { return r.trim(now) })
 }
 
-// counts reports whether the stream's last report is not late.
+// counts reports whether the stream's last report still counts.
 func (b *Book) counts(now time.Time, d *streamState) bool {
 	return !d.at.IsZero() && now.Sub(d.at) <= maxIntervals*b.interval
 }
@@ -262,11 +262,11 @@ func (b *Book) Loads(now time.Time) map[netip.AddrPort]loadestimate.ProxyReport 
 }
 
 // Active returns how many requests the nodes have in progress on endpoints of a
-// cluster, or of all clusters that take their endpoints from one assignment; an
-// address is IP:port. The number is known if there are nodes and all have reported
-// within three intervals: the requests of a node that stops reporting are unknown
-// until ten seconds after the end of its stream. Requests that a node attributes to no
-// endpoint are counted.
+// cluster, or of all clusters that take their endpoints from one assignment; an address
+// is IP:port. The number is known if there are nodes and all have reported within three
+// intervals: the requests of a node that stops reporting are unknown until ten seconds
+// after the end of its stream. Requests that a node attributes to no endpoint are
+// included.
 func (b *Book) Active(now time.Time, name string, addresses []string) (requests int, known bool) {
 	wanted := make(map[netip.AddrPort]bool, len(addresses))
 	for _, text := range addresses {
@@ -305,7 +305,7 @@ func (b *Book) Active(now time.Time, name string, addresses []string) (requests 
 	return requests, known && any
 }
 
-// Reporting lists the ids of the nodes whose last report is not late.
+// Reporting returns the ids of the nodes whose last report still counts.
 func (b *Book) Reporting(now time.Time) map[string]bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

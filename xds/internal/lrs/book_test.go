@@ -12,7 +12,7 @@ import (
 
 var zero = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// at is a time in seconds.
+// at returns a time in seconds.
 func at(s float64) time.Time { return zero.Add(time.Duration(s * float64(time.Second))) }
 
 func here(port uint16, active int) endpoint {
@@ -38,12 +38,12 @@ func TestLoadsSumNodes(t *testing.T) {
 	if s := seen[here(1001, 0).address]; s.Requests != 6 {
 		t.Errorf("%+v", s)
 	}
-	// A message takes the place of the one before, whole.
+	// A message replaces the previous one as a whole.
 	b.report(at(2), one, nil)
 	if s := b.Loads(at(2))[here(1000, 0).address]; s.Requests != 10 {
 		t.Errorf("%+v", s)
 	}
-	// Late ones do not count.
+	// Late reports do not count.
 	if seen := b.Loads(at(4.7)); len(seen) != 0 || seen == nil {
 		t.Errorf("%v", seen)
 	}
@@ -64,20 +64,20 @@ func TestActive(t *testing.T) {
 	want(0, 0, false) // no node reports
 	one, two := b.open(at(0), "e1", ""), b.open(at(0), "e2", "")
 	b.report(at(1), one, []cluster{{name: stage0, endpoints: []endpoint{here(1000, 3), here(1001, 9)}}, {name: "cascade/m/s1/rr", endpoints: []endpoint{here(1002, 9)}}})
-	want(1, 3, false) // the other node has not spoken
+	want(1, 3, false) // the other node has not reported
 	b.report(at(1), two, []cluster{{name: stage0, endpoints: []endpoint{here(1002, 2)}, unplaced: 1}})
 	want(1, 6, true)
 	b.report(at(2), one, nil)
 	want(2, 3, true)
 	b.report(at(5), one, nil)
-	want(5, 0, false) // e2 is silent
+	want(5, 0, false) // e2 has stopped reporting
 	b.close(at(6), two)
 	want(6, 0, false)
 	b.report(at(15), one, nil)
 	b.expire(at(15.9))
 	want(15.9, 0, false)
 	b.expire(at(16))
-	want(16, 0, true) // forgotten: it does not live
+	want(16, 0, true) // forgotten: its stream ended ten seconds ago
 	if _, known := b.Active(at(16), stage0, []string{"x"}); known {
 		t.Error("an address that is none is known")
 	}
@@ -86,8 +86,8 @@ func TestActive(t *testing.T) {
 	}
 }
 
-// TestNodeReconnects: the last report of an ended stream counts until the node reports
-// on another one, and not twice.
+// TestNodeReconnects checks that the last report of an ended stream counts until the
+// node reports on another one, and never twice.
 func TestNodeReconnects(t *testing.T) {
 	b := NewBook(0, nil)
 	old := b.open(at(0), "e1", "")
@@ -101,13 +101,13 @@ func TestNodeReconnects(t *testing.T) {
 	if n := b.Loads(at(3))[here(1000, 0).address].Requests; n != 4 {
 		t.Errorf("%d after", n)
 	}
-	b.report(at(3), old, []cluster{{name: stage0, endpoints: []endpoint{here(1000, 4)}}}) // too late to matter
+	b.report(at(3), old, []cluster{{name: stage0, endpoints: []endpoint{here(1000, 4)}}}) // too late to count
 	if len(b.byID) != 1 {
 		t.Errorf("%d desks", len(b.byID))
 	}
 }
 
-// group lets node ids begin with the name of their group.
+// groupOf returns the prefix of a node id as the name of its group.
 func groupOf(n *corev3.Node) string { g, _, _ := strings.Cut(n.GetId(), "-"); return g }
 
 func TestJudge(t *testing.T) {
@@ -166,7 +166,8 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// TestJudgeIsSeldomWrong: among equal groups, hardly one is reported as bad.
+// TestJudgeIsSeldomWrong checks that hardly any of several equal groups is reported as
+// bad.
 func TestJudgeIsSeldomWrong(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	wrong := 0
@@ -191,7 +192,7 @@ func TestJudgeIsSeldomWrong(t *testing.T) {
 	}
 }
 
-// TestRecordIsBounded: whatever is reported, the record of a group is bounded.
+// TestRecordIsBounded checks that the record of a group is bounded for any reports.
 func TestRecordIsBounded(t *testing.T) {
 	var r record
 	for i := range 10 * maxSamples {
@@ -225,7 +226,7 @@ func BenchmarkSeen(b *testing.B) {
 	}
 }
 
-// TestTotals: the incremental totals equal a sum over all reports.
+// TestTotals checks that the incremental totals equal a sum over all reports.
 func TestTotals(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	b := NewBook(0, nil)
@@ -276,13 +277,13 @@ func TestTotals(t *testing.T) {
 	}
 }
 
-// TestNodeIsBounded: the reports of one node's streams are bounded together, and
-// streams that end give their part back.
+// TestNodeIsBounded checks that the reports of one node's streams are bounded together,
+// and that the part of a stream is released when it ends.
 func TestNodeIsBounded(t *testing.T) {
 	b := NewBook(0, nil)
 	much := []cluster{{name: stage0 + strings.Repeat("x", maxNodeBytes*2/3)}}
 	one, two, other := b.open(at(0), "e1", ""), b.open(at(0), "e1", ""), b.open(at(0), "e2", "")
-	for _, stream := range [...]uint64{one, one, other} { // twice the same: what is replaced gives its part back
+	for _, stream := range [...]uint64{one, one, other} { // twice the same: the replaced report releases its part
 		if !b.report(at(1), stream, much) {
 			t.Error("within the bound, and refused")
 		}

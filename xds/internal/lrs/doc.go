@@ -1,12 +1,12 @@
-// Package lrs receives the load reports of proxies over the Load Reporting Service
-// (xDS v3): requests in progress, ended and failed, by cluster and endpoint, and the
-// load that the endpoints' answers carry.
+// Package lrs receives the load reports of proxies over the Load Reporting Service (xDS
+// v3): requests in progress, ended and failed, by cluster and endpoint, and the load
+// that the endpoints' responses carry.
 //
-// Service is the gRPC service. Book holds what was reported and answers the questions
-// of others: the load that proxies see at each endpoint (Loads), whether requests still
-// run on endpoints that are to be removed (Active), and whether a group of nodes has
-// more failures since a change (Judge). It decides nothing and does not know replicas:
-// proxies report addresses only.
+// Service is the gRPC service. Book stores the reports and computes from them the load
+// that proxies see at each endpoint (Loads), whether requests still run on endpoints
+// that are to be removed (Active), and whether a group of nodes has more failures since
+// a change (Judge). It decides nothing and does not know replicas: proxies report
+// addresses only.
 //
 // Invariants: a node's message replaces its last one as a whole; the node description
 // that every message repeats is neither decoded nor kept; clusters that are not

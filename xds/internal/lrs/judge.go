@@ -15,25 +15,26 @@ const (
 	maxSamples   = int(recordLength / sampleLength)
 )
 
-// Thresholds of Judge. A few failures prove nothing, because requests fail for other
-// reasons too; a change that breaks requests breaks many.
+// Thresholds of Judge. A few failures prove nothing, because requests also fail for
+// other reasons; a change that breaks requests breaks many.
 const (
 	// minEnded is how many requests must have ended since the change.
 	minEnded = 20
 	// margin is by how much the share of failures must exceed the usual one.
 	margin = 0.02
-	// sigmas is the confidence of that in Wilson's interval: one verdict in a thousand
-	// is wrong by chance.
+	// sigmas is the confidence of Wilson's interval: one verdict in a thousand is wrong
+	// by chance.
 	sigmas = 3.1
-	// minExpected is how many requests should have come before their absence proves
+	// minExpected is how many requests should have arrived before their absence proves
 	// anything.
 	minExpected = 50
-	// minBefore is the least time before the change from which the usual rate is known.
+	// minBefore is the shortest time before the change from which the usual rate can be
+	// derived.
 	minBefore = 5 * time.Second
 )
 
 // sample counts the requests that succeeded, failed and began at the replicas in a
-// short time, by the reports.
+// short time, according to the reports.
 type sample struct {
 	at                      time.Time
 	success, errors, issued uint64
@@ -91,7 +92,7 @@ func (f outcome) plus(g outcome) outcome {
 	return outcome{ended: f.ended + g.ended, failed: f.failed + g.failed, issued: f.issued + g.issued}
 }
 
-// share is the share of failures; 0 when nothing has ended.
+// share returns the share of failures; 0 when nothing has ended.
 func (f outcome) share() float64 {
 	if f.ended == 0 {
 		return 0
@@ -99,7 +100,7 @@ func (f outcome) share() float64 {
 	return f.failed / f.ended
 }
 
-// lowerBound is the lower end of Wilson's interval of the share of failures.
+// lowerBound returns the lower end of Wilson's interval of the share of failures.
 func (f outcome) lowerBound() float64 {
 	if f.ended == 0 {
 		return 0
@@ -110,11 +111,11 @@ func (f outcome) lowerBound() float64 {
 	return max((p+float64(z2/(2*n))-spread)/(1+float64(z2/n)), 0)
 }
 
-// Judge reports whether the requests of a group of nodes do worse since a change, and
-// why: more of them fail than before it, and than those of the other groups now, by
-// more than chance explains; or requests that used to come no longer reach a replica,
-// while those of other groups do. Judge looks back a minute. It may be called any
-// number of times; a result of false proves nothing.
+// Judge reports whether the requests of a group of nodes fare worse since a change, and
+// why: more of them fail than before the change, and than those of the other groups
+// now, by more than chance explains; or requests that used to arrive no longer reach a
+// replica, while those of other groups do. Judge looks back a minute. It may be called
+// any number of times; a result of false proves nothing.
 func (b *Book) Judge(now time.Time, group string, since time.Time) (bad bool, why string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -151,8 +152,8 @@ func moreFailures(before, after, others outcome) string {
 	return fmt.Sprintf("%.0f of %.0f requests failed, usually %.1f %% do", after.failed, after.ended, 100*norm)
 }
 
-// requestsStopped returns why requests no longer come, or "". lasted is the time since
-// the change that reports can cover.
+// requestsStopped returns why requests no longer arrive, or "". lasted is the time
+// since the change that reports can cover.
 func requestsStopped(before, after, othersBefore, others outcome, since time.Time, lasted time.Duration) string {
 	span := since.Sub(before.first)
 	if before.first.IsZero() || span < minBefore || lasted <= 0 || after.issued > 0 || after.ended > 0 {

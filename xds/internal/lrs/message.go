@@ -35,9 +35,9 @@ const (
 	clusterStatsName    = 1 // ClusterStats.cluster_name
 )
 
-// message is a LoadStatsRequest with a decoder of its own: an Envoy repeats its node
-// description of 80 KB in every message, of which only two names are needed, once. gRPC
-// receives it as a message because of its methods.
+// message is a LoadStatsRequest with its own decoder: an Envoy repeats its node
+// description of 80 KB in every message, but only two names of it are needed, and only
+// once. Its methods make gRPC accept it as a message.
 type message struct {
 	node     *corev3.Node // id and cluster alone; nil when the message has none
 	clusters []cluster
@@ -57,8 +57,8 @@ type cluster struct {
 type endpoint struct {
 	address netip.AddrPort
 	active  int // requests in progress
-	// answers is how many answers carried the share of the KV cache in use, and share is
-	// their sum.
+	// answers is how many responses carried the share of the KV cache in use, and share
+	// is their sum.
 	answers uint64
 	share   float64
 }
@@ -193,12 +193,12 @@ func clusterOf(m *endpointv3.ClusterStats) cluster {
 	return c
 }
 
-// ShareMetric is the metric under which proxies report the share of the KV cache in
-// use that an endpoint's answers carry, as vLLM names it.
+// ShareMetric is the metric, named as in vLLM, under which proxies report the share of
+// the KV cache in use from an endpoint's responses.
 const ShareMetric = "named_metrics.kv_cache_usage_perc"
 
-// share returns the number of answers with a share and their sum, each bounded to 0 to
-// 1.
+// share returns the number of responses with a share and the sum of the shares, each
+// bounded to 0 to 1.
 func share(m *endpointv3.EndpointLoadMetricStats) (answers uint64, sum float64) {
 	answers = min(m.GetNumRequestsFinishedWithMetric(), maxCount)
 	sum = m.GetTotalMetricValue()
@@ -219,5 +219,5 @@ func addressOf(a *corev3.Address) (netip.AddrPort, bool) {
 
 func count(n uint64) int { return int(min(n, maxCount)) }
 
-// boundedSum adds counts of a proxy, which may be wrong.
+// boundedSum adds two counts of a proxy, which may be wrong.
 func boundedSum(a, b uint64) uint64 { return min(a, maxCount) + min(b, maxCount) }

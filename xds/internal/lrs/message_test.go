@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/protoadapt"
 )
 
-// fatNode is a node as large as an Envoy's.
+// fatNode returns a node message as large as an Envoy's.
 func fatNode(id string) *corev3.Node {
 	n := &corev3.Node{Id: id, Cluster: "edge"}
 	for i := range 500 {
@@ -51,7 +51,7 @@ func on(port uint32, active uint64) *endpointv3.UpstreamEndpointStats {
 	return &endpointv3.UpstreamEndpointStats{Address: address(port), TotalRequestsInProgress: active}
 }
 
-// unpack reads a message as gRPC does.
+// unpack decodes a message as gRPC does.
 func unpack(t testing.TB, m proto.Message) *message {
 	t.Helper()
 	b, err := proto.Marshal(m)
@@ -101,7 +101,7 @@ func TestMessage(t *testing.T) {
 	}
 }
 
-// TestMessageBounds: a message beyond the bounds is refused as a whole.
+// TestMessageBounds checks that a message beyond the bounds is refused as a whole.
 func TestMessageBounds(t *testing.T) {
 	many := &loadstatsv3.LoadStatsRequest{}
 	for i := range maxClusters + 1 {
@@ -148,7 +148,7 @@ func FuzzFrame(f *testing.F) {
 				}
 			}
 		}
-		// What the generated code reads too, it reads alike.
+		// Messages that the generated code can decode too must be decoded alike.
 		var want loadstatsv3.LoadStatsRequest
 		if proto.Unmarshal(b, &want) != nil {
 			return
@@ -165,7 +165,8 @@ func FuzzFrame(f *testing.F) {
 	})
 }
 
-// BenchmarkFrame compares with the generated code, which reads the node too.
+// BenchmarkFrame compares this decoder with the generated code, which also decodes the
+// node.
 func BenchmarkFrame(b *testing.B) {
 	m := request("e1")
 	for i := range 100 {

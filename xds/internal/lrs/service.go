@@ -19,8 +19,8 @@ import (
 const (
 	// idleTimeout ends a stream on which nothing comes.
 	idleTimeout = 30 * time.Second
-	// reportRate and reportBurst bound the messages of one stream per second; a node is
-	// asked for one per interval.
+	// reportRate and reportBurst bound the messages of one stream per second; the
+	// service asks a node for one per interval.
 	reportRate  = 20
 	reportBurst = 40
 	// maxStreams bounds the streams under one node id.
@@ -32,8 +32,8 @@ type Config struct {
 	// Book receives the reports. Required.
 	Book *Book
 	// Admit returns an error, which is a gRPC status, for a peer that may not report as
-	// this node; nil admits every peer, for a server whose interceptors bind nodes to
-	// certificates. The context is that of the stream.
+	// this node. nil admits every peer; it suits a server whose interceptors bind nodes
+	// to certificates. The context is that of the stream.
 	Admit  func(ctx context.Context, node string) error
 	Logger *slog.Logger // nil discards
 }
@@ -64,8 +64,8 @@ func New(cfg Config) (*Service, error) {
 	return &Service{cfg: cfg, log: log, done: make(chan struct{})}, nil
 }
 
-// Run removes the nodes that are gone until ctx ends; then it ends all streams and
-// returns nil. It is called once.
+// Run removes disconnected nodes until ctx ends; then it ends all streams and returns
+// nil. It is called once.
 func (s *Service) Run(ctx context.Context) error {
 	defer close(s.done)
 	tick := time.NewTicker(s.cfg.Book.interval)

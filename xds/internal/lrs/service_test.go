@@ -22,10 +22,10 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience bounds every wait of these tests; none of them waits for time.
+// patience bounds every wait of these tests; none of them waits for a fixed time.
 const patience = time.Minute
 
-// served is a Service that runs, and a client of it.
+// served is a running Service with a client of it.
 type served struct {
 	*Service
 	book   *Book
@@ -57,8 +57,7 @@ func serve(t *testing.T, admit func(context.Context, string) error) *served {
 	return &served{s, book, loadstatsv3.NewLoadReportingServiceClient(conn), cancel}
 }
 
-// report opens a stream and reports stages; the first message asks for the
-// answer.
+// report opens a stream and reports stages; its first message makes the service reply.
 func (s *served) report(t *testing.T, id string, clusters ...*endpointv3.ClusterStats) loadstatsv3.LoadReportingService_StreamLoadStatsClient {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -83,7 +82,7 @@ func (s *served) report(t *testing.T, id string, clusters ...*endpointv3.Cluster
 	return stream
 }
 
-// taken waits until so many messages were.
+// until waits until the service has accepted this number of messages.
 func (s *served) until(t *testing.T, messages uint64) {
 	t.Helper()
 	deadline := time.After(patience)
@@ -168,12 +167,12 @@ func TestServiceRefuses(t *testing.T) {
 	}
 }
 
-// TestNodeIsNotKept: what a stream costs is far below the node that each of its
-// messages repeats.
+// TestNodeIsNotKept checks that the memory of a stream is far smaller than the node
+// description that each of its messages repeats.
 func TestNodeIsNotKept(t *testing.T) {
 	heap := func() int64 {
 		for range 3 {
-			runtime.GC() // pooled buffers live for two of them
+			runtime.GC() // pooled buffers survive one collection
 		}
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)

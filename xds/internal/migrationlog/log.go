@@ -25,8 +25,8 @@ type Log struct {
 	totals map[Kind]*Total
 }
 
-// Kind is what ended migrations are counted by. Causes and methods that are not
-// known count as "other", so that no report can add a kind.
+// Kind is the key by which ended migrations are counted. Unknown causes and methods
+// count as "other", so that no report can add a kind.
 type Kind struct{ Cause, Method, Result string }
 
 // Total sums over the ended migrations of one kind.
@@ -117,8 +117,8 @@ func (l *Log) count(m loadreport.Migration) {
 	}
 }
 
-// Newest returns copies of up to limit migrations that were last reported after
-// since. Those first reported last come first.
+// Newest returns copies of up to limit migrations that were last reported after since,
+// sorted by their first report, the latest first.
 func (l *Log) Newest(since time.Time, limit int) []loadreport.Migration {
 	out := make([]loadreport.Migration, 0, min(limit, len(l.list)))
 	for i := len(l.list) - 1; i >= 0 && len(out) < limit; i-- {

@@ -27,8 +27,8 @@ func decode(t *testing.T, list ...*api.Migration) []loadreport.Migration {
 	return migrations
 }
 
-// TestLog: later states replace earlier ones, final ones stay, and each migration is
-// counted once.
+// TestLog checks that later states replace earlier ones, that final states stay, and
+// that each migration is counted once.
 func TestLog(t *testing.T) {
 	var l Log
 	at := func(s int) time.Time { return start.Add(time.Duration(s) * time.Second) }

@@ -61,7 +61,7 @@ func (Unpin) order()       {}
 func (Rollback) order()    {}
 func (ChangeSlots) order() {}
 
-// Why an order cannot be obeyed.
+// Reasons why an order cannot be executed.
 var (
 	ErrUnknownReplica = errors.New("no such replica is configured")
 	ErrLastReplica    = errors.New("no other replica of its model could serve: start one, or undrain one, first")
@@ -74,7 +74,7 @@ var (
 	ErrNotStored      = errors.New("the plan store did not accept it; nothing has changed, try again") // wrapped with the reason
 )
 
-// CheckDrain returns an error for a Drain that cannot be obeyed: at least one replica
+// CheckDrain returns an error for a Drain that cannot be executed: at least one replica
 // of each model that takes requests must stay.
 func CheckDrain(g *registry.Registry, id policies.ReplicaID) error {
 	r := g.Get(id)
@@ -92,7 +92,7 @@ func CheckDrain(g *registry.Registry, id policies.ReplicaID) error {
 	return fmt.Errorf("replica %q: %w", id, ErrLastReplica)
 }
 
-// CheckUndrain returns an error for an Undrain that cannot be obeyed.
+// CheckUndrain returns an error for an Undrain that cannot be executed.
 func CheckUndrain(g *registry.Registry, id policies.ReplicaID) error {
 	r := g.Get(id)
 	switch {

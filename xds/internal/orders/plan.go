@@ -13,7 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// PlanOrder is what an order about a plan changes, until it is stored.
+// PlanOrder is the effect of an order about a plan, kept until it is stored.
 type PlanOrder struct {
 	Change planhistory.Change // of the plan; no stages: none
 	Entry  planhistory.Change // of the history where the plan does not change; no decision: none
@@ -38,7 +38,7 @@ func Model(o Order) string {
 
 // ResolvePlan works out what a Pin, Unpin or Rollback of the planner's model changes,
 // given the stored object. It returns nil for an order that changes nothing, and an
-// error for one that cannot be obeyed.
+// error for one that cannot be executed.
 func ResolvePlan(now time.Time, o Order, object store.Object, p *planner.Planner) (*PlanOrder, error) {
 	model, plan := Model(o), p.Plan()
 	if len(plan.Stages) == 0 {
@@ -120,8 +120,8 @@ func checkRules(p *planner.Planner, former store.FormerPlan, next policies.Plan)
 	return nil
 }
 
-// revert is the change to a revived plan; one without stages where it routes like
-// the plan in force.
+// revert returns the change to a revived plan; one without stages where the plan routes
+// like the plan in force.
 func revert(now time.Time, p *planner.Planner, next policies.Plan, reason, by string) planhistory.Change {
 	c, ok := p.Propose(now, next, reason)
 	if ok {
@@ -134,7 +134,7 @@ func entry(now time.Time, plan policies.Plan, decision, reason, by string) planh
 	return planhistory.Change{Time: now, Model: plan.Model, Epoch: plan.Epoch, Decision: decision, Reason: reason, By: by}
 }
 
-// formerEpochs lists the epochs that an operator may go back to.
+// formerEpochs lists the epochs that an operator may return to.
 func formerEpochs(object store.Object, model string) string {
 	var list []string
 	for _, p := range object.FormerPlans {
@@ -158,8 +158,7 @@ func PinOf(object store.Object, model string) *store.Pin {
 	return nil
 }
 
-// ApplyPin returns the pins to store with the order, given those of its model and of
-// the others.
+// ApplyPin returns the pins to store with the order, given the pins of all models.
 func (o *PlanOrder) ApplyPin(model string, pins []store.Pin) []store.Pin {
 	if o.Pin == nil && !o.Unpin {
 		return pins

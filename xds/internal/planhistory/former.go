@@ -7,7 +7,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// FormerPlan returns what is kept of a plan.
+// FormerPlan returns the part of a plan that the history keeps.
 func FormerPlan(p policies.Plan) store.FormerPlan {
 	out := store.FormerPlan{Model: p.Model, Epoch: p.Epoch}
 	for i, st := range p.Stages {
@@ -19,11 +19,11 @@ func FormerPlan(p policies.Plan) store.FormerPlan {
 	return out
 }
 
-// AppendFormer returns the former plans with a plan appended that the stages next
-// replace, bounded. A plan is kept only if its cuts differ from those of next:
-// repairs and unchanged plans would push out all others. Of plans with the same cuts
-// the last is kept. Where an operator edited an older plan into the store, the plans
-// with later epochs are dropped: the list is sorted by epoch.
+// AppendFormer returns the former plans with the plan appended that next replaces,
+// bounded. A plan is kept only if its cuts differ from those of next: repairs and
+// unchanged plans would push out all others. Of plans with the same cuts the last is
+// kept. If an operator put an older plan back by editing the store, the plans with
+// later epochs are dropped: the list is sorted by epoch.
 func AppendFormer(former []store.FormerPlan, replaced policies.Plan, next []policies.Stage) []store.FormerPlan {
 	last := FormerPlan(replaced)
 	if len(replaced.Stages) == 0 || slices.Equal(last.Cuts, FormerPlan(policies.Plan{Stages: next}).Cuts) {

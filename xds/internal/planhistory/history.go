@@ -1,6 +1,6 @@
-// Package planhistory keeps the decisions about a fleet's plans, and the former
-// plans that an operator may return to, in the forms in which they are shown and
-// stored. Everything in it is a pure function of its arguments.
+// Package planhistory keeps the decisions about a fleet's plans, and the former plans
+// that an operator may return to, in the forms in which they are displayed and stored.
+// Everything in it is a pure function of its arguments.
 package planhistory
 
 import (
@@ -43,14 +43,14 @@ type Change struct {
 	By       string // the operator, or the control plane; "" for one without a name
 	// Stages is what came into force; nil for a change before the last restart.
 	Stages []policies.Stage
-	// Gain is the predicted gain over the plan before, as a share of its cost;
-	// 0 where nothing was compared.
+	// Gain is the predicted gain over the previous plan, as a share of its cost; 0
+	// where nothing was compared.
 	Gain float64
-	// Predicted and Observed are the seconds of an iteration, at the flow of the
-	// time, of the stage where they differed most; 0 where nothing was measured.
+	// Predicted and Observed are the seconds of an iteration, at the flow of that time,
+	// in the stage where the two differed most; 0 where nothing was measured.
 	Predicted, Observed float64
-	// Times is how often in a row this was decided, the last time at Until; 0
-	// stands for once.
+	// Times is how often in a row this was decided, the last time at Until; 0 means
+	// once.
 	Times int
 	Until time.Time
 }
@@ -101,13 +101,13 @@ func Append(history []Change, changes ...Change) []Change {
 	return all[max(len(all)-maxChanges, 0):]
 }
 
-// routine reports whether a decision is repeated at every period or second.
+// routine reports whether a decision is repeated in every period or second.
 func routine(decision string) bool {
 	return decision == Kept || decision == HeldOff || decision == Denied || decision == Refined
 }
 
 // mergeable returns the index of the model's earlier change with the same routine
-// decision and nothing but routine decisions after it, or -1.
+// decision that is followed only by routine decisions, or -1.
 func mergeable(history []Change, c Change) int {
 	for i := len(history) - 1; i >= 0 && routine(c.Decision); i-- {
 		switch o := history[i]; {
@@ -122,8 +122,8 @@ func mergeable(history []Change, c Change) int {
 }
 
 // FromStored rebuilds the history from the reasons of a stored object, which other
-// control planes may have written. known are the changes that this one knows with
-// their stages.
+// control planes may have written. known are the changes whose stages this control
+// plane knows.
 func FromStored(o store.Object, known []Change) []Change {
 	history := make([]Change, 0, len(o.Reasons))
 	for _, r := range o.Reasons {

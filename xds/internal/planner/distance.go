@@ -6,8 +6,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/proximity"
 )
 
-// near is what is known of the distances between the model's replicas. The map is
-// kept until ResetDistances.
+// near returns the assigner that knows the distances between the model's replicas. The
+// map is kept until ResetDistances.
 func (p *Planner) near() adoption.Assigner {
 	if p.cfg.TokenBytes == 0 {
 		return adoption.Assigner{}
@@ -24,11 +24,12 @@ func (p *Planner) near() adoption.Assigner {
 	return adoption.Assigner{Map: p.distances}
 }
 
-// ResetDistances is called when the site of a replica or the configuration changed.
+// ResetDistances is called when the site of a replica or the configuration has changed.
 func (p *Planner) ResetDistances() { p.distances = nil }
 
-// MigrationCost returns the cost of a migration under the plan in force, and the
-// assumed cost before a plan is known; both zero where distances make no difference.
+// MigrationCost returns the cost of a migration under the plan in force, and the cost
+// that is assumed before a plan is known. Both are zero where distances make no
+// difference.
 func (p *Planner) MigrationCost() (inForce, assumed policies.Transfer) {
 	n := p.near()
 	if n.Map == nil {
@@ -38,8 +39,8 @@ func (p *Planner) MigrationCost() (inForce, assumed policies.Transfer) {
 	return n.Map.PlanTransfer(p.plan, nil), p.transfer(eligible)
 }
 
-// transfer is the assumed cost of a migration before the replicas of each stage are
-// known: from each replica to its nearest one.
+// transfer returns the assumed cost of a migration before the replicas of each stage
+// are known: from each replica to its nearest one.
 func (p *Planner) transfer(eligible []policies.Replica) policies.Transfer {
 	n := p.near()
 	if n.Map == nil || len(eligible) < 2 {

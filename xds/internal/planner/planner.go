@@ -1,14 +1,14 @@
-// Package planner decides about the plan of one model: it proposes the first plan,
-// repairs a plan whose stages lose their ready replicas (Repair), plans anew every
-// period (Replan), moves boundaries to where the replicas propose them (Refine), and
-// works out which plan an operator's pin or rollback leads to (Revive).
+// Package planner makes the plans of one model: it proposes the first plan, repairs a
+// plan whose stages lose their ready replicas (Repair), plans anew every period
+// (Replan), moves boundaries to where the replicas propose them (Refine), and works out
+// which plan an operator's pin or rollback leads to (Revive).
 //
-// A Planner reads the replicas from a registry and decides only: its owner stores
-// each Change it proposes and calls SetPlan when that is done. It reads no clock,
-// does no I/O and is not safe for concurrent use.
+// A Planner reads the replicas from a registry and only decides: its owner stores each
+// Change that it proposes and calls SetPlan when that is done. It reads no clock, does
+// no I/O and is not safe for concurrent use.
 //
 // Invariants: a proposed plan is valid and routes differently from the one in force;
-// plans that the site's rules deny are proposed by Repair alone.
+// only Repair proposes plans that the site's rules deny.
 package planner
 
 import (
@@ -112,7 +112,7 @@ func (p *Planner) Start(now time.Time) { p.zero = now }
 // Plan returns the plan in force; one without stages: none yet.
 func (p *Planner) Plan() policies.Plan { return p.plan }
 
-// Status says what the last planning period decided, and why.
+// Status returns the decision of the last planning period with its reason.
 func (p *Planner) Status() string { return p.status }
 
 // SetPlan puts a plan in force.
@@ -123,7 +123,7 @@ func (p *Planner) SetPlan(now time.Time, plan policies.Plan) {
 	p.measure(now)
 }
 
-// SetStages notes the stages of the plan in force in the registry, which is needed
+// SetStages records the stages of the plan in force in the registry. This is needed
 // when the configured replicas have changed.
 func (p *Planner) SetStages() {
 	plan := p.plan
@@ -141,7 +141,7 @@ func (p *Planner) TakeOver(now time.Time) {
 // ResetMeasurements drops the measured iteration times.
 func (p *Planner) ResetMeasurements() { p.window = make([]registry.Pace, len(p.plan.Stages)) }
 
-// Tick measures the stages at one moment.
+// Tick measures the stages once.
 func (p *Planner) Tick(now time.Time) {
 	for i, pace := range p.cfg.Registry.Paces(now, p.plan) {
 		p.window[i].Running += pace.Running
@@ -150,7 +150,7 @@ func (p *Planner) Tick(now time.Time) {
 	p.measure(now)
 }
 
-// measure computes what replies to reports say about the stages.
+// measure computes the figures about the stages that replies to reports contain.
 func (p *Planner) measure(now time.Time) {
 	p.held = p.cfg.Registry.MeanHeld(now, p.plan)
 	p.bounds = nil
@@ -159,7 +159,7 @@ func (p *Planner) measure(now time.Time) {
 	}
 }
 
-// MeanHeld is the mean of the tokens that the replicas of a stage hold, as of the
+// MeanHeld returns the mean of the tokens that the replicas of a stage hold, as of the
 // last tick or the last plan; ok is false where it is unknown.
 func (p *Planner) MeanHeld(stage int) (mean float64, ok bool) {
 	if stage < 0 || stage >= len(p.held) || p.held[stage] < 0 {
@@ -168,8 +168,8 @@ func (p *Planner) MeanHeld(stage int) (mean float64, ok bool) {
 	return p.held[stage], true
 }
 
-// iterations returns each stage's iteration time over the window, every token
-// weighing the same (Little's law); 0 where nothing ran.
+// iterations returns each stage's iteration time over the window, with equal weight for
+// every token (Little's law); 0 where nothing ran.
 func (p *Planner) iterations() []float64 {
 	out := make([]float64, len(p.window))
 	for i, pace := range p.window {
@@ -191,9 +191,9 @@ type Result struct {
 }
 
 // Replan decides at the end of a planning period: it proposes the plan that the
-// adoption machine adopts, or the present one without the replicas that drained. A
-// pinned plan only returns to its pinned boundaries. The machine sees the ready
-// replicas only; the others keep their places beside its plan.
+// adoption machine adopts, or the present one without the drained replicas. A pinned
+// plan only returns to its pinned boundaries. The machine sees only the ready replicas;
+// the others keep their places in the plan.
 func (p *Planner) Replan(now time.Time, pin *store.Pin) Result {
 	p.nextAt = now.Add(p.cfg.Period)
 	if pin != nil {
@@ -245,7 +245,7 @@ func (p *Planner) Replan(now time.Time, pin *store.Pin) Result {
 	return Result{Entry: &entry}
 }
 
-// repairMembers proposes the present plan with the members that there are now.
+// repairMembers proposes the present plan with the present members.
 func (p *Planner) repairMembers(now time.Time) Result {
 	c, ok := p.Propose(now, p.repaired(p.members()), "replicas changed")
 	if !ok {
@@ -277,7 +277,7 @@ func (p *Planner) Check(stages []policies.Stage) error {
 }
 
 // worstIteration returns the predicted and the measured iteration of the stage where
-// the measured one exceeds the other most; zeros where nothing was measured.
+// the measured one exceeds the predicted one most; zeros where nothing was measured.
 func worstIteration(predicted, measured []float64) (p, m float64) {
 	most := math.Inf(-1)
 	for i := range min(len(predicted), len(measured)) {
@@ -301,7 +301,7 @@ func describe(d adoption.Decision) string {
 	return text
 }
 
-// workload is what a planner may use to plan for the eligible replicas.
+// workload returns the input of a planner for the eligible replicas.
 func (p *Planner) workload(now time.Time, eligible []policies.Replica) policies.Workload {
 	w := policies.Workload{
 		Flow: p.cfg.Registry.Flow(now, p.cfg.Model, p.cfg.Edges), Cost: p.cfg.Cost, Transfer: p.transfer(eligible), Limits: p.cfg.Limits,
@@ -319,8 +319,7 @@ func (p *Planner) workload(now time.Time, eligible []policies.Replica) policies.
 	return w
 }
 
-// HoldOff keeps new plans away, as after a plan that was rolled back for its
-// slowness.
+// HoldOff holds new plans off, as after a plan that was rolled back for its slowness.
 func (p *Planner) HoldOff(now time.Time) {
 	if p.machine != nil {
 		p.machine.HoldOff(now.Sub(p.zero).Seconds())
@@ -341,8 +340,8 @@ func (p *Planner) RestoreHold(holds []store.Hold) {
 	p.machine.RestoreHoldOff(until, length)
 }
 
-// Hold returns the hold-off to store; ok is false where there is none. A control
-// plane that does not plan knows only those of its own operators' orders.
+// Hold returns the hold-off to store; ok is false where there is none. A control plane
+// that does not plan knows only the hold-offs that its own operators ordered.
 func (p *Planner) Hold() (hold store.Hold, ok bool) {
 	if p.machine == nil {
 		return store.Hold{}, false

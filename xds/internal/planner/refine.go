@@ -9,12 +9,12 @@ import (
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
-// refinedReason is the reason of a plan that differs from the one before by its
-// boundaries alone.
+// refinedReason is the reason of a plan that differs from the previous one only by its
+// boundaries.
 const refinedReason = "boundaries refined"
 
-// Boundary returns what the replicas of a stage need to propose the end of it; nil
-// where boundaries are not refined, or the stage is the last one.
+// Boundary returns what the replicas of a stage need to propose its end; nil where
+// boundaries are not refined, or the stage is the last one.
 func (p *Planner) Boundary(stage int) *loadreport.Boundary {
 	if stage < 0 || stage >= len(p.bounds) {
 		return nil
@@ -22,7 +22,7 @@ func (p *Planner) Boundary(stage int) *loadreport.Boundary {
 	return &p.bounds[stage]
 }
 
-// boundaries describes the boundaries of the plan in force, short to long. It
+// boundaries describes the boundaries of the plan in force, in ascending order. It
 // returns a new slice each time, because replies share it.
 func (p *Planner) boundaries(now time.Time) []loadreport.Boundary {
 	stages := p.plan.Stages
@@ -44,8 +44,8 @@ func (p *Planner) boundaries(now time.Time) []loadreport.Boundary {
 }
 
 // Refine proposes the plan in force with the boundaries that the replicas agree on.
-// Only boundaries change between two plans of the planner: members stay, so that a
-// new boundary is one route table. A denied proposal is an entry of the history.
+// Between two plans of the planner only boundaries change: members stay, so that a new
+// boundary costs one route table. A denied proposal becomes an entry of the history.
 func (p *Planner) Refine(now time.Time) Result {
 	if !p.cfg.Refine || len(p.plan.Stages) < 2 {
 		return Result{}
@@ -55,8 +55,9 @@ func (p *Planner) Refine(now time.Time) Result {
 		if proposals == nil {
 			continue
 		}
-		// The proposals are for the neighbours as they were. Where the boundary below
-		// has just moved up, it is the bound; the one above can only follow.
+		// The proposals assume the neighbouring boundaries as they were. Where the
+		// boundary below has just moved up, it is the bound; the one above can only
+		// follow.
 		to := max(median(proposals), stages[i].Low+1)
 		stages[i].High, stages[i+1].Low = to, to
 	}
@@ -74,8 +75,7 @@ func (p *Planner) Refine(now time.Time) Result {
 }
 
 // median returns the middle value; of two middle ones, the whole number of tokens
-// halfway between them, rounded down. It sorts the values, of which there is at
-// least one.
+// halfway between them, rounded down. It sorts the values, which must not be empty.
 func median(values []policies.Tokens) policies.Tokens {
 	slices.Sort(values)
 	low, high := values[(len(values)-1)/2], values[len(values)/2]

@@ -12,11 +12,10 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// Repair proposes the change that cannot wait for the next period, if there is one:
-// a first plan, a stage without a ready replica, a replica that left the
-// configuration or is drained, a ready one that has no stage yet. again says that a
-// repair may become necessary by the mere passing of time: Repair is to be called
-// again soon.
+// Repair proposes the change that cannot wait for the next period, if there is one: a
+// first plan, a stage without a ready replica, a replica that left the configuration or
+// is drained, a ready one that has no stage yet. again reports that a repair may become
+// necessary merely because time passes: the caller must call Repair again soon.
 func (p *Planner) Repair(now time.Time) (c planhistory.Change, ok, again bool) {
 	members := p.members()
 	reason, again := p.repairReason(now, members)
@@ -46,8 +45,9 @@ func (p *Planner) repairReason(now time.Time, members []planrepair.Member) (reas
 		if r.Removed && r.Stage >= 0 {
 			return "replica " + string(r.ID) + " left", false
 		}
-		// Without another member it stays in its stage. So does a replica whose migrator
-		// stops, which is back in a moment or becomes unready.
+		// A draining replica stays in its stage if there is no other member. So does a
+		// replica whose migrator stops: it either returns in a moment or becomes
+		// unready.
 		if r.DrainOrdered() && r.Stage >= 0 && len(members) > 0 {
 			return "replica " + string(r.ID) + " is drained", false
 		}
@@ -94,8 +94,8 @@ func (p *Planner) namesReplica() bool {
 }
 
 // members lists the replicas that may be in a stage, in the order of the registry:
-// those that serve, are in the plan, or were never in one and are ready. A new
-// replica joins no stage before its engine answers.
+// those that serve, are in the plan, or were never in one and are ready. A new replica
+// joins no stage before its engine answers health checks.
 func (p *Planner) members() []planrepair.Member {
 	var list []planrepair.Member
 	for _, r := range p.cfg.Registry.All() {
@@ -106,8 +106,8 @@ func (p *Planner) members() []planrepair.Member {
 	return list
 }
 
-// repaired is the plan in force with the present members, or a single stage where no
-// plan can be kept.
+// repaired returns the plan in force with the present members, or a single stage where
+// no plan can be kept.
 func (p *Planner) repaired(members []planrepair.Member) policies.Plan {
 	if len(p.plan.Stages) > 0 && p.namesReplica() && (p.cfg.Policy.planner != nil || len(p.plan.Stages) == 1) {
 		return planrepair.Repair(p.plan, members)

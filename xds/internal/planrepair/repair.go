@@ -15,13 +15,13 @@ type Member struct {
 // maxWork is more work than any stage can have.
 const maxWork = 1 << 40
 
-// Repair returns the plan with the fewest changes under which the stages hold
-// exactly the members and each stage has a ready one. Replicas that are no members
-// are removed; new members join the stage with the most work per ready replica; a
-// stage without a ready replica borrows one from the stage with the most of them,
-// or merges with its longer neighbour where no stage can spare one. Other cuts, and
-// the order of the replicas, stay. Without any member, or any ready one to place,
-// Repair moves no replica: no other plan would serve better.
+// Repair returns the plan with the fewest changes under which the stages hold exactly
+// the members and each stage has a ready one. Replicas that are no members are removed;
+// new members join the stage with the most work per ready replica; a stage without a
+// ready replica borrows one from the stage with the most of them, or merges with its
+// longer neighbour where no stage can spare one. The other cuts and the order of the
+// replicas stay. If there is no member, or no ready one to place, Repair moves no
+// replica: no other plan would serve better.
 //
 // The plan must be valid; the result is valid and keeps its epoch.
 func Repair(plan policies.Plan, members []Member) policies.Plan {
@@ -68,9 +68,9 @@ func (r *repairer) ready(i int) (n int) {
 	return n
 }
 
-// neediest returns the stage that a new replica joins: an empty one, else one
-// without a ready replica, else the one with the most work for each; the longest of
-// equals.
+// neediest returns the stage that a new replica joins: an empty one, else one without a
+// ready replica, else the one with the most work per ready replica; of equal ones, the
+// longest.
 func (r *repairer) neediest() int {
 	best, most := 0, -1.0
 	for i, s := range r.stages {
@@ -91,7 +91,7 @@ func (r *repairer) neediest() int {
 	return best
 }
 
-// fillStages gives every stage a replica, and a ready one while there are any.
+// fillStages gives every stage a replica, and a ready one as long as there are any.
 func (r *repairer) fillStages() {
 	anyReady := false
 	for i := range r.stages {
@@ -112,8 +112,8 @@ func (r *repairer) fillStages() {
 	}
 }
 
-// borrow moves one ready replica into stage i from the stage with the most ready
-// ones, the nearest of equals. It returns false when no stage can spare one.
+// borrow moves one ready replica into stage i from the stage with the most ready ones;
+// of equal ones, the nearest. It returns false when no stage can spare one.
 func (r *repairer) borrow(i int) bool {
 	from, most := -1, 1
 	for j := range r.stages {
@@ -144,8 +144,8 @@ func (r *repairer) borrow(i int) bool {
 	return true
 }
 
-// merge joins stage i with the next longer one, or the last with the one before it,
-// and returns the index at which fillStages continues.
+// merge joins stage i with the next longer one, or the last stage with the one before
+// it, and returns the index at which fillStages continues.
 func (r *repairer) merge(i int) int {
 	if len(r.stages) == 1 {
 		return 1
@@ -161,8 +161,8 @@ func (r *repairer) merge(i int) int {
 
 func distance(a, b int) int { return max(a-b, b-a) }
 
-// PlaceUnready adds the members that next lacks because they are not ready to the
-// stage of next in which their old stage began. It changes next and returns it.
+// PlaceUnready adds the members that next lacks because they are not ready. Each joins
+// the stage of next in which its old stage began. It changes next and returns it.
 func PlaceUnready(next, before policies.Plan, members []Member) policies.Plan {
 	for _, m := range members {
 		at := before.StageOfReplica(m.ID)

@@ -12,7 +12,7 @@ import (
 func TestRepair(t *testing.T) {
 	for _, c := range []struct {
 		name, plan string
-		members    string // "a b- c=50": - is not ready, = is its work
+		members    string // as in "a b- c=50": "-" means not ready, "=" gives the work
 		want       string
 	}{
 		{"nothing to do", "a b | c", "a b c", "a b |100| c"},
@@ -51,9 +51,9 @@ func TestRepair(t *testing.T) {
 	}
 }
 
-// TestRepairKeepsInvariants: for random plans and members, the result is valid,
-// holds exactly the members, gives every stage a ready one where there is any,
-// and repairing it again changes nothing.
+// TestRepairKeepsInvariants checks for random plans and members that the result is
+// valid, holds exactly the members and gives every stage a ready one where there is
+// any, and that repairing it again changes nothing.
 func TestRepairKeepsInvariants(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	for range 5000 {

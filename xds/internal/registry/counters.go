@@ -25,7 +25,7 @@ type countersFile struct {
 	Replicas []replicaCounters `json:"replicas"`
 }
 
-// ModelRatio is the ratio that is served for a model.
+// ModelRatio is the served ratio of a model.
 type ModelRatio struct {
 	Name string `json:"name"`
 	// BytesPerToken is in thousandths.

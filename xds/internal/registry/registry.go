@@ -20,9 +20,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// Check returns an error for a list of replicas that the models cannot be served by.
-// Replicas must be valid, have distinct ids and distinct addresses that are IP:port,
-// serve known models, and leave no model without one.
+// Check returns an error for a list of replicas that cannot serve the models. Replicas
+// must be valid, have distinct ids and distinct addresses that are IP:port, and serve
+// known models; each model must have a replica.
 func Check(models []string, list []policies.Replica) error {
 	count := make(map[string]int, len(models))
 	for _, m := range models {
@@ -87,10 +87,10 @@ func New(cfg Config) *Registry {
 	return &Registry{cfg: cfg, byID: make(map[policies.ReplicaID]*Replica)}
 }
 
-// Configured reports whether a list of replicas was configured.
+// Configured reports whether a list of replicas has been configured.
 func (g *Registry) Configured() bool { return g.configured }
 
-// All returns the replicas, those included that are no longer configured but not
+// All returns the replicas, including those that are no longer configured but not
 // forgotten yet. The slice must not be changed.
 func (g *Registry) All() []*Replica { return g.replicas }
 
@@ -116,8 +116,8 @@ func (g *Registry) Configure(now time.Time, list []policies.Replica) {
 		if r == nil {
 			r = &Replica{Stage: -1, Weight: weights.Neutral, Health: resources.Unhealthy}
 			if !g.configured {
-				// A control plane that starts has no reports yet; the engines may have been
-				// ready all the time.
+				// A control plane that starts has no reports yet, but the engines may
+				// have been ready all the time.
 				r.assumedReady = now.Add(g.cfg.Grace)
 			}
 			g.replicas = append(g.replicas, r)
@@ -141,8 +141,8 @@ func (g *Registry) Configure(now time.Time, list []policies.Replica) {
 // Refresh recomputes a replica's health and reports whether it changed.
 func (g *Registry) Refresh(now time.Time, r *Replica) bool { return r.refresh(now, g.cfg.Grace) }
 
-// Forget drops the replicas that are out of the configuration and of every plan, and
-// whose flow has faded.
+// Forget drops the replicas that are neither configured nor in a plan, and whose flow
+// has faded.
 func (g *Registry) Forget(now time.Time) {
 	g.replicas = slices.DeleteFunc(g.replicas, func(r *Replica) bool {
 		drop := r.Removed && r.Stage < 0 && (r.ReportedAt.IsZero() || fade(now.Sub(r.ReportedAt), g.cfg.Grace, g.cfg.HalfLife) == 0)
@@ -153,7 +153,7 @@ func (g *Registry) Forget(now time.Time) {
 	})
 }
 
-// SetStages notes for each replica of a plan's model which stage it is in.
+// SetStages records for each replica of a plan's model which stage it is in.
 func (g *Registry) SetStages(plan policies.Plan) {
 	for _, r := range g.replicas {
 		if r.Model == plan.Model {

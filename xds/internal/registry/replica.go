@@ -51,13 +51,13 @@ func (r *Replica) refresh(now time.Time, grace time.Duration) bool {
 	return changed
 }
 
-// fresh reports whether the last report is not late.
+// fresh reports whether the last report is recent enough to count.
 func (r *Replica) fresh(now time.Time, grace time.Duration) bool {
 	return !r.ReportedAt.IsZero() && now.Sub(r.ReportedAt) <= grace
 }
 
-// loadKnown reports whether the replica serves and its load is known: what was
-// restored after a restart is no load.
+// loadKnown reports whether the replica serves and its load is known: restored counters
+// are no load.
 func (r *Replica) loadKnown(now time.Time, grace time.Duration) bool {
 	return r.Ready() && r.reported && r.fresh(now, grace)
 }
@@ -65,7 +65,7 @@ func (r *Replica) loadKnown(now time.Time, grace time.Duration) bool {
 // Ready reports whether the replica may take new requests.
 func (r *Replica) Ready() bool { return r.Health == resources.Healthy }
 
-// DrainingNow reports whether the replica shall leave its stage.
+// DrainingNow reports whether the replica has to leave its stage.
 func (r *Replica) DrainingNow() bool { return r.Health == resources.Draining }
 
 // DrainOrdered reports whether the configuration or an operator drains the replica,
@@ -88,7 +88,7 @@ func (r *Replica) HandleReport(now time.Time, report loadreport.Report, sameBuck
 		r.note = "it reports that it is on node " + r.site.Host + ", the configuration says " + r.Host
 	}
 	if report.Flow.Seen < r.Report.Flow.Seen {
-		r.earlierSeen = min(r.earlierSeen+r.Report.Flow.Seen, loadreport.MaxSeen) // the front end was restarted
+		r.earlierSeen = min(r.earlierSeen+r.Report.Flow.Seen, loadreport.MaxSeen) // the front end has restarted
 	}
 	r.Report, r.ReportedAt, r.Connected, r.reported = report, now, true, true
 	return moved
@@ -117,10 +117,10 @@ func (r *Replica) Claim() loadestimate.Claim {
 // Seen counts the requests of all processes of the front end.
 func (r *Replica) Seen() uint64 { return r.earlierSeen + r.Report.Flow.Seen }
 
-// Work is the tokens that the replica holds or has promised to hold.
+// Work returns the tokens that the replica holds or has promised to hold.
 func (r *Replica) Work() policies.Tokens { return r.Report.Load.Held + r.Report.Load.Promised }
 
-// Site is where the replica is: as reported, except for the node, which the
+// Site returns where the replica is: as reported, except for the node, which the
 // configuration determines.
 func (r *Replica) Site() links.Topology {
 	s := r.site
@@ -128,7 +128,7 @@ func (r *Replica) Site() links.Topology {
 	return s
 }
 
-// Note says what is wrong with the replica's reports; usually empty.
+// Note returns what is wrong with the replica's reports; it is usually empty.
 func (r *Replica) Note() string {
 	if r.Estimate.Distrusted == "" {
 		return r.note

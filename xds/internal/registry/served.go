@@ -11,13 +11,13 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// served is what the stored object says of a replica.
+// served is what the stored object records of a replica.
 type served struct {
 	weight uint32
 	health resources.Health // Draining: its migrator stops
 }
 
-// Served returns what proxies are shown of a replica.
+// Served returns the weight and the health of a replica that are published to proxies.
 func (g *Registry) Served(r *Replica) (weight uint32, health resources.Health) {
 	if !g.cfg.Shared {
 		return r.Weight, r.Health
@@ -27,8 +27,8 @@ func (g *Registry) Served(r *Replica) (weight uint32, health resources.Health) {
 	case r.Removed || r.DrainOrdered():
 		health = resources.Draining
 	case r.stored.health == resources.Healthy && r.Stage < 0:
-		// The control plane that plans does not know a replica that is ready and in no
-		// stage: it would have given it one.
+		// A replica that is ready but in no stage is unknown to the control plane that
+		// plans, which would have given it a stage.
 		health = resources.Unhealthy
 	default:
 		health = r.stored.health
@@ -36,20 +36,20 @@ func (g *Registry) Served(r *Replica) (weight uint32, health resources.Health) {
 	return weight, health
 }
 
-// ServedWeight is the weight that proxies are shown.
+// ServedWeight returns the weight that is published to proxies.
 func (g *Registry) ServedWeight(r *Replica) uint32 {
 	weight, _ := g.Served(r)
 	return weight
 }
 
-// TakesRequests reports whether proxies are shown a replica that takes requests.
+// TakesRequests reports whether a replica is published as one that takes requests.
 func (g *Registry) TakesRequests(r *Replica) bool {
 	_, health := g.Served(r)
 	return health == resources.Healthy
 }
 
-// ApplyStored takes over what a stored object says of the replicas, and reports
-// whether anything about a replica changed.
+// ApplyStored applies what a stored object records of the replicas, and reports whether
+// anything about a replica has changed.
 func (g *Registry) ApplyStored(o store.Object) (changed bool) {
 	if !g.cfg.Shared {
 		return false
@@ -75,7 +75,7 @@ func (g *Registry) ApplyStored(o store.Object) (changed bool) {
 	return g.applyServed()
 }
 
-// applyServed notes for each replica what the stored object says of it.
+// applyServed records for each replica what the stored object contains.
 func (g *Registry) applyServed() (changed bool) {
 	if !g.cfg.Shared {
 		return false
@@ -92,8 +92,8 @@ func (g *Registry) applyServed() (changed bool) {
 	return changed
 }
 
-// Record writes what this control plane sees of the replicas into an object that it
-// stores as the leader.
+// Record writes the state of the replicas, as this control plane sees it, into an
+// object that it stores as the leader.
 func (g *Registry) Record(o *store.Object) {
 	o.Weights, o.Unready, o.Stopping = nil, nil, nil
 	for _, r := range g.replicas {
@@ -115,7 +115,7 @@ func (g *Registry) Record(o *store.Object) {
 	slices.Sort(o.Stopping)
 }
 
-// healthToStore is the replica's health as an object has it: drains that the
+// healthToStore returns the replica's health as an object records it: drains that the
 // configuration or an operator ordered are stored elsewhere.
 func (r *Replica) healthToStore() resources.Health {
 	switch {

@@ -12,7 +12,8 @@ import (
 )
 
 // Flow sums the flows of a model's replicas with these buckets. Draining and silent
-// replicas still count, for work that will come back elsewhere; late ones fade.
+// replicas still count, because their work will return on other replicas; late ones
+// fade.
 func (g *Registry) Flow(now time.Time, model string, edges []policies.Tokens) policies.Flow {
 	sum := policies.NewFlow(edges)
 	for _, r := range g.replicas {
@@ -30,7 +31,7 @@ func (g *Registry) Flow(now time.Time, model string, edges []policies.Tokens) po
 	return sum
 }
 
-// fade is the weight of a flow whose last report has this age: 1 within the grace,
+// fade returns the weight of a flow whose last report has this age: 1 within the grace,
 // then halved per half life; 0 when too little is left to plan on.
 func fade(age, grace, halfLife time.Duration) float64 {
 	if age <= grace {
@@ -53,7 +54,7 @@ func addFaded(sum, o policies.Flow, w float64) {
 	}
 }
 
-// Seen counts the requests of a model's replicas.
+// Seen returns the number of requests of a model's replicas.
 func (g *Registry) Seen(model string) (n uint64) {
 	for _, r := range g.replicas {
 		if r.Model == model {
@@ -74,7 +75,8 @@ func (g *Registry) InFlight(now time.Time, model string, edges []policies.Tokens
 	return sum
 }
 
-// InFlightByStage is InFlight for each stage of a plan, over the replicas that serve.
+// InFlightByStage is like InFlight, for each stage of a plan, over the replicas that
+// serve.
 func (g *Registry) InFlightByStage(now time.Time, plan policies.Plan, edges []policies.Tokens) [][]policies.Batch {
 	sums := make([][]policies.Batch, len(plan.Stages))
 	for i := range sums {
@@ -98,7 +100,7 @@ func (r *Replica) addSnapshot(sum []policies.Batch, edges []policies.Tokens) {
 	}
 }
 
-// LearntRatio is a model's bytes per token and relative estimate error, each the
+// LearntRatio returns a model's bytes per token and relative estimate error, each the
 // mean over fresh reports weighted by requests per second; 0 when no report has one.
 func (g *Registry) LearntRatio(now time.Time, model string) (ratio length.Ratio, estimateError float64) {
 	var sum, weight float64
@@ -120,8 +122,8 @@ func (g *Registry) LearntRatio(now time.Time, model string) (ratio length.Ratio,
 	return length.RatioOf(sum / weight), estimateError / weight
 }
 
-// Pace is the running requests of a stage at one moment and the tokens a second that
-// they get. Their quotient is the iteration time.
+// Pace is the number of running requests of a stage at one moment and the tokens per
+// second that they get. Their quotient is the iteration time.
 type Pace struct{ Running, Tokens float64 }
 
 // Paces returns the present pace of each stage of a plan, over its fresh replicas.
@@ -137,10 +139,10 @@ func (g *Registry) Paces(now time.Time, plan policies.Plan) []Pace {
 	return out
 }
 
-// MeanHeld returns, for each stage of a plan, the mean of the tokens that its
-// replicas hold, over those that serve and whose report is not late: an engine that
-// is gone holds nothing and would make outliers of all others. Promised tokens are
-// not included: a replica offers running requests. -1 where no replica counts.
+// MeanHeld returns, for each stage of a plan, the mean of the tokens that its replicas
+// hold, over those that serve and whose report is not late: an engine that is gone
+// holds nothing and would make outliers of all others. Promised tokens are not
+// included, because a replica offers only running requests. -1 where no replica counts.
 func (g *Registry) MeanHeld(now time.Time, plan policies.Plan) []float64 {
 	mean := make([]float64, len(plan.Stages))
 	n := make([]float64, len(mean))
@@ -161,7 +163,7 @@ func (g *Registry) MeanHeld(now time.Time, plan policies.Plan) []float64 {
 }
 
 // Proposals lists the valid proposals for the end of each stage but the last, or nil
-// while no more than half of the stage's serving replicas have made one: an epoch
+// for a stage while no more than half of its serving replicas have made one: an epoch
 // ends with the first new boundary, and the fastest replica must not decide for all.
 func (g *Registry) Proposals(now time.Time, plan policies.Plan, context policies.Tokens) [][]policies.Tokens {
 	stages := plan.Stages

@@ -1,10 +1,9 @@
 // Package reportservice serves the gRPC stream Fleet.Report by which migrators send
-// their load reports. It owns the streams, decides which stream reports for a
-// replica, and hands every decoded report to a Handler.
+// their load reports. It owns the streams, decides which stream reports for a replica,
+// and passes every decoded report to a Handler.
 //
-// Invariants: at most one stream reports for a replica at a time; a stream reports
-// for one replica only; a stream that sends too many, no, or invalid reports is
-// ended.
+// Invariants: at most one stream reports for a replica at a time; a stream reports for
+// one replica only; a stream that sends too many, no, or invalid reports is ended.
 package reportservice
 
 import (
@@ -26,8 +25,8 @@ import (
 
 // Bounds of a report stream.
 const (
-	// idleTimeout ends a stream on which no report comes: the front end reconnects, and
-	// a dead one does not keep its replica's name.
+	// idleTimeout ends a stream on which no report arrives: a live migrator reconnects,
+	// and a dead one must not keep its replica's name.
 	idleTimeout = 30 * time.Second
 	// TakeOver is how long after its last report a stream may be replaced by a newer
 	// one of the same replica; before that, the newer one is refused.
@@ -37,7 +36,7 @@ const (
 	ReportBurst = 200
 )
 
-// Handler takes the reports. Its methods may be called from any goroutine.
+// Handler handles the reports. Its methods may be called from any goroutine.
 type Handler interface {
 	// HandleReport returns the reply to a report. An error, which is a gRPC status,
 	// ends the stream.

@@ -95,7 +95,7 @@ func BoundedWork(work, kv policies.Tokens) float64 {
 	return float64(min(max(work, 0), 2*max(kv, 1)))
 }
 
-// towards returns the step after step on the way to a target at this distance.
+// towards returns the step that follows step on the way to a target at this distance.
 func towards(step int, distance float64) int {
 	switch {
 	case distance > hysteresis:
@@ -133,7 +133,8 @@ func onOneScale(stage []Replica) []Replica {
 
 func cache(r Replica) float64 { return float64(max(r.KV, 1)) }
 
-// stepOf returns the index of a weight in Steps, that of Neutral for another number.
+// stepOf returns the index of a weight in Steps, or the index of Neutral if the weight
+// is not in Steps.
 func stepOf(weight uint32) int {
 	for i, s := range Steps {
 		if s == weight {

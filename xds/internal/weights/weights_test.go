@@ -7,8 +7,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// settle calls Next until nothing changes, and fails when that takes longer
-// than the steps there are, or when a weight moves by more than one step.
+// settle calls Next until nothing changes. It fails when that takes more calls than
+// there are steps, or when a weight changes by more than one step.
 func settle(t *testing.T, stage []Replica) map[policies.ReplicaID]uint32 {
 	t.Helper()
 	for range len(Steps) + 1 {
@@ -67,7 +67,7 @@ func TestNext(t *testing.T) {
 	}
 }
 
-// TestNextBounds: whatever replicas claim, every weight is a step.
+// TestNextBounds checks that every weight is a step, whatever the replicas claim.
 func TestNextBounds(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 2000 {
@@ -88,13 +88,13 @@ func TestNextBounds(t *testing.T) {
 	}
 }
 
-// TestNextHysteresis: a load between two steps does not make a weight flap.
+// TestNextHysteresis checks that a load between two steps does not make a weight flap.
 func TestNextHysteresis(t *testing.T) {
 	a := Replica{ID: "a", Work: 60_000, KV: 100_000, Known: true, Weight: Neutral}
 	b := Replica{ID: "b", KV: 100_000, Known: true, Weight: Neutral}
 	changes := 0
 	for i := range 200 {
-		// b's work swings by ±10 % around a ratio that lies between two steps.
+		// b's work varies by ±10 % around a ratio that lies between two steps.
 		b.Work = 44_000 + policies.Tokens(i%2)*9_000
 		next := Next([]Replica{a, b})
 		if next["b"] != b.Weight || next["a"] != a.Weight {
@@ -107,14 +107,14 @@ func TestNextHysteresis(t *testing.T) {
 	}
 }
 
-// TestNextEvensOutUse: replicas with caches of different sizes come to use the same
-// part of them, and work that was counted from requests is compared with tokens.
+// TestNextEvensOutUse checks that replicas with caches of different sizes come to use
+// the same part of them, and that work derived from requests is compared with tokens.
 func TestNextEvensOutUse(t *testing.T) {
 	got := settle(t, []Replica{
 		{ID: "big", Work: 200_000, KV: 400_000, Known: true, Weight: Neutral},
 		{ID: "small", Work: 50_000, KV: 100_000, Known: true, Weight: Neutral},
 	})
-	// The ideal is four to one, 160 and 40.
+	// The ideal ratio is four to one: 160 and 40.
 	if got["big"] != 141 || got["small"] != 35 && got["small"] != 50 {
 		t.Errorf("equal use: %v", got)
 	}
