@@ -14,10 +14,10 @@ func (n Native) Decides(k abi.Kind) bool {
 	return k < abi.NumKinds && kinds[k] != nil && kinds[k].decidedBy(&n)
 }
 
-// Answer has the native policy of a frame's kind answer the frame, as a module with
-// that policy would, and records the call in r, whose slices it reuses. It consumes no
-// fuel. The error is a *host.Fault, whose cause r.Cause has, too: Unknown when there is
-// no such policy.
+// Answer answers a frame with the native policy of its kind, as a module with that policy
+// would, and records the call in r, whose slices it reuses. It consumes no fuel. The
+// error is a *host.Fault with the cause that is also in r.Cause: Unknown when there is no
+// such policy.
 func (n Native) Answer(frame []byte, r *host.Record) error {
 	k := abi.NumKinds
 	if len(frame) >= abi.HeaderSize && binary.LittleEndian.Uint32(frame) == abi.Magic {

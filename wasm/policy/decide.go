@@ -49,7 +49,7 @@ func (p *Policy) Partition(w policies.Workload) (policies.Partition, error) {
 
 // PartitionFor is Partition with the state of the caller.
 func (p *Policy) PartitionFor(m *Memory, w policies.Workload) (policies.Partition, error) {
-	// A module cannot report what is wrong with a workload.
+	// A module cannot report that a workload is invalid.
 	if err := w.Validate(); err != nil {
 		return policies.Partition{}, err
 	}

@@ -7,17 +7,17 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
-// Memory is the state that modules keep for one who asks them, between its calls:
-// for a model's partitions, say. Whichever module decides finds what it kept when
-// it decided last, whatever instance or generation of it ran then, and nothing of
-// another module's. Calls with one Memory wait for each other. The zero Memory is
-// empty. It lives as long as the process.
+// Memory is the state that modules keep for one caller between its calls, for example
+// for the partitions of a model. A module gets the state that it returned from its last
+// call, whatever instance or generation of it ran then, and never the state of another
+// module. Calls with the same Memory run one at a time. The zero Memory is empty.
+// Nothing is kept when the process ends.
 //
-// Kinds that come with every request have none: their calls run at once, in no
-// order that a state could follow.
+// Kinds that are decided per request have no state: their calls run concurrently,
+// without an order that a state could follow.
 type Memory struct {
 	mu   sync.Mutex
-	kept []kept // guarded by mu: the last two modules', the latest first
+	kept []kept // guarded by mu: states of the last two modules, latest first
 }
 
 type kept struct {
@@ -25,11 +25,11 @@ type kept struct {
 	state  []byte
 }
 
-// mostKept is whose states are kept: a canary that fails must not cost the active
-// module its own.
+// mostKept is the number of modules whose states are kept: a failing canary must not
+// displace the state of the active module.
 const mostKept = 2
 
-// recall gives a call the state of a module. The lock is held.
+// recall sets the state of a call to that of its module. The caller holds the lock.
 func (m *Memory) recall(module [32]byte, c *abi.Call) {
 	c.Room = abi.MaxState
 	for _, k := range m.kept {
@@ -39,8 +39,8 @@ func (m *Memory) recall(module [32]byte, c *abi.Call) {
 	}
 }
 
-// keep takes a copy of what a call left. What breaks the rules is not kept, and what
-// was before is. The lock is held.
+// keep stores a copy of the state that a call returned. If that state is invalid, err is
+// set and the previous state stays. The caller holds the lock.
 func (m *Memory) keep(module [32]byte, state []byte, err error) {
 	if err != nil {
 		return
@@ -50,7 +50,7 @@ func (m *Memory) keep(module [32]byte, state []byte, err error) {
 		k = m.kept[i]
 		m.kept = slices.Delete(m.kept, i, i+1)
 	} else if len(state) == 0 {
-		return // as it was
+		return // there is no state to clear
 	}
 	k.state = append(k.state[:0], state...)
 	m.kept = slices.Insert(m.kept, 0, k)

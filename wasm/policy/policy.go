@@ -14,22 +14,21 @@ import (
 )
 
 const (
-	// retry is how long after an instance could not be made the next attempt is.
+	// retry is the delay after a failed attempt to make an instance.
 	retry = time.Second
-	// patience is between two looks at a slot that is in use, for those who wait
-	// for a certain one.
+	// patience is the polling interval of takeSlot while its slot is busy.
 	patience = 50 * time.Microsecond
-	// lateTries is how often a call that took too long is made again.
+	// lateTries is how often a call that timed out is repeated.
 	lateTries = 3
 )
 
-// Policy is a module and the native policies beside it.
+// Policy is a module with the native policies that answer for it when it fails.
 type Policy struct {
 	config Config
 	module [32]byte // its digest
 	pages  uint32
 	slots  []slot
-	rests  bool // its instances rest between calls; see rest
+	rests  bool // its instances run deferred work between calls; see runDeferred
 
 	shut    atomic.Bool // the breaker is open, or Run has ended
 	waiting atomic.Int32
@@ -42,15 +41,15 @@ type Policy struct {
 	replaced atomic.Uint64
 	fuel     struct{ last, most atomic.Int64 } // of recorded calls
 
-	memories struct{ partition, refine, guard Memory } // of who brings none
+	memories struct{ partition, refine, guard Memory } // for callers without a Memory of their own
 
 	mu       sync.Mutex
-	failures []time.Time // guarded by mu: the last ones, at most Config.Failures
+	failures []time.Time // guarded by mu: when the last faults happened, at most Config.Failures
 	open     bool        // guarded by mu
 }
 
-// New makes the instances; it starts nothing. The error is a *host.Fault, wrapped,
-// when the module is to blame. The instances are freed by Run.
+// New makes the instances and starts no goroutine. The error wraps a *host.Fault when
+// the module caused it. Run frees the instances.
 func New(config Config) (*Policy, error) {
 	config, err := config.filled()
 	if err != nil {
@@ -87,10 +86,10 @@ func (p *Policy) instance() (*host.Instance, error) {
 	return i, nil
 }
 
-// Run replaces instances that died, and has those rest that need to between calls
-// (host.Instance.Rest), until the context is done. Then the native
-// policies answer everything; Run waits for calls in progress, frees the
-// instances and returns nil. It may be called once.
+// Run replaces dead instances, and runs the deferred work of instances that need it
+// (host.Instance.RunDeferred), until the context is done. From then on the native
+// policies answer everything: Run waits for calls in progress, frees the instances and
+// returns nil. It may be called once.
 func (p *Policy) Run(ctx context.Context) error {
 	timer := time.NewTimer(retry)
 	timer.Stop()
@@ -111,8 +110,8 @@ func (p *Policy) Run(ctx context.Context) error {
 	}
 }
 
-// runAllDeferred has the instances rest that are to, one after the other, so that the
-// others answer meanwhile.
+// runAllDeferred runs the deferred work that is due, one instance after the other, so
+// that the others keep answering.
 func (p *Policy) runAllDeferred() {
 	for n := range p.slots {
 		s := &p.slots[n]
@@ -121,10 +120,10 @@ func (p *Policy) runAllDeferred() {
 		}
 		p.takeSlot(s)
 		switch {
-		case s.instance.Dead() != nil: // it waits to be replaced
+		case s.instance.Dead() != nil: // replace makes a new one
 			s.deferredDue.Store(false)
 			p.release(s, empty)
-		case !s.deferredDue.Load(): // who called was faster
+		case !s.deferredDue.Load(): // a caller has run it meanwhile
 			p.release(s, free)
 		default:
 			p.runDeferred(s)
@@ -132,12 +131,13 @@ func (p *Policy) runAllDeferred() {
 	}
 }
 
-// replace makes a new instance for every slot that needs one, and reports
-// whether it could. A worn one goes on answering meanwhile.
+// replace makes a new instance for every slot that needs one, and reports whether it
+// succeeded. An instance that is replaced because of its age or memory keeps answering
+// until then.
 func (p *Policy) replace() bool {
 	for n := range p.slots {
 		s := &p.slots[n]
-		if !s.replaceDue.Load() { // its state may be busy for a moment
+		if !s.replaceDue.Load() { // not the state, which may be busy for a moment
 			continue
 		}
 		i, err := p.instance()
@@ -175,11 +175,10 @@ func (p *Policy) free() {
 	}
 }
 
-// Warm has every instance answer frames of its kinds before a caller asks it: the
-// first calls of an instance take long. It gives records of words as large as
-// those their memory. It waits for calls in progress, and counts and records
-// nothing. The error is a *host.Fault; an instance that took too long is replaced
-// without one.
+// Warm replays frames on every instance, because the first calls of an instance take
+// long. It also allocates the memory for records of frames of that size. It waits for
+// calls in progress, and counts and records nothing. The error is a *host.Fault; an
+// instance that times out is replaced without an error.
 func (p *Policy) Warm(frames [][]byte) error {
 	for n := range p.slots {
 		s := &p.slots[n]
@@ -217,8 +216,8 @@ func (p *Policy) refillSoon() {
 	}
 }
 
-// endFailed ends a call that the native policy will answer: it is counted and
-// recorded, and the instance goes if it is dead.
+// endFailed ends a failed call, which the native policy then answers: it counts and
+// records the call, and has the instance replaced if that is dead.
 func (p *Policy) endFailed(s *slot, k abi.Kind, err error, frame []byte) {
 	cause := host.CauseOf(err)
 	r := s.sampled
@@ -247,7 +246,7 @@ func (p *Policy) endFailed(s *slot, k abi.Kind, err error, frame []byte) {
 	p.refillSoon()
 }
 
-// recordFuel takes note of what a recorded call took.
+// recordFuel updates the fuel statistics with a recorded call.
 func (p *Policy) recordFuel(fuel int64) {
 	p.fuel.last.Store(fuel)
 	for {
@@ -258,7 +257,7 @@ func (p *Policy) recordFuel(fuel int64) {
 	}
 }
 
-// count counts a failure.
+// count counts and logs a failure.
 func (p *Policy) count(err error) {
 	cause := host.CauseOf(err)
 	if host.Starved(err) {
@@ -271,7 +270,7 @@ func (p *Policy) count(err error) {
 		return
 	}
 	p.log().Warn("a policy's module failed; the native policy answers", "error", err)
-	if cause != host.TimedOut { // whose fault that is shows later
+	if cause != host.TimedOut { // retryLate decides whether the module caused that
 		p.countFault()
 	}
 }
@@ -281,10 +280,10 @@ func (p *Policy) log() *slog.Logger {
 	return p.config.Logger.With("module", fmt.Sprintf("%x", sum[:6]))
 }
 
-// retryLate makes a call again that was ended because its time was up, on a new
-// instance, which it returns, or another one. A module that is slow is so again,
-// and is blamed; one that is not was in a thread that the machine did not run, as
-// it may be again now.
+// retryLate repeats a call that timed out, on a new instance, and returns a live one:
+// that instance or its replacement. A module that times out on every try is slow, which
+// counts as a fault. Otherwise the host had descheduled its thread, which can happen
+// again during a try.
 func (p *Policy) retryLate(i *host.Instance, frame []byte) (*host.Instance, error) {
 	for try := 1; ; try++ {
 		var r host.Record
@@ -338,19 +337,19 @@ func (p *Policy) countFault() {
 // Opened is closed when the breaker opens.
 func (p *Policy) Opened() <-chan struct{} { return p.opened }
 
-// Stats is what a Policy counts since New.
+// Stats are the counts of a Policy since New.
 type Stats struct {
-	Calls    uint64                 // made to the module
-	Faults   [host.NumCauses]uint64 // of them, answered by the native policy, by host.Cause; and of new instances
-	Starved  uint64                 // of Calls, answered by the native policy because the machine did not run the module (host.Fault.Starved): no faults; and new instances
-	Replaced uint64                 // instances
-	Alive    int                    // instances that answer, now
+	Calls    uint64                 // calls to the module
+	Faults   [host.NumCauses]uint64 // failed calls, which the native policy answered, and failed attempts to make an instance, by host.Cause
+	Starved  uint64                 // calls that timed out while descheduled (host.Fault.Starved), which the native policy answered, and such attempts to make an instance; not in Faults
+	Replaced uint64                 // instances replaced
+	Alive    int                    // instances that can answer now
 	Open     bool                   // the breaker is open
-	// Fuel is what recorded calls burnt: the last one, and the one that burnt most.
+	// Fuel is the fuel of the last recorded call, and the most that one consumed.
 	Fuel struct{ Last, Max int64 }
 }
 
-// Stats returns the counts. They are not of one instant.
+// Stats returns the counts. It does not read all of them at the same instant.
 func (p *Policy) Stats() Stats {
 	st := Stats{Starved: p.starved.Load(), Replaced: p.replaced.Load()}
 	for n := range p.slots {
@@ -372,8 +371,8 @@ func (p *Policy) Stats() Stats {
 	return st
 }
 
-// Records returns what was recorded and not yet overwritten, oldest first for
-// each instance. It waits for calls in progress; the caller may keep all of it.
+// Records returns copies of the recorded calls that are not overwritten yet, oldest
+// first for each instance. It waits for calls in progress.
 func (p *Policy) Records() []host.Record {
 	var all []host.Record
 	for n := range p.slots {

@@ -6,19 +6,19 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
-// mostReserved is the largest record that has its memory beforehand, in bytes.
+// mostReserved is the size up to which the memory of records is reserved, in bytes.
 const mostReserved = 4 << 10
 
-// line is what caches hold together, in bytes.
+// line is the size of a cache line, in bytes.
 const line = 64
 
-// ring is the records of one instance. What lies between length and capacity is
-// memory for those to come.
+// ring holds the records of one instance. The records between its length and capacity
+// are still unused and may have reserved memory.
 type ring []host.Record
 
-// reserve gives the first records that are still to be written memory for frames
-// and outputs of so many bytes, and touches it: to find it took the first calls
-// after a swap a microsecond each.
+// reserve allocates memory for frames and outputs of the given sizes for the first
+// unused records, and touches each page of it: page faults cost the first calls after a
+// swap a microsecond each.
 func (r ring) reserve(frame, output int) {
 	begin, each := len(r), frame+output
 	if each > mostReserved {

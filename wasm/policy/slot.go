@@ -9,7 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
-// What a slot is: the two lowest bits of its state. The rest counts its calls.
+// The two lowest bits of a slot's state. The other bits count its calls.
 const (
 	free  = iota // its instance waits for a call
 	busy         // one goroutine owns it and all its other fields
@@ -17,42 +17,43 @@ const (
 	what  = 3
 )
 
-// slot holds an instance. Its fields belong to whoever made it busy.
+// slot holds an instance. The goroutine that made it busy owns its fields.
 type slot struct {
 	instance    *host.Instance
 	number      uint64
 	calls       uint64 // as of the state
-	served      uint64 // by the present instance
-	rested      uint64 // of served, when it rested last
+	served      uint64 // calls of the present instance
+	rested      uint64 // served at the last run of deferred work
 	sampled     *host.Record
 	ring        ring
-	next        int    // of the ring
-	late        []byte // the frame of a call that took too long; nil for none
+	next        int    // index of the oldest record in the full ring
+	late        []byte // the frame of a call that timed out; nil for none
 	_           [64]byte
 	state       atomic.Uint64
-	replaceDue  atomic.Bool  // the instance is dead, or old, and to be replaced
-	deferredDue atomic.Bool  // the instance is to rest
-	wanted      atomic.Int32 // how many take it: calls leave it to them
+	replaceDue  atomic.Bool  // the instance is dead or old and must be replaced
+	deferredDue atomic.Bool  // Run must run the instance's deferred work
+	wanted      atomic.Int32 // how many goroutines are in takeSlot for it: calls skip it
 	_           [40]byte
 }
 
-// When an instance is replaced though nothing is wrong with it: what a guest's
-// allocator leaks over a long time should not become a fault.
+// A healthy instance is replaced after mostServed calls or when it holds
+// mostMemory16/16 of the module's memory limit, checked every lookEvery calls: slow
+// leaks of a guest's allocator must not become faults.
 const (
 	mostServed   = 10_000_000
 	lookEvery    = 4096
-	mostMemory16 = 15 // sixteenths of what the module may have
+	mostMemory16 = 15
 )
 
-// When an instance rests, for modules that decide with every request: before what
-// a guest puts off would be done in the middle of a call, which has no fuel for it.
+// An instance of a module that decides per request runs its deferred work in time:
+// otherwise the guest would do it in the middle of a call, which has no fuel for it.
 const (
-	restEvery = 500     // calls: then Run has it rest
-	restMost  = 1000    // calls: where Run has not, who called does
-	restFuel  = 5000000 // ticks, some 10 ms: what takes more is a fault
+	restEvery = 500     // calls until Run does it
+	restMost  = 1000    // calls until the caller does it, if Run has not
+	restFuel  = 5000000 // ticks, some 10 ms: more is a fault
 )
 
-// acquire returns a slot to ask, nil when the native policy is to answer.
+// acquire returns a slot for a call, or nil when the native policy must answer.
 func (p *Policy) acquire(k abi.Kind) *slot {
 	if !p.config.Module.Decides(k) || p.shut.Load() {
 		return nil
@@ -60,8 +61,9 @@ func (p *Policy) acquire(k abi.Kind) *slot {
 	if s, alive := p.try(); s != nil || !alive {
 		return s
 	}
-	// All are busy. Who leaves wakes one, who wakes or gives up wakes the next:
-	// no wake-up is lost, though they may run together.
+	// All slots are busy. A goroutine that releases a slot wakes one waiter; a waiter
+	// that acquires a slot or fails to wakes the next. So no wake-up is lost, although
+	// several may be sent as one.
 	p.waiting.Add(1)
 	for {
 		var s *slot
@@ -78,7 +80,8 @@ func (p *Policy) acquire(k abi.Kind) *slot {
 	}
 }
 
-// try returns a free slot, now busy, and whether there is any that is not empty.
+// try makes a free slot busy and returns it, or nil, and reports whether any slot is
+// not empty.
 func (p *Policy) try() (s *slot, alive bool) {
 	n := uint32(len(p.slots))
 	first := uint32(0)
@@ -89,8 +92,7 @@ func (p *Policy) try() (s *slot, alive bool) {
 		s := &p.slots[(first+i)%n]
 		switch state := s.state.Load(); state & what {
 		case free:
-			// Without this, those who take a certain slot could wait for ever while
-			// calls come in.
+			// Otherwise takeSlot could wait for ever while calls arrive.
 			if s.wanted.Load() > 0 {
 				alive = true
 				continue
@@ -107,7 +109,7 @@ func (p *Policy) try() (s *slot, alive bool) {
 	return nil, alive
 }
 
-// wakeWaiting wakes one that waits, if any.
+// wakeWaiting wakes one waiting call, if there is one.
 func (p *Policy) wakeWaiting() {
 	if p.waiting.Load() > 0 {
 		select {
@@ -117,8 +119,8 @@ func (p *Policy) wakeWaiting() {
 	}
 }
 
-// takeSlot waits until a slot is not busy, and makes it so. It is for those who have
-// time.
+// takeSlot waits until a given slot is not busy, and makes it busy. It polls, so it is
+// not for calls.
 func (p *Policy) takeSlot(s *slot) {
 	s.wanted.Add(1)
 	defer s.wanted.Add(-1)
@@ -131,14 +133,14 @@ func (p *Policy) takeSlot(s *slot) {
 	}
 }
 
-// release gives a slot back, free or empty.
+// release ends the ownership of a slot, which becomes free or empty.
 func (p *Policy) release(s *slot, as uint64) {
 	s.state.Store(s.calls<<2 | as)
 	p.wakeWaiting()
 }
 
-// call begins a call: its number, what comes with it, and whether it is
-// recorded.
+// call begins a call: it assigns the number, seed and time, and decides whether the
+// call is recorded.
 func (s *slot) call(p *Policy) abi.Call {
 	s.calls++
 	s.served++
@@ -159,10 +161,10 @@ func (s *slot) call(p *Policy) abi.Call {
 	return c
 }
 
-// record returns the oldest of the slot's records, to be written anew.
+// record returns the record to write next: an unused one, or the oldest.
 func (s *slot) record() *host.Record {
 	if n := len(s.ring); n < cap(s.ring) {
-		s.ring = s.ring[:n+1] // with the memory that it has
+		s.ring = s.ring[:n+1] // the record keeps its reserved memory
 		return &s.ring[n]
 	}
 	r := &s.ring[s.next]
@@ -170,8 +172,9 @@ func (s *slot) record() *host.Record {
 	return r
 }
 
-// trim drops the oldest records beyond so many bytes, but not the last one, after a
-// call of a kind was recorded.
+// trim drops the oldest records until the rest takes at most the given bytes, but never
+// the last one. It is called after each recorded call, and applies only to kinds that
+// are not decided per request.
 func (s *slot) trim(k abi.Kind, most int) {
 	if perRequest[k] {
 		return
@@ -185,13 +188,13 @@ func (s *slot) trim(k abi.Kind, most int) {
 	}
 }
 
-// held is the memory that a record takes; 0 for one that was dropped, too.
+// held returns the memory of a record in bytes, 0 for a dropped one.
 func held(r *host.Record) int { return cap(r.Frame) + cap(r.Output) }
 
-// dropped reports whether there is nothing in a record.
+// dropped reports whether a record is empty.
 func dropped(r *host.Record) bool { return r.Module == [32]byte{} }
 
-// endAnswered ends a call that was answered.
+// endAnswered ends a call that the module answered.
 func (p *Policy) endAnswered(s *slot) {
 	if s.sampled != nil {
 		p.recordFuel(s.sampled.Fuel)
@@ -200,8 +203,8 @@ func (p *Policy) endAnswered(s *slot) {
 	p.releaseAlive(s)
 }
 
-// releaseAlive gives a slot back whose instance lives on, and has others see to what it
-// needs.
+// releaseAlive releases a slot with a live instance. First it runs deferred work that is
+// overdue, or has Run do so; it also has Run replace an old instance.
 func (p *Policy) releaseAlive(s *slot) {
 	if p.rests && s.served-s.rested >= restEvery {
 		switch {
@@ -223,7 +226,7 @@ func (p *Policy) releaseAlive(s *slot) {
 	p.release(s, free)
 }
 
-// runDeferred has the instance of a slot that is busy rest, and gives the slot back.
+// runDeferred runs the deferred work of a busy slot's instance and releases the slot.
 func (p *Policy) runDeferred(s *slot) {
 	s.deferredDue.Store(false)
 	s.rested = s.served
@@ -242,7 +245,7 @@ func (p *Policy) runDeferred(s *slot) {
 	p.refillSoon()
 }
 
-// mix is splitmix64: the randomness that a call gets is its number's.
+// mix is splitmix64. It derives the seed of a call from its number.
 func mix(x uint64) uint64 {
 	x += 0x9e3779b97f4a7c15
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9

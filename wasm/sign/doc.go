@@ -1,9 +1,12 @@
-// Package sign says which modules may decide: a statement about a module,
-// signed by k of n ed25519 keys, in a file beside it.
+// Package sign signs policy modules and verifies their signatures. A signature file
+// beside the module has a statement about it: which kinds it may decide, within which
+// limits, with which configuration. At least k of n ed25519 keys must sign it.
 //
-// It neither loads modules nor keeps keys; it reads no clock and no files. What
-// is signed is the original module as its author built it, not what the host
-// makes of it: metering changes with the host's version, the signature does not.
+// Sign adds a signature to a File; Verify checks a file against a module, its
+// configuration and a Ring of trusted keys; Mark prevents replays of older statements.
+// The package loads no modules, stores no keys, and reads neither a clock nor files.
+// The signature covers the module as its author built it, before the host instruments
+// it: metering changes with the host's version, the signature does not.
 //
 // # File
 //
@@ -23,36 +26,35 @@
 //	 "signatures": [{"key": "…16 hex digits…", "signature": "…base64…"}],
 //	 "golden": "…base64…"}
 //
-// "configuration" is the digest of what the module is to be configured with; left
-// out, it is to have none. "golden" in the statement is the digest of what the
-// module is expected to answer, which the file carries itself, by DEFLATE, because
-// every host tries the module on it; both are left out where there is nothing.
+// "configuration" is the digest of the module's configuration; it is omitted for a
+// module without one. "golden" in the statement is the digest of the file's own
+// "golden": the expected answers, as a call log compressed with DEFLATE, which every
+// host checks the module against. Both are omitted when there are no expectations.
 //
-// The signatures are not of these bytes but of the statement's canonical text,
-// which the reader writes anew from the fields (Statement.Canonical): how the
-// JSON is spaced, ordered or repeated cannot matter, and no field that the reader
-// does not know is taken for signed.
+// The signatures are over the canonical text of the statement, which the reader
+// generates from the fields (Statement.Canonical), and not over these bytes. So spaces,
+// order and repetitions in the JSON do not matter, and a field that the reader does not
+// know cannot pass for signed.
 //
-// # End
+// # Expiry
 //
-// "not_after" is the last second at which a module may come further: after it no
-// control plane takes the statement, no host begins to try the module, and one that
-// is on trial then is rejected. It does not take away what decides. A module that
-// the fleet runs, which its control plane calls proven, runs on, and begins again on
-// hosts that restart and on new ones: a date must not change what a fleet decides,
-// nor divide it into hosts that started before it and after. So does the module
-// before it, when operators go back to that. Hosts report an end in their status and
-// their log from seven days before. To remove a module, roll it back.
+// "not_after" is the last second at which a module may be admitted or promoted: after
+// it, control planes refuse the statement, hosts start no trial of the module, and a
+// module on trial is rejected. Expiry does not remove an active module. A stable module
+// keeps running, also on restarted and new hosts: a date must not change the decisions
+// of a fleet, nor make hosts that started before it differ from those that started
+// after. The same holds for the previous module after a rollback. Hosts warn of an
+// expiry in their status and log from seven days before. To remove a module, roll it
+// back.
 //
 // # Invariants
 //
-//  1. A Statement that Verify returns was signed, every field of it, by at least
-//     Ring.Threshold different keys of the ring, holds for exactly the module and
-//     the configuration given, and has not expired at the time given.
+//  1. At least Ring.Threshold different keys of the ring have signed every field of a
+//     Statement that Verify returns; it applies to exactly the given module and
+//     configuration, and has not expired at the given time.
 //  2. Two different valid statements have different canonical texts.
-//  3. A slot's Mark never goes back: replaying an older statement, with however
-//     many good signatures, is refused. Going back to an older module is a new
-//     statement about it.
+//  3. A slot's Mark never decreases: an older statement is refused, however many valid
+//     signatures it has. To return to an older module, sign a new statement about it.
 //
 // # History
 //

@@ -18,9 +18,9 @@ import (
 const (
 	// MaxFile bounds a signature file, in bytes.
 	MaxFile = 16 << 10
-	// MaxSignatures bounds the signatures of a file: each costs a verification.
+	// MaxSignatures bounds the signatures of a file, because each costs a verification.
 	MaxSignatures = 16
-	// MaxGolden bounds File.Golden, in bytes; compressed it has to fit a file.
+	// MaxGolden bounds File.Golden, in bytes; compressed, it must fit into MaxFile.
 	MaxGolden = 256 << 10
 )
 
@@ -34,12 +34,12 @@ type Signature struct {
 type File struct {
 	Statement  Statement
 	Signatures []Signature // at most MaxSignatures, no key twice
-	// Golden is what the module is expected to answer, for package framefile to
-	// read: the bytes that Statement.Golden is the digest of. Empty for none.
+	// Golden has the expected answers of the module, as a call log (package calllog).
+	// Statement.Golden is its digest. Empty means no expectations.
 	Golden []byte
 }
 
-// The file as JSON has it.
+// The JSON form of a file.
 type (
 	jsonFile struct {
 		Format     string          `json:"format"`
@@ -71,8 +71,8 @@ type (
 	}
 )
 
-// Encode returns the file's bytes, which Decode reads. The error is about an
-// invalid statement, too many signatures, or more expectations than fit a file.
+// Encode returns the file's bytes, which Decode reads. It fails for an invalid statement,
+// too many signatures, or more expectations than fit into a file.
 func (f File) Encode() ([]byte, error) {
 	if err := f.validate(); err != nil {
 		return nil, err
@@ -102,14 +102,14 @@ func (f File) Encode() ([]byte, error) {
 	return append(b, '\n'), nil
 }
 
-// deflate compresses expectations; none are none.
+// deflate compresses expectations. It returns nil for none.
 func deflate(b []byte) []byte {
 	if len(b) == 0 {
 		return nil
 	}
 	var out bytes.Buffer
-	w, _ := flate.NewWriter(&out, flate.BestCompression) // the level is good,
-	_, _ = w.Write(b)                                    // and a buffer takes all
+	w, _ := flate.NewWriter(&out, flate.BestCompression) // the level is valid
+	_, _ = w.Write(b)                                    // a bytes.Buffer returns no errors
 	_ = w.Close()
 	return out.Bytes()
 }
@@ -128,8 +128,8 @@ func inflate(b []byte) ([]byte, error) {
 	return out, nil
 }
 
-// Decode reads a file. It checks the form and the statement's invariants, not
-// the signatures: that is Verify's.
+// Decode reads a file. It checks the format and the statement's invariants; Verify checks
+// the signatures.
 func Decode(b []byte) (File, error) {
 	if len(b) > MaxFile {
 		return File{}, fmt.Errorf("signature file: %d bytes, the limit is %d", len(b), MaxFile)
@@ -153,7 +153,7 @@ func Decode(b []byte) (File, error) {
 	return f, f.validate()
 }
 
-// file converts what JSON has; it leaves the invariants to validate.
+// file converts the JSON form. It does not check the invariants, which validate does.
 func (in jsonFile) file() (File, error) {
 	s := Statement{ABI: in.Statement.ABI, Name: in.Statement.Name, Version: in.Statement.Version,
 		NotAfter: in.Statement.NotAfter, Generation: in.Statement.Generation, Format1: in.Format == PreviousFormat}
@@ -215,7 +215,7 @@ func (f File) validate() error {
 	return nil
 }
 
-// fixed decodes hexadecimal digits into exactly dst.
+// fixed decodes hexadecimal digits into dst and reports whether they fill it exactly.
 func fixed(dst []byte, s string) bool {
 	if len(s) != hex.EncodedLen(len(dst)) {
 		return false

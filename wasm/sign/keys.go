@@ -12,23 +12,23 @@ import (
 	"slices"
 )
 
-// KeyID names a public key: the first eight bytes of its SHA-256. It says which
-// key to try, no more; what counts is that the signature is the key's.
+// KeyID identifies a public key: the first eight bytes of its SHA-256. It only selects
+// the key to verify with; it proves nothing by itself.
 type KeyID [8]byte
 
-// String is the name in hexadecimal.
+// String returns the ID in hexadecimal.
 func (k KeyID) String() string { return hex.EncodeToString(k[:]) }
 
-// IDOf returns a key's name.
+// IDOf returns the ID of a key.
 func IDOf(key ed25519.PublicKey) KeyID {
 	sum := sha256.Sum256(key)
 	return KeyID(sum[:8])
 }
 
-// Ring is whom a host trusts: Threshold different keys of Keys have to sign.
+// Ring is the set of keys that a host trusts: Threshold different keys of Keys must sign.
 //
 // Invariants, checked by Validate:
-//  1. every key is an ed25519 public key, and none is there twice,
+//  1. every key is an ed25519 public key, and no two have the same ID,
 //  2. Threshold is from 1 to the number of keys.
 type Ring struct {
 	Keys      []ed25519.PublicKey
@@ -51,8 +51,8 @@ func (r Ring) Validate() error {
 	return nil
 }
 
-// ParsePublic reads the public keys of a PEM file, at least one: what
-// "openssl pkey -pubout" writes, as often as there are keys.
+// ParsePublic reads the public keys of a PEM file, at least one. The file is the output
+// of "openssl pkey -pubout", concatenated for several keys.
 func ParsePublic(text []byte) ([]ed25519.PublicKey, error) {
 	var out []ed25519.PublicKey
 	for {
@@ -80,9 +80,8 @@ func ParsePublic(text []byte) ([]ed25519.PublicKey, error) {
 	return out, nil
 }
 
-// ParseSecret reads a secret key from a PEM file: what
-// "openssl genpkey -algorithm ed25519" writes. Its errors never hold any of the
-// file.
+// ParseSecret reads a secret key from a PEM file, the output of
+// "openssl genpkey -algorithm ed25519". Its errors never contain any part of the file.
 func ParseSecret(text []byte) (ed25519.PrivateKey, error) {
 	block, _ := pem.Decode(text)
 	if block == nil {
@@ -99,7 +98,7 @@ func ParseSecret(text []byte) (ed25519.PrivateKey, error) {
 	return secret, nil
 }
 
-// EncodeKeys returns a pair of keys as PEM, as the two functions above read it.
+// EncodeKeys returns a pair of keys as PEM, which ParsePublic and ParseSecret read.
 func EncodeKeys(secret ed25519.PrivateKey) (public, private []byte, err error) {
 	pub, err := x509.MarshalPKIXPublicKey(secret.Public())
 	if err != nil {
@@ -113,8 +112,8 @@ func EncodeKeys(secret ed25519.PrivateKey) (public, private []byte, err error) {
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: sec}), nil
 }
 
-// Sign adds a signature to a file, or renews that of the same key. The signer
-// holds an ed25519 key, in memory or in hardware.
+// Sign returns the file with a signature of the signer, which replaces an earlier one of
+// the same key. The signer has an ed25519 key, in memory or in hardware.
 func Sign(f File, signer crypto.Signer) (File, error) {
 	public, ok := signer.Public().(ed25519.PublicKey)
 	if !ok {

@@ -11,9 +11,9 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
-// Format names the file's layout and begins the canonical text, so that no
-// signature of another protocol, made with the same key, passes for one of this.
-// PreviousFormat is the one before, whose files are read, and can be written.
+// Format names the file format. The canonical text begins with it, so that a signature
+// that the same key made for another protocol is not valid here. Files of
+// PreviousFormat can still be read and written.
 const (
 	Format         = "cascade-policy-signature/2"
 	PreviousFormat = "cascade-policy-signature/1"
@@ -24,7 +24,8 @@ const (
 	maxVersion = 64
 )
 
-// SumOf returns the digest of what a statement may bind, the zero one for nothing.
+// SumOf returns the digest of a configuration or of expectations, the zero digest for
+// empty ones.
 func SumOf(bound []byte) lifecycle.Digest {
 	if len(bound) == 0 {
 		return lifecycle.Digest{}
@@ -32,8 +33,8 @@ func SumOf(bound []byte) lifecycle.Digest {
 	return sha256.Sum256(bound)
 }
 
-// Grant lets a module decide a kind, within limits. A limit of 0 is the host's
-// default; a host never gives more than its own configuration does.
+// Grant permits a module to decide a kind, within limits. A limit of 0 means the host's
+// default. A grant cannot raise the limits of the host's configuration.
 type Grant struct {
 	Kind   abi.Kind
 	Fuel   uint64 // ticks per call
@@ -41,41 +42,40 @@ type Grant struct {
 	Pages  uint64 // memory, in pages of 64 KiB
 }
 
-// Statement is what is signed about one module.
+// Statement is the signed content of a file: what is granted to one module.
 //
 // Invariants, checked by Validate:
 //  1. ABI is 1–64 printable characters without spaces,
 //  2. Name is 1–64 of a–z, 0–9, "-", "_", "." and "/", the first a letter or digit,
-//  3. Version is MAJOR.MINOR.PATCH, with "-" and a pre-release if need be,
-//  4. there is a grant, and they are in order of their kinds, none twice; they are
-//     kinds that decide (configure does not),
+//  3. Version is MAJOR.MINOR.PATCH, optionally with "-" and a pre-release,
+//  4. Grants has at least one grant, in the order of kinds, without duplicates, and only
+//     for kinds that decide (configure does not),
 //  5. NotAfter is not negative,
 //  6. Generation is positive,
-//  7. First has neither Configuration nor Golden.
+//  7. a statement with Format1 has neither Configuration nor Golden.
 type Statement struct {
 	Digest  lifecycle.Digest
 	ABI     string // abi.Name
-	Name    string // the policy's name, for people
-	Version string // semantic version, for people
+	Name    string // the policy's name, for display
+	Version string // semantic version, for display
 	Grants  []Grant
-	// NotAfter is the last second, of Unix time, at which the module may begin to
-	// decide; 0 for no end. See the package comment.
+	// NotAfter is the last second, of Unix time, at which the module may be admitted
+	// or promoted; 0 means no expiry. See the package comment.
 	NotAfter int64
-	// Generation orders all statements of a ring, whatever their names: see
-	// Mark. The second of signing is a good one.
+	// Generation orders all statements of a ring, whatever their names; see Mark. The
+	// Unix time of signing is a good choice.
 	Generation lifecycle.Generation
-	// Configuration is the digest of what the module is to be configured with: it
-	// decides with nothing else. The zero one stands for no configuration.
+	// Configuration is the digest of the only configuration with which the module may
+	// run. The zero digest means no configuration.
 	Configuration lifecycle.Digest
-	// Golden is the digest of File.Golden, the zero one where there is none.
+	// Golden is the digest of File.Golden, zero if there is none.
 	Golden lifecycle.Digest
-	// Format1 is set in statements of FormatFirst, which say nothing of configuration
-	// and expectations: they let a module be configured with anything.
+	// Format1 is set in statements of PreviousFormat, which have no digests of
+	// configuration and expectations and permit any configuration.
 	Format1 bool
 }
 
-// CheckConfiguration says why a module must not be configured with something, nil when it
-// may.
+// CheckConfiguration returns an error if the statement does not permit a configuration.
 func (s Statement) CheckConfiguration(with []byte) error {
 	switch got := SumOf(with); {
 	case s.Format1 || got == s.Configuration:
@@ -132,9 +132,9 @@ func (s Statement) Validate() error {
 	return nil
 }
 
-// Canonical is the text that is signed, a line per field in a fixed order. It is
-// defined for valid statements: those cannot hold a line break or a space where
-// one would make it ambiguous.
+// Canonical returns the text that is signed, a line per field in a fixed order. It is
+// defined for valid statements, whose fields have no line breaks or spaces that would
+// make it ambiguous.
 func (s Statement) Canonical() []byte {
 	b := make([]byte, 0, 512)
 	b = append(b, s.format()...)
@@ -169,7 +169,7 @@ func (s Statement) format() string {
 	return Format
 }
 
-// orNone returns the digest as canonical texts have it.
+// orNone formats a digest for the canonical text: "none" for the zero digest.
 func orNone(d lifecycle.Digest) string {
 	if d == (lifecycle.Digest{}) {
 		return "none"
@@ -177,7 +177,7 @@ func orNone(d lifecycle.Digest) string {
 	return d.String()
 }
 
-// plain reports whether a word is short, printable ASCII and without spaces.
+// plain reports whether s is short, printable ASCII without spaces.
 func plain(s string) bool {
 	for i := range len(s) {
 		if s[i] <= ' ' || s[i] > '~' {

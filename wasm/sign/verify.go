@@ -11,10 +11,10 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
-// Verify checks a file against a module, what it is to be configured with, and a
-// ring, at a time, and returns the statement. The zero time is before every end.
-// Every error is final: the same arguments fail again, later too. Whether the
-// statement is newer than the last is Mark.Admit's to say.
+// Verify checks a file against a module, its configuration, a ring and the current time,
+// and returns the statement. With the zero time it does not check the expiry. Every error
+// is final: the same arguments fail again, also at a later time. Verify does not check
+// that the statement is newer than the last one; Mark.Admit does.
 func Verify(f File, module, configuration []byte, r Ring, now time.Time) (Statement, error) {
 	s, err := VerifyStatement(f, r, now)
 	if err != nil {
@@ -29,8 +29,8 @@ func Verify(f File, module, configuration []byte, r Ring, now time.Time) (Statem
 	return s, nil
 }
 
-// VerifyStatement is Verify without module and configuration: for a host that
-// wants to know whether to fetch it. What is loaded has to pass Verify.
+// VerifyStatement is Verify without module and configuration. A host uses it to decide
+// whether to fetch the module, which must pass Verify before it is loaded.
 func VerifyStatement(f File, r Ring, now time.Time) (Statement, error) {
 	if err := r.Validate(); err != nil {
 		return Statement{}, fmt.Errorf("verify: ring: %w", err)
@@ -45,8 +45,8 @@ func VerifyStatement(f File, r Ring, now time.Time) (Statement, error) {
 	if s.Expired(now) {
 		return Statement{}, fmt.Errorf("verify %s: expired at %s: sign it anew", s.Name, time.Unix(s.NotAfter, 0).UTC().Format(time.RFC3339))
 	}
-	// Keys are walked, not signatures: each key counts once, whatever the file
-	// says about who signed.
+	// Iterate over the keys, not over the signatures: each key counts once, whatever
+	// key IDs the file has.
 	text, good := s.Canonical(), 0
 	for _, key := range r.Keys {
 		id := IDOf(key)
@@ -66,22 +66,22 @@ func VerifyStatement(f File, r Ring, now time.Time) (Statement, error) {
 	return s, nil
 }
 
-// ErrReplayed says that a statement is older than one that was admitted before.
+// ErrReplayed means that a statement is older than one that was admitted before.
 var ErrReplayed = errors.New("older than a statement admitted before: sign a new one, with a higher generation")
 
-// Mark is the newest statement that a slot has admitted. The zero Mark admits
-// any. It is what a host keeps across restarts.
+// Mark identifies the newest statement that a slot has admitted. The zero Mark admits
+// any. A host keeps it across restarts.
 type Mark struct {
 	Generation lifecycle.Generation `json:"generation"`
 	Text       lifecycle.Digest     `json:"sha256"` // of the canonical text
 }
 
-// MarkOf is the mark of a valid statement.
+// MarkOf returns the mark of a valid statement.
 func MarkOf(s Statement) Mark { return Mark{s.Generation, sha256.Sum256(s.Canonical())} }
 
-// Admit returns the mark that follows, or ErrReplayed and the same mark. The
-// statement of the mark itself is admitted again, as it is sent again when a
-// host reconnects; a different one of the same generation is not.
+// Admit returns the new mark if the statement may follow, and otherwise m and an error
+// that wraps ErrReplayed. The statement of the mark itself is admitted again, because it
+// is sent again when a host reconnects; another one of the same generation is not.
 func (m Mark) Admit(s Statement) (Mark, error) {
 	next := MarkOf(s)
 	switch {
