@@ -22,8 +22,8 @@ func Output(r *host.Record) []byte {
 	return r.Output[:min(uint64(n), uint64(len(r.Output)))]
 }
 
-// SameAnswer reports whether two records of one frame decide the same, whatever fuel it
-// took.
+// SameAnswer reports whether two records of one frame have the same answer. It ignores
+// their fuel.
 func SameAnswer(a, b *host.Record) bool {
 	if a.Cause != 0 || b.Cause != 0 {
 		return a.Cause == b.Cause
@@ -31,11 +31,11 @@ func SameAnswer(a, b *host.Record) bool {
 	return a.Result == b.Result && slices.Equal(Output(a), Output(b))
 }
 
-// ErrUnexpected says that a module does not answer as it is expected to.
+// ErrUnexpected means that a module does not give the expected answer.
 var ErrUnexpected = errors.New("not as expected")
 
-// Golden reads expectations: a file all of whose frames have an answer, of a
-// module with this digest if they say of which.
+// Golden reads expectations: a call log in which every call has an answer, and no answer
+// is of a module with another digest.
 func Golden(text []byte, module [32]byte) ([]Call, error) {
 	all, err := Read(bytes.NewReader(text))
 	if err != nil {
@@ -52,9 +52,9 @@ func Golden(text []byte, module [32]byte) ([]Call, error) {
 	return all, nil
 }
 
-// Check has an instance, which must be new and configured, answer the expected
-// frames of a kind in their order. An error of another answer, or of other fuel,
-// wraps ErrUnexpected; one that the module gave is a *host.Fault, wrapped.
+// Check replays the expected calls of a kind in their order on an instance, which must be
+// new and configured. The error wraps ErrUnexpected when an answer or its fuel differs,
+// and a *host.Fault when the module fails.
 func Check(ctx context.Context, i *host.Instance, k abi.Kind, expected []Call) error {
 	var got host.Record
 	for n, f := range expected {
@@ -77,20 +77,22 @@ func Check(ctx context.Context, i *host.Instance, k abi.Kind, expected []Call) e
 	return nil
 }
 
-// Answer has a module answer frames of one kind as Check does. Frames that it does
-// not answer are left out. Each instance that it gets is new and configured.
+// Answer returns calls of one kind with the answers of a module, made in the order of
+// Check. It omits calls that the module does not answer. The instances that instance
+// returns must be new and configured.
 func Answer(ctx context.Context, instance func() (*host.Instance, error), all []Call) ([]Call, error) {
 	for {
 		answered, at, err := answer(ctx, instance, all)
 		if err != nil || at < 0 {
 			return answered, err
 		}
-		// It must not have been asked either: what came of that may show later.
+		// Start again without the failed call, which may affect the later answers.
 		all = slices.Delete(slices.Clone(all), at, at+1)
 	}
 }
 
-// answer stops at the first frame without an answer, which it returns, −1 for none.
+// answer answers calls until the first that the module does not answer, and returns its
+// index; −1 when it answers all.
 func answer(ctx context.Context, instance func() (*host.Instance, error), all []Call) (answered []Call, at int, err error) {
 	i, err := instance()
 	if err != nil {
@@ -110,11 +112,11 @@ func answer(ctx context.Context, instance func() (*host.Instance, error), all []
 	return answered, -1, nil
 }
 
-// Deflated is how many bytes a file takes where it is sent, in a signature file.
+// Deflated returns the size of a call log in a signature file, which compresses it.
 func Deflated(text []byte) int {
 	var out bytes.Buffer
-	w, _ := flate.NewWriter(&out, flate.BestCompression) // the level is good,
-	_, _ = w.Write(text)                                 // and a buffer takes all
+	w, _ := flate.NewWriter(&out, flate.BestCompression) // the level is valid
+	_, _ = w.Write(text)                                 // a bytes.Buffer returns no errors
 	_ = w.Close()
 	return out.Len()
 }

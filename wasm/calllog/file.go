@@ -27,7 +27,7 @@ const (
 
 type head struct {
 	Format string `json:"format"`
-	// Fuel says what the counts of fuel mean: host.Version.
+	// Fuel is the version of the fuel counts: host.Version.
 	Fuel string `json:"fuel,omitempty"`
 }
 

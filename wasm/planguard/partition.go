@@ -9,27 +9,27 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// DefaultSlack is Planner.Slack.
+// DefaultSlack is the default of Planner.Slack.
 const DefaultSlack = 0.25
 
-// Native is a partitioner that the host trusts, which can also price a division
-// that another package computed: those of policies/partition.
+// Native is a trusted partitioner that can also price a partition that another one
+// computed. Those of policies/partition are.
 type Native interface {
 	policies.Partitioner
-	// Price predicts what a division costs under a workload;
+	// Price predicts the cost of a partition under a workload. The error is
 	// policies.ErrInfeasible when a stage breaks a limit.
 	Price(w policies.Workload, cuts []policies.Tokens, counts []int) (policies.Partition, error)
 }
 
-// Planner asks a partitioner that is not trusted. It is a Native itself: its
-// prices are those of Native, so that adopting decides by them alone. It is as
-// safe for concurrent use as its parts.
+// Planner returns the proposals of an untrusted partitioner that pass its checks. It is a
+// Native itself, with the prices of Native, so that plan adoption uses only trusted
+// prices. It is as safe for concurrent use as its parts.
 type Planner struct {
 	Proposer policies.Partitioner
 	Native   Native
-	// Slack is by which share a proposal may cost more than Native's own, by
-	// Native's price: a policy may know what Native's model does not, and must not
-	// know much better. 0 means DefaultSlack, and below 0 none.
+	// Slack is the share by which a proposal may cost more than Native's own partition,
+	// at Native's prices. A policy may know more than Native's model, but may deviate
+	// from it only so far. 0 means DefaultSlack, and below 0 none.
 	Slack float64
 	// Refused is called with the reason for each proposal that was not used. It must
 	// not block. It may be nil.
@@ -38,8 +38,8 @@ type Planner struct {
 
 var _ Native = Planner{}
 
-// Partition returns the proposal with Native's predictions, or Native's own
-// partition where the proposal does not hold. The error is Native's.
+// Partition returns the proposal with Native's predictions, or Native's own partition
+// when the proposal is refused. The error is Native's.
 func (p Planner) Partition(w policies.Workload) (policies.Partition, error) {
 	own, err := p.Native.Partition(w)
 	if err != nil && !errors.Is(err, policies.ErrInfeasible) {
@@ -55,7 +55,7 @@ func (p Planner) Partition(w policies.Workload) (policies.Partition, error) {
 	return own, err
 }
 
-// propose asks for a proposal and works it out.
+// propose gets a proposal, checks it and prices it. The error is why it is refused.
 func (p Planner) propose(w policies.Workload, own policies.Partition, feasible bool) (policies.Partition, error) {
 	got, err := p.Proposer.Partition(clone(w))
 	if err != nil {
@@ -83,14 +83,14 @@ func (p Planner) propose(w policies.Workload, own policies.Partition, feasible b
 	return priced, nil
 }
 
-// Price is Native's.
+// Price returns Native's price.
 func (p Planner) Price(w policies.Workload, cuts []policies.Tokens, counts []int) (policies.Partition, error) {
 	return p.Native.Price(w, cuts, counts)
 }
 
-// Divides reports why a partition is none of the workload: every replica is in
-// one stage, stages are as many as allowed, and cuts grow strictly between 0 and
-// the open end.
+// Divides returns why a partition is invalid for the workload. A valid one has every
+// replica in one stage, no more stages than allowed, and cuts that increase strictly and
+// lie between 0 and policies.Unbounded.
 func Divides(w policies.Workload, p policies.Partition) error {
 	limit := policies.MaxStages
 	if w.Limits.Stages > 0 {
@@ -122,8 +122,8 @@ func Divides(w policies.Workload, p policies.Partition) error {
 	return nil
 }
 
-// clone keeps a proposer's hands off the workload that its proposal is priced
-// with.
+// clone returns a deep copy: a proposer must not change the workload with which its
+// proposal is priced.
 func clone(w policies.Workload) policies.Workload {
 	f := &w.Flow
 	for _, s := range []*[]float64{&f.Arrivals, &f.Tokens, &f.Reads, &f.Prefill, &f.Prefill2, &f.Weight, &f.Crossings} {

@@ -60,7 +60,7 @@ func Check(change abi.Change, guards []NamedGuard) error {
 	}
 	var denied Denied
 	for _, g := range guards {
-		// Each guard gets copies: it cannot see what another one changed.
+		// Each guard gets copies, because another guard may have changed its own.
 		denials, err := g.Guard.Check(abi.Change{Now: clonePlan(change.Now), Next: clonePlan(change.Next)})
 		if err != nil {
 			denials = []abi.Denial{{Stage: -1, Detail: cut("cannot judge: " + err.Error())}}
@@ -110,8 +110,8 @@ func clonePlan(p policies.Plan) policies.Plan {
 
 func cut(s string) string { return s[:min(len(s), abi.MaxDetail)] }
 
-// PolicyGuard makes a guard policy, a module or a native one, a Guard. It cannot fail to
-// judge.
+// PolicyGuard adapts a guard policy, a module or a native one, to Guard. Its Check returns
+// no errors.
 type PolicyGuard struct {
 	Policy interface {
 		Guard(abi.Change) (abi.Denial, bool)

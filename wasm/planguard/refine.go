@@ -7,16 +7,15 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// DefaultWorse is Refiner.Worse.
+// DefaultWorse is the default of Refiner.Worse.
 const DefaultWorse = 0.05
 
-// Refiner asks a refiner that is not trusted. It is as safe for concurrent use as
-// its parts.
+// Refiner returns the proposals of an untrusted refiner that pass its checks. It is as
+// safe for concurrent use as its parts.
 type Refiner struct {
 	Proposer policies.Refiner
-	// Worse is by which share the quality of service of both stages, as Quality
-	// has it, may be worse behind the proposal than behind the boundary in force.
-	// 0 means DefaultWorse, and below 0 none.
+	// Worse is the share by which the Quality of the two stages may be worse with the
+	// proposal than with the current boundary. 0 means DefaultWorse, and below 0 none.
 	Worse float64
 	// Refused is called with the reason for each proposal that was not used. It must
 	// not block. It may be nil.
@@ -25,7 +24,7 @@ type Refiner struct {
 
 var _ policies.Refiner = Refiner{}
 
-// Refine returns the proposal, or the boundary in force where it does not hold.
+// Refine returns the proposal, or the current boundary when the proposal is refused.
 func (r Refiner) Refine(b policies.BoundaryView) policies.Tokens {
 	lent := b
 	lent.Local, lent.Next = slices.Clone(b.Local), slices.Clone(b.Next)
@@ -51,17 +50,17 @@ func (r Refiner) holds(b policies.BoundaryView, t policies.Tokens) error {
 		worse = DefaultWorse
 	}
 	now, then := Quality(b, b.Boundary), Quality(b, t)
-	// Written so that a NaN is no improvement either.
+	// The comparison is negated so that a NaN is refused.
 	if !(then <= now+now*max(worse, 0)) {
 		return fmt.Errorf("proposal %v makes %.4g of %.4g request-seconds, at most %.4g may be", t, then, now, now+now*max(worse, 0))
 	}
 	return nil
 }
 
-// Quality is what the requests of a border experience, in request-seconds (lower
-// is better), when the boundary lies at t: the paper's QoE of those below it,
-// divided evenly among the own stage's replicas, and of the others among the
-// next one's. Each own request stands for as many as the stage has replicas.
+// Quality returns the quality of service of the requests around a boundary at t, in
+// request-seconds (lower is better): the paper's QoE, with the requests below t divided
+// evenly among the replicas of the own stage, and the others among those of the next
+// stage. Each request of this replica counts once for each replica of its stage.
 func Quality(b policies.BoundaryView, t policies.Tokens) float64 {
 	var below, above policies.Batch
 	put := func(s policies.Sequence, n int) {

@@ -15,7 +15,7 @@ import (
 
 var _ planguard.Guard = (*Rules)(nil)
 
-// Plan asks the rules of cascade.plan.
+// Plan evaluates the rules of cascade.plan.
 func (r *Rules) Plan(ctx context.Context, c abi.Change) (Verdict, error) {
 	var w regodocument.Writer
 	input, err := ast.ValueFromReader(bytes.NewReader(w.Input(c, r.now().Unix())))
@@ -25,13 +25,13 @@ func (r *Rules) Plan(ctx context.Context, c abi.Change) (Verdict, error) {
 	return r.ask(ctx, r.plan, input)
 }
 
-// Check implements planguard.Guard: the denials of Plan.
+// Check implements planguard.Guard. It returns the denials of Plan.
 func (r *Rules) Check(c abi.Change) ([]abi.Denial, error) {
 	v, err := r.Plan(context.Background(), c)
 	return v.Denials, err
 }
 
-// Rollout is a step of a policy that an operator asks for. Rules see it as
+// Rollout is a step of a policy that an operator requests. The input of the rules is
 //
 //	{"now": 1763721600, "slot": "refine/llama", "kind": "refine", "name": "my-refiner",
 //	 "version": "1.2.0", "generation": 12, "signers": ["34750f98bd59fcfc"],
@@ -40,15 +40,15 @@ func (r *Rules) Check(c abi.Change) ([]abi.Denial, error) {
 type Rollout struct {
 	Slot, Kind, Name, Version string
 	Generation                uint64
-	Signers                   []string // the keys' names
-	From, To                  string   // stages, as slot.Goal names them; From may be ""
+	Signers                   []string // the IDs of the keys
+	From, To                  string   // names of lifecycle.Goal; From may be ""
 	Permille, PermilleBefore  int
 	Scope                     string
 	Stable                    bool
-	Soaked                    float64 // seconds that it has been at From
+	Soaked                    float64 // seconds since it has the goal From
 }
 
-// Rollout asks the rules of cascade.slot.
+// Rollout evaluates the rules of cascade.slot.
 func (r *Rules) Rollout(ctx context.Context, o Rollout) (Verdict, error) {
 	signers := make([]any, 0, len(o.Signers))
 	for _, s := range o.Signers {

@@ -18,30 +18,30 @@ import (
 )
 
 const (
-	// DefaultTimeout bounds one question.
+	// DefaultTimeout is the default of Config.Timeout.
 	DefaultTimeout = 250 * time.Millisecond
-	// MaxSource bounds the rules' text, in bytes.
+	// MaxSource bounds the text of all rules, in bytes.
 	MaxSource = 1 << 20
 )
 
-// Config holds the rules.
+// Config has the rules and their data.
 type Config struct {
 	// Files are the rules' texts by file name, in Rego v1. Required; rules.Files
 	// has examples.
 	Files map[string]string
-	// Data is what the rules find under data, JSON as encoding/json decodes it.
-	// It is copied. Nil is empty.
+	// Data is the content of data in the rules: JSON, as encoding/json decodes it. It
+	// is copied. Nil means none.
 	Data map[string]any
-	// Timeout bounds one question. 0 means DefaultTimeout.
+	// Timeout bounds one evaluation. 0 means DefaultTimeout.
 	Timeout time.Duration
-	// Now is the time that rules see as input.now. Nil means time.Now.
+	// Now is the clock for input.now. Nil means time.Now.
 	Now func() time.Time
 }
 
-// Verdict is what the rules have against something. Warnings are for people.
+// Verdict is the result of an evaluation. Warnings have no effect.
 type Verdict struct{ Denials, Warnings []abi.Denial }
 
-// Rules are prepared rules. They are safe for concurrent use.
+// Rules are compiled rules. They are safe for concurrent use.
 type Rules struct {
 	timeout time.Duration
 	now     func() time.Time
@@ -49,8 +49,8 @@ type Rules struct {
 	slot    question
 }
 
-// question is a package's two sets; deny is nil where there is no such package,
-// warn where it has none.
+// question has the queries for the two sets of a package. deny is nil if the rules have
+// no such package, and warn if that has no such set.
 type question struct{ deny, warn *rego.PreparedEvalQuery }
 
 // New compiles the rules. The error names file and line.
@@ -98,15 +98,14 @@ func New(ctx context.Context, c Config) (*Rules, error) {
 	return r, nil
 }
 
-// Plans and Rollouts report which of the two questions the rules are about. The
-// answer to the other one would be an error.
+// Plans reports whether the rules judge plans. If not, Plan returns an error.
 func (r *Rules) Plans() bool { return r.plan.deny != nil }
 
-// Rollouts is explained at Plans.
+// Rollouts reports whether the rules judge rollouts. If not, Rollout returns an error.
 func (r *Rules) Rollouts() bool { return r.slot.deny != nil }
 
-// copied returns the data as OPA wants it: decoded JSON, numbers as they are
-// written. The store panics about anything else.
+// copied returns a copy of the data as decoded JSON with numbers as json.Number. OPA's
+// store panics on other types.
 func copied(data map[string]any) (map[string]any, error) {
 	out := map[string]any{}
 	if data == nil {
@@ -124,7 +123,7 @@ func copied(data map[string]any) (map[string]any, error) {
 	return out, nil
 }
 
-// compile parses and compiles files, and says which rules there are.
+// compile parses and compiles files, and returns the names of the rules that they define.
 func compile(files map[string]string) (*ast.Compiler, map[string]bool, error) {
 	size, modules, defined := 0, map[string]*ast.Module{}, map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(files)) {
@@ -148,8 +147,8 @@ func compile(files map[string]string) (*ast.Compiler, map[string]bool, error) {
 	return compiler, defined, nil
 }
 
-// pure is OPA without the functions that look at anything but their arguments:
-// no requests, no look-ups, no clock, no randomness, no environment.
+// pure returns OPA's capabilities without the functions that depend on more than their
+// arguments: requests, look-ups, clock, randomness, environment.
 func pure() *ast.Capabilities {
 	c := ast.CapabilitiesForThisVersion()
 	c.Builtins = slices.DeleteFunc(c.Builtins, func(b *ast.Builtin) bool { return b.IsNondeterministic() })
@@ -157,7 +156,7 @@ func pure() *ast.Capabilities {
 	return c
 }
 
-// ask evaluates a question on an input.
+// ask evaluates the two sets of a package on an input.
 func (r *Rules) ask(ctx context.Context, q question, input ast.Value) (Verdict, error) {
 	if q.deny == nil {
 		return Verdict{}, errors.New("rego: there are no rules for this question")

@@ -18,25 +18,25 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// Admission decides which modules may come to the slots of a fleet, and how far
-// they may go: by their signatures, by what they export, and by the site's rules.
-// It is safe for concurrent use.
+// Admission decides which modules are admitted to the slots of a fleet, and for which
+// goals: by their signatures, by their exports, and by the site's rules. It is safe for
+// concurrent use.
 type Admission struct {
 	policies wiring.Policies
-	site     *rego.Rules // nil: none
+	site     *rego.Rules // nil for none
 	now      func() time.Time
 }
 
 var _ control.Admitter = (*Admission)(nil)
 
-// NewAdmission returns one for what a control plane trusts, with the rules of c.
+// NewAdmission returns an Admission with the keys and limits of p and the rules of c.
 func NewAdmission(p wiring.Policies, c *Control) *Admission {
 	return &Admission{policies: p, site: c.site, now: time.Now}
 }
 
-// Admit implements control.Admitter. A module of the slot's candidate is admitted
-// for another goal without being looked at anew: that its statement has not
-// expired, and what the rules say of the step, is asked every time.
+// Admit implements control.Admitter. When the module is that of the slot's candidate, and
+// gets another goal, Admit does not load it again. It always checks the statement, its
+// expiry included, and the rules for the step.
 func (a *Admission) Admit(ctx context.Context, p control.Push) (control.Admitted, error) {
 	k, ok := abi.ParseKind(string(p.Slot))
 	if !ok || !p.Slot.Known() {
@@ -90,7 +90,7 @@ func (a *Admission) unknown(f sign.File, err error) error {
 	return fmt.Errorf("%w: key %s has signed, and policies.keys of the fleet file has %s", err, strings.Join(own, ", "), strings.Join(ring, ", "))
 }
 
-// signers are the keys of the ring that have signed, by name.
+// signers returns the IDs of the keys of the ring that have signed.
 func signers(f sign.File, r sign.Ring) (names []string) {
 	for _, key := range r.Keys {
 		for _, s := range f.Signatures {
@@ -102,7 +102,7 @@ func signers(f sign.File, r sign.Ring) (names []string) {
 	return names
 }
 
-// loads says why no host could load the module. It is not run here.
+// loads returns why hosts could not load the module. It does not run the module.
 func (a *Admission) loads(ctx context.Context, k abi.Kind, code []byte) error {
 	m, err := host.Load(ctx, host.Config{Kinds: []abi.Kind{k}, Limits: a.policies.Limits, Cache: a.policies.Cache}, code)
 	if err != nil {
@@ -111,7 +111,7 @@ func (a *Admission) loads(ctx context.Context, k abi.Kind, code []byte) error {
 	return m.Close()
 }
 
-// allows asks the site's rules about a step.
+// allows returns why the site's rules deny a step.
 func (a *Admission) allows(ctx context.Context, k abi.Kind, p control.Push, m control.Admitted, again bool) error {
 	if a.site == nil || !a.site.Rollouts() {
 		return nil

@@ -16,21 +16,21 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/slothost"
 )
 
-// siteTimeout bounds a question to the site's rules: about 10,000 replicas they take
-// some 40 ms, and more where others use the machine. Who waits renews the planning
-// lease, which runs for three times as long.
+// siteTimeout bounds an evaluation of the site's rules. For 10,000 replicas it takes some
+// 40 ms, and longer on a busy host. The planner that waits for it renews its lease, whose
+// duration is three times as long.
 const siteTimeout = time.Second
 
-// ControlConfig sets a Control up.
+// ControlConfig configures a Control.
 type ControlConfig struct {
-	// Set are the control plane's slots, of ControlKinds; nil where no module may
-	// decide.
+	// Set has the control plane's slots, of ControlKinds; nil when modules are
+	// disabled.
 	Set *slothost.Slots
-	// Site are the site's rules; none where it has no files.
+	// Site has the site's rules. Without files there are none.
 	Site wiring.RegoRules
-	// Now is the time that the rules see. Nil means time.Now.
+	// Now is the clock of the rules. Nil means time.Now.
 	Now func() time.Time
-	// Logger logs proposals that were not used. Nil discards them.
+	// Logger logs refused proposals. Nil discards them.
 	Logger *slog.Logger
 }
 
@@ -59,22 +59,22 @@ func NewControl(ctx context.Context, c ControlConfig) (*Control, error) {
 	return out, nil
 }
 
-// Wrap is fleet.Rules.Wrap: what the slot proposes comes through where it keeps
-// the gate, and the native partition does otherwise.
+// Wrap implements fleet.Rules.Wrap. Its planner returns the proposal of the slot if the
+// plan guard (planguard.Planner) accepts it, and the native partition otherwise.
 func (c *Control) Wrap(model string, native adoption.Planner) adoption.Planner {
 	if c.set == nil {
 		return native
 	}
 	log := c.log.With("model", model)
 	return planguard.Planner{Proposer: c.set.Partitioner(model), Native: native, Refused: func(err error) {
-		if !errors.Is(err, policies.ErrInfeasible) { // then there is nothing to propose
+		if !errors.Is(err, policies.ErrInfeasible) { // not worth a warning: there was nothing to propose
 			log.Warn("a proposed partition is not taken", "error", err)
 		}
 	}}
 }
 
-// Check is fleet.Rules.Check: what the guards and the site's rules have against a
-// plan.
+// Check implements fleet.Rules.Check. It returns why the guards or the site's rules deny
+// a plan.
 func (c *Control) Check(before, after policies.Plan) error {
 	var guards []planguard.NamedGuard
 	if c.set != nil {

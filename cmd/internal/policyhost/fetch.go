@@ -15,11 +15,11 @@ import (
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
-// fetchTimeout bounds one try: 8 MiB over a link of 4 Mbit/s.
+// fetchTimeout bounds one attempt. It suffices for 8 MiB over a link of 4 Mbit/s.
 const fetchTimeout = 20 * time.Second
 
-// FetchFrom fetches modules from control planes: each try from the next of them, until
-// one gives what is asked for.
+// FetchFrom returns a Fetch that gets modules from control planes, in turn: each attempt
+// uses the next one.
 func FetchFrom(links []grpc.ClientConnInterface) Fetch {
 	var tries atomic.Uint64
 	return func(ctx context.Context, digest lifecycle.Digest) ([]byte, error) {

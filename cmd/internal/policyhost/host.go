@@ -13,41 +13,42 @@ import (
 	"github.com/cascadeinfer/cascade/xds/client"
 )
 
-// ControlKinds are what a control plane decides, MigratorKinds what a migrator does.
+// ControlKinds are the kinds that a control plane decides, MigratorKinds those that a
+// migrator decides.
 var (
 	ControlKinds  = []abi.Kind{abi.Partition, abi.Guard}
 	MigratorKinds = []abi.Kind{abi.Refine, abi.Quote, abi.Select, abi.Outlier, abi.Place}
 )
 
-// Host is the slots of one process and what keeps them as the fleet wants them.
-// Migrators that share a process share them.
+// Host has the slots of one process and the Node that applies their specs. Migrators in
+// one process share a Host.
 type Host struct {
 	*Node
 	Slots    *slothost.Slots
-	Native   policy.Native // what decides where no module does
+	Native   policy.Native // decides while no module does
 	policies wiring.Policies
 	name     string // as in reports
 }
 
-// HostConfig sets a Host up.
+// HostConfig configures a Host.
 type HostConfig struct {
-	// Fleet is one that has Modules. Required.
+	// Fleet must have modules enabled. Required.
 	Fleet *wiring.Fleet
-	// Role and Name are whose slots these are.
+	// Role and Name identify the process that owns the slots.
 	Role identity.Role
 	Name string
-	// Replicas is how many share the host; 0 means 1.
+	// Replicas is the number of replicas that share the host; 0 means 1.
 	Replicas int
-	// Kinds are those that the host decides, Native decides where no module does.
+	// Kinds are the kinds that the host decides. Native decides while no module does.
 	// Required.
 	Kinds  []abi.Kind
 	Native policy.Native
 	// Fetch gets modules. Required.
 	Fetch  Fetch
-	Logger *slog.Logger // nil discards
+	Logger *slog.Logger // nil discards logs
 }
 
-// NewHost reads the keys and makes the slots; nothing runs yet.
+// NewHost reads the keys and makes the slots. It starts no goroutine.
 func NewHost(c HostConfig) (*Host, error) {
 	p, err := c.Fleet.Policies(c.Role, c.Name, c.Replicas)
 	if err != nil {
@@ -67,8 +68,8 @@ func NewHost(c HostConfig) (*Host, error) {
 	return &Host{Node: node, Slots: set, Native: c.Native, policies: p, name: nodeName(c.Role, c.Name)}, err
 }
 
-// nodeName is the name of a host as reports have it: a replica's id, or that of a
-// control plane.
+// nodeName returns the name of a host in reports: a replica's ID, or "control/" and the
+// name of a control plane.
 func nodeName(role identity.Role, name string) string {
 	if role == identity.Control {
 		return "control/" + name
@@ -76,16 +77,16 @@ func nodeName(role identity.Role, name string) string {
 	return name
 }
 
-// Name is that of the host in reports: a replica's id, "control/" and the name of a
-// control plane, or what replicas that share it call it.
+// Name returns the name of the host in reports: a replica's ID, "control/" and the name
+// of a control plane, or the name that replicas in one process share.
 func (h *Host) Name() string { return h.name }
 
-// MarksWarning says why the host will have forgotten after a restart which modules it has
-// admitted, so that old ones can come back; "" where it will not.
+// MarksWarning returns why the host does not keep across restarts which modules it has
+// admitted, so that older ones could be admitted again; "" when it does.
 func (h *Host) MarksWarning() string { return h.policies.MarksWarning }
 
-// ConfigureMarket has a market ask the slots. The scope is that of its refiner: the
-// machine's name. A market that does not refine goes on not to.
+// ConfigureMarket makes a market use the slots. Scope is the scope of its refiner: the
+// name of the node. A market without a refiner gets none.
 func (h *Host) ConfigureMarket(m *market.Config, scope string) {
 	m.Machine.Quoter, m.Machine.Selector = h.Slots.Quoter(), h.Slots.Selector()
 	m.Detector, m.Placer = h.Slots.Detector(), h.Slots.Placer()
@@ -95,17 +96,17 @@ func (h *Host) ConfigureMarket(m *market.Config, scope string) {
 	}
 }
 
-// Follower takes the slots of a host out of the snapshots of an xDS client.
+// Follower applies the slot specs in the snapshots of an xDS client to a host.
 type Follower struct {
 	host  *Host
-	taken map[string]string // versions, by resource
+	taken map[string]string // the applied versions, by resource
 }
 
-// Follower returns one, whose Update is called by one goroutine at a time.
+// Follower returns a Follower. Its Update must not be called concurrently.
 func (h *Host) Follower() *Follower { return &Follower{h, make(map[string]string)} }
 
-// Update takes what is new. A slot that the control plane has no word on stays as
-// it is.
+// Update applies the specs that have changed. Slots that are not in the snapshot stay as
+// they are.
 func (f *Follower) Update(s *client.Snapshot) {
 	for name, slot := range s.Slots {
 		if f.taken[name] == slot.Version {

@@ -16,16 +16,15 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// Plane is a control plane's modules and rules.
+// Plane has the modules and rules of a control plane.
 type Plane struct {
 	Control *Control
-	Host    *Host // its own slots; nil where no module may decide
+	Host    *Host // its own slots; nil when modules are disabled
 }
 
-// JoinPlane makes what a control plane of the fleet has of modules and rules, and
-// puts it into its Config, which has its Name and its Store already. Run has to
-// run beside the control plane. Where modules are off and there are no rules it
-// changes nothing.
+// JoinPlane adds modules and rules to the Config of a control plane of the fleet; its
+// Name and Store must be set. Run must run as long as the control plane. When modules are
+// disabled and there are no rules, JoinPlane only sets Records.
 func JoinPlane(ctx context.Context, f *wiring.Fleet, c *control.Config, log *slog.Logger) (*Plane, error) {
 	site, err := f.RegoRules()
 	if err != nil {
@@ -75,7 +74,7 @@ func JoinPlane(ctx context.Context, f *wiring.Fleet, c *control.Config, log *slo
 	return p, nil
 }
 
-// hosts are the control plane's own slots, if it has any.
+// hosts returns the host of the control plane's own slots, if there is one.
 func (p *Plane) hosts() []*Host {
 	if p.Host == nil {
 		return nil
@@ -83,7 +82,7 @@ func (p *Plane) hosts() []*Host {
 	return []*Host{p.Host}
 }
 
-// modulesOf is where the control planes keep what was pushed.
+// modulesOf returns the store in which the control planes keep pushed modules.
 func modulesOf(f *wiring.Fleet) (store.Modules, error) {
 	dir := f.ModulesDir()
 	if dir == "" {
@@ -96,8 +95,8 @@ func modulesOf(f *wiring.Fleet) (store.Modules, error) {
 	return kept, nil
 }
 
-// notesOf returns the store in which control planes of one state folder report their
-// slots to each other.
+// notesOf returns the store in which control planes that share a state folder report
+// their slots to each other.
 func notesOf(f *wiring.Fleet) (store.Notes, error) {
 	dir := f.StateDir()
 	if dir == "" {
@@ -110,7 +109,7 @@ func notesOf(f *wiring.Fleet) (store.Notes, error) {
 	return notes, nil
 }
 
-// Run runs the control plane's own slots until ctx ends; at once where it has
+// Run runs the control plane's own slots until ctx ends. It returns at once if there are
 // none.
 func (p *Plane) Run(ctx context.Context) error {
 	if p.Host == nil {

@@ -17,19 +17,20 @@ import (
 )
 
 const (
-	// maxRecords bounds the words of the recorded calls in one answer; in base64 they
-	// are a third more. 64 partitions of a large fleet take some 10 MiB.
+	// maxRecords bounds the frames and outputs of the recorded calls in one response, in
+	// bytes; in base64 they are a third larger. 64 partitions of a large fleet take some
+	// 10 MiB.
 	maxRecords = 32 << 20
-	// LeftOutHeader says how many recorded calls an answer had no room for. Without
-	// it, it has all.
+	// LeftOutHeader has the number of recorded calls that the response omits because of
+	// maxRecords. A response without it has all calls.
 	LeftOutHeader = "X-Cascade-Left-Out"
-	// HostHeader says whose calls they are.
+	// HostHeader has the name of the host that recorded the calls.
 	HostHeader = "X-Cascade-Host"
 )
 
-// Records answers GET ?slot=KIND with the calls that the policy in force of a slot
-// has recorded, as a file of frames: of the first of the hosts that decides the
-// kind. The calls name requests, so that only this machine may ask.
+// Records serves GET ?slot=KIND with the recorded calls of the active policy of a slot,
+// as a call log. The slot is that of the first of the hosts that decides the kind. Only
+// clients on this host are served, because the calls name requests.
 func Records(hosts ...*Host) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		code, err := writeRecords(w, r, hosts)
@@ -42,7 +43,7 @@ func Records(hosts ...*Host) http.Handler {
 	})
 }
 
-// writeRecords answers, or says with which status it does not.
+// writeRecords writes the response, or returns the status and the error to respond with.
 func writeRecords(w http.ResponseWriter, r *http.Request, hosts []*Host) (int, error) {
 	if peer, err := netip.ParseAddrPort(r.RemoteAddr); err != nil || !peer.Addr().Unmap().IsLoopback() {
 		return http.StatusForbidden, errors.New("recorded calls name requests: ask from this machine, or through a tunnel")
@@ -75,7 +76,7 @@ func writeRecords(w http.ResponseWriter, r *http.Request, hosts []*Host) (int, e
 	return http.StatusNotFound, fmt.Errorf("no module may decide %s in this process: its slot is %s", kind, whose(kind))
 }
 
-// fitting are the records that an answer has room for, and how many it has not.
+// fitting returns the records that fit into a response, and the number of the others.
 func fitting(all []host.Record) (records []host.Record, left int) {
 	room := maxRecords
 	for i := range all {
@@ -86,7 +87,7 @@ func fitting(all []host.Record) (records []host.Record, left int) {
 	return all, 0
 }
 
-// decides reports whether the host has a slot of that name.
+// decides reports whether the host has a slot of the kind.
 func (h *Host) decides(kind string) bool {
 	for _, s := range h.Slots.Status() {
 		if s.Kind == lifecycle.Kind(kind) {
@@ -96,7 +97,7 @@ func (h *Host) decides(kind string) bool {
 	return false
 }
 
-// whose says where the slot of a kind is.
+// whose describes the processes that have the slot of a kind.
 func whose(kind string) string {
 	for _, k := range ControlKinds {
 		if k.String() == kind {

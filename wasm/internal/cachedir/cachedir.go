@@ -1,5 +1,5 @@
-// Package cachedir keeps a folder of machine code, which several processes share,
-// from growing without bound and from being written by others.
+// Package cachedir manages a cache folder of machine code that several processes share:
+// it bounds its size and refuses folders that other users can write to.
 //
 // An entry is a folder that the caller fills; this package does not interpret its
 // contents. Invariants:
@@ -23,33 +23,33 @@ import (
 )
 
 const (
-	// lockName is the file in each entry that is locked while it is open, and whose
-	// time says when it last was.
+	// lockName is the name of the file in each entry that is locked while the entry is
+	// open. Its modification time is when the entry was opened last.
 	lockName = "lock"
-	// sort is the beginning of the names of the folders below the first, one for
-	// each version of whoever makes entries, and keyLength that of their entries'.
+	// sort is the prefix of the names of the folders in the cache, one for each version
+	// of the code that makes entries. keyLength is the length of the names of entries.
 	sort      = "code-"
 	keyLength = 64
-	// attempts and pause bound how long Open and Evict wait for each other.
+	// attempts and pause bound how long Open and Evict wait for the lock of the cache.
 	attempts = 5000
 	pause    = 2 * time.Millisecond
 )
 
-// Limits bound what is kept. 0 keeps nothing that is not open.
+// Limits bound the cache. With 0, only open entries are kept.
 type Limits struct {
 	Bytes   int64 // of all files
 	Entries int
 }
 
-// Entry is an open entry. It is closed once.
+// Entry is an open entry. It must be closed once.
 type Entry struct {
 	path  string
 	fresh bool
 	lock  *os.File
 }
 
-// Open opens the entry of a key, 64 hexadecimal digits, for a version, and makes it
-// and the folders above if they are not there. It is then the one used last.
+// Open opens the entry of a key, 64 hexadecimal digits, for a version, and makes missing
+// folders, dir included. The entry becomes the most recently used one.
 func Open(dir, version, key string) (*Entry, error) {
 	if len(key) != keyLength || strings.ContainsAny(key+version, `/\`) {
 		return nil, fmt.Errorf("internal error: %q of %q is no entry of a cache", key, version)
@@ -112,7 +112,7 @@ func hold(dir string) (*os.File, error) {
 	return nil, fmt.Errorf("cache %s: another process has kept it locked for %v: end it, or name another folder", dir, attempts*pause)
 }
 
-// own refuses a folder that others than this user and root can write to.
+// own returns an error if users other than this one and root can write to a folder.
 func own(path string) error {
 	info, err := os.Stat(path)
 	switch {
@@ -128,16 +128,16 @@ func own(path string) error {
 	return nil
 }
 
-// Path is the entry's folder.
+// Path returns the entry's folder.
 func (e *Entry) Path() string { return e.path }
 
-// Fresh reports whether it was empty when it was opened.
+// Fresh reports whether the entry was empty when it was opened.
 func (e *Entry) Fresh() bool { return e.fresh }
 
-// Close lets the entry be removed.
+// Close closes the entry, which may then be removed.
 func (e *Entry) Close() error { return e.lock.Close() }
 
-// size is the sum of the files in a folder but the lock.
+// size returns the size of the files in a folder, without the lock file.
 func size(path string) (bytes int64, err error) {
 	err = filepath.WalkDir(path, func(p string, d fs.DirEntry, err error) error {
 		if err != nil || !d.Type().IsRegular() || d.Name() == lockName {
@@ -152,7 +152,7 @@ func size(path string) (bytes int64, err error) {
 	return bytes, err
 }
 
-// gone takes it for no error that another process was faster.
+// gone returns err, or nil if a file does not exist: another process has removed it.
 func gone(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -160,16 +160,16 @@ func gone(err error) error {
 	return err
 }
 
-// kept is an entry that is there.
+// kept is an existing entry.
 type kept struct {
 	path  string
 	bytes int64
 	used  time.Time
 }
 
-// Evict removes entries, of all versions, that were used longest ago, until the
-// rest is within the limits. Those that are open stay, even if the limits cannot
-// be kept then. It returns how many were removed.
+// Evict removes the least recently used entries, of all versions, until the rest is
+// within the limits. Open entries stay, even if the limits are then exceeded. It returns
+// the number of removed entries.
 func Evict(dir string, l Limits) (removed int, err error) {
 	alone, err := hold(dir)
 	if err != nil {
@@ -199,7 +199,7 @@ func Evict(dir string, l Limits) (removed int, err error) {
 	return removed, nil
 }
 
-// list returns what is there, and its size.
+// list returns the entries and their total size.
 func list(dir string) (list []kept, total int64, err error) {
 	paths, err := filepath.Glob(filepath.Join(escape(dir), sort+"*", strings.Repeat("[0-9a-f]", keyLength)))
 	if err != nil {
@@ -208,7 +208,7 @@ func list(dir string) (list []kept, total int64, err error) {
 	for _, path := range paths {
 		info, err := os.Stat(filepath.Join(path, lockName))
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // not ours
+			continue // not made by this package
 		}
 		if err != nil {
 			return nil, 0, fmt.Errorf("cache: %w", err)
@@ -223,7 +223,7 @@ func list(dir string) (list []kept, total int64, err error) {
 	return list, total, nil
 }
 
-// escape keeps what a pattern would take for its own.
+// escape escapes the characters that have a meaning in patterns.
 func escape(path string) string {
 	return strings.NewReplacer(`\`, `\\`, "*", `\*`, "?", `\?`, "[", `\[`).Replace(path)
 }
@@ -244,6 +244,6 @@ func remove(path string) (bool, error) {
 	if err := os.RemoveAll(path); err != nil {
 		return false, fmt.Errorf("cache: %w", err)
 	}
-	os.Remove(filepath.Dir(path)) // of an old version, when that was its last
+	os.Remove(filepath.Dir(path)) // fails unless this was the last entry of its version
 	return true, nil
 }

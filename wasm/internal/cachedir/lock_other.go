@@ -7,13 +7,13 @@ import (
 	"os"
 )
 
-// locks: without them nothing is removed, since it could be in use, and the user
-// must see to the size.
+// locks reports that files cannot be locked. Nothing is removed then, because it could be
+// in use: the user must bound the size of the cache.
 const locks = false
 
 func share(*os.File) bool { return true }
 
 func claim(*os.File) bool { return true }
 
-// mine leaves it to the system whose folders are whose.
+// mine does not check the owner: that is left to the operating system.
 func mine(fs.FileInfo) bool { return true }

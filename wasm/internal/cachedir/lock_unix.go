@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// locks: files can be locked.
+// locks reports that files can be locked.
 const locks = true
 
 // share takes a shared lock on a file and reports whether it succeeded: it fails while
@@ -25,7 +25,7 @@ func claim(f *os.File) bool {
 	return syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) == nil
 }
 
-// mine reports whether a file is this user's, or root's.
+// mine reports whether a file belongs to this user or to root.
 func mine(info fs.FileInfo) bool {
 	s, ok := info.Sys().(*syscall.Stat_t)
 	return ok && (s.Uid == 0 || int(s.Uid) == os.Geteuid())

@@ -14,8 +14,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/policy"
 )
 
-// judge compares two answers to the same words, by the host's own measure and not
-// by what either policy says of its own.
+// judge compares two answers to the same call, by the host's own cost functions and not
+// by the claims of either policy.
 type judge struct{ price planguard.Native } // nil when no native policy can price a partition
 
 func newJudge(n policy.Native) judge {
@@ -23,7 +23,7 @@ func newJudge(n policy.Native) judge {
 	return judge{price}
 }
 
-// count compares two answers and adds what came of it.
+// count compares two answers and adds the result to the figures.
 func (j judge) count(active, candidate *host.Record, f *lifecycle.Figures) {
 	differ, worse := j.compare(active, candidate)
 	f.Compared++
@@ -67,14 +67,14 @@ func (j judge) compare(active, candidate *host.Record) (differ, worse bool) {
 		if s != abi.OK || err != nil || err2 != nil {
 			return true, false
 		}
-		// Staying is no gain. Negated, so that a NaN is worse, too.
+		// Staying is no gain. The comparison is negated so that a NaN counts as worse.
 		q := planguard.Quality(b, to)
 		gains := q < planguard.Quality(b, b.Boundary)
 		return at != to, at != to && !gains && !(q <= planguard.Quality(b, at)*(1+planguard.DefaultWorse))
 	case abi.Place: // the value is an index
 		return active.Result != candidate.Result, false
 	}
-	// The value is the output's length; the bytes after it are undefined.
+	// The value is the output's length; the bytes behind the output are undefined.
 	return active.Result != candidate.Result || !slices.Equal(calllog.Output(active), calllog.Output(candidate)), false
 }
 
@@ -105,7 +105,7 @@ func (j judge) partitions(active, candidate *host.Record) (differ, worse bool) {
 	is, err2 := abi.DecodePartitionResult(answered(candidate), candidate.Result, w)
 	switch {
 	case err != nil || err2 != nil:
-		// Both found none; or only one did, and the candidate is to be as able.
+		// Either both found none, or one did; it is worse only if the candidate found none.
 		return (err == nil) != (err2 == nil), err2 != nil && err == nil
 	case slices.Equal(was.Cuts, is.Cuts) && slices.Equal(was.Counts, is.Counts):
 		return false, false
@@ -113,8 +113,8 @@ func (j judge) partitions(active, candidate *host.Record) (differ, worse bool) {
 	return true, j.cost(w, is) > j.cost(w, was)*(1+planguard.DefaultSlack)
 }
 
-// cost is what the native model predicts for a division: infinite where it breaks
-// a limit, 0 for all when there is no model.
+// cost returns the cost that the native model predicts for a partition: infinite if it
+// breaks a limit, always 0 without a model.
 func (j judge) cost(w policies.Workload, p policies.Partition) float64 {
 	if j.price == nil {
 		return 0
@@ -126,7 +126,7 @@ func (j judge) cost(w policies.Workload, p policies.Partition) float64 {
 	return priced.Cost
 }
 
-// answered is a record's frame with the output in it.
+// answered returns a copy of a record's frame with the output in it.
 func answered(r *host.Record) []byte {
 	frame := slices.Clone(r.Frame)
 	if at := binary.LittleEndian.Uint32(frame[56:]); uint64(at)+uint64(len(r.Output)) <= uint64(len(frame)) {

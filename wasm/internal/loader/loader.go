@@ -1,16 +1,16 @@
-// Package loader makes the modules of a slot from signed files: it verifies them,
-// compiles them, makes sure that they answer at all and always the same, and
-// tries them on recorded calls.
+// Package loader makes the modules of a slot from signed files: it verifies and compiles
+// them, checks that they answer and answer deterministically, and replays recorded calls
+// on them.
 //
-// It decides neither which module is offered nor what becomes of it: slots do
-// (wasm/promotion). Nor does it know where a module's bytes come from.
+// A Loader is the swap.Loader of one slot. It does not decide which module is offered or
+// promoted (wasm/promotion does), and does not fetch the modules' bytes.
 //
 // # Invariants
 //
-//  1. What is compiled is what was signed, for this kind, by the ring.
-//  2. A module has the least of what its grant and this host allow.
-//  3. What a module makes, goroutine and instances, is gone when its Close
-//     returns.
+//  1. Only modules that the ring has signed for this kind are compiled.
+//  2. The limits of a module are the lower ones of its grant and this host's.
+//  3. When a module's Close returns, its goroutine has ended and its instances are
+//     freed.
 package loader
 
 import (
@@ -32,7 +32,7 @@ import (
 )
 
 // Policy is what a slot calls: a *policy.Policy, or a *policy.NativeRecorder while no
-// module decides. It is asked for its slot's kind only.
+// module decides. Only the methods of the slot's kind are called.
 type Policy interface {
 	policies.Partitioner
 	policies.Refiner
@@ -41,11 +41,11 @@ type Policy interface {
 	policies.Detector
 	policies.Placer
 	policy.Guard
-	// The same for one who asks again and again, with what the module kept for it.
+	// The same with the state that the module keeps for the caller.
 	PartitionFor(*policy.Memory, policies.Workload) (policies.Partition, error)
 	RefineFor(*policy.Memory, policies.BoundaryView) policies.Tokens
 	GuardFor(*policy.Memory, abi.Change) (abi.Denial, bool)
-	// Records returns what was recorded of the calls; the caller may keep it.
+	// Records returns the recorded calls; the caller may keep them.
 	Records() []host.Record
 }
 
@@ -55,21 +55,21 @@ var (
 	_ swap.Loader[Policy] = (*Loader)(nil)
 )
 
-// Config sets a Loader up.
+// Config configures a Loader.
 type Config struct {
-	// Kind is what the slot decides. Required.
+	// Kind is the kind that the slot decides. Required.
 	Kind abi.Kind
-	// Native answers where a module does not; one for Kind is needed. If its
-	// Partitioner is a gate.Native, partitions are judged by its prices. Its Guard
-	// is not asked: a plan that a module's guard cannot judge is denied.
+	// Native answers the calls that a module does not answer; it must have a policy for
+	// Kind. If its Partitioner is a planguard.Native, partitions are compared by its
+	// prices. Its Guard is not used: a plan that a module's guard cannot judge is denied.
 	Native policy.Native
-	// Ring is whose signatures count. Required.
+	// Ring holds the keys whose signatures are valid. Required.
 	Ring sign.Ring
-	// Admit says whether a statement that the ring signed may run here, or is too
-	// old for that. Nil admits all.
+	// Admit returns an error if a statement that the ring signed must not run here, for
+	// example because it is too old. Nil admits all.
 	Admit func(sign.Statement) error
-	// Limits are the most that a call may take, by kind; a grant can lower them.
-	// 0 means the kind's default.
+	// Limits bound the calls of each kind; a grant can lower them. 0 means the kind's
+	// default.
 	Limits [abi.NumKinds]host.Limit
 	// Engine, Cache, its bounds and Watch are as in host.Config.
 	Engine       *host.Engine
@@ -77,29 +77,27 @@ type Config struct {
 	CacheBytes   int64
 	CacheModules int
 	Watch        *host.Watchdog
-	// InForce calls a function with the policy that decides now, and its
-	// generation; the policy is not freed before the function returns. What was
-	// recorded of it is what modules are tried on in shadow, and it decides again
-	// what they decide in canary. Nil means that nothing decides: modules stay in
-	// shadow.
+	// InForce calls a function with the active policy and its generation; the policy is
+	// not freed before the function returns. Modules in shadow replay its recorded
+	// calls, and it replays the calls of modules in canary. Nil means that there is no
+	// active policy: modules stay in shadow.
 	InForce func(func(lifecycle.Generation, Policy))
-	// Every, Keep, KeepBytes, Instances and Clock are as in policy.Config; Clock is
-	// its Now.
+	// Every, Keep, KeepBytes and Instances are as in policy.Config, and Clock is its Now.
 	Every, Keep, KeepBytes, Instances int
 	Clock                             func() policies.Micros
-	// Now is the time by which statements expire. Nil means time.Now.
+	// Now is the clock for the expiry of statements. Nil means time.Now.
 	Now func() time.Time
-	// Logger logs faults, and what modules log. Nil discards both.
+	// Logger gets faults and the log lines of modules. Nil discards both.
 	Logger *slog.Logger
 }
 
-// Loader makes the modules of one slot. Its methods are called as swap.Loader
-// says.
+// Loader makes the modules of one slot. The rules of swap.Loader apply to calls of its
+// methods.
 type Loader struct {
 	config Config
 
 	mu     sync.Mutex
-	loaded map[Policy]*module // guarded by mu: by what callers have of them
+	loaded map[Policy]*module // guarded by mu: the modules by their policies
 }
 
 // New returns a loader. The error names the bad field.
@@ -122,8 +120,8 @@ func New(c Config) (*Loader, error) {
 	return &Loader{config: c, loaded: map[Policy]*module{}}, nil
 }
 
-// Verify checks signatures, kind and age of a candidate's statement, its end unless
-// the candidate is proven, and that it is about the candidate's module and
+// Verify checks the signatures, the kind and the age of a candidate's statement, its
+// expiry unless the candidate is stable, and that it is about the candidate's module and
 // configuration.
 func (l *Loader) Verify(_ context.Context, c swap.Candidate) error {
 	f, err := sign.Decode(c.Signature)
@@ -132,7 +130,7 @@ func (l *Loader) Verify(_ context.Context, c swap.Candidate) error {
 	}
 	now := l.config.Now()
 	if c.Stable {
-		now = time.Time{} // what the fleet runs goes on, here too
+		now = time.Time{} // a stable module runs on after its statement has expired
 	}
 	s, err := sign.Verify(f, c.Module, c.Configuration, l.config.Ring, now)
 	if err != nil {
@@ -191,15 +189,15 @@ func (l *Loader) Compile(ctx context.Context, c swap.Candidate, fault func()) (s
 	return out, nil
 }
 
-// module is what Compile made a policy from, nil for one that is native.
+// module returns the module from which Compile made a policy, nil for a native policy.
 func (l *Loader) module(p Policy) *module {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.loaded[p]
 }
 
-// unjudged answers for a guard that failed: what it was there to stop must not
-// come through because of that.
+// unjudged is the guard that answers when a module's guard fails. It denies every plan:
+// a failure must not let a plan pass that the guard would have denied.
 type unjudged struct{}
 
 // Guard implements policy.Guard.
@@ -207,7 +205,7 @@ func (unjudged) Guard(abi.Change) (abi.Denial, bool) {
 	return abi.Denial{Stage: -1, Detail: "the guard's module could not judge the plan"}, true
 }
 
-// least is the tightest of what the host sets, or has by default, and a grant.
+// least returns the lower of the host's limits, or their defaults, and those of a grant.
 func least(l, by host.Limit, g sign.Grant) host.Limit {
 	if l.Fuel == 0 {
 		l.Fuel = by.Fuel

@@ -24,34 +24,34 @@ type module struct {
 	policy        *policy.Policy
 	judge         judge
 
-	// What the policy's Run is stopped by, and how it ended.
+	// stop ends the policy's Run, whose error is in ended.
 	stop  context.CancelFunc
 	group sync.WaitGroup
 	ended error
 
-	// For warm, then replay, then compare, then those of the module that is tried
-	// when this one is in force: the slot calls one of them at a time.
-	trial *host.Instance    // for those calls alone
-	made  int               // calls of the trial since it rested
+	// Used by warm, replay and compare of this module, and, while this module is
+	// active, by compare of the module in canary. The slot calls one of them at a time.
+	trial *host.Instance    // used only by those
+	made  int               // calls of the trial since it ran deferred work
 	seen  map[source]uint64 // the last recorded call that was replayed or compared
-	state []byte            // what the trial kept at its last call
+	state []byte            // the state that the last call on the trial returned
 }
 
-// source is where the numbers of calls are ordered: one instance of one
-// generation.
+// source is one instance of one generation. Call numbers are ordered only within a
+// source.
 type source struct {
 	generation lifecycle.Generation
 	instance   uint64
 }
 
-// run lets the policy replace instances until close.
+// run runs the policy until close.
 func (m *module) run() {
 	ctx, stop := context.WithCancel(context.Background())
 	m.stop = stop
 	m.group.Go(func() { m.ended = m.policy.Run(ctx) })
 }
 
-// close frees everything.
+// close ends the policy's Run and frees the module and its instances.
 func (m *module) close() error {
 	m.loader.mu.Lock()
 	delete(m.loader.loaded, Policy(m.policy))
@@ -65,7 +65,7 @@ func (m *module) close() error {
 	return errors.Join(err, m.host.Close())
 }
 
-// instance makes an instance for trials.
+// instance makes a configured instance for trials.
 func (m *module) instance() (*host.Instance, error) {
 	i, err := m.host.Instantiate()
 	if err != nil {
@@ -77,20 +77,20 @@ func (m *module) instance() (*host.Instance, error) {
 	return i, nil
 }
 
-// restEvery is how many calls the trial makes before it rests, as the policy's
-// instances do.
+// restEvery is the number of calls after which the trial runs deferred work, as the
+// policy's instances do.
 const restEvery = 500
 
-// tries is how often what took too long is done again: the machine may not have
-// run it. A module that is slow is so each time. What the machine did not run
-// (host.Starved) does not count as a try in warm, and in shadow is left out.
+// tries is how often a call that timed out is repeated, because the host may have
+// descheduled it; a slow module times out each time. A call that timed out while
+// descheduled (host.Starved) does not count as a try in warm, and is skipped in shadow.
 const tries = 3
 
-// warm has two instances answer the vectors of the kind. Every answer has to keep
-// the kind's rules, and both have to give the same ones for the same fuel, and to
-// end with the same memory: a module that cannot be replayed cannot be trusted
-// by what it showed. Then a third one has to give the answers that were signed with
-// the module, for the fuel that was.
+// warm replays the vectors of the kind on two instances. Every answer must keep the
+// kind's rules. Both instances must give the same answers for the same fuel and end with
+// the same memory: the trials of a module that is not deterministic prove nothing. Then
+// a third instance must give the answers that were signed with the module, for the same
+// fuel.
 func (m *module) warm(ctx context.Context) (err error) {
 	for try := 0; try < tries; {
 		var f *host.Fault
@@ -104,7 +104,7 @@ func (m *module) warm(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	// What the fleet runs already, and most modules are that, is not tried further.
+	// Most modules are stable ones, which need no further trials: free the instance.
 	err = m.trial.Close()
 	m.trial = nil
 	return errors.Join(err, m.policy.Warm(vectors(m.loader.config.Kind)))
@@ -140,7 +140,7 @@ func (m *module) warmOnce(ctx context.Context) error {
 	return m.expect(ctx)
 }
 
-// expect has a new instance answer what was signed with the module.
+// expect checks the signed expectations on a new instance.
 func (m *module) expect(ctx context.Context) error {
 	if len(m.expected) == 0 {
 		return nil
@@ -152,7 +152,7 @@ func (m *module) expect(ctx context.Context) error {
 	return errors.Join(calllog.Check(ctx, i, m.loader.config.Kind, m.expected), i.Close())
 }
 
-// renew makes a new instance for trials.
+// renew replaces the trial with a new instance.
 func (m *module) renew() (err error) {
 	if m.trial != nil {
 		if err := m.trial.Close(); err != nil {
@@ -164,8 +164,9 @@ func (m *module) renew() (err error) {
 	return err
 }
 
-// answer makes a recorded call again. The state in a frame is what the policy kept
-// that had the call: the trial gets its own, and keeps it from call to call.
+// answer replays a recorded call on the trial. The frame has the state of the policy that
+// answered the call; answer replaces it with the trial's own, which it keeps from call to
+// call.
 func (m *module) answer(frame []byte, r *host.Record) error {
 	frame, room := withState(frame, m.state)
 	if err := m.ask(frame, r); err != nil {
@@ -177,7 +178,7 @@ func (m *module) answer(frame []byte, r *host.Record) error {
 	return nil
 }
 
-// withState is a frame with another state, and the room that it has for one.
+// withState returns a frame with another state, and the frame's room for a state.
 func withState(frame, state []byte) ([]byte, int) {
 	at, room := binary.LittleEndian.Uint32(frame[44:]), binary.LittleEndian.Uint32(frame[52:])
 	if room == 0 || uint64(at)+uint64(room) > uint64(len(frame)) || len(state) > int(room) {
@@ -189,8 +190,8 @@ func withState(frame, state []byte) ([]byte, int) {
 	return frame, int(room)
 }
 
-// ask has the trial answer a frame. After a call that the machine did not run there
-// is another trial.
+// ask replays a frame on the trial, with retries. It replaces the trial after a call that
+// timed out.
 func (m *module) ask(frame []byte, r *host.Record) (err error) {
 	if m.trial == nil {
 		if err := m.renew(); err != nil {
@@ -214,7 +215,8 @@ func (m *module) ask(frame []byte, r *host.Record) (err error) {
 	}
 }
 
-// starved returns an error of the trial, which is made anew if it is not to blame.
+// starved returns err, an error of the trial, which it replaces if the call timed out
+// while descheduled.
 func (m *module) starved(err error) error {
 	if !host.Starved(err) {
 		return err
@@ -225,8 +227,8 @@ func (m *module) starved(err error) error {
 	return err
 }
 
-// replay has the module answer what was recorded since the last time, and
-// compares.
+// replay replays the calls that the active policy recorded since the last time, and
+// compares the answers.
 func (m *module) replay(ctx context.Context) (lifecycle.Figures, error) {
 	var f lifecycle.Figures
 	var generation lifecycle.Generation
@@ -234,7 +236,7 @@ func (m *module) replay(ctx context.Context) (lifecycle.Figures, error) {
 	m.loader.config.InForce(func(g lifecycle.Generation, p Policy) { generation, records = g, p.Records() })
 	for i := range records {
 		if ctx.Err() != nil {
-			return f, nil // the rest next time, if there is one
+			return f, nil // the next replay takes the rest
 		}
 		r := &records[i]
 		if len(r.Frame) < abi.HeaderSize || !m.isNew(generation, r) {
@@ -243,24 +245,25 @@ func (m *module) replay(ctx context.Context) (lifecycle.Figures, error) {
 		var got host.Record
 		switch err := m.answer(r.Frame, &got); {
 		case host.CauseOf(err) == host.TooLarge:
-			continue // nor would it be asked: the native policy answers those
+			continue // the native policy answers such calls in use, too
 		case host.Starved(err):
-			return f, nil // the rest when the machine runs it
+			return f, nil // the next replay takes the rest
 		case err != nil:
 			return f, err
 		}
 		f.Calls++
 		if r.Cause != 0 {
-			continue // the answer is not known
+			continue // the active policy gave no answer to compare with
 		}
 		m.judge.count(r, &got, &f)
 	}
 	return f, nil
 }
 
-// compare has the policy in force decide again what this one decided since the
-// last time. Neither is asked where callers ask it: a module decides on its trial.
-// What the policy in force has no answer to is no worse for having been answered.
+// compare replays the calls that this module answered since the last time on the active
+// policy, and compares the answers. An active module replays them on its trial, not on
+// the instances that answer callers. An answer to a call that the active policy cannot
+// answer counts as compared, and not as worse.
 func (m *module) compare(ctx context.Context) (f lifecycle.Figures, err error) {
 	m.loader.config.InForce(func(g lifecycle.Generation, p Policy) {
 		decide := m.loader.config.Native.Answer
@@ -272,7 +275,7 @@ func (m *module) compare(ctx context.Context) (f lifecycle.Figures, err error) {
 		records := m.policy.Records()
 		for i := range records {
 			r := &records[i]
-			// A fault has been counted as such.
+			// A faulted call is counted as a fault already.
 			if len(r.Frame) < abi.HeaderSize || !m.isNew(canary, r) || r.Cause != 0 {
 				continue
 			}
@@ -281,7 +284,7 @@ func (m *module) compare(ctx context.Context) (f lifecycle.Figures, err error) {
 			}
 			var was host.Record
 			if e := decide(r.Frame, &was); host.Starved(e) {
-				return // the rest when the machine runs it
+				return // the next compare takes the rest
 			} else if e != nil {
 				f.Compared++
 				err = fmt.Errorf("generation %d has no answer: %w", g, e)
@@ -293,7 +296,8 @@ func (m *module) compare(ctx context.Context) (f lifecycle.Figures, err error) {
 	return f, err
 }
 
-// again is answer for what is in force, which goes on whatever comes of it.
+// again is answer for the active module, which keeps its place whatever the result: a
+// dead trial is replaced.
 func (m *module) again(frame []byte, r *host.Record) error {
 	if m.trial != nil && m.trial.Dead() != nil {
 		if err := m.renew(); err != nil {
@@ -303,10 +307,11 @@ func (m *module) again(frame []byte, r *host.Record) error {
 	return m.answer(frame, r)
 }
 
-// canary is where the numbers of a module's own calls are ordered.
+// canary is the generation in the sources of a module's own calls.
 const canary = ^lifecycle.Generation(0)
 
-// isNew reports whether a recorded call was not replayed before, and notes it.
+// isNew reports whether a recorded call was not replayed before, and marks it as
+// replayed.
 func (m *module) isNew(g lifecycle.Generation, r *host.Record) bool {
 	call := binary.LittleEndian.Uint64(r.Frame[64:])
 	from := source{g, call >> 48}

@@ -5,9 +5,9 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
-// vectors are the frames that a module of a kind has to answer before it is asked
-// for anything: usual words and those at the ends of their ranges, each of which a
-// host may send. Answers are not prescribed: a new policy decides differently.
+// vectors returns the frames that a module of a kind must answer before it is used. Their
+// arguments are usual ones and limits of the valid ranges, all of which a host may send.
+// The answers are not prescribed, because policies decide differently.
 func vectors(k abi.Kind) [][]byte {
 	var all vectorList
 	switch k {
@@ -63,7 +63,7 @@ func vectors(k abi.Kind) [][]byte {
 
 type vectorList [][]byte
 
-// add encodes words that are known to fit.
+// add encodes a call whose arguments are known to fit into a frame.
 func add[W any](all *vectorList, put func([]byte, abi.Call, W) (int, error), words W) {
 	c := abi.Call{ID: uint64(len(*all) + 1), Now: policies.Second * policies.Micros(len(*all)), Seed: uint64(len(*all)) * 0x9e3779b97f4a7c15}
 	n, _ := put(nil, c, words)

@@ -1,9 +1,8 @@
-// Package regodocument is what rules in Rego read and say about a plan, as JSON:
-// the input, and the findings. OPA's own evaluator (package rego) and modules
-// that OPA compiled (package host/opa) take both from here, so that one file of
-// rules decides alike in either.
+// Package regodocument writes the JSON input of Rego rules about a plan, and reads their
+// findings. OPA's own evaluator (package rego) and modules that OPA compiled (package
+// host/opa) both use it, so that the same rules decide the same in both.
 //
-// It evaluates nothing. The invariant: equal changes give equal bytes.
+// It evaluates no rules. The invariant: equal changes give equal bytes.
 package regodocument
 
 import (
@@ -23,17 +22,17 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
-// The sets that rules have, as paths of Rego.
+// The package of the rules, and the paths of its sets.
 const (
 	Package = "cascade.plan"
 	Deny    = "cascade/plan/deny"
 	Warn    = "cascade/plan/warn"
 )
 
-// MaxFindings bounds the answer to one question. More are an error.
+// MaxFindings bounds the findings of one set. More are an error.
 const MaxFindings = 64
 
-// Writer writes inputs. The zero value is ready; it is not safe for concurrent
+// Writer writes inputs. The zero value is ready to use. It is not safe for concurrent
 // use.
 type Writer struct {
 	text []byte
@@ -47,12 +46,11 @@ type Writer struct {
 //	                                   {"low": 4096, "replicas": ["b", "c"]}]},
 //	 "after": {…}}
 //
-// A stage without "high" has no end. "moves" counts the replicas that the change
-// gives another range (adoption.CountMoves). "before" has no stages where there is no
-// plan yet. What is not UTF-8 in a name is U+FFFD.
+// A stage without "high" has no upper bound. "moves" is the number of replicas whose
+// range changes (adoption.CountMoves). "before" has no stages if there is no plan yet.
+// Invalid UTF-8 in a name becomes U+FFFD.
 //
-// The text is good until the next call, which does not allocate when it was that
-// long before.
+// The returned bytes are valid until the next call, which reuses their memory.
 func (w *Writer) Input(c abi.Change, now int64) []byte {
 	if w.home == nil {
 		w.home = map[policies.ReplicaID]policies.Stage{}
@@ -63,7 +61,7 @@ func (w *Writer) Input(c abi.Change, now int64) []byte {
 	b = strconv.AppendInt(b, now, 10)
 	b = append(b, `,"moves":`...)
 	b = strconv.AppendInt(b, int64(adoption.CountMovesIn(w.home, c.Now, c.Next)), 10)
-	clear(w.home) // names may share memory that is about to move
+	clear(w.home) // the names may share memory that the caller reuses
 	b = append(b, `,"before":`...)
 	b = plan(b, c.Now)
 	b = append(b, `,"after":`...)
@@ -102,7 +100,7 @@ func comma(b []byte, i int) []byte {
 
 const hex = "0123456789abcdef"
 
-// quote appends a string of JSON.
+// quote appends a JSON string.
 func quote(b []byte, s string) []byte {
 	b = append(b, '"')
 	for i := 0; i < len(s); {
@@ -125,11 +123,12 @@ func quote(b []byte, s string) []byte {
 	return append(b, '"')
 }
 
-// ErrNoAnswer: the rules have no such set, or it is undefined for this input.
+// ErrNoAnswer means that the rules have no such set, or that it is undefined for the
+// input.
 var ErrNoAnswer = errors.New("the rules have no answer")
 
-// Results reads what a module answers to an entry point: [{"result": findings}].
-// An answer without findings does not allocate.
+// Results reads the answer of a module's entry point: [{"result": findings}]. It does not
+// allocate for an answer without findings.
 func Results(text []byte) ([]abi.Denial, error) {
 	if string(text) == `[{"result":[]}]` {
 		return nil, nil
@@ -151,9 +150,9 @@ func Results(text []byte) ([]abi.Denial, error) {
 	return Findings(results[0].Result)
 }
 
-// Findings reads a set of {"code": number, "stage": number, "detail": string},
-// as encoding/json decodes it with numbers kept. Stage and detail may be missing.
-// The findings come sorted by code, stage and detail.
+// Findings reads a set of {"code": number, "stage": number, "detail": string}, as
+// encoding/json decodes it with UseNumber. Stage and detail may be missing. The findings
+// are sorted by code, stage and detail.
 func Findings(x any) ([]abi.Denial, error) {
 	set, ok := x.([]any)
 	if !ok {
@@ -204,7 +203,7 @@ func finding(x any) (abi.Denial, error) {
 	return d, nil
 }
 
-// whole reads a number from low to high.
+// whole reads a whole number from low to high.
 func whole(x any, low, high int64) (int64, error) {
 	n, ok := x.(json.Number)
 	if !ok {

@@ -1,6 +1,6 @@
 // Package regomodule compiles rules of cascade.plan into WebAssembly, for hosts that
-// run them as a guard (package host/opa). It uses OPA's own compiler and changes
-// nothing of what that writes: "opa build -t wasm" gives a module that is as good.
+// run them as a guard (package host/opa). It uses OPA's own compiler and does not change
+// its output: a module of "opa build -t wasm" works as well.
 //
 // It is for authors and tests; no daemon links it.
 package regomodule
@@ -23,9 +23,9 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/rego"
 )
 
-// Build compiles rules, by file name, in Rego v1. Rules of other packages are
-// helpers. The same rules give the same bytes. Errors name file and line: of what
-// package rego would refuse, and of built-in functions that modules do not have.
+// Build compiles rules, by file name, in Rego v1. Rules of other packages are helpers.
+// The same rules give the same bytes. It refuses rules that package rego refuses and
+// calls of built-in functions that modules do not have; the errors name file and line.
 func Build(ctx context.Context, files map[string]string) ([]byte, error) {
 	if _, err := rego.New(ctx, rego.Config{Files: files}); err != nil {
 		return nil, err
@@ -66,7 +66,7 @@ func Build(ctx context.Context, files map[string]string) ([]byte, error) {
 	return code, nil
 }
 
-// holds has a host take the module.
+// holds checks that a host can load the module.
 func holds(ctx context.Context, code []byte, files map[string]string) error {
 	m, err := host.Load(ctx, host.Config{}, code)
 	if err == nil {
@@ -84,7 +84,8 @@ func holds(ctx context.Context, code []byte, files map[string]string) error {
 	return err
 }
 
-// uses returns where a module calls one of some functions first, nil for nowhere.
+// uses returns the first location where a module calls one of the named functions, or
+// nil.
 func uses(m *ast.Module, names []string) (at *ast.Location) {
 	see := func(operator *ast.Term) {
 		if slices.Contains(names, operator.Value.String()) && (at == nil || operator.Location.Row < at.Row) {

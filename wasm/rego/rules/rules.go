@@ -1,6 +1,6 @@
-// Package rules has example rules for package rego: complete, and meant to be
-// used as they are or as a beginning. Their limits are data, with defaults in the
-// rules, so that most sites edit numbers only.
+// Package rules has example rules for package rego. They are complete: a site can use
+// them unchanged or start from them. Their limits are data, with defaults in the rules,
+// so that most sites only change numbers.
 package rules
 
 import _ "embed"
