@@ -11,18 +11,18 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// named is a body that asks for another name than the model's own.
+// named returns the body with another model name in it.
 func named(body []byte, name string) []byte {
 	return bytes.Replace(body, fmt.Appendf(nil, "%q", llm), fmt.Appendf(nil, "%q", name), 1)
 }
 
-// TestAdapters: requests for a LoRA adapter are routed as their base model's,
-// begin where the adapter is loaded, whatever replica they came to, and move
-// only among such replicas. An engine answers 404 for an adapter that it does
-// not have, and every other adapter answers in another text.
+// TestAdapters checks that requests for a LoRA adapter are routed like requests for their base
+// model, begin where the adapter is loaded, whichever replica they came to, and migrate only among
+// such replicas. An engine answers 404 for an adapter that it does not have, and each adapter
+// answers with a different text.
 func TestAdapters(t *testing.T) {
 	planes(t, onEnvoy, func(t *testing.T, envoy string) {
-		// On a busy machine the estimator's answer comes late, and then no model is known.
+		// On a busy host the estimator's answer is late, and then the model is unknown.
 		patient := func(c *control.Config) { c.Settings.LengthTimeout = patience }
 		r := mobile(t, harnessConfig{envoy: envoy, replicas: 4, control: patient, edit: func(f *config.Fleet) {
 			f.Migration, f.Speed = config.Migration{Mode: config.MigrationLive}, 4
@@ -45,9 +45,8 @@ func TestAdapters(t *testing.T) {
 		}
 		wg.Wait()
 		f.report()
-		// r0 is emptied while requests for its adapter run: r1 is the only one that
-		// can take them.
-		// Where the machine is busy, short answers end before they move.
+		// The test drains r0 while requests for its adapter run: only r1 can accept them. If the
+		// host is busy, short answers end before they migrate.
 		for output := 1500; !r.moved() && output < 20_000; output *= 2 {
 			r.order("undrain", "r0")
 			for n := range 8 {

@@ -16,16 +16,16 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// h2c is a client transport of HTTP/2 in plain text, which carries many
-// streams on a connection.
+// h2c returns a client transport for HTTP/2 in plain text, which carries many streams on a
+// connection.
 func h2c() *http.Transport {
 	protocols := new(http.Protocols)
 	protocols.SetUnencryptedHTTP2(true)
 	return &http.Transport{Protocols: protocols}
 }
 
-// quietPeer is another migrator as far as a front that forwards to it sees
-// one. It gives every stream its first token and then nothing.
+// quietPeer serves as another migrator for a front end that forwards to it. It sends the first
+// token of each stream and no more.
 func quietPeer(t *testing.T) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -52,7 +52,7 @@ func quietPeer(t *testing.T) (address string) {
 	return l.Addr().String()
 }
 
-// away forwards requests to a peer while it is on.
+// away forwards requests to a peer while it is enabled.
 type away struct {
 	on   atomic.Bool
 	peer string
@@ -66,8 +66,8 @@ func (a *away) Place(policies.Request) frontend.Target {
 	return frontend.Target{}
 }
 
-// TestBalance: a front that keeps a thousand streams whose work is at a peer
-// gets the share of new requests that it got before.
+// TestBalance checks that a front end with a thousand streams that run on a peer still gets its
+// earlier share of new requests.
 func TestBalance(t *testing.T) {
 	const held, sent = 1000, 2000
 	planes(t, onEnvoy, func(t *testing.T, envoy string) {
@@ -83,7 +83,7 @@ func TestBalance(t *testing.T) {
 		r.plan(both...)
 		before := r.share(sent)
 
-		// All new streams go to r0, and its work to the peer.
+		// All new streams reach r0, which forwards them to the peer.
 		r.plan(stages([]policies.Tokens{1000}, ids(0), ids(1, 2))...)
 		forward.on.Store(true)
 		ctx, cancel := context.WithCancel(context.Background())
@@ -124,8 +124,8 @@ func TestBalance(t *testing.T) {
 	})
 }
 
-// share sends n short requests to the first stage, a few at a time, and returns
-// how much of them r0 got.
+// share sends n short requests to the first stage, a few at a time, and returns the fraction that
+// r0 received.
 func (r *fleetHarness) share(n int) float64 {
 	r.t.Helper()
 	before := r.counts()

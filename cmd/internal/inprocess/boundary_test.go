@@ -16,7 +16,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// boundaries are cuts from one token to the whole context, seven to a plan.
+// boundaries are cuts from one token to the whole context, seven per plan.
 var boundaries = [][]policies.Tokens{
 	{1, 2, 3, 4, 8, 16, 32},
 	{64, 100, 128, 256, 512, 1000, 1024},
@@ -24,8 +24,8 @@ var boundaries = [][]policies.Tokens{
 	{7, 131071, 131072},
 }
 
-// cut divides eight replicas at the given cuts: one to a stage, and the last
-// stage has the rest.
+// cut divides eight replicas at the given cuts: one replica per stage, and the rest in the last
+// stage.
 func cut(cuts []policies.Tokens) []policies.Stage {
 	var members [][]policies.ReplicaID
 	for i := range len(cuts) {
@@ -34,11 +34,11 @@ func cut(cuts []policies.Tokens) []policies.Stage {
 	return stages(cuts, append(members, ids(0, 1, 2, 3, 4, 5, 6, 7)[len(cuts):])...)
 }
 
-// large is the length above which fewer kinds of requests are made: their
-// bodies are what takes time.
+// large is the length above which the tests send fewer kinds of requests, because their bodies take
+// most of the time.
 const large policies.Tokens = 4096
 
-// probe is a request of which the test knows the estimate.
+// probe is a request whose estimate the test knows.
 type probe struct {
 	what   string
 	body   io.Reader
@@ -47,8 +47,8 @@ type probe struct {
 	tokens policies.Tokens
 }
 
-// land sends a probe and checks its stage. Workers of a proxy take up a plan
-// one after the other, so an answer by the plan before is asked for again.
+// land sends a probe and checks its stage. The workers of a proxy apply a plan one after the other,
+// so land repeats a probe that the previous plan answered.
 func (r *fleetHarness) land(p policies.Plan, q func() probe, want int) {
 	r.t.Helper()
 	var got reply
@@ -66,14 +66,14 @@ func (r *fleetHarness) land(p policies.Plan, q func() probe, want int) {
 	}
 }
 
-// forged are headers that a client must not be able to steer by.
+// forged are headers by which a client must not be able to influence routing.
 var forged = []string{
 	length.TokensHeader, "1", length.TokensHeader, "99999999", length.TokensHeader, "abc",
 	length.ModelHeader, "n", length.ModelHeader, llm, "x-cascade-anything", "1",
 }
 
-// TestBoundaries: a request one token below, at and one above every boundary
-// goes to the right stage, whatever the client says about it.
+// TestBoundaries checks that a request one token below, at and one above every boundary goes to the
+// right stage, whatever length the client's headers claim.
 func TestBoundaries(t *testing.T) {
 	planes(t, onBoth, func(t *testing.T, envoy string) {
 		t.Run("content-length", func(t *testing.T) { testContentLength(t, envoy) })
@@ -81,7 +81,7 @@ func TestBoundaries(t *testing.T) {
 	})
 }
 
-// testContentLength: one model, no callout.
+// testContentLength tests one model without an external processor.
 func testContentLength(t *testing.T, envoy string) {
 	r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 8})
 	const perToken = 4
@@ -104,8 +104,8 @@ func testContentLength(t *testing.T, envoy string) {
 			}
 		}
 	}
-	// A prompt of 220 KiB, through to its engine and back, on both sides of a
-	// boundary; and one without a stated size.
+	// A prompt of 220 KiB, to its engine and back, on both sides of a boundary; and one without
+	// content-length.
 	const size = 220 << 10
 	at := policies.Tokens(size / perToken)
 	p := r.plan(cut([]policies.Tokens{100, at, 100_000})...)
@@ -121,9 +121,9 @@ func testContentLength(t *testing.T, envoy string) {
 		}
 	}
 	got, err := r.send("/v1/completions", "", chunked{bytes.NewReader(text(at, 0))})
-	want := "s3" // nothing says how long it is: the stage that takes any length
+	want := "s3" // its length is unknown: it goes to the stage that accepts any length
 	if envoy == "" {
-		want = "s2" // the embedded proxy has its estimator at hand
+		want = "s2" // the embedded proxy always has its estimator
 	}
 	if err != nil || got.stage != want {
 		t.Errorf("chunked: stage %q, want %q; %v", got.stage, want, err)
@@ -131,9 +131,9 @@ func testContentLength(t *testing.T, envoy string) {
 	t.Logf("%d requests at %d boundaries", sent+4, len(boundaries[0])+len(boundaries[1])+len(boundaries[2])+len(boundaries[3])+1)
 }
 
-// testExtProc: two models on one host name, and one by a host name of its own.
+// testExtProc tests two models on one host name, and one on a host name of its own.
 func testExtProc(t *testing.T, envoy string) {
-	// On a busy machine an answer comes late, and then the last stage serves.
+	// On a busy host an answer is late, and then the last stage serves.
 	patient := func(c *control.Config) { c.Settings.LengthTimeout = patience }
 	r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 8, control: patient, edit: func(f *config.Fleet) {
 		f.Control.Estimator = "ext_proc"
@@ -156,7 +156,7 @@ func testExtProc(t *testing.T, envoy string) {
 					if over == 0 && n > large {
 						continue
 					}
-					// What is no JSON, or has no prompt, is measured whole.
+					// A body that is not JSON, or has no prompt, is measured whole.
 					r.land(p, func() probe {
 						return probe{"chunked body, model by host", chunked{bytes.NewReader(text(n, over))}, "m.example", header, n}
 					}, p.StageOf(n))
@@ -174,7 +174,7 @@ func testExtProc(t *testing.T, envoy string) {
 			}
 		}
 	}
-	// The other model has stages and a ratio of its own.
+	// The other model has its own stages and ratio.
 	p := r.write(policies.Plan{Model: "org/n", Stages: []policies.Stage{
 		{Low: 0, High: 500, Replicas: []policies.ReplicaID{"n0"}}, {Low: 500, High: policies.Unbounded, Replicas: []policies.ReplicaID{"n1"}},
 	}})
@@ -184,7 +184,7 @@ func testExtProc(t *testing.T, envoy string) {
 			return probe{"the other model", strings.NewReader(body), "any.example", forged, policies.Tokens(n)}
 		}, p.StageOf(policies.Tokens(n)))
 	}
-	// A model that is not there, or none, is an error of the API's shape.
+	// An unknown model, or none, is an error in the API's format.
 	for _, body := range []string{`{"model":"none","prompt":"x"}`, `{"prompt":"x"}`, `nonsense`, ``} {
 		for _, header := range [][]string{nil, forged} {
 			got, err := r.send("/v1/completions", "any.example", strings.NewReader(body), header...)
@@ -199,10 +199,10 @@ func testExtProc(t *testing.T, envoy string) {
 			}
 		}
 	}
-	// A body beyond what is held, by whoever would have to: the estimator, the
-	// front, the proxy. Without a length, Envoy sometimes (its buffer full before
-	// the estimator has asked for the body) says so only when the estimator's
-	// deadline is over, so that is for the embedded proxy alone.
+	// A body larger than the limit of the estimator, the front end or the proxy. If the request has
+	// no content-length, Envoy sometimes rejects it only after the estimator's deadline (its buffer
+	// is full before the estimator has requested the body), so this case runs on the embedded proxy
+	// alone.
 	oversized := make([]byte, 17<<20)
 	cases := map[string]probe{
 		"by the estimator": {host: "any.example", body: bytes.NewReader(oversized)},
@@ -220,9 +220,8 @@ func testExtProc(t *testing.T, envoy string) {
 	t.Logf("%d requests or more", sent+3)
 }
 
-// refused is a body of exactly size bytes that a front or an engine refuses,
-// so that only its way there costs anything. It names the model where it has
-// the room.
+// refused returns a body of exactly size bytes that a front end or an engine rejects, so that it
+// costs only its transfer. It names the model if it is long enough.
 func refused(size int) []byte {
 	head := []byte(`{"model":"` + llm + `","max_tokens":-1,"prompt":"`)
 	if size < len(head)+2 {
@@ -233,8 +232,7 @@ func refused(size int) []byte {
 	return append(out, `"}`...)
 }
 
-// text is a body, refused by engines, whose prompt has n tokens' bytes and
-// some over.
+// text returns a body, rejected by engines, whose prompt has the bytes of n tokens plus over bytes.
 func text(n policies.Tokens, over int) []byte {
 	var b bytes.Buffer
 	b.WriteString(`{"max_tokens":-1,"prompt":"`)
@@ -243,7 +241,7 @@ func text(n policies.Tokens, over int) []byte {
 	return b.Bytes()
 }
 
-// tokenIDs is a body, refused by engines, whose prompt is n token ids.
+// tokenIDs returns a body, rejected by engines, whose prompt is n token ids.
 func tokenIDs(n policies.Tokens) []byte {
 	var b bytes.Buffer
 	b.WriteString(`{"max_tokens":-1,"prompt":[`)

@@ -95,8 +95,7 @@ func (f *Fleet) newMigrator(r config.Replica, clients, peers net.Listener) (*mig
 	return migratord.New(c)
 }
 
-// bindProxy finds the data plane's address. Envoy binds it itself, so that it
-// is only reserved here.
+// bindProxy finds the data plane's address. Envoy binds it itself, so bindProxy only reserves it.
 func (f *Fleet) bindProxy(bind func(*string) (net.Listener, error)) error {
 	if f.cfg.Envoy != "" {
 		return f.reserveEnvoyAddress(bind)
@@ -109,9 +108,8 @@ func (f *Fleet) bindProxy(bind func(*string) (net.Listener, error)) error {
 	return nil
 }
 
-// reserveEnvoyAddress finds an address that Envoy can bind. Another process
-// could take a free port that the kernel chooses before Envoy binds it, so it
-// searches below those.
+// reserveEnvoyAddress finds an address that Envoy can bind. Another process could take an ephemeral
+// port before Envoy binds it, so the function searches below the ephemeral range.
 func (f *Fleet) reserveEnvoyAddress(bind func(*string) (net.Listener, error)) error {
 	const lowest, ports, tries = 20_000, 10_000, 50
 	host, port, err := net.SplitHostPort(f.cfg.Fleet.Proxy.Listen)

@@ -17,18 +17,18 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// slowly is a rig of two replicas whose moves take about half a second for each
-// 2,000 tokens.
+// slowly returns a fleet of two replicas whose migrations take about half a second per 2,000
+// tokens.
 func slowly(t *testing.T, envoy string) *fleetHarness {
 	return moving(t, envoy, config.MigrationLive, 2, func(f *config.Fleet) { f.Migration.LinkGbps = 1 })
 }
 
-// under waits until a move of something is under way, and reports false when all
-// has left before its migration was seen.
+// under waits until a migration is in progress for which holds returns true. It reports false if
+// all requests have left before it saw such a migration.
 func (r *fleetHarness) under(from string, what string, holds func(executor.Migration) bool) (found executor.Migration, seen bool) {
 	r.t.Helper()
 	r.wait(what, func() bool {
-		gone := len(r.fronts[from].LocalLegs()) == 0 // before the look at the moves, so that none ends in between
+		gone := len(r.fronts[from].LocalLegs()) == 0 // before reading the migrations, so that none ends in between
 		for _, m := range r.daemons[from].Executor().Migrations() {
 			if m.Role == "source" && m.State != "moved" && m.State != "failed" && holds(m) {
 				found, seen = m, true
@@ -40,10 +40,10 @@ func (r *fleetHarness) under(from string, what string, holds func(executor.Migra
 	return found, seen
 }
 
-// other is the other one of two replicas.
+// other returns the other one of two replicas.
 func other(id string) string { return map[string]string{"r0": "r1", "r1": "r0"}[id] }
 
-// alone has everything begin at one replica: the other one is drained.
+// alone makes all requests begin at one replica: it drains the other one.
 func (r *fleetHarness) alone(id string) {
 	r.t.Helper()
 	other := other(id)
@@ -59,16 +59,15 @@ func (r *fleetHarness) alone(id string) {
 	})
 }
 
-// swap drains one replica in place of the other.
+// swap drains one replica and undrains the other.
 func (r *fleetHarness) swap(from string) {
 	r.t.Helper()
 	r.order("undrain", other(from))
 	r.order("drain", from)
 }
 
-// untilMoved tries something with a stream of r0 of so many tokens, of twice as
-// many each time, until it has moved to r1 meanwhile: where the machine is busy,
-// short ones end before they do.
+// untilMoved calls try with an output length for a stream of r0, and doubles the length until the
+// stream has migrated to r1 in the meantime: on a busy host, short streams end before they migrate.
 func (r *fleetHarness) untilMoved(try func(output int)) {
 	r.t.Helper()
 	for output := 600; ; output *= 2 {
@@ -84,8 +83,8 @@ func (r *fleetHarness) untilMoved(try func(output int)) {
 	}
 }
 
-// leaves drains r0 in place of r1 and waits until what runs there begins to move,
-// or is over already.
+// leaves drains r0 instead of r1, and waits until the requests on r0 begin to migrate or have
+// ended.
 func (r *fleetHarness) leaves() {
 	r.t.Helper()
 	r.swap("r0")
@@ -94,8 +93,8 @@ func (r *fleetHarness) leaves() {
 	})
 }
 
-// TestClientLeaves: clients disconnect while their requests move, at every state
-// of a move. Nothing is left of them.
+// TestClientLeaves disconnects clients in every state of their requests' migrations, and checks
+// that nothing is left of the requests.
 func TestClientLeaves(t *testing.T) {
 	idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
 		r := slowly(t, envoy)
@@ -119,10 +118,10 @@ func TestClientLeaves(t *testing.T) {
 	})
 }
 
-// TestRequestEndsWhileMoving: requests end while they move, and are whole.
+// TestRequestEndsWhileMoving checks that requests that end during their migration are complete.
 func TestRequestEndsWhileMoving(t *testing.T) {
 	idlePlanes(t, onProxy, func(t *testing.T, envoy string) {
-		// No move ends while a request of this output runs.
+		// No migration ends while a request with this output runs.
 		const output = 2000
 		r := moving(t, envoy, config.MigrationLive, 2, func(f *config.Fleet) { f.Migration.LinkGbps = .05 })
 		o := newOracle(t, r)
@@ -159,8 +158,8 @@ func TestRequestEndsWhileMoving(t *testing.T) {
 	})
 }
 
-// TestSlowReader: a client reads one event, waits, reads the next, while its
-// request moves to and fro. It gets all of it.
+// TestSlowReader has a client that reads one event, waits, and reads the next, while its request
+// migrates back and forth. It receives every event.
 func TestSlowReader(t *testing.T) {
 	idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
 		r := moving(t, envoy, config.MigrationLive, 2)
@@ -194,7 +193,7 @@ func TestSlowReader(t *testing.T) {
 	})
 }
 
-// slow reads a little at a time.
+// slow reads a few bytes at a time.
 type slow struct{ io.Reader }
 
 func (s slow) Read(b []byte) (int, error) {
@@ -202,8 +201,7 @@ func (s slow) Read(b []byte) (int, error) {
 	return s.Reader.Read(b[:min(len(b), 200)])
 }
 
-// TestSecondRequest: a client sends a second request on its connection while the
-// first one moves.
+// TestSecondRequest sends a second request on a client connection while the first one migrates.
 func TestSecondRequest(t *testing.T) {
 	second := func() []byte { return prompt(200, 20) }
 	check := func(t *testing.T, o *oracle, what string, body []byte, text string) {
@@ -294,16 +292,16 @@ func TestSecondRequest(t *testing.T) {
 	})
 }
 
-// TestBoundaryHalved: the end of a stage comes down on many requests at once.
-// They move a few at a time, none fails, and neither those that move nor those
-// that stay wait much longer for their tokens than before.
+// TestBoundaryHalved lowers the end of a stage below the length of many requests at once. They
+// migrate a few at a time and none fails. Neither those that migrate nor those that stay wait much
+// longer for their tokens than before.
 func TestBoundaryHalved(t *testing.T) {
 	const (
 		slots  = 2
-		window = 200 // events of each stream, at least, over which time per token is measured
-		slower = 2   // how much longer it may take at p99: a move stops a request for a few tokens
+		window = 200 // at least so many events of each stream, over which the time per token is measured
+		slower = 2   // how much longer it may take at p99: a migration stops a request for a few tokens
 	)
-	// Not beside others: its streams take half a core until they have moved.
+	// It does not run in parallel: its streams use half a core until they have migrated.
 	planes(t, onEnvoy, func(t *testing.T, envoy string) {
 		r := moving(t, envoy, config.MigrationLive, 4, func(f *config.Fleet) { f.Migration.MaxConcurrent, f.Speed = slots, 2 })
 		r.plan(stages([]policies.Tokens{1600}, ids(0, 1), ids(2, 3))...)
@@ -313,7 +311,7 @@ func TestBoundaryHalved(t *testing.T) {
 		for n := range 16 {
 			streams = append(streams, r.stream(prompt(4000+n, forever)))
 		}
-		var short []*live // that stay
+		var short []*live // the streams that stay
 		for n := range 4 {
 			short = append(short, r.stream(prompt(100+n, forever)))
 		}

@@ -15,7 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// onFake are the GPUs of a driver that has none, and how many handles of it live.
+// onFake returns the GPUs of a fake driver, and a function that counts its open handles.
 func onFake(t *testing.T) (*gpuset.Set, func() int) {
 	t.Helper()
 	library := fake.CUDA(t)
@@ -28,7 +28,7 @@ func onFake(t *testing.T) (*gpuset.Set, func() int) {
 	return g, func() int { return fake.Open(t, library).Live("") }
 }
 
-// runs begins streams until one of them runs on an engine.
+// runs starts streams until one of them runs on the given engine.
 func (r *fleetHarness) runs(id string) (streams []*live) {
 	r.t.Helper()
 	for n := 0; ; n++ {
@@ -39,9 +39,8 @@ func (r *fleetHarness) runs(id string) (streams []*live) {
 	}
 }
 
-// TestDeviceSick has a GPU that is not to be trusted any more: no KV comes to its replica,
-// the control plane hears why, and what runs there goes on. It runs alone: handles are
-// counted.
+// TestDeviceSick marks a GPU as suspect: its replica receives no KV, the control plane learns why,
+// and its running requests continue. The test does not run in parallel, because it counts handles.
 func TestDeviceSick(t *testing.T) {
 	_, live := onFake(t)
 	before := live()
@@ -76,9 +75,9 @@ func TestDeviceSick(t *testing.T) {
 			return false
 		})
 		started := time.Now()
-		// Where the machine is busy, the load's answers end before they move.
+		// If the host is busy, the load's answers end before they migrate.
 		streams := r.runs("r0")
-		for _, id := range []string{"r0", "r1"} { // each has the other and r2 to sell to
+		for _, id := range []string{"r0", "r1"} { // each can sell to the other and to r2
 			r.empty(id)
 			r.refill(id)
 		}
@@ -106,8 +105,8 @@ func TestDeviceSick(t *testing.T) {
 	}
 }
 
-// TestDevice moves requests between engines that keep their KV in the memory of a GPU,
-// kills an engine and a front amid that, and leaves nothing on the GPU.
+// TestDevice migrates requests between engines that keep their KV in GPU memory, kills an engine
+// and a front end meanwhile, and checks that nothing is left on the GPU.
 func TestDevice(t *testing.T) {
 	t.Parallel()
 	g, live := onFake(t)

@@ -10,21 +10,19 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 )
 
-// anonymous is an answer without its id and time, which differ from one to the
-// next.
+// anonymous returns an answer without its id and time, which differ between answers.
 func anonymous(b []byte) string {
 	return identity.ReplaceAllString(string(b), `"$1":0`)
 }
 
 var identity = regexp.MustCompile(`"(id|created)":(?:"[^"]*"|[0-9]+)`)
 
-// An engine puts several tokens into one event when it is read too slowly,
-// which on a busy machine happens to any reader. pieces are what differs then.
+// An engine puts several tokens into one event if the client reads too slowly, which can happen to
+// any client on a busy host. pieces matches the parts that then differ.
 var pieces = regexp.MustCompile(`"(text|content)":"((?:[^"\\]|\\.)*)"|"(token_ids)":\[([0-9,]*)\]`)
 
-// joined is a stream with the texts and ids of its events taken out of them and
-// put together, and without events that are then empty:
-// those in the middle.
+// joined moves the texts and ids of a stream's events out of the events and concatenates them. It
+// drops the events that are then empty: those in the middle.
 func joined(answer string) string {
 	var text, ids strings.Builder
 	var events []string
@@ -42,12 +40,12 @@ func joined(answer string) string {
 	return strings.Join(append(events, text.String(), ids.String()), "\n\n")
 }
 
-// comparison counts what was compared.
+// comparison counts the compared answers.
 type comparison struct{ answers, streams, exact int }
 
-// equal checks that two answers are: byte for byte, but for how the tokens of a
-// stream are grouped into events. It asks again when even its first and last
-// event are not what they should be, because then they may be one.
+// equal checks that two answers are equal byte for byte, except for the grouping of a stream's
+// tokens into events. It repeats the request if the first and last event differ, because they may
+// have been merged into one.
 func (c *comparison) equal(t *testing.T, what string, ask func() (got, want string)) {
 	t.Helper()
 	c.answers++
@@ -70,8 +68,8 @@ func (c *comparison) equal(t *testing.T, what string, ask func() (got, want stri
 	}
 }
 
-// TestEquality: an answer by way of data plane and front is, byte for byte,
-// the engine's own, up to id and time.
+// TestEquality checks that an answer through the data plane and the front end equals the engine's
+// own, byte for byte, except for its id and time.
 func TestEquality(t *testing.T) {
 	idlePlanes(t, onBoth, func(t *testing.T, envoy string) {
 		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 1, edit: func(f *config.Fleet) { f.Speed = 4 }})
@@ -80,7 +78,7 @@ func TestEquality(t *testing.T) {
 			t.Helper()
 			sent := io.Reader(strings.NewReader(body))
 			if len(body) > 1000 {
-				sent = chunked{sent} // one without a stated length
+				sent = chunked{sent} // without content-length
 			}
 			resp, err := r.client.Post(base+path, "application/json", sent)
 			if err != nil {
@@ -107,13 +105,13 @@ func TestEquality(t *testing.T) {
 				for _, stream := range []string{``, `,"stream":true`, `,"stream":true,"stream_options":{"include_usage":true}`} {
 					for _, option := range options {
 						if option == "" && strings.Contains(path, "chat") {
-							option = `,"max_tokens":8` // chat goes on to the end of the context
+							option = `,"max_tokens":8` // otherwise chat continues to the end of the context
 						}
 						body := fmt.Sprintf(`{"model":%q,%s%s%s}`, llm, p, stream, option)
-						// The prefix cache shows in an answer: the first fills it.
+						// An answer reports prefix cache hits: the first request fills the cache.
 						ask(direct, path, body)
-						// An answer that is not streamed is relayed until its
-						// shape is known, and then assembled.
+						// The front end relays an answer that is not streamed until it knows its
+						// shape, and then assembles it.
 						for range 2 {
 							c.equal(t, path+" "+body, func() (got, want string) { return ask(r.URL(), path, body), ask(direct, path, body) })
 						}
@@ -127,7 +125,7 @@ func TestEquality(t *testing.T) {
 				return ask(r.URL(), "/v1/completions", body), ask(direct, "/v1/completions", body)
 			})
 		}
-		// What the front only passes on.
+		// Requests that the front end passes on unchanged.
 		for _, body := range []string{`{"model":"m","prompt":"Once upon a time"}`, `{"model":"m","messages":[{"role":"user","content":"x"}]}`} {
 			c.equal(t, "/tokenize", func() (got, want string) { return ask(r.URL(), "/tokenize", body), ask(direct, "/tokenize", body) })
 		}

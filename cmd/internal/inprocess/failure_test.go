@@ -12,8 +12,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// TestLastReplica: the only replica of a stage dies, front and engine, while
-// no control plane is there to see it. The next longer stage serves.
+// TestLastReplica kills the only replica of a stage, front end and engine, while no control plane
+// runs to detect it. The next longer stage serves.
 func TestLastReplica(t *testing.T) {
 	idlePlanes(t, onBoth, func(t *testing.T, envoy string) {
 		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 4})
@@ -31,8 +31,8 @@ func TestLastReplica(t *testing.T) {
 		before = r.counts()
 		const n = 200
 		for i := range n {
-			// A proxy that has not looked at its connection yet sends the first
-			// request to the dead; that one is cut with its replica.
+			// A proxy that has not detected the closed connection sends the first request to the
+			// killed replica, and that request fails.
 			if err := r.short(); err != nil && (i > 0 || !strings.Contains(err.Error(), "reset") && !strings.Contains(err.Error(), "without an answer")) {
 				t.Errorf("request %d after: %v", i, err)
 			}
@@ -42,7 +42,7 @@ func TestLastReplica(t *testing.T) {
 		}
 		t.Logf("%d requests without their stage and without a control plane", n)
 
-		// It returns, still without a control plane.
+		// The replica restarts, still without a control plane.
 		r.startEngine("r0")
 		r.startFront("r0")
 		r.wait("r0 serves again", func() bool {
@@ -52,8 +52,8 @@ func TestLastReplica(t *testing.T) {
 			}
 			return r.since(before)["r0"] == 1
 		})
-		// However long the control plane was away, its fronts are soon back, and
-		// the plan is the same.
+		// However long the control plane was stopped, its front ends soon reconnect, and the plan
+		// is the same.
 		r.startControl()
 		r.until("every replica is heard, under the same plan", func(s control.Status) bool {
 			if s.Epoch > p.Epoch {
@@ -64,7 +64,7 @@ func TestLastReplica(t *testing.T) {
 	})
 }
 
-// short makes one short request.
+// short sends one short request.
 func (r *fleetHarness) short() error {
 	got, err := r.send("/v1/completions", "", bytes.NewReader(prompt(100, 1)))
 	if err == nil && (got.status != http.StatusOK || got.stage != "s0") {
@@ -73,8 +73,8 @@ func (r *fleetHarness) short() error {
 	return err
 }
 
-// brood begins long streams until two replicas of the first stage have some,
-// and groups them by replica.
+// brood starts long streams until two replicas of the first stage have some, and groups them by
+// replica.
 func (r *fleetHarness) brood(n int) map[string][]*live {
 	r.t.Helper()
 	out := make(map[string][]*live)
@@ -88,7 +88,7 @@ func (r *fleetHarness) brood(n int) map[string][]*live {
 	return out
 }
 
-// TestEngineKilled: an engine dies in the middle of its streams.
+// TestEngineKilled kills an engine in the middle of its streams.
 func TestEngineKilled(t *testing.T) {
 	planes(t, onBoth, func(t *testing.T, envoy string) {
 		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 3})
@@ -103,8 +103,8 @@ func TestEngineKilled(t *testing.T) {
 				t.Errorf("a stream of the dead engine: done %v, error event %q, %v", s.done, s.failed, s.err)
 			}
 		}
-		// It is out of rotation as soon as its front knows, but for requests that
-		// are on their way to it, which it refuses and others then serve.
+		// The engine is out of rotation as soon as its front end detects the failure. The front end
+		// rejects requests that are already on their way to it, and other replicas serve them.
 		r.wait("the front knows", func() bool { return !r.fronts["r0"].Status().EngineReady })
 		load.anew()
 		before := r.counts()
@@ -123,7 +123,7 @@ func TestEngineKilled(t *testing.T) {
 	})
 }
 
-// TestFrontKilled: a front dies in the middle of its streams.
+// TestFrontKilled kills a front end in the middle of its streams.
 func TestFrontKilled(t *testing.T) {
 	planes(t, onBoth, func(t *testing.T, envoy string) {
 		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 3})
@@ -153,7 +153,7 @@ func TestFrontKilled(t *testing.T) {
 	})
 }
 
-// health is what a status says of a replica.
+// health returns the health of a replica in a status.
 func health(s control.Status, id policies.ReplicaID) string {
 	for _, m := range s.Models {
 		for _, st := range m.Stages {
@@ -167,7 +167,7 @@ func health(s control.Status, id policies.ReplicaID) string {
 	return ""
 }
 
-// goOn checks that streams still grow, and ends them.
+// goOn checks that streams still receive tokens, and ends them.
 func (r *fleetHarness) goOn(streams []*live) {
 	r.t.Helper()
 	for _, s := range streams {
@@ -183,8 +183,8 @@ func (r *fleetHarness) goOn(streams []*live) {
 	}
 }
 
-// TestControlRestart: the control plane stops and starts again on what it has
-// stored. Requests go on, and so does the plan.
+// TestControlRestart stops the control plane and starts it again from its stored state. Requests
+// continue, and the plan stays the same.
 func TestControlRestart(t *testing.T) {
 	idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
 		dir := t.TempDir()
@@ -204,7 +204,7 @@ func TestControlRestart(t *testing.T) {
 			}
 			load.after(50)
 		}
-		// It plans again.
+		// The restarted control plane plans again.
 		p = policies.Plan{Model: llm, Stages: stages([]policies.Tokens{500}, ids(0), ids(1, 2))}
 		r.plan(p.Stages...)
 		load.after(20)

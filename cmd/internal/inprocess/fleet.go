@@ -1,12 +1,10 @@
-// Package inprocess runs a whole fleet in one process: emulated engines, their
-// migrators, the control plane and a data plane, which communicate over real
-// loopback sockets and real xDS.
+// Package inprocess runs a whole fleet in one process: emulated engines, their migrators, the
+// control plane and a data plane, which communicate over real loopback sockets and real xDS.
 //
-// New binds all sockets and builds the components, and Run runs them. Engines
-// may be external, and the data plane may be a real Envoy.
+// New binds all sockets and builds the components, and Run runs them. Engines may be external, and
+// the data plane may be a real Envoy.
 //
-// There are no shortcuts between the components: each could be a process of its
-// own, and is one in production.
+// The components share no shortcuts: each could be a process of its own, and is one in production.
 package inprocess
 
 import (
@@ -53,33 +51,30 @@ type Config struct {
 	// Envoy is the path of an Envoy binary to use as the data plane; empty means
 	// the embedded proxy.
 	Envoy string
-	// GPUs reach engines' pools in the memory of GPUs; Run runs them, and the caller
-	// closes them after it. nil refuses such engines.
+	// GPUs access engines' pools in GPU memory; Run runs them, and the caller closes them
+	// afterwards. nil rejects such engines.
 	GPUs *gpuset.Set
 	// Device is where the emulated engines keep their KV pools; it is gpuset.Host or
 	// gpuset.CUDA, which needs GPUs. "" means gpuset.Host.
 	Device string
-	// Machine returns what this host has, for migrators of real engines; see
-	// migratord.Config. nil: replicas report only what the fleet file's topology
-	// says.
+	// Machine returns the hardware of this host, for migrators of real engines; see
+	// migratord.Config. If it is nil, replicas report only the fleet file's topology.
 	Machine func() *topology.Machine
 	// Drain bounds how long streams continue once Run's context has ended; 0
 	// means 10 s.
 	Drain  time.Duration
-	Tracer trace.Tracer // makes the spans of moves; nil makes none
+	Tracer trace.Tracer // creates the spans of migrations; nil creates none
 	Logger *slog.Logger // nil discards
 
 	hooks hooks
 }
 
-// hooks are where tests intercept a running fleet. The zero value intercepts
-// nothing.
+// hooks let tests intercept a running fleet. The zero value intercepts nothing.
 type hooks struct {
 	// listen opens the sockets; nil means net.Listen.
 	listen func(network, address string) (net.Listener, error)
-	// part runs a component under its name ("control", "engine r0", "front r0")
-	// until ctx ends; it may end the component before and run another in its
-	// place. nil means run(ctx).
+	// part runs a component under its name ("control", "engine r0", "front r0") until ctx ends; it
+	// may stop the component earlier and run a replacement. nil means run(ctx).
 	part func(ctx context.Context, name string, run func(context.Context) error) error
 	// front changes the configuration of a front end; nil changes nothing.
 	front func(*frontend.Config)
@@ -91,8 +86,8 @@ type hooks struct {
 
 const defaultDrain = 10 * time.Second
 
-// Fleet is a fleet that runs or is about to run. Its methods may be called from
-// any goroutine, Run once.
+// Fleet is a fleet before, during or after its run. Its methods may be called from any goroutine,
+// Run only once.
 type Fleet struct {
 	cfg           Config
 	log           *slog.Logger
@@ -100,7 +95,7 @@ type Fleet struct {
 	control       *control.Control
 	plane         *policyhost.Plane // the control plane's modules and rules
 	host          *policyhost.Host  // the slots that all migrators share; nil without modules
-	slotClient    *client.Client    // what follows the control plane for host
+	slotClient    *client.Client    // follows the control plane for host
 	controlConn   *grpc.ClientConn  // of the migrators to the control plane
 	runtime       string            // directory of Unix sockets, removed at the end
 	proxyListener net.Listener      // of the embedded proxy; nil with Envoy
@@ -115,12 +110,12 @@ type Fleet struct {
 type replica struct {
 	id       policies.ReplicaID
 	engine   *emulator.Engine // nil where external
-	listener net.Listener     // of the engine
+	listener net.Listener     // the engine's
 	migrator *migratord.Daemon
 }
 
-// New binds every socket of the fleet and builds its components; nothing runs
-// yet. A Fleet that is never run must be closed.
+// New binds every socket of the fleet and builds its components, but starts none of them. Call
+// Close on a Fleet that is never run.
 func New(cfg Config) (f *Fleet, err error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
@@ -132,7 +127,7 @@ func New(cfg Config) (f *Fleet, err error) {
 		cfg.hooks.listen = net.Listen
 	}
 	f = &Fleet{cfg: cfg, log: cfg.Logger}
-	tidy := f.release // f is nil where New fails
+	tidy := f.release // f is nil if New fails
 	var open []net.Listener
 	defer func() {
 		if err != nil {
@@ -203,8 +198,7 @@ func (f *Fleet) Migrator(id string) *migratord.Daemon {
 	return nil
 }
 
-// Executors returns the migration executors of all replicas; none where
-// requests do not migrate.
+// Executors returns the migration executors of all replicas, or none if requests do not migrate.
 func (f *Fleet) Executors() (out []*executor.Executor) {
 	for _, n := range f.replicas {
 		if m := n.migrator.Executor(); m != nil {
@@ -248,8 +242,8 @@ func (f *Fleet) allModelsAnswer(ctx context.Context) bool {
 	return true
 }
 
-// modelAnswers reports whether the data plane answers for a model: by its host
-// name, or by its name alone where it has no host name.
+// modelAnswers reports whether the data plane answers for a model, by its host name if it has one,
+// else by its name alone.
 func (f *Fleet) modelAnswers(ctx context.Context, m config.Model) bool {
 	method, path, body := http.MethodGet, "/v1/models", []byte(nil)
 	if len(m.Hosts) == 0 && len(f.cfg.Fleet.Models) > 1 {
@@ -309,7 +303,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 		})
 	}
 	edge.Go(func() error { return f.runDataPlane(ectx) })
-	// A part behind the edge that fails ends the edge, too.
+	// If a component behind the edge fails, the edge ends too.
 	edge.Go(func() error { return waitForAny(ectx, bctx, fctx) })
 
 	errEdge := edge.Wait()
@@ -318,7 +312,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 	stopBack()
 	var errs []error
 	for _, err := range []error{errEdge, errFronts, base.Wait()} {
-		// A component that was stopped on purpose is no error.
+		// Stopping a component on purpose is no error.
 		if ctx.Err() == nil || !errors.Is(err, context.Canceled) {
 			errs = append(errs, err)
 		}
@@ -342,7 +336,7 @@ func runEngine(ctx context.Context, e *emulator.Engine, l net.Listener) error {
 	return g.Wait()
 }
 
-// waitForAny waits for ctx, or for a context behind it to end.
+// waitForAny waits until ctx or one of the contexts of the components behind it ends.
 func waitForAny(ctx, base, fronts context.Context) error {
 	select {
 	case <-ctx.Done():

@@ -10,13 +10,12 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// everything says that slow tests run in full: "make test-all".
+// everything makes slow tests run in full, as "make test-all" does.
 var everything = os.Getenv("CASCADE_TEST_ALL") != ""
 
-// TestFlips: boundaries move and replicas change stages as fast as the data
-// plane acknowledges, under requests of mixed size, plain and streamed. None
-// fails, each is served by the stage that its epoch gives it, and a stream
-// that runs stays where it is.
+// TestFlips moves boundaries and changes replicas' stages as fast as the data plane acknowledges,
+// under requests of mixed size, plain and streamed. No request fails, the stage that the request's
+// epoch assigns serves it, and a running stream stays where it is.
 func TestFlips(t *testing.T) {
 	flips, moves := 40, 8
 	if everything {
@@ -35,8 +34,7 @@ func TestFlips(t *testing.T) {
 		}
 		r.plan(stages([]policies.Tokens{500, 4000}, ids(0, 1, 2), ids(3, 4), ids(5))...)
 
-		// Streams on every stage that go on from before the first flip until
-		// after the last.
+		// Streams on every stage continue from before the first flip until after the last.
 		before := r.counts()
 		var long []*live
 		var bodies [][]byte
@@ -49,15 +47,15 @@ func TestFlips(t *testing.T) {
 		load = newTraffic(r, 3, 2, 100, 100, 200, 200, 500, 500, 1000, 1000, 1900, 1900, 2100, 2100, 3000, 3000, 5000, 5000, 8000, 8000, 11_000, 15_900, 16_100, 220<<10)
 		load.after(20)
 		for i := range flips {
-			// The boundary runs over the sizes on its way; every other plan also
-			// moves a replica.
+			// The boundary crosses the sizes of the requests; every other plan also moves a
+			// replica.
 			set(policies.Tokens(20+(i*37)%3000), 1+(i*moves/flips)%4)
 		}
 		load.after(20)
 		load.stop()
 		load.report()
 
-		// The streams are where they were: each front has as many as it had.
+		// The streams have not migrated: each front end has as many as before.
 		for id, n := range who {
 			if running := r.fronts[id].Status().Load; int64(running.Running+running.Waiting) != n {
 				t.Errorf("%s had %d streams and now runs %d", id, n, running.Running+running.Waiting)
@@ -85,7 +83,7 @@ func TestFlips(t *testing.T) {
 	})
 }
 
-// limited is the body with another number of output tokens.
+// limited returns the body with another number of output tokens.
 func limited(body []byte, output int) []byte {
 	const was = `"max_tokens":50000`
 	return []byte(strings.Replace(string(body), was, `"max_tokens":`+strconv.Itoa(output), 1))

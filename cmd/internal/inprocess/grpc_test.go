@@ -21,7 +21,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// who is a gRPC service that says which replica it is.
+// who is a gRPC service that returns the name of its replica.
 type who struct {
 	healthv1.UnimplementedHealthServer
 	id string
@@ -32,10 +32,10 @@ func (w who) Check(ctx context.Context, _ *healthv1.HealthCheckRequest) (*health
 	return &healthv1.HealthCheckResponse{}, grpc.SetHeader(ctx, metadata.Pairs("replica", w.id))
 }
 
-// TestGRPCBoundaries: a stock gRPC client of xds:///<model>.cascade, which
-// states its lengths itself, reaches the right stage on both sides of every
-// boundary, from one token to the context. At the replicas' addresses, gRPC
-// servers stand before the fronts, which go on to report.
+// TestGRPCBoundaries checks that a stock gRPC client of xds:///<model>.cascade, which states its
+// lengths itself, reaches the right stage on both sides of every boundary, from one token to the
+// context. gRPC servers replace the front ends at the replicas' addresses; the front ends continue
+// to report.
 func TestGRPCBoundaries(t *testing.T) {
 	r := newFleetHarness(t, harnessConfig{replicas: 8, front: func(id string, c *frontend.Config) {
 		l := c.Listener
@@ -51,7 +51,7 @@ func TestGRPCBoundaries(t *testing.T) {
 		server := &http.Server{Protocols: protocols, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if strings.HasPrefix(r.Header.Get("content-type"), "application/grpc") {
 				service.ServeHTTP(w, r)
-			} // else it is asked whether the fleet is there, and it is
+			} // any other request only checks that the fleet is available: 200
 		})}
 		done := make(chan struct{})
 		go func() { defer close(done); _ = server.Serve(l) }()
@@ -80,8 +80,8 @@ func TestGRPCBoundaries(t *testing.T) {
 	t.Logf("%d calls", n)
 }
 
-// grpcClient returns a function that makes one call of a stated length and
-// says which replica answered.
+// grpcClient returns a function that makes one call with a stated length and returns the replica
+// that answered.
 func (r *fleetHarness) grpcClient() func(tokens string) (policies.ReplicaID, error) {
 	t := r.t
 	t.Helper()

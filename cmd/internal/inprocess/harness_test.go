@@ -26,17 +26,17 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// patience bounds every wait for something that must happen soon.
+// patience bounds every wait for a condition that must hold soon.
 const patience = 4 * time.Minute
 
-// tick is how often a condition that has no event is looked at.
+// tick is the time between two checks of a condition without an event.
 const tick = 2 * time.Millisecond
 
 // plane is a set of data planes in front of a fleet.
 type plane uint8
 
-// The data planes. A test names those that can make a difference to it; with
-// CASCADE_TEST_ALL=1 every test runs on both.
+// The data planes. A test names those that can affect its result; with CASCADE_TEST_ALL=1 every
+// test runs on both.
 const (
 	onProxy plane = 1 << iota // the embedded proxy
 	onEnvoy                   // real Envoy
@@ -57,14 +57,14 @@ func planes(t *testing.T, on plane, test func(t *testing.T, envoy string)) {
 	}
 }
 
-// idlePlanes is planes for a test that waits more than it works: it runs
-// beside others of its kind.
+// idlePlanes is planes for a test that waits more than it computes: it runs in parallel with other
+// such tests.
 func idlePlanes(t *testing.T, on plane, test func(t *testing.T, envoy string)) {
 	t.Parallel()
 	planes(t, on, func(t *testing.T, envoy string) { t.Parallel(); test(t, envoy) })
 }
 
-// fleetHarness is a fleet that runs, and the handles by which a test holds it.
+// fleetHarness is a running fleet with the handles that a test needs.
 type fleetHarness struct {
 	*Fleet
 	t       *testing.T
@@ -72,30 +72,30 @@ type fleetHarness struct {
 	sockets *sockets
 	store   store.Store
 	client  *http.Client
-	placed  map[string]*atomic.Int64        // requests that clients gave each front
+	placed  map[string]*atomic.Int64        // requests that each front end received from clients
 	server  atomic.Pointer[control.Control] // the running control plane
-	fronts  map[string]*frontend.Server     // the running fronts
-	daemons map[string]*migratord.Daemon    // and the migrators that they are of
+	fronts  map[string]*frontend.Server     // the running front ends
+	daemons map[string]*migratord.Daemon    // the running migrators, to which the front ends belong
 	object  store.Object                    // last stored
 	version store.Version
 }
 
-// harnessConfig says what a rig is made of.
+// harnessConfig configures a fleet for a test.
 type harnessConfig struct {
 	envoy    string // "" is the embedded proxy
 	replicas int
-	edit     func(*config.Fleet)                 // before it is checked
-	front    func(id string, c *frontend.Config) // before a front is made
-	migrator func(*migratord.Config)             // before a migrator is
-	control  func(*control.Config)               // before the control plane is made
-	gpus     *gpuset.Set                         // on which the engines keep their KV; nil: in shared memory
+	edit     func(*config.Fleet)                 // called before the file is checked
+	front    func(id string, c *frontend.Config) // called before a front end is built
+	migrator func(*migratord.Config)             // called before a migrator is built
+	control  func(*control.Config)               // called before the control plane is built
+	gpus     *gpuset.Set                         // hold the engines' KV; nil: shared memory holds it
 }
 
-// llm is the name of the first model of a rig; its context is 131072.
+// llm is the name of a test fleet's first model; its context is 131072.
 const llm = "m"
 
-// newFleetHarness runs a fleet until the test ends. It plans nothing by itself: the
-// planning period is an hour.
+// newFleetHarness runs a fleet until the test ends. The fleet does not plan by itself: the planning
+// period is an hour.
 func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {
 	t.Helper()
 	f := config.Fleet{
@@ -104,7 +104,7 @@ func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {
 		Control: config.Control{Listen: address(t), Admin: address(t)},
 		Proxy:   config.Proxy{Listen: address(t)},
 		Planner: config.Planner{Period: time.Hour},
-		// What these tests count must stay where it was sent.
+		// Requests that these tests count must not migrate.
 		Migration: config.Migration{Mode: config.MigrationOff},
 	}
 	for i := range s.replicas {
@@ -166,11 +166,11 @@ func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {
 	return r
 }
 
-// spare are the addresses of rigs that have ended.
+// spare holds the addresses of fleets that have ended.
 var spare = make(chan string, 1000)
 
-// address is an address that no other process gets until the test ends: a part that is killed
-// finds it free when it is started again.
+// address returns an address that no other process gets until the test ends: a component that is
+// killed can bind it again when it restarts.
 func address(t *testing.T) (a string) {
 	select {
 	case a = <-spare:
@@ -213,7 +213,7 @@ func (r *fleetHarness) run() {
 	}
 	r.until("every replica is heard", heard)
 	if r.cfg.Fleet.Migrates() && r.cfg.Fleet.Migration.Mode == config.MigrationLive {
-		// Until then requests move by re-prompting.
+		// Before that, requests migrate by re-prompting.
 		r.wait("every engine shows its block table", func() bool {
 			for _, d := range r.daemons {
 				if !d.Live() {
@@ -225,7 +225,7 @@ func (r *fleetHarness) run() {
 	}
 }
 
-// heard says that every replica has reported, and well.
+// heard reports whether every replica has reported and is healthy.
 func heard(s control.Status) bool {
 	for _, m := range s.Models {
 		for _, st := range m.Stages {
@@ -239,12 +239,12 @@ func heard(s control.Status) bool {
 	return true
 }
 
-// newClient is an HTTP client with connections of its own.
+// newClient returns an HTTP client with connections of its own.
 func newClient() *http.Client {
 	return &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}}
 }
 
-// logger writes to the test's log where it is verbose.
+// logger writes to the test's log if the test is verbose.
 func logger(t *testing.T) *slog.Logger {
 	if !testing.Verbose() {
 		return nil
@@ -252,7 +252,7 @@ func logger(t *testing.T) *slog.Logger {
 	return slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 }
 
-// counting counts the requests of a front's own clients.
+// counting counts the requests of a front end's own clients.
 type counting struct {
 	n    *atomic.Int64
 	next frontend.Placer
@@ -267,7 +267,7 @@ func (c counting) Place(q policies.Request) frontend.Target {
 	return c.next.Place(q)
 }
 
-// until waits for the control plane to be in a state.
+// until waits until the control plane's status meets a condition.
 func (r *fleetHarness) until(what string, holds func(control.Status) bool) control.Status {
 	r.t.Helper()
 	var s control.Status
@@ -291,7 +291,7 @@ func (r *fleetHarness) wait(what string, holds func() bool) {
 	}
 }
 
-// brief is a status in a few lines.
+// brief summarises a status in a few lines.
 func brief(s control.Status) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "epoch %d, shown %d, phase %s, %s\n", s.Epoch, s.PublishedEpoch, s.Phase, s.Error)
@@ -311,8 +311,8 @@ func brief(s control.Status) string {
 	return b.String()
 }
 
-// plan stores a plan of the first model and waits until the data plane routes
-// by it and nothing of the one before is left.
+// plan stores a plan of the first model and waits until the data plane routes by it and the
+// previous plan is gone.
 func (r *fleetHarness) plan(stages ...policies.Stage) policies.Plan {
 	r.t.Helper()
 	p := r.write(policies.Plan{Model: llm, Stages: stages})
@@ -320,7 +320,7 @@ func (r *fleetHarness) plan(stages ...policies.Stage) policies.Plan {
 	return p
 }
 
-// inUse says that a plan's routes are acknowledged and its roll-out is over.
+// inUse reports whether a plan's routes are acknowledged and its rollout is complete.
 func inUse(s control.Status, epoch policies.Epoch) bool {
 	if s.PublishedEpoch != epoch || s.Phase != "idle" {
 		return false
@@ -333,7 +333,7 @@ func inUse(s control.Status, epoch policies.Epoch) bool {
 	return false
 }
 
-// write stores a plan under the next epoch, beside the other models' plans.
+// write stores a plan under the next epoch, together with the other models' plans.
 func (r *fleetHarness) write(p policies.Plan) policies.Plan {
 	r.t.Helper()
 	for {
@@ -363,8 +363,7 @@ func (r *fleetHarness) write(p policies.Plan) policies.Plan {
 	}
 }
 
-// stages divides lengths at the cuts, and gives stage i the replicas of
-// members[i].
+// stages divides lengths at the cuts, and assigns the replicas of members[i] to stage i.
 func stages(cuts []policies.Tokens, members ...[]policies.ReplicaID) []policies.Stage {
 	var out []policies.Stage
 	low := policies.Tokens(0)
@@ -379,7 +378,7 @@ func stages(cuts []policies.Tokens, members ...[]policies.ReplicaID) []policies.
 	return out
 }
 
-// ids lists replica ids.
+// ids returns replica ids.
 func ids(n ...int) (out []policies.ReplicaID) {
 	for _, i := range n {
 		out = append(out, policies.ReplicaID("r"+strconv.Itoa(i)))
@@ -387,7 +386,7 @@ func ids(n ...int) (out []policies.ReplicaID) {
 	return out
 }
 
-// replica is a replica of the fleet file, with its real addresses.
+// replica returns a replica of the fleet file, with its real addresses.
 func (r *fleetHarness) replica(id string) config.Replica {
 	r.t.Helper()
 	n, err := r.cfg.Fleet.Replica(id)
@@ -397,7 +396,7 @@ func (r *fleetHarness) replica(id string) config.Replica {
 	return n
 }
 
-// counts is how many requests each front has got from clients so far.
+// counts returns how many requests each front end has received from clients so far.
 func (r *fleetHarness) counts() map[string]int64 {
 	out := make(map[string]int64, len(r.placed))
 	for id, n := range r.placed {
@@ -406,7 +405,7 @@ func (r *fleetHarness) counts() map[string]int64 {
 	return out
 }
 
-// since lists who got requests after before was taken.
+// since returns how many requests each replica received after before was recorded.
 func (r *fleetHarness) since(before map[string]int64) map[string]int64 {
 	out := r.counts()
 	maps.DeleteFunc(out, func(id string, n int64) bool { return n == before[id] })

@@ -7,7 +7,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// killEngine ends an engine as a crash would: without a word.
+// killEngine ends an engine as a crash would, without a shutdown.
 func (r *fleetHarness) killEngine(id string) {
 	r.t.Helper()
 	u, err := url.Parse(r.replica(id).Engine)
@@ -17,8 +17,7 @@ func (r *fleetHarness) killEngine(id string) {
 	r.parts.halt(r.t, "engine "+id, func() { r.sockets.cut(u.Host) })
 }
 
-// hangEngine makes an engine answer nothing any more, until the returned
-// function is called.
+// hangEngine makes an engine stop answering until the returned function is called.
 func (r *fleetHarness) hangEngine(id string) (resume func()) {
 	r.t.Helper()
 	u, err := url.Parse(r.replica(id).Engine)
@@ -30,7 +29,7 @@ func (r *fleetHarness) hangEngine(id string) (resume func()) {
 	return resume
 }
 
-// startEngine runs a new engine where the killed one was.
+// startEngine runs a new engine in place of the killed one.
 func (r *fleetHarness) startEngine(id string) {
 	r.t.Helper()
 	n := r.replica(id)
@@ -49,14 +48,14 @@ func (r *fleetHarness) startEngine(id string) {
 	r.parts.revive(r.t, "engine "+id, func(ctx context.Context) error { return runEngine(ctx, engine, l) })
 }
 
-// killFront ends a front as a crash would: without a word.
+// killFront ends a front end as a crash would, without a shutdown.
 func (r *fleetHarness) killFront(id string) {
 	r.t.Helper()
 	n := r.replica(id)
 	r.parts.halt(r.t, "front "+id, func() { r.sockets.cut(n.Address, n.Peer) })
 }
 
-// startFront runs a new front where the killed one was.
+// startFront runs a new front end in place of the killed one.
 func (r *fleetHarness) startFront(id string) {
 	r.t.Helper()
 	n := r.replica(id)
@@ -82,8 +81,8 @@ func (r *fleetHarness) stopControl() {
 	r.parts.halt(r.t, "control", nil)
 }
 
-// startControl runs a new control plane at the same addresses, on what the
-// former one left in the state directory.
+// startControl runs a new control plane at the same addresses, from the state that the previous one
+// left in the state directory.
 func (r *fleetHarness) startControl() {
 	r.t.Helper()
 	c, err := r.cfg.Fleet.Control(r.log)

@@ -11,14 +11,14 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// halves is a planner that wants two stages of equal size, whatever happens.
+// halves is a planner that always chooses two stages of equal size.
 type halves struct{ cut policies.Tokens }
 
 func (h halves) Partition(w policies.Workload) (policies.Partition, error) {
 	return h.Price(w, []policies.Tokens{h.cut}, []int{w.Replicas / 2, w.Replicas - w.Replicas/2})
 }
 
-// Price prefers two stages to one, and expects of none that it is fast.
+// Price prefers two stages to one, and predicts slow iterations for all stages.
 func (halves) Price(_ policies.Workload, cuts []policies.Tokens, counts []int) (policies.Partition, error) {
 	p := policies.Partition{Cuts: cuts, Counts: counts, Cost: 2 / float64(len(counts)), OneStage: 2}
 	for range counts {
@@ -27,8 +27,8 @@ func (halves) Price(_ policies.Workload, cuts []policies.Tokens, counts []int) (
 	return p, nil
 }
 
-// linked runs eight replicas on two machines, whose GPUs 0 and 1, 2 and 3 are joined by
-// NVLink, until the planner has divided them and streams have been handed over, each once. It returns the second stage and how many of them left their machine.
+// linked runs eight replicas on two hosts, whose GPUs 0 and 1, 2 and 3 are joined by NVLink, until the planner has divided them
+// and each stream has migrated once. It returns the second stage and how many of the streams left their host.
 func linked(t *testing.T, streams int, topology ...string) (second []policies.ReplicaID, crossed int) {
 	r := mobile(t, harnessConfig{replicas: 8, edit: func(f *config.Fleet) {
 		f.Speed = 4
@@ -42,7 +42,7 @@ func linked(t *testing.T, streams int, topology ...string) (second []policies.Re
 	}, control: func(c *control.Config) {
 		c.Rules.Wrap = func(string, adoption.Planner) adoption.Planner { return halves{384} }
 	}})
-	r.stream(prompt(100, 4)).wait(t) // so that there is something to plan for
+	r.stream(prompt(100, 4)).wait(t) // so that there is load to plan for
 	s := r.until("two stages in use", func(s control.Status) bool { return len(s.Models[0].Stages) == 2 && inUse(s, s.Epoch) })
 	for _, n := range s.Models[0].Stages[1].Replicas {
 		second = append(second, n.ID)
@@ -69,7 +69,7 @@ func linked(t *testing.T, streams int, topology ...string) (second []policies.Re
 				if node[m.From] != node[m.To] {
 					crossed++
 				} else if m.Transport != "shm" {
-					// The file has GPUs, and the pools are in the machine's memory.
+					// The file has GPUs, but the pools are in host memory.
 					t.Errorf("%s went from %s to %s by %q", m.Request, m.From, m.To, m.Transport)
 				}
 			}
@@ -83,10 +83,9 @@ func linked(t *testing.T, streams int, topology ...string) (second []policies.Re
 	return second, crossed
 }
 
-// TestHandOversStayOnANode: with what the machines' topology says, migrators report
-// links, adjacent stages get one GPU of each joined pair, and hand-overs mostly stay on
-// a machine. Without it stages are spread over the machines all the same, and about half
-// of the hand-overs leave one.
+// TestHandOversStayOnANode checks the effect of the hosts' topology: migrators report links,
+// adjacent stages get one GPU of each joined pair, and most migrations stay on a host. Without the
+// topology, stages still spread over the hosts, and about half of the migrations leave their host.
 func TestHandOversStayOnANode(t *testing.T) {
 	const streams = 32
 	second, crossed := linked(t, streams, "testdata/bridged.json")
@@ -102,7 +101,7 @@ func TestHandOversStayOnANode(t *testing.T) {
 			t.Errorf("of %v %d are on the first machine", stage, len(on))
 		}
 	}
-	// A buyer elsewhere wins where it has less load, by more than the request.
+	// A buyer on another host wins if its load is lower by more than the request.
 	if 2*crossed >= left {
 		t.Error("the topology does not keep hand-overs on their machines")
 	}

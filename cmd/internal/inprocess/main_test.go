@@ -9,12 +9,12 @@ import (
 	"go.uber.org/goleak"
 )
 
-// together is how many fleets run at a time, on whatever machine: those of
-// idlePlanes wait more than they work.
+// together is how many fleets run in parallel, on any host: those of idlePlanes wait more than they
+// compute.
 const together = "2"
 
 func TestMain(m *testing.M) {
-	// Before the command line is read, which may ask for another number.
+	// Set it before the command line is parsed, which may override it.
 	if err := flag.Set("test.parallel", together); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

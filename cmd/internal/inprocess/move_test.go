@@ -13,7 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// moving is a rig whose requests move in the given way.
+// moving returns a fleet whose requests migrate in the given mode.
 func moving(t *testing.T, envoy, mode string, replicas int, edits ...func(*config.Fleet)) *fleetHarness {
 	return mobile(t, harnessConfig{envoy: envoy, replicas: replicas, edit: func(f *config.Fleet) {
 		f.Migration = config.Migration{Mode: mode}
@@ -24,15 +24,15 @@ func moving(t *testing.T, envoy, mode string, replicas int, edits ...func(*confi
 	}})
 }
 
-// mobile is a rig whose requests move. When all traffic has stopped, nothing of
-// it may be left.
+// mobile returns a fleet whose requests migrate. It checks that nothing is left of them once all
+// traffic has stopped.
 func mobile(t *testing.T, s harnessConfig) *fleetHarness {
 	r := newFleetHarness(t, s)
 	t.Cleanup(r.quiet)
 	return r
 }
 
-// order has an operator's order carried out through the admin port.
+// order executes an operator's command through the admin port.
 func (r *fleetHarness) order(what, replica string) {
 	r.t.Helper()
 	if err := r.ordered(what, replica); err != nil {
@@ -57,7 +57,7 @@ func (r *fleetHarness) ordered(what, replica string) error {
 	return nil
 }
 
-// moves are the moves of the whole fleet that are over, as their sources saw
+// moves returns the completed and failed migrations of the whole fleet, as their sources recorded
 // them.
 func (r *fleetHarness) moves() (done, failed []executor.Migration) {
 	for _, n := range r.replicas {
@@ -74,13 +74,13 @@ func (r *fleetHarness) moves() (done, failed []executor.Migration) {
 	return done, failed
 }
 
-// moved reports whether any request has.
+// moved reports whether any request has migrated.
 func (r *fleetHarness) moved() bool {
 	done, _ := r.moves()
 	return len(done) > 0
 }
 
-// tally logs the moves by cause and way, and returns how many succeeded.
+// tally logs the migrations by cause and path, and returns how many succeeded.
 func (r *fleetHarness) tally() int {
 	r.t.Helper()
 	done, failed := r.moves()
@@ -98,8 +98,8 @@ func (r *fleetHarness) tally() int {
 	return len(done)
 }
 
-// TestGrowthMoves: requests that outgrow their stage go on in the next ones, up
-// to the last of five.
+// TestGrowthMoves checks that requests that outgrow their stage continue in the next ones, up to
+// the last of five.
 func TestGrowthMoves(t *testing.T) {
 	idlePlanes(t, onProxy, func(t *testing.T, envoy string) {
 		r := moving(t, envoy, config.MigrationLive, 5)

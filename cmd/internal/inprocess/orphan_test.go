@@ -8,9 +8,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// scattered begins long streams at all fronts and drains replicas until some of
-// the first front's run elsewhere, and some of the others' at the first replica.
-// It returns the streams by front.
+// scattered starts long streams on all front ends and drains replicas until some streams of the
+// first front end run elsewhere, and some streams of the others run on the first replica. It
+// returns the streams by front end.
 func (r *fleetHarness) scattered() map[string][]*live {
 	r.t.Helper()
 	out := make(map[string][]*live)
@@ -47,7 +47,7 @@ func (r *fleetHarness) scattered() map[string][]*live {
 	}
 }
 
-// held counts the streams of a front by who holds them.
+// held counts the streams of a front end by the replica that holds them.
 func (r *fleetHarness) held(front string) map[policies.ReplicaID]int {
 	out := make(map[policies.ReplicaID]int)
 	r.fronts[front].EachStream(func(s *frontend.Stream) bool {
@@ -59,7 +59,7 @@ func (r *fleetHarness) held(front string) map[policies.ReplicaID]int {
 	return out
 }
 
-// foreign counts what runs at an engine for another front's clients.
+// foreign counts the requests on a replica's engine that belong to another front end's clients.
 func (r *fleetHarness) foreign(at, front string) (n int) {
 	for _, q := range r.fronts[at].LocalLegs() {
 		if q.FrontEnd == policies.ReplicaID(front) {
@@ -69,9 +69,9 @@ func (r *fleetHarness) foreign(at, front string) (n int) {
 	return n
 }
 
-// TestMigratorDies: a migrator dies whose engine runs requests of other fronts,
-// and whose own clients' requests run elsewhere. Its clients are cut and nothing
-// goes on for them; the others' requests go on.
+// TestMigratorDies kills a migrator whose engine runs requests of other front ends, and whose own
+// clients' requests run elsewhere. The connections of its clients are cut and their requests end;
+// the requests of other front ends continue.
 func TestMigratorDies(t *testing.T) {
 	idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
 		r := moving(t, envoy, config.MigrationLive, 3)

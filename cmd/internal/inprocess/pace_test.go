@@ -11,18 +11,18 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// iterations is the metric that counts what an engine has computed.
+// iterations is the metric that counts the iterations of an engine.
 const iterations = "vllm:iteration_tokens_total_count"
 
-// moment is how far a fleet and its streams are. Its clock is the iterations of
-// engines, which all take as long: on a busy machine that clock goes slowly, too,
-// so that what it measures says nothing about the machine.
+// moment records the progress of a fleet and its streams. Its clock counts the engines' iterations,
+// which all take equally long: on a busy host that clock also slows down, so that its measurements
+// do not depend on the host.
 type moment struct {
 	clock  map[string]float64         // iterations by engine
-	tokens map[string]policies.Tokens // that the clients have, by stream
+	tokens map[string]policies.Tokens // tokens that the clients have received, by stream
 }
 
-// moment looks at the fleet now.
+// moment records the present progress of the fleet.
 func (r *fleetHarness) moment() moment {
 	r.t.Helper()
 	m := moment{clock: make(map[string]float64), tokens: make(map[string]policies.Tokens)}
@@ -60,8 +60,8 @@ func (r *fleetHarness) iterations(engine string) float64 {
 	return 0
 }
 
-// perToken is the time per token of each stream that lived from one moment to
-// another, in iterations of the engine that was never idle; the longest is last.
+// perToken returns, in ascending order, the time per token of each stream that ran from one moment
+// to another, in iterations of the engine that was never idle.
 func perToken(from, to moment) (out []float64) {
 	passed := 0.0
 	for id, n := range to.clock {
@@ -76,7 +76,7 @@ func perToken(from, to moment) (out []float64) {
 	return out
 }
 
-// far waits until streams have got so many events more.
+// far waits until each stream has received so many more events.
 func (r *fleetHarness) far(streams []*live, events int64) {
 	r.t.Helper()
 	goals := make([]int64, len(streams))

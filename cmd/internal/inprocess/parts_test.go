@@ -10,22 +10,22 @@ import (
 	"testing"
 )
 
-// parts runs the parts of a fleet so that a test can end each of them as a
-// crash would, and run another in its place.
+// parts runs the components of a fleet so that a test can end each of them as a crash would, and
+// run a replacement.
 type parts struct {
 	mu sync.Mutex
 	by map[string]*part
 }
 
-// part is one life of a part.
+// part is one run of a component.
 type part struct {
 	end  context.CancelFunc
-	down chan struct{}                        // closed when it has ended
-	next chan func(ctx context.Context) error // its successor
+	down chan struct{}                        // closed when the run has ended
+	next chan func(ctx context.Context) error // the function of the replacement
 	dead bool                                 // halted; guarded by parts.mu
 }
 
-// run is the seam's function.
+// run implements hooks.part.
 func (p *parts) run(ctx context.Context, name string, run func(context.Context) error) error {
 	for {
 		own, end := context.WithCancel(ctx)
@@ -50,8 +50,8 @@ func (p *parts) run(ctx context.Context, name string, run func(context.Context) 
 	}
 }
 
-// halt ends a part and waits for it; what must break before it knows, breaks
-// in between.
+// halt ends a component and waits for it. It calls between, which breaks connections before the
+// component can react to its end.
 func (p *parts) halt(t *testing.T, name string, between func()) {
 	t.Helper()
 	p.mu.Lock()
@@ -77,7 +77,7 @@ func (p *parts) alive(name string) bool {
 	return life != nil && !life.dead
 }
 
-// revive runs a successor of a halted part.
+// revive runs a replacement for a halted component.
 func (p *parts) revive(t *testing.T, name string, run func(context.Context) error) {
 	t.Helper()
 	p.mu.Lock()
@@ -86,10 +86,10 @@ func (p *parts) revive(t *testing.T, name string, run func(context.Context) erro
 	life.next <- run
 }
 
-// sockets opens listeners and remembers what came in by them, to break it.
+// sockets opens listeners and records the accepted connections, to break them.
 type sockets struct {
 	mu sync.Mutex
-	by map[string]*socket // by address; the last one
+	by map[string]*socket // the latest listener by address
 }
 
 // socket is a listener and its connections.
@@ -97,8 +97,8 @@ type socket struct {
 	net.Listener
 	of    *sockets
 	conns map[*conn]struct{} // guarded by of.mu
-	gate  sync.RWMutex       // held while the process behind hangs
-	dead  atomic.Bool        // the process behind was killed
+	gate  sync.RWMutex       // held while the process behind the listener hangs
+	dead  atomic.Bool        // the process behind the listener was killed
 }
 
 // conn is an accepted connection.
@@ -119,8 +119,8 @@ func (s *sockets) listen(network, address string) (net.Listener, error) {
 	return out, nil
 }
 
-// Accept implements net.Listener. The process behind learns of its death by
-// nothing: what still comes in is reset and not returned.
+// Accept implements net.Listener. It does not report the death of the process: it resets later
+// connections and does not return them.
 func (l *socket) Accept() (net.Conn, error) {
 	for {
 		c, err := l.Listener.Accept()
@@ -139,8 +139,8 @@ func (l *socket) Accept() (net.Conn, error) {
 	}
 }
 
-// Write implements net.Conn. The dead say nothing, of each other's connections
-// for example, which are reset one after the other.
+// Write implements net.Conn. A killed process sends nothing more, not even about its other
+// connections, which are reset one after the other.
 func (c *conn) Write(b []byte) (int, error) {
 	c.of.gate.RLock()
 	defer c.of.gate.RUnlock()
@@ -150,8 +150,8 @@ func (c *conn) Write(b []byte) (int, error) {
 	return c.TCPConn.Write(b)
 }
 
-// hang makes all that is behind the listener at an address say nothing any
-// more, on old connections and new ones, until the returned function is called.
+// hang blocks all writes of the process behind the listener at an address, on old connections and
+// new ones, until the returned function is called.
 func (s *sockets) hang(address string) (resume func()) {
 	s.mu.Lock()
 	l := s.by[address]
@@ -168,8 +168,8 @@ func (c *conn) Close() error {
 	return c.TCPConn.Close()
 }
 
-// cut resets the connections of the listeners at some addresses and closes
-// them, as the kernel does for a process that was killed.
+// cut resets the connections of the listeners at some addresses and closes the listeners, as the
+// kernel does for a killed process.
 func (s *sockets) cut(addresses ...string) {
 	var all []*socket
 	var conns []*conn

@@ -17,7 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// skew is many short requests and a few long ones, in real time.
+// skew returns a trace of many short requests and a few long ones, in real time.
 func skew(rate float64, length time.Duration) (out []trace.Request) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for at := 0.0; at < length.Seconds(); at += rng.ExpFloat64() / rate {
@@ -30,9 +30,8 @@ func skew(rate float64, length time.Duration) (out []trace.Request) {
 	return out
 }
 
-// TestPlacement: under a mix of many short and a few long requests the fleet
-// leaves its single stage by itself, no request fails, and what it did can be
-// read from its status.
+// TestPlacement checks that under a mix of many short and a few long requests the fleet replaces
+// its single stage by itself, no request fails, and its status shows the decisions.
 func TestPlacement(t *testing.T) {
 	planes(t, onProxy, func(t *testing.T, envoy string) {
 		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 6, edit: func(f *config.Fleet) {
@@ -57,8 +56,8 @@ func TestPlacement(t *testing.T) {
 		r.until("all requests are counted", func(s control.Status) bool { return s.Models[0].Seen >= uint64(got.Requests) })
 		s := r.status()
 		m := s.Models[0]
-		// Where engines do not keep up with their profile, for the machine's sake, the
-		// plan is rolled back: its iterations are slower than planned.
+		// If engines are slower than their profile because the host is busy, the plan is rolled
+		// back: its iterations are slower than planned.
 		if !slices.ContainsFunc(s.History, func(c control.Change) bool { return len(c.Stages) > 1 }) {
 			t.Fatalf("it never left its stage; the plan has %d:\n%s%v", len(m.Stages), brief(s), s.History)
 		}
@@ -74,7 +73,7 @@ func TestPlacement(t *testing.T) {
 	})
 }
 
-// status asks the admin page.
+// status fetches the status from the admin server.
 func (r *fleetHarness) status() (s control.Status) {
 	r.t.Helper()
 	resp, err := r.client.Get(r.AdminURL() + "/status")
@@ -88,9 +87,9 @@ func (r *fleetHarness) status() (s control.Status) {
 	return s
 }
 
-// placed counts the requests whose plan is still known, those of them that
-// were served by the stage of their exact prompt length, and those that were
-// served there or by a neighbour: estimates near a boundary may fall beside it.
+// placed counts the requests whose plan is still known, those of them that the stage of their exact
+// prompt length served, and those that this stage or a neighbour served: estimates near a boundary
+// may select a neighbour.
 func placed(records []replay.Record, history []control.Change) (in, near, known int) {
 	plans := make(map[string][]control.Stage)
 	for _, c := range history {

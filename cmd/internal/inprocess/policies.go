@@ -17,8 +17,8 @@ import (
 // share: a process is one host, however many replicas it has.
 const hostName = "local"
 
-// newHost builds the slots that the migrators of this process share, and what
-// follows the control plane for them.
+// newHost builds the slots that the migrators of this process share, and the client that follows
+// the control plane for them.
 func (f *Fleet) newHost() error {
 	fleet := &f.cfg.Fleet
 	if !fleet.ModulesEnabled() || !fleet.Migrates() || len(fleet.Fleet.Replicas) == 0 {
@@ -46,8 +46,8 @@ func (f *Fleet) runHost(ctx context.Context) error {
 	return errors.Join(f.host.Run(ctx), <-done)
 }
 
-// Hosts returns the policy slots of this process: those that the migrators
-// share, and the control plane's; none where no module may decide.
+// Hosts returns the policy slots of this process: those that the migrators share, and the control
+// plane's. It returns none if no module may decide.
 func (f *Fleet) Hosts() []*policyhost.Host {
 	var all []*policyhost.Host
 	for _, h := range []*policyhost.Host{f.host, f.plane.Host} {

@@ -10,11 +10,10 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 )
 
-// gauges are what an engine shows of its work. All of it is over when all are
-// zero.
+// gauges are an engine's metrics of its work. When all are zero, the engine is idle.
 var gauges = []string{"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "cascade_emulator_frozen_requests", "cascade_emulator_reserved_blocks"}
 
-// busy says what an engine still does, "" for nothing.
+// busy describes the work that an engine still has, or returns "".
 func (r *fleetHarness) busy(id string) string {
 	resp, err := r.client.Get(r.replica(id).Engine + "/metrics")
 	if err != nil {
@@ -45,7 +44,7 @@ func (r *fleetHarness) busy(id string) string {
 	return strings.Join(out, ", ")
 }
 
-// unsettled says what a migrator still does, "" for nothing.
+// unsettled describes the work that a migrator still has, or returns "".
 func (r *fleetHarness) unsettled(id string) string {
 	d := r.daemons[id]
 	streams := 0
@@ -62,8 +61,8 @@ func (r *fleetHarness) unsettled(id string) string {
 	return fmt.Sprintf("%d streams, %d residents, %d moves, %d in the market", streams, residents, moves, offers)
 }
 
-// quiet waits until nothing is left of any request: no slot, no frozen request,
-// no reservation, at any replica that lives.
+// quiet waits until nothing is left of any request at any running replica: no slot, no frozen
+// request, no reservation.
 func (r *fleetHarness) quiet() {
 	r.t.Helper()
 	var left string

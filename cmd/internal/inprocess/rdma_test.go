@@ -13,9 +13,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// TestRDMA: a fleet whose replicas have an RDMA device, and no memory in common, says
-// so, moves its requests over that, and answers byte for byte what one answers in
-// which nothing moves. When the device's cable is pulled, requests move over TCP.
+// TestRDMA runs a fleet whose replicas have an RDMA device and no shared memory. The fleet reports
+// the device, migrates its requests over it, and answers byte for byte like a fleet without
+// migrations. When the device loses its cable, requests migrate over TCP.
 func TestRDMA(t *testing.T) {
 	t.Parallel()
 	path := fake.Verbs(t)
@@ -39,7 +39,7 @@ func TestRDMA(t *testing.T) {
 		r.teach()
 		r.until("verbs is each replica's best transport", func(s control.Status) bool { return best(s, "verbs") })
 		round := 0
-		// over plays the script until requests have moved by a transport.
+		// over plays the script until requests have migrated by a transport.
 		over := func(transport string) {
 			moved := 0
 			for tries := 0; tries == 0 || tries < 10 && moved == 0; tries++ {
@@ -70,7 +70,7 @@ func TestRDMA(t *testing.T) {
 	}
 }
 
-// best says that a transport is what every replica prefers, and that it works.
+// best reports whether every replica prefers a transport, and the transport works.
 func best(s control.Status, transport string) bool {
 	for _, m := range s.Models {
 		for _, st := range m.Stages {

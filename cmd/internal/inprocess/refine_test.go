@@ -8,17 +8,17 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// TestPaperRefines: with the paper's preset, the replicas of a stage propose
-// where its end should lie by what they and the next stage hold, and the
-// control plane publishes what they agree on: the boundary moves, no replica changes
-// its stage, and no request notices.
+// TestPaperRefines checks that with the paper's preset, the replicas of a stage propose a new end
+// of the stage based on their own and the next stage's requests, and the control plane publishes
+// the boundary that they agree on. The boundary moves, no replica changes its stage, and no request
+// fails.
 func TestPaperRefines(t *testing.T) {
 	idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
 		refines(t, envoy, func(f *config.Fleet) { f.Preset, f.Speed, f.Migration = "paper", 4, config.Migration{} })
 	})
 }
 
-// TestDefaultRefines: the same with the default preset, where the operator says so.
+// TestDefaultRefines does the same with the default preset, if the operator enables it.
 func TestDefaultRefines(t *testing.T) {
 	refines(t, "", func(f *config.Fleet) {
 		f.Preset, f.Speed, f.Planner.Refine, f.Migration = "", 4, config.RefineOn, config.Migration{}
@@ -29,7 +29,8 @@ func refines(t *testing.T, envoy string, edit func(*config.Fleet)) {
 	r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 4, edit: edit})
 	load := newTraffic(r, 24, 300, 300, 600, 1200)
 	const cut = policies.Tokens(20_000) // far too high: the second stage is idle
-	// A refinement before the first status is a plan of its own: do not wait for one.
+	// A refinement before the first status is a plan of its own, so this does not wait for a
+	// status.
 	r.write(policies.Plan{Model: llm, Stages: stages([]policies.Tokens{cut}, ids(0, 1), ids(2, 3))})
 	s := r.until("the cut has moved down twice", func(s control.Status) bool {
 		m := s.Models[0]

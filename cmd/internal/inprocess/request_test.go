@@ -16,14 +16,13 @@ import (
 // reply is the whole answer to a request.
 type reply struct {
 	status int
-	stage  string // by the route's header
+	stage  string // from the route's header
 	epoch  policies.Epoch
 	kind   string // content type
 	body   []byte
 }
 
-// send makes a request and reads all of the answer. header holds pairs, which
-// are added.
+// send sends a request and reads the whole answer. header holds pairs of names and values to add.
 func (r *fleetHarness) send(path, host string, body io.Reader, header ...string) (reply, error) {
 	resp, err := r.open(context.Background(), path, host, body, header...)
 	if err != nil {
@@ -43,7 +42,7 @@ func replyOf(resp *http.Response) reply {
 	}
 }
 
-// open makes a request and returns its answer as it begins.
+// open sends a request and returns once the answer begins.
 func (r *fleetHarness) open(ctx context.Context, path, host string, body io.Reader, header ...string) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.URL()+path, body)
 	if err != nil {
@@ -57,11 +56,11 @@ func (r *fleetHarness) open(ctx context.Context, path, host string, body io.Read
 	return r.client.Do(req)
 }
 
-// chunked hides the size of a body, so that it goes without content-length.
+// chunked hides the size of a body, so that the request has no content-length.
 type chunked struct{ io.Reader }
 
-// prompt is a body of completions of exactly size bytes, at least 80, which
-// asks for the output tokens.
+// prompt returns a completions body of exactly size bytes, at least 80, that asks for output
+// tokens.
 func prompt(size, output int) []byte {
 	head := fmt.Sprintf(`{"model":%q,"max_tokens":%d,"ignore_eos":true,"prompt":"`, llm, output)
 	const tail = `"}`

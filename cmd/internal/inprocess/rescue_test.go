@@ -11,18 +11,16 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// pinned is a body that asks for something that only the engine which began can
-// go on with.
+// pinned adds an option to a body that only the engine that began the request can continue.
 func pinned(body []byte) []byte {
 	return bytes.Replace(body, []byte(`"ignore_eos"`), []byte(`"seed":7,"temperature":0.5,"ignore_eos"`), 1)
 }
 
-// forever is the output of streams that end when their test does.
+// forever is the output of streams that last until their test ends.
 const forever = 100_000
 
-// residents begins long streams until at least so many run on an engine that may
-// move, and one that may not. It returns those of that engine, the pinned ones
-// apart, and all others.
+// residents starts long streams until an engine runs at least movable streams that may migrate, and
+// one that is pinned. It returns the movable ones of that engine, its pinned ones, and all others.
 func (r *fleetHarness) residents(id string, movable int) (moving, fixed, others []*live) {
 	r.t.Helper()
 	for n := 0; len(moving) < movable || len(fixed) == 0; n++ {
@@ -44,7 +42,7 @@ func (r *fleetHarness) residents(id string, movable int) (moving, fixed, others 
 		s := r.stream(body)
 		at := "elsewhere"
 		for leg, why := range here() {
-			// Another one may have moved here meanwhile.
+			// Another stream may have migrated to this engine meanwhile.
 			if _, old := before[leg]; !old && ties == (why != policies.NotPinned) {
 				if at = "moving"; ties {
 					at = "fixed"
@@ -63,7 +61,7 @@ func (r *fleetHarness) residents(id string, movable int) (moving, fixed, others 
 	return moving, fixed, others
 }
 
-// faithful ends streams and checks that their text is what the model generates.
+// faithful ends streams and checks that their text is the one that the model generates.
 func (f *traffic) faithful(streams []*live) {
 	t := f.r.t
 	t.Helper()
@@ -81,7 +79,7 @@ func (f *traffic) faithful(streams []*live) {
 	}
 }
 
-// grows waits until streams have got more.
+// grows waits until streams have received more tokens.
 func (r *fleetHarness) grows(streams []*live) {
 	r.t.Helper()
 	for _, s := range streams {
@@ -97,8 +95,8 @@ func (r *fleetHarness) grows(streams []*live) {
 	}
 }
 
-// TestEngineDies: an engine is killed under load, without a drain. What may move
-// goes on at other engines; what may not ends with the error event.
+// TestEngineDies kills an engine under load, without a drain. Requests that may migrate continue on
+// other engines; pinned ones end with the error event.
 func TestEngineDies(t *testing.T) {
 	idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
 		r := moving(t, envoy, config.MigrationLive, 3)
@@ -129,8 +127,8 @@ func TestEngineDies(t *testing.T) {
 	})
 }
 
-// TestEngineHangs: an engine answers nothing any more, for a while. What may
-// move goes on at other engines; what may not waits.
+// TestEngineHangs makes an engine stop answering for a while. Requests that may migrate continue on
+// other engines; pinned ones wait.
 func TestEngineHangs(t *testing.T) {
 	idlePlanes(t, onProxy, func(t *testing.T, envoy string) {
 		r := mobile(t, harnessConfig{envoy: envoy, replicas: 3, edit: func(f *config.Fleet) {

@@ -7,14 +7,14 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// empty drains a replica and waits until nothing runs there.
+// empty drains a replica and waits until no request runs there.
 func (r *fleetHarness) empty(id string) {
 	r.t.Helper()
 	r.order("drain", id)
 	r.wait(id+" is empty", func() bool { return len(r.fronts[id].LocalLegs()) == 0 })
 }
 
-// refill takes a drained replica back and waits until it is given requests.
+// refill undrains a replica and waits until it receives requests.
 func (r *fleetHarness) refill(id string) {
 	r.t.Helper()
 	r.order("undrain", id)
@@ -32,15 +32,15 @@ func (r *fleetHarness) refill(id string) {
 	})
 }
 
-// TestDrainMoves: an operator drains one replica after the other under load;
-// what runs there goes on elsewhere, and no client notices.
+// TestDrainMoves drains one replica after the other under load; the running requests continue
+// elsewhere, and no client sees an effect.
 func TestDrainMoves(t *testing.T) {
 	for _, mode := range []string{config.MigrationLive, config.MigrationReprompt} {
 		t.Run(mode, func(t *testing.T) {
 			idlePlanes(t, onBoth, func(t *testing.T, envoy string) {
 				r := moving(t, envoy, mode, 3, func(f *config.Fleet) { f.Speed = 2 })
 				load := newTraffic(r, 4, 200, 200, 2000, 20_000)
-				// Where the machine is busy, the load's answers end before they move.
+				// If the host is busy, the load's answers end before they migrate.
 				var streams []*live
 				for n := range 3 {
 					streams = append(streams, r.stream(prompt(120+n*900, forever)))
@@ -62,8 +62,8 @@ func TestDrainMoves(t *testing.T) {
 	}
 }
 
-// TestRollingRestart: one engine after the other is drained, stopped and
-// started anew, under load. No client notices.
+// TestRollingRestart drains, stops and restarts one engine after the other, under load. No client
+// sees an effect.
 func TestRollingRestart(t *testing.T) {
 	idlePlanes(t, onBoth, func(t *testing.T, envoy string) {
 		r := moving(t, envoy, config.MigrationLive, 3)

@@ -25,15 +25,15 @@ var realTrace = flag.String("trace", "", "a trace of real requests for TestSameA
 
 // question is one request of a script.
 type question struct {
-	at         time.Duration // after the beginning
+	at         time.Duration // after the start of the script
 	path, body string
 	stream     bool
 }
 
-// forms are the ways in which clients ask, one after the other.
+// forms is the number of ways in which clients send requests; the tests cycle through them.
 const forms = 16
 
-// form is the n-th of them.
+// form returns the n-th of them.
 func form(n int) (path, options string, stream bool) {
 	path = "/v1/completions"
 	if n&1 != 0 {
@@ -51,8 +51,8 @@ func form(n int) (path, options string, stream bool) {
 	return path, options, stream
 }
 
-// ask is a question whose prompt is like no other's: what an engine has cached
-// shows in an answer.
+// ask returns a question whose prompt differs from all others, because an answer reports what the
+// engine had cached.
 func ask(number, input, output int) question {
 	path, options, stream := form(number)
 	rng := rand.New(rand.NewPCG(7, uint64(number)))
@@ -80,9 +80,9 @@ func ask(number, input, output int) question {
 	return question{path: path, stream: stream, body: fmt.Sprintf(`{"model":%q,%s,"max_tokens":%d,"ignore_eos":true%s}`, llm, prompt.String(), output, options)}
 }
 
-// script is a trace of the generator that is fitted to public ones, so small
-// that a fleet of this size serves it in seconds, or a real one as it is; and
-// some requests that grow through all stages or are long from the start.
+// script returns requests of the generator that is fitted to public traces, scaled down so that a
+// fleet of this size serves them in seconds, or of a real trace unchanged. It adds some requests
+// that grow through all stages or are long from the start.
 func script(t *testing.T, requests, climbers int, over time.Duration) []question {
 	t.Helper()
 	list := recorded(t, requests)
@@ -94,7 +94,7 @@ func script(t *testing.T, requests, climbers int, over time.Duration) []question
 			t.Fatal(err)
 		}
 		for i := range list {
-			// What has no full block of KV moves by re-prompting.
+			// A request without a full block of KV migrates by re-prompting.
 			list[i].Input, list[i].Output = min(max(list[i].Input/4, 16), 6000), min(max(list[i].Output, 30), 150)
 		}
 	}
@@ -106,7 +106,7 @@ func script(t *testing.T, requests, climbers int, over time.Duration) []question
 		out = append(out, s)
 	}
 	for i := range climbers {
-		// One grows through all stages, one makes an outlier of its replica.
+		// One request grows through all stages, one makes its replica an outlier.
 		for j, input := range []int{20, 5000} {
 			s := ask(requests+2*i+j, input, 400)
 			s.at = over * time.Duration(i) / time.Duration(climbers) / 2
@@ -116,7 +116,7 @@ func script(t *testing.T, requests, climbers int, over time.Duration) []question
 	return out
 }
 
-// recorded is the beginning of the trace that the flag names, nil without one.
+// recorded returns the beginning of the trace that the flag names, or nil without one.
 func recorded(t *testing.T, requests int) []trace.Request {
 	t.Helper()
 	if *realTrace == "" {
@@ -137,8 +137,8 @@ func recorded(t *testing.T, requests int) []trace.Request {
 	return list
 }
 
-// teach lets every front see how its engine writes an answer that is not
-// streamed: only then it can make one of a stream, and move it.
+// teach lets every front end learn the format of its engine's answers that are not streamed: only
+// then can it build such an answer from a stream, and migrate the request.
 func (r *fleetHarness) teach() {
 	r.t.Helper()
 	for _, n := range r.cfg.Fleet.Fleet.Replicas {
@@ -159,7 +159,7 @@ func (r *fleetHarness) teach() {
 	}
 }
 
-// play asks all questions of a script, at their times, and returns the answers.
+// play sends all questions of a script, at their times, and returns the answers.
 func (r *fleetHarness) play(list []question) []string {
 	out := make([]string, len(list))
 	var wg sync.WaitGroup
@@ -212,7 +212,7 @@ func (r *fleetHarness) rotation(ids ...string) (stop func()) {
 	return sync.OnceFunc(func() { cancel(); wg.Wait() })
 }
 
-// fiveStages divide the lengths of a script; the last has two replicas.
+// fiveStages divides the lengths of a script; the last stage has two replicas.
 func fiveStages() []policies.Stage {
 	cuts := []policies.Tokens{60, 110, 190, 320}
 	if *realTrace != "" {
@@ -221,9 +221,9 @@ func fiveStages() []policies.Stage {
 	return stages(cuts, ids(0), ids(1), ids(2), ids(3), ids(4, 5))
 }
 
-// streamedText returns the content of a stream: each member of its events with all that it is in
-// turn, and the events without them, each kind once. How many tokens an event
-// has depends on how fast it is read.
+// streamedText returns the content of a stream: the concatenated values of each member of its
+// events, and the events without these members, each kind once. The number of tokens per event
+// depends on how fast the client reads.
 func streamedText(answer string) string {
 	members := make(map[string]string)
 	var kinds []string
@@ -250,14 +250,14 @@ func streamedText(answer string) string {
 
 var varying = regexp.MustCompile(`,?"(text|content|role|finish_reason|stop_reason|token_ids|prompt_token_ids|system_fingerprint)":("(?:[^"\\]|\\.)*"|\[[0-9,]*\]|null)`)
 
-// cached is how much of its prompt an engine had. The engine that began an
-// answer reports when it ends, or is handed over; after a migration by re-prompting
-// it is unknown.
+// cached matches how many prompt tokens an engine had cached. The engine that began an answer
+// reports the number when the answer ends or the request migrates; after a migration by
+// re-prompting it is unknown.
 var cached = regexp.MustCompile(`"cached_tokens":([0-9]+|null)`)
 
-// TestSameAnswers: a trace of all kinds of requests, played to a fleet whose
-// requests grow out of their stages and are drained from one replica after the
-// other, has byte for byte the answers that it has where nothing moves.
+// TestSameAnswers plays a trace of all kinds of requests to a fleet whose requests outgrow their
+// stages and whose replicas are drained one after the other. The answers equal, byte for byte,
+// those of a fleet without migrations.
 func TestSameAnswers(t *testing.T) {
 	requests, climbers, over := 30, 4, 3*time.Second
 	if everything {
@@ -290,7 +290,7 @@ func TestSameAnswers(t *testing.T) {
 				r := moving(t, envoy, c.mode, 6, ranks, func(f *config.Fleet) { f.Speed = 1 })
 				r.plan(fiveStages()...)
 				r.teach()
-				// On a machine that is too busy requests end before they move.
+				// On a host that is too busy, requests end before they migrate.
 				for n := 0; n == 0 || n < 10 && !r.moved(); n++ {
 					stop := r.rotation("r4", "r1", "r2", "r3", "r0")
 					got := r.play(salted(list, n))
@@ -303,8 +303,8 @@ func TestSameAnswers(t *testing.T) {
 	}
 }
 
-// salted are the questions of a later round: what engines have cached of the
-// rounds before does not count for it.
+// salted returns the questions for a later round, changed so that the engines' caches of earlier
+// rounds do not apply.
 func salted(list []question, round int) []question {
 	out := slices.Clone(list)
 	for i := range out {
@@ -313,7 +313,7 @@ func salted(list []question, round int) []question {
 	return out
 }
 
-// compare checks answers against those of a fleet in which nothing moves.
+// compare checks answers against those of a fleet without migrations.
 func compare(t *testing.T, list []question, got, want []string, mode string) {
 	t.Helper()
 	different := 0
@@ -342,7 +342,7 @@ func compare(t *testing.T, list []question, got, want []string, mode string) {
 	}
 }
 
-// settled checks the records of a fleet whose requests have moved.
+// settled checks the records of a fleet whose requests have migrated.
 func (r *fleetHarness) settled(mode string) {
 	r.t.Helper()
 	if r.tally() == 0 {
@@ -366,8 +366,8 @@ func (r *fleetHarness) settled(mode string) {
 	}
 }
 
-// TestChain: requests move until each of them has four times or more, while
-// their clients read.
+// TestChain migrates requests until each of them has migrated at least four times, while their
+// clients read.
 func TestChain(t *testing.T) {
 	for _, mode := range []string{config.MigrationLive, config.MigrationReprompt} {
 		t.Run(mode, func(t *testing.T) {

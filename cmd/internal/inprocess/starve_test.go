@@ -10,8 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 )
 
-// starve takes the processor away from everything, all but a share of one in
-// busy+1, for a while.
+// starve takes the CPU away from everything else for a while, except for one share in busy+1.
 func starve(busy int, d time.Duration) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	var over atomic.Bool
@@ -27,8 +26,8 @@ func starve(busy int, d time.Duration) {
 	wg.Wait()
 }
 
-// TestStarved: a machine that has no time for seconds, again and again, is slow
-// and nothing else. No component is taken for dead in a way that fails a request.
+// TestStarved checks that a host that stalls for seconds, repeatedly, only makes the fleet slow. No
+// component counts as failed in a way that fails a request.
 func TestStarved(t *testing.T) {
 	if !everything {
 		t.Skip("starves the machine that other tests run on; set CASCADE_TEST_ALL=1")

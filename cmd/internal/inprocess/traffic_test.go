@@ -22,8 +22,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// oracle computes the answer that every replica must give: an engine of the same model,
-// as fast as this machine.
+// oracle computes the answer that every replica must give: it is an engine of the same model that
+// runs as fast as this host allows.
 type oracle struct {
 	server *httptest.Server
 	mu     sync.Mutex
@@ -57,7 +57,7 @@ func newOracle(t *testing.T, r *fleetHarness) *oracle {
 	return o
 }
 
-// text is what comes after a body's prompt.
+// text returns the text that follows a body's prompt.
 func (o *oracle) text(body []byte) (string, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -78,15 +78,15 @@ func (o *oracle) text(body []byte) (string, error) {
 	return s, nil
 }
 
-// events reads a stream of completions to its end.
+// events reads a completions stream to its end.
 type events struct {
 	text   strings.Builder
-	tokens int    // events with text, at least
+	tokens int    // at least the number of events with text
 	failed string // the error event, if any
-	done   bool   // [DONE] came
+	done   bool   // received [DONE]
 }
 
-// read takes events until the stream ends; each is called after every one.
+// read reads events until the stream ends, and calls each after every event.
 func (e *events) read(body io.Reader, each func()) error {
 	lines := bufio.NewScanner(body)
 	lines.Buffer(nil, 1<<20)
@@ -111,7 +111,7 @@ func (e *events) read(body io.Reader, each func()) error {
 	return lines.Err()
 }
 
-// live is a stream that is being read.
+// live is a stream that a client is reading.
 type live struct {
 	stage  string
 	body   []byte
@@ -119,11 +119,11 @@ type live struct {
 	ended  chan struct{} // closed at its end
 	count  atomic.Int64  // events so far
 	cancel context.CancelFunc
-	events       // once ended
-	err    error // likewise: how the connection ended
+	events       // valid once ended
+	err    error // also: how the connection ended
 }
 
-// stream begins a stream and returns once its first token is there.
+// stream starts a stream and returns after its first token.
 func (r *fleetHarness) stream(body []byte) *live {
 	r.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -169,32 +169,31 @@ func (s *live) wait(t *testing.T) {
 	}
 }
 
-// streamed is a body that asks for a stream.
+// streamed returns the body with the option to stream.
 func streamed(body []byte) []byte {
 	return append(body[:len(body)-1:len(body)-1], `,"stream":true}`...)
 }
 
-// traffic is a load of requests of mixed size, plain and streamed, each of
-// which is checked: answered whole, by the stage of the plan that routed it.
+// traffic is a load of requests of mixed size, plain and streamed. It checks that each is answered
+// completely by the stage of the plan that routed it.
 type traffic struct {
 	r      *fleetHarness
 	oracle *oracle
 	sizes  []int
 	output int
-	plans  sync.Map       // by epoch; requests by others are not checked for their stage
+	plans  sync.Map       // by epoch; the stages of requests that other plans routed are not checked
 	stop   func()         // ends the load and waits
-	began  []atomic.Int64 // the request that each worker makes now; in ns since the epoch
+	began  []atomic.Int64 // start time of each worker's present request; in ns since the epoch
 
 	sent, streams, failed, cut atomic.Int64
 
 	mu    sync.Mutex
-	first []string         // failures, the first few
+	first []string         // the first few failures
 	limit time.Time        // requests that began before it may be cut
-	may   func(error) bool // in this way
+	may   func(error) bool // in ways for which it returns true
 }
 
-// newTraffic starts workers. Bodies have one of the sizes, answers output
-// tokens.
+// newTraffic starts workers. Each body has one of the sizes, and each answer has output tokens.
 func newTraffic(r *fleetHarness, workers, output int, sizes ...int) *traffic {
 	f := &traffic{r: r, oracle: newOracle(r.t, r), sizes: sizes, output: output, began: make([]atomic.Int64, workers)}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -219,11 +218,11 @@ func newTraffic(r *fleetHarness, workers, output int, sizes ...int) *traffic {
 	return f
 }
 
-// expect announces a plan before it can route requests.
+// expect records a plan before it can route requests.
 func (f *traffic) expect(p policies.Plan) { f.plans.Store(p.Epoch, p) }
 
-// dies kills a part of the fleet. Requests that were under way may be cut by
-// it, in a way that may allows, and no other may fail.
+// dies kills a component of the fleet. It may cut the requests in progress in a way that may
+// allows; no other request may fail.
 func (f *traffic) dies(kill func(), may func(error) bool) {
 	f.mu.Lock()
 	f.limit, f.may = time.Now().Add(time.Hour), may
@@ -268,7 +267,7 @@ func (f *traffic) after(n int64) {
 	f.r.wait(fmt.Sprintf("%d requests", n), func() bool { return f.sent.Load() >= goal })
 }
 
-// anew waits until all requests that are under way have been answered.
+// anew waits until all requests in progress have been answered.
 func (f *traffic) anew() {
 	f.r.t.Helper()
 	now := time.Now().UnixNano()
@@ -277,7 +276,7 @@ func (f *traffic) anew() {
 	}
 }
 
-// one makes one request and checks the answer.
+// one sends one request and checks the answer.
 func (f *traffic) one(body []byte, stream bool) error {
 	want, err := f.oracle.text(body)
 	if err != nil {
@@ -303,7 +302,7 @@ func (f *traffic) one(body []byte, stream bool) error {
 	}
 	if p, ok := f.plans.Load(got.epoch); ok {
 		plan := p.(policies.Plan)
-		// Four bytes a token, by content-length.
+		// Four bytes per token, by content-length.
 		if stage := fmt.Sprintf("s%d", plan.StageOf(policies.Tokens(len(sent)/4))); got.stage != stage {
 			return fmt.Errorf("stage %s by epoch %d, want %s", got.stage, got.epoch, stage)
 		}
