@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// host is a process with one door, and its place.
+// host is a process with one listener, and the path that it serves.
 type host struct {
 	path    string
 	doors   Listeners
@@ -62,7 +62,7 @@ func newHost(t *testing.T) *host {
 	return h
 }
 
-// end stops the host and wants it to have been what it was all along.
+// end stops the host and checks that it behaved correctly until then.
 func (h *host) end(t *testing.T) {
 	t.Helper()
 	h.stop()
@@ -77,7 +77,7 @@ func (h *host) end(t *testing.T) {
 	}
 }
 
-// talk opens a conversation with a host.
+// talk opens a connection to a host.
 func (h *host) talk(t *testing.T) *net.UnixConn {
 	t.Helper()
 	conn, err := net.Dial("unixpacket", h.path)
@@ -88,8 +88,8 @@ func (h *host) talk(t *testing.T) *net.UnixConn {
 	return conn.(*net.UnixConn)
 }
 
-// TestSuccessorFails at every step: the host goes on, and the next successor
-// finds it.
+// TestSuccessorFails makes the successor fail at every step: the host continues, and the next
+// successor finds it.
 func TestSuccessorFails(t *testing.T) {
 	h := newHost(t)
 	ctx := t.Context()
@@ -131,7 +131,7 @@ func TestSuccessorFails(t *testing.T) {
 		},
 		"by too many words": func() {
 			conn := h.talk(t)
-			// The host may hang up before the last of them.
+			// The host may close the connection before it has received all.
 			_, _ = conn.Write(make([]byte, maxPacket+1))
 		},
 		"by another version": func() {
@@ -187,7 +187,7 @@ func TestSuccessorFails(t *testing.T) {
 	}
 }
 
-// opened is a door on a free port, and the socket behind it.
+// opened adds a listener on a free port, and returns it with its socket.
 func opened(t *testing.T, d *Listeners) (socket, door net.Listener) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -201,8 +201,8 @@ func opened(t *testing.T, d *Listeners) (socket, door net.Listener) {
 	return l, g
 }
 
-// TestStopAcceptingWaitsForServers: what was accepted before is known to its server when the
-// door is left.
+// TestStopAcceptingWaitsForServers checks that each connection accepted earlier has reached its
+// server when StopAccepting returns.
 func TestStopAcceptingWaitsForServers(t *testing.T) {
 	var d Listeners
 	l, g := opened(t, &d)
@@ -219,7 +219,7 @@ func TestStopAcceptingWaitsForServers(t *testing.T) {
 		defer conn.Close()
 		close(accepted)
 		<-leaving
-		time.Sleep(10 * time.Millisecond) // so that a Leave which does not wait is seen
+		time.Sleep(10 * time.Millisecond) // so that a StopAccepting that does not wait is detected
 		known.Store(true)
 		if _, err := g.Accept(); !errors.Is(err, net.ErrClosed) {
 			t.Errorf("after Leave: %v", err)
@@ -235,11 +235,11 @@ func TestStopAcceptingWaitsForServers(t *testing.T) {
 	left := make(chan struct{})
 	go func() {
 		defer close(left)
-		d.stopAccepting(nil) // which is never late
+		d.stopAccepting(nil) // nil: wait without a limit
 	}()
 	select {
 	case <-left:
-	case <-time.After(time.Minute): // it would be for ever
+	case <-time.After(time.Minute): // it would wait forever
 		t.Fatal("the server has come back for more, and the door is not left")
 	}
 	if !known.Load() {
@@ -249,7 +249,8 @@ func TestStopAcceptingWaitsForServers(t *testing.T) {
 	<-over
 }
 
-// TestStopAcceptingIsBounded: a server that never returns blocks no process.
+// TestStopAcceptingIsBounded checks that a server that never returns to Accept does not block its
+// process.
 func TestStopAcceptingIsBounded(t *testing.T) {
 	var d Listeners
 	l, g := opened(t, &d)
@@ -272,8 +273,8 @@ func TestStopAcceptingIsBounded(t *testing.T) {
 	}
 }
 
-// TestHostDies between the sockets and the successor's word: the successor
-// takes its place.
+// TestHostDies kills the host after it has sent the sockets and before it receives the successor's
+// message: the successor replaces it.
 func TestHostDies(t *testing.T) {
 	h := newHost(t)
 	c, err := Begin(t.Context(), h.path)
@@ -294,7 +295,7 @@ func TestHostDies(t *testing.T) {
 	post.Close()
 }
 
-// TestStoppedEndsContext: the successor gets its answer all the same.
+// TestStoppedEndsContext ends the context in Stopped: the successor still receives its answer.
 func TestStoppedEndsContext(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	for range 20 {
@@ -328,7 +329,7 @@ func TestStoppedEndsContext(t *testing.T) {
 	}
 }
 
-// TestStaleSocket: the socket of a killed process stops no other process.
+// TestStaleSocket checks that the socket left by a killed process stops no other process.
 func TestStaleSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	for _, at := range []string{path, path + temporarySuffix} {
@@ -353,8 +354,8 @@ func TestStaleSocket(t *testing.T) {
 	}
 }
 
-// TestSilentHost: a process that runs and says nothing is an error, when the
-// caller's patience ends, and so is one that is starting for ever.
+// TestSilentHost checks that a process that runs but sends nothing is an error when the caller's
+// deadline expires, and so is a process that never finishes starting.
 func TestSilentHost(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
@@ -389,14 +390,14 @@ func TestSilentHost(t *testing.T) {
 	}
 }
 
-// TestOtherUsers get no socket.
+// TestOtherUsers checks that other users get no socket.
 func TestOtherUsers(t *testing.T) {
 	if os.Geteuid() != 0 || runtime.GOOS != "linux" {
 		t.Skip("only root can become another user")
 	}
 	h := newHost(t)
 	path := filepath.Join("/tmp", filepath.Base(filepath.Dir(h.path))+".sock")
-	// The test's own directories are closed to others.
+	// Other users cannot access the test's own directories.
 	if err := os.Link(h.path, path); err != nil {
 		t.Skip(err)
 	}
@@ -406,7 +407,7 @@ func TestOtherUsers(t *testing.T) {
 	}
 	answer := make(chan error)
 	go func() {
-		runtime.LockOSThread() // for ever: the thread has another user
+		runtime.LockOSThread() // forever: the thread has another user
 		answer <- askAs(path, 65534)
 	}()
 	if err := <-answer; err == nil || !strings.Contains(err.Error(), "nothing came") {
@@ -415,7 +416,7 @@ func TestOtherUsers(t *testing.T) {
 	h.end(t)
 }
 
-// askAs asks for sockets as another user, on the present thread.
+// askAs requests sockets as another user, on the present thread.
 func askAs(path string, uid int) error {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -429,7 +430,7 @@ func askAs(path string, uid int) error {
 	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
 		return err
 	}
-	// The host may have hung up already.
+	// The host may have closed the connection already.
 	_ = unix.Send(fd, []byte(`{"version":1,"step":"ask"}`), unix.MSG_NOSIGNAL)
 	buf := make([]byte, maxPacket)
 	n, err := unix.Read(fd, buf)
@@ -439,8 +440,8 @@ func askAs(path string, uid int) error {
 	return errors.Join(err, errors.New("nothing came"))
 }
 
-// TestTakeListenerMatchesAddress: a socket on another address than the present file
-// says is of no use.
+// TestTakeListenerMatchesAddress checks that a socket is not used if its address differs from the
+// one in the present file.
 func TestTakeListenerMatchesAddress(t *testing.T) {
 	for want, good := range map[string]bool{"127.0.0.1:0": true, "127.0.0.1:1": false, "127.0.0.2:0": false, ":0": true, "nonsense": false} {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -456,8 +457,8 @@ func TestTakeListenerMatchesAddress(t *testing.T) {
 	}
 }
 
-// TestListener: a server behind a door that was left notices nothing before it
-// closes it, and no door opens after.
+// TestListener checks that a server does not notice StopAccepting until it closes its listener, and
+// that no listener can be added afterwards.
 func TestListener(t *testing.T) {
 	var d Listeners
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -22,11 +22,11 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience bounds what must happen soon.
+// patience bounds waits for conditions that must hold soon.
 const patience = time.Minute
 
-// settle is how long a process that has left waits in silence for requests on
-// connections that have brought none: clients dial some that they do not need.
+// settle is how long a process that has handed over waits for requests on connections that have
+// brought none: clients dial some connections that they do not need.
 const settle = 5 * time.Second
 
 // process is one generation of a daemon, inside the test.
@@ -38,12 +38,12 @@ type process struct {
 	stop  context.CancelFunc
 }
 
-// lines are the connections of a process. It may end when each has brought a
-// request since it left, whose answer sent its client elsewhere, or has ended.
+// lines tracks the connections of a process. The process may end once each connection has ended, or
+// has brought a request since the handover, whose answer redirected the client.
 type lines struct {
 	mu      sync.Mutex
 	leaving bool
-	asked   map[net.Conn]bool // since it left
+	asked   map[net.Conn]bool // have brought a request since the handover
 	changed chan struct{}     // holds a token after a change
 }
 
@@ -64,7 +64,7 @@ func (l *lines) change(f func()) {
 	}
 }
 
-// state is for http.Server.ConnState.
+// state implements http.Server.ConnState.
 func (l *lines) state(c net.Conn, s http.ConnState) {
 	switch s {
 	case http.StateNew:
@@ -74,7 +74,7 @@ func (l *lines) state(c net.Conn, s http.ConnState) {
 	}
 }
 
-// request handles a request; it returns whether the process has left.
+// request records a request; it returns whether the process has handed over.
 func (l *lines) request(c net.Conn) (leaving bool) {
 	l.change(func() {
 		leaving = l.leaving
@@ -85,7 +85,7 @@ func (l *lines) request(c net.Conn) (leaving bool) {
 	return leaving
 }
 
-// leave waits until no connection has a request.
+// leave waits until no connection has a request in progress.
 func (l *lines) leave() {
 	l.change(func() { l.leaving = true })
 	for silence := time.After(settle); ; {
@@ -104,8 +104,8 @@ func (l *lines) leave() {
 	}
 }
 
-// launch runs a generation at the path until it has a successor and its
-// connections have ended, or until stop. It returns when it has its place.
+// launch runs a generation at the path until it has a successor and its connections have ended, or
+// until stop. It returns once the generation serves the path.
 func launch(t *testing.T, path, address, name string) *process {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
@@ -138,7 +138,7 @@ func launch(t *testing.T, path, address, name string) *process {
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, line{}, c) },
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if open.request(r.Context().Value(line{}).(net.Conn)) {
-				// Over HTTP/2 this is a GOAWAY: what comes later is asked again elsewhere.
+				// Over HTTP/2 this is a GOAWAY: the client sends later requests elsewhere.
 				w.Header().Set("Connection", "close")
 			}
 			io.WriteString(w, name)
@@ -158,7 +158,7 @@ func launch(t *testing.T, path, address, name string) *process {
 		}
 		defer before.Close()
 		defer after.Close()
-		// Connections that were accepted last have their requests on the way.
+		// The requests of the connections accepted last are in transit.
 		open.leave()
 		ending, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
@@ -175,8 +175,8 @@ func (p *process) end() {
 	<-p.done
 }
 
-// clients ask without a pause, each in its own way, until the end; any answer
-// but a good one is an error.
+// clients send requests without a pause, each in a different way, until the end; any failed request
+// is an error.
 type clients struct {
 	asked atomic.Int64
 	stop  context.CancelFunc
@@ -223,7 +223,7 @@ func ask(t *testing.T, address string) *clients {
 	return c
 }
 
-// await waits until some more requests were answered.
+// await waits until more further requests have been answered.
 func (c *clients) await(t *testing.T, more int64) {
 	t.Helper()
 	until, alarm := c.asked.Load()+more, time.After(patience)
@@ -241,7 +241,7 @@ func (c *clients) end() {
 	c.wg.Wait()
 }
 
-// answerer is the name of the generation that answers now.
+// answerer returns the name of the generation that answers now.
 func answerer(t *testing.T, address string) string {
 	t.Helper()
 	tr := &http.Transport{DisableKeepAlives: true}
@@ -267,8 +267,7 @@ func openFiles(t *testing.T) int {
 	return len(all)
 }
 
-// TestUpgradeRefusesNoConnection hands over twenty times while clients connect all the
-// time.
+// TestUpgradeRefusesNoConnection hands over twenty times while clients connect continuously.
 func TestUpgradeRefusesNoConnection(t *testing.T) {
 	path, address := filepath.Join(t.TempDir(), "s"), loopback.Addresses(t, 1)[0]
 	warm := launch(t, path, address, "warm")
@@ -310,8 +309,8 @@ func TestUpgradeRefusesNoConnection(t *testing.T) {
 	}
 }
 
-// TestRacingProcesses starts many at once: they take over from each other in
-// some order, and one is left.
+// TestRacingProcesses starts many processes at once: they take over from each other in some order,
+// and one remains.
 func TestRacingProcesses(t *testing.T) {
 	path, address := filepath.Join(t.TempDir(), "s"), loopback.Addresses(t, 1)[0]
 	first := launch(t, path, address, "first")
@@ -329,7 +328,7 @@ func TestRacingProcesses(t *testing.T) {
 	}
 	wg.Wait()
 	c.await(t, 20)
-	// All but the last have left, or are about to.
+	// All but the last have handed over, or are about to.
 	here, alarm := len(all), time.After(patience)
 	for here > 1 {
 		here = 0

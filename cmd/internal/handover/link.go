@@ -50,9 +50,8 @@ func (l *Link) Send(b []byte) error {
 	return err
 }
 
-// Receive waits for the next message, which is valid until the next call. The
-// error is io.EOF when the other process has ended, and another one when the link
-// is closed.
+// Receive waits for the next message, which is valid until the next call. The error is io.EOF if
+// the other process has ended, and a different one if the link is closed.
 func (l *Link) Receive() ([]byte, error) {
 	if l.in == nil {
 		l.in = make([]byte, 1+MaxMessage+1)
@@ -60,7 +59,7 @@ func (l *Link) Receive() ([]byte, error) {
 	for {
 		switch n, err := l.conn.Read(l.in); {
 		case err != nil && !errors.Is(err, net.ErrClosed):
-			return nil, io.EOF // a reset, for messages that it did not read, is its end too
+			return nil, io.EOF // a reset, which reports unread messages, also means that it has ended
 		case err != nil:
 			return nil, err
 		case n > 1+MaxMessage || n == 0 || l.in[0] != linkMessage:

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// linked are the two ends of a link, the earlier process's first.
+// linked returns the two ends of a link, the earlier process's first.
 func linked(t *testing.T) (earlier, later *Link) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
@@ -45,8 +45,8 @@ func linked(t *testing.T) (earlier, later *Link) {
 	return earlier, later
 }
 
-// say sends a word that there is room for. One that a busy machine has made late is
-// dropped, and is said again.
+// say sends a message that must fit. It sends again a message that was dropped because the host was
+// busy.
 func say(t *testing.T, l *Link, b []byte) {
 	t.Helper()
 	for end := time.Now().Add(patience); ; {
@@ -59,7 +59,7 @@ func say(t *testing.T, l *Link, b []byte) {
 	}
 }
 
-// TestLink: words of any size up to the greatest go both ways, whole.
+// TestLink sends messages of any size up to the maximum in both directions, whole.
 func TestLink(t *testing.T) {
 	earlier, later := linked(t)
 	for _, n := range []int{0, 1, 5000, MaxMessage} {
@@ -76,8 +76,8 @@ func TestLink(t *testing.T) {
 	}
 }
 
-// TestLinkSkips what is no word: the handover's own, and what another version
-// may say.
+// TestLinkSkips checks that Receive skips other packets: the handover's own, and those of another
+// version.
 func TestLinkSkips(t *testing.T) {
 	earlier, later := linked(t)
 	if err := send(earlier.conn, packet{Step: "stopped"}); err != nil {
@@ -94,7 +94,7 @@ func TestLinkSkips(t *testing.T) {
 	}
 }
 
-// TestLinkEnds: what one end leaves unread, and its end, is the end for the other.
+// TestLinkEnds checks that one end's unread messages, and its close, end the link for the other.
 func TestLinkEnds(t *testing.T) {
 	earlier, later := linked(t)
 	say(t, later, []byte("unread"))
@@ -110,8 +110,8 @@ func TestLinkEnds(t *testing.T) {
 	}
 }
 
-// TestLinkSendDropsWhenBlocked: a process that reads nothing blocks no other, and gets what
-// there was room for once it goes on.
+// TestLinkSendDropsWhenBlocked checks that a process that reads nothing does not block the other,
+// and later receives the messages that fit.
 func TestLinkSendDropsWhenBlocked(t *testing.T) {
 	earlier, later := linked(t)
 	say(t, later, make([]byte, MaxMessage))

@@ -22,9 +22,9 @@ type Listeners struct {
 	stopped bool
 }
 
-// Add adds l to the set under a name, and returns the listener to serve; closing
-// that removes the socket. A name may be added again once its socket is closed. l
-// must be a *net.TCPListener; after an error it is still the caller's.
+// Add adds l to the set under a name, and returns the listener to serve; closing that listener
+// removes the socket. A name may be added again once its socket is closed. l must be a
+// *net.TCPListener. After an error the caller still owns it.
 func (d *Listeners) Add(name string, l net.Listener) (net.Listener, error) {
 	tcp, ok := l.(*net.TCPListener)
 	if !ok {
@@ -50,18 +50,17 @@ func (d *Listeners) Add(name string, l net.Listener) (net.Listener, error) {
 // Accept.
 const parkTimeout = time.Second
 
-// StopAccepting stops accepting at every listener without the servers noticing:
-// their connections continue, and their Accept blocks until the listener is
-// closed. It returns when every server is in Accept again, so that each connection
-// accepted before has reached its server, or after a second. No listener can be
-// added afterwards.
+// StopAccepting stops accepting at every listener without affecting the servers: their connections
+// continue, and their Accept blocks until the listener is closed. It returns when every server is
+// in Accept again, so that each connection accepted before has reached its server, or after a
+// second. No listener can be added afterwards.
 func (d *Listeners) StopAccepting() {
 	late := time.NewTimer(parkTimeout)
 	defer late.Stop()
 	d.stopAccepting(late.C)
 }
 
-// stopAccepting is StopAccepting that waits for the servers until late.
+// stopAccepting is StopAccepting with a deadline: it waits for the servers until late.
 func (d *Listeners) stopAccepting(late <-chan time.Time) {
 	d.mu.Lock()
 	d.stopped = true

@@ -22,10 +22,10 @@ const (
 	maxPacket    = 4 << 10 // bytes
 	maxListeners = 8       // sockets in one message
 	stepTimeout  = 5 * time.Second
-	// readyTimeout is how long a new process may take from receiving the sockets to
-	// its first Accept; the old one serves meanwhile.
+	// readyTimeout is how long a new process may take from receiving the sockets to its first
+	// Accept. The old process serves meanwhile.
 	readyTimeout = time.Minute
-	// stoppedTimeout is how long the old one may take from there to its last Accept.
+	// stoppedTimeout is how long the old process may take from then to its last Accept.
 	stoppedTimeout = 15 * time.Second
 )
 
@@ -36,7 +36,7 @@ type packet struct {
 	Step      string   `json:"step"` // ask, listeners, ready, stopped, refused
 	Process   int      `json:"process,omitempty"`
 	Listeners []string `json:"listeners,omitempty"`
-	Reason    string   `json:"reason,omitempty"` // of refused
+	Reason    string   `json:"reason,omitempty"` // set in the step "refused"
 }
 
 // send writes a packet with files within stepTimeout.
@@ -50,8 +50,8 @@ func send(conn *net.UnixConn, m packet, files ...*os.File) error {
 		return err
 	}
 	var fds []int
-	// The descriptors are used inside Control, so that the files stay non-blocking:
-	// the mode is the socket's, which other descriptors share.
+	// The descriptors are used inside Control, so that the files stay non-blocking: the mode
+	// belongs to the socket, which other descriptors share.
 	var control func(i int) error
 	control = func(i int) error {
 		if i < len(files) {

@@ -17,7 +17,7 @@ import (
 // temporarySuffix.
 const maxPath = 107 - len(temporarySuffix)
 
-// temporarySuffix ends the name of a socket until it is renamed to its path.
+// temporarySuffix ends the name of a socket until it is renamed to its final path.
 const temporarySuffix = ".new"
 
 // lockRetry is the time between two attempts to take a lock.
@@ -32,9 +32,9 @@ func RuntimeDir() string {
 	return filepath.Join(os.TempDir(), fmt.Sprintf("cascade-%d", os.Geteuid()))
 }
 
-// Path returns the path of the Unix socket of the process that serves an address
-// under a name, in dir, which it creates. Two processes share a path when both the
-// name and the address are the same.
+// Path returns the path of the Unix socket of the process that serves an address under a name, in
+// dir, which it creates. Two processes share a path only if both the name and the address are the
+// same.
 func Path(dir, name, address string) (string, error) {
 	dir, err := filepath.Abs(dir)
 	if err == nil {
@@ -75,8 +75,8 @@ func ensurePrivate(dir string) error {
 	return nil
 }
 
-// lock waits until no other process has the path's lock, and takes it. Closing
-// the file releases it, as does the end of the process.
+// lock waits until no other process holds the path's lock, and acquires it. Closing the file, or
+// the end of the process, releases it.
 func lock(ctx context.Context, path string) (*os.File, error) {
 	every := time.NewTicker(lockRetry)
 	defer every.Stop()
@@ -93,7 +93,7 @@ func lock(ctx context.Context, path string) (*os.File, error) {
 	}
 }
 
-// tryLock takes the path's lock, or fails with EWOULDBLOCK.
+// tryLock acquires the path's lock, or fails with EWOULDBLOCK.
 func tryLock(path string) (*os.File, error) {
 	f, err := os.OpenFile(path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

@@ -17,25 +17,24 @@ const prepareTimeout = 10 * time.Second
 type Config struct {
 	// Listeners are the sockets to hand over. Required.
 	Listeners *Listeners
-	// Prepare is called when a successor requests the sockets, before it gets them,
-	// to end what two processes cannot share. It must return within ten seconds, when
-	// ctx ends. nil does nothing.
+	// Prepare is called when a successor requests the sockets, before it receives them, to end what
+	// two processes cannot share. It must return when ctx ends, which is within ten seconds. nil
+	// does nothing.
 	Prepare func(ctx context.Context)
 	// Resume is called when a successor has failed after Prepare. nil does nothing.
 	Resume func()
-	// Stopped is called when the successor accepts, after this process has stopped
-	// accepting and before the successor learns that, to end, within seconds, what
-	// the successor continues. nil does nothing.
+	// Stopped is called when the successor accepts, after this process has stopped accepting and
+	// before the successor receives the last packet. It ends, within seconds, the tasks that the
+	// successor continues. nil does nothing.
 	Stopped func()
-	// Logger logs what operators should know; nil discards.
+	// Logger logs events for operators; nil discards them.
 	Logger *slog.Logger
 }
 
-// Server serves a path to the successors of this process. Its methods are for one
-// goroutine.
+// Server serves a path to the successors of this process. Only one goroutine may use it.
 type Server struct {
 	path string
-	l    *net.UnixListener // nil where the system does not support handover, and after one
+	l    *net.UnixListener // nil if the system does not support handover, and after a handover
 	file os.FileInfo       // of the socket
 }
 
@@ -61,10 +60,10 @@ func newServer(path string) (*Server, error) {
 	return p, nil
 }
 
-// Serve waits for a successor and hands the listeners over to it. It returns a nil
-// error once this process has stopped accepting: from then on it should only finish
-// what it has. The caller closes the link, which leads to the successor. If ctx
-// ends first, Serve frees the path and returns the context's cause.
+// Serve waits for a successor and hands the listeners over to it. It returns a nil error once this
+// process has stopped accepting: from then on the process should only finish its running work. The
+// caller closes the link, which leads to the successor. If ctx ends first, Serve frees the path and
+// returns the context's cause.
 func (p *Server) Serve(ctx context.Context, cfg Config) (*Link, error) {
 	if cfg.Listeners == nil {
 		return nil, errors.New("handover: Config.Listeners is nil")
@@ -82,7 +81,7 @@ func (p *Server) Serve(ctx context.Context, cfg Config) (*Link, error) {
 	stop := context.AfterFunc(ctx, func() { l.Close(); close(closed) })
 	defer func() {
 		if !stop() {
-			<-closed // until then a dial still succeeds
+			<-closed // until then a dial succeeds
 		}
 	}()
 	for {
@@ -151,12 +150,12 @@ func (p *Server) handOver(ctx context.Context, conn *net.UnixConn, cfg Config) e
 		}
 		return err
 	}
-	stop() // Stopped may end ctx, and the successor must still get the last packet
+	stop() // Stopped may end ctx, but the successor must still get the last packet
 	cfg.Listeners.StopAccepting()
 	if cfg.Stopped != nil {
 		cfg.Stopped()
 	}
-	// Whether it receives this or not, it accepts, and this process does not.
+	// Whether or not the successor receives this, it accepts, and this process does not.
 	_ = send(conn, packet{Step: "stopped"})
 	return nil
 }

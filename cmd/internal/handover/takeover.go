@@ -10,25 +10,25 @@ import (
 	"syscall"
 )
 
-// Takeover is a process's exclusive right to take over at a path, from Begin to
-// Finish or Abandon. Its methods are for one goroutine.
+// Takeover is a process's exclusive right to take over at a path, from Begin to Finish or Abandon.
+// Only one goroutine may use it.
 type Takeover struct {
-	// Listeners are the sockets of the running process, by name; the caller closes
-	// those that it does not use. It is empty where no process runs.
+	// Listeners are the sockets of the running process, by name; the caller closes those that it
+	// does not use. It is empty if no process runs.
 	Listeners map[string]net.Listener
 	// Process is the id of the running process; 0 for none.
 	Process int
 
 	path string
 	lock *os.File
-	conn *net.UnixConn // to the running process, nil for none
+	conn *net.UnixConn // to the running process, or nil
 	once sync.Once
 }
 
-// Begin waits until no other process begins at the path, and requests the sockets
-// of the process that serves there. It is no error if none does, also where a dead
-// process left its socket. An error means that a process runs and does not hand
-// over; ctx bounds the wait.
+// Begin waits until no other process has begun a takeover at the path, and requests the sockets of
+// the process that serves there. If no process serves the path, it returns no error, even if a dead
+// process left its socket. An error means that a process runs and does not hand over; ctx bounds
+// the wait.
 func Begin(ctx context.Context, path string) (*Takeover, error) {
 	c := &Takeover{path: path}
 	if !supported {
@@ -98,13 +98,12 @@ func (c *Takeover) TakeListener(name, address string) net.Listener {
 	return l
 }
 
-// Finish reports to the running process, if any, that this one accepts, waits
-// until it has stopped accepting, and serves the path in its place. A process that
-// has died has stopped, too, and a suspended one stops as soon as it continues. The
-// caller closes the link, which leads to the other process for as long as it lives;
-// it is nil where no process ran or it has died. An error means that the other
-// process continues to accept, so that this one should end, or that the path cannot
-// be served.
+// Finish reports to the running process, if any, that this one accepts, waits until it has stopped
+// accepting, and serves the path in its place. A process that has died counts as stopped, and a
+// suspended one stops as soon as it continues. The caller closes the link, which leads to the other
+// process as long as it runs; it is nil if no process ran or if it has died. An error means that
+// the other process continues to accept, so that this one should end, or that the path cannot be
+// served.
 func (c *Takeover) Finish(ctx context.Context) (*Server, *Link, error) {
 	defer c.Abandon()
 	if !supported {
@@ -138,7 +137,7 @@ func (c *Takeover) stopPredecessor(ctx context.Context) error {
 	}
 	_, _, err := receive(c.conn, "stopped", stoppedTimeout)
 	if ctx.Err() == nil && errors.Is(err, os.ErrDeadlineExceeded) {
-		return nil // it is suspended: when it continues, it reads that it has to stop
+		return nil // it is suspended: when it continues, it reads the request to stop
 	}
 	return err
 }
@@ -152,7 +151,7 @@ func (c *Takeover) unserved(ctx context.Context) bool {
 	return err == nil && conn == nil
 }
 
-// dial connects to the process that serves the path; it returns nil for none.
+// dial connects to the process that serves the path; it returns nil if there is none.
 func (c *Takeover) dial(ctx context.Context) (*net.UnixConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, stepTimeout)
 	defer cancel()
@@ -166,8 +165,8 @@ func (c *Takeover) dial(ctx context.Context) (*net.UnixConn, error) {
 	return conn.(*net.UnixConn), nil
 }
 
-// Abandon ends the takeover: before Finish, the running process continues as if
-// nothing had happened. Further calls do nothing.
+// Abandon ends the takeover. Before Finish, the running process then continues unchanged. Further
+// calls do nothing.
 func (c *Takeover) Abandon() {
 	c.once.Do(func() {
 		for _, l := range c.Listeners {

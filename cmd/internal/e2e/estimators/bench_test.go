@@ -19,20 +19,19 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// asService makes this binary the length service of the benchmark's view: a
-// process of its own, so that its cost can be separated from what the client
-// and the upstreams cost.
+// asService makes this binary the length service of the benchmark's view. It is a separate process,
+// so that its cost can be separated from that of the client and the upstreams.
 const asService = "CASCADE_ESTIMATORS_SERVICE"
 
 func serveAlone() {
 	t := &lone{}
 	address := lengthService(t, view())
 	fmt.Println(address)
-	_, _ = io.Copy(io.Discard, os.Stdin) // until the benchmark is gone
+	_, _ = io.Copy(io.Discard, os.Stdin) // until the benchmark ends
 	t.end()
 }
 
-// lone is as much of a test as a process needs that is none.
+// lone implements the parts of testing.TB that a process without a test needs.
 type lone struct {
 	testing.TB
 	cleanup []func()
@@ -79,7 +78,7 @@ func alone(b *testing.B) (address string, pid int) {
 // tick is the unit of /proc's times on every Linux that Go runs on.
 const tick = 10 * time.Millisecond
 
-// cpu is the time that a process has used so far; 0 if unknown.
+// cpu returns the CPU time that a process has used so far, or 0 if unknown.
 func cpu(pid int) time.Duration {
 	if pid == 0 {
 		return 0
@@ -88,7 +87,7 @@ func cpu(pid int) time.Duration {
 	if err != nil {
 		return 0
 	}
-	// The name, in parentheses, may have blanks.
+	// The name, in parentheses, may contain blanks.
 	fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
 	var sum time.Duration
 	for _, f := range fields[11:13] { // utime, stime
@@ -101,7 +100,7 @@ func cpu(pid int) time.Duration {
 	return sum
 }
 
-// rss is the memory of a process in MiB, 0 if unknown.
+// rss returns the memory of a process in MiB, or 0 if unknown.
 func rss(pid int) float64 {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
 	if err != nil {
@@ -114,14 +113,14 @@ func rss(pid int) float64 {
 	return float64(pages) * float64(os.Getpagesize()) / (1 << 20)
 }
 
-// concurrency is how many requests the benchmark has under way.
+// concurrency is the number of concurrent requests of the benchmark.
 const concurrency = 16
 
-// BenchmarkEstimators puts the three side by side: bodies with and without a
-// length to a host of one model, and bodies with one to a host of several, where
-// content-length has no answer. Each has an Envoy of its own, and they take turns,
-// so that what else the machine does meets all of them alike. The client, Envoy,
-// the length service and the upstreams share the machine; CPU is measured per process.
+// BenchmarkEstimators compares the three estimators: with bodies with and without a length to a
+// host of one model, and with bodies with one to a host of several models, for which content-length
+// has no answer. Each estimator has an Envoy of its own, and they take turns, so that other load on
+// the machine affects all of them alike. The client, Envoy, the length service and the upstreams
+// share the machine; CPU is measured per process.
 func BenchmarkEstimators(b *testing.B) {
 	estimators := []resources.Estimator{resources.ContentLength, resources.ExtProc, resources.Wasm}
 	rigs := make(map[resources.Estimator]*rig)
@@ -167,7 +166,7 @@ func BenchmarkEstimators(b *testing.B) {
 	}
 }
 
-// measure sends requests and reports what they cost.
+// measure sends requests and reports their cost.
 func (r *rig) measure(b *testing.B, service int, send func() (served, error)) {
 	b.SetParallelism(max(1, concurrency/runtime.GOMAXPROCS(0)))
 	var mu sync.Mutex

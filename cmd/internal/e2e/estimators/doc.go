@@ -1,5 +1,4 @@
-// Package estimators holds what can only be tested across the folders: the three
-// ways by which an Envoy learns the length of a request, on a real Envoy that has
-// its configuration from Cascade's own server, each with the same answers; and
-// the benchmark that puts them side by side.
+// Package estimators tests the three ways by which an Envoy learns the length of a request, which
+// span several packages. The tests run a real Envoy with the configuration of Cascade's own server,
+// and require the same answers from each estimator. A benchmark compares them.
 package estimators

@@ -47,7 +47,7 @@ func document(t *testing.T, name string) (out struct {
 	return out
 }
 
-// patches are the values of the EnvoyFilter, by what they apply to.
+// patches returns the values of the EnvoyFilter's patches, by applyTo.
 func patches(t *testing.T) map[string][]tree {
 	t.Helper()
 	out := map[string][]tree{}
@@ -57,7 +57,7 @@ func patches(t *testing.T) map[string][]tree {
 	return out
 }
 
-// asTree is a message, as a document.
+// asTree returns a message as a document.
 func asTree(t *testing.T, m proto.Message) tree {
 	t.Helper()
 	text, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
@@ -75,7 +75,7 @@ func plain(t *testing.T, text []byte) (out tree) {
 	return out
 }
 
-// same compares documents as JSON has them.
+// same compares documents in their JSON form.
 func same(t *testing.T, what string, got tree, want proto.Message) {
 	t.Helper()
 	text, err := json.Marshal(got)
@@ -91,7 +91,7 @@ func same(t *testing.T, what string, got tree, want proto.Message) {
 	}
 }
 
-// TestIstioPatches keeps the EnvoyFilter what attach renders.
+// TestIstioPatches checks that the EnvoyFilter equals what attach renders.
 func TestIstioPatches(t *testing.T) {
 	h, err := attach.WholeListener(attach.Config{Control: []string{"cascade.cascade-system.svc.cluster.local:18000"}, EstimatorFilter: true})
 	if err != nil {
@@ -108,7 +108,7 @@ func TestIstioPatches(t *testing.T) {
 	same(t, "the manager", manager, h.Manager)
 }
 
-// TestIstio applies the patches as Istio does and has a real Envoy serve: with the
+// TestIstio applies the patches as Istio does and sends requests through a real Envoy: with the
 // slot, and with the WasmPlugin in its place.
 func TestIstio(t *testing.T) {
 	for _, way := range []string{"slot", "plugin"} {
@@ -149,7 +149,7 @@ func TestIstio(t *testing.T) {
 	}
 }
 
-// gateway is the bootstrap of an Envoy as Istio configures it.
+// gateway returns the bootstrap of an Envoy as Istio configures it.
 func gateway(t *testing.T, way, control string) string {
 	p := patches(t)
 	cluster := p["CLUSTER"][0]
@@ -192,13 +192,13 @@ func gateway(t *testing.T, way, control string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// While it compiles the module, an Envoy on a busy machine reads nothing: what it
-	// has asked for would be given up, and requests with it.
+	// While an Envoy on a busy host compiles the module, it reads nothing: with the default
+	// timeout, it would drop its pending fetches, and requests with them.
 	return strings.NewReplacer(`"initial_fetch_timeout":"2s"`, `"initial_fetch_timeout":"60s"`, `"timeout":"3s"`, `"timeout":"61s"`).Replace(string(text))
 }
 
-// plugin is the filter that Istio makes of the WasmPlugin: its configuration
-// arrives as JSON.
+// plugin returns the filter that Istio makes from the WasmPlugin: its configuration arrives as
+// JSON.
 func plugin(t *testing.T) tree {
 	spec := document(t, "wasmplugin.yaml").Spec
 	config, err := json.Marshal(spec.PluginConfig)

@@ -9,8 +9,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// TestModuleComesAndGoes: without its module, with one that is no module inside,
-// with one, and without it again: every request is served.
+// TestModuleComesAndGoes serves every request without the module, with an invalid one, with a valid
+// one, and without it again.
 func TestModuleComesAndGoes(t *testing.T) {
 	v := view()
 	v.Models[1].Hosts = []string{"n.test"} // so that every request names its model by its host
@@ -62,8 +62,8 @@ func traps() []byte {
 		section(10, "\x03"+"\x02\x00\x0b"+"\x03\x00\x00\x0b"+"\x04\x00\x41\x00\x0b"))
 }
 
-// TestTrapFailsOpen: a module that faults fails the one request of each worker
-// that it met, and is passed by from then on.
+// TestTrapFailsOpen checks that a module that faults fails one request per worker, and is bypassed
+// from then on.
 func TestTrapFailsOpen(t *testing.T) {
 	m, err := resources.NewModule(traps())
 	if err != nil {
@@ -93,7 +93,7 @@ func TestTrapFailsOpen(t *testing.T) {
 	}
 }
 
-// TestSlowBody: a slow body is waited for, and delays no other request.
+// TestSlowBody checks that Envoy waits for a slow body without delaying other requests.
 func TestSlowBody(t *testing.T) {
 	v := view()
 	v.Settings.Estimator, v.Settings.Module = resources.Wasm, module(t)

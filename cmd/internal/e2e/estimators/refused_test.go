@@ -17,7 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// shown keeps the latest that a proxy was shown.
+// shown keeps the latest update that a proxy received.
 type shown struct{ updates chan *client.Snapshot }
 
 func (s shown) Update(u *client.Snapshot) {
@@ -28,8 +28,8 @@ func (s shown) Update(u *client.Snapshot) {
 	s.updates <- u
 }
 
-// TestRefusedModuleStopsNothing: the first group's Envoy refuses the module, and
-// the plan comes to it and to the groups behind it all the same.
+// TestRefusedModuleStopsNothing makes the first group's Envoy reject the module: the plan still
+// reaches that Envoy and the groups after it.
 func TestRefusedModuleStopsNothing(t *testing.T) {
 	envoytest.Binary(t)
 	broken, err := resources.NewModule([]byte("\x00asm\x01\x00\x00\x00\x03\xff"))
@@ -61,10 +61,10 @@ func TestRefusedModuleStopsNothing(t *testing.T) {
 	stop()
 	c, _ = plane(t, replicas, st, broken)
 	planned(t, c, "after a restart")
-	planned(t, c, "envoy") // in the group that refused
+	planned(t, c, "envoy") // in the group that rejected it
 }
 
-// plane is a control plane that serves a module.
+// plane runs a control plane that serves a module.
 func plane(t *testing.T, replicas []policies.Replica, st store.Store, m *resources.EstimatorModule) (c *control.Control, stop func()) {
 	t.Helper()
 	c, err := control.New(control.Config{
@@ -102,7 +102,7 @@ func stored(t *testing.T, st store.Store) store.Object {
 	return u.Object
 }
 
-// planned waits until a proxy of the name is shown a plan.
+// planned waits until a proxy of that name receives a plan.
 func planned(t *testing.T, c *control.Control, node string) {
 	t.Helper()
 	latest := shown{make(chan *client.Snapshot, 1)}

@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// built is the module, built once as make builds it.
+// built returns the module, built once in the way make builds it.
 var built = sync.OnceValues(func() ([]byte, error) {
 	dir, err := os.MkdirTemp("", "estimator")
 	if err != nil {
@@ -71,7 +71,7 @@ func module(t testing.TB) *resources.EstimatorModule {
 	return m
 }
 
-// rig is an Envoy between a client and upstreams that report the requests they got.
+// rig is an Envoy between a client and upstreams that report the requests they received.
 type rig struct {
 	t      testing.TB
 	view   resources.View
@@ -81,7 +81,7 @@ type rig struct {
 	client http.Client
 }
 
-// served is what an upstream, or Envoy itself, answered.
+// served is the answer of an upstream, or of Envoy itself.
 type served struct {
 	Status  int      `json:"-"`
 	By      string   // the upstream's name
@@ -90,11 +90,11 @@ type served struct {
 	Other   []string // another header under the control prefix
 	Bytes   int
 	Trailer string
-	Raw     string `json:"-"` // what Envoy wrote, when it was not an upstream
+	Raw     string `json:"-"` // Envoy's own answer, if no upstream answered
 }
 
-// view is model m in stages at 100 and 1000 tokens, and model n/2 in one. Both
-// are on every host but m.test.
+// view returns a view with model m in stages at 100 and 1000 tokens, and model n/2 in one stage.
+// Every host but m.test serves both.
 func view() resources.View {
 	return resources.View{
 		Models: []resources.Model{
@@ -112,7 +112,7 @@ func view() resources.View {
 		Endpoints: []resources.Endpoint{
 			{ID: "m0", Model: "m", Adapters: []string{"m-lora"}}, {ID: "m1", Model: "m"}, {ID: "m2", Model: "m"}, {ID: "n0", Model: "n/2"},
 		},
-		// A service that is late is another test's matter.
+		// Other tests cover a late service.
 		Settings: resources.Settings{Listen: "127.0.0.1:0", LengthTimeout: 20 * time.Second},
 	}
 }
@@ -152,11 +152,11 @@ func start(t testing.TB, v resources.View) *rig {
 	return r
 }
 
-// enough fresh connections are spread over the workers of Envoy.
+// enough is a number of fresh connections that reaches all workers of Envoy.
 const enough = 16
 
-// serves waits until every worker of an Envoy that has just started knows its
-// replicas: it may have waited for less time than a busy machine takes to send them.
+// serves waits until every worker of a newly started Envoy has its replicas: its initial wait may
+// be shorter than a busy host takes to send them.
 func (r *rig) serves() {
 	r.t.Helper()
 	give := time.Now().Add(time.Minute)
@@ -174,8 +174,8 @@ func (r *rig) serves() {
 	}
 }
 
-// marks waits until every worker of Envoy takes requests on with an estimate, or
-// every one without: a worker takes a module up or lays it down on its own.
+// marks waits until every worker of Envoy forwards requests with an estimate, or every worker
+// without one: each worker loads and unloads a module independently.
 func (r *rig) marks(with bool) {
 	r.t.Helper()
 	for give := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
@@ -200,7 +200,7 @@ func (r *rig) marks(with bool) {
 	}
 }
 
-// until waits until the statistics of the slot show a state.
+// until waits until the statistics of the slot meet a condition.
 func (r *rig) until(what string, reached func(map[string]int64) bool) {
 	r.t.Helper()
 	const prefix = "extension_config_discovery.http_filter." + resources.LengthFilter + "."
@@ -218,7 +218,7 @@ func (r *rig) until(what string, reached func(map[string]int64) bool) {
 	}
 }
 
-// show serves a view, as proved.
+// show serves a view after checking its resources.
 func (r *rig) show(v resources.View) {
 	r.t.Helper()
 	set, err := resources.Build(v)
@@ -244,7 +244,7 @@ func listen(t testing.TB, s *grpc.Server) string {
 	return l.Addr().String()
 }
 
-// upstream is a replica as far as Envoy sees one. It returns its address.
+// upstream runs a replica for Envoy and returns its address.
 func upstream(t testing.TB, name string) string {
 	u := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n, err := io.Copy(io.Discard, r.Body)
@@ -290,7 +290,7 @@ func lengthService(t testing.TB, v resources.View) string {
 	return listen(t, server)
 }
 
-// post sends a body to a host; headers are pairs that are added, not set.
+// post sends a body to a host; headers are pairs of names and values that are added, not set.
 func (r *rig) post(host string, body io.Reader, headers ...string) served {
 	r.t.Helper()
 	got, err := r.send("POST", host, body, headers...)
@@ -328,7 +328,7 @@ func (r *rig) send(method, host string, body io.Reader, headers ...string) (serv
 	return out, nil
 }
 
-// expect checks who served, which estimate arrived there, and how many bytes.
+// expect checks which upstream served, which estimate it received, and how many bytes.
 func (r *rig) expect(what string, got served, by, tokens, model string, size int) {
 	r.t.Helper()
 	if got.Status != 200 || got.By != by || strings.Join(got.Tokens, ";") != tokens || strings.Join(got.Models, ";") != model || got.Bytes != size || len(got.Other) > 0 {
@@ -353,14 +353,14 @@ func sized(model string, n int) []byte {
 	return completion(model, n-len(completion(model, 0)))
 }
 
-// slow gives a body in pieces, so that they arrive one by one.
+// slow returns a body in pieces, so that they arrive one by one.
 type slow struct {
 	r *bytes.Reader
 	n int
 }
 
 func (s slow) Read(p []byte) (int, error) {
-	time.Sleep(time.Millisecond) // the pace of an upload, not a wait
+	time.Sleep(time.Millisecond) // paces the upload; it waits for no event
 	return s.r.Read(p[:min(len(p), s.n)])
 }
 
@@ -374,7 +374,7 @@ func stageOf(tokens int) string {
 	return "m2"
 }
 
-// around returns values at, just below and just above each.
+// around returns the given values, and those just below and just above each.
 func around(at ...int) (out []int) {
 	for _, a := range at {
 		out = append(out, a-1, a, a+1)

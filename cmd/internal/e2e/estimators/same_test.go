@@ -12,8 +12,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// TestSameAnswers: what reads bodies, inside Envoy or beside it, sends every
-// request to the same stage with the same headers.
+// TestSameAnswers checks that all estimators that read bodies, inside Envoy or beside it, send
+// every request to the same stage with the same headers.
 func TestSameAnswers(t *testing.T) {
 	for _, e := range []resources.Estimator{resources.ExtProc, resources.Wasm} {
 		t.Run(string(e), func(t *testing.T) {

@@ -1,8 +1,8 @@
-// Package loopback provides loopback addresses for the listeners of tests:
-// processes, and what is stopped and started again.
+// Package loopback provides loopback addresses for the listeners of tests: for processes, and for
+// listeners that are stopped and restarted.
 //
-// Invariant: an address is given to one test alone, whatever other processes of tests
-// there are on the machine, until the process that asked for it has ended.
+// Invariant: Addresses gives an address to only one test among all test processes on the host,
+// until the process that called it has ended.
 package loopback
 
 import (
@@ -12,29 +12,28 @@ import (
 	"sync"
 )
 
-// The ports, below the range from which outgoing connections take theirs.
+// The ports, below the range of ephemeral ports.
 const (
 	first  = 10_000
-	block  = 100 // ports that a process takes at a time
+	block  = 100 // number of ports that a process reserves at a time
 	blocks = 200
 )
 
 var (
 	mu   sync.Mutex
-	left []string // of the blocks that are taken
-	// marks are the first ports of the blocks, open for as long as the process lives:
-	// who cannot listen there leaves the block alone.
+	left []string // unused addresses of the reserved blocks
+	// marks listen on the first ports of the blocks as long as the process runs: a process that
+	// cannot listen there skips the block.
 	marks []net.Listener
 )
 
-// Failer is a *testing.T, or the like of a script.
+// Failer is a *testing.T, or its equivalent in a script.
 type Failer interface {
 	Fatalf(format string, args ...any)
 }
 
-// Addresses returns n loopback addresses on which no process listens now. Any
-// goroutine may call it that may call t.Fatalf, which is called where the machine
-// has none left.
+// Addresses returns n loopback addresses on which no process listens now. It calls t.Fatalf if the
+// host has none left, so call it only from a goroutine that may call t.Fatalf.
 func Addresses(t Failer, n int) []string {
 	mu.Lock()
 	defer mu.Unlock()
@@ -54,7 +53,7 @@ func Addresses(t Failer, n int) []string {
 	return out
 }
 
-// take takes another block, and reports whether there was one.
+// take reserves another block, and reports whether there was one.
 func take() bool {
 	for _, n := range rand.Perm(blocks) {
 		at := first + block*n

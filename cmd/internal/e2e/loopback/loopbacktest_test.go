@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// asked is set for a process that prints the addresses that it gets.
+// asked is the environment variable of a child process that prints the addresses it gets.
 const asked = "CASCADE_TEST_ADDRESSES"
 
 func TestMain(m *testing.M) {
@@ -24,13 +24,13 @@ func TestMain(m *testing.M) {
 	_, _ = io.Copy(io.Discard, os.Stdin) // until the parent closes it
 }
 
-// dies is the Failer of such a process.
+// dies is the Failer of such a child process.
 type dies struct{}
 
 func (dies) Fatalf(format string, args ...any) { log.Fatalf(format, args...) }
 
-// TestAddresses has several processes ask for more than a block each: none gets what
-// another one has, though no process listens there.
+// TestAddresses runs several processes that each request more than a block: no two get the same
+// address, although no process listens on the addresses.
 func TestAddresses(t *testing.T) {
 	had := map[string]int{}
 	for _, a := range Addresses(t, 3*block) {
@@ -38,7 +38,7 @@ func TestAddresses(t *testing.T) {
 	}
 	for range 5 {
 		cmd := exec.Command(os.Args[0])
-		// The race detector makes every process linger for a second.
+		// The race detector delays the exit of every process by a second.
 		cmd.Env = append(os.Environ(), asked+"=1", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
 		in, err := cmd.StdinPipe()
 		if err != nil {

@@ -1,13 +1,12 @@
-// Package processes holds the tests of a whole fleet whose parts are processes
-// of their own: the real binary, real signals, real sockets and, where there is
-// one, a real Envoy.
+// Package processes tests a whole fleet whose components are separate processes: the real binary,
+// real signals, real sockets and, where available, a real Envoy.
 //
-// No package imports it, and it tests no component by itself: what one
-// package promises is tested there, and what a fleet does inside one process in
-// cmd/internal/inprocess. What is left for here is what only processes can show: that they
-// are replaced, killed and stopped, and that no client notices.
+// No package imports it, and it tests no component by itself: the tests of a package cover what
+// that package promises, and cmd/internal/inprocess covers a fleet within one process. This package
+// covers what only processes can show: they are replaced, killed and suspended, and no client sees
+// an effect.
 //
-// Every text that a client reads is compared with an oracle's, an engine of the
-// same model without other requests: a token that is lost, doubled or computed
-// from wrong KV makes another text.
+// The tests compare every text that a client reads with an oracle's, an engine of the same model
+// without other requests: a token that is lost, duplicated or computed from wrong KV changes the
+// text.
 package processes

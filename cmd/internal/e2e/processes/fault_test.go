@@ -14,14 +14,14 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 )
 
-// stopped is how long a stopped process stays so: longer than any lease.
+// stopped is how long a suspended process stays so: longer than any lease.
 const stopped = 3500 * time.Millisecond
 
-// victim is a process that something happens to.
+// victim is a process that a fault affects.
 type victim struct {
 	name    string
 	process func(h *hop) **process
-	start   func(h *hop) // a new one in its place
+	start   func(h *hop) // starts a replacement
 }
 
 func victims() []victim {
@@ -44,7 +44,7 @@ func victims() []victim {
 	return out
 }
 
-// killed is a process that dies without a word, and is started again.
+// killed kills a process without a shutdown, and starts it again.
 func killed(v victim) fault {
 	return fault{
 		name:   v.name + " killed",
@@ -54,7 +54,7 @@ func killed(v victim) fault {
 	}
 }
 
-// frozen is a process that stands still for a while.
+// frozen suspends a process for a while.
 func frozen(v victim) fault {
 	return fault{
 		name:   v.name + " stopped",
@@ -64,7 +64,7 @@ func frozen(v victim) fault {
 	}
 }
 
-// slow skips a test that the slow ones belong to.
+// slow skips a slow test unless slow tests are enabled.
 func slow(t *testing.T) {
 	if !everything {
 		t.Skip("takes minutes; set CASCADE_TEST_ALL=1")
@@ -72,11 +72,11 @@ func slow(t *testing.T) {
 	t.Parallel()
 }
 
-// ways are the moments of a move of each way.
+// ways are the steps of a migration, by mode.
 var ways = map[string][]step{config.MigrationLive: liveSteps, liveOnGPU: liveSteps, config.MigrationReprompt: repromptSteps}
 
-// TestProcessesDie kills and stops the processes of both sides of a move, at
-// each of its steps.
+// TestProcessesDie kills and suspends the processes of both sides of a migration, at each of its
+// steps.
 func TestProcessesDie(t *testing.T) {
 	slow(t)
 	for mode, steps := range ways {
@@ -93,8 +93,7 @@ func TestProcessesDie(t *testing.T) {
 	}
 }
 
-// broken is a link that does something else than carrying what is on it: the
-// one that the step's message is on.
+// broken changes the state of the link that carries the step's message.
 func broken(name string, s step, how state, lasts time.Duration) fault {
 	return fault{
 		name:   "link " + name,
@@ -104,8 +103,8 @@ func broken(name string, s step, how state, lasts time.Duration) fault {
 	}
 }
 
-// TestLinksBreak loses messages, and cuts, silences and delays the links between
-// migrators, at each step of a move.
+// TestLinksBreak loses messages on the links between migrators, and cuts, silences and delays the
+// links, at each step of a migration.
 func TestLinksBreak(t *testing.T) {
 	slow(t)
 	for mode, steps := range ways {
@@ -133,8 +132,8 @@ func TestLinksBreak(t *testing.T) {
 	}
 }
 
-// TestMessagesLie has tables arrive other than they were sent, every time:
-// nothing that is not verified is decoded, and so nothing moves live.
+// TestMessagesLie alters every block table in transit: a replica decodes only what it has verified,
+// and so no request migrates live.
 func TestMessagesLie(t *testing.T) {
 	slow(t)
 	for _, mode := range []string{config.MigrationLive, liveOnGPU} {
@@ -171,8 +170,7 @@ func messagesLie(t *testing.T, mode string) {
 	h.tally()
 }
 
-// done counts the moves away from a replica that the control plane knows to be
-// done.
+// done counts the migrations away from a replica that the control plane reports as done.
 func (h *hop) done(from string) (n int) {
 	h.t.Helper()
 	for _, m := range h.migrations() {
@@ -183,8 +181,8 @@ func (h *hop) done(from string) (n int) {
 	return n
 }
 
-// TestFrontDies kills the front at each step of a move of its requests: nothing of
-// them is left, frozen or reserved anywhere.
+// TestFrontDies kills the front end at each step of its requests' migrations: nothing of them
+// remains, frozen or reserved, on any replica.
 func TestFrontDies(t *testing.T) {
 	slow(t)
 	for mode, steps := range ways {
@@ -206,8 +204,8 @@ func TestFrontDies(t *testing.T) {
 	}
 }
 
-// TestNoRoom has requests sold to a replica whose engine is full of requests
-// that its migrator knows nothing of: it refuses them, and takes them later.
+// TestNoRoom sells requests to a replica whose engine is full of requests that its migrator does
+// not know: it rejects them, and accepts them later.
 func TestNoRoom(t *testing.T) {
 	slow(t)
 	for _, mode := range []string{config.MigrationLive, liveOnGPU} {

@@ -21,56 +21,56 @@ import (
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
-// llm is the model of every fleet here.
+// llm is the model of every fleet in this package.
 const llm = "m"
 
-// steady is the cost of every engine: 20 ms a token, whatever runs beside it,
-// and prompts at once.
+// steady is the cost of every engine: 20 ms per token, independent of other requests, and prompts
+// in no time.
 const steady = `{"name": "steady", "source": "made up for tests", "unit": "seconds", "d0": 0.02, "d1": 0, "d2": 1e-8, "d3": 0, "d4": 0,
 "kappa": 0, "kv_bytes_per_token": 131072, "kv_tokens": 65536, "max_batch": 64, "ranks": 1, "fit_error": {"p50": 0, "p90": 0, "points": 0}}`
 
-// fleet is one that runs, each part a process.
+// fleet is a running fleet, with a process per component.
 type fleet struct {
 	t        testing.TB
-	dir      string // of the files; its path is short
+	dir      string // directory of the files; its path is short
 	file     config.Fleet
 	replicas []*replica
-	control  *process // the only one
-	planes   []*plane // where there are several
-	wire     *wiretap // between those and Envoy
+	control  *process // the only control plane
+	planes   []*plane // the control planes, if there are several
+	wire     *wiretap // between the control planes and Envoy
 	envoy    *envoytest.Process
-	proxy    *process // nil: Envoy
+	proxy    *process // nil if Envoy is the data plane
 	client   *http.Client
-	library  string            // of the GPUs on which the engines keep their KV; "": they do not
+	library  string            // of the GPUs that hold the engines' KV; "": host memory does
 	faults   map[string]string // see setup
 	onHost   string
 	rdma     string // see setup
 }
 
-// replica is an engine and the migrator before it.
+// replica is an engine and its migrator.
 type replica struct {
 	f *fleet
 	config.Replica
-	file             string // the fleet file that its processes read
+	file             string // the fleet file of its processes
 	engine, migrator *process
 }
 
-// setup says what a fleet is made of.
+// setup configures a fleet.
 type setup struct {
 	envoy    bool
 	replicas int
-	planes   int                 // control planes; 0 is one
-	edit     func(*config.Fleet) // before the file is written
-	files    map[string][]byte   // beside it
-	library  string              // of the GPUs that are to have the engines' KV; "": none
-	faults   map[string]string   // of the GPUs, by the replica whose migrator has them: FAKE_CUDA_FAIL
-	rdma     string              // the library of the RDMA devices that the migrators have; "": they have none
-	onHost   string              // the replica whose engine has its KV in the machine's memory for all that
-	// published changes a replica as the control plane shall see it; nil: as it is.
+	planes   int                 // number of control planes; 0 means one
+	edit     func(*config.Fleet) // edits the file before it is written
+	files    map[string][]byte   // written beside the fleet file
+	library  string              // of the GPUs for the engines' KV; "": none
+	faults   map[string]string   // FAKE_CUDA_FAIL of the GPUs, by the replica whose migrator uses them
+	rdma     string              // library of the migrators' RDMA devices; "": none
+	onHost   string              // the replica whose engine keeps its KV in host memory nevertheless
+	// published edits a replica for the control plane's fleet file; nil changes nothing.
 	published func(*config.Replica)
 }
 
-// newFleet runs a fleet until the test ends, and returns when it serves.
+// newFleet runs a fleet until the test ends, and returns once it serves.
 func newFleet(t testing.TB, s setup) *fleet {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "fleet")
@@ -151,8 +151,8 @@ func newFleet(t testing.TB, s setup) *fleet {
 	return f
 }
 
-// tapped is the fleet file for Envoys, which reach the control planes by way of
-// a wiretap if wanted. What is under TLS cannot be tapped.
+// tapped returns the fleet file for Envoys. If wanted, they reach the control planes through a
+// wiretap, which cannot read TLS connections.
 func (f *fleet) tapped(file config.Fleet, wanted bool) string {
 	f.t.Helper()
 	if !wanted || file.TLS.Cert != "" {
@@ -168,7 +168,7 @@ func (f *fleet) tapped(file config.Fleet, wanted bool) string {
 	return f.path("edge.yaml")
 }
 
-// newClient is an HTTP client with connections of its own.
+// newClient returns an HTTP client with connections of its own.
 func newClient() *http.Client {
 	return &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true}}
 }
@@ -207,7 +207,8 @@ func (r *replica) startEngine() {
 	r.engine.await("emulating")
 }
 
-// env is what the processes of a fleet need to know of its GPUs and RDMA devices.
+// env returns the environment variables that describe a fleet's GPUs and RDMA devices to its
+// processes.
 func (f *fleet) env() (env []string) {
 	if f.library != "" {
 		env = append(env, "CASCADE_TEST_LIBCUDA="+f.library)
@@ -218,7 +219,7 @@ func (f *fleet) env() (env []string) {
 	return env
 }
 
-// startMigrator starts the replica's migrator, beside the one that may run.
+// startMigrator starts the replica's migrator. Another one may still run.
 func (r *replica) startMigrator() {
 	r.f.t.Helper()
 	env := r.f.env()
@@ -229,7 +230,7 @@ func (r *replica) startMigrator() {
 	r.migrator.await("migrator of " + r.ID + ": .*reports to")
 }
 
-// awaitServing waits until the replica gets requests.
+// awaitServing waits until the replica receives requests.
 func (r *replica) awaitServing() {
 	r.f.t.Helper()
 	r.f.awaitStatus(r.ID+" serves", func(s control.Status) bool {
@@ -238,7 +239,7 @@ func (r *replica) awaitServing() {
 	})
 }
 
-// find is a replica in a status, nil where it is not there.
+// find returns a replica in a status, or nil if it is not there.
 func find(s control.Status, id string) *control.Replica {
 	for _, m := range s.Models {
 		for _, st := range m.Stages {
@@ -257,7 +258,7 @@ func find(s control.Status, id string) *control.Replica {
 	return nil
 }
 
-// awaitStatus waits until the control plane is in a state.
+// awaitStatus waits until the control plane's status meets a condition.
 func (f *fleet) awaitStatus(what string, holds func(control.Status) bool) {
 	f.t.Helper()
 	var body string
@@ -271,7 +272,7 @@ func (f *fleet) awaitStatus(what string, holds func(control.Status) bool) {
 	})
 }
 
-// awaitURL waits until GET answers 200 and matches.
+// awaitURL waits until GET returns 200 and a body that matches.
 func (f *fleet) awaitURL(url, pattern string) {
 	f.t.Helper()
 	re := regexp.MustCompile(pattern)
@@ -281,7 +282,7 @@ func (f *fleet) awaitURL(url, pattern string) {
 	})
 }
 
-// get asks for a page that answers 200.
+// get fetches a page, which must return 200.
 func (f *fleet) get(url string) (string, error) {
 	resp, err := f.client.Get(url)
 	if err != nil {
@@ -295,7 +296,7 @@ func (f *fleet) get(url string) (string, error) {
 	return string(body), err
 }
 
-// order has an operator's order carried out through the admin port.
+// order executes an operator's command through the admin port.
 func (f *fleet) order(what, id string) {
 	f.t.Helper()
 	req, err := http.NewRequest(http.MethodPost, "http://"+f.file.Control.Admin+"/"+what+"?replica="+id, nil)
@@ -319,7 +320,7 @@ func (f *fleet) cascade(args ...string) string {
 	return command(f.t, append(args, "--control", "http://"+f.file.Control.Admin)...)
 }
 
-// migrations are the moves that the control plane knows.
+// migrations returns the migrations that the control plane reports.
 func (f *fleet) migrations() []control.Migration {
 	f.t.Helper()
 	var m control.Migrations
@@ -330,7 +331,7 @@ func (f *fleet) migrations() []control.Migration {
 	return m.Migrations
 }
 
-// tally logs the moves by cause and way, and returns how many were done.
+// tally logs the migrations by cause and path, and returns how many were done.
 func (f *fleet) tally() int {
 	f.t.Helper()
 	by, done, stall := map[string]int{}, 0, 0.0
@@ -352,7 +353,7 @@ func (f *fleet) tally() int {
 	return done
 }
 
-// gauge is the value of a metric on a page of metrics, the sum of its series.
+// gauge returns the value of a metric on a metrics page: the sum of its series.
 func gauge(page, name string) (sum float64, ok bool) {
 	for line := range strings.Lines(page) {
 		if rest, found := strings.CutPrefix(line, name); found && rest != "" && (rest[0] == '{' || rest[0] == ' ') {
@@ -365,12 +366,10 @@ func gauge(page, name string) (sum float64, ok bool) {
 	return sum, ok
 }
 
-// busy are the metrics of an engine that are 0 when it has nothing to do and
-// no request's blocks.
+// busy are the metrics of an engine that are 0 when it has no work and no request holds blocks.
 var busy = [...]string{"vllm:num_requests_running", "vllm:num_requests_waiting", "cascade_emulator_frozen_requests", "cascade_emulator_reserved_blocks"}
 
-// awaitEmpty waits until nothing runs, stands still or is reserved at the
-// engines.
+// awaitEmpty waits until nothing is running, frozen or reserved at the engines.
 func (f *fleet) awaitEmpty(replicas ...*replica) {
 	f.t.Helper()
 	for _, r := range replicas {

@@ -26,8 +26,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// narrow are limits that an Envoy of a small fleet, and its migrators, are far
-// below.
+// narrow are limits far above the use of a small fleet's Envoy and migrators.
 var narrow = config.ProxyLimits{Streams: 4, StreamNames: 64, NodeNames: 96, Rate: 50, Burst: 100, Nodes: 8}
 
 // refusal waits for the end of a stream and returns why it ended.
@@ -42,16 +41,15 @@ func refusal(s grpc.BidiStreamingClient[discoveryv3.DeltaDiscoveryRequest, disco
 	}
 }
 
-// flood is a client that asks for too much of a control plane.
+// flood is a client that exceeds a control plane's limits.
 type flood struct {
 	ads discoveryv3.AggregatedDiscoveryServiceClient
-	// refused and ended count its streams, those that were ended for it and
-	// those that ended otherwise.
+	// refused counts its streams that ended because of a limit, ended those that ended for another
+	// reason.
 	refused, ended atomic.Int64
 }
 
-// ask opens a stream of a node and asks for endpoints by name, some of them in
-// each request.
+// ask opens a stream of a node and sends requests for endpoints by name, names of them per request.
 func (f *flood) ask(ctx context.Context, node string, requests, names int) {
 	s, err := f.ads.DeltaAggregatedResources(ctx)
 	for i := 0; i < requests && err == nil; i++ {
@@ -73,9 +71,8 @@ func (f *flood) ask(ctx context.Context, node string, requests, names int) {
 	}
 }
 
-// TestFloods has clients ask a control plane for more than control.limits allow,
-// in every way at once: they are refused and logged once a minute each, and neither Envoy
-// nor a client notices.
+// TestFloods runs clients that exceed every limit of control.limits at once: the control plane
+// rejects them and logs each once a minute, and neither Envoy nor any other client is affected.
 func TestFloods(t *testing.T) {
 	t.Parallel()
 	envoytest.Binary(t)
@@ -111,7 +108,7 @@ func TestFloods(t *testing.T) {
 	again("requests", 2, func(x *flood) { x.ask(ctx, "requests", 4*narrow.Burst, 0) })
 	again("names", 2, func(x *flood) { x.ask(ctx, "names", 1, narrow.StreamNames+1) })
 	again("streams", 3*narrow.Streams, func(x *flood) {
-		// A stream of its own is nothing that it must not have: it is given up.
+		// A stream within the limits is not rejected: the client closes it.
 		short, end := context.WithTimeout(ctx, 5*tick)
 		defer end()
 		x.ask(short, "streams", 1, 1)
@@ -125,11 +122,11 @@ func TestFloods(t *testing.T) {
 		return true
 	}
 	until(t, "the floods of three nodes are refused", refusedOften)
-	var n atomic.Int64 // of nodes, for which there is no room then
+	var n atomic.Int64 // number of nodes, which all exceed the limit by now
 	again("nodes", 2, func(x *flood) { x.ask(ctx, fmt.Sprint("invented-", n.Add(1)), 1, narrow.StreamNames+1) })
 	until(t, "every flood is refused", refusedOften)
 
-	// Meanwhile the fleet is planned, and Envoy follows.
+	// Meanwhile the planner works, and Envoy applies its plans.
 	f.cascade("drain", "r0", "--wait", "--timeout", patience.String())
 	reached := func(e policies.Epoch) func(control.Status) bool {
 		return func(s control.Status) bool { return s.Epoch >= e && has("edge")(s) }
@@ -152,9 +149,9 @@ func TestFloods(t *testing.T) {
 		t.Errorf("the Envoy had to come again: %s, before %s", after, before)
 	}
 	text := f.control.out.String()
-	// Once, and once more for each minute that this has taken.
+	// One log line, and one more for each minute that the test has taken.
 	most := 1 + int(time.Since(began)/ratelimitlog.Interval)
-	// A node that is not let in is not believed to be one: its address is.
+	// A node that was not admitted is not trusted to be that node: the log names its address.
 	for _, who := range []string{"requests", "names", "127.0.0.1"} {
 		if n := strings.Count(text, `msg="xds stream refused" node=`+who+" "); n < 1 || n > most {
 			t.Errorf("node %s is logged %d times, want once a minute, %d at most", who, n, most)

@@ -12,22 +12,22 @@ import (
 	"unicode/utf8"
 )
 
-// forever is the output of streams that go on until their test has seen enough,
-// however slow the machine is: some minutes at speed 1.
+// forever is the output of streams that outlast their test, however slow the host is: some minutes
+// at speed 1.
 const forever = 14_000
 
-// held is a stream that goes on until its client leaves.
+// held is a stream that continues until its client disconnects.
 type held struct {
 	body  []byte
 	leave context.CancelFunc
 	over  chan struct{}
 
 	mu   sync.Mutex
-	text strings.Builder // so far
-	err  error           // once over
+	text strings.Builder // received so far
+	err  error           // valid once over
 }
 
-// hold begins a stream at a base URL.
+// hold starts a stream at a base URL.
 func (f *fleet) hold(url string, body []byte) *held {
 	ctx, cancel := context.WithCancel(context.Background())
 	h := &held{body: body, leave: cancel, over: make(chan struct{})}
@@ -71,7 +71,7 @@ func (h *held) length() int {
 	return h.text.Len()
 }
 
-// grow waits until every stream has got more.
+// grow waits until every stream has received more text.
 func grow(f *fleet, streams []*held) {
 	f.t.Helper()
 	for i, h := range streams {
@@ -87,8 +87,8 @@ func grow(f *fleet, streams []*held) {
 	}
 }
 
-// release makes the clients leave and checks what they received: the answer's
-// beginning, byte for byte.
+// release disconnects the clients and checks the text that they received: it must be the beginning
+// of the answer, byte for byte.
 func release(f *fleet, o *oracle, streams []*held) {
 	f.t.Helper()
 	for i, h := range streams {
@@ -103,7 +103,7 @@ func release(f *fleet, o *oracle, streams []*held) {
 		}
 		got := h.text.String()
 		for n := 0; n < utf8.UTFMax && !strings.HasPrefix(want, got) && got != ""; n++ {
-			_, size := utf8.DecodeLastRuneInString(got) // of a character that was not whole yet
+			_, size := utf8.DecodeLastRuneInString(got) // of an incomplete character
 			got = got[:len(got)-size]
 		}
 		if got == "" || !strings.HasPrefix(want, got) {

@@ -16,34 +16,32 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// hopping is how many streams are to move at once.
+// hopping is how many streams migrate at once.
 const hopping = 3
 
-// hop is a fleet of three. The first replica is the front of every stream and
-// runs none; the two others are source and target by turns. What they say to
-// each other crosses links.
+// hop is a fleet of three. The first replica is the front end of every stream and runs none; the
+// two others alternate as source and target. Their messages to each other cross links.
 type hop struct {
 	*fleet
 	oracle         *oracle
-	links          map[string]*link // by the replica that it leads to
+	links          map[string]*link // by the replica behind the link
 	front          *replica
 	source, target *replica
-	turn           int            // makes each prompt a new one
-	hits           map[string]int // how often each step was struck
+	turn           int            // makes each prompt different
+	hits           map[string]int // number of faults injected, by step
 }
 
-// liveOnGPU is the mode of fleets whose requests move live between the memory of GPUs:
-// those of a driver without any.
+// liveOnGPU is the mode of fleets whose requests migrate live between GPU memories, of a fake
+// driver without GPUs.
 const liveOnGPU = "live, on a GPU"
 
-// newHop runs a fleet whose requests move in the given way; edit, if any, changes
-// its file.
+// newHop runs a fleet whose requests migrate in the given mode; edit, if any, changes its file.
 func newHop(t *testing.T, mode string, edit func(*config.Fleet)) *hop {
 	t.Helper()
 	return newHopOf(t, mode, setup{edit: edit})
 }
 
-// newHopOf is newHop of a fleet that has some of a setup: edit, faults and onHost.
+// newHopOf is newHop with a setup, of which it uses edit, faults and onHost.
 func newHopOf(t *testing.T, mode string, of setup) *hop {
 	t.Helper()
 	h := &hop{links: map[string]*link{}, hits: map[string]int{}}
@@ -75,15 +73,15 @@ func newHopOf(t *testing.T, mode string, of setup) *hop {
 	return h
 }
 
-// streams is a few streams of the front's clients that run at the source.
+// streams are a few streams of the front end's clients that run at the source.
 type streams struct {
 	over chan struct{} // closed when all have ended
 	mu   sync.Mutex
-	bad  []string // what is wrong with them
-	cut  int      // how many were right and did not come to their end
+	bad  []string // errors of the streams
+	cut  int      // streams that had the right text but ended early
 }
 
-// begin starts streams and waits until the source runs them all.
+// begin starts streams and waits until the source runs all of them.
 func (h *hop) begin() *streams {
 	h.t.Helper()
 	for _, r := range h.replicas {
@@ -113,7 +111,7 @@ func (h *hop) begin() *streams {
 	return s
 }
 
-// follow reads a stream of the front's and compares its text.
+// follow reads a stream of the front end and compares its text.
 func (h *hop) follow(body []byte, s *streams) {
 	want, err := h.oracle.text(body)
 	got := ""
@@ -131,7 +129,7 @@ func (h *hop) follow(body []byte, s *streams) {
 	}
 }
 
-// ask is what the front streams to a client.
+// ask returns the text that the front end streams to a client.
 func (h *hop) ask(body []byte) (string, error) {
 	sent := append(body[:len(body)-1:len(body)-1], `,"stream":true}`...)
 	resp, err := h.client.Post("http://"+h.front.Address+"/v1/completions", "application/json", bytes.NewReader(sent))
@@ -145,19 +143,19 @@ func (h *hop) ask(body []byte) (string, error) {
 	return read(resp.Body)
 }
 
-// step is a moment of a move: a message on its way.
+// step is a point of a migration, identified by a message in transit.
 type step struct {
 	name  string
 	kind  transfer.Kind
 	to    func(h *hop) *replica
-	round uint32 // at least
+	round uint32 // minimum round
 }
 
 func toSource(h *hop) *replica { return h.source }
 func toTarget(h *hop) *replica { return h.target }
 func toFront(h *hop) *replica  { return h.front }
 
-// liveSteps are the moments of a live move, in order.
+// liveSteps are the steps of a live migration, in order.
 var liveSteps = []step{
 	{"open", transfer.Open, toSource, 0},
 	{"accept", transfer.Accept, toTarget, 0},
@@ -170,7 +168,7 @@ var liveSteps = []step{
 	{"committed to target", transfer.Committed, toTarget, 0},
 }
 
-// repromptSteps are those of a move by re-prompting.
+// repromptSteps are the steps of a migration by re-prompting.
 var repromptSteps = []step{
 	{"open", transfer.Open, toSource, 0},
 	{"accept", transfer.Accept, toTarget, 0},
@@ -180,26 +178,27 @@ var repromptSteps = []step{
 	{"committed to target", transfer.Committed, toTarget, 0},
 }
 
-// fault is what happens to a fleet at a step.
+// fault is a fault that is injected into a fleet at a step.
 type fault struct {
 	name string
-	// strike happens while the message is on its way, and says whether it goes on.
+	// strike injects the fault while the message is in transit, and reports whether to forward the
+	// message.
 	strike func(h *hop, c crossing) bool
-	// always strikes at every message of the step, and not at the first one alone.
+	// always makes strike run at every message of the step, not only at the first.
 	always bool
-	// cuts says that streams may end early, with a text that is right so far.
+	// cuts allows streams to end early, if their text so far is right.
 	cuts bool
-	// heal undoes it a while later; nil: nothing is to be undone.
+	// heal undoes the fault later; nil: there is nothing to undo.
 	heal func(h *hop)
 	// lasts is the time from strike to heal.
 	lasts time.Duration
 }
 
-// attempts is how often streams are to reach a step before it counts as missed:
-// all of them may end before they move so far.
+// attempts is how often streams may fail to reach a step: all of them may end before their
+// migration gets that far.
 const attempts = 3
 
-// suffer has a fault at the first message of a step of some move.
+// suffer injects a fault at the first message of a step of some migration.
 func (h *hop) suffer(s step, f fault) {
 	h.t.Helper()
 	name := f.name + " at " + s.name
@@ -213,13 +212,13 @@ func (h *hop) suffer(s step, f fault) {
 	h.t.Errorf("%s: the step never came", name)
 }
 
-// run has all streams move from the source to the target, with a fault at the
-// first message of a step, if it comes. Every text must be the oracle's, and soon
-// nothing may be left behind. Then source and target change places.
+// run migrates all streams from the source to the target, with a fault at the first message of a
+// step, if it occurs. Every text must equal the oracle's, and soon nothing may be left behind. Then
+// source and target swap roles.
 func (h *hop) run(name string, s step, f fault) (came bool) {
 	h.t.Helper()
 	running := h.begin()
-	struck := make(chan struct{}) // by the first message of the step
+	struck := make(chan struct{}) // closed by the first message of the step
 	l := h.links[s.to(h).ID]
 	var mu sync.Mutex
 	strikes, missed := 0, false
@@ -243,8 +242,8 @@ func (h *hop) run(name string, s step, f fault) (came bool) {
 	case <-struck:
 	case <-running.over:
 	}
-	// What ended the streams may be that very fault, which is striking then. If it is
-	// not, it is too late for it.
+	// The fault itself may have ended the streams, and strike may still be running. Otherwise the
+	// fault comes too late.
 	mu.Lock()
 	came, missed = strikes > 0, strikes == 0
 	mu.Unlock()
@@ -264,8 +263,8 @@ func (h *hop) run(name string, s step, f fault) (came bool) {
 	if wrong := len(running.bad); wrong > running.cut || wrong > 0 && !f.cuts {
 		h.t.Errorf("%s: %d of %d streams are wrong: %q", name, len(running.bad), hopping, running.bad)
 	}
-	// Engines keep unreleased blocks for ever, so that a wait of any length finds
-	// it, and says nothing of the machine.
+	// Engines keep unreleased blocks forever, so a wait of any length detects them, on a host of
+	// any speed.
 	h.awaitEmpty(h.replicas...)
 	h.source, h.target = h.target, h.source
 	return came

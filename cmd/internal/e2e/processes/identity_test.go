@@ -21,10 +21,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
-// TestMovesWithIdentities runs a fleet in which every part has a certificate of
-// its own, issued by "cascade tls init" and without a host name in it: requests
-// move by TCP, and a replica that comes with its own certificate for another
-// one's sake gets nothing.
+// TestMovesWithIdentities runs a fleet in which every component has a certificate of its own,
+// issued by "cascade tls init" and without a host name: requests migrate by TCP, and a replica that
+// presents its own certificate on behalf of another one is rejected.
 func TestMovesWithIdentities(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
@@ -84,9 +83,9 @@ func TestMovesWithIdentities(t *testing.T) {
 	}
 }
 
-// TestControlPlanesWithIdentities has two control planes whose certificates are
-// by name, and kills the one that plans: a real Envoy goes to the other one and
-// has nothing sent anew. Neither starts with the other one's certificate.
+// TestControlPlanesWithIdentities runs two control planes with certificates by name, and kills the
+// leader: a real Envoy connects to the other one and receives nothing twice. Neither control plane
+// starts with the other one's certificate.
 func TestControlPlanesWithIdentities(t *testing.T) {
 	t.Parallel()
 	envoytest.Binary(t)
@@ -94,7 +93,7 @@ func TestControlPlanesWithIdentities(t *testing.T) {
 	command(t, "tls", "init", "--out", dir, "--trust-domain", "fleet.test", "--control", "a", "--control", "b",
 		"--proxy", "edge", "--migrator", "r0", "--migrator", "r1")
 	f := newFleet(t, setup{envoy: true, replicas: 2, planes: 2, edit: func(c *config.Fleet) {
-		// So large a cache that the load below moves no weight.
+		// The cache is so large that the load below changes no weight.
 		c.Models[0].KVTokens = 1 << 20
 		c.TLS = config.TLS{
 			Cert: filepath.Join(dir, "{role}", "{name}", devca.Cert), Key: filepath.Join(dir, "{role}", "{name}", devca.Key),
@@ -125,7 +124,7 @@ func TestControlPlanesWithIdentities(t *testing.T) {
 	b.await("plans", leads)
 	b.cascade("drain", "r0", "--wait", "--timeout", patience.String())
 
-	// With the other one's certificate in its place, it does not come back.
+	// With the other one's certificate it does not restart.
 	own, others := filepath.Join(dir, "control", "a"), filepath.Join(dir, "control", "b")
 	if err := errors.Join(os.Rename(own, own+".own"), os.CopyFS(own, os.DirFS(others))); err != nil {
 		t.Fatal(err)

@@ -21,11 +21,10 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 )
 
-// largestEnvelope bounds what one message on a link may be, in bytes.
+// largestEnvelope bounds the size of a message on a link, in bytes.
 const largestEnvelope = 16 << 20
 
-// crossing is a message about a move on its way over a link. Who watches may
-// change it.
+// crossing is a message about a migration while a link carries it. A watch function may change it.
 type crossing struct {
 	*api.Transfer
 	from, to string // replicas
@@ -33,26 +32,25 @@ type crossing struct {
 
 func (c crossing) kind() transfer.Kind { return transfer.Kind(c.Kind) }
 
-// state is what a link does with what is on it.
+// state determines what a link does with its traffic.
 type state int
 
 const (
 	open    state = iota
-	cut           // ends what is on it, and takes nothing new
-	dead          // carries nothing, and says nothing
-	delayed       // carries everything late
+	cut           // closes the connections, and accepts none
+	dead          // carries nothing, but keeps the connections open
+	delayed       // carries everything with a delay
 )
 
-// delay is that of a delayed link, for each message and each piece of a stream.
+// delay is the delay of a delayed link, for each message and each piece of a stream.
 const delay = 150 * time.Millisecond
 
-// link is the way by which the other replicas reach one replica's peer address:
-// a proxy that reads along, so that a test can do something at the very moment
-// at which a message is on its way.
+// link is a proxy through which the other replicas reach one replica's peer address. It reads the
+// messages, so that a test can act at the moment when a message is in transit.
 type link struct {
-	to      string // replica
+	to      string // the replica behind it
 	address string // of the link
-	peer    string // behind it
+	peer    string // address of the replica
 
 	mu     sync.Mutex
 	state  state
@@ -77,7 +75,7 @@ func newLink(t testing.TB, to, peer string) *link {
 	return l
 }
 
-// handler carries requests in the protocol in which they come.
+// handler forwards requests in the protocol in which they arrive.
 func (l *link) handler() http.Handler {
 	transport := func(http2 bool) *http.Transport {
 		var p http.Protocols
@@ -94,7 +92,7 @@ func (l *link) handler() http.Handler {
 			Transport:     transport(http2),
 			FlushInterval: -1,
 			ErrorLog:      log.New(io.Discard, "", 0),
-			// What cannot be reached is cut off, as by a network.
+			// If the replica is unreachable, cut the connection, as a network does.
 			ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 			ModifyResponse: func(r *http.Response) error {
 				r.Body = &late{ReadCloser: r.Body, l: l, ctx: r.Request.Context()}
@@ -126,8 +124,8 @@ func (l *link) set(s state) {
 	l.change = make(chan struct{})
 }
 
-// onMessage has watch asked about every message about a move, before it goes on;
-// it goes on where watch says so. nil: no function.
+// onMessage calls watch for every message about a migration before it is forwarded; the link drops
+// the message unless watch returns true. nil: forward all.
 func (l *link) onMessage(watch func(c crossing) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -136,7 +134,7 @@ func (l *link) onMessage(watch func(c crossing) bool) {
 
 var errCut = errors.New("the link is cut")
 
-// pass waits for as long as the link holds things up.
+// pass waits while the state of the link delays traffic.
 func (l *link) pass(ctx context.Context) error {
 	for {
 		l.mu.Lock()
@@ -185,7 +183,7 @@ func (l *link) onCut(end func()) (stop func()) {
 	return func() { close(over) }
 }
 
-// late is a body that comes as the link lets it.
+// late is a body that is delayed as the link's state requires.
 type late struct {
 	io.ReadCloser
 	l   *link
@@ -200,12 +198,12 @@ func (b *late) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// tapped is the body of an exchange between migrators, message by message.
+// tapped is the body of a stream between migrators, split into messages.
 type tapped struct {
 	body io.ReadCloser
 	l    *link
 	ctx  context.Context
-	rest []byte // of the frame that goes on
+	rest []byte // of the frame being forwarded
 }
 
 func (b *tapped) Close() error { return b.body.Close() }
@@ -226,10 +224,9 @@ func (b *tapped) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// frame reads one message, which may be changed on the way; an empty one is
-// dropped.
+// frame reads one message, which the watch function may change; it drops an empty one.
 func (b *tapped) frame() ([]byte, error) {
-	var head [5]byte // compressed or not, length
+	var head [5]byte // compression flag, length
 	if _, err := io.ReadFull(b.body, head[:]); err != nil {
 		return nil, err
 	}

@@ -9,18 +9,17 @@ import (
 	"testing"
 )
 
-// everything says that the slow tests run, too.
+// everything makes the slow tests run, too.
 var everything = os.Getenv("CASCADE_TEST_ALL") != ""
 
 // cascade is the path of the command, built once for all tests.
 var cascade string
 
-// together is how many fleets run at a time, on whatever machine: they wait more
-// than they work.
+// together is how many fleets run in parallel, on any host: they wait more than they compute.
 const together = "4"
 
 func TestMain(m *testing.M) {
-	// Before the command line is read, which may ask for another number.
+	// Set it before the command line is parsed, which may override it.
 	if err := flag.Set("test.parallel", together); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

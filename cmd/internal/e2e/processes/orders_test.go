@@ -13,7 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// outline is what two control planes must agree on.
+// outline is the state on which two control planes must agree.
 type outline struct {
 	epoch   policies.Epoch
 	drained map[policies.ReplicaID][]string
@@ -35,7 +35,7 @@ func outlineOf(s control.Status) outline {
 	return o
 }
 
-// agree waits until both control planes show the same, and it holds.
+// agree waits until both control planes show the same state, for which holds returns true.
 func agree(t *testing.T, f *fleet, what string, holds func(outline) bool) {
 	t.Helper()
 	var seen [2]outline
@@ -56,8 +56,8 @@ func agree(t *testing.T, f *fleet, what string, holds func(outline) bool) {
 	})
 }
 
-// TestOrdersAtEither has operators give orders at two control planes at the very
-// same time: none is lost, and both show the same in the end.
+// TestOrdersAtEither sends operators' commands to two control planes at the same moment: none is
+// lost, and both show the same state in the end.
 func TestOrdersAtEither(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, setup{replicas: 4, planes: 2})
@@ -65,7 +65,7 @@ func TestOrdersAtEither(t *testing.T) {
 	b.await("follows a", follows("a"))
 	plans := f.watchPlans()
 
-	// together gives orders, each at a control plane, and returns the answers.
+	// together sends commands concurrently, each to a control plane, and returns the status codes.
 	type order struct {
 		at         *plane
 		what, name string
@@ -110,12 +110,12 @@ func TestOrdersAtEither(t *testing.T) {
 		agree(t, f, "none drained, and no pin", func(o outline) bool {
 			return !o.pinned && len(o.drained["r1"])+len(o.drained["r2"]) == 0
 		})
-		// Orders that are against each other: one of them is the last.
+		// Contradictory commands: one of them is the last.
 		good(together(order{a, "drain", "r3"}, order{b, "undrain", "r3"}, order{a, "plan/unpin", llm}, order{b, "plan/pin", llm}))
 		agree(t, f, "one of two", func(outline) bool { return true })
 		good(together(order{a, "undrain", "r3"}, order{b, "plan/unpin", llm}))
 		agree(t, f, "none drained", func(o outline) bool { return !o.pinned && len(o.drained["r3"]) == 0 })
-		// All at once: the last of the model is not drained.
+		// Concurrent drains: the model's last replica is not drained.
 		codes := together(order{a, "drain", "r0"}, order{b, "drain", "r1"}, order{a, "drain", "r2"}, order{b, "drain", "r3"})
 		slices.Sort(codes)
 		if want := []int{http.StatusOK, http.StatusOK, http.StatusOK, http.StatusConflict}; !slices.Equal(codes, want) {
@@ -143,8 +143,7 @@ func TestOrdersAtEither(t *testing.T) {
 	}
 }
 
-// TestCommandsAtEither gives an operator's commands at the control plane that
-// does not plan.
+// TestCommandsAtEither runs an operator's commands at the control plane that does not lead.
 func TestCommandsAtEither(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, setup{replicas: 2, planes: 2, edit: func(c *config.Fleet) { c.Planner.MinRequests = 20 }})

@@ -2,5 +2,5 @@ package processes
 
 import "syscall"
 
-// dieWithParent ends a process when the test dies, however it dies.
+// dieWithParent ends a child process when the test process ends in any way.
 func dieWithParent() *syscall.SysProcAttr { return &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} }

@@ -4,6 +4,6 @@ package processes
 
 import "syscall"
 
-// dieWithParent does nothing where the kernel has no such thing: a test that
-// dies leaves processes behind.
+// dieWithParent does nothing on systems without such a kernel feature: a test that dies leaves
+// processes behind.
 func dieWithParent() *syscall.SysProcAttr { return nil }

@@ -26,14 +26,14 @@ type plane struct {
 	process             *process
 }
 
-// start starts the control plane, whose process has ended.
+// start restarts the control plane after its process has ended.
 func (p *plane) start() {
 	p.f.t.Helper()
 	p.process = start(p.f.t, "control", "-c", p.f.path("fleet.yaml"), "--name", p.name, "--listen", p.listen, "--admin", p.admin, "--log", "info")
 	p.process.await("control plane of")
 }
 
-// status asks the control plane for its state once.
+// status fetches the state of the control plane once.
 func (p *plane) status() (s control.Status, err error) {
 	body, err := p.f.get("http://" + p.admin + "/status")
 	if err == nil {
@@ -42,7 +42,7 @@ func (p *plane) status() (s control.Status, err error) {
 	return s, err
 }
 
-// await waits until the control plane is in a state, and returns it.
+// await waits until the state of the control plane meets a condition, and returns it.
 func (p *plane) await(what string, holds func(control.Status) bool) (s control.Status) {
 	p.f.t.Helper()
 	until(p.f.t, p.name+": "+what, func() bool {
@@ -59,9 +59,9 @@ func (p *plane) cascade(args ...string) string {
 	return command(p.f.t, append(args, "--control", "http://"+p.admin)...)
 }
 
-// post gives an order at the control plane and returns the answer's status.
+// post sends a command to the control plane and returns the status code.
 func (p *plane) post(path string) (int, error) {
-	ctx, cancel := context.WithTimeout(p.f.t.Context(), patience) // it may stand still
+	ctx, cancel := context.WithTimeout(p.f.t.Context(), patience) // the control plane may be suspended
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+p.admin+path, nil)
 	if err != nil {
@@ -77,8 +77,8 @@ func (p *plane) post(path string) (int, error) {
 	return resp.StatusCode, err
 }
 
-// freeze has the control plane stand still, with SIGSTOP, at a moment at which it
-// does not have the lock of the plan object: no process could write it then.
+// freeze suspends the control plane with SIGSTOP at a moment when it does not hold the lock of the
+// plan object: otherwise no process could write the object.
 func (p *plane) freeze() {
 	p.f.t.Helper()
 	lock, err := os.Open(p.f.path("state/plan.json.lock"))
@@ -90,25 +90,25 @@ func (p *plane) freeze() {
 		p.f.t.Fatal(err)
 	}
 	p.process.signal(syscall.SIGSTOP)
-	time.Sleep(tick) // it takes effect
+	time.Sleep(tick) // until the signal takes effect
 }
 
-// follows says that a control plane serves what another one plans, and hears of
-// every replica by itself.
+// follows returns a condition: the control plane serves the plans of the given leader, and receives
+// reports from every replica itself.
 func follows(holder string) func(control.Status) bool {
 	return func(s control.Status) bool {
 		return s.Planner.Holder == holder && !s.Planner.Leads && informed(s)
 	}
 }
 
-// leads says that a control plane plans, and hears of every replica.
+// leads reports whether a control plane leads and receives reports from every replica.
 func leads(s control.Status) bool { return s.Planner.Leads && informed(s) }
 
-// fresh is how old a report may be, in seconds: they come every second or so, and
-// this machine may be busy.
+// fresh is the maximum age of a report, in seconds: reports arrive about every second, but this
+// host may be busy.
 const fresh = 10
 
-// informed says that a control plane has fresh reports of every replica.
+// informed reports whether a control plane has fresh reports from every replica.
 func informed(s control.Status) bool {
 	n := 0
 	for _, m := range s.Models {
@@ -125,7 +125,7 @@ func informed(s control.Status) bool {
 	return n > 0
 }
 
-// has says that an Envoy is at this control plane, and has what it shows.
+// has returns a condition: an Envoy is connected to this control plane, and has its latest plan.
 func has(node string) func(control.Status) bool {
 	return func(s control.Status) bool {
 		for _, n := range s.Nodes {
@@ -137,20 +137,20 @@ func has(node string) func(control.Status) bool {
 	}
 }
 
-// record is the plan object's past: whatever a watcher has seen of it.
+// record is the history of the plan object, as far as a watcher has seen it.
 type record struct {
 	t    testing.TB
 	stop func()
 
 	mu      sync.Mutex
-	holders []string // of the planning lease, one after the other; "" for none
-	writes  int      // that were seen
+	holders []string // holders of the planning lease, in order; "" for none
+	writes  int      // number of observed writes
 	last    store.Object
 	plans   map[string]policies.Plan // by model and epoch
 }
 
-// watchPlans reads along in the plan object until the test ends: no epoch goes
-// back, and none means two plans.
+// watchPlans watches the plan object until the test ends, and checks that no epoch decreases and
+// that no epoch has two plans.
 func (f *fleet) watchPlans() *record {
 	f.t.Helper()
 	file, err := store.NewFile(f.path("state/plan.json"))
@@ -202,7 +202,7 @@ func (r *record) see(o store.Object) {
 	r.writes++
 }
 
-// held returns who had the lease since the last call, in order.
+// held returns the holders of the lease since the last call, in order.
 func (r *record) held() []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()

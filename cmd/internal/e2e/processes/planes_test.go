@@ -17,14 +17,13 @@ import (
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
-// takeover bounds the time without a leader: the lease and a renewal,
-// and what machines take.
+// takeover bounds the time without a leader: the lease and a renewal, plus the overhead of hosts.
 const takeover = 5 * time.Second
 
-// pulse measures how late this machine is: what took long on one that stood
-// still itself says nothing about the fleet.
+// pulse measures the scheduling delay of this host: on a host that stalled, a slow reaction says
+// nothing about the fleet.
 type pulse struct {
-	worst time.Duration // once stopped
+	worst time.Duration // valid once stopped
 	stop  func()
 }
 
@@ -48,7 +47,7 @@ func newPulse(t testing.TB) *pulse {
 	return p
 }
 
-// within checks that what has begun at a moment is over in time.
+// within checks that an operation took no longer than bound, plus the host's delay.
 func (p *pulse) within(t testing.TB, what string, took, bound time.Duration) {
 	t.Helper()
 	const late = 100 * time.Millisecond
@@ -59,11 +58,11 @@ func (p *pulse) within(t testing.TB, what string, took, bound time.Duration) {
 	}
 }
 
-// calm is a load that no control plane may disturb.
+// calm is a load that a control plane must not disturb.
 var calm = kind{workers: 8, words: []int{40, 200, 800}, output: 250}
 
-// epoch says that an Envoy has the plan of an epoch, or a later one, from a
-// control plane.
+// epoch returns a condition: an Envoy has the plan of an epoch, or a later one, from a control
+// plane.
 func epoch(e policies.Epoch) func(control.Status) bool {
 	return func(s control.Status) bool { return s.Epoch >= e && has("edge")(s) }
 }
@@ -78,8 +77,8 @@ func kinds(sent []string) map[string]int {
 	return out
 }
 
-// onlyLoads fails the test if anything but the endpoints' weights was sent: no
-// plan has changed.
+// onlyLoads fails the test if anything but the endpoints' weights was sent, because no plan has
+// changed.
 func onlyLoads(t *testing.T, what string, sent []string) {
 	t.Helper()
 	t.Logf("%s: sent %v", what, kinds(sent))
@@ -88,9 +87,9 @@ func onlyLoads(t *testing.T, what string, sent []string) {
 	}
 }
 
-// TestPlannerDies kills the control plane that plans, then the other one, then
-// both, under load and with a real Envoy between: the other one plans within 5 s,
-// knows the loads at once, nothing is sent twice, and no request notices.
+// TestPlannerDies kills the leading control plane, then the other one, then both, under load and
+// with a real Envoy: the other one leads within 5 s, has the loads at once, nothing is sent twice,
+// and no request fails.
 func TestPlannerDies(t *testing.T) {
 	t.Parallel()
 	envoytest.Binary(t)
@@ -124,7 +123,7 @@ func TestPlannerDies(t *testing.T) {
 	b.cascade("drain", "r0", "--wait", "--timeout", patience.String())
 	e := b.await("the Envoy has the plan without r0", epoch(2)).Epoch
 
-	// The killed one restarts, and follows.
+	// The killed control plane restarts as a follower.
 	a.start()
 	a.await("follows b", follows("b"))
 	a.cascade("undrain", "r0")
@@ -134,7 +133,7 @@ func TestPlannerDies(t *testing.T) {
 		t.Errorf("the lease was held by %q, want a and then b", got)
 	}
 
-	// No control plane runs: requests are answered, and streams go on from before until
+	// No control plane runs: requests are answered, and streams last from before the kill until
 	// both are back.
 	var long sync.WaitGroup
 	for i := range 4 {
@@ -174,18 +173,16 @@ func TestPlannerDies(t *testing.T) {
 	}
 	f.awaitEmpty(f.replicas...)
 
-	// What was counted would have been seen: another Envoy, which has nothing, is
-	// sent everything again.
+	// The wiretap works: another Envoy, which has nothing yet, receives everything again.
 	before = f.wire.count()
 	boot := command(t, "envoy-bootstrap", "-c", f.path("edge.yaml"), "--node-id", "edge-2", "--admin", "127.0.0.1:0")
 	envoytest.Start(t, envoytest.Config{Bootstrap: boot})
 	until(t, "the other Envoy is sent everything", func() bool { return f.wire.count().again-before.again >= policies.MaxStages+2 })
 }
 
-// TestControlPlanesRoll restarts two control planes in turn, again and again,
-// under load, while an operator gives orders at whichever is there, and has the
-// one that plans stand still for longer than its lease: nothing is planned twice,
-// nothing is sent twice, and no request notices.
+// TestControlPlanesRoll restarts two control planes in turn, repeatedly, under load, while an
+// operator sends commands to whichever runs, and suspends the leader for longer than its lease:
+// nothing is planned twice, nothing is sent twice, and no request fails.
 func TestControlPlanesRoll(t *testing.T) {
 	slow(t)
 	envoytest.Binary(t)

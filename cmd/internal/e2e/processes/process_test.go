@@ -14,15 +14,15 @@ import (
 )
 
 const (
-	// patience bounds every wait for something that must happen soon.
+	// patience bounds every wait for a condition that must hold soon.
 	patience = 90 * time.Second
-	// tick is how often another process is looked at, which has no event for us.
+	// tick is the time between two checks of another process, which sends no events to the test.
 	tick = 20 * time.Millisecond
 	// tail is how much of a process's output a failed test shows, in bytes.
 	tail = 6 << 10
 )
 
-// output is what a process wrote so far. It may be written and read at once.
+// output is the output of a process so far. It is safe for concurrent use.
 type output struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -41,31 +41,30 @@ func (o *output) String() string {
 	return o.text.String()
 }
 
-// process is one that runs a command line of ours.
+// process runs one of our command lines.
 type process struct {
 	t    testing.TB
 	args string
 	cmd  *exec.Cmd
 	out  *output       // standard output and error
 	gone chan struct{} // closed when it has ended
-	code int           // once gone; -1: by a signal
+	code int           // valid once gone; -1: ended by a signal
 }
 
-// start runs a command line of ours until the end of the test, at the
-// latest.
+// start runs one of our command lines until the end of the test at the latest.
 func start(t testing.TB, args ...string) *process {
 	t.Helper()
 	return startWith(t, nil, args...)
 }
 
-// startWith is start, with more in the environment.
+// startWith is start with additional environment variables.
 func startWith(t testing.TB, env []string, args ...string) *process {
 	t.Helper()
 	p := &process{t: t, args: strings.Join(args, " "), cmd: exec.Command(cascade, args...), out: &output{}, gone: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr, p.cmd.SysProcAttr = p.out, p.out, dieWithParent()
 	p.cmd.Env = append(append(os.Environ(), "GOTRACEBACK=all"), env...)
 	begun := make(chan error)
-	// The parent's death is that of the thread that forked.
+	// For the kernel, the parent dies when the thread that forked ends.
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
@@ -74,7 +73,7 @@ func startWith(t testing.TB, env []string, args ...string) *process {
 		if err != nil {
 			return
 		}
-		p.cmd.Wait() // its code is read below
+		p.cmd.Wait() // the exit code is read below
 		p.code = p.cmd.ProcessState.ExitCode()
 		close(p.gone)
 	}()
@@ -94,13 +93,13 @@ func startWith(t testing.TB, env []string, args ...string) *process {
 // signal sends a signal, unless the process is gone.
 func (p *process) signal(s syscall.Signal) { p.cmd.Process.Signal(s) }
 
-// kill ends the process without a word and waits for its end.
+// kill ends the process without a shutdown and waits for its end.
 func (p *process) kill() {
 	p.signal(syscall.SIGKILL)
 	<-p.gone
 }
 
-// wait waits until the process has ended by itself, well.
+// wait waits until the process has ended by itself with exit code 0.
 func (p *process) wait() {
 	p.t.Helper()
 	select {
@@ -115,14 +114,14 @@ func (p *process) wait() {
 	}
 }
 
-// end asks the process to end and waits until it has.
+// end terminates the process and waits until it has ended.
 func (p *process) end() {
 	p.t.Helper()
 	p.signal(syscall.SIGTERM)
 	p.wait()
 }
 
-// await waits until the process has written what matches.
+// await waits until the process has written text that matches.
 func (p *process) await(pattern string) {
 	p.t.Helper()
 	re := regexp.MustCompile(pattern)
@@ -146,7 +145,7 @@ func command(t testing.TB, args ...string) string {
 	var out, errs bytes.Buffer
 	cmd := exec.Command(cascade, args...)
 	cmd.Stdout, cmd.Stderr, cmd.SysProcAttr = &out, &errs, dieWithParent()
-	// Not long enough that its thread could end before it.
+	// Otherwise the thread could end before the process.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	if err := cmd.Run(); err != nil {

@@ -17,21 +17,21 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// deltaADS is the method by which Envoy asks for everything.
+// deltaADS is the method by which Envoy requests all resources.
 const deltaADS = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources"
 
-// wiretap counts what the control planes of a fleet send to its Envoy, on the
-// wire: neither side's own counters are believed.
+// wiretap counts what the control planes of a fleet send to their Envoy, on the wire, so that the
+// tests do not depend on the counters of either side.
 type wiretap struct {
 	mu      sync.Mutex
-	has     map[string]string // version that Envoy has, by type and name; "" while that is not known
+	has     map[string]string // version that Envoy has, by type and name; "" while it is unknown
 	sent    []string          // resources, as type name@version
-	again   []string          // those of them that Envoy had in that version
-	streams int               // of delta ADS that were begun
+	again   []string          // those of sent that Envoy already had in that version
+	streams int               // delta ADS streams that were opened
 	broken  error
 }
 
-// count is what a wiretap has counted until some time.
+// count is a wiretap's counts at some time.
 type count struct{ sent, again, streams int }
 
 func newWiretap() *wiretap { return &wiretap{has: map[string]string{}} }
@@ -42,8 +42,8 @@ func (w *wiretap) count() count {
 	return count{len(w.sent), len(w.again), w.streams}
 }
 
-// since fails the test if anything was sent a second time after some count, and
-// returns what else was sent.
+// since fails the test if any resource was sent a second time after c, and returns the other
+// resources sent after c.
 func (w *wiretap) since(t testing.TB, c count) []string {
 	t.Helper()
 	w.mu.Lock()
@@ -60,10 +60,10 @@ func (w *wiretap) since(t testing.TB, c count) []string {
 	return append([]string(nil), w.sent[c.sent:]...)
 }
 
-// key names a resource.
+// key returns the name of a resource with its type.
 func key(typ, name string) string { return typ[strings.LastIndexByte(typ, '.')+1:] + " " + name }
 
-// note takes in a response.
+// note records a response.
 func (w *wiretap) note(r *discoveryv3.DeltaDiscoveryResponse) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -74,18 +74,18 @@ func (w *wiretap) note(r *discoveryv3.DeltaDiscoveryResponse) {
 		if w.has[k] == x.Version {
 			w.again = append(w.again, full)
 		} else {
-			w.has[k] = "" // it may have either from here on, until it says so
+			w.has[k] = "" // until its ACK, Envoy may have either version
 		}
 	}
 	for _, name := range r.RemovedResources {
 		k := key(r.TypeUrl, name)
-		if _, had := w.has[k]; had { // else it is the answer that there is none
+		if _, had := w.has[k]; had { // otherwise the response means that the resource does not exist
 			w.sent = append(w.sent, k+" removed")
 		}
 	}
 }
 
-// acknowledge takes in that Envoy has what a response held.
+// acknowledge records that Envoy has the resources of a response.
 func (w *wiretap) acknowledge(r *discoveryv3.DeltaDiscoveryResponse) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -105,7 +105,7 @@ func (w *wiretap) fail(err error) {
 	}
 }
 
-// to opens a way to an address until the test ends, and returns its own.
+// to opens a proxy to an address until the test ends, and returns the proxy's address.
 func (w *wiretap) to(t testing.TB, address string) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -114,7 +114,7 @@ func (w *wiretap) to(t testing.TB, address string) string {
 	}
 	var conns sync.WaitGroup
 	var mu sync.Mutex
-	open := map[net.Conn]bool{} // nil: no more
+	open := map[net.Conn]bool{} // nil: accept no more
 	t.Cleanup(func() {
 		l.Close()
 		mu.Lock()
@@ -156,8 +156,8 @@ func (w *wiretap) to(t testing.TB, address string) string {
 	return l.Addr().String()
 }
 
-// carry carries a connection of HTTP/2 and reads along, until either side ends
-// it. Every frame is read before it goes on.
+// carry forwards an HTTP/2 connection and records its frames until either side ends it. It reads
+// every frame before it forwards the frame.
 func (w *wiretap) carry(client, server net.Conn) {
 	c := &conversation{
 		w: w, follows: map[uint32]bool{}, open: map[string]*discoveryv3.DeltaDiscoveryResponse{}, asked: messages{}, answered: messages{},
@@ -178,20 +178,20 @@ func (w *wiretap) carry(client, server net.Conn) {
 	both.Wait()
 }
 
-// conversation is what one connection carries.
+// conversation is the state of one connection.
 type conversation struct {
 	w *wiretap
 
 	mu      sync.Mutex
-	follows map[uint32]bool                                // streams of delta ADS
-	open    map[string]*discoveryv3.DeltaDiscoveryResponse // not answered yet, by stream and nonce
+	follows map[uint32]bool                                // delta ADS streams
+	open    map[string]*discoveryv3.DeltaDiscoveryResponse // not acknowledged yet, by stream and nonce
 
-	asked, answered messages // owned by requests and by responses
+	asked, answered messages // asked is owned by requests, answered by responses
 }
 
 func answer(stream uint32, nonce string) string { return fmt.Sprint(stream, " ", nonce) }
 
-// followed says that a frame is of a stream that is read along.
+// followed reports whether a frame belongs to a recorded stream.
 func (c *conversation) followed(frame http2.Frame) (*http2.DataFrame, bool) {
 	d, ok := frame.(*http2.DataFrame)
 	c.mu.Lock()
@@ -199,11 +199,11 @@ func (c *conversation) followed(frame http2.Frame) (*http2.DataFrame, bool) {
 	return d, ok && c.follows[d.StreamID]
 }
 
-// requests carries what a client sends.
+// requests forwards the frames of a client.
 func (c *conversation) requests(from io.Reader, to io.Writer) error {
 	var read bytes.Buffer
 	if _, err := io.CopyN(to, from, int64(len(http2.ClientPreface))); err != nil {
-		return nil // it has gone
+		return nil // the client has closed the connection
 	}
 	f := http2.NewFramer(nil, io.TeeReader(from, &read))
 	f.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
@@ -237,7 +237,7 @@ func (c *conversation) requests(from io.Reader, to io.Writer) error {
 	})
 }
 
-// responses carries what a server sends.
+// responses forwards the frames of a server.
 func (c *conversation) responses(from io.Reader, to io.Writer) error {
 	var read bytes.Buffer
 	return forward(http2.NewFramer(nil, io.TeeReader(from, &read)), &read, to, func(frame http2.Frame) error {
@@ -259,7 +259,7 @@ func (c *conversation) responses(from io.Reader, to io.Writer) error {
 	})
 }
 
-// messages puts the messages of gRPC together, those of each stream.
+// messages assembles the gRPC messages of each stream.
 type messages map[uint32][]byte
 
 func (m messages) add(d *http2.DataFrame, whole func([]byte) error) error {
@@ -281,8 +281,8 @@ func (m messages) add(d *http2.DataFrame, whole func([]byte) error) error {
 	return nil
 }
 
-// forward reads frames and sends on what it has read of each; it ends without an
-// error when a side has gone.
+// forward reads frames and sends the bytes of each after reading it; it returns no error when one
+// side has closed the connection.
 func forward(f *http2.Framer, read *bytes.Buffer, to io.Writer, see func(http2.Frame) error) error {
 	for {
 		frame, err := f.ReadFrame()

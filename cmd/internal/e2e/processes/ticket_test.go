@@ -15,8 +15,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// present shows a ticket to a source over an open connection, and returns nil
-// when it is taken.
+// present sends a ticket to a source over an open connection, and returns nil if the source accepts
+// it.
 func present(c net.Conn, ticket []byte, receiver string) error {
 	h := handshake.Hello{Receiver: policies.ReplicaID(receiver)}
 	copy(h.Ticket[:], ticket)
@@ -42,8 +42,8 @@ func steal(o *api.Offer, ticket []byte, receiver string) error {
 	return present(c, ticket, receiver)
 }
 
-// TestStolenTickets comes to the sources of running moves with tickets of others,
-// none, and used ones, over each transport.
+// TestStolenTickets connects to the sources of running migrations with other receivers' tickets,
+// without a ticket, and with used ones, over each transport.
 func TestStolenTickets(t *testing.T) {
 	t.Parallel()
 	h := newHop(t, config.MigrationLive, nil)

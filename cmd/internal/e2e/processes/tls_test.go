@@ -26,7 +26,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// loopbackIP is where every part of a fleet here runs.
+// loopbackIP is the address of every component of these fleets.
 var loopbackIP = net.IPv4(127, 0, 0, 1)
 
 // authority issues the certificates of one fleet.
@@ -50,7 +50,7 @@ func newAuthority(t testing.TB) *authority {
 	return a
 }
 
-// sign makes a key and a certificate for it; the first one signs itself.
+// sign creates a key and signs a certificate for it; the first one signs itself.
 func (a *authority) sign(c *x509.Certificate) ([]byte, *ecdsa.PrivateKey) {
 	a.t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -69,7 +69,7 @@ func (a *authority) sign(c *x509.Certificate) ([]byte, *ecdsa.PrivateKey) {
 	return der, key
 }
 
-// issue is a certificate and its key, as PEM, for all parts on loopback.
+// issue returns a certificate and its key, as PEM, for all components on loopback.
 func (a *authority) issue() (cert, key []byte) {
 	a.t.Helper()
 	der, secret := a.sign(&x509.Certificate{
@@ -83,8 +83,8 @@ func (a *authority) issue() (cert, key []byte) {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw})
 }
 
-// client is what a client of the fleet of another authority shows: a's own
-// certificate, or none where a is nil.
+// client returns the TLS configuration of a client of the fleet. The client presents a certificate
+// of the authority of, or none if that is nil.
 func (a *authority) client(of *authority) *tls.Config {
 	roots := x509.NewCertPool()
 	roots.AddCert(of.cert)
@@ -99,10 +99,9 @@ func (a *authority) client(of *authority) *tls.Config {
 	return c
 }
 
-// TestMovesUnderTLS has requests move between migrators with mutual TLS, by
-// shared memory and, where the replicas are on different nodes, by TCP, or by RDMA
-// where they have devices for that. Who comes without the fleet's certificate, or
-// without a ticket, gets nothing.
+// TestMovesUnderTLS migrates requests between migrators with mutual TLS: by shared memory and, if
+// the replicas are on different nodes, by TCP, or by RDMA if they have devices for it. A client
+// without the fleet's certificate, or without a ticket, gets nothing.
 func TestMovesUnderTLS(t *testing.T) {
 	t.Parallel()
 	for want, node := range map[string]string{"shm": "a", "tcp": "", "verbs": ""} {
@@ -135,15 +134,14 @@ func TestMovesUnderTLS(t *testing.T) {
 	}
 }
 
-// withRDMA is machines with the fake RDMA device, which the system of this one does not
-// know.
+// withRDMA describes hosts with the fake RDMA device, which this host's system does not have.
 const withRDMA = `{"machines": [
 {"name": "n0", "libraries": [{"name": "libibverbs.so.1"}], "nics": [{"name": "fake0", "port": 1, "rdma": "Ethernet", "up": true, "rate": 50000000000}]},
 {"name": "n1", "libraries": [{"name": "libibverbs.so.1"}], "nics": [{"name": "fake0", "port": 1, "rdma": "Ethernet", "up": true, "rate": 50000000000}]},
 {"name": "n2", "libraries": [{"name": "libibverbs.so.1"}], "nics": [{"name": "fake0", "port": 1, "rdma": "Ethernet", "up": true, "rate": 50000000000}]}]}`
 
-// moves has every request of two replicas leave them in turn, under load, and
-// wants what moves live to do so over one transport.
+// moves drains two replicas in turn, under load, and requires that all live migrations use one
+// transport.
 func moves(t *testing.T, f *fleet, want string) {
 	t.Helper()
 	load := newTraffic(f, newOracle(f), "http://"+f.file.Proxy.Listen, kind{workers: 6, words: []int{40, 400}, output: 400})
@@ -173,9 +171,9 @@ func moves(t *testing.T, f *fleet, want string) {
 	f.awaitEmpty(f.replicas...)
 }
 
-// strangers comes to every port of a migrator but those for clients and for
-// operators: without the fleet's certificate a client gets no byte, and with it
-// none gets blocks without a ticket.
+// strangers connects to every port of a migrator except those for clients and for operators:
+// without the fleet's certificate a client receives no byte, and with it but without a ticket it
+// receives no blocks.
 func strangers(t *testing.T, f *fleet, ca *authority) {
 	r := f.replicas[0]
 	transports := 0
@@ -201,7 +199,7 @@ func strangers(t *testing.T, f *fleet, ca *authority) {
 	}
 }
 
-// visit opens a connection under TLS, shows a ticket and waits for an answer.
+// visit opens a TLS connection, sends a ticket and waits for an answer.
 func visit(address string, c *tls.Config, ticket []byte) error {
 	conn, err := tls.Dial("tcp", address, c)
 	if err != nil {
@@ -211,8 +209,7 @@ func visit(address string, c *tls.Config, ticket []byte) error {
 	return present(conn, ticket, "r1")
 }
 
-// listening lists the addresses of loopback on which a process accepts, by what
-// the kernel reports it.
+// listening lists the loopback addresses on which a process listens, according to the kernel.
 func listening(t *testing.T, pid int) []string {
 	t.Helper()
 	own := map[string]bool{}
@@ -246,8 +243,8 @@ func listening(t *testing.T, pid int) []string {
 	return out
 }
 
-// TestPlainTextOffLoopback: a migrator whose peers would reach it from other
-// machines does not start without TLS.
+// TestPlainTextOffLoopback checks that a migrator whose peers would reach it from other hosts does
+// not start without TLS.
 func TestPlainTextOffLoopback(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -27,7 +27,7 @@ type oracle struct {
 	known  map[string]string
 }
 
-// newOracle runs an engine of a fleet's model, as fast as this machine.
+// newOracle runs an engine of a fleet's model, as fast as this host allows.
 func newOracle(f *fleet) *oracle {
 	f.t.Helper()
 	a := loopback.Addresses(f.t, 1)[0]
@@ -37,7 +37,7 @@ func newOracle(f *fleet) *oracle {
 	return &oracle{url: "http://" + a + "/v1/completions", client: f.client, known: map[string]string{}}
 }
 
-// text is what comes after a body's prompt.
+// text returns the text that follows a body's prompt.
 func (o *oracle) text(body []byte) (string, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -58,26 +58,26 @@ func (o *oracle) text(body []byte) (string, error) {
 	return s, nil
 }
 
-// kind says what a load's requests are like.
+// kind describes the requests of a load.
 type kind struct {
 	workers int
-	words   []int // of prompts, one of them each
+	words   []int // of the prompts, which cycle through these
 	output  int   // tokens
 }
 
-// traffic is clients that ask without a pause; every answer is checked.
+// traffic runs clients that send requests without a pause, and checks every answer.
 type traffic struct {
 	t      testing.TB
 	url    string
 	oracle *oracle
 	client *http.Client
 	kind   kind
-	stop   func() // ends the load once every request that has begun is answered
+	stop   func() // ends the load once every request in progress is answered
 
 	sent, streaming, failed atomic.Int64
 
 	mu    sync.Mutex
-	first []string // failures, the first few
+	first []string // the first few failures
 }
 
 // newTraffic starts a load on a base URL.
@@ -130,8 +130,8 @@ func (l *traffic) report() {
 	}
 }
 
-// prompt is a body that asks for so many tokens after so many words; seed makes
-// it another one.
+// prompt returns a body with a prompt of the given words and output tokens; seed makes the prompt
+// different.
 func prompt(seed, words, output int) []byte {
 	var b strings.Builder
 	for i := range words {
@@ -142,7 +142,7 @@ func prompt(seed, words, output int) []byte {
 
 var lexicon = strings.Fields("the replica gave its longest request away before its peers asked and no client that read along could see when")
 
-// one makes one request and checks the answer.
+// one sends one request and checks the answer.
 func (l *traffic) one(body []byte, stream bool) error {
 	want, err := l.oracle.text(body)
 	if err != nil {
@@ -177,14 +177,14 @@ func (l *traffic) one(body []byte, stream bool) error {
 	return nil
 }
 
-// read takes the text of a stream of completions, to its end mark.
+// read returns the text of a completions stream up to its end mark.
 func read(body io.Reader) (string, error) {
 	var text strings.Builder
 	err := readTo(&text, body)
 	return text.String(), err
 }
 
-// readTo writes the text of a stream of completions as it comes, to its end mark.
+// readTo writes the text of a completions stream as it arrives, up to its end mark.
 func readTo(text io.StringWriter, body io.Reader) error {
 	lines := bufio.NewScanner(body)
 	lines.Buffer(nil, 1<<20)
@@ -203,7 +203,7 @@ func readTo(text io.StringWriter, body io.Reader) error {
 	return fmt.Errorf("cut: %w", errors.Join(lines.Err(), io.ErrUnexpectedEOF))
 }
 
-// difference shows where two texts part.
+// difference shows where two texts begin to differ.
 func difference(got, want string) string {
 	if got == want {
 		return "the text is right"

@@ -17,9 +17,8 @@ func planes(t *testing.T, test func(t *testing.T, envoy bool)) {
 	t.Run("envoy", func(t *testing.T) { t.Parallel(); envoytest.Binary(t); test(t, true) })
 }
 
-// TestRollingUpgrade replaces every process of every replica under load, first
-// the migrators, each by a new one beside it, then the engines, each once it is
-// drained: no request fails and no stream is cut.
+// TestRollingUpgrade replaces every process of every replica under load: first each migrator by a
+// new one beside it, then each engine once it is drained. No request fails and no stream is cut.
 func TestRollingUpgrade(t *testing.T) {
 	planes(t, func(t *testing.T, envoy bool) {
 		f := newFleet(t, setup{envoy: envoy, replicas: 3})
@@ -57,16 +56,16 @@ func TestRollingUpgrade(t *testing.T) {
 	})
 }
 
-// TestUpgradeAmidMoves replaces the migrators of fronts, sources and targets
-// while requests hop between replicas by drains: each stream belongs to a
-// process that is replaced while another replica generates for it.
+// TestUpgradeAmidMoves replaces the migrators of front ends, sources and targets while drains
+// migrate requests between replicas: each stream belongs to a process that is replaced while
+// another replica generates for it.
 func TestUpgradeAmidMoves(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, setup{replicas: 3})
 	load := newTraffic(f, newOracle(f), "http://"+f.file.Proxy.Listen, kind{workers: 8, words: []int{40, 400}, output: 400})
 	load.after(4)
 	for _, r := range f.replicas {
-		// Its clients' requests go on elsewhere, and it is their front.
+		// Its clients' requests continue elsewhere, and it remains their front end.
 		f.order("drain", r.ID)
 		f.awaitStatus(r.ID+" is empty", func(s control.Status) bool { n := find(s, r.ID); return n != nil && n.Residents == 0 })
 		old := r.migrator
@@ -83,9 +82,9 @@ func TestUpgradeAmidMoves(t *testing.T) {
 	f.awaitEmpty(f.replicas...)
 }
 
-// TestElderMoves replaces a migrator whose clients' streams run at its own engine
-// and outlast it: they count as the replica's load, move away from it when it is
-// drained, and move on, while the process that has been replaced is their front.
+// TestElderMoves replaces a migrator whose clients' streams run on its own engine and outlast it:
+// they count as the replica's load, migrate away when it is drained, and migrate further, while the
+// replaced process is their front end.
 func TestElderMoves(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{config.MigrationLive, config.MigrationReprompt} {
@@ -131,8 +130,8 @@ func TestElderMoves(t *testing.T) {
 	}
 }
 
-// followed reports whether every proxy has the newest plan: none gives a drained
-// replica another request.
+// followed reports whether every proxy has the newest plan, so that none sends a drained replica
+// another request.
 func followed(s control.Status) bool {
 	return s.Phase == "idle" && s.PublishedEpoch == s.Epoch && len(s.Nodes) > 0 &&
 		!slices.ContainsFunc(s.Nodes, func(n control.Node) bool { return !n.Current || n.Epoch != s.Epoch })
