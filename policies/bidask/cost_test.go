@@ -10,10 +10,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// TestNearBidsWin plays single sales with random costs and bids. Whoever is
-// confirmed is the selector's choice among the bids that no cheaper one beats,
-// found here by looking at all pairs; and with equal costs it is the same as
-// without any.
+// TestNearBidsWin runs single sales with random costs and bids. The confirmed buyer is
+// the selector's choice among the bids that no cheaper bid beats; the test finds it by
+// comparing all pairs. With equal costs it is the same as without costs.
 func TestNearBidsWin(t *testing.T) {
 	rng := rand.New(rand.NewPCG(9, 9))
 	for range 3000 {
@@ -53,7 +52,8 @@ func TestNearBidsWin(t *testing.T) {
 	}
 }
 
-// sell offers a request to those replicas, who bid in, and returns the winner.
+// sell offers a request to these replicas, which send the bids in, and returns the
+// winner.
 func sell(t *testing.T, length policies.Tokens, ids []policies.ReplicaID, costs []policies.Micros, in []policies.Bid) policies.ReplicaID {
 	m, err := bidask.New(bidask.Config{Self: "a", Sample: 16})
 	if err != nil {
@@ -72,8 +72,9 @@ func sell(t *testing.T, length policies.Tokens, ids []policies.ReplicaID, costs 
 	return out[0].Message.To
 }
 
-// TestNearOnesAreAsked draws from fleets of nodes: half of those asked, or all that
-// there are, are near; no replica is asked twice, and the number is that of the sample.
+// TestNearOnesAreAsked draws samples in fleets of several nodes: half of the sampled
+// replicas are near, or all near ones if there are fewer. No replica is sampled twice,
+// and the sample has the expected size.
 func TestNearOnesAreAsked(t *testing.T) {
 	for seed := range uint64(500) {
 		rng := rand.New(rand.NewPCG(seed, 3))

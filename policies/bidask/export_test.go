@@ -6,8 +6,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Check recounts what a machine keeps totals of, and reports the first
-// contradiction.
+// Check recounts the totals that a machine keeps, and returns the first contradiction.
 func (m *Machine) Check() error {
 	var sending, receiving, promised int
 	var offered, incoming policies.Tokens
@@ -70,8 +69,8 @@ func (m *Machine) Check() error {
 	return nil
 }
 
-// Sample is sample, for its test.
+// Sample exports sample for its test.
 var Sample = sample
 
-// NextNumber is the number that the next offer gets.
+// NextNumber returns the number of the next offer.
 func (m *Machine) NextNumber() uint64 { return m.number }

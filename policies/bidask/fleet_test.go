@@ -11,22 +11,22 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// simulation is a stage that sells requests to the next one, on virtual time:
-// as many sellers as receivers, each seller with perSecond requests, each
-// request running five to fifteen seconds on its receiver. Lengths are log-normal
-// around 2,000 tokens; a transfer runs at wireRate.
+// simulation is a stage that sells requests to the next one, in virtual time: there are
+// as many sellers as receivers, each seller gets perSecond requests, and each request
+// runs five to fifteen seconds on its receiver. Lengths are log-normal around 2,000
+// tokens; a transfer runs at wireRate.
 type simulation struct {
 	rule      rule
 	receivers int
 	latency   policies.Micros // one way
 	burst     int             // requests that each seller offers at once; 0: a steady flow
 	slots     int             // each way; 0 means the default
-	until     policies.Micros // no arrivals after that, and a second to finish; 0 means long enough to settle
+	until     policies.Micros // no arrivals after that, except for a second to finish; 0 means long enough to settle
 
 	rng     *rand.Rand
 	now     policies.Micros
 	later   heap
-	air     []bidask.Message // in order of sending; all take the same time
+	air     []bidask.Message // in order of sending; all have the same latency
 	sentAt  []policies.Micros
 	head    int
 	sellers []*trader
@@ -39,8 +39,8 @@ type simulation struct {
 	number  []uint64
 
 	messages, moves, returns int
-	near                     int     // moves within a host, if the rule has hosts
-	wait                     float64 // seconds from offer to transfer, all moves
+	near                     int     // migrations within a host, if the rule has hosts
+	wait                     float64 // seconds from offer to transfer, summed over all migrations
 	longest                  policies.Micros
 	cv                       []float64
 }
@@ -53,7 +53,7 @@ const (
 	burstEnd  policies.Micros = 8 * policies.Second
 )
 
-// rule says how a receiver is chosen: by the market, or by comparing loads.
+// rule is the way in which a receiver is chosen: by the market, or by comparing loads.
 type rule struct {
 	name   string
 	sample int // of the market; 0: no market
@@ -102,22 +102,22 @@ func ruleNamed(name string) rule {
 	panic("no rule " + name)
 }
 
-// trader is one replica.
+// trader is one replica of the simulation.
 type trader struct {
 	machine *bidask.Machine
 	held    policies.Tokens
 	tick    policies.Micros // when its next tick is due to fire; 0: none
 }
 
-// happening is the kind of a later event.
+// happening is the kind of a scheduled event.
 type happening uint8
 
 const (
 	arrival happening = iota // seller a has a request
-	arrived                  // the transfer of deal to buyer b is over
+	arrived                  // the transfer of deal to buyer b has ended
 	leaves                   // n tokens leave buyer b
-	ticks                    // trader a of both lists together
-	looks                    // all sellers learn the loads
+	ticks                    // the timer of trader a fires; sellers and buyers are counted together
+	looks                    // all sellers read the loads
 	samples                  // the balance is measured
 )
 
@@ -207,7 +207,7 @@ func (c *simulation) simulate() {
 		c.later.push(occurrence{at: settled, what: samples})
 	}
 	for {
-		// What is sent takes equally long; no later event is served before it.
+		// All messages have the same latency; no later event is processed before them.
 		if c.head < len(c.air) && (len(c.later.list) == 0 || c.sentAt[c.head]+c.latency <= c.later.list[0].at) {
 			msg := c.air[c.head]
 			c.now = c.sentAt[c.head] + c.latency
@@ -240,7 +240,8 @@ func (c *simulation) trader(name string) *trader {
 	return &trader{machine: m}
 }
 
-// index is the index of a replica among the sellers, then the buyers.
+// index returns the index of a replica in the list of the sellers followed by the
+// buyers.
 func (c *simulation) index(id policies.ReplicaID) int {
 	n := 0
 	for _, digit := range id[1:] {
@@ -332,7 +333,7 @@ func travel(length policies.Tokens) policies.Micros {
 	return policies.Micros(length * policies.Tokens(policies.Second) / wireRate)
 }
 
-// step drives one machine.
+// step passes an event to one machine and carries out its actions.
 func (c *simulation) step(i int, ev bidask.Event) {
 	ev.Now = c.now
 	c.out = c.at(i).machine.Step(ev, c.out[:0])
@@ -393,9 +394,9 @@ func mean(xs []float64) float64 {
 	return sum / float64(len(xs))
 }
 
-// TestMessages bounds the messages per migration: 2d+3 in a steady flow, in a small stage
-// as in a large one. A burst adds the skips: up to four Pulls and their Busy, a Starving
-// and a Ready.
+// TestMessages bounds the messages per migration: 2d+3 in a steady flow, in a small
+// stage as well as in a large one. A burst adds the messages for skipped buyers: up to
+// four Pulls with their Busy, a Starving and a Ready.
 func TestMessages(t *testing.T) {
 	for _, x := range []struct {
 		simulation
@@ -443,8 +444,9 @@ func TestBalance(t *testing.T) {
 	}
 }
 
-// TestNearAndBalanced checks that with costs most migrations stay on a host, each of which
-// has an eighth of the receivers, while loads differ as little as without.
+// TestNearAndBalanced checks that with costs most migrations stay within a host, each
+// of which has an eighth of the receivers, while loads differ as little as without
+// costs.
 func TestNearAndBalanced(t *testing.T) {
 	plain := simulation{rule: ruleNamed("eight-least"), receivers: 32, latency: 300}
 	plain.simulate()

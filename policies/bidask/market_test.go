@@ -10,20 +10,20 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// market is a small fleet whose messages, engines and transfers do what a
-// random source says. It plays the driver of every machine and keeps its own
-// books, against which it checks what the machines do.
+// market is a small fleet in which a random source decides about messages, engines and
+// transfers. It replaces the driver of every machine and keeps its own records, with
+// which it checks the actions of the machines.
 type market struct {
 	rng     *rand.Rand
 	faults  faults
 	now     policies.Micros
 	nodes   []*node
 	flight  []bidask.Message
-	flows   []*transfer // in progress, or with an end that was not reported yet
+	flows   []*transfer // in progress, or ended but not yet reported to both sides
 	owner   map[string]*node
 	started int // requests
 	moves   int
-	ends    int // of offers, both ways
+	ends    int // of offers, on both sides
 	offers  int
 	sent    int
 	log     []string
@@ -31,8 +31,8 @@ type market struct {
 	faultless bool
 }
 
-// faults are chances in per mille.
-// Slow is how often time runs on past messages in the air.
+// faults are probabilities in per mille. slow is how often time passes before messages
+// in flight are delivered.
 type faults struct{ lose, double, kill, refuse, fail, end, drain, slow int }
 
 // node is one replica.
@@ -40,9 +40,9 @@ type node struct {
 	id       policies.ReplicaID
 	life     int // incarnations before this one
 	machine  *bidask.Machine
-	holds    map[bidask.Deal]bool   // what is reserved, or asked to be
-	asks     []bidask.Deal          // reserves that have no answer yet
-	offers   map[bidask.Deal]string // what is for sale, by the market's count
+	holds    map[bidask.Deal]bool   // reserved, or requested to be
+	asks     []bidask.Deal          // reservations without an answer yet
+	offers   map[bidask.Deal]string // offered requests, by the market's own count
 	capacity policies.Tokens
 	draining bool
 }
@@ -57,7 +57,7 @@ type transfer struct {
 	over               bool // decided
 }
 
-// side is how far one end of a transfer is.
+// side is the progress of one side of a transfer.
 type side int
 
 const (
@@ -76,7 +76,7 @@ func newMarket(seed uint64, f faults, slots int) *market {
 	return m
 }
 
-// boot starts a node's machine afresh.
+// boot starts a new machine for a node.
 func (m *market) boot(n *node, slots int) {
 	c := bidask.Config{Self: n.id, FirstDeal: uint64(n.life) << 32, MaxConcurrentSends: slots, MaxConcurrentReceives: slots, Sample: 1 + m.rng.IntN(4), MaxWins: 8, MaxOffers: 12, MaxSkips: 1 + m.rng.IntN(3)}
 	if m.rng.IntN(2) == 0 {
@@ -90,7 +90,7 @@ func (m *market) boot(n *node, slots int) {
 	m.step(n, bidask.Event{Kind: bidask.OccupancyMeasured, Occupancy: policies.Occupancy{Capacity: n.capacity}})
 }
 
-// failure is what a broken invariant panics with; run turns it into an error.
+// failure is the panic value of a broken invariant; run turns it into an error.
 type failure string
 
 func (m *market) must(ok bool, format string, args ...any) {
@@ -101,7 +101,7 @@ func (m *market) must(ok bool, format string, args ...any) {
 
 func (m *market) chance(perMille int) bool { return m.rng.IntN(1000) < perMille }
 
-// step gives a machine an event and does what it asks for.
+// step passes an event to a machine and carries out its actions.
 func (m *market) step(n *node, ev bidask.Event) {
 	ev.Now = m.now
 	m.log = append(m.log, fmt.Sprintf("%s %s: event %d, %v %v from %s, deal %v, request %s, peer %s", millis(m.now), n.id, ev.Kind, ev.Message.Kind, ev.Message.Deal, ev.Message.From, ev.Deal, ev.Migration.Request, ev.Peer))
@@ -147,7 +147,7 @@ func (m *market) do(n *node, a bidask.Action) {
 		x.imported = begun
 	case bidask.Abort:
 		if x := m.transfer(a.Deal, nil); x != nil && !x.over && (x.exported != begun || x.imported != begun || m.chance(700)) {
-			x.over = true // else it comes too late
+			x.over = true // otherwise it arrives too late
 		}
 	case bidask.Return:
 		m.must(a.Reason != 0, "%v is returned without a reason", a.Deal)
@@ -175,7 +175,7 @@ func (m *market) do(n *node, a bidask.Action) {
 
 func (m *market) node(id policies.ReplicaID) *node { return m.nodes[id[0]-'a'] }
 
-// transfer finds a transfer, of that buyer if one is given.
+// transfer finds a transfer; if buyer is given, a transfer to it.
 func (m *market) transfer(d bidask.Deal, buyer *node) *transfer {
 	for _, x := range m.flows {
 		if x.deal == d && (buyer == nil || x.buyer == buyer) {
@@ -194,8 +194,7 @@ func (m *market) begin(d bidask.Deal, seller, buyer *node, request string) *tran
 	return x
 }
 
-// progress takes one transfer a step on: it commits, fails, or one side hears
-// of it.
+// progress advances one transfer by a step: it commits, fails, or one side is notified.
 func (m *market) progress() {
 	x := m.flows[m.rng.IntN(len(m.flows))]
 	switch {
@@ -209,9 +208,9 @@ func (m *market) progress() {
 			}
 		}
 	case !x.over && x.imported == begun && x.exported != begun:
-		x.over = true // the seller's side has ended before
+		x.over = true // the seller's side had ended before
 	case !x.over && x.exported == begun && !m.faultless && m.chance(100):
-		x.over = true // the buyer never came
+		x.over = true // the buyer never began
 	case x.over && x.exported == begun && m.chance(500):
 		x.exported = reported
 		if x.committed {
@@ -234,14 +233,14 @@ func (m *market) progress() {
 	m.sweep()
 }
 
-// sweep forgets the transfers whose end both sides know.
+// sweep removes the transfers whose end both sides know.
 func (m *market) sweep() {
 	m.flows = slices.DeleteFunc(m.flows, func(x *transfer) bool {
 		return x.over && x.exported != begun && x.imported != begun
 	})
 }
 
-// deliver takes a random message out of the air.
+// deliver delivers a random message that is in flight.
 func (m *market) deliver() {
 	at := m.rng.IntN(len(m.flight))
 	msg := m.flight[at]
@@ -255,7 +254,7 @@ func (m *market) deliver() {
 	m.step(m.node(msg.To), bidask.Event{Kind: bidask.MessageReceived, Message: msg})
 }
 
-// answer says whether a reservation is granted.
+// answer decides whether a reservation is granted.
 func (m *market) answer(n *node) {
 	d := n.asks[0]
 	n.asks = n.asks[1:]
@@ -267,7 +266,7 @@ func (m *market) answer(n *node) {
 	m.step(n, bidask.Event{Kind: bidask.Reserved, Deal: d})
 }
 
-// offer puts a random request of a node up for sale.
+// offer offers a random request of a node for sale.
 func (m *market) offer(n *node) {
 	h := policies.Migration{Request: fmt.Sprint("q", m.started), Length: policies.Tokens(1 + m.rng.IntN(1000)), Cause: policies.Growth}
 	m.started++
@@ -278,7 +277,7 @@ func (m *market) offer(n *node) {
 			candidates = append(candidates, o.id)
 		}
 	}
-	// The machine numbers its deals one by one; the market counts along.
+	// The machine numbers its deals consecutively; the market counts in parallel.
 	n.offers[bidask.Deal{Seller: n.id, Number: n.machine.NextNumber()}] = h.Request
 	m.offers++
 	m.step(n, bidask.Event{Kind: bidask.Offered, Migration: h, Candidates: candidates, Seed: m.rng.Uint64()})
@@ -299,8 +298,8 @@ func (m *market) end(n *node) {
 	m.step(n, bidask.Event{Kind: bidask.Withdrawn, Migration: policies.Migration{Request: request}})
 }
 
-// kill ends a node with all it holds, and informs some of the others; it is back
-// at once, knowing nothing.
+// kill ends a node with all its state, and informs some of the others; the node
+// restarts at once without any state.
 func (m *market) kill(n *node) {
 	m.ends += len(n.offers)
 	for _, x := range m.flows {
@@ -329,7 +328,7 @@ func (m *market) kill(n *node) {
 	}
 }
 
-// wait moves time to the next deadline of any machine.
+// wait advances time to the next deadline of any machine.
 func (m *market) wait() bool {
 	found := false
 	var next policies.Micros
@@ -352,7 +351,7 @@ func (m *market) wait() bool {
 	return true
 }
 
-// run plays rounds of random steps, then lets everything end without faults.
+// run runs rounds of random steps, then lets everything end without faults.
 func (m *market) run(rounds int) (err error) {
 	defer func() {
 		if f, ok := recover().(failure); ok {
@@ -432,7 +431,7 @@ func orEmpty(err error) error {
 	return err
 }
 
-// TestMarket plays random markets with every fault there is.
+// TestMarket runs random markets with every kind of fault.
 func TestMarket(t *testing.T) {
 	moves := 0
 	for seed := range uint64(400) {
@@ -448,9 +447,9 @@ func TestMarket(t *testing.T) {
 	}
 }
 
-// TestFaultless: when every message arrives, in whatever order, and engines and
-// transfers do their part, every offer with a possible buyer is transferred. One slot
-// each way makes waiting likely, and a cycle of it would show.
+// TestFaultless checks that every offer with a possible buyer is transferred if every
+// message arrives, in any order, and engines and transfers succeed. One slot in each
+// direction makes waiting likely, and a cycle of waiting would be found.
 func TestFaultless(t *testing.T) {
 	moves, returns := 0, 0
 	for seed := range uint64(150) {
@@ -460,14 +459,14 @@ func TestFaultless(t *testing.T) {
 		}
 		moves, returns = moves+m.moves, returns+m.ends-m.moves
 	}
-	// What comes back was refused for want of a candidate or of room.
+	// Returned requests were refused because there was no candidate or no room.
 	t.Logf("%d moves, %d returns", moves, returns)
 	if returns*10 > moves {
 		t.Errorf("%d moves, %d returns", moves, returns)
 	}
 }
 
-// FuzzMarket lets the fuzzer choose seed and faults.
+// FuzzMarket lets the fuzzer choose the seed and the faults.
 func FuzzMarket(f *testing.F) {
 	f.Add(uint64(1), uint8(60), uint8(60), uint8(20), uint8(50))
 	f.Fuzz(func(t *testing.T, seed uint64, lose, double, kill, fail uint8) {

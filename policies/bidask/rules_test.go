@@ -11,7 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// bids makes n random bids with many ties.
+// bids returns n random bids with many ties.
 func bids(rng *rand.Rand, n int) []policies.Bid {
 	out := make([]policies.Bid, n)
 	for i := range out {
@@ -20,14 +20,14 @@ func bids(rng *rand.Rand, n int) []policies.Bid {
 	return out
 }
 
-// TestPaperRule compares with the rule spelled out step by step.
+// TestPaperRule compares the rule with a step-by-step version.
 func TestPaperRule(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 5))
 	for range 5000 {
 		in := bids(rng, 1+rng.IntN(12))
 		keep := rng.IntN(5)
-		// Drop the more loaded half: of n bids, n/2 have to go, the last in the
-		// order of load; a later reply goes before an earlier one.
+		// Drop the more loaded half: of n bids, remove n/2, beginning with the highest
+		// load; of equal loads, a later reply is removed before an earlier one.
 		rest := slices.Clone(in)
 		for range len(in) / 2 {
 			worst := 0
@@ -38,8 +38,8 @@ func TestPaperRule(t *testing.T) {
 			}
 			rest = slices.Delete(rest, worst, worst+1)
 		}
-		// Of the rest, keep the earliest starts: a bid stays if fewer than
-		// `keep` are before it.
+		// Of the rest, keep the earliest starts: a bid stays if fewer than `keep` bids
+		// start before it.
 		want := ""
 		k := keep
 		if k == 0 {
@@ -68,7 +68,7 @@ func TestPaperRule(t *testing.T) {
 	}
 }
 
-// TestPaperRuleAllocatesNothing for the largest usual number of bids.
+// TestPaperRuleAllocatesNothing uses the largest usual number of bids.
 func TestPaperRuleAllocatesNothing(t *testing.T) {
 	list := bids(rand.New(rand.NewPCG(1, 1)), 64)
 	if n := testing.AllocsPerRun(100, func() { bidask.Paper{}.Select(list) }); n != 0 {
@@ -117,8 +117,8 @@ func TestBacklog(t *testing.T) {
 	}
 }
 
-// TestSample checks that a sample is one: different candidates, none of them
-// oneself, all about equally often.
+// TestSample checks that a sample contains different candidates, never the replica
+// itself, and each candidate about equally often.
 func TestSample(t *testing.T) {
 	var names []policies.ReplicaID
 	for i := range 20 {
@@ -191,12 +191,13 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// broken is a selector that keeps no contract.
+// broken is a selector that violates the contract.
 type broken int
 
 func (b broken) Select([]policies.Bid) int { return int(b) }
 
-// TestBrokenSelector: a selector that points beside the bids sells nothing.
+// TestBrokenSelector checks that a selector that returns an index outside the bids
+// sells nothing.
 func TestBrokenSelector(t *testing.T) {
 	for _, at := range []int{-1, -7, 1, 99} {
 		m, err := bidask.New(bidask.Config{Self: "a", Selector: broken(at)})
@@ -211,7 +212,7 @@ func TestBrokenSelector(t *testing.T) {
 	}
 }
 
-// TestNames: nothing that is shown to people is unnamed.
+// TestNames checks that every value that is displayed has a name.
 func TestNames(t *testing.T) {
 	for k := bidask.Ask; k <= bidask.Drop; k++ {
 		if k.String() == "unknown" {
@@ -233,8 +234,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// TestAnswerAllocations: most of what a replica does in the market is to answer
-// asks; that is free.
+// TestAnswerAllocations checks that answering asks, which is most of a replica's work
+// in the market, allocates nothing.
 func TestAnswerAllocations(t *testing.T) {
 	m, _ := bidask.New(bidask.Config{Self: "a"})
 	m.Step(bidask.Event{Kind: bidask.OccupancyMeasured, Occupancy: policies.Occupancy{Capacity: 1000}}, nil)

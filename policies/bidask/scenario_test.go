@@ -100,7 +100,7 @@ func configure(c *bidask.Config, words []string) error {
 
 var causes = map[string]policies.MigrationCause{"growth": policies.Growth, "outlier": policies.Outlier, "drain": policies.Drain, "spill": policies.Spill}
 
-// parseEvent reads one line of a scenario.
+// parseEvent parses one line of a scenario.
 func parseEvent(words []string) (ev bidask.Event, err error) {
 	var named []string
 	for len(words) > 1 && strings.Contains(words[len(words)-1], "=") || words[len(words)-1] == "draining" {

@@ -10,7 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/flow"
 )
 
-// event is anything that happened, one token or one request at a time.
+// event is one thing that happened: a token or a request.
 type event struct {
 	at     float64
 	column func(policies.Flow) []float64
@@ -18,7 +18,7 @@ type event struct {
 	amount float64
 }
 
-// oracle stores every event and sums them afresh at every question.
+// oracle stores every event and sums all of them for every query.
 type oracle struct {
 	edges  []policies.Tokens
 	tau    float64
@@ -113,8 +113,8 @@ func sameFlow(t *testing.T, got, want policies.Flow) {
 	}
 }
 
-// TestCounterEqualsOracle plays random traffic, gaps far beyond the
-// renormalisation among it, to both.
+// TestCounterEqualsOracle applies random traffic to both, including gaps far beyond the
+// renormalisation.
 func TestCounterEqualsOracle(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	for range 60 {
@@ -166,7 +166,7 @@ func TestCounterEqualsOracle(t *testing.T) {
 	}
 }
 
-// TestGenerateAtEdges counts around an edge by hand.
+// TestGenerateAtEdges compares the counts around an edge with counts by hand.
 func TestGenerateAtEdges(t *testing.T) {
 	edges := []policies.Tokens{0, 16, 32}
 	for _, x := range []struct {
@@ -204,7 +204,7 @@ func TestGenerateAtEdges(t *testing.T) {
 
 func TestOddArguments(t *testing.T) {
 	c := flow.New([]policies.Tokens{0, 16}, 0)
-	c.CountArrival(5, 10, 99) // more cached than there is: all of it
+	c.CountArrival(5, 10, 99) // more cached tokens than there are: all count as cached
 	c.CountArrival(4, -3, -2) // an earlier time counts as the latest
 	c.CountArrival(math.NaN(), 10, -2)
 	c.CountPrefill(5, 10, 99)
@@ -224,8 +224,8 @@ func TestOddArguments(t *testing.T) {
 	}
 }
 
-// TestUnbiased checks that the mean of many short observations is the true
-// rate, at ages from a hundredth of τ to many τ.
+// TestUnbiased checks that the mean of many short observations is the true rate, at
+// ages from a hundredth of τ to many τ.
 func TestUnbiased(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 2))
 	const rate, tau = 50, 10
@@ -267,7 +267,7 @@ func TestRestore(t *testing.T) {
 		t.Fatal(err)
 	}
 	sameFlow(t, other.Rates(12345), saved)
-	// From then on both go the same way: at 71 τ the window was full.
+	// From then on both agree: at 71 τ the window was full.
 	for i := range 50 {
 		d := float64(i)
 		c.CountTokens(now+d, 900, 60)
@@ -306,13 +306,13 @@ func TestAllocations(t *testing.T) {
 	}
 }
 
-// FuzzCounter checks that no call makes an invalid flow.
+// FuzzCounter checks that no call leads to an invalid flow.
 func FuzzCounter(f *testing.F) {
 	f.Add(1.0, int64(100), int64(10), 5, 2.0)
 	f.Add(-1e300, int64(math.MaxInt64), int64(math.MaxInt64), math.MaxInt, 1e300)
 	f.Fuzz(func(t *testing.T, at float64, input, other int64, n int, later float64) {
 		if math.IsInf(at, 0) || math.IsInf(later, 0) {
-			return // the contract asks for finite times
+			return // the contract requires finite times
 		}
 		c := flow.New([]policies.Tokens{0, 16, 1000}, 30)
 		a, b := policies.Tokens(input), policies.Tokens(other)

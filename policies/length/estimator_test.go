@@ -9,7 +9,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// TestCutBytes proves that a boundary in bytes is the boundary in tokens.
+// TestCutBytes checks that a boundary in bytes cuts exactly like the boundary in
+// tokens.
 func TestCutBytes(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	ratios := []Ratio{0, MinRatio, 999, 1000, 1001, DefaultRatio, 4321, MaxRatio, MaxRatio + 1}

@@ -8,8 +8,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// teach shows the Learner n requests with about the ratio, each spread by up
-// to the noise, and lengths from 16 to 16k tokens.
+// teach passes n requests with about the ratio to the Learner, each varied by up to the
+// noise, with lengths from 16 to 16k tokens.
 func teach(l *Learner, r *rand.Rand, n int, ratio, noise float64) {
 	for range n {
 		tokens := math.Exp2(4 + 10*r.Float64())
@@ -60,7 +60,7 @@ func TestLearnerResistsOutliers(t *testing.T) {
 	teach(&l, r, 2000, 4, 0.05)
 	for range 1000 {
 		teach(&l, r, 19, 4, 0.05)
-		// A megabyte that the engine saw as ten tokens, and the reverse.
+		// A megabyte that the engine counted as ten tokens, and the reverse.
 		l.Observe(1<<20, 10)
 		l.Observe(3, 1<<20)
 	}
@@ -103,8 +103,8 @@ func TestLearnerIgnoresNothing(t *testing.T) {
 	}
 }
 
-// TestLearnerErrorMatchesAFloatMean compares the fixed-point error with the
-// same exponential mean in floats.
+// TestLearnerErrorMatchesAFloatMean compares the fixed-point error with the same
+// exponential mean in floating point.
 func TestLearnerErrorMatchesAFloatMean(t *testing.T) {
 	var l Learner
 	r := rand.New(rand.NewPCG(15, 16))

@@ -9,8 +9,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// oracle counts a body that encoding/json accepts by building all of its
-// values: slow, recursive and easy to believe.
+// oracle counts a body that encoding/json accepts by building all of its values: slow
+// and recursive, but obviously correct.
 func oracle(data []byte) (Count, string) {
 	c := Count{Bytes: int64(len(data))}
 	var root map[string]json.RawMessage
@@ -142,7 +142,7 @@ func object(m json.RawMessage) (v map[string]json.RawMessage) {
 	return v
 }
 
-// depth returns how deep a valid body nests.
+// depth returns how deeply a valid body is nested.
 func depth(data []byte) (deepest int) {
 	d := json.NewDecoder(bytes.NewReader(data))
 	for now := 0; ; {

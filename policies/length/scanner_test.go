@@ -15,11 +15,11 @@ func scan(data []byte) (Count, string) {
 	return s.Count(), string(s.Model())
 }
 
-// bodies are requests with what must be found in them, by hand: the oracle
-// could share a misunderstanding with the scanner.
+// bodies are requests with the expected counts, written by hand: the oracle could share
+// a misunderstanding with the scanner.
 var bodies = []struct {
 	name, body, model string
-	want              Count // but Bytes
+	want              Count // except Bytes
 }{
 	{"text", `{"model":"m","prompt":"hello","max_tokens":7}`, "m", Count{Text: 5, MaxTokens: 7, Found: true}},
 	{"blanks", " {\n\t\"prompt\" : \"a b\" , \"model\" : \"m\" } \r\n", "m", Count{Text: 3, Found: true}},
@@ -73,8 +73,8 @@ func TestScanner(t *testing.T) {
 	}
 }
 
-// check compares a body with the oracle, and with itself cut at every place
-// or, for long ones, at the given stride.
+// check compares the scanner with the oracle, and with itself on the body split at
+// every position or, for long bodies, at the given stride.
 func check(t *testing.T, data []byte, stride int) {
 	t.Helper()
 	got, model := scan(data)
@@ -84,7 +84,7 @@ func check(t *testing.T, data []byte, stride int) {
 	case got.Malformed != want.Malformed:
 		t.Fatalf("malformed is %v, want %v", got.Malformed, want.Malformed)
 	case !got.Malformed && utf8.Valid(data) && (got != want || model != wantModel):
-		// encoding/json rewrites invalid UTF-8, so it cannot judge that.
+		// encoding/json rewrites invalid UTF-8, so it is no oracle for it.
 		t.Fatalf("got  %+v, model %q\nwant %+v, model %q\nbody %q", got, model, want, wantModel, data)
 	}
 	for cut := 1; cut < len(data); cut += stride {
@@ -108,8 +108,8 @@ func TestOracleAgrees(t *testing.T) {
 	for _, b := range bodies {
 		check(t, []byte(b.body), 1)
 	}
-	// Random documents over the words that matter, so that they nest and
-	// repeat in unusual ways.
+	// Random documents of the relevant words, so that they are nested and repeated in
+	// unusual ways.
 	r := rand.New(rand.NewPCG(1, 2))
 	n := 1500
 	if testing.Short() {
@@ -120,7 +120,7 @@ func TestOracleAgrees(t *testing.T) {
 	}
 }
 
-// document returns a random JSON value, now and then with a fault.
+// document returns a random JSON value, sometimes with a fault.
 func document(r *rand.Rand, depth int) string {
 	keys := []string{"model", "prompt", "messages", "input", "content", "text", "tools", "tool_calls", "function_call", "system", "max_tokens", "max_completion_tokens", "x", `\u0074ext`}
 	strs := []string{`""`, `"a"`, `"hello world, this is longer"`, `"\n\t\"\\"`, `"\u00e9\ud83d\ude00"`, `"\ud83d"`, `"\ude00\ud83d\ud83d\ude00"`, `"Zürich 中文 😀"`}
@@ -186,7 +186,8 @@ func TestResetForgets(t *testing.T) {
 	}
 }
 
-// chat returns a chat body of about n bytes of prose with a newline a line.
+// chat returns a chat body of about n bytes of prose with a newline at the end of each
+// line.
 func chat(n int) []byte {
 	text := strings.Repeat("The quick brown fox jumps over the lazy dog, and \"so\" on and on;\n", n/60+1)[:max(n-100, 1)]
 	body, err := json.Marshal(map[string]any{"model": "m", "max_tokens": 100, "messages": []any{map[string]string{"role": "user", "content": text}}})

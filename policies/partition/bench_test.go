@@ -9,7 +9,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
-// grains are the buckets an octave to plan with, for 128K tokens of context.
+// grains are the numbers of buckets per octave to plan with, for 128K tokens of
+// context.
 var grains = []struct {
 	name      string
 	perOctave int
@@ -17,9 +18,9 @@ var grains = []struct {
 
 func BenchmarkExact(b *testing.B) {
 	for _, free := range []bool{false, true} {
-		name := "priced" // hand-overs cost what they do
+		name := "priced" // migrations between stages have their real cost
 		if free {
-			name = "free" // hand-overs cost nothing: the stage limit binds
+			name = "free" // migrations between stages cost nothing: the stage limit binds
 		}
 		for _, g := range grains {
 			for _, replicas := range []int{16, 64, 256, 1024, 10000} {

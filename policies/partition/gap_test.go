@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// randomTable prices every range by itself, unlike any workload: ranges that
-// hardly relate make gaps between bound and plan common.
+// randomTable prices every range independently, unlike any workload: ranges whose
+// prices are hardly related often leave a gap between bound and plan.
 func randomTable(rng *rand.Rand, n int) table {
 	t := table{n: n, stages: make([]stage, n*(n+1)/2)}
 	dear := math.Exp(2 * rng.NormFloat64())
@@ -29,8 +29,8 @@ func randomTable(rng *rand.Rand, n int) table {
 	return t
 }
 
-// TestGap checks the price search's bound, and the two ways to close a gap
-// above it, each on its own, against the paper's recursion.
+// TestGap checks the bound of the price search, and each of the two ways to close a gap
+// above it, against the paper's recursion.
 func TestGap(t *testing.T) {
 	rng := rand.New(rand.NewPCG(6, 6))
 	gaps, improved, feasible, found := 0, 0, 0, 0
@@ -66,8 +66,8 @@ func TestGap(t *testing.T) {
 		if s.proved() && math.Abs(s.best-want) > 1e-9*want {
 			t.Fatalf("table %d: %v is proved, %v is better", i, s.best, want)
 		}
-		// Each way starts from the first plan there was, not the best: the gap
-		// is wider, and there is something to find.
+		// Each way starts from the first plan and not from the best one, so that the
+		// gap is wider and there is something to find.
 		for way, closing := range []func(*search){
 			func(s *search) {
 				if !s.searchLabels(labelBudget) {
@@ -112,8 +112,8 @@ func TestGap(t *testing.T) {
 	}
 }
 
-// TestFill compares the division of replicas among given stages with taking
-// the largest gain one by one.
+// TestFill compares the distribution of replicas among given stages with a greedy one
+// that takes the largest gain in each step.
 func TestFill(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 7))
 	for i := range 5000 {

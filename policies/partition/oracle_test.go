@@ -11,8 +11,8 @@ func equal(a, b float64) bool {
 	return a == b || math.Abs(a-b) <= 1e-9*max(math.Abs(a), math.Abs(b))
 }
 
-// oracle is the least cost over every division and every count, by
-// enumeration; +Inf when nothing is feasible.
+// oracle returns the least cost over every division and every count, by enumeration;
+// +Inf when none is feasible.
 func oracle(m partition.Objective, w policies.Workload) float64 {
 	best := math.Inf(1)
 	most := policies.MaxStages
@@ -49,9 +49,9 @@ func oracle(m partition.Objective, w policies.Workload) float64 {
 	return best
 }
 
-// price is the models' definition, written down from the formulas of Little's
-// law and of the paper: what every stage holds, how long its iterations take,
-// and whether that keeps the limits.
+// price is the definition of the models, written from the formulas of Little's law and
+// of the paper: what every stage holds, how long its iterations take, and whether that
+// keeps the limits.
 func price(m partition.Objective, w policies.Workload, cuts []policies.Tokens, counts []int) float64 {
 	ends := append(append([]policies.Tokens{}, cuts...), policies.Unbounded)
 	low, total := policies.Tokens(0), 0.0
@@ -112,7 +112,7 @@ func stagePrice(m partition.Objective, w policies.Workload, low, high policies.T
 	}
 	d0 := w.Cost.D0
 	if phi > 0 {
-		d0 += w.Cost.D1 + w.Cost.D4*psi/phi // a request waits for itself, too
+		d0 += w.Cost.D1 + w.Cost.D4*psi/phi // a request also waits for itself
 		above := math.Min(longest-psi/phi, 2*deviation(w.Flow, low, high, psi/phi))
 		d0 += w.Cost.Kappa * w.Cost.D4 * math.Max(0, above)
 	}
@@ -124,8 +124,8 @@ func stagePrice(m partition.Objective, w policies.Workload, low, high policies.T
 	return weight*iteration + transfer
 }
 
-// deviation is the standard deviation of the lengths in flight between low and
-// high, each bucket standing for its mean.
+// deviation returns the standard deviation of the lengths in flight between low and
+// high, with each bucket represented by its mean.
 func deviation(f policies.Flow, low, high policies.Tokens, mean float64) float64 {
 	var sum, tokens float64
 	for b, edge := range f.Edges {
@@ -141,7 +141,7 @@ func deviation(f policies.Flow, low, high policies.Tokens, mean float64) float64
 	return math.Sqrt(sum / tokens)
 }
 
-// crossingWeight is the objective's worth of a second of delay.
+// crossingWeight returns what a second of delay costs under the objective.
 func crossingWeight(m partition.Objective, w policies.Workload, b int) float64 {
 	switch m {
 	case partition.Latency: // the mean of 1/O where the request crosses
@@ -156,7 +156,7 @@ func crossingWeight(m partition.Objective, w policies.Workload, b int) float64 {
 			return 0
 		}
 		return weight / tokens
-	case partition.Snapshot: // one iteration of everything on all replicas
+	case partition.Snapshot: // one iteration of all requests in flight on all replicas
 		var all policies.Batch
 		for _, s := range w.Snapshot {
 			all = all.Plus(s)

@@ -41,7 +41,7 @@ func TestNamed(t *testing.T) {
 	}
 }
 
-// TestExactEqualsOracle compares Exact with the enumeration of everything.
+// TestExactEqualsOracle compares Exact with the enumeration of all plans.
 func TestExactEqualsOracle(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	fleets := 24000
@@ -86,7 +86,7 @@ func TestExactEqualsOracle(t *testing.T) {
 	}
 }
 
-// larger returns a workload of many buckets with limits by chance.
+// larger returns a workload of many buckets, at random with limits.
 func larger(rng *rand.Rand, replicas int, perOctave int) policies.Workload {
 	w := policytest.ChatWorkload(policies.BucketEdges(32768, perOctave), replicas, 0.1+0.8*rng.Float64(), rng.Uint64())
 	small := policytest.RandomWorkload(rng)
@@ -101,8 +101,8 @@ func larger(rng *rand.Rand, replicas int, perOctave int) policies.Workload {
 	return w
 }
 
-// TestExactEqualsRecursion compares the two exact algorithms where nothing can
-// be enumerated, with the stage limit of 8 in force.
+// TestExactEqualsRecursion compares the two exact algorithms where enumeration is
+// impossible, with the stage limit of 8.
 func TestExactEqualsRecursion(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 2))
 	binding := 0
@@ -129,8 +129,8 @@ func TestExactEqualsRecursion(t *testing.T) {
 	}
 }
 
-// TestTwoPhase checks that the heuristic never beats the optimum, never
-// proposes what its model forbids, and finds the optimum of easy fleets.
+// TestTwoPhase checks that the heuristic never beats the optimum, never proposes a plan
+// that its model forbids, and finds the optimum of easy fleets.
 func TestTwoPhase(t *testing.T) {
 	rng := rand.New(rand.NewPCG(4, 4))
 	same, missed := 0, 0
@@ -169,8 +169,8 @@ func TestTwoPhase(t *testing.T) {
 	}
 }
 
-// TestHugeFleet checks that no step depends on small numbers: 10,000 replicas,
-// idle and busy, and prices whose quotients leave the integers.
+// TestHugeFleet checks that no step depends on small numbers: 10,000 replicas, idle and
+// busy, and prices whose quotients are not integers.
 func TestHugeFleet(t *testing.T) {
 	for _, share := range []float64{0, 1e-12, 0.5, 0.999} {
 		w := policytest.ChatWorkload(policies.BucketEdges(131072, 2), 10000, share, 1)
@@ -193,8 +193,8 @@ func TestHugeFleet(t *testing.T) {
 	}
 }
 
-// TestSplits states what the models reward: unlike classes are separated when
-// hand-overs are free, like ones are not, and a dear hand-over keeps one stage.
+// TestSplits checks what the models reward: different length classes are separated when
+// migrations are free, similar ones are not, and expensive migrations keep one stage.
 func TestSplits(t *testing.T) {
 	w := policies.Workload{
 		Flow: policies.NewFlow([]policies.Tokens{0, 1000, 10000}), Cost: policytest.H20Cost(),
@@ -274,8 +274,8 @@ func TestPriceBetweenEdges(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	// A flow of one bucket knows no edge to cut at; whoever is past the first
-	// stage then has no work.
+	// A flow with one bucket has no edge to cut at, so the replicas after the first
+	// stage have no work.
 	one := policytest.ChatWorkload(policies.BucketEdges(0, 1), 8, 0.2, 1)
 	if got, err := partition.Flow.Price(one, []policies.Tokens{512, 1024}, []int{6, 1, 1}); err != nil || got.Iterations[2] != one.Cost.D0 {
 		t.Errorf("one bucket: %+v, %v", got, err)

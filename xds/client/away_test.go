@@ -13,8 +13,8 @@ import (
 	"google.golang.org/grpc"
 )
 
-// deadConn is a connection on which no stream begins, for one reason at first
-// and then for another.
+// deadConn is a connection on which every stream fails, with one error at first and
+// with another one later.
 type deadConn struct{ attempts int }
 
 func (c *deadConn) Invoke(context.Context, string, any, any, ...grpc.CallOption) error {
@@ -28,7 +28,7 @@ func (c *deadConn) NewStream(context.Context, *grpc.StreamDesc, string, ...grpc.
 	return nil, errors.New("unreachable")
 }
 
-// TestOutageIsOneLine leaves a client without its server for long: a reason is
+// TestOutageIsOneLine runs a client without its server for a long time: each error is
 // logged once, however often the client retries.
 func TestOutageIsOneLine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

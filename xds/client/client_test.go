@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 )
 
-// adsServer hands every stream to the test: what the client says comes out of
-// requests, what is put into responses goes to the client; nil ends the stream.
+// adsServer connects every stream to the test: requests delivers the client's messages,
+// and messages put into responses are sent to the client; nil ends the stream.
 type adsServer struct {
 	discoveryv3.UnimplementedAggregatedDiscoveryServiceServer
 	requests  chan *discoveryv3.DeltaDiscoveryRequest
@@ -55,7 +55,7 @@ type updates chan *Snapshot
 
 func (u updates) Update(s *Snapshot) { u <- s }
 
-// start runs a client against an adsServer until the test ends.
+// start runs a client of an adsServer until the test ends.
 func start(t *testing.T) (*adsServer, updates, *Client) {
 	t.Helper()
 	s, conn := serve(t)
@@ -63,7 +63,7 @@ func start(t *testing.T) (*adsServer, updates, *Client) {
 	return s, u, c
 }
 
-// serve starts an adsServer, and connects to it.
+// serve starts an adsServer and connects to it.
 func serve(t *testing.T) (*adsServer, *grpc.ClientConn) {
 	t.Helper()
 	s := &adsServer{requests: make(chan *discoveryv3.DeltaDiscoveryRequest), responses: make(chan *discoveryv3.DeltaDiscoveryResponse)}
@@ -134,7 +134,7 @@ func TestStreamReconnects(t *testing.T) {
 		t.Error("Connected is false on an open stream")
 	}
 	s.responses <- nil
-	// A new stream: the node again, and what is held is not asked for anew.
+	// On a new stream the client sends the node again, and the versions that it has.
 	s.expect(t, "CDS node=n1 have:a@v:static")
 	s.expect(t, "LDS")
 	s.responses <- response(t, "CDS", "1 b=static -a")

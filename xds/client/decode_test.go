@@ -25,7 +25,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// TestRefusals: what would change where a request goes is named, not ignored.
+// TestRefusals checks that a field that would change where a request is routed is named
+// in an error, not ignored.
 func TestRefusals(t *testing.T) {
 	route := func(edit func(*routev3.Route)) proto.Message {
 		rt := routeTable("x", "c")
@@ -174,7 +175,7 @@ func TestMutationOrder(t *testing.T) {
 	}
 }
 
-// FuzzDecode feeds bytes to every decoder: no panic, and what was accepted is
+// FuzzDecode passes bytes to every decoder: none panics, and an accepted message is
 // accepted again. The seeds are real resources.
 func FuzzDecode(f *testing.F) {
 	set, err := resources.Build(randomView(rand.New(rand.NewPCG(1, 2))))

@@ -23,8 +23,8 @@ func (n newest) Update(s *client.Snapshot) {
 	n <- s
 }
 
-// A daemon that only wants plans and peers watches the control plane over a
-// connection that it has, and receives the newest snapshot.
+// A daemon that only needs plans and peers watches the control plane over an existing
+// connection and receives the newest snapshot.
 func ExampleWatcher() {
 	watch := func(ctx context.Context, conn grpc.ClientConnInterface, replica string, use func([]policies.Plan, []policies.Replica)) error {
 		snapshots := make(newest, 1)
@@ -42,7 +42,7 @@ func ExampleWatcher() {
 				case s := <-snapshots:
 					p, err := client.ReadPlans(s)
 					if err != nil || len(p) == 0 {
-						continue // a rollout on its way, or nothing yet: the last ones stay
+						continue // a rollout is in progress, or there is no plan yet: keep the last ones
 					}
 					if r := client.ReadReplicas(s); !reflect.DeepEqual(p, plans) || !reflect.DeepEqual(r, replicas) {
 						plans, replicas = p, r

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// Type URLs that the client understands inside of others.
+// Type URLs of nested messages that the client understands.
 const (
 	typePrefix             = "type.googleapis.com/"
 	routerType             = typePrefix + "envoy.extensions.filters.http.router.v3.Router"
@@ -31,18 +31,18 @@ const (
 	rawBufferType          = typePrefix + "envoy.extensions.transport_sockets.raw_buffer.v3.RawBuffer"
 )
 
-// Extension is a filter config: what an ECDS resource or a slot's default holds.
+// Extension is a filter config from an ECDS resource or from a slot's default.
 type Extension struct {
 	Name    string
 	Version string // of the ECDS resource; empty for a default
 	Type    string // type URL
-	// Mutations are the request header changes of a header_mutation filter. As
-	// in Envoy they come too late to change the route. Empty for every other
-	// type: this client has no Wasm and no callouts.
+	// Mutations are the request header changes of a header_mutation filter. As in
+	// Envoy, they are applied after the route was chosen and do not change it. It is
+	// empty for every other type, because this client runs no Wasm and no callouts.
 	Mutations HeaderOps
 }
 
-// decodeExtension reads a TypedExtensionConfig.
+// decodeExtension decodes a TypedExtensionConfig.
 func decodeExtension(name string, a *anypb.Any) (any, error) {
 	c, err := open("extension", a, &corev3.TypedExtensionConfig{})
 	if err != nil {
@@ -54,7 +54,7 @@ func decodeExtension(name string, a *anypb.Any) (any, error) {
 	return decodeFilterConfig("extension.typed_config", name, c.GetTypedConfig())
 }
 
-// decodeSlotConfig reads the TypedExtensionConfig of a name that is claimed.
+// decodeSlotConfig decodes the TypedExtensionConfig of a policy slot.
 func (m *machine) decodeSlotConfig(name string, a *anypb.Any) (any, error) {
 	c, err := open("extension", a, &corev3.TypedExtensionConfig{})
 	if err != nil {
@@ -74,7 +74,7 @@ func (m *machine) decodeSlotConfig(name string, a *anypb.Any) (any, error) {
 	return &SlotConfig{Name: name, Config: c.GetTypedConfig()}, nil
 }
 
-// decodeFilterConfig reads the config of an HTTP filter in a slot.
+// decodeFilterConfig decodes the config of an HTTP filter in a slot.
 func decodeFilterConfig(at, name string, a *anypb.Any) (*Extension, error) {
 	e := &Extension{Name: name, Type: a.GetTypeUrl()}
 	switch e.Type {
@@ -92,7 +92,8 @@ func decodeFilterConfig(at, name string, a *anypb.Any) (*Extension, error) {
 			return nil, err
 		}
 	case wasmType, extProcType:
-		// Nothing runs it here; the data plane's own estimator stands in.
+		// This client does not run the filter; the data plane uses its own estimator
+		// instead.
 	default:
 		return nil, fmt.Errorf("%s: %s is not supported by this client", at, strings.TrimPrefix(e.Type, typePrefix))
 	}

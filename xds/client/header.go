@@ -13,14 +13,14 @@ import (
 	matcherv3 "github.com/envoyproxy/go-control-plane/envoy/type/matcher/v3"
 )
 
-// MatchKind says which test a HeaderMatch makes.
+// MatchKind selects the test that a HeaderMatch makes.
 type MatchKind int
 
 // The tests a HeaderMatch can make.
 const (
 	MatchRange   MatchKind = iota // an integer in [Start, End)
 	MatchExact                    // equal to Exact
-	MatchPresent                  // there is such a header
+	MatchPresent                  // the header exists
 )
 
 // HeaderMatch is one condition of a route. A header with several lines
@@ -34,7 +34,7 @@ type HeaderMatch struct {
 	Invert     bool   // the condition holds when the test fails
 }
 
-// decodeHeaderMatch refuses every test a length route does not need.
+// decodeHeaderMatch refuses every test that a length route does not need.
 func decodeHeaderMatch(at string, m *routev3.HeaderMatcher) (HeaderMatch, error) {
 	h := HeaderMatch{Name: headerName(m.GetName()), Invert: m.GetInvertMatch()}
 	if m.GetName() == "" {
@@ -45,7 +45,8 @@ func decodeHeaderMatch(at string, m *routev3.HeaderMatcher) (HeaderMatch, error)
 	}
 	switch t := m.GetHeaderMatchSpecifier().(type) {
 	case *routev3.HeaderMatcher_RangeMatch:
-		// An empty range is legal to Envoy and matches nothing; so it does here.
+		// Envoy accepts an empty range and matches nothing with it; this client does
+		// the same.
 		h.Kind, h.Start, h.End = MatchRange, t.RangeMatch.GetStart(), t.RangeMatch.GetEnd()
 	case *routev3.HeaderMatcher_ExactMatch:
 		h.Kind, h.Exact = MatchExact, t.ExactMatch
@@ -59,13 +60,13 @@ func decodeHeaderMatch(at string, m *routev3.HeaderMatcher) (HeaderMatch, error)
 		}
 		h.Kind, h.Exact, h.FoldCase = MatchExact, s.Exact, t.StringMatch.GetIgnoreCase()
 	default:
-		// Envoy reads "no specifier" as presence.
+		// Envoy treats a matcher without a specifier as a test for presence.
 		h.Kind = MatchPresent
 	}
 	return h, nil
 }
 
-// headerName is the form in which net/http keeps a header.
+// headerName returns a header's name in the form that net/http uses.
 func headerName(name string) string {
 	if strings.HasPrefix(name, ":") {
 		return strings.ToLower(name)
@@ -73,7 +74,7 @@ func headerName(name string) string {
 	return textproto.CanonicalMIMEHeaderKey(name)
 }
 
-// Append says what HeaderAdd does when the header is there already.
+// Append selects what HeaderAdd does when the header already exists.
 type Append int
 
 // The append actions of Envoy's HeaderValueOption.
@@ -84,7 +85,7 @@ const (
 	OverwriteIfExists // replace, never add
 )
 
-// HeaderAdd is one header to set.
+// HeaderAdd sets one header.
 type HeaderAdd struct {
 	Name   string // canonical MIME form
 	Value  Format
@@ -94,16 +95,16 @@ type HeaderAdd struct {
 // HeaderOps changes headers: first the removals, then Add, in order.
 type HeaderOps struct {
 	Remove       []string // canonical MIME form
-	RemovePrefix []string // lower case; removes every header that begins so
+	RemovePrefix []string // lower case; removes every header with such a prefix
 	Add          []HeaderAdd
 }
 
-// Empty reports whether there is nothing to do.
+// Empty reports whether there are no operations.
 func (o HeaderOps) Empty() bool {
 	return len(o.Remove) == 0 && len(o.RemovePrefix) == 0 && len(o.Add) == 0
 }
 
-// join appends the operations of another list.
+// join returns the operations followed by those of another list.
 func (o HeaderOps) join(p HeaderOps) HeaderOps {
 	return HeaderOps{append(o.Remove, p.Remove...), append(o.RemovePrefix, p.RemovePrefix...), append(o.Add, p.Add...)}
 }
@@ -163,12 +164,12 @@ func decodeHeaderAdd(at string, o *corev3.HeaderValueOption) (HeaderAdd, error) 
 	return a, nil
 }
 
-// validValue says whether a header value can be put on the wire.
+// validValue reports whether a header value may be sent.
 func validValue(v string) bool {
 	return !strings.ContainsFunc(v, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f })
 }
 
-// Format is a header value with Envoy's command operators in it.
+// Format is a header value that may contain Envoy's command operators.
 type Format struct {
 	parts []formatPart
 }
@@ -178,7 +179,7 @@ type formatPart struct {
 	command bool
 }
 
-// FormatContext is what a Format may show of a request.
+// FormatContext holds the properties of a request that a Format may use.
 type FormatContext struct {
 	Cluster  string // %UPSTREAM_CLUSTER%
 	Upstream string // %UPSTREAM_REMOTE_ADDRESS%
@@ -189,7 +190,7 @@ const (
 	commandUpstream = "UPSTREAM_REMOTE_ADDRESS"
 )
 
-// parseFormat reads "%NAME%" operators; "%%" is a percent sign.
+// parseFormat parses "%NAME%" operators; "%%" is a percent sign.
 func parseFormat(s string) (Format, error) {
 	var f Format
 	for s != "" {
@@ -216,7 +217,7 @@ func parseFormat(s string) (Format, error) {
 	return f, nil
 }
 
-// Text renders the value. It allocates only when there is an operator in it.
+// Text renders the value. It allocates only when the value contains an operator.
 func (f Format) Text(c FormatContext) string {
 	switch len(f.parts) {
 	case 0:
@@ -241,13 +242,13 @@ func (p formatPart) render(c FormatContext) string {
 	return c.Upstream
 }
 
-// decodeMutations reads the mutations of the header_mutation extensions.
+// decodeMutations decodes the mutations of the header_mutation extensions.
 func decodeMutations(at string, ms []*mutationv3.HeaderMutation) (HeaderOps, error) {
 	var o HeaderOps
 	for i, m := range ms {
 		at := fmt.Sprintf("%s[%d]", at, i)
 		if _, add := m.GetAction().(*mutationv3.HeaderMutation_Append); !add && len(o.Add) > 0 {
-			// HeaderOps removes first; the other order would differ.
+			// HeaderOps removes first, so another order cannot be represented.
 			return o, errors.New(at + ": put removals before additions")
 		}
 		switch a := m.GetAction().(type) {

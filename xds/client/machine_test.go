@@ -22,15 +22,15 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the expected output of testdata/*.txt")
 
-// TestScenarios plays testdata/*.txt: a command a line, what the machine says
-// to it below, until an empty line. Lines with # are comments.
+// TestScenarios runs testdata/*.txt: each line is a command, followed by the machine's
+// output up to an empty line. Lines that begin with # are comments.
 //
 //	connect | disconnect | after DURATION
 //	KIND NONCE name=VALUE … -name …     a response; - removes
 //
-// Values: CDS c=service, c=static, c=bad; EDS e=port,port; LDS l=table/slot/…;
-// RDS r=cluster, r=bad; ECDS x=ok, x=type. name=nil is a heartbeat. A version
-// is a hash of the value.
+// Values: CDS c=service, c=static, c=bad; EDS e=port,port; LDS l=table/slot/…; RDS
+// r=cluster, r=bad; ECDS x=ok, x=type. name=nil is a heartbeat. A version is a hash of
+// the value.
 func TestScenarios(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) == 0 {
@@ -71,7 +71,7 @@ func play(t *testing.T, script string) string {
 			fmt.Fprintln(&out, line)
 			continue
 		case expecting:
-			continue // an old answer
+			continue // an old response
 		}
 		expecting = true
 		fmt.Fprintln(&out, line)

@@ -19,7 +19,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// feed gives a set to a machine as a server would, and fails on any NACK.
+// feed sends a set to a machine as a server would, and fails on any NACK.
 func feed(t testing.TB, m *machine, set resources.Set) *Snapshot {
 	t.Helper()
 	now := time.Unix(1, 0)
@@ -38,7 +38,8 @@ func feed(t testing.TB, m *machine, set resources.Set) *Snapshot {
 	return m.snapshot()
 }
 
-// randomView has one to three models with random plans over random replicas.
+// randomView returns a view of one to three models with random plans over random
+// replicas.
 func randomView(r *rand.Rand) resources.View {
 	var v resources.View
 	v.Settings.Estimator = []resources.Estimator{resources.ContentLength, resources.ExtProc}[r.IntN(2)]
@@ -77,8 +78,8 @@ func randomView(r *rand.Rand) resources.View {
 	return v
 }
 
-// TestPlansInvertBuild is the promise of Plans, on random fleets. That every
-// resource is accepted is part of it.
+// TestPlansInvertBuild checks the contract of Plans on random fleets. It also checks
+// that every resource is accepted.
 func TestPlansInvertBuild(t *testing.T) {
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 1))
@@ -101,7 +102,7 @@ func TestPlansInvertBuild(t *testing.T) {
 	}
 }
 
-// replicasOf is what Replicas should read from what a view is built to.
+// replicasOf returns what Replicas should read from the resources of a view.
 func replicasOf(v resources.View) []policies.Replica {
 	var out []policies.Replica
 	for _, e := range v.Endpoints {
@@ -114,8 +115,8 @@ func replicasOf(v resources.View) []policies.Replica {
 	return out
 }
 
-// TestReplicasOfSome: while the endpoints of a stage are not there, another's
-// will do; what cannot be read is left out.
+// TestReplicasOfSome checks that the endpoints of another stage are used while those of
+// one stage are missing, and that unreadable ones are left out.
 func TestReplicasOfSome(t *testing.T) {
 	v := randomView(rand.New(rand.NewPCG(8, 8)))
 	for seed := uint64(9); len(v.Plans[0].Stages) < 2; seed++ {
@@ -145,7 +146,7 @@ func TestReplicasOfSome(t *testing.T) {
 	}
 }
 
-// BenchmarkPlansAndReplicas is what a migrator does for an update.
+// BenchmarkPlansAndReplicas measures a migrator's work for one update.
 func BenchmarkPlansAndReplicas(b *testing.B) {
 	for _, n := range []int{16, 1000, 10000} {
 		v := resources.View{Models: []resources.Model{{Name: "m", Context: 131072}}}
@@ -177,8 +178,8 @@ func BenchmarkPlansAndReplicas(b *testing.B) {
 	}
 }
 
-// TestPlansDuringRollout reads the routes of the old plan over the endpoints
-// of both: a mover is counted once.
+// TestPlansDuringRollout reads the routes of the old plan over the endpoints of both
+// plans: a replica that changes its stage is counted once.
 func TestPlansDuringRollout(t *testing.T) {
 	v := randomView(rand.New(rand.NewPCG(3, 3)))
 	old := v.Plans[0]

@@ -77,8 +77,8 @@ func routeTo(cluster string) *routev3.Route {
 	}
 }
 
-// listener has the filters of slots, ending in "!" when they have no default,
-// and the router.
+// listener returns a listener with the filters of the slots and the router. A slot
+// ending in "!" has no default.
 func listener(t testing.TB, name, table string, slots ...string) *listenerv3.Listener {
 	m := &hcmv3.HttpConnectionManager{RouteSpecifier: &hcmv3.HttpConnectionManager_Rds{
 		Rds: &hcmv3.Rds{RouteConfigName: table, ConfigSource: ads()}}}

@@ -4,8 +4,9 @@ import (
 	"testing"
 )
 
-// TestSeveralServers: a client whose control plane is away goes to the next one,
-// with what it has, and begins with the first again when it is lost.
+// TestSeveralServers checks that a client whose control plane is unreachable connects
+// to the next one with the versions that it has, and begins with the first one again
+// when that connection is lost.
 func TestSeveralServers(t *testing.T) {
 	one, first := serve(t)
 	two, second := serve(t)

@@ -13,14 +13,14 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 )
 
-// slotResource is a slot's extension config that holds a word.
+// slotResource returns a slot's extension config that contains a word.
 func slotResource(t *testing.T, name, word string) *discoveryv3.Resource {
 	return resourceOf(t, name, "v-"+word, extension(t, name, wrapperspb.String(word)))
 }
 
-// TestSlots: slots are subscribed to without a listener, from the first request of
-// every stream on; a config that does not pass is refused with the text, the one
-// before stays, and others of the same response are taken.
+// TestSlots checks that slots are subscribed to without a listener, from the first
+// request of every stream on. A config that is not accepted is NACKed with the error
+// text, the previous one stays, and the other configs of the same response are applied.
 func TestSlots(t *testing.T) {
 	m := newMachine(nil)
 	m.subscribeSlots([]string{"b", "a"}, func(name string, typed *anypb.Any) error {
@@ -63,7 +63,8 @@ func TestSlots(t *testing.T) {
 	if s = m.snapshot(); s.Slots["a"].Version != "v-one" || s.Slots["b"].Version != "v-two" {
 		t.Fatalf("%+v", s.Slots)
 	}
-	// A new stream says what is held, so that it is not sent again.
+	// A new stream begins with the versions that the client has, so that they are not
+	// sent again.
 	m.disconnect()
 	held := map[string]string{}
 	for _, r := range m.connect(time.Now()) {

@@ -24,7 +24,7 @@ func TestDevices(t *testing.T) {
 	})
 	f.startReports(t, c)
 	var d Devices
-	for len(d.Models) == 0 || !d.Models[0].Replicas[0].Site.Known { // shown a little later
+	for len(d.Models) == 0 || !d.Models[0].Replicas[0].Site.Known { // it is reported a little later
 		code, body := get(t, c, "/devices")
 		if err := json.Unmarshal([]byte(body), &d); err != nil || code != http.StatusOK {
 			t.Fatalf("%d, %v: %s", code, err, body)

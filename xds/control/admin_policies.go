@@ -10,12 +10,12 @@ import (
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
-// Policies is what GET /policies and every command about policies answer, as
-// JSON: what the slots should run, and the state of each host. Fields are only
+// Policies is the response, as JSON, of GET /policies and of every command about
+// policies: the desired state of the slots, and the state of each host. Fields are only
 // ever added.
 type Policies struct {
 	Time time.Time `json:"time"`
-	// Enabled says that modules may be pushed here.
+	// Enabled says that this control plane accepts pushed modules.
 	Enabled bool `json:"enabled"`
 	// Slots are those that have ever had a module or that a host reports, by
 	// name.
@@ -25,8 +25,8 @@ type Policies struct {
 // PolicySlot is one slot of the fleet.
 type PolicySlot struct {
 	Slot lifecycle.Kind `json:"slot"`
-	// Stable is what the fleet runs; absent: the native policy. Previous is the
-	// target of its rollback.
+	// Stable is what the fleet runs; absent: the native policy. Previous is what a
+	// module rollback of Stable restores.
 	Stable    *PolicyModule    `json:"stable,omitempty"`
 	Previous  *PolicyModule    `json:"previous,omitempty"`
 	Candidate *PolicyCandidate `json:"candidate,omitempty"`
@@ -78,14 +78,14 @@ type PolicySummary struct {
 	Slot      lifecycle.Kind   `json:"slot"`
 	Stable    *PolicyModule    `json:"stable,omitempty"` // absent: the native policy
 	Candidate *PolicyCandidate `json:"candidate,omitempty"`
-	// Nodes counts the hosts that have the slot and reported lately. On
-	// OnStable of them the stable generation decides, or the native policy if
-	// there is none; on OnCandidate the candidate; Refusing refuse both.
+	// Nodes counts the hosts that have the slot and reported recently. On OnStable of
+	// them the stable generation decides, or the native policy if there is none; on
+	// OnCandidate the candidate; Refusing refuse both.
 	Nodes       int `json:"nodes"`
 	OnStable    int `json:"on_stable"`
 	OnCandidate int `json:"on_candidate"`
 	Refusing    int `json:"refusing,omitempty"`
-	// Hosts are the slot on each host, by name; GET /policies also has their
+	// Hosts are the slot's states on each host, by name; GET /policies also has their
 	// modules.
 	Hosts []PolicyNode `json:"hosts"`
 }
@@ -165,8 +165,8 @@ func policyModuleOf(m *policyslots.Module) *PolicyModule {
 	}
 }
 
-// policyNodesOf lists the hosts of a slot: those that report it and, under the
-// node id of their replica, those that refused it and report nothing.
+// policyNodesOf lists the hosts of a slot: those that report it and, under the node id
+// of their replica, those that refused it and report nothing about it.
 func policyNodesOf(kind lifecycle.Kind, reports []policyslots.Report, refusals map[string]map[lifecycle.Kind]string, now time.Time) []PolicyNode {
 	out := []PolicyNode{}
 	for _, r := range reports {

@@ -99,8 +99,8 @@ func (c *Control) policyCommand(give func(context.Context, policyQuery) error) c
 	}
 }
 
-// setGoal sets the goal of the candidates of some slots. They are admitted
-// again, because what a site allows depends on the goal.
+// setGoal sets the goal of the candidates of some slots. They must be admitted again,
+// because a site may allow a module for some goals only.
 func (c *Control) setGoal(ctx context.Context, o policyQuery) error {
 	if c.cfg.Admitter == nil {
 		return errPoliciesOff
@@ -142,8 +142,8 @@ func (c *Control) setGoal(ctx context.Context, o policyQuery) error {
 	})
 }
 
-// checkGates refuses a goal whose promotion gates would end the generation on a
-// host, by the results in shadow: there it can still be examined.
+// checkGates refuses a goal whose promotion gates would end the generation on a host,
+// given its results in shadow: while it stays in shadow it can still be examined.
 func (c *Control) checkGates(kind lifecycle.Kind, generation lifecycle.Generation, goal lifecycle.Goal) error {
 	if goal != lifecycle.ToCanary && goal != lifecycle.ToActive {
 		return nil
@@ -168,10 +168,9 @@ func (c *Control) rollbackPolicies(ctx context.Context, o policyQuery) error {
 }
 
 // resolveScope returns the scope in which a slot's candidate begins: a replica's host
-// for refine, a model for the other kinds. If the
-// command names none, it is the present one or the only one. An unknown scope
-// is an error that lists the known ones, because the candidate would wait for
-// it forever.
+// for refine, a model for the other kinds. If the command names none, it is the present
+// one or the only one. An unknown scope is an error that lists the known ones, because
+// the candidate would wait for it forever.
 func (c *Control) resolveScope(kind lifecycle.Kind, g lifecycle.Goal, scope string, has *policyslots.Trial) (string, error) {
 	if kind.PerRequest() || g == lifecycle.ToStable {
 		return scope, nil

@@ -161,8 +161,8 @@ func acquire(ctx context.Context, places chan struct{}) (done func(), err error)
 	}
 }
 
-// readUpload reads the body of a push before the push has its turn, so that a
-// slow client delays no other.
+// readUpload reads the body of a push before the push waits for its turn, so that a
+// slow client delays no other push.
 func (c *Control) readUpload(ctx context.Context, w http.ResponseWriter, r *http.Request) (pushBody, error) {
 	done, err := acquire(ctx, c.uploads)
 	if err != nil {

@@ -31,7 +31,7 @@ type Status struct {
 	// Refused are the versions of resources that a proxy refused and that are
 	// not sent again, oldest first.
 	Refused []Refusal `json:"refused,omitempty"`
-	// Observers counts the migrators and others that follow the plans and route
+	// Observers counts the migrators and other clients that follow the plans and route
 	// nothing; they are not among the Nodes.
 	Observers int      `json:"observers,omitempty"`
 	History   []Change `json:"history"` // changes of plan, oldest first
@@ -97,40 +97,41 @@ type Replica struct {
 	// the replica's address; absent: none reports. Where requests migrate they
 	// are streams, not load.
 	ProxyRequests *int `json:"proxy_requests,omitempty"`
-	// Load says whose report its weight follows: migrator, proxies, or none.
+	// Load is the source of the load that its weight follows: migrator, proxies, or
+	// none.
 	Load string `json:"load"`
 	// ReportAge is the seconds since the last load report; absent: there was
 	// none.
 	ReportAge *float64 `json:"report_age_seconds,omitempty"`
 	Connected bool     `json:"connected"`
 	Note      string   `json:"note,omitempty"` // what is wrong with its reports
-	// Drain lists who wants it drained: file, operator, or migrator for one
-	// that refuses new requests by itself.
+	// Drain lists what drains it: file, operator, or migrator for one that refuses new
+	// requests by itself.
 	Drain []string `json:"drain,omitempty"`
-	// Residents counts the requests that run here; Pinned of them cannot
-	// migrate, the last of which is expected to end in PinnedSeconds (0:
-	// unknown, or none). Streams counts the streams of the replica's own
-	// clients, wherever their requests run. A drain is over when Residents is
-	// 0, and its migrator may stop when Streams is 0 too.
+	// Residents counts the requests that run here. Pinned of them cannot migrate; the
+	// last of these is expected to end in PinnedSeconds (0: unknown, or none). Streams
+	// counts the streams of the replica's own clients, wherever their requests run. A
+	// drain is over when Residents is 0, and its migrator may stop when Streams is 0
+	// too.
 	Residents     int     `json:"residents"`
 	Pinned        int     `json:"pinned,omitempty"`
 	PinnedSeconds float64 `json:"pinned_seconds,omitempty"`
 	Streams       int     `json:"streams"`
-	// Transports are those by which KV blocks may come to it, best first, then
-	// the measurements peer by peer.
+	// Transports are those by which KV blocks may be pulled to it, best first, then the
+	// measurements peer by peer.
 	Transports []Transport `json:"transports,omitempty"`
 }
 
-// Transport is one way for KV blocks to a replica.
+// Transport is a transport by which a replica may pull KV blocks.
 type Transport struct {
 	Name string `json:"name"`
 	// Peer is the source of the blocks; absent for an entry about all peers.
 	Peer  policies.ReplicaID `json:"peer,omitempty"`
 	State string             `json:"state"`         // ready, held (tried last for a while), broken or unsuited (to the memory that the KV cache is in)
-	Why   string             `json:"why,omitempty"` // it is not ready
+	Why   string             `json:"why,omitempty"` // why it is not ready
 	// Rate of its pulls in bytes per second; absent when none was measured.
 	Rate float64 `json:"bytes_per_second,omitempty"`
-	// Over is the link to the peer, as far as it is known.
+	// Over is the path of links to the peer, as far as it is known.
 	Over string `json:"over,omitempty"`
 }
 
@@ -150,7 +151,7 @@ type Group struct {
 	Phase          string         `json:"phase"` // idle, add, flip, watch or retire
 	PublishedEpoch policies.Epoch `json:"published_epoch"`
 	Nodes          int            `json:"nodes"`         // connected
-	Why            string         `json:"why,omitempty"` // it does not have the newest plan
+	Why            string         `json:"why,omitempty"` // why it does not have the newest plan
 }
 
 // Refusal is one refused version of a Status.
@@ -170,18 +171,18 @@ type Node struct {
 	ID      string `json:"id"`
 	Cluster string `json:"cluster,omitempty"`
 	Group   string `json:"group,omitempty"` // empty: the default group
-	// Why says what keeps it from the newest plan; empty if nothing does.
+	// Why is the reason why it does not have the newest plan; empty if it has it.
 	Why string `json:"why,omitempty"`
-	// Connected says that it has a stream open; Since is when that changed.
+	// Connected says that it has an open stream; Since is when that changed.
 	Connected bool      `json:"connected"`
 	Since     time.Time `json:"since"`
 	// Epoch is the newest plan whose routes it has acknowledged; 0: unknown.
 	Epoch policies.Epoch `json:"epoch"`
-	// Current says that it has acknowledged everything that it was sent;
-	// Fenced, that it was late, keeps what it has, and is not waited for.
+	// Current says that it has acknowledged everything that it was sent. Fenced says
+	// that it was late, keeps what it has, and delays no rollout.
 	Current bool `json:"current"`
 	Fenced  bool `json:"fenced,omitempty"`
-	// Types is what it has, by the last part of the type URL.
+	// Types is its state by the last part of the type URL.
 	Types map[string]NodeType `json:"types"`
 	NACKs uint64              `json:"nacks"`
 	// LastError is the text of its last NACK, redacted.
@@ -310,7 +311,7 @@ func replicaOf(r fleet.ReplicaState, now time.Time) Replica {
 	return out
 }
 
-// drainOf lists who wants a replica drained.
+// drainOf lists what drains a replica.
 func drainOf(r fleet.ReplicaState) (by []string) {
 	if r.Draining {
 		by = append(by, "file")

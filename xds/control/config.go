@@ -28,8 +28,8 @@ type Config struct {
 	// Settings.Length is empty, this process is the length service.
 	Settings resources.Settings
 
-	// EdgeCertificate is what Envoys present to clients, which then speak TLS
-	// to the listener; nil is plain text. See Control.SetEdgeCertificate.
+	// EdgeCertificate is the certificate that Envoys present to clients, which then use
+	// TLS for the listener; nil means plain text. See Control.SetEdgeCertificate.
 	EdgeCertificate *resources.Certificate
 
 	// Listen is the host:port of the gRPC server: xDS, load reports and,
@@ -43,18 +43,18 @@ type Config struct {
 	Admin string
 	// AdminListener is used instead of Admin, and closed by Run, if not nil.
 	AdminListener net.Listener
-	// AdminHosts are the host names, in lower case and without a port, that
-	// requests to the admin server may name besides loopback: those of a proxy
-	// in front of it, for instance. Requests for any other name are refused.
+	// AdminHosts are the host names, in lower case and without a port, that requests to
+	// the admin server may name besides loopback, for instance the names of a proxy in
+	// front of it. Requests for any other name are refused.
 	AdminHosts []string
 	// TLS secures the gRPC server and decides whether it asks for client
 	// certificates. nil is plain text, which is allowed on loopback addresses
 	// only. The admin server is always plain text, and on loopback.
 	TLS *tls.Config
-	// TrustDomain authenticates the clients of the gRPC server by their
-	// certificates (package nodeauth): proxies and migrators may ask for and
-	// report only their own. It needs TLS that demands certificates. "" trusts
-	// the names that clients claim.
+	// TrustDomain authenticates the clients of the gRPC server by their certificates
+	// (package nodeauth): proxies and migrators may request and report only what is
+	// their own. It needs TLS that requires client certificates. "" trusts the names
+	// that clients claim.
 	TrustDomain string
 	// Length is the host:port, on loopback, of the length service where it
 	// cannot share the gRPC server's: with TLS, because the proxy beside it
@@ -68,8 +68,8 @@ type Config struct {
 	// plan (package nodegroup). Without any, an eighth of all proxies gets it
 	// first.
 	Groups []nodegroup.Rule
-	// Watch is how long a new plan is on trial in one group before the next one
-	// gets it; there is no trial if only one group has proxies. 0 means 2 s.
+	// Watch is how long a new plan is on trial in one group before the next group gets
+	// it; there is no trial if only one group has proxies. 0 means 2 s.
 	Watch time.Duration
 
 	// Store holds the plan object; nil keeps it in memory.
@@ -92,8 +92,8 @@ type Config struct {
 	// Counters keeps flows, weights and byte ratios across restarts; nil
 	// forgets them.
 	Counters fleet.Counters
-	// Stop bounds the time that Run takes to end streams when its context ends;
-	// streams that are left are cut. 0 means 5 s.
+	// Stop bounds the time that Run waits for streams to end when its context ends; the
+	// remaining streams are cut. 0 means 5 s.
 	Stop   time.Duration
 	Logger *slog.Logger // nil discards
 }
@@ -138,8 +138,8 @@ func (c Config) complete() Config {
 	return c
 }
 
-// validate checks the addresses. The other fields are checked by the packages
-// that they are for.
+// validate checks the addresses. The other fields are checked by the packages that use
+// them.
 func (c Config) validate() error {
 	if c.Stop < 0 {
 		return fmt.Errorf("stop %v: must not be negative", c.Stop)

@@ -96,7 +96,7 @@ func (c *Control) init() error {
 			return err
 		}
 	}
-	// The settings do not change, so what cannot be rendered now never can.
+	// The settings do not change, so a fleet that cannot be rendered now never can.
 	if err := checkRenderable(settings, c.cfg.EdgeCertificate, c.cfg.Models, c.cfg.Replicas); err != nil {
 		return err
 	}

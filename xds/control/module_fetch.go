@@ -23,8 +23,8 @@ const (
 	fetchTimeout = 30 * time.Second
 )
 
-// moduleService implements api.ModulesServer: it serves the modules that slots
-// name to the hosts.
+// moduleService implements api.ModulesServer: it serves to the hosts the modules that
+// slots name.
 type moduleService struct {
 	api.UnimplementedModulesServer
 	slots   *slotManager

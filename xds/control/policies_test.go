@@ -294,11 +294,11 @@ func TestPolicyBlockedByGates(t *testing.T) {
 	requireOK(t)(post(t, c, "/policies/goal?slot=bid-select&goal=stable", nil))
 }
 
-// TestPolicies takes a slot through its states with two control planes on one
-// store and a folder of modules: a module is pushed at one, run by the hosts of
-// both, and becomes stable; the next one fails on a host and is rolled back in
-// the fleet; the one after is rolled back by an operator at the other control
-// plane; a restarted host gets the stable one.
+// TestPolicies drives a slot through its states with two control planes on one store
+// and a folder of modules. A module is pushed at one, runs on the hosts of both, and
+// becomes stable. The next one fails on a host and is rolled back in the fleet. The one
+// after is rolled back by an operator at the other control plane. A restarted host gets
+// the stable one.
 func TestPolicies(t *testing.T) {
 	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 3)
@@ -375,7 +375,7 @@ func TestPolicies(t *testing.T) {
 		return wantsGenerations(1)(w) && len(w.RolledBack) == 1 && w.RolledBack[0].Generation == 2
 	})
 
-	// An operator answers for the third one, and takes it back.
+	// An operator pushes the third one without gates, and rolls it back.
 	requireOK(t)(push(t, b, "slot=bid-select&goal=stable", []byte("module 3"), "generation 3"))
 	all(b, "3 stable", func(w lifecycle.SlotSpec) bool {
 		return wantsGenerations(3)(w) && string(w.Candidates[0].Module) == "module 3"
@@ -388,8 +388,8 @@ func TestPolicies(t *testing.T) {
 		t.Errorf("%+v", s.Policies)
 	}
 
-	// A host that starts again begins with what is stable, and can fetch it, also
-	// where no control plane is left that saw the push.
+	// A host that restarts begins with the stable generation. It can fetch the module
+	// even if no control plane is left that received the push.
 	a.stop()
 	hosts[1].stop()
 	again := startHost(t, f.replicas[1], b)

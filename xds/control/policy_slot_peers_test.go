@@ -91,7 +91,8 @@ func TestPolicyPeers(t *testing.T) {
 		return len(s.Policies) == 1 && s.Policies[0].Nodes == 2 && s.Policies[0].OnStable == 2
 	})
 
-	// What fails on the one that does not plan is taken back by the one that does.
+	// A module that fails on the control plane that does not plan is revoked by the one
+	// that does.
 	ownB.mu.Lock()
 	ownB.reject = 3
 	ownB.mu.Unlock()

@@ -19,8 +19,8 @@ import (
 // Slots are the policy slots of this control plane itself.
 type Slots interface {
 	// Apply sets what a slot should run. It is called with the message that hosts get,
-	// for each slot that Status lists, by one goroutine, and does not wait
-	// until anything is fetched or built. The error is a refusal, and is shown.
+	// for each slot that Status lists, by one goroutine, and does not wait for fetches
+	// or builds. The error means that the slot is refused, and is displayed.
 	Apply(*api.SlotSpec) error
 	// Status returns the state of every slot of this control plane. Any
 	// goroutine may call it.
@@ -37,9 +37,8 @@ const (
 	sweepMinAge   = time.Hour
 )
 
-// slotManager publishes the stored slots to the hosts and to this control
-// plane's own slots and, while this control plane plans, stores what became of
-// candidates.
+// slotManager publishes the stored slots to the hosts and to this control plane's own
+// slots. While this control plane plans, it also stores the results of candidates.
 type slotManager struct {
 	control *Control
 	log     *slog.Logger
@@ -73,8 +72,8 @@ func newSlotManager(c *Control) *slotManager {
 	return k
 }
 
-// setStored takes in what is stored. It is called by the fleet's loop and does
-// not block.
+// setStored applies the stored slots. It is called by the fleet's loop and does not
+// block.
 func (k *slotManager) setStored(slots []policyslots.Slot) {
 	k.mu.Lock()
 	k.list, k.named = slots, make(map[lifecycle.Digest]bool)
@@ -203,7 +202,7 @@ func (k *slotManager) sweep() {
 	}
 }
 
-// reports returns what the hosts report of their slots: the replicas, this
+// reports returns the reports of the hosts about their slots: the replicas, this
 // control plane, and the others of its store.
 func (k *slotManager) reports(now time.Time) []policyslots.Report {
 	out := k.control.fleet.SlotReports()
@@ -231,8 +230,8 @@ func (k *slotManager) ownStatus() []*api.SlotStatus {
 	return own
 }
 
-// evaluateCandidates stores what became of candidates and stable policies,
-// while this control plane plans.
+// evaluateCandidates stores the results of candidates and stable policies while this
+// control plane plans.
 func (k *slotManager) evaluateCandidates(ctx context.Context, now time.Time) {
 	s := k.control.fleet.Snapshot()
 	slots := k.stored()
@@ -294,9 +293,9 @@ func inUse(slots []policyslots.Slot) bool {
 	return false
 }
 
-// allReported reports whether every replica has reported here or had the time
-// to, so that a control plane that has just started does not take the first
-// reports for all.
+// allReported reports whether every replica has reported to this control plane or had
+// enough time to, so that a control plane that has just started does not decide on the
+// first reports alone.
 func (k *slotManager) allReported(now time.Time, s *fleet.Snapshot, reports []policyslots.Report) bool {
 	if now.Sub(k.startedAt) > policyslots.FreshFor {
 		return true

@@ -21,8 +21,8 @@ import (
 type proxyLoads struct {
 	book    *lrs.Book
 	service *lrs.Service
-	// assignments holds the endpoint assignments that a stage's clusters take,
-	// in all spellings, by cluster name.
+	// assignments holds, by cluster name, the endpoint assignments that a stage's
+	// clusters use, under all their resource names.
 	assignments map[string][]string
 }
 
@@ -64,8 +64,8 @@ func (l *proxyLoads) run(ctx context.Context, g *errgroup.Group) {
 	g.Go(func() error { return l.service.Run(ctx) })
 }
 
-// ActiveRequests implements publish.RequestCounter. Clusters that take the same
-// endpoints count as one; nodes that report no load are not waited for.
+// ActiveRequests implements publish.RequestCounter. Clusters with the same endpoints
+// count as one; nodes that report no load do not delay the result.
 func (l *proxyLoads) ActiveRequests(cluster string, addresses []string) (requests int, known bool) {
 	now := time.Now()
 	for _, service := range l.assignments[cluster] {

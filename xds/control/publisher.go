@@ -119,8 +119,9 @@ func (f *servingCache) setSlots(slots []*resources.Resource) {
 	}
 }
 
-// storeRefusals stores what proxies of this control plane refused, so that no
-// control plane of the store sends it again, nor this one after a restart.
+// storeRefusals stores the resources that proxies of this control plane refused, so
+// that no control plane of the store sends them again, not even this one after a
+// restart.
 func (c *Control) storeRefusals(list []publish.Refusal) {
 	out := make([]store.Refusal, len(list))
 	for i, r := range list {

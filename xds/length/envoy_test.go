@@ -35,7 +35,7 @@ type fleet struct {
 	client    http.Client
 }
 
-// served is what an upstream, or Envoy itself, answered.
+// served is the response of an upstream or of Envoy itself.
 type served struct {
 	Status  int      `json:"-"`
 	By      string   // the upstream's name
@@ -44,7 +44,7 @@ type served struct {
 	Other   []string // another header under the control prefix
 	Bytes   int
 	Trailer string
-	Raw     string `json:"-"` // what Envoy wrote, when it was not an upstream
+	Raw     string `json:"-"` // Envoy's own response, when no upstream served
 }
 
 func newFleet(t testing.TB, c Config) *fleet {
@@ -124,7 +124,8 @@ func (f *fleet) do(r *http.Request) served {
 	return out
 }
 
-// expect checks who served, which estimate arrived there, and how many bytes.
+// expect checks which upstream served, which estimate arrived there, and how many
+// bytes.
 func (f *fleet) expect(what string, got served, by, tokens, model string, size int) {
 	f.t.Helper()
 	if got.Status != 200 || got.By != by || strings.Join(got.Tokens, ";") != tokens || strings.Join(got.Models, ";") != model || got.Bytes != size || len(got.Other) > 0 {
@@ -156,7 +157,7 @@ func stageOf(tokens int) string {
 	return "m/s2"
 }
 
-// around returns values at, just below and just above each.
+// around returns values at, just below and just above each of the given ones.
 func around(at ...int) (out []int) {
 	for _, a := range at {
 		out = append(out, a-1, a, a+1)
@@ -179,7 +180,8 @@ func TestEnvoy(t *testing.T) {
 			want := int(estimator.FromContentLength(int64(n)))
 			f.expect(fmt.Sprintf("%d bytes", n), f.post("m.test", bytes.NewReader(sized("m", n))), stageOf(want), strconv.Itoa(want), "m", n)
 		}
-		// The routes by content-length and those by the estimate cut alike.
+		// The routes by content-length and those by the estimate have the same
+		// boundaries.
 		for _, cut := range []policies.Tokens{100, 1000} {
 			if at := estimator.CutBytes(cut); at != 4*int64(cut) {
 				t.Errorf("the cut at %d tokens lies at %d bytes", cut, at)
@@ -271,8 +273,8 @@ func TestEnvoy(t *testing.T) {
 	})
 }
 
-// TestEnvoyWithSlowUpload: when the estimator gives up on a body, Envoy sends
-// the request, whole, to where requests without an estimate go.
+// TestEnvoyWithSlowUpload checks a body for which the estimator's wait ends: Envoy
+// sends the whole request to the stage of requests without an estimate.
 func TestEnvoyWithSlowUpload(t *testing.T) {
 	c := testConfig()
 	c.Models[1].Hosts = nil
@@ -297,7 +299,7 @@ func TestEnvoyWithSlowUpload(t *testing.T) {
 	}
 }
 
-// on returns the fleet for a subtest or a benchmark within it.
+// on returns the fleet for a subtest or a benchmark of it.
 func (f *fleet) on(t testing.TB) *fleet {
 	g := *f
 	g.t = t

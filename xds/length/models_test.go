@@ -23,7 +23,7 @@ func TestModelByHost(t *testing.T) {
 		"shared.example.com":   "",
 		"x.a.example.com":      "a",
 		"x.b.a.example.com:80": "b",
-		".a.example.com":       "b", // a wildcard stands for something
+		".a.example.com":       "b", // a wildcard matches at least one label
 		"elsewhere":            "b",
 		"[::1]:80":             "b",
 		"":                     "b",
@@ -71,8 +71,8 @@ func TestConfigErrorsNameThePlace(t *testing.T) {
 	}
 }
 
-// A body may name a model by one of its adapters; an adapter of no model here is
-// as good as unknown.
+// TestAdapterNamesItsModel checks that a body may name a model by one of its adapters;
+// an adapter of no configured model counts as unknown.
 func TestAdapterNamesItsModel(t *testing.T) {
 	bases := map[string]string{"sql": "a", "stray": "elsewhere"}
 	s, err := New(Config{Models: []Model{{Name: "a"}, {Name: "b"}}, BaseOf: func(name string) string { return bases[name] }})

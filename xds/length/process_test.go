@@ -34,8 +34,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// testConfig has two models with a host each, one host that both share and a
-// ratio of one byte a token, so that sizes read as tokens.
+// testConfig returns a configuration of two models with a host each, one host that both
+// share, and a ratio of one byte a token, so that sizes equal tokens.
 func testConfig() Config {
 	return Config{
 		Models: []Model{
@@ -79,7 +79,7 @@ func serve(t *testing.T, c Config) (extproc.ExternalProcessorClient, *grpc.Clien
 	return extproc.NewExternalProcessorClient(conn), conn
 }
 
-// headers imitates Envoy's first message: pairs of name and value.
+// headers returns Envoy's first message, with pairs of name and value.
 func headers(end bool, pairs ...string) *extproc.ProcessingRequest {
 	h := &corev3.HeaderMap{}
 	for i := 0; i < len(pairs); i += 2 {
@@ -95,7 +95,7 @@ func body(b string, end bool) *extproc.ProcessingRequest {
 	return &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestBody{RequestBody: &extproc.HttpBody{Body: []byte(b), EndOfStream: end}}}
 }
 
-// mutation describes an answer in one line, sets before removes.
+// mutation describes a response in one line, sets before removes.
 func mutation(c *extproc.CommonResponse) string {
 	var out []string
 	for _, h := range c.GetHeaderMutation().GetSetHeaders() {
@@ -113,7 +113,7 @@ func mutation(c *extproc.CommonResponse) string {
 	return strings.Join(out, " ")
 }
 
-// describe puts an answer into one line.
+// describe describes a response in one line.
 func describe(r *extproc.ProcessingResponse) string {
 	switch m := r.GetResponse().(type) {
 	case *extproc.ProcessingResponse_RequestHeaders:
@@ -137,8 +137,8 @@ func describe(r *extproc.ProcessingResponse) string {
 	return "nothing"
 }
 
-// talk sends all messages at once, as duplicates and surplus ones would come,
-// and returns the answers up to the end of the stream, which it describes.
+// talk sends all messages at once, duplicate and surplus ones included, and returns the
+// responses up to the end of the stream, which it describes too.
 func talk(t *testing.T, client extproc.ExternalProcessorClient, messages ...*extproc.ProcessingRequest) []string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -274,7 +274,8 @@ cascade_length_answers_total{outcome="unknown_model"} 2
 	}
 }
 
-// TestBodyLargerThanAMessage: gRPC refuses it before it is in memory.
+// TestBodyLargerThanAMessage checks that gRPC refuses such a message before it is in
+// memory.
 func TestBodyLargerThanAMessage(t *testing.T) {
 	c := testConfig()
 	c.MaxBody = 1000
@@ -295,7 +296,8 @@ func TestBodyLargerThanAMessage(t *testing.T) {
 	}
 }
 
-// TestRefusalHasAStatus: without one, Envoy sends 200.
+// TestRefusalHasAStatus checks that a refusal has a status; without one, Envoy sends
+// 200.
 func TestRefusalHasAStatus(t *testing.T) {
 	if got := rejectTooLarge(1).GetImmediateResponse().GetStatus().GetCode(); got != typev3.StatusCode_PayloadTooLarge {
 		t.Errorf("status %v", got)
@@ -312,13 +314,13 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// fakeStream is the server's end of a stream, in memory.
+// fakeStream is the server end of a stream, in memory.
 type fakeStream struct {
 	grpc.ServerStream
 	ctx  context.Context
 	recv chan *extproc.ProcessingRequest
 	sent []*extproc.ProcessingResponse
-	fail error // of Send
+	fail error // the error of Send
 }
 
 func (f *fakeStream) Context() context.Context { return f.ctx }
@@ -340,7 +342,8 @@ func (f *fakeStream) Recv() (*extproc.ProcessingRequest, error) {
 	}
 }
 
-// run processes one fake stream as gRPC would: its context ends with it.
+// run processes one fake stream as gRPC would: the stream's context ends when it
+// returns.
 func run(t *testing.T, s *Server, ctx context.Context, prepare func(*fakeStream)) (*fakeStream, error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
@@ -377,7 +380,7 @@ func TestDeadline(t *testing.T) {
 				if n := testutil.ToFloat64(s.metrics.answers.WithLabelValues(string(late))); n != 1 {
 					t.Errorf("%v late requests, want 1", n)
 				}
-				synctest.Wait() // the receiver has ended, or the bubble would not
+				synctest.Wait() // the bubble would not settle if the receiver had not ended
 			})
 		})
 	}
@@ -422,8 +425,8 @@ func TestStreamsThatEndEarly(t *testing.T) {
 	}
 }
 
-// TestCancelledStreams cancels streams over a real transport between any two
-// messages; goleak watches what they leave.
+// TestCancelledStreams cancels streams over a real transport between any two messages;
+// goleak reports goroutines that they leave.
 func TestCancelledStreams(t *testing.T) {
 	c := testConfig()
 	reg := prometheus.NewPedanticRegistry()
@@ -444,15 +447,15 @@ func TestCancelledStreams(t *testing.T) {
 		}
 		cancel()
 	}
-	// The service still answers.
+	// The service still responds.
 	got := talk(t, client, post("m.test", "content-length", "7"))
 	if want := []string{"headers: x-cascade-tokens=7 x-gateway-model-name=m reroute", "closed"}; !slices.Equal(got, want) {
 		t.Errorf("answers %q, want %q", got, want)
 	}
 }
 
-// FuzzExchange feeds two messages of any bytes to one exchange: it must answer
-// or refuse, in any order, and never panic.
+// FuzzExchange passes two messages of any bytes, in any order, to one exchange: it must
+// respond or refuse, and never panic.
 func FuzzExchange(f *testing.F) {
 	s, err := New(testConfig())
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// BenchmarkRequest is one request after the other per goroutine through the
-// proxy; client, proxy and front share the machine and the process.
+// BenchmarkRequest sends requests one after the other per goroutine through the proxy;
+// client, proxy and front end share the machine and the process.
 func BenchmarkRequest(b *testing.B) {
 	for _, c := range []struct {
 		name                   string
@@ -55,7 +55,7 @@ func BenchmarkRequest(b *testing.B) {
 	}
 }
 
-// BenchmarkEvent is one server-sent event, front to client, on one stream.
+// BenchmarkEvent measures one server-sent event from front end to client on one stream.
 func BenchmarkEvent(b *testing.B) {
 	f := newFleet(b, 2, nil)
 	for _, direct := range []bool{true, false} {

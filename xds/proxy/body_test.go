@@ -15,8 +15,8 @@ func bodyOf(src io.Reader, size, limit int64) *body {
 	return newBody(src, size, limit, func() {}, new(bufferPool))
 }
 
-// TestBodyAgain: whatever an attempt read before it was given up, the next one
-// sends the whole.
+// TestBodyAgain checks that an attempt sends the whole body, however much the previous
+// one read before it was abandoned.
 func TestBodyAgain(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 5))
 	for range 500 {
@@ -43,7 +43,7 @@ func TestBodyAgain(t *testing.T) {
 	}
 }
 
-// TestBodyOutgrows the limit: it passes, once.
+// TestBodyOutgrows checks that a body larger than the limit is sent, but only once.
 func TestBodyOutgrows(t *testing.T) {
 	want := strings.Repeat("x", 10000)
 	b := bodyOf(strings.NewReader(want), -1, 5000)
@@ -81,8 +81,9 @@ func TestBodyFill(t *testing.T) {
 	}
 }
 
-// TestBodyStaleReader: the transport of a failed attempt still reads while the
-// next attempt begins. Nothing it takes is missing.
+// TestBodyStaleReader checks the case that the transport of a failed attempt still
+// reads while the next attempt begins: the next attempt also sends the bytes that the
+// stale reader reads.
 func TestBodyStaleReader(t *testing.T) {
 	want := strings.Repeat("0123456789", 3000)
 	for range 50 {

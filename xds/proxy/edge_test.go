@@ -14,10 +14,10 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// TestEdge: a listener whose clients speak TLS is served under the proxy's
-// certificate, and not at all without one.
+// TestEdge checks that a listener whose clients use TLS is served with the proxy's
+// certificate, and not served without one.
 func TestEdge(t *testing.T) {
-	// The certificate of the standard library's test server.
+	// This is the certificate of the standard library's test server.
 	known := httptest.NewTLSServer(http.NotFoundHandler())
 	known.Close()
 	roots := x509.NewCertPool()

@@ -23,8 +23,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// randomTable has virtual hosts of random routes, each of which answers with
-// its own name.
+// randomTable returns virtual hosts with random routes, each of which responds with its
+// own name.
 func randomTable(r *rand.Rand) *routev3.RouteConfiguration {
 	rc := &routev3.RouteConfiguration{Name: "cascade", IgnorePortInHostMatching: true}
 	edges := []int64{-5, 0, 5, 50, 100, 1000, math.MaxInt64}
@@ -59,7 +59,8 @@ func randomTable(r *rand.Rand) *routev3.RouteConfiguration {
 	return rc
 }
 
-// randomRequest is the bytes of a GET, odd values and doubled headers included.
+// randomRequest returns the bytes of a GET, with odd values and repeated headers among
+// them.
 func randomRequest(r *rand.Rand) string {
 	values := []string{"0", "5", "49", "50", "99", "100", "999", "1000", "9223372036854775806", "9223372036854775807", "9223372036854775808",
 		"99999999999999999999999", "", "007", "00100", "+5", "-0", "-1", "-5", "--1", "+-1", "abc", "ABC", "1e2", "1.5", "0x10", "1_000", " 50", "50 ", "\t50\t", "1,2", "1, 2", "5 0"}
@@ -73,7 +74,7 @@ func randomRequest(r *rand.Rand) string {
 	return b.String() + "\r\n"
 }
 
-// ask sends raw bytes and returns the status, with the body of a 200.
+// ask sends raw bytes and returns the status, and the body of a 200.
 func ask(t *testing.T, address, request string) string {
 	t.Helper()
 	c, err := net.Dial("tcp", address)
@@ -99,8 +100,8 @@ func ask(t *testing.T, address, request string) string {
 	return string(body)
 }
 
-// TestRoutesLikeEnvoy asks a real Envoy and the proxy the same odd questions
-// about the same random tables.
+// TestRoutesLikeEnvoy sends the same odd requests through the same random tables to a
+// real Envoy and to the proxy.
 func TestRoutesLikeEnvoy(t *testing.T) {
 	envoytest.Binary(t)
 	for seed := range uint64(4) {

@@ -34,7 +34,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// control is the stock ADS server of go-control-plane: nothing of ours.
+// control is the stock ADS server of go-control-plane, without any code of this
+// repository.
 type control struct {
 	t     testing.TB
 	cache cache.SnapshotCache
@@ -66,7 +67,7 @@ func newControl(t testing.TB) *control {
 	return c
 }
 
-// set publishes a view; edit may change the resources before.
+// set publishes a view; edit may change the resources first.
 func (c *control) set(v resources.View, edit func(map[string][]types.Resource)) {
 	c.t.Helper()
 	set, err := resources.Build(v)
@@ -102,7 +103,7 @@ func (c *control) set(v resources.View, edit func(map[string][]types.Resource)) 
 	}
 }
 
-// front is an upstream that reports what it received.
+// front is an upstream that reports the requests that it received.
 type front struct {
 	address string
 	server  *http.Server
@@ -110,7 +111,7 @@ type front struct {
 	done    chan struct{}
 }
 
-// seen is what a front answers to a plain request.
+// seen is the response of a front to a plain request.
 type seen struct {
 	By     string
 	Header http.Header
@@ -178,13 +179,14 @@ func newFront(t testing.TB, name string) *front {
 	return f
 }
 
-// kill closes the front's listener and connections, as a dead process would.
+// kill closes the listener and the connections of the front, as the death of its
+// process would.
 func (f *front) kill() {
 	f.server.Close()
 	<-f.done
 }
 
-// fleet is a proxy with fronts behind it.
+// fleet is a proxy with fronts as its upstreams.
 type fleet struct {
 	t        testing.TB
 	control  *control
@@ -200,10 +202,11 @@ type fleet struct {
 	applied  chan *client.Snapshot
 }
 
-// twoStages has model m on four fronts: [0,1000) on 0 and 1, the rest on 2, 3.
+// twoStages returns a view with model m on four fronts: [0,1000) on 0 and 1, the rest
+// on 2 and 3.
 func twoStages(fronts []*front) resources.View {
 	v := resources.View{Models: []resources.Model{{Name: "m", Context: 131072, BytesPerToken: 4000}}}
-	v.Settings.ConnectTimeout = time.Minute // by default a dial that the machine holds up is a dead replica
+	v.Settings.ConnectTimeout = time.Minute // with the default, a dial that a busy machine delays looks like a dead replica
 	p := policies.Plan{Model: "m", Epoch: 1, Stages: []policies.Stage{{Low: 0, High: 1000}, {Low: 1000, High: policies.Unbounded}}}
 	for i, f := range fronts {
 		id := policies.ReplicaID(fmt.Sprintf("r%d", i))
@@ -271,7 +274,7 @@ type applied chan *client.Snapshot
 
 func (a applied) Update(s *client.Snapshot) { a <- s }
 
-// publish sets a view and waits until the proxy uses it; want recognises it.
+// publish sets a view and waits until the proxy uses it; want recognises the snapshot.
 func (f *fleet) publish(v resources.View, edit func(map[string][]types.Resource), want func(*client.Snapshot) bool) {
 	f.t.Helper()
 	f.control.set(v, edit)
@@ -288,7 +291,7 @@ func (f *fleet) publish(v resources.View, edit func(map[string][]types.Resource)
 	}
 }
 
-// send makes a request; headers are pairs that are added.
+// send sends a request; headers are pairs that are added.
 func (f *fleet) send(method, path, host string, body io.Reader, headers ...string) (*http.Response, []byte) {
 	f.t.Helper()
 	r, err := http.NewRequest(method, f.url+path, body)
@@ -323,16 +326,16 @@ func (f *fleet) see(method, path, host string, body io.Reader, headers ...string
 	return resp, s
 }
 
-// chunked hides the size of a body, so that it goes without content-length.
+// chunked hides the size of a body, so that it is sent without content-length.
 type chunked struct{ io.Reader }
 
-// prompt is a completion request of n bytes in all.
+// prompt returns a completion request of n bytes in all.
 func prompt(model string, n int) []byte {
 	empty := fmt.Sprintf(`{"model":%q,"prompt":""}`, model)
 	return []byte(empty[:len(empty)-2] + strings.Repeat("x", max(0, n-len(empty))) + `"}`)
 }
 
-// failure reads an error of the proxy's own.
+// failure decodes an error that the proxy itself made.
 func failure(t testing.TB, body []byte) apiError {
 	t.Helper()
 	var e struct{ Error apiError }

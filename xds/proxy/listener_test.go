@@ -14,8 +14,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// TestBindsWhatLDSSays: without a Listener of its own the proxy binds the
-// address of LDS, moves with it, and leaves when it is removed.
+// TestBindsWhatLDSSays checks that a proxy without a Listener of its own binds the
+// address of LDS, follows its changes, and closes the socket when the listener is
+// removed.
 func TestBindsWhatLDSSays(t *testing.T) {
 	c := newControl(t)
 	v := twoStages([]*front{newFront(t, "r0"), newFront(t, "r1")})
@@ -53,7 +54,7 @@ func TestBindsWhatLDSSays(t *testing.T) {
 	if err := get(first); err != nil {
 		t.Fatal(err)
 	}
-	// Another address, which is taken: the proxy tries until it is free.
+	// The next address is in use: the proxy retries until it is free.
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -72,7 +73,7 @@ func TestBindsWhatLDSSays(t *testing.T) {
 	if err := get(p.Addr("")); err != nil {
 		t.Error(err)
 	}
-	// Removed.
+	// The listener is removed.
 	c.set(v, func(all map[string][]types.Resource) { delete(all, resources.ListenerType) })
 	for p.Addr("") != nil {
 		time.Sleep(time.Millisecond)
@@ -82,8 +83,8 @@ func TestBindsWhatLDSSays(t *testing.T) {
 	}
 }
 
-// FuzzTrustBoundary: no header that steers the fleet gets past the listener,
-// however it is spelt.
+// FuzzTrustBoundary checks that the listener removes every header that controls
+// routing, in any spelling.
 func FuzzTrustBoundary(f *testing.F) {
 	f.Add("x-cascade-tokens", "5", "Connection", "x-cascade-tokens")
 	f.Add("X-CASCADE-Stage", "1", "X-Gateway-Model-Name", "m")

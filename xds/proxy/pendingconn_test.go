@@ -24,7 +24,7 @@ type pipes struct {
 	conns chan net.Conn
 	done  chan struct{}
 	once  sync.Once
-	ends  []net.Conn // the clients'
+	ends  []net.Conn // the client ends
 }
 
 func (p *pipes) Accept() (net.Conn, error) {
@@ -38,7 +38,7 @@ func (p *pipes) Accept() (net.Conn, error) {
 func (p *pipes) Close() error   { p.once.Do(func() { close(p.done) }); return nil }
 func (p *pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
 
-// dial returns the client's end of a new connection.
+// dial returns the client end of a new connection.
 func (p *pipes) dial() net.Conn {
 	here, there := net.Pipe()
 	p.conns <- there
@@ -52,8 +52,8 @@ const (
 	question = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"
 )
 
-// TestFirstRequest: a connection that is dialled ahead of its request is as good
-// an hour later; what the head may take counts from its first byte.
+// TestFirstRequest checks that a connection that is dialled ahead of its request still
+// works an hour later: the time limit of the request head counts from its first byte.
 func TestFirstRequest(t *testing.T) {
 	known := httptest.NewTLSServer(http.NotFoundHandler())
 	known.Close()
@@ -73,7 +73,7 @@ func TestFirstRequest(t *testing.T) {
 				answered(t, c, question)
 			}
 		},
-		// http.Server reads the first 14 bytes by themselves.
+		// http.Server reads the first 14 bytes separately.
 		"torn": func(t *testing.T, p *pipes) {
 			c := p.dial()
 			time.Sleep(testHead - 1)
@@ -150,7 +150,8 @@ func TestFirstRequest(t *testing.T) {
 				lis := &pipes{conns: make(chan net.Conn), done: make(chan struct{})}
 				s := p.start("l", l, lis)
 				defer func() {
-					// Over TLS a server's Close says so, to whoever still listens.
+					// Over TLS, a server's Close sends an alert to each client that
+					// still reads.
 					for _, c := range lis.ends {
 						c.Close()
 					}
@@ -164,7 +165,7 @@ func TestFirstRequest(t *testing.T) {
 	}
 }
 
-// write sends bytes that the server takes.
+// write sends bytes and waits until the server has read them.
 func write(t *testing.T, c net.Conn, text string) {
 	t.Helper()
 	if _, err := io.WriteString(c, text); err != nil {
@@ -172,8 +173,7 @@ func write(t *testing.T, c net.Conn, text string) {
 	}
 }
 
-// answered sends a request, or the rest of one, and expects the proxy's own
-// answer.
+// answered sends a request, or the rest of one, and expects the proxy's own response.
 func answered(t *testing.T, c net.Conn, text string) {
 	t.Helper()
 	go io.WriteString(c, text)
@@ -187,7 +187,7 @@ func answered(t *testing.T, c net.Conn, text string) {
 	}
 }
 
-// closed expects the connection to be closed without a word after so long.
+// closed expects the connection to be closed after this time without a response.
 func closed(t *testing.T, c net.Conn, after time.Duration) {
 	t.Helper()
 	begun := time.Now()

@@ -39,8 +39,8 @@ func stageOf(by string) int {
 	return 1
 }
 
-// TestRoutesByLength: one token either side of the boundary, with a length,
-// chunked, and 220 KiB.
+// TestRoutesByLength sends one token less and one more than the boundary, with a
+// content length, chunked, and with 220 KiB.
 func TestRoutesByLength(t *testing.T) {
 	f := newFleet(t, 4, nil)
 	for _, n := range []int{400, 3996, 3999, 4000, 4004, 220 << 10} {
@@ -68,7 +68,7 @@ func TestRoutesByLength(t *testing.T) {
 			t.Errorf("the front saw %s and host %s", s.Proto, s.Host)
 		}
 	}
-	// Without a length the text is counted.
+	// Without a content length the text is counted.
 	over := len(prompt("m", 0))
 	for _, tokens := range []int{1, 999, 1000, 1001, 55 << 10} {
 		want := 0
@@ -80,14 +80,14 @@ func TestRoutesByLength(t *testing.T) {
 			t.Errorf("chunked, %d tokens: %s got %d bytes, header %q", tokens, s.By, s.Bytes, s.Header.Get("X-Cascade-Tokens"))
 		}
 	}
-	// Nothing to count: the last stage.
+	// A request without a body goes to the last stage.
 	_, s := f.see("GET", "/v1/models?x=a%2Fb", "", nil)
 	if stageOf(s.By) != 1 || s.URI != "/v1/models?x=a%2Fb" || s.Header["X-Cascade-Tokens"] != nil {
 		t.Errorf("a GET went to %+v", s)
 	}
 }
 
-// TestTrustBoundary: what a client says about lengths is gone.
+// TestTrustBoundary checks that the length headers of clients are removed.
 func TestTrustBoundary(t *testing.T) {
 	f := newFleet(t, 4, nil)
 	resp, s := f.see("POST", "/", "", bytes.NewReader(prompt("m", 8000)),
@@ -110,7 +110,7 @@ func TestTrustBoundary(t *testing.T) {
 	}
 }
 
-// manyModels adds model n with a host of its own.
+// manyModels adds model n with its own host.
 func manyModels(v resources.View) resources.View {
 	v.Models = append(slices.Clone(v.Models), resources.Model{Name: "n/2", Context: 8192, Hosts: []string{"n.example"}})
 	e := v.Endpoints[0]
@@ -151,7 +151,7 @@ func TestManyModels(t *testing.T) {
 			t.Errorf("17 MiB without a model: %d %s", resp.StatusCode, b)
 		}
 	}
-	// With a host of its own nothing needs to be held.
+	// With a host of its own, the model's bodies need not be buffered.
 	if _, s := f.see("POST", "/", "n.example", bytes.NewReader(make([]byte, 17<<20))); s.Bytes != 17<<20 {
 		t.Errorf("17 MiB: %d arrived", s.Bytes)
 	}
@@ -192,7 +192,8 @@ func TestErrorsNameTheReason(t *testing.T) {
 	}
 }
 
-// TestWeights: 1000 long streams at one front change nothing for new requests.
+// TestWeights checks that 1000 long streams at one front do not change the share of new
+// requests.
 func TestWeights(t *testing.T) {
 	f := newFleet(t, 2, nil)
 	v := f.view
@@ -200,7 +201,7 @@ func TestWeights(t *testing.T) {
 	v.Plans = []policies.Plan{policies.OneStagePlan("m", []policies.ReplicaID{"r0", "r1"})}
 	v.Endpoints[0].Weight, v.Endpoints[1].Weight = 30, 10
 	f.publish(v, nil, func(s *client.Snapshot) bool {
-		p, err := client.ReadPlans(s) // the routes come after the endpoints
+		p, err := client.ReadPlans(s) // the routes arrive after the endpoints
 		return err == nil && len(p) == 1 && len(p[0].Stages) == 1 && len(p[0].Stages[0].Replicas) == 2
 	})
 	for range 400 {
@@ -211,15 +212,15 @@ func TestWeights(t *testing.T) {
 	}
 }
 
-// TestFailover: the only replica of a stage dies without a control plane to report
-// so. The next priority serves, and no request fails.
+// TestFailover kills the only replica of a stage while no control plane reports it. The
+// next priority serves, and no request fails.
 func TestFailover(t *testing.T) {
 	f := newFleet(t, 2, nil)
 	f.see("POST", "/", "", bytes.NewReader(prompt("m", 100)))
 	f.control.stop()
 	f.fronts[0].kill()
-	// A request on a connection that is dead and not yet known to be may have
-	// been worked on, and is not repeated.
+	// A request on a connection that is dead but not yet known to be dead may have been
+	// processed, and is not repeated.
 	c := f.proxy.state.Load().clusters["cascade/m/s0/rr"]
 	for pool := f.proxy.pools.Get(f.fronts[0].address, c.view.Load().upstream); pool.Connections() > 0; {
 		time.Sleep(time.Millisecond)
@@ -235,14 +236,14 @@ func TestFailover(t *testing.T) {
 	if n := testutil.ToFloat64(f.proxy.metrics.ejections.WithLabelValues("cascade/m/s0/rr")); n < 1 {
 		t.Error("the dead host was not ejected")
 	}
-	// Ejected, it costs no retries.
+	// An ejected replica costs no retries.
 	before := testutil.ToFloat64(f.proxy.metrics.retries.WithLabelValues("cascade/m/s0/rr"))
 	if before > 10 {
 		t.Errorf("%v retries for 50 requests", before)
 	}
 }
 
-// TestReturn: the ejected host is back after its time.
+// TestReturn checks that the ejected host is used again after its ejection time.
 func TestReturn(t *testing.T) {
 	f := newFleet(t, 2, func(all map[string][]types.Resource) {
 		for _, c := range all[resources.ClusterType] {
@@ -251,7 +252,7 @@ func TestReturn(t *testing.T) {
 			o.ConsecutiveGatewayFailure = wrapperspb.UInt32(2)
 		}
 	})
-	// On a busy machine its time may be over before the next request, once or twice.
+	// On a busy machine the ejection may end before the next request, once or twice.
 	deadline := time.Now().Add(time.Minute)
 	for by := ""; by != "r1"; {
 		for range 2 {
@@ -274,7 +275,8 @@ func TestReturn(t *testing.T) {
 	}
 }
 
-// TestRetryBeforeFirstByteOnly: a front that dies in mid-answer is not hidden.
+// TestRetryBeforeFirstByteOnly checks that the client sees the failure of a front that
+// dies in the middle of a response.
 func TestRetryBeforeFirstByteOnly(t *testing.T) {
 	f := newFleet(t, 4, nil)
 	resp, err := f.client.Get(f.url + "/abort")
@@ -306,7 +308,7 @@ func TestSSEFlushesEveryEvent(t *testing.T) {
 		if resp.Header.Get("Content-Type") != "text/event-stream" {
 			t.Errorf("header %v", resp.Header)
 		}
-		// The next event comes in an hour: what is read now was flushed.
+		// The next event is sent in an hour, so an event that is read now was flushed.
 		if line, err := bufio.NewReader(resp.Body).ReadString('\n'); line != "data: 0\n" || err != nil {
 			t.Errorf("http2 %v: %q, %v", h2, line, err)
 		}
@@ -322,7 +324,7 @@ func transport(t testing.TB, http2 bool) *http.Transport {
 	return tr
 }
 
-// TestCancel: a client that leaves takes its upstream request with it.
+// TestCancel checks that the upstream request ends when its client disconnects.
 func TestCancel(t *testing.T) {
 	f := newFleet(t, 2, nil)
 	for _, path := range []string{"/hang", "/sse?n=10&gap=1h"} {
@@ -346,8 +348,8 @@ func TestCancel(t *testing.T) {
 			t.Errorf("%s: %v", path, err)
 		}
 	}
-	// Shutdown of the fronts in the cleanup waits for their handlers: those
-	// that were not cancelled would leak, and goleak would report them.
+	// Shutdown of the fronts in the cleanup waits for their handlers: those that were
+	// not cancelled would leak, and goleak would report them.
 	for c := f.proxy.state.Load().clusters["cascade/m/s0/rr"]; c.requests.Load() != 0; {
 		time.Sleep(time.Millisecond)
 	}
@@ -365,8 +367,8 @@ func withTimeouts(idle, timeout time.Duration) func(map[string][]types.Resource)
 
 func TestTimeouts(t *testing.T) {
 	f := newFleet(t, 2, nil)
-	// A machine may stand still for longer than a short limit; then a longer one
-	// must do.
+	// A busy machine may pause for longer than a short limit; then the test tries a
+	// longer one.
 	patiently := func(limits func(time.Duration) (idle, timeout time.Duration), wrong func(limit time.Duration) string) {
 		t.Helper()
 		for limit := 100 * time.Millisecond; ; limit *= 4 {
@@ -400,13 +402,13 @@ func TestTimeouts(t *testing.T) {
 		if status, b, err := read("/sse?n=2&gap=1h"); status != 200 || err == nil {
 			return fmt.Sprintf("a silent stream was not cut: %d %s", status, b)
 		}
-		// Events keep one alive beyond the idle timeout.
+		// Events keep a stream open beyond the idle timeout.
 		if status, b, err := read(fmt.Sprintf("/sse?n=20&gap=%v", idle/10)); status != 200 || err != nil || !bytes.Contains(b, []byte("[DONE]")) {
 			return fmt.Sprintf("a lively stream was cut: %d %s, %v", status, b, err)
 		}
 		return ""
 	})
-	// The route's timeout cuts even a lively one.
+	// The route's timeout ends even an active stream.
 	patiently(func(d time.Duration) (idle, timeout time.Duration) { return 0, d }, func(time.Duration) string {
 		if status, b, err := read("/sse?n=1000&gap=10ms"); status != 200 || err == nil {
 			return fmt.Sprintf("a stream outlived the route's timeout: %d, %d bytes", status, len(b))
@@ -415,7 +417,8 @@ func TestTimeouts(t *testing.T) {
 	})
 }
 
-// TestSlowBody: a client that stops sending does not hold the request for ever.
+// TestSlowBody checks that a client that stops sending does not hold the request open
+// forever.
 func TestSlowBody(t *testing.T) {
 	f := newFleet(t, 2, withTimeouts(100*time.Millisecond, 0))
 	c, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))
@@ -456,8 +459,9 @@ func TestCircuitBreaker(t *testing.T) {
 	f.see("POST", "/", "", bytes.NewReader(prompt("m", 100)))
 }
 
-// TestRunningStreamsSurvive everything that is published: a flip away from
-// their stage, the removal of their endpoint, an edit of their listener.
+// TestRunningStreamsSurvive checks that running streams continue through every kind of
+// update: a flip away from their stage, the removal of their endpoint, an edit of their
+// listener.
 func TestRunningStreamsSurvive(t *testing.T) {
 	f := newFleet(t, 4, nil)
 	resp, err := f.client.Post(f.url+"/sse?n=30&gap=10ms", "", bytes.NewReader(prompt("m", 100)))
@@ -481,8 +485,8 @@ func TestRunningStreamsSurvive(t *testing.T) {
 	}
 }
 
-// TestFlips is the promise of the package under load: boundaries and replicas
-// move hundreds of times, POSTs and streams go on, nothing fails.
+// TestFlips checks the contract of the package under load: boundaries and replicas
+// change hundreds of times while POSTs and streams run, and no request fails.
 func TestFlips(t *testing.T) {
 	f := newFleet(t, 4, nil)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -535,10 +539,11 @@ func TestFlips(t *testing.T) {
 	t.Logf("%d flips under %d requests, %d failed", flips, requests.Load(), failures.Load())
 }
 
-// TestDrain: the end of Run lets streams finish and takes no new ones.
+// TestDrain checks that the proxy, when Run ends, lets streams finish and accepts no
+// new ones.
 func TestDrain(t *testing.T) {
 	f := newFleet(t, 2, nil)
-	f.proxy.cfg.DrainTimeout = time.Minute // the streams take as long as the machine does
+	f.proxy.cfg.DrainTimeout = time.Minute // a busy machine may delay the streams
 	for _, h2 := range []bool{false, true} {
 		c := http.Client{Transport: transport(t, h2)}
 		resp, err := c.Post(f.url+"/sse?n=20&gap=10ms", "", bytes.NewReader(prompt("m", 100)))
@@ -559,7 +564,7 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestDrainTimeout: a stream that does not end is cut.
+// TestDrainTimeout checks that a stream that does not end in time is cut.
 func TestDrainTimeout(t *testing.T) {
 	f := newFleet(t, 2, nil)
 	f.proxy.cfg.DrainTimeout = 50 * time.Millisecond
@@ -587,7 +592,7 @@ func TestConfigErrors(t *testing.T) {
 	}
 }
 
-// refusing speaks HTTP/2 and refuses every stream, after its body.
+// refusing starts an HTTP/2 server that refuses every stream after its body.
 func refusing(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -627,8 +632,8 @@ func refusing(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// TestRefusedStreamsAreRepeated with their bodies: a front that drains or has
-// lost its engine costs nothing but a retry.
+// TestRefusedStreamsAreRepeated checks that refused streams are repeated with their
+// bodies: a front that drains or has lost its engine costs only a retry.
 func TestRefusedStreamsAreRepeated(t *testing.T) {
 	f := newFleet(t, 4, nil)
 	v := f.view
@@ -651,8 +656,9 @@ func TestRefusedStreamsAreRepeated(t *testing.T) {
 	}
 }
 
-// TestRefusedAnswersAreRepeated with their bodies: a front whose engine has
-// just died says so, and another replica serves the request.
+// TestRefusedAnswersAreRepeated checks that requests are repeated with their bodies
+// after a refusal response: a front whose engine has just died refuses them, and
+// another replica serves them.
 func TestRefusedAnswersAreRepeated(t *testing.T) {
 	f := newFleet(t, 4, nil)
 	for i := range 20 {
@@ -667,14 +673,14 @@ func TestRefusedAnswersAreRepeated(t *testing.T) {
 	if n := testutil.ToFloat64(f.proxy.metrics.failures.WithLabelValues("cascade/m/s0/rr", "refused answer")); n < 2 {
 		t.Errorf("%v refusals seen", n)
 	}
-	// If all refuse, the client gets the error.
+	// If all fronts refuse, the client gets the error.
 	if resp, _ := f.send("POST", "/refused", "", bytes.NewReader(prompt("m", 3000))); resp.StatusCode != 503 || resp.Header.Get(length.RefusedHeader) == "" {
 		t.Errorf("refused by all: %s", resp.Status)
 	}
 }
 
-// TestEarlyAnswers: a front that answers without reading the body must not
-// spoil the client's connection.
+// TestEarlyAnswers checks that a front that responds without reading the body does not
+// break the client's connection.
 func TestEarlyAnswers(t *testing.T) {
 	f := newFleet(t, 2, nil)
 	c := http.Client{Transport: transport(t, false)}
@@ -699,7 +705,8 @@ func TestEarlyAnswers(t *testing.T) {
 	load.Wait()
 }
 
-// TestAllocations bounds what one request costs beyond client and front.
+// TestAllocations bounds the allocations of one request, without those of the client
+// and the front.
 func TestAllocations(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")

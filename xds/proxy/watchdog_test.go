@@ -52,8 +52,8 @@ func TestWatchLimits(t *testing.T) {
 	}
 }
 
-// TestWatchIsExact: the idle limit counts from the last byte, not from when
-// the timer happens to fire.
+// TestWatchIsExact checks that the idle limit counts from the last byte, not from the
+// time when the timer fires.
 func TestWatchIsExact(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, cause := watched(time.Second, 0, 0)

@@ -9,8 +9,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// fleet is three stages of one model: two replicas, one, one, and one that
-// belongs to no stage.
+// fleet returns a view of one model with three stages of two, one and one replicas, and
+// one replica that belongs to no stage.
 func fleet() resources.View {
 	return resources.View{
 		Models: []resources.Model{{Name: "org/m", Context: 131072, Hosts: []string{"m.example"}}},
@@ -29,8 +29,8 @@ func fleet() resources.View {
 	}
 }
 
-// twoModels is fleet and a second model of one stage, with the callout, the
-// access log and tracing on.
+// twoModels returns fleet and a second model of one stage, with the callout, the access
+// log and tracing on.
 func twoModels() resources.View {
 	v := fleet()
 	v.Models = append(v.Models, resources.Model{Name: "tiny", Context: 8192, BytesPerToken: 3500})

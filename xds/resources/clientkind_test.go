@@ -15,7 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// named is fleet under another model name, attached through another cluster.
+// named returns fleet under another model name, attached through another cluster.
 func named(model, xds string) resources.View {
 	v := fleet()
 	v.Models[0].Name, v.Plans[0].Model, v.Settings.XDSCluster = model, model, xds
@@ -25,8 +25,9 @@ func named(model, xds string) resources.View {
 	return v
 }
 
-// TestSpellings: whatever a model and a host's cluster are called, all three
-// spellings are there, read back as the same stages, and prove.
+// TestSpellings checks for several names of models and of a host's cluster that the
+// resources for all three client kinds exist, are read back as the same stages, and
+// pass the proof.
 func TestSpellings(t *testing.T) {
 	for _, c := range []struct{ model, xds string }{
 		{"m", ""}, {"org/m", "host-xds"}, {"org/m/s0/rr", "a/b"}, {"s1", "rr"}, {"rr", "s0"}, {"grpc", "split"}, {"split", "grpc"},
@@ -45,7 +46,7 @@ func TestSpellings(t *testing.T) {
 				if !federated(r) {
 					continue
 				}
-				// gRPC compares names after decoding and encoding them.
+				// gRPC decodes and encodes names before it compares them.
 				u, err := url.Parse(r.Name)
 				if err != nil {
 					t.Errorf("%q: %v", r.Name, err)
@@ -62,8 +63,8 @@ func TestSpellings(t *testing.T) {
 	}
 }
 
-// TestSpellingsAgree: the spellings of one plan differ in names and sources,
-// and in nothing else.
+// TestSpellingsAgree checks that the resources of one plan for different client kinds
+// differ only in names and sources.
 func TestSpellingsAgree(t *testing.T) {
 	s := build(t, fleet())
 	for k := range policies.MaxStages {
@@ -82,7 +83,8 @@ func TestSpellingsAgree(t *testing.T) {
 			}
 		}
 	}
-	// The tables of the fleet match alike, up to the names of clusters.
+	// The tables of the fleet match the same requests, apart from the names of
+	// clusters.
 	want := message(t, s.Get(resources.RouteType, resources.RouteName)).(*routev3.RouteConfiguration)
 	got := message(t, s.Get(resources.RouteType, resources.SplitRouteName)).(*routev3.RouteConfiguration)
 	got.Name = want.Name
@@ -105,9 +107,9 @@ func TestSpellingsAgree(t *testing.T) {
 	}
 }
 
-// TestProveSpellings: a table that sends the clients of one spelling to the
-// clusters of another is not served, nor are endpoints that differ by spelling
-// unless they are right by themselves.
+// TestProveSpellings checks that the proof refuses a table that sends the clients of
+// one kind to the clusters of another, and endpoints that differ between kinds unless
+// they are right by themselves.
 func TestProveSpellings(t *testing.T) {
 	splitCluster := resources.SplitClusterName("org/m", 0, resources.XDSCluster)
 	for name, edit := range map[string]func(t *testing.T, s resources.Set) resources.Set{
@@ -171,7 +173,7 @@ func TestProveSpellings(t *testing.T) {
 	}
 }
 
-// leadTo returns the set with the first route of a table leading elsewhere.
+// leadTo returns the set with the first route of a table changed to another cluster.
 func leadTo(t *testing.T, s resources.Set, table, cluster string) resources.Set {
 	t.Helper()
 	return edit(t, s, resources.RouteType, table, func(rc *routev3.RouteConfiguration) proto.Message {

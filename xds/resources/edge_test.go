@@ -15,7 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// edgeFleet is fleet with TLS towards its clients.
+// edgeFleet returns fleet with TLS for its clients.
 func edgeFleet() resources.View {
 	v := fleet()
 	v.Settings.EdgeTLS = true
@@ -33,7 +33,7 @@ func TestEdge(t *testing.T) {
 		string(cert.GetCertificateChain().GetInlineBytes()) != "the chain" || string(cert.GetPrivateKey().GetInlineBytes()) != "the key" {
 		t.Errorf("unlisted %v, %v", r.Unlisted, cert)
 	}
-	// A new certificate is no edit of anything else.
+	// A new certificate changes no other resource.
 	next := edgeFleet()
 	next.Edge = &resources.Certificate{Chain: []byte("new"), Key: []byte("key")}
 	n := build(t, next)
@@ -59,7 +59,7 @@ func TestEdge(t *testing.T) {
 	}
 }
 
-// TestEdgeIsNotPrinted: however a view is printed, its key is not.
+// TestEdgeIsNotPrinted checks that no way of printing a view prints its key.
 func TestEdgeIsNotPrinted(t *testing.T) {
 	v := edgeFleet()
 	var text bytes.Buffer

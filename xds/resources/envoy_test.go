@@ -8,8 +8,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// TestEnvoyAccepts has a real Envoy check every message that the golden files
-// hold.
+// TestEnvoyAccepts has a real Envoy check every message in the golden files.
 func TestEnvoyAccepts(t *testing.T) {
 	for name, v := range map[string]resources.View{"one model": fleet(), "two models": twoModels()} {
 		t.Run(name, func(t *testing.T) {

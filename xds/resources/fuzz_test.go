@@ -11,8 +11,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// FuzzMetadata reads whatever a server may have sent: no panic, and no stage
-// that a plan cannot have.
+// FuzzMetadata decodes arbitrary metadata: it never panics, and returns no stage that a
+// plan cannot have.
 func FuzzMetadata(f *testing.F) {
 	s := build(f, twoModels())
 	rc := message(f, s.Get(resources.RouteType, resources.RouteName)).(*routev3.RouteConfiguration)
@@ -46,7 +46,7 @@ func FuzzMetadata(f *testing.F) {
 	})
 }
 
-// FuzzProve gives the proof a set with one resource replaced by any bytes.
+// FuzzProve proves a set in which one resource was replaced by arbitrary bytes.
 func FuzzProve(f *testing.F) {
 	s := build(f, fleet())
 	types := s.Types()

@@ -34,18 +34,18 @@ func message(t testing.TB, r *resources.Resource) proto.Message {
 	return m
 }
 
-// aggregated are the resources of clients that take everything over ADS.
+// aggregated selects the resources of clients that receive everything over ADS.
 func aggregated(r *resources.Resource) bool { return !split(r) && !federated(r) }
 
-// split are those that are spelled for Envoys of other owners.
+// split selects the resources for split Envoys, which belong to other owners.
 func split(r *resources.Resource) bool {
 	return strings.HasSuffix(r.Name, "/split") || strings.HasSuffix(r.Name, "/"+resources.XDSCluster)
 }
 
-// federated are those that are spelled for gRPC's federation.
+// federated selects the resources with names for gRPC's federation.
 func federated(r *resources.Resource) bool { return strings.HasPrefix(r.Name, "xdstp:") }
 
-// brief leaves out what is alike for all stages.
+// brief leaves out the resources that are alike for all stages.
 func brief(of func(*resources.Resource) bool) func(*resources.Resource) bool {
 	return func(r *resources.Resource) bool {
 		return of(r) && r.Type != resources.EndpointType && (r.Type != resources.ClusterType || strings.Contains(r.Name, "/s0/"))
@@ -113,8 +113,8 @@ func TestGolden(t *testing.T) {
 	golden(t, "bootstrap.json", b)
 }
 
-// static turns a set into a bootstrap that carries everything inline, which
-// is what envoy --mode validate can check.
+// static turns a set into a bootstrap with all resources inline, which envoy --mode
+// validate can check.
 func static(t testing.TB, s resources.Set) []byte {
 	t.Helper()
 	raw, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "test"})
@@ -141,7 +141,7 @@ func static(t testing.TB, s resources.Set) []byte {
 		t.Fatal(err)
 	}
 	rc := message(t, s.Get(resources.RouteType, resources.RouteName)).(*routev3.RouteConfiguration)
-	rc.ValidateClusters = nil // here the clusters are there, so let Envoy look
+	rc.ValidateClusters = nil // the clusters are in the bootstrap, so Envoy can check the routes
 	hcm.RouteSpecifier = &hcmv3.HttpConnectionManager_RouteConfig{RouteConfig: rc}
 	packed, err := anypb.New(hcm)
 	if err != nil {

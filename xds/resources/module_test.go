@@ -13,7 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// magic is the shortest module.
+// magic is the shortest valid module.
 const magic = "\x00asm\x01\x00\x00\x00"
 
 func withModule(t testing.TB) resources.View {
@@ -27,7 +27,7 @@ func withModule(t testing.TB) resources.View {
 	return v
 }
 
-// TestModule: a module is one resource more, and changes no other.
+// TestModule checks that a module adds one resource and changes no other.
 func TestModule(t *testing.T) {
 	v := withModule(t)
 	s := build(t, v)
@@ -44,7 +44,7 @@ func TestModule(t *testing.T) {
 	}
 }
 
-// BenchmarkProveModule is what the module adds to the proof of every table.
+// BenchmarkProveModule measures what the module adds to the proof of every table.
 func BenchmarkProveModule(b *testing.B) {
 	for name, size := range map[string]int{"none": 0, "2MiB": 2 << 20} {
 		b.Run(name, func(b *testing.B) {
@@ -87,7 +87,7 @@ func TestModuleRefused(t *testing.T) {
 	}
 }
 
-// TestProveModule breaks the slot's content in every way that costs requests.
+// TestProveModule breaks the slot's content in every way that would make requests fail.
 func TestProveModule(t *testing.T) {
 	good := build(t, withModule(t))
 	for name, c := range map[string]struct {

@@ -19,7 +19,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// tiers prints an assignment as "a b | c | d": ids by priority.
+// tiers describes an assignment as "a b | c | d": ids by priority.
 func tiers(t *testing.T, s resources.Set, model string, k int) string {
 	t.Helper()
 	cla := message(t, s.Get(resources.EndpointType, resources.EndpointName(model, k))).(*endpointv3.ClusterLoadAssignment)
@@ -47,17 +47,17 @@ func TestAssignments(t *testing.T) {
 	v := fleet()
 	s := build(t, v)
 	for k, want := range []string{
-		"a b | c | d e", // its own, the next longer stage's, any other
+		"a b | c | d e", // its own, those of the next longer stage, all others
 		"c | d | a b e",
 		"d | a b c e", // the last one has no longer stage
-		"a b c d e",   // unused stages hold everybody
+		"a b c d e",   // unused stages have all replicas
 		"a b c d e",
 	} {
 		if got := tiers(t, s, "org/m", k); got != want {
 			t.Errorf("stage %d: %q, want %q", k, got, want)
 		}
 	}
-	// While an older plan is still live, stages have the members of both.
+	// While an older plan is still in use, stages have the members of both plans.
 	v.Previous = []policies.Plan{{Model: "org/m", Epoch: 6, Stages: []policies.Stage{
 		{Low: 0, High: 10, Replicas: []policies.ReplicaID{"a"}},
 		{Low: 10, High: 20, Replicas: []policies.ReplicaID{"b", "c"}},
@@ -73,7 +73,7 @@ func TestAssignments(t *testing.T) {
 	if err := prove(t, s.WithTypes(build(t, fleet()), resources.RouteType)); err != nil {
 		t.Error(err)
 	}
-	// A stage whose members are gone is served by the next longer one.
+	// A stage without members is served by the next longer one.
 	v = fleet()
 	v.Endpoints = slices.DeleteFunc(v.Endpoints, func(e resources.Endpoint) bool { return e.ID == "c" })
 	s = build(t, v)
@@ -85,7 +85,8 @@ func TestAssignments(t *testing.T) {
 	}
 }
 
-// TestWhatChanges checks that a change of the view changes what it must.
+// TestWhatChanges checks that each change of the view changes only the expected
+// resources.
 func TestWhatChanges(t *testing.T) {
 	all := []string{resources.ClusterType, resources.EndpointType, resources.ListenerType, resources.RouteType}
 	diff := func(a, b resources.View) string {
@@ -135,7 +136,7 @@ func TestWhatChanges(t *testing.T) {
 	}
 }
 
-// match is a dumb router: it walks a virtual host as the xDS documents say.
+// match is a simple router: it evaluates a virtual host as the xDS documents describe.
 func match(vh *routev3.VirtualHost, headers map[string]int64, exact map[string]string) *routev3.Route {
 	for _, r := range vh.Routes {
 		ok := true
@@ -154,8 +155,7 @@ func match(vh *routev3.VirtualHost, headers map[string]int64, exact map[string]s
 	return nil
 }
 
-// TestEveryRequestHasAStage routes by every header there is and compares with
-// the plan.
+// TestEveryRequestHasAStage routes by each of the headers and compares with the plan.
 func TestEveryRequestHasAStage(t *testing.T) {
 	r := rand.New(rand.NewPCG(9, 9))
 	for range 60 {
@@ -213,7 +213,7 @@ func stage(t *testing.T, r *routev3.Route, p policies.Plan, want int, n policies
 	}
 }
 
-// random makes a valid view of 1 to 3 models.
+// random returns a valid view of 1 to 3 models.
 func random(r *rand.Rand) resources.View {
 	var v resources.View
 	for m := range 1 + r.IntN(3) {
@@ -326,9 +326,9 @@ func TestMetadataRoundTrip(t *testing.T) {
 	}
 }
 
-// TestAdapters: what the replicas have loaded reaches their peers, endpoint by
-// endpoint, and the estimators, model by model; if no replica has any, no byte of
-// the resources changes.
+// TestAdapters checks that the adapters that replicas have loaded reach their peers,
+// endpoint by endpoint, and the estimators, model by model. If no replica has any, no
+// byte of the resources changes.
 func TestAdapters(t *testing.T) {
 	v := twoModels()
 	plain := build(t, v)
@@ -368,8 +368,8 @@ func TestAdapters(t *testing.T) {
 	}
 }
 
-// TestEndpointMeta reads back what an endpoint says of itself, and refuses what
-// none can say.
+// TestEndpointMeta reads back the metadata of an endpoint, and refuses metadata that no
+// endpoint can have.
 func TestEndpointMeta(t *testing.T) {
 	for _, c := range []policies.Capacity{{}, {KV: 1 << 60, Batch: 256}, {KV: 400_000, Batch: 1, TransferRate: 2.5}} {
 		v := fleet()
@@ -429,7 +429,7 @@ func TestSet(t *testing.T) {
 	}
 }
 
-// wide is four stages of one model over many replicas.
+// wide returns a view of one model with four stages over many replicas.
 func wide(n int, epoch policies.Epoch) resources.View {
 	v := resources.View{Models: []resources.Model{{Name: "m", Context: 1 << 17}}}
 	p := policies.Plan{Model: "m", Epoch: epoch, Stages: make([]policies.Stage, 4)}

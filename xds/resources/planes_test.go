@@ -9,9 +9,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// TestBootstrapOfSeveralPlanes: each control plane comes after the ones before
-// it, and Envoy asks for their health, without which it would never leave the
-// first. With one, it asks for nothing.
+// TestBootstrapOfSeveralPlanes checks that each control plane comes after the ones
+// before it, and that Envoy checks their health, without which it would never leave the
+// first one. With one control plane, it checks none.
 func TestBootstrapOfSeveralPlanes(t *testing.T) {
 	for _, others := range [][]string{nil, {"10.0.0.2:18000", "10.0.0.3:18000"}} {
 		raw, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "n", ControlPlane: "10.0.0.1:18000", OtherControlPlanes: others})

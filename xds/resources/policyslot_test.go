@@ -7,8 +7,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
-// TestSlot: equal slots are equal bytes, only those get them who ask, and a slot
-// that hosts could not read is not rendered.
+// TestSlot checks that equal slots have equal bytes, that only nodes that subscribe to
+// them get them, and that a slot that hosts could not read is not rendered.
 func TestSlot(t *testing.T) {
 	s := policyslots.Slot{Kind: "place"}
 	s, err := s.Push(policyslots.Trial{Module: policyslots.Module{Generation: 1, SHA256: lifecycle.Digest{1}, Name: "m", Size: 4, Signature: []byte("signed")}, Goal: lifecycle.ToStable})

@@ -53,7 +53,8 @@ func edit[M proto.Message](t *testing.T, s resources.Set, typ, name string, f fu
 	return out
 }
 
-// Routes of fleet's only host: 3 by tokens, 1 by model, 3 by bytes, catch-all.
+// The routes of fleet's only host: 3 by tokens, 1 by model, 3 by bytes, and the
+// catch-all.
 const (
 	tokens0, tokens1, tokens2 = 0, 1, 2
 	byModel                   = 3
@@ -152,7 +153,7 @@ func TestProveRefusesGRPCRoutes(t *testing.T) {
 	}
 }
 
-// retarget points a route at another stage, consistently.
+// retarget changes a route consistently to another stage.
 func retarget(r *routev3.Route, k int) {
 	r.GetRoute().ClusterSpecifier = &routev3.RouteAction_Cluster{Cluster: resources.ClusterName("org/m", k)}
 	r.Metadata.FilterMetadata[resources.MetadataKey].Fields["stage"] = structpb.NewNumberValue(float64(k))

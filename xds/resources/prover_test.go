@@ -10,8 +10,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// prove is Prove, which a Prover is held against that has seen other sets
-// before and sees this one more than once.
+// prove returns the result of Prove, and compares with it a Prover that has proved
+// other sets before and proves this one more than once.
 func prove(t testing.TB, s resources.Set) error {
 	t.Helper()
 	p, want := new(resources.Prover), resources.Prove(s)
@@ -28,8 +28,8 @@ func prove(t testing.TB, s resources.Set) error {
 	return want
 }
 
-// TestProverAgrees: one Prover follows fleets at random that change in all, in
-// part, for the better and for the worse, and says of each what Prove says.
+// TestProverAgrees lets one Prover prove random fleets that change as a whole, in part,
+// to valid and to invalid ones. Its result for each must equal that of Prove.
 func TestProverAgrees(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	p := new(resources.Prover)
@@ -67,8 +67,8 @@ func TestProverAgrees(t *testing.T) {
 	}
 }
 
-// step changes a view as a roll-out does: an epoch, a boundary, health, a weight
-// or nothing.
+// step changes a view as a rollout does: an epoch, a boundary, health, a weight or
+// nothing.
 func step(r *rand.Rand, v resources.View) resources.View {
 	v.Plans, v.Endpoints = slices.Clone(v.Plans), slices.Clone(v.Endpoints)
 	switch p, e := &v.Plans[r.IntN(len(v.Plans))], &v.Endpoints[r.IntN(len(v.Endpoints))]; r.IntN(5) {
@@ -87,8 +87,8 @@ func step(r *rand.Rand, v resources.View) resources.View {
 	return v
 }
 
-// swap exchanges one resource of a set: for one of another set, for one that
-// others are sent, for one whose version lies or for none.
+// swap replaces one resource of a set: by one of another set, by one for other clients,
+// by one with a false version, or by none.
 func swap(t *testing.T, r *rand.Rand, s, from resources.Set) resources.Set {
 	t.Helper()
 	types := s.Types()
@@ -124,8 +124,8 @@ func swap(t *testing.T, r *rand.Rand, s, from resources.Set) resources.Set {
 	return s.WithTypes(only, typ)
 }
 
-// TestProverForgets: however many sets there were, a Prover remembers those of
-// the last few proofs, and no secrets.
+// TestProverForgets checks that a Prover remembers only the resources of the last few
+// proofs, and no secrets, however many sets it has proved.
 func TestProverForgets(t *testing.T) {
 	p, v := new(resources.Prover), edgeFleet()
 	size := 0
@@ -153,8 +153,8 @@ func TestProverForgets(t *testing.T) {
 	}
 }
 
-// BenchmarkProver proves what a boundary that moves gives, one set after another:
-// from scratch, and by a Prover.
+// BenchmarkProver proves the sets of a boundary that changes, one after another: from
+// scratch, and with a Prover.
 func BenchmarkProver(b *testing.B) {
 	for _, n := range []int{8, 1000} {
 		sets := make([]resources.Set, 32)

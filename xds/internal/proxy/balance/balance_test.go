@@ -13,8 +13,8 @@ import (
 
 var start = time.Unix(1000, 0)
 
-// priorities makes an assignment: per priority, endpoints named p<i>-<j> of
-// the given weights; a negative weight is an unhealthy endpoint.
+// priorities returns an assignment with endpoints named p<i>-<j> of the given weights
+// for each priority; a negative weight is an unhealthy endpoint.
 func priorities(of ...[]int) *client.Assignment {
 	a := &client.Assignment{OverprovisioningFactor: 140}
 	for p, weights := range of {
@@ -49,8 +49,8 @@ func count(b *Balancer, n int) map[string]int {
 	return got
 }
 
-// TestWeights: over any run of picks every host has its share, give or take
-// one and a bit for the phases.
+// TestWeights checks that in any run of picks every host has its share, within an error
+// of little more than one pick because of the phases.
 func TestWeights(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 7))
 	for range 50 {
@@ -64,8 +64,8 @@ func TestWeights(t *testing.T) {
 		got := count(with(&client.Cluster{}, priorities(weights)), n)
 		for i, w := range weights {
 			want := float64(n*w) / float64(sum)
-			// EDF keeps a host within one turn; the phases of the others shift
-			// the clock by at most as many turns as there are hosts, shared out.
+			// EDF keeps a host within one turn; the phases of the others shift the
+			// clock by at most as many turns as there are hosts, divided among them.
 			if d := math.Abs(float64(got[fmt.Sprintf("p0-%d", i)]) - want); d > 2.5 {
 				t.Errorf("weights %v, %d picks: host %d got %d, want %.1f", weights, n, i, got[fmt.Sprintf("p0-%d", i)], want)
 			}
@@ -73,7 +73,7 @@ func TestWeights(t *testing.T) {
 	}
 }
 
-// TestUpdateKeepsTurns: weights that change a little all the time must not
+// TestUpdateKeepsTurns checks that weights that change a little all the time do not
 // send every first pick to the same host.
 func TestUpdateKeepsTurns(t *testing.T) {
 	b := New(3)
@@ -89,7 +89,7 @@ func TestUpdateKeepsTurns(t *testing.T) {
 	}
 }
 
-// TestLoad holds the examples of Envoy's documentation of priority levels.
+// TestLoad contains the examples of Envoy's documentation of priority levels.
 func TestLoad(t *testing.T) {
 	for _, c := range []struct {
 		tiers [][]int // healthy, unhealthy
@@ -118,18 +118,19 @@ func TestLoad(t *testing.T) {
 }
 
 func TestPanic(t *testing.T) {
-	// No host is healthy: with a threshold all serve, without one none.
+	// No host is healthy: with a threshold all serve, without one none does.
 	if got := count(with(&client.Cluster{PanicThreshold: 1}, priorities(ones(0, 2), ones(0, 2))), 400); len(got) != 4 || got["none"] > 0 {
 		t.Errorf("in panic all four should serve: %v", got)
 	}
 	if got := count(with(&client.Cluster{PanicThreshold: 0}, priorities(ones(0, 2), ones(0, 2))), 10); got["none"] != 10 {
 		t.Errorf("without panic no host should serve: %v", got)
 	}
-	// Below the threshold, and nothing else takes over: all of the priority.
+	// Below the threshold, with no other priority to take over, all hosts of the
+	// priority serve.
 	if got := count(with(&client.Cluster{PanicThreshold: 50}, priorities(ones(1, 3))), 400); len(got) != 4 {
 		t.Errorf("25 %% healthy is panic: %v", got)
 	}
-	// The next priority is whole: no panic.
+	// The next priority is fully healthy, so there is no panic.
 	if got := count(with(&client.Cluster{PanicThreshold: 50}, priorities(ones(0, 3), ones(2, 0))), 100); len(got) != 2 || got["p1-0"] != 50 {
 		t.Errorf("the next priority should serve: %v", got)
 	}
@@ -152,7 +153,7 @@ func TestLocalityWeights(t *testing.T) {
 	}
 }
 
-// retry is what the fleet's routes say.
+// retry is the retry policy of the fleet's routes.
 var retry = &client.RetryPolicy{Retries: 3, ExcludeHosts: true, HostAttempts: 10, PriorityFrequency: 1}
 
 func TestRetryLeavesPrioritiesOut(t *testing.T) {
@@ -164,7 +165,7 @@ func TestRetryLeavesPrioritiesOut(t *testing.T) {
 		tried.Add(h)
 		got = append(got, h.Address[:2])
 	}
-	// After all three the choice begins again.
+	// After all three priorities the choice begins again.
 	if want := []string{"p0", "p1", "p2", "p0"}; !slices.Equal(got, want) {
 		t.Errorf("attempts went to %v, want %v", got, want)
 	}
@@ -183,7 +184,7 @@ func TestRetryAvoidsHosts(t *testing.T) {
 			seen[h.Address] = true
 			tried.Add(h)
 		}
-		// A fourth attempt takes what it gets.
+		// A fourth attempt accepts any host.
 		if b.Pick(start, &tried, retry) == nil {
 			t.Fatal("a fourth attempt should have a host")
 		}
@@ -195,7 +196,7 @@ func outlier() *client.OutlierDetection {
 		BaseEjection: 2 * time.Second, MaxEjection: 10 * time.Second, MaxPercent: 100}
 }
 
-// TestEjection: the last host of a stage dies with no control plane.
+// TestEjection kills the last host of a stage while there is no control plane.
 func TestEjection(t *testing.T) {
 	b := with(&client.Cluster{PanicThreshold: 1, OutlierDetection: outlier()}, priorities(ones(1, 0), ones(1, 0)))
 	h := b.Pick(start, new(Attempts), nil)
@@ -216,7 +217,8 @@ func TestEjection(t *testing.T) {
 	if got := b.Pick(start.Add(2*time.Second), new(Attempts), nil).Address; got != "p0-0" {
 		t.Fatalf("after the ejection %s serves", got)
 	}
-	// The second ejection in a row is longer, and peace shortens it again.
+	// The second ejection in a row is longer, and a time without failures shortens the
+	// next one again.
 	at := start.Add(2100 * time.Millisecond)
 	b.ReportFailure(at, h)
 	b.ReportFailure(at, h)
@@ -247,7 +249,7 @@ func TestEjectionBounds(t *testing.T) {
 	if ejected != 2 {
 		t.Errorf("%d of 4 ejected at 50 %%", ejected)
 	}
-	// Long ejections stop at Max.
+	// The length of ejections is bounded by Max.
 	b = with(&client.Cluster{PanicThreshold: 1, OutlierDetection: outlier()}, priorities(ones(1, 0)))
 	h, at := b.hosts["p0-0"], start
 	for range 10 {
@@ -280,8 +282,8 @@ func TestUnsplitFailuresAreGatewayErrors(t *testing.T) {
 	}
 }
 
-// TestEjectionSurvivesUpdates: EDS repeats a dead host; it stays out. A host
-// that was away is new.
+// TestEjectionSurvivesUpdates checks that a dead host that EDS sends again stays
+// ejected. A host that was removed and added counts as new.
 func TestEjectionSurvivesUpdates(t *testing.T) {
 	c := &client.Cluster{PanicThreshold: 1, OutlierDetection: outlier()}
 	b := with(c, priorities(ones(2, 0)))

@@ -11,8 +11,8 @@ import (
 
 const tokens = "X-Cascade-Tokens"
 
-// staged has the ranges [0,100), [100,1000), [1000,∞) on a header and a
-// catch-all.
+// staged returns a virtual host with the ranges [0,100), [100,1000), [1000,∞) on a
+// header, and a catch-all route.
 func staged(header string) *client.VirtualHost {
 	h := &client.VirtualHost{Name: "h", Domains: []string{"*"}}
 	for i, r := range [][2]int64{{0, 100}, {100, 1000}, {1000, math.MaxInt64}} {
@@ -23,7 +23,7 @@ func staged(header string) *client.VirtualHost {
 	return h
 }
 
-// TestRangeMatch holds what was measured on Envoy 1.40.0.
+// TestRangeMatch contains results that were measured on Envoy 1.40.0.
 func TestRangeMatch(t *testing.T) {
 	h := staged(tokens)
 	for _, c := range []struct {
@@ -58,7 +58,7 @@ func TestRangeMatch(t *testing.T) {
 	}
 }
 
-// TestEmptyRanges: Envoy accepts these and they match nothing.
+// TestEmptyRanges checks that empty ranges, which Envoy accepts, match nothing.
 func TestEmptyRanges(t *testing.T) {
 	for _, r := range [][2]int64{{100, 100}, {100, 50}, {0, 0}} {
 		m := client.HeaderMatch{Name: tokens, Kind: client.MatchRange, Start: r[0], End: r[1]}

@@ -26,7 +26,7 @@ func serve(t testing.TB, streams int, h http.HandlerFunc) (string, *http.Server)
 	return serveConns(t, streams, h, nil)
 }
 
-// serveConns also returns the connections.
+// serveConns is like serve, and reports the states of the connections to state.
 func serveConns(t testing.TB, streams int, h http.HandlerFunc, state func(net.Conn, http.ConnState)) (string, *http.Server) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -42,7 +42,7 @@ func serveConns(t testing.TB, streams int, h http.HandlerFunc, state func(net.Co
 	return l.Addr().String(), s
 }
 
-// refuse is an HTTP/2 server that answers every stream by a frame of its own.
+// refuse starts an HTTP/2 server that responds to every stream with the given frame.
 func refuse(t *testing.T, answer func(*http2.Framer, uint32)) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -103,10 +103,10 @@ func pools(t testing.TB) *Pools {
 	return p
 }
 
-// TestKinds: what may be sent again, and what may not.
+// TestKinds checks which requests may be sent again, and which may not.
 func TestKinds(t *testing.T) {
 	const unused = "127.0.0.1:1"
-	silent, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, never answers
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections, never responds
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,15 +135,17 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// panicClose makes the peer's reader fail: a frame that is none.
+// panicClose sends an invalid frame, which makes the peer's reader fail.
 func panicClose(f *http2.Framer) { f.WriteRawFrame(http2.FrameSettings, 0, 1, nil) }
 
-// TestGracefulPeer: a server that shuts down keeps its streams and takes no
-// new ones; those go nowhere else by themselves, and are safe to retry.
+// TestGracefulPeer checks a server that shuts down: it finishes its streams and accepts
+// no new ones. The pool does not move refused streams elsewhere; they are safe to
+// retry.
 func TestGracefulPeer(t *testing.T) {
 	release := make(chan struct{})
-	// Room for all streams on one connection: another one, made while the server
-	// closes its listener, is reset, and how much of it was read is unknown.
+	// One connection has room for all streams: a second one, made while the server
+	// closes its listener, would be reset, and it would be unknown how much of it was
+	// read.
 	address, server := serve(t, 1<<20, func(w http.ResponseWriter, r *http.Request) {
 		w.(http.Flusher).Flush()
 		<-release
@@ -164,7 +166,7 @@ func TestGracefulPeer(t *testing.T) {
 			}
 			break
 		}
-		// Accepted before the shutdown began.
+		// This stream was accepted before the shutdown began.
 		defer next.Body.Close()
 	}
 	close(release)
@@ -177,7 +179,8 @@ func TestGracefulPeer(t *testing.T) {
 	}
 }
 
-// TestManyStreams: one connection where it can hold them, more where not.
+// TestManyStreams checks that one connection is used where it can hold all streams, and
+// more where it cannot.
 func TestManyStreams(t *testing.T) {
 	for _, c := range []struct{ server, client, streams, conns int }{
 		{20000, 0, 1000, 1},
@@ -193,7 +196,7 @@ func TestManyStreams(t *testing.T) {
 			s := h2c
 			s.MaxStreams = c.client
 			pool := pools(t).Get(address, s)
-			// The first request learns the peer's limit.
+			// The first request shows the peer's limit to the pool.
 			warm, err := pool.RoundTrip(post(t, t.Context(), address, ""))
 			if err != nil {
 				t.Fatal(err)
@@ -224,7 +227,7 @@ func TestManyStreams(t *testing.T) {
 	}
 }
 
-// TestRetire: the endpoint is gone, its stream is not.
+// TestRetire checks that the stream of a removed endpoint continues.
 func TestRetire(t *testing.T) {
 	release := make(chan struct{})
 	closed := make(chan struct{})
