@@ -13,12 +13,7 @@ import (
 func (m *Machine) decide(in Input, w policies.Workload, present policies.Plan, priced policies.Partition, over bool) Decision {
 	stages := len(present.Stages)
 	if m.slowerThanPredicted(in, w, present, priced) {
-		back := oneStage(w.Replicas)
-		if len(m.previous.Stages) > 1 {
-			back = ScaleCounts(policies.Partition{Cuts: cutsOf(m.previous), Counts: countsOf(m.previous)}, w.Replicas)
-		}
-		m.HoldOff(in.Now)
-		return m.adopt(in, present, back, RolledBack)
+		return m.rollBack(in, w, present)
 	}
 	if m.slowWindows == 0 && stages > 1 && m.adoptedAt >= m.heldUntil && in.Now-m.adoptedAt >= m.holdOffLength {
 		m.holdOffLength = 0 // a plan adopted since has lasted as long as the last hold-off
@@ -103,85 +98,9 @@ func (m *Machine) placedCost(in Input, w policies.Workload, plan policies.Plan, 
 	return priced.Cost
 }
 
-// slowerThanPredicted evaluates the last window and reports whether the plan in force
-// was slower than predicted for too many windows: some stage's iterations exceed the
-// prediction, and all stages together are no better than the prediction for one stage,
-// so that a rollback can help. A single stage cannot be rolled back. The first window
-// of a plan is not evaluated: its stages still run requests placed under the plan
-// before.
-func (m *Machine) slowerThanPredicted(in Input, w policies.Workload, present policies.Plan, priced policies.Partition) bool {
-	stages := len(present.Stages)
-	m.calibrate(in, priced, stages)
-	if stages == 1 || len(in.Iterations) != stages || len(priced.Iterations) != stages {
-		return false
-	}
-	if m.settlingWindows > 0 {
-		m.settlingWindows--
-		return false
-	}
-	slow := false
-	for s, measured := range in.Iterations {
-		slow = slow || measured > priced.Iterations[s]*(1+m.config.Excess)*max(1, m.bias)
-	}
-	if !slow || m.inFlight(in, w, present, priced) < m.inFlightUndivided(w) {
-		m.slowWindows = 0
-		return false
-	}
-	m.slowWindows++
-	return m.slowWindows >= m.config.Windows
-}
-
-// inFlight returns the requests in flight that follow from the measured iterations and
-// the present flow (Little's law); a stage without a measurement counts with its
-// prediction.
-func (m *Machine) inFlight(in Input, w policies.Workload, present policies.Plan, priced policies.Partition) float64 {
-	total := 0.0
-	for b, rate := range w.Flow.Tokens {
-		s := present.StageOf(w.Flow.Edges[b])
-		t := in.Iterations[s]
-		if t == 0 {
-			t = priced.Iterations[s]
-		}
-		if rate > 0 {
-			total += float64(rate * t)
-		}
-	}
-	return total
-}
-
-// inFlightUndivided returns the predicted requests in flight with one stage.
-func (m *Machine) inFlightUndivided(w policies.Workload) float64 {
-	one, err := m.config.Planner.Price(w, nil, []int{w.Replicas})
-	if err != nil {
-		return math.Inf(1)
-	}
-	total := 0.0
-	for _, rate := range w.Flow.Tokens {
-		total += rate
-	}
-	return total * one.Iterations[0] * max(1, m.bias)
-}
-
 // biasMax bounds the calibration. If the fleet is slower than the model by more, the
 // cost profile is wrong, and none of its plans should be trusted.
 const biasMax = 3
-
-// calibrate learns from windows of a single stage by how much the engines are slower
-// than the model, averaged over about four windows.
-func (m *Machine) calibrate(in Input, priced policies.Partition, stages int) {
-	if stages != 1 || len(in.Iterations) != 1 || in.Iterations[0] <= 0 || len(priced.Iterations) != 1 {
-		return
-	}
-	ratio := in.Iterations[0] / priced.Iterations[0]
-	if !(ratio > 0) { // the prediction is infinite: the stage is overloaded
-		return
-	}
-	ratio = min(max(ratio, 1), biasMax)
-	if m.bias == 0 {
-		m.bias = ratio
-	}
-	m.bias += (ratio - m.bias) / 4
-}
 
 // adopt returns the decision for a partition for which no gain was computed.
 func (m *Machine) adopt(in Input, present policies.Plan, p policies.Partition, why Reason) Decision {

@@ -11,63 +11,6 @@ import (
 // The Selector chooses among the rest and needs no costs. Without costs, or with
 // equal ones, nothing in this file has an effect.
 
-// chooseCandidates returns the candidates to ask and the cost of each, nil without
-// costs.
-func (m *Machine) chooseCandidates(ev Event) ([]policies.ReplicaID, []policies.Micros) {
-	if len(ev.Costs) != len(ev.Candidates) || allEqual(ev.Costs) {
-		return sample(ev.Candidates, m.config.Self, m.config.Sample, ev.Seed), nil
-	}
-	var ids []policies.ReplicaID
-	if m.config.Sample == AskAll {
-		ids = sample(ev.Candidates, m.config.Self, AskAll, ev.Seed)
-	} else {
-		near, far := splitByCost(ev, m.config.Self)
-		ids = sample(near, m.config.Self, (m.config.Sample+1)/2, ev.Seed)
-		for _, id := range near {
-			if !slices.Contains(ids, id) {
-				far = append(far, id)
-			}
-		}
-		ids = append(ids, sample(far, m.config.Self, m.config.Sample-len(ids), ev.Seed+1)...)
-	}
-	costs := make([]policies.Micros, len(ids))
-	for i, id := range ids {
-		costs[i] = ev.Costs[slices.Index(ev.Candidates, id)]
-	}
-	return ids, costs
-}
-
-// allEqual reports whether all costs are equal.
-func allEqual(costs []policies.Micros) bool {
-	for _, c := range costs {
-		if c != costs[0] {
-			return false
-		}
-	}
-	return true
-}
-
-// splitByCost divides the candidates into near ones, which cost at most twice the
-// least cost, and far ones.
-func splitByCost(ev Event, self policies.ReplicaID) (near, far []policies.ReplicaID) {
-	least := policies.Micros(-1)
-	for i, c := range ev.Costs {
-		if ev.Candidates[i] != self && (least < 0 || c < least) {
-			least = max(0, c)
-		}
-	}
-	for i, id := range ev.Candidates {
-		switch {
-		case id == self:
-		case ev.Costs[i]-least <= least:
-			near = append(near, id)
-		default:
-			far = append(far, id)
-		}
-	}
-	return near, far
-}
-
 // cost returns the cost of a transfer to an asked replica, 0 if unknown.
 func (s *sale) cost(id policies.ReplicaID) policies.Micros {
 	if at := slices.Index(s.asked, id); at >= 0 && at < len(s.costs) {

@@ -2,7 +2,6 @@ package bidask
 
 import (
 	"cmp"
-	"math/bits"
 	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -96,49 +95,3 @@ var (
 	_ policies.Selector = LeastLoad{}
 	_ policies.Selector = Paper{}
 )
-
-// sample returns d different candidates other than self, or all of them if d is AskAll
-// or there are no more. Equal seeds give equal samples. The order is random too: the
-// first reply breaks ties, and among equally distant candidates the one asked first
-// replies first. The cost depends on d, not on the number of candidates.
-func sample(candidates []policies.ReplicaID, self policies.ReplicaID, d int, seed uint64) []policies.ReplicaID {
-	n := len(candidates)
-	if d == AskAll {
-		d = n
-	}
-	// One more than needed, in case self is among them.
-	picked := make([]int, 0, min(d+1, n))
-	if d+1 < n { // Floyd's algorithm
-		for i := n - d - 1; i < n; i++ {
-			at := int(randomBelow(&seed, uint64(i+1)))
-			if slices.Contains(picked, at) {
-				at = i
-			}
-			picked = append(picked, at)
-		}
-	} else {
-		for i := range n {
-			picked = append(picked, i)
-		}
-	}
-	out := make([]policies.ReplicaID, 0, len(picked))
-	for i := range picked {
-		at := i + int(randomBelow(&seed, uint64(len(picked)-i)))
-		picked[i], picked[at] = picked[at], picked[i]
-		if c := candidates[picked[i]]; c != self {
-			out = append(out, c)
-		}
-	}
-	return out[:min(d, len(out))]
-}
-
-// randomBelow advances the seed and returns a number below n (SplitMix64, then the
-// upper half of a product; its bias is far below what a sample could show).
-func randomBelow(seed *uint64, n uint64) uint64 {
-	*seed += 0x9e3779b97f4a7c15
-	z := *seed
-	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
-	z = (z ^ z>>27) * 0x94d049bb133111eb
-	high, _ := bits.Mul64(z^z>>31, n)
-	return high
-}

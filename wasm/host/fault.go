@@ -1,6 +1,7 @@
 package host
 
 import (
+	"fmt"
 	"strings"
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
@@ -81,4 +82,50 @@ func CauseOf(err error) Cause {
 		return f.Cause
 	}
 	return 0
+}
+
+// notSentFault returns the error of a call that is not made.
+func (i *Instance) notSentFault(k abi.Kind, n int, err error) error {
+	switch {
+	case i.dead != nil:
+		return i.dead
+	case i.fns[k] == nil:
+		return i.fault(k, Unknown, nil)
+	case CauseOf(err) != 0: // of enlarge
+		return err
+	case err == nil:
+		err = fmt.Errorf("the frame takes %d bytes, at most %d are allowed", n, i.limits[k].Frame)
+	}
+	return i.fault(k, TooLarge, err)
+}
+
+// wrapAnswerError turns an error of package abi about an answer into a *Fault.
+func (i *Instance) wrapAnswerError(k abi.Kind, err error) error {
+	if err == nil {
+		return nil
+	}
+	if s, ok := err.(abi.Status); ok && s <= abi.Failed {
+		return i.fault(k, Refused, err)
+	}
+	return i.fault(k, BadOutput, err)
+}
+
+// fault returns a *Fault, and marks the instance as dead if the cause is fatal.
+func (i *Instance) fault(k abi.Kind, c Cause, err error) error {
+	if k == startKind {
+		k = abi.Configure
+	}
+	f := &Fault{Kind: k, Cause: c, Text: i.lastOutput(), Err: err}
+	if c.Fatal() && i.dead == nil {
+		i.dead = &Fault{Kind: k, Cause: Dead, Err: err}
+	}
+	return f
+}
+
+// lastOutput returns the module's last message: from fail, else on standard error.
+func (i *Instance) lastOutput() string {
+	if len(i.failText) > 0 {
+		return string(i.failText)
+	}
+	return string(i.stderr)
 }

@@ -253,16 +253,6 @@ func (m *Machine) deliverHeld() {
 	m.deliver(c)
 }
 
-// replaceLeg makes the event's leg the present one. cached is what Leave says of
-// the former one.
-func (m *Machine) replaceLeg(ev Event, cached int) {
-	m.do(Action{Kind: Leave, Leg: m.leg, Cached: cached})
-	m.leg, m.first, m.holder, m.fingerprint = ev.Leg, ev.Chunk, ev.Replica, ev.Fingerprint
-	m.lost, m.failure = nil, nil
-	m.held, m.heldBytes = nil, 0
-	m.splices++
-}
-
 // requestEnded ends the present leg, which the pump reads, and a migration. The
 // pump then ends the stream.
 func (m *Machine) requestEnded(cause error) {

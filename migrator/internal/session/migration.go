@@ -127,21 +127,6 @@ func (m *Machine) survivesLoss() bool {
 	return m.state == Frozen
 }
 
-// migrationLegOpened makes the stream go on with the migration's leg, whose first
-// token is the one after the frozen ids. A leg that comes too late is closed.
-func (m *Machine) migrationLegOpened(ev Event) {
-	if m.state != Frozen || m.migration.number != ev.Migration {
-		m.do(Action{Kind: Leave, Leg: ev.Leg, Cached: -1})
-		return
-	}
-	if m.splices == 0 {
-		m.cached = ev.Cached
-	}
-	m.replaceLeg(ev, ev.Cached)
-	m.epoch++
-	m.endMigration(nil)
-}
-
 // migrationFailed ends a migration whose target gives no leg.
 func (m *Machine) migrationFailed(ev Event) {
 	if m.migrating() && m.migration.number == ev.Migration {

@@ -132,58 +132,9 @@ func (r *Rollout) whyUnusable(ed *revision) string {
 	return ""
 }
 
-// revertStable goes back from the plan that all groups have to the previous
-// one. A node of another control plane refused it, or this one had no node to
-// refuse it when it was rolled out.
-func (r *Rollout) revertStable(now time.Time, why string) {
-	if r.rolling != nil {
-		r.revertRollout(now, "plan rolled back", why)
-	}
-	old := r.stable
-	r.failed, r.blocked = &failure{table: old.table, why: why, retryWithReplacements: true}, why
-	r.stable, r.previous = r.previous, nil
-	r.note(Note{Warn: true, Text: "plan rolled back", Epoch: old.table.Epoch(), Why: why})
-	applied := r.routesAcked(old.table.Set)
-	for _, name := range r.cfg.Groups {
-		if g := r.groups[name]; g.revision == old {
-			g.revision = r.stable
-			if applied {
-				g.machine.setTarget(r.stable.table)
-			} else {
-				g.machine = phaseMachine{live: []*Table{r.stable.table}}
-			}
-			r.applyOrReset(now, g)
-		}
-	}
-}
-
 // routesAcked reports whether a group has acknowledged the routes of a set.
 func (r *Rollout) routesAcked(s resources.Set) bool {
 	return slices.ContainsFunc(s.All(resources.RouteType), func(res *resources.Resource) bool {
 		return routesRequests(res) && r.isEstablished(keyOf(res))
 	})
-}
-
-// failRollout rolls the plan in progress back in all groups that have it.
-func (r *Rollout) failRollout(now time.Time, why string, admissible bool) {
-	r.failed, r.blocked = &failure{table: r.rolling.table, why: why, retryWithReplacements: admissible}, why
-	r.revertRollout(now, "plan rolled back", why)
-}
-
-// revertRollout takes the groups that have the plan in progress back to the
-// stable one.
-func (r *Rollout) revertRollout(now time.Time, text, why string) {
-	old := r.rolling
-	r.rolling = nil
-	r.note(Note{Warn: why != "", Text: text, Epoch: old.table.Epoch(), Why: why})
-	for _, name := range r.cfg.Groups {
-		g := r.groups[name]
-		if g.revision != old {
-			continue
-		}
-		g.revision, g.reverting, g.phaseStart = r.stable, true, now
-		clear(g.lateSince)
-		g.machine.revertTo(r.stable.table)
-		r.applyOrReset(now, g)
-	}
 }
