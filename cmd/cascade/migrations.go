@@ -36,17 +36,19 @@ func newMigrations(s *settings) *cobra.Command {
 		Long: `Migrations shows the migrations that the replicas reported to the control plane, the
 newest first: those in progress and the latest that have ended.
 
-Columns: why is growth (out of its stage's lengths), outlier (its replica carries more
-than its share), drain, spill (its replica is full) or engine lost; front is the replica
-that owns the client's stream, whoever generates. The way is live (KV blocks copied
-while it decodes, over the transport named beside it) or reprompt (computed anew).
-Tokens is the request's length when the migration began; rounds and copied are what was
-copied of it; stall is how much longer the client waited than for other tokens: from
-freeze to commit, or from the splice to the first new token.
+Columns:
+  cause    growth (longer than its stage), outlier (its replica carries more than its
+           share), drain, spill (its replica is full) or engine lost
+  front    the replica that keeps the client's connection, whichever replica generates
+  method   live (KV blocks copied while it decodes, with the transport) or reprompt (KV
+           computed again from the token ids)
+  tokens   the request's length when the migration began
+  rounds   how often blocks were sent; copied: their bytes
+  stall    how long the client waited for the first token after the freeze
 
 --json prints the control plane's answer as it is.`,
 		Example: `  cascade migrations --watch
-  cascade migrations --limit 500 --json | jq '[.moves[].stall_seconds] | max'`,
+  cascade migrations --limit 500 --json | jq '[.migrations[].stall_seconds] | max'`,
 		Args: exactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.limit < 1 || f.limit > maxMigrations {
@@ -83,42 +85,42 @@ func writeMigrations(w io.Writer, m control.Migrations) error {
 		return err
 	}
 	t := report.Table{
-		Header: []string{"began", "request", "why", "front", "from", "to", "way", "state", "tokens", "rounds", "copied", "stall", "took"}, Left: 8,
+		Header: []string{"began", "request", "cause", "front", "from", "to", "method", "state", "tokens", "rounds", "copied", "stall", "took"}, Left: 8,
 	}
-	for _, move := range m.Migrations {
-		began, way, state := "–", move.Way, move.State
-		if move.Started != nil {
-			began = move.Started.Local().Format(time.TimeOnly)
+	for _, migration := range m.Migrations {
+		began, method, state := "–", migration.Method, migration.State
+		if migration.Started != nil {
+			began = migration.Started.Local().Format(time.TimeOnly)
 		}
-		if move.Transport != "" {
-			way += ", " + move.Transport
+		if migration.Transport != "" {
+			method += ", " + migration.Transport
 		}
-		if move.Why != "" {
-			state += ": " + move.Why
+		if migration.Reason != "" {
+			state += ": " + migration.Reason
 		}
-		t.Rows = append(t.Rows, []string{began, move.Request, move.Cause, string(move.Frontend), string(move.From), string(move.To), way, state,
-			fmt.Sprint(int64(move.Tokens)), fmt.Sprint(move.Rounds), formatBytes(move.Bytes), formatSeconds(move.Stall), formatSeconds(move.Seconds)})
+		t.Rows = append(t.Rows, []string{began, migration.Request, migration.Cause, string(migration.Frontend), string(migration.From), string(migration.To), method, state,
+			fmt.Sprint(int64(migration.Tokens)), fmt.Sprint(migration.Rounds), formatBytes(migration.Bytes), formatSeconds(migration.Stall), formatSeconds(migration.Seconds)})
 	}
 	t.Notes = []string{summarizeMigrations(m.Migrations)}
 	return t.Text(w)
 }
 
 // summarizeMigrations returns one line about migrations.
-func summarizeMigrations(moves []control.Migration) string {
+func summarizeMigrations(migrations []control.Migration) string {
 	ways, stalls, copied := map[string]int{}, []float64(nil), int64(0)
 	done, aborted := 0, 0
-	for _, m := range moves {
+	for _, m := range migrations {
 		copied += m.Bytes
 		switch m.State {
 		case "done":
 			done++
-			ways[m.Way]++
+			ways[m.Method]++
 			stalls = append(stalls, m.Stall)
 		case "aborted":
 			aborted++
 		}
 	}
-	line := fmt.Sprintf("%s: %d done", plural(len(moves), "move"), done)
+	line := fmt.Sprintf("%s: %d done", plural(len(migrations), "migration"), done)
 	var kinds []string
 	for way, n := range ways {
 		kinds = append(kinds, fmt.Sprintf("%d %s", n, way))
@@ -126,16 +128,16 @@ func summarizeMigrations(moves []control.Migration) string {
 	if slices.Sort(kinds); len(kinds) > 0 {
 		line += " (" + strings.Join(kinds, ", ") + ")"
 	}
-	line += fmt.Sprintf(", %d aborted, %d in progress; %s copied", aborted, len(moves)-done-aborted, formatBytes(copied))
+	line += fmt.Sprintf(", %d aborted, %d in progress; %s copied", aborted, len(migrations)-done-aborted, formatBytes(copied))
 	if len(stalls) > 0 {
 		slices.Sort(stalls)
-		line += fmt.Sprintf("; stall p50 %s, p99 %s", formatSeconds(stalls[rank(50, len(stalls))]), formatSeconds(stalls[rank(99, len(stalls))]))
+		line += fmt.Sprintf("; stall p50 %s, p99 %s", formatSeconds(stalls[percentileIndex(50, len(stalls))]), formatSeconds(stalls[percentileIndex(99, len(stalls))]))
 	}
 	return line + "."
 }
 
-// rank returns the index of a percentile of n sorted values.
-func rank(percent, n int) int { return (percent*n+99)/100 - 1 }
+// percentileIndex returns the index of a percentile of n sorted values.
+func percentileIndex(percent, n int) int { return (percent*n+99)/100 - 1 }
 
 // formatBytes returns a number of bytes with a unit.
 func formatBytes(n int64) string {

@@ -20,10 +20,10 @@ import (
 func allMoves() control.Migrations {
 	began := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	return control.Migrations{Migrations: []control.Migration{
-		{ID: "a/3", Request: "a/17", Cause: "drain", Frontend: "a", From: "a", To: "c", Way: "live", Transport: "shm", State: "pulling", Rounds: 1, Tokens: 65536, Bytes: 5 << 30, Seconds: 0.04, Started: &began},
-		{ID: "a/2", Request: "b/9", Cause: "growth", Frontend: "b", From: "a", To: "c", Way: "live", Transport: "tcp", State: "done", Rounds: 3, Tokens: 9001, Bytes: 700 << 20, Stall: 0.00123, Seconds: 0.31, Started: &began},
-		{ID: "a/1", Request: "a/4", Cause: "engine lost", Frontend: "a", From: "b", To: "a", Way: "reprompt", State: "done", Tokens: 512, Stall: 1.25, Seconds: 1.3},
-		{ID: "b/8", Request: "b/7", Cause: "outlier", Frontend: "b", From: "b", To: "c", Way: "live", Transport: "shm", State: "aborted", Why: "the request ended", Rounds: 2, Tokens: 300, Bytes: 1000, Seconds: 12},
+		{ID: "a/3", Request: "a/17", Cause: "drain", Frontend: "a", From: "a", To: "c", Method: "live", Transport: "shm", State: "pulling", Rounds: 1, Tokens: 65536, Bytes: 5 << 30, Seconds: 0.04, Started: &began},
+		{ID: "a/2", Request: "b/9", Cause: "growth", Frontend: "b", From: "a", To: "c", Method: "live", Transport: "tcp", State: "done", Rounds: 3, Tokens: 9001, Bytes: 700 << 20, Stall: 0.00123, Seconds: 0.31, Started: &began},
+		{ID: "a/1", Request: "a/4", Cause: "engine lost", Frontend: "a", From: "b", To: "a", Method: "reprompt", State: "done", Tokens: 512, Stall: 1.25, Seconds: 1.3},
+		{ID: "b/8", Request: "b/7", Cause: "outlier", Frontend: "b", From: "b", To: "c", Method: "live", Transport: "shm", State: "aborted", Reason: "the request ended", Rounds: 2, Tokens: 300, Bytes: 1000, Seconds: 12},
 	}}
 }
 
@@ -63,7 +63,7 @@ func TestMigrations(t *testing.T) {
 		json.NewEncoder(w).Encode(moves)
 	}))
 	defer server.Close()
-	if code, out, errs := command(t.Context(), "migrations", "--control", server.URL); code != 0 || !strings.Contains(out, "4 moves: 2 done") {
+	if code, out, errs := command(t.Context(), "migrations", "--control", server.URL); code != 0 || !strings.Contains(out, "4 migrations: 2 done") {
 		t.Errorf("code %d, %s%s", code, out, errs)
 	}
 	code, out, errs := command(t.Context(), "migrations", "--control", server.URL, "--json")

@@ -33,10 +33,10 @@ type Migration struct {
 	Frontend  policies.ReplicaID `json:"frontend"`
 	From      policies.ReplicaID `json:"from"`
 	To        policies.ReplicaID `json:"to"`
-	Way       string             `json:"way"`                 // live, reprompt
+	Method    string             `json:"method"`              // live, reprompt
 	Transport string             `json:"transport,omitempty"` // of the blocks
 	State     string             `json:"state"`               // done and aborted are final
-	Why       string             `json:"why,omitempty"`       // reason of an abort
+	Reason    string             `json:"reason,omitempty"`    // reason of an abort
 	Rounds    int                `json:"rounds"`
 	Tokens    policies.Tokens    `json:"tokens"` // length of the request at the start
 	Bytes     int64              `json:"bytes"`
@@ -73,8 +73,8 @@ func (c *Control) Migrations(since time.Time, limit int) Migrations {
 	out := Migrations{Time: time.Now(), Migrations: []Migration{}}
 	for _, m := range c.fleet.Migrations(since, limit) {
 		migration := Migration{
-			ID: m.ID, Request: m.Request, Cause: m.Cause, Frontend: m.FrontEnd, From: m.From, To: m.To, Way: m.Method,
-			Transport: m.Transport, State: m.State, Why: m.Reason, Rounds: m.Rounds, Tokens: m.Tokens, Bytes: m.Bytes,
+			ID: m.ID, Request: m.Request, Cause: m.Cause, Frontend: m.FrontEnd, From: m.From, To: m.To, Method: m.Method,
+			Transport: m.Transport, State: m.State, Reason: m.Reason, Rounds: m.Rounds, Tokens: m.Tokens, Bytes: m.Bytes,
 			Stall: m.Stall, Seconds: m.Seconds, Reported: m.Reported,
 		}
 		if !m.Started.IsZero() {

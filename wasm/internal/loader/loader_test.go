@@ -230,7 +230,7 @@ func TestWarmExpects(t *testing.T) {
 		"expected frame 1: not as":   []byte(strings.Replace(string(good), `"result":"0x0000000000000000"`, `"result":"0x0000000000000001"`, 1)),
 		"expected frame 0: bid-sel":  golden(leastLoad(), make([]policies.Bid, 200)),
 		"ticks, and":                 golden(leastLoad(hosttest.Loop()), bids),
-		"expectations: line 1: want": []byte("none"),
+		"expectations: line 1: must be": []byte("none"),
 	} {
 		c := offer(t, code, abi.Select, nil)
 		f := sign.File{Golden: text, Statement: sign.Statement{Digest: lifecycle.Sum(code), ABI: abi.Name, Name: "test", Version: "1.2.3", Generation: 7,

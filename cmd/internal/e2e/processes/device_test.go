@@ -27,10 +27,10 @@ func TestDeviceFaults(t *testing.T) {
 		if string(m.From) != h.target.ID { // source and target have changed places
 			continue
 		}
-		if m.Why == transfer.RequestEnded.String() { // on a machine that is slow to move it
+		if m.Reason == transfer.RequestEnded.String() { // on a machine that is slow to move it
 			continue
 		}
-		by[m.Way+" "+m.Transport+" "+m.State]++
+		by[m.Method+" "+m.Transport+" "+m.State]++
 	}
 	if len(by) != 1 || by["live cuda done"] == 0 {
 		t.Errorf("moves without a fault: %v", by)
@@ -74,7 +74,7 @@ func TestDeviceErrors(t *testing.T) {
 		h.run(fmt.Sprint("GPUs that fail, ", turn), step{kind: transfer.Committed, to: toSource}, fault{strike: func(*hop, crossing) bool { return true }})
 		clear(by)
 		for _, m := range h.migrations() {
-			by[m.Way+" "+m.Transport+" "+m.State]++
+			by[m.Method+" "+m.Transport+" "+m.State]++
 		}
 	}
 	if said() < 4 || by["live cuda done"] == 0 {
@@ -141,7 +141,7 @@ func TestDeviceMixed(t *testing.T) {
 		clear(by)
 		for _, m := range h.migrations() {
 			if m.State == "done" && m.From != "r0" && m.To != "r0" {
-				by[fmt.Sprintf("%s to %s, %s by %s", m.From, m.To, m.Way, m.Transport)]++
+				by[fmt.Sprintf("%s to %s, %s by %s", m.From, m.To, m.Method, m.Transport)]++
 			}
 		}
 	}

@@ -336,12 +336,12 @@ func (f *fleet) tally() int {
 	f.t.Helper()
 	by, done, stall := map[string]int{}, 0, 0.0
 	for _, m := range f.migrations() {
-		key := m.Cause + " " + m.Way + " " + m.State
+		key := m.Cause + " " + m.Method + " " + m.State
 		if m.Transport != "" {
 			key += " by " + m.Transport
 		}
-		if m.Why != "" {
-			key += ": " + m.Why
+		if m.Reason != "" {
+			key += ": " + m.Reason
 		}
 		by[key]++
 		if m.State == "done" {

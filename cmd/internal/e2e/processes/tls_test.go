@@ -158,7 +158,7 @@ func moves(t *testing.T, f *fleet, want string) {
 	moved := 0
 	for _, m := range f.migrations() {
 		switch {
-		case m.State != "done" || m.Way != "live":
+		case m.State != "done" || m.Method != "live":
 		case m.Transport == want:
 			moved++
 		default:
