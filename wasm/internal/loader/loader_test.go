@@ -226,10 +226,10 @@ func TestWarmExpects(t *testing.T) {
 	bids := []policies.Bid{{From: "a", Load: 5}, {From: "b", Load: 3}}
 	good := golden(code, bids, bids[:1], nil)
 	for want, text := range map[string][]byte{
-		"":                           good,
-		"expected frame 1: not as":   []byte(strings.Replace(string(good), `"result":"0x0000000000000000"`, `"result":"0x0000000000000001"`, 1)),
-		"expected frame 0: bid-sel":  golden(leastLoad(), make([]policies.Bid, 200)),
-		"ticks, and":                 golden(leastLoad(hosttest.Loop()), bids),
+		"":                              good,
+		"expected frame 1: not as":      []byte(strings.Replace(string(good), `"result":"0x0000000000000000"`, `"result":"0x0000000000000001"`, 1)),
+		"expected frame 0: bid-sel":     golden(leastLoad(), make([]policies.Bid, 200)),
+		"ticks, and":                    golden(leastLoad(hosttest.Loop()), bids),
 		"expectations: line 1: must be": []byte("none"),
 	} {
 		c := offer(t, code, abi.Select, nil)
