@@ -170,7 +170,7 @@ func TestTwoPhase(t *testing.T) {
 }
 
 // TestHugeFleet checks that no step depends on small numbers: 10,000 replicas, idle and
-// busy, and prices whose quotients are not integers.
+// busy, and prices whose quotients exceed the range of integers.
 func TestHugeFleet(t *testing.T) {
 	for _, share := range []float64{0, 1e-12, 0.5, 0.999} {
 		w := policytest.ChatWorkload(policies.BucketEdges(131072, 2), 10000, share, 1)

@@ -43,7 +43,7 @@ const (
 	MaxMessage = 64 << 20
 	// MaxSlots is how many names Config.Slots may have.
 	MaxSlots = 64
-	// DefaultFetchTimeout is how long a resource may be missing before what
-	// needs it goes on without: Envoy's initial_fetch_timeout.
+	// DefaultFetchTimeout is how long the client waits for a missing resource before it
+	// continues without it: Envoy's initial_fetch_timeout.
 	DefaultFetchTimeout = 15 * time.Second
 )

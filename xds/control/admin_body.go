@@ -7,9 +7,9 @@ import (
 )
 
 const (
-	// drainTimeout is how long a refused request may go on sending its body:
-	// what is left of the server's timeout after a push that used its own up,
-	// without the time for the response.
+	// drainTimeout is how long a refused request may continue to send its body: the
+	// rest of the server's timeout after a push that used all of its own, less the time
+	// for the response.
 	drainTimeout = adminTimeout - pushTimeout - answerTimeout
 	// answerTimeout is the time for a finished response.
 	answerTimeout = 2 * time.Second

@@ -58,9 +58,9 @@ func (s *submitter) submitLocked() {
 	s.publisher.Submit(v)
 }
 
-// servingCache is the cache with policy slots. It adds the slots to the
-// publisher's sets, so that they go to all groups at once, whatever is being
-// rolled out, from the first set on. It calls onServing at the first set.
+// servingCache is the cache with policy slots. It adds the slots to the publisher's
+// sets from the first set on, so that all groups get them at once, independent of the
+// rollout. It calls onServing at the first set.
 type servingCache struct {
 	*cache.Cache
 	served    atomic.Bool

@@ -21,7 +21,7 @@ import (
 // order that cannot be stored changes nothing.
 func TestFleetDrains(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st := new(broken)
+		st := new(brokenStore)
 		h := newHarness(t, st, nil)
 		s := h.open()
 		if reply, err := report(t, s, "r0", true); err != nil || reply.GetDrain() {

@@ -19,9 +19,9 @@ func twoStages(epoch policies.Epoch, cut policies.Tokens) policies.Plan {
 	}}
 }
 
-// begun returns a control plane that has read a stored object and has configured
+// restoredState returns a control plane that has read a stored object and has configured
 // replicas.
-func begun(t *testing.T, rules Rules, o store.Object, ids ...string) *State {
+func restoredState(t *testing.T, rules Rules, o store.Object, ids ...string) *State {
 	t.Helper()
 	s, err := NewState(rules)
 	if err != nil {
@@ -47,7 +47,7 @@ func TestPlanOlderThanPast(t *testing.T) {
 	if err := o.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	s := begun(t, testRules(PolicyDefault), o, sharedIDs...)
+	s := restoredState(t, testRules(PolicyDefault), o, sharedIDs...)
 	e := s.Step(start, Ordered{orders.Pin{Model: "m", Epoch: 4}})
 	if e.Propose == nil {
 		t.Fatal("nothing is proposed")
@@ -70,7 +70,7 @@ func TestFollowerKeepsOthers(t *testing.T) {
 	other := policies.OneStagePlan("other", []policies.ReplicaID{"x"})
 	other.Epoch = 1
 	o.Plans = append(o.Plans, other)
-	s := begun(t, rules, o, "r0", "r1", "r2")
+	s := restoredState(t, rules, o, "r0", "r1", "r2")
 	e := s.Step(start, Ordered{orders.Drain{Replica: "r0"}})
 	if e.Propose == nil || !slices.Equal(e.Propose.Object.Drained, []policies.ReplicaID{"r0", "r3"}) {
 		t.Fatalf("proposed: %+v", e.Propose)
@@ -88,7 +88,7 @@ func TestRollbackWithoutReplicas(t *testing.T) {
 		FormerPlans: []store.FormerPlan{{Model: "m", Epoch: 4, Cuts: []policies.Tokens{16}, Counts: []int{2, 2}}},
 	}
 	o.Plans[0].Epoch = 9
-	s := begun(t, testRules(PolicyDefault), o, "r0")
+	s := restoredState(t, testRules(PolicyDefault), o, "r0")
 	if err := s.CheckOrder(orders.Rollback{Model: "m"}); !errors.Is(err, orders.ErrSamePlan) {
 		t.Errorf("rollback: %v", err)
 	}

@@ -30,19 +30,19 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// shown is a Publisher that records all snapshots.
-type shown struct {
+// snapshotRecorder is a Publisher that records all snapshots.
+type snapshotRecorder struct {
 	mu   sync.Mutex
 	list []*Snapshot
 }
 
-func (s *shown) Publish(snap *Snapshot) {
+func (s *snapshotRecorder) Publish(snap *Snapshot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.list = append(s.list, snap)
 }
 
-func (s *shown) last() *Snapshot {
+func (s *snapshotRecorder) last() *Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.list) == 0 {
@@ -55,14 +55,14 @@ func (s *shown) last() *Snapshot {
 type harness struct {
 	*Fleet
 	t     *testing.T
-	shown *shown
+	shown *snapshotRecorder
 	api   api.FleetClient
 	stop  func()
 }
 
 func newHarness(t *testing.T, st store.Store, counters Counters) *harness {
 	t.Helper()
-	h := &harness{t: t, shown: new(shown)}
+	h := &harness{t: t, shown: new(snapshotRecorder)}
 	f, err := New(Config{
 		Rules:    testRules(PolicyDefault),
 		Replicas: []policies.Replica{testReplica("r0"), testReplica("r1")},
@@ -308,21 +308,21 @@ func TestFleetRestart(t *testing.T) {
 	})
 }
 
-// broken is a store whose writes fail, or whose content cannot be read.
-type broken struct {
+// brokenStore is a store whose writes fail, or whose content cannot be read.
+type brokenStore struct {
 	store.Memory
 	full atomic.Bool
 	read error
 }
 
-func (b *broken) CompareAndSwap(ctx context.Context, old store.Version, o store.Object) (store.Version, error) {
+func (b *brokenStore) CompareAndSwap(ctx context.Context, old store.Version, o store.Object) (store.Version, error) {
 	if b.full.Load() {
 		return "", errors.New("disk full")
 	}
 	return b.Memory.CompareAndSwap(ctx, old, o)
 }
 
-func (b *broken) Watch(ctx context.Context) <-chan store.Update {
+func (b *brokenStore) Watch(ctx context.Context) <-chan store.Update {
 	if b.read == nil {
 		return b.Memory.Watch(ctx)
 	}
@@ -334,7 +334,7 @@ func (b *broken) Watch(ctx context.Context) <-chan store.Update {
 
 func TestFleetStoreFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st := new(broken)
+		st := new(brokenStore)
 		st.full.Store(true)
 		h := newHarness(t, st, nil)
 		defer h.stop()
@@ -350,7 +350,7 @@ func TestFleetStoreFails(t *testing.T) {
 			t.Error("nothing is shown after the store works again")
 		}
 	})
-	f, err := New(Config{Rules: testRules(""), Replicas: []policies.Replica{testReplica("r0")}, Store: &broken{read: errors.New("garbage")}, Publisher: new(shown)})
+	f, err := New(Config{Rules: testRules(""), Replicas: []policies.Replica{testReplica("r0")}, Store: &brokenStore{read: errors.New("garbage")}, Publisher: new(snapshotRecorder)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -453,7 +453,7 @@ func TestFleetConfirmsWritesLate(t *testing.T) {
 
 func TestNewRefuses(t *testing.T) {
 	good := func() Config {
-		return Config{Rules: testRules(""), Replicas: []policies.Replica{testReplica("r0")}, Store: new(store.Memory), Publisher: new(shown)}
+		return Config{Rules: testRules(""), Replicas: []policies.Replica{testReplica("r0")}, Store: new(store.Memory), Publisher: new(snapshotRecorder)}
 	}
 	for _, c := range []struct {
 		edit func(*Config)

@@ -19,23 +19,23 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// failing is a store whose writes fail as they do on a full disk; each error names
+// failingStore is a store whose writes fail as they do on a full disk; each error names
 // another temporary file.
-type failing struct {
+type failingStore struct {
 	store.Memory
 	mu     sync.Mutex
 	why    error
 	writes int
 }
 
-func (s *failing) CompareAndSwap(context.Context, store.Version, store.Object) (store.Version, error) {
+func (s *failingStore) CompareAndSwap(context.Context, store.Version, store.Object) (store.Version, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.writes++
 	return "", fmt.Errorf("plan file x: %w", &fs.PathError{Op: "open", Path: fmt.Sprint("x.tmp", s.writes), Err: s.why})
 }
 
-func (s *failing) fail(why error) {
+func (s *failingStore) fail(why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.why = why
@@ -45,9 +45,9 @@ func (s *failing) fail(why error) {
 // minute with the cause, and that another cause is logged at once.
 func TestNotStoredLoggedOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		st := &failing{why: syscall.ENOSPC}
+		st := &failingStore{why: syscall.ENOSPC}
 		var log bytes.Buffer
-		f, err := New(Config{Rules: testRules(""), Replicas: []policies.Replica{testReplica("r0")}, Store: st, Publisher: new(shown), Logger: slog.New(slog.NewTextHandler(&log, nil))})
+		f, err := New(Config{Rules: testRules(""), Replicas: []policies.Replica{testReplica("r0")}, Store: st, Publisher: new(snapshotRecorder), Logger: slog.New(slog.NewTextHandler(&log, nil))})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -20,25 +20,26 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// TestScenarios runs testdata/state/*.txt (package datadriven; -rewrite rewrites
-// the expected output). The output of a command is what the State must do about it:
+// TestScenarios runs testdata/state/*.txt (package datadriven; -rewrite rewrites the
+// expected output). The output of a command is the effects of the State:
 //
-//	policy NAME [links]       creates the State; before everything else. With links a
-//	                          token has 1 MB of KV, nodes 100 GB/s, and 1 GB/s between
+//	policy NAME [links]       creates the State; must be the first command. With links
+//	                          a token has 1 MB of KV, and the rates are 100 GB/s
+//	                          within a node and 1 GB/s between nodes
 //	replicas r0 r1@b r2*      the configured list; * marks draining, @ the node
 //	report r0 r1 [not-ready] [draining] [held=N] [running=N] [iter=SECONDS]
 //	       [ratio=BYTES] [mix=NAME] [edges=other] [propose=TOKENS]
-//	       [gpu=N] [node=b]   the same report from each replica; a field that is not
-//	                          given is as in the report before. GPUs 0 and 1, and 2
-//	                          and 3, are joined by NVLink, and nothing else of a node
-//	                          is; node is the node that the replica reports. A
-//	                          proposal is for the plan in force then, and repeated
-//	                          unchanged
+//	       [gpu=N] [node=b]   the same report from each replica; a missing field keeps
+//	                          its value of the previous report. GPUs 0 and 1, and 2
+//	                          and 3, are joined by NVLink, and no others of a node;
+//	                          node is the node that the replica reports. A proposal
+//	                          is for the plan that is in force at that time, and is
+//	                          repeated unchanged
 //	reply r0                  prints the reply to the replica
 //	close r0                  ends its report stream
 //	every 1s for 30s          time passes: a tick, and before it a repeated
 //	                          report from each replica that has a stream
-//	silence r0                r0 repeats no report any more, its stream stays open
+//	silence r0                r0 stops reporting, but its stream stays open
 //	drain r0, undrain r0      an operator's order
 //	pin [EPOCH], unpin, rollback [EPOCH|keep]
 //	                          an operator's order about the plan

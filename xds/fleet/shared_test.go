@@ -22,20 +22,20 @@ import (
 // server is one of several control planes on one store.
 type server struct {
 	*Fleet
-	shown *shown
+	shown *snapshotRecorder
 	kill  func() // like a crash: the lease is not released
 	done  chan struct{}
 }
 
-// dying is a store that can be disconnected from its control plane, as if that had
-// crashed.
-type dying struct {
+// crashableStore is a store that can be disconnected from its control plane, as if that
+// had crashed.
+type crashableStore struct {
 	store.Store
 	mu   sync.Mutex
 	dead bool
 }
 
-func (d *dying) CompareAndSwap(ctx context.Context, old store.Version, o store.Object) (store.Version, error) {
+func (d *crashableStore) CompareAndSwap(ctx context.Context, old store.Version, o store.Object) (store.Version, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.dead {
@@ -44,7 +44,7 @@ func (d *dying) CompareAndSwap(ctx context.Context, old store.Version, o store.O
 	return d.Store.CompareAndSwap(ctx, old, o)
 }
 
-func (d *dying) die() {
+func (d *crashableStore) disconnect() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.dead = true
@@ -61,8 +61,8 @@ func startShared(t *testing.T, name string, st store.Store) *server {
 	for _, id := range sharedIDs {
 		list = append(list, testReplica(id))
 	}
-	s := &server{shown: new(shown), done: make(chan struct{})}
-	d := &dying{Store: st}
+	s := &server{shown: new(snapshotRecorder), done: make(chan struct{})}
+	d := &crashableStore{Store: st}
 	f, err := New(Config{Rules: rules, Replicas: list, Store: d, Publisher: s.shown})
 	if err != nil {
 		t.Fatal(err)
@@ -76,7 +76,7 @@ func startShared(t *testing.T, name string, st store.Store) *server {
 		}
 	}()
 	s.kill = func() {
-		d.die()
+		d.disconnect()
 		cancel()
 		<-s.done
 	}
@@ -142,8 +142,8 @@ func view(s *server) resources.View {
 	return resources.View{}
 }
 
-// agree fails unless the control planes publish the same, byte for byte.
-func agree(t *testing.T, when string, servers ...*server) {
+// requireAgreement fails unless the control planes publish the same, byte for byte.
+func requireAgreement(t *testing.T, when string, servers ...*server) {
 	t.Helper()
 	first := view(servers[0])
 	for _, s := range servers[1:] {
@@ -206,20 +206,20 @@ func TestTwoServers(t *testing.T) {
 		if got := leaders(a, b); !reflect.DeepEqual(got, []string{"a"}) {
 			t.Fatalf("%v plan", got)
 		}
-		agree(t, "at rest", a, b)
+		requireAgreement(t, "at rest", a, b)
 		if got := plantest.Format(b.shown.last().Models[0].Plan); got != "r0 r1 r2 r3" {
 			t.Errorf("plan %s", got)
 		}
 
 		r.set("r0", 90_000, false)
 		settle(2 * time.Second)
-		agree(t, "one is loaded", a, b)
+		requireAgreement(t, "one is loaded", a, b)
 		if w := of(b, "r0").Weight; w >= weights.Neutral {
 			t.Errorf("the loaded replica has weight %d at the follower", w)
 		}
 		r.set("r1", 10_000, true)
 		settle(800 * time.Millisecond)
-		agree(t, "one is broken", a, b)
+		requireAgreement(t, "one is broken", a, b)
 		if h := of(b, "r1").Health; h != resources.Unhealthy {
 			t.Errorf("the broken replica is %v at the follower", h)
 		}
@@ -229,7 +229,7 @@ func TestTwoServers(t *testing.T) {
 			t.Fatal(err)
 		}
 		settle(100 * time.Millisecond)
-		agree(t, "one is drained", a, b)
+		requireAgreement(t, "one is drained", a, b)
 		if got := plantest.Format(a.shown.last().Models[0].Plan); got != "r0 r1 r3" || of(a, "r2").Health != resources.Draining {
 			t.Errorf("plan %s", got)
 		}
@@ -241,7 +241,7 @@ func TestTwoServers(t *testing.T) {
 		}
 		b.RecordRefusals([]store.Refusal{{Type: "Cluster", Name: "c", Version: "v1", Text: "bad"}})
 		settle(2 * time.Second)
-		agree(t, "pinned", a, b)
+		requireAgreement(t, "pinned", a, b)
 		for _, s := range []*server{a, b} {
 			snap := s.Snapshot()
 			if p := snap.Models[0].Pin; p == nil || p.By != "ann" || len(snap.Refused) != 1 {
@@ -285,7 +285,7 @@ func TestTwoServers(t *testing.T) {
 		if got := leaders(b, c); !reflect.DeepEqual(got, []string{"b"}) {
 			t.Fatalf("%v plan", got)
 		}
-		agree(t, "back", b, c)
+		requireAgreement(t, "back", b, c)
 		var last policies.Epoch
 		for _, s := range []*server{a, b, c} {
 			last = 0
@@ -306,7 +306,7 @@ func TestLeaderStepsDown(t *testing.T) {
 		st := new(store.Memory)
 		rules := testRules(PolicyDefault)
 		rules.Name, rules.Shared = "a", true
-		f, err := New(Config{Rules: rules, Replicas: []policies.Replica{testReplica("r0")}, Store: st, Publisher: new(shown)})
+		f, err := New(Config{Rules: rules, Replicas: []policies.Replica{testReplica("r0")}, Store: st, Publisher: new(snapshotRecorder)})
 		if err != nil {
 			t.Fatal(err)
 		}

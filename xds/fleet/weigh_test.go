@@ -188,12 +188,13 @@ func (b *loop) second() {
 			settleState(b.state, b.now, ProxiesReported{seen})
 		}
 		settleState(b.state, b.now, Tick{})
-		b.look()
+		b.readWeights()
 	}
 }
 
-// look reads the weights, and records the first that changed by more than a step.
-func (b *loop) look() {
+// readWeights reads the weights, and records the first that changed by more than a
+// step.
+func (b *loop) readWeights() {
 	for _, r := range b.state.Snapshot(b.now).Models[0].Replicas {
 		a := b.replicas[slices.IndexFunc(b.replicas, func(a *actor) bool { return a.ID == r.ID })]
 		if d := stepIndex(a.weight) - stepIndex(r.Weight); (d > 1 || d < -1) && b.jumped == "" {

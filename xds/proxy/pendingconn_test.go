@@ -60,17 +60,17 @@ func TestFirstRequest(t *testing.T) {
 	roots := x509.NewCertPool()
 	roots.AddCert(known.Certificate())
 	for name, do := range map[string]func(t *testing.T, p *pipes){
-		"at once": func(t *testing.T, p *pipes) { answered(t, p.dial(), question) },
+		"at once": func(t *testing.T, p *pipes) { requireAnswer(t, p.dial(), question) },
 		"late": func(t *testing.T, p *pipes) {
 			c := p.dial()
 			time.Sleep(testIdle - 1)
-			answered(t, c, question)
+			requireAnswer(t, c, question)
 		},
 		"again": func(t *testing.T, p *pipes) {
 			c := p.dial()
 			for range 3 {
 				time.Sleep(testIdle / 2)
-				answered(t, c, question)
+				requireAnswer(t, c, question)
 			}
 		},
 		// http.Server reads the first 14 bytes separately.
@@ -79,13 +79,13 @@ func TestFirstRequest(t *testing.T) {
 			time.Sleep(testHead - 1)
 			write(t, c, question[:14])
 			time.Sleep(testHead - 1)
-			answered(t, c, question[14:])
+			requireAnswer(t, c, question[14:])
 		},
 		"half a head": func(t *testing.T, p *pipes) {
 			c := p.dial()
 			time.Sleep(time.Minute)
 			write(t, c, question[:14])
-			closed(t, c, testHead)
+			requireClosed(t, c, testHead)
 		},
 		"slow head": func(t *testing.T, p *pipes) {
 			c := p.dial()
@@ -93,9 +93,9 @@ func TestFirstRequest(t *testing.T) {
 				time.Sleep(testHead / 10)
 				write(t, c, question[i:i+1])
 			}
-			closed(t, c, testHead/10)
+			requireClosed(t, c, testHead/10)
 		},
-		"never": func(t *testing.T, p *pipes) { closed(t, p.dial(), testIdle) },
+		"never": func(t *testing.T, p *pipes) { requireClosed(t, p.dial(), testIdle) },
 		"over TLS": func(t *testing.T, p *pipes) {
 			c := p.dial()
 			time.Sleep(testIdle / 2)
@@ -104,15 +104,15 @@ func TestFirstRequest(t *testing.T) {
 				t.Fatal(err)
 			}
 			time.Sleep(testIdle / 2)
-			answered(t, s, question)
+			requireAnswer(t, s, question)
 			time.Sleep(testIdle / 2)
-			answered(t, s, question)
+			requireAnswer(t, s, question)
 		},
 		"half a handshake": func(t *testing.T, p *pipes) {
 			c := p.dial()
 			time.Sleep(time.Minute)
 			write(t, c, "\x16\x03\x01")
-			closed(t, c, testHead)
+			requireClosed(t, c, testHead)
 		},
 		"HTTP/2": func(t *testing.T, p *pipes) {
 			protocols := new(http.Protocols)
@@ -173,8 +173,8 @@ func write(t *testing.T, c net.Conn, text string) {
 	}
 }
 
-// answered sends a request, or the rest of one, and expects the proxy's own response.
-func answered(t *testing.T, c net.Conn, text string) {
+// requireAnswer sends a request, or the rest of one, and expects the proxy's own response.
+func requireAnswer(t *testing.T, c net.Conn, text string) {
 	t.Helper()
 	go io.WriteString(c, text)
 	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
@@ -187,8 +187,8 @@ func answered(t *testing.T, c net.Conn, text string) {
 	}
 }
 
-// closed expects the connection to be closed after this time without a response.
-func closed(t *testing.T, c net.Conn, after time.Duration) {
+// requireClosed expects the connection to be closed after this time without a response.
+func requireClosed(t *testing.T, c net.Conn, after time.Duration) {
 	t.Helper()
 	begun := time.Now()
 	got, err := io.ReadAll(c)

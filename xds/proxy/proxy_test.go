@@ -192,8 +192,7 @@ func TestErrorsNameTheReason(t *testing.T) {
 	}
 }
 
-// TestWeights checks that 1000 long streams at one front do not change the share of new
-// requests.
+// TestWeights checks that new requests are divided by the weights.
 func TestWeights(t *testing.T) {
 	f := newFleet(t, 2, nil)
 	v := f.view

@@ -219,7 +219,7 @@ func oneLeads(t *testing.T, seed uint64) {
 		}
 		leaders := ""
 		for _, n := range nodes {
-			n.live(rng, now, calm, &versions)
+			n.step(rng, now, calm, &versions)
 			if n.m.Leads(n.clock(now)) {
 				leaders += n.name
 			}
@@ -234,8 +234,8 @@ func oneLeads(t *testing.T, seed uint64) {
 	}
 }
 
-// live is one step of a node.
-func (n *node) live(rng *rand.Rand, now time.Duration, calm bool, versions *[]version) {
+// step simulates one step of a node.
+func (n *node) step(rng *rand.Rand, now time.Duration, calm bool, versions *[]version) {
 	if w := n.write; w != nil && !w.done && now >= w.commit {
 		w.done = true
 		if w.fate != 1 && w.old == len(*versions)-1 {

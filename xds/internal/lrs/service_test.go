@@ -82,8 +82,8 @@ func (s *served) report(t *testing.T, id string, clusters ...*endpointv3.Cluster
 	return stream
 }
 
-// until waits until the service has accepted this number of messages.
-func (s *served) until(t *testing.T, messages uint64) {
+// waitForMessages waits until the service has accepted this number of messages.
+func (s *served) waitForMessages(t *testing.T, messages uint64) {
 	t.Helper()
 	deadline := time.After(patience)
 	tick := time.NewTicker(time.Millisecond)
@@ -104,7 +104,7 @@ func TestService(t *testing.T) {
 	s := serve(t, nil)
 	a := s.report(t, "e1", stats(stage0, on(1000, 3)), stats("xds", on(7, 1)))
 	s.report(t, "e2", stats(stage0, on(1000, 4)))
-	s.until(t, 2)
+	s.waitForMessages(t, 2)
 	if n := s.book.Loads(time.Now())[here(1000, 0).address].Requests; n != 7 {
 		t.Errorf("%d requests, want 7", n)
 	}
@@ -185,7 +185,7 @@ func TestNodeIsNotKept(t *testing.T) {
 	for i := range streams {
 		s.report(t, fmt.Sprintf("e%d", i), stats(stage0, on(1000, 3)))
 	}
-	s.until(t, streams+1)
+	s.waitForMessages(t, streams+1)
 	each := (heap() - before) / streams
 	t.Logf("%d bytes per stream, the client's end included", each)
 	if each > 48<<10 {

@@ -45,9 +45,9 @@ func (p *Planner) repairReason(now time.Time, members []planrepair.Member) (reas
 		if r.Removed && r.Stage >= 0 {
 			return "replica " + string(r.ID) + " left", false
 		}
-		// A draining replica stays in its stage if there is no other member. So does a
-		// replica whose migrator stops: it either returns in a moment or becomes
-		// unready.
+		// A replica whose drain was ordered stays in its stage if there is no other
+		// member. So does a replica whose migrator stops: it either returns in a moment
+		// or becomes unready.
 		if r.DrainOrdered() && r.Stage >= 0 && len(members) > 0 {
 			return "replica " + string(r.ID) + " is drained", false
 		}

@@ -1,4 +1,4 @@
-// Package plantest writes plans as short texts, for tests.
+// Package plantest converts plans to and from short texts, for tests.
 package plantest
 
 import (
@@ -7,8 +7,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Parse reads "a b | c d": the stages of model m short to long, cut at 100, 200, …,
-// under epoch 7.
+// Parse parses "a b | c d": the stages of model m in ascending order of length, cut at
+// 100, 200, …, under epoch 7.
 func Parse(text string) policies.Plan {
 	p := policies.Plan{Model: "m", Epoch: 7}
 	parts := strings.Split(text, "|")
@@ -25,7 +25,7 @@ func Parse(text string) policies.Plan {
 	return p
 }
 
-// Format writes a plan as "a b |100| c d".
+// Format formats a plan as "a b |100| c d".
 func Format(p policies.Plan) string {
 	var b strings.Builder
 	for i, s := range p.Stages {

@@ -92,10 +92,10 @@ func (l *Ledger) signal() {
 	}
 }
 
-// Behind adds to ids the nodes that have not acknowledged the set's resources
-// of the given types, as far as they subscribe to them. A proxy that has just
-// lost its stream counts as behind for reconnectTime, because it goes on with
-// what it has and will subscribe again.
+// Behind adds to ids the nodes that have not acknowledged the set's resources of the
+// given types, as far as they subscribe to them. A proxy that has just lost its stream
+// counts as behind for reconnectTime, because it keeps what it has and will subscribe
+// again.
 func (l *Ledger) Behind(set resources.Set, types []string, ids map[string]bool) {
 	v := newVersions(set, types)
 	l.mu.Lock()

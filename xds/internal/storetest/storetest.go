@@ -25,7 +25,7 @@ import (
 const timeout = 20 * time.Second
 
 // Run runs the suite. create makes an empty storage and returns a function that opens
-// it; two stores that it opens stand for two control planes.
+// it; two stores opened by it represent two control planes.
 func Run(t *testing.T, create func(t *testing.T) (open func() store.Store)) {
 	for name, f := range map[string]func(*testing.T, func() store.Store){
 		"empty":      testEmpty,

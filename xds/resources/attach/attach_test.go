@@ -50,7 +50,7 @@ func TestRefuses(t *testing.T) {
 	}
 }
 
-// TestEnvoyAccepts has a real Envoy check what is rendered, in an owner's
+// TestEnvoyAccepts has a real Envoy check the rendered resources within an owner's
 // configuration.
 func TestEnvoyAccepts(t *testing.T) {
 	plain := attach.Config{Control: here}
@@ -82,7 +82,7 @@ func TestEnvoyAccepts(t *testing.T) {
 	}
 }
 
-// owned is an owner's bootstrap with everything added.
+// owned returns an owner's bootstrap with everything added.
 func owned(t *testing.T, h *attach.EnvoyConfig) *bootstrapv3.Bootstrap {
 	t.Helper()
 	b := &bootstrapv3.Bootstrap{Node: &corev3.Node{Id: "n", Cluster: "c"}, StaticResources: &bootstrapv3.Bootstrap_StaticResources{
@@ -115,8 +115,8 @@ func owned(t *testing.T, h *attach.EnvoyConfig) *bootstrapv3.Bootstrap {
 	return b
 }
 
-// TestTables: the names that are asked for are those that Cascade
-// spells for such clients.
+// TestTables checks that the requested names are those that Cascade renders for such
+// clients.
 func TestTables(t *testing.T) {
 	for model, want := range map[string]string{"": resources.SplitRouteName, "org/m": resources.SplitModelRouteName("org/m")} {
 		h, err := attach.WholeListener(attach.Config{Control: here, Model: model})
@@ -139,7 +139,7 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// TestGRPC: a bootstrap of the client's own keeps all that it has.
+// TestGRPC checks that the client's own bootstrap keeps all its fields.
 func TestGRPC(t *testing.T) {
 	const theirs = `{"xds_servers": [{"server_uri": "td:443", "channel_creds": [{"type": "google_default"}], "odd": 1}],
 		"node": {"id": "x", "metadata": {"k": [1, 2]}}, "certificate_providers": {"p": {}},
