@@ -24,8 +24,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// A large pool of large blocks, as a real engine's: 16 tokens in 32 KiB, scaled
-// down from 1.75 MiB so that two of them fit into a small machine.
+// A large pool of large blocks, like a real engine's: 16 tokens in 32 KiB, scaled down from 1.75
+// MiB so that two pools fit into a small machine.
 const (
 	benchTokens = 16
 	benchBlocks = 9000
@@ -33,21 +33,20 @@ const (
 	longest     = 128 << 10 // tokens
 )
 
-// fakePool is an engine with one request of any length, which generates six blocks
-// while its first round is pulled. It answers in no time, so that what is
-// measured is the migration.
+// fakePool is an engine with one request of any length, which generates six blocks while its first
+// round is pulled. It answers at once, so that only the migration is measured.
 type fakePool struct {
 	memory *transport.Memory
 	ids    []uint32
 	blocks []uint32
 	length int // when a migration begins
-	more   int // generated since: while the first round was pulled
-	// froze is called before a freeze is answered, moved when its stream has moved;
-	// either may be nil.
+	more   int // generated during the pull of the first round
+	// froze is called before a freeze is answered, moved when the stream has migrated; either may
+	// be nil.
 	froze, moved func()
 }
 
-// newFakePool returns one whose blocks have so many bytes.
+// newFakePool returns a fakePool whose blocks have the given size.
 func newFakePool(tb testing.TB, bytes int64) *fakePool {
 	size := int(benchBlocks * bytes)
 	fd, err := unix.MemfdCreate("pool", unix.MFD_CLOEXEC)
@@ -102,7 +101,8 @@ func (*fakePool) MarkFilled(context.Context, string, int, []uint32, int) error {
 func (*fakePool) AbandonSession(error)                                         {}
 func (*fakePool) Release(context.Context, string) error                        { return nil }
 
-// fakeFrontEnd is a front end whose streams go on at the target as soon as that adopts.
+// fakeFrontEnd is a front end whose streams continue at the target as soon as the target adopts
+// them.
 type fakeFrontEnd struct {
 	slab   *fakePool
 	target *executor.Executor
@@ -124,7 +124,7 @@ func (d *fakeFrontEnd) LocalLegs() []frontend.LocalLeg {
 }
 func (*fakeFrontEnd) AdvanceEpoch(string, policies.Epoch) {}
 
-// directNetwork carries envelopes to one mover, through their bytes.
+// directNetwork encodes envelopes and delivers them to one executor.
 type directNetwork struct{ to func() *executor.Executor }
 
 func (p directNetwork) Send(_ policies.ReplicaID, e *api.Envelope) {
@@ -143,7 +143,7 @@ func (p directNetwork) Send(_ policies.ReplicaID, e *api.Envelope) {
 	p.to().Receive(from, &t)
 }
 
-// pairBench is two movers and what carries blocks between them.
+// pairBench is two executors and the transports between them.
 type pairBench struct {
 	source *fakePool
 	movers [2]*executor.Executor // target, source
@@ -152,7 +152,7 @@ type pairBench struct {
 	number uint64
 }
 
-// newPairBench runs two movers until the test ends.
+// newPairBench runs two executors until the test ends.
 func newPairBench(tb testing.TB, source, target *fakePool, carrier func(name string, s *fakePool) (transport.Transport, error)) *pairBench {
 	tb.Helper()
 	l := &pairBench{source: source, ended: make(chan executor.Migration, 1)}
@@ -184,7 +184,7 @@ func newPairBench(tb testing.TB, source, target *fakePool, carrier func(name str
 	return l
 }
 
-// move moves the source's request.
+// move migrates the source's request.
 func (l *pairBench) move(tb testing.TB) executor.Migration {
 	tb.Helper()
 	l.number++
@@ -205,9 +205,9 @@ func (l *pairBench) move(tb testing.TB) executor.Migration {
 	return m
 }
 
-// carriers are the transports of one machine.
+// carriers returns the transports within one machine.
 func carriers(tb testing.TB) map[string]func(name string, s *fakePool) (transport.Transport, error) {
-	dir, err := os.MkdirTemp("", "shm") // a short path, for sockets
+	dir, err := os.MkdirTemp("", "shm") // a short path, because of socket names
 	if err != nil {
 		tb.Fatal(err)
 	}
@@ -223,11 +223,11 @@ func carriers(tb testing.TB) map[string]func(name string, s *fakePool) (transpor
 	}
 }
 
-// BenchmarkStall is the time from a request's freeze to its front end's word that
-// the target goes on with it, all in one process: manifest, pull of the last
-// blocks, verification, hand-over. It must not grow with the request, but for
-// what the rounds of a long one leave of the caches: 256 tokens are also measured
-// with that much memory touched before their freeze.
+// BenchmarkStall measures the time from a request's freeze to its front end's report that the
+// target continues it, all in one process: manifest, pull of the last blocks, verification, switch.
+// The time must not grow with the request, except for the effect of a long request's rounds on the
+// CPU caches: therefore 256 tokens are also measured with the same amount of memory touched before
+// their freeze.
 func BenchmarkStall(b *testing.B) {
 	source, target := newFakePool(b, benchBytes), newFakePool(b, benchBytes)
 	defer source.memory.Close()
@@ -241,7 +241,7 @@ func BenchmarkStall(b *testing.B) {
 			cold   bool
 		}{{"256", 256, false}, {"256-cold", 256, true}, {"131072", longest, false}} {
 			b.Run(carrier+"/"+x.name, func(b *testing.B) {
-				source.length, target.length = x.length+9, x.length+9 // the last block is half full
+				source.length, target.length = x.length+9, x.length+9 // so that the last block is half full
 				source.froze = nil
 				if x.cold {
 					source.froze = func() { touch(other) }
@@ -259,18 +259,17 @@ func BenchmarkStall(b *testing.B) {
 	}
 }
 
-// touch writes to memory, so that it is in the caches and nothing else is.
+// touch writes to memory, which fills the CPU caches.
 func touch(b []byte) {
 	for i := 0; i < len(b); i += 64 {
 		b[i]++
 	}
 }
 
-// TestStallAllocates: between the freeze and the front end's word no copy of the
-// request is made, neither of its ids nor of its block table, at either side. A
-// copy of the longer one's ids alone has 512 KiB.
+// TestStallAllocates checks that between the freeze and the front end's report neither side copies
+// the request's ids or its block table. A copy of the longer request's ids alone takes 512 KiB.
 func TestStallAllocates(t *testing.T) {
-	const bytes, tries = 64, 5 // of which the best counts: the runtime allocates, too
+	const bytes, tries = 64, 5 // the best try counts, because the runtime allocates, too
 	source, target := newFakePool(t, bytes), newFakePool(t, bytes)
 	t.Cleanup(source.memory.Close)
 	t.Cleanup(target.memory.Close)
@@ -294,7 +293,7 @@ func TestStallAllocates(t *testing.T) {
 	}
 }
 
-// allocated is what the process has allocated so far, in bytes.
+// allocated returns how many bytes the process has allocated so far.
 func allocated() uint64 {
 	sample := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
 	metrics.Read(sample)

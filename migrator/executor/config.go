@@ -24,7 +24,7 @@ const (
 	engineTimeout    = 3 * time.Second        // for one call to the engine
 	engineRetryDelay = 100 * time.Millisecond // before a failed thaw, drop or release is tried again
 	releaseTimeout   = 30 * time.Second       // for an engine to thaw, drop or release; then its session ends
-	adoptTimeout     = time.Second            // for the state machine to answer Adopt
+	adoptTimeout     = time.Second            // for the state machine's answer to Adopt
 	grantLifetime    = 2 * time.Minute        // of a ticket: longer than a migration may take
 	probeInterval    = 100 * time.Millisecond // between two checks for due probes
 	probeTimeout     = 2 * time.Second
@@ -46,10 +46,10 @@ type Streams interface {
 	Holder(id string) (frontend.Holder, bool)
 }
 
-// LocalLegs are the requests that run on this replica's engine.
+// LocalLegs provides the requests that run on this replica's engine.
 type LocalLegs interface {
 	LocalLegs() []frontend.LocalLeg
-	// AdvanceEpoch sets the epoch of a request that stayed here.
+	// AdvanceEpoch sets the epoch of a request whose migration failed.
 	AdvanceEpoch(id string, epoch policies.Epoch)
 }
 
@@ -71,8 +71,8 @@ type Network interface {
 type Config struct {
 	// Self is this replica. Required.
 	Self policies.ReplicaID
-	// Engine serves the block table of this replica's engine; nil if it has none, and
-	// all migrations are by Reprompt.
+	// Engine serves the block table of this replica's engine. It is nil if the engine has none;
+	// then all migrations are by Reprompt.
 	Engine Engine
 	// FrontEnd is this replica's front end. Required.
 	FrontEnd FrontEnd
@@ -92,8 +92,8 @@ type Config struct {
 	// MaxEnvelope is the maximum number of bytes of one message. A larger table is sent
 	// in parts. 0 means 8 MiB, as in migrator/peer.
 	MaxEnvelope int
-	// LinkRate is the rate, in bytes per second of the real engine's KV, to which all
-	// incoming migrations together are paced; 0 means no pacing.
+	// LinkRate is the rate, in bytes per second of the real engine's KV, to which the executor
+	// paces all incoming migrations together; 0 means no pacing.
 	LinkRate int64
 	// Notify receives the market's events: Reserved, ReservationRefused, TransferDone
 	// and TransferFailed. It is called on Run's goroutine and must not block. Required.

@@ -14,8 +14,8 @@ type Pool interface {
 	transport.Pool
 }
 
-// BlockTables lists the blocks of requests. leg is the engine's name of a request; the
-// blocks before position from are left out. See blocks.Client.
+// BlockTables lists the blocks of requests. leg is the engine's name of a request; the table leaves
+// out the blocks before position from. See blocks.Client.
 type BlockTables interface {
 	Table(ctx context.Context, leg string, from int) (blocks.Table, error)
 	// Freeze stops the request at a step boundary. Freezing a frozen request returns the
@@ -36,11 +36,11 @@ type Unfreezer interface {
 
 // Reservations reserves blocks for requests that will arrive.
 type Reservations interface {
-	// Reserve reserves blocks for at least that many tokens. Called again for more, it
-	// extends the reservation.
+	// Reserve reserves blocks for at least that many tokens. A call with a larger number extends
+	// the reservation.
 	Reserve(ctx context.Context, id string, tokens int) ([]uint32, error)
-	// MarkFilled reports that ids, which start where the last call ended, belong to the
-	// reservation, and that positions [0, computed) are in place and verified.
+	// MarkFilled reports that ids, which continue those of the last call, belong to the
+	// reservation, and that the KV of positions [0, computed) is in place and verified.
 	MarkFilled(ctx context.Context, id string, from int, ids []uint32, computed int) error
 	// Release frees a reservation, unless a request has adopted it.
 	Release(ctx context.Context, id string) error

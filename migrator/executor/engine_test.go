@@ -15,8 +15,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// What the engines of the tests are like. A token's KV is two numbers, one in
-// each region, made of its id and its position alone.
+// Parameters of the test engines. A token's KV is two numbers, one in each region, computed only
+// from its id and its position.
 const (
 	blockTokens = 4
 	poolBlocks  = 512
@@ -39,30 +39,29 @@ func kv(id uint32, pos, region int) uint64 {
 	return mix(uint64(id)<<32 + uint64(pos)<<1 + uint64(region) + 1)
 }
 
-// digest is what an engine makes of all the KV of a request, in order; its end
-// is the next token.
+// digest is computed from all the KV of a request, in order; its final value determines the next
+// token.
 type digest uint64
 
 func (d digest) add(v uint64) digest { return digest(mix(uint64(d)*31 + v)) }
 
 func (d digest) next() uint32 { return uint32(mix(uint64(d))>>33) % 50_000 }
 
-// engine is a paged pool of real bytes and a loop that reads all of them for
-// each token.
+// engine is a paged pool of real bytes and a loop that reads all bytes of a request for each token.
 type engine struct {
 	mu       sync.Mutex
 	away     bool
 	blind    bool // it serves no blocks
 	memory   *transport.Memory
 	free     []uint32
-	limbo    []uint32        // freed in this instant: must not be read later
+	limbo    []uint32        // freed at this instant: must not be read later
 	seqs     map[string]*seq // by leg
 	held     map[string]*reservation
 	onToken  func(*seq) // under mu
 	mistakes []string
-	context  int           // the most tokens of a request, 0 for any
-	stubborn bool          // it thaws, drops and releases nothing
-	wake     chan struct{} // has a value when there may be something to do
+	context  int           // maximum length of a request, 0 for no limit
+	stubborn bool          // it never thaws, drops or releases
+	wake     chan struct{} // holds a token when there may be work
 }
 
 // seq is a request in an engine.
@@ -84,7 +83,7 @@ type reservation struct {
 	blocks   []uint32
 	ids      []uint32
 	computed int
-	seq      *seq // that has adopted it
+	seq      *seq // the request that has adopted it
 }
 
 var errRefused = errors.New("the engine refuses")
@@ -105,7 +104,7 @@ func (e *engine) Description() (blocks.Description, bool) {
 
 func (e *engine) Memory() (*transport.Memory, bool) { return e.memory, true }
 
-// take takes n blocks, or none.
+// take allocates n blocks, or none.
 func (e *engine) take(n int) []uint32 {
 	if n > len(e.free) {
 		return nil
@@ -115,7 +114,7 @@ func (e *engine) take(n int) []uint32 {
 	return out
 }
 
-// give frees blocks: from the next step on they have other bytes.
+// give frees blocks: from the next step on their bytes are different.
 func (e *engine) give(list []uint32) {
 	e.limbo = append(e.limbo, list...)
 	e.work()
@@ -128,7 +127,7 @@ func (e *engine) work() {
 	}
 }
 
-// scribble makes those show who still read freed blocks.
+// scribble overwrites freed blocks, so that a late reader fails its checks.
 func (e *engine) scribble() {
 	for _, b := range e.limbo {
 		for r := range layout.Regions {
@@ -149,7 +148,7 @@ func (e *engine) slot(q *seq, pos, region int) []byte {
 func (e *engine) run(ctx context.Context) {
 	begun := time.Now()
 	for {
-		// Steps are at fixed times, which no two engines share.
+		// Each engine has its own fixed times for steps.
 		select {
 		case <-ctx.Done():
 			return
@@ -167,8 +166,8 @@ func (e *engine) run(ctx context.Context) {
 			continue
 		}
 		if dirty {
-			// All reads of these blocks in an earlier instant are complete; this makes it
-			// known to the race detector.
+			// All reads of these blocks at an earlier instant are complete; Wait makes that visible
+			// to the race detector.
 			synctest.Wait()
 		}
 		e.mu.Lock()
@@ -182,7 +181,7 @@ func (e *engine) run(ctx context.Context) {
 	}
 }
 
-// generate computes what is missing and samples one token.
+// generate computes the missing KV and samples one token.
 func (e *engine) generate(q *seq) {
 	for ; q.computed < len(q.ids); q.computed++ {
 		if q.computed/blockTokens >= len(q.blocks) {
@@ -227,7 +226,7 @@ func (e *engine) remove(q *seq) {
 	q.blocks = nil
 }
 
-// prompt begins a request by its ids.
+// prompt starts a request from its ids.
 func (e *engine) prompt(c *legConn, leg string, ids []uint32, prompt, most int) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -239,7 +238,7 @@ func (e *engine) prompt(c *legConn, leg string, ids []uint32, prompt, most int) 
 	return nil
 }
 
-// adopt begins a request by what a reservation was filled with.
+// adopt starts a request from a filled reservation.
 func (e *engine) adopt(c *legConn, leg, id string, most int) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -264,7 +263,7 @@ func (e *engine) adopt(c *legConn, leg, id string, most int) error {
 	return nil
 }
 
-// abort is a client that has gone.
+// abort handles the disconnection of a client.
 func (e *engine) abort(c *legConn) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -276,7 +275,7 @@ func (e *engine) abort(c *legConn) {
 	}
 }
 
-// preempt takes a request's blocks away; it computes them anew elsewhere.
+// preempt frees a request's blocks; the engine recomputes them in other blocks.
 func (e *engine) preempt() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -292,7 +291,7 @@ func (e *engine) preempt() {
 	}
 }
 
-// AbandonSession ends the session like its end.
+// AbandonSession ends the session.
 func (e *engine) AbandonSession(error) { e.endSession() }
 
 func (e *engine) refuses() bool {
@@ -301,7 +300,7 @@ func (e *engine) refuses() bool {
 	return e.stubborn
 }
 
-// endSession is what a migrator's death does to the engine.
+// endSession is the engine's reaction to the end of its migrator.
 func (e *engine) endSession() {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -60,9 +60,8 @@ func New(c Config) (*Executor, error) {
 		queues: map[key]*jobQueue{}, exports: map[bidask.Deal]*exportState{}, imports: map[bidask.Deal]*importState{}, closing: map[*importState]bool{}, paths: newTransportPaths(c.Transports), records: newRecords(c)}, nil
 }
 
-// Run executes migrations until ctx ends and returns nil then. Migrations in progress
-// are left as they are: what the engine holds for them ends with its session. Run may be
-// called once.
+// Run executes migrations until ctx ends and returns nil then. It leaves migrations in progress as
+// they are: the engine's state for them ends with its session. Run may be called once.
 func (m *Executor) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	m.mu.Lock()
@@ -195,9 +194,8 @@ func (m *Executor) PeerGone(peer policies.ReplicaID) {
 	})
 }
 
-// Adopt lets the engine adopt the blocks of a live migration for the front end of its
-// request: once, and only while the migration is ready here. It implements
-// frontend.Adopter.
+// Adopt makes the engine adopt the blocks of a live migration for the front end of its request:
+// once, and only while the migration is ready here. It implements frontend.Adopter.
 func (m *Executor) Adopt(migration, request string, frontEnd policies.ReplicaID) (json.RawMessage, error) {
 	deal, err := parseDeal(migration)
 	if err != nil {
@@ -321,7 +319,7 @@ func (m *Executor) endMigration(a transfer.Action) {
 	m.cfg.Notify(bidask.Event{Kind: kind, Deal: a.Deal})
 }
 
-// Migrations returns the migrations of which this replica is source or target, then the
+// Migrations returns the running migrations of which this replica is source or target, then the
 // latest finished ones, each in order of start or end.
 func (m *Executor) Migrations() []Migration { return m.records.list() }
 

@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// prompt makes the ids of a client's prompt.
+// prompt returns the ids of a client's prompt.
 func prompt(seed, n int) []uint32 {
 	var ids []uint32
 	for i := range n {
@@ -32,7 +32,7 @@ func prompt(seed, n int) []uint32 {
 	return ids
 }
 
-// runInFleet runs a test in a fleet that is set up by prepare and checked at the end.
+// runInFleet runs a test in a new fleet and checks the fleet at the end.
 func runInFleet(t *testing.T, replicas int, link int64, test func(t *testing.T, w *fleet)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newFleet(replicas, link, carryInside)
@@ -53,7 +53,7 @@ func runInFleet(t *testing.T, replicas int, link int64, test func(t *testing.T, 
 	})
 }
 
-// waitForEnd returns the last move that a replica has ended.
+// waitForEnd returns the replica's latest finished migration.
 func (n *replica) waitForEnd(t *testing.T) executor.Migration {
 	t.Helper()
 	all := n.executor.Migrations()
@@ -63,8 +63,8 @@ func (n *replica) waitForEnd(t *testing.T) executor.Migration {
 	return all[len(all)-1]
 }
 
-// TestMigrationChain moves a request around, its front end among the holders: nothing is
-// chained, and both sides report each migration.
+// TestMigrationChain migrates a request from replica to replica, including its front end: legs are
+// not chained, and both sides report each migration.
 func TestMigrationChain(t *testing.T) {
 	runInFleet(t, 4, 0, func(t *testing.T, w *fleet) {
 		a := w.replicas[0]
@@ -90,7 +90,7 @@ func TestMigrationChain(t *testing.T) {
 	})
 }
 
-// TestOtherEngines moves by Reprompt where blocks cannot be read.
+// TestOtherEngines migrates by Reprompt if blocks cannot be read.
 func TestOtherEngines(t *testing.T) {
 	runInFleet(t, 3, 0, func(t *testing.T, w *fleet) {
 		w.replicas[2].engine.blind = true
@@ -112,7 +112,7 @@ func TestOtherEngines(t *testing.T) {
 	})
 }
 
-// TestLinkIsPaced migrations over a link whose speed decides, and grows on the way.
+// TestLinkIsPaced migrates over a link whose rate determines the duration, while the request grows.
 func TestLinkIsPaced(t *testing.T) {
 	runInFleet(t, 2, 400_000, func(t *testing.T, w *fleet) { // 400 tokens a second
 		w.replicas[0].frontEnd.startStream("a/1", prompt(1, 100), 400, w.replicas[0])
@@ -132,7 +132,7 @@ func TestLinkIsPaced(t *testing.T) {
 	})
 }
 
-// TestMarketIsNotified asks for what cannot be.
+// TestMarketIsNotified requests impossible actions.
 func TestMarketIsNotified(t *testing.T) {
 	runInFleet(t, 2, 0, func(t *testing.T, w *fleet) {
 		a, b := w.replicas[0], w.replicas[1]
@@ -151,14 +151,14 @@ func TestMarketIsNotified(t *testing.T) {
 		if k := ask(b, bidask.Action{Kind: bidask.Reserve, Deal: deal(3), Peer: "a", Migration: policies.Migration{Request: "a/1", Length: 100}}); k != bidask.Reserved {
 			t.Errorf("a hundred tokens: %v", k)
 		}
-		// Its Open stays unanswered.
+		// The Open of this action stays unanswered.
 		if k := ask(b, bidask.Action{Kind: bidask.Import, Deal: deal(3), Peer: "a", Migration: policies.Migration{Request: "a/1", Length: 100}}); k != bidask.TransferFailed {
 			t.Errorf("an import without an export: %v", k)
 		}
 		if m := b.waitForEnd(t); m.Failure != "unknown to the peer" {
 			t.Errorf("%+v", m)
 		}
-		// Actions of another time do nothing.
+		// Actions in the wrong order do nothing.
 		for _, k := range []bidask.ActionKind{bidask.Abort, bidask.Release, bidask.Send, bidask.Return} {
 			a.executor.Execute(bidask.Action{Kind: k, Deal: deal(9)})
 		}
@@ -169,7 +169,7 @@ func TestMarketIsNotified(t *testing.T) {
 	})
 }
 
-// TestAdoptRefuses asks for what was not brought.
+// TestAdoptRefuses requests blocks that were not transferred.
 func TestAdoptRefuses(t *testing.T) {
 	runInFleet(t, 2, 0, func(t *testing.T, w *fleet) {
 		for _, move := range []string{"", "a", "/1", "a/", "a/x", "a/1", "a/-1", "a/b/1", "a/99999999999999999999"} {
@@ -195,8 +195,8 @@ func TestAdoptRefuses(t *testing.T) {
 	}
 }
 
-// TestFrontEnds names the front end of a request that is being handed over, whether it
-// still runs there or not.
+// TestFrontEnds names the front end of a request that is migrating, whether or not the request
+// still runs there.
 func TestFrontEnds(t *testing.T) {
 	runInFleet(t, 2, 0, func(t *testing.T, w *fleet) {
 		a, b := w.replicas[0], w.replicas[1]
@@ -216,12 +216,12 @@ func TestFrontEnds(t *testing.T) {
 	})
 }
 
-// unreliable is a transport that does not get through, or breaks.
+// unreliable is a transport that does not connect, or breaks.
 type unreliable struct {
 	*wire
 	opens, pulls error
 	probe        error
-	mended       *atomic.Bool // opens does not count any more; nil: it does
+	mended       *atomic.Bool // once true, opens has no effect; nil: it always has
 }
 
 func (*unreliable) Name() string                  { return "unreliable" }
@@ -254,7 +254,7 @@ func (b *breaking) Pull(context.Context, transport.Plan) (transport.Stats, error
 	return transport.Stats{}, b.err
 }
 
-// TestTransportsFallBack has a better transport that does not work.
+// TestTransportsFallBack prefers a transport that does not work.
 func TestTransportsFallBack(t *testing.T) {
 	broken := errors.New("it broke")
 	for _, c := range []struct {
@@ -299,8 +299,8 @@ func TestTransportsFallBack(t *testing.T) {
 	}
 }
 
-// TestTransportsAreHeldBack: what has failed is not tried by the next move; what
-// is known of a peer goes with it.
+// TestTransportsAreHeldBack checks that the next migration does not use a transport that has
+// failed, and that the executor forgets this together with the peer.
 func TestTransportsAreHeldBack(t *testing.T) {
 	mended := new(atomic.Bool)
 	better = &unreliable{opens: errors.New("it broke"), mended: mended}
@@ -317,7 +317,7 @@ func TestTransportsAreHeldBack(t *testing.T) {
 			}
 			if i == 1 {
 				mended.Store(true)
-				time.Sleep(2 * time.Second) // longer than a first failure counts
+				time.Sleep(2 * time.Second) // longer than a first failure suspends the transport
 			}
 		}
 		b.executor.PeerGone("a")
@@ -328,7 +328,7 @@ func TestTransportsAreHeldBack(t *testing.T) {
 	})
 }
 
-// TestLongTable moves a request whose blocks no message can name at once.
+// TestLongTable migrates a request with more blocks than one message can list.
 func TestLongTable(t *testing.T) {
 	envelope = 8 << 10
 	defer func() { envelope = 0 }()
@@ -337,15 +337,15 @@ func TestLongTable(t *testing.T) {
 		a.frontEnd.startStream("a/1", prompt(1, 1000), 1200, a)
 		time.Sleep(100 * time.Millisecond)
 		w.move("a/1", a, b, policies.Growth)
-		// 4 KiB hold 117 blocks of 4 tokens with 2 sums: 1,000 tokens take three.
+		// 4 KiB hold 117 blocks of 4 tokens with 2 checksums: 1,000 tokens take three messages.
 		if s, d := a.waitForEnd(t), b.waitForEnd(t); s.State != "moved" || s.Mode != "live" || s.Rounds < 4 || d.Rounds < 4 {
 			t.Errorf("%+v\n%+v", s, d)
 		}
 	})
 }
 
-// TestUnresponsiveEngine does nothing of what it must: its session ends, and undoes
-// what was frozen and reserved.
+// TestUnresponsiveEngine uses an engine that never thaws, drops or releases: its session ends,
+// which undoes what was frozen and reserved.
 func TestUnresponsiveEngine(t *testing.T) {
 	runInFleet(t, 2, 0, func(t *testing.T, w *fleet) {
 		a, b := w.replicas[0], w.replicas[1]
@@ -378,7 +378,8 @@ func TestUnresponsiveEngine(t *testing.T) {
 	})
 }
 
-// TestSpans has each side's part in a migration as a span, and its steps below it.
+// TestSpans checks that each side records its part of a migration as a span, with its steps as
+// child spans.
 func TestSpans(t *testing.T) {
 	spans := tracetest.NewSpanRecorder()
 	tracer = sdk.NewTracerProvider(sdk.WithSpanProcessor(spans)).Tracer("test")

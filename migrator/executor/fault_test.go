@@ -13,20 +13,20 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// points are the steps of a migration at which a fault can be injected: messages in flight, calls to
-// engines, pulls, and actions of the front end.
+// points are the steps of a migration at which a fault can be injected: messages in transit, calls
+// to engines, pulls, and actions of the front end.
 var points = []string{
 	"open", "accept", "round", "manifest", "pulled", "pulling", "ready", "commit", "query", "pending", "committed", "reverted", "ended", "rejected", "abort",
 	"reserve", "table", "freeze", "thaw", "drop call", "mark filled", "release", "ticket", "pull", "move", "adopt", "start", "first",
 }
 
-// primers are faults that are needed for a migration to reach a step.
+// primers are the faults that a migration needs to reach a step.
 var primers = map[string]string{
 	"query": "part at commit", "pending": "reorder at commit", "reverted": "refuse at start", "ended": "client leaves at ready", "abort": "refuse at mark filled",
 	"thaw": "refuse at start", "rejected": "moved away at freeze",
 }
 
-// remoteFrontEndPoints are the steps that no migration reaches whose source is the front end.
+// remoteFrontEndPoints are the steps that no migration reaches if its source is the front end.
 var remoteFrontEndPoints = map[string]bool{"commit": true, "query": true, "pending": true, "committed": true, "reverted": true, "ended": true, "rejected": true}
 
 // scene is one run: replicas, streams, their migrations, and the faults.
@@ -41,7 +41,7 @@ type faultKind struct {
 	act  func(s *scene, rng *rand.Rand) verdict
 }
 
-// kinds are the kinds of faults. Each returns the verdict for what is at the point.
+// kinds are the kinds of faults. Each returns the verdict for the message or call at its point.
 var kinds = []faultKind{
 	{"drop", func(*scene, *rand.Rand) verdict { return drop }},
 	{"double", func(*scene, *rand.Rand) verdict { return double }},
@@ -78,7 +78,7 @@ var kinds = []faultKind{
 	}},
 }
 
-// primerKinds are the faults of primers only: they have a certain effect.
+// primerKinds are the faults that only primers use: their effect does not vary.
 var primerKinds = []faultKind{
 	{"part", func(s *scene, _ *rand.Rand) verdict { s.cut(s.source, s.frontEnd, 1500*time.Millisecond); return goOn }},
 	{"moved away", func(s *scene, _ *rand.Rand) verdict {
@@ -93,22 +93,22 @@ var primerKinds = []faultKind{
 	}},
 }
 
-// randomOutage returns a duration that is or is not long enough to be taken for a crash.
+// randomOutage returns a duration that may or may not be long enough to count as a crash.
 func randomOutage(r *rand.Rand) time.Duration {
 	return []time.Duration{50 * time.Millisecond, 300 * time.Millisecond, 1500 * time.Millisecond, 4 * time.Second}[r.IntN(4)]
 }
 
-// play runs a scene of replicas with the carriers that carry makes. In a grid the seed chooses which of
-// them is the front end, and the faults come as early as possible. It returns the failures, "" for none;
-// reached reports whether all faults were injected.
+// play runs a scene of replicas with the carriers that carry creates. In a grid the seed chooses which
+// of them is the front end, and the faults come as early as possible. play returns the failures, or ""
+// if there are none; reached reports whether all faults were injected.
 func play(carry func(*replica) carrier, seed uint64, grid bool, faults ...string) (broken string, reached bool, moves int) {
 	rng := rand.New(rand.NewPCG(seed, 9))
 	link := int64(0)
 	if rng.IntN(2) == 0 {
-		link = int64(10_000 + rng.IntN(1_000_000)) // 10 ms to 1 s for a request
+		link = int64(10_000 + rng.IntN(1_000_000)) // 10 ms to 1 s per request
 	}
 	if grid {
-		link = 1_000_000 // so that migrations do not exceed their deadline without a fault
+		link = 1_000_000 // so fast that migrations meet their deadline unless there is a fault
 	}
 	w := newFleet(3+rng.IntN(2), link, carry)
 	order := shuffled(rng, w.replicas)
@@ -118,7 +118,7 @@ func play(carry func(*replica) carrier, seed uint64, grid bool, faults ...string
 	}
 	s.request = string(s.frontEnd.id) + "/1"
 	s.frontEnd.frontEnd.startStream(s.request, prompt(int(seed), 3+rng.IntN(60)), 180, s.source)
-	for i, n := range order { // and further streams
+	for i, n := range order { // and more streams
 		if rng.IntN(2) == 0 {
 			n.frontEnd.startStream(fmt.Sprintf("%s/%d", n.id, i+2), prompt(i, 10+rng.IntN(20)), 120, order[rng.IntN(len(order))])
 		}
@@ -136,7 +136,7 @@ func play(carry func(*replica) carrier, seed uint64, grid bool, faults ...string
 	}
 	time.Sleep(time.Duration(50+rng.IntN(400)) * time.Millisecond)
 	w.move(s.request, s.source, s.target, policies.Growth)
-	// Later migrations find the request wherever it is.
+	// Later migrations move the request from wherever it is.
 	for range rng.IntN(3) {
 		time.Sleep(time.Duration(rng.IntN(300)) * time.Millisecond)
 		if h, ok := s.frontEnd.frontEnd.Holder(s.request); ok {
@@ -183,8 +183,8 @@ func (s *scene) abort() {
 // TestFaultAtEveryStep injects each fault at each step.
 func TestFaultAtEveryStep(t *testing.T) { everyStep(t, kinds, 1, carryInside) }
 
-// everyStep injects each of some faults at each step of migrations over a carrier; with a stride of n at
-// each nth step, different ones for each fault, and always where blocks are pulled.
+// everyStep injects each of the given faults at the steps of migrations over a carrier. With a stride of
+// n it uses every nth step, different steps for each fault, and always the steps that pull blocks.
 func everyStep(t *testing.T, kinds []faultKind, stride int, carry func(*replica) carrier) {
 	all := os.Getenv("CASCADE_TEST_ALL") != ""
 	for kind, k := range kinds {
@@ -196,9 +196,9 @@ func everyStep(t *testing.T, kinds []faultKind, stride int, carry func(*replica)
 					missed = slices.DeleteFunc(missed, func(m string) bool { return m == p })
 					continue
 				}
-				// Each step with source, target and a third replica as the front end, four times.
-				// Unless all are run, only until one run has reached the step: which one does is up
-				// to the scheduler where a device copies.
+				// Run each step four times with the source, the target and a third replica as the
+				// front end. Unless all runs are enabled, stop when one run has reached the step:
+				// the scheduler determines which one does if a device copies.
 				first := (i + kind) % 3
 				if remoteFrontEndPoints[p] {
 					first = 2
@@ -234,7 +234,7 @@ func everyStep(t *testing.T, kinds []faultKind, stride int, carry func(*replica)
 	}
 }
 
-// TestRandomFaults injects up to three faults of any kinds at any steps.
+// TestRandomFaults injects up to three random faults at random steps.
 func TestRandomFaults(t *testing.T) {
 	runs := uint64(500)
 	if os.Getenv("CASCADE_TEST_ALL") != "" {

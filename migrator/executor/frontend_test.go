@@ -14,8 +14,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// frontEnd serves the streams of its clients. It checks each token against that of a run
-// without migration.
+// frontEnd serves the streams of its clients. It compares each token with that of a run without
+// migration.
 type frontEnd struct {
 	w    *fleet
 	node *replica
@@ -36,16 +36,16 @@ type clientStream struct {
 	conn    *legConn
 	rescues int
 
-	cut  bool    // tokens of the current leg are held back
+	cut  bool    // the tokens of the current leg are held back
 	held []event // of the current leg
-	lost bool    // the current leg is broken, while another one may come
+	lost bool    // the current leg is broken, but another one may follow
 
 	next    *legConn // the leg that is being opened
 	first   []event
 	changed chan struct{} // closed and replaced at each change
 
 	over  bool
-	whole bool // ended, with all its tokens
+	whole bool // ended with all its tokens
 }
 
 func (s *clientStream) append(id uint32) {
@@ -313,7 +313,7 @@ func (f *frontEnd) Holder(name string) (frontend.Holder, bool) {
 	return frontend.Holder{Replica: s.holder.id, Epoch: s.epoch, Pending: s.pending}, true
 }
 
-// LocalLegs are the requests of this replica's engine.
+// LocalLegs returns the requests of this replica's engine.
 func (f *frontEnd) LocalLegs() []frontend.LocalLeg {
 	e := f.node.engine
 	e.mu.Lock()
@@ -338,7 +338,8 @@ func (f *frontEnd) AdvanceEpoch(name string, epoch policies.Epoch) {
 	}
 }
 
-// peerLost handles the loss of a peer: streams there are rescued, its own legs here end.
+// peerLost handles the loss of a peer: it rescues the streams that ran there, and ends the peer's
+// legs here.
 func (f *frontEnd) peerLost(peer *replica) {
 	f.mu.Lock()
 	for _, s := range f.streams {
@@ -372,7 +373,7 @@ func (f *frontEnd) settled() bool {
 	return true
 }
 
-// waitFor polls until ok returns true, for at most so long.
+// waitFor polls until ok returns true, for at most the time most.
 func waitFor(most time.Duration, ok func() bool) bool {
 	for end := time.Now().Add(most); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		if ok() {

@@ -10,7 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// passGate is passed by all that a migrator does to others; it waits while the
+// passGate is called before every action of a migrator on another component; it waits while the
 // replica is paused.
 func (n *replica) passGate(ctx context.Context, point string) error {
 	v := n.w.hitPoint(point)
@@ -32,7 +32,7 @@ func (n *replica) passGate(ctx context.Context, point string) error {
 	return ctx.Err()
 }
 
-// gatedEngine is an engine as its migrator reaches it.
+// gatedEngine is an engine behind its migrator's gate.
 type gatedEngine struct{ n *replica }
 
 func (g *gatedEngine) Description() (blocks.Description, bool)     { return g.n.engine.Description() }
@@ -89,7 +89,7 @@ func (g *gatedEngine) Release(ctx context.Context, id string) error {
 	return g.n.engine.Release(ctx, id)
 }
 
-// insideTransport carries within the process.
+// insideTransport copies within the process.
 type insideTransport struct {
 	*memtransport.Transport
 	faults *memtransport.Faults
@@ -116,8 +116,8 @@ func (c *insideTransport) pull(ctx context.Context, p transport.Puller, _ *repli
 	return p.Pull(ctx, plan)
 }
 
-// wire is a replica's transport, over links that can be cut. Its pulls take no time,
-// so that the two pools can be held meanwhile.
+// wire is a replica's transport, over links that can be cut. Its pulls take no time, so that the
+// test can lock both pools meanwhile.
 type wire struct {
 	carrier
 	n *replica

@@ -25,8 +25,8 @@ var onGPUs = deviceFaults("'s GPU fails", "'s GPU is dead", "fake_dead")
 // fakeDevice is the carrier of a replica whose device is a fake.
 type fakeDevice interface{ setFake(call string) }
 
-// deviceFaults returns the faults of the fake devices of source and target: a device fails for
-// good (fake_break), or is out for a while by the call outage.
+// deviceFaults returns the faults of the fake devices of source and target: a device fails
+// permanently (fake_break), or the call outage takes it out for a while.
 func deviceFaults(fails, isOut, outage string) (out []faultKind) {
 	for _, end := range []struct {
 		name string
@@ -43,8 +43,8 @@ func deviceFaults(fails, isOut, outage string) (out []faultKind) {
 	return out
 }
 
-// TestFaultAtEveryStepOverGPUs injects each fault at each step of migrations over cuda,
-// between pools on fake GPUs, each replica's on its own.
+// TestFaultAtEveryStepOverGPUs injects each fault at each step of migrations over cuda, between
+// pools on fake GPUs, one GPU per replica.
 func TestFaultAtEveryStepOverGPUs(t *testing.T) {
 	library := fake.CUDA(t)
 	f := &gpuHosts{sharedDevices: &sharedDevices{control: fake.Open(t, library)}}
@@ -78,14 +78,14 @@ func TestFaultAtEveryStepOverGPUs(t *testing.T) {
 	}
 }
 
-// gpuHosts are a fabric of GPUs.
+// gpuHosts are GPUs that can access each other.
 type gpuHosts struct {
 	*sharedDevices
 	driver *libcuda.Driver
 	dir    string
 
 	mu   sync.Mutex
-	maps [][]byte // of the pools as the engines see them, which outlive their scenes
+	maps [][]byte // mappings of the pools for the engines; they outlive their scenes
 }
 
 // gpuTransport is a replica's transport over its GPU.
@@ -99,11 +99,11 @@ type gpuTransport struct {
 
 	mu       sync.Mutex
 	address  string                                   // of the source
-	deadline map[[transport.TicketSize]byte]time.Time // of the bubble
+	deadline map[[transport.TicketSize]byte]time.Time // in the bubble's time
 }
 
-// carry puts the engine's pool on a GPU. The engine sees its bytes, and all others ask
-// the GPU for them.
+// carry puts the engine's pool on a GPU. The engine accesses the bytes directly, and all others
+// through the GPU.
 func (f *gpuHosts) carry(n *replica) *gpuTransport {
 	c := &gpuTransport{racks: f, n: n, deadline: map[[transport.TicketSize]byte]time.Time{}}
 	f.runOutside(func() {
@@ -133,10 +133,10 @@ func (f *gpuHosts) carry(n *replica) *gpuTransport {
 	return c
 }
 
-// Memory is the pool as the transport sees it.
+// Memory returns the pool as the transport sees it.
 func (c *gpuTransport) Memory() (*transport.Memory, bool) { return c.memory, true }
 
-// outsideDevice is a pool's device that is asked outside of the bubble.
+// outsideDevice calls a pool's device outside of the bubble.
 type outsideDevice struct {
 	f *sharedDevices
 	m *transport.Memory
@@ -195,7 +195,7 @@ func (c *gpuTransport) Run(ctx context.Context) (err error) {
 	return err
 }
 
-// serve starts the transport, and returns what ends it and gives the GPU back.
+// serve starts the transport, and returns the function that stops it and returns the GPU.
 func (c *gpuTransport) serve() func() error {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -221,7 +221,8 @@ func (c *gpuTransport) serve() func() error {
 	}
 }
 
-// Export has the real grant last: the bubble's deadline is kept here.
+// Export gives the real grant a long deadline: this wrapper enforces the deadline in the bubble's
+// time.
 func (c *gpuTransport) Export(g transport.Grant) (offer transport.Offer, err error) {
 	until := g.Deadline
 	c.racks.runOutside(func() {
@@ -264,8 +265,8 @@ func (c *gpuTransport) Open(ctx context.Context, receiver policies.ReplicaID, of
 	return p, nil
 }
 
-// pull has the target's GPU fail in the midst of a plan, or its last block's bytes be
-// others on their way.
+// pull makes the target's GPU fail in the middle of a plan, or corrupts the last block's bytes in
+// transit, as the verdict demands.
 func (c *gpuTransport) pull(ctx context.Context, p transport.Puller, source *replica, plan transport.Plan, v verdict) (transport.Stats, error) {
 	half, regions := len(plan.Src)/2, len(layout.Regions)
 	switch {

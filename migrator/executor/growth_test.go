@@ -7,10 +7,10 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// TestOutgrownReservation moves a request over a link on which it grows by more
-// than was set aside for that.
+// TestOutgrownReservation migrates a request over a link so slow that the request outgrows the
+// slack of its reservation.
 func TestOutgrownReservation(t *testing.T) {
-	runInFleet(t, 2, 150_000, func(t *testing.T, w *fleet) { // 150 tokens a second; it makes 100
+	runInFleet(t, 2, 150_000, func(t *testing.T, w *fleet) { // 150 tokens a second; the request generates 100
 		w.replicas[0].frontEnd.startStream("a/1", prompt(1, 400), 1500, w.replicas[0])
 		time.Sleep(20 * time.Millisecond)
 		w.move("a/1", w.replicas[0], w.replicas[1], policies.Growth)
@@ -20,8 +20,8 @@ func TestOutgrownReservation(t *testing.T) {
 	})
 }
 
-// TestNoRoomToGrow moves requests to an engine that has no room for them to grow,
-// or whose requests may not be so long.
+// TestNoRoomToGrow migrates requests to an engine without room for their growth, or with a maximum
+// length that they reach.
 func TestNoRoomToGrow(t *testing.T) {
 	runInFleet(t, 2, 0, func(t *testing.T, w *fleet) {
 		w.replicas[1].engine.context = 420
@@ -34,8 +34,8 @@ func TestNoRoomToGrow(t *testing.T) {
 	})
 }
 
-// TestRequestEndsWhilePulled moves a request that ends long before its blocks
-// are there: neither side goes on for the rest of the round.
+// TestRequestEndsWhilePulled migrates a request that ends long before its blocks have arrived:
+// neither side waits for the rest of the round.
 func TestRequestEndsWhilePulled(t *testing.T) {
 	runInFleet(t, 2, 10_000, func(t *testing.T, w *fleet) { // ten tokens a second
 		w.replicas[0].frontEnd.startStream("a/1", prompt(1, 100), 140, w.replicas[0])

@@ -22,11 +22,11 @@ import (
 // Durations in the fleets of the tests.
 const (
 	latency = time.Millisecond
-	silence = 2 * time.Second // after which a peer is gone
+	silence = 2 * time.Second // after which a peer counts as gone
 )
 
-// fleet is a few replicas in one process, with real executors and pools of bytes, and minimal
-// fakes of everything else. Faults are injected at named points.
+// fleet is a few replicas in one process, with real executors and pools of bytes, and minimal fakes
+// of everything else. The tests inject faults at named points.
 type fleet struct {
 	replicas []*replica
 	wg       sync.WaitGroup
@@ -52,7 +52,7 @@ type fault struct {
 	seen  int
 }
 
-// verdict is what happens to the message or call at a point.
+// verdict is the effect of a fault on the message or call at a point.
 type verdict int
 
 const (
@@ -66,20 +66,20 @@ const (
 
 // Further parameters of newFleet; set by tests that do not run in parallel.
 var (
-	better *unreliable // a transport that is preferred
+	better *unreliable // the transport to prefer
 	tracer trace.Tracer
 
 	envelope int
 )
 
-// carrier is a replica's transport, with the faults of its pulls.
+// carrier is a replica's transport that can inject faults into its pulls.
 type carrier interface {
 	transport.Transport
 	// pull pulls a plan from source, with the fault that the verdict names.
 	pull(ctx context.Context, p transport.Puller, source *replica, plan transport.Plan, v verdict) (transport.Stats, error)
 }
 
-// newFleet returns replicas with the carriers that carry makes.
+// newFleet returns replicas with the carriers that carry creates.
 func newFleet(replicas int, link int64, carry func(*replica) carrier) *fleet {
 	w := &fleet{done: make(chan struct{}), cuts: map[[2]*replica]bool{}, delays: map[[2]*replica]time.Duration{}}
 	for i := range replicas {
@@ -172,7 +172,7 @@ func (w *fleet) watch(q *seq) {
 	}
 }
 
-// hitPoint reaches a point, and returns what its fault does there.
+// hitPoint records that a point was reached, and returns the verdict of its fault.
 func (w *fleet) hitPoint(point string) verdict {
 	w.mu.Lock()
 	var due *fault
@@ -262,7 +262,8 @@ func (w *fleet) deliver(done <-chan struct{}, from, to *replica) bool {
 	}
 }
 
-// move migrates a request like bidask's market; it returns when both sides have reported the end.
+// move migrates a request as bidask's market does; it returns when both sides have reported the
+// end.
 func (w *fleet) move(request string, from, to *replica, cause policies.MigrationCause) {
 	w.mu.Lock()
 	w.number++
@@ -292,7 +293,7 @@ func (w *fleet) move(request string, from, to *replica, cause policies.Migration
 	from.await(sold)
 }
 
-// findLeftovers lists what is left over two idle seconds after the end.
+// findLeftovers lists what remains during two idle seconds after the end.
 func (w *fleet) findLeftovers() []string {
 	var out []string
 	held := map[*legConn]bool{}
@@ -361,7 +362,7 @@ func (w *fleet) findLeftovers() []string {
 	return out
 }
 
-// failures joins the failures, "" for none.
+// failures joins the failures; it returns "" if there are none.
 func (w *fleet) failures() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -6,8 +6,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// legConn is a leg between an engine and a front end. Events of the engine arrive in order, when
-// the link delivers them.
+// legConn is a leg between an engine and a front end. The engine's events arrive in order, when the
+// link delivers them.
 type legConn struct {
 	w        *fleet
 	stream   string
@@ -84,7 +84,7 @@ func (c *legConn) ended() bool {
 	}
 }
 
-// hangUp closes a leg at the front end; the engine learns of it when the link delivers.
+// hangUp closes a leg at the front end; the engine detects it when the link delivers.
 func (c *legConn) hangUp() {
 	c.shut()
 	c.w.wg.Go(func() {

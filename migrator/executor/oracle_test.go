@@ -7,7 +7,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// newStillEngine is an engine whose requests generate when the test says so.
+// newStillEngine returns an engine whose requests generate only when the test calls for it.
 func newStillEngine(t *testing.T, ids []uint32) (*engine, *seq) {
 	t.Helper()
 	e := newEngine()
@@ -20,9 +20,9 @@ func newStillEngine(t *testing.T, ids []uint32) (*engine, *seq) {
 	return e, q
 }
 
-// TestTextDependsOnEveryByte shows that the checks of this package can fail: the
-// next token is another one when any byte of a request's KV is, so that a block
-// that is wrong, stale or missing at the target changes the text.
+// TestTextDependsOnEveryByte shows that the checks of this package can fail: if any byte of a
+// request's KV changes, the next token changes too, so that a wrong, stale or missing block at the
+// target changes the text.
 func TestTextDependsOnEveryByte(t *testing.T) {
 	ids := prompt(1, 30)
 	want := func() uint32 {
@@ -35,7 +35,7 @@ func TestTextDependsOnEveryByte(t *testing.T) {
 		for r := range layout.Regions {
 			for b := range blockTokens * kvBytes {
 				if i*blockTokens+b/kvBytes >= q.computed {
-					continue // not of a token yet
+					continue // no token uses these bytes yet
 				}
 				e, q := newStillEngine(t, ids)
 				e.memory.RegionBytes(q.blocks[i], r)[b] ^= 1
@@ -46,7 +46,7 @@ func TestTextDependsOnEveryByte(t *testing.T) {
 			}
 		}
 	}
-	// Blocks in another order, and one that has never been filled.
+	// Blocks in a different order, and one that was never filled.
 	e, q := newStillEngine(t, ids)
 	q.blocks[1], q.blocks[2] = q.blocks[2], q.blocks[1]
 	e.generate(q)
@@ -61,8 +61,8 @@ func TestTextDependsOnEveryByte(t *testing.T) {
 	}
 }
 
-// TestTransportsFeedTheText is the same through a pull: with all its blocks a
-// request goes on as it would have, with one of an earlier moment it does not.
+// TestTransportsFeedTheText shows the same through a pull: with all its blocks a request continues
+// unchanged, with an earlier version of one block it does not.
 func TestTransportsFeedTheText(t *testing.T) {
 	ids := prompt(2, 21)
 	e, q := newStillEngine(t, ids)

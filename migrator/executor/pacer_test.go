@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Pulls take the time that the link would, one after the other, and what the
-// copying took is counted.
+// Pulls take the time that the link would need, one after the other, including the time for
+// copying.
 func TestPacer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &pacer{rate: 1000}

@@ -49,7 +49,7 @@ func (m *Executor) TransportPaths() []transport.Path {
 	return m.paths.chooser.Status(time.Now())
 }
 
-// probeTransports probes the transports when that is due, until ctx ends.
+// probeTransports probes the transports whenever a probe is due, until ctx ends.
 func (m *Executor) probeTransports() {
 	tick := time.NewTicker(probeInterval)
 	defer tick.Stop()
@@ -153,8 +153,8 @@ func (m *Executor) pullTransports(peer policies.ReplicaID) []string {
 	return transportNames(m.paths.order(m.pairWith(peer), transportNames(m.cfg.Transports)))
 }
 
-// exportTransports returns the transports over which a peer may pull from this replica.
-// Their results are recorded by the peer.
+// exportTransports returns the transports over which a peer may pull from this replica. The peer
+// records their results.
 func (m *Executor) exportTransports(peer policies.ReplicaID) []transport.Transport {
 	own, other := m.cfg.Host(m.cfg.Self), m.cfg.Host(peer)
 	broken := map[string]bool{}

@@ -23,19 +23,19 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// onDevices are the faults of a fake RDMA device; real ones have none of them.
+// onDevices are the faults of a fake RDMA device; a real device injects none of them.
 var onDevices = deviceFaults("'s device fails", " is unplugged", "fake_unplug")
 
-// TestFaultAtEveryStepOverRDMA injects each fault at each step of migrations over verbs:
-// on a fake device, which can fail as well, or where CASCADE_TEST_VERBS is set on the
-// machine's own. An emulated machine is slow: unless it is "all", each fault comes at
-// a sixth of the steps there, and each step has a sixth of the faults; pulls have all.
+// TestFaultAtEveryStepOverRDMA injects each fault at each step of migrations over verbs: on a fake
+// device, which can fail as well, or, if CASCADE_TEST_VERBS is set, on the machine's own device. An
+// emulated machine is slow: unless the variable is "all", the test uses a sixth of the steps for
+// each fault there, such that each step gets a sixth of the faults; pulls get all faults.
 func TestFaultAtEveryStepOverRDMA(t *testing.T) {
 	overRDMA(t, func(e *engine, _ *atomic.Bool) transport.Pool { return e })
 }
 
-// TestFaultAtEveryStepByHost is the same between pools that no NIC reaches, as those of
-// GPUs may be. The blocks' way is by the host then.
+// TestFaultAtEveryStepByHost does the same with pools that no NIC can access, as GPU pools may be.
+// The blocks then pass through host memory.
 func TestFaultAtEveryStepByHost(t *testing.T) {
 	if os.Getenv("CASCADE_TEST_VERBS") != "" {
 		t.Skip("the fake device has the same, and is faster")
@@ -45,13 +45,13 @@ func TestFaultAtEveryStepByHost(t *testing.T) {
 	}, onFar...)
 }
 
-// onFar are the faults of pools that no NIC reaches.
+// onFar are the faults of pools that no NIC can access.
 var onFar = []faultKind{
 	{"source copies nothing", func(s *scene, r *rand.Rand) verdict { s.source.carrier.(*rdmaTransport).fails(s, r); return goOn }},
 	{"target copies nothing", func(s *scene, r *rand.Rand) verdict { s.target.carrier.(*rdmaTransport).fails(s, r); return goOn }},
 }
 
-// farPool is an engine's pool as memory of a device.
+// farPool presents an engine's pool as device memory.
 type farPool struct {
 	*engine
 	m *transport.Memory
@@ -62,7 +62,7 @@ func (f *farPool) Memory() (*transport.Memory, bool) {
 	return f.m, here
 }
 
-// unreachableDevice is a device with an engine's bytes.
+// unreachableDevice is a device that holds an engine's bytes.
 type unreachableDevice struct {
 	m     *transport.Memory
 	fails *atomic.Bool
@@ -149,19 +149,19 @@ func overRDMA(t *testing.T, pool func(*engine, *atomic.Bool) transport.Pool, mor
 	fmt.Printf("\nrdma-check: migrations | %d faults at %d steps of moves, every %s pair of them | %d pulls, %d of them failed; nothing left\n", len(kinds), len(points), map[int]string{1: "single", 6: "sixth"}[stride], f.pulls, f.failed)
 }
 
-// rdmaTransport is a replica's transport over verbs, and the server by which it is reached.
+// rdmaTransport is a replica's transport over verbs, with the server through which peers reach it.
 type rdmaTransport struct {
 	fabric *sharedDevices
 	real   *verbs.Transport
 	n      *replica
 	device int
-	// gpuFails is for pools that are a GPU's.
+	// gpuFails makes the pool's GPU fail.
 	gpuFails atomic.Bool
 
 	mu       sync.Mutex
-	address  string // of the server; "" while it does not run
+	address  string // of the server; "" unless it runs
 	conns    map[net.Conn]bool
-	deadline map[[transport.TicketSize]byte]time.Time // of the bubble
+	deadline map[[transport.TicketSize]byte]time.Time // in the bubble's time
 }
 
 func (f *sharedDevices) carry(n *replica, pool func(*engine, *atomic.Bool) transport.Pool) carrier {
@@ -182,12 +182,12 @@ func (f *sharedDevices) carry(n *replica, pool func(*engine, *atomic.Bool) trans
 	return r
 }
 
-// fails has the own GPU fail for a while.
+// fails makes the replica's GPU fail for a while.
 func (r *rdmaTransport) fails(s *scene, rng *rand.Rand) {
 	s.breakDevice(func(how string) { r.gpuFails.Store(how != "fake_mend") }, "fails", randomOutage(rng))
 }
 
-// setFake calls a function of the fake for the local device.
+// setFake calls a function of the fake library for the local device.
 func (r *rdmaTransport) setFake(what string) {
 	r.fabric.runOutside(func() { r.fabric.control.Set(what, r.device) })
 }
@@ -219,7 +219,7 @@ func (r *rdmaTransport) Run(ctx context.Context) error {
 	return err
 }
 
-// serve starts the server and the transport, and returns what ends them.
+// serve starts the server and the transport, and returns the function that stops them.
 func (r *rdmaTransport) serve() func() error {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -280,7 +280,8 @@ func (r *rdmaTransport) hangUp() {
 	}
 }
 
-// Export has the real grant last: the bubble's deadline is kept here.
+// Export gives the real grant a long deadline: this wrapper enforces the deadline in the bubble's
+// time.
 func (r *rdmaTransport) Export(g transport.Grant) (offer transport.Offer, err error) {
 	until := g.Deadline
 	r.fabric.runOutside(func() {
@@ -326,8 +327,8 @@ func (r *rdmaTransport) Open(ctx context.Context, receiver policies.ReplicaID, o
 	return p, nil
 }
 
-// pull has a connection break in the midst of a plan, or its last block's bytes be
-// others on their way.
+// pull breaks the connection in the middle of a plan, or corrupts the last block's bytes in
+// transit, as the verdict demands.
 func (r *rdmaTransport) pull(ctx context.Context, p transport.Puller, source *replica, plan transport.Plan, v verdict) (transport.Stats, error) {
 	half, regions := len(plan.Src)/2, len(layout.Regions)
 	switch {
@@ -337,7 +338,7 @@ func (r *rdmaTransport) pull(ctx context.Context, p transport.Puller, source *re
 			return transport.Stats{}, err
 		}
 		r.fabric.runOutside(source.carrier.(*rdmaTransport).hangUp)
-		for { // until it is noticed
+		for { // until the puller detects it
 			if _, err := p.Pull(ctx, transport.Plan{}); err != nil {
 				return transport.Stats{}, err
 			}

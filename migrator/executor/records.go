@@ -21,17 +21,17 @@ type Migration struct {
 	Role      string // "source" or "target"
 	Request   string
 	Cause     policies.MigrationCause
-	FrontEnd  policies.ReplicaID // "" while the target does not know it
+	FrontEnd  policies.ReplicaID // "" as long as the target does not know it
 	From, To  policies.ReplicaID
 	Mode      string // "live", "reprompt", or "" while undecided
 	Transport string // name of the transport that carries the blocks; the source learns it from the target
 	State     string // the current step, then "moved" or "failed"
 	Rounds    int    // tables that were sent or pulled
-	Tokens    int    // length at the source when frozen, or tokens pulled so far
-	Bytes     int64  // bytes of the real engine's KV: those pulled, or at the source those to send
-	// Stall is, at the source, how long the request produced no token: for a live
-	// migration from the freeze to the front end's answer, for a reprompt from the front
-	// end's cut to the target's first token.
+	Tokens    int    // length at the source when the request was frozen, or tokens pulled so far
+	Bytes     int64  // KV bytes of the real engine: those pulled, or at the source those to send
+	// Stall is, at the source, how long the request produced no token: for a live migration from
+	// the freeze to the front end's answer, for a re-prompt from the front end's cut to the
+	// target's first token.
 	Stall     time.Duration
 	StartedAt time.Time
 	Seconds   float64 // from its start to its end, or until now
@@ -47,11 +47,11 @@ type Stats struct {
 	Copied         int64         // bytes copied by transports
 	Corrupt        uint64        // blocks received with wrong checksums
 	Rounds         uint64        // pulls
-	Stalls         uint64        // finished freezes, and completed reprompts and rescues
+	Stalls         uint64        // finished freezes, and completed re-prompts and rescues
 	TotalStall     time.Duration // of all of them
 	LongestStall   time.Duration
-	// Rescued and Lost count the streams of this replica's front end that lost their
-	// engine and continued at another one, or ended.
+	// Rescued and Lost count the streams of this replica's front end that lost their engine and
+	// then continued on another one, or ended.
 	Rescued, Lost uint64
 	// SessionsAbandoned counts the engine sessions that were abandoned because the
 	// engine did not thaw, drop or release.
@@ -264,9 +264,9 @@ func (r *records) list() []Migration {
 	return out
 }
 
-// FrontEnds returns the front ends of the requests that this replica exports, in no
-// order and possibly repeated. The network must watch them even when the request does
-// not run here any more: nothing else ends such a migration.
+// FrontEnds returns the front ends of the requests that this replica exports, in no order and
+// possibly repeated. The network must monitor them even if the request no longer runs here: nothing
+// else ends such a migration.
 func (m *Executor) FrontEnds() []policies.ReplicaID {
 	r := &m.records
 	r.mu.Lock()
@@ -297,7 +297,7 @@ func (r *records) snapshot() Stats {
 	return s
 }
 
-// startSwitchSpan starts the span of a switch that this front end does for a source.
+// startSwitchSpan starts the span of a switch that this front end executes for a source.
 func (m *Executor) startSwitchSpan(ctx context.Context, name string, d bidask.Deal, request string, way transfer.Mode) (context.Context, trace.Span) {
 	return m.cfg.Tracer.Start(ctx, name, trace.WithAttributes(attribute.String("cascade.migration", d.String()), attribute.String("cascade.request", request), attribute.String("cascade.mode", way.String())))
 }

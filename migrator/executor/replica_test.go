@@ -14,7 +14,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// replica is one replica.
+// replica is a replica of the test fleet.
 type replica struct {
 	w        *fleet
 	id       policies.ReplicaID
@@ -31,7 +31,7 @@ type replica struct {
 	answers map[bidask.Deal]chan bidask.EventKind
 }
 
-// Send is the network of a replica's executor.
+// Send implements the network of a replica's executor.
 func (n *replica) Send(to policies.ReplicaID, e *api.Envelope) {
 	t := proto.Clone(e.GetTransfer()).(*api.Transfer)
 	w, peer := n.w, n.w.replica(to)
@@ -60,7 +60,7 @@ func (n *replica) Send(to policies.ReplicaID, e *api.Envelope) {
 	}
 }
 
-// notify is the market of a replica.
+// notify implements the market of a replica.
 func (n *replica) notify(ev bidask.Event) {
 	n.mu.Lock()
 	n.events[ev.Deal] = append(n.events[ev.Deal], ev.Kind)
@@ -78,7 +78,7 @@ func (n *replica) expect(d bidask.Deal) chan bidask.EventKind {
 	return n.answers[d]
 }
 
-// await returns the market's next event, 0 when the replica dies.
+// await returns the market's next event, or 0 if the replica is killed.
 func (n *replica) await(c chan bidask.EventKind) bidask.EventKind {
 	for end := time.Now().Add(2 * time.Minute); ; {
 		select {
@@ -110,7 +110,7 @@ func (n *replica) paused() bool {
 	return n.frozen != nil
 }
 
-// kill kills a migrator. The engine beside it lives, and loses its requests and its session.
+// kill kills a migrator. Its engine survives, but loses its requests and its session.
 func (n *replica) kill() {
 	n.mu.Lock()
 	if n.killed {
@@ -123,7 +123,7 @@ func (n *replica) kill() {
 	w := n.w
 	n.frontEnd.mu.Lock()
 	for _, s := range n.frontEnd.streams {
-		s.over = true // its client sees a cut stream
+		s.over = true // its client's stream is cut
 		s.conn.shut()
 		s.notify()
 	}

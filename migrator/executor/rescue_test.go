@@ -14,7 +14,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// TestRescued counts streams that lost their engine, and shows their wait.
+// TestRescued checks that the executor counts streams that lost their engine, and reports how long
+// they waited.
 func TestRescued(t *testing.T) {
 	spans := tracetest.NewSpanRecorder()
 	m, err := executor.New(executor.Config{Self: "a", FrontEnd: &frontEnd{}, Network: &replica{}, Address: func(policies.ReplicaID) string { return "" }, Notify: func(bidask.Event) {},

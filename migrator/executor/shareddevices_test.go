@@ -11,12 +11,12 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
-// spare is how many fake devices there are; each replica has its own.
+// spare is the number of fake devices; each replica has its own.
 const spare = 128
 
-// sharedDevices is what the replicas of all scenes share. It is outside of their bubbles,
-// as are the transports: their sockets, threads and time are real, and what they are
-// asked takes none of a bubble's time, whose clock stands still meanwhile.
+// sharedDevices holds the devices that the replicas of all scenes share. The devices are outside of
+// the scenes' bubbles, as are the transports: their sockets, threads and time are real. Calls to
+// them take none of a bubble's time, because the bubble's clock stands still meanwhile.
 type sharedDevices struct {
 	library *libibverbs.Library
 	control *fake.Control // nil for a real device
@@ -28,13 +28,13 @@ type sharedDevices struct {
 	pulls, failed int
 }
 
-// outsideCall is a call that is made outside. Its channel is no bubble's.
+// outsideCall is a call that runs outside of all bubbles. Its channel belongs to no bubble.
 type outsideCall struct {
 	f    func()
 	done chan struct{}
 }
 
-// open runs errands until the test ends.
+// open runs outside calls until the test ends.
 func (f *sharedDevices) open(t *testing.T) {
 	const most = 1024
 	f.devices, f.idle, f.errands = make(chan int, spare), make(chan *outsideCall, most), make(chan *outsideCall)
@@ -57,7 +57,7 @@ func (f *sharedDevices) open(t *testing.T) {
 	t.Cleanup(func() { close(f.errands); <-done })
 }
 
-// runOutside has something done outside. It must not touch what is the bubble's.
+// runOutside runs g outside of the bubble. g must not access objects of the bubble.
 func (f *sharedDevices) runOutside(g func()) {
 	e := <-f.idle
 	e.f = g
@@ -66,7 +66,7 @@ func (f *sharedDevices) runOutside(g func()) {
 	f.idle <- e
 }
 
-// runOutsideContext is do for what ends with a context.
+// runOutsideContext is runOutside for a function with a context.
 func (f *sharedDevices) runOutsideContext(ctx context.Context, g func(context.Context) error) error {
 	outer, cancel := context.WithCancel(context.Background())
 	defer f.runOutside(cancel)
@@ -90,12 +90,12 @@ func (s *scene) breakDevice(control func(what string), how string, most time.Dur
 	})
 }
 
-// puller pulls outside, until the bubble's deadline.
+// puller pulls outside of the bubble, until the deadline in the bubble's time.
 type puller struct {
 	n        *replica
 	fabric   *sharedDevices
 	real     transport.Puller
-	deadline time.Time // of the bubble
+	deadline time.Time // in the bubble's time
 }
 
 func (p *puller) Pull(ctx context.Context, plan transport.Plan) (stats transport.Stats, err error) {

@@ -23,8 +23,8 @@ type exportState struct {
 	peer   policies.ReplicaID
 	offers []transport.Offer
 
-	// confirmed is the hash of the ids before position at; listed is that of the last
-	// table, which may not have been sent.
+	// confirmed is the hash of the ids before position at; listed is the hash of the last table,
+	// which may not have been sent.
 	confirmed, listed struct {
 		hash tokenhash.Hash
 		at   int
@@ -55,8 +55,8 @@ func (m *Executor) describeEngine() transfer.Engine {
 	return transfer.Engine{Fingerprint: d.Fingerprint, BlockTokens: uint32(d.BlockTokens), TokenBytes: uint64(d.TokenBytes)}
 }
 
-// findResident returns the request that runs on this replica's engine. If a request has
-// two legs, one of which is about to be dropped, it returns the later one.
+// findResident returns the request that runs on this replica's engine. If a request has two legs,
+// one of which is about to be dropped, findResident returns the later one.
 func (m *Executor) findResident(request string) (r frontend.LocalLeg, ok bool) {
 	for _, o := range m.cfg.FrontEnd.LocalLegs() {
 		if o.Request.ID == request && (!ok || o.Since.After(r.Since)) {

@@ -28,9 +28,9 @@ type importState struct {
 	corruptBlocks []int // indices in the round's plan of the blocks with wrong checksums
 }
 
-// reserveWithSlack reserves blocks for a request of a length and, if the engine has them
-// and a request may be that long, for its growth while it migrates. Called again for a
-// longer request it extends the reservation.
+// reserveWithSlack reserves blocks for a request of a length and, if the engine has them and the
+// request may be that long, for its growth while it migrates. A call for a longer request extends
+// the reservation.
 func (m *Executor) reserveWithSlack(ctx context.Context, d bidask.Deal, length int) ([]uint32, error) {
 	list, err := m.cfg.Engine.Reserve(ctx, d.String(), length+max(minSlack, length/slackShare))
 	if err == nil || ctx.Err() != nil {
@@ -39,8 +39,8 @@ func (m *Executor) reserveWithSlack(ctx context.Context, d bidask.Deal, length i
 	return m.cfg.Engine.Reserve(ctx, d.String(), length+1)
 }
 
-// reserveForDeal reserves blocks for a request that the market has bought. Without an
-// engine that serves blocks there is nothing to reserve: the market has counted it.
+// reserveForDeal reserves blocks for a request that the market has bought. If the engine does not
+// serve blocks, there is nothing to reserve: the market has counted the request.
 func (m *Executor) reserveForDeal(a bidask.Action) {
 	if m.describeEngine().Fingerprint == 0 {
 		m.cfg.Notify(bidask.Event{Kind: bidask.Reserved, Deal: a.Deal})
@@ -57,7 +57,7 @@ func (m *Executor) reserveForDeal(a bidask.Action) {
 		}
 		return func() {
 			if kind == bidask.ReservationRefused {
-				m.releaseReservation(a.Deal) // the call may have succeeded and its answer got lost
+				m.releaseReservation(a.Deal) // the call may have succeeded although its answer was lost
 			}
 			m.cfg.Notify(bidask.Event{Kind: kind, Deal: a.Deal})
 		}
@@ -134,7 +134,7 @@ func (m *Executor) openTransport(ctx context.Context, in *importState) error {
 			last = err
 			continue
 		}
-		// An engine that came back has another memory, without the reservation.
+		// An engine that restarted has a new memory, without the reservation.
 		if now, ok := m.cfg.Engine.Memory(); !ok || now != in.memory {
 			puller.Close()
 			return errors.New("the engine was restarted; its reservation is lost")
@@ -255,7 +255,7 @@ func mapIndices(part, bad []int) []int {
 	return out
 }
 
-// pullPlan pulls a plan, with the next transport when one fails.
+// pullPlan pulls a plan. If a transport fails, it uses the next one.
 func (m *Executor) pullPlan(ctx context.Context, in *importState, plan transport.Plan) error {
 	if len(plan.Src) == 0 {
 		return nil

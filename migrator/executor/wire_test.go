@@ -13,7 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// full has every field of every kind.
+// full returns a message of a kind with every field set.
 func full(k transfer.Kind) transfer.Message {
 	m := transfer.Message{Kind: k, From: "b", To: "a", Deal: bidask.Deal{Seller: "b/x", Number: 7}, Round: 3, Failure: transfer.PeerTimeout, Epoch: 9, Request: "f/1", FrontEnd: "f", Target: "a",
 		Mode: transfer.Live, Engine: transfer.Engine{Fingerprint: 1 << 63, BlockTokens: 16, TokenBytes: 114_688}, VersionMin: 1, VersionMax: 2, Transports: []string{"shm", "tcp"},
@@ -43,7 +43,7 @@ func TestWireKeepsEverything(t *testing.T) {
 	}
 }
 
-// What an executor thinks that one message carries is what the network carries.
+// The executor's limit for one message is the network's limit.
 func TestEnvelope(t *testing.T) {
 	if defaultEnvelope != peer.MaxEnvelope {
 		t.Errorf("%d bytes, and the network carries %d", defaultEnvelope, peer.MaxEnvelope)
@@ -73,7 +73,7 @@ func TestWireRefusesNonsense(t *testing.T) {
 	}
 }
 
-// FuzzDecode reads any bytes as a message, and a plan from any message.
+// FuzzDecode decodes any bytes as a message, and plans a pull from any message.
 func FuzzDecode(f *testing.F) {
 	for k := transfer.Open; k <= transfer.Abort; k++ {
 		b, err := proto.Marshal(encode(full(k)))

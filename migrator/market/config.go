@@ -33,7 +33,7 @@ const (
 	defaultRefine  = time.Second
 	defaultOffers  = 16
 	maxMailbox     = 1 << 12 // waiting messages of peers; further ones are dropped
-	maxSequences   = 1 << 14 // that stand for the next stage when refining
+	maxSequences   = 1 << 14 // sequences that represent the next stage in a refinement
 )
 
 // Config configures a Market. Durations are wall-clock time: the caller has divided them
@@ -41,8 +41,8 @@ const (
 type Config struct {
 	// Self is this replica. Required.
 	Self policies.ReplicaID
-	// Machine configures the market's rules. Self is filled in, and First by the time
-	// of New if it is 0.
+	// Machine configures the market's rules. New fills in Self, and sets First from the present
+	// time if it is 0.
 	Machine bidask.Config
 	// Executor and Network execute the machine's actions. Required.
 	Executor Executor
@@ -73,18 +73,18 @@ type Config struct {
 	// link between the two; sellers prefer cheap peers. It must be a pure function.
 	// nil: all peers cost the same.
 	MigrationCost func(to policies.ReplicaID, length policies.Tokens) policies.Micros
-	// BucketEdges, Cooldown and SpillPercent are those of candidates.Config.
+	// BucketEdges, Cooldown and SpillPercent are the fields of candidates.Config.
 	BucketEdges  []policies.Tokens
 	Cooldown     time.Duration
 	SpillPercent int
-	// MaxOffers bounds the requests for sale at a time. More of them than concurrent
-	// transfers keep the market busy while transfers run. 0 means 16.
+	// MaxOffers bounds the number of requests for sale at a time. If it exceeds the number of
+	// concurrent transfers, the market continues while transfers run. 0 means 16.
 	MaxOffers int
 	// ScanInterval is the time between two scans of the residents; 0 means 100 ms.
 	ScanInterval time.Duration
-	// SummaryInterval is the time between two summaries of this replica's load, each
-	// sent to SampleSize random peers. Summaries of peers older than SummaryMaxAge, a
-	// few times as long, are ignored. 0 means 1 s, 8 and 3 s.
+	// SummaryInterval is the time between two summaries of this replica's load, each sent to
+	// SampleSize random peers. The market ignores summaries of peers older than SummaryMaxAge,
+	// which is a few times as long. 0 means 1 s, 8 and 3 s.
 	SummaryInterval, SummaryMaxAge time.Duration
 	SampleSize                     int
 	// RefineInterval is the time between two proposals; 0 means 1 s.
@@ -117,7 +117,7 @@ func (c Config) validate() (Config, error) {
 		or    time.Duration
 	}{
 		{"ScanInterval", &c.ScanInterval, defaultScan}, {"SummaryInterval", &c.SummaryInterval, defaultSummary}, {"RefineInterval", &c.RefineInterval, defaultRefine},
-		{"SummaryMaxAge", &c.SummaryMaxAge, 0}, {"Cooldown", &c.Cooldown, 0}, // defaulted by the packages that use them
+		{"SummaryMaxAge", &c.SummaryMaxAge, 0}, {"Cooldown", &c.Cooldown, 0}, // the packages that use them set their defaults
 	} {
 		if *d.value < 0 {
 			return c, fmt.Errorf("market of %s: %s %v must not be negative", c.Self, d.name, *d.value)

@@ -8,9 +8,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// TestCheapPeersBuy hands grown requests over from r0 to a stage of four that are
-// all idle, of which r3 is on r0's node: it takes them while its load is not above
-// the others' by more than a request.
+// TestCheapPeersBuy migrates grown requests from r0 to a stage of four idle replicas, of which r3
+// is on r0's node: r3 buys them while its load exceeds the others' by at most a request.
 func TestCheapPeersBuy(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newFleet(t, 5, func(w *fleet) {

@@ -13,8 +13,7 @@ import (
 // paper is the paper's market.
 var paper = bidask.Config{Sample: bidask.AskAll, Selector: bidask.Paper{}, MaxConcurrentSends: 3, MaxConcurrentReceives: 3}
 
-// TestDrain empties a replica while transfers fail, reservations are refused
-// and messages are lost.
+// TestDrain drains a replica while transfers fail, reservations are rejected and messages are lost.
 func TestDrain(t *testing.T) {
 	for name, change := range map[string]func(*fleet){
 		"calm":  nil,
@@ -55,8 +54,8 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// TestBoundaryHalved moves a boundary under load: requests go over in order, no
-// more at once than there are slots, and each once.
+// TestBoundaryHalved moves a boundary under load: requests migrate in order, each once, and at most
+// as many at once as there are transfer slots.
 func TestBoundaryHalved(t *testing.T) {
 	for name, config := range map[string]bidask.Config{"default": {}, "paper": paper} {
 		t.Run(name, func(t *testing.T) {
@@ -79,7 +78,7 @@ func TestBoundaryHalved(t *testing.T) {
 					w.plan(w.stages([]policies.Tokens{2048}, 4, 4))
 					time.Sleep(10 * time.Second)
 					w.mu.Lock()
-					messages = w.messages // without those of the end
+					messages = w.messages // without the messages at the end
 					w.mu.Unlock()
 				})
 				if w.hottest > slots {
@@ -100,8 +99,8 @@ func TestBoundaryHalved(t *testing.T) {
 				if above != w.moves || w.moves < 80 {
 					t.Errorf("%d requests above the boundary after %d moves", above, w.moves)
 				}
-				// 2d+3 for each, and 2 for each skip of a busy seller: a handful of
-				// them, whose number depends on who is first.
+				// 2d+3 messages for each request, and 2 for each skip of a busy seller: a few
+				// skips, whose number depends on who is first.
 				if most := 24; messages > most*w.moves {
 					t.Errorf("%d messages for %d moves", messages, w.moves)
 				}
@@ -114,7 +113,7 @@ func TestBoundaryHalved(t *testing.T) {
 	}
 }
 
-// TestOutlier spreads an overload, once.
+// TestOutlier spreads an overload once.
 func TestOutlier(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newFleet(t, 8, nil)
@@ -159,7 +158,7 @@ func TestOutlier(t *testing.T) {
 	})
 }
 
-// TestSpill has a stage of one that runs full.
+// TestSpill has a stage of one replica whose cache fills up.
 func TestSpill(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newFleet(t, 4, nil)
@@ -182,8 +181,8 @@ func TestSpill(t *testing.T) {
 	})
 }
 
-// TestFullStage keeps what the next stage has no room for, and asks ever more
-// seldom.
+// TestFullStage keeps the requests for which the next stage has no room, and offers them at growing
+// intervals.
 func TestFullStage(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newFleet(t, 2, nil)
@@ -193,7 +192,7 @@ func TestFullStage(t *testing.T) {
 		w.run(func() {
 			time.Sleep(10 * time.Minute)
 			s := w.nodes["r0"].Status()
-			// Rests of 1, 2, … 32 s, then 32 s each.
+			// Cooldowns of 1, 2, … 32 s, then 32 s each.
 			if n := s.Offered[policies.Growth]; n < 20 || n > 25 || s.Returned[bidask.ReturnNoBids] != n || w.moves != 0 {
 				t.Errorf("%d offers in ten minutes, %v returned, %d moves", n, s.Returned, w.moves)
 			}
@@ -201,7 +200,7 @@ func TestFullStage(t *testing.T) {
 	})
 }
 
-// TestGonePeer ends what depends on it.
+// TestGonePeer checks that the loss of a peer ends everything that depends on the peer.
 func TestGonePeer(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newFleet(t, 3, func(w *fleet) { w.rate = 100 })
@@ -213,7 +212,7 @@ func TestGonePeer(t *testing.T) {
 			if s.Exporting != 1 || s.Offers != 1 {
 				t.Fatalf("%+v", s)
 			}
-			// The request ends, and stays the executor's task.
+			// The request ends, and remains the executor's responsibility.
 			w.mu.Lock()
 			delete(w.nodes["r0"].requests, "q")
 			w.mu.Unlock()
@@ -251,7 +250,7 @@ func TestEndedIsWithdrawn(t *testing.T) {
 	})
 }
 
-// TestSummaries reach all peers in time, and Place and Rescue use them.
+// TestSummaries checks that summaries reach all peers in time, and that Place and Rescue use them.
 func TestSummaries(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newFleet(t, 10, nil)
@@ -276,7 +275,7 @@ func TestSummaries(t *testing.T) {
 	})
 }
 
-// TestChain lets requests grow through five stages.
+// TestChain has requests that grow through five stages.
 func TestChain(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newFleet(t, 10, func(w *fleet) { w.growth, w.loss, w.fail = 2000, 0.02, 0.1 })
@@ -287,7 +286,7 @@ func TestChain(t *testing.T) {
 		w.run(func() { time.Sleep(40 * time.Second) })
 		for _, id := range w.ids[8:] {
 			for _, q := range w.nodes[id].requests {
-				// Where one of the last two is full, it spills to the other besides.
+				// If one of the last two replicas is full, requests also spill to the other.
 				if n := w.grown[q.id]; n < 1 || n > 4 {
 					t.Errorf("%s has outgrown %d stages", q.id, n)
 				}
@@ -303,8 +302,8 @@ func TestChain(t *testing.T) {
 	})
 }
 
-// TestRetired has a replica whose migrator another process replaces: it sells what
-// it has, and neither buys nor sends its load.
+// TestRetired retires a replica's migrator: it sells its requests, and neither buys nor sends its
+// load.
 func TestRetired(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newFleet(t, 2, nil)

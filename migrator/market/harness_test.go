@@ -21,21 +21,21 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fleet is a fleet in memory: markets, engines that hold requests, and an executor
-// between them. It runs in a bubble of virtual time.
+// fleet is a fleet in memory: markets, engines that hold requests, and an executor between them. It
+// runs in a bubble of virtual time.
 type fleet struct {
 	t       *testing.T
 	latency time.Duration // of a message, one way
 	rate    float64       // tokens per second of one transfer
 	growth  float64       // tokens per second of one request
 	fail    float64       // share of transfers that fail
-	refuse  float64       // share of reservations that are refused
+	refuse  float64       // share of reservations that are rejected
 	loss    float64       // share of messages that are lost
 	begun   time.Time
 	edges   []policies.Tokens
 	config  bidask.Config
 	rest    time.Duration
-	// distance of two replicas, nil for all alike.
+	// distance returns the distance of two replicas; nil: all distances are equal.
 	distance func(from, to policies.ReplicaID) policies.Micros
 
 	ids   []policies.ReplicaID
@@ -46,8 +46,8 @@ type fleet struct {
 	messages int
 	moves    int
 	moved    map[string]int // by request
-	grown    map[string]int // of them, because it had outgrown its stage
-	hottest  int            // most transfers at once on one side of one replica
+	grown    map[string]int // moves of requests that had outgrown their stage
+	hottest  int            // maximum number of concurrent transfers on one side of a replica
 }
 
 // replica is an engine and its migrator.
@@ -57,7 +57,7 @@ type replica struct {
 	id        policies.ReplicaID
 	requests  map[string]*request
 	reserved  map[bidask.Deal]policies.Tokens
-	exports   map[bidask.Deal]string // granted here
+	exports   map[bidask.Deal]string // accepted by this replica
 	imports   int
 	exporting int
 	view      View
@@ -69,7 +69,7 @@ type request struct {
 	since  time.Time
 	epoch  policies.Epoch
 	fixed  policies.PinReason
-	at     time.Time // of length
+	at     time.Time // time at which length was measured
 }
 
 const capacity policies.Tokens = 1_000_000
@@ -103,7 +103,7 @@ func newFleet(t *testing.T, n int, change func(*fleet)) *fleet {
 	return w
 }
 
-// run trades until the test function returns.
+// run runs the markets until the test function returns.
 func (w *fleet) run(test func()) {
 	ctx, stop := context.WithCancel(w.t.Context())
 	var wg sync.WaitGroup
@@ -117,10 +117,10 @@ func (w *fleet) run(test func()) {
 	test()
 	stop()
 	wg.Wait()
-	time.Sleep(time.Minute) // for what is in the air
+	time.Sleep(time.Minute) // for messages and transfers in progress
 }
 
-// view sets the plan of all replicas.
+// plan sets the plan of all replicas.
 func (w *fleet) plan(p policies.Plan) {
 	w.t.Helper()
 	if err := p.Validate(); err != nil {
@@ -137,7 +137,7 @@ func (w *fleet) plan(p policies.Plan) {
 	}
 }
 
-// drain makes a replica drain in all views.
+// drain drains a replica in all views.
 func (w *fleet) drain(which policies.ReplicaID, plan policies.Plan) {
 	for _, r := range w.nodes {
 		peers := append([]policies.Replica(nil), r.view.Peers...)
@@ -149,8 +149,8 @@ func (w *fleet) drain(which policies.ReplicaID, plan policies.Plan) {
 	w.plan(plan)
 }
 
-// sendMeans sets each replica's stage mean twice a second, as the control
-// plane does, until the context ends.
+// sendMeans sets each replica's stage mean twice a second, as the control plane does, until the
+// context ends.
 func (w *fleet) sendMeans(ctx context.Context) {
 	for ctx.Err() == nil {
 		for _, r := range w.nodes {
@@ -259,7 +259,7 @@ func (r *replica) Execute(a bidask.Action) {
 		w.hottest = max(w.hottest, r.imports)
 		time.AfterFunc(time.Duration(float64(a.Migration.Length)/w.rate*float64(time.Second)), func() { r.arrive(a) })
 	case bidask.Abort:
-		// Too late, always: the transfer decides.
+		// It is always too late: the transfer decides.
 	default:
 		w.t.Errorf("unexpected action %v", a.Kind)
 	}
@@ -322,7 +322,8 @@ func (w *fleet) checkRested() {
 	}
 }
 
-// stages is a plan over a fleet: cuts between, and how many replicas each has.
+// stages returns a plan for a fleet, with the given cuts and the given number of replicas per
+// stage.
 func (w *fleet) stages(cuts []policies.Tokens, sizes ...int) policies.Plan {
 	p := policies.Plan{Model: "m"}
 	low, at := policies.Tokens(0), 0

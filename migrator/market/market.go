@@ -27,8 +27,8 @@ type View struct {
 	Peers []policies.Replica
 	// Draining reports whether this replica is to be emptied.
 	Draining bool
-	// Retired reports whether another process serves the replica: this one sells what it
-	// still has, but neither buys, nor sends its load, nor proposes boundaries.
+	// Retired reports whether another process serves the replica. If so, this process sells its
+	// remaining requests, but neither buys, nor sends its load, nor proposes boundaries.
 	Retired bool
 	// StageMean is the mean of Load.Held over this replica's stage, if MeanKnown.
 	StageMean policies.Tokens
@@ -54,7 +54,7 @@ type Market struct {
 	sales           map[string]*sale // by request
 	exports         map[bidask.Deal]string
 	imports         map[bidask.Deal]policies.Tokens // running transfers to here, with their lengths
-	departed        map[string]policies.Micros      // requests that left, and until when they are not residents
+	departed        map[string]policies.Micros      // requests that left, and the time until which they do not count as residents
 	throughput      throughputMeter
 	position        policies.Occupancy // as last measured
 	leaving         bool               // nothing new may run here, as last measured
@@ -74,7 +74,7 @@ type sale struct {
 	exporting bool
 }
 
-// New returns a market without a view: it bids once Run measures, and offers nothing
+// New returns a market without a view: it bids once Run measures the load, and offers nothing
 // before SetView. It starts nothing. The error names the invalid field of cfg.
 func New(cfg Config) (*Market, error) {
 	cfg, err := cfg.validate()
@@ -104,8 +104,8 @@ func (m *Market) now() policies.Micros { return micros(time.Since(m.start)) }
 
 func micros(d time.Duration) policies.Micros { return policies.Micros(d.Microseconds()) }
 
-// SetView sets the state of the control plane. The market keeps it; the caller must not
-// change it afterwards.
+// SetView sets the state of the control plane. The market keeps v; the caller must not change it
+// afterwards.
 func (m *Market) SetView(v View) {
 	m.mu.Lock()
 	m.view = v
@@ -213,8 +213,8 @@ func (m *Market) Run(ctx context.Context) error {
 	}
 }
 
-// cancelSales cancels what is for sale and releases what is reserved: this process may
-// live on until its streams have ended, without a market.
+// cancelSales cancels all sales and releases all reservations: this process may continue without a
+// market until its streams have ended.
 func (m *Market) cancelSales() {
 	m.drainMailbox()
 	var sales []policies.Migration
@@ -278,8 +278,8 @@ func (m *Market) execute(now policies.Micros, a bidask.Action) {
 	m.cfg.Executor.Execute(a)
 }
 
-// recordTransferEnd records the end of a transfer. The machine decides what follows: it
-// returns a sale whose transfer failed.
+// recordTransferEnd records the end of a transfer. The machine decides what follows: it returns a
+// sale after a failed transfer.
 func (m *Market) recordTransferEnd(ev bidask.Event) {
 	now, moved := m.now(), ev.Kind == bidask.TransferDone
 	if length, ok := m.imports[ev.Deal]; ok {
@@ -302,13 +302,13 @@ func (m *Market) recordTransferEnd(ev bidask.Event) {
 		return
 	}
 	delete(m.sales, request)
-	// The front end may notice a moment later that the request does not run here.
+	// The front end may report for another moment that the request runs here.
 	m.departed[request] = now + departedRetention
 	m.log.Debug("request migrated", "request", request, "cause", cause.String(), "deal", ev.Deal.String())
 }
 
-// departedRetention is how long a request that left is not counted as a resident, unless
-// it disappears earlier.
+// departedRetention is how long a request that left does not count as a resident, unless it
+// disappears from the residents earlier.
 const departedRetention = policies.Second
 
 // sampleIDs returns at most n random ids.

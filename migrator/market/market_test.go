@@ -69,7 +69,7 @@ func TestWire(t *testing.T) {
 	}
 }
 
-// FuzzWire shows that what a peer sends is refused or comes out whole.
+// FuzzWire shows that decode either rejects a peer's message or returns it unchanged.
 func FuzzWire(f *testing.F) {
 	for k := range uint32(bidask.Drop) + 2 {
 		b, _ := proto.Marshal(&api.Market{Kind: k, Seller: "a", Number: 3, Load: 4, StartMicros: 5, Handover: &api.Handover{Request: "q", Length: 6, Cause: 1}})
@@ -102,7 +102,7 @@ func TestIgnores(t *testing.T) {
 	for i := range uint64(maxMailbox + 10) {
 		m.Receive("b", &api.Market{Kind: uint32(bidask.Busy), Seller: "b", Number: i})
 	}
-	// Results of the Executor are never dropped.
+	// The market never drops results of the Executor.
 	m.Notify(bidask.Event{Kind: bidask.TransferFailed, Deal: bidask.Deal{Seller: "a"}})
 	if got := m.Status().Ignored; got != 13 || len(m.mailbox) != maxMailbox+1 {
 		t.Errorf("%d ignored, %d wait", got, len(m.mailbox))
@@ -124,7 +124,7 @@ func TestMeter(t *testing.T) {
 	if got := m.rate(); got != 1000 {
 		t.Errorf("one transfer: %d", got)
 	}
-	// Two at once come in at twice the rate; idle time does not count.
+	// Two concurrent transfers double the rate; idle time does not count.
 	at := 10 * second
 	for range 20 {
 		m.begin(at)
@@ -137,7 +137,7 @@ func TestMeter(t *testing.T) {
 	if got := m.rate(); got < 1900 || got > 2300 {
 		t.Errorf("two at once: %d", got)
 	}
-	// Failures take time and bring nothing.
+	// Failed transfers take time and transfer no tokens.
 	for range 5 {
 		m.begin(at)
 		at += second
@@ -148,7 +148,7 @@ func TestMeter(t *testing.T) {
 	}
 }
 
-// TestProposal asks for the boundary with a load that lies far to one side.
+// TestProposal requests a proposal with a load far to one side of the boundary.
 func TestProposal(t *testing.T) {
 	var residents []frontend.LocalLeg
 	for i := range policies.Tokens(20) {
@@ -192,7 +192,7 @@ func TestProposal(t *testing.T) {
 	}
 }
 
-// TestNotReady buys and sells nothing while the engine is away.
+// TestNotReady buys and sells nothing while the engine is unavailable.
 func TestNotReady(t *testing.T) {
 	c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 5000, Output: 1}})
 	network := c.Network.(*discard)
@@ -217,8 +217,8 @@ func TestNotReady(t *testing.T) {
 	}
 }
 
-// TestDoesNotReceive sells what runs here, and buys nothing, while no KV can be put into
-// the engine's memory.
+// TestDoesNotReceive sells its requests, and buys nothing, while no KV can be written to the
+// engine's memory.
 func TestDoesNotReceive(t *testing.T) {
 	c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 5000, Output: 1}})
 	network := c.Network.(*discard)
@@ -249,8 +249,8 @@ type recorder struct{ done []bidask.Action }
 
 func (r *recorder) Execute(a bidask.Action) { r.done = append(r.done, a) }
 
-// TestGivesUp: a market that ends leaves nothing reserved and nothing promised,
-// for its process may outlive it.
+// TestGivesUp checks that a market whose Run ends leaves no reservation and no promise behind,
+// because its process may outlive it.
 func TestGivesUp(t *testing.T) {
 	c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 5000, Output: 1}})
 	network, executor := c.Network.(*discard), &recorder{}
@@ -286,7 +286,7 @@ func TestGivesUp(t *testing.T) {
 	}
 }
 
-// BenchmarkScan is a look at a thousand residents, none of which is to go.
+// BenchmarkScan measures a scan of a thousand residents, none of which is to migrate.
 func BenchmarkScan(b *testing.B) {
 	residents := make([]frontend.LocalLeg, 1000)
 	for i := range residents {

@@ -2,8 +2,8 @@ package market
 
 import "github.com/cascadeinfer/cascade/policies"
 
-// throughputMeter measures the rate of all incoming transfers together: tokens per second
-// of the time in which at least one transfer runs.
+// throughputMeter measures the rate of all incoming transfers together: tokens per second of the
+// time during which at least one transfer runs.
 type throughputMeter struct {
 	running   int
 	since     policies.Micros // when busy was last updated
@@ -27,7 +27,7 @@ func (t *throughputMeter) begin(now policies.Micros) {
 	t.running++
 }
 
-// end ends a transfer of so many tokens, 0 if it failed.
+// end records the end of a transfer of so many tokens, 0 if it failed.
 func (t *throughputMeter) end(now policies.Micros, tokens policies.Tokens) {
 	t.accrue(now)
 	t.running--

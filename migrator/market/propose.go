@@ -7,8 +7,8 @@ import (
 	xds "github.com/cascadeinfer/cascade/xds/api"
 )
 
-// Proposal returns where this replica would put the end of its stage, or nil while the
-// control plane does not ask.
+// Proposal returns where this replica would put the end of its stage. It returns nil while the
+// control plane does not ask for proposals.
 func (m *Market) Proposal() *xds.Proposal {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -76,8 +76,8 @@ func (m *Market) buildResidents(s *candidates.Situation, residents []frontend.Lo
 	return here
 }
 
-// cancelStaleSales withdraws offers of requests that have ended and offers without a
-// reason. The Executor handles those whose transfer runs.
+// cancelStaleSales withdraws offers of requests that have ended and offers that no longer have a
+// reason. The Executor handles requests whose transfer runs.
 func (m *Market) cancelStaleSales(s *candidates.Situation, here map[string]bool) {
 	var over []policies.Migration
 	for id, sale := range m.sales {

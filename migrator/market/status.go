@@ -22,9 +22,8 @@ type counts struct {
 
 // Status is the state of a market. Counters start at New.
 type Status struct {
-	// Offered, MovedOut and FailedOut count requests that were put up for sale, that
-	// left, and whose transfer failed. MovedIn and FailedIn count those that arrived
-	// or did not.
+	// Offered, MovedOut and FailedOut count requests that were offered, that left, and whose
+	// transfer failed. MovedIn and FailedIn count those that arrived and those that did not.
 	Offered, MovedOut, FailedOut map[policies.MigrationCause]uint64
 	MovedIn, FailedIn            uint64
 	// Returned counts offers that were not sold.
@@ -35,8 +34,8 @@ type Status struct {
 	SummariesSent, SummariesReceived uint64
 	// Ignored counts messages that were invalid or too many.
 	Ignored uint64
-	// Offers are for sale now; Exporting and Importing are running transfers; Incoming
-	// is what was won and has not arrived yet.
+	// Offers counts the requests for sale now; Exporting and Importing count running transfers;
+	// Incoming counts purchases that have not arrived yet.
 	Offers, Exporting, Importing int
 	Incoming                     policies.Tokens
 	// Throughput is the measured rate of incoming transfers in tokens per second, 0 if
@@ -46,9 +45,9 @@ type Status struct {
 	// placed at a peer.
 	FreshPeers int
 	Forwards   uint64
-	// Residents counts the requests that run here, Pinned those that may not migrate.
-	// PinnedSeconds estimates the time until the last pinned one has ended by its
-	// max_tokens; 0 if there is none or one has no limit.
+	// Residents counts the requests that run here, Pinned those of them that may not migrate.
+	// PinnedSeconds estimates the time until the last pinned one has ended by its max_tokens; it is
+	// 0 if there is none or one has no limit.
 	Residents, Pinned int
 	PinnedSeconds     float64
 }
