@@ -15,10 +15,10 @@ type MigrationCause uint8
 
 // The causes. The values are part of the wire format between migrators.
 const (
-	Growth  MigrationCause = iota + 1 // it outgrew its stage and moves to the next one
+	Growth  MigrationCause = iota + 1 // it outgrew its stage and moves to the stage of its length
 	Outlier                           // its replica has far more load than the stage's mean; it stays in the stage
 	Drain                             // its replica is draining
-	Spill                             // its stage is full; it moves to the next one
+	Spill                             // its replica is full; it moves to another one, of its own stage if possible
 )
 
 // String names the cause, for tables and metrics.

@@ -35,22 +35,22 @@ type Stream struct {
 	cancel    context.CancelFunc // ends ctx
 
 	firstLeg Leg
-	// fingerprint is where the server keeps what its engine calls its build: engines
-	// send that at the end of a stream only. nil if a peer's engine runs firstLeg.
+	// fingerprint is the server's record of its engine's system_fingerprint, which
+	// engines send only at the end of a stream. nil if a peer's engine runs firstLeg.
 	fingerprint *atomic.Pointer[[]byte]
 
 	// The pump's.
 	client  clientWriter
 	buf     [3]session.Action // of the step in progress
 	rescue  rescue
-	awaited *migration // that a Wait is for
+	awaited *migration // the migration whose end the pump waits for
 
 	// Guarded by mu.
 	mu          sync.Mutex
 	machine     *session.Machine
 	migration   *migration         // under way; nil for none
 	openingAt   policies.ReplicaID // the peer at which a leg is being opened; "" for none
-	openingCall *call              // of that leg; nil for none
+	openingCall *call              // the call that opens that leg; nil for none
 }
 
 // newStream returns the stream of a request that is about to be sent to an engine.
@@ -98,25 +98,25 @@ func (s *Stream) peerLegLocked() *wireLeg {
 	return leg
 }
 
-// setOpening takes note of a leg that is being opened at a peer; a nil link means
-// that none is.
-func (s *Stream) setOpening(at policies.ReplicaID, l *call) {
+// setOpening records that a call opens a leg at a peer; a nil call means that no leg is
+// being opened.
+func (s *Stream) setOpening(at policies.ReplicaID, c *call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.openingAt, s.openingCall = at, l
+	s.openingAt, s.openingCall = at, c
 }
 
-// clearOpening takes that back unless another leg is being opened by now.
-func (s *Stream) clearOpening(l *call) {
+// clearOpening resets what setOpening recorded, unless a later call has replaced it.
+func (s *Stream) clearOpening(c *call) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.openingCall == l {
+	if s.openingCall == c {
 		s.openingAt, s.openingCall = "", nil
 	}
 }
 
-// run relays the answer that an opened leg has begun, to its end. The error is for
-// a stream that an engine cut; the client has got an error event.
+// run relays the answer of an opened leg to the client until the stream ends. It returns
+// an error if an engine ended the stream early; the client then has an error event.
 func (s *Stream) run(opened openedLeg) error {
 	replica := s.server.replicaOf(opened.target)
 	if opened.target.Address == "" {
@@ -195,8 +195,8 @@ func (s *Stream) read(leg Leg) session.Event {
 	return session.Event{Kind: session.ChunkArrived, Leg: leg, Chunk: c}
 }
 
-// step steps the machine and carries out the actions that are not the pump's. It
-// appends all of them to buf.
+// step steps the machine and carries out the actions that do not belong to the pump: it
+// is stepLocked, then closeLegs outside the lock. It appends all actions to buf.
 func (s *Stream) step(ev session.Event, buf []session.Action) []session.Action {
 	s.mu.Lock()
 	buf = s.stepLocked(ev, buf)
@@ -205,8 +205,8 @@ func (s *Stream) step(ev session.Event, buf []session.Action) []session.Action {
 	return buf
 }
 
-// stepLocked is step without the closing of legs. Every event but a chunk's makes
-// the machine see that the request's context has ended: what is to be called then
+// stepLocked steps the machine with s.mu held. Before every event except a chunk it
+// passes on that the request's context has ended, because the pump's AfterFunc for that
 // may not have run yet.
 func (s *Stream) stepLocked(ev session.Event, buf []session.Action) []session.Action {
 	if ev.Kind != session.ChunkArrived && s.ctx.Err() != nil {
@@ -232,7 +232,7 @@ func (s *Stream) stepLocked(ev session.Event, buf []session.Action) []session.Ac
 	return buf
 }
 
-// closeLegs closes the legs that a step has ended.
+// closeLegs closes the legs that the actions of a step name.
 func closeLegs(actions []session.Action) {
 	for i := range actions {
 		switch a := &actions[i]; a.Kind {

@@ -10,10 +10,10 @@ import (
 type saleState uint8
 
 const (
-	waitingToAsk saleState = iota // until the seller's only ask is free
-	awaitingBids                  // for the bids
-	confirming                    // for the buyer's answer
-	sold                          // the buyer has reserved and will pull
+	waitingToAsk saleState = iota // another sale of this seller is asking for bids
+	awaitingBids                  // the candidates were asked for bids
+	confirming                    // the best bidder was asked to confirm
+	sold                          // the buyer has reserved KV and will pull
 	exporting                     // the transfer layer decides how it ends
 )
 

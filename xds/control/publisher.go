@@ -73,7 +73,7 @@ type servingCache struct {
 
 var _ publish.Cache = (*servingCache)(nil)
 
-// Set implements publish.Target.
+// Set implements publish.Cache.
 func (f *servingCache) Set(group string, set resources.Set) {
 	f.mu.Lock()
 	f.sets[group] = set

@@ -18,9 +18,9 @@ type State uint8
 const (
 	Starting State = iota // the first leg has not brought anything
 	Relaying              // the chunks of the present leg go to the client
-	Claimed               // they do; a migration prepares its target
-	Freezing              // they do, until the client has the ids that a migration needs
-	Frozen                // they are held back until the migration's leg has its first token
+	Claimed               // as Relaying, while a migration prepares its target
+	Freezing              // as Relaying, until the client has the ids that a migration needs
+	Frozen                // chunks are held back until the migration's leg has its first token
 	Seeking               // the leg is lost; a replica is sought
 	Opening               // the leg is lost; another one is being opened
 	Ended                 // nothing is written to the client any more
@@ -51,7 +51,7 @@ type Config struct {
 // invariants, which the tests' Validate checks:
 //
 //  1. ids are the prompt's and then, once and in order, those of the chunks that
-//     were written, but for those that takeBack removed. No chunk of a leg other
+//     were written, except the ids that takeBack removed. No chunk of a leg other
 //     than the present one is written.
 //  2. From Frozen to the end of the migration, nothing is written and ids do not
 //     change. What is held back is the present leg's and at most MaxHeld bytes
@@ -62,7 +62,8 @@ type Config struct {
 //     followed by one MigrationEnded, and a rescue by one RescueEnded.
 //  5. The epoch never goes back. A migration's leg and each attempt of a rescue
 //     have an epoch that no other attempt has.
-//  6. A leg that opened is the present one or has been closed.
+//  6. Every leg that opened is either the present one or was given back by Close or
+//     Leave.
 //  7. Ended is final. A step then only answers: the pump with End, a migration
 //     with a refusal, and a leg that comes too late with Leave.
 type Machine struct {

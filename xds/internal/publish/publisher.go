@@ -21,10 +21,9 @@ type Cache interface {
 	// Set applies a set to the nodes of a group, and with the group "" to all
 	// nodes whose group has no set of its own. It does not wait for the nodes.
 	Set(group string, set resources.Set)
-	// Unanswered adds to ids the nodes that have not replied to a response with
-	// one of the types, or will be sent one without another Set. After Set, a
-	// node is among them unless it already has the set's resources of the
-	// types.
+	// Unanswered adds to ids the nodes that still owe a reply to a response with
+	// one of the types, including a response that is not sent yet. After Set, a
+	// node is among them unless it already has the set's resources of the types.
 	Unanswered(types []string, ids map[string]bool)
 	// Changed is signalled after nodes have replied.
 	Changed() <-chan struct{}
@@ -53,19 +52,19 @@ type Config struct {
 	// Groups are the groups of nodes in the order of the rollout. The Cache
 	// must use the same. nil is one group for all.
 	Groups *nodegroup.List
-	// Watch is how long a new plan is on trial in one group before the next one
-	// that has nodes gets it. With a single such group there is no trial. 0
+	// Watch is how long a new plan is on trial in one group before the next
+	// populated group gets it. With one populated group there is no trial. 0
 	// continues as soon as the plan is acknowledged.
 	Watch time.Duration
 	// Monitor can end a trial early, which rolls the plan back. nil: only NACKs
 	// do.
 	Monitor Monitor
 	// AckTimeout is how long a phase waits for a node, which then is fenced. It
-	// should exceed the time in which a proxy connects and warms. A node that
-	// caught up and is sent a newer table within the phase has a timeout of its
-	// own; the phase lasts three of them at most. 0 means 3 s.
+	// should exceed the time in which a proxy connects and warms. A newer table
+	// restarts the timeout of a node that had caught up; a phase never exceeds
+	// three timeouts. 0 means 3 s.
 	AckTimeout time.Duration
-	// RequestCounter keeps removed endpoints, draining, until they have no
+	// With a RequestCounter, removed endpoints stay, draining, until they have no
 	// request or DrainTimeout is over. nil removes them at once.
 	RequestCounter RequestCounter
 	DrainTimeout   time.Duration // 0 means 30 s
