@@ -13,7 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
-// report adds percentiles of what took how long.
+// report reports percentiles of durations.
 func report(b *testing.B, took []time.Duration) {
 	slices.Sort(took)
 	if len(took) == 0 {
@@ -24,9 +24,9 @@ func report(b *testing.B, took []time.Duration) {
 	b.ReportMetric(float64(took[len(took)-1].Nanoseconds()), "max-ns")
 }
 
-// BenchmarkRollback is one call: of a module that traps in it, at the last fault
-// that is tolerated. When it returns, with the native policy's answer, another
-// generation decides.
+// BenchmarkRollback measures a call in which the module traps and exceeds its fault
+// limit. When the call returns, with the native policy's answer, another generation
+// decides.
 func BenchmarkRollback(b *testing.B) {
 	c := config(b)
 	c.Instances, c.Logger = 1, nil
@@ -61,22 +61,22 @@ func BenchmarkRollback(b *testing.B) {
 // The turns of BenchmarkSwaps.
 const (
 	still    = iota // nothing else runs
-	spinning        // the other processor counts
-	swapping        // modules are verified, compiled, warmed, put in force and freed
+	spinning        // another goroutine counts on the other processor
+	swapping        // modules are verified, compiled, warmed, activated and freed
 	turns
 )
 
 const (
 	turn      = 200 * time.Millisecond
 	swapEvery = 20 * time.Millisecond
-	longest   = 50_000 // ns: what takes longer counts as that
-	// heap is what a migrator has: with less, garbage would be collected more often
-	// than there, which stops calls too.
+	longest   = 50_000 // ns: longer calls count as this
+	// heap is the heap size of a migrator: with less, garbage would be collected more
+	// often than there, which also stops calls.
 	heap = 32 << 20
 )
 
-// histogram counts calls by what they took, in nanoseconds, so that measuring takes
-// no memory.
+// histogram counts calls by their duration in nanoseconds, so that measuring allocates no
+// memory.
 type histogram [longest + 1]uint32
 
 func (h *histogram) percentile(p float64) float64 {
@@ -92,11 +92,11 @@ func (h *histogram) percentile(p float64) float64 {
 	return 0
 }
 
-// BenchmarkSwaps is a call's time while a new module, which no cache knows, is
-// verified, compiled, warmed and put in force every 20 ms (50 a second, some 50,000
-// calls apart), against that of calls that nothing disturbs, and of calls while the
-// other processor counts as long as a module takes. All take turns of 200 ms in one
-// process. 1,000 swaps take a minute: -benchtime 180000000x.
+// BenchmarkSwaps measures the duration of calls while a new, uncached module is verified,
+// compiled, warmed and activated every 20 ms (50 a second, some 50,000 calls apart). It
+// compares it with undisturbed calls, and with calls while the other processor counts for
+// as long as a module takes. The three take turns of 200 ms in one process. 1,000 swaps
+// take a minute: -benchtime 180000000x.
 func BenchmarkSwaps(b *testing.B) {
 	c := config(b)
 	c.Every, c.Logger, c.Tick = 64, nil, 0
@@ -121,7 +121,7 @@ func BenchmarkSwaps(b *testing.B) {
 	var group sync.WaitGroup
 	swaps, late := 0, 0
 	group.Go(func() {
-		// Nothing here looks at how far a module is: that would disturb calls, too.
+		// Do not poll the module's phase here: that would disturb calls, too.
 		for g := lifecycle.Generation(first); ctx.Err() == nil; time.Sleep(swapEvery) {
 			switch now.Load() {
 			case spinning:

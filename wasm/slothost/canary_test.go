@@ -11,8 +11,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
-// twoFaced decides bid-select as the native policy does for up to four bids, and
-// takes the last one of more.
+// twoFaced decides bid-select as the native policy does for up to four bids, and selects
+// the last bid otherwise.
 func twoFaced(n int32) []byte {
 	count := hosttest.Cat(hosttest.I32(0), hosttest.Load32(hosttest.Arena+28))
 	return leastLoad(hosttest.I32(n), hosttest.Drop,
@@ -20,7 +20,7 @@ func twoFaced(n int32) []byte {
 		hosttest.If(count, hosttest.I32(1), hosttest.Op(0x6b), hosttest.Op(0xad), hosttest.Return))
 }
 
-// rising are bids of which the last is the worst.
+// rising returns bids of which the last is the worst.
 func rising(n int) []policies.Bid {
 	list := make([]policies.Bid, n)
 	for i := range list {
@@ -29,9 +29,9 @@ func rising(n int) []policies.Bid {
 	return list
 }
 
-// TestWorseInCanary: a module that is as good as any on all that it is tried on,
-// and worse on what comes in canary, is taken back there, as soon as that is sure; whether the
-// native policy is in force or a module.
+// TestWorseInCanary checks that a module that passes all its trials and decides worse in
+// canary is rejected there, as soon as the difference is significant, whether the native
+// policy or a module is active.
 func TestWorseInCanary(t *testing.T) {
 	for name, before := range map[string][]lifecycle.Candidate{
 		"beside the native policy": nil,
@@ -59,7 +59,7 @@ func TestWorseInCanary(t *testing.T) {
 				return phase(s, 9) == "canary"
 			})
 			until(t, "it is taken back", func() bool {
-				list := rising(5 + n%20) // so that its share comes to decide
+				list := rising(5 + n%20) // so that the module decides its share
 				list[0].Load -= policies.Tokens(n)
 				s.Selector().Select(list)
 				n++
@@ -79,7 +79,7 @@ func TestWorseInCanary(t *testing.T) {
 	}
 }
 
-// TestGoodInCanary: one that decides alike goes on, having been compared.
+// TestGoodInCanary checks that a module with the same answers is compared and promoted.
 func TestGoodInCanary(t *testing.T) {
 	c := config(t)
 	c.Gates[abi.Select] = promotion.Config{Ladder: []int{500}, Shadow: promotion.Gate{Calls: 20, Soak: -1}, Canary: promotion.Gate{Calls: 50, Soak: -1, Worse: -1, Differ: -1}}
@@ -100,7 +100,8 @@ func TestGoodInCanary(t *testing.T) {
 	until(t, "it is active", func() bool { ask(t, s, calls); calls++; return phase(s, 9) == "active" })
 }
 
-// TestWorseInScope: an optimiser's canary is one scope, where it is compared, too.
+// TestWorseInScope checks that a refiner's canary, which is one scope, is compared as
+// well.
 func TestWorseInScope(t *testing.T) {
 	// The boundary stays where no replica has work, as with the native policy;
 	// otherwise it goes as low as permitted.

@@ -14,14 +14,14 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
-// clock is a time that stands still unless it is set.
+// clock is a clock that changes only when the test sets it.
 type clock struct{ at atomic.Int64 }
 
 func (c *clock) now() time.Time       { return time.Unix(c.at.Load(), 0) }
 func (c *clock) set(t time.Time)      { c.at.Store(t.Unix()) }
 func (c *clock) add(by time.Duration) { c.at.Add(int64(by / time.Second)) }
 
-// text is a log that may be read while it is written.
+// text is a log that can be read while it is written.
 type text struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -40,7 +40,7 @@ func (t *text) warnings() int {
 	return strings.Count(t.b.String(), "policy statement expires")
 }
 
-// ending is a candidate whose statement ends.
+// ending returns a candidate whose statement expires at end.
 func ending(t testing.TB, generation lifecycle.Generation, module []byte, end time.Time) lifecycle.Candidate {
 	st := statement(generation, module, abi.Select)
 	st.NotAfter = end.Unix()
@@ -82,7 +82,7 @@ func TestExpired(t *testing.T) {
 		t.Errorf("told of %d times in a day", log.warnings())
 	}
 
-	// The next one does not make it in time.
+	// The next one expires while it is on trial.
 	next := ending(t, 20, other(2), end)
 	if err := s.Apply(want(runs, next)); err != nil {
 		t.Fatal(err)
@@ -98,8 +98,8 @@ func TestExpired(t *testing.T) {
 	}
 	stop()
 
-	// A host that restarts, and one that is new, run what the fleet runs, and nothing
-	// else that has expired, which does not make them refuse the rest.
+	// A restarted host and a new one run the stable module and no other expired one,
+	// which is no reason to refuse the spec.
 	for name, file := range map[string]string{"restarted": c.File, "new": filepath.Join(t.TempDir(), "slots.json")} {
 		c.File = file
 		s, stop := running(t, c)

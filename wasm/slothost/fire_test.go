@@ -14,10 +14,10 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
-// TestUnderFire: calls go on while modules come, climb, decide and go; some trap
-// in canary, some in one of a hundred calls while they are active. No call is
-// lost and none gets a wrong answer, and every bad module is gone in the end.
-// (200,000 calls and 50 modules; 10,000,000 and 1,000 with CASCADE_TEST_ALL.)
+// TestUnderFire makes calls while modules are offered, promoted, active and withdrawn;
+// some trap in canary, some in one of a hundred calls while they are active. It checks
+// that every call gets the right answer, and that every bad module is rejected in the
+// end. (200,000 calls and 50 modules; 10,000,000 and 1,000 with CASCADE_TEST_ALL.)
 func TestUnderFire(t *testing.T) {
 	calls, modules := uint64(200_000), lifecycle.Generation(50)
 	if os.Getenv("CASCADE_TEST_ALL") != "" {
@@ -49,7 +49,7 @@ func TestUnderFire(t *testing.T) {
 			}
 		})
 	}
-	group.Go(func() { // what else a host does meanwhile
+	group.Go(func() { // the other calls of a host
 		for ; !over.Load(); time.Sleep(time.Millisecond) {
 			s.Records(abi.Select)
 			s.Status()
@@ -84,7 +84,7 @@ func TestUnderFire(t *testing.T) {
 			apply(stable(t, g, leastLoad(hosttest.OneIn(100, hosttest.Unreachable))))
 			reach(g, "rejected")
 			whileActive++
-		case g%10 == 3: // the whole way
+		case g%10 == 3: // through all phases
 			last.Module = nil
 			if err := s.Apply(want(last, candidate(t, g, lifecycle.ToActive, other(int32(g))))); err != nil {
 				t.Fatal(err)

@@ -10,16 +10,16 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
-// guardWant has a guard with this body as what the fleet runs.
+// guardWant returns a spec with a stable guard that has this body.
 func guardWant(t testing.TB, generation lifecycle.Generation, body ...[]byte) lifecycle.SlotSpec {
 	code := hosttest.Policy(hosttest.Function("cs_guard_v1", nil, body...)).Encode()
 	return lifecycle.SlotSpec{Kind: slotKind(abi.Guard), Candidates: []lifecycle.Candidate{{Generation: generation, Goal: lifecycle.ToActive, Stable: true, Module: code,
 		Signature: signed(t, statement(generation, code, abi.Guard), 0)}}}
 }
 
-// TestGuardsFailClosed: while a guard that the fleet runs is not there, is being
-// built, or was rejected, plans are denied. When the fleet
-// wants none any more, the native guard decides.
+// TestGuardsFailClosed checks that plans are denied while a stable guard is not fetched
+// yet, is being built, or was rejected, and that the native guard decides when the spec
+// has no guard any more.
 func TestGuardsFailClosed(t *testing.T) {
 	c := config(t)
 	c.Kinds = []abi.Kind{abi.Guard}
@@ -62,8 +62,8 @@ func TestGuardsFailClosed(t *testing.T) {
 	}
 }
 
-// TestModulesSeeTheTime: frames have the time of day, so that rules about hours and
-// dates hold in a module as they do on a control plane's own evaluator.
+// TestModulesSeeTheTime checks that frames have the time of day, so that rules about hours
+// and dates have the same effect in a module as in a control plane's own evaluator.
 func TestModulesSeeTheTime(t *testing.T) {
 	c := config(t)
 	at := time.Unix(1_763_721_600, 0)

@@ -12,7 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
-// TestHistory walks through what a slot may still run.
+// TestHistory checks which statements a slot may still run after each kind of change.
 func TestHistory(t *testing.T) {
 	statements := map[lifecycle.Generation]sign.Statement{}
 	for g := lifecycle.Generation(1); g < 10; g++ {
@@ -64,8 +64,8 @@ func TestHistory(t *testing.T) {
 	}
 }
 
-// TestBadFile: the host starts, natively, and says what to do; the file is left
-// as it is.
+// TestBadFile checks that the host starts with the native policies, that its error says
+// how to fix the file, and that the file is not changed.
 func TestBadFile(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "slots.json")
 	c := config(t)
@@ -108,7 +108,8 @@ func TestBadFile(t *testing.T) {
 	}
 }
 
-// TestFileIsTheOwners, whole, and keeps what other kinds had.
+// TestFileIsTheOwners checks that only the owner can access the file, that it is replaced
+// atomically, and that it keeps the entries of other kinds.
 func TestFileIsTheOwners(t *testing.T) {
 	dir := t.TempDir()
 	c := config(t)
@@ -138,7 +139,7 @@ func TestFileIsTheOwners(t *testing.T) {
 	if entries, _ := os.ReadDir(dir); len(entries) != 1 {
 		t.Errorf("left behind: %v", entries)
 	}
-	// Where nothing can be written down, nothing is admitted.
+	// When the file cannot be written, no module is admitted.
 	c.File = filepath.Join(dir, "none", "none", "slots.json")
 	s, _ = running(t, c)
 	if err := s.Apply(want(stable(t, 5, leastLoad()))); err == nil || len(s.Status()[0].Modules) > 0 {

@@ -104,8 +104,8 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// TestHostileModules: signed, and not what they should be. Each is rejected with
-// a reason, and every call is answered meanwhile.
+// TestHostileModules checks that signed modules that misbehave are rejected with a reason,
+// and that every call is answered meanwhile.
 func TestHostileModules(t *testing.T) {
 	c := config(t)
 	c.Gates[abi.Select].Shadow.Calls = 500

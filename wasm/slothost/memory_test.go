@@ -10,9 +10,9 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
-// counting is a refiner that proposes low+1, low+2 and so on, from a count that it
-// keeps as its state. It traps where it is asked about a boundary of 99. Those of
-// different n are different modules.
+// counting returns a refiner that proposes low+1, low+2 and so on, from a count that it
+// keeps as its state. It traps on a boundary of 99. Modules of different n have different
+// digests.
 func counting(n int32) []byte {
 	const state, count = 1, 2
 	word := func(at uint32) []byte { return hosttest.Cat(hosttest.I32(0), hosttest.Load32(hosttest.Arena+at)) }
@@ -28,8 +28,8 @@ func counting(n int32) []byte {
 		hosttest.I64(8))).Encode()
 }
 
-// TestState: what a module keeps is there at its next call for the same replica,
-// whichever instance or generation of it answers, and is no other module's.
+// TestState checks that a module gets its state at the next call for the same replica,
+// whichever instance or generation of it answers, and never that of another module.
 func TestState(t *testing.T) {
 	c := config(t)
 	c.Kinds = []abi.Kind{abi.Refine}
@@ -54,8 +54,8 @@ func TestState(t *testing.T) {
 	run(5, counting(1))
 	asked(a, 1)
 	asked(a, 2)
-	asked(b, 1) // another replica's
-	// The instance dies; what it kept lives.
+	asked(b, 1) // the state of another replica
+	// The instance dies; its state is kept.
 	trap := border
 	trap.Boundary = 99
 	if got := a.Refine(trap); got != natives.Refiner.Refine(trap) {
@@ -63,7 +63,7 @@ func TestState(t *testing.T) {
 	}
 	until(t, "there is another instance", func() bool { return b.Refine(border) < 4000 })
 	asked(a, 3)
-	// Another module, which begins anew; then the first one, in a new generation.
+	// Another module starts without state; then the first one, in a new generation.
 	run(6, counting(2))
 	asked(a, 1)
 	run(7, counting(1))
@@ -71,7 +71,7 @@ func TestState(t *testing.T) {
 	asked(a, 5)
 }
 
-// TestStateInShadow: a module that is tried keeps its own state from call to call.
+// TestStateInShadow checks that a module in shadow keeps its own state from call to call.
 func TestStateInShadow(t *testing.T) {
 	c := config(t)
 	c.Kinds = []abi.Kind{abi.Refine}
@@ -85,7 +85,7 @@ func TestStateInShadow(t *testing.T) {
 	}
 	until(t, "it is in shadow", func() bool { return statusOf(s, abi.Refine, 5).Phase == lifecycle.Shadow })
 	r := s.Refiner("rack-8")
-	for n := range uint64(20) { // none of the calls is to be overwritten
+	for n := range uint64(20) { // few enough that no record is overwritten
 		r.Refine(policies.BoundaryView{Boundary: 4000, Low: 10, High: policies.Unbounded, Peers: 2, Successors: 2})
 		until(t, "it is tried", func() bool {
 			l := statusOf(s, abi.Refine, 5)
@@ -97,7 +97,7 @@ func TestStateInShadow(t *testing.T) {
 	}
 }
 
-// counts decides as the module does; it is asked by one goroutine at a time.
+// counts decides as the module does. It is not safe for concurrent use.
 type counts struct{ n policies.Tokens }
 
 func (c *counts) Refine(b policies.BoundaryView) policies.Tokens { c.n++; return b.Low + c.n }

@@ -32,8 +32,8 @@ func bidPlugin(t testing.TB) []byte {
 	return plugin
 }
 
-// TestPlugin takes a module in Go that decides two kinds through a life in both
-// slots: shadow, canary, active, previous, rolled back.
+// TestPlugin takes a module in Go that decides two kinds through all phases in both slots:
+// shadow, canary, active, previous, rolled back.
 func TestPlugin(t *testing.T) {
 	code := bidPlugin(t)
 	c := config(t)
@@ -98,8 +98,7 @@ func TestPlugin(t *testing.T) {
 	}
 }
 
-// TestEveryKind has one module in Go decide everything, as the native policies
-// do.
+// TestEveryKind checks that one module in Go decides every kind as the native policies do.
 func TestEveryKind(t *testing.T) {
 	code := hosttest.Guest(t)
 	c := config(t)
@@ -163,7 +162,8 @@ func TestEveryKind(t *testing.T) {
 	}
 }
 
-// TestScopes: a policy that decides for many has its canary in one scope.
+// TestScopes checks that the canary of a policy that decides for many requests is one
+// scope.
 func TestScopes(t *testing.T) {
 	c := config(t)
 	c.Kinds = []abi.Kind{abi.Refine}
@@ -204,7 +204,8 @@ func TestScopes(t *testing.T) {
 	}
 }
 
-// TestCallsDoNotAllocate: whoever decides, and while a candidate does for some.
+// TestCallsDoNotAllocate covers native policies, an active module, and a candidate that
+// decides for some requests.
 func TestCallsDoNotAllocate(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
@@ -229,7 +230,7 @@ func TestCallsDoNotAllocate(t *testing.T) {
 	}
 	measure := func(who string) {
 		t.Helper()
-		for range 4096 { // so that the records have their memory
+		for range 4096 { // so that the memory of the records is allocated
 			all()
 		}
 		if n := testing.AllocsPerRun(500, all); n != 0 {
@@ -260,7 +261,7 @@ func TestCallsDoNotAllocate(t *testing.T) {
 	measure("canary")
 }
 
-// BenchmarkSelect is one decision over 16 bids through the set.
+// BenchmarkSelect measures one decision over 16 bids through Slots.
 func BenchmarkSelect(b *testing.B) {
 	words := bids(16, 1)
 	for _, who := range []string{"direct", "native", "small", "go", "canary"} {

@@ -29,7 +29,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
-// cache is the folder for machine code of all tests: a guest in Go takes long to
+// cache is the folder for machine code that all tests share: a guest in Go takes long to
 // compile.
 var cache string
 
@@ -53,14 +53,14 @@ type open struct{}
 
 func (open) Guard(abi.Change) (abi.Denial, bool) { return abi.Denial{}, false }
 
-// key returns the secret key of a number.
+// key returns the secret key with a number.
 func key(n byte) ed25519.PrivateKey {
 	return ed25519.NewKeyFromSeed([]byte(strings.Repeat(string(rune('a'+n)), ed25519.SeedSize)))
 }
 
 var ring = sign.Ring{Keys: []ed25519.PublicKey{key(0).Public().(ed25519.PublicKey)}, Threshold: 1}
 
-// statement is about a module, for the kinds.
+// statement returns a statement about a module, for the kinds.
 func statement(generation lifecycle.Generation, module []byte, kinds ...abi.Kind) sign.Statement {
 	s := sign.Statement{Digest: lifecycle.Sum(module), ABI: abi.Name, Name: "test", Version: "1.2.3", Generation: generation}
 	for _, k := range kinds {
@@ -69,7 +69,7 @@ func statement(generation lifecycle.Generation, module []byte, kinds ...abi.Kind
 	return s
 }
 
-// signed returns the file of a statement.
+// signed returns the signature file of a statement.
 func signed(t testing.TB, s sign.Statement, keys ...byte) []byte {
 	t.Helper()
 	f := sign.File{Statement: s}
@@ -86,7 +86,7 @@ func signed(t testing.TB, s sign.Statement, keys ...byte) []byte {
 	return b
 }
 
-// candidate is a signed module for bid-select.
+// candidate returns a signed module for bid-select.
 func candidate(t testing.TB, generation lifecycle.Generation, goal lifecycle.Goal, module []byte) lifecycle.Candidate {
 	return lifecycle.Candidate{Generation: generation, Goal: goal, Permille: 500, Signature: signed(t, statement(generation, module, abi.Select), 0), Module: module}
 }
@@ -101,24 +101,24 @@ func want(all ...lifecycle.Candidate) lifecycle.SlotSpec {
 	return lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: all}
 }
 
-// quick are gates that a few calls open.
+// quick has promotion gates that pass after a few calls.
 func quick(calls uint64) promotion.Config {
 	gate := promotion.Gate{Calls: calls, Soak: -1}
 	return promotion.Config{Ladder: []int{100}, Shadow: gate, Canary: gate}
 }
 
-// config of a set with bid-select alone.
+// config returns the configuration of Slots with bid-select alone.
 func config(t testing.TB) Config {
 	c := Config{Kinds: []abi.Kind{abi.Select}, Native: natives, Ring: ring, Every: 1, Tick: time.Millisecond,
 		Logger: slog.New(slog.NewTextHandler(t.Output(), nil))}
 	c.Gates[abi.Select] = quick(20)
-	for k := range c.Limits { // the machine may be busy with something else
+	for k := range c.Limits { // the host may be busy
 		c.Limits[k].Wall = time.Hour
 	}
 	return c
 }
 
-// running starts a set; stop ends it, which the test's end does otherwise.
+// running starts Slots. stop ends them; the cleanup of the test does so otherwise.
 func running(t testing.TB, c Config) (slots *Slots, stop func()) {
 	t.Helper()
 	s, err := New(c)
@@ -142,7 +142,7 @@ func running(t testing.TB, c Config) (slots *Slots, stop func()) {
 	return s, stop
 }
 
-// until waits for what other goroutines do, and calls meanwhile.
+// until waits for a condition, which it evaluates again and again.
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(5 * time.Minute); !ok(); time.Sleep(100 * time.Microsecond) {
@@ -152,7 +152,7 @@ func until(t testing.TB, what string, ok func() bool) {
 	}
 }
 
-// phase returns what became of a generation in bid-select.
+// phase returns the phase of a generation in bid-select.
 func phase(s *Slots, generation lifecycle.Generation) string {
 	return statusOf(s, abi.Select, generation).Phase.String()
 }
@@ -171,7 +171,7 @@ func statusOf(s *Slots, k abi.Kind, generation lifecycle.Generation) lifecycle.S
 	return lifecycle.Status{}
 }
 
-// ask makes a call and checks the answer.
+// ask makes call number n and checks the answer.
 func ask(t testing.TB, s *Slots, n int) {
 	b := bids(1+n%9, uint64(n))
 	if got, want := s.Selector().Select(b), natives.Selector.Select(b); got != want {
@@ -192,18 +192,18 @@ func leastLoad(before ...[]byte) []byte {
 	return hosttest.Policy(hosttest.LeastLoad(before...)).Encode()
 }
 
-// trapsAt traps at the given call of each instance: in no vector, and in no
-// recorded call that is later.
+// trapsAt returns a module that traps at the given call of each instance, and not in any
+// vector or later recorded call.
 func trapsAt(call int64) []byte {
 	return leastLoad(hosttest.I32(0), hosttest.Load64(hosttest.Arena+64), hosttest.I64(1<<48-1), hosttest.Op(0x83),
 		hosttest.I64(call), hosttest.Op(0x51), hosttest.If(hosttest.Unreachable))
 }
 
-// other is a module that decides the same and is another one.
+// other returns a module with the same decisions and another digest.
 func other(n int32) []byte { return leastLoad(hosttest.I32(n), hosttest.Drop) }
 
-// TestWayUpAndBack takes two modules through everything that can happen to a good
-// one; each call is answered, and right.
+// TestWayUpAndBack takes two modules through all phases of good ones, and checks that each
+// call is answered correctly.
 func TestWayUpAndBack(t *testing.T) {
 	s, _ := running(t, config(t))
 	calls := 0
@@ -261,14 +261,14 @@ func TestWayUpAndBack(t *testing.T) {
 	if r := s.Records(abi.Select); len(r) == 0 || r[0].Module != lifecycle.Sum(bytes) {
 		t.Errorf("records: %d", len(r))
 	}
-	// The fleet has it; the next one comes.
+	// The first one is stable; offer the next one.
 	first.Stable = true
 	apply(want(first, second))
 	reach(20, "active")
 	if got := phase(s, 10); got != "previous" {
 		t.Errorf("10 is %s", got)
 	}
-	// An operator takes it back.
+	// An operator rolls it back.
 	apply(lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: []lifecycle.Candidate{first}, RolledBack: []lifecycle.RolledBackModule{{Generation: 20, Reason: "by hand"}}})
 	if l := statusOf(s, abi.Select, 20); l.Phase != lifecycle.RolledBack || l.Reason != "by hand" || phase(s, 10) != "active" {
 		t.Errorf("%+v", s.Status())
@@ -280,7 +280,7 @@ func TestWayUpAndBack(t *testing.T) {
 	if l := statusOf(s, abi.Select, 20); l.Calls == 0 {
 		t.Errorf("what it counted is gone: %+v", l)
 	}
-	// Nothing is wanted: native again, at once.
+	// The spec is empty: the native policy decides at once.
 	apply(want())
 	if st := s.Status()[0]; st.Active != 0 {
 		t.Errorf("%+v", st)
@@ -298,7 +298,7 @@ func TestFaultInCanary(t *testing.T) {
 	c.Gates[abi.Select].Canary.Calls = 1 << 40
 	s, _ := running(t, c)
 	calls := 0
-	for ; calls < 300; calls++ { // so that no early call is recorded any more
+	for ; calls < 300; calls++ { // so that all records of early calls are overwritten
 		ask(t, s, calls)
 	}
 	if err := s.Apply(want(candidate(t, 5, lifecycle.ToActive, trapsAt(6)))); err != nil {
@@ -318,7 +318,8 @@ func TestFaultInCanary(t *testing.T) {
 	until(t, "it is freed", func() bool { return statusOf(s, abi.Select, 5).Faults == 1 })
 }
 
-// TestFaultsWhileActive: the previous one takes over when the breaker says so.
+// TestFaultsWhileActive checks that the previous module takes over when the active one
+// exceeds its fault limit.
 func TestFaultsWhileActive(t *testing.T) {
 	c := config(t)
 	c.Gates[abi.Select].Faults, c.Gates[abi.Select].Window = 1, policies.Second*3600
@@ -345,8 +346,8 @@ func TestFaultsWhileActive(t *testing.T) {
 	}
 }
 
-// TestWorseInShadow: a module that picks worse than what is active stays in
-// shadow, and is rejected there by the host's own measure.
+// TestWorseInShadow checks that a module that selects worse bids than the active policy
+// stays in shadow, and is rejected there by the host's own comparison.
 func TestWorseInShadow(t *testing.T) {
 	s, _ := running(t, config(t))
 	last := hosttest.Policy(hosttest.Function("cs_bid_select_v1", nil, // the last bid wins
@@ -362,8 +363,8 @@ func TestWorseInShadow(t *testing.T) {
 	}
 }
 
-// TestRestart: what was active comes back at once, below the floor too; what is
-// older does not.
+// TestRestart checks that the active module comes back at once after a restart, even if it
+// is below the floor, and that older ones do not.
 func TestRestart(t *testing.T) {
 	c := config(t)
 	c.File = filepath.Join(t.TempDir(), "slots.json")
@@ -411,7 +412,8 @@ func TestRestart(t *testing.T) {
 	until(t, "the one before is active again", func() bool { return phase(s, 10) == "active" })
 }
 
-// TestRestartWhileTrying: after a crash in the middle of a trial both come back.
+// TestRestartWhileTrying checks that after a crash during a trial, both the active module
+// and the candidate come back.
 func TestRestartWhileTrying(t *testing.T) {
 	c := config(t)
 	c.File = filepath.Join(t.TempDir(), "slots.json")
@@ -462,8 +464,8 @@ func TestBackToWhatNeverRan(t *testing.T) {
 	}
 }
 
-// TestBackPastATrial: a third generation took the place of the first in memory and
-// was rolled back; so is the second: the first comes back.
+// TestBackPastATrial covers a third generation that displaced the first in memory and was
+// rolled back. When the second is rolled back too, the first comes back.
 func TestBackPastATrial(t *testing.T) {
 	s, _ := running(t, config(t))
 	first, second, third := stable(t, 10, other(1)), stable(t, 20, other(2)), candidate(t, 30, lifecycle.ToActive, other(3))

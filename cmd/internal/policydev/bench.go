@@ -13,26 +13,25 @@ import (
 // BenchResult is the result of one kind.
 type BenchResult struct {
 	Kind   string  `json:"kind"`
-	Wasm   float64 `json:"wasm_ns"`      // per call: the frame written, the call made, the answer checked
-	Allocs float64 `json:"allocs"`       // per call, of the host
+	Wasm   float64 `json:"wasm_ns"`      // per call: encode the frame, call, check the answer
+	Allocs float64 `json:"allocs"`       // allocations of the host per call
 	Fuel50 int64   `json:"fuel_p50"`     // ticks
 	Fuel99 int64   `json:"fuel_p99"`     // ticks
 	Limit  int64   `json:"fuel_limit"`   // ticks
-	Native string  `json:"native"`       // the built-in policy beside it, "" for none
-	Beside float64 `json:"native_ns"`    // per call of that
-	Calls  int     `json:"calls"`        // of the module, all rounds together
-	Rounds int     `json:"rounds"`       // figures are their medians
-	Empty  float64 `json:"empty_ns"`     // what a call costs that asks the smallest question
-	Memory uint32  `json:"memory_bytes"` // afterwards
+	Native string  `json:"native"`       // the built-in policy to compare with, "" for none
+	Beside float64 `json:"native_ns"`    // per call of the built-in policy
+	Calls  int     `json:"calls"`        // calls of the module in all rounds
+	Rounds int     `json:"rounds"`       // the durations are the medians of the rounds
+	Empty  float64 `json:"empty_ns"`     // per call with the smallest arguments
+	Memory uint32  `json:"memory_bytes"` // after all calls
 }
 
-// benchRounds alternate between the module and the native policy, so that what else
-// the machine does meets both.
+// benchRounds is the number of rounds, which alternate between the module and the native
+// policy, so that other load on the host affects both.
 const benchRounds = 5
 
-// Bench measures each kind that a module decides, for about the given time,
-// beside one of our own policies: the named one, or for "" the usual one of the
-// kind.
+// Bench measures each kind that a module decides, for about the given time, and a
+// built-in policy for comparison: the named one, or for "" the default of the kind.
 func Bench(ctx context.Context, s *Subject, name string, each time.Duration) ([]BenchResult, error) {
 	var all []BenchResult
 	for _, k := range s.kinds() {
@@ -82,7 +81,7 @@ func (s *Subject) bench(ctx context.Context, k abi.Kind, twin any, each time.Dur
 
 	small := source.sized(k, 0, 0)
 	var module, empty, beside, allocs []float64
-	part := each / (benchRounds * 5) // three fifths for the module, one for either other
+	part := each / (benchRounds * 5) // three fifths for the module, one for the native policy, one for empty calls
 	for range benchRounds {
 		if err := ctx.Err(); err != nil {
 			return m, err

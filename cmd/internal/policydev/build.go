@@ -21,21 +21,21 @@ import (
 type BuildResult struct {
 	File     string `json:"file"`
 	Language string `json:"language"` // "go", "c" or "rego"
-	Compiler string `json:"compiler"` // its command; for Rego, OPA's version
+	Compiler string `json:"compiler"` // the compiler's command; for Rego, OPA's version
 	Bytes    int    `json:"bytes"`
 	SHA256   string `json:"sha256"`
 }
 
-// Build compiles the policy in a folder to a file, as "make plugins" builds ours:
-// the same sources and toolchain give the same bytes wherever they are. Rules in
-// Rego may be one file, too, and tests, of Go as of rules, are no sources. "" as out is
-// ModuleOf's name. compiler is the command of a C compiler that knows wasm32, "" for what
-// can be found. Files in C find cascade_policy.h, the one of this program where their
-// folder has none.
+// Build compiles the policy in a folder to the file out, as "make plugins" builds the
+// example plugins: the same sources and toolchain give the same bytes in any folder.
+// Rules in Rego may also be a single file. Tests in Go and Rego are not compiled. If out
+// is "", it is ModulePath(dir). compiler is the command of a C compiler for wasm32; "" means
+// the one that findC finds. Files in C can include cascade_policy.h: the folder's own, or
+// else the one of this program.
 //
-// Nothing that is built is run, and nothing fetched: modules of Go that a policy needs
-// must have been downloaded before. It is compiled without a sandbox, though, so that
-// those who build what strangers wrote trust in the compilers.
+// Build does not run the module and fetches nothing: Go modules that a policy needs must be
+// downloaded before. It compiles without a sandbox, so building sources of strangers means
+// trusting the compilers.
 func Build(ctx context.Context, dir, out, compiler string) (BuildResult, error) {
 	if out == "" {
 		var err error
@@ -46,7 +46,7 @@ func Build(ctx context.Context, dir, out, compiler string) (BuildResult, error) 
 	if strings.HasSuffix(dir, regoExt) {
 		return buildRego(ctx, []string{dir}, out)
 	}
-	goFiles, _ := filepath.Glob(filepath.Join(dir, "*.go")) // the patterns are good
+	goFiles, _ := filepath.Glob(filepath.Join(dir, "*.go")) // the patterns are valid
 	goFiles = slices.DeleteFunc(goFiles, func(f string) bool { return strings.HasSuffix(f, "_test.go") })
 	cFiles, _ := filepath.Glob(filepath.Join(dir, "*.c"))
 	if rules, _ := filepath.Glob(filepath.Join(dir, "*"+regoExt)); len(goFiles)+len(cFiles) == 0 && len(rules) > 0 {
@@ -77,7 +77,7 @@ func Build(ctx context.Context, dir, out, compiler string) (BuildResult, error) 
 		}
 		args := append(cc[1:], "-std=c11", "-O2", "-Wall", "-Wextra", "-nostdlib", "-I", temp, "-Wl,--no-entry", "-Wl,--strip-all", "-o", made)
 		for _, f := range cFiles {
-			name := filepath.Base(f) // a path would be in the bytes
+			name := filepath.Base(f) // a path would become part of the module
 			if strings.HasPrefix(name, "-") || strings.HasPrefix(name, "@") {
 				return b, fmt.Errorf("%s: compilers take this name for an option: rename it", f)
 			}
@@ -107,8 +107,8 @@ func Build(ctx context.Context, dir, out, compiler string) (BuildResult, error) 
 	return b, fileio.WriteAtomic(out, code, 0o666)
 }
 
-// ModulePath returns the default output of Build for a directory or a file of
-// rules: the directory's name with ".wasm" in it, or the same beside the file.
+// ModulePath returns the default output of Build: for a directory, the file in it with
+// the directory's name and ".wasm"; for a file of rules, the file beside it with ".wasm".
 func ModulePath(dir string) (string, error) {
 	if strings.HasSuffix(dir, regoExt) {
 		return strings.TrimSuffix(dir, regoExt) + ".wasm", nil
@@ -117,18 +117,17 @@ func ModulePath(dir string) (string, error) {
 	return filepath.Join(dir, filepath.Base(abs)+".wasm"), err
 }
 
-// goSettings are the environment of "go build": what is to come out, and that neither
-// the folder nor the user's settings of the go command make it run or fetch something.
-// An empty GOFLAGS would leave the place to those; -trimpath is given anyway, and modules
-// are found as by default, in vendor or as go.sum says.
+// goSettings is the environment of "go build". It sets the target, and overrides settings
+// of the folder or the user that would make the go command run or fetch something. GOFLAGS
+// must not be empty, because the user's setting would apply then; -trimpath is passed
+// anyway. Modules are found as by default, in vendor or by go.sum.
 var goSettings = []string{"GOOS=wasip1", "GOARCH=wasm", "GOWASM=", "GOFLAGS=-trimpath", "CGO_ENABLED=0", "GOWORK=off", "GOTOOLCHAIN=local", "GOPROXY=off"}
 
-// ZigWheel is the PyPI package of the C compiler that modules are tested with.
+// ZigWheel is the PyPI package of the C compiler with which modules are tested.
 const ZigWheel = "ziglang==0.17.0"
 
-// findC returns the command of a C compiler for wasm32. Where it is looked for does not
-// depend on what is to be built, nor on the working directory, which may be that: both
-// may be a stranger's.
+// findC returns the command of a C compiler for wasm32. The search depends neither on the
+// folder to build nor on the working directory, because both may have files of strangers.
 func findC(ctx context.Context, command string) ([]string, error) {
 	target := []string{"--target=wasm32-freestanding"}
 	if command != "" {
@@ -141,7 +140,7 @@ func findC(ctx context.Context, command string) ([]string, error) {
 	if zig, err := exec.LookPath("zig"); err == nil {
 		return append([]string{zig, "cc"}, target...), nil
 	}
-	program, _ := os.Executable() // without it there is no checkout
+	program, _ := os.Executable() // on an error, no checkout is found
 	for _, python := range []string{zigPython(program), "python3", "python"} {
 		if python == "" {
 			continue
@@ -159,15 +158,16 @@ func findC(ctx context.Context, command string) ([]string, error) {
 		"\" in the Python that is in PATH, or name one with --cc, as in --cc \"zig cc\"")
 }
 
-// askZig has Python say where the compiler of its package ziglang lies. The first place
-// where Python looks is the working directory; its "-m ziglang" would, too.
+// askZig is a Python program that prints the path of the compiler in the package ziglang.
+// It first removes the working directory from Python's search path, which "-m ziglang"
+// would search first.
 const askZig = `import sys
 sys.path[:] = [p for p in sys.path if p]
 import os, ziglang
 sys.stdout.write(os.path.join(os.path.abspath(os.path.dirname(ziglang.__file__)), "zig"))`
 
-// zigPython is the Python that "make zig" has put into the checkout of Cascade that a program
-// lies in, or "".
+// zigPython returns the Python that "make zig" installs into the checkout of Cascade in which
+// a program is, or "".
 func zigPython(program string) string {
 	root := findCheckout(filepath.Dir(program))
 	if root == "" {

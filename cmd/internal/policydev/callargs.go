@@ -10,7 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
-// A question is the words of one call. Those of its kind are set.
+// callArgs has the arguments of one call. Only the fields of its kind are set.
 type callArgs struct {
 	kind      abi.Kind
 	bids      []policies.Bid
@@ -22,7 +22,7 @@ type callArgs struct {
 	change    abi.Change
 }
 
-// encode writes the question's frame.
+// encode encodes the call into a frame.
 func (q *callArgs) encode(arena []byte, c abi.Call) (int, error) {
 	switch q.kind {
 	case abi.Partition:
@@ -43,7 +43,7 @@ func (q *callArgs) encode(arena []byte, c abi.Call) (int, error) {
 	return 0, fmt.Errorf("there are no questions of kind %v", q.kind)
 }
 
-// frame returns the question's frame in memory of its own.
+// frame returns the call's frame in newly allocated memory.
 func (q *callArgs) frame(c abi.Call) ([]byte, error) {
 	n, err := q.encode(nil, c)
 	if err != abi.ErrShort {
@@ -56,7 +56,7 @@ func (q *callArgs) frame(c abi.Call) ([]byte, error) {
 	return b[:n], nil
 }
 
-// call asks an instance as a host does, without a recording.
+// call calls an instance as a host does, without recording.
 func (q *callArgs) call(i *host.Instance, c abi.Call) (err error) {
 	switch q.kind {
 	case abi.Partition:
@@ -79,7 +79,7 @@ func (q *callArgs) call(i *host.Instance, c abi.Call) (err error) {
 	return err
 }
 
-// native asks one of our own policies, as a host without modules does.
+// native calls a built-in policy, as a host without modules does.
 func (q *callArgs) native(p any) {
 	switch q.kind {
 	case abi.Partition:
@@ -97,23 +97,24 @@ func (q *callArgs) native(p any) {
 	}
 }
 
-// random is a source of questions: the same seed gives the same ones everywhere.
+// random generates arguments. The same seed gives the same ones on every host.
 type random struct{ *rand.Rand }
 
 func newRandom(seed uint64, k abi.Kind) random { return random{rand.New(rand.NewPCG(seed, uint64(k)))} }
 
-// cost is in the region of a small model on one GPU.
+// cost has approximately the coefficients of a small model on one GPU.
 var cost = policies.Cost{D0: 6e-3, D1: 15e-6, D2: 72e-6, D3: 1.9e-9, D4: 41e-9, Kappa: 0.5}
 
 func (r random) tokens(n int) policies.Tokens { return policies.Tokens(r.IntN(n)) }
 
-// typical is a question of usual size: what benchmarks ask.
+// typical returns a call of usual size, for benchmarks.
 func (r random) typical(k abi.Kind) *callArgs { return r.sized(k, 16, 64) }
 
-// any is a question of any size that a fleet may ask.
+// any returns a call of any size that can occur in a fleet.
 func (r random) any(k abi.Kind) *callArgs { return r.sized(k, r.IntN(65), r.IntN(400)) }
 
-// sized is a question with so many bids or sites, and sequences on either side.
+// sized returns a call with the given numbers of bids or replicas and of sequences on
+// either side.
 func (r random) sized(k abi.Kind, several, many int) *callArgs {
 	q := &callArgs{kind: k}
 	switch k {
@@ -181,7 +182,7 @@ func (r random) workload() policies.Workload {
 		Transfer: policies.Transfer{Base: 5e-3 * r.Float64(), PerToken: 5e-6 * r.Float64()},
 		Limits:   policies.Limits{Stages: r.IntN(policies.MaxStages + 1)},
 	}
-	// Replicas' worth of work in each bucket: from idle to too much.
+	// The work in each bucket, in replicas: from idle to overloaded.
 	load := 1.2 * r.Float64() * float64(w.Replicas) / float64(len(edges))
 	for i, edge := range edges {
 		length := (float64(edge) + 8) * (1 + r.Float64())

@@ -14,24 +14,23 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
-// TestConfig says how much Test does.
+// TestConfig configures Test.
 type TestConfig struct {
-	// Native is one of our own policies that the module must decide like; "" is
+	// Native is the built-in policy with which the module's decisions must agree; "" for
 	// none.
 	Native string
 	// Calls is how often the leak test calls each kind. 0 means 1e6, for refine
 	// and guard 1e5, for partition 1e3.
 	Calls int
-	// Random is how many random frames of each kind are asked. 0 means 2000, for
-	// partition 100.
+	// Random is the number of random frames of each kind. 0 means 2000, for partition
+	// 100.
 	Random int
-	// Frames are recorded ones that are replayed. Nil means that only the random
-	// ones are.
+	// Frames are recorded calls that are also replayed.
 	Frames []Frame
-	// Golden is what the module has to answer, as Expect wrote it. Empty means that
-	// nothing is known.
+	// Golden has the answers that the module must give, as Expect returns them. Empty
+	// means no expectations.
 	Golden []byte
-	// Seed chooses the random frames.
+	// Seed is the seed of the random frames.
 	Seed uint64
 }
 
@@ -63,7 +62,7 @@ func (c TestConfig) random(k abi.Kind) int {
 	return manyFrames
 }
 
-// Report is what Test found.
+// Report is the result of Test.
 type Report struct {
 	File   string  `json:"file"`
 	SHA256 string  `json:"sha256"`
@@ -87,8 +86,8 @@ const (
 	Skipped = "skipped"
 )
 
-// Test runs every check on a module. The error is about the context or a bad
-// configuration; what is wrong with the module is in the report.
+// Test runs every check on a module. The error is about the context or an invalid
+// configuration; faults of the module are in the report.
 func Test(ctx context.Context, s *Subject, c TestConfig) (Report, error) {
 	r := Report{File: s.Path, SHA256: s.SHA256(), Bytes: s.Bytes}
 	kinds := s.kinds()
@@ -155,7 +154,7 @@ func (t *tester) check(name string, run func() (string, error)) {
 	t.report.Checks = append(t.report.Checks, c)
 }
 
-// withInstance lends an instance.
+// withInstance calls use with a new instance, which it closes afterwards.
 func (t *tester) withInstance(use func(*host.Instance) error) error {
 	i, err := t.subject.instance()
 	if err != nil {
@@ -164,8 +163,8 @@ func (t *tester) withInstance(use func(*host.Instance) error) error {
 	return errors.Join(use(i), i.Close())
 }
 
-// golden asks the vectors of wasm/abi, each as it is, as a later host might
-// write it, and with a flag that no guest knows.
+// golden replays the vectors of wasm/abi: each unchanged, with the longer header of a
+// possible later host, and with an unknown flag.
 func (t *tester) golden() (string, error) {
 	vectors, err := goldenVectors(t.kind)
 	if err != nil {
@@ -184,7 +183,7 @@ func (t *tester) golden() (string, error) {
 			}
 			flagged := slices.Clone(frame)
 			binary.LittleEndian.PutUint32(flagged[8:], 1<<31)
-			// The error says what the host's own decoder thinks of the flag.
+			// The error is that of the host's own decoder, which refuses the flag.
 			if _ = i.Replay(flagged, &later); later.Cause.Fatal() && later.Cause != 0 {
 				return fmt.Errorf("vector %s, with an unknown flag set: %s", name, later.Cause)
 			}
@@ -246,7 +245,7 @@ func (t *tester) equality(twin *builtin, frames []Frame) (string, error) {
 	return fmt.Sprintf("%s, decided as %s does", plural(len(frames), "random frame"), twin.name), err
 }
 
-// fuel says what random frames cost.
+// fuel measures the fuel of random frames.
 func (t *tester) fuel(frames []Frame) (string, error) {
 	limit := t.subject.Module.Limit(t.kind).Fuel
 	var used []int64
@@ -271,13 +270,12 @@ func (t *tester) fuel(frames []Frame) (string, error) {
 	return fmt.Sprintf("p50 %d, p99 %d, most %d ticks: %.1f %% of the limit, %d", quantile(used, 50), quantile(used, 99), most, 100*float64(most)/float64(limit), limit), nil
 }
 
-// leakFactor is how many times as many calls as configured the leak test makes for
-// a module whose memory still grows.
+// leakFactor bounds the calls of the leak test for a module whose memory still grows, as a
+// multiple of the configured number.
 const leakFactor = 8
 
-// leaks calls often. Memory may grow at first, until what a guest allocates is
-// found free again; a module passes when it then serves as many calls as before
-// without growing.
+// leaks makes many calls. Memory may grow at first, until the guest's allocator reuses
+// freed memory; a module passes when it then serves as many calls again without growing.
 func (t *tester) leaks() (text string, err error) {
 	calls := t.config.calls(t.kind)
 	source := newRandom(t.config.Seed, t.kind)
@@ -312,7 +310,7 @@ func (t *tester) leaks() (text string, err error) {
 	return text, err
 }
 
-// replay has two instances answer the same frames.
+// replay checks that two instances give the same answers to the same frames.
 func (t *tester) replay(frames []Frame) (string, error) {
 	a, err := Replay(t.ctx, t.subject, frames)
 	if err != nil {
@@ -334,7 +332,7 @@ func (t *tester) replay(frames []Frame) (string, error) {
 	return fmt.Sprintf("%s twice: equal results, fuel and memory (%s)", plural(len(frames), "frame"), a.Memory[:12]), nil
 }
 
-// recorded replays frames of a file, and compares with the answers in it.
+// recorded replays recorded calls and compares the answers.
 func (t *tester) recorded(all []Frame) (string, error) {
 	var frames []Frame
 	for _, f := range all {
@@ -372,12 +370,12 @@ func (t *tester) recorded(all []Frame) (string, error) {
 	return fmt.Sprintf("%s, %d with a known answer; memory %s", plural(len(frames), "frame"), known, played.Memory[:12]), nil
 }
 
-// quantile is of a sorted, not empty list.
+// quantile returns a percentile of a sorted list that is not empty.
 func quantile(sorted []int64, percent int) int64 {
 	return sorted[min(len(sorted)-1, len(sorted)*percent/100)]
 }
 
-// plural is a number of things.
+// plural formats a number with its noun.
 func plural(n int, thing string) string {
 	if n != 1 {
 		thing += "s"
@@ -385,7 +383,7 @@ func plural(n int, thing string) string {
 	return fmt.Sprintf("%d %s", n, thing)
 }
 
-// formatSize prints bytes of memory, which comes in pages.
+// formatSize formats a size of memory, which is a multiple of a page.
 func formatSize(bytes uint32) string {
 	if bytes < 1<<20 {
 		return fmt.Sprintf("%d KiB", bytes>>10)

@@ -11,7 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
-// describeDecision says in a few words what a record decided.
+// describeDecision describes the decision of a record in a few words.
 func describeDecision(r *host.Record) string {
 	if r.Cause != 0 {
 		return r.Cause.String()
@@ -23,7 +23,7 @@ func describeDecision(r *host.Record) string {
 	return text
 }
 
-// frameWithOutput is the frame with the output in it.
+// frameWithOutput returns a record's frame with the output in it.
 func frameWithOutput(r *host.Record) []byte {
 	frame := slices.Clone(r.Frame)
 	if at := binary.LittleEndian.Uint32(frame[56:]); uint64(at)+uint64(len(r.Output)) <= uint64(len(frame)) {

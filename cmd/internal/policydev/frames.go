@@ -15,7 +15,7 @@ import (
 // Frame is a frame with its recorded answer, if any.
 type Frame = calllog.Call
 
-// LoadFrames reads a file of frames.
+// LoadFrames reads a call log.
 func LoadFrames(path string) ([]Frame, error) {
 	f, err := os.Open(path)
 	if err != nil {
@@ -52,7 +52,7 @@ func goldenVectors(k abi.Kind) (map[string][]byte, error) {
 	return found, nil
 }
 
-// randomFrames returns frames of random questions.
+// randomFrames returns frames with random arguments.
 func randomFrames(seed uint64, k abi.Kind, n int) ([]Frame, error) {
 	r := newRandom(seed, k)
 	frames := make([]Frame, n)

@@ -14,21 +14,21 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
-// GoldenSuffix is added to a module's name for the file of its expected
-// answers.
+// GoldenSuffix is appended to the name of a module for the file with its expected answers.
 const GoldenSuffix = ".golden"
 
 const (
-	// maxExpected is how many calls of each kind are expected, at most.
+	// maxExpected bounds the expected calls of each kind.
 	maxExpected = 12
-	// maxDeflated is what they may take of a signature file, in bytes before
-	// base64: there is to be room for a statement and sixteen signatures.
+	// maxDeflated bounds their size in a signature file, in bytes before base64. It leaves
+	// room for a statement and sixteen signatures.
 	maxDeflated = (sign.MaxFile - 6<<10) / 4 * 3
 )
 
-// Expect returns what a module answers, with the fuel: to the smallest of the
-// recorded calls, the protocol's golden vectors and random calls, as many as a
-// signature file can hold. Calls that the module does not answer are left out.
+// Expect returns a call log with a module's answers and their fuel, and the number of
+// calls. The calls are the smallest of the recorded ones, the protocol's golden vectors
+// and random ones, as many as fit into a signature file. It omits calls that the module
+// does not answer.
 func Expect(ctx context.Context, s *Subject, recorded []Frame, seed uint64) ([]byte, int, error) {
 	pools := make(map[abi.Kind][]Frame)
 	for _, k := range s.kinds() {
@@ -46,7 +46,7 @@ func Expect(ctx context.Context, s *Subject, recorded []Frame, seed uint64) ([]b
 	}
 	for most := maxExpected; most > 0; most-- {
 		var all []Frame
-		for _, k := range s.kinds() { // the first ones stand as they are without the last
+		for _, k := range s.kinds() { // omitting the last calls does not change the answers to the first
 			all = append(all, pools[k][:min(len(pools[k]), most)]...)
 		}
 		var text bytes.Buffer
@@ -60,8 +60,7 @@ func Expect(ctx context.Context, s *Subject, recorded []Frame, seed uint64) ([]b
 	return nil, 0, fmt.Errorf("%s: one call of each kind is more than the %d bytes that a signature file has room for: record smaller ones, and name them with --frames", s.Path, maxDeflated)
 }
 
-// expectedCalls are calls of a kind that a module might be expected to answer, the
-// smallest first.
+// expectedCalls returns the calls of a kind that may become expectations, smallest first.
 func expectedCalls(k abi.Kind, recorded []Frame, seed uint64) ([]Frame, error) {
 	var pool []Frame
 	add := func(frame []byte) {
@@ -101,7 +100,7 @@ func ReadGolden(path string) ([]byte, error) {
 	return os.ReadFile(path)
 }
 
-// expected has a new instance answer what the module is expected to.
+// expected checks the expected answers on a new instance.
 func (t *tester) expected() (string, error) {
 	if len(t.config.Golden) == 0 {
 		return "", skipError("--update records the present answers")

@@ -11,12 +11,12 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/meter"
 )
 
-// Inspection is what a host thinks of a module.
+// Inspection describes a module as a host sees it.
 type Inspection struct {
 	File    string      `json:"file"`
 	SHA256  string      `json:"sha256"`
 	Bytes   int         `json:"bytes"`
-	Refused string      `json:"refused,omitempty"` // why no host takes it
+	Refused string      `json:"refused,omitempty"` // why hosts refuse it
 	Kinds   []KindLimit `json:"kinds"`
 	Imports []string    `json:"imports"`
 	Exports []string    `json:"exports"`
@@ -24,10 +24,10 @@ type Inspection struct {
 	Functions int    `json:"functions"`
 	Loops     int    `json:"loops"`
 	Largest   int    `json:"largest_function_bytes"`
-	Memory    uint64 `json:"memory_bytes"`     // to begin with
-	MaxMemory uint64 `json:"max_memory_bytes"` // as limited by its kinds
+	Memory    uint64 `json:"memory_bytes"`     // initial memory
+	MaxMemory uint64 `json:"max_memory_bytes"` // the limit of its kinds
 	Started   uint32 `json:"started_bytes"`    // memory of a new instance
-	Metered   int    `json:"metered_bytes"`    // the module with its meter
+	Metered   int    `json:"metered_bytes"`    // size of the module with its meter
 
 	MeterVersion string `json:"meter"`
 	ABI          string `json:"abi"`
@@ -42,9 +42,9 @@ type KindLimit struct {
 	Frame  int    `json:"frame_bytes"`
 }
 
-// Inspect reads a module, meters it, compiles it and makes an instance. A module
-// that a host would refuse is no error: Refused says why. What is found depends on
-// how far it came.
+// Inspect reads a module, instruments it with a meter, compiles it and makes an instance.
+// For a module that a host would refuse it returns no error: Refused has the reason, and
+// the fields of later steps are empty.
 func Inspect(ctx context.Context, path string) (Inspection, error) {
 	code, err := ReadModule(path)
 	if err != nil {
@@ -80,7 +80,7 @@ func Inspect(ctx context.Context, path string) (Inspection, error) {
 	return in, i.Close()
 }
 
-// instrument meters a module as a host does.
+// instrument adds the meter to a module, as a host does.
 func instrument(code []byte, in *Inspection) ([]byte, meter.Report, error) {
 	if !opa.Is(code) {
 		return meter.Instrument(code, meter.Config{})

@@ -17,17 +17,17 @@ import (
 	wasm "github.com/cascadeinfer/cascade/wasm/policy"
 )
 
-// marketPolicies is both policies of the bids.
+// marketPolicies combines the two policies for bids.
 type marketPolicies struct {
 	policies.Quoter
 	policies.Selector
 }
 
-// builtin is one of our own policies. The first of a kind is the fleet's default.
+// builtin is a built-in policy. The first of a kind is the fleet's default.
 type builtin struct {
 	name   string
 	kinds  []abi.Kind
-	policy any // of the interfaces of package policies
+	policy any // implements interfaces of package policies
 }
 
 func builtins() []builtin {
@@ -45,7 +45,7 @@ func builtins() []builtin {
 	}
 }
 
-// Builtins lists the names of our own policies.
+// Builtins returns the names of the built-in policies.
 func Builtins() []string {
 	var names []string
 	for _, b := range builtins() {
@@ -54,8 +54,8 @@ func Builtins() []string {
 	return names
 }
 
-// findBuiltin finds one of our own policies that decides one of the kinds, by its name
-// or, where that is clear, by what follows the kind in it.
+// findBuiltin returns the built-in policy that decides one of the kinds and has the given
+// name. The name may omit the kind if the rest is unique.
 func findBuiltin(name string, kinds []abi.Kind) (builtin, error) {
 	var found []builtin
 	for _, b := range builtins() {
@@ -75,7 +75,7 @@ func findBuiltin(name string, kinds []abi.Kind) (builtin, error) {
 	return builtin{}, fmt.Errorf("no built-in policy %q decides %s: use one of %s", name, joinKinds(kinds), strings.Join(Builtins(), ", "))
 }
 
-// defaultBuiltin is the fleet's own policy of a kind, if there is one.
+// defaultBuiltin returns the fleet's default policy of a kind, if there is one.
 func defaultBuiltin(k abi.Kind) (builtin, bool) {
 	for _, b := range builtins() {
 		if slices.Contains(b.kinds, k) {
@@ -87,19 +87,19 @@ func defaultBuiltin(k abi.Kind) (builtin, bool) {
 
 // A Decider answers frames.
 type Decider interface {
-	// Replay makes the call of a frame and writes it down. The error is a
-	// *host.Fault, which the record has, too.
+	// Replay makes the call of a frame and records it. The error is a *host.Fault,
+	// whose cause is also in the record.
 	Replay(frame []byte, r *host.Record) error
 }
 
-// native answers frames by one of our own policies, as a module with that policy
-// would. It burns no fuel.
+// native answers frames with a built-in policy, as a module with that policy would. It
+// consumes no fuel.
 type native struct{ builtin }
 
 // Replay implements Decider.
 func (n native) Replay(frame []byte, r *host.Record) error { return n.native().Answer(frame, r) }
 
-// native are its kinds' policies.
+// native returns the policies of its kinds.
 func (b builtin) native() (n wasm.Native) {
 	for _, k := range b.kinds {
 		switch k {
@@ -120,10 +120,10 @@ func (b builtin) native() (n wasm.Native) {
 	return n
 }
 
-// kindOf is the kind of a frame, abi.Kinds for what is none.
+// kindOf returns the kind of a frame, abi.NumKinds if it is not a frame.
 func kindOf(frame []byte) abi.Kind { return calllog.KindOf(frame) }
 
-// joinKinds names kinds.
+// joinKinds joins the names of kinds.
 func joinKinds(kinds []abi.Kind) string {
 	var names []string
 	for _, k := range kinds {

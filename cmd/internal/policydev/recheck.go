@@ -8,7 +8,7 @@ import (
 	wasm "github.com/cascadeinfer/cascade/wasm/policy"
 )
 
-// RecheckResult is the result of deciding recorded calls again.
+// RecheckResult is the result of Recheck.
 type RecheckResult struct {
 	Calls     int    `json:"calls"`
 	Modules   int    `json:"by_modules"` // decided by a module
@@ -25,8 +25,8 @@ func (r RecheckResult) Add(o RecheckResult) RecheckResult {
 	return r
 }
 
-// Recheck makes native policies decide recorded calls again. Calls of kinds
-// without a native policy, and calls without an answer, do not count.
+// Recheck replays recorded calls on native policies and counts the differences. Calls of
+// kinds without a native policy, and calls without an answer, are not counted.
 func Recheck(n wasm.Native, records []host.Record) RecheckResult {
 	n.Guard = nil // the native guard is not expected to equal a module's rules
 	var out RecheckResult

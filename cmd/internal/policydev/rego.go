@@ -18,8 +18,8 @@ import (
 
 const regoExt = ".rego"
 
-// buildRego compiles rules to a module; those for "opa test" are left out. Errors
-// name files as given.
+// buildRego compiles rules to a module, without the tests for "opa test". Errors have the
+// file names as given.
 func buildRego(ctx context.Context, paths []string, out string) (BuildResult, error) {
 	b := BuildResult{File: out, Language: "rego", Compiler: "opa " + version.Version}
 	files, size := map[string]string{}, int64(0)

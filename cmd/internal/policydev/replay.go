@@ -15,19 +15,19 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
-// ReplayResult is what a Decider answered to frames.
+// ReplayResult has the answers of a Decider to frames.
 type ReplayResult struct {
 	Records []host.Record
 	// Memory is the SHA-256 of the instance's memory afterwards, in hexadecimal;
 	// "" for a native policy.
 	Memory string
-	// Digest is of all results, outputs and fuel, to compare processes.
+	// Digest is the digest of all results, outputs and fuel, for comparisons between
+	// processes.
 	Digest string
 }
 
-// Replay replays frames in order in a fresh instance, and in another one after
-// an instance failed. It returns an error if the module decides none of the
-// frames.
+// Replay replays frames in order on a new instance, and on another one after an instance
+// has failed. It returns an error if the module decides none of the frames.
 func Replay(ctx context.Context, s *Subject, frames []Frame) (ReplayResult, error) {
 	if err := s.decidesSome(frames); err != nil {
 		return ReplayResult{}, err
@@ -50,7 +50,7 @@ func Replay(ctx context.Context, s *Subject, frames []Frame) (ReplayResult, erro
 	return ReplayResult{records, hex.EncodeToString(sum[:]), digest(records)}, i.Close()
 }
 
-// decidesSome says that a module has nothing to say to any of some frames.
+// decidesSome returns an error if a module decides the kind of none of the frames.
 func (s *Subject) decidesSome(frames []Frame) error {
 	var others []string
 	for _, f := range frames {
@@ -73,7 +73,7 @@ func (s *Subject) decidesSome(frames []Frame) error {
 		s.Path, strings.Join(own, ", "), len(frames), strings.Join(others, ", "))
 }
 
-// ReplayNative replays frames in a built-in policy.
+// ReplayNative replays frames on a built-in policy.
 func ReplayNative(ctx context.Context, name string, frames []Frame) (ReplayResult, error) {
 	var kinds []abi.Kind
 	for _, f := range frames {
@@ -122,7 +122,7 @@ func digest(records []host.Record) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// Difference is a frame that two deciders answer differently.
+// Difference is a frame with different answers of two deciders.
 type Difference struct {
 	Frame int    `json:"frame"` // counted from 0
 	Kind  string `json:"kind"`
@@ -140,7 +140,7 @@ type Summary struct {
 	Digest string         `json:"digest"`
 }
 
-// Comparison is of two deciders on the same frames.
+// Comparison compares the answers of two deciders to the same frames.
 type Comparison struct {
 	A       Summary      `json:"a"`
 	B       Summary      `json:"b"`

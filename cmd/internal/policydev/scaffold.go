@@ -23,8 +23,8 @@ import (
 //go:embed scaffold
 var scaffold embed.FS
 
-// newKinds is a kind of policy as an author names it: which calls it decides, by the
-// guest packages of what names.
+// newKinds maps the kinds of policies that New can write to the kinds of calls that they
+// decide, each with its guest package.
 var newKinds = map[string]map[string]string{
 	"refine":    {"refine": "refine"},
 	"bid":       {"bid-quote": "bidquote", "bid-select": "bidselect"},
@@ -34,51 +34,51 @@ var newKinds = map[string]map[string]string{
 	"guard":     {"guard": "guard"},
 }
 
-// NewKinds lists what New can begin.
+// NewKinds returns the kinds of policies that New can write.
 func NewKinds() []string { return slices.Sorted(maps.Keys(newKinds)) }
 
-// The languages that New knows.
+// The languages that New supports.
 const (
 	langGo   = "go"
 	langC    = "c"
 	LangRego = "rego"
 )
 
-// NewLanguages lists in what New can begin it.
+// NewLanguages returns the languages that New supports.
 func NewLanguages() []string { return []string{langGo, langC, LangRego} }
 
 const (
 	modulePath = "github.com/cascadeinfer/cascade"
 	goVersion  = "1.26.0"
-	// newFrames is how many random frames of each kind a new policy gets.
+	// newFrames is the number of random frames of each kind in a new policy.
 	newFrames = 20
 )
 
-// NewConfig says what New writes.
+// NewConfig configures New.
 type NewConfig struct {
-	Dir  string // made by New; its last element names the policy
-	Kind string // of NewKinds
-	Lang string // of NewLangs; rules in Rego are of kind guard
-	// Sources is a checkout of Cascade that the policy is built against. "" means
-	// one that the folder lies in, or the working directory, or this program; and
-	// if there is none, this program's version, when that is a published one.
+	Dir  string // made by New; its last element is the name of the policy
+	Kind string // one of NewKinds
+	Lang string // one of NewLanguages; rules in Rego are of kind guard
+	// Sources is the checkout of Cascade against which the policy is built. "" means
+	// the one that contains the folder, the working directory or this program; if there
+	// is none, the policy is built against this program's version if that is released.
 	Sources string
 }
 
-// NewResult is what New wrote.
+// NewResult describes the policy that New wrote.
 type NewResult struct {
 	Dir     string   `json:"dir"`
 	Name    string   `json:"name"`
 	Kind    string   `json:"kind"`
 	Lang    string   `json:"lang"`
-	Sources string   `json:"sources,omitempty"` // of what it is built against; or its version
+	Sources string   `json:"sources,omitempty"` // the checkout against which it is built, or the version
 	Files   []string `json:"files"`
 }
 
 var goodName = regexp.MustCompile(`^[a-z0-9][a-z0-9_.-]{0,63}$`)
 
-// New writes a policy that can be built and tested at once, into a folder that
-// must not exist, or be empty.
+// New writes a policy that can be built and tested at once. The folder must be missing or
+// empty.
 func New(c NewConfig) (NewResult, error) {
 	b := NewResult{Dir: c.Dir, Name: filepath.Base(c.Dir), Kind: c.Kind, Lang: c.Lang}
 	decide, ok := newKinds[c.Kind]
@@ -157,13 +157,13 @@ func New(c NewConfig) (NewResult, error) {
 	return b, nil
 }
 
-// templateData is what the templates see.
+// templateData is the data of the templates.
 type templateData struct {
 	Name, Kind, Lang string
 	Decide           map[string]string // kind: guest package
 	Packages         []string
 	Test             string
-	Builtin          string // to compare with
+	Builtin          string // the built-in policy to compare with
 	Go               string
 	Version, Replace string
 }
@@ -183,8 +183,9 @@ func (v *templateData) render(from string) ([]byte, error) {
 	return w.Bytes(), nil
 }
 
-// resolveSources finds out what a Go policy is built against. Inside of a checkout the
-// way there is relative, so that both can be moved together.
+// resolveSources determines against which checkout or version a Go policy is built. The
+// path of a checkout that contains the folder is relative, so that both can be moved
+// together.
 func (v *templateData) resolveSources(b *NewResult, c NewConfig) error {
 	dir, err := filepath.Abs(c.Dir)
 	if err != nil {
@@ -209,8 +210,8 @@ func (v *templateData) resolveSources(b *NewResult, c NewConfig) error {
 		b.Sources, v.Replace = root, filepath.ToSlash(v.Replace)
 		return nil
 	}
-	here, _ := os.Getwd()         // where there is none,
-	program, _ := os.Executable() // there is no checkout either
+	here, _ := os.Getwd()         // on an error,
+	program, _ := os.Executable() // no checkout is found
 	for _, at := range []string{here, filepath.Dir(program)} {
 		if root := findCheckout(at); root != "" {
 			b.Sources, v.Replace = root, root
@@ -224,10 +225,10 @@ func (v *templateData) resolveSources(b *NewResult, c NewConfig) error {
 	return errors.New("what shall the policy be built against? This program is no published version: name a checkout of Cascade with --cascade DIR")
 }
 
-// releasedVersion is a version that others can fetch.
+// releasedVersion matches a version that others can fetch.
 var releasedVersion = regexp.MustCompile(`^v[0-9]+\.[0-9]+\.[0-9]+(-rc\.?[0-9]+)?$`)
 
-// findCheckout returns the checkout that a folder lies in, or "".
+// findCheckout returns the checkout that contains a folder, or "".
 func findCheckout(dir string) string {
 	if dir == "" || dir == "." {
 		return ""

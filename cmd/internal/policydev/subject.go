@@ -15,7 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/meter"
 )
 
-// Subject is a module to be tested, with what it is configured by.
+// Subject is a module to test, with its configuration.
 type Subject struct {
 	Path          string
 	Bytes         int
@@ -23,8 +23,8 @@ type Subject struct {
 	Configuration []byte
 }
 
-// Open loads a module as a host would, with no limit on wall time: on a busy
-// machine that says nothing, and fuel bounds every call. The caller closes it.
+// Open loads a module as a host would, but without limits on wall time: those depend on
+// the load of the host, and fuel bounds every call. The caller closes it.
 func Open(ctx context.Context, path string, configuration []byte) (*Subject, error) {
 	code, err := ReadModule(path)
 	if err != nil {
@@ -37,21 +37,21 @@ func Open(ctx context.Context, path string, configuration []byte) (*Subject, err
 	return &Subject{Path: path, Bytes: len(code), Module: m, Configuration: configuration}, nil
 }
 
-// Close frees the module; no instance may be left.
+// Close frees the module. All instances must be closed before.
 func (s *Subject) Close() error { return s.Module.Close() }
 
-// SHA256 is the module's digest in hexadecimal.
+// SHA256 returns the module's digest in hexadecimal.
 func (s *Subject) SHA256() string {
 	sum := s.Module.SHA256()
 	return hex.EncodeToString(sum[:])
 }
 
-// kinds are what the module decides.
+// kinds returns the kinds that the module decides.
 func (s *Subject) kinds() []abi.Kind {
 	return slices.DeleteFunc(s.Module.Kinds(), func(k abi.Kind) bool { return k == abi.Configure })
 }
 
-// instance makes an instance, configured.
+// instance makes a configured instance.
 func (s *Subject) instance() (*host.Instance, error) {
 	i, err := s.Module.Instantiate()
 	if err != nil {
@@ -67,12 +67,12 @@ func (s *Subject) instance() (*host.Instance, error) {
 	return i, nil
 }
 
-// ReadModule reads a module of a size that hosts accept.
+// ReadModule reads a module, at most of the size that hosts accept.
 func ReadModule(path string) ([]byte, error) {
 	return fileio.Read(path, meter.DefaultSize)
 }
 
-// cacheDir is the user's folder for machine code, "" where there is none.
+// cacheDir returns the user's folder for machine code, "" if there is none.
 func cacheDir() string {
 	dir, err := os.UserCacheDir()
 	if err != nil {
@@ -80,7 +80,7 @@ func cacheDir() string {
 	}
 	dir = filepath.Join(dir, "cascade", "policies")
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "" // a home that cannot be written to costs time, no more
+		return "" // without a cache, loading is only slower
 	}
 	return dir
 }

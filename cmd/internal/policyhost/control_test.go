@@ -17,7 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// plan has as many stages as there are words, of the replicas in them.
+// plan returns a plan with one stage for each word, of the replicas in the word.
 func plan(epoch policies.Epoch, stages ...string) policies.Plan {
 	p := policies.Plan{Model: "m", Epoch: epoch}
 	for i, s := range stages {
@@ -33,7 +33,8 @@ func plan(epoch policies.Epoch, stages ...string) policies.Plan {
 	return p
 }
 
-// TestSiteRules: plans meet the invariants, then the site's rules.
+// TestSiteRules checks that plans are checked against the invariants and then the site's
+// rules.
 func TestSiteRules(t *testing.T) {
 	c, err := NewControl(t.Context(), ControlConfig{Site: wiring.RegoRules{Files: rules.Files(), Data: map[string]any{
 		"limits": map[string]any{"plan": map[string]any{"smallest": 2}},
@@ -59,7 +60,7 @@ func TestSiteRules(t *testing.T) {
 	}
 }
 
-// TestRulesForModulesAlone judge no plans.
+// TestRulesForModulesAlone checks that rules about rollouts alone do not affect plans.
 func TestRulesForModulesAlone(t *testing.T) {
 	c, err := NewControl(t.Context(), ControlConfig{Site: wiring.RegoRules{Files: map[string]string{"slot.rego": rules.Files()["slot.rego"]}}})
 	if err != nil {

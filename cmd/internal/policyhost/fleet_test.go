@@ -25,16 +25,16 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// patience bounds every wait for something that must happen.
+// patience is the timeout of all waits.
 const patience = 2 * time.Minute
 
-// site is a fleet in this process that takes modules, and its operator.
+// site is an in-process fleet with modules enabled, and the key of its operator.
 type site struct {
 	*inprocess.Fleet
 	t      *testing.T
 	client *http.Client
 	secret ed25519.PrivateKey
-	number lifecycle.Generation // of the last statement
+	number lifecycle.Generation // the generation of the last statement
 }
 
 // newSite runs a fleet until the test ends.
@@ -53,7 +53,7 @@ func newSite(t *testing.T) *site {
 	}
 	f.Policies.Gates.Shadow, f.Policies.Gates.Canary = config.Gate{Calls: 2, Soak: -1}, config.Gate{Calls: 5, Soak: -1}
 	f.Policies.Gates.Ladder = []int{500}
-	// A busy machine is no fault of a module's.
+	// A call must not time out because the host is busy.
 	f.Policies.Limits = map[string]config.CallLimit{abi.Place.String(): {Wall: 30 * time.Second}}
 	for i := range 3 {
 		f.Replicas = append(f.Replicas, config.Replica{ID: fmt.Sprintf("r%d", i), Address: "127.0.0.1:0", Peer: "127.0.0.1:0", Engine: "http://127.0.0.1:0"})
@@ -89,7 +89,7 @@ func newSite(t *testing.T) *site {
 	return s
 }
 
-// order asks the control plane for something about the slot of place.
+// order sends a request about the slot place to the control plane.
 func (s *site) order(what string, q url.Values, body []byte) (int, string) {
 	s.t.Helper()
 	q.Set("slot", abi.Place.String())
@@ -111,8 +111,8 @@ func (s *site) order(what string, q url.Values, body []byte) (int, string) {
 	return resp.StatusCode, string(text)
 }
 
-// push signs a module that answers every call for a place by the code, and gives it
-// to the fleet. It returns its generation.
+// push signs a module that answers every placement call with the code, and pushes it to the
+// fleet. It returns its generation.
 func (s *site) push(goal string, code ...[]byte) lifecycle.Generation {
 	s.t.Helper()
 	module := hosttest.Policy(hosttest.Function(abi.Place.Export(), nil, code...)).Encode()
@@ -144,7 +144,7 @@ func (s *site) ordered(what string, q url.Values) {
 	}
 }
 
-// slot is what the control plane says of the slot of place.
+// slot returns the control plane's state of the slot place.
 func (s *site) slot() control.PolicySlot {
 	for _, slot := range s.Control().Policies().Slots {
 		if slot.Slot == lifecycle.Place {
@@ -154,7 +154,7 @@ func (s *site) slot() control.PolicySlot {
 	return control.PolicySlot{}
 }
 
-// await waits until the slot is as it should be.
+// await waits until the slot meets a condition.
 func (s *site) await(what string, good func(control.PolicySlot) bool) control.PolicySlot {
 	s.t.Helper()
 	began := time.Now()
@@ -171,7 +171,7 @@ func (s *site) await(what string, good func(control.PolicySlot) bool) control.Po
 	}
 }
 
-// everywhere reports whether all three migrators have a generation in a state.
+// everywhere reports whether all three migrators have a generation in a phase.
 func everywhere(slot control.PolicySlot, generation lifecycle.Generation, phase lifecycle.Phase) bool {
 	n := 0
 	for _, node := range slot.Nodes {
@@ -184,7 +184,7 @@ func everywhere(slot control.PolicySlot, generation lifecycle.Generation, phase 
 	return n == 3
 }
 
-// decides reports whether a generation decides on all three migrators.
+// decides reports whether a generation is active on all three migrators.
 func decides(slot control.PolicySlot, generation lifecycle.Generation) bool {
 	for _, n := range slot.Nodes {
 		if n.Active != generation {
@@ -194,15 +194,14 @@ func decides(slot control.PolicySlot, generation lifecycle.Generation) bool {
 	return len(slot.Nodes) == 3
 }
 
-// ended reports whether a generation was the last to be taken back.
+// ended reports whether a generation was the last one rolled back.
 func ended(slot control.PolicySlot, generation lifecycle.Generation) bool {
 	n := len(slot.RolledBack)
 	return n > 0 && slot.RolledBack[n-1].Generation == generation
 }
 
-// traffic asks the fleet, one request after the other from each of some clients,
-// until the test calls what it returns, which fails the test for every request that
-// failed.
+// traffic starts clients that send one request after the other to the fleet. The returned
+// function stops them and fails the test for every failed request.
 func (s *site) traffic() (stop func() int64) {
 	var done, failed atomic.Int64
 	var first atomic.Pointer[string]
@@ -248,8 +247,8 @@ func (s *site) ask() error {
 	return err
 }
 
-// TestRollOut: while requests flow, a module goes its way from shadow to all, and
-// back. No request fails.
+// TestRollOut promotes a module from shadow to the whole fleet under traffic and rolls it
+// back, and checks that no request fails.
 func TestRollOut(t *testing.T) {
 	s := newSite(t)
 	stop := s.traffic()
@@ -267,7 +266,7 @@ func TestRollOut(t *testing.T) {
 	}
 	s.await("asked", func(p control.PolicySlot) bool { return p.Nodes[0].Modules[0].Calls > 100 })
 
-	// The next one takes its place, and is taken back: the one before decides.
+	// The next one replaces it and is rolled back: the previous one decides again.
 	next := s.push("active", hosttest.I32(1), hosttest.Op(0x1a), stays)
 	s.await("stable", func(p control.PolicySlot) bool {
 		return decides(p, next) && p.Stable.Generation == next && p.Previous != nil
@@ -284,7 +283,7 @@ func TestRollOut(t *testing.T) {
 	}
 }
 
-// TestHostile: modules that trap or loop cost nothing but a status.
+// TestHostile checks that modules that trap or loop are rejected and fail no request.
 func TestHostile(t *testing.T) {
 	s := newSite(t)
 	stop := s.traffic()
@@ -300,12 +299,13 @@ func TestHostile(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 
-	// One that lies about who a request is for decides nowhere, whoever answers for
-	// it.
+	// A module that places requests on an invalid peer is rejected on every replica; the
+	// native policy answers for it.
 	lies := s.push("stable", hosttest.Result(uint32(abi.OK), 1<<20))
 	s.await("given up", func(p control.PolicySlot) bool { return everywhere(p, lies, lifecycle.Rejected) && decides(p, 0) })
-	// One that loops now and then is found out while it decides: where one host has,
-	// the whole fleet goes back, to the one before, or to what is built in.
+	// A module that loops now and then is rejected while it is active: as soon as one
+	// host has rejected it, the whole fleet goes back to the previous module or to the
+	// native policy.
 	loops := [][]byte{hosttest.OneIn(64, hosttest.Loop(hosttest.Br(0))), hosttest.Result(uint32(abi.None), 0)}
 	good := s.push("stable", hosttest.Result(uint32(abi.None), 0))
 	s.await("stable", func(p control.PolicySlot) bool { return decides(p, good) })
@@ -323,7 +323,8 @@ func TestHostile(t *testing.T) {
 	stop()
 }
 
-// TestNotAdmitted: who is not trusted, and what is no policy, does not come in.
+// TestNotAdmitted checks that modules of untrusted signers, and files that are no policies,
+// are not admitted.
 func TestNotAdmitted(t *testing.T) {
 	s := newSite(t)
 	own := s.secret

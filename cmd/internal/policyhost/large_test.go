@@ -15,11 +15,12 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/rego/regomodule"
 )
 
-// largeFleet is how many replicas of one model a guard must be able to judge.
+// largeFleet is the number of replicas of one model for which a guard must be able to judge
+// plans.
 const largeFleet = 10_000
 
-// largePlan has eight stages of replicas with names of 64 bytes; the first ones are
-// missing, the cuts are at multiples of a number.
+// largePlan returns a plan with eight stages of replicas whose names have 64 bytes. The
+// first replicas are missing, and the cuts are at multiples of a number.
 func largePlan(epoch policies.Epoch, missing int, cut policies.Tokens) policies.Plan {
 	const stages = 8
 	p := policies.Plan{Model: "meta-llama/Llama-3.1-8B-Instruct", Epoch: epoch}
@@ -36,8 +37,8 @@ func largePlan(epoch policies.Epoch, missing int, cut policies.Tokens) policies.
 	return p
 }
 
-// TestLargestPlans has guards of both kinds judge the plans of a large fleet, within
-// half of the limits that they have by default, again and again.
+// TestLargestPlans checks that guards in Rego and in WebAssembly judge plans of a large
+// fleet within half of their default limits, repeatedly.
 func TestLargestPlans(t *testing.T) {
 	guesttest.SkipUnderRace(t)
 	dir := filepath.Join(t.TempDir(), "my-guard")

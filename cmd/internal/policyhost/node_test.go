@@ -19,13 +19,13 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeHost is slots that load whatever they get.
+// fakeHost implements Slots. It loads every module.
 type fakeHost struct {
 	mu      sync.Mutex
-	loaded  map[lifecycle.Digest]int // how often
+	loaded  map[lifecycle.Digest]int // how often each was loaded
 	wanted  map[lifecycle.Kind][]lifecycle.Generation
 	applied int
-	full    bool // the disk
+	full    bool // whether the disk is full
 	back    []lifecycle.Generation
 }
 
@@ -91,7 +91,7 @@ func (h *fakeHost) has(bytes string) int {
 	return h.loaded[sha256.Sum256([]byte(bytes))]
 }
 
-// shop gives out modules.
+// shop serves modules to fetches.
 type shop struct {
 	mu    sync.Mutex
 	there map[lifecycle.Digest][]byte
@@ -115,7 +115,7 @@ func (s *shop) fetch(_ context.Context, d lifecycle.Digest) ([]byte, error) {
 	return b, nil
 }
 
-// times is how often a module was asked for.
+// times returns how often a module was requested.
 func (s *shop) times(text string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -222,7 +222,7 @@ func TestWithdrawnWhileFetching(t *testing.T) {
 	})
 }
 
-// TestForged: other bytes than those of the digest are not used.
+// TestForged checks that bytes with another digest are not used.
 func TestForged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, s := newHost(), newShop()
@@ -235,8 +235,8 @@ func TestForged(t *testing.T) {
 	})
 }
 
-// TestFullDisk: a want that could not be written down is tried again until it is,
-// and shows meanwhile.
+// TestFullDisk checks that a spec that could not be saved is retried until it is, and that
+// the status shows the error meanwhile.
 func TestFullDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, s := newHost(), newShop()

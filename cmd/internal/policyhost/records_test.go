@@ -16,7 +16,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// records fetches what the slot of place has recorded, once there is some.
+// records fetches the recorded calls of the slot place, once there are some.
 func (s *site) records() []policydev.Frame {
 	s.t.Helper()
 	var frames []policydev.Frame
@@ -34,9 +34,9 @@ func (s *site) records() []policydev.Frame {
 	return frames
 }
 
-// TestRecords: what a fleet decided is fetched, and shows where another policy
-// would have decided otherwise: here one that forwards every request to its first
-// peer, or one that fails.
+// TestRecords checks that the recorded calls of a fleet can be fetched, and that a replay
+// shows where another policy decides differently: here one that forwards every request to
+// its first peer, and one that fails.
 func TestRecords(t *testing.T) {
 	s := newSite(t)
 	stop := s.traffic()

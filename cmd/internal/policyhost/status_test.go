@@ -10,8 +10,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
-// TestFiguresReachTheReport: what a host counts of a generation is in its report, as
-// the control plane reads it.
+// TestFiguresReachTheReport checks that the control plane decodes a host's counts of a
+// generation from its report.
 func TestFiguresReachTheReport(t *testing.T) {
 	s := policyslots.EncodeStatus(lifecycle.SlotStatus{Kind: "place", Modules: []lifecycle.Status{{
 		Generation: 7, Phase: lifecycle.Canary, Calls: 50, Faults: 1, Starved: 2, Figures: lifecycle.Figures{Compared: 31, Differ: 13, Worse: 12},
@@ -26,8 +26,8 @@ func TestFiguresReachTheReport(t *testing.T) {
 	}
 }
 
-// TestEvidenceReachesTheFleet: what a slot has against a module, sure or not, keeps the
-// fleet from promoting it and from having it stable.
+// TestEvidenceReachesTheFleet checks that evidence of a slot against a module, significant
+// or not, keeps the fleet from promoting it and from making it stable.
 func TestEvidenceReachesTheFleet(t *testing.T) {
 	const generation = 7
 	now := time.Unix(1e9, 0)
