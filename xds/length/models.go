@@ -80,7 +80,7 @@ func (m *models) byHost(authority string) string {
 	best := suffix{}
 	found := false
 	for _, s := range m.suffixes {
-		// Envoy's suffix wildcard stands for at least one character.
+		// Envoy's suffix wildcard matches at least one character.
 		matches := s.end == "" || len(host) > len(s.end) && strings.HasSuffix(host, s.end)
 		if matches && (!found || len(s.end) > len(best.end)) {
 			best, found = s, true

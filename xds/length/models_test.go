@@ -23,7 +23,7 @@ func TestModelByHost(t *testing.T) {
 		"shared.example.com":   "",
 		"x.a.example.com":      "a",
 		"x.b.a.example.com:80": "b",
-		".a.example.com":       "b", // a wildcard matches at least one label
+		".a.example.com":       "b", // a wildcard matches at least one character
 		"elsewhere":            "b",
 		"[::1]:80":             "b",
 		"":                     "b",

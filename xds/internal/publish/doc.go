@@ -1,19 +1,19 @@
-// Package publish rolls a fleet's views out to its proxies: group after group,
-// in steps that each wait until the nodes have acknowledged the one before, and
-// back again where a node refuses one.
+// Package publish rolls a fleet's views out to its proxies: group after group, in
+// steps that each wait until the nodes have acknowledged the previous one. It rolls
+// a step back if a node refuses it.
 //
-// A Publisher takes views by Submit and applies the resulting sets to a Cache.
-// Package rollout decides which group gets which set, and its invariants hold
-// here; package nodegroup says which node is in which group; a Ledger, the
-// callbacks of the xDS server, records what every node was sent and has
-// acknowledged. The Ledger belongs to nodes and not to streams: where a host
-// opens a stream per type, only the waits between the steps order them.
-// Planning is done by package fleet, and streams are answered by package cache.
+// A Publisher receives views by Submit and applies the resulting sets to a Cache.
+// Package rollout decides which group gets which set, and its invariants hold here;
+// package nodegroup assigns nodes to groups; a Ledger, the callbacks of the xDS
+// server, records what every node was sent and has acknowledged. The Ledger tracks
+// nodes and not streams: if a node opens a stream per type, only the waits between
+// the steps order them. Package fleet makes the plans, and package cache answers
+// the streams.
 //
-// Invariants, beside those of package rollout:
-//  1. the error text of a node is used redacted: shortened, and without the
-//     resources that it quotes,
-//  2. observers (resources.ObserverCluster) are sent the same and never waited
-//     for,
+// Invariants, in addition to those of package rollout:
+//  1. the error text of a node is redacted before use: shortened, and without
+//     the resources that it quotes,
+//  2. observers (resources.ObserverCluster) are sent the same resources, but no
+//     rollout waits for them,
 //  3. hooks of the Config are called without locks.
 package publish

@@ -21,12 +21,12 @@ import (
 // awaitedTypes are the types that rollouts wait for.
 var awaitedTypes = rollout.AwaitedTypes()
 
-// Bounds of what the ledger keeps of its nodes.
+// Bounds of the data that the ledger keeps of its nodes.
 const (
 	maxNodeID       = 256 // bytes of a node's id
 	maxDisconnected = 256 // nodes remembered without a stream
-	// reconnectTime is how long a proxy that lost its streams counts as about
-	// to return. Envoy tries again after half a second.
+	// reconnectTime is how long a proxy that lost its streams is expected to
+	// reconnect. Envoy tries again after half a second.
 	reconnectTime = 2 * time.Second
 	// maxErrorText bounds the redacted error text of a NACK, in bytes. Envoy's
 	// may contain the whole resource.
@@ -82,7 +82,8 @@ func NewLedger(log *slog.Logger) *Ledger {
 	}
 }
 
-// Changed is signalled, at least once, after every change of what nodes have.
+// Changed is signalled, at least once, after every change of a node's acknowledged
+// resources.
 func (l *Ledger) Changed() <-chan struct{} { return l.changed }
 
 func (l *Ledger) signal() {
@@ -202,7 +203,7 @@ func (n *node) hasAcked(types []string) bool {
 	return false
 }
 
-// isReconnecting reports whether the node lately had a stream with one of the
+// isReconnecting reports whether the node recently had a stream with one of the
 // types, and has none now.
 func (n *node) isReconnecting(types []string) bool {
 	if time.Since(n.since) >= reconnectTime {
@@ -292,7 +293,8 @@ func shortType(typeURL string) string {
 	return typeURL[strings.LastIndexByte(typeURL, '.')+1:]
 }
 
-// reply is what requests of both protocols say about the last response.
+// reply is the part of a request, in both protocols, that answers the last
+// response.
 type reply interface {
 	GetTypeUrl() string
 	GetResponseNonce() string

@@ -7,9 +7,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/internal/rollout"
 )
 
-// blamedNames returns those of the names that the error text mentions. Envoy
-// lists the clusters that it refused and applies the others of the same
-// response.
+// blamedNames returns the names that the error text mentions. Envoy lists the
+// clusters that it refused and applies the others of the same response.
 func blamedNames(text string, names []string) []string {
 	var out []string
 	for _, name := range names {

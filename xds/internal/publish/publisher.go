@@ -15,7 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// Cache is where sets are applied: package cache. It is called by one
+// Cache applies the sets: package cache implements it. It is called by one
 // goroutine.
 type Cache interface {
 	// Set applies a set to the nodes of a group, and with the group "" to all
@@ -68,8 +68,8 @@ type Config struct {
 	// request or DrainTimeout is over. nil removes them at once.
 	RequestCounter RequestCounter
 	DrainTimeout   time.Duration // 0 means 30 s
-	// OnRefusal is called once for each version that a node refused, so that
-	// other control planes learn of it. Run calls it and waits for it.
+	// OnRefusal is called once for each version that a node refused, so that other
+	// control planes can quarantine it too. Run calls it and waits for it.
 	OnRefusal func([]Refusal)
 	Logger    *slog.Logger // nil discards
 }
@@ -157,10 +157,10 @@ func New(cfg Config) (*Publisher, error) {
 	return p, nil
 }
 
-// Submit asks for a view to be rolled out. It never blocks; of several views
-// that come faster than they can be rolled out, the last one counts. A view
-// that cannot be rendered or proven is logged and reported by Status, and the
-// present one stays. The caller must not change the view afterwards.
+// Submit requests that a view be rolled out. It never blocks; if views are
+// submitted faster than they can be rolled out, the last one counts. A view that
+// cannot be rendered or proven is logged and reported by Status, and the present
+// one stays. The caller must not change the view afterwards.
 func (p *Publisher) Submit(v resources.View) {
 	p.mu.Lock()
 	p.submitted = &v
@@ -168,8 +168,9 @@ func (p *Publisher) Submit(v resources.View) {
 	p.wake()
 }
 
-// Quarantine says that nodes of other control planes have refused these
-// versions: from now on no node of this one is sent them. It never blocks.
+// Quarantine records that nodes of other control planes have refused these
+// versions. From then on no node of this control plane is sent them. It never
+// blocks.
 func (p *Publisher) Quarantine(list []Refusal) {
 	p.mu.Lock()
 	p.quarantined = append(p.quarantined, list...)
@@ -221,7 +222,7 @@ func (p *Publisher) observeNodes() {
 	p.step(p.observe())
 }
 
-// applySubmitted passes what was submitted and quarantined to the rollout.
+// applySubmitted passes submitted views and quarantined versions to the rollout.
 func (p *Publisher) applySubmitted() {
 	p.mu.Lock()
 	v, barred := p.submitted, p.quarantined
@@ -263,7 +264,7 @@ func (p *Publisher) rememberTable(t *rollout.Table) {
 }
 
 // step passes an event to the rollout and executes its output, as long as the
-// rollout asks for another observation.
+// rollout requests another observation.
 func (p *Publisher) step(e rollout.Event) {
 	for {
 		out := p.rollout.Step(time.Now(), e)
@@ -292,9 +293,9 @@ func (p *Publisher) step(e rollout.Event) {
 func (p *Publisher) observe() rollout.Observe {
 	needs := p.rollout.Queries()
 	facts := p.cfg.Ledger.observe(needs, func(types []string) map[string]bool {
-		// The cache knows which responses are on their way: what a node has
-		// acknowledged may be what is applied now, and still be about to
-		// change.
+		// The cache knows which responses are on their way: a node may have
+		// acknowledged the versions that are applied now, and still be about to
+		// receive others.
 		ids := make(map[string]bool)
 		p.cfg.Cache.Unanswered(types, ids)
 		return ids

@@ -7,7 +7,7 @@ import (
 )
 
 // debugMark begins the word that protobuf's C++ library prints before a quoted
-// message, so that its text format is not taken for a stable one.
+// message, so that programs do not rely on its text format.
 const debugMark = "goo.gle/debug"
 
 // Bounds of an error text.
@@ -18,15 +18,15 @@ const (
 	maxQuoted = 100
 )
 
-// truncationMark is what Envoy writes where it cuts a text.
+// truncationMark is Envoy's mark at the end of a truncated text.
 const truncationMark = "...(truncated)"
 
 // quotedField matches one field of a quoted message, after withoutBraces.
 var quotedField = regexp.MustCompile(`^\s*[a-z][a-z0-9_]*(?:: *(?:"[^"]*"|[^\s"]+)|\s*\{…\}?)`)
 
-// redact returns the error text of a NACK in a form that can be logged, stored
-// and shown: without the resources that it quotes, which are long and may hold
-// secrets, and shortened.
+// redact returns the error text of a NACK in a form that can be logged, stored and
+// displayed: shortened, and without the quoted resources, which are long and may
+// contain secrets.
 func redact(text string) string {
 	text = strings.ReplaceAll(sanitize(text, maxRawText), truncationMark, "")
 	before, after, quotes := strings.Cut(text, debugMark)
@@ -53,8 +53,8 @@ func redact(text string) string {
 	return sanitize(text, maxErrorText)
 }
 
-// withoutBraces replaces what is in braces, the fields of quoted messages. An
-// unclosed brace cuts the text.
+// withoutBraces replaces the text in braces, which contains the fields of quoted
+// messages. An unclosed brace cuts the text.
 func withoutBraces(text string) string {
 	var out strings.Builder
 	depth := 0

@@ -10,9 +10,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
-// Policy slots are served beside the sets of a rollout. A node's replies about
-// them are recorded and change nothing else: a slot's version is not withdrawn
-// from all hosts because one of them refuses it.
+// Policy slots are served in addition to the sets of a rollout. A node's replies
+// about them are recorded and have no other effect: a slot's version is not
+// withdrawn from all hosts because one of them refuses it.
 
 // SlotReply is a node's last reply about a policy slot.
 type SlotReply struct {
@@ -21,7 +21,7 @@ type SlotReply struct {
 	At      time.Time
 }
 
-// withoutSlots returns the versions without those of policy slots.
+// withoutSlots returns the versions that do not belong to policy slots.
 func withoutSlots(vs []rollout.Version) []rollout.Version {
 	return slices.DeleteFunc(vs, func(v rollout.Version) bool {
 		_, slot := policyslots.KindOf(v.Name)
@@ -29,8 +29,8 @@ func withoutSlots(vs []rollout.Version) []rollout.Version {
 	})
 }
 
-// recordSlotsLocked records what a reply says about the policy slots in the
-// response that it answers, which must still be in sub.sent.
+// recordSlotsLocked records the reply about the policy slots in the response that
+// it answers, which must still be in sub.sent.
 func (n *node) recordSlotsLocked(sub *subscription, r reply) {
 	i := slices.IndexFunc(sub.sent, func(s response) bool { return s.nonce == r.GetResponseNonce() })
 	if i < 0 {

@@ -20,8 +20,8 @@ type Status struct {
 	// the first group that does not: add, flip, watch or retire.
 	Phase string
 	Epoch policies.Epoch // the oldest of the groups' route epochs
-	// Err says why the last view is not rolled out; nil if it is, or is on its
-	// way.
+	// Err is the reason why the last view is not rolled out; nil if it is, or if
+	// its rollout is in progress.
 	Err     error
 	Groups  []Group // in the order of the rollout
 	Nodes   []Node  // sorted by id
@@ -34,7 +34,7 @@ type Group struct {
 	Phase string         // idle, add, flip, watch or retire
 	Epoch policies.Epoch // of its routes
 	Nodes int            // connected nodes, without observers
-	Why   string         // what it waits for; empty for nothing
+	Why   string         // what it waits for; empty if it does not wait
 }
 
 // Node is one proxy or gRPC client, identified by its node id, with all its
@@ -45,10 +45,10 @@ type Node struct {
 	Connected   bool
 	Since       time.Time      // of Connected
 	Epoch       policies.Epoch // of the newest plan whose routes it has acknowledged; 0 if unknown
-	Why         string         // it has no newer plan; empty if it is current
+	Why         string         // why it has no newer plan; empty if it is current
 	Current     bool           // it has acknowledged everything that was applied to its group
-	Fenced      bool           // it was late and is not waited for
-	Observer    bool           // it routes nothing and is never waited for
+	Fenced      bool           // it was late; rollouts do not wait for it
+	Observer    bool           // it routes nothing; rollouts never wait for it
 	Types       map[string]NodeType
 	NACKs       uint64
 	Slots       map[lifecycle.Kind]SlotReply // its last replies about policy slots, by kind
@@ -101,7 +101,7 @@ func (p *Publisher) Status() Status {
 	return s
 }
 
-// groupView is a group's report with what its nodes are compared with.
+// groupView is a group's report with the sets that its nodes are compared with.
 type groupView struct {
 	rollout.GroupReport
 	versions targetVersions
@@ -147,7 +147,7 @@ func (n *node) status(g groupView, tables []*rollout.Table, routes []targetVersi
 	return out
 }
 
-// groupWhy says what a group waits for.
+// groupWhy returns what a group waits for.
 func groupWhy(g rollout.GroupReport, r rollout.Report, now time.Time) string {
 	name := g.Name
 	if name == "" {

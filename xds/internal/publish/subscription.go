@@ -27,7 +27,8 @@ func (s *stream) subscription(typ string) *subscription {
 	return sub
 }
 
-// subscription is what a stream subscribes to, was sent and has of one type.
+// subscription is the state of one type on a stream: the subscribed names, the sent
+// responses and the acknowledged versions.
 type subscription struct {
 	begun    bool
 	sotw     bool // a request lists all names, and answers the last response
@@ -165,7 +166,7 @@ func (u *subscription) acknowledge(nonce string) {
 func (u *subscription) isBehind(v targetVersions, typ string) bool {
 	lacks := func(r *resources.Resource) bool {
 		if u.sotw {
-			// Of these clients only the content hash is known.
+			// For such clients only the content hash is known.
 			return u.applied[r.Name] != rollout.ContentHash(r.Version)
 		}
 		return u.applied[r.Name] != r.Version
@@ -196,7 +197,7 @@ func (u *subscription) isBehind(v targetVersions, typ string) bool {
 	return false
 }
 
-// targetVersions is a set in a form that many subscriptions are compared with.
+// targetVersions is a set, prepared for comparison with many subscriptions.
 type targetVersions struct {
 	set    resources.Set
 	types  []string

@@ -15,7 +15,7 @@ func (r *Rollout) dropRemoved(now time.Time, g *group, f Observation) {
 	r.reapply(now, g)
 }
 
-// advanceGroup takes a group to its next phase unless it has to wait for nodes,
+// advanceGroup advances a group to its next phase unless it has to wait for nodes,
 // and reports whether anything changed.
 func (r *Rollout) advanceGroup(now time.Time, g *group) bool {
 	settled := g.observed && len(g.lateSince) == 0
@@ -158,7 +158,7 @@ func (r *Rollout) startRollout(now time.Time) bool {
 	return true
 }
 
-// whyBlocked says why a table cannot be rolled out; "" if it can.
+// whyBlocked returns why a table cannot be rolled out; "" if it can.
 func (r *Rollout) whyBlocked(t *Table) string {
 	if r.failed != nil && !r.failed.retryWithReplacements && r.failed.table.sameExceptHealth(t) {
 		return r.failed.why
@@ -178,8 +178,8 @@ type obstacleKey struct {
 	quarantineCount uint64
 }
 
-// findObstacle says which step of a rollout of the table is not possible,
-// before the first one is taken; "" if all are.
+// findObstacle returns which step of a rollout of the table is impossible, before
+// the first step is made; "" if all are possible.
 func (r *Rollout) findObstacle(t *Table) string {
 	if why := r.refusedRoute(t.Set); why != "" {
 		return why

@@ -16,7 +16,7 @@ func (r *Rollout) applyOrReset(now time.Time, g *group) {
 	}
 }
 
-// startTransition begins to bring a group to its revision's table.
+// startTransition begins the transition of a group to its revision's table.
 func (r *Rollout) startTransition(now time.Time, g *group) {
 	g.machine.setTarget(g.revision.table)
 	if err := r.apply(now, g); err != nil {
@@ -93,10 +93,10 @@ func (r *Rollout) compose(l layers, g *group) (resources.Set, error) {
 			h.acked = resources.Set{}.WithTypes(g.ackedSet, awaitedTypes[Add]...)
 		}
 		if g.machine.phase != Idle && g.reverting {
-			// The nodes have routes that lead there until they have gone back.
+			// The nodes keep routes to these resources until they have reverted.
 			h.passed = resources.Set{}.WithTypes(g.passedSet, awaitedTypes[Add]...)
 		}
-		// There is nothing to replace the stable revision with.
+		// The stable revision has no replacement.
 		set, omitted = r.omitRefused(set, g.set, g.revision == r.stable)
 	}
 	admitted, lost, err := r.replaceRefused(set, h)

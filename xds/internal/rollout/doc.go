@@ -1,12 +1,12 @@
-// Package rollout decides which set of resources each group of nodes is sent. A
-// new plan goes to one group after the other, in three steps per group: the
-// endpoints of both plans, then the new routes, then the new endpoints alone. A
-// version that a node NACKs is withdrawn at once and never sent again.
+// Package rollout decides which set of resources each group of nodes is sent. A new
+// plan goes to one group after the other, in three steps per group: the endpoints
+// of both plans, then the new routes, then only the new endpoints. A version that a
+// node NACKs is withdrawn at once and never sent again.
 //
-// A Rollout is a state machine: Step takes an event (SetTarget, Observe, NACK
-// or Quarantine) with the time, and returns an Output with the sets to apply.
-// It reads no clock, starts no goroutine and does no I/O; package publish does
-// all of that. The same events in the same order give the same outputs.
+// A Rollout is a state machine: Step takes an event (SetTarget, Observe, NACK or
+// Quarantine) with the time, and returns an Output with the sets to apply. It reads
+// no clock, starts no goroutine and does no I/O; package publish does all of that.
+// The same events in the same order give the same outputs.
 //
 // Invariants, for nodes that answer in time:
 //  1. only sets that were proven are applied,
@@ -18,14 +18,14 @@
 //     the previous plan stay until all groups have the new one, so that a
 //     rollback is one step,
 //  4. a version that a node refused is sent to no other node, with two
-//     exceptions: a group whose routes lead to it keeps it until the routes
-//     are rolled back, and a resource of which no other version is known
-//     stays,
-//  5. a change of nothing but the health and the weights of endpoints is
-//     applied to all groups at once, over the plan that each of them has,
-//  6. a node that does not answer is waited for once, for a bounded time.
+//     exceptions: a group with routes to it keeps it until the routes are
+//     rolled back, and a resource stays if no other version of it is known,
+//  5. a change of only the health and the weights of endpoints is applied to
+//     all groups at once, over the plan that each of them has,
+//  6. a rollout waits once, for a bounded time, for a node that does not
+//     answer.
 //
-// A version that a whole group has acknowledged is established. A node that
-// refuses an established version is fenced like one that does not answer, and
-// its other NACKs are ignored until it has caught up.
+// A version that a whole group has acknowledged is established. A node that refuses
+// an established version is fenced like one that does not answer, and its other
+// NACKs are ignored until it has caught up.
 package rollout

@@ -10,7 +10,7 @@ import (
 // Event is an input of a Rollout: SetTarget, Observe, NACK or Quarantine.
 type Event interface{ event() }
 
-// SetTarget asks for a table to be rolled out to the fleet.
+// SetTarget requests that a table be rolled out to the fleet.
 type SetTarget struct {
 	Table *Table
 	// Urgent skips the watch but no acknowledgement: a stage of the plan in
@@ -18,19 +18,19 @@ type SetTarget struct {
 	Urgent bool
 }
 
-// Observe reports what the nodes of each group have, as asked by Queries.
+// Observe reports the state of the nodes of each group, as requested by Queries.
 type Observe struct{ Groups map[string]Observation }
 
 // Observation is the state of one group's nodes.
 type Observation struct {
 	Serial uint64 // of the Query that it answers; one with another serial is ignored
 	Nodes  int    // connected nodes, without observers
-	// Acked counts the nodes that have acknowledged resources of Query.Types
-	// and are not late. Unless there is one, nothing becomes established.
+	// Acked counts the nodes that have acknowledged resources of Query.Types and
+	// are not late. Nothing becomes established while it is 0.
 	Acked int
-	// Late holds the ids of nodes that lack resources of Query.Types, Behind of
-	// those that lack any resource. Behind is set only where Query.WantBehind
-	// is.
+	// Late holds the ids of nodes that lack resources of Query.Types, and Behind
+	// the ids of nodes that lack any resource. Behind is set only if
+	// Query.WantBehind is set.
 	Late, Behind map[string]bool
 	// Regression says what got worse since Query.TrialSince; "" if nothing did.
 	Regression string
@@ -44,7 +44,7 @@ type Observation struct {
 type NACK struct {
 	Node, Group, Type string
 	Resources         []Version // that the response held
-	Blamed            []string  // names among them that the error text mentions; empty if it mentions none
+	Blamed            []string  // names among them that the error text mentions; may be empty
 	Text              string    // the reason, redacted
 }
 
@@ -72,7 +72,7 @@ type Query struct {
 	Group      string
 	Serial     uint64
 	Set        resources.Set // applied to the group
-	Types      []string      // that Late is about; none while the group waits for no node
+	Types      []string      // the types that Late refers to; none while the group waits for no node
 	WantBehind bool
 	// TrialSince is when the trial of the group's plan began; zero if there is
 	// none.
@@ -93,7 +93,7 @@ type Output struct {
 	ObserveNow bool
 }
 
-// Apply is a set that a group is sent from now on.
+// Apply is the set that a group is sent from now on.
 type Apply struct {
 	Group string
 	Set   resources.Set
@@ -128,12 +128,12 @@ type GroupReport struct {
 	Epoch policies.Epoch // of its routes
 	Set   resources.Set  // applied to it
 	Nodes int
-	// Until is when the group's watch ends, or when its removed endpoints go at
-	// the latest; zero in other phases.
+	// Until is when the group's watch ends, or when its removed endpoints are
+	// dropped at the latest; zero in other phases.
 	Until time.Time
 	// KeptRefused counts the refused versions that the group still has because
 	// no other version is known, or until its routes are rolled back.
 	KeptRefused int
-	Reverting   bool              // it is going back to its previous plan
+	Reverting   bool              // it is reverting to its previous plan
 	Fenced      map[string]string // reasons by node
 }

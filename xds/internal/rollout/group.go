@@ -22,7 +22,7 @@ func AwaitedTypes() []string {
 // however many nodes become late one after another.
 const maxPhaseTimeouts = 3
 
-// revision is one plan, with whatever health and weights its endpoints have.
+// revision is one plan; the health and weights of its endpoints may change.
 type revision struct {
 	table  *Table // with the newest health and weights
 	urgent bool
@@ -40,7 +40,7 @@ type group struct {
 	serialPhase Phase         // phase that serial was counted for
 
 	observed   bool // an observation with this serial has come
-	nodes      int  // as observed last
+	nodes      int  // as last observed
 	hasAck     bool // a node has acknowledged what the phase waits for
 	phaseStart time.Time
 	lateSince  map[string]time.Time // by node, in this phase
@@ -48,14 +48,14 @@ type group struct {
 	dissenting map[string]bool      // nodes that refused an established version
 
 	passedSet      resources.Set // resources of the last phases that passed
-	ackedSet       resources.Set // those of passedSet that a node acknowledged
+	ackedSet       resources.Set // the part of passedSet that a node has acknowledged
 	recorded       bool          // the set is recorded among the good versions
 	suspended      map[key]bool  // arrived in a refused response; sent under another version until the group has settled
 	suspendedSince time.Time     // when the last version was suspended
-	reverting      bool          // the group is going back and starts nothing new
+	reverting      bool          // the group is reverting and starts nothing new
 
 	removed         []resources.Endpoint
-	removeBy        time.Time // when removed endpoints go at the latest
+	removeBy        time.Time // when removed endpoints are dropped at the latest
 	requestsUnknown bool      // whether removed has requests is not known yet
 }
 
@@ -75,14 +75,14 @@ func (g *group) awaitedTypes() []string {
 	return awaitedTypes[g.machine.phase]
 }
 
-// mayFence reports whether a late node may be fenced, which is so only if it
-// delays something.
+// mayFence reports whether a late node may be fenced; it may be only if it delays
+// something.
 func (g *group) mayFence() bool {
 	return g.machine.phase == Add || g.machine.phase == Flip || g.reverting || len(g.suspended) > 0
 }
 
-// applyObservation records which nodes are late since when, and returns those
-// that have caught up. withBehind says that the observation has Behind.
+// applyObservation records which nodes are late and since when, and returns the
+// nodes that have caught up. withBehind says that the observation has Behind.
 func (g *group) applyObservation(f Observation, now time.Time, withBehind bool) (caughtUp []string) {
 	g.observed, g.nodes, g.hasAck = true, f.Nodes, f.Acked > 0
 	if withBehind {
@@ -147,8 +147,8 @@ func (g *group) waitStart() time.Time {
 	return g.phaseStart
 }
 
-// recordPassed records what the end of the present phase has shown to be good.
-// Without an acknowledgement that is nothing.
+// recordPassed records the versions that the end of the present phase has shown to
+// be good. Without an acknowledgement it records none.
 func (g *group) recordPassed() {
 	types := awaitedTypes[g.machine.phase]
 	g.passedSet = g.passedSet.WithTypes(g.set, types...)

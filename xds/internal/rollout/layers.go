@@ -13,11 +13,10 @@ import (
 
 // layers describes the set of one group in terms of tables.
 type layers struct {
-	routes *Table   // gives routes and listeners
-	newest *Table   // gives the endpoints
+	routes *Table   // provides routes and listeners
+	newest *Table   // provides the endpoints
 	live   []*Table // their members are added to those of newest, oldest first
-	// removed are endpoints that are in no plan any more and still have
-	// requests.
+	// removed are endpoints that are in no plan any more but still have requests.
 	removed []resources.Endpoint
 }
 
@@ -38,9 +37,9 @@ func (l layers) render(build func(resources.View) (resources.Set, error)) (resou
 	return endpoints.WithTypes(l.routes.Set, resources.RouteType, resources.ListenerType), nil
 }
 
-// union returns the newest view with what the live tables have beyond it:
-// members of their stages, removed endpoints and removed models. Health and
-// weights come from the newest view. more is false if nothing was added.
+// union returns the newest view with the additional parts of the live tables:
+// members of their stages, removed endpoints and removed models. Health and weights
+// come from the newest view. more is false if nothing was added.
 func union(newest resources.View, live []*Table) (u resources.View, more bool) {
 	u = newest
 	u.Models = slices.Clone(u.Models)
@@ -59,8 +58,8 @@ func union(newest resources.View, live []*Table) (u resources.View, more bool) {
 	for _, e := range u.Endpoints {
 		ids[e.ID], addresses[canonicalAddress(e.Address)] = true, true
 	}
-	// The most recent table comes first: it has the latest state of what was
-	// removed.
+	// The most recent table comes first, because it has the latest state of removed
+	// endpoints and models.
 	for _, t := range slices.Backward(live) {
 		for _, m := range t.View.Models {
 			if !models[m.Name] {
@@ -74,8 +73,7 @@ func union(newest resources.View, live []*Table) (u resources.View, more bool) {
 			}
 		}
 		for _, e := range t.View.Endpoints {
-			// An id or an address that is in use again belongs to the new
-			// endpoint.
+			// An id or an address that is used again belongs to the new endpoint.
 			if !ids[e.ID] && !addresses[canonicalAddress(e.Address)] {
 				ids[e.ID], addresses[canonicalAddress(e.Address)], more = true, true, true
 				u.Endpoints = append(u.Endpoints, e)
@@ -90,8 +88,8 @@ func union(newest resources.View, live []*Table) (u resources.View, more bool) {
 	return u, more
 }
 
-// removedFrom returns those of the endpoints that the view lacks although it
-// has their model.
+// removedFrom returns the endpoints that the view lacks although it has their
+// model.
 func removedFrom(v resources.View, endpoints []resources.Endpoint) []resources.Endpoint {
 	models := make(map[string]bool)
 	for _, m := range v.Models {

@@ -9,7 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// handleNACK quarantines the versions that a NACK is about, and sends the rest
+// handleNACK quarantines the versions that a NACK may refer to, and sends the rest
 // of the refused response again.
 func (r *Rollout) handleNACK(now time.Time, e NACK) {
 	g := r.groups[e.Group]
@@ -34,9 +34,9 @@ func (r *Rollout) handleNACK(now time.Time, e NACK) {
 	if _, fenced := g.fenced[e.Node]; fenced && len(suspects) > 0 && len(newlyQuarantined) == 0 && holdsAny(g.set, keysOf(suspects)) {
 		return // it has no replacement, and every response that holds it is refused again
 	}
-	// The node may not have applied the rest of the response, although the
-	// server counts it as delivered, so the rest is sent once more. The node
-	// has answered and is waited for again.
+	// The node may not have applied the rest of the response, although the server
+	// counts it as delivered, so the rest is sent once more. The node has answered,
+	// so the group waits for it again.
 	delete(g.fenced, e.Node)
 	for _, res := range e.Resources {
 		g.suspended[key{e.Type, res.Name, ContentHash(res.Version)}] = true
@@ -53,9 +53,9 @@ func keysOf(keys []key) map[key]bool {
 	return set
 }
 
-// suspects returns the versions that a NACK can be about: those that the node
-// blames, or all that are not established. If several remain, those that the
-// node's group had acknowledged before are left out.
+// suspects returns the versions that a NACK may refer to: those that the node
+// blames, or all that are not established. If several remain, it omits those that
+// the node's group had acknowledged before.
 func (r *Rollout) suspects(g *group, e NACK) (keys []key) {
 	for _, res := range e.Resources {
 		k := key{e.Type, res.Name, ContentHash(res.Version)}
@@ -121,7 +121,7 @@ func (r *Rollout) refusedRoute(s resources.Set) string {
 	return ""
 }
 
-// whyUnusable says why a revision cannot be applied any more; "" if it can.
+// whyUnusable returns why a revision cannot be applied any more; "" if it can.
 func (r *Rollout) whyUnusable(ed *revision) string {
 	if why := r.refusedRoute(ed.table.Set); why != "" {
 		return why

@@ -14,13 +14,13 @@ const (
 // String returns the phase in lower case.
 func (p Phase) String() string { return [...]string{"idle", "add", "flip", "watch", "retire"}[p] }
 
-// phaseMachine takes one group from a table to the next. The zero value has no
-// table. A new target replaces the one in progress; tables whose routes a node
-// may have applied stay live until no node can have them any more. The machine
-// is never in Retire.
+// phaseMachine moves one group from a table to the next. The zero value has no
+// table. A new target replaces the one in progress; tables whose routes a node may
+// have applied stay live until no node can have them any more. The machine is never
+// in Retire.
 type phaseMachine struct {
 	phase Phase
-	live  []*Table // tables whose routes a node may have, the last settled one first; the last one gives the routes in Idle and Add
+	live  []*Table // tables whose routes a node may have, the last settled one first; the last one provides the routes in Idle and Add
 	next  *Table   // the table in progress; nil in Idle
 }
 
@@ -67,9 +67,8 @@ func (m *phaseMachine) finish() *Table {
 	return old
 }
 
-// revertTo goes back to a table whose members are still there because it was
-// the last settled one. It takes one step, and none if no node can have other
-// routes.
+// revertTo reverts to the last settled table, whose members are still present. This
+// takes one step, or none if no node can have other routes.
 func (m *phaseMachine) revertTo(t *Table) {
 	switch {
 	case m.phase == Idle:
@@ -111,7 +110,7 @@ func (m *phaseMachine) layers() layers {
 	return layers{routes: shown, newest: shown}
 }
 
-// newest returns the table that gives the endpoints, nil if there is none yet.
+// newest returns the table that provides the endpoints, nil if there is none yet.
 func (m *phaseMachine) newest() *Table {
 	if m.isEmpty() {
 		return nil

@@ -87,14 +87,14 @@ func (q *versionTracker) recordAcked(s resources.Set) {
 	}
 }
 
-// isEstablished reports whether a whole group has lately acknowledged the
+// isEstablished reports whether a whole group has recently acknowledged the
 // version.
 func (q *versionTracker) isEstablished(k key) bool {
 	return slices.ContainsFunc(q.goodVersions[Version{k.typ, k.name}], func(r *resources.Resource) bool { return r.Version == k.version })
 }
 
 // replacement returns the newest good version that is not quarantined, or nil.
-// What the group itself has acknowledged comes first.
+// Versions that the group itself has acknowledged come first.
 func (q *versionTracker) replacement(k key, acked resources.Set) *resources.Resource {
 	if r := acked.Get(k.typ, k.name); r != nil && ContentHash(r.Version) == r.Version {
 		if _, bad := q.quarantined[keyOf(r)]; !bad {
@@ -124,8 +124,8 @@ func resendVersion(r *resources.Resource) *resources.Resource {
 // ContentHash returns the content hash in a version.
 func ContentHash(version string) string { return strings.TrimSuffix(version, resendMark) }
 
-// routesRequests reports whether a resource decides where requests go. Such a
-// resource is never replaced alone.
+// routesRequests reports whether a resource decides where requests are routed. Such
+// a resource is never replaced alone.
 func routesRequests(r *resources.Resource) bool {
 	return !r.Unlisted && (r.Type == resources.RouteType || r.Type == resources.ListenerType)
 }
@@ -160,7 +160,7 @@ func holdsAny(s resources.Set, keys map[key]bool) bool {
 	return false
 }
 
-// groupSets is what a group already has.
+// groupSets are the sets that a group already has.
 type groupSets struct {
 	applied   resources.Set // may stay if no other version is known
 	passed    resources.Set // stays if it is applied
@@ -213,7 +213,7 @@ func (q *versionTracker) replaceRefused(s resources.Set, h groupSets) (admitted 
 	return s, lost, nil
 }
 
-// describe says which resource was refused by which node, and why.
+// describe describes which resource was refused by which node, and why.
 func (f Refusal) describe() string {
 	return fmt.Sprintf("%s %s refused by %s: %s", typeNoun(f.Type), f.Name, f.Node, f.Text)
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// nextWake returns when an Observe is due that no event announces.
+// nextWake returns the time of the next Observe that is due without an event.
 func (r *Rollout) nextWake(now time.Time) (at time.Time) {
 	soonest := func(t time.Time) {
 		if !t.IsZero() && (at.IsZero() || t.Before(at)) {
@@ -34,7 +34,7 @@ func (r *Rollout) nextWake(now time.Time) (at time.Time) {
 // needsBehind reports whether the group needs Observation.Behind.
 func (r *Rollout) needsBehind(g *group) bool { return len(g.fenced)+len(g.dissenting) > 0 }
 
-// Queries lists what the next Observe has to report.
+// Queries lists the queries that the next Observe has to answer.
 func (r *Rollout) Queries() []Query {
 	out := make([]Query, 0, len(r.cfg.Groups))
 	for _, name := range r.cfg.Groups {

@@ -4,9 +4,9 @@ import (
 	"time"
 )
 
-// revertStable goes back from the plan that all groups have to the previous
-// one. A node of another control plane refused it, or this one had no node to
-// refuse it when it was rolled out.
+// revertStable reverts from the plan that all groups have to the previous one.
+// Either a node of another control plane refused it, or this control plane had no
+// node to refuse it during the rollout.
 func (r *Rollout) revertStable(now time.Time, why string) {
 	if r.rolling != nil {
 		r.revertRollout(now, "plan rolled back", why)
@@ -35,8 +35,8 @@ func (r *Rollout) failRollout(now time.Time, why string, admissible bool) {
 	r.revertRollout(now, "plan rolled back", why)
 }
 
-// revertRollout takes the groups that have the plan in progress back to the
-// stable one.
+// revertRollout reverts the groups that have the plan in progress to the stable
+// one.
 func (r *Rollout) revertRollout(now time.Time, text, why string) {
 	old := r.rolling
 	r.rolling = nil

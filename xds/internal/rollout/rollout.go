@@ -20,14 +20,14 @@ type Config struct {
 	// DrainTimeout is how long removed endpoints wait for their requests to
 	// end. 0 removes them at once.
 	DrainTimeout time.Duration
-	// PollInterval is the interval of Observes that no event announces: for
-	// regressions in a watched group and for requests on removed endpoints. 0
-	// means 250 ms.
+	// PollInterval is the time between two Observes without an event: they look for
+	// regressions in a watched group and for requests on removed endpoints. 0 means
+	// 250 ms.
 	PollInterval time.Duration
 
-	// Build renders a view, Prove proves a set, and CheckMembers checks that a
-	// set has the members of a view's plans. They must be pure functions. nil
-	// means those of package resources and of this package.
+	// Build renders a view, Prove proves a set, and CheckMembers checks that a set
+	// has the members of a view's plans. They must be pure functions. nil means the
+	// functions of package resources and of this package.
 	Build        func(resources.View) (resources.Set, error)
 	Prove        func(resources.Set) error
 	CheckMembers func(resources.Set, resources.View) error
@@ -41,9 +41,9 @@ type Rollout struct {
 	cfg    Config
 	groups map[string]*group
 
-	stable      *revision // what all groups have; nil before the first SetTarget
+	stable      *revision // the plan of all groups; nil before the first SetTarget
 	previous    *revision // stable before the present one, or nil
-	rolling     *revision // being rolled out; nil if nothing is
+	rolling     *revision // being rolled out; nil: none
 	lastSettled time.Time // when the last group of rolling settled
 	target      *Table    // of the last SetTarget
 	urgent      bool
@@ -102,7 +102,8 @@ func New(cfg Config) (*Rollout, error) {
 	return r, nil
 }
 
-// Step applies an event and returns what has to be done. now must not decrease.
+// Step applies an event and returns what the caller has to do. now must not
+// decrease.
 func (r *Rollout) Step(now time.Time, e Event) Output {
 	r.out = Output{}
 	switch e := e.(type) {
@@ -133,7 +134,8 @@ func (r *Rollout) Step(now time.Time, e Event) Output {
 	return r.out
 }
 
-// setTarget takes in a new table.
+// setTarget makes a table the target, and starts or retargets the transitions of
+// groups.
 func (r *Rollout) setTarget(now time.Time, e SetTarget) {
 	r.target = e.Table
 	if r.stable == nil {
@@ -153,7 +155,8 @@ func (r *Rollout) setTarget(now time.Time, e SetTarget) {
 	case r.rolling.table.sameExceptHealth(r.target):
 		r.rolling.urgent = r.rolling.urgent || r.urgent
 	case r.urgent && !r.canRetarget():
-		// The fastest way to the newest plan leads through the one in progress.
+		// The rollout in progress must end before the newest plan can be rolled
+		// out, so it becomes urgent too.
 		r.rolling.urgent = true
 	case r.canRetarget() && r.whyBlocked(r.target) == "":
 		// Only one group has begun with the plan in progress.
@@ -230,7 +233,7 @@ func (r *Rollout) canRetarget() bool {
 	return n == 1
 }
 
-// observe takes in observations.
+// observe applies observations.
 func (r *Rollout) observe(now time.Time, e Observe) {
 	for _, name := range r.cfg.Groups {
 		g := r.groups[name]
