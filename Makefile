@@ -72,7 +72,7 @@ $(PTXAS):
 ptx: $(PTXAS) ## regenerate the GPU's code from its source
 	cd migrator/internal/kernel && $(CURDIR)/.cache/ptxas/bin/python ptx.py kernels.cu > kernels.ptx.new && mv kernels.ptx.new kernels.ptx
 
-TESTSUM := $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg --
+TESTSUM := $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -vet=all
 
 # Packages whose tests run in real time: processes, sockets and engines of emulated speed,
 # which the race detector slows down; and WebAssembly modules, which take ten times as
