@@ -21,7 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// logLines is a log that the test reads.
+// logLines collects the log lines for a test.
 type logLines struct {
 	mu  sync.Mutex
 	all strings.Builder
@@ -39,7 +39,7 @@ func (l *logLines) text() string {
 	return l.all.String()
 }
 
-// runClient starts a client of a directory.
+// runClient runs a client of a directory.
 func runClient(t testing.TB, dir string) (c *Client, log *logLines, stop func()) {
 	t.Helper()
 	log = &logLines{}
@@ -60,7 +60,7 @@ func runClient(t testing.TB, dir string) (c *Client, log *logLines, stop func())
 	return c, log, stop
 }
 
-// newConnected is a client with its fake.
+// newConnected returns a client that is connected to a fake engine.
 func newConnected(t testing.TB, f *fakeEngine) *Client {
 	t.Helper()
 	f.start(t, t.TempDir())
@@ -85,7 +85,7 @@ func TestNoDirectory(t *testing.T) {
 	}
 }
 
-// The engine comes, goes and comes again; the session goes with the client.
+// The engine starts, stops and starts again; the session ends with the client.
 func TestEngineComesAndGoes(t *testing.T) {
 	dir := t.TempDir()
 	c, log, stop := runClient(t, dir)
@@ -108,7 +108,7 @@ func TestEngineComesAndGoes(t *testing.T) {
 		if got := d.BlocksFor(9); got != 3 {
 			t.Errorf("%d blocks for 9 tokens", got)
 		}
-		// Both see the same bytes.
+		// Both processes see the same bytes.
 		m.RegionBytes(15, 1)[127] = 42
 		var b [1]byte
 		if _, err := f.memory.ReadAt(b[:], poolBytes-1); err != nil || b[0] != 42 {
@@ -141,8 +141,8 @@ func TestEngineComesAndGoes(t *testing.T) {
 	}
 }
 
-// An abandoned session ends when its memory is not held any more, and
-// another one begins with the same engine.
+// An abandoned session ends once its memory is no longer in use, and another session with the same
+// engine begins.
 func TestAbandon(t *testing.T) {
 	f := &fakeEngine{}
 	c := newConnected(t, f)
@@ -172,7 +172,7 @@ func TestAbandon(t *testing.T) {
 	}
 }
 
-// What an engine says of its memory is not believed.
+// The client validates the engine's description of its memory.
 func TestWrongDescriptions(t *testing.T) {
 	for name, edit := range map[string]func(*api.Description){
 		"no blocks":       func(d *api.Description) { d.Blocks = 0 },
@@ -187,7 +187,7 @@ func TestWrongDescriptions(t *testing.T) {
 		"more blocks":     func(d *api.Description) { d.Blocks = 17 },
 		"endless bytes":   func(d *api.Description) { d.PoolBytes = 1 << 63 },
 		"heavy tokens":    func(d *api.Description) { d.TokenBytes = 1 << 63 },
-		// This one makes sense, but the memory is smaller.
+		// This description is valid, but the memory is smaller.
 		"a larger pool": func(d *api.Description) { d.PoolBytes *= 2; d.Blocks *= 2 },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -203,7 +203,7 @@ func TestWrongDescriptions(t *testing.T) {
 	}
 }
 
-// Nor is what comes out of the pool's socket.
+// The client also validates what it receives from the pool's socket.
 func TestWrongMemory(t *testing.T) {
 	for name, f := range map[string]*fakeEngine{
 		"nothing":       {hand: func(*net.UnixConn, *os.File) {}},
@@ -234,7 +234,7 @@ func TestWrongMemory(t *testing.T) {
 	}
 }
 
-// TestDeviceMemory checks that Config.Device receives what the engine has sent.
+// TestDeviceMemory checks that Config.Device receives the data that the engine has sent.
 func TestDeviceMemory(t *testing.T) {
 	send := func(message string, files int) func(*net.UnixConn, *os.File) {
 		return func(c *net.UnixConn, m *os.File) {
@@ -247,7 +247,7 @@ func TestDeviceMemory(t *testing.T) {
 	}
 	for name, x := range map[string]struct {
 		hand  func(*net.UnixConn, *os.File)
-		taken string // what Device is handed; "" for nothing
+		taken string // passed to Device; "" if Device is not called
 	}{
 		"with a descriptor":    {send("ghandle", 1), "handle true"},
 		"without one":          {send("ghandle", 0), "handle false"},
@@ -323,7 +323,7 @@ func TestSilentEngine(t *testing.T) {
 	stop()
 }
 
-// The same for one that hands no memory over.
+// An engine that never sends its memory does not delay the end of Run, either.
 func TestSilentPool(t *testing.T) {
 	waits, end := make(chan struct{}), make(chan struct{})
 	f := &fakeEngine{hand: func(*net.UnixConn, *os.File) { close(waits); <-end }}
@@ -343,7 +343,7 @@ func TestReservations(t *testing.T) {
 	for _, x := range []struct {
 		blocks []uint32
 		err    error
-		want   error // nil: any other
+		want   error // nil: any error
 		ok     bool
 	}{
 		{blocks: []uint32{1, 2}, ok: true},
@@ -373,7 +373,7 @@ func TestReservations(t *testing.T) {
 	}
 }
 
-// A table that contradicts itself is refused: its numbers become addresses.
+// The client rejects a table that contradicts itself, because its numbers become addresses.
 func TestTables(t *testing.T) {
 	var reply *api.TableReply
 	f := &fakeEngine{table: func(context.Context, *api.TableRequest) (*api.TableReply, error) { return reply, nil }}
@@ -408,7 +408,7 @@ func TestTables(t *testing.T) {
 	}
 }
 
-// A freeze that fails leaves nothing frozen, however it fails.
+// A freeze that fails in any way leaves nothing frozen.
 func TestFailedFreezeIsUndone(t *testing.T) {
 	for _, x := range []struct {
 		name  string
@@ -442,7 +442,7 @@ func TestFailedFreezeIsUndone(t *testing.T) {
 			if _, err := c.Freeze(ctx, "leg", 0); err == nil || x.want != nil && !errors.Is(err, x.want) {
 				t.Error(err)
 			}
-			// The client may have given up an answer that is on its way.
+			// The client may have stopped waiting for an answer that is in transit.
 			waitFor(t, func() bool { return len(thaws) >= x.thaws })
 			if len(thaws) != x.thaws || x.thaws > 0 && <-thaws != "leg" {
 				t.Errorf("thawed %d times, want %d", len(thaws), x.thaws)
@@ -451,8 +451,8 @@ func TestFailedFreezeIsUndone(t *testing.T) {
 	}
 }
 
-// FuzzDescribe describes anything: it is refused, or every part of every block
-// lies within the memory.
+// FuzzDescribe checks arbitrary descriptions: each is rejected, or every part of every block lies
+// within the memory.
 func FuzzDescribe(f *testing.F) {
 	f.Add(uint32(4), uint32(16), uint64(4096), uint64(0), uint64(256), uint64(128), uint64(128), uint64(256), uint64(128))
 	f.Add(uint32(1), uint32(1<<31), uint64(1)<<44, uint64(1)<<44, uint64(1)<<63, uint64(1), uint64(0), uint64(0), uint64(0))
@@ -471,8 +471,8 @@ func FuzzDescribe(f *testing.F) {
 	})
 }
 
-// FuzzTable sends arbitrary tables: each is rejected, or every position that is said to be
-// computed has its block, within the pool.
+// FuzzTable sends arbitrary tables: each is rejected, or every position listed as computed has its
+// block, within the pool.
 func FuzzTable(f *testing.F) {
 	f.Add(5, uint64(9), uint64(10), 5, uint32(1), 2, uint32(15), uint64(3), uint64(6))
 	f.Fuzz(func(t *testing.T, from int, computed, length uint64, ids int, first uint32, blocks int, block uint32, cached, prompt uint64) {

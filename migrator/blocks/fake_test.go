@@ -17,8 +17,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fakeEngine is an engine that answers as its funcs do. A missing func falls
-// through to an answer that makes sense.
+// fakeEngine is an engine that answers with its funcs. If a func is missing, it gives a valid
+// default answer.
 type fakeEngine struct {
 	api.UnimplementedBlocksServer
 	dir  string

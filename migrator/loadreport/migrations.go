@@ -62,7 +62,7 @@ func (m *migrationDelta) pending(all []*api.Migration, sequence uint64) []*api.M
 		}
 		out = append(out, v)
 	}
-	m.known = next // forget what is not given any more
+	m.known = next // drop the migrations that the caller no longer returns
 	return out
 }
 

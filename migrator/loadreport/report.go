@@ -47,5 +47,5 @@ func encodeReport(id policies.ReplicaID, model string, sequence uint64, s fronte
 	}
 }
 
-// count converts a number of things to the wire.
+// count converts a count to its wire type.
 func count(n int) uint32 { return uint32(min(max(n, 0), math.MaxUint32)) }

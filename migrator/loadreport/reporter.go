@@ -64,8 +64,8 @@ type Config struct {
 	// not concurrently, and must not block; its result must not change afterwards. It may
 	// be nil.
 	Extra func() Extra
-	// OnReply is called for every reply that counts, immediately, in order and not
-	// concurrently; it must not block. LastReply returns the same reply. It may be nil.
+	// OnReply is called for every reply of the control plane that is obeyed, immediately, in order
+	// and not concurrently; it must not block. LastReply returns the same reply. It may be nil.
 	OnReply func(Reply)
 	// Changed holds a token when a report should be sent at once, as
 	// frontend.Server.Changed does. nil leaves all reports to the interval.
@@ -133,15 +133,15 @@ func (c Config) validate() (Config, error) {
 	return c, nil
 }
 
-// Reply is the last reply of the control plane that is obeyed.
+// Reply is a reply of a control plane.
 type Reply struct {
 	// Epoch is the epoch of the plan for the replica's model.
 	Epoch policies.Epoch
 	// StageMeanHeld is the mean of Load.Held over the replicas of the same stage, in tokens;
 	// the replica's own reported value if there is no such mean.
 	StageMeanHeld float64
-	// Drain reports whether the replica is to be emptied. It holds until a reply says
-	// otherwise, also during an outage of the control plane.
+	// Drain reports whether the replica is to be emptied. It holds until a later reply changes it,
+	// also during an outage of the control plane.
 	Drain bool
 	// Refine asks for a proposal; nil while boundaries are not refined. It is shared and
 	// must not be changed.
@@ -177,7 +177,7 @@ func New(cfg Config) (*Reporter, error) {
 	return u, nil
 }
 
-// LastReply returns the last reply that counts.
+// LastReply returns the last reply of the control plane that is obeyed.
 func (u *Reporter) LastReply() Reply {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -217,7 +217,7 @@ func (u *Reporter) buildReport(sequence uint64, m *migrationDelta, where *topolo
 	return encodeReport(u.cfg.Replica, u.cfg.Model, sequence, u.cfg.Status(), x)
 }
 
-// handleReply stores a stream's reply and passes it on if it counts.
+// handleReply stores a stream's reply, and passes it on if its stream is the one that is obeyed.
 func (u *Reporter) handleReply(from int, reply Reply) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -231,9 +231,9 @@ func (u *Reporter) handleReply(from int, reply Reply) {
 	}
 }
 
-// selectStream returns the index of the stream to obey: of those with a recent reply the one
-// with the newest plan, and of equals the current one, so that two control planes of which
-// one lags for a moment do not alternate.
+// selectStream returns the index of the stream to obey: of those with a recent reply, the one with
+// the newest plan. Among equals it keeps the current one, so that the choice does not alternate
+// when one of two control planes lags for a moment.
 func selectStream(replies []Reply, heeded int, now time.Time) int {
 	best := -1
 	for i, r := range replies {

@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// arrived is a report and when it came, since the test began.
+// arrived is a report with its arrival time since the start of the test.
 type arrived struct {
 	*api.LoadReport
 	at time.Duration
@@ -34,10 +34,10 @@ type arrived struct {
 type controlPlane struct {
 	api.UnimplementedFleetServer
 	got    chan arrived
-	refuse atomic.Pointer[error] // what new streams, and reports on old ones, are answered with
+	refuse atomic.Pointer[error] // error for new streams, and for reports on old ones
 	mute   atomic.Bool
 	opened atomic.Int64
-	reply  atomic.Pointer[api.LoadReply] // beyond sequence, epoch and mean; nil: nothing
+	reply  atomic.Pointer[api.LoadReply] // fields besides sequence, epoch and mean; nil: none
 	start  time.Time
 }
 
@@ -65,8 +65,8 @@ func (p *controlPlane) Report(s api.Fleet_ReportServer) error {
 	}
 }
 
-// harness is a reporter, its control plane and the connection between, in a bubble
-// of virtual time.
+// harness is a reporter, its control plane and the connection between them, in a bubble of virtual
+// time.
 type harness struct {
 	*controlPlane
 	*Reporter
@@ -120,7 +120,7 @@ func TestReports(t *testing.T) {
 			Load: policies.Load{Running: 1, Waiting: 2, Held: 3, Promised: 4, Iteration: 0.5}, Flow: flow,
 			Snapshot: []policies.Batch{{N: 1, SumI: 2, SumI2: 3, SumL: 4}, {}, {}}, EngineReady: true, BytesPerToken: 4.5, EstimateError: 0.25,
 		})
-		<-w.got // may be the one from before
+		<-w.got // may be the previous report
 		for i := range uint64(3) {
 			r := <-w.got
 			if want := time.Duration(i+1) * defaultInterval; r.at != want || r.Sequence != i+2 {
@@ -139,8 +139,8 @@ func TestReports(t *testing.T) {
 	})
 }
 
-// TestReplies passes on what the control plane replies at once, and keeps it while the
-// control plane is away.
+// TestReplies checks that a reply is passed on at once, and kept while the control plane is
+// unavailable.
 func TestReplies(t *testing.T) {
 	runHarness(t, func(t *testing.T, w *harness) {
 		if r := <-w.replies; r.Drain || r.Refine != nil || r.Epoch != 7 || r.StageMeanHeld != 12.5 {
@@ -159,7 +159,7 @@ func TestReplies(t *testing.T) {
 	})
 }
 
-// TestExtra carries what is beyond the front end's state.
+// TestExtra reports the state that the front end does not provide.
 func TestExtra(t *testing.T) {
 	runHarness(t, func(t *testing.T, w *harness) {
 		<-w.got
@@ -171,8 +171,8 @@ func TestExtra(t *testing.T) {
 	})
 }
 
-// TestSiteIsReportedOnce reports the location until it is acknowledged, again when
-// that is another place, and again on the next stream.
+// TestSiteIsReportedOnce reports the location until it is acknowledged, again when it changes, and
+// again on the next stream.
 func TestSiteIsReportedOnce(t *testing.T) {
 	runHarness(t, func(t *testing.T, w *harness) {
 		<-w.got
@@ -189,7 +189,7 @@ func TestSiteIsReportedOnce(t *testing.T) {
 		next(a) // no reply has arrived
 		synctest.Wait()
 		w.mute.Store(false)
-		next(a) // the answer comes after it was sent
+		next(a) // the answer arrives after this report was sent
 		next(nil)
 		next(nil)
 		w.extra.Store(&Extra{Site: b})
@@ -211,8 +211,8 @@ func TestSiteIsReportedOnce(t *testing.T) {
 	})
 }
 
-// TestMigrationsUntilAcknowledged reports each state of a migration until it is acknowledged, on the
-// next stream too, and no longer.
+// TestMigrationsUntilAcknowledged reports each state of a migration until it is acknowledged, also
+// on the next stream, and then no longer.
 func TestMigrationsUntilAcknowledged(t *testing.T) {
 	runHarness(t, func(t *testing.T, w *harness) {
 		<-w.got
@@ -233,7 +233,7 @@ func TestMigrationsUntilAcknowledged(t *testing.T) {
 		want("")
 		report(&api.Migration{Id: "r0/1", State: "pull", Rounds: 1}, &api.Migration{Id: "r0/2", State: "done"})
 		want("r0/1 pull")
-		w.mute.Store(true) // reports are not answered from here on
+		w.mute.Store(true) // from here on, reports are not answered
 		report(&api.Migration{Id: "r0/1", State: "done", Rounds: 1}, &api.Migration{Id: "r0/2", State: "done"})
 		want("r0/1 done")
 		want("r0/1 done")
@@ -242,7 +242,7 @@ func TestMigrationsUntilAcknowledged(t *testing.T) {
 		for {
 			r := <-w.got
 			if len(r.Migrations) == 0 {
-				break // answered at last
+				break // finally answered
 			}
 			if len(r.Migrations) != 1 || r.Migrations[0].Id != "r0/1" || r.Migrations[0].State != "done" {
 				t.Fatalf("reported %v", r.Migrations)
@@ -278,14 +278,14 @@ func TestReportsChangesAtOnce(t *testing.T) {
 	})
 }
 
-// TestReconnects ends the stream in each way that a control plane can.
+// TestReconnects ends the stream in each way in which a control plane can end it.
 func TestReconnects(t *testing.T) {
 	runHarness(t, func(t *testing.T, w *harness) {
 		<-w.got
 		away := error(status.Error(codes.Unavailable, "away"))
 		w.refuse.Store(&away)
 		time.Sleep(time.Minute)
-		// A minute of pauses between 0.5 and 1 s, after a few short ones.
+		// A minute of delays between 0.5 and 1 s, after a few short ones.
 		if n := w.opened.Load(); n < 60 || n > 130 {
 			t.Errorf("%d attempts in a minute", n)
 		}

@@ -8,7 +8,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// BenchmarkRoundTrip is one envelope there and one back, over loopback TCP.
+// BenchmarkRoundTrip sends one envelope there and one back, over loopback TCP.
 func BenchmarkRoundTrip(b *testing.B) {
 	x := onTCP(b, Config{Self: "x"})
 	var y *node
@@ -27,7 +27,7 @@ func BenchmarkRoundTrip(b *testing.B) {
 	}
 }
 
-// BenchmarkOneWay is a stream of envelopes, as fast as the receiver takes them.
+// BenchmarkOneWay sends a stream of envelopes, as fast as the receiver handles them.
 func BenchmarkOneWay(b *testing.B) {
 	var taken atomic.Int64
 	free := make(chan struct{}, 512) // well below the queue: nothing is dropped

@@ -35,7 +35,7 @@ const (
 	defaultSilence       = 3 * time.Second
 	defaultIdle          = 30 * time.Second
 	defaultQueue         = 1024
-	queueBytes           = 8 * MaxEnvelope // that may be queued for one peer
+	queueBytes           = 8 * MaxEnvelope // maximum queued for one peer
 	minReconnectDelay    = 50 * time.Millisecond
 	maxReconnectDelay    = time.Second
 	dialTimeout          = 2 * time.Second

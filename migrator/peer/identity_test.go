@@ -22,7 +22,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/policytest/issuer"
 )
 
-// logLines counts what is logged.
+// logLines counts log lines.
 type logLines struct {
 	mu sync.Mutex
 	bytes.Buffer
@@ -40,7 +40,7 @@ func (l *logLines) count(s string) int {
 	return strings.Count(l.String(), s)
 }
 
-// startSecured is a node behind TLS with identities; the address is the server's.
+// startSecured starts a node with TLS and identities; the address is the server's.
 func startSecured(t *testing.T, a *issuer.Authority, cfg Config) (*node, string) {
 	t.Helper()
 	own := a.ComponentCertificate(t, identity.Migrator, string(cfg.Self))
@@ -57,9 +57,9 @@ func startSecured(t *testing.T, a *issuer.Authority, cfg Config) (*node, string)
 	return n, server.Listener.Addr().String()
 }
 
-// TestNamesAreTheCertificates: a replica is who its certificate says. One with a
-// valid certificate of its own that claims to be another is refused, and neither
-// heard nor taken for the other's new process.
+// TestNamesAreTheCertificates checks that the certificate determines a replica's identity. A
+// replica with a valid certificate of its own that claims to be another is rejected: it neither
+// counts as evidence that the other is alive nor as the other's new process.
 func TestNamesAreTheCertificates(t *testing.T) {
 	a := issuer.New(t)
 	logged := &logLines{}
@@ -100,8 +100,8 @@ func TestNamesAreTheCertificates(t *testing.T) {
 	b.stop()
 }
 
-// TestTheRightPeerIsReached: what is meant for one replica is not sent to
-// another that lives at the address.
+// TestTheRightPeerIsReached checks that an envelope for one replica is not sent to another one at
+// the same address.
 func TestTheRightPeerIsReached(t *testing.T) {
 	a := issuer.New(t)
 	b, at := startSecured(t, a, Config{Self: "b"})
@@ -121,7 +121,7 @@ func TestTheRightPeerIsReached(t *testing.T) {
 	b.stop()
 }
 
-// claim opens a stream with a Hello of a name, and returns how it ends.
+// claim opens a stream with a Hello that contains a name, and returns the stream's error.
 func claim(t *testing.T, address string, secure *tls.Config, from string) error {
 	t.Helper()
 	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(credentials.NewTLS(secure)))

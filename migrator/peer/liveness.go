@@ -97,10 +97,10 @@ func (n *Network) queueHeartbeatLocked(p *peer) {
 	n.ensureStreamLocked(p)
 }
 
-// replyToHeartbeatLocked replies on the reply stream of the stream on which the Heartbeat
-// arrived: its sender judges this process by what arrives on its own connection, whichever
-// process of this replica its other connections reach. Sequence 0 marks a reply. While one
-// is waiting no other is needed.
+// replyToHeartbeatLocked replies on the reply stream of the stream on which the Heartbeat arrived:
+// the sender judges this process by what arrives on its own connection, whichever process of this
+// replica its other connections reach. Sequence 0 marks a reply. While a reply is waiting, no other
+// is needed.
 func (n *Network) replyToHeartbeatLocked(p *peer, in *incoming, b *api.Heartbeat) {
 	if b.GetSequence() == 0 {
 		return // a reply of a version that replies on its own stream

@@ -15,8 +15,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// network is a machine's worth of addresses in memory. A house that was cut off
-// swallows what is written to it, as a machine does that has frozen.
+// network is an in-memory network of addresses. An address that is frozen accepts everything
+// written to it and delivers nothing, as a frozen host does.
 type network struct {
 	mu     sync.Mutex
 	houses map[string]*bufconn.Listener
@@ -75,7 +75,7 @@ func (w *network) dialer(from string) func(context.Context, string) (net.Conn, e
 	}
 }
 
-// wire is a connection between two houses.
+// wire is a connection between two addresses.
 type wire struct {
 	net.Conn
 	town   *network
@@ -119,7 +119,7 @@ func (c *wire) Close() error {
 	return c.Conn.Close()
 }
 
-// runInNetwork runs a test with two nodes, a watching b, in virtual time.
+// runInNetwork runs a test with two nodes, of which a watches b, in virtual time.
 func runInNetwork(t *testing.T, test func(t *testing.T, w *network, a, b *node)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newNetwork()
@@ -133,7 +133,7 @@ func runInNetwork(t *testing.T, test func(t *testing.T, w *network, a, b *node))
 		test(t, w, a, b)
 		a.stop()
 		b.stop()
-		// Connections of HTTP/2 end on timers of their own.
+		// HTTP/2 connections end on timers of their own.
 		time.Sleep(time.Minute)
 	})
 }
@@ -152,7 +152,7 @@ func goneAfter(t *testing.T, n *node, most time.Duration) time.Duration {
 
 func TestBeats(t *testing.T) {
 	runInNetwork(t, func(t *testing.T, w *network, a, b *node) {
-		// One Beat each way per interval, and neither is for Handle.
+		// One Heartbeat each way per interval, and neither is passed to Handle.
 		before := a.peer("b")
 		time.Sleep(10 * defaultInterval)
 		after := a.peer("b")
@@ -162,7 +162,7 @@ func TestBeats(t *testing.T) {
 		if !after.Watched || after.SinceHeard > defaultInterval || b.peer("a").Watched {
 			t.Errorf("%+v", after)
 		}
-		// Watching each other takes no more Beats; each is answered.
+		// Watching each other takes no more Heartbeats; each is answered.
 		b.Watch([]policies.ReplicaID{"a"})
 		time.Sleep(10 * defaultInterval)
 		both := a.peer("b")
@@ -196,7 +196,7 @@ func TestFrozenPeerIsGone(t *testing.T) {
 			if len(a.gone) != 0 || !a.peer("b").Gone {
 				t.Errorf("gone again; %+v", a.peer("b"))
 			}
-			// Nor does a watch that begins anew call it back.
+			// Nor does a new Watch report the peer as back.
 			a.Watch(nil)
 			a.Watch([]policies.ReplicaID{"b"})
 			time.Sleep(time.Second)
@@ -223,7 +223,7 @@ func TestRefusingPeerIsGoneAtOnce(t *testing.T) {
 		if len(a.gone) != 0 {
 			t.Error("reported twice")
 		}
-		// The next process is another peer for all that matters, and may end too.
+		// The next process counts as a different peer, and may end too.
 		b = w.node(t, "b", "b:1", 2)
 		introduce(b, a)
 		time.Sleep(2 * time.Second)
@@ -235,7 +235,7 @@ func TestRefusingPeerIsGoneAtOnce(t *testing.T) {
 	})
 }
 
-// TestFastRestart restarts a peer before a timeout or a refused connection could reveal it.
+// TestFastRestart restarts a peer before a timeout or a refused connection can show that it ended.
 func TestFastRestart(t *testing.T) {
 	runInNetwork(t, func(t *testing.T, w *network, a, b *node) {
 		w.kill(b)
@@ -256,7 +256,7 @@ func TestFastRestart(t *testing.T) {
 	})
 }
 
-// TestSecondProcess starts beside the first, as in an upgrade: no peer is gone.
+// TestSecondProcess starts a second process beside the first, as in an upgrade: no peer is gone.
 func TestSecondProcess(t *testing.T) {
 	runInNetwork(t, func(t *testing.T, w *network, a, b *node) {
 		b.Watch([]policies.ReplicaID{"a"}) // so that b has a stream to a
@@ -278,7 +278,8 @@ func TestSecondProcess(t *testing.T) {
 	})
 }
 
-// TestQueueDoesNotAge drops what a peer that was away would get too late.
+// TestQueueDoesNotAge checks that envelopes which would reach an unreachable peer too late are
+// dropped.
 func TestQueueDoesNotAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newNetwork()
@@ -291,7 +292,7 @@ func TestQueueDoesNotAge(t *testing.T) {
 		if g := <-b.came; g.GetMarket().GetNumber() != 2 {
 			t.Errorf("got %v", g.Envelope)
 		}
-		// A peer that is not listed any more is removed once it is idle.
+		// A peer that is no longer listed is removed once it is idle.
 		a.SetPeers(nil)
 		a.Send("b", market(3))
 		if g := <-b.came; g.GetMarket().GetNumber() != 3 {
@@ -307,7 +308,7 @@ func TestQueueDoesNotAge(t *testing.T) {
 	})
 }
 
-// TestSlowHandlerBlocksNoOtherPeer holds the goroutine of one peer's stream.
+// TestSlowHandlerBlocksNoOtherPeer blocks the goroutine of one peer's stream.
 func TestSlowHandlerBlocksNoOtherPeer(t *testing.T) {
 	hold := make(chan struct{})
 	came := make(chan policies.ReplicaID, 10)

@@ -212,8 +212,8 @@ func (p *peer) pop() queuedEnvelope {
 	return w
 }
 
-// Watch replaces the set of watched peers: each is sent Heartbeats, and PeerGone is called
-// when it falls silent. Its timeout starts now.
+// Watch replaces the set of watched peers. The network sends Heartbeats to each of them, and calls
+// PeerGone when one falls silent. Its timeout starts now.
 func (n *Network) Watch(ids []policies.ReplicaID) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// got is an envelope and who sent it.
+// got is a received envelope with its sender.
 type got struct {
 	from policies.ReplicaID
 	*api.Envelope
@@ -37,7 +37,7 @@ type node struct {
 	came    chan got
 	gone    chan policies.ReplicaID
 	back    chan policies.ReplicaID
-	stop    func() // ends all; idempotent
+	stop    func() // stops everything; idempotent
 }
 
 // serveHTTP serves a handler as the front end's peer server does.
@@ -51,7 +51,7 @@ func serveHTTP(l net.Listener, h http.Handler) *http.Server {
 	return s
 }
 
-// start makes a node on a listener and runs it.
+// start creates a node on a listener and runs it.
 func start(t testing.TB, cfg Config, l net.Listener, address string) *node {
 	t.Helper()
 	n := &node{address: address, came: make(chan got, 1<<16), gone: make(chan policies.ReplicaID, 100), back: make(chan policies.ReplicaID, 100)}
@@ -84,8 +84,8 @@ func start(t testing.TB, cfg Config, l net.Listener, address string) *node {
 	return n
 }
 
-// onTCP starts a node on a loopback socket. Its time is real: what it has to send
-// waits for as long as a busy machine takes.
+// onTCP starts a node on a loopback socket. It runs in real time: its envelopes wait in the queue
+// as long as a busy host takes.
 func onTCP(t testing.TB, cfg Config) *node {
 	t.Helper()
 	if cfg.PeerTimeout == 0 {
@@ -98,7 +98,7 @@ func onTCP(t testing.TB, cfg Config) *node {
 	return start(t, cfg, l, l.Addr().String())
 }
 
-// introduce sets the addresses of all nodes in each of them.
+// introduce gives each node the addresses of all nodes.
 func introduce(nodes ...*node) {
 	all := make(map[policies.ReplicaID]string)
 	for _, n := range nodes {
@@ -156,7 +156,7 @@ func TestDelivers(t *testing.T) {
 	}
 }
 
-// TestLargestRound sends what MaxEnvelope was chosen for, and more.
+// TestLargestRound sends envelopes of the size for which MaxEnvelope was chosen, and larger ones.
 func TestLargestRound(t *testing.T) {
 	a, b := onTCP(t, Config{Self: "a"}), onTCP(t, Config{Self: "b"})
 	introduce(a, b)
@@ -181,8 +181,8 @@ func TestLargestRound(t *testing.T) {
 	}
 }
 
-// TestSendNeverBlocks sends to a peer that accepts connections and is silent,
-// and to one that does not exist.
+// TestSendNeverBlocks sends to a peer that accepts connections but never answers, and to one that
+// does not exist.
 func TestSendNeverBlocks(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -229,7 +229,7 @@ func TestQueueDropsTheOldest(t *testing.T) {
 	l.Close()
 }
 
-// openRawStream opens a stream by hand.
+// openRawStream opens a stream without a Network.
 func openRawStream(t *testing.T, address string) api.Peer_ExchangeClient {
 	t.Helper()
 	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -279,7 +279,7 @@ func TestWrongEnvelopes(t *testing.T) {
 	s.Send(forged)
 	s.Send(lost)
 	s.Send(hello("x", "a", 1))
-	// What version N+1 may send: a body and a field that this one has not.
+	// Version N+1 may send a body and a field that this version does not have.
 	unknown := &api.Envelope{From: "x", To: "a"}
 	unknown.ProtoReflect().SetUnknown(protowire.AppendBytes(protowire.AppendTag(nil, 99, protowire.BytesType), []byte("new")))
 	s.Send(unknown)
@@ -296,7 +296,7 @@ func TestWrongEnvelopes(t *testing.T) {
 	if got, want := a.Status().Refused, (Refused{Forged: 1, Misaddressed: 1, UnknownBody: 2}); got != want {
 		t.Errorf("refused: %+v, want %+v", got, want)
 	}
-	// Too large: the stream ends, the next one works.
+	// An oversize envelope ends the stream; the next stream works.
 	big := &api.Envelope{From: "x", To: "a", Body: &api.Envelope_Transfer{Transfer: &api.Transfer{Ids: make([]uint32, MaxEnvelope+1)}}}
 	s.Send(big)
 	if _, err := s.Recv(); status.Code(err) != codes.ResourceExhausted {
@@ -310,7 +310,7 @@ func TestWrongEnvelopes(t *testing.T) {
 	}
 }
 
-// TestOlderPeer has a Hello of a version that knew no more than its name.
+// TestOlderPeer receives a Hello of a version that sends only its name.
 func TestOlderPeer(t *testing.T) {
 	a := onTCP(t, Config{Self: "a"})
 	s := openRawStream(t, a.address)
@@ -359,7 +359,7 @@ func TestReconnects(t *testing.T) {
 	a.Send("b", market(1))
 	<-b.came
 	b.stop()
-	// The same address, another process; then another address.
+	// The same address with another process; then another address.
 	l, err := net.Listen("tcp", b.address)
 	if err != nil {
 		t.Skipf("the address was taken meanwhile: %v", err)
@@ -381,7 +381,7 @@ func TestReconnects(t *testing.T) {
 	}
 }
 
-// until sends again and again until something arrives.
+// until sends repeatedly until an envelope arrives.
 func until(n *node, send func()) {
 	for {
 		send()

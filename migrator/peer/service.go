@@ -73,7 +73,7 @@ func (s *service) Exchange(stream api.Peer_ExchangeServer) error {
 		case <-greeted:
 			greeted = nil
 			late.Stop()
-		case e := <-in.heartbeatReply: // after the Hello, which read has sent
+		case e := <-in.heartbeatReply: // after the Hello, which the goroutine that reads has sent
 			if err := stream.Send(e); err != nil {
 				return err
 			}

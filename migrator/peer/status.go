@@ -12,8 +12,8 @@ import (
 type Refused struct {
 	UnknownPeer  uint64 // sent to a peer without an address
 	BadHello     uint64 // streams without a valid Hello
-	Identity     uint64 // streams whose certificate is not that of the replica they name
-	Forged       uint64 // received with another sender than the stream's
+	Identity     uint64 // streams whose certificate is not the certificate of the replica they name
+	Forged       uint64 // received with a sender other than the stream's
 	Misaddressed uint64 // received for another replica
 	UnknownBody  uint64 // received with a body that this version does not know
 	Oversize     uint64 // larger than MaxEnvelope; ends the stream

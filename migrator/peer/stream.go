@@ -251,7 +251,7 @@ func (n *Network) sendQueued(ctx context.Context, p *peer, stream api.Peer_Excha
 		switch e := n.nextEnvelope(p); {
 		case e != nil:
 			if err := stream.Send(e); err != nil {
-				<-ctx.Done() // the reader knows the cause
+				<-ctx.Done() // the reader records the cause
 				return err
 			}
 			idle.Reset(n.cfg.IdleTimeout)

@@ -15,7 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// TestTLS sends to a server that speaks HTTP/2 over TLS beside HTTP/1.1.
+// TestTLS sends to a server that serves both HTTP/2 over TLS and HTTP/1.1.
 func TestTLS(t *testing.T) {
 	b := onTCP(t, Config{Self: "b"})
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -42,7 +42,7 @@ func TestTLS(t *testing.T) {
 	if g := <-b.came; g.from != "a" {
 		t.Errorf("from %s", g.from)
 	}
-	// One that does not trust the server sends nothing.
+	// A peer that does not trust the server sends nothing.
 	cfg.Self = "c"
 	cfg.Credentials = func(policies.ReplicaID, string) credentials.TransportCredentials {
 		return credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13})

@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// During an upgrade two processes of a replica share one address. Envelopes of both are
-// handled alike; this process's stream goes to the later one, which will stay.
+// During an upgrade two processes of a replica share one address. This process handles the
+// envelopes of both in the same way; its own stream goes to the later process, which will remain.
 
 // errSuperseded ends a stream that must switch to a later process.
 var errSuperseded = errors.New("a later process of the replica has started")
@@ -39,13 +39,13 @@ func (n *Network) handleSuccessorLocked(p *peer) {
 	switch {
 	case len(p.streams) > 0 || !p.watched || p.gone:
 	case p.connected:
-		p.soleEvidence = true // endStream finds out whether the stream was really open
+		p.soleEvidence = true // endStream determines whether the stream was really open
 	default:
 		n.markEndedLocked(p)
 	}
 }
 
-// markEndedLocked has PeerGone called for a process that another one has replaced.
+// markEndedLocked schedules the call of PeerGone for a process that another one has replaced.
 func (n *Network) markEndedLocked(p *peer) {
 	if p.watched && !p.gone {
 		p.endPending = true

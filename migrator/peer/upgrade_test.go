@@ -17,9 +17,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// runUpgrade runs a test with a peer c and the first process of replica b, which
-// watch each other, in virtual time. b's next process starts where the first
-// listened: new connections reach it, open ones stay with the first.
+// runUpgrade runs a test with a peer c and the first process of replica b, which watch each other,
+// in virtual time. b's next process starts at the address of the first: new connections reach the
+// next process, open ones stay with the first.
 func runUpgrade(t *testing.T, test func(t *testing.T, w *network, c, first *node)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newNetwork()
@@ -35,7 +35,7 @@ func runUpgrade(t *testing.T, test func(t *testing.T, w *network, c, first *node
 	})
 }
 
-// requireNoneGone lets time pass.
+// requireNoneGone waits for d, and requires that no node reports a peer as gone.
 func requireNoneGone(t *testing.T, d time.Duration, nodes ...*node) {
 	t.Helper()
 	time.Sleep(d)
@@ -46,7 +46,7 @@ func requireNoneGone(t *testing.T, d time.Duration, nodes ...*node) {
 	}
 }
 
-// numbers takes the numbers of what came so far.
+// numbers receives the envelopes that have arrived so far, and returns their numbers.
 func numbers(n *node) map[uint64]int {
 	took := make(map[uint64]int)
 	for len(n.came) > 0 {
@@ -76,7 +76,7 @@ func TestUpgrade(t *testing.T) {
 			t.Errorf("the next process was not reached at once: %+v", p)
 		}
 		<-sent
-		// Each envelope has come once, to one of the two.
+		// Each envelope has arrived once, at one of the two processes.
 		requireNoneGone(t, 3*defaultSilence, c, first, next)
 		early, late := numbers(first), numbers(next)
 		all := maps.Clone(early)
@@ -92,7 +92,7 @@ func TestUpgrade(t *testing.T) {
 		if p, q := c.peer("b"), first.peer("c"); p.Incoming != 2 || p.Incarnation != 2 || !p.Connected || q.Incoming != 0 || q.SinceHeard > defaultInterval {
 			t.Errorf("at the peer: %+v; at the first process: %+v", p, q)
 		}
-		// What either sends is handled.
+		// The peer handles the envelopes of both.
 		first.Send("c", market(1))
 		<-c.came
 		next.Send("c", market(2))
@@ -108,8 +108,8 @@ func TestUpgrade(t *testing.T) {
 	})
 }
 
-// TestUpgradeOfASilentProcess has a first process without a stream to the peer:
-// the peer's stream to it is the only evidence that it is alive.
+// TestUpgradeOfASilentProcess has a first process without a stream to the peer: the peer's own
+// stream is the only evidence that the first process is alive.
 func TestUpgradeOfASilentProcess(t *testing.T) {
 	runUpgrade(t, func(t *testing.T, w *network, c, first *node) {
 		first.Watch(nil)
@@ -133,7 +133,7 @@ func TestUpgradeOfASilentProcess(t *testing.T) {
 	})
 }
 
-// TestUpgradeGivenUp has a next process that ends while the first goes on.
+// TestUpgradeGivenUp has a next process that ends while the first continues.
 func TestUpgradeGivenUp(t *testing.T) {
 	runUpgrade(t, func(t *testing.T, w *network, c, first *node) {
 		w.mu.Lock()
@@ -162,8 +162,8 @@ func TestUpgradeGivenUp(t *testing.T) {
 	})
 }
 
-// TestHelloBeforeTheSocket comes from a process that does not listen yet: the
-// peer finds the earlier one again, and uses it until the address leads on.
+// TestHelloBeforeTheSocket has a next process that sends Hello before it listens: the peer connects
+// to the earlier process again, and uses it until the address leads to the next one.
 func TestHelloBeforeTheSocket(t *testing.T) {
 	runUpgrade(t, func(t *testing.T, w *network, c, first *node) {
 		w.mu.Lock()
@@ -189,7 +189,7 @@ func TestHelloBeforeTheSocket(t *testing.T) {
 	})
 }
 
-// muteServer is a process that says Hello, and then reads nothing or answers nothing.
+// muteServer is a process that sends Hello, and then reads nothing or answers nothing.
 type muteServer struct {
 	api.UnimplementedPeerServer
 	reads bool
@@ -208,7 +208,7 @@ func (m muteServer) Exchange(stream api.Peer_ExchangeServer) error {
 	return nil
 }
 
-// serveMute puts a mute process at an address.
+// serveMute runs a muteServer at an address.
 func (w *network) serveMute(t *testing.T, address string, m muteServer) (stop func()) {
 	l := bufconn.Listen(1 << 16)
 	w.mu.Lock()
@@ -216,11 +216,11 @@ func (w *network) serveMute(t *testing.T, address string, m muteServer) (stop fu
 	w.mu.Unlock()
 	s := grpc.NewServer()
 	api.RegisterPeerServer(s, m)
-	go s.Serve(l) // unlike ServeHTTP it takes no more than is read
+	go s.Serve(l) // unlike ServeHTTP, it reads no more than the handler does
 	return s.Stop
 }
 
-// openStream opens a stream to an address by hand.
+// openStream opens a stream to an address without a Network.
 func (w *network) openStream(t *testing.T, from, to string) (api.Peer_ExchangeClient, func()) {
 	t.Helper()
 	dial := w.dialer(from)
@@ -236,8 +236,8 @@ func (w *network) openStream(t *testing.T, from, to string) (api.Peer_ExchangeCl
 	return s, func() { conn.Close() }
 }
 
-// TestRestartUnnoticed replaces a process that is dead behind an open connection. It is
-// detected because the stream is not closed properly.
+// TestRestartUnnoticed replaces a process that has died behind an open connection. The network
+// detects this because the stream is not closed properly.
 func TestRestartUnnoticed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newNetwork()
@@ -261,8 +261,8 @@ func TestRestartUnnoticed(t *testing.T) {
 	})
 }
 
-// TestRestartOfOneThatReadsNothing has envelopes stuck on the way to the first
-// process when the next one comes.
+// TestRestartOfOneThatReadsNothing has envelopes in transit to a first process that does not read
+// when the next process starts.
 func TestRestartOfOneThatReadsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newNetwork()
@@ -294,8 +294,8 @@ func TestRestartOfOneThatReadsNothing(t *testing.T) {
 	})
 }
 
-// TestNothingSentIsLost has a first process that is busy with what was sent to
-// it when the next one comes.
+// TestNothingSentIsLost has a first process that is still handling envelopes when the next process
+// starts.
 func TestNothingSentIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newNetwork()
@@ -316,7 +316,7 @@ func TestNothingSentIsLost(t *testing.T) {
 		next.Send("c", market(1))
 		<-c.came
 		c.Send("b", market(5000))
-		<-next.came // while the first is still at it
+		<-next.came // while the first process is still handling one
 		if n := len(took); n > cap(took)/2 {
 			t.Errorf("%d were handled before the next process was reached", n)
 		}
@@ -331,8 +331,8 @@ func TestNothingSentIsLost(t *testing.T) {
 	})
 }
 
-// TestAnswersOnItsOwnStream has a peer of a version that answers Beats on a
-// stream of its own, and says nothing on the reply stream.
+// TestAnswersOnItsOwnStream has a peer of a version that answers Heartbeats on a stream of its own,
+// and sends nothing on the reply stream.
 func TestAnswersOnItsOwnStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newNetwork()
@@ -354,7 +354,7 @@ func TestAnswersOnItsOwnStream(t *testing.T) {
 	})
 }
 
-// TestAnswersNeedNoStream beats by hand at a network that knows no addresses.
+// TestAnswersNeedNoStream sends Heartbeats to a network that knows no addresses.
 func TestAnswersNeedNoStream(t *testing.T) {
 	a := onTCP(t, Config{Self: "a"})
 	s := openRawStream(t, a.address)
@@ -371,13 +371,13 @@ func TestAnswersNeedNoStream(t *testing.T) {
 	}
 }
 
-// TestStopsThoughNothingIsRead has a peer that does not read.
+// TestStopsThoughNothingIsRead checks that Run ends although a peer does not read.
 func TestStopsThoughNothingIsRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newNetwork()
 		a := w.node(t, "a", "a:1", 1)
 		s, closes := w.openStream(t, "x:1", "a:1")
-		long := string(make([]byte, 1<<20)) // more than the flow control lets pass
+		long := string(make([]byte, 1<<20)) // more than the flow control allows
 		s.Send(hello(long, "a", 1))
 		time.Sleep(time.Second)
 		since := time.Now()
