@@ -18,7 +18,7 @@ var (
 	update = flag.Bool("update", false, "with -tables: write the refitted profiles")
 )
 
-// fits says how each built-in profile is made, file by file.
+// fits returns the inputs of each built-in profile's fit, file by file.
 func fits(open func(string) io.Reader) []FitConfig {
 	const (
 		aic   = "ai-dynamo/aiconfigurator generation_attention_perf, "
@@ -38,8 +38,8 @@ func fits(open func(string) io.Reader) []FitConfig {
 	}
 }
 
-// TestBuiltinIsTheFit refits the shipped profiles from the public tables,
-// which are not in the repository.
+// TestBuiltinIsTheFit refits the built-in profiles from the public tables, which are not in the
+// repository.
 func TestBuiltinIsTheFit(t *testing.T) {
 	if *tables == "" {
 		t.Skip("give -tables FOLDER to refit the built-in profiles")

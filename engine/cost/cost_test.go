@@ -20,7 +20,7 @@ func TestFitRecoversGeneration(t *testing.T) {
 		for _, kv := range []int{32, 64, 1024, 131072} {
 			ms := (a + b*float64(batch) + c*float64(batch*kv)) * 1e3
 			if batch == 1024 || kv == 32 {
-				ms *= 7 // outside the fit's bounds: must not count
+				ms *= 7 // outside the fit's bounds: ignored
 			}
 			fmt.Fprintf(&table, "VLLM,%d,1,32,8,128,bfloat16,bfloat16,%d,0,%v\n", batch, kv-1, ms)
 			fmt.Fprintf(&table, "VLLM,%d,1,32,8,128,bfloat16,fp8,%d,0,%v\n", batch, kv-1, ms*2)
@@ -218,7 +218,7 @@ func TestSeconds(t *testing.T) {
 	}
 }
 
-// Scale and TensorParallel keep profiles valid, and Scale scales every time.
+// Scale and TensorParallel keep profiles valid, and repeated Scales multiply.
 func TestScaleAndTensorParallel(t *testing.T) {
 	it := Iteration{Decodes: 40, Held: 40_000, Longest: 9000, Prefill: 512, Prefill2: 512 * 512}
 	for _, n := range Names() {

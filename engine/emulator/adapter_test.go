@@ -11,8 +11,8 @@ import (
 	"github.com/tidwall/gjson"
 )
 
-// A LoRA adapter has a name of its own, a text of its own, and shares no cached
-// prefix with its base model.
+// A LoRA adapter has its own name and its own text, and shares no cached prefix with its base
+// model.
 func TestAdapters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, stop := start(t, Config{Model: "base", Adapters: []string{"poet"}})

@@ -15,8 +15,8 @@ import (
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 )
 
-// The loop's own cost per token with 256 sequences running: schedule, KV
-// bytes, next token, counters, hand-over to the handlers' queues. No HTTP.
+// BenchmarkLoop256 measures the loop's own cost per token with 256 running sequences: schedule, KV
+// bytes, next token, counters, delivery to the handlers' queues. It excludes HTTP.
 func BenchmarkLoop256(b *testing.B) {
 	e := newEngine(b, Config{KVTokens: 1 << 21, Context: 1 << 21})
 	pool, err := kv.NewPool(e.cfg.layout())
@@ -48,8 +48,8 @@ func BenchmarkLoop256(b *testing.B) {
 			event.Sequence.Receiver.Receive(event)
 		}
 		tokens += len(step.Events)
-		// In a long run sequences outgrow the pool and are preempted: only who
-		// got a token has something to take.
+		// In a long run sequences outgrow the pool and are preempted: only those with a new token
+		// have an event to receive.
 		for i, event := range step.Events {
 			st := event.Sequence.Receiver.(*stream)
 			<-st.ready
@@ -73,8 +73,8 @@ func BenchmarkLoop256(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(tokens), "ns/token")
 }
 
-// Everything, client included, over loopback: 64 streams of 200 tokens as
-// fast as the machine goes.
+// BenchmarkHTTP64 measures everything, including the client, over loopback: 64 streams of 200
+// tokens as fast as the machine allows.
 func BenchmarkHTTP64(b *testing.B) {
 	e, stop := start(b, Config{Speed: maxSpeed, MaxBatch: 64, KVTokens: 1 << 16})
 	defer stop()
@@ -103,7 +103,7 @@ func BenchmarkHTTP64(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(tokens), "ns/token")
 }
 
-// What an answer's chunk costs, and that it allocates nothing.
+// BenchmarkChunk measures the cost of an answer's chunk, and checks that it allocates nothing.
 func BenchmarkChunk(b *testing.B) {
 	a := &answer{id: "cmpl-0123456789abcdef", model: "meta-llama/Llama-3.1-8B", created: 1 << 30, request: &request{tokenIDs: true}}
 	ids, text := []model.Token{12345}, []byte(" harbor")
@@ -117,7 +117,7 @@ func BenchmarkChunk(b *testing.B) {
 	}
 }
 
-// A prompt of 220 KiB from body to ids.
+// BenchmarkDecode220KiB decodes a prompt of 220 KiB from the body to ids.
 func BenchmarkDecode220KiB(b *testing.B) {
 	body := []byte(`{"model":"m","prompt":"` + strings.Repeat("lorem ipsum dolor sit amet ", 220<<10/27) + `","max_tokens":100}`)
 	b.SetBytes(int64(len(body)))

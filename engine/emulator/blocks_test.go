@@ -24,10 +24,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// patience bounds what must happen soon.
+// patience bounds waits for conditions that must hold soon.
 const patience = time.Minute
 
-// servedEngine is a replica with its block table, and a session with it.
+// servedEngine is a replica that serves its block table, and a session with it.
 type servedEngine struct {
 	*Engine
 	rpc     wire.BlocksClient
@@ -57,7 +57,7 @@ func serve(t testing.TB, c Config) *servedEngine {
 	return s
 }
 
-// enter begins a session.
+// enter opens a session.
 func (s *servedEngine) enter(t testing.TB) (name string, leave func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -72,8 +72,8 @@ func (s *servedEngine) enter(t testing.TB) (name string, leave func()) {
 	return first.Session, func() { cancel(); stream.Recv() }
 }
 
-// run sends a streaming request of a leg, in the background. The answer comes
-// when it is over; cancel is the client that goes away.
+// run sends a streaming request of a leg in the background. answer receives the answer when it is
+// complete; cancel disconnects the client.
 func (s *servedEngine) run(t testing.TB, leg, body string) (answer <-chan *httptest.ResponseRecorder, cancel func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -85,7 +85,7 @@ func (s *servedEngine) run(t testing.TB, leg, body string) (answer <-chan *httpt
 	return out, cancel
 }
 
-// table asks until the leg has generated something.
+// table requests the block table until the leg has generated a token.
 func (s *servedEngine) table(t testing.TB, leg string) *wire.TableReply {
 	t.Helper()
 	for {
@@ -100,8 +100,8 @@ func (s *servedEngine) table(t testing.TB, leg string) *wire.TableReply {
 	}
 }
 
-// waitForStats waits until the counters are as they should be: the loop publishes them
-// after it has answered.
+// waitForStats waits until the counters meet a condition: the loop publishes them after it has
+// answered.
 func (s *servedEngine) waitForStats(t testing.TB, what string, ok func(batch.Stats) bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); ; {
@@ -124,9 +124,8 @@ func empty(st batch.Stats) bool {
 
 const long = `{"prompt":[1,2,3,4,5,6,7,8],"max_tokens":4000,"ignore_eos":true,"stream":true}`
 
-// A table is returned at once, a freeze takes effect when the iteration is over: no
-// caller waits longer, and the tokens of an iteration are not there before its
-// time has passed.
+// A table is returned at once, and a freeze takes effect when the iteration is over: no caller
+// waits longer, and the tokens of an iteration do not appear before its time has passed.
 func TestCallsAndTheIteration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, stop := start(t, Config{})
@@ -136,7 +135,7 @@ func TestCallsAndTheIteration(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		returned := make(chan struct{})
 		go func() { defer close(returned); serveRequest(e, r.WithContext(ctx)) }()
-		// A prefill of 8 tokens takes 10.8 ms, every further token 11 ms and more.
+		// A prefill of 8 tokens takes 10.8 ms, and every further token at least 11 ms.
 		time.Sleep(10800*time.Microsecond + 15*time.Millisecond)
 		q, ok := engineAdapter{e}.Leg("a")
 		if !ok {
@@ -174,7 +173,7 @@ func TestCallsAndTheIteration(t *testing.T) {
 		if second.Length != 12 {
 			t.Errorf("one iteration after the thaw: %+v", second)
 		}
-		// Who has given up is not served.
+		// A call whose context has ended is not served.
 		gone, give := context.WithTimeout(t.Context(), time.Millisecond)
 		defer give()
 		if err := e.do(gone, blocktable.AtBoundary, func(*batch.Scheduler) { t.Error("a call runs after its caller has gone") }); !errors.Is(err, context.DeadlineExceeded) {
@@ -193,8 +192,8 @@ func TestCallsAndTheIteration(t *testing.T) {
 	})
 }
 
-// When a session ends, what it reserved is free and what it froze goes on; what
-// other sessions have stays.
+// When a session ends, its reservations are freed and its frozen requests continue; those of other
+// sessions remain.
 func TestSessionEnd(t *testing.T) {
 	s := serve(t, Config{Speed: 20})
 	other, leave := s.enter(t)
@@ -215,7 +214,7 @@ func TestSessionEnd(t *testing.T) {
 	}
 	s.waitForStats(t, "frozen", func(st batch.Stats) bool { return st.Frozen == 1 && st.Running == 0 && st.Reserved == 40 })
 	s.leave()
-	for s.table(t, "a").Length < frozen.Length+5 { // it goes on
+	for s.table(t, "a").Length < frozen.Length+5 { // the request continues
 		time.Sleep(time.Millisecond)
 	}
 	cancel()
@@ -237,7 +236,7 @@ func TestSessionEnd(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// A client that goes away ends its request, frozen or not.
+// When a client disconnects, its request ends, frozen or not.
 func TestFrozenClientGone(t *testing.T) {
 	s := serve(t, Config{Speed: 20})
 	answer, cancel := s.run(t, "a", long)
@@ -253,8 +252,8 @@ func TestFrozenClientGone(t *testing.T) {
 	}
 }
 
-// A dropped request ends without an end marker, and one that has not begun to
-// answer with an error.
+// A dropped request ends without an end marker; if it has not begun to answer, it ends with an
+// error.
 func TestDrop(t *testing.T) {
 	s := serve(t, Config{Speed: 20})
 	for name, body := range map[string]string{"stream": long, "whole": strings.Replace(long, `,"stream":true`, "", 1)} {
@@ -282,7 +281,7 @@ func TestDrop(t *testing.T) {
 	}
 }
 
-// Every leg is one request's, until its answer is over.
+// A leg belongs to one request until the answer is complete.
 func TestLegsAreUnique(t *testing.T) {
 	s := serve(t, Config{Speed: 20})
 	answer, cancel := s.run(t, "a", long)
@@ -304,7 +303,7 @@ func TestLegsAreUnique(t *testing.T) {
 	}
 }
 
-// What cannot be adopted is refused with a reason, and stays reserved.
+// A reservation that cannot be adopted is rejected with a reason, and remains reserved.
 func TestAdoptionRefused(t *testing.T) {
 	s := serve(t, Config{Speed: 20})
 	adopt := func(more string) *httptest.ResponseRecorder {
@@ -353,15 +352,15 @@ func TestAdoptionRefused(t *testing.T) {
 	plain, stop := start(t, Config{})
 	defer stop()
 	for w := serveRequest(plain, post("/v1/completions", `{"prompt":[]`+r+`}`)); ; w = serveRequest(plain, post("/v1/completions", `{"prompt":[]`+r+`}`)) {
-		if w.Code != http.StatusServiceUnavailable { // it does not run yet
+		if w.Code != http.StatusServiceUnavailable { // the engine does not run yet
 			expect("no table", w, 400, "serves no block table")
 			break
 		}
 	}
 }
 
-// A reservation whose last position, or whose whole text, is not computed is
-// adopted all the same: the engine computes the rest.
+// A reservation is adopted even if its last position, or its whole text, is not computed: the
+// engine computes the rest.
 func TestAdoptComputesTheRest(t *testing.T) {
 	s := serve(t, Config{Speed: 100})
 	const ids = "[11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30]"
@@ -400,7 +399,7 @@ func TestTableEndsWithTheEngine(t *testing.T) {
 	}
 }
 
-// Seeding looks at the bytes that may begin a character, and at no more.
+// Seeding examines the bytes that may begin a character, and no others.
 func TestSeed(t *testing.T) {
 	v, err := vocabulary()
 	if err != nil {
@@ -434,8 +433,8 @@ func TestSeed(t *testing.T) {
 	}
 }
 
-// Everything at once, by several sessions, with clients that go away: nothing
-// hangs, and when all have left, nothing is held.
+// Several sessions use everything at once, with clients that disconnect: nothing hangs, and when
+// all have ended, nothing is held.
 func TestNothingLeaks(t *testing.T) {
 	s := serve(t, Config{Speed: 200, MaxBatch: 6, KVTokens: 1024, Context: 1024})
 	var all sync.WaitGroup
@@ -498,7 +497,7 @@ func TestNothingLeaks(t *testing.T) {
 	}
 	all.Wait()
 	s.waitForStats(t, "when all have left", empty)
-	for end := time.Now().Add(patience); ; { // the end of a session is asynchronous
+	for end := time.Now().Add(patience); ; { // sessions end asynchronously
 		s.mu.Lock()
 		legs, calls := len(s.legs), len(s.calls)
 		s.mu.Unlock()

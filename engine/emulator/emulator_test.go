@@ -29,7 +29,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // vocabulary is shared by the tests: loading it takes longer than most.
 var vocabulary = sync.OnceValues(model.NewVocabulary)
 
-// plain is a profile whose times can be added in the head.
+// plain returns a profile whose times are easy to add up.
 func plain() cost.Profile {
 	return cost.Profile{
 		Name: "plain", Unit: "seconds", Ranks: 1, D0: 10e-3, D1: 1e-3, D2: 0.1e-3,
@@ -128,7 +128,7 @@ func TestWire(t *testing.T) {
 	}
 }
 
-// completion is what the tests read of an answer.
+// completion holds the fields of an answer that the tests read.
 type completion struct {
 	Choices []struct {
 		Text         string
@@ -172,8 +172,8 @@ func TestTime(t *testing.T) {
 	})
 }
 
-// A stream gives its tokens one by one as they are generated, and adds up to
-// the answer that is not streamed.
+// A stream sends its tokens one by one as they are generated, and its text equals that of the
+// answer without streaming.
 func TestStreamIsTheSameText(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, stop := start(t, Config{})
@@ -212,8 +212,8 @@ func TestStreamIsTheSameText(t *testing.T) {
 	})
 }
 
-// Any replica of the same name continues the same ids identically, also from
-// the middle, and under a load that preempts.
+// Any replica of the same name continues the same ids identically, also from the middle, and under
+// a load that causes preemption.
 func TestReplicasContinueEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, stopA := start(t, Config{})
@@ -296,7 +296,7 @@ func TestPrefixCacheIsReported(t *testing.T) {
 	})
 }
 
-// A client that goes away frees its blocks at the next iteration.
+// The blocks of a client that disconnects are freed at the next iteration.
 func TestAbort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, stop := start(t, Config{})
@@ -322,7 +322,7 @@ func TestAbort(t *testing.T) {
 	})
 }
 
-// The same over a real connection: closing it is how clients abort.
+// The same over a real connection: clients abort by closing it.
 func TestAbortByClosing(t *testing.T) {
 	e, stop := start(t, Config{})
 	defer stop()
@@ -353,7 +353,7 @@ func TestAbortByClosing(t *testing.T) {
 		}()
 		<-entered
 		cancel()
-		<-returned // 40 s of generating would outlast the test
+		<-returned // generation would take 40 s, longer than the test
 		if err := <-failed; err == nil {
 			t.Error("the client read to the end")
 		}
@@ -370,7 +370,7 @@ func TestStopStrings(t *testing.T) {
 		for full[at] != ' ' {
 			at++
 		}
-		needle := full[at-2 : at+4] // across two tokens
+		needle := full[at-2 : at+4] // spans two tokens
 		at = strings.Index(full, needle)
 		quoted, err := json.Marshal(needle)
 		if err != nil {
@@ -396,7 +396,7 @@ func TestStopStrings(t *testing.T) {
 	})
 }
 
-// When Run ends, waiting clients get 503, begun streams an error event.
+// When Run ends, waiting clients receive 503, and begun streams an error event.
 func TestEngineStops(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, stop := start(t, Config{MaxBatch: 1})
@@ -449,7 +449,7 @@ func TestBeforeRun(t *testing.T) {
 	})
 }
 
-// slowWriter blocks in Write until it is let go.
+// slowWriter blocks in Write until it is released.
 type slowWriter struct {
 	*httptest.ResponseRecorder
 	begun, gone chan struct{}
@@ -461,8 +461,8 @@ func (w *slowWriter) Write(b []byte) (int, error) {
 	return w.ResponseRecorder.Write(b)
 }
 
-// A client that does not read delays no other client, and gets what it missed in one
-// chunk of many tokens.
+// A client that does not read delays no other client, and later receives the missed tokens in one
+// chunk.
 func TestSlowReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, stop := start(t, Config{})
@@ -487,7 +487,7 @@ func TestSlowReader(t *testing.T) {
 	})
 }
 
-// deadlineWriter remembers the deadline that a handler leaves behind.
+// deadlineWriter records the deadline that a handler leaves behind.
 type deadlineWriter struct {
 	*httptest.ResponseRecorder
 	set  int
@@ -499,7 +499,7 @@ func (w *deadlineWriter) SetWriteDeadline(t time.Time) error {
 	return nil
 }
 
-// A kept-alive connection has no deadline left from an earlier answer.
+// A kept-alive connection keeps no deadline from an earlier answer.
 func TestDeadlinesEndWithTheAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, stop := start(t, Config{})
@@ -514,7 +514,7 @@ func TestDeadlinesEndWithTheAnswer(t *testing.T) {
 	})
 }
 
-// The number of waiting requests is bounded, so that a queue cannot exhaust memory.
+// The number of waiting requests is bounded, so that a queue cannot exhaust the memory.
 func TestWaitingIsBounded(t *testing.T) {
 	e := newEngine(t, Config{})
 	e.stats.Waiting = maxWaiting

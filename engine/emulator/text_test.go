@@ -12,15 +12,14 @@ import (
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
 )
 
-// Whatever the tokens and the stop strings are, and however the tokens are
-// taken in groups, the text is what searching the whole text gives.
+// For any tokens, any stop strings and any grouping of the tokens, the result equals that of a
+// search in the whole text.
 func TestTextAgainstOracle(t *testing.T) {
 	v, err := vocabulary()
 	if err != nil {
 		t.Fatal(err)
 	}
-	// An alphabet small enough for stop strings to occur, with a character
-	// that takes three tokens.
+	// The alphabet is so small that stop strings occur, and has a character of three tokens.
 	alphabet, err := v.Encode("ab🌿, a")
 	if err != nil {
 		t.Fatal(err)
@@ -41,7 +40,7 @@ func TestTextAgainstOracle(t *testing.T) {
 				q.stops = append(q.stops, stop)
 			}
 		}
-		// The oracle: after each token, does the text so far hold a stop?
+		// The oracle checks after each token whether the text so far contains a stop string.
 		want, used, by := whole, len(ids), ""
 	search:
 		for n := 1; n <= len(ids); n++ {
@@ -132,7 +131,7 @@ func FuzzDecode(f *testing.F) {
 
 func TestTokensLists(t *testing.T) {
 	for _, x := range []struct {
-		in, want string // want "" is an error
+		in, want string // want "" means an error
 	}{
 		{`{"prompt":[1,2,3]}`, "[1 2 3]"},
 		{"{\"prompt\":[ 1 ,\n2 , 3 ]}", "[1 2 3]"},
@@ -158,8 +157,8 @@ func TestDepth(t *testing.T) {
 	}
 }
 
-// TestBegunCharacter: an output that goes on from ids which end inside a
-// character begins with that character, and one from a prompt's does not.
+// TestBegunCharacter checks that an output that continues ids which end inside a character begins
+// with that character, and that an output after a prompt does not.
 func TestBegunCharacter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, stop := start(t, Config{})

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// pipes is a listener over net.Pipe, which synctest's clock can wait on.
+// pipes is a listener over net.Pipe, which works with synctest's clock.
 type pipes struct {
 	conns chan net.Conn
 	once  sync.Once
@@ -66,7 +66,7 @@ type served struct {
 type fake struct {
 	prefill time.Duration // before the first token
 	step    time.Duration // between tokens
-	// override answers instead, when it is set and returns true.
+	// override answers in place of the fake if it is set and returns true.
 	override func(w http.ResponseWriter, r served) bool
 
 	mu       sync.Mutex
@@ -144,7 +144,7 @@ func runContext(t *testing.T, ctx context.Context, f *fake, cfg Config) (Result,
 	return replay.Run(ctx)
 }
 
-// every is n equal requests, one each gap.
+// every returns n equal requests, one per gap.
 func every(gap time.Duration, n int, input, output policies.Tokens) []trace.Request {
 	requests := make([]trace.Request, n)
 	for i := range requests {

@@ -22,7 +22,7 @@ func text(t testing.TB, w *words, r trace.Request, index int) string {
 	return s
 }
 
-// The prompt has exactly as many tokens as the trace asks.
+// The prompt has exactly as many tokens as the trace specifies.
 func TestPromptLength(t *testing.T) {
 	w := newWords()
 	for _, encoding := range []tokenizer.Encoding{tokenizer.Cl100kBase, tokenizer.O200kBase} {
@@ -61,7 +61,7 @@ func TestBytesPerToken(t *testing.T) {
 	}
 }
 
-// Equal ids are equal blocks at equal places; all else differs.
+// Equal ids give equal blocks at equal positions; all other blocks differ.
 func TestPrefixesAreShared(t *testing.T) {
 	w := newWords()
 	a := trace.Request{Input: 1500, Prefix: []uint64{1, 2, 3}}

@@ -99,8 +99,7 @@ func TestRequestAsSent(t *testing.T) {
 	}
 }
 
-// Requests wait for a connection when they may open no more, and the wait
-// counts as latency.
+// Requests wait for a connection if they may open no more, and the wait counts as latency.
 func TestConnectionsAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{prefill: time.Second}
@@ -183,7 +182,7 @@ func TestFailures(t *testing.T) {
 		t.Run(want, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var log bytes.Buffer
-				// The second request of three fails.
+				// The second of three requests fails.
 				n := 0
 				f := &fake{override: func(w http.ResponseWriter, r served) bool {
 					n++
@@ -233,7 +232,7 @@ func TestTruncatedAnswersAreCounted(t *testing.T) {
 	})
 }
 
-// A server may send several tokens in one event; its usage has the last word.
+// A server may send several tokens in one event; the usage that it reports takes precedence.
 func TestUsageCountsTokens(t *testing.T) {
 	a, err := listen(strings.NewReader(`data: {"choices":[{"text":"a b c"}],"usage":{"prompt_tokens":9,"completion_tokens":3}}`+"\n\ndata: [DONE]\n\n"), time.Now)
 	if err != nil || a.tokens() != 3 || a.prompt != 9 || a.events != 1 {
@@ -316,7 +315,7 @@ func TestGroups(t *testing.T) {
 			t.Errorf("decile %d: %+v", i, g)
 		}
 	}
-	// Equal lengths stay together.
+	// Records with equal lengths stay in the same group.
 	for i := range records {
 		records[i].Input = 5
 	}
@@ -325,7 +324,8 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// Percentiles against counting: at least p % of the values are at or below.
+// Compares percentiles with counting: at least p % of the values are less than or equal to the
+// percentile.
 func TestSummaryIsNearestRank(t *testing.T) {
 	values := []float64{5, 1, 4, 2, 3}
 	s := summary(values)

@@ -29,7 +29,7 @@ func FuzzListen(f *testing.F) {
 	})
 }
 
-// The client shares the machine with the fleet it measures.
+// Allocations matter because the client shares the machine with the fleet that it measures.
 func TestListenAllocations(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")

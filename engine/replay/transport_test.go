@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Over real sockets, in both protocols.
+// The test uses real sockets and both protocols.
 func TestProtocols(t *testing.T) {
 	for want, http2 := range map[int]bool{1: false, 2: true} {
 		f := &fake{}
@@ -36,8 +36,8 @@ func TestProtocols(t *testing.T) {
 	}
 }
 
-// BenchmarkTokens is the cost of a token over a loopback socket, the fake
-// server's part included.
+// BenchmarkTokens measures the cost of a token over a loopback socket, including the fake server's
+// part.
 func BenchmarkTokens(b *testing.B) {
 	server := httptest.NewServer(&fake{})
 	defer server.Close()

@@ -27,13 +27,13 @@ var (
 	all    = flag.Bool("png", false, "draw every picture as PNG, not only the plan; see -artifacts")
 )
 
-// engine answers on synthetic time: a prefill that grows with the prompt, then
-// tokens at a step that grows with what is outstanding.
+// engine answers on synthetic time: a prefill whose time grows with the prompt, then tokens with a
+// step whose time grows with the outstanding requests.
 type engine struct {
 	step    time.Duration
 	crowd   time.Duration // added per outstanding request
 	longs   float64       // factor for long prompts
-	failing int           // every so many requests fail
+	failing int           // one of so many requests fails
 
 	mu            sync.Mutex
 	inside, count int
@@ -77,8 +77,8 @@ func (e *engine) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: 200, Header: header, Body: from, Request: r}, nil
 }
 
-// runs replays one trace on two engines; the first loses some requests and
-// has a busy machine.
+// runs replays one trace on two engines; the first one fails some requests and runs on a busy
+// machine.
 func runs(t *testing.T) []replay.Result {
 	t.Helper()
 	g, _ := trace.Named("mixed")
@@ -155,7 +155,7 @@ func TestJSON(t *testing.T) {
 	if err := json.Unmarshal(out.Bytes(), &back); err != nil {
 		t.Fatal(err)
 	}
-	// A result read back makes the same tables and pictures.
+	// Results that were written and read back give the same tables and pictures.
 	for i, pair := range [][2]Table{{Latencies(results), Latencies(back)}, {Classes(results), Classes(back)}} {
 		var a, b strings.Builder
 		if pair[0].Text(&a) != nil || pair[1].Text(&b) != nil || a.String() != b.String() {
@@ -178,7 +178,7 @@ func svg(t *testing.T, p Picture) string {
 	return b.String()
 }
 
-// TestPictures draws everything; `go test -artifacts` keeps the files.
+// TestPictures draws all pictures; `go test -artifacts` keeps the files.
 func TestPictures(t *testing.T) {
 	results := runs(t)
 	plan := policies.Plan{Model: "llama-3-8b", Epoch: 7, Stages: []policies.Stage{
@@ -204,7 +204,7 @@ func TestPictures(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		draw func() (Picture, error)
-		say  []string // words that the picture must hold
+		say  []string // words that the picture must contain
 	}{
 		{"ttft", func() (Picture, error) { return Distribution(results, TTFT) }, []string{"round robin (void)", "cascade", "time to first token (engine time)"}},
 		{"normalised", func() (Picture, error) { return Distribution(results, Normalised) }, []string{"end-to-end latency per output token"}},

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// To fit the shipped mixes again, from the public traces:
+// These flags name the public traces, from which the test fits the built-in mixes again:
 //
 //	go test ./engine/trace -run FitOfPublicTraces -update \
 //	  -chat AzureLLMInferenceTrace_conv.csv -conversation conversation_trace.jsonl
@@ -21,8 +21,8 @@ var (
 	update           = flag.Bool("update", false, "write mixes.json and testdata/fit.txt")
 )
 
-// TestFitOfPublicTraces fits the shipped mixes and shows how good the fit is.
-// It fails when a generated trace is far from the real one.
+// TestFitOfPublicTraces fits the built-in mixes and reports how good the fit is. It fails if a
+// generated trace differs too much from the real one.
 func TestFitOfPublicTraces(t *testing.T) {
 	if *chatFile == "" || *conversationFile == "" {
 		t.Skip("needs -chat and -conversation, files of the public traces")

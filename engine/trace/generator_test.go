@@ -21,8 +21,8 @@ func generate(t testing.TB, g Generator) []Request {
 	return requests
 }
 
-// TestNamedMixes compares the shipped mixes with the published figures of the
-// traces they are fitted to.
+// TestNamedMixes compares the built-in mixes with the published figures of the traces to which they
+// are fitted.
 func TestNamedMixes(t *testing.T) {
 	for name, want := range map[string]struct{ in50, in90, out50, out90, repeated float64 }{
 		"chat":         {1020, 2734, 129, 424, 0},
@@ -72,7 +72,7 @@ func TestGenerateIsDeterministic(t *testing.T) {
 	if last := first[len(first)-1].At; last > g.Duration || last < g.Duration/2 {
 		t.Errorf("the last request of 5 min arrives at %v", last)
 	}
-	// Another class proportion must leave the arrivals alone.
+	// A different class proportion must not change the arrivals.
 	g.Classes[0].Share = 0.5
 	for i, r := range generate(t, g) {
 		if r.At != first[i].At {
@@ -85,8 +85,8 @@ func TestGenerateIsDeterministic(t *testing.T) {
 	}
 }
 
-// TestPrefixesExtend checks that equal ids stand for equal prefixes: an id
-// has one predecessor in all prompts.
+// TestPrefixesExtend checks that equal ids represent equal prefixes: an id has the same predecessor
+// in all prompts.
 func TestPrefixesExtend(t *testing.T) {
 	g, _ := Named("mixed")
 	g.Requests = 5000
@@ -115,7 +115,7 @@ func TestPrefixesExtend(t *testing.T) {
 	}
 }
 
-// TestFitRecovers fits a generator to what a known one generates.
+// TestFitRecovers fits a generator to the output of a known one.
 func TestFitRecovers(t *testing.T) {
 	known := Generator{
 		Name: "known", Rate: 20, GapCV: 2, Swing: 0.3, Requests: 40000, Seed: 3,

@@ -57,8 +57,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// TestReadErrors runs testdata/errors.txt: each case is a trace and the exact
-// error that it gives.
+// TestReadErrors runs testdata/errors.txt: each case is a trace and the exact error that it causes.
 func TestReadErrors(t *testing.T) {
 	text, err := os.ReadFile("testdata/errors.txt")
 	if err != nil {
@@ -185,7 +184,7 @@ func FuzzMooncake(f *testing.F) {
 	fuzz(f)
 }
 
-// TestPublicTrace reads a whole real trace, where one is at hand.
+// TestPublicTrace reads a whole real trace, if one is available.
 func TestPublicTrace(t *testing.T) {
 	if *conversationFile == "" {
 		t.Skip("needs -conversation, a file of the public trace")

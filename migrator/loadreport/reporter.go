@@ -2,14 +2,14 @@
 // Fleet.Report). Every control plane receives every report, so that each can take over
 // planning; the replica obeys the one with the newest plan.
 //
-// A Reporter has one stream to each control plane and passes on the replies that count. It
-// makes no decisions.
+// A Reporter has one stream to each control plane and passes on the replies of the control
+// plane that it obeys. It makes no decisions.
 //
 // Invariants:
 //
 //  1. The front end is independent of anything that a control plane does or fails to do.
 //  2. A report is the whole state: the next one replaces a lost one, and nothing is queued.
-//     Of migrations it contains what the control plane has not acknowledged.
+//     Of migrations it contains the states that the control plane has not acknowledged.
 package loadreport
 
 import (

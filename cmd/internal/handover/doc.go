@@ -1,9 +1,9 @@
 // Package handover lets a new process of a daemon take over the listening sockets
 // of the running one, so that an upgrade refuses no connection.
 //
-// It transfers sockets and decides which process accepts; connections that were
-// accepted stay with their process. It works on Linux; elsewhere a process never
-// finds a predecessor or a successor.
+// It transfers sockets and decides which process accepts; accepted connections stay with
+// their process. It works on Linux; elsewhere a process never finds a predecessor or a
+// successor.
 //
 // Both processes use the same path of a Unix socket in a directory that only
 // their user may access:
@@ -23,7 +23,7 @@
 //     open: a connection that the kernel has completed is accepted.
 //  2. Until the old process has read that the new one accepts, a failure of the new
 //     one leaves the old one unchanged.
-//  3. One process at a time begins: another waits for it, and then takes over from
-//     it.
-//  4. Sockets are sent to processes of the same user only.
+//  3. One process at a time begins a takeover: another one waits for it, and then takes
+//     over from it.
+//  4. A process sends its sockets only to processes of the same user.
 package handover

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// card is a device's memory in a test, which counts what is done to it.
+// card is device memory for a test. It counts the calls.
 type card struct {
 	bytes         []byte
 	reads, writes int
@@ -44,7 +44,7 @@ func newDevicePool(t *testing.T) (*Pool, *card) {
 	return p, c
 }
 
-// What has changed reaches the device once, in as few pieces as blocks have gaps.
+// Changes reach the device once, in as few pieces as the gaps between blocks allow.
 func TestDeviceFlush(t *testing.T) {
 	p, c := newDevicePool(t)
 	write := func(b Block, from, to int) {
@@ -87,7 +87,7 @@ func TestDeviceFlush(t *testing.T) {
 	}
 }
 
-// What others have written is seen after Load, and only there.
+// Bytes that others have written become visible only with Load.
 func TestDeviceLoad(t *testing.T) {
 	p, c := newDevicePool(t)
 	for i := range c.bytes {
@@ -108,7 +108,7 @@ func TestDeviceLoad(t *testing.T) {
 	}
 }
 
-// A device that fails once is not trusted again, and is closed once.
+// A device that fails once is not used again, and is closed once.
 func TestDeviceFails(t *testing.T) {
 	p, c := newDevicePool(t)
 	if err := p.Err(); err != nil {
@@ -140,7 +140,7 @@ func TestDeviceFails(t *testing.T) {
 	}
 }
 
-// In shared memory nothing of that costs anything.
+// With shared memory, none of this costs anything.
 func TestHostPoolHasNoDevice(t *testing.T) {
 	p, err := NewPool(Layout{Blocks: 8, BlockTokens: 4, SlotBytes: 8, Regions: 1})
 	if err != nil {

@@ -44,7 +44,7 @@ func TestPool(t *testing.T) {
 	}
 }
 
-// books is the oracle of Blocks: slices and linear search.
+// books is the oracle of Blocks: it uses slices and linear search.
 type books struct {
 	refs []int
 	hash []Hash
@@ -72,7 +72,7 @@ func TestBlocksAgainstOracle(t *testing.T) {
 		var held [][]Block
 		for range 300 {
 			switch rng.IntN(4) {
-			case 0: // a new sequence takes some blocks
+			case 0: // a new sequence allocates some blocks
 				var seq []Block
 				for range 1 + rng.IntN(4) {
 					got, ok := b.Take()

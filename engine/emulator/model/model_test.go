@@ -16,8 +16,8 @@ func vocabulary(t testing.TB) *Vocabulary {
 	return v
 }
 
-// generate continues ids by n tokens, all KV in one piece of memory, and
-// flips one bit when flip is in range.
+// generate continues ids by n tokens, with all KV in one piece of memory, and flips one bit if flip
+// is in range.
 func generate(m *Model, ids []Token, n, flip int) []Token {
 	const slot = 64
 	mem := make([]byte, slot*(len(ids)+n))
@@ -142,7 +142,7 @@ func FuzzEncodeDecode(f *testing.F) {
 	})
 }
 
-// The decoder gives the same text however the bytes are cut.
+// The decoder returns the same text wherever the bytes are split.
 func FuzzDecoder(f *testing.F) {
 	f.Add([]byte("a🌿b"), uint64(1))
 	f.Add([]byte("\xf0\x9f\x8c a \x80\xff\xe9\xbe"), uint64(2))
@@ -160,7 +160,7 @@ func FuzzDecoder(f *testing.F) {
 			}
 		}
 		got := string(d.Flush(out))
-		// How many U+FFFD stand for a broken run may differ; the rest may not.
+		// The number of U+FFFD for an invalid run may differ, but nothing else.
 		squeeze := func(s string) string { return strings.ReplaceAll(s, "\ufffd", "") }
 		if squeeze(got) != squeeze(want) || strings.ContainsRune(got, '\ufffd') != strings.ContainsRune(want, '\ufffd') {
 			t.Errorf("cut differently: %q, want %q", got, want)

@@ -37,7 +37,7 @@ func (c setup) scheduler(t testing.TB, m *model.Model) *Scheduler {
 	}
 	s, err := New(Config{
 		Model: m, Pool: pool, MaxBatch: c.batch, MaxTokens: c.tokens, Prefix: prefix,
-		// Readable coefficients: the parts of a time can be distinguished.
+		// Round coefficients make the parts of a time recognisable.
 		Profile: cost.Profile{D0: 1000, D1: 100, D2: 10, D3: 0.001, D4: 1, Kappa: c.kappa},
 	})
 	if err != nil {
@@ -55,7 +55,7 @@ func newModel(t testing.TB) *model.Model {
 	return model.New("m", v)
 }
 
-// prompt is n tokens that depend on the seed from position shared on.
+// prompt returns n tokens that depend on the seed from position shared on.
 func prompt(n, shared, seed int) []model.Token {
 	ids := make([]model.Token, n)
 	for i := range ids {
@@ -67,19 +67,19 @@ func prompt(n, shared, seed int) []model.Token {
 	return ids
 }
 
-// TestScenarios runs testdata/*.txt: commands, a line "----", and what they
-// print. -update rewrites the second half.
+// TestScenarios runs testdata/*.txt: commands, a line "----", and their
+// output. -update rewrites the second half.
 //
 //	config blocks=8 block=4 batch=4 tokens=16 [cache=off] [kappa=0.5]
 //	add NAME prompt=N [shared=N] [max=N] [min=N] [salt=N]
 //	abort NAME
 //	step [N]
-//	done              until idle; prints only the totals
+//	done              steps until idle; prints only the totals
 //	freeze|thaw|drop NAME
 //	table NAME [from=N]
 //	reserve R tokens=N
 //	fill R NAME ids=N computed=N   copies KV bytes of NAME, and adds ids up to N
-//	adopt NAME R [max=N]           the text must go on as if nothing had been
+//	adopt NAME R [max=N]           the text must continue unchanged
 //	release R
 func TestScenarios(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
@@ -239,7 +239,7 @@ func run(t *testing.T, m *model.Model, commands string) string {
 	return out.String()
 }
 
-// generateAlone generates without a scheduler: the oracle.
+// generateAlone generates without a scheduler; it is the oracle.
 func generateAlone(m *model.Model, r Request) []model.Token {
 	ids, slot := slices.Clone(r.Prompt), make([]byte, 16)
 	var d model.Digest
@@ -268,9 +268,8 @@ type collector struct {
 
 func (c *collector) Receive(e Event) { c.out, c.end = append(c.out, e.Token), e.Finish }
 
-// Random loads on random pools: whatever was chunked, cached, evicted,
-// preempted or aborted, every text is what the model says alone, nothing is
-// lost and no block leaks.
+// Random loads run on random pools: whatever was chunked, cached, evicted, preempted or aborted,
+// every text equals the model's own, no token is lost and no block leaks.
 func TestTextDependsOnIdsAlone(t *testing.T) {
 	m := newModel(t)
 	for seed := range uint64(150) {
@@ -327,7 +326,7 @@ func TestTextDependsOnIdsAlone(t *testing.T) {
 	}
 }
 
-// A flipped byte in any cached block changes the text of who attends to it.
+// A flipped byte in any cached block changes the text of the sequences that attend to it.
 func TestWrongByteChangesText(t *testing.T) {
 	m := newModel(t)
 	r := Request{Prompt: prompt(33, 0, 1), MaxOutput: 6, IgnoreEOS: true}
@@ -404,8 +403,8 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// The emulator's own cost: with 256 sequences running it must stay far below
-// what it emulates, about 20 µs per token at full speed.
+// BenchmarkStep256 measures the emulator's own cost: with 256 running sequences it must stay far
+// below the emulated time, about 20 µs per token at full speed.
 func BenchmarkStep256(b *testing.B) {
 	s := benchmark(b, 256)
 	tokens := 0
@@ -429,7 +428,7 @@ func benchmark(t testing.TB, n int) *Scheduler {
 
 func TestStepAllocations(t *testing.T) {
 	s := benchmark(t, 64)
-	// Block lists, hash chains and id slices grow now and then; the rest is reused.
+	// Block lists, hash chains and id slices grow occasionally; everything else is reused.
 	if got := testing.AllocsPerRun(200, func() { s.Step() }); got > 64*0.1 {
 		t.Errorf("%v allocations per iteration of 64 sequences", got)
 	}

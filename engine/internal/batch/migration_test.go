@@ -12,9 +12,9 @@ import (
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 )
 
-// fill does what a migration executor does: it copies the KV bytes of a sequence from
-// the blocks of its Table to the reservation's blocks, up to position computed, and
-// fills in the ids up to ids.
+// fill does the work of a migration executor: it copies the KV bytes of a sequence from the blocks
+// of its Table to the reservation's blocks, up to position computed, and fills in the ids up to
+// ids.
 func fill(to *Scheduler, r *Reservation, from *Scheduler, q *Sequence, ids, computed int) error {
 	known, done := len(r.filled.ids), r.filled.computed
 	t, err := from.Table(q, 0)
@@ -37,8 +37,8 @@ func fill(to *Scheduler, r *Reservation, from *Scheduler, q *Sequence, ids, comp
 	return nil
 }
 
-// checkBooks checks the books of a scheduler against everything that may hold blocks:
-// every reference has its holder, and none has another's.
+// checkBooks compares the reference counts of a scheduler with everything that may hold blocks:
+// every reference has exactly one holder.
 func checkBooks(t *testing.T, s *Scheduler, reservations map[string]*Reservation) {
 	t.Helper()
 	held := make([]int, s.Pool.Blocks)
@@ -91,24 +91,23 @@ func drain(t *testing.T, s *Scheduler) {
 	}
 }
 
-// continuedText is one text, and the sequences that have generated it one after the other.
+// continuedText is a text, together with the sequences that have generated it one after the other.
 type continuedText struct {
 	request Request
-	output  *collector // by all of them
-	at      int        // the scheduler where it is
+	output  *collector // written by all of the sequences
+	at      int        // index of the scheduler that runs it
 	q       *Sequence
 	frozen  bool
 	over    bool // dropped or aborted on purpose
 
-	r    *Reservation // where it is going
+	r    *Reservation // reservation at the target
 	name string
 	to   int
 }
 
-// Random loads on two schedulers between which sequences are frozen, thawed,
-// dropped, copied in rounds and adopted, at random, with preemption on both
-// sides: every text is what the model says alone, and no block has a holder too
-// many or too few at any time.
+// Random loads run on two schedulers. Sequences are frozen, thawed, dropped, copied in rounds and
+// adopted at random, with preemption on both sides: every text equals the model's own, and no block
+// has too many or too few holders at any time.
 func TestMovesAtRandom(t *testing.T) {
 	m := newModel(t)
 	moves, rounds, preemptions, shortages := 0, 0, uint64(0), 0
@@ -135,7 +134,7 @@ func TestMovesAtRandom(t *testing.T) {
 			}
 			return l[rng.IntN(len(l))]
 		}
-		abandon := func(x *continuedText) { // the migration, not the text
+		abandon := func(x *continuedText) { // abandons the migration, not the text
 			if x.r != nil {
 				ss[x.to].Release(x.r)
 				delete(reservations[x.to], x.name)
@@ -167,7 +166,7 @@ func TestMovesAtRandom(t *testing.T) {
 					}
 					reservations[x.to][x.name] = x.r
 				}
-			case k == 3: // a round: what is computed so far
+			case k == 3: // a round: the positions computed so far
 				if x := pick(func(x *continuedText) bool { return x.r != nil }); x != nil {
 					upto := max(x.r.filled.computed, min(x.q.settled.computed, len(x.r.Blocks())*c.block))
 					if fill(ss[x.to], x.r, ss[x.at], x.q, upto, upto) == nil {
@@ -188,9 +187,10 @@ func TestMovesAtRandom(t *testing.T) {
 					ss[x.at].Thaw(x.q)
 					x.frozen = false
 				}
-			case k == 6: // the last round and the hand-over
+			case k == 6: // the last round and the adoption
 				if x := pick(func(x *continuedText) bool { return x.frozen && x.r != nil }); x != nil {
-					// It may have lost its blocks since the rounds, and be recomputing them.
+					// The sequence may have lost its blocks since the rounds, and may be
+					// recomputing them.
 					if x.q.computed < x.r.filled.computed || ss[x.to].Reserve(x.r, len(x.q.ids)) != nil {
 						abandon(x)
 						break
@@ -274,7 +274,7 @@ func TestMovesAtRandom(t *testing.T) {
 	}
 }
 
-// frozenPair is a sequence frozen after n tokens and a scheduler to move it to.
+// frozenPair returns a sequence frozen after n tokens and a scheduler to which it can migrate.
 func frozenPair(t testing.TB, m *model.Model, r Request, n int) (from, to *Scheduler, q *Sequence) {
 	c := setup{blocks: 24, block: 4, batch: 2, tokens: 64}
 	from, to, q = c.scheduler(t, m), c.scheduler(t, m), NewSequence(r, c.block)
@@ -289,8 +289,7 @@ func frozenPair(t testing.TB, m *model.Model, r Request, n int) (from, to *Sched
 	return from, to, q
 }
 
-// A wrong byte at any position that is handed over, and a block that is missing
-// or another's, change the text.
+// A wrong byte at any migrated position, and a missing or swapped block, change the text.
 func TestWrongHandoverChangesText(t *testing.T) {
 	m := newModel(t)
 	r := Request{Prompt: prompt(9, 0, 1), MaxOutput: 12, IgnoreEOS: true}
@@ -346,8 +345,7 @@ func TestWrongHandoverChangesText(t *testing.T) {
 	}
 }
 
-// Blocks of an adopted sequence serve later prompts, under the hashes that
-// follow from its ids and its own salt.
+// Blocks of an adopted sequence serve later prompts, under the hashes of its ids and its own salt.
 func TestAdoptedBlocksAreCached(t *testing.T) {
 	m := newModel(t)
 	r := Request{Prompt: prompt(17, 0, 1), MaxOutput: 30, IgnoreEOS: true}
@@ -376,7 +374,7 @@ func TestAdoptedBlocksAreCached(t *testing.T) {
 	}
 }
 
-// What a reservation refuses leaves it as it was.
+// A call that a reservation rejects leaves the reservation unchanged.
 func TestReservationRefuses(t *testing.T) {
 	m := newModel(t)
 	s := setup{blocks: 8, block: 4, batch: 2, tokens: 64}.scheduler(t, m)
@@ -437,7 +435,7 @@ func TestReservationRefuses(t *testing.T) {
 	checkBooks(t, s, maps.Collect(maps.All(map[string]*Reservation{"r": r})))
 }
 
-// The scheduler's own part of a hand-over: the last Fill, the adoption and the
+// BenchmarkAdopt measures the scheduler's part of a migration: the last Fill, the adoption and the
 // first token. It must not grow with the length.
 func BenchmarkAdopt(b *testing.B) {
 	for _, n := range []int{256, 131_072} {

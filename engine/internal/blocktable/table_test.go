@@ -29,7 +29,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 var vocabulary = sync.OnceValues(model.NewVocabulary)
 
-// engine is a scheduler without a clock: calls run where they come from.
+// engine is a scheduler without a clock: calls run on the goroutine of the caller.
 type engine struct {
 	t         testing.TB
 	mu        sync.Mutex
@@ -83,7 +83,7 @@ func (e *engine) stats() batch.Stats {
 	return e.scheduler.Stats()
 }
 
-// newTable is a table of an engine of 32 blocks of 4 tokens, in two regions.
+// newTable returns the table of an engine with 32 blocks of 4 tokens, in two regions.
 func newTable(t testing.TB, dir string) (*Table, *engine) {
 	t.Helper()
 	v, err := vocabulary()
@@ -119,7 +119,7 @@ func (s *session) Send(r *api.SessionReply) error { s.name <- r.Session; return 
 func (s *session) SetHeader(metadata.MD) error    { return nil }
 func (s *session) RecvMsg(any) error              { return nil }
 
-// openSession opens a session; leave ends it and waits until it is over.
+// openSession opens a session; leave ends it and waits for its end.
 func openSession(t testing.TB, table *Table) (name string, leave func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -176,8 +176,8 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// The sockets: stale ones are replaced, another engine's are not touched, and
-// nothing is left in the end.
+// Stale sockets are replaced, another engine's sockets are not touched, and no socket remains in
+// the end.
 func TestSockets(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
 	run := func() (stop func() error) {
@@ -236,7 +236,7 @@ func TestSockets(t *testing.T) {
 	if left, _ := os.ReadDir(dir); len(left) != 0 {
 		t.Errorf("left behind: %v", left)
 	}
-	// What a killed engine leaves.
+	// A killed engine leaves these files.
 	for _, name := range []string{BlocksSocket, PoolSocket} {
 		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(dir, name), Net: "unix"})
 		if err != nil {
@@ -282,7 +282,7 @@ func TestCodes(t *testing.T) {
 		want codes.Code
 	}{
 		{freeze(name, "b", 0), codes.NotFound},
-		{freeze(name, "a", 0), codes.FailedPrecondition}, // it waits for its first token
+		{freeze(name, "a", 0), codes.FailedPrecondition}, // the request waits for its first token
 		{func() error { e.step(2); return freeze("", "a", 0) }(), codes.NotFound},
 		{freeze("zz", "a", 0), codes.NotFound},
 		{freeze(name, "a", 1<<63), codes.InvalidArgument},
@@ -294,7 +294,7 @@ func TestCodes(t *testing.T) {
 		{reserve(name, "r", 129), codes.InvalidArgument},
 		{reserve(name, "r", 1<<63), codes.InvalidArgument},
 		{reserve(name, "r", 128), codes.ResourceExhausted},
-		{filled("r", 0, 0), codes.NotFound}, // what failed has left nothing
+		{filled("r", 0, 0), codes.NotFound}, // the failed call has reserved nothing
 		{reserve(name, "r", 0), codes.OK},
 		{reserve(name, "r", 8), codes.OK},
 		{reserve(other, "r", 8), codes.AlreadyExists},
@@ -303,7 +303,7 @@ func TestCodes(t *testing.T) {
 		{filled("r", 0, 1, uint32(model.VocabularySize)), codes.InvalidArgument},
 		{filled("r", 0, 3, 1, 2), codes.InvalidArgument},
 		{filled("r", 0, 1, 1, 2), codes.OK},
-		{filled("r", 0, 1, 1, 2), codes.InvalidArgument}, // goes on at 2
+		{filled("r", 0, 1, 1, 2), codes.InvalidArgument}, // the ids continue at 2
 		{second(table.Release(ctx, &api.ReleaseRequest{Reservation: "unknown"})), codes.OK},
 		{second(table.Release(ctx, &api.ReleaseRequest{Reservation: "r"})), codes.OK},
 		{filled("r", 2, 1), codes.NotFound},
@@ -322,9 +322,8 @@ func TestCodes(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// FuzzCalls makes any calls in any order with any numbers: nothing panics, the
-// counters agree, and when the sessions have ended and the requests are gone,
-// every block is free.
+// FuzzCalls makes arbitrary calls in any order with any numbers: nothing panics, the counters
+// agree, and when all sessions and requests have ended, every block is free.
 func FuzzCalls(f *testing.F) {
 	f.Add([]byte("\x00\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f"))
 	f.Add([]byte("\x00\x00\x09\x00\x14\x00\x0a\x02\x01\x00\x00\x20\x02\x00\x00\x04\x04\x04\x00\x00\x05\x00\x00\x09\x08\x00\x0a\x03\x05\x00\x06\x00\x07\x00"))
@@ -341,7 +340,7 @@ func FuzzCalls(f *testing.F) {
 			data = data[1:]
 			return b
 		}
-		// Mostly small numbers; now and then one of any size.
+		// Return mostly small numbers, and sometimes one of any size.
 		number := func() uint64 {
 			b := next()
 			if b < 0xf0 {

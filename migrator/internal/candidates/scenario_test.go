@@ -18,22 +18,22 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the expectations of the scenarios")
 
-// TestScenarios plays every testdata/*.txt on the book of a replica named a. A
-// line changes the situation or, after ">", is an offer that the scan before
-// must have made; "#" begins a comment. Times are in milliseconds. The lines:
+// TestScenarios plays every testdata/*.txt on the selector of a replica named a. A
+// line changes the situation. A line that begins with ">" is an offer that the preceding scan
+// must have made, and "#" begins a comment. Times are in milliseconds. The lines:
 //
 //	config edges=100,200 full=80 percent=25   before anything else
 //	plan 1000:a,b 4000:c -:d                  stages by their ends, "-" for open
-//	away b,c                                  who cannot be asked; nothing: all can
+//	away b,c                                  replicas that cannot be asked; empty: all can be asked
 //	draining yes | draining no
 //	kv capacity=1000 held=10 promised=0 mean=5
-//	r1 500 epoch=2 only=b,c            only these can run it; in any order with:
+//	r1 500 epoch=2 only=b,c            only these replicas can run it; in any order with:
 //	r1 500 epoch=2 since=100 fixed            a resident; held counts it only where kv does not
 //	gone r1
-//	sold r1                                   its offer is over, and it is not here any more
+//	sold r1                                   its offer is over, and it has left
 //	back r1 no-bids                           its offer is returned
-//	at 5                                      time goes on
-//	scan 10                                   at most that many offers; they are for sale then
+//	at 5                                      advances the time
+//	scan 10                                   makes at most that many offers; they are then for sale
 //	stands r1
 func TestScenarios(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")

@@ -79,13 +79,13 @@ func TestKernelsAreWide(t *testing.T) {
 		}
 		loads := len(regexp.MustCompile(`ld\.global\.cs\.v4\.u32`).FindAllString(body, -1))
 		stores := len(regexp.MustCompile(`st\.global\.cs\.v4\.u32`).FindAllString(body, -1))
-		if loads < 5 || stores < 5 { // four in flight, and the rest
+		if loads < 5 || stores < 5 { // four loads and stores per pass, and those for the remainder
 			t.Errorf("%s has %d loads and %d stores of 16 bytes", name, loads, stores)
 		}
 	}
 }
 
-// TestRawDetectsChanges changes one thing at a time.
+// TestRawDetectsChanges changes one input at a time.
 func TestRawDetectsChanges(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for _, n := range []int{1, 7, 8, 9, 16, 700, 4096, 5000} {

@@ -11,7 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// ledger is the simple counter: it adds up.
+// ledger is a simple reference implementation of the counters.
 type ledger struct {
 	arrived, input, cached, generated, finished, output int64
 	prefilled, refound                                  int64
@@ -108,8 +108,8 @@ func TestUnstreamedWork(t *testing.T) {
 	}
 }
 
-// TestSumsUnderConcurrency checks that nothing is counted twice or lost while
-// updates and reads run concurrently with hundreds of requests.
+// TestSumsUnderConcurrency checks that no token or request is counted twice or lost while updates
+// and reads run concurrently with hundreds of requests.
 func TestSumsUnderConcurrency(t *testing.T) {
 	tr, l := newTracker(t)
 	var wg sync.WaitGroup
@@ -183,7 +183,7 @@ func BenchmarkUpdate2000(b *testing.B) {
 	}
 }
 
-// TestForgedLengths checks that no reported length makes the state unreportable.
+// TestForgedLengths checks that no reported length makes the state impossible to report.
 func TestForgedLengths(t *testing.T) {
 	tr, _ := newTracker(t)
 	for range 3 {
@@ -204,9 +204,9 @@ func TestForgedLengths(t *testing.T) {
 	}
 }
 
-// TestEndMoved checks that a request that migrates twice is one arrival and one
-// end, that each token is counted where it was generated, and that its length
-// counts at the new replica at once.
+// TestEndMoved checks that a request that migrates twice counts as one arrival and one end, that
+// each token is counted where it was generated, and that the request's length counts at the new
+// replica at once.
 func TestEndMoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, la := newTracker(t)
@@ -224,7 +224,7 @@ func TestEndMoved(t *testing.T) {
 		w.EndMoved()
 		w.End()
 		time.Sleep(time.Second)
-		live.SetInput(110) // what the engine counts as its prompt
+		live.SetInput(110) // the engine's count of prompt tokens
 		live.AddOutput(5)
 		if got := live.Counts(); got != (Counts{100, 15, 0, true}) {
 			t.Errorf("%+v", got)
@@ -241,7 +241,7 @@ func TestEndMoved(t *testing.T) {
 			t.Errorf("it runs: %+v", got)
 		}
 		anew.End()
-		c.Begin(Arrival{Input: 100, Output: 20}).EndMoved() // it was never computed
+		c.Begin(Arrival{Input: 100, Output: 20}).EndMoved() // the request was never computed
 
 		if la.arrived != 1 || la.input != 100 || la.cached != 64 || la.generated != 10 || la.finished != 0 {
 			t.Errorf("where it began: %+v", la)

@@ -10,8 +10,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/place"
 )
 
-// fleet is a board of a, with stages [0,1000) of a, b, c; [1000,4000) of d, e;
-// and the rest of f.
+// fleet returns the load view of replica a in a fleet with stages [0,1000) of a, b, c; [1000,4000)
+// of d, e; and the rest of f.
 func fleet(t testing.TB) *loadview.View {
 	b := loadview.New(loadview.Config{Self: "a", Placer: place.Policy{Queue: 100}})
 	plan := policies.Plan{Model: "m", Stages: []policies.Stage{
@@ -61,22 +61,23 @@ func TestPlace(t *testing.T) {
 	b.SetPeerLoad(0, "b", loadview.Load{Waiting: 10, Total: 10})
 	b.SetPeerLoad(0, "c", loadview.Load{Waiting: 10, Total: 5})
 	want("long", prompt(2000), "e")
-	want("long, counted", prompt(2000), "d") // e waits for 2,100 now
+	want("long, counted", prompt(2000), "d") // e has 2,100 tokens waiting now
 	want("an estimate is left to the proxy", policies.Request{Input: 2000, Estimated: true}, "")
 	want("fixed, and may grow", policies.Request{Input: 10, MaxOutput: 5000, Features: policies.Structured}, "f")
 	b.SetOwnLoad(loadview.Load{})
 	want("movable, and may grow", policies.Request{Input: 10, MaxOutput: 5000}, "")
-	// A long queue here.
+	// This replica has a long queue.
 	b.SetOwnLoad(loadview.Load{Waiting: 1000})
 	want("queue", prompt(500), "c")
 	want("queue, counted", prompt(500), "b")
 	want("all queues are long now", prompt(500), "")
-	// What was heard too long ago does not count.
+	// A load that is too old does not count.
 	b.SetPeerLoad(0, "b", loadview.Load{})
 	if got := b.Place(3*policies.Second+1, prompt(5)); got != at("") {
 		t.Errorf("stale: at %q", got.Replica)
 	}
-	// A draining front sends all away: to its stage, else to a longer one.
+	// A draining front end sends all requests away: to a replica of its stage, else to a longer
+	// stage.
 	b.SetOwnLoad(loadview.Load{Draining: true})
 	b.SetPeerLoad(0, "b", loadview.Load{Draining: true})
 	b.SetPeerLoad(0, "c", loadview.Load{})
@@ -119,7 +120,7 @@ func TestOpen(t *testing.T) {
 		t.Error("c is gone")
 	}
 	b.MarkBack("c")
-	b.MarkBack("x") // a stranger
+	b.MarkBack("x") // an unknown replica
 	if !b.Available(0, "c") || b.CountFresh(0) != 0 {
 		t.Error("c is there again, and nothing is known of its load")
 	}
@@ -128,7 +129,7 @@ func TestOpen(t *testing.T) {
 	if !b.Available(0, "c") || b.CountFresh(0) != 1 || b.Address("c") != "c:81" || b.Address("x") != "" {
 		t.Error("c is back")
 	}
-	b.SetPeerLoad(0, "x", loadview.Load{}) // a stranger
+	b.SetPeerLoad(0, "x", loadview.Load{}) // an unknown replica
 	if b.CountFresh(0) != 1 {
 		t.Error("a stranger counts")
 	}
@@ -151,14 +152,14 @@ func TestRescue(t *testing.T) {
 	b.SetOwnLoad(loadview.Load{Total: 50})
 	b.SetPeerLoad(0, "d", loadview.Load{Total: 100})
 	b.SetPeerLoad(0, "b", loadview.Load{Total: 100})
-	want("d", true) // heard; e was not
-	want("e", true) // its stage
-	want("f", true) // longer
-	want("", true)  // shorter: here, before b with more load and c of which nothing is known
+	want("d", true) // its load is known; e's is not
+	want("e", true) // in its stage
+	want("f", true) // in a longer stage
+	want("", true)  // in a shorter stage: this replica, before b with more load and c with an unknown load
 	want("b", true)
 	want("c", true)
 	want("", false)
-	// A crowd that is rescued at once spreads.
+	// Many requests that are rescued at once spread over the replicas.
 	b = fleet(t)
 	b.SetPeerLoad(0, "d", loadview.Load{})
 	b.SetPeerLoad(0, "e", loadview.Load{})
@@ -170,7 +171,7 @@ func TestRescue(t *testing.T) {
 	if count["d"] != 5 || count["e"] != 5 {
 		t.Errorf("spread: %v", count)
 	}
-	// The own replica is the last resort when it drains: not at all.
+	// This replica is the last resort; if it drains, it is not used at all.
 	b = fleet(t)
 	b.SetOwnLoad(loadview.Load{Draining: true})
 	b.SetView(policies.OneStagePlan("m", []policies.ReplicaID{"a"}), nil)
@@ -179,7 +180,7 @@ func TestRescue(t *testing.T) {
 	}
 }
 
-// BenchmarkPlace shows that a thousand replicas cost no more than a stage's
+// BenchmarkPlace shows that placement among a thousand replicas costs no more than among a stage's
 // sample.
 func BenchmarkPlace(b *testing.B) {
 	for _, n := range [...]int{16, 1000} {
@@ -201,7 +202,7 @@ func BenchmarkPlace(b *testing.B) {
 	}
 }
 
-// A request for a LoRA adapter begins, and is rescued, where the adapter is.
+// A request for a LoRA adapter begins, and is rescued, only where the adapter is loaded.
 func TestAdapters(t *testing.T) {
 	b := fleet(t)
 	replicas := peers("a", "b", "c", "d", "e", "f")
@@ -213,7 +214,7 @@ func TestAdapters(t *testing.T) {
 	}}
 	b.SetView(plan, replicas)
 	ask := func(name string, n policies.Tokens) policies.Request { return policies.Request{Model: name, Input: n} }
-	for range 20 { // whatever is drawn, and whoever is idle
+	for range 20 { // for any random sample and any loads
 		for _, x := range []struct {
 			name string
 			n    policies.Tokens
@@ -221,7 +222,7 @@ func TestAdapters(t *testing.T) {
 		}{
 			{"m", 10, ""}, {"sql", 10, "b"}, {"sql", 2000, "e"}, {"poet", 10, "b"},
 			{"poet", 2000, "b"}, {"poet", 9000, "b"}, // in a shorter stage only
-			{"not-loaded", 10, ""}, // the engine's to refuse
+			{"not-loaded", 10, ""}, // the engine rejects it
 		} {
 			if got := b.Place(0, ask(x.name, x.n)); got != at(x.want) {
 				t.Fatalf("%s of %d tokens: at %q, want %q", x.name, x.n, got.Replica, x.want)

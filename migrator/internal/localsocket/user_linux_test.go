@@ -19,7 +19,7 @@ func TestOtherUser(t *testing.T) {
 		t.Skip("not root: cannot run a source as another user")
 	}
 	const otherUser = 65534
-	top, err := os.MkdirTemp("", "local") // t.TempDir is too long for sockets
+	top, err := os.MkdirTemp("", "local") // the path of t.TempDir is too long for sockets
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -44,7 +44,7 @@ func TestOtherUser(t *testing.T) {
 	}
 	connected := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		runtime.LockOSThread() // forever: the thread ends with the goroutine
 		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, otherUser, otherUser, otherUser); errno != 0 {
 			connected <- errno
 			return

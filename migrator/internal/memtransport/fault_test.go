@@ -144,7 +144,7 @@ func TestOpenFaults(t *testing.T) {
 	})
 }
 
-// TestHangEnds checks that a pull which hangs ends with its context and with its puller.
+// TestHangEnds checks that a hanging pull ends with its context and with its puller.
 func TestHangEnds(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *fixture) {
 		for _, end := range []string{"context", "close"} {

@@ -56,7 +56,7 @@ func TestResume(t *testing.T) {
 		if got := q.PromptBody([]uint32{1, 2, 3}, test.output); !reflect.DeepEqual(object(t, got), want) {
 			t.Errorf("%s:\n got %s\nwant %s", test.name, got, test.want)
 		}
-		// AdoptBody is the same leg with an empty prompt.
+		// AdoptBody returns the body of the same leg with an empty prompt.
 		delete(want, "kv_transfer_params")
 		delete(want, "messages")
 		delete(want, "prompt")
@@ -101,8 +101,8 @@ func TestResumeOptions(t *testing.T) {
 	}
 }
 
-// FuzzResume checks that the bodies of a request's later legs are JSON objects
-// that name no other engine's memory, whatever the client sends.
+// FuzzResume checks that the bodies of a request's later legs are JSON objects that name no other
+// engine's memory, whatever the client sent.
 func FuzzResume(f *testing.F) {
 	f.Add([]byte(`{"model":"m","prompt":"x","max_tokens":5,"min_tokens":2,"stream_options":{"include_usage":true}}`), 3)
 	f.Add([]byte(`{"messages":[],"vllm_xargs":{"kv_transfer_params":1},"kv_transfer_params":{},"stop_token_ids":[1]}`), 0)

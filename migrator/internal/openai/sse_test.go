@@ -24,7 +24,7 @@ func (p *pieces) Read(b []byte) (int, error) {
 	return n, nil
 }
 
-// split is the simple oracle: lines, one by one, and events at empty lines.
+// split is a simple oracle: it reads single lines, and ends an event at an empty line.
 func split(text string) (raws, datas []string, whole bool) {
 	raw, fields := "", []string(nil)
 	for text != "" {

@@ -20,21 +20,21 @@ import (
 var update = flag.Bool("update", false, "rewrite the expectations of the scenarios")
 
 // TestScenarios plays every testdata/*.txt on one machine of the replica r0. A line
-// is an event or, after ">", an action that the event before must have caused; "#"
-// begins a comment. The lines:
+// is an event. A line that begins with ">" is an action that the preceding event must have
+// caused, and "#" begins a comment. The lines:
 //
 //	config rescue hide-ids limit=20     before the first event
-//	open a at=r0 CHUNK                  the first leg, or that of a rescue, is opened
+//	open a at=r0 CHUNK                  the first leg, or the leg of a rescue, is opened
 //	open-failed why | found r1 | none   answers to open and seek
-//	chunk a CHUNK | end a why           answers to read; why eof and malformed are special
+//	chunk a CHUNK | end a why           answers to read; eof and malformed have special meanings
 //	resume                              the answer to resume and wait
 //	client-failed
 //	migrate from=r0 epoch=1 length=6    of=11,12,… are the ids whose hash it names
 //	freeze 2 | migration-failed 2 why
 //	migration-open 2 b at=r1 cached=3 CHUNK
-//	request-ended why                   why canceled is special
+//	request-ended why                   canceled has a special meaning
 //	returned                            the handler has returned
-//	state                               prints where the stream is
+//	state                               prints the state of the stream
 //
 // A CHUNK is prompt=11,12 ids=1,2 text=ab finish, or one of usage, done and
 // error=500; no-ids leaves out the list of ids.
@@ -73,7 +73,7 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
-// play runs a scenario and returns it with the actions that it causes.
+// play runs a scenario and returns it together with the actions that it causes.
 func play(t *testing.T, text string) string {
 	cfg := Config{Self: "r0", Endpoint: openai.Completions, Resume: resume(t, 20)}
 	var c *checker

@@ -15,7 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// chunk is an event of an engine, as the tests write it.
+// chunk is an engine's event in the tests' notation.
 type chunk struct {
 	leg    string // named in the event's id
 	prompt []uint32
@@ -28,7 +28,7 @@ type chunk struct {
 	failed int // the code of an error event, 0 for none
 }
 
-// parse returns the event as a machine gets it.
+// parse returns the event in the form that a machine receives.
 func (c chunk) parse(t testing.TB) *openai.Chunk {
 	head := fmt.Sprintf(`"id":"cmpl-%s","created":1,"model":"m"`, c.leg)
 	data := ""
@@ -69,7 +69,7 @@ func list(ids []uint32) string {
 	return string(b)
 }
 
-// textOf returns the text that the client gets with a chunk.
+// textOf returns the text that the client receives with a chunk.
 func textOf(t testing.TB, a Action) string {
 	var answer struct{ Choices []struct{ Text string } }
 	raw := strings.TrimPrefix(strings.TrimSpace(string(a.Chunk.Append(nil, *a.Edit))), "data: ")
@@ -82,7 +82,7 @@ func textOf(t testing.TB, a Action) string {
 	return answer.Choices[0].Text
 }
 
-// resume returns what is kept of a request for limit tokens.
+// resume returns the state that is kept to resume a request, for limit tokens.
 func resume(t testing.TB, limit int) openai.Resume {
 	req, err := openai.Parse(openai.Completions, fmt.Appendf(nil, `{"model":"m","prompt":"x","stream":true,"max_tokens":%d}`, limit))
 	if err != nil {
@@ -95,18 +95,17 @@ func resume(t testing.TB, limit int) openai.Resume {
 	return r
 }
 
-// engine is a leg's engine: the next token is a function of all tokens before it,
-// so that a continuation from wrong ids shows, and every third token ends inside a
-// character.
+// engine is the engine of a leg. The next token is a function of all tokens before it, so that a
+// continuation from wrong ids is detected, and every third token ends inside a character.
 type engine struct {
 	name    string
 	ids     []uint32
-	prompt  int // how many of ids the engine was given
+	prompt  int // how many of ids belong to the engine's prompt
 	limit   int // ids at the end of the answer
 	pending string
 	sent    int  // events so far
 	ending  int  // events after the finish reason
-	failed  bool // it has reported its failure: what follows is [DONE]
+	failed  bool // it has reported its failure: only [DONE] follows
 }
 
 func follow(ids []uint32) uint32 {
@@ -165,7 +164,7 @@ func resumeAt(name string, ids []uint32, origin, limit int) *engine {
 	return e
 }
 
-// simulation is a machine with a driver whose every decision comes from a script.
+// simulation is a machine with a driver that takes every decision from a script.
 type simulation struct {
 	t      testing.TB
 	m      *Machine
@@ -174,14 +173,14 @@ type simulation struct {
 
 	trace     []string // of the steps
 	want      []uint32 // the ids of the answer
-	text      string   // that it has
-	got       string   // that the client has
-	failed    bool     // the client has an engine's error
-	directive Action   // that the pump has not answered
+	text      string   // text of the answer
+	got       string   // text that the client has received
+	failed    bool     // the client has received an engine's error
+	directive Action   // the directive that the pump has not answered yet
 	engines   int
-	migration policies.Epoch // the latest one begun
-	live      bool           // it is a live one
-	frozen    []uint32       // its ids, nil before the freeze
+	migration policies.Epoch // epoch of the latest migration
+	live      bool           // whether that migration is live
+	frozen    []uint32       // the request's ids at the freeze, nil before it
 
 	migrated, rescued, concluded, finished int
 }
@@ -209,7 +208,7 @@ func newSimulation(t testing.TB, script []byte) *simulation {
 	return s
 }
 
-// choose takes a decision among n from the script; 0 when the script is over.
+// choose takes a decision between n choices from the script; it returns 0 at the end of the script.
 func (s *simulation) choose(n int) int {
 	if len(s.script) == 0 {
 		return 0
@@ -223,8 +222,8 @@ func (s *simulation) replica() policies.ReplicaID {
 	return policies.ReplicaID(fmt.Sprint("r", s.choose(4)))
 }
 
-// newEngine returns the next engine. One that does not know where the output
-// begins loses a character that ids end in.
+// newEngine returns the next engine. An engine that does not know where the output begins loses a
+// character in the middle of which ids end.
 func (s *simulation) newEngine(ids []uint32, knowsOutput bool) *engine {
 	s.engines++
 	from := len(ids)
@@ -234,7 +233,7 @@ func (s *simulation) newEngine(ids []uint32, knowsOutput bool) *engine {
 	return resumeAt(fmt.Sprint("e", s.engines), ids, from, limit)
 }
 
-// step steps the machine and takes note of what it does.
+// step steps the machine and records its actions.
 func (s *simulation) step(ev Event) {
 	s.t.Helper()
 	acts, err := s.c.step(ev)
@@ -291,7 +290,7 @@ func (s *simulation) fatalf(format string, args ...any) {
 
 func equal(a, b []uint32) bool { return list(a) == list(b) }
 
-// answer answers the pump's directive, well unless the script says otherwise.
+// answer answers the pump's directive, with success unless the script decides otherwise.
 func (s *simulation) answer() {
 	bad := s.choose(12) == 11
 	switch a := s.directive; a.Kind {
@@ -299,7 +298,7 @@ func (s *simulation) answer() {
 		e := a.Leg.(*engine)
 		switch {
 		case !s.c.legs[a.Leg] && s.choose(2) == 0:
-			// The leg was closed, but had an event in its buffer.
+			// The leg was closed, but its buffer still held an event.
 			s.step(Event{Kind: ChunkArrived, Leg: e, Chunk: e.next(1).parse(s.t)})
 		case !s.c.legs[a.Leg] || bad && s.choose(2) == 0:
 			s.step(Event{Kind: LegEnded, Leg: e, Err: io.EOF})
@@ -335,7 +334,7 @@ func (s *simulation) answer() {
 	}
 }
 
-// disturb steps the machine with an event that any goroutine may bring.
+// disturb steps the machine with an event that may come from any goroutine.
 func (s *simulation) disturb() {
 	switch s.choose(6) {
 	case 0, 1:
@@ -370,7 +369,7 @@ func (s *simulation) disturb() {
 	}
 }
 
-// run plays the script, and then the driver's best until the stream has ended.
+// run plays the script, and then chooses success until the stream has ended.
 func (s *simulation) run() {
 	s.t.Helper()
 	for len(s.script) > 0 && s.directive.Kind != End {
@@ -395,9 +394,9 @@ func (s *simulation) run() {
 	}
 }
 
-// TestEventOrders plays random orders of all events on machines with simulated
-// engines: whatever happens, the client reads the answer's tokens once and in
-// order, and the invariants hold after each step.
+// TestEventOrders plays random orders of all events on machines with simulated engines: in every
+// order, the client receives the answer's tokens once and in order, and the invariants hold after
+// each step.
 func TestEventOrders(t *testing.T) {
 	var sum simulation
 	for seed := range uint64(3000) {

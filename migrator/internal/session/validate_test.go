@@ -2,8 +2,8 @@ package session
 
 import "fmt"
 
-// Validate reports the first of the Machine's invariants that its state violates.
-// The checker checks those on actions.
+// Validate reports the first invariant of the Machine that its state violates. The checker checks
+// the invariants on actions.
 func (m *Machine) Validate() error {
 	held := 0
 	for _, c := range m.held {
@@ -34,12 +34,12 @@ func (m *Machine) Validate() error {
 	return nil
 }
 
-// checker follows a machine's actions and checks the invariants on them.
+// checker observes a machine's actions and checks the invariants on them.
 type checker struct {
 	m                   *Machine
-	legs                map[Leg]bool    // opened; true while not closed
-	epochs              map[uint64]bool // that an attempt has used
-	migrations, rescues int             // begun and not ended
+	legs                map[Leg]bool    // opened legs; true unless closed
+	epochs              map[uint64]bool // used by an attempt
+	migrations, rescues int             // number in progress
 	epoch               uint64
 }
 
@@ -47,10 +47,10 @@ func newChecker(m *Machine) *checker {
 	return &checker{m: m, legs: make(map[Leg]bool), epochs: map[uint64]bool{1: true}, epoch: 1}
 }
 
-// pumps reports whether an event is one of the pump's, given the machine's state.
+// pumps reports whether the pump produces events of this kind.
 func (k EventKind) pumps() bool { return k >= LegOpened && k <= ClientFailed }
 
-// step steps the machine and checks what it does.
+// step steps the machine and checks its actions.
 func (c *checker) step(ev Event) ([]Action, error) {
 	wasFrozen, wasLeg, before := c.m.state == Frozen, c.m.leg, len(c.m.ids)
 	wasEnded := c.m.state == Ended
@@ -130,7 +130,7 @@ func (c *checker) step(ev Event) ([]Action, error) {
 	return acts, nil
 }
 
-// final are the actions that a stream that has ended can still ask for.
+// final are the actions that an ended stream may still request.
 var final = map[ActionKind]bool{End: true, MigrationRefused: true, Leave: true}
 
 func (c *checker) newEpoch(e uint64) bool {

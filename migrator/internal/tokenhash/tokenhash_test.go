@@ -17,9 +17,9 @@ func TestAddGoesOn(t *testing.T) {
 	}
 }
 
-// TestAddDistinguishes changes, swaps, drops and doubles each id of a sequence.
+// TestAddDistinguishes changes, swaps, drops and duplicates each id of a sequence.
 func TestAddDistinguishes(t *testing.T) {
-	ids := make([]uint32, 200) // of zeros, which a weak hash takes for nothing
+	ids := make([]uint32, 200) // all zeros, which a weak hash ignores
 	for i := range ids {
 		ids[i] = uint32(i % 3)
 	}
