@@ -56,8 +56,8 @@ var migrationMetrics = [...]migrationMetric{
 	{name: "peers_known", help: "Peers with a current load summary.", kind: prometheus.GaugeValue, value: func(m migrationSample) float64 { return float64(m.market.FreshPeers) }},
 	{name: "forwards_total", help: "Requests placed at a peer before their first token.", kind: prometheus.CounterValue, value: func(m migrationSample) float64 { return float64(m.market.Forwards) }},
 
-	{name: "transfers_sent_total", help: "Completed transfers to other replicas.", kind: prometheus.CounterValue, label: "way", values: func(m migrationSample) map[string]float64 { return floats(m.executor.Sent) }},
-	{name: "transfers_received_total", help: "Completed transfers from other replicas.", kind: prometheus.CounterValue, label: "way", values: func(m migrationSample) map[string]float64 { return floats(m.executor.Received) }},
+	{name: "transfers_sent_total", help: "Completed transfers to other replicas.", kind: prometheus.CounterValue, label: "method", values: func(m migrationSample) map[string]float64 { return floats(m.executor.Sent) }},
+	{name: "transfers_received_total", help: "Completed transfers from other replicas.", kind: prometheus.CounterValue, label: "method", values: func(m migrationSample) map[string]float64 { return floats(m.executor.Received) }},
 	{name: "transfers_failed_total", help: "Aborted transfers to other replicas.", kind: prometheus.CounterValue, label: "reason", values: func(m migrationSample) map[string]float64 { return floats(m.executor.Failed) }},
 	{name: "transfers_running", help: "Transfers in progress, in both directions.", kind: prometheus.GaugeValue, value: func(m migrationSample) float64 { return float64(m.executor.Running) }},
 	{name: "transfer_bytes_total", help: "KV bytes received, at the real engine's size.", kind: prometheus.CounterValue, value: func(m migrationSample) float64 { return float64(m.executor.Bytes) }},

@@ -199,8 +199,8 @@ func TestMigrations(t *testing.T) {
 	}
 	_, metrics := get(t, c, "/metrics")
 	for _, want := range []string{
-		`cascade_migrations_total{cause="growth",result="done",way="live"} 1`, `cascade_migration_bytes_total{cause="growth",result="done",way="live"} 4096`, `cascade_migrations_running 1`,
-		`cascade_migration_stall_seconds_bucket{cause="growth",way="live",le="0.0005"} 0`, `cascade_migration_stall_seconds_bucket{cause="growth",way="live",le="0.001"} 1`, `cascade_migration_stall_seconds_count{cause="growth",way="live"} 1`,
+		`cascade_migrations_total{cause="growth",result="done",method="live"} 1`, `cascade_migration_bytes_total{cause="growth",result="done",method="live"} 4096`, `cascade_migrations_running 1`,
+		`cascade_migration_stall_seconds_bucket{cause="growth",method="live",le="0.0005"} 0`, `cascade_migration_stall_seconds_bucket{cause="growth",method="live",le="0.001"} 1`, `cascade_migration_stall_seconds_count{cause="growth",method="live"} 1`,
 	} {
 		if !strings.Contains(metrics, want) {
 			t.Errorf("no %s in\n%s", want, metrics)

@@ -50,9 +50,9 @@
 //	replica_proxy_requests            model, replica        in progress at its proxies
 //	replica_distrusted                model, replica        1: its reports are implausible
 //	migrations_running                                      reported and not ended
-//	migrations_total                  cause, way, result    done or aborted
-//	migration_bytes_total             cause, way, result    copied by those
-//	migration_stall_seconds           cause, way            histogram, of those done
+//	migrations_total                  cause, method, result    done or aborted
+//	migration_bytes_total             cause, method, result    copied by those
+//	migration_stall_seconds           cause, method            histogram, of those done
 //	reports_total                                           load reports accepted
 //	report_streams_refused_total                            report streams refused
 //	proxy_reports_total                                     load reports of proxies

@@ -54,9 +54,9 @@ var (
 	reportsRefused    = desc("report_streams_refused_total", "Report streams ended because a report was refused.")
 
 	migrationsRunning = desc("migrations_running", "Migrations that were reported within the last minute and have not ended.")
-	migrationsEnded   = desc("migrations_total", "Migrations that have ended.", "cause", "way", "result")
-	migrationBytes    = desc("migration_bytes_total", "Bytes copied by migrations that have ended.", "cause", "way", "result")
-	migrationStall    = desc("migration_stall_seconds", "Time for which completed migrations kept their clients without a token.", "cause", "way")
+	migrationsEnded   = desc("migrations_total", "Migrations that have ended.", "cause", "method", "result")
+	migrationBytes    = desc("migration_bytes_total", "Bytes copied by migrations that have ended.", "cause", "method", "result")
+	migrationStall    = desc("migration_stall_seconds", "Time for which completed migrations kept their clients without a token.", "cause", "method")
 
 	planner        = desc("planner", "1 while this control plane holds the planning lease; of several on one store, one does.")
 	publishedEpoch = desc("published_epoch", "Epoch of the routes that every group of proxies has been sent.")
