@@ -36,8 +36,8 @@ type seat struct {
 	stop   func()
 }
 
-// seats starts n replicas that can continue each other's requests, of so many
-// tokens, at the given speed.
+// seats starts n replicas that can continue each other's requests, with the given context
+// length in tokens and the given speed.
 func seats(t testing.TB, n, ranks, context int, speed float64) []*seat {
 	t.Helper()
 	v, err := vocabulary()
@@ -53,7 +53,7 @@ func seats(t testing.TB, n, ranks, context int, speed float64) []*seat {
 		}
 		out[i] = &seat{blocks: client, config: emulator.Config{
 			Model: "m", Vocabulary: v, Speed: speed, Blocks: dir, TensorParallel: ranks,
-			// Different numbers of blocks: the same block is never at the same place.
+			// Different numbers of blocks, so that a block is never at the same place in two replicas.
 			KVTokens: policies.Tokens(2*context + 64*i), Context: policies.Tokens(context), MaxBatchedTokens: context,
 			Profile: cost.Profile{Name: "p", Unit: "seconds", Ranks: 1, D0: 10e-3, D1: 1e-4, D2: 1e-6, KVBytesPerToken: 131072, KVTokens: 8192, MaxBatch: 16},
 		}}
@@ -64,7 +64,7 @@ func seats(t testing.TB, n, ranks, context int, speed float64) []*seat {
 	return out
 }
 
-// start runs the seat's engine, a new one each time.
+// start starts a new engine for the seat.
 func (s *seat) start(t testing.TB) {
 	t.Helper()
 	engine, err := emulator.New(s.config)
@@ -82,7 +82,7 @@ func (s *seat) start(t testing.TB) {
 	t.Cleanup(s.stop)
 }
 
-// running runs something until stop, or the end of the test.
+// running calls run in a goroutine until stop is called or the test ends.
 func running(t testing.TB, run func(context.Context) error) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	over := make(chan error, 1)
@@ -115,14 +115,14 @@ type leg struct {
 
 	text    strings.Builder
 	ids     []uint32
-	prompt  int // by usage
+	prompt  int // prompt tokens, from the usage
 	cached  int
 	finish  string
-	ended   bool // by the end marker
+	ended   bool // the end marker was read
 	refusal string
 }
 
-// open sends a request and reads nothing yet.
+// open sends a request. It does not read the stream.
 func (s *seat) open(t testing.TB, path, name, body string) *leg {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -144,7 +144,8 @@ func (s *seat) open(t testing.TB, path, name, body string) *leg {
 	return l
 }
 
-// read takes tokens until there are n in all, or until the end; false at the end.
+// read reads tokens until there are n in all, or until the end of the stream; false at the
+// end.
 func (l *leg) read(t testing.TB, n int) bool {
 	t.Helper()
 	for len(l.ids) < n {
@@ -188,12 +189,12 @@ func (l *leg) read(t testing.TB, n int) bool {
 	return true
 }
 
-// ask is a request's body: prompt is `"prompt":…` or `"messages":…`.
+// ask returns the body of a request: prompt is `"prompt":…` or `"messages":…`.
 func ask(prompt string, tokens int, more string) string {
 	return fmt.Sprintf(`{"model":"m",%s,"max_tokens":%d,"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true},"return_token_ids":true%s}`, prompt, tokens, more)
 }
 
-// carry copies blocks from one engine's memory into another's, as a transport.
+// carry copies blocks from one engine's memory into another's, as a transport does.
 func carry(t testing.TB, from, to *seat, src, dst []uint32) {
 	t.Helper()
 	hold := func(p transport.Pool) *transport.Memory {
@@ -216,13 +217,13 @@ func carry(t testing.TB, from, to *seat, src, dst []uint32) {
 	}
 }
 
-// moving is a live move under way.
+// moving is a live migration in progress.
 type moving struct {
 	from, to *seat
 	leg, id  string
 	dst      []uint32
 	first    blocks.Table
-	full     int // blocks of the first round
+	full     int // full blocks copied so far
 }
 
 func must(t testing.TB, err error) {
@@ -232,8 +233,8 @@ func must(t testing.TB, err error) {
 	}
 }
 
-// round moves the full blocks that a request has so far, while it runs. spoil may
-// change what arrived.
+// round copies the full blocks that a request has so far, while it runs. spoil may change
+// the copied blocks.
 func round(t testing.TB, from, to *seat, leg, id string, spoil func(m *transport.Memory, blocks []uint32)) *moving {
 	t.Helper()
 	m := &moving{from: from, to: to, leg: leg, id: id}
@@ -254,7 +255,7 @@ func round(t testing.TB, from, to *seat, leg, id string, spoil func(m *transport
 	return m
 }
 
-// again moves the full blocks that have come while the round before was moved.
+// again copies the blocks that became full during the previous round.
 func (m *moving) again(t testing.TB) {
 	t.Helper()
 	d, _ := m.to.blocks.Description()
@@ -270,7 +271,7 @@ func (m *moving) again(t testing.TB) {
 	m.full = full
 }
 
-// rest freezes the request and moves what is left.
+// rest freezes the request and copies the remaining blocks.
 func (m *moving) rest(t testing.TB) (length int) {
 	t.Helper()
 	last := m.freeze(t)
@@ -301,8 +302,8 @@ func (m *moving) finish(t testing.TB, last blocks.Table) {
 	must(t, m.to.blocks.MarkFilled(t.Context(), m.id, m.full*d.BlockTokens, last.IDs, last.Computed))
 }
 
-// unmoved is the text that a request has where nothing moves. It may be asked for
-// afterwards, when it is known how long the moved one became.
+// unmoved runs a request to its end on one seat, to compare a migrated request with. It can
+// be called afterwards, when the length of the migrated one is known.
 func unmoved(t testing.TB, s *seat, path, prompt string, tokens int) *leg {
 	t.Helper()
 	l := s.open(t, path, "unmoved", ask(prompt, tokens, ""))
@@ -313,13 +314,13 @@ func unmoved(t testing.TB, s *seat, path, prompt string, tokens int) *leg {
 	return l
 }
 
-// A request hops through four engines and ends where it began; the client's text
-// is byte for byte that of the request which stays. Both endpoints, one and two
-// ranks.
+// TestHopsKeepTheText migrates a request through four engines, back to the first, and
+// checks that the client's text is byte for byte that of a request that is not migrated.
+// It covers both endpoints, and one and two ranks.
 func TestHopsKeepTheText(t *testing.T) {
 	fast := seats(t, 1, 1, 4096, 1000)[0]
 	for _, ranks := range []int{1, 2} {
-		ss := seats(t, 3, ranks, 4096, 2) // slow enough for the hops to be quicker than the text
+		ss := seats(t, 3, ranks, 4096, 2) // slow enough for the hops to finish before the text does
 		for _, api := range []struct{ path, prompt, empty string }{
 			{"/v1/completions", `"prompt":"Tell me of the harbor and the 龍"`, `"prompt":[]`},
 			{"/v1/chat/completions", `"messages":[{"role":"user","content":"Tell me of the harbor"}]`, `"messages":[]`},
@@ -334,11 +335,11 @@ func TestHopsKeepTheText(t *testing.T) {
 					name := fmt.Sprintf("leg#%d", hop+1)
 					l.read(t, 8)
 					length := round(t, at, to, l.name, id, nil).rest(t)
-					l.read(t, length-prompt-len(ids)) // what was generated before the freeze arrives
+					l.read(t, length-prompt-len(ids)) // the tokens generated before the freeze
 					if got := prompt + len(ids) + len(l.ids); got != length {
 						t.Fatalf("hop %d: the client has %d ids, the engine froze at %d", hop, got, length)
 					}
-					left := 4096 - length // as many as there is room for, however long a hop took
+					left := 4096 - length // up to the context length, however long a hop took
 					if hop == 4 {
 						left = 20
 					}
@@ -374,7 +375,7 @@ func TestHopsKeepTheText(t *testing.T) {
 	}
 }
 
-// One flipped byte in what was handed over gives another text.
+// TestAFlippedByteShows checks that one flipped byte in the copied blocks changes the text.
 func TestAFlippedByteShows(t *testing.T) {
 	fast := seats(t, 1, 1, 4096, 1000)[0]
 	ss := seats(t, 2, 2, 4096, 2)
@@ -403,7 +404,8 @@ func TestAFlippedByteShows(t *testing.T) {
 	}
 }
 
-// The ids alone also continue a text, by either endpoint, and need no messages.
+// TestIDsContinueAText checks that both endpoints continue a text from its token IDs alone,
+// without messages.
 func TestIDsContinueAText(t *testing.T) {
 	ss := seats(t, 2, 1, 4096, 100)
 	whole := unmoved(t, ss[0], "/v1/completions", `"prompt":[5,6,7]`, 80)
@@ -425,8 +427,8 @@ func TestIDsContinueAText(t *testing.T) {
 	}
 }
 
-// A hand-over in the middle of a character: the request is stepped to such a
-// place by thawing and freezing it.
+// TestACharacterIsHandedOverWhole migrates a request in the middle of a character. It thaws
+// and freezes the request until it stops at such a place.
 func TestACharacterIsHandedOverWhole(t *testing.T) {
 	fast, ss := seats(t, 1, 1, 4096, 1000)[0], seats(t, 2, 1, 4096, 1)
 	v, err := vocabulary()
@@ -467,8 +469,8 @@ func TestACharacterIsHandedOverWhole(t *testing.T) {
 	t.Error("the request was never caught inside a character")
 }
 
-// An engine that dies and comes back is found again, and what was mapped before
-// can still be touched.
+// TestEngineComesBack checks that the client finds an engine again after it was restarted,
+// and that memory mapped before can still be accessed.
 func TestEngineComesBack(t *testing.T) {
 	s := seats(t, 1, 1, 4096, 100)[0]
 	m, err := transport.HoldHostMemory(s.blocks)
@@ -481,7 +483,7 @@ func TestEngineComesBack(t *testing.T) {
 	if _, err := s.blocks.Reserve(t.Context(), "r", 100); !errors.Is(err, blocks.ErrUnavailable) {
 		t.Error(err)
 	}
-	m.RegionBytes(0, 0)[0]++ // the engine is gone, the memory is not
+	m.RegionBytes(0, 0)[0]++ // the memory outlives the engine
 	m.Release()
 	await(t, func() bool { // Hold fails once the client has released the memory as well
 		held := m.Hold()
@@ -495,7 +497,7 @@ func TestEngineComesBack(t *testing.T) {
 	if again, _ := s.blocks.Memory(); again == m {
 		t.Error("the engine that came back has the old one's memory")
 	}
-	// What was reserved is not known any more, and can be reserved again.
+	// The new engine does not know the reservation, which can be made again.
 	if err := s.blocks.MarkFilled(t.Context(), "r", 0, []uint32{1}, 0); !errors.Is(err, blocks.ErrNotFound) {
 		t.Error(err)
 	}
@@ -504,7 +506,7 @@ func TestEngineComesBack(t *testing.T) {
 	}
 }
 
-// What an engine has not enough of, or does not know, has its own errors.
+// TestBlocksErrors checks the errors for exhausted blocks and unknown requests.
 func TestBlocksErrors(t *testing.T) {
 	s := seats(t, 1, 1, 4096, 1)[0]
 	ctx := t.Context()
@@ -555,7 +557,7 @@ func BenchmarkHandover(b *testing.B) {
 					b.Fatal(l.refusal)
 				}
 				move := round(b, from, to, name, name, nil)
-				move.again(b) // what is left is as little at any length
+				move.again(b) // so that the rest is equally small at any length
 				last := move.freeze(b)
 				b.StartTimer()
 				start := time.Now()
@@ -578,15 +580,15 @@ func BenchmarkHandover(b *testing.B) {
 	}
 }
 
-// TestHandoverAllocates: between the freeze and the first token at the target no
-// copy of the request is made, of its ids or of anything that there is one of per
-// token. What the process allocates else meanwhile (HTTP, engines, the runtime) is
-// some hundred kilobytes, so that the requests compared differ by far more: a byte
-// for each token of the longer one is half a megabyte, a copy of its ids two.
+// TestHandoverAllocates checks that between the freeze and the first token at the target,
+// neither the token IDs of the request nor any other data with an entry per token is
+// copied. The process allocates some hundred kilobytes meanwhile (HTTP, engines, the
+// runtime), so the lengths of the compared requests differ by far more: a byte for each
+// token of the longer one is half a megabyte, a copy of its IDs two.
 func TestHandoverAllocates(t *testing.T) {
 	const (
 		short, long = 256, 1 << 19
-		tries       = 8         // of each, in turn; the least counts
+		tries       = 8         // of each length, in turn; the minimum counts
 		bound       = 256 << 10 // half a byte for each token
 	)
 	from, to := seats(t, 1, 1, 1<<20, 20)[0], seats(t, 1, 1, 1<<20, 1000)[0]
@@ -602,8 +604,8 @@ func TestHandoverAllocates(t *testing.T) {
 	}
 }
 
-// handover moves a request of n tokens and returns what the process allocated
-// meanwhile, in bytes.
+// handover migrates a request of n tokens and returns how many bytes the process allocated
+// between the freeze and the first token.
 func handover(t *testing.T, from, to *seat, name string, n int) uint64 {
 	t.Helper()
 	l := from.open(t, "/v1/completions", name, ask(`"prompt":[`+strings.Repeat("7,8,9,", n/3)+`7]`, 100_000, ""))
@@ -629,8 +631,8 @@ func handover(t *testing.T, from, to *seat, name string, n int) uint64 {
 	return bytes
 }
 
-// allocated is what the process has allocated so far, to the byte: the cheaper
-// runtime/metrics count whole spans, many kilobytes at a time.
+// allocated returns how many bytes the process has allocated so far, exactly: the cheaper
+// runtime/metrics counts whole spans of many kilobytes.
 func allocated() uint64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)

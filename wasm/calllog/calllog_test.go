@@ -14,7 +14,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
-// outlier is a frame.
+// outlier returns a frame of kind outlier.
 func outlier(t testing.TB, id uint64) []byte {
 	t.Helper()
 	frame := make([]byte, 4096)
@@ -25,7 +25,7 @@ func outlier(t testing.TB, id uint64) []byte {
 	return frame[:n]
 }
 
-// selects are frames of that many bids, 0 and up.
+// selects returns frames with 0, 1, 2 and so on bids.
 func selects(t testing.TB, n int) (all []Call) {
 	t.Helper()
 	for i := range n {
@@ -122,7 +122,7 @@ func TestExpectations(t *testing.T) {
 	if err := check(traps, all); !errors.As(err, &f) || f.Cause != host.Trapped {
 		t.Errorf("none: %v", err)
 	}
-	// What fuel means has changed.
+	// The version of the fuel counts has changed.
 	if all, err = Golden([]byte(strings.Replace(text, host.Version, "another/1", 1)), m.SHA256()); err != nil {
 		t.Fatal(err)
 	}
@@ -132,7 +132,7 @@ func TestExpectations(t *testing.T) {
 	if err := check(other, all); !errors.Is(err, ErrUnexpected) {
 		t.Errorf("another answer, for fuel of another version: %v", err)
 	}
-	// Frames that are not answered are left out, as if they had never been asked.
+	// Unanswered calls are omitted and have no effect on the answers to others.
 	if some, err := Answer(ctx, traps, selects(t, 8)); err != nil || len(some) != 6 {
 		t.Errorf("%d answers, %v", len(some), err)
 	} else if err := check(traps, some); err != nil {
@@ -156,7 +156,7 @@ func TestGoldenRefuses(t *testing.T) {
 	}
 }
 
-// FuzzRead holds that whatever is read is written and read again alike.
+// FuzzRead checks that calls that are read, written and read again are equal.
 func FuzzRead(f *testing.F) {
 	_, instance := module(f)
 	all, err := Answer(context.Background(), instance, selects(f, 4))

@@ -15,13 +15,13 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
-// proposer proposes what a test wants.
+// proposer is a partitioner that a test defines.
 type proposer func(policies.Workload) (policies.Partition, error)
 
 func (f proposer) Partition(w policies.Workload) (policies.Partition, error) { return f(w) }
 
-// TestNativeProposalsPass: what a native partitioner proposes comes through as it
-// is, with the host's own figures.
+// TestNativeProposalsPass checks that the proposals of a native partitioner are accepted
+// unchanged, with the host's own predictions.
 func TestNativeProposalsPass(t *testing.T) {
 	policytest.TestPartitioner(t, Planner{Proposer: partition.Exact{}, Native: partition.Exact{}, Refused: func(err error) {
 		if !strings.Contains(err.Error(), "nothing proposed") {
@@ -39,8 +39,8 @@ func TestNativeProposalsPass(t *testing.T) {
 	}
 }
 
-// TestLies: no figure of a proposal is believed, and nothing that is no partition
-// comes through.
+// TestLies checks that no number of a proposal is used, and that no invalid partition is
+// accepted.
 func TestLies(t *testing.T) {
 	w := policytest.ChatWorkload(policies.BucketEdges(131072, 4), 16, 0.6, 1)
 	own, err := partition.Exact{}.Partition(w)
@@ -88,7 +88,7 @@ func TestLies(t *testing.T) {
 	}
 }
 
-// TestMeddlers: a proposer that changes what it is given changes its own copy.
+// TestMeddlers checks that a proposer that changes its arguments changes only its own copy.
 func TestMeddlers(t *testing.T) {
 	w := policytest.ChatWorkload(policies.BucketEdges(65536, 2), 4, 0.5, 3)
 	before := clone(w)
@@ -103,7 +103,7 @@ func TestMeddlers(t *testing.T) {
 	}
 }
 
-// TestSlack holds the share that a proposal may cost more.
+// TestSlack checks by which share a proposal may cost more.
 func TestSlack(t *testing.T) {
 	w := policytest.ChatWorkload(policies.BucketEdges(131072, 4), 16, 0.6, 1)
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -150,14 +150,13 @@ type fixed policies.Tokens
 
 func (f fixed) Refine(b policies.BoundaryView) policies.Tokens {
 	for _, s := range [][]policies.Sequence{b.Local, b.Next} {
-		clear(s) // a meddler, too
+		clear(s) // changes its arguments, too
 	}
 	return policies.Tokens(f)
 }
 
-// TestRefine: whatever is proposed, the answer lies between the neighbours and
-// makes nothing worse than allowed; what the native refiner proposes comes
-// through.
+// TestRefine checks that, whatever is proposed, the answer lies between the neighbours and is
+// no worse than allowed, and that the native refiner's proposals are accepted.
 func TestRefine(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
 	moved, refused := 0, 0
@@ -176,7 +175,7 @@ func TestRefine(t *testing.T) {
 			moved++
 		}
 	}
-	// Undamped, the native refiner proposes what Quality says is best.
+	// Without damping, the native refiner proposes the boundary with the best Quality.
 	if refused > 0 || moved < 1000 {
 		t.Errorf("the native refiner moved %d times and was refused %d times", moved, refused)
 	}
@@ -202,7 +201,7 @@ func change() abi.Change {
 
 func TestCheck(t *testing.T) {
 	silent := guardFunc(func(c abi.Change) ([]abi.Denial, error) {
-		c.Next.Stages[0].Replicas[0] = "meddled" // in its own copy
+		c.Next.Stages[0].Replicas[0] = "meddled" // changes its own copy
 		return nil, nil
 	})
 	broken := guardFunc(func(abi.Change) ([]abi.Denial, error) { return nil, errors.New("no time") })

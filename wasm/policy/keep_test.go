@@ -11,7 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
-// change is a plan of so many replicas that is to replace another.
+// change returns a change between two plans with the given number of replicas.
 func change(replicas int) abi.Change {
 	ids := make([]policies.ReplicaID, replicas)
 	for i := range ids {
@@ -20,11 +20,11 @@ func change(replicas int) abi.Change {
 	return abi.Change{Now: policies.OneStagePlan("m", ids), Next: policies.OneStagePlan("m", ids)}
 }
 
-// number is the number of a recorded call.
+// number returns the number of a recorded call.
 func number(r host.Record) uint64 { return binary.LittleEndian.Uint64(r.Frame[64:]) }
 
-// TestLargeRecordsAreFew: of the kinds that do not come with requests an instance
-// keeps so many calls and so many bytes, the latest ones; of the others so many calls.
+// TestLargeRecordsAreFew checks that an instance keeps the latest records within Keep and
+// KeepBytes for kinds that are not decided per request, and within Keep for the others.
 func TestLargeRecordsAreFew(t *testing.T) {
 	one := len(encodeFrame(&guardAdapter, abi.Call{Room: abi.MaxState}, change(100)))
 	for _, c := range []struct{ bytes, want int }{{0, 5}, {3*one + one/2, 3}, {1, 1}} {

@@ -14,7 +14,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/meter"
 )
 
-// eventually polls for what Run does on its own goroutine.
+// eventually polls for a result of Run, which runs on its own goroutine.
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
@@ -24,8 +24,8 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// TestOldInstancesAreReplaced by new ones, with no call unanswered by the module
-// meanwhile.
+// TestOldInstancesAreReplaced checks that old instances are replaced, and that the module
+// answers every call meanwhile.
 func TestOldInstancesAreReplaced(t *testing.T) {
 	p := running(t, Config{Instances: 1}, host.Config{}, leastLoad())
 	p.Select(bids(3))
@@ -44,7 +44,7 @@ func TestOldInstancesAreReplaced(t *testing.T) {
 	}
 }
 
-// TestEndWhileCalled: calls that come while Run ends, and after it, are answered.
+// TestEndWhileCalled checks that calls during and after the end of Run are answered.
 func TestEndWhileCalled(t *testing.T) {
 	m, err := host.Load(context.Background(), host.Config{}, leastLoad(hosttest.OneIn(50, hosttest.Unreachable)))
 	if err != nil {
@@ -85,8 +85,8 @@ func TestEndWhileCalled(t *testing.T) {
 	}
 }
 
-// TestBreakerLetsWaitersGo: those who wait for an instance when the breaker
-// opens are answered.
+// TestBreakerLetsWaitersGo checks that calls that wait for an instance when the breaker opens
+// are answered.
 func TestBreakerLetsWaitersGo(t *testing.T) {
 	p := running(t, Config{Instances: 1, Failures: 1}, host.Config{}, leastLoad(hosttest.Unreachable))
 	p.takeSlot(&p.slots[0])
@@ -109,8 +109,8 @@ func TestBreakerLetsWaitersGo(t *testing.T) {
 	}
 }
 
-// TestLateCalls: a call whose time was up is made again, and counts when it is
-// late again; when the machine was to blame it does not.
+// TestLateCalls checks that a call that timed out is repeated, and counts as a fault only if
+// it times out again.
 func TestLateCalls(t *testing.T) {
 	w := host.NewWatchdog()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -123,7 +123,7 @@ func TestLateCalls(t *testing.T) {
 	c := Config{Instances: 1, Failures: -1, Faulted: func() { reported.Add(1) }}
 
 	slow := running(t, c, hc, leastLoad(hosttest.Forever))
-	eventually(t, "it is blamed", func() bool { // once the machine runs it
+	eventually(t, "it is blamed", func() bool { // once its thread is scheduled
 		if b := bids(4); slow.Select(b) != natives.Selector.Select(b) {
 			t.Error("wrong")
 		}
@@ -136,7 +136,7 @@ func TestLateCalls(t *testing.T) {
 	reported.Store(0)
 	good := running(t, c, hc, leastLoad())
 	s := &good.slots[0]
-	good.takeSlot(s) // as a call that the machine did not run leaves it
+	good.takeSlot(s) // the state after a call that timed out
 	s.instance.Close()
 	s.late = encodeFrame(&selectAdapter, abi.Call{}, bids(4))
 	s.replaceDue.Store(true)
@@ -156,7 +156,7 @@ func TestStarvedCalls(t *testing.T) {
 	s := &p.slots[0]
 	const times = 20
 	for n := range uint64(times) {
-		p.takeSlot(s) // as a call leaves it that a Watch ended
+		p.takeSlot(s) // the state after a call that a Watchdog ended
 		s.call(p)
 		s.instance.Close()
 		p.endFailed(s, abi.Select, &host.Fault{Kind: abi.Select, Cause: host.TimedOut, Starved: true}, encodeFrame(&selectAdapter, abi.Call{}, bids(4)))
@@ -174,8 +174,8 @@ func TestStarvedCalls(t *testing.T) {
 	}
 }
 
-// TestWarm: each instance answers, nothing is counted, and one that fails is
-// replaced.
+// TestWarm checks that every instance answers, that nothing is counted, and that a failed
+// instance is replaced.
 func TestWarm(t *testing.T) {
 	p := running(t, Config{Instances: 3, Every: 1}, host.Config{}, leastLoad(hosttest.OneIn(7, hosttest.Unreachable)))
 	good, bad := encodeFrame(&selectAdapter, abi.Call{ID: 1}, bids(4)), encodeFrame(&selectAdapter, abi.Call{ID: 7}, bids(4))

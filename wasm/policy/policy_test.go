@@ -31,7 +31,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// natives are what the Go guest is made of.
+// natives are the policies of which the Go guest consists.
 var natives = Native{
 	Partitioner: partition.Exact{}, Refiner: refine.Weighted{}, Quoter: bidask.Backlog{}, Selector: bidask.LeastLoad{},
 	Detector: outlier.Detector{}, Placer: place.Policy{}, Guard: open{},
@@ -41,8 +41,8 @@ type open struct{}
 
 func (open) Guard(abi.Change) (abi.Denial, bool) { return abi.Denial{}, false }
 
-// running makes a policy and runs it until the test ends, when no instance may
-// be left.
+// running makes a policy and runs it until the test ends. It then checks that all instances
+// are closed.
 func running(t testing.TB, c Config, hc host.Config, code []byte) *Policy {
 	t.Helper()
 	m, err := host.Load(context.Background(), hc, code)
@@ -69,7 +69,7 @@ func running(t testing.TB, c Config, hc host.Config, code []byte) *Policy {
 		if n := m.Instances(); n != 0 {
 			t.Errorf("%d instances are left", n)
 		}
-		// Calls after the end are answered, too.
+		// Calls after the end are answered as well.
 		if p.config.Native.Selector == (bidask.LeastLoad{}) && p.Select(bids(3)) != (bidask.LeastLoad{}).Select(bids(3)) {
 			t.Error("a call after Run is not answered")
 		}
@@ -90,8 +90,8 @@ func bids(n int) []policies.Bid {
 	return list
 }
 
-// TestModuleAnswersAsNative asks a module in Go for every kind. That it is the
-// module which answers, Stats say.
+// TestModuleAnswersAsNative calls a module in Go for every kind, and checks by Stats that the
+// module answers.
 func TestModuleAnswersAsNative(t *testing.T) {
 	p := running(t, Config{Every: 1}, host.Config{}, hosttest.Guest(t))
 	r := rand.New(rand.NewPCG(5, 6))
@@ -139,14 +139,14 @@ func TestModuleAnswersAsNative(t *testing.T) {
 	}
 }
 
-// TestPartitionerKeepsItsContract runs the contract of the interface on the
-// module.
+// TestPartitionerKeepsItsContract runs the contract tests of the interface on the module.
 func TestPartitionerKeepsItsContract(t *testing.T) {
 	policytest.TestPartitioner(t, running(t, Config{}, host.Config{Kinds: []abi.Kind{abi.Partition}}, hosttest.Guest(t)))
 }
 
-// TestEveryCallIsAnswered has many goroutines ask few instances of a module that
-// traps in one of a hundred calls and lies in another, while they are replaced.
+// TestEveryCallIsAnswered calls a module from many goroutines with few instances. The module
+// traps in one of a hundred calls and gives an invalid answer in another, so that its
+// instances are replaced meanwhile.
 func TestEveryCallIsAnswered(t *testing.T) {
 	code := leastLoad(
 		hosttest.OneIn(100, hosttest.Unreachable),
@@ -181,15 +181,16 @@ func TestEveryCallIsAnswered(t *testing.T) {
 	}
 }
 
-// TestBreakerOpens after so many faults within the window, and not before.
+// TestBreakerOpens checks that the breaker opens exactly at the configured number of faults
+// within the window.
 func TestBreakerOpens(t *testing.T) {
 	var log bytes.Buffer
 	now := time.Unix(0, 0)
-	// Every call fails, and leaves the instance alive: the calls are counted
+	// Every call fails and leaves the instance alive, so that the calls are counted
 	// exactly.
 	p := running(t, Config{Instances: 1, Failures: 3, Window: time.Minute, Clock: func() time.Time { return now },
 		Logger: slog.New(slog.NewTextHandler(&log, nil))}, host.Config{}, leastLoad(hosttest.Result(5, 0), hosttest.Return))
-	for range 10 { // too slow for it
+	for range 10 { // too slowly to open it
 		if got := p.Select(bids(5)); got != (bidask.LeastLoad{}).Select(bids(5)) {
 			t.Fatalf("answered %d", got)
 		}
@@ -215,7 +216,8 @@ func TestBreakerOpens(t *testing.T) {
 	}
 }
 
-// TestWordsTooLarge: what fits no frame is the native policy's, without harm.
+// TestWordsTooLarge checks that the native policy answers calls whose arguments exceed the
+// frame limit, and that they are no faults.
 func TestWordsTooLarge(t *testing.T) {
 	p := running(t, Config{Instances: 1, Failures: 1, Every: 1}, host.Config{}, leastLoad())
 	for range 3 {
@@ -276,8 +278,8 @@ func TestConfigIsChecked(t *testing.T) {
 	}
 }
 
-// TestFailuresAreRecorded: the frame as it was sent, though the guest wrote over
-// it.
+// TestFailuresAreRecorded checks that a failed call is recorded with the frame that was sent,
+// even if the guest has overwritten it.
 func TestFailuresAreRecorded(t *testing.T) {
 	p := running(t, Config{Instances: 1, Keep: 2}, host.Config{}, leastLoad(
 		hosttest.I32(hosttest.Arena), hosttest.I32(255), hosttest.I32(64), hosttest.Op(0xfc, 11, 0), hosttest.Unreachable))
@@ -297,7 +299,7 @@ func TestCallsDoNotAllocate(t *testing.T) {
 	}
 	p := running(t, Config{Every: 16}, host.Config{}, leastLoad())
 	b := bids(16)
-	for range 4096 { // so that the records have their memory
+	for range 4096 { // so that the memory of the records is allocated
 		p.Select(b)
 	}
 	if n := testing.AllocsPerRun(1000, func() { p.Select(b) }); n != 0 {
@@ -305,12 +307,13 @@ func TestCallsDoNotAllocate(t *testing.T) {
 	}
 }
 
-// TestFirstCallsDoNotAllocate: nor do the records of a policy that is warm.
+// TestFirstCallsDoNotAllocate checks that the first calls after Warm do not allocate, nor do
+// their records.
 func TestFirstCallsDoNotAllocate(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
 	}
-	// A record's first place is filled once: another try takes another policy.
+	// A record is used for the first time only once: each try takes a new policy.
 	least := math.Inf(1)
 	for range 3 {
 		p := running(t, Config{Every: 1, Instances: 1}, host.Config{}, leastLoad())
@@ -323,7 +326,7 @@ func TestFirstCallsDoNotAllocate(t *testing.T) {
 				p.Select(b)
 			}
 		}
-		least = min(least, testing.AllocsPerRun(1, half)) // others of the process allocate, too
+		least = min(least, testing.AllocsPerRun(1, half)) // other goroutines of the process allocate as well
 		if n := len(p.Records()); n != DefaultKeep {
 			t.Errorf("%d records", n)
 		}
@@ -333,8 +336,8 @@ func TestFirstCallsDoNotAllocate(t *testing.T) {
 	}
 }
 
-// TestRecordsAreApart: what is written into one does not reach the next, when it has
-// more room than it needs and when it has less.
+// TestRecordsAreApart checks that writing a record does not change the next one, whether its
+// reserved memory is larger or smaller than needed.
 func TestRecordsAreApart(t *testing.T) {
 	for _, output := range []int{0, 8, 40} {
 		r := make(ring, 0, DefaultKeep+2)
@@ -353,7 +356,7 @@ func TestRecordsAreApart(t *testing.T) {
 				t.Errorf("record %d, with %d bytes of output: %x", n, output, all)
 			}
 		}
-		r.reserve(100, 24) // all of them are written
+		r.reserve(100, 24) // the test writes all of them
 	}
 }
 

@@ -14,9 +14,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
-// TestNativeRecorderRecordsAsTheHostDoes: a native policy and the same one as a module
-// leave the same records of the same calls, but for who answered and at what
-// price.
+// TestNativeRecorderRecordsAsTheHostDoes checks that a native policy and the same policy as a
+// module leave the same records of the same calls, except for module and fuel.
 func TestNativeRecorderRecordsAsTheHostDoes(t *testing.T) {
 	module := running(t, Config{Every: 1, Instances: 1, Keep: 256}, host.Config{}, hosttest.Guest(t))
 	linked := NewNativeRecorder(natives, 1, 256, nil)
@@ -50,14 +49,14 @@ func TestNativeRecorderRecordsAsTheHostDoes(t *testing.T) {
 			g.Output, w.Output = g.Output[:n], w.Output[:n]
 		}
 		w.Module, w.Fuel = g.Module, 0
-		g.Frame, w.Frame = g.Frame[80+8:], w.Frame[80+8:] // call and seed differ in how calls are numbered
+		g.Frame, w.Frame = g.Frame[80+8:], w.Frame[80+8:] // call and seed differ, because calls are numbered differently
 		if !g.Equal(&w) {
 			t.Errorf("record %d of %s: %+v, the module's %+v", i, g.Kind, g, w)
 		}
 	}
 }
 
-// TestNativeRecorderConcurrently records while records are read.
+// TestNativeRecorderConcurrently records calls while records are read.
 func TestNativeRecorderConcurrently(t *testing.T) {
 	l := NewNativeRecorder(natives, 2, 8, nil)
 	var wg sync.WaitGroup

@@ -15,7 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
-// unlimited is a host whose machine may be busy with something else.
+// unlimited returns a configuration without wall limits, for busy hosts.
 func unlimited() (c host.Config) {
 	for k := range c.Limits {
 		c.Limits[k].Wall = time.Hour
@@ -23,8 +23,8 @@ func unlimited() (c host.Config) {
 	return c
 }
 
-// tiring traps when it is asked more often than that without a rest, which does
-// rest. The count is at 8.
+// tiring returns a module that traps when it gets more than the given number of calls
+// without running its deferred work, which is rest. The count is at address 8.
 func tiring(most int32, rest ...[]byte) []byte {
 	load, store := hosttest.Cat(hosttest.I32(0), hosttest.Load32(8)), hosttest.Store32(8)
 	return hosttest.Policy(
@@ -33,8 +33,8 @@ func tiring(most int32, rest ...[]byte) []byte {
 		hosttest.Function(abi.ExportDeferred, nil, append(rest, hosttest.I32(0), hosttest.I32(0), store, hosttest.I64(0))...)).Encode()
 }
 
-// TestRests: no instance is asked more often than restMost without a rest, with
-// Run or, where Run is not there in time, without it.
+// TestRests checks that no instance gets more than restMost calls without running its
+// deferred work, whether Run does it in time or not.
 func TestRests(t *testing.T) {
 	const callers, calls = 4, 5000
 	ask := func(p *Policy) {
@@ -72,8 +72,8 @@ func TestRests(t *testing.T) {
 	}
 }
 
-// TestBadRests: a module that cannot rest, or rests for long, is at fault; every
-// call is answered.
+// TestBadRests checks that deferred work that fails or takes too long is a fault, and that
+// every call is answered.
 func TestBadRests(t *testing.T) {
 	for name, rest := range map[string][]byte{
 		"traps":   hosttest.Unreachable,
@@ -94,8 +94,8 @@ func TestBadRests(t *testing.T) {
 	}
 }
 
-// TestGarbageOfBids: a guest in Go that allocates 2 KiB for each bid never runs out
-// of fuel.
+// TestGarbageOfBids checks that a guest in Go that allocates 2 KiB for each bid never runs
+// out of fuel.
 func TestGarbageOfBids(t *testing.T) {
 	const calls = 30_000
 	code := guesttest.Build(t, filepath.Join("..", "guest", "testdata", "guest"))

@@ -28,7 +28,7 @@ func limits(kind string, values map[string]any) map[string]any {
 	return map[string]any{"limits": map[string]any{kind: values}}
 }
 
-// plan makes a plan of "low:a,b low:c".
+// plan makes a plan from text such as "0:a,b 1000:c".
 func plan(epoch policies.Epoch, text string) policies.Plan {
 	p := policies.Plan{Model: "m", Epoch: epoch}
 	for _, word := range strings.Fields(text) {
@@ -130,7 +130,7 @@ func TestExampleSlotRules(t *testing.T) {
 	}
 }
 
-// TestFailClosed: rules that do not answer as they should deny, by an error.
+// TestFailClosed checks that rules without a valid answer return an error, which denies.
 func TestFailClosed(t *testing.T) {
 	ch := abi.Change{Next: plan(5, "0:a")}
 	for name, c := range map[string]struct{ rules, want string }{
@@ -165,7 +165,8 @@ func TestFailClosed(t *testing.T) {
 	}
 }
 
-// TestRulesArePure: what is not a function of its arguments is not there.
+// TestRulesArePure checks that built-in functions that depend on more than their arguments
+// are undefined.
 func TestRulesArePure(t *testing.T) {
 	for _, call := range []string{`http.send({"method": "get", "url": "http://127.0.0.1"})`, "time.now_ns()", `rand.intn("x", 5)`, `uuid.rfc4122("x")`,
 		`net.lookup_ip_addr("localhost")`, "opa.runtime()"} {
@@ -194,7 +195,7 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// TestDataIsCopied: what the caller does with its data afterwards does not matter.
+// TestDataIsCopied checks that later changes of the caller's data have no effect.
 func TestDataIsCopied(t *testing.T) {
 	data := limits("plan", map[string]any{"smallest": 2})
 	r := build(t, data)

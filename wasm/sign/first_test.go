@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// TestFirstFormat: files that were signed before there was another format are
-// still good, say the same, and are written as they were.
+// TestFirstFormat checks that files of the first format are still valid, have the same
+// meaning, and are written unchanged.
 func TestFirstFormat(t *testing.T) {
 	text, err := os.ReadFile("testdata/first.wasm.sig")
 	if err != nil {
@@ -37,14 +37,14 @@ func TestFirstFormat(t *testing.T) {
 	if err != nil || !bytes.Equal(canonical, f.Statement.Canonical()) {
 		t.Errorf("%s, %v", f.Statement.Canonical(), err)
 	}
-	// Its signatures are no second format's.
+	// Its signatures are not valid for the second format.
 	f.Statement.Format1 = false
 	if _, err := Verify(f, module, nil, ring, now); err == nil {
 		t.Error("a signature of the first format is good for the second")
 	}
 }
 
-// TestConfigured: a module runs with what it was signed with, and nothing else.
+// TestConfigured checks that only the signed configuration is accepted.
 func TestConfigured(t *testing.T) {
 	ring := Ring{Keys: []ed25519.PublicKey{public(1)}, Threshold: 1}
 	bare := statement()
@@ -67,7 +67,7 @@ func TestConfigured(t *testing.T) {
 	}
 }
 
-// TestGoldenIsCarried: what a statement is bound to comes with it.
+// TestGoldenIsCarried checks that the file has the expectations that its statement names.
 func TestGoldenIsCarried(t *testing.T) {
 	s := statement()
 	long := bytes.Repeat([]byte("an answer, "), MaxGolden/11)

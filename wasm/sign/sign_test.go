@@ -25,7 +25,7 @@ var (
 	now    = time.Unix(1_763_721_600, 0)
 )
 
-// key returns the n-th key of the tests, always the same.
+// key returns the n-th key of the tests, which is always the same.
 func key(n byte) ed25519.PrivateKey {
 	return ed25519.NewKeyFromSeed(bytes.Repeat([]byte{n}, ed25519.SeedSize))
 }
@@ -60,8 +60,7 @@ func signed(t testing.TB, s Statement, keys ...byte) File {
 	return f
 }
 
-// TestGolden pins the canonical text and the file: signatures that are out there
-// must stay good.
+// TestGolden pins the canonical text and the file: existing signatures must stay valid.
 func TestGolden(t *testing.T) {
 	f := signed(t, statement(), 1, 2)
 	file, err := f.Encode()
@@ -96,7 +95,7 @@ func TestThreshold(t *testing.T) {
 	}{
 		{[]byte{1, 3}, ""},
 		{[]byte{3, 2, 1}, ""},
-		{[]byte{1, 2, 9}, ""}, // a stranger does no harm
+		{[]byte{1, 2, 9}, ""}, // the signature of an unknown key is ignored
 		{[]byte{2}, "signed by 1 keys"},
 		{[]byte{2, 8, 9}, "signed by 1 keys"},
 		{nil, "signed by 0 keys"},
@@ -108,7 +107,7 @@ func TestThreshold(t *testing.T) {
 	}
 }
 
-// TestOneKeyCountsOnce has a file claim that one key's signature is two keys'.
+// TestOneKeyCountsOnce checks a file in which one key's signature appears under two key IDs.
 func TestOneKeyCountsOnce(t *testing.T) {
 	ring := Ring{Keys: []ed25519.PublicKey{public(1), public(2)}, Threshold: 2}
 	f := signed(t, statement(), 1)
@@ -296,8 +295,8 @@ func TestKeysAsPEM(t *testing.T) {
 	}
 }
 
-// FuzzDecode: what is read can be written and read again, and a statement is
-// never taken for signed by a key that did not sign its canonical text.
+// FuzzDecode checks that a decoded file can be encoded and decoded again, and that a
+// statement never passes for signed by a key that did not sign its canonical text.
 func FuzzDecode(f *testing.F) {
 	good, err := signed(f, statement(), 1, 2).Encode()
 	if err != nil {
@@ -321,7 +320,7 @@ func FuzzDecode(f *testing.F) {
 		}
 		again, err := file.Encode()
 		if err != nil && len(b) > MaxFile/2 {
-			return // expectations may be compressed better than we do
+			return // the input's compression may be better than deflate's
 		}
 		if err != nil {
 			t.Fatalf("read and not written: %v", err)

@@ -12,10 +12,10 @@ import (
 	"time"
 )
 
-// key is the nth key.
+// key returns the nth key.
 func key(n int) string { return fmt.Sprintf("%064x", n) }
 
-// fill makes an entry of so many bytes, last used at a time, and closes it.
+// fill makes an entry of the given size that was last used at the given time, and closes it.
 func fill(t *testing.T, dir, version string, n, bytes int, used int64) string {
 	t.Helper()
 	e, err := Open(dir, version, key(n))
@@ -59,7 +59,7 @@ func TestEvict(t *testing.T) {
 	}{
 		{Limits{1 << 20, 10}, "01234"},
 		{Limits{500, 10}, "01234"},
-		{Limits{499, 10}, "0134"}, // entry 2 was used longest ago, then 0
+		{Limits{499, 10}, "0134"}, // entry 2 is the least recently used one, then 0
 		{Limits{300, 10}, "134"},
 		{Limits{1 << 20, 2}, "14"},
 		{Limits{0, 0}, ""},
@@ -116,7 +116,7 @@ func TestOpenEntriesStay(t *testing.T) {
 	again.Close()
 }
 
-// TestUseIsNoticed: what is opened is the last to go.
+// TestUseIsNoticed checks that the entry opened last is removed last.
 func TestUseIsNoticed(t *testing.T) {
 	dir := t.TempDir()
 	paths := []string{fill(t, dir, "1", 0, 1, 10), fill(t, dir, "1", 1, 1, 20)}
@@ -130,7 +130,7 @@ func TestUseIsNoticed(t *testing.T) {
 	}
 }
 
-// TestOtherProcesses has a second process hold an entry open.
+// TestOtherProcesses keeps an entry open in a second process.
 func TestOtherProcesses(t *testing.T) {
 	if dir := os.Getenv("CACHEDIR_HOLD"); dir != "" {
 		e, err := Open(dir, "1", key(1))
@@ -173,7 +173,7 @@ func TestOtherProcesses(t *testing.T) {
 	}
 }
 
-// TestTogether opens and evicts at once: who has an entry open keeps what is in it.
+// TestTogether opens and evicts concurrently, and checks that open entries keep their content.
 func TestTogether(t *testing.T) {
 	dir := t.TempDir()
 	var wg sync.WaitGroup

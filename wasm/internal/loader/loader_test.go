@@ -50,8 +50,8 @@ var ring = sign.Ring{Keys: []ed25519.PublicKey{key(0).Public().(ed25519.PublicKe
 
 func config(k abi.Kind) Config { return Config{Kind: k, Native: natives, Ring: ring} }
 
-// offer is a candidate with a signature by key 0, of a statement that change has
-// had in its hands.
+// offer returns a candidate with a signature by key 0, of a statement that change may have
+// modified.
 func offer(t testing.TB, module []byte, k abi.Kind, change func(*sign.Statement)) swap.Candidate {
 	t.Helper()
 	s := sign.Statement{Digest: lifecycle.Sum(module), ABI: abi.Name, Name: "test", Version: "1.2.3", Generation: 7, Grants: []sign.Grant{{Kind: k}}}
@@ -69,7 +69,7 @@ func offer(t testing.TB, module []byte, k abi.Kind, change func(*sign.Statement)
 	return swap.Candidate{Offer: promotion.Offer{Generation: 7}, Module: module, Signature: b}
 }
 
-// made verifies, compiles and, at the end of the test, closes a candidate.
+// made verifies and compiles a candidate. It closes the module when the test ends.
 func made(t testing.TB, c Config, offer swap.Candidate, fault func()) swap.Module[Policy] {
 	t.Helper()
 	l, err := New(c)
@@ -137,14 +137,14 @@ func TestVerify(t *testing.T) {
 	}
 }
 
-// forged says something else than what was signed.
+// forged returns a file whose statement was changed after it was signed.
 func forged(t *testing.T, code []byte) swap.Candidate {
 	c := offer(t, code, abi.Select, nil)
 	c.Signature = []byte(strings.Replace(string(c.Signature), "1.2.3", "1.2.4", 1))
 	return c
 }
 
-// TestGrantLowersLimits, and cannot raise them.
+// TestGrantLowersLimits checks that a grant lowers limits and cannot raise them.
 func TestGrantLowersLimits(t *testing.T) {
 	h := host.Limit{Fuel: 1000, Wall: time.Millisecond, Pages: 10, Frame: 77}
 	by := host.DefaultLimit(abi.Select)
@@ -164,7 +164,7 @@ func TestGrantLowersLimits(t *testing.T) {
 	}
 }
 
-// TestWarmRejects what does not answer, or not always the same.
+// TestWarmRejects covers modules that do not answer, or not deterministically.
 func TestWarmRejects(t *testing.T) {
 	for want, code := range map[string][]byte{
 		"":                         leastLoad(),
@@ -177,7 +177,7 @@ func TestWarmRejects(t *testing.T) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	// A grant that is too small shows before the module is asked for anything.
+	// A grant that is too small is detected before the module is used.
 	m := made(t, config(abi.Select), offer(t, leastLoad(), abi.Select, func(s *sign.Statement) { s.Grants[0].Fuel = 3 }), nil)
 	if err := m.Warm(context.Background()); err == nil || !strings.Contains(err.Error(), "fuel") {
 		t.Error(err)
@@ -190,8 +190,8 @@ func TestWarmRejects(t *testing.T) {
 	}
 }
 
-// TestWarmExpects: a module that was signed with what it answers has to answer
-// that, for the fuel that it took.
+// TestWarmExpects checks that a module that was signed with expectations must give these
+// answers, for the same fuel.
 func TestWarmExpects(t *testing.T) {
 	code := leastLoad()
 	golden := func(code []byte, all ...[]policies.Bid) []byte {
@@ -256,8 +256,8 @@ func TestWarmExpects(t *testing.T) {
 	}
 }
 
-// TestWarmExpectsOfGo: what a guest in Go burnt where all its kinds were loaded it
-// burns in a slot of one.
+// TestWarmExpectsOfGo checks that a guest in Go consumes the same fuel in a slot of one kind
+// as when all its kinds are loaded.
 func TestWarmExpectsOfGo(t *testing.T) {
 	code := hosttest.Guest(t)
 	dir := t.TempDir()
@@ -297,7 +297,8 @@ func TestWarmExpectsOfGo(t *testing.T) {
 	}
 }
 
-// TestCompileRefuses modules that the host refuses, and leaves nothing behind.
+// TestCompileRefuses checks that Compile refuses modules that the host refuses, and frees
+// them.
 func TestCompileRefuses(t *testing.T) {
 	for want, code := range map[string][]byte{
 		"cs_bid_quote_v1": leastLoad(),
@@ -323,7 +324,8 @@ func TestCompileRefuses(t *testing.T) {
 	}
 }
 
-// TestReplay runs what was recorded once, compares, and says what failed.
+// TestReplay checks that recorded calls are replayed once and compared, and that failures are
+// reported.
 func TestReplay(t *testing.T) {
 	linked := policy.NewNativeRecorder(natives, 1, 0, nil)
 	c := config(abi.Select)
@@ -335,7 +337,7 @@ func TestReplay(t *testing.T) {
 		for n := range 8 {
 			linked.Select([]policies.Bid{{From: "a", Load: policies.Tokens(n)}, {From: "b", Load: policies.Tokens(round)}})
 		}
-		linked.Select(make([]policies.Bid, 5000)) // no module would be asked
+		linked.Select(make([]policies.Bid, 5000)) // too large for a frame: modules do not get such calls
 		ctx := context.Background()
 		if f, err := same.Replay(ctx); err != nil || f != (lifecycle.Figures{Calls: 8, Compared: 8}) {
 			t.Errorf("%+v, %v", f, err)
@@ -365,7 +367,7 @@ func TestFaultIsReported(t *testing.T) {
 	}
 }
 
-// TestCacheIsBounded: what was compiled longest ago goes.
+// TestCacheIsBounded checks that the least recently compiled module is removed.
 func TestCacheIsBounded(t *testing.T) {
 	c := config(abi.Select)
 	c.Cache, c.CacheModules = t.TempDir(), 2
@@ -387,8 +389,8 @@ func TestCacheIsBounded(t *testing.T) {
 	}
 }
 
-// TestTrialRests: what is tried in shadow rests between calls, as it would when it
-// decides.
+// TestTrialRests checks that the trial runs deferred work between calls, as an active module
+// does.
 func TestTrialRests(t *testing.T) {
 	count := hosttest.Cat(hosttest.I32(0), hosttest.Load32(8))
 	tires := hosttest.Policy(
@@ -421,8 +423,8 @@ func TestTrialRests(t *testing.T) {
 	}
 }
 
-// TestGuardsFailClosed: a plan that a module's guard does not judge is denied,
-// whatever the native guard would say.
+// TestGuardsFailClosed checks that a plan that a module's guard cannot judge is denied,
+// whatever the native guard decides.
 func TestGuardsFailClosed(t *testing.T) {
 	faults := 0
 	fails := hosttest.Policy(hosttest.Function("cs_guard_v1", nil, hosttest.Result(5, 0))).Encode()
@@ -433,8 +435,8 @@ func TestGuardsFailClosed(t *testing.T) {
 	}
 }
 
-// TestEveryKind has a guest in Go pass its vectors, and answer what the native
-// policies were asked as they did.
+// TestEveryKind checks that a guest in Go passes its vectors, and answers the recorded calls
+// of the native policies as they did.
 func TestEveryKind(t *testing.T) {
 	code := hosttest.Guest(t)
 	dir := t.TempDir()
@@ -453,7 +455,7 @@ func TestEveryKind(t *testing.T) {
 		}
 		f, err := m.Replay(context.Background())
 		want := lifecycle.Figures{Calls: 20, Compared: 20}
-		if k == abi.Guard { // the guest's guard has an opinion
+		if k == abi.Guard { // the guest's guard denies plans that the native one allows
 			want.Differ = f.Differ
 		}
 		if err != nil || f != want {
@@ -462,7 +464,7 @@ func TestEveryKind(t *testing.T) {
 	}
 }
 
-// call asks a policy of a kind something.
+// call makes a call of a kind.
 func call(p Policy, k abi.Kind, r *rand.Rand) {
 	tokens := func(n int) policies.Tokens { return policies.Tokens(r.IntN(n)) }
 	switch k {

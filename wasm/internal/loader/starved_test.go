@@ -14,8 +14,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/policy"
 )
 
-// TestSlowIsNotStarved: code that never ends is at fault in shadow, once the machine
-// has run it, though it has burnt next to nothing of what it may.
+// TestSlowIsNotStarved checks that code that never ends is a fault in shadow as soon as its
+// thread has been scheduled, although it has consumed almost none of its fuel.
 func TestSlowIsNotStarved(t *testing.T) {
 	w := host.NewWatchdog()
 	watching, stop := context.WithCancel(context.Background())

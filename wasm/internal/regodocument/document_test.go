@@ -20,7 +20,7 @@ func change() abi.Change {
 	}
 }
 
-// oracle is the document as encoding/json writes it.
+// oracle returns the document as encoding/json writes it.
 func oracle(t *testing.T, c abi.Change, now int64) any {
 	plan := func(p policies.Plan) map[string]any {
 		stages := []any{}

@@ -21,15 +21,15 @@ type fakePolicy interface {
 	call(x uint64) (answer uint64, by lifecycle.Generation)
 }
 
-// right is the answer that everybody has to give.
+// right is the correct answer, native or not.
 func right(x uint64) uint64 { return x*x + 1 }
 
 type native struct{}
 
 func (native) call(x uint64) (uint64, lifecycle.Generation) { return right(x), lifecycle.Native }
 
-// fakeModule answers like native; every trap-th call it traps, and native answers
-// that one. It knows when it is called after it was closed.
+// fakeModule answers like native. It traps in every trap-th call, which native then answers.
+// It detects calls after it was closed.
 type fakeModule struct {
 	g      lifecycle.Generation
 	trap   uint64 // 0 for never
@@ -65,14 +65,14 @@ func (m *fakeModule) close() error {
 	return nil
 }
 
-// loader makes fake modules as its functions say; those that are nil do well.
+// loader makes fake modules by its functions. A nil function succeeds.
 type loader struct {
 	trap    func(lifecycle.Generation) uint64
 	verify  func(context.Context, Candidate) error
 	compile func(context.Context, Candidate) error
 	warm    func(context.Context) error
 	replay  func(context.Context) (lifecycle.Figures, error)
-	logger  *slog.Logger // of its modules
+	logger  *slog.Logger // for its modules
 
 	mu       sync.Mutex
 	made     []*fakeModule
@@ -107,7 +107,7 @@ func (l *loader) Compile(ctx context.Context, c Candidate, fault func()) (Module
 	return Module[fakePolicy]{Policy: m, Warm: l.warm, Replay: l.replay, Close: m.close, Logger: l.logger}, nil
 }
 
-// closed reports how many modules were made and how many of those are closed.
+// closed returns how many modules were made, and how many of them are closed.
 func (l *loader) closed() (made, closed int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -117,7 +117,7 @@ func (l *loader) closed() (made, closed int) {
 	return len(l.made), closed
 }
 
-// newSlot returns a slot of fakes, and what stops it.
+// newSlot returns a running slot of fake modules, and a function that stops it.
 func newSlot(t testing.TB, c promotion.Config, l *loader) (*Slot[fakePolicy], func() error) {
 	return newSlotLogging(t, c, l, nil)
 }
@@ -149,7 +149,7 @@ func stable(g lifecycle.Generation) Candidate {
 	return c
 }
 
-// state returns what became of a generation.
+// state returns the state of a generation.
 func statusOf(s *Slot[fakePolicy], g lifecycle.Generation) lifecycle.Status {
 	for _, l := range s.Status().Modules {
 		if l.Generation == g {

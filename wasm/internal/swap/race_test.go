@@ -2,5 +2,5 @@
 
 package swap
 
-// raceEnabled: the race detector allocates where nothing else does.
+// raceEnabled disables counts of allocations: the race detector allocates.
 const raceEnabled = true

@@ -17,15 +17,15 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
-// TestUnderFire makes calls from all sides while modules come, trap and go: every
-// call is answered, rightly, and no module is called after it was closed.
+// TestUnderFire makes concurrent calls while modules are offered, trap and are closed. It
+// checks that every call gets the right answer, and that no closed module is called.
 func TestUnderFire(t *testing.T) {
 	calls, swaps := uint64(1_000_000), 1000
 	if os.Getenv("CASCADE_TEST_ALL") != "" {
 		calls = 10_000_000
 	}
-	// Each candidate traps in 1 % of its calls; every fourth does so until the
-	// breaker opens, the others last until the next one comes.
+	// Each candidate traps in 1 % of its calls; every fourth does so until the breaker
+	// opens, the others run until the next one is offered.
 	l := &loader{trap: func(lifecycle.Generation) uint64 { return 100 }}
 	s, stop := newSlot(t, promotion.Config{Faults: 200, Ladder: []int{}, CanaryFaults: 1000}, l)
 	var made, wrong, lost, byModules atomic.Uint64
@@ -53,7 +53,7 @@ func TestUnderFire(t *testing.T) {
 				}
 				made.Add(1)
 				if i%64 == uint64(w) {
-					runtime.Gosched() // on few cores the others get their turn
+					runtime.Gosched() // lets the other goroutines run on few cores
 				}
 			}
 		})
@@ -63,7 +63,7 @@ func TestUnderFire(t *testing.T) {
 		g++
 		c := stable(g)
 		if n%3 == 0 {
-			c.Goal = lifecycle.ToCanary // of half the requests, until the next one comes
+			c.Goal = lifecycle.ToCanary // for half the requests, until the next one is offered
 		}
 		if err := s.Offer(c); err != nil {
 			t.Fatal(err)
@@ -95,7 +95,7 @@ func TestUnderFire(t *testing.T) {
 	t.Logf("%d calls, %d of them by %d modules", made.Load(), byModules.Load(), modules)
 }
 
-// TestWayUp takes a module through shadow and canary in the gates' time.
+// TestWayUp takes a module through shadow and canary, in the time that the gates require.
 func TestWayUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &loader{replay: func(context.Context) (lifecycle.Figures, error) {
@@ -247,8 +247,8 @@ func TestShadowFaultLogged(t *testing.T) {
 	}
 }
 
-// TestBytesAreTheVerified offers other bytes of the same generation while it is
-// being built: those that were verified are compiled.
+// TestBytesAreTheVerified offers other bytes of a generation while it is being built, and
+// checks that the verified bytes are compiled.
 func TestBytesAreTheVerified(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		go1 := make(chan struct{})
@@ -277,7 +277,7 @@ func TestBytesAreTheVerified(t *testing.T) {
 	})
 }
 
-// TestNewerCancels: a newer offer ends the compilation of the older one.
+// TestNewerCancels checks that a newer offer ends the compilation of the older one.
 func TestNewerCancels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &loader{}
@@ -306,7 +306,7 @@ func TestNewerCancels(t *testing.T) {
 	})
 }
 
-// TestStopWithACallInside: Run does not free what is being called.
+// TestStopWithACallInside checks that Run does not free a module with a call in progress.
 func TestStopWithACallInside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &loader{}
@@ -334,7 +334,8 @@ func TestStopWithACallInside(t *testing.T) {
 	})
 }
 
-// TestScopes: an optimiser's canary is a scope, and callers judge it.
+// TestScopes checks that the canary of a refiner or partitioner is a scope, and that callers
+// rate it.
 func TestScopes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &loader{replay: func(context.Context) (lifecycle.Figures, error) { return lifecycle.Figures{Calls: 1}, nil }}
@@ -392,7 +393,7 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// BenchmarkEnter is what a slot adds to a call.
+// BenchmarkEnter measures the overhead of a slot for a call.
 func BenchmarkEnter(b *testing.B) {
 	l := &loader{}
 	s, stop := newSlot(b, promotion.Config{}, l)
@@ -417,7 +418,7 @@ func BenchmarkEnter(b *testing.B) {
 	}
 }
 
-// BenchmarkRollback is from the fault that opens the breaker to the first call
+// BenchmarkRollback measures the time from the fault that opens the breaker to the first call
 // that another generation answers.
 func BenchmarkRollback(b *testing.B) {
 	l := &loader{}
@@ -450,8 +451,8 @@ func BenchmarkRollback(b *testing.B) {
 	}
 }
 
-// BenchmarkSwaps is a call's time while nothing is swapped, and while a new
-// module comes every 2 ms. The module is a fake: what is measured is the slot.
+// BenchmarkSwaps measures the duration of a call without swaps, and with a new module every
+// 2 ms. The modules are fakes, so that only the slot is measured.
 func BenchmarkSwaps(b *testing.B) {
 	for name, every := range map[string]time.Duration{"still": time.Hour, "swapping": 2 * time.Millisecond} {
 		b.Run(name, func(b *testing.B) {

@@ -23,8 +23,8 @@ import (
 
 const now = 1_763_721_600 // Unix seconds
 
-// odd are rules that look at all there is in the document, in ways that OPA's two
-// evaluators could see differently: order of sets, numbers of 64 bits, strings.
+// odd has rules that use everything in the document, in ways in which OPA's two evaluators
+// could differ: order of sets, numbers of 64 bits, strings.
 const odd = `package cascade.plan
 
 deny contains {"code": 1, "stage": i, "detail": s.replicas[0]} if {
@@ -49,7 +49,7 @@ names := {upper(id) | some s in input.before.stages; some id in s.replicas}
 warn contains {"code": 9} if input.now < 0
 `
 
-// rivals are the same rules and data in OPA's evaluator and in our host.
+// rivals has the same rules and data in OPA's evaluator and in this host.
 type rivals struct {
 	native *rego.Rules
 	module *host.Module
@@ -89,7 +89,7 @@ func meet(t testing.TB, files map[string]string, data map[string]any) rivals {
 	return rivals{native, m, i}
 }
 
-// same compares them on a change, and reports whether it was denied.
+// same compares the two on a change, and reports whether it was denied.
 func (r rivals) same(t *testing.T, c abi.Change) bool {
 	t.Helper()
 	v, err := r.native.Plan(context.Background(), c)
@@ -109,7 +109,7 @@ func (r rivals) same(t *testing.T, c abi.Change) bool {
 	return denied
 }
 
-// random makes a change of plans, most of them as a host has them.
+// random returns a random change of plans, mostly one that can occur on a host.
 func random(r *rand.Rand) abi.Change {
 	names := []policies.ReplicaID{"a", "b", "c", "d", "e", "f", "g", "h", "é\"\\", "\x00\x1f", "\xff", "日本", "i-0123456789abcdef", "/", "x y"}
 	plan := func() policies.Plan {
@@ -135,8 +135,8 @@ func random(r *rand.Rand) abi.Change {
 	return c
 }
 
-// TestSameAsOPA: the module denies what OPA's evaluator denies, for the same
-// reason, with the rules that are shipped and with odd ones.
+// TestSameAsOPA checks that the module denies what OPA's evaluator denies, for the same
+// reason, with the example rules and with odd ones.
 func TestSameAsOPA(t *testing.T) {
 	limits := map[string]any{"limits": map[string]any{"plan": map[string]any{"moved_share": 0.1, "smallest": 0, "stages_step": 4,
 		"freezes": []any{map[string]any{"from": now, "to": now}, map[string]any{"from": 5.5, "to": 1e9}}}}}
@@ -160,7 +160,7 @@ func TestSameAsOPA(t *testing.T) {
 	}
 }
 
-// TestGoldenFrames: the frames of the specification.
+// TestGoldenFrames checks the frames of the specification.
 func TestGoldenFrames(t *testing.T) {
 	r := meet(t, rules.Files(), nil)
 	paths, _ := filepath.Glob("../../abi/testdata/guard*.hex")
@@ -205,7 +205,7 @@ func TestBuildRefuses(t *testing.T) {
 	}
 }
 
-// TestReproducible: the same rules, the same bytes.
+// TestReproducible checks that the same rules give the same bytes.
 func TestReproducible(t *testing.T) {
 	guesttest.SkipUnderRace(t)
 	a, err := Build(context.Background(), rules.Files())
@@ -232,8 +232,8 @@ func eight() abi.Change {
 	return abi.Change{Now: plan(4, 1000, 4000, 9000), Next: plan(5, 1500, 4000, 8000)}
 }
 
-// BenchmarkGuard is one change of four stages and eight replicas: OPA's evaluator
-// beside the same rules as a module.
+// BenchmarkGuard measures one change of four stages and eight replicas, in OPA's evaluator and
+// with the same rules as a module.
 func BenchmarkGuard(b *testing.B) {
 	r := meet(b, rules.Files(), nil)
 	c := eight()
