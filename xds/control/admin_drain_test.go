@@ -199,7 +199,7 @@ func TestMigrations(t *testing.T) {
 	}
 	_, metrics := get(t, c, "/metrics")
 	for _, want := range []string{
-		`cascade_migrations_total{cause="growth",result="done",method="live"} 1`, `cascade_migration_bytes_total{cause="growth",result="done",method="live"} 4096`, `cascade_migrations_running 1`,
+		`cascade_migrations_total{cause="growth",method="live",result="done"} 1`, `cascade_migration_bytes_total{cause="growth",method="live",result="done"} 4096`, `cascade_migrations_running 1`,
 		`cascade_migration_stall_seconds_bucket{cause="growth",method="live",le="0.0005"} 0`, `cascade_migration_stall_seconds_bucket{cause="growth",method="live",le="0.001"} 1`, `cascade_migration_stall_seconds_count{cause="growth",method="live"} 1`,
 	} {
 		if !strings.Contains(metrics, want) {
