@@ -11,8 +11,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// named returns the body with another model name in it.
-func named(body []byte, name string) []byte {
+// withModel returns the body with another model name in it.
+func withModel(body []byte, name string) []byte {
 	return bytes.Replace(body, fmt.Appendf(nil, "%q", llm), fmt.Appendf(nil, "%q", name), 1)
 }
 
@@ -24,7 +24,7 @@ func TestAdapters(t *testing.T) {
 	planes(t, onEnvoy, func(t *testing.T, envoy string) {
 		// On a busy host the estimator's answer is late, and then the model is unknown.
 		patient := func(c *control.Config) { c.Settings.LengthTimeout = patience }
-		r := mobile(t, harnessConfig{envoy: envoy, replicas: 4, control: patient, edit: func(f *config.Fleet) {
+		r := newCheckedFleet(t, harnessConfig{envoy: envoy, replicas: 4, control: patient, edit: func(f *config.Fleet) {
 			f.Migration, f.Speed = config.Migration{Mode: config.MigrationLive}, 4
 			f.Models[0].Adapters = []config.Adapter{{Name: "sql", Replicas: []string{"r0", "r1"}}, {Name: "poet", Replicas: []string{"r2"}}, {Name: "all"}}
 			f.Models = append(f.Models, config.Model{Name: "other", Context: 4096, Profile: "testdata/steady.json"})
@@ -33,7 +33,7 @@ func TestAdapters(t *testing.T) {
 		f := &traffic{r: r, oracle: newOracle(t, r)}
 		load := func(name string, n, output int) {
 			f.sent.Add(1)
-			if err := f.one(named(prompt(400+n, output), name), n%2 == 0); err != nil {
+			if err := f.sendOne(withModel(prompt(400+n, output), name), n%2 == 0); err != nil {
 				f.fail(time.Now(), fmt.Errorf("%s: %w", name, err))
 			}
 		}
@@ -52,8 +52,8 @@ func TestAdapters(t *testing.T) {
 			for n := range 8 {
 				wg.Go(func() { load("sql", n, output) })
 			}
-			r.wait("some run at r0", func() bool { return len(r.fronts["r0"].LocalLegs()) > 1 })
-			r.empty("r0")
+			r.waitFor("some run at r0", func() bool { return len(r.fronts["r0"].LocalLegs()) > 1 })
+			r.drainAndWait("r0")
 			wg.Wait()
 		}
 		f.report()

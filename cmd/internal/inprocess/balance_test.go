@@ -81,7 +81,7 @@ func TestBalance(t *testing.T) {
 		}})
 		both := stages([]policies.Tokens{1000}, ids(0, 1), ids(2))
 		r.plan(both...)
-		before := r.share(sent)
+		before := r.firstStageShare(sent)
 
 		// All new streams reach r0, which forwards them to the peer.
 		r.plan(stages([]policies.Tokens{1000}, ids(0), ids(1, 2))...)
@@ -91,7 +91,7 @@ func TestBalance(t *testing.T) {
 		client := &http.Client{Transport: h2c()}
 		defer client.CloseIdleConnections()
 		for range held {
-			req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.URL()+"/v1/completions", bytes.NewReader(streamed(prompt(100, 1000))))
+			req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.URL()+"/v1/completions", bytes.NewReader(withStream(prompt(100, 1000))))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -113,7 +113,7 @@ func TestBalance(t *testing.T) {
 			t.Fatalf("r0 counts the work of others as its own: %+v", load)
 		}
 		r.plan(both...)
-		after := r.share(sent)
+		after := r.firstStageShare(sent)
 		if change := math.Abs(after-before) / before; change > 0.05 {
 			t.Errorf("r0 had %.1f %% of the requests, and with %d streams it has %.1f %%: a change of %.1f %%", 100*before, held, 100*after, 100*change)
 		}
@@ -124,9 +124,9 @@ func TestBalance(t *testing.T) {
 	})
 }
 
-// share sends n short requests to the first stage, a few at a time, and returns the fraction that
+// firstStageShare sends n short requests to the first stage, a few at a time, and returns the fraction that
 // r0 received.
-func (r *fleetHarness) share(n int) float64 {
+func (r *fleetHarness) firstStageShare(n int) float64 {
 	r.t.Helper()
 	before := r.counts()
 	var left atomic.Int64
@@ -135,7 +135,7 @@ func (r *fleetHarness) share(n int) float64 {
 	for range 8 {
 		wg.Go(func() {
 			for left.Add(-1) >= 0 {
-				if err := r.short(); err != nil {
+				if err := r.sendShort(); err != nil {
 					r.t.Error(err)
 					return
 				}
@@ -143,7 +143,7 @@ func (r *fleetHarness) share(n int) float64 {
 		})
 	}
 	wg.Wait()
-	who := r.since(before)
+	who := r.countsSince(before)
 	if who["r0"]+who["r1"] != int64(n) {
 		r.t.Errorf("%d requests went to %v", n, who)
 	}

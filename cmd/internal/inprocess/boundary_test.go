@@ -47,13 +47,13 @@ type probe struct {
 	tokens policies.Tokens
 }
 
-// land sends a probe and checks its stage. The workers of a proxy apply a plan one after the other,
+// requireStage sends a probe and checks its stage. The workers of a proxy apply a plan one after the other,
 // so land repeats a probe that the previous plan answered.
-func (r *fleetHarness) land(p policies.Plan, q func() probe, want int) {
+func (r *fleetHarness) requireStage(p policies.Plan, q func() probe, want int) {
 	r.t.Helper()
 	var got reply
 	x := q()
-	r.wait("an answer by the plan", func() bool {
+	r.waitFor("an answer by the plan", func() bool {
 		x = q()
 		var err error
 		if got, err = r.send("/v1/completions", x.host, x.body, x.header...); err != nil {
@@ -95,7 +95,7 @@ func testContentLength(t *testing.T, envoy string) {
 						if header == nil && n > large {
 							continue
 						}
-						r.land(p, func() probe {
+						r.requireStage(p, func() probe {
 							return probe{"by size", bytes.NewReader(refused(size)), "", header, n}
 						}, p.StageOf(n))
 						sent++
@@ -116,7 +116,7 @@ func testContentLength(t *testing.T, envoy string) {
 		if err != nil || got.status != http.StatusOK || got.stage != resources.StageName(want) {
 			t.Errorf("%d bytes: status %d, stage %q, want %d; %v %.200s", n, got.status, got.stage, want, err, got.body)
 		}
-		if who := r.since(before); len(who) != 1 || who[string(p.Stages[want].Replicas[0])] != 1 {
+		if who := r.countsSince(before); len(who) != 1 || who[string(p.Stages[want].Replicas[0])] != 1 {
 			t.Errorf("%d bytes were served by %v, want %v", n, who, p.Stages[want].Replicas)
 		}
 	}
@@ -149,7 +149,7 @@ func testExtProc(t *testing.T, envoy string) {
 		for i, c := range cuts {
 			for k, n := range []policies.Tokens{c - 1, c, c + 1} {
 				header := [][]string{nil, forged}[(i+k)%2]
-				r.land(p, func() probe {
+				r.requireStage(p, func() probe {
 					return probe{"headers alone", bytes.NewReader(refused(max(1, perToken*int(n)))), "m.example", header, n}
 				}, p.StageOf(n))
 				for _, over := range []int{perToken - 1, 0} {
@@ -157,18 +157,18 @@ func testExtProc(t *testing.T, envoy string) {
 						continue
 					}
 					// A body that is not JSON, or has no prompt, is measured whole.
-					r.land(p, func() probe {
+					r.requireStage(p, func() probe {
 						return probe{"chunked body, model by host", chunked{bytes.NewReader(text(n, over))}, "m.example", header, n}
 					}, p.StageOf(n))
-					r.land(p, func() probe {
+					r.requireStage(p, func() probe {
 						return probe{"sized body, model in it", bytes.NewReader(text(n, over)), "any.example", header, n}
 					}, p.StageOf(n))
 				}
 				sent += 5
-				r.land(p, func() probe {
+				r.requireStage(p, func() probe {
 					return probe{"chunked body, model in it", chunked{bytes.NewReader(text(n, 0))}, "any.example", header, n}
 				}, p.StageOf(n))
-				r.land(p, func() probe {
+				r.requireStage(p, func() probe {
 					return probe{"token ids", bytes.NewReader(tokenIDs(n)), "any.example", header, n}
 				}, p.StageOf(n))
 			}
@@ -179,7 +179,7 @@ func testExtProc(t *testing.T, envoy string) {
 		{Low: 0, High: 500, Replicas: []policies.ReplicaID{"n0"}}, {Low: 500, High: policies.Unbounded, Replicas: []policies.ReplicaID{"n1"}},
 	}})
 	for _, n := range []int{499, 500, 501} {
-		r.land(p, func() probe {
+		r.requireStage(p, func() probe {
 			body := fmt.Sprintf(`{"model":"org\/n","prompt":%q,"max_tokens":-1}`, strings.Repeat("x", 2*n))
 			return probe{"the other model", strings.NewReader(body), "any.example", forged, policies.Tokens(n)}
 		}, p.StageOf(policies.Tokens(n)))

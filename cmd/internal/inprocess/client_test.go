@@ -17,17 +17,17 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// slowly returns a fleet of two replicas whose migrations take about half a second per 2,000
+// newSlowFleet returns a fleet of two replicas whose migrations take about half a second per 2,000
 // tokens.
-func slowly(t *testing.T, envoy string) *fleetHarness {
-	return moving(t, envoy, config.MigrationLive, 2, func(f *config.Fleet) { f.Migration.LinkGbps = 1 })
+func newSlowFleet(t *testing.T, envoy string) *fleetHarness {
+	return newMigratingFleet(t, envoy, config.MigrationLive, 2, func(f *config.Fleet) { f.Migration.LinkGbps = 1 })
 }
 
-// under waits until a migration is in progress for which holds returns true. It reports false if
+// waitForMigration waits until a migration is in progress for which holds returns true. It reports false if
 // all requests have left before it saw such a migration.
-func (r *fleetHarness) under(from string, what string, holds func(executor.Migration) bool) (found executor.Migration, seen bool) {
+func (r *fleetHarness) waitForMigration(from string, what string, holds func(executor.Migration) bool) (found executor.Migration, seen bool) {
 	r.t.Helper()
-	r.wait(what, func() bool {
+	r.waitFor(what, func() bool {
 		gone := len(r.fronts[from].LocalLegs()) == 0 // before reading the migrations, so that none ends in between
 		for _, m := range r.daemons[from].Executor().Migrations() {
 			if m.Role == "source" && m.State != "moved" && m.State != "failed" && holds(m) {
@@ -40,39 +40,39 @@ func (r *fleetHarness) under(from string, what string, holds func(executor.Migra
 	return found, seen
 }
 
-// other returns the other one of two replicas.
-func other(id string) string { return map[string]string{"r0": "r1", "r1": "r0"}[id] }
+// otherReplica returns the other one of two replicas.
+func otherReplica(id string) string { return map[string]string{"r0": "r1", "r1": "r0"}[id] }
 
-// alone makes all requests begin at one replica: it drains the other one.
-func (r *fleetHarness) alone(id string) {
+// useOnly makes all requests begin at one replica: it drains the other one.
+func (r *fleetHarness) useOnly(id string) {
 	r.t.Helper()
-	other := other(id)
+	other := otherReplica(id)
 	r.order("drain", other)
-	r.wait(other+" is given nothing", func() bool {
+	r.waitFor(other+" is given nothing", func() bool {
 		before := r.counts()
 		for range 4 {
 			if got, err := r.send("/v1/completions", "", bytes.NewReader(prompt(100, 1))); err != nil || got.status != http.StatusOK {
 				r.t.Fatalf("%v, status %d", err, got.status)
 			}
 		}
-		return r.since(before)[other] == 0
+		return r.countsSince(before)[other] == 0
 	})
 }
 
-// swap drains one replica and undrains the other.
-func (r *fleetHarness) swap(from string) {
+// swapDrain drains one replica and undrains the other.
+func (r *fleetHarness) swapDrain(from string) {
 	r.t.Helper()
-	r.order("undrain", other(from))
+	r.order("undrain", otherReplica(from))
 	r.order("drain", from)
 }
 
-// untilMoved calls try with an output length for a stream of r0, and doubles the length until the
+// repeatUntilMigrated calls try with an output length for a stream of r0, and doubles the length until the
 // stream has migrated to r1 in the meantime: on a busy host, short streams end before they migrate.
-func (r *fleetHarness) untilMoved(try func(output int)) {
+func (r *fleetHarness) repeatUntilMigrated(try func(output int)) {
 	r.t.Helper()
 	for output := 600; ; output *= 2 {
 		r.order("undrain", "r0")
-		r.alone("r0")
+		r.useOnly("r0")
 		try(output)
 		if r.tally() > 0 {
 			return
@@ -83,12 +83,12 @@ func (r *fleetHarness) untilMoved(try func(output int)) {
 	}
 }
 
-// leaves drains r0 instead of r1, and waits until the requests on r0 begin to migrate or have
+// startLeaving drains r0 instead of r1, and waits until the requests on r0 begin to migrate or have
 // ended.
-func (r *fleetHarness) leaves() {
+func (r *fleetHarness) startLeaving() {
 	r.t.Helper()
-	r.swap("r0")
-	r.wait("a move, or its end", func() bool {
+	r.swapDrain("r0")
+	r.waitFor("a move, or its end", func() bool {
 		return len(r.daemons["r0"].Executor().Migrations()) > 0 || len(r.fronts["r0"].LocalLegs()) == 0
 	})
 }
@@ -97,22 +97,22 @@ func (r *fleetHarness) leaves() {
 // that nothing is left of the requests.
 func TestClientLeaves(t *testing.T) {
 	idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
-		r := slowly(t, envoy)
+		r := newSlowFleet(t, envoy)
 		states := make(map[string]int)
 		from := "r0"
 		for n := range 6 {
-			r.alone(from)
+			r.useOnly(from)
 			s := r.stream(prompt(8000+n, forever))
 			var m executor.Migration
 			for seen := false; !seen; {
-				r.swap(from)
-				m, seen = r.under(from, "a move", func(m executor.Migration) bool { return n%3 == 0 || m.Rounds >= n%3 || m.State == "adopted" })
-				from = other(from)
+				r.swapDrain(from)
+				m, seen = r.waitForMigration(from, "a move", func(m executor.Migration) bool { return n%3 == 0 || m.Rounds >= n%3 || m.State == "adopted" })
+				from = otherReplica(from)
 			}
 			states[m.State]++
 			s.cancel()
 			s.wait(t)
-			r.quiet()
+			r.waitForIdle()
 		}
 		t.Logf("clients have left in the states %v", states)
 	})
@@ -123,15 +123,15 @@ func TestRequestEndsWhileMoving(t *testing.T) {
 	idlePlanes(t, onProxy, func(t *testing.T, envoy string) {
 		// No migration ends while a request with this output runs.
 		const output = 2000
-		r := moving(t, envoy, config.MigrationLive, 2, func(f *config.Fleet) { f.Migration.LinkGbps = .05 })
+		r := newMigratingFleet(t, envoy, config.MigrationLive, 2, func(f *config.Fleet) { f.Migration.LinkGbps = .05 })
 		o := newOracle(t, r)
-		r.alone("r0")
+		r.useOnly("r0")
 		var all []*live
 		for n := range 4 {
 			all = append(all, r.stream(prompt(20_000+n, output)))
 		}
-		r.swap("r0")
-		if _, seen := r.under("r0", "a move", func(m executor.Migration) bool { return m.Rounds > 0 }); !seen {
+		r.swapDrain("r0")
+		if _, seen := r.waitForMigration("r0", "a move", func(m executor.Migration) bool { return m.Rounds > 0 }); !seen {
 			t.Fatal("the requests are over, or elsewhere, before they move")
 		}
 		for _, s := range all {
@@ -144,7 +144,7 @@ func TestRequestEndsWhileMoving(t *testing.T) {
 				t.Errorf("done %v, error %q, %d events, text %.80q, want %.80q", s.done, s.failed, s.tokens, s.text.String(), want)
 			}
 		}
-		r.quiet()
+		r.waitForIdle()
 		over := 0
 		_, failed := r.moves()
 		for _, m := range failed {
@@ -162,15 +162,15 @@ func TestRequestEndsWhileMoving(t *testing.T) {
 // migrates back and forth. It receives every event.
 func TestSlowReader(t *testing.T) {
 	idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
-		r := moving(t, envoy, config.MigrationLive, 2)
+		r := newMigratingFleet(t, envoy, config.MigrationLive, 2)
 		load := newTraffic(r, 2, 20, 200)
-		r.alone("r0")
+		r.useOnly("r0")
 		body := prompt(400, 600)
 		want, err := load.oracle.text(body)
 		if err != nil {
 			t.Fatal(err)
 		}
-		resp, err := r.open(context.Background(), "/v1/completions", "", bytes.NewReader(streamed(body)))
+		resp, err := r.open(context.Background(), "/v1/completions", "", bytes.NewReader(withStream(body)))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -179,9 +179,9 @@ func TestSlowReader(t *testing.T) {
 		n, from := 0, "r0"
 		err = e.read(slow{resp.Body}, func() {
 			if n++; n%100 == 50 {
-				r.swap(from)
-				r.wait("it moves", func() bool { return len(r.fronts[from].LocalLegs()) == 0 })
-				from = other(from)
+				r.swapDrain(from)
+				r.waitFor("it moves", func() bool { return len(r.fronts[from].LocalLegs()) == 0 })
+				from = otherReplica(from)
 			}
 		})
 		load.stop()
@@ -216,7 +216,7 @@ func TestSecondRequest(t *testing.T) {
 	}
 	t.Run("HTTP/1.1", func(t *testing.T) {
 		idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
-			r := slowly(t, envoy)
+			r := newSlowFleet(t, envoy)
 			o := newOracle(t, r)
 			c, err := net.Dial("tcp", r.address)
 			if err != nil {
@@ -240,15 +240,15 @@ func TestSecondRequest(t *testing.T) {
 				}
 				return e.text.String()
 			}
-			r.untilMoved(func(output int) {
+			r.repeatUntilMigrated(func(output int) {
 				first := prompt(8000, output)
-				send(streamed(first))
+				send(withStream(first))
 				sent := false
 				text := answer(func() {
 					if !sent {
 						sent = true
-						r.leaves()
-						send(streamed(second()))
+						r.startLeaving()
+						send(withStream(second()))
 					}
 				})
 				check(t, o, "the first", first, text)
@@ -258,13 +258,13 @@ func TestSecondRequest(t *testing.T) {
 	})
 	t.Run("h2", func(t *testing.T) {
 		idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
-			r := slowly(t, envoy)
+			r := newSlowFleet(t, envoy)
 			o := newOracle(t, r)
 			transport := h2c()
 			defer transport.CloseIdleConnections()
 			client := &http.Client{Transport: transport}
 			ask := func(body []byte, each func()) string {
-				resp, err := client.Post(r.URL()+"/v1/completions", "application/json", bytes.NewReader(streamed(body)))
+				resp, err := client.Post(r.URL()+"/v1/completions", "application/json", bytes.NewReader(withStream(body)))
 				if err != nil {
 					t.Error(err)
 					return ""
@@ -276,13 +276,13 @@ func TestSecondRequest(t *testing.T) {
 				}
 				return e.text.String()
 			}
-			r.untilMoved(func(output int) {
+			r.repeatUntilMigrated(func(output int) {
 				first := prompt(8000, output)
 				sent := false
 				text := ask(first, func() {
 					if !sent {
 						sent = true
-						r.leaves()
+						r.startLeaving()
 						check(t, o, "the second", second(), ask(second(), nil))
 					}
 				})
@@ -303,9 +303,9 @@ func TestBoundaryHalved(t *testing.T) {
 	)
 	// It does not run in parallel: its streams use half a core until they have migrated.
 	planes(t, onEnvoy, func(t *testing.T, envoy string) {
-		r := moving(t, envoy, config.MigrationLive, 4, func(f *config.Fleet) { f.Migration.MaxConcurrent, f.Speed = slots, 2 })
+		r := newMigratingFleet(t, envoy, config.MigrationLive, 4, func(f *config.Fleet) { f.Migration.MaxConcurrent, f.Speed = slots, 2 })
 		r.plan(stages([]policies.Tokens{1600}, ids(0, 1), ids(2, 3))...)
-		r.teach()
+		r.teachShapes()
 		load := newTraffic(r, 6, 60, 200, 2000)
 		var streams []*live
 		for n := range 16 {
@@ -316,32 +316,32 @@ func TestBoundaryHalved(t *testing.T) {
 			short = append(short, r.stream(prompt(100+n, forever)))
 		}
 		all := slices.Concat(streams, short)
-		load.after(6)
+		load.waitForRequests(6)
 		most := 0
 		before := r.tally()
 		first := r.moment()
-		r.far(all, window)
+		r.waitForEvents(all, window)
 		second := r.moment()
 		r.write(policies.Plan{Model: llm, Stages: stages([]policies.Tokens{800}, ids(0, 1), ids(2, 3))})
-		r.wait("all have moved", func() bool {
+		r.waitFor("all have moved", func() bool {
 			for _, d := range r.daemons {
 				s := d.Market().Status()
 				if most = max(most, s.Exporting, s.Importing); s.Exporting > slots || s.Importing > slots {
 					t.Fatalf("%d transfers from and %d to a replica at once, with %d slots", s.Exporting, s.Importing, slots)
 				}
 			}
-			at := r.held("r0")
-			for id, n := range r.held("r1") {
+			at := r.streamsByHolder("r0")
+			for id, n := range r.streamsByHolder("r1") {
 				at[id] += n
 			}
 			return at["r2"]+at["r3"] >= len(streams)
 		})
-		r.far(all, window)
+		r.waitForEvents(all, window)
 		still, halved := perToken(first, second), perToken(second, r.moment())
-		load.after(6)
+		load.waitForRequests(6)
 		load.stop()
 		load.report()
-		load.faithful(all)
+		load.requireTexts(all)
 		t.Logf("%d moves, %d at once from or to one replica", r.tally()-before, most)
 		if len(still) < len(all) || len(halved) < len(all) {
 			t.Fatalf("%d and %d streams were measured, want %d", len(still), len(halved), len(all))

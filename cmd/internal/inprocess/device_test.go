@@ -15,8 +15,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// onFake returns the GPUs of a fake driver, and a function that counts its open handles.
-func onFake(t *testing.T) (*gpuset.Set, func() int) {
+// newFakeGPUs returns the GPUs of a fake driver, and a function that counts its open handles.
+func newFakeGPUs(t *testing.T) (*gpuset.Set, func() int) {
 	t.Helper()
 	library := fake.CUDA(t)
 	g := gpuset.New(gpuset.Config{CUDA: library})
@@ -28,8 +28,8 @@ func onFake(t *testing.T) (*gpuset.Set, func() int) {
 	return g, func() int { return fake.Open(t, library).Live("") }
 }
 
-// runs starts streams until one of them runs on the given engine.
-func (r *fleetHarness) runs(id string) (streams []*live) {
+// startStreamsOn starts streams until one of them runs on the given engine.
+func (r *fleetHarness) startStreamsOn(id string) (streams []*live) {
 	r.t.Helper()
 	for n := 0; ; n++ {
 		if slices.ContainsFunc(r.fronts[id].LocalLegs(), func(q frontend.LocalLeg) bool { return q.Request.MaxOutput == forever }) {
@@ -42,22 +42,22 @@ func (r *fleetHarness) runs(id string) (streams []*live) {
 // TestDeviceSick marks a GPU as suspect: its replica receives no KV, the control plane learns why,
 // and its running requests continue. The test does not run in parallel, because it counts handles.
 func TestDeviceSick(t *testing.T) {
-	_, live := onFake(t)
+	_, live := newFakeGPUs(t)
 	before := live()
 	library := fake.NVML(t)
 	g := gpuset.New(gpuset.Config{CUDA: fake.CUDA(t), NVML: library})
 	t.Run("fleet", func(t *testing.T) {
 		one := 1
-		r := mobile(t, harnessConfig{replicas: 3, gpus: g, edit: func(f *config.Fleet) {
+		r := newCheckedFleet(t, harnessConfig{replicas: 3, gpus: g, edit: func(f *config.Fleet) {
 			f.Migration, f.Speed = config.Migration{Mode: config.MigrationLive}, 4
 			f.Replicas[2].GPU = &one
 		}})
 		load := newTraffic(r, 6, 100, 300, 600)
-		load.after(6)
+		load.waitForRequests(6)
 		nvml := fake.Open(t, library)
-		r.wait("the GPUs are watched", func() bool { return nvml.Live("event sets") == 1 })
+		r.waitFor("the GPUs are watched", func() bool { return nvml.Live("event sets") == 1 })
 		nvml.Set("fake_xid", 1079)
-		r.until("r2 says why it takes no KV", func(s control.Status) bool {
+		r.waitForStatus("r2 says why it takes no KV", func(s control.Status) bool {
 			for _, m := range s.Models {
 				for _, st := range m.Stages {
 					for _, n := range st.Replicas {
@@ -76,16 +76,16 @@ func TestDeviceSick(t *testing.T) {
 		})
 		started := time.Now()
 		// If the host is busy, the load's answers end before they migrate.
-		streams := r.runs("r0")
+		streams := r.startStreamsOn("r0")
 		for _, id := range []string{"r0", "r1"} { // each can sell to the other and to r2
-			r.empty(id)
-			r.refill(id)
+			r.drainAndWait(id)
+			r.undrainAndWait(id)
 		}
-		load.after(6)
+		load.waitForRequests(6)
 		load.stop()
 		load.report()
-		r.grows(streams)
-		load.faithful(streams)
+		r.waitForGrowth(streams)
+		load.requireTexts(streams)
 		done, _ := r.moves()
 		for _, m := range done {
 			if m.To == "r2" && m.StartedAt.After(started) {
@@ -109,21 +109,21 @@ func TestDeviceSick(t *testing.T) {
 // and a front end meanwhile, and checks that nothing is left on the GPU.
 func TestDevice(t *testing.T) {
 	t.Parallel()
-	g, live := onFake(t)
+	g, live := newFakeGPUs(t)
 	before := live()
 	t.Run("fleet", func(t *testing.T) {
-		r := mobile(t, harnessConfig{replicas: 3, gpus: g, edit: func(f *config.Fleet) {
+		r := newCheckedFleet(t, harnessConfig{replicas: 3, gpus: g, edit: func(f *config.Fleet) {
 			f.Migration, f.Speed = config.Migration{Mode: config.MigrationLive}, 4
 		}})
 		load := newTraffic(r, 6, 100, 300, 600)
-		load.after(6)
-		streams := r.runs("r0")
+		load.waitForRequests(6)
+		streams := r.startStreamsOn("r0")
 		for _, id := range []string{"r0", "r1", "r2"} {
-			r.empty(id)
-			r.refill(id)
+			r.drainAndWait(id)
+			r.undrainAndWait(id)
 		}
-		r.grows(streams)
-		load.faithful(streams)
+		r.waitForGrowth(streams)
+		load.requireTexts(streams)
 		done, failed := r.moves()
 		by := map[string]int{}
 		for _, m := range done {
@@ -134,7 +134,7 @@ func TestDevice(t *testing.T) {
 		}
 		r.killEngine("r1")
 		r.startEngine("r1")
-		load.after(6)
+		load.waitForRequests(6)
 		load.stop()
 		load.report()
 		r.tally()

@@ -10,8 +10,8 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 )
 
-// anonymous returns an answer without its id and time, which differ between answers.
-func anonymous(b []byte) string {
+// withoutIdentity returns an answer without its id and time, which differ between answers.
+func withoutIdentity(b []byte) string {
 	return identity.ReplaceAllString(string(b), `"$1":0`)
 }
 
@@ -21,9 +21,9 @@ var identity = regexp.MustCompile(`"(id|created)":(?:"[^"]*"|[0-9]+)`)
 // any client on a busy host. pieces matches the parts that then differ.
 var pieces = regexp.MustCompile(`"(text|content)":"((?:[^"\\]|\\.)*)"|"(token_ids)":\[([0-9,]*)\]`)
 
-// joined moves the texts and ids of a stream's events out of the events and concatenates them. It
+// joinEvents moves the texts and ids of a stream's events out of the events and concatenates them. It
 // drops the events that are then empty: those in the middle.
-func joined(answer string) string {
+func joinEvents(answer string) string {
 	var text, ids strings.Builder
 	var events []string
 	for i, event := range strings.Split(answer, "\n\n") {
@@ -43,10 +43,10 @@ func joined(answer string) string {
 // comparison counts the compared answers.
 type comparison struct{ answers, streams, exact int }
 
-// equal checks that two answers are equal byte for byte, except for the grouping of a stream's
+// requireEqual checks that two answers are equal byte for byte, except for the grouping of a stream's
 // tokens into events. It repeats the request if the first and last event differ, because they may
 // have been merged into one.
-func (c *comparison) equal(t *testing.T, what string, ask func() (got, want string)) {
+func (c *comparison) requireEqual(t *testing.T, what string, ask func() (got, want string)) {
 	t.Helper()
 	c.answers++
 	var got, want string
@@ -58,7 +58,7 @@ func (c *comparison) equal(t *testing.T, what string, ask func() (got, want stri
 		if got == want {
 			c.exact++
 		}
-		if joined(got) == joined(want) {
+		if joinEvents(got) == joinEvents(want) {
 			c.streams++
 			return
 		}
@@ -89,7 +89,7 @@ func TestEquality(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			return fmt.Sprintf("%d %s\n%s", resp.StatusCode, resp.Header.Get("content-type"), anonymous(b))
+			return fmt.Sprintf("%d %s\n%s", resp.StatusCode, resp.Header.Get("content-type"), withoutIdentity(b))
 		}
 		prompts := map[string][]string{
 			"/v1/completions":      {`"prompt":"Once \"upon\" a time, 龍 "`, `"prompt":[1,2,3,4000,50000]`, `"prompt":""`},
@@ -113,21 +113,21 @@ func TestEquality(t *testing.T) {
 						// The front end relays an answer that is not streamed until it knows its
 						// shape, and then assembles it.
 						for range 2 {
-							c.equal(t, path+" "+body, func() (got, want string) { return ask(r.URL(), path, body), ask(direct, path, body) })
+							c.requireEqual(t, path+" "+body, func() (got, want string) { return ask(r.URL(), path, body), ask(direct, path, body) })
 						}
 					}
 				}
 			}
 		}
-		for _, body := range []string{string(prompt(220<<10, 3)), string(streamed(prompt(220<<10, 3)))} {
+		for _, body := range []string{string(prompt(220<<10, 3)), string(withStream(prompt(220<<10, 3)))} {
 			ask(direct, "/v1/completions", body)
-			c.equal(t, "220 KiB", func() (got, want string) {
+			c.requireEqual(t, "220 KiB", func() (got, want string) {
 				return ask(r.URL(), "/v1/completions", body), ask(direct, "/v1/completions", body)
 			})
 		}
 		// Requests that the front end passes on unchanged.
 		for _, body := range []string{`{"model":"m","prompt":"Once upon a time"}`, `{"model":"m","messages":[{"role":"user","content":"x"}]}`} {
-			c.equal(t, "/tokenize", func() (got, want string) { return ask(r.URL(), "/tokenize", body), ask(direct, "/tokenize", body) })
+			c.requireEqual(t, "/tokenize", func() (got, want string) { return ask(r.URL(), "/tokenize", body), ask(direct, "/tokenize", body) })
 		}
 		if c.exact == 0 {
 			t.Error("no stream had its tokens in the events that the engine's own had")

@@ -43,15 +43,15 @@ func TestFlips(t *testing.T) {
 			bodies = append(bodies, body)
 			long = append(long, r.stream(body))
 		}
-		who := r.since(before)
+		who := r.countsSince(before)
 		load = newTraffic(r, 3, 2, 100, 100, 200, 200, 500, 500, 1000, 1000, 1900, 1900, 2100, 2100, 3000, 3000, 5000, 5000, 8000, 8000, 11_000, 15_900, 16_100, 220<<10)
-		load.after(20)
+		load.waitForRequests(20)
 		for i := range flips {
 			// The boundary crosses the sizes of the requests; every other plan also moves a
 			// replica.
 			set(policies.Tokens(20+(i*37)%3000), 1+(i*moves/flips)%4)
 		}
-		load.after(20)
+		load.waitForRequests(20)
 		load.stop()
 		load.report()
 
@@ -66,12 +66,12 @@ func TestFlips(t *testing.T) {
 			grown[i] = s.count.Load()
 		}
 		for i, s := range long {
-			r.wait("a stream that goes on", func() bool { return s.count.Load() > grown[i] })
+			r.waitFor("a stream that goes on", func() bool { return s.count.Load() > grown[i] })
 		}
 		for i, s := range long {
 			s.cancel()
 			s.wait(t)
-			want, err := load.oracle.text(limited(bodies[i], 4*s.tokens+100))
+			want, err := load.oracle.text(withMaxTokens(bodies[i], 4*s.tokens+100))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -83,8 +83,8 @@ func TestFlips(t *testing.T) {
 	})
 }
 
-// limited returns the body with another number of output tokens.
-func limited(body []byte, output int) []byte {
+// withMaxTokens returns the body with another number of output tokens.
+func withMaxTokens(body []byte, output int) []byte {
 	const was = `"max_tokens":50000`
 	return []byte(strings.Replace(string(body), was, `"max_tokens":`+strconv.Itoa(output), 1))
 }

@@ -62,7 +62,7 @@ func TestGRPCBoundaries(t *testing.T) {
 	for _, cuts := range boundaries {
 		p := r.plan(cut(cuts)...)
 		// A gRPC client applies a plan after it has acknowledged it.
-		r.wait("every length at its stage", func() bool {
+		r.waitFor("every length at its stage", func() bool {
 			for _, c := range cuts {
 				for _, tokens := range []policies.Tokens{c - 1, c, c + 1} {
 					id, err := call(strconv.FormatInt(int64(tokens), 10))

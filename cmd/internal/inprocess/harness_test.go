@@ -211,10 +211,10 @@ func (r *fleetHarness) run() {
 	if err := r.Ready(ready); err != nil {
 		t.Fatal("not ready:", err)
 	}
-	r.until("every replica is heard", heard)
+	r.waitForStatus("every replica is heard", allHealthy)
 	if r.cfg.Fleet.Migrates() && r.cfg.Fleet.Migration.Mode == config.MigrationLive {
 		// Before that, requests migrate by re-prompting.
-		r.wait("every engine shows its block table", func() bool {
+		r.waitFor("every engine shows its block table", func() bool {
 			for _, d := range r.daemons {
 				if !d.Live() {
 					return false
@@ -225,8 +225,8 @@ func (r *fleetHarness) run() {
 	}
 }
 
-// heard reports whether every replica has reported and is healthy.
-func heard(s control.Status) bool {
+// allHealthy reports whether every replica has reported and is healthy.
+func allHealthy(s control.Status) bool {
 	for _, m := range s.Models {
 		for _, st := range m.Stages {
 			for _, n := range st.Replicas {
@@ -267,16 +267,16 @@ func (c counting) Place(q policies.Request) frontend.Target {
 	return c.next.Place(q)
 }
 
-// until waits until the control plane's status meets a condition.
-func (r *fleetHarness) until(what string, holds func(control.Status) bool) control.Status {
+// waitForStatus waits until the control plane's status meets a condition.
+func (r *fleetHarness) waitForStatus(what string, holds func(control.Status) bool) control.Status {
 	r.t.Helper()
 	var s control.Status
-	r.wait(what, func() bool { s = r.server.Load().Status(); return holds(s) })
+	r.waitFor(what, func() bool { s = r.server.Load().Status(); return holds(s) })
 	return s
 }
 
-// wait waits for a condition.
-func (r *fleetHarness) wait(what string, holds func() bool) {
+// waitFor waits for a condition.
+func (r *fleetHarness) waitFor(what string, holds func() bool) {
 	r.t.Helper()
 	deadline := time.NewTimer(patience)
 	defer deadline.Stop()
@@ -286,13 +286,13 @@ func (r *fleetHarness) wait(what string, holds func() bool) {
 		select {
 		case <-look.C:
 		case <-deadline.C:
-			r.t.Fatalf("never: %s\n%s", what, brief(r.server.Load().Status()))
+			r.t.Fatalf("never: %s\n%s", what, summarize(r.server.Load().Status()))
 		}
 	}
 }
 
-// brief summarises a status in a few lines.
-func brief(s control.Status) string {
+// summarize summarises a status in a few lines.
+func summarize(s control.Status) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "epoch %d, shown %d, phase %s, %s\n", s.Epoch, s.PublishedEpoch, s.Phase, s.Error)
 	for _, m := range s.Models {
@@ -316,7 +316,7 @@ func brief(s control.Status) string {
 func (r *fleetHarness) plan(stages ...policies.Stage) policies.Plan {
 	r.t.Helper()
 	p := r.write(policies.Plan{Model: llm, Stages: stages})
-	r.until(fmt.Sprintf("epoch %d in use", p.Epoch), func(s control.Status) bool { return inUse(s, p.Epoch) })
+	r.waitForStatus(fmt.Sprintf("epoch %d in use", p.Epoch), func(s control.Status) bool { return inUse(s, p.Epoch) })
 	return p
 }
 
@@ -405,8 +405,8 @@ func (r *fleetHarness) counts() map[string]int64 {
 	return out
 }
 
-// since returns how many requests each replica received after before was recorded.
-func (r *fleetHarness) since(before map[string]int64) map[string]int64 {
+// countsSince returns how many requests each replica received after before was recorded.
+func (r *fleetHarness) countsSince(before map[string]int64) map[string]int64 {
 	out := r.counts()
 	maps.DeleteFunc(out, func(id string, n int64) bool { return n == before[id] })
 	for id := range out {

@@ -27,10 +27,10 @@ func (halves) Price(_ policies.Workload, cuts []policies.Tokens, counts []int) (
 	return p, nil
 }
 
-// linked runs eight replicas on two hosts, whose GPUs 0 and 1, 2 and 3 are joined by NVLink, until the planner has divided them
+// runLinkedFleet runs eight replicas on two hosts, whose GPUs 0 and 1, 2 and 3 are joined by NVLink, until the planner has divided them
 // and each stream has migrated once. It returns the second stage and how many of the streams left their host.
-func linked(t *testing.T, streams int, topology ...string) (second []policies.ReplicaID, crossed int) {
-	r := mobile(t, harnessConfig{replicas: 8, edit: func(f *config.Fleet) {
+func runLinkedFleet(t *testing.T, streams int, topology ...string) (second []policies.ReplicaID, crossed int) {
+	r := newCheckedFleet(t, harnessConfig{replicas: 8, edit: func(f *config.Fleet) {
 		f.Speed = 4
 		f.Models[0].Profile = "testdata/linked.json"
 		f.Planner = config.Planner{MinRequests: 1, Period: time.Second}
@@ -43,7 +43,7 @@ func linked(t *testing.T, streams int, topology ...string) (second []policies.Re
 		c.Rules.Wrap = func(string, adoption.Planner) adoption.Planner { return halves{384} }
 	}})
 	r.stream(prompt(100, 4)).wait(t) // so that there is load to plan for
-	s := r.until("two stages in use", func(s control.Status) bool { return len(s.Models[0].Stages) == 2 && inUse(s, s.Epoch) })
+	s := r.waitForStatus("two stages in use", func(s control.Status) bool { return len(s.Models[0].Stages) == 2 && inUse(s, s.Epoch) })
 	for _, n := range s.Models[0].Stages[1].Replicas {
 		second = append(second, n.ID)
 	}
@@ -57,7 +57,7 @@ func linked(t *testing.T, streams int, topology ...string) (second []policies.Re
 			few = append(few, r.stream(prompt(400, forever)))
 			n++
 		}
-		r.wait("all have been handed over", func() bool {
+		r.waitFor("all have been handed over", func() bool {
 			crossed = 0
 			over := map[string]bool{}
 			done, _ := r.moves()
@@ -88,8 +88,8 @@ func linked(t *testing.T, streams int, topology ...string) (second []policies.Re
 // topology, stages still spread over the hosts, and about half of the migrations leave their host.
 func TestHandOversStayOnANode(t *testing.T) {
 	const streams = 32
-	second, crossed := linked(t, streams, "testdata/bridged.json")
-	blind, left := linked(t, streams)
+	second, crossed := runLinkedFleet(t, streams, "testdata/bridged.json")
+	blind, left := runLinkedFleet(t, streams)
 	t.Logf("of %d hand-overs: with the topology %d left their machine, %v being the second stage; without %d and %v", streams, crossed, second, left, blind)
 	for i := 0; i < 8; i += 2 {
 		if slices.Contains(second, ids(i)[0]) == slices.Contains(second, ids(i + 1)[0]) {

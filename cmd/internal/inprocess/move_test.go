@@ -13,9 +13,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// moving returns a fleet whose requests migrate in the given mode.
-func moving(t *testing.T, envoy, mode string, replicas int, edits ...func(*config.Fleet)) *fleetHarness {
-	return mobile(t, harnessConfig{envoy: envoy, replicas: replicas, edit: func(f *config.Fleet) {
+// newMigratingFleet returns a fleet whose requests migrate in the given mode.
+func newMigratingFleet(t *testing.T, envoy, mode string, replicas int, edits ...func(*config.Fleet)) *fleetHarness {
+	return newCheckedFleet(t, harnessConfig{envoy: envoy, replicas: replicas, edit: func(f *config.Fleet) {
 		f.Migration = config.Migration{Mode: mode}
 		f.Speed = 4
 		for _, edit := range edits {
@@ -24,11 +24,11 @@ func moving(t *testing.T, envoy, mode string, replicas int, edits ...func(*confi
 	}})
 }
 
-// mobile returns a fleet whose requests migrate. It checks that nothing is left of them once all
+// newCheckedFleet returns a fleet whose requests migrate. It checks that nothing is left of them once all
 // traffic has stopped.
-func mobile(t *testing.T, s harnessConfig) *fleetHarness {
+func newCheckedFleet(t *testing.T, s harnessConfig) *fleetHarness {
 	r := newFleetHarness(t, s)
-	t.Cleanup(r.quiet)
+	t.Cleanup(r.waitForIdle)
 	return r
 }
 
@@ -102,16 +102,16 @@ func (r *fleetHarness) tally() int {
 // the last of five.
 func TestGrowthMoves(t *testing.T) {
 	idlePlanes(t, onProxy, func(t *testing.T, envoy string) {
-		r := moving(t, envoy, config.MigrationLive, 5)
+		r := newMigratingFleet(t, envoy, config.MigrationLive, 5)
 		load := newTraffic(r, 6, 600, 300, 1000)
 		r.plan(stages([]policies.Tokens{200, 350, 500, 700}, ids(0), ids(1), ids(2), ids(3), ids(4))...)
 		grown := []*live{r.stream(prompt(300, forever))}
-		load.after(18)
-		r.wait("something has moved", r.moved)
-		r.grows(grown)
+		load.waitForRequests(18)
+		r.waitFor("something has moved", r.moved)
+		r.waitForGrowth(grown)
 		load.stop()
 		load.report()
-		load.faithful(grown)
+		load.requireTexts(grown)
 		r.tally()
 	})
 }

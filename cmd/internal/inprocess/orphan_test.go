@@ -8,23 +8,23 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// scattered starts long streams on all front ends and drains replicas until some streams of the
+// startScattered starts long streams on all front ends and drains replicas until some streams of the
 // first front end run elsewhere, and some streams of the others run on the first replica. It
 // returns the streams by front end.
-func (r *fleetHarness) scattered() map[string][]*live {
+func (r *fleetHarness) startScattered() map[string][]*live {
 	r.t.Helper()
 	out := make(map[string][]*live)
 	for n := 0; len(out["r0"]) < 3 || len(out["r1"]) < 3 || len(out["r2"]) < 2; n++ {
 		before := r.counts()
 		s := r.stream(prompt(120+n, forever))
-		for id := range r.since(before) {
+		for id := range r.countsSince(before) {
 			out[id] = append(out[id], s)
 		}
 	}
 	for {
 		lent, borrowed := 0, 0
 		for id := range r.fronts {
-			for holder, n := range r.held(id) {
+			for holder, n := range r.streamsByHolder(id) {
 				switch {
 				case id == "r0" && holder != "r0":
 					lent += n
@@ -35,11 +35,11 @@ func (r *fleetHarness) scattered() map[string][]*live {
 		}
 		switch {
 		case lent < 2:
-			r.empty("r0")
-			r.refill("r0")
+			r.drainAndWait("r0")
+			r.undrainAndWait("r0")
 		case borrowed < 2:
-			r.empty("r1")
-			r.refill("r1")
+			r.drainAndWait("r1")
+			r.undrainAndWait("r1")
 		default:
 			r.t.Logf("r0 has lent %d streams and borrowed %d", lent, borrowed)
 			return out
@@ -47,8 +47,8 @@ func (r *fleetHarness) scattered() map[string][]*live {
 	}
 }
 
-// held counts the streams of a front end by the replica that holds them.
-func (r *fleetHarness) held(front string) map[policies.ReplicaID]int {
+// streamsByHolder counts the streams of a front end by the replica that holds them.
+func (r *fleetHarness) streamsByHolder(front string) map[policies.ReplicaID]int {
 	out := make(map[policies.ReplicaID]int)
 	r.fronts[front].EachStream(func(s *frontend.Stream) bool {
 		if h, ok := r.fronts[front].Holder(s.Request().ID); ok && !h.Pending {
@@ -59,8 +59,8 @@ func (r *fleetHarness) held(front string) map[policies.ReplicaID]int {
 	return out
 }
 
-// foreign counts the requests on a replica's engine that belong to another front end's clients.
-func (r *fleetHarness) foreign(at, front string) (n int) {
+// foreignLegs counts the requests on a replica's engine that belong to another front end's clients.
+func (r *fleetHarness) foreignLegs(at, front string) (n int) {
 	for _, q := range r.fronts[at].LocalLegs() {
 		if q.FrontEnd == policies.ReplicaID(front) {
 			n++
@@ -74,33 +74,33 @@ func (r *fleetHarness) foreign(at, front string) (n int) {
 // the requests of other front ends continue.
 func TestMigratorDies(t *testing.T) {
 	idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
-		r := moving(t, envoy, config.MigrationLive, 3)
-		r.teach()
-		streams := r.scattered()
+		r := newMigratingFleet(t, envoy, config.MigrationLive, 3)
+		r.teachShapes()
+		streams := r.startScattered()
 		load := newTraffic(r, 4, 60, 200, 2000)
-		load.after(8)
-		load.dies(func() { r.killFront("r0") }, func(error) bool { return true })
+		load.waitForRequests(8)
+		load.killDuring(func() { r.killFront("r0") }, func(error) bool { return true })
 		for _, s := range streams["r0"] {
 			s.wait(t)
 			if s.done {
 				t.Error("a stream of the dead front ended as if it were whole")
 			}
 		}
-		r.wait("nothing runs for its clients", func() bool { return r.foreign("r1", "r0")+r.foreign("r2", "r0") == 0 })
-		r.wait("its engine is idle", func() bool { return r.busy("r0") == "" })
-		r.grows(streams["r1"])
-		r.grows(streams["r2"])
-		load.after(12)
+		r.waitFor("nothing runs for its clients", func() bool { return r.foreignLegs("r1", "r0")+r.foreignLegs("r2", "r0") == 0 })
+		r.waitFor("its engine is idle", func() bool { return r.engineWork("r0") == "" })
+		r.waitForGrowth(streams["r1"])
+		r.waitForGrowth(streams["r2"])
+		load.waitForRequests(12)
 		before := r.counts()["r0"]
 		r.startFront("r0")
-		r.wait("r0 serves again", func() bool { return r.counts()["r0"] > before })
-		load.after(12)
+		r.waitFor("r0 serves again", func() bool { return r.counts()["r0"] > before })
+		load.waitForRequests(12)
 		load.stop()
 		load.report()
-		r.grows(streams["r1"])
-		r.grows(streams["r2"])
-		load.faithful(streams["r1"])
-		load.faithful(streams["r2"])
+		r.waitForGrowth(streams["r1"])
+		r.waitForGrowth(streams["r2"])
+		load.requireTexts(streams["r1"])
+		load.requireTexts(streams["r2"])
 		r.tally()
 	})
 }

@@ -76,14 +76,14 @@ func perToken(from, to moment) (out []float64) {
 	return out
 }
 
-// far waits until each stream has received so many more events.
-func (r *fleetHarness) far(streams []*live, events int64) {
+// waitForEvents waits until each stream has received so many more events.
+func (r *fleetHarness) waitForEvents(streams []*live, events int64) {
 	r.t.Helper()
 	goals := make([]int64, len(streams))
 	for i, s := range streams {
 		goals[i] = s.count.Load() + events
 	}
 	for i, s := range streams {
-		r.wait("a stream gets on", func() bool { return s.count.Load() >= goals[i] })
+		r.waitFor("a stream gets on", func() bool { return s.count.Load() >= goals[i] })
 	}
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// skew returns a trace of many short requests and a few long ones, in real time.
-func skew(rate float64, length time.Duration) (out []trace.Request) {
+// skewedTrace returns a trace of many short requests and a few long ones, in real time.
+func skewedTrace(rate float64, length time.Duration) (out []trace.Request) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for at := 0.0; at < length.Seconds(); at += rng.ExpFloat64() / rate {
 		q := trace.Request{At: time.Duration(at * float64(time.Second)), Input: policies.Tokens(50 + rng.IntN(300)), Output: policies.Tokens(10 + rng.IntN(30))}
@@ -39,7 +39,7 @@ func TestPlacement(t *testing.T) {
 			f.Planner = config.Planner{MinRequests: 100}
 		}})
 		run, err := replay.New(replay.Config{
-			Target: r.URL(), Model: llm, Requests: skew(6, 60*time.Second), Speed: r.cfg.Fleet.Speed,
+			Target: r.URL(), Model: llm, Requests: skewedTrace(6, 60*time.Second), Speed: r.cfg.Fleet.Speed,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -53,18 +53,18 @@ func TestPlacement(t *testing.T) {
 		if got.Failed() > 0 || got.Completed != got.Requests || got.Truncated > 0 {
 			t.Errorf("%d of %d requests failed, %d are short: %v", got.Failed(), got.Requests, got.Truncated, got.Failures)
 		}
-		r.until("all requests are counted", func(s control.Status) bool { return s.Models[0].Seen >= uint64(got.Requests) })
+		r.waitForStatus("all requests are counted", func(s control.Status) bool { return s.Models[0].Seen >= uint64(got.Requests) })
 		s := r.status()
 		m := s.Models[0]
 		// If engines are slower than their profile because the host is busy, the plan is rolled
 		// back: its iterations are slower than planned.
 		if !slices.ContainsFunc(s.History, func(c control.Change) bool { return len(c.Stages) > 1 }) {
-			t.Fatalf("it never left its stage; the plan has %d:\n%s%v", len(m.Stages), brief(s), s.History)
+			t.Fatalf("it never left its stage; the plan has %d:\n%s%v", len(m.Stages), summarize(s), s.History)
 		}
 		if m.EstimateError <= 0 || m.EstimateError > 0.5 || m.LearntBytesPerToken <= 1 {
 			t.Errorf("the status reports an estimate error of %v, %v bytes a token", m.EstimateError, m.LearntBytesPerToken)
 		}
-		in, near, known := placed(got.Records, s.History)
+		in, near, known := countPlaced(got.Records, s.History)
 		if known < got.Requests/2 || 2*in < known || near*20 < known*19 {
 			t.Errorf("of %d requests, %d were served by the stage of their exact length, %d by that one or its neighbour", known, in, near)
 		}
@@ -87,10 +87,10 @@ func (r *fleetHarness) status() (s control.Status) {
 	return s
 }
 
-// placed counts the requests whose plan is still known, those of them that the stage of their exact
+// countPlaced counts the requests whose plan is still known, those of them that the stage of their exact
 // prompt length served, and those that this stage or a neighbour served: estimates near a boundary
 // may select a neighbour.
-func placed(records []replay.Record, history []control.Change) (in, near, known int) {
+func countPlaced(records []replay.Record, history []control.Change) (in, near, known int) {
 	plans := make(map[string][]control.Stage)
 	for _, c := range history {
 		plans[strconv.FormatUint(uint64(c.Epoch), 10)] = c.Stages

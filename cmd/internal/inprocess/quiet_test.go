@@ -13,8 +13,8 @@ import (
 // gauges are an engine's metrics of its work. When all are zero, the engine is idle.
 var gauges = []string{"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc", "cascade_emulator_frozen_requests", "cascade_emulator_reserved_blocks"}
 
-// busy describes the work that an engine still has, or returns "".
-func (r *fleetHarness) busy(id string) string {
+// engineWork describes the work that an engine still has, or returns "".
+func (r *fleetHarness) engineWork(id string) string {
 	resp, err := r.client.Get(r.replica(id).Engine + "/metrics")
 	if err != nil {
 		return err.Error()
@@ -44,8 +44,8 @@ func (r *fleetHarness) busy(id string) string {
 	return strings.Join(out, ", ")
 }
 
-// unsettled describes the work that a migrator still has, or returns "".
-func (r *fleetHarness) unsettled(id string) string {
+// migratorWork describes the work that a migrator still has, or returns "".
+func (r *fleetHarness) migratorWork(id string) string {
 	d := r.daemons[id]
 	streams := 0
 	d.Frontend().EachStream(func(*frontend.Stream) bool { streams++; return true })
@@ -61,9 +61,9 @@ func (r *fleetHarness) unsettled(id string) string {
 	return fmt.Sprintf("%d streams, %d residents, %d moves, %d in the market", streams, residents, moves, offers)
 }
 
-// quiet waits until nothing is left of any request at any running replica: no slot, no frozen
+// waitForIdle waits until nothing is left of any request at any running replica: no slot, no frozen
 // request, no reservation.
-func (r *fleetHarness) quiet() {
+func (r *fleetHarness) waitForIdle() {
 	r.t.Helper()
 	var left string
 	defer func() {
@@ -71,16 +71,16 @@ func (r *fleetHarness) quiet() {
 			r.t.Log("left over:\n" + left)
 		}
 	}()
-	r.wait("nothing is left over", func() bool {
+	r.waitFor("nothing is left over", func() bool {
 		left = ""
 		for _, n := range r.cfg.Fleet.Fleet.Replicas {
 			if r.parts.alive("engine " + n.ID) {
-				if what := r.busy(n.ID); what != "" {
+				if what := r.engineWork(n.ID); what != "" {
 					left += fmt.Sprintf("  engine %s: %s\n", n.ID, what)
 				}
 			}
 			if r.parts.alive("front " + n.ID) {
-				if what := r.unsettled(n.ID); what != "" {
+				if what := r.migratorWork(n.ID); what != "" {
 					left += fmt.Sprintf("  front %s: %s\n", n.ID, what)
 				}
 			}

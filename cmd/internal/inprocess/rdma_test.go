@@ -32,19 +32,19 @@ func TestRDMA(t *testing.T) {
 		want = newFleetHarness(t, harnessConfig{replicas: 3, edit: func(f *config.Fleet) { f.Speed = 50 }}).play(list)
 	})
 	t.Run("fleet", func(t *testing.T) {
-		r := mobile(t, harnessConfig{
+		r := newCheckedFleet(t, harnessConfig{
 			replicas: 3, migrator: func(c *migratord.Config) { c.RDMA, c.Runtime = lib, "" },
 			edit: func(f *config.Fleet) { f.Migration, f.Speed = config.Migration{Mode: config.MigrationLive}, 1 },
 		})
-		r.teach()
-		r.until("verbs is each replica's best transport", func(s control.Status) bool { return best(s, "verbs") })
+		r.teachShapes()
+		r.waitForStatus("verbs is each replica's best transport", func(s control.Status) bool { return prefersTransport(s, "verbs") })
 		round := 0
 		// over plays the script until requests have migrated by a transport.
 		over := func(transport string) {
 			moved := 0
 			for tries := 0; tries == 0 || tries < 10 && moved == 0; tries++ {
-				stop := r.rotation("r0", "r1", "r2")
-				got := r.play(salted(list, round))
+				stop := r.rotateDrains("r0", "r1", "r2")
+				got := r.play(saltQuestions(list, round))
 				stop()
 				round++
 				compare(t, list, got, want, config.MigrationLive)
@@ -70,8 +70,8 @@ func TestRDMA(t *testing.T) {
 	}
 }
 
-// best reports whether every replica prefers a transport, and the transport works.
-func best(s control.Status, transport string) bool {
+// prefersTransport reports whether every replica prefers a transport, and the transport works.
+func prefersTransport(s control.Status, transport string) bool {
 	for _, m := range s.Models {
 		for _, st := range m.Stages {
 			for _, n := range st.Replicas {

@@ -32,7 +32,7 @@ func refines(t *testing.T, envoy string, edit func(*config.Fleet)) {
 	// A refinement before the first status is a plan of its own, so this does not wait for a
 	// status.
 	r.write(policies.Plan{Model: llm, Stages: stages([]policies.Tokens{cut}, ids(0, 1), ids(2, 3))})
-	s := r.until("the cut has moved down twice", func(s control.Status) bool {
+	s := r.waitForStatus("the cut has moved down twice", func(s control.Status) bool {
 		m := s.Models[0]
 		return len(m.Stages) == 2 && m.Epoch >= r.object.Epoch+2 && m.Stages[1].Low < cut
 	})

@@ -11,17 +11,17 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// pinned adds an option to a body that only the engine that began the request can continue.
-func pinned(body []byte) []byte {
+// withSeed adds an option to a body that only the engine that began the request can continue.
+func withSeed(body []byte) []byte {
 	return bytes.Replace(body, []byte(`"ignore_eos"`), []byte(`"seed":7,"temperature":0.5,"ignore_eos"`), 1)
 }
 
 // forever is the output of streams that last until their test ends.
 const forever = 100_000
 
-// residents starts long streams until an engine runs at least movable streams that may migrate, and
+// startResidents starts long streams until an engine runs at least movable streams that may migrate, and
 // one that is pinned. It returns the movable ones of that engine, its pinned ones, and all others.
-func (r *fleetHarness) residents(id string, movable int) (moving, fixed, others []*live) {
+func (r *fleetHarness) startResidents(id string, movable int) (moving, fixed, others []*live) {
 	r.t.Helper()
 	for n := 0; len(moving) < movable || len(fixed) == 0; n++ {
 		here := func() map[string]policies.PinReason {
@@ -36,7 +36,7 @@ func (r *fleetHarness) residents(id string, movable int) (moving, fixed, others 
 		body := prompt(120+n, forever)
 		ties := len(moving) >= movable || n%3 == 2
 		if ties {
-			body = pinned(body)
+			body = withSeed(body)
 		}
 		before := here()
 		s := r.stream(body)
@@ -61,8 +61,8 @@ func (r *fleetHarness) residents(id string, movable int) (moving, fixed, others 
 	return moving, fixed, others
 }
 
-// faithful ends streams and checks that their text is the one that the model generates.
-func (f *traffic) faithful(streams []*live) {
+// requireTexts ends streams and checks that their text is the one that the model generates.
+func (f *traffic) requireTexts(streams []*live) {
 	t := f.r.t
 	t.Helper()
 	for _, s := range streams {
@@ -79,12 +79,12 @@ func (f *traffic) faithful(streams []*live) {
 	}
 }
 
-// grows waits until streams have received more tokens.
-func (r *fleetHarness) grows(streams []*live) {
+// waitForGrowth waits until streams have received more tokens.
+func (r *fleetHarness) waitForGrowth(streams []*live) {
 	r.t.Helper()
 	for _, s := range streams {
 		now := s.count.Load()
-		r.wait("a stream that goes on", func() bool {
+		r.waitFor("a stream that goes on", func() bool {
 			select {
 			case <-s.ended:
 				r.t.Fatalf("a stream ended after %d events: %q, %v", s.count.Load(), s.failed, s.err)
@@ -99,30 +99,30 @@ func (r *fleetHarness) grows(streams []*live) {
 // other engines; pinned ones end with the error event.
 func TestEngineDies(t *testing.T) {
 	idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
-		r := moving(t, envoy, config.MigrationLive, 3)
-		r.teach()
+		r := newMigratingFleet(t, envoy, config.MigrationLive, 3)
+		r.teachShapes()
 		load := newTraffic(r, 6, 100, 200, 2000)
-		own, fixed, others := r.residents("r0", 3)
-		load.after(6)
+		own, fixed, others := r.startResidents("r0", 3)
+		load.waitForRequests(6)
 		r.killEngine("r0")
-		r.grows(own)
+		r.waitForGrowth(own)
 		for _, s := range fixed {
 			s.wait(t)
 			if s.done || !strings.Contains(s.failed, "engine") {
 				t.Errorf("a pinned stream of the dead engine: done %v, error event %q, %v", s.done, s.failed, s.err)
 			}
 		}
-		load.after(12)
+		load.waitForRequests(12)
 		r.startEngine("r0")
 		before := r.counts()["r0"]
-		r.wait("r0 serves again", func() bool { return r.counts()["r0"] > before })
-		load.after(6)
+		r.waitFor("r0 serves again", func() bool { return r.counts()["r0"] > before })
+		load.waitForRequests(6)
 		load.stop()
 		load.report()
-		r.grows(own)
-		r.grows(others)
-		load.faithful(own)
-		load.faithful(others)
+		r.waitForGrowth(own)
+		r.waitForGrowth(others)
+		load.requireTexts(own)
+		load.requireTexts(others)
 		r.tally()
 	})
 }
@@ -131,30 +131,30 @@ func TestEngineDies(t *testing.T) {
 // other engines; pinned ones wait.
 func TestEngineHangs(t *testing.T) {
 	idlePlanes(t, onProxy, func(t *testing.T, envoy string) {
-		r := mobile(t, harnessConfig{envoy: envoy, replicas: 3, edit: func(f *config.Fleet) {
+		r := newCheckedFleet(t, harnessConfig{envoy: envoy, replicas: 3, edit: func(f *config.Fleet) {
 			f.Migration, f.Speed = config.Migration{}, 4
 		}, front: func(_ string, c *frontend.Config) {
 			c.HealthTimeout, c.HangTimeout = time.Second, 2*time.Second
 		}})
-		r.teach()
+		r.teachShapes()
 		load := newTraffic(r, 6, 100, 200, 2000)
-		own, fixed, others := r.residents("r0", 3)
-		load.after(6)
+		own, fixed, others := r.startResidents("r0", 3)
+		load.waitForRequests(6)
 		resume := r.hangEngine("r0")
-		r.grows(own)
-		load.after(12)
+		r.waitForGrowth(own)
+		load.waitForRequests(12)
 		resume()
 		before := r.counts()["r0"]
-		r.wait("r0 serves again", func() bool { return r.counts()["r0"] > before })
-		r.grows(fixed)
-		load.after(6)
+		r.waitFor("r0 serves again", func() bool { return r.counts()["r0"] > before })
+		r.waitForGrowth(fixed)
+		load.waitForRequests(6)
 		load.stop()
 		load.report()
-		r.grows(own)
-		r.grows(others)
-		load.faithful(own)
-		load.faithful(fixed)
-		load.faithful(others)
+		r.waitForGrowth(own)
+		r.waitForGrowth(others)
+		load.requireTexts(own)
+		load.requireTexts(fixed)
+		load.requireTexts(others)
 		r.tally()
 	})
 }

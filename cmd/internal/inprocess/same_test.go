@@ -137,9 +137,9 @@ func recorded(t *testing.T, requests int) []trace.Request {
 	return list
 }
 
-// teach lets every front end learn the format of its engine's answers that are not streamed: only
+// teachShapes lets every front end learn the format of its engine's answers that are not streamed: only
 // then can it build such an answer from a stream, and migrate the request.
-func (r *fleetHarness) teach() {
+func (r *fleetHarness) teachShapes() {
 	r.t.Helper()
 	for _, n := range r.cfg.Fleet.Fleet.Replicas {
 		for i := range forms {
@@ -177,7 +177,7 @@ func (r *fleetHarness) play(list []question) []string {
 				out[i] = "failed: " + err.Error()
 				return
 			}
-			text := anonymous(body)
+			text := withoutIdentity(body)
 			if q.stream {
 				text = streamedText(text)
 			}
@@ -188,9 +188,9 @@ func (r *fleetHarness) play(list []question) []string {
 	return out
 }
 
-// rotation drains one replica after the other until the returned function is
+// rotateDrains drains one replica after the other until the returned function is
 // called.
-func (r *fleetHarness) rotation(ids ...string) (stop func()) {
+func (r *fleetHarness) rotateDrains(ids ...string) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -287,25 +287,25 @@ func TestSameAnswers(t *testing.T) {
 					r.plan(fiveStages()...)
 					want = r.play(list)
 				})
-				r := moving(t, envoy, c.mode, 6, ranks, func(f *config.Fleet) { f.Speed = 1 })
+				r := newMigratingFleet(t, envoy, c.mode, 6, ranks, func(f *config.Fleet) { f.Speed = 1 })
 				r.plan(fiveStages()...)
-				r.teach()
+				r.teachShapes()
 				// On a host that is too busy, requests end before they migrate.
 				for n := 0; n == 0 || n < 10 && !r.moved(); n++ {
-					stop := r.rotation("r4", "r1", "r2", "r3", "r0")
-					got := r.play(salted(list, n))
+					stop := r.rotateDrains("r4", "r1", "r2", "r3", "r0")
+					got := r.play(saltQuestions(list, n))
 					stop()
 					compare(t, list, got, want, c.mode)
 				}
-				r.settled(c.mode)
+				r.requireSettled(c.mode)
 			})
 		})
 	}
 }
 
-// salted returns the questions for a later round, changed so that the engines' caches of earlier
+// saltQuestions returns the questions for a later round, changed so that the engines' caches of earlier
 // rounds do not apply.
-func salted(list []question, round int) []question {
+func saltQuestions(list []question, round int) []question {
 	out := slices.Clone(list)
 	for i := range out {
 		out[i].body = strings.TrimSuffix(out[i].body, "}") + fmt.Sprintf(`,"cache_salt":"%d"}`, round)
@@ -342,8 +342,8 @@ func compare(t *testing.T, list []question, got, want []string, mode string) {
 	}
 }
 
-// settled checks the records of a fleet whose requests have migrated.
-func (r *fleetHarness) settled(mode string) {
+// requireSettled checks the records of a fleet whose requests have migrated.
+func (r *fleetHarness) requireSettled(mode string) {
 	r.t.Helper()
 	if r.tally() == 0 {
 		r.t.Error("nothing moved")
@@ -372,7 +372,7 @@ func TestChain(t *testing.T) {
 	for _, mode := range []string{config.MigrationLive, config.MigrationReprompt} {
 		t.Run(mode, func(t *testing.T) {
 			idlePlanes(t, onProxy, func(t *testing.T, envoy string) {
-				r := moving(t, envoy, mode, 3, func(f *config.Fleet) { f.Speed = 2 })
+				r := newMigratingFleet(t, envoy, mode, 3, func(f *config.Fleet) { f.Speed = 2 })
 				load := newTraffic(r, 2, 20, 200, 2000)
 				var streams []*live
 				for n := range 4 {
@@ -392,14 +392,14 @@ func TestChain(t *testing.T) {
 				}
 				for n := 0; !far(); n++ {
 					id := []string{"r0", "r1", "r2"}[n%3]
-					r.empty(id)
-					r.refill(id)
+					r.drainAndWait(id)
+					r.undrainAndWait(id)
 				}
-				r.grows(streams)
+				r.waitForGrowth(streams)
 				load.stop()
 				load.report()
-				load.faithful(streams)
-				r.settled(mode)
+				load.requireTexts(streams)
+				r.requireSettled(mode)
 			})
 		})
 	}

@@ -34,25 +34,25 @@ func TestStarved(t *testing.T) {
 	}
 	hard := []int{4, 8, 16, 32, 64, 128}
 	planes(t, onBoth, func(t *testing.T, envoy string) {
-		r := moving(t, envoy, config.MigrationLive, 3, func(f *config.Fleet) { f.Speed = 1 })
-		r.teach()
-		streams := r.scattered()
+		r := newMigratingFleet(t, envoy, config.MigrationLive, 3, func(f *config.Fleet) { f.Speed = 1 })
+		r.teachShapes()
+		streams := r.startScattered()
 		load := newTraffic(r, 6, 20, 200, 2000)
-		load.after(6)
+		load.waitForRequests(6)
 		for i, busy := range hard {
 			id := []string{"r0", "r1", "r2"}[i%3]
 			r.order("drain", id)
 			starve(busy, 2*time.Second)
 			r.order("undrain", id)
 		}
-		load.after(6)
+		load.waitForRequests(6)
 		load.stop()
 		load.report()
 		for _, s := range streams {
-			r.grows(s)
+			r.waitForGrowth(s)
 		}
 		for _, s := range streams {
-			load.faithful(s)
+			load.requireTexts(s)
 		}
 		r.tally()
 	})

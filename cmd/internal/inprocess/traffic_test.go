@@ -127,7 +127,7 @@ type live struct {
 func (r *fleetHarness) stream(body []byte) *live {
 	r.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	resp, err := r.open(ctx, "/v1/completions", "", bytes.NewReader(streamed(body)))
+	resp, err := r.open(ctx, "/v1/completions", "", bytes.NewReader(withStream(body)))
 	if err != nil {
 		cancel()
 		r.t.Fatal(err)
@@ -169,8 +169,8 @@ func (s *live) wait(t *testing.T) {
 	}
 }
 
-// streamed returns the body with the option to stream.
-func streamed(body []byte) []byte {
+// withStream returns the body with the option to stream.
+func withStream(body []byte) []byte {
 	return append(body[:len(body)-1:len(body)-1], `,"stream":true}`...)
 }
 
@@ -205,7 +205,7 @@ func newTraffic(r *fleetHarness, workers, output int, sizes ...int) *traffic {
 				size := f.sizes[rng.IntN(len(f.sizes))]
 				began := time.Now()
 				f.began[i].Store(began.UnixNano())
-				err := f.one(prompt(size, f.output), n%3 == 0)
+				err := f.sendOne(prompt(size, f.output), n%3 == 0)
 				f.sent.Add(1)
 				if err != nil {
 					f.fail(began, fmt.Errorf("%d bytes: %w", size, err))
@@ -221,9 +221,9 @@ func newTraffic(r *fleetHarness, workers, output int, sizes ...int) *traffic {
 // expect records a plan before it can route requests.
 func (f *traffic) expect(p policies.Plan) { f.plans.Store(p.Epoch, p) }
 
-// dies kills a component of the fleet. It may cut the requests in progress in a way that may
+// killDuring kills a component of the fleet. It may cut the requests in progress in a way that may
 // allows; no other request may fail.
-func (f *traffic) dies(kill func(), may func(error) bool) {
+func (f *traffic) killDuring(kill func(), may func(error) bool) {
 	f.mu.Lock()
 	f.limit, f.may = time.Now().Add(time.Hour), may
 	f.mu.Unlock()
@@ -260,24 +260,24 @@ func (f *traffic) report() {
 	}
 }
 
-// after waits until n more requests have been answered.
-func (f *traffic) after(n int64) {
+// waitForRequests waits until n more requests have been answered.
+func (f *traffic) waitForRequests(n int64) {
 	f.r.t.Helper()
 	goal := f.sent.Load() + n
-	f.r.wait(fmt.Sprintf("%d requests", n), func() bool { return f.sent.Load() >= goal })
+	f.r.waitFor(fmt.Sprintf("%d requests", n), func() bool { return f.sent.Load() >= goal })
 }
 
-// anew waits until all requests in progress have been answered.
-func (f *traffic) anew() {
+// waitForAll waits until all requests in progress have been answered.
+func (f *traffic) waitForAll() {
 	f.r.t.Helper()
 	now := time.Now().UnixNano()
 	for i := range f.began {
-		f.r.wait("every worker makes another request", func() bool { return f.began[i].Load() > now })
+		f.r.waitFor("every worker makes another request", func() bool { return f.began[i].Load() > now })
 	}
 }
 
-// one sends one request and checks the answer.
-func (f *traffic) one(body []byte, stream bool) error {
+// sendOne sends one request and checks the answer.
+func (f *traffic) sendOne(body []byte, stream bool) error {
 	want, err := f.oracle.text(body)
 	if err != nil {
 		return err
@@ -285,7 +285,7 @@ func (f *traffic) one(body []byte, stream bool) error {
 	sent := body
 	if stream {
 		f.streams.Add(1)
-		sent = streamed(body)
+		sent = withStream(body)
 	}
 	resp, err := f.r.open(context.Background(), "/v1/completions", "", bytes.NewReader(sent))
 	if err != nil {

@@ -21,7 +21,7 @@ func TestDeviceFaults(t *testing.T) {
 	for _, r := range h.replicas { // which takes a moment, in which tcp carries them
 		r.migrator.await("transport changed.*transport=shm")
 	}
-	h.suffer(step{name: "committed", kind: transfer.Committed, to: toSource}, fault{name: "no fault", strike: func(*hop, crossing) bool { return true }})
+	h.injectFault(step{name: "committed", kind: transfer.Committed, to: toSource}, fault{name: "no fault", strike: func(*hop, crossing) bool { return true }})
 	by := map[string]int{}
 	for _, m := range h.migrations() {
 		if string(m.From) != h.target.ID { // source and target have changed places
@@ -37,7 +37,7 @@ func TestDeviceFaults(t *testing.T) {
 	}
 	v := victims()
 	for i, s := range map[int]step{0: liveSteps[2], 1: liveSteps[3]} { // source's engine at round, target's at pulled
-		h.suffer(s, killed(v[i]))
+		h.injectFault(s, killed(v[i]))
 	}
 	h.tally()
 }

@@ -64,8 +64,8 @@ func frozen(v victim) fault {
 	}
 }
 
-// slow skips a slow test unless slow tests are enabled.
-func slow(t *testing.T) {
+// skipUnlessSlow skips a slow test unless slow tests are enabled.
+func skipUnlessSlow(t *testing.T) {
 	if !everything {
 		t.Skip("takes minutes; set CASCADE_TEST_ALL=1")
 	}
@@ -78,15 +78,15 @@ var ways = map[string][]step{config.MigrationLive: liveSteps, liveOnGPU: liveSte
 // TestProcessesDie kills and suspends the processes of both sides of a migration, at each of its
 // steps.
 func TestProcessesDie(t *testing.T) {
-	slow(t)
+	skipUnlessSlow(t)
 	for mode, steps := range ways {
 		for _, v := range victims() {
 			t.Run(mode+"/"+v.name, func(t *testing.T) {
 				t.Parallel()
 				h := newHop(t, mode, nil)
 				for _, s := range steps {
-					h.suffer(s, killed(v))
-					h.suffer(s, frozen(v))
+					h.injectFault(s, killed(v))
+					h.injectFault(s, frozen(v))
 				}
 			})
 		}
@@ -106,7 +106,7 @@ func broken(name string, s step, how state, lasts time.Duration) fault {
 // TestLinksBreak loses messages on the links between migrators, and cuts, silences and delays the
 // links, at each step of a migration.
 func TestLinksBreak(t *testing.T) {
-	slow(t)
+	skipUnlessSlow(t)
 	for mode, steps := range ways {
 		for name, faults := range map[string]func(s step) []fault{
 			"short": func(s step) []fault {
@@ -124,7 +124,7 @@ func TestLinksBreak(t *testing.T) {
 				h := newHop(t, mode, nil)
 				for _, s := range steps {
 					for _, f := range faults(s) {
-						h.suffer(s, f)
+						h.injectFault(s, f)
 					}
 				}
 			})
@@ -135,7 +135,7 @@ func TestLinksBreak(t *testing.T) {
 // TestMessagesLie alters every block table in transit: a replica decodes only what it has verified,
 // and so no request migrates live.
 func TestMessagesLie(t *testing.T) {
-	slow(t)
+	skipUnlessSlow(t)
 	for _, mode := range []string{config.MigrationLive, liveOnGPU} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
@@ -161,7 +161,7 @@ func messagesLie(t *testing.T, mode string) {
 			}
 			source := h.source.ID
 			done := h.done(source)
-			h.suffer(s, fault{name: "false " + name, always: true, strike: func(_ *hop, c crossing) bool { lie(c); return true }})
+			h.injectFault(s, fault{name: "false " + name, always: true, strike: func(_ *hop, c crossing) bool { lie(c); return true }})
 			if n := h.done(source) - done; n != 0 {
 				t.Errorf("false %s at %s: %d requests have moved", name, s.name, n)
 			}
@@ -184,13 +184,13 @@ func (h *hop) done(from string) (n int) {
 // TestFrontDies kills the front end at each step of its requests' migrations: nothing of them
 // remains, frozen or reserved, on any replica.
 func TestFrontDies(t *testing.T) {
-	slow(t)
+	skipUnlessSlow(t)
 	for mode, steps := range ways {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			h := newHop(t, mode, nil)
 			for _, s := range steps {
-				h.suffer(s, fault{
+				h.injectFault(s, fault{
 					name:   "front killed",
 					strike: func(h *hop, _ crossing) bool { h.front.migrator.kill(); return true },
 					cuts:   true,
@@ -207,7 +207,7 @@ func TestFrontDies(t *testing.T) {
 // TestNoRoom sells requests to a replica whose engine is full of requests that its migrator does
 // not know: it rejects them, and accepts them later.
 func TestNoRoom(t *testing.T) {
-	slow(t)
+	skipUnlessSlow(t)
 	for _, mode := range []string{config.MigrationLive, liveOnGPU} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()

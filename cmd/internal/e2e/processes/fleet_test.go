@@ -262,7 +262,7 @@ func find(s control.Status, id string) *control.Replica {
 func (f *fleet) awaitStatus(what string, holds func(control.Status) bool) {
 	f.t.Helper()
 	var body string
-	until(f.t, what, func() bool {
+	waitFor(f.t, what, func() bool {
 		var err error
 		if body, err = f.get("http://" + f.file.Control.Admin + "/status"); err != nil {
 			return false
@@ -276,7 +276,7 @@ func (f *fleet) awaitStatus(what string, holds func(control.Status) bool) {
 func (f *fleet) awaitURL(url, pattern string) {
 	f.t.Helper()
 	re := regexp.MustCompile(pattern)
-	until(f.t, url+" matches "+pattern, func() bool {
+	waitFor(f.t, url+" matches "+pattern, func() bool {
 		body, err := f.get(url)
 		return err == nil && re.MatchString(body)
 	})
@@ -373,7 +373,7 @@ var busy = [...]string{"vllm:num_requests_running", "vllm:num_requests_waiting",
 func (f *fleet) awaitEmpty(replicas ...*replica) {
 	f.t.Helper()
 	for _, r := range replicas {
-		until(f.t, r.ID+" is empty", func() bool {
+		waitFor(f.t, r.ID+" is empty", func() bool {
 			page, err := f.get(r.Engine + "/metrics")
 			for _, name := range busy {
 				if v, ok := gauge(page, name); err != nil || !ok || v != 0 {

@@ -78,7 +78,7 @@ func TestFloods(t *testing.T) {
 	envoytest.Binary(t)
 	f := newFleet(t, setup{envoy: true, replicas: 3, edit: func(c *config.Fleet) { c.Control.Limits = narrow }})
 	load := newTraffic(f, newOracle(f), "http://"+f.file.Proxy.Listen, calm)
-	load.after(5)
+	load.waitForRequests(5)
 	connections := func() string {
 		return fmt.Sprint(f.envoy.Stats(`^cluster\.cascade-xds\.(upstream_cx_total|upstream_rq_total)$|^control_plane\.connected_state$`))
 	}
@@ -121,20 +121,20 @@ func TestFloods(t *testing.T) {
 		}
 		return true
 	}
-	until(t, "the floods of three nodes are refused", refusedOften)
+	waitFor(t, "the floods of three nodes are refused", refusedOften)
 	var n atomic.Int64 // number of nodes, which all exceed the limit by now
 	again("nodes", 2, func(x *flood) { x.ask(ctx, fmt.Sprint("invented-", n.Add(1)), 1, narrow.StreamNames+1) })
-	until(t, "every flood is refused", refusedOften)
+	waitFor(t, "every flood is refused", refusedOften)
 
 	// Meanwhile the planner works, and Envoy applies its plans.
 	f.cascade("drain", "r0", "--wait", "--timeout", patience.String())
 	reached := func(e policies.Epoch) func(control.Status) bool {
-		return func(s control.Status) bool { return s.Epoch >= e && has("edge")(s) }
+		return func(s control.Status) bool { return s.Epoch >= e && envoyHasPlan("edge")(s) }
 	}
 	f.awaitStatus("the Envoy has the plan without r0", reached(2))
 	f.cascade("undrain", "r0")
 	f.awaitStatus("the Envoy has the plan with r0", reached(3))
-	load.after(10)
+	load.waitForRequests(10)
 	cancel()
 	all.Wait()
 	for name, x := range ways {

@@ -71,12 +71,12 @@ func (h *held) length() int {
 	return h.text.Len()
 }
 
-// grow waits until every stream has received more text.
-func grow(f *fleet, streams []*held) {
+// waitForGrowth waits until every stream has received more text.
+func waitForGrowth(f *fleet, streams []*held) {
 	f.t.Helper()
 	for i, h := range streams {
 		was := h.length()
-		until(f.t, fmt.Sprintf("stream %d goes on", i), func() bool {
+		waitFor(f.t, fmt.Sprintf("stream %d goes on", i), func() bool {
 			select {
 			case <-h.over:
 				f.t.Fatalf("stream %d is over: %v", i, h.err)
@@ -87,9 +87,9 @@ func grow(f *fleet, streams []*held) {
 	}
 }
 
-// release disconnects the clients and checks the text that they received: it must be the beginning
+// disconnectAll disconnects the clients and checks the text that they received: it must be the beginning
 // of the answer, byte for byte.
-func release(f *fleet, o *oracle, streams []*held) {
+func disconnectAll(f *fleet, o *oracle, streams []*held) {
 	f.t.Helper()
 	for i, h := range streams {
 		h.leave()
@@ -107,7 +107,7 @@ func release(f *fleet, o *oracle, streams []*held) {
 			got = got[:len(got)-size]
 		}
 		if got == "" || !strings.HasPrefix(want, got) {
-			f.t.Errorf("stream %d: %s", i, difference(h.text.String(), want))
+			f.t.Errorf("stream %d: %s", i, firstDifference(h.text.String(), want))
 		}
 	}
 }

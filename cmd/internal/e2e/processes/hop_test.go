@@ -125,7 +125,7 @@ func (h *hop) follow(body []byte, s *streams) {
 		s.cut++
 		fallthrough
 	case err != nil || got != want:
-		s.bad = append(s.bad, fmt.Sprintf("%v: %s", err, difference(got, want)))
+		s.bad = append(s.bad, fmt.Sprintf("%v: %s", err, firstDifference(got, want)))
 	}
 }
 
@@ -198,8 +198,8 @@ type fault struct {
 // migration gets that far.
 const attempts = 3
 
-// suffer injects a fault at the first message of a step of some migration.
-func (h *hop) suffer(s step, f fault) {
+// injectFault injects a fault at the first message of a step of some migration.
+func (h *hop) injectFault(s step, f fault) {
 	h.t.Helper()
 	name := f.name + " at " + s.name
 	for range attempts {

@@ -39,7 +39,7 @@ func TestMovesWithIdentities(t *testing.T) {
 			c.Replicas[i].Node = "n" + strconv.Itoa(i)
 		}
 	}})
-	moves(t, f, "tcp")
+	drainInTurn(t, f, "tcp")
 	own := files.ForComponent(identity.Migrator, "r2")
 	keys, err := certs.New(certs.Config{Cert: own.Cert, Key: own.Key, CA: own.CA, Self: files.ExpectedIdentity(identity.Migrator, "r2")})
 	if err != nil {
@@ -47,16 +47,16 @@ func TestMovesWithIdentities(t *testing.T) {
 	}
 	r := f.replicas[0]
 	tunnels := 0
-	for _, address := range listening(t, r.migrator.cmd.Process.Pid) {
+	for _, address := range listeningAddresses(t, r.migrator.cmd.Process.Pid) {
 		if address == r.Address || address == r.Admin || address == r.Peer {
 			continue
 		}
 		tunnels++
-		if err := visit(address, keys.MigratorClientConfig("r0", address), make([]byte, transport.TicketSize)); !errors.Is(err, transport.ErrRefused) {
+		if err := dialWithTicket(address, keys.MigratorClientConfig("r0", address), make([]byte, transport.TicketSize)); !errors.Is(err, transport.ErrRefused) {
 			t.Errorf("r2 as r1 where blocks are pulled: %v", err)
 		}
 		var wrong *tls.CertificateVerificationError
-		if err := visit(address, keys.MigratorClientConfig("r1", address), nil); err == nil || errors.As(err, &wrong) || !strings.Contains(err.Error(), "migrator/r1 is wanted") {
+		if err := dialWithTicket(address, keys.MigratorClientConfig("r1", address), nil); err == nil || errors.As(err, &wrong) || !strings.Contains(err.Error(), "migrator/r1 is wanted") {
 			t.Errorf("r0 is taken for r1: %v", err)
 		}
 	}
@@ -101,15 +101,15 @@ func TestControlPlanesWithIdentities(t *testing.T) {
 		}
 	}})
 	a, b := f.planes[0], f.planes[1]
-	a.await("has the Envoy", func(s control.Status) bool { return leads(s) && has("edge")(s) })
-	b.await("follows a", follows("a"))
+	a.await("has the Envoy", func(s control.Status) bool { return isLeading(s) && envoyHasPlan("edge")(s) })
+	b.await("follows a", isFollowing("a"))
 	load := newTraffic(f, newOracle(f), "http://"+f.file.Proxy.Listen, calm)
-	load.after(5)
+	load.waitForRequests(5)
 
 	const counted = `(cluster_(added|modified|removed)|listener_(added|modified)|\.rds\..*config_reload|^cluster\.cascade/.*\.update_success)$`
 	before := f.envoy.Stats(counted)
 	a.process.kill()
-	if s := b.await("has the Envoy", has("edge")); !informed(s) {
+	if s := b.await("has the Envoy", envoyHasPlan("edge")); !hasFreshReports(s) {
 		t.Error("b does not know the loads")
 	}
 	after := f.envoy.Stats(counted)
@@ -121,7 +121,7 @@ func TestControlPlanesWithIdentities(t *testing.T) {
 			t.Errorf("%s: %d before, %d after", name, before[name], n)
 		}
 	}
-	b.await("plans", leads)
+	b.await("plans", isLeading)
 	b.cascade("drain", "r0", "--wait", "--timeout", patience.String())
 
 	// With the other one's certificate it does not restart.
@@ -137,10 +137,10 @@ func TestControlPlanesWithIdentities(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.start()
-	a.await("follows b", follows("b"))
+	a.await("follows b", isFollowing("b"))
 	a.cascade("undrain", "r0")
-	b.await("the Envoy has the plan with r0", epoch(3))
-	load.after(5)
+	b.await("the Envoy has the plan with r0", envoyHasEpoch(3))
+	load.waitForRequests(5)
 	load.stop()
 	load.report()
 	for _, p := range f.planes {

@@ -35,8 +35,8 @@ func outlineOf(s control.Status) outline {
 	return o
 }
 
-// agree waits until both control planes show the same state, for which holds returns true.
-func agree(t *testing.T, f *fleet, what string, holds func(outline) bool) {
+// waitForAgreement waits until both control planes show the same state, for which holds returns true.
+func waitForAgreement(t *testing.T, f *fleet, what string, holds func(outline) bool) {
 	t.Helper()
 	var seen [2]outline
 	defer func() {
@@ -44,7 +44,7 @@ func agree(t *testing.T, f *fleet, what string, holds func(outline) bool) {
 			t.Logf("%s: a shows %+v, b %+v", what, seen[0], seen[1])
 		}
 	}()
-	until(t, "both show: "+what, func() bool {
+	waitFor(t, "both show: "+what, func() bool {
 		for i, p := range f.planes {
 			s, err := p.status()
 			if err != nil {
@@ -62,7 +62,7 @@ func TestOrdersAtEither(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, setup{replicas: 4, planes: 2})
 	a, b := f.planes[0], f.planes[1]
-	b.await("follows a", follows("a"))
+	b.await("follows a", isFollowing("a"))
 	plans := f.watchPlans()
 
 	// together sends commands concurrently, each to a control plane, and returns the status codes.
@@ -103,18 +103,18 @@ func TestOrdersAtEither(t *testing.T) {
 	}
 	for range n {
 		good(together(order{a, "drain", "r1"}, order{b, "drain", "r2"}, order{b, "plan/pin", llm}))
-		agree(t, f, "r1 and r2 drained, and a pin", func(o outline) bool {
+		waitForAgreement(t, f, "r1 and r2 drained, and a pin", func(o outline) bool {
 			return o.pinned && slices.Equal(o.drained["r1"], []string{"operator"}) && slices.Equal(o.drained["r2"], []string{"operator"})
 		})
 		good(together(order{b, "undrain", "r1"}, order{a, "undrain", "r2"}, order{a, "plan/unpin", llm}))
-		agree(t, f, "none drained, and no pin", func(o outline) bool {
+		waitForAgreement(t, f, "none drained, and no pin", func(o outline) bool {
 			return !o.pinned && len(o.drained["r1"])+len(o.drained["r2"]) == 0
 		})
 		// Contradictory commands: one of them is the last.
 		good(together(order{a, "drain", "r3"}, order{b, "undrain", "r3"}, order{a, "plan/unpin", llm}, order{b, "plan/pin", llm}))
-		agree(t, f, "one of two", func(outline) bool { return true })
+		waitForAgreement(t, f, "one of two", func(outline) bool { return true })
 		good(together(order{a, "undrain", "r3"}, order{b, "plan/unpin", llm}))
-		agree(t, f, "none drained", func(o outline) bool { return !o.pinned && len(o.drained["r3"]) == 0 })
+		waitForAgreement(t, f, "none drained", func(o outline) bool { return !o.pinned && len(o.drained["r3"]) == 0 })
 		// Concurrent drains: the model's last replica is not drained.
 		codes := together(order{a, "drain", "r0"}, order{b, "drain", "r1"}, order{a, "drain", "r2"}, order{b, "drain", "r3"})
 		slices.Sort(codes)
@@ -126,7 +126,7 @@ func TestOrdersAtEither(t *testing.T) {
 			orders = append(orders, order{f.planes[i%2], "undrain", r.ID})
 		}
 		good(together(orders...))
-		agree(t, f, "none drained", func(o outline) bool {
+		waitForAgreement(t, f, "none drained", func(o outline) bool {
 			for _, d := range o.drained {
 				if len(d) > 0 {
 					return false
@@ -148,15 +148,15 @@ func TestCommandsAtEither(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, setup{replicas: 2, planes: 2, edit: func(c *config.Fleet) { c.Planner.MinRequests = 20 }})
 	a, b := f.planes[0], f.planes[1]
-	b.await("follows a", follows("a"))
+	b.await("follows a", isFollowing("a"))
 	b.cascade("drain", "r0", "--wait", "--timeout", patience.String())
-	agree(t, f, "r0 drained", func(o outline) bool { return len(o.drained["r0"]) > 0 })
+	waitForAgreement(t, f, "r0 drained", func(o outline) bool { return len(o.drained["r0"]) > 0 })
 	a.cascade("undrain", "r0")
-	agree(t, f, "r0 back", func(o outline) bool { return len(o.drained["r0"]) == 0 })
+	waitForAgreement(t, f, "r0 back", func(o outline) bool { return len(o.drained["r0"]) == 0 })
 	b.cascade("plan", "pin", llm, "--by", "ann")
-	agree(t, f, "a pin", func(o outline) bool { return o.pinned })
+	waitForAgreement(t, f, "a pin", func(o outline) bool { return o.pinned })
 	a.cascade("plan", "unpin", llm, "--by", "ben")
-	agree(t, f, "no pin", func(o outline) bool { return !o.pinned })
+	waitForAgreement(t, f, "no pin", func(o outline) bool { return !o.pinned })
 	if x, y := a.cascade("plan", "history"), b.cascade("plan", "history"); x == "" || x != y {
 		t.Errorf("history of a:\n%s\nhistory of b:\n%s", x, y)
 	}

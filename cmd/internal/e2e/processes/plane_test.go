@@ -45,7 +45,7 @@ func (p *plane) status() (s control.Status, err error) {
 // await waits until the state of the control plane meets a condition, and returns it.
 func (p *plane) await(what string, holds func(control.Status) bool) (s control.Status) {
 	p.f.t.Helper()
-	until(p.f.t, p.name+": "+what, func() bool {
+	waitFor(p.f.t, p.name+": "+what, func() bool {
 		var err error
 		s, err = p.status()
 		return err == nil && holds(s)
@@ -93,23 +93,23 @@ func (p *plane) freeze() {
 	time.Sleep(tick) // until the signal takes effect
 }
 
-// follows returns a condition: the control plane serves the plans of the given leader, and receives
+// isFollowing returns a condition: the control plane serves the plans of the given leader, and receives
 // reports from every replica itself.
-func follows(holder string) func(control.Status) bool {
+func isFollowing(holder string) func(control.Status) bool {
 	return func(s control.Status) bool {
-		return s.Planner.Holder == holder && !s.Planner.Leads && informed(s)
+		return s.Planner.Holder == holder && !s.Planner.Leads && hasFreshReports(s)
 	}
 }
 
-// leads reports whether a control plane leads and receives reports from every replica.
-func leads(s control.Status) bool { return s.Planner.Leads && informed(s) }
+// isLeading reports whether a control plane leads and receives reports from every replica.
+func isLeading(s control.Status) bool { return s.Planner.Leads && hasFreshReports(s) }
 
 // fresh is the maximum age of a report, in seconds: reports arrive about every second, but this
 // host may be busy.
 const fresh = 10
 
-// informed reports whether a control plane has fresh reports from every replica.
-func informed(s control.Status) bool {
+// hasFreshReports reports whether a control plane has fresh reports from every replica.
+func hasFreshReports(s control.Status) bool {
 	n := 0
 	for _, m := range s.Models {
 		all := m.Unassigned
@@ -125,8 +125,8 @@ func informed(s control.Status) bool {
 	return n > 0
 }
 
-// has returns a condition: an Envoy is connected to this control plane, and has its latest plan.
-func has(node string) func(control.Status) bool {
+// envoyHasPlan returns a condition: an Envoy is connected to this control plane, and has its latest plan.
+func envoyHasPlan(node string) func(control.Status) bool {
 	return func(s control.Status) bool {
 		for _, n := range s.Nodes {
 			if n.ID == node {
@@ -217,7 +217,7 @@ func (r *record) held() []string {
 // await waits until a control plane holds the lease.
 func (r *record) await(holder string) time.Time {
 	r.t.Helper()
-	until(r.t, holder+" has the planning lease", func() bool {
+	waitFor(r.t, holder+" has the planning lease", func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		return r.last.Lease.Holder == holder && r.last.Lease.Expires.After(time.Now())

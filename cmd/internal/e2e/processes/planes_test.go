@@ -61,10 +61,10 @@ func (p *pulse) within(t testing.TB, what string, took, bound time.Duration) {
 // calm is a load that a control plane must not disturb.
 var calm = kind{workers: 8, words: []int{40, 200, 800}, output: 250}
 
-// epoch returns a condition: an Envoy has the plan of an epoch, or a later one, from a control
+// envoyHasEpoch returns a condition: an Envoy has the plan of an epoch, or a later one, from a control
 // plane.
-func epoch(e policies.Epoch) func(control.Status) bool {
-	return func(s control.Status) bool { return s.Epoch >= e && has("edge")(s) }
+func envoyHasEpoch(e policies.Epoch) func(control.Status) bool {
+	return func(s control.Status) bool { return s.Epoch >= e && envoyHasPlan("edge")(s) }
 }
 
 // kinds counts resources by type.
@@ -96,10 +96,10 @@ func TestPlannerDies(t *testing.T) {
 	f := newFleet(t, setup{envoy: true, replicas: 3, planes: 2})
 	a, b := f.planes[0], f.planes[1]
 	plans := f.watchPlans()
-	a.await("has the Envoy", func(s control.Status) bool { return leads(s) && has("edge")(s) })
-	b.await("follows a", follows("a"))
+	a.await("has the Envoy", func(s control.Status) bool { return isLeading(s) && envoyHasPlan("edge")(s) })
+	b.await("follows a", isFollowing("a"))
 	load := newTraffic(f, newOracle(f), "http://"+f.file.Proxy.Listen, calm)
-	load.after(10)
+	load.waitForRequests(10)
 
 	before := f.wire.count()
 	if before.sent < policies.MaxStages+2 || before.again > 0 {
@@ -107,28 +107,28 @@ func TestPlannerDies(t *testing.T) {
 	}
 	heart, at := newPulse(t), time.Now()
 	a.process.kill()
-	moved := b.await("has the Envoy", has("edge"))
+	moved := b.await("has the Envoy", envoyHasPlan("edge"))
 	t.Logf("the Envoy is at b after %v", time.Since(at))
-	if !informed(moved) {
+	if !hasFreshReports(moved) {
 		t.Error("b does not know the loads")
 	}
 	onlyLoads(t, "moved from a to b", f.wire.since(t, before))
 	heart.within(t, "b has the planning lease after", plans.await("b").Sub(at), takeover)
-	if s := b.await("plans", func(s control.Status) bool { return s.Planner.Leads }); !informed(s) {
+	if s := b.await("plans", func(s control.Status) bool { return s.Planner.Leads }); !hasFreshReports(s) {
 		t.Error("b plans, and does not know the loads")
 	}
 	if text := b.cascade("status"); !strings.Contains(text, "this control plane, b, plans") {
 		t.Errorf("b says: %s", text)
 	}
 	b.cascade("drain", "r0", "--wait", "--timeout", patience.String())
-	e := b.await("the Envoy has the plan without r0", epoch(2)).Epoch
+	e := b.await("the Envoy has the plan without r0", envoyHasEpoch(2)).Epoch
 
 	// The killed control plane restarts as a follower.
 	a.start()
-	a.await("follows b", follows("b"))
+	a.await("follows b", isFollowing("b"))
 	a.cascade("undrain", "r0")
-	b.await("the Envoy has the plan with r0", epoch(e+1))
-	load.after(10)
+	b.await("the Envoy has the plan with r0", envoyHasEpoch(e+1))
+	load.waitForRequests(10)
 	if got := plans.held(); !slices.Equal(got, []string{"a", "b"}) {
 		t.Errorf("the lease was held by %q, want a and then b", got)
 	}
@@ -139,30 +139,30 @@ func TestPlannerDies(t *testing.T) {
 	for i := range 4 {
 		long.Go(func() {
 			load.sent.Add(1)
-			if err := load.one(prompt(100+i, 60, 1200), true); err != nil {
+			if err := load.sendOne(prompt(100+i, 60, 1200), true); err != nil {
 				load.fail(err)
 			}
 		})
 	}
-	load.after(4)
+	load.waitForRequests(4)
 	a.process.kill()
 	b.process.kill()
-	load.after(10)
+	load.waitForRequests(10)
 	before = f.wire.count()
 	b.start()
 	a.start()
-	until(t, "the Envoy is back", func() bool {
+	waitFor(t, "the Envoy is back", func() bool {
 		x, _ := a.status()
 		y, _ := b.status()
-		return has("edge")(x) || has("edge")(y)
+		return envoyHasPlan("edge")(x) || envoyHasPlan("edge")(y)
 	})
 	onlyLoads(t, "both came back", f.wire.since(t, before))
-	until(t, "one plans", func() bool {
+	waitFor(t, "one plans", func() bool {
 		x, _ := a.status()
 		y, _ := b.status()
-		return leads(x) && follows("a")(y) || leads(y) && follows("b")(x)
+		return isLeading(x) && isFollowing("a")(y) || isLeading(y) && isFollowing("b")(x)
 	})
-	load.after(10)
+	load.waitForRequests(10)
 	load.stop()
 	long.Wait()
 	load.report()
@@ -177,24 +177,24 @@ func TestPlannerDies(t *testing.T) {
 	before = f.wire.count()
 	boot := command(t, "envoy-bootstrap", "-c", f.path("edge.yaml"), "--node-id", "edge-2", "--admin", "127.0.0.1:0")
 	envoytest.Start(t, envoytest.Config{Bootstrap: boot})
-	until(t, "the other Envoy is sent everything", func() bool { return f.wire.count().again-before.again >= policies.MaxStages+2 })
+	waitFor(t, "the other Envoy is sent everything", func() bool { return f.wire.count().again-before.again >= policies.MaxStages+2 })
 }
 
 // TestControlPlanesRoll restarts two control planes in turn, repeatedly, under load, while an
 // operator sends commands to whichever runs, and suspends the leader for longer than its lease:
 // nothing is planned twice, nothing is sent twice, and no request fails.
 func TestControlPlanesRoll(t *testing.T) {
-	slow(t)
+	skipUnlessSlow(t)
 	envoytest.Binary(t)
 	f := newFleet(t, setup{envoy: true, replicas: 4, planes: 2, edit: func(c *config.Fleet) {
 		c.Planner = config.Planner{Period: 2 * time.Second, MinRequests: 20}
 	}})
 	for _, p := range f.planes {
-		p.await("hears of all", informed)
+		p.await("hears of all", hasFreshReports)
 	}
 	plans := f.watchPlans()
 	load := newTraffic(f, newOracle(f), "http://"+f.file.Proxy.Listen, calm)
-	load.after(10)
+	load.waitForRequests(10)
 
 	var taken, refused atomic.Int64
 	quit := make(chan struct{})
@@ -227,10 +227,10 @@ func TestControlPlanesRoll(t *testing.T) {
 		for i, p := range f.planes {
 			other := f.planes[1-i]
 			p.process.end()
-			other.await("plans alone", leads)
-			load.after(5)
+			other.await("plans alone", isLeading)
+			load.waitForRequests(5)
 			p.start()
-			p.await("hears of all, and follows", follows(other.name))
+			p.await("hears of all, and follows", isFollowing(other.name))
 		}
 	}
 	for range 2 {
@@ -242,10 +242,10 @@ func TestControlPlanesRoll(t *testing.T) {
 		planner.freeze()
 		heart, at := newPulse(t), time.Now()
 		heart.within(t, planner.name+" stands still; "+other.name+" has the lease after", plans.await(other.name).Sub(at), takeover)
-		load.after(20)
+		load.waitForRequests(20)
 		planner.process.signal(syscall.SIGCONT)
-		planner.await("hears of all, and follows", follows(other.name))
-		load.after(10)
+		planner.await("hears of all, and follows", isFollowing(other.name))
+		load.waitForRequests(10)
 		if got := plans.held(); !slices.Equal(got, []string{planner.name, other.name}) {
 			t.Errorf("the lease was held by %q, want %s and then %s", got, planner.name, other.name)
 		}
@@ -255,13 +255,13 @@ func TestControlPlanesRoll(t *testing.T) {
 		f.planes[1].cascade("undrain", r.ID)
 	}
 	f.planes[0].cascade("plan", "unpin", llm)
-	agree(t, f, "none drained", func(o outline) bool { return !o.pinned && len(o.drained["r0"])+len(o.drained["r1"]) == 0 })
-	until(t, "the Envoy has the last plan", func() bool {
+	waitForAgreement(t, f, "none drained", func(o outline) bool { return !o.pinned && len(o.drained["r0"])+len(o.drained["r1"]) == 0 })
+	waitFor(t, "the Envoy has the last plan", func() bool {
 		x, _ := f.planes[0].status()
 		y, _ := f.planes[1].status()
-		return has("edge")(x) || has("edge")(y)
+		return envoyHasPlan("edge")(x) || envoyHasPlan("edge")(y)
 	})
-	load.after(10)
+	load.waitForRequests(10)
 	load.stop()
 	load.report()
 	plans.stop()

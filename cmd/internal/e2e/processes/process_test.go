@@ -125,11 +125,11 @@ func (p *process) end() {
 func (p *process) await(pattern string) {
 	p.t.Helper()
 	re := regexp.MustCompile(pattern)
-	until(p.t, "cascade "+p.args+" writes "+pattern, func() bool { return re.MatchString(p.out.String()) })
+	waitFor(p.t, "cascade "+p.args+" writes "+pattern, func() bool { return re.MatchString(p.out.String()) })
 }
 
-// until waits for a condition that another process brings about.
-func until(t testing.TB, what string, holds func() bool) {
+// waitFor waits for a condition that another process brings about.
+func waitFor(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	for end := time.Now().Add(patience); !holds(); time.Sleep(tick) {
 		if time.Now().After(end) {

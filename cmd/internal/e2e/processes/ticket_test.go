@@ -15,9 +15,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// present sends a ticket to a source over an open connection, and returns nil if the source accepts
+// presentTicket sends a ticket to a source over an open connection, and returns nil if the source accepts
 // it.
-func present(c net.Conn, ticket []byte, receiver string) error {
+func presentTicket(c net.Conn, ticket []byte, receiver string) error {
 	h := handshake.Hello{Receiver: policies.ReplicaID(receiver)}
 	copy(h.Ticket[:], ticket)
 	hello, err := h.Append(nil)
@@ -32,14 +32,14 @@ func present(c net.Conn, ticket []byte, receiver string) error {
 	return err
 }
 
-// steal presents a ticket at the address of an offer.
-func steal(o *api.Offer, ticket []byte, receiver string) error {
+// stealBlocks presents a ticket at the address of an offer.
+func stealBlocks(o *api.Offer, ticket []byte, receiver string) error {
 	c, err := net.Dial(map[string]string{"tcp": "tcp", "shm": "unixpacket"}[o.Transport], o.Address)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	return present(c, ticket, receiver)
+	return presentTicket(c, ticket, receiver)
 }
 
 // TestStolenTickets connects to the sources of running migrations with other receivers' tickets,
@@ -51,12 +51,12 @@ func TestStolenTickets(t *testing.T) {
 	var seen []*api.Offer
 	target := h.target.ID
 	try := func(what string, o *api.Offer, ticket []byte, receiver string) {
-		if err := steal(o, ticket, receiver); !errors.Is(err, transport.ErrRefused) {
+		if err := stealBlocks(o, ticket, receiver); !errors.Is(err, transport.ErrRefused) {
 			t.Errorf("%s over %s: %v, want %v", what, o.Transport, err, transport.ErrRefused)
 		}
 	}
 	offer := liveSteps[1]
-	h.suffer(offer, fault{name: "theft", always: true, strike: func(_ *hop, c crossing) bool {
+	h.injectFault(offer, fault{name: "theft", always: true, strike: func(_ *hop, c crossing) bool {
 		mu.Lock()
 		defer mu.Unlock()
 		for _, o := range c.Offers {

@@ -126,9 +126,9 @@ func TestMovesUnderTLS(t *testing.T) {
 					}
 				},
 			})
-			moves(t, f, want)
+			drainInTurn(t, f, want)
 			if want != "shm" {
-				strangers(t, f, ca)
+				tryAllPorts(t, f, ca)
 			}
 		})
 	}
@@ -140,12 +140,12 @@ const withRDMA = `{"machines": [
 {"name": "n1", "libraries": [{"name": "libibverbs.so.1"}], "nics": [{"name": "fake0", "port": 1, "rdma": "Ethernet", "up": true, "rate": 50000000000}]},
 {"name": "n2", "libraries": [{"name": "libibverbs.so.1"}], "nics": [{"name": "fake0", "port": 1, "rdma": "Ethernet", "up": true, "rate": 50000000000}]}]}`
 
-// moves drains two replicas in turn, under load, and requires that all live migrations use one
+// drainInTurn drains two replicas in turn, under load, and requires that all live migrations use one
 // transport.
-func moves(t *testing.T, f *fleet, want string) {
+func drainInTurn(t *testing.T, f *fleet, want string) {
 	t.Helper()
 	load := newTraffic(f, newOracle(f), "http://"+f.file.Proxy.Listen, kind{workers: 6, words: []int{40, 400}, output: 400})
-	load.after(3)
+	load.waitForRequests(3)
 	for _, r := range f.replicas[:2] {
 		f.order("drain", r.ID)
 		f.awaitStatus(r.ID+" is empty", func(s control.Status) bool { n := find(s, r.ID); return n != nil && n.Residents == 0 })
@@ -171,18 +171,18 @@ func moves(t *testing.T, f *fleet, want string) {
 	f.awaitEmpty(f.replicas...)
 }
 
-// strangers connects to every port of a migrator except those for clients and for operators:
+// tryAllPorts connects to every port of a migrator except those for clients and for operators:
 // without the fleet's certificate a client receives no byte, and with it but without a ticket it
 // receives no blocks.
-func strangers(t *testing.T, f *fleet, ca *authority) {
+func tryAllPorts(t *testing.T, f *fleet, ca *authority) {
 	r := f.replicas[0]
 	transports := 0
-	for _, address := range listening(t, r.migrator.cmd.Process.Pid) {
+	for _, address := range listeningAddresses(t, r.migrator.cmd.Process.Pid) {
 		if address == r.Address || address == r.Admin {
 			continue
 		}
 		for who, c := range map[string]*tls.Config{"no certificate": (*authority)(nil).client(ca), "a stranger": newAuthority(t).client(ca)} {
-			if err := visit(address, c, nil); err == nil {
+			if err := dialWithTicket(address, c, nil); err == nil {
 				t.Errorf("%s listens to %s", address, who)
 			}
 		}
@@ -190,7 +190,7 @@ func strangers(t *testing.T, f *fleet, ca *authority) {
 			continue
 		}
 		transports++
-		if err := visit(address, ca.client(ca), make([]byte, transport.TicketSize)); !errors.Is(err, transport.ErrRefused) {
+		if err := dialWithTicket(address, ca.client(ca), make([]byte, transport.TicketSize)); !errors.Is(err, transport.ErrRefused) {
 			t.Errorf("%s to a member of the fleet without a ticket: %v", address, err)
 		}
 	}
@@ -199,18 +199,18 @@ func strangers(t *testing.T, f *fleet, ca *authority) {
 	}
 }
 
-// visit opens a TLS connection, sends a ticket and waits for an answer.
-func visit(address string, c *tls.Config, ticket []byte) error {
+// dialWithTicket opens a TLS connection, sends a ticket and waits for an answer.
+func dialWithTicket(address string, c *tls.Config, ticket []byte) error {
 	conn, err := tls.Dial("tcp", address, c)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	return present(conn, ticket, "r1")
+	return presentTicket(conn, ticket, "r1")
 }
 
-// listening lists the loopback addresses on which a process listens, according to the kernel.
-func listening(t *testing.T, pid int) []string {
+// listeningAddresses lists the loopback addresses on which a process listens, according to the kernel.
+func listeningAddresses(t *testing.T, pid int) []string {
 	t.Helper()
 	own := map[string]bool{}
 	links, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))

@@ -90,7 +90,7 @@ func newTraffic(f *fleet, o *oracle, url string, k kind) *traffic {
 			rng := rand.New(rand.NewPCG(7, uint64(i)))
 			for n := i; ctx.Err() == nil; n++ {
 				body := prompt(i, k.words[rng.IntN(len(k.words))], k.output)
-				err := l.one(body, n%4 != 0)
+				err := l.sendOne(body, n%4 != 0)
 				l.sent.Add(1)
 				if err != nil {
 					l.fail(err)
@@ -112,11 +112,11 @@ func (l *traffic) fail(err error) {
 	}
 }
 
-// after waits until n more requests are answered.
-func (l *traffic) after(n int64) {
+// waitForRequests waits until n more requests are answered.
+func (l *traffic) waitForRequests(n int64) {
 	l.t.Helper()
 	goal := l.sent.Load() + n
-	until(l.t, fmt.Sprintf("%d more requests", n), func() bool { return l.sent.Load() >= goal })
+	waitFor(l.t, fmt.Sprintf("%d more requests", n), func() bool { return l.sent.Load() >= goal })
 }
 
 // report fails the test if a request failed.
@@ -142,8 +142,8 @@ func prompt(seed, words, output int) []byte {
 
 var lexicon = strings.Fields("the replica gave its longest request away before its peers asked and no client that read along could see when")
 
-// one sends one request and checks the answer.
-func (l *traffic) one(body []byte, stream bool) error {
+// sendOne sends one request and checks the answer.
+func (l *traffic) sendOne(body []byte, stream bool) error {
 	want, err := l.oracle.text(body)
 	if err != nil {
 		return err
@@ -172,7 +172,7 @@ func (l *traffic) one(body []byte, stream bool) error {
 		got = gjson.GetBytes(text, "choices.0.text").Str
 	}
 	if err != nil || got != want {
-		return fmt.Errorf("stream %v: %v: %s", stream, err, difference(got, want))
+		return fmt.Errorf("stream %v: %v: %s", stream, err, firstDifference(got, want))
 	}
 	return nil
 }
@@ -203,8 +203,8 @@ func readTo(text io.StringWriter, body io.Reader) error {
 	return fmt.Errorf("cut: %w", errors.Join(lines.Err(), io.ErrUnexpectedEOF))
 }
 
-// difference shows where two texts begin to differ.
-func difference(got, want string) string {
+// firstDifference shows where two texts begin to differ.
+func firstDifference(got, want string) string {
 	if got == want {
 		return "the text is right"
 	}

@@ -24,7 +24,7 @@ func TestRollingUpgrade(t *testing.T) {
 		f := newFleet(t, setup{envoy: envoy, replicas: 3})
 		o := newOracle(f)
 		load := newTraffic(f, o, "http://"+f.file.Proxy.Listen, kind{workers: 10, words: []int{40, 200, 800}, output: 250})
-		load.after(10)
+		load.waitForRequests(10)
 
 		for _, r := range f.replicas {
 			old := r.migrator
@@ -36,7 +36,7 @@ func TestRollingUpgrade(t *testing.T) {
 			f.awaitURL("http://"+r.Admin+"/readyz", "ready")
 			r.awaitServing()
 		}
-		load.after(10)
+		load.waitForRequests(10)
 
 		for _, r := range f.replicas {
 			f.cascade("drain", r.ID, "--wait", "--timeout", patience.String())
@@ -46,7 +46,7 @@ func TestRollingUpgrade(t *testing.T) {
 			f.cascade("undrain", r.ID)
 			r.awaitServing()
 		}
-		load.after(10)
+		load.waitForRequests(10)
 		load.stop()
 		load.report()
 		if f.tally() == 0 {
@@ -63,7 +63,7 @@ func TestUpgradeAmidMoves(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, setup{replicas: 3})
 	load := newTraffic(f, newOracle(f), "http://"+f.file.Proxy.Listen, kind{workers: 8, words: []int{40, 400}, output: 400})
-	load.after(4)
+	load.waitForRequests(4)
 	for _, r := range f.replicas {
 		// Its clients' requests continue elsewhere, and it remains their front end.
 		f.order("drain", r.ID)
@@ -96,7 +96,7 @@ func TestElderMoves(t *testing.T) {
 			f.order("drain", r1.ID)
 			f.order("drain", r2.ID)
 			f.awaitStatus("only r0 serves", func(s control.Status) bool {
-				return len(find(s, r0.ID).Drain) == 0 && len(find(s, r1.ID).Drain) > 0 && len(find(s, r2.ID).Drain) > 0 && followed(s)
+				return len(find(s, r0.ID).Drain) == 0 && len(find(s, r1.ID).Drain) > 0 && len(find(s, r2.ID).Drain) > 0 && allProxiesCurrent(s)
 			})
 			var streams []*held
 			for i := range hopping {
@@ -119,8 +119,8 @@ func TestElderMoves(t *testing.T) {
 			f.order("undrain", r2.ID)
 			f.cascade("drain", r1.ID, "--wait", "--timeout", patience.String())
 			f.awaitEmpty(r0, r1)
-			grow(f, streams)
-			release(f, o, streams)
+			waitForGrowth(f, streams)
+			disconnectAll(f, o, streams)
 			old.wait()
 			if n := f.tally(); n < 2*hopping {
 				t.Errorf("%d migrations are reported, want %d", n, 2*hopping)
@@ -130,9 +130,9 @@ func TestElderMoves(t *testing.T) {
 	}
 }
 
-// followed reports whether every proxy has the newest plan, so that none sends a drained replica
+// allProxiesCurrent reports whether every proxy has the newest plan, so that none sends a drained replica
 // another request.
-func followed(s control.Status) bool {
+func allProxiesCurrent(s control.Status) bool {
 	return s.Phase == "idle" && s.PublishedEpoch == s.Epoch && len(s.Nodes) > 0 &&
 		!slices.ContainsFunc(s.Nodes, func(n control.Node) bool { return !n.Current || n.Epoch != s.Epoch })
 }
