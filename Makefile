@@ -79,7 +79,7 @@ TESTSUM := $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-
 # long to compile under it. "make test" runs them without the race detector, "make
 # test-all" with and without it.
 REALTIME := ./cmd ./cmd/cascade ./cmd/internal/inprocess ./cmd/internal/e2e/... ./cmd/internal/handover ./cmd/internal/policyhost ./cmd/internal/policydev \
-	./xds/control ./xds/internal/publish ./xds/server ./xds/proxy ./xds/length ./migrator/executor ./migrator/frontend ./engine/emulator ./wasm/... ./examples/...
+	./xds/control ./xds/internal/publish ./xds/server ./xds/proxy ./xds/length ./migrator/executor ./migrator/frontend ./migrator/transport/... ./engine/emulator ./wasm/... ./examples/...
 # All other packages, as a shell command.
 RACED = $$($(GO) list ./... | grep -vxF "$$($(GO) list $(REALTIME))")
 
