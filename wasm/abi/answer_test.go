@@ -58,7 +58,7 @@ func TestQuoteAnswers(t *testing.T) {
 			t.Errorf("an output of %d bytes: %v", n, err)
 		}
 	}
-	// A guest that runs on a frame with less room than today's host gives.
+	// A frame with less room than the present host provides.
 	binary.LittleEndian.PutUint32(frame[60:], 8)
 	if r := EncodeQuoteResult(frame, policies.Bid{}, true); r != Result(Short, 16) {
 		t.Errorf("too little room: %#x", r)

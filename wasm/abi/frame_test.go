@@ -23,8 +23,8 @@ func random(seed uint64, n int) []byte {
 	return b
 }
 
-// roundTrip encodes words into a dirty arena and decodes them from a frame of
-// that length and from a widened one.
+// roundTrip encodes arguments into an arena that is not zeroed, and decodes them from the
+// frame and from a widened one.
 func roundTrip(t *testing.T, k kindCase, in []byte) {
 	t.Helper()
 	s := &source{in}
@@ -47,7 +47,7 @@ func roundTrip(t *testing.T, k kindCase, in []byte) {
 		string(ctx.State[:ctx.Length]) != string(c.State) || len(ctx.State) != c.Room {
 		t.Fatalf("%v: context %+v of %+v", k.kind, ctx, c)
 	}
-	// The frame is the whole input: what was in the arena before is not in it.
+	// The frame does not depend on the earlier content of the arena.
 	other := make([]byte, 1<<14)
 	if _, m, err := k.put(&source{rest}, other, c); err != nil || !bytes.Equal(other[:m], frame) {
 		t.Fatalf("%v: the frame depends on what was in the arena", k.kind)
@@ -55,14 +55,14 @@ func roundTrip(t *testing.T, k kindCase, in []byte) {
 	if arena[n] != 0xaa {
 		t.Fatalf("%v: written beyond the frame", k.kind)
 	}
-	// One byte less is too little, and says how much it takes.
+	// With one byte less, the error has the required length.
 	if _, m, err := k.put(&source{rest}, make([]byte, n-1), c); err != ErrShort || m != n {
 		t.Fatalf("%v: in too small an arena: %d, %v", k.kind, m, err)
 	}
 }
 
-// widen lays a frame out as a later version could: every part larger than today,
-// in another order, with something in the new fields.
+// widen lays a frame out as a later version could: with larger parts, in another order, and
+// with data in the new fields.
 func widen(frame []byte) []byte {
 	le := binary.LittleEndian
 	field := func(at int) uint32 { return le.Uint32(frame[at:]) }
@@ -113,8 +113,8 @@ func FuzzRoundTrip(f *testing.F) {
 	})
 }
 
-// FuzzGarbage gives any bytes to everything that decodes. Nothing may panic; that
-// nothing outside is read shows because the frame ends where the memory does.
+// FuzzGarbage decodes arbitrary bytes as everything. Nothing may panic; a read behind the
+// frame would, because the memory ends there.
 func FuzzGarbage(f *testing.F) {
 	arena := make([]byte, 1<<14)
 	for i, k := range kindCases {
@@ -133,7 +133,7 @@ func FuzzGarbage(f *testing.F) {
 		if ctx, s := DecodeContext(frame); s == OK && ctx.Length > len(ctx.State) {
 			t.Fatal("the state is longer than its room")
 		}
-		// As guests do with a broken frame, and hosts with what guests leave.
+		// Guests decode invalid frames, and hosts decode what guests leave.
 		EncodeQuoteResult(frame, policies.Bid{}, true)
 		EncodeOutlierResult(frame, 1)
 		EncodePartitionResult(frame, policies.Partition{Counts: []int{1}}, true)
@@ -175,7 +175,7 @@ func FuzzGarbage(f *testing.F) {
 	})
 }
 
-// TestHeaderIsChecked breaks one field at a time of a good frame.
+// TestHeaderIsChecked breaks one field of a valid frame at a time.
 func TestHeaderIsChecked(t *testing.T) {
 	good := make([]byte, 1<<10)
 	n, err := EncodeSelectCall(good, Call{}, []policies.Bid{{From: "a", Load: 1}, {From: "b", Load: 2}})
@@ -307,7 +307,7 @@ func TestCallPathDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// sixteen is the crowd that the figures are for.
+// sixteen is the number of bids in the benchmarks.
 func sixteen() []policies.Bid {
 	var bids []policies.Bid
 	for i := range 16 {
@@ -316,7 +316,7 @@ func sixteen() []policies.Bid {
 	return bids
 }
 
-// TestGuestsStaySmall holds what the package may import: every guest links it.
+// TestGuestsStaySmall checks the imports of the package, because every guest links it.
 func TestGuestsStaySmall(t *testing.T) {
 	allowed := []string{"math", "unsafe", "github.com/cascadeinfer/cascade/policies"}
 	files, err := filepath.Glob("*.go")

@@ -19,9 +19,8 @@ import (
 
 var update = flag.Bool("update", false, "write the golden vectors anew; read the difference before it is committed")
 
-// A vector is a frame and an answer to it, as testdata has them. Its fields are
-// found by the tables below, which are written from the specification and not
-// from the package's own offsets.
+// A vector is a frame and an answer to it, as in testdata. The tables below have the offsets
+// of its fields; they come from the specification, not from the package's code.
 type vector struct {
 	name, about string
 	kind        Kind
@@ -174,7 +173,7 @@ type field struct {
 	Value string `json:"value"`
 }
 
-// fields reads a table's fields from b[at:].
+// fields reads the fields of a table from b[at:].
 func fields(b []byte, at int, table, prefix string, aux []byte) (list []field) {
 	le := binary.LittleEndian
 	for _, line := range strings.FieldsFunc(table, func(r rune) bool { return r == ',' || r == '\n' }) {
@@ -229,7 +228,7 @@ func describe(kind Kind, b []byte) []field {
 	return list
 }
 
-// golden is what NAME.json holds, in its order.
+// golden is the content of NAME.json, in its order.
 func golden(v vector, frame []byte) []byte {
 	le := binary.LittleEndian
 	result := v.answer(frame)
@@ -315,7 +314,7 @@ func TestGoldenVectors(t *testing.T) {
 	}
 }
 
-// TestGoldenFramesDecode reads the files, not what is written today.
+// TestGoldenFramesDecode decodes the files, not newly encoded frames.
 func TestGoldenFramesDecode(t *testing.T) {
 	for _, v := range vectors {
 		text, err := os.ReadFile(filepath.Join("testdata", v.name+".hex"))

@@ -24,7 +24,7 @@ import (
 // on fmt or reflect would add a megabyte and more.
 const mostGuestBytes = 2 << 20
 
-// guest is the guest of testdata, metered and running; a small host.
+// guest is a small host with a metered instance of the guest in testdata.
 type guest struct {
 	mod          api.Module
 	at, size     uint32
@@ -86,13 +86,14 @@ func newGuest(t testing.TB) *guest {
 	return g
 }
 
-// arena is looked up anew each time: the memory may have moved.
+// arena returns the arena. It reads it from the instance each time, because the memory may
+// have moved.
 func (g *guest) arena() []byte {
 	b, _ := g.mod.Memory().Read(g.at, g.size)
 	return b
 }
 
-// call runs a kind's function on a frame of n bytes.
+// call calls the function of a kind with a frame of n bytes.
 func (g *guest) call(k Kind, n int) (uint64, error) {
 	fuel, budget := meter.Split(1<<30, g.slice)
 	g.fuel.Set(fuel)
@@ -102,7 +103,7 @@ func (g *guest) call(k Kind, n int) (uint64, error) {
 	return g.stack[0], err
 }
 
-// TestGuestDecidesAsNative runs five of our policies on both sides of the frame.
+// TestGuestDecidesAsNative compares five built-in policies in the guest and on the host.
 func TestGuestDecidesAsNative(t *testing.T) {
 	g := newGuest(t)
 	r := rand.New(rand.NewPCG(1, 2))
@@ -130,7 +131,7 @@ func TestGuestDecidesAsNative(t *testing.T) {
 
 		ask := Ask{policies.Occupancy{Capacity: 1e6, Held: tokens(1e6), Incoming: tokens(1e6), Throughput: tokens(1e5)}, policies.Migration{Request: "x", Length: tokens(1e5), Cause: policies.Drain}}
 		n, err = EncodeQuoteCall(g.arena(), Call{}, ask)
-		// The result first: the call may move the memory.
+		// Read the result first, because the call may move the memory.
 		result := run(Quote, n, err)
 		got, ok, err := DecodeQuoteResult(g.arena(), result)
 		if want, bids := (bidask.Backlog{}).Quote(ask.Position, ask.Handover); err != nil || got != want || ok != bids {
@@ -169,7 +170,7 @@ func TestGuestDecidesAsNative(t *testing.T) {
 	}
 }
 
-// BenchmarkGuest is a decision end to end: encode, arm, call, check.
+// BenchmarkGuest measures a decision end to end: encode, arm, call, check.
 func BenchmarkGuest(b *testing.B) {
 	g := newGuest(b)
 	bids := sixteen()

@@ -2,5 +2,5 @@
 
 package abi
 
-// raceEnabled makes tests do less, and none count allocations.
+// raceEnabled makes tests do less and disables counts of allocations.
 const raceEnabled = true

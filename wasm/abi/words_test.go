@@ -7,8 +7,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// A source makes words from a string of bytes, so that one fuzzer serves every
-// kind; it makes zeros when there are no more.
+// A source makes arguments from a string of bytes, so that one fuzzer serves every kind. It
+// makes zeros when the string is used up.
 type source struct{ b []byte }
 
 func (s *source) byte() byte {
@@ -22,7 +22,7 @@ func (s *source) byte() byte {
 
 func (s *source) below(n int) int { return int(s.byte()) % n }
 
-// word is any 64 bits, mostly small.
+// word returns any 64-bit number, mostly a small one.
 func (s *source) word() uint64 {
 	switch s.below(4) {
 	case 0:
@@ -41,7 +41,7 @@ func (s *source) word() uint64 {
 
 func (s *source) tokens() policies.Tokens { return policies.Tokens(s.word()) }
 
-// float is any double but NaN, which is not equal to itself.
+// float returns any float64 except NaN, which is not equal to itself.
 func (s *source) float() float64 {
 	f := math.Float64frombits(s.word())
 	if f != f {
@@ -158,16 +158,16 @@ func (s *source) change() Change {
 	return ch
 }
 
-// A kindCase ties a kind's two halves together for the tests that go over all
-// of them: put encodes words made from a source and returns them printed; get
-// decodes any frame and prints what it found.
+// A kindCase has the encoder and decoder of a kind, for tests of all kinds: put encodes
+// arguments from a source and returns them as text; get decodes any frame and returns its
+// arguments as text.
 type kindCase struct {
 	kind Kind
 	put  func(s *source, arena []byte, c Call) (words string, n int, err error)
 	get  func(frame []byte) (words string, s Status)
 }
 
-// show prints words, an empty slice as nil.
+// show formats arguments, with empty slices as nil.
 func show(v any) string { return fmt.Sprintf("%+v", v) }
 
 var kindCases = []kindCase{

@@ -11,9 +11,9 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
-// TestGarbageOfBids makes bids of a guest that allocates 2 KiB for each. Left to
-// itself it collects in the middle of a call, which has no fuel for that; when the
-// host has it rest between calls, bids go on for ever and cost the same.
+// TestGarbageOfBids makes bids with a guest that allocates 2 KiB for each. Without deferred
+// work, it collects garbage in the middle of a call, which has no fuel for that. When the
+// host runs its deferred work between calls, bids never fail and always cost the same.
 func TestGarbageOfBids(t *testing.T) {
 	const calls, every = 30_000, 500
 	m := guesttest.Load(t, guesttest.Build(t, filepath.Join("testdata", "guest")), host.Config{})

@@ -29,7 +29,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
-// answers is a policy of every kind, whose answer is the field of the kind.
+// answers is a policy of every kind. Its answer is the field of the kind.
 type answers struct {
 	t         *testing.T
 	none      bool
@@ -53,7 +53,7 @@ func (a *answers) Quote(policies.Occupancy, policies.Migration) (policies.Bid, b
 }
 func (a *answers) Select(bids []policies.Bid) int {
 	if len(bids) > 0 {
-		// What every frame of the vectors brings along.
+		// The values that every frame of the vectors has.
 		if guest.Now() != 1_700_000_000_000_000 || guest.Seed() != 42 || string(guest.State()) != "state" {
 			a.t.Errorf("the call is at %d with seed %d and state %q", guest.Now(), guest.Seed(), guest.State())
 		}
@@ -71,7 +71,7 @@ func (a *answers) Configure(config []byte) error {
 	return a.err
 }
 
-// decide has the native stubs, by the kinds' names in the vectors.
+// decide has the native stubs, by the names of the kinds in the vectors.
 var decide = map[string]func([]byte) uint64{
 	"configure": configure.Decide, "partition": partition.Decide, "refine": refine.Decide, "bid-quote": bidquote.Decide,
 	"bid-select": bidselect.Decide, "outlier": outlier.Decide, "place": place.Decide, "guard": guard.Decide,
@@ -88,8 +88,8 @@ func register(a *answers) {
 	guard.Register(a)
 }
 
-// TestVectors answers the golden vectors of the ABI, in this program: results
-// and outputs are the files'.
+// TestVectors answers the golden vectors of the ABI natively, and checks that results and
+// outputs are those of the files.
 func TestVectors(t *testing.T) {
 	inf := math.Inf(1)
 	for name, a := range map[string]*answers{
@@ -122,7 +122,7 @@ func TestVectors(t *testing.T) {
 		if name == "configure" && a.config != "percent: 25" {
 			t.Errorf("the configuration is %q", a.config)
 		}
-		// A truncated frame is malformed for every kind, and does no harm.
+		// A truncated frame is malformed for every kind.
 		for kind, f := range decide {
 			if s, _ := abi.Unpack(f(frame[:40])); s != abi.BadFrame {
 				t.Errorf("%s: half a header is %v to %s", name, s, kind)
@@ -134,7 +134,7 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-// vector is what a test needs of NAME.json.
+// vector has the fields of NAME.json that the tests use.
 type vector struct {
 	Kind   string
 	Result struct{ I64 string }
@@ -163,7 +163,7 @@ func read(t *testing.T, name string) ([]byte, vector) {
 	return frame, v
 }
 
-// TestUnregistered kinds are unsupported, and errors are failures.
+// TestUnregistered checks that unregistered kinds are unsupported, and errors are failures.
 func TestUnregistered(t *testing.T) {
 	register(&answers{err: errors.New("no")})
 	for _, name := range []string{"configure", "partition"} {
@@ -188,8 +188,7 @@ func TestUnregistered(t *testing.T) {
 	}
 }
 
-// TestModule runs testdata/guest: a policy that panics in every way, keeps
-// state and talks.
+// TestModule runs testdata/guest, a policy that panics in every way, keeps state and logs.
 func TestModule(t *testing.T) {
 	var said bytes.Buffer
 	m := guesttest.Load(t, guesttest.Build(t, filepath.Join("testdata", "guest")), host.Config{Logger: slog.New(slog.NewTextHandler(&said, nil))})

@@ -16,8 +16,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/meter"
 )
 
-// TestCallsDoNotAllocate holds it for the kinds that are on the way of requests,
-// for small modules and for Go.
+// TestCallsDoNotAllocate covers the kinds that are decided per request, in small modules
+// and in Go.
 func TestCallsDoNotAllocate(t *testing.T) {
 	if raceEnabled {
 		t.Skip("the race detector allocates")
@@ -54,8 +54,8 @@ func TestCallsDoNotAllocate(t *testing.T) {
 	check("place", func() error { _, err := i.Place(abi.Call{}, a); return err })
 }
 
-// BenchmarkCall is a decision end to end: encode, arm, call, check. Beside it,
-// the native policy.
+// BenchmarkCall measures a decision end to end: encode, arm, call, check. It measures the
+// native policy for comparison.
 func BenchmarkCall(b *testing.B) {
 	bids := sixteen()
 	b.Run("native/select16", func(b *testing.B) {
@@ -84,8 +84,8 @@ func BenchmarkCall(b *testing.B) {
 	})
 }
 
-// benchmark reports the 5th percentile of batches beside the mean: on a shared
-// machine the mean is the neighbours'.
+// benchmark reports the 5th percentile of batches in addition to the mean, which on a
+// shared host depends on the other load.
 func benchmark(b *testing.B, i *Instance, f func(*Instance) error) {
 	const batch = 500
 	b.ReportAllocs()
@@ -106,11 +106,10 @@ func benchmark(b *testing.B, i *Instance, f func(*Instance) error) {
 	b.ReportMetric(float64(i.Fuel()), "ticks/call")
 }
 
-// BenchmarkHeartbeat is how long a goroutine that allocates, and sleeps half a
-// millisecond between two beats, waits from one to the next while another runs a
-// policy without end, for slices of several lengths; and while none runs. Both take
-// turns, so that they see the same neighbours: what one has more than idle is the
-// policy's.
+// BenchmarkHeartbeat measures the interval between two beats of a goroutine that
+// allocates, and sleeps half a millisecond between them, while another goroutine runs an
+// endless policy, for slices of several lengths, and while none runs. The two take turns,
+// so that other load affects both: the difference is caused by the policy.
 func BenchmarkHeartbeat(b *testing.B) {
 	w := NewWatchdog()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -166,7 +165,7 @@ func BenchmarkHeartbeat(b *testing.B) {
 	}
 }
 
-// BenchmarkLoad is from bytes to a first instance.
+// BenchmarkLoad measures the time from the bytes of a module to its first instance.
 func BenchmarkLoad(b *testing.B) {
 	run := func(b *testing.B, c Config, code []byte) {
 		for b.Loop() {

@@ -15,7 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
-// files lists the regular files below a folder, but locks.
+// files returns the regular files below a folder, without lock files.
 func files(t *testing.T, dir string) (list []string) {
 	t.Helper()
 	if err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -87,7 +87,7 @@ func TestCacheOthersCanWriteIsRefused(t *testing.T) {
 	}
 }
 
-// TestEngineVersion holds that the cache's path names the engine in use.
+// TestEngineVersion checks that the cache's path has the version of the engine.
 func TestEngineVersion(t *testing.T) {
 	mod, err := os.ReadFile("../../go.mod")
 	if err != nil {
@@ -99,8 +99,8 @@ func TestEngineVersion(t *testing.T) {
 	}
 }
 
-// TestCacheIsBounded loads more modules than the cache may have: those that were
-// loaded longest ago go, those that are loaded now stay, and go on.
+// TestCacheIsBounded loads more modules than the cache may have, and checks that the least
+// recently loaded ones are removed, and that those loaded now stay and keep working.
 func TestCacheIsBounded(t *testing.T) {
 	dir := t.TempDir()
 	c := Config{Cache: dir, CacheModules: 3}
@@ -130,7 +130,7 @@ func TestCacheIsBounded(t *testing.T) {
 	if _, err := instance(t, stays).Select(abi.Call{}, sixteen()); err != nil {
 		t.Error(err)
 	}
-	c.CacheBytes, c.CacheModules = 1, 0 // smaller than any
+	c.CacheBytes, c.CacheModules = 1, 0 // smaller than every module
 	m, err := Load(context.Background(), c, policy(9))
 	if err != nil {
 		t.Fatal(err)

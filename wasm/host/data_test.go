@@ -10,7 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/meter"
 )
 
-// dataSection has segments of these bytes at these places.
+// dataSection returns a data section with these segments at these offsets.
 func dataSection(all ...segment) []byte {
 	body := binary.AppendUvarint(nil, uint64(len(all)))
 	for _, s := range all {
@@ -20,8 +20,8 @@ func dataSection(all ...segment) []byte {
 	return append(binary.AppendUvarint([]byte{sectionData}, uint64(len(body))), body...)
 }
 
-// TestJoinedData: whatever the segments are, in order or not, one over the other,
-// near and far, the memory begins as they say.
+// TestJoinedData checks that the initial memory is that of the original segments, whether
+// they are ordered or not, overlapping, near or far.
 func TestJoinedData(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	code := hosttest.Policy(hosttest.LeastLoad()).Encode()
@@ -63,7 +63,7 @@ func TestJoinedData(t *testing.T) {
 	}
 }
 
-// count returns how many segments a module has, and their bytes.
+// count returns the number of segments of a module and of their bytes.
 func count(t *testing.T, code []byte) (n, size int) {
 	t.Helper()
 	for at := headerSize; at < len(code); {
@@ -79,7 +79,7 @@ func count(t *testing.T, code []byte) (n, size int) {
 	return 0, 0
 }
 
-// TestDataOfGo: a module of Go's linker has few segments when they are joined.
+// TestDataOfGo checks that a module of Go's linker has few segments after joining.
 func TestDataOfGo(t *testing.T) {
 	code := hosttest.Guest(t)
 	n, size := count(t, code)
@@ -90,7 +90,7 @@ func TestDataOfGo(t *testing.T) {
 	}
 }
 
-// TestDataThatStays: what is not understood is left as it is.
+// TestDataThatStays checks that data sections that cannot be parsed are not changed.
 func TestDataThatStays(t *testing.T) {
 	code := hosttest.Policy(hosttest.LeastLoad()).Encode()
 	good := dataSection(segment{8, []byte("a")}, segment{16, []byte("b")})
@@ -109,7 +109,7 @@ func TestDataThatStays(t *testing.T) {
 	}
 }
 
-// FuzzJoinData: it takes anything, and what it makes of a good module is one.
+// FuzzJoinData checks that any bytes are accepted, and that a valid module stays valid.
 func FuzzJoinData(f *testing.F) {
 	code := hosttest.Policy(hosttest.LeastLoad()).Encode()
 	f.Add(code)

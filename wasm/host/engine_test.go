@@ -12,8 +12,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
-// TestEngineShares the code of a module that is loaded for two kinds, until the
-// last of them is closed.
+// TestEngineShares checks that the code of a module that is loaded for two kinds is shared
+// until both are closed.
 func TestEngineShares(t *testing.T) {
 	one := hosttest.Policy(hosttest.LeastLoad()).Encode()
 	other := hosttest.Policy(hosttest.LeastLoad(hosttest.I32(1), hosttest.Drop)).Encode()
@@ -60,7 +60,7 @@ func TestEngineShares(t *testing.T) {
 	}
 }
 
-// one16 has a new instance select one of sixteen.
+// one16 selects one of sixteen bids on a new instance.
 func one16(t *testing.T, m *Module) int {
 	t.Helper()
 	i, err := m.Instantiate()
@@ -75,8 +75,8 @@ func one16(t *testing.T, m *Module) int {
 	return got
 }
 
-// TestMemoryIsClean: what an instance left in its memory, the next does not find,
-// whether the first ended well or not.
+// TestMemoryIsClean checks that an instance does not see the memory content of an earlier
+// one, whether that one failed or not.
 func TestMemoryIsClean(t *testing.T) {
 	e := NewEngine()
 	m := load(t, Config{Engine: e}, hosttest.Policy(hosttest.LeastLoad(hosttest.OneIn(5, hosttest.Unreachable))).Encode())
@@ -105,8 +105,8 @@ func TestMemoryIsClean(t *testing.T) {
 	}
 }
 
-// TestMemories: what is given back is all zero when it is taken again, and no more
-// than so much is kept.
+// TestMemories checks that a reused memory is zeroed, and that the kept memories are
+// bounded.
 func TestMemories(t *testing.T) {
 	var m memoryPool
 	var all []*memory
@@ -144,7 +144,7 @@ func TestMemories(t *testing.T) {
 	}
 }
 
-// TestEngineInUse loads, calls and closes the same modules on many goroutines.
+// TestEngineInUse loads, calls and closes the same modules in many goroutines.
 func TestEngineInUse(t *testing.T) {
 	e := NewEngine()
 	var group sync.WaitGroup

@@ -19,7 +19,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
-// guest loads the Go guest. The tests share a cache, or each would compile it.
+// guest loads the Go guest. The tests share a cache, so that it is compiled once.
 func guest(t testing.TB, c Config) *Module {
 	t.Helper()
 	code := hosttest.Guest(t)
@@ -27,7 +27,7 @@ func guest(t testing.TB, c Config) *Module {
 	return load(t, c, code)
 }
 
-// words makes random words of every kind.
+// words makes random arguments of every kind.
 type words struct{ *rand.Rand }
 
 func (r words) tokens(n int) policies.Tokens { return policies.Tokens(r.IntN(n)) }
@@ -80,8 +80,8 @@ func (r words) plan() policies.Plan {
 	return p
 }
 
-// TestGuestDecidesAsNative makes calls of every kind with random words, on both
-// sides of the frame.
+// TestGuestDecidesAsNative makes calls of every kind with random arguments to the guest and
+// to the native policies, and compares the answers.
 func TestGuestDecidesAsNative(t *testing.T) {
 	i := instance(t, guest(t, Config{}))
 	if err := i.Configure(abi.Call{}, []byte("well-behaved")); err != nil {
@@ -135,8 +135,7 @@ func TestGuestDecidesAsNative(t *testing.T) {
 	t.Logf("memory %d KiB, %d KiB when it was new; the last guard took %d ticks", now>>10, first>>10, i.Fuel())
 }
 
-// TestGuestsThatMisbehave: what a Go guest can do wrong, and what is known of
-// it afterwards.
+// TestGuestsThatMisbehave covers the faults of a Go guest, and their errors and logs.
 func TestGuestsThatMisbehave(t *testing.T) {
 	m := guest(t, Config{})
 	for _, c := range []struct {
@@ -159,7 +158,7 @@ func TestGuestsThatMisbehave(t *testing.T) {
 			t.Errorf("%s: %v\n%+v", c.mode, err, f)
 		}
 	}
-	// One that keeps all it ever had ends at its memory's limit.
+	// A guest that never frees memory ends at its memory limit.
 	i := instance(t, m)
 	i.Configure(abi.Call{}, []byte("hoard"))
 	for n := 0; i.Dead() == nil; n++ {
@@ -172,8 +171,8 @@ func TestGuestsThatMisbehave(t *testing.T) {
 	}
 }
 
-// TestGuestCollectsItsGarbage: the guest allocates 2 KiB a call. Its collector
-// must keep up for as long as the instance lives, which takes a clock that moves.
+// TestGuestCollectsItsGarbage checks that the collector of a guest that allocates 2 KiB a
+// call keeps up for as long as the instance lives. It needs a clock that advances.
 func TestGuestCollectsItsGarbage(t *testing.T) {
 	var c Config
 	c.Kinds = []abi.Kind{abi.Select}

@@ -43,13 +43,13 @@ func instance(t testing.TB, m *Module) *Instance {
 	return i
 }
 
-// hand returns an instance of a hand-made policy.
+// hand returns an instance of an assembled policy.
 func hand(t testing.TB, functions ...hosttest.Func) *Instance {
 	t.Helper()
 	return instance(t, load(t, Config{}, hosttest.Policy(functions...).Encode()))
 }
 
-// selects is a bid-select function of that body.
+// selects returns a bid-select function with this body.
 func selects(body ...[]byte) hosttest.Func {
 	return hosttest.Function(abi.Select.Export(), []byte{hosttest.TypeI32, hosttest.TypeI64}, body...)
 }
@@ -82,9 +82,8 @@ func TestHandMadePolicySelects(t *testing.T) {
 	}
 }
 
-// TestFaults makes calls that must fail in a known way, and holds that the
-// instance is dead after those that leave it in no known state, and after no
-// others.
+// TestFaults makes calls that must fail with a known cause, and checks that the instance is
+// dead after exactly those that leave it in an unknown state.
 func TestFaults(t *testing.T) {
 	const bids = 3
 	h := func(body ...[]byte) hosttest.Func { return selects(body...) }
@@ -134,8 +133,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// TestRunawayIsCutAtAnExactTick: entering the function costs one tick, each
-// round one.
+// TestRunawayIsCutAtAnExactTick checks the fuel of an endless loop: one tick for entering
+// the function, and one for each round.
 func TestRunawayIsCutAtAnExactTick(t *testing.T) {
 	count := selects(hosttest.Loop(
 		hosttest.I32(512), hosttest.I32(512), hosttest.Load32(0), hosttest.I32(1), hosttest.Add, hosttest.Store32(0), hosttest.Br(0)), hosttest.I64(0))
@@ -151,9 +150,9 @@ func TestRunawayIsCutAtAnExactTick(t *testing.T) {
 	}
 }
 
-// TestDeepRecursion has large frames nest as deep as they can. The engine's stack
-// and what is allocated meanwhile stay within what the kind allows, though fuel
-// would buy a hundred times that.
+// TestDeepRecursion nests large frames as deeply as possible, and checks that the engine's
+// stack and the allocations stay within the limits of the kind, although the fuel would
+// suffice for a hundred times as much.
 func TestDeepRecursion(t *testing.T) {
 	var locals, before, after []byte
 	for k := range byte(100) {
@@ -173,7 +172,7 @@ func TestDeepRecursion(t *testing.T) {
 		if CauseOf(err) != Trapped || !strings.Contains(err.Error(), "call stack exceeded") || len(err.Error()) > 200 {
 			t.Error(err)
 		}
-		// The engine keeps its stack in its own struct, and doubles it.
+		// The engine's stack is in its own struct, and grows by doubling.
 		engine := reflect.ValueOf(i.fns[abi.Select]).Elem().FieldByName("stack").Len()
 		if grown := is.TotalAlloc - was.TotalAlloc; int64(engine) > 3*stack || int64(grown) > 6*stack+1<<20 {
 			t.Errorf("of %d bytes the engine took %d, %d were allocated", stack, engine, grown)
@@ -183,7 +182,7 @@ func TestDeepRecursion(t *testing.T) {
 	}
 }
 
-// TestStackIsGivenBack: calls that nest, and return, can be made for ever.
+// TestStackIsGivenBack checks that nested calls that return can be repeated without end.
 func TestStackIsGivenBack(t *testing.T) {
 	fall := hosttest.Function("fall", nil, hosttest.Get(0), hosttest.Eqz, hosttest.If(hosttest.I64(0), hosttest.Return), hosttest.Get(0), hosttest.I32(-1), hosttest.Add, hosttest.Call(2))
 	i := hand(t, selects(hosttest.I32(300), hosttest.Call(2)), fall)
@@ -197,7 +196,7 @@ func TestStackIsGivenBack(t *testing.T) {
 	}
 }
 
-// TestNoCauseIsNotFatal: an instance lives on after a call without a fault.
+// TestNoCauseIsNotFatal checks that an instance stays alive after a call without a fault.
 func TestNoCauseIsNotFatal(t *testing.T) {
 	for c := range Cause(NumCauses) {
 		if want := c != 0 && c != Refused && c != TooLarge && c != Unknown; c.Fatal() != want {
@@ -229,14 +228,14 @@ func TestWatchEndsWhatFuelDoesNot(t *testing.T) {
 	if f := i.Fuel(); f < 0 || f > meter.MaxFuel {
 		t.Errorf("it burnt %d ticks", f)
 	}
-	// Another instance is not touched.
+	// Another instance is not affected.
 	if _, err := instance(t, m).Select(abi.Call{ID: 1}, sixteen()); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestWatchSparesTheNextCall: a call that ends while it is being timed out is
-// either answered, and the next one runs, or it is timed out itself.
+// TestWatchSparesTheNextCall checks that a call that ends while the watchdog stops it either
+// times out itself, or is answered and leaves the next call running.
 func TestWatchSparesTheNextCall(t *testing.T) {
 	w := NewWatchdog()
 	c := Config{Watchdog: w}
@@ -269,7 +268,7 @@ func TestWatchSparesTheNextCall(t *testing.T) {
 	}
 }
 
-// TestRefusedModules are those that the meter lets pass and the host does not.
+// TestRefusedModules covers modules that the meter accepts and the host refuses.
 func TestRefusedModules(t *testing.T) {
 	arena := hosttest.ArenaFunc()
 	ok := hosttest.LeastLoad()
@@ -311,7 +310,7 @@ func TestRefusedModules(t *testing.T) {
 	}
 }
 
-// TestBadStarts are modules whose instances cannot be made.
+// TestBadStarts covers modules that cannot be instantiated.
 func TestBadStarts(t *testing.T) {
 	start := func(body ...[]byte) hosttest.Module {
 		return hosttest.Policy(hosttest.LeastLoad(), hosttest.Func{Export: abi.ExportInit, Body: hosttest.Cat(body...)})
@@ -338,7 +337,7 @@ func TestBadStarts(t *testing.T) {
 			t.Errorf("%s: %v, want %v", c.name, err, c.cause)
 		}
 	}
-	// A start section has the fuel of the start, too.
+	// A start section shares the fuel of the start.
 	endless := start(hosttest.Forever)
 	endless.ExtraSections = []byte{8, 1, 2}
 	if _, err := load(t, Config{Start: Limit{Fuel: 5000}}, endless.Encode()).Instantiate(); CauseOf(err) != Trapped {
@@ -351,8 +350,8 @@ func TestBadStarts(t *testing.T) {
 	}
 }
 
-// TestFramesGrowTheArena: the arena is asked for again, as far as the kind
-// allows and the module has room.
+// TestFramesGrowTheArena checks that a larger frame requests a larger arena, within the
+// limits of the kind and the module's memory.
 func TestFramesGrowTheArena(t *testing.T) {
 	many := func(n int) []policies.Bid { return make([]policies.Bid, n) }
 	i := hand(t, hosttest.LeastLoad())

@@ -11,7 +11,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
-// importing is a policy whose bid-select has these imports, which come first.
+// importing returns a policy with these imports, which have the first function indices, and
+// a bid-select function.
 func importing(list []hosttest.Import, body ...[]byte) []byte {
 	m := hosttest.Policy(selects(body...))
 	m.Imports = list
@@ -28,7 +29,7 @@ func wasiImport(name string, params int) hosttest.Import {
 	return hosttest.Import{Module: wasi, Name: name, Params: i32s(params), Results: i32s(1)}
 }
 
-// hello writes a word to memory, at 256.
+// hello writes a text to memory, at address 256.
 var hello = hosttest.Cat(hosttest.I32(256), hosttest.I64(0x21656d74656c), hosttest.Store64(0)) // "letme!"
 
 func TestFailNamesTheReason(t *testing.T) {
@@ -46,7 +47,8 @@ func TestFailNamesTheReason(t *testing.T) {
 	}
 }
 
-// TestLogIsBounded: a guest that logs without end is cut, and writes few lines.
+// TestLogIsBounded checks that a guest that logs without end is stopped, and that few of its
+// lines are written.
 func TestLogIsBounded(t *testing.T) {
 	var out bytes.Buffer
 	i := instance(t, load(t, Config{Logger: slog.New(slog.NewTextHandler(&out, nil))}, importing([]hosttest.Import{logs}, hello,
@@ -55,7 +57,7 @@ func TestLogIsBounded(t *testing.T) {
 	if CauseOf(err) != OutOfFuel {
 		t.Error(err)
 	}
-	// The calls may span two seconds, not more: HostTicks bound them.
+	// The calls take at most two seconds, because HostTicks bound them.
 	if n := strings.Count(out.String(), "letme!"); n < LogLines || n > 2*LogLines {
 		t.Errorf("%d lines were logged", n)
 	}
@@ -72,7 +74,7 @@ func TestLogIsBounded(t *testing.T) {
 	}
 }
 
-// TestImportsCostFuel: what the host does for a guest counts, exactly.
+// TestImportsCostFuel checks the exact fuel of the host's work for a guest.
 func TestImportsCostFuel(t *testing.T) {
 	random := wasiImport("random_get", 2)
 	for _, c := range []struct {
@@ -85,7 +87,7 @@ func TestImportsCostFuel(t *testing.T) {
 			t.Errorf("random_get of %d bytes: %v, %d ticks, want %d", c.n, err, i.Fuel(), c.want)
 		}
 	}
-	// And in the start section, before there is an instance to charge.
+	// Also in the start section, before the instance exists.
 	m := hosttest.Policy(hosttest.LeastLoad(), hosttest.Func{Body: hosttest.Loop(
 		hosttest.I32(256), hosttest.I32(1024), hosttest.Call(0), hosttest.Drop, hosttest.Br(0))})
 	m.Imports, m.ExtraSections = []hosttest.Import{random}, []byte{8, 1, 3}
@@ -94,8 +96,8 @@ func TestImportsCostFuel(t *testing.T) {
 	}
 }
 
-// TestStubs makes each call of WASI with good and bad arguments. The result of
-// the import is what bid-select returns, as its value.
+// TestStubs makes each WASI call with valid and invalid arguments. bid-select returns the
+// result of the import as its value.
 func TestStubs(t *testing.T) {
 	call := func(imp hosttest.Import, before []byte, args ...int32) (uint32, *Instance) {
 		t.Helper()
@@ -183,7 +185,7 @@ func TestStubs(t *testing.T) {
 	}
 }
 
-// TestLastWordsAreTheLast: only the end of a flood is kept.
+// TestLastWordsAreTheLast checks that only the end of a long output is kept.
 func TestLastWordsAreTheLast(t *testing.T) {
 	flood := hosttest.Cat(hosttest.I32(128), hosttest.I64(60_000<<32|256), hosttest.Store64(0),
 		hosttest.Loop(hosttest.I32(2), hosttest.I32(128), hosttest.I32(1), hosttest.I32(64), hosttest.Call(0), hosttest.Drop, hosttest.Br(0)))

@@ -17,8 +17,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
-// executable is how many bytes of anonymous memory can be executed: machine code.
-// (Mappings that touch are shown as one: their number says nothing.)
+// executable returns the size of executable anonymous memory, which is machine code.
+// (Adjacent mappings are listed as one, so their number is meaningless.)
 func executable(t *testing.T) int {
 	t.Helper()
 	maps, err := os.ReadFile("/proc/self/maps")
@@ -41,13 +41,13 @@ func executable(t *testing.T) int {
 	return n
 }
 
-// settled collects garbage until there is no more than that much code and heap, or
-// what there is has not become less for long.
+// settled collects garbage until code and heap have at most the given sizes, or have stopped
+// shrinking, and returns the sizes.
 func settled(t *testing.T, code, heap int) (nowCode, nowHeap int) {
 	t.Helper()
 	nowCode, nowHeap = math.MaxInt, math.MaxInt
 	for same := 0; same < 20 && (nowCode > code || nowHeap > heap); same++ {
-		runtime.GC() // finalizers run behind it, on a goroutine of their own
+		runtime.GC() // finalizers run afterwards, in their own goroutine
 		time.Sleep(time.Millisecond)
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
@@ -58,9 +58,9 @@ func settled(t *testing.T, code, heap int) (nowCode, nowHeap int) {
 	return nowCode, nowHeap
 }
 
-// TestModulesLeaveNothing loads and closes many modules, some with a cache and
-// some that fail. The engine unmaps code when Go finds that nothing refers to it,
-// so that is what is waited for.
+// TestModulesLeaveNothing loads and closes many modules, some with a cache and some that
+// fail, and checks that their memory is freed. The engine unmaps code in a finalizer, so the
+// test waits for the garbage collector.
 func TestModulesLeaveNothing(t *testing.T) {
 	good := hosttest.Policy(hosttest.LeastLoad(hosttest.OneIn(3, hosttest.Unreachable))).Encode()
 	bad := hosttest.Policy(selects(hosttest.I32(0))).Encode()
@@ -96,7 +96,7 @@ func TestModulesLeaveNothing(t *testing.T) {
 			round(Config{Cache: dir})
 		}
 	}
-	// A module that is left has 4 KiB of code at least.
+	// A leaked module has at least 4 KiB of code.
 	code, heap := settled(t, code50+256<<10, heap50+1<<20)
 	if code > code50+256<<10 {
 		t.Errorf("%d bytes of code after 50 modules, %d after 150", code50, code)
@@ -106,8 +106,8 @@ func TestModulesLeaveNothing(t *testing.T) {
 	}
 }
 
-// TestInstancesAreIndependent runs instances of one module side by side, each
-// with its goroutine, while others are made, trap and are closed.
+// TestInstancesAreIndependent runs instances of one module concurrently, each in its own
+// goroutine, while others are made, trap and are closed.
 func TestInstancesAreIndependent(t *testing.T) {
 	m := load(t, Config{}, hosttest.Policy(hosttest.LeastLoad(hosttest.OneIn(97, hosttest.Unreachable))).Encode())
 	var wg sync.WaitGroup

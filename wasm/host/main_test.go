@@ -8,7 +8,7 @@ import (
 	"go.uber.org/goleak"
 )
 
-// sharedCache is the machine code of modules that several tests load.
+// sharedCache is the cache folder for modules that several tests load.
 var sharedCache string
 
 func TestMain(m *testing.M) {

@@ -16,7 +16,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
-// play makes calls of all kinds on a new instance and writes them down.
+// play makes and records calls of all kinds on a new instance.
 func play(t *testing.T, m *Module, rounds int) (records []Record, memory [sha256.Size]byte) {
 	t.Helper()
 	i, err := m.Instantiate()
@@ -53,7 +53,7 @@ func play(t *testing.T, m *Module, rounds int) (records []Record, memory [sha256
 	return records, i.Hash()
 }
 
-// digest is all that is to be equal in two runs.
+// digest has everything that must be equal in two runs.
 func digest(records []Record, memory [sha256.Size]byte) string {
 	h := sha256.New()
 	for _, r := range records {
@@ -65,10 +65,11 @@ func digest(records []Record, memory [sha256.Size]byte) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
-// childRounds asks the test binary to be the second process.
+// childRounds is the environment variable that makes the test binary the second process.
 const childRounds = "CASCADE_HOST_REPLAY"
 
-// TestReplayIsTheSameInTwoProcesses: results, outputs, fuel, and the whole memory.
+// TestReplayIsTheSameInTwoProcesses compares results, outputs, fuel and the whole memory of a
+// replay in two processes.
 func TestReplayIsTheSameInTwoProcesses(t *testing.T) {
 	rounds := 2100
 	if os.Getenv("CASCADE_TEST_ALL") != "" {
@@ -81,7 +82,7 @@ func TestReplayIsTheSameInTwoProcesses(t *testing.T) {
 		t.Log("digest " + sum)
 		return
 	}
-	// In another instance, from the frames alone.
+	// Again on another instance, from the frames alone.
 	i := instance(t, m)
 	var got Record
 	for n := range records {
@@ -101,7 +102,8 @@ func TestReplayIsTheSameInTwoProcesses(t *testing.T) {
 	}
 }
 
-// TestReplayChecksRules: a record does not make an answer good.
+// TestReplayChecksRules checks that a replay refuses an invalid answer even if it was
+// recorded.
 func TestReplayChecksRules(t *testing.T) {
 	arena := make([]byte, 4096)
 	n, err := abi.EncodeSelectCall(arena, abi.Call{}, sixteen())

@@ -10,8 +10,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/meter"
 )
 
-// TestStarved: what burnt less than half of its fuel, and less than code burns in
-// its time, was not run.
+// TestStarved checks that a call counts as starved if it consumed less than half of its fuel,
+// and less than code consumes in the time.
 func TestStarved(t *testing.T) {
 	for _, c := range []struct {
 		fuel, burnt int64
@@ -34,8 +34,8 @@ func TestStarved(t *testing.T) {
 	}
 }
 
-// TestWatchdogDetectsStarvedCalls ends an endless call after a wall limit in which no
-// machine could have run it, and after one that it used completely.
+// TestWatchdogDetectsStarvedCalls ends an endless call after a wall limit that is too short
+// to run on any host, and after one that it used completely.
 func TestWatchdogDetectsStarvedCalls(t *testing.T) {
 	for wall, want := range map[time.Duration]bool{math.MaxInt64 / 2: true, time.Nanosecond: false} {
 		w := NewWatchdog()

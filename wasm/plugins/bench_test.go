@@ -17,8 +17,8 @@ func sixteen() []policies.Bid {
 	return bids
 }
 
-// costTheSame says that a bid's fuel is that of its frame, whatever came before:
-// nothing is left for a garbage collection, which would cost more than a call may.
+// costTheSame checks that the fuel of a bid depends only on its frame, not on earlier calls:
+// no garbage remains, whose collection would cost more than the limit of a call.
 func costTheSame(t *testing.T, g *host.Instance) {
 	const calls = 20_000
 	ask := abi.Ask{Position: policies.Occupancy{Capacity: 1e6, Held: 1000}, Handover: policies.Migration{Request: "front/1", Length: 77}}
@@ -43,7 +43,7 @@ func costTheSame(t *testing.T, g *host.Instance) {
 	t.Logf("%d ticks to select among 16, %d to quote", first[0], first[1])
 }
 
-// BenchmarkBids is a decision end to end: encode, arm, call, check.
+// BenchmarkBids measures a decision end to end: encode, arm, call, check.
 func BenchmarkBids(b *testing.B) {
 	for _, name := range []string{"bid-least-load", "bid-paper"} {
 		g := guesttest.Start(b, guesttest.Load(b, guesttest.Build(b, name), host.Config{}))

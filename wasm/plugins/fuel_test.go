@@ -12,7 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
-// border is one between stages that together hold so many requests.
+// border returns the view of a boundary between stages with n requests in total.
 func border(requests int) policies.BoundaryView {
 	b := policies.BoundaryView{Boundary: 5000, High: policies.Unbounded, Peers: 2, Successors: 3, Cost: policytest.H20Cost()}
 	for i := range policies.Tokens(requests) / 2 {
@@ -22,7 +22,7 @@ func border(requests int) policies.BoundaryView {
 	return b
 }
 
-// BenchmarkRefineFuel is the table that the limits of refine are made from: ticks,
+// BenchmarkRefineFuel measures the table from which the limits of refine are derived: ticks,
 // memory and time by number of requests.
 func BenchmarkRefineFuel(b *testing.B) {
 	for _, name := range []string{"refine-weighted", "refine-paper"} {
@@ -46,7 +46,7 @@ func BenchmarkRefineFuel(b *testing.B) {
 	}
 }
 
-// BenchmarkPartitionFuel is that of partition: by replicas and buckets.
+// BenchmarkPartitionFuel measures the same table for partition, by replicas and buckets.
 func BenchmarkPartitionFuel(b *testing.B) {
 	edges := func(n int) (list []policies.Tokens) {
 		for i := range n {

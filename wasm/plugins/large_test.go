@@ -9,10 +9,10 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
-// TestLargestQuestions makes calls with as many requests as a migrator ever sends,
-// which lets 16,384 stand for the next stage however many that has, beside its own;
-// again and again: neither memory nor fuel comes near its limit. (Ten calls were
-// enough to run out of memory when garbage was collected only as Go does by itself.)
+// TestLargestQuestions repeatedly makes calls with the largest number of requests that a
+// migrator sends: its own, and at most 16,384 as a sample of the next stage. It checks that
+// neither memory nor fuel comes near its limit. (With Go's default garbage collection, ten
+// calls were enough to run out of memory.)
 func TestLargestQuestions(t *testing.T) {
 	const calls, next, own = 15, 1 << 14, 1 << 12
 	b := border(2 * next)
@@ -33,7 +33,7 @@ func TestLargestQuestions(t *testing.T) {
 		if most > l.Fuel/3 || now > l.Pages<<16*3/4 {
 			t.Errorf("%s: %d of %d ticks, %d of %d bytes of memory: there is no head room", name, most, l.Fuel, now, l.Pages<<16)
 		}
-		// One more is too many, and is not sent: the instance lives.
+		// One more is too many for a frame: the call is not made, and the instance stays alive.
 		b := b
 		b.Next = make([]policies.Sequence, l.Frame/16)
 		if _, err := g.Refine(abi.Call{}, b); host.CauseOf(err) != host.TooLarge || g.Dead() != nil {

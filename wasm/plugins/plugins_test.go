@@ -20,8 +20,7 @@ import (
 // and more.
 const mostBytes = 2100 << 10
 
-// plugins are all there are, with their native policies: as they are, and as the
-// configuration makes them.
+// plugins has all plugins with their native policies, without configuration and with it.
 var plugins = []struct {
 	name   string
 	kinds  []abi.Kind
@@ -42,7 +41,7 @@ var plugins = []struct {
 	{"place", []abi.Kind{abi.Configure, abi.Place}, place.Policy{}, "queue 500\nprefix 10", place.Policy{Queue: 500, Prefix: 10}},
 }
 
-// market is both policies of the bids.
+// market combines the two policies for bids.
 type market struct {
 	policies.Quoter
 	policies.Selector

@@ -9,8 +9,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 )
 
-// TestReproducible builds a module in two places: a signature is for bytes, and
-// who builds what was signed must get them.
+// TestReproducible builds a module in two folders. A signature covers bytes, so a rebuild of
+// signed sources must give the same ones.
 func TestReproducible(t *testing.T) {
 	guesttest.SkipUnderRace(t)
 	elsewhere := t.TempDir()

@@ -21,14 +21,14 @@ type world struct {
 	c        Config
 	m        *Machine
 	now      policies.Micros
-	log      []any                // of Event and Action
-	building lifecycle.Generation // and what was asked of it last
+	log      []any                // Events and Actions
+	building lifecycle.Generation // the one being built; asked is the last action for it
 	asked    ActionKind
 	loaded   map[lifecycle.Generation]bool
 	closed   map[lifecycle.Generation]bool
-	over     map[lifecycle.Generation]bool // faulted in canary, rolled back or so: must never be routed again
+	over     map[lifecycle.Generation]bool // ended for good, for example by a fault in canary: must never be routed again
 	stable   map[lifecycle.Generation]bool
-	entered  map[lifecycle.Generation]policies.Micros // when the present stage was seen to begin
+	entered  map[lifecycle.Generation]policies.Micros // when the present phase began
 	route    Route
 	top      lifecycle.Generation // highest generation accepted
 }
@@ -61,7 +61,7 @@ func (w *world) fail(format string, args ...any) {
 	w.t.Fatalf("%s\nthe last steps:\n%s", fmt.Sprintf(format, args...), &log)
 }
 
-// generation draws one that may mean something.
+// generation returns a random generation, mostly one that the machine knows.
 func (w *world) generation() lifecycle.Generation {
 	s := w.m.Status()
 	if len(s.Modules) == 0 || w.rng.IntN(8) == 0 {
@@ -130,7 +130,7 @@ func (w *world) step() {
 	actions, err := w.m.Step(ev, nil)
 	if ev.Kind == Offered && err == nil {
 		w.top = max(w.top, ev.Generation)
-		// Once stable is enough: a goal may have been changed in between.
+		// It counts as stable if it ever was: its goal may have changed in between.
 		w.stable[ev.Generation] = w.stable[ev.Generation] || ev.Offer.Stable
 	}
 	if got := w.m.Status().Floor; got < floor {
@@ -182,14 +182,14 @@ func (w *world) act(a Action) {
 	}
 }
 
-// load counts a generation in. One that was withdrawn before it ran may come back.
+// load marks a generation as loaded. One that was withdrawn before it ran may come back.
 func (w *world) load(g lifecycle.Generation) {
 	w.loaded[g] = true
 	delete(w.closed, g)
 }
 
-// judge checks a switch against the gates: a share grows by one step of the
-// ladder, after the soak.
+// judge checks a switch against the gates: a share grows by one step of the ladder, and
+// only after the soak.
 func (w *world) judge(r Route) {
 	g := r.Candidate
 	if g == lifecycle.Native || w.stable[g] {
@@ -202,7 +202,7 @@ func (w *world) judge(r Route) {
 			}
 		}
 	}
-	first := 1000 // the share that needs no canary before it
+	first := 1000 // the largest share that needs no soak
 	if len(w.c.Ladder) > 0 {
 		first = w.c.Ladder[0]
 	}
@@ -214,7 +214,7 @@ func (w *world) judge(r Route) {
 	}
 }
 
-// check holds what a route may name.
+// check checks the generations of the route.
 func (w *world) check() {
 	for _, g := range []lifecycle.Generation{w.route.Active, w.route.Candidate} {
 		switch {
@@ -243,7 +243,7 @@ func TestRandomLives(t *testing.T) {
 				switches++
 			}
 		}
-		// At the end everything is taken back, and nothing stays loaded.
+		// At the end everything is rolled back or withdrawn, and nothing stays loaded.
 		for range 20 {
 			for _, g := range []lifecycle.Generation{w.route.Active, w.route.Candidate} {
 				w.give(Event{Kind: RolledBack, Generation: g})
@@ -267,7 +267,7 @@ func TestRandomLives(t *testing.T) {
 	}
 }
 
-// give plays one event without luck.
+// give plays one event, in which nothing is random.
 func (w *world) give(ev Event) {
 	ev.Now = w.now
 	w.log = append(w.log, ev)
@@ -292,7 +292,7 @@ func TestShares(t *testing.T) {
 			t.Errorf("%d ‰ of 1e5 is %d", permille, n)
 		}
 	}
-	// A request stays with the candidate as the share grows.
+	// A request that the candidate decides stays with it when the share grows.
 	for i := range uint64(10_000) {
 		small, large := r, r
 		small.Permille, large.Permille = 10, 100
@@ -321,7 +321,7 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// FuzzMachine lets the fuzzer choose the world.
+// FuzzMachine lets the fuzzer choose the seed.
 func FuzzMachine(f *testing.F) {
 	f.Add(uint64(1), uint16(100))
 	f.Fuzz(func(t *testing.T, seed uint64, steps uint16) {

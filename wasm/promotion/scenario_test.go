@@ -15,13 +15,13 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the expectations of the scenarios; read the difference")
 
-// TestScenarios plays every testdata/*.txt. A line is a command or, after ">",
-// what followed from the one before; "#" begins a comment. Times are in seconds.
+// TestScenarios plays every testdata/*.txt. A line is a command, or, after ">", a result
+// of the command before; "#" begins a comment. Times are in seconds.
 //
-//	slot bid-select floor=3 …      a new machine, at 0; ladder=1,10 faults=2 resume=2
-//	at 10                          time goes on, with a tick
+//	slot bid-select floor=3 …      a new machine, at time 0; ladder=1,10 faults=2 resume=2
+//	at 10                          sets the time, with a tick
 //	offer 5 active [stable]        or warm, shadow, canary=50, canary@group, active@group
-//	build 5                        verified, compiled, warmed, each as it is asked for
+//	build 5                        verified, compiled and warmed, each when requested
 //	verified|compiled|warmed 5     one of them
 //	failed 5 text
 //	seen 5 calls [faults differ worse]
@@ -60,7 +60,7 @@ func TestScenarios(t *testing.T) {
 	}
 }
 
-// player holds a scenario's machine.
+// player plays a scenario on a machine.
 type player struct {
 	t   *testing.T
 	m   *Machine

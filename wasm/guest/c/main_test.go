@@ -28,7 +28,7 @@ func TestHeaderIsUpToDate(t *testing.T) {
 	}
 }
 
-// compile builds a C file beside the header with every warning an error.
+// compile builds a C file with the header, with warnings as errors.
 func compile(t *testing.T, source string, flags ...string) string {
 	t.Helper()
 	cc, err := exec.LookPath("cc")
@@ -43,12 +43,12 @@ func compile(t *testing.T, source string, flags ...string) string {
 	return out
 }
 
-// TestHeaderOpensVectors has a C program open every vector, and the vector with
-// each byte changed and each length cut, touch all that cs_open took for good, and
-// watch itself doing it.
+// TestHeaderOpensVectors opens every vector in a C program, also with each byte changed and
+// each length truncated. The program accesses everything that cs_open accepted, under
+// sanitizers.
 func TestHeaderOpensVectors(t *testing.T) {
 	program := compile(t, filepath.Join("testdata", "open.c"), "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-	sizes := map[string][2]int{ // as package abi has them, of arguments and records
+	sizes := map[string][2]int{ // the sizes of arguments and records in package abi
 		"configure": {0, 0}, "partition": {144, 96}, "refine": {96, 16}, "bid-quote": {64, 0}, "bid-select": {0, 24},
 		"outlier": {16, 0}, "place": {64, 56}, "guard": {40, 24},
 	}

@@ -87,7 +87,7 @@ func TestGuard(t *testing.T) {
 	if n := strings.Count(log.String(), "warning 8, stage -1: many"); n != 3 {
 		t.Errorf("%d warnings in\n%s", n, &log)
 	}
-	// What is no object is refused, and changes nothing.
+	// Data that is not an object is refused and changes nothing.
 	for _, config := range []string{"[]", "{", "null", `{"most": 1} x`} {
 		err := i.Configure(abi.Call{}, []byte(config))
 		var f *host.Fault
@@ -99,7 +99,8 @@ func TestGuard(t *testing.T) {
 	ask(9, false)
 }
 
-// TestAllocs: what is allowed costs no garbage, and memory stays.
+// TestAllocs checks that allowed plans cause no allocations, and that the module's memory does
+// not grow.
 func TestAllocs(t *testing.T) {
 	i := start(t, load(t, host.Config{}, build(t, `deny contains {"code": 1} if input.moves > 3`)))
 	c := change(8)
@@ -119,8 +120,8 @@ func TestAllocs(t *testing.T) {
 	}
 }
 
-// TestBounded: an evaluation without end is cut at the same tick everywhere; one
-// that eats memory ends, too. Neither instance answers again.
+// TestBounded checks that an endless evaluation ends at the same tick on every host, that one
+// that exhausts memory ends as well, and that neither instance answers again.
 func TestBounded(t *testing.T) {
 	const endless = `deny contains {"code": 1} if { some i in numbers.range(1, 2000); some j in numbers.range(1, 100000); i * j == -1 }`
 	var used [2]int64
@@ -146,7 +147,7 @@ func TestBounded(t *testing.T) {
 	}
 }
 
-// TestAnswersThatAreNone: what is no set of findings is no permission.
+// TestAnswersThatAreNone checks that an answer that is not a set of findings permits nothing.
 func TestAnswersThatAreNone(t *testing.T) {
 	for rules, want := range map[string]string{
 		"deny := true": "not a set", "deny contains \"no\"": "is not an object", "deny := x if { x := input.nothing }": "no answer",
@@ -154,7 +155,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 		"deny := set()\n\nwarn contains 5": "is not an object",
 	} {
 		i := start(t, load(t, host.Config{}, build(t, rules)))
-		for range 2 { // the instance lives on
+		for range 2 { // the instance stays alive
 			_, denied, err := i.Guard(abi.Call{}, change(1))
 			var f *host.Fault
 			if !errors.As(err, &f) || denied || f.Cause != host.Refused || !strings.Contains(f.Text, want) {
@@ -172,7 +173,7 @@ func TestFrames(t *testing.T) {
 		t.Fatal(err)
 	}
 	frame = frame[:n]
-	for at := range frame { // whatever is in a frame, the host lives
+	for at := range frame { // no content of a frame may crash the host
 		for _, x := range []byte{1, 0x80, 0xff} {
 			bad := bytes.Clone(frame)
 			bad[at] ^= x
