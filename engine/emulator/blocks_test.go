@@ -47,7 +47,7 @@ func serve(t testing.TB, c Config) *servedEngine {
 		t.Fatal(err)
 	}
 	s := &servedEngine{Engine: e, rpc: wire.NewBlocksClient(conn)}
-	s.session, s.leave = s.enter(t)
+	s.session, s.leave = s.openSession(t)
 	s.stop = sync.OnceFunc(func() {
 		s.leave()
 		conn.Close()
@@ -57,8 +57,8 @@ func serve(t testing.TB, c Config) *servedEngine {
 	return s
 }
 
-// enter opens a session.
-func (s *servedEngine) enter(t testing.TB) (name string, leave func()) {
+// openSession opens a session.
+func (s *servedEngine) openSession(t testing.TB) (name string, leave func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	stream, err := s.rpc.Session(ctx, &wire.SessionRequest{})
@@ -196,7 +196,7 @@ func TestCallsAndTheIteration(t *testing.T) {
 // sessions remain.
 func TestSessionEnd(t *testing.T) {
 	s := serve(t, Config{Speed: 20})
-	other, leave := s.enter(t)
+	other, leave := s.openSession(t)
 	defer leave()
 	answer, cancel := s.run(t, "a", long)
 	s.table(t, "a")
@@ -441,7 +441,7 @@ func TestNothingLeaks(t *testing.T) {
 	for worker := range 6 {
 		all.Go(func() {
 			rng := rand.New(rand.NewPCG(uint64(worker), 4))
-			session, leave := s.enter(t)
+			session, leave := s.openSession(t)
 			type asked struct {
 				answer <-chan *httptest.ResponseRecorder
 				cancel func()
@@ -479,7 +479,7 @@ func TestNothingLeaks(t *testing.T) {
 						requests[rng.IntN(len(requests))].cancel()
 					} else {
 						leave()
-						session, leave = s.enter(t)
+						session, leave = s.openSession(t)
 					}
 				}
 			}

@@ -29,8 +29,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // vocabulary is shared by the tests: loading it takes longer than most.
 var vocabulary = sync.OnceValues(model.NewVocabulary)
 
-// plain returns a profile whose times are easy to add up.
-func plain() cost.Profile {
+// plainProfile returns a profile whose times are easy to add up.
+func plainProfile() cost.Profile {
 	return cost.Profile{
 		Name: "plain", Unit: "seconds", Ranks: 1, D0: 10e-3, D1: 1e-3, D2: 0.1e-3,
 		KVBytesPerToken: 131072, KVTokens: 4096, MaxBatch: 8,
@@ -48,7 +48,7 @@ func newEngine(t testing.TB, c Config) *Engine {
 		c.Model = "m"
 	}
 	if c.Profile.Name == "" {
-		c.Profile = plain()
+		c.Profile = plainProfile()
 	}
 	e, err := New(c)
 	if err != nil {
@@ -524,7 +524,7 @@ func TestWaitingIsBounded(t *testing.T) {
 }
 
 func TestConfig(t *testing.T) {
-	ok := Config{Model: "m", Profile: plain()}
+	ok := Config{Model: "m", Profile: plainProfile()}
 	for _, x := range []struct {
 		field string
 		edit  func(*Config)
@@ -554,7 +554,7 @@ func TestConfig(t *testing.T) {
 	if c.Context != 4096 || c.BlockTokens != 16 || c.MaxBatch != 8 || c.MaxBatchedTokens != 8192 || c.SlotBytes != 64 || c.Speed != 1 {
 		t.Errorf("defaults: %+v", c)
 	}
-	c = Config{Model: "m", Profile: plain(), TensorParallel: 2}.withDefaults()
+	c = Config{Model: "m", Profile: plainProfile(), TensorParallel: 2}.withDefaults()
 	if c.KVTokens != 8192 || c.layout().Regions != 2 {
 		t.Errorf("two ranks: %d KV tokens, %d regions", c.KVTokens, c.layout().Regions)
 	}

@@ -104,8 +104,8 @@ func (e *engine) Description() (blocks.Description, bool) {
 
 func (e *engine) Memory() (*transport.Memory, bool) { return e.memory, true }
 
-// take allocates n blocks, or none.
-func (e *engine) take(n int) []uint32 {
+// allocate returns n free blocks, or none.
+func (e *engine) allocate(n int) []uint32 {
 	if n > len(e.free) {
 		return nil
 	}
@@ -114,8 +114,8 @@ func (e *engine) take(n int) []uint32 {
 	return out
 }
 
-// give frees blocks: from the next step on their bytes are different.
-func (e *engine) give(list []uint32) {
+// freeBlocks frees blocks: from the next step on their bytes are different.
+func (e *engine) freeBlocks(list []uint32) {
 	e.limbo = append(e.limbo, list...)
 	e.work()
 }
@@ -127,8 +127,8 @@ func (e *engine) work() {
 	}
 }
 
-// scribble overwrites freed blocks, so that a late reader fails its checks.
-func (e *engine) scribble() {
+// overwriteFreed overwrites freed blocks, so that a late reader fails its checks.
+func (e *engine) overwriteFreed() {
 	for _, b := range e.limbo {
 		for r := range layout.Regions {
 			part := e.memory.RegionBytes(b, r)
@@ -171,7 +171,7 @@ func (e *engine) run(ctx context.Context) {
 			synctest.Wait()
 		}
 		e.mu.Lock()
-		e.scribble()
+		e.overwriteFreed()
 		for _, leg := range slices.Sorted(maps.Keys(e.seqs)) {
 			if q := e.seqs[leg]; !q.frozen {
 				e.generate(q)
@@ -185,7 +185,7 @@ func (e *engine) run(ctx context.Context) {
 func (e *engine) generate(q *seq) {
 	for ; q.computed < len(q.ids); q.computed++ {
 		if q.computed/blockTokens >= len(q.blocks) {
-			more := e.take(1)
+			more := e.allocate(1)
 			if more == nil {
 				return
 			}
@@ -222,7 +222,7 @@ func (e *engine) remove(q *seq) {
 			delete(e.held, id)
 		}
 	}
-	e.give(q.blocks)
+	e.freeBlocks(q.blocks)
 	q.blocks = nil
 }
 
@@ -281,11 +281,11 @@ func (e *engine) preempt() {
 	defer e.mu.Unlock()
 	for _, q := range e.seqs {
 		if !q.frozen && len(q.blocks) > 0 {
-			fresh := e.take(len(q.blocks))
+			fresh := e.allocate(len(q.blocks))
 			if fresh == nil {
 				continue
 			}
-			e.give(q.blocks)
+			e.freeBlocks(q.blocks)
 			q.blocks, q.generation, q.computed = fresh, q.generation+1, 0
 		}
 	}
@@ -309,7 +309,7 @@ func (e *engine) endSession() {
 	}
 	for id, r := range e.held {
 		if r.seq == nil {
-			e.give(r.blocks)
+			e.freeBlocks(r.blocks)
 			delete(e.held, id)
 		}
 	}
@@ -399,7 +399,7 @@ func (e *engine) Reserve(_ context.Context, id string, tokens int) ([]uint32, er
 		r = &reservation{}
 	}
 	if need := (tokens+blockTokens-1)/blockTokens - len(r.blocks); need > 0 {
-		more := e.take(need)
+		more := e.allocate(need)
 		if more == nil || e.away {
 			return nil, blocks.ErrFull
 		}
@@ -430,7 +430,7 @@ func (e *engine) Release(_ context.Context, id string) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if r := e.held[id]; r != nil && r.seq == nil {
-		e.give(r.blocks)
+		e.freeBlocks(r.blocks)
 		delete(e.held, id)
 	}
 	return nil

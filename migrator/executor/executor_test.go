@@ -84,8 +84,8 @@ func TestMigrationChain(t *testing.T) {
 			}
 			time.Sleep(50 * time.Millisecond)
 		}
-		if w.live != 7 || w.anew != 0 {
-			t.Errorf("%d live moves and %d others", w.live, w.anew)
+		if w.live != 7 || w.reprompted != 0 {
+			t.Errorf("%d live moves and %d others", w.live, w.reprompted)
 		}
 	})
 }
@@ -98,16 +98,16 @@ func TestOtherEngines(t *testing.T) {
 		time.Sleep(300 * time.Millisecond)
 		w.move("a/1", w.replicas[1], w.replicas[2], policies.Growth)
 		s, d := w.replicas[1].waitForEnd(t), w.replicas[2].waitForEnd(t)
-		if w.anew != 1 || s.Mode != "reprompt" || d.Mode != "reprompt" || s.Stall <= 0 || s.Stall > 200*time.Millisecond || d.Bytes != 0 || d.State != "moved" {
-			t.Errorf("%d moves:\n%+v\n%+v", w.anew, s, d)
+		if w.reprompted != 1 || s.Mode != "reprompt" || d.Mode != "reprompt" || s.Stall <= 0 || s.Stall > 200*time.Millisecond || d.Bytes != 0 || d.State != "moved" {
+			t.Errorf("%d moves:\n%+v\n%+v", w.reprompted, s, d)
 		}
 		if all := w.replicas[1].executor.Stats(); all.Stalls != 1 || all.TotalStall != s.Stall || all.LongestStall != s.Stall {
 			t.Errorf("%+v", all)
 		}
 		time.Sleep(100 * time.Millisecond)
 		w.move("a/1", w.replicas[2], w.replicas[0], policies.Growth)
-		if w.anew != 2 {
-			t.Errorf("%d moves, the last: %+v", w.anew, w.replicas[2].waitForEnd(t))
+		if w.reprompted != 2 {
+			t.Errorf("%d moves, the last: %+v", w.reprompted, w.replicas[2].waitForEnd(t))
 		}
 	})
 }

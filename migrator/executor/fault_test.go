@@ -98,10 +98,10 @@ func randomOutage(r *rand.Rand) time.Duration {
 	return []time.Duration{50 * time.Millisecond, 300 * time.Millisecond, 1500 * time.Millisecond, 4 * time.Second}[r.IntN(4)]
 }
 
-// play runs a scene of replicas with the carriers that carry creates. In a grid the seed chooses which
+// playScene runs a scene of replicas with the carriers that carry creates. In a grid the seed chooses which
 // of them is the front end, and the faults come as early as possible. play returns the failures, or ""
 // if there are none; reached reports whether all faults were injected.
-func play(carry func(*replica) carrier, seed uint64, grid bool, faults ...string) (broken string, reached bool, moves int) {
+func playScene(carry func(*replica) carrier, seed uint64, grid bool, faults ...string) (broken string, reached bool, moves int) {
 	rng := rand.New(rand.NewPCG(seed, 9))
 	link := int64(0)
 	if rng.IntN(2) == 0 {
@@ -166,7 +166,7 @@ func play(carry func(*replica) carrier, seed uint64, grid bool, faults ...string
 		reached = reached && f.seen > f.nth
 	}
 	w.close()
-	return w.failures(), reached, w.live + w.anew
+	return w.failures(), reached, w.live + w.reprompted
 }
 
 // abort makes the market abort the migration at both sides.
@@ -181,11 +181,11 @@ func (s *scene) abort() {
 }
 
 // TestFaultAtEveryStep injects each fault at each step.
-func TestFaultAtEveryStep(t *testing.T) { everyStep(t, kinds, 1, carryInside) }
+func TestFaultAtEveryStep(t *testing.T) { faultAtEveryStep(t, kinds, 1, carryInside) }
 
-// everyStep injects each of the given faults at the steps of migrations over a carrier. With a stride of
+// faultAtEveryStep injects each of the given faults at the steps of migrations over a carrier. With a stride of
 // n it uses every nth step, different steps for each fault, and always the steps that pull blocks.
-func everyStep(t *testing.T, kinds []faultKind, stride int, carry func(*replica) carrier) {
+func faultAtEveryStep(t *testing.T, kinds []faultKind, stride int, carry func(*replica) carrier) {
 	all := os.Getenv("CASCADE_TEST_ALL") != ""
 	for kind, k := range kinds {
 		t.Run(k.name, func(t *testing.T) {
@@ -214,7 +214,7 @@ func everyStep(t *testing.T, kinds []faultKind, stride int, carry func(*replica)
 						if primer, ok := primers[p]; ok {
 							faults = append([]string{primer}, faults...)
 						}
-						broken, reached, _ := play(carry, seed, true, faults...)
+						broken, reached, _ := playScene(carry, seed, true, faults...)
 						if broken != "" {
 							t.Errorf("%s at %s, seed %d:\n%s", k.name, p, seed, broken)
 						}
@@ -252,7 +252,7 @@ func TestRandomFaults(t *testing.T) {
 					faults = append(faults, kinds[rng.IntN(len(kinds))].name+" at "+points[rng.IntN(len(points))])
 				}
 				synctest.Test(t, func(t *testing.T) {
-					broken, _, n := play(carryInside, 1_000_000+seed, false, faults...)
+					broken, _, n := playScene(carryInside, 1_000_000+seed, false, faults...)
 					moves += n
 					if broken != "" {
 						t.Errorf("seed %d, %v:\n%s", seed, faults, broken)

@@ -91,12 +91,12 @@ func (f *frontEnd) handleEvent(c *legConn, ev event) {
 		s.first = append(s.first, ev)
 		s.notify()
 	case c == s.conn:
-		f.takeLocked(s, ev)
+		f.handleCurrentLegLocked(s, ev)
 	}
 }
 
-// takeLocked handles an event of the current leg.
-func (f *frontEnd) takeLocked(s *clientStream, ev event) {
+// handleCurrentLegLocked handles an event of the current leg.
+func (f *frontEnd) handleCurrentLegLocked(s *clientStream, ev event) {
 	defer s.notify()
 	switch {
 	case s.cut && !ev.broken:
@@ -205,7 +205,7 @@ func (f *frontEnd) Migrate(ctx context.Context, m frontend.Migration) (frontend.
 		}
 		s.epoch++
 		for _, ev := range held {
-			f.takeLocked(s, ev)
+			f.handleCurrentLegLocked(s, ev)
 		}
 		if s.lost {
 			f.rescueLocked(s)
@@ -214,7 +214,7 @@ func (f *frontEnd) Migrate(ctx context.Context, m frontend.Migration) (frontend.
 	}
 	s.holder, s.conn, s.lost = to, next, false
 	for _, ev := range s.first {
-		f.takeLocked(s, ev)
+		f.handleCurrentLegLocked(s, ev)
 	}
 	s.first = nil
 	current.hangUp()

@@ -62,7 +62,7 @@ func TestFaultAtEveryStepOverGPUs(t *testing.T) {
 	defer os.RemoveAll(f.dir)
 	f.open(t)
 	t.Run("kinds", func(t *testing.T) {
-		everyStep(t, append(append([]faultKind(nil), kinds...), onGPUs...), 1, func(n *replica) carrier { return f.carry(n) })
+		faultAtEveryStep(t, append(append([]faultKind(nil), kinds...), onGPUs...), 1, func(n *replica) carrier { return f.carry(n) })
 	})
 	for _, b := range f.maps {
 		if err := unix.Munmap(b); err != nil {

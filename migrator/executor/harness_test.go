@@ -33,15 +33,15 @@ type fleet struct {
 	done     chan struct{}
 	net      memtransport.Network
 
-	mu     sync.Mutex
-	cuts   map[[2]*replica]bool
-	delays map[[2]*replica]time.Duration
-	faults []*fault
-	errs   []string
-	live   int // migrations, by mode
-	anew   int
-	number uint64
-	upset  int // faults that have not ended yet
+	mu         sync.Mutex
+	cuts       map[[2]*replica]bool
+	delays     map[[2]*replica]time.Duration
+	faults     []*fault
+	errs       []string
+	live       int // migrations, by mode
+	reprompted int
+	number     uint64
+	upset      int // faults that have not ended yet
 }
 
 // fault is injected once, when its point is reached.
@@ -153,7 +153,7 @@ func (w *fleet) countMoved(live bool) {
 	if live {
 		w.live++
 	} else {
-		w.anew++
+		w.reprompted++
 	}
 }
 

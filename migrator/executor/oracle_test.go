@@ -54,7 +54,7 @@ func TestTextDependsOnEveryByte(t *testing.T) {
 		t.Error("two blocks that are exchanged change nothing")
 	}
 	e, q = newStillEngine(t, ids)
-	q.blocks[3] = e.take(1)[0]
+	q.blocks[3] = e.allocate(1)[0]
 	e.generate(q)
 	if q.ids[len(q.ids)-1] == want {
 		t.Error("a missing block changes nothing")
@@ -77,7 +77,7 @@ func TestTransportsFeedTheText(t *testing.T) {
 	want := q.ids[len(q.ids)-1]
 	for _, broken := range []int{-1, len(table.Blocks) - 1} {
 		d := newEngine()
-		list := d.take(len(table.Blocks))
+		list := d.allocate(len(table.Blocks))
 		for i, b := range list {
 			from := e.memory
 			if i == broken {

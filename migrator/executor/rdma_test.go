@@ -47,8 +47,8 @@ func TestFaultAtEveryStepByHost(t *testing.T) {
 
 // onFar are the faults of pools that no NIC can access.
 var onFar = []faultKind{
-	{"source copies nothing", func(s *scene, r *rand.Rand) verdict { s.source.carrier.(*rdmaTransport).fails(s, r); return goOn }},
-	{"target copies nothing", func(s *scene, r *rand.Rand) verdict { s.target.carrier.(*rdmaTransport).fails(s, r); return goOn }},
+	{"source copies nothing", func(s *scene, r *rand.Rand) verdict { s.source.carrier.(*rdmaTransport).failGPU(s, r); return goOn }},
+	{"target copies nothing", func(s *scene, r *rand.Rand) verdict { s.target.carrier.(*rdmaTransport).failGPU(s, r); return goOn }},
 }
 
 // farPool presents an engine's pool as device memory.
@@ -137,7 +137,9 @@ func overRDMA(t *testing.T, pool func(*engine, *atomic.Bool) transport.Pool, mor
 		t.Fatal(err)
 	}
 	f.open(t)
-	t.Run("kinds", func(t *testing.T) { everyStep(t, kinds, stride, func(n *replica) carrier { return f.carry(n, pool) }) })
+	t.Run("kinds", func(t *testing.T) {
+		faultAtEveryStep(t, kinds, stride, func(n *replica) carrier { return f.carry(n, pool) })
+	})
 	if n := f.library.OpenResources(); n != (libibverbs.Resources{}) {
 		t.Errorf("%+v are left", n)
 	}
@@ -182,8 +184,8 @@ func (f *sharedDevices) carry(n *replica, pool func(*engine, *atomic.Bool) trans
 	return r
 }
 
-// fails makes the replica's GPU fail for a while.
-func (r *rdmaTransport) fails(s *scene, rng *rand.Rand) {
+// failGPU makes the replica's GPU fail for a while.
+func (r *rdmaTransport) failGPU(s *scene, rng *rand.Rand) {
 	s.breakDevice(func(how string) { r.gpuFails.Store(how != "fake_mend") }, "fails", randomOutage(rng))
 }
 

@@ -207,7 +207,7 @@ func (n *replica) crash() {
 		e.remove(q)
 	}
 	for id, r := range e.held {
-		e.give(r.blocks)
+		e.freeBlocks(r.blocks)
 		delete(e.held, id)
 	}
 	e.mu.Unlock()

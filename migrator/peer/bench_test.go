@@ -10,15 +10,15 @@ import (
 
 // BenchmarkRoundTrip sends one envelope there and one back, over loopback TCP.
 func BenchmarkRoundTrip(b *testing.B) {
-	x := onTCP(b, Config{Self: "x"})
+	x := startOnTCP(b, Config{Self: "x"})
 	var y *node
 	ready := make(chan struct{})
-	y = onTCP(b, Config{Self: "y", Handle: func(from policies.ReplicaID, e *api.Envelope) {
+	y = startOnTCP(b, Config{Self: "y", Handle: func(from policies.ReplicaID, e *api.Envelope) {
 		<-ready
 		y.Send(from, e)
 	}})
 	close(ready)
-	introduce(x, y)
+	setAllPeers(x, y)
 	x.Send("y", market(1))
 	<-x.came
 	for b.Loop() {
@@ -31,12 +31,12 @@ func BenchmarkRoundTrip(b *testing.B) {
 func BenchmarkOneWay(b *testing.B) {
 	var taken atomic.Int64
 	free := make(chan struct{}, 512) // well below the queue: nothing is dropped
-	x := onTCP(b, Config{Self: "x"})
-	y := onTCP(b, Config{Self: "y", Handle: func(policies.ReplicaID, *api.Envelope) {
+	x := startOnTCP(b, Config{Self: "x"})
+	y := startOnTCP(b, Config{Self: "y", Handle: func(policies.ReplicaID, *api.Envelope) {
 		taken.Add(1)
 		<-free
 	}})
-	introduce(x, y)
+	setAllPeers(x, y)
 	for b.Loop() {
 		free <- struct{}{}
 		x.Send("y", market(1))

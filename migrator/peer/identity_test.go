@@ -48,7 +48,7 @@ func startSecured(t *testing.T, a *issuer.Authority, cfg Config) (*node, string)
 	cfg.Credentials = func(peer policies.ReplicaID, _ string) credentials.TransportCredentials {
 		return credentials.NewTLS(a.ClientTLS(own, identity.Matcher{TrustDomain: issuer.TrustDomain, Role: identity.Migrator, Name: string(peer)}))
 	}
-	n := onTCP(t, cfg)
+	n := startOnTCP(t, cfg)
 	server := httptest.NewUnstartedServer(n.Handler())
 	server.EnableHTTP2, server.TLS = true, a.ServerTLS(own)
 	server.Config.ErrorLog = log.New(io.Discard, "", 0)
@@ -76,13 +76,13 @@ func TestNamesAreTheCertificates(t *testing.T) {
 		"another trust domain":    a.Certificate(t, "spiffe://other.test/migrator/c"),
 		"one without an identity": a.Certificate(t),
 	} {
-		if err := claim(t, at, a.ClientTLS(own, identity.Matcher{TrustDomain: issuer.TrustDomain}), "c"); status.Code(err) != codes.PermissionDenied {
+		if err := openNamed(t, at, a.ClientTLS(own, identity.Matcher{TrustDomain: issuer.TrustDomain}), "c"); status.Code(err) != codes.PermissionDenied {
 			t.Errorf("%s as c: %v", name, err)
 		}
 	}
 	own := a.ComponentCertificate(t, identity.Migrator, "d")
 	for _, from := range []string{"", strings.Repeat("d", 1<<20)} {
-		if err := claim(t, at, a.ClientTLS(own, identity.Matcher{TrustDomain: issuer.TrustDomain}), from); status.Code(err) != codes.PermissionDenied || len(err.Error()) > 1024 {
+		if err := openNamed(t, at, a.ClientTLS(own, identity.Matcher{TrustDomain: issuer.TrustDomain}), from); status.Code(err) != codes.PermissionDenied || len(err.Error()) > 1024 {
 			t.Errorf("a name of %d bytes: %.200v", len(from), err)
 		}
 	}
@@ -121,8 +121,8 @@ func TestTheRightPeerIsReached(t *testing.T) {
 	b.stop()
 }
 
-// claim opens a stream with a Hello that contains a name, and returns the stream's error.
-func claim(t *testing.T, address string, secure *tls.Config, from string) error {
+// openNamed opens a stream with a Hello that contains a name, and returns the stream's error.
+func openNamed(t *testing.T, address string, secure *tls.Config, from string) error {
 	t.Helper()
 	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(credentials.NewTLS(secure)))
 	if err != nil {

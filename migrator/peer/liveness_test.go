@@ -33,7 +33,7 @@ func (w *network) node(t *testing.T, id, address string, incarnation uint64) *no
 	w.mu.Lock()
 	w.houses[address] = l
 	w.mu.Unlock()
-	return start(t, Config{Self: policies.ReplicaID(id), Incarnation: incarnation, Dial: w.dialer(address)}, l, address)
+	return startNode(t, Config{Self: policies.ReplicaID(id), Incarnation: incarnation, Dial: w.dialer(address)}, l, address)
 }
 
 // kill ends a process: its address refuses connections from then on.
@@ -124,7 +124,7 @@ func runInNetwork(t *testing.T, test func(t *testing.T, w *network, a, b *node))
 	synctest.Test(t, func(t *testing.T) {
 		w := newNetwork()
 		a, b := w.node(t, "a", "a:1", 1), w.node(t, "b", "b:1", 1)
-		introduce(a, b)
+		setAllPeers(a, b)
 		a.Watch([]policies.ReplicaID{"b", "a"})
 		time.Sleep(10*time.Second + defaultInterval/2)
 		if len(a.gone) != 0 {
@@ -138,8 +138,8 @@ func runInNetwork(t *testing.T, test func(t *testing.T, w *network, a, b *node))
 	})
 }
 
-// goneAfter waits for Gone and returns how long it took.
-func goneAfter(t *testing.T, n *node, most time.Duration) time.Duration {
+// waitForGone waits for Gone and returns how long it took.
+func waitForGone(t *testing.T, n *node, most time.Duration) time.Duration {
 	t.Helper()
 	since := time.Now()
 	select {
@@ -187,7 +187,7 @@ func TestFrozenPeerIsGone(t *testing.T) {
 	runInNetwork(t, func(t *testing.T, w *network, a, b *node) {
 		for range 3 {
 			thaw := w.freeze("b:1")
-			took := goneAfter(t, a, 10*time.Second)
+			took := waitForGone(t, a, 10*time.Second)
 			if took < defaultSilence-defaultInterval || took > defaultSilence {
 				t.Errorf("gone after %v", took)
 			}
@@ -216,7 +216,7 @@ func TestFrozenPeerIsGone(t *testing.T) {
 func TestRefusingPeerIsGoneAtOnce(t *testing.T) {
 	runInNetwork(t, func(t *testing.T, w *network, a, b *node) {
 		w.kill(b)
-		if took := goneAfter(t, a, 10*time.Second); took > 4*minReconnectDelay {
+		if took := waitForGone(t, a, 10*time.Second); took > 4*minReconnectDelay {
 			t.Errorf("gone after %v", took)
 		}
 		time.Sleep(10 * time.Second)
@@ -225,13 +225,13 @@ func TestRefusingPeerIsGoneAtOnce(t *testing.T) {
 		}
 		// The next process counts as a different peer, and may end too.
 		b = w.node(t, "b", "b:1", 2)
-		introduce(b, a)
+		setAllPeers(b, a)
 		time.Sleep(2 * time.Second)
 		if p := a.peer("b"); p.Gone || !p.Connected || len(a.back) != 1 {
 			t.Errorf("back, reported %d times: %+v", len(a.back), p)
 		}
 		w.kill(b)
-		goneAfter(t, a, time.Second)
+		waitForGone(t, a, time.Second)
 	})
 }
 
@@ -240,8 +240,8 @@ func TestFastRestart(t *testing.T) {
 	runInNetwork(t, func(t *testing.T, w *network, a, b *node) {
 		w.kill(b)
 		next := w.node(t, "b", "b:1", 2)
-		introduce(next, a)
-		if took := goneAfter(t, a, 10*time.Second); took > 4*minReconnectDelay {
+		setAllPeers(next, a)
+		if took := waitForGone(t, a, 10*time.Second); took > 4*minReconnectDelay {
 			t.Errorf("gone after %v", took)
 		}
 		synctest.Wait()
@@ -262,7 +262,7 @@ func TestSecondProcess(t *testing.T) {
 		b.Watch([]policies.ReplicaID{"a"}) // so that b has a stream to a
 		time.Sleep(time.Second)
 		next := w.node(t, "b", "b:1", 2)
-		introduce(next, a)
+		setAllPeers(next, a)
 		next.Send("a", market(1))
 		<-a.came
 		time.Sleep(5 * time.Second)
@@ -312,14 +312,14 @@ func TestQueueDoesNotAge(t *testing.T) {
 func TestSlowHandlerBlocksNoOtherPeer(t *testing.T) {
 	hold := make(chan struct{})
 	came := make(chan policies.ReplicaID, 10)
-	a := onTCP(t, Config{Self: "a", Handle: func(from policies.ReplicaID, _ *api.Envelope) {
+	a := startOnTCP(t, Config{Self: "a", Handle: func(from policies.ReplicaID, _ *api.Envelope) {
 		if from == "b" {
 			<-hold
 		}
 		came <- from
 	}})
-	b, c := onTCP(t, Config{Self: "b"}), onTCP(t, Config{Self: "c"})
-	introduce(a, b, c)
+	b, c := startOnTCP(t, Config{Self: "b"}), startOnTCP(t, Config{Self: "c"})
+	setAllPeers(a, b, c)
 	b.Send("a", market(1))
 	c.Send("a", market(1))
 	if from := <-came; from != "c" {

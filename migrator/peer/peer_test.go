@@ -51,8 +51,8 @@ func serveHTTP(l net.Listener, h http.Handler) *http.Server {
 	return s
 }
 
-// start creates a node on a listener and runs it.
-func start(t testing.TB, cfg Config, l net.Listener, address string) *node {
+// startNode creates a node on a listener and runs it.
+func startNode(t testing.TB, cfg Config, l net.Listener, address string) *node {
 	t.Helper()
 	n := &node{address: address, came: make(chan got, 1<<16), gone: make(chan policies.ReplicaID, 100), back: make(chan policies.ReplicaID, 100)}
 	if cfg.Handle == nil {
@@ -84,9 +84,9 @@ func start(t testing.TB, cfg Config, l net.Listener, address string) *node {
 	return n
 }
 
-// onTCP starts a node on a loopback socket. It runs in real time: its envelopes wait in the queue
+// startOnTCP starts a node on a loopback socket. It runs in real time: its envelopes wait in the queue
 // as long as a busy host takes.
-func onTCP(t testing.TB, cfg Config) *node {
+func startOnTCP(t testing.TB, cfg Config) *node {
 	t.Helper()
 	if cfg.PeerTimeout == 0 {
 		cfg.PeerTimeout = time.Hour
@@ -95,11 +95,11 @@ func onTCP(t testing.TB, cfg Config) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return start(t, cfg, l, l.Addr().String())
+	return startNode(t, cfg, l, l.Addr().String())
 }
 
-// introduce gives each node the addresses of all nodes.
-func introduce(nodes ...*node) {
+// setAllPeers gives each node the addresses of all nodes.
+func setAllPeers(nodes ...*node) {
 	all := make(map[policies.ReplicaID]string)
 	for _, n := range nodes {
 		all[n.cfg.Self] = n.address
@@ -124,8 +124,8 @@ func (n *node) peer(id policies.ReplicaID) PeerStatus {
 }
 
 func TestDelivers(t *testing.T) {
-	a, b := onTCP(t, Config{Self: "a"}), onTCP(t, Config{Self: "b", Incarnation: 7})
-	introduce(a, b)
+	a, b := startOnTCP(t, Config{Self: "a"}), startOnTCP(t, Config{Self: "b", Incarnation: 7})
+	setAllPeers(a, b)
 	const many = 1000
 	for i := range uint64(many) {
 		a.Send("b", market(i))
@@ -158,8 +158,8 @@ func TestDelivers(t *testing.T) {
 
 // TestLargestRound sends envelopes of the size for which MaxEnvelope was chosen, and larger ones.
 func TestLargestRound(t *testing.T) {
-	a, b := onTCP(t, Config{Self: "a"}), onTCP(t, Config{Self: "b"})
-	introduce(a, b)
+	a, b := startOnTCP(t, Config{Self: "a"}), startOnTCP(t, Config{Self: "b"})
+	setAllPeers(a, b)
 	const tokens, block, regions = 128 << 10, 16, 180
 	worst := make([]uint32, tokens/block*regions)
 	for i := range worst {
@@ -189,7 +189,7 @@ func TestSendNeverBlocks(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	a := onTCP(t, Config{Self: "a", QueueSize: 10})
+	a := startOnTCP(t, Config{Self: "a", QueueSize: 10})
 	a.SetPeers(map[policies.ReplicaID]string{"mute": l.Addr().String(), "none": "127.0.0.1:1"})
 	for _, id := range [...]policies.ReplicaID{"mute", "none"} {
 		for i := range uint64(100) {
@@ -203,7 +203,7 @@ func TestSendNeverBlocks(t *testing.T) {
 
 // TestQueueDropsTheOldest fills a queue before the network runs.
 func TestQueueDropsTheOldest(t *testing.T) {
-	b := onTCP(t, Config{Self: "b"})
+	b := startOnTCP(t, Config{Self: "b"})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -249,7 +249,7 @@ func hello(from, to string, incarnation uint64) *api.Envelope {
 }
 
 func TestWrongHello(t *testing.T) {
-	a := onTCP(t, Config{Self: "a"})
+	a := startOnTCP(t, Config{Self: "a"})
 	for _, first := range [...]*api.Envelope{hello("x", "b", 1), hello("", "a", 1), hello("a", "a", 1), market(1), {From: "x", To: "a"}} {
 		s := openRawStream(t, a.address)
 		s.Send(first)
@@ -263,7 +263,7 @@ func TestWrongHello(t *testing.T) {
 }
 
 func TestWrongEnvelopes(t *testing.T) {
-	a := onTCP(t, Config{Self: "a"})
+	a := startOnTCP(t, Config{Self: "a"})
 	s := openRawStream(t, a.address)
 	s.Send(hello("x", "a", 1))
 	if e, err := s.Recv(); err != nil || e.GetHello() == nil || e.GetFrom() != "a" || e.GetTo() != "x" {
@@ -312,7 +312,7 @@ func TestWrongEnvelopes(t *testing.T) {
 
 // TestOlderPeer receives a Hello of a version that sends only its name.
 func TestOlderPeer(t *testing.T) {
-	a := onTCP(t, Config{Self: "a"})
+	a := startOnTCP(t, Config{Self: "a"})
 	s := openRawStream(t, a.address)
 	s.Send(&api.Envelope{From: "x", To: "a", Body: &api.Envelope_Hello{Hello: &api.Hello{}}})
 	e := market(1)
@@ -328,7 +328,7 @@ func TestOlderPeer(t *testing.T) {
 
 // TestLaterStreamTakesOver opens two streams of one process.
 func TestLaterStreamTakesOver(t *testing.T) {
-	a := onTCP(t, Config{Self: "a"})
+	a := startOnTCP(t, Config{Self: "a"})
 	first := openRawStream(t, a.address)
 	first.Send(hello("x", "a", 1))
 	first.Recv()
@@ -354,8 +354,8 @@ func TestLaterStreamTakesOver(t *testing.T) {
 }
 
 func TestReconnects(t *testing.T) {
-	a, b := onTCP(t, Config{Self: "a"}), onTCP(t, Config{Self: "b"})
-	introduce(a, b)
+	a, b := startOnTCP(t, Config{Self: "a"}), startOnTCP(t, Config{Self: "b"})
+	setAllPeers(a, b)
 	a.Send("b", market(1))
 	<-b.came
 	b.stop()
@@ -364,13 +364,13 @@ func TestReconnects(t *testing.T) {
 	if err != nil {
 		t.Skipf("the address was taken meanwhile: %v", err)
 	}
-	b2 := start(t, Config{Self: "b"}, l, b.address)
-	until(b2, func() { a.Send("b", market(2)) })
-	b3 := onTCP(t, Config{Self: "b"})
-	introduce(a, b3)
-	until(b3, func() { a.Send("b", market(3)) })
+	b2 := startNode(t, Config{Self: "b"}, l, b.address)
+	sendUntil(b2, func() { a.Send("b", market(2)) })
+	b3 := startOnTCP(t, Config{Self: "b"})
+	setAllPeers(a, b3)
+	sendUntil(b3, func() { a.Send("b", market(3)) })
 	// An address where another replica answers.
-	c := onTCP(t, Config{Self: "c"})
+	c := startOnTCP(t, Config{Self: "c"})
 	a.SetPeers(map[policies.ReplicaID]string{"b": c.address})
 	a.Send("b", market(4))
 	for c.Status().Refused.BadHello == 0 {
@@ -381,8 +381,8 @@ func TestReconnects(t *testing.T) {
 	}
 }
 
-// until sends repeatedly until an envelope arrives.
-func until(n *node, send func()) {
+// sendUntil sends repeatedly until an envelope arrives.
+func sendUntil(n *node, send func()) {
 	for {
 		send()
 		select {

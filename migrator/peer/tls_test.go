@@ -17,7 +17,7 @@ import (
 
 // TestTLS sends to a server that serves both HTTP/2 over TLS and HTTP/1.1.
 func TestTLS(t *testing.T) {
-	b := onTCP(t, Config{Self: "b"})
+	b := startOnTCP(t, Config{Self: "b"})
 	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.TLS == nil {
 			t.Error("a request without TLS")
@@ -36,7 +36,7 @@ func TestTLS(t *testing.T) {
 		}
 		return credentials.NewTLS(&tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS13})
 	}}
-	a := onTCP(t, cfg)
+	a := startOnTCP(t, cfg)
 	a.SetPeers(map[policies.ReplicaID]string{"b": server.Listener.Addr().String()})
 	a.Send("b", market(1))
 	if g := <-b.came; g.from != "a" {
@@ -47,7 +47,7 @@ func TestTLS(t *testing.T) {
 	cfg.Credentials = func(policies.ReplicaID, string) credentials.TransportCredentials {
 		return credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13})
 	}
-	c := onTCP(t, cfg)
+	c := startOnTCP(t, cfg)
 	c.SetPeers(map[policies.ReplicaID]string{"b": server.Listener.Addr().String()})
 	c.Send("b", &api.Envelope{Body: &api.Envelope_Heartbeat{Heartbeat: &api.Heartbeat{}}})
 	if p := c.peer("b"); p.Connected {

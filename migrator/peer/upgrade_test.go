@@ -24,7 +24,7 @@ func runUpgrade(t *testing.T, test func(t *testing.T, w *network, c, first *node
 	synctest.Test(t, func(t *testing.T) {
 		w := newNetwork()
 		c, first := w.node(t, "c", "c:1", 1), w.node(t, "b", "b:1", 1)
-		introduce(c, first)
+		setAllPeers(c, first)
 		c.Watch([]policies.ReplicaID{"b"})
 		first.Watch([]policies.ReplicaID{"c"})
 		time.Sleep(3 * time.Second)
@@ -46,8 +46,8 @@ func requireNoneGone(t *testing.T, d time.Duration, nodes ...*node) {
 	}
 }
 
-// numbers receives the envelopes that have arrived so far, and returns their numbers.
-func numbers(n *node) map[uint64]int {
+// receivedNumbers receives the envelopes that have arrived so far, and returns their numbers.
+func receivedNumbers(n *node) map[uint64]int {
 	took := make(map[uint64]int)
 	for len(n.came) > 0 {
 		g := <-n.came
@@ -69,7 +69,7 @@ func TestUpgrade(t *testing.T) {
 		}()
 		time.Sleep(time.Second)
 		next := w.node(t, "b", "b:1", 2)
-		introduce(next, c)
+		setAllPeers(next, c)
 		next.Watch([]policies.ReplicaID{"c"})
 		time.Sleep(10 * time.Millisecond)
 		if p := c.peer("b"); !p.Connected || first.peer("c").Incoming != 0 || next.peer("c").Incoming != 1 {
@@ -78,7 +78,7 @@ func TestUpgrade(t *testing.T) {
 		<-sent
 		// Each envelope has arrived once, at one of the two processes.
 		requireNoneGone(t, 3*defaultSilence, c, first, next)
-		early, late := numbers(first), numbers(next)
+		early, late := receivedNumbers(first), receivedNumbers(next)
 		all := maps.Clone(early)
 		for i, times := range late {
 			all[i] += times
@@ -101,7 +101,7 @@ func TestUpgrade(t *testing.T) {
 		first.stop()
 		requireNoneGone(t, 3*defaultSilence, c, next)
 		w.kill(next)
-		if took := goneAfter(t, c, 10*time.Second); took > 4*minReconnectDelay {
+		if took := waitForGone(t, c, 10*time.Second); took > 4*minReconnectDelay {
 			t.Errorf("gone after %v", took)
 		}
 		requireNoneGone(t, 3*defaultSilence, c)
@@ -118,7 +118,7 @@ func TestUpgradeOfASilentProcess(t *testing.T) {
 			t.Fatalf("%+v", p)
 		}
 		next := w.node(t, "b", "b:1", 2)
-		introduce(next, c)
+		setAllPeers(next, c)
 		next.Send("c", market(1))
 		<-c.came
 		requireNoneGone(t, 3*defaultSilence, c, first, next)
@@ -129,7 +129,7 @@ func TestUpgradeOfASilentProcess(t *testing.T) {
 		first.stop()
 		requireNoneGone(t, 3*defaultSilence, c, next)
 		w.kill(next)
-		goneAfter(t, c, 10*time.Second)
+		waitForGone(t, c, 10*time.Second)
 	})
 }
 
@@ -140,7 +140,7 @@ func TestUpgradeGivenUp(t *testing.T) {
 		house := w.houses["b:1"]
 		w.mu.Unlock()
 		next := w.node(t, "b", "b:1", 2)
-		introduce(next, c)
+		setAllPeers(next, c)
 		next.Watch([]policies.ReplicaID{"c"})
 		requireNoneGone(t, 3*defaultSilence, c, first, next)
 		w.mu.Lock()
@@ -148,12 +148,12 @@ func TestUpgradeGivenUp(t *testing.T) {
 		w.mu.Unlock()
 		next.stop()
 		requireNoneGone(t, 3*defaultSilence, c, first)
-		numbers(first)
+		receivedNumbers(first)
 		c.Send("b", market(7))
 		<-first.came
 		// The next attempt works.
 		third := w.node(t, "b", "b:1", 3)
-		introduce(third, c)
+		setAllPeers(third, c)
 		third.Watch([]policies.ReplicaID{"c"})
 		requireNoneGone(t, 3*defaultSilence, c, first, third)
 		c.Send("b", market(8))
@@ -174,7 +174,7 @@ func TestHelloBeforeTheSocket(t *testing.T) {
 		later := w.houses["b:1"]
 		w.houses["b:1"] = house
 		w.mu.Unlock()
-		introduce(next, c)
+		setAllPeers(next, c)
 		next.Watch([]policies.ReplicaID{"c"})
 		requireNoneGone(t, 3*defaultSilence, c, first, next)
 		c.Send("b", market(1))
@@ -248,9 +248,9 @@ func TestRestartUnnoticed(t *testing.T) {
 		time.Sleep(time.Second)
 		c.Watch([]policies.ReplicaID{"b"})
 		next := w.node(t, "b", "b:1", 2)
-		introduce(next, c)
+		setAllPeers(next, c)
 		next.Watch([]policies.ReplicaID{"c"})
-		if took := goneAfter(t, c, 10*time.Second); took != defaultSilence {
+		if took := waitForGone(t, c, 10*time.Second); took != defaultSilence {
 			t.Errorf("gone after %v", took)
 		}
 		requireNoneGone(t, 3*defaultSilence, c, next)
@@ -278,7 +278,7 @@ func TestRestartOfOneThatReadsNothing(t *testing.T) {
 			t.Error("nothing is stuck")
 		}
 		next := w.node(t, "b", "b:1", 2)
-		introduce(next, c)
+		setAllPeers(next, c)
 		next.Send("c", market(1))
 		time.Sleep(defaultSilence/2 + 10*time.Millisecond)
 		if len(c.gone) != 1 || c.peer("b").Gone || next.peer("c").Incoming != 1 {
@@ -302,17 +302,17 @@ func TestNothingSentIsLost(t *testing.T) {
 		c := w.node(t, "c", "c:1", 1)
 		l, took := bufconn.Listen(1<<16), make(chan uint64, 1000)
 		w.houses["b:1"] = l
-		first := start(t, Config{Self: "b", Incarnation: 1, Dial: w.dialer("b:1"), Handle: func(_ policies.ReplicaID, e *api.Envelope) {
+		first := startNode(t, Config{Self: "b", Incarnation: 1, Dial: w.dialer("b:1"), Handle: func(_ policies.ReplicaID, e *api.Envelope) {
 			time.Sleep(time.Millisecond)
 			took <- e.GetMarket().GetNumber()
 		}}, l, "b:1")
-		introduce(c, first)
+		setAllPeers(c, first)
 		for i := range uint64(cap(took)) {
 			c.Send("b", market(i))
 		}
 		time.Sleep(100 * time.Millisecond)
 		next := w.node(t, "b", "b:1", 2)
-		introduce(next, c)
+		setAllPeers(next, c)
 		next.Send("c", market(1))
 		<-c.came
 		c.Send("b", market(5000))
@@ -346,7 +346,7 @@ func TestAnswersOnItsOwnStream(t *testing.T) {
 			own.Send(&api.Envelope{From: "b", To: "c", Body: &api.Envelope_Heartbeat{Heartbeat: &api.Heartbeat{}}})
 			requireNoneGone(t, defaultInterval, c)
 		}
-		goneAfter(t, c, defaultSilence)
+		waitForGone(t, c, defaultSilence)
 		closes()
 		stop()
 		c.stop()
@@ -356,7 +356,7 @@ func TestAnswersOnItsOwnStream(t *testing.T) {
 
 // TestAnswersNeedNoStream sends Heartbeats to a network that knows no addresses.
 func TestAnswersNeedNoStream(t *testing.T) {
-	a := onTCP(t, Config{Self: "a"})
+	a := startOnTCP(t, Config{Self: "a"})
 	s := openRawStream(t, a.address)
 	s.Send(hello("x", "a", 1))
 	if e, err := s.Recv(); err != nil || e.GetHello() == nil {

@@ -16,23 +16,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// host is a process with one listener, and the path that it serves.
-type host struct {
-	path    string
-	doors   Listeners
-	door    net.Listener
-	settled int
-	resumed int
-	left    int
-	served  chan error // what Serve returned
-	stop    context.CancelFunc
-	talks   []net.Conn
+// servingProcess is a process with one listener, and the path that it serves.
+type servingProcess struct {
+	path      string
+	listeners Listeners
+	listener  net.Listener
+	settled   int
+	resumed   int
+	left      int
+	served    chan error // what Serve returned
+	stop      context.CancelFunc
+	talks     []net.Conn
 }
 
-func newHost(t *testing.T) *host {
+func newServingProcess(t *testing.T) *servingProcess {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
-	h := &host{path: filepath.Join(t.TempDir(), "s"), served: make(chan error, 1), stop: stop}
+	h := &servingProcess{path: filepath.Join(t.TempDir(), "s"), served: make(chan error, 1), stop: stop}
 	claim, err := Begin(ctx, h.path)
 	if err != nil {
 		t.Fatal(err)
@@ -41,7 +41,7 @@ func newHost(t *testing.T) *host {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if h.door, err = h.doors.Add("clients", l); err != nil {
+	if h.listener, err = h.listeners.Add("clients", l); err != nil {
 		t.Fatal(err)
 	}
 	post, link, err := claim.Finish(ctx)
@@ -50,20 +50,20 @@ func newHost(t *testing.T) *host {
 	}
 	go func() {
 		_, err := post.Serve(ctx, Config{
-			Listeners: &h.doors,
+			Listeners: &h.listeners,
 			Prepare:   func(context.Context) { h.settled++ }, Resume: func() { h.resumed++ }, Stopped: func() { h.left++ },
 		})
 		h.served <- err
 	}()
 	t.Cleanup(func() {
 		stop()
-		h.door.Close()
+		h.listener.Close()
 	})
 	return h
 }
 
-// end stops the host and checks that it behaved correctly until then.
-func (h *host) end(t *testing.T) {
+// stopAndCheck stops the process and checks that it behaved correctly until then.
+func (h *servingProcess) stopAndCheck(t *testing.T) {
 	t.Helper()
 	h.stop()
 	for _, conn := range h.talks {
@@ -77,8 +77,8 @@ func (h *host) end(t *testing.T) {
 	}
 }
 
-// talk opens a connection to a host.
-func (h *host) talk(t *testing.T) *net.UnixConn {
+// connect opens a connection to a process.
+func (h *servingProcess) connect(t *testing.T) *net.UnixConn {
 	t.Helper()
 	conn, err := net.Dial("unixpacket", h.path)
 	if err != nil {
@@ -88,16 +88,16 @@ func (h *host) talk(t *testing.T) *net.UnixConn {
 	return conn.(*net.UnixConn)
 }
 
-// TestSuccessorFails makes the successor fail at every step: the host continues, and the next
+// TestSuccessorFails makes the successor fail at every step: the process continues, and the next
 // successor finds it.
 func TestSuccessorFails(t *testing.T) {
-	h := newHost(t)
+	h := newServingProcess(t)
 	ctx := t.Context()
 	before := openFiles(t)
 	for name, fail := range map[string]func(){
-		"after it has connected": func() { h.talk(t).Close() },
+		"after it has connected": func() { h.connect(t).Close() },
 		"after it has asked": func() {
-			conn := h.talk(t)
+			conn := h.connect(t)
 			if err := send(conn, packet{Step: "ask"}); err != nil {
 				t.Error(err)
 			}
@@ -115,7 +115,7 @@ func TestSuccessorFails(t *testing.T) {
 			c.Abandon()
 		},
 		"by another word": func() {
-			conn := h.talk(t)
+			conn := h.connect(t)
 			if err := send(conn, packet{Step: "ready"}); err != nil {
 				t.Error(err)
 			}
@@ -124,18 +124,18 @@ func TestSuccessorFails(t *testing.T) {
 			}
 		},
 		"by nonsense": func() {
-			conn := h.talk(t)
+			conn := h.connect(t)
 			if _, err := conn.Write([]byte("GET / HTTP/1.1")); err != nil {
 				t.Error(err)
 			}
 		},
 		"by too many words": func() {
-			conn := h.talk(t)
-			// The host may close the connection before it has received all.
+			conn := h.connect(t)
+			// The process may close the connection before it has received all.
 			_, _ = conn.Write(make([]byte, maxPacket+1))
 		},
 		"by another version": func() {
-			conn := h.talk(t)
+			conn := h.connect(t)
 			if _, err := conn.Write([]byte(`{"version":9,"step":"ask"}`)); err != nil {
 				t.Error(err)
 			}
@@ -144,7 +144,7 @@ func TestSuccessorFails(t *testing.T) {
 			}
 		},
 		"by unexpected files": func() {
-			conn := h.talk(t)
+			conn := h.connect(t)
 			f, err := os.Open(os.DevNull)
 			if err != nil {
 				t.Fatal(err)
@@ -159,12 +159,12 @@ func TestSuccessorFails(t *testing.T) {
 		},
 	} {
 		fail()
-		conn, err := net.Dial("tcp", h.door.Addr().String())
+		conn, err := net.Dial("tcp", h.listener.Addr().String())
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		in, err := h.door.Accept()
+		in, err := h.listener.Accept()
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -177,7 +177,7 @@ func TestSuccessorFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Abandon()
-	h.end(t)
+	h.stopAndCheck(t)
 	for alarm := time.After(patience); openFiles(t) > before; {
 		select {
 		case <-alarm:
@@ -187,8 +187,8 @@ func TestSuccessorFails(t *testing.T) {
 	}
 }
 
-// opened adds a listener on a free port, and returns it with its socket.
-func opened(t *testing.T, d *Listeners) (socket, door net.Listener) {
+// addListener adds a listener on a free port, and returns it with its socket.
+func addListener(t *testing.T, d *Listeners) (socket, added net.Listener) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -205,7 +205,7 @@ func opened(t *testing.T, d *Listeners) (socket, door net.Listener) {
 // server when StopAccepting returns.
 func TestStopAcceptingWaitsForServers(t *testing.T) {
 	var d Listeners
-	l, g := opened(t, &d)
+	l, g := addListener(t, &d)
 	var known atomic.Bool
 	accepted, leaving, over := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() {
@@ -253,7 +253,7 @@ func TestStopAcceptingWaitsForServers(t *testing.T) {
 // process.
 func TestStopAcceptingIsBounded(t *testing.T) {
 	var d Listeners
-	l, g := opened(t, &d)
+	l, g := addListener(t, &d)
 	defer g.Close()
 	conn, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
@@ -273,15 +273,15 @@ func TestStopAcceptingIsBounded(t *testing.T) {
 	}
 }
 
-// TestHostDies kills the host after it has sent the sockets and before it receives the successor's
+// TestHostDies kills the process after it has sent the sockets and before it receives the successor's
 // message: the successor replaces it.
 func TestHostDies(t *testing.T) {
-	h := newHost(t)
+	h := newServingProcess(t)
 	c, err := Begin(t.Context(), h.path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := c.TakeListener("clients", h.door.Addr().String())
+	l := c.TakeListener("clients", h.listener.Addr().String())
 	if l == nil {
 		t.Fatal("no socket")
 	}
@@ -395,7 +395,7 @@ func TestOtherUsers(t *testing.T) {
 	if os.Geteuid() != 0 || runtime.GOOS != "linux" {
 		t.Skip("only root can become another user")
 	}
-	h := newHost(t)
+	h := newServingProcess(t)
 	path := filepath.Join("/tmp", filepath.Base(filepath.Dir(h.path))+".sock")
 	// Other users cannot access the test's own directories.
 	if err := os.Link(h.path, path); err != nil {
@@ -413,7 +413,7 @@ func TestOtherUsers(t *testing.T) {
 	if err := <-answer; err == nil || !strings.Contains(err.Error(), "nothing came") {
 		t.Error(err)
 	}
-	h.end(t)
+	h.stopAndCheck(t)
 }
 
 // askAs requests sockets as another user, on the present thread.
@@ -430,7 +430,7 @@ func askAs(path string, uid int) error {
 	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: path}); err != nil {
 		return err
 	}
-	// The host may have closed the connection already.
+	// The process may have closed the connection already.
 	_ = unix.Send(fd, []byte(`{"version":1,"step":"ask"}`), unix.MSG_NOSIGNAL)
 	buf := make([]byte, maxPacket)
 	n, err := unix.Read(fd, buf)

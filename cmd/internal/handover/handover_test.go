@@ -31,11 +31,11 @@ const settle = 5 * time.Second
 
 // process is one generation of a daemon, inside the test.
 type process struct {
-	t     *testing.T
-	doors Listeners
-	left  chan struct{} // closed when its successor accepts
-	done  chan struct{} // closed when it has ended
-	stop  context.CancelFunc
+	t         *testing.T
+	listeners Listeners
+	left      chan struct{} // closed when its successor accepts
+	done      chan struct{} // closed when it has ended
+	stop      context.CancelFunc
 }
 
 // lines tracks the connections of a process. The process may end once each connection has ended, or
@@ -104,9 +104,9 @@ func (l *lines) leave() {
 	}
 }
 
-// launch runs a generation at the path until it has a successor and its connections have ended, or
+// startProcess runs a generation at the path until it has a successor and its connections have ended, or
 // until stop. It returns once the generation serves the path.
-func launch(t *testing.T, path, address, name string) *process {
+func startProcess(t *testing.T, path, address, name string) *process {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
 	p := &process{t: t, left: make(chan struct{}), done: make(chan struct{}), stop: stop}
@@ -125,7 +125,7 @@ func launch(t *testing.T, path, address, name string) *process {
 			return p
 		}
 	}
-	gate, err := p.doors.Add("clients", l)
+	gate, err := p.listeners.Add("clients", l)
 	if err != nil {
 		t.Error(err)
 	}
@@ -152,7 +152,7 @@ func launch(t *testing.T, path, address, name string) *process {
 	}
 	go func() {
 		defer close(p.done)
-		after, err := post.Serve(ctx, Config{Listeners: &p.doors})
+		after, err := post.Serve(ctx, Config{Listeners: &p.listeners})
 		if err == nil {
 			close(p.left)
 		}
@@ -241,8 +241,8 @@ func (c *clients) end() {
 	c.wg.Wait()
 }
 
-// answerer returns the name of the generation that answers now.
-func answerer(t *testing.T, address string) string {
+// answeringProcess returns the name of the generation that answers now.
+func answeringProcess(t *testing.T, address string) string {
 	t.Helper()
 	tr := &http.Transport{DisableKeepAlives: true}
 	resp, err := (&http.Client{Transport: tr, Timeout: patience}).Get("http://" + address)
@@ -270,14 +270,14 @@ func openFiles(t *testing.T) int {
 // TestUpgradeRefusesNoConnection hands over twenty times while clients connect continuously.
 func TestUpgradeRefusesNoConnection(t *testing.T) {
 	path, address := filepath.Join(t.TempDir(), "s"), loopback.Addresses(t, 1)[0]
-	warm := launch(t, path, address, "warm")
+	warm := startProcess(t, path, address, "warm")
 	warm.end()
 	before := openFiles(t)
-	now := launch(t, path, address, "0")
+	now := startProcess(t, path, address, "0")
 	c := ask(t, address)
 	c.await(t, 20)
 	for i := range 20 {
-		next := launch(t, path, address, fmt.Sprint(i+1))
+		next := startProcess(t, path, address, fmt.Sprint(i+1))
 		select {
 		case <-now.left:
 		case <-time.After(patience):
@@ -289,7 +289,7 @@ func TestUpgradeRefusesNoConnection(t *testing.T) {
 	}
 	c.await(t, 20)
 	c.end()
-	if got := answerer(t, address); got != "20" {
+	if got := answeringProcess(t, address); got != "20" {
 		t.Errorf("generation %s answers last", got)
 	}
 	now.end()
@@ -313,14 +313,14 @@ func TestUpgradeRefusesNoConnection(t *testing.T) {
 // and one remains.
 func TestRacingProcesses(t *testing.T) {
 	path, address := filepath.Join(t.TempDir(), "s"), loopback.Addresses(t, 1)[0]
-	first := launch(t, path, address, "first")
+	first := startProcess(t, path, address, "first")
 	c := ask(t, address)
 	var mu sync.Mutex
 	all := []*process{first}
 	var wg sync.WaitGroup
 	for i := range 6 {
 		wg.Go(func() {
-			p := launch(t, path, address, fmt.Sprint(i))
+			p := startProcess(t, path, address, fmt.Sprint(i))
 			mu.Lock()
 			defer mu.Unlock()
 			all = append(all, p)

@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// linked returns the two ends of a link, the earlier process's first.
-func linked(t *testing.T) (earlier, later *Link) {
+// newLinkedPair returns the two ends of a link, the earlier process's first.
+func newLinkedPair(t *testing.T) (earlier, later *Link) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
 	c, err := Begin(t.Context(), path)
@@ -45,9 +45,9 @@ func linked(t *testing.T) (earlier, later *Link) {
 	return earlier, later
 }
 
-// say sends a message that must fit. It sends again a message that was dropped because the host was
+// sendUntilAccepted sends a message that must fit. It sends again a message that was dropped because the host was
 // busy.
-func say(t *testing.T, l *Link, b []byte) {
+func sendUntilAccepted(t *testing.T, l *Link, b []byte) {
 	t.Helper()
 	for end := time.Now().Add(patience); ; {
 		switch err := l.Send(b); {
@@ -61,11 +61,11 @@ func say(t *testing.T, l *Link, b []byte) {
 
 // TestLink sends messages of any size up to the maximum in both directions, whole.
 func TestLink(t *testing.T) {
-	earlier, later := linked(t)
+	earlier, later := newLinkedPair(t)
 	for _, n := range []int{0, 1, 5000, MaxMessage} {
 		for _, way := range [][2]*Link{{earlier, later}, {later, earlier}} {
 			want := bytes.Repeat([]byte("x"), n)
-			say(t, way[0], want)
+			sendUntilAccepted(t, way[0], want)
 			if got, err := way[1].Receive(); err != nil || !bytes.Equal(got, want) {
 				t.Fatalf("%d bytes: %d came, %v", n, len(got), err)
 			}
@@ -79,7 +79,7 @@ func TestLink(t *testing.T) {
 // TestLinkSkips checks that Receive skips other packets: the handover's own, and those of another
 // version.
 func TestLinkSkips(t *testing.T) {
-	earlier, later := linked(t)
+	earlier, later := newLinkedPair(t)
 	if err := send(earlier.conn, packet{Step: "stopped"}); err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +88,7 @@ func TestLinkSkips(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	say(t, earlier, []byte("word"))
+	sendUntilAccepted(t, earlier, []byte("word"))
 	if got, err := later.Receive(); err != nil || string(got) != "word" {
 		t.Errorf("%q, %v", got, err)
 	}
@@ -96,8 +96,8 @@ func TestLinkSkips(t *testing.T) {
 
 // TestLinkEnds checks that one end's unread messages, and its close, end the link for the other.
 func TestLinkEnds(t *testing.T) {
-	earlier, later := linked(t)
-	say(t, later, []byte("unread"))
+	earlier, later := newLinkedPair(t)
+	sendUntilAccepted(t, later, []byte("unread"))
 	earlier.Close()
 	if _, err := later.Receive(); err != io.EOF {
 		t.Errorf("Receive: %v", err)
@@ -113,8 +113,8 @@ func TestLinkEnds(t *testing.T) {
 // TestLinkSendDropsWhenBlocked checks that a process that reads nothing does not block the other,
 // and later receives the messages that fit.
 func TestLinkSendDropsWhenBlocked(t *testing.T) {
-	earlier, later := linked(t)
-	say(t, later, make([]byte, MaxMessage))
+	earlier, later := newLinkedPair(t)
+	sendUntilAccepted(t, later, make([]byte, MaxMessage))
 	sent := 1
 	for later.Send(make([]byte, MaxMessage)) == nil {
 		sent++
@@ -124,7 +124,7 @@ func TestLinkSendDropsWhenBlocked(t *testing.T) {
 			t.Fatalf("%d bytes, %v", len(got), err)
 		}
 	}
-	say(t, later, []byte("again"))
+	sendUntilAccepted(t, later, []byte("again"))
 	if got, err := earlier.Receive(); err != nil || string(got) != "again" {
 		t.Errorf("%q, %v", got, err)
 	}

@@ -50,8 +50,8 @@ func (l *lone) end() {
 	}
 }
 
-// alone starts the length service and returns its address and process.
-func alone(b *testing.B) (address string, pid int) {
+// startService starts the length service and returns its address and process.
+func startService(b *testing.B) (address string, pid int) {
 	b.Helper()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), asService+"=1")
@@ -123,22 +123,22 @@ const concurrency = 16
 // share the machine; CPU is measured per process.
 func BenchmarkEstimators(b *testing.B) {
 	estimators := []resources.Estimator{resources.ContentLength, resources.ExtProc, resources.Wasm}
-	rigs := make(map[resources.Estimator]*rig)
+	harnesses := make(map[resources.Estimator]*harness)
 	service := make(map[resources.Estimator]int)
 	for _, e := range estimators {
 		v := view()
 		v.Settings.Estimator = e
 		switch e {
 		case resources.ExtProc:
-			v.Settings.LengthService, service[e] = alone(b)
+			v.Settings.LengthService, service[e] = startService(b)
 		case resources.Wasm:
 			v.Settings.Module = module(b)
 		}
-		r := start(b, v)
+		r := startHarness(b, v)
 		r.client.CloseIdleConnections()
 		r.client.Transport = &http.Transport{MaxIdleConnsPerHost: concurrency, MaxConnsPerHost: concurrency}
 		b.Cleanup(r.client.CloseIdleConnections)
-		rigs[e] = r
+		harnesses[e] = r
 	}
 	for _, size := range []int{200, 220 << 10, 2 << 20} {
 		for _, way := range []struct {
@@ -154,7 +154,7 @@ func BenchmarkEstimators(b *testing.B) {
 					continue
 				}
 				b.Run(fmt.Sprintf("%d/%s/%s", size, way.name, e), func(b *testing.B) {
-					r := *rigs[e]
+					r := *harnesses[e]
 					r.t = b
 					body := sized("m", size)
 					r.measure(b, service[e], func() (served, error) {
@@ -167,7 +167,7 @@ func BenchmarkEstimators(b *testing.B) {
 }
 
 // measure sends requests and reports their cost.
-func (r *rig) measure(b *testing.B, service int, send func() (served, error)) {
+func (r *harness) measure(b *testing.B, service int, send func() (served, error)) {
 	b.SetParallelism(max(1, concurrency/runtime.GOMAXPROCS(0)))
 	var mu sync.Mutex
 	var all []time.Duration

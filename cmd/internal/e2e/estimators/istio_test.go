@@ -75,8 +75,8 @@ func plain(t *testing.T, text []byte) (out tree) {
 	return out
 }
 
-// same compares documents in their JSON form.
-func same(t *testing.T, what string, got tree, want proto.Message) {
+// requireSame compares documents in their JSON form.
+func requireSame(t *testing.T, what string, got tree, want proto.Message) {
 	t.Helper()
 	text, err := json.Marshal(got)
 	if err != nil {
@@ -98,14 +98,14 @@ func TestIstioPatches(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := patches(t)
-	same(t, "the cluster", p["CLUSTER"][0], h.Clusters[0])
+	requireSame(t, "the cluster", p["CLUSTER"][0], h.Clusters[0])
 	for i, f := range h.Manager.HttpFilters {
-		same(t, f.Name, p["HTTP_FILTER"][i], f)
+		requireSame(t, f.Name, p["HTTP_FILTER"][i], f)
 	}
 	manager := p["NETWORK_FILTER"][0]["typed_config"].(tree)
 	delete(manager, "@type")
 	h.Manager.HttpFilters = nil
-	same(t, "the manager", manager, h.Manager)
+	requireSame(t, "the manager", manager, h.Manager)
 }
 
 // TestIstio applies the patches as Istio does and sends requests through a real Envoy: with the
@@ -121,8 +121,8 @@ func TestIstio(t *testing.T) {
 			if m := module(t); way == "slot" {
 				v.Settings.Estimator, v.Settings.Module = resources.Wasm, m
 			}
-			r := &rig{t: t, view: v, cache: cache.New(cache.Config{})}
-			r.show(v)
+			r := &harness{t: t, view: v, cache: cache.New(cache.Config{})}
+			r.serveView(v)
 			s, err := server.New(server.Config{Cache: r.cache})
 			if err != nil {
 				t.Fatal(err)
@@ -132,8 +132,8 @@ func TestIstio(t *testing.T) {
 			r.envoy = envoytest.Start(t, envoytest.Config{Bootstrap: gateway(t, way, listen(t, server))})
 			r.url = "http://" + r.envoy.Listener("gateway")
 			t.Cleanup(r.client.CloseIdleConnections)
-			r.serves()
-			r.marks(true)
+			r.waitUntilServing()
+			r.waitForEstimates(true)
 
 			forged := []string{"x-cascade-tokens", "5", "x-gateway-model-name", "n/2"}
 			r.expect("sized", r.post("m.test", bytes.NewReader(sized("m", 5000)), forged...), "m2", "1250", "m", 5000)

@@ -14,7 +14,7 @@ import (
 func TestModuleComesAndGoes(t *testing.T) {
 	v := view()
 	v.Models[1].Hosts = []string{"n.test"} // so that every request names its model by its host
-	r := start(t, v)
+	r := startHarness(t, v)
 	without := func(what string) {
 		t.Helper()
 		r.expect(what+": sized", r.post("m.test", bytes.NewReader(sized("m", 400))), "m1", "", "", 400)
@@ -28,28 +28,28 @@ func TestModuleComesAndGoes(t *testing.T) {
 	}
 	v = r.view
 	v.Settings.Estimator, v.Settings.Module = resources.Wasm, broken
-	r.show(v)
-	r.until("Envoy refuses the broken one", func(s map[string]int64) bool { return s["update_rejected"] == 1 })
+	r.serveView(v)
+	r.waitForSlotStats("Envoy refuses the broken one", func(s map[string]int64) bool { return s["update_rejected"] == 1 })
 	without("a broken one")
 
 	v.Settings.Module = module(t)
-	r.show(v)
-	r.marks(true)
+	r.serveView(v)
+	r.waitForEstimates(true)
 	r.expect("loaded: sized", r.post("m.test", bytes.NewReader(sized("m", 400))), "m1", "100", "m", 400)
 	r.expect("loaded: chunked", r.post("m.test", chunked{bytes.NewReader(completion("m", 400))}), "m1", "100", "m", len(completion("m", 400)))
 
-	r.show(r.view)
-	r.marks(false)
+	r.serveView(r.view)
+	r.waitForEstimates(false)
 	without("gone")
 }
 
-// traps is a module that loads, and faults at the first request:
+// trappingModule is a module that loads, and faults at the first request:
 //
 //	(module (memory (export "memory") 1)
 //	  (func (export "proxy_abi_version_0_2_1"))
 //	  (func (export "proxy_on_request_headers") (param i32 i32 i32) (result i32) unreachable)
 //	  (func (export "proxy_on_memory_allocate") (param i32) (result i32) i32.const 0))
-func traps() []byte {
+func trappingModule() []byte {
 	named := func(name string, kind, index byte) string {
 		return string(rune(len(name))) + name + string([]byte{kind, index})
 	}
@@ -65,14 +65,14 @@ func traps() []byte {
 // TestTrapFailsOpen checks that a module that faults fails one request per worker, and is bypassed
 // from then on.
 func TestTrapFailsOpen(t *testing.T) {
-	m, err := resources.NewModule(traps())
+	m, err := resources.NewModule(trappingModule())
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := start(t, view())
+	r := startHarness(t, view())
 	v := r.view
 	v.Settings.Estimator, v.Settings.Module = resources.Wasm, m
-	r.show(v)
+	r.serveView(v)
 	const workers = 2
 	failed, good := 0, 0
 	for give := time.Now().Add(time.Minute); good < 100 || failed == 0; {
@@ -97,7 +97,7 @@ func TestTrapFailsOpen(t *testing.T) {
 func TestSlowBody(t *testing.T) {
 	v := view()
 	v.Settings.Estimator, v.Settings.Module = resources.Wasm, module(t)
-	r := start(t, v)
+	r := startHarness(t, v)
 	hold := chunked{slow{bytes.NewReader(completion("m", 64<<10)), 1 << 10}}
 	done := make(chan served)
 	go func() {

@@ -43,12 +43,12 @@ func TestRefusedModuleStopsNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{t: t, envoy: envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})}
+	r := &harness{t: t, envoy: envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})}
 	r.url = "http://" + r.envoy.Listener(resources.ListenerName)
 	t.Cleanup(r.client.CloseIdleConnections)
-	r.until("Envoy refuses the module", func(s map[string]int64) bool { return s["update_rejected"] >= 1 })
+	r.waitForSlotStats("Envoy refuses the module", func(s map[string]int64) bool { return s["update_rejected"] >= 1 })
 	r.expect("the first group", r.post("m.test", bytes.NewReader(sized("m", 400))), "r", "", "", 400)
-	planned(t, c, "second")
+	waitForPlan(t, c, "second")
 
 	for give := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		if o := stored(t, st); len(o.Refused) > 0 {
@@ -60,8 +60,8 @@ func TestRefusedModuleStopsNothing(t *testing.T) {
 	}
 	stop()
 	c, _ = plane(t, replicas, st, broken)
-	planned(t, c, "after a restart")
-	planned(t, c, "envoy") // in the group that rejected it
+	waitForPlan(t, c, "after a restart")
+	waitForPlan(t, c, "envoy") // in the group that rejected it
 }
 
 // plane runs a control plane that serves a module.
@@ -102,8 +102,8 @@ func stored(t *testing.T, st store.Store) store.Object {
 	return u.Object
 }
 
-// planned waits until a proxy of that name receives a plan.
-func planned(t *testing.T, c *control.Control, node string) {
+// waitForPlan waits until a proxy of that name receives a plan.
+func waitForPlan(t *testing.T, c *control.Control, node string) {
 	t.Helper()
 	latest := shown{make(chan *client.Snapshot, 1)}
 	cl, err := client.New(client.Config{Target: c.Addr().String(), NodeID: node, Watcher: latest})

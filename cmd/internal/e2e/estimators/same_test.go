@@ -22,25 +22,25 @@ func TestSameAnswers(t *testing.T) {
 			if e == resources.Wasm {
 				v.Settings.Module = module(t)
 			}
-			answers(t, start(t, v))
+			answers(t, startHarness(t, v))
 		})
 	}
 }
 
-func answers(t *testing.T, r *rig) {
+func answers(t *testing.T, r *harness) {
 	estimator := length.Estimator{BytesPerToken: 4000}
-	on := func(t *testing.T) *rig { g := *r; g.t = t; return &g }
+	on := func(t *testing.T) *harness { g := *r; g.t = t; return &g }
 
 	t.Run("by length header", func(t *testing.T) {
 		r := on(t)
-		for _, n := range around(400, 4000, 220<<10) {
+		for _, n := range valuesAround(400, 4000, 220<<10) {
 			want := int(estimator.FromContentLength(int64(n)))
 			r.expect(fmt.Sprintf("%d bytes", n), r.post("m.test", bytes.NewReader(sized("m", n))), stageOf(want), strconv.Itoa(want), "m", n)
 		}
 	})
 	t.Run("by body, chunked", func(t *testing.T) {
 		r := on(t)
-		for _, tokens := range around(100, 1000, 55<<10) {
+		for _, tokens := range valuesAround(100, 1000, 55<<10) {
 			for _, n := range []int{4 * tokens, 4*tokens + 3} {
 				body := completion("m", n)
 				r.expect(fmt.Sprintf("%d bytes of text", n), r.post("m.test", chunked{bytes.NewReader(body)}), stageOf(tokens), strconv.Itoa(tokens), "m", len(body))
@@ -49,7 +49,7 @@ func answers(t *testing.T, r *rig) {
 			pieces := chunked{slow{bytes.NewReader(body), 1 + len(body)/7}}
 			r.expect(fmt.Sprintf("%d bytes in pieces", len(body)), r.post("m.test", pieces), stageOf(tokens), strconv.Itoa(tokens), "m", len(body))
 		}
-		for _, tokens := range around(100, 1000) {
+		for _, tokens := range valuesAround(100, 1000) {
 			body := []byte(`{"model":"m","prompt":[` + strings.Repeat("70000,", tokens-1) + `7]}`)
 			r.expect(fmt.Sprintf("%d token ids", tokens), r.post("m.test", chunked{bytes.NewReader(body)}), stageOf(tokens), strconv.Itoa(tokens), "m", len(body))
 		}
@@ -61,7 +61,7 @@ func answers(t *testing.T, r *rig) {
 	})
 	t.Run("by body, shared host", func(t *testing.T) {
 		r := on(t)
-		for _, tokens := range around(100, 1000, 55<<10) {
+		for _, tokens := range valuesAround(100, 1000, 55<<10) {
 			body := completion("m", 4*tokens)
 			r.expect(fmt.Sprintf("m, %d tokens", tokens), r.post("else.test:8080", bytes.NewReader(body)), stageOf(tokens), strconv.Itoa(tokens), "m", len(body))
 			body = completion("m-lora", 4*tokens)

@@ -71,8 +71,8 @@ func module(t testing.TB) *resources.EstimatorModule {
 	return m
 }
 
-// rig is an Envoy between a client and upstreams that report the requests they received.
-type rig struct {
+// harness is an Envoy between a client and upstreams that report the requests they received.
+type harness struct {
 	t      testing.TB
 	view   resources.View
 	cache  *cache.Cache
@@ -117,11 +117,11 @@ func view() resources.View {
 	}
 }
 
-// start runs an Envoy on a view.
-func start(t testing.TB, v resources.View) *rig {
+// startHarness runs an Envoy on a view.
+func startHarness(t testing.TB, v resources.View) *harness {
 	t.Helper()
 	envoytest.Binary(t)
-	r := &rig{t: t, view: v, cache: cache.New(cache.Config{})}
+	r := &harness{t: t, view: v, cache: cache.New(cache.Config{})}
 	for i := range v.Endpoints {
 		v.Endpoints[i].Address = upstream(t, string(v.Endpoints[i].ID))
 	}
@@ -129,7 +129,7 @@ func start(t testing.TB, v resources.View) *rig {
 		v.Settings.LengthService = lengthService(t, v)
 	}
 	r.view = v
-	r.show(v)
+	r.serveView(v)
 	s, err := server.New(server.Config{Cache: r.cache})
 	if err != nil {
 		t.Fatal(err)
@@ -146,8 +146,8 @@ func start(t testing.TB, v resources.View) *rig {
 	r.client.Transport = &http.Transport{MaxIdleConnsPerHost: 64}
 	t.Cleanup(r.client.CloseIdleConnections)
 	if v.Settings.Module != nil {
-		r.serves()
-		r.marks(true)
+		r.waitUntilServing()
+		r.waitForEstimates(true)
 	}
 	return r
 }
@@ -155,9 +155,9 @@ func start(t testing.TB, v resources.View) *rig {
 // enough is a number of fresh connections that reaches all workers of Envoy.
 const enough = 16
 
-// serves waits until every worker of a newly started Envoy has its replicas: its initial wait may
+// waitUntilServing waits until every worker of a newly started Envoy has its replicas: its initial wait may
 // be shorter than a busy host takes to send them.
-func (r *rig) serves() {
+func (r *harness) waitUntilServing() {
 	r.t.Helper()
 	give := time.Now().Add(time.Minute)
 	for n := 0; n < enough; n++ {
@@ -174,9 +174,9 @@ func (r *rig) serves() {
 	}
 }
 
-// marks waits until every worker of Envoy forwards requests with an estimate, or every worker
+// waitForEstimates waits until every worker of Envoy forwards requests with an estimate, or every worker
 // without one: each worker loads and unloads a module independently.
-func (r *rig) marks(with bool) {
+func (r *harness) waitForEstimates(with bool) {
 	r.t.Helper()
 	for give := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		n := 0
@@ -200,8 +200,8 @@ func (r *rig) marks(with bool) {
 	}
 }
 
-// until waits until the statistics of the slot meet a condition.
-func (r *rig) until(what string, reached func(map[string]int64) bool) {
+// waitForSlotStats waits until the statistics of the slot meet a condition.
+func (r *harness) waitForSlotStats(what string, reached func(map[string]int64) bool) {
 	r.t.Helper()
 	const prefix = "extension_config_discovery.http_filter." + resources.LengthFilter + "."
 	for give := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
@@ -218,8 +218,8 @@ func (r *rig) until(what string, reached func(map[string]int64) bool) {
 	}
 }
 
-// show serves a view after checking its resources.
-func (r *rig) show(v resources.View) {
+// serveView serves a view after checking its resources.
+func (r *harness) serveView(v resources.View) {
 	r.t.Helper()
 	set, err := resources.Build(v)
 	if err == nil {
@@ -291,7 +291,7 @@ func lengthService(t testing.TB, v resources.View) string {
 }
 
 // post sends a body to a host; headers are pairs of names and values that are added, not set.
-func (r *rig) post(host string, body io.Reader, headers ...string) served {
+func (r *harness) post(host string, body io.Reader, headers ...string) served {
 	r.t.Helper()
 	got, err := r.send("POST", host, body, headers...)
 	if err != nil {
@@ -300,7 +300,7 @@ func (r *rig) post(host string, body io.Reader, headers ...string) served {
 	return got
 }
 
-func (r *rig) send(method, host string, body io.Reader, headers ...string) (served, error) {
+func (r *harness) send(method, host string, body io.Reader, headers ...string) (served, error) {
 	q, err := http.NewRequestWithContext(context.Background(), method, r.url+"/v1/completions", body)
 	if err != nil {
 		return served{}, err
@@ -329,7 +329,7 @@ func (r *rig) send(method, host string, body io.Reader, headers ...string) (serv
 }
 
 // expect checks which upstream served, which estimate it received, and how many bytes.
-func (r *rig) expect(what string, got served, by, tokens, model string, size int) {
+func (r *harness) expect(what string, got served, by, tokens, model string, size int) {
 	r.t.Helper()
 	if got.Status != 200 || got.By != by || strings.Join(got.Tokens, ";") != tokens || strings.Join(got.Models, ";") != model || got.Bytes != size || len(got.Other) > 0 {
 		r.t.Errorf("%s: got %+v; want %s, tokens %q, model %q and %d bytes", what, got, by, tokens, model, size)
@@ -374,8 +374,8 @@ func stageOf(tokens int) string {
 	return "m2"
 }
 
-// around returns the given values, and those just below and just above each.
-func around(at ...int) (out []int) {
+// valuesAround returns the given values, and those just below and just above each.
+func valuesAround(at ...int) (out []int) {
 	for _, a := range at {
 		out = append(out, a-1, a, a+1)
 	}
