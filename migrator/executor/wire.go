@@ -17,7 +17,7 @@ const (
 	maxOffers     = 16
 	maxTransports = 16
 	maxByte       = 255
-	maxStall      = 3600e6 // microseconds; a front end gives up long before that
+	maxStall      = 3600e6 // microseconds; a front end cancels the migration long before that
 )
 
 // encode converts a message to protobuf. It shares the table's slices.

@@ -12,22 +12,22 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// TestDeviceFaults is a piece of the suite of faults over pools in the memory of GPUs:
-// all of it runs where the slow tests do (liveOnGPU). Without a fault all requests move
-// by transport cuda; with one every text is right all the same.
+// TestDeviceFaults runs a part of the fault tests over pools in GPU memory; the slow tests run all
+// of them (liveOnGPU). Without a fault all requests migrate by transport cuda; with a fault every
+// text is still right.
 func TestDeviceFaults(t *testing.T) {
 	t.Parallel()
 	h := newHop(t, liveOnGPU, nil)
-	for _, r := range h.replicas { // which takes a moment, in which tcp carries them
+	for _, r := range h.replicas { // this takes a moment, in which TCP carries them
 		r.migrator.await("transport changed.*transport=shm")
 	}
 	h.injectFault(step{name: "committed", kind: transfer.Committed, to: toSource}, fault{name: "no fault", strike: func(*hop, crossing) bool { return true }})
 	by := map[string]int{}
 	for _, m := range h.migrations() {
-		if string(m.From) != h.target.ID { // source and target have changed places
+		if string(m.From) != h.target.ID { // source and target have swapped roles
 			continue
 		}
-		if m.Reason == transfer.RequestEnded.String() { // on a machine that is slow to move it
+		if m.Reason == transfer.RequestEnded.String() { // the host was too busy to migrate it in time
 			continue
 		}
 		by[m.Method+" "+m.Transport+" "+m.State]++
@@ -36,15 +36,15 @@ func TestDeviceFaults(t *testing.T) {
 		t.Errorf("moves without a fault: %v", by)
 	}
 	v := victims()
-	for i, s := range map[int]step{0: liveSteps[2], 1: liveSteps[3]} { // source's engine at round, target's at pulled
+	for i, s := range map[int]step{0: liveSteps[2], 1: liveSteps[3]} { // the source's engine at round, the target's at pulled
 		h.injectFault(s, killed(v[i]))
 	}
 	h.tally()
 }
 
-// TestDeviceErrors has the GPUs of both migrators fail again and again amid moves, each
-// time for good in their contexts: every text is right, a move that fails costs no
-// request, and moves by transport cuda go on.
+// TestDeviceErrors makes the GPUs of both migrators fail repeatedly during migrations, each time
+// permanently for their contexts: every text is right, a failed migration ends no request, and
+// migrations by transport cuda continue.
 func TestDeviceErrors(t *testing.T) {
 	t.Parallel()
 	var rules []string
@@ -84,14 +84,14 @@ func TestDeviceErrors(t *testing.T) {
 	h.tally()
 }
 
-// TestDeviceDown has a GPU that fails in a move and stays dead: nothing moves to its
-// replica any more, which says why, and the requests end where they are.
+// TestDeviceDown makes a GPU fail during a migration and stay failed: no request migrates to its
+// replica any more, which reports why, and the requests end where they are.
 func TestDeviceDown(t *testing.T) {
 	t.Parallel()
 	h := newHopOf(t, liveOnGPU, setup{faults: map[string]string{"r2": "cuMemImportFromShareableHandle:2:719,cuDevicePrimaryCtxRetain:-2:46"}})
 	any := step{kind: transfer.Committed, to: toSource}
 	down := regexp.MustCompile("stopped receiving KV: the engine's memory is unusable.*gpu 0 is down")
-	// Streams may end before they have moved.
+	// Streams may end before they have migrated.
 	for turn := 0; turn < 2*attempts && !down.MatchString(h.replicas[2].migrator.out.String()); turn++ {
 		h.run(fmt.Sprint("a GPU fails for good, ", turn), any, fault{strike: func(*hop, crossing) bool { return true }})
 	}
@@ -117,7 +117,7 @@ func TestDeviceDown(t *testing.T) {
 		return n
 	}
 	before := to()
-	// Source and target have changed places; back again.
+	// Source and target have swapped roles; swap them back.
 	h.source, h.target = h.replicas[1], h.replicas[2]
 	h.order("undrain", h.source.ID)
 	h.order("drain", h.target.ID)
@@ -130,13 +130,13 @@ func TestDeviceDown(t *testing.T) {
 	}
 }
 
-// TestDeviceMixed moves requests between engines of one model of which one has its KV on
-// a GPU and the other in the machine's memory: live, by way of the host.
+// TestDeviceMixed migrates requests between engines of one model, of which one keeps its KV on a
+// GPU and the other in host memory: live, through the host.
 func TestDeviceMixed(t *testing.T) {
 	t.Parallel()
 	h := newHopOf(t, liveOnGPU, setup{onHost: "r2"})
 	by := map[string]int{}
-	for turn := 0; turn < 2*attempts && len(by) < 2; turn++ { // to r2, and back; streams may end before they have moved
+	for turn := 0; turn < 2*attempts && len(by) < 2; turn++ { // to r2, and back; streams may end before they have migrated
 		h.run(fmt.Sprint("turn ", turn), step{kind: transfer.Committed, to: toSource}, fault{strike: func(*hop, crossing) bool { return true }})
 		clear(by)
 		for _, m := range h.migrations() {
@@ -151,7 +151,7 @@ func TestDeviceMixed(t *testing.T) {
 	h.tally()
 }
 
-// TestDeviceLacks says what is missing where there is no driver.
+// TestDeviceLacks checks that the error names what is missing on a host without a driver.
 func TestDeviceLacks(t *testing.T) {
 	t.Parallel()
 	a := loopback.Addresses(t, 1)[0]
