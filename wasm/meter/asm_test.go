@@ -2,10 +2,10 @@ package meter
 
 import "math"
 
-// The tests write modules down as these trees, which are both encoded and run
-// by the interpreter in interp_test.go.
+// The tests write modules as these trees, which are encoded, and also run by the interpreter
+// in interp_test.go.
 
-// ins is one instruction; blocks hold what is inside them.
+// ins is one instruction; blocks contain their instructions.
 type ins struct {
 	op     byte
 	sub    uint32 // behind 0xfc
@@ -37,7 +37,7 @@ type global struct {
 	value uint64
 }
 
-// module is what the tests can say of one.
+// module is a module, with what the tests can encode.
 type module struct {
 	types     []signature
 	imports   []Import // all of type 0
@@ -55,7 +55,7 @@ type module struct {
 	names     bool
 }
 
-// enc writes numbers, padded if asked to.
+// enc encodes numbers, padded if padded is set.
 type enc struct {
 	b      []byte
 	padded bool
@@ -280,7 +280,7 @@ func (m *module) encode() []byte {
 	return out.b
 }
 
-// single is a module of one exported function "run".
+// single returns a module with one exported function "run".
 func single(params, results []byte, locals []byte, body ...*ins) *module {
 	return &module{
 		types:     []signature{{params, results}},

@@ -2,8 +2,8 @@ package meter
 
 import "testing"
 
-// handSelect picks the least of n records of 32 bytes, as a C compiler would
-// write it: one tight loop with a comparison.
+// handSelect returns a module that selects the least of n records of 32 bytes, as a C compiler
+// would compile it: one tight loop with a comparison.
 func handSelect() *module {
 	const n, i, best, least, load = 0, 1, 2, 3, 4
 	return single([]byte{typeI32}, []byte{typeI32}, []byte{typeI32, typeI32, typeI64, typeI64},
@@ -16,7 +16,8 @@ func handSelect() *module {
 		op(0x20, best))
 }
 
-// handDivide is a min-plus recursion of 8-byte floats over n rounds of 64 cells.
+// handDivide returns a module with a min-plus recursion of 8-byte floats over n rounds of 64
+// cells.
 func handDivide() *module {
 	const n, l, k, best, c = 0, 1, 2, 3, 4
 	inner := loop(
@@ -38,7 +39,7 @@ func handDivide() *module {
 		i32(0))
 }
 
-// handEmpty does nothing.
+// handEmpty returns a module whose function does nothing.
 func handEmpty() *module { return single([]byte{typeI32}, []byte{typeI32}, nil, i32(0)) }
 
 func BenchmarkInstrument(b *testing.B) {

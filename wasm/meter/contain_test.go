@@ -10,7 +10,7 @@ import (
 	"github.com/tetratelabs/wazero/api"
 )
 
-// count is "memory[0]++" for ever.
+// count repeats "memory[0]++" without end.
 func count() *module {
 	return single(nil, nil, nil, loop(i32(0), i32(0), op(0x28, 2, 0), i32(1), op(0x6a), op(0x36, 2, 0), op(0x0c, 0)))
 }
@@ -26,7 +26,7 @@ func TestRunawayIsCutAtAnExactTick(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), "unreachable") || a.left() != -1 {
 				t.Errorf("slice %d, fuel %d: %v, %d ticks left", slice, fuel, err, a.left())
 			}
-			// One tick enters the function, one each round.
+			// One tick for entering the function, and one for each round.
 			if n, _ := a.Memory().ReadUint32Le(0); int64(n) != max(fuel-1, 0) {
 				t.Errorf("slice %d, fuel %d: %d rounds", slice, fuel, n)
 			}
@@ -34,9 +34,9 @@ func TestRunawayIsCutAtAnExactTick(t *testing.T) {
 	}
 }
 
-// TestRunawayLetsGoCollect holds what the whole package is for: while a guest
-// runs without end, other goroutines can stop the world, and any of them can
-// end the call. Without the way back into Go it would hang for ever.
+// TestRunawayLetsGoCollect checks the purpose of the package: while a guest runs without end,
+// other goroutines can stop the world, and can end the call. Without the returns to Go, it
+// would hang for ever.
 func TestRunawayLetsGoCollect(t *testing.T) {
 	ctx := context.Background()
 	r := wazero.NewRuntimeWithConfig(ctx, wazero.NewRuntimeConfigCompiler())
@@ -74,7 +74,7 @@ func TestRunawayLetsGoCollect(t *testing.T) {
 	if a.left() < 0 {
 		t.Errorf("killed, and yet out of fuel: %d", a.left())
 	}
-	// The flag stays: the next call ends at its first checkpoint.
+	// The flag stays set: the next call ends at its first checkpoint.
 	a.give(10 * DefaultSlice)
 	go func() {
 		_, err := a.ExportedFunction("run").Call(ctx)
@@ -85,7 +85,7 @@ func TestRunawayLetsGoCollect(t *testing.T) {
 	}
 }
 
-// TestBulkWorkIsPaidFor runs instructions whose work depends on an operand.
+// TestBulkWorkIsPaidFor checks the fuel of instructions whose work depends on an operand.
 func TestBulkWorkIsPaidFor(t *testing.T) {
 	e := newEngine(t)
 	const rounds = 10
@@ -118,7 +118,7 @@ func TestBulkWorkIsPaidFor(t *testing.T) {
 	}
 }
 
-// TestStormsAreContained runs what a hostile module can still do once it is in.
+// TestStormsAreContained runs hostile modules that Instrument accepts.
 func TestStormsAreContained(t *testing.T) {
 	e := newEngine(t)
 	forever := func(body ...*ins) *module {

@@ -12,7 +12,7 @@ import (
 	"github.com/tetratelabs/wazero/sys"
 )
 
-// engine runs modules in wazero, as the host will: compiled, core features 2.
+// engine runs modules in wazero as the host does: compiled, core features 2.
 type engine struct{ r wazero.Runtime }
 
 func newEngine(t testing.TB) engine {
@@ -31,7 +31,7 @@ func (e engine) instance(code []byte) (api.Module, error) {
 	return e.r.InstantiateWithConfig(context.Background(), code, wazero.NewModuleConfig().WithName("").WithStartFunctions("_initialize"))
 }
 
-// armed is an instance of a rewritten module.
+// armed is an instance of an instrumented module.
 type armed struct {
 	api.Module
 	slice                     int64
@@ -58,8 +58,8 @@ func (a armed) give(total int64) {
 
 func (a armed) left() int64 { return Left(a.fuel.Get(), a.budget.Get()) }
 
-// stackBytes is how long the stack is that the engine has for a function. It is
-// read from the engine's own struct: a new version may call it otherwise.
+// stackBytes returns the size of the engine's stack for a function. It reads the engine's own
+// struct, whose fields another version may rename.
 func stackBytes(t testing.TB, f api.Function) int64 {
 	t.Helper()
 	stack := reflect.ValueOf(f).Elem().FieldByName("stack")
@@ -83,7 +83,7 @@ func (e engine) metered(t testing.TB, code []byte, c Config) armed {
 	return arm(t, mod, report.Slice)
 }
 
-// same reports whether an engine's error is the reference's.
+// same reports whether an error of the engine is that of the reference interpreter.
 func same(got, want error) bool {
 	if got == nil || want == nil {
 		return got == nil && want == nil

@@ -10,9 +10,8 @@ import (
 	"github.com/tetratelabs/wazero/api"
 )
 
-// check runs a generated module three ways with some fuel: by the reference,
-// rewritten, and, where it ends by itself, as it was. Results, traps, memory,
-// globals and fuel must be equal.
+// check runs a generated module with some fuel by the reference interpreter, instrumented, and,
+// if it ends by itself, unchanged. Results, traps, memory, globals and fuel must be equal.
 func check(t *testing.T, e engine, m *module, fuel, slice int64, args [2]uint64) (cut bool) {
 	t.Helper()
 	code := m.encode()
@@ -64,14 +63,14 @@ func check(t *testing.T, e engine, m *module, fuel, slice int64, args [2]uint64)
 	return false
 }
 
-// shallow runs a generated module with little stack: if it nests too deeply it is
-// cut, and the engine's stack is bounded, whatever the code.
+// shallow runs a generated module with little stack: it must end if it nests too deeply, and
+// the engine's stack must be bounded for all code.
 func shallow(t *testing.T, e engine, m *module, fuel int64, args [2]uint64) {
 	t.Helper()
 	const stack = 20 << 10
 	code := m.encode()
 	out, report, err := Instrument(code, Config{StartFuel: 1, Stack: stack})
-	if err != nil { // one function has more
+	if err != nil { // the frame of one function exceeds it
 		return
 	}
 	mod, err := e.instance(out)
@@ -94,12 +93,12 @@ func shallow(t *testing.T, e engine, m *module, fuel int64, args [2]uint64) {
 	}
 }
 
-// mostStack is the most that the engine's stack can have. It grows before a
-// function is entered, which the function's own charge then refuses, to twice
-// what it has and what the function needs.
+// mostStack returns the largest possible size of the engine's stack. The stack grows before a
+// function is entered, even if the function's charge then ends the call: to twice its size,
+// plus what the function needs.
 func mostStack(stack int64) int64 { return 3 * (stack + 2*leafFrame) }
 
-// dump prints a module that is small enough to be looked at.
+// dump formats a module that is small enough to read.
 func dump(code []byte) string {
 	if len(code) > 2000 {
 		return ""
@@ -107,7 +106,7 @@ func dump(code []byte) string {
 	return hex.EncodeToString(code)
 }
 
-// entropy is a repeatable string for the generator.
+// entropy returns a reproducible string of bytes for the generator.
 func entropy(seed uint64, n int) []byte {
 	r := rand.New(rand.NewPCG(seed, 6))
 	b := make([]byte, n)
@@ -148,7 +147,7 @@ func FuzzRandomModules(f *testing.F) {
 		f.Add(entropy(seed, 600), uint16(1000), uint16(50))
 	}
 	f.Fuzz(func(t *testing.T, in []byte, fuel, slice uint16) {
-		// An engine per input, since compiled code is only freed with it.
+		// A new engine for each input, because compiled code is freed only with the engine.
 		e, m := newEngine(t), generate(in)
 		check(t, e, m, int64(fuel), int64(slice)+1, [2]uint64{3, 5})
 		shallow(t, e, m, int64(fuel), [2]uint64{3, 5})

@@ -1,17 +1,16 @@
 package meter
 
-// A generator of valid modules from a string of bytes: every choice takes one,
-// and 0 when there are no more, so that a fuzzer can steer it and short strings
-// give small modules.
+// A generator of valid modules from a string of bytes. Every choice uses one byte, and 0 when
+// the string is used up, so that a fuzzer can steer it and short strings give small modules.
 
 type generator struct {
 	in     []byte
 	m      *module
 	locals []byte // types, parameters included
 	labels []byte // result type of each open label, innermost last; loops have 0
-	result byte   // of the function
-	budget int    // instructions still to make
-	self   int    // number of the function in the making
+	result byte   // result type of the function
+	budget int    // instructions that may still be generated
+	self   int    // index of the function being generated
 }
 
 func (g *generator) choose(n int) int {
@@ -23,8 +22,8 @@ func (g *generator) choose(n int) int {
 	return c
 }
 
-// The types of all generated modules: 0 is nothing to nothing, which imports
-// have; run is of type 1.
+// The types of all generated modules. Imports have type 0, without parameters and results; run
+// has type 1.
 var genTypes = []signature{
 	{nil, nil},
 	{[]byte{typeI32, typeI64}, []byte{typeI64}},
@@ -101,7 +100,7 @@ func cat(parts ...[]*ins) (list []*ins) {
 
 func one(in *ins) []*ins { return []*ins{in} }
 
-// inside makes a list with one more label open.
+// inside generates a list with one more open label.
 func (g *generator) inside(label byte, make func() []*ins) []*ins {
 	g.labels = append(g.labels, label)
 	list := make()
@@ -109,7 +108,7 @@ func (g *generator) inside(label byte, make func() []*ins) []*ins {
 	return list
 }
 
-// local finds a local of a type, or −1.
+// local returns a local of a type, or −1.
 func (g *generator) local(t byte) int {
 	start := g.choose(len(g.locals))
 	for i := range g.locals {
@@ -122,7 +121,7 @@ func (g *generator) local(t byte) int {
 
 func (g *generator) anyType() byte { return [...]byte{typeI32, typeI64, typeF64}[g.choose(3)] }
 
-// statement makes instructions that leave the stack as it was.
+// statement generates instructions that leave the stack unchanged.
 func (g *generator) statement(depth int) []*ins {
 	g.budget -= 4
 	kind := g.choose(24)
@@ -260,7 +259,7 @@ func (g *generator) tables() []*ins {
 	n := func() *ins { return i32(int32(g.choose(9))) }
 	ref := op(0xd0)
 	if g.choose(2) == 1 {
-		// Only functions of an element segment may be referred to.
+		// Only functions of an element segment may be referenced.
 		list := g.m.elements[0]
 		ref = op(0xd2, uint64(list[g.choose(len(list))]))
 	}
@@ -277,7 +276,7 @@ func (g *generator) tables() []*ins {
 	return []*ins{fc(16, 0), op(0x1a)}
 }
 
-// address makes an i32 that is mostly inside the memory.
+// address generates an i32 that is mostly inside the memory.
 func (g *generator) address() []*ins {
 	if g.choose(12) == 1 {
 		return g.value(typeI32, 1)
@@ -285,7 +284,7 @@ func (g *generator) address() []*ins {
 	return cat(g.value(typeI32, 1), one(i32(0x7fff)), one(op(0x71)))
 }
 
-// value makes instructions that push one value of a type.
+// value generates instructions that push one value of a type.
 func (g *generator) value(t byte, depth int) []*ins {
 	g.budget--
 	kind := g.choose(10)

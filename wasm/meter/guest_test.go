@@ -13,7 +13,7 @@ import (
 	"github.com/tetratelabs/wazero/imports/wasi_snapshot_preview1"
 )
 
-// goGuest builds testdata/guest for wasip1; the go command caches the work.
+// goGuest builds testdata/guest for wasip1; the go command caches the result.
 func goGuest(t testing.TB) []byte {
 	t.Helper()
 	if raceEnabled {
@@ -36,16 +36,15 @@ func goGuest(t testing.TB) []byte {
 	return code
 }
 
-// goEngine is an engine for Go guests.
+// goEngine returns an engine for Go guests.
 func goEngine(t testing.TB) engine {
 	e := newEngine(t)
 	wasi_snapshot_preview1.MustInstantiate(context.Background(), e.r)
 	return e
 }
 
-// goInstance instantiates a compiled Go guest with a clock that advances by
-// 1 µs per reading: it is the same in every run, and the guest's garbage
-// collector needs one that moves.
+// goInstance instantiates a compiled Go guest with a clock that advances by 1 µs per reading. It
+// is the same in every run, and the guest's garbage collector needs a clock that advances.
 func goInstance(t testing.TB, e engine, compiled wazero.CompiledModule) api.Module {
 	t.Helper()
 	now := int64(0)
@@ -74,9 +73,9 @@ var guestCalls = []struct {
 	{"churn", []uint64{9000}}, {"divide", []uint64{3, 200}}, {"choose", []uint64{64}},
 }
 
-// TestGoGuestIsUnchanged runs the same calls in a guest as it was and as it
-// became: results and the whole memory are equal after each, whatever the slice,
-// and fuel is the same in two instances.
+// TestGoGuestIsUnchanged makes the same calls in the original and in the instrumented guest, and
+// checks that results and the whole memory are equal after each, for every slice, and that
+// two instances consume the same fuel.
 func TestGoGuestIsUnchanged(t *testing.T) {
 	ctx := context.Background()
 	code := goGuest(t)
@@ -120,8 +119,8 @@ func TestGoGuestIsUnchanged(t *testing.T) {
 		t.Logf("%s%v takes %d ticks", call.name, call.args, fuel-a.left())
 	}
 
-	// One tick less than a call needs ends it; as many as it needs do not.
-	// recurse keeps no state, so that the calls are equal.
+	// One tick less than a call needs ends it; exactly as many do not. recurse keeps no
+	// state, so the calls are equal.
 	recurse := a.ExportedFunction("recurse")
 	a.give(fuel)
 	if _, err := recurse.Call(ctx, 12); err != nil {

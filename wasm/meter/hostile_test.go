@@ -12,7 +12,7 @@ import (
 	"github.com/tetratelabs/wazero/api"
 )
 
-// sec is a section; raw puts a module together from bytes, right or wrong.
+// sec encodes a section; raw makes a module from bytes, valid or not.
 func sec(id byte, content ...byte) []byte {
 	return append(appendU32([]byte{id}, uint32(len(content))), content...)
 }
@@ -21,8 +21,8 @@ func raw(sections ...[]byte) []byte {
 	return append([]byte(preamble), bytes.Join(sections, nil)...)
 }
 
-// The sections of a small good module: one type, one function, a table, a
-// memory, a global, an export.
+// The sections of a small valid module: one type, one function, a table, a memory, a global, an
+// export.
 var (
 	goodType     = sec(1, 1, 0x60, 0, 0)
 	goodFunction = sec(3, 1, 0)
@@ -32,15 +32,15 @@ var (
 	goodExport   = sec(7, 1, 1, 'f', 0, 0)
 )
 
-// with is that module with these instructions in its function.
+// with returns that module with these instructions in its function.
 func with(code ...byte) []byte {
 	body := append([]byte{0}, append(code, 0x0b)...)
 	content := append(appendU32([]byte{1}, uint32(len(body))), body...)
 	return raw(goodType, goodFunction, goodTable, goodMemory, goodGlobal, goodExport, sec(10, content...))
 }
 
-// hostile lists modules, the section that the refusal must name, and a part of
-// its reason.
+// hostile lists modules, each with the section that the error must name, and a part of its
+// reason.
 var hostile = []struct {
 	name    string
 	module  []byte
@@ -99,7 +99,7 @@ var hostile = []struct {
 	{"import of a table", raw(goodType, sec(2, 1, 1, 'm', 1, 'f', 1, 0x70, 0, 1)), "import", "no function"},
 	{"import of a missing type", raw(goodType, sec(2, append(append([]byte{1, 10}, "cascade_v1"...), 3, 'l', 'o', 'g', 0, 1)...)), "import", "type 1 does not exist"},
 
-	// Reaching for the meter: global 1 to 3, function 1, type 1 will be it.
+	// Accesses to the meter, which will be globals 1 to 3, function 1 and type 1.
 	{"read the fuel", with(0x23, 1, 0x1a), "code", "global 1 does not exist: the module has 1"},
 	{"refill the fuel", with(0x42, 0, 0x24, 1), "code", "global 1 does not exist"},
 	{"clear the kill flag", with(0x42, 0, 0x24, 3), "code", "global 3 does not exist"},
@@ -184,12 +184,13 @@ var hostile = []struct {
 	{"long function", with(bytes.Repeat([]byte{0x01}, DefaultFunctionBytes)...), "code", "bytes in one function"},
 }
 
-// with2 is with for a whole body, locals included.
+// with2 is like with, for a whole body including locals.
 func with2(body ...byte) []byte {
 	return raw(goodType, goodFunction, goodMemory, sec(10, append(appendU32([]byte{1}, uint32(len(body))), body...)...))
 }
 
-// bomb nests loops that change many locals: quadratic work for a compiler.
+// bomb returns a module with nested loops that change many locals, which is quadratic work for a
+// compiler.
 func bomb(locals, depth int) []byte {
 	var body []*ins
 	for i := range depth {
@@ -198,22 +199,22 @@ func bomb(locals, depth int) []byte {
 	return single(nil, nil, bytes.Repeat([]byte{typeI32}, locals), body...).encode()
 }
 
-// functions has that many, all empty.
+// functions returns a module with n empty functions.
 func functions(n int) []byte {
 	code := append(appendU32(nil, uint32(n)), bytes.Repeat([]byte{2, 0, 0x0b}, n)...)
 	return raw(goodType, sec(3, append(appendU32(nil, uint32(n)), make([]byte, n)...)...), goodMemory, sec(10, code...))
 }
 
-// callsAndGlobals calls itself, in a module with many globals, all of which a
-// compiler reads anew after each.
+// callsAndGlobals returns a module with a function that calls itself, and with many globals, all
+// of which a compiler reads again after each call.
 func callsAndGlobals(globals, calls int) []byte {
 	g := append(appendU32(nil, uint32(globals)), bytes.Repeat([]byte{0x7e, 1, 0x42, 0, 0x0b}, globals)...)
 	body := append(append([]byte{0}, bytes.Repeat([]byte{0x10, 0}, calls)...), 0x0b)
 	return raw(goodType, goodFunction, goodMemory, sec(6, g...), sec(10, append(appendU32([]byte{1}, uint32(len(body))), body...)...))
 }
 
-// wideBranches has a table of branches to a block with many results: a compiler
-// that copies the results for each takes gigabytes.
+// wideBranches returns a module with a table of branches to a block with many results: a
+// compiler that copies the results for each branch needs gigabytes.
 func wideBranches(results, labels int) []byte {
 	body := append(appendU32([]byte{0, 0x02, 1, 0x00, 0x0e}, uint32(labels)), make([]byte, labels+1)...)
 	body = append(body, 0x0b)
@@ -256,7 +257,7 @@ func TestErrorOffset(t *testing.T) {
 	}
 }
 
-// TestEveryTruncationIsRefused cuts a module that has every section.
+// TestEveryTruncationIsRefused truncates a module that has every section.
 func TestEveryTruncationIsRefused(t *testing.T) {
 	for seed := range uint64(5) {
 		m := generate(entropy(seed, 400))
@@ -270,8 +271,8 @@ func TestEveryTruncationIsRefused(t *testing.T) {
 	}
 }
 
-// TestRefusalsAllocateLittle: whatever a module announces, to read it takes memory
-// in proportion to its own size.
+// TestRefusalsAllocateLittle checks that reading a module takes memory in proportion to its own
+// size, whatever sizes it declares.
 func TestRefusalsAllocateLittle(t *testing.T) {
 	modules := map[string][]byte{"20000 functions": functions(19_999), "2^27 names": append(with(), sec(0, append([]byte("\x04name\x01"), 5, 0xff, 0xff, 0xff, 0x3f, 0)...)...)}
 	for _, c := range hostile {
@@ -288,8 +289,8 @@ func TestRefusalsAllocateLittle(t *testing.T) {
 	}
 }
 
-// TestInvalidStaysInvalid holds that types, which only the engine checks, are
-// as wrong after the rewriting as before.
+// TestInvalidStaysInvalid checks that type errors, which only the engine detects, are still
+// errors after the instrumentation.
 func TestInvalidStaysInvalid(t *testing.T) {
 	for name, code := range map[string][]byte{
 		"value left":            with(0x41, 0),
@@ -322,8 +323,8 @@ func TestConfigIsChecked(t *testing.T) {
 	}
 }
 
-// TestBadNamesAreDropped holds that a name section can do no harm: engines
-// allocate what it announces.
+// TestBadNamesAreDropped checks that invalid name sections are dropped: engines allocate what
+// they declare.
 func TestBadNamesAreDropped(t *testing.T) {
 	good := with(0x01)
 	for name, section := range map[string][]byte{
@@ -341,8 +342,8 @@ func TestBadNamesAreDropped(t *testing.T) {
 	}
 }
 
-// FuzzBytes feeds anything. What is accepted must not have become valid by the
-// rewriting, must come out the same twice, and cannot be rewritten again.
+// FuzzBytes instruments arbitrary bytes. The instrumentation must not make an invalid module
+// valid, must be deterministic, and must refuse its own output.
 func FuzzBytes(f *testing.F) {
 	for _, c := range hostile {
 		if len(c.module) < 10_000 {
@@ -377,7 +378,7 @@ func FuzzBytes(f *testing.F) {
 		r := wazero.NewRuntimeWithConfig(ctx, wazero.NewRuntimeConfigInterpreter().WithCoreFeatures(api.CoreFeaturesV2))
 		defer r.Close(ctx)
 		_, after := r.CompileModule(ctx, out)
-		// The name section is left out: it is dropped when it is bad.
+		// Without the name section, which is dropped when it is invalid.
 		_, was := r.CompileModule(ctx, withoutCustom(code))
 		if after == nil && was != nil {
 			t.Fatalf("an invalid module became valid; it was: %v\n%s", was, dump(code))

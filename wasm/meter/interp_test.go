@@ -8,9 +8,9 @@ import (
 	"slices"
 )
 
-// A reference interpreter: small, slow, and written from the specification and
-// from the package comment's cost model, not from the pass. It runs what the
-// generator makes, and the hand-written modules.
+// A reference interpreter. It is small and slow, and was written from the specification and the
+// cost model in the package comment, not from the code of Instrument. It runs generated and
+// hand-written modules.
 
 var (
 	errFuel        = errors.New("out of fuel")
@@ -34,11 +34,11 @@ type machine struct {
 	depth    int
 }
 
-// maxCallDepth keeps the interpreter from using up Go's stack; the tests give
-// too little fuel to come here.
+// maxCallDepth keeps the interpreter from exhausting Go's stack. The tests give too little fuel
+// to reach it.
 const maxCallDepth = 200_000
 
-// weigh returns the weight of a list in its segment, and sets those of loops.
+// weigh returns the weight of a list in its segment, and sets the weights of loops.
 func weigh(list []*ins) uint64 {
 	var w uint64
 	for _, in := range list {
@@ -100,7 +100,7 @@ func (v *machine) bool(b bool) {
 	}
 }
 
-// call runs a function and returns its results; the error is one of those above.
+// call runs a function and returns its results. The error is one of those above.
 func (v *machine) call(f uint32, args ...uint64) (results []uint64, err error) {
 	defer func() {
 		if r := recover(); r != nil {

@@ -6,13 +6,13 @@ import (
 	"testing"
 )
 
-// checkpoints are lengths of a slice that put the checkpoint into every round, into
-// some, and into none.
+// checkpoints are slice lengths that put the checkpoint into every round, into some rounds, and
+// into none.
 var checkpoints = []int64{1, 2, 3, DefaultSlice}
 
-// everywhere runs a module as it was and metered, for several slices and with
-// every fuel from none to enough: the results are equal, the fuel is what it is
-// said to be, and a call with less is cut.
+// everywhere runs a module unchanged and instrumented, for several slices and with every fuel
+// from none to enough. It checks that the results are equal, that the call consumes the
+// expected fuel, and that a call with less fuel ends.
 func everywhere(t *testing.T, name string, m *module, want int64, args ...uint64) {
 	t.Helper()
 	ctx := context.Background()
@@ -42,8 +42,8 @@ func everywhere(t *testing.T, name string, m *module, want int64, args ...uint64
 	}
 }
 
-// taking is a loop that takes a counter and a sum, and returns them; more is done
-// in each round.
+// taking returns a loop that takes a counter and a sum, and returns them; more is executed in
+// each round.
 func taking(more ...*ins) *module {
 	const n, sum = 0, 1
 	types := []byte{typeI32, typeI64}
@@ -54,12 +54,12 @@ func taking(more ...*ins) *module {
 		op(0x20, n), i32(1), op(0x6b), op(0x22, n),
 		op(0x20, sum), op(0x20, n), op(0xad), op(0x7c)}, more...)
 	body = append(body, op(0x20, n), op(0x0d, 0))
-	m.functions[0].body = []*ins{op(0x20, n), op(0x42, 5), {op: 0x03, result: 1, body: body}} // a type's number
+	m.functions[0].body = []*ins{op(0x20, n), op(0x42, 5), {op: 0x03, result: 1, body: body}} // a type index
 	m.functions = append(m.functions, &function{typ: 2})
 	return m
 }
 
-// TestLoopsTakeValues: what a loop takes is there again after a checkpoint.
+// TestLoopsTakeValues checks that the parameters of a loop are intact after a checkpoint.
 func TestLoopsTakeValues(t *testing.T) {
 	everywhere(t, "quiet", taking(), 1+9, 9)
 	everywhere(t, "calling", taking(op(0x10, 1)), 1+2*9, 9)
@@ -68,8 +68,8 @@ func TestLoopsTakeValues(t *testing.T) {
 	everywhere(t, "around another", taking(loop(op(0x01))), 1+2*9, 9)
 }
 
-// TestWaysOutOfLoops: branches of all kinds lead out of an inner loop to where they
-// did, also over so many blocks that their labels take a byte more.
+// TestWaysOutOfLoops checks that all kinds of branches out of an inner loop have the same target
+// as before, also across so many blocks that their labels are a byte longer.
 func TestWaysOutOfLoops(t *testing.T) {
 	const n, i, after = 0, 1, 2
 	for _, depth := range []int{0, 1, 61, 62, 63, 64, 124, 125, 126, 127, 128, 129, 300} {
@@ -80,7 +80,7 @@ func TestWaysOutOfLoops(t *testing.T) {
 			{"br_if", []*ins{op(0x20, i), i32(5), op(0x46), op(0x0d, uint64(depth)+1)}},
 			{"br", []*ins{op(0x20, i), i32(5), op(0x46), cond([]*ins{op(0x0c, uint64(depth)+2)}, nil)}},
 			{"return", []*ins{op(0x20, i), i32(5), op(0x46), cond([]*ins{i32(77), op(0x0f)}, nil)}},
-			// Round again for 0 to 4, far out for 5, out for more.
+			// 0 to 4 repeat the loop, 5 branches far out, more branch out of the loop.
 			{"br_table", []*ins{op(0x20, i), op(0x0e, 0, 0, 0, 0, 0, uint64(depth)+1, 1)}},
 		} {
 			body := append([]*ins{op(0x20, i), i32(1), op(0x6a), op(0x21, i)}, way.out...)
@@ -103,11 +103,11 @@ func TestWaysOutOfLoops(t *testing.T) {
 	}
 }
 
-// TestTrapsInLoopsFindTheFuel: the fuel that is left after a trap is exact, though
-// the loop keeps it where the host cannot read it.
+// TestTrapsInLoopsFindTheFuel checks that the remaining fuel after a trap is exact, although the
+// loop keeps it where the host cannot read it.
 func TestTrapsInLoopsFindTheFuel(t *testing.T) {
 	e := newEngine(t)
-	// A store at 8·i, until there is no memory.
+	// Stores at 8·i, until the end of the memory.
 	m := single([]byte{typeI32}, nil, nil, loop(
 		op(0x20, 0), op(0x42, 1), op(0x37, 3, 0),
 		op(0x20, 0), i32(1024), op(0x6a), op(0x21, 0), op(0x0c, 0)))
@@ -121,7 +121,8 @@ func TestTrapsInLoopsFindTheFuel(t *testing.T) {
 	}
 }
 
-// TestLoopsInLoops: fuel of nests is what it was, wherever a call is in them.
+// TestLoopsInLoops checks that the fuel of nested loops does not change, wherever they contain a
+// call.
 func TestLoopsInLoops(t *testing.T) {
 	down := func(l uint64, body ...*ins) *ins { // local l from 3 to 0
 		return &ins{op: 0x02, body: []*ins{i32(3), op(0x21, l), loop(append(body, op(0x20, l), i32(1), op(0x6b), op(0x22, l), op(0x0d, 0))...)}}

@@ -18,19 +18,19 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
-// A subject is a call whose price is measured as it was and metered.
+// A subject is a call whose duration is measured in the original and the metered module.
 type subject struct {
 	name  string
 	code  []byte
 	call  string
 	args  []uint64
-	frame bool  // the call decides about sixteen bids in the module's arena
-	fuel  int64 // given to each call; 50,000 is what a bid has
+	frame bool  // the call selects one of sixteen bids in the module's arena
+	fuel  int64 // fuel of each call; the limit of a bid is 50,000
 	batch int
 }
 
-// subjects are the hand-written modules, the Go guest of this package, and two
-// policies as authors write them, in C and Go. C needs Zig: make zig.
+// subjects returns the hand-written modules, the Go guest of this package, and two policies as
+// authors write them, in C and Go. C needs Zig: make zig.
 func subjects(b *testing.B) []subject {
 	guest := goGuest(b)
 	list := []subject{
@@ -72,7 +72,7 @@ func run(b *testing.B, env []string, name string, args ...string) {
 	}
 }
 
-// policyEngine has all that policies import.
+// policyEngine returns an engine with all imports of policies.
 func policyEngine(b *testing.B) engine {
 	ctx := context.Background()
 	e := engine{wazero.NewRuntimeWithConfig(ctx, wazero.NewRuntimeConfigCompiler().WithCoreFeatures(api.CoreFeaturesV2))}
@@ -88,7 +88,7 @@ func policyEngine(b *testing.B) engine {
 	return e
 }
 
-// A placed is one copy of a subject, at its place, with the times of its batches.
+// A placed is one copy of a subject at some address, with the durations of its batches.
 type placed struct {
 	armed
 	f     api.Function
@@ -96,7 +96,7 @@ type placed struct {
 	times []float64
 }
 
-// place compiles code with n instructions before it and makes it ready.
+// place compiles code with n instructions before it and prepares the call.
 func (s subject) place(b *testing.B, e engine, code []byte, n int) *placed {
 	ctx := context.Background()
 	p := &placed{armed: armed{Module: goInstance(b, e, compile(b, e, shifted(code, n)))}, args: s.args}
@@ -124,9 +124,8 @@ func (s subject) place(b *testing.B, e engine, code []byte, n int) *placed {
 	return p
 }
 
-// run times a batch, after one that brings the processor's caches and predictors
-// to it. A metered copy is armed for each call as package host does it: what does
-// not change is not written.
+// run measures a batch, after one that warms the processor's caches and predictors. It arms a
+// metered copy for each call as package host does: it does not write what does not change.
 func (p *placed) run(b *testing.B, s subject) {
 	ctx := context.Background()
 	var stack [2]uint64
@@ -150,7 +149,7 @@ func (p *placed) run(b *testing.B, s subject) {
 	p.times = append(p.times, float64(time.Since(start).Nanoseconds())/float64(s.batch))
 }
 
-// typical is the 5th percentile of a copy's batches, sorted over the copies.
+// typical returns the 5th percentile of each copy's batches, sorted over the copies.
 func typical(copies []*placed) (list []float64) {
 	for _, p := range copies {
 		slices.Sort(p.times)
@@ -167,10 +166,10 @@ func mean(list []float64) (sum float64) {
 	return sum
 }
 
-// BenchmarkOverhead runs a call as it was and metered, in random order, so that both
-// see the same noise. How fast such short code is depends on where it lies, by up to a
-// third, with and without a meter: so each is compiled to eight places, and the
-// ratio is that of the means over all.
+// BenchmarkOverhead runs a call in the original and the metered module, in random order, so that
+// noise affects both. The speed of such short code depends on its address, by up to a third,
+// with and without a meter: so each is compiled to eight addresses, and the ratio is that of
+// the means over all.
 func BenchmarkOverhead(b *testing.B) {
 	const places = 8
 	for _, s := range subjects(b) {
@@ -203,8 +202,8 @@ func BenchmarkOverhead(b *testing.B) {
 	}
 }
 
-// shifted is a module whose code starts n instructions later: they are put into
-// its first function, which must not be one that is measured.
+// shifted returns a module whose code starts n instructions later. They are added to its first
+// function, which must not be a measured one.
 func shifted(code []byte, n int) []byte {
 	r := reader{b: code, at: len(preamble), end: len(code)}
 	for r.left() > 0 {

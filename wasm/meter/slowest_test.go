@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// slowest lists endless modules whose ticks take as long as can be: a tick is a
-// number of instructions, and these wait for the memory, the divider, the kernel.
+// slowest returns endless modules whose ticks take as long as possible: a tick is a number of
+// instructions, and these wait for the memory, the divider or the kernel.
 func slowest() map[string]*module {
 	const address, x, n = 0, 1, 2
 	repeat := func(times int, body ...*ins) (list []*ins) {
@@ -22,7 +22,7 @@ func slowest() map[string]*module {
 		m.table, m.tableMax = []int64{0, -1, -1}, 60_000
 		return m
 	}
-	// Each depends on the one before.
+	// Each instruction depends on the one before.
 	chain := func(l uint64, links ...*ins) *module {
 		return forever(append(append([]*ins{op(0x20, l)}, links...), op(0x21, l))...)
 	}
@@ -43,8 +43,8 @@ func slowest() map[string]*module {
 	}
 }
 
-// scatter lays a path through all of the memory's lines into it, which no
-// prefetcher finds.
+// scatter writes a path through all lines of the memory into it, which no prefetcher can
+// predict.
 func scatter(a armed) {
 	lines := make([]uint32, a.Memory().Size()/64)
 	for i := range lines {
@@ -61,8 +61,8 @@ func scatter(a armed) {
 	}
 }
 
-// TestSlowestAreCut: all of them end by their fuel, and at the first checkpoint
-// when they are to.
+// TestSlowestAreCut checks that all of them end when their fuel is used up, and at the first
+// checkpoint after they are killed.
 func TestSlowestAreCut(t *testing.T) {
 	e := newEngine(t)
 	for name, m := range slowest() {
@@ -72,10 +72,10 @@ func TestSlowestAreCut(t *testing.T) {
 		if _, err := run.Call(context.Background()); !same(err, errUnreachable) || a.left() >= 0 {
 			t.Errorf("%s: %v, %d ticks left", name, err, a.left())
 		}
-		a.stack.Set(DefaultStack) // a trap gives none back
+		a.stack.Set(DefaultStack) // a trap does not release stack
 		a.give(MaxFuel)
 		a.kill.Set(1)
-		// The tick that finds the fuel gone can be one of many, of a long copy.
+		// The fuel can run out within the many ticks of one long copy.
 		if _, err := run.Call(context.Background()); !same(err, errUnreachable) || MaxFuel-a.left() > DefaultSlice+8<<20/FillBytes+2 {
 			t.Errorf("%s, killed: %v, after %d ticks", name, err, MaxFuel-a.left())
 		}
@@ -96,7 +96,7 @@ func BenchmarkSlowest(b *testing.B) {
 			const slices = 10
 			var took time.Duration
 			for b.Loop() {
-				a.stack.Set(DefaultStack) // the last trap gave none back
+				a.stack.Set(DefaultStack) // the last trap did not release stack
 				a.give(slices*DefaultSlice - 1)
 				start := time.Now()
 				if _, err := run.Call(context.Background()); !same(err, errUnreachable) {

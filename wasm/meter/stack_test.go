@@ -9,9 +9,9 @@ import (
 	"testing"
 )
 
-// deep is a function that calls itself after it has made many values that are
-// used afterwards, so that the engine must keep them in its frame. It takes and
-// returns its parameters; inner is what it does between.
+// deep returns a function that calls itself between computing and using many values, so that
+// the engine must keep them in its frame. It takes and returns its parameters, and executes
+// inner in between.
 func deep(params, locals int, inner ...*ins) *module {
 	types := bytes.Repeat([]byte{typeI64}, params)
 	m := single(types, types, bytes.Repeat([]byte{typeI64}, locals))
@@ -30,7 +30,7 @@ func deep(params, locals int, inner ...*ins) *module {
 	return m
 }
 
-// meet is n nested blocks; after each, every local may be one of two values.
+// meet returns n nested blocks. After each, every local may have one of two values.
 func meet(n, params, locals int) []*ins {
 	var body []*ins
 	for i := range n {
@@ -42,7 +42,7 @@ func meet(n, params, locals int) []*ins {
 	return body
 }
 
-// straight is n values which all live across a call; it needs local 0.
+// straight returns code with n values that all live across a call. It needs local 0.
 func straight(n, params int) []*ins {
 	var body []*ins
 	for i := range n {
@@ -61,7 +61,7 @@ func straight(n, params int) []*ins {
 	return append(body, op(0x21, 0), i32(0), op(0x20, 0), op(0x37, 3, 0))
 }
 
-// through has the function call itself through a table.
+// through makes the function call itself through a table.
 func through(m *module) *module {
 	m.table, m.tableMax = []int64{0}, 1
 	body := m.functions[0].body
@@ -73,8 +73,8 @@ func through(m *module) *module {
 	return m
 }
 
-// wide has n blocks that a branch or their end leaves with many results, all of
-// which live across a call.
+// wide returns n blocks that end, by a branch or at their end, with many results that all live
+// across a call.
 func wide(n, results int) *module {
 	m := single(nil, nil, []byte{typeI64})
 	m.types = append(m.types, signature{nil, bytes.Repeat([]byte{typeI64}, results)})
@@ -90,7 +90,7 @@ func wide(n, results int) *module {
 		for range results {
 			inside = append(inside, op(0x1a))
 		}
-		*body = append(*body, &ins{op: 0x02, result: 1, body: append(inside, loads(i+100)...)}) // a type's number
+		*body = append(*body, &ins{op: 0x02, result: 1, body: append(inside, loads(i+100)...)}) // a type index
 	}
 	*body = append(*body, op(0x10, 0))
 	for range n*results - 1 {
@@ -100,8 +100,7 @@ func wide(n, results int) *module {
 	return m
 }
 
-// hand is n loops, one in the other, that take and return values which all live
-// across a call, as does what they took.
+// hand returns n nested loops whose parameters and results all live across a call.
 func hand(n, values int) *module {
 	types := bytes.Repeat([]byte{typeI64}, values)
 	m := single(nil, nil, []byte{typeI64})
@@ -109,7 +108,7 @@ func hand(n, values int) *module {
 	var body []*ins
 	for i := range n {
 		body = append(body, op(0x42, 1), op(0x7c), i32(0), op(0x28, 2, uint64(4*i)), op(0x0d, 0))
-		body = one(&ins{op: 0x03, result: 1, body: body}) // a type's number
+		body = one(&ins{op: 0x03, result: 1, body: body}) // a type index
 	}
 	var all []*ins
 	for i := range values {
@@ -124,9 +123,9 @@ func hand(n, values int) *module {
 	return m
 }
 
-// TestFramesAreBounded has functions whose frames are as large as can be, of
-// several kinds, call themselves: the engine's stack never has more than what
-// the bound allows, and the heap gets no more than a few times that.
+// TestFramesAreBounded runs recursive functions with the largest possible frames, of several
+// kinds. It checks that the engine's stack never exceeds the bound, and that the heap grows at
+// most by a few times as much.
 func TestFramesAreBounded(t *testing.T) {
 	loops := func(n, locals int) []*ins {
 		var body []*ins
@@ -188,8 +187,8 @@ func TestFramesAreBounded(t *testing.T) {
 	}
 }
 
-// TestLargeFramesAreExact compares the bound of a frame that is larger than the
-// engine's first stack with what the engine asks for when it enters it.
+// TestLargeFramesAreExact compares the bound of a frame that is larger than the engine's first
+// stack with the size that the engine allocates for it.
 func TestLargeFramesAreExact(t *testing.T) {
 	const first = 10_240
 	for name, m := range map[string]*module{
@@ -204,7 +203,7 @@ func TestLargeFramesAreExact(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		arm(t, mod, report.Slice).give(0) // the engine makes room before that ends it
+		arm(t, mod, report.Slice).give(0) // the engine grows the stack before the call ends
 		f := mod.ExportedFunction("run")
 		words := make([]uint64, max(1, len(m.types[0].params)))
 		if err := f.CallWithStack(context.Background(), words); !same(err, errUnreachable) {
@@ -218,8 +217,8 @@ func TestLargeFramesAreExact(t *testing.T) {
 	}
 }
 
-// TestManyResultsLeave: ways out of a function that returns several values give
-// the stack back, and the values.
+// TestManyResultsLeave checks that all exits of a function with several results release the
+// stack and return the values.
 func TestManyResultsLeave(t *testing.T) {
 	m := single([]byte{typeI32}, []byte{typeI32, typeI64, typeI32}, nil,
 		op(0x20, 0), cond([]*ins{i32(1), op(0x42, 2), i32(3), op(0x0f)}, nil),

@@ -12,10 +12,10 @@ import (
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 )
 
-// world performs a machine's actions, at random times and with random outcomes, and
+// harness performs a machine's actions, at random times and with random outcomes, and
 // checks the invariants of the package comment against the actions it received, not
 // against the machine's fields.
-type world struct {
+type harness struct {
 	t        *testing.T
 	rng      *rand.Rand
 	c        Config
@@ -33,7 +33,7 @@ type world struct {
 	top      lifecycle.Generation // highest generation accepted
 }
 
-func newWorld(t *testing.T, seed uint64) *world {
+func newHarness(t *testing.T, seed uint64) *harness {
 	rng := rand.New(rand.NewPCG(seed, 0x510))
 	kinds := []lifecycle.Kind{lifecycle.BidSelect, lifecycle.BidQuote, lifecycle.Partition, lifecycle.Refine, lifecycle.Guard, lifecycle.Place}
 	c := Config{Kind: kinds[rng.IntN(len(kinds))], Faults: 1 + rng.IntN(3), CanaryFaults: 1 + rng.IntN(2)}
@@ -44,11 +44,11 @@ func newWorld(t *testing.T, seed uint64) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &world{t: t, rng: rng, c: m.c, m: m, loaded: map[lifecycle.Generation]bool{}, closed: map[lifecycle.Generation]bool{},
+	return &harness{t: t, rng: rng, c: m.c, m: m, loaded: map[lifecycle.Generation]bool{}, closed: map[lifecycle.Generation]bool{},
 		over: map[lifecycle.Generation]bool{}, stable: map[lifecycle.Generation]bool{}, entered: map[lifecycle.Generation]policies.Micros{}}
 }
 
-func (w *world) fail(format string, args ...any) {
+func (w *harness) fail(format string, args ...any) {
 	w.t.Helper()
 	var log strings.Builder
 	for _, x := range w.log[max(0, len(w.log)-40):] {
@@ -62,7 +62,7 @@ func (w *world) fail(format string, args ...any) {
 }
 
 // generation returns a random generation, mostly one that the machine knows.
-func (w *world) generation() lifecycle.Generation {
+func (w *harness) generation() lifecycle.Generation {
 	s := w.m.Status()
 	if len(s.Modules) == 0 || w.rng.IntN(8) == 0 {
 		return lifecycle.Generation(w.rng.IntN(int(w.top) + 3))
@@ -70,7 +70,7 @@ func (w *world) generation() lifecycle.Generation {
 	return s.Modules[w.rng.IntN(min(len(s.Modules), 4))].Generation
 }
 
-func (w *world) event() Event {
+func (w *harness) event() Event {
 	ev := Event{Generation: w.generation()}
 	switch n := w.rng.IntN(20); {
 	case n < 8 && w.building != lifecycle.Native:
@@ -122,7 +122,7 @@ func (w *world) event() Event {
 	return ev
 }
 
-func (w *world) step() {
+func (w *harness) step() {
 	ev := w.event()
 	before := w.route
 	w.log = append(w.log, ev)
@@ -152,7 +152,7 @@ func (w *world) step() {
 	}
 }
 
-func (w *world) act(a Action) {
+func (w *harness) act(a Action) {
 	g := a.Generation
 	switch a.Kind {
 	case Verify, Compile, Warm:
@@ -183,14 +183,14 @@ func (w *world) act(a Action) {
 }
 
 // load marks a generation as loaded. One that was withdrawn before it ran may come back.
-func (w *world) load(g lifecycle.Generation) {
+func (w *harness) load(g lifecycle.Generation) {
 	w.loaded[g] = true
 	delete(w.closed, g)
 }
 
 // judge checks a switch against the gates: a share grows by one step of the ladder, and
 // only after the soak.
-func (w *world) judge(r Route) {
+func (w *harness) judge(r Route) {
 	g := r.Candidate
 	if g == lifecycle.Native || w.stable[g] {
 		return
@@ -215,7 +215,7 @@ func (w *world) judge(r Route) {
 }
 
 // check checks the generations of the route.
-func (w *world) check() {
+func (w *harness) check() {
 	for _, g := range []lifecycle.Generation{w.route.Active, w.route.Candidate} {
 		switch {
 		case g == lifecycle.Native:
@@ -234,7 +234,7 @@ func TestRandomLives(t *testing.T) {
 	}
 	switches := 0
 	for seed := range seeds {
-		w := newWorld(t, seed)
+		w := newHarness(t, seed)
 		for range 600 {
 			w.step()
 		}
@@ -268,7 +268,7 @@ func TestRandomLives(t *testing.T) {
 }
 
 // give plays one event, in which nothing is random.
-func (w *world) give(ev Event) {
+func (w *harness) give(ev Event) {
 	ev.Now = w.now
 	w.log = append(w.log, ev)
 	actions, _ := w.m.Step(ev, nil)
@@ -325,7 +325,7 @@ func TestNewRefuses(t *testing.T) {
 func FuzzMachine(f *testing.F) {
 	f.Add(uint64(1), uint16(100))
 	f.Fuzz(func(t *testing.T, seed uint64, steps uint16) {
-		w := newWorld(t, seed)
+		w := newHarness(t, seed)
 		for range min(steps, 2000) {
 			w.step()
 		}

@@ -18,11 +18,10 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/rego/rules"
 )
 
-// now is the time that all guards see.
+// now is the time for all guards.
 var now = time.Unix(1_763_721_600, 0)
 
-// replan is one question: may a plan of four stages and eight replicas replace
-// another.
+// replan is one call of a guard: may a plan of four stages and eight replicas replace another?
 type replan struct {
 	change abi.Change
 	parsed ast.Value
@@ -60,8 +59,8 @@ func replans(r *rand.Rand) ([]replan, error) {
 	return all, nil
 }
 
-// guards are the peers on the example rules: "deny" alone, and all of what a gate
-// asks: the document written, "deny" and "warn" evaluated.
+// guards returns the peers with the example rules: with "deny" alone, and with all that a plan
+// guard does: write the document, and evaluate "deny" and "warn".
 func guards(ctx context.Context, b *builder, all []replan) ([]peer, error) {
 	text := rules.Files()["plan.rego"]
 	warn, cuts := strings.Index(text, "warn contains"), strings.Index(text, "cuts(stages)")
@@ -120,7 +119,7 @@ func guards(ctx context.Context, b *builder, all []replan) ([]peer, error) {
 	return peers, wasm("deny and warn: our host, rules as a module", text)
 }
 
-// said is the first of what was found; nothing costs nothing.
+// said formats the first finding. It does not allocate if there is none.
 func said(found []abi.Denial) string {
 	if len(found) == 0 {
 		return "may be"

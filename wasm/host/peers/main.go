@@ -1,9 +1,9 @@
-// Command peers takes the same decisions by our host of policies and by others,
-// and prints what each costs, side by side: who of 16 receivers gets a request,
-// and whether a plan may replace another. "make bench-peers" runs it.
+// Command peers makes the same decisions in this policy host and in others, and prints the cost
+// of each, side by side: which of 16 receivers gets a request, and whether a plan may replace
+// another. "make bench-peers" runs it.
 //
-// Before anything is timed, all peers must answer all questions alike. Then they
-// take turns, in rounds, so that what else the machine does meets all of them.
+// First, all peers must give the same answers to all calls. Then they are measured in turns, so
+// that other load on the host affects all of them.
 package main
 
 import (
@@ -37,10 +37,10 @@ func main() {
 	}
 }
 
-// peer takes decisions.
+// peer makes decisions.
 type peer struct {
 	name string
-	// ask answers question n.
+	// ask answers call n.
 	ask func(n int) (string, error)
 }
 
@@ -79,16 +79,16 @@ func run(ctx context.Context, out io.Writer, rounds int, turn time.Duration) (er
 	return table(out, "may this plan be", peers, len(plans), rounds, turn)
 }
 
-// cost is what a peer's turns took.
+// cost has the durations of a peer's turns.
 type cost struct {
 	batch   int       // calls in a turn
-	times   []float64 // ns per call, by turn
+	times   []float64 // ns per call, for each turn
 	mallocs uint64
 	bytes   uint64
 	calls   int
 }
 
-// table compares the peers' answers, and times them.
+// table compares the peers' answers, and measures the peers.
 func table(out io.Writer, title string, peers []peer, questions, rounds int, turn time.Duration) error {
 	for n := range questions {
 		want, err := peers[0].ask(n)
@@ -139,7 +139,7 @@ func table(out io.Writer, title string, peers []peer, questions, rounds int, tur
 	return w.Flush()
 }
 
-// builder makes modules, and keeps what must be closed.
+// builder builds modules, and keeps what must be closed.
 type builder struct {
 	dir    string
 	watch  *host.Watch

@@ -18,7 +18,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
-// receivers is how many bids there are to choose from.
+// receivers is the number of bids to choose from.
 const receivers = 16
 
 // leastLoad is bidask.LeastLoad in Rego.
@@ -31,9 +31,9 @@ first := min([b.start | some b in input; b.load == least])
 winner := min([i | some i, b in input; b.load == least; b.start == first])
 `
 
-// choice is one question: who of 16 gets the request. What a peer reads is made
-// beforehand where a program that used it would have it anyway: OPA's evaluator
-// gets parsed input. Ours and Extism's are encoded within the call.
+// choice is one call: which of 16 receivers gets the request. A peer's input is prepared
+// beforehand if a program that used the peer would have it anyway: OPA's evaluator gets parsed
+// input. The input of this host and of Extism is encoded within the call.
 type choice struct {
 	bids   []policies.Bid
 	parsed ast.Value
@@ -59,7 +59,7 @@ func choices(r *rand.Rand) ([]choice, error) {
 	return all, nil
 }
 
-// choosers are the peers, the native policy first.
+// choosers returns the peers, the native policy first.
 func choosers(ctx context.Context, b *builder, all []choice) ([]peer, error) {
 	least := bidask.LeastLoad{}
 	peers := []peer{{"native Go", func(n int) (string, error) { return index(least.Select(all[n].bids)), nil }}}
@@ -148,7 +148,7 @@ func init() {
 	}
 }
 
-// index is a number as a text, without garbage.
+// index formats a number without allocating.
 func index(i int) string {
 	if i < -1 || i >= receivers {
 		return "none of them"
@@ -156,8 +156,8 @@ func index(i int) string {
 	return indices[i+1]
 }
 
-// instance makes an instance with a fleet's fuel and memory, under a watch. Wall
-// time is as good as none: who waits for a busy machine must not be cut.
+// instance makes an instance with a fleet's limits of fuel and memory, and with a watchdog. The
+// wall limit is practically infinite: calls must not time out because the host is busy.
 func (b *builder) instance(ctx context.Context, code []byte) (*host.Instance, error) {
 	c := host.Config{Watch: b.watch}
 	for k := range c.Limits {
