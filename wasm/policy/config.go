@@ -12,7 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
-// The limits that a Config has when it says nothing else.
+// The defaults of a Config, and its limits.
 const (
 	DefaultFailures = 5
 	DefaultWindow   = time.Minute
@@ -41,7 +41,7 @@ type Native struct {
 	Guard       Guard
 }
 
-// Config of a Policy.
+// Config configures a Policy.
 type Config struct {
 	// Module is the module. It must outlive Run.
 	Module *host.Module
@@ -67,15 +67,15 @@ type Config struct {
 	Every int
 	// Keep is how many records an instance keeps, at most. 0 means 64.
 	Keep int
-	// KeepBytes is how much memory the records of an instance may take, in bytes, of
-	// kinds that do not come with every request, whose frames are large: the oldest
-	// are dropped beyond, but never the last one. Of the others Keep is the only
-	// bound. 0 means 8 MiB.
+	// KeepBytes bounds the memory of an instance's records, in bytes, for kinds that are
+	// not decided per request, whose frames are large: beyond it the oldest records are
+	// dropped, but never the last one. For other kinds only Keep is a bound. 0 means
+	// 8 MiB.
 	KeepBytes int
 	// Now is the time that modules see in frames, in microseconds of a clock that
 	// does not go back. Nil means always 0.
 	Now func() policies.Micros
-	// Clock is the time that Window is measured by. Nil means time.Now.
+	// Clock is the clock for Window. Nil means time.Now.
 	Clock func() time.Time
 	// Logger gets one line for each fault until the breaker opens. Nil discards
 	// it.

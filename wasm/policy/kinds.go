@@ -13,14 +13,14 @@ type adapter[Q, A any] struct {
 	kind abi.Kind
 	// has reports whether there is a native policy of the kind.
 	has func(*Native) bool
-	// native asks the native policy, module an instance of a module.
+	// native calls the native policy, and module an instance of a module.
 	native func(*Native, Q) A
 	module func(*host.Instance, abi.Call, Q) (A, error)
 	// encode writes a call into a frame, and decode reads it.
 	encode func(frame []byte, c abi.Call, q Q) (int, error)
 	decode func(frame []byte) (Q, abi.Status)
-	// result writes the answer into the frame of the call and returns the result. The
-	// error is that of an answer that is an error of the call itself.
+	// result writes the answer into the frame of the call and returns the result. It
+	// returns an error for an answer that is an error of the caller.
 	result func(frame []byte, q Q, a A) (uint64, error)
 }
 
@@ -179,7 +179,7 @@ var perRequest = func() (all [abi.NumKinds]bool) {
 // decidedBy reports whether there is a native policy of the kind.
 func (k *adapter[Q, A]) decidedBy(n *Native) bool { return k.has(n) }
 
-// answer has the native policy answer a frame, and leaves the output in it.
+// answer answers a frame with the native policy, and leaves the output in it.
 func (k *adapter[Q, A]) answer(n *Native, frame []byte) (uint64, error) {
 	q, s := k.decode(frame)
 	if s != abi.OK {
@@ -235,7 +235,7 @@ func encodeFrame[Q, A any](k *adapter[Q, A], c abi.Call, q Q) []byte {
 	return b
 }
 
-// record has the native policy answer a call, and records it if it is its turn.
+// record answers a call with the native policy, and records it if its turn has come.
 func record[Q, A any](r *NativeRecorder, k *adapter[Q, A], q Q) A {
 	a := k.native(&r.native, q)
 	e := r.begin()

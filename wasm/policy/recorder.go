@@ -13,9 +13,9 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host"
 )
 
-// NativeRecorder is native policies whose calls are recorded like those of a module:
-// modules are tried on the records while the native policy decides, and a decision can
-// be replayed from them. Its records have no module and no fuel.
+// NativeRecorder has native policies and records their calls like those of a module, so that
+// modules can be tried on the records while the native policy decides, and decisions can be
+// replayed. Its records have no module and no fuel.
 //
 // It is safe for concurrent use. Calls of kinds that decide for one request take no
 // lock, and do not allocate once the records have their memory.
@@ -23,9 +23,9 @@ type NativeRecorder struct {
 	native Native
 	every  uint32
 	now    func() policies.Micros
-	calls  atomic.Uint64 // that were recorded
+	calls  atomic.Uint64 // recorded calls
 	ring   []entry
-	keep   int // bytes of records
+	keep   int // limit of the records, in bytes
 	trims  sync.Mutex
 }
 

@@ -16,8 +16,8 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// TestBuildLeavesTestsOut: rules with a test in Go beside them are rules, and a folder
-// of nothing but tests is no policy.
+// TestBuildLeavesTestsOut checks that a folder of rules with a test in Go is built as rules, and
+// that a folder with only tests is not a policy.
 func TestBuildLeavesTestsOut(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "site_test.go"), "package site_test\n")
@@ -31,9 +31,8 @@ func TestBuildLeavesTestsOut(t *testing.T) {
 	}
 }
 
-// TestZigIsThePinnedOne: the version in the error is what "make zig" installs,
-// and what that
-// has put into a checkout is found by a program in it.
+// TestZigIsThePinnedOne checks that the error has the version that "make zig" installs, and that
+// a program in a checkout finds the installation of "make zig" there.
 func TestZigIsThePinnedOne(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "..", "..", "Makefile"))
 	if err != nil {
@@ -54,8 +53,8 @@ func TestZigIsThePinnedOne(t *testing.T) {
 	}
 }
 
-// zigHere is the command of what "make zig" has put into this checkout; tests lie
-// elsewhere when they run.
+// zigHere returns the command of the compiler that "make zig" has installed into this checkout.
+// findC does not find it, because test binaries run outside of the checkout.
 func zigHere(t *testing.T) (python string) {
 	t.Helper()
 	python, err := filepath.Abs(filepath.Join("..", "..", "..", ".cache", "zig", "bin", "python"))
@@ -71,8 +70,8 @@ func zigHere(t *testing.T) (python string) {
 	return python
 }
 
-// TestBuildRunsNothing: neither the folder that is built nor the working directory says
-// what is run, however much they look like a checkout or hide a compiler's name.
+// TestBuildRunsNothing checks that Build runs no program of the built folder or the working
+// directory, even if they look like a checkout or have a file with a compiler's name.
 func TestBuildRunsNothing(t *testing.T) {
 	python := zigHere(t)
 	theirs, path := t.TempDir(), t.TempDir()
@@ -114,7 +113,7 @@ func TestBuildRunsNothing(t *testing.T) {
 	}
 }
 
-// TestBuildFetchesNothing: neither a go command nor a module.
+// TestBuildFetchesNothing checks that Build downloads neither a Go toolchain nor a module.
 func TestBuildFetchesNothing(t *testing.T) {
 	for text, want := range map[string]string{
 		"module x\n\ngo 1.26\n\ntoolchain go1.999.0\n":              "",
@@ -136,7 +135,7 @@ func TestBuildFetchesNothing(t *testing.T) {
 	}
 }
 
-// TestBuildC: the header comes with this program.
+// TestBuildC checks that a policy in C can include the header of this program.
 func TestBuildC(t *testing.T) {
 	dir, err := filepath.Abs(filepath.Join("..", "..", "..", "examples", "bid-c", "src"))
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// deciding is every kind that decides.
+// deciding has all kinds that decide.
 func deciding() (kinds []abi.Kind) {
 	for k := abi.Configure + 1; k < abi.NumKinds; k++ {
 		kinds = append(kinds, k)
@@ -28,7 +28,7 @@ func deciding() (kinds []abi.Kind) {
 	return kinds
 }
 
-// subject writes a hand-made module that decides bids, and opens it.
+// subject writes an assembled module that decides bids, and opens it.
 func subject(t *testing.T, functions ...hosttest.Func) *Subject {
 	t.Helper()
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
@@ -57,7 +57,7 @@ func selects(body ...[]byte) hosttest.Func {
 	return hosttest.Function(abi.Select.Export(), []byte{hosttest.TypeI32, hosttest.TypeI64}, body...)
 }
 
-// TestChecksFind has each check find what it is for.
+// TestChecksFind checks that each check detects its fault.
 func TestChecksFind(t *testing.T) {
 	for _, c := range []struct {
 		name   string
@@ -85,7 +85,8 @@ func TestChecksFind(t *testing.T) {
 	}
 }
 
-// TestGoodModule passes all that does not go by fields that it does not read.
+// TestGoodModule checks that a good module passes every check that depends only on fields that
+// it reads.
 func TestGoodModule(t *testing.T) {
 	s := subject(t, hosttest.LeastLoad())
 	frames, err := randomFrames(7, abi.Select, 40)
@@ -118,7 +119,7 @@ func TestGoodModule(t *testing.T) {
 	if c := r.Checks[len(r.Checks)-1]; c.Outcome != Failed || !strings.HasPrefix(c.Text, "frame 3: ") {
 		t.Errorf("%+v", c)
 	}
-	// So is another module, though it decides alike.
+	// So is another module, although it has the same answers.
 	r, err = Test(context.Background(), subject(t, hosttest.LeastLoad(hosttest.Loop())), TestConfig{Calls: 10, Random: 10, Golden: golden})
 	if c := r.Checks[1]; err != nil || c.Name != "expected" || c.Outcome != Failed || !strings.Contains(c.Text, "another module") {
 		t.Errorf("%+v, %v", c, err)
@@ -130,7 +131,7 @@ func TestGoodModule(t *testing.T) {
 	if err != nil || len(all) != 1 || all[0].Native != "bid-least-load" || all[0].Wasm <= 0 || all[0].Beside <= 0 || all[0].Fuel99 < all[0].Fuel50 {
 		t.Errorf("%+v, %v", all, err)
 	}
-	// Faults end no replay: the next instance goes on.
+	// A fault does not end a replay: it continues on a new instance.
 	played, err = Replay(context.Background(), subject(t, hosttest.LeastLoad(hosttest.OneIn(2, hosttest.Unreachable))), frames)
 	if err != nil {
 		t.Fatal(err)
@@ -141,8 +142,8 @@ func TestGoodModule(t *testing.T) {
 	}
 }
 
-// TestBuiltinsAnswer has our own policies answer frames of all their kinds, as
-// they are and through a file.
+// TestBuiltinsAnswer checks that the built-in policies answer frames of all their kinds, directly
+// and from a call log.
 func TestBuiltinsAnswer(t *testing.T) {
 	for _, k := range deciding() {
 		frames, err := randomFrames(3, k, 50)
@@ -180,8 +181,8 @@ func TestBuiltinsAnswer(t *testing.T) {
 	}
 }
 
-// TestNewerFrames says that today's reader finds the same words in a later
-// host's frame.
+// TestNewerFrames checks that the present decoder reads the same arguments from the frame of a
+// later host.
 func TestNewerFrames(t *testing.T) {
 	for _, k := range deciding() {
 		vectors, err := goldenVectors(k)
@@ -194,7 +195,7 @@ func TestNewerFrames(t *testing.T) {
 		}
 		for name, frame := range vectors {
 			var now, later host.Record
-			_ = native{b}.Replay(frame, &now) // one vector has no valid words
+			_ = native{b}.Replay(frame, &now) // one vector has invalid arguments
 			_ = native{b}.Replay(extendHeader(frame), &later)
 			if !calllog.SameAnswer(&now, &later) {
 				t.Errorf("%s: %s, later %s", name, describeDecision(&now), describeDecision(&later))

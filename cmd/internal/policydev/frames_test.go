@@ -8,8 +8,8 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 )
 
-// FuzzReadFrames holds that whatever is read is written and read again alike, and
-// can be compared and shown.
+// FuzzReadFrames checks that frames that are read, written and read again are equal, and can be
+// compared and described.
 func FuzzReadFrames(f *testing.F) {
 	for _, k := range deciding() {
 		frames, err := randomFrames(1, k, 2)

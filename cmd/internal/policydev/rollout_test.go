@@ -28,12 +28,10 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/slothost"
 )
 
-// TestDefaultGates takes every policy that "policy new" begins, and every example,
-// through the slots of a host with the gates and limits of a fleet file that says
-// nothing of them: it stays in shadow with nothing held against it, and comes to
-// decide. The questions of testdata/fleet.jsonl.gz are what "policy records" wrote of
-// eight emulated replicas in four to six stages, half of them while they had more to do
-// than they could.
+// TestDefaultGates takes every policy that "policy new" writes, and every example, through the
+// slots of a host with default gates and limits. It checks that the policy is not blocked in
+// shadow, and becomes active. The calls in testdata/fleet.jsonl.gz were written by "policy
+// records" from eight emulated replicas in four to six stages, half of them under overload.
 func TestDefaultGates(t *testing.T) {
 	guesttest.SkipUnderRace(t)
 	questions := recorded(t)
@@ -86,7 +84,7 @@ func TestDefaultGates(t *testing.T) {
 	}
 }
 
-// recorded are the frames of a fleet, by kind.
+// recorded returns the recorded frames of a fleet, by kind.
 func recorded(t *testing.T) (by [abi.NumKinds][][]byte) {
 	t.Helper()
 	f, err := os.Open("testdata/fleet.jsonl.gz")
@@ -109,7 +107,7 @@ func recorded(t *testing.T) (by [abi.NumKinds][][]byte) {
 	return by
 }
 
-// signedFleet is a fleet without a word on gates and limits, and its operator.
+// signedFleet returns a fleet with default gates and limits, and the key of its operator.
 type signedFleet struct {
 	*wiring.Fleet
 	secret ed25519.PrivateKey
@@ -138,7 +136,7 @@ func defaultFleet(t *testing.T) signedFleet {
 	return signedFleet{&f, secret}
 }
 
-// trial is a slot of a host whose clock the test holds.
+// trial is a slot of a host whose clock the test controls.
 type trial struct {
 	*testing.T
 	kind      abi.Kind
@@ -178,10 +176,10 @@ func newTrial(t *testing.T, f signedFleet, k abi.Kind, questions [][]byte) *tria
 	return r
 }
 
-// scope is what tries a policy that decides for many first.
+// scope is the scope of the canary of a policy that decides for many requests.
 const scope = "first"
 
-// rollOut pushes a module in shadow, watches it there, and promotes it.
+// rollOut pushes a module to shadow, observes it there, and promotes it.
 func (r *trial) rollOut(code, configuration []byte) {
 	r.Helper()
 	file := sign.File{Statement: sign.Statement{
@@ -213,7 +211,7 @@ func (r *trial) rollOut(code, configuration []byte) {
 	}
 }
 
-// reach asks until the module is where its goal is and has shown what is asked there.
+// reach makes calls until the module has reached its goal with the figures required there.
 func (r *trial) reach(goal lifecycle.Goal) {
 	r.Helper()
 	begin, last, many := time.Now(), lifecycle.Status{}, 4
@@ -245,7 +243,7 @@ func (r *trial) reach(goal lifecycle.Goal) {
 	r.Logf("%s is %s: of %d calls %d were compared, %d differ, %d are worse; %d faults", r.kind, goal, f.Calls, f.Compared, f.Differ, f.Worse, last.Faults)
 }
 
-// ask asks the next question, for a new request.
+// ask makes the next recorded call, for a new request.
 func (r *trial) ask() {
 	frame := r.questions[r.asked%len(r.questions)]
 	r.asked++

@@ -11,7 +11,7 @@ import (
 	opatest "github.com/open-policy-agent/opa/v1/tester"
 )
 
-// run runs a command in a folder and returns what it says.
+// run runs a command in a folder and returns its output.
 func run(t *testing.T, dir, name string, args ...string) {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -26,8 +26,8 @@ func run(t *testing.T, dir, name string, args ...string) {
 	}
 }
 
-// TestNewPolicies begins a policy of each kind and language, and runs its own
-// tests; modules of some are built by the tests of cmd/cascade.
+// TestNewPolicies writes a new policy of each kind and language, and runs its own tests. The
+// tests of cmd/cascade build the modules of some.
 func TestNewPolicies(t *testing.T) {
 	for _, kind := range NewKinds() {
 		t.Run(kind, func(t *testing.T) {
@@ -54,7 +54,7 @@ func TestNewPolicies(t *testing.T) {
 	}
 }
 
-// TestNewRules runs the tests in Rego of rules that were begun, as "opa test" does.
+// TestNewRules runs the Rego tests of new rules, as "opa test" does.
 func TestNewRules(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "at-night")
 	b, err := New(NewConfig{Dir: dir, Kind: "guard", Lang: LangRego})

@@ -42,7 +42,7 @@ func TestReadConfig(t *testing.T) {
 	}
 }
 
-// FuzzReadConfig: what is taken, encoding/json takes for the same.
+// FuzzReadConfig checks that encoding/json reads every accepted configuration the same.
 func FuzzReadConfig(f *testing.F) {
 	f.Add([]byte(`{"read_body":true,"max_body":16777216,"models":[{"model":"a\u00e4\/","bytes_per_token":-1.5e+1,"adapters":["x",""]}]}`))
 	f.Fuzz(func(t *testing.T, text []byte) {

@@ -12,7 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/length"
 )
 
-// encoded is the metadata of a virtual host, as a proxy hands it over.
+// encoded returns the metadata of a virtual host, as a proxy passes it.
 func encoded(t testing.TB, fields map[string]any) []byte {
 	t.Helper()
 	s, err := structpb.NewStruct(fields)
@@ -48,7 +48,7 @@ func must(t testing.TB, c Config) *Filter {
 	return f
 }
 
-// whole gives a request with its body, in chunks of n bytes.
+// whole passes a request with its body to a filter, in chunks of n bytes.
 func whole(f *Filter, metadata []byte, h length.Headers, body string, n int) Answer {
 	a, b := f.Headers(metadata, h)
 	if a.Action != Wait {
@@ -105,7 +105,7 @@ func TestAnswers(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := must(t, c.config)
-			for _, n := range []int{1, 7, 1 << 20, 1} { // the second time it knows the host
+			for _, n := range []int{1, 7, 1 << 20, 1} { // in the second round it knows the host
 				if got := whole(f, c.metadata, c.headers, c.body, n); got != c.want {
 					t.Errorf("in chunks of %d: %+v, want %+v", n, got, c.want)
 				}
@@ -129,8 +129,8 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// TestManyHosts: route tables change, and what a Filter remembers of them is
-// bounded.
+// TestManyHosts checks that the hosts that a Filter remembers are bounded, because route tables
+// change.
 func TestManyHosts(t *testing.T) {
 	f := must(t, Config{})
 	for i := range 10 * maxHosts {
@@ -147,8 +147,8 @@ func TestManyHosts(t *testing.T) {
 	}
 }
 
-// TestAllocates nothing once a host is known: a module's garbage is collected on
-// the proxy's own thread.
+// TestAllocates checks that requests of a known host allocate nothing: a module's garbage is
+// collected on the proxy's own thread.
 func TestAllocates(t *testing.T) {
 	f, data := must(t, Config{ReadBody: true}), several(t)
 	body := []byte(`{"model":"a","prompt":"xxxxxxxxxxxxxx"}`)
@@ -162,9 +162,8 @@ func TestAllocates(t *testing.T) {
 	}
 }
 
-// FuzzMetadata: whatever the proxy hands over, reading it ends, and what is read
-// can be a header. What a control plane writes is read as the protobuf library
-// reads it.
+// FuzzMetadata checks that reading arbitrary metadata ends, that the result is a valid header,
+// and that the metadata of a control plane is read as by the protobuf library.
 func FuzzMetadata(f *testing.F) {
 	f.Add(one(f))
 	f.Add(several(f))
