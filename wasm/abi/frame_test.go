@@ -307,7 +307,7 @@ func TestCallPathDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// sixteen is the number of bids in the benchmarks.
+// sixteen returns the sixteen bids of the benchmarks.
 func sixteen() []policies.Bid {
 	var bids []policies.Bid
 	for i := range 16 {

@@ -228,7 +228,7 @@ func describe(kind Kind, b []byte) []field {
 	return list
 }
 
-// golden is the content of NAME.json, in its order.
+// golden returns the content of NAME.json, in its order.
 func golden(v vector, frame []byte) []byte {
 	le := binary.LittleEndian
 	result := v.answer(frame)

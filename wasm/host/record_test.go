@@ -53,7 +53,7 @@ func play(t *testing.T, m *Module, rounds int) (records []Record, memory [sha256
 	return records, i.Hash()
 }
 
-// digest has everything that must be equal in two runs.
+// digest returns a digest of everything that must be equal in two runs.
 func digest(records []Record, memory [sha256.Size]byte) string {
 	h := sha256.New()
 	for _, r := range records {

@@ -181,7 +181,7 @@ func TestRefine(t *testing.T) {
 	}
 }
 
-// guards of the tests.
+// guardFunc is a guard of the tests.
 type guardFunc func(abi.Change) ([]abi.Denial, error)
 
 func (f guardFunc) Check(c abi.Change) ([]abi.Denial, error) { return f(c) }

@@ -21,7 +21,7 @@ var (
 	plugin     []byte
 )
 
-// bidPlugin is wasm/plugins/bid-least-load, built once.
+// bidPlugin returns wasm/plugins/bid-least-load, built once.
 func bidPlugin(t testing.TB) []byte {
 	t.Helper()
 	guesttest.SkipUnderRace(t)

@@ -101,7 +101,7 @@ func want(all ...lifecycle.Candidate) lifecycle.SlotSpec {
 	return lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: all}
 }
 
-// quick has promotion gates that pass after a few calls.
+// quick returns promotion gates that pass after a few calls.
 func quick(calls uint64) promotion.Config {
 	gate := promotion.Gate{Calls: calls, Soak: -1}
 	return promotion.Config{Ladder: []int{100}, Shadow: gate, Canary: gate}

@@ -53,8 +53,8 @@ func TestZigIsThePinnedOne(t *testing.T) {
 	}
 }
 
-// zigHere returns the command of the compiler that "make zig" has installed into this checkout.
-// findC does not find it, because test binaries run outside of the checkout.
+// zigHere returns the Python that "make zig" has installed into this checkout, or skips the
+// test. findC does not find it, because test binaries run outside of the checkout.
 func zigHere(t *testing.T) (python string) {
 	t.Helper()
 	python, err := filepath.Abs(filepath.Join("..", "..", "..", ".cache", "zig", "bin", "python"))

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// deciding has all kinds that decide.
+// deciding returns all kinds that decide.
 func deciding() (kinds []abi.Kind) {
 	for k := abi.Configure + 1; k < abi.NumKinds; k++ {
 		kinds = append(kinds, k)

@@ -107,7 +107,7 @@ func recorded(t *testing.T) (by [abi.NumKinds][][]byte) {
 	return by
 }
 
-// signedFleet returns a fleet with default gates and limits, and the key of its operator.
+// signedFleet is a fleet with default gates and limits, with the key of its operator.
 type signedFleet struct {
 	*wiring.Fleet
 	secret ed25519.PrivateKey

@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// locks reports that files cannot be locked. Nothing is removed then, because it could be
+// locks is false: files cannot be locked. Nothing is removed then, because it could be
 // in use: the user must bound the size of the cache.
 const locks = false
 

@@ -8,7 +8,7 @@ import (
 	"syscall"
 )
 
-// locks reports that files can be locked.
+// locks is true: files can be locked.
 const locks = true
 
 // share takes a shared lock on a file and reports whether it succeeded: it fails while

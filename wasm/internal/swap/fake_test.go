@@ -16,12 +16,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// A policy of the tests answers a number with a number, and says who answered.
+// fakePolicy answers a number with a number, and returns which generation answered.
 type fakePolicy interface {
 	call(x uint64) (answer uint64, by lifecycle.Generation)
 }
 
-// right is the correct answer, native or not.
+// right returns the correct answer, native or not.
 func right(x uint64) uint64 { return x*x + 1 }
 
 type native struct{}
@@ -149,7 +149,7 @@ func stable(g lifecycle.Generation) Candidate {
 	return c
 }
 
-// state returns the state of a generation.
+// statusOf returns the status of a generation.
 func statusOf(s *Slot[fakePolicy], g lifecycle.Generation) lifecycle.Status {
 	for _, l := range s.Status().Modules {
 		if l.Generation == g {
