@@ -188,41 +188,6 @@ func (k *adapter[Q, A]) answer(n *Native, frame []byte) (uint64, error) {
 	return k.result(frame, q, k.native(n, q))
 }
 
-// ask makes a call of a kind that decides for one request: an instance of the module
-// answers it, or the native policy.
-func ask[Q, A any](p *Policy, k *adapter[Q, A], q Q) A {
-	if s := p.acquire(k.kind); s != nil {
-		c := s.call(p)
-		a, err := k.module(s.instance, c, q)
-		if err == nil {
-			p.endAnswered(s)
-			return a
-		}
-		p.endFailed(s, k.kind, err, encodeFrame(k, c, q))
-	}
-	return k.native(&p.config.Native, q)
-}
-
-// askFor makes a call of a kind that decides for many requests, with the state of the
-// caller.
-func askFor[Q, A any](p *Policy, k *adapter[Q, A], m *Memory, q Q) A {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if s := p.acquire(k.kind); s != nil {
-		c := s.call(p)
-		m.recall(p.module, &c)
-		a, err := k.module(s.instance, c, q)
-		if err == nil {
-			state, err := s.instance.State(c.Room)
-			m.keep(p.module, state, err)
-			p.endAnswered(s)
-			return a
-		}
-		p.endFailed(s, k.kind, err, encodeFrame(k, c, q))
-	}
-	return k.native(&p.config.Native, q)
-}
-
 // encodeFrame encodes a failed call once more, for its record: the guest may have
 // changed the first frame.
 func encodeFrame[Q, A any](k *adapter[Q, A], c abi.Call, q Q) []byte {

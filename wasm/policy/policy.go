@@ -216,36 +216,6 @@ func (p *Policy) refillSoon() {
 	}
 }
 
-// endFailed ends a failed call, which the native policy then answers: it counts and
-// records the call, and has the instance replaced if that is dead.
-func (p *Policy) endFailed(s *slot, k abi.Kind, err error, frame []byte) {
-	cause := host.CauseOf(err)
-	r := s.sampled
-	if r == nil || len(r.Frame) == 0 {
-		if r == nil {
-			r = s.record()
-		}
-		*r = host.Record{Module: p.config.Module.SHA256(), Kind: k, Frame: frame}
-		if cause != host.TooLarge {
-			r.Fuel = s.instance.Fuel()
-		}
-	}
-	r.Cause = cause
-	s.trim(k, p.config.KeepBytes)
-	p.recordFuel(r.Fuel)
-	p.count(err)
-	if cause == host.TimedOut {
-		s.late = slices.Clone(r.Frame)
-	}
-	if s.instance.Dead() == nil {
-		p.releaseAlive(s)
-		return
-	}
-	s.replaceDue.Store(true)
-	p.release(s, empty)
-	p.refillSoon()
-}
-
 // recordFuel updates the fuel statistics with a recorded call.
 func (p *Policy) recordFuel(fuel int64) {
 	p.fuel.last.Store(fuel)
@@ -278,60 +248,6 @@ func (p *Policy) count(err error) {
 func (p *Policy) log() *slog.Logger {
 	sum := p.config.Module.SHA256()
 	return p.config.Logger.With("module", fmt.Sprintf("%x", sum[:6]))
-}
-
-// retryLate repeats a call that timed out, on a new instance, and returns a live one:
-// that instance or its replacement. A module that times out on every try is slow, which
-// counts as a fault. Otherwise the host had descheduled its thread, which can happen
-// again during a try.
-func (p *Policy) retryLate(i *host.Instance, frame []byte) (*host.Instance, error) {
-	for try := 1; ; try++ {
-		var r host.Record
-		err := i.Replay(frame, &r)
-		if i.Dead() == nil {
-			return i, nil
-		}
-		i.Close()
-		late := host.CauseOf(err) == host.TimedOut
-		if host.Starved(err) {
-			return p.instance()
-		}
-		if !late {
-			p.count(err)
-		} else if try == lateTries {
-			p.log().Warn("a policy's module is slow", "error", err)
-			p.countFault()
-		}
-		if i, err = p.instance(); err != nil || !late || try == lateTries {
-			return i, err
-		}
-	}
-}
-
-// countFault reports a fault of the module, and opens the breaker when there are too
-// many.
-func (p *Policy) countFault() {
-	p.config.Faulted()
-	if p.config.Failures < 0 {
-		return
-	}
-	now := p.config.Clock()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.open {
-		return
-	}
-	if len(p.failures) == p.config.Failures {
-		p.failures = slices.Delete(p.failures, 0, 1)
-	}
-	p.failures = append(p.failures, now)
-	if len(p.failures) == p.config.Failures && now.Sub(p.failures[0]) <= p.config.Window {
-		p.open = true
-		p.shut.Store(true)
-		p.wakeWaiting()
-		close(p.opened)
-		p.log().Error("the breaker is open: the native policy answers from now on", "failures", p.config.Failures, "window", p.config.Window)
-	}
 }
 
 // Opened is closed when the breaker opens.

@@ -45,7 +45,7 @@ type peer struct {
 }
 
 func run(ctx context.Context, out io.Writer, rounds int, turn time.Duration) (err error) {
-	b := &builder{watch: host.NewWatch()}
+	b := &builder{watch: host.NewWatchdog()}
 	ctx, cancel := context.WithCancel(ctx)
 	watched := make(chan error, 1)
 	go func() { watched <- b.watch.Run(ctx) }()
@@ -142,7 +142,7 @@ func table(out io.Writer, title string, peers []peer, questions, rounds int, tur
 // builder builds modules, and keeps what must be closed.
 type builder struct {
 	dir    string
-	watch  *host.Watch
+	watch  *host.Watchdog
 	closes []func() error
 }
 

@@ -159,7 +159,7 @@ func index(i int) string {
 // instance makes an instance with a fleet's limits of fuel and memory, and with a watchdog. The
 // wall limit is practically infinite: calls must not time out because the host is busy.
 func (b *builder) instance(ctx context.Context, code []byte) (*host.Instance, error) {
-	c := host.Config{Watch: b.watch}
+	c := host.Config{Watchdog: b.watch}
 	for k := range c.Limits {
 		c.Limits[k].Wall = time.Hour
 	}
