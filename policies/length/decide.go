@@ -18,14 +18,14 @@ type Strategy uint8
 // The strategies. Every estimator uses the same one for the same request, so that an
 // operator can replace one estimator by another.
 const (
-	// NoBody: there is no body and so no prompt; only the model is set.
-	NoBody Strategy = iota
-	// BySize: the model is known, and the length is estimated from the body's size; the body
-	// is not read.
+	// ModelOnly sets the model, if it is known: the request has no body, and so no prompt.
+	ModelOnly Strategy = iota
+	// BySize estimates the length from the body's size, without reading the body: the model
+	// is known.
 	BySize
-	// ByBody: the body must be read, for its length or for the model.
+	// ByBody reads the body, for its length or for the model.
 	ByBody
-	// RejectBody: the body must be read, but exceeds the limit.
+	// RejectBody refuses the request: its body would have to be read, but exceeds the limit.
 	RejectBody
 )
 
@@ -33,7 +33,7 @@ const (
 // headers do not state it. most is the largest body that is read, in bytes.
 func (h Headers) Strategy(most int64) (Strategy, int64) {
 	if h.Ended {
-		return NoBody, 0
+		return ModelOnly, 0
 	}
 	if h.ContentLength == "" {
 		return ByBody, -1 // the error of ParseUint would allocate

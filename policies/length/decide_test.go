@@ -12,8 +12,8 @@ func TestStep(t *testing.T) {
 		step Strategy
 		size int64
 	}{
-		{Headers{Ended: true}, NoBody, 0},
-		{Headers{Ended: true, Model: true, ContentLength: "7"}, NoBody, 0},
+		{Headers{Ended: true}, ModelOnly, 0},
+		{Headers{Ended: true, Model: true, ContentLength: "7"}, ModelOnly, 0},
 		{Headers{Model: true, ContentLength: "7"}, BySize, 7},
 		{Headers{Model: true, ContentLength: "0"}, BySize, 0},
 		{Headers{Model: true, ContentLength: "9223372036854775807"}, BySize, 1<<63 - 1},

@@ -130,7 +130,7 @@ func (x *exchange) onHeaders(h *extproc.HttpHeaders, p *extproc.ProtocolConfigur
 	x.model = s.models.byHost(authority)
 	step, size := length.Headers{ContentLength: contentLength, Ended: h.GetEndOfStream(), Model: x.model != ""}.Strategy(int64(s.config.MaxBody))
 	switch step {
-	case length.NoBody:
+	case length.ModelOnly:
 		s.metrics.count(noBody)
 		return headersAnswer(withoutEstimate(x.model)), nil
 	case length.BySize:

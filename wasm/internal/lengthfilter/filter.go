@@ -83,7 +83,7 @@ func (f *Filter) Headers(metadata []byte, h length.Headers) (Answer, *Body) {
 	h.Model = only != nil
 	step, size := h.Strategy(f.config.MaxBody)
 	switch {
-	case step == length.NoBody:
+	case step == length.ModelOnly:
 		return newAnswer(only, -1), nil
 	case step == length.BySize:
 		return newAnswer(only, only.estimator.FromContentLength(size)), nil
