@@ -12,6 +12,9 @@ import (
 func TestHeader(t *testing.T) {
 	gcc, err := exec.LookPath("gcc")
 	if err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatal("there is no gcc")
+		}
 		t.Skip("there is no gcc")
 	}
 	for _, include := range []string{"/usr/include", filepath.Join("..", "..", "..", ".cache", "rdma", "root", "usr", "include")} {
