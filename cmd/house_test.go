@@ -4,6 +4,7 @@
 package cmd_test
 
 import (
+	"fmt"
 	"go/parser"
 	"go/token"
 	"io/fs"
@@ -15,6 +16,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -46,21 +48,25 @@ func (s source) folder() string {
 	return folder
 }
 
-// readSources parses the imports of every Go file but those in testdata.
-func readSources(t *testing.T) []source {
-	t.Helper()
-	var out []source
-	err := filepath.WalkDir("..", func(file string, d fs.DirEntry, err error) error {
-		if err != nil {
+// walkGo calls visit with the path of every Go file of the repository.
+func walkGo(visit func(file string) error) error {
+	return filepath.WalkDir("..", func(file string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
 			return err
-		}
-		if d.IsDir() {
-			if strings.HasPrefix(d.Name(), ".") && file != ".." || d.Name() == "testdata" {
-				return filepath.SkipDir
-			}
+		case d.IsDir() && strings.HasPrefix(d.Name(), ".") && file != "..":
+			return filepath.SkipDir
+		case d.IsDir() || !strings.HasSuffix(file, ".go"):
 			return nil
 		}
-		if !strings.HasSuffix(file, ".go") {
+		return visit(file)
+	})
+}
+
+// sources parses the imports of every Go file but those in testdata, once for all tests.
+var sources = sync.OnceValues(func() (out []source, err error) {
+	err = walkGo(func(file string) error {
+		if slices.Contains(strings.Split(filepath.ToSlash(file), "/"), "testdata") {
 			return nil
 		}
 		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
@@ -78,13 +84,19 @@ func readSources(t *testing.T) []source {
 		out = append(out, s)
 		return nil
 	})
+	if err == nil && len(out) < 30 {
+		err = fmt.Errorf("read only %d files: the test looks in the wrong place", len(out))
+	}
+	return out, err
+})
+
+func readSources(t *testing.T) []source {
+	t.Helper()
+	all, err := sources()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(out) < 30 {
-		t.Fatalf("read only %d files: the test looks in the wrong place", len(out))
-	}
-	return out
+	return all
 }
 
 func TestImportsFollowTheArrows(t *testing.T) {

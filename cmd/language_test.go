@@ -5,7 +5,6 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"io/fs"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -24,13 +23,8 @@ var wordPattern = regexp.MustCompile(`[A-Z]?[a-z]+|[A-Z]+`)
 // TestLanguage keeps the vague words out of every Go file that is not generated.
 func TestLanguage(t *testing.T) {
 	files := 0
-	err := filepath.WalkDir("..", func(path string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != "..":
-			return filepath.SkipDir
-		case d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, ".pb.go") || filepath.Base(path) == "language_test.go":
+	err := walkGo(func(path string) error {
+		if strings.HasSuffix(path, ".pb.go") || filepath.Base(path) == "language_test.go" {
 			return nil
 		}
 		files++

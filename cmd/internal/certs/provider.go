@@ -101,9 +101,6 @@ func (c Config) parse(contents []string, now time.Time) (*material, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s with %s: %w", c.Cert, c.Key, err)
 	}
-	if cert.Leaf, err = x509.ParseCertificate(cert.Certificate[0]); err != nil {
-		return nil, fmt.Errorf("%s: %w", c.Cert, err)
-	}
 	if now.After(cert.Leaf.NotAfter) {
 		return nil, fmt.Errorf("%s: the certificate expired at %s; issue a new one", c.Cert, cert.Leaf.NotAfter.Format(time.RFC3339))
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
@@ -109,8 +110,8 @@ const (
 	maxThreshold = sign.MaxSignatures
 )
 
-// PolicyKinds returns the names of the policy kinds in the order of their numbers.
-func PolicyKinds() []string {
+// policyKinds returns the names of the policy kinds in the order of their numbers.
+func policyKinds() []string {
 	var names []string
 	for k := abi.Configure + 1; k < abi.NumKinds; k++ {
 		names = append(names, k.String())
@@ -166,8 +167,8 @@ func (p Policies) validate(c *checker) {
 		}
 	}
 	for _, kind := range slices.Sorted(maps.Keys(p.Gates.Kinds)) {
-		if !slices.Contains(PolicyKinds(), kind) {
-			c.fail("policies.gates.kinds", "%q is not a policy kind; use %s", kind, strings.Join(PolicyKinds(), ", "))
+		if !lifecycle.Kind(kind).Known() {
+			c.fail("policies.gates.kinds", "%q is not a policy kind; use %s", kind, strings.Join(policyKinds(), ", "))
 			continue
 		}
 		p.Gates.Kinds[kind].Shadow.validate(c, "policies.gates.kinds."+kind+".shadow")
@@ -175,8 +176,8 @@ func (p Policies) validate(c *checker) {
 	}
 	for _, kind := range slices.Sorted(maps.Keys(p.Limits)) {
 		at, l := "policies.limits."+kind, p.Limits[kind]
-		if !slices.Contains(PolicyKinds(), kind) {
-			c.fail("policies.limits", "%q is not a policy kind; use %s", kind, strings.Join(PolicyKinds(), ", "))
+		if !lifecycle.Kind(kind).Known() {
+			c.fail("policies.limits", "%q is not a policy kind; use %s", kind, strings.Join(policyKinds(), ", "))
 			continue
 		}
 		checkRange(c, at+".fuel", int(l.Fuel), 0, maxFuel)

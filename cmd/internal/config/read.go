@@ -52,11 +52,12 @@ func Read(r io.Reader) (Fleet, error) {
 	if err != nil {
 		return Fleet{}, err
 	}
-	if err := checkRemoved(data); err != nil {
-		return Fleet{}, err
-	}
 	var fleet Fleet
 	if err := yaml.UnmarshalWithOptions(data, &fleet, yaml.Strict()); err != nil {
+		// To the strict decoder a removed field is an unknown one.
+		if removed := checkRemoved(data); removed != nil {
+			return Fleet{}, removed
+		}
 		return Fleet{}, errors.New(yaml.FormatError(err, false, true))
 	}
 	fleet.setDefaults()

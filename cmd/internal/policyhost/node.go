@@ -2,15 +2,15 @@ package policyhost
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 
 	"golang.org/x/sync/errgroup"
 
@@ -268,7 +268,7 @@ func (n *Node) fetchModule(ctx context.Context, digest lifecycle.Digest) []byte 
 	pause := time.Duration(rand.Int64N(int64(minBackoff)))
 	for try := 0; ; try++ {
 		b, err := n.fetch(ctx, digest)
-		if err == nil && sha256.Sum256(b) != digest {
+		if err == nil && lifecycle.Sum(b) != digest {
 			err = fmt.Errorf("received %d bytes with another digest", len(b))
 		}
 		if err == nil {

@@ -4,9 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"log/slog"
 	"path/filepath"
+
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/migrator/market"
@@ -43,7 +44,7 @@ func JoinPlane(ctx context.Context, f *wiring.Fleet, c *control.Config, log *slo
 		p.Host, err = NewHost(HostConfig{
 			Fleet: f, Role: identity.Control, Name: c.Name, Kinds: ControlKinds, Native: f.NativePolicies(market.Config{}), Logger: log,
 			Fetch: func(_ context.Context, digest lifecycle.Digest) ([]byte, error) {
-				return kept.Get(lifecycle.Digest(digest))
+				return kept.Get(digest)
 			},
 		})
 		if err != nil {
