@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -218,16 +217,7 @@ func (f *Fleet) BytesPerToken(model string) length.Ratio {
 // HandleReport implements reportservice.Handler: it hands a report to the loop and
 // waits for the reply.
 func (f *Fleet) HandleReport(ctx context.Context, r loadreport.Report) (loadreport.Reply, error) {
-	reply := make(chan answer, 1)
-	if err := f.send(ctx, message{Reported{r}, reply}); err != nil {
-		return loadreport.Reply{}, err
-	}
-	select {
-	case a := <-reply:
-		return a.reply, a.err
-	case <-f.done:
-		return loadreport.Reply{}, errStopped
-	}
+	return f.ask(ctx, Reported{r})
 }
 
 // HandleClosed implements reportservice.Handler.
@@ -238,7 +228,19 @@ func (f *Fleet) HandleClosed(replica policies.ReplicaID) {
 // Done implements reportservice.Handler: it is closed when Run has returned.
 func (f *Fleet) Done() <-chan struct{} { return f.done }
 
-var errStopped = status.Error(codes.Unavailable, "the control plane stops")
+// ask hands an event to the loop and waits for its reply.
+func (f *Fleet) ask(ctx context.Context, ev Event) (loadreport.Reply, error) {
+	reply := make(chan answer, 1)
+	if err := f.send(ctx, message{ev, reply}); err != nil {
+		return loadreport.Reply{}, err
+	}
+	select {
+	case a := <-reply:
+		return a.reply, a.err
+	case <-f.done:
+		return loadreport.Reply{}, reportservice.ErrStopped
+	}
+}
 
 // send hands a message to the loop.
 func (f *Fleet) send(ctx context.Context, m message) error {
@@ -246,7 +248,7 @@ func (f *Fleet) send(ctx context.Context, m message) error {
 	case f.events <- m:
 		return nil
 	case <-f.done:
-		return errStopped
+		return reportservice.ErrStopped
 	case <-ctx.Done():
 		return status.FromContextError(ctx.Err()).Err()
 	}

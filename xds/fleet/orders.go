@@ -16,16 +16,8 @@ import (
 // that the order is in force. Other errors are those of package orders, of
 // ChangeSlots.Change, or of a fleet that stops.
 func (f *Fleet) Order(ctx context.Context, o orders.Order) error {
-	reply := make(chan answer, 1)
-	if err := f.send(ctx, message{Ordered{o}, reply}); err != nil {
-		return err
-	}
-	select {
-	case a := <-reply:
-		return a.err
-	case <-f.done:
-		return errStopped
-	}
+	_, err := f.ask(ctx, Ordered{o})
+	return err
 }
 
 // Drain orders a drain; see orders.Drain.

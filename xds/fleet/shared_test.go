@@ -13,6 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/internal/orders"
 	"github.com/cascadeinfer/cascade/xds/internal/plantest"
+	"github.com/cascadeinfer/cascade/xds/internal/reportservice"
 	"github.com/cascadeinfer/cascade/xds/internal/weights"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -122,7 +123,7 @@ func (r *reporter) run(ctx context.Context) {
 		r.mu.Unlock()
 		for _, s := range servers {
 			for _, report := range reports {
-				if _, err := s.HandleReport(ctx, report); err != nil && ctx.Err() == nil && !errors.Is(err, errStopped) {
+				if _, err := s.HandleReport(ctx, report); err != nil && ctx.Err() == nil && !errors.Is(err, reportservice.ErrStopped) {
 					panic(err)
 				}
 			}

@@ -26,9 +26,12 @@ func (f *Fleet) SlotReports() []policyslots.Report {
 // announceSlots calls Config.OnSlots if the stored slots have changed. It is called
 // only by the loop.
 func (f *Fleet) announceSlots() {
-	if f.cfg.OnSlots == nil || f.slotsAnnounced && reflect.DeepEqual(f.slots, f.state.object.Slots) {
+	if f.cfg.OnSlots == nil {
 		return
 	}
-	f.slots, f.slotsAnnounced = f.state.object.Slots, true
-	f.cfg.OnSlots(f.slots)
+	// Keep equal slots, too: comparing a slice with itself costs a report nothing.
+	unchanged := f.slotsAnnounced && reflect.DeepEqual(f.slots, f.state.object.Slots)
+	if f.slots, f.slotsAnnounced = f.state.object.Slots, true; !unchanged {
+		f.cfg.OnSlots(f.slots)
+	}
 }

@@ -7,9 +7,11 @@ package loadreport
 
 import (
 	"fmt"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"slices"
 	"strings"
+	"unicode/utf8"
+
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
@@ -250,10 +252,13 @@ func decodeSnapshot(list []*api.Batch, buckets int) ([]policies.Batch, error) {
 // Within reports whether x is a number in [0, limit]; NaN is in no range.
 func Within(x, limit float64) bool { return x >= 0 && x <= limit }
 
-// truncate shortens a text to at most n bytes, between two characters.
-func truncate(s string, n int) string {
-	if len(s) > n {
-		s = strings.ToValidUTF8(s[:n], "")
+// Truncate shortens a text to at most n bytes, between two characters.
+func Truncate(s string, n int) string {
+	if len(s) <= n {
+		return s
 	}
-	return s
+	for n > 0 && !utf8.RuneStart(s[n]) {
+		n--
+	}
+	return s[:n]
 }

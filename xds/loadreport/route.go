@@ -41,8 +41,8 @@ func decodeRoutes(list []*api.Route) (routes []Route, dropped int) {
 			continue
 		}
 		routes = append(routes, Route{
-			Transport: r.GetTransport(), Peer: policies.ReplicaID(r.GetPeer()), State: state, Reason: truncate(r.GetReason(), maxReason),
-			Rate: r.GetBytesPerSecond(), Path: truncate(r.GetPath(), maxReason),
+			Transport: r.GetTransport(), Peer: policies.ReplicaID(r.GetPeer()), State: state, Reason: Truncate(r.GetReason(), maxReason),
+			Rate: r.GetBytesPerSecond(), Path: Truncate(r.GetPath(), maxReason),
 		})
 	}
 	return routes, dropped

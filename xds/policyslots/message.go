@@ -2,8 +2,6 @@ package policyslots
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"slices"
@@ -285,17 +283,16 @@ func decodePlugin(c *lifecycle.Candidate, p *wasmv3.PluginConfig) error {
 	}
 	code := vm.GetCode()
 	if remote := code.GetRemote(); remote != nil {
-		sum, err := hex.DecodeString(remote.GetSha256())
-		if err != nil || len(sum) != len(c.SHA256) || remote.GetSha256() != strings.ToLower(remote.GetSha256()) {
+		text := remote.GetSha256()
+		if err := c.SHA256.UnmarshalText([]byte(text)); err != nil || c.SHA256.String() != text {
 			return fmt.Errorf("vm_config.code.remote.sha256: must be %d lower-case hexadecimal digits", 2*len(c.SHA256))
 		}
-		copy(c.SHA256[:], sum)
 		return nil
 	}
 	c.Module = code.GetLocal().GetInlineBytes()
 	if n := len(c.Module); n == 0 || n > MaxInline {
 		return fmt.Errorf("vm_config.code.local.inline_bytes: %d bytes: must have 1 to %d, or the code must be remote", n, MaxInline)
 	}
-	c.SHA256 = sha256.Sum256(c.Module)
+	c.SHA256 = lifecycle.Sum(c.Module)
 	return nil
 }

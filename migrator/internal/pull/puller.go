@@ -102,9 +102,6 @@ func (p *Puller) Close() error {
 	return p.result
 }
 
-// Closing reports whether Close has been called.
-func (p *Puller) Closing() bool { return p.closing.Load() }
-
 // Err returns why a Copy must return: ErrClosed, or the error of ctx; nil otherwise.
 func (p *Puller) Err(ctx context.Context) error {
 	if p.closing.Load() {

@@ -188,8 +188,7 @@ func (m *Machine) relay(c *openai.Chunk) {
 		m.endMigration(err)
 	}
 	if len(m.held) > 0 {
-		m.held = append(m.held, c.Clone()) // its turn comes after them
-		m.heldBytes += len(c.Raw())
+		m.keep(c) // its turn comes after them
 		m.proceed()
 		return
 	}

@@ -113,9 +113,14 @@ func (m *Machine) hold(c *openai.Chunk) error {
 	case m.heldBytes+len(c.Raw()) > MaxHeld:
 		return ErrHeld
 	}
+	m.keep(c)
+	return nil
+}
+
+// keep appends a chunk to those that are held back.
+func (m *Machine) keep(c *openai.Chunk) {
 	m.held = append(m.held, c.Clone())
 	m.heldBytes += len(c.Raw())
-	return nil
 }
 
 // survivesLoss reports whether the migration can go on without the present leg

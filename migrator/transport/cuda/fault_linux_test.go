@@ -310,7 +310,7 @@ func TestSlowGPU(t *testing.T) {
 			closed <- nil
 		} else {
 			go func() { closed <- p.Close() }()
-			for !p.(*puller).Closing() {
+			for p.(*puller).Err(context.Background()) == nil {
 				time.Sleep(time.Millisecond)
 			}
 		}

@@ -1,10 +1,8 @@
 package cuda
 
 import (
-	"errors"
 	"fmt"
 	"io"
-	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
 )
@@ -48,23 +46,15 @@ func (m *Memory) access(b []byte, offset int64, step func(l *copyStream, at cuda
 	if size := m.handle.Size - m.handle.Offset; offset < 0 || offset > size || int64(len(b)) > size-offset {
 		return 0, fmt.Errorf("%d bytes at %d of a pool of %d", len(b), offset, size)
 	}
-	err = m.gpu.withContext(nil, func(h *gpuContext) error {
-		own, err := m.acquireMapping(h)
-		if err != nil {
-			return err
-		}
-		defer func() { h.releaseMapping(own, time.Now()) }()
-		l, err := h.acquireStream()
-		if err != nil {
-			return err
-		}
-		for err = l.reserve(accessBytes, 1); n < len(b) && err == nil; {
+	err = m.withStream(func(l *copyStream, pool cuda.Pointer) error {
+		err := l.reserve(accessBytes, 1)
+		for n < len(b) && err == nil {
 			part := b[n:min(n+accessBytes, len(b))]
-			if err = step(l, own.pool+cuda.Pointer(offset)+cuda.Pointer(n), part); err == nil {
+			if err = step(l, pool+cuda.Pointer(offset)+cuda.Pointer(n), part); err == nil {
 				n += len(part)
 			}
 		}
-		return errors.Join(err, h.releaseStream(l))
+		return err
 	})
 	if err != nil {
 		err = fmt.Errorf("a pool on gpu %d: %w", m.gpu.config.Ordinal, err)

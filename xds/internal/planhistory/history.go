@@ -4,8 +4,9 @@
 package planhistory
 
 import (
+	"github.com/cascadeinfer/cascade/xds/loadreport"
+
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -162,8 +163,5 @@ func ToStored(history []Change) []store.Reason {
 
 // Truncate shortens a text to what the store accepts, between two characters.
 func Truncate(s string) string {
-	if len(s) > store.MaxText {
-		s = strings.ToValidUTF8(s[:store.MaxText], "")
-	}
-	return s
+	return loadreport.Truncate(s, store.MaxText)
 }

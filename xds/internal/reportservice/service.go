@@ -223,6 +223,9 @@ func (r *receiver) run(ctx context.Context) {
 	}
 }
 
+// ErrStopped is the error of calls to a control plane that stops.
+var ErrStopped = status.Error(codes.Unavailable, "the control plane stops")
+
 // next waits for a message, the end of the session or that of the control plane.
 func (r *receiver) next(ctx context.Context, done <-chan struct{}) (*api.LoadReport, error) {
 	idle := time.NewTimer(idleTimeout)
@@ -233,7 +236,7 @@ func (r *receiver) next(ctx context.Context, done <-chan struct{}) (*api.LoadRep
 	case <-idle.C:
 		return nil, status.Errorf(codes.DeadlineExceeded, "no load report for %v", idleTimeout)
 	case <-done:
-		return nil, status.Error(codes.Unavailable, "the control plane stops")
+		return nil, ErrStopped
 	case <-ctx.Done():
 		if err := context.Cause(ctx); errors.Is(err, errReplaced) {
 			return nil, status.Error(codes.Aborted, err.Error())
