@@ -2,12 +2,12 @@ package main
 
 import (
 	"fmt"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"io"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
 	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
 	"github.com/cascadeinfer/cascade/engine/report"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/xds/control"
 )

@@ -4,7 +4,6 @@ import (
 	"crypto/ed25519"
 	"errors"
 	"fmt"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"io/fs"
 	"os"
 	"strconv"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/fileio"
 	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 	"github.com/cascadeinfer/cascade/wasm/sign"

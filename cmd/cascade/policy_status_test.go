@@ -2,10 +2,10 @@ package main
 
 import (
 	"fmt"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 

@@ -14,14 +14,15 @@ import (
 	"testing/synctest"
 	"time"
 
-	wire "github.com/cascadeinfer/cascade/engine/api"
-	"github.com/cascadeinfer/cascade/engine/emulator/model"
-	"github.com/cascadeinfer/cascade/engine/internal/batch"
-	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
+
+	wire "github.com/cascadeinfer/cascade/engine/api"
+	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/engine/internal/batch"
+	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
 )
 
 // patience bounds waits for conditions that must hold soon.

@@ -24,13 +24,14 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cespare/xxhash/v2"
+	"golang.org/x/sync/errgroup"
+
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
-	"github.com/cespare/xxhash/v2"
-	"golang.org/x/sync/errgroup"
 )
 
 // maxWaiting bounds the requests that wait to be scheduled; further ones get a 503. vLLM has

@@ -16,10 +16,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
-	"go.uber.org/goleak"
 )
 
 var update = flag.Bool("update", false, "rewrite the expected output of testdata/*.txt")

@@ -5,9 +5,10 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/cascadeinfer/cascade/engine/internal/batch"
 )
 
 // Buckets of the latency histograms in seconds: vLLM's from their start (1 ms, 10 ms, 300 ms),

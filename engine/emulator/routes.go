@@ -8,9 +8,10 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cespare/xxhash/v2"
 	"github.com/tidwall/gjson"
+
+	"github.com/cascadeinfer/cascade/engine/emulator/model"
 )
 
 // version is the vLLM release whose wire format is emulated.

@@ -6,9 +6,10 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/cascadeinfer/cascade/engine/api"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/cascadeinfer/cascade/engine/api"
 )
 
 // Errors of the engine.

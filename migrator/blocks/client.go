@@ -24,10 +24,11 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/cascadeinfer/cascade/engine/api"
-	"github.com/cascadeinfer/cascade/migrator/transport"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/cascadeinfer/cascade/engine/api"
+	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
 // Names of the engine's sockets.

@@ -14,11 +14,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/engine/api"
-	"github.com/cascadeinfer/cascade/migrator/transport"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	"github.com/cascadeinfer/cascade/engine/api"
+	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
 // logLines collects the log lines for a test.

@@ -9,10 +9,11 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/engine/api"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+
+	"github.com/cascadeinfer/cascade/engine/api"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

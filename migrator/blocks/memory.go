@@ -8,8 +8,9 @@ import (
 	"os"
 	"time"
 
-	"github.com/cascadeinfer/cascade/migrator/transport"
 	"golang.org/x/sys/unix"
+
+	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
 // inDevice is the first byte of the engine's message when its pool is in device memory; a

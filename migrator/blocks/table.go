@@ -4,8 +4,9 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/cascadeinfer/cascade/engine/api"
 	"google.golang.org/grpc"
+
+	"github.com/cascadeinfer/cascade/engine/api"
 )
 
 // tableCall is Table or Freeze of the engine's service.

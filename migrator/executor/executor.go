@@ -32,15 +32,15 @@ type Executor struct {
 
 	workers sync.WaitGroup
 
-	// Owned by Run's goroutine.
+	// Only Run's goroutine uses these fields, except that its workers read ctx.
 	ctx         context.Context // Run's context, for jobs
 	start       time.Time
 	machine     *transfer.Machine
 	queues      map[key]*jobQueue
 	exports     map[bidask.Deal]*exportState
 	imports     map[bidask.Deal]*importState
-	closing     map[*importState]bool // released, but the puller is not closed yet
-	adoptAnswer chan<- error          // of the AdoptRequested in progress
+	closing     map[*importState]bool // released, but the release job, which closes the puller, has not finished
+	adoptAnswer chan<- error          // receives the answer to the AdoptRequested event in progress; nil at other times
 
 	paths   transportPaths
 	records records
@@ -131,7 +131,8 @@ func (m *Executor) postLocked(f func()) bool {
 	return true
 }
 
-// now returns the machine's time, rounded up so that a timer finds its deadline due.
+// now returns the state machine's time, rounded up to a whole microsecond, so that a
+// deadline is due when its timer fires.
 func (m *Executor) now() policies.Micros {
 	return policies.Micros((time.Since(m.start) + time.Microsecond - 1) / time.Microsecond)
 }

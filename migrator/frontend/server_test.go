@@ -12,8 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies"
 	"go.uber.org/goleak"
+
+	"github.com/cascadeinfer/cascade/policies"
 )
 
 // TestMain checks for goroutine leaks. net/http lingers for half a second on a

@@ -3,12 +3,13 @@ package sign
 import (
 	"bytes"
 	"crypto/ed25519"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"math/rand/v2"
 	"os"
 	"reflect"
 	"strings"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 )
 
 // TestFirstFormat checks that files of the first format are still valid, have the same

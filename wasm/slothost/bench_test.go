@@ -2,7 +2,6 @@ package slothost
 
 import (
 	"context"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"runtime"
 	"slices"
 	"sync"
@@ -10,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 

@@ -2,8 +2,9 @@ package slothost
 
 import (
 	"fmt"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"time"
+
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 )
 
 const (

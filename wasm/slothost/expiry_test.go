@@ -2,7 +2,6 @@ package slothost
 
 import (
 	"bytes"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"log/slog"
 	"path/filepath"
 	"strings"
@@ -11,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 

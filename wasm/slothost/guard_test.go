@@ -1,11 +1,11 @@
 package slothost
 
 import (
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"testing"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )

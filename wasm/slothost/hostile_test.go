@@ -2,11 +2,11 @@ package slothost
 
 import (
 	"fmt"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/wasm/sign"

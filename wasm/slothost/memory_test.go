@@ -1,10 +1,10 @@
 package slothost
 
 import (
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/wasm/promotion"

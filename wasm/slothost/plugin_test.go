@@ -2,13 +2,13 @@ package slothost
 
 import (
 	"fmt"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"math/rand/v2"
 	"sync"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"

@@ -1,9 +1,9 @@
 package resources
 
 import (
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 

@@ -4,12 +4,12 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"errors"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 

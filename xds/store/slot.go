@@ -1,9 +1,9 @@
 package store
 
 import (
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 

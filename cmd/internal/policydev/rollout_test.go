@@ -13,13 +13,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
-
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	migrator "github.com/cascadeinfer/cascade/migrator/market"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"

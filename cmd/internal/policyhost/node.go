@@ -10,10 +10,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
-
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/slothost"
 )
 

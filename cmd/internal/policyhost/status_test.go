@@ -1,10 +1,10 @@
 package policyhost
 
 import (
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/promotion"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/policyslots"

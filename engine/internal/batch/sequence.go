@@ -3,9 +3,10 @@ package batch
 import (
 	"encoding/binary"
 
+	"github.com/cespare/xxhash/v2"
+
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
-	"github.com/cespare/xxhash/v2"
 )
 
 // Finish is whether and why a sequence has ended.

@@ -9,11 +9,12 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/cascadeinfer/cascade/engine/api"
-	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+
+	"github.com/cascadeinfer/cascade/engine/api"
+	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 )
 
 // Limits and timeouts of the two sockets.

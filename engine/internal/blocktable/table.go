@@ -20,11 +20,12 @@ import (
 	"log/slog"
 	"strconv"
 
+	"github.com/cespare/xxhash/v2"
+
 	"github.com/cascadeinfer/cascade/engine/api"
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cespare/xxhash/v2"
 )
 
 // Names of the sockets in the directory.

@@ -12,17 +12,18 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/engine/api"
-	"github.com/cascadeinfer/cascade/engine/cost"
-	"github.com/cascadeinfer/cascade/engine/emulator/kv"
-	"github.com/cascadeinfer/cascade/engine/emulator/model"
-	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+
+	"github.com/cascadeinfer/cascade/engine/api"
+	"github.com/cascadeinfer/cascade/engine/cost"
+	"github.com/cascadeinfer/cascade/engine/emulator/kv"
+	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/engine/internal/batch"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

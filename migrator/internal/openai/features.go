@@ -1,8 +1,9 @@
 package openai
 
 import (
-	"github.com/cascadeinfer/cascade/policies"
 	"github.com/tidwall/gjson"
+
+	"github.com/cascadeinfer/cascade/policies"
 )
 
 // exactOnly are the features whose unstreamed answer cannot be assembled from a

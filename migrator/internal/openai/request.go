@@ -4,8 +4,9 @@ import (
 	"math"
 	"strings"
 
-	"github.com/cascadeinfer/cascade/policies"
 	"github.com/tidwall/gjson"
+
+	"github.com/cascadeinfer/cascade/policies"
 )
 
 // Request is a client's body, parsed once.

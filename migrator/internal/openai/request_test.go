@@ -6,8 +6,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies"
 	"github.com/tidwall/gjson"
+
+	"github.com/cascadeinfer/cascade/policies"
 )
 
 func TestStreamBody(t *testing.T) {

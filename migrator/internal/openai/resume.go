@@ -5,8 +5,9 @@ import (
 	"errors"
 	"strconv"
 
-	"github.com/cascadeinfer/cascade/policies"
 	"github.com/tidwall/gjson"
+
+	"github.com/cascadeinfer/cascade/policies"
 )
 
 // MaxResume bounds, in bytes, what is kept of a request for another engine. It is

@@ -16,10 +16,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	rdma "github.com/cascadeinfer/cascade/migrator/device/verbs"
-
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
+	rdma "github.com/cascadeinfer/cascade/migrator/device/verbs"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 	"github.com/cascadeinfer/cascade/migrator/transport/verbs"

@@ -2,11 +2,11 @@ package loader
 
 import (
 	"encoding/binary"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"math"
 	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 	"github.com/cascadeinfer/cascade/wasm/host"

@@ -2,11 +2,11 @@ package loader
 
 import (
 	"context"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"testing"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"

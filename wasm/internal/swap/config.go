@@ -3,11 +3,11 @@ package swap
 import (
 	"context"
 	"errors"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"log/slog"
 	"sync"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 

@@ -3,15 +3,16 @@ package swap
 import (
 	"context"
 	"errors"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"log/slog"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/wasm/promotion"
 	"go.uber.org/goleak"
+
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -1,10 +1,10 @@
 package swap
 
 import (
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"math/rand/v2"
 	"sync/atomic"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 

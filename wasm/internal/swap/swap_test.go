@@ -2,7 +2,6 @@ package swap
 
 import (
 	"context"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"log/slog"
 	"os"
 	"runtime"
@@ -14,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 

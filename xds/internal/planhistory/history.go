@@ -4,13 +4,12 @@
 package planhistory
 
 import (
-	"github.com/cascadeinfer/cascade/xds/loadreport"
-
 	"slices"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/adoption"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 

@@ -35,7 +35,7 @@ type Config struct {
 	Edges    []policies.Tokens
 	Cost     policies.Cost
 	Transfer policies.Transfer
-	// TokenBytes is the KV of one token in bytes; 0: all migrations cost Transfer,
+	// TokenBytes is the size of one token's KV in bytes; 0: all migrations cost Transfer,
 	// wherever the replicas are.
 	TokenBytes float64
 	Links      links.Rates
@@ -43,7 +43,7 @@ type Config struct {
 
 	Registry *registry.Registry
 	Policy   Policy
-	Refine   bool // boundaries move between two plans
+	Refine   bool // the replicas move boundaries between two planning periods
 	Speed    float64
 	Period   time.Duration
 	// Grace is how long a stage may be without a ready replica while most replicas
@@ -63,15 +63,15 @@ type Config struct {
 type Planner struct {
 	cfg     Config
 	machine *adoption.Machine // nil: one stage, always
-	zero    time.Time         // the machine's times count from it
+	zero    time.Time         // time 0 of the adoption machine
 
 	plan    policies.Plan         // in force; no stages: none yet
-	window  []registry.Pace       // per stage, summed over the ticks since the last period
+	window  []registry.Pace       // per stage: the sum of the ticks' paces since the last reset
 	held    []float64             // mean held tokens per stage, as of the last tick; -1: unknown
 	bounds  []loadreport.Boundary // between the stages, as of the last tick; none: not refined
 	nextAt  time.Time             // of the next period
 	status  string                // what the last period decided
-	lacking time.Time             // since when a stage has no ready replica although others have; zero: none lacks one
+	lacking time.Time             // when Repair first found a stage without ready replicas while another had one; zero if there is no such stage
 
 	distances *proximity.Map // nil: to be computed
 }
@@ -319,7 +319,8 @@ func (p *Planner) workload(now time.Time, eligible []policies.Replica) policies.
 	return w
 }
 
-// HoldOff holds new plans off, as after a plan that was rolled back for its slowness.
+// HoldOff delays new plans as a rollback of a slow plan does. It is for rollbacks that
+// an operator ordered.
 func (p *Planner) HoldOff(now time.Time) {
 	if p.machine != nil {
 		p.machine.HoldOff(now.Sub(p.zero).Seconds())

@@ -2,7 +2,6 @@ package publish
 
 import (
 	"context"
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"log/slog"
 	"slices"
 	"strings"
@@ -14,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/internal/rollout"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )

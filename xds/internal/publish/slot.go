@@ -1,11 +1,11 @@
 package publish
 
 import (
-	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/internal/rollout"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
