@@ -195,8 +195,9 @@ func (m *Executor) PeerGone(peer policies.ReplicaID) {
 	})
 }
 
-// Adopt makes the engine adopt the blocks of a live migration for the front end of its request:
-// once, and only while the migration is ready here. It implements frontend.Adopter.
+// Adopt lets the leg of a live migration's request adopt the migrated blocks: once, only for the
+// request's front end, and only while the migration is ready here. It returns the JSON that names
+// the reservation to the engine. It implements frontend.Adopter.
 func (m *Executor) Adopt(migration, request string, frontEnd policies.ReplicaID) (json.RawMessage, error) {
 	deal, err := parseDeal(migration)
 	if err != nil {

@@ -33,17 +33,19 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// Daemon is the migrator of one replica. Its methods may be called from any goroutine, Run only
-// once. If the fleet does not migrate requests, it consists of the front end and its reports.
+// Daemon is the migrator of one replica. Its methods are safe for concurrent use; Run may be
+// called once. If the fleet does not migrate requests, a Daemon runs only the front end and the
+// load reporter.
 type Daemon struct {
 	cfg   Config
 	id    policies.ReplicaID
 	model string
 
-	frontend    *frontend.Server
-	reporter    *loadreport.Reporter
-	network     *peer.Network  // if requests do not migrate, nil, like the fields up to plans
-	market      *market.Market //
+	frontend *frontend.Server
+	reporter *loadreport.Reporter
+	// The fields from network to plans are nil if the fleet does not migrate requests.
+	network     *peer.Network
+	market      *market.Market
 	executor    *executor.Executor
 	blocks      *blocks.Client // nil if the engine has no block table
 	transports  []transport.Transport
@@ -59,8 +61,8 @@ type Daemon struct {
 	leading     chan struct{} // closed by Lead
 }
 
-// New builds the components and starts none of them. The caller owns the listeners until it calls
-// Run.
+// New builds the components and does not start them. The caller owns the listeners until it calls
+// Run or Serve.
 func New(cfg Config) (*Daemon, error) {
 	cfg, err := cfg.validate()
 	if err != nil {
@@ -169,8 +171,8 @@ func (d *Daemon) newMigration() error {
 	return err
 }
 
-// newHost sets the policy slots that decide instead of the market's policies: the shared ones, or
-// new ones.
+// newHost sets d.host, whose policy slots replace the market's policies: Config.Host if it is set,
+// else a new host if the fleet enables modules, else nil.
 func (d *Daemon) newHost(m market.Config) error {
 	f := &d.cfg.Fleet
 	if d.host = d.cfg.Host; d.host != nil || !f.ModulesEnabled() {
@@ -187,8 +189,8 @@ func (d *Daemon) newHost(m market.Config) error {
 	return err
 }
 
-// newTransports builds the transports of blocks, best first, in the order of topology.Kind. Each
-// transport determines itself whether it can reach the engine's pool.
+// newTransports builds the transports of KV blocks, best first, as topology.Kind orders links. Each
+// transport checks itself whether it can reach the engine's pool.
 func (d *Daemon) newTransports() error {
 	if d.cfg.Runtime != "" && d.cfg.GPUs != nil {
 		t, err := cuda.New(cuda.Config{Dir: d.cfg.Runtime, Pool: d.blocks, Logger: d.cfg.Logger})
@@ -277,7 +279,8 @@ func (d *Daemon) Hosts() []*policyhost.Host {
 // stream has ended, or after Config.Drain.
 func (d *Daemon) Drain() { d.frontend.Drain() }
 
-// Retire is Drain for a daemon whose address another process serves: it rejects no request.
+// Retire is like Drain, for a daemon whose address another process now serves: the front end
+// rejects no request, but asks clients to open a new connection.
 func (d *Daemon) Retire() { d.frontend.Retire() }
 
 // Run runs Serve and Lead together, for a process without a successor.
@@ -340,7 +343,8 @@ func (d *Daemon) runMarket(ctx context.Context) error {
 	}
 }
 
-// receive passes an envelope to its component, or to the preceding process.
+// receive passes an envelope to its component, or forwards it to the preceding process if that
+// process runs and the envelope concerns what an earlier process began.
 func (d *Daemon) receive(from policies.ReplicaID, e *api.Envelope) {
 	if d.isForPredecessor(e) && d.predecessor.forward(e) {
 		return

@@ -7,8 +7,10 @@
 // Change that it proposes and calls SetPlan when that is done. It reads no clock, does
 // no I/O and is not safe for concurrent use.
 //
-// Invariants: a proposed plan is valid and routes differently from the one in force;
-// only Repair proposes plans that the site's rules deny.
+// Invariant: a proposed plan is valid and routes differently from the one in force. The
+// site's rules are asked about plans that Replan adopts for a gain and boundaries that
+// Refine moves; repairs, rollbacks and returns to a pinned plan are proposed even if the
+// rules would deny them.
 package planner
 
 import (
@@ -191,9 +193,10 @@ type Result struct {
 }
 
 // Replan decides at the end of a planning period: it proposes the plan that the
-// adoption machine adopts, or the present one without the drained replicas. A pinned
-// plan only returns to its pinned boundaries. The machine sees only the ready replicas;
-// the others keep their places in the plan.
+// adoption machine adopts, or else the plan in force with the present members. With a
+// pin it proposes only a return to the pinned boundaries or, if they are in force, the
+// plan in force with the present members. The machine sees only the ready replicas; the
+// others keep their places in the plan.
 func (p *Planner) Replan(now time.Time, pin *store.Pin) Result {
 	p.nextAt = now.Add(p.cfg.Period)
 	if pin != nil {
