@@ -121,7 +121,7 @@ func (p *Planner) Status() string { return p.status }
 func (p *Planner) SetPlan(now time.Time, plan policies.Plan) {
 	p.plan = plan
 	p.cfg.Registry.SetStages(plan)
-	p.ResetMeasurements()
+	p.resetMeasurements()
 	p.measure(now)
 }
 
@@ -137,11 +137,11 @@ func (p *Planner) SetStages() {
 // period begins now, and earlier measurements are dropped.
 func (p *Planner) TakeOver(now time.Time) {
 	p.nextAt, p.lacking = now.Add(p.cfg.Period), time.Time{}
-	p.ResetMeasurements()
+	p.resetMeasurements()
 }
 
-// ResetMeasurements drops the measured iteration times.
-func (p *Planner) ResetMeasurements() { p.window = make([]registry.Pace, len(p.plan.Stages)) }
+// resetMeasurements drops the measured iteration times.
+func (p *Planner) resetMeasurements() { p.window = make([]registry.Pace, len(p.plan.Stages)) }
 
 // Tick measures the stages once.
 func (p *Planner) Tick(now time.Time) {
@@ -219,7 +219,7 @@ func (p *Planner) Replan(now time.Time, pin *store.Pin) Result {
 		Now: now.Sub(p.zero).Seconds(), Plan: present, Model: p.cfg.Model, Replicas: eligible,
 		Workload: p.workload(now, eligible), Iterations: measured, Proximity: p.near().Map,
 	})
-	p.ResetMeasurements()
+	p.resetMeasurements()
 	p.status = describe(d)
 	entry := planhistory.Change{
 		Time: now, Model: p.cfg.Model, Epoch: p.plan.Epoch, Decision: planhistory.DecisionOf(d), Reason: string(d.Reason), By: p.cfg.Author,
