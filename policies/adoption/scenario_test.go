@@ -2,7 +2,6 @@ package adoption_test
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"math"
 	"strconv"
@@ -14,10 +13,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
-var update = flag.Bool("update", false, "rewrite the expectations of the scenarios")
-
-// TestScenarios plays every testdata/*.txt. A line is a command or, after ">",
-// what the step before must have decided; "#" begins a comment. The commands:
+// TestScenarios runs testdata/*.txt (-rewrite rewrites the expected output). The output of a
+// step is its decision. The commands:
 //
 //	config gain=0.1 windows=3 …       sets Config fields, before the first step
 //	replicas a b c!                   the fleet; "!" drains
@@ -33,7 +30,7 @@ var update = flag.Bool("update", false, "rewrite the expectations of the scenari
 //	plan 0:a,b 100:c                  another planner puts a plan in force
 //	step 10                           time; an adopted plan comes into force
 //	lose 10                           the same, but the adopted plan does not
-func TestScenarios(t *testing.T) { policytest.TestScenarios(t, *update, newPlayer) }
+func TestScenarios(t *testing.T) { policytest.TestScenarios(t, "testdata", newPlayer) }
 
 // script is a planner whose answers a scenario sets.
 type script struct {

@@ -1,7 +1,6 @@
 package bidask_test
 
 import (
-	"flag"
 	"fmt"
 	"strconv"
 	"strings"
@@ -12,11 +11,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
-var update = flag.Bool("update", false, "rewrite the expectations of the scenarios")
-
-// TestScenarios plays every testdata/*.txt on one machine named a. A line is
-// an event or, after ">", an action that the event before must have caused; "#"
-// begins a comment. Times are in milliseconds. The lines:
+// TestScenarios runs testdata/*.txt (-rewrite rewrites the expected output) on one machine
+// named a. The output of an event is the actions that it causes. Times are in
+// milliseconds. The commands:
 //
 //	config send=1 paper …               sets Config fields, before the first event
 //	at 5                                time of the events from here on
@@ -30,7 +27,7 @@ var update = flag.Bool("update", false, "rewrite the expectations of the scenari
 //	measure capacity=1000 held=10 promised=0 throughput=0 draining
 //	tick
 //	next                                prints when to tick
-func TestScenarios(t *testing.T) { policytest.TestScenarios(t, *update, newPlayer) }
+func TestScenarios(t *testing.T) { policytest.TestScenarios(t, "testdata", newPlayer) }
 
 // newPlayer returns a machine named a that has seen no event.
 func newPlayer(*testing.T) policytest.Player {

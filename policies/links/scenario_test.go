@@ -1,7 +1,6 @@
 package links_test
 
 import (
-	"flag"
 	"fmt"
 	"strconv"
 	"strings"
@@ -11,16 +10,14 @@ import (
 	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
-var update = flag.Bool("update", false, "rewrite the expectations of the scenarios")
-
-// TestScenarios plays every testdata/*.txt. The commands:
+// TestScenarios runs testdata/*.txt (-rewrite rewrites the expected output). The commands:
 //
 //	site r0 node=a known gpu=0 addr=g0 uuid=u0 switch=18x25 pcie=32 copy=2000 peer=1:g1:4x25:PIX:rwn
 //	     cuda=… verbs=… rdma=mlx5_0/InfiniBand/50/PIX[/subnet] peermem tcp=12 lost=… absent mig
 //	defaults node=375 between=25 bound=50    in GB/s
 //	ways r0 r1       every way, in order
 //	best             the way of every ordered pair, by the defaults
-func TestScenarios(t *testing.T) { policytest.TestScenarios(t, *update, newPlayer) }
+func TestScenarios(t *testing.T) { policytest.TestScenarios(t, "testdata", newPlayer) }
 
 // newPlayer returns a player of a fleet without replicas.
 func newPlayer(t *testing.T) policytest.Player {

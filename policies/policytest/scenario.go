@@ -1,74 +1,64 @@
 package policytest
 
 import (
-	"os"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/cockroachdb/datadriven"
 )
 
-// A Player handles a command of a scenario, split into words, and returns the lines
-// of its output. An error fails the test at that line.
+// A Player runs one command of a scenario, divided at its spaces, and returns the lines
+// of its output. An error fails the test at that command.
 type Player func(words []string) (output []string, err error)
 
-// TestScenarios plays every testdata/*.txt in a subtest of its own, for which start
-// returns a new Player. A line is a command or, after "> ", an output of the command
-// before it; "#" starts a comment. A file whose outputs differ fails the test; with
-// update it is rewritten instead.
-func TestScenarios(t *testing.T, update bool, start func(t *testing.T) Player) {
-	files, err := filepath.Glob("testdata/*.txt")
+// TestScenarios runs each *.txt of dir in a subtest, with a Player that start returns.
+// The files have the form of package datadriven (commands, "----", output, an empty
+// line; -rewrite rewrites the outputs), and this package adds one thing: a directive may
+// be several lines, each of them a command, so that a command without output does not
+// need a paragraph of its own. If a command before the last one has output, each line of
+// it begins with the command.
+func TestScenarios(t *testing.T, dir string, start func(t *testing.T) Player) {
+	files, err := filepath.Glob(filepath.Join(dir, "*.txt"))
 	if err != nil || len(files) == 0 {
-		t.Fatalf("no scenarios: %v", err)
+		t.Fatalf("no scenarios in %s: %v", dir, err)
 	}
 	for _, file := range files {
 		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			want := strings.Split(string(text), "\n")
-			got := playScenario(t, file, want, start(t))
-			if update {
-				if err := os.WriteFile(file, []byte(strings.Join(got, "\n")), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			for i := range max(len(got), len(want)) {
-				g, w := "(end)", "(end)"
-				if i < len(got) {
-					g = got[i]
-				}
-				if i < len(want) {
-					w = want[i]
-				}
-				if g != w {
-					t.Fatalf("%s:%d: got\n%s\nwant\n%s", file, i+1, g, w)
-				}
-			}
+			play := start(t)
+			datadriven.RunTest(t, file, func(t *testing.T, d *datadriven.TestData) string {
+				return runDirective(t, d, play)
+			})
 		})
 	}
 }
 
-// playScenario returns the lines of a scenario with the outputs that its commands have.
-func playScenario(t *testing.T, file string, lines []string, play Player) []string {
-	var out []string
-	for i, line := range lines {
-		if strings.HasPrefix(line, ">") {
-			continue
-		}
-		out = append(out, line)
-		words := strings.Fields(line)
-		if len(words) == 0 || strings.HasPrefix(words[0], "#") {
+func runDirective(t *testing.T, d *datadriven.TestData, play Player) string {
+	first := d.Cmd
+	for _, arg := range d.CmdArgs {
+		first += " " + arg.String()
+	}
+	commands := []string{first}
+	if d.Input != "" {
+		commands = append(commands, strings.Split(d.Input, "\n")...)
+	}
+	var out strings.Builder
+	for i, command := range commands {
+		words := strings.Fields(command)
+		if len(words) == 0 || strings.HasPrefix(command, "#") {
 			continue
 		}
 		output, err := play(words)
 		if err != nil {
-			t.Fatalf("%s:%d: %q: %v", file, i+1, line, err)
+			d.Fatalf(t, "%s: %v", command, err)
 		}
-		for _, o := range output {
-			out = append(out, "> "+o)
+		for _, line := range output {
+			if i < len(commands)-1 {
+				line = command + ": " + line
+			}
+			fmt.Fprintln(&out, line)
 		}
 	}
-	return out
+	return out.String()
 }
