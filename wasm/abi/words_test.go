@@ -167,89 +167,35 @@ type kindCase struct {
 	get  func(frame []byte) (words string, s Status)
 }
 
-// show formats arguments, with empty slices as nil.
-func show(v any) string { return fmt.Sprintf("%+v", v) }
+// show formats arguments, with empty slices as nil, except the snapshot of a workload,
+// whose absence has a meaning.
+func show(v any) string {
+	if w, ok := v.(policies.Workload); ok {
+		return fmt.Sprintf("%+v, snapshot %v", w, w.Snapshot != nil)
+	}
+	return fmt.Sprintf("%+v", v)
+}
+
+func caseOf[Q, A any](k Codec[Q, A], arguments func(*source) Q) kindCase {
+	return kindCase{k.Kind,
+		func(s *source, arena []byte, c Call) (string, int, error) {
+			q := arguments(s)
+			n, err := k.EncodeCall(arena, c, q)
+			return show(q), n, err
+		},
+		func(frame []byte) (string, Status) {
+			q, s := k.DecodeCall(frame)
+			return show(q), s
+		}}
+}
 
 var kindCases = []kindCase{
-	{Configure,
-		func(s *source, arena []byte, c Call) (string, int, error) {
-			b := []byte(s.text())
-			n, err := EncodeConfigureCall(arena, c, b)
-			return show(b), n, err
-		},
-		func(frame []byte) (string, Status) {
-			b, s := DecodeConfigureCall(frame)
-			return show(b), s
-		}},
-	{Partition,
-		func(s *source, arena []byte, c Call) (string, int, error) {
-			w := s.workload()
-			n, err := EncodePartitionCall(arena, c, w)
-			return show(w) + show(w.Snapshot == nil), n, err
-		},
-		func(frame []byte) (string, Status) {
-			var w policies.Workload
-			s := DecodePartitionCall(frame, &w)
-			return show(w) + show(w.Snapshot == nil), s
-		}},
-	{Refine,
-		func(s *source, arena []byte, c Call) (string, int, error) {
-			b := s.border()
-			n, err := EncodeRefineCall(arena, c, b)
-			return show(b), n, err
-		},
-		func(frame []byte) (string, Status) {
-			b, _, s := DecodeRefineCall(frame, nil)
-			return show(b), s
-		}},
-	{Quote,
-		func(s *source, arena []byte, c Call) (string, int, error) {
-			a := s.ask()
-			n, err := EncodeQuoteCall(arena, c, a)
-			return show(a), n, err
-		},
-		func(frame []byte) (string, Status) {
-			a, s := DecodeQuoteCall(frame)
-			return show(a), s
-		}},
-	{Select,
-		func(s *source, arena []byte, c Call) (string, int, error) {
-			b := s.bids()
-			n, err := EncodeSelectCall(arena, c, b)
-			return show(b), n, err
-		},
-		func(frame []byte) (string, Status) {
-			b, s := DecodeSelectCall(frame, nil)
-			return show(b), s
-		}},
-	{Outlier,
-		func(s *source, arena []byte, c Call) (string, int, error) {
-			own, mean := s.tokens(), s.tokens()
-			n, err := EncodeOutlierCall(arena, c, own, mean)
-			return show(own) + " " + show(mean), n, err
-		},
-		func(frame []byte) (string, Status) {
-			own, mean, s := DecodeOutlierCall(frame)
-			return show(own) + " " + show(mean), s
-		}},
-	{Place,
-		func(s *source, arena []byte, c Call) (string, int, error) {
-			a := s.arrival()
-			n, err := EncodePlaceCall(arena, c, a)
-			return show(a), n, err
-		},
-		func(frame []byte) (string, Status) {
-			a, s := DecodePlaceCall(frame, nil)
-			return show(a), s
-		}},
-	{Guard,
-		func(s *source, arena []byte, c Call) (string, int, error) {
-			ch := s.change()
-			n, err := EncodeGuardCall(arena, c, ch)
-			return show(ch), n, err
-		},
-		func(frame []byte) (string, Status) {
-			ch, s := DecodeGuardCall(frame)
-			return show(ch), s
-		}},
+	caseOf(ConfigureCodec, func(s *source) []byte { return []byte(s.text()) }),
+	caseOf(PartitionCodec, (*source).workload),
+	caseOf(RefineCodec, (*source).border),
+	caseOf(QuoteCodec, (*source).ask),
+	caseOf(SelectCodec, (*source).bids),
+	caseOf(OutlierCodec, func(s *source) Loads { return Loads{s.tokens(), s.tokens()} }),
+	caseOf(PlaceCodec, (*source).arrival),
+	caseOf(GuardCodec, (*source).change),
 }

@@ -4,8 +4,8 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"errors"
+	"slices"
 
-	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
@@ -48,6 +48,20 @@ func (r *Record) Equal(o *Record) bool {
 		string(r.Output) == string(o.Output) && r.Fuel == o.Fuel && r.Cause == o.Cause
 }
 
+// Decode returns the arguments and the answer of a recorded call of a kind.
+func Decode[Q, A any](r *Record, k *abi.Codec[Q, A]) (q Q, a A, err error) {
+	q, s := k.DecodeCall(r.Frame)
+	if s != abi.OK {
+		return q, a, s
+	}
+	frame := slices.Clone(r.Frame)
+	if at := binary.LittleEndian.Uint32(frame[56:]); uint64(at)+uint64(len(r.Output)) <= uint64(len(frame)) {
+		copy(frame[at:], r.Output)
+	}
+	a, err = k.DecodeResult(frame, r.Result, q)
+	return q, a, err
+}
+
 // Record makes the next call record itself into r, whose slices it reuses. A call that
 // is not made leaves no frame in r.
 func (i *Instance) Record(r *Record) { i.record = r }
@@ -79,55 +93,27 @@ func (i *Instance) Replay(frame []byte, r *Record) error {
 		f.Starved = false
 	}
 	if err == nil {
-		err = i.wrapAnswerError(k, i.checkAnswer(k, frame, result))
+		err = i.wrapAnswerError(k, checkAnswer[k](i, frame, result))
 	}
 	r.Cause = CauseOf(err)
 	return err
 }
 
-// checkAnswer checks an answer against the arguments in its frame.
-func (i *Instance) checkAnswer(k abi.Kind, frame []byte, result uint64) (err error) {
-	s := abi.OK
-	switch k {
-	case abi.Configure:
-		err = abi.DecodeConfigureResult(result)
-	case abi.Select:
-		var bids []policies.Bid
-		if bids, s = abi.DecodeSelectCall(frame, nil); s == abi.OK {
-			_, err = abi.DecodeSelectResult(result, len(bids))
+// checkAnswer has for each kind a function that checks an answer against the arguments in
+// the frame of its call.
+var checkAnswer = [abi.NumKinds]func(i *Instance, frame []byte, result uint64) error{
+	abi.Configure: checkerOf(&abi.ConfigureCodec), abi.Partition: checkerOf(&abi.PartitionCodec),
+	abi.Refine: checkerOf(&abi.RefineCodec), abi.Quote: checkerOf(&abi.QuoteCodec), abi.Select: checkerOf(&abi.SelectCodec),
+	abi.Outlier: checkerOf(&abi.OutlierCodec), abi.Place: checkerOf(&abi.PlaceCodec), abi.Guard: checkerOf(&abi.GuardCodec),
+}
+
+func checkerOf[Q, A any](k *abi.Codec[Q, A]) func(i *Instance, frame []byte, result uint64) error {
+	return func(i *Instance, frame []byte, result uint64) error {
+		q, s := k.DecodeCall(frame)
+		if s != abi.OK {
+			return s
 		}
-	case abi.Quote:
-		_, _, err = abi.DecodeQuoteResult(i.arena(), result)
-	case abi.Outlier:
-		var own policies.Tokens
-		if own, _, s = abi.DecodeOutlierCall(frame); s == abi.OK {
-			_, err = abi.DecodeOutlierResult(i.arena(), result, own)
-		}
-	case abi.Place:
-		var a policies.Arrival
-		if a, s = abi.DecodePlaceCall(frame, nil); s == abi.OK {
-			_, err = abi.DecodePlaceResult(result, a)
-		}
-	case abi.Refine:
-		var b policies.BoundaryView
-		if b, _, s = abi.DecodeRefineCall(frame, nil); s == abi.OK {
-			_, err = abi.DecodeRefineResult(i.arena(), result, b)
-		}
-	case abi.Partition:
-		var w policies.Workload
-		if s = abi.DecodePartitionCall(frame, &w); s == abi.OK {
-			if _, err = abi.DecodePartitionResult(i.arena(), result, w); err == policies.ErrInfeasible {
-				err = nil
-			}
-		}
-	case abi.Guard:
-		var ch abi.Change
-		if ch, s = abi.DecodeGuardCall(frame); s == abi.OK {
-			_, _, err = abi.DecodeGuardResult(i.arena(), result, ch)
-		}
+		_, err := k.DecodeResult(i.arena(), result, q)
+		return err
 	}
-	if s != abi.OK {
-		return s
-	}
-	return err
 }

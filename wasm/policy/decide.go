@@ -21,12 +21,12 @@ func (p *Policy) Select(bids []policies.Bid) int { return ask(p, &selectAdapter,
 // Quote implements policies.Quoter.
 func (p *Policy) Quote(pos policies.Occupancy, h policies.Migration) (policies.Bid, bool) {
 	a := ask(p, &quoteAdapter, abi.Ask{Position: pos, Handover: h})
-	return a.bid, a.bids
+	return a.Bid, a.Bids
 }
 
 // Excess implements policies.Detector.
 func (p *Policy) Excess(own, mean policies.Tokens) policies.Tokens {
-	return ask(p, &outlierAdapter, loads{own, mean})
+	return ask(p, &outlierAdapter, abi.Loads{Own: own, Mean: mean})
 }
 
 // Place implements policies.Placer.
@@ -54,7 +54,7 @@ func (p *Policy) PartitionFor(m *Memory, w policies.Workload) (policies.Partitio
 		return policies.Partition{}, err
 	}
 	a := askFor(p, &partitionAdapter, m, w)
-	return a.partition, a.err
+	return a.Partition, a.Err
 }
 
 // Guard implements Guard, with a Memory of the Policy's own.
@@ -65,5 +65,5 @@ func (p *Policy) Guard(ch abi.Change) (abi.Denial, bool) {
 // GuardFor is Guard with the state of the caller.
 func (p *Policy) GuardFor(m *Memory, ch abi.Change) (abi.Denial, bool) {
 	a := askFor(p, &guardAdapter, m, ch)
-	return a.denial, a.denied
+	return a.Denial, a.Denied
 }

@@ -14,14 +14,14 @@ import (
 // ask makes a call of a kind that decides for one request: an instance of the module
 // answers it, or the native policy.
 func ask[Q, A any](p *Policy, k *adapter[Q, A], q Q) A {
-	if s := p.acquire(k.kind); s != nil {
+	if s := p.acquire(k.Kind); s != nil {
 		c := s.call(p)
-		a, err := k.module(s.instance, c, q)
+		a, err := host.Ask(s.instance, k.Codec, c, q)
 		if err == nil {
 			p.endAnswered(s)
 			return a
 		}
-		p.endFailed(s, k.kind, err, encodeFrame(k, c, q))
+		p.endFailed(s, k.Kind, err, encodeFrame(k, c, q))
 	}
 	return k.native(&p.config.Native, q)
 }
@@ -31,17 +31,17 @@ func ask[Q, A any](p *Policy, k *adapter[Q, A], q Q) A {
 func askFor[Q, A any](p *Policy, k *adapter[Q, A], m *Memory, q Q) A {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if s := p.acquire(k.kind); s != nil {
+	if s := p.acquire(k.Kind); s != nil {
 		c := s.call(p)
 		m.recall(p.module, &c)
-		a, err := k.module(s.instance, c, q)
+		a, err := host.Ask(s.instance, k.Codec, c, q)
 		if err == nil {
 			state, err := s.instance.State(c.Room)
 			m.keep(p.module, state, err)
 			p.endAnswered(s)
 			return a
 		}
-		p.endFailed(s, k.kind, err, encodeFrame(k, c, q))
+		p.endFailed(s, k.Kind, err, encodeFrame(k, c, q))
 	}
 	return k.native(&p.config.Native, q)
 }

@@ -79,16 +79,16 @@ func (r *NativeRecorder) begin() *entry {
 // exceed the frame limit.
 func encodeEntry[Q, A any](r *NativeRecorder, e *entry, k *adapter[Q, A], q Q) bool {
 	rec := &e.record
-	rec.Kind, rec.Result, rec.Output = k.kind, 0, rec.Output[:0]
+	rec.Kind, rec.Result, rec.Output = k.Kind, 0, rec.Output[:0]
 	c := abi.Call{ID: e.call, Now: r.now(), Seed: mix(e.call)}
-	if !perRequest[k.kind] {
+	if !perRequest[k.Kind] {
 		c.Room = abi.MaxState // for modules that are tried on the record
 	}
 	rec.Frame = rec.Frame[:cap(rec.Frame)]
-	size, err := k.encode(rec.Frame, c, q)
+	size, err := k.EncodeCall(rec.Frame, c, q)
 	if err == abi.ErrShort {
 		rec.Frame = make([]byte, size)
-		size, err = k.encode(rec.Frame, c, q)
+		size, err = k.EncodeCall(rec.Frame, c, q)
 	}
 	if err != nil {
 		rec.Frame, e.call = rec.Frame[:0], 0
@@ -165,12 +165,12 @@ func (r *NativeRecorder) Select(bids []policies.Bid) int { return record(r, &sel
 // Quote implements policies.Quoter.
 func (r *NativeRecorder) Quote(pos policies.Occupancy, h policies.Migration) (policies.Bid, bool) {
 	a := record(r, &quoteAdapter, abi.Ask{Position: pos, Handover: h})
-	return a.bid, a.bids
+	return a.Bid, a.Bids
 }
 
 // Excess implements policies.Detector.
 func (r *NativeRecorder) Excess(own, mean policies.Tokens) policies.Tokens {
-	return record(r, &outlierAdapter, loads{own, mean})
+	return record(r, &outlierAdapter, abi.Loads{Own: own, Mean: mean})
 }
 
 // Place implements policies.Placer.
@@ -192,7 +192,7 @@ func (r *NativeRecorder) RefineFor(_ *Memory, b policies.BoundaryView) policies.
 // module gets them.
 func (r *NativeRecorder) Partition(w policies.Workload) (policies.Partition, error) {
 	a := record(r, &partitionAdapter, w)
-	return a.partition, a.err
+	return a.Partition, a.Err
 }
 
 // PartitionFor is Partition: native policies keep no state.
@@ -203,7 +203,7 @@ func (r *NativeRecorder) PartitionFor(_ *Memory, w policies.Workload) (policies.
 // Guard implements Guard.
 func (r *NativeRecorder) Guard(ch abi.Change) (abi.Denial, bool) {
 	a := record(r, &guardAdapter, ch)
-	return a.denial, a.denied
+	return a.Denial, a.Denied
 }
 
 // GuardFor is Guard: native policies keep no state.

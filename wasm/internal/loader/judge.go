@@ -1,7 +1,6 @@
 package loader
 
 import (
-	"encoding/binary"
 	"math"
 	"slices"
 
@@ -61,10 +60,8 @@ func (j judge) compare(active, candidate *host.Record) (differ, worse bool) {
 	case abi.Partition:
 		return j.partitions(active, candidate)
 	case abi.Refine:
-		b, _, s := abi.DecodeRefineCall(active.Frame, nil)
-		at, err := abi.DecodeRefineResult(answered(active), active.Result, b)
-		to, err2 := abi.DecodeRefineResult(answered(candidate), candidate.Result, b)
-		if s != abi.OK || err != nil || err2 != nil {
+		b, at, to, ok := decode(&abi.RefineCodec, active, candidate)
+		if !ok {
 			return true, false
 		}
 		// Staying is no gain. The comparison is negated so that a NaN counts as worse.
@@ -78,17 +75,21 @@ func (j judge) compare(active, candidate *host.Record) (differ, worse bool) {
 	return active.Result != candidate.Result || !slices.Equal(calllog.Output(active), calllog.Output(candidate)), false
 }
 
+// decode returns the arguments and the two answers of a call; ok is false if one of them
+// is invalid.
+func decode[Q, A any](k *abi.Codec[Q, A], active, candidate *host.Record) (q Q, was, is A, ok bool) {
+	q, was, err := host.Decode(active, k)
+	_, is, err2 := host.Decode(candidate, k)
+	return q, was, is, err == nil && err2 == nil
+}
+
 func (j judge) winners(active, candidate *host.Record) (differ, worse bool) {
-	bids, s := abi.DecodeSelectCall(active.Frame, nil)
-	a, err := abi.DecodeSelectResult(active.Result, len(bids))
-	c, err2 := abi.DecodeSelectResult(candidate.Result, len(bids))
+	bids, a, c, ok := decode(&abi.SelectCodec, active, candidate)
 	switch {
-	case s != abi.OK || err != nil || err2 != nil:
+	case !ok || a < 0 && c >= 0:
 		return true, false
 	case a == c:
 		return false, false
-	case a < 0:
-		return true, false
 	case c < 0:
 		return true, true
 	}
@@ -97,16 +98,14 @@ func (j judge) winners(active, candidate *host.Record) (differ, worse bool) {
 }
 
 func (j judge) partitions(active, candidate *host.Record) (differ, worse bool) {
-	var w policies.Workload
-	if s := abi.DecodePartitionCall(active.Frame, &w); s != abi.OK {
-		return true, false
-	}
-	was, err := abi.DecodePartitionResult(answered(active), active.Result, w)
-	is, err2 := abi.DecodePartitionResult(answered(candidate), candidate.Result, w)
+	w, a, c, ok := decode(&abi.PartitionCodec, active, candidate)
+	was, is := a.Partition, c.Partition
 	switch {
-	case err != nil || err2 != nil:
+	case !ok:
+		return true, false
+	case a.Err != nil || c.Err != nil:
 		// Either both found none, or one did; it is worse only if the candidate found none.
-		return (err == nil) != (err2 == nil), err2 != nil && err == nil
+		return a.Err != c.Err, a.Err == nil
 	case slices.Equal(was.Cuts, is.Cuts) && slices.Equal(was.Counts, is.Counts):
 		return false, false
 	}
@@ -124,13 +123,4 @@ func (j judge) cost(w policies.Workload, p policies.Partition) float64 {
 		return math.Inf(1)
 	}
 	return priced.Cost
-}
-
-// answered returns a copy of a record's frame with the output in it.
-func answered(r *host.Record) []byte {
-	frame := slices.Clone(r.Frame)
-	if at := binary.LittleEndian.Uint32(frame[56:]); uint64(at)+uint64(len(r.Output)) <= uint64(len(frame)) {
-		copy(frame[at:], r.Output)
-	}
-	return frame
 }
