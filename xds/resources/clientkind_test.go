@@ -2,7 +2,6 @@ package resources_test
 
 import (
 	"net/url"
-	"slices"
 	"strings"
 	"testing"
 
@@ -105,79 +104,4 @@ func TestSpellingsAgree(t *testing.T) {
 			t.Errorf("%s %s: unlisted is %v", typ, r.Name, r.Unlisted)
 		}
 	}
-}
-
-// TestProveSpellings checks that the proof refuses a table that sends the clients of
-// one kind to the clusters of another, and endpoints that differ between kinds unless
-// they are right by themselves.
-func TestProveSpellings(t *testing.T) {
-	splitCluster := resources.SplitClusterName("org/m", 0, resources.XDSCluster)
-	for name, edit := range map[string]func(t *testing.T, s resources.Set) resources.Set{
-		"split route to a cluster of ADS": func(t *testing.T, s resources.Set) resources.Set {
-			return leadTo(t, s, resources.SplitRouteName, resources.ClusterName("org/m", 0))
-		},
-		"route of ADS to a split cluster": func(t *testing.T, s resources.Set) resources.Set {
-			return leadTo(t, s, resources.RouteName, splitCluster)
-		},
-		"federated route to a cluster of another authority": func(t *testing.T, s resources.Set) resources.Set {
-			return leadTo(t, s, resources.FederatedRouteName("org/m"), "xdstp://other/envoy.config.cluster.v3.Cluster/org/m/s0/rr")
-		},
-		"split cluster with endpoints over ADS": func(t *testing.T, s resources.Set) resources.Set {
-			ads := message(t, s.Get(resources.ClusterType, resources.ClusterName("org/m", 0))).(*clusterv3.Cluster).EdsClusterConfig.EdsConfig
-			return edit(t, s, resources.ClusterType, splitCluster, func(c *clusterv3.Cluster) proto.Message {
-				c.EdsClusterConfig.EdsConfig = ads
-				return c
-			})
-		},
-		"split cluster with endpoints through another cluster": func(t *testing.T, s resources.Set) resources.Set {
-			return edit(t, s, resources.ClusterType, splitCluster, func(c *clusterv3.Cluster) proto.Message {
-				c.EdsClusterConfig.EdsConfig = resources.SplitConfigSource("other", resources.SplitFetchTimeout)
-				return c
-			})
-		},
-		"split cluster for everybody": func(t *testing.T, s resources.Set) resources.Set {
-			listed := *s.Get(resources.ClusterType, splitCluster)
-			listed.Unlisted = false
-			all := slices.DeleteFunc(s.All(resources.ClusterType), func(r *resources.Resource) bool { return r.Name == splitCluster })
-			only, err := resources.NewSet(append(all, &listed)...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return s.WithTypes(only, resources.ClusterType)
-		},
-		"federated endpoints without an endpoint": func(t *testing.T, s resources.Set) resources.Set {
-			return edit(t, s, resources.EndpointType, resources.FederatedEndpointName("org/m", 3), func(cla *endpointv3.ClusterLoadAssignment) proto.Message {
-				cla.Endpoints = nil
-				return cla
-			})
-		},
-		"federated endpoints without their stage's next": func(t *testing.T, s resources.Set) resources.Set {
-			return edit(t, s, resources.EndpointType, resources.FederatedEndpointName("org/m", 0), func(cla *endpointv3.ClusterLoadAssignment) proto.Message {
-				last := cla.Endpoints[len(cla.Endpoints)-1].Priority
-				for _, l := range cla.Endpoints {
-					if l.Priority == 1 {
-						l.Priority = last
-					} else if l.Priority == last {
-						l.Priority = 1
-					}
-				}
-				return cla
-			})
-		},
-	} {
-		if err := prove(t, edit(t, build(t, fleet()))); err == nil {
-			t.Errorf("%s: provable", name)
-		} else {
-			t.Logf("%s: %v", name, err)
-		}
-	}
-}
-
-// leadTo returns the set with the first route of a table changed to another cluster.
-func leadTo(t *testing.T, s resources.Set, table, cluster string) resources.Set {
-	t.Helper()
-	return edit(t, s, resources.RouteType, table, func(rc *routev3.RouteConfiguration) proto.Message {
-		rc.VirtualHosts[0].Routes[0].GetRoute().ClusterSpecifier = &routev3.RouteAction_Cluster{Cluster: cluster}
-		return rc
-	})
 }
