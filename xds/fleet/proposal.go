@@ -44,29 +44,32 @@ func (s *State) planChanges(now time.Time, ev Event, ordered []planhistory.Chang
 			repairAgain = true
 			continue
 		}
-		c, again, ok := s.planChange(now, m, tick, refining)
+		c, again := s.planChange(now, m, tick, refining)
 		repairAgain = repairAgain || again
-		if ok {
-			changes = append(changes, c)
+		if c != nil {
+			changes = append(changes, *c)
 		}
 	}
 	s.needsRepair = repairAgain
 	return changes
 }
 
-// planChange returns the change of a model's plan that is due, if there is one. again
-// reports that the plan may need repair soon.
-func (s *State) planChange(now time.Time, m *model, tick, refining bool) (c planhistory.Change, again, ok bool) {
-	if c, ok = s.restateChange(now, m); ok {
-		return c, false, true
+// planChange returns the change of a model's plan that is due, nil if there is none.
+// again reports that the plan may need repair soon.
+func (s *State) planChange(now time.Time, m *model, tick, refining bool) (c *planhistory.Change, again bool) {
+	if c = s.restateChange(now, m); c != nil {
+		return c, false
 	}
 	if s.needsRepair {
-		if c, ok, again = m.planner.Repair(now); ok {
-			return c, again, true
+		if c, again = m.planner.Repair(now); c != nil {
+			return c, again
 		}
 	}
+	if !tick {
+		return nil, again
+	}
 	pin := orders.PinOf(s.object, m.Name)
-	if tick && m.planner.PeriodDue(now) {
+	if m.planner.PeriodDue(now) {
 		s.updateRatio(now, m)
 		r := m.planner.Replan(now, pin)
 		if r.Entry != nil {
@@ -74,7 +77,7 @@ func (s *State) planChange(now time.Time, m *model, tick, refining bool) (c plan
 			s.history = planhistory.Append(s.history, *r.Entry)
 		}
 		if r.Change != nil {
-			return *r.Change, again, true
+			return r.Change, again
 		}
 	}
 	if refining && pin == nil {
@@ -86,23 +89,23 @@ func (s *State) planChange(now time.Time, m *model, tick, refining bool) (c plan
 			s.refinedAt = now
 		}
 		if r.Change != nil {
-			return *r.Change, again, true
+			return r.Change, again
 		}
 	}
-	return planhistory.Change{}, again, false
+	return nil, again
 }
 
 // restateChange returns the plan that must be stored again because the last stored
-// object cannot come into force as it is. The plan in force replaces an older plan, and
+// object cannot come into force as it is, nil if it can. The plan in force replaces an older plan, and
 // a plan that was edited without a new epoch gets an epoch of its own, so that no two
 // plans have the same epoch.
-func (s *State) restateChange(now time.Time, m *model) (planhistory.Change, bool) {
-	c := m.restate
-	if len(c.Stages) == 0 {
-		return planhistory.Change{}, false
+func (s *State) restateChange(now time.Time, m *model) *planhistory.Change {
+	if len(m.restate.Stages) == 0 {
+		return nil
 	}
+	c := m.restate
 	c.Time, c.Model, c.Decision, c.By = now, m.Name, planhistory.Restated, s.rules.Name
-	return c, true
+	return &c
 }
 
 // updateRatio computes the bytes per token that a model should be served with.

@@ -138,7 +138,7 @@ func (s *State) Step(now time.Time, ev Event) Effects {
 	case Replicas:
 		s.configure(now, ev.List)
 	case Reported:
-		s.handleReport(now, ev.Report)
+		s.handleReport(now, &ev.Report)
 	case ProxiesReported:
 		s.handleProxyLoads(now, ev.Loads)
 	case StreamClosed:
@@ -276,7 +276,7 @@ func (s *State) resetDistances() {
 }
 
 // handleReport applies a replica's report.
-func (s *State) handleReport(now time.Time, report loadreport.Report) {
+func (s *State) handleReport(now time.Time, report *loadreport.Report) {
 	r := s.registry.Get(report.Replica)
 	if r == nil {
 		return

@@ -123,11 +123,12 @@ func checkRules(p *planner.Planner, former store.FormerPlan, next policies.Plan)
 // revert returns the change to a revived plan; one without stages where the plan routes
 // like the plan in force.
 func revert(now time.Time, p *planner.Planner, next policies.Plan, reason, by string) planhistory.Change {
-	c, ok := p.Propose(now, next, reason)
-	if ok {
-		c.Decision, c.By = planhistory.RolledBack, by
+	c := p.Propose(now, next, reason)
+	if c == nil {
+		return planhistory.Change{}
 	}
-	return c
+	c.Decision, c.By = planhistory.RolledBack, by
+	return *c
 }
 
 func entry(now time.Time, plan policies.Plan, decision, reason, by string) planhistory.Change {

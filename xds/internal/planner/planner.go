@@ -200,8 +200,8 @@ type Result struct {
 func (p *Planner) Replan(now time.Time, pin *store.Pin) Result {
 	p.nextAt = now.Add(p.cfg.Period)
 	if pin != nil {
-		if c, ok := p.restorePinned(now, pin); ok {
-			return Result{Change: &c}
+		if c := p.restorePinned(now, pin); c != nil {
+			return Result{Change: c}
 		}
 		return p.repairMembers(now)
 	}
@@ -229,7 +229,7 @@ func (p *Planner) Replan(now time.Time, pin *store.Pin) Result {
 	}
 	entry.Predicted, entry.Observed = worstIteration(d.Present.Iterations, measured)
 	if d.Adopt {
-		if c, ok := p.Propose(now, planrepair.PlaceUnready(d.Plan, p.plan, members), string(d.Reason)); ok {
+		if c := p.Propose(now, planrepair.PlaceUnready(d.Plan, p.plan, members), string(d.Reason)); c != nil {
 			denied := p.Check(c.Stages)
 			if entry.Decision != planhistory.Adopted || denied == nil {
 				entry.Stages = c.Stages
@@ -250,24 +250,20 @@ func (p *Planner) Replan(now time.Time, pin *store.Pin) Result {
 
 // repairMembers proposes the present plan with the present members.
 func (p *Planner) repairMembers(now time.Time) Result {
-	c, ok := p.Propose(now, p.repaired(p.members()), "replicas changed")
-	if !ok {
-		return Result{}
-	}
-	return Result{Change: &c}
+	return Result{Change: p.Propose(now, p.repaired(p.members()), "replicas changed")}
 }
 
-// Propose describes the replacement of the plan in force; ok is false when the new
+// Propose describes the replacement of the plan in force; it returns nil when the new
 // plan routes like the present one.
-func (p *Planner) Propose(now time.Time, plan policies.Plan, reason string) (c planhistory.Change, ok bool) {
+func (p *Planner) Propose(now time.Time, plan policies.Plan, reason string) *planhistory.Change {
 	if planrepair.SameRouting(plan, p.plan) || plan.Validate() != nil {
-		return planhistory.Change{}, false
+		return nil
 	}
-	c = planhistory.Change{Time: now, Model: p.cfg.Model, Decision: planhistory.Repaired, Reason: reason, By: p.cfg.Author, Stages: plan.Stages}
+	c := planhistory.Change{Time: now, Model: p.cfg.Model, Decision: planhistory.Repaired, Reason: reason, By: p.cfg.Author, Stages: plan.Stages}
 	if len(p.plan.Stages) == 0 {
 		c.Decision = planhistory.Adopted // the first plan
 	}
-	return c, true
+	return &c
 }
 
 // Check returns an error for stages that the site's rules deny. The first plan is

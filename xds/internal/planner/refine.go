@@ -61,8 +61,8 @@ func (p *Planner) Refine(now time.Time) Result {
 		to := max(median(proposals), stages[i].Low+1)
 		stages[i].High, stages[i+1].Low = to, to
 	}
-	c, ok := p.Propose(now, policies.Plan{Model: p.cfg.Model, Stages: stages}, refinedReason)
-	if !ok {
+	c := p.Propose(now, policies.Plan{Model: p.cfg.Model, Stages: stages}, refinedReason)
+	if c == nil {
 		return Result{}
 	}
 	if err := p.Check(c.Stages); err != nil {
@@ -71,7 +71,7 @@ func (p *Planner) Refine(now time.Time) Result {
 		}}
 	}
 	c.Decision = planhistory.Refined
-	return Result{Change: &c}
+	return Result{Change: c}
 }
 
 // median returns the middle value; of two middle ones, the whole number of tokens

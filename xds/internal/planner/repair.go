@@ -12,18 +12,17 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// Repair proposes the change that cannot wait for the next period, if there is one: a
+// Repair proposes the change that cannot wait for the next period, nil for none: a
 // first plan, a stage without a ready replica, a replica that left the configuration or
 // is drained, a ready one that has no stage yet. again reports that a repair may become
 // necessary merely because time passes: the caller must call Repair again soon.
-func (p *Planner) Repair(now time.Time) (c planhistory.Change, ok, again bool) {
+func (p *Planner) Repair(now time.Time) (c *planhistory.Change, again bool) {
 	members := p.members()
 	reason, again := p.repairReason(now, members)
-	if reason == "" {
-		return planhistory.Change{}, false, again
+	if reason != "" {
+		c = p.Propose(now, p.repaired(members), reason)
 	}
-	c, ok = p.Propose(now, p.repaired(members), reason)
-	return c, ok, again
+	return c, again
 }
 
 // repairReason returns why the plan needs repair at once, or "".
@@ -182,21 +181,24 @@ func (p *Planner) Revive(former store.FormerPlan) policies.Plan {
 }
 
 // restorePinned proposes to return to the boundaries of a pinned plan, which a
-// repair may have merged while replicas were missing.
-func (p *Planner) restorePinned(now time.Time, pin *store.Pin) (planhistory.Change, bool) {
+// repair may have merged while replicas were missing; it returns nil where they are in
+// force, or cannot be.
+func (p *Planner) restorePinned(now time.Time, pin *store.Pin) *planhistory.Change {
 	p.status = fmt.Sprintf("pinned to the plan of epoch %d", pin.Epoch)
 	if pin.By != "" {
 		p.status += " by " + pin.By
 	}
 	if planhistory.SameCuts(pin.FormerPlan, p.plan) {
-		return planhistory.Change{}, false
+		return nil
 	}
 	next := p.Revive(pin.FormerPlan)
 	if !planhistory.SameCuts(pin.FormerPlan, next) {
 		p.status += ", which needs more ready replicas"
-		return planhistory.Change{}, false
+		return nil
 	}
-	c, ok := p.Propose(now, next, fmt.Sprintf("back to the pinned plan of epoch %d", pin.Epoch))
-	c.Decision = planhistory.Repaired
-	return c, ok
+	c := p.Propose(now, next, fmt.Sprintf("back to the pinned plan of epoch %d", pin.Epoch))
+	if c != nil {
+		c.Decision = planhistory.Repaired
+	}
+	return c
 }

@@ -75,11 +75,10 @@ func (r *Replica) DrainOrdered() bool { return r.Draining || r.Drained }
 // HandleReport replaces the last report. sameBuckets says that its flow has the
 // buckets of the control plane, or none. It returns true if the replica reported
 // another site than before.
-func (r *Replica) HandleReport(now time.Time, report loadreport.Report, sameBuckets bool) (moved bool) {
+func (r *Replica) HandleReport(now time.Time, report *loadreport.Report, sameBuckets bool) (moved bool) {
 	r.note = report.Note
 	if !sameBuckets {
 		r.note = "flow ignored: its buckets are not those of the control plane; configure the same context for both"
-		report.Snapshot = nil
 	}
 	if report.Site != nil && !r.site.Equal(*report.Site) {
 		r.site, moved = *report.Site, true
@@ -90,7 +89,10 @@ func (r *Replica) HandleReport(now time.Time, report loadreport.Report, sameBuck
 	if report.Flow.Seen < r.Report.Flow.Seen {
 		r.earlierSeen = min(r.earlierSeen+r.Report.Flow.Seen, loadreport.MaxSeen) // the front end has restarted
 	}
-	r.Report, r.ReportedAt, r.Connected, r.reported = report, now, true, true
+	r.Report, r.ReportedAt, r.Connected, r.reported = *report, now, true, true
+	if !sameBuckets {
+		r.Report.Snapshot = nil
+	}
 	return moved
 }
 
