@@ -69,7 +69,7 @@ func concurrency(t *testing.T, run func(context.Context, *cache.Cache)) {
 	c := cache.New(cache.Config{Group: func(n *corev3.Node) string { return n.GetId()[:1] }})
 	run(ctx, c)
 	server := serverv3.NewServer(ctx, c, nil)
-	last := resource(t, rds, "r", rounds-1).Version
+	last := resource(rds, "r", fmt.Sprint(rounds-1)).Version
 	var wg sync.WaitGroup
 	for i := range clients {
 		wg.Go(func() {

@@ -4,12 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
 	gcp "github.com/envoyproxy/go-control-plane/pkg/cache/v3"
@@ -80,17 +82,25 @@ func (s *scenario) onlyType() string {
 	return shortTypes[only]
 }
 
-// subject is a server under test.
+// subject is a server under test. The stock one has neither groups nor a list of
+// the nodes that owe a reply.
 type subject struct {
-	conn *grpc.ClientConn
-	set  func(words []string)
+	conn  *grpc.ClientConn
+	set   func(words []string)
+	cache *cache.Cache // nil: the stock server
 }
 
-// newSubject returns our cache behind our services, with a ledger.
-func newSubject(t *testing.T) subject {
-	c := cache.New(cache.Config{})
+// newSubject returns our cache behind our services, with a ledger. The group of
+// a node is the first letter of its id. The cache sends updates in Run or, if it
+// does not run, in Set.
+func newSubject(t *testing.T, running bool) subject {
+	c := cache.New(cache.Config{Group: func(n *corev3.Node) string { return n.GetId()[:1] }})
+	if running {
+		runInBackground(t, c.Run)
+		synctest.Wait()
+	}
 	s := startServer(t, server.Config{Cache: c, Callbacks: publish.NewLedger(nil)})
-	return subject{s.conn, func(words []string) { c.Set("", setOf(t, words...)) }}
+	return subject{s.conn, func(words []string) { c.Set("", setOf(t, words...)) }, c}
 }
 
 // newStockSubject returns go-control-plane's own snapshot cache and server, in
@@ -101,7 +111,7 @@ func newStockSubject(t *testing.T, ordered bool) subject {
 	conn := serveInMemory(t, func(ctx context.Context, g grpc.ServiceRegistrar) {
 		discoveryv3.RegisterAggregatedDiscoveryServiceServer(g, serverv3.NewServer(ctx, c, nil, sotw.WithOrderedADS()))
 	})
-	return subject{conn, func(words []string) {
+	return subject{conn: conn, set: func(words []string) {
 		all := make(map[string][]types.Resource)
 		for _, w := range parseResources(t, words) {
 			all[w.typ] = append(all[w.typ], message(w.typ, w.name, w.content))
@@ -187,6 +197,12 @@ func (a *player) runStep(verb string, words []string) error {
 	case "client":
 		a.setClient(words[0])
 		return nil
+	case "group", "drop", "unanswered":
+		synctest.Wait()
+		if a.subject.cache == nil {
+			return errors.ErrUnsupported
+		}
+		return a.runCacheStep(verb, words)
 	}
 	c := a.client()
 	var typ string
@@ -207,7 +223,9 @@ func (a *player) runStep(verb string, words []string) error {
 	case "reconnect":
 		c.stream.CloseSend()
 		synctest.Wait()
+		good := c.good // the versions that a client claims on its next stream
 		c.client = openStream(a.t, a.subject.conn, a.delta, a.service, c.node)
+		c.good = good
 		c.replies = make(map[string][]proto.Message)
 	case "receive", "accept":
 		m, err := a.checkNext(c, typ, rest)
@@ -246,6 +264,23 @@ func (a *player) runStep(verb string, words []string) error {
 		}
 	default:
 		return fmt.Errorf("unknown step")
+	}
+	return nil
+}
+
+// runCacheStep runs a step that only our cache has.
+func (a *player) runCacheStep(verb string, words []string) error {
+	switch verb {
+	case "group":
+		a.subject.cache.Set(words[0], setOf(a.t, words[1:]...))
+	case "drop":
+		a.subject.cache.Drop(strings.Join(words, ""))
+	case "unanswered":
+		ids := make(map[string]bool)
+		a.subject.cache.Unanswered([]string{eds, rds}, ids)
+		if got := slices.Sorted(maps.Keys(ids)); !slices.Equal(got, words) {
+			return fmt.Errorf("nodes that owe a reply: %q", got)
+		}
 	}
 	return nil
 }
@@ -306,28 +341,8 @@ func shortOf(typ string) string {
 
 // formatResponse returns a response in the syntax of scenarios.
 func formatResponse(m proto.Message) string {
-	var typ string
-	var names []string
-	switch r := m.(type) {
-	case *discoveryv3.DeltaDiscoveryResponse:
-		typ = r.TypeUrl
-		for _, res := range r.Resources {
-			names = append(names, res.Name)
-		}
-		slices.Sort(names)
-		for _, name := range slices.Sorted(slices.Values(r.RemovedResources)) {
-			names = append(names, "-"+name)
-		}
-	case *discoveryv3.DiscoveryResponse:
-		typ = r.TypeUrl
-		for _, a := range r.Resources {
-			if m, err := a.UnmarshalNew(); err == nil {
-				names = append(names, gcp.GetResourceName(m))
-			}
-		}
-		slices.Sort(names)
-	}
-	return strings.Join(append([]string{shortOf(typ)}, names...), " ")
+	typ := m.(interface{ GetTypeUrl() string }).GetTypeUrl()
+	return strings.Join(append([]string{shortOf(typ)}, namesIn(m)...), " ")
 }
 
 // TestConformance runs every scenario against our server, and against the stock
@@ -341,11 +356,13 @@ func TestConformance(t *testing.T) {
 				services = append(services, only)
 			}
 			for _, service := range services {
-				synctest.Test(t, func(t *testing.T) {
-					if err := runScenario(t, s, service, newSubject(t)); err != nil {
-						t.Errorf("service %q: %v", shortOf(service), err)
-					}
-				})
+				for _, running := range []bool{true, false} {
+					synctest.Test(t, func(t *testing.T) {
+						if err := runScenario(t, s, service, newSubject(t, running)); err != nil {
+							t.Errorf("service %q, Run %t: %v", shortOf(service), running, err)
+						}
+					})
+				}
 			}
 			var differs []error
 			for _, ordered := range []bool{true, false} {

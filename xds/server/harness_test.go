@@ -110,7 +110,7 @@ func parseResources(t testing.TB, words []string) []resourceSpec {
 	return all
 }
 
-// setOf returns a set of resources.
+// setOf returns a set of resources. A name that begins with "hidden" is unlisted.
 func setOf(t testing.TB, words ...string) resources.Set {
 	t.Helper()
 	var all []*resources.Resource
@@ -119,6 +119,7 @@ func setOf(t testing.TB, words ...string) resources.Set {
 		if err != nil {
 			t.Fatal(err)
 		}
+		r.Unlisted = strings.HasPrefix(w.name, "hidden")
 		all = append(all, r)
 	}
 	s, err := resources.NewSet(all...)
@@ -322,31 +323,37 @@ func (c *client) receive() (all []proto.Message, words []string) {
 	for len(c.got) > 0 {
 		m := <-c.got
 		all = append(all, m)
-		var names []string
-		switch r := m.(type) {
-		case *discoveryv3.DeltaDiscoveryResponse:
-			for _, res := range r.Resources {
-				names = append(names, res.Name)
-			}
-			slices.Sort(names)
-			removed := slices.Sorted(slices.Values(r.RemovedResources))
-			for _, name := range removed {
-				names = append(names, "-"+name)
-			}
-		case *discoveryv3.DiscoveryResponse:
+		words = append(words, strings.Join(namesIn(m), " "))
+		if r, ok := m.(*discoveryv3.DiscoveryResponse); ok {
 			c.last[r.TypeUrl] = r
-			for _, a := range r.Resources {
-				m, err := a.UnmarshalNew()
-				if err != nil {
-					c.t.Fatal(err)
-				}
-				names = append(names, gcp.GetResourceName(m))
-			}
-			slices.Sort(names)
 		}
-		words = append(words, strings.Join(names, " "))
 	}
 	return all, words
+}
+
+// namesIn lists the resources in a response, sorted, and then the removed ones,
+// with a "-".
+func namesIn(m proto.Message) (names []string) {
+	switch r := m.(type) {
+	case *discoveryv3.DeltaDiscoveryResponse:
+		for _, res := range r.Resources {
+			names = append(names, res.Name)
+		}
+		slices.Sort(names)
+		for _, name := range slices.Sorted(slices.Values(r.RemovedResources)) {
+			names = append(names, "-"+name)
+		}
+	case *discoveryv3.DiscoveryResponse:
+		for _, a := range r.Resources {
+			m, err := a.UnmarshalNew()
+			if err != nil {
+				return []string{err.Error()}
+			}
+			names = append(names, gcp.GetResourceName(m))
+		}
+		slices.Sort(names)
+	}
+	return names
 }
 
 // expect compares the responses.

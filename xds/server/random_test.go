@@ -1,4 +1,4 @@
-package cache_test
+package server_test
 
 import (
 	"fmt"
@@ -8,16 +8,14 @@ import (
 	"testing"
 	"testing/synctest"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 
-	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // modelClient is a client of one type that records what it should have.
 type modelClient struct {
-	*deltaClient
+	*client
 	group    string
 	typ      string
 	wildcard bool
@@ -27,11 +25,9 @@ type modelClient struct {
 
 // acceptAll acknowledges every response that came.
 func (m *modelClient) acceptAll() {
-	for len(m.got) > 0 {
-		r := <-m.got
-		if r == nil {
-			m.t.Fatal("stream ended")
-		}
+	all, _ := m.receive()
+	for _, message := range all {
+		r := message.(*discoveryv3.DeltaDiscoveryResponse)
 		for _, res := range r.Resources {
 			if m.names[res.Name] || m.wildcard { // otherwise it was on its way at the unsubscription
 				m.has[res.Name] = res.Version
@@ -60,17 +56,19 @@ func (m *modelClient) expected(s resources.Set) map[string]string {
 // has exactly what it subscribes to of its group's set.
 func TestRandomSubscriptions(t *testing.T) {
 	for seed := range uint64(60) {
-		testBothModes(t, cache.Config{Group: func(n *corev3.Node) string { return n.GetId()[:1] }}, func(t *testing.T, c *cache.Cache) {
-			randomSubscriptions(t, c, rand.New(rand.NewPCG(seed, 1)))
-			if t.Failed() {
-				t.Fatalf("seed %d", seed)
-			}
-		})
+		for _, running := range []bool{true, false} {
+			synctest.Test(t, func(t *testing.T) {
+				randomSubscriptions(t, newSubject(t, running), rand.New(rand.NewPCG(seed, 1)))
+				if t.Failed() {
+					t.Fatalf("seed %d", seed)
+				}
+			})
+		}
 	}
 }
 
-func randomSubscriptions(t *testing.T, c *cache.Cache, rng *rand.Rand) {
-	conn := startServer(t, c)
+func randomSubscriptions(t *testing.T, under subject, rng *rand.Rand) {
+	c := under.cache
 	names := []string{"a", "b", "c", "hidden1", "hidden2"}
 	some := func() []string {
 		return slices.DeleteFunc(slices.Clone(names), func(string) bool { return rng.IntN(2) == 0 })
@@ -80,7 +78,7 @@ func randomSubscriptions(t *testing.T, c *cache.Cache, rng *rand.Rand) {
 	for i := range 6 {
 		group := string("xy"[i%2])
 		m := &modelClient{
-			deltaClient: openDelta(t, conn, fmt.Sprint(group, i)), group: group, typ: []string{cds, eds, rds}[i%3],
+			client: openStream(t, under.conn, true, "", fmt.Sprint(group, i)), group: group, typ: []string{cds, eds, rds}[i%3],
 			names: make(map[string]bool), has: make(map[string]string), wildcard: rng.IntN(2) == 0,
 		}
 		if m.wildcard {
@@ -114,7 +112,6 @@ func randomSubscriptions(t *testing.T, c *cache.Cache, rng *rand.Rand) {
 		case 5:
 			m.unsubscribeNames(some())
 		case 6:
-			synctest.Wait()
 			m.acceptAll()
 		case 7:
 			synctest.Wait()
@@ -125,7 +122,6 @@ func randomSubscriptions(t *testing.T, c *cache.Cache, rng *rand.Rand) {
 		c.Set("", shown[""])
 	}
 	for range 10 {
-		synctest.Wait()
 		for _, m := range clients {
 			m.acceptAll()
 		}
@@ -164,7 +160,7 @@ func (m *modelClient) unsubscribeNames(names []string) {
 	if len(names) == 0 {
 		return
 	}
-	m.send(&discoveryv3.DeltaDiscoveryRequest{TypeUrl: m.typ, ResourceNamesUnsubscribe: names})
+	m.unsubscribe(m.typ, names...)
 	for _, name := range names {
 		delete(m.names, name)
 		if !m.wildcard {
