@@ -24,6 +24,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/blocks"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 var vocabulary = sync.OnceValues(model.NewVocabulary)
@@ -59,7 +60,7 @@ func seats(t testing.TB, n, ranks, context int, speed float64) []*seat {
 		}}
 		running(t, client.Run)
 		out[i].start(t)
-		await(t, func() bool { _, ok := client.Memory(); return ok })
+		policytest.WaitFor(t, "the memory", func() bool { _, ok := client.Memory(); return ok })
 	}
 	return out
 }
@@ -95,16 +96,6 @@ func running(t testing.TB, run func(context.Context) error) (stop func()) {
 	})
 	t.Cleanup(stop)
 	return stop
-}
-
-func await(t testing.TB, done func() bool) {
-	t.Helper()
-	for n := 0; !done(); n++ {
-		if n == 2000 {
-			t.Fatal("it does not come to pass")
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
 }
 
 // leg is one streaming request at one seat.
@@ -479,13 +470,13 @@ func TestEngineComesBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.stop()
-	await(t, func() bool { _, ok := s.blocks.Memory(); return !ok })
+	policytest.WaitFor(t, "the loss of the memory", func() bool { _, ok := s.blocks.Memory(); return !ok })
 	if _, err := s.blocks.Reserve(t.Context(), "r", 100); !errors.Is(err, blocks.ErrUnavailable) {
 		t.Error(err)
 	}
 	m.RegionBytes(0, 0)[0]++ // the memory outlives the engine
 	m.Release()
-	await(t, func() bool { // Hold fails once the client has released the memory as well
+	policytest.WaitFor(t, "the release of the memory", func() bool { // Hold fails once the client has released the memory as well
 		held := m.Hold()
 		if held {
 			m.Release()
@@ -493,7 +484,7 @@ func TestEngineComesBack(t *testing.T) {
 		return !held
 	})
 	s.start(t)
-	await(t, func() bool { _, ok := s.blocks.Memory(); return ok })
+	policytest.WaitFor(t, "the memory of the new session", func() bool { _, ok := s.blocks.Memory(); return ok })
 	if again, _ := s.blocks.Memory(); again == m {
 		t.Error("the engine that came back has the old one's memory")
 	}
@@ -535,7 +526,7 @@ func TestBlocksErrors(t *testing.T) {
 		}
 	}
 	(<-l).close()
-	await(t, func() bool { return errors.Is(s.blocks.Thaw(ctx, "a"), blocks.ErrNotFound) })
+	policytest.WaitFor(t, "the end of the request", func() bool { return errors.Is(s.blocks.Thaw(ctx, "a"), blocks.ErrNotFound) })
 }
 
 // BenchmarkHandover measures the engines' part of a live migration, from the moment

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/ratelimitlog"
 )
@@ -129,13 +130,7 @@ func bare(t *testing.T, who string, p *envoytest.Process) {
 // awaitStat waits until a counter of an Envoy has a value.
 func awaitStat(t *testing.T, p *envoytest.Process, name string, least int64) {
 	t.Helper()
-	every := time.NewTicker(tick)
-	defer every.Stop()
-	for end := time.Now().Add(patience); p.Stats(name)[name] < least; <-every.C {
-		if time.Now().After(end) {
-			t.Fatalf("%s is %d, want %d", name, p.Stats(name)[name], least)
-		}
-	}
+	policytest.WaitForValue(t, fmt.Sprintf("%s to be %d", name, least), func() int64 { return p.Stats(name)[name] }, func(n int64) bool { return n >= least })
 }
 
 // TestEnvoyIdentity has real Envoys come with a right certificate,
@@ -243,13 +238,7 @@ func TestEnvoyRotates(t *testing.T) {
 	}
 	before := serial()
 	says(t, "tls", "init", "--out", dir, "--proxy", "edge")
-	every := time.NewTicker(tick)
-	defer every.Stop()
-	for end := time.Now().Add(patience); serial() == before; <-every.C {
-		if time.Now().After(end) {
-			t.Fatal("Envoy does not take up its new certificate")
-		}
-	}
+	policytest.WaitFor(t, "Envoy's new certificate", func() bool { return serial() != before })
 	if before == "" {
 		t.Fatal("Envoy has no certificate")
 	}

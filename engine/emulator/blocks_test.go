@@ -23,6 +23,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // patience bounds waits for conditions that must hold soon.
@@ -105,18 +106,11 @@ func (s *servedEngine) table(t testing.TB, leg string) *wire.TableReply {
 // answered.
 func (s *servedEngine) waitForStats(t testing.TB, what string, ok func(batch.Stats) bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); ; {
+	policytest.WaitForValue(t, what, func() batch.Stats {
 		s.mu.Lock()
-		st := s.stats
-		s.mu.Unlock()
-		if ok(st) {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%s: %+v", what, st)
-		}
-		time.Sleep(time.Millisecond)
-	}
+		defer s.mu.Unlock()
+		return s.stats
+	}, ok)
 }
 
 func empty(st batch.Stats) bool {
@@ -498,16 +492,9 @@ func TestNothingLeaks(t *testing.T) {
 	}
 	all.Wait()
 	s.waitForStats(t, "when all have left", empty)
-	for end := time.Now().Add(patience); ; { // sessions end asynchronously
+	policytest.WaitForValue(t, "the end of all legs and calls", func() int { // sessions end asynchronously
 		s.mu.Lock()
-		legs, calls := len(s.legs), len(s.calls)
-		s.mu.Unlock()
-		if legs+calls == 0 {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("%d legs and %d calls are left", legs, calls)
-		}
-		time.Sleep(time.Millisecond)
-	}
+		defer s.mu.Unlock()
+		return len(s.legs) + len(s.calls)
+	}, func(left int) bool { return left == 0 })
 }

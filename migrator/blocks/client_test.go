@@ -20,6 +20,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/api"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // logLines collects the log lines for a test.
@@ -66,18 +67,8 @@ func newConnected(t testing.TB, f *fakeEngine) *Client {
 	t.Helper()
 	f.start(t, t.TempDir())
 	c, _, _ := runClient(t, f.dir)
-	waitFor(t, func() bool { _, ok := c.Memory(); return ok })
+	policytest.WaitFor(t, "the memory", func() bool { _, ok := c.Memory(); return ok })
 	return c
-}
-
-func waitFor(t testing.TB, done func() bool) {
-	t.Helper()
-	for n := 0; !done(); n++ {
-		if n == 5000 {
-			t.Fatal("it does not come to pass")
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
 }
 
 func TestNoDirectory(t *testing.T) {
@@ -90,7 +81,7 @@ func TestNoDirectory(t *testing.T) {
 func TestEngineComesAndGoes(t *testing.T) {
 	dir := t.TempDir()
 	c, log, stop := runClient(t, dir)
-	waitFor(t, func() bool { return strings.Contains(log.text(), "block table unavailable") })
+	policytest.WaitFor(t, "the log of the missing engine", func() bool { return strings.Contains(log.text(), "block table unavailable") })
 	if _, ok := c.Description(); ok {
 		t.Error("a description of nothing")
 	}
@@ -100,7 +91,7 @@ func TestEngineComesAndGoes(t *testing.T) {
 	for round := range 3 {
 		f := &fakeEngine{}
 		f.start(t, dir)
-		waitFor(t, func() bool { _, ok := c.Memory(); return ok })
+		policytest.WaitFor(t, "the memory", func() bool { _, ok := c.Memory(); return ok })
 		d, _ := c.Description()
 		m, _ := c.Memory()
 		if d.Model != "m" || d.BlockTokens != 4 || d.Layout.Blocks != 16 || d.TokenBytes != 1000 || d.Fingerprint != 7 || d.PoolBytes != poolBytes || len(m.Bytes) != poolBytes {
@@ -121,14 +112,14 @@ func TestEngineComesAndGoes(t *testing.T) {
 		held := round == 1 && m.Hold()
 		if round == 2 {
 			stop()
-			waitFor(t, func() bool { f.mu.Lock(); defer f.mu.Unlock(); return f.sessions == 0 })
+			policytest.WaitFor(t, "the end of the session", func() bool { f.mu.Lock(); defer f.mu.Unlock(); return f.sessions == 0 })
 			if _, ok := c.Memory(); ok {
 				t.Error("there is a memory after Run")
 			}
 			break
 		}
 		f.stop()
-		waitFor(t, func() bool { _, ok := c.Memory(); return !ok })
+		policytest.WaitFor(t, "the loss of the memory", func() bool { _, ok := c.Memory(); return !ok })
 		if _, err := c.Reserve(t.Context(), "r", 12); !errors.Is(err, ErrUnavailable) {
 			t.Error(err)
 		}
@@ -154,7 +145,7 @@ func TestAbandon(t *testing.T) {
 	m.Hold()
 	c.AbandonSession(errors.New("it releases nothing"))
 	c.AbandonSession(errors.New("it still does not"))
-	waitFor(t, func() bool { _, ok := c.Memory(); return !ok })
+	policytest.WaitFor(t, "the loss of the memory", func() bool { _, ok := c.Memory(); return !ok })
 	if _, err := c.Reserve(t.Context(), "r", 12); !errors.Is(err, ErrUnavailable) {
 		t.Error(err)
 	}
@@ -166,8 +157,8 @@ func TestAbandon(t *testing.T) {
 	f.mu.Unlock()
 	m.RegionBytes(15, 1)[0]++
 	m.Release()
-	waitFor(t, func() bool { now := c.currentSession(); return now != nil && now != before })
-	waitFor(t, func() bool { f.mu.Lock(); defer f.mu.Unlock(); return f.sessions == 1 })
+	policytest.WaitFor(t, "the next session", func() bool { now := c.currentSession(); return now != nil && now != before })
+	policytest.WaitFor(t, "one session", func() bool { f.mu.Lock(); defer f.mu.Unlock(); return f.sessions == 1 })
 	if _, err := c.Reserve(t.Context(), "r", 12); err != nil {
 		t.Error(err)
 	}
@@ -196,7 +187,7 @@ func TestWrongDescriptions(t *testing.T) {
 			f := &fakeEngine{describe: func() *api.Description { d := plainDescription(); edit(d); return d }}
 			f.start(t, t.TempDir())
 			c, log, _ := runClient(t, f.dir)
-			waitFor(t, func() bool { return strings.Contains(log.text(), "block table unavailable") })
+			policytest.WaitFor(t, "the log of the refusal", func() bool { return strings.Contains(log.text(), "block table unavailable") })
 			if _, ok := c.Memory(); ok || !strings.Contains(log.text(), "descri") {
 				t.Errorf("log: %s", log.text())
 			}
@@ -227,7 +218,7 @@ func TestWrongMemory(t *testing.T) {
 			t.Parallel()
 			f.start(t, t.TempDir())
 			c, log, _ := runClient(t, f.dir)
-			waitFor(t, func() bool { return strings.Contains(log.text(), "block table unavailable") })
+			policytest.WaitFor(t, "the log of the refusal", func() bool { return strings.Contains(log.text(), "block table unavailable") })
 			if _, ok := c.Memory(); ok {
 				t.Error("it was taken for an engine")
 			}
@@ -283,7 +274,7 @@ func TestDeviceMemory(t *testing.T) {
 			ctx, cancel := context.WithCancel(context.Background())
 			over := make(chan error, 1)
 			go func() { over <- c.Run(ctx) }()
-			waitFor(t, func() bool { _, ok := c.Memory(); return ok || strings.Contains(log.text(), "block table unavailable") })
+			policytest.WaitFor(t, "the memory or its refusal", func() bool { _, ok := c.Memory(); return ok || strings.Contains(log.text(), "block table unavailable") })
 			if m, ok := c.Memory(); ok != (x.taken != "" && name != "refused") || ok && m.Blocks != 16 {
 				t.Errorf("memory: %v; log: %s", ok, log.text())
 			}
@@ -300,7 +291,7 @@ func TestDeviceMemory(t *testing.T) {
 		f := &fakeEngine{hand: send("ghandle", 1)}
 		f.start(t, t.TempDir())
 		c, log, _ := runClient(t, f.dir)
-		waitFor(t, func() bool { return strings.Contains(log.text(), "has no device configured") })
+		policytest.WaitFor(t, "the log of the missing device", func() bool { return strings.Contains(log.text(), "has no device configured") })
 		if _, ok := c.Memory(); ok {
 			t.Error("there is a memory")
 		}
@@ -444,7 +435,7 @@ func TestFailedFreezeIsUndone(t *testing.T) {
 				t.Error(err)
 			}
 			// The client may have stopped waiting for an answer that is in transit.
-			waitFor(t, func() bool { return len(thaws) >= x.thaws })
+			policytest.WaitFor(t, "the thaws", func() bool { return len(thaws) >= x.thaws })
 			if len(thaws) != x.thaws || x.thaws > 0 && <-thaws != "leg" {
 				t.Errorf("thawed %d times, want %d", len(thaws), x.thaws)
 			}

@@ -76,7 +76,7 @@ func TestSlowReader(t *testing.T) {
 	}
 	s := f.waitForStream(1)
 	// The engine is well ahead of what the client reads.
-	waitFor(t, func() bool {
+	waitFor(t, "ten tokens more at the source", func() bool {
 		_, r, ok := f.findLeg(s.id)
 		return ok && f.engines[0].length(r.Name) > int(s.Request().Length())+10
 	})
@@ -86,7 +86,7 @@ func TestSlowReader(t *testing.T) {
 		t.Errorf("a live migration ends in epoch %d with %v", epoch, err)
 	}
 	f.clearReservations(1)
-	waitFor(t, func() bool {
+	waitFor(t, "a token that ends a character, and a migration", func() bool {
 		// One event is on its way to the client. The ids up to it are enough if
 		// it ends a character.
 		soon, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -202,7 +202,7 @@ func TestSecondRequest(t *testing.T) {
 	s := f.waitForStream(2)
 	ask(second) // before the first answer ends
 	for hop := range 4 {
-		waitFor(t, func() bool { _, err := f.migrateLive(t.Context(), s.id, (hop+1)%2, nil); return err == nil })
+		waitFor(t, "the live migration", func() bool { _, err := f.migrateLive(t.Context(), s.id, (hop+1)%2, nil); return err == nil })
 	}
 	retained.lower(0)
 	answer(want)

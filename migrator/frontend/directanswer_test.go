@@ -89,7 +89,7 @@ func TestTrustBoundary(t *testing.T) {
 		t.Fatal(err)
 	}
 	resp.Body.Close()
-	waitFor(t, func() bool { return e.body.Load() != nil })
+	waitFor(t, "the body at the engine", func() bool { return e.body.Load() != nil })
 	for name, value := range e.last.Load().Header {
 		if name == LegHeader && regexp.MustCompile(`^r0/\d+#1$`).MatchString(value[0]) && len(value) == 1 {
 			continue // set by the server

@@ -193,7 +193,7 @@ func TestDisconnect(t *testing.T) {
 	cancel()
 	<-cancelled
 	resp.Body.Close()
-	waitFor(t, func() bool { return f.Status().Load.Running == 0 })
+	waitFor(t, "the end of the stream", func() bool { return f.Status().Load.Running == 0 })
 }
 
 // TestSlowClient checks that the answer to a client that reads nothing is cut.
@@ -214,7 +214,7 @@ func TestSlowClient(t *testing.T) {
 	f := startServer(t, e.URL, func(c *Config) { c.WriteTimeout = 50 * time.Millisecond })
 	resp := postUntilBegun(t, f.client, "http://"+f.url+"/v1/completions", `{"prompt":"x","stream":true}`)
 	defer resp.Body.Close()
-	waitFor(t, func() bool { return inside.Load() == 0 && f.Status().Load.Running == 0 })
+	waitFor(t, "the end of all requests", func() bool { return inside.Load() == 0 && f.Status().Load.Running == 0 })
 }
 
 func TestSilentEngine(t *testing.T) {
@@ -297,7 +297,7 @@ func TestEngineAway(t *testing.T) {
 	<-f.Changed()
 	f.waitForReady(t, false)
 	// New connections are refused, whichever connection the stream keeps.
-	waitFor(t, func() bool {
+	waitFor(t, "the refusal of connections", func() bool {
 		conn, err := net.Dial("tcp", f.url)
 		if err == nil {
 			conn.Close()
@@ -305,7 +305,7 @@ func TestEngineAway(t *testing.T) {
 		return err != nil
 	})
 	// So are new requests on the old HTTP/2 connection, once GOAWAY has arrived.
-	waitFor(t, func() bool {
+	waitFor(t, "the refusal of requests", func() bool {
 		resp, err := c.Post("http://"+f.url+"/v1/completions", "application/json", strings.NewReader(`{}`))
 		if err == nil {
 			resp.Body.Close()
@@ -318,7 +318,7 @@ func TestEngineAway(t *testing.T) {
 	}
 	e.unhealthy.Store(false)
 	f.waitForReady(t, true)
-	waitFor(t, func() bool {
+	waitFor(t, "health over the successor", func() bool {
 		resp, err := c.Get("http://" + f.url + "/health")
 		if err == nil {
 			resp.Body.Close()

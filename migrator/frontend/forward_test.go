@@ -45,7 +45,7 @@ func TestForward(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	waitFor(t, func() bool {
+	waitFor(t, "the load of the forwarded request", func() bool {
 		return fb.Status().Load == policies.Load{Running: 1, Held: 7, Iteration: fb.Status().Load.Iteration}
 	})
 	if got := fa.Status(); got.Load != (policies.Load{}) {

@@ -35,7 +35,7 @@ func TestDrain(t *testing.T) {
 			defer resp.Body.Close()
 			f.Drain()
 			f.Drain()
-			waitFor(t, func() bool {
+			waitFor(t, "the refusal of connections", func() bool {
 				conn, err := net.Dial("tcp", f.url)
 				if err == nil {
 					conn.Close()
@@ -116,7 +116,7 @@ func TestRetire(t *testing.T) {
 				// Over HTTP/2 the client may be asked just after it has its
 				// answer.
 				before := opened.Load()
-				waitFor(t, func() bool {
+				waitFor(t, "a new connection", func() bool {
 					whole(ask(`{"prompt":"x","max_tokens":1}`))
 					return n == 0 || opened.Load() > before
 				})

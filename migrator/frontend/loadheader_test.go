@@ -47,12 +47,12 @@ func TestLoadHeader(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	waitFor(t, func() bool {
+	waitFor(t, "the load header of one request", func() bool {
 		f.updateLoadHeader()
 		text := f.loadHeader.Load()
 		return strings.Contains(*text, "num_requests_running=1") && !strings.Contains(*text, "perc=0.0000") && f.ClientRequests() == 1
 	})
 	close(held)
 	resp.Body.Close()
-	waitFor(t, func() bool { return f.ClientRequests() == 0 })
+	waitFor(t, "the end of the request", func() bool { return f.ClientRequests() == 0 })
 }

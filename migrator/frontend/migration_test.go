@@ -123,7 +123,7 @@ func (f *fleet) findLeg(stream string) (Holder, LocalLeg, bool) {
 func (f *fleet) waitForStream(output policies.Tokens) *Stream {
 	f.t.Helper()
 	var s *Stream
-	waitFor(f.t, func() bool {
+	waitFor(f.t, "the output of the stream", func() bool {
 		s = nil
 		f.servers[0].EachStream(func(one *Stream) bool { s = one; return false })
 		return s != nil && s.Request().Output >= output
@@ -175,13 +175,13 @@ func (f *fleet) migrateReprompt(ctx context.Context, stream string, to int) (pol
 func (f *fleet) requireIdle() {
 	f.t.Helper()
 	for _, fr := range f.servers {
-		waitFor(f.t, func() bool {
+		waitFor(f.t, "an idle front end", func() bool {
 			l := fr.Status().Load
 			return l == policies.Load{} && len(fr.LocalLegs()) == 0 && len(fr.FrontEnds()) == 0 && len(fr.Holders()) == 0 && fr.isIdle()
 		})
 	}
 	for i, e := range f.engines {
-		waitFor(f.t, func() bool {
+		waitFor(f.t, "the end of the engine's runs", func() bool {
 			e.mu.Lock()
 			defer e.mu.Unlock()
 			if len(e.reserved) > 0 {
@@ -497,7 +497,7 @@ func TestPinnedRequestDoesNotMigrate(t *testing.T) {
 			defer close(done)
 			post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":60,`+more+`}`)
 		}()
-		waitFor(t, func() bool { return len(f.servers[0].LocalLegs()) == 1 })
+		waitFor(t, "the local leg", func() bool { return len(f.servers[0].LocalLegs()) == 1 })
 		r := f.servers[0].LocalLegs()[0]
 		if r.Pinned != policies.PinReasonOf(want) || r.FrontEnd != "r0" || r.Epoch != 1 || r.Name != r.Request.ID+"#1" || r.Request.MaxOutput != 60 || r.Since.IsZero() {
 			t.Errorf("%.40s: %+v", more, r)

@@ -89,7 +89,7 @@ func TestPeerRPC(t *testing.T) {
 			}
 			// Other requests on the same connection are legs. On a busy machine
 			// an answer may make no progress for WriteTimeout.
-			waitFor(t, func() bool {
+			waitFor(t, "the refusal of the leg", func() bool {
 				leg, err := client.Post(scheme+f.peer+"/v1/completions", "application/json", strings.NewReader(`{}`))
 				if err != nil {
 					return false

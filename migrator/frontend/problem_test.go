@@ -73,7 +73,7 @@ func TestResentRequest(t *testing.T) {
 		taken(w)
 	})
 	// Only a connection that has served a request can be closed unnoticed.
-	waitFor(t, func() bool {
+	waitFor(t, "the second probe", func() bool {
 		if resp, got := post(t, f.client, f.url, "/tokenize", body); resp.StatusCode != http.StatusOK {
 			t.Fatalf("%d %s", resp.StatusCode, got)
 		}

@@ -77,9 +77,9 @@ func (f *fleet) rescueTwice(kind [2]string, output policies.Tokens) (got, want s
 	f.t.Helper()
 	s := f.startKind(kind, time.Millisecond, 90-25, output)
 	f.engines[0].killAll()
-	waitFor(f.t, func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r1" && !h.Pending })
+	waitFor(f.t, "the rescue at r1", func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r1" && !h.Pending })
 	f.engines[1].killAll()
-	waitFor(f.t, func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r0" && h.Epoch == 3 })
+	waitFor(f.t, "the migration back to r0", func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r0" && h.Epoch == 3 })
 	s.retention.lower(0)
 	return <-s.got, s.want
 }
@@ -176,7 +176,7 @@ func TestPeerLost(t *testing.T) {
 	f.servers[0].HandlePeerLoss("r2") // holds nothing
 	rs.setTargets(f.target(2))
 	f.servers[0].HandlePeerLoss("r1")
-	waitFor(t, func() bool { h, _ := f.servers[0].Holder(b.id); return h == Holder{Replica: "r2", Epoch: 3} })
+	waitFor(t, "the migration to r2", func() bool { h, _ := f.servers[0].Holder(b.id); return h == Holder{Replica: "r2", Epoch: 3} })
 	f.requireRescuedAnswer(b)
 
 	// A front end that is gone: its leg here ends, and others stay.
@@ -189,7 +189,7 @@ func TestPeerLost(t *testing.T) {
 		t.Error("the leg of the wrong front end ends")
 	}
 	f.servers[1].HandlePeerLoss("r0")
-	waitFor(t, func() bool { return len(f.servers[1].LocalLegs()) == 0 })
+	waitFor(t, "the end of r1's leg", func() bool { return len(f.servers[1].LocalLegs()) == 0 })
 	f.requireRescuedAnswer(b) // it was alive all the time
 }
 
@@ -212,7 +212,7 @@ func TestForwardToLostPeer(t *testing.T) {
 		_, body := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", longRequest)
 		got <- body
 	}()
-	waitFor(t, func() bool {
+	waitFor(t, "the leg at r1", func() bool {
 		return slices.Equal(f.servers[0].Holders(), []policies.ReplicaID{"r1"}) && len(f.servers[1].LocalLegs()) == 1
 	})
 	if r := f.servers[1].LocalLegs()[0]; r.Request.Output != 0 || r.FrontEnd != "r0" || r.Request.MaxOutput != 70 || r.Request.Model != "m" {
@@ -263,7 +263,7 @@ func TestOwnEngineBack(t *testing.T) {
 	f.servers[0].waitForReady(t, false) // its legs are aborted though they are not cut
 	h, _ := f.servers[0].Holder(b.id)
 	if !h.Pending {
-		waitFor(t, func() bool { h, _ = f.servers[0].Holder(b.id); return h.Pending })
+		waitFor(t, "the rescue to begin", func() bool { h, _ = f.servers[0].Holder(b.id); return h.Pending })
 	}
 	f.engines[0].unhealthy.Store(false)
 	f.requireRescuedAnswer(b)
@@ -280,7 +280,7 @@ func TestEngineIgnoresProbes(t *testing.T) {
 	e := f.engines[0]
 	b := f.startStream(strings.Replace(longRequest, "70", "4000", 1)) // for eight seconds at least
 	e.ignoresProbes.Store(true)
-	waitFor(t, func() bool { return e.ignoredProbes.Load() >= 3 })
+	waitFor(t, "three probes without an answer", func() bool { return e.ignoredProbes.Load() >= 3 })
 	if !f.servers[0].Status().EngineReady {
 		t.Error("an engine that generates is taken to be away")
 	}
@@ -290,7 +290,7 @@ func TestEngineIgnoresProbes(t *testing.T) {
 		resp, _ := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"prompt":"x","stream":true}`)
 		status <- resp.StatusCode
 	}()
-	waitFor(t, func() bool { return len(f.servers[0].LocalLegs()) == 2 })
+	waitFor(t, "two local legs", func() bool { return len(f.servers[0].LocalLegs()) == 2 })
 	f.engines[1].set(nil, nil)
 	_, r, _ := f.findLeg(b.id)
 	e.freeze(r.Name)
@@ -416,7 +416,7 @@ func TestHolderLostBeforeFreeze(t *testing.T) {
 		_, err := f.servers[0].Migrate(context.Background(), Migration{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1), Reservation: "r0/1", Length: 1000})
 		moved <- err
 	}()
-	waitFor(t, func() bool { h, _ := f.servers[0].Holder(b.id); return h.Pending })
+	waitFor(t, "the rescue to begin", func() bool { h, _ := f.servers[0].Holder(b.id); return h.Pending })
 	f.engines[0].killAll()
 	if err := <-moved; err != session.ErrHolderLost {
 		t.Errorf("the migration ends with %v", err)
@@ -474,7 +474,7 @@ func TestRandomFaults(t *testing.T) {
 						deaths.Add(1)
 						killed[s.id]++
 						f.engines[f.index(s.currentHolder().Replica)].kill(r.Name)
-						waitFor(t, func() bool { h, ok := f.servers[0].Holder(s.id); return !ok || !h.Pending })
+						waitFor(t, "the end of the rescue", func() bool { h, ok := f.servers[0].Holder(s.id); return !ok || !h.Pending })
 					}
 					err = session.ErrHolderLost
 				case rng.IntN(2) == 0:

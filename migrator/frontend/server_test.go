@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // TestMain checks for goroutine leaks. net/http lingers for half a second on a
@@ -77,21 +78,10 @@ func startServer(t testing.TB, url string, change func(*Config)) *testServer {
 // waitForReady waits until the server's view of its engine is ready.
 func (f *testServer) waitForReady(t testing.TB, ready bool) {
 	t.Helper()
-	waitFor(t, func() bool { return f.Status().EngineReady == ready })
+	waitFor(t, "the engine to be ready, or not", func() bool { return f.Status().EngineReady == ready })
 }
 
-// waitFor waits for what other goroutines do without an event; it fails after a
-// time that no working run needs.
-func waitFor(t testing.TB, ok func() bool) {
-	t.Helper()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for end := time.Now().Add(time.Minute); !ok(); <-tick.C {
-		if time.Now().After(end) {
-			t.Fatal("timed out waiting for a condition")
-		}
-	}
-}
+var waitFor = policytest.WaitFor
 
 type testWriter struct{ t testing.TB }
 

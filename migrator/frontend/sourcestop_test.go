@@ -60,7 +60,7 @@ func TestSourceStops(t *testing.T) {
 			later := func(more policies.Tokens) {
 				goal := s.Request().Output + more
 				s.retention.lower(90 - int(goal))
-				waitFor(t, func() bool { return s.Request().Output >= goal })
+				waitFor(t, "more output", func() bool { return s.Request().Output >= goal })
 			}
 
 			// The source stops while a migration is negotiated: for its front end
@@ -68,7 +68,7 @@ func TestSourceStops(t *testing.T) {
 			grouped(2 + n)
 			later(policies.Tokens(4 + 2*n))
 			f.servers[0].HandlePeerLoss("r1")
-			waitFor(t, func() bool { h, _ := f.servers[0].Holder(s.id); return h == Holder{Replica: "r0", Epoch: 3} })
+			waitFor(t, "the stream to return to r0", func() bool { h, _ := f.servers[0].Holder(s.id); return h == Holder{Replica: "r0", Epoch: 3} })
 
 			// The next one dies when its target is ready: the stream is frozen,
 			// and the target sends no token.
@@ -94,7 +94,7 @@ func TestSourceStops(t *testing.T) {
 				}
 				moved <- err
 			}()
-			waitFor(t, func() bool {
+			waitFor(t, "the request at the third engine", func() bool {
 				// The engine may be blocked after several tokens in one event,
 				// and a migration waits for a token that ends a character: one of
 				// the next two does.
@@ -107,7 +107,7 @@ func TestSourceStops(t *testing.T) {
 			if err := <-moved; err == nil {
 				t.Error("a stream migrated to a replica that sent no token")
 			}
-			waitFor(t, func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r1" && !h.Pending })
+			waitFor(t, "the stream to be at r1", func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r1" && !h.Pending })
 			s.retention.lower(0)
 			if got, want := textOf(t, <-s.got), textOf(t, s.want); got != want {
 				t.Fatalf("%s, %d tokens at once: %s", kind, 2+n, firstDifference(got, want))

@@ -204,7 +204,7 @@ func freezeWhileFeeding(t *testing.T, s *Stream, gate chan<- struct{}) *migratio
 		*migration
 		error
 	}
-	waitFor(t, func() bool { return s.Request().Output > 0 })
+	waitFor(t, "output", func() bool { return s.Request().Output > 0 })
 	done := make(chan result, 1)
 	go func() {
 		c, err := freezeStream(t.Context(), s)
@@ -299,7 +299,7 @@ func TestChainOfSplices(t *testing.T) {
 	gate := make(chan struct{}, until)
 	r := newStreamHarness(newMemLeg(gate, io.EOF, generation("a", prompt, len(prompt), until)...))
 	gate <- struct{}{}
-	waitFor(t, func() bool { return r.Request().Input > 0 })
+	waitFor(t, "the input to be counted", func() bool { return r.Request().Input > 0 })
 	name := ""
 	for hop := range 6 {
 		c := freezeWhileFeeding(t, r.Stream, gate)
@@ -341,7 +341,7 @@ func TestMigrationEnds(t *testing.T) {
 		c.end(session.ErrHeld)
 		c.end(session.ErrHeld)
 		gate <- struct{}{} // held chunks are written with it
-		waitFor(t, func() bool { return strings.Count(r.out.rec.text()[len(before):], "data: ") >= 3 })
+		waitFor(t, "three more events", func() bool { return strings.Count(r.out.rec.text()[len(before):], "data: ") >= 3 })
 		leg := newMemLeg(nil, io.EOF)
 		if err := spliceLeg(c, leg); err != session.ErrHeld {
 			t.Errorf("splice after abort: %v", err)
@@ -354,7 +354,7 @@ func TestMigrationEnds(t *testing.T) {
 		gate := make(chan struct{}, 99)
 		r := newStreamHarness(newMemLeg(gate, io.EOF, a...))
 		gate <- struct{}{}
-		waitFor(t, func() bool { return r.Request().Input > 0 })
+		waitFor(t, "the input to be counted", func() bool { return r.Request().Input > 0 })
 		ctx, cancel := context.WithCancel(context.Background())
 		got := make(chan error, 1)
 		go func() {
@@ -436,7 +436,7 @@ func TestMigrationEnds(t *testing.T) {
 		gate := make(chan struct{})
 		r := newStreamHarness(newMemLeg(gate, io.EOF, `data: {"choices":[{"text":"a"}]}`+"\n\n", "data: [DONE]\n\n"))
 		gate <- struct{}{}
-		waitFor(t, func() bool { return r.Request().Features.Has(policies.HiddenTokens) })
+		waitFor(t, "hidden tokens", func() bool { return r.Request().Features.Has(policies.HiddenTokens) })
 		if _, err := freezeStream(t.Context(), r.Stream); err == nil || err == ErrStaleEpoch || err == ErrNoStream {
 			t.Errorf("a cut: %v", err)
 		}

@@ -37,7 +37,7 @@ func TestCounts(t *testing.T) {
 		}
 	}
 	// A handler may return after its client has read everything.
-	waitFor(t, func() bool { return f.Status().Flow.Seen == uint64(requests) })
+	waitFor(t, "all requests to be counted", func() bool { return f.Status().Flow.Seen == uint64(requests) })
 	s := f.Status()
 	if s.Load != (policies.Load{}) || !s.EngineReady || s.Draining {
 		t.Errorf("at rest: %+v", s)

@@ -23,7 +23,7 @@ func (f *fleet) startWarmup() (b runningStream, over <-chan error) {
 		_, err := f.migrateReprompt(f.t.Context(), b.id, 1)
 		end <- err
 	}()
-	waitFor(f.t, func() bool { return f.engines[1].calls.Load() > calls })
+	waitFor(f.t, "the warm-up request", func() bool { return f.engines[1].calls.Load() > calls })
 	return b, end
 }
 
@@ -58,7 +58,7 @@ func TestHolderLostDuringWarmup(t *testing.T) {
 		if !ok {
 			t.Fatal("the stream is over")
 		}
-		waitFor(t, func() bool {
+		waitFor(t, "all tokens of the client", func() bool {
 			b.mu.Lock()
 			defer b.mu.Unlock()
 			ids, _ := b.machine.IDs()

@@ -90,7 +90,7 @@ func TestSlowReaders(t *testing.T) {
 		f := startServer(t, e.URL, func(c *Config) { c.WriteTimeout = 40 * time.Millisecond })
 		for name, c := range map[string]*http.Client{"HTTP/1.1": f.client, "HTTP/2": h2Client(t)} {
 			resp := postUntilBegun(t, c, "http://"+f.url+test.path, test.body)
-			waitFor(t, f.isIdle)
+			waitFor(t, "an idle front end", f.isIdle)
 			n, err := io.Copy(io.Discard, resp.Body)
 			resp.Body.Close()
 			if err == nil {
@@ -104,7 +104,7 @@ func TestSlowReaders(t *testing.T) {
 // first write may make no progress for WriteTimeout.
 func postUntilBegun(t *testing.T, c *http.Client, url, body string) (resp *http.Response) {
 	t.Helper()
-	waitFor(t, func() bool {
+	waitFor(t, "an answer that begins", func() bool {
 		var err error
 		resp, err = c.Post(url, "application/json", strings.NewReader(body))
 		return err == nil

@@ -7,7 +7,7 @@ import (
 
 // waitTimeout is how long a wait takes before it fails. No working test comes near it,
 // on a slow machine with other work and the race detector either.
-const waitTimeout = 3 * time.Minute
+const waitTimeout = 5 * time.Minute
 
 // WaitFor waits until a condition holds that other goroutines or processes bring about
 // without an event for it. It fails the test, with the name of the condition, after a

@@ -8,21 +8,12 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/wasm/meter"
 )
-
-// eventually polls for a result of Run, which runs on its own goroutine.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("not in a minute: " + what)
-		}
-	}
-}
 
 // TestOldInstancesAreReplaced checks that old instances are replaced, and that the module
 // answers every call meanwhile.
@@ -34,7 +25,7 @@ func TestOldInstancesAreReplaced(t *testing.T) {
 	s.served = mostServed - mostServed%lookEvery + lookEvery - 1
 	p.release(s, free)
 	calls := uint64(1)
-	eventually(t, "a new instance", func() bool {
+	policytest.WaitFor(t, "a new instance", func() bool {
 		p.Select(bids(3))
 		calls++
 		return p.Stats().Replaced == 1
@@ -98,7 +89,7 @@ func TestBreakerLetsWaitersGo(t *testing.T) {
 			}
 		})
 	}
-	eventually(t, "five wait", func() bool { return p.waiting.Load() == 5 })
+	policytest.WaitFor(t, "five wait", func() bool { return p.waiting.Load() == 5 })
 	p.release(&p.slots[0], free)
 	wg.Wait()
 	if st := p.Stats(); !st.Open || st.Calls != 1 {
@@ -123,7 +114,7 @@ func TestLateCalls(t *testing.T) {
 	c := Config{Instances: 1, Failures: -1, Faulted: func() { reported.Add(1) }}
 
 	slow := running(t, c, hc, leastLoad(hosttest.Forever))
-	eventually(t, "it is blamed", func() bool { // once its thread is scheduled
+	policytest.WaitFor(t, "it is blamed", func() bool { // once its thread is scheduled
 		if b := bids(4); slow.Select(b) != natives.Selector.Select(b) {
 			t.Error("wrong")
 		}
@@ -142,7 +133,7 @@ func TestLateCalls(t *testing.T) {
 	s.replaceDue.Store(true)
 	good.release(s, empty)
 	good.refillSoon()
-	eventually(t, "a new instance", func() bool { return good.Stats().Replaced == 1 })
+	policytest.WaitFor(t, "a new instance", func() bool { return good.Stats().Replaced == 1 })
 	if b := bids(4); good.Select(b) != natives.Selector.Select(b) || reported.Load() != 0 || good.Stats().Faults != [host.NumCauses]uint64{} {
 		t.Errorf("told %d times: %+v", reported.Load(), good.Stats())
 	}
@@ -160,7 +151,7 @@ func TestStarvedCalls(t *testing.T) {
 		s.call(p)
 		s.instance.Close()
 		p.endFailed(s, abi.Select, &host.Fault{Kind: abi.Select, Cause: host.TimedOut, Starved: true}, encodeFrame(&selectAdapter, abi.Call{}, bids(4)))
-		eventually(t, "a new instance", func() bool { return p.Stats().Replaced == n+1 })
+		policytest.WaitFor(t, "a new instance", func() bool { return p.Stats().Replaced == n+1 })
 	}
 	if b := bids(4); p.Select(b) != natives.Selector.Select(b) {
 		t.Error("wrong")
@@ -185,5 +176,5 @@ func TestWarm(t *testing.T) {
 	if err := p.Warm([][]byte{good, bad}); host.CauseOf(err) != host.Trapped {
 		t.Error(err)
 	}
-	eventually(t, "it is replaced", func() bool { return p.Stats().Replaced == 1 && p.Stats().Alive == 3 })
+	policytest.WaitFor(t, "it is replaced", func() bool { return p.Stats().Replaced == 1 && p.Stats().Alive == 3 })
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host"
@@ -82,14 +83,12 @@ func TestBadRests(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := running(t, Config{Instances: 1, Failures: 3, Window: time.Hour}, unlimited(), tiring(1<<30, rest))
-			for end := time.Now().Add(time.Minute); !p.Stats().Open; {
+			policytest.WaitFor(t, "an open breaker", func() bool {
 				if b := bids(3); p.Select(b) != (bidask.LeastLoad{}).Select(b) {
 					t.Fatal("wrong")
 				}
-				if time.Now().After(end) {
-					t.Fatalf("the breaker is not open: %+v", p.Stats())
-				}
-			}
+				return p.Stats().Open
+			})
 		})
 	}
 }

@@ -41,7 +41,7 @@ func BenchmarkRollback(b *testing.B) {
 		if err := s.Apply(want(stable(b, g, code))); err != nil {
 			b.Fatal(err)
 		}
-		until(b, "active", func() bool { return s.slots[abi.Select].slot.Status().Active == g })
+		waitFor(b, "active", func() bool { return s.slots[abi.Select].slot.Status().Active == g })
 		for range 5 {
 			selector.Select(words)
 		}
@@ -111,7 +111,7 @@ func BenchmarkSwaps(b *testing.B) {
 	from := time.Now()
 	for g := range lifecycle.Generation(first) {
 		swap(g + 1)
-		until(b, "active", func() bool { return active() == lifecycle.Generation(g+1) })
+		waitFor(b, "active", func() bool { return active() == lifecycle.Generation(g+1) })
 	}
 	takes := time.Since(from) / first
 	ballast := make([]byte, heap)

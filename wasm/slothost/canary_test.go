@@ -47,18 +47,18 @@ func TestWorseInCanary(t *testing.T) {
 			}
 			if before != nil {
 				in = 5
-				until(t, "the module is in force", func() bool { return s.Status()[0].Active == in })
+				waitFor(t, "the module is in force", func() bool { return s.Status()[0].Active == in })
 			}
 			if err := s.Apply(want(append(before, candidate(t, 9, lifecycle.ToActive, twoFaced(0)))...)); err != nil {
 				t.Fatal(err)
 			}
 			n := 0
-			until(t, "it is in canary", func() bool {
+			waitFor(t, "it is in canary", func() bool {
 				s.Selector().Select(rising(1 + n%4))
 				n++
 				return phase(s, 9) == "canary"
 			})
-			until(t, "it is taken back", func() bool {
+			waitFor(t, "it is taken back", func() bool {
 				list := rising(5 + n%20) // so that the module decides its share
 				list[0].Load -= policies.Tokens(n)
 				s.Selector().Select(list)
@@ -89,7 +89,7 @@ func TestGoodInCanary(t *testing.T) {
 		t.Fatal(err)
 	}
 	calls := 0
-	until(t, "its canary is compared", func() bool { ask(t, s, calls); calls++; return statusOf(s, abi.Select, 9).Figures.Compared >= 100 })
+	waitFor(t, "its canary is compared", func() bool { ask(t, s, calls); calls++; return statusOf(s, abi.Select, 9).Figures.Compared >= 100 })
 	if l := statusOf(s, abi.Select, 9); l.Phase != lifecycle.Canary || l.Figures.Differ != 0 {
 		t.Errorf("%+v", l)
 	}
@@ -97,7 +97,7 @@ func TestGoodInCanary(t *testing.T) {
 	if err := s.Apply(want(good)); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "it is active", func() bool { ask(t, s, calls); calls++; return phase(s, 9) == "active" })
+	waitFor(t, "it is active", func() bool { ask(t, s, calls); calls++; return phase(s, 9) == "active" })
 }
 
 // TestWorseInScope checks that a refiner's canary, which is one scope, is compared as
@@ -131,13 +131,13 @@ func TestWorseInScope(t *testing.T) {
 		busy.Next = append(busy.Next, policies.Sequence{Input: 3000, Length: policies.Tokens(5000 + i)})
 	}
 	of := func() lifecycle.Status { return statusOf(s, abi.Refine, 9) }
-	until(t, "it is in canary", func() bool {
+	waitFor(t, "it is in canary", func() bool {
 		if got := s.Refiner("rack-7").Refine(quiet); got != quiet.Boundary {
 			t.Fatalf("%d", got)
 		}
 		return of().Phase == lifecycle.Canary
 	})
-	until(t, "it is taken back", func() bool {
+	waitFor(t, "it is taken back", func() bool {
 		s.Refiner("rack-8").Refine(busy)
 		s.Refiner("rack-7").Refine(busy)
 		return of().Phase != lifecycle.Canary

@@ -65,7 +65,7 @@ func TestExpired(t *testing.T) {
 	if err := s.Apply(want(runs)); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "active", func() bool { return phase(s, 10) == "active" })
+	waitFor(t, "active", func() bool { return phase(s, 10) == "active" })
 	if l := statusOf(s, abi.Select, 10); l.Reason != "" || l.NotAfterUnixMillis != end.UnixMilli() || log.warnings() != 0 {
 		t.Errorf("%+v", l)
 	}
@@ -87,9 +87,9 @@ func TestExpired(t *testing.T) {
 	if err := s.Apply(want(runs, next)); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "it is in shadow", func() bool { return phase(s, 20) == "shadow" })
+	waitFor(t, "it is in shadow", func() bool { return phase(s, 20) == "shadow" })
 	now.set(end.Add(time.Second))
-	until(t, "it is rejected", func() bool { return phase(s, 20) == "rejected" })
+	waitFor(t, "it is rejected", func() bool { return phase(s, 20) == "rejected" })
 	if l := statusOf(s, abi.Select, 20); l.Reason != "its statement expired before it was promoted" {
 		t.Errorf("%+v", l)
 	}
@@ -110,8 +110,8 @@ func TestExpired(t *testing.T) {
 		if err := s.Apply(w); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		until(t, name+": active", func() bool { return phase(s, 10) == "active" })
-		until(t, name+": rejected", func() bool { return phase(s, 30) == "rejected" })
+		waitFor(t, name+": active", func() bool { return phase(s, 10) == "active" })
+		waitFor(t, name+": rejected", func() bool { return phase(s, 30) == "rejected" })
 		if l := statusOf(s, abi.Select, 30); !strings.Contains(l.Reason, "expired") {
 			t.Errorf("%s: %+v", name, l)
 		}

@@ -60,7 +60,7 @@ func TestUnderFire(t *testing.T) {
 	var good, inCanary, whileActive uint64
 	reach := func(g lifecycle.Generation, to string) {
 		t.Helper()
-		until(t, fmt.Sprintf("generation %d is %s", g, to), func() bool { return phase(s, g) == to })
+		waitFor(t, fmt.Sprintf("generation %d is %s", g, to), func() bool { return phase(s, g) == to })
 	}
 	apply := func(c lifecycle.Candidate) {
 		t.Helper()

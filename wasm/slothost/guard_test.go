@@ -45,7 +45,7 @@ func TestGuardsFailClosed(t *testing.T) {
 	if err := s.Apply(w); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "it is rejected", func() bool {
+	waitFor(t, "it is rejected", func() bool {
 		if !denied() {
 			t.Fatalf("a plan comes through: %+v", s.Status()[0])
 		}

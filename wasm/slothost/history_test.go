@@ -126,7 +126,7 @@ func TestFileIsTheOwners(t *testing.T) {
 	if err := s.Apply(want(stable(t, 5, leastLoad()))); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "it is active", func() bool { return phase(s, 5) == "active" })
+	waitFor(t, "it is active", func() bool { return phase(s, 5) == "active" })
 	stop()
 	info, err := os.Stat(c.File)
 	if err != nil || info.Mode().Perm() != 0o600 {

@@ -123,7 +123,7 @@ func TestHostileModules(t *testing.T) {
 		if err := s.Apply(want(candidate(t, generation, lifecycle.ToActive, code))); err != nil {
 			t.Error(err)
 		}
-		until(t, "it is rejected: "+reason, func() bool { ask(t, s, calls); calls++; return phase(s, generation) == "rejected" })
+		waitFor(t, "it is rejected: "+reason, func() bool { ask(t, s, calls); calls++; return phase(s, generation) == "rejected" })
 		if l := statusOf(s, abi.Select, generation); !strings.Contains(l.Reason, reason) {
 			t.Errorf("%q, want %q", l.Reason, reason)
 		}

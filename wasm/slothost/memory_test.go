@@ -41,7 +41,7 @@ func TestState(t *testing.T) {
 		if err := s.Apply(lifecycle.SlotSpec{Kind: slotKind(abi.Refine), Candidates: []lifecycle.Candidate{one}}); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "it is active", func() bool { return s.Status()[0].Active == generation })
+		waitFor(t, "it is active", func() bool { return s.Status()[0].Active == generation })
 	}
 	border := policies.BoundaryView{Boundary: 4000, Low: 10, High: policies.Unbounded, Peers: 2, Successors: 2}
 	a, b := s.Refiner("rack-7"), s.Refiner("rack-7")
@@ -61,7 +61,7 @@ func TestState(t *testing.T) {
 	if got := a.Refine(trap); got != natives.Refiner.Refine(trap) {
 		t.Errorf("a call that trapped: %d", got)
 	}
-	until(t, "there is another instance", func() bool { return b.Refine(border) < 4000 })
+	waitFor(t, "there is another instance", func() bool { return b.Refine(border) < 4000 })
 	asked(a, 3)
 	// Another module starts without state; then the first one, in a new generation.
 	run(6, counting(2))
@@ -83,11 +83,11 @@ func TestStateInShadow(t *testing.T) {
 	if err := s.Apply(lifecycle.SlotSpec{Kind: slotKind(abi.Refine), Candidates: []lifecycle.Candidate{one}}); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "it is in shadow", func() bool { return statusOf(s, abi.Refine, 5).Phase == lifecycle.Shadow })
+	waitFor(t, "it is in shadow", func() bool { return statusOf(s, abi.Refine, 5).Phase == lifecycle.Shadow })
 	r := s.Refiner("rack-8")
 	for n := range uint64(20) { // few enough that no record is overwritten
 		r.Refine(policies.BoundaryView{Boundary: 4000, Low: 10, High: policies.Unbounded, Peers: 2, Successors: 2})
-		until(t, "it is tried", func() bool {
+		waitFor(t, "it is tried", func() bool {
 			l := statusOf(s, abi.Refine, 5)
 			return l.Phase != lifecycle.Shadow || l.Figures.Calls > n
 		})

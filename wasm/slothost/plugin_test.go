@@ -54,7 +54,7 @@ func TestPlugin(t *testing.T) {
 	}
 	reach := func(k abi.Kind, g lifecycle.Generation, to string) {
 		t.Helper()
-		until(t, fmt.Sprintf("%s %d is %s", k, g, to), func() bool {
+		waitFor(t, fmt.Sprintf("%s %d is %s", k, g, to), func() bool {
 			both()
 			if l := statusOf(s, k, g); l.Phase == lifecycle.Rejected {
 				t.Fatalf("%+v", l)
@@ -113,7 +113,7 @@ func TestEveryKind(t *testing.T) {
 		}
 	}
 	for _, k := range c.Kinds {
-		until(t, k.String()+" is active", func() bool {
+		waitFor(t, k.String()+" is active", func() bool {
 			l := statusOf(s, k, 9)
 			if l.Phase == lifecycle.Rejected {
 				t.Fatalf("%s: %s", k, l.Reason)
@@ -187,7 +187,7 @@ func TestScopes(t *testing.T) {
 	if err := s.Apply(w); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "it is in canary", func() bool {
+	waitFor(t, "it is in canary", func() bool {
 		s.Refiner("node-2").Refine(border)
 		if l := statusOf(s, abi.Refine, 3); l.Phase == lifecycle.Rejected {
 			t.Fatal(l.Reason)
@@ -247,7 +247,7 @@ func TestCallsDoNotAllocate(t *testing.T) {
 		}
 	}
 	for _, k := range c.Kinds {
-		until(t, k.String()+" is active", func() bool { return statusOf(s, k, 1).Phase == lifecycle.Active })
+		waitFor(t, k.String()+" is active", func() bool { return statusOf(s, k, 1).Phase == lifecycle.Active })
 	}
 	measure("module")
 	for _, k := range c.Kinds {
@@ -256,7 +256,7 @@ func TestCallsDoNotAllocate(t *testing.T) {
 		}
 	}
 	for _, k := range c.Kinds {
-		until(t, k.String()+" has a canary", func() bool { all(); return statusOf(s, k, 2).Phase == lifecycle.Canary })
+		waitFor(t, k.String()+" has a canary", func() bool { all(); return statusOf(s, k, 2).Phase == lifecycle.Canary })
 	}
 	measure("canary")
 }
@@ -283,12 +283,12 @@ func BenchmarkSelect(b *testing.B) {
 				if err := s.Apply(want(stable(b, 1, code))); err != nil {
 					b.Fatal(err)
 				}
-				until(b, "active", func() bool { return phase(s, 1) == "active" })
+				waitFor(b, "active", func() bool { return phase(s, 1) == "active" })
 				if who == "canary" {
 					if err := s.Apply(want(stable(b, 1, code), candidate(b, 2, lifecycle.ToActive, other(2)))); err != nil {
 						b.Fatal(err)
 					}
-					until(b, "in canary", func() bool { selector.Select(words); return phase(s, 2) == "canary" })
+					waitFor(b, "in canary", func() bool { selector.Select(words); return phase(s, 2) == "canary" })
 				}
 			}
 			b.ReportAllocs()

@@ -21,6 +21,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/outlier"
 	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/place"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/policies/refine"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
@@ -142,15 +143,7 @@ func running(t testing.TB, c Config) (slots *Slots, stop func()) {
 	return s, stop
 }
 
-// until waits for a condition, which it evaluates again and again.
-func until(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(5 * time.Minute); !ok(); time.Sleep(100 * time.Microsecond) {
-		if time.Now().After(end) {
-			t.Fatal("not in five minutes: " + what)
-		}
-	}
-}
+var waitFor = policytest.WaitFor
 
 // phase returns the phase of a generation in bid-select.
 func phase(s *Slots, generation lifecycle.Generation) string {
@@ -209,7 +202,7 @@ func TestWayUpAndBack(t *testing.T) {
 	calls := 0
 	reach := func(generation lifecycle.Generation, to string) {
 		t.Helper()
-		until(t, fmt.Sprintf("generation %d is %s", generation, to), func() bool {
+		waitFor(t, fmt.Sprintf("generation %d is %s", generation, to), func() bool {
 			ask(t, s, calls)
 			calls++
 			return phase(s, generation) == to
@@ -243,14 +236,14 @@ func TestWayUpAndBack(t *testing.T) {
 	if got := s.Missing(want(first)); len(got) != 0 {
 		t.Errorf("missing though loaded: %v", got)
 	}
-	until(t, "its shadow has seen 20 native calls", func() bool { ask(t, s, calls); calls++; return statusOf(s, abi.Select, 10).Figures.Calls >= 20 })
+	waitFor(t, "its shadow has seen 20 native calls", func() bool { ask(t, s, calls); calls++; return statusOf(s, abi.Select, 10).Figures.Calls >= 20 })
 	if got := statusOf(s, abi.Select, 10); got.Name != "test" || got.Version != "1.2.3" || got.SHA256 != lifecycle.Sum(bytes) || got.Figures.Differ+got.Figures.Worse+got.Figures.Faults > 0 || got.Calls != 0 {
 		t.Errorf("%+v", got)
 	}
 	first.Goal = lifecycle.ToCanary
 	apply(want(first))
 	reach(10, "canary")
-	until(t, "its canary has 500 ‰", func() bool { ask(t, s, calls); calls++; return statusOf(s, abi.Select, 10).Permille == 500 })
+	waitFor(t, "its canary has 500 ‰", func() bool { ask(t, s, calls); calls++; return statusOf(s, abi.Select, 10).Permille == 500 })
 	first.Goal = lifecycle.ToActive
 	apply(want(first))
 	reach(10, "active")
@@ -276,7 +269,7 @@ func TestWayUpAndBack(t *testing.T) {
 	if err := s.Check(want(first, second)); err == nil || !strings.Contains(err.Error(), "rolled back") {
 		t.Errorf("it may come again: %v", err)
 	}
-	until(t, "it is freed", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.slots[abi.Select].about[20].stats != nil })
+	waitFor(t, "it is freed", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.slots[abi.Select].about[20].stats != nil })
 	if l := statusOf(s, abi.Select, 20); l.Calls == 0 {
 		t.Errorf("what it counted is gone: %+v", l)
 	}
@@ -304,7 +297,7 @@ func TestFaultInCanary(t *testing.T) {
 	if err := s.Apply(want(candidate(t, 5, lifecycle.ToActive, trapsAt(6)))); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "it is rejected", func() bool { ask(t, s, calls); calls++; return phase(s, 5) == "rejected" })
+	waitFor(t, "it is rejected", func() bool { ask(t, s, calls); calls++; return phase(s, 5) == "rejected" })
 	if l := statusOf(s, abi.Select, 5); !strings.Contains(l.Reason, "1 fault at 100 ‰") {
 		t.Errorf("%+v", l)
 	}
@@ -315,7 +308,7 @@ func TestFaultInCanary(t *testing.T) {
 	if err := s.Apply(w); err != nil || phase(s, 5) != "rejected" {
 		t.Errorf("%v: %s", err, phase(s, 5))
 	}
-	until(t, "it is freed", func() bool { return statusOf(s, abi.Select, 5).Faults == 1 })
+	waitFor(t, "it is freed", func() bool { return statusOf(s, abi.Select, 5).Faults == 1 })
 }
 
 // TestFaultsWhileActive checks that the previous module takes over when the active one
@@ -327,13 +320,13 @@ func TestFaultsWhileActive(t *testing.T) {
 	if err := s.Apply(want(stable(t, 5, other(1)))); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "5 is active", func() bool { return phase(s, 5) == "active" })
+	waitFor(t, "5 is active", func() bool { return phase(s, 5) == "active" })
 	if err := s.Apply(want(stable(t, 6, trapsAt(6)))); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "6 is active", func() bool { return phase(s, 6) == "active" })
+	waitFor(t, "6 is active", func() bool { return phase(s, 6) == "active" })
 	calls := 0
-	until(t, "6 is rejected", func() bool { ask(t, s, calls); calls++; return phase(s, 6) == "rejected" })
+	waitFor(t, "6 is rejected", func() bool { ask(t, s, calls); calls++; return phase(s, 6) == "rejected" })
 	if err := s.Apply(want(stable(t, 6, trapsAt(6)))); err != nil {
 		t.Fatal(err)
 	}
@@ -357,7 +350,7 @@ func TestWorseInShadow(t *testing.T) {
 		t.Fatal(err)
 	}
 	calls := 0
-	until(t, "it is rejected", func() bool { ask(t, s, calls); calls++; return phase(s, 5) == "rejected" })
+	waitFor(t, "it is rejected", func() bool { ask(t, s, calls); calls++; return phase(s, 5) == "rejected" })
 	if l := statusOf(s, abi.Select, 5); !strings.Contains(l.Reason, "in shadow: ") || !strings.Contains(l.Reason, "worse") {
 		t.Errorf("%+v", l)
 	}
@@ -374,7 +367,7 @@ func TestRestart(t *testing.T) {
 		if err := s.Apply(want(w)); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "active", func() bool { return phase(s, w.Generation) == "active" })
+		waitFor(t, "active", func() bool { return phase(s, w.Generation) == "active" })
 	}
 	stop()
 
@@ -390,7 +383,7 @@ func TestRestart(t *testing.T) {
 	if err := s.Apply(want(newest)); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the newest is active", func() bool { return phase(s, 20) == "active" })
+	waitFor(t, "the newest is active", func() bool { return phase(s, 20) == "active" })
 	stop()
 
 	// The operator rolls it back while the host is down.
@@ -399,7 +392,7 @@ func TestRestart(t *testing.T) {
 	if err := s.Apply(w); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the one before is active", func() bool { return phase(s, 10) == "active" })
+	waitFor(t, "the one before is active", func() bool { return phase(s, 10) == "active" })
 	stop()
 
 	s, _ = running(t, c)
@@ -409,7 +402,7 @@ func TestRestart(t *testing.T) {
 	if err := s.Apply(w); err != nil {
 		t.Fatal(err)
 	}
-	until(t, "the one before is active again", func() bool { return phase(s, 10) == "active" })
+	waitFor(t, "the one before is active again", func() bool { return phase(s, 10) == "active" })
 }
 
 // TestRestartWhileTrying checks that after a crash during a trial, both the active module
@@ -423,7 +416,7 @@ func TestRestartWhileTrying(t *testing.T) {
 		if err := s.Apply(w); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "one active, one in shadow", func() bool { return phase(s, 10) == "active" && phase(s, 20) == "shadow" })
+		waitFor(t, "one active, one in shadow", func() bool { return phase(s, 10) == "active" && phase(s, 20) == "shadow" })
 		stop()
 	}
 }
@@ -443,7 +436,7 @@ func TestBackToWhatNeverRan(t *testing.T) {
 		if err := s.Apply(w); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "the second is active", func() bool { return phase(s, 20) == "active" })
+		waitFor(t, "the second is active", func() bool { return phase(s, 20) == "active" })
 		if err := s.Check(want(first)); (err == nil) != known {
 			t.Errorf("told %v: %v", known, err)
 		}
@@ -460,7 +453,7 @@ func TestBackToWhatNeverRan(t *testing.T) {
 		if err := s.Apply(back); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "the first is active", func() bool { return phase(s, 10) == "active" })
+		waitFor(t, "the first is active", func() bool { return phase(s, 10) == "active" })
 	}
 }
 
@@ -483,7 +476,7 @@ func TestBackPastATrial(t *testing.T) {
 		if err := s.Apply(step.w); err != nil {
 			t.Fatal(err)
 		}
-		until(t, fmt.Sprintf("%d is active", step.active), func() bool {
+		waitFor(t, fmt.Sprintf("%d is active", step.active), func() bool {
 			ask(t, s, n)
 			n++
 			return s.Status()[0].Active == step.active

@@ -17,6 +17,7 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/fleet"
@@ -218,22 +219,12 @@ func TestRestartSendsNoResources(t *testing.T) {
 	}
 }
 
-// waitFor reads the status until it fits. It yields between two reads, because
-// no channel announces a change of the status.
+// waitFor waits until the status fits.
 func waitFor(t *testing.T, c *runningControl, what string, fits func(Status) bool) Status {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
-	for {
-		if s := c.Status(); len(s.Models) > 0 && len(s.Models[0].Stages) > 0 && fits(s) {
-			return s
-		}
-		if ctx.Err() != nil {
-			t.Fatalf("timed out waiting for %s: %+v", what, c.Status())
-		}
-		// A request to the admin server yields.
-		_, _ = get(t, c, "/healthz")
-	}
+	return policytest.WaitForValue(t, what, c.Status, func(s Status) bool {
+		return len(s.Models) > 0 && len(s.Models[0].Stages) > 0 && fits(s)
+	})
 }
 
 func get(t *testing.T, c *runningControl, path string) (int, string) {

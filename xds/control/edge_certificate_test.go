@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io"
 	"math/big"
 	"net/http"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -74,17 +76,10 @@ func TestSetEdgeCertificate(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		deadline := time.Now().Add(waitTimeout)
-		for {
+		policytest.WaitFor(t, fmt.Sprint("certificate ", serial), func() bool {
 			got, err := served()
-			if err == nil && got == serial {
-				break
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("certificate %d, %v; want %d", got, err, serial)
-			}
-			time.Sleep(5 * time.Millisecond)
-		}
+			return err == nil && got == serial
+		})
 	}
 	if c.SetEdgeCertificate(nil) == nil {
 		t.Error("SetEdgeCertificate accepted nil")

@@ -18,8 +18,10 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/fleet"
+	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -208,19 +210,9 @@ func storePlan(t *testing.T, st *store.Memory, p policies.Plan) {
 // rollout is over.
 func waitForEpoch(t *testing.T, c *runningControl, epoch policies.Epoch) {
 	t.Helper()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	deadline := time.After(waitTimeout)
-	for {
-		if s := c.publisher.Status(); s.Phase == "idle" && len(s.Nodes) == 1 && s.Nodes[0].Epoch >= epoch && s.Nodes[0].Current {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("timed out waiting for epoch %d: %+v", epoch, c.publisher.Status())
-		}
-	}
+	policytest.WaitForValue(t, fmt.Sprint("epoch ", epoch), c.publisher.Status, func(s publish.Status) bool {
+		return s.Phase == "idle" && len(s.Nodes) == 1 && s.Nodes[0].Epoch >= epoch && s.Nodes[0].Current
+	})
 }
 
 // trafficLoad is clients that send requests until they are stopped.

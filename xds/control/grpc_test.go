@@ -15,6 +15,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -49,7 +50,7 @@ func TestGRPCClientRoutesByLength(t *testing.T) {
 	}
 	// Both replicas of the first stage get calls once the client has connected.
 	got := make(map[policies.ReplicaID]int)
-	waitUntil(t, "calls at both replicas of the first stage", func() bool {
+	policytest.WaitFor(t, "calls at both replicas of the first stage", func() bool {
 		got[call("5")]++
 		return len(got) == 2
 	})

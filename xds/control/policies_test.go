@@ -28,6 +28,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
@@ -222,19 +223,7 @@ func (h *testHost) waitFor(t *testing.T, c *runningControl, what string, fits fu
 // waitForPolicies waits until the response of /policies fits.
 func waitForPolicies(t *testing.T, c *runningControl, what string, fits func(Policies) bool) Policies {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*waitTimeout)
-	defer cancel()
-	for {
-		p := c.Policies(slotKind)
-		if fits(p) {
-			return p
-		}
-		if ctx.Err() != nil {
-			body, _ := json.MarshalIndent(p, "", " ")
-			t.Fatalf("timed out waiting for %s: %s", what, body)
-		}
-		_, _ = get(t, c, "/healthz")
-	}
+	return policytest.WaitForValue(t, what, func() Policies { return c.Policies(slotKind) }, fits)
 }
 
 // hasGenerations reports whether a slot has these generations, stable and

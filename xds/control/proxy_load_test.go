@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -137,21 +138,6 @@ func (c *clients) get(path string) int {
 	return resp.StatusCode
 }
 
-// waitUntil waits for a condition.
-func waitUntil(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	deadline := time.After(waitTimeout)
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !ok() {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("timed out waiting for %s", what)
-		}
-	}
-}
-
 // startEnvoy runs an Envoy of a control plane, and returns it with its URL.
 func startEnvoy(t *testing.T, c *runningControl, id string, others ...*runningControl) (*envoytest.Process, string) {
 	t.Helper()
@@ -196,19 +182,19 @@ func TestEnvoyLoad(t *testing.T) {
 	exactly := func(n int) func() bool {
 		return func() bool { got, known := requests(); return known && got == n }
 	}
-	waitUntil(t, "reports of the idle Envoys", exactly(0))
+	policytest.WaitFor(t, "reports of the idle Envoys", exactly(0))
 	first.hold(23)
 	other.hold(17)
-	waitUntil(t, "all 40 streams in the reports", exactly(40))
+	policytest.WaitFor(t, "all 40 streams in the reports", exactly(40))
 
 	// The requests in progress at the replicas, by cluster.
 	cluster := resources.ClusterName("m", 0)
-	waitUntil(t, "active requests by cluster", func() bool {
+	policytest.WaitFor(t, "active requests by cluster", func() bool {
 		both, ok := c.loads.ActiveRequests(cluster, []string{a.Address, b.Address})
 		mine, _ := c.loads.ActiveRequests(cluster, []string{a.Address})
 		return ok && both == 40 && mine == len(a.began)
 	})
-	waitUntil(t, "active requests by address, and none elsewhere", func() bool {
+	policytest.WaitFor(t, "active requests by address, and none elsewhere", func() bool {
 		byName, _ := c.loads.book.Active(time.Now(), resources.ClusterName("m", 0), []string{a.Address, b.Address})
 		elsewhere, known := c.loads.ActiveRequests(resources.ClusterName("m", 1), []string{a.Address})
 		return byName == 40 && elsewhere == 0 && known
@@ -218,7 +204,7 @@ func TestEnvoyLoad(t *testing.T) {
 	// since the previous one, so none may be missed.
 	began := time.Now()
 	reported := make(map[string]bool) // addresses with a reported KV use
-	waitUntil(t, "reports of failures and KV use", func() bool {
+	policytest.WaitFor(t, "reports of failures and KV use", func() bool {
 		if s := first.get("/fail"); s != 500 {
 			t.Fatalf("status %d", s)
 		}
@@ -232,7 +218,7 @@ func TestEnvoyLoad(t *testing.T) {
 	})
 
 	// Weights follow the requests where no migrator reports.
-	waitUntil(t, "weights by the proxies' reports", func() bool {
+	policytest.WaitFor(t, "weights by the proxies' reports", func() bool {
 		for _, m := range c.fleet.Snapshot().Models {
 			for _, r := range m.Replicas {
 				if r.Estimate.Source.String() != "proxies" {
@@ -245,9 +231,9 @@ func TestEnvoyLoad(t *testing.T) {
 
 	// One Envoy dies, and streams end.
 	second.Stop()
-	waitUntil(t, "the dead Envoy's requests to be dropped", exactly(23))
+	policytest.WaitFor(t, "the dead Envoy's requests to be dropped", exactly(23))
 	if os.Getenv("CASCADE_TEST_ALL") != "" { // ten seconds later
-		waitUntil(t, "the end of its requests", func() bool {
+		policytest.WaitFor(t, "the end of its requests", func() bool {
 			n, ok := c.loads.ActiveRequests(cluster, []string{a.Address, b.Address})
 			return ok && n == 23
 		})
@@ -255,7 +241,7 @@ func TestEnvoyLoad(t *testing.T) {
 	close(a.release)
 	close(b.release)
 	first.end()
-	waitUntil(t, "the end of all streams", exactly(0))
+	policytest.WaitFor(t, "the end of all streams", exactly(0))
 }
 
 // TestGRPCLoad checks that gRPC's own client reports load by locality, which
@@ -265,13 +251,13 @@ func TestGRPCLoad(t *testing.T) {
 	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list})
 	f.startReports(t, c)
 	call := grpcClient(t, c, "m")
-	waitUntil(t, "reports of calls", func() bool {
+	policytest.WaitFor(t, "reports of calls", func() bool {
 		call("5")
 		now := time.Now()
 		o := c.loads.book.Outcomes(now)[""]
 		return c.loads.book.Reporting(now)["grpc-client"] && o.Ended > 0 && o.Failed == 0
 	})
-	waitUntil(t, "the end of all calls", func() bool {
+	policytest.WaitFor(t, "the end of all calls", func() bool {
 		n, known := c.loads.ActiveRequests(resources.ClusterName("m", 0), []string{f.list[0].Address})
 		return known && n == 0
 	})
@@ -304,7 +290,7 @@ func TestEnvoyManyStreams(t *testing.T) {
 	if sums["upstream_rq_active"] != streams || sums["upstream_rq_pending_overflow"] != 0 || sums["upstream_rq_pending_active"] != 0 {
 		t.Errorf("%v", sums)
 	}
-	waitUntil(t, "reports of all streams", func() bool {
+	policytest.WaitFor(t, "reports of all streams", func() bool {
 		n, ok := c.loads.ActiveRequests(resources.ClusterName("m", 0), []string{a.Address, b.Address})
 		return ok && n == streams
 	})
@@ -324,7 +310,7 @@ func TestEnvoyRetireWaits(t *testing.T) {
 	held := newClients(t, url, 10)
 	held.hold(10)
 	cluster := resources.ClusterName("m", 0)
-	waitUntil(t, "reports of the streams", func() bool {
+	policytest.WaitFor(t, "reports of the streams", func() bool {
 		n, ok := c.loads.ActiveRequests(cluster, []string{a.Address, b.Address})
 		return ok && n == 10
 	})
@@ -336,7 +322,7 @@ func TestEnvoyRetireWaits(t *testing.T) {
 	if err := c.SetReplicas([]policies.Replica{a.Replica}); err != nil {
 		t.Fatal(err)
 	}
-	waitUntil(t, "the replica to drain", draining)
+	policytest.WaitFor(t, "the replica to drain", draining)
 	reported, _ := c.loads.service.Reports()
 	for n := reported; n < reported+3; n, _ = c.loads.service.Reports() {
 		if !has(b.Address) {
@@ -348,7 +334,7 @@ func TestEnvoyRetireWaits(t *testing.T) {
 	}
 	close(b.release)
 	began := time.Now()
-	waitUntil(t, "the replica's removal", func() bool { return !has(b.Address) })
+	policytest.WaitFor(t, "the replica's removal", func() bool { return !has(b.Address) })
 	t.Logf("removed %v after its last request ended", time.Since(began).Round(time.Millisecond))
 	close(a.release)
 }

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -348,10 +349,5 @@ func BenchmarkBoundary(b *testing.B) {
 // settle waits until a server has received n requests.
 func settle(tb testing.TB, m *meter, n int) {
 	tb.Helper()
-	for deadline := time.Now().Add(time.Minute); m.got.Load() < int64(n); {
-		if time.Now().After(deadline) {
-			tb.Fatalf("%d requests of %d", m.got.Load(), n)
-		}
-		time.Sleep(time.Millisecond)
-	}
+	policytest.WaitForValue(tb, fmt.Sprint(n, " requests"), m.got.Load, func(got int64) bool { return got >= int64(n) })
 }

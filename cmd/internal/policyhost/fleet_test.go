@@ -19,6 +19,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/wasm/sign"
@@ -159,16 +160,7 @@ func (s *site) await(what string, good func(control.PolicySlot) bool) control.Po
 	s.t.Helper()
 	began := time.Now()
 	defer func() { s.t.Logf("%s: after %v", what, time.Since(began).Round(time.Millisecond)) }()
-	for end := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
-		slot := s.slot()
-		if good(slot) {
-			return slot
-		}
-		if time.Now().After(end) {
-			text, _ := json.MarshalIndent(slot, "", " ")
-			s.t.Fatalf("not %s within %v: %s", what, patience, text)
-		}
-	}
+	return policytest.WaitForValue(s.t, what, s.slot, good)
 }
 
 // everywhere reports whether all three migrators have a generation in a phase.

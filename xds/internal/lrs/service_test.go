@@ -18,6 +18,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -85,19 +87,7 @@ func (s *served) report(t *testing.T, id string, clusters ...*endpointv3.Cluster
 // waitForMessages waits until the service has accepted this number of messages.
 func (s *served) waitForMessages(t *testing.T, messages uint64) {
 	t.Helper()
-	deadline := time.After(patience)
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for {
-		if n, _ := s.Reports(); n >= messages {
-			return
-		}
-		select {
-		case <-tick.C:
-		case <-deadline:
-			t.Fatalf("%d messages never come", messages)
-		}
-	}
+	policytest.WaitFor(t, fmt.Sprint(messages, " messages"), func() bool { n, _ := s.Reports(); return n >= messages })
 }
 
 func TestService(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
@@ -110,15 +111,7 @@ func startGroupedControlPlane(t *testing.T) (*controlPlane, *routeAudit) {
 // waitForStatus waits for a state of the publisher.
 func (p *controlPlane) waitForStatus(t *testing.T, what string, ok func(publish.Status) bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-		st := p.publisher.Status()
-		if ok(st) {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("timed out waiting for %s: %+v", what, st)
-		}
-	}
+	policytest.WaitForValue(t, what, p.publisher.Status, ok)
 }
 
 // routeUpdates returns how many route tables an Envoy has applied and refused.

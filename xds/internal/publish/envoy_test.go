@@ -24,6 +24,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
@@ -87,23 +88,15 @@ func (p *controlPlane) serve(t *testing.T, listener net.Listener, register func(
 // waitForCurrent waits until every node has all resources of an epoch.
 func (p *controlPlane) waitForCurrent(t *testing.T, epoch policies.Epoch, nodes int) {
 	t.Helper()
-	deadline := time.Now().Add(time.Minute)
-	for {
-		st := p.publisher.Status()
+	policytest.WaitForValue(t, fmt.Sprint(nodes, " nodes at epoch ", epoch), p.publisher.Status, func(st publish.Status) bool {
 		n := 0
 		for _, node := range st.Nodes {
 			if node.Current && node.Epoch == epoch {
 				n++
 			}
 		}
-		if st.Phase == "idle" && st.Epoch == epoch && n >= nodes {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("nodes did not become current: %+v", st)
-		}
-		time.Sleep(time.Millisecond)
-	}
+		return st.Phase == "idle" && st.Epoch == epoch && n >= nodes
+	})
 }
 
 // backend is a replica: an h2c server that answers with its name.

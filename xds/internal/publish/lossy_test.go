@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	xdsclient "github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
@@ -222,24 +223,16 @@ func TestFlipsWithLossyAcks(t *testing.T) {
 			third = boot("edge-3", bad.address)
 		}
 		submit()
-		deadline := time.Now().Add(time.Minute)
-		for {
-			st := publisher.Status()
+		st := policytest.WaitForValue(t, fmt.Sprint("the end of flip ", n), publisher.Status, func(st publish.Status) bool {
 			if st.Err != nil {
 				t.Fatal(st.Err)
 			}
-			if st.Phase == "idle" && st.Epoch == epoch {
-				for _, node := range st.Nodes {
-					if node.Fenced {
-						fenced++
-					}
-				}
-				break
+			return st.Phase == "idle" && st.Epoch == epoch
+		})
+		for _, node := range st.Nodes {
+			if node.Fenced {
+				fenced++
 			}
-			if time.Now().After(deadline) {
-				t.Fatalf("flip %d does not end: %+v", n, st)
-			}
-			time.Sleep(time.Millisecond)
 		}
 	}
 	took := time.Since(began)

@@ -23,6 +23,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	service "github.com/cascadeinfer/cascade/xds/length"
@@ -181,44 +182,32 @@ func (r *harness) waitUntilServing() {
 // without one: each worker loads and unloads a module independently.
 func (r *harness) waitForEstimates(with bool) {
 	r.t.Helper()
-	for give := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		n := 0
-		for n < enough {
+	policytest.WaitFor(r.t, fmt.Sprintf("requests with an estimate: %v", with), func() bool {
+		for range enough {
 			r.client.CloseIdleConnections()
 			got := r.post("m.test", bytes.NewReader(sized("m", 400)))
 			if got.Status != 200 {
 				r.t.Fatalf("while the slot changes: %+v", got)
 			}
 			if (len(got.Tokens) > 0) != with {
-				break
+				return false
 			}
-			n++
 		}
-		if n == enough {
-			return
-		}
-		if time.Now().After(give) {
-			r.t.Fatalf("with an estimate: not %v within a minute", with)
-		}
-	}
+		return true
+	})
 }
 
 // waitForSlotStats waits until the statistics of the slot meet a condition.
 func (r *harness) waitForSlotStats(what string, reached func(map[string]int64) bool) {
 	r.t.Helper()
 	const prefix = "extension_config_discovery.http_filter." + resources.LengthFilter + "."
-	for give := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+	policytest.WaitForValue(r.t, what, func() map[string]int64 {
 		slot := map[string]int64{}
 		for name, n := range r.envoy.Stats(regexp.QuoteMeta(prefix)) {
 			slot[strings.TrimPrefix(name, prefix)] = n
 		}
-		if reached(slot) {
-			return
-		}
-		if time.Now().After(give) {
-			r.t.Fatalf("%s: not within a minute: %v", what, slot)
-		}
-	}
+		return slot
+	}, reached)
 }
 
 // serveView serves a view after checking its resources.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
@@ -50,14 +51,7 @@ func TestRefusedModuleStopsNothing(t *testing.T) {
 	r.expect("the first group", r.post("m.test", bytes.NewReader(sized("m", 400))), "r", "", "", 400)
 	waitForPlan(t, c, "second")
 
-	for give := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		if o := stored(t, st); len(o.Refused) > 0 {
-			break
-		}
-		if time.Now().After(give) {
-			t.Fatal("the refusal is not in the plan object")
-		}
-	}
+	policytest.WaitFor(t, "the refusal in the plan object", func() bool { return len(stored(t, st).Refused) > 0 })
 	stop()
 	c, _ = plane(t, replicas, st, broken)
 	waitForPlan(t, c, "after a restart")

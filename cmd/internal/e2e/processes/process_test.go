@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 const (
@@ -128,15 +130,7 @@ func (p *process) await(pattern string) {
 	waitFor(p.t, "cascade "+p.args+" writes "+pattern, func() bool { return re.MatchString(p.out.String()) })
 }
 
-// waitFor waits for a condition that another process brings about.
-func waitFor(t testing.TB, what string, holds func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); !holds(); time.Sleep(tick) {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-	}
-}
+var waitFor = policytest.WaitFor
 
 // command runs a command line to its end and returns what it wrote to standard
 // output.
