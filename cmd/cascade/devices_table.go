@@ -10,6 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/links"
 )
 
 // text prints the tables that have rows.
@@ -134,7 +135,7 @@ func nicTable(m *topology.Machine) report.Table {
 		if n.Up {
 			state = "up"
 		}
-		near, best := "-", topology.Far
+		near, best := "-", links.UnknownDistance
 		for _, g := range m.GPUs {
 			if d := topology.Between(g.PCI, n.PCI); d < best && g.Index != topology.Unknown {
 				near, best = fmt.Sprintf("gpu%d (%s)", g.Index, d), d
@@ -148,9 +149,9 @@ func nicTable(m *topology.Machine) report.Table {
 func (k deviceReport) pairTable(all bool) report.Table {
 	t := report.Table{Title: "ways", Header: []string{"from", "to", "transport", "way", "why", "rate", "latency"}, Left: 5}
 	for _, p := range k.Pairs {
-		ways := []topology.Way{p.Best()}
+		ways := []links.Path{p.Best()}
 		if all {
-			ways = p.Ways
+			ways = p.Paths
 		}
 		for i, w := range ways {
 			from, to := string(p.From), string(p.To)

@@ -26,7 +26,7 @@ func newTransportPaths(transports []transport.Transport) transportPaths {
 func (m *Executor) pairWith(peer policies.ReplicaID) transport.Pair {
 	p := transport.Pair{Peer: peer, Host: m.cfg.Host(m.cfg.Self), PeerHost: m.cfg.Host(peer)}
 	if m.cfg.Paths != nil {
-		p.Ways = m.cfg.Paths(peer)
+		p.Paths = m.cfg.Paths(peer)
 	}
 	return p
 }

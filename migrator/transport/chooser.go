@@ -97,9 +97,9 @@ func (c *Chooser) RecordProbe(name string, err error, now time.Time) {
 type Pair struct {
 	Peer           policies.ReplicaID
 	Host, PeerHost string // of the replica and of the peer
-	// Ways are the ways from the peer, best first (links.Paths), as far as the links
+	// Paths are the paths from the peer, best first (links.Paths), as far as the links
 	// between the two are known; nil if they are unknown.
-	Ways []links.Path
+	Paths []links.Path
 }
 
 // Choice is a ranked transport.
@@ -114,9 +114,9 @@ type Choice struct {
 // pull, best first. It leaves out transports that do not reach the peer or whose probe
 // failed. The order is:
 //
-//  1. transports of open ways, in the order of the ways;
-//  2. transports that no way names, in the order of NewChooser;
-//  3. transports whose ways are all closed, since the links may be known wrongly;
+//  1. transports of open paths, in the order of the paths;
+//  2. transports that no path names, in the order of NewChooser;
+//  3. transports whose paths are all closed, since the links may be known wrongly;
 //  4. transports in backoff, the one whose backoff ends first.
 //
 // No transport means that blocks cannot be pulled.
@@ -133,7 +133,7 @@ func (c *Chooser) Rank(p Pair, names []string, now time.Time) []Choice {
 			continue
 		}
 		next := ranked{Choice: Choice{Transport: t}}
-		next.rank, next.Reason = rank(p.Ways, name)
+		next.rank, next.Reason = rank(p.Paths, name)
 		if r := c.paths[path{p.Peer, name}]; r != nil && now.Before(r.until) {
 			next.until = r.until
 			next.Reason = "backed off for " + r.until.Sub(now).Round(time.Millisecond).String() + ": " + r.err.Error()
@@ -153,10 +153,10 @@ func (c *Chooser) Rank(p Pair, names []string, now time.Time) []Choice {
 	return out
 }
 
-// rank returns the rank of a transport among the ways, and the reason for it.
-func rank(ways []links.Path, name string) (int, string) {
+// rank returns the rank of a transport among the paths, and the reason for it.
+func rank(paths []links.Path, name string) (int, string) {
 	at := -1
-	for i, w := range ways {
+	for i, w := range paths {
 		switch {
 		case w.Transport != name:
 		case !w.Closed:
@@ -167,11 +167,11 @@ func rank(ways []links.Path, name string) (int, string) {
 	}
 	switch {
 	case at >= 0:
-		return len(ways) + 1 + at, "tried last: " + ways[at].Reason
-	case ways == nil:
+		return len(paths) + 1 + at, "tried last: " + paths[at].Reason
+	case paths == nil:
 		return 0, "the links are unknown: in order of preference"
 	}
-	return len(ways), "no known link offers it"
+	return len(paths), "no known link offers it"
 }
 
 // RecordFailure records an Open or a Pull that failed. It ignores a refused ticket and a
@@ -224,7 +224,7 @@ func (c *Chooser) record(peer policies.ReplicaID, name string, now time.Time) *r
 		if len(c.paths) >= maxPaths {
 			oldest, at := path{}, now
 			for p, r := range c.paths {
-				if oldest.name == "" || r.used.Before(at) || r.used.Equal(at) && less(p, oldest) {
+				if oldest.name == "" || r.used.Before(at) || r.used.Equal(at) && compare(p, oldest) < 0 {
 					oldest, at = p, r.used
 				}
 			}
@@ -236,8 +236,6 @@ func (c *Chooser) record(peer policies.ReplicaID, name string, now time.Time) *r
 	r.used = now
 	return r
 }
-
-func less(a, b path) bool { return compare(a, b) < 0 }
 
 func compare(a, b path) int {
 	return cmp.Or(cmp.Compare(a.peer, b.peer), cmp.Compare(a.name, b.name))

@@ -100,7 +100,7 @@ func TestRankByLinks(t *testing.T) {
 		"links unknown": {links.Topology{Host: "n1"}, links.Topology{Host: "n2"}, "tcp: one connection; verbs: tried last: the topology of host"},
 		"one unknown":   {links.Topology{Host: "n1"}, near, "tcp: loopback; verbs: no known link offers it; cuda: tried last: the topology of host; shm: tried last: one pool is on a GPU"},
 	} {
-		pair := transport.Pair{Peer: "b", Host: x.to.Host, PeerHost: x.from.Host, Ways: links.Paths(x.from, x.to)}
+		pair := transport.Pair{Peer: "b", Host: x.to.Host, PeerHost: x.from.Host, Paths: links.Paths(x.from, x.to)}
 		got := c.Rank(pair, all, t0)
 		want := strings.Split(x.want, "; ")
 		for i, o := range got {
@@ -112,13 +112,13 @@ func TestRankByLinks(t *testing.T) {
 			t.Errorf("%s: %d transports", what, len(got))
 		}
 	}
-	// A way that fails is backed off, however good its link is.
+	// A path that fails is backed off, however good its link is.
 	c.RecordFailure("b", "cuda", errLink, t0)
-	got := c.Rank(transport.Pair{Peer: "b", Host: "n1", PeerHost: "n1", Ways: links.Paths(near, near)}, all, t0)
+	got := c.Rank(transport.Pair{Peer: "b", Host: "n1", PeerHost: "n1", Paths: links.Paths(near, near)}, all, t0)
 	if last := got[len(got)-1]; last.Transport.Name() != "cuda" || last.Reason != "backed off for 1s: the link is down" {
 		t.Errorf("the last transport is %s: %s", last.Transport.Name(), last.Reason)
 	}
-	// Without ways the order is that of preference, and the reason says so.
+	// Without paths the order is that of preference, and the reason says so.
 	if o := c.Rank(transport.Pair{Peer: "c", Host: "n1", PeerHost: "n1"}, all, t0)[0]; o.Transport.Name() != "cuda" || !strings.Contains(o.Reason, "in order of preference") {
 		t.Errorf("the first transport is %s: %s", o.Transport.Name(), o.Reason)
 	}

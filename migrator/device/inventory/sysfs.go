@@ -11,6 +11,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/links"
 )
 
 // Bounds of reads from sysfs.
@@ -181,7 +182,7 @@ func (s sysfs) readNICs() (out []topology.NIC) {
 		}
 		n := topology.NIC{
 			Name: name, PCI: s.pciDevice(filepath.Join(dir, "device")), Up: readText(dir, "operstate") == "up", Virtual: !s.exists("class", "net", name, "device"),
-			Rate: topology.Rate(max(0, readInt(0, dir, "speed"))) * topology.Megabyte / 8, // in Mbit/s
+			Rate: links.Rate(max(0, readInt(0, dir, "speed"))) * links.Megabyte / 8, // in Mbit/s
 		}
 		out = append(out, n)
 	}
@@ -214,7 +215,7 @@ func subnetPrefix(layer, gid string) string {
 }
 
 // parseRate parses a rate such as "400 Gb/sec (4X NDR)".
-func parseRate(rate string) topology.Rate {
+func parseRate(rate string) links.Rate {
 	f := strings.Fields(rate)
 	if len(f) < 2 || f[1] != "Gb/sec" {
 		return 0
@@ -223,7 +224,7 @@ func parseRate(rate string) topology.Rate {
 	if err != nil || !(x >= 0 && x < 1e6) {
 		return 0
 	}
-	return topology.Rate(x * float64(topology.Gigabit))
+	return links.Rate(x * float64(links.Gigabit))
 }
 
 // openDriver reports whether the GPU driver has open kernel modules, which export memory

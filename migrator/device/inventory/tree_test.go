@@ -15,6 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/device/nvml"
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
+	"github.com/cascadeinfer/cascade/policies/links"
 )
 
 // tree lays an archive's files and links out.
@@ -75,10 +76,10 @@ func TestTwoSockets(t *testing.T) {
 	for _, n := range m.NICs {
 		byName[n.Name] = n
 	}
-	if n := m.NICs; len(n) != 4 || n[2].Name != "mlx5_0" || n[2].Port != 1 || !n[2].Up || n[2].Rate != 50*topology.Gigabyte || n[2].RDMA != "InfiniBand" || n[2].Subnet != "fec0:0000:0000:0001" || n[3].Subnet != "" || n[3].Up {
+	if n := m.NICs; len(n) != 4 || n[2].Name != "mlx5_0" || n[2].Port != 1 || !n[2].Up || n[2].Rate != 50*links.Gigabyte || n[2].RDMA != "InfiniBand" || n[2].Subnet != "fec0:0000:0000:0001" || n[3].Subnet != "" || n[3].Up {
 		t.Errorf("%+v", n)
 	}
-	if n := byName["eth0"]; !n.Up || n.Rate != 25*topology.Gigabit || n.PCI.NUMA != 1 || n.PCI.Link != (topology.PCIe{Gen: 3, Width: 8, MaxGen: 3, MaxWidth: 8}) || n.Virtual {
+	if n := byName["eth0"]; !n.Up || n.Rate != 25*links.Gigabit || n.PCI.NUMA != 1 || n.PCI.Link != (topology.PCIe{Gen: 3, Width: 8, MaxGen: 3, MaxWidth: 8}) || n.Virtual {
 		t.Errorf("%+v", n)
 	}
 	if n := byName["docker0"]; n.Up || !n.Virtual {
@@ -86,12 +87,12 @@ func TestTwoSockets(t *testing.T) {
 	}
 	for _, c := range []struct {
 		a, b topology.PCI
-		want topology.Distance
+		want links.Distance
 	}{
-		{m.GPUs[0].PCI, m.GPUs[1].PCI, topology.Switch},
-		{m.GPUs[0].PCI, m.NICs[2].PCI, topology.Switch},
-		{m.GPUs[2].PCI, m.GPUs[3].PCI, topology.Node},
-		{m.GPUs[0].PCI, m.GPUs[3].PCI, topology.System},
+		{m.GPUs[0].PCI, m.GPUs[1].PCI, links.Switch},
+		{m.GPUs[0].PCI, m.NICs[2].PCI, links.Switch},
+		{m.GPUs[2].PCI, m.GPUs[3].PCI, links.NUMANode},
+		{m.GPUs[0].PCI, m.GPUs[3].PCI, links.System},
 	} {
 		if got := topology.Between(c.a, c.b); got != c.want {
 			t.Errorf("%v to %v: %v", c.a, c.b, got)
@@ -131,7 +132,7 @@ func TestOddFiles(t *testing.T) {
 			t.Errorf("%q is %d", speed, got)
 		}
 	}
-	for rate, want := range map[string]topology.Rate{"": 0, "10": 0, "2.5 Gb/sec (1X SDR)": 2500 * topology.Megabyte / 8, "-1 Gb/sec": 0, "NaN Gb/sec": 0, "1e300 Gb/sec": 0} {
+	for rate, want := range map[string]links.Rate{"": 0, "10": 0, "2.5 Gb/sec (1X SDR)": 2500 * links.Megabyte / 8, "-1 Gb/sec": 0, "NaN Gb/sec": 0, "1e300 Gb/sec": 0} {
 		if got := parseRate(rate); got != want {
 			t.Errorf("%q is %d", rate, got)
 		}

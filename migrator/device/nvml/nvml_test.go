@@ -17,6 +17,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
+	"github.com/cascadeinfer/cascade/policies/links"
 )
 
 func TestMain(m *testing.M) {
@@ -74,7 +75,7 @@ func TestRead(t *testing.T) {
 	g := in.GPUs[1]
 	if g.Index != 1 || g.UUID != "GPU-00000000-0000-0000-0000-000000000001" || g.Name != "Fake GPU" || g.Memory != (topology.Memory{Total: 80 << 30, Free: 60 << 30}) ||
 		g.PCI.Address != "0000:20:00.0" || g.PCI.NUMA != 0 || g.PCI.Link != (topology.PCIe{Gen: 1, Width: 16, MaxGen: 5, MaxWidth: 16}) ||
-		g.Copy != 2600*5120/8*topology.Megabyte || g.MIG || g.Health.Problem() != "" || g.Health.Throttled != nil {
+		g.Copy != 2600*5120/8*links.Megabyte || g.MIG || g.Health.Problem() != "" || g.Health.Throttled != nil {
 		t.Errorf("%+v", g)
 	}
 	if want := (topology.NVLink{Link: 3, Active: true, Version: 3, Remote: "0000:10:00.0"}); len(g.NVLinks) != 4 || g.NVLinks[3] != want {
@@ -90,7 +91,7 @@ func TestRead(t *testing.T) {
 		t.Error("GPU 3 is not divided")
 	}
 	for _, p := range in.Peers {
-		if !p.Read || !p.Write || p.NVLink != (p.From^1 == p.To) || p.Distance != topology.Node {
+		if !p.Read || !p.Write || p.NVLink != (p.From^1 == p.To) || p.Distance != links.NUMANode {
 			t.Errorf("%+v", p)
 		}
 	}
@@ -111,14 +112,14 @@ func TestSwitchesAndRefusals(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, g := range in.GPUs {
-		if n := len(g.NVLinks); n != 18 || !g.NVLinks[17].Switch || g.NVLinks[17].Version != 4 || g.NVLinks[17].Rate() != 25*topology.Gigabyte {
+		if n := len(g.NVLinks); n != 18 || !g.NVLinks[17].Switch || g.NVLinks[17].Version != 4 || g.NVLinks[17].Rate() != 25*links.Gigabyte {
 			t.Errorf("%+v", g.NVLinks)
 		}
 	}
 	for _, p := range in.Peers {
-		want := topology.Node
+		want := links.NUMANode
 		if p.From/4 != p.To/4 {
-			want = topology.System
+			want = links.System
 		}
 		if p.Read || p.Write || p.NVLink || p.Distance != want {
 			t.Errorf("%+v", p)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/links"
 )
 
 // reader is one Read in progress. It collects errors.
@@ -148,7 +149,7 @@ func (r *reader) readMemory(d nvml.Device, g *topology.GPU) {
 	fast := r.query("nvmlDeviceGetMaxClockInfo", func() (ret nvml.Return) { clock, ret = d.GetMaxClockInfo(nvml.CLOCK_MEM); return ret })
 	if wide && fast {
 		// Two transfers per clock; a copy reads each byte and writes it.
-		g.Copy = topology.Rate(clock) * topology.Megabyte * 2 * topology.Rate(bits) / 8 / 2
+		g.Copy = links.Rate(clock) * links.Megabyte * 2 * links.Rate(bits) / 8 / 2
 	}
 }
 
@@ -252,7 +253,7 @@ func (r *reader) readGPUHealth(d nvml.Device, g *topology.GPU) {
 
 // readPeer reads what a may access of b. It reports false if the driver does not know.
 func (r *reader) readPeer(a, b nvml.Device) (p topology.Peer, known bool) {
-	p.Distance = topology.Far
+	p.Distance = links.UnknownDistance
 	var level nvml.GpuTopologyLevel
 	if r.query("nvmlDeviceGetTopologyCommonAncestor", func() (ret nvml.Return) { level, ret = a.GetTopologyCommonAncestor(b); return ret }) {
 		p.Distance = distance(level)
@@ -269,20 +270,20 @@ func (r *reader) readPeer(a, b nvml.Device) (p topology.Peer, known bool) {
 	return p, known
 }
 
-func distance(l nvml.GpuTopologyLevel) topology.Distance {
+func distance(l nvml.GpuTopologyLevel) links.Distance {
 	switch l {
 	case nvml.TOPOLOGY_INTERNAL:
-		return topology.Same
+		return links.SameDevice
 	case nvml.TOPOLOGY_SINGLE:
-		return topology.Switch
+		return links.Switch
 	case nvml.TOPOLOGY_MULTIPLE:
-		return topology.Switches
+		return links.Switches
 	case nvml.TOPOLOGY_HOSTBRIDGE:
-		return topology.Bridge
+		return links.RootComplex
 	case nvml.TOPOLOGY_NODE:
-		return topology.Node
+		return links.NUMANode
 	case nvml.TOPOLOGY_SYSTEM:
-		return topology.System
+		return links.System
 	}
-	return topology.Far
+	return links.UnknownDistance
 }

@@ -80,9 +80,9 @@ func (m *Machine) nearestPort(a Adapter, gpu *PCI) (best *NIC) {
 
 // distanceTo returns the distance of a NIC from a replica's KV cache on a GPU; nil means
 // host memory.
-func (n *NIC) distanceTo(gpu *PCI) Distance {
+func (n *NIC) distanceTo(gpu *PCI) links.Distance {
 	if gpu == nil {
-		return Far
+		return links.UnknownDistance
 	}
 	return Between(*gpu, n.PCI)
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
+	"github.com/cascadeinfer/cascade/policies/links"
 )
 
 // vertex is a thing of a machine's tree, for the oracle: devices are joined by
@@ -61,7 +62,7 @@ func branch(r *rand.Rand, leaves []leaf, above *vertex, path []string, numa, dep
 }
 
 // walk is the dumb answer: what one passes on the shortest way.
-func walk(a, b *vertex) topology.Distance {
+func walk(a, b *vertex) links.Distance {
 	from := map[*vertex]*vertex{a: a}
 	for queue := []*vertex{a}; len(queue) > 0; queue = queue[1:] {
 		for _, n := range queue[0].near {
@@ -77,21 +78,21 @@ func walk(a, b *vertex) topology.Distance {
 	}
 	switch {
 	case a == b:
-		return topology.Same
+		return links.SameDevice
 	case passed["machine"] > 0:
-		return topology.System
+		return links.System
 	case passed["numa"] > 0:
-		return topology.Node
+		return links.NUMANode
 	case passed["complex"] > 0:
-		return topology.Bridge
+		return links.RootComplex
 	case passed["switch"] > 1:
-		return topology.Switches
+		return links.Switches
 	}
-	return topology.Switch
+	return links.Switch
 }
 
 func TestBetweenIsTheWayThroughTheTree(t *testing.T) {
-	seen := map[topology.Distance]int{}
+	seen := map[links.Distance]int{}
 	for seed := range uint64(60) {
 		leaves := grow(rand.New(rand.NewPCG(seed, 1)))
 		for _, a := range leaves {
@@ -104,7 +105,7 @@ func TestBetweenIsTheWayThroughTheTree(t *testing.T) {
 			}
 		}
 	}
-	for d := topology.Same; d < topology.Far; d++ {
+	for d := links.SameDevice; d < links.UnknownDistance; d++ {
 		if seen[d] == 0 {
 			t.Errorf("no tree had devices at distance %v", d)
 		}
@@ -115,13 +116,13 @@ func TestBetweenWithoutPaths(t *testing.T) {
 	at := func(address string, numa int) topology.PCI { return topology.PCI{Address: address, NUMA: numa} }
 	for _, c := range []struct {
 		a, b topology.PCI
-		want topology.Distance
+		want links.Distance
 	}{
-		{at("a", 0), at("A", 1), topology.Same},
-		{at("a", 0), at("b", 0), topology.Node},
-		{at("a", 0), at("b", 1), topology.System},
-		{at("a", topology.Unknown), at("b", 1), topology.Far},
-		{at("", 0), at("", topology.Unknown), topology.Far},
+		{at("a", 0), at("A", 1), links.SameDevice},
+		{at("a", 0), at("b", 0), links.NUMANode},
+		{at("a", 0), at("b", 1), links.System},
+		{at("a", topology.Unknown), at("b", 1), links.UnknownDistance},
+		{at("", 0), at("", topology.Unknown), links.UnknownDistance},
 	} {
 		if got := topology.Between(c.a, c.b); got != c.want {
 			t.Errorf("%v to %v is %v, and it should be %v", c.a, c.b, got, c.want)
@@ -130,14 +131,14 @@ func TestBetweenWithoutPaths(t *testing.T) {
 }
 
 func TestNamesAreReadBack(t *testing.T) {
-	for d := topology.Same; d <= topology.Far; d++ {
+	for d := links.SameDevice; d <= links.UnknownDistance; d++ {
 		roundTrip(t, d)
 	}
-	for k := topology.SameGPU; k <= topology.TCP; k++ {
+	for k := links.SameGPU; k <= links.TCP; k++ {
 		roundTrip(t, k)
 	}
-	var d topology.Distance
-	var k topology.Kind
+	var d links.Distance
+	var k links.Kind
 	if json.Unmarshal([]byte(`"PIZ"`), &d) == nil || json.Unmarshal([]byte(`"pigeon"`), &k) == nil {
 		t.Error("unknown names are accepted")
 	}

@@ -62,7 +62,7 @@ func (m *Machine) gpuView(g *GPU) *links.GPU {
 		delete(joined, o.PCI.Address)
 		if says, ok := m.peer(g.Index, o.Index); ok {
 			p.Asked, p.Read, p.Write, p.NVLink = true, says.Read, says.Write, says.NVLink
-			if p.Distance == Far && says.Distance <= Far {
+			if p.Distance == links.UnknownDistance && says.Distance <= links.UnknownDistance {
 				p.Distance = says.Distance
 			}
 		}

@@ -1,99 +1,43 @@
 package topology_test
 
 import (
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
-var update = flag.Bool("update", false, "rewrite the expectations of the scenarios")
-
-// TestScenarios plays every testdata/*.txt. A line is a command or, after ">",
-// what the command before said; "#" begins a comment. The commands:
+// TestScenarios runs testdata/*.txt (-rewrite rewrites the expected output). The commands:
 //
-//	machine a libcuda.so.1 libibverbs.so.1 peermem=dma-buf   a node and its libraries
-//	gpu 0 path=p0/rp0/up0/dp0/g0 numa=0 link=5x16 switch=18x4 direct=g1:2x3 copy=2000 mig lost="…"
+//	machine a libcuda.so.1 libibverbs.so.1 peermem=dma-buf   a host and its libraries
+//	gpu 0 path=p0/rp0/up0/dp0/g0 numa=0 link=5x16 switch=18x4 direct=g1:2x3 copy=2000 mig lost=why
 //	                 a GPU of the machine; g0 is its PCI address; 18 links of version 4 into switches
 //	peers rw         what the driver says of all pairs of GPUs: r, w, both or none ("-")
 //	nic mlx5_0 path=… numa=0 rdma=InfiniBand gb=50 port=1 down      a NIC; gb are GB/s
-//	place r0 a 0 rdma=mlx5_0/1     a replica on a GPU of a node, "-" for the host's memory,
+//	place r0 a 0 rdma=mlx5_0/1     a replica on a GPU of a host, "-" for the host's memory,
 //	                 and the RDMA device and port that it is to use, or "rdma=off"
-//	pair r0 r1       the ways
-//	best             the best way of every pair of places
-//	cost r0 r1 1000000   what so many bytes take
+//	paths r0 r1      the paths, best first
+//	best             the best path of every pair of places
 func TestScenarios(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no scenarios: %v", err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := play(t, string(text))
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if got != string(text) {
-				t.Errorf("%s: got\n%s", file, got)
-			}
-		})
-	}
+	policytest.TestScenarios(t, "testdata", func(t *testing.T) policytest.Player {
+		s := &stage{t: t, machines: topology.Machines{}}
+		return s.do
+	})
 }
 
 type stage struct {
+	t        *testing.T
 	machines topology.Machines
 	last     *topology.Machine
 	places   []topology.Place
 }
 
-func play(t *testing.T, text string) string {
-	s := stage{machines: topology.Machines{}}
-	var out strings.Builder
-	for line := range strings.Lines(text) {
-		line = strings.TrimSuffix(line, "\n")
-		if strings.HasPrefix(line, ">") {
-			continue
-		}
-		fmt.Fprintln(&out, line)
-		words := fields(line)
-		if len(words) == 0 || strings.HasPrefix(line, "#") {
-			continue
-		}
-		for _, said := range s.do(t, words) {
-			fmt.Fprintln(&out, ">", said)
-		}
-	}
-	return out.String()
-}
-
-// fields splits at spaces outside of quotes.
-func fields(line string) (out []string) {
-	quoted := false
-	for _, f := range strings.FieldsFunc(line, func(r rune) bool {
-		if r == '"' {
-			quoted = !quoted
-		}
-		return r == ' ' && !quoted
-	}) {
-		out = append(out, strings.ReplaceAll(f, `"`, ""))
-	}
-	return out
-}
-
-func (s *stage) do(t *testing.T, words []string) (said []string) {
+func (s *stage) do(words []string) (out []string, err error) {
 	switch words[0] {
 	case "machine":
 		m := &topology.Machine{Name: words[1]}
@@ -112,94 +56,88 @@ func (s *stage) do(t *testing.T, words []string) (said []string) {
 		}
 		s.last, s.machines[m.Name] = m, m
 	case "gpu":
-		s.last.GPUs = append(s.last.GPUs, gpu(t, words[1:]))
+		s.last.GPUs = append(s.last.GPUs, s.gpu(words[1:]))
 	case "nic":
-		s.last.NICs = append(s.last.NICs, nic(t, words[1:]))
+		s.last.NICs = append(s.last.NICs, s.nic(words[1:]))
 	case "peers":
 		for _, a := range s.last.GPUs {
 			for _, b := range s.last.GPUs {
 				if a.Index != b.Index {
-					s.last.Peers = append(s.last.Peers, topology.Peer{From: a.Index, To: b.Index, Distance: topology.Far,
-						Read: strings.Contains(words[1], "r"), Write: strings.Contains(words[1], "w")})
+					s.last.Peers = append(s.last.Peers, topology.Peer{
+						From: a.Index, To: b.Index, Distance: links.UnknownDistance, Read: strings.Contains(words[1], "r"), Write: strings.Contains(words[1], "w"),
+					})
 				}
 			}
 		}
 	case "place":
 		p := topology.Place{Replica: policies.ReplicaID(words[1]), Node: words[2], GPU: topology.Unknown}
 		if words[3] != "-" {
-			p.GPU = number(t, words[3])
+			p.GPU = s.number(words[3])
 		}
 		for _, w := range words[4:] {
-			p.Adapter.Device = strings.TrimPrefix(w, "rdma=")
-			if p.Adapter.Off = p.Adapter.Device == "off"; p.Adapter.Off {
-				p.Adapter.Device = ""
+			device, port, ok := strings.Cut(strings.TrimPrefix(w, "rdma="), "/")
+			if p.Adapter.Off = device == "off"; !p.Adapter.Off {
+				p.Adapter.Device = device
 			}
-			if device, port, ok := strings.Cut(p.Adapter.Device, "/"); ok {
-				p.Adapter.Device, p.Adapter.Port = device, number(t, port)
+			if ok {
+				p.Adapter.Port = s.number(port)
 			}
 		}
 		s.places = append(s.places, p)
-	case "pair":
-		for _, w := range s.pair(t, words[1], words[2]).Ways {
-			if w.Closed {
-				said = append(said, fmt.Sprintf("no %s (%s): %s", w.Transport, w.Kind, w.Reason))
-			} else {
-				said = append(said, fmt.Sprintf("%s: %s, %s, %d µs: %s", w.Transport, w.Kind, w.Rate, w.Latency, w.Reason))
+	case "paths":
+		for _, p := range s.machines.Pairs(s.places) {
+			if string(p.From) != words[1] || string(p.To) != words[2] {
+				continue
+			}
+			for _, w := range p.Paths {
+				if w.Closed {
+					out = append(out, fmt.Sprintf("no %s (%s): %s", w.Transport, w.Kind, w.Reason))
+				} else {
+					out = append(out, fmt.Sprintf("%s: %s, %s, %d µs: %s", w.Transport, w.Kind, w.Rate, w.Latency, w.Reason))
+				}
 			}
 		}
 	case "best":
 		for _, p := range s.machines.Pairs(s.places) {
 			w := p.Best()
-			said = append(said, fmt.Sprintf("%s %s: %s by %s, %s", p.From, p.To, w.Kind, w.Transport, w.Rate))
+			out = append(out, fmt.Sprintf("%s %s: %s by %s, %s", p.From, p.To, w.Kind, w.Transport, w.Rate))
 		}
-	case "cost":
-		said = append(said, fmt.Sprintf("%d µs", s.pair(t, words[1], words[2]).Cost(policies.Bytes(number(t, words[3])))))
 	default:
-		t.Fatalf("no command %q", words[0])
+		return nil, fmt.Errorf("no such command")
 	}
-	return said
+	return out, nil
 }
 
-func (s *stage) pair(t *testing.T, from, to string) topology.Pair {
-	for _, p := range s.machines.Pairs(s.places) {
-		if p.From == policies.ReplicaID(from) && p.To == policies.ReplicaID(to) {
-			return p
-		}
-	}
-	t.Fatalf("no pair %s %s", from, to)
-	return topology.Pair{}
-}
-
-func gpu(t *testing.T, words []string) topology.GPU {
-	g := topology.GPU{Index: number(t, words[0]), PCI: topology.PCI{NUMA: topology.Unknown}}
+func (s *stage) gpu(words []string) topology.GPU {
+	g := topology.GPU{Index: s.number(words[0]), PCI: topology.PCI{NUMA: topology.Unknown}}
 	for _, w := range words[1:] {
 		key, value, _ := strings.Cut(w, "=")
 		switch key {
 		case "switch":
-			count, version := twin(t, value)
+			count, version := s.product(value)
 			for i := range count {
 				g.NVLinks = append(g.NVLinks, topology.NVLink{Link: i, Active: true, Version: version, Switch: true})
 			}
 		case "direct":
 			remote, spec, _ := strings.Cut(value, ":")
-			count, version := twin(t, spec)
+			count, version := s.product(spec)
 			for range count {
 				g.NVLinks = append(g.NVLinks, topology.NVLink{Link: len(g.NVLinks), Active: true, Version: version, Remote: remote})
 			}
 		case "copy":
-			g.Copy = topology.Rate(number(t, value)) * topology.Gigabyte
+			g.Copy = links.Rate(s.number(value)) * links.Gigabyte
 		case "mig":
 			g.MIG = true
 		case "lost":
 			g.Health.Lost = value
 		default:
-			slot(t, &g.PCI, key, value)
+			s.place(&g.PCI, key, value)
 		}
 	}
 	return g
 }
 
-func nic(t *testing.T, words []string) topology.NIC {
+func (s *stage) nic(words []string) topology.NIC {
 	n := topology.NIC{Name: words[0], Up: true, PCI: topology.PCI{NUMA: topology.Unknown}}
 	for _, w := range words[1:] {
 		key, value, _ := strings.Cut(w, "=")
@@ -207,41 +145,43 @@ func nic(t *testing.T, words []string) topology.NIC {
 		case "rdma":
 			n.RDMA = value
 		case "gb":
-			n.Rate = topology.Rate(number(t, value)) * topology.Gigabyte
+			n.Rate = links.Rate(s.number(value)) * links.Gigabyte
 		case "down":
 			n.Up = false
 		case "port":
-			n.Port = number(t, value)
+			n.Port = s.number(value)
 		default:
-			slot(t, &n.PCI, key, value)
+			s.place(&n.PCI, key, value)
 		}
 	}
 	return n
 }
 
-func slot(t *testing.T, p *topology.PCI, key, value string) {
+// place sets a field of a device's place.
+func (s *stage) place(p *topology.PCI, key, value string) {
 	switch key {
 	case "path":
 		p.Path = strings.Split(value, "/")
 		p.Address = p.Path[len(p.Path)-1]
 	case "numa":
-		p.NUMA = number(t, value)
+		p.NUMA = s.number(value)
 	case "link":
-		p.Link.MaxGen, p.Link.MaxWidth = twin(t, value)
+		p.Link.MaxGen, p.Link.MaxWidth = s.product(value)
 	default:
-		t.Fatalf("nothing has a %q", key)
+		s.t.Fatalf("no device has the field %q", key)
 	}
 }
 
-func twin(t *testing.T, s string) (int, int) {
-	a, b, _ := strings.Cut(s, "x")
-	return number(t, a), number(t, b)
+// product reads 18x4.
+func (s *stage) product(text string) (int, int) {
+	a, b, _ := strings.Cut(text, "x")
+	return s.number(a), s.number(b)
 }
 
-func number(t *testing.T, s string) int {
-	n, err := strconv.Atoi(s)
+func (s *stage) number(text string) int {
+	n, err := strconv.Atoi(text)
 	if err != nil {
-		t.Fatal(err)
+		s.t.Fatal(err)
 	}
 	return n
 }

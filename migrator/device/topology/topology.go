@@ -1,6 +1,6 @@
 // Package topology describes hosts: their devices, and the distances between them. From a
 // Machine it computes what a pair of replicas needs to know of each end, a
-// links.Topology; package links computes the ways of blocks between them.
+// links.Topology; package links computes the paths of blocks between them.
 //
 // A Machine is inert data, which package inventory fills and which is sent between hosts
 // as JSON. Everything else is a pure function of it, in integers. The package reads
@@ -11,6 +11,7 @@ import (
 	"fmt"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/links"
 )
 
 // Machine is what is known of one host.
@@ -69,16 +70,16 @@ type PCIe struct {
 
 // Rate returns the highest rate of the link in each direction: links that save power are
 // slower until they are used.
-func (l PCIe) Rate() Rate {
+func (l PCIe) Rate() links.Rate {
 	gen, width := max(l.Gen, l.MaxGen), max(l.Width, l.MaxWidth)
 	if l.MaxWidth > 0 && l.Width > 0 {
 		width = l.Width // a link does not get wider by itself
 	}
-	lane := [...]Rate{0, 250, 500, 985, 1969, 3938, 7563}
+	lane := [...]links.Rate{0, 250, 500, 985, 1969, 3938, 7563}
 	if gen < 1 || gen >= len(lane) {
 		return 0
 	}
-	return lane[gen] * Megabyte * Rate(width)
+	return lane[gen] * links.Megabyte * links.Rate(width)
 }
 
 // GPU is one GPU. Fields that the driver does not report are zero.
@@ -88,9 +89,9 @@ type GPU struct {
 	Name   string `json:"name"`
 	Memory Memory `json:"memory"`
 	// Copy is the rate of copies within the GPU's memory.
-	Copy    Rate     `json:"copy"`
-	PCI     PCI      `json:"pci"`
-	NVLinks []NVLink `json:"nvlinks,omitempty"`
+	Copy    links.Rate `json:"copy"`
+	PCI     PCI        `json:"pci"`
+	NVLinks []NVLink   `json:"nvlinks,omitempty"`
 	// MIG means that the GPU is divided into instances with separate memories.
 	MIG    bool   `json:"mig,omitempty"`
 	Health Health `json:"health"`
@@ -109,19 +110,19 @@ type NVLink struct {
 }
 
 // Rate returns the rate of the link in each direction; 0 while it is down.
-func (l NVLink) Rate() Rate {
+func (l NVLink) Rate() links.Rate {
 	if !l.Active {
 		return 0
 	}
 	switch {
 	case l.Version == 1:
-		return 20 * Gigabyte
+		return 20 * links.Gigabyte
 	case l.Version == 5:
-		return 50 * Gigabyte
+		return 50 * links.Gigabyte
 	case l.Version >= 6:
-		return 100 * Gigabyte
+		return 100 * links.Gigabyte
 	}
-	return 25 * Gigabyte
+	return 25 * links.Gigabyte
 }
 
 // Health is what is wrong with a GPU. The zero value means a healthy GPU, or one about
@@ -165,8 +166,8 @@ type Peer struct {
 	Read   bool `json:"read"`
 	Write  bool `json:"write"`
 	NVLink bool `json:"nvlink"`
-	// Distance is the driver's distance between them; Far means unknown.
-	Distance Distance `json:"distance"`
+	// Distance is the driver's distance between them; UnknownDistance means unknown.
+	Distance links.Distance `json:"distance"`
 }
 
 // NIC is a network interface, or one port of an RDMA device.
@@ -182,7 +183,7 @@ type NIC struct {
 	PCI    PCI    `json:"pci"`
 	Up     bool   `json:"up"`
 	// Rate is the rate of the link in each direction; 0 means unknown.
-	Rate Rate `json:"rate"`
+	Rate links.Rate `json:"rate"`
 	// Virtual interfaces have no device.
 	Virtual bool `json:"virtual,omitempty"`
 }
