@@ -2,8 +2,6 @@ package fleet
 
 import (
 	"fmt"
-	"math"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,7 +12,6 @@ import (
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/internal/migrationlog"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
-	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 	"github.com/cascadeinfer/cascade/xds/topology"
 )
@@ -36,70 +33,6 @@ func goodReport() *api.LoadReport {
 			Prefill: []float64{1, 2, 3}, Prefill2: []float64{1, 2, 3}, Weight: []float64{.1, .2, .3}, Crossings: []float64{0, 1, 1}, Seen: 77,
 		},
 		Snapshot: []*api.Batch{{N: 1, SumInput: 5, SumInput2: 25, SumLength: 9}, {}, {}},
-	}
-}
-
-// TestStateNotesBoundedLoad checks that the status names the figures that were bounded
-// until the next report arrives, and that the replica stays in rotation.
-func TestStateNotesBoundedLoad(t *testing.T) {
-	s := testState(t, PolicyDefault)
-	m := goodReport()
-	m.Load.PromisedTokens = math.MaxInt64
-	for _, note := range []string{"reported out of bounds, and bounded: promised_tokens", ""} {
-		r, err := loadreport.Decode(m)
-		if err != nil {
-			t.Fatal(err)
-		}
-		settleState(s, start, Reported{r})
-		if got := s.Snapshot(start).Models[0].Replicas[0]; got.Note != note || got.Health != resources.Healthy {
-			t.Errorf("note %q, want %q; health %v", got.Note, note, got.Health)
-		}
-		m = goodReport()
-	}
-}
-
-// TestStateKeepsSite checks that a replica's site is kept until it reports another one;
-// an invalid site counts as unknown, and is noted.
-func TestStateKeepsSite(t *testing.T) {
-	s := testState(t, PolicyDefault)
-	for _, c := range []struct {
-		site  *api.Site
-		known bool
-		note  string
-	}{
-		{nil, false, ""},
-		{topology.Encode(links.Topology{Known: true, TCP: 5}), true, ""},
-		{nil, true, ""},
-		{topology.Encode(links.Topology{Host: "b", Known: true, TCP: 5}), true, "it reports that it is on node b"},
-		{&api.Site{Tcp: -1}, false, "bounded: site"},
-		{topology.Encode(links.Topology{Known: true}), true, ""},
-	} {
-		m := goodReport()
-		m.Site = c.site
-		r, err := loadreport.Decode(m)
-		if err != nil {
-			t.Fatal(err)
-		}
-		settleState(s, start, Reported{r})
-		got := s.Snapshot(start).Models[0].Replicas[0]
-		if got.Site.Known != c.known || got.Site.Host != got.Host || !strings.Contains(got.Note, c.note) || (got.Note == "") != (c.note == "") {
-			t.Errorf("%v: site %+v, note %q", c.site, got.Site, got.Note)
-		}
-	}
-}
-
-// TestStateKeepsRoutes checks that the snapshot has the routes that a replica reported.
-func TestStateKeepsRoutes(t *testing.T) {
-	m := goodReport()
-	m.Routes = []*api.Route{{Transport: "shm", Peer: "r1", State: loadreport.RouteHeld}, {Transport: "tcp", State: loadreport.RouteReady}}
-	r, err := loadreport.Decode(m)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := staged(t)
-	settleState(s, start, Reported{r})
-	if got := s.Snapshot(start).Models[0].Replicas[0].Routes; len(got) != 2 || got[1].Transport != "tcp" {
-		t.Errorf("kept %+v", got)
 	}
 }
 

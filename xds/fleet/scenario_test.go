@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -11,11 +12,16 @@ import (
 	"github.com/cockroachdb/datadriven"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/adoption"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/policies/outlier"
+	"github.com/cascadeinfer/cascade/xds/internal/jsonedit"
 	"github.com/cascadeinfer/cascade/xds/internal/orders"
 	"github.com/cascadeinfer/cascade/xds/internal/plantest"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
+	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -23,19 +29,25 @@ import (
 // TestScenarios runs testdata/state/*.txt (package datadriven; -rewrite rewrites the
 // expected output). The output of a command is the effects of the State:
 //
-//	policy NAME [links]       creates the State; must be the first command. With links
+//	policy NAME [links] [n] [refine=on] [shared=NAME] [halves]
+//	                          creates the State; must be the first command. With links
 //	                          a token has 1 MB of KV, and the rates are 100 GB/s
-//	                          within a node and 1 GB/s between nodes
-//	replicas r0 r1@b r2*      the configured list; * marks draining, @ the node
+//	                          within a host and 1 GB/s between hosts; with n there
+//	                          is a second model, n; with shared the control plane has
+//	                          this name and shares its store; with halves the site's
+//	                          own planner makes two equal stages
+//	replicas r0 r1@b r2* r3:n the configured list; * marks draining, @ the host, : the
+//	                          model
 //	report r0 r1 [not-ready] [draining] [held=N] [running=N] [iter=SECONDS]
-//	       [ratio=BYTES] [mix=NAME] [edges=other] [propose=TOKENS]
-//	       [gpu=N] [node=b]   the same report from each replica; a missing field keeps
+//	       [ratio=BYTES] [mix=NAME] [edges=other] [propose=TOKENS] [seen=N] [model=n]
+//	       [gpu=N] [host=b] [topology=none|unknown] [routes=N] [bounded]
+//	                          the same report from each replica; a missing field keeps
 //	                          its value of the previous report. GPUs 0 and 1, and 2
-//	                          and 3, are joined by NVLink, and no others of a node;
-//	                          node is the node that the replica reports. A proposal
+//	                          and 3, are joined by NVLink, and no others of a host;
+//	                          host is the one that the replica reports. A proposal
 //	                          is for the plan that is in force at that time, and is
 //	                          repeated unchanged
-//	reply r0                  prints the reply to the replica
+//	reply r0                  prints the reply to the replica, as it is sent
 //	close r0                  ends its report stream
 //	every 1s for 30s          time passes: a tick, and before it a repeated
 //	                          report from each replica that has a stream
@@ -47,9 +59,16 @@ import (
 //	allow N                   the site's rules: at most N stages; 0: any number
 //	store fails|works         the result of proposals
 //	stored EPOCH a b | c      another server wrote a plan; cuts at 512, 1024, …
-//	show                      prints plan, weights, health
-//	migration-cost            prints the cost of migrations under the plan, and the
-//	                          cost if each went to the nearest replica
+//	edit                      another server or an operator edited the stored object;
+//	                          the lines below are the edits (package jsonedit)
+//	push N                    an operator's order to make module N of the slot place
+//	                          the stable one
+//	object                    prints the stored object
+//	show                      prints plan, weights, health, and what else was reported
+//	flow                      prints what was counted
+//	resources                 prints which resources have changed since the last call
+//	migration-cost            prints the cost of a migration that the planner was last
+//	                          asked with
 //	restart                   a new State with the stored plans and the counters
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata/state", func(t *testing.T, path string) {
@@ -62,8 +81,7 @@ func TestScenarios(t *testing.T) {
 
 type player struct {
 	t      *testing.T
-	policy string
-	links  bool
+	policy []string // the arguments of the command policy
 	state  *State
 	now    time.Time
 	list   []policies.Replica
@@ -72,6 +90,8 @@ type player struct {
 	fails  bool
 	most   int // stages that the site's rules allow; 0: any number
 	stored Stored
+	cost   policies.Transfer // that the planner was last asked with
+	set    resources.Set     // as of the last command resources
 	out    strings.Builder
 }
 
@@ -83,15 +103,18 @@ func (p *player) do(d *datadriven.TestData) string {
 	}
 	switch f[0] {
 	case "policy":
-		p.policy, p.links = f[1], len(f) > 2
+		p.policy = f[1:]
 		p.begin()
 	case "replicas":
 		p.list = nil
 		for _, id := range f[1:] {
 			id, draining := strings.CutSuffix(id, "*")
-			id, node, _ := strings.Cut(id, "@")
+			id, model, other := strings.Cut(id, ":")
+			id, host, _ := strings.Cut(id, "@")
 			r := scenarioReplica(id)
-			r.Draining, r.Host = draining, node
+			if r.Draining, r.Host = draining, host; other {
+				r.Model = model
+			}
 			p.list = append(p.list, r)
 		}
 		if err := CheckReplicas(p.state.rules.Models, p.list); err != nil {
@@ -157,6 +180,34 @@ func (p *player) do(d *datadriven.TestData) string {
 		}
 		p.stored = Stored{store.Object{Epoch: plan.Epoch, Drained: p.stored.Object.Drained, Plans: []policies.Plan{plan}, Reasons: []store.Reason{{Model: "m", Epoch: plan.Epoch, At: p.now, Text: "another server"}}}}
 		p.step(p.stored)
+	case "edit":
+		o, err := jsonedit.Struct(p.stored.Object, strings.Split(d.Input, "\n")...)
+		if err != nil {
+			d.Fatalf(p.t, "%v", err)
+		}
+		if err := o.Validate(); err != nil {
+			d.Fatalf(p.t, "%v", err)
+		}
+		p.stored = Stored{o}
+		p.step(p.stored)
+	case "push":
+		n, _ := strconv.Atoi(f[1])
+		p.order(orders.ChangeSlots{Change: func(list []policyslots.Slot) ([]policyslots.Slot, error) {
+			m := policyslots.Module{Generation: lifecycle.Generation(n), SHA256: lifecycle.Digest{1}, Name: "p", Size: 1, Signature: []byte("s")}
+			next, err := policyslots.Find(list, lifecycle.Place).Push(policyslots.Trial{Module: m, Goal: lifecycle.ToStable})
+			return policyslots.Replace(list, next), err
+		}})
+	case "object":
+		p.object()
+	case "flow":
+		for _, m := range p.state.Snapshot(p.now).Models {
+			fmt.Fprintf(&p.out, "%s: %d seen, %.2f/s\n", m.Name, m.Seen, sum(m.Flow.Arrivals))
+		}
+		for _, r := range p.state.registry.All() {
+			fmt.Fprintf(&p.out, "%s has %d\n", r.ID, r.Seen())
+		}
+	case "resources":
+		p.resources()
 	case "restart":
 		counters, err := p.state.EncodeCounters(p.now)
 		if err != nil {
@@ -171,9 +222,7 @@ func (p *player) do(d *datadriven.TestData) string {
 	case "show":
 		p.show()
 	case "migration-cost":
-		m := p.state.models[0]
-		inForce, assumed := m.planner.MigrationCost()
-		fmt.Fprintf(&p.out, "%.0f µs a token, nearest %.0f\n", 1e6*inForce.PerToken, 1e6*assumed.PerToken)
+		fmt.Fprintf(&p.out, "%.0f µs a token\n", 1e6*p.cost.PerToken)
 	default:
 		d.Fatalf(p.t, "unknown command %q", d.Cmd)
 	}
@@ -188,19 +237,60 @@ func (p *player) order(o orders.Order) {
 	p.step(Ordered{o})
 }
 
+// option returns the value of an argument of the command policy.
+func (p *player) option(name string) (value string, ok bool) {
+	for _, arg := range p.policy[1:] {
+		if key, value, _ := strings.Cut(arg, "="); key == name {
+			return value, true
+		}
+	}
+	return "", false
+}
+
 func (p *player) begin() {
 	m := Model{
 		Name: "m", Context: 32768, Edges: policies.BucketEdges(32768, 4),
 		Cost: policies.Cost{D0: 0.008, D1: 5e-5, D2: 6e-5, D3: 1e-9, D4: 6e-8, Kappa: 4},
 	}
-	if p.links {
+	if _, ok := p.option("links"); ok {
 		m.TokenBytes, m.Links = 1e6, links.Rates{SameHost: 100 * links.Gigabyte, BetweenHosts: links.Gigabyte}
 	}
-	s, err := NewState(Rules{Policy: p.policy, Check: p.check, Models: []Model{m}})
+	rules := Rules{Policy: p.policy[0], Check: p.check, Wrap: p.wrap, Models: []Model{m}}
+	if _, ok := p.option("n"); ok {
+		m.Name = "n"
+		rules.Models = append(rules.Models, m)
+	}
+	rules.Refine, _ = p.option("refine")
+	rules.Name, rules.Shared = p.option("shared")
+	s, err := NewState(rules)
 	if err != nil {
 		p.t.Fatal(err)
 	}
 	p.state = s
+}
+
+// asked is a planner that records the cost of migrations that it is asked with. With
+// halves it divides the replicas between two stages, whatever the workload.
+type asked struct {
+	adoption.Planner
+	p      *player
+	halves bool
+}
+
+func (a asked) Partition(w policies.Workload) (policies.Partition, error) {
+	a.p.cost = w.Transfer
+	if a.halves {
+		return a.Price(w, []policies.Tokens{512}, []int{w.Replicas / 2, w.Replicas - w.Replicas/2})
+	}
+	return a.Planner.Partition(w)
+}
+
+func (p *player) wrap(model string, native adoption.Planner) adoption.Planner {
+	if p.policy[0] == PolicyRoundRobin {
+		p.t.Errorf("a planner of %s is wrapped, and the policy needs none", model)
+	}
+	_, halves := p.option("halves")
+	return asked{native, p, halves}
 }
 
 // check implements the site's rules.
@@ -232,7 +322,7 @@ func (p *player) report(words []string) {
 		if !ok {
 			r = loadreport.Report{Replica: policies.ReplicaID(id), Model: "m", EngineReady: true, Flow: policies.NewFlow(policies.BucketEdges(32768, 4))}
 		}
-		r.EngineReady, r.Draining = true, false
+		r.EngineReady, r.Draining, r.Note = true, false, ""
 		for _, w := range words {
 			key, value, _ := strings.Cut(w, "=")
 			x, _ := strconv.ParseFloat(value, 64)
@@ -262,10 +352,20 @@ func (p *player) report(words []string) {
 					{Index: n ^ 1, Address: fmt.Sprint("g", n^1), NVLinks: links.Bundle{Links: 4, Rate: 100 * links.Gigabyte}, Asked: true, Read: true, NVLink: true},
 				}}
 				r.Site = &links.Topology{Host: p.state.registry.Get(r.Replica).Host, Known: true, GPU: g}
-			case "node":
+			case "host":
 				where := *r.Site
 				where.Host = value
 				r.Site = &where
+			case "topology":
+				r.Site = map[string]*links.Topology{"unknown": {}}[value]
+			case "routes":
+				r.Routes = make([]loadreport.Route, int(x))
+			case "seen":
+				r.Flow.Seen = uint64(x)
+			case "model":
+				r.Model = value
+			case "bounded":
+				r.Note = "reported out of bounds, and bounded: promised_tokens"
 			case "edges":
 				r.Flow = policies.NewFlow([]policies.Tokens{0, 7})
 			default:
@@ -316,11 +416,17 @@ func (p *player) step(ev Event) {
 	e := p.state.Step(p.now, ev)
 	for e.Propose != nil {
 		at := p.now.Sub(start).Seconds()
+		if err := e.Propose.Object.Validate(); err != nil {
+			p.t.Errorf("the proposed object cannot be stored: %v", err)
+		}
 		for _, c := range e.Propose.Changes {
-			fmt.Fprintf(&p.out, "%gs epoch %d: %s: %s\n", at, c.Epoch, why(c.Reason), plantest.Format(policies.Plan{Stages: c.Stages}))
+			fmt.Fprintf(&p.out, "%gs epoch %d: %s%s: %s\n", at, c.Epoch, prefix(c.Model), why(c.Reason), plantest.Format(policies.Plan{Stages: c.Stages}))
 		}
 		if old := p.stored.Object.Drained; !slices.Equal(old, e.Propose.Object.Drained) {
 			fmt.Fprintf(&p.out, "%gs drained: %v, was %v\n", at, e.Propose.Object.Drained, old)
+		}
+		if !reflect.DeepEqual(p.stored.Object.Slots, e.Propose.Object.Slots) {
+			fmt.Fprintf(&p.out, "%gs slots: %s\n", at, formatSlots(e.Propose.Object.Slots))
 		}
 		if p.fails {
 			fmt.Fprintf(&p.out, "%gs not stored\n", at)
@@ -341,22 +447,78 @@ func why(reason string) string {
 	return reason
 }
 
+// prefix returns the prefix of what is printed of a model; none for the first one.
+func prefix(model string) string {
+	if model == "m" {
+		return ""
+	}
+	return model + ": "
+}
+
 // routing prints what proxies see, with the endpoints in the order of the list.
 func routing(s *Snapshot) string {
 	var b strings.Builder
-	for _, r := range s.Models[0].Replicas {
-		fmt.Fprintf(&b, " %s:%d", r.ID, r.Weight)
-		switch r.Health {
-		case resources.Draining:
-			b.WriteString("/draining")
-		case resources.Unhealthy:
-			b.WriteString("/unhealthy")
+	for i, m := range s.Models {
+		if i > 0 {
+			b.WriteString("; " + m.Name + ":")
+		}
+		for _, r := range m.Replicas {
+			fmt.Fprintf(&b, " %s:%d", r.ID, r.Weight)
+			if r.Health != resources.Healthy {
+				b.WriteString("/" + r.Health.String())
+			}
+		}
+		if r := m.BytesPerToken; r != length.DefaultRatio {
+			fmt.Fprintf(&b, " %.2f bytes/token", r.Float())
 		}
 	}
-	if r := s.Models[0].BytesPerToken; r != length.DefaultRatio {
-		fmt.Fprintf(&b, " %.2f bytes/token", r.Float())
-	}
 	return b.String()
+}
+
+func formatSlots(list []policyslots.Slot) string {
+	var out []string
+	for _, s := range list {
+		text := fmt.Sprintf("%s %d", s.Kind, s.Stable.Generation)
+		if s.Previous != nil {
+			text += fmt.Sprintf(" after %d", s.Previous.Generation)
+		}
+		out = append(out, text)
+	}
+	return strings.Join(out, ", ")
+}
+
+// object prints the stored object.
+func (p *player) object() {
+	o := p.stored.Object
+	fmt.Fprintf(&p.out, "epoch %d, drained %v, slots [%s]\n", o.Epoch, o.Drained, formatSlots(o.Slots))
+	for _, plan := range o.Plans {
+		fmt.Fprintf(&p.out, "%s: epoch %d: %s\n", plan.Model, plan.Epoch, plantest.Format(plan))
+	}
+}
+
+func sum(list []float64) (total float64) {
+	for _, x := range list {
+		total += x
+	}
+	return total
+}
+
+// resources builds and proves what the proxies are sent.
+func (p *player) resources() {
+	set, err := resources.Build(p.state.Snapshot(p.now).View(resources.Settings{}))
+	if err == nil {
+		err = resources.Prove(set)
+	}
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	for _, typ := range set.Types() {
+		names := resources.ChangedNames(p.set, set, typ)
+		if len(p.set.Types()) > 0 && len(names) > 0 {
+			fmt.Fprintf(&p.out, "%s: %s\n", typ[strings.LastIndexByte(typ, '.')+1:], strings.Join(names, ", "))
+		}
+	}
+	p.set = set
 }
 
 func (p *player) reply(id policies.ReplicaID) {
@@ -365,17 +527,21 @@ func (p *player) reply(id policies.ReplicaID) {
 		fmt.Fprintf(&p.out, "none\n")
 		return
 	}
-	fmt.Fprintf(&p.out, "epoch %d, mean %.0f", r.Epoch, r.MeanHeld)
-	if r.Drain {
+	m := r.Encode(9)
+	fmt.Fprintf(&p.out, "epoch %d, mean %.0f", m.GetEpoch(), m.GetStageMeanHeld())
+	if n := (outlier.Detector{}).Excess(p.state.registry.Get(id).Report.Load.Held, policies.Tokens(m.GetStageMeanHeld())); n > 0 {
+		fmt.Fprintf(&p.out, ", an outlier by %d", n)
+	}
+	if m.GetDrain() {
 		p.out.WriteString(", drain")
 	}
-	if b := r.Boundary; b != nil {
+	if b := m.GetRefine(); b != nil {
 		var next policies.Batch
-		for _, x := range b.Next {
-			next = next.Plus(x)
+		for _, x := range b.GetNext() {
+			next = next.Plus(policies.Batch{N: x.GetN(), SumI2: x.GetSumInput2(), SumL: x.GetSumLength()})
 		}
-		fmt.Fprintf(&p.out, ", refine %v in (%v, %v) of epoch %d: %d peers, %d successors with %.1f requests of %.0f tokens",
-			b.At, b.Low, b.High, b.Epoch, b.Peers, b.Successors, next.N, next.SumL)
+		fmt.Fprintf(&p.out, ", refine %v in (%v, %v) of epoch %d: %d peers, %d successors with %.1f requests of %.0f tokens, squares %.0f",
+			b.GetBoundary(), b.GetLow(), b.GetHigh(), b.GetEpoch(), b.GetPeers(), b.GetSuccessors(), next.N, next.SumL, next.SumI2)
 	}
 	p.out.WriteString("\n")
 }
@@ -402,14 +568,28 @@ func (p *player) history() {
 
 func (p *player) show() {
 	s := p.state.Snapshot(p.now)
-	m := s.Models[0]
-	fmt.Fprintf(&p.out, "epoch %d: %s (%s)\nserves%s\n", s.Epoch, plantest.Format(m.Plan), why(m.Reason), routing(s))
-	if m.Planner != "" {
-		fmt.Fprintf(&p.out, "planner: %s\n", why(m.Planner))
+	var plans []string
+	for _, m := range s.Models {
+		plans = append(plans, fmt.Sprintf("%s%s (%s)", prefix(m.Name), plantest.Format(m.Plan), why(m.Reason)))
 	}
-	for _, r := range m.Replicas {
-		if r.Note != "" {
-			fmt.Fprintf(&p.out, "%s: %s\n", r.ID, r.Note)
+	fmt.Fprintf(&p.out, "epoch %d: %s\nserves%s\n", s.Epoch, strings.Join(plans, "; "), routing(s))
+	for _, m := range s.Models {
+		if m.Planner != "" {
+			fmt.Fprintf(&p.out, "%splanner: %s\n", prefix(m.Name), why(m.Planner))
+		}
+		for _, r := range m.Replicas {
+			if r.Site.Known {
+				fmt.Fprintf(&p.out, "%s: its topology is known\n", r.ID)
+			}
+			if r.Site.Host != r.Host {
+				p.t.Errorf("%s is on %q and configured on %q", r.ID, r.Site.Host, r.Host)
+			}
+			if len(r.Routes) > 0 {
+				fmt.Fprintf(&p.out, "%s: %d routes\n", r.ID, len(r.Routes))
+			}
+			if r.Note != "" {
+				fmt.Fprintf(&p.out, "%s: %s\n", r.ID, r.Note)
+			}
 		}
 	}
 }

@@ -27,18 +27,6 @@ func (p *Planner) near() adoption.Assigner {
 // ResetDistances is called when the site of a replica or the configuration has changed.
 func (p *Planner) ResetDistances() { p.distances = nil }
 
-// MigrationCost returns the cost of a migration under the plan in force, and the cost
-// that is assumed before a plan is known. Both are zero where distances make no
-// difference.
-func (p *Planner) MigrationCost() (inForce, assumed policies.Transfer) {
-	n := p.near()
-	if n.Map == nil {
-		return policies.Transfer{}, policies.Transfer{}
-	}
-	_, eligible := p.ReadyPlan()
-	return n.Map.PlanTransfer(p.plan, nil), p.transfer(eligible)
-}
-
 // transfer returns the assumed cost of a migration before the replicas of each stage
 // are known: from each replica to its nearest one.
 func (p *Planner) transfer(eligible []policies.Replica) policies.Transfer {

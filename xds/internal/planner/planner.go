@@ -209,7 +209,7 @@ func (p *Planner) Replan(now time.Time, pin *store.Pin) Result {
 		return p.repairMembers(now)
 	}
 	members := p.members()
-	present, eligible := p.ReadyPlan()
+	present, eligible := p.readyPlan()
 	if present.Validate() != nil {
 		p.status = "waiting: a stage has no ready replica" // Repair deals with it
 		return Result{}

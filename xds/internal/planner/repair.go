@@ -9,6 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/adoption"
 	"github.com/cascadeinfer/cascade/xds/internal/planhistory"
 	"github.com/cascadeinfer/cascade/xds/internal/planrepair"
+	"github.com/cascadeinfer/cascade/xds/internal/registry"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -127,26 +128,30 @@ func (p *Planner) repaired(members []planrepair.Member) policies.Plan {
 	return policies.OneStagePlan(p.cfg.Model, ids)
 }
 
-// ReadyPlan returns the ready part of the plan in force, and its replicas. It is not
+// readyPlan returns the ready part of the plan in force, and its replicas. It is not
 // valid when a stage has none.
-func (p *Planner) ReadyPlan() (policies.Plan, []policies.Replica) {
+func (p *Planner) readyPlan() (policies.Plan, []policies.Replica) {
 	var eligible []policies.Replica
 	for _, r := range p.cfg.Registry.All() {
 		if r.Model == p.cfg.Model && r.Ready() && r.Stage >= 0 {
 			eligible = append(eligible, r.Replica)
 		}
 	}
+	return p.planOf((*registry.Replica).Ready), eligible
+}
+
+// planOf returns the plan in force without the replicas that keep refuses. A stage may
+// become empty.
+func (p *Planner) planOf(keep func(*registry.Replica) bool) policies.Plan {
 	plan := policies.Plan{Model: p.cfg.Model, Epoch: p.plan.Epoch}
 	for _, stage := range p.plan.Stages {
-		kept := policies.Stage{Low: stage.Low, High: stage.High}
-		for _, id := range stage.Replicas {
-			if r := p.cfg.Registry.OfModel(p.cfg.Model, id); r != nil && r.Ready() {
-				kept.Replicas = append(kept.Replicas, id)
-			}
-		}
-		plan.Stages = append(plan.Stages, kept)
+		stage.Replicas = slices.DeleteFunc(slices.Clone(stage.Replicas), func(id policies.ReplicaID) bool {
+			r := p.cfg.Registry.OfModel(p.cfg.Model, id)
+			return r == nil || !keep(r)
+		})
+		plan.Stages = append(plan.Stages, stage)
 	}
-	return plan, eligible
+	return plan
 }
 
 // Revive returns the plan that divides the lengths as a former one did among the
@@ -155,17 +160,12 @@ func (p *Planner) ReadyPlan() (policies.Plan, []policies.Replica) {
 // replicas, and is the plan in force where none is ready.
 func (p *Planner) Revive(former store.FormerPlan) policies.Plan {
 	g := p.cfg.Registry
-	present := policies.Plan{Model: p.cfg.Model, Epoch: p.plan.Epoch}
+	present := p.planOf(g.TakesRequests)
 	var eligible []policies.Replica
-	for _, st := range p.plan.Stages {
-		kept := policies.Stage{Low: st.Low, High: st.High}
-		for _, id := range st.Replicas {
-			if r := g.OfModel(p.cfg.Model, id); r != nil && g.TakesRequests(r) {
-				kept.Replicas = append(kept.Replicas, id)
-				eligible = append(eligible, r.Replica)
-			}
+	for _, stage := range present.Stages {
+		for _, id := range stage.Replicas {
+			eligible = append(eligible, g.Get(id).Replica)
 		}
-		present.Stages = append(present.Stages, kept)
 	}
 	if len(eligible) == 0 {
 		return p.plan
