@@ -3,6 +3,7 @@ package policytest
 import (
 	"fmt"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -61,4 +62,23 @@ func runDirective(t *testing.T, d *datadriven.TestData, play Player) string {
 		}
 	}
 	return out.String()
+}
+
+// SetFields sets the fields of *to, a struct, that words name: "Sample=3", or "Draining"
+// for a bool. Upper and lower case of a name are the same.
+func SetFields(to any, words []string) error {
+	for _, word := range words {
+		name, value, found := strings.Cut(word, "=")
+		if !found {
+			value = "true"
+		}
+		f := reflect.ValueOf(to).Elem().FieldByNameFunc(func(field string) bool { return strings.EqualFold(field, name) })
+		if !f.IsValid() {
+			return fmt.Errorf("%T has no field %q", to, name)
+		}
+		if _, err := fmt.Sscan(value, f.Addr().Interface()); err != nil {
+			return fmt.Errorf("%s: %w", word, err)
+		}
+	}
+	return nil
 }

@@ -1,44 +1,42 @@
 package batch
 
 import (
-	"flag"
+	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
-
-var update = flag.Bool("update", false, "rewrite the expected output of testdata/*.txt")
 
 // setup is what a scenario may configure.
 type setup struct {
-	blocks, block, batch, tokens int
-	cache                        string
-	kappa                        float64
+	Blocks, Block, Batch, Tokens int
+	NoCache                      bool
+	Kappa                        float64
 }
 
 func (c setup) scheduler(t testing.TB, m *model.Model) *Scheduler {
 	t.Helper()
-	pool, err := kv.NewPool(kv.Layout{Blocks: c.blocks, BlockTokens: c.block, SlotBytes: 16, Regions: 1})
+	pool, err := kv.NewPool(kv.Layout{Blocks: c.Blocks, BlockTokens: c.Block, SlotBytes: 16, Regions: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { pool.Close() })
 	prefix := PrefixOn
-	if c.cache == "off" {
+	if c.NoCache {
 		prefix = PrefixOff
 	}
 	s, err := New(Config{
-		Model: m, Pool: pool, MaxBatch: c.batch, MaxTokens: c.tokens, Prefix: prefix,
+		Model: m, Pool: pool, MaxBatch: c.Batch, MaxTokens: c.Tokens, Prefix: prefix,
 		// Round coefficients make the parts of a time recognisable.
-		Profile: cost.Profile{D0: 1000, D1: 100, D2: 10, D3: 0.001, D4: 1, Kappa: c.kappa},
+		Profile: cost.Profile{D0: 1000, D1: 100, D2: 10, D3: 0.001, D4: 1, Kappa: c.Kappa},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -67,11 +65,10 @@ func prompt(n, shared, seed int) []model.Token {
 	return ids
 }
 
-// TestScenarios runs testdata/*.txt: commands, a line "----", and their
-// output. -update rewrites the second half.
+// TestScenarios runs testdata/*.txt (-rewrite rewrites the expected output).
 //
-//	config blocks=8 block=4 batch=4 tokens=16 [cache=off] [kappa=0.5]
-//	add NAME prompt=N [shared=N] [max=N] [min=N] [salt=N]
+//	config blocks=8 block=4 batch=4 tokens=16 [noCache] [kappa=1]
+//	add NAME [prompt=N] [shared=N] [max=N] [salt=N]
 //	abort NAME
 //	step [N]
 //	done              steps until idle; prints only the totals
@@ -82,161 +79,125 @@ func prompt(n, shared, seed int) []model.Token {
 //	adopt NAME R [max=N]           the text must continue unchanged
 //	release R
 func TestScenarios(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatal("no scenarios", err)
-	}
 	m := newModel(t)
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			data, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			commands, want, _ := strings.Cut(string(data), "----\n")
-			got := run(t, m, commands)
-			if *update {
-				if err := os.WriteFile(file, []byte(commands+"----\n"+got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			} else if got != want {
-				t.Errorf("got:\n%s\nwant:\n%s", got, want)
-			}
-		})
-	}
+	policytest.TestScenarios(t, "testdata", func(t *testing.T) policytest.Player {
+		p := &player{
+			t: t, model: m, setup: setup{Blocks: 8, Block: 4, Batch: 4, Tokens: 16},
+			reservations: map[string]*Reservation{}, names: map[*Sequence]string{}, sequences: map[string]*Sequence{},
+		}
+		return p.run
+	})
 }
 
-func run(t *testing.T, m *model.Model, commands string) string {
-	var out strings.Builder
-	var s *Scheduler
-	c := setup{blocks: 8, block: 4, batch: 4, tokens: 16}
-	reservations := make(map[string]*Reservation)
-	names := make(map[*Sequence]string)
-	byName := make(map[string]*Sequence)
-	list := func(qs []*Sequence) string {
-		var l []string
-		for _, q := range qs {
-			l = append(l, fmt.Sprintf("%s:%d/%d", names[q], q.computed, len(q.ids)))
-		}
-		return strings.Join(l, " ")
+// player runs one scenario.
+type player struct {
+	t            *testing.T
+	model        *model.Model
+	setup        setup
+	s            *Scheduler
+	reservations map[string]*Reservation
+	names        map[*Sequence]string
+	sequences    map[string]*Sequence
+}
+
+func (p *player) run(words []string) (out []string, err error) {
+	if words[0] == "config" {
+		return nil, policytest.SetFields(&p.setup, words[1:])
 	}
-	lists := func(err error) {
+	if p.s == nil {
+		p.s = p.setup.scheduler(p.t, p.model)
+	}
+	named := 1 // words without a value
+	for named < len(words) && !strings.Contains(words[named], "=") {
+		named++
+	}
+	args := struct{ Prompt, Shared, Max, Salt, From, Tokens, IDs, Computed int }{Prompt: 4, Max: 4}
+	if err := policytest.SetFields(&args, words[named:]); err != nil {
+		return nil, err
+	}
+	command, name := words[0], strings.Join(words[1:min(2, named)], "")
+	s, q, r := p.s, p.sequences[name], p.reservations[name]
+	switch command {
+	case "add":
+		q = NewSequence(Request{Prompt: prompt(args.Prompt, args.Shared, len(p.sequences)+1), MaxOutput: args.Max, IgnoreEOS: true, Salt: uint64(args.Salt)}, p.setup.Block)
+		p.names[q], p.sequences[name] = name, q
+		s.Add(q)
+		return nil, nil
+	case "abort":
+		s.Abort(q)
+	case "freeze":
+		s.Settle()
+		err = s.Freeze(q, 1)
+	case "thaw":
+		s.Thaw(q)
+	case "drop":
+		err = s.Drop(q)
+	case "table":
+		tb, err := s.Table(q, args.From)
 		if err != nil {
-			fmt.Fprintf(&out, "%v | ", err)
+			return []string{err.Error()}, nil
+		}
+		return []string{fmt.Sprintf("generation %d computed %d length %d prompt %d cached %d ids %d first %d blocks %v", tb.Generation, tb.Computed, tb.Length, tb.Prompt, tb.Cached, len(tb.IDs), tb.First, tb.Blocks)}, nil
+	case "reserve":
+		if r == nil {
+			r = &Reservation{}
+			p.reservations[name] = r
+		}
+		err = s.Reserve(r, args.Tokens)
+		out = append(out, fmt.Sprint(r.Blocks()))
+	case "fill":
+		err = fill(s, r, s, p.sequences[words[2]], args.IDs, args.Computed)
+	case "adopt":
+		if q, err = s.Adopt(p.reservations[words[2]], Request{MaxOutput: args.Max, IgnoreEOS: true}); err == nil {
+			p.names[q], p.sequences[name] = name, q
+		}
+	case "release":
+		s.Release(r)
+	case "step":
+		n, _ := strconv.Atoi(name)
+		for range max(1, n) {
+			out = append(out, p.step())
+			checkBooks(p.t, s, p.reservations)
+		}
+		return out, nil
+	case "done":
+		for !s.Idle() {
+			s.Step()
 		}
 		st := s.Stats()
-		fmt.Fprintf(&out, "running [%s] waiting [%s] frozen [%s] used %d reserved %d\n", list(s.running), list(s.waiting), list(s.frozen), st.UsedBlocks, st.Reserved)
+		return []string{fmt.Sprintf("preemptions=%d prompt=%d generated=%d queries=%d hits=%d used=%d", st.Preemptions, st.PromptTokens, st.GenerationTokens, st.PrefixQueries, st.PrefixHits, st.UsedBlocks)}, nil
+	default:
+		return nil, errors.New("unknown command")
 	}
-	for line := range strings.Lines(commands) {
-		line, _, _ = strings.Cut(line, "#")
-		fields := strings.Fields(line)
-		if len(fields) == 0 {
-			continue
-		}
-		value := func(key string, otherwise int) int {
-			for _, f := range fields {
-				if v, ok := strings.CutPrefix(f, key+"="); ok {
-					n := 0
-					if _, err := fmt.Sscan(v, &n); err != nil {
-						t.Fatalf("%q: %v", line, err)
-					}
-					return n
-				}
-			}
-			return otherwise
-		}
-		if fields[0] != "config" && s == nil {
-			s = c.scheduler(t, m)
-		}
-		step := func() {
-			st := s.Step()
-			fmt.Fprintf(&out, "n=%d L=%d max=%d prefill=%d t=%.3f |", st.Decodes, st.Held, st.Longest, st.Prefill, st.Seconds)
-			for _, e := range st.Events {
-				fmt.Fprintf(&out, " %s", names[e.Sequence])
-				if e.Sequence.Output() == 1 {
-					fmt.Fprintf(&out, "(cached %d)", e.Cached)
-				}
-				if e.Finish != Unfinished {
-					out.WriteString(map[Finish]string{AtLength: ".length", AtStop: ".stop"}[e.Finish])
-				}
-			}
-			fmt.Fprintf(&out, " | running [%s] waiting [%s] used %d\n", list(s.running), list(s.waiting), s.Stats().UsedBlocks)
-			checkBooks(t, s, reservations)
-		}
-		switch fields[0] {
-		case "config":
-			c.blocks, c.block, c.batch, c.tokens = value("blocks", c.blocks), value("block", c.block), value("batch", c.batch), value("tokens", c.tokens)
-			for _, f := range fields {
-				if v, ok := strings.CutPrefix(f, "cache="); ok {
-					c.cache = v
-				}
-			}
-			c.kappa = float64(value("kappa", 0))
-		case "add":
-			q := NewSequence(Request{
-				Prompt:    prompt(value("prompt", 4), value("shared", 0), len(byName)+1),
-				MaxOutput: value("max", 4), MinOutput: value("min", 0), IgnoreEOS: true, Salt: uint64(value("salt", 0)),
-			}, c.block)
-			names[q], byName[fields[1]] = fields[1], q
-			s.Add(q)
-		case "abort":
-			s.Abort(byName[fields[1]])
-			fmt.Fprintf(&out, "running [%s] waiting [%s] used %d\n", list(s.running), list(s.waiting), s.Stats().UsedBlocks)
-		case "freeze":
-			s.Settle()
-			lists(s.Freeze(byName[fields[1]], 1))
-		case "thaw":
-			s.Thaw(byName[fields[1]])
-			lists(nil)
-		case "drop":
-			lists(s.Drop(byName[fields[1]]))
-		case "table":
-			tb, err := s.Table(byName[fields[1]], value("from", 0))
-			if err != nil {
-				fmt.Fprintln(&out, err)
-				continue
-			}
-			fmt.Fprintf(&out, "generation %d computed %d length %d prompt %d cached %d ids %d first %d blocks %v\n", tb.Generation, tb.Computed, tb.Length, tb.Prompt, tb.Cached, len(tb.IDs), tb.First, tb.Blocks)
-		case "reserve":
-			r := reservations[fields[1]]
-			if r == nil {
-				r = &Reservation{}
-				reservations[fields[1]] = r
-			}
-			err := s.Reserve(r, value("tokens", 0))
-			fmt.Fprintf(&out, "%v ", r.Blocks())
-			lists(err)
-		case "fill":
-			r, q := reservations[fields[1]], byName[fields[2]]
-			lists(fill(s, r, s, q, value("ids", 0), value("computed", 0)))
-		case "adopt":
-			q, err := s.Adopt(reservations[fields[2]], Request{MaxOutput: value("max", 4), IgnoreEOS: true})
-			if err == nil {
-				names[q], byName[fields[1]] = fields[1], q
-			}
-			lists(err)
-		case "release":
-			s.Release(reservations[fields[1]])
-			lists(nil)
-		case "step":
-			n := 1
-			if len(fields) > 1 {
-				fmt.Sscan(fields[1], &n)
-			}
-			for range n {
-				step()
-			}
-		case "done":
-			for !s.Idle() {
-				s.Step()
-			}
-			st := s.Stats()
-			fmt.Fprintf(&out, "preemptions=%d prompt=%d generated=%d queries=%d hits=%d used=%d\n", st.Preemptions, st.PromptTokens, st.GenerationTokens, st.PrefixQueries, st.PrefixHits, st.UsedBlocks)
-		default:
-			t.Fatalf("unknown command %q", line)
-		}
+	if err != nil {
+		out = append(out, err.Error())
 	}
-	return out.String()
+	st := s.Stats()
+	return append(out, fmt.Sprintf("running [%s] waiting [%s] frozen [%s] used %d reserved %d", p.list(s.running), p.list(s.waiting), p.list(s.frozen), st.UsedBlocks, st.Reserved)), nil
+}
+
+// step runs an iteration and describes it.
+func (p *player) step() string {
+	st := p.s.Step()
+	events := ""
+	for _, e := range st.Events {
+		events += " " + p.names[e.Sequence]
+		if e.Sequence.Output() == 1 {
+			events += fmt.Sprintf("(cached %d)", e.Cached)
+		}
+		events += map[Finish]string{AtLength: ".length", AtStop: ".stop"}[e.Finish]
+	}
+	return fmt.Sprintf("n=%d L=%d max=%d prefill=%d t=%.3f |%s | running [%s] waiting [%s] used %d",
+		st.Decodes, st.Held, st.Longest, st.Prefill, st.Seconds, events, p.list(p.s.running), p.list(p.s.waiting), p.s.Stats().UsedBlocks)
+}
+
+// list names sequences, with their computed positions of all.
+func (p *player) list(qs []*Sequence) string {
+	var l []string
+	for _, q := range qs {
+		l = append(l, fmt.Sprintf("%s:%d/%d", p.names[q], q.computed, len(q.ids)))
+	}
+	return strings.Join(l, " ")
 }
 
 // generateAlone generates without a scheduler; it is the oracle.
@@ -274,13 +235,11 @@ func TestTextDependsOnIdsAlone(t *testing.T) {
 	m := newModel(t)
 	for seed := range uint64(150) {
 		rng := rand.New(rand.NewPCG(seed, 3))
-		c := setup{blocks: 6 + rng.IntN(20), block: 1 + rng.IntN(8), batch: 1 + rng.IntN(6)}
-		c.tokens = c.batch + rng.IntN(24)
-		if rng.IntN(4) == 0 {
-			c.cache = "off"
-		}
+		c := setup{Blocks: 6 + rng.IntN(20), Block: 1 + rng.IntN(8), Batch: 1 + rng.IntN(6)}
+		c.Tokens = c.Batch + rng.IntN(24)
+		c.NoCache = rng.IntN(4) == 0
 		s := c.scheduler(t, m)
-		room := c.blocks * c.block
+		room := c.Blocks * c.Block
 		var requests []Request
 		got := make(map[int]*collector)
 		aborted := make(map[int]bool)
@@ -292,7 +251,7 @@ func TestTextDependsOnIdsAlone(t *testing.T) {
 					Prompt: prompt(n, rng.IntN(n+1), rng.IntN(3)), MaxOutput: 1 + rng.IntN(room-n),
 					IgnoreEOS: rng.IntN(2) == 0, MinOutput: rng.IntN(4), Receiver: &collector{},
 				}
-				got[i], sequences[i] = r.Receiver.(*collector), NewSequence(r, c.block)
+				got[i], sequences[i] = r.Receiver.(*collector), NewSequence(r, c.Block)
 				requests = append(requests, r)
 				s.Add(sequences[i])
 				i++
@@ -302,7 +261,7 @@ func TestTextDependsOnIdsAlone(t *testing.T) {
 				aborted[j] = got[j].end == Unfinished
 			}
 			st := s.Step()
-			if st.Decodes+int(st.Prefill) > c.tokens || len(s.running) > c.batch {
+			if st.Decodes+int(st.Prefill) > c.Tokens || len(s.running) > c.Batch {
 				t.Fatalf("seed %d: step %+v exceeds %+v", seed, st.Iteration, c)
 			}
 			for _, e := range st.Events {
@@ -332,19 +291,15 @@ func TestWrongByteChangesText(t *testing.T) {
 	r := Request{Prompt: prompt(33, 0, 1), MaxOutput: 6, IgnoreEOS: true}
 	want := generateAlone(m, r)
 	for at := range 32 * 16 {
-		s := setup{blocks: 12, block: 4, batch: 2, tokens: 64}.scheduler(t, m)
-		drain := func() []model.Token {
+		s := setup{Blocks: 12, Block: 4, Batch: 2, Tokens: 64}.scheduler(t, m)
+		generate := func() []model.Token {
 			got := &collector{}
 			r.Receiver = got
 			s.Add(NewSequence(r, 4))
-			for !s.Idle() {
-				for _, e := range s.Step().Events {
-					got.Receive(e)
-				}
-			}
+			drain(t, s)
 			return got.out
 		}
-		if !slices.Equal(drain(), want) {
+		if !slices.Equal(generate(), want) {
 			t.Fatal("the first run differs from the model")
 		}
 		position := at / 16
@@ -353,7 +308,7 @@ func TestWrongByteChangesText(t *testing.T) {
 			t.Fatalf("position %d is not cached", position)
 		}
 		s.Pool.Slot(block, position%4)[at%16] ^= 0x10
-		if slices.Equal(drain(), want) {
+		if slices.Equal(generate(), want) {
 			t.Errorf("a wrong byte %d at position %d changes nothing", at%16, position)
 		}
 		if s.Stats().PrefixHits != 32 {
@@ -375,16 +330,12 @@ func TestStopTokens(t *testing.T) {
 		min  int
 		want int // tokens generated
 	}{{0, at + 1}, {at, at + 1}, {at + 1, 20}} {
-		s := setup{blocks: 12, block: 4, batch: 2, tokens: 64}.scheduler(t, m)
+		s := setup{Blocks: 12, Block: 4, Batch: 2, Tokens: 64}.scheduler(t, m)
 		c := &collector{}
 		q := r
-		q.StopTokens, q.MinOutput = []model.Token{full[at]}, x.min
+		q.StopTokens, q.MinOutput, q.Receiver = []model.Token{full[at]}, x.min, c
 		s.Add(NewSequence(q, 4))
-		for !s.Idle() {
-			for _, e := range s.Step().Events {
-				c.Receive(e)
-			}
-		}
+		drain(t, s)
 		wantEnd := AtStop
 		if x.want == 20 {
 			wantEnd = AtLength
@@ -416,7 +367,7 @@ func BenchmarkStep256(b *testing.B) {
 }
 
 func benchmark(t testing.TB, n int) *Scheduler {
-	s := setup{blocks: 1 << 17, block: 16, batch: 256, tokens: 8192}.scheduler(t, newModel(t))
+	s := setup{Blocks: 1 << 17, Block: 16, Batch: 256, Tokens: 8192}.scheduler(t, newModel(t))
 	for i := range n {
 		s.Add(NewSequence(Request{Prompt: prompt(1000, 0, i), MaxOutput: 1 << 30, IgnoreEOS: true}, 16))
 	}

@@ -113,12 +113,10 @@ func TestMovesAtRandom(t *testing.T) {
 	moves, rounds, preemptions, shortages := 0, 0, uint64(0), 0
 	for seed := range uint64(150) {
 		rng := rand.New(rand.NewPCG(seed, 9))
-		c := setup{blocks: 16 + rng.IntN(40), block: 1 + rng.IntN(8), batch: 1 + rng.IntN(6)}
-		c.tokens = c.batch + rng.IntN(24)
-		if rng.IntN(4) == 0 {
-			c.cache = "off"
-		}
-		room := c.blocks * c.block
+		c := setup{Blocks: 16 + rng.IntN(40), Block: 1 + rng.IntN(8), Batch: 1 + rng.IntN(6)}
+		c.Tokens = c.Batch + rng.IntN(24)
+		c.NoCache = rng.IntN(4) == 0
+		room := c.Blocks * c.Block
 		ss := []*Scheduler{c.scheduler(t, m), c.scheduler(t, m)}
 		reservations := []map[string]*Reservation{{}, {}}
 		var stories []*continuedText
@@ -150,13 +148,13 @@ func TestMovesAtRandom(t *testing.T) {
 					Prompt: prompt(n, rng.IntN(n+1), rng.IntN(3)), MaxOutput: 1 + rng.IntN(room-n), IgnoreEOS: rng.IntN(4) > 0,
 					Salt: uint64(rng.IntN(2)), Receiver: x.output,
 				}
-				x.q = NewSequence(x.request, c.block)
+				x.q = NewSequence(x.request, c.Block)
 				stories = append(stories, x)
 				ss[x.at].Add(x.q)
 			case k == 2:
 				if x := pick(func(x *continuedText) bool { return x.r == nil }); x != nil {
 					x.r, x.to, x.name = &Reservation{}, rng.IntN(2), fmt.Sprint(op)
-					if err := ss[x.to].Reserve(x.r, len(x.q.ids)+rng.IntN(c.block*2)); err != nil {
+					if err := ss[x.to].Reserve(x.r, len(x.q.ids)+rng.IntN(c.Block*2)); err != nil {
 						if !errors.Is(err, ErrFull) {
 							t.Fatal(err)
 						}
@@ -168,7 +166,7 @@ func TestMovesAtRandom(t *testing.T) {
 				}
 			case k == 3: // a round: the positions computed so far
 				if x := pick(func(x *continuedText) bool { return x.r != nil }); x != nil {
-					upto := max(x.r.filled.computed, min(x.q.settled.computed, len(x.r.Blocks())*c.block))
+					upto := max(x.r.filled.computed, min(x.q.settled.computed, len(x.r.Blocks())*c.Block))
 					if fill(ss[x.to], x.r, ss[x.at], x.q, upto, upto) == nil {
 						rounds++
 					}
@@ -226,8 +224,8 @@ func TestMovesAtRandom(t *testing.T) {
 			default:
 				at := rng.IntN(2)
 				st := ss[at].Step()
-				if len(ss[at].running)+len(ss[at].frozen) > c.batch {
-					t.Fatalf("seed %d: %d running and %d frozen exceed a batch of %d", seed, len(ss[at].running), len(ss[at].frozen), c.batch)
+				if len(ss[at].running)+len(ss[at].frozen) > c.Batch {
+					t.Fatalf("seed %d: %d running and %d frozen exceed a batch of %d", seed, len(ss[at].running), len(ss[at].frozen), c.Batch)
 				}
 				for _, e := range st.Events {
 					if e.Sequence.Receiver != nil {
@@ -276,8 +274,8 @@ func TestMovesAtRandom(t *testing.T) {
 
 // frozenPair returns a sequence frozen after n tokens and a scheduler to which it can migrate.
 func frozenPair(t testing.TB, m *model.Model, r Request, n int) (from, to *Scheduler, q *Sequence) {
-	c := setup{blocks: 24, block: 4, batch: 2, tokens: 64}
-	from, to, q = c.scheduler(t, m), c.scheduler(t, m), NewSequence(r, c.block)
+	c := setup{Blocks: 24, Block: 4, Batch: 2, Tokens: 64}
+	from, to, q = c.scheduler(t, m), c.scheduler(t, m), NewSequence(r, c.Block)
 	from.Add(q)
 	for q.Output() < n {
 		from.Step()
@@ -377,7 +375,7 @@ func TestAdoptedBlocksAreCached(t *testing.T) {
 // A call that a reservation rejects leaves the reservation unchanged.
 func TestReservationRefuses(t *testing.T) {
 	m := newModel(t)
-	s := setup{blocks: 8, block: 4, batch: 2, tokens: 64}.scheduler(t, m)
+	s := setup{Blocks: 8, Block: 4, Batch: 2, Tokens: 64}.scheduler(t, m)
 	r := &Reservation{}
 	if err := s.Reserve(r, 33); !errors.Is(err, ErrFull) {
 		t.Errorf("more than the pool: %v", err)
@@ -440,7 +438,7 @@ func TestReservationRefuses(t *testing.T) {
 func BenchmarkAdopt(b *testing.B) {
 	for _, n := range []int{256, 131_072} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			s := setup{blocks: 1 << 14, block: 16, batch: 4, tokens: 64}.scheduler(b, newModel(b))
+			s := setup{Blocks: 1 << 14, Block: 16, Batch: 4, Tokens: 64}.scheduler(b, newModel(b))
 			ids := prompt(n, 0, 1)
 			add := func(r *Reservation, from, to int) {
 				f, err := s.BeginFill(r, from, ids[from:to], max(from, to-1))
