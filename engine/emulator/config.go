@@ -1,6 +1,7 @@
 package emulator
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -83,28 +84,19 @@ type Config struct {
 
 // withDefaults fills in the zero fields.
 func (c Config) withDefaults() Config {
-	c.Speed = or(c.Speed, 1)
-	c.TensorParallel = or(c.TensorParallel, 1)
+	c.Speed = cmp.Or(c.Speed, 1)
+	c.TensorParallel = cmp.Or(c.TensorParallel, 1)
 	p := c.Profile.TensorParallel(c.TensorParallel)
-	c.KVTokens = or(c.KVTokens, p.KVTokens)
-	c.BlockTokens = or(c.BlockTokens, defaultBlockTokens)
-	c.Context = or(c.Context, min(defaultContext, c.KVTokens/policies.Tokens(max(c.BlockTokens, 1))*policies.Tokens(max(c.BlockTokens, 1))))
-	c.SlotBytes = or(c.SlotBytes, defaultSlotBytes)
-	c.MaxBatch = or(c.MaxBatch, p.MaxBatch)
-	c.MaxBatchedTokens = max(or(c.MaxBatchedTokens, defaultBatchedTokens), c.MaxBatch)
+	c.KVTokens = cmp.Or(c.KVTokens, p.KVTokens)
+	c.BlockTokens = cmp.Or(c.BlockTokens, defaultBlockTokens)
+	c.Context = cmp.Or(c.Context, min(defaultContext, c.KVTokens/policies.Tokens(max(c.BlockTokens, 1))*policies.Tokens(max(c.BlockTokens, 1))))
+	c.SlotBytes = cmp.Or(c.SlotBytes, defaultSlotBytes)
+	c.MaxBatch = cmp.Or(c.MaxBatch, p.MaxBatch)
+	c.MaxBatchedTokens = max(cmp.Or(c.MaxBatchedTokens, defaultBatchedTokens), c.MaxBatch)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	return c
-}
-
-// orDefault returns v, or the default if v is zero.
-func or[T comparable](v, otherwise T) T {
-	var zero T
-	if v == zero {
-		return otherwise
-	}
-	return v
 }
 
 // validate checks a config after withDefaults.

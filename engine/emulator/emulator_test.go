@@ -3,13 +3,10 @@ package emulator
 import (
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -22,8 +19,6 @@ import (
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
 )
-
-var update = flag.Bool("update", false, "rewrite the expected output of testdata/*.txt")
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
@@ -86,49 +81,6 @@ func serveRequest(e *Engine, r *http.Request) *httptest.ResponseRecorder {
 	return w
 }
 
-// TestWire replays testdata/*.txt: requests ("METHOD PATH" and a body), a line
-// "----", and the answers byte for byte. The bubble's clock makes "created"
-// constant.
-func TestWire(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatal("no wire scenarios", err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				e, stop := start(t, Config{Context: 256})
-				defer stop()
-				synctest.Wait()
-				data, err := os.ReadFile(file)
-				if err != nil {
-					t.Fatal(err)
-				}
-				requests, want, _ := strings.Cut(string(data), "----\n")
-				var out strings.Builder
-				for block := range strings.SplitSeq(strings.TrimSpace(requests), "\n\n") {
-					line, body, _ := strings.Cut(block, "\n")
-					method, path, ok := strings.Cut(line, " ")
-					if !ok || strings.HasPrefix(line, "#") {
-						continue
-					}
-					r := post(path, body)
-					r.Method = method
-					w := serveRequest(e, r)
-					fmt.Fprintf(&out, "%s %d %s\n%s\n\n", line, w.Code, w.Header().Get("Content-Type"), strings.TrimSpace(w.Body.String()))
-				}
-				if *update {
-					if err := os.WriteFile(file, []byte(requests+"----\n"+out.String()), 0o644); err != nil {
-						t.Fatal(err)
-					}
-				} else if out.String() != want {
-					t.Errorf("got:\n%s\nwant:\n%s", out.String(), want)
-				}
-			})
-		})
-	}
-}
-
 // completion holds the fields of an answer that the tests read.
 type completion struct {
 	Choices []struct {
@@ -154,23 +106,6 @@ func complete(t *testing.T, e *Engine, body string) completion {
 		t.Fatalf("%s: status %d, %v: %s", body, w.Code, err, w.Body)
 	}
 	return c
-}
-
-// A replica takes exactly the time of its profile, divided by its speed.
-func TestTime(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		for _, speed := range []float64{1, 20} {
-			e, stop := start(t, Config{Speed: speed})
-			begin := time.Now()
-			complete(t, e, `{"prompt":[1,2,3,4,5,6,7,8,9,10],"max_tokens":5,"ignore_eos":true}`)
-			// One prefill of 10 tokens, then four decodes.
-			want := time.Duration(float64((11+4*11)*time.Millisecond) / speed)
-			if got := time.Since(begin); (got - want).Abs() > 10*time.Nanosecond {
-				t.Errorf("speed %v: took %v, want %v", speed, got, want)
-			}
-			stop()
-		}
-	})
 }
 
 // A stream sends its tokens one by one as they are generated, and its text equals that of the
@@ -271,32 +206,6 @@ func metric(t *testing.T, e *Engine, name string) float64 {
 	return 0
 }
 
-func TestPrefixCacheIsReported(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e, stop := start(t, Config{})
-		defer stop()
-		ids := strings.Repeat("7,", 49) + "7"
-		ask := `{"prompt":[` + ids + `],"max_tokens":3,"ignore_eos":true%s}`
-		for i, x := range []struct {
-			extra  string
-			cached int
-		}{{"", 0}, {"", 48}, {`,"cache_salt":"s"`, 0}, {`,"cache_salt":"s"`, 48}} {
-			if got := complete(t, e, fmt.Sprintf(ask, x.extra)).Usage.Details.Cached; got != x.cached {
-				t.Errorf("request %d: cached %d tokens, want %d", i, got, x.cached)
-			}
-		}
-		if q, h := metric(t, e, "vllm:prefix_cache_queries_total"), metric(t, e, "vllm:prefix_cache_hits_total"); q != 200 || h != 96 {
-			t.Errorf("queries %v, hits %v, want 200, 96", q, h)
-		}
-		off, stopOff := start(t, Config{NoPrefixCache: true})
-		defer stopOff()
-		complete(t, off, fmt.Sprintf(ask, ""))
-		if got := complete(t, off, fmt.Sprintf(ask, "")).Usage.Details.Cached; got != 0 {
-			t.Errorf("cached %d tokens without a cache", got)
-		}
-	})
-}
-
 // The blocks of a client that disconnects are freed at the next iteration.
 func TestAbort(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -360,41 +269,6 @@ func TestAbortByClosing(t *testing.T) {
 		}
 	}
 	server.Client().CloseIdleConnections()
-}
-
-func TestStopStrings(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e, stop := start(t, Config{})
-		defer stop()
-		full := complete(t, e, `{"prompt":"once","max_tokens":60,"ignore_eos":true}`).Choices[0].Text
-		at := len(full) / 2
-		for full[at] != ' ' {
-			at++
-		}
-		needle := full[at-2 : at+4] // spans two tokens
-		at = strings.Index(full, needle)
-		quoted, err := json.Marshal(needle)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, x := range []struct{ extra, want string }{{"", full[:at]}, {`,"include_stop_str_in_output":true`, full[:at+len(needle)]}} {
-			c := complete(t, e, fmt.Sprintf(`{"prompt":"once","max_tokens":60,"ignore_eos":true,"stop":[%s]%s}`, quoted, x.extra))
-			if c.Choices[0].Text != x.want || c.Choices[0].FinishReason != "stop" || c.Choices[0].StopReason != needle {
-				t.Errorf("%+v, want text %q", c.Choices[0], x.want)
-			}
-			if c.Usage.CompletionTokens >= 60 {
-				t.Error("tokens after the stop string were counted")
-			}
-		}
-		if c := complete(t, e, fmt.Sprintf(`{"prompt":"once","max_tokens":60,"min_tokens":60,"ignore_eos":true,"stop":%s}`, quoted)); c.Choices[0].Text != full {
-			t.Error("a stop string within min_tokens ended the text")
-		}
-		time.Sleep(20 * time.Millisecond)
-		synctest.Wait()
-		if metric(t, e, "vllm:num_requests_running") != 0 {
-			t.Error("the engine goes on after a stop string")
-		}
-	})
 }
 
 // When Run ends, waiting clients receive 503, and begun streams an error event.

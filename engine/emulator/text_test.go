@@ -129,26 +129,6 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-func TestTokensLists(t *testing.T) {
-	for _, x := range []struct {
-		in, want string // want "" means an error
-	}{
-		{`{"prompt":[1,2,3]}`, "[1 2 3]"},
-		{"{\"prompt\":[ 1 ,\n2 , 3 ]}", "[1 2 3]"},
-		{`{"prompt":[100276]}`, "[100276]"},
-		{`{"prompt":[1,true]}`, ""},
-		{`{"prompt":[1,null]}`, ""},
-		{`{"prompt":[1e1]}`, ""},
-		{`{"prompt":[1,[2]]}`, ""},
-	} {
-		q, err := decode(completions, []byte(x.in))
-		got := fmt.Sprint(q.ids)
-		if (err != nil) != (x.want == "") || err == nil && got != x.want {
-			t.Errorf("%s: %s, %v; want %s", x.in, got, err, x.want)
-		}
-	}
-}
-
 func TestDepth(t *testing.T) {
 	for in, want := range map[string]int{``: 0, `{}`: 1, `[[]]`: 2, `{"[[[":[1]}`: 2, `"\"[["`: 0, `[[[`: 3, `]]][`: -2} {
 		if got := depth([]byte(in)); got != max(want, 0) {

@@ -36,11 +36,7 @@ func TestScenarios(t *testing.T, dir string, start func(t *testing.T) Player) {
 }
 
 func runDirective(t *testing.T, d *datadriven.TestData, play Player) string {
-	first := d.Cmd
-	for _, arg := range d.CmdArgs {
-		first += " " + arg.String()
-	}
-	commands := []string{first}
+	commands := []string{strings.Join(Words(d), " ")}
 	if d.Input != "" {
 		commands = append(commands, strings.Split(d.Input, "\n")...)
 	}
@@ -64,8 +60,17 @@ func runDirective(t *testing.T, d *datadriven.TestData, play Player) string {
 	return out.String()
 }
 
-// SetFields sets the fields of *to, a struct, that words name: "Sample=3", or "Draining"
-// for a bool. Upper and lower case of a name are the same.
+// Words returns a command and its arguments.
+func Words(d *datadriven.TestData) []string {
+	words := []string{d.Cmd}
+	for _, arg := range d.CmdArgs {
+		words = append(words, arg.String())
+	}
+	return words
+}
+
+// SetFields sets the fields of *to, a struct, that words name: "Sample=3", "Peers=a,b", or
+// "Draining" for a bool. The case of names does not matter.
 func SetFields(to any, words []string) error {
 	for _, word := range words {
 		name, value, found := strings.Cut(word, "=")
@@ -75,6 +80,10 @@ func SetFields(to any, words []string) error {
 		f := reflect.ValueOf(to).Elem().FieldByNameFunc(func(field string) bool { return strings.EqualFold(field, name) })
 		if !f.IsValid() {
 			return fmt.Errorf("%T has no field %q", to, name)
+		}
+		if list, ok := f.Addr().Interface().(*[]string); ok {
+			*list = strings.Split(value, ",")
+			continue
 		}
 		if _, err := fmt.Sscan(value, f.Addr().Interface()); err != nil {
 			return fmt.Errorf("%s: %w", word, err)
