@@ -274,11 +274,13 @@ func (s *Stream) knownFingerprint() []byte {
 
 // keepFingerprint takes the fingerprint from a chunk of the first leg.
 func (s *Stream) keepFingerprint(ev session.Event) {
-	if ev.Chunk == nil || s.fingerprint == nil || ev.Leg != session.Leg(s.firstLeg) {
+	if ev.Chunk == nil {
 		return
 	}
-	if f := ev.Chunk.Fingerprint(); f != nil && !bytes.Equal(s.knownFingerprint(), f) {
-		kept := bytes.Clone(f)
-		s.fingerprint.Store(&kept)
+	f := ev.Chunk.Fingerprint() // few chunks have one: it is looked at before the stream's fields
+	if f == nil || s.fingerprint == nil || ev.Leg != session.Leg(s.firstLeg) || bytes.Equal(s.knownFingerprint(), f) {
+		return
 	}
+	kept := bytes.Clone(f)
+	s.fingerprint.Store(&kept)
 }
