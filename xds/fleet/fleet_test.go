@@ -1,487 +1,464 @@
 package fleet
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"maps"
 	"net"
 	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/cockroachdb/datadriven"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/internal/orders"
 	"github.com/cascadeinfer/cascade/xds/internal/plantest"
 	"github.com/cascadeinfer/cascade/xds/internal/reportservice"
-	"github.com/cascadeinfer/cascade/xds/internal/weights"
+	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// snapshotRecorder is a Publisher that records all snapshots.
-type snapshotRecorder struct {
-	mu   sync.Mutex
-	list []*Snapshot
-}
-
-func (s *snapshotRecorder) Publish(snap *Snapshot) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.list = append(s.list, snap)
-}
-
-func (s *snapshotRecorder) last() *Snapshot {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.list) == 0 {
-		return nil
-	}
-	return s.list[len(s.list)-1]
-}
-
-// harness is a running Fleet behind a gRPC server, inside a synctest bubble.
-type harness struct {
-	*Fleet
-	t     *testing.T
-	shown *snapshotRecorder
-	api   api.FleetClient
-	stop  func()
-}
-
-func newHarness(t *testing.T, st store.Store, counters Counters) *harness {
-	t.Helper()
-	h := &harness{t: t, shown: new(snapshotRecorder)}
-	f, err := New(Config{
-		Rules:    testRules(PolicyDefault),
-		Replicas: []policies.Replica{testReplica("r0"), testReplica("r1")},
-		Store:    st, Counters: counters, Publisher: h.shown,
+// TestFleetScenarios runs testdata/fleet/*.txt (package datadriven; -rewrite rewrites
+// the expected output): control planes on one store, each behind a gRPC server, in a
+// synctest bubble.
+//
+//	start a r0 r1 [shared] [counters]  starts a control plane with these replicas; with
+//	                          counters it has a file for them
+//	stop a, kill a            it ends; killed, it does not release the lease
+//	configure a r0 r1*        replaces its configured list; * marks draining
+//	report a r0 [over=s] [not-ready] [held=N] [model=x] [migrations] [times=N]
+//	                          sends a report over the stream s, or else the one with
+//	                          the replica's name, and prints the reply, or how the
+//	                          stream ended; with times, of that many reports
+//	end s [close]             waits for the end of a stream, after closing it
+//	load r0 r1 held=N [not-ready]  these replicas report to all control planes, twice
+//	                          a second
+//	for 1s                    time passes
+//	drain a r0, undrain a r0, pin a  an operator's order to a
+//	refuse a VERSION          a proxy of a refused this version of a cluster
+//	store works|conflict|full|read-only|unreadable|slow  what the store does; slow: the
+//	                          watch delivers only with the command deliver
+//	deliver                   delivers what the watch has read
+//	write 9 r0 | r1           another server writes a plan
+//	show a …                  prints the state of the control planes, and whether all
+//	                          publish the same
+//	migrations a              prints the reported migrations
+//	log a                     prints what was logged at warn since the last call
+func TestFleetScenarios(t *testing.T) {
+	datadriven.Walk(t, "testdata/fleet", func(t *testing.T, path string) {
+		counters := CounterFile{filepath.Join(t.TempDir(), "counters.json")}
+		synctest.Test(t, func(t *testing.T) {
+			w := &world{t: t, counters: counters, planes: map[string]*plane{}, streams: map[string]api.Fleet_ReportClient{}, loads: map[string]loadreport.Report{}}
+			datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+				w.out.Reset()
+				w.do(d)
+				return w.out.String()
+			})
+			for _, p := range w.planes {
+				p.end()
+			}
+		})
 	})
-	if err != nil {
-		t.Fatal(err)
+}
+
+// world is a store and the control planes that share it.
+type world struct {
+	t        *testing.T
+	store    faultyStore
+	counters CounterFile
+	planes   map[string]*plane
+	streams  map[string]api.Fleet_ReportClient
+	loads    map[string]loadreport.Report // of the replicas that report twice a second
+	out      strings.Builder
+}
+
+// plane is a control plane. It is a Publisher that records the last snapshot.
+type plane struct {
+	*Fleet
+	t    *testing.T
+	api  api.FleetClient
+	log  bytes.Buffer
+	end  func()
+	dead bool // killed: its writes fail
+
+	mu   sync.Mutex
+	last *Snapshot
+}
+
+// Publish implements Publisher.
+func (p *plane) Publish(s *Snapshot) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.last != nil && s.Epoch < p.last.Epoch {
+		p.t.Errorf("%s publishes epoch %d after %d", p.cfg.Name, s.Epoch, p.last.Epoch)
 	}
-	h.Fleet = f
-	ctx, cancel := context.WithCancel(t.Context())
+	p.last = s
+}
+
+func (p *plane) published() *Snapshot {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.last
+}
+
+// faultyStore is a store whose writes fail or whose watch is slow.
+type faultyStore struct {
+	store.Memory
+	mu        sync.Mutex
+	fault     string
+	writes    int
+	delivered chan struct{} // nil: the watch is not slow
+}
+
+// connection is the store as one control plane uses it.
+type connection struct {
+	*faultyStore
+	plane *plane
+}
+
+func (c connection) CompareAndSwap(ctx context.Context, old store.Version, o store.Object) (store.Version, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.writes++
+	why, failing := map[string]error{"full": syscall.ENOSPC, "read-only": syscall.EROFS}[c.fault]
+	switch {
+	case c.plane.dead:
+		return "", errors.New("dead")
+	case failing: // as on a full disk: each error names another temporary file
+		return "", fmt.Errorf("plan file x: %w", &fs.PathError{Op: "open", Path: fmt.Sprint("x.tmp", c.writes), Err: why})
+	}
+	return c.Memory.CompareAndSwap(ctx, old, o)
+}
+
+func (c connection) Watch(ctx context.Context) <-chan store.Update {
+	in, out := c.Memory.Watch(ctx), make(chan store.Update)
+	go func() {
+		defer close(out)
+		for u := range in {
+			c.mu.Lock()
+			delivered, unreadable := c.delivered, c.fault == "unreadable"
+			c.mu.Unlock()
+			if unreadable {
+				u.Err = errors.New("garbage")
+			}
+			if delivered != nil {
+				select {
+				case <-delivered:
+				case <-ctx.Done():
+					continue
+				}
+			}
+			select {
+			case out <- u:
+			case <-ctx.Done():
+			}
+		}
+	}()
+	return out
+}
+
+func (w *world) do(d *datadriven.TestData) {
+	var words, options []string
+	for _, arg := range d.CmdArgs {
+		if len(arg.Vals) > 0 || slices.Contains([]string{"shared", "counters", "not-ready", "migrations", "close"}, arg.Key) {
+			options = append(options, arg.String())
+		} else {
+			words = append(words, arg.Key)
+		}
+	}
+	var p *plane
+	if len(words) > 0 {
+		p = w.planes[words[0]]
+	}
+	switch d.Cmd {
+	case "start":
+		w.start(words[0], replicas(words[1:]), slices.Contains(options, "shared"), slices.Contains(options, "counters"))
+	case "stop", "kill":
+		p.dead = d.Cmd == "kill"
+		p.end()
+		delete(w.planes, words[0])
+	case "configure":
+		w.printError(p.SetReplicas(replicas(words[1:])))
+	case "report":
+		w.report(p, words[1], options)
+	case "end":
+		s := w.streams[words[0]]
+		if slices.Contains(options, "close") {
+			_ = s.CloseSend()
+		}
+		_, err := s.Recv()
+		w.printError(err)
+	case "load":
+		for _, id := range words {
+			r := loadreport.Report{Replica: policies.ReplicaID(id), Model: "m", EngineReady: !slices.Contains(options, "not-ready"), BytesPerToken: 3}
+			r.Load = policies.Load{Running: 10, Held: policies.Tokens(option(options, "held")), Iteration: 0.02}
+			r.Flow.Seen = w.loads[id].Flow.Seen
+			w.loads[id] = r
+		}
+	case "for":
+		length, err := time.ParseDuration(words[0])
+		if err != nil {
+			d.Fatalf(w.t, "%v", err)
+		}
+		w.wait(length)
+	case "drain":
+		w.printError(p.Drain(w.t.Context(), policies.ReplicaID(words[1])))
+	case "undrain":
+		w.printError(p.Undrain(w.t.Context(), policies.ReplicaID(words[1])))
+	case "pin":
+		w.printError(p.Order(w.t.Context(), orders.Pin{Model: "m", By: "ann"}))
+	case "refuse":
+		p.RecordRefusals([]store.Refusal{{Type: "Cluster", Name: "c", Version: words[1], Text: "bad"}})
+	case "store":
+		w.store.mu.Lock()
+		if w.store.fault = words[0]; words[0] == "slow" {
+			w.store.delivered = make(chan struct{})
+		}
+		w.store.mu.Unlock()
+	case "deliver":
+		w.store.delivered <- struct{}{}
+	case "write":
+		w.write(words)
+	case "show":
+		w.show(words)
+	case "migrations":
+		for _, m := range p.Migrations(time.Time{}, 10) {
+			fmt.Fprintf(&w.out, "%s %s\n", m.ID, m.State)
+		}
+		ended, running := p.MigrationTotals(time.Now())
+		fmt.Fprintf(&w.out, "%d kinds ended, %d running\n", len(ended), running)
+	case "log":
+		// Temporary files have other names each time.
+		for line := range strings.Lines(regexp.MustCompile(`tmp\d+`).ReplaceAllString(p.log.String(), "tmpN")) {
+			w.out.WriteString(line[strings.Index(line, "msg="):])
+		}
+		p.log.Reset()
+	default:
+		d.Fatalf(w.t, "unknown command %q", d.Cmd)
+	}
+	synctest.Wait()
+}
+
+func (w *world) printError(err error) {
+	if err != nil {
+		text := strings.ReplaceAll(status.Code(err).String()+": "+status.Convert(err).Message(), "Unknown: ", "")
+		w.out.WriteString(regexp.MustCompile(`tmp\d+`).ReplaceAllString(text, "tmpN") + "\n")
+	}
+}
+
+// option returns the number in the option "name=number"; 0 without it.
+func option(options []string, name string) (n int64) {
+	for _, o := range options {
+		if value, ok := strings.CutPrefix(o, name+"="); ok {
+			n, _ = strconv.ParseInt(value, 10, 64)
+		}
+	}
+	return n
+}
+
+func replicas(ids []string) (list []policies.Replica) {
+	for _, id := range ids {
+		id, draining := strings.CutSuffix(id, "*")
+		r := testReplica(id)
+		r.Draining = draining
+		list = append(list, r)
+	}
+	return list
+}
+
+// start starts a control plane behind a server.
+func (w *world) start(name string, list []policies.Replica, shared, counters bool) {
+	rules := testRules(PolicyDefault)
+	rules.Name, rules.Shared = name, shared
+	p := &plane{t: w.t}
+	cfg := Config{
+		Rules: rules, Replicas: list, Store: connection{&w.store, p}, Publisher: p,
+		Logger: slog.New(slog.NewTextHandler(&p.log, &slog.HandlerOptions{Level: slog.LevelWarn})),
+	}
+	if counters {
+		cfg.Counters = w.counters
+	}
+	f, err := New(cfg)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	p.Fleet = f
+	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if err := f.Run(ctx); err != nil {
-			t.Error(err)
+			w.printError(err)
 		}
 	})
-	server := grpc.NewServer()
+	server, lis := grpc.NewServer(), bufconn.Listen(1<<16)
 	api.RegisterFleetServer(server, f.Service())
-	lis := bufconn.Listen(1 << 16)
 	wg.Go(func() { _ = server.Serve(lis) })
 	conn, err := grpc.NewClient("passthrough:///fleet", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return lis.DialContext(ctx) }))
 	if err != nil {
-		t.Fatal(err)
+		w.t.Fatal(err)
 	}
-	h.api = api.NewFleetClient(conn)
-	h.stop = func() {
+	p.api = api.NewFleetClient(conn)
+	p.end = func() {
 		cancel()
 		synctest.Wait()
 		conn.Close()
 		server.Stop()
 		wg.Wait()
-	}
-	synctest.Wait()
-	return h
-}
-
-// report sends one report on the stream and returns the reply.
-func report(t *testing.T, s api.Fleet_ReportClient, id string, ready bool) (*api.LoadReply, error) {
-	t.Helper()
-	if err := s.Send(&api.LoadReport{Replica: id, Model: "m", Sequence: 1, EngineReady: ready, Load: &api.Load{HeldTokens: 500}}); err != nil {
-		_, err := s.Recv() // the status that ended the stream
-		return nil, err
-	}
-	return s.Recv()
-}
-
-func (h *harness) open() api.Fleet_ReportClient {
-	h.t.Helper()
-	s, err := h.api.Report(h.t.Context())
-	if err != nil {
-		h.t.Fatal(err)
-	}
-	return s
-}
-
-func wantCode(t *testing.T, err error, code codes.Code, text string) {
-	t.Helper()
-	if status.Code(err) != code || !strings.Contains(err.Error(), text) {
-		t.Errorf("error %v, want %v with %q", err, code, text)
-	}
-}
-
-func TestFleetReports(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, new(store.Memory), nil)
-		defer h.stop()
-		if s := h.shown.last(); s == nil || plantest.Format(s.Models[0].Plan) != "r0 r1" {
-			t.Fatalf("nothing good is shown at start: %+v", s)
-		}
-		s := h.open()
-		reply, err := report(t, s, "r0", true)
-		if err != nil || reply.GetEpoch() != 1 || reply.GetSequence() != 1 {
-			t.Fatalf("reply %v, %v", reply, err)
-		}
-		// r1 does not report and is taken out of rotation; r0 continues.
-		for range 7 {
-			time.Sleep(time.Second)
-			if reply, err := report(t, s, "r0", true); err != nil || reply.GetStageMeanHeld() != 500 {
-				t.Fatal(reply, err)
-			}
-		}
-		synctest.Wait()
-		m := h.Snapshot().Models[0]
-		if m.Replicas[0].Health != resources.Healthy || m.Replicas[1].Health != resources.Unhealthy {
-			t.Errorf("health %v, %v", m.Replicas[0].Health, m.Replicas[1].Health)
-		}
-		// The stream of r0 cannot report for r1.
-		_, err = report(t, s, "r1", true)
-		wantCode(t, err, codes.InvalidArgument, "cannot report for")
-	})
-}
-
-func TestFleetRefusesReports(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, new(store.Memory), nil)
-		defer h.stop()
-		_, err := report(t, h.open(), "r9", true)
-		wantCode(t, err, codes.NotFound, "not configured")
-		s := h.open()
-		if err := s.Send(&api.LoadReport{Replica: "r0", Model: "other"}); err != nil {
-			t.Fatal(err)
-		}
-		_, err = s.Recv()
-		wantCode(t, err, codes.NotFound, "configured for model")
-		s = h.open()
-		if err := s.Send(&api.LoadReport{}); err != nil {
-			t.Fatal(err)
-		}
-		_, err = s.Recv()
-		wantCode(t, err, codes.InvalidArgument, "replica")
-		if taken, refused := h.ReportCounts(); taken != 0 || refused != 3 {
-			t.Errorf("%d reports taken, %d streams refused", taken, refused)
-		}
-	})
-}
-
-// TestFleetOneStreamPerReplica checks that a second stream is refused while the first
-// one reports, and replaces it once the first one is silent.
-func TestFleetOneStreamPerReplica(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, new(store.Memory), nil)
-		defer h.stop()
-		first := h.open()
-		if _, err := report(t, first, "r0", true); err != nil {
-			t.Fatal(err)
-		}
-		_, err := report(t, h.open(), "r0", true)
-		wantCode(t, err, codes.AlreadyExists, "another stream")
-		time.Sleep(reportservice.TakeOver)
-		second := h.open()
-		if _, err := report(t, second, "r0", true); err != nil {
-			t.Fatal(err)
-		}
-		_, err = first.Recv()
-		wantCode(t, err, codes.Aborted, "newer stream")
-		synctest.Wait()
-		if !h.connected("r0") {
-			t.Error("the end of the old stream closed the new one's replica")
-		}
-		if err := second.CloseSend(); err != nil {
-			t.Fatal(err)
-		}
-		time.Sleep(maxTick)
-		synctest.Wait()
-		if h.connected("r0") {
-			t.Error("r0 counts as connected after its stream ended")
-		}
-	})
-}
-
-func (h *harness) connected(id policies.ReplicaID) bool {
-	for _, r := range h.Snapshot().Models[0].Replicas {
-		if r.ID == id {
-			return r.Connected
+		if err := f.Drain(context.Background(), "r0"); !errors.Is(err, reportservice.ErrStopped) {
+			w.t.Errorf("an order to a control plane that has ended: %v", err)
 		}
 	}
-	return false
+	w.planes[name] = p
 }
 
-func TestFleetBoundsStreams(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, new(store.Memory), nil)
-		defer h.stop()
-		flood := h.open()
-		n := 0
+// report sends reports over a stream and prints the last reply.
+func (w *world) report(p *plane, id string, options []string) {
+	name := id
+	m := &api.LoadReport{Replica: id, Model: "m", Sequence: 1, EngineReady: !slices.Contains(options, "not-ready"), Residents: 4, Load: &api.Load{HeldTokens: option(options, "held")}}
+	for _, o := range options {
+		switch key, value, _ := strings.Cut(o, "="); key {
+		case "over":
+			name = value
+		case "model":
+			m.Model = value
+		case "migrations":
+			m.Migrations = []*api.Migration{goodMigration(1, loadreport.MigrationDone), goodMigration(2, "pull")}
+		}
+	}
+	s := w.streams[name]
+	if s == nil {
 		var err error
-		for ; n < 2*reportservice.ReportBurst && err == nil; n++ {
-			_, err = report(t, flood, "r0", true)
+		if s, err = p.api.Report(w.t.Context()); err != nil {
+			w.t.Fatal(err)
 		}
-		wantCode(t, err, codes.ResourceExhausted, "reports a second")
-		if n < reportservice.ReportBurst {
-			t.Errorf("refused after %d reports, the burst is %d", n, reportservice.ReportBurst)
-		}
-		silent := h.open()
-		if _, err := report(t, silent, "r1", true); err != nil {
-			t.Fatal(err)
-		}
-		_, err = silent.Recv() // blocks until the bubble's clock has advanced
-		wantCode(t, err, codes.DeadlineExceeded, "no load report")
-	})
-}
-
-func TestFleetSetReplicas(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, new(store.Memory), nil)
-		defer h.stop()
-		if err := h.SetReplicas([]policies.Replica{testReplica("r0"), testReplica("r0")}); err == nil {
-			t.Error("a doubled replica is taken")
-		}
-		drained := testReplica("r1")
-		drained.Draining = true
-		if err := h.SetReplicas([]policies.Replica{testReplica("r0"), drained, testReplica("r2")}); err != nil {
-			t.Fatal(err)
-		}
-		synctest.Wait()
-		m := h.shown.last().Models[0]
-		if m.Replicas[1].Health != resources.Draining || m.Replicas[2].Health != resources.Unhealthy || m.Replicas[2].Stage != -1 {
-			t.Errorf("%+v", m.Replicas)
-		}
-		if _, err := report(t, h.open(), "r2", true); err != nil {
-			t.Fatal(err)
-		}
-		if got := plantest.Format(h.shown.last().Models[0].Plan); got != "r0 r2" {
-			t.Errorf("plan %q", got)
-		}
-	})
-}
-
-// TestFleetRestart checks that a fleet that restarts with the same store and counters
-// publishes the same snapshot under the same epoch.
-func TestFleetRestart(t *testing.T) {
-	dir := t.TempDir()
-	counters := CounterFile{filepath.Join(dir, "counters.json")}
-	synctest.Test(t, func(t *testing.T) {
-		st := new(store.Memory)
-		h := newHarness(t, st, counters)
-		s0, s1 := h.open(), h.open()
-		for range 3 {
-			if err := s0.Send(&api.LoadReport{Replica: "r0", Model: "m", EngineReady: true, Load: &api.Load{HeldTokens: 90_000}}); err != nil {
-				t.Fatal(err)
-			}
-			if err := s1.Send(&api.LoadReport{Replica: "r1", Model: "m", EngineReady: true, Load: &api.Load{HeldTokens: 10_000}}); err != nil {
-				t.Fatal(err)
-			}
-			time.Sleep(time.Second)
-		}
-		before := h.shown.last()
-		if w := before.Models[0].Replicas[0].Weight; w >= weights.Neutral {
-			t.Fatalf("the loaded replica has weight %d", w)
-		}
-		h.stop()
-
-		h = newHarness(t, st, counters)
-		defer h.stop()
-		after := h.shown.last()
-		if routing(after) != routing(before) || after.Epoch != before.Epoch || plantest.Format(after.Models[0].Plan) != plantest.Format(before.Models[0].Plan) {
-			t.Errorf("before: epoch %d%s\nafter: epoch %d%s", before.Epoch, routing(before), after.Epoch, routing(after))
-		}
-		if len(after.History) != 1 || after.Models[0].Reason != "first plan" {
-			t.Errorf("history %+v, reason %q", after.History, after.Models[0].Reason)
-		}
-	})
-}
-
-// brokenStore is a store whose writes fail, or whose content cannot be read.
-type brokenStore struct {
-	store.Memory
-	full atomic.Bool
-	read error
-}
-
-func (b *brokenStore) CompareAndSwap(ctx context.Context, old store.Version, o store.Object) (store.Version, error) {
-	if b.full.Load() {
-		return "", errors.New("disk full")
+		w.streams[name] = s
 	}
-	return b.Memory.CompareAndSwap(ctx, old, o)
-}
-
-func (b *brokenStore) Watch(ctx context.Context) <-chan store.Update {
-	if b.read == nil {
-		return b.Memory.Watch(ctx)
-	}
-	ch := make(chan store.Update, 1)
-	ch <- store.Update{Err: b.read}
-	close(ch)
-	return ch
-}
-
-func TestFleetStoreFails(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		st := new(brokenStore)
-		st.full.Store(true)
-		h := newHarness(t, st, nil)
-		defer h.stop()
-		time.Sleep(3 * time.Second)
-		synctest.Wait()
-		if h.shown.last() != nil {
-			t.Error("a plan that was not stored is shown")
-		}
-		st.full.Store(false)
-		time.Sleep(2 * retryDelay)
-		synctest.Wait()
-		if h.shown.last() == nil {
-			t.Error("nothing is shown after the store works again")
-		}
-	})
-	f, err := New(Config{Rules: testRules(""), Replicas: []policies.Replica{testReplica("r0")}, Store: &brokenStore{read: errors.New("garbage")}, Publisher: new(snapshotRecorder)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "garbage") {
-		t.Errorf("an unreadable plan at start: %v", err)
-	}
-}
-
-// TestFleetFollowsTheStore checks that a plan that another server wrote comes into
-// force.
-func TestFleetFollowsTheStore(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		st := new(store.Memory)
-		h := newHarness(t, st, nil)
-		defer h.stop()
-		u := <-st.Watch(t.Context())
-		plan := plantest.Parse("r0 | r1")
-		plan.Epoch = 9
-		if _, err := st.CompareAndSwap(t.Context(), u.Version, store.Object{Epoch: 9, Plans: []policies.Plan{plan}}); err != nil {
-			t.Fatal(err)
-		}
-		synctest.Wait()
-		if s := h.shown.last(); s.Epoch != 9 || plantest.Format(s.Models[0].Plan) != "r0 |100| r1" {
-			t.Errorf("epoch %d: %s", s.Epoch, plantest.Format(s.Models[0].Plan))
-		}
-	})
-}
-
-// slowStore is a store whose watch delivers the updates that the test sends.
-type slowStore struct {
-	store.Memory
-	updates chan store.Update
-}
-
-func (s *slowStore) Watch(context.Context) <-chan store.Update { return s.updates }
-
-// TestFleetConfirmsWritesLate uses a watch that has read the first plan and delivers it
-// after the second one was stored. The fleet can still store a third plan, and a later
-// plan of another server comes into force.
-func TestFleetConfirmsWritesLate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		st := &slowStore{updates: make(chan store.Update, 1)}
-		st.updates <- store.Update{}
-		h := newHarness(t, st, nil)
-		defer h.stop()
-		defer close(st.updates)
-		configure := func(ids ...string) {
-			t.Helper()
-			var list []policies.Replica
-			for _, id := range ids {
-				list = append(list, testReplica(id))
-			}
-			if err := h.SetReplicas(list); err != nil {
-				t.Fatal(err)
-			}
-			synctest.Wait()
-		}
-		stored := func() store.Update {
-			ctx, cancel := context.WithCancel(t.Context())
-			watch := st.Memory.Watch(ctx)
-			u := <-watch
-			cancel()
-			for range watch {
-			}
-			return u
-		}
-		deliver := func(u store.Update) {
-			st.updates <- u
-			synctest.Wait()
-		}
-		first := stored()
-		configure("r0")
-		last := stored()
-		if first.Version == last.Version {
-			t.Fatal("the second plan was not stored")
-		}
-		deliver(first)
-		deliver(last)
-		configure("r0", "r1")
-		if _, err := report(t, h.open(), "r1", true); err != nil {
-			t.Fatal(err)
-		}
-		last = stored()
-		if got := plantest.Format(last.Object.Plans[0]); last.Object.Epoch != 3 || got != "r0 r1" {
-			t.Fatalf("the third plan was not stored: epoch %d, %s", last.Object.Epoch, got)
-		}
-		other := last.Object
-		other.Epoch, other.Plans[0].Epoch = 9, 9
-		v, err := st.CompareAndSwap(t.Context(), last.Version, other)
+	for range max(option(options, "times"), 1) {
+		_ = s.Send(m) // an error of the stream comes from Recv
+		reply, err := s.Recv()
 		if err != nil {
-			t.Fatal(err)
+			delete(w.streams, name)
+			w.printError(err)
+			return
 		}
-		deliver(last)
-		deliver(store.Update{Object: other, Version: v})
-		if got := h.shown.last().Epoch; got != 9 {
-			t.Errorf("epoch %d is shown, another server wrote 9", got)
+		if w.out.Reset(); reply.GetSequence() != 1 {
+			w.t.Errorf("reply %v to report 1", reply)
 		}
-	})
+		fmt.Fprintf(&w.out, "epoch %d, mean %.0f", reply.GetEpoch(), reply.GetStageMeanHeld())
+		w.out.WriteString(map[bool]string{true: ", drain\n", false: "\n"}[reply.GetDrain()])
+	}
 }
 
-func TestNewRefuses(t *testing.T) {
-	good := func() Config {
-		return Config{Rules: testRules(""), Replicas: []policies.Replica{testReplica("r0")}, Store: new(store.Memory), Publisher: new(snapshotRecorder)}
-	}
-	for _, c := range []struct {
-		edit func(*Config)
-		want string
-	}{
-		{func(c *Config) { c.Models = nil }, "models"},
-		{func(c *Config) { c.Models[0].Name = "" }, "name"},
-		{func(c *Config) { c.Models = append(c.Models, c.Models[0]) }, "twice"},
-		{func(c *Config) { c.Models[0].Context = 0 }, "context"},
-		{func(c *Config) { c.Models[0].Cost.D0 = 0 }, "cost"},
-		{func(c *Config) { c.Models[0].BytesPerToken = 1 }, "bytes per token"},
-		{func(c *Config) { c.Models[0].Edges = []policies.Tokens{1} }, "edges"},
-		{func(c *Config) { c.Policy = "guess" }, "policy"},
-		{func(c *Config) { c.Speed = -1 }, "speed"},
-		{func(c *Config) { c.Period = -1 }, "period"},
-		{func(c *Config) { c.Replicas = nil }, "no replica"},
-		{func(c *Config) { c.Replicas[0].Address = "host:80" }, "IP address"},
-		{func(c *Config) { c.Replicas[0].Model = "x" }, "no model"},
-		{func(c *Config) { c.Store = nil }, "Store"},
-		{func(c *Config) { c.Publisher = nil }, "Publisher"},
-	} {
-		cfg := good()
-		c.edit(&cfg)
-		if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("want an error about %q, got %v", c.want, err)
+// wait lets time pass. The replicas of the command load report twice a second.
+func (w *world) wait(length time.Duration) {
+	const interval = 500 * time.Millisecond
+	for end := time.Now().Add(length); time.Now().Before(end); {
+		next := time.Now().Truncate(interval).Add(interval)
+		time.Sleep(min(time.Until(next), time.Until(end)))
+		synctest.Wait()
+		if time.Now().Before(next) {
+			continue
 		}
+		for _, id := range slices.Sorted(maps.Keys(w.loads)) {
+			r := w.loads[id]
+			r.Flow.Seen += 100
+			w.loads[id] = r
+			for _, p := range w.planes {
+				if _, err := p.HandleReport(w.t.Context(), r); err != nil {
+					w.t.Error(err)
+				}
+			}
+		}
+		synctest.Wait()
 	}
-	if _, err := New(good()); err != nil {
-		t.Error(err)
+}
+
+// write stores a plan as another server would.
+func (w *world) write(words []string) {
+	epoch, _ := strconv.Atoi(words[0])
+	plan := plantest.Parse(strings.Join(words[1:], " "))
+	plan.Epoch = policies.Epoch(epoch)
+	ctx, cancel := context.WithCancel(w.t.Context())
+	watch := w.store.Memory.Watch(ctx)
+	u := <-watch
+	cancel()
+	for range watch {
+	}
+	_, err := w.store.Memory.CompareAndSwap(w.t.Context(), u.Version, store.Object{Epoch: plan.Epoch, Plans: []policies.Plan{plan}})
+	w.printError(err)
+}
+
+func (w *world) show(names []string) {
+	var first *Snapshot
+	for _, name := range names {
+		p := w.planes[name]
+		now, last := p.Snapshot(), p.published()
+		if last == nil {
+			fmt.Fprintf(&w.out, "%s publishes nothing\n", name)
+			continue
+		}
+		role := map[bool]string{true: "leads", false: "follows " + now.Leadership.Holder}[now.Leadership.Leading]
+		fmt.Fprintf(&w.out, "%s %s, epoch %d: %s\n ", name, role, last.Epoch, plantest.Format(last.Models[0].Plan))
+		var connected, notes []string
+		m := now.Models[0]
+		for _, r := range m.Replicas {
+			if r.Connected {
+				connected = append(connected, string(r.ID))
+			}
+			if r.Residents > 0 {
+				notes = append(notes, fmt.Sprintf("%s has %d requests", r.ID, r.Residents))
+			}
+			if r.Drained {
+				notes = append(notes, fmt.Sprintf("%s is drained, in stage %d", r.ID, r.Stage))
+			}
+		}
+		if m.Pin != nil {
+			notes = append(notes, "pinned by "+m.Pin.By)
+		}
+		if n := len(now.Refused); n > 0 {
+			notes = append(notes, fmt.Sprintf("%d resources refused", n))
+		}
+		if accepted, refused := p.ReportCounts(); accepted+refused > 0 {
+			notes = append(notes, fmt.Sprintf("%d reports accepted, %d streams refused", accepted, refused))
+		}
+		fmt.Fprintf(&w.out, "%s; connected %v; %s\n", routing(last), connected, m.Reason)
+		for _, n := range notes {
+			fmt.Fprintf(&w.out, "  %s\n", n)
+		}
+		if first == nil {
+			first = last
+		}
+		v, want := last.View(resources.Settings{}), first.View(resources.Settings{})
+		if !reflect.DeepEqual(v, want) {
+			fmt.Fprintf(&w.out, "%s publishes something else than %s:\n%+v\n%+v\n", name, names[0], v, want)
+		}
+		set, err := resources.Build(v)
+		wanted, _ := resources.Build(want)
+		if err != nil || !set.Equal(wanted) {
+			fmt.Fprintf(&w.out, "the resources differ: %v\n", err)
+		}
 	}
 }

@@ -3,7 +3,6 @@ package fleet
 import (
 	"fmt"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -12,7 +11,6 @@ import (
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/internal/migrationlog"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
-	"github.com/cascadeinfer/cascade/xds/store"
 	"github.com/cascadeinfer/cascade/xds/topology"
 )
 
@@ -34,32 +32,6 @@ func goodReport() *api.LoadReport {
 		},
 		Snapshot: []*api.Batch{{N: 1, SumInput: 5, SumInput2: 25, SumLength: 9}, {}, {}},
 	}
-}
-
-// TestFleetMigrations checks that operators can list the reported migrations.
-func TestFleetMigrations(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, new(store.Memory), nil)
-		defer h.stop()
-		s := h.open()
-		if err := s.Send(&api.LoadReport{Replica: "r0", Model: "m", EngineReady: true, Residents: 4, Migrations: []*api.Migration{goodMigration(1, loadreport.MigrationDone), goodMigration(2, "pull")}}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := s.Recv(); err != nil {
-			t.Fatal(err)
-		}
-		if got := h.Migrations(time.Time{}, 10); len(got) != 2 || got[0].ID != "r0/2" {
-			t.Errorf("%+v", got)
-		}
-		ended, running := h.MigrationTotals(time.Now())
-		if len(ended) != 1 || ended[0].Count != 1 || running != 1 {
-			t.Errorf("%+v, %d", ended, running)
-		}
-		time.Sleep(time.Second)
-		if got := h.Snapshot().Models[0].Replicas[0].Residents; got != 4 {
-			t.Errorf("%d residents", got)
-		}
-	})
 }
 
 // FuzzReport checks that bytes from the network are either refused, or decoded to a

@@ -45,7 +45,7 @@ type sharedStore struct {
 func TestSharedStates(t *testing.T) {
 	for seed := range uint64(25) {
 		w := &sharedStore{t: t, rng: rand.New(rand.NewPCG(seed, 3)), now: start, saved: []store.Object{{}}, seed: seed}
-		for _, id := range sharedIDs {
+		for _, id := range []string{"r0", "r1", "r2", "r3"} {
 			w.list = append(w.list, testReplica(id))
 		}
 		for _, name := range []string{"a", "b", "c"} {
