@@ -5,18 +5,15 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/policytest"
-	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/nodegroup"
@@ -66,12 +63,8 @@ func startGroupedControlPlane(t *testing.T) (*controlPlane, *routeAudit) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, a := new(controlPlane), &routeAudit{Ledger: publish.NewLedger(nil), node: make(map[int64]string), sent: make(map[string]int)}
-	shared := cache.New(cache.Config{Group: func(n *corev3.Node) string { return groups.GroupOf(n.GetId(), n.GetCluster()) }})
-	p.publisher, err = publish.New(publish.Config{Cache: shared, Ledger: a.Ledger, Groups: groups, Watch: 200 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := newControlPlane(t, publish.Config{Groups: groups, Watch: 200 * time.Millisecond})
+	a := &routeAudit{Ledger: p.ledger, node: make(map[int64]string), sent: make(map[string]int)}
 	err = p.publisher.Misrender(func(v resources.View, s resources.Set) resources.Set {
 		if v.Plans[0].Epoch%2 == 1 {
 			return s
@@ -104,14 +97,8 @@ func startGroupedControlPlane(t *testing.T) (*controlPlane, *routeAudit) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.serve(t, listenLoopback(t, ""), registerADS(shared, a))
+	p.serve(t, "", p.ads(a))
 	return p, a
-}
-
-// waitForStatus waits for a state of the publisher.
-func (p *controlPlane) waitForStatus(t *testing.T, what string, ok func(publish.Status) bool) {
-	t.Helper()
-	policytest.WaitForValue(t, what, p.publisher.Status, ok)
 }
 
 // routeUpdates returns how many route tables an Envoy has applied and refused.
@@ -134,50 +121,25 @@ func TestEnvoyRefuses(t *testing.T) {
 	p, a := startGroupedControlPlane(t)
 	cuts := []policies.Tokens{1000}
 	p.publisher.Submit(backendView(backends, 1, cuts, "a", "b"))
-	start := func(id string) *envoytest.Process {
-		boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: id, ControlPlane: p.address})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
-	}
-	canary, edge := start("canary-1"), start("edge-1")
+	canary, edge := startEnvoy(t, "canary-1", p.address), startEnvoy(t, "edge-1", p.address)
 	p.waitForCurrent(t, 1, 2)
 	taken, refused := routeUpdates(edge)
 	if taken == 0 || refused != 0 {
 		t.Fatalf("the other Envoy applied %d tables and refused %d at first", taken, refused)
 	}
 
-	stop := make(chan struct{})
-	var wg sync.WaitGroup
-	var served atomic.Int64
-	for _, c := range []*client{newClient(t, canary), newClient(t, edge)} {
-		wg.Go(func() {
-			for n := 1; ; n = (n*7 + 1) % 9000 {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				if _, stage, err := c.post(n + 1); err != nil || stage == "" {
-					t.Errorf("stage %q: %v", stage, err)
-				}
-				served.Add(1)
-			}
-		})
-	}
-
+	stop := startLoad(t, newClient(t, canary), newClient(t, edge))
 	begun := time.Now()
 	two := backendView(backends, 2, cuts, "a", "b")
 	p.publisher.Submit(two)
-	p.waitForStatus(t, "the rollback", func(st publish.Status) bool {
+	policytest.WaitForValue(t, "the rollback", p.publisher.Status, func(st publish.Status) bool {
 		back := len(st.Refused) == 1 && st.Phase == "idle"
 		for _, n := range st.Nodes {
 			back = back && n.Current && n.Epoch == 1
 		}
 		return back
 	})
-	t.Logf("refused and rolled back after %v, with %d requests", time.Since(begun).Round(time.Microsecond), served.Load())
+	t.Logf("refused and rolled back after %v", time.Since(begun).Round(time.Microsecond))
 	st := p.publisher.Status()
 	r := st.Refused[0]
 	if r.Node != "canary-1" || r.Group != "canary" || r.Type != resources.RouteType || r.Name != resources.RouteName {
@@ -199,16 +161,8 @@ func TestEnvoyRefuses(t *testing.T) {
 	drained.Endpoints[1].Health = resources.Draining
 	p.publisher.Submit(drained)
 	p.publisher.Submit(two)
-	late := start("canary-2")
-	p.waitForStatus(t, "three nodes at plan 1", func(st publish.Status) bool {
-		n := 0
-		for _, node := range st.Nodes {
-			if node.Current && node.Epoch == 1 {
-				n++
-			}
-		}
-		return n == 3 && st.Phase == "idle"
-	})
+	late := startEnvoy(t, "canary-2", p.address)
+	p.waitForCurrent(t, 1, 3)
 	for node, want := range map[string]int{"canary-1": 1, "canary-2": 0, "edge-1": 0} {
 		if n := a.count(node, r.Version); n != want {
 			t.Errorf("%s was sent the refused table %d times, want %d", node, n, want)
@@ -230,7 +184,5 @@ func TestEnvoyRefuses(t *testing.T) {
 	if st := p.publisher.Status(); st.Err != nil {
 		t.Error(st.Err)
 	}
-	close(stop)
-	wg.Wait()
-	t.Logf("%d requests", served.Load())
+	t.Logf("%d requests", stop())
 }

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/envoytest"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -73,11 +73,7 @@ func TestEnvoyEdge(t *testing.T) {
 	}
 	first, second := edgeCertificate(t, 1), edgeCertificate(t, 2)
 	show(1, first)
-	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "edge", ControlPlane: p.address})
-	if err != nil {
-		t.Fatal(err)
-	}
-	envoy := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
+	envoy := startEnvoy(t, "edge", p.address)
 	address := envoy.Listener(resources.ListenerName)
 	p.waitForCurrent(t, 1, 1)
 	old := newTLSClient(t, address, first, 2)
@@ -90,16 +86,14 @@ func TestEnvoyEdge(t *testing.T) {
 		t.Errorf("served in plain text by %q", replica)
 	}
 	edits := envoy.Stats(`listener_manager\.(listener_modified|listener_in_place_updated|listener_added)$`)
-	start := time.Now()
-	show(1, second)
-	for {
-		if _, _, err := newTLSClient(t, address, second, 1).post(10); err == nil {
-			break
-		} else if time.Since(start) > time.Minute {
-			t.Fatalf("new certificate not used: %v", err)
+	uses := func(cert *resources.Certificate, version int) func() bool {
+		return func() bool {
+			_, _, err := newTLSClient(t, address, cert, version).post(10)
+			return err == nil
 		}
 	}
-	t.Logf("new certificate used after %v", time.Since(start).Round(time.Millisecond))
+	show(1, second)
+	policytest.WaitFor(t, "the new certificate to be used", uses(second, 1))
 	if _, _, err := newTLSClient(t, address, first, 1).post(10); err == nil {
 		t.Error("old certificate still used")
 	}
@@ -109,32 +103,22 @@ func TestEnvoyEdge(t *testing.T) {
 	// The key of another certificate passes the proof, and Envoy refuses it.
 	bad := &resources.Certificate{Chain: first.Chain, Key: second.Key}
 	show(1, bad)
-	deadline := time.Now().Add(time.Minute)
-	for refused := false; !refused; time.Sleep(10 * time.Millisecond) {
+	policytest.WaitFor(t, "the refusal", func() (refused bool) {
 		for _, n := range p.publisher.Status().Nodes {
 			refused = refused || n.NACKs > 0
 			if quoted := fmt.Sprint(n.LastError); strings.Contains(quoted, "PRIVATE") || strings.Contains(quoted, "BEGIN") {
 				t.Fatalf("key material in the error text: %s", quoted)
 			}
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("not refused: %+v", p.publisher.Status().Nodes)
-		}
-	}
+		return refused
+	})
 	t.Logf("refused: %s", p.publisher.Status().Nodes[0].LastError)
 	if _, _, err := newTLSClient(t, address, second, 1).post(10); err != nil {
 		t.Errorf("after the refusal: %v", err)
 	}
 	third := edgeCertificate(t, 3)
-	start = time.Now()
 	show(2, third)
-	for {
-		if _, _, err := newTLSClient(t, address, third, 2).post(10); err == nil {
-			break
-		} else if time.Since(start) > time.Minute {
-			t.Fatalf("third certificate not used: %v", err)
-		}
-	}
+	policytest.WaitFor(t, "the third certificate to be used", uses(third, 2))
 	if now := envoy.Stats(`listener_manager\.(listener_modified|listener_in_place_updated|listener_added)$`); fmt.Sprint(now) != fmt.Sprint(edits) {
 		t.Errorf("listener edited: %v, before: %v", now, edits)
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -16,8 +15,8 @@ import (
 	"testing"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	gcp "github.com/envoyproxy/go-control-plane/pkg/cache/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/server/sotw/v3"
 	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	"google.golang.org/grpc"
@@ -36,6 +35,8 @@ import (
 type controlPlane struct {
 	address   string
 	publisher *publish.Publisher
+	cache     *cache.Cache
+	ledger    *publish.Ledger
 	sent      atomic.Int64 // resources sent on delta streams
 	stop      func()
 }
@@ -51,29 +52,45 @@ func (c countingLedger) OnStreamDeltaResponse(id int64, req *discoveryv3.DeltaDi
 	c.Ledger.OnStreamDeltaResponse(id, req, resp)
 }
 
-// startControlPlane serves at an address; "" is any free one.
-func startControlPlane(t *testing.T, address string) *controlPlane {
+// newControlPlane completes the configuration with a cache and a ledger. It serves
+// nothing yet.
+func newControlPlane(t *testing.T, cfg publish.Config) *controlPlane {
 	t.Helper()
-	p := new(controlPlane)
-	shared, ledger := cache.New(cache.Config{}), publish.NewLedger(nil)
+	p := &controlPlane{
+		cache:  cache.New(cache.Config{Group: func(n *corev3.Node) string { return cfg.Groups.GroupOf(n.GetId(), n.GetCluster()) }}),
+		ledger: publish.NewLedger(nil),
+	}
+	if cfg.Cache == nil {
+		cfg.Cache = p.cache
+	}
+	cfg.Ledger = p.ledger
 	var err error
-	if p.publisher, err = publish.New(publish.Config{Cache: shared, Ledger: ledger}); err != nil {
+	if p.publisher, err = publish.New(cfg); err != nil {
 		t.Fatal(err)
 	}
-	p.serve(t, listenLoopback(t, address), registerADS(shared, countingLedger{ledger, &p.sent}))
 	return p
 }
 
-// registerADS returns a function that registers the stock server's ADS.
-func registerADS(shared gcp.Cache, callbacks serverv3.Callbacks) func(context.Context, *grpc.Server) {
+// startControlPlane serves at an address; "" is any free one.
+func startControlPlane(t *testing.T, address string) *controlPlane {
+	t.Helper()
+	p := newControlPlane(t, publish.Config{})
+	p.serve(t, address, p.ads(countingLedger{p.ledger, &p.sent}))
+	return p
+}
+
+// ads returns a function that registers the stock server's ADS.
+func (p *controlPlane) ads(callbacks serverv3.Callbacks) func(context.Context, *grpc.Server) {
 	return func(ctx context.Context, server *grpc.Server) {
-		discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, serverv3.NewServer(ctx, shared, callbacks, sotw.WithOrderedADS()))
+		discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, serverv3.NewServer(ctx, p.cache, callbacks, sotw.WithOrderedADS()))
 	}
 }
 
 // serve runs the publisher and a gRPC server with the registered services until
 // stop is called.
-func (p *controlPlane) serve(t *testing.T, listener net.Listener, register func(context.Context, *grpc.Server)) {
+func (p *controlPlane) serve(t *testing.T, address string, register func(context.Context, *grpc.Server)) {
+	t.Helper()
+	listener := listenLoopback(t, address)
 	ctx, cancel := context.WithCancel(context.Background())
 	p.address = listener.Addr().String()
 	server := grpc.NewServer()
@@ -85,10 +102,10 @@ func (p *controlPlane) serve(t *testing.T, listener net.Listener, register func(
 	t.Cleanup(p.stop)
 }
 
-// waitForCurrent waits until every node has all resources of an epoch.
+// waitForCurrent waits until that many nodes have all resources of an epoch.
 func (p *controlPlane) waitForCurrent(t *testing.T, epoch policies.Epoch, nodes int) {
 	t.Helper()
-	policytest.WaitForValue(t, fmt.Sprint(nodes, " nodes at epoch ", epoch), p.publisher.Status, func(st publish.Status) bool {
+	policytest.WaitForValue(t, fmt.Sprintf("%d nodes at plan %d", nodes, epoch), p.publisher.Status, func(st publish.Status) bool {
 		n := 0
 		for _, node := range st.Nodes {
 			if node.Current && node.Epoch == epoch {
@@ -150,9 +167,10 @@ func backendView(backends map[string]*backend, epoch policies.Epoch, cuts []poli
 	return v
 }
 
-func startEnvoy(t *testing.T, p *controlPlane) *envoytest.Process {
+// startEnvoy starts an Envoy of the control plane at an address.
+func startEnvoy(t *testing.T, id, address string) *envoytest.Process {
 	t.Helper()
-	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "edge", ControlPlane: p.address})
+	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: id, ControlPlane: address})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,7 +236,7 @@ func TestEnvoyRoutes(t *testing.T) {
 	backends := startBackends(t, "a", "b", "c")
 	p := startControlPlane(t, "")
 	p.publisher.Submit(backendView(backends, 1, []policies.Tokens{1000, 50000}, "a", "b", "c"))
-	c := newClient(t, startEnvoy(t, p))
+	c := newClient(t, startEnvoy(t, "edge", p.address))
 	p.waitForCurrent(t, 1, 1)
 	const bytesPerToken = 4
 	for _, x := range []struct {
@@ -241,58 +259,31 @@ func TestEnvoyRoutes(t *testing.T) {
 	}
 }
 
-// TestEnvoyFlipsWithoutLoss changes boundaries and stages under load.
-func TestEnvoyFlipsWithoutLoss(t *testing.T) {
-	backends := startBackends(t, "a", "b", "c", "d")
-	p := startControlPlane(t, "")
-	cuts := []policies.Tokens{1000, 5000}
-	p.publisher.Submit(backendView(backends, 1, cuts, "a b", "c", "d"))
-	c := newClient(t, startEnvoy(t, p))
-	p.waitForCurrent(t, 1, 1)
-	stop := make(chan struct{})
+// startLoad sends requests of many sizes through each of the clients, four at a
+// time, until stop is called, which returns their number. All must succeed.
+func startLoad(t *testing.T, clients ...*client) (stop func() int64) {
 	var wg sync.WaitGroup
-	var served atomic.Int64
-	errs := make(chan error, 100)
-	for i := range 8 {
+	var served, failed atomic.Int64
+	done := make(chan struct{})
+	for i := range 4 * len(clients) {
+		c := clients[i%len(clients)]
 		wg.Go(func() {
 			for n := 100; ; n = (n*7 + i) % 40000 {
 				select {
-				case <-stop:
+				case <-done:
 					return
 				default:
 				}
-				if _, stage, err := c.post(n + 1); err != nil || stage == "" {
-					select {
-					case errs <- fmt.Errorf("stage %q: %w", stage, err):
-					default:
-					}
+				if _, stage, err := c.post(n + 1); (err != nil || stage == "") && failed.Add(1) <= 5 {
+					t.Errorf("%s: stage %q: %v", c.url, stage, err)
 				}
 				served.Add(1)
 			}
 		})
 	}
-	rounds := repeats(15, 60)
-	start := time.Now()
-	for e := 2; e < 2+rounds; e++ {
-		at := policies.Tokens(1000 + 13*(e%300))
-		stages := []string{"a b", "c", "d"}
-		if e%3 == 0 {
-			stages = []string{"a", "b c", "d"}
-		}
-		if e%7 == 0 {
-			stages = []string{"a b", "c d"}
-		}
-		now := []policies.Tokens{at, 5000}
-		p.publisher.Submit(backendView(backends, policies.Epoch(e), now[:len(stages)-1], stages...))
-		p.waitForCurrent(t, policies.Epoch(e), 1)
-	}
-	t.Logf("%d plans in %v with %d requests", rounds, time.Since(start).Round(time.Millisecond), served.Load())
-	close(stop)
-	wg.Wait()
-	close(errs)
-	for err := range errs {
-		t.Error(err)
-	}
+	stop = sync.OnceValue(func() int64 { close(done); wg.Wait(); return served.Load() })
+	t.Cleanup(func() { stop() })
+	return stop
 }
 
 // TestEnvoyFailsOverAlone stops the control plane and kills the only replica of
@@ -302,7 +293,7 @@ func TestEnvoyFailsOverAlone(t *testing.T) {
 	p := startControlPlane(t, "")
 	view := backendView(backends, 1, []policies.Tokens{1000, 5000}, "a", "b c", "d")
 	p.publisher.Submit(view)
-	c := newClient(t, startEnvoy(t, p))
+	c := newClient(t, startEnvoy(t, "edge", p.address))
 	p.waitForCurrent(t, 1, 1)
 	if replica, _, err := c.post(10); err != nil || replica != "a" {
 		t.Fatal(replica, err)
@@ -337,47 +328,10 @@ func TestEnvoyFailsOverAlone(t *testing.T) {
 	}
 	// All replicas are ejected; one that returns is tried at once.
 	backends["a"] = startBackend(t, "a", backends["a"].address)
-	deadline := time.Now().Add(time.Minute)
-	for time.Now().Before(deadline) {
-		if replica, _, err := c.post(10); err == nil && replica == "a" {
-			return
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
-	t.Error("restarted replica not used")
-}
-
-// TestEnvoyRestart checks that a restarted control plane sends nothing again,
-// and then the next plan.
-func TestEnvoyRestart(t *testing.T) {
-	backends := startBackends(t, "a", "b")
-	view := backendView(backends, 1, []policies.Tokens{1000}, "a", "b")
-	p := startControlPlane(t, "")
-	p.publisher.Submit(view)
-	envoy := startEnvoy(t, p)
-	c := newClient(t, envoy)
-	p.waitForCurrent(t, 1, 1)
-	if p.sent.Load() == 0 {
-		t.Fatal("no resources sent at first")
-	}
-	p.stop()
-	if replica, _, err := c.post(10); err != nil || replica != "a" {
-		t.Fatal(replica, err)
-	}
-	again := startControlPlane(t, p.address)
-	again.publisher.Submit(view)
-	again.waitForCurrent(t, 1, 1)
-	if n := again.sent.Load(); n != 0 {
-		t.Errorf("%d resources sent again", n)
-	}
-	again.publisher.Submit(backendView(backends, 2, []policies.Tokens{500}, "a", "b"))
-	again.waitForCurrent(t, 2, 1)
-	if n := again.sent.Load(); n != 1 {
-		t.Errorf("%d resources for a new boundary, want 1", n)
-	}
-	if replica, _, err := c.post(500 * 4); err != nil || replica != "b" {
-		t.Error(replica, err)
-	}
+	policytest.WaitFor(t, "the restarted replica to be used", func() bool {
+		replica, _, err := c.post(10)
+		return err == nil && replica == "a"
+	})
 }
 
 // TestEnvoyWeights checks that weights, and nothing else, divide the requests.
@@ -389,7 +343,7 @@ func TestEnvoyWeights(t *testing.T) {
 		v.Endpoints[i].Weight = w
 	}
 	p.publisher.Submit(v)
-	c := newClient(t, startEnvoy(t, p))
+	c := newClient(t, startEnvoy(t, "edge", p.address))
 	p.waitForCurrent(t, 1, 1)
 	got := make(map[string]int)
 	for range 1000 {

@@ -55,7 +55,7 @@ func TestEnvoyEstimator(t *testing.T) {
 	v.Settings.LengthTimeout = time.Minute // by default Envoy continues without the answer of a busy host
 	p := startControlPlane(t, "")
 	p.publisher.Submit(v)
-	c := newClient(t, startEnvoy(t, p))
+	c := newClient(t, startEnvoy(t, "edge", p.address))
 	p.waitForCurrent(t, 1, 1)
 
 	ask := func(host, model string, bytes int, chunked bool) (int, string, string) {

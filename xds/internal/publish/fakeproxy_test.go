@@ -96,11 +96,14 @@ type fakeProxy struct {
 	mu      sync.Mutex
 }
 
-// run connects again and again until the context ends.
+// run connects again and again until the context ends, with what it has from an
+// earlier run.
 func (p *fakeProxy) run(ctx context.Context, server serverv3.Server) {
-	p.has = map[string]map[string]*discoveryv3.Resource{}
-	for _, typ := range []string{resources.ClusterType, resources.EndpointType, resources.ListenerType, resources.RouteType} {
-		p.has[typ] = map[string]*discoveryv3.Resource{}
+	if p.has == nil {
+		p.has = map[string]map[string]*discoveryv3.Resource{}
+		for _, typ := range []string{resources.ClusterType, resources.EndpointType, resources.ListenerType, resources.RouteType} {
+			p.has[typ] = map[string]*discoveryv3.Resource{}
+		}
 	}
 	for ctx.Err() == nil {
 		p.runStream(ctx, server)

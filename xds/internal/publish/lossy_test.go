@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"os"
 	"strings"
 	"sync"
@@ -15,17 +14,14 @@ import (
 	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/policytest"
-	"github.com/cascadeinfer/cascade/xds/cache"
 	xdsclient "github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
-	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // lossyRelay forwards streams between nodes and their control plane, and loses
@@ -46,10 +42,7 @@ func startLossyRelay(t *testing.T, upstream string) *lossyRelay {
 	if err != nil {
 		t.Fatal(err)
 	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	listener := listenLoopback(t, "")
 	r := &lossyRelay{upstream: discoveryv3.NewAggregatedDiscoveryServiceClient(conn), address: listener.Addr().String(), rng: rand.New(rand.NewPCG(7, 7))}
 	server := grpc.NewServer()
 	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, r)
@@ -125,28 +118,14 @@ func repeats(few, all int) int {
 }
 
 // TestFlipsWithLossyAcks makes 1,000 changes of boundaries (fewer without
-// CASCADE_TEST_ALL), a tenth of which also change the stage of a replica, while
-// ACKs get lost or late and nodes connect and disconnect. No request fails.
+// CASCADE_TEST_ALL), a tenth of which also change the stage of a replica and a
+// seventh the number of stages, while ACKs get lost or late and nodes connect and disconnect. No request fails.
 func TestFlipsWithLossyAcks(t *testing.T) {
 	flips := repeats(30, 1000)
 	backends := startBackends(t, "a", "b", "c", "d", "e", "f")
-	shared, ledger := cache.New(cache.Config{}), publish.NewLedger(nil)
-	publisher, err := publish.New(publish.Config{Cache: shared, Ledger: ledger, AckTimeout: 250 * time.Millisecond})
-	if err != nil {
-		t.Fatal(err)
-	}
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	server := grpc.NewServer()
-	discoveryv3.RegisterAggregatedDiscoveryServiceServer(server, serverv3.NewServer(ctx, shared, ledger))
-	var running sync.WaitGroup
-	running.Go(func() { server.Serve(listener) })
-	running.Go(func() { publisher.Run(ctx) })
-	t.Cleanup(func() { cancel(); server.Stop(); running.Wait() })
-	bad := startLossyRelay(t, listener.Addr().String())
+	p := newControlPlane(t, publish.Config{AckTimeout: 250 * time.Millisecond})
+	p.serve(t, "", p.ads(p.ledger))
+	bad := startLossyRelay(t, p.address)
 
 	rng := rand.New(rand.NewPCG(1, 2))
 	members := [][]string{{"a", "b"}, {"c", "d"}, {"e", "f"}}
@@ -154,51 +133,24 @@ func TestFlipsWithLossyAcks(t *testing.T) {
 	submit := func() {
 		epoch++
 		low := policies.Tokens(200 + rng.IntN(2000))
+		cuts := []policies.Tokens{low, low + policies.Tokens(200+rng.IntN(5000))}
 		stages := make([]string, len(members))
 		for k, m := range members {
 			stages[k] = strings.Join(m, " ")
 		}
-		publisher.Submit(backendView(backends, epoch, []policies.Tokens{low, low + policies.Tokens(200+rng.IntN(5000))}, stages...))
+		if epoch%7 == 0 { // two stages become one
+			stages, cuts = []string{stages[0], stages[1] + " " + stages[2]}, cuts[:1]
+		}
+		p.publisher.Submit(backendView(backends, epoch, cuts, stages...))
 	}
 	submit()
-
-	boot := func(id, address string) *envoytest.Process {
-		b, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: id, ControlPlane: address})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return envoytest.Start(t, envoytest.Config{Bootstrap: string(b), Concurrency: 1})
-	}
-	var load sync.WaitGroup
-	var served, failed atomic.Int64
-	stop := make(chan struct{})
-	for _, id := range []string{"edge-1", "edge-2"} {
-		c := newClient(t, boot(id, bad.address))
-		for i := range 4 {
-			mine := rand.New(rand.NewPCG(uint64(i), 3))
-			load.Go(func() {
-				for {
-					select {
-					case <-stop:
-						return
-					default:
-					}
-					if _, _, err := c.post(1 + mine.IntN(30_000)); err != nil {
-						if failed.Add(1) <= 5 {
-							t.Errorf("%s: %v", id, err)
-						}
-					}
-					served.Add(1)
-					time.Sleep(time.Duration(mine.IntN(4)) * time.Millisecond)
-				}
-			})
-		}
-	}
+	stop := startLoad(t, newClient(t, startEnvoy(t, "edge-1", bad.address)), newClient(t, startEnvoy(t, "edge-2", bad.address)))
+	ctx, cancel := context.WithCancel(context.Background())
 	var nodes sync.WaitGroup
 	for i := range 8 {
 		mine := rand.New(rand.NewPCG(uint64(i), 4))
 		nodes.Go(func() {
-			for n := 0; ctx.Err() == nil; n++ {
+			for ctx.Err() == nil {
 				runClient(ctx, t, fmt.Sprintf("node-%d", i), bad.address, time.Duration(300+mine.IntN(3000))*time.Millisecond)
 			}
 		})
@@ -220,26 +172,27 @@ func TestFlipsWithLossyAcks(t *testing.T) {
 			if third != nil {
 				third.Stop()
 			}
-			third = boot("edge-3", bad.address)
+			third = startEnvoy(t, "edge-3", bad.address)
 		}
 		submit()
-		st := policytest.WaitForValue(t, fmt.Sprint("the end of flip ", n), publisher.Status, func(st publish.Status) bool {
+		policytest.WaitForValue(t, fmt.Sprintf("the end of flip %d", n), p.publisher.Status, func(st publish.Status) bool {
 			if st.Err != nil {
 				t.Fatal(st.Err)
 			}
-			return st.Phase == "idle" && st.Epoch == epoch
-		})
-		for _, node := range st.Nodes {
-			if node.Fenced {
-				fenced++
+			if st.Phase != "idle" || st.Epoch != epoch {
+				return false
 			}
-		}
+			for _, node := range st.Nodes {
+				if node.Fenced {
+					fenced++
+				}
+			}
+			return true
+		})
 	}
 	took := time.Since(began)
-	close(stop)
-	load.Wait()
-	t.Logf("%d flips in %v, %d requests, %d failed; %d acknowledgements lost, %d late; nodes fenced after a flip: %d",
-		flips, took.Round(time.Millisecond), served.Load(), failed.Load(), bad.lost.Load(), bad.delayed.Load(), fenced)
+	t.Logf("%d flips in %v, %d requests; %d acknowledgements lost, %d late; nodes fenced after a flip: %d",
+		flips, took.Round(time.Millisecond), stop(), bad.lost.Load(), bad.delayed.Load(), fenced)
 	if bad.lost.Load() == 0 || bad.delayed.Load() == 0 {
 		t.Error("the relay lost or delayed no ACK")
 	}

@@ -145,18 +145,14 @@ func (s *slotCache) setEstimator(t *testing.T, word string) {
 // startServices is startControlPlane with every xDS service.
 func startServices(t *testing.T, address string) (*controlPlane, *orderRecorder) {
 	t.Helper()
-	p := new(controlPlane)
-	shared, ledger := &slotCache{Cache: cache.New(cache.Config{}), sets: make(map[string]resources.Set)}, publish.NewLedger(nil)
-	var err error
-	if p.publisher, err = publish.New(publish.Config{Cache: shared, Ledger: ledger}); err != nil {
-		t.Fatal(err)
-	}
-	w := &orderRecorder{countingLedger: countingLedger{ledger, &p.sent}, cache: shared, sentBefore: make(map[int64]map[string]bool), open: make(map[openResponse]bool)}
+	shared := &slotCache{Cache: cache.New(cache.Config{}), sets: make(map[string]resources.Set)}
+	p := newControlPlane(t, publish.Config{Cache: shared})
+	w := &orderRecorder{countingLedger: countingLedger{p.ledger, &p.sent}, cache: shared, sentBefore: make(map[int64]map[string]bool), open: make(map[openResponse]bool)}
 	services, err := server.New(server.Config{Cache: shared, Callbacks: w})
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.serve(t, listenLoopback(t, address), func(ctx context.Context, s *grpc.Server) { services.Register(ctx, s) })
+	p.serve(t, address, func(ctx context.Context, s *grpc.Server) { services.Register(ctx, s) })
 	return p, w
 }
 

@@ -5,12 +5,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/resources/attach"
 )
 
@@ -116,7 +116,7 @@ func testSlot(t *testing.T, w *orderRecorder, o *ownedEnvoy) {
 			w.cache.setEstimator(t, word)
 		}
 		start, got := time.Now(), ""
-		o.waitFor(t, "using the slot", func() bool {
+		policytest.WaitFor(t, "using the slot", func() bool {
 			resp, err := o.llm.http.Get(o.llm.url)
 			if err != nil {
 				t.Fatal(err)
@@ -134,24 +134,7 @@ func testSlot(t *testing.T, w *orderRecorder, o *ownedEnvoy) {
 func testBoundaries(t *testing.T, p *controlPlane, w *orderRecorder, backends map[string]*backend, o *ownedEnvoy) policies.Epoch {
 	t.Helper()
 	p.waitForCurrent(t, 1, 1)
-	var wg sync.WaitGroup
-	var served atomic.Int64
-	stop := make(chan struct{})
-	for i := range 4 {
-		wg.Go(func() {
-			for n := 100; ; n = (n*7 + i) % 40000 {
-				select {
-				case <-stop:
-					return
-				default:
-				}
-				if _, stage, err := o.llm.post(n + 1); err != nil || stage == "" {
-					t.Errorf("stage %q: %v", stage, err)
-				}
-				served.Add(1)
-			}
-		})
-	}
+	stop := startLoad(t, o.llm)
 	var boundaries []time.Duration
 	calm := policies.Epoch(2 + repeats(12, 40))
 	for e := policies.Epoch(2); e < calm; e++ {
@@ -167,8 +150,7 @@ func testBoundaries(t *testing.T, p *controlPlane, w *orderRecorder, backends ma
 		p.publisher.Submit(backendView(backends, e, cuts, stages...))
 		p.waitForCurrent(t, e, 1)
 	}
-	close(stop)
-	wg.Wait()
+	served := stop()
 	p.publisher.Submit(backendView(backends, calm, []policies.Tokens{1000, 5000}, "a b", "c", "d"))
 	p.waitForCurrent(t, calm, 1)
 	sent := p.sent.Load()
@@ -185,7 +167,7 @@ func testBoundaries(t *testing.T, p *controlPlane, w *orderRecorder, backends ma
 		t.Errorf("%d resources sent for %d boundaries", n, len(boundaries))
 	}
 	slices.Sort(boundaries)
-	t.Logf("%d plans with %d requests; boundary to ACK: median %v, worst %v", calm-2, served.Load(), boundaries[len(boundaries)/2], boundaries[len(boundaries)-1])
+	t.Logf("%d plans with %d requests; boundary to ACK: median %v, worst %v", calm-2, served, boundaries[len(boundaries)/2], boundaries[len(boundaries)-1])
 	at := 4 * int(1000+last)
 	if replica, stage, err := o.llm.post(at - 1); err != nil || stage != "s0" {
 		t.Errorf("below the last boundary: %q of %q, %v", replica, stage, err)
@@ -212,7 +194,7 @@ func testReturn(t *testing.T, p *controlPlane, backends map[string]*backend, o *
 	took := time.Since(start)
 	// There is a stream for each source: the route table, the clusters, and the
 	// endpoints of each stage. All of them reconnect, and no resource is sent.
-	o.waitFor(t, "reconnected on all streams", func() bool {
+	policytest.WaitFor(t, "reconnected on all streams", func() bool {
 		return o.Stats(`^cluster\.cascade-xds\.upstream_rq_active`)["cluster.cascade-xds.upstream_rq_active"] >= 4
 	})
 	if n := again.sent.Load(); n != 0 {
@@ -226,15 +208,6 @@ func testReturn(t *testing.T, p *controlPlane, backends map[string]*backend, o *
 	t.Logf("reconnected after %v", took.Round(time.Millisecond))
 	if _, stage, err := o.llm.post(1100*4 - 1); err != nil || stage != "s0" {
 		t.Errorf("stage %q, %v", stage, err)
-	}
-}
-
-func (o *ownedEnvoy) waitFor(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !holds(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("Envoy is not %s: %v", what, o.Stats(`cascade-xds`))
-		}
 	}
 }
 
@@ -284,7 +257,7 @@ func TestSplitWithoutControl(t *testing.T) {
 			p, _ := startServices(t, address)
 			p.publisher.Submit(backendView(backends, 1, []policies.Tokens{1000}, "a", "b"))
 			start := time.Now()
-			o.waitFor(t, "served by Cascade", func() bool {
+			policytest.WaitFor(t, "served by Cascade", func() bool {
 				replica, _, err := o.llm.post(10)
 				return err == nil && replica == "a"
 			})
@@ -309,7 +282,7 @@ func TestSplitWithoutControl(t *testing.T) {
 				}
 			}
 			backends["a"] = startBackend(t, "a", backends["a"].address)
-			o.waitFor(t, "served by Cascade again", func() bool {
+			policytest.WaitFor(t, "served by Cascade again", func() bool {
 				replica, _, err := o.llm.post(10)
 				return err == nil && replica == "a"
 			})
