@@ -144,11 +144,11 @@ func (s *settings) attachEnvoy(fleet wiring.Fleet, a *attachFlags) error {
 	}
 	c.Model, c.EstimatorFilter, c.LoadReports = a.Model, a.EstimatorFilter, a.LoadReports
 	c.Listener, c.Fallback, c.FetchTimeout = a.Listener, a.Fallback, a.FetchTimeout
-	way := attach.WholeListener
+	render := attach.WholeListener
 	if a.internalListener {
-		way = attach.InternalListener
+		render = attach.InternalListener
 	}
-	h, err := way(c)
+	h, err := render(c)
 	if err != nil {
 		return err
 	}

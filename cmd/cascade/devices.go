@@ -38,11 +38,11 @@ listed, each with its reason.
 
 Then it says, for each pair of replicas of the fleet file, by which transport KV blocks
 would move, what that goes over, and an estimate of its speed from data sheets. Without
-a fleet file the pairs are those of the machine's GPUs. -a also lists the ways that
+a fleet file the pairs are those of the machine's GPUs. -a also lists the paths that
 would come next, and those that are closed, with the reason.
 
-  same GPU, NVLink, PCIe P2P   transport cuda, on one node
-  host memory                  transport shm, on one node, where no pool is on a GPU
+  same GPU, NVLink, PCIe P2P   transport cuda, on one host
+  host memory                  transport shm, on one host, where no pool is on a GPU
   RDMA (GPUDirect)             transport verbs, from GPU memory to GPU memory
   RDMA (host bounce)           transport verbs, where a pool is in host memory, or in
                                that of a GPU that no NIC reaches
@@ -58,7 +58,7 @@ replicas report as broken, or as held back for a peer, are left out, with the re
 A replica is on the GPU that "gpu" in the fleet file says; without it its KV cache is
 in the machine's memory. Its RDMA port is the one that its "rdma" names, else the nearest
 that is up; with "rdma: {off: true}" for the fleet there is none. Other
-nodes are known only from --machine or the fleet file's "topology": save the output of
+hosts are known only from --machine or the fleet file's "topology": save the output of
 "cascade devices --json" on each of them, and name the files.
 
 Columns: PCIe is the link's generation and width, at its best; distances are those of
@@ -66,15 +66,15 @@ nvidia-smi: PIX one PCIe switch, PXB several, PHB the root complex, NODE two roo
 complexes of one NUMA node, SYS two NUMA nodes.`,
 		Example: `  cascade devices
   cascade devices -c fleet.yaml -a
-  cascade devices --json > a.json                      # on node a
-  cascade devices -c fleet.yaml --node b --machine a.json
+  cascade devices --json > a.json                      # on host a
+  cascade devices -c fleet.yaml --host b --machine a.json
   cascade devices --control http://127.0.0.1:18001     # the whole fleet`,
 		Args: exactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.control == "" {
 				return s.devices(f)
 			}
-			for _, local := range []string{"config", "node", "machine"} {
+			for _, local := range []string{"config", "host", "machine"} {
 				if cmd.Flags().Changed(local) {
 					return usageErrorf(cmd, "--control inspects a running fleet: --%s applies to this host", local)
 				}
@@ -85,10 +85,10 @@ complexes of one NUMA node, SYS two NUMA nodes.`,
 	c.AddCommand(newCheck(s), newHold(s))
 	f.flag(c, "fleet file whose replicas are to be paired")
 	fl := c.Flags()
-	fl.StringVar(&f.where.Name, "node", "", "name of this machine in the fleet file (default: its only node, else the host's name)")
-	fl.StringArrayVar(&f.machines, "machine", nil, "file with the output of \"devices --json\" on another node; may be repeated")
+	fl.StringVar(&f.where.Name, "host", "", "name of this host in the fleet file (default: its only host, else the host's own name)")
+	fl.StringArrayVar(&f.machines, "machine", nil, "file with the output of \"devices --json\" on another host; may be repeated")
 	fl.StringVar(&f.control, "control", "", "base URL of a control plane's admin server, to show its whole fleet")
-	fl.BoolVarP(&f.all, "all", "a", false, "list every way of every pair, not the best one alone")
+	fl.BoolVarP(&f.all, "all", "a", false, "list every path of every pair, not only the best one")
 	fl.StringVar(&f.where.Sysfs, "sysfs", "/sys", "where sysfs is mounted, for containers")
 	fl.StringVar(&f.where.Proc, "proc", "/proc", "where proc is mounted")
 	fl.StringVar(&f.where.NVML, "nvml", topology.NVML, "soname or path of NVML")
@@ -117,7 +117,7 @@ func (s *settings) devices(f *devicesFlags) error {
 		}
 		fleet, fromFile = &read, read.Machines
 	}
-	f.where.Name = cmp.Or(f.where.Name, nodeName(fleet))
+	f.where.Name = cmp.Or(f.where.Name, hostName(fleet))
 	machines := topology.Machines{}
 	for _, path := range f.machines {
 		list, err := wiring.ReadMachines(path)
@@ -147,8 +147,8 @@ func (s *settings) devices(f *devicesFlags) error {
 	return out.text(s.stdout, f.all)
 }
 
-// nodeName returns the fleet's only node, else the host's name.
-func nodeName(fleet *wiring.Fleet) string {
+// hostName returns the host of all replicas of the fleet, else the host's name.
+func hostName(fleet *wiring.Fleet) string {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "local"
@@ -157,11 +157,11 @@ func nodeName(fleet *wiring.Fleet) string {
 		return host
 	}
 	for _, r := range fleet.Replicas {
-		if r.Node != fleet.Replicas[0].Node {
+		if r.Host != fleet.Replicas[0].Host {
 			return host
 		}
 	}
-	return fleet.Replicas[0].Node
+	return fleet.Replicas[0].Host
 }
 
 // replicaPlaces returns the places of the fleet's replicas. Without a fleet, it returns one replica

@@ -32,14 +32,14 @@ const (
 type pairState struct {
 	From policies.ReplicaID `json:"from"`
 	To   policies.ReplicaID `json:"to"`
-	// Way is the path that the receiver tries first, as far as the control plane knows, with the
+	// Path is the path that the receiver tries first, as far as the control plane knows, with the
 	// rate by which migrations are priced. Against is the reason why no better path is used.
-	Way     links.Path `json:"way"`
+	Path    links.Path `json:"path"`
 	Against string     `json:"against,omitempty"`
 	// Measured is the rate of the receiver's pulls by that path, in bytes per second.
 	Measured float64 `json:"measured_bytes_per_second,omitempty"`
-	// Ways lists all paths, best first.
-	Ways []links.Path `json:"ways"`
+	// Paths lists all paths, best first.
+	Paths []links.Path `json:"paths"`
 }
 
 // modelDevices is one model of a running fleet.
@@ -108,9 +108,9 @@ func replicaPairs(ctx context.Context, m control.DeviceModel) []pairState {
 // newPairState combines the links between two replicas with the receiver's
 // report of its transports.
 func newPairState(m control.DeviceModel, from, to control.Device) pairState {
-	p := pairState{From: from.Replica, To: to.Replica, Ways: links.Paths(from.Site, to.Site)}
+	p := pairState{From: from.Replica, To: to.Replica, Paths: links.Paths(from.Site, to.Site)}
 	var against []string
-	usable := slices.DeleteFunc(slices.Clone(p.Ways), func(w links.Path) bool {
+	usable := slices.DeleteFunc(slices.Clone(p.Paths), func(w links.Path) bool {
 		if w.Closed {
 			return false
 		}
@@ -120,19 +120,19 @@ func newPairState(m control.DeviceModel, from, to control.Device) pairState {
 		}
 		return why != ""
 	})
-	p.Way, p.Against = links.BestPath(usable), strings.Join(slices.Compact(against), "; ")
-	if p.Way.Closed {
-		p.Way, p.Against = links.BestPath(p.Ways), "" // no path works: requests are re-prompted
+	p.Path, p.Against = links.BestPath(usable), strings.Join(slices.Compact(against), "; ")
+	if p.Path.Closed {
+		p.Path, p.Against = links.BestPath(p.Paths), "" // no path works: requests are re-prompted
 	}
 	var d links.Rates
 	if m.Links != nil {
 		d = *m.Links
 	}
-	if priced := d.BestPath(from.Site, to.Site); priced.Transport == p.Way.Transport && priced.Kind == p.Way.Kind {
-		p.Way = priced
+	if priced := d.BestPath(from.Site, to.Site); priced.Transport == p.Path.Transport && priced.Kind == p.Path.Kind {
+		p.Path = priced
 	}
 	for _, t := range to.Transports {
-		if t.Peer == from.Replica && t.Name == p.Way.Transport {
+		if t.Peer == from.Replica && t.Name == p.Path.Transport {
 			p.Measured = t.Rate
 		}
 	}
@@ -148,9 +148,9 @@ func unsuitedReason(to control.Device, from policies.ReplicaID, transport string
 		switch {
 		case t.Name != transport:
 		case t.Peer == "" && (t.State == loadreport.RouteBroken || t.State == loadreport.RouteUnsuited):
-			return t.State + ", " + t.Why
+			return t.State + ", " + t.Reason
 		case t.Peer == from && t.State == loadreport.RouteHeld:
-			return "held back, " + t.Why
+			return "held back, " + t.Reason
 		case t.Peer == "":
 			has = true
 		}
@@ -163,7 +163,7 @@ func unsuitedReason(to control.Device, from policies.ReplicaID, transport string
 
 // text prints a model's replicas and pairs.
 func (m modelDevices) text(ctx context.Context, w io.Writer, all bool) error {
-	sites := report.Table{Title: m.Name, Header: []string{"replica", "stage", "node", "KV cache in", "NVLinks", "RDMA port", "IP", "PCIe"}, Left: 6}
+	sites := report.Table{Title: m.Name, Header: []string{"replica", "stage", "host", "KV cache in", "NVLinks", "RDMA port", "IP", "PCIe"}, Left: 6}
 	for _, r := range m.Replicas {
 		sites.Rows = append(sites.Rows, siteCells(r))
 		if r.Note != "" {
@@ -231,13 +231,13 @@ func nvlinkCell(g *links.GPU) string {
 
 // pairTable returns a row per pair; with all, a row per path of each pair.
 func (m modelDevices) pairTable(ctx context.Context, all bool) report.Table {
-	t := report.Table{Title: "ways", Header: []string{"from", "to", "transport", "way", "why", "rate", "latency", "measured"}, Left: 5}
+	t := report.Table{Title: "paths", Header: []string{"from", "to", "transport", "path", "reason", "rate", "latency", "measured"}, Left: 5}
 	for _, p := range replicaPairs(ctx, m.DeviceModel) {
-		t.Rows = append(t.Rows, wayCells(string(p.From), string(p.To), p.Way, pairReason(p), p.Measured))
+		t.Rows = append(t.Rows, pathCells(string(p.From), string(p.To), p.Path, pairReason(p), p.Measured))
 		if all {
-			for _, w := range p.Ways {
-				if w.Transport != p.Way.Transport || w.Kind != p.Way.Kind {
-					t.Rows = append(t.Rows, wayCells("", "", w, w.Reason, 0))
+			for _, w := range p.Paths {
+				if w.Transport != p.Path.Transport || w.Kind != p.Path.Kind {
+					t.Rows = append(t.Rows, pathCells("", "", w, w.Reason, 0))
 				}
 			}
 		}
@@ -248,12 +248,12 @@ func (m modelDevices) pairTable(ctx context.Context, all bool) report.Table {
 // pairReason returns why a pair uses its path.
 func pairReason(p pairState) string {
 	if p.Against == "" {
-		return p.Way.Reason
+		return p.Path.Reason
 	}
-	return fmt.Sprintf("%s (not %s)", p.Way.Reason, p.Against)
+	return fmt.Sprintf("%s (not %s)", p.Path.Reason, p.Against)
 }
 
-func wayCells(from, to string, w links.Path, why string, measured float64) []string {
+func pathCells(from, to string, w links.Path, why string, measured float64) []string {
 	rate, latency, seen := w.Rate.String(), fmt.Sprintf("%d µs", w.Latency), "-"
 	if w.Closed {
 		rate, latency = "closed", "-"
@@ -267,18 +267,18 @@ func wayCells(from, to string, w links.Path, why string, measured float64) []str
 // groupTable counts the pairs that use the same path at the same rate, best first, with the reason
 // of one of them. It examines equal replicas once: there may be ten thousand.
 func (m modelDevices) groupTable() report.Table {
-	type kind struct {
+	type group struct {
 		transport string
-		way       links.Kind
+		kind      links.Kind
 		rate      links.Rate
 	}
-	count, example := map[kind]int{}, map[kind]pairState{}
+	count, example := map[group]int{}, map[group]pairState{}
 	add := func(from, to control.Device, n int) {
 		if n <= 0 {
 			return
 		}
 		p := newPairState(m.DeviceModel, from, to)
-		k := kind{p.Way.Transport, p.Way.Kind, p.Way.Rate}
+		k := group{p.Path.Transport, p.Path.Kind, p.Path.Rate}
 		if count[k] == 0 {
 			example[k] = p
 		}
@@ -306,13 +306,13 @@ func (m modelDevices) groupTable() report.Table {
 			}
 		}
 	}
-	keys := slices.SortedFunc(maps.Keys(count), func(a, b kind) int {
-		return cmp.Or(cmp.Compare(a.way, b.way), cmp.Compare(b.rate, a.rate), cmp.Compare(a.transport, b.transport))
+	keys := slices.SortedFunc(maps.Keys(count), func(a, b group) int {
+		return cmp.Or(cmp.Compare(a.kind, b.kind), cmp.Compare(b.rate, a.rate), cmp.Compare(a.transport, b.transport))
 	})
-	t := report.Table{Title: "ways", Header: []string{"transport", "way", "for example", "why there", "rate", "latency", "pairs"}, Left: 4, Notes: []string{`"-a" lists every pair.`}}
+	t := report.Table{Title: "paths", Header: []string{"transport", "path", "for example", "reason there", "rate", "latency", "pairs"}, Left: 4, Notes: []string{`"-a" lists every pair.`}}
 	for _, k := range keys {
 		p := example[k]
-		t.Rows = append(t.Rows, []string{k.transport, k.way.String(), fmt.Sprintf("%s → %s", p.From, p.To), pairReason(p), k.rate.String(), fmt.Sprintf("%d µs", p.Way.Latency), fmt.Sprint(count[k])})
+		t.Rows = append(t.Rows, []string{k.transport, k.kind.String(), fmt.Sprintf("%s → %s", p.From, p.To), pairReason(p), k.rate.String(), fmt.Sprintf("%d µs", p.Path.Latency), fmt.Sprint(count[k])})
 	}
 	return t
 }

@@ -40,13 +40,13 @@ func TestCountedPairs(t *testing.T) {
 				d.Site = links.Topology{Host: d.Site.Host}
 			}
 			if r.IntN(4) == 0 {
-				d.Transports[0] = control.Transport{Name: "cuda", State: loadreport.RouteBroken, Why: "no driver"}
+				d.Transports[0] = control.Transport{Name: "cuda", State: loadreport.RouteBroken, Reason: "no driver"}
 			}
 			m.Replicas = append(m.Replicas, d)
 		}
 		want := map[string]int{}
 		for _, p := range replicaPairs(t.Context(), m.DeviceModel) {
-			want[p.Way.Transport+p.Way.Kind.String()+p.Way.Rate.String()]++
+			want[p.Path.Transport+p.Path.Kind.String()+p.Path.Rate.String()]++
 		}
 		got := map[string]int{}
 		for _, row := range m.groupTable().Rows {
@@ -67,20 +67,20 @@ func TestPairReason(t *testing.T) {
 	a, b := deviceOf("a", "n", 0), deviceOf("b", "n", 1)
 	for _, c := range []struct {
 		reports        []control.Transport
-		way, against   string
+		path, against  string
 		measured, rate float64
 	}{
 		{b.Transports, "cuda", "", 0, 80e9},
 		{nil, "cuda", "", 0, 80e9},
 		{append(b.Transports[:3:3], control.Transport{Name: "cuda", Peer: "a", State: loadreport.RouteReady, Rate: 5e10}), "cuda", "", 5e10, 80e9},
-		{append(b.Transports[:3:3], control.Transport{Name: "cuda", Peer: "a", State: loadreport.RouteHeld, Why: "it broke"}), "tcp", "cuda: held back, it broke", 0, 2570281124},
-		{append(b.Transports[:3:3], control.Transport{Name: "cuda", Peer: "c", State: loadreport.RouteHeld, Why: "it broke"}), "cuda", "", 0, 80e9},
-		{[]control.Transport{{Name: "cuda", State: loadreport.RouteBroken, Why: "no driver"}, b.Transports[2]}, "tcp", "cuda: broken, no driver", 0, 2570281124},
+		{append(b.Transports[:3:3], control.Transport{Name: "cuda", Peer: "a", State: loadreport.RouteHeld, Reason: "it broke"}), "tcp", "cuda: held back, it broke", 0, 2570281124},
+		{append(b.Transports[:3:3], control.Transport{Name: "cuda", Peer: "c", State: loadreport.RouteHeld, Reason: "it broke"}), "cuda", "", 0, 80e9},
+		{[]control.Transport{{Name: "cuda", State: loadreport.RouteBroken, Reason: "no driver"}, b.Transports[2]}, "tcp", "cuda: broken, no driver", 0, 2570281124},
 	} {
 		to := b
 		to.Transports = c.reports
 		p := newPairState(m, a, to)
-		if p.Way.Transport != c.way || p.Against != c.against || p.Measured != c.measured || float64(p.Way.Rate) != c.rate {
+		if p.Path.Transport != c.path || p.Against != c.against || p.Measured != c.measured || float64(p.Path.Rate) != c.rate {
 			t.Errorf("%v: %+v", c.reports, p)
 		}
 		if !strings.Contains(pairReason(p), c.against) {

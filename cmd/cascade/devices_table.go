@@ -147,13 +147,13 @@ func nicTable(m *topology.Machine) report.Table {
 }
 
 func (k deviceReport) pairTable(all bool) report.Table {
-	t := report.Table{Title: "ways", Header: []string{"from", "to", "transport", "way", "why", "rate", "latency"}, Left: 5}
+	t := report.Table{Title: "paths", Header: []string{"from", "to", "transport", "path", "reason", "rate", "latency"}, Left: 5}
 	for _, p := range k.Pairs {
-		ways := []links.Path{p.Best()}
+		paths := []links.Path{p.Best()}
 		if all {
-			ways = p.Paths
+			paths = p.Paths
 		}
-		for i, w := range ways {
+		for i, w := range paths {
 			from, to := string(p.From), string(p.To)
 			if i > 0 {
 				from, to = "", ""

@@ -107,14 +107,14 @@ func writeMigrations(w io.Writer, m control.Migrations) error {
 
 // summarizeMigrations returns one line about migrations.
 func summarizeMigrations(migrations []control.Migration) string {
-	ways, stalls, copied := map[string]int{}, []float64(nil), int64(0)
+	methods, stalls, copied := map[string]int{}, []float64(nil), int64(0)
 	done, aborted := 0, 0
 	for _, m := range migrations {
 		copied += m.Bytes
 		switch m.State {
 		case "done":
 			done++
-			ways[m.Method]++
+			methods[m.Method]++
 			stalls = append(stalls, m.Stall)
 		case "aborted":
 			aborted++
@@ -122,8 +122,8 @@ func summarizeMigrations(migrations []control.Migration) string {
 	}
 	line := fmt.Sprintf("%s: %d done", plural(len(migrations), "migration"), done)
 	var kinds []string
-	for way, n := range ways {
-		kinds = append(kinds, fmt.Sprintf("%d %s", n, way))
+	for method, n := range methods {
+		kinds = append(kinds, fmt.Sprintf("%d %s", n, method))
 	}
 	if slices.Sort(kinds); len(kinds) > 0 {
 		line += " (" + strings.Join(kinds, ", ") + ")"

@@ -33,8 +33,8 @@ func collectMigrationStats(movers []*executor.Executor) migrationStats {
 	var stalls []time.Duration
 	for _, one := range movers {
 		st := one.Stats()
-		for way, n := range st.Sent {
-			m.Moved[way] += n
+		for method, n := range st.Sent {
+			m.Moved[method] += n
 		}
 		for why, n := range st.Failed {
 			m.Failed[why] += n

@@ -105,7 +105,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 		return err
 	}
 	defer spans.Close()
-	fmt.Fprintln(s.stderr, describeHost(inventory.Config{Name: r.Node, CUDA: cudaLibrary(), NVML: nvmlLibrary()}, fm.log))
+	fmt.Fprintln(s.stderr, describeHost(inventory.Config{Name: r.Host, CUDA: cudaLibrary(), NVML: nvmlLibrary()}, fm.log))
 	next, err := beginUpgrade(ctx, m.runtime, r.ID, r.Address)
 	if err != nil {
 		return fmt.Errorf("migrator of %s: %w", r.ID, err)
@@ -117,7 +117,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 	}
 
 	all := newGPUs(fleet.Fleet.CUDA, fm.log)
-	seen := devicewatch.New(devicewatch.Config{Host: inventory.Config{Name: r.Node, CUDA: cudaLibrary(), NVML: nvmlLibrary()}, Logger: fm.log})
+	seen := devicewatch.New(devicewatch.Config{Host: inventory.Config{Name: r.Host, CUDA: cudaLibrary(), NVML: nvmlLibrary()}, Logger: fm.log})
 	d, err := migratord.New(migratord.Config{
 		Fleet: fleet, Replica: r, Control: links[0], OtherControl: links[1:], Clients: doors.clients, Peers: fm.creds.WrapListener(doors.peers), Listen: next.reopen(clientsDoor),
 		TLS: fm.creds.Provider, Runtime: m.runtime, GPUs: all, RDMA: rdma(fm.log), Machine: seen.Machine, Drain: m.drain, Predecessor: next.predecessor(), Tracer: spans.Tracer("migrator"), Logger: fm.log,

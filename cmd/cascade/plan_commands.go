@@ -228,11 +228,11 @@ func writePlans(w io.Writer, p control.PlanHistory) error {
 	if err := t.Text(w); err != nil {
 		return err
 	}
-	if len(p.Past) == 0 {
+	if len(p.History) == 0 {
 		return nil
 	}
 	past := report.Table{Title: "earlier plans", Header: []string{"model", "epoch", "boundaries", "replicas"}, Left: 4}
-	for _, old := range p.Past {
+	for _, old := range p.History {
 		past.Rows = append(past.Rows, []string{old.Model, fmt.Sprint(old.Epoch), cutList(old.Cuts), join(old.Counts, "+")})
 	}
 	_, err := fmt.Fprintln(w)

@@ -27,8 +27,8 @@ func TestWritePlans(t *testing.T) {
 			{Time: at, Until: &until, Times: 30, Model: "llama", Epoch: 2, Decision: "kept", Reason: "gain too small", Gain: 0.02, By: "cp-1"},
 			{Time: at, Model: "llama", Epoch: 3, Decision: "rolled back", Reason: "rolled back to the plan of epoch 1", By: "ann@desk", Stages: []control.Stage{{Replicas: []control.Replica{{ID: "r0"}, {ID: "r1"}, {ID: "r2"}}}}},
 		},
-		Past: []control.PastPlan{{Model: "llama", Epoch: 1, Counts: []int{3}}, {Model: "llama", Epoch: 2, Cuts: []policies.Tokens{224}, Counts: []int{1, 2}}},
-		Pins: []control.Pinned{{PastPlan: control.PastPlan{Model: "llama", Epoch: 1}, By: "ann@desk", At: at}},
+		History: []control.FormerPlan{{Model: "llama", Epoch: 1, Counts: []int{3}}, {Model: "llama", Epoch: 2, Cuts: []policies.Tokens{224}, Counts: []int{1, 2}}},
+		Pins:    []control.Pinned{{FormerPlan: control.FormerPlan{Model: "llama", Epoch: 1}, By: "ann@desk", At: at}},
 	}
 	var got strings.Builder
 	if err := writePlans(&got, p); err != nil {

@@ -221,13 +221,13 @@ func nodeTable(st control.Status) report.Table {
 func nodeReasons(st control.Status) (notes []string) {
 	shared := make(map[string]string)
 	for _, g := range st.Groups {
-		if shared[g.Name] = g.Why; g.Why != "" && g.Nodes > 0 {
-			notes = append(notes, fmt.Sprintf("Plan %d, %d of the proxies: %s.", g.PublishedEpoch, g.Nodes, g.Why))
+		if shared[g.Name] = g.Reason; g.Reason != "" && g.Nodes > 0 {
+			notes = append(notes, fmt.Sprintf("Plan %d, %d of the proxies: %s.", g.PublishedEpoch, g.Nodes, g.Reason))
 		}
 	}
 	for _, n := range st.Nodes {
-		if n.Connected && n.Why != "" && n.Why != shared[n.Group] {
-			notes = append(notes, fmt.Sprintf("%s: plan %d: %s", n.ID, n.Epoch, n.Why))
+		if n.Connected && n.Reason != "" && n.Reason != shared[n.Group] {
+			notes = append(notes, fmt.Sprintf("%s: plan %d: %s", n.ID, n.Epoch, n.Reason))
 		}
 	}
 	return notes

@@ -35,7 +35,7 @@ func fullStatus() control.Status {
 				{Name: "s0", High: at(100), Replicas: []control.Replica{
 					{ID: "a", Health: "healthy", Weight: 100, Running: 3, Waiting: 1, Held: 5000, Promised: 70, Iteration: 0.0123, ProxyRequests: &streams, ReportAge: &age, Connected: true,
 						Transports: []control.Transport{{Name: "shm", State: "ready"}, {Name: "tcp", State: "ready"}, {Name: "shm", Peer: "b", State: "ready", Rate: 1e9}}},
-					{ID: "b", Health: "unhealthy", Weight: 100, ReportAge: &age, Note: "counts by other buckets", Transports: []control.Transport{{Name: "shm", State: "broken", Why: "no such directory"}, {Name: "tcp", State: "ready"}}},
+					{ID: "b", Health: "unhealthy", Weight: 100, ReportAge: &age, Note: "counts by other buckets", Transports: []control.Transport{{Name: "shm", State: "broken", Reason: "no such directory"}, {Name: "tcp", State: "ready"}}},
 				}},
 				{Name: "s1", Low: 100},
 			},
@@ -44,11 +44,11 @@ func fullStatus() control.Status {
 		Nodes: []control.Node{
 			{ID: "edge", Connected: true, Epoch: 1, Types: map[string]control.NodeType{"Listener": {Acked: 1}, "Cluster": {Acked: 8, Pending: 2}, "Secret": {}},
 				NACKs: 3, LastError: "bad range", LastErrorAt: &failed},
-			{ID: "edge-2", Connected: true, Current: true, Epoch: 1}, {ID: "edge-3", Connected: true, Fenced: true, Why: "fenced: did not acknowledge phase add"}, {ID: "edge-4"},
-			{ID: "canary-1", Connected: true, Epoch: 2, Group: "canary", Why: "canary: watched for another 1.2 s"},
+			{ID: "edge-2", Connected: true, Current: true, Epoch: 1}, {ID: "edge-3", Connected: true, Fenced: true, Reason: "fenced: did not acknowledge phase add"}, {ID: "edge-4"},
+			{ID: "canary-1", Connected: true, Epoch: 2, Group: "canary", Reason: "canary: watched for another 1.2 s"},
 		},
 		Groups: []control.Group{
-			{Name: "canary", Phase: "watch", PublishedEpoch: 2, Nodes: 1, Why: "canary: watched for another 1.2 s"},
+			{Name: "canary", Phase: "watch", PublishedEpoch: 2, Nodes: 1, Reason: "canary: watched for another 1.2 s"},
 			{Phase: "idle", PublishedEpoch: 1, Nodes: 3},
 		},
 		Refused: []control.Refusal{{Type: "Cluster", Name: "c", Version: "0a1b", Node: "edge", Text: "bad range"}},
@@ -142,9 +142,9 @@ func TestStatusWatch(t *testing.T) {
 // TestStatusTransports: what works, and what does not, in few words.
 func TestStatusTransports(t *testing.T) {
 	shm, tcp := control.Transport{Name: "shm", State: "ready"}, control.Transport{Name: "tcp", State: "ready"}
-	broken := control.Transport{Name: "shm", State: "broken", Why: "not\nhere"}
+	broken := control.Transport{Name: "shm", State: "broken", Reason: "not\nhere"}
 	from := func(name, state, peer string) control.Transport {
-		return control.Transport{Name: name, Peer: policies.ReplicaID(peer), State: state, Why: strings.Repeat("w", 100)}
+		return control.Transport{Name: name, Peer: policies.ReplicaID(peer), State: state, Reason: strings.Repeat("w", 100)}
 	}
 	for want, list := range map[string][]control.Transport{
 		"-":                          nil,
@@ -152,7 +152,7 @@ func TestStatusTransports(t *testing.T) {
 		"shm broken, tcp":            {broken, tcp},
 		"shm broken":                 {broken},
 		"shm (2 held), tcp (1 held)": {shm, tcp, from("shm", "held", "a"), from("shm", "held", "b"), from("tcp", "held", "c")},
-		"tcp":                        {{Name: "cuda", State: "unsuited", Why: "no GPU"}, tcp},
+		"tcp":                        {{Name: "cuda", State: "unsuited", Reason: "no GPU"}, tcp},
 		"shm broken (1 held), tcp":   {broken, tcp, from("shm", "held", "a")},
 	} {
 		if got := transports(list); got != want {

@@ -92,7 +92,7 @@ type Path struct {
 	Rate      Rate            `json:"rate"`       // estimated; 0 if unknown or closed
 	Latency   policies.Micros `json:"latency_us"` // estimated, before the first byte
 	// Reason says what the path uses or, if Closed, what it lacks.
-	Reason string `json:"why"`
+	Reason string `json:"reason"`
 	Closed bool   `json:"closed,omitempty"`
 }
 

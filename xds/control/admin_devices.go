@@ -64,7 +64,7 @@ func devicesOf(s *fleet.Snapshot) Devices {
 
 func transportsOf(routes []loadreport.Route) (out []Transport) {
 	for _, t := range routes {
-		out = append(out, Transport{Name: t.Transport, Peer: t.Peer, State: t.State, Why: t.Reason, Rate: t.Rate, Over: t.Path})
+		out = append(out, Transport{Name: t.Transport, Peer: t.Peer, State: t.State, Reason: t.Reason, Rate: t.Rate, Path: t.Path})
 	}
 	return out
 }

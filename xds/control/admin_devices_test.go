@@ -37,7 +37,7 @@ func TestDevices(t *testing.T) {
 	if m.Links == nil || m.Links.BetweenHosts != 25*links.Gigabyte || len(m.Replicas) != 2 {
 		t.Fatalf("%+v", m)
 	}
-	if got := m.Replicas[0]; got.Replica != "r0" || got.Stage != "s0" || got.Site.GPU == nil || got.Site.GPU.UUID != "u" || len(got.Transports) != 1 || got.Transports[0].Over != "loopback" {
+	if got := m.Replicas[0]; got.Replica != "r0" || got.Stage != "s0" || got.Site.GPU == nil || got.Site.GPU.UUID != "u" || len(got.Transports) != 1 || got.Transports[0].Path != "loopback" {
 		t.Errorf("%+v", got)
 	}
 	if got := m.Replicas[1]; got.Site.Known || got.Transports != nil {

@@ -24,9 +24,9 @@ type PlanHistory struct {
 	Time      time.Time      `json:"time"`
 	Epoch     policies.Epoch `json:"epoch"` // of the newest plan in force
 	Decisions []Decision     `json:"decisions"`
-	// Past are the plans that may be pinned or rolled back to, oldest first.
-	Past []PastPlan `json:"past"`
-	Pins []Pinned   `json:"pins"`
+	// History has the plans that may be pinned or rolled back to, oldest first.
+	History []FormerPlan `json:"history"`
+	Pins    []Pinned     `json:"pins"`
 }
 
 // Decision is a decision about a model's plan, including those that kept it.
@@ -51,8 +51,8 @@ type Decision struct {
 	Stages []Stage    `json:"stages,omitempty"` // ranges and replica ids; absent where none changed, or none are known
 }
 
-// PastPlan is a plan that was in force.
-type PastPlan struct {
+// FormerPlan is a plan that was in force.
+type FormerPlan struct {
 	Model  string            `json:"model"`
 	Epoch  policies.Epoch    `json:"epoch"`
 	Cuts   []policies.Tokens `json:"cuts"`
@@ -61,7 +61,7 @@ type PastPlan struct {
 
 // Pinned is a plan that an operator has pinned.
 type Pinned struct {
-	PastPlan
+	FormerPlan
 	By string    `json:"by,omitempty"`
 	At time.Time `json:"at"`
 }
@@ -84,8 +84,8 @@ func plannerOf(p fleet.Leadership, now time.Time) Planner {
 	return out
 }
 
-func pastPlanOf(p store.FormerPlan) PastPlan {
-	out := PastPlan{Model: p.Model, Epoch: p.Epoch, Cuts: p.Cuts, Counts: p.Counts}
+func formerPlanOf(p store.FormerPlan) FormerPlan {
+	out := FormerPlan{Model: p.Model, Epoch: p.Epoch, Cuts: p.Cuts, Counts: p.Counts}
 	if out.Cuts == nil {
 		out.Cuts = []policies.Tokens{} // [] and not null: a plan of one stage
 	}
@@ -96,13 +96,13 @@ func pinnedOf(p *store.Pin) *Pinned {
 	if p == nil {
 		return nil
 	}
-	return &Pinned{PastPlan: pastPlanOf(p.FormerPlan), By: p.By, At: p.At}
+	return &Pinned{FormerPlan: formerPlanOf(p.FormerPlan), By: p.By, At: p.At}
 }
 
 // PlanHistory returns what GET /plan/history answers: the decisions about a
 // model's plan, or about all plans if model is "".
 func (c *Control) PlanHistory(model string) PlanHistory {
-	out := PlanHistory{Time: time.Now(), Decisions: []Decision{}, Past: []PastPlan{}, Pins: []Pinned{}}
+	out := PlanHistory{Time: time.Now(), Decisions: []Decision{}, History: []FormerPlan{}, Pins: []Pinned{}}
 	s := c.fleet.Snapshot()
 	if s == nil {
 		return out
@@ -123,7 +123,7 @@ func (c *Control) PlanHistory(model string) PlanHistory {
 	}
 	for _, p := range s.FormerPlans {
 		if model == "" || p.Model == model {
-			out.Past = append(out.Past, pastPlanOf(p))
+			out.History = append(out.History, formerPlanOf(p))
 		}
 	}
 	for _, m := range s.Models {

@@ -56,7 +56,7 @@ func TestPlanCommands(t *testing.T) {
 	order("/plan/rollback?model=m&epoch=x", 400)
 	order("/plan/pin?model=m&by="+url.QueryEscape("\x1b[2J"), 400)
 	got := order("/plan/rollback?model=m&by=ann", 200)
-	if got.Epoch != 5 || len(got.Past) != 2 || got.Past[1].Epoch != 4 || len(got.Past[1].Counts) != 2 {
+	if got.Epoch != 5 || len(got.History) != 2 || got.History[1].Epoch != 4 || len(got.History[1].Counts) != 2 {
 		t.Errorf("%+v", got)
 	}
 	// It need not be the last one: the planner may have decided something

@@ -126,13 +126,13 @@ type Replica struct {
 type Transport struct {
 	Name string `json:"name"`
 	// Peer is the source of the blocks; absent for an entry about all peers.
-	Peer  policies.ReplicaID `json:"peer,omitempty"`
-	State string             `json:"state"`         // ready, held (tried last for a while), broken or unsuited (to the memory that the KV cache is in)
-	Why   string             `json:"why,omitempty"` // why it is not ready
+	Peer   policies.ReplicaID `json:"peer,omitempty"`
+	State  string             `json:"state"`            // ready, held (tried last for a while), broken or unsuited (to the memory that the KV cache is in)
+	Reason string             `json:"reason,omitempty"` // why it is not ready
 	// Rate of its pulls in bytes per second; absent when none was measured.
 	Rate float64 `json:"bytes_per_second,omitempty"`
-	// Over is the path of links to the peer, as far as it is known.
-	Over string `json:"over,omitempty"`
+	// Path is the path of links to the peer, as far as it is known.
+	Path string `json:"path,omitempty"`
 }
 
 // Change is one entry of the plan history.
@@ -150,8 +150,8 @@ type Group struct {
 	Name           string         `json:"name"`  // empty: the default group
 	Phase          string         `json:"phase"` // idle, add, flip, watch or retire
 	PublishedEpoch policies.Epoch `json:"published_epoch"`
-	Nodes          int            `json:"nodes"`         // connected
-	Why            string         `json:"why,omitempty"` // why it does not have the newest plan
+	Nodes          int            `json:"nodes"`            // connected
+	Reason         string         `json:"reason,omitempty"` // why it does not have the newest plan
 }
 
 // Refusal is one refused version of a Status.
@@ -171,8 +171,8 @@ type Node struct {
 	ID      string `json:"id"`
 	Cluster string `json:"cluster,omitempty"`
 	Group   string `json:"group,omitempty"` // empty: the default group
-	// Why is the reason why it does not have the newest plan; empty if it has it.
-	Why string `json:"why,omitempty"`
+	// Reason is why it does not have the newest plan; empty if it has it.
+	Reason string `json:"reason,omitempty"`
 	// Connected says that it has an open stream; Since is when that changed.
 	Connected bool      `json:"connected"`
 	Since     time.Time `json:"since"`
@@ -198,7 +198,7 @@ type NodeType struct {
 
 func nodeOf(n publish.Node) Node {
 	out := Node{
-		ID: n.ID, Cluster: n.Cluster, Group: n.Group, Why: n.Why, Connected: n.Connected, Since: n.Since, Epoch: n.Epoch,
+		ID: n.ID, Cluster: n.Cluster, Group: n.Group, Reason: n.Why, Connected: n.Connected, Since: n.Since, Epoch: n.Epoch,
 		Current: n.Current, Fenced: n.Fenced, Types: make(map[string]NodeType), NACKs: n.NACKs, LastError: n.LastError,
 	}
 	for name, t := range n.Types {
@@ -217,7 +217,7 @@ func statusOf(s *fleet.Snapshot, p publish.Status, policy string, now time.Time)
 		out.Error = p.Err.Error()
 	}
 	for _, g := range p.Groups {
-		out.Groups = append(out.Groups, Group{Name: g.Name, Phase: g.Phase, PublishedEpoch: g.Epoch, Nodes: g.Nodes, Why: g.Why})
+		out.Groups = append(out.Groups, Group{Name: g.Name, Phase: g.Phase, PublishedEpoch: g.Epoch, Nodes: g.Nodes, Reason: g.Why})
 	}
 	for _, r := range p.Refused {
 		out.Refused = append(out.Refused, Refusal{

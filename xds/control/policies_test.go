@@ -553,7 +553,7 @@ func TestPolicySilentNode(t *testing.T) {
 	s := waitFor(t, c, "the plan at all groups", func(s Status) bool { return s.Epoch == 2 && s.PublishedEpoch == 2 && s.Phase == "idle" })
 	for _, n := range s.Nodes {
 		if n.Fenced {
-			t.Errorf("%s is fenced: %s", n.ID, n.Why)
+			t.Errorf("%s is fenced: %s", n.ID, n.Reason)
 		}
 	}
 }

@@ -59,7 +59,7 @@ type Fleet struct {
 	// devices.
 	RDMA RDMA `yaml:"rdma,omitempty"`
 	// Topology lists files that describe hosts: what "cascade devices --json"
-	// prints, or {"machines": [...]} of several. Replicas on a node that one of the
+	// prints, or {"machines": [...]} of several. Replicas on a host that one of the
 	// files describes report that host's links instead of those of the host that
 	// they run on; replicas of emulated engines report no others. At most 64 files.
 	Topology []string `yaml:"topology,omitempty"`
@@ -128,8 +128,8 @@ type Replica struct {
 	// re-prompting. Engines that "cascade up" emulates get directories of their
 	// own.
 	Blocks string `yaml:"blocks,omitempty"`
-	// Node names the host that the replica runs on, for locality.
-	Node string `yaml:"node,omitempty"`
+	// Host is the name of the host that the replica runs on, for locality.
+	Host string `yaml:"host,omitempty"`
 	// GPU is the index of the GPU that holds the engine's KV cache, in nvidia-smi's
 	// order; of several ranks, the first one's. Without it "cascade devices" takes
 	// the cache to be in host memory.

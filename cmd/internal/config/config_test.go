@@ -33,7 +33,7 @@ replicas:
   peer: 127.0.0.1:9101
   admin: 127.0.0.1:9201
   engine: http://127.0.0.1:8001
-  node: n1
+  host: n1
   tp: 2
 control:
   listen: 127.0.0.1:18000
@@ -70,7 +70,7 @@ func TestReadFillsDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if f.Replicas[1].Model != "m" || f.Replicas[0].Node != "local" || f.Replicas[0].TP != 2 {
+	if f.Replicas[1].Model != "m" || f.Replicas[0].Host != "local" || f.Replicas[0].TP != 2 {
 		t.Errorf("replica defaults: %+v", f.Replicas)
 	}
 	if f.Planner.Period != 5*time.Second || f.Planner.Iteration != 50*time.Millisecond {
@@ -125,12 +125,12 @@ func TestReadRejectsInvalidFields(t *testing.T) {
 		{"admin: 127.0.0.1:9201", "admin: x", "replicas[1].admin"},
 		{"engine: http://127.0.0.1:8001", "engine: 127.0.0.1:8001", "replicas[1].engine"},
 		{"engine: http://127.0.0.1:8001", "engine: http://10.0.0.1:8001", "is not on loopback; only the migrator"},
-		{"node: n1\n  tp: 2", "node: n1\n  tp: 65", "line 24: replicas[1].tp: 65: must be from 1 to 64"},
+		{"host: n1\n  tp: 2", "host: n1\n  tp: 65", "line 24: replicas[1].tp: 65: must be from 1 to 64"},
 		{"tp: 2", "drain: maybe", "[17:10]"},
-		{"node: n1\n  tp: 2", "node: n1\n  tp: 4", `replicas[0]: the replicas of "m" differ in profile or tp: set kv_tokens and batch`},
-		{"node: n1\n  tp: 2", "node: n1\n  tp: 2\n  profile: other.json\n  kv_tokens: 5000\n  batch: 8", `replicas[0]: the replicas of "m" differ`},
-		{"node: n1\n  tp: 2", "node: n1\n  tp: 2\n  kv_tokens: 100", "replicas[1].kv_tokens: 100 is less than"},
-		{"node: n1\n  tp: 2", "node: n1\n  tp: 2\n  batch: -1", "replicas[1].batch: -1 is negative"},
+		{"host: n1\n  tp: 2", "host: n1\n  tp: 4", `replicas[0]: the replicas of "m" differ in profile or tp: set kv_tokens and batch`},
+		{"host: n1\n  tp: 2", "host: n1\n  tp: 2\n  profile: other.json\n  kv_tokens: 5000\n  batch: 8", `replicas[0]: the replicas of "m" differ`},
+		{"host: n1\n  tp: 2", "host: n1\n  tp: 2\n  kv_tokens: 100", "replicas[1].kv_tokens: 100 is less than"},
+		{"host: n1\n  tp: 2", "host: n1\n  tp: 2\n  batch: -1", "replicas[1].batch: -1 is negative"},
 		{"hosts: [m.example]", "hosts: [m.example]\n  adapters: [{name: m}]", `models[0].adapters[0].name: "m" is already the name of a model`},
 		{"hosts: [m.example]", "hosts: [m.example]\n  adapters: [{name: a}, {name: a}]", `models[0].adapters[1].name: "a" is already the name of an adapter`},
 		{"hosts: [m.example]", "hosts: [m.example]\n  adapters: [{replicas: [r0]}]", "models[0].adapters[0].name: must have 1 to 256"},
@@ -175,16 +175,16 @@ func TestReadRejectsInvalidFields(t *testing.T) {
 		{"max_concurrent: 2", "select: random", "migration.select: this field was removed"},
 		{"max_concurrent: 2", "outlier_percent: 5", "migration.outlier_percent: this field was removed"},
 		{"max_concurrent: 2", "leases: 1s", `unknown field "leases"`},
-		{"node: n1\n", "node: n1\n  gpu: -1\n", "replicas[1].gpu: -1: must be from 0 to 1023"},
-		{"node: n1\n", "node: n1\n  rdma: {port: 1}\n", "replicas[1].rdma.device: name the device"},
-		{"node: n1\n", "node: n1\n  rdma: {device: mlx5_0, port: 256}\n", "replicas[1].rdma.port: 256: must be from 1 to 255"},
-		{"node: n1\n", "node: n1\n  rdma: {device: mlx5_0, address: ib0}\n", `replicas[1].rdma.address: "ib0" is not an IP address`},
+		{"host: n1\n", "host: n1\n  gpu: -1\n", "replicas[1].gpu: -1: must be from 0 to 1023"},
+		{"host: n1\n", "host: n1\n  rdma: {port: 1}\n", "replicas[1].rdma.device: name the device"},
+		{"host: n1\n", "host: n1\n  rdma: {device: mlx5_0, port: 256}\n", "replicas[1].rdma.port: 256: must be from 1 to 255"},
+		{"host: n1\n", "host: n1\n  rdma: {device: mlx5_0, address: ib0}\n", `replicas[1].rdma.address: "ib0" is not an IP address`},
 		{"migration:\n", "rdma: {traffic_class: 256}\nmigration:\n", "rdma.traffic_class: 256: must be from 0 to 255"},
 		{"migration:\n", "cuda: {copy: engine}\nmigration:\n", "cuda.copy: \"engine\": must be one of"},
 		{"migration:\n", "cuda: {groups: 1025}\nmigration:\n", "cuda.groups: 1025: must be from 1 to 1024"},
 		{"migration:\n", "rdma: {service_level: -1}\nmigration:\n", "rdma.service_level: -1: must be from 0 to 15"},
-		{"link_gbps: 100", "node_gbps: -1", "migration.node_gbps: -1: must be from"},
-		{"node: n1\n", "node: n1\n  blocks: run/../run/r0\n", "replicas[1].blocks: run/../run/r0 is also replicas[0].blocks"},
+		{"link_gbps: 100", "host_gbps: -1", "migration.host_gbps: -1: must be from"},
+		{"host: n1\n", "host: n1\n  blocks: run/../run/r0\n", "replicas[1].blocks: run/../run/r0 is also replicas[0].blocks"},
 		{"blocks: run/r0", "blocks: " + strings.Repeat("a", 91), "replicas[0].blocks: 91 bytes exceed"},
 		{"threshold: 2", "instances: 1025", "line 42: policies.instances: this field was removed"},
 		{"threshold: 2", "cache_mib: 1", "policies.cache_mib: this field was removed"},
@@ -309,7 +309,7 @@ func FuzzRead(f *testing.F) {
 // Replicas of one model may differ where all of them say what they hold, and
 // adapters may be loaded on some of them.
 func TestHeterogeneousReplicas(t *testing.T) {
-	stated := strings.NewReplacer("node: n1\n  tp: 2", "node: n1\n  tp: 4\n  kv_tokens: 9000\n  batch: 16").Replace(validFleet)
+	stated := strings.NewReplacer("host: n1\n  tp: 2", "host: n1\n  tp: 4\n  kv_tokens: 9000\n  batch: 16").Replace(validFleet)
 	stated = strings.Replace(stated, "  tp: 2\n", "  tp: 2\n  kv_tokens: 5000\n  batch: 8\n", 1)
 	stated = strings.Replace(stated, "hosts: [m.example]", "hosts: [m.example]\n  adapters: [{name: sql, replicas: [r1]}, {name: all}]", 1)
 	f, err := Read(strings.NewReader(stated))

@@ -34,14 +34,14 @@ type Migration struct {
 	// emulated engines are paced at the profile's true bytes; it is multiplied by
 	// speed. Real transfers are not paced.
 	LinkGbps float64 `yaml:"link_gbps,omitempty" unit:"Gbit/s"`
-	// NodeGbps is the rate between replicas of one node where it is above the rate
-	// between nodes and the links between the two are unknown: migrators report
+	// HostGbps is the rate between replicas on one host where it is above the rate
+	// between hosts and the links between the two are unknown: migrators report
 	// NVLink, PCIe and NICs by themselves, and those rates take precedence, between
-	// nodes up to link_gbps. By these rates the planner prices migrations and gives
+	// hosts up to link_gbps. By these rates the planner prices migrations and gives
 	// adjacent stages to near replicas, and a seller prefers a near buyer whose load
 	// exceeds another's by no more than the request. Preset "paper" ignores all
-	// rates. Without it, unknown links within a node count as links between nodes.
-	NodeGbps float64 `yaml:"node_gbps,omitempty" unit:"Gbit/s"`
+	// rates. Without it, unknown links within a host count as links between hosts.
+	HostGbps float64 `yaml:"host_gbps,omitempty" unit:"Gbit/s"`
 	// MaxConcurrent is how many transfers a replica sends at once, and how many it
 	// receives, 1 to 256. With 1, throughput collapses.
 	MaxConcurrent int `yaml:"max_concurrent,omitempty" unit:"transfers" default:"4; 3 for preset paper"`
@@ -64,8 +64,8 @@ func (m *Migration) setDefaults(preset string) {
 func (m Migration) validate(c *checker) {
 	checkOneOf(c, "migration.mode", m.Mode, MigrationLive, MigrationReprompt, MigrationOff)
 	checkRange(c, "migration.link_gbps", m.LinkGbps, minLink, maxLink)
-	if m.NodeGbps != 0 {
-		checkRange(c, "migration.node_gbps", m.NodeGbps, minLink, maxLink)
+	if m.HostGbps != 0 {
+		checkRange(c, "migration.host_gbps", m.HostGbps, minLink, maxLink)
 	}
 	checkRange(c, "migration.max_concurrent", m.MaxConcurrent, 1, maxConcurrent)
 }

@@ -44,7 +44,7 @@ func (f *Fleet) setDefaults() {
 	}
 	for i := range f.Replicas {
 		r := &f.Replicas[i]
-		setDefault(&r.Node, "local")
+		setDefault(&r.Host, "local")
 		setDefault(&r.TP, 1)
 		if len(f.Models) == 1 {
 			setDefault(&r.Model, f.Models[0].Name)

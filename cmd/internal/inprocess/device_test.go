@@ -63,7 +63,7 @@ func TestDeviceSick(t *testing.T) {
 					for _, n := range st.Replicas {
 						if n.ID == "r2" && len(n.Transports) > 0 {
 							for _, tr := range n.Transports {
-								if tr.Peer == "" && tr.Name != "shm" && !strings.Contains(tr.Why, "gpu 1 is down: Xid 79: it has fallen off the bus") {
+								if tr.Peer == "" && tr.Name != "shm" && !strings.Contains(tr.Reason, "gpu 1 is down: Xid 79: it has fallen off the bus") {
 									return false
 								}
 							}

@@ -37,7 +37,7 @@ func runLinkedFleet(t *testing.T, streams int, topology ...string) (second []pol
 		f.Migration, f.Topology = config.Migration{Mode: config.MigrationLive}, topology
 		for i := range f.Replicas {
 			gpu := i % 4
-			f.Replicas[i].Node, f.Replicas[i].GPU = string("ab"[i/4]), &gpu
+			f.Replicas[i].Host, f.Replicas[i].GPU = string("ab"[i/4]), &gpu
 		}
 	}, control: func(c *control.Config) {
 		c.Rules.Wrap = func(string, adoption.Planner) adoption.Planner { return halves{384} }
@@ -49,7 +49,7 @@ func runLinkedFleet(t *testing.T, streams int, topology ...string) (second []pol
 	}
 	node := map[policies.ReplicaID]string{}
 	for _, n := range r.cfg.Fleet.Fleet.Replicas {
-		node[policies.ReplicaID(n.ID)] = n.Node
+		node[policies.ReplicaID(n.ID)] = n.Host
 	}
 	for n := 0; n < streams; {
 		var few []*live

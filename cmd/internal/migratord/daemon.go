@@ -142,7 +142,7 @@ func (d *Daemon) newMigration() error {
 		return err
 	}
 	if d.host != nil {
-		d.host.ConfigureMarket(&kc, r.Node)
+		d.host.ConfigureMarket(&kc, r.Host)
 	}
 	if f.UsesDistance() {
 		d.linkCache.tokenBytes, kc.MigrationCost = f.TokenBytes(r), d.distance

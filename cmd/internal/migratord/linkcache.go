@@ -58,7 +58,7 @@ func (d *Daemon) replicaLocked(id policies.ReplicaID) (config.Replica, bool) {
 // machine returns the description of this replica's host: from the fleet file if it has one, else
 // from the inspection.
 func (d *Daemon) machine() *topology.Machine {
-	if m := d.cfg.Fleet.Machines[d.cfg.Replica.Node]; m != nil || d.cfg.Machine == nil {
+	if m := d.cfg.Fleet.Machines[d.cfg.Replica.Host]; m != nil || d.cfg.Machine == nil {
 		return m
 	}
 	return d.cfg.Machine()
@@ -85,7 +85,7 @@ func (d *Daemon) updateSiteLocked() {
 	if m != nil && !strays {
 		s = m.Site(d.cfg.Fleet.Place(d.cfg.Replica))
 	}
-	s.Host = d.cfg.Replica.Node
+	s.Host = d.cfg.Replica.Host
 	if n.wire == nil || !s.Equal(n.own) {
 		n.own, n.wire = s, topologywire.Encode(s)
 	}
@@ -108,7 +108,7 @@ func (d *Daemon) peerLinksLocked(id policies.ReplicaID) *peerLinks {
 	reported, node := d.network.Site(id), d.controlView.node(id)
 	if node == "" {
 		r, _ := d.replicaLocked(id)
-		node = r.Node
+		node = r.Host
 	}
 	p := n.peers[id]
 	if p != nil && p.reported == reported && p.node == node && p.own == n.wire {
@@ -140,7 +140,7 @@ func (d *Daemon) peerSiteLocked(id policies.ReplicaID, reported *xds.Site, node 
 		}
 	}
 	m := d.cfg.Fleet.Machines[node]
-	if m == nil && node == d.cfg.Replica.Node {
+	if m == nil && node == d.cfg.Replica.Host {
 		m = d.linkCache.machine
 	}
 	r, known := d.replicaLocked(id)
@@ -194,9 +194,9 @@ func (d *Daemon) linksFrom(from policies.ReplicaID) []links.Path {
 // describeLink returns the link that a transport uses between a peer and this replica, or "" if it
 // is unknown.
 func (d *Daemon) describeLink(from policies.ReplicaID, transport string) string {
-	ways := d.linksFrom(from)
+	paths := d.linksFrom(from)
 	for _, closed := range [...]bool{false, true} {
-		for _, w := range ways {
+		for _, w := range paths {
 			if w.Transport == transport && w.Closed == closed {
 				return w.Reason
 			}

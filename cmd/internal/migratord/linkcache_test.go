@@ -36,14 +36,14 @@ func newLinkDaemon(t *testing.T) *Daemon {
 		t.Fatal(err)
 	}
 	var f wiring.Fleet
-	f.Migration = config.Migration{LinkGbps: 200, NodeGbps: 1600}
+	f.Migration = config.Migration{LinkGbps: 200, HostGbps: 1600}
 	for i := range 5 {
-		r := config.Replica{ID: fmt.Sprint("r", i), Node: "a"}
+		r := config.Replica{ID: fmt.Sprint("r", i), Host: "a"}
 		if i < 3 {
 			r.GPU = &i
 		}
 		if i == 4 {
-			r.Node = "b"
+			r.Host = "b"
 		}
 		f.Fleet.Replicas = append(f.Fleet.Replicas, r)
 	}
@@ -51,7 +51,7 @@ func newLinkDaemon(t *testing.T) *Daemon {
 	d.linkCache.tokenBytes = 1e6
 	d.controlView.peers = make(map[policies.ReplicaID]policies.Replica)
 	for _, r := range f.Fleet.Replicas {
-		d.controlView.peers[policies.ReplicaID(r.ID)] = policies.Replica{ID: policies.ReplicaID(r.ID), Host: r.Node}
+		d.controlView.peers[policies.ReplicaID(r.ID)] = policies.Replica{ID: policies.ReplicaID(r.ID), Host: r.Host}
 	}
 	return d
 }
@@ -66,7 +66,7 @@ func TestDistances(t *testing.T) {
 		}
 	}
 	if w := d.linksFrom("r1"); w != nil {
-		t.Errorf("ways of which nothing is known: %v", w)
+		t.Errorf("paths of which nothing is known: %v", w)
 	}
 	m := pairedGPUs("a")
 	d.cfg.Machine = func() *topology.Machine { return m }

@@ -50,7 +50,7 @@ func (d *Daemon) rdmaDevice() string {
 
 // bounceThroughHost reports whether GPU KV is copied to host memory on its way to the NIC because
 // the GPU and the NIC belong to different processors, according to the topology that this replica
-// reports (links.Ways).
+// reports (links.Paths).
 func (d *Daemon) bounceThroughHost() bool {
 	d.linkCache.mu.Lock()
 	defer d.linkCache.mu.Unlock()

@@ -158,7 +158,7 @@ func (f *Fleet) Registry() []policies.Replica {
 	out := make([]policies.Replica, len(f.Fleet.Replicas))
 	for i, r := range f.Fleet.Replicas {
 		out[i] = policies.Replica{
-			ID: policies.ReplicaID(r.ID), Model: r.Model, Address: r.Address, Peer: r.Peer, Host: r.Node,
+			ID: policies.ReplicaID(r.ID), Model: r.Model, Address: r.Address, Peer: r.Peer, Host: r.Host,
 			Capacity: f.capacity(r), Adapters: f.AdaptersOf(r), Draining: r.Drain,
 		}
 	}

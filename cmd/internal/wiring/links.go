@@ -8,8 +8,8 @@ import (
 )
 
 // Migrators report the links between replicas. The fleet file has the rates of
-// unknown links: migration.link_gbps between nodes, and migration.node_gbps within a
-// node where that is faster. The preset "paper" ignores all of them.
+// unknown links: migration.link_gbps between hosts, and migration.host_gbps within a
+// host where that is faster. The preset "paper" ignores all of them.
 
 // UsesDistance reports whether policies consider the links between replicas.
 func (f *Fleet) UsesDistance() bool { return f.Preset != "paper" }
@@ -21,7 +21,7 @@ func gbps(x float64) links.Rate { return links.Rate(x * float64(links.Gigabit)) 
 // nodes.
 func (f *Fleet) Links() links.Rates {
 	between := gbps(f.Migration.LinkGbps)
-	return links.Rates{SameHost: max(between, gbps(f.Migration.NodeGbps)), BetweenHosts: between, MaxBetweenHosts: between}
+	return links.Rates{SameHost: max(between, gbps(f.Migration.HostGbps)), BetweenHosts: between, MaxBetweenHosts: between}
 }
 
 // TokenBytes returns the size of the KV of one token of a replica.
@@ -30,12 +30,12 @@ func (f *Fleet) TokenBytes(r config.Replica) float64 {
 }
 
 // setLinks makes the planner price migrations by links, which carry KV at the
-// fleet's speed. The profile has the rate of unknown links between nodes.
+// fleet's speed. The profile has the rate of unknown links between hosts.
 func (f *Fleet) setLinks(m *fleet.Model, p cost.Profile) {
 	if !f.UsesDistance() || p.LinkRate <= 0 {
 		return
 	}
 	m.TokenBytes, m.Links = float64(p.KVBytesPerToken)/f.Speed, f.Links()
 	m.Links.BetweenHosts = links.Rate(p.LinkRate / f.Speed)
-	m.Links.SameHost = max(m.Links.BetweenHosts, gbps(f.Migration.NodeGbps))
+	m.Links.SameHost = max(m.Links.BetweenHosts, gbps(f.Migration.HostGbps))
 }

@@ -11,16 +11,16 @@ import (
 	"github.com/cascadeinfer/cascade/policies/links"
 )
 
-const twoNodes = `- {id: n0, node: a, address: "127.0.0.1:9010", peer: "127.0.0.1:9110", engine: "http://127.0.0.1:8010", tp: 2}
-- {id: n1, node: a, address: "127.0.0.1:9011", peer: "127.0.0.1:9111", engine: "http://127.0.0.1:8011", tp: 2}
-- {id: n2, node: b, address: "127.0.0.1:9012", peer: "127.0.0.1:9112", engine: "http://127.0.0.1:8012", tp: 2}
+const twoHosts = `- {id: n0, host: a, address: "127.0.0.1:9010", peer: "127.0.0.1:9110", engine: "http://127.0.0.1:8010", tp: 2}
+- {id: n1, host: a, address: "127.0.0.1:9011", peer: "127.0.0.1:9111", engine: "http://127.0.0.1:8011", tp: 2}
+- {id: n2, host: b, address: "127.0.0.1:9012", peer: "127.0.0.1:9112", engine: "http://127.0.0.1:8012", tp: 2}
 `
 
-// TestLinks: a node's own rate reaches the planner and the migrators, where it is the
+// TestLinks: a host's own rate reaches the planner and the migrators, where it is the
 // faster one, at any speed of the fleet.
 func TestLinks(t *testing.T) {
 	for _, speed := range []float64{1, 20} {
-		f := load(t, twoNodes+fmt.Sprintf("speed: %v\nmigration: {link_gbps: 100, node_gbps: 3200}\n", speed))
+		f := load(t, twoHosts+fmt.Sprintf("speed: %v\nmigration: {link_gbps: 100, host_gbps: 3200}\n", speed))
 		if got, want := f.Links(), (links.Rates{SameHost: 400e9, BetweenHosts: 12.5e9, MaxBetweenHosts: 12.5e9}); got != want {
 			t.Errorf("migrators have %+v, want %+v", got, want)
 		}
@@ -39,22 +39,22 @@ func TestLinks(t *testing.T) {
 		}
 		// The profile's link is that of the planner, who lives at the fleet's speed.
 		if got, want := m.TokenBytes/float64(m.Links.BetweenHosts), p.Transfer().PerToken; math.Abs(got/want-1) > 1e-6 {
-			t.Errorf("speed %v: between nodes a token takes %v s, want %v", speed, got, want)
+			t.Errorf("speed %v: between hosts a token takes %v s, want %v", speed, got, want)
 		}
 		if got, want := m.TokenBytes/float64(m.Links.SameHost), float64(p.KVBytesPerToken)/400e9/speed; math.Abs(got/want-1) > 1e-6 {
-			t.Errorf("speed %v: on a node a token takes %v s, want %v", speed, got, want)
+			t.Errorf("speed %v: on a host a token takes %v s, want %v", speed, got, want)
 		}
 		if m.Links.MaxBetweenHosts != 12.5e9 {
-			t.Errorf("between nodes the planner believes %v at most", m.Links.MaxBetweenHosts)
+			t.Errorf("between hosts the planner believes %v at most", m.Links.MaxBetweenHosts)
 		}
 	}
-	for _, more := range []string{"", "migration: {link_gbps: 100, node_gbps: 50}\n"} {
-		f := load(t, twoNodes+more)
+	for _, more := range []string{"", "migration: {link_gbps: 100, host_gbps: 50}\n"} {
+		f := load(t, twoHosts+more)
 		if l, m := f.Links(), f.Rules().Models[0].Links; l.SameHost != l.BetweenHosts || m.SameHost != m.BetweenHosts {
-			t.Errorf("%q: nodes make a difference: %+v, %+v", more, l, m)
+			t.Errorf("%q: hosts make a difference: %+v, %+v", more, l, m)
 		}
 	}
-	f := load(t, twoNodes+"preset: paper\nmigration: {node_gbps: 3200}\n")
+	f := load(t, twoHosts+"preset: paper\nmigration: {host_gbps: 3200}\n")
 	if m := f.Rules().Models[0]; f.UsesDistance() || m.TokenBytes != 0 || m.Links != (links.Rates{}) {
 		t.Errorf("the paper's preset knows links: %+v", m)
 	}

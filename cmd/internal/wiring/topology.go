@@ -15,7 +15,7 @@ import (
 // blocks travel.
 func (f *Fleet) Place(r config.Replica) topology.Place {
 	p := topology.Place{
-		Replica: policies.ReplicaID(r.ID), Node: r.Node, GPU: topology.Unknown,
+		Replica: policies.ReplicaID(r.ID), Node: r.Host, GPU: topology.Unknown,
 		Adapter: topology.Adapter{Off: f.RDMA.Off, Device: r.RDMA.Device, Port: r.RDMA.Port},
 	}
 	if r.GPU != nil {

@@ -101,7 +101,7 @@ func TestDeviceDown(t *testing.T) {
 			return false
 		}
 		for _, tr := range n.Transports {
-			if tr.Peer == "" && tr.Name != "shm" && !strings.Contains(tr.Why, "gpu 0 is down: cuDevicePrimaryCtxRetain: CUDA_ERROR_DEVICE_UNAVAILABLE (46)") {
+			if tr.Peer == "" && tr.Name != "shm" && !strings.Contains(tr.Reason, "gpu 0 is down: cuDevicePrimaryCtxRetain: CUDA_ERROR_DEVICE_UNAVAILABLE (46)") {
 				return false
 			}
 		}
