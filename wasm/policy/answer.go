@@ -14,6 +14,11 @@ func (n Native) Decides(k abi.Kind) bool {
 	return k < abi.NumKinds && kinds[k] != nil && kinds[k].decidedBy(&n)
 }
 
+// Decide returns the answer of the native policy of a codec's kind, which must exist.
+func Decide[Q, A any](n *Native, k *abi.Codec[Q, A], q Q) A {
+	return kinds[k.Kind].(*adapter[Q, A]).native(n, q)
+}
+
 // Answer answers a frame with the native policy of its kind, as a module with that policy
 // would, and records the call in r, whose slices it reuses. It consumes no fuel. The
 // error is a *host.Fault with the cause that is also in r.Cause: Unknown when there is no

@@ -35,31 +35,23 @@ const benchRounds = 5
 func Bench(ctx context.Context, s *Subject, name string, each time.Duration) ([]BenchResult, error) {
 	var all []BenchResult
 	for _, k := range s.kinds() {
-		twin, ok := defaultBuiltin(k)
+		twin, _ := defaultBuiltin(k)
 		if name != "" {
 			var err error
 			if twin, err = findBuiltin(name, s.kinds()); err != nil {
 				return nil, err
 			}
-			ok = slices.Contains(twin.kinds, k)
 		}
-		var p any
-		if ok {
-			p = twin.policy
-		}
-		m, err := s.bench(ctx, k, p, each)
+		m, err := s.bench(ctx, k, twin, each)
 		if err != nil {
 			return nil, err
-		}
-		if ok {
-			m.Native = twin.name
 		}
 		all = append(all, m)
 	}
 	return all, nil
 }
 
-func (s *Subject) bench(ctx context.Context, k abi.Kind, twin any, each time.Duration) (m BenchResult, err error) {
+func (s *Subject) bench(ctx context.Context, k abi.Kind, twin builtin, each time.Duration) (m BenchResult, err error) {
 	m = BenchResult{Kind: k.String(), Limit: s.Module.Limit(k).Fuel, Rounds: benchRounds}
 	i, err := s.instance()
 	if err != nil {
@@ -67,11 +59,11 @@ func (s *Subject) bench(ctx context.Context, k abi.Kind, twin any, each time.Dur
 	}
 	defer func() { err = errors.Join(err, i.Close()) }()
 	source := newRandom(1, k)
-	asked := make([]*callArgs, 64)
+	asked := make([]call, 64)
 	var fuel []int64
 	for n := range asked {
 		asked[n] = source.typical(k)
-		if err := asked[n].call(i, abi.Call{}); err != nil {
+		if err := asked[n].ask(i, abi.Call{}); err != nil {
 			return m, err
 		}
 		fuel = append(fuel, i.Fuel())
@@ -79,7 +71,7 @@ func (s *Subject) bench(ctx context.Context, k abi.Kind, twin any, each time.Dur
 	slices.Sort(fuel)
 	m.Fuel50, m.Fuel99 = quantile(fuel, 50), quantile(fuel, 99)
 
-	small := source.sized(k, 0, 0)
+	small := kinds[k].random(source, 0, 0)
 	var module, empty, beside, allocs []float64
 	part := each / (benchRounds * 5) // three fifths for the module, one for the native policy, one for empty calls
 	for range benchRounds {
@@ -88,16 +80,17 @@ func (s *Subject) bench(ctx context.Context, k abi.Kind, twin any, each time.Dur
 		}
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		ns, calls := timeCalls(3*part, func(n int) { keepFirst(&err, asked[n%len(asked)].call(i, abi.Call{ID: uint64(n)})) })
+		ns, calls := timeCalls(3*part, func(n int) { keepFirst(&err, asked[n%len(asked)].ask(i, abi.Call{ID: uint64(n)})) })
 		runtime.ReadMemStats(&after)
 		module, allocs, m.Calls = append(module, ns), append(allocs, float64(after.Mallocs-before.Mallocs)/float64(calls)), m.Calls+calls
-		ns, _ = timeCalls(part, func(int) { keepFirst(&err, small.call(i, abi.Call{})) })
+		ns, _ = timeCalls(part, func(int) { keepFirst(&err, small.ask(i, abi.Call{})) })
 		empty = append(empty, ns)
 		if err != nil {
 			return m, err
 		}
-		if twin != nil {
-			ns, _ = timeCalls(part, func(n int) { asked[n%len(asked)].native(twin) })
+		if twin.Decides(k) {
+			m.Native = twin.name
+			ns, _ = timeCalls(part, func(n int) { asked[n%len(asked)].native(&twin.Native) })
 			beside = append(beside, ns)
 		}
 	}

@@ -8,94 +8,41 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
+	wasm "github.com/cascadeinfer/cascade/wasm/policy"
 )
 
-// callArgs has the arguments of one call. Only the fields of its kind are set.
-type callArgs struct {
-	kind      abi.Kind
-	bids      []policies.Bid
-	ask       abi.Ask
-	own, mean policies.Tokens
-	arrival   policies.Arrival
-	border    policies.BoundaryView
-	workload  policies.Workload
-	change    abi.Change
+// call is a call of some kind, with its arguments.
+type call interface {
+	// frame returns the call's frame in newly allocated memory.
+	frame(c abi.Call) ([]byte, error)
+	// ask calls an instance as a host does, without recording.
+	ask(i *host.Instance, c abi.Call) error
+	// native calls a built-in policy, as a host without modules does.
+	native(n *wasm.Native)
 }
 
-// encode encodes the call into a frame.
-func (q *callArgs) encode(arena []byte, c abi.Call) (int, error) {
-	switch q.kind {
-	case abi.Partition:
-		return abi.EncodePartitionCall(arena, c, q.workload)
-	case abi.Refine:
-		return abi.EncodeRefineCall(arena, c, q.border)
-	case abi.Quote:
-		return abi.EncodeQuoteCall(arena, c, q.ask)
-	case abi.Select:
-		return abi.EncodeSelectCall(arena, c, q.bids)
-	case abi.Outlier:
-		return abi.EncodeOutlierCall(arena, c, q.own, q.mean)
-	case abi.Place:
-		return abi.EncodePlaceCall(arena, c, q.arrival)
-	case abi.Guard:
-		return abi.EncodeGuardCall(arena, c, q.change)
-	}
-	return 0, fmt.Errorf("there are no questions of kind %v", q.kind)
+// callOf is a call of the kind of a codec.
+type callOf[Q, A any] struct {
+	codec *abi.Codec[Q, A]
+	q     Q
 }
 
-// frame returns the call's frame in newly allocated memory.
-func (q *callArgs) frame(c abi.Call) ([]byte, error) {
-	n, err := q.encode(nil, c)
+func (k callOf[Q, A]) frame(c abi.Call) ([]byte, error) {
+	n, err := k.codec.EncodeCall(nil, c, k.q)
 	if err != abi.ErrShort {
 		return nil, err
 	}
 	b := make([]byte, n)
-	if n, err = q.encode(b, c); err != nil {
-		return nil, err
-	}
-	return b[:n], nil
+	n, err = k.codec.EncodeCall(b, c, k.q)
+	return b[:n], err
 }
 
-// call calls an instance as a host does, without recording.
-func (q *callArgs) call(i *host.Instance, c abi.Call) (err error) {
-	switch q.kind {
-	case abi.Partition:
-		if _, err = i.Partition(c, q.workload); err == policies.ErrInfeasible {
-			err = nil
-		}
-	case abi.Refine:
-		_, err = i.Refine(c, q.border)
-	case abi.Quote:
-		_, _, err = i.Quote(c, q.ask)
-	case abi.Select:
-		_, err = i.Select(c, q.bids)
-	case abi.Outlier:
-		_, err = i.Excess(c, q.own, q.mean)
-	case abi.Place:
-		_, err = i.Place(c, q.arrival)
-	case abi.Guard:
-		_, _, err = i.Guard(c, q.change)
-	}
+func (k callOf[Q, A]) ask(i *host.Instance, c abi.Call) error {
+	_, err := host.Ask(i, k.codec, c, k.q)
 	return err
 }
 
-// native calls a built-in policy, as a host without modules does.
-func (q *callArgs) native(p any) {
-	switch q.kind {
-	case abi.Partition:
-		_, _ = p.(policies.Partitioner).Partition(q.workload) // infeasible is an answer
-	case abi.Refine:
-		p.(policies.Refiner).Refine(q.border)
-	case abi.Quote:
-		p.(policies.Quoter).Quote(q.ask.Position, q.ask.Handover)
-	case abi.Select:
-		p.(policies.Selector).Select(q.bids)
-	case abi.Outlier:
-		p.(policies.Detector).Excess(q.own, q.mean)
-	case abi.Place:
-		p.(policies.Placer).Place(q.arrival)
-	}
-}
+func (k callOf[Q, A]) native(n *wasm.Native) { wasm.Decide(n, k.codec, k.q) }
 
 // random generates arguments. The same seed gives the same ones on every host.
 type random struct{ *rand.Rand }
@@ -108,38 +55,24 @@ var cost = policies.Cost{D0: 6e-3, D1: 15e-6, D2: 72e-6, D3: 1.9e-9, D4: 41e-9, 
 func (r random) tokens(n int) policies.Tokens { return policies.Tokens(r.IntN(n)) }
 
 // typical returns a call of usual size, for benchmarks.
-func (r random) typical(k abi.Kind) *callArgs { return r.sized(k, 16, 64) }
+func (r random) typical(k abi.Kind) call { return kinds[k].random(r, 16, 64) }
 
 // any returns a call of any size that can occur in a fleet.
-func (r random) any(k abi.Kind) *callArgs { return r.sized(k, r.IntN(65), r.IntN(400)) }
+func (r random) any(k abi.Kind) call { return kinds[k].random(r, r.IntN(65), r.IntN(400)) }
 
-// sized returns a call with the given numbers of bids or replicas and of sequences on
-// either side.
-func (r random) sized(k abi.Kind, several, many int) *callArgs {
-	q := &callArgs{kind: k}
-	switch k {
-	case abi.Partition:
-		q.workload = r.workload()
-	case abi.Refine:
-		q.border = r.border(many)
-	case abi.Quote:
-		q.ask = abi.Ask{
-			Position: policies.Occupancy{Capacity: 1e6 + r.tokens(1e6), Held: r.tokens(1e6), Promised: r.tokens(1e4), Incoming: r.tokens(1e5),
-				Throughput: r.tokens(2) * r.tokens(1e6), Draining: r.IntN(20) == 0},
-			Handover: policies.Migration{Request: fmt.Sprintf("front-%d/%d", r.IntN(9), r.IntN(1e6)), Length: 1 + r.tokens(1e5), Cause: policies.MigrationCause(1 + r.IntN(4))},
-		}
-	case abi.Select:
-		for i := range several {
-			q.bids = append(q.bids, policies.Bid{From: replica(i), Load: r.tokens(1e6), Start: policies.Micros(r.IntN(5) * 1000)})
-		}
-	case abi.Outlier:
-		q.own, q.mean = r.tokens(2e6), r.tokens(1e6)
-	case abi.Place:
-		q.arrival = r.arrival(several)
-	case abi.Guard:
-		q.change = r.change()
+func (r random) bids(n int) (bids []policies.Bid) {
+	for i := range n {
+		bids = append(bids, policies.Bid{From: replica(i), Load: r.tokens(1e6), Start: policies.Micros(r.IntN(5) * 1000)})
 	}
-	return q
+	return bids
+}
+
+func (r random) ask() abi.Ask {
+	return abi.Ask{
+		Position: policies.Occupancy{Capacity: 1e6 + r.tokens(1e6), Held: r.tokens(1e6), Promised: r.tokens(1e4), Incoming: r.tokens(1e5),
+			Throughput: r.tokens(2) * r.tokens(1e6), Draining: r.IntN(20) == 0},
+		Handover: policies.Migration{Request: fmt.Sprintf("front-%d/%d", r.IntN(9), r.IntN(1e6)), Length: 1 + r.tokens(1e5), Cause: policies.MigrationCause(1 + r.IntN(4))},
+	}
 }
 
 func replica(i int) policies.ReplicaID { return policies.ReplicaID(fmt.Sprintf("replica-%d", i)) }

@@ -221,7 +221,7 @@ func (t *tester) equality(twin *builtin, frames []Frame) (string, error) {
 	if twin == nil {
 		return "", skipError("name a built-in policy with --native")
 	}
-	if !slices.Contains(twin.kinds, t.kind) {
+	if !twin.Decides(t.kind) {
 		return "", skipError(twin.name + " does not decide this kind")
 	}
 	err := t.withInstance(func(i *host.Instance) error {
@@ -230,7 +230,7 @@ func (t *tester) equality(twin *builtin, frames []Frame) (string, error) {
 			if err := t.ctx.Err(); err != nil {
 				return err
 			}
-			if err := (native{*twin}).Replay(f.Frame, &want); err != nil {
+			if err := twin.Replay(f.Frame, &want); err != nil {
 				return fmt.Errorf("random frame %d: %s: %w", n, twin.name, err)
 			}
 			if err := i.Replay(f.Frame, &got); err != nil {
@@ -279,7 +279,7 @@ const leakFactor = 8
 func (t *tester) leaks() (text string, err error) {
 	calls := t.config.calls(t.kind)
 	source := newRandom(t.config.Seed, t.kind)
-	var asked [64]*callArgs
+	var asked [64]call
 	for n := range asked {
 		asked[n] = source.typical(t.kind)
 	}
@@ -302,7 +302,7 @@ func (t *tester) leaks() (text string, err error) {
 			case n == calls:
 				half, calls = now, 2*calls
 			}
-			if err := asked[n%len(asked)].call(i, abi.Call{ID: uint64(n), Seed: uint64(n)}); err != nil {
+			if err := asked[n%len(asked)].ask(i, abi.Call{ID: uint64(n), Seed: uint64(n)}); err != nil {
 				return fmt.Errorf("call %d, with memory %s, %s at first: %w", n, formatSize(now), formatSize(first), err)
 			}
 		}

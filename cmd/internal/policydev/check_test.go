@@ -195,8 +195,8 @@ func TestNewerFrames(t *testing.T) {
 		}
 		for name, frame := range vectors {
 			var now, later host.Record
-			_ = native{b}.Replay(frame, &now) // one vector has invalid arguments
-			_ = native{b}.Replay(extendHeader(frame), &later)
+			_ = b.Replay(frame, &now) // one vector has invalid arguments
+			_ = b.Replay(extendHeader(frame), &later)
 			if !calllog.SameAnswer(&now, &later) {
 				t.Errorf("%s: %s, later %s", name, describeDecision(&now), describeDecision(&later))
 			}

@@ -19,7 +19,7 @@ func FuzzReadFrames(f *testing.F) {
 		if b, ok := defaultBuiltin(k); ok {
 			for n := range frames {
 				r := Recorded(frames)[n]
-				if err := (native{b}).Replay(frames[n].Frame, &r); err != nil {
+				if err := b.Replay(frames[n].Frame, &r); err != nil {
 					f.Fatal(err)
 				}
 				frames[n].Answer = &r

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/outlier"
 	"github.com/cascadeinfer/cascade/policies/partition"
@@ -17,38 +16,33 @@ import (
 	wasm "github.com/cascadeinfer/cascade/wasm/policy"
 )
 
-// marketPolicies combines the two policies for bids.
-type marketPolicies struct {
-	policies.Quoter
-	policies.Selector
-}
-
-// builtin is a built-in policy. The first of a kind is the fleet's default.
+// builtin is a built-in policy. It is a Decider, which answers frames as a module with that
+// policy would, without fuel.
 type builtin struct {
-	name   string
-	kinds  []abi.Kind
-	policy any // implements interfaces of package policies
+	name string
+	wasm.Native
 }
 
-func builtins() []builtin {
-	return []builtin{
-		{"partition-exact", []abi.Kind{abi.Partition}, partition.Exact{}},
-		{"partition-recursion", []abi.Kind{abi.Partition}, partition.Recursion{}},
-		{"partition-two-phase", []abi.Kind{abi.Partition}, partition.TwoPhase{}},
-		{"partition-paper", []abi.Kind{abi.Partition}, partition.TwoPhase{Objective: partition.Snapshot}},
-		{"refine-weighted", []abi.Kind{abi.Refine}, refine.Weighted{}},
-		{"refine-paper", []abi.Kind{abi.Refine}, refine.Paper{}},
-		{"bid-least-load", []abi.Kind{abi.Quote, abi.Select}, marketPolicies{bidask.Backlog{}, bidask.LeastLoad{}}},
-		{"bid-paper", []abi.Kind{abi.Quote, abi.Select}, marketPolicies{bidask.Backlog{}, bidask.Paper{}}},
-		{"outlier", []abi.Kind{abi.Outlier}, outlier.Detector{}},
-		{"place", []abi.Kind{abi.Place}, place.Policy{}},
-	}
+var _ Decider = builtin{}
+
+// builtins are the built-in policies. The first of a kind is the fleet's default.
+var builtins = []builtin{
+	{"partition-exact", wasm.Native{Partitioner: partition.Exact{}}},
+	{"partition-recursion", wasm.Native{Partitioner: partition.Recursion{}}},
+	{"partition-two-phase", wasm.Native{Partitioner: partition.TwoPhase{}}},
+	{"partition-paper", wasm.Native{Partitioner: partition.TwoPhase{Objective: partition.Snapshot}}},
+	{"refine-weighted", wasm.Native{Refiner: refine.Weighted{}}},
+	{"refine-paper", wasm.Native{Refiner: refine.Paper{}}},
+	{"bid-least-load", wasm.Native{Quoter: bidask.Backlog{}, Selector: bidask.LeastLoad{}}},
+	{"bid-paper", wasm.Native{Quoter: bidask.Backlog{}, Selector: bidask.Paper{}}},
+	{"outlier", wasm.Native{Detector: outlier.Detector{}}},
+	{"place", wasm.Native{Placer: place.Policy{}}},
 }
 
 // Builtins returns the names of the built-in policies.
 func Builtins() []string {
 	var names []string
-	for _, b := range builtins() {
+	for _, b := range builtins {
 		names = append(names, b.name)
 	}
 	return names
@@ -58,8 +52,8 @@ func Builtins() []string {
 // name. The name may omit the kind if the rest is unique.
 func findBuiltin(name string, kinds []abi.Kind) (builtin, error) {
 	var found []builtin
-	for _, b := range builtins() {
-		if !slices.ContainsFunc(b.kinds, func(k abi.Kind) bool { return slices.Contains(kinds, k) }) {
+	for _, b := range builtins {
+		if !slices.ContainsFunc(kinds, b.Decides) {
 			continue
 		}
 		if b.name == name {
@@ -77,8 +71,8 @@ func findBuiltin(name string, kinds []abi.Kind) (builtin, error) {
 
 // defaultBuiltin returns the fleet's default policy of a kind, if there is one.
 func defaultBuiltin(k abi.Kind) (builtin, bool) {
-	for _, b := range builtins() {
-		if slices.Contains(b.kinds, k) {
+	for _, b := range builtins {
+		if b.Decides(k) {
 			return b, true
 		}
 	}
@@ -92,33 +86,8 @@ type Decider interface {
 	Replay(frame []byte, r *host.Record) error
 }
 
-// native answers frames with a built-in policy, as a module with that policy would. It
-// consumes no fuel.
-type native struct{ builtin }
-
 // Replay implements Decider.
-func (n native) Replay(frame []byte, r *host.Record) error { return n.native().Answer(frame, r) }
-
-// native returns the policies of its kinds.
-func (b builtin) native() (n wasm.Native) {
-	for _, k := range b.kinds {
-		switch k {
-		case abi.Partition:
-			n.Partitioner = b.policy.(policies.Partitioner)
-		case abi.Refine:
-			n.Refiner = b.policy.(policies.Refiner)
-		case abi.Quote:
-			n.Quoter = b.policy.(policies.Quoter)
-		case abi.Select:
-			n.Selector = b.policy.(policies.Selector)
-		case abi.Outlier:
-			n.Detector = b.policy.(policies.Detector)
-		case abi.Place:
-			n.Placer = b.policy.(policies.Placer)
-		}
-	}
-	return n
-}
+func (b builtin) Replay(frame []byte, r *host.Record) error { return b.Answer(frame, r) }
 
 // kindOf returns the kind of a frame, abi.NumKinds if it is not a frame.
 func kindOf(frame []byte) abi.Kind { return calllog.KindOf(frame) }

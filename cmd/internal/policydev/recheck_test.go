@@ -19,7 +19,7 @@ func TestRecheck(t *testing.T) {
 	}
 	native := wasm.Native{Detector: outlier.Detector{}, Selector: bidask.LeastLoad{}}
 	var record host.Record
-	if err := nativeReplay(native, frame[:n], &record); err != nil {
+	if err := native.Answer(frame[:n], &record); err != nil {
 		t.Fatal(err)
 	}
 	module := record
@@ -36,8 +36,4 @@ func TestRecheck(t *testing.T) {
 	if r := (RecheckResult{Calls: 1}).Add(RecheckResult{Calls: 2, Different: 1, First: "x"}); r.Calls != 3 || r.First != "x" {
 		t.Errorf("%+v", r)
 	}
-}
-
-func nativeReplay(n wasm.Native, frame []byte, r *host.Record) error {
-	return native{builtin{"native", []abi.Kind{abi.Outlier}, n.Detector}}.Replay(frame, r)
 }

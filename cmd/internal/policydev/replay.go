@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/calllog"
@@ -52,25 +51,21 @@ func Replay(ctx context.Context, s *Subject, frames []Frame) (ReplayResult, erro
 
 // decidesSome returns an error if a module decides the kind of none of the frames.
 func (s *Subject) decidesSome(frames []Frame) error {
-	var others []string
+	var others []abi.Kind
 	for _, f := range frames {
 		k := kindOf(f.Frame)
 		if s.Module.Decides(k) {
 			return nil
 		}
-		if !slices.Contains(others, k.String()) {
-			others = append(others, k.String())
+		if !slices.Contains(others, k) {
+			others = append(others, k)
 		}
 	}
 	if len(others) == 0 {
 		return nil
 	}
-	var own []string
-	for _, k := range s.kinds() {
-		own = append(own, k.String())
-	}
 	return fmt.Errorf("%s decides %s, and all %d frames are of %s, beginning with frame 0: replay those of its own kinds",
-		s.Path, strings.Join(own, ", "), len(frames), strings.Join(others, ", "))
+		s.Path, joinKinds(s.kinds()), len(frames), joinKinds(others))
 }
 
 // ReplayNative replays frames on a built-in policy.
@@ -85,7 +80,7 @@ func ReplayNative(ctx context.Context, name string, frames []Frame) (ReplayResul
 	if err != nil {
 		return ReplayResult{}, err
 	}
-	records, err := replayFrames(ctx, native{b}, frames, func() (Decider, error) { return native{b}, nil })
+	records, err := replayFrames(ctx, b, frames, func() (Decider, error) { return b, nil })
 	return ReplayResult{Records: records, Digest: digest(records)}, err
 }
 

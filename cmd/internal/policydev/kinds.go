@@ -1,0 +1,152 @@
+package policydev
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host"
+)
+
+// describeDecision describes the decision of a record in a few words.
+func describeDecision(r *host.Record) string {
+	if r.Cause != 0 {
+		return r.Cause.String()
+	}
+	if r.Kind >= abi.NumKinds || kinds[r.Kind] == nil {
+		return "no decision"
+	}
+	text, err := kinds[r.Kind].describe(r, frameWithOutput(r))
+	if err != nil {
+		return err.Error()
+	}
+	return text
+}
+
+// frameWithOutput returns a record's frame with the output in it.
+func frameWithOutput(r *host.Record) []byte {
+	frame := slices.Clone(r.Frame)
+	if at := binary.LittleEndian.Uint32(frame[56:]); uint64(at)+uint64(len(r.Output)) <= uint64(len(frame)) {
+		copy(frame[at:], r.Output)
+	}
+	return frame
+}
+
+// kinds is the table of the kinds that decide. Configure has no entry.
+var kinds = [abi.NumKinds]interface {
+	// random returns a call with the given numbers of bids or replicas, and of sequences
+	// on either side.
+	random(r random, several, many int) call
+	// describe describes the answer in a record, whose output is in the frame.
+	describe(r *host.Record, frame []byte) (string, error)
+}{
+	abi.Select: &kind[[]policies.Bid, int]{
+		&abi.SelectCodec,
+		func(r random, several, _ int) []policies.Bid { return r.bids(several) },
+		func(bids []policies.Bid, i int) string {
+			if i < 0 {
+				return "none of the bids"
+			}
+			return fmt.Sprintf("%s (load %d, start %d µs)", quote(string(bids[i].From)), bids[i].Load, bids[i].Start)
+		},
+	},
+	abi.Quote: &kind[abi.Ask, abi.QuoteAnswer]{
+		&abi.QuoteCodec,
+		func(r random, _, _ int) abi.Ask { return r.ask() },
+		func(_ abi.Ask, a abi.QuoteAnswer) string {
+			if !a.Bids {
+				return "no bid"
+			}
+			return fmt.Sprintf("load %d, start %d µs", a.Bid.Load, a.Bid.Start)
+		},
+	},
+	abi.Outlier: &kind[abi.Loads, policies.Tokens]{
+		&abi.OutlierCodec,
+		func(r random, _, _ int) abi.Loads { return abi.Loads{Own: r.tokens(2e6), Mean: r.tokens(1e6)} },
+		func(_ abi.Loads, excess policies.Tokens) string { return fmt.Sprintf("offer %d tokens", excess) },
+	},
+	abi.Place: &kind[policies.Arrival, policies.ReplicaID]{
+		&abi.PlaceCodec,
+		func(r random, several, _ int) policies.Arrival { return r.arrival(several) },
+		func(_ policies.Arrival, id policies.ReplicaID) string {
+			if id == "" {
+				return "stay"
+			}
+			return "forward to " + quote(string(id))
+		},
+	},
+	abi.Refine: &kind[policies.BoundaryView, policies.Tokens]{
+		&abi.RefineCodec,
+		func(r random, _, many int) policies.BoundaryView { return r.border(many) },
+		func(b policies.BoundaryView, at policies.Tokens) string {
+			return fmt.Sprintf("%d (is %d)", at, b.Boundary)
+		},
+	},
+	abi.Partition: &kind[policies.Workload, abi.PartitionAnswer]{
+		&abi.PartitionCodec,
+		func(r random, _, _ int) policies.Workload { return r.workload() },
+		func(_ policies.Workload, a abi.PartitionAnswer) string {
+			if a.Err != nil {
+				return "infeasible"
+			}
+			var stages []string
+			for i, n := range a.Partition.Counts {
+				end := "∞"
+				if i < len(a.Partition.Cuts) {
+					end = fmt.Sprint(int64(a.Partition.Cuts[i]))
+				}
+				stages = append(stages, fmt.Sprintf("%d to %s", n, end))
+			}
+			return fmt.Sprintf("%s, cost %.4g", strings.Join(stages, ", "), a.Partition.Cost)
+		},
+	},
+	abi.Guard: &kind[abi.Change, abi.GuardAnswer]{
+		&abi.GuardCodec,
+		func(r random, _, _ int) abi.Change { return r.change() },
+		func(_ abi.Change, a abi.GuardAnswer) string {
+			if !a.Denied {
+				return "allowed"
+			}
+			where := "the plan"
+			if a.Denial.Stage >= 0 {
+				where = fmt.Sprintf("stage %d", a.Denial.Stage)
+			}
+			return fmt.Sprintf("denied by rule %d for %s: %s", a.Denial.Code, where, quote(a.Denial.Detail))
+		},
+	},
+}
+
+// kind implements an entry of kinds.
+type kind[Q, A any] struct {
+	*abi.Codec[Q, A]
+	arguments func(r random, several, many int) Q
+	text      func(Q, A) string
+}
+
+func (k *kind[Q, A]) random(r random, several, many int) call {
+	return callOf[Q, A]{k.Codec, k.arguments(r, several, many)}
+}
+
+func (k *kind[Q, A]) describe(r *host.Record, frame []byte) (string, error) {
+	q, s := k.DecodeCall(r.Frame)
+	if s != abi.OK {
+		return "", s
+	}
+	a, err := k.DecodeResult(frame, r.Result, q)
+	if err != nil {
+		return "", err
+	}
+	return k.text(q, a), nil
+}
+
+// quote makes text from a module safe to print, and leaves plain text alone.
+func quote(s string) string {
+	q := fmt.Sprintf("%q", s)
+	if q == `"`+s+`"` && s != "" {
+		return s
+	}
+	return q
+}
