@@ -105,30 +105,3 @@ func TestAttachedConfigLoads(t *testing.T) {
 		})
 	}
 }
-
-func TestAttachRefuses(t *testing.T) {
-	bad := filepath.Join(t.TempDir(), "boot.json")
-	if err := os.WriteFile(bad, []byte("x"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range []struct {
-		args, want string
-		code       int
-	}{
-		{"", "must be envoy or grpc", 2},
-		{"--to istio", "must be envoy or grpc", 2},
-		{"--to envoy --fallback x", "--internal-listener", 2},
-		{"--to envoy --into x", "--to grpc", 2},
-		{"--to grpc --internal-listener", "--to envoy", 2},
-		{"--to envoy --control x", "host:port", 1},
-		{"--to envoy --internal-listener --fallback cascade-internal", "must not be", 1},
-		{"--to envoy -c /does/not/exist", "/does/not/exist", 1},
-		{"--to grpc --into " + bad, "bootstrap", 1},
-	} {
-		var out, errs bytes.Buffer
-		code := run(t.Context(), append([]string{"attach"}, strings.Fields(c.args)...), &out, &errs)
-		if code != c.code || !strings.Contains(errs.String(), c.want) || out.Len() > 0 {
-			t.Errorf("attach %s: code %d, %q, want %d, %q", c.args, code, errs.String(), c.code, c.want)
-		}
-	}
-}

@@ -18,8 +18,8 @@ import (
 )
 
 // drainPollPeriod is the time between two status requests of --wait. It is slightly longer than the
-// time between two load reports.
-const drainPollPeriod = 750 * time.Millisecond
+// time between two load reports. Tests shorten it.
+var drainPollPeriod = 750 * time.Millisecond
 
 // drainFlags are the flags of "cascade drain".
 type drainFlags struct {

@@ -21,6 +21,8 @@ func TestMain(m *testing.M) {
 type leakChecked struct{ *testing.M }
 
 func (l leakChecked) Run() int {
+	time.Local = time.UTC // in which expected output is
+	drainPollPeriod = time.Millisecond
 	// What daemons inside the test leave for the next of their kind.
 	dir, err := os.MkdirTemp("", "cascade")
 	if err != nil {

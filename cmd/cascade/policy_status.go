@@ -39,11 +39,11 @@ otherwise (differ), and how many are worse by the host's own measure: a bid that
 more or starts later and is better in neither, or none where there was one; a partition
 that costs more by a quarter, or none where there was one; a boundary that serves worse
 by a twentieth, and no better than the one that it would move. "cascade policy
-records" shows them. Column why is what it waits for, and for about how long; or that it
+records" shows them. Column reason is what it waits for, and for about how long; or that it
 "would not be promoted", and ends if it is: too many of its answers are worse; or that
 it is "inconclusive": too many are, of too few to judge by, and it goes no further until
 that is known, on other hosts either. Where the machine did not run a module in time,
-the built-in policy answers, too; that is not a fault; column why has the number (starved).
+the built-in policy answers, too; that is not a fault; column reason has the number (starved).
 
 A host where a module is "not asked yet" passes no gate: when others have had it decide
 for 30 s, and none is inconclusive, it follows them.
@@ -142,7 +142,7 @@ func writeSlots(w io.Writer, p control.Policies) error {
 }
 
 func hostTable(title string) report.Table {
-	return report.Table{Title: title, Header: []string{"slot", "host", "generation", "phase", "calls", "faults", "compared", "differ", "worse", "why"}, Left: 2}
+	return report.Table{Title: title, Header: []string{"slot", "host", "generation", "phase", "calls", "faults", "compared", "differ", "worse", "reason"}, Left: 2}
 }
 
 // differing returns the hosts that run another generation than most, or that reject one. If two

@@ -127,7 +127,7 @@ func bare(t *testing.T, who string, p *envoytest.Process) {
 	}
 }
 
-// awaitStat waits until a counter of an Envoy has a value.
+// awaitStat waits until a counter of an Envoy has reached a value.
 func awaitStat(t *testing.T, p *envoytest.Process, name string, least int64) {
 	t.Helper()
 	policytest.WaitForValue(t, fmt.Sprintf("%s to be %d", name, least), func() int64 { return p.Stats(name)[name] }, func(n int64) bool { return n >= least })

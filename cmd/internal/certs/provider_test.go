@@ -31,11 +31,11 @@ func authority(t *testing.T) *devca.Authority {
 }
 
 // issue writes the files of a component into dir.
-func issue(t *testing.T, a *devca.Authority, dir string, role identity.Role, name string) Config {
+func issue(t *testing.T, a *devca.Authority, dir string, role identity.Role, name string, hosts ...string) Config {
 	t.Helper()
 	id, err := identity.New(domain, role, name)
 	if err == nil {
-		err = a.Issue(dir, id, nil, time.Now())
+		err = a.Issue(dir, id, hosts, time.Now())
 	}
 	if err == nil {
 		err = a.Save(dir)
@@ -125,6 +125,26 @@ func reckless(k *Provider) *tls.Config {
 	c := k.ControlClientConfig("10.0.0.9:1")
 	c.VerifyConnection = nil
 	return c
+}
+
+// TestDialledHost checks that without a trust domain, clients reject a certificate of the right
+// authority for another host name or IP address.
+func TestDialledHost(t *testing.T) {
+	a := authority(t)
+	for _, c := range []struct {
+		host, dialled string
+		valid         bool
+	}{
+		{"127.0.0.1", "127.0.0.1:1", true}, {"127.0.0.2", "127.0.0.1:1", false}, {"control", "control:1", true},
+		{"control", "other:1", false}, {"control", "127.0.0.1:1", false},
+	} {
+		cfg := issue(t, a, t.TempDir(), identity.Control, "main", c.host)
+		cfg.Self = identity.Matcher{}
+		k := keys(t, cfg)
+		if _, err := shake(t, k.ServerConfig("h2"), k.ControlClientConfig(c.dialled)); (err == nil) != c.valid {
+			t.Errorf("certificate of %s, dialled %s: %v", c.host, c.dialled, err)
+		}
+	}
 }
 
 func TestBadFiles(t *testing.T) {

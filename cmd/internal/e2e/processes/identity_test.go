@@ -36,7 +36,7 @@ func TestMovesWithIdentities(t *testing.T) {
 	f := newFleet(t, setup{replicas: 3, edit: func(c *config.Fleet) {
 		c.TLS = files
 		for i := range c.Replicas {
-			c.Replicas[i].Node = "n" + strconv.Itoa(i)
+			c.Replicas[i].Host = "n" + strconv.Itoa(i)
 		}
 	}})
 	drainInTurn(t, f, "tcp")
