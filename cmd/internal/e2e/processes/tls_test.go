@@ -120,7 +120,7 @@ func TestMovesUnderTLS(t *testing.T) {
 				edit: func(c *config.Fleet) {
 					c.TLS, c.Topology = config.TLS{Cert: "cert.pem", Key: "key.pem", CA: "ca.pem"}, machines
 					for i := range c.Replicas {
-						if c.Replicas[i].Node = node; node == "" {
+						if c.Replicas[i].Host = node; node == "" {
 							c.Replicas[i].Node = "n" + strconv.Itoa(i)
 						}
 					}
