@@ -121,7 +121,7 @@ func TestMovesUnderTLS(t *testing.T) {
 					c.TLS, c.Topology = config.TLS{Cert: "cert.pem", Key: "key.pem", CA: "ca.pem"}, machines
 					for i := range c.Replicas {
 						if c.Replicas[i].Host = node; node == "" {
-							c.Replicas[i].Node = "n" + strconv.Itoa(i)
+							c.Replicas[i].Host = "n" + strconv.Itoa(i)
 						}
 					}
 				},
