@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -30,33 +29,28 @@ func TestAdapters(t *testing.T) {
 			f.Models = append(f.Models, config.Model{Name: "other", Context: 4096, Profile: "testdata/steady.json"})
 			f.Replicas[3].Model = "other"
 		}})
-		f := &traffic{r: r, oracle: newOracle(t, r)}
-		load := func(name string, n, output int) {
-			f.sent.Add(1)
-			if err := f.sendOne(withModel(prompt(400+n, output), name), n%2 == 0); err != nil {
-				f.fail(time.Now(), fmt.Errorf("%s: %w", name, err))
-			}
-		}
+		load := r.newLoad(0, 0)
+		send := func(name string, n, output int) { load.Send(withModel(prompt(400+n, output), name), n%2 == 0) }
 		var wg sync.WaitGroup
 		for n := range 6 {
 			for _, name := range [...]string{llm, "sql", "poet", "all"} {
-				wg.Go(func() { load(name, n, 40) })
+				wg.Go(func() { send(name, n, 40) })
 			}
 		}
 		wg.Wait()
-		f.report()
+		load.Report()
 		// The test drains r0 while requests for its adapter run: only r1 can accept them. If the
 		// host is busy, short answers end before they migrate.
 		for output := 1500; !r.moved() && output < 20_000; output *= 2 {
-			r.order("undrain", "r0")
+			r.Order("undrain", "r0")
 			for n := range 8 {
-				wg.Go(func() { load("sql", n, output) })
+				wg.Go(func() { send("sql", n, output) })
 			}
-			r.waitFor("some run at r0", func() bool { return len(r.fronts["r0"].LocalLegs()) > 1 })
+			r.WaitFor("some run at r0", func() bool { return len(r.fronts["r0"].LocalLegs()) > 1 })
 			r.drainAndWait("r0")
 			wg.Wait()
 		}
-		f.report()
+		load.Report()
 		done, _ := r.moves()
 		if len(done) == 0 {
 			t.Error("nothing moved")

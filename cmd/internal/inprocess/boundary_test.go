@@ -50,19 +50,19 @@ type probe struct {
 // requireStage sends a probe and checks its stage. The workers of a proxy apply a plan one after the other,
 // so land repeats a probe that the previous plan answered.
 func (r *fleetHarness) requireStage(p policies.Plan, q func() probe, want int) {
-	r.t.Helper()
+	r.T.Helper()
 	var got reply
 	x := q()
-	r.waitFor("an answer by the plan", func() bool {
+	r.WaitFor("an answer by the plan", func() bool {
 		x = q()
 		var err error
 		if got, err = r.send("/v1/completions", x.host, x.body, x.header...); err != nil {
-			r.t.Fatalf("%s, %d tokens: %v", x.what, x.tokens, err)
+			r.T.Fatalf("%s, %d tokens: %v", x.what, x.tokens, err)
 		}
 		return got.epoch >= p.Epoch
 	})
 	if got.stage != resources.StageName(want) || got.status != http.StatusBadRequest && got.status != http.StatusOK {
-		r.t.Errorf("%s, %d tokens: status %d, stage %q, want %q of %v", x.what, x.tokens, got.status, got.stage, resources.StageName(want), p.Stages)
+		r.T.Errorf("%s, %d tokens: status %d, stage %q, want %q of %v", x.what, x.tokens, got.status, got.stage, resources.StageName(want), p.Stages)
 	}
 }
 

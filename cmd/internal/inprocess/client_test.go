@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/migrator/executor"
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -26,8 +27,8 @@ func newSlowFleet(t *testing.T, envoy string) *fleetHarness {
 // waitForMigration waits until a migration is in progress for which holds returns true. It reports false if
 // all requests have left before it saw such a migration.
 func (r *fleetHarness) waitForMigration(from string, what string, holds func(executor.Migration) bool) (found executor.Migration, seen bool) {
-	r.t.Helper()
-	r.waitFor(what, func() bool {
+	r.T.Helper()
+	r.WaitFor(what, func() bool {
 		gone := len(r.fronts[from].LocalLegs()) == 0 // before reading the migrations, so that none ends in between
 		for _, m := range r.daemons[from].Executor().Migrations() {
 			if m.Role == "source" && m.State != "moved" && m.State != "failed" && holds(m) {
@@ -45,14 +46,14 @@ func otherReplica(id string) string { return map[string]string{"r0": "r1", "r1":
 
 // useOnly makes all requests begin at one replica: it drains the other one.
 func (r *fleetHarness) useOnly(id string) {
-	r.t.Helper()
+	r.T.Helper()
 	other := otherReplica(id)
-	r.order("drain", other)
-	r.waitFor(other+" is given nothing", func() bool {
+	r.Order("drain", other)
+	r.WaitFor(other+" is given nothing", func() bool {
 		before := r.counts()
 		for range 4 {
 			if got, err := r.send("/v1/completions", "", bytes.NewReader(prompt(100, 1))); err != nil || got.status != http.StatusOK {
-				r.t.Fatalf("%v, status %d", err, got.status)
+				r.T.Fatalf("%v, status %d", err, got.status)
 			}
 		}
 		return r.countsSince(before)[other] == 0
@@ -61,24 +62,24 @@ func (r *fleetHarness) useOnly(id string) {
 
 // swapDrain drains one replica and undrains the other.
 func (r *fleetHarness) swapDrain(from string) {
-	r.t.Helper()
-	r.order("undrain", otherReplica(from))
-	r.order("drain", from)
+	r.T.Helper()
+	r.Order("undrain", otherReplica(from))
+	r.Order("drain", from)
 }
 
 // repeatUntilMigrated calls try with an output length for a stream of r0, and doubles the length until the
 // stream has migrated to r1 in the meantime: on a busy host, short streams end before they migrate.
 func (r *fleetHarness) repeatUntilMigrated(try func(output int)) {
-	r.t.Helper()
+	r.T.Helper()
 	for output := 600; ; output *= 2 {
-		r.order("undrain", "r0")
+		r.Order("undrain", "r0")
 		r.useOnly("r0")
 		try(output)
 		if r.tally() > 0 {
 			return
 		}
 		if output > 20_000 {
-			r.t.Fatal("it does not move")
+			r.T.Fatal("it does not move")
 		}
 	}
 }
@@ -86,9 +87,9 @@ func (r *fleetHarness) repeatUntilMigrated(try func(output int)) {
 // startLeaving drains r0 instead of r1, and waits until the requests on r0 begin to migrate or have
 // ended.
 func (r *fleetHarness) startLeaving() {
-	r.t.Helper()
+	r.T.Helper()
 	r.swapDrain("r0")
-	r.waitFor("a move, or its end", func() bool {
+	r.WaitFor("a move, or its end", func() bool {
 		return len(r.daemons["r0"].Executor().Migrations()) > 0 || len(r.fronts["r0"].LocalLegs()) == 0
 	})
 }
@@ -96,13 +97,13 @@ func (r *fleetHarness) startLeaving() {
 // TestClientLeaves disconnects clients in every state of their requests' migrations, and checks
 // that nothing is left of the requests.
 func TestClientLeaves(t *testing.T) {
-	idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
+	planes(t, onEnvoy, func(t *testing.T, envoy string) {
 		r := newSlowFleet(t, envoy)
 		states := make(map[string]int)
 		from := "r0"
 		for n := range 6 {
 			r.useOnly(from)
-			s := r.stream(prompt(8000+n, forever))
+			s := r.Stream(prompt(8000+n, forever))
 			var m executor.Migration
 			for seen := false; !seen; {
 				r.swapDrain(from)
@@ -110,8 +111,7 @@ func TestClientLeaves(t *testing.T) {
 				from = otherReplica(from)
 			}
 			states[m.State]++
-			s.cancel()
-			s.wait(t)
+			s.Leave()
 			r.waitForIdle()
 		}
 		t.Logf("clients have left in the states %v", states)
@@ -120,28 +120,22 @@ func TestClientLeaves(t *testing.T) {
 
 // TestRequestEndsWhileMoving checks that requests that end during their migration are complete.
 func TestRequestEndsWhileMoving(t *testing.T) {
-	idlePlanes(t, onProxy, func(t *testing.T, envoy string) {
+	planes(t, onProxy, func(t *testing.T, envoy string) {
 		// No migration ends while a request with this output runs.
 		const output = 2000
 		r := newMigratingFleet(t, envoy, config.MigrationLive, 2, func(f *config.Fleet) { f.Migration.LinkGbps = .05 })
-		o := newOracle(t, r)
 		r.useOnly("r0")
-		var all []*live
+		var all []*clienttest.Stream
 		for n := range 4 {
-			all = append(all, r.stream(prompt(20_000+n, output)))
+			all = append(all, r.Stream(prompt(20_000+n, output)))
 		}
 		r.swapDrain("r0")
 		if _, seen := r.waitForMigration("r0", "a move", func(m executor.Migration) bool { return m.Rounds > 0 }); !seen {
 			t.Fatal("the requests are over, or elsewhere, before they move")
 		}
 		for _, s := range all {
-			s.wait(t)
-			want, err := o.text(s.body)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if !s.done || s.text.String() != want {
-				t.Errorf("done %v, error %q, %d events, text %.80q, want %.80q", s.done, s.failed, s.tokens, s.text.String(), want)
+			if err := s.Whole(); err != nil {
+				t.Error(err)
 			}
 		}
 		r.waitForIdle()
@@ -161,33 +155,33 @@ func TestRequestEndsWhileMoving(t *testing.T) {
 // TestSlowReader has a client that reads one event, waits, and reads the next, while its request
 // migrates back and forth. It receives every event.
 func TestSlowReader(t *testing.T) {
-	idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
+	planes(t, onEnvoy, func(t *testing.T, envoy string) {
 		r := newMigratingFleet(t, envoy, config.MigrationLive, 2)
-		load := newTraffic(r, 2, 20, 200)
+		load := r.newLoad(2, 20, 200)
 		r.useOnly("r0")
 		body := prompt(400, 600)
-		want, err := load.oracle.text(body)
+		want, err := r.Oracle().Text(body)
 		if err != nil {
 			t.Fatal(err)
 		}
-		resp, err := r.open(context.Background(), "/v1/completions", "", bytes.NewReader(withStream(body)))
+		resp, err := r.open(context.Background(), "/v1/completions", "", bytes.NewReader(clienttest.WithStream(body)))
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer resp.Body.Close()
-		var e events
+		var e clienttest.Events
 		n, from := 0, "r0"
-		err = e.read(slow{resp.Body}, func() {
+		err = e.Read(slow{resp.Body}, func() {
 			if n++; n%100 == 50 {
 				r.swapDrain(from)
-				r.waitFor("it moves", func() bool { return len(r.fronts[from].LocalLegs()) == 0 })
+				r.WaitFor("it moves", func() bool { return len(r.fronts[from].LocalLegs()) == 0 })
 				from = otherReplica(from)
 			}
 		})
-		load.stop()
-		load.report()
-		if err != nil || !e.done || e.failed != "" || e.text.String() != want {
-			t.Errorf("%v, done %v, error %q, text %.80q, want %.80q", err, e.done, e.failed, e.text.String(), want)
+		load.Stop()
+		load.Report()
+		if err := e.Check(err, want); err != nil {
+			t.Error(err)
 		}
 		r.tally()
 	})
@@ -204,9 +198,9 @@ func (s slow) Read(b []byte) (int, error) {
 // TestSecondRequest sends a second request on a client connection while the first one migrates.
 func TestSecondRequest(t *testing.T) {
 	second := func() []byte { return prompt(200, 20) }
-	check := func(t *testing.T, o *oracle, what string, body []byte, text string) {
+	check := func(t *testing.T, o *clienttest.Oracle, what string, body []byte, text string) {
 		t.Helper()
-		want, err := o.text(body)
+		want, err := o.Text(body)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -215,9 +209,9 @@ func TestSecondRequest(t *testing.T) {
 		}
 	}
 	t.Run("HTTP/1.1", func(t *testing.T) {
-		idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
+		planes(t, onEnvoy, func(t *testing.T, envoy string) {
 			r := newSlowFleet(t, envoy)
-			o := newOracle(t, r)
+			o := r.Oracle()
 			c, err := net.Dial("tcp", r.address)
 			if err != nil {
 				t.Fatal(err)
@@ -234,21 +228,21 @@ func TestSecondRequest(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				var e events
-				if err := e.read(resp.Body, each); err != nil || !e.done {
-					t.Fatalf("%v, done %v, %s", err, e.done, e.failed)
+				var e clienttest.Events
+				if err := e.Read(resp.Body, each); err != nil || !e.Done {
+					t.Fatalf("%v, done %v, %s", err, e.Done, e.Failed)
 				}
-				return e.text.String()
+				return e.Text.String()
 			}
 			r.repeatUntilMigrated(func(output int) {
 				first := prompt(8000, output)
-				send(withStream(first))
+				send(clienttest.WithStream(first))
 				sent := false
 				text := answer(func() {
 					if !sent {
 						sent = true
 						r.startLeaving()
-						send(withStream(second()))
+						send(clienttest.WithStream(second()))
 					}
 				})
 				check(t, o, "the first", first, text)
@@ -257,24 +251,24 @@ func TestSecondRequest(t *testing.T) {
 		})
 	})
 	t.Run("h2", func(t *testing.T) {
-		idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
+		planes(t, onEnvoy, func(t *testing.T, envoy string) {
 			r := newSlowFleet(t, envoy)
-			o := newOracle(t, r)
+			o := r.Oracle()
 			transport := h2c()
 			defer transport.CloseIdleConnections()
 			client := &http.Client{Transport: transport}
 			ask := func(body []byte, each func()) string {
-				resp, err := client.Post(r.URL()+"/v1/completions", "application/json", bytes.NewReader(withStream(body)))
+				resp, err := client.Post(r.URL()+"/v1/completions", "application/json", bytes.NewReader(clienttest.WithStream(body)))
 				if err != nil {
 					t.Error(err)
 					return ""
 				}
 				defer resp.Body.Close()
-				var e events
-				if err := e.read(resp.Body, each); err != nil || !e.done || resp.ProtoMajor != 2 {
-					t.Errorf("%v, %s, done %v, %s", err, resp.Proto, e.done, e.failed)
+				var e clienttest.Events
+				if err := e.Read(resp.Body, each); err != nil || !e.Done || resp.ProtoMajor != 2 {
+					t.Errorf("%v, %s, done %v, %s", err, resp.Proto, e.Done, e.Failed)
 				}
-				return e.text.String()
+				return e.Text.String()
 			}
 			r.repeatUntilMigrated(func(output int) {
 				first := prompt(8000, output)
@@ -306,24 +300,24 @@ func TestBoundaryHalved(t *testing.T) {
 		r := newMigratingFleet(t, envoy, config.MigrationLive, 4, func(f *config.Fleet) { f.Migration.MaxConcurrent, f.Speed = slots, 2 })
 		r.plan(stages([]policies.Tokens{1600}, ids(0, 1), ids(2, 3))...)
 		r.teachShapes()
-		load := newTraffic(r, 6, 60, 200, 2000)
-		var streams []*live
+		load := r.newLoad(6, 60, 200, 2000)
+		var streams []*clienttest.Stream
 		for n := range 16 {
-			streams = append(streams, r.stream(prompt(4000+n, forever)))
+			streams = append(streams, r.Stream(prompt(4000+n, forever)))
 		}
-		var short []*live // the streams that stay
+		var short []*clienttest.Stream // the streams that stay
 		for n := range 4 {
-			short = append(short, r.stream(prompt(100+n, forever)))
+			short = append(short, r.Stream(prompt(100+n, forever)))
 		}
 		all := slices.Concat(streams, short)
-		load.waitForRequests(6)
+		load.WaitForRequests(6)
 		most := 0
 		before := r.tally()
 		first := r.moment()
-		r.waitForEvents(all, window)
+		r.WaitForEvents(all, window)
 		second := r.moment()
 		r.write(policies.Plan{Model: llm, Stages: stages([]policies.Tokens{800}, ids(0, 1), ids(2, 3))})
-		r.waitFor("all have moved", func() bool {
+		r.WaitFor("all have moved", func() bool {
 			for _, d := range r.daemons {
 				s := d.Market().Status()
 				if most = max(most, s.Exporting, s.Importing); s.Exporting > slots || s.Importing > slots {
@@ -336,12 +330,12 @@ func TestBoundaryHalved(t *testing.T) {
 			}
 			return at["r2"]+at["r3"] >= len(streams)
 		})
-		r.waitForEvents(all, window)
+		r.WaitForEvents(all, window)
 		still, halved := perToken(first, second), perToken(second, r.moment())
-		load.waitForRequests(6)
-		load.stop()
-		load.report()
-		load.requireTexts(all)
+		load.WaitForRequests(6)
+		load.Stop()
+		load.Report()
+		r.RequireTexts(all)
 		t.Logf("%d moves, %d at once from or to one replica", r.tally()-before, most)
 		if len(still) < len(all) || len(halved) < len(all) {
 			t.Fatalf("%d and %d streams were measured, want %d", len(still), len(halved), len(all))

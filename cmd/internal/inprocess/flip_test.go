@@ -2,11 +2,10 @@ package inprocess
 
 import (
 	"os"
-	"strconv"
-	"strings"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -23,11 +22,10 @@ func TestFlips(t *testing.T) {
 	}
 	planes(t, onBoth, func(t *testing.T, envoy string) {
 		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 6, edit: func(f *config.Fleet) { f.Speed = 1 }})
-		var load *traffic
 		set := func(cut policies.Tokens, short int) {
 			p := policies.Plan{Model: llm, Stages: stages([]policies.Tokens{cut, 4000}, ids(0, 1, 2, 3, 4)[:short], ids(0, 1, 2, 3, 4)[short:], ids(5))}
 			p.Epoch = r.object.Epoch + 1
-			load.expect(p)
+			r.expect(p)
 			if got := r.plan(p.Stages...); got.Epoch != p.Epoch {
 				t.Fatalf("stored as epoch %d, want %d: another process plans", got.Epoch, p.Epoch)
 			}
@@ -36,24 +34,21 @@ func TestFlips(t *testing.T) {
 
 		// Streams on every stage continue from before the first flip until after the last.
 		before := r.counts()
-		var long []*live
-		var bodies [][]byte
+		var long []*clienttest.Stream
 		for i := range 6 {
-			body := prompt([]int{300, 8000, 40_000}[i%3]+i, 50_000)
-			bodies = append(bodies, body)
-			long = append(long, r.stream(body))
+			long = append(long, r.Stream(prompt([]int{300, 8000, 40_000}[i%3]+i, forever)))
 		}
 		who := r.countsSince(before)
-		load = newTraffic(r, 3, 2, 100, 100, 200, 200, 500, 500, 1000, 1000, 1900, 1900, 2100, 2100, 3000, 3000, 5000, 5000, 8000, 8000, 11_000, 15_900, 16_100, 220<<10)
-		load.waitForRequests(20)
+		load := r.newLoad(3, 2, 100, 100, 200, 200, 500, 500, 1000, 1000, 1900, 1900, 2100, 2100, 3000, 3000, 5000, 5000, 8000, 8000, 11_000, 15_900, 16_100, 220<<10)
+		load.WaitForRequests(20)
 		for i := range flips {
 			// The boundary crosses the sizes of the requests; every other plan also moves a
 			// replica.
 			set(policies.Tokens(20+(i*37)%3000), 1+(i*moves/flips)%4)
 		}
-		load.waitForRequests(20)
-		load.stop()
-		load.report()
+		load.WaitForRequests(20)
+		load.Stop()
+		load.Report()
 
 		// The streams have not migrated: each front end has as many as before.
 		for id, n := range who {
@@ -61,30 +56,8 @@ func TestFlips(t *testing.T) {
 				t.Errorf("%s had %d streams and now runs %d", id, n, running.Running+running.Waiting)
 			}
 		}
-		grown := make([]int64, len(long))
-		for i, s := range long {
-			grown[i] = s.count.Load()
-		}
-		for i, s := range long {
-			r.waitFor("a stream that goes on", func() bool { return s.count.Load() > grown[i] })
-		}
-		for i, s := range long {
-			s.cancel()
-			s.wait(t)
-			want, err := load.oracle.text(withMaxTokens(bodies[i], 4*s.tokens+100))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if s.failed != "" || !strings.HasPrefix(want, strings.TrimRight(s.text.String(), "\ufffd")) {
-				t.Errorf("stream %d: error %q, or not what the model says, after %d events", i, s.failed, s.tokens)
-			}
-		}
-		t.Logf("%d flips and %d moves while %d streams went on with %d events or more", flips, moves, len(long), grown[0])
+		r.WaitForGrowth(long)
+		r.RequireTexts(long)
+		t.Logf("%d flips and %d moves while %d streams continued", flips, moves, len(long))
 	})
-}
-
-// withMaxTokens returns the body with another number of output tokens.
-func withMaxTokens(body []byte, output int) []byte {
-	const was = `"max_tokens":50000`
-	return []byte(strings.Replace(string(body), was, `"max_tokens":`+strconv.Itoa(output), 1))
 }

@@ -37,6 +37,7 @@ func (w who) Check(ctx context.Context, _ *healthv1.HealthCheckRequest) (*health
 // context. gRPC servers replace the front ends at the replicas' addresses; the front ends continue
 // to report.
 func TestGRPCBoundaries(t *testing.T) {
+	t.Parallel()
 	r := newFleetHarness(t, harnessConfig{replicas: 8, front: func(id string, c *frontend.Config) {
 		l := c.Listener
 		var err error
@@ -62,7 +63,7 @@ func TestGRPCBoundaries(t *testing.T) {
 	for _, cuts := range boundaries {
 		p := r.plan(cut(cuts)...)
 		// A gRPC client applies a plan after it has acknowledged it.
-		r.waitFor("every length at its stage", func() bool {
+		r.WaitFor("every length at its stage", func() bool {
 			for _, c := range cuts {
 				for _, tokens := range []policies.Tokens{c - 1, c, c + 1} {
 					id, err := call(strconv.FormatInt(int64(tokens), 10))
@@ -83,7 +84,7 @@ func TestGRPCBoundaries(t *testing.T) {
 // grpcClient returns a function that makes one call with a stated length and returns the replica
 // that answered.
 func (r *fleetHarness) grpcClient() func(tokens string) (policies.ReplicaID, error) {
-	t := r.t
+	t := r.T
 	t.Helper()
 	bootstrap, err := json.Marshal(map[string]any{
 		"node": map[string]any{"id": "grpc-client", "cluster": "cascade"},

@@ -6,31 +6,37 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math/rand/v2"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
 	"github.com/cascadeinfer/cascade/cmd/internal/gpuset"
 	"github.com/cascadeinfer/cascade/cmd/internal/migratord"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
+	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
+	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// patience bounds every wait for a condition that must hold soon.
-const patience = 4 * time.Minute
-
-// tick is the time between two checks of a condition without an event.
-const tick = 2 * time.Millisecond
+const (
+	patience = clienttest.Patience
+	forever  = clienttest.Forever
+	llm      = clienttest.Model // its context is 131072
+	tick     = 2 * time.Millisecond
+)
 
 // plane is a set of data planes in front of a fleet.
 type plane uint8
@@ -43,35 +49,29 @@ const (
 	onBoth  = onProxy | onEnvoy
 )
 
-// planes runs a test on data planes. The test gets the path of the Envoy binary, or
-// "" for the embedded proxy.
+// planes runs a test on data planes, in parallel with other tests: fleets wait more than they compute. The test gets
+// the path of the Envoy binary, or "" for the embedded proxy.
 func planes(t *testing.T, on plane, test func(t *testing.T, envoy string)) {
+	t.Parallel()
 	if everything {
 		on = onBoth
 	}
 	if on&onProxy != 0 {
-		t.Run("proxy", func(t *testing.T) { test(t, "") })
+		t.Run("proxy", func(t *testing.T) { t.Parallel(); test(t, "") })
 	}
 	if on&onEnvoy != 0 {
-		t.Run("envoy", func(t *testing.T) { test(t, envoytest.Binary(t)) })
+		t.Run("envoy", func(t *testing.T) { t.Parallel(); test(t, envoytest.Binary(t)) })
 	}
-}
-
-// idlePlanes is planes for a test that waits more than it computes: it runs in parallel with other
-// such tests.
-func idlePlanes(t *testing.T, on plane, test func(t *testing.T, envoy string)) {
-	t.Parallel()
-	planes(t, on, func(t *testing.T, envoy string) { t.Parallel(); test(t, envoy) })
 }
 
 // fleetHarness is a running fleet with the handles that a test needs.
 type fleetHarness struct {
 	*Fleet
-	t       *testing.T
+	*clienttest.Clients
 	parts   *parts
 	sockets *sockets
 	store   store.Store
-	client  *http.Client
+	plans   sync.Map                        // by epoch, of the requests whose stage a load checks
 	placed  map[string]*atomic.Int64        // requests that each front end received from clients
 	server  atomic.Pointer[control.Control] // the running control plane
 	fronts  map[string]*frontend.Server     // the running front ends
@@ -90,9 +90,6 @@ type harnessConfig struct {
 	control  func(*control.Config)               // called before the control plane is built
 	gpus     *gpuset.Set                         // hold the engines' KV; nil: shared memory holds it
 }
-
-// llm is the name of a test fleet's first model; its context is 131072.
-const llm = "m"
 
 // newFleetHarness runs a fleet until the test ends. The fleet does not plan by itself: the planning
 // period is an hour.
@@ -121,7 +118,7 @@ func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {
 		t.Fatal(err)
 	}
 	r := &fleetHarness{
-		t: t, parts: &parts{by: make(map[string]*part)}, sockets: &sockets{by: make(map[string]*socket)},
+		parts: &parts{by: make(map[string]*part)}, sockets: &sockets{by: make(map[string]*socket)},
 		placed: make(map[string]*atomic.Int64), fronts: make(map[string]*frontend.Server), daemons: make(map[string]*migratord.Daemon),
 	}
 	for _, n := range f.Replicas {
@@ -159,6 +156,14 @@ func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {
 		r.store = cc.Store
 	}
 	r.server.Store(r.control)
+	var adapters []string
+	for _, a := range f.Models[0].Adapters {
+		adapters = append(adapters, a.Name)
+	}
+	r.Clients = &clienttest.Clients{
+		T: t, DataPlane: r.URL(), Admin: r.AdminURL(), HTTP: clienttest.NewHTTP(), Tick: tick, State: func() string { return summarize(r.server.Load().Status()) },
+		Engine: emulator.Config{Model: llm, Adapters: adapters, Context: f.Models[0].Context, Profile: r.cfg.Fleet.Profiles[llm], Vocabulary: r.vocabulary},
+	}
 	for _, n := range r.replicas {
 		r.fronts[string(n.id)], r.daemons[string(n.id)] = n.migrator.Frontend(), n.migrator
 	}
@@ -188,14 +193,13 @@ func address(t *testing.T) (a string) {
 
 // run runs the fleet and waits until it answers.
 func (r *fleetHarness) run() {
-	t := r.t
+	t := r.T
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- r.Run(ctx) }()
-	r.client = newClient()
 	t.Cleanup(func() {
-		r.client.CloseIdleConnections()
+		r.HTTP.CloseIdleConnections()
 		cancel()
 		select {
 		case err := <-done:
@@ -214,7 +218,7 @@ func (r *fleetHarness) run() {
 	r.waitForStatus("every replica is heard", allHealthy)
 	if r.cfg.Fleet.Migrates() && r.cfg.Fleet.Migration.Mode == config.MigrationLive {
 		// Before that, requests migrate by re-prompting.
-		r.waitFor("every engine shows its block table", func() bool {
+		r.WaitFor("every engine shows its block table", func() bool {
 			for _, d := range r.daemons {
 				if !d.Live() {
 					return false
@@ -227,21 +231,12 @@ func (r *fleetHarness) run() {
 
 // allHealthy reports whether every replica has reported and is healthy.
 func allHealthy(s control.Status) bool {
-	for _, m := range s.Models {
-		for _, st := range m.Stages {
-			for _, n := range st.Replicas {
-				if n.ReportAge == nil || !n.Connected || n.Health != "healthy" {
-					return false
-				}
-			}
+	for _, n := range clienttest.Replicas(s) {
+		if n.ReportAge == nil || !n.Connected || n.Health != "healthy" {
+			return false
 		}
 	}
 	return true
-}
-
-// newClient returns an HTTP client with connections of its own.
-func newClient() *http.Client {
-	return &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}}
 }
 
 // logger writes to the test's log if the test is verbose.
@@ -269,26 +264,10 @@ func (c counting) Place(q policies.Request) frontend.Target {
 
 // waitForStatus waits until the control plane's status meets a condition.
 func (r *fleetHarness) waitForStatus(what string, holds func(control.Status) bool) control.Status {
-	r.t.Helper()
+	r.T.Helper()
 	var s control.Status
-	r.waitFor(what, func() bool { s = r.server.Load().Status(); return holds(s) })
+	r.WaitFor(what, func() bool { s = r.server.Load().Status(); return holds(s) })
 	return s
-}
-
-// waitFor waits for a condition.
-func (r *fleetHarness) waitFor(what string, holds func() bool) {
-	r.t.Helper()
-	deadline := time.NewTimer(patience)
-	defer deadline.Stop()
-	look := time.NewTicker(tick)
-	defer look.Stop()
-	for !holds() {
-		select {
-		case <-look.C:
-		case <-deadline.C:
-			r.t.Fatalf("never: %s\n%s", what, summarize(r.server.Load().Status()))
-		}
-	}
 }
 
 // summarize summarises a status in a few lines.
@@ -311,10 +290,37 @@ func summarize(s control.Status) string {
 	return b.String()
 }
 
+// newLoad starts a load. Each body has one of the sizes, and each answer has output tokens. The load checks the stage of
+// requests that were routed by an expected plan.
+func (r *fleetHarness) newLoad(workers, output int, sizes ...int) *clienttest.Load {
+	r.T.Helper()
+	return r.NewLoad(clienttest.LoadConfig{
+		Workers: workers,
+		Body:    func(_ int, rng *rand.Rand) []byte { return prompt(sizes[rng.IntN(len(sizes))], output) },
+		Check: func(sent []byte, resp *http.Response) error {
+			got := replyOf(resp)
+			if got.stage == "" || got.epoch == 0 {
+				return errors.New("the answer names no stage")
+			}
+			if p, ok := r.plans.Load(got.epoch); ok {
+				plan := p.(policies.Plan)
+				// Four bytes per token, by content-length.
+				if stage := resources.StageName(plan.StageOf(policies.Tokens(len(sent) / 4))); got.stage != stage {
+					return fmt.Errorf("stage %s by epoch %d, want %s", got.stage, got.epoch, stage)
+				}
+			}
+			return nil
+		},
+	})
+}
+
+// expect records a plan before it can route requests.
+func (r *fleetHarness) expect(p policies.Plan) { r.plans.Store(p.Epoch, p) }
+
 // plan stores a plan of the first model and waits until the data plane routes by it and the
 // previous plan is gone.
 func (r *fleetHarness) plan(stages ...policies.Stage) policies.Plan {
-	r.t.Helper()
+	r.T.Helper()
 	p := r.write(policies.Plan{Model: llm, Stages: stages})
 	r.waitForStatus(fmt.Sprintf("epoch %d in use", p.Epoch), func(s control.Status) bool { return inUse(s, p.Epoch) })
 	return p
@@ -335,29 +341,29 @@ func inUse(s control.Status, epoch policies.Epoch) bool {
 
 // write stores a plan under the next epoch, together with the other models' plans.
 func (r *fleetHarness) write(p policies.Plan) policies.Plan {
-	r.t.Helper()
+	r.T.Helper()
 	for {
 		o := r.object
 		o.Epoch++
 		p.Epoch = o.Epoch
 		o.Plans = slices.DeleteFunc(slices.Clone(o.Plans), func(q policies.Plan) bool { return q.Model == p.Model })
 		o.Plans = append(o.Plans, p)
-		version, err := r.store.CompareAndSwap(r.t.Context(), r.version, o)
+		version, err := r.store.CompareAndSwap(r.T.Context(), r.version, o)
 		if err == nil {
 			r.object, r.version = o, version
 			return p
 		}
 		if !errors.Is(err, store.ErrConflict) {
-			r.t.Fatal(err)
+			r.T.Fatal(err)
 		}
-		ctx, cancel := context.WithCancel(r.t.Context())
+		ctx, cancel := context.WithCancel(r.T.Context())
 		updates := r.store.Watch(ctx)
 		u := <-updates
 		cancel()
 		for range updates {
 		}
 		if u.Err != nil {
-			r.t.Fatal(u.Err)
+			r.T.Fatal(u.Err)
 		}
 		r.object, r.version = u.Object, u.Version
 	}
@@ -388,10 +394,10 @@ func ids(n ...int) (out []policies.ReplicaID) {
 
 // replica returns a replica of the fleet file, with its real addresses.
 func (r *fleetHarness) replica(id string) config.Replica {
-	r.t.Helper()
+	r.T.Helper()
 	n, err := r.cfg.Fleet.Replica(id)
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 	return n
 }

@@ -9,93 +9,93 @@ import (
 
 // killEngine ends an engine as a crash would, without a shutdown.
 func (r *fleetHarness) killEngine(id string) {
-	r.t.Helper()
+	r.T.Helper()
 	u, err := url.Parse(r.replica(id).Engine)
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
-	r.parts.halt(r.t, "engine "+id, func() { r.sockets.cut(u.Host) })
+	r.parts.halt(r.T, "engine "+id, func() { r.sockets.cut(u.Host) })
 }
 
 // hangEngine makes an engine stop answering until the returned function is called.
 func (r *fleetHarness) hangEngine(id string) (resume func()) {
-	r.t.Helper()
+	r.T.Helper()
 	u, err := url.Parse(r.replica(id).Engine)
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 	resume = r.sockets.hang(u.Host)
-	r.t.Cleanup(resume)
+	r.T.Cleanup(resume)
 	return resume
 }
 
 // startEngine runs a new engine in place of the killed one.
 func (r *fleetHarness) startEngine(id string) {
-	r.t.Helper()
+	r.T.Helper()
 	n := r.replica(id)
 	u, err := url.Parse(n.Engine)
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 	engine, err := r.newEngine(n)
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 	l, err := r.sockets.listen("tcp", u.Host)
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
-	r.parts.revive(r.t, "engine "+id, func(ctx context.Context) error { return runEngine(ctx, engine, l) })
+	r.parts.revive(r.T, "engine "+id, func(ctx context.Context) error { return runEngine(ctx, engine, l) })
 }
 
 // killFront ends a front end as a crash would, without a shutdown.
 func (r *fleetHarness) killFront(id string) {
-	r.t.Helper()
+	r.T.Helper()
 	n := r.replica(id)
-	r.parts.halt(r.t, "front "+id, func() { r.sockets.cut(n.Address, n.Peer) })
+	r.parts.halt(r.T, "front "+id, func() { r.sockets.cut(n.Address, n.Peer) })
 }
 
 // startFront runs a new front end in place of the killed one.
 func (r *fleetHarness) startFront(id string) {
-	r.t.Helper()
+	r.T.Helper()
 	n := r.replica(id)
 	clients, err := r.sockets.listen("tcp", n.Address)
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 	peers, err := r.sockets.listen("tcp", n.Peer)
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 	migrator, err := r.newMigrator(n, clients, peers)
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 	r.fronts[id], r.daemons[id] = migrator.Frontend(), migrator
-	r.parts.revive(r.t, "front "+id, migrator.Run)
+	r.parts.revive(r.T, "front "+id, migrator.Run)
 }
 
 // stopControl stops the control plane.
 func (r *fleetHarness) stopControl() {
-	r.t.Helper()
-	r.parts.halt(r.t, "control", nil)
+	r.T.Helper()
+	r.parts.halt(r.T, "control", nil)
 }
 
 // startControl runs a new control plane at the same addresses, from the state that the previous one
 // left in the state directory.
 func (r *fleetHarness) startControl() {
-	r.t.Helper()
+	r.T.Helper()
 	c, err := r.cfg.Fleet.Control(r.log)
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 	if c.Store == nil {
 		c.Store = r.store
 	}
 	server, err := control.New(c)
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 	r.server.Store(server)
-	r.parts.revive(r.t, "control", server.Run)
+	r.parts.revive(r.T, "control", server.Run)
 }

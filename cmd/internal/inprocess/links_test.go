@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/adoption"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -27,8 +28,8 @@ func (halves) Price(_ policies.Workload, cuts []policies.Tokens, counts []int) (
 	return p, nil
 }
 
-// runLinkedFleet runs eight replicas on two hosts, whose GPUs 0 and 1, 2 and 3 are joined by NVLink, until the planner has divided them
-// and each stream has migrated once. It returns the second stage and how many of the streams left their host.
+// runLinkedFleet runs eight replicas on two hosts, whose GPUs 0 and 1, 2 and 3 are joined by NVLink, until the planner
+// has divided them and each stream has migrated once. It returns the second stage and how many streams left their host.
 func runLinkedFleet(t *testing.T, streams int, topology ...string) (second []policies.ReplicaID, crossed int) {
 	r := newCheckedFleet(t, harnessConfig{replicas: 8, edit: func(f *config.Fleet) {
 		f.Speed = 4
@@ -42,22 +43,22 @@ func runLinkedFleet(t *testing.T, streams int, topology ...string) (second []pol
 	}, control: func(c *control.Config) {
 		c.Rules.Wrap = func(string, adoption.Planner) adoption.Planner { return halves{384} }
 	}})
-	r.stream(prompt(100, 4)).wait(t) // so that there is load to plan for
+	r.Stream(prompt(100, 4)).Wait() // so that there is load to plan for
 	s := r.waitForStatus("two stages in use", func(s control.Status) bool { return len(s.Models[0].Stages) == 2 && inUse(s, s.Epoch) })
 	for _, n := range s.Models[0].Stages[1].Replicas {
 		second = append(second, n.ID)
 	}
-	node := map[policies.ReplicaID]string{}
+	host := map[policies.ReplicaID]string{}
 	for _, n := range r.cfg.Fleet.Fleet.Replicas {
-		node[policies.ReplicaID(n.ID)] = n.Host
+		host[policies.ReplicaID(n.ID)] = n.Host
 	}
 	for n := 0; n < streams; {
-		var few []*live
+		var few []*clienttest.Stream
 		for range min(4, streams-n) {
-			few = append(few, r.stream(prompt(400, forever)))
+			few = append(few, r.Stream(prompt(400, forever)))
 			n++
 		}
-		r.waitFor("all have been handed over", func() bool {
+		r.WaitFor("all have migrated", func() bool {
 			crossed = 0
 			over := map[string]bool{}
 			done, _ := r.moves()
@@ -66,7 +67,7 @@ func runLinkedFleet(t *testing.T, streams int, topology ...string) (second []pol
 					continue
 				}
 				over[m.Request] = true
-				if node[m.From] != node[m.To] {
+				if host[m.From] != host[m.To] {
 					crossed++
 				} else if m.Transport != "shm" {
 					// The file has GPUs, but the pools are in host memory.
@@ -76,21 +77,31 @@ func runLinkedFleet(t *testing.T, streams int, topology ...string) (second []pol
 			return len(over) == n
 		})
 		for _, s := range few {
-			s.cancel()
-			s.wait(t)
+			s.Leave()
 		}
 	}
 	return second, crossed
 }
 
-// TestHandOversStayOnANode checks the effect of the hosts' topology: migrators report links,
+// TestMigrationsStayOnHost checks the effect of the hosts' topology: migrators report links,
 // adjacent stages get one GPU of each joined pair, and most migrations stay on a host. Without the
 // topology, stages still spread over the hosts, and about half of the migrations leave their host.
-func TestHandOversStayOnANode(t *testing.T) {
+func TestMigrationsStayOnHost(t *testing.T) {
+	t.Parallel()
 	const streams = 32
-	second, crossed := runLinkedFleet(t, streams, "testdata/bridged.json")
-	blind, left := runLinkedFleet(t, streams)
-	t.Logf("of %d hand-overs: with the topology %d left their machine, %v being the second stage; without %d and %v", streams, crossed, second, left, blind)
+	var second, blind []policies.ReplicaID
+	var crossed, blindCrossed int
+	t.Run("fleets", func(t *testing.T) {
+		t.Run("linked", func(t *testing.T) {
+			t.Parallel()
+			second, crossed = runLinkedFleet(t, streams, "testdata/bridged.json")
+		})
+		t.Run("blind", func(t *testing.T) {
+			t.Parallel()
+			blind, blindCrossed = runLinkedFleet(t, streams)
+		})
+	})
+	t.Logf("of %d migrations: with the topology %d left their host, %v being the second stage; without %d and %v", streams, crossed, second, blindCrossed, blind)
 	for i := 0; i < 8; i += 2 {
 		if slices.Contains(second, ids(i)[0]) == slices.Contains(second, ids(i + 1)[0]) {
 			t.Errorf("%v are joined, and in one stage: %v is the second", ids(i, i+1), second)
@@ -98,11 +109,11 @@ func TestHandOversStayOnANode(t *testing.T) {
 	}
 	for _, stage := range [][]policies.ReplicaID{second, blind} {
 		if on := slices.DeleteFunc(slices.Clone(stage), func(id policies.ReplicaID) bool { return id >= "r4" }); len(stage) != 4 || len(on) != 2 {
-			t.Errorf("of %v %d are on the first machine", stage, len(on))
+			t.Errorf("of %v %d are on the first host", stage, len(on))
 		}
 	}
-	// A buyer on another host wins if its load is lower by more than the request.
-	if 2*crossed >= left {
-		t.Error("the topology does not keep hand-overs on their machines")
+	// A target on another host wins if its load is lower by more than the request.
+	if 2*crossed >= blindCrossed {
+		t.Error("the topology does not keep migrations on their hosts")
 	}
 }

@@ -9,9 +9,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// together is how many fleets run in parallel, on any host: those of idlePlanes wait more than they
-// compute.
-const together = "2"
+// together is how many fleets run in parallel, on any host: they wait more than they compute.
+const together = "6"
 
 func TestMain(m *testing.M) {
 	// Set it before the command line is parsed, which may override it.

@@ -4,19 +4,21 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/control"
 )
 
 // startScattered starts long streams on all front ends and drains replicas until some streams of the
 // first front end run elsewhere, and some streams of the others run on the first replica. It
 // returns the streams by front end.
-func (r *fleetHarness) startScattered() map[string][]*live {
-	r.t.Helper()
-	out := make(map[string][]*live)
+func (r *fleetHarness) startScattered() map[string][]*clienttest.Stream {
+	r.T.Helper()
+	out := make(map[string][]*clienttest.Stream)
 	for n := 0; len(out["r0"]) < 3 || len(out["r1"]) < 3 || len(out["r2"]) < 2; n++ {
 		before := r.counts()
-		s := r.stream(prompt(120+n, forever))
+		s := r.Stream(prompt(120+n, forever))
 		for id := range r.countsSince(before) {
 			out[id] = append(out[id], s)
 		}
@@ -35,13 +37,11 @@ func (r *fleetHarness) startScattered() map[string][]*live {
 		}
 		switch {
 		case lent < 2:
-			r.drainAndWait("r0")
-			r.undrainAndWait("r0")
+			r.drainAndUndrain("r0")
 		case borrowed < 2:
-			r.drainAndWait("r1")
-			r.undrainAndWait("r1")
+			r.drainAndUndrain("r1")
 		default:
-			r.t.Logf("r0 has lent %d streams and borrowed %d", lent, borrowed)
+			r.T.Logf("r0 has lent %d streams and borrowed %d", lent, borrowed)
 			return out
 		}
 	}
@@ -69,38 +69,39 @@ func (r *fleetHarness) foreignLegs(at, front string) (n int) {
 	return n
 }
 
-// TestMigratorDies kills a migrator whose engine runs requests of other front ends, and whose own
+// TestMigratorKilled kills a migrator whose engine runs requests of other front ends, and whose own
 // clients' requests run elsewhere. The connections of its clients are cut and their requests end;
 // the requests of other front ends continue.
-func TestMigratorDies(t *testing.T) {
-	idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
+func TestMigratorKilled(t *testing.T) {
+	planes(t, onBoth, func(t *testing.T, envoy string) {
 		r := newMigratingFleet(t, envoy, config.MigrationLive, 3)
 		r.teachShapes()
 		streams := r.startScattered()
-		load := newTraffic(r, 4, 60, 200, 2000)
-		load.waitForRequests(8)
-		load.killDuring(func() { r.killFront("r0") }, func(error) bool { return true })
+		load := r.newLoad(4, 60, 200, 2000)
+		load.WaitForRequests(8)
+		load.KillDuring(func() { r.killFront("r0") }, func(error) bool { return true })
 		for _, s := range streams["r0"] {
-			s.wait(t)
-			if s.done {
+			s.Wait()
+			if s.Done {
 				t.Error("a stream of the dead front ended as if it were whole")
 			}
 		}
-		r.waitFor("nothing runs for its clients", func() bool { return r.foreignLegs("r1", "r0")+r.foreignLegs("r2", "r0") == 0 })
-		r.waitFor("its engine is idle", func() bool { return r.engineWork("r0") == "" })
-		r.waitForGrowth(streams["r1"])
-		r.waitForGrowth(streams["r2"])
-		load.waitForRequests(12)
+		r.WaitFor("nothing runs for its clients", func() bool { return r.foreignLegs("r1", "r0")+r.foreignLegs("r2", "r0") == 0 })
+		r.WaitFor("its engine is idle", func() bool { return r.engineWork("r0") == "" })
+		r.WaitForGrowth(streams["r1"])
+		r.WaitForGrowth(streams["r2"])
+		load.WaitForRequests(12)
 		before := r.counts()["r0"]
 		r.startFront("r0")
-		r.waitFor("r0 serves again", func() bool { return r.counts()["r0"] > before })
-		load.waitForRequests(12)
-		load.stop()
-		load.report()
-		r.waitForGrowth(streams["r1"])
-		r.waitForGrowth(streams["r2"])
-		load.requireTexts(streams["r1"])
-		load.requireTexts(streams["r2"])
+		r.WaitFor("r0 serves again", func() bool { return r.counts()["r0"] > before })
+		r.waitForStatus("r0 is reported as healthy", func(s control.Status) bool { return clienttest.Find(s, "r0").Health == "healthy" })
+		load.WaitForRequests(12)
+		load.Stop()
+		load.Report()
+		r.WaitForGrowth(streams["r1"])
+		r.WaitForGrowth(streams["r2"])
+		r.RequireTexts(streams["r1"])
+		r.RequireTexts(streams["r2"])
 		r.tally()
 	})
 }

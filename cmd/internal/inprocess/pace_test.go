@@ -24,7 +24,7 @@ type moment struct {
 
 // moment records the present progress of the fleet.
 func (r *fleetHarness) moment() moment {
-	r.t.Helper()
+	r.T.Helper()
 	m := moment{clock: make(map[string]float64), tokens: make(map[string]policies.Tokens)}
 	for _, n := range r.cfg.Fleet.Fleet.Replicas {
 		m.clock[n.ID] = r.iterations(n.Engine)
@@ -41,22 +41,22 @@ func (r *fleetHarness) moment() moment {
 
 // iterations reads an engine's clock.
 func (r *fleetHarness) iterations(engine string) float64 {
-	r.t.Helper()
-	resp, err := r.client.Get(engine + "/metrics")
+	r.T.Helper()
+	resp, err := r.HTTP.Get(engine + "/metrics")
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 	defer resp.Body.Close()
 	for lines := bufio.NewScanner(resp.Body); resp.StatusCode == http.StatusOK && lines.Scan(); {
 		if series, value, _ := strings.Cut(lines.Text(), " "); strings.HasPrefix(series, iterations+"{") {
 			n, err := strconv.ParseFloat(value, 64)
 			if err != nil {
-				r.t.Fatal(err)
+				r.T.Fatal(err)
 			}
 			return n
 		}
 	}
-	r.t.Fatalf("%s/metrics: %s, and no %s", engine, resp.Status, iterations)
+	r.T.Fatalf("%s/metrics: %s, and no %s", engine, resp.Status, iterations)
 	return 0
 }
 
@@ -74,16 +74,4 @@ func perToken(from, to moment) (out []float64) {
 	}
 	slices.Sort(out)
 	return out
-}
-
-// waitForEvents waits until each stream has received so many more events.
-func (r *fleetHarness) waitForEvents(streams []*live, events int64) {
-	r.t.Helper()
-	goals := make([]int64, len(streams))
-	for i, s := range streams {
-		goals[i] = s.count.Load() + events
-	}
-	for i, s := range streams {
-		r.waitFor("a stream gets on", func() bool { return s.count.Load() >= goals[i] })
-	}
 }

@@ -4,5 +4,5 @@ package inprocess
 
 import "syscall"
 
-// dieWithParent has no equivalent here: a child outlives a killed parent.
-func dieWithParent() *syscall.SysProcAttr { return nil }
+// killWithParent has no equivalent here: a child outlives a killed parent.
+func killWithParent() *syscall.SysProcAttr { return nil }

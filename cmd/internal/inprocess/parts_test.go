@@ -52,7 +52,7 @@ func (p *parts) run(ctx context.Context, name string, run func(context.Context) 
 
 // halt ends a component and waits for it. It calls between, which breaks connections before the
 // component can react to its end.
-func (p *parts) halt(t *testing.T, name string, between func()) {
+func (p *parts) halt(t testing.TB, name string, between func()) {
 	t.Helper()
 	p.mu.Lock()
 	life := p.by[name]
@@ -78,7 +78,7 @@ func (p *parts) alive(name string) bool {
 }
 
 // revive runs a replacement for a halted component.
-func (p *parts) revive(t *testing.T, name string, run func(context.Context) error) {
+func (p *parts) revive(t testing.TB, name string, run func(context.Context) error) {
 	t.Helper()
 	p.mu.Lock()
 	life := p.by[name]

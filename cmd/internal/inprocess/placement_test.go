@@ -75,14 +75,14 @@ func TestPlacement(t *testing.T) {
 
 // status fetches the status from the admin server.
 func (r *fleetHarness) status() (s control.Status) {
-	r.t.Helper()
-	resp, err := r.client.Get(r.AdminURL() + "/status")
+	r.T.Helper()
+	resp, err := r.HTTP.Get(r.AdminURL() + "/status")
 	if err != nil {
-		r.t.Fatal(err)
+		r.T.Fatal(err)
 	}
 	defer resp.Body.Close()
 	if err := json.NewDecoder(resp.Body).Decode(&s); err != nil || resp.StatusCode != http.StatusOK {
-		r.t.Fatalf("/status: %s, %v", resp.Status, err)
+		r.T.Fatalf("/status: %s, %v", resp.Status, err)
 	}
 	return s
 }

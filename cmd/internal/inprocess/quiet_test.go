@@ -15,7 +15,7 @@ var gauges = []string{"vllm:num_requests_running", "vllm:num_requests_waiting", 
 
 // engineWork describes the work that an engine still has, or returns "".
 func (r *fleetHarness) engineWork(id string) string {
-	resp, err := r.client.Get(r.replica(id).Engine + "/metrics")
+	resp, err := r.HTTP.Get(r.replica(id).Engine + "/metrics")
 	if err != nil {
 		return err.Error()
 	}
@@ -64,14 +64,14 @@ func (r *fleetHarness) migratorWork(id string) string {
 // waitForIdle waits until nothing is left of any request at any running replica: no slot, no frozen
 // request, no reservation.
 func (r *fleetHarness) waitForIdle() {
-	r.t.Helper()
+	r.T.Helper()
 	var left string
 	defer func() {
-		if r.t.Failed() && left != "" {
-			r.t.Log("left over:\n" + left)
+		if r.T.Failed() && left != "" {
+			r.T.Log("left over:\n" + left)
 		}
 	}()
-	r.waitFor("nothing is left over", func() bool {
+	r.WaitFor("nothing is left over", func() bool {
 		left = ""
 		for _, n := range r.cfg.Fleet.Fleet.Replicas {
 			if r.parts.alive("engine " + n.ID) {

@@ -2,10 +2,12 @@ package inprocess
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/cmd/internal/migratord"
 	"github.com/cascadeinfer/cascade/migrator/device"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
@@ -34,7 +36,7 @@ func TestRDMA(t *testing.T) {
 	t.Run("fleet", func(t *testing.T) {
 		r := newCheckedFleet(t, harnessConfig{
 			replicas: 3, migrator: func(c *migratord.Config) { c.RDMA, c.Runtime = lib, "" },
-			edit: func(f *config.Fleet) { f.Migration, f.Speed = config.Migration{Mode: config.MigrationLive}, 1 },
+			edit: func(f *config.Fleet) { f.Migration, f.Speed = config.Migration{Mode: config.MigrationLive}, 2 },
 		})
 		r.teachShapes()
 		r.waitForStatus("verbs is each replica's best transport", func(s control.Status) bool { return prefersTransport(s, "verbs") })
@@ -72,14 +74,7 @@ func TestRDMA(t *testing.T) {
 
 // prefersTransport reports whether every replica prefers a transport, and the transport works.
 func prefersTransport(s control.Status, transport string) bool {
-	for _, m := range s.Models {
-		for _, st := range m.Stages {
-			for _, n := range st.Replicas {
-				if len(n.Transports) == 0 || n.Transports[0].Name != transport || n.Transports[0].State != "ready" {
-					return false
-				}
-			}
-		}
-	}
-	return true
+	return !slices.ContainsFunc(clienttest.Replicas(s), func(n control.Replica) bool {
+		return len(n.Transports) == 0 || n.Transports[0].Name != transport || n.Transports[0].State != "ready"
+	})
 }

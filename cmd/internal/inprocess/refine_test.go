@@ -8,26 +8,23 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// TestPaperRefines checks that with the paper's preset, the replicas of a stage propose a new end
-// of the stage based on their own and the next stage's requests, and the control plane publishes
-// the boundary that they agree on. The boundary moves, no replica changes its stage, and no request
-// fails.
-func TestPaperRefines(t *testing.T) {
-	idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
-		refines(t, envoy, func(f *config.Fleet) { f.Preset, f.Speed, f.Migration = "paper", 4, config.Migration{} })
+// TestRefines checks that with the paper's preset, and with the default one if the operator enables it, the replicas of
+// a stage propose a new end of the stage based on their own and the next stage's requests, and the control plane
+// publishes the boundary that they agree on. The boundary moves, no replica changes its stage, and no request fails.
+func TestRefines(t *testing.T) {
+	t.Run("paper", func(t *testing.T) {
+		planes(t, onEnvoy, func(t *testing.T, envoy string) { refines(t, envoy, "paper", "") })
+	})
+	t.Run("default", func(t *testing.T) {
+		planes(t, onProxy, func(t *testing.T, envoy string) { refines(t, envoy, "", config.RefineOn) })
 	})
 }
 
-// TestDefaultRefines does the same with the default preset, if the operator enables it.
-func TestDefaultRefines(t *testing.T) {
-	refines(t, "", func(f *config.Fleet) {
-		f.Preset, f.Speed, f.Planner.Refine, f.Migration = "", 4, config.RefineOn, config.Migration{}
-	})
-}
-
-func refines(t *testing.T, envoy string, edit func(*config.Fleet)) {
-	r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 4, edit: edit})
-	load := newTraffic(r, 24, 300, 300, 600, 1200)
+func refines(t *testing.T, envoy, preset, refine string) {
+	r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 4, edit: func(f *config.Fleet) {
+		f.Preset, f.Planner.Refine, f.Speed, f.Migration = preset, refine, 4, config.Migration{}
+	}})
+	load := r.newLoad(24, 300, 300, 600, 1200)
 	const cut = policies.Tokens(20_000) // far too high: the second stage is idle
 	// A refinement before the first status is a plan of its own, so this does not wait for a
 	// status.
@@ -41,8 +38,8 @@ func refines(t *testing.T, envoy string, edit func(*config.Fleet)) {
 			t.Errorf("stage %d has %d replicas now", i, len(st.Replicas))
 		}
 	}
-	load.stop()
-	load.report()
+	load.Stop()
+	load.Report()
 	r.tally()
 	t.Logf("the cut went from %d to %d", cut, s.Models[0].Stages[1].Low)
 }

@@ -1,14 +1,12 @@
 package inprocess
 
 import (
-	"bytes"
 	"context"
-	"fmt"
 	"io"
 	"net/http"
-	"slices"
 	"strconv"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 )
@@ -53,17 +51,11 @@ func (r *fleetHarness) open(ctx context.Context, path, host string, body io.Read
 	for i := 0; i+1 < len(header); i += 2 {
 		req.Header.Add(header[i], header[i+1])
 	}
-	return r.client.Do(req)
+	return r.HTTP.Do(req)
 }
 
 // chunked hides the size of a body, so that the request has no content-length.
 type chunked struct{ io.Reader }
 
-// prompt returns a completions body of exactly size bytes, at least 80, that asks for output
-// tokens.
-func prompt(size, output int) []byte {
-	head := fmt.Sprintf(`{"model":%q,"max_tokens":%d,"ignore_eos":true,"prompt":"`, llm, output)
-	const tail = `"}`
-	text := bytes.Repeat([]byte("over the hill and far away "), max(0, size-len(head)-len(tail))/27+1)
-	return slices.Concat([]byte(head), text[:max(1, size-len(head)-len(tail))], []byte(tail))
-}
+// prompt returns a completions body of exactly size bytes, at least 80, that asks for output tokens.
+func prompt(size, output int) []byte { return clienttest.Prompt(0, size, output) }

@@ -7,8 +7,10 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/control"
 )
 
 // withSeed adds an option to a body that only the engine that began the request can continue.
@@ -16,13 +18,10 @@ func withSeed(body []byte) []byte {
 	return bytes.Replace(body, []byte(`"ignore_eos"`), []byte(`"seed":7,"temperature":0.5,"ignore_eos"`), 1)
 }
 
-// forever is the output of streams that last until their test ends.
-const forever = 100_000
-
 // startResidents starts long streams until an engine runs at least movable streams that may migrate, and
 // one that is pinned. It returns the movable ones of that engine, its pinned ones, and all others.
-func (r *fleetHarness) startResidents(id string, movable int) (moving, fixed, others []*live) {
-	r.t.Helper()
+func (r *fleetHarness) startResidents(id string, movable int) (moving, fixed, others []*clienttest.Stream) {
+	r.T.Helper()
 	for n := 0; len(moving) < movable || len(fixed) == 0; n++ {
 		here := func() map[string]policies.PinReason {
 			out := make(map[string]policies.PinReason)
@@ -39,7 +38,7 @@ func (r *fleetHarness) startResidents(id string, movable int) (moving, fixed, ot
 			body = withSeed(body)
 		}
 		before := here()
-		s := r.stream(body)
+		s := r.Stream(body)
 		at := "elsewhere"
 		for leg, why := range here() {
 			// Another stream may have migrated to this engine meanwhile.
@@ -61,68 +60,43 @@ func (r *fleetHarness) startResidents(id string, movable int) (moving, fixed, ot
 	return moving, fixed, others
 }
 
-// requireTexts ends streams and checks that their text is the one that the model generates.
-func (f *traffic) requireTexts(streams []*live) {
-	t := f.r.t
-	t.Helper()
-	for _, s := range streams {
-		s.cancel()
-		s.wait(t)
-		want, err := f.oracle.text(bytes.Replace(s.body, []byte(`"max_tokens":100000`), []byte(`"max_tokens":2500`), 1))
-		if err != nil {
-			t.Fatal(err)
-		}
-		got := strings.TrimRight(s.text.String(), "\ufffd")
-		if n := min(len(got), len(want)); s.failed != "" || n == 0 || got[:n] != want[:n] {
-			t.Errorf("a stream has the error %q, or not what the model says, after %d events", s.failed, s.tokens)
-		}
-	}
-}
-
-// waitForGrowth waits until streams have received more tokens.
-func (r *fleetHarness) waitForGrowth(streams []*live) {
-	r.t.Helper()
-	for _, s := range streams {
-		now := s.count.Load()
-		r.waitFor("a stream that goes on", func() bool {
-			select {
-			case <-s.ended:
-				r.t.Fatalf("a stream ended after %d events: %q, %v", s.count.Load(), s.failed, s.err)
-			default:
-			}
-			return s.count.Load() > now+3
-		})
-	}
-}
-
-// TestEngineDies kills an engine under load, without a drain. Requests that may migrate continue on
-// other engines; pinned ones end with the error event.
-func TestEngineDies(t *testing.T) {
-	idlePlanes(t, onEnvoy, func(t *testing.T, envoy string) {
+// TestEngineKilled kills an engine under load, without a drain. Requests that may migrate continue on
+// other engines; pinned ones end with the error event. The replica receives no requests until its engine is back.
+func TestEngineKilled(t *testing.T) {
+	planes(t, onBoth, func(t *testing.T, envoy string) {
 		r := newMigratingFleet(t, envoy, config.MigrationLive, 3)
 		r.teachShapes()
-		load := newTraffic(r, 6, 100, 200, 2000)
+		load := r.newLoad(6, 100, 200, 2000)
 		own, fixed, others := r.startResidents("r0", 3)
-		load.waitForRequests(6)
+		load.WaitForRequests(6)
 		r.killEngine("r0")
-		r.waitForGrowth(own)
+		r.WaitForGrowth(own)
 		for _, s := range fixed {
-			s.wait(t)
-			if s.done || !strings.Contains(s.failed, "engine") {
-				t.Errorf("a pinned stream of the dead engine: done %v, error event %q, %v", s.done, s.failed, s.err)
+			s.Wait()
+			if s.Done || !strings.Contains(s.Failed, "engine") || s.Err != nil {
+				t.Errorf("a pinned stream of the dead engine: done %v, error event %q, %v", s.Done, s.Failed, s.Err)
 			}
 		}
-		load.waitForRequests(12)
+		// The engine is out of rotation as soon as its front end detects the failure. The front end rejects requests that
+		// are already on their way to it, and other replicas serve them.
+		r.WaitFor("the front end detects it", func() bool { return !r.fronts["r0"].Status().EngineReady })
+		load.WaitForAll()
+		before := r.counts()
+		load.WaitForRequests(12)
+		if who := r.countsSince(before); who["r0"] > 0 || len(who) == 0 {
+			t.Errorf("the next requests went to %v, want none at r0", who)
+		}
+		r.waitForStatus("r0 is reported as unhealthy", func(s control.Status) bool { return clienttest.Find(s, "r0").Health == "unhealthy" })
 		r.startEngine("r0")
-		before := r.counts()["r0"]
-		r.waitFor("r0 serves again", func() bool { return r.counts()["r0"] > before })
-		load.waitForRequests(6)
-		load.stop()
-		load.report()
-		r.waitForGrowth(own)
-		r.waitForGrowth(others)
-		load.requireTexts(own)
-		load.requireTexts(others)
+		r.WaitFor("r0 serves again", func() bool { return r.counts()["r0"] > before["r0"] })
+		r.waitForStatus("r0 is reported as healthy", func(s control.Status) bool { return clienttest.Find(s, "r0").Health == "healthy" })
+		load.WaitForRequests(6)
+		load.Stop()
+		load.Report()
+		r.WaitForGrowth(own)
+		r.WaitForGrowth(others)
+		r.RequireTexts(own)
+		r.RequireTexts(others)
 		r.tally()
 	})
 }
@@ -130,31 +104,31 @@ func TestEngineDies(t *testing.T) {
 // TestEngineHangs makes an engine stop answering for a while. Requests that may migrate continue on
 // other engines; pinned ones wait.
 func TestEngineHangs(t *testing.T) {
-	idlePlanes(t, onProxy, func(t *testing.T, envoy string) {
+	planes(t, onProxy, func(t *testing.T, envoy string) {
 		r := newCheckedFleet(t, harnessConfig{envoy: envoy, replicas: 3, edit: func(f *config.Fleet) {
 			f.Migration, f.Speed = config.Migration{}, 4
 		}, front: func(_ string, c *frontend.Config) {
 			c.HealthTimeout, c.HangTimeout = time.Second, 2*time.Second
 		}})
 		r.teachShapes()
-		load := newTraffic(r, 6, 100, 200, 2000)
+		load := r.newLoad(6, 100, 200, 2000)
 		own, fixed, others := r.startResidents("r0", 3)
-		load.waitForRequests(6)
+		load.WaitForRequests(6)
 		resume := r.hangEngine("r0")
-		r.waitForGrowth(own)
-		load.waitForRequests(12)
+		r.WaitForGrowth(own)
+		load.WaitForRequests(12)
 		resume()
 		before := r.counts()["r0"]
-		r.waitFor("r0 serves again", func() bool { return r.counts()["r0"] > before })
-		r.waitForGrowth(fixed)
-		load.waitForRequests(6)
-		load.stop()
-		load.report()
-		r.waitForGrowth(own)
-		r.waitForGrowth(others)
-		load.requireTexts(own)
-		load.requireTexts(fixed)
-		load.requireTexts(others)
+		r.WaitFor("r0 serves again", func() bool { return r.counts()["r0"] > before })
+		r.WaitForGrowth(fixed)
+		load.WaitForRequests(6)
+		load.Stop()
+		load.Report()
+		r.WaitForGrowth(own)
+		r.WaitForGrowth(others)
+		r.RequireTexts(own)
+		r.RequireTexts(fixed)
+		r.RequireTexts(others)
 		r.tally()
 	})
 }

@@ -1,62 +1,72 @@
 package inprocess
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
 // drainAndWait drains a replica and waits until no request runs there.
 func (r *fleetHarness) drainAndWait(id string) {
-	r.t.Helper()
-	r.order("drain", id)
-	r.waitFor(id+" is empty", func() bool { return len(r.fronts[id].LocalLegs()) == 0 })
+	r.T.Helper()
+	r.Order("drain", id)
+	r.WaitFor(id+" is empty", func() bool { return len(r.fronts[id].LocalLegs()) == 0 })
 }
 
 // undrainAndWait undrains a replica and waits until it receives requests.
 func (r *fleetHarness) undrainAndWait(id string) {
-	r.t.Helper()
-	r.order("undrain", id)
+	r.T.Helper()
+	r.Order("undrain", id)
 	r.waitForStatus(id+" is back", func(s control.Status) bool {
-		for _, m := range s.Models {
-			for _, st := range m.Stages {
-				for _, n := range st.Replicas {
-					if string(n.ID) == id {
-						return n.Weight > 0 && n.Health == "healthy"
-					}
-				}
-			}
-		}
-		return false
+		n := clienttest.Find(s, id)
+		return n.Weight > 0 && n.Health == "healthy"
 	})
 }
 
-// TestDrainMoves drains one replica after the other under load; the running requests continue
-// elsewhere, and no client sees an effect.
-func TestDrainMoves(t *testing.T) {
+// drainAndUndrain drains a replica until it is empty, and undrains it.
+func (r *fleetHarness) drainAndUndrain(id string) {
+	r.T.Helper()
+	r.drainAndWait(id)
+	r.undrainAndWait(id)
+}
+
+// TestDrainChain drains one replica after the other under load, until each of some streams has migrated at least four
+// times while its client reads. No client sees an effect.
+func TestDrainChain(t *testing.T) {
 	for _, mode := range []string{config.MigrationLive, config.MigrationReprompt} {
 		t.Run(mode, func(t *testing.T) {
-			idlePlanes(t, onBoth, func(t *testing.T, envoy string) {
-				r := newMigratingFleet(t, envoy, mode, 3, func(f *config.Fleet) { f.Speed = 2 })
-				load := newTraffic(r, 4, 200, 200, 2000, 20_000)
-				// If the host is busy, the load's answers end before they migrate.
-				var streams []*live
-				for n := range 3 {
-					streams = append(streams, r.stream(prompt(120+n*900, forever)))
+			planes(t, onBoth, func(t *testing.T, envoy string) {
+				r := newMigratingFleet(t, envoy, mode, 3)
+				load := r.newLoad(4, 200, 200, 2000, 20_000)
+				var streams []*clienttest.Stream
+				for n := range 4 {
+					streams = append(streams, r.Stream(prompt(120+n*900, forever)))
 				}
-				load.waitForRequests(12)
-				for _, id := range []string{"r0", "r1", "r2"} {
-					r.drainAndWait(id)
-					r.undrainAndWait(id)
+				load.WaitForRequests(8)
+				migratedOften := func() bool {
+					n := 0
+					for _, f := range r.fronts {
+						f.EachStream(func(s *frontend.Stream) bool {
+							if s.Request().MaxOutput == forever && s.Splices() >= 4 {
+								n++
+							}
+							return true
+						})
+					}
+					return n == len(streams)
 				}
-				load.stop()
-				load.report()
-				r.waitForGrowth(streams)
-				load.requireTexts(streams)
-				if r.tally() == 0 {
-					t.Error("nothing moved")
+				for n := 0; n < 3 || !migratedOften(); n++ {
+					r.drainAndUndrain(fmt.Sprint("r", n%3))
 				}
+				r.WaitForGrowth(streams)
+				load.Stop()
+				load.Report()
+				r.RequireTexts(streams)
+				r.requireSettled(mode)
 			})
 		})
 	}
@@ -65,22 +75,22 @@ func TestDrainMoves(t *testing.T) {
 // TestRollingRestart drains, stops and restarts one engine after the other, under load. No client
 // sees an effect.
 func TestRollingRestart(t *testing.T) {
-	idlePlanes(t, onBoth, func(t *testing.T, envoy string) {
+	planes(t, onBoth, func(t *testing.T, envoy string) {
 		r := newMigratingFleet(t, envoy, config.MigrationLive, 3)
-		load := newTraffic(r, 4, 300, 200, 2000, 20_000)
-		load.waitForRequests(8)
+		load := r.newLoad(4, 300, 200, 2000, 20_000)
+		load.WaitForRequests(8)
 		for _, id := range []string{"r0", "r1", "r2"} {
 			r.drainAndWait(id)
 			r.killEngine(id)
-			r.waitFor("the front knows", func() bool { return !r.fronts[id].Status().EngineReady })
+			r.WaitFor("the front knows", func() bool { return !r.fronts[id].Status().EngineReady })
 			r.startEngine(id)
-			r.waitFor("the front knows", func() bool { return r.fronts[id].Status().EngineReady })
+			r.WaitFor("the front knows", func() bool { return r.fronts[id].Status().EngineReady })
 			r.undrainAndWait(id)
 			before := r.counts()[id]
-			r.waitFor(id+" serves again", func() bool { return r.counts()[id] > before })
+			r.WaitFor(id+" serves again", func() bool { return r.counts()[id] > before })
 		}
-		load.stop()
-		load.report()
+		load.Stop()
+		load.Report()
 		r.tally()
 	})
 }

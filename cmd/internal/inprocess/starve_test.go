@@ -37,22 +37,22 @@ func TestStarved(t *testing.T) {
 		r := newMigratingFleet(t, envoy, config.MigrationLive, 3, func(f *config.Fleet) { f.Speed = 1 })
 		r.teachShapes()
 		streams := r.startScattered()
-		load := newTraffic(r, 6, 20, 200, 2000)
-		load.waitForRequests(6)
+		load := r.newLoad(6, 20, 200, 2000)
+		load.WaitForRequests(6)
 		for i, busy := range hard {
 			id := []string{"r0", "r1", "r2"}[i%3]
-			r.order("drain", id)
+			r.Order("drain", id)
 			starve(busy, 2*time.Second)
-			r.order("undrain", id)
+			r.Order("undrain", id)
 		}
-		load.waitForRequests(6)
-		load.stop()
-		load.report()
+		load.WaitForRequests(6)
+		load.Stop()
+		load.Report()
 		for _, s := range streams {
-			r.waitForGrowth(s)
+			r.WaitForGrowth(s)
 		}
 		for _, s := range streams {
-			load.requireTexts(s)
+			r.RequireTexts(s)
 		}
 		r.tally()
 	})
