@@ -1,14 +1,13 @@
 package candidates_test
 
 import (
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/cockroachdb/datadriven"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/candidates"
 	"github.com/cascadeinfer/cascade/policies"
@@ -16,15 +15,13 @@ import (
 	"github.com/cascadeinfer/cascade/policies/outlier"
 )
 
-var update = flag.Bool("update", false, "rewrite the expectations of the scenarios")
-
-// TestScenarios plays every testdata/*.txt on the selector of a replica named a. A
-// line changes the situation. A line that begins with ">" is an offer that the preceding scan
-// must have made, and "#" begins a comment. Times are in milliseconds. The lines:
+// TestScenarios runs every testdata/*.txt (package datadriven; -rewrite rewrites the
+// expected output) on the selector of a replica named a. Times are in milliseconds. The
+// commands:
 //
 //	config edges=100,200 full=80 percent=25   before anything else
 //	plan 1000:a,b 4000:c -:d                  stages by their ends, "-" for open
-//	away b,c                                  replicas that cannot be asked; empty: all can be asked
+//	away b c                                  replicas that cannot be asked; none: all can be asked
 //	draining yes | draining no
 //	kv capacity=1000 held=10 promised=0 mean=5
 //	r1 500 epoch=2 only=b,c            only these replicas can run it; in any order with:
@@ -34,178 +31,146 @@ var update = flag.Bool("update", false, "rewrite the expectations of the scenari
 //	back r1 no-bids                           its offer is returned
 //	at 5                                      advances the time
 //	scan 10                                   makes at most that many offers; they are then for sale
-//	stands r1
+//	stands r1                                 whether its offer is still valid
 func TestScenarios(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no scenarios: %v", err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := play(t, string(text))
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if got != string(text) {
-				t.Errorf("%s: got\n%s", file, got)
-			}
-		})
-	}
+	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+		r := &replica{config: candidates.Config{Self: "a"}, forSale: make(map[string]policies.Migration)}
+		r.Available = func(id policies.ReplicaID) bool { return !slices.Contains(r.away, string(id)) }
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string { return r.do(t, d) })
+	})
 }
 
-var whys = map[string]bidask.ReturnReason{"no-bids": bidask.ReturnNoBids, "withdrawn": bidask.ReturnWithdrawn, "broken": bidask.ReturnTransferFailed, "rejected": bidask.ReturnRejected}
+// replica is a replica as its selector sees it.
+type replica struct {
+	candidates.Situation
+	config   candidates.Config
+	detector outlier.Detector
+	selector *candidates.Selector
+	away     []string
+	forSale  map[string]policies.Migration
+}
 
-func play(t *testing.T, text string) string {
-	c := candidates.Config{Self: "a"}
-	detector := outlier.Detector{}
-	var b *candidates.Selector
-	away := map[policies.ReplicaID]bool{}
-	s := candidates.Situation{Available: func(id policies.ReplicaID) bool { return !away[id] }}
-	selling := map[string]policies.Migration{}
-	var out []string
-	for n, line := range strings.Split(text, "\n") {
-		if strings.HasPrefix(line, ">") {
-			continue
+// resident returns a resident, which it adds if there is none of that name.
+func (r *replica) resident(id string) *candidates.Resident {
+	i := slices.IndexFunc(r.Residents, func(one candidates.Resident) bool { return one.Request == id })
+	if i < 0 {
+		i = len(r.Residents)
+		r.Residents = append(r.Residents, candidates.Resident{Request: id})
+	}
+	return &r.Residents[i]
+}
+
+func (r *replica) do(t *testing.T, d *datadriven.TestData) (out string) {
+	number := func(text string) policies.Tokens {
+		v, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			d.Fatalf(t, "%v", err)
 		}
-		out = append(out, line)
-		words := strings.Fields(line)
-		if len(words) == 0 || words[0] == "#" {
-			continue
+		return policies.Tokens(v)
+	}
+	millis := func(text string) policies.Micros { return policies.Micros(number(text)) * policies.Millisecond }
+	var words []string
+	fields := make(map[string]string)
+	for _, arg := range d.CmdArgs {
+		words = append(words, arg.Key)
+		if len(arg.Vals) > 0 {
+			fields[arg.Key] = arg.Vals[0]
 		}
-		number := func(text string) policies.Tokens {
-			v, err := strconv.ParseInt(text, 10, 64)
-			if err != nil {
-				t.Fatalf("line %d: %q: %v", n+1, line, err)
-			}
-			return policies.Tokens(v)
+	}
+	if r.selector == nil && d.Cmd != "config" {
+		var err error
+		r.config.Detector = r.detector
+		if r.selector, err = candidates.New(r.config); err != nil {
+			t.Fatal(err)
 		}
-		if words[0] != "config" && b == nil {
-			c.Detector = detector
-			var err error
-			if b, err = candidates.New(c); err != nil {
-				t.Fatal(err)
+	}
+	switch d.Cmd {
+	case "config":
+		for name, value := range fields {
+			switch name {
+			case "edges":
+				for e := range strings.SplitSeq(value, ",") {
+					r.config.BucketEdges = append(r.config.BucketEdges, number(e))
+				}
+			case "full":
+				r.config.SpillPercent = int(number(value))
+			case "percent":
+				r.detector.Percent = int(number(value))
 			}
 		}
-		resident := func(id string) *candidates.Resident {
-			for i := range s.Residents {
-				if s.Residents[i].Request == id {
-					return &s.Residents[i]
-				}
+	case "plan":
+		r.Plan = policies.Plan{Model: "m"}
+		low := policies.Tokens(0)
+		for _, w := range words {
+			end, names, _ := strings.Cut(w, ":")
+			stage := policies.Stage{Low: low, High: policies.Unbounded}
+			if end != "-" {
+				stage.High = number(end)
 			}
-			s.Residents = append(s.Residents, candidates.Resident{Request: id})
-			return &s.Residents[len(s.Residents)-1]
+			low = stage.High
+			for id := range strings.SplitSeq(names, ",") {
+				stage.Replicas = append(stage.Replicas, policies.ReplicaID(id))
+			}
+			r.Plan.Stages = append(r.Plan.Stages, stage)
 		}
-		leave := func(id string) {
-			r := *resident(id)
-			s.Held -= r.Length
-			for i := range s.Residents {
-				if s.Residents[i].Request == id {
-					s.Residents = append(s.Residents[:i], s.Residents[i+1:]...)
-					break
-				}
-			}
-			delete(selling, id)
+		if err := r.Plan.Validate(); err != nil {
+			d.Fatalf(t, "%v", err)
 		}
-		switch words[0] {
-		case "config":
-			for _, w := range words[1:] {
-				name, value, _ := strings.Cut(w, "=")
-				switch name {
-				case "edges":
-					for _, e := range strings.Split(value, ",") {
-						c.BucketEdges = append(c.BucketEdges, number(e))
-					}
-				case "full":
-					c.SpillPercent = int(number(value))
-				case "percent":
-					detector.Percent = int(number(value))
-				}
+	case "away":
+		r.away = words
+	case "draining":
+		r.Draining = words[0] == "yes"
+	case "kv":
+		for name, value := range fields {
+			switch v := number(value); name {
+			case "capacity":
+				r.Capacity = v
+			case "held":
+				r.Held = v
+			case "promised":
+				r.Promised = v
+			case "mean":
+				r.Mean, r.MeanKnown = v, true
 			}
-		case "plan":
-			s.Plan = policies.Plan{Model: "m"}
-			low := policies.Tokens(0)
-			for _, w := range words[1:] {
-				end, names, _ := strings.Cut(w, ":")
-				stage := policies.Stage{Low: low, High: policies.Unbounded}
-				if end != "-" {
-					stage.High = number(end)
-				}
-				low = stage.High
-				for _, id := range strings.Split(names, ",") {
-					stage.Replicas = append(stage.Replicas, policies.ReplicaID(id))
-				}
-				s.Plan.Stages = append(s.Plan.Stages, stage)
-			}
-			if err := s.Plan.Validate(); err != nil {
-				t.Fatalf("line %d: %v", n+1, err)
-			}
-		case "away":
-			clear(away)
-			for _, id := range strings.Split(strings.Join(words[1:], ""), ",") {
-				away[policies.ReplicaID(id)] = true
-			}
-		case "draining":
-			s.Draining = words[1] == "yes"
-		case "kv":
-			for _, w := range words[1:] {
-				name, value, _ := strings.Cut(w, "=")
-				switch v := number(value); name {
-				case "capacity":
-					s.Capacity = v
-				case "held":
-					s.Held = v
-				case "promised":
-					s.Promised = v
-				case "mean":
-					s.Mean, s.MeanKnown = v, true
-				}
-			}
-		case "at":
-			s.Now = policies.Micros(number(words[1])) * policies.Millisecond
-		case "gone", "sold":
-			leave(words[1])
-		case "back":
-			h := selling[words[1]]
-			delete(selling, words[1])
-			resident(words[1]).ForSale = false
-			b.RecordReturn(s.Now, h, whys[words[2]])
-		case "stands":
-			out = append(out, fmt.Sprintf("> %v", b.StillValid(&s, selling[words[1]])))
-		case "scan":
-			for _, o := range b.SelectOffers(&s, int(number(words[1]))) {
-				out = append(out, fmt.Sprintf("> %s %v %v %v", o.Handover.Request, o.Handover.Length, o.Handover.Cause, o.Candidates))
-				selling[o.Handover.Request] = o.Handover
-				resident(o.Handover.Request).ForSale = true
-			}
-		default:
-			r := resident(words[0])
-			length := number(words[1])
-			s.Held += length - r.Length
-			r.Length = length
-			for _, w := range words[2:] {
-				name, value, _ := strings.Cut(w, "=")
-				switch name {
-				case "epoch":
-					r.Epoch = policies.Epoch(number(value))
-				case "since":
-					r.Since = policies.Micros(number(value)) * policies.Millisecond
-				case "only":
-					only := strings.Split(value, ",")
-					r.CanRunOn = func(id policies.ReplicaID) bool { return slices.Contains(only, string(id)) }
-				case "fixed":
-					r.Pinned = policies.PinReasonOf(policies.Structured)
-				}
+		}
+	case "at":
+		r.Now = millis(words[0])
+	case "gone", "sold":
+		r.Held -= r.resident(words[0]).Length
+		r.Residents = slices.DeleteFunc(r.Residents, func(one candidates.Resident) bool { return one.Request == words[0] })
+		delete(r.forSale, words[0])
+	case "back":
+		why := map[string]bidask.ReturnReason{"no-bids": bidask.ReturnNoBids, "withdrawn": bidask.ReturnWithdrawn, "broken": bidask.ReturnTransferFailed, "rejected": bidask.ReturnRejected}[words[1]]
+		r.resident(words[0]).ForSale = false
+		r.selector.RecordReturn(r.Now, r.forSale[words[0]], why)
+		delete(r.forSale, words[0])
+	case "stands":
+		out = fmt.Sprintln(r.selector.StillValid(&r.Situation, r.forSale[words[0]]))
+	case "scan":
+		for _, o := range r.selector.SelectOffers(&r.Situation, int(number(words[0]))) {
+			out += fmt.Sprintln(o.Handover.Request, o.Handover.Length, o.Handover.Cause, o.Candidates)
+			r.forSale[o.Handover.Request] = o.Handover
+			r.resident(o.Handover.Request).ForSale = true
+		}
+	default:
+		one := r.resident(d.Cmd)
+		length := number(words[0])
+		r.Held += length - one.Length
+		one.Length = length
+		for _, name := range words[1:] {
+			switch value := fields[name]; name {
+			case "epoch":
+				one.Epoch = policies.Epoch(number(value))
+			case "since":
+				one.Since = millis(value)
+			case "only":
+				one.CanRunOn = func(id policies.ReplicaID) bool { return slices.Contains(strings.Split(value, ","), string(id)) }
+			case "fixed":
+				one.Pinned = policies.PinReasonOf(policies.Structured)
 			}
 		}
 	}
-	return strings.Join(out, "\n")
+	return out
 }
 
 func TestConfig(t *testing.T) {

@@ -3,25 +3,22 @@ package session
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/cockroachdb/datadriven"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/migrator/internal/tokenhash"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-var update = flag.Bool("update", false, "rewrite the expectations of the scenarios")
-
-// TestScenarios plays every testdata/*.txt on one machine of the replica r0. A line
-// is an event. A line that begins with ">" is an action that the preceding event must have
-// caused, and "#" begins a comment. The lines:
+// TestScenarios runs every testdata/*.txt (package datadriven; -rewrite rewrites the
+// expected output) on one machine of the replica r0. A command is an event, and its
+// output the actions that the event causes. The commands:
 //
 //	config rescue hide-ids limit=20     before the first event
 //	open a at=r0 CHUNK                  the first leg, or the leg of a rescue, is opened
@@ -37,122 +34,59 @@ var update = flag.Bool("update", false, "rewrite the expectations of the scenari
 //	state                               prints the state of the stream
 //
 // A CHUNK is prompt=11,12 ids=1,2 text=ab finish, or one of usage, done and
-// error=500; no-ids leaves out the list of ids.
+// error=500; no-ids leaves out the list of ids, and bytes=7 makes the text that long.
 func TestScenarios(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no scenarios: %v", err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			text, err := os.ReadFile(file)
+	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+		cfg := Config{Self: "r0", Endpoint: openai.Completions, Resume: resume(t, 20)}
+		var c *checker
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			l := line{d}
+			if l.Cmd == "config" {
+				cfg.CanRescue, cfg.Asked.HideIDs = l.HasArg("rescue"), l.HasArg("hide-ids")
+				if limit := l.number("limit"); limit > 0 {
+					cfg.Resume = resume(t, limit)
+				}
+				return ""
+			}
+			if c == nil {
+				c = newChecker(New(cfg))
+			}
+			if m := c.m; l.Cmd == "state" {
+				return fmt.Sprintf("%v at %s, epoch %d, ids %v, aligned %v, held %d", m.State(), m.Holder(), m.Epoch(), m.ids, m.aligned, len(m.held))
+			}
+			acts, err := c.step(l.event(t))
+			var out strings.Builder
+			for _, a := range acts {
+				out.WriteString(formatAction(a) + "\n")
+			}
 			if err != nil {
-				t.Fatal(err)
+				d.Fatalf(t, "%v after\n%s", err, &out)
 			}
-			got := play(t, string(text))
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			gotLines, wantLines := strings.Split(got, "\n"), strings.Split(string(text), "\n")
-			for i := range max(len(gotLines), len(wantLines)) {
-				g, w := "(end)", "(end)"
-				if i < len(gotLines) {
-					g = gotLines[i]
-				}
-				if i < len(wantLines) {
-					w = wantLines[i]
-				}
-				if g != w {
-					t.Fatalf("%s:%d: got\n%s\nwant\n%s", file, i+1, g, w)
-				}
-			}
+			return out.String()
 		})
-	}
+	})
 }
 
-// play runs a scenario and returns it together with the actions that it causes.
-func play(t *testing.T, text string) string {
-	cfg := Config{Self: "r0", Endpoint: openai.Completions, Resume: resume(t, 20)}
-	var c *checker
-	var out []string
-	for n, line := range strings.Split(text, "\n") {
-		if strings.HasPrefix(line, ">") {
-			continue
-		}
-		out = append(out, line)
-		words := strings.Fields(line)
-		if len(words) == 0 || words[0] == "#" {
-			continue
-		}
-		l := parseLine(words)
-		if l.verb == "config" {
-			cfg.CanRescue, cfg.Asked.HideIDs = l.has("rescue"), l.has("hide-ids")
-			if limit := l.number("limit"); limit > 0 {
-				cfg.Resume = resume(t, limit)
-			}
-			continue
-		}
-		if c == nil {
-			c = newChecker(New(cfg))
-		}
-		if l.verb == "state" {
-			m := c.m
-			out = append(out, fmt.Sprintf("> %v at %s, epoch %d, ids %v, aligned %v, held %d", m.State(), m.Holder(), m.Epoch(), m.ids, m.aligned, len(m.held)))
-			continue
-		}
-		ev, err := l.event(t, c.m)
-		if err != nil {
-			t.Fatalf("line %d: %q: %v", n+1, line, err)
-		}
-		acts, err := c.step(ev)
-		for _, a := range acts {
-			out = append(out, "> "+printAction(t, a))
-		}
-		if err != nil {
-			t.Fatalf("line %d: %q: %v", n+1, line, err)
+// line is a command of a scenario.
+type line struct{ *datadriven.TestData }
+
+// field returns the value of name=value, "" for none.
+func (l line) field(name string) string {
+	for _, arg := range l.CmdArgs {
+		if arg.Key == name && len(arg.Vals) > 0 {
+			return arg.Vals[0]
 		}
 	}
-	return strings.Join(out, "\n")
-}
-
-// line is a line of a scenario: a verb, plain words and fields.
-type line struct {
-	verb   string
-	plain  []string
-	fields map[string]string
-}
-
-func parseLine(words []string) line {
-	l := line{verb: words[0], fields: make(map[string]string)}
-	for _, w := range words[1:] {
-		if name, value, ok := strings.Cut(w, "="); ok {
-			l.fields[name] = value
-		} else {
-			l.plain = append(l.plain, w)
-		}
-	}
-	return l
-}
-
-func (l line) has(word string) bool {
-	for _, w := range l.plain {
-		if w == word {
-			return true
-		}
-	}
-	return false
+	return ""
 }
 
 func (l line) number(name string) int {
-	n, _ := strconv.Atoi(l.fields[name])
+	n, _ := strconv.Atoi(l.field(name))
 	return n
 }
 
 func (l line) list(name string) (ids []uint32) {
-	for s := range strings.SplitSeq(l.fields[name], ",") {
+	for s := range strings.SplitSeq(l.field(name), ",") {
 		if n, err := strconv.ParseUint(s, 10, 32); err == nil {
 			ids = append(ids, uint32(n))
 		}
@@ -160,14 +94,15 @@ func (l line) list(name string) (ids []uint32) {
 	return ids
 }
 
-// word returns the plain word at i, "" for none.
+// word returns the argument at i, "" for none.
 func (l line) word(i int) string {
-	if i < len(l.plain) {
-		return l.plain[i]
+	if i < len(l.CmdArgs) {
+		return l.CmdArgs[i].Key
 	}
 	return ""
 }
 
+// err returns the error that the argument at i names.
 func (l line) err(i int) error {
 	switch w := l.word(i); w {
 	case "eof":
@@ -182,52 +117,53 @@ func (l line) err(i int) error {
 }
 
 func (l line) chunk(t *testing.T, leg string) *openai.Chunk {
-	return chunk{leg: leg, prompt: l.list("prompt"), ids: l.list("ids"), noIDs: l.has("no-ids"), text: l.fields["text"], finish: l.has("finish"),
-		usage: l.has("usage"), done: l.has("done"), failed: l.number("error")}.parse(t)
+	text := l.field("text") + strings.Repeat("x", l.number("bytes"))
+	return chunk{leg: leg, prompt: l.list("prompt"), ids: l.list("ids"), noIDs: l.HasArg("no-ids"), text: text, finish: l.HasArg("finish"),
+		usage: l.HasArg("usage"), done: l.HasArg("done"), failed: l.number("error")}.parse(t)
 }
 
-// event returns the event that a line describes.
-func (l line) event(t *testing.T, m *Machine) (ev Event, err error) {
+// event returns the event that a command describes.
+func (l line) event(t *testing.T) Event {
+	replica := policies.ReplicaID(l.field("at"))
 	n, _ := strconv.Atoi(l.word(0))
 	number := policies.Epoch(n)
-	switch l.verb {
+	switch l.Cmd {
 	case "open":
-		ev = Event{Kind: LegOpened, Leg: l.word(0), Chunk: l.chunk(t, l.word(0)), Replica: policies.ReplicaID(l.fields["at"])}
+		return Event{Kind: LegOpened, Leg: l.word(0), Chunk: l.chunk(t, l.word(0)), Replica: replica}
 	case "open-failed":
-		ev = Event{Kind: OpenFailed, Err: l.err(0)}
+		return Event{Kind: OpenFailed, Err: l.err(0)}
 	case "found":
-		ev = Event{Kind: ReplicaFound, Replica: policies.ReplicaID(l.word(0))}
+		return Event{Kind: ReplicaFound, Replica: policies.ReplicaID(l.word(0))}
 	case "none":
-		ev = Event{Kind: NoReplica}
+		return Event{Kind: NoReplica}
 	case "chunk":
-		ev = Event{Kind: ChunkArrived, Leg: l.word(0), Chunk: l.chunk(t, l.word(0))}
+		return Event{Kind: ChunkArrived, Leg: l.word(0), Chunk: l.chunk(t, l.word(0))}
 	case "end":
-		ev = Event{Kind: LegEnded, Leg: l.word(0), Err: l.err(1)}
+		return Event{Kind: LegEnded, Leg: l.word(0), Err: l.err(1)}
 	case "resume":
-		ev = Event{Kind: Resumed}
+		return Event{Kind: Resumed}
 	case "client-failed":
-		ev = Event{Kind: ClientFailed}
+		return Event{Kind: ClientFailed}
 	case "migrate":
-		ev = Event{Kind: MigrationRequested, From: policies.ReplicaID(l.fields["from"]), Epoch: policies.Epoch(l.number("epoch")), Length: l.number("length")}
-		ev.Hash = tokenhash.Hash(0).Add(l.list("of")...)
+		return Event{Kind: MigrationRequested, From: policies.ReplicaID(l.field("from")), Epoch: policies.Epoch(l.number("epoch")),
+			Length: l.number("length"), Hash: tokenhash.Hash(0).Add(l.list("of")...)}
 	case "freeze":
-		ev = Event{Kind: FreezeRequested, Migration: number}
+		return Event{Kind: FreezeRequested, Migration: number}
 	case "migration-failed":
-		ev = Event{Kind: MigrationFailed, Migration: number, Err: l.err(1)}
+		return Event{Kind: MigrationFailed, Migration: number, Err: l.err(1)}
 	case "migration-open":
-		ev = Event{Kind: MigrationLegOpened, Migration: number, Leg: l.word(1), Chunk: l.chunk(t, l.word(1)), Replica: policies.ReplicaID(l.fields["at"]), Cached: l.number("cached")}
+		return Event{Kind: MigrationLegOpened, Migration: number, Leg: l.word(1), Chunk: l.chunk(t, l.word(1)), Replica: replica, Cached: l.number("cached")}
 	case "request-ended":
-		ev = Event{Kind: RequestEnded, Err: l.err(0)}
+		return Event{Kind: RequestEnded, Err: l.err(0)}
 	case "returned":
-		ev = Event{Kind: HandlerReturned}
-	default:
-		err = errors.New("no such event")
+		return Event{Kind: HandlerReturned}
 	}
-	return ev, err
+	l.Fatalf(t, "no such event")
+	return Event{}
 }
 
-// printAction writes an action on one line.
-func printAction(t *testing.T, a Action) string {
+// formatAction writes an action on one line.
+func formatAction(a Action) string {
 	var b strings.Builder
 	b.WriteString(a.Kind.String())
 	add := func(format string, args ...any) { fmt.Fprintf(&b, " "+format, args...) }
