@@ -380,7 +380,10 @@ func BenchmarkTTFT220KiB(b *testing.B) {
 		w.(http.Flusher).Flush()
 		io.WriteString(w, "data: [DONE]\n\n")
 	})
-	lis := listen(b)
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		b.Fatal(err)
+	}
 	s := &http.Server{Handler: engine}
 	go s.Serve(lis)
 	b.Cleanup(func() { s.Close() })

@@ -6,208 +6,201 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// pipeListener is a listener whose connections have no buffer: a write waits for
-// the read.
-type pipeListener struct {
-	conns chan net.Conn
-	done  chan struct{}
-	once  sync.Once
-}
-
-func newPipeListener() *pipeListener {
-	return &pipeListener{conns: make(chan net.Conn), done: make(chan struct{})}
-}
-
-func (p *pipeListener) Accept() (net.Conn, error) {
-	select {
-	case c := <-p.conns:
-		return c, nil
-	case <-p.done:
-		return nil, net.ErrClosed
-	}
-}
-func (p *pipeListener) Close() error   { p.once.Do(func() { close(p.done) }); return nil }
-func (p *pipeListener) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
-
-// dial sends a request and returns the answer, whose body arrives as fast as the
+// postSlowly sends a request and returns the answer, whose body arrives as fast as the
 // caller reads it.
-func (p *pipeListener) dial(t *testing.T, body string) (*http.Response, net.Conn) {
-	t.Helper()
-	here, there := net.Pipe()
-	p.conns <- there
+func (f *fleet) postSlowly(body string) *http.Response {
+	f.t.Helper()
+	here, err := memory.dial(f.t.Context(), "tcp", f.servers[0].url)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(func() { here.Close() })
 	go fmt.Fprintf(here, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 	resp, err := http.ReadResponse(bufio.NewReaderSize(here, 16), nil)
 	if err != nil {
-		t.Fatal(err)
+		f.t.Fatal(err)
 	}
-	t.Cleanup(func() { here.Close() })
-	return resp, here
+	return resp
 }
 
 // TestSlowReader checks that a client that does not read delays neither the
 // migration of its stream nor queries about it, and that a live migration of
 // tokens that the client has not got is given up.
 func TestSlowReader(t *testing.T) {
-	t.Parallel()
-	lis := newPipeListener()
-	f := newFleet(t, 2, func(c *Config) {
-		if c.Replica == "r0" {
-			c.Listener = lis
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, nil)
+		body := strings.Replace(longRequest, "70", "200", 1)
+		want := f.directAnswer("/v1/completions", body)
+		f.setPace(time.Millisecond)
+		resp := f.postSlowly(body)
+		first := make([]byte, 10)
+		if _, err := io.ReadFull(resp.Body, first); err != nil {
+			t.Fatal(err)
 		}
-	})
-	body := strings.Replace(longRequest, "70", "200", 1)
-	want := f.directAnswer("/v1/completions", body)
-	f.setPace(time.Millisecond)
-	retained := f.retain(retainedTokens)
-	resp, _ := lis.dial(t, body)
-	first := make([]byte, 10)
-	if _, err := io.ReadFull(resp.Body, first); err != nil {
-		t.Fatal(err)
-	}
-	s := f.waitForStream(1)
-	// The engine is well ahead of what the client reads.
-	waitFor(t, "ten tokens more at the source", func() bool {
-		_, r, ok := f.findLeg(s.id)
-		return ok && f.engines[0].length(r.Name) > int(s.Request().Length())+10
-	})
-	soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if epoch, err := f.migrateLive(soon, s.id, 1, nil); !errors.Is(err, context.DeadlineExceeded) || epoch != 3 {
-		t.Errorf("a live migration ends in epoch %d with %v", epoch, err)
-	}
-	f.clearReservations(1)
-	waitFor(t, "a token that ends a character, and a migration", func() bool {
-		// One event is on its way to the client. The ids up to it are enough if
-		// it ends a character.
-		soon, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		s := f.waitForStream(1)
+		// The engine is ahead of what the client has.
+		waitFor(t, func() bool {
+			_, r, ok := f.findLeg(s.id)
+			return ok && f.engines[0].length(r.Name) > int(s.Request().Length())
+		})
+		soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
-		_, err := f.migrateReprompt(soon, s.id, 1)
-		if err != nil {
-			var b [300]byte
-			n, _ := resp.Body.Read(b[:])
-			first = append(first, b[:n]...)
+		if epoch, err := f.migrateLive(soon, s.id, 1, nil); !errors.Is(err, context.DeadlineExceeded) || epoch != 3 {
+			t.Errorf("a live migration ends in epoch %d with %v", epoch, err)
 		}
-		return err == nil
+		f.clearReservations(1)
+		waitFor(t, func() bool {
+			// One event is on its way to the client. The ids up to it are enough if
+			// it ends a character.
+			soon, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			_, err := f.migrateReprompt(soon, s.id, 1)
+			if err != nil {
+				var b [300]byte
+				n, _ := resp.Body.Read(b[:])
+				first = append(first, b[:n]...)
+			}
+			return err == nil
+		})
+		rest, err := io.ReadAll(resp.Body)
+		if got := string(first) + string(rest); err != nil || withoutIDs(got) != withoutIDs(want) {
+			t.Errorf("%v: %s", err, firstDifference(withoutIDs(got), withoutIDs(want)))
+		}
+		f.requireIdle()
 	})
-	retained.lower(0)
-	rest, err := io.ReadAll(resp.Body)
-	if got := string(first) + string(rest); err != nil || withoutIDs(got) != withoutIDs(want) {
-		t.Errorf("%v: %s", err, firstDifference(withoutIDs(got), withoutIDs(want)))
-	}
-	f.requireIdle()
 }
 
 // TestDisconnectDuringMigration checks that a client that disconnects ends its
 // stream everywhere, in every state of a migration.
 func TestDisconnectDuringMigration(t *testing.T) {
-	for _, live := range []bool{true, false} {
-		f := newFleet(t, 2, nil)
-		f.retain(retainedTokens)
-		held := make(chan struct{})
-		var once sync.Once
-		f.engines[1].set(func(n int, r *http.Request) {
-			once.Do(func() { close(held) })
-			<-r.Context().Done() // the new leg never gives a token
-		}, nil)
-		ctx, leave := context.WithCancel(t.Context())
-		req, _ := http.NewRequestWithContext(ctx, "POST", "http://"+f.servers[0].url+"/v1/completions", strings.NewReader(longRequest))
-		resp, err := f.servers[0].client.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s := f.waitForStream(3)
-		moved := make(chan error)
-		go func() {
-			var err error
-			if live {
-				_, err = f.migrateLive(t.Context(), s.id, 1, nil)
-			} else {
-				_, err = f.migrateReprompt(t.Context(), s.id, 1)
+	synctest.Test(t, func(t *testing.T) {
+		for _, live := range []bool{true, false} {
+			f := newFleet(t, 2, nil)
+			f.setPace(time.Millisecond)
+			held := make(chan struct{})
+			var once sync.Once
+			f.engines[1].set(func(n int, r *http.Request) {
+				once.Do(func() { close(held) })
+				<-r.Context().Done() // the new leg never gives a token
+			}, nil)
+			ctx, leave := context.WithCancel(t.Context())
+			req, _ := http.NewRequestWithContext(ctx, "POST", "http://"+f.servers[0].url+"/v1/completions", strings.NewReader(longRequest))
+			resp, err := f.servers[0].client.Do(req)
+			if err != nil {
+				t.Fatal(err)
 			}
-			moved <- err
-		}()
-		<-held
-		leave()
-		if err := <-moved; err != ErrNoStream {
-			t.Errorf("live %v: the migration ends with %v", live, err)
+			go io.Copy(io.Discard, resp.Body)
+			s := f.waitForStream(3)
+			moved := make(chan error)
+			go func() {
+				var err error
+				if live {
+					_, err = f.migrateLive(t.Context(), s.id, 1, nil)
+				} else {
+					_, err = f.migrateReprompt(t.Context(), s.id, 1)
+				}
+				moved <- err
+			}()
+			<-held
+			leave()
+			if err := <-moved; err != ErrNoStream {
+				t.Errorf("live %v: the migration ends with %v", live, err)
+			}
+			resp.Body.Close()
+			f.requireIdle()
 		}
-		resp.Body.Close()
-		f.requireIdle()
-	}
+	})
+}
+
+// TestStopAfterMigration checks that the end of the server reaches the leg that is the
+// present one by then, and its client.
+func TestStopAfterMigration(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, nil)
+		b := f.startStream(longRequest)
+		waitFor(t, func() bool { _, err := f.migrateLive(t.Context(), b.id, 1, nil); return err == nil })
+		f.servers[0].stop()
+		if got := <-b.got; !strings.Contains(got, errStopping.Error()) || strings.Contains(got, "[DONE]") {
+			t.Errorf("the client got %s", got)
+		}
+		waitFor(t, func() bool { return len(f.servers[1].LocalLegs()) == 0 && f.engines[1].length(b.id+"#2") == 0 })
+	})
 }
 
 // TestEndDuringMigration checks that an answer that ends while a migration waits
 // is delivered, and that the migration ends.
 func TestEndDuringMigration(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, 2, nil)
-	b := f.startStream(longRequest)
-	held := make(chan struct{})
-	f.engines[1].set(func(n int, r *http.Request) {
-		close(held)
-		<-r.Context().Done()
-	}, nil)
-	moved := make(chan error)
-	go func() {
-		_, err := f.migrateReprompt(t.Context(), b.id, 1)
-		moved <- err
-	}()
-	<-held
-	b.retention.lower(0)
-	if err := <-moved; err != ErrNoStream {
-		t.Errorf("the migration ends with %v", err)
-	}
-	f.requireAnswer(b)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, nil)
+		b := f.startStream(longRequest)
+		held := make(chan struct{})
+		f.engines[1].set(func(n int, r *http.Request) {
+			close(held)
+			<-r.Context().Done()
+		}, nil)
+		moved := make(chan error)
+		go func() {
+			_, err := f.migrateReprompt(t.Context(), b.id, 1)
+			moved <- err
+		}()
+		<-held
+		if err := <-moved; err != ErrNoStream {
+			t.Errorf("the migration ends with %v", err)
+		}
+		f.requireAnswer(b)
+	})
 }
 
 // TestSecondRequest sends a second request on a connection whose first answer
 // migrates.
 func TestSecondRequest(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, 2, nil)
-	second := strings.Replace(longRequest, `"x"`, `"y"`, 1)
-	want, want2 := f.directAnswer("/v1/completions", longRequest), f.directAnswer("/v1/completions", second)
-	f.setPace(time.Millisecond)
-	retained := f.retain(retainedTokens)
-	conn, err := net.Dial("tcp", f.servers[0].url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	in := bufio.NewReader(conn)
-	ask := func(body string) {
-		fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
-	}
-	answer := func(want string) {
-		resp, err := http.ReadResponse(in, nil)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, nil)
+		second := strings.Replace(longRequest, `"x"`, `"y"`, 1)
+		want, want2 := f.directAnswer("/v1/completions", longRequest), f.directAnswer("/v1/completions", second)
+		f.setPace(time.Millisecond)
+		conn, err := memory.dial(t.Context(), "tcp", f.servers[0].url)
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := io.ReadAll(resp.Body)
-		if err != nil || withoutIDs(string(got)) != withoutIDs(want) {
-			t.Errorf("%v: %s", err, firstDifference(withoutIDs(string(got)), withoutIDs(want)))
+		defer conn.Close()
+		in := bufio.NewReader(conn)
+		ask := func(body string) {
+			fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
 		}
-	}
-	ask(longRequest)
-	s := f.waitForStream(2)
-	ask(second) // before the first answer ends
-	for hop := range 4 {
-		waitFor(t, "the live migration", func() bool { _, err := f.migrateLive(t.Context(), s.id, (hop+1)%2, nil); return err == nil })
-	}
-	retained.lower(0)
-	answer(want)
-	answer(want2)
-	f.requireIdle()
+		var answers sync.WaitGroup
+		answers.Go(func() {
+			for _, want := range []string{want, want2} {
+				resp, err := http.ReadResponse(in, nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				got, err := io.ReadAll(resp.Body)
+				if err != nil || withoutIDs(string(got)) != withoutIDs(want) {
+					t.Errorf("%v: %s", err, firstDifference(withoutIDs(string(got)), withoutIDs(want)))
+				}
+			}
+		})
+		ask(longRequest)
+		s := f.waitForStream(2)
+		go ask(second) // before the first answer ends
+		for hop := range 4 {
+			waitFor(t, func() bool { _, err := f.migrateLive(t.Context(), s.id, (hop+1)%2, nil); return err == nil })
+		}
+		answers.Wait()
+		f.requireIdle()
+	})
 }
 
 // TestReadLegRequest checks which header fields of a peer's request are accepted.

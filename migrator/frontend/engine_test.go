@@ -31,12 +31,12 @@ type engine struct {
 	reserved       map[string]reservation       // by name
 	pace           func(n int, r *http.Request) // called before token n; nil for none
 	override       http.HandlerFunc             // answers generating requests instead if not nil
-	retention      *retention                   // holds back the ends of answers; nil for none
 }
 
 func newEngine(t testing.TB) *engine {
 	e := &engine{runs: make(map[string]*run), reserved: make(map[string]reservation)}
-	e.Server = httptest.NewServer(e)
+	e.Server = &httptest.Server{Listener: listen(), Config: &http.Server{Handler: e}}
+	e.Start()
 	t.Cleanup(e.Close)
 	return e
 }
@@ -62,63 +62,14 @@ func (e *engine) blockAt(token int) (proceed chan struct{}) {
 	return proceed
 }
 
-// retention keeps answers from ending before a slow test is ready: it holds back
-// the last tokens of each.
-type retention struct {
-	mu      sync.Mutex
-	tokens  int           // held back
-	changed chan struct{} // closed when tokens changes
-}
-
-func newRetention(keep int) *retention { return &retention{tokens: keep, changed: make(chan struct{})} }
-
-// lower holds back fewer tokens from now on; 0 lets answers end.
-func (v *retention) lower(keep int) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	if keep < v.tokens {
-		v.tokens = keep
-		close(v.changed)
-		v.changed = make(chan struct{})
-	}
-}
-
-// wait waits until an answer that has remaining tokens to go may send the next
-// one, or is killed.
-func (v *retention) wait(ctx context.Context, killed <-chan struct{}, remaining int) {
-	for {
-		v.mu.Lock()
-		keep, changed := v.tokens, v.changed
-		v.mu.Unlock()
-		if remaining > keep {
-			return
-		}
-		select {
-		case <-changed:
-		case <-killed:
-			return
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// setRetention holds back the ends of the answers that begin from now on.
-func (e *engine) setRetention(v *retention) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.retention = v
-}
-
 // run is a streamed answer in progress. Its lock is held while a token is
-// generated and sent.
+// generated.
 type run struct {
 	mu     sync.Mutex
 	ids    []uint32
 	origin int           // where the client's output begins
 	frozen chan struct{} // closed by thaw; nil while it runs
 	dead   bool          // its connection is to be cut
-	killed chan struct{} // closed when it is dead
 }
 
 // reservation is what a live migration transfers: token ids, and where the
@@ -215,9 +166,6 @@ func (e *engine) kill(leg string) {
 func (r *run) kill() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.dead {
-		close(r.killed)
-	}
 	r.dead = true
 	if r.frozen != nil {
 		close(r.frozen)
@@ -313,7 +261,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	e.mu.Lock()
-	pace, override, retained := e.pace, e.override, e.retention
+	pace, override := e.pace, e.override
 	e.mu.Unlock()
 	n := e.calls.Add(1)
 	e.last.Store(r)
@@ -374,7 +322,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		id, object = "chat"+id, "chat.completion"
 	}
 	if req.Stream {
-		it := &run{ids: prompt, origin: origin, killed: make(chan struct{})}
+		it := &run{ids: prompt, origin: origin}
 		if leg := r.Header.Get(LegHeader); leg != "" {
 			e.mu.Lock()
 			e.runs[leg] = it
@@ -385,7 +333,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				e.mu.Unlock()
 			}()
 		}
-		e.stream(w, r, req, chat, id, object, created, it, v, max, pace, retained)
+		e.stream(w, r, req, chat, id, object, created, it, v, max, pace)
 		return
 	}
 	var out []uint32
@@ -393,9 +341,6 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	for i := range max {
 		if pace != nil {
 			pace(i, r)
-		}
-		if retained != nil && i > 0 {
-			retained.wait(r.Context(), nil, max-i)
 		}
 		next := nextToken(all)
 		all = append(all[:len(all):len(all)], next)
@@ -412,7 +357,7 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		id, object, created, req.Model, quote(said), formatIDs(out, req.IDs), formatIDs(prompt, req.IDs), usage)
 }
 
-func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineRequest, chat bool, id, object string, created int64, it *run, v detokenizer, max int, pace func(int, *http.Request), retained *retention) {
+func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineRequest, chat bool, id, object string, created int64, it *run, v detokenizer, max int, pace func(int, *http.Request)) {
 	usage := req.StreamOptions != nil && req.StreamOptions.Usage
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	rc := http.NewResponseController(w)
@@ -432,22 +377,17 @@ func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineReques
 		if pace != nil {
 			pace(i, r)
 		}
-		// Wait only where all earlier tokens are sent and end with a character:
-		// no client waits for the rest of one.
-		if retained != nil && i > 0 && len(ids) == 0 && v.pending == "" {
-			retained.wait(r.Context(), it.killed, max-i)
-		}
 		if !it.lockRunning(r.Context()) {
 			return
 		}
+		next := nextToken(it.ids)
+		it.ids = append(it.ids[:len(it.ids):len(it.ids)], next)
+		it.mu.Unlock()
 		if chat && i == 0 {
 			send(`%s,"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":%s}`, head, formatIDs(prompt, req.IDs))
 		}
-		next := nextToken(it.ids)
-		it.ids = append(it.ids[:len(it.ids):len(it.ids)], next)
 		ids, text = append(ids, next), text+v.add(next)
 		if i < max-1 && int64(len(ids)) < e.tokensPerEvent.Load() {
-			it.mu.Unlock()
 			continue
 		}
 		said := quote(text)
@@ -468,10 +408,35 @@ func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineReques
 			send(`%s,"choices":[{"index":0,"text":%s,"logprobs":null,"finish_reason":%s,"stop_reason":null,"prompt_token_ids":%s,"token_ids":%s}]%s}`, head, said, finish, formatIDs(prompt, req.IDs && i < len(ids)), formatIDs(ids, req.IDs), tail)
 		}
 		ids, text = nil, ""
-		it.mu.Unlock()
 	}
 	if usage {
 		send(`%s,"choices":[],"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}},"system_fingerprint":"vllm-fake"}`, head, len(prompt), len(it.ids), max, len(prompt)/16*16)
 	}
 	send("[DONE]")
 }
+
+// generation returns the events of an engine that continues ids to the given
+// length: id is its id of the answer, prompt the length of its prompt.
+func generation(id string, ids []uint32, prompt, until int) []string {
+	var out []string
+	head := fmt.Sprintf(`data: {"id":%q,"object":"text_completion","created":%d,"model":%q`, id, 1000+len(id), "model of "+id)
+	v := detokenizer{}
+	for n := 0; len(ids) < until; n++ {
+		next := nextToken(ids)
+		prompts := "null"
+		if n == 0 {
+			prompts = formatIDs(ids[:prompt], true)
+		}
+		ids = append(ids[:len(ids):len(ids)], next)
+		finish := "null"
+		if len(ids) == until {
+			finish = `"length"`
+		}
+		out = append(out, fmt.Sprintf(`%s,"choices":[{"index":0,"text":%s,"logprobs":null,"finish_reason":%s,"stop_reason":null,"prompt_token_ids":%s,"token_ids":[%d]}]}`+"\n\n",
+			head, quote(v.add(next)), finish, prompts, next))
+	}
+	out = append(out, fmt.Sprintf(`%s,"choices":[],"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d},"system_fingerprint":"of %s"}`+"\n\n", head, prompt, until, until-prompt, id))
+	return append(out, "data: [DONE]\n\n")
+}
+
+var prompt = []uint32{11, 12, 13, 14, 15}

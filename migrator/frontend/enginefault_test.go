@@ -9,8 +9,8 @@ import (
 	"net/http"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/length"
@@ -58,313 +58,292 @@ func (c *truncatingEngine) serve() {
 
 // TestEngineCutAtEveryByte kills the engine after each byte of its answer.
 func TestEngineCutAtEveryByte(t *testing.T) {
-	t.Parallel()
-	e := newEngine(t)
-	body := `{"model":"m","prompt":"x","stream":true,"max_tokens":2}`
-	// Record a whole stream from the engine itself.
-	conn, err := net.Dial("tcp", strings.TrimPrefix(e.URL, "http://"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	asked := `{"model":"m","prompt":"x","stream":true,"max_tokens":2,"return_token_ids":true,"stream_options":{"include_usage":true}}`
-	fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", len(asked), asked)
-	whole, err := io.ReadAll(conn)
-	conn.Close()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, want := post(t, http.DefaultClient, strings.TrimPrefix(e.URL, "http://"), "/v1/completions", body)
-	http.DefaultClient.CloseIdleConnections()
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine(t)
+		body := `{"model":"m","prompt":"x","stream":true,"max_tokens":2}`
+		// Record a whole stream from the engine itself.
+		conn, err := memory.dial(t.Context(), "tcp", strings.TrimPrefix(e.URL, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		asked := `{"model":"m","prompt":"x","stream":true,"max_tokens":2,"return_token_ids":true,"stream_options":{"include_usage":true}}`
+		fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s", len(asked), asked)
+		whole, err := io.ReadAll(conn)
+		conn.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, want := post(t, &http.Client{Transport: memory.transport(t, 1)}, strings.TrimPrefix(e.URL, "http://"), "/v1/completions", body)
 
-	c := &truncatingEngine{Listener: listen(t), answer: string(whole)}
-	defer c.Close()
-	go c.serve()
-	f := startServer(t, "http://"+c.Addr().String(), nil)
-	kinds := map[string]int{}
-	reason := strings.Index(string(whole), `"finish_reason":"length"`)
-	finished := reason + strings.Index(string(whole[reason:]), "\n\n") + 2 // from here on the client has all the text
-	for n := range len(whole) + 1 {
-		c.mu.Lock()
-		c.n = n
-		c.mu.Unlock()
-		resp, err := f.client.Post("http://"+f.url+"/v1/completions", "application/json", strings.NewReader(body))
-		if err != nil {
-			t.Fatalf("cut at %d: %v", n, err)
-		}
-		b, err := io.ReadAll(resp.Body)
-		resp.Body.Close()
-		if err != nil {
-			t.Fatalf("cut at %d: %v after %q", n, err, b)
-		}
-		got := withoutIDs(string(b))
-		switch {
-		case resp.StatusCode == 503 && resp.Header.Get(length.RefusedHeader) != "":
-			kinds["refused"]++ // before the first token
-		case got == withoutIDs(want):
-			kinds["whole"]++
-		case got == strings.Replace(withoutIDs(want), `,"system_fingerprint":"vllm-fake"`, "", 1) && n >= finished:
-			kinds["concluded"]++ // by the front end, which does not know the fingerprint yet
-		default:
-			events, failure, found := strings.Cut(got, cutErrorPrefix)
-			if !found || n >= finished || strings.Contains(got, "[DONE]") || !strings.HasPrefix(withoutIDs(want), events) || !strings.HasSuffix(failure, "}\n\n") {
-				t.Fatalf("cut at %d: %d %s", n, resp.StatusCode, got)
+		c := &truncatingEngine{Listener: listen(), answer: string(whole)}
+		defer c.Close()
+		go c.serve()
+		f := startServer(t, "http://"+c.Addr().String(), nil)
+		kinds := map[string]int{}
+		reason := strings.Index(string(whole), `"finish_reason":"length"`)
+		finished := reason + strings.Index(string(whole[reason:]), "\n\n") + 2 // from here on the client has all the text
+		for n := range len(whole) + 1 {
+			c.mu.Lock()
+			c.n = n
+			c.mu.Unlock()
+			resp, err := f.client.Post("http://"+f.url+"/v1/completions", "application/json", strings.NewReader(body))
+			if err != nil {
+				t.Fatalf("cut at %d: %v", n, err)
 			}
-			kinds["cut"]++
+			b, err := io.ReadAll(resp.Body)
+			resp.Body.Close()
+			if err != nil {
+				t.Fatalf("cut at %d: %v after %q", n, err, b)
+			}
+			got := withoutIDs(string(b))
+			switch {
+			case resp.StatusCode == 503 && resp.Header.Get(length.RefusedHeader) != "":
+				kinds["refused"]++ // before the first token
+			case got == withoutIDs(want):
+				kinds["whole"]++
+			case got == strings.Replace(withoutIDs(want), `,"system_fingerprint":"vllm-fake"`, "", 1) && n >= finished:
+				kinds["concluded"]++ // by the front end, which does not know the fingerprint yet
+			default:
+				events, failure, found := strings.Cut(got, cutErrorPrefix)
+				if !found || n >= finished || strings.Contains(got, "[DONE]") || !strings.HasPrefix(withoutIDs(want), events) || !strings.HasSuffix(failure, "}\n\n") {
+					t.Fatalf("cut at %d: %d %s", n, resp.StatusCode, got)
+				}
+				kinds["cut"]++
+			}
 		}
-	}
-	if kinds["refused"] == 0 || kinds["cut"] == 0 || kinds["concluded"] == 0 || kinds["whole"] == 0 {
-		t.Errorf("cuts ended %v: each kind should be there", kinds)
-	}
-	if load := f.Status().Load; load.Running+load.Waiting != 0 {
-		t.Errorf("without requests the load is %+v", load)
-	}
+		if kinds["refused"] == 0 || kinds["cut"] == 0 || kinds["concluded"] == 0 || kinds["whole"] == 0 {
+			t.Errorf("cuts ended %v: each kind should be there", kinds)
+		}
+		if load := f.Status().Load; load.Running+load.Waiting != 0 {
+			t.Errorf("without requests the load is %+v", load)
+		}
+	})
 }
 
 func TestMalformedStream(t *testing.T) {
-	for _, bad := range []string{"data: {\"choices\":\n\n", "data: 7\n\n", "data: {\"x\":1}\n\n", "data: {\"choices\":[{\"token_ids\":[-1]}]}\n\n"} {
-		e := newEngine(t)
-		e.set(nil, func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Type", "text/event-stream")
-			io.WriteString(w, `data: {"id":"x","choices":[{"index":0,"text":"a","token_ids":[1]}]}`+"\n\n"+bad)
-		})
-		f := startServer(t, e.URL, nil)
-		resp, got := post(t, f.client, f.url, "/v1/completions", `{"prompt":"x","stream":true}`)
-		if resp.StatusCode != 200 || !strings.Contains(got, cutErrorPrefix+"the engine's stream is malformed: ") || strings.Contains(got, "[DONE]") {
-			t.Errorf("%q: %d %s", bad, resp.StatusCode, got)
+	synctest.Test(t, func(t *testing.T) {
+		for _, bad := range []string{"data: {\"choices\":\n\n", "data: 7\n\n", "data: {\"x\":1}\n\n", "data: {\"choices\":[{\"token_ids\":[-1]}]}\n\n"} {
+			e := newEngine(t)
+			e.set(nil, func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Content-Type", "text/event-stream")
+				io.WriteString(w, `data: {"id":"x","choices":[{"index":0,"text":"a","token_ids":[1]}]}`+"\n\n"+bad)
+			})
+			f := startServer(t, e.URL, nil)
+			resp, got := post(t, f.client, f.url, "/v1/completions", `{"prompt":"x","stream":true}`)
+			if resp.StatusCode != 200 || !strings.Contains(got, cutErrorPrefix+"the engine's stream is malformed: ") || strings.Contains(got, "[DONE]") {
+				t.Errorf("%q: %d %s", bad, resp.StatusCode, got)
+			}
+			e.set(nil, func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Content-Type", "text/event-stream")
+				io.WriteString(w, bad)
+			})
+			if resp, got := post(t, f.client, f.url, "/v1/completions", `{"prompt":"x","stream":true}`); resp.StatusCode != 502 {
+				t.Errorf("%q at once: %d %s", bad, resp.StatusCode, got)
+			}
 		}
-		e.set(nil, func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Type", "text/event-stream")
-			io.WriteString(w, bad)
-		})
-		if resp, got := post(t, f.client, f.url, "/v1/completions", `{"prompt":"x","stream":true}`); resp.StatusCode != 502 {
-			t.Errorf("%q at once: %d %s", bad, resp.StatusCode, got)
-		}
-	}
+	})
 }
 
 // TestUnstreamedFaults checks what a client that reads no stream gets.
 func TestUnstreamedFaults(t *testing.T) {
-	e := newEngine(t)
-	f := startServer(t, e.URL, nil)
-	const body = `{"model":"m","prompt":"x"}`
-	post(t, f.client, f.url, "/v1/completions", body)
-	for _, test := range []struct {
-		events, want string
-		status       int
-	}{
-		{`data: {"id":"x","choices":[{"index":0,"text":"a","token_ids":[1]}]}` + "\n\n", "was cut", 502},
-		{`data: {"id":"x","choices":[{"index":0,"text":"a","token_ids":[1]}]}` + "\n\ndata: {\"error\":{\"message\":\"no\",\"code\":429}}\n\ndata: [DONE]\n\n", `{"error":{"message":"no","code":429}}`, 429},
-		{`data: {"id":"x","choices":[{"index":0,"text":"a","token_ids":[1]}]}` + "\n\ndata: [DONE]\n\n", "without a finish reason", 502},
-	} {
-		e.set(nil, func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Type", "text/event-stream")
-			io.WriteString(w, test.events)
-		})
-		resp, got := post(t, f.client, f.url, "/v1/completions", body)
-		if resp.StatusCode != test.status || !strings.Contains(got, test.want) || resp.Header.Get("Content-Type") != "application/json" {
-			t.Errorf("%d %s %s, want %d %s", resp.StatusCode, resp.Header.Get("Content-Type"), got, test.status, test.want)
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine(t)
+		f := startServer(t, e.URL, nil)
+		const body = `{"model":"m","prompt":"x"}`
+		post(t, f.client, f.url, "/v1/completions", body)
+		for _, test := range []struct {
+			events, want string
+			status       int
+		}{
+			{`data: {"id":"x","choices":[{"index":0,"text":"a","token_ids":[1]}]}` + "\n\n", "was cut", 502},
+			{`data: {"id":"x","choices":[{"index":0,"text":"a","token_ids":[1]}]}` + "\n\ndata: {\"error\":{\"message\":\"no\",\"code\":429}}\n\ndata: [DONE]\n\n", `{"error":{"message":"no","code":429}}`, 429},
+			{`data: {"id":"x","choices":[{"index":0,"text":"a","token_ids":[1]}]}` + "\n\ndata: [DONE]\n\n", "without a finish reason", 502},
+		} {
+			e.set(nil, func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Content-Type", "text/event-stream")
+				io.WriteString(w, test.events)
+			})
+			resp, got := post(t, f.client, f.url, "/v1/completions", body)
+			if resp.StatusCode != test.status || !strings.Contains(got, test.want) || resp.Header.Get("Content-Type") != "application/json" {
+				t.Errorf("%d %s %s, want %d %s", resp.StatusCode, resp.Header.Get("Content-Type"), got, test.status, test.want)
+			}
 		}
-	}
+	})
 }
 
 // TestDisconnect checks that the engine stops generating when the client
 // disconnects.
 func TestDisconnect(t *testing.T) {
-	e := newEngine(t)
-	reached, cancelled := make(chan struct{}), make(chan struct{})
-	e.set(func(n int, r *http.Request) {
-		if n == 3 {
-			close(reached)
-			<-r.Context().Done()
-			close(cancelled)
-		}
-	}, nil)
-	f := startServer(t, e.URL, nil)
-	ctx, cancel := context.WithCancel(context.Background())
-	req, _ := http.NewRequestWithContext(ctx, "POST", "http://"+f.url+"/v1/completions", strings.NewReader(`{"prompt":"x","stream":true}`))
-	resp, err := f.client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if load := f.Status().Load; load.Running != 1 {
-		t.Errorf("while it runs the load is %+v", load)
-	}
-	<-reached
-	cancel()
-	<-cancelled
-	resp.Body.Close()
-	waitFor(t, "the end of the stream", func() bool { return f.Status().Load.Running == 0 })
-}
-
-// TestSlowClient checks that the answer to a client that reads nothing is cut.
-func TestSlowClient(t *testing.T) {
-	e := newEngine(t)
-	var inside atomic.Int64 // requests at the engine
-	e.set(nil, func(w http.ResponseWriter, r *http.Request) {
-		inside.Add(1)
-		defer inside.Add(-1)
-		w.Header().Set("Content-Type", "text/event-stream")
-		event := `data: {"id":"x","choices":[{"index":0,"text":"` + strings.Repeat("a", 1<<16) + `","token_ids":[1]}]}` + "\n\n"
-		for r.Context().Err() == nil {
-			if _, err := io.WriteString(w, event); err != nil {
-				return
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine(t)
+		reached, cancelled := make(chan struct{}), make(chan struct{})
+		e.set(func(n int, r *http.Request) {
+			if n == 3 {
+				close(reached)
+				<-r.Context().Done()
+				close(cancelled)
 			}
+		}, nil)
+		f := startServer(t, e.URL, nil)
+		ctx, cancel := context.WithCancel(context.Background())
+		req, _ := http.NewRequestWithContext(ctx, "POST", "http://"+f.url+"/v1/completions", strings.NewReader(`{"prompt":"x","stream":true}`))
+		resp, err := f.client.Do(req)
+		if err != nil {
+			t.Fatal(err)
 		}
+		if load := f.Status().Load; load.Running != 1 {
+			t.Errorf("while it runs the load is %+v", load)
+		}
+		<-reached
+		cancel()
+		<-cancelled
+		resp.Body.Close()
+		waitFor(t, func() bool { return f.Status().Load.Running == 0 })
 	})
-	f := startServer(t, e.URL, func(c *Config) { c.WriteTimeout = 50 * time.Millisecond })
-	resp := postUntilBegun(t, f.client, "http://"+f.url+"/v1/completions", `{"prompt":"x","stream":true}`)
-	defer resp.Body.Close()
-	waitFor(t, "the end of all requests", func() bool { return inside.Load() == 0 && f.Status().Load.Running == 0 })
 }
 
 func TestSilentEngine(t *testing.T) {
-	t.Parallel()
-	e := newEngine(t)
-	e.set(func(n int, r *http.Request) {
-		if n == 2 {
-			<-r.Context().Done()
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine(t)
+		e.set(func(n int, r *http.Request) {
+			if n == 2 {
+				<-r.Context().Done()
+			}
+		}, nil)
+		f := startServer(t, e.URL, func(c *Config) { c.IdleTimeout = 5 * time.Second })
+		_, got := post(t, f.client, f.url, "/v1/completions", `{"prompt":"x","stream":true}`)
+		if !strings.Contains(got, cutErrorPrefix+errIdle.Error()) || strings.Count(got, `"text"`) != 2 {
+			t.Error(got)
 		}
-	}, nil)
-	f := startServer(t, e.URL, func(c *Config) { c.IdleTimeout = 5 * time.Second })
-	_, got := post(t, f.client, f.url, "/v1/completions", `{"prompt":"x","stream":true}`)
-	if !strings.Contains(got, cutErrorPrefix+errIdle.Error()) || strings.Count(got, `"text"`) != 2 {
-		t.Error(got)
-	}
+	})
 }
 
 // TestSilentAnswers checks that an engine that stops before or in an answer that
 // is no stream is given up.
 func TestSilentAnswers(t *testing.T) {
-	t.Parallel()
-	for _, begun := range []bool{false, true} {
-		e := newEngine(t)
-		hang := func(w http.ResponseWriter, r *http.Request) {
-			io.Copy(io.Discard, r.Body) // or the server does not notice that the request is cancelled
-			if begun {
-				io.WriteString(w, "{")
-				http.NewResponseController(w).Flush()
-			}
-			<-r.Context().Done()
-		}
-		e.set(nil, hang)
-		e.passthrough.Store(&hang)
-		peer := startServer(t, e.URL, func(c *Config) { c.IdleTimeout = time.Hour })
-		f := startServer(t, e.URL, func(c *Config) {
-			c.IdleTimeout = 50 * time.Millisecond
-			p := &placer{}
-			p.peer.Store(&peer.peer)
-			c.Placer = p
-		})
-		for _, path := range []string{"/v1/completions", "/v1/embeddings"} {
-			resp, err := f.client.Post("http://"+f.url+path, "application/json", strings.NewReader(`{"prompt":"x"}`))
-			if err != nil {
-				if !begun { // the cut may come before the header is sent
-					t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		for _, begun := range []bool{false, true} {
+			e := newEngine(t)
+			hang := func(w http.ResponseWriter, r *http.Request) {
+				io.Copy(io.Discard, r.Body) // or the server does not notice that the request is cancelled
+				if begun {
+					io.WriteString(w, "{")
+					http.NewResponseController(w).Flush()
 				}
-				continue
+				<-r.Context().Done()
 			}
-			_, err = io.Copy(io.Discard, resp.Body)
-			resp.Body.Close()
-			switch {
-			case begun && err == nil && resp.StatusCode != 503: // on a busy machine it may not have begun in time
-				t.Errorf("%s: an answer that is cut looks whole", path)
-			case !begun && (resp.StatusCode != 503 || resp.Header.Get(length.RefusedHeader) == ""):
-				t.Errorf("%s: %d %v", path, resp.StatusCode, resp.Header)
+			e.set(nil, hang)
+			e.passthrough.Store(&hang)
+			peer := startServer(t, e.URL, func(c *Config) { c.IdleTimeout = time.Hour })
+			f := startServer(t, e.URL, func(c *Config) {
+				c.IdleTimeout = 50 * time.Millisecond
+				p := &placer{}
+				p.peer.Store(&peer.peer)
+				c.Placer = p
+			})
+			for _, path := range []string{"/v1/completions", "/v1/embeddings"} {
+				resp, err := f.client.Post("http://"+f.url+path, "application/json", strings.NewReader(`{"prompt":"x"}`))
+				if err != nil {
+					if !begun { // the cut may come before the header is sent
+						t.Fatal(err)
+					}
+					continue
+				}
+				_, err = io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+				switch {
+				case begun && err == nil:
+					t.Errorf("%s: an answer that is cut looks whole", path)
+				case !begun && (resp.StatusCode != 503 || resp.Header.Get(length.RefusedHeader) == ""):
+					t.Errorf("%s: %d %v", path, resp.StatusCode, resp.Header)
+				}
 			}
 		}
-	}
+	})
 }
 
 // TestEngineAway checks the refusal that needs no control plane: the listener
 // closes, HTTP/2 connections get GOAWAY, running streams go on; and all of it is
 // undone when the engine is back, at the same address.
 func TestEngineAway(t *testing.T) {
-	e := newEngine(t)
-	hold := e.blockAt(1)
-	f := startServer(t, e.URL, nil)
-	<-f.Changed()
-	h2 := new(http.Protocols)
-	h2.SetUnencryptedHTTP2(true)
-	transport := &http.Transport{Protocols: h2}
-	defer transport.CloseIdleConnections()
-	c := &http.Client{Transport: transport}
-	resp, err := c.Post("http://"+f.url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"x","stream":true}`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	e.unhealthy.Store(true)
-	<-f.Changed()
-	f.waitForReady(t, false)
-	// New connections are refused, whichever connection the stream keeps.
-	waitFor(t, "the refusal of connections", func() bool {
-		conn, err := net.Dial("tcp", f.url)
-		if err == nil {
-			conn.Close()
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine(t)
+		hold := e.blockAt(1)
+		f := startServer(t, e.URL, nil)
+		<-f.Changed()
+		c := &http.Client{Transport: memory.transport(t, 2)}
+		resp, err := c.Post("http://"+f.url+"/v1/completions", "application/json", strings.NewReader(`{"prompt":"x","stream":true}`))
+		if err != nil {
+			t.Fatal(err)
 		}
-		return err != nil
-	})
-	// So are new requests on the old HTTP/2 connection, once GOAWAY has arrived.
-	waitFor(t, "the refusal of requests", func() bool {
-		resp, err := c.Post("http://"+f.url+"/v1/completions", "application/json", strings.NewReader(`{}`))
-		if err == nil {
-			resp.Body.Close()
+		defer resp.Body.Close()
+		e.unhealthy.Store(true)
+		<-f.Changed()
+		f.waitForReady(t, false)
+		// New connections are refused, whichever connection the stream keeps.
+		waitFor(t, f.refusesConnections)
+		// So are new requests on the old HTTP/2 connection, once GOAWAY has arrived.
+		waitFor(t, func() bool {
+			resp, err := c.Post("http://"+f.url+"/v1/completions", "application/json", strings.NewReader(`{}`))
+			if err == nil {
+				resp.Body.Close()
+			}
+			return err != nil
+		})
+		close(hold)
+		if b, err := io.ReadAll(resp.Body); err != nil || !strings.HasSuffix(string(b), "data: [DONE]\n\n") {
+			t.Errorf("a stream that ran is cut: %v, %q", err, b)
 		}
-		return err != nil
-	})
-	close(hold)
-	if b, err := io.ReadAll(resp.Body); err != nil || !strings.HasSuffix(string(b), "data: [DONE]\n\n") {
-		t.Errorf("a stream that ran is cut: %v, %q", err, b)
-	}
-	e.unhealthy.Store(false)
-	f.waitForReady(t, true)
-	waitFor(t, "health over the successor", func() bool {
-		resp, err := c.Get("http://" + f.url + "/health")
-		if err == nil {
-			resp.Body.Close()
+		e.unhealthy.Store(false)
+		f.waitForReady(t, true)
+		waitFor(t, func() bool {
+			resp, err := c.Get("http://" + f.url + "/health")
+			if err == nil {
+				resp.Body.Close()
+			}
+			return err == nil && resp.StatusCode == 200
+		})
+		if _, got := post(t, c, f.url, "/v1/completions", `{"prompt":"x","stream":true}`); !strings.HasSuffix(got, "[DONE]\n\n") {
+			t.Error(got)
 		}
-		return err == nil && resp.StatusCode == 200
 	})
-	if _, got := post(t, c, f.url, "/v1/completions", `{"prompt":"x","stream":true}`); !strings.HasSuffix(got, "[DONE]\n\n") {
-		t.Error(got)
-	}
 }
 
 // TestEngineKilled checks what clients get when the engine's process dies.
 func TestEngineKilled(t *testing.T) {
-	e := newEngine(t)
-	running := make(chan struct{}, 2)
-	e.set(func(n int, r *http.Request) {
-		if n == 3 {
-			running <- struct{}{}
-			<-r.Context().Done()
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine(t)
+		running := make(chan struct{}, 2)
+		e.set(func(n int, r *http.Request) {
+			if n == 3 {
+				running <- struct{}{}
+				<-r.Context().Done()
+			}
+		}, nil)
+		f := startServer(t, e.URL, func(c *Config) { c.HealthInterval = time.Hour })
+		var wg sync.WaitGroup
+		for _, path := range []string{"/v1/completions", "/v1/chat/completions"} {
+			wg.Go(func() {
+				resp, err := f.client.Post("http://"+f.url+path, "application/json", strings.NewReader(`{"prompt":"x","messages":[],"stream":true}`))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer resp.Body.Close()
+				b, err := io.ReadAll(resp.Body)
+				if err != nil || !strings.Contains(string(b), cutErrorPrefix) || strings.Contains(string(b), "[DONE]") {
+					t.Errorf("%s: %v, %q", path, err, b)
+				}
+			})
 		}
-	}, nil)
-	f := startServer(t, e.URL, func(c *Config) { c.HealthInterval = time.Hour })
-	var wg sync.WaitGroup
-	for _, path := range []string{"/v1/completions", "/v1/chat/completions"} {
-		wg.Go(func() {
-			resp, err := f.client.Post("http://"+f.url+path, "application/json", strings.NewReader(`{"prompt":"x","messages":[],"stream":true}`))
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			defer resp.Body.Close()
-			b, err := io.ReadAll(resp.Body)
-			if err != nil || !strings.Contains(string(b), cutErrorPrefix) || strings.Contains(string(b), "[DONE]") {
-				t.Errorf("%s: %v, %q", path, err, b)
-			}
-		})
-	}
-	<-running
-	<-running
-	e.Listener.Close()
-	e.CloseClientConnections()
-	wg.Wait()
-	// The cut made the server probe the engine, long before the next health
-	// check.
-	f.waitForReady(t, false)
-	_, err := net.Dial("tcp", f.url)
-	for ; err == nil; _, err = net.Dial("tcp", f.url) {
-	}
+		<-running
+		<-running
+		e.Listener.Close()
+		e.CloseClientConnections()
+		wg.Wait()
+		// The cut made the server probe the engine, long before the next health
+		// check.
+		f.waitForReady(t, false)
+		waitFor(t, f.refusesConnections)
+	})
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -29,120 +30,133 @@ var _ Placer = (*placer)(nil)
 // TestForward checks that a forwarded request gets the same bytes, is counted at
 // the replica that runs it and nowhere else, and is forwarded at most once.
 func TestForward(t *testing.T) {
-	a, b := newEngine(t), newEngine(t)
-	pa, pb := &placer{}, &placer{}
-	fa := startServer(t, a.URL, func(c *Config) { c.Placer = pa })
-	fb := startServer(t, b.URL, func(c *Config) { c.Placer, c.Replica = pb, "r1" })
-	pa.peer.Store(&fb.peer)
-	pb.peer.Store(&fa.peer) // would forward it back if it were asked
+	synctest.Test(t, func(t *testing.T) {
+		a, b := newEngine(t), newEngine(t)
+		pa, pb := &placer{}, &placer{}
+		fa := startServer(t, a.URL, func(c *Config) { c.Placer = pa })
+		fb := startServer(t, b.URL, func(c *Config) { c.Placer, c.Replica = pb, "r1" })
+		pa.peer.Store(&fb.peer)
+		pb.peer.Store(&fa.peer) // would forward it back if it were asked
 
-	hold := b.blockAt(4)
-	const body = `{"model":"m","prompt":"x","max_tokens":9,"stream":true}`
-	req, _ := http.NewRequest("POST", "http://"+fa.url+"/v1/completions", strings.NewReader(body))
-	req.Header.Set("x-cascade-tokens", "77")
-	resp, err := fa.client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	waitFor(t, "the load of the forwarded request", func() bool {
-		return fb.Status().Load == policies.Load{Running: 1, Held: 7, Iteration: fb.Status().Load.Iteration}
-	})
-	if got := fa.Status(); got.Load != (policies.Load{}) {
-		t.Errorf("the front end of a forwarded request counts %+v", got.Load)
-	}
-	if got := *pa.last.Load(); got.Model != "m" || got.Input != 77 || got.MaxOutput != 9 || !got.Estimated {
-		t.Errorf("the placer was asked about %+v", got)
-	}
-	if pb.last.Load() != nil {
-		t.Error("the peer's placer was asked")
-	}
-	close(hold)
-	got, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	b.set(nil, nil)
-	_, want := post(t, fb.client, strings.TrimPrefix(b.URL, "http://"), "/v1/completions", body)
-	if withoutIDs(string(got)) != withoutIDs(want) {
-		t.Errorf("forwarded\n got %s\nwant %s", got, want)
-	}
-	if a.calls.Load() != 0 || b.last.Load().Header.Get("x-cascade-tokens") != "" {
-		t.Error("the wrong engine was asked, or the right one saw a control header")
-	}
-	if fb.Status().EstimateError == 0 {
-		t.Error("the holder did not compare the estimate")
-	}
-	// Unstreamed answers too: relayed first, then assembled.
-	for range 2 {
-		_, got := post(t, fa.client, fa.url, "/v1/completions", `{"model":"m","prompt":"x"}`)
-		_, want := post(t, fa.client, strings.TrimPrefix(b.URL, "http://"), "/v1/completions", `{"model":"m","prompt":"x"}`)
+		hold := b.blockAt(4)
+		const body = `{"model":"m","prompt":"x","max_tokens":9,"stream":true}`
+		req, _ := http.NewRequest("POST", "http://"+fa.url+"/v1/completions", strings.NewReader(body))
+		req.Header.Set("x-cascade-tokens", "77")
+		resp, err := fa.client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		answer := make(chan string)
+		go func() {
+			b, err := io.ReadAll(resp.Body)
+			if err != nil {
+				t.Error(err)
+			}
+			answer <- string(b)
+		}()
+		waitFor(t, func() bool {
+			return fb.Status().Load == policies.Load{Running: 1, Held: 7, Iteration: fb.Status().Load.Iteration}
+		})
+		if got := fa.Status(); got.Load != (policies.Load{}) {
+			t.Errorf("the front end of a forwarded request counts %+v", got.Load)
+		}
+		if got := *pa.last.Load(); got.Model != "m" || got.Input != 77 || got.MaxOutput != 9 || !got.Estimated {
+			t.Errorf("the placer was asked about %+v", got)
+		}
+		if pb.last.Load() != nil {
+			t.Error("the peer's placer was asked")
+		}
+		close(hold)
+		got := <-answer
+		b.set(nil, nil)
+		_, want := post(t, fb.client, strings.TrimPrefix(b.URL, "http://"), "/v1/completions", body)
 		if withoutIDs(got) != withoutIDs(want) {
 			t.Errorf("forwarded\n got %s\nwant %s", got, want)
 		}
-	}
+		if a.calls.Load() != 0 || b.last.Load().Header.Get("x-cascade-tokens") != "" {
+			t.Error("the wrong engine was asked, or the right one saw a control header")
+		}
+		if fb.Status().EstimateError == 0 {
+			t.Error("the holder did not compare the estimate")
+		}
+		// Unstreamed answers too: relayed first, then assembled.
+		for range 2 {
+			_, got := post(t, fa.client, fa.url, "/v1/completions", `{"model":"m","prompt":"x"}`)
+			_, want := post(t, fa.client, strings.TrimPrefix(b.URL, "http://"), "/v1/completions", `{"model":"m","prompt":"x"}`)
+			if withoutIDs(got) != withoutIDs(want) {
+				t.Errorf("forwarded\n got %s\nwant %s", got, want)
+			}
+		}
+	})
 }
 
 // TestForwardFallsBack checks every way in which a peer can fail before its
 // first token.
 func TestForwardFallsBack(t *testing.T) {
-	a, b := newEngine(t), newEngine(t)
-	p := &placer{}
-	fa := startServer(t, a.URL, func(c *Config) { c.Placer = p })
-	fb := startServer(t, b.URL, func(c *Config) { c.Replica = "r1" })
-	const body = `{"model":"m","prompt":"x","stream":true}`
-	serve := func(why, peer string) {
-		t.Helper()
-		p.peer.Store(&peer)
-		before := a.calls.Load()
-		resp, got := post(t, fa.client, fa.url, "/v1/completions", body)
-		if resp.StatusCode != 200 || !strings.HasSuffix(got, "[DONE]\n\n") || a.calls.Load() != before+1 {
-			t.Errorf("%s: %d %s", why, resp.StatusCode, got)
+	synctest.Test(t, func(t *testing.T) {
+		a, b := newEngine(t), newEngine(t)
+		p := &placer{}
+		fa := startServer(t, a.URL, func(c *Config) { c.Placer = p })
+		fb := startServer(t, b.URL, func(c *Config) { c.Replica = "r1" })
+		const body = `{"model":"m","prompt":"x","stream":true}`
+		serve := func(why, peer string) {
+			t.Helper()
+			p.peer.Store(&peer)
+			before := a.calls.Load()
+			resp, got := post(t, fa.client, fa.url, "/v1/completions", body)
+			if resp.StatusCode != 200 || !strings.HasSuffix(got, "[DONE]\n\n") || a.calls.Load() != before+1 {
+				t.Errorf("%s: %d %s", why, resp.StatusCode, got)
+			}
 		}
-	}
-	serve("port closed", "127.0.0.1:1")
-	b.set(nil, func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "text/event-stream")
-		w.(http.Flusher).Flush()
-		panic(http.ErrAbortHandler)
+		serve("port closed", "127.0.0.1:1")
+		b.set(nil, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			w.(http.Flusher).Flush()
+			panic(http.ErrAbortHandler)
+		})
+		serve("its engine dies before the first token", fb.peer)
+		b.set(nil, nil)
+		b.unhealthy.Store(true)
+		fb.waitForReady(t, false)
+		serve("its engine is away", fb.peer)
+		b.unhealthy.Store(false)
+		fb.waitForReady(t, true)
+		fb.Drain()
+		serve("it drains", fb.peer)
+		if got := fb.Status().Load; got.Running+got.Waiting != 0 {
+			t.Errorf("the peer still counts %+v", got)
+		}
 	})
-	serve("its engine dies before the first token", fb.peer)
-	b.set(nil, nil)
-	b.unhealthy.Store(true)
-	fb.waitForReady(t, false)
-	serve("its engine is away", fb.peer)
-	b.unhealthy.Store(false)
-	fb.waitForReady(t, true)
-	fb.Drain()
-	serve("it drains", fb.peer)
-	if got := fb.Status().Load; got.Running+got.Waiting != 0 {
-		t.Errorf("the peer still counts %+v", got)
-	}
 }
 
 // TestForwardCut checks that a peer that fails after its first token is treated
 // like an engine that was cut.
 func TestForwardCut(t *testing.T) {
-	a, b := newEngine(t), newEngine(t)
-	p := &placer{}
-	fa := startServer(t, a.URL, func(c *Config) { c.Placer = p })
-	fb := startServer(t, b.URL, func(c *Config) { c.Replica = "r1" })
-	p.peer.Store(&fb.peer)
-	b.set(func(n int, _ *http.Request) {
-		if n == 3 {
-			panic(http.ErrAbortHandler)
+	synctest.Test(t, func(t *testing.T) {
+		a, b := newEngine(t), newEngine(t)
+		p := &placer{}
+		fa := startServer(t, a.URL, func(c *Config) { c.Placer = p })
+		fb := startServer(t, b.URL, func(c *Config) { c.Replica = "r1" })
+		p.peer.Store(&fb.peer)
+		b.set(func(n int, _ *http.Request) {
+			if n == 3 {
+				panic(http.ErrAbortHandler)
+			}
+		}, nil)
+		_, got := post(t, fa.client, fa.url, "/v1/completions", `{"model":"m","prompt":"x","stream":true}`)
+		if strings.Count(got, `"text"`) != 3 || !strings.Contains(got, cutErrorPrefix) || a.calls.Load() != 0 {
+			t.Error(got)
 		}
-	}, nil)
-	_, got := post(t, fa.client, fa.url, "/v1/completions", `{"model":"m","prompt":"x","stream":true}`)
-	if strings.Count(got, `"text"`) != 3 || !strings.Contains(got, cutErrorPrefix) || a.calls.Load() != 0 {
-		t.Error(got)
-	}
+	})
 }
 
 func TestPeerHandlerIsForMigrators(t *testing.T) {
-	e := newEngine(t)
-	f := startServer(t, e.URL, nil)
-	if resp, got := post(t, f.client, f.peer, "/v1/completions", `{"prompt":"x"}`); resp.StatusCode != 403 || e.calls.Load() != 0 {
-		t.Errorf("%d %s", resp.StatusCode, got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine(t)
+		f := startServer(t, e.URL, nil)
+		if resp, got := post(t, f.client, f.peer, "/v1/completions", `{"prompt":"x"}`); resp.StatusCode != 403 || e.calls.Load() != 0 {
+			t.Errorf("%d %s", resp.StatusCode, got)
+		}
+	})
 }

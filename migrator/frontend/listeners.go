@@ -155,7 +155,7 @@ func (ls *listeners) drained() <-chan struct{} {
 // the handlers can write error events and the servers can send them; then the
 // connections are closed. Of ctx it uses the values only.
 func (ls *listeners) close(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ls.server.closeGrace)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeGrace)
 	defer cancel()
 	ls.awaitIdle(ctx.Done())
 	ls.leaving.Wait() // returns: their context has ended

@@ -1,7 +1,6 @@
 package frontend
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -20,7 +19,7 @@ import (
 // ends Run; and that its deadline ends them with an error event.
 func TestDrain(t *testing.T) {
 	for _, waits := range []bool{true, false} {
-		t.Run(fmt.Sprint("waits ", waits), func(t *testing.T) {
+		runInBubble(t, fmt.Sprint("waits ", waits), func(t *testing.T) {
 			e := newEngine(t)
 			hold := e.blockAt(1)
 			f := startServer(t, e.URL, func(c *Config) {
@@ -35,13 +34,7 @@ func TestDrain(t *testing.T) {
 			defer resp.Body.Close()
 			f.Drain()
 			f.Drain()
-			waitFor(t, "the refusal of connections", func() bool {
-				conn, err := net.Dial("tcp", f.url)
-				if err == nil {
-					conn.Close()
-				}
-				return err != nil
-			})
+			waitFor(t, f.refusesConnections)
 			if waits {
 				if s := f.Status(); !s.Draining || s.Load.Running != 1 {
 					t.Errorf("%+v", s)
@@ -65,17 +58,15 @@ func TestDrain(t *testing.T) {
 // to use another connection, and ends with its last stream; and that a drain may
 // follow.
 func TestRetire(t *testing.T) {
-	for _, proto := range []string{"HTTP/1.1", "HTTP/2.0"} {
-		t.Run(proto, func(t *testing.T) {
+	for _, major := range []int{1, 2} {
+		runInBubble(t, fmt.Sprint("HTTP/", major), func(t *testing.T) {
 			e := newEngine(t)
 			hold := e.blockAt(1)
 			f := startServer(t, e.URL, func(c *Config) { c.Listener.Close(); c.Listener = nil })
 			// A client that has not received the GOAWAY yet.
-			var both http.Protocols
-			both.SetHTTP1(true)
-			both.SetUnencryptedHTTP2(true)
-			server := httptest.NewUnstartedServer(f.Handler())
-			server.Config.Protocols = &both
+			server := &httptest.Server{Listener: listen(), Config: &http.Server{Handler: f.Handler(), Protocols: new(http.Protocols)}}
+			server.Config.Protocols.SetHTTP1(true)
+			server.Config.Protocols.SetUnencryptedHTTP2(true)
 			var opened atomic.Int64
 			server.Config.ConnState = func(_ net.Conn, s http.ConnState) {
 				if s == http.StateNew {
@@ -84,19 +75,14 @@ func TestRetire(t *testing.T) {
 			}
 			server.Start()
 			defer server.Close()
-			var one http.Protocols
-			one.SetHTTP1(proto == "HTTP/1.1")
-			one.SetUnencryptedHTTP2(proto != "HTTP/1.1")
-			transport := &http.Transport{Protocols: &one}
-			defer transport.CloseIdleConnections()
-			client := &http.Client{Transport: transport}
+			client := &http.Client{Transport: memory.transport(t, major)}
 			ask := func(body string) *http.Response {
 				t.Helper()
 				resp, err := client.Post(server.URL+"/v1/completions", "application/json", strings.NewReader(body))
 				if err != nil {
 					t.Fatal(err)
 				}
-				if resp.StatusCode != http.StatusOK || resp.Proto != proto {
+				if resp.StatusCode != http.StatusOK || resp.ProtoMajor != major {
 					t.Errorf("%s, %s", resp.Status, resp.Proto)
 				}
 				return resp
@@ -116,7 +102,7 @@ func TestRetire(t *testing.T) {
 				// Over HTTP/2 the client may be asked just after it has its
 				// answer.
 				before := opened.Load()
-				waitFor(t, "a new connection", func() bool {
+				waitFor(t, func() bool {
 					whole(ask(`{"prompt":"x","max_tokens":1}`))
 					return n == 0 || opened.Load() > before
 				})
@@ -148,14 +134,13 @@ func TestRetire(t *testing.T) {
 }
 
 func TestBrokenListener(t *testing.T) {
-	e := newEngine(t)
-	lis := listen(t)
-	f, err := New(Config{Replica: "r", Engine: e.URL, Edges: []policies.Tokens{0}, Listener: brokenListener{lis}})
+	lis := listen()
+	defer lis.Close()
+	f, err := New(Config{Replica: "r", Engine: "http://127.0.0.1:1", Edges: []policies.Tokens{0}, PeerListener: brokenListener{lis}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer lis.Close()
-	if err := f.Run(context.Background()); err == nil || !strings.Contains(err.Error(), "no more") {
+	if err := f.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "no more") {
 		t.Errorf("Run: %v", err)
 	}
 }

@@ -168,7 +168,7 @@ func (srv *Server) freeze(ctx context.Context, g *migration, m Migration) error 
 	g.stream.step(session.Event{Kind: session.FreezeRequested, Migration: g.number}, nil)
 	if m.Reservation != "" {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, srv.catchUpTimeout, errShort)
+		ctx, cancel = context.WithTimeoutCause(ctx, catchUpTimeout, errShort)
 		defer cancel()
 	}
 	return g.awaitFreeze(ctx)

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
@@ -60,41 +61,6 @@ func (f *fleet) setPace(d time.Duration) {
 	}
 }
 
-// retain makes the engines hold back the last tokens of every answer that begins
-// from now on.
-func (f *fleet) retain(keep int) *retention {
-	v := newRetention(keep)
-	f.t.Cleanup(func() { v.lower(0) })
-	for _, e := range f.engines {
-		e.setRetention(v)
-	}
-	return v
-}
-
-// slowDown makes the engines slow, and very slow after limit tokens, until enough
-// is closed.
-func (f *fleet) slowDown(limit int64) (enough chan struct{}) {
-	enough = make(chan struct{})
-	var tokens atomic.Int64
-	for _, e := range f.engines {
-		e.set(func(_ int, r *http.Request) {
-			select {
-			case <-enough:
-				return
-			case <-time.After(time.Millisecond):
-			}
-			if tokens.Add(1) > limit {
-				select {
-				case <-enough:
-				case <-r.Context().Done():
-				case <-time.After(50 * time.Millisecond):
-				}
-			}
-		}, nil)
-	}
-	return enough
-}
-
 func (f *fleet) target(i int) Target {
 	return Target{policies.ReplicaID(fmt.Sprint("r", i)), f.servers[i].peer}
 }
@@ -123,7 +89,7 @@ func (f *fleet) findLeg(stream string) (Holder, LocalLeg, bool) {
 func (f *fleet) waitForStream(output policies.Tokens) *Stream {
 	f.t.Helper()
 	var s *Stream
-	waitFor(f.t, "the output of the stream", func() bool {
+	waitFor(f.t, func() bool {
 		s = nil
 		f.servers[0].EachStream(func(one *Stream) bool { s = one; return false })
 		return s != nil && s.Request().Output >= output
@@ -175,13 +141,13 @@ func (f *fleet) migrateReprompt(ctx context.Context, stream string, to int) (pol
 func (f *fleet) requireIdle() {
 	f.t.Helper()
 	for _, fr := range f.servers {
-		waitFor(f.t, "an idle front end", func() bool {
+		waitFor(f.t, func() bool {
 			l := fr.Status().Load
 			return l == policies.Load{} && len(fr.LocalLegs()) == 0 && len(fr.FrontEnds()) == 0 && len(fr.Holders()) == 0 && fr.isIdle()
 		})
 	}
 	for i, e := range f.engines {
-		waitFor(f.t, "the end of the engine's runs", func() bool {
+		waitFor(f.t, func() bool {
 			e.mu.Lock()
 			defer e.mu.Unlock()
 			if len(e.reserved) > 0 {
@@ -210,64 +176,64 @@ func requestKinds() (all [][2]string) {
 // TestMigrations migrates answers of every kind from replica to replica, in every
 // way, and compares them with the engine's own.
 func TestMigrations(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, 3, nil)
-	f.learnTemplates()
-	for way, move := range map[string]func(stream string, hop int) error{
-		"live": func(stream string, hop int) error {
-			_, err := f.migrateLive(t.Context(), stream, (hop+1)%3, nil)
-			return err
-		},
-		"reprompt": func(stream string, hop int) error {
-			_, err := f.migrateReprompt(t.Context(), stream, (hop+1)%3)
-			return err
-		},
-		"both": func(stream string, hop int) error {
-			if hop%2 == 0 {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 3, nil)
+		f.learnTemplates()
+		for way, move := range map[string]func(stream string, hop int) error{
+			"live": func(stream string, hop int) error {
 				_, err := f.migrateLive(t.Context(), stream, (hop+1)%3, nil)
 				return err
-			}
-			_, err := f.migrateReprompt(t.Context(), stream, (hop+1)%3)
-			return err
-		},
-	} {
-		for _, kind := range requestKinds() {
-			s := f.startKind(kind, time.Millisecond, 30, 3)
-			hops := 0
-			for try := 0; hops < 5; try++ {
-				switch err := move(s.id, hops); {
-				case err == nil:
-					hops++
-				case err != ErrStaleEpoch || try == 1000:
-					t.Fatalf("%s, %s: hop %d: %v", way, kind, hops, err)
+			},
+			"reprompt": func(stream string, hop int) error {
+				_, err := f.migrateReprompt(t.Context(), stream, (hop+1)%3)
+				return err
+			},
+			"both": func(stream string, hop int) error {
+				if hop%2 == 0 {
+					_, err := f.migrateLive(t.Context(), stream, (hop+1)%3, nil)
+					return err
+				}
+				_, err := f.migrateReprompt(t.Context(), stream, (hop+1)%3)
+				return err
+			},
+		} {
+			for _, kind := range requestKinds() {
+				s := f.startKind(kind, 3)
+				hops := 0
+				waitFor(t, func() bool {
+					err := move(s.id, hops)
+					if err == nil {
+						hops++
+					} else if err != ErrStaleEpoch {
+						t.Fatalf("%s, %s: hop %d: %v", way, kind, hops, err)
+					}
+					return hops == 5
+				})
+				if h, _ := f.servers[0].Holder(s.id); h != (Holder{Replica: "r2", Epoch: 6}) || s.Splices() != 5 {
+					t.Errorf("%s: after five hops the stream is at %+v", way, h)
+				}
+				body := <-s.got
+				if withoutIDs(body) != withoutIDs(s.want) {
+					t.Fatalf("%s, %s: migrated\n got %s\nwant %s", way, kind, body, s.want)
 				}
 			}
-			s.retention.lower(0)
-			if h, _ := f.servers[0].Holder(s.id); h != (Holder{Replica: "r2", Epoch: 6}) || s.Splices() != 5 {
-				t.Errorf("%s: after five hops the stream is at %+v", way, h)
-			}
-			body := <-s.got
-			if withoutIDs(body) != withoutIDs(s.want) {
-				t.Fatalf("%s, %s: migrated\n got %s\nwant %s", way, kind, body, s.want)
-			}
 		}
-	}
-	f.requireIdle()
-	// Each request arrived and ended once, at whichever replica.
-	arrivals := uint64(0)
-	for _, fr := range f.servers {
-		arrivals += fr.Status().Flow.Seen
-	}
-	if want := uint64(4 * len(requestKinds())); arrivals != want {
-		t.Errorf("%d arrivals are counted, want %d", arrivals, want)
-	}
+		f.requireIdle()
+		// Each request arrived and ended once, at whichever replica.
+		arrivals := uint64(0)
+		for _, fr := range f.servers {
+			arrivals += fr.Status().Flow.Seen
+		}
+		if want := uint64(4 * len(requestKinds())); arrivals != want {
+			t.Errorf("%d arrivals are counted, want %d", arrivals, want)
+		}
+	})
 }
 
 // directAnswer returns what an engine answers when it is asked directly.
 func (f *fleet) directAnswer(path, body string) string {
 	f.t.Helper()
 	f.setPace(0)
-	f.retain(0)
 	_, want := post(f.t, f.servers[0].client, strings.TrimPrefix(f.engines[0].URL, "http://"), path, body)
 	return want
 }
@@ -276,27 +242,21 @@ func (f *fleet) directAnswer(path, body string) string {
 // become.
 type runningStream struct {
 	*Stream
-	retention *retention // the answer does not end before the test expects it to
-	got       chan string
-	want      string
+	got  chan string
+	want string
 }
-
-// retainedTokens is how many tokens are held back of a stream: it can migrate
-// that often.
-const retainedTokens = 40
 
 // startStream starts a paced stream and waits for four tokens.
 func (f *fleet) startStream(body string) runningStream {
 	f.t.Helper()
-	return f.startKind([2]string{"/v1/completions", body}, 2*time.Millisecond, retainedTokens, 4)
+	return f.startKind([2]string{"/v1/completions", body}, 4)
 }
 
-// startKind starts a stream of a kind whose last tokens are held back, and waits
-// until it has that many tokens.
-func (f *fleet) startKind(kind [2]string, pace time.Duration, retained int, output policies.Tokens) runningStream {
+// startKind starts a paced stream of a kind and waits until it has that many tokens.
+func (f *fleet) startKind(kind [2]string, output policies.Tokens) runningStream {
 	f.t.Helper()
-	b := runningStream{got: make(chan string, 1), want: f.directAnswer(kind[0], kind[1]), retention: f.retain(retained)}
-	f.setPace(pace)
+	b := runningStream{got: make(chan string, 1), want: f.directAnswer(kind[0], kind[1])}
+	f.setPace(2 * time.Millisecond)
 	go func() {
 		_, body := post(f.t, f.servers[0].client, f.servers[0].url, kind[0], kind[1])
 		b.got <- body
@@ -315,7 +275,6 @@ func (f *fleet) learnTemplates() {
 
 func (f *fleet) requireAnswer(b runningStream) {
 	f.t.Helper()
-	b.retention.lower(0)
 	if got := <-b.got; withoutIDs(got) != withoutIDs(b.want) {
 		f.t.Errorf("got %s\nwant %s", got, b.want)
 	}
@@ -327,7 +286,6 @@ const longRequest = `{"model":"m","prompt":"x","max_tokens":70,"stream":true,"st
 // TestMigrationFails makes each step of a migration fail: the answer is complete
 // nevertheless, and Holder says where the stream is.
 func TestMigrationFails(t *testing.T) {
-	t.Parallel()
 	for name, test := range map[string]struct {
 		spoil func(*fleet, *Migration)
 		want  string // in the error
@@ -375,12 +333,10 @@ func TestMigrationFails(t *testing.T) {
 		"fewer tokens": {func(f *fleet, m *Migration) {
 			f.clearReservations(1)
 			m.Length += 2
-			f.servers[0].catchUpTimeout = 200 * time.Millisecond
 		}, errShort.Error()},
 		"too many tokens": {func(f *fleet, m *Migration) { f.clearReservations(1); m.Length -= 2 }, session.ErrOverrun.Error()},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
+		runInBubble(t, name, func(t *testing.T) {
 			f := newFleet(t, 2, func(c *Config) {
 				if name == "the target hangs" {
 					c.MigrationTimeout = 200 * time.Millisecond
@@ -412,101 +368,103 @@ func (f *fleet) clearReservations(i int) {
 // TestMigrationRefused checks which migrations are refused without an attempt,
 // and that one of two concurrent ones is.
 func TestMigrationRefused(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, 2, nil)
-	b := f.startStream(longRequest)
-	for name, test := range map[string]struct {
-		m     Migration
-		want  error
-		epoch policies.Epoch
-	}{
-		"another stream": {Migration{Stream: "r0/7", From: "r0", Epoch: 1, To: f.target(1)}, ErrNoStream, 0},
-		"another holder": {Migration{Stream: b.id, From: "r1", Epoch: 1, To: f.target(0)}, ErrStaleEpoch, 0},
-		"an old epoch":   {Migration{Stream: b.id, From: "r0", Epoch: 0, To: f.target(1)}, ErrStaleEpoch, 0},
-		"a later epoch":  {Migration{Stream: b.id, From: "r0", Epoch: 3, To: f.target(1)}, ErrStaleEpoch, 0},
-		"to itself":      {Migration{Stream: b.id, From: "r0", Epoch: 1, To: f.target(0)}, nil, 1},
-	} {
-		moved, err := f.servers[0].Migrate(t.Context(), test.m)
-		if err == nil || test.want != nil && err != test.want || moved != (MigrationResult{Epoch: test.epoch}) {
-			t.Errorf("%s: %+v, %v", name, moved, err)
-		}
-	}
-	// While one migration waits for its target, all others are stale.
-	held, let := make(chan struct{}), make(chan struct{})
-	f.engines[1].set(func(n int, r *http.Request) {
-		if n == 0 {
-			close(held)
-			<-let
-		}
-	}, nil)
-	over := make(chan MigrationResult)
-	go func() {
-		moved, err := f.servers[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1)})
-		if err != nil {
-			t.Error(err)
-		}
-		over <- moved
-	}()
-	<-held
-	stopped := time.Now()
-	if h, ok := f.servers[0].Holder(b.id); !ok || h != (Holder{Replica: "r0", Epoch: 1, Pending: true}) {
-		t.Errorf("during the migration: %+v", h)
-	}
-	if got := f.servers[0].Holders(); len(got) != 1 || got[0] != "r1" {
-		t.Errorf("the holders are %v", got)
-	}
-	var wg sync.WaitGroup
-	for range 8 {
-		wg.Go(func() {
-			if moved, err := f.servers[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1)}); err != ErrStaleEpoch || moved != (MigrationResult{}) {
-				t.Errorf("a second migration: %+v, %v", moved, err)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, nil)
+		b := f.startStream(longRequest)
+		for name, test := range map[string]struct {
+			m     Migration
+			want  error
+			epoch policies.Epoch
+		}{
+			"another stream": {Migration{Stream: "r0/7", From: "r0", Epoch: 1, To: f.target(1)}, ErrNoStream, 0},
+			"another holder": {Migration{Stream: b.id, From: "r1", Epoch: 1, To: f.target(0)}, ErrStaleEpoch, 0},
+			"an old epoch":   {Migration{Stream: b.id, From: "r0", Epoch: 0, To: f.target(1)}, ErrStaleEpoch, 0},
+			"a later epoch":  {Migration{Stream: b.id, From: "r0", Epoch: 3, To: f.target(1)}, ErrStaleEpoch, 0},
+			"to itself":      {Migration{Stream: b.id, From: "r0", Epoch: 1, To: f.target(0)}, nil, 1},
+		} {
+			moved, err := f.servers[0].Migrate(t.Context(), test.m)
+			if err == nil || test.want != nil && err != test.want || moved != (MigrationResult{Epoch: test.epoch}) {
+				t.Errorf("%s: %+v, %v", name, moved, err)
 			}
-		})
-	}
-	wg.Wait()
-	if got := f.servers[1].FrontEnds(); len(got) != 1 || got[0] != "r0" {
-		t.Errorf("the front ends are %v", got)
-	}
-	least := time.Since(stopped) // for how long the client has waited, at least
-	close(let)
-	if moved := <-over; moved.Epoch != 2 || moved.Stall < least {
-		t.Errorf("migrated with %+v, want epoch 2 and a stall of %v at least", moved, least)
-	}
-	// A replica without an address is not the own one.
-	if moved, err := f.servers[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r1", Epoch: 2, To: Target{Replica: "r9"}}); err == nil || moved != (MigrationResult{Epoch: 4}) {
-		t.Errorf("a migration to a replica without an address: %+v, %v", moved, err)
-	}
-	f.requireAnswer(b)
+		}
+		// While one migration waits for its target, all others are stale.
+		held, let := make(chan struct{}), make(chan struct{})
+		f.engines[1].set(func(n int, r *http.Request) {
+			if n == 0 {
+				close(held)
+				<-let
+			}
+			time.Sleep(2 * time.Millisecond)
+		}, nil)
+		over := make(chan MigrationResult)
+		go func() {
+			moved, err := f.servers[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1)})
+			if err != nil {
+				t.Error(err)
+			}
+			over <- moved
+		}()
+		<-held
+		stopped := time.Now()
+		if h, ok := f.servers[0].Holder(b.id); !ok || h != (Holder{Replica: "r0", Epoch: 1, Pending: true}) {
+			t.Errorf("during the migration: %+v", h)
+		}
+		if got := f.servers[0].Holders(); len(got) != 1 || got[0] != "r1" {
+			t.Errorf("the holders are %v", got)
+		}
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() {
+				if moved, err := f.servers[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1)}); err != ErrStaleEpoch || moved != (MigrationResult{}) {
+					t.Errorf("a second migration: %+v, %v", moved, err)
+				}
+			})
+		}
+		wg.Wait()
+		if got := f.servers[1].FrontEnds(); len(got) != 1 || got[0] != "r0" {
+			t.Errorf("the front ends are %v", got)
+		}
+		least := time.Since(stopped) // for how long the client has waited, at least
+		close(let)
+		if moved := <-over; moved.Epoch != 2 || moved.Stall < least {
+			t.Errorf("migrated with %+v, want epoch 2 and a stall of %v at least", moved, least)
+		}
+		// A replica without an address is not the own one.
+		if moved, err := f.servers[0].Migrate(t.Context(), Migration{Stream: b.id, From: "r1", Epoch: 2, To: Target{Replica: "r9"}}); err == nil || moved != (MigrationResult{Epoch: 4}) {
+			t.Errorf("a migration to a replica without an address: %+v, %v", moved, err)
+		}
+		f.requireAnswer(b)
+	})
 }
 
 // TestPinnedRequestDoesNotMigrate checks that a request that is tied to its
 // engine is listed as pinned there and does not migrate.
 func TestPinnedRequestDoesNotMigrate(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, 2, nil)
-	for more, want := range map[string]policies.Features{
-		`"stream":true,"stop":["never"]`:                            policies.Stop,
-		`"stream":true,"seed":7`:                                    policies.Seed,
-		`"stream":true,"min_tokens":60`:                             policies.MinTokens,
-		`"stream":true,"user":"` + strings.Repeat("x", 5<<10) + `"`: policies.Unreadable,
-		`"stream":false,"logprobs":1`:                               policies.HiddenTokens,
-	} {
-		retained := f.retain(retainedTokens)
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":60,`+more+`}`)
-		}()
-		waitFor(t, "the local leg", func() bool { return len(f.servers[0].LocalLegs()) == 1 })
-		r := f.servers[0].LocalLegs()[0]
-		if r.Pinned != policies.PinReasonOf(want) || r.FrontEnd != "r0" || r.Epoch != 1 || r.Name != r.Request.ID+"#1" || r.Request.MaxOutput != 60 || r.Since.IsZero() {
-			t.Errorf("%.40s: %+v", more, r)
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, nil)
+		for more, want := range map[string]policies.Features{
+			`"stream":true,"stop":["never"]`:                            policies.Stop,
+			`"stream":true,"seed":7`:                                    policies.Seed,
+			`"stream":true,"min_tokens":60`:                             policies.MinTokens,
+			`"stream":true,"user":"` + strings.Repeat("x", 5<<10) + `"`: policies.Unreadable,
+			`"stream":false,"logprobs":1`:                               policies.HiddenTokens,
+		} {
+			f.setPace(time.Millisecond)
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":60,`+more+`}`)
+			}()
+			waitFor(t, func() bool { return len(f.servers[0].LocalLegs()) == 1 })
+			r := f.servers[0].LocalLegs()[0]
+			if r.Pinned != policies.PinReasonOf(want) || r.FrontEnd != "r0" || r.Epoch != 1 || r.Name != r.Request.ID+"#1" || r.Request.MaxOutput != 60 || r.Since.IsZero() {
+				t.Errorf("%.40s: %+v", more, r)
+			}
+			if moved, err := f.servers[0].Migrate(t.Context(), Migration{Stream: r.Request.ID, From: "r0", Epoch: 1, To: f.target(1)}); err == nil || moved.Epoch != 1 {
+				t.Errorf("%.40s: it migrates: %+v, %v", more, moved, err)
+			}
+			<-done
 		}
-		if moved, err := f.servers[0].Migrate(t.Context(), Migration{Stream: r.Request.ID, From: "r0", Epoch: 1, To: f.target(1)}); err == nil || moved.Epoch != 1 {
-			t.Errorf("%.40s: it migrates: %+v, %v", more, moved, err)
-		}
-		retained.lower(0)
-		<-done
-	}
-	f.requireIdle()
+		f.requireIdle()
+	})
 }

@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -16,11 +17,10 @@ import (
 // without TLS, that no timeout cuts a long stream of it, and that neither a drain
 // nor the end of Run waits for it.
 func TestPeerRPC(t *testing.T) {
-	t.Parallel()
 	cert := httptest.NewTLSServer(nil)
 	defer cert.Close()
 	for _, secure := range []bool{false, true} {
-		t.Run(fmt.Sprint("TLS ", secure), func(t *testing.T) {
+		runInBubble(t, fmt.Sprint("TLS ", secure), func(t *testing.T) {
 			ended := make(chan error, 1)
 			rpc := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				w.Header().Set("Content-Type", "application/grpc")
@@ -39,16 +39,13 @@ func TestPeerRPC(t *testing.T) {
 				}
 			})
 			e := newEngine(t)
-			var f *testServer
-			scheme := "http://"
-			transport := &http.Transport{Protocols: new(http.Protocols)}
-			transport.Protocols.SetUnencryptedHTTP2(true)
+			scheme, transport := "http://", memory.transport(t, 2)
 			if secure {
 				scheme = "https://"
 				transport.Protocols.SetHTTP2(true)
 				transport.TLSClientConfig = cert.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
 			}
-			f = startServer(t, e.URL, func(c *Config) {
+			f := startServer(t, e.URL, func(c *Config) {
 				c.PeerRPC = rpc
 				c.WriteTimeout, c.BodyTimeout, c.IdleTimeout = 20*time.Millisecond, 20*time.Millisecond, 20*time.Millisecond
 				if secure {
@@ -57,7 +54,6 @@ func TestPeerRPC(t *testing.T) {
 					c.PeerListener = tls.NewListener(c.PeerListener, config)
 				}
 			})
-			defer transport.CloseIdleConnections()
 			client := &http.Client{Transport: transport}
 			body, say := io.Pipe()
 			defer say.Close()
@@ -87,19 +83,15 @@ func TestPeerRPC(t *testing.T) {
 				time.Sleep(60 * time.Millisecond) // longer than every timeout of a request
 				io.WriteString(say, "ping")
 			}
-			// Other requests on the same connection are legs. On a busy machine
-			// an answer may make no progress for WriteTimeout.
-			waitFor(t, "the refusal of the leg", func() bool {
-				leg, err := client.Post(scheme+f.peer+"/v1/completions", "application/json", strings.NewReader(`{}`))
-				if err != nil {
-					return false
-				}
-				defer leg.Body.Close()
-				if leg.StatusCode != http.StatusForbidden || leg.ProtoMajor != 2 {
-					t.Errorf("%+v", leg)
-				}
-				return true
-			})
+			// Other requests on the same connection are legs.
+			leg, err := client.Post(scheme+f.peer+"/v1/completions", "application/json", strings.NewReader(`{}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer leg.Body.Close()
+			if leg.StatusCode != http.StatusForbidden || leg.ProtoMajor != 2 {
+				t.Errorf("%+v", leg)
+			}
 			f.Drain()
 			if err := <-f.done; err != nil {
 				t.Error(err)
@@ -113,17 +105,19 @@ func TestPeerRPC(t *testing.T) {
 // TestPeerListenerHandedOver checks that the peers' port can be passed to another
 // process: connections stay open.
 func TestPeerListenerHandedOver(t *testing.T) {
-	f := newFleet(t, 2, nil)
-	b := f.startStream(longRequest)
-	if _, err := f.migrateLive(t.Context(), b.id, 1, nil); err != nil {
-		t.Fatal(err)
-	}
-	f.servers[1].cfg.PeerListener.Close()
-	f.requireAnswer(b)
-	select {
-	case err := <-f.servers[1].done:
-		t.Errorf("the server stopped: %v", err)
-		f.servers[1].done <- err
-	default:
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 2, nil)
+		b := f.startStream(longRequest)
+		if _, err := f.migrateLive(t.Context(), b.id, 1, nil); err != nil {
+			t.Fatal(err)
+		}
+		f.servers[1].cfg.PeerListener.Close()
+		f.requireAnswer(b)
+		select {
+		case err := <-f.servers[1].done:
+			t.Errorf("the server stopped: %v", err)
+			f.servers[1].done <- err
+		default:
+		}
+	})
 }

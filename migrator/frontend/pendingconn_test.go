@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"testing"
 	"testing/synctest"
@@ -15,7 +14,6 @@ import (
 // stays open as long as one between two requests, and that the header timeout
 // counts from the first byte.
 func TestFirstRequest(t *testing.T) {
-	t.Parallel()
 	const head = "GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 	for name, test := range map[string]struct {
 		wait  time.Duration // before each piece
@@ -30,11 +28,13 @@ func TestFirstRequest(t *testing.T) {
 		"slow head":   {headerTimeout / 2, []string{head[:1], head[1:2]}, headerTimeout / 2},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			lis := newPipeListener()
+			lis := listen()
 			d := newListeners(&Server{cfg: Config{WriteTimeout: defaultWriteTimeout}})
 			s := d.serve(t.Context(), lis, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
-			here, there := net.Pipe()
-			lis.conns <- there
+			here, err := memory.dial(t.Context(), "tcp", lis.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
 			defer func() {
 				here.Close()
 				synctest.Wait()

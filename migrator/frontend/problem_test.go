@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/length"
@@ -16,76 +17,82 @@ import (
 // and is marked for proxies to retry elsewhere if the engine is unavailable. A
 // peer's leg is then served by the own engine.
 func TestEngineRefuses(t *testing.T) {
-	a, b := newEngine(t), newEngine(t)
-	p := &placer{}
-	fa := startServer(t, a.URL, func(c *Config) { c.Placer = p })
-	fb := startServer(t, b.URL, func(c *Config) { c.Replica = "r1" })
-	for _, body := range []string{`{"model":"m","prompt":"x"}`, `{"model":"m","prompt":"x","stream":true}`} {
-		for status, refused := range map[int]string{503: "1", 500: "", 429: ""} {
-			b.set(nil, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", status) })
-			if resp, got := post(t, fb.client, fb.url, "/v1/completions", body); resp.StatusCode != status || got != "no\n" || resp.Header.Get(length.RefusedHeader) != refused {
-				t.Errorf("%d %q %q, want %d %q", resp.StatusCode, got, resp.Header.Get(length.RefusedHeader), status, refused)
-			}
-			p.peer.Store(&fb.peer)
-			before := a.calls.Load()
-			if resp, _ := post(t, fa.client, fa.url, "/v1/completions", body); (resp.StatusCode == http.StatusOK) != (refused != "") || (a.calls.Load() > before) != (refused != "") {
-				t.Errorf("by way of a peer that answers %d: %d, %d calls", status, resp.StatusCode, a.calls.Load()-before)
+	synctest.Test(t, func(t *testing.T) {
+		a, b := newEngine(t), newEngine(t)
+		p := &placer{}
+		fa := startServer(t, a.URL, func(c *Config) { c.Placer = p })
+		fb := startServer(t, b.URL, func(c *Config) { c.Replica = "r1" })
+		for _, body := range []string{`{"model":"m","prompt":"x"}`, `{"model":"m","prompt":"x","stream":true}`} {
+			for status, refused := range map[int]string{503: "1", 500: "", 429: ""} {
+				b.set(nil, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", status) })
+				if resp, got := post(t, fb.client, fb.url, "/v1/completions", body); resp.StatusCode != status || got != "no\n" || resp.Header.Get(length.RefusedHeader) != refused {
+					t.Errorf("%d %q %q, want %d %q", resp.StatusCode, got, resp.Header.Get(length.RefusedHeader), status, refused)
+				}
+				p.peer.Store(&fb.peer)
+				before := a.calls.Load()
+				if resp, _ := post(t, fa.client, fa.url, "/v1/completions", body); (resp.StatusCode == http.StatusOK) != (refused != "") || (a.calls.Load() > before) != (refused != "") {
+					t.Errorf("by way of a peer that answers %d: %d, %d calls", status, resp.StatusCode, a.calls.Load()-before)
+				}
 			}
 		}
-	}
+	})
 }
 
 // TestRefusalInTheGap checks the answer to a request that comes after the
 // engine's death and before a health check has noticed it.
 func TestRefusalInTheGap(t *testing.T) {
-	e := newEngine(t)
-	f := startServer(t, e.URL, func(c *Config) { c.HealthInterval = time.Hour })
-	e.Listener.Close()
-	e.CloseClientConnections()
-	for _, path := range []string{"/v1/completions", "/tokenize"} {
-		f.ready.Store(true)
-		rec := &recorder{header: http.Header{}}
-		req, _ := http.NewRequest("POST", path, strings.NewReader(`{"prompt":"x"}`))
-		f.Handler().ServeHTTP(rec, req)
-		if rec.status != 503 || rec.header.Get(length.RefusedHeader) == "" {
-			t.Errorf("%s: %d %v", path, rec.status, rec.header)
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine(t)
+		f := startServer(t, e.URL, func(c *Config) { c.HealthInterval = time.Hour })
+		e.Listener.Close()
+		e.CloseClientConnections()
+		for _, path := range []string{"/v1/completions", "/tokenize"} {
+			f.ready.Store(true)
+			rec := &recorder{header: http.Header{}}
+			req, _ := http.NewRequest("POST", path, strings.NewReader(`{"prompt":"x"}`))
+			f.Handler().ServeHTTP(rec, req)
+			if rec.status != 503 || rec.header.Get(length.RefusedHeader) == "" {
+				t.Errorf("%s: %d %v", path, rec.status, rec.header)
+			}
+			f.waitForReady(t, false)
 		}
-		f.waitForReady(t, false)
-	}
+	})
 }
 
 // TestResentRequest checks a request whose connection is lost after the engine
 // has begun it, and that the transport sends again on another one. The engine
 // then answers that the leg exists, which is no error of the client.
 func TestResentRequest(t *testing.T) {
-	e := newEngine(t)
-	f := startServer(t, e.URL, nil)
-	const body = `{"model":"m","prompt":"x","stream":true}`
-	taken := func(w http.ResponseWriter) { http.Error(w, "the leg is running", http.StatusConflict) }
-	var begun sync.Map
-	var twice atomic.Bool
-	e.set(nil, func(w http.ResponseWriter, r *http.Request) {
-		io.Copy(io.Discard, r.Body)
-		if _, again := begun.LoadOrStore(r.Header.Get(LegHeader), true); !again {
-			panic(http.ErrAbortHandler)
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine(t)
+		f := startServer(t, e.URL, nil)
+		const body = `{"model":"m","prompt":"x","stream":true}`
+		taken := func(w http.ResponseWriter) { http.Error(w, "the leg is running", http.StatusConflict) }
+		var begun sync.Map
+		var twice atomic.Bool
+		e.set(nil, func(w http.ResponseWriter, r *http.Request) {
+			io.Copy(io.Discard, r.Body)
+			if _, again := begun.LoadOrStore(r.Header.Get(LegHeader), true); !again {
+				panic(http.ErrAbortHandler)
+			}
+			twice.Store(true)
+			taken(w)
+		})
+		// Only a connection that has served a request can be closed unnoticed.
+		waitFor(t, func() bool {
+			if resp, got := post(t, f.client, f.url, "/tokenize", body); resp.StatusCode != http.StatusOK {
+				t.Fatalf("%d %s", resp.StatusCode, got)
+			}
+			if resp, got := post(t, f.client, f.url, "/v1/completions", body); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get(length.RefusedHeader) == "" {
+				t.Fatalf("%d %v %s", resp.StatusCode, resp.Header, got)
+			}
+			return twice.Load()
+		})
+		e.set(nil, func(w http.ResponseWriter, _ *http.Request) { taken(w) })
+		if resp, got := post(t, f.client, f.url, "/v1/completions", body); resp.StatusCode != http.StatusConflict {
+			t.Errorf("a conflict with something else: %d %s", resp.StatusCode, got)
 		}
-		twice.Store(true)
-		taken(w)
 	})
-	// Only a connection that has served a request can be closed unnoticed.
-	waitFor(t, "the second probe", func() bool {
-		if resp, got := post(t, f.client, f.url, "/tokenize", body); resp.StatusCode != http.StatusOK {
-			t.Fatalf("%d %s", resp.StatusCode, got)
-		}
-		if resp, got := post(t, f.client, f.url, "/v1/completions", body); resp.StatusCode != http.StatusServiceUnavailable || resp.Header.Get(length.RefusedHeader) == "" {
-			t.Fatalf("%d %v %s", resp.StatusCode, resp.Header, got)
-		}
-		return twice.Load()
-	})
-	e.set(nil, func(w http.ResponseWriter, _ *http.Request) { taken(w) })
-	if resp, got := post(t, f.client, f.url, "/v1/completions", body); resp.StatusCode != http.StatusConflict {
-		t.Errorf("a conflict with something else: %d %s", resp.StatusCode, got)
-	}
 }
 
 // recorder is a ResponseWriter without deadlines or flushing.

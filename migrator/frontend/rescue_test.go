@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
@@ -75,58 +76,59 @@ func withoutCached(s string) string { return cachedValue.ReplaceAllString(withou
 // the engine that rescued it. It returns the answer and the engine's own.
 func (f *fleet) rescueTwice(kind [2]string, output policies.Tokens) (got, want string) {
 	f.t.Helper()
-	s := f.startKind(kind, time.Millisecond, 90-25, output)
+	s := f.startKind(kind, output)
 	f.engines[0].killAll()
-	waitFor(f.t, "the rescue at r1", func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r1" && !h.Pending })
+	waitFor(f.t, func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r1" && !h.Pending })
 	f.engines[1].killAll()
-	waitFor(f.t, "the migration back to r0", func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r0" && h.Epoch == 3 })
-	s.retention.lower(0)
+	waitFor(f.t, func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r0" && h.Epoch == 3 })
 	return <-s.got, s.want
 }
 
 // TestRescue kills the engines of answers of every kind, at every length, and
 // then the engines that rescued them.
 func TestRescue(t *testing.T) {
-	t.Parallel()
-	f, _ := newRescueFleet(t, 3, nil)
-	f.learnTemplates()
-	for n := range policies.Tokens(7) { // of seven tokens, one splits a character
-		for _, kind := range requestKinds() {
-			body, want := f.rescueTwice(kind, 3+n)
-			if strings.Contains(kind[1], "return_token_ids") {
-				// The client has the ids of a split character: they cannot be
-				// taken back.
-				body, want = strings.ReplaceAll(body, "é", ""), strings.ReplaceAll(want, "é", "")
-			}
-			if withoutCached(body) != withoutCached(want) {
-				t.Fatalf("%s: rescued: %s", kind, firstDifference(withoutCached(body), withoutCached(want)))
+	synctest.Test(t, func(t *testing.T) {
+		f, _ := newRescueFleet(t, 3, nil)
+		f.learnTemplates()
+		for n := range policies.Tokens(7) { // of seven tokens, one splits a character
+			for _, kind := range requestKinds() {
+				body, want := f.rescueTwice(kind, 3+n)
+				if strings.Contains(kind[1], "return_token_ids") {
+					// The client has the ids of a split character: they cannot be
+					// taken back.
+					body, want = strings.ReplaceAll(body, "é", ""), strings.ReplaceAll(want, "é", "")
+				}
+				if withoutCached(body) != withoutCached(want) {
+					t.Fatalf("%s: rescued: %s", kind, firstDifference(withoutCached(body), withoutCached(want)))
+				}
 			}
 		}
-	}
-	f.requireIdle()
+		f.requireIdle()
+	})
 }
 
 // TestRescueAfterGroups kills engines that put several tokens into one event, as
 // they do for a slow reader: the client has the text of all of them except for a
 // character that the last one has begun.
 func TestRescueAfterGroups(t *testing.T) {
-	t.Parallel()
-	f, _ := newRescueFleet(t, 3, nil)
-	for _, e := range f.engines {
-		e.tokensPerEvent.Store(2)
-	}
-	for _, kind := range requestKinds() {
-		if strings.Contains(kind[1], `"stream"`) {
-			continue // its events would be grouped differently
+	synctest.Test(t, func(t *testing.T) {
+		f, _ := newRescueFleet(t, 3, nil)
+		for _, e := range f.engines {
+			e.tokensPerEvent.Store(2)
 		}
-		post(t, f.servers[0].client, f.servers[0].url, kind[0], strings.Replace(kind[1], "90", "4", 1))
-		for n := range policies.Tokens(14) {
-			if body, want := f.rescueTwice(kind, 3+n); withoutCached(body) != withoutCached(want) {
-				t.Fatalf("%s, after %d: %s", kind, n, firstDifference(withoutCached(body), withoutCached(want)))
+		for _, kind := range requestKinds() {
+			if strings.Contains(kind[1], `"stream"`) {
+				continue // its events would be grouped differently
+			}
+			post(t, f.servers[0].client, f.servers[0].url, kind[0], strings.Replace(kind[1], "90", "4", 1))
+			for n := range policies.Tokens(14) {
+				if body, want := f.rescueTwice(kind, 3+n); withoutCached(body) != withoutCached(want) {
+					t.Fatalf("%s, after %d: %s", kind, n, firstDifference(withoutCached(body), withoutCached(want)))
+				}
 			}
 		}
-	}
-	f.requireIdle()
+		f.requireIdle()
+	})
 }
 
 // startRescuableStream starts a stream of r0 that is long enough to lose its
@@ -135,242 +137,228 @@ func (f *fleet) startRescuableStream() runningStream { return f.startStream(long
 
 func (f *fleet) requireRescuedAnswer(b runningStream) {
 	f.t.Helper()
-	b.retention.lower(0)
 	if got := <-b.got; withoutCached(got) != withoutCached(b.want) {
 		f.t.Errorf("got %s\nwant %s", got, b.want)
 	}
 	f.requireIdle()
 }
 
-// TestHang checks that the stop of an engine whose connections stay open is
-// noticed, and that a client that does not read is not mistaken for it.
-func TestHang(t *testing.T) {
-	t.Parallel()
-	reports := make(chan Rescue, 9)
-	f, _ := newRescueFleet(t, 2, func(c *Config) {
-		c.HangTimeout = 2 * time.Second
-		c.OnRescue = func(r Rescue) { reports <- r }
-	})
-	b := f.startRescuableStream()
-	_, r, _ := f.findLeg(b.id)
-	f.engines[0].freeze(r.Name)
-	b.retention.lower(0)
-	// Not Holder: the answer may have ended before it is called.
-	if got := <-reports; got.Stream != b.id || got.From != "r0" || got.To != "r1" || got.Epoch != 2 || got.Err != nil {
-		t.Errorf("%+v", got)
-	}
-	f.requireRescuedAnswer(b)
-}
-
 // TestPeerLost checks what a front end does when a holder is gone, and a holder
 // when a front end is.
 func TestPeerLost(t *testing.T) {
-	t.Parallel()
-	f, rs := newRescueFleet(t, 3, nil)
-	b := f.startRescuableStream()
-	if _, err := f.migrateLive(t.Context(), b.id, 1, nil); err != nil {
-		t.Fatal(err)
-	}
-	_, r, _ := f.findLeg(b.id)
-	f.engines[1].freeze(r.Name)       // sends nothing any more
-	f.servers[0].HandlePeerLoss("r2") // holds nothing
-	rs.setTargets(f.target(2))
-	f.servers[0].HandlePeerLoss("r1")
-	waitFor(t, "the migration to r2", func() bool { h, _ := f.servers[0].Holder(b.id); return h == Holder{Replica: "r2", Epoch: 3} })
-	f.requireRescuedAnswer(b)
+	synctest.Test(t, func(t *testing.T) {
+		f, rs := newRescueFleet(t, 3, nil)
+		b := f.startRescuableStream()
+		if _, err := f.migrateLive(t.Context(), b.id, 1, nil); err != nil {
+			t.Fatal(err)
+		}
+		_, r, _ := f.findLeg(b.id)
+		f.engines[1].freeze(r.Name)       // sends nothing any more
+		f.servers[0].HandlePeerLoss("r2") // holds nothing
+		rs.setTargets(f.target(2))
+		f.servers[0].HandlePeerLoss("r1")
+		waitFor(t, func() bool { h, _ := f.servers[0].Holder(b.id); return h == Holder{Replica: "r2", Epoch: 3} })
+		f.requireRescuedAnswer(b)
 
-	// A front end that is gone: its leg here ends, and others stay.
-	b = f.startRescuableStream()
-	if _, err := f.migrateReprompt(t.Context(), b.id, 1); err != nil {
-		t.Fatal(err)
-	}
-	f.servers[1].HandlePeerLoss("r2")
-	if len(f.servers[1].LocalLegs()) != 1 {
-		t.Error("the leg of the wrong front end ends")
-	}
-	f.servers[1].HandlePeerLoss("r0")
-	waitFor(t, "the end of r1's leg", func() bool { return len(f.servers[1].LocalLegs()) == 0 })
-	f.requireRescuedAnswer(b) // it was alive all the time
+		// A front end that is gone: its leg here ends, and others stay.
+		b = f.startRescuableStream()
+		if _, err := f.migrateReprompt(t.Context(), b.id, 1); err != nil {
+			t.Fatal(err)
+		}
+		f.servers[1].HandlePeerLoss("r2")
+		if len(f.servers[1].LocalLegs()) != 1 {
+			t.Error("the leg of the wrong front end ends")
+		}
+		f.servers[1].HandlePeerLoss("r0")
+		waitFor(t, func() bool { return len(f.servers[1].LocalLegs()) == 0 })
+		f.requireRescuedAnswer(b) // it was alive all the time
+	})
 }
 
 // TestForwardToLostPeer checks that a request which waits at a peer for its first
 // token is served by the own engine when the peer is gone.
 func TestForwardToLostPeer(t *testing.T) {
-	p := new(placer)
-	f := newFleet(t, 2, func(c *Config) {
-		if c.Replica == "r0" {
-			c.Placer = p
+	synctest.Test(t, func(t *testing.T) {
+		p := new(placer)
+		f := newFleet(t, 2, func(c *Config) {
+			if c.Replica == "r0" {
+				c.Placer = p
+			}
+		})
+		p.peer.Store(&f.servers[1].peer)
+		f.engines[1].set(nil, func(w http.ResponseWriter, r *http.Request) {
+			io.Copy(io.Discard, r.Body)
+			<-r.Context().Done()
+		})
+		got := make(chan string, 1)
+		go func() {
+			_, body := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", longRequest)
+			got <- body
+		}()
+		waitFor(t, func() bool {
+			return slices.Equal(f.servers[0].Holders(), []policies.ReplicaID{"r1"}) && len(f.servers[1].LocalLegs()) == 1
+		})
+		if r := f.servers[1].LocalLegs()[0]; r.Request.Output != 0 || r.FrontEnd != "r0" || r.Request.MaxOutput != 70 || r.Request.Model != "m" {
+			t.Errorf("%+v", r)
 		}
+		f.servers[0].HandlePeerLoss("r1")
+		if body := <-got; !strings.HasSuffix(body, "[DONE]\n\n") {
+			t.Error(body)
+		}
+		f.requireIdle()
 	})
-	p.peer.Store(&f.servers[1].peer)
-	f.engines[1].set(nil, func(w http.ResponseWriter, r *http.Request) {
-		io.Copy(io.Discard, r.Body)
-		<-r.Context().Done()
-	})
-	got := make(chan string, 1)
-	go func() {
-		_, body := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", longRequest)
-		got <- body
-	}()
-	waitFor(t, "the leg at r1", func() bool {
-		return slices.Equal(f.servers[0].Holders(), []policies.ReplicaID{"r1"}) && len(f.servers[1].LocalLegs()) == 1
-	})
-	if r := f.servers[1].LocalLegs()[0]; r.Request.Output != 0 || r.FrontEnd != "r0" || r.Request.MaxOutput != 70 || r.Request.Model != "m" {
-		t.Errorf("%+v", r)
-	}
-	f.servers[0].HandlePeerLoss("r1")
-	if body := <-got; !strings.HasSuffix(body, "[DONE]\n\n") {
-		t.Error(body)
-	}
-	f.requireIdle()
 }
 
 // TestRescueFails checks that three attempts are made, each in an epoch of its
 // own, and that the client then gets an error event.
 func TestRescueFails(t *testing.T) {
-	t.Parallel()
-	f, rs := newRescueFleet(t, 5, func(c *Config) { c.RescueTimeout = 100 * time.Millisecond })
-	b := f.startRescuableStream()
-	for i, e := range f.engines[1:] {
-		e.set(nil, func(w http.ResponseWriter, r *http.Request) {
-			io.Copy(io.Discard, r.Body)
-			if i == 0 {
-				<-r.Context().Done() // never answers
-			}
-			panic(http.ErrAbortHandler)
-		})
-	}
-	f.engines[0].killAll()
-	if got := <-b.got; !strings.Contains(got, cutErrorPrefix) || strings.Contains(got, "[DONE]") {
-		t.Errorf("the stream ends with %s", got)
-	}
-	rs.mu.Lock()
-	defer rs.mu.Unlock()
-	if len(rs.asked) != 3 || !slices.Equal(rs.asked[2], []policies.ReplicaID{"r0", "r1", "r2"}) {
-		t.Errorf("asked with %v", rs.asked)
-	}
-	f.requireIdle()
+	synctest.Test(t, func(t *testing.T) {
+		f, rs := newRescueFleet(t, 5, func(c *Config) { c.RescueTimeout = 100 * time.Millisecond })
+		b := f.startRescuableStream()
+		for i, e := range f.engines[1:] {
+			e.set(nil, func(w http.ResponseWriter, r *http.Request) {
+				io.Copy(io.Discard, r.Body)
+				if i == 0 {
+					<-r.Context().Done() // never answers
+				}
+				panic(http.ErrAbortHandler)
+			})
+		}
+		f.engines[0].killAll()
+		if got := <-b.got; !strings.Contains(got, cutErrorPrefix) || strings.Contains(got, "[DONE]") {
+			t.Errorf("the stream ends with %s", got)
+		}
+		rs.mu.Lock()
+		defer rs.mu.Unlock()
+		if len(rs.asked) != 3 || !slices.Equal(rs.asked[2], []policies.ReplicaID{"r0", "r1", "r2"}) {
+			t.Errorf("asked with %v", rs.asked)
+		}
+		f.requireIdle()
+	})
 }
 
 // TestOwnEngineBack checks that a stream that no other replica can take goes on
 // when the own engine is back.
 func TestOwnEngineBack(t *testing.T) {
-	t.Parallel()
-	f, rs := newRescueFleet(t, 1, nil)
-	rs.setTargets()
-	b := f.startRescuableStream()
-	f.engines[0].unhealthy.Store(true)
-	f.servers[0].waitForReady(t, false) // its legs are aborted though they are not cut
-	h, _ := f.servers[0].Holder(b.id)
-	if !h.Pending {
-		waitFor(t, "the rescue to begin", func() bool { h, _ = f.servers[0].Holder(b.id); return h.Pending })
-	}
-	f.engines[0].unhealthy.Store(false)
-	f.requireRescuedAnswer(b)
+	synctest.Test(t, func(t *testing.T) {
+		f, rs := newRescueFleet(t, 1, nil)
+		rs.setTargets()
+		b := f.startRescuableStream()
+		f.engines[0].unhealthy.Store(true)
+		f.servers[0].waitForReady(t, false) // its legs are aborted though they are not cut
+		h, _ := f.servers[0].Holder(b.id)
+		if !h.Pending {
+			waitFor(t, func() bool { h, _ = f.servers[0].Holder(b.id); return h.Pending })
+		}
+		f.engines[0].unhealthy.Store(false)
+		f.requireRescuedAnswer(b)
+	})
 }
 
 // TestEngineIgnoresProbes checks that an engine that answers no health checks is
 // kept while it generates, and given up when it does neither: streams go on
 // elsewhere, and requests that it has not begun to answer are refused.
 func TestEngineIgnoresProbes(t *testing.T) {
-	t.Parallel()
-	f, _ := newRescueFleet(t, 2, func(c *Config) {
-		c.HealthTimeout, c.HangTimeout = time.Second, time.Second
+	synctest.Test(t, func(t *testing.T) {
+		f, _ := newRescueFleet(t, 2, func(c *Config) {
+			c.HealthTimeout, c.HangTimeout = 100*time.Millisecond, 100*time.Millisecond
+		})
+		e := f.engines[0]
+		b := f.startStream(strings.Replace(longRequest, "70", "600", 1)) // for a second
+		e.ignoresProbes.Store(true)
+		waitFor(t, func() bool { return e.ignoredProbes.Load() >= 3 })
+		if !f.servers[0].Status().EngineReady {
+			t.Error("an engine that generates is taken to be away")
+		}
+		status := make(chan int, 1)
+		e.set(func(_ int, r *http.Request) { <-r.Context().Done() }, nil)
+		go func() {
+			resp, _ := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"prompt":"x","stream":true}`)
+			status <- resp.StatusCode
+		}()
+		waitFor(t, func() bool { return len(f.servers[0].LocalLegs()) == 2 })
+		f.engines[1].set(nil, nil)
+		_, r, _ := f.findLeg(b.id)
+		e.freeze(r.Name)
+		f.servers[0].waitForReady(t, false)
+		if code := <-status; code != http.StatusServiceUnavailable {
+			t.Errorf("a request that was not begun has the status %d", code)
+		}
+		e.set(nil, nil)
+		e.ignoresProbes.Store(false)
+		f.servers[0].waitForReady(t, true)
+		f.requireRescuedAnswer(b)
 	})
-	e := f.engines[0]
-	b := f.startStream(strings.Replace(longRequest, "70", "4000", 1)) // for eight seconds at least
-	e.ignoresProbes.Store(true)
-	waitFor(t, "three probes without an answer", func() bool { return e.ignoredProbes.Load() >= 3 })
-	if !f.servers[0].Status().EngineReady {
-		t.Error("an engine that generates is taken to be away")
-	}
-	status := make(chan int, 1)
-	e.set(func(_ int, r *http.Request) { <-r.Context().Done() }, nil)
-	go func() {
-		resp, _ := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"prompt":"x","stream":true}`)
-		status <- resp.StatusCode
-	}()
-	waitFor(t, "two local legs", func() bool { return len(f.servers[0].LocalLegs()) == 2 })
-	f.engines[1].set(nil, nil)
-	_, r, _ := f.findLeg(b.id)
-	e.freeze(r.Name)
-	f.servers[0].waitForReady(t, false)
-	if code := <-status; code != http.StatusServiceUnavailable {
-		t.Errorf("a request that was not begun has the status %d", code)
-	}
-	e.set(nil, nil)
-	e.ignoresProbes.Store(false)
-	f.servers[0].waitForReady(t, true)
-	f.requireRescuedAnswer(b)
 }
 
 // TestPinnedRequestIsNotRescued checks that a stream that is tied to its engine
 // ends when the engine dies, and not before.
 func TestPinnedRequestIsNotRescued(t *testing.T) {
-	f, rs := newRescueFleet(t, 2, nil)
-	f.retain(retainedTokens)
-	got := make(chan string, 1)
-	go func() {
-		_, body := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"prompt":"x","max_tokens":200,"stream":true,"stop":["q"]}`)
-		got <- body
-	}()
-	f.waitForStream(3)
-	f.engines[0].unhealthy.Store(true)
-	f.servers[0].waitForReady(t, false)
-	select {
-	case body := <-got:
-		t.Errorf("an engine that is not well loses it: %s", body)
-	default:
-	}
-	f.engines[0].killAll()
-	if body := <-got; !strings.Contains(body, cutErrorPrefix) {
-		t.Error(body)
-	}
-	if len(rs.asked) > 0 {
-		t.Error("it was to be rescued")
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f, rs := newRescueFleet(t, 2, nil)
+		f.setPace(time.Millisecond)
+		got := make(chan string, 1)
+		go func() {
+			_, body := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"prompt":"x","max_tokens":200,"stream":true,"stop":["q"]}`)
+			got <- body
+		}()
+		f.waitForStream(3)
+		f.engines[0].unhealthy.Store(true)
+		f.servers[0].waitForReady(t, false)
+		select {
+		case body := <-got:
+			t.Errorf("an engine that is not well loses it: %s", body)
+		default:
+		}
+		f.engines[0].killAll()
+		if body := <-got; !strings.Contains(body, cutErrorPrefix) {
+			t.Error(body)
+		}
+		if len(rs.asked) > 0 {
+			t.Error("it was to be rescued")
+		}
+	})
 }
 
 // TestReportedLoss checks that an engine's report of its own failure starts a
 // rescue, and reaches the client if there is no other replica.
 func TestReportedLoss(t *testing.T) {
-	t.Parallel()
-	for _, alone := range []bool{false, true} {
-		f, rs := newRescueFleet(t, 2, func(c *Config) { c.RescueTimeout = 5 * time.Second })
-		if alone {
-			rs.setTargets()
-			f.servers[0].ready.Store(true)
-		}
-		head := strings.Join(generation("cmpl-7", []uint32{'"', 'x', '"'}, 3, 90)[:5], "")
-		var n atomic.Int64
-		f.engines[0].set(nil, func(w http.ResponseWriter, r *http.Request) {
-			io.Copy(io.Discard, r.Body)
-			if n.Add(1) > 1 {
-				panic(http.ErrAbortHandler)
+	synctest.Test(t, func(t *testing.T) {
+		for _, alone := range []bool{false, true} {
+			f, rs := newRescueFleet(t, 2, func(c *Config) { c.RescueTimeout = 5 * time.Second })
+			if alone {
+				rs.setTargets()
+				f.servers[0].ready.Store(true)
 			}
-			w.Header().Set("Content-Type", "text/event-stream")
-			io.WriteString(w, head+"data: {\"error\":{\"message\":\"EngineCore died\",\"code\":500}}\n\ndata: [DONE]\n\n")
-		})
-		_, got := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":70,"stream":true}`)
-		if alone != strings.Contains(got, "EngineCore died") || !strings.HasSuffix(got, "[DONE]\n\n") {
-			t.Errorf("alone %v: %s", alone, got)
+			head := strings.Join(generation("cmpl-7", []uint32{'"', 'x', '"'}, 3, 90)[:5], "")
+			var n atomic.Int64
+			f.engines[0].set(nil, func(w http.ResponseWriter, r *http.Request) {
+				io.Copy(io.Discard, r.Body)
+				if n.Add(1) > 1 {
+					panic(http.ErrAbortHandler)
+				}
+				w.Header().Set("Content-Type", "text/event-stream")
+				io.WriteString(w, head+"data: {\"error\":{\"message\":\"EngineCore died\",\"code\":500}}\n\ndata: [DONE]\n\n")
+			})
+			_, got := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":70,"stream":true}`)
+			if alone != strings.Contains(got, "EngineCore died") || !strings.HasSuffix(got, "[DONE]\n\n") {
+				t.Errorf("alone %v: %s", alone, got)
+			}
+			if !alone && strings.Count(got, `"text"`) != 70 {
+				t.Errorf("%d tokens in %s", strings.Count(got, `"text"`), got)
+			}
+			f.requireIdle()
 		}
-		if !alone && strings.Count(got, `"text"`) != 70 {
-			t.Errorf("%d tokens in %s", strings.Count(got, `"text"`), got)
-		}
-		f.requireIdle()
-	}
+	})
 }
 
 // TestHolderLostDuringMigration loses the holder while a migration waits for its
 // target: the stream goes on with the leg of the target, or is rescued if there
 // is none.
 func TestHolderLostDuringMigration(t *testing.T) {
-	t.Parallel()
 	for _, brings := range []bool{true, false} {
 		for _, live := range []bool{true, false} {
-			t.Run(fmt.Sprint("brings ", brings, ", live ", live), func(t *testing.T) {
-				t.Parallel()
+			runInBubble(t, fmt.Sprint("brings ", brings, ", live ", live), func(t *testing.T) {
 				f, rs := newRescueFleet(t, 3, nil)
 				b := f.startRescuableStream()
 				rs.setTargets(f.target(2))
@@ -409,95 +397,100 @@ func TestHolderLostDuringMigration(t *testing.T) {
 // TestHolderLostBeforeFreeze loses the holder before its tokens for a live
 // migration have arrived: the migration fails, and the stream is rescued.
 func TestHolderLostBeforeFreeze(t *testing.T) {
-	f, _ := newRescueFleet(t, 2, nil)
-	b := f.startRescuableStream()
-	moved := make(chan error)
-	go func() {
-		_, err := f.servers[0].Migrate(context.Background(), Migration{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1), Reservation: "r0/1", Length: 1000})
-		moved <- err
-	}()
-	waitFor(t, "the rescue to begin", func() bool { h, _ := f.servers[0].Holder(b.id); return h.Pending })
-	f.engines[0].killAll()
-	if err := <-moved; err != session.ErrHolderLost {
-		t.Errorf("the migration ends with %v", err)
-	}
-	f.requireRescuedAnswer(b)
+	synctest.Test(t, func(t *testing.T) {
+		f, _ := newRescueFleet(t, 2, nil)
+		b := f.startRescuableStream()
+		moved := make(chan error)
+		go func() {
+			_, err := f.servers[0].Migrate(context.Background(), Migration{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1), Reservation: "r0/1", Length: 1000})
+			moved <- err
+		}()
+		waitFor(t, func() bool { h, _ := f.servers[0].Holder(b.id); return h.Pending })
+		f.engines[0].killAll()
+		if err := <-moved; err != session.ErrHolderLost {
+			t.Errorf("the migration ends with %v", err)
+		}
+		f.requireRescuedAnswer(b)
+	})
 }
 
 // TestRandomFaults migrates streams in all ways, several at a time, while engines
 // die: each client reads the answer that it would have got without that.
 func TestRandomFaults(t *testing.T) {
-	t.Parallel()
-	f, _ := newRescueFleet(t, 4, nil)
-	body := func(n int) string {
-		return fmt.Sprintf(`{"model":"m","prompt":"%d","max_tokens":100,"stream":true,"stream_options":{"include_usage":true}}`, n)
-	}
-	const streams = 12
-	var want [streams]string
-	for n := range want {
-		_, want[n] = post(t, f.servers[0].client, strings.TrimPrefix(f.engines[0].URL, "http://"), "/v1/completions", body(n))
-	}
-	enough := f.slowDown(60 * streams)
-	var clients, chaos sync.WaitGroup
-	over := make(chan struct{})
-	for n := range want {
-		clients.Go(func() {
-			if _, got := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", body(n)); withoutCached(got) != withoutCached(want[n]) {
-				t.Errorf("stream %d: %s", n, firstDifference(withoutCached(got), withoutCached(want[n])))
-			}
-		})
-	}
-	var hops, deaths atomic.Int64
-	killed := make(map[string]int) // by stream; used by the goroutine that kills
-	for seed := range uint64(4) {
-		chaos.Go(func() {
-			rng := rand.New(rand.NewPCG(seed, 7))
-			for {
-				select {
-				case <-over:
-					return
-				case <-time.After(time.Duration(rng.IntN(4)) * time.Millisecond):
+	synctest.Test(t, func(t *testing.T) {
+		f, _ := newRescueFleet(t, 4, nil)
+		body := func(n int) string {
+			return fmt.Sprintf(`{"model":"m","prompt":"%d","max_tokens":100,"stream":true,"stream_options":{"include_usage":true}}`, n)
+		}
+		const streams = 12
+		var want [streams]string
+		for n := range want {
+			_, want[n] = post(t, f.servers[0].client, strings.TrimPrefix(f.engines[0].URL, "http://"), "/v1/completions", body(n))
+		}
+		f.setPace(5 * time.Millisecond)
+		var clients, chaos sync.WaitGroup
+		over := make(chan struct{})
+		for n := range want {
+			clients.Go(func() {
+				if _, got := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", body(n)); withoutCached(got) != withoutCached(want[n]) {
+					t.Errorf("stream %d: %s", n, firstDifference(withoutCached(got), withoutCached(want[n])))
 				}
-				var all []*Stream
-				f.servers[0].EachStream(func(s *Stream) bool { all = append(all, s); return true })
-				if len(all) == 0 {
-					continue
-				}
-				s := all[rng.IntN(len(all))]
-				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+rng.IntN(500))*time.Millisecond)
-				var err error
-				switch to := rng.IntN(4); {
-				case seed == 3 && deaths.Load() < 12 && killed[s.id] < session.MaxLosses:
-					// One leg at a time, and none of a stream that may not lose
-					// another engine.
-					if _, r, ok := f.findLeg(s.id); ok {
-						deaths.Add(1)
-						killed[s.id]++
-						f.engines[f.index(s.currentHolder().Replica)].kill(r.Name)
-						waitFor(t, "the end of the rescue", func() bool { h, ok := f.servers[0].Holder(s.id); return !ok || !h.Pending })
+			})
+		}
+		var hops, deaths atomic.Int64
+		killed := make(map[string]int) // by stream; used by the goroutine that kills
+		for seed := range uint64(4) {
+			chaos.Go(func() {
+				rng := rand.New(rand.NewPCG(seed, 7))
+				for {
+					select {
+					case <-over:
+						return
+					case <-time.After(time.Duration(rng.IntN(4)) * time.Millisecond):
 					}
-					err = session.ErrHolderLost
-				case rng.IntN(2) == 0:
-					_, err = f.migrateLive(ctx, s.id, to, func(m *Migration) {
-						if rng.IntN(4) == 0 {
-							m.Hash++
+					var all []*Stream
+					f.servers[0].EachStream(func(s *Stream) bool { all = append(all, s); return true })
+					if len(all) == 0 {
+						continue
+					}
+					s := all[rng.IntN(len(all))]
+					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+rng.IntN(500))*time.Millisecond)
+					var err error
+					switch to := rng.IntN(4); {
+					case seed == 3 && deaths.Load() < 12 && killed[s.id] < session.MaxLosses:
+						// One leg at a time, and none of a stream that may not lose
+						// another engine.
+						if _, r, ok := f.findLeg(s.id); ok {
+							deaths.Add(1)
+							killed[s.id]++
+							f.engines[f.index(s.currentHolder().Replica)].kill(r.Name)
+							waitFor(t, func() bool { h, ok := f.servers[0].Holder(s.id); return !ok || !h.Pending })
 						}
-					})
-				default:
-					_, err = f.migrateReprompt(ctx, s.id, to)
+						err = session.ErrHolderLost
+					case rng.IntN(2) == 0:
+						_, err = f.migrateLive(ctx, s.id, to, func(m *Migration) {
+							if rng.IntN(4) == 0 {
+								m.Hash++
+							}
+						})
+					default:
+						_, err = f.migrateReprompt(ctx, s.id, to)
+					}
+					if cancel(); err == nil {
+						hops.Add(1)
+					}
 				}
-				if cancel(); err == nil && hops.Add(1) == 20 {
-					close(enough)
-				}
-			}
-		})
-	}
-	clients.Wait()
-	close(over)
-	chaos.Wait()
-	for i := range f.engines {
-		f.clearReservations(i)
-	}
-	f.requireIdle()
-	t.Logf("%d moves, %d deaths", hops.Load(), deaths.Load())
+			})
+		}
+		clients.Wait()
+		close(over)
+		chaos.Wait()
+		for i := range f.engines {
+			f.clearReservations(i)
+		}
+		f.requireIdle()
+		if hops.Load() < 20 || deaths.Load() < 6 {
+			t.Errorf("only %d moves and %d deaths", hops.Load(), deaths.Load())
+		}
+	})
 }

@@ -6,45 +6,46 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
 // TestRescueReport checks the report of a stream that goes on elsewhere, and of
 // one that finds no replica.
 func TestRescueReport(t *testing.T) {
-	t.Parallel()
-	reports := make(chan Rescue, 1)
-	f, rs := newRescueFleet(t, 2, func(c *Config) {
-		c.HangTimeout, c.RescueTimeout = 2*time.Second, 3*time.Second
-		c.OnRescue = func(r Rescue) { reports <- r }
-	})
-	b := f.startRescuableStream()
-	_, r, _ := f.findLeg(b.id)
-	f.engines[0].freeze(r.Name)
-	b.retention.lower(0)
-	got := <-reports
-	if got.Stream != b.id || got.Epoch != 2 || got.From != "r0" || got.To != "r1" || got.Length == 0 || got.Duration <= 0 || got.Start.IsZero() || got.Err != nil {
-		t.Errorf("%+v", got)
-	}
-	answer := <-b.got
-	if withoutCached(answer) != withoutCached(b.want) || !strings.Contains(answer, `"cached_tokens":null`) {
-		t.Errorf("got %s\nwant %s with unknown cached tokens", answer, b.want)
-	}
-	f.requireIdle()
-	flow := f.servers[1].Status().Flow
-	if sum(flow.Arrivals) != 0 || sum(flow.Prefill) <= 0 || sum(flow.Weight) <= 0 {
-		t.Errorf("a rescue is prefill without an arrival: %+v", flow)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		reports := make(chan Rescue, 1)
+		f, rs := newRescueFleet(t, 2, func(c *Config) {
+			c.HangTimeout, c.RescueTimeout = 2*time.Second, 3*time.Second
+			c.OnRescue = func(r Rescue) { reports <- r }
+		})
+		b := f.startRescuableStream()
+		_, r, _ := f.findLeg(b.id)
+		f.engines[0].freeze(r.Name)
+		got := <-reports
+		if got.Stream != b.id || got.Epoch != 2 || got.From != "r0" || got.To != "r1" || got.Length == 0 || got.Duration <= 0 || got.Start.IsZero() || got.Err != nil {
+			t.Errorf("%+v", got)
+		}
+		answer := <-b.got
+		if withoutCached(answer) != withoutCached(b.want) || !strings.Contains(answer, `"cached_tokens":null`) {
+			t.Errorf("got %s\nwant %s with unknown cached tokens", answer, b.want)
+		}
+		f.requireIdle()
+		flow := f.servers[1].Status().Flow
+		if sum(flow.Arrivals) != 0 || sum(flow.Prefill) <= 0 || sum(flow.Weight) <= 0 {
+			t.Errorf("a rescue is prefill without an arrival: %+v", flow)
+		}
 
-	rs.setTargets()
-	b = f.startRescuableStream()
-	f.engines[0].unhealthy.Store(true)
-	f.engines[0].killAll()
-	if got := <-reports; got.Stream != b.id || got.From != "r0" || got.To != "" || got.Err == nil {
-		t.Errorf("%+v", got)
-	}
-	<-b.got
-	f.requireIdle()
+		rs.setTargets()
+		b = f.startRescuableStream()
+		f.engines[0].unhealthy.Store(true)
+		f.engines[0].killAll()
+		if got := <-reports; got.Stream != b.id || got.From != "r0" || got.To != "" || got.Err == nil {
+			t.Errorf("%+v", got)
+		}
+		<-b.got
+		f.requireIdle()
+	})
 }
 
 func sum(cells []float64) (s float64) {
@@ -57,75 +58,77 @@ func sum(cells []float64) (s float64) {
 // TestRescueEnds checks that a request whose engines die one after the other,
 // each after a token, ends after MaxLosses.
 func TestRescueEnds(t *testing.T) {
-	t.Parallel()
-	const replicas = 8
-	f, rs := newRescueFleet(t, replicas, nil)
-	var deaths atomic.Int64
-	for _, e := range f.engines {
-		e.set(nil, func(w http.ResponseWriter, r *http.Request) {
-			io.Copy(io.Discard, r.Body)
-			deaths.Add(1)
-			w.Header().Set("Content-Type", "text/event-stream")
-			io.WriteString(w, strings.Join(generation("cmpl-7", []uint32{'"', 'x', '"'}, 3, 90)[:1], ""))
-			http.NewResponseController(w).Flush()
-			panic(http.ErrAbortHandler)
-		})
-	}
-	_, got := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":70,"stream":true}`)
-	if !strings.Contains(got, cutErrorPrefix) {
-		t.Errorf("it ends with %s", got)
-	}
-	if n := deaths.Load(); n != 4 {
-		t.Errorf("%d engines died of it, want the first and three more", n)
-	}
-	rs.setTargets()
-	f.requireIdle()
+	synctest.Test(t, func(t *testing.T) {
+		const replicas = 8
+		f, rs := newRescueFleet(t, replicas, nil)
+		var deaths atomic.Int64
+		for _, e := range f.engines {
+			e.set(nil, func(w http.ResponseWriter, r *http.Request) {
+				io.Copy(io.Discard, r.Body)
+				deaths.Add(1)
+				w.Header().Set("Content-Type", "text/event-stream")
+				io.WriteString(w, strings.Join(generation("cmpl-7", []uint32{'"', 'x', '"'}, 3, 90)[:1], ""))
+				http.NewResponseController(w).Flush()
+				panic(http.ErrAbortHandler)
+			})
+		}
+		_, got := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":70,"stream":true}`)
+		if !strings.Contains(got, cutErrorPrefix) {
+			t.Errorf("it ends with %s", got)
+		}
+		if n := deaths.Load(); n != 4 {
+			t.Errorf("%d engines died of it, want the first and three more", n)
+		}
+		rs.setTargets()
+		f.requireIdle()
+	})
 }
 
 // TestLostAfterTheLastToken checks that a client whose engine dies between the
 // finish reason and the end of the stream gets the complete answer, and that no
 // other engine gets a request.
 func TestLostAfterTheLastToken(t *testing.T) {
-	t.Parallel()
-	f, rs := newRescueFleet(t, 2, nil)
-	// The server assembles unstreamed answers with the template of the first one.
-	post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":20}`)
-	whole := generation("cmpl-7", []uint32{'"', 'x', '"'}, 3, 23)
-	var lost, calls atomic.Int64
-	for _, e := range f.engines {
-		e.set(nil, func(w http.ResponseWriter, r *http.Request) {
-			io.Copy(io.Discard, r.Body)
-			calls.Add(1)
-			w.Header().Set("Content-Type", "text/event-stream")
-			io.WriteString(w, strings.Join(whole[:len(whole)-int(lost.Load())], ""))
-			http.NewResponseController(w).Flush()
-			if lost.Load() > 0 {
-				panic(http.ErrAbortHandler)
-			}
-		})
-	}
-	for _, body := range []string{
-		`{"model":"m","prompt":"x","max_tokens":20,"stream":true,"stream_options":{"include_usage":true}}`,
-		`{"model":"m","prompt":"x","max_tokens":20,"stream":true}`,
-		`{"model":"m","prompt":"x","max_tokens":20}`,
-	} {
-		lost.Store(0)
-		_, want := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", body)
-		if !strings.Contains(want, `"length"`) || strings.Contains(want, `"error"`) {
-			t.Fatalf("%s: %s", body, want)
+	synctest.Test(t, func(t *testing.T) {
+		f, rs := newRescueFleet(t, 2, nil)
+		// The server assembles unstreamed answers with the template of the first one.
+		post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":20}`)
+		whole := generation("cmpl-7", []uint32{'"', 'x', '"'}, 3, 23)
+		var lost, calls atomic.Int64
+		for _, e := range f.engines {
+			e.set(nil, func(w http.ResponseWriter, r *http.Request) {
+				io.Copy(io.Discard, r.Body)
+				calls.Add(1)
+				w.Header().Set("Content-Type", "text/event-stream")
+				io.WriteString(w, strings.Join(whole[:len(whole)-int(lost.Load())], ""))
+				http.NewResponseController(w).Flush()
+				if lost.Load() > 0 {
+					panic(http.ErrAbortHandler)
+				}
+			})
 		}
-		for n := range int64(2) {
-			lost.Store(n + 1)
-			calls.Store(0)
-			rs.setTargets() // no replica may get a request
-			_, got := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", body)
-			if d := firstDifference(got, want); d != "" {
-				t.Errorf("%s, %d events lost: %s", body, n+1, d)
+		for _, body := range []string{
+			`{"model":"m","prompt":"x","max_tokens":20,"stream":true,"stream_options":{"include_usage":true}}`,
+			`{"model":"m","prompt":"x","max_tokens":20,"stream":true}`,
+			`{"model":"m","prompt":"x","max_tokens":20}`,
+		} {
+			lost.Store(0)
+			_, want := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", body)
+			if !strings.Contains(want, `"length"`) || strings.Contains(want, `"error"`) {
+				t.Fatalf("%s: %s", body, want)
 			}
-			if calls.Load() != 1 {
-				t.Errorf("%d engines were asked", calls.Load())
+			for n := range int64(2) {
+				lost.Store(n + 1)
+				calls.Store(0)
+				rs.setTargets() // no replica may get a request
+				_, got := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", body)
+				if d := firstDifference(got, want); d != "" {
+					t.Errorf("%s, %d events lost: %s", body, n+1, d)
+				}
+				if calls.Load() != 1 {
+					t.Errorf("%d engines were asked", calls.Load())
+				}
 			}
 		}
-	}
-	f.requireIdle()
+		f.requireIdle()
+	})
 }

@@ -10,11 +10,13 @@ import (
 	"time"
 )
 
-// Run serves until ctx ends, which cuts all streams, or until the server is
+// Run serves until parent ends, which cuts all streams, or until the server is
 // drained or retired. It probes the engine and keeps the load up to date. The
 // error is that of a listener; a clean end returns nil.
-func (srv *Server) Run(ctx context.Context) error {
-	ctx, stop := context.WithCancelCause(ctx)
+func (srv *Server) Run(parent context.Context) error {
+	ctx, stop := context.WithCancelCause(context.WithoutCancel(parent))
+	// So that clients whose streams are cut get an error event with this cause.
+	defer context.AfterFunc(parent, func() { stop(errStopping) })()
 	var probes sync.WaitGroup
 	l := newListeners(srv)
 	defer func() {

@@ -29,8 +29,6 @@ type Server struct {
 	peers       http.RoundTripper
 	passthrough *httputil.ReverseProxy // for requests that are passed through
 	templates   templateCache
-	// Constants of these names, which tests change.
-	catchUpTimeout, closeGrace time.Duration
 	// fingerprint is the engine's system_fingerprint, nil until it was seen.
 	fingerprint atomic.Pointer[[]byte]
 
@@ -71,8 +69,6 @@ func New(cfg Config) (*Server, error) {
 		local:          newTransport(cfg.IdleTimeout),
 		probe:          &http.Transport{DialContext: dialer.DialContext, DisableKeepAlives: true},
 		peers:          cfg.Peers,
-		catchUpTimeout: catchUpTimeout,
-		closeGrace:     closeGrace,
 		changed:        make(chan struct{}, 1),
 		probeRequested: make(chan struct{}, 1),
 		drain:          make(chan struct{}),

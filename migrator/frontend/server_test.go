@@ -2,20 +2,24 @@ package frontend
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // TestMain checks for goroutine leaks. net/http lingers for half a second on a
@@ -37,20 +41,17 @@ type testServer struct {
 	done      chan error
 }
 
-func listen(t testing.TB) net.Listener {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
+// runInBubble runs a subtest in virtual time.
+func runInBubble(t *testing.T, name string, test func(*testing.T)) {
+	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })
 }
 
 // startServer runs a Server for the engine at url until the test ends.
 func startServer(t testing.TB, url string, change func(*Config)) *testServer {
 	t.Helper()
-	lis, peers := listen(t), listen(t)
+	lis, peers := listen(), listen()
 	cfg := Config{Replica: "r0", Engine: url, Edges: policies.BucketEdges(1<<16, 4), Listener: lis, PeerListener: peers,
-		HealthInterval: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(testWriter{t}, nil))}
+		Listen: memory.listenAt, HealthInterval: 20 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(testWriter{t}, nil))}
 	if change != nil {
 		change(&cfg)
 	}
@@ -58,14 +59,14 @@ func startServer(t testing.TB, url string, change func(*Config)) *testServer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.catchUpTimeout, f.closeGrace = time.Minute, 10*time.Second // a busy machine may take seconds
+	for _, transport := range []*http.Transport{f.local, f.probe, f.peers.(*http.Transport)} {
+		transport.DialContext = memory.dial
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	fr := &testServer{Server: f, url: lis.Addr().String(), peer: peers.Addr().String(), stop: cancel, done: make(chan error, 1)}
-	transport := &http.Transport{DisableCompression: true}
-	fr.client = &http.Client{Transport: transport}
+	fr.client = &http.Client{Transport: memory.transport(t, 1)}
 	go func() { fr.done <- f.Run(ctx) }()
 	t.Cleanup(func() {
-		transport.CloseIdleConnections()
 		cancel()
 		if err := <-fr.done; err != nil {
 			t.Errorf("Run: %v", err)
@@ -78,10 +79,27 @@ func startServer(t testing.TB, url string, change func(*Config)) *testServer {
 // waitForReady waits until the server's view of its engine is ready.
 func (f *testServer) waitForReady(t testing.TB, ready bool) {
 	t.Helper()
-	waitFor(t, "the engine to be ready, or not", func() bool { return f.Status().EngineReady == ready })
+	waitFor(t, func() bool { return f.Status().EngineReady == ready })
 }
 
-var waitFor = policytest.WaitFor
+// refusesConnections reports whether the clients' address takes no connections.
+func (f *testServer) refusesConnections() bool {
+	conn, err := memory.dial(context.Background(), "tcp", f.url)
+	if err == nil {
+		conn.Close()
+	}
+	return errors.Is(err, syscall.ECONNREFUSED)
+}
+
+// waitFor waits until a condition holds.
+func waitFor(t testing.TB, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !ok(); time.Sleep(time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("timed out waiting for a condition")
+		}
+	}
+}
 
 type testWriter struct{ t testing.TB }
 
@@ -114,4 +132,31 @@ var (
 // withoutIDs masks id and created.
 func withoutIDs(s string) string {
 	return createdValue.ReplaceAllString(idValue.ReplaceAllString(s, `"id":ID`), `"created":CREATED`)
+}
+
+// firstDifference describes the first event in which a stream differs from the
+// wanted one; it returns "" for none.
+func firstDifference(got, want string) string {
+	g, w := strings.Split(got, "\n\n"), strings.Split(want, "\n\n")
+	for i := range max(len(g), len(w)) {
+		switch {
+		case i >= len(g):
+			return fmt.Sprintf("event %d is missing: %s", i, w[i])
+		case i >= len(w):
+			return fmt.Sprintf("event %d is one too many: %s", i, g[i])
+		case g[i] != w[i]:
+			return fmt.Sprintf("event %d is\n%s\nwant\n%s", i, g[i], w[i])
+		}
+	}
+	return ""
+}
+
+func newTestStream(ctx context.Context, out clientWriter, cancel context.CancelFunc) *Stream {
+	f := &Server{cfg: Config{Replica: "r0"}}
+	return f.newStream(ctx, session.Config{}, out, cancel)
+}
+
+// opened is the event with which a stream begins.
+func opened(leg Leg, first *openai.Chunk) session.Event {
+	return session.Event{Kind: session.LegOpened, Leg: leg, Chunk: first, Replica: "r0"}
 }

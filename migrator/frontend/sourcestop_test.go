@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -34,85 +35,70 @@ func textOf(t *testing.T, answer string) string {
 // an engine sends several tokens per event; the client gets each of them once,
 // whichever leg sent it.
 func TestSourceStops(t *testing.T) {
-	t.Parallel()
-	f, _ := newRescueFleet(t, 3, nil)
-	grouped := func(n int64) {
-		for _, e := range f.engines {
-			e.tokensPerEvent.Store(n)
-		}
-	}
-	for _, kind := range requestKinds() {
-		if !strings.Contains(kind[1], `"stream"`) {
-			continue
-		}
-		for n := range int64(6) {
-			grouped(1)
-			s := f.startKind(kind, time.Millisecond, 90-55, 3)
-			for try := 0; ; try++ {
-				_, err := f.migrateReprompt(t.Context(), s.id, 1)
-				if err == nil {
-					break
-				}
-				if err != ErrStaleEpoch || try == 1000 {
-					t.Fatal(err)
-				}
+	synctest.Test(t, func(t *testing.T) {
+		f, _ := newRescueFleet(t, 3, nil)
+		grouped := func(n int64) {
+			for _, e := range f.engines {
+				e.tokensPerEvent.Store(n)
 			}
-			later := func(more policies.Tokens) {
-				goal := s.Request().Output + more
-				s.retention.lower(90 - int(goal))
-				waitFor(t, "more output", func() bool { return s.Request().Output >= goal })
+		}
+		for _, kind := range requestKinds() {
+			if !strings.Contains(kind[1], `"stream"`) {
+				continue
 			}
+			for n := range int64(6) {
+				grouped(1)
+				s := f.startKind(kind, 3)
+				waitFor(t, func() bool { _, err := f.migrateReprompt(t.Context(), s.id, 1); return err == nil })
+				later := func(more policies.Tokens) {
+					goal := s.Request().Output + more
+					waitFor(t, func() bool { return s.Request().Output >= goal })
+				}
 
-			// The source stops while a migration is negotiated: for its front end
-			// it is gone. When it goes on, its events are dropped.
-			grouped(2 + n)
-			later(policies.Tokens(4 + 2*n))
-			f.servers[0].HandlePeerLoss("r1")
-			waitFor(t, "the stream to return to r0", func() bool { h, _ := f.servers[0].Holder(s.id); return h == Holder{Replica: "r0", Epoch: 3} })
+				// The source stops while a migration is negotiated: for its front end
+				// it is gone. When it goes on, its events are dropped.
+				grouped(2 + n)
+				later(policies.Tokens(4 + 2*n))
+				f.servers[0].HandlePeerLoss("r1")
+				waitFor(t, func() bool { h, _ := f.servers[0].Holder(s.id); return h == Holder{Replica: "r0", Epoch: 3} })
 
-			// The next one dies when its target is ready: the stream is frozen,
-			// and the target sends no token.
-			later(policies.Tokens(2 + n))
-			dead := make(chan struct{})
-			f.engines[2].set(nil, func(_ http.ResponseWriter, r *http.Request) {
-				io.Copy(io.Discard, r.Body)
-				select {
-				case <-dead:
-				case <-r.Context().Done():
+				// The next one dies when its target is ready: the stream is frozen,
+				// and the target sends no token.
+				later(policies.Tokens(2 + n))
+				dead := make(chan struct{})
+				f.engines[2].set(nil, func(_ http.ResponseWriter, r *http.Request) {
+					io.Copy(io.Discard, r.Body)
+					select {
+					case <-dead:
+					case <-r.Context().Done():
+					}
+					panic(http.ErrAbortHandler)
+				})
+				grouped(1)
+				calls := f.engines[2].calls.Load()
+				moved := make(chan error, 1)
+				go func() {
+					ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+					defer cancel()
+					_, err := f.migrateReprompt(ctx, s.id, 2)
+					for ; err == ErrStaleEpoch; _, err = f.migrateReprompt(ctx, s.id, 2) {
+						time.Sleep(time.Millisecond)
+					}
+					moved <- err
+				}()
+				waitFor(t, func() bool { return f.engines[2].calls.Load() > calls })
+				grouped(2 + n)
+				f.engines[0].killAll()
+				close(dead)
+				if err := <-moved; err == nil {
+					t.Error("a stream migrated to a replica that sent no token")
 				}
-				panic(http.ErrAbortHandler)
-			})
-			grouped(1)
-			calls := f.engines[2].calls.Load()
-			moved := make(chan error, 1)
-			go func() {
-				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-				defer cancel()
-				_, err := f.migrateReprompt(ctx, s.id, 2)
-				for err == ErrStaleEpoch {
-					_, err = f.migrateReprompt(ctx, s.id, 2)
+				waitFor(t, func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r1" && !h.Pending })
+				if got, want := textOf(t, <-s.got), textOf(t, s.want); got != want {
+					t.Fatalf("%s, %d tokens at once: %s", kind, 2+n, firstDifference(got, want))
 				}
-				moved <- err
-			}()
-			waitFor(t, "the request at the third engine", func() bool {
-				// The engine may be blocked after several tokens in one event,
-				// and a migration waits for a token that ends a character: one of
-				// the next two does.
-				s.retention.lower(90 - int(s.Request().Output) - 2)
-				return f.engines[2].calls.Load() > calls
-			})
-			grouped(2 + n)
-			f.engines[0].killAll()
-			close(dead)
-			if err := <-moved; err == nil {
-				t.Error("a stream migrated to a replica that sent no token")
-			}
-			waitFor(t, "the stream to be at r1", func() bool { h, _ := f.servers[0].Holder(s.id); return h.Replica == "r1" && !h.Pending })
-			s.retention.lower(0)
-			if got, want := textOf(t, <-s.got), textOf(t, s.want); got != want {
-				t.Fatalf("%s, %d tokens at once: %s", kind, 2+n, firstDifference(got, want))
 			}
 		}
-	}
-	f.requireIdle()
+		f.requireIdle()
+	})
 }

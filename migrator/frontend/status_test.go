@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
@@ -16,50 +17,52 @@ import (
 // TestCounts compares what a server reports with what it served: streamed,
 // assembled and relayed answers count alike.
 func TestCounts(t *testing.T) {
-	e := newEngine(t)
-	f := startServer(t, e.URL, nil)
-	requests, tokens := 0, 0
-	for _, more := range []string{"", "", `,"stream":true`, `,"logprobs":1`, `,"stream":true,"return_token_ids":true`} {
-		for _, path := range []string{"/v1/completions", "/v1/chat/completions"} {
-			for n := 1; n < 40; n += 13 {
-				req, _ := http.NewRequest("POST", "http://"+f.url+path, strings.NewReader(fmt.Sprintf(`{"prompt":"0123456789abcdef","messages":[],"max_tokens":%d%s}`, n, more)))
-				req.Header.Set("x-cascade-tokens", "25")
-				resp, err := f.client.Do(req)
-				if err != nil {
-					t.Fatal(err)
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine(t)
+		f := startServer(t, e.URL, nil)
+		requests, tokens := 0, 0
+		for _, more := range []string{"", "", `,"stream":true`, `,"logprobs":1`, `,"stream":true,"return_token_ids":true`} {
+			for _, path := range []string{"/v1/completions", "/v1/chat/completions"} {
+				for n := 1; n < 40; n += 13 {
+					req, _ := http.NewRequest("POST", "http://"+f.url+path, strings.NewReader(fmt.Sprintf(`{"prompt":"0123456789abcdef","messages":[],"max_tokens":%d%s}`, n, more)))
+					req.Header.Set("x-cascade-tokens", "25")
+					resp, err := f.client.Do(req)
+					if err != nil {
+						t.Fatal(err)
+					}
+					b, err := io.ReadAll(resp.Body)
+					if resp.Body.Close(); err != nil || resp.StatusCode != 200 {
+						t.Fatalf("%v: %s %s", err, resp.Status, b)
+					}
+					requests, tokens = requests+1, tokens+n
 				}
-				b, err := io.ReadAll(resp.Body)
-				if resp.Body.Close(); err != nil || resp.StatusCode != 200 {
-					t.Fatalf("%v: %s %s", err, resp.Status, b)
-				}
-				requests, tokens = requests+1, tokens+n
 			}
 		}
-	}
-	// A handler may return after its client has read everything.
-	waitFor(t, "all requests to be counted", func() bool { return f.Status().Flow.Seen == uint64(requests) })
-	s := f.Status()
-	if s.Load != (policies.Load{}) || !s.EngineReady || s.Draining {
-		t.Errorf("at rest: %+v", s)
-	}
-	// Rates have the same denominator, so that their ratios are exact.
-	var arrivals, generated, prefill float64
-	for b := range s.Flow.Edges {
-		arrivals, generated, prefill = arrivals+s.Flow.Arrivals[b], generated+s.Flow.Tokens[b], prefill+s.Flow.Prefill[b]
-	}
-	// The prompt has 20 tokens, 16 of them cached if the engine reports that.
-	if got, want := generated/arrivals, float64(tokens)/float64(requests); math.Abs(got/want-1) > 0.02 {
-		t.Errorf("%.3f tokens a request are counted, %.3f were served", got, want)
-	}
-	if got := prefill / arrivals; math.Abs(got-4) > 0.1 {
-		t.Errorf("%.3f uncached prompt tokens a request are counted, 4 were", got)
-	}
-	if math.Abs(s.EstimateError-0.25) > 1e-6 {
-		t.Errorf("estimates of 25 for 20 tokens have the error %g", s.EstimateError)
-	}
-	if s.BytesPerToken <= 0 {
-		t.Error("no bytes per token were learnt")
-	}
+		// A handler may return after its client has read everything.
+		waitFor(t, func() bool { return f.Status().Flow.Seen == uint64(requests) })
+		s := f.Status()
+		if s.Load != (policies.Load{}) || !s.EngineReady || s.Draining {
+			t.Errorf("at rest: %+v", s)
+		}
+		// Rates have the same denominator, so that their ratios are exact.
+		var arrivals, generated, prefill float64
+		for b := range s.Flow.Edges {
+			arrivals, generated, prefill = arrivals+s.Flow.Arrivals[b], generated+s.Flow.Tokens[b], prefill+s.Flow.Prefill[b]
+		}
+		// The prompt has 20 tokens, 16 of them cached if the engine reports that.
+		if got, want := generated/arrivals, float64(tokens)/float64(requests); math.Abs(got/want-1) > 0.02 {
+			t.Errorf("%.3f tokens a request are counted, %.3f were served", got, want)
+		}
+		if got := prefill / arrivals; math.Abs(got-4) > 0.1 {
+			t.Errorf("%.3f uncached prompt tokens a request are counted, 4 were", got)
+		}
+		if math.Abs(s.EstimateError-0.25) > 1e-6 {
+			t.Errorf("estimates of 25 for 20 tokens have the error %g", s.EstimateError)
+		}
+		if s.BytesPerToken <= 0 {
+			t.Error("no bytes per token were learnt")
+		}
+	})
 }
 
 // TestTokenAllocations bounds what a token costs between a leg and its client.

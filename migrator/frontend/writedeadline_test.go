@@ -3,7 +3,6 @@ package frontend
 import (
 	"context"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -11,24 +10,14 @@ import (
 	"time"
 )
 
-// h2Client returns a client that uses HTTP/2 without TLS.
-func h2Client(t testing.TB) *http.Client {
-	h2 := new(http.Protocols)
-	h2.SetUnencryptedHTTP2(true)
-	transport := &http.Transport{Protocols: h2}
-	t.Cleanup(transport.CloseIdleConnections)
-	return &http.Client{Transport: transport}
-}
-
 // TestQuietStream checks that an answer may be quiet for longer than
 // WriteTimeout, on both versions of HTTP.
 func TestQuietStream(t *testing.T) {
-	t.Parallel()
 	const timeout, pieces = 10 * time.Second, 3
 	for _, major := range []int{1, 2} {
 		synctest.Test(t, func(t *testing.T) {
 			f := &Server{cfg: Config{WriteTimeout: timeout}}
-			d, lis := newListeners(f), newPipeListener()
+			d, lis := newListeners(f), listen()
 			s := d.serve(t.Context(), lis, f.withWriteDeadline(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 				for range pieces {
 					io.WriteString(w, "x")
@@ -36,14 +25,8 @@ func TestQuietStream(t *testing.T) {
 					time.Sleep(5 * timeout)
 				}
 			})))
-			transport := &http.Transport{Protocols: new(http.Protocols), DialContext: func(context.Context, string, string) (net.Conn, error) {
-				here, there := net.Pipe()
-				lis.conns <- there
-				return here, nil
-			}}
-			transport.Protocols.SetHTTP1(major == 1)
-			transport.Protocols.SetUnencryptedHTTP2(major == 2)
-			resp, err := (&http.Client{Transport: transport}).Get("http://front/")
+			transport := memory.transport(t, major)
+			resp, err := (&http.Client{Transport: transport}).Get("http://" + lis.Addr().String())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -63,53 +46,48 @@ func TestQuietStream(t *testing.T) {
 // TestSlowReaders checks that the answer to a client that reads nothing is cut,
 // for every kind of answer and protocol.
 func TestSlowReaders(t *testing.T) {
-	t.Parallel()
-	large := strings.Repeat("a", 16<<20)
-	event := `data: {"id":"x","choices":[{"index":0,"text":"` + large[:1<<16] + `","token_ids":[1]}]}` + "\n\n"
-	for _, test := range []struct{ name, path, body string }{
-		{"events", "/v1/completions", `{"prompt":"x","stream":true}`},
-		{"relayed events", "/v1/completions", `{"prompt":"x","n":2}`},
-		{"relayed", "/v1/completions", `{"prompt":"x","n":3}`},
-		{"passed", "/v1/embeddings", `{}`},
-	} {
-		e := newEngine(t)
-		say := func(w http.ResponseWriter, r *http.Request) {
-			if strings.Contains(test.name, "events") {
-				w.Header().Set("Content-Type", "text/event-stream")
-				for r.Context().Err() == nil {
-					if _, err := io.WriteString(w, event); err != nil {
-						return
+	synctest.Test(t, func(t *testing.T) {
+		large := strings.Repeat("a", 16<<20)
+		event := `data: {"id":"x","choices":[{"index":0,"text":"` + large[:1<<16] + `","token_ids":[1]}]}` + "\n\n"
+		for _, test := range []struct{ name, path, body string }{
+			{"events", "/v1/completions", `{"prompt":"x","stream":true}`},
+			{"relayed events", "/v1/completions", `{"prompt":"x","n":2}`},
+			{"relayed", "/v1/completions", `{"prompt":"x","n":3}`},
+			{"passed", "/v1/embeddings", `{}`},
+		} {
+			e := newEngine(t)
+			say := func(w http.ResponseWriter, r *http.Request) {
+				if strings.Contains(test.name, "events") {
+					w.Header().Set("Content-Type", "text/event-stream")
+					for r.Context().Err() == nil {
+						if _, err := io.WriteString(w, event); err != nil {
+							return
+						}
 					}
+					return
 				}
-				return
+				// httputil.ReverseProxy flushes for the first time while it waits for this.
+				http.NewResponseController(w).Flush()
+				time.Sleep(time.Millisecond)
+				io.WriteString(w, large)
 			}
-			io.WriteString(w, large)
-		}
-		e.set(nil, say)
-		e.passthrough.Store(&say)
-		f := startServer(t, e.URL, func(c *Config) { c.WriteTimeout = 40 * time.Millisecond })
-		for name, c := range map[string]*http.Client{"HTTP/1.1": f.client, "HTTP/2": h2Client(t)} {
-			resp := postUntilBegun(t, c, "http://"+f.url+test.path, test.body)
-			waitFor(t, "an idle front end", f.isIdle)
-			n, err := io.Copy(io.Discard, resp.Body)
-			resp.Body.Close()
-			if err == nil {
-				t.Errorf("%s, %s: the answer is whole after %d bytes", test.name, name, n)
+			e.set(nil, say)
+			e.passthrough.Store(&say)
+			f := startServer(t, e.URL, func(c *Config) { c.WriteTimeout = 40 * time.Millisecond })
+			for name, c := range map[string]*http.Client{"HTTP/1.1": f.client, "HTTP/2": {Transport: memory.transport(t, 2)}} {
+				resp, err := c.Post("http://"+f.url+test.path, "application/json", strings.NewReader(test.body))
+				if err != nil {
+					t.Fatal(err)
+				}
+				waitFor(t, f.isIdle)
+				n, err := io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
+				if err == nil {
+					t.Errorf("%s, %s: the answer is whole after %d bytes", test.name, name, n)
+				}
 			}
 		}
-	}
-}
-
-// postUntilBegun sends requests until an answer begins: on a busy machine the
-// first write may make no progress for WriteTimeout.
-func postUntilBegun(t *testing.T, c *http.Client, url, body string) (resp *http.Response) {
-	t.Helper()
-	waitFor(t, "an answer that begins", func() bool {
-		var err error
-		resp, err = c.Post(url, "application/json", strings.NewReader(body))
-		return err == nil
 	})
-	return resp
 }
 
 // stuckWriter blocks until its deadline.
@@ -157,7 +135,7 @@ func TestAnswerWriterDoesNotLockStream(t *testing.T) {
 		w := &stuckWriter{recorder: recorder{header: http.Header{}}, cut: make(chan struct{}), t: t}
 		g := newDeadlineWriter(w, time.Minute)
 		ctx, cancel := context.WithCancel(t.Context())
-		leg := newMemLeg(nil, io.EOF, "data: {\"error\":{}}\n\n", "data: [DONE]\n\n")
+		leg := readLeg(io.NopCloser(strings.NewReader("data: {\"error\":{}}\n\ndata: [DONE]\n\n")), &call{cancel: cancel}, nil, time.Hour, 0)
 		w.stream = newTestStream(ctx, &answerWriter{w: g, template: &answerTemplate{}, header: http.Header{}}, cancel)
 		first, _ := leg.Next()
 		if err := w.stream.pump(opened(leg, first)); err != nil {

@@ -1,0 +1,101 @@
+package frontend
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"syscall"
+	"testing"
+)
+
+// network is a network in memory: tests that use it run in the virtual time of
+// testing/synctest, so that no timeout depends on how busy the machine is. Its
+// connections have no buffer: a write waits for the read.
+type network struct {
+	mu        sync.Mutex
+	listeners map[string]*memListener // by address
+	last      uint16                  // port that was given
+}
+
+var memory = network{listeners: make(map[string]*memListener), last: 1000}
+
+// listen opens a listener at a new address.
+func listen() net.Listener {
+	memory.mu.Lock()
+	memory.last++
+	address := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), memory.last).String()
+	memory.mu.Unlock()
+	l, _ := memory.listenAt("tcp", address)
+	return l
+}
+
+func (n *network) listenAt(_, address string) (net.Listener, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.listeners[address] != nil {
+		return nil, syscall.EADDRINUSE
+	}
+	l := &memListener{address: address, conns: make(chan net.Conn), closed: make(chan struct{})}
+	n.listeners[address] = l
+	return l, nil
+}
+
+func (n *network) dial(ctx context.Context, _, address string) (net.Conn, error) {
+	n.mu.Lock()
+	l := n.listeners[address]
+	n.mu.Unlock()
+	if l == nil {
+		return nil, syscall.ECONNREFUSED
+	}
+	here, there := net.Pipe()
+	select {
+	case l.conns <- there:
+		return here, nil
+	case <-l.closed:
+		return nil, syscall.ECONNREFUSED
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// transport returns a transport of a version of HTTP over the network.
+func (n *network) transport(t testing.TB, major int) *http.Transport {
+	tr := &http.Transport{DisableCompression: true, DialContext: n.dial, Protocols: new(http.Protocols)}
+	tr.Protocols.SetHTTP1(major == 1)
+	tr.Protocols.SetUnencryptedHTTP2(major == 2)
+	t.Cleanup(tr.CloseIdleConnections)
+	return tr
+}
+
+// memListener is a listener of the network.
+type memListener struct {
+	address string
+	conns   chan net.Conn
+	closed  chan struct{}
+	once    sync.Once
+}
+
+func (l *memListener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.conns:
+		return c, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *memListener) Close() error {
+	l.once.Do(func() {
+		memory.mu.Lock()
+		defer memory.mu.Unlock()
+		delete(memory.listeners, l.address)
+		close(l.closed)
+	})
+	return nil
+}
+
+func (l *memListener) Addr() net.Addr {
+	return net.TCPAddrFromAddrPort(netip.MustParseAddrPort(l.address))
+}
