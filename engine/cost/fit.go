@@ -1,6 +1,7 @@
 package cost
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -11,33 +12,24 @@ import (
 
 // Model is the shape of a transformer, as far as its cost depends on it.
 type Model struct {
-	Layers      int
-	Heads       int            // query heads
-	KVHeads     int            // key/value heads
-	HeadDim     int            // elements per head
-	Parameters  float64        // weights in all
-	WeightBytes policies.Bytes // bytes per weight; 0 means 2 (bf16)
-	KVBytes     policies.Bytes // bytes per KV element; 0 means 2 (bf16)
+	Layers     int
+	Heads      int     // query heads
+	KVHeads    int     // key/value heads
+	HeadDim    int     // elements per head
+	Parameters float64 // weights in all
 }
+
+// elementBytes is the size of a weight and of a KV element: bf16.
+const elementBytes = 2
 
 // Llama8B is the shape of Llama-3.1-8B, the model of the built-in profiles.
 func Llama8B() Model {
 	return Model{Layers: 32, Heads: 32, KVHeads: 8, HeadDim: 128, Parameters: 8.03e9}
 }
 
-func (m Model) withDefaults() Model {
-	if m.WeightBytes == 0 {
-		m.WeightBytes = 2
-	}
-	if m.KVBytes == 0 {
-		m.KVBytes = 2
-	}
-	return m
-}
-
 // kvBytesPerToken is keys and values of all layers.
 func (m Model) kvBytesPerToken() policies.Bytes {
-	return policies.Bytes(2*m.Layers*m.KVHeads*m.HeadDim) * m.KVBytes
+	return policies.Bytes(2 * m.Layers * m.KVHeads * m.HeadDim * elementBytes)
 }
 
 // Device contains data-sheet values for what no table measured.
@@ -77,11 +69,6 @@ type FitConfig struct {
 	// Skew is LLMServingSim's skew.csv, mixed-length decode batches; nil
 	// leaves Kappa 0.
 	Skew io.Reader
-
-	MaxBatch int     // sequences at once; 0 means 256
-	Reduce   float64 // ReduceSeconds of the profile; 0 means 10 µs twice a layer
-	Base     float64 // TransferBase; 0 means 10 ms
-	LinkRate float64 // bytes/s between replicas; 0 means 25e9 (200 Gbit/s)
 }
 
 func (c FitConfig) validate() error {
@@ -109,15 +96,14 @@ func Fit(c FitConfig) (Profile, error) {
 	if err := c.validate(); err != nil {
 		return Profile{}, fmt.Errorf("fit profile: %w", err)
 	}
-	c.Model = c.Model.withDefaults()
 	p := Profile{
 		Name: c.Name, Source: c.Source, Unit: "seconds", Ranks: 1,
 		KVBytesPerToken: c.Model.kvBytesPerToken(),
-		WeightBytes:     policies.Bytes(c.Model.Parameters) * c.Model.WeightBytes,
-		MaxBatch:        or(c.MaxBatch, 256),
-		ReduceSeconds:   or(c.Reduce, 2*10e-6*float64(c.Model.Layers)),
-		TransferBase:    or(c.Base, 10e-3),
-		LinkRate:        or(c.LinkRate, 25e9),
+		WeightBytes:     policies.Bytes(c.Model.Parameters) * elementBytes,
+		MaxBatch:        256,
+		ReduceSeconds:   2 * 10e-6 * float64(c.Model.Layers), // 10 µs twice a layer
+		TransferBase:    10e-3,
+		LinkRate:        25e9, // bytes/s: 200 Gbit/s
 	}
 	free := memoryShare*c.Device.Memory - activations - float64(p.WeightBytes)
 	p.KVTokens = policies.Tokens(free / float64(p.KVBytesPerToken))
@@ -135,12 +121,8 @@ func Fit(c FitConfig) (Profile, error) {
 	}
 	p.How = append(p.How,
 		fmt.Sprintf("kv_tokens derived: (%.0f %% of %.0f GB − weights − %.0f GB) / kv_bytes_per_token", memoryShare*100, c.Device.Memory/1e9, activations/1e9),
-		"reduce_seconds, transfer_base and link_rate are assumptions")
-	from := c.Device.OverheadFrom
-	if from == "" {
-		from = "an assumption"
-	}
-	p.How = append(p.How, fmt.Sprintf("d0 has %.0f µs outside the kernels: %s", c.Device.Overhead*1e6, from))
+		"reduce_seconds, transfer_base and link_rate are assumptions",
+		fmt.Sprintf("d0 has %.0f µs outside the kernels: %s", c.Device.Overhead*1e6, cmp.Or(c.Device.OverheadFrom, "an assumption")))
 	if err := p.Validate(); err != nil {
 		return Profile{}, fmt.Errorf("fit profile: %w", err)
 	}
@@ -155,11 +137,4 @@ func round(p Profile) Profile {
 		*x, _ = strconv.ParseFloat(strconv.FormatFloat(*x, 'g', 5, 64), 64)
 	}
 	return p
-}
-
-func or[T int | float64](v, otherwise T) T {
-	if v == 0 {
-		return otherwise
-	}
-	return v
 }

@@ -11,36 +11,23 @@ const (
 // fitGeneration fits decode attention from aiconfigurator's table and derives
 // the dense part from it and from the data sheet.
 func (c FitConfig) fitGeneration(p *Profile) error {
-	t, err := openTable("generation attention", c.Generation,
-		"batch_size", "isl", "step", "num_heads", "num_key_value_heads", "head_dim", "attn_dtype", "kv_cache_dtype", "latency")
-	if err != nil {
-		return err
-	}
 	var rows []row
-	for {
-		more, err := t.next()
-		if err != nil {
-			return err
-		}
-		if !more {
-			break
-		}
-		v, err := t.numbers("batch_size", "isl", "step", "num_heads", "num_key_value_heads", "head_dim", "latency")
-		if err != nil {
-			return err
-		}
-		batch, kv, ms := v[0], v[1]+v[2], v[6]
+	m := c.Model
+	err := readTable("generation attention", c.Generation, func(t *table) {
+		batch, kv, ms := t.number("batch_size"), t.number("isl")+t.number("step"), t.number("latency")
 		window := t.text("window_size")
 		switch {
-		case int(v[3]) != c.Model.Heads || int(v[4]) != c.Model.KVHeads || int(v[5]) != c.Model.HeadDim:
+		case int(t.number("num_heads")) != m.Heads || int(t.number("num_key_value_heads")) != m.KVHeads || int(t.number("head_dim")) != m.HeadDim:
 		case t.text("attn_dtype") != "bfloat16" || t.text("kv_cache_dtype") != "bfloat16":
 		case window != "" && window != "0":
 		case batch > maxFitBatch || kv < minFitKV || !(ms > 0):
 		default:
 			rows = append(rows, row{x: []float64{1, batch, batch * kv}, t: ms * 1e-3})
 		}
+	}, "batch_size", "isl", "step", "num_heads", "num_key_value_heads", "head_dim", "attn_dtype", "kv_cache_dtype", "latency")
+	if err != nil {
+		return err
 	}
-	m := c.Model
 	a, err := leastSquares(rows)
 	if err != nil {
 		return fmt.Errorf("generation attention table, %d rows of shape %d/%d heads × %d bf16: %w", len(rows), m.Heads, m.KVHeads, m.HeadDim, err)

@@ -1,8 +1,10 @@
 package cost
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 )
 
@@ -24,10 +26,15 @@ func (c FitConfig) fitLayers(p *Profile) error {
 	if err != nil {
 		return err
 	}
-	dense, err := leastSquares(small)
-	if err != nil {
-		return fmt.Errorf("dense table: %w", err)
+	fit := func(table string, rows []row) []float64 {
+		a, failed := leastSquares(rows)
+		if failed != nil {
+			err = cmp.Or(err, fmt.Errorf("%s: %w", table, failed))
+			return make([]float64, 3)
+		}
+		return a
 	}
+	dense := fit("dense table", small)
 	// Prompts are fitted on what they add to an iteration that reads the
 	// weights anyway.
 	var added []row
@@ -36,21 +43,11 @@ func (c FitConfig) fitLayers(p *Profile) error {
 			added = append(added, row{x: r.x[1:], t: r.t - dense[0]})
 		}
 	}
-	prompt, err := leastSquares(added)
+	prompt := fit("dense table, prompts", added)
+	attention, chunk := fit("attention table, decode", decode), fit("attention table, prefill", prefill)
+	last := fit("per-sequence table", head)
 	if err != nil {
-		return fmt.Errorf("dense table, prompts: %w", err)
-	}
-	attention, err := leastSquares(decode)
-	if err != nil {
-		return fmt.Errorf("attention table, decode: %w", err)
-	}
-	chunk, err := leastSquares(prefill)
-	if err != nil {
-		return fmt.Errorf("attention table, prefill: %w", err)
-	}
-	last, err := leastSquares(head)
-	if err != nil {
-		return fmt.Errorf("per-sequence table: %w", err)
+		return err
 	}
 	layers := float64(c.Model.Layers)
 	p.FitError = errorOf(decode, attention)
@@ -71,35 +68,24 @@ func (c FitConfig) fitLayers(p *Profile) error {
 // readDense sums the layers of one forward pass by token count, in seconds:
 // rows up to maxBatch tokens, and rows of prompt size.
 func (c FitConfig) readDense(maxBatch int) (small, large []row, err error) {
-	t, err := openTable("dense", c.Dense, "layer", "tokens", "time_us")
-	if err != nil {
-		return nil, nil, err
-	}
 	// A transformer layer has two norms; embedding and final norm run once.
 	layers := float64(c.Model.Layers)
 	times := map[string]float64{"layernorm": 2 * layers, "embedding": 1, "final_layernorm": 1}
 	sum, kinds, most := make(map[int]float64), make(map[int]int), 0
-	for {
-		more, err := t.next()
-		if err != nil {
-			return nil, nil, err
-		}
-		if !more {
-			break
-		}
-		v, err := t.numbers("tokens", "time_us")
-		if err != nil {
-			return nil, nil, err
-		}
+	err = readTable("dense", c.Dense, func(t *table) {
 		n, known := times[t.text("layer")]
 		if !known {
 			n = layers
 		}
-		sum[int(v[0])] += n * v[1] * 1e-6
-		kinds[int(v[0])]++
-		most = max(most, kinds[int(v[0])])
+		tokens := int(t.number("tokens"))
+		sum[tokens] += n * t.number("time_us") * 1e-6
+		kinds[tokens]++
+		most = max(most, kinds[tokens])
+	}, "layer", "tokens", "time_us")
+	if err != nil {
+		return nil, nil, err
 	}
-	for _, tokens := range sorted(sum) {
+	for _, tokens := range slices.Sorted(maps.Keys(sum)) {
 		if kinds[tokens] != most {
 			return nil, nil, fmt.Errorf("dense table: %d tokens have %d layers, others %d; a pass cannot be summed", tokens, kinds[tokens], most)
 		}
@@ -116,29 +102,17 @@ func (c FitConfig) readDense(maxBatch int) (small, large []row, err error) {
 
 // readPerSequence sums head and sampler by sequence count.
 func (c FitConfig) readPerSequence(maxBatch int) ([]row, error) {
-	t, err := openTable("per-sequence", c.PerSequence, "layer", "sequences", "time_us")
+	sum := make(map[int]float64)
+	err := readTable("per-sequence", c.PerSequence, func(t *table) {
+		if n := int(t.number("sequences")); n <= maxBatch {
+			sum[n] += t.number("time_us") * 1e-6
+		}
+	}, "layer", "sequences", "time_us")
 	if err != nil {
 		return nil, err
 	}
-	sum := make(map[int]float64)
-	for {
-		more, err := t.next()
-		if err != nil {
-			return nil, err
-		}
-		if !more {
-			break
-		}
-		v, err := t.numbers("sequences", "time_us")
-		if err != nil {
-			return nil, err
-		}
-		if int(v[0]) <= maxBatch {
-			sum[int(v[0])] += v[1] * 1e-6
-		}
-	}
 	var rows []row
-	for _, n := range sorted(sum) {
+	for _, n := range slices.Sorted(maps.Keys(sum)) {
 		rows = append(rows, row{x: []float64{1, float64(n)}, t: sum[n]})
 	}
 	return rows, nil
@@ -147,71 +121,45 @@ func (c FitConfig) readPerSequence(maxBatch int) ([]row, error) {
 // readAttention returns the pure decode rows (1, n, ΣKV) and the pure prefill
 // rows (1, chunk, end² − start²) of one layer.
 func (c FitConfig) readAttention() (decode, prefill []row, err error) {
-	t, err := openTable("attention", c.Attention, "prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
-	if err != nil {
-		return nil, nil, err
-	}
-	for {
-		more, err := t.next()
-		if err != nil {
-			return nil, nil, err
-		}
-		if !more {
-			break
-		}
-		v, err := t.numbers("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
-		if err != nil {
-			return nil, nil, err
-		}
-		chunk, cached, n, kv, seconds := v[0], v[1], v[2], v[3], v[4]*1e-6
+	err = readTable("attention", c.Attention, func(t *table) {
+		chunk, cached, n, kv, seconds := t.number("prefill_chunk"), t.number("kv_prefill"), t.number("n_decode"), t.number("kv_decode"), t.number("time_us")*1e-6
 		switch {
 		case !(seconds > 0):
-			return nil, nil, fmt.Errorf("attention table: line %d: time_us must be positive", t.line)
+			t.fail(": time_us must be positive")
 		case chunk == 0 && n > 0 && kv >= minFitKV:
 			decode = append(decode, row{x: []float64{1, n, n * kv}, t: seconds})
 		case chunk >= minPrefillChunk && n == 0:
 			end := cached + chunk
 			prefill = append(prefill, row{x: []float64{1, chunk, end*end - cached*cached}, t: seconds})
 		}
-	}
-	return decode, prefill, nil
+	}, "prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
+	return decode, prefill, err
 }
 
 // fitSkew fits Kappa: what a decode batch of unequal lengths takes beyond one
 // of equal lengths and the same sum, over D4·(Lmax − Lmean).
 func (c FitConfig) fitSkew(p *Profile) error {
-	t, err := openTable("skew", c.Skew, "regime", "kv_big", "kv_mean", "t_mean_us", "t_skew_us")
-	if err != nil {
-		return err
-	}
 	perLayer := p.D4 / float64(c.Model.Layers)
 	var num, den float64
 	points := 0
-	for {
-		more, err := t.next()
-		if err != nil {
-			return err
-		}
-		if !more {
-			break
-		}
+	err := readTable("skew", c.Skew, func(t *table) {
 		if t.text("regime") != "pure" {
-			continue
+			return
 		}
-		v, err := t.numbers("kv_big", "kv_mean", "t_mean_us", "t_skew_us")
-		if err != nil {
-			return err
-		}
-		if !(v[2] > 0) {
-			return fmt.Errorf("skew table: line %d: t_mean_us must be positive", t.line)
+		mean := t.number("t_mean_us")
+		if !(mean > 0) {
+			t.fail(": t_mean_us must be positive")
 		}
 		// One relative least-squares column, in closed form: the penalty may be
 		// negative in single rows, which leastSquares does not take.
-		x := perLayer * (v[0] - v[1]) / (v[2] * 1e-6)
-		y := (v[3] - v[2]) / v[2]
+		x := perLayer * (t.number("kv_big") - t.number("kv_mean")) / (mean * 1e-6)
+		y := (t.number("t_skew_us") - mean) / mean
 		num += float64(x * y)
 		den += float64(x * x)
 		points++
+	}, "regime", "kv_big", "kv_mean", "t_mean_us", "t_skew_us")
+	if err != nil {
+		return err
 	}
 	if den == 0 {
 		return errors.New("skew table: no row of regime pure with unequal lengths")
@@ -219,13 +167,4 @@ func (c FitConfig) fitSkew(p *Profile) error {
 	p.Kappa = max(0, num/den)
 	p.How = append(p.How, fmt.Sprintf("kappa fitted: %d pure decode batches of unequal lengths (KV ≤ 16384, mostly 4:1)", points))
 	return nil
-}
-
-func sorted(m map[int]float64) []int {
-	keys := make([]int, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }
