@@ -11,45 +11,13 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// pipes is a listener over net.Pipe, which works with synctest's clock.
-type pipes struct {
-	conns chan net.Conn
-	once  sync.Once
-	done  chan struct{}
-}
-
-func newPipes() *pipes { return &pipes{conns: make(chan net.Conn), done: make(chan struct{})} }
-
-func (p *pipes) Accept() (net.Conn, error) {
-	select {
-	case c := <-p.conns:
-		return c, nil
-	case <-p.done:
-		return nil, net.ErrClosed
-	}
-}
-
-func (p *pipes) Close() error   { p.once.Do(func() { close(p.done) }); return nil }
-func (p *pipes) Addr() net.Addr { return &net.UnixAddr{Name: "pipe"} }
-
-func (p *pipes) dial(ctx context.Context, _, _ string) (net.Conn, error) {
-	here, there := net.Pipe()
-	select {
-	case p.conns <- there:
-		return here, nil
-	case <-p.done:
-		return nil, net.ErrClosed
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
 
 // served is a request as the fake decodes it.
 type served struct {
@@ -67,7 +35,7 @@ type fake struct {
 	prefill time.Duration // before the first token
 	step    time.Duration // between tokens
 	// override answers in place of the fake if it is set and returns true.
-	override func(w http.ResponseWriter, r served) bool
+	override func(w http.ResponseWriter) bool
 
 	mu       sync.Mutex
 	requests []served
@@ -83,7 +51,7 @@ func (f *fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.mu.Lock()
 	f.requests = append(f.requests, body)
 	f.mu.Unlock()
-	if f.override != nil && f.override(w, body) {
+	if f.override != nil && f.override(w) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
@@ -117,7 +85,7 @@ func run(t *testing.T, f *fake, cfg Config) (Result, error) {
 
 func runContext(t *testing.T, ctx context.Context, f *fake, cfg Config) (Result, error) {
 	t.Helper()
-	listener := newPipes()
+	listener := bufconn.Listen(1 << 16)
 	server := &http.Server{Handler: f}
 	stopped := make(chan struct{})
 	go func() {
@@ -132,7 +100,7 @@ func runContext(t *testing.T, ctx context.Context, f *fake, cfg Config) (Result,
 	}()
 	cfg.Target, cfg.Model = "http://fake", "m"
 	transport := transport(cfg.withDefaults())
-	transport.DialContext = listener.dial
+	transport.DialContext = func(ctx context.Context, _, _ string) (net.Conn, error) { return listener.DialContext(ctx) }
 	cfg.Transport = transport
 	if cfg.CPU == nil {
 		cfg.CPU = func() (CPUTimes, error) { return CPUTimes{}, errNoCPU }

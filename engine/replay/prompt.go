@@ -40,6 +40,8 @@ const (
 	// firstID is the first token id used: those below are special or single
 	// bytes in most vocabularies.
 	firstID = 1000
+	// vocabulary is the number of token ids to choose from.
+	vocabulary = 32000
 )
 
 // words renders prompts. It is immutable and safe for concurrent use.
@@ -104,15 +106,14 @@ func (w *words) appendText(body []byte, r trace.Request, index int) []byte {
 }
 
 // appendIDs appends Input token ids as a JSON array.
-func appendIDs(body []byte, r trace.Request, index, vocabulary int) []byte {
+func appendIDs(body []byte, r trace.Request, index int) []byte {
 	body = append(body, '[')
-	choices := uint64(vocabulary - firstID)
 	for i := range int(r.Input) {
 		if i > 0 {
 			body = append(body, ',')
 		}
 		id := block(r, index, i/trace.BlockTokens)
-		token := firstID + scatter(id*trace.BlockTokens+uint64(i%trace.BlockTokens))%choices
+		token := firstID + scatter(id*trace.BlockTokens+uint64(i%trace.BlockTokens))%(vocabulary-firstID)
 		body = strconv.AppendUint(body, token, 10)
 	}
 	return append(body, ']')
@@ -135,7 +136,7 @@ func (r *Replay) body(i int) []byte {
 	body = append(body, r.model...)
 	body = append(body, `,"prompt":`...)
 	if r.cfg.Prompt == PromptIDs {
-		body = appendIDs(body, request, i, r.cfg.Vocabulary)
+		body = appendIDs(body, request, i)
 	} else {
 		body = r.words.appendText(body, request, i)
 	}

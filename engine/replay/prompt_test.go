@@ -36,11 +36,11 @@ func TestPromptLength(t *testing.T) {
 				t.Errorf("%s counts %d tokens in a prompt of %d (%v)", encoding, got, n, err)
 			}
 			var ids []int
-			if err := json.Unmarshal(appendIDs(nil, trace.Request{Input: n}, i, 32000), &ids); err != nil || len(ids) != int(n) {
+			if err := json.Unmarshal(appendIDs(nil, trace.Request{Input: n}, i), &ids); err != nil || len(ids) != int(n) {
 				t.Errorf("%d ids in a prompt of %d (%v)", len(ids), n, err)
 			}
 			for _, id := range ids {
-				if id < firstID || id >= 32000 {
+				if id < firstID || id >= vocabulary {
 					t.Fatalf("id %d", id)
 				}
 			}

@@ -7,6 +7,7 @@
 package replay
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -17,21 +18,20 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/cascadeinfer/cascade/engine/trace"
-	"github.com/cascadeinfer/cascade/policies"
 )
 
 // Defaults and limits of a replay.
 const (
 	DefaultTimeout     = 10 * time.Minute
 	DefaultConnections = 8192
-	DefaultMinIdle     = 0.3
-	DefaultVocabulary  = 32000
+
+	// minIdle is the share of idle CPU below which a run is void.
+	minIdle = 0.3
 
 	progressEvery = time.Second
 	dialTimeout   = 10 * time.Second
@@ -66,9 +66,6 @@ type Config struct {
 	// Prompt is PromptText (the default) or PromptIDs. Equal prefix ids of the
 	// trace become equal blocks of 512 tokens in both.
 	Prompt Prompt
-	// Vocabulary is the number of token ids to choose from with PromptIDs; 0
-	// means DefaultVocabulary.
-	Vocabulary int
 	// Speed is the factor by which the target's engines run faster than real time: arrivals are
 	// divided by it, and results are reported as measured and multiplied by it ("engine
 	// time"). 0 means 1.
@@ -81,12 +78,6 @@ type Config struct {
 	Connections int
 	// HTTP2 uses HTTP/2 with prior knowledge (h2c) instead of HTTP/1.1.
 	HTTP2 bool
-	// Classes are the lower bounds of the length classes of the result, from
-	// 0 on; nil means 0, 1Ki, 4Ki, 16Ki, 64Ki.
-	Classes []policies.Tokens
-	// MinIdle is the share of idle CPU below which the run is void, in [0, 1);
-	// 0 means DefaultMinIdle.
-	MinIdle float64
 	// CPU reads the machine's CPU times; nil reads /proc/stat, if it exists.
 	CPU func() (CPUTimes, error)
 	// Records receives one JSON line per request when the run ends; nil for
@@ -108,30 +99,11 @@ type Progress struct {
 }
 
 func (c Config) withDefaults() Config {
-	if c.Name == "" {
-		c.Name = c.Target
-	}
-	if c.Prompt == "" {
-		c.Prompt = PromptText
-	}
-	if c.Vocabulary == 0 {
-		c.Vocabulary = DefaultVocabulary
-	}
-	if c.Speed == 0 {
-		c.Speed = 1
-	}
-	if c.Timeout == 0 {
-		c.Timeout = DefaultTimeout
-	}
-	if c.Connections == 0 {
-		c.Connections = DefaultConnections
-	}
-	if c.Classes == nil {
-		c.Classes = []policies.Tokens{0, 1 << 10, 4 << 10, 16 << 10, 64 << 10}
-	}
-	if c.MinIdle == 0 {
-		c.MinIdle = DefaultMinIdle
-	}
+	c.Name = cmp.Or(c.Name, c.Target)
+	c.Prompt = cmp.Or(c.Prompt, PromptText)
+	c.Speed = cmp.Or(c.Speed, 1)
+	c.Timeout = cmp.Or(c.Timeout, DefaultTimeout)
+	c.Connections = cmp.Or(c.Connections, DefaultConnections)
 	if c.CPU == nil {
 		c.CPU = procStat
 	}
@@ -155,16 +127,10 @@ func (c Config) validate() error {
 		return fmt.Errorf("replay: %w", trace.ErrEmpty)
 	case c.Prompt != PromptText && c.Prompt != PromptIDs:
 		return fmt.Errorf("replay: prompt is %q; it must be %q or %q", c.Prompt, PromptText, PromptIDs)
-	case c.Vocabulary <= firstID:
-		return fmt.Errorf("replay: a vocabulary of %d is too small; it must be above %d", c.Vocabulary, firstID)
 	case !(c.Speed > 0) || math.IsInf(c.Speed, 0):
 		return fmt.Errorf("replay: speed is %v; it must be positive", c.Speed)
 	case c.Timeout < 0 || c.Connections < 0:
 		return fmt.Errorf("replay: timeout %v and connections %d must not be negative", c.Timeout, c.Connections)
-	case !(c.MinIdle > 0 && c.MinIdle < 1):
-		return fmt.Errorf("replay: the smallest idle share is %v; it must lie between 0 and 1", c.MinIdle)
-	case len(c.Classes) == 0 || c.Classes[0] != 0 || !slices.IsSorted(c.Classes) || len(slices.Compact(slices.Clone(c.Classes))) != len(c.Classes):
-		return fmt.Errorf("replay: the length classes %v must start at 0 and grow", c.Classes)
 	}
 	for i, r := range c.Requests {
 		if r.At < 0 {
@@ -269,7 +235,9 @@ func (r *Replay) Run(ctx context.Context) (Result, error) {
 	result := summarise(r.cfg, r.records[:r.sent.Load()], wall)
 	result.IdleCPU, result.IdleCPUWorst = idle.share(), idle.worst
 	result.Interrupted = ctx.Err() != nil
-	result.Void = void(result, r.cfg.MinIdle)
+	if result.IdleCPU >= 0 && result.IdleCPU < minIdle {
+		result.Void = fmt.Sprintf("%.0f %% of the CPU was idle, at least %.0f %% is needed: lower the rate or the speed", 100*result.IdleCPU, 100*minIdle)
+	}
 	if err := writeRecords(r.cfg.Records, result.Records); err != nil {
 		return result, err
 	}
@@ -326,12 +294,4 @@ func (r *Replay) progress() {
 		Elapsed:   time.Since(r.started),
 		Remaining: max(0, time.Until(r.due(len(r.records)-1))),
 	})
-}
-
-// void returns why a run measured something else than the target, or "".
-func void(r Result, minIdle float64) string {
-	if r.IdleCPU >= 0 && r.IdleCPU < minIdle {
-		return fmt.Sprintf("%.0f %% of the CPU was idle, at least %.0f %% is needed: lower the rate or the speed", 100*r.IdleCPU, 100*minIdle)
-	}
-	return ""
 }

@@ -113,80 +113,46 @@ func TestConnectionsAreBounded(t *testing.T) {
 }
 
 func TestFailures(t *testing.T) {
-	sse := func(w http.ResponseWriter) { w.Header().Set("Content-Type", "text/event-stream") }
-	for want, override := range map[string]func(w http.ResponseWriter, r served) bool{
-		`http 500: "{\"error\":1}\n"`: func(w http.ResponseWriter, r served) bool {
+	// answer sends events and ends; an answer that panics is cut.
+	answer := func(events string) func(http.ResponseWriter) {
+		return func(w http.ResponseWriter) {
+			w.Header().Set("Content-Type", "text/event-stream")
+			fmt.Fprint(w, events)
+			_ = http.NewResponseController(w).Flush()
+		}
+	}
+	for want, override := range map[string]func(http.ResponseWriter){
+		`http 500: "{\"error\":1}\n"`: func(w http.ResponseWriter) {
 			http.Error(w, `{"error":1}`, http.StatusInternalServerError)
-			return true
 		},
-		"cut: the stream ended without [DONE]": func(w http.ResponseWriter, r served) bool {
-			sse(w)
-			token(w, "a")
-			return true
-		},
-		"cut: unexpected EOF": func(w http.ResponseWriter, r served) bool {
-			sse(w)
-			token(w, "a")
+		"cut: the stream ended without [DONE]": answer(chunk),
+		"cut: unexpected EOF": func(w http.ResponseWriter) {
+			answer(chunk)(w)
 			panic(http.ErrAbortHandler)
 		},
-		`malformed: an event is not a JSON object: "{\"choices\":["`: func(w http.ResponseWriter, r served) bool {
-			sse(w)
-			fmt.Fprint(w, "data: {\"choices\":[\n\n")
-			return true
-		},
-		`malformed: an event is not a JSON object: "7"`: func(w http.ResponseWriter, r served) bool {
-			sse(w)
-			fmt.Fprint(w, "data: 7\n\n")
-			return true
-		},
-		`malformed: an event has no choices: "{}"`: func(w http.ResponseWriter, r served) bool {
-			sse(w)
-			fmt.Fprint(w, ": a comment\n\ndata: {}\n\n")
-			return true
-		},
-		"malformed: an event is longer than 1048576 bytes": func(w http.ResponseWriter, r served) bool {
-			sse(w)
-			fmt.Fprintf(w, "data: %s\n\n", strings.Repeat("x", maxEvent))
-			return true
-		},
-		"malformed: the stream has no token": func(w http.ResponseWriter, r served) bool {
-			sse(w)
-			finish(w, 1, 0)
-			return true
-		},
-		`malformed: the content type is "text/plain; charset=utf-8", not text/event-stream`: func(w http.ResponseWriter, r served) bool {
+		`malformed: an event is not a JSON object: "{\"choices\":["`: answer("data: {\"choices\":[\n\n"),
+		`malformed: an event is not a JSON object: "7"`:              answer("data: 7\n\n"),
+		`malformed: an event has no choices: "{}"`:                   answer(": a comment\n\ndata: {}\n\n"),
+		"malformed: an event is longer than 1048576 bytes":           answer("data: " + strings.Repeat("x", maxEvent) + "\n\n"),
+		"malformed: the stream has no token":                         func(w http.ResponseWriter) { answer("")(w); finish(w, 1, 0) },
+		`malformed: the content type is "text/plain; charset=utf-8", not text/event-stream`: func(w http.ResponseWriter) {
 			fmt.Fprint(w, "hello")
-			return true
 		},
-		`error event: "{\"message\":\"engine died\"}"`: func(w http.ResponseWriter, r served) bool {
-			sse(w)
-			token(w, "a")
-			fmt.Fprint(w, "data: {\"error\":{\"message\":\"engine died\"}}\n\ndata: [DONE]\n\n")
-			return true
-		},
-		`error event: "gone"`: func(w http.ResponseWriter, r served) bool {
-			sse(w)
-			fmt.Fprint(w, "event: error\ndata: gone\n\n")
-			return true
-		},
-		"timeout: no end within the timeout": func(w http.ResponseWriter, r served) bool {
-			sse(w)
-			token(w, "a")
-			time.Sleep(time.Minute)
-			return true
-		},
-		"connect: ": func(w http.ResponseWriter, r served) bool {
-			panic(http.ErrAbortHandler)
-		},
+		`error event: "{\"message\":\"engine died\"}"`: answer(chunk + "data: {\"error\":{\"message\":\"engine died\"}}\n\ndata: [DONE]\n\n"),
+		`error event: "gone"`:                          answer("event: error\ndata: gone\n\n"),
+		"timeout: no end within the timeout":           func(w http.ResponseWriter) { answer(chunk)(w); time.Sleep(time.Minute) },
+		"connect: ":                                    func(http.ResponseWriter) { panic(http.ErrAbortHandler) },
 	} {
 		t.Run(want, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				var log bytes.Buffer
 				// The second of three requests fails.
 				n := 0
-				f := &fake{override: func(w http.ResponseWriter, r served) bool {
-					n++
-					return n == 2 && override(w, r)
+				f := &fake{override: func(w http.ResponseWriter) bool {
+					if n++; n == 2 {
+						override(w)
+					}
+					return n == 2
 				}}
 				result, err := run(t, f, Config{Requests: every(time.Minute, 3, 10, 2), Timeout: 30 * time.Second, Records: &log})
 				if err != nil {
@@ -219,7 +185,7 @@ func TestFailures(t *testing.T) {
 
 func TestTruncatedAnswersAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		f := &fake{override: func(w http.ResponseWriter, r served) bool {
+		f := &fake{override: func(w http.ResponseWriter) bool {
 			w.Header().Set("Content-Type", "text/event-stream")
 			token(w, "a")
 			finish(w, 5, 1)
@@ -366,14 +332,9 @@ func TestConfigErrors(t *testing.T) {
 		"no arrival time":    func(c *Config) { c.Requests[0].At = trace.NoArrival },
 		"before the one":     func(c *Config) { c.Requests[0].At = time.Hour },
 		"prompt":             func(c *Config) { c.Prompt = "image" },
-		"vocabulary":         func(c *Config) { c.Vocabulary = 10 },
 		"speed":              func(c *Config) { c.Speed = math.Inf(1) },
 		"timeout":            func(c *Config) { c.Timeout = -1 },
 		"connections":        func(c *Config) { c.Connections = -1 },
-		"idle":               func(c *Config) { c.MinIdle = 1 },
-		"classes [1 2]":      func(c *Config) { c.Classes = []policies.Tokens{1, 2} },
-		"classes [0 5 5]":    func(c *Config) { c.Classes = []policies.Tokens{0, 5, 5} },
-		"must start at 0":    func(c *Config) { c.Classes = []policies.Tokens{} },
 		"parse \"http://[\"": func(c *Config) { c.Target = "http://[" },
 	} {
 		cfg := good()

@@ -78,7 +78,7 @@ type Metrics struct {
 	Latency
 	Lag Summary `json:"lag"` // how late the client sent
 	// Deciles divides the completed requests by the length of their prompts,
-	// Classes by Config.Classes.
+	// Classes by fixed bounds.
 	Deciles  []Group  `json:"deciles"`
 	Classes  []Group  `json:"classes"`
 	Timeline []Moment `json:"timeline"`
@@ -123,6 +123,9 @@ type Moment struct {
 	TTFT        float64 `json:"ttft"`        // mean of the requests due in it; 0 for none
 }
 
+// classes are the bounds of the length classes of a result.
+var classes = [...]policies.Tokens{0, 1 << 10, 4 << 10, 16 << 10, 64 << 10, policies.Unbounded}
+
 // moments is the number of parts of a timeline.
 const moments = 60
 
@@ -157,13 +160,13 @@ func summarise(cfg Config, records []Record, wall time.Duration) Result {
 		return cmp.Or(cmp.Compare(b.Count, a.Count), cmp.Compare(a.Kind, b.Kind))
 	})
 	r.Stages = stages(records)
-	r.Wall = measure(records, wall.Seconds(), 1, cfg.Classes)
-	r.Engine = measure(records, wall.Seconds(), cfg.Speed, cfg.Classes)
+	r.Wall = measure(records, wall.Seconds(), 1)
+	r.Engine = measure(records, wall.Seconds(), cfg.Speed)
 	return r
 }
 
 // measure computes the figures in a time base that is speed times as fast as wall time.
-func measure(records []Record, seconds, speed float64, classes []policies.Tokens) Metrics {
+func measure(records []Record, seconds, speed float64) Metrics {
 	m := Metrics{Seconds: seconds * speed}
 	var completed []Record
 	var output, input float64
@@ -184,12 +187,8 @@ func measure(records []Record, seconds, speed float64, classes []policies.Tokens
 	m.Lag = summary(lag)
 	m.Latency = latency(completed, speed)
 	m.Deciles = deciles(records, speed)
-	for i, low := range classes {
-		high := policies.Unbounded
-		if i+1 < len(classes) {
-			high = classes[i+1]
-		}
-		m.Classes = append(m.Classes, group(records, low, high, speed).withoutPercentiles())
+	for i, high := range classes[1:] {
+		m.Classes = append(m.Classes, group(records, classes[i], high, speed))
 	}
 	m.Timeline = timeline(records, seconds, speed)
 	return m
@@ -245,10 +244,6 @@ func group(records []Record, low, high policies.Tokens, speed float64) Group {
 		completed = append(completed, r)
 	}
 	g.Latency = latency(completed, speed)
-	return g
-}
-
-func (g Group) withoutPercentiles() Group {
 	for _, s := range [...]*Summary{&g.TTFT, &g.TPOT, &g.Normalised, &g.E2E} {
 		s.Percentiles = nil
 	}
@@ -267,14 +262,14 @@ func deciles(records []Record, speed float64) []Group {
 		lengths[i] = r.Input
 	}
 	slices.Sort(lengths)
-	cuts := make([]policies.Tokens, 0, 11)
+	var cuts []policies.Tokens
 	for d := range 10 {
 		cuts = append(cuts, lengths[d*len(lengths)/10])
 	}
 	cuts = slices.Compact(append(cuts, lengths[len(lengths)-1]+1))
-	groups := make([]Group, 0, len(cuts)-1)
+	var groups []Group
 	for i := 1; i < len(cuts); i++ {
-		groups = append(groups, group(records, cuts[i-1], cuts[i], speed).withoutPercentiles())
+		groups = append(groups, group(records, cuts[i-1], cuts[i], speed))
 	}
 	return groups
 }
@@ -358,12 +353,10 @@ func writeRecords(w io.Writer, records []Record) error {
 	if w == nil {
 		return nil
 	}
-	out := bufio.NewWriter(w)
+	out := bufio.NewWriter(w) // keeps its first error, which Flush returns
 	encoder := json.NewEncoder(out)
 	for i := range records {
-		if err := encoder.Encode(&records[i]); err != nil {
-			return fmt.Errorf("write the records: %w", err)
-		}
+		_ = encoder.Encode(&records[i])
 	}
 	if err := out.Flush(); err != nil {
 		return fmt.Errorf("write the records: %w", err)

@@ -41,8 +41,11 @@ const done = "[DONE]"
 func listen(body io.Reader, now func() time.Time) (answer, error) {
 	var a answer
 	for event, err := range sse.Read(body, &sse.ReadConfig{MaxEventSize: maxEvent}) {
+		if errors.Is(err, bufio.ErrTooLong) {
+			return a, &failure{Malformed, fmt.Errorf("an event is longer than %d bytes", maxEvent)}
+		}
 		if err != nil {
-			return a, streamFailure(err)
+			return a, &failure{Cut, err}
 		}
 		if event.Data == done {
 			return a, nil
@@ -52,15 +55,6 @@ func listen(body io.Reader, now func() time.Time) (answer, error) {
 		}
 	}
 	return a, &failure{Cut, errors.New("the stream ended without [DONE]")}
-}
-
-func streamFailure(err error) error {
-	switch {
-	case errors.Is(err, bufio.ErrTooLong):
-		return &failure{Malformed, fmt.Errorf("an event is longer than %d bytes", maxEvent)}
-	default:
-		return &failure{Cut, err}
-	}
 }
 
 // take counts one event.

@@ -103,21 +103,8 @@ func ratio(a, b float64) string {
 // Classes compares the systems within each class of prompt lengths, to show gains of one class at the
 // cost of another.
 func Classes(results []replay.Result) Table {
-	t := byLength(results, func(m replay.Metrics) []replay.Group { return m.Classes })
-	t.Title = "By prompt length"
-	return t
-}
-
-// Deciles compares the systems within each tenth of the requests, by prompt
-// length.
-func Deciles(results []replay.Result) Table {
-	t := byLength(results, func(m replay.Metrics) []replay.Group { return m.Deciles })
-	t.Title = "By decile of prompt length"
-	return t
-}
-
-func byLength(results []replay.Result, of func(replay.Metrics) []replay.Group) Table {
 	t := Table{
+		Title:  "By prompt length",
 		Header: []string{"prompt tokens", "requests", "system", "failed", "TTFT mean", "TTFT p99", "TPOT mean", "TPOT p99", "normalised mean", "normalised p99", "normalised ratio"},
 		Left:   3,
 		Group:  len(results),
@@ -126,18 +113,12 @@ func byLength(results []replay.Result, of func(replay.Metrics) []replay.Group) T
 	if len(results) == 0 {
 		return t
 	}
-	for i, base := range of(results[0].Engine) {
+	for i, base := range results[0].Engine.Classes {
 		if base.Requests == 0 {
 			continue
 		}
 		for j, r := range results {
-			groups := of(r.Engine)
-			// The deciles of another trace are not comparable.
-			if i >= len(groups) || groups[i].Low != base.Low || groups[i].High != base.High {
-				t.Rows = append(t.Rows, []string{"", "", name(r), "–", "–", "–", "–", "–", "–", "–", "–"})
-				continue
-			}
-			g := groups[i]
+			g := r.Engine.Classes[i]
 			row := []string{
 				lengths(g), strconv.Itoa(g.Requests), name(r), strconv.Itoa(g.Failed),
 				seconds(g.TTFT.Mean), seconds(g.TTFT.P99), seconds(g.TPOT.Mean), seconds(g.TPOT.P99),

@@ -1,7 +1,10 @@
 package policytest
 
 import (
+	"bytes"
+	"flag"
 	"fmt"
+	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -58,6 +61,19 @@ func runDirective(t *testing.T, d *datadriven.TestData, play Player) string {
 		}
 	}
 	return out.String()
+}
+
+// CompareGolden compares a file with what the test has produced; -rewrite writes it.
+func CompareGolden(t *testing.T, file string, got []byte) {
+	t.Helper()
+	if flag.Lookup("rewrite").Value.String() == "true" {
+		if err := os.WriteFile(file, got, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want, err := os.ReadFile(file); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%s differs (%v); run with -rewrite and read the difference. Got:\n%s", file, err, got)
+	}
 }
 
 // Words returns a command and its arguments.
