@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -41,18 +42,7 @@ func readCSV(lines *lineReader) ([]Request, error) {
 	if !c.name(columns) {
 		return nil, lines.fail("", "the header must name arrival_ms, input_tokens and output_tokens (or TIMESTAMP, ContextTokens and GeneratedTokens); it is %.80q", header)
 	}
-	var requests []Request
-	for {
-		line, ok := lines.next()
-		if !ok {
-			return requests, lines.finish()
-		}
-		r, err := c.decode(splitCSV(line))
-		if err != nil {
-			return nil, err
-		}
-		requests = append(requests, r)
-	}
+	return lines.decodeAll(c.decode)
 }
 
 // splitCSV splits a line of plain cells: trace columns are numbers and times,
@@ -68,12 +58,7 @@ func splitCSV(line []byte) []string {
 // name finds the columns of a request; false when one is missing.
 func (c *csvReader) name(columns []string) bool {
 	index := func(name string) int {
-		for i, column := range columns {
-			if strings.EqualFold(column, name) {
-				return i
-			}
-		}
-		return -1
+		return slices.IndexFunc(columns, func(column string) bool { return strings.EqualFold(column, name) })
 	}
 	for _, names := range csvNames {
 		c.names = names
@@ -85,7 +70,8 @@ func (c *csvReader) name(columns []string) bool {
 	return false
 }
 
-func (c *csvReader) decode(cells []string) (Request, error) {
+func (c *csvReader) decode(line []byte) (Request, error) {
+	cells := splitCSV(line)
 	if len(cells) != c.width {
 		return Request{}, c.fail("", "%d cells, but the header has %d columns", len(cells), c.width)
 	}

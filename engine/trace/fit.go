@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sort"
 
+	"gonum.org/v1/gonum/stat"
+
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -43,12 +45,12 @@ func Fit(requests []Request, cfg FitConfig) (Generator, error) {
 		return Generator{}, fmt.Errorf("fit %s: %d requests are too few; give at least %d", cfg.Name, len(requests), minFit)
 	}
 	rng := rand.New(rand.NewPCG(cfg.Seed, 0xf17))
-	lengths := make([]policies.Tokens, len(requests))
 	span := func(of func(Request) policies.Tokens) Range {
-		for i, r := range requests {
-			lengths[i] = of(r)
+		r := Range{of(requests[0]), of(requests[0])}
+		for _, q := range requests {
+			r.Min, r.Max = min(r.Min, of(q)), max(r.Max, of(q))
 		}
-		return Range{slices.Min(lengths), slices.Max(lengths)}
+		return r
 	}
 	class := Class{
 		Name:    cfg.Name,
@@ -91,7 +93,7 @@ func fitArrivals(requests []Request) (gapCV, swing float64) {
 	}
 	gapCV = 1
 	if len(normal) > 1 {
-		mean, sd := moments(normal)
+		mean, sd := stat.PopMeanStdDev(normal, nil)
 		gapCV = sd / mean
 	}
 	// The last minute is cut short.
@@ -99,24 +101,13 @@ func fitArrivals(requests []Request) (gapCV, swing float64) {
 	if len(whole) < 2 {
 		return gapCV, 0
 	}
-	mean, sd := moments(whole)
+	mean, sd := stat.PopMeanStdDev(whole, nil)
 	// A renewal process of these gaps has counts of variance CV²·mean; what is
 	// above it is drift.
 	if extra := sd*sd - gapCV*gapCV*mean; extra > 0 && mean > 0 {
 		swing = math.Sqrt(extra) / mean
 	}
 	return gapCV, swing
-}
-
-func moments(x []float64) (mean, sd float64) {
-	for _, v := range x {
-		mean += v
-	}
-	mean /= float64(len(x))
-	for _, v := range x {
-		sd += (v - mean) * (v - mean)
-	}
-	return mean, math.Sqrt(sd / float64(len(x)))
 }
 
 // fitPrefix measures the common beginning of all prompts, the share of next

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 func generate(t testing.TB, g Generator) []Request {
@@ -118,7 +120,7 @@ func TestPrefixesExtend(t *testing.T) {
 // TestFitRecovers fits a generator to the output of a known one.
 func TestFitRecovers(t *testing.T) {
 	known := Generator{
-		Name: "known", Rate: 20, GapCV: 2, Swing: 0.3, Requests: 40000, Seed: 3,
+		Name: "known", Rate: 20, GapCV: 2, Swing: 0.3, Requests: policytest.Size(15000, 40000), Seed: 3,
 		Classes: []Class{{
 			Share: 1,
 			Lengths: []Lognormal{
@@ -154,7 +156,7 @@ func TestFitRecovers(t *testing.T) {
 	close("corr of the second", l[1].Corr, -0.5, 0.05)
 	close("continue", g.Classes[0].Prefix.Continue, 0.4, 0.05)
 
-	g.Requests, g.Seed = 20000, 4
+	g.Requests, g.Seed = known.Requests/2, 4
 	if q := Compare(real, generate(t, g)); q.InputKS > 0.02 || q.OutputKS > 0.02 {
 		t.Errorf("the refit is far off:\n%s", q)
 	}

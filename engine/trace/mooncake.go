@@ -18,29 +18,15 @@ type mooncakeLine struct {
 	HashIDs   []uint64 `json:"hash_ids"`
 }
 
-func readMooncake(lines *lineReader) ([]Request, error) {
-	var requests []Request
-	for {
-		line, ok := lines.next()
-		if !ok {
-			return requests, lines.finish()
-		}
-		r, err := decodeMooncake(lines, line)
-		if err != nil {
-			return nil, err
-		}
-		requests = append(requests, r)
-	}
-}
-
-func decodeMooncake(lines *lineReader, line []byte) (Request, error) {
+// decodeMooncake decodes the present line.
+func (l *lineReader) decodeMooncake(line []byte) (Request, error) {
 	var m mooncakeLine
 	if err := json.Unmarshal(line, &m); err != nil {
 		var wrong *json.UnmarshalTypeError
 		if errors.As(err, &wrong) {
-			return Request{}, lines.fail(wrong.Field, "%s does not fit; it must hold %s", wrong.Value, wrong.Type)
+			return Request{}, l.fail(wrong.Field, "%s does not fit; it must hold %s", wrong.Value, wrong.Type)
 		}
-		return Request{}, lines.fail("", "%v; every line must be one JSON object", err)
+		return Request{}, l.fail("", "%v; every line must be one JSON object", err)
 	}
 	for _, key := range [...]struct {
 		name    string
@@ -51,13 +37,13 @@ func decodeMooncake(lines *lineReader, line []byte) (Request, error) {
 		{mooncakeNames.output, m.Output == nil},
 	} {
 		if key.missing {
-			return Request{}, lines.fail(key.name, "missing")
+			return Request{}, l.fail(key.name, "missing")
 		}
 	}
 	at, err := milliseconds(*m.Timestamp)
 	if err != nil {
-		return Request{}, lines.fail(mooncakeNames.at, "%v", err)
+		return Request{}, l.fail(mooncakeNames.at, "%v", err)
 	}
 	r := Request{At: at, Input: policies.Tokens(*m.Input), Output: policies.Tokens(*m.Output), Prefix: m.HashIDs}
-	return r, lines.check(r, mooncakeNames)
+	return r, l.check(r, mooncakeNames)
 }

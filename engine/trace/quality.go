@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"gonum.org/v1/gonum/stat"
 )
 
 // Quality compares a generated trace with the one its generator was fitted to.
@@ -39,7 +41,7 @@ func Compare(real, generated []Request) Quality {
 		name string
 		of   func(Request) float64
 	}{{"input tokens", input}, {"output tokens", output}} {
-		add(column.name+" mean", func(t []Request) float64 { mean, _ := moments(sorted(t, column.of)); return mean })
+		add(column.name+" mean", func(t []Request) float64 { return stat.Mean(sorted(t, column.of), nil) })
 		for _, p := range [...]int{10, 25, 50, 75, 90, 95, 99} {
 			add(fmt.Sprintf("%s p%d", column.name, p), func(t []Request) float64 {
 				return quantile(sorted(t, column.of), float64(p)/100)
@@ -82,10 +84,7 @@ func sorted(t []Request, of func(Request) float64) []float64 {
 // distance is the Kolmogorov–Smirnov distance of two sorted samples.
 func distance(a, b []float64) float64 {
 	d := 0.0
-	for _, v := range a {
-		d = math.Max(d, math.Abs(rank(a, v)-rank(b, v)))
-	}
-	for _, v := range b {
+	for _, v := range slices.Concat(a, b) {
 		d = math.Max(d, math.Abs(rank(a, v)-rank(b, v)))
 	}
 	return d
@@ -107,7 +106,7 @@ func dispersion(t []Request, window time.Duration) float64 {
 			counts[w]++
 		}
 	}
-	mean, sd := moments(counts)
+	mean, sd := stat.PopMeanStdDev(counts, nil)
 	return sd * sd / mean
 }
 

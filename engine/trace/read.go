@@ -73,7 +73,7 @@ func Read(r io.Reader, name string) ([]Request, error) {
 	}
 	var requests []Request
 	if bytes.Equal(first, []byte("{")) {
-		requests, err = readMooncake(lines)
+		requests, err = lines.decodeAll(lines.decodeMooncake)
 	} else {
 		requests, err = readCSV(lines)
 	}
@@ -109,6 +109,21 @@ func (l *lineReader) next() ([]byte, bool) {
 		}
 	}
 	return nil, false
+}
+
+// decodeAll decodes the remaining lines.
+func (l *lineReader) decodeAll(decode func(line []byte) (Request, error)) (requests []Request, err error) {
+	for {
+		line, ok := l.next()
+		if !ok {
+			return requests, l.finish()
+		}
+		r, err := decode(line)
+		if err != nil {
+			return nil, err
+		}
+		requests = append(requests, r)
+	}
 }
 
 // finish returns the error that ended the reading, if any.

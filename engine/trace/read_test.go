@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/datadriven"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -29,55 +30,30 @@ func zipped(t testing.TB, text string) string {
 	return b.String()
 }
 
+// TestRead runs testdata/*.txt (package datadriven; -rewrite rewrites the expected output): the
+// requests of a trace, or the error. Each trace is read gzipped, too.
+//
+//	read [crlf]    and the file
 func TestRead(t *testing.T) {
-	ms := time.Millisecond
-	for name, tc := range map[string]struct {
-		text string
-		want []Request
-	}{
-		"csv":               {"arrival_ms,input_tokens,output_tokens\n0,2290,316\n3000.5,17450,610\n", []Request{{At: 0, Input: 2290, Output: 316}, {At: 3000*ms + 500*time.Microsecond, Input: 17450, Output: 610}}},
-		"csv, any order":    {"output_tokens,extra,input_tokens,ARRIVAL_MS\r\n5,x,7,9\r\n\r\n", []Request{{At: 9 * ms, Input: 7, Output: 5}}},
-		"lengths only":      {"arrival_ms,input_tokens,output_tokens\n-1,42,285\n-1,19,82\n", []Request{{At: NoArrival, Input: 42, Output: 285}, {At: NoArrival, Input: 19, Output: 82}}},
-		"azure":             {"\ufeffTIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109\n", []Request{{At: 0, Input: 374, Output: 44}, {At: 4314579 * time.Microsecond, Input: 396, Output: 109}}},
-		"mooncake":          {`{"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47]}`, []Request{{At: 27482 * ms, Input: 6955, Output: 52, Prefix: []uint64{46, 47}}}},
-		"mooncake, no ids":  {`{"timestamp": 0, "input_length": 1, "output_length": 1}` + "\n", []Request{{Input: 1, Output: 1}}},
-		"sorted by arrival": {"arrival_ms,input_tokens,output_tokens\n5,1,1\n3,2,1\n5,3,1\n", []Request{{At: 3 * ms, Input: 2, Output: 1}, {At: 5 * ms, Input: 1, Output: 1}, {At: 5 * ms, Input: 3, Output: 1}}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			for _, text := range []string{tc.text, zipped(t, tc.text)} {
-				got, err := Read(strings.NewReader(text), "file")
-				if err != nil {
-					t.Fatal(err)
-				}
-				if d := cmp.Diff(tc.want, got); d != "" {
-					t.Errorf("(-want +got)\n%s", d)
-				}
+	for _, file := range []string{"testdata/read.txt", "testdata/errors.txt"} {
+		datadriven.RunTest(t, file, func(t *testing.T, d *datadriven.TestData) string {
+			text := d.Input
+			if d.HasArg("crlf") {
+				text = strings.ReplaceAll(text, "\n", "\r\n")
 			}
-		})
-	}
-}
-
-// TestReadErrors runs testdata/errors.txt: each case is a trace and the exact error that it causes.
-func TestReadErrors(t *testing.T) {
-	text, err := os.ReadFile("testdata/errors.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	cases := strings.Split(string(text), "== ")[1:]
-	if len(cases) < 10 {
-		t.Fatalf("only %d cases", len(cases))
-	}
-	for _, c := range cases {
-		name, body, _ := strings.Cut(c, "\n")
-		input, want, ok := strings.Cut(body, "-- error\n")
-		if !ok {
-			t.Fatalf("%s: no error section", name)
-		}
-		t.Run(name, func(t *testing.T) {
-			_, err := Read(strings.NewReader(input), "t.csv")
-			if err == nil || err.Error() != strings.TrimSpace(want) {
-				t.Errorf("got  %v\nwant %s", err, want)
+			got, err := Read(strings.NewReader(text), "t.csv")
+			again, errAgain := Read(strings.NewReader(zipped(t, text)), "t.csv")
+			if !cmp.Equal(got, again) || fmt.Sprint(err) != fmt.Sprint(errAgain) {
+				d.Fatalf(t, "gzipped: %v, %v", again, errAgain)
 			}
+			if err != nil {
+				return err.Error() + "\n"
+			}
+			var out strings.Builder
+			for _, r := range got {
+				fmt.Fprintln(&out, r.At, r.Input, r.Output, r.Prefix)
+			}
+			return out.String()
 		})
 	}
 }

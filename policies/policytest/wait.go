@@ -1,6 +1,7 @@
 package policytest
 
 import (
+	"os"
 	"testing"
 	"time"
 )
@@ -32,4 +33,12 @@ func WaitForValue[T any](t testing.TB, what string, read func() T, fits func(T) 
 		}
 		time.Sleep(pause)
 	}
+}
+
+// Size returns the size of a random test: full with CASCADE_TEST_ALL, otherwise usual.
+func Size(usual, full int) int {
+	if os.Getenv("CASCADE_TEST_ALL") != "" {
+		return full
+	}
+	return usual
 }
