@@ -7,6 +7,7 @@
 package fake
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"embed"
 	"encoding/hex"
@@ -15,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
@@ -87,4 +89,27 @@ func build(source string, headers map[string]string) (string, error) {
 		return "", fmt.Errorf("gcc %s: %w\n%s", name, err, msg)
 	}
 	return out, os.Rename(lib, out) // a concurrent build makes the same file
+}
+
+// Copy copies a library to another path, which makes it another library with its own
+// state, and takes the given symbols out of the copy.
+func Copy(t testing.TB, path string, without ...string) string {
+	t.Helper()
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range without {
+		less := bytes.ReplaceAll(whole, []byte("\x00"+name+"\x00"), []byte("\x00~"+name[1:]+"\x00"))
+		if bytes.Equal(less, whole) {
+			t.Fatalf("%s has no symbol %s", path, name)
+		}
+		whole = less
+	}
+	base, _, _ := strings.Cut(filepath.Base(path), "-")
+	out := filepath.Join(t.TempDir(), base+".so.1")
+	if err := os.WriteFile(out, whole, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return out
 }

@@ -15,9 +15,9 @@ import (
 
 var small = transport.Layout{Blocks: 8, Regions: []transport.Region{{Stride: 4, Bytes: 4}, {Offset: 32, Stride: 4, Bytes: 4}}}
 
-// fixture is one open puller with a plan of four blocks, in a synctest bubble.
+// fixture is a running pair with a plan of four blocks, in a synctest bubble.
 type fixture struct {
-	transporttest.Pair
+	*transporttest.Link
 	faults *memtransport.Faults
 	plan   transport.Plan
 }
@@ -25,33 +25,17 @@ type fixture struct {
 func inBubble(t *testing.T, test func(t *testing.T, s *fixture)) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &fixture{faults: &memtransport.Faults{}}
-		s.Pair = newPair(t, small, small, s.faults)
-		for i := range s.Source.Memory.Bytes {
-			s.Source.Memory.Bytes[i] = byte(i + 1)
-		}
-		s.plan = transport.Plan{Src: []uint32{0, 1, 2, 3}, Dst: []uint32{7, 6, 5, 4}}
-		s.plan.Sums = s.Source.Memory.Sums(nil, s.plan.Src)
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error)
-		go func() { done <- s.Source.Transport.Run(ctx) }()
-		synctest.Wait()
+		s.Link = transporttest.Start(t, newPair(t, small, small, s.faults))
+		s.plan = transporttest.NewPlan(s.Source.Memory, 4, func(i int) (int, int) { return i, 7 - i })
 		test(t, s)
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
 	})
 }
 
-func (s *fixture) open(t *testing.T, ctx context.Context) (transport.Puller, error) {
-	t.Helper()
-	offer, err := s.Source.Transport.Export(transport.Grant{
-		Migration: "a/1", Receiver: transporttest.Receiver, Deadline: time.Now().Add(10 * time.Second),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s.Target.Transport.Open(ctx, transporttest.Receiver, offer)
+// open opens a pull whose grant ends in ten seconds.
+func (s *fixture) open(ctx context.Context) (transport.Puller, error) {
+	g := s.Grant()
+	g.Deadline = time.Now().Add(10 * time.Second)
+	return s.Target.Transport.Open(ctx, transporttest.Receiver, s.Export(g))
 }
 
 // arrived counts the plan's blocks that are in place.
@@ -84,7 +68,7 @@ func TestPullFaults(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			inBubble(t, func(t *testing.T, s *fixture) {
-				p, err := s.open(t, t.Context())
+				p, err := s.open(t.Context())
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -105,7 +89,7 @@ func TestPullFaults(t *testing.T) {
 
 func TestCorruptBlockCanBePulledAgain(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *fixture) {
-		p, err := s.open(t, t.Context())
+		p, err := s.open(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -125,18 +109,18 @@ func TestOpenFaults(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *fixture) {
 		s.faults.Set(memtransport.Fault{Kind: memtransport.Refuse}, memtransport.Fault{Nth: 1, Kind: memtransport.Hang}, memtransport.Fault{Nth: 2, Kind: memtransport.Hang},
 			memtransport.Fault{Nth: 3, Kind: memtransport.Delay, For: time.Second})
-		if _, err := s.open(t, t.Context()); !errors.Is(err, transport.ErrRefused) {
+		if _, err := s.open(t.Context()); !errors.Is(err, transport.ErrRefused) {
 			t.Errorf("refused: %v", err)
 		}
-		if _, err := s.open(t, t.Context()); err == nil {
+		if _, err := s.open(t.Context()); err == nil {
 			t.Error("an Open that hangs succeeded")
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, err := s.open(t, ctx); !errors.Is(err, context.DeadlineExceeded) {
+		if _, err := s.open(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("an Open that hangs until its deadline: %v", err)
 		}
-		p, err := s.open(t, t.Context())
+		p, err := s.open(t.Context())
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -149,7 +133,7 @@ func TestHangEnds(t *testing.T) {
 	inBubble(t, func(t *testing.T, s *fixture) {
 		for _, end := range []string{"context", "close"} {
 			s.faults.Set(memtransport.Fault{At: memtransport.AtPull, Kind: memtransport.Hang})
-			p, err := s.open(t, t.Context())
+			p, err := s.open(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -173,21 +157,8 @@ func TestHangEnds(t *testing.T) {
 }
 
 func BenchmarkPull(b *testing.B) {
-	p := newPair(b, small, small, nil)
-	ctx, cancel := context.WithCancel(b.Context())
-	defer cancel()
-	go p.Source.Transport.Run(ctx)
-	var offer transport.Offer
-	for err := errors.New("not yet"); err != nil; {
-		offer, err = p.Source.Transport.Export(transport.Grant{Migration: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Hour)})
-	}
-	puller, err := p.Target.Transport.Open(b.Context(), "b", offer)
-	if err != nil {
-		b.Fatal(err)
-	}
-	defer puller.Close()
-	plan := transport.Plan{Src: []uint32{0, 1, 2, 3}, Dst: []uint32{7, 6, 5, 4}}
-	plan.Sums = p.Source.Memory.Sums(nil, plan.Src)
+	l := transporttest.Start(b, newPair(b, small, small, nil))
+	puller, plan := l.Open(), l.Plan(4, 1)
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, err := puller.Pull(b.Context(), plan); err != nil {

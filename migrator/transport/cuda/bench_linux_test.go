@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -20,28 +19,13 @@ var eightK = func() transport.Layout {
 	return l
 }()
 
-// shuffledPlan returns a plan of n blocks without runs.
-func shuffledPlan(m *transport.Memory, n int) transport.Plan {
-	rng := rand.New(rand.NewPCG(1, 2))
-	p := transport.Plan{}
-	from, to := rng.Perm(m.Blocks), rng.Perm(m.Blocks)
-	for i := range n {
-		p.Src, p.Dst = append(p.Src, uint32(from[i])), append(p.Dst, uint32(to[i]))
-	}
-	p.Sums = m.Sums(nil, p.Src)
-	return p
-}
-
 // BenchmarkHost measures what a processor does for a plan of 8,192 tokens: from the block
 // table to the submitted work, and from its end to verified blocks. With the fake, a
 // processor does the GPU's work, which is not counted.
 func BenchmarkHost(b *testing.B) {
-	dir, g := socketDir(b), newGPU(b)
-	source, target := newEnd(b, g, dir, eightK), newEnd(b, g, dir, eightK)
-	fillPattern(source.Memory.Bytes)
-	source.Mirror.Store()
-	p := transporttest.OpenPuller(b, transporttest.Pair{Source: source, Target: target}).(*puller)
-	plan := shuffledPlan(source.Memory, 512)
+	g := newGPU(b)
+	l := transporttest.Start(b, newPair(b, g, eightK, eightK))
+	p, plan := l.Open().(*puller), transporttest.ShuffledPlan(l.Source.Memory, 512)
 	from, to := poolEnd{p.remote.pool, p.session.Layout}, poolEnd{p.local.pool, p.memory.Layout}
 	c := tilingFor(eightK)
 	var submit, verify []time.Duration // the median ignores outliers
@@ -76,12 +60,8 @@ func BenchmarkHost(b *testing.B) {
 
 // BenchmarkPull pulls a plan of 8,192 tokens, including the check.
 func BenchmarkPull(b *testing.B) {
-	dir, g := socketDir(b), newGPU(b)
-	source, target := newEnd(b, g, dir, eightK), newEnd(b, g, dir, eightK)
-	fillPattern(source.Memory.Bytes)
-	source.Mirror.Store()
-	p := transporttest.OpenPuller(b, transporttest.Pair{Source: source, Target: target})
-	plan := shuffledPlan(source.Memory, 512)
+	l := transporttest.Start(b, newPair(b, newGPU(b), eightK, eightK))
+	p, plan := l.Open(), transporttest.ShuffledPlan(l.Source.Memory, 512)
 	b.ReportAllocs()
 	for b.Loop() {
 		if _, err := p.Pull(b.Context(), plan); err != nil {

@@ -4,13 +4,9 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"net"
-	"net/http"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -59,8 +55,7 @@ func TestDMABuf(t *testing.T) {
 	g := newGPU(t)
 	for _, by := range []int64{0, 4096, 5000, 1 << 20} {
 		m, mirror := newOffsetPool(t, g, small, by)
-		fillPattern(m.Bytes)
-		mirror.Store()
+		transporttest.End{Memory: m, Mirror: mirror}.Fill(1)
 		f, offset, err := m.Device.(*Memory).DMABuf()
 		if err != nil {
 			t.Fatal(err)
@@ -178,14 +173,7 @@ func TestNoDMABuf(t *testing.T) {
 			t.Errorf("after code %d: %v", code, err)
 		}
 	}
-	whole, err := os.ReadFile(driverPath(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(t.TempDir(), "libcuda.so.1")
-	if err := os.WriteFile(path, bytes.ReplaceAll(whole, []byte("\x00cuMemGetHandleForAddressRange\x00"), []byte("\x00_uMemGetHandleForAddressRange\x00")), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	path := fake.Copy(t, driverPath(t), "cuMemGetHandleForAddressRange")
 	d, err := cuda.Open(path)
 	if err != nil {
 		t.Fatal(err)
@@ -213,23 +201,11 @@ func countOpenFiles(t testing.TB) int {
 // servedVerbs is transport verbs with a server of its own.
 type servedVerbs struct {
 	*verbs.Transport
-	address atomic.Value
+	server transporttest.HTTPServer
 }
 
 func (s *servedVerbs) Run(ctx context.Context) error {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
-	server := &http.Server{Handler: s.Handler(), Protocols: new(http.Protocols)}
-	server.Protocols.SetUnencryptedHTTP2(true)
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(l) }()
-	s.address.Store(l.Addr().String())
-	err = s.Transport.Run(ctx)
-	server.Close()
-	<-done
-	return err
+	return s.server.Serve(ctx, s.Handler(), s.Transport.Run)
 }
 
 func newServedVerbs(t testing.TB, m *transport.Memory) *servedVerbs {
@@ -239,8 +215,7 @@ func newServedVerbs(t testing.TB, m *transport.Memory) *servedVerbs {
 		t.Fatal(err)
 	}
 	s := &servedVerbs{}
-	s.address.Store("")
-	s.Transport, err = verbs.New(verbs.Config{Library: l, Address: func() string { return s.address.Load().(string) }, Pool: transporttest.Pool{M: m}})
+	s.Transport, err = verbs.New(verbs.Config{Library: l, Address: s.server.Address, Pool: transporttest.Pool{M: m}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -252,7 +227,7 @@ func newServedVerbs(t testing.TB, m *transport.Memory) *servedVerbs {
 func TestVerbsBetweenGPUs(t *testing.T) {
 	c := newControl(t)
 	g := newWarmGPU(t, 0)
-	transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
+	transporttest.RunShort(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
 		end := func(l transport.Layout) transporttest.End {
 			m, mirror := newOffsetPool(t, g, l, 5000)
 			return transporttest.End{Transport: newServedVerbs(t, m), Memory: m, Mirror: mirror}
@@ -272,7 +247,7 @@ func TestNoDMABufBounces(t *testing.T) {
 	c.Set("fake_no_dmabuf", 1)
 	g := newWarmGPU(t, 0)
 	registered := c.Calls("cuMemHostRegister_v2")
-	transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
+	transporttest.RunShort(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
 		end := func(l transport.Layout) transporttest.End {
 			m, mirror := newPool(t, g, VMM, l)
 			if _, _, err := m.Device.(*Memory).DMABuf(); !errors.Is(err, ErrNoDMABuf) {

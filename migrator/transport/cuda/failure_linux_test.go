@@ -21,46 +21,45 @@ var fatalCodes = []int{stickyCode, 214, 999}
 
 // transferLoop transfers blocks on one GPU repeatedly.
 type transferLoop struct {
+	*transporttest.Link
 	t    *testing.T
 	c    *fake.Control
 	g    *GPU
-	pair transporttest.Pair
-	open func() (transport.Puller, error)
 	plan transport.Plan
+}
+
+// dense has no gaps, so that the copy engines copy runs.
+var dense = transport.Layout{Blocks: 40, Regions: []transport.Region{{Stride: 32 << 10, Bytes: 32 << 10}}}
+
+// runAndSingles is the places of the entries of a plan with a run, and single blocks.
+func runAndSingles(i int) (src, dst int) {
+	if i < 20 {
+		return i, i + 10
+	}
+	return 59 - i, i - 20
 }
 
 func newTransferLoop(t *testing.T) *transferLoop {
 	s := &transferLoop{t: t, c: newControl(t), g: newGPU(t)}
-	dense := transport.Layout{Blocks: 40, Regions: []transport.Region{{Stride: 32 << 10, Bytes: 32 << 10}}}
-	dir := socketDir(t)
-	s.pair = transporttest.Pair{Source: newEnd(t, s.g, dir, dense), Target: newEnd(t, s.g, dir, dense)}
-	s.open = startPair(t, s.pair)
-	fillPattern(s.pair.Source.Memory.Bytes)
-	s.pair.Source.Mirror.Store()
-	for i := range 20 { // a run, and single blocks
-		s.plan.Src, s.plan.Dst = append(s.plan.Src, uint32(i)), append(s.plan.Dst, uint32(i+10))
-	}
-	for i := range 10 {
-		s.plan.Src, s.plan.Dst = append(s.plan.Src, uint32(39-i)), append(s.plan.Dst, uint32(i))
-	}
-	s.plan.Sums = s.pair.Source.Memory.Sums(nil, s.plan.Src)
+	s.Link = transporttest.Start(t, newPair(t, s.g, dense, dense))
+	s.plan = transporttest.NewPlan(s.Source.Memory, 30, runAndSingles)
 	return s
 }
 
 // transfer is one transfer, from the source's checksums to the close of the puller.
 func (s *transferLoop) transfer() error {
-	sums, err := transport.ChecksumBlocks(transporttest.Pool{M: s.pair.Source.Memory}, s.plan.Src)
+	sums, err := transport.ChecksumBlocks(transporttest.Pool{M: s.Source.Memory}, s.plan.Src)
 	if err != nil {
 		return err
 	}
 	if !slices.Equal(sums, s.plan.Sums) {
 		s.t.Error("the source's blocks changed")
 	}
-	p, err := s.open()
+	p, err := s.OpenOffer(transporttest.Receiver, s.Export(s.Grant()))
 	if err != nil {
 		return err
 	}
-	_, err = p.Pull(s.t.Context(), s.plan)
+	_, err = s.Pull(p, s.plan)
 	return errors.Join(err, p.Close())
 }
 
@@ -70,7 +69,7 @@ func (s *transferLoop) requireTransfer(what string) {
 	if err := s.transfer(); err != nil {
 		s.t.Fatalf("%s: %v", what, err)
 	}
-	if got, err := transport.ChecksumBlocks(transporttest.Pool{M: s.pair.Target.Memory}, s.plan.Dst); err != nil || !slices.Equal(got, s.plan.Sums) {
+	if got, err := transport.ChecksumBlocks(transporttest.Pool{M: s.Target.Memory}, s.plan.Dst); err != nil || !slices.Equal(got, s.plan.Sums) {
 		s.t.Errorf("%s: the blocks differ: %v", what, err)
 	}
 }
@@ -157,11 +156,11 @@ func TestGPUDown(t *testing.T) {
 	if err := s.g.Err(); err != nil {
 		t.Errorf("Err of a working GPU: %v", err)
 	}
-	byHost, err := tcp.New(tcp.Config{Pool: transporttest.Pool{M: s.pair.Target.Memory}})
+	byHost, err := tcp.New(tcp.Config{Pool: transporttest.Pool{M: s.Target.Memory}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := []transport.Transport{s.pair.Target.Transport, byHost}
+	all := []transport.Transport{s.Target.Transport, byHost}
 	s.c.Fail("cuEventQuery", 1, 719)
 	s.c.Fail("cuDevicePrimaryCtxRetain", -1, 46)
 	if err := s.transfer(); !cuda.Sticky(err) {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +16,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // The code of an error after which the context works, and of one after which it does not.
@@ -71,7 +71,6 @@ func (s *fullTransfer) run() (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, g.Close()) }()
-	dense := transport.Layout{Blocks: 40, Regions: []transport.Region{{Stride: 32 << 10, Bytes: 32 << 10}}}
 	var ends []*Transport
 	var pools []*transport.Memory
 	for range 2 {
@@ -89,31 +88,14 @@ func (s *fullTransfer) run() (err error) {
 		}
 		ends, pools = append(ends, tr), append(pools, m)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- ends[0].Run(ctx) }()
-	defer func() {
-		cancel()
-		err = errors.Join(err, <-done)
-	}()
-	plan := transport.Plan{}
-	for i := range 20 { // a run, and single blocks
-		plan.Src, plan.Dst = append(plan.Src, uint32(i)), append(plan.Dst, uint32(i+10))
-	}
-	for i := range 10 {
-		plan.Src, plan.Dst = append(plan.Src, uint32(39-i)), append(plan.Dst, uint32(i))
-	}
+	defer transporttest.StartTransport(s.t, ends[0])()
+	ctx := s.t.Context()
+	plan := transporttest.NewPlan(transporttest.HeapMemory(dense), 30, runAndSingles)
 	plan.Sums, err = transport.ChecksumBlocks(transporttest.Pool{M: pools[0]}, plan.Src)
 	if err != nil {
 		return err
 	}
-	var offer transport.Offer
-	for {
-		if offer, err = ends[0].Export(transport.Grant{Migration: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)}); err == nil {
-			break
-		}
-		time.Sleep(time.Millisecond)
-	}
+	offer := transporttest.WaitForExport(s.t, ends[0], transport.Grant{Migration: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)})
 	p, err := ends[1].Open(ctx, "b", offer)
 	if err != nil {
 		return err
@@ -143,14 +125,7 @@ func TestEveryCallFails(t *testing.T) {
 func checkEveryCallFails(t *testing.T, used []string, run func(*fullTransfer) error) {
 	// It uses its own copy of the library, so that what is never released affects no
 	// other test.
-	whole, err := os.ReadFile(fake.CUDA(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &fullTransfer{t: t, lib: filepath.Join(t.TempDir(), "libcuda.so.1"), dir: socketDir(t)}
-	if err := os.WriteFile(s.lib, whole, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	s := &fullTransfer{t: t, lib: fake.Copy(t, fake.CUDA(t)), dir: transporttest.SocketDir(t)}
 	c := fake.Open(t, s.lib)
 	if err := run(s); err != nil || s.corrupt != nil {
 		t.Fatalf("a transfer without failures: %v, %v", err, s.corrupt)
@@ -202,53 +177,28 @@ func checkEveryCallFails(t *testing.T, used []string, run func(*fullTransfer) er
 // warning, if the driver does not support read-only mappings.
 func TestReadOnly(t *testing.T) {
 	c := newControl(t)
-	dir, g := socketDir(t), newGPU(t)
-	source, target := newEnd(t, g, dir, small), newEnd(t, g, dir, small)
+	pair := newPair(t, newGPU(t), small, small)
 	said := &bytes.Buffer{}
-	tr, err := New(Config{Dir: dir, Pool: transporttest.Pool{M: target.Memory}, Logger: slog.New(slog.NewTextHandler(said, nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
-	target.Transport = tr
-	open := startPair(t, transporttest.Pair{Source: source, Target: target})
-	plan := orderedPlan(source.Memory, 0, 0, small.Blocks)
-	source.Mirror.Store()
-	if _, err := target.Memory.Device.Sums(nil, target.Memory.Layout, []uint32{0}); err != nil { // maps the local pool
-		t.Fatal(err)
-	}
+	pair.Target.Transport.(*Transport).config.Logger = slog.New(slog.NewTextHandler(said, nil))
+	l := transporttest.Start(t, pair)
 	before := c.Calls("cuMemSetAccess")
 	c.Fail("cuMemSetAccess", 1, 801)
-	p, err := open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := p.Pull(t.Context(), plan); err != nil {
-		t.Error(err)
-	}
+	l.RequirePull(l.Open(), l.Plan(small.Blocks, 1))
 	if n := c.Calls("cuMemSetAccess") - before; n != 2 || !strings.Contains(said.String(), "read-only mappings") {
 		t.Errorf("%d mappings, %q", n, said)
 	}
-	p.Close()
 }
 
 // TestContextIsReplaced fails the GPU during pulls: each of them fails, and the next ones
 // run in a new context with the same pools.
 func TestContextIsReplaced(t *testing.T) {
 	c := newControl(t)
-	dir, g := socketDir(t), newGPU(t)
-	pair := transporttest.Pair{Source: newEnd(t, g, dir, small), Target: newEnd(t, g, dir, small)}
-	open := startPair(t, pair)
-	fillPattern(pair.Source.Memory.Bytes)
-	pair.Source.Mirror.Store()
-	plan := orderedPlan(pair.Source.Memory, 0, 0, small.Blocks)
+	l := transporttest.Start(t, newPair(t, newGPU(t), small, small))
+	plan := l.Plan(small.Blocks, 1)
 	for round := range 3 {
 		var pullers []transport.Puller
 		for range 3 {
-			p, err := open()
-			if err != nil {
-				t.Fatal(err)
-			}
-			pullers = append(pullers, p)
+			pullers = append(pullers, l.Open())
 		}
 		if _, err := pullers[0].Pull(t.Context(), plan); err != nil {
 			t.Fatalf("round %d: %v", round, err)
@@ -269,31 +219,17 @@ func TestContextIsReplaced(t *testing.T) {
 			t.Errorf("%d contexts are left", n)
 		}
 	}
-	p, err := open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
-	if _, err := p.Pull(t.Context(), plan); err != nil {
-		t.Errorf("pull after all failures: %v", err)
-	}
+	l.RequirePull(l.Open(), plan)
 }
 
 // TestSlowGPU closes and cancels pulls while the GPU is busy: they return when it is
 // done, and not before.
 func TestSlowGPU(t *testing.T) {
 	c := newControl(t)
-	dir, g := socketDir(t), newGPU(t)
-	pair := transporttest.Pair{Source: newEnd(t, g, dir, small), Target: newEnd(t, g, dir, small)}
-	open := startPair(t, pair)
-	fillPattern(pair.Source.Memory.Bytes)
-	pair.Source.Mirror.Store()
-	plan := orderedPlan(pair.Source.Memory, 0, 0, small.Blocks)
+	l := transporttest.Start(t, newPair(t, newGPU(t), small, small))
+	plan := l.Plan(small.Blocks, 1)
 	for _, way := range []string{"cancel", "close"} {
-		p, err := open()
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := l.Open()
 		before := c.Calls("cuLaunchKernel")
 		c.Pause()
 		ctx, cancel := context.WithCancel(t.Context())
@@ -302,17 +238,13 @@ func TestSlowGPU(t *testing.T) {
 			_, err := p.Pull(ctx, plan)
 			result <- err
 		}()
-		for c.Calls("cuLaunchKernel") == before {
-			time.Sleep(time.Millisecond)
-		}
+		policytest.WaitFor(t, "the launch", func() bool { return c.Calls("cuLaunchKernel") > before })
 		if way == "cancel" {
 			cancel()
 			closed <- nil
 		} else {
 			go func() { closed <- p.Close() }()
-			for p.(*puller).Err(context.Background()) == nil {
-				time.Sleep(time.Millisecond)
-			}
+			policytest.WaitFor(t, "Close", func() bool { return p.(*puller).Err(context.Background()) != nil })
 		}
 		select {
 		case err := <-result:
@@ -327,40 +259,31 @@ func TestSlowGPU(t *testing.T) {
 		if err := <-closed; err != nil {
 			t.Errorf("%s: %v", way, err)
 		}
-		clear(pair.Target.Memory.Bytes)
-		pair.Target.Mirror.Store()
-		pair.Target.Mirror.Load()
-		if slices.ContainsFunc(pair.Target.Memory.Bytes, func(b byte) bool { return b != 0 }) {
+		l.Target.Fill(3)
+		if want := slices.Clone(l.Target.Memory.Bytes); !bytes.Equal(l.Target.Read(), want) {
 			t.Errorf("%s: the memory changed after the fence", way)
 		}
 		cancel()
-		p.Close()
 	}
 }
 
-// TestCycles opens and closes 10,000 pulls.
+// TestCycles opens and closes 1,000 pulls, and 10,000 with CASCADE_TEST_ALL.
 func TestCycles(t *testing.T) {
-	cycles := 10_000
-	if raced && os.Getenv("CASCADE_TEST_ALL") == "" {
-		cycles = 1000
+	cycles := 1000
+	if os.Getenv("CASCADE_TEST_ALL") != "" {
+		cycles = 10_000
 	}
 	c := newControl(t)
-	dir, g := socketDir(t), newGPU(t)
-	pair := transporttest.Pair{Source: newEnd(t, g, dir, small), Target: newEnd(t, g, dir, small)}
-	open := startPair(t, pair)
-	fillPattern(pair.Source.Memory.Bytes)
-	pair.Source.Mirror.Store()
-	plan := orderedPlan(pair.Source.Memory, 0, 0, 2)
+	l := transporttest.Start(t, newPair(t, newGPU(t), small, small))
+	plan := l.Plan(2, 1)
 	live := 0
 	for i := range cycles {
-		p, err := open()
+		p, err := l.OpenOffer(transporttest.Receiver, l.Export(l.Grant()))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := p.Pull(t.Context(), plan); err != nil {
-			t.Fatal(err)
-		}
-		if err := p.Close(); err != nil {
+		_, err = l.Pull(p, plan)
+		if err := errors.Join(err, p.Close()); err != nil {
 			t.Fatal(err)
 		}
 		if i == 0 {
@@ -421,7 +344,7 @@ func TestConfigs(t *testing.T) {
 		}
 	}
 	host := transporttest.HeapMemory(small)
-	tr, err := New(Config{Dir: socketDir(t), Pool: transporttest.Pool{M: host}})
+	tr, err := New(Config{Dir: transporttest.SocketDir(t), Pool: transporttest.Pool{M: host}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
 
 // newMapping returns a mapping outside Go's heap, until the test ends.
@@ -41,7 +42,7 @@ func (s *fullTransfer) runThroughHost() (err error) {
 	}
 	from, to := pools[0].Device.(*Memory), pools[1].Device.(*Memory)
 	whole := make([]byte, l.MinSize())
-	fillPattern(whole)
+	transporttest.FillBytes(whole, 1)
 	if _, err := from.WriteAt(whole, 0); err != nil {
 		return err
 	}
@@ -83,8 +84,7 @@ func TestPin(t *testing.T) {
 	l := transport.Layout{Blocks: 8, Regions: []transport.Region{{Stride: 8192, Bytes: 8192}}}
 	pool, mirror := newPool(t, g, VMM, l)
 	defer pool.Close()
-	fillPattern(pool.Bytes)
-	mirror.Store()
+	transporttest.End{Memory: pool, Mirror: mirror}.Fill(1)
 	m := pool.Device.(*Memory)
 	pack := newMapping(t, l.MinSize()+4096)
 	blocks := []uint32{7, 2}

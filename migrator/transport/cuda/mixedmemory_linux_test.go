@@ -1,9 +1,7 @@
 package cuda
 
 import (
-	"errors"
 	"os"
-	"slices"
 	"testing"
 	"time"
 
@@ -25,12 +23,6 @@ func TestMixedMemory(t *testing.T) {
 		return tr
 	}
 	byNIC := func(t *testing.T, m *transport.Memory) transport.Transport { return newServedVerbs(t, m) }
-	run := transporttest.Run
-	if raced && os.Getenv("CASCADE_TEST_ALL") == "" { // the suites take minutes
-		run = func(t *testing.T, make func(*testing.T, transport.Layout, transport.Layout) transporttest.Pair) {
-			requirePull(t, make(t, small, small))
-		}
-	}
 	for name, over := range map[string]func(*testing.T, *transport.Memory) transport.Transport{"tcp": byTCP, "verbs": byNIC} {
 		onGPU := func(t *testing.T, l transport.Layout) transporttest.End {
 			m, mirror := newPool(t, g, VMM, l)
@@ -44,49 +36,17 @@ func TestMixedMemory(t *testing.T) {
 			continue // a fake NIC cannot reach real memory
 		}
 		t.Run(name+" from the GPU", func(t *testing.T) {
-			run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
+			transporttest.RunShort(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
 				return transporttest.Pair{Source: onGPU(t, source), Target: onHost(t, target)}
 			})
 		})
 		t.Run(name+" to the GPU", func(t *testing.T) {
-			run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
+			transporttest.RunShort(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
 				return transporttest.Pair{Source: onHost(t, source), Target: onGPU(t, target)}
 			})
 		})
 	}
 	g.unmapIdle(time.Now().Add(time.Hour))
-}
-
-// requirePull pulls all blocks, once with the right checksums and once with a wrong one.
-func requirePull(t *testing.T, pair transporttest.Pair) {
-	t.Helper()
-	open := startPair(t, pair)
-	fillPattern(pair.Source.Memory.Bytes)
-	if pair.Source.Mirror != nil {
-		pair.Source.Mirror.Store()
-	}
-	p, err := open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
-	plan := orderedPlan(pair.Source.Memory, 0, 0, small.Blocks)
-	if _, err := p.Pull(t.Context(), plan); err != nil {
-		t.Error(err)
-	}
-	if pair.Target.Mirror != nil {
-		pair.Target.Mirror.Load()
-	}
-	for b := range uint32(small.Blocks) {
-		if !slices.Equal(pair.Target.Memory.RegionBytes(b, 1), pair.Source.Memory.RegionBytes(b, 1)) {
-			t.Fatalf("block %d differs", b)
-		}
-	}
-	plan.Sums[7]++
-	var corrupt *transport.CorruptError
-	if _, err := p.Pull(t.Context(), plan); !errors.As(err, &corrupt) || !slices.Equal(corrupt.Blocks, []int{3}) {
-		t.Errorf("a wrong sum: %v", err)
-	}
 }
 
 // TestMixedMemoryChoice checks that each end of such a pair rules out the unsupported
@@ -95,7 +55,7 @@ func TestMixedMemoryChoice(t *testing.T) {
 	g := newGPU(t)
 	onGPU, _ := newPool(t, g, VMM, small)
 	defer onGPU.Close()
-	dir := socketDir(t)
+	dir := transporttest.SocketDir(t)
 	for where, m := range map[string]*transport.Memory{"on a GPU": onGPU, "in host memory": transporttest.HeapMemory(small)} {
 		pool := transporttest.Pool{M: m}
 		here, err := New(Config{Dir: dir, Pool: pool})

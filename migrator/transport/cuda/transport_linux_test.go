@@ -1,19 +1,13 @@
 package cuda
 
 import (
-	"bufio"
 	"bytes"
-	"context"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/device"
 	"github.com/cascadeinfer/cascade/migrator/device/cuda"
@@ -110,25 +104,20 @@ func newEnd(t testing.TB, g *GPU, dir string, l transport.Layout) transporttest.
 	return transporttest.End{Transport: tr, Memory: m, Mirror: mirror}
 }
 
-// socketDir returns a directory whose path is short enough for sockets.
-func socketDir(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "cuda")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	return filepath.Join(dir, "pull")
-}
-
 // newPairFunc returns a function that makes pairs of ends on one GPU, whose context
 // outlives the tests: what a GPU keeps is not a leak of a transport.
 func newPairFunc(t testing.TB) func(t *testing.T, source, target transport.Layout) transporttest.Pair {
 	g := newWarmGPU(t, 0)
 	return func(t *testing.T, source, target transport.Layout) transporttest.Pair {
-		dir := socketDir(t)
-		return transporttest.Pair{Source: newEnd(t, g, dir, source), Target: newEnd(t, g, dir, target)}
+		return newPair(t, g, source, target)
 	}
+}
+
+// newPair returns two ends on one GPU.
+func newPair(t testing.TB, g *GPU, source, target transport.Layout) transporttest.Pair {
+	t.Helper()
+	dir := transporttest.SocketDir(t)
+	return transporttest.Pair{Source: newEnd(t, g, dir, source), Target: newEnd(t, g, dir, target)}
 }
 
 // newWarmGPU returns a GPU after warmUp.
@@ -174,8 +163,8 @@ func TestConformanceOfPeers(t *testing.T) {
 	if can, err := here.config.Driver.CanAccess(0, 1); err != nil || !can {
 		t.Skipf("GPU 0 has no peer access to GPU 1: %v", err)
 	}
-	transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
-		dir := socketDir(t)
+	transporttest.RunShort(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
+		dir := transporttest.SocketDir(t)
 		return transporttest.Pair{Source: newEnd(t, there, dir, source), Target: newEnd(t, here, dir, target)}
 	})
 }
@@ -184,70 +173,20 @@ func TestConformanceOfPeers(t *testing.T) {
 // does not see.
 func TestNoPeerAccess(t *testing.T) {
 	c := newControl(t)
-	dir := socketDir(t)
-	source := newEnd(t, newGPUAt(t, 1), dir, small)
-	target := newEnd(t, newGPU(t), dir, small)
-	open := startPair(t, transporttest.Pair{Source: source, Target: target})
+	dir := transporttest.SocketDir(t)
+	l := transporttest.Start(t, transporttest.Pair{Source: newEnd(t, newGPUAt(t, 1), dir, small), Target: newEnd(t, newGPU(t), dir, small)})
 	c.Set("fake_no_peer", 1)
-	if _, err := open(); err == nil || !strings.Contains(err.Error(), "gpu 0 has no peer access to gpu 1; use tcp") {
+	if _, err := l.OpenOffer(transporttest.Receiver, l.Export(l.Grant())); err == nil || !strings.Contains(err.Error(), "gpu 0 has no peer access to gpu 1; use tcp") {
 		t.Errorf("%v", err)
 	}
 	c.Set("fake_no_peer", 0)
-	if err := target.Memory.Device.(*Memory).gpu.checkPeerAccess([16]byte{1}); err == nil || !strings.Contains(err.Error(), "not visible to this process; use tcp") {
+	if err := l.Target.Memory.Device.(*Memory).gpu.checkPeerAccess([16]byte{1}); err == nil || !strings.Contains(err.Error(), "not visible to this process; use tcp") {
 		t.Errorf("%v", err)
 	}
-	p, err := open()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.Close()
+	l.Open()
 }
 
 func TestAllocations(t *testing.T) { transporttest.RunAllocations(t, newPairFunc(t)) }
-
-// startPair runs both ends of a pair until the test ends, and returns a function that
-// opens a pull between them.
-func startPair(t testing.TB, p transporttest.Pair) func() (transport.Puller, error) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 2)
-	for _, e := range []transporttest.End{p.Source, p.Target} {
-		go func() { done <- e.Transport.Run(ctx) }()
-	}
-	t.Cleanup(func() {
-		cancel()
-		for range 2 {
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
-		}
-		p.Source.Memory.Close()
-		p.Target.Memory.Close()
-	})
-	n := 0
-	return func() (transport.Puller, error) {
-		n++
-		for limit := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
-			offer, err := p.Source.Transport.Export(transport.Grant{Migration: fmt.Sprintf("a/%d", n), Receiver: transporttest.Receiver, Deadline: time.Now().Add(time.Minute)})
-			if err != nil && time.Now().After(limit) {
-				return nil, err
-			}
-			if err == nil {
-				return p.Target.Transport.Open(ctx, transporttest.Receiver, offer)
-			}
-		}
-	}
-}
-
-// orderedPlan returns a plan of n consecutive blocks, from and to these blocks.
-func orderedPlan(m *transport.Memory, from, to, n int) transport.Plan {
-	var p transport.Plan
-	for i := range n {
-		p.Src, p.Dst = append(p.Src, uint32(from+i)), append(p.Dst, uint32(to+i))
-	}
-	p.Sums = m.Sums(nil, p.Src)
-	return p
-}
 
 // TestSums compares the GPU's checksums with those of the processor.
 func TestSums(t *testing.T) {
@@ -255,10 +194,7 @@ func TestSums(t *testing.T) {
 	for _, kind := range []Kind{IPC, VMM} {
 		m, mirror := newPool(t, g, kind, small)
 		defer m.Close()
-		for i := range m.Bytes {
-			m.Bytes[i] = byte(i * 7 >> 3)
-		}
-		mirror.Store()
+		transporttest.End{Memory: m, Mirror: mirror}.Fill(1)
 		blocks := []uint32{5, 0, 63, 5}
 		got, err := m.Device.Sums([]uint32{9}, m.Layout, blocks)
 		if err != nil {
@@ -286,62 +222,27 @@ func TestSums(t *testing.T) {
 	}
 }
 
-// TestMain also runs the engine and its source in another process.
+// TestMain also runs the engine and its source in another process, with a pool of the kind
+// and on the library of the argument. The extra text is the handle of its pool.
 func TestMain(m *testing.M) {
-	if dir := os.Getenv("CUDA_TEST_SOURCE"); dir != "" {
-		if err := runSource(dir); err != nil {
-			fmt.Println(err)
-			os.Exit(1)
+	transporttest.RunSource(func(argument string) (transporttest.End, string, error) {
+		t := &testing.T{}
+		f := strings.Split(argument, ":")
+		d, err := cuda.Open(f[1])
+		if err != nil {
+			return transporttest.End{}, "", err
 		}
-		os.Exit(0)
-	}
+		g, err := NewGPU(GPUConfig{Driver: d})
+		if err != nil {
+			return transporttest.End{}, "", err
+		}
+		m, mirror := newPool(t, g, map[string]Kind{"ipc": IPC, "vmm": VMM}[f[0]], small)
+		tr, err := New(Config{Dir: f[2], Pool: transporttest.Pool{M: m}})
+		e := transporttest.End{Transport: tr, Memory: m, Mirror: mirror}
+		e.Fill(1)
+		return e, hex.EncodeToString(mirror.m.handle.Append(nil)), err
+	})
 	os.Exit(m.Run())
-}
-
-// runSource makes a pool and serves an offer of it, which it prints, until its input
-// ends.
-func runSource(dir string) error {
-	d, err := cuda.Open(os.Getenv("CUDA_TEST_LIBRARY"))
-	if err != nil {
-		return err
-	}
-	g, err := NewGPU(GPUConfig{Driver: d})
-	if err != nil {
-		return err
-	}
-	kind := VMM
-	if os.Getenv("CUDA_TEST_KIND") == "ipc" {
-		kind = IPC
-	}
-	t := &testing.T{}
-	m, mirror := newPool(t, g, kind, small)
-	fillPattern(m.Bytes)
-	mirror.Store()
-	tr, err := New(Config{Dir: dir, Pool: transporttest.Pool{M: m}})
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- tr.Run(ctx) }()
-	for {
-		offer, err := tr.Export(transport.Grant{Migration: "a/1", Receiver: transporttest.Receiver, Deadline: time.Now().Add(time.Minute)})
-		if err == nil {
-			fmt.Printf("%s %x %x\n", offer.Address, offer.Ticket, m.Device.(*Memory).handle.Append(nil))
-			break
-		}
-		time.Sleep(time.Millisecond)
-	}
-	bufio.NewReader(os.Stdin).ReadByte()
-	cancel()
-	return <-done
-}
-
-func fillPattern(b []byte) {
-	for i := range b {
-		b[i] = byte(i*131>>5 ^ i)
-	}
 }
 
 // TestAnotherProcess pulls from a pool of another process, by IPC and by descriptor,
@@ -350,52 +251,28 @@ func TestAnotherProcess(t *testing.T) {
 	for _, kind := range []string{"ipc", "vmm"} {
 		t.Run(kind, func(t *testing.T) {
 			g := newGPU(t)
-			self, err := os.Executable()
-			if err != nil {
-				t.Fatal(err)
-			}
-			lib, dir := driverPath(t), socketDir(t)
-			process := exec.CommandContext(t.Context(), self)
-			process.Env = append(os.Environ(), "CUDA_TEST_SOURCE="+dir, "CUDA_TEST_LIBRARY="+lib, "CUDA_TEST_KIND="+kind)
-			if _, err := process.StdinPipe(); err != nil {
-				t.Fatal(err)
-			}
-			out, err := process.StdoutPipe()
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := process.Start(); err != nil {
-				t.Fatal(err)
-			}
-			line, err := bufio.NewReader(out).ReadString('\n')
-			fields := strings.Fields(line)
-			if err != nil || len(fields) != 3 {
-				t.Fatalf("the source: %q, %v", line, err)
-			}
-			ticket, err := hex.DecodeString(fields[1])
-			if err != nil {
-				t.Fatal(err)
-			}
+			lib, dir := driverPath(t), transporttest.SocketDir(t)
+			offer, handle, kill := transporttest.StartSource(t, kind+":"+lib+":"+dir)
 			target := newEnd(t, g, dir, small)
 			defer target.Memory.Close()
-			p, err := target.Transport.Open(t.Context(), transporttest.Receiver, transport.Offer{Transport: "cuda", Address: fields[0], Ticket: [16]byte(ticket)})
+			p, err := target.Transport.Open(t.Context(), transporttest.Receiver, offer)
 			if err != nil {
 				t.Fatal(err)
 			}
 			defer p.Close()
 			theirs := transporttest.HeapMemory(small)
 			theirs.Checksum = transport.Multiply
-			fillPattern(theirs.Bytes)
-			plan := orderedPlan(theirs, 0, 0, small.Blocks)
+			transporttest.FillBytes(theirs.Bytes, 1)
+			plan := transporttest.OrderedPlan(theirs, 0, 0, small.Blocks)
 			if _, err := p.Pull(t.Context(), plan); err != nil {
 				t.Errorf("pull from another process: %v", err)
 			}
-			target.Mirror.Load()
+			target.Read()
 			if sums := target.Memory.Sums(nil, plan.Dst); !slices.Equal(sums, plan.Sums) {
 				t.Error("the pools differ")
 			}
 			if kind == "ipc" { // the daemon beside an engine attaches its pool like this
-				encoded, err := hex.DecodeString(fields[2])
+				encoded, err := hex.DecodeString(handle)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -446,11 +323,8 @@ func TestAnotherProcess(t *testing.T) {
 					t.Error("a descriptor with an IPC pool is accepted")
 				}
 			}
-			if err := process.Process.Kill(); err != nil {
-				t.Fatal(err)
-			}
-			process.Wait()
-			if _, err := p.Pull(t.Context(), orderedPlan(theirs, 0, 0, 1)); err == nil {
+			kill()
+			if _, err := p.Pull(t.Context(), transporttest.OrderedPlan(theirs, 0, 0, 1)); err == nil {
 				t.Error("a pull from a killed process succeeded")
 			}
 		})
@@ -466,8 +340,7 @@ func TestPacked(t *testing.T) {
 	for name, l := range map[string]transport.Layout{"small": small, "many": many, "huge": huge} {
 		m, mirror := newPool(t, g, VMM, l)
 		defer m.Close()
-		fillPattern(m.Bytes)
-		mirror.Store()
+		transporttest.End{Memory: m, Mirror: mirror}.Fill(1)
 		var blocks []uint32
 		var want []byte
 		for i := range l.Blocks {
@@ -509,7 +382,7 @@ func TestPacked(t *testing.T) {
 // memory.
 func TestTCPThroughHost(t *testing.T) {
 	g := newWarmGPU(t, 0)
-	transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
+	transporttest.RunShort(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
 		end := func(l transport.Layout) transporttest.End {
 			m, mirror := newPool(t, g, VMM, l)
 			tr, err := tcp.New(tcp.Config{Pool: transporttest.Pool{M: m}})

@@ -14,9 +14,9 @@ import (
 func BenchmarkPull(b *testing.B) {
 	for _, bytes := range []int64{32 << 10, 256 << 10, 1 << 20} {
 		b.Run(fmt.Sprintf("block=%dKiB", bytes>>10), func(b *testing.B) {
-			l, dir := transporttest.ScatteredLayout(bytes), socketDir(b)
+			l, dir := transporttest.ScatteredLayout(bytes), transporttest.SocketDir(b)
 			pair := transporttest.Pair{Source: newEnd(b, dir, l), Target: newEnd(b, dir, l)}
-			p := transporttest.OpenPuller(b, pair).(*puller)
+			p := transporttest.Start(b, pair).Open().(*puller)
 			transporttest.CompareMethods(b, l, pair.Source.Memory, pair.Target.Memory, map[string]transporttest.Method{
 				"verified": transporttest.PullMethod(b.Context(), p),
 				"unverified": func(plan transport.Plan) (time.Duration, error) {
@@ -35,9 +35,9 @@ func BenchmarkPull(b *testing.B) {
 // BenchmarkOpen opens, pulls and closes, with the kept mapping of an earlier pull and
 // with a new one: what keeping mappings saves.
 func BenchmarkOpen(b *testing.B) {
-	l, dir := transporttest.ScatteredLayout(256<<10), socketDir(b)
+	l, dir := transporttest.ScatteredLayout(256<<10), transporttest.SocketDir(b)
 	pair := transporttest.Pair{Source: newEnd(b, dir, l), Target: newEnd(b, dir, l)}
-	transporttest.OpenPuller(b, pair).Close()
+	transporttest.Start(b, pair).Open().Close()
 	target := pair.Target.Transport.(*Transport)
 	pullOnce := func(plan transport.Plan) (time.Duration, error) {
 		start := time.Now()

@@ -1,14 +1,11 @@
 package shm
 
 import (
-	"bufio"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -27,100 +24,30 @@ var small = transport.Layout{Blocks: 512, Regions: []transport.Region{{Stride: 4
 
 // TestMain also runs the source in another process of the tests.
 func TestMain(m *testing.M) {
-	if dir := os.Getenv("SHM_TEST_SOURCE"); dir != "" {
-		if err := runSource(dir); err != nil {
-			fmt.Println(err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
+	transporttest.RunSource(func(dir string) (transporttest.End, string, error) {
+		return newEnd(&testing.T{}, dir, small), "", nil
+	})
 	os.Exit(m.Run())
-}
-
-// runSource serves an offer, which it prints, until its input ends.
-func runSource(dir string) error {
-	t := &testing.T{}
-	m := newPool(t, small)
-	tr, err := New(Config{Dir: dir, Pool: transporttest.Pool{M: m}})
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- tr.Run(ctx) }()
-	for {
-		offer, err := tr.Export(transport.Grant{Migration: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)})
-		if err == nil {
-			fmt.Printf("%s %x\n", offer.Address, offer.Ticket)
-			break
-		}
-		time.Sleep(time.Millisecond)
-	}
-	bufio.NewReader(os.Stdin).ReadByte()
-	cancel()
-	return <-done
-}
-
-// startSource starts a source in a process of its own.
-func startSource(t *testing.T, dir string) (*exec.Cmd, transport.Offer) {
-	t.Helper()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := exec.CommandContext(t.Context(), self)
-	c.Env = append(os.Environ(), "SHM_TEST_SOURCE="+dir)
-
-	if _, err := c.StdinPipe(); err != nil {
-		t.Fatal(err)
-	}
-	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	offer := transport.Offer{Transport: "shm"}
-	var ticket []byte
-	if _, err := fmt.Fscanf(out, "%s %x\n", &offer.Address, &ticket); err != nil {
-		t.Fatalf("the source: %v", err)
-	}
-	offer.Ticket = [transport.TicketSize]byte(ticket)
-	return c, offer
-}
-
-func newPlan(n int) transport.Plan {
-	var p transport.Plan
-	zero := transporttest.HeapMemory(transport.Layout{Blocks: 1, Regions: small.Regions})
-	for i := range n {
-		p.Src, p.Dst = append(p.Src, uint32(i)), append(p.Dst, uint32(i))
-		p.Sums = zero.Sums(p.Sums, []uint32{0})
-	}
-	return p
 }
 
 // TestSourceProcessIsKilled pulls from another process, and checks that a pull fails
 // after that process was killed, and that the next source removes the socket it left.
 func TestSourceProcessIsKilled(t *testing.T) {
-	dir := socketDir(t)
-	process, offer := startSource(t, dir)
+	dir := transporttest.SocketDir(t)
+	offer, _, kill := transporttest.StartSource(t, dir)
 	target := newEnd(t, dir, small)
 	defer target.Memory.Close()
-	p, err := target.Transport.Open(t.Context(), "b", offer)
+	p, err := target.Transport.Open(t.Context(), transporttest.Receiver, offer)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer p.Close()
-	if _, err := p.Pull(t.Context(), newPlan(small.Blocks)); err != nil {
+	zero := transporttest.HeapMemory(small)
+	if _, err := p.Pull(t.Context(), transporttest.OrderedPlan(zero, 0, 0, small.Blocks)); err != nil {
 		t.Errorf("pull from another process: %v", err)
 	}
-	if err := process.Process.Kill(); err != nil {
-		t.Fatal(err)
-	}
-	process.Wait()
-	if _, err := p.Pull(t.Context(), newPlan(1)); err == nil {
+	kill()
+	if _, err := p.Pull(t.Context(), transporttest.OrderedPlan(zero, 0, 0, 1)); err == nil {
 		t.Error("a pull from a killed process succeeded")
 	}
 	// The next source of the directory removes the socket of the killed one.
@@ -185,7 +112,7 @@ func newStaleSocket(t *testing.T, path string) string {
 // TestAddresses checks that Open accepts nothing but the path of a source's socket in a
 // private directory.
 func TestAddresses(t *testing.T) {
-	dir := socketDir(t)
+	dir := transporttest.SocketDir(t)
 	target := newEnd(t, dir, small)
 	defer target.Memory.Close()
 	open := filepath.Dir(dir)
@@ -232,39 +159,25 @@ func TestDescriptorIsReadOnly(t *testing.T) {
 // TestPoolShrinks checks that a pool which becomes shorter than its layout fails pulls,
 // and nothing else.
 func TestPoolShrinks(t *testing.T) {
-	dir := socketDir(t)
+	dir := transporttest.SocketDir(t)
 	for _, whose := range []string{"source", "target"} {
-		pair := transporttest.Pair{Source: newEnd(t, dir, small), Target: newEnd(t, dir, small)}
-		ctx, cancel := context.WithCancel(t.Context())
-		done := make(chan error, 1)
-		go func() { done <- pair.Source.Transport.Run(ctx) }()
-		var offer transport.Offer
-		for err := errors.New("not yet"); err != nil; {
-			offer, err = pair.Source.Transport.Export(transport.Grant{Migration: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)})
-		}
-		p, err := pair.Target.Transport.Open(ctx, "b", offer)
-		if err != nil {
-			t.Fatal(err)
-		}
-		shorter := map[string]*transport.Memory{"source": pair.Source.Memory, "target": pair.Target.Memory}[whose]
+		l := transporttest.Start(t, transporttest.Pair{Source: newEnd(t, dir, small), Target: newEnd(t, dir, small)})
+		p, plan := l.Open(), l.Plan(3, 1)
+		shorter := map[string]*transport.Memory{"source": l.Source.Memory, "target": l.Target.Memory}[whose]
 		if err := shorter.File.Truncate(4096); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := p.Pull(ctx, newPlan(3)); err == nil || !strings.Contains(err.Error(), "shorter") {
+		if _, err := l.Pull(p, plan); err == nil || !strings.Contains(err.Error(), "shorter") {
 			t.Errorf("%s: %v", whose, err)
 		}
-		p.Close()
-		cancel()
-		<-done
-		pair.Source.Memory.Close()
-		pair.Target.Memory.Close()
+		l.Stop()
 	}
 }
 
 // TestInvalidWelcomes checks that Open fails and leaves nothing open, whatever a source
 // sends.
 func TestInvalidWelcomes(t *testing.T) {
-	dir := socketDir(t)
+	dir := transporttest.SocketDir(t)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}

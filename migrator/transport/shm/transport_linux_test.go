@@ -3,7 +3,6 @@ package shm
 import (
 	"errors"
 	"os"
-	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -15,7 +14,7 @@ import (
 // newPool returns a memory in a memfd, as an engine's pool is.
 func newPool(t testing.TB, l transport.Layout) *transport.Memory {
 	t.Helper()
-	size := transporttest.Size(l)
+	size := l.MinSize()
 	fd, err := unix.MemfdCreate("pool", unix.MFD_CLOEXEC)
 	if err != nil {
 		t.Fatal(err)
@@ -41,19 +40,8 @@ func newEnd(t testing.TB, dir string, l transport.Layout) transporttest.End {
 	return transporttest.End{Transport: tr, Memory: m}
 }
 
-// socketDir returns a directory whose path is short enough for sockets.
-func socketDir(t testing.TB) string {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "shm")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	return filepath.Join(dir, "pull")
-}
-
 func newPair(t *testing.T, source, target transport.Layout) transporttest.Pair {
-	dir := socketDir(t)
+	dir := transporttest.SocketDir(t)
 	return transporttest.Pair{Source: newEnd(t, dir, source), Target: newEnd(t, dir, target)}
 }
 
@@ -67,7 +55,7 @@ func TestUnsupportedMemory(t *testing.T) {
 	_, m := transporttest.NewFakeDevice(transport.Layout{Blocks: 2, Regions: []transport.Region{{Stride: 64, Bytes: 64}}})
 	defer m.Close()
 	m.Bytes = nil
-	tr, err := New(Config{Dir: socketDir(t), Pool: transporttest.Pool{M: m}})
+	tr, err := New(Config{Dir: transporttest.SocketDir(t), Pool: transporttest.Pool{M: m}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ import (
 func openPuller(b *testing.B, bytes int64, c Config) (transport.Layout, transporttest.Pair, transport.Puller) {
 	l := transporttest.ScatteredLayout(bytes)
 	pair := transporttest.Pair{Source: newEnd(b, l, c), Target: newEnd(b, l, c)}
-	return l, pair, transporttest.OpenPuller(b, pair)
+	return l, pair, transporttest.Start(b, pair).Open()
 }
 
 // BenchmarkPull compares a pull over loopback with a plain copy of the same

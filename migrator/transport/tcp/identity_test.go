@@ -1,12 +1,10 @@
 package tcp
 
 import (
-	"context"
 	"crypto/tls"
 	"errors"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
@@ -25,7 +23,7 @@ func identityConfig(a *issuer.Authority, own tls.Certificate) Config {
 	}
 }
 
-func TestConformanceIdentities(t *testing.T) {
+func TestConformanceTLS(t *testing.T) {
 	a := issuer.New(t)
 	source, target := a.ComponentCertificate(t, identity.Migrator, "a"), a.ComponentCertificate(t, identity.Migrator, string(transporttest.Receiver))
 	transporttest.Run(t, func(t *testing.T, from, to transport.Layout) transporttest.Pair {
@@ -37,31 +35,27 @@ func TestConformanceIdentities(t *testing.T) {
 // certificate of another replica, and that presenting it so does not use it up.
 func TestAnotherReplicasCertificate(t *testing.T) {
 	a := issuer.New(t)
-	source := newEnd(t, small, identityConfig(a, a.ComponentCertificate(t, identity.Migrator, "a")))
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- source.Transport.Run(ctx) }()
-	var offer transport.Offer
-	for err := errors.New("not yet"); err != nil; {
-		offer, err = source.Transport.Export(transport.Grant{Migration: "a/1", Receiver: "b", Deadline: time.Now().Add(time.Minute)})
-	}
+	self := string(transporttest.Receiver)
+	end := func(own tls.Certificate) transporttest.End { return newEnd(t, small, identityConfig(a, own)) }
+	l := transporttest.Start(t, transporttest.Pair{Source: end(a.ComponentCertificate(t, identity.Migrator, "a")), Target: newEnd(t, small, Config{})})
+	offer := l.Export(l.Grant())
 	offer.Source = "a"
 	open := func(own tls.Certificate, offer transport.Offer) error {
-		p, err := newEnd(t, small, identityConfig(a, own)).Transport.Open(ctx, "b", offer)
+		p, err := end(own).Transport.Open(t.Context(), transporttest.Receiver, offer)
 		if err == nil {
 			p.Close()
 		}
 		return err
 	}
 	for name, own := range map[string]tls.Certificate{
-		"another replica's": a.ComponentCertificate(t, identity.Migrator, "c"), "a proxy's of that name": a.ComponentCertificate(t, identity.Proxy, "b"),
-		"of another domain": a.Certificate(t, "spiffe://other.test/migrator/b"), "without a name": a.Certificate(t),
+		"another replica's": a.ComponentCertificate(t, identity.Migrator, "c"), "a proxy's of that name": a.ComponentCertificate(t, identity.Proxy, self),
+		"of another domain": a.Certificate(t, "spiffe://other.test/migrator/"+self), "without a name": a.Certificate(t),
 	} {
 		if err := open(own, offer); !errors.Is(err, transport.ErrRefused) {
 			t.Errorf("with a certificate %s: %v, want %v", name, err, transport.ErrRefused)
 		}
 	}
-	own := a.ComponentCertificate(t, identity.Migrator, "b")
+	own := a.ComponentCertificate(t, identity.Migrator, self)
 	moved := offer
 	moved.Source = "d"
 	if err := open(own, moved); err == nil || !strings.Contains(err.Error(), "migrator/d is wanted") {
@@ -69,9 +63,5 @@ func TestAnotherReplicasCertificate(t *testing.T) {
 	}
 	if err := open(own, offer); err != nil {
 		t.Errorf("the receiver, after all rejected attempts: %v", err)
-	}
-	cancel()
-	if err := <-done; err != nil {
-		t.Error(err)
 	}
 }

@@ -43,10 +43,10 @@ func (c *checkContext) Err() error {
 // fence.
 func requireUnchanged(t *testing.T, what string, e End) {
 	t.Helper()
-	e.fill(99)
+	e.Fill(99)
 	want := slices.Clone(e.Memory.Bytes)
 	time.Sleep(time.Millisecond) // gives an illegal writer time to write
-	if !bytes.Equal(e.read(), want) {
+	if !bytes.Equal(e.Read(), want) {
 		t.Errorf("%s: the memory changed after the fence", what)
 	}
 }
@@ -55,7 +55,7 @@ func testAbortOpen(t *testing.T, b *suite) {
 	b.start(wide, narrow)
 	for n := range 6 {
 		ctx := atCheck(n, nil)
-		p, err := b.Target.Transport.Open(ctx, Receiver, b.export(b.grant(b.newMigration())))
+		p, err := b.Target.Transport.Open(ctx, Receiver, b.Export(b.Grant()))
 		if err == nil {
 			p.Close()
 		} else if !errors.Is(err, context.Canceled) {
@@ -66,7 +66,7 @@ func testAbortOpen(t *testing.T, b *suite) {
 	for _, after := range []time.Duration{0, 10 * time.Microsecond, 50 * time.Microsecond, 200 * time.Microsecond} {
 		ctx, cancel := context.WithCancel(b.Context())
 		stop := time.AfterFunc(after, cancel)
-		p, err := b.Target.Transport.Open(ctx, Receiver, b.export(b.grant(b.newMigration())))
+		p, err := b.Target.Transport.Open(ctx, Receiver, b.Export(b.Grant()))
 		if err == nil {
 			p.Close()
 		} else if !errors.Is(err, context.Canceled) {
@@ -81,9 +81,9 @@ func testAbortOpen(t *testing.T, b *suite) {
 // it has returned, and that its puller fails from then on.
 func testAbortPull(t *testing.T, b *suite) {
 	b.start(large, large)
-	plan := b.plan(large.Blocks, 1)
-	_, puller := b.open()
-	whole, err := puller.Pull(b.ctx(), plan)
+	plan := b.Plan(large.Blocks, 1)
+	puller := b.Open()
+	whole, err := b.Pull(puller, plan)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func testAbortPull(t *testing.T, b *suite) {
 
 	cancelled := func(name string, ctx context.Context) {
 		t.Helper()
-		_, puller := b.open()
+		puller := b.Open()
 		defer puller.Close()
 		_, err := puller.Pull(ctx, plan)
 		if err == nil {
@@ -101,7 +101,7 @@ func testAbortPull(t *testing.T, b *suite) {
 			t.Errorf("%s: %v", name, err)
 		}
 		requireUnchanged(t, name, b.Target)
-		if _, err := puller.Pull(b.ctx(), plan); err == nil {
+		if _, err := b.Pull(puller, plan); err == nil {
 			t.Errorf("%s: the puller still works", name)
 		}
 	}
@@ -126,9 +126,9 @@ type result struct {
 }
 
 func (b *suite) startPull(p transport.Puller, plan transport.Plan) <-chan result {
-	ctx, ended := b.ctx(), make(chan result, 1)
+	ended := make(chan result, 1)
 	go func() {
-		stats, err := p.Pull(ctx, plan)
+		stats, err := b.Pull(p, plan)
 		ended <- result{stats.Duration, err}
 	}()
 	return ended
@@ -137,10 +137,10 @@ func (b *suite) startPull(p transport.Puller, plan transport.Plan) <-chan result
 // testClose calls Close from another goroutine, at any time of a pull.
 func testClose(t *testing.T, b *suite) {
 	b.start(large, large)
-	plan := b.plan(large.Blocks, 1)
+	plan := b.Plan(large.Blocks, 1)
 	took := time.Duration(0)
 	for i := range 12 {
-		_, puller := b.open()
+		puller := b.Open()
 		result := b.startPull(puller, plan)
 		if i == 0 {
 			r := <-result
@@ -161,7 +161,7 @@ func testClose(t *testing.T, b *suite) {
 		if err := puller.Close(); err != nil {
 			t.Errorf("second close: %v", err)
 		}
-		if _, err := puller.Pull(b.ctx(), plan); err == nil {
+		if _, err := b.Pull(puller, plan); err == nil {
 			t.Error("Pull of a closed puller succeeded")
 		}
 	}
@@ -172,28 +172,29 @@ func testClose(t *testing.T, b *suite) {
 func testRevoke(t *testing.T, b *suite) {
 	b.start(large, large)
 	original := slices.Clone(b.Source.Memory.Bytes)
-	plan := b.plan(large.Blocks, 1)
-	want := plainCopy(b.Target.read(), b.Pair, plan)
+	plan := b.Plan(large.Blocks, 1)
+	want := plainCopy(b.Target.Read(), b.Pair, plan)
 
 	// pullRevoked pulls while revoke is called, and reports whether the pull failed.
 	pullRevoked := func(pull func(p transport.Puller, revoke func()) error) bool {
 		t.Helper()
 		b.Source.write(func(now []byte) { copy(now, original) })
-		b.Target.fill(2)
-		move, puller := b.open()
+		b.Target.Fill(2)
+		puller := b.Open()
+		move := b.Migration
 		defer puller.Close()
 		err := pull(puller, func() {
 			b.Source.Transport.Revoke(move)
-			b.Source.fill(5)
+			b.Source.Fill(5)
 		})
 		var corrupt *transport.CorruptError
 		switch {
 		case errors.As(err, &corrupt):
 			t.Error("a pull read after the fence, and reported blocks to be pulled again")
-		case err == nil && !bytes.Equal(b.Target.read(), want):
+		case err == nil && !bytes.Equal(b.Target.Read(), want):
 			t.Error("a pull read after the fence, and reported success")
 		}
-		if _, err := puller.Pull(b.ctx(), plan); err == nil || errors.As(err, &corrupt) {
+		if _, err := b.Pull(puller, plan); err == nil || errors.As(err, &corrupt) {
 			t.Errorf("a pull after Revoke: %v", err)
 		}
 		return err != nil
@@ -201,7 +202,7 @@ func testRevoke(t *testing.T, b *suite) {
 
 	took := time.Duration(0)
 	pullRevoked(func(p transport.Puller, revoke func()) error {
-		stats, err := p.Pull(b.ctx(), plan)
+		stats, err := b.Pull(p, plan)
 		took = stats.Duration
 		revoke()
 		return err
@@ -235,9 +236,9 @@ func testSourceEnds(t *testing.T, b *suite) {
 	took := time.Duration(0)
 	for i := range 8 {
 		b.start(large, large)
-		plan := b.plan(large.Blocks, 1)
-		want := plainCopy(b.Target.read(), b.Pair, plan)
-		_, puller := b.open()
+		plan := b.Plan(large.Blocks, 1)
+		want := plainCopy(b.Target.Read(), b.Pair, plan)
+		puller := b.Open()
 		ended := b.startPull(puller, plan)
 		if i > 0 {
 			time.Sleep(took * time.Duration(i-1) / 8)
@@ -245,11 +246,11 @@ func testSourceEnds(t *testing.T, b *suite) {
 		}
 		r := <-ended
 		took = max(took, r.took)
-		if r.err == nil && !bytes.Equal(b.Target.read(), want) {
+		if r.err == nil && !bytes.Equal(b.Target.Read(), want) {
 			t.Error("a pull reported success and differs from a plain copy")
 		}
 		b.stopSource()
-		if _, err := puller.Pull(b.ctx(), plan); err == nil {
+		if _, err := b.Pull(puller, plan); err == nil {
 			t.Error("a pull from a stopped source succeeded")
 		}
 		puller.Close()

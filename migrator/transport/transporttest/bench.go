@@ -2,7 +2,6 @@ package transporttest
 
 import (
 	"context"
-	"math/rand/v2"
 	"runtime"
 	"slices"
 	"testing"
@@ -40,25 +39,19 @@ func PullMethod(ctx context.Context, p transport.Puller) Method {
 // iteration of the benchmark runs a plain copy and then each method once, so that all of
 // them see the same load of the machine. It reports the medians, in GB/s and as a share
 // of the copy's (ratio-…).
-func CompareMethods(b *testing.B, l transport.Layout, source, target *transport.Memory, ways map[string]Method) {
+func CompareMethods(b *testing.B, l transport.Layout, source, target *transport.Memory, methods map[string]Method) {
 	b.Helper()
-	rng := rand.New(rand.NewPCG(1, 2))
 	n := int(Volume / l.BlockBytes())
-	var plan transport.Plan
-	from, to := rng.Perm(l.Blocks), rng.Perm(l.Blocks)
-	for i := range n {
-		plan.Src, plan.Dst = append(plan.Src, uint32(from[i])), append(plan.Dst, uint32(to[i]))
-	}
-	fill(source.Bytes, 1)
-	fill(target.Bytes, 2)
-	plan.Sums = source.Sums(nil, plan.Src)
+	FillBytes(source.Bytes, 1)
+	FillBytes(target.Bytes, 2)
+	plan := ShuffledPlan(source, n)
 
 	names := []string{"memcpy"}
-	for name := range ways {
+	for name := range methods {
 		names = append(names, name)
 	}
 	slices.Sort(names[1:])
-	ways["memcpy"] = func(p transport.Plan) (time.Duration, error) {
+	methods["memcpy"] = func(p transport.Plan) (time.Duration, error) {
 		for i := range p.Src {
 			for r := range l.Regions {
 				copy(target.RegionBytes(p.Dst[i], r), source.RegionBytes(p.Src[i], r))
@@ -73,7 +66,7 @@ func CompareMethods(b *testing.B, l transport.Layout, source, target *transport.
 			var before, after runtime.MemStats
 			runtime.ReadMemStats(&before)
 			start := time.Now()
-			d, err := ways[name](plan)
+			d, err := methods[name](plan)
 			if err != nil {
 				b.Fatalf("%s: %v", name, err)
 			}
@@ -110,43 +103,4 @@ func CompareMethods(b *testing.B, l transport.Layout, source, target *transport.
 func Median(d []time.Duration) time.Duration {
 	d = slices.Sorted(slices.Values(d))
 	return d[len(d)/2]
-}
-
-// OpenPuller runs both ends of a pair until the benchmark ends, and returns an open
-// puller between them.
-func OpenPuller(b testing.TB, p Pair) transport.Puller {
-	b.Helper()
-	b.Cleanup(func() {
-		p.Source.Memory.Close()
-		p.Target.Memory.Close()
-	})
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 2)
-	for _, e := range []End{p.Source, p.Target} {
-		go func() { done <- e.Transport.Run(ctx) }()
-	}
-	b.Cleanup(func() {
-		cancel()
-		for range 2 {
-			if err := <-done; err != nil {
-				b.Error(err)
-			}
-		}
-	})
-	limit := time.Now().Add(patience)
-	for {
-		offer, err := p.Source.Transport.Export(transport.Grant{Migration: "m/1", Receiver: Receiver, Deadline: time.Now().Add(time.Hour)})
-		if err == nil {
-			puller, err := p.Target.Transport.Open(ctx, Receiver, offer)
-			if err != nil {
-				b.Fatal(err)
-			}
-			b.Cleanup(func() { puller.Close() })
-			return puller
-		}
-		if time.Now().After(limit) {
-			b.Fatal(err)
-		}
-		runtime.Gosched()
-	}
 }

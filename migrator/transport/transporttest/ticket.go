@@ -13,9 +13,9 @@ import (
 
 func testTickets(t *testing.T, b *suite) {
 	b.start(wide, narrow)
-	before := slices.Clone(b.Target.read())
+	before := slices.Clone(b.Target.Read())
 
-	offer := b.export(b.grant("m/1"))
+	offer := b.Export(b.Grant())
 	wrong := offer
 	wrong.Ticket[0] ^= 1
 	b.requireRefused("a wrong ticket", Receiver, wrong)
@@ -24,7 +24,7 @@ func testTickets(t *testing.T, b *suite) {
 	b.requireRefused("another receiver's ticket", "another-receiver", offer)
 	b.requireRefused("a ticket without a receiver", "", offer)
 
-	p, err := b.Target.Transport.Open(b.ctx(), Receiver, offer)
+	p, err := b.OpenOffer(Receiver, offer)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,35 +32,36 @@ func testTickets(t *testing.T, b *suite) {
 	p.Close()
 	b.requireRefused("a used ticket", Receiver, offer)
 
-	first, second, other := b.export(b.grant("m/2")), b.export(b.grant("m/2")), b.export(b.grant("m/3"))
+	g := b.Grant()
+	first, second, other := b.Export(g), b.Export(g), b.Export(b.Grant())
 	if first.Ticket == second.Ticket {
 		t.Error("two offers have one ticket")
 	}
-	b.Source.Transport.Revoke("m/2")
+	b.Source.Transport.Revoke(g.Migration)
 	b.Source.Transport.Revoke("m/unknown")
 	b.requireRefused("a revoked ticket", Receiver, first)
 	b.requireRefused("another revoked ticket of the migration", Receiver, second)
-	p, err = b.Target.Transport.Open(b.ctx(), Receiver, other)
+	p, err = b.OpenOffer(Receiver, other)
 	if err != nil {
 		t.Errorf("the ticket of a migration that was not revoked: %v", err)
 	} else {
 		p.Close()
 	}
 
-	foreign := b.export(b.grant("m/4"))
+	foreign := b.Export(b.Grant())
 	foreign.Transport = "another"
-	if p, err := b.Target.Transport.Open(b.ctx(), Receiver, foreign); err == nil {
+	if p, err := b.OpenOffer(Receiver, foreign); err == nil {
 		p.Close()
 		t.Error("an offer for another transport is accepted")
 	}
-	if !slices.Equal(before, b.Target.read()) {
+	if !slices.Equal(before, b.Target.Read()) {
 		t.Error("the memory changed without a pull")
 	}
 }
 
 func testExpiry(t *testing.T, b *suite) {
 	b.start(wide, narrow)
-	g := b.grant("m/1")
+	g := b.Grant()
 	g.Deadline = time.Now().Add(-time.Second)
 	if _, err := b.Source.Transport.Export(g); err == nil {
 		t.Error("Export of an expired grant succeeded")
@@ -70,8 +71,15 @@ func testExpiry(t *testing.T, b *suite) {
 	var offer transport.Offer
 	var p transport.Puller
 	for life := 300 * time.Millisecond; ; life *= 2 {
+		export := func() (o transport.Offer) {
+			g = b.Grant()
+			g.Deadline = time.Now().Add(life)
+			o, _ = b.Source.Transport.Export(g) // fails if the grant is over
+			return o
+		}
 		var err error
-		if offer, p, err = b.exportShort(&g, life); err == nil {
+		offer = export()
+		if p, err = b.OpenOffer(Receiver, export()); err == nil {
 			break
 		}
 		if life > patience {
@@ -82,41 +90,24 @@ func testExpiry(t *testing.T, b *suite) {
 	time.Sleep(time.Until(g.Deadline) + time.Millisecond)
 	b.requireRefused("an expired ticket", Receiver, offer)
 	var corrupt *transport.CorruptError
-	if _, err := p.Pull(b.ctx(), b.plan(5, 1)); err == nil || errors.As(err, &corrupt) {
+	if _, err := b.Pull(p, b.Plan(5, 1)); err == nil || errors.As(err, &corrupt) {
 		t.Errorf("a pull after the grant's deadline: %v", err)
 	}
-}
-
-// exportShort exports two offers whose grants end after life, and opens the second one; g
-// becomes its grant.
-func (b *suite) exportShort(g *transport.Grant, life time.Duration) (transport.Offer, transport.Puller, error) {
-	g.Migration, g.Deadline = b.newMigration(), time.Now().Add(life)
-	offer, err := b.Source.Transport.Export(*g)
-	if err != nil {
-		return offer, nil, err
-	}
-	g.Migration, g.Deadline = b.newMigration(), time.Now().Add(life)
-	running, err := b.Source.Transport.Export(*g)
-	if err != nil {
-		return offer, nil, err
-	}
-	p, err := b.Target.Transport.Open(b.ctx(), Receiver, running)
-	return offer, p, err
 }
 
 func testDeadline(t *testing.T, b *suite) {
 	b.start(wide, narrow)
 	past, cancel := context.WithDeadline(b.Context(), time.Now().Add(-time.Second))
 	defer cancel()
-	if p, err := b.Target.Transport.Open(past, Receiver, b.export(b.grant("m/1"))); err == nil {
+	if p, err := b.Target.Transport.Open(past, Receiver, b.Export(b.Grant())); err == nil {
 		p.Close()
 		t.Error("Open after its deadline succeeded")
 	} else if !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Open after its deadline: %v", err)
 	}
-	_, puller := b.open()
+	puller := b.Open()
 	defer puller.Close()
-	if _, err := puller.Pull(past, b.plan(5, 1)); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := puller.Pull(past, b.Plan(5, 1)); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Pull after its deadline: %v", err)
 	}
 	requireUnchanged(t, "after a late pull", b.Target)
@@ -126,21 +117,21 @@ func testDeadline(t *testing.T, b *suite) {
 // and after its Run.
 func testSourceAway(t *testing.T, b *suite) {
 	b.start(wide, narrow)
-	offer := b.export(b.grant("m/1"))
+	offer := b.Export(b.Grant())
 	b.stopSource()
-	if _, err := b.Source.Transport.Export(b.grant("m/2")); err == nil {
+	if _, err := b.Source.Transport.Export(b.Grant()); err == nil {
 		t.Error("Export after Run has ended succeeded")
 	}
-	if p, err := b.Target.Transport.Open(b.ctx(), Receiver, offer); err == nil {
+	if p, err := b.OpenOffer(Receiver, offer); err == nil {
 		p.Close()
 		t.Error("Open after the source's Run has ended succeeded")
 	}
-	b.Source.Transport.Revoke("m/1")
+	b.Source.Transport.Revoke(b.Migration)
 
 	fresh := b.make(t, wide, narrow)
 	defer fresh.Source.Memory.Close()
 	defer fresh.Target.Memory.Close()
-	if _, err := fresh.Source.Transport.Export(b.grant("m/1")); err == nil {
+	if _, err := fresh.Source.Transport.Export(b.Grant()); err == nil {
 		t.Error("Export before Run succeeded")
 	}
 }
@@ -152,20 +143,20 @@ func testMemories(t *testing.T, b *suite) {
 	var unmapped atomic.Int32
 	b.Source.Memory.Unmap = countCalls(b.Source.Memory.Unmap, &unmapped)
 	b.Target.Memory.Unmap = countCalls(b.Target.Memory.Unmap, &unmapped)
-	offer := b.export(b.grant("m/1"))
-	_, puller := b.open()
-	b.requirePull(puller, b.plan(5, 1))
+	offer := b.Export(b.Grant())
+	puller := b.Open()
+	b.RequirePull(puller, b.Plan(5, 1))
 	b.Source.Memory.Close()
 	b.Target.Memory.Close()
 	if n := unmapped.Load(); n != 0 {
 		t.Errorf("%d memories were unmapped while a puller used them", n)
 	}
-	if p, err := b.Target.Transport.Open(b.ctx(), Receiver, offer); err == nil {
+	if p, err := b.OpenOffer(Receiver, offer); err == nil {
 		p.Close()
 		t.Error("Open without a local memory succeeded")
 	}
 	puller.Close()
-	b.stop()
+	b.Stop()
 	if n := unmapped.Load(); n != 2 {
 		t.Errorf("%d of 2 memories are unmapped at the end", n)
 	}

@@ -8,14 +8,11 @@
 package transporttest
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"os"
 	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -55,16 +52,16 @@ func (e End) write(f func(b []byte)) {
 	}
 }
 
-// read returns the memory's present bytes.
-func (e End) read() []byte {
+// Read returns the memory's present bytes.
+func (e End) Read() []byte {
 	if e.Mirror != nil {
 		e.Mirror.Load()
 	}
 	return e.Memory.Bytes
 }
 
-// fill writes a pattern over the whole memory.
-func (e End) fill(seed uint64) { e.write(func(b []byte) { fill(b, seed) }) }
+// Fill writes a pattern over the whole memory.
+func (e End) Fill(seed uint64) { e.write(func(b []byte) { FillBytes(b, seed) }) }
 
 // Pair is two ends that reach each other. The memories have the requested layouts; the
 // tests close them.
@@ -79,42 +76,51 @@ func (p Pool) Memory() (*transport.Memory, bool) { return p.M, p.M != nil }
 // HeapMemory returns a memory of this layout on the Go heap, which the race detector
 // watches.
 func HeapMemory(l transport.Layout) *transport.Memory {
-	return &transport.Memory{Layout: l, Bytes: make([]byte, Size(l))}
-}
-
-// Size returns the size of the smallest memory that a layout fits into.
-func Size(l transport.Layout) int64 {
-	return l.MinSize()
+	return &transport.Memory{Layout: l, Bytes: make([]byte, l.MinSize())}
 }
 
 // Run tests a transport. make returns a new pair.
 func Run(t *testing.T, make func(t *testing.T, source, target transport.Layout) Pair) {
+	run(t, make, false)
+}
+
+// RunShort is Run without the tests that take long or do not depend on the memory, for
+// further combinations of ends that Run tests elsewhere. CASCADE_TEST_ALL makes it Run.
+func RunShort(t *testing.T, make func(t *testing.T, source, target transport.Layout) Pair) {
+	run(t, make, os.Getenv("CASCADE_TEST_ALL") == "")
+}
+
+func run(t *testing.T, make func(t *testing.T, source, target transport.Layout) Pair, short bool) {
 	for _, c := range []struct {
-		name string
-		test func(*testing.T, *suite)
+		name  string
+		test  func(*testing.T, *suite)
+		short bool // part of RunShort
 	}{
-		{"Shuffled", testShuffled},
-		{"Empty", testEmpty},
-		{"Rounds", testRounds},
-		{"Corrupt", testCorrupt},
-		{"BadPlans", testBadPlans},
-		{"Tickets", testTickets},
-		{"Expiry", testExpiry},
-		{"Deadline", testDeadline},
-		{"AbortOpen", testAbortOpen},
-		{"AbortPull", testAbortPull},
-		{"CloseIsAFence", testClose},
-		{"RevokeIsAFence", testRevoke},
-		{"SourceEnds", testSourceEnds},
-		{"SourceAway", testSourceAway},
-		{"Concurrent", testConcurrent},
-		{"Memories", testMemories},
+		{"Shuffled", testShuffled, false},
+		{"Empty", testEmpty, false},
+		{"Rounds", testRounds, true},
+		{"Corrupt", testCorrupt, true},
+		{"BadPlans", testBadPlans, true},
+		{"Tickets", testTickets, false},
+		{"Expiry", testExpiry, false},
+		{"Deadline", testDeadline, false},
+		{"AbortOpen", testAbortOpen, true},
+		{"AbortPull", testAbortPull, false},
+		{"CloseIsAFence", testClose, true},
+		{"RevokeIsAFence", testRevoke, false},
+		{"SourceEnds", testSourceEnds, false},
+		{"SourceAway", testSourceAway, false},
+		{"Concurrent", testConcurrent, true},
+		{"Memories", testMemories, true},
 	} {
+		if short && !c.short {
+			continue
+		}
 		t.Run(c.name, func(t *testing.T) {
 			check := startLeakCheck(t)
 			b := &suite{T: t, make: make}
 			c.test(t, b)
-			b.stop()
+			b.Stop()
 			check()
 		})
 	}
@@ -159,13 +165,11 @@ func countDescriptors() int {
 	return n
 }
 
-// suite is one test with its pair.
+// suite is one test with its running pair.
 type suite struct {
 	*testing.T
 	make func(t *testing.T, source, target transport.Layout) Pair
-	Pair
-	stopSource, stopTarget func()
-	moves                  int
+	*Link
 }
 
 // Layouts of the tests: the same region sizes, everything else different.
@@ -184,103 +188,23 @@ var (
 	large = transport.Layout{Blocks: 400, Regions: []transport.Region{{Offset: 0, Stride: 8192, Bytes: 4096}, {Offset: 4096, Stride: 8192, Bytes: 4096}}}
 )
 
-// start makes a pair with filled memories and runs both ends.
+// start ends the running pair and starts another one.
 func (b *suite) start(source, target transport.Layout) {
 	b.Helper()
-	b.stop()
-	b.Pair = b.make(b.T, source, target)
-	b.Source.fill(1)
-	b.Target.fill(2)
-	if err := b.Source.Transport.Probe(b.Context()); err != nil {
+	if b.Link != nil {
+		b.Stop()
+	}
+	pair := b.make(b.T, source, target)
+	if err := pair.Source.Transport.Probe(b.Context()); err != nil {
 		b.Fatalf("probe: %v", err)
 	}
-	b.stopSource = startTransport(b.T, b.Source.Transport)
-	b.stopTarget = startTransport(b.T, b.Target.Transport)
-	limit := time.Now().Add(patience)
-	for { // Export is the only sign that Run has started
-		_, err := b.Source.Transport.Export(b.grant("warm-up"))
-		if err == nil {
-			b.Source.Transport.Revoke("warm-up")
-			return
-		}
-		if time.Now().After(limit) {
-			b.Fatalf("export: %v", err)
-		}
-		runtime.Gosched()
-	}
-}
-
-func (b *suite) stop() {
-	if b.stopSource != nil {
-		b.stopSource()
-		b.stopTarget()
-		b.stopSource, b.stopTarget = nil, nil
-		b.Source.Memory.Close()
-		b.Target.Memory.Close()
-	}
-}
-
-// startTransport runs a transport and returns a function that stops and joins it.
-func startTransport(t *testing.T, tr transport.Transport) func() {
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- tr.Run(ctx) }()
-	return sync.OnceFunc(func() {
-		cancel()
-		select {
-		case err := <-done:
-			if err != nil {
-				t.Errorf("run: %v", err)
-			}
-		case <-time.After(patience):
-			t.Error("Run did not return")
-		}
-	})
-}
-
-func (b *suite) grant(move string) transport.Grant {
-	return transport.Grant{Migration: move, Epoch: 1, Receiver: Receiver, Deadline: time.Now().Add(patience)}
-}
-
-// newMigration returns a new name.
-func (b *suite) newMigration() string {
-	b.moves++
-	return fmt.Sprintf("source-0/%d", b.moves)
-}
-
-func (b *suite) export(g transport.Grant) transport.Offer {
-	b.Helper()
-	offer, err := b.Source.Transport.Export(g)
-	if err != nil {
-		b.Fatalf("export: %v", err)
-	}
-	if offer.Transport != b.Source.Transport.Name() {
-		b.Errorf("the offer is for transport %q, exported by %q", offer.Transport, b.Source.Transport.Name())
-	}
-	return offer
-}
-
-// open opens a new pull and returns the name of its migration.
-func (b *suite) open() (string, transport.Puller) {
-	b.Helper()
-	move := b.newMigration()
-	p, err := b.Target.Transport.Open(b.ctx(), Receiver, b.export(b.grant(move)))
-	if err != nil {
-		b.Fatalf("open: %v", err)
-	}
-	return move, p
-}
-
-func (b *suite) ctx() context.Context {
-	ctx, cancel := context.WithTimeout(b.Context(), patience)
-	b.Cleanup(cancel)
-	return ctx
+	b.Link = Start(b.T, pair)
 }
 
 // requireRefused opens and fails unless the source refuses the ticket.
 func (b *suite) requireRefused(what string, receiver policies.ReplicaID, offer transport.Offer) {
 	b.Helper()
-	p, err := b.Target.Transport.Open(b.ctx(), receiver, offer)
+	p, err := b.OpenOffer(receiver, offer)
 	if err == nil {
 		p.Close()
 	}
@@ -289,22 +213,9 @@ func (b *suite) requireRefused(what string, receiver policies.ReplicaID, offer t
 	}
 }
 
-// plan returns a plan of n blocks, chosen and placed at random; each target block once.
-func (b *suite) plan(n int, seed uint64) transport.Plan {
-	rng := rand.New(rand.NewPCG(seed, 7))
-	var p transport.Plan
-	to := rng.Perm(b.Target.Memory.Blocks)
-	for i := range n {
-		p.Src = append(p.Src, uint32(rng.IntN(b.Source.Memory.Blocks)))
-		p.Dst = append(p.Dst, uint32(to[i]))
-	}
-	p.Sums = b.Source.Memory.Sums(nil, p.Src)
-	return p
-}
-
-// fill writes a pattern that repeats after a prime number of bytes, so that no two blocks
+// FillBytes writes a pattern that repeats after a prime number of bytes, so that no two blocks
 // of the tests' layouts are equal.
-func fill(dst []byte, seed uint64) {
+func FillBytes(dst []byte, seed uint64) {
 	pattern := make([]byte, 4093)
 	rng := rand.New(rand.NewPCG(seed, 1))
 	for i := range pattern {

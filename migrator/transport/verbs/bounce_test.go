@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -28,6 +27,12 @@ func newBounceEnd(t testing.TB, l transport.Layout) transporttest.End {
 	return transporttest.End{Transport: newTransport(t, m), Memory: m, Mirror: card}
 }
 
+// startBounceSource starts a pair whose source has a pool that its NIC does not reach.
+func startBounceSource(t testing.TB, l transport.Layout) *transporttest.Link {
+	t.Helper()
+	return transporttest.Start(t, transporttest.Pair{Source: newBounceEnd(t, l), Target: newEnd(t, l)})
+}
+
 // TestConformanceBounce runs the suite over pools that the NIC does not reach, at one end
 // and at both.
 func TestConformanceBounce(t *testing.T) {
@@ -35,12 +40,10 @@ func TestConformanceBounce(t *testing.T) {
 	for _, x := range []struct {
 		name           string
 		source, target func(testing.TB, transport.Layout) transporttest.End
-	}{{"both", newBounceEnd, newBounceEnd}, {"source", newBounceEnd, newEnd}, {"target", newEnd, newBounceEnd}} {
-		if real() && x.name != "both" && os.Getenv("CASCADE_TEST_ALL") == "" {
-			break // an emulated machine takes half a minute for each
-		}
+		run            func(*testing.T, func(*testing.T, transport.Layout, transport.Layout) transporttest.Pair)
+	}{{"both", newBounceEnd, newBounceEnd, transporttest.Run}, {"source", newBounceEnd, newEnd, transporttest.RunShort}, {"target", newEnd, newBounceEnd, transporttest.RunShort}} {
 		t.Run(x.name, func(t *testing.T) {
-			transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
+			x.run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
 				return transporttest.Pair{Source: x.source(t, source), Target: x.target(t, target)}
 			})
 		})
@@ -58,22 +61,17 @@ func TestBounceRequests(t *testing.T) {
 		source, target func(testing.TB, transport.Layout) transporttest.End
 		reads          int
 	}{{"source", newBounceEnd, newEnd, 56 * 512 / pieces}, {"target", newEnd, newBounceEnd, 56 * 512}, {"both", newBounceEnd, newBounceEnd, 1}} {
-		pair := transporttest.Pair{Source: x.source(t, layeredLayout()), Target: x.target(t, layeredLayout())}
-		stop := startEnds(t, pair.Source, pair.Target)
-		puller := openPuller(t, pair, "a/1")
-		p := namedPlans(pair.Source.Memory)["scattered"]
+		l := transporttest.Start(t, transporttest.Pair{Source: x.source(t, layeredLayout()), Target: x.target(t, layeredLayout())})
+		puller, plan := l.Open(), namedPlans(l.Source.Memory)["scattered"]
 		before := c.Calls("request")
-		if _, err := puller.Pull(t.Context(), p); err != nil {
+		if _, err := l.Pull(puller, plan); err != nil {
 			t.Errorf("%s: %v", x.name, err)
 		}
 		// Some blocks are neighbours by chance.
 		if n := c.Calls("request") - before; n > x.reads || n < x.reads*99/100 {
 			t.Errorf("%s: %d READs, want %d", x.name, n, x.reads)
 		}
-		if err := puller.Close(); err != nil {
-			t.Error(err)
-		}
-		stop()
+		l.Stop()
 	}
 }
 
@@ -81,19 +79,15 @@ func TestBounceRequests(t *testing.T) {
 func TestBounceFails(t *testing.T) {
 	requireNothingOpen(t)
 	for _, whose := range []string{"source", "target"} {
-		pair := transporttest.Pair{Source: newBounceEnd(t, layout(8, 512)), Target: newBounceEnd(t, layout(8, 512))}
-		stop := startEnds(t, pair.Source, pair.Target)
-		puller := openPuller(t, pair, "a/1")
-		end := map[string]transporttest.End{"source": pair.Source, "target": pair.Target}[whose]
+		l := transporttest.Start(t, transporttest.Pair{Source: newBounceEnd(t, layout(8, 512)), Target: newBounceEnd(t, layout(8, 512))})
+		puller, plan := l.Open(), l.Plan(8, 1)
+		end := map[string]transporttest.End{"source": l.Source, "target": l.Target}[whose]
 		end.Mirror.(*transporttest.FakeDevice).Fail = errors.New("the GPU has fallen off the bus")
-		_, err := puller.Pull(t.Context(), newPlan(pair.Source.Memory, pair.Target.Memory, 8, newRand(1)))
+		_, err := l.Pull(puller, plan)
 		if err == nil || !strings.Contains(err.Error(), "fallen off the bus") {
 			t.Errorf("%s: %v", whose, err)
 		}
-		if err := puller.Close(); err != nil {
-			t.Error(err)
-		}
-		stop()
+		l.Stop()
 	}
 }
 
@@ -112,7 +106,7 @@ func TestBlocksTooLarge(t *testing.T) {
 // source serves the next one.
 func TestReceiverLies(t *testing.T) {
 	requireNothingOpen(t)
-	l := transport.Layout{Blocks: 5000, Regions: []transport.Region{{Stride: 2048, Bytes: 2048}}}
+	many := transport.Layout{Blocks: 5000, Regions: []transport.Region{{Stride: 2048, Bytes: 2048}}}
 	for _, x := range []struct {
 		name, want string
 		from       func(testing.TB, transport.Layout) transporttest.End
@@ -128,12 +122,11 @@ func TestReceiverLies(t *testing.T) {
 		{"nothing", "ask: 0 bytes", newBounceEnd, nil},
 		{"asked for too many blocks", "asked for too many blocks", newBounceEnd, nil},
 	} {
-		pair := transporttest.Pair{Source: x.from(t, l), Target: newEnd(t, l)}
-		stop := startEnds(t, pair.Source, pair.Target)
-		liar := openPuller(t, pair, "a/1").(*puller)
+		l := transporttest.Start(t, transporttest.Pair{Source: x.from(t, many), Target: newEnd(t, many)})
+		liar, plan := l.Open().(*puller), l.Plan(8, 1)
 		again := 1
 		if x.want == x.name {
-			x.ask, again = appendAsk(nil, 0, make([]uint32, 2048)), maxPoolReads*l.Blocks/2048+1
+			x.ask, again = appendAsk(nil, 0, make([]uint32, 2048)), maxPoolReads*many.Blocks/2048+1
 		}
 		for range again { // reads the answers, as far as it may
 			if err := liar.stream.SendMsg(wrapperspb.Bytes(x.ask)); err != nil {
@@ -145,21 +138,11 @@ func TestReceiverLies(t *testing.T) {
 			}
 		}
 		<-liar.streamEnded
-		p := newPlan(pair.Source.Memory, pair.Target.Memory, 8, newRand(1))
-		if _, err := liar.Pull(t.Context(), p); err == nil || !strings.Contains(err.Error(), x.want) {
+		if _, err := l.Pull(liar, plan); err == nil || !strings.Contains(err.Error(), x.want) {
 			t.Errorf("%s: %v", x.name, err)
 		}
-		if err := liar.Close(); err != nil {
-			t.Error(err)
-		}
-		next := openPuller(t, pair, "a/2")
-		if _, err := next.Pull(t.Context(), p); err != nil {
-			t.Errorf("%s: the next pull: %v", x.name, err)
-		}
-		if err := next.Close(); err != nil {
-			t.Error(err)
-		}
-		stop()
+		l.RequirePull(l.Open(), plan)
+		l.Stop()
 	}
 }
 
@@ -175,20 +158,16 @@ func TestSourceLies(t *testing.T) {
 		{"too many", "without being asked", [][]byte{{0, 0, 0, 0}, {1, 0, 0, 0}, {2, 0, 0, 0}, {3, 0, 0, 0}, {0, 0, 0, 0}}},
 		{"half a buffer", "malformed reply", [][]byte{{0, 0}}},
 	} {
-		pair := transporttest.Pair{Source: newBounceEnd(t, layout(8, 512)), Target: newEnd(t, layout(8, 512))}
-		stop := startEnds(t, pair.Source, pair.Target)
-		p := openPuller(t, pair, "a/1").(*puller)
+		l := startBounceSource(t, layout(8, 512))
+		p := l.Open().(*puller)
 		err := p.receiveReplies(&scriptedStream{says: x.says})
 		if errors.Is(err, io.EOF) {
-			_, err = p.Pull(t.Context(), newPlan(pair.Source.Memory, pair.Target.Memory, 8, newRand(1)))
+			_, err = p.Pull(t.Context(), l.Plan(8, 1))
 		}
 		if err == nil || !strings.Contains(err.Error(), x.want) {
 			t.Errorf("%s: %v", x.name, err)
 		}
-		if err := p.Close(); err != nil {
-			t.Error(err)
-		}
-		stop()
+		l.Stop()
 	}
 }
 
@@ -240,25 +219,21 @@ func (d *deafStream) SendMsg(any) error {
 // and does not read, and that Revoke does not wait for it.
 func TestReceiverDoesNotRead(t *testing.T) {
 	requireNothingOpen(t)
-	pair := transporttest.Pair{Source: newBounceEnd(t, layout(8, 512)), Target: newEnd(t, layout(8, 512))}
-	stop := startEnds(t, pair.Source, pair.Target)
-	p := openPuller(t, pair, "a/1").(*puller)
-	hello, err := handshake.Hello{Ticket: export(t, pair.Source, "a/2").Ticket, Receiver: "b"}.Append(nil)
+	l := startBounceSource(t, layout(8, 512))
+	p := l.Open().(*puller)
+	hello, err := handshake.Hello{Ticket: l.Export(l.Grant()).Ticket, Receiver: transporttest.Receiver}.Append(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	d := &deafStream{ctx: ctx, hello: p.state.localEndpoint(p.nic.device, p.pair).append(hello)}
-	err = pair.Source.Transport.(*servedTransport).serveReceiver(d)
+	err = l.Source.Transport.(*servedTransport).serveReceiver(d)
 	if err == nil || !strings.Contains(err.Error(), "does not read") {
 		t.Error(err)
 	}
-	pair.Source.Transport.Revoke("a/2")
+	l.Source.Transport.Revoke(l.Migration)
 	cancel()
-	if err := p.Close(); err != nil {
-		t.Error(err)
-	}
-	stop()
+	l.Stop()
 }
 
 // TestBounceEnds ends a receiver that waits for a source which does not answer: by its
@@ -266,9 +241,8 @@ func TestReceiverDoesNotRead(t *testing.T) {
 func TestBounceEnds(t *testing.T) {
 	requireNothingOpen(t)
 	for _, how := range []string{"context", "close", "grant"} {
-		pair := transporttest.Pair{Source: newBounceEnd(t, layout(8, 512)), Target: newEnd(t, layout(8, 512))}
-		stop := startEnds(t, pair.Source, pair.Target)
-		p := openPuller(t, pair, "a/1").(*puller)
+		l := startBounceSource(t, layout(8, 512))
+		p := l.Open().(*puller)
 		p.stream = silentStream{p.stream}
 		ctx, cancel := context.WithCancel(t.Context())
 		want := context.Canceled
@@ -282,15 +256,12 @@ func TestBounceEnds(t *testing.T) {
 			want = errExpired
 			p.deadline = time.Now().Add(5 * time.Millisecond)
 		}
-		_, err := p.Pull(ctx, newPlan(pair.Source.Memory, pair.Target.Memory, 8, newRand(1)))
+		_, err := p.Pull(ctx, l.Plan(8, 1))
 		if !errors.Is(err, want) {
 			t.Errorf("%s: %v", how, err)
 		}
 		cancel()
-		if err := p.Close(); err != nil {
-			t.Error(err)
-		}
-		stop()
+		l.Stop()
 	}
 }
 
@@ -299,22 +270,18 @@ func TestBounceEnds(t *testing.T) {
 func TestReadFailsWhileWaiting(t *testing.T) {
 	c := newControl(t)
 	requireNothingOpen(t)
-	l := transport.Layout{Blocks: 16, Regions: []transport.Region{{Stride: 1 << 20, Bytes: 1 << 20}}} // four to a buffer
-	pair := transporttest.Pair{Source: newBounceEnd(t, l), Target: newEnd(t, l)}
-	stop := startEnds(t, pair.Source, pair.Target)
-	p := openPuller(t, pair, "a/1").(*puller)
+	large := transport.Layout{Blocks: 16, Regions: []transport.Region{{Stride: 1 << 20, Bytes: 1 << 20}}} // four to a buffer
+	l := startBounceSource(t, large)
+	p := l.Open().(*puller)
 	p.stream = &droppingStream{p.stream, 1}
 	c.Fail("request", 1, verbs.RemoteAccess)
 	defer c.Clear()
-	_, err := p.Pull(t.Context(), newPlan(pair.Source.Memory, pair.Target.Memory, 16, newRand(1)))
+	_, err := p.Pull(t.Context(), l.Plan(16, 1))
 	var failed *verbs.CompletionError
 	if !errors.As(err, &failed) || failed.Status != verbs.RemoteAccess {
 		t.Error(err)
 	}
-	if err := p.Close(); err != nil {
-		t.Error(err)
-	}
-	stop()
+	l.Stop()
 }
 
 // droppingStream drops all messages but the first n.

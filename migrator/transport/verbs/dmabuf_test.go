@@ -4,16 +4,14 @@ import (
 	"errors"
 	"log/slog"
 	"os"
-	"runtime"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // dmabufDevice is memory that only a descriptor reaches, as a GPU's with dma-buf: a file.
@@ -98,7 +96,7 @@ func newDMABufEnd(t testing.TB, l transport.Layout) (transporttest.End, *dmabufD
 func TestConformanceDMABuf(t *testing.T) {
 	newControl(t) // a real device takes no file for one
 	requireNothingOpen(t)
-	transporttest.Run(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
+	transporttest.RunShort(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
 		a, _ := newDMABufEnd(t, source)
 		b, _ := newDMABufEnd(t, target)
 		return transporttest.Pair{Source: a, Target: b}
@@ -135,12 +133,8 @@ func TestDMABufFails(t *testing.T) {
 		}
 		var log safeBuffer
 		end.Transport.(*servedTransport).config.Logger = slog.New(slog.NewTextHandler(&log, nil))
-		stop := startEnds(t, from, to)
-		for limit := time.Now().Add(patience); time.Now().Before(limit); runtime.Gosched() {
-			if name, _ := end.Transport.(*servedTransport).Device(); name != "" {
-				break // Run keeps the device from here on
-			}
-		}
+		link := transporttest.Start(t, transporttest.Pair{Source: from, Target: to})
+		policytest.WaitFor(t, "Run to keep the device", func() bool { name, _ := end.Transport.(*servedTransport).Device(); return name != "" })
 		for range 2 {
 			if err := end.Transport.Probe(t.Context()); err != nil {
 				t.Errorf("%s: %v", whose, err)
@@ -149,23 +143,10 @@ func TestDMABufFails(t *testing.T) {
 		if said := log.String(); whose != "NIC" && strings.Count(said, "through host memory") != 1 || !strings.Contains(said, why) {
 			t.Errorf("%s: %s", whose, said)
 		}
-		fillRandom(from.Memory.Bytes, newRand(3))
-		from.Mirror.Store()
-		puller := openPuller(t, transporttest.Pair{Source: from, Target: to}, "a/1")
-		p := newPlan(from.Memory, to.Memory, 8, newRand(4))
-		if _, err := puller.Pull(t.Context(), p); err != nil {
-			t.Errorf("%s: %v", whose, err)
-		}
-		to.Mirror.Load()
-		if sums := to.Memory.Sums(nil, p.Dst); !slices.Equal(sums, p.Sums) {
-			t.Errorf("%s: the blocks differ", whose)
-		}
+		link.RequirePull(link.Open(), link.Plan(8, 4))
 		if n := bounced.bounced.Load(); n != 1 && whose != "NIC" {
 			t.Errorf("%s: %d portions went through host memory, want 1", whose, n)
 		}
-		if err := puller.Close(); err != nil {
-			t.Error(err)
-		}
-		stop()
+		link.Stop()
 	}
 }

@@ -42,13 +42,7 @@ func namedPlans(m *transport.Memory) map[string]transport.Plan {
 		"source is in row": func(i int) (int, int) { return 100 + i, to[i] },
 		"target is in row": func(i int) (int, int) { return from[i], 7 + i },
 	} {
-		p := transport.Plan{}
-		for i := range tokens8k {
-			s, d := at(i)
-			p.Src, p.Dst = append(p.Src, uint32(s)), append(p.Dst, uint32(d))
-		}
-		p.Sums = m.Sums(nil, p.Src)
-		out[name] = p
+		out[name] = transporttest.NewPlan(m, tokens8k, at)
 	}
 	return out
 }
@@ -75,14 +69,10 @@ func TestPlanRequests(t *testing.T) {
 		{"into blocks with gaps", contiguousLayout(), withGaps(), "contiguous", 512 / pieces, 512 / 128},
 		{"of blocks with gaps", withGaps(), contiguousLayout(), "contiguous", 512, 512 / 128},
 	} {
-		source, target := newEnd(t, x.source), newEnd(t, x.target)
-		stop := startEnds(t, source, target)
-		rng := rand.New(rand.NewPCG(8, 8))
-		fillRandom(source.Memory.Bytes[:1<<16], rng)
-		puller := openPuller(t, transporttest.Pair{Source: source, Target: target}, "a/1")
-		plan := namedPlans(source.Memory)[x.table]
+		l := start(t, x.source, x.target)
+		puller, plan := l.Open(), namedPlans(l.Source.Memory)[x.table]
 		reads, posts := c.Calls("request"), c.Calls("ibv_post_send")
-		if _, err := puller.Pull(t.Context(), plan); err != nil {
+		if _, err := l.Pull(puller, plan); err != nil {
 			t.Errorf("%s, %s: %v", x.name, x.table, err)
 		}
 		// Some blocks are neighbours by chance.
@@ -92,10 +82,7 @@ func TestPlanRequests(t *testing.T) {
 		if n := c.Calls("ibv_post_send") - posts; n > x.posts || n < x.posts*99/100 {
 			t.Errorf("%s, %s: %d calls, want %d", x.name, x.table, n, x.posts)
 		}
-		if err := puller.Close(); err != nil {
-			t.Error(err)
-		}
-		stop()
+		l.Stop()
 	}
 }
 
@@ -110,9 +97,8 @@ func BenchmarkHost(b *testing.B) {
 	}{{"layers", layeredLayout()}, {"together", contiguousLayout()}} {
 		for _, table := range []string{"scattered", "source is in row", "contiguous"} {
 			b.Run(x.name+"/"+table, func(b *testing.B) {
-				pair := transporttest.Pair{Source: newEnd(b, x.layout), Target: newEnd(b, x.layout)}
-				p := transporttest.OpenPuller(b, pair).(*puller)
-				plan := namedPlans(pair.Source.Memory)[table]
+				l := start(b, x.layout, x.layout)
+				p, plan := l.Open().(*puller), namedPlans(l.Source.Memory)[table]
 				c.Set("fake_sink", 1)
 				defer c.Set("fake_sink", 0)
 				var took []time.Duration // the machine's moods are in some, not in the median

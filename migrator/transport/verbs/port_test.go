@@ -12,6 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // The tables of GIDs of the fake's ports.
@@ -22,18 +23,20 @@ const (
 	onlyV1
 )
 
-// pullGIDIndex opens a pull between two ends, pulls, and returns the index of the GID
-// that the receiver used.
-func pullGIDIndex(t *testing.T, p transporttest.Pair, move string) (index int) {
+// pullGIDIndex pulls, and returns the index of the GID that the receiver used.
+func pullGIDIndex(t *testing.T, l *transporttest.Link) (index int) {
 	t.Helper()
-	puller := openPuller(t, p, move).(*puller)
-	if _, err := puller.Pull(t.Context(), newPlan(p.Source.Memory, p.Target.Memory, 8, newRand(1))); err != nil {
+	p := l.Open().(*puller)
+	l.RequirePull(p, l.Plan(8, 1))
+	if err := p.Close(); err != nil {
 		t.Error(err)
 	}
-	if err := puller.Close(); err != nil {
-		t.Error(err)
-	}
-	return int(puller.state.gids[0].Index)
+	return int(p.state.gids[0].Index)
+}
+
+// ends returns the transports of both ends.
+func ends(p transporttest.Pair) [2]*servedTransport {
+	return [2]*servedTransport{p.Source.Transport.(*servedTransport), p.Target.Transport.(*servedTransport)}
 }
 
 // TestAddressChanges checks that each pull reads the addresses again: a link comes back
@@ -41,19 +44,16 @@ func pullGIDIndex(t *testing.T, p transporttest.Pair, move string) (index int) {
 func TestAddressChanges(t *testing.T) {
 	c := newControl(t)
 	requireNothingOpen(t)
-	p := transporttest.Pair{Source: newEnd(t, layout(8, 512)), Target: newEnd(t, layout(8, 512))}
-	defer startEnds(t, p.Source, p.Target)()
-	for i, x := range []struct{ table, event, index int }{{asBooted, 0, 2}, {afterFlap, 0, 3}, {onlyIPv6, 0, 2}, {onlyV1, 0, 0}, {asBooted, 18, 2}} {
+	l := start(t, layout(8, 512), layout(8, 512))
+	for _, x := range []struct{ table, event, index int }{{asBooted, 0, 2}, {afterFlap, 0, 3}, {onlyIPv6, 0, 2}, {onlyV1, 0, 0}, {asBooted, 18, 2}} {
 		c.Set("fake_gids", x.table)
 		if x.event != 0 { // without an event the addresses are not read again
-			for _, e := range []transporttest.End{p.Source, p.Target} {
-				n := e.Transport.(*servedTransport).nic
+			for _, e := range ends(l.Pair) {
 				c.Set("fake_event", x.event)
-				for limit := time.Now().Add(patience); known(n) && time.Now().Before(limit); time.Sleep(time.Millisecond) {
-				}
+				policytest.WaitFor(t, "the NIC to forget its addresses", func() bool { return !known(e.nic) })
 			}
 		}
-		if got := pullGIDIndex(t, p, string(rune('a'+i))+"/1"); got != x.index {
+		if got := pullGIDIndex(t, l); got != x.index {
 			t.Errorf("table %d: the receiver used entry %d, want %d", x.table, got, x.index)
 		}
 	}
@@ -76,33 +76,20 @@ func TestDeviceChanges(t *testing.T) {
 	defer c.Set("fake_devices", 1)
 	var name atomic.Value
 	name.Store("")
-	p := transporttest.Pair{Source: newEnd(t, layout(8, 512)), Target: newEnd(t, layout(8, 512))}
-	for _, e := range []transporttest.End{p.Source, p.Target} {
-		e.Transport.(*servedTransport).config.Device = func() string { return name.Load().(string) }
+	p := newPair(t, layout(8, 512), layout(8, 512))
+	for _, e := range ends(p) {
+		e.config.Device = func() string { return name.Load().(string) }
 	}
-	defer startEnds(t, p.Source, p.Target)()
-	puller := openPuller(t, p, "a/1")
+	l := transporttest.Start(t, p)
+	puller := l.Open()
 	name.Store("fake1")
-	for _, e := range []transporttest.End{p.Source, p.Target} {
-		s := e.Transport.(*servedTransport)
-		for limit := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-			if d, _ := s.Device(); d == "fake1" {
-				break
-			}
-			if time.Now().After(limit) {
-				t.Fatal("the device did not change")
-			}
-		}
+	for _, e := range ends(p) {
+		policytest.WaitFor(t, "the device to change", func() bool { d, _ := e.Device(); return d == "fake1" })
 	}
-	if _, err := puller.Pull(t.Context(), newPlan(p.Source.Memory, p.Target.Memory, 8, newRand(1))); err != nil {
-		t.Errorf("pull on the previous device: %v", err)
-	}
-	pullGIDIndex(t, p, "b/1")
+	l.RequirePull(puller, l.Plan(8, 1)) // on the previous device
+	pullGIDIndex(t, l)
 	if n := c.Live("contexts"); n != 4 {
 		t.Errorf("%d devices are open, want two per end", n)
-	}
-	if err := puller.Close(); err != nil {
-		t.Error(err)
 	}
 }
 
@@ -110,13 +97,12 @@ func TestDeviceChanges(t *testing.T) {
 func TestTrafficMarks(t *testing.T) {
 	c := newControl(t)
 	requireNothingOpen(t)
-	p := transporttest.Pair{Source: newEnd(t, layout(8, 512)), Target: newEnd(t, layout(8, 512))}
-	for _, e := range []transporttest.End{p.Source, p.Target} {
-		s := e.Transport.(*servedTransport)
-		s.config.Device, s.config.GID, s.config.TrafficClass, s.config.ServiceLevel = deviceName("fake0"), netip.MustParseAddr("fe80::1"), 106, 3
+	p := newPair(t, layout(8, 512), layout(8, 512))
+	for _, e := range ends(p) {
+		e.config.Device, e.config.GID, e.config.TrafficClass, e.config.ServiceLevel = deviceName("fake0"), netip.MustParseAddr("fe80::1"), 106, 3
 	}
-	defer startEnds(t, p.Source, p.Target)()
-	if index := pullGIDIndex(t, p, "a/1"); index != 1 || c.Query("fake_path", 2) != 1 {
+	l := transporttest.Start(t, p)
+	if index := pullGIDIndex(t, l); index != 1 || c.Query("fake_path", 2) != 1 {
 		t.Errorf("the receiver used GID %d, and the last end GID %d", index, c.Query("fake_path", 2))
 	}
 	if class, level := c.Query("fake_path", 0), c.Query("fake_path", 1); class != 106 || level != 3 {
@@ -179,34 +165,27 @@ func TestEndpointFor(t *testing.T) {
 func TestDeviceFailsSilently(t *testing.T) {
 	c := newControl(t)
 	requireNothingOpen(t)
-	p := transporttest.Pair{Source: newEnd(t, layout(8, 512)), Target: newEnd(t, layout(8, 512))}
-	defer startEnds(t, p.Source, p.Target)()
-	puller := openPuller(t, p, "a/1")
+	l := start(t, layout(8, 512), layout(8, 512))
+	puller, plan := l.Open(), l.Plan(8, 1)
 	c.Pause()
 	c.Fail("ibv_modify_qp", 1, 5)
 	posted := c.Calls("ibv_post_send")
 	ended := make(chan error, 1)
 	go func() {
-		_, err := puller.Pull(t.Context(), newPlan(p.Source.Memory, p.Target.Memory, 8, newRand(1)))
+		_, err := puller.Pull(t.Context(), plan)
 		ended <- err
 	}()
-	for limit := time.Now().Add(patience); c.Calls("ibv_post_send") == posted && time.Now().Before(limit); time.Sleep(time.Millisecond) {
-	}
-	start := time.Now()
+	policytest.WaitFor(t, "the READs to be posted", func() bool { return c.Calls("ibv_post_send") > posted })
 	c.Set("fake_event", 8)
 	select {
 	case err := <-ended:
 		if err == nil || !strings.Contains(err.Error(), "local catastrophic error") && !strings.Contains(err.Error(), "the source has ended the grant") {
 			t.Errorf("the pull ended with %v", err)
 		}
-		t.Logf("after %v: %v", time.Since(start), err)
 	case <-time.After(patience / 2):
 		t.Error("a pull still waits for a failed device")
 	}
 	c.Clear()
-	if err := puller.Close(); err != nil {
-		t.Error(err)
-	}
 }
 
 // TestNICConfig checks that invalid configurations are rejected.

@@ -3,11 +3,8 @@ package verbs
 import (
 	"context"
 	"errors"
-	"net"
-	"net/http"
 	"os"
 	"sync"
-	"sync/atomic"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/migrator/device"
@@ -16,6 +13,19 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 )
+
+// TestMain is also a source in another process, on the library of its argument.
+func TestMain(m *testing.M) {
+	transporttest.RunSource(func(path string) (transporttest.End, string, error) {
+		lib, err := verbs.Open(path)
+		if err != nil {
+			return transporttest.End{}, "", err
+		}
+		m := transporttest.HeapMemory(layout(64, 4096))
+		return transporttest.End{Transport: newTransportOn(&testing.T{}, lib, m), Memory: m}, "", nil
+	})
+	os.Exit(m.Run())
+}
 
 // real reports whether the tests run on the machine's own library and device: in the
 // guest of "make rdma-check", or on a machine with an RDMA device.
@@ -61,28 +71,14 @@ func newControl(t testing.TB) *fake.Control {
 	return c
 }
 
-// servedTransport is a transport with a server of its own, as a daemon serves it by its
-// front end's server.
+// servedTransport is a transport with a server of its own.
 type servedTransport struct {
 	*Transport
-	address atomic.Value
+	server transporttest.HTTPServer
 }
 
 func (s *servedTransport) Run(ctx context.Context) error {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
-	server := &http.Server{Handler: s.Handler(), Protocols: new(http.Protocols)}
-	server.Protocols.SetUnencryptedHTTP2(true)
-	done := make(chan error, 1)
-	go func() { done <- server.Serve(l) }()
-	s.address.Store(l.Addr().String())
-	err = s.Transport.Run(ctx)
-	s.address.Store("")
-	server.Close()
-	<-done
-	return err
+	return s.server.Serve(ctx, s.Handler(), s.Transport.Run)
 }
 
 // newTransport returns a transport over a memory.
@@ -94,9 +90,8 @@ func newTransport(t testing.TB, m *transport.Memory) *servedTransport {
 func newTransportOn(t testing.TB, lib *verbs.Library, m *transport.Memory) *servedTransport {
 	t.Helper()
 	s := &servedTransport{}
-	s.address.Store("")
 	var err error
-	s.Transport, err = New(Config{Library: lib, Address: func() string { return s.address.Load().(string) }, Pool: transporttest.Pool{M: m}})
+	s.Transport, err = New(Config{Library: lib, Address: s.server.Address, Pool: transporttest.Pool{M: m}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -129,6 +124,12 @@ func requireNothingOpen(t *testing.T) {
 			}
 		})
 	}
+}
+
+// start starts a pair of these layouts.
+func start(t testing.TB, source, target transport.Layout) *transporttest.Link {
+	t.Helper()
+	return transporttest.Start(t, transporttest.Pair{Source: newEnd(t, source), Target: newEnd(t, target)})
 }
 
 func TestConformance(t *testing.T) {
