@@ -38,7 +38,7 @@ func runLinkedFleet(t *testing.T, streams int, topology ...string) (second []pol
 		f.Migration, f.Topology = config.Migration{Mode: config.MigrationLive}, topology
 		for i := range f.Replicas {
 			gpu := i % 4
-			f.Replicas[i].Node, f.Replicas[i].GPU = string("ab"[i/4]), &gpu
+			f.Replicas[i].Host, f.Replicas[i].GPU = string("ab"[i/4]), &gpu
 		}
 	}, control: func(c *control.Config) {
 		c.Rules.Wrap = func(string, adoption.Planner) adoption.Planner { return halves{384} }
@@ -50,7 +50,7 @@ func runLinkedFleet(t *testing.T, streams int, topology ...string) (second []pol
 	}
 	host := map[policies.ReplicaID]string{}
 	for _, n := range r.cfg.Fleet.Fleet.Replicas {
-		host[policies.ReplicaID(n.ID)] = n.Node
+		host[policies.ReplicaID(n.ID)] = n.Host
 	}
 	for n := 0; n < streams; {
 		var few []*clienttest.Stream
