@@ -2,10 +2,9 @@ package fleet
 
 import (
 	"errors"
-	"fmt"
-	"io"
-	"os"
-	"path/filepath"
+	"io/fs"
+
+	"github.com/cascadeinfer/cascade/xds/internal/atomicfile"
 )
 
 // Counters stores the counters of a fleet so that they survive restarts. It is used by
@@ -31,57 +30,17 @@ func (f CounterFile) Load() ([]byte, error) {
 	if f.Path == "" {
 		return nil, nil
 	}
-	file, err := os.Open(f.Path)
-	if errors.Is(err, os.ErrNotExist) {
+	data, err := atomicfile.Read(f.Path, maxCounterFile)
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	data, err := io.ReadAll(io.LimitReader(file, maxCounterFile+1))
-	if err == nil && len(data) > maxCounterFile {
-		err = fmt.Errorf("%s: larger than %d bytes", f.Path, maxCounterFile)
 	}
 	return data, err
 }
 
-// Save replaces the file by a synced temporary file.
-func (f CounterFile) Save(data []byte) (err error) {
+// Save replaces the file.
+func (f CounterFile) Save(data []byte) error {
 	if f.Path == "" {
 		return nil
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(f.Path), filepath.Base(f.Path)+".tmp*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			tmp.Close()
-			os.Remove(tmp.Name())
-		}
-	}()
-	if _, err = tmp.Write(data); err != nil {
-		return err
-	}
-	if err = tmp.Sync(); err != nil {
-		return err
-	}
-	if err = tmp.Close(); err != nil {
-		return err
-	}
-	if err = os.Rename(tmp.Name(), f.Path); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(f.Path))
-}
-
-// syncDir makes a rename in the directory durable.
-func syncDir(path string) error {
-	d, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
+	return atomicfile.Write(f.Path, data, 0o600)
 }

@@ -27,48 +27,50 @@ const (
 
 // Module is one generation: a signed module as it was pushed.
 type Module struct {
-	Generation    lifecycle.Generation // of its statement; never 0
-	Name, Version string               // of its statement
-	SHA256        lifecycle.Digest
-	Size          int    // bytes
-	Signature     []byte // the file with the statement and its signatures
-	Configuration []byte // for the module; may be empty
-	Signers       []string
-	By            string // the operator that pushed it; may be empty
-	At            time.Time
+	Generation    lifecycle.Generation `json:"generation"`        // of its statement; never 0
+	Name          string               `json:"name"`              // of its statement
+	Version       string               `json:"version,omitempty"` // of its statement
+	SHA256        lifecycle.Digest     `json:"sha256"`
+	Size          int                  `json:"bytes"`
+	Signature     []byte               `json:"signature"`               // the file with the statement and its signatures
+	Configuration []byte               `json:"configuration,omitempty"` // for the module
+	Signers       []string             `json:"signers,omitempty"`
+	By            string               `json:"by,omitempty"` // the operator that pushed it
+	At            time.Time            `json:"at"`
 }
 
 // Trial is a candidate: a generation that hosts try.
 type Trial struct {
 	Module
-	Goal lifecycle.Goal // ToWarm to ToActive
+	Goal lifecycle.Goal `json:"goal"` // ToWarm to ToActive
 	// Permille is the largest share of a canary, where the kind decides for one
 	// request. 0 means the last share in the host's own list of shares.
-	Permille int
+	Permille int `json:"permille,omitempty"`
 	// Scope is the scope that a canary decides for, where the kind decides for many
 	// requests.
-	Scope string
-	Since time.Time // when the goal was set
+	Scope string    `json:"scope,omitempty"`
+	Since time.Time `json:"since"` // when the goal was set
 }
 
 // Ended is a generation that will never run again.
 type Ended struct {
-	Generation lifecycle.Generation
-	Name       string
-	Reason     string
-	By         string // an operator or a control plane
-	At         time.Time
+	Generation lifecycle.Generation `json:"generation"`
+	Name       string               `json:"name,omitempty"`
+	Reason     string               `json:"reason,omitempty"`
+	By         string               `json:"by,omitempty"` // an operator or a control plane
+	At         time.Time            `json:"at"`
 }
 
 // Slot is what every host should run in one policy slot. A Slot with only a Kind has no
-// modules: each host runs its own native policy.
+// modules: each host runs its own native policy. The tags are the names in the plan
+// object.
 type Slot struct {
-	Kind      lifecycle.Kind
-	Stable    *Module              // what the fleet runs; nil: the native policy
-	Previous  *Module              // the module that a rollback of Stable restores; nil: the native policy
-	Candidate *Trial               // nil: none
-	Floor     lifecycle.Generation // the highest generation ever pushed
-	Ended     []Ended              // by generation, ascending
+	Kind      lifecycle.Kind       `json:"slot"`
+	Stable    *Module              `json:"stable,omitempty"`      // what the fleet runs; nil: the native policy
+	Previous  *Module              `json:"previous,omitempty"`    // the module that a rollback of Stable restores; nil: the native policy
+	Candidate *Trial               `json:"candidate,omitempty"`   // nil: none
+	Floor     lifecycle.Generation `json:"floor"`                 // the highest generation ever pushed
+	Ended     []Ended              `json:"rolled_back,omitempty"` // by generation, ascending
 }
 
 // Validate reports the first broken invariant, or nil.

@@ -1,13 +1,11 @@
 package store
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -15,6 +13,8 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/cascadeinfer/cascade/xds/internal/atomicfile"
 )
 
 const (
@@ -49,7 +49,7 @@ func NewFile(path string) (*File, error) {
 		return nil, fmt.Errorf("plan file %s: %s is not a directory", path, filepath.Dir(path))
 	}
 	// Temporary files that cannot be removed do no harm.
-	_ = removeStaleTempFiles(filepath.Dir(path), func(name string) bool { return name == filepath.Base(path) })
+	_ = atomicfile.RemoveStale(filepath.Dir(path), func(name string) bool { return name == filepath.Base(path) })
 	return &File{path: path}, nil
 }
 
@@ -60,20 +60,12 @@ func (f *File) read() (o Object, revision uint64, v Version, err error) {
 			err = fmt.Errorf("plan file %s: %w", f.path, err)
 		}
 	}()
-	file, err := os.Open(f.path)
+	body, err := atomicfile.Read(f.path, maxSize)
 	if errors.Is(err, fs.ErrNotExist) {
 		return Object{}, 0, "", nil
 	}
 	if err != nil {
 		return Object{}, 0, "", err
-	}
-	defer file.Close()
-	body, err := io.ReadAll(io.LimitReader(file, maxSize+1))
-	if err != nil {
-		return Object{}, 0, "", err
-	}
-	if len(body) > maxSize {
-		return Object{}, 0, "", fmt.Errorf("larger than %d bytes", maxSize)
 	}
 	if o, revision, err = decode(body); err != nil {
 		return Object{}, 0, "", err
@@ -110,7 +102,7 @@ func (f *File) CompareAndSwap(ctx context.Context, old Version, object Object) (
 	if err != nil {
 		return "", err
 	}
-	temp, err := writeTempFile(f.path, body)
+	temp, err := atomicfile.WriteTemp(f.path, body, 0o644, (*os.File).Sync)
 	if err != nil {
 		return "", err
 	}
@@ -118,7 +110,7 @@ func (f *File) CompareAndSwap(ctx context.Context, old Version, object Object) (
 	if err := f.replaceLocked(ctx, old, temp); err != nil {
 		return "", err
 	}
-	if err := syncDir(filepath.Dir(f.path)); err != nil {
+	if err := atomicfile.SyncDir(filepath.Dir(f.path)); err != nil {
 		return "", err
 	}
 	return version(revision+1, body), nil
@@ -140,40 +132,6 @@ func (f *File) replaceLocked(ctx context.Context, old Version, with string) erro
 		return ErrConflict
 	}
 	return os.Rename(with, f.path)
-}
-
-// writeTempFile writes a synced temporary file beside the one at path, and returns
-// its path.
-func writeTempFile(path string, body []byte) (name string, err error) {
-	temp, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+tempFileMark+"*")
-	if err != nil {
-		return "", err
-	}
-	_, err = io.Copy(temp, bytes.NewReader(body))
-	if err == nil {
-		err = temp.Chmod(0o644)
-	}
-	if err == nil {
-		err = temp.Sync()
-	}
-	if e := temp.Close(); err == nil {
-		err = e
-	}
-	if err != nil {
-		os.Remove(temp.Name())
-		return "", err
-	}
-	return temp.Name(), nil
-}
-
-// syncDir makes a rename in a directory durable.
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	return d.Sync()
 }
 
 // Watch implements Store.

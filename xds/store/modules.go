@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -15,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/xds/internal/atomicfile"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
@@ -151,36 +151,23 @@ func (f *ModuleFolder) Put(sum lifecycle.Digest, code []byte) error {
 			return nil
 		}
 	}
-	temp, err := writeTempFile(f.name(sum), code)
-	if err != nil {
+	if err := atomicfile.Write(f.name(sum), code, 0o600); err != nil {
 		return fmt.Errorf("modules: %w", err)
 	}
-	defer os.Remove(temp) // after the rename there is none
-	if err := os.Chmod(temp, 0o600); err != nil {
-		return fmt.Errorf("modules: %w", err)
-	}
-	if err := os.Rename(temp, f.name(sum)); err != nil {
-		return fmt.Errorf("modules: %w", err)
-	}
-	return syncDir(f.path)
+	return nil
 }
 
 // Get implements Modules. A file whose bytes do not have the hash in its name is an
 // error.
 func (f *ModuleFolder) Get(sum lifecycle.Digest) ([]byte, error) {
-	file, err := os.Open(f.name(sum))
+	code, err := atomicfile.Read(f.name(sum), MaxModule)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("module %x: %w in %s", sum[:6], ErrNoModule, f.path)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("modules: %w", err)
 	}
-	defer file.Close()
-	code, err := io.ReadAll(io.LimitReader(file, MaxModule+1))
-	if err == nil {
-		err = checkModuleBytes(sum, code)
-	}
-	if err != nil {
+	if err := checkModuleBytes(sum, code); err != nil {
 		return nil, fmt.Errorf("%w, in %s", err, f.name(sum))
 	}
 	return code, nil
@@ -193,10 +180,7 @@ func (f *ModuleFolder) Sweep(keep map[lifecycle.Digest]bool, before time.Time) e
 	if err != nil {
 		return fmt.Errorf("modules: %w", err)
 	}
-	var first error
-	if err := removeStaleTempFiles(f.path, isModule); err != nil {
-		first = fmt.Errorf("modules: %w", err)
-	}
+	errs := []error{atomicfile.RemoveStale(f.path, isModule)}
 	for _, e := range entries {
 		sum, ok := parseModuleName(e.Name())
 		if !ok || keep[sum] {
@@ -206,9 +190,28 @@ func (f *ModuleFolder) Sweep(keep map[lifecycle.Digest]bool, before time.Time) e
 		if err != nil || !info.ModTime().Before(before) {
 			continue
 		}
-		if err := os.Remove(filepath.Join(f.path, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) && first == nil {
-			first = fmt.Errorf("modules: %w", err)
+		if err := os.Remove(filepath.Join(f.path, e.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
 		}
 	}
-	return first
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("modules: %w", err)
+	}
+	return nil
+}
+
+// makeFolder creates a directory in an existing parent unless it exists, and returns
+// its absolute path.
+func makeFolder(path string) (string, error) {
+	path, err := filepath.Abs(path)
+	if err == nil {
+		err = os.Mkdir(path, 0o700)
+	}
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", err
+	}
+	if info, err := os.Stat(path); err != nil || !info.IsDir() {
+		return "", fmt.Errorf("%s is not a directory", path)
+	}
+	return path, nil
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -16,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/xds/internal/atomicfile"
 )
 
 // MaxNote is the longest note, in bytes.
@@ -120,8 +120,7 @@ func (f *NoteFolder) name(of string) string {
 
 // Put implements Notes. Notes are not synced: they may be lost in a power failure.
 func (f *NoteFolder) Put(name string, text []byte) error {
-	err := checkNote(name, text)
-	if err != nil {
+	if err := checkNote(name, text); err != nil {
 		return err
 	}
 	if len(text) == 0 {
@@ -130,32 +129,17 @@ func (f *NoteFolder) Put(name string, text []byte) error {
 		}
 		return nil
 	}
-	temp, err := os.CreateTemp(f.path, filepath.Base(f.name(name))+tempFileMark+"*") // 0600
-	if err != nil {
-		return fmt.Errorf("notes: %w", err)
-	}
-	_, err = temp.Write(text)
-	if e := temp.Close(); err == nil {
-		err = e
-	}
-	if err == nil {
-		err = os.Rename(temp.Name(), f.name(name))
-	}
-	if err != nil {
-		os.Remove(temp.Name())
+	if err := atomicfile.WriteUnsynced(f.name(name), text, 0o600); err != nil {
 		return fmt.Errorf("notes: %w", err)
 	}
 	return nil
 }
 
 // All implements Notes. A file that disappears while it is read is left out. Notes
-// that can be read are returned together with the first error of the others.
+// that can be read are returned together with the errors of the others.
 func (f *NoteFolder) All() ([][]byte, error) {
 	entries, err := os.ReadDir(f.path)
-	if err == nil {
-		err = removeStaleTempFiles(f.path, isNote)
-	}
-	first := err
+	errs := []error{err, atomicfile.RemoveStale(f.path, isNote)}
 	old := time.Now().Add(-noteLifetime)
 	var out [][]byte
 	for _, e := range entries {
@@ -170,31 +154,18 @@ func (f *NoteFolder) All() ([][]byte, error) {
 		case info.ModTime().Before(old):
 			err = os.Remove(path)
 		default:
-			if text, err = readNote(path); err == nil {
+			if text, err = atomicfile.Read(path, MaxNote); err == nil {
 				out = append(out, text)
 			}
 		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) && first == nil {
-			first = err
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
 		}
 	}
-	if first != nil {
-		return out, fmt.Errorf("notes: %w", first)
+	if err := errors.Join(errs...); err != nil {
+		return out, fmt.Errorf("notes: %w", err)
 	}
 	return out, nil
 }
 
 func isNote(name string) bool { return strings.HasSuffix(name, noteSuffix) }
-
-func readNote(path string) ([]byte, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer file.Close()
-	text, err := io.ReadAll(io.LimitReader(file, MaxNote+1))
-	if err == nil && len(text) > MaxNote {
-		err = fmt.Errorf("%s: longer than %d bytes", path, MaxNote)
-	}
-	return text, err
-}

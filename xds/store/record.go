@@ -29,47 +29,48 @@ const (
 
 // Weight is the EDS weight of a replica, stored if it is not the neutral one.
 type Weight struct {
-	Replica policies.ReplicaID
-	Weight  uint32 // 1 to 2^20
+	Replica policies.ReplicaID `json:"replica"`
+	Weight  uint32             `json:"weight"` // 1 to 2^20
 }
 
 // Ratio is the number of prompt bytes per token that routes use for a model.
 type Ratio struct {
-	Model string
-	Milli int64 // bytes per 1,000 tokens, at least 1
+	Model string `json:"model"`
+	Milli int64  `json:"milli"` // bytes per 1,000 tokens, at least 1
 }
 
 // FormerPlan is a plan that was once in force: how it divided the lengths, and among
 // how many replicas. A rollback chooses the replicas anew.
 type FormerPlan struct {
-	Model  string
-	Epoch  policies.Epoch
-	Cuts   []policies.Tokens // interior boundaries, ascending
-	Counts []int             // replicas of each stage: one more than Cuts
+	Model  string            `json:"model"`
+	Epoch  policies.Epoch    `json:"epoch"`
+	Cuts   []policies.Tokens `json:"cuts,omitempty"` // interior boundaries, ascending
+	Counts []int             `json:"counts"`         // replicas of each stage: one more than Cuts
 }
 
 // Pin keeps a model at a plan until the pin is removed.
 type Pin struct {
 	FormerPlan
-	By string // the operator
-	At time.Time
+	By string    `json:"by,omitempty"` // the operator
+	At time.Time `json:"at"`
 }
 
 // Hold holds new plans of a model off for a while, after one was rolled back.
 type Hold struct {
-	Model string
-	Until time.Time
-	For   time.Duration // the whole length of the hold; the next one is longer
+	Model string        `json:"model"`
+	Until time.Time     `json:"until"`
+	For   time.Duration `json:"for_nanoseconds"` // the whole length of the hold; the next one is longer
 }
 
 // Refusal is one version of one xDS resource that a proxy has refused: it is not sent
 // to any node again.
 type Refusal struct {
-	Type, Name string
-	Version    string // the content's hash
-	Node       string // the first node that refused it
-	Text       string // why, truncated and without quoted content
-	At         time.Time
+	Type    string    `json:"type"`
+	Name    string    `json:"name"`
+	Version string    `json:"version"`        // the content's hash
+	Node    string    `json:"node,omitempty"` // the first node that refused it
+	Text    string    `json:"text,omitempty"` // why, truncated and without quoted content
+	At      time.Time `json:"at"`
 }
 
 // validateRecords checks everything but the plans, the reasons and the lease.

@@ -24,7 +24,8 @@ import (
 // store, and is only compared; "" means that there is no object yet.
 type Version string
 
-// Object is what is stored.
+// Object is what is stored. Its tags are the names in the stored form, where fields may
+// be missing: without them no replica is drained, no plan is pinned, and so on.
 //
 // Invariants, checked by Validate:
 //  1. every plan is valid, and no model has two,
@@ -35,59 +36,61 @@ type Version string
 //  5. there are at most MaxRefused refusals,
 //  6. policy slots are valid, each once and sorted by kind.
 type Object struct {
-	Epoch   policies.Epoch // of the newest plan
-	Plans   []policies.Plan
-	Reasons []Reason // why plans changed, oldest first; the writer bounds it
+	Epoch   policies.Epoch  `json:"epoch"` // of the newest plan
+	Plans   []policies.Plan `json:"plans"`
+	Reasons []Reason        `json:"reasons,omitempty"` // why plans changed, oldest first; the writer bounds it
 	// Drained lists the replicas that operators drain, in any order; the fleet file has
 	// drains of its own.
-	Drained []policies.ReplicaID
+	Drained []policies.ReplicaID `json:"drained,omitempty"`
 	// Pins keep models at a plan, Holds hold new plans off for a while.
-	Pins  []Pin
-	Holds []Hold
+	Pins  []Pin  `json:"pins,omitempty"`
+	Holds []Hold `json:"holds,omitempty"`
 	// FormerPlans are former plans, which an operator may return to.
-	FormerPlans []FormerPlan
+	FormerPlans []FormerPlan `json:"former_plans,omitempty"`
 	// Refused are the resources that proxies have refused, the oldest first.
-	Refused []Refusal
+	Refused []Refusal `json:"refused,omitempty"`
 
 	// Slots are the desired state of the policy slots of every host; slots that are
 	// missing run the native policies.
-	Slots []policyslots.Slot
+	Slots []policyslots.Slot `json:"slots,omitempty"`
 
 	// Lease says which control plane plans for the fleet, and until when. The zero
 	// value means no lease; only control planes that share a store need one.
-	Lease Lease
+	Lease Lease `json:"lease,omitzero"`
 	// The fields below are the state of the fleet that the leader sees and every
 	// control plane publishes: the weights that are not neutral, the replicas that take
 	// no request because their engine is not ready or their migrator stops, and the
 	// bytes per token. They are empty where the store is not shared.
-	Weights  []Weight
-	Unready  []policies.ReplicaID
-	Stopping []policies.ReplicaID
-	Ratios   []Ratio
+	Weights  []Weight             `json:"weights,omitempty"`
+	Unready  []policies.ReplicaID `json:"unready,omitempty"`
+	Stopping []policies.ReplicaID `json:"stopping,omitempty"`
+	Ratios   []Ratio              `json:"bytes_per_token,omitempty"`
 }
 
 // Reason explains one decision about a model's plan: to change it, or to keep it. Only
 // Model, Epoch, At and Text are always set.
 type Reason struct {
-	Model string
-	Epoch policies.Epoch // of the plan in force after it
-	At    time.Time
-	Text  string
+	Model string         `json:"model"`
+	Epoch policies.Epoch `json:"epoch"` // of the plan in force after it
+	At    time.Time      `json:"at"`
+	Text  string         `json:"text"`
 	// Decision is one of the constants of package planhistory; "" is a change of plan.
-	Decision string
+	Decision string `json:"decision,omitempty"`
 	// Gain is the predicted gain, as a share of the previous cost. Predicted and
 	// Observed are the seconds of an iteration in the stage where they differ most.
-	Gain, Predicted, Observed float64
-	By                        string // the control plane or operator that decided
+	Gain      float64 `json:"gain,omitempty"`
+	Predicted float64 `json:"predicted_seconds,omitempty"`
+	Observed  float64 `json:"observed_seconds,omitempty"`
+	By        string  `json:"by,omitempty"` // the control plane or operator that decided
 	// Times is how often in a row it was decided, the last time at Until; 0 means once.
-	Times int
-	Until time.Time
+	Times int       `json:"times,omitempty"`
+	Until time.Time `json:"until,omitzero"`
 }
 
 // Lease is the right to plan.
 type Lease struct {
-	Holder  string
-	Expires time.Time
+	Holder  string    `json:"holder"`
+	Expires time.Time `json:"expires"`
 }
 
 // MaxEpoch bounds the epochs, so that an edit cannot leave the fleet without a next
