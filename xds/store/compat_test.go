@@ -1,6 +1,10 @@
 package store
 
-import "testing"
+import (
+	"strings"
+	"testing"
+	"time"
+)
 
 // TestMissingFields checks that an object without pins, weights and refusals is decoded
 // as one with empty lists.
@@ -21,6 +25,12 @@ func TestMissingFields(t *testing.T) {
 	// An object without these fields is written as before.
 	body, err := encode(Object{Epoch: 3}, 7)
 	if want := "{\n  \"format\": 1,\n  \"revision\": 7,\n  \"epoch\": 3,\n  \"plans\": []\n}\n"; err != nil || string(body) != want {
+		t.Errorf("%s, %v", body, err)
+	}
+	// Times are written in UTC, whichever zone they come in.
+	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.FixedZone("", 3600))
+	body, err = encode(Object{Epoch: 1, Pins: []Pin{{FormerPlan: FormerPlan{Model: "m", Counts: []int{1}}, At: at}}}, 1)
+	if err != nil || !strings.Contains(string(body), `"at": "2026-01-02T02:04:05Z"`) {
 		t.Errorf("%s, %v", body, err)
 	}
 }

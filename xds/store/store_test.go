@@ -107,6 +107,9 @@ func TestFileLeavesNothing(t *testing.T) {
 	if len(entries) != 2 {
 		t.Errorf("files left: %v", entries)
 	}
+	if info, err := os.Stat(filepath.Join(dir, "plan.json")); err != nil || info.Mode() != 0o644 {
+		t.Errorf("the file's mode is %v, %v", info.Mode(), err)
+	}
 }
 
 func BenchmarkFileSwap(b *testing.B) {
