@@ -1,22 +1,18 @@
 package promotion
 
 import (
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
-var update = flag.Bool("update", false, "rewrite the expectations of the scenarios; read the difference")
-
-// TestScenarios plays every testdata/*.txt. A line is a command, or, after ">", a result
-// of the command before; "#" begins a comment. Times are in seconds.
+// TestScenarios runs testdata/*.txt (-rewrite rewrites the expected output). The output
+// of a command is the machine's actions. Times are in seconds.
 //
 //	slot bid-select floor=3 …      a new machine, at time 0; ladder=1,10 faults=2 resume=2
 //	at 10                          sets the time, with a tick
@@ -24,41 +20,12 @@ var update = flag.Bool("update", false, "rewrite the expectations of the scenari
 //	build 5                        verified, compiled and warmed, each when requested
 //	verified|compiled|warmed 5     one of them
 //	failed 5 text
-//	seen 5 calls [faults differ worse]
+//	seen 5 calls [faults differ worse compared]
 //	fault 5 [times]
 //	withdraw 5
 //	rollback 5 text
 //	status
-func TestScenarios(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no scenarios: %v", err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := play(t, string(text))
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			gotLines, wantLines := strings.Split(got, "\n"), strings.Split(string(text), "\n")
-			for i := range min(len(gotLines), len(wantLines)) {
-				if gotLines[i] != wantLines[i] {
-					t.Fatalf("%s:%d: got\n%s\nwant\n%s", file, i+1, gotLines[i], wantLines[i])
-				}
-			}
-			if len(gotLines) != len(wantLines) {
-				t.Fatalf("%s: %d lines, want %d", file, len(gotLines), len(wantLines))
-			}
-		})
-	}
-}
+func TestScenarios(t *testing.T) { policytest.TestScenarios(t, "testdata", newPlayer) }
 
 // player plays a scenario on a machine.
 type player struct {
@@ -68,79 +35,16 @@ type player struct {
 	out []string
 }
 
-func play(t *testing.T, text string) string {
+func newPlayer(t *testing.T) policytest.Player {
 	p := &player{t: t}
-	for _, line := range strings.Split(text, "\n") {
-		if strings.HasPrefix(line, ">") {
-			continue
-		}
-		p.out = append(p.out, line)
-		if words := strings.Fields(line); len(words) > 0 && words[0][0] != '#' {
-			p.command(words)
-		}
+	return func(words []string) ([]string, error) {
+		p.out = nil
+		err := p.command(words[0], words[1:])
+		return p.out, err
 	}
-	return strings.Join(p.out, "\n")
 }
 
-func (p *player) say(format string, args ...any) {
-	p.out = append(p.out, "> "+fmt.Sprintf(format, args...))
-}
-
-func (p *player) command(words []string) {
-	rest := strings.Join(words[min(2, len(words)):], " ")
-	var g lifecycle.Generation
-	if len(words) > 1 && words[0] != "slot" {
-		g = lifecycle.Generation(p.number(words[1]))
-	}
-	switch words[0] {
-	case "slot":
-		p.slot(words[1:])
-	case "at":
-		p.now = policies.Micros(g) * policies.Second
-		p.step(Event{Kind: Ticked})
-	case "offer":
-		p.step(Event{Kind: Offered, Offer: p.offer(g, words[2:])})
-	case "build":
-		for _, k := range []EventKind{Verified, Compiled, Warmed} {
-			p.step(Event{Kind: k, Generation: g})
-		}
-	case "verified":
-		p.step(Event{Kind: Verified, Generation: g})
-	case "compiled":
-		p.step(Event{Kind: Compiled, Generation: g})
-	case "warmed":
-		p.step(Event{Kind: Warmed, Generation: g})
-	case "failed":
-		p.step(Event{Kind: Failed, Generation: g, Reason: rest})
-	case "seen":
-		f := lifecycle.Figures{}
-		for i, to := range []*uint64{&f.Calls, &f.Faults, &f.Differ, &f.Worse, &f.Compared} {
-			if len(words) > 2+i {
-				*to = p.number(words[2+i])
-			}
-		}
-		if len(words) < 7 { // all of them
-			f.Compared = f.Calls
-		}
-		p.step(Event{Kind: Observed, Generation: g, Figures: f})
-	case "fault":
-		n := uint64(1)
-		if len(words) > 2 {
-			n = p.number(words[2])
-		}
-		for range n {
-			p.step(Event{Kind: Faulted, Generation: g})
-		}
-	case "withdraw":
-		p.step(Event{Kind: Withdrawn, Generation: g})
-	case "rollback":
-		p.step(Event{Kind: RolledBack, Generation: g, Reason: rest})
-	case "status":
-		p.status()
-	default:
-		p.t.Fatalf("unknown command %q", words[0])
-	}
-}
+func (p *player) say(format string, args ...any) { p.out = append(p.out, fmt.Sprintf(format, args...)) }
 
 func (p *player) number(s string) uint64 {
 	n, err := strconv.ParseUint(s, 10, 64)
@@ -150,17 +54,67 @@ func (p *player) number(s string) uint64 {
 	return n
 }
 
+func (p *player) seconds(s string) policies.Micros {
+	return policies.Micros(p.number(s)) * policies.Second
+}
+
+func (p *player) command(name string, words []string) error {
+	switch name {
+	case "slot":
+		p.slot(words)
+		return nil
+	case "status":
+		p.status()
+		return nil
+	case "at":
+		p.now = p.seconds(words[0])
+		p.step(Event{Kind: Ticked})
+		return nil
+	}
+	ev := Event{Generation: lifecycle.Generation(p.number(words[0]))}
+	words = words[1:]
+	times := uint64(1)
+	switch name {
+	case "offer":
+		ev.Kind, ev.Offer = Offered, p.offer(ev.Generation, words)
+	case "seen":
+		ev.Kind, ev.Figures.Compared = Observed, p.number(words[0]) // all of them
+		f := &ev.Figures
+		for i, to := range []*uint64{&f.Calls, &f.Faults, &f.Differ, &f.Worse, &f.Compared}[:len(words)] {
+			*to = p.number(words[i])
+		}
+	case "fault":
+		ev.Kind = Faulted
+		if len(words) > 0 {
+			times = p.number(words[0])
+		}
+	case "build":
+		for _, ev.Kind = range []EventKind{Verified, Compiled} {
+			p.step(ev)
+		}
+		ev.Kind = Warmed
+	default:
+		var ok bool
+		ev.Kind, ok = map[string]EventKind{"verified": Verified, "compiled": Compiled, "warmed": Warmed, "failed": Failed,
+			"withdraw": Withdrawn, "rollback": RolledBack}[name]
+		if ev.Reason = strings.Join(words, " "); !ok {
+			return fmt.Errorf("unknown command")
+		}
+	}
+	for range times {
+		p.step(ev)
+	}
+	return nil
+}
+
 func (p *player) slot(words []string) {
 	c := Config{Kind: lifecycle.Kind(words[0])}
 	for _, w := range words[1:] {
-		name, value, _ := strings.Cut(w, "=")
-		switch name {
+		switch name, value, _ := strings.Cut(w, "="); name {
 		case "ladder":
 			c.Ladder = []int{}
-			for _, s := range strings.Split(value, ",") {
-				if s != "" {
-					c.Ladder = append(c.Ladder, int(p.number(s)))
-				}
+			for permille := range strings.FieldsFuncSeq(value, func(r rune) bool { return r == ',' }) {
+				c.Ladder = append(c.Ladder, int(p.number(permille)))
 			}
 		case "faults":
 			c.Faults = int(p.number(value))
@@ -173,7 +127,7 @@ func (p *player) slot(words []string) {
 		case "differ":
 			c.Shadow.Differ = int(p.number(value))
 		case "patience":
-			c.Patience = policies.Micros(p.number(value)) * policies.Second
+			c.Patience = p.seconds(value)
 		case "shadow":
 			c.Shadow.Calls = p.number(value)
 		case "canary":
@@ -194,24 +148,23 @@ func (p *player) slot(words []string) {
 func (p *player) offer(g lifecycle.Generation, words []string) Offer {
 	o := Offer{Generation: g}
 	for _, w := range words {
-		name, scope, _ := strings.Cut(w, "@")
-		name, permille, _ := strings.Cut(name, "=")
-		if name == "until" {
-			o.Until = policies.Micros(p.number(permille)) * policies.Second
-			continue
-		}
-		if name == "stable" {
+		name, value, _ := strings.Cut(w, "=")
+		goal, scope, _ := strings.Cut(name, "@")
+		switch goal {
+		case "until":
+			o.Until = p.seconds(value)
+		case "stable":
 			o.Stable = true
-			continue
-		}
-		for goal := lifecycle.ToWarm; goal <= lifecycle.ToActive; goal++ {
-			if goal.String() == name {
-				o.Goal = goal
+		default:
+			o.Scope = scope
+			if value != "" {
+				o.Permille = int(p.number(value))
 			}
-		}
-		o.Scope = scope
-		if permille != "" {
-			o.Permille = int(p.number(permille))
+			for g := range lifecycle.ToActive + 1 {
+				if g.String() == goal {
+					o.Goal = g
+				}
+			}
 		}
 	}
 	return o
