@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 func random(seed uint64, n int) []byte {
@@ -259,7 +260,7 @@ func TestState(t *testing.T) {
 }
 
 func TestCallPathDoesNotAllocate(t *testing.T) {
-	if raceEnabled {
+	if policytest.RaceEnabled {
 		t.Skip("the race detector allocates")
 	}
 	s := &source{random(3, 2000)}

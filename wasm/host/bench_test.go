@@ -3,7 +3,6 @@ package host
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/wasm/meter"
@@ -19,12 +19,12 @@ import (
 // TestCallsDoNotAllocate covers the kinds that are decided per request, in small modules
 // and in Go.
 func TestCallsDoNotAllocate(t *testing.T) {
-	if raceEnabled {
+	if policytest.RaceEnabled {
 		t.Skip("the race detector allocates")
 	}
 	bids := sixteen()
-	r := words{rand.New(rand.NewPCG(1, 1))}
-	ask, a := r.ask(), r.arrival()
+	r := hosttest.NewRandom(1)
+	ask, a := r.Ask(), r.Arrival()
 	check := func(name string, f func() error) {
 		t.Helper()
 		if n := testing.AllocsPerRun(100, func() {
@@ -78,7 +78,7 @@ func BenchmarkCall(b *testing.B) {
 	b.Run("go/select16", func(b *testing.B) {
 		benchmark(b, instance(b, guest(b, Config{})), func(i *Instance) error { _, err := i.Select(abi.Call{}, bids); return err })
 	})
-	ask := words{rand.New(rand.NewPCG(1, 1))}.ask()
+	ask := hosttest.NewRandom(1).Ask()
 	b.Run("go/quote", func(b *testing.B) {
 		benchmark(b, instance(b, guest(b, Config{})), func(i *Instance) error { _, _, err := i.Quote(abi.Call{}, ask); return err })
 	})
@@ -183,7 +183,7 @@ func BenchmarkLoad(b *testing.B) {
 	}
 	b.Run("hand", func(b *testing.B) { run(b, Config{}, hosttest.Policy(hosttest.LeastLoad()).Encode()) })
 	b.Run("go/cold", func(b *testing.B) { run(b, Config{}, hosttest.Guest(b)) })
-	b.Run("go/cached", func(b *testing.B) { run(b, Config{Cache: sharedCache}, hosttest.Guest(b)) })
+	b.Run("go/cached", func(b *testing.B) { run(b, Config{Cache: hosttest.Cache(b)}, hosttest.Guest(b)) })
 	b.Run("go/instantiate", func(b *testing.B) {
 		m := guest(b, Config{})
 		for b.Loop() {

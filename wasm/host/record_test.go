@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"strings"
@@ -24,7 +23,7 @@ func play(t *testing.T, m *Module, rounds int) (records []Record, memory [sha256
 		t.Fatal(err)
 	}
 	defer i.Close()
-	r := words{rand.New(rand.NewPCG(7, 8))}
+	r := hosttest.NewRandom(7)
 	for n := range rounds {
 		c := abi.Call{ID: uint64(n), Seed: r.Uint64(), Room: 16}
 		records = append(records, Record{})
@@ -32,21 +31,21 @@ func play(t *testing.T, m *Module, rounds int) (records []Record, memory [sha256
 		var err error
 		switch n % 7 {
 		case 0:
-			_, err = i.Select(c, r.bids())
+			_, err = Ask(i, &abi.SelectCodec, c, r.Bids())
 		case 1:
-			_, _, err = i.Quote(c, r.ask())
+			_, err = Ask(i, &abi.QuoteCodec, c, r.Ask())
 		case 2:
-			_, err = i.Excess(c, r.tokens(1e6), r.tokens(1e6))
+			_, err = Ask(i, &abi.OutlierCodec, c, r.Loads())
 		case 3:
-			_, err = i.Place(c, r.arrival())
+			_, err = Ask(i, &abi.PlaceCodec, c, r.Arrival())
 		case 4:
-			_, err = i.Refine(c, r.border())
+			_, err = Ask(i, &abi.RefineCodec, c, r.Boundary())
 		case 5:
-			_, err = i.Partition(c, policytest.RandomWorkload(r.Rand))
+			_, err = Ask(i, &abi.PartitionCodec, c, policytest.RandomWorkload(r.Rand))
 		case 6:
-			_, _, err = i.Guard(c, abi.Change{Now: r.plan(), Next: r.plan()})
+			_, err = Ask(i, &abi.GuardCodec, c, r.Change())
 		}
-		if CauseOf(err) != 0 {
+		if err != nil {
 			t.Fatalf("call %d: %v", n, err)
 		}
 	}

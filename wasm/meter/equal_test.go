@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/tetratelabs/wazero/api"
+
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // check runs a generated module with some fuel by the reference interpreter, instrumented, and,
@@ -118,7 +120,7 @@ func entropy(seed uint64, n int) []byte {
 
 func TestRandomModulesAgreeWithTheReference(t *testing.T) {
 	n := uint64(600)
-	if raceEnabled || testing.Short() {
+	if policytest.RaceEnabled || testing.Short() {
 		n = 60
 	}
 	e := newEngine(t)

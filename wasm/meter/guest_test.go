@@ -3,40 +3,20 @@ package meter
 import (
 	"context"
 	"crypto/sha256"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
 	"github.com/tetratelabs/wazero"
 	"github.com/tetratelabs/wazero/api"
 	"github.com/tetratelabs/wazero/imports/wasi_snapshot_preview1"
+
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
-// goGuest builds testdata/guest for wasip1; the go command caches the result.
+// goGuest builds testdata/guest.
 func goGuest(t testing.TB) []byte {
 	t.Helper()
-	if raceEnabled {
-		t.Skip("compiling a guest of 2 MB under the race detector takes too long, and it runs on one goroutine")
-	}
-	if _, err := exec.LookPath("go"); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal("no go command to build the guest with")
-		}
-		t.Skip("no go command to build the guest with")
-	}
-	out := filepath.Join(t.TempDir(), "guest.wasm")
-	cmd := exec.Command("go", "build", "-trimpath", "-buildmode=c-shared", "-ldflags=-w", "-o", out, ".")
-	cmd.Dir = filepath.Join("testdata", "guest")
-	cmd.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "CGO_ENABLED=0")
-	if msg, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, msg)
-	}
-	code, err := os.ReadFile(out)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return code
+	return hosttest.Build(t, filepath.Join("testdata", "guest"))
 }
 
 // goEngine returns an engine for Go guests.

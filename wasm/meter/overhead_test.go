@@ -16,6 +16,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
 // A subject is a call whose duration is measured in the original and the metered module.
@@ -38,38 +39,26 @@ func subjects(b *testing.B) []subject {
 		{"hand/select16", behind(handSelect()).encode(), "run", []uint64{16}, false, 50_000, 500},
 		{"hand/divide", behind(handDivide()).encode(), "run", []uint64{32}, false, 1 << 40, 2},
 	}
-	if zig := filepath.Join("..", "..", ".cache", "zig", "bin", "python"); exists(zig) {
+	zig := filepath.Join("..", "..", ".cache", "zig", "bin", "python")
+	if _, err := os.Stat(zig); err == nil {
 		out := filepath.Join(b.TempDir(), "near.wasm")
-		run(b, nil, zig, "-m", "ziglang", "cc", "-target", "wasm32-freestanding", "-std=c11", "-O2", "-nostdlib", "-I", filepath.Join("..", "guest", "c"),
+		cmd := exec.Command(zig, "-m", "ziglang", "cc", "-target", "wasm32-freestanding", "-std=c11", "-O2", "-nostdlib", "-I", filepath.Join("..", "guest", "c"),
 			"-Wl,--no-entry", "-Wl,--strip-debug", "-o", out, filepath.Join("..", "..", "examples", "bid-c", "src", "near.c"))
-		list = append(list, subject{"c/near16", read(b, out), abi.Select.Export(), nil, true, 50_000, 500})
+		if msg, err := cmd.CombinedOutput(); err != nil {
+			b.Fatalf("%v\n%s", err, msg)
+		}
+		code, err := os.ReadFile(out)
+		if err != nil {
+			b.Fatal(err)
+		}
+		list = append(list, subject{"c/near16", code, abi.Select.Export(), nil, true, 50_000, 500})
 	}
-	out := filepath.Join(b.TempDir(), "policy.wasm")
-	run(b, []string{"GOOS=wasip1", "GOARCH=wasm", "GOWASM=", "CGO_ENABLED=0"}, "go", "build", "-buildmode=c-shared", "-trimpath", "-buildvcs=false", "-ldflags=-w -buildid=", "-o", out, "../plugins/bid-least-load")
 	return append(list,
-		subject{"go/least16", read(b, out), abi.Select.Export(), nil, true, 50_000, 250},
+		subject{"go/least16", hosttest.Build(b, "../plugins/bid-least-load"), abi.Select.Export(), nil, true, 50_000, 250},
 		subject{"go/empty", guest, "arena", nil, false, 50_000, 1000},
 		subject{"go/select16", guest, "choose", []uint64{16}, false, 50_000, 250},
 		subject{"go/divide", guest, "divide", []uint64{32, 64}, false, 1 << 40, 1},
 		subject{"go/churn", guest, "churn", []uint64{1000}, false, 1 << 40, 1})
-}
-
-func exists(path string) bool { _, err := os.Stat(path); return err == nil }
-
-func read(b *testing.B, path string) []byte {
-	code, err := os.ReadFile(path)
-	if err != nil {
-		b.Fatal(err)
-	}
-	return code
-}
-
-func run(b *testing.B, env []string, name string, args ...string) {
-	cmd := exec.Command(name, args...)
-	cmd.Env = append(os.Environ(), env...)
-	if msg, err := cmd.CombinedOutput(); err != nil {
-		b.Fatalf("%s: %v\n%s", name, err, msg)
-	}
 }
 
 // policyEngine returns an engine with all imports of policies.

@@ -18,7 +18,7 @@ import (
 // TestOldInstancesAreReplaced checks that old instances are replaced, and that the module
 // answers every call meanwhile.
 func TestOldInstancesAreReplaced(t *testing.T) {
-	p := running(t, Config{Instances: 1}, host.Config{}, leastLoad())
+	p := running(t, Config{Instances: 1}, host.Config{}, hosttest.LeastLoadModule())
 	p.Select(bids(3))
 	s := &p.slots[0]
 	p.takeSlot(s)
@@ -37,7 +37,7 @@ func TestOldInstancesAreReplaced(t *testing.T) {
 
 // TestEndWhileCalled checks that calls during and after the end of Run are answered.
 func TestEndWhileCalled(t *testing.T) {
-	m, err := host.Load(context.Background(), host.Config{}, leastLoad(hosttest.OneIn(50, hosttest.Unreachable)))
+	m, err := host.Load(context.Background(), host.Config{}, hosttest.LeastLoadModule(hosttest.OneIn(50, hosttest.Unreachable)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func TestEndWhileCalled(t *testing.T) {
 // TestBreakerLetsWaitersGo checks that calls that wait for an instance when the breaker opens
 // are answered.
 func TestBreakerLetsWaitersGo(t *testing.T) {
-	p := running(t, Config{Instances: 1, Failures: 1}, host.Config{}, leastLoad(hosttest.Unreachable))
+	p := running(t, Config{Instances: 1, Failures: 1}, host.Config{}, hosttest.LeastLoadModule(hosttest.Unreachable))
 	p.takeSlot(&p.slots[0])
 	var wg sync.WaitGroup
 	for range 5 {
@@ -113,7 +113,7 @@ func TestLateCalls(t *testing.T) {
 	hc.Limits[abi.Select].Fuel = meter.MaxFuel
 	c := Config{Instances: 1, Failures: -1, Faulted: func() { reported.Add(1) }}
 
-	slow := running(t, c, hc, leastLoad(hosttest.Forever))
+	slow := running(t, c, hc, hosttest.LeastLoadModule(hosttest.Forever))
 	policytest.WaitFor(t, "it is blamed", func() bool { // once its thread is scheduled
 		if b := bids(4); slow.Select(b) != natives.Selector.Select(b) {
 			t.Error("wrong")
@@ -125,7 +125,7 @@ func TestLateCalls(t *testing.T) {
 	}
 
 	reported.Store(0)
-	good := running(t, c, hc, leastLoad())
+	good := running(t, c, hc, hosttest.LeastLoadModule())
 	s := &good.slots[0]
 	good.takeSlot(s) // the state after a call that timed out
 	s.instance.Close()
@@ -143,7 +143,7 @@ func TestLateCalls(t *testing.T) {
 // separately, are no faults, and never open the breaker.
 func TestStarvedCalls(t *testing.T) {
 	var reported atomic.Int32
-	p := running(t, Config{Instances: 1, Failures: 1, Faulted: func() { reported.Add(1) }}, host.Config{}, leastLoad())
+	p := running(t, Config{Instances: 1, Failures: 1, Faulted: func() { reported.Add(1) }}, host.Config{}, hosttest.LeastLoadModule())
 	s := &p.slots[0]
 	const times = 20
 	for n := range uint64(times) {
@@ -168,7 +168,7 @@ func TestStarvedCalls(t *testing.T) {
 // TestWarm checks that every instance answers, that nothing is counted, and that a failed
 // instance is replaced.
 func TestWarm(t *testing.T) {
-	p := running(t, Config{Instances: 3, Every: 1}, host.Config{}, leastLoad(hosttest.OneIn(7, hosttest.Unreachable)))
+	p := running(t, Config{Instances: 3, Every: 1}, host.Config{}, hosttest.LeastLoadModule(hosttest.OneIn(7, hosttest.Unreachable)))
 	good, bad := encodeFrame(&selectAdapter, abi.Call{ID: 1}, bids(4)), encodeFrame(&selectAdapter, abi.Call{ID: 7}, bids(4))
 	if err := p.Warm([][]byte{good, good}); err != nil || p.Stats().Calls != 0 || len(p.Records()) != 0 {
 		t.Errorf("%v: %+v", err, p.Stats())

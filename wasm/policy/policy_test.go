@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"math"
 	"math/rand/v2"
@@ -20,10 +19,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/outlier"
-	"github.com/cascadeinfer/cascade/policies/partition"
-	"github.com/cascadeinfer/cascade/policies/place"
 	"github.com/cascadeinfer/cascade/policies/policytest"
-	"github.com/cascadeinfer/cascade/policies/refine"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
@@ -32,14 +28,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // natives are the policies of which the Go guest consists.
-var natives = Native{
-	Partitioner: partition.Exact{}, Refiner: refine.Weighted{}, Quoter: bidask.Backlog{}, Selector: bidask.LeastLoad{},
-	Detector: outlier.Detector{}, Placer: place.Policy{}, Guard: open{},
-}
-
-type open struct{}
-
-func (open) Guard(abi.Change) (abi.Denial, bool) { return abi.Denial{}, false }
+var natives = func(n hosttest.Native) Native { return Native{n, n, n, n, n, n, n} }(hosttest.Native{})
 
 // running makes a policy and runs it until the test ends. It then checks that all instances
 // are closed.
@@ -70,16 +59,12 @@ func running(t testing.TB, c Config, hc host.Config, code []byte) *Policy {
 			t.Errorf("%d instances are left", n)
 		}
 		// Calls after the end are answered as well.
-		if p.config.Native.Selector == (bidask.LeastLoad{}) && p.Select(bids(3)) != (bidask.LeastLoad{}).Select(bids(3)) {
+		if p.config.Native == natives && p.Select(bids(3)) != (bidask.LeastLoad{}).Select(bids(3)) {
 			t.Error("a call after Run is not answered")
 		}
 		m.Close()
 	})
 	return p
-}
-
-func leastLoad(before ...[]byte) []byte {
-	return hosttest.Policy(hosttest.LeastLoad(before...)).Encode()
 }
 
 func bids(n int) []policies.Bid {
@@ -93,42 +78,14 @@ func bids(n int) []policies.Bid {
 // TestModuleAnswersAsNative calls a module in Go for every kind, and checks by Stats that the
 // module answers.
 func TestModuleAnswersAsNative(t *testing.T) {
-	p := running(t, Config{Every: 1}, host.Config{}, hosttest.Guest(t))
-	r := rand.New(rand.NewPCG(5, 6))
-	tokens := func(n int) policies.Tokens { return policies.Tokens(r.IntN(n)) }
+	p := running(t, Config{Every: 1}, host.Config{Cache: hosttest.Cache(t)}, hosttest.Guest(t))
+	r := hosttest.NewRandom(5)
 	const rounds = 50
 	for range rounds {
-		b := bids(r.IntN(30))
-		if got := p.Select(b); got != natives.Selector.Select(b) {
-			t.Fatalf("select: %d", got)
-		}
-		pos := policies.Occupancy{Capacity: 1e6, Held: tokens(1e5), Incoming: tokens(1e6), Throughput: tokens(1e5)}
-		got, ok := p.Quote(pos, policies.Migration{Request: "r", Length: 100, Cause: policies.Spill})
-		if want, bids := natives.Quoter.Quote(pos, policies.Migration{}); got != want || ok != bids {
-			t.Fatalf("quote: %+v, %v", got, ok)
-		}
-		own, mean := tokens(1e6), tokens(1e6)
-		if got := p.Excess(own, mean); got != natives.Detector.Excess(own, mean) {
-			t.Fatalf("excess: %d", got)
-		}
-		a := policies.Arrival{Request: policies.Request{Input: 900}, Own: policies.Candidate{ID: "own", High: 2000, Waiting: tokens(30_000)},
-			Peers: []policies.Candidate{{ID: "a", High: 2000, Waiting: tokens(30_000)}, {ID: "b", High: 2000, Waiting: tokens(30_000)}}}
-		if got := p.Place(a); got != natives.Placer.Place(a) {
-			t.Fatalf("place: %s", got)
-		}
-		border := policies.BoundaryView{Boundary: 5000, High: policies.Unbounded, Peers: 2, Successors: 2, Cost: policytest.H20Cost(),
-			Local: []policies.Sequence{{Input: tokens(4000), Length: 4500}}, Next: []policies.Sequence{{Input: 100, Length: 5000 + tokens(9000)}}}
-		if got := p.Refine(border); got != natives.Refiner.Refine(border) {
-			t.Fatalf("refine: %d", got)
-		}
-		if _, denied := p.Guard(abi.Change{Next: policies.OneStagePlan("m", []policies.ReplicaID{"a", "b", "c", "d"})}); !denied {
-			t.Fatal("the guard of the module did not answer")
-		}
-		w := policytest.RandomWorkload(r)
-		got2, err := p.Partition(w)
-		want, none := natives.Partitioner.Partition(w)
-		if fmt.Sprint(got2) != fmt.Sprint(want) || err != none {
-			t.Fatalf("partition: %+v, %v; want %+v, %v", got2, err, want, none)
+		for k := abi.Partition; k < abi.NumKinds; k++ {
+			if err := r.Compare(k, hosttest.Every(p), hosttest.Every(hosttest.Native{})); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	if _, err := p.Partition(policies.Workload{}); !errors.As(err, new(*policies.Violation)) {
@@ -141,14 +98,14 @@ func TestModuleAnswersAsNative(t *testing.T) {
 
 // TestPartitionerKeepsItsContract runs the contract tests of the interface on the module.
 func TestPartitionerKeepsItsContract(t *testing.T) {
-	policytest.TestPartitioner(t, running(t, Config{}, host.Config{Kinds: []abi.Kind{abi.Partition}}, hosttest.Guest(t)))
+	policytest.TestPartitioner(t, running(t, Config{}, host.Config{Kinds: []abi.Kind{abi.Partition}, Cache: hosttest.Cache(t)}, hosttest.Guest(t)))
 }
 
 // TestEveryCallIsAnswered calls a module from many goroutines with few instances. The module
 // traps in one of a hundred calls and gives an invalid answer in another, so that its
 // instances are replaced meanwhile.
 func TestEveryCallIsAnswered(t *testing.T) {
-	code := leastLoad(
+	code := hosttest.LeastLoadModule(
 		hosttest.OneIn(100, hosttest.Unreachable),
 		hosttest.OneIn(101, hosttest.Result(0, 1<<20), hosttest.Return),
 		hosttest.OneIn(103, hosttest.Result(5, 0), hosttest.Return),
@@ -189,7 +146,7 @@ func TestBreakerOpens(t *testing.T) {
 	// Every call fails and leaves the instance alive, so that the calls are counted
 	// exactly.
 	p := running(t, Config{Instances: 1, Failures: 3, Window: time.Minute, Clock: func() time.Time { return now },
-		Logger: slog.New(slog.NewTextHandler(&log, nil))}, host.Config{}, leastLoad(hosttest.Result(5, 0), hosttest.Return))
+		Logger: slog.New(slog.NewTextHandler(&log, nil))}, host.Config{}, hosttest.LeastLoadModule(hosttest.Result(5, 0), hosttest.Return))
 	for range 10 { // too slowly to open it
 		if got := p.Select(bids(5)); got != (bidask.LeastLoad{}).Select(bids(5)) {
 			t.Fatalf("answered %d", got)
@@ -219,7 +176,7 @@ func TestBreakerOpens(t *testing.T) {
 // TestWordsTooLarge checks that the native policy answers calls whose arguments exceed the
 // frame limit, and that they are no faults.
 func TestWordsTooLarge(t *testing.T) {
-	p := running(t, Config{Instances: 1, Failures: 1, Every: 1}, host.Config{}, leastLoad())
+	p := running(t, Config{Instances: 1, Failures: 1, Every: 1}, host.Config{}, hosttest.LeastLoadModule())
 	for range 3 {
 		if b := bids(5000); p.Select(b) != (bidask.LeastLoad{}).Select(b) {
 			t.Error("wrong")
@@ -234,7 +191,7 @@ func TestWordsTooLarge(t *testing.T) {
 // TestUnknownKinds checks that the native policy answers the kinds that the module does
 // not decide, and that a kind without either has no answer.
 func TestUnknownKinds(t *testing.T) {
-	p := running(t, Config{Native: Native{Selector: bidask.LeastLoad{}, Detector: outlier.Detector{}}}, host.Config{}, leastLoad())
+	p := running(t, Config{Native: Native{Selector: bidask.LeastLoad{}, Detector: outlier.Detector{}}}, host.Config{}, hosttest.LeastLoadModule())
 	if p.Excess(1000, 10) != (outlier.Detector{}).Excess(1000, 10) {
 		t.Error("not the native detector's")
 	}
@@ -256,7 +213,7 @@ func TestUnknownKinds(t *testing.T) {
 }
 
 func TestConfigIsChecked(t *testing.T) {
-	m, err := host.Load(context.Background(), host.Config{}, leastLoad())
+	m, err := host.Load(context.Background(), host.Config{}, hosttest.LeastLoadModule())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -281,7 +238,7 @@ func TestConfigIsChecked(t *testing.T) {
 // TestFailuresAreRecorded checks that a failed call is recorded with the frame that was sent,
 // even if the guest has overwritten it.
 func TestFailuresAreRecorded(t *testing.T) {
-	p := running(t, Config{Instances: 1, Keep: 2}, host.Config{}, leastLoad(
+	p := running(t, Config{Instances: 1, Keep: 2}, host.Config{}, hosttest.LeastLoadModule(
 		hosttest.I32(hosttest.Arena), hosttest.I32(255), hosttest.I32(64), hosttest.Op(0xfc, 11, 0), hosttest.Unreachable))
 	p.Select(bids(4))
 	records := p.Records()
@@ -294,10 +251,10 @@ func TestFailuresAreRecorded(t *testing.T) {
 }
 
 func TestCallsDoNotAllocate(t *testing.T) {
-	if raceEnabled {
+	if policytest.RaceEnabled {
 		t.Skip("the race detector allocates")
 	}
-	p := running(t, Config{Every: 16}, host.Config{}, leastLoad())
+	p := running(t, Config{Every: 16}, host.Config{}, hosttest.LeastLoadModule())
 	b := bids(16)
 	for range 4096 { // so that the memory of the records is allocated
 		p.Select(b)
@@ -310,13 +267,13 @@ func TestCallsDoNotAllocate(t *testing.T) {
 // TestFirstCallsDoNotAllocate checks that the first calls after Warm do not allocate, nor do
 // their records.
 func TestFirstCallsDoNotAllocate(t *testing.T) {
-	if raceEnabled {
+	if policytest.RaceEnabled {
 		t.Skip("the race detector allocates")
 	}
 	// A record is used for the first time only once: each try takes a new policy.
 	least := math.Inf(1)
 	for range 3 {
-		p := running(t, Config{Every: 1, Instances: 1}, host.Config{}, leastLoad())
+		p := running(t, Config{Every: 1, Instances: 1}, host.Config{}, hosttest.LeastLoadModule())
 		b := bids(16)
 		if err := p.Warm([][]byte{encodeFrame(&selectAdapter, abi.Call{}, b)}); err != nil {
 			t.Fatal(err)
@@ -362,7 +319,7 @@ func TestRecordsAreApart(t *testing.T) {
 
 func BenchmarkSelect(b *testing.B) {
 	words := bids(16)
-	p := running(b, Config{Every: 1024}, host.Config{}, leastLoad())
+	p := running(b, Config{Every: 1024}, host.Config{}, hosttest.LeastLoadModule())
 	b.Run("one", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
@@ -377,7 +334,7 @@ func BenchmarkSelect(b *testing.B) {
 			}
 		})
 	})
-	g := running(b, Config{Every: 1024}, host.Config{}, hosttest.Guest(b))
+	g := running(b, Config{Every: 1024}, host.Config{Cache: hosttest.Cache(b)}, hosttest.Guest(b))
 	b.Run("go", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {

@@ -3,7 +3,6 @@ package policy
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"testing"
 
@@ -17,29 +16,18 @@ import (
 // TestNativeRecorderRecordsAsTheHostDoes checks that a native policy and the same policy as a
 // module leave the same records of the same calls, except for module and fuel.
 func TestNativeRecorderRecordsAsTheHostDoes(t *testing.T) {
-	module := running(t, Config{Every: 1, Instances: 1, Keep: 256}, host.Config{}, hosttest.Guest(t))
+	module := running(t, Config{Every: 1, Instances: 1, Keep: 256}, host.Config{Cache: hosttest.Cache(t)}, hosttest.Guest(t))
 	linked := NewNativeRecorder(natives, 1, 256, nil)
-	r := rand.New(rand.NewPCG(5, 6))
+	r := hosttest.NewRandom(5)
 	for range 20 {
-		w := policytest.RandomWorkload(r)
-		for _, p := range []interface {
-			policies.Partitioner
-			policies.Refiner
-			policies.Quoter
-			policies.Selector
-			policies.Detector
-			policies.Placer
-		}{module, linked} {
-			p.Select(bids(7))
-			p.Quote(policies.Occupancy{Capacity: 1e6, Held: 1e5}, policies.Migration{Request: "r", Length: 100, Cause: policies.Spill})
-			p.Excess(1000, 10)
-			p.Place(policies.Arrival{Request: policies.Request{ID: "x", Input: 900}, Own: policies.Candidate{ID: "own", High: 2000, Waiting: 30_000}, Peers: []policies.Candidate{{ID: "a", High: 2000}}})
-			p.Refine(policies.BoundaryView{Boundary: 5000, High: policies.Unbounded, Peers: 2, Successors: 2, Cost: policytest.H20Cost(), Local: []policies.Sequence{{Input: 4000, Length: 4500}}})
-			p.Partition(w)
+		for k := abi.Partition; k < abi.NumKinds; k++ {
+			if err := r.Compare(k, hosttest.Every(module), hosttest.Every(linked)); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	got, want := linked.Records(), module.Records()
-	if len(got) != 120 || len(want) != 120 {
+	if len(got) != 140 || len(want) != 140 {
 		t.Fatalf("%d records, of the module %d", len(got), len(want))
 	}
 	for i := range got {
@@ -104,7 +92,7 @@ func TestNativeRecorderPassesErrorsOn(t *testing.T) {
 }
 
 func TestNativeRecorderDoesNotAllocate(t *testing.T) {
-	if raceEnabled {
+	if policytest.RaceEnabled {
 		t.Skip("the race detector allocates")
 	}
 	l := NewNativeRecorder(natives, 1, 4, nil)
@@ -128,7 +116,7 @@ func TestNativeRecorderDoesNotAllocate(t *testing.T) {
 // that no breaker opens.
 func TestFaultedIsCalled(t *testing.T) {
 	reported := 0
-	p := running(t, Config{Instances: 1, Failures: -1, Faulted: func() { reported++ }}, host.Config{}, leastLoad(hosttest.Result(5, 0), hosttest.Return))
+	p := running(t, Config{Instances: 1, Failures: -1, Faulted: func() { reported++ }}, host.Config{}, hosttest.LeastLoadModule(hosttest.Result(5, 0), hosttest.Return))
 	for range 20 {
 		if p.Select(bids(5)) != natives.Selector.Select(bids(5)) {
 			t.Fatal("wrong")

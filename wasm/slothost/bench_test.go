@@ -38,9 +38,7 @@ func BenchmarkRollback(b *testing.B) {
 	var took []time.Duration
 	for g := lifecycle.Generation(1); b.Loop(); g++ {
 		b.StopTimer()
-		if err := s.Apply(want(stable(b, g, code))); err != nil {
-			b.Fatal(err)
-		}
+		apply(b, s, want(stable(b, g, code)))
 		waitFor(b, "active", func() bool { return s.slots[abi.Select].slot.Status().Active == g })
 		for range 5 {
 			selector.Select(words)

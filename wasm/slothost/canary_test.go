@@ -15,7 +15,7 @@ import (
 // the last bid otherwise.
 func twoFaced(n int32) []byte {
 	count := hosttest.Cat(hosttest.I32(0), hosttest.Load32(hosttest.Arena+28))
-	return leastLoad(hosttest.I32(n), hosttest.Drop,
+	return hosttest.LeastLoadModule(hosttest.I32(n), hosttest.Drop,
 		count, hosttest.I32(4), hosttest.Op(0x4b), // more than
 		hosttest.If(count, hosttest.I32(1), hosttest.Op(0x6b), hosttest.Op(0xad), hosttest.Return))
 }
@@ -42,16 +42,12 @@ func TestWorseInCanary(t *testing.T) {
 			c.Gates[abi.Select] = promotion.Config{Ladder: []int{500}, Shadow: promotion.Gate{Calls: 20, Soak: -1}, Canary: promotion.Gate{Calls: 50, Soak: -1}}
 			s, _ := running(t, c)
 			in := lifecycle.Native
-			if err := s.Apply(want(before...)); err != nil {
-				t.Fatal(err)
-			}
+			apply(t, s, want(before...))
 			if before != nil {
 				in = 5
 				waitFor(t, "the module is in force", func() bool { return s.Status()[0].Active == in })
 			}
-			if err := s.Apply(want(append(before, candidate(t, 9, lifecycle.ToActive, twoFaced(0)))...)); err != nil {
-				t.Fatal(err)
-			}
+			apply(t, s, want(append(before, candidate(t, 9, lifecycle.ToActive, twoFaced(0)))...))
 			n := 0
 			waitFor(t, "it is in canary", func() bool {
 				s.Selector().Select(rising(1 + n%4))
@@ -85,18 +81,14 @@ func TestGoodInCanary(t *testing.T) {
 	c.Gates[abi.Select] = promotion.Config{Ladder: []int{500}, Shadow: promotion.Gate{Calls: 20, Soak: -1}, Canary: promotion.Gate{Calls: 50, Soak: -1, Worse: -1, Differ: -1}}
 	s, _ := running(t, c)
 	good := candidate(t, 9, lifecycle.ToCanary, other(1))
-	if err := s.Apply(want(good)); err != nil {
-		t.Fatal(err)
-	}
+	apply(t, s, want(good))
 	calls := 0
 	waitFor(t, "its canary is compared", func() bool { ask(t, s, calls); calls++; return statusOf(s, abi.Select, 9).Figures.Compared >= 100 })
 	if l := statusOf(s, abi.Select, 9); l.Phase != lifecycle.Canary || l.Figures.Differ != 0 {
 		t.Errorf("%+v", l)
 	}
 	good.Goal = lifecycle.ToActive
-	if err := s.Apply(want(good)); err != nil {
-		t.Fatal(err)
-	}
+	apply(t, s, want(good))
 	waitFor(t, "it is active", func() bool { ask(t, s, calls); calls++; return phase(s, 9) == "active" })
 }
 
@@ -119,10 +111,9 @@ func TestWorseInScope(t *testing.T) {
 	c.Kinds = []abi.Kind{abi.Refine}
 	c.Gates[abi.Refine] = promotion.Config{Shadow: promotion.Gate{Calls: 5, Soak: -1}, Canary: promotion.Gate{Calls: 5, Soak: -1}}
 	s, _ := running(t, c)
-	cand := lifecycle.Candidate{Generation: 9, Goal: lifecycle.ToActive, Scope: "rack-7", Signature: signed(t, statement(9, low, abi.Refine), 0), Module: low}
-	if err := s.Apply(lifecycle.SlotSpec{Kind: slotKind(abi.Refine), Candidates: []lifecycle.Candidate{cand}}); err != nil {
-		t.Fatal(err)
-	}
+	cand := offer(t, 9, lifecycle.ToActive, low, abi.Refine)
+	cand.Scope = "rack-7"
+	apply(t, s, specOf(abi.Refine, cand))
 	cost := policies.Cost{D0: 0.008, D1: 0.00011, D2: 2e-5, D3: 1e-10, D4: 3e-8, Kappa: 0.5}
 	quiet := policies.BoundaryView{Boundary: 4000, Low: 10, High: policies.Unbounded, Peers: 2, Successors: 2, Cost: cost}
 	busy := quiet

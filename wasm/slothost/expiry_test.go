@@ -12,6 +12,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
 // clock is a clock that changes only when the test sets it.
@@ -42,7 +43,7 @@ func (t *text) warnings() int {
 
 // ending returns a candidate whose statement expires at end.
 func ending(t testing.TB, generation lifecycle.Generation, module []byte, end time.Time) lifecycle.Candidate {
-	st := statement(generation, module, abi.Select)
+	st := hosttest.Statement(generation, module, abi.Select)
 	st.NotAfter = end.Unix()
 	c := candidate(t, generation, lifecycle.ToActive, module)
 	c.Signature = signed(t, st, 0)
@@ -62,9 +63,7 @@ func TestExpired(t *testing.T) {
 	runs := ending(t, 10, other(1), end)
 	runs.Stable = true
 	s, stop := running(t, c)
-	if err := s.Apply(want(runs)); err != nil {
-		t.Fatal(err)
-	}
+	apply(t, s, want(runs))
 	waitFor(t, "active", func() bool { return phase(s, 10) == "active" })
 	if l := statusOf(s, abi.Select, 10); l.Reason != "" || l.NotAfterUnixMillis != end.UnixMilli() || log.warnings() != 0 {
 		t.Errorf("%+v", l)
@@ -84,9 +83,7 @@ func TestExpired(t *testing.T) {
 
 	// The next one expires while it is on trial.
 	next := ending(t, 20, other(2), end)
-	if err := s.Apply(want(runs, next)); err != nil {
-		t.Fatal(err)
-	}
+	apply(t, s, want(runs, next))
 	waitFor(t, "it is in shadow", func() bool { return phase(s, 20) == "shadow" })
 	now.set(end.Add(time.Second))
 	waitFor(t, "it is rejected", func() bool { return phase(s, 20) == "rejected" })

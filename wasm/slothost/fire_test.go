@@ -62,40 +62,30 @@ func TestUnderFire(t *testing.T) {
 		t.Helper()
 		waitFor(t, fmt.Sprintf("generation %d is %s", g, to), func() bool { return phase(s, g) == to })
 	}
-	apply := func(c lifecycle.Candidate) {
-		t.Helper()
-		if err := s.Apply(want(c)); err != nil {
-			t.Fatal(err)
-		}
-	}
 	last := stable(t, 2, other(1))
-	apply(last)
+	apply(t, s, want(last))
 	reach(2, "active")
 	for g := lifecycle.Generation(3); g < 3+modules; g++ {
 		switch {
 		case g%100 == 7: // only canary distinguishes these from the others
 			try := candidate(t, g, lifecycle.ToActive, trapsAt(6))
-			if err := s.Apply(want(last, try)); err != nil {
-				t.Fatal(err)
-			}
+			apply(t, s, want(last, try))
 			reach(g, "rejected")
 			inCanary++
 		case g%100 == 32:
-			apply(stable(t, g, leastLoad(hosttest.OneIn(100, hosttest.Unreachable))))
+			apply(t, s, want(stable(t, g, hosttest.LeastLoadModule(hosttest.OneIn(100, hosttest.Unreachable)))))
 			reach(g, "rejected")
 			whileActive++
 		case g%10 == 3: // through all phases
 			last.Module = nil
-			if err := s.Apply(want(last, candidate(t, g, lifecycle.ToActive, other(int32(g))))); err != nil {
-				t.Fatal(err)
-			}
+			apply(t, s, want(last, candidate(t, g, lifecycle.ToActive, other(int32(g)))))
 			reach(g, "active")
 			good++
 			last = stable(t, g, other(int32(g)))
-			apply(last)
+			apply(t, s, want(last))
 		default:
 			last = stable(t, g, other(int32(g)))
-			apply(last)
+			apply(t, s, want(last))
 			reach(g, "active")
 			good++
 		}

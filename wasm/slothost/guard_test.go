@@ -13,8 +13,7 @@ import (
 // guardWant returns a spec with a stable guard that has this body.
 func guardWant(t testing.TB, generation lifecycle.Generation, body ...[]byte) lifecycle.SlotSpec {
 	code := hosttest.Policy(hosttest.Function("cs_guard_v1", nil, body...)).Encode()
-	return lifecycle.SlotSpec{Kind: slotKind(abi.Guard), Candidates: []lifecycle.Candidate{{Generation: generation, Goal: lifecycle.ToActive, Stable: true, Module: code,
-		Signature: signed(t, statement(generation, code, abi.Guard), 0)}}}
+	return specOf(abi.Guard, stableOf(offer(t, generation, lifecycle.ToActive, code, abi.Guard)))
 }
 
 // TestGuardsFailClosed checks that plans are denied while a stable guard is not fetched
@@ -35,16 +34,12 @@ func TestGuardsFailClosed(t *testing.T) {
 	w := guardWant(t, 3, hosttest.Result(5, 0))
 	code := w.Candidates[0].Module
 	w.Candidates[0].Module = nil // still to be fetched
-	if err := s.Apply(w); err != nil {
-		t.Fatal(err)
-	}
+	apply(t, s, w)
 	if !denied() {
 		t.Error("a plan comes through before the guard is there")
 	}
 	w.Candidates[0].Module = code
-	if err := s.Apply(w); err != nil {
-		t.Fatal(err)
-	}
+	apply(t, s, w)
 	waitFor(t, "it is rejected", func() bool {
 		if !denied() {
 			t.Fatalf("a plan comes through: %+v", s.Status()[0])
@@ -54,9 +49,7 @@ func TestGuardsFailClosed(t *testing.T) {
 	if st := s.Status()[0]; st.Active != 0 || !denied() {
 		t.Errorf("a plan comes through without the guard: %+v", st)
 	}
-	if err := s.Apply(lifecycle.SlotSpec{Kind: slotKind(abi.Guard), RolledBack: []lifecycle.RolledBackModule{{Generation: 3, Reason: "it fails"}}}); err != nil {
-		t.Fatal(err)
-	}
+	apply(t, s, without(specOf(abi.Guard), 3))
 	if denied() {
 		t.Error("the native guard does not decide")
 	}

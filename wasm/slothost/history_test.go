@@ -9,6 +9,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
@@ -16,7 +17,7 @@ import (
 func TestHistory(t *testing.T) {
 	statements := map[lifecycle.Generation]sign.Statement{}
 	for g := lifecycle.Generation(1); g < 10; g++ {
-		statements[g] = statement(g, []byte{byte(g)}, abi.Select)
+		statements[g] = hosttest.Statement(g, []byte{byte(g)}, abi.Select)
 	}
 	var h history
 	check := func(admitted ...lifecycle.Generation) {
@@ -123,9 +124,7 @@ func TestFileIsTheOwners(t *testing.T) {
 		t.Fatal(err)
 	}
 	s, stop := running(t, c)
-	if err := s.Apply(want(stable(t, 5, leastLoad()))); err != nil {
-		t.Fatal(err)
-	}
+	apply(t, s, want(stable(t, 5, hosttest.LeastLoadModule())))
 	waitFor(t, "it is active", func() bool { return phase(s, 5) == "active" })
 	stop()
 	info, err := os.Stat(c.File)
@@ -142,7 +141,7 @@ func TestFileIsTheOwners(t *testing.T) {
 	// When the file cannot be written, no module is admitted.
 	c.File = filepath.Join(dir, "none", "none", "slots.json")
 	s, _ = running(t, c)
-	if err := s.Apply(want(stable(t, 5, leastLoad()))); err == nil || len(s.Status()[0].Modules) > 0 {
+	if err := s.Apply(want(stable(t, 5, hosttest.LeastLoadModule()))); err == nil || len(s.Status()[0].Modules) > 0 {
 		t.Errorf("%v: %+v", err, s.Status())
 	}
 }

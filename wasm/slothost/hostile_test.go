@@ -22,14 +22,12 @@ func TestRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	code := leastLoad()
+	code := hosttest.LeastLoadModule()
 	good := func(g lifecycle.Generation) lifecycle.Candidate { return candidate(t, g, lifecycle.ToShadow, code) }
-	if err := s.Apply(want(good(50))); err != nil {
-		t.Fatal(err)
-	}
+	apply(t, s, want(good(50)))
 	before := fmt.Sprint(s.Status())
 	with := func(change func(*sign.Statement), keys ...byte) lifecycle.Candidate {
-		st := statement(60, code, abi.Select)
+		st := hosttest.Statement(60, code, abi.Select)
 		change(&st)
 		c := good(60)
 		c.Signature = signed(t, st, keys...)
@@ -44,7 +42,7 @@ func TestRefused(t *testing.T) {
 		want  lifecycle.SlotSpec
 		error string
 	}{
-		"a kind of others":      {lifecycle.SlotSpec{Kind: slotKind(abi.Place), Candidates: []lifecycle.Candidate{good(60)}}, "this host has no such slot"},
+		"a kind of others":      {specOf(abi.Place, good(60)), "this host has no such slot"},
 		"no kind":               {lifecycle.SlotSpec{Kind: "nonsense"}, "this host has no such slot"},
 		"no signature file":     {want(but(func(c *lifecycle.Candidate) { c.Signature = nil })), "signature file"},
 		"a long signature file": {want(but(func(c *lifecycle.Candidate) { c.Signature = make([]byte, 1<<20) })), "signature file"},
@@ -58,22 +56,21 @@ func TestRefused(t *testing.T) {
 		"replayed":                {want(good(49)), "older than"},
 		"a number used twice": {want(but(func(c *lifecycle.Candidate) {
 			c.Generation = 50
-			c.Signature = signed(t, statement(50, code, abi.Select, abi.Place), 0)
+			c.Signature = signed(t, hosttest.Statement(50, code, abi.Select, abi.Place), 0)
 		})), "taken by another"},
-		"another generation": {want(but(func(c *lifecycle.Candidate) { c.Generation = 61 })), "signed as generation 60"},
-		"another name":       {want(but(func(c *lifecycle.Candidate) { c.Name = "nice" })), "not \"nice\""},
-		"another version":    {want(but(func(c *lifecycle.Candidate) { c.Version = "2.0.0" })), "1.2.3, not"},
-		"another hash":       {want(but(func(c *lifecycle.Candidate) { c.SHA256[0] = 1 })), "the statement is about module"},
-		"descending":         {want(func() lifecycle.Candidate { c := good(70); c.Stable, c.Goal = true, lifecycle.ToActive; return c }(), good(60)), "ascending"},
-		"two on trial":       {want(good(60), good(61)), "at most one stable"},
-		"two stable":         {want(stable(t, 60, code), stable(t, 61, code)), "two candidates cannot be stable"},
-		"three":              {want(stable(t, 60, code), good(61), good(62)), "at most one stable"},
-		"stable in shadow":   {want(but(func(c *lifecycle.Candidate) { c.Stable = true })), "its goal must be active"},
-		"no goal":            {want(but(func(c *lifecycle.Candidate) { c.Goal = 0 })), `goal ""`},
-		"a share of all":     {want(but(func(c *lifecycle.Candidate) { c.Goal, c.Permille = lifecycle.ToCanary, 1000 })), "permille 1000"},
-		"no scope": {lifecycle.SlotSpec{Kind: slotKind(abi.Refine), Candidates: []lifecycle.Candidate{{Generation: 60, Goal: lifecycle.ToCanary, Signature: signed(t, statement(60, code, abi.Refine), 0)}}},
-			"scope: name"},
-		"wanted and rolled back": {lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: []lifecycle.Candidate{good(60)}, RolledBack: []lifecycle.RolledBackModule{{Generation: 60, Reason: ""}}}, "was rolled back"},
+		"another generation":     {want(but(func(c *lifecycle.Candidate) { c.Generation = 61 })), "signed as generation 60"},
+		"another name":           {want(but(func(c *lifecycle.Candidate) { c.Name = "nice" })), "not \"nice\""},
+		"another version":        {want(but(func(c *lifecycle.Candidate) { c.Version = "2.0.0" })), "1.2.3, not"},
+		"another hash":           {want(but(func(c *lifecycle.Candidate) { c.SHA256[0] = 1 })), "the statement is about module"},
+		"descending":             {want(func() lifecycle.Candidate { c := good(70); c.Stable, c.Goal = true, lifecycle.ToActive; return c }(), good(60)), "ascending"},
+		"two on trial":           {want(good(60), good(61)), "at most one stable"},
+		"two stable":             {want(stable(t, 60, code), stable(t, 61, code)), "two candidates cannot be stable"},
+		"three":                  {want(stable(t, 60, code), good(61), good(62)), "at most one stable"},
+		"stable in shadow":       {want(but(func(c *lifecycle.Candidate) { c.Stable = true })), "its goal must be active"},
+		"no goal":                {want(but(func(c *lifecycle.Candidate) { c.Goal = 0 })), `goal ""`},
+		"a share of all":         {want(but(func(c *lifecycle.Candidate) { c.Goal, c.Permille = lifecycle.ToCanary, 1000 })), "permille 1000"},
+		"no scope":               {specOf(abi.Refine, offer(t, 60, lifecycle.ToCanary, code, abi.Refine)), "scope: name"},
+		"wanted and rolled back": {without(want(good(60)), 60), "was rolled back"},
 		"much rolled back":       {lifecycle.SlotSpec{Kind: slotKind(abi.Select), RolledBack: make([]lifecycle.RolledBackModule, 257)}, "at most 256"},
 	} {
 		for n := range 2 {
@@ -114,10 +111,10 @@ func TestHostileModules(t *testing.T) {
 	for reason, code := range map[string][]byte{
 		"does not export cs_bid_select":  hosttest.Policy().Encode(),
 		"compile: ":                      []byte("\x00asm\x01\x00\x00\x00\xff\xff\xff"),
-		"out of fuel":                    leastLoad(hosttest.Forever),
-		"warm: vector 0: bid-select: tr": leastLoad(hosttest.Unreachable),
-		"bad output":                     leastLoad(hosttest.Result(0, 1<<30), hosttest.Return),
-		"in shadow":                      leastLoad(hosttest.OneIn(50, hosttest.Unreachable)),
+		"out of fuel":                    hosttest.LeastLoadModule(hosttest.Forever),
+		"warm: vector 0: bid-select: tr": hosttest.LeastLoadModule(hosttest.Unreachable),
+		"bad output":                     hosttest.LeastLoadModule(hosttest.Result(0, 1<<30), hosttest.Return),
+		"in shadow":                      hosttest.LeastLoadModule(hosttest.OneIn(50, hosttest.Unreachable)),
 	} {
 		generation++
 		if err := s.Apply(want(candidate(t, generation, lifecycle.ToActive, code))); err != nil {

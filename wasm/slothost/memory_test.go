@@ -37,10 +37,7 @@ func TestState(t *testing.T) {
 	s, _ := running(t, c)
 	run := func(generation lifecycle.Generation, module []byte) {
 		t.Helper()
-		one := lifecycle.Candidate{Generation: generation, Goal: lifecycle.ToActive, Stable: true, Signature: signed(t, statement(generation, module, abi.Refine), 0), Module: module}
-		if err := s.Apply(lifecycle.SlotSpec{Kind: slotKind(abi.Refine), Candidates: []lifecycle.Candidate{one}}); err != nil {
-			t.Fatal(err)
-		}
+		apply(t, s, specOf(abi.Refine, stableOf(offer(t, generation, lifecycle.ToActive, module, abi.Refine))))
 		waitFor(t, "it is active", func() bool { return s.Status()[0].Active == generation })
 	}
 	border := policies.BoundaryView{Boundary: 4000, Low: 10, High: policies.Unbounded, Peers: 2, Successors: 2}
@@ -79,10 +76,9 @@ func TestStateInShadow(t *testing.T) {
 	c.Gates[abi.Refine] = promotion.Config{Shadow: promotion.Gate{Calls: 20, Soak: -1, Differ: -1, Worse: 1000}}
 	s, _ := running(t, c)
 	module := counting(1)
-	one := lifecycle.Candidate{Generation: 5, Goal: lifecycle.ToCanary, Scope: "rack-7", Signature: signed(t, statement(5, module, abi.Refine), 0), Module: module}
-	if err := s.Apply(lifecycle.SlotSpec{Kind: slotKind(abi.Refine), Candidates: []lifecycle.Candidate{one}}); err != nil {
-		t.Fatal(err)
-	}
+	one := offer(t, 5, lifecycle.ToCanary, module, abi.Refine)
+	one.Scope = "rack-7"
+	apply(t, s, specOf(abi.Refine, one))
 	waitFor(t, "it is in shadow", func() bool { return statusOf(s, abi.Refine, 5).Phase == lifecycle.Shadow })
 	r := s.Refiner("rack-8")
 	for n := range uint64(20) { // few enough that no record is overwritten

@@ -2,8 +2,6 @@ package slothost
 
 import (
 	"fmt"
-	"math/rand/v2"
-	"sync"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -16,40 +14,21 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
-var (
-	pluginOnce sync.Once
-	plugin     []byte
-)
-
-// bidPlugin returns wasm/plugins/bid-least-load, built once.
-func bidPlugin(t testing.TB) []byte {
-	t.Helper()
-	guesttest.SkipUnderRace(t)
-	pluginOnce.Do(func() { plugin = guesttest.Build(t, "../plugins/bid-least-load") })
-	if plugin == nil {
-		t.Skip("it was not built")
-	}
-	return plugin
-}
-
 // TestPlugin takes a module in Go that decides two kinds through all phases in both slots:
 // shadow, canary, active, previous, rolled back.
 func TestPlugin(t *testing.T) {
-	code := bidPlugin(t)
+	code := guesttest.Build(t, "../plugins/bid-least-load")
 	c := config(t)
 	c.Kinds = []abi.Kind{abi.Quote, abi.Select}
-	c.Cache = cache
+	c.Cache = hosttest.Cache(t)
 	c.Gates[abi.Quote] = quick(20)
 	s, _ := running(t, c)
-	n := 0
+	r := hosttest.NewRandom(1)
 	both := func() {
-		n++
-		ask(t, s, n)
-		pos := policies.Occupancy{Capacity: 1e6, Held: policies.Tokens(n), Throughput: 1e5}
-		h := policies.Migration{Request: fmt.Sprint("r", n), Length: 100, Cause: policies.Spill}
-		got, ok := s.Quoter().Quote(pos, h)
-		if want, bids := natives.Quoter.Quote(pos, h); got != want || ok != bids {
-			t.Fatalf("%+v, %v", got, ok)
+		for _, k := range c.Kinds {
+			if err := r.Compare(k, hosttest.Policies{Quoter: s.Quoter(), Selector: s.Selector()}, hosttest.Every(hosttest.Native{})); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	reach := func(k abi.Kind, g lifecycle.Generation, to string) {
@@ -64,31 +43,22 @@ func TestPlugin(t *testing.T) {
 			return false
 		})
 	}
-	offer := func(k abi.Kind, g lifecycle.Generation, goal lifecycle.Goal, isStable bool) lifecycle.Candidate {
-		return lifecycle.Candidate{Generation: g, Goal: goal, Permille: 300, Stable: isStable, Module: code,
-			Signature: signed(t, statement(g, code, abi.Quote, abi.Select), 0)}
-	}
 	for _, k := range c.Kinds {
-		first, second := offer(k, 1, lifecycle.ToShadow, false), offer(k, 2, lifecycle.ToActive, false)
+		first, second := offer(t, 1, lifecycle.ToShadow, code, c.Kinds...), offer(t, 2, lifecycle.ToActive, code, c.Kinds...)
+		first.Permille, second.Permille = 300, 300
 		for _, stage := range []struct {
 			goal  lifecycle.Goal
 			state string
 		}{{lifecycle.ToShadow, "shadow"}, {lifecycle.ToCanary, "canary"}, {lifecycle.ToActive, "active"}} {
 			first.Goal = stage.goal
-			if err := s.Apply(lifecycle.SlotSpec{Kind: slotKind(k), Candidates: []lifecycle.Candidate{first}}); err != nil {
-				t.Fatal(err)
-			}
+			apply(t, s, specOf(k, first))
 			reach(k, 1, stage.state)
 		}
 		first.Stable = true
-		if err := s.Apply(lifecycle.SlotSpec{Kind: slotKind(k), Candidates: []lifecycle.Candidate{first, second}}); err != nil {
-			t.Fatal(err)
-		}
+		apply(t, s, specOf(k, first, second))
 		reach(k, 2, "active")
 		reach(k, 1, "previous")
-		if err := s.Apply(lifecycle.SlotSpec{Kind: slotKind(k), Candidates: []lifecycle.Candidate{first}, RolledBack: []lifecycle.RolledBackModule{{Generation: 2, Reason: "by hand"}}}); err != nil {
-			t.Fatal(err)
-		}
+		apply(t, s, without(specOf(k, first), 2))
 		reach(k, 2, "rolledBack")
 		reach(k, 1, "active")
 		both()
@@ -103,14 +73,10 @@ func TestEveryKind(t *testing.T) {
 	code := hosttest.Guest(t)
 	c := config(t)
 	c.Kinds = []abi.Kind{abi.Partition, abi.Refine, abi.Quote, abi.Select, abi.Outlier, abi.Place, abi.Guard}
-	c.Cache = cache
+	c.Cache = hosttest.Cache(t)
 	s, _ := running(t, c)
 	for _, k := range c.Kinds {
-		w := lifecycle.SlotSpec{Kind: slotKind(k), Candidates: []lifecycle.Candidate{{Generation: 9, Goal: lifecycle.ToActive, Stable: true, Module: code,
-			Signature: signed(t, statement(9, code, c.Kinds...), 0)}}}
-		if err := s.Apply(w); err != nil {
-			t.Fatal(err)
-		}
+		apply(t, s, specOf(k, stableOf(offer(t, 9, lifecycle.ToActive, code, c.Kinds...))))
 	}
 	for _, k := range c.Kinds {
 		waitFor(t, k.String()+" is active", func() bool {
@@ -121,38 +87,14 @@ func TestEveryKind(t *testing.T) {
 			return l.Phase == lifecycle.Active
 		})
 	}
-	r := rand.New(rand.NewPCG(5, 6))
-	tokens := func(n int) policies.Tokens { return policies.Tokens(r.IntN(n)) }
+	all := hosttest.Policies{Partitioner: s.Partitioner("model"), Refiner: s.Refiner("node"), Quoter: s.Quoter(), Selector: s.Selector(),
+		Detector: s.Detector(), Placer: s.Placer(), Guard: s.Guard("model")}
 	const rounds = 20
-	for n := range rounds {
-		ask(t, s, n)
-		pos := policies.Occupancy{Capacity: 1e6, Held: tokens(1e5), Incoming: tokens(1e6), Throughput: tokens(1e5)}
-		bid, ok := s.Quoter().Quote(pos, policies.Migration{Request: "r", Length: 100, Cause: policies.Spill})
-		if want, bids := natives.Quoter.Quote(pos, policies.Migration{}); bid != want || ok != bids {
-			t.Fatalf("quote: %+v, %v", bid, ok)
-		}
-		own, mean := tokens(1e6), tokens(1e6)
-		if got := s.Detector().Excess(own, mean); got != natives.Detector.Excess(own, mean) {
-			t.Fatalf("excess: %d", got)
-		}
-		a := policies.Arrival{Request: policies.Request{Input: 900}, Own: policies.Candidate{ID: "own", High: 2000, Waiting: tokens(30_000)},
-			Peers: []policies.Candidate{{ID: "a", High: 2000, Waiting: tokens(30_000)}, {ID: "b", High: 2000, Waiting: tokens(30_000)}}}
-		if got := s.Placer().Place(a); got != natives.Placer.Place(a) {
-			t.Fatalf("place: %s", got)
-		}
-		border := policies.BoundaryView{Boundary: 5000, High: policies.Unbounded, Peers: 2, Successors: 2, Cost: policytest.H20Cost(),
-			Local: []policies.Sequence{{Input: tokens(4000), Length: 4500}}, Next: []policies.Sequence{{Input: 100, Length: 5000 + tokens(9000)}}}
-		if got := s.Refiner("node").Refine(border); got != natives.Refiner.Refine(border) {
-			t.Fatalf("refine: %d", got)
-		}
-		w := policytest.RandomWorkload(r)
-		part, err := s.Partitioner("model").Partition(w)
-		want, none := natives.Partitioner.Partition(w)
-		if fmt.Sprint(part) != fmt.Sprint(want) || err != none {
-			t.Fatalf("partition: %+v, %v; want %+v, %v", part, err, want, none)
-		}
-		if _, denied := s.Guard("model").Guard(abi.Change{Next: policies.OneStagePlan("m", []policies.ReplicaID{"a", "b", "c", "d"})}); !denied {
-			t.Fatal("the guard of the module did not answer")
+	for r, n := hosttest.NewRandom(5), 0; n < rounds; n++ {
+		for _, k := range c.Kinds {
+			if err := r.Compare(k, all, hosttest.Every(hosttest.Native{})); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
 	for _, k := range c.Kinds {
@@ -182,11 +124,9 @@ func TestScopes(t *testing.T) {
 	if native == 2500 {
 		t.Fatal("so does the native refiner")
 	}
-	w := lifecycle.SlotSpec{Kind: slotKind(abi.Refine), Candidates: []lifecycle.Candidate{{Generation: 3, Goal: lifecycle.ToActive, Scope: "node-1", Module: moves,
-		Signature: signed(t, statement(3, moves, abi.Refine), 0)}}}
-	if err := s.Apply(w); err != nil {
-		t.Fatal(err)
-	}
+	cand := offer(t, 3, lifecycle.ToActive, moves, abi.Refine)
+	cand.Scope = "node-1"
+	apply(t, s, specOf(abi.Refine, cand))
 	waitFor(t, "it is in canary", func() bool {
 		s.Refiner("node-2").Refine(border)
 		if l := statusOf(s, abi.Refine, 3); l.Phase == lifecycle.Rejected {
@@ -207,13 +147,13 @@ func TestScopes(t *testing.T) {
 // TestCallsDoNotAllocate covers native policies, an active module, and a candidate that
 // decides for some requests.
 func TestCallsDoNotAllocate(t *testing.T) {
-	if raceEnabled {
+	if policytest.RaceEnabled {
 		t.Skip("the race detector allocates")
 	}
 	guest := hosttest.Guest(t)
 	c := config(t)
 	c.Kinds = []abi.Kind{abi.Quote, abi.Select, abi.Outlier, abi.Place}
-	c.Cache, c.Every = cache, 4
+	c.Cache, c.Every = hosttest.Cache(t), 4
 	for _, k := range c.Kinds {
 		c.Gates[k] = quick(1)
 		c.Gates[k].Canary.Calls = 1 << 40
@@ -238,22 +178,16 @@ func TestCallsDoNotAllocate(t *testing.T) {
 		}
 	}
 	measure("native")
-	of := func(g lifecycle.Generation, isStable bool) lifecycle.Candidate {
-		return lifecycle.Candidate{Generation: g, Goal: lifecycle.ToActive, Stable: isStable, Module: guest, Signature: signed(t, statement(g, guest, c.Kinds...), 0)}
-	}
+	first, second := stableOf(offer(t, 1, lifecycle.ToActive, guest, c.Kinds...)), offer(t, 2, lifecycle.ToActive, guest, c.Kinds...)
 	for _, k := range c.Kinds {
-		if err := s.Apply(lifecycle.SlotSpec{Kind: slotKind(k), Candidates: []lifecycle.Candidate{of(1, true)}}); err != nil {
-			t.Fatal(err)
-		}
+		apply(t, s, specOf(k, first))
 	}
 	for _, k := range c.Kinds {
 		waitFor(t, k.String()+" is active", func() bool { return statusOf(s, k, 1).Phase == lifecycle.Active })
 	}
 	measure("module")
 	for _, k := range c.Kinds {
-		if err := s.Apply(lifecycle.SlotSpec{Kind: slotKind(k), Candidates: []lifecycle.Candidate{of(1, true), of(2, false)}}); err != nil {
-			t.Fatal(err)
-		}
+		apply(t, s, specOf(k, first, second))
 	}
 	for _, k := range c.Kinds {
 		waitFor(t, k.String()+" has a canary", func() bool { all(); return statusOf(s, k, 2).Phase == lifecycle.Canary })
@@ -268,7 +202,7 @@ func BenchmarkSelect(b *testing.B) {
 		b.Run(who, func(b *testing.B) {
 			c := config(b)
 			c.Every, c.Logger, c.Tick = 64, nil, 0
-			c.Cache = cache
+			c.Cache = hosttest.Cache(b)
 			c.Gates[abi.Select] = promotion.Config{Ladder: []int{500}, Shadow: promotion.Gate{Calls: 1, Soak: -1}, Canary: promotion.Gate{Calls: 1 << 60}}
 			s, _ := running(b, c)
 			selector := s.Selector()
@@ -278,16 +212,12 @@ func BenchmarkSelect(b *testing.B) {
 			case "small", "go", "canary":
 				code := other(1)
 				if who == "go" {
-					code = bidPlugin(b)
+					code = guesttest.Build(b, "../plugins/bid-least-load")
 				}
-				if err := s.Apply(want(stable(b, 1, code))); err != nil {
-					b.Fatal(err)
-				}
+				apply(b, s, want(stable(b, 1, code)))
 				waitFor(b, "active", func() bool { return phase(s, 1) == "active" })
 				if who == "canary" {
-					if err := s.Apply(want(stable(b, 1, code), candidate(b, 2, lifecycle.ToActive, other(2)))); err != nil {
-						b.Fatal(err)
-					}
+					apply(b, s, want(stable(b, 1, code), candidate(b, 2, lifecycle.ToActive, other(2))))
 					waitFor(b, "in canary", func() bool { selector.Select(words); return phase(s, 2) == "canary" })
 				}
 			}

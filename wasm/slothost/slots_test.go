@@ -2,11 +2,9 @@ package slothost
 
 import (
 	"context"
-	"crypto/ed25519"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -16,13 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/outlier"
-	"github.com/cascadeinfer/cascade/policies/partition"
-	"github.com/cascadeinfer/cascade/policies/place"
-	"github.com/cascadeinfer/cascade/policies/policytest"
-	"github.com/cascadeinfer/cascade/policies/refine"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/wasm/policy"
@@ -30,76 +22,60 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
-// cache is the folder for machine code that all tests share: a guest in Go takes long to
-// compile.
-var cache string
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestMain(m *testing.M) {
-	var err error
-	if cache, err = os.MkdirTemp("", "slots-cache"); err != nil {
-		panic(err)
-	}
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		os.RemoveAll(cache)
-		os.Exit(code)
-	}))
-}
-
-var natives = policy.Native{
-	Partitioner: partition.Exact{}, Refiner: refine.Weighted{}, Quoter: bidask.Backlog{}, Selector: bidask.LeastLoad{},
-	Detector: outlier.Detector{}, Placer: place.Policy{}, Guard: open{},
-}
-
-type open struct{}
-
-func (open) Guard(abi.Change) (abi.Denial, bool) { return abi.Denial{}, false }
-
-// key returns the secret key with a number.
-func key(n byte) ed25519.PrivateKey {
-	return ed25519.NewKeyFromSeed([]byte(strings.Repeat(string(rune('a'+n)), ed25519.SeedSize)))
-}
-
-var ring = sign.Ring{Keys: []ed25519.PublicKey{key(0).Public().(ed25519.PublicKey)}, Threshold: 1}
-
-// statement returns a statement about a module, for the kinds.
-func statement(generation lifecycle.Generation, module []byte, kinds ...abi.Kind) sign.Statement {
-	s := sign.Statement{Digest: lifecycle.Sum(module), ABI: abi.Name, Name: "test", Version: "1.2.3", Generation: generation}
-	for _, k := range kinds {
-		s.Grants = append(s.Grants, sign.Grant{Kind: k})
-	}
-	return s
-}
+var natives = func(n hosttest.Native) policy.Native {
+	return policy.Native{Partitioner: n, Refiner: n, Quoter: n, Selector: n, Detector: n, Placer: n, Guard: n}
+}(hosttest.Native{})
 
 // signed returns the signature file of a statement.
 func signed(t testing.TB, s sign.Statement, keys ...byte) []byte {
 	t.Helper()
-	f := sign.File{Statement: s}
-	var err error
-	for _, k := range keys {
-		if f, err = sign.Sign(f, key(k)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	b, err := f.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
+	return hosttest.Signed(t, s, nil, keys...)
+}
+
+// offer returns a candidate that is signed for the kinds.
+func offer(t testing.TB, generation lifecycle.Generation, goal lifecycle.Goal, module []byte, kinds ...abi.Kind) lifecycle.Candidate {
+	return lifecycle.Candidate{Generation: generation, Goal: goal, Signature: signed(t, hosttest.Statement(generation, module, kinds...), 0), Module: module}
 }
 
 // candidate returns a signed module for bid-select.
 func candidate(t testing.TB, generation lifecycle.Generation, goal lifecycle.Goal, module []byte) lifecycle.Candidate {
-	return lifecycle.Candidate{Generation: generation, Goal: goal, Permille: 500, Signature: signed(t, statement(generation, module, abi.Select), 0), Module: module}
+	c := offer(t, generation, goal, module, abi.Select)
+	c.Permille = 500
+	return c
 }
 
 func stable(t testing.TB, generation lifecycle.Generation, module []byte) lifecycle.Candidate {
-	c := candidate(t, generation, lifecycle.ToActive, module)
+	return stableOf(candidate(t, generation, lifecycle.ToActive, module))
+}
+
+func stableOf(c lifecycle.Candidate) lifecycle.Candidate {
 	c.Stable = true
 	return c
 }
 
-func want(all ...lifecycle.Candidate) lifecycle.SlotSpec {
-	return lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: all}
+// want returns the spec of a slot for bid-select, specOf that of any slot.
+func want(all ...lifecycle.Candidate) lifecycle.SlotSpec { return specOf(abi.Select, all...) }
+
+func specOf(k abi.Kind, all ...lifecycle.Candidate) lifecycle.SlotSpec {
+	return lifecycle.SlotSpec{Kind: slotKind(k), Candidates: all}
+}
+
+// without returns a spec that rolls generations back.
+func without(spec lifecycle.SlotSpec, generations ...lifecycle.Generation) lifecycle.SlotSpec {
+	for _, g := range generations {
+		spec.RolledBack = append(spec.RolledBack, lifecycle.RolledBackModule{Generation: g, Reason: "by hand"})
+	}
+	return spec
+}
+
+// apply applies a spec that must be accepted.
+func apply(t testing.TB, s *Slots, spec lifecycle.SlotSpec) {
+	t.Helper()
+	if err := s.Apply(spec); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // quick returns promotion gates that pass after a few calls.
@@ -110,7 +86,7 @@ func quick(calls uint64) promotion.Config {
 
 // config returns the configuration of Slots with bid-select alone.
 func config(t testing.TB) Config {
-	c := Config{Kinds: []abi.Kind{abi.Select}, Native: natives, Ring: ring, Every: 1, Tick: time.Millisecond,
+	c := Config{Kinds: []abi.Kind{abi.Select}, Native: natives, Ring: hosttest.Ring, Every: 1, Tick: time.Millisecond,
 		Logger: slog.New(slog.NewTextHandler(t.Output(), nil))}
 	c.Gates[abi.Select] = quick(20)
 	for k := range c.Limits { // the host may be busy
@@ -143,7 +119,15 @@ func running(t testing.TB, c Config) (slots *Slots, stop func()) {
 	return s, stop
 }
 
-var waitFor = policytest.WaitFor
+// waitFor waits for a condition that the calls which it makes bring about.
+func waitFor(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(5 * time.Minute); !ok(); time.Sleep(100 * time.Microsecond) {
+		if time.Now().After(end) {
+			t.Fatal("not in five minutes: " + what)
+		}
+	}
+}
 
 // phase returns the phase of a generation in bid-select.
 func phase(s *Slots, generation lifecycle.Generation) string {
@@ -181,19 +165,15 @@ func bids(n int, seed uint64) []policies.Bid {
 	return list
 }
 
-func leastLoad(before ...[]byte) []byte {
-	return hosttest.Policy(hosttest.LeastLoad(before...)).Encode()
-}
-
 // trapsAt returns a module that traps at the given call of each instance, and not in any
 // vector or later recorded call.
 func trapsAt(call int64) []byte {
-	return leastLoad(hosttest.I32(0), hosttest.Load64(hosttest.Arena+64), hosttest.I64(1<<48-1), hosttest.Op(0x83),
+	return hosttest.LeastLoadModule(hosttest.I32(0), hosttest.Load64(hosttest.Arena+64), hosttest.I64(1<<48-1), hosttest.Op(0x83),
 		hosttest.I64(call), hosttest.Op(0x51), hosttest.If(hosttest.Unreachable))
 }
 
 // other returns a module with the same decisions and another digest.
-func other(n int32) []byte { return leastLoad(hosttest.I32(n), hosttest.Drop) }
+func other(n int32) []byte { return hosttest.LeastLoadModule(hosttest.I32(n), hosttest.Drop) }
 
 // TestWayUpAndBack takes two modules through all phases of good ones, and checks that each
 // call is answered correctly.
@@ -214,9 +194,7 @@ func TestWayUpAndBack(t *testing.T) {
 			t.Fatal(err)
 		}
 		for range 2 {
-			if err := s.Apply(w); err != nil {
-				t.Fatal(err)
-			}
+			apply(t, s, w)
 		}
 	}
 	first, second := candidate(t, 10, lifecycle.ToShadow, other(1)), candidate(t, 20, lifecycle.ToActive, other(2))
@@ -262,7 +240,7 @@ func TestWayUpAndBack(t *testing.T) {
 		t.Errorf("10 is %s", got)
 	}
 	// An operator rolls it back.
-	apply(lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: []lifecycle.Candidate{first}, RolledBack: []lifecycle.RolledBackModule{{Generation: 20, Reason: "by hand"}}})
+	apply(without(want(first), 20))
 	if l := statusOf(s, abi.Select, 20); l.Phase != lifecycle.RolledBack || l.Reason != "by hand" || phase(s, 10) != "active" {
 		t.Errorf("%+v", s.Status())
 	}
@@ -294,9 +272,7 @@ func TestFaultInCanary(t *testing.T) {
 	for ; calls < 300; calls++ { // so that all records of early calls are overwritten
 		ask(t, s, calls)
 	}
-	if err := s.Apply(want(candidate(t, 5, lifecycle.ToActive, trapsAt(6)))); err != nil {
-		t.Fatal(err)
-	}
+	apply(t, s, want(candidate(t, 5, lifecycle.ToActive, trapsAt(6))))
 	waitFor(t, "it is rejected", func() bool { ask(t, s, calls); calls++; return phase(s, 5) == "rejected" })
 	if l := statusOf(s, abi.Select, 5); !strings.Contains(l.Reason, "1 fault at 100 ‰") {
 		t.Errorf("%+v", l)
@@ -317,19 +293,13 @@ func TestFaultsWhileActive(t *testing.T) {
 	c := config(t)
 	c.Gates[abi.Select].Faults, c.Gates[abi.Select].Window = 1, policies.Second*3600
 	s, _ := running(t, c)
-	if err := s.Apply(want(stable(t, 5, other(1)))); err != nil {
-		t.Fatal(err)
-	}
+	apply(t, s, want(stable(t, 5, other(1))))
 	waitFor(t, "5 is active", func() bool { return phase(s, 5) == "active" })
-	if err := s.Apply(want(stable(t, 6, trapsAt(6)))); err != nil {
-		t.Fatal(err)
-	}
+	apply(t, s, want(stable(t, 6, trapsAt(6))))
 	waitFor(t, "6 is active", func() bool { return phase(s, 6) == "active" })
 	calls := 0
 	waitFor(t, "6 is rejected", func() bool { ask(t, s, calls); calls++; return phase(s, 6) == "rejected" })
-	if err := s.Apply(want(stable(t, 6, trapsAt(6)))); err != nil {
-		t.Fatal(err)
-	}
+	apply(t, s, want(stable(t, 6, trapsAt(6))))
 	if st := s.Status()[0]; st.Active != 5 {
 		t.Errorf("%+v", st)
 	}
@@ -346,9 +316,7 @@ func TestWorseInShadow(t *testing.T) {
 	last := hosttest.Policy(hosttest.Function("cs_bid_select_v1", nil, // the last bid wins
 		hosttest.I32(0), hosttest.Load32(hosttest.Arena+28), hosttest.Op(0x45), hosttest.If(hosttest.I64(1<<32), hosttest.Return),
 		hosttest.I32(0), hosttest.Load32(hosttest.Arena+28), hosttest.I32(1), hosttest.Op(0x6b), hosttest.Op(0xad))).Encode()
-	if err := s.Apply(want(candidate(t, 5, lifecycle.ToActive, last))); err != nil {
-		t.Fatal(err)
-	}
+	apply(t, s, want(candidate(t, 5, lifecycle.ToActive, last)))
 	calls := 0
 	waitFor(t, "it is rejected", func() bool { ask(t, s, calls); calls++; return phase(s, 5) == "rejected" })
 	if l := statusOf(s, abi.Select, 5); !strings.Contains(l.Reason, "in shadow: ") || !strings.Contains(l.Reason, "worse") {
@@ -364,9 +332,7 @@ func TestRestart(t *testing.T) {
 	old, previous, newest := stable(t, 5, other(1)), stable(t, 10, other(2)), stable(t, 20, other(3))
 	s, stop := running(t, c)
 	for _, w := range []lifecycle.Candidate{old, previous, newest} {
-		if err := s.Apply(want(w)); err != nil {
-			t.Fatal(err)
-		}
+		apply(t, s, want(w))
 		waitFor(t, "active", func() bool { return phase(s, w.Generation) == "active" })
 	}
 	stop()
@@ -376,22 +342,18 @@ func TestRestart(t *testing.T) {
 		t.Errorf("an old statement is admitted: %v", err)
 	}
 	same := previous
-	same.Signature = signed(t, statement(10, previous.Module, abi.Quote, abi.Select), 0)
+	same.Signature = signed(t, hosttest.Statement(10, previous.Module, abi.Quote, abi.Select), 0)
 	if err := s.Check(want(same)); err == nil {
 		t.Error("another statement with the number of one that ran is admitted")
 	}
-	if err := s.Apply(want(newest)); err != nil {
-		t.Fatal(err)
-	}
+	apply(t, s, want(newest))
 	waitFor(t, "the newest is active", func() bool { return phase(s, 20) == "active" })
 	stop()
 
 	// The operator rolls it back while the host is down.
 	s, stop = running(t, c)
-	w := lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: []lifecycle.Candidate{previous}, RolledBack: []lifecycle.RolledBackModule{{Generation: 20, Reason: "by hand"}}}
-	if err := s.Apply(w); err != nil {
-		t.Fatal(err)
-	}
+	w := without(want(previous), 20)
+	apply(t, s, w)
 	waitFor(t, "the one before is active", func() bool { return phase(s, 10) == "active" })
 	stop()
 
@@ -399,9 +361,7 @@ func TestRestart(t *testing.T) {
 	if err := s.Check(want(newest)); err == nil || !strings.Contains(err.Error(), "rolled back") {
 		t.Errorf("it runs again: %v", err)
 	}
-	if err := s.Apply(w); err != nil {
-		t.Fatal(err)
-	}
+	apply(t, s, w)
 	waitFor(t, "the one before is active again", func() bool { return phase(s, 10) == "active" })
 }
 
@@ -413,9 +373,7 @@ func TestRestartWhileTrying(t *testing.T) {
 	w := want(stable(t, 10, other(2)), candidate(t, 20, lifecycle.ToShadow, other(3)))
 	for range 3 {
 		s, stop := running(t, c)
-		if err := s.Apply(w); err != nil {
-			t.Fatal(err)
-		}
+		apply(t, s, w)
 		waitFor(t, "one active, one in shadow", func() bool { return phase(s, 10) == "active" && phase(s, 20) == "shadow" })
 		stop()
 	}
@@ -426,16 +384,14 @@ func TestRestartWhileTrying(t *testing.T) {
 // Previous; without it, it still rolls the second back.
 func TestBackToWhatNeverRan(t *testing.T) {
 	first, second := stable(t, 10, other(1)), stable(t, 20, other(2))
-	back := lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: []lifecycle.Candidate{first}, RolledBack: []lifecycle.RolledBackModule{{Generation: 20, Reason: "by hand"}}}
+	back := without(want(first), 20)
 	for _, known := range []bool{true, false} {
 		s, _ := running(t, config(t))
 		w := want(second)
 		if known {
 			w.Previous = first.Signature
 		}
-		if err := s.Apply(w); err != nil {
-			t.Fatal(err)
-		}
+		apply(t, s, w)
 		waitFor(t, "the second is active", func() bool { return phase(s, 20) == "active" })
 		if err := s.Check(want(first)); (err == nil) != known {
 			t.Errorf("told %v: %v", known, err)
@@ -450,9 +406,7 @@ func TestBackToWhatNeverRan(t *testing.T) {
 			}
 			continue
 		}
-		if err := s.Apply(back); err != nil {
-			t.Fatal(err)
-		}
+		apply(t, s, back)
 		waitFor(t, "the first is active", func() bool { return phase(s, 10) == "active" })
 	}
 }
@@ -462,20 +416,19 @@ func TestBackToWhatNeverRan(t *testing.T) {
 func TestBackPastATrial(t *testing.T) {
 	s, _ := running(t, config(t))
 	first, second, third := stable(t, 10, other(1)), stable(t, 20, other(2)), candidate(t, 30, lifecycle.ToActive, other(3))
-	w := want(second, third)
-	w.Previous = first.Signature
+	beforeSecond := func(spec lifecycle.SlotSpec) lifecycle.SlotSpec {
+		spec.Previous = first.Signature
+		return spec
+	}
 	n := 0
 	for _, step := range []struct {
 		w      lifecycle.SlotSpec
 		active lifecycle.Generation
 	}{
-		{want(first), 10}, {want(second), 20}, {w, 30},
-		{lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: []lifecycle.Candidate{second}, RolledBack: []lifecycle.RolledBackModule{{Generation: 30}}, Previous: first.Signature}, 20},
-		{lifecycle.SlotSpec{Kind: slotKind(abi.Select), Candidates: []lifecycle.Candidate{first}, RolledBack: []lifecycle.RolledBackModule{{Generation: 20}, {Generation: 30}}}, 10},
+		{want(first), 10}, {want(second), 20}, {beforeSecond(want(second, third)), 30},
+		{beforeSecond(without(want(second), 30)), 20}, {without(want(first), 20, 30), 10},
 	} {
-		if err := s.Apply(step.w); err != nil {
-			t.Fatal(err)
-		}
+		apply(t, s, step.w)
 		waitFor(t, fmt.Sprintf("%d is active", step.active), func() bool {
 			ask(t, s, n)
 			n++
@@ -493,7 +446,7 @@ func TestBackPastATrial(t *testing.T) {
 func TestConfigurationIsSigned(t *testing.T) {
 	s, _ := running(t, config(t))
 	module := other(1)
-	bound, first := statement(7, module, abi.Select), statement(7, module, abi.Select)
+	bound, first := hosttest.Statement(7, module, abi.Select), hosttest.Statement(7, module, abi.Select)
 	bound.Configuration, first.Format1 = sign.SumOf([]byte("signed")), true
 	for _, c := range []struct {
 		st   sign.Statement
@@ -503,8 +456,8 @@ func TestConfigurationIsSigned(t *testing.T) {
 		{bound, "signed", ""},
 		{bound, "other", "is signed with configuration"},
 		{bound, "", "is given none"},
-		{statement(7, module, abi.Select), "", ""},
-		{statement(7, module, abi.Select), "other", "without a configuration"},
+		{hosttest.Statement(7, module, abi.Select), "", ""},
+		{hosttest.Statement(7, module, abi.Select), "other", "without a configuration"},
 		{first, "other", ""},
 	} {
 		one := candidate(t, 7, lifecycle.ToShadow, module)

@@ -28,6 +28,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -707,7 +708,7 @@ func TestEarlyAnswers(t *testing.T) {
 // TestAllocations bounds the allocations of one request, without those of the client
 // and the front.
 func TestAllocations(t *testing.T) {
-	if raceEnabled {
+	if policytest.RaceEnabled {
 		t.Skip("the race detector allocates")
 	}
 	f := newFleet(t, 2, nil)

@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -23,7 +24,7 @@ const (
 // clientCount is the number of nodes in the tests of scale.
 func clientCount() int {
 	switch {
-	case raceEnabled:
+	case policytest.RaceEnabled:
 		return 40
 	case os.Getenv("CASCADE_TEST_ALL") != "":
 		return 1000
@@ -67,7 +68,7 @@ func TestMemory(t *testing.T) {
 			settle(t, m, 8*n)
 			per := (memoryInUse() - idle) / uint64(n)
 			t.Logf("%d nodes: %d bytes each above an idle connection", n, per)
-			if per > tt.most && !raceEnabled {
+			if per > tt.most && !policytest.RaceEnabled {
 				t.Errorf("%d bytes a node, want at most %d", per, tt.most)
 			}
 			c.command("leave", p.address)

@@ -1,14 +1,12 @@
 package guesttest
 
 import (
-	"math/rand/v2"
-	"reflect"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
 // rounds is the number of random calls of each kind.
@@ -19,91 +17,52 @@ const rounds = 200
 // first difference.
 func Compare(t testing.TB, g *host.Instance, native any) {
 	t.Helper()
-	r := rand.New(rand.NewPCG(1, 2))
-	tokens := func(n int) policies.Tokens { return policies.Tokens(r.IntN(n)) }
+	r, got, want := hosttest.NewRandom(1), hosttest.Every(answers{t, g}), hosttest.Every(native)
 	for range rounds {
-		if p, ok := native.(policies.Selector); ok {
-			bids := make([]policies.Bid, r.IntN(90))
-			for i := range bids {
-				bids[i] = policies.Bid{From: "replica", Load: tokens(30), Start: policies.Micros(r.IntN(5))}
+		for k := range abi.NumKinds {
+			if !want.Decides(k) {
+				continue
 			}
-			if i, err := g.Select(abi.Call{}, bids); err != nil || i != p.Select(bids) {
-				t.Fatalf("select: %d, %v; want %d", i, err, p.Select(bids))
-			}
-		}
-		if p, ok := native.(policies.Quoter); ok {
-			ask := abi.Ask{
-				Position: policies.Occupancy{Capacity: 1e6, Held: tokens(1e6), Incoming: tokens(1e6), Throughput: tokens(2) * tokens(1e5)},
-				Handover: policies.Migration{Request: "x", Length: tokens(1e5), Cause: policies.Drain},
-			}
-			want, bids := p.Quote(ask.Position, ask.Handover)
-			if got, ok, err := g.Quote(abi.Call{}, ask); err != nil || got != want || ok != bids {
-				t.Fatalf("quote: %+v, %v, %v; want %+v", got, ok, err, want)
-			}
-		}
-		if p, ok := native.(policies.Detector); ok {
-			own, mean := tokens(2000), tokens(1000)
-			if x, err := g.Excess(abi.Call{}, own, mean); err != nil || x != p.Excess(own, mean) {
-				t.Fatalf("outlier: %d, %v", x, err)
-			}
-		}
-		if p, ok := native.(policies.Placer); ok {
-			a := arrival(r)
-			if id, err := g.Place(abi.Call{}, a); err != nil || id != p.Place(a) {
-				t.Fatalf("place: %q, %v; want %q", id, err, p.Place(a))
-			}
-		}
-		if p, ok := native.(policies.Refiner); ok {
-			b := border(r)
-			if at, err := g.Refine(abi.Call{}, b); err != nil || at != p.Refine(b) {
-				t.Fatalf("refine: %d, %v; want %d", at, err, p.Refine(b))
-			}
-		}
-		if p, ok := native.(policies.Partitioner); ok {
-			w := policytest.RandomWorkload(r)
-			want, wrong := p.Partition(w)
-			got, err := g.Partition(abi.Call{}, w)
-			if err != wrong || err == nil && !same(got, want) {
-				t.Fatalf("partition: %+v, %v; want %+v, %v", got, err, want, wrong)
+			if err := r.Compare(k, got, want); err != nil {
+				t.Fatal(err)
 			}
 		}
 	}
 }
 
-// same compares partitions. It treats empty cuts and nil as equal.
-func same(a, b policies.Partition) bool {
-	if len(a.Cuts) == 0 && len(b.Cuts) == 0 {
-		a.Cuts, b.Cuts = nil, nil
-	}
-	return reflect.DeepEqual(a, b)
+// answers is an instance as a policy of every kind. A fault ends the test.
+type answers struct {
+	t testing.TB
+	*host.Instance
 }
 
-func arrival(r *rand.Rand) policies.Arrival {
-	tokens := func(n int) policies.Tokens { return policies.Tokens(r.IntN(n)) }
-	a := policies.Arrival{
-		Request: policies.Request{ID: "front/1", Model: "m", Input: tokens(4000), Estimated: r.IntN(2) == 0}, Hops: r.IntN(2),
-		Own: policies.Candidate{ID: "own", High: 2000, Waiting: tokens(20_000), Draining: r.IntN(9) == 0},
+func ask[Q, A any](a answers, k *abi.Codec[Q, A], q Q) A {
+	a.t.Helper()
+	answer, err := host.Ask(a.Instance, k, abi.Call{}, q)
+	if err != nil {
+		a.t.Fatal(err)
 	}
-	for i := range r.IntN(100) {
-		low := policies.Tokens(r.IntN(2) * 2000)
-		a.Peers = append(a.Peers, policies.Candidate{ID: policies.ReplicaID(rune('a' + i)), Low: low, High: low + 2000, Waiting: tokens(20_000), Load: tokens(100), Prefix: tokens(3000)})
-	}
-	return a
+	return answer
 }
 
-func border(r *rand.Rand) policies.BoundaryView {
-	tokens := func(n int) policies.Tokens { return policies.Tokens(r.IntN(n)) }
-	b := policies.BoundaryView{Boundary: 5000, High: policies.Unbounded, Peers: 1 + r.IntN(4), Successors: 1 + r.IntN(4), Cost: policytest.H20Cost()}
-	if r.IntN(2) == 0 {
-		b.Low, b.High = 4000, 9000
-	}
-	n := 8
-	if r.IntN(20) == 0 {
-		n = 3000 // more than the module's region holds at first
-	}
-	for range r.IntN(n) {
-		b.Local = append(b.Local, policies.Sequence{Input: tokens(5000), Length: tokens(5000)})
-		b.Next = append(b.Next, policies.Sequence{Input: tokens(9000), Length: 5000 + tokens(20_000)})
-	}
-	return b
+func (a answers) Partition(w policies.Workload) (policies.Partition, error) {
+	p := ask(a, &abi.PartitionCodec, w)
+	return p.Partition, p.Err
+}
+
+func (a answers) Quote(p policies.Occupancy, h policies.Migration) (policies.Bid, bool) {
+	q := ask(a, &abi.QuoteCodec, abi.Ask{Position: p, Handover: h})
+	return q.Bid, q.Bids
+}
+
+func (a answers) Guard(ch abi.Change) (abi.Denial, bool) {
+	g := ask(a, &abi.GuardCodec, ch)
+	return g.Denial, g.Denied
+}
+
+func (a answers) Refine(b policies.BoundaryView) policies.Tokens { return ask(a, &abi.RefineCodec, b) }
+func (a answers) Select(bids []policies.Bid) int                 { return ask(a, &abi.SelectCodec, bids) }
+func (a answers) Place(q policies.Arrival) policies.ReplicaID    { return ask(a, &abi.PlaceCodec, q) }
+func (a answers) Excess(own, mean policies.Tokens) policies.Tokens {
+	return ask(a, &abi.OutlierCodec, abi.Loads{Own: own, Mean: mean})
 }

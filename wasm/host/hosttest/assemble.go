@@ -182,3 +182,6 @@ func OneIn(n int64, code ...[]byte) []byte {
 
 // Result pushes a result, made of status and value.
 func Result(status, value uint32) []byte { return I64(int64(uint64(status)<<32 | uint64(value))) }
+
+// LeastLoadModule returns a module with LeastLoad alone.
+func LeastLoadModule(before ...[]byte) []byte { return Policy(LeastLoad(before...)).Encode() }

@@ -1,59 +1,127 @@
-// Package hosttest provides modules for tests of package host and its users: one in
-// standard Go that decides every kind as the native policies do, and small ones,
-// good and bad, that are assembled from instructions. It is for tests only.
+// Package hosttest provides modules and signatures for tests of package host and its
+// users: a module in standard Go that decides every kind as the native policies do, and
+// small ones, good and bad, that are assembled from instructions. It is for tests only.
 package hosttest
 
 import (
+	"crypto/ed25519"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/wasm/abi"
+	"github.com/cascadeinfer/cascade/wasm/sign"
 )
 
-var (
-	guestOnce sync.Once
-	guestCode []byte
-	guestFail string
-)
-
-// Guest builds the Go guest, once per process. Without a go command it skips the test, or
-// fails it under CI. It skips the test under the race detector, where compiling 2 MB takes
-// a minute.
-func Guest(t testing.TB) []byte {
+// SkipUnderRace skips a test of a module in Go under the race detector, where compiling
+// its 2 MB takes ten times as long: modules run on one goroutine.
+func SkipUnderRace(t testing.TB) {
 	t.Helper()
-	if raceEnabled {
-		t.Skip("compiling a guest of 2 MB under the race detector takes too long")
+	if policytest.RaceEnabled {
+		t.Skip("modules in Go are tested without the race detector")
 	}
-	if _, err := exec.LookPath("go"); err != nil {
-		if os.Getenv("CI") != "" {
-			t.Fatal("no go command to build the guest with")
-		}
-		t.Skip("no go command to build the guest with")
-	}
-	guestOnce.Do(build)
-	if guestFail != "" {
-		t.Fatal(guestFail)
-	}
-	return guestCode
 }
 
-func build() {
-	dir, err := os.MkdirTemp("", "guest")
-	if err != nil {
-		guestFail = err.Error()
-		return
+var (
+	buildMu sync.Mutex
+	built   = map[string][]byte{} // guarded by buildMu
+)
+
+// Build builds the main package in dir as a module, as "make plugins" does, once per
+// process. Without a go command it skips the test, or fails it under CI. It fails the
+// test if the package does not build.
+func Build(t testing.TB, dir string) []byte {
+	t.Helper()
+	return build(t, dir, ".")
+}
+
+// Guest builds the Go guest.
+func Guest(t testing.TB) []byte {
+	t.Helper()
+	return build(t, "", "github.com/cascadeinfer/cascade/wasm/host/hosttest/testdata/guest")
+}
+
+func build(t testing.TB, dir, pkg string) []byte {
+	t.Helper()
+	SkipUnderRace(t)
+	if _, err := exec.LookPath("go"); err != nil {
+		if os.Getenv("CI") != "" {
+			t.Fatal("no go command to build a module with")
+		}
+		t.Skip("no go command to build a module with")
 	}
-	defer os.RemoveAll(dir)
-	out := filepath.Join(dir, "guest.wasm")
-	cmd := exec.Command("go", "build", "-trimpath", "-buildmode=c-shared", "-ldflags=-w -buildid=", "-o", out,
-		"github.com/cascadeinfer/cascade/wasm/host/hosttest/testdata/guest")
-	cmd.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "CGO_ENABLED=0")
+	buildMu.Lock()
+	defer buildMu.Unlock()
+	if code := built[dir+pkg]; code != nil {
+		return code
+	}
+	out := filepath.Join(t.TempDir(), "policy.wasm")
+	cmd := exec.Command("go", "build", "-buildmode=c-shared", "-trimpath", "-buildvcs=false", "-ldflags=-w -buildid=", "-o", out, pkg)
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "GOWASM=", "GOFLAGS=", "CGO_ENABLED=0")
 	if msg, err := cmd.CombinedOutput(); err != nil {
-		guestFail = "go build: " + err.Error() + "\n" + string(msg)
-		return
+		t.Fatalf("go build in %s: %v\n%s", dir, err, msg)
 	}
-	if guestCode, err = os.ReadFile(out); err != nil {
-		guestFail = err.Error()
+	code, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
 	}
+	built[dir+pkg] = code
+	return code
+}
+
+// Cache returns the folder for machine code that the tests of all packages share, and keep
+// from run to run: the host takes a second to compile a module in Go. Its entries depend on
+// the code and the engine only.
+func Cache(t testing.TB) string {
+	t.Helper()
+	user, err := os.UserCacheDir()
+	if err != nil {
+		return t.TempDir()
+	}
+	dir := filepath.Join(user, "cascade-test", "machine-code")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return t.TempDir()
+	}
+	return dir
+}
+
+// Key returns the secret key with a number. Ring has the public key of the first.
+func Key(n byte) ed25519.PrivateKey {
+	return ed25519.NewKeyFromSeed([]byte(strings.Repeat(string(rune('a'+n)), ed25519.SeedSize)))
+}
+
+// Ring accepts statements that Key(0) signed.
+var Ring = sign.Ring{Keys: []ed25519.PublicKey{Key(0).Public().(ed25519.PublicKey)}, Threshold: 1}
+
+// Statement returns a statement about a module, for the kinds.
+func Statement(generation lifecycle.Generation, module []byte, kinds ...abi.Kind) sign.Statement {
+	s := sign.Statement{Digest: lifecycle.Sum(module), ABI: abi.Name, Name: "test", Version: "1.2.3", Generation: generation}
+	for _, k := range kinds {
+		s.Grants = append(s.Grants, sign.Grant{Kind: k})
+	}
+	return s
+}
+
+// Signed returns the signature file of a statement, with the expected answers that it
+// names, by these keys.
+func Signed(t testing.TB, s sign.Statement, golden []byte, keys ...byte) []byte {
+	t.Helper()
+	f := sign.File{Statement: s, Golden: golden}
+	var err error
+	for _, k := range keys {
+		if f, err = sign.Sign(f, Key(k)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b, err := f.Encode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
 }

@@ -27,26 +27,6 @@ func build(t testing.TB, rules string) []byte {
 	return code
 }
 
-func load(t testing.TB, c host.Config, code []byte) *host.Module {
-	t.Helper()
-	m, err := host.Load(context.Background(), c, code)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { m.Close() })
-	return m
-}
-
-func start(t testing.TB, m *host.Module) *host.Instance {
-	t.Helper()
-	i, err := m.Instantiate()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { i.Close() })
-	return i
-}
-
 func change(names int) abi.Change {
 	s := policies.Stage{High: policies.Unbounded}
 	for n := range names {
@@ -62,11 +42,11 @@ warn contains {"code": 8, "detail": "many"} if count(input.after.stages[0].repli
 
 func TestGuard(t *testing.T) {
 	var log bytes.Buffer
-	m := load(t, host.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))}, build(t, simple))
+	m := guesttest.Load(t, build(t, simple), host.Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
 	if k := m.Kinds(); len(k) != 2 || !m.Decides(abi.Guard) || !m.Decides(abi.Configure) {
 		t.Errorf("it decides %v", k)
 	}
-	i := start(t, m)
+	i := guesttest.Start(t, m)
 	ask := func(names int, want bool) {
 		t.Helper()
 		d, denied, err := i.Guard(abi.Call{}, change(names))
@@ -102,7 +82,7 @@ func TestGuard(t *testing.T) {
 // TestAllocs checks that allowed plans cause no allocations, and that the module's memory does
 // not grow.
 func TestAllocs(t *testing.T) {
-	i := start(t, load(t, host.Config{}, build(t, `deny contains {"code": 1} if input.moves > 3`)))
+	i := guesttest.Start(t, guesttest.Load(t, build(t, `deny contains {"code": 1} if input.moves > 3`), host.Config{}))
 	c := change(8)
 	c.Now = c.Next
 	call := func() {
@@ -125,9 +105,9 @@ func TestAllocs(t *testing.T) {
 func TestBounded(t *testing.T) {
 	const endless = `deny contains {"code": 1} if { some i in numbers.range(1, 2000); some j in numbers.range(1, 100000); i * j == -1 }`
 	var used [2]int64
-	m := load(t, host.Config{}, build(t, endless))
+	m := guesttest.Load(t, build(t, endless), host.Config{})
 	for n := range used {
-		i := start(t, m)
+		i := guesttest.Start(t, m)
 		_, _, err := i.Guard(abi.Call{}, change(1))
 		if c := host.CauseOf(err); c != host.OutOfFuel && c != host.Trapped {
 			t.Errorf("%v", err)
@@ -141,7 +121,7 @@ func TestBounded(t *testing.T) {
 		t.Errorf("%v ticks", used)
 	}
 	limits := [abi.NumKinds]host.Limit{abi.Guard: {Fuel: 2000}}
-	i := start(t, load(t, host.Config{Limits: limits}, build(t, endless)))
+	i := guesttest.Start(t, guesttest.Load(t, build(t, endless), host.Config{Limits: limits}))
 	if _, _, err := i.Guard(abi.Call{}, change(1)); host.CauseOf(err) != host.OutOfFuel {
 		t.Errorf("with 2000 ticks: %v", err)
 	}
@@ -154,7 +134,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 		"deny contains {\"code\": -1}": "code", "deny contains {\"code\": i} if some i in numbers.range(1, 65)": "65 findings",
 		"deny := set()\n\nwarn contains 5": "is not an object",
 	} {
-		i := start(t, load(t, host.Config{}, build(t, rules)))
+		i := guesttest.Start(t, guesttest.Load(t, build(t, rules), host.Config{}))
 		for range 2 { // the instance stays alive
 			_, denied, err := i.Guard(abi.Call{}, change(1))
 			var f *host.Fault
@@ -166,7 +146,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 }
 
 func TestFrames(t *testing.T) {
-	i := start(t, load(t, host.Config{}, build(t, `deny contains {"code": 1} if input.moves > 3`)))
+	i := guesttest.Start(t, guesttest.Load(t, build(t, `deny contains {"code": 1} if input.moves > 3`), host.Config{}))
 	frame := make([]byte, 64<<10)
 	n, err := abi.EncodeGuardCall(frame, abi.Call{}, change(4))
 	if err != nil {
@@ -180,7 +160,7 @@ func TestFrames(t *testing.T) {
 			var r host.Record
 			if err := i.Replay(bad, &r); err != nil && host.CauseOf(err).Fatal() {
 				i.Close()
-				i = start(t, load(t, host.Config{}, build(t, `deny contains {"code": 1} if input.moves > 3`)))
+				i = guesttest.Start(t, guesttest.Load(t, build(t, `deny contains {"code": 1} if input.moves > 3`), host.Config{}))
 			}
 		}
 	}

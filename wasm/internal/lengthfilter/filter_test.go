@@ -10,6 +10,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // encoded returns the metadata of a virtual host, as a proxy passes it.
@@ -157,7 +158,7 @@ func TestAllocates(t *testing.T) {
 		b.Write(body)
 		b.End()
 		b.Close()
-	}); n > 0 && !raceEnabled {
+	}); n > 0 && !policytest.RaceEnabled {
 		t.Errorf("%v allocations a request", n)
 	}
 }

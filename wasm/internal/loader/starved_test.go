@@ -26,7 +26,7 @@ func TestSlowIsNotStarved(t *testing.T) {
 	c := config(abi.Select)
 	c.Watch, c.InForce = w, func(use func(lifecycle.Generation, Policy)) { use(0, linked) }
 	c.Limits[abi.Select] = host.Limit{Fuel: meter.MaxFuel, Wall: 20 * time.Millisecond}
-	m := made(t, c, offer(t, leastLoad(hosttest.Forever), abi.Select, nil), nil)
+	m := made(t, c, offer(t, hosttest.LeastLoadModule(hosttest.Forever), abi.Select, nil), nil)
 	end := time.Now().Add(time.Minute)
 	for {
 		linked.Select([]policies.Bid{{Load: 1}})

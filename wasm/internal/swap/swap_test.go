@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
@@ -364,7 +365,7 @@ func TestScopes(t *testing.T) {
 }
 
 func TestEnterDoesNotAllocate(t *testing.T) {
-	if raceEnabled {
+	if policytest.RaceEnabled {
 		t.Skip("the race detector allocates")
 	}
 	l := &loader{}

@@ -68,15 +68,8 @@ func meet(t testing.TB, files map[string]string, data map[string]any) rivals {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := host.Load(ctx, host.Config{}, code)
-	if err != nil {
-		t.Fatal(err)
-	}
-	i, err := m.Instantiate()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { i.Close(); m.Close() })
+	m := guesttest.Load(t, code, host.Config{})
+	i := guesttest.Start(t, m)
 	if data != nil {
 		config, err := json.Marshal(data)
 		if err != nil {

@@ -1,0 +1,6 @@
+//go:build !race
+
+package policytest
+
+// RaceEnabled is explained in race.go.
+const RaceEnabled = false

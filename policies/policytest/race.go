@@ -1,0 +1,7 @@
+//go:build race
+
+package policytest
+
+// RaceEnabled reports whether the race detector is on: it allocates, and makes the
+// compilation of modules ten times as slow.
+const RaceEnabled = true

@@ -1,6 +1,0 @@
-//go:build race
-
-package abi
-
-// raceEnabled makes tests do less and disables counts of allocations.
-const raceEnabled = true

@@ -1,5 +1,0 @@
-//go:build !race
-
-package guesttest
-
-const race = false

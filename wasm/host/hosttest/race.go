@@ -1,5 +1,0 @@
-//go:build race
-
-package hosttest
-
-const raceEnabled = true

@@ -1,5 +1,0 @@
-//go:build !race
-
-package lengthfilter
-
-const raceEnabled = false

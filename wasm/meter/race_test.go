@@ -1,6 +1,0 @@
-//go:build race
-
-package meter
-
-// raceEnabled makes tests do less: the detector slows compilation tenfold.
-const raceEnabled = true

@@ -1,5 +1,0 @@
-//go:build race
-
-package slothost
-
-const raceEnabled = true
