@@ -52,36 +52,6 @@ func TestFieldsAreComplete(t *testing.T) {
 	}
 }
 
-func TestExplain(t *testing.T) {
-	for path, want := range map[string]Field{
-		"speed":                                  {Type: "number", Default: "1", Unit: "times real time"},
-		"models[].context":                       {Type: "integer", Default: "required", Unit: "tokens"},
-		"replicas[3].tp":                         {Type: "integer", Default: "1", Unit: "ranks"},
-		"planner.period":                         {Type: "duration", Default: "10s"},
-		"control.peers":                          {Type: "list of string", Default: "none"},
-		"policies.native":                        {Type: "bool", Default: "false"},
-		"policies.limits.place.fuel":             {Type: "integer", Default: "the kind's", Unit: "ticks"},
-		"policies.gates.kinds.place.shadow.soak": {Type: "duration", Default: "10s in shadow, 30s in canary"},
-	} {
-		got, err := Explain(path)
-		if err != nil || len(got) != 1 || got[0].Type != want.Type || got[0].Default != want.Default || got[0].Unit != want.Unit {
-			t.Errorf("%s: %+v, %v; want %+v", path, got, err, want)
-		}
-	}
-	if got, err := Explain("tls"); err != nil || len(got) != 5 || !got[0].Section() || got[1].Path != "tls.cert" {
-		t.Errorf("section: %+v, %v", got, err)
-	}
-	for path, want := range map[string]string{
-		"period":         "did you mean planner.period?",
-		"planner.stages": "planner.stages was removed: the planner finds",
-		"nonsense":       `no field nonsense; "cascade config explain" lists`,
-	} {
-		if _, err := Explain(path); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want %q", path, err, want)
-		}
-	}
-}
-
 // TestRemovedFields: a file that has them all gets an error for each of them.
 func TestRemovedFields(t *testing.T) {
 	for path := range removedFields {
