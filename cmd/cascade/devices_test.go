@@ -13,6 +13,7 @@ import (
 // TestDevicesScripts runs testdata/devices. $CUDA is a driver without a GPU. $NVML is a library of four GPUs, of
 // which the pairs 0 and 1, 2 and 3 are joined by NVLink.
 func TestDevicesScripts(t *testing.T) {
+	t.Parallel()
 	lib, driver := fake.NVML(t), fake.CUDA(t)
 	standIn, err := filepath.Abs("../../migrator/device/measure/testdata") // for PyTorch
 	if err != nil {

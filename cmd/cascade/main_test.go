@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
+	"runtime"
 	"testing"
 	"time"
 
@@ -23,6 +25,11 @@ type leakChecked struct{ *testing.M }
 func (l leakChecked) Run() int {
 	time.Local = time.UTC // in which expected output is
 	drainPollPeriod = time.Millisecond
+	// Most of these tests wait for daemons that need a processor only for a moment.
+	if err := flag.Set("test.parallel", fmt.Sprint(2*runtime.GOMAXPROCS(0))); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
 	// What daemons inside the test leave for the next of their kind.
 	dir, err := os.MkdirTemp("", "cascade")
 	if err != nil {

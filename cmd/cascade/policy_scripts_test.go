@@ -154,6 +154,7 @@ func fresh(ts *testscript.TestScript, root string) {
 }
 
 func runPolicyScripts(t *testing.T, dir string) {
+	t.Parallel()
 	checkout, err := filepath.Abs(filepath.Join("..", ".."))
 	if err != nil {
 		t.Fatal(err)

@@ -44,6 +44,7 @@ const tick = 20 * time.Millisecond
 //	hammer URL FILE             POST JSON all the time, from several clients, until rest
 //	rest                        end the hammer; every answer must have been 200 and whole
 func TestScripts(t *testing.T) {
+	t.Parallel()
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
 		RequireExplicitExec: true,

@@ -34,6 +34,7 @@ func longStream(t *testing.T, address string, tokens int) (events *bufio.Scanner
 // TestStreamsOutliveSignal stops the process that owns a stream: the stream
 // runs to its end, no new request is accepted, and the process ends cleanly.
 func TestStreamsOutliveSignal(t *testing.T) {
+	t.Parallel()
 	for name, parts := range map[string]func(t *testing.T, s site) (owner *running, address string){
 		"up": func(t *testing.T, s site) (*running, string) {
 			return start(t, "up", "-c", s.file), s.proxy

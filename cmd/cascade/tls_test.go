@@ -47,6 +47,7 @@ func keysOf(t *testing.T, files config.TLS) *certs.Provider {
 // TestFleetUnderTLS runs all components with mutual TLS, with both data planes, and then connects
 // without a certificate, and with that of another authority.
 func TestFleetUnderTLS(t *testing.T) {
+	t.Parallel()
 	for name, dataPlane := range map[string]func(t *testing.T, s site){
 		"proxy": func(t *testing.T, s site) {
 			start(t, "proxy", "-c", s.file, "--node-id", "edge", "--log", "error")
