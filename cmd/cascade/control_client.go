@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -48,11 +51,24 @@ func (f *controlFlags) baseURL(cmd *cobra.Command) (*url.URL, error) {
 		}
 		control = "http://" + fleet.Fleet.Control.Admin
 	}
+	return parseBaseURL(cmd, control)
+}
+
+// parseBaseURL parses the value of --control.
+func parseBaseURL(cmd *cobra.Command, control string) (*url.URL, error) {
 	u, err := url.Parse(control)
 	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
 		return nil, usageErrorf(cmd, "--control %q is not a base URL such as http://%s", control, upAdmin)
 	}
 	return u, nil
+}
+
+// operatorFlag adds --by.
+func operatorFlag(c *cobra.Command, by *string) {
+	host, _ := os.Hostname()
+	user := cmp.Or(os.Getenv("USER"), os.Getenv("LOGNAME"), fmt.Sprint("uid ", os.Getuid())) + "@" + host
+	c.Flags().StringVar(by, "by", user, "name of the operator, for the history and the status")
+	c.Flags().Lookup("by").DefValue = "<user>@<host name>"
 }
 
 // watchFlags make a command repeat its output.
@@ -69,15 +85,15 @@ func (f *watchFlags) flags(c *cobra.Command) {
 // clearScreen moves the cursor to the top left and clears the screen.
 const clearScreen = "\x1b[H\x1b[2J"
 
-// repeat calls show once, or periodically if the flags say so. While it repeats, it prints an error
+// repeat calls once a single time, or periodically if the flags say so. While it repeats, it prints an error
 // of the control plane and continues: the control plane may soon be reachable again.
-func (s *settings) repeat(cmd *cobra.Command, f watchFlags, show func(context.Context) error) error {
+func (s *settings) repeat(cmd *cobra.Command, f watchFlags, once func(context.Context) error) error {
 	ctx := cmd.Context()
 	if f.every < minEvery {
 		return usageErrorf(cmd, "--every %v: at least %v", f.every, minEvery)
 	}
 	if !f.watch {
-		return show(ctx)
+		return once(ctx)
 	}
 	tick := time.NewTicker(f.every)
 	defer tick.Stop()
@@ -85,7 +101,7 @@ func (s *settings) repeat(cmd *cobra.Command, f watchFlags, show func(context.Co
 		if !s.json {
 			fmt.Fprint(s.stdout, clearScreen)
 		}
-		if err := show(ctx); err != nil && ctx.Err() == nil {
+		if err := once(ctx); err != nil && ctx.Err() == nil {
 			fmt.Fprintln(s.stderr, "cascade:", err)
 		}
 		select {
@@ -96,58 +112,73 @@ func (s *settings) repeat(cmd *cobra.Command, f watchFlags, show func(context.Co
 	}
 }
 
-// request gets the JSON document at a path of a control plane's admin server
-// or, with POST, makes a change. If the control plane rejects it, the error is
-// the control plane's own text.
-func request(ctx context.Context, base *url.URL, method, path string, query url.Values) ([]byte, error) {
-	return requestWithBody(ctx, base, method, path, query, nil)
+// controlRequest is a request to the admin server of a control plane.
+type controlRequest struct {
+	base     *url.URL
+	method   string // "" is GET
+	path     string
+	query    url.Values
+	document []byte // JSON, or nil; the control plane then takes more time
 }
 
-// requestWithBody is request with a JSON body, which may be nil. It allows the control plane more
-// time to process the request.
-func requestWithBody(ctx context.Context, base *url.URL, method, path string, query url.Values, document io.Reader) ([]byte, error) {
-	askTimeout := requestTimeout
-	if document != nil {
-		askTimeout = pushTimeout
+// send sends the request and returns the JSON document of the response. If the control plane
+// rejects it, the error is the control plane's own text.
+func (r controlRequest) send(ctx context.Context) ([]byte, error) {
+	timeout := requestTimeout
+	if r.document != nil {
+		timeout = pushTimeout
 	}
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	u := base.JoinPath(path)
-	u.RawQuery = query.Encode()
-	req, err := http.NewRequestWithContext(ctx, method, u.String(), document)
+	_, body, err := r.exchange(ctx)
+	var failed *url.Error
+	switch {
+	case err == nil && !json.Valid(body):
+		return nil, r.unexpected(http.StatusText(http.StatusOK), body)
+	case !errors.As(err, &failed):
+		return body, err
+	case errors.Is(err, context.DeadlineExceeded):
+		return nil, fmt.Errorf("the control plane at %s did not answer within %v; the change may have been made", r.base, timeout)
+	case isConnectionCut(failed.Err):
+		return nil, fmt.Errorf("the control plane at %s closed the connection: %w; see its log for the reason; the change may have been made", r.base, failed.Err)
+	}
+	return nil, fmt.Errorf("no control plane at %s: %w; start one (\"cascade up\"), or name it with --control or -c", r.base, failed.Err)
+}
+
+// exchange sends the request and returns the header and the body of a response with status 200.
+// The error is a *url.Error if there was no response.
+func (r controlRequest) exchange(ctx context.Context) (http.Header, []byte, error) {
+	u := r.url()
+	req, err := http.NewRequestWithContext(ctx, r.method, u.String(), bytes.NewReader(r.document))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	req.Close = true
-	if document != nil {
+	if r.document != nil {
 		req.Header.Set("content-type", "application/json")
 	}
 	req.Header.Set(control.AdminHeader, "1")
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		var inner *url.Error
-		if errors.As(err, &inner) {
-			err = inner.Err
-		}
-		if errors.Is(err, context.DeadlineExceeded) {
-			return nil, fmt.Errorf("the control plane at %s did not answer within %v; the change may have been made", base, askTimeout)
-		}
-		if isConnectionCut(err) {
-			return nil, fmt.Errorf("the control plane at %s closed the connection: %w; see its log for the reason; the change may have been made", base, err)
-		}
-		return nil, fmt.Errorf("no control plane at %s: %w; start one (\"cascade up\"), or name it with --control or -c", base, err)
+		return nil, nil, err
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse+1))
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("%s: %w", u, err)
-	case resp.StatusCode != http.StatusOK || !json.Valid(body):
-		return nil, responseError(u, resp.Status, body)
+		return nil, nil, fmt.Errorf("%s: %w", u, err)
+	case resp.StatusCode != http.StatusOK:
+		return nil, nil, r.unexpected(resp.Status, body)
 	case len(body) > maxResponse:
-		return nil, fmt.Errorf("%s: response larger than %d MiB", u, maxResponse>>20)
+		return nil, nil, fmt.Errorf("%s: response larger than %d MiB", u, maxResponse>>20)
 	}
-	return body, nil
+	return resp.Header, body, nil
+}
+
+func (r controlRequest) url() *url.URL {
+	u := r.base.JoinPath(r.path)
+	u.RawQuery = r.query.Encode()
+	return u
 }
 
 // isConnectionCut reports whether an established connection was reset, or
@@ -157,25 +188,37 @@ func isConnectionCut(err error) bool {
 	return errors.As(err, &of) && of.Op != "dial" || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
-// responseError returns the error of an unexpected response.
-func responseError(u *url.URL, status string, body []byte) error {
+// unexpected returns the error of an unexpected response.
+func (r controlRequest) unexpected(status string, body []byte) error {
 	var problem struct {
 		Error string `json:"error"`
 	}
 	if len(body) <= maxErrorBody && json.Unmarshal(body, &problem) == nil && problem.Error != "" {
 		return errors.New(problem.Error)
 	}
-	return fmt.Errorf("%s answered %s, which is not a control plane's response; set --control to the address of control.admin", u, status)
+	return fmt.Errorf("%s answered %s, which is not a control plane's response; set --control to the address of control.admin", r.url(), status)
 }
 
-// printResponse prints the document of a control plane: unchanged with --json,
-// else as text.
-func printResponse[T any](s *settings, base *url.URL, body []byte, text func(io.Writer, T) error) error {
+// fetch sends a request and decodes the document of the response.
+func fetch[T any](ctx context.Context, r controlRequest) (v T, err error) {
+	body, err := r.send(ctx)
+	if err == nil {
+		v, err = decode[T](r.base, body)
+	}
+	return v, err
+}
+
+// show sends a request and prints the document of the response: unchanged with --json, else as text.
+func show[T any](ctx context.Context, s *settings, r controlRequest, text func(io.Writer, T) error) error {
+	body, err := r.send(ctx)
+	if err != nil {
+		return err
+	}
 	if s.json {
 		_, err := s.stdout.Write(body)
 		return err
 	}
-	v, err := decode[T](base, body)
+	v, err := decode[T](r.base, body)
 	if err != nil {
 		return err
 	}

@@ -22,11 +22,11 @@ func TestConnectionCut(t *testing.T) {
 			served := make(chan error, 1)
 			go func() { served <- cutAfter(l, said) }()
 			base := &url.URL{Scheme: "http", Host: l.Addr().String()}
-			var body io.Reader
+			r := controlRequest{base: base, method: http.MethodPost, path: "/drain"}
 			if document != "" {
-				body = strings.NewReader(document)
+				r.document = []byte(document)
 			}
-			_, err = requestWithBody(t.Context(), base, http.MethodPost, "/drain", nil, body)
+			_, err = r.send(t.Context())
 			if err == nil || !strings.Contains(err.Error(), "closed the connection: ") || strings.Contains(err.Error(), "start one") {
 				t.Errorf("%s, document %q: %v", name, document, err)
 			}
@@ -34,7 +34,8 @@ func TestConnectionCut(t *testing.T) {
 			if err := <-served; err != nil {
 				t.Error(err)
 			}
-			_, err = requestWithBody(t.Context(), base, http.MethodPost, "/drain", nil, nil)
+			r.document = nil
+			_, err = r.send(t.Context())
 			if err == nil || !strings.Contains(err.Error(), "start one") {
 				t.Errorf("no server: %v", err)
 			}

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net/http"
-	"net/url"
 	"slices"
 	"strings"
 
@@ -57,15 +55,11 @@ type fleetReport struct {
 
 // fleetDevices is "cascade devices --control".
 func (s *settings) fleetDevices(cmd *cobra.Command, f *devicesFlags) error {
-	base, err := url.Parse(f.control)
-	if err != nil || base.Scheme != "http" && base.Scheme != "https" || base.Host == "" {
-		return usageErrorf(cmd, "--control %q is not a base URL such as http://%s", f.control, upAdmin)
-	}
-	body, err := request(cmd.Context(), base, http.MethodGet, "devices", nil)
+	base, err := parseBaseURL(cmd, f.control)
 	if err != nil {
 		return err
 	}
-	d, err := decode[control.Devices](base, body)
+	d, err := fetch[control.Devices](cmd.Context(), controlRequest{base: base, path: "devices"})
 	if err != nil {
 		return err
 	}
@@ -173,18 +167,14 @@ func (m modelDevices) text(ctx context.Context, w io.Writer, all bool) error {
 	if m.Links == nil {
 		sites.Notes = append(sites.Notes, "Links make no difference to plans of this fleet.")
 	}
-	if err := sites.Text(w); err != nil {
-		return err
-	}
 	t := m.groupTable()
 	if all || len(m.Replicas) <= shownPairs {
 		t = m.pairTable(ctx, all)
 	}
 	if len(t.Rows) == 0 {
-		return nil
+		return sites.Text(w)
 	}
-	fmt.Fprintln(w)
-	return t.Text(w)
+	return writeTables(w, sites, t)
 }
 
 func siteCells(r control.Device) []string {

@@ -122,16 +122,12 @@ func requireReplicas(c *cobra.Command, args []string) error {
 func postOrders(ctx context.Context, base *url.URL, order string, replicas []string) (orders []control.DrainResult, err error) {
 	orders = []control.DrainResult{}
 	for _, id := range replicas {
-		body, refused := request(ctx, base, http.MethodPost, order, url.Values{"replica": {id}})
-		if refused == nil {
-			var o control.DrainResult
-			if o, refused = decode[control.DrainResult](base, body); refused == nil {
-				orders = append(orders, o)
-			}
-		}
+		o, refused := fetch[control.DrainResult](ctx, controlRequest{base: base, method: http.MethodPost, path: order, query: url.Values{"replica": {id}}})
 		if refused != nil {
 			err = errors.Join(err, fmt.Errorf("%s %s: %w", order, id, refused))
+			continue
 		}
+		orders = append(orders, o)
 	}
 	return orders, err
 }
@@ -237,11 +233,7 @@ func drainError(ctx context.Context, orders []control.DrainResult, empty map[pol
 // readOrders returns the current state of replicas; one that has left the fleet
 // is empty.
 func readOrders(ctx context.Context, base *url.URL, orders []control.DrainResult) ([]control.DrainResult, error) {
-	body, err := request(ctx, base, http.MethodGet, "status", nil)
-	if err != nil {
-		return nil, err
-	}
-	st, err := decode[control.Status](base, body)
+	st, err := fetch[control.Status](ctx, controlRequest{base: base, path: "status"})
 	if err != nil {
 		return nil, err
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
@@ -68,14 +67,8 @@ func (s *settings) migrations(cmd *cobra.Command, f *migrationsFlags) error {
 	if err != nil {
 		return err
 	}
-	query := url.Values{"limit": {strconv.Itoa(f.limit)}}
-	return s.repeat(cmd, f.watchFlags, func(ctx context.Context) error {
-		body, err := request(ctx, base, http.MethodGet, "migrations", query)
-		if err != nil {
-			return err
-		}
-		return printResponse(s, base, body, writeMigrations)
-	})
+	r := controlRequest{base: base, path: "migrations", query: url.Values{"limit": {strconv.Itoa(f.limit)}}}
+	return s.repeat(cmd, f.watchFlags, func(ctx context.Context) error { return show(ctx, s, r, writeMigrations) })
 }
 
 // writeMigrations prints migrations as text.

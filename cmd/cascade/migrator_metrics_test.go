@@ -24,33 +24,11 @@ func TestFrontendMetrics(t *testing.T) {
 		Flow:        policies.Flow{Arrivals: []float64{1, 5}, Tokens: []float64{3, 4}, Prefill: []float64{2, 6}, Seen: 9},
 		EngineReady: true, BytesPerToken: 4.5, EstimateError: 0.25,
 	}
-	c := newFrontendCollector(func() frontend.Status { return state }, "r0", "m")
-	r := prometheus.NewPedanticRegistry()
-	r.MustRegister(c)
 	want := map[string]float64{
 		"engine_ready": 1, "draining": 0, "running": 1, "waiting": 2, "held_tokens": 3, "promised_tokens": 4, "iteration_seconds": 0.5,
 		"requests_seen_total": 9, "arrivals_per_second": 6, "generated_tokens_per_second": 7, "prefill_tokens_per_second": 8, "bytes_per_token": 4.5, "estimate_error_ratio": 0.25,
 	}
-	families, err := r.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range families {
-		name := f.GetName()[len("cascade_migrator_"):]
-		m := f.GetMetric()[0]
-		got := m.GetGauge().GetValue() + m.GetCounter().GetValue()
-		if w, ok := want[name]; !ok || got != w {
-			t.Errorf("%s = %v, want %v", name, got, w)
-		}
-		delete(want, name)
-	}
-	if len(want) > 0 {
-		t.Errorf("missing: %v", want)
-	}
-	problems, err := testutil.GatherAndLint(r)
-	if err != nil || len(problems) > 0 {
-		t.Errorf("lint: %v, %v", problems, err)
-	}
+	checkMetrics(t, newFrontendCollector(func() frontend.Status { return state }, "r0", "m"), want)
 }
 
 // TestMigrationMetrics reads every metric off a state with a value of its own in
@@ -69,8 +47,6 @@ func TestMigrationMetrics(t *testing.T) {
 		},
 		maxConcurrent: 33,
 	}
-	r := prometheus.NewPedanticRegistry()
-	r.MustRegister(newMigrationCollector(func() migrationSample { return state }, "r0", "m"))
 	want := map[string]float64{
 		"migrations_offered_total growth": 1, "migrations_out_total drain": 2, "migrations_out_failed_total spill": 3, "migrations_in_total": 4, "migrations_in_failed_total": 5,
 		"offers_returned_total no candidates": 6, "market_messages_sent_total ask": 7, "market_messages_received_total bid": 8, "summaries_sent_total": 9,
@@ -80,6 +56,14 @@ func TestMigrationMetrics(t *testing.T) {
 		"transfer_copied_bytes_total": 27, "transfer_corrupt_blocks_total": 28, "transfer_rounds_total": 29, "stall_seconds": 30 + 31 + 32,
 		"transfers_max_concurrent send": 33, "transfers_max_concurrent receive": 33, "rescues_total rescued": 34, "rescues_total lost": 35, "engine_sessions_abandoned_total": 36,
 	}
+	checkMetrics(t, newMigrationCollector(func() migrationSample { return state }, "r0", "m"), want)
+}
+
+// checkMetrics collects metrics, and compares them by their names and labels.
+func checkMetrics(t *testing.T, c prometheus.Collector, want map[string]float64) {
+	t.Helper()
+	r := prometheus.NewPedanticRegistry()
+	r.MustRegister(c)
 	families, err := r.Gather()
 	if err != nil {
 		t.Fatal(err)

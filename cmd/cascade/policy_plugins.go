@@ -161,7 +161,11 @@ func pushPlugins(ctx context.Context, f *inprocess.Fleet, all []policyPlugin) er
 		for _, k := range p.Kinds {
 			order.slots = append(order.slots, k.String())
 		}
-		if _, err := push(ctx, base, order); err != nil {
+		r, err := order.request(base)
+		if err == nil {
+			_, err = r.send(ctx)
+		}
+		if err != nil {
 			return fmt.Errorf("%s: %w", p.Name, err)
 		}
 	}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -25,8 +24,8 @@ type pushRequest struct {
 	module, signature, configuration []byte
 }
 
-// push sends a module to a control plane.
-func push(ctx context.Context, base *url.URL, p pushRequest) ([]byte, error) {
+// request returns the request that pushes the module.
+func (p pushRequest) request(base *url.URL) (controlRequest, error) {
 	q := url.Values{"slot": p.slots, "goal": {p.goal}, "by": {p.by}}
 	if p.permille != 0 {
 		q.Set("permille", strconv.Itoa(p.permille))
@@ -39,10 +38,7 @@ func push(ctx context.Context, base *url.URL, p pushRequest) ([]byte, error) {
 		Signature     []byte `json:"signature"`
 		Configuration []byte `json:"configuration,omitempty"`
 	}{p.module, p.signature, p.configuration})
-	if err != nil {
-		return nil, err
-	}
-	return requestWithBody(ctx, base, http.MethodPost, "policies/push", q, bytes.NewReader(body))
+	return controlRequest{base: base, method: http.MethodPost, path: "policies/push", query: q, document: body}, err
 }
 
 // check reports what every control plane would reject, before the module is
@@ -77,8 +73,7 @@ type slotFlags struct {
 
 func (o *slotFlags) flags(c *cobra.Command) {
 	o.controlFlags.flags(c)
-	c.Flags().StringVar(&o.by, "by", currentUser(), "name of the operator, for the status")
-	c.Flags().Lookup("by").DefValue = "<user>@<host name>"
+	operatorFlag(c, &o.by)
 }
 
 // canary adds the flags for the size of a canary.
@@ -161,11 +156,11 @@ one fails, the built-in policies decide.`,
 			if err != nil {
 				return err
 			}
-			body, err := push(cmd.Context(), base, p)
+			r, err := p.request(base)
 			if err != nil {
 				return err
 			}
-			return printResponse(s, base, body, writeWanted)
+			return show(cmd.Context(), s, r, writeWanted)
 		},
 	}
 	b.flags(c)
@@ -256,11 +251,7 @@ runs again: to run the module again, sign it again, which gives it a new generat
 			}
 			q := o.query(args)
 			q.Set("reason", reason)
-			body, err := request(cmd.Context(), base, http.MethodPost, "policies/rollback", q)
-			if err != nil {
-				return err
-			}
-			return printResponse(s, base, body, writeWanted)
+			return show(cmd.Context(), s, controlRequest{base: base, method: http.MethodPost, path: "policies/rollback", query: q}, writeWanted)
 		},
 	}
 	o.flags(c)
@@ -295,21 +286,13 @@ func (s *settings) setGoal(cmd *cobra.Command, o *slotFlags, kinds []string) err
 	if n := o.share(kinds, o.goal); n != 0 {
 		q.Set("permille", strconv.Itoa(n))
 	}
-	body, err := requestWithBody(cmd.Context(), base, http.MethodPost, "policies/goal", q, nil)
-	if err != nil {
-		return err
-	}
-	return printResponse(s, base, body, writeWanted)
+	return show(cmd.Context(), s, controlRequest{base: base, method: http.MethodPost, path: "policies/goal", query: q}, writeWanted)
 }
 
 // nextGoal sets the goal after the present one, which must be the same in all the slots. A larger
 // share is a separate step.
 func (o *slotFlags) nextGoal(ctx context.Context, base *url.URL, kinds []string) error {
-	body, err := request(ctx, base, http.MethodGet, "policies", url.Values{"slot": kinds})
-	if err != nil {
-		return err
-	}
-	now, err := decode[control.Policies](base, body)
+	now, err := fetch[control.Policies](ctx, controlRequest{base: base, path: "policies", query: url.Values{"slot": kinds}})
 	if err != nil {
 		return err
 	}

@@ -6,9 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
-	"net/http"
 	"net/url"
 	"slices"
 	"strings"
@@ -114,39 +112,23 @@ func recordsBase(cmd *cobra.Command, f *controlFlags, replica string) (*url.URL,
 func fetchRecords(ctx context.Context, base *url.URL, slot string) (r callRecords, text []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, pushTimeout)
 	defer cancel()
-	u := base.JoinPath("policies/records")
-	u.RawQuery = url.Values{"slot": {slot}}.Encode()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, u.String(), nil)
+	request := controlRequest{base: base, path: "policies/records", query: url.Values{"slot": {slot}}}
+	header, text, err := request.exchange(ctx)
+	var failed *url.Error
+	if errors.As(err, &failed) {
+		err = fmt.Errorf("no response from %s: %w; name the control plane with --control or -c, or a migrator with --replica (without --replica for \"cascade up\")", base, failed.Err)
+	}
 	if err != nil {
 		return r, nil, err
 	}
-	req.Close = true
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		var inner *url.Error
-		if errors.As(err, &inner) {
-			err = inner.Err
-		}
-		return r, nil, fmt.Errorf("no response from %s: %w; name the control plane with --control or -c, or a migrator with --replica (without --replica for \"cascade up\")", base, err)
-	}
-	defer resp.Body.Close()
-	text, err = io.ReadAll(io.LimitReader(resp.Body, maxResponse+1))
-	switch {
-	case err != nil:
-		return r, nil, fmt.Errorf("%s: %w", u, err)
-	case resp.StatusCode != http.StatusOK:
-		return r, nil, responseError(u, resp.Status, text)
-	case len(text) > maxResponse:
-		return r, nil, fmt.Errorf("%s: response larger than %d MiB", u, maxResponse>>20)
-	}
 	frames, err := calllog.Read(bytes.NewReader(text))
 	if err != nil {
-		return r, nil, fmt.Errorf("%s: %w", u, err)
+		return r, nil, fmt.Errorf("%s: %w", request.url(), err)
 	}
-	r = callRecords{Slot: slot, Host: resp.Header.Get(policyhost.HostHeader), Frames: len(frames), Modules: map[string]int{}}
-	if left := resp.Header.Get(policyhost.LeftOutHeader); left != "" {
+	r = callRecords{Slot: slot, Host: header.Get(policyhost.HostHeader), Frames: len(frames), Modules: map[string]int{}}
+	if left := header.Get(policyhost.LeftOutHeader); left != "" {
 		if _, err := fmt.Sscan(left, &r.LeftOut); err != nil {
-			return r, nil, fmt.Errorf("%s: header %s: %w", u, policyhost.LeftOutHeader, err)
+			return r, nil, fmt.Errorf("%s: header %s: %w", request.url(), policyhost.LeftOutHeader, err)
 		}
 	}
 	for _, f := range frames {

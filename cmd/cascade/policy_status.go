@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net/http"
 	"net/url"
 	"slices"
 	"strings"
@@ -63,13 +62,8 @@ Generation 0 is the built-in policy. A host is a migrator, or a control plane
 			if err != nil {
 				return err
 			}
-			return s.repeat(cmd, f.watchFlags, func(ctx context.Context) error {
-				body, err := request(ctx, base, http.MethodGet, "policies", url.Values{"slot": args})
-				if err != nil {
-					return err
-				}
-				return printResponse(s, base, body, writePolicies)
-			})
+			r := controlRequest{base: base, path: "policies", query: url.Values{"slot": args}}
+			return s.repeat(cmd, f.watchFlags, func(ctx context.Context) error { return show(ctx, s, r, writePolicies) })
 		},
 	}
 	c.ValidArgs = lifecycle.KindNames()
@@ -94,9 +88,6 @@ func writeWanted(w io.Writer, p control.Policies) error {
 
 // writePolicies prints slots and hosts.
 func writePolicies(w io.Writer, p control.Policies) error {
-	if err := slotTable(p).Text(w); err != nil {
-		return err
-	}
 	t := hostTable("hosts")
 	for _, slot := range p.Slots {
 		// Slots that have always run the built-in policy are left out.
@@ -108,12 +99,9 @@ func writePolicies(w io.Writer, p control.Policies) error {
 		}
 	}
 	if len(t.Rows) == 0 {
-		return nil
+		return slotTable(p).Text(w)
 	}
-	if _, err := fmt.Fprintln(w); err != nil {
-		return err
-	}
-	return t.Text(w)
+	return writeTables(w, slotTable(p), t)
 }
 
 // writeSlots prints slots, and the hosts that differ from most others.
@@ -130,15 +118,8 @@ func writeSlots(w io.Writer, p control.Policies) error {
 	if len(t.Rows) > 0 {
 		tables = append(tables, t)
 	}
-	for _, t := range tables {
-		if _, err := fmt.Fprintln(w); err != nil {
-			return err
-		}
-		if err := t.Text(w); err != nil {
-			return err
-		}
-	}
-	return nil
+	fmt.Fprintln(w)
+	return writeTables(w, tables...)
 }
 
 func hostTable(title string) report.Table {

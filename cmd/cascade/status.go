@@ -2,7 +2,7 @@ package main
 
 import (
 	"context"
-	"net/http"
+	"io"
 
 	"github.com/spf13/cobra"
 
@@ -51,28 +51,11 @@ func (s *settings) status(cmd *cobra.Command, f *statusFlags) error {
 		return err
 	}
 	return s.repeat(cmd, f.watchFlags, func(ctx context.Context) error {
-		body, err := request(ctx, base, http.MethodGet, "status", nil)
-		if err != nil {
-			return err
-		}
-		if s.json {
-			_, err := s.stdout.Write(body)
-			return err
-		}
-		st, err := decode[control.Status](base, body)
-		if err != nil {
-			return err
-		}
-		if err := writeStatus(s.stdout, st); err != nil || len(st.Policies) == 0 {
-			return err
-		}
-		if body, err = request(ctx, base, http.MethodGet, "policies", nil); err != nil {
-			return err
-		}
-		p, err := decode[control.Policies](base, body)
-		if err != nil {
-			return err
-		}
-		return writeSlots(s.stdout, p)
+		return show(ctx, s, controlRequest{base: base, path: "status"}, func(w io.Writer, st control.Status) error {
+			if err := writeStatus(w, st); err != nil || len(st.Policies) == 0 {
+				return err
+			}
+			return show(ctx, s, controlRequest{base: base, path: "policies"}, writeSlots)
+		})
 	})
 }

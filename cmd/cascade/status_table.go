@@ -36,11 +36,14 @@ func writeStatus(w io.Writer, st control.Status) error {
 	if len(st.History) > 0 {
 		tables = append(tables, historyTable(st.History))
 	}
+	return writeTables(w, tables...)
+}
+
+// writeTables prints tables with an empty line between them.
+func writeTables(w io.Writer, tables ...report.Table) error {
 	for i, t := range tables {
 		if i > 0 {
-			if _, err := fmt.Fprintln(w); err != nil {
-				return err
-			}
+			fmt.Fprintln(w)
 		}
 		if err := t.Text(w); err != nil {
 			return err

@@ -1,0 +1,205 @@
+package main
+
+import (
+	"fmt"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cascadeinfer/cascade/migrator/executor"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
+	"github.com/cascadeinfer/cascade/migrator/market"
+)
+
+// metric is one metric of a migrator, which is read from a state S at a scrape: either value returns
+// its value, or values returns one value per value of a label.
+type metric[S any] struct {
+	name, help string
+	kind       prometheus.ValueType
+	value      func(S) float64
+	label      string
+	values     func(S) map[string]float64
+}
+
+func gauge[S any](name, help string, value func(S) float64) metric[S] {
+	return metric[S]{name: name, help: help, kind: prometheus.GaugeValue, value: value}
+}
+
+func counter[S any](name, help string, value func(S) float64) metric[S] {
+	return metric[S]{name: name, help: help, kind: prometheus.CounterValue, value: value}
+}
+
+func gauges[S any](name, help, label string, values func(S) map[string]float64) metric[S] {
+	return metric[S]{name: name, help: help, kind: prometheus.GaugeValue, label: label, values: values}
+}
+
+func counters[S any](name, help, label string, values func(S) map[string]float64) metric[S] {
+	return metric[S]{name: name, help: help, kind: prometheus.CounterValue, label: label, values: values}
+}
+
+// collector collects metrics whose names begin with cascade_migrator_, and which have the labels
+// replica and model.
+type collector[S any] struct {
+	read    func() S
+	metrics []metric[S]
+	descs   []*prometheus.Desc // of metrics, then of a summary of stalls
+	// stalls returns the number, the sum and the maximum of stalls, in seconds; nil: no summary.
+	stalls func(S) (n uint64, sum, longest float64)
+}
+
+var _ prometheus.Collector = (*collector[int])(nil)
+
+func newCollector[S any](replica, model string, metrics []metric[S], read func() S) *collector[S] {
+	c := &collector[S]{read: read, metrics: metrics}
+	for _, m := range metrics {
+		var variable []string
+		if m.values != nil {
+			variable = []string{m.label}
+		}
+		c.describe(m.name, m.help, variable, replica, model)
+	}
+	return c
+}
+
+func (c *collector[S]) describe(name, help string, variable []string, replica, model string) {
+	labels := prometheus.Labels{"replica": replica, "model": model}
+	c.descs = append(c.descs, prometheus.NewDesc(prometheus.BuildFQName("cascade", "migrator", name), help, variable, labels))
+}
+
+// Describe implements prometheus.Collector.
+func (c *collector[S]) Describe(out chan<- *prometheus.Desc) {
+	for _, d := range c.descs {
+		out <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *collector[S]) Collect(out chan<- prometheus.Metric) {
+	now := c.read()
+	for i, m := range c.metrics {
+		if m.values == nil {
+			out <- prometheus.MustNewConstMetric(c.descs[i], m.kind, m.value(now))
+			continue
+		}
+		for label, v := range m.values(now) {
+			out <- prometheus.MustNewConstMetric(c.descs[i], m.kind, v, label)
+		}
+	}
+	if c.stalls != nil {
+		n, sum, longest := c.stalls(now)
+		out <- prometheus.MustNewConstSummary(c.descs[len(c.metrics)], n, sum, map[float64]float64{1: longest})
+	}
+}
+
+func newFrontendCollector(status func() frontend.Status, replica, model string) prometheus.Collector {
+	return newCollector(replica, model, frontendMetrics, status)
+}
+
+// frontendMetrics are the metrics of a migrator's front end.
+var frontendMetrics = []metric[frontend.Status]{
+	gauge("engine_ready", "1 while the engine answers its health check.", func(s frontend.Status) float64 { return boolValue(s.EngineReady) }),
+	gauge("draining", "1 once the migrator accepts no new requests.", func(s frontend.Status) float64 { return boolValue(s.Draining) }),
+	gauge("running", "Requests that the engine generates for.", func(s frontend.Status) float64 { return float64(s.Load.Running) }),
+	gauge("waiting", "Requests without a token yet.", func(s frontend.Status) float64 { return float64(s.Load.Waiting) }),
+	gauge("held_tokens", "KV tokens of running requests.", func(s frontend.Status) float64 { return float64(s.Load.Held) }),
+	gauge("promised_tokens", "Tokens of requests that are accepted and not yet running.", func(s frontend.Status) float64 { return float64(s.Load.Promised) }),
+	gauge("iteration_seconds", "Recent mean time between a request's tokens.", func(s frontend.Status) float64 { return s.Load.Iteration }),
+	counter("requests_seen_total", "Requests that were counted.", func(s frontend.Status) float64 { return float64(s.Flow.Seen) }),
+	gauge("arrivals_per_second", "Arriving requests per second, exponentially weighted.", func(s frontend.Status) float64 { return sum(s.Flow.Arrivals) }),
+	gauge("generated_tokens_per_second", "Generated tokens per second, exponentially weighted.", func(s frontend.Status) float64 { return sum(s.Flow.Tokens) }),
+	gauge("prefill_tokens_per_second", "Uncached prompt tokens per second, exponentially weighted.", func(s frontend.Status) float64 { return sum(s.Flow.Prefill) }),
+	gauge("bytes_per_token", "Prompt bytes per token, learnt from exact counts; 0 before the first.", func(s frontend.Status) float64 { return s.BytesPerToken }),
+	gauge("estimate_error_ratio", "Mean relative error of the length estimates.", func(s frontend.Status) float64 { return s.EstimateError }),
+}
+
+// migrationSample is the state from which a scrape reads the migration metrics.
+type migrationSample struct {
+	market        market.Status
+	executor      executor.Stats
+	maxConcurrent int // in each direction
+}
+
+func newMigrationCollector(read func() migrationSample, replica, model string) prometheus.Collector {
+	c := newCollector(replica, model, migrationMetrics, read)
+	c.describe("stall_seconds", "Time without tokens during a migration or rescue; quantile 1 is the longest.", nil, replica, model)
+	c.stalls = func(m migrationSample) (n uint64, sum, longest float64) {
+		return m.executor.Stalls, m.executor.TotalStall.Seconds(), m.executor.LongestStall.Seconds()
+	}
+	return c
+}
+
+// migrationMetrics are the metrics of migrations and of the market.
+var migrationMetrics = []metric[migrationSample]{
+	gauge("residents", "Requests that run here, of any front end.", func(m migrationSample) float64 { return float64(m.market.Residents) }),
+	gauge("pinned", "Residents that cannot migrate.", func(m migrationSample) float64 { return float64(m.market.Pinned) }),
+	gauge("pinned_seconds", "Time until the last pinned resident has ended, by its max_tokens; 0 when there is none, or one has no limit.", func(m migrationSample) float64 { return m.market.PinnedSeconds }),
+	counters("migrations_offered_total", "Requests offered for migration.", "cause", func(m migrationSample) map[string]float64 { return byName(m.market.Offered) }),
+	counters("migrations_out_total", "Requests that migrated to another replica.", "cause", func(m migrationSample) map[string]float64 { return byName(m.market.MovedOut) }),
+	counters("migrations_out_failed_total", "Failed migrations to another replica; the request stayed.", "cause", func(m migrationSample) map[string]float64 { return byName(m.market.FailedOut) }),
+	counter("migrations_in_total", "Requests that migrated from another replica.", func(m migrationSample) float64 { return float64(m.market.MovedIn) }),
+	counter("migrations_in_failed_total", "Failed migrations from another replica.", func(m migrationSample) float64 { return float64(m.market.FailedIn) }),
+	counters("offers_returned_total", "Offers without a buyer.", "reason", func(m migrationSample) map[string]float64 { return byName(m.market.Returned) }),
+	gauge("offers", "Current offers.", func(m migrationSample) float64 { return float64(m.market.Offers) }),
+	gauge("incoming_tokens", "KV tokens of accepted migrations that have not arrived.", func(m migrationSample) float64 { return float64(m.market.Incoming) }),
+	gauge("incoming_tokens_per_second", "Measured rate of incoming transfers; 0 while unknown.", func(m migrationSample) float64 { return float64(m.market.Throughput) }),
+	gauges("transfers_max_concurrent", "Limit of concurrent transfers.", "direction", func(m migrationSample) map[string]float64 {
+		return map[string]float64{"send": float64(m.maxConcurrent), "receive": float64(m.maxConcurrent)}
+	}),
+	gauges("transfers_concurrent", "Concurrent transfers.", "direction", func(m migrationSample) map[string]float64 {
+		return map[string]float64{"send": float64(m.market.Exporting), "receive": float64(m.market.Importing)}
+	}),
+	counters("market_messages_sent_total", "Market messages sent to peers.", "kind", func(m migrationSample) map[string]float64 { return byName(m.market.Sent) }),
+	counters("market_messages_received_total", "Market messages received from peers.", "kind", func(m migrationSample) map[string]float64 { return byName(m.market.Received) }),
+	counter("market_messages_ignored_total", "Invalid or excess market messages from peers.", func(m migrationSample) float64 { return float64(m.market.Ignored) }),
+	counter("summaries_sent_total", "Load summaries sent to peers.", func(m migrationSample) float64 { return float64(m.market.SummariesSent) }),
+	counter("summaries_received_total", "Load summaries received from peers.", func(m migrationSample) float64 { return float64(m.market.SummariesReceived) }),
+	gauge("peers_known", "Peers with a current load summary.", func(m migrationSample) float64 { return float64(m.market.FreshPeers) }),
+	counter("forwards_total", "Requests placed at a peer before their first token.", func(m migrationSample) float64 { return float64(m.market.Forwards) }),
+
+	counters("transfers_sent_total", "Completed transfers to other replicas.", "method", func(m migrationSample) map[string]float64 { return floats(m.executor.Sent) }),
+	counters("transfers_received_total", "Completed transfers from other replicas.", "method", func(m migrationSample) map[string]float64 { return floats(m.executor.Received) }),
+	counters("transfers_failed_total", "Aborted transfers to other replicas.", "reason", func(m migrationSample) map[string]float64 { return floats(m.executor.Failed) }),
+	gauge("transfers_running", "Transfers in progress, in both directions.", func(m migrationSample) float64 { return float64(m.executor.Running) }),
+	counter("transfer_bytes_total", "KV bytes received, at the real engine's size.", func(m migrationSample) float64 { return float64(m.executor.Bytes) }),
+	counter("transfer_copied_bytes_total", "Bytes copied by transports.", func(m migrationSample) float64 { return float64(m.executor.Copied) }),
+	counter("transfer_rounds_total", "Pulls of blocks.", func(m migrationSample) float64 { return float64(m.executor.Rounds) }),
+	counter("engine_sessions_abandoned_total", "Engine sessions abandoned because the engine did not release a request or blocks.", func(m migrationSample) float64 { return float64(m.executor.SessionsAbandoned) }),
+	counters("rescues_total", "Streams that lost their engine, by whether they continued at another one.", "result", func(m migrationSample) map[string]float64 {
+		return map[string]float64{"rescued": float64(m.executor.Rescued), "lost": float64(m.executor.Lost)}
+	}),
+	counter("transfer_corrupt_blocks_total", "Received blocks with a wrong checksum, which were not used.", func(m migrationSample) float64 { return float64(m.executor.Corrupt) }),
+}
+
+// boolValue returns 1 for true, 0 for false.
+func boolValue(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+func sum(xs []float64) (total float64) {
+	for _, x := range xs {
+		total += x
+	}
+	return total
+}
+
+// byName returns counts by the names of their keys.
+func byName[K interface {
+	comparable
+	fmt.Stringer
+}](counts map[K]uint64) map[string]float64 {
+	out := make(map[string]float64, len(counts))
+	for k, n := range counts {
+		out[k.String()] += float64(n)
+	}
+	return out
+}
+
+func floats(counts map[string]uint64) map[string]float64 {
+	out := make(map[string]float64, len(counts))
+	for k, n := range counts {
+		out[k] = float64(n)
+	}
+	return out
+}
