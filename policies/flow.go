@@ -1,5 +1,7 @@
 package policies
 
+import "slices"
+
 // Flow is the work that arrives at a fleet or a replica, per second, by length
 // bucket. Bucket b holds lengths in [Edges[b], Edges[b+1]); the last one is open.
 // Plans are made from flows because, unlike in-flight counts, flows do not depend
@@ -32,8 +34,8 @@ func NewFlow(edges []Tokens) Flow {
 	return Flow{Edges: edges, Arrivals: cut(0), Tokens: cut(1), Reads: cut(2), Prefill: cut(3), Prefill2: cut(4), Weight: cut(5), Crossings: cut(6)}
 }
 
-// columns lists the rate slices, in declaration order.
-func (f Flow) columns() [7][]float64 {
+// Columns lists the rate slices, in declaration order.
+func (f Flow) Columns() [7][]float64 {
 	return [7][]float64{f.Arrivals, f.Tokens, f.Reads, f.Prefill, f.Prefill2, f.Weight, f.Crossings}
 }
 
@@ -47,7 +49,7 @@ func (f Flow) Validate() error {
 			return &Violation{"flow edge " + f.Edges[b].String(), "1: edges must increase strictly"}
 		}
 	}
-	for _, c := range f.columns() {
+	for _, c := range f.Columns() {
 		if len(c) != len(f.Edges) {
 			return &Violation{"flow", "2: every column must have one cell per edge"}
 		}
@@ -63,17 +65,12 @@ func (f Flow) Validate() error {
 // Plus adds two flows over the same edges; it reports false, and the first
 // flow, when the edges differ.
 func (f Flow) Plus(o Flow) (Flow, bool) {
-	if len(f.Edges) != len(o.Edges) {
+	if !slices.Equal(f.Edges, o.Edges) {
 		return f, false
 	}
-	for b := range f.Edges {
-		if f.Edges[b] != o.Edges[b] {
-			return f, false
-		}
-	}
 	sum := NewFlow(f.Edges)
-	fc, oc := f.columns(), o.columns()
-	for i, c := range sum.columns() {
+	fc, oc := f.Columns(), o.Columns()
+	for i, c := range sum.Columns() {
 		for b := range c {
 			c[b] = fc[i][b] + oc[i][b]
 		}
@@ -110,14 +107,9 @@ func BucketEdges(limit Tokens, perOctave int) []Tokens {
 
 // BucketOf returns the index of the bucket that holds length t.
 func BucketOf(edges []Tokens, t Tokens) int {
-	lo, hi := 0, len(edges) // edges[lo] ≤ t < edges[hi]
-	for hi-lo > 1 {
-		mid := int(uint(lo+hi) >> 1)
-		if edges[mid] <= t {
-			lo = mid
-		} else {
-			hi = mid
-		}
+	b, found := slices.BinarySearch(edges, t)
+	if !found {
+		b--
 	}
-	return lo
+	return max(b, 0)
 }

@@ -1,6 +1,7 @@
 package emulator
 
 import (
+	"fmt"
 	"strconv"
 
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
@@ -56,8 +57,7 @@ func (a *answer) writeFirst(b []byte) []byte {
 	if a.api != chat {
 		return b
 	}
-	b = append(b, "data: "...)
-	b = a.writeHead(b, "chat.completion.chunk")
+	b = a.writeHead(append(b, "data: "...), "chat.completion.chunk")
 	b = append(b, `,"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],"prompt_token_ids":`...)
 	b = a.writeIDs(b, a.prompt)
 	b = a.runningUsage(b)
@@ -69,21 +69,13 @@ func (a *answer) writeChunk(b []byte, text []byte, ids []model.Token, end ending
 	a.sent += len(ids)
 	b = append(b, "data: "...)
 	if a.api == chat {
-		b = a.writeHead(b, "chat.completion.chunk")
-		b = append(b, `,"choices":[{"index":0,"delta":{"content":`...)
-		b = quote(b, text)
-		b = append(b, `},"logprobs":null,"finish_reason":`...)
-		b = end.appendReason(b)
+		b = a.writeChoice(b, "chat.completion.chunk", `"delta":{"content":`, text, `}`, end)
 		if end.reason != "" {
 			b = append(b, `,"stop_reason":`...)
 			b = end.appendStop(b)
 		}
 	} else {
-		b = a.writeHead(b, "text_completion")
-		b = append(b, `,"choices":[{"index":0,"text":`...)
-		b = quote(b, text)
-		b = append(b, `,"logprobs":null,"finish_reason":`...)
-		b = end.appendReason(b)
+		b = a.writeChoice(b, "text_completion", `"text":`, text, "", end)
 		b = append(b, `,"stop_reason":`...)
 		b = end.appendStop(b)
 		b = append(b, `,"prompt_token_ids":`...)
@@ -104,22 +96,28 @@ func (a *answer) writeChunk(b []byte, text []byte, ids []model.Token, end ending
 	return append(b, "}\n\n"...)
 }
 
+// writeChoice writes an object up to the finish reason of its choice.
+func (a *answer) writeChoice(b []byte, object, before string, text []byte, after string, end ending) []byte {
+	b = a.writeHead(b, object)
+	b = append(b, `,"choices":[{"index":0,`...)
+	b = append(b, before...)
+	b = quote(b, text)
+	b = append(b, after...)
+	b = append(b, `,"logprobs":null,"finish_reason":`...)
+	return end.appendReason(b)
+}
+
 // writeLast writes the end of a stream: usage, if requested, and the end marker.
 func (a *answer) writeLast(b []byte) []byte {
 	if a.request.usage {
-		b = append(b, "data: "...)
 		object := "text_completion"
 		if a.api == chat {
 			object = "chat.completion.chunk"
 		}
-		b = a.writeHead(b, object)
-		b = append(b, `,"choices":[],"usage":`...)
-		b = a.writeUsage(b)
-		b = append(b, `,"prompt_tokens_details":{"cached_tokens":`...)
-		b = strconv.AppendInt(b, int64(a.cached), 10)
-		b = append(b, `}},"system_fingerprint":`...)
-		b = quote(b, a.fingerprint)
-		b = append(b, "}\n\n"...)
+		b = a.writeHead(append(b, "data: "...), object)
+		b = a.writeUsage(append(b, `,"choices":[],"usage":`...))
+		b = fmt.Appendf(b, `,"prompt_tokens_details":{"cached_tokens":%d}},"system_fingerprint":`, a.cached)
+		b = append(quote(b, a.fingerprint), "}\n\n"...)
 	}
 	return append(b, "data: [DONE]\n\n"...)
 }
@@ -128,51 +126,30 @@ func (a *answer) writeLast(b []byte) []byte {
 func (a *answer) writeBody(b []byte, text []byte, ids []model.Token, end ending) []byte {
 	a.sent = len(ids)
 	if a.api == chat {
-		b = a.writeHead(b, "chat.completion")
-		b = append(b, `,"choices":[{"index":0,"message":{"role":"assistant","content":`...)
-		b = quote(b, text)
-		b = append(b, `,"refusal":null,"annotations":null,"audio":null,"function_call":null,"tool_calls":[],"reasoning":null},"logprobs":null,"finish_reason":`...)
-		b = end.appendReason(b)
-		b = append(b, `,"stop_reason":`...)
-		b = end.appendStop(b)
-		b = append(b, `,"token_ids":`...)
-		b = a.writeIDs(b, ids)
+		b = a.writeChoice(b, "chat.completion", `"message":{"role":"assistant","content":`, text,
+			`,"refusal":null,"annotations":null,"audio":null,"function_call":null,"tool_calls":[],"reasoning":null}`, end)
 	} else {
-		b = a.writeHead(b, "text_completion")
-		b = append(b, `,"choices":[{"index":0,"text":`...)
-		b = quote(b, text)
-		b = append(b, `,"logprobs":null,"finish_reason":`...)
-		b = end.appendReason(b)
-		b = append(b, `,"stop_reason":`...)
-		b = end.appendStop(b)
-		b = append(b, `,"token_ids":`...)
-		b = a.writeIDs(b, ids)
-		b = append(b, `,"prompt_logprobs":null,"prompt_token_ids":`...)
-		b = a.writeIDs(b, a.prompt)
+		b = a.writeChoice(b, "text_completion", `"text":`, text, "", end)
+	}
+	b = end.appendStop(append(b, `,"stop_reason":`...))
+	b = a.writeIDs(append(b, `,"token_ids":`...), ids)
+	prompt := a.writeIDs([]byte(`,"prompt_logprobs":null,"prompt_token_ids":`), a.prompt)
+	if a.api == completions {
+		b = append(b, prompt...)
 		b = append(b, `,"routed_experts":null`...)
 	}
-	b = append(b, `}],"service_tier":null,"system_fingerprint":`...)
-	b = quote(b, a.fingerprint)
-	b = append(b, `,"usage":`...)
-	b = a.writeUsage(b)
-	b = append(b, `,"prompt_tokens_details":{"cached_tokens":`...)
-	b = strconv.AppendInt(b, int64(a.cached), 10)
-	b = append(b, `,"created_cache_tokens":null,"multimodal_tokens":null},"completion_tokens_details":null}`...)
+	b = quote(append(b, `}],"service_tier":null,"system_fingerprint":`...), a.fingerprint)
+	b = a.writeUsage(append(b, `,"usage":`...))
+	b = fmt.Appendf(b, `,"prompt_tokens_details":{"cached_tokens":%d,"created_cache_tokens":null,"multimodal_tokens":null},"completion_tokens_details":null}`, a.cached)
 	if a.api == chat {
-		b = append(b, `,"prompt_logprobs":null,"prompt_token_ids":`...)
-		b = a.writeIDs(b, a.prompt)
+		b = append(b, prompt...)
 	}
 	return append(b, `,"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null}`...)
 }
 
 // writeUsage starts a usage object; the caller closes it.
 func (a *answer) writeUsage(b []byte) []byte {
-	b = append(b, `{"prompt_tokens":`...)
-	b = strconv.AppendInt(b, int64(a.promptTokens), 10)
-	b = append(b, `,"total_tokens":`...)
-	b = strconv.AppendInt(b, int64(a.promptTokens+a.sent), 10)
-	b = append(b, `,"completion_tokens":`...)
-	return strconv.AppendInt(b, int64(a.sent), 10)
+	return fmt.Appendf(b, `{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d`, a.promptTokens, a.promptTokens+a.sent, a.sent)
 }
 
 // runningUsage writes the usage so far, if every chunk contains it.

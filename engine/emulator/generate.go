@@ -155,7 +155,7 @@ func (e *Engine) wait(r *http.Request, st *stream) error {
 
 // decodeTokens decodes new tokens. It returns the tokens that belong to the answer, and how it
 // ended, if it did.
-func consume(t *text, q *request, ids []model.Token, finish batch.Finish) ([]model.Token, ending) {
+func decodeTokens(t *text, q *request, ids []model.Token, finish batch.Finish) ([]model.Token, ending) {
 	for i, id := range ids {
 		final := i == len(ids)-1 && finish != batch.Unfinished
 		if final && finish == batch.AtStop && !q.includeStop {
@@ -183,7 +183,7 @@ func consume(t *text, q *request, ids []model.Token, finish batch.Finish) ([]mod
 // with several tokens per event when it does not.
 func (e *Engine) writeStream(w http.ResponseWriter, r *http.Request, st *stream, ans *answer, t *text) {
 	control := http.NewResponseController(w)
-	defer unlimited(control)
+	defer clearWriteDeadline(control)
 	var (
 		out     []byte
 		show    []byte
@@ -219,7 +219,7 @@ func (e *Engine) writeStream(w http.ResponseWriter, r *http.Request, st *stream,
 			out = ans.writeFirst(out)
 		}
 		var mine []model.Token
-		mine, end = consume(t, ans.request, ids, finish)
+		mine, end = decodeTokens(t, ans.request, ids, finish)
 		show = t.takeAfter(end, show[:0])
 		out = ans.writeChunk(out, show, mine, end)
 		ans.prompt = nil // sent in the first chunk
@@ -247,7 +247,7 @@ func (e *Engine) writeStream(w http.ResponseWriter, r *http.Request, st *stream,
 
 // clearWriteDeadline removes the write deadline: it belongs to the connection, which may
 // serve other requests.
-func unlimited(control *http.ResponseController) {
+func clearWriteDeadline(control *http.ResponseController) {
 	_ = control.SetWriteDeadline(time.Time{})
 }
 
@@ -283,7 +283,7 @@ func (e *Engine) writeWhole(w http.ResponseWriter, r *http.Request, st *stream, 
 			return
 		}
 		var mine []model.Token
-		mine, end = consume(t, ans.request, ids, finish)
+		mine, end = decodeTokens(t, ans.request, ids, finish)
 		all = append(all, mine...)
 		show = t.takeAfter(end, show)
 	}
@@ -293,7 +293,7 @@ func (e *Engine) writeWhole(w http.ResponseWriter, r *http.Request, st *stream, 
 	e.releaseLeg(st)
 	control := http.NewResponseController(w)
 	_ = control.SetWriteDeadline(time.Now().Add(writeTimeout))
-	defer unlimited(control)
+	defer clearWriteDeadline(control)
 	writeJSON(w, http.StatusOK, ans.writeBody(nil, show, all, end))
 	_ = control.Flush() // within the deadline
 }

@@ -71,7 +71,7 @@ func TestTextAgainstOracle(t *testing.T) {
 		for n < len(ids) && end.reason == "" {
 			group := ids[n:min(len(ids), n+1+rng.IntN(4))]
 			var mine []model.Token
-			mine, end = consume(txt, q, group, 0)
+			mine, end = decodeTokens(txt, q, group, 0)
 			n += len(mine)
 			if n == len(ids) && end.reason == "" {
 				end.reason = "length"

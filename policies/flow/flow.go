@@ -13,6 +13,7 @@ package flow
 
 import (
 	"math"
+	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -26,12 +27,20 @@ const DefaultTau = 40
 // scaled back. e^64 ≈ 6·10²⁷ keeps the sums of any traffic far inside a float64.
 const renormalise = 64
 
-// cell holds one bucket's sums. They are adjacent in memory because an event touches
-// several sums of few buckets.
-type cell struct {
-	arrivals, prefill, prefill2      float64
-	tokens, reads, weight, crossings float64
-}
+// cell holds one bucket's sums, in the order of policies.Flow.Columns. They are adjacent in
+// memory because an event touches several sums of few buckets.
+type cell [7]float64
+
+// The indices of a cell.
+const (
+	arrivals = iota
+	tokens
+	reads
+	prefill
+	prefill2
+	weight
+	crossings
+)
 
 // Counter counts the flow through one replica. Its methods take the present time in
 // seconds on any monotonic scale; an earlier time than before counts as the time
@@ -87,10 +96,8 @@ func (c *Counter) advance(now float64) {
 // scale multiplies every sum by f.
 func (c *Counter) scale(f float64) {
 	for b := range c.cells {
-		x := &c.cells[b]
-		*x = cell{
-			arrivals: x.arrivals * f, prefill: x.prefill * f, prefill2: x.prefill2 * f,
-			tokens: x.tokens * f, reads: x.reads * f, weight: x.weight * f, crossings: x.crossings * f,
+		for i := range c.cells[b] {
+			c.cells[b][i] *= f
 		}
 	}
 }
@@ -99,7 +106,7 @@ func (c *Counter) scale(f float64) {
 // prefill. cached outside [0, input] counts as the nearer end.
 func (c *Counter) CountArrival(now float64, input, cached policies.Tokens) {
 	c.CountPrefill(now, input, cached)
-	c.cells[policies.BucketOf(c.edges, max(input, 0))].arrivals += c.eventWeight
+	c.cells[policies.BucketOf(c.edges, max(input, 0))][arrivals] += c.eventWeight
 	c.seen++
 }
 
@@ -111,8 +118,8 @@ func (c *Counter) CountPrefill(now float64, input, cached policies.Tokens) {
 	cached = min(max(cached, 0), input)
 	i, h := float64(input), float64(cached)
 	x := &c.cells[policies.BucketOf(c.edges, input)]
-	x.prefill += float64(c.eventWeight * (i - h))
-	x.prefill2 += float64(c.eventWeight * float64((i-h)*(i+h)))
+	x[prefill] += float64(c.eventWeight * (i - h))
+	x[prefill2] += float64(c.eventWeight * float64((i-h)*(i+h)))
 }
 
 // CountTokens counts n generated tokens that brought a sequence to length: the tokens
@@ -128,12 +135,12 @@ func (c *Counter) CountTokens(now float64, length policies.Tokens, n int) {
 		x := &c.cells[b]
 		first := max(low, c.edges[b])
 		count := float64(length - first + 1)
-		x.tokens += float64(c.eventWeight * count)
-		x.reads += float64(c.eventWeight * float64(count*(float64(first)+float64(length))/2))
+		x[tokens] += float64(c.eventWeight * count)
+		x[reads] += float64(c.eventWeight * float64(count*(float64(first)+float64(length))/2))
 		if low > c.edges[b] || b == 0 {
 			return
 		}
-		x.crossings += c.eventWeight // it grew from edges[b]−1 to edges[b]
+		x[crossings] += c.eventWeight // it grew from edges[b]−1 to edges[b]
 		if low == first {
 			return
 		}
@@ -154,7 +161,7 @@ func (c *Counter) CountFinish(now float64, input, output policies.Tokens) {
 	for length := input + output; length > input; {
 		b := policies.BucketOf(c.edges, length)
 		first := max(input+1, c.edges[b])
-		c.cells[b].weight += float64(each * float64(length-first+1))
+		c.cells[b][weight] += float64(each * float64(length-first+1))
 		length = first - 1
 	}
 }
@@ -172,14 +179,11 @@ func (c *Counter) Rates(now float64) policies.Flow {
 		return f // no time has passed: there is no rate yet
 	}
 	per := 1 / float64(c.eventWeight*float64(c.tau*observed))
+	columns := f.Columns()
 	for b, x := range c.cells {
-		f.Arrivals[b] = x.arrivals * per
-		f.Tokens[b] = x.tokens * per
-		f.Reads[b] = x.reads * per
-		f.Prefill[b] = x.prefill * per
-		f.Prefill2[b] = x.prefill2 * per
-		f.Weight[b] = x.weight * per
-		f.Crossings[b] = x.crossings * per
+		for i, column := range columns {
+			column[b] = x[i] * per
+		}
 	}
 	return f
 }
@@ -192,20 +196,14 @@ func (c *Counter) Restore(f policies.Flow, now float64) error {
 	if err := f.Validate(); err != nil {
 		return err
 	}
-	if len(f.Edges) != len(c.edges) {
+	if !slices.Equal(f.Edges, c.edges) {
 		return &policies.Violation{Subject: "flow", Invariant: "1: a restored flow must have the counter's edges"}
-	}
-	for b, e := range f.Edges {
-		if e != c.edges[b] {
-			return &policies.Violation{Subject: "flow edge " + e.String(), Invariant: "1: a restored flow must have the counter's edges"}
-		}
 	}
 	c.started, c.start, c.now, c.origin, c.eventWeight = true, math.Inf(-1), now, now, 1
 	c.seen = f.Seen
 	for b := range c.cells {
-		c.cells[b] = cell{
-			arrivals: f.Arrivals[b], prefill: f.Prefill[b], prefill2: f.Prefill2[b],
-			tokens: f.Tokens[b], reads: f.Reads[b], weight: f.Weight[b], crossings: f.Crossings[b],
+		for i, column := range f.Columns() {
+			c.cells[b][i] = column[b]
 		}
 	}
 	c.scale(c.tau)

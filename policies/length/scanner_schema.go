@@ -78,54 +78,49 @@ func (s *Scanner) member() (role, register) {
 	if s.depth >= levels || s.keyLen > len(s.key) {
 		return ignored, 0
 	}
-	r, home := ignored, register(0)
 	key := string(s.key[:s.keyLen]) // does not escape, so does not allocate
-	switch s.roles[s.depth] {
-	case body:
-		switch key {
-		case "model":
+	for i := range members {
+		m := &members[i]
+		if m.of != s.roles[s.depth] || m.key != key {
+			continue
+		}
+		switch m.role {
+		case modelName:
 			s.modelLen = 0
-			return modelName, 0
-		case "max_tokens":
-			s.limits[0] = 0
-			return limit, 0
-		case "max_completion_tokens":
-			s.limits[1] = 0
-			return limit, 1
-		case "prompt":
-			r, home = prompt, promptText
-		case "messages":
-			r, home = prompt, messages
-		case "input":
-			r, home = prompt, input
-		case "system":
-			r, home = content, system
-		case "instructions":
-			r, home = content, instructions
-		case "tools":
-			r, home = raw, tools
-		case "functions":
-			r, home = raw, functions
-		}
-	case item:
-		switch key {
-		case "content":
-			r, home = content, messageContent
-		case "tool_calls":
-			r, home = raw, messageCalls
-		case "function_call":
-			r, home = raw, messageCall
-		}
-	case part:
-		if key == "text" {
+		case limit:
+			s.limits[m.register] = 0
+		case text:
 			s.hasText = true
-			r, home = text, partText
+			fallthrough
+		default:
+			s.sizes[m.register] = size{}
 		}
+		return m.role, m.register
 	}
-	if r != ignored {
-		s.sizes[home] = size{}
-	}
-	return r, home
+	return ignored, 0
+}
+
+// members are the keys that count, by the role of their object.
+var members = [...]struct {
+	of       role
+	key      string
+	role     role
+	register register
+}{
+	{body, "model", modelName, 0},
+	{body, "max_tokens", limit, 0},
+	{body, "max_completion_tokens", limit, 1},
+	{body, "prompt", prompt, promptText},
+	{body, "messages", prompt, messages},
+	{body, "input", prompt, input},
+	{body, "system", content, system},
+	{body, "instructions", content, instructions},
+	{body, "tools", raw, tools},
+	{body, "functions", raw, functions},
+	{item, "content", content, messageContent},
+	{item, "tool_calls", raw, messageCalls},
+	{item, "function_call", raw, messageCall},
+	{part, "text", text, partText},
 }
 
 // enter begins a container that counts.

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 func scan(data []byte) (Count, string) {
@@ -111,11 +113,7 @@ func TestOracleAgrees(t *testing.T) {
 	// Random documents of the relevant words, so that they are nested and repeated in
 	// unusual ways.
 	r := rand.New(rand.NewPCG(1, 2))
-	n := 1500
-	if testing.Short() {
-		n = 500
-	}
-	for range n {
+	for range policytest.Size(600, 1500) {
 		check(t, []byte(document(r, 0)), 7)
 	}
 }

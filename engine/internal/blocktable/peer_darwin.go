@@ -7,7 +7,7 @@ import (
 )
 
 // peerUser returns the user of a connection's peer.
-func peer(c *net.UnixConn) (uid int, err error) {
+func peerUser(c *net.UnixConn) (uid int, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return -1, err

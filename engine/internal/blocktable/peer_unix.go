@@ -8,6 +8,6 @@ import (
 )
 
 // peerUser fails: a client whose user is unknown is rejected.
-func peer(*net.UnixConn) (uid int, err error) {
+func peerUser(*net.UnixConn) (uid int, err error) {
 	return -1, errors.New("this system does not report the user of a Unix socket's peer")
 }

@@ -177,7 +177,7 @@ func (t *Table) serveMemory(ctx context.Context, l *listener) error {
 		}
 		// The message fits into the socket's buffer: this does not block.
 		c.SetDeadline(time.Now().Add(sendTimeout))
-		if err := share(c, t.cfg.Pool); err != nil {
+		if err := sendMemory(c, t.cfg.Pool); err != nil {
 			t.cfg.Logger.Warn("block table: sending the memory failed", "error", err)
 		}
 		c.Close()
@@ -188,7 +188,7 @@ func (t *Table) serveMemory(ctx context.Context, l *listener) error {
 const inDevice = 'g'
 
 // sendMemory sends the pool's memory as engine/api specifies.
-func share(c *net.UnixConn, p *kv.Pool) error {
+func sendMemory(c *net.UnixConn, p *kv.Pool) error {
 	handle, f, err := p.Share()
 	if err != nil {
 		return err
