@@ -7,12 +7,15 @@ import (
 	"time"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
+	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // adsServer connects every stream to the test: requests delivers the client's messages,
 // and messages put into responses are sent to the client; nil ends the stream.

@@ -1,7 +1,7 @@
 package client
 
 import (
-	"errors"
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -60,110 +60,78 @@ type OutlierDetection struct {
 }
 
 func decodeCluster(name string, a *anypb.Any) (any, error) {
-	c, err := open("cluster", a, &clusterv3.Cluster{})
-	if err != nil {
-		return nil, err
-	}
-	if c.GetName() != name {
-		return nil, fmt.Errorf("cluster.name: is %q, not the resource's", c.GetName())
-	}
+	f := new(faults)
+	c := openNamed(f, "cluster", "name", name, a, &clusterv3.Cluster{}, (*clusterv3.Cluster).GetName)
 	// DNS options and health checks are not refused: names are resolved when
 	// a connection is made, and health comes by EDS and outlier detection.
-	err = only("cluster", c, "name", "alt_stat_name", "type", "eds_cluster_config", "connect_timeout", "per_connection_buffer_limit_bytes",
+	f.only("cluster", c, "name", "alt_stat_name", "type", "eds_cluster_config", "connect_timeout", "per_connection_buffer_limit_bytes",
 		"lb_policy", "load_assignment", "health_checks", "circuit_breakers", "typed_extension_protocol_options", "http2_protocol_options",
 		"dns_refresh_rate", "dns_jitter", "dns_failure_refresh_rate", "respect_dns_ttl", "dns_lookup_family", "typed_dns_resolver_config",
 		"wait_for_warm_on_init", "outlier_detection", "cleanup_interval", "common_lb_config", "transport_socket", "metadata",
 		"upstream_connection_options", "close_connections_on_host_health_failure", "ignore_health_on_host_removal", "load_balancing_policy",
 		"lrs_server", "lrs_report_endpoint_metrics", "track_timeout_budgets", "track_cluster_stats", "preconnect_policy")
-	if err != nil {
-		return nil, err
-	}
 	out := &Cluster{Name: name}
 	if t := c.GetTransportSocket(); t != nil && t.GetTypedConfig().GetTypeUrl() != rawBufferType {
-		return nil, errors.New("cluster.transport_socket: TLS to endpoints is not supported by this client")
+		f.addf("cluster.transport_socket: TLS to endpoints is not supported by this client")
 	}
-	if out.ConnectTimeout, err = period("cluster.connect_timeout", c.GetConnectTimeout(), defaultConnectTimeout); err != nil {
-		return nil, err
-	}
-	if err := out.decodeEndpointsOf(c); err != nil {
-		return nil, err
-	}
-	if err := out.decodeProtocol(c); err != nil {
-		return nil, err
-	}
-	if err := out.decodeBalancing(c); err != nil {
-		return nil, err
-	}
-	if err := out.decodeBreakers(c.GetCircuitBreakers()); err != nil {
-		return nil, err
-	}
-	out.OutlierDetection, err = decodeOutlier("cluster.outlier_detection", c.GetOutlierDetection())
-	return out, err
+	out.ConnectTimeout = f.period("cluster.connect_timeout", c.GetConnectTimeout(), defaultConnectTimeout)
+	out.decodeEndpointsOf(f, c)
+	out.decodeProtocol(f, c)
+	out.decodeBalancing(f, c)
+	out.decodeBreakers(f, c.GetCircuitBreakers())
+	out.OutlierDetection = decodeOutlier(f, "cluster.outlier_detection", c.GetOutlierDetection())
+	return out, f.err
 }
 
-func (out *Cluster) decodeEndpointsOf(c *clusterv3.Cluster) (err error) {
+func (out *Cluster) decodeEndpointsOf(f *faults, c *clusterv3.Cluster) {
 	if c.GetClusterType() != nil {
-		return errors.New("cluster.cluster_type: not supported by this client")
+		f.addf("cluster.cluster_type: not supported by this client")
 	}
 	switch c.GetType() {
 	case clusterv3.Cluster_EDS:
-		out.EDSName = c.GetEdsClusterConfig().GetServiceName()
-		if out.EDSName == "" {
-			out.EDSName = c.GetName()
-		}
-		out.fetchTimeout, err = decodeSource("cluster.eds_cluster_config.eds_config", c.GetEdsClusterConfig().GetEdsConfig())
-		return err
+		out.EDSName = cmp.Or(c.GetEdsClusterConfig().GetServiceName(), c.GetName())
+		out.fetchTimeout = decodeSource(f, "cluster.eds_cluster_config.eds_config", c.GetEdsClusterConfig().GetEdsConfig())
 	case clusterv3.Cluster_STATIC, clusterv3.Cluster_STRICT_DNS, clusterv3.Cluster_LOGICAL_DNS:
-		out.Inline, err = newAssignment("cluster.load_assignment", c.GetLoadAssignment())
-		return err
+		out.Inline = newAssignment(f, "cluster.load_assignment", c.GetLoadAssignment())
+	default:
+		f.addf("cluster.type: %s is not supported by this client", c.GetType())
 	}
-	return fmt.Errorf("cluster.type: %s is not supported by this client", c.GetType())
 }
 
-func (out *Cluster) decodeProtocol(c *clusterv3.Cluster) error {
+func (out *Cluster) decodeProtocol(f *faults, c *clusterv3.Cluster) {
 	h2 := c.GetHttp2ProtocolOptions()
 	for key, a := range c.GetTypedExtensionProtocolOptions() {
 		if key != upstreamProtocolsKey {
-			return fmt.Errorf("cluster.typed_extension_protocol_options[%q]: not supported by this client", key)
+			f.addf("cluster.typed_extension_protocol_options[%q]: not supported by this client", key)
+			return
 		}
 		const at = "cluster.typed_extension_protocol_options"
-		o, err := open(at, a, &httpv3.HttpProtocolOptions{})
-		if err != nil {
-			return err
-		}
-		if err := only(at, o, "common_http_protocol_options", "explicit_http_config"); err != nil {
-			return err
-		}
+		o := open(f, at, a, &httpv3.HttpProtocolOptions{})
+		f.only(at, o, "common_http_protocol_options", "explicit_http_config")
 		switch e := o.GetExplicitHttpConfig().GetProtocolConfig().(type) {
 		case *httpv3.HttpProtocolOptions_ExplicitHttpConfig_Http2ProtocolOptions:
 			h2 = e.Http2ProtocolOptions
 		case *httpv3.HttpProtocolOptions_ExplicitHttpConfig_HttpProtocolOptions:
 		default:
-			return errors.New(at + ".explicit_http_config: must be HTTP/1.1 or HTTP/2")
+			f.addf("%s.explicit_http_config: must be HTTP/1.1 or HTTP/2", at)
 		}
 	}
 	if h2 != nil {
+		const at = "cluster.http2_protocol_options.connection_keepalive"
 		out.HTTP2 = true
 		out.MaxStreams = h2.GetMaxConcurrentStreams().GetValue()
-		var err error
-		const at = "cluster.http2_protocol_options.connection_keepalive"
-		if out.Ping, err = period(at+".interval", h2.GetConnectionKeepalive().GetInterval(), 0); err != nil {
-			return err
-		}
-		if out.PingTimeout, err = period(at+".timeout", h2.GetConnectionKeepalive().GetTimeout(), 0); err != nil {
-			return err
-		}
+		out.Ping = f.period(at+".interval", h2.GetConnectionKeepalive().GetInterval(), 0)
+		out.PingTimeout = f.period(at+".timeout", h2.GetConnectionKeepalive().GetTimeout(), 0)
 	}
-	return nil
 }
 
 // decodeBalancing uses the first policy of the list that it knows, as Envoy does.
-func (out *Cluster) decodeBalancing(c *clusterv3.Cluster) error {
+func (out *Cluster) decodeBalancing(f *faults, c *clusterv3.Cluster) {
 	out.PanicThreshold = defaultPanic
 	lb := c.GetCommonLbConfig()
 	if t := lb.GetHealthyPanicThreshold(); t != nil {
 		if !(t.GetValue() >= 0 && t.GetValue() <= 100) {
-			return fmt.Errorf("cluster.common_lb_config.healthy_panic_threshold: %v is not a percentage", t.GetValue())
+			f.addf("cluster.common_lb_config.healthy_panic_threshold: %v is not a percentage", t.GetValue())
 		}
 		out.PanicThreshold = t.GetValue()
 	}
@@ -171,57 +139,48 @@ func (out *Cluster) decodeBalancing(c *clusterv3.Cluster) error {
 	policies := c.GetLoadBalancingPolicy().GetPolicies()
 	if len(policies) == 0 {
 		if c.GetLoadBalancingPolicy() != nil || c.GetLbPolicy() != clusterv3.Cluster_ROUND_ROBIN {
-			return fmt.Errorf("cluster.lb_policy: %s is not supported by this client; use ROUND_ROBIN", c.GetLbPolicy())
+			f.addf("cluster.lb_policy: %s is not supported by this client; use ROUND_ROBIN", c.GetLbPolicy())
 		}
-		return nil
+		return
 	}
 	var names []string
 	for _, p := range policies {
 		a := p.GetTypedExtensionConfig().GetTypedConfig()
 		switch a.GetTypeUrl() {
 		case roundRobinType:
-			rr, err := open("cluster.load_balancing_policy.round_robin", a, &rrv3.RoundRobin{})
-			if err != nil {
-				return err
-			}
+			rr := open(f, "cluster.load_balancing_policy.round_robin", a, &rrv3.RoundRobin{})
 			out.LocalityWeighted = out.LocalityWeighted || rr.GetLocalityLbConfig().GetLocalityWeightedLbConfig() != nil
-			return nil
+			return
 		case wrrLocalityType:
-			w, err := open("cluster.load_balancing_policy.wrr_locality", a, &wrrlocalityv3.WrrLocality{})
-			if err != nil {
-				return err
-			}
+			w := open(f, "cluster.load_balancing_policy.wrr_locality", a, &wrrlocalityv3.WrrLocality{})
 			for _, q := range w.GetEndpointPickingPolicy().GetPolicies() {
 				if q.GetTypedExtensionConfig().GetTypedConfig().GetTypeUrl() == roundRobinType {
 					out.LocalityWeighted = true
-					return nil
+					return
 				}
 			}
 		}
 		names = append(names, p.GetTypedExtensionConfig().GetName())
 	}
-	return fmt.Errorf("cluster.load_balancing_policy: none of %s is supported by this client; add round_robin", strings.Join(names, ", "))
+	f.addf("cluster.load_balancing_policy: none of %s is supported by this client; add round_robin", strings.Join(names, ", "))
 }
 
-func (out *Cluster) decodeBreakers(b *clusterv3.CircuitBreakers) error {
+func (out *Cluster) decodeBreakers(f *faults, b *clusterv3.CircuitBreakers) {
 	out.MaxRequests, out.MaxRetries = defaultMaxRequests, defaultMaxRetries
 	for i, t := range b.GetThresholds() {
 		if t.GetPriority() != 0 {
 			continue // no route here has another priority
 		}
-		if err := only(fmt.Sprintf("cluster.circuit_breakers.thresholds[%d]", i), t, "priority", "max_connections", "max_pending_requests",
-			"max_requests", "max_retries", "track_remaining", "max_connection_pools"); err != nil {
-			return err
-		}
+		f.only(fmt.Sprintf("cluster.circuit_breakers.thresholds[%d]", i), t, "priority", "max_connections", "max_pending_requests",
+			"max_requests", "max_retries", "track_remaining", "max_connection_pools")
 		out.MaxRequests = orDefault(t.GetMaxRequests(), out.MaxRequests)
 		out.MaxRetries = orDefault(t.GetMaxRetries(), out.MaxRetries)
 	}
-	return nil
 }
 
-func decodeOutlier(at string, o *clusterv3.OutlierDetection) (*OutlierDetection, error) {
+func decodeOutlier(f *faults, at string, o *clusterv3.OutlierDetection) *OutlierDetection {
 	if o == nil {
-		return nil, nil
+		return nil
 	}
 	out := &OutlierDetection{
 		Consecutive5xx:     enforced(o.GetConsecutive_5Xx(), 5, o.GetEnforcingConsecutive_5Xx(), 100),
@@ -230,16 +189,10 @@ func decodeOutlier(at string, o *clusterv3.OutlierDetection) (*OutlierDetection,
 		SplitLocal:         o.GetSplitExternalLocalOriginErrors(),
 		MaxPercent:         min(orDefault(o.GetMaxEjectionPercent(), 10), 100),
 	}
-	var err error
-	if out.Interval, err = period(at+".interval", o.GetInterval(), 10*time.Second); err != nil {
-		return nil, err
-	}
-	if out.BaseEjection, err = period(at+".base_ejection_time", o.GetBaseEjectionTime(), 30*time.Second); err != nil {
-		return nil, err
-	}
-	out.MaxEjection, err = period(at+".max_ejection_time", o.GetMaxEjectionTime(), 300*time.Second)
-	out.MaxEjection = max(out.MaxEjection, out.BaseEjection)
-	return out, err
+	out.Interval = f.period(at+".interval", o.GetInterval(), 10*time.Second)
+	out.BaseEjection = f.period(at+".base_ejection_time", o.GetBaseEjectionTime(), 30*time.Second)
+	out.MaxEjection = max(f.period(at+".max_ejection_time", o.GetMaxEjectionTime(), 300*time.Second), out.BaseEjection)
+	return out
 }
 
 // enforced returns a detector's threshold, 0 if it must not eject. A share between 0 and

@@ -1,7 +1,6 @@
 package client
 
 import (
-	"errors"
 	"fmt"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -39,65 +38,45 @@ type Endpoint struct {
 type Locality struct{ Region, Zone, SubZone string }
 
 func decodeAssignment(name string, a *anypb.Any) (any, error) {
-	c, err := open("assignment", a, &endpointv3.ClusterLoadAssignment{})
-	if err != nil {
-		return nil, err
-	}
-	if c.GetClusterName() != name {
-		return nil, fmt.Errorf("assignment.cluster_name: is %q, not the resource's", c.GetClusterName())
-	}
-	return newAssignment("assignment", c)
+	f := new(faults)
+	c := openNamed(f, "assignment", "cluster_name", name, a, &endpointv3.ClusterLoadAssignment{}, (*endpointv3.ClusterLoadAssignment).GetClusterName)
+	return newAssignment(f, "assignment", c), f.err
 }
 
-func newAssignment(at string, c *endpointv3.ClusterLoadAssignment) (*Assignment, error) {
+func newAssignment(f *faults, at string, c *endpointv3.ClusterLoadAssignment) *Assignment {
 	out := &Assignment{Name: c.GetClusterName(), OverprovisioningFactor: defaultOverprovisioning}
 	if len(c.GetNamedEndpoints()) > 0 {
-		return nil, errors.New(at + ".named_endpoints: not supported by this client")
+		f.addf("%s.named_endpoints: not supported by this client", at)
 	}
 	if p := c.GetPolicy(); p != nil {
-		if err := only(at+".policy", p, "overprovisioning_factor", "endpoint_stale_after"); err != nil {
-			return nil, err
-		}
-		if f := p.GetOverprovisioningFactor().GetValue(); f > 0 {
-			out.OverprovisioningFactor = f
+		f.only(at+".policy", p, "overprovisioning_factor", "endpoint_stale_after")
+		if n := p.GetOverprovisioningFactor().GetValue(); n > 0 {
+			out.OverprovisioningFactor = n
 		}
 	}
 	for i, l := range c.GetEndpoints() {
 		at := fmt.Sprintf("%s.endpoints[%d]", at, i)
-		if err := only(at, l, "locality", "lb_endpoints", "load_balancing_weight", "priority", "metadata"); err != nil {
-			return nil, err
-		}
+		f.only(at, l, "locality", "lb_endpoints", "load_balancing_weight", "priority", "metadata")
 		if l.GetPriority() > maxPriority {
-			return nil, fmt.Errorf("%s.priority: %d is more than %d", at, l.GetPriority(), maxPriority)
+			f.addf("%s.priority: %d is more than %d", at, l.GetPriority(), maxPriority)
+			return out
 		}
 		for len(out.Priorities) <= int(l.GetPriority()) {
 			out.Priorities = append(out.Priorities, nil)
 		}
 		p := &out.Priorities[l.GetPriority()]
 		for j, e := range l.GetLbEndpoints() {
-			ep, err := newEndpoint(fmt.Sprintf("%s.lb_endpoints[%d]", at, j), l, e)
-			if err != nil {
-				return nil, err
-			}
-			*p = append(*p, ep)
+			*p = append(*p, newEndpoint(f, fmt.Sprintf("%s.lb_endpoints[%d]", at, j), l, e))
 		}
 	}
-	return out, nil
+	return out
 }
 
-func newEndpoint(at string, l *endpointv3.LocalityLbEndpoints, e *endpointv3.LbEndpoint) (Endpoint, error) {
-	if err := only(at, e, "endpoint", "health_status", "metadata", "load_balancing_weight"); err != nil {
-		return Endpoint{}, err
-	}
-	if err := only(at+".endpoint", e.GetEndpoint(), "address", "hostname", "health_check_config"); e.GetEndpoint() != nil && err != nil {
-		return Endpoint{}, err
-	}
-	address, err := decodeAddress(at+".endpoint.address", e.GetEndpoint().GetAddress())
-	if err != nil {
-		return Endpoint{}, err
-	}
+func newEndpoint(f *faults, at string, l *endpointv3.LocalityLbEndpoints, e *endpointv3.LbEndpoint) Endpoint {
+	f.only(at, e, "endpoint", "health_status", "metadata", "load_balancing_weight")
+	f.only(at+".endpoint", e.GetEndpoint(), "address", "hostname", "health_check_config")
 	out := Endpoint{
-		Address:        address,
+		Address:        decodeAddress(f, at+".endpoint.address", e.GetEndpoint().GetAddress()),
 		Weight:         1,
 		LocalityWeight: 1,
 		Locality:       Locality{l.GetLocality().GetRegion(), l.GetLocality().GetZone(), l.GetLocality().GetSubZone()},
@@ -105,7 +84,7 @@ func newEndpoint(at string, l *endpointv3.LocalityLbEndpoints, e *endpointv3.LbE
 	}
 	if w := e.GetLoadBalancingWeight(); w != nil {
 		if out.Weight = w.GetValue(); out.Weight == 0 {
-			return Endpoint{}, errors.New(at + ".load_balancing_weight: must be at least 1")
+			f.addf("%s.load_balancing_weight: must be at least 1", at)
 		}
 	}
 	if w := l.GetLoadBalancingWeight(); w != nil {
@@ -117,5 +96,5 @@ func newEndpoint(at string, l *endpointv3.LocalityLbEndpoints, e *endpointv3.LbE
 		// when the others do not suffice.
 		out.Healthy = true
 	}
-	return out, nil
+	return out
 }

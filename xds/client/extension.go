@@ -1,8 +1,6 @@
 package client
 
 import (
-	"errors"
-	"fmt"
 	"strings"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -42,60 +40,45 @@ type Extension struct {
 	Mutations HeaderOps
 }
 
+// openExtension unpacks a TypedExtensionConfig and returns its config.
+func openExtension(f *faults, name string, a *anypb.Any) *anypb.Any {
+	return openNamed(f, "extension", "name", name, a, &corev3.TypedExtensionConfig{}, (*corev3.TypedExtensionConfig).GetName).GetTypedConfig()
+}
+
 // decodeExtension decodes a TypedExtensionConfig.
 func decodeExtension(name string, a *anypb.Any) (any, error) {
-	c, err := open("extension", a, &corev3.TypedExtensionConfig{})
-	if err != nil {
-		return nil, err
-	}
-	if c.GetName() != name {
-		return nil, fmt.Errorf("extension.name: is %q, not the resource's", c.GetName())
-	}
-	return decodeFilterConfig("extension.typed_config", name, c.GetTypedConfig())
+	f := new(faults)
+	return decodeFilterConfig(f, "extension.typed_config", name, openExtension(f, name, a)), f.err
 }
 
 // decodeSlotConfig decodes the TypedExtensionConfig of a policy slot.
 func (m *machine) decodeSlotConfig(name string, a *anypb.Any) (any, error) {
-	c, err := open("extension", a, &corev3.TypedExtensionConfig{})
-	if err != nil {
-		return nil, err
+	f := new(faults)
+	config := openExtension(f, name, a)
+	if config == nil {
+		f.addf("extension.typed_config: must not be empty")
 	}
-	if c.GetName() != name {
-		return nil, fmt.Errorf("extension.name: is %q, not the resource's", c.GetName())
+	if f.err == nil && m.checkSlot != nil {
+		f.err = m.checkSlot(name, config)
 	}
-	if c.GetTypedConfig() == nil {
-		return nil, errors.New("extension.typed_config: must not be empty")
-	}
-	if m.checkSlot != nil {
-		if err := m.checkSlot(name, c.GetTypedConfig()); err != nil {
-			return nil, err
-		}
-	}
-	return &SlotConfig{Name: name, Config: c.GetTypedConfig()}, nil
+	return &SlotConfig{Name: name, Config: config}, f.err
 }
 
 // decodeFilterConfig decodes the config of an HTTP filter in a slot.
-func decodeFilterConfig(at, name string, a *anypb.Any) (*Extension, error) {
+func decodeFilterConfig(f *faults, at, name string, a *anypb.Any) *Extension {
 	e := &Extension{Name: name, Type: a.GetTypeUrl()}
 	switch e.Type {
 	case "":
-		return nil, errors.New(at + ": must not be empty")
+		f.addf("%s: must not be empty", at)
 	case headerMutationType:
-		m, err := open(at, a, &headermutationv3.HeaderMutation{})
-		if err != nil {
-			return nil, err
-		}
-		if e.Mutations, err = decodeMutations(at+".mutations.request_mutations", m.GetMutations().GetRequestMutations()); err != nil {
-			return nil, err
-		}
-		if err := only(at+".mutations", m.GetMutations(), "request_mutations"); err != nil {
-			return nil, err
-		}
+		m := open(f, at, a, &headermutationv3.HeaderMutation{}).GetMutations()
+		e.Mutations = decodeMutations(f, at+".mutations.request_mutations", m.GetRequestMutations())
+		f.only(at+".mutations", m, "request_mutations")
 	case wasmType, extProcType:
 		// This client does not run the filter; the data plane uses its own estimator
 		// instead.
 	default:
-		return nil, fmt.Errorf("%s: %s is not supported by this client", at, strings.TrimPrefix(e.Type, typePrefix))
+		f.addf("%s: %s is not supported by this client", at, strings.TrimPrefix(e.Type, typePrefix))
 	}
-	return e, nil
+	return e
 }

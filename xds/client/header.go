@@ -35,14 +35,12 @@ type HeaderMatch struct {
 }
 
 // decodeHeaderMatch refuses every test that a length route does not need.
-func decodeHeaderMatch(at string, m *routev3.HeaderMatcher) (HeaderMatch, error) {
+func decodeHeaderMatch(f *faults, at string, m *routev3.HeaderMatcher) HeaderMatch {
 	h := HeaderMatch{Name: headerName(m.GetName()), Invert: m.GetInvertMatch()}
 	if m.GetName() == "" {
-		return h, errors.New(at + ".name: must not be empty")
+		f.addf("%s.name: must not be empty", at)
 	}
-	if err := only(at, m, "name", "invert_match", "range_match", "exact_match", "present_match", "string_match"); err != nil {
-		return h, err
-	}
+	f.only(at, m, "name", "invert_match", "range_match", "exact_match", "present_match", "string_match")
 	switch t := m.GetHeaderMatchSpecifier().(type) {
 	case *routev3.HeaderMatcher_RangeMatch:
 		// Envoy accepts an empty range and matches nothing with it; this client does
@@ -56,14 +54,15 @@ func decodeHeaderMatch(at string, m *routev3.HeaderMatcher) (HeaderMatch, error)
 	case *routev3.HeaderMatcher_StringMatch:
 		s, ok := t.StringMatch.GetMatchPattern().(*matcherv3.StringMatcher_Exact)
 		if !ok {
-			return h, errors.New(at + ".string_match: only exact is supported by this client")
+			f.addf("%s.string_match: only exact is supported by this client", at)
+			return h
 		}
 		h.Kind, h.Exact, h.FoldCase = MatchExact, s.Exact, t.StringMatch.GetIgnoreCase()
 	default:
 		// Envoy treats a matcher without a specifier as a test for presence.
 		h.Kind = MatchPresent
 	}
-	return h, nil
+	return h
 }
 
 // headerName returns a header's name in the form that net/http uses.
@@ -109,44 +108,50 @@ func (o HeaderOps) join(p HeaderOps) HeaderOps {
 	return HeaderOps{append(o.Remove, p.Remove...), append(o.RemovePrefix, p.RemovePrefix...), append(o.Add, p.Add...)}
 }
 
-func decodeHeaderOps(at string, add []*corev3.HeaderValueOption, remove []string) (HeaderOps, error) {
-	var o HeaderOps
+// headerOptions are the header operations that tables, hosts and routes have alike.
+type headerOptions interface {
+	GetRequestHeadersToAdd() []*corev3.HeaderValueOption
+	GetRequestHeadersToRemove() []string
+	GetResponseHeadersToAdd() []*corev3.HeaderValueOption
+	GetResponseHeadersToRemove() []string
+}
+
+func decodeHeaders(f *faults, at string, m headerOptions) (request, response HeaderOps) {
+	return decodeHeaderOps(f, at+".request_headers", m.GetRequestHeadersToAdd(), m.GetRequestHeadersToRemove()),
+		decodeHeaderOps(f, at+".response_headers", m.GetResponseHeadersToAdd(), m.GetResponseHeadersToRemove())
+}
+
+func decodeHeaderOps(f *faults, at string, add []*corev3.HeaderValueOption, remove []string) (o HeaderOps) {
 	for i, name := range remove {
 		if name == "" {
-			return o, fmt.Errorf("%s_to_remove[%d]: must not be empty", at, i)
+			f.addf("%s_to_remove[%d]: must not be empty", at, i)
 		}
 		o.Remove = append(o.Remove, headerName(name))
 	}
 	for i, a := range add {
-		h, err := decodeHeaderAdd(fmt.Sprintf("%s_to_add[%d]", at, i), a)
-		if err != nil {
-			return o, err
-		}
-		o.Add = append(o.Add, h)
+		o.Add = append(o.Add, decodeHeaderAdd(f, fmt.Sprintf("%s_to_add[%d]", at, i), a))
 	}
-	return o, nil
+	return o
 }
 
-func decodeHeaderAdd(at string, o *corev3.HeaderValueOption) (HeaderAdd, error) {
-	if err := only(at, o, "header", "append", "append_action", "keep_empty_value"); err != nil {
-		return HeaderAdd{}, err
-	}
+func decodeHeaderAdd(f *faults, at string, o *corev3.HeaderValueOption) HeaderAdd {
+	f.only(at, o, "header", "append", "append_action", "keep_empty_value")
 	h := o.GetHeader()
 	if h.GetKey() == "" || strings.HasPrefix(h.GetKey(), ":") || strings.EqualFold(h.GetKey(), "host") {
-		return HeaderAdd{}, fmt.Errorf("%s.header.key: %q cannot be set", at, h.GetKey())
+		f.addf("%s.header.key: %q cannot be set", at, h.GetKey())
 	}
 	value := h.GetValue()
 	if len(h.GetRawValue()) > 0 {
 		value = string(h.GetRawValue())
 	}
 	if !validValue(value) {
-		return HeaderAdd{}, fmt.Errorf("%s.header.value: holds a control character", at)
+		f.addf("%s.header.value: holds a control character", at)
 	}
-	f, err := parseFormat(value)
+	format, err := parseFormat(value)
 	if err != nil {
-		return HeaderAdd{}, fmt.Errorf("%s.header.value: %w", at, err)
+		f.addf("%s.header.value: %w", at, err)
 	}
-	a := HeaderAdd{Name: headerName(h.GetKey()), Value: f}
+	a := HeaderAdd{Name: headerName(h.GetKey()), Value: format}
 	switch o.GetAppendAction() {
 	case corev3.HeaderValueOption_APPEND_IF_EXISTS_OR_ADD:
 		if ap := o.GetAppend(); ap != nil && !ap.GetValue() {
@@ -159,9 +164,9 @@ func decodeHeaderAdd(at string, o *corev3.HeaderValueOption) (HeaderAdd, error) 
 	case corev3.HeaderValueOption_OVERWRITE_IF_EXISTS:
 		a.Action = OverwriteIfExists
 	default:
-		return HeaderAdd{}, fmt.Errorf("%s.append_action: unknown value %d", at, o.GetAppendAction())
+		f.addf("%s.append_action: unknown value %d", at, o.GetAppendAction())
 	}
-	return a, nil
+	return a
 }
 
 // validValue reports whether a header value may be sent.
@@ -243,36 +248,30 @@ func (p formatPart) render(c FormatContext) string {
 }
 
 // decodeMutations decodes the mutations of the header_mutation extensions.
-func decodeMutations(at string, ms []*mutationv3.HeaderMutation) (HeaderOps, error) {
-	var o HeaderOps
+func decodeMutations(f *faults, at string, ms []*mutationv3.HeaderMutation) (o HeaderOps) {
 	for i, m := range ms {
 		at := fmt.Sprintf("%s[%d]", at, i)
 		if _, add := m.GetAction().(*mutationv3.HeaderMutation_Append); !add && len(o.Add) > 0 {
 			// HeaderOps removes first, so another order cannot be represented.
-			return o, errors.New(at + ": put removals before additions")
+			f.addf("%s: put removals before additions", at)
 		}
 		switch a := m.GetAction().(type) {
 		case *mutationv3.HeaderMutation_Remove:
 			if a.Remove == "" {
-				return o, errors.New(at + ".remove: must not be empty")
+				f.addf("%s.remove: must not be empty", at)
 			}
 			o.Remove = append(o.Remove, headerName(a.Remove))
 		case *mutationv3.HeaderMutation_RemoveOnMatch_:
-			k := a.RemoveOnMatch.GetKeyMatcher()
-			p, ok := k.GetMatchPattern().(*matcherv3.StringMatcher_Prefix)
-			if !ok || p.Prefix == "" {
-				return o, errors.New(at + ".remove_on_match.key_matcher: only a prefix is supported by this client")
+			prefix := a.RemoveOnMatch.GetKeyMatcher().GetPrefix()
+			if prefix == "" {
+				f.addf("%s.remove_on_match.key_matcher: only a prefix is supported by this client", at)
 			}
-			o.RemovePrefix = append(o.RemovePrefix, strings.ToLower(p.Prefix))
+			o.RemovePrefix = append(o.RemovePrefix, strings.ToLower(prefix))
 		case *mutationv3.HeaderMutation_Append:
-			h, err := decodeHeaderAdd(at+".append", a.Append)
-			if err != nil {
-				return o, err
-			}
-			o.Add = append(o.Add, h)
+			o.Add = append(o.Add, decodeHeaderAdd(f, at+".append", a.Append))
 		default:
-			return o, errors.New(at + ": only remove, remove_on_match and append are supported by this client")
+			f.addf("%s: only remove, remove_on_match and append are supported by this client", at)
 		}
 	}
-	return o, nil
+	return o
 }

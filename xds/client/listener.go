@@ -1,7 +1,6 @@
 package client
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"net"
@@ -78,109 +77,76 @@ func (s ECDSFilter) accepts(typeURL string) error {
 }
 
 func decodeListener(name string, a *anypb.Any) (any, error) {
-	l, err := open("listener", a, &listenerv3.Listener{})
-	if err != nil {
-		return nil, err
-	}
-	if l.GetName() != name {
-		return nil, fmt.Errorf("listener.name: is %q, not the resource's", l.GetName())
-	}
+	f := new(faults)
+	l := openNamed(f, "listener", "name", name, a, &listenerv3.Listener{}, (*listenerv3.Listener).GetName)
 	out := &Listener{Name: name, BufferLimit: defaultBufferLimit}
 	if l.GetApiListener() != nil {
 		// For gRPC clients; a proxy has nothing to bind and nothing to check.
-		return out, nil
+		return out, f.err
 	}
-	if err := only("listener", l, "name", "address", "stat_prefix", "filter_chains", "per_connection_buffer_limit_bytes", "metadata",
+	f.only("listener", l, "name", "address", "stat_prefix", "filter_chains", "per_connection_buffer_limit_bytes", "metadata",
 		"drain_type", "traffic_direction", "enable_reuse_port", "reuse_port", "access_log", "tcp_backlog_size", "ignore_global_conn_limit",
-		"listener_filters_timeout", "continue_on_listener_filters_timeout", "socket_options", "tcp_keepalive"); err != nil {
-		return nil, err
-	}
-	if out.Address, err = decodeAddress("listener.address", l.GetAddress()); err != nil {
-		return nil, err
-	}
+		"listener_filters_timeout", "continue_on_listener_filters_timeout", "socket_options", "tcp_keepalive")
+	out.Address = decodeAddress(f, "listener.address", l.GetAddress())
 	if b := l.GetPerConnectionBufferLimitBytes(); b != nil {
 		out.BufferLimit = int64(b.GetValue())
 	}
 	if len(l.GetFilterChains()) != 1 || len(l.GetFilterChains()[0].GetFilters()) != 1 {
-		return nil, errors.New("listener.filter_chains: must be one chain of one filter, the HTTP connection manager")
+		f.addf("listener.filter_chains: must be one chain of one filter, the HTTP connection manager")
+		return out, f.err
 	}
 	chain := l.GetFilterChains()[0]
-	if err := only("listener.filter_chains[0]", chain, "name", "filters", "metadata", "transport_socket_connect_timeout", "transport_socket"); err != nil {
-		return nil, err
-	}
-	if out.Secret, err = decodeEdge("listener.filter_chains[0].transport_socket.typed_config", chain.GetTransportSocket()); err != nil {
-		return nil, err
-	}
+	f.only("listener.filter_chains[0]", chain, "name", "filters", "metadata", "transport_socket_connect_timeout", "transport_socket")
+	out.Secret = decodeEdge(f, "listener.filter_chains[0].transport_socket.typed_config", chain.GetTransportSocket())
 	const at = "listener.filter_chains[0].filters[0].typed_config"
-	m, err := open(at, chain.GetFilters()[0].GetTypedConfig(), &hcmv3.HttpConnectionManager{})
-	if err != nil {
-		return nil, err
-	}
-	return out, out.decodeManager(at, m)
+	out.decodeManager(f, at, open(f, at, chain.GetFilters()[0].GetTypedConfig(), &hcmv3.HttpConnectionManager{}))
+	return out, f.err
 }
 
 // decodeEdge decodes TLS with clients, and returns the name of its only secret; "" without
 // TLS.
-func decodeEdge(at string, s *corev3.TransportSocket) (secret string, err error) {
+func decodeEdge(f *faults, at string, s *corev3.TransportSocket) (secret string) {
 	if s == nil || s.GetTypedConfig().GetTypeUrl() == rawBufferType {
-		return "", nil
+		return ""
 	}
-	tls, err := open(at, s.GetTypedConfig(), &tlsv3.DownstreamTlsContext{})
-	if err != nil {
-		return "", err
-	}
-	if err := only(at, tls, "common_tls_context"); err != nil {
-		return "", err
-	}
+	tls := open(f, at, s.GetTypedConfig(), &tlsv3.DownstreamTlsContext{})
+	f.only(at, tls, "common_tls_context")
 	c := tls.GetCommonTlsContext()
-	if err := only(at+".common_tls_context", c, "tls_params", "alpn_protocols", "tls_certificate_sds_secret_configs"); err != nil {
-		return "", err
-	}
+	f.only(at+".common_tls_context", c, "tls_params", "alpn_protocols", "tls_certificate_sds_secret_configs")
 	if sds := c.GetTlsCertificateSdsSecretConfigs(); len(sds) == 1 && sds[0].GetName() != "" {
-		return sds[0].GetName(), nil
+		return sds[0].GetName()
 	}
-	return "", errors.New(at + ".common_tls_context.tls_certificate_sds_secret_configs: must name one secret")
+	f.addf("%s.common_tls_context.tls_certificate_sds_secret_configs: must name one secret", at)
+	return ""
 }
 
-func decodeAddress(at string, a *corev3.Address) (string, error) {
+func decodeAddress(f *faults, at string, a *corev3.Address) string {
 	s := a.GetSocketAddress()
-	if s == nil {
-		return "", errors.New(at + ".socket_address: missing; this client knows no other kind")
+	switch {
+	case s == nil:
+		f.addf("%s.socket_address: missing; this client knows no other kind", at)
+	case s.GetProtocol() != corev3.SocketAddress_TCP || s.GetNamedPort() != "":
+		f.addf("%s.socket_address: must be TCP with a port number", at)
+	case s.GetAddress() == "" || s.GetPortValue() > 65535:
+		f.addf("%s.socket_address: %q port %d is no address", at, s.GetAddress(), s.GetPortValue())
 	}
-	if s.GetProtocol() != corev3.SocketAddress_TCP || s.GetNamedPort() != "" {
-		return "", errors.New(at + ".socket_address: must be TCP with a port number")
-	}
-	if s.GetAddress() == "" || s.GetPortValue() > 65535 {
-		return "", fmt.Errorf("%s.socket_address: %q port %d is no address", at, s.GetAddress(), s.GetPortValue())
-	}
-	return net.JoinHostPort(s.GetAddress(), strconv.Itoa(int(s.GetPortValue()))), nil
+	return net.JoinHostPort(s.GetAddress(), strconv.Itoa(int(s.GetPortValue())))
 }
 
-func (l *Listener) decodeManager(at string, m *hcmv3.HttpConnectionManager) error {
+func (l *Listener) decodeManager(f *faults, at string, m *hcmv3.HttpConnectionManager) {
 	// Access logs and tracing change no answer and are left out silently.
-	err := only(at, m, "codec_type", "stat_prefix", "rds", "route_config", "http_filters", "tracing", "common_http_protocol_options",
+	f.only(at, m, "codec_type", "stat_prefix", "rds", "route_config", "http_filters", "tracing", "common_http_protocol_options",
 		"http_protocol_options", "http2_protocol_options", "server_name", "server_header_transformation", "max_request_headers_kb",
 		"stream_idle_timeout", "request_headers_timeout", "drain_timeout", "delayed_close_timeout", "access_log", "access_log_options",
 		"use_remote_address", "xff_num_trusted_hops", "skip_xff_append", "internal_address_config", "generate_request_id",
 		"preserve_external_request_id", "always_set_request_id_in_response", "early_header_mutation_extensions", "normalize_path",
 		"merge_slashes", "path_with_escaped_slashes_action", "strip_any_host_port", "add_user_agent", "stream_error_on_invalid_http_message",
 		"stream_flush_timeout", "append_x_forwarded_port")
-	if err != nil {
-		return err
-	}
-	if l.StreamIdle, err = period(at+".stream_idle_timeout", m.GetStreamIdleTimeout(), defaultStreamIdle); err != nil {
-		return err
-	}
 	common := m.GetCommonHttpProtocolOptions()
-	if err := only(at+".common_http_protocol_options", common, "idle_timeout", "max_headers_count", "headers_with_underscores_action"); common != nil && err != nil {
-		return err
-	}
-	if l.ConnectionIdle, err = period(at+".common_http_protocol_options.idle_timeout", common.GetIdleTimeout(), defaultDownstreamIdle); err != nil {
-		return err
-	}
-	if l.HeadersTimeout, err = period(at+".request_headers_timeout", m.GetRequestHeadersTimeout(), 0); err != nil {
-		return err
-	}
+	f.only(at+".common_http_protocol_options", common, "idle_timeout", "max_headers_count", "headers_with_underscores_action")
+	l.StreamIdle = f.period(at+".stream_idle_timeout", m.GetStreamIdleTimeout(), defaultStreamIdle)
+	l.ConnectionIdle = f.period(at+".common_http_protocol_options.idle_timeout", common.GetIdleTimeout(), defaultDownstreamIdle)
+	l.HeadersTimeout = f.period(at+".request_headers_timeout", m.GetRequestHeadersTimeout(), 0)
 	l.MaxHeaderBytes = defaultMaxHeaderKiB << 10
 	if k := m.GetMaxRequestHeadersKb().GetValue(); k > 0 {
 		l.MaxHeaderBytes = int(min(k, 8192)) << 10
@@ -197,89 +163,71 @@ func (l *Listener) decodeManager(at string, m *hcmv3.HttpConnectionManager) erro
 	l.StripPort = m.GetStripAnyHostPort()
 	for i, e := range m.GetEarlyHeaderMutationExtensions() {
 		at := fmt.Sprintf("%s.early_header_mutation_extensions[%d]", at, i)
-		em, err := open(at, e.GetTypedConfig(), &earlyv3.HeaderMutation{})
-		if err != nil {
-			return err
-		}
-		ops, err := decodeMutations(at+".mutations", em.GetMutations())
-		if err != nil {
-			return err
-		}
-		l.Early = l.Early.join(ops)
+		early := open(f, at, e.GetTypedConfig(), &earlyv3.HeaderMutation{})
+		l.Early = l.Early.join(decodeMutations(f, at+".mutations", early.GetMutations()))
 	}
-	if err := l.decodeRoutes(at, m); err != nil {
-		return err
-	}
-	return l.decodeFilters(at, m.GetHttpFilters())
+	l.decodeRoutes(f, at, m)
+	l.decodeFilters(f, at, m.GetHttpFilters())
 }
 
-func (l *Listener) decodeRoutes(at string, m *hcmv3.HttpConnectionManager) (err error) {
+func (l *Listener) decodeRoutes(f *faults, at string, m *hcmv3.HttpConnectionManager) {
 	switch r := m.GetRouteSpecifier().(type) {
 	case *hcmv3.HttpConnectionManager_Rds:
 		l.RouteTable = r.Rds.GetRouteConfigName()
 		if l.RouteTable == "" {
-			return errors.New(at + ".rds.route_config_name: must not be empty")
+			f.addf("%s.rds.route_config_name: must not be empty", at)
 		}
-		l.fetchTimeout, err = decodeSource(at+".rds.config_source", r.Rds.GetConfigSource())
+		l.fetchTimeout = decodeSource(f, at+".rds.config_source", r.Rds.GetConfigSource())
 	case *hcmv3.HttpConnectionManager_RouteConfig:
-		l.Inline, err = newRouteTable(at+".route_config", r.RouteConfig)
+		l.Inline = newRouteTable(f, at+".route_config", r.RouteConfig)
 	default:
-		return errors.New(at + ": must name a route table by rds or hold one in route_config")
+		f.addf("%s: must name a route table by rds or hold one in route_config", at)
 	}
-	return err
 }
 
-// decodeSource accepts the stream the resource came on, and nothing else.
-func decodeSource(at string, s *corev3.ConfigSource) (time.Duration, error) {
+// decodeSource accepts the stream the resource came on, and nothing else. It returns how
+// long to wait for the resource.
+func decodeSource(f *faults, at string, s *corev3.ConfigSource) time.Duration {
 	if s.GetAds() == nil && s.GetSelf() == nil {
-		return 0, errors.New(at + ": must be ads")
+		f.addf("%s: must be ads", at)
 	}
-	return period(at+".initial_fetch_timeout", s.GetInitialFetchTimeout(), DefaultFetchTimeout)
+	return f.period(at+".initial_fetch_timeout", s.GetInitialFetchTimeout(), DefaultFetchTimeout)
 }
 
-func (l *Listener) decodeFilters(at string, filters []*hcmv3.HttpFilter) error {
-	for i, f := range filters {
+func (l *Listener) decodeFilters(f *faults, at string, filters []*hcmv3.HttpFilter) {
+	for i, filter := range filters {
 		at := fmt.Sprintf("%s.http_filters[%d]", at, i)
-		last := i == len(filters)-1
-		if d := f.GetConfigDiscovery(); d != nil {
-			s, err := decodeSlot(at+".config_discovery", f.GetName(), d)
-			if err != nil {
-				return err
-			}
-			l.ECDSFilters = append(l.ECDSFilters, s)
+		if d := filter.GetConfigDiscovery(); d != nil {
+			l.ECDSFilters = append(l.ECDSFilters, decodeSlot(f, at+".config_discovery", filter.GetName(), d))
 			continue
 		}
-		switch t := f.GetTypedConfig().GetTypeUrl(); {
+		switch t := filter.GetTypedConfig().GetTypeUrl(); {
 		case t == routerType:
-			if !last {
-				return errors.New(at + ": the router must be the last filter")
+			if i < len(filters)-1 {
+				f.addf("%s: the router must be the last filter", at)
 			}
-			return nil
-		case t == extProcType, t == onDemandType, f.GetDisabled(), f.GetIsOptional():
+			return
+		case t == extProcType, t == onDemandType, filter.GetDisabled(), filter.GetIsOptional():
 			// This client makes no callouts. These filters only add what the data plane's own
 			// estimator adds, or are disabled.
 		default:
-			return fmt.Errorf("%s: filter %q of type %s is not supported by this client", at, f.GetName(), strings.TrimPrefix(t, typePrefix))
+			f.addf("%s: filter %q of type %s is not supported by this client", at, filter.GetName(), strings.TrimPrefix(t, typePrefix))
 		}
 	}
-	return errors.New(at + ".http_filters: the last one must be the router")
+	f.addf("%s.http_filters: the last one must be the router", at)
 }
 
-func decodeSlot(at, name string, d *corev3.ExtensionConfigSource) (s ECDSFilter, err error) {
-	s = ECDSFilter{Name: name, Types: d.GetTypeUrls(), NoWait: d.GetApplyDefaultConfigWithoutWarming()}
+func decodeSlot(f *faults, at, name string, d *corev3.ExtensionConfigSource) ECDSFilter {
+	s := ECDSFilter{Name: name, Types: d.GetTypeUrls(), NoWait: d.GetApplyDefaultConfigWithoutWarming()}
 	if name == "" {
-		return s, errors.New(at + ": the filter must have a name")
+		f.addf("%s: the filter must have a name", at)
 	}
-	if s.fetchTimeout, err = decodeSource(at+".config_source", d.GetConfigSource()); err != nil {
-		return s, err
-	}
+	s.fetchTimeout = decodeSource(f, at+".config_source", d.GetConfigSource())
 	if c := d.GetDefaultConfig(); c != nil {
-		if s.Default, err = decodeFilterConfig(at+".default_config", name, c); err != nil {
-			return s, err
-		}
+		s.Default = decodeFilterConfig(f, at+".default_config", name, c)
 		if err := s.accepts(c.GetTypeUrl()); err != nil {
-			return s, fmt.Errorf("%s.default_config: %w", at, err)
+			f.addf("%s.default_config: %w", at, err)
 		}
 	}
-	return s, nil
+	return s
 }

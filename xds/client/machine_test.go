@@ -1,11 +1,8 @@
 package client
 
 import (
-	"flag"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,12 +15,12 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
-var update = flag.Bool("update", false, "rewrite the expected output of testdata/*.txt")
-
-// TestScenarios runs testdata/*.txt: each line is a command, followed by the machine's
-// output up to an empty line. Lines that begin with # are comments.
+// TestScenarios runs testdata/*.txt (see policytest.TestScenarios; -rewrite rewrites the
+// output): each command is followed by the machine's output.
 //
 //	connect | disconnect | after DURATION
 //	KIND NONCE name=VALUE … -name …     a response; - removes
@@ -32,77 +29,38 @@ var update = flag.Bool("update", false, "rewrite the expected output of testdata
 // r=cluster, r=bad; ECDS x=ok, x=type. name=nil is a heartbeat. A version is a hash of
 // the value.
 func TestScenarios(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatal("no scenarios", err)
-	}
-	for _, file := range files {
-		t.Run(filepath.Base(file), func(t *testing.T) {
-			raw, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := play(t, string(raw))
-			if *update {
-				if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-					t.Fatal(err)
+	policytest.TestScenarios(t, "testdata", func(t *testing.T) policytest.Player {
+		m, now := newMachine(&corev3.Node{Id: "n"}), time.Unix(1000, 0)
+		return func(words []string) (out []string, err error) {
+			var requests []*discoveryv3.DeltaDiscoveryRequest
+			switch words[0] {
+			case "connect":
+				requests = m.connect(now)
+			case "disconnect":
+				m.disconnect()
+			case "after":
+				d, err := time.ParseDuration(words[1])
+				if err != nil {
+					return nil, err
 				}
-				return
+				now = now.Add(d)
+				requests = m.tick(now)
+			default:
+				requests, _ = m.receive(now, response(t, words[0], strings.Join(words[1:], " ")))
 			}
-			if got != string(raw) {
-				t.Errorf("got:\n%s\nwant:\n%s\n(run with -update to accept)", got, raw)
+			for _, r := range requests {
+				out = append(out, "> "+render(r))
 			}
-		})
-	}
-}
-
-func play(t *testing.T, script string) string {
-	var out strings.Builder
-	m, now := newMachine(&corev3.Node{Id: "n"}), time.Unix(1000, 0)
-	expecting := false
-	for line := range strings.Lines(script) {
-		line = strings.TrimSuffix(line, "\n")
-		switch {
-		case line == "":
-			expecting = false
-			fmt.Fprintln(&out)
-			continue
-		case strings.HasPrefix(line, "#"):
-			fmt.Fprintln(&out, line)
-			continue
-		case expecting:
-			continue // an old response
-		}
-		expecting = true
-		fmt.Fprintln(&out, line)
-		var say []*discoveryv3.DeltaDiscoveryRequest
-		word, rest, _ := strings.Cut(line, " ")
-		switch word {
-		case "connect":
-			say = m.connect(now)
-		case "disconnect":
-			m.disconnect()
-		case "after":
-			d, err := time.ParseDuration(rest)
-			if err != nil {
-				t.Fatal(err)
+			if s := m.snapshot(); s != nil {
+				out = append(out, fmt.Sprintf("= listeners%v routes%v clusters%v endpoints%v extensions%v",
+					keys(s.Listeners), keys(s.Routes), keys(s.Clusters), keys(s.Assignments), keys(s.Extensions)))
 			}
-			now = now.Add(d)
-			say = m.tick(now)
-		default:
-			say, _ = m.receive(now, response(t, word, rest))
+			if d := m.deadline(); !d.IsZero() {
+				out = append(out, fmt.Sprintf("deadline in %v", d.Sub(now)))
+			}
+			return out, nil
 		}
-		for _, r := range say {
-			fmt.Fprintln(&out, "  >", render(r))
-		}
-		if s := m.snapshot(); s != nil {
-			fmt.Fprintf(&out, "  = listeners%v routes%v clusters%v endpoints%v extensions%v\n", keys(s.Listeners), keys(s.Routes), keys(s.Clusters), keys(s.Assignments), keys(s.Extensions))
-		}
-		if d := m.deadline(); !d.IsZero() {
-			fmt.Fprintf(&out, "  deadline in %v\n", d.Sub(now))
-		}
-	}
-	return out.String()
+	})
 }
 
 func keys[T any](m map[string]T) []string { return slices.Sorted(maps.Keys(m)) }

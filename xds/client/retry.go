@@ -1,8 +1,6 @@
 package client
 
 import (
-	"errors"
-	"fmt"
 	"strings"
 	"time"
 
@@ -37,15 +35,12 @@ type RetryPolicy struct {
 	BaseInterval, MaxInterval time.Duration // jittered exponential pause between attempts
 }
 
-func decodeRetry(at string, p *routev3.RetryPolicy) (*RetryPolicy, error) {
+func decodeRetry(f *faults, at string, p *routev3.RetryPolicy) *RetryPolicy {
 	if p == nil {
-		return nil, nil
+		return nil
 	}
-	err := only(at, p, "retry_on", "num_retries", "retriable_headers", "retry_priority", "retry_host_predicate", "host_selection_retry_max_attempts", "retry_back_off")
-	if err != nil {
-		return nil, err
-	}
-	r := &RetryPolicy{Retries: defaultRetries, HostAttempts: defaultHostAttempts, BaseInterval: defaultRetryBase}
+	f.only(at, p, "retry_on", "num_retries", "retriable_headers", "retry_priority", "retry_host_predicate", "host_selection_retry_max_attempts", "retry_back_off")
+	r := &RetryPolicy{Retries: defaultRetries, HostAttempts: defaultHostAttempts}
 	for on := range strings.SplitSeq(p.GetRetryOn(), ",") {
 		switch strings.TrimSpace(on) {
 		case "":
@@ -58,12 +53,12 @@ func decodeRetry(at string, p *routev3.RetryPolicy) (*RetryPolicy, error) {
 		case "retriable-headers":
 			for i, h := range p.GetRetriableHeaders() {
 				if h.GetName() == "" || !h.GetPresentMatch() || h.GetInvertMatch() {
-					return nil, fmt.Errorf("%s.retriable_headers[%d]: only a name with present_match: true is supported by this client", at, i)
+					f.addf("%s.retriable_headers[%d]: only a name with present_match: true is supported by this client", at, i)
 				}
 				r.Headers = append(r.Headers, headerName(h.GetName()))
 			}
 		default:
-			return nil, fmt.Errorf("%s.retry_on: %q is not supported by this client", at, strings.TrimSpace(on))
+			f.addf("%s.retry_on: %q is not supported by this client", at, strings.TrimSpace(on))
 		}
 	}
 	if n := p.GetNumRetries(); n != nil {
@@ -74,25 +69,19 @@ func decodeRetry(at string, p *routev3.RetryPolicy) (*RetryPolicy, error) {
 	}
 	for _, h := range p.GetRetryHostPredicate() {
 		if h.GetTypedConfig().GetTypeUrl() != previousHostsType {
-			return nil, fmt.Errorf("%s.retry_host_predicate: %q is not supported by this client", at, h.GetName())
+			f.addf("%s.retry_host_predicate: %q is not supported by this client", at, h.GetName())
 		}
 		r.ExcludeHosts = true
 	}
 	if q := p.GetRetryPriority(); q != nil {
-		c, err := open(at+".retry_priority", q.GetTypedConfig(), &prioritiesv3.PreviousPrioritiesConfig{})
-		if err != nil {
-			return nil, err
-		}
+		c := open(f, at+".retry_priority", q.GetTypedConfig(), &prioritiesv3.PreviousPrioritiesConfig{})
 		if c.GetUpdateFrequency() <= 0 {
-			return nil, errors.New(at + ".retry_priority.update_frequency: must be positive")
+			f.addf("%s.retry_priority.update_frequency: must be positive", at)
 		}
 		r.PriorityFrequency = int(c.GetUpdateFrequency())
 	}
-	if r.BaseInterval, err = period(at+".retry_back_off.base_interval", p.GetRetryBackOff().GetBaseInterval(), defaultRetryBase); err != nil {
-		return nil, err
-	}
 	// The cap keeps the exponential backoff from overflowing.
-	r.BaseInterval = min(r.BaseInterval, time.Hour)
-	r.MaxInterval, err = period(at+".retry_back_off.max_interval", p.GetRetryBackOff().GetMaxInterval(), retryMaxFactor*r.BaseInterval)
-	return r, err
+	r.BaseInterval = min(f.period(at+".retry_back_off.base_interval", p.GetRetryBackOff().GetBaseInterval(), defaultRetryBase), time.Hour)
+	r.MaxInterval = f.period(at+".retry_back_off.max_interval", p.GetRetryBackOff().GetMaxInterval(), retryMaxFactor*r.BaseInterval)
+	return r
 }

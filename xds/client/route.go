@@ -1,7 +1,7 @@
 package client
 
 import (
-	"errors"
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -74,103 +74,67 @@ type DirectResponse struct {
 }
 
 func decodeRouteTable(name string, a *anypb.Any) (any, error) {
-	c, err := open("route_config", a, &routev3.RouteConfiguration{})
-	if err != nil {
-		return nil, err
-	}
-	if c.GetName() != name {
-		return nil, fmt.Errorf("route_config.name: is %q, not the resource's", c.GetName())
-	}
-	return newRouteTable("route_config", c)
+	f := new(faults)
+	c := openNamed(f, "route_config", "name", name, a, &routev3.RouteConfiguration{}, (*routev3.RouteConfiguration).GetName)
+	return newRouteTable(f, "route_config", c), f.err
 }
 
-func newRouteTable(at string, c *routev3.RouteConfiguration) (*RouteTable, error) {
-	err := only(at, c, "name", "virtual_hosts", "response_headers_to_add", "response_headers_to_remove", "request_headers_to_add",
+func newRouteTable(f *faults, at string, c *routev3.RouteConfiguration) *RouteTable {
+	f.only(at, c, "name", "virtual_hosts", "response_headers_to_add", "response_headers_to_remove", "request_headers_to_add",
 		"request_headers_to_remove", "validate_clusters", "max_direct_response_body_size_bytes", "metadata", "internal_only_headers",
 		"ignore_port_in_host_matching")
-	if err != nil {
-		return nil, err
-	}
 	limit := uint32(maxDirectBody)
 	if l := c.GetMaxDirectResponseBodySizeBytes(); l != nil {
 		limit = min(l.GetValue(), MaxMessage)
 	}
 	t := &RouteTable{Name: c.GetName(), IgnorePort: c.GetIgnorePortInHostMatching()}
-	if t.Request, err = decodeHeaderOps(at+".request_headers", c.GetRequestHeadersToAdd(), c.GetRequestHeadersToRemove()); err != nil {
-		return nil, err
-	}
-	if t.Response, err = decodeHeaderOps(at+".response_headers", c.GetResponseHeadersToAdd(), c.GetResponseHeadersToRemove()); err != nil {
-		return nil, err
-	}
+	t.Request, t.Response = decodeHeaders(f, at, c)
 	seen := make(map[string]string)
 	for i, v := range c.GetVirtualHosts() {
-		h, err := newVirtualHost(fmt.Sprintf("%s.virtual_hosts[%d]", at, i), v, limit)
-		if err != nil {
-			return nil, err
-		}
+		h := newVirtualHost(f, fmt.Sprintf("%s.virtual_hosts[%d]", at, i), v, limit)
 		for _, d := range h.Domains {
 			if other, twice := seen[d]; twice {
-				return nil, fmt.Errorf("%s.virtual_hosts[%d].domains: %q is also in virtual host %s", at, i, d, other)
+				f.addf("%s.virtual_hosts[%d].domains: %q is also in virtual host %s", at, i, d, other)
 			}
 			seen[d] = h.Name
 		}
 		t.Hosts = append(t.Hosts, h)
 	}
-	return t, nil
+	return t
 }
 
-func newVirtualHost(at string, v *routev3.VirtualHost, bodyLimit uint32) (*VirtualHost, error) {
-	err := only(at, v, "name", "domains", "routes", "metadata", "request_headers_to_add", "request_headers_to_remove",
+func newVirtualHost(f *faults, at string, v *routev3.VirtualHost, bodyLimit uint32) *VirtualHost {
+	f.only(at, v, "name", "domains", "routes", "metadata", "request_headers_to_add", "request_headers_to_remove",
 		"response_headers_to_add", "response_headers_to_remove", "retry_policy", "typed_per_filter_config")
-	if err != nil {
-		return nil, err
-	}
 	h := &VirtualHost{Name: v.GetName(), Metadata: v.GetMetadata()}
+	var err error
 	if h.Models, err = resources.ReadLengthMeta(v.GetMetadata()); err != nil {
-		return nil, fmt.Errorf("%s.metadata: %w", at, err)
+		f.addf("%s.metadata: %w", at, err)
 	}
 	if len(v.GetDomains()) == 0 {
-		return nil, errors.New(at + ".domains: must not be empty")
+		f.addf("%s.domains: must not be empty", at)
 	}
 	for _, d := range v.GetDomains() {
 		if d == "" || strings.Contains(strings.Trim(d, "*"), "*") || d != "*" && strings.HasPrefix(d, "*") && strings.HasSuffix(d, "*") {
-			return nil, fmt.Errorf("%s.domains: %q must be a name, or have one * at its start or end", at, d)
+			f.addf("%s.domains: %q must be a name, or have one * at its start or end", at, d)
 		}
 		h.Domains = append(h.Domains, strings.ToLower(d))
 	}
-	if h.Request, err = decodeHeaderOps(at+".request_headers", v.GetRequestHeadersToAdd(), v.GetRequestHeadersToRemove()); err != nil {
-		return nil, err
-	}
-	if h.Response, err = decodeHeaderOps(at+".response_headers", v.GetResponseHeadersToAdd(), v.GetResponseHeadersToRemove()); err != nil {
-		return nil, err
-	}
-	if err := checkPerFilter(at, v.GetTypedPerFilterConfig()); err != nil {
-		return nil, err
-	}
-	retry, err := decodeRetry(at+".retry_policy", v.GetRetryPolicy())
-	if err != nil {
-		return nil, err
-	}
+	h.Request, h.Response = decodeHeaders(f, at, v)
+	checkPerFilter(f, at, v.GetTypedPerFilterConfig())
+	retry := decodeRetry(f, at+".retry_policy", v.GetRetryPolicy())
 	for i, r := range v.GetRoutes() {
-		route, err := newRoute(fmt.Sprintf("%s.routes[%d]", at, i), r, bodyLimit)
-		if err != nil {
-			return nil, err
-		}
-		if route.Retry == nil {
-			route.Retry = retry
-		}
+		route := newRoute(f, fmt.Sprintf("%s.routes[%d]", at, i), r, bodyLimit)
+		route.Retry = cmp.Or(route.Retry, retry)
 		h.Routes = append(h.Routes, route)
 	}
-	return h, nil
+	return h
 }
 
-func newRoute(at string, r *routev3.Route, bodyLimit uint32) (*Route, error) {
-	err := only(at, r, "name", "match", "route", "direct_response", "metadata", "decorator", "tracing", "stat_prefix", "typed_per_filter_config",
+func newRoute(f *faults, at string, r *routev3.Route, bodyLimit uint32) *Route {
+	f.only(at, r, "name", "match", "route", "direct_response", "metadata", "decorator", "tracing", "stat_prefix", "typed_per_filter_config",
 		"request_headers_to_add", "request_headers_to_remove", "response_headers_to_add", "response_headers_to_remove",
 		"per_request_buffer_limit_bytes", "request_body_buffer_limit")
-	if err != nil {
-		return nil, err
-	}
 	out := &Route{Name: r.GetName(), Metadata: r.GetMetadata(), IdleTimeout: -1, BufferLimit: -1, NotFound: 503}
 	if l := r.GetPerRequestBufferLimitBytes(); l != nil {
 		out.BufferLimit = int64(l.GetValue())
@@ -178,89 +142,61 @@ func newRoute(at string, r *routev3.Route, bodyLimit uint32) (*Route, error) {
 	if l := r.GetRequestBodyBufferLimit(); l != nil {
 		out.BufferLimit = int64(min(l.GetValue(), 1<<40))
 	}
-	if err := out.decodeMatch(at+".match", r.GetMatch()); err != nil {
-		return nil, err
-	}
-	if out.Request, err = decodeHeaderOps(at+".request_headers", r.GetRequestHeadersToAdd(), r.GetRequestHeadersToRemove()); err != nil {
-		return nil, err
-	}
-	if out.Response, err = decodeHeaderOps(at+".response_headers", r.GetResponseHeadersToAdd(), r.GetResponseHeadersToRemove()); err != nil {
-		return nil, err
-	}
-	if err := checkPerFilter(at, r.GetTypedPerFilterConfig()); err != nil {
-		return nil, err
-	}
+	out.decodeMatch(f, at+".match", r.GetMatch())
+	out.Request, out.Response = decodeHeaders(f, at, r)
+	checkPerFilter(f, at, r.GetTypedPerFilterConfig())
 	switch a := r.GetAction().(type) {
 	case *routev3.Route_Route:
-		return out, out.decodeAction(at+".route", a.Route)
+		out.decodeAction(f, at+".route", a.Route)
 	case *routev3.Route_DirectResponse:
-		return out, out.decodeDirect(at+".direct_response", a.DirectResponse, bodyLimit)
+		out.decodeDirect(f, at+".direct_response", a.DirectResponse, bodyLimit)
+	default:
+		f.addf("%s: must have a route or a direct_response", at)
 	}
-	return nil, errors.New(at + ": must have a route or a direct_response")
+	return out
 }
 
-func (r *Route) decodeMatch(at string, m *routev3.RouteMatch) error {
-	if err := only(at, m, "prefix", "path", "case_sensitive", "headers"); err != nil {
-		return err
-	}
+func (r *Route) decodeMatch(f *faults, at string, m *routev3.RouteMatch) {
+	f.only(at, m, "prefix", "path", "case_sensitive", "headers")
 	switch p := m.GetPathSpecifier().(type) {
 	case *routev3.RouteMatch_Prefix:
 		r.Path = p.Prefix
 	case *routev3.RouteMatch_Path:
 		r.Path, r.Exact = p.Path, true
 	default:
-		return errors.New(at + ": must have a prefix or a path")
+		f.addf("%s: must have a prefix or a path", at)
 	}
 	r.FoldCase = m.GetCaseSensitive() != nil && !m.GetCaseSensitive().GetValue()
 	for i, h := range m.GetHeaders() {
-		hm, err := decodeHeaderMatch(fmt.Sprintf("%s.headers[%d]", at, i), h)
-		if err != nil {
-			return err
-		}
-		r.Headers = append(r.Headers, hm)
+		r.Headers = append(r.Headers, decodeHeaderMatch(f, fmt.Sprintf("%s.headers[%d]", at, i), h))
 	}
-	return nil
 }
 
-func (r *Route) decodeAction(at string, a *routev3.RouteAction) error {
-	err := only(at, a, "cluster", "cluster_not_found_response_code", "timeout", "idle_timeout", "retry_policy", "max_stream_duration", "priority")
-	if err != nil {
-		return err
-	}
+func (r *Route) decodeAction(f *faults, at string, a *routev3.RouteAction) {
+	f.only(at, a, "cluster", "cluster_not_found_response_code", "timeout", "idle_timeout", "retry_policy", "max_stream_duration", "priority")
 	if a.GetCluster() == "" {
-		return errors.New(at + ".cluster: must not be empty")
+		f.addf("%s.cluster: must not be empty", at)
 	}
 	if a.GetPriority() != corev3.RoutingPriority_DEFAULT {
-		return errors.New(at + ".priority: only DEFAULT is supported by this client")
+		f.addf("%s.priority: only DEFAULT is supported by this client", at)
 	}
 	r.Cluster = a.GetCluster()
 	if a.GetClusterNotFoundResponseCode() == routev3.RouteAction_NOT_FOUND {
 		r.NotFound = 404
 	}
-	if r.Timeout, err = period(at+".timeout", a.GetTimeout(), defaultRouteTimeout); err != nil {
-		return err
-	}
-	if r.IdleTimeout, err = period(at+".idle_timeout", a.GetIdleTimeout(), -1); err != nil {
-		return err
-	}
+	r.Timeout = f.period(at+".timeout", a.GetTimeout(), defaultRouteTimeout)
+	r.IdleTimeout = f.period(at+".idle_timeout", a.GetIdleTimeout(), -1)
 	if d := a.GetMaxStreamDuration(); d != nil {
-		if err := only(at+".max_stream_duration", d, "max_stream_duration"); err != nil {
-			return err
-		}
-		if r.MaxDuration, err = period(at+".max_stream_duration.max_stream_duration", d.GetMaxStreamDuration(), 0); err != nil {
-			return err
-		}
+		f.only(at+".max_stream_duration", d, "max_stream_duration")
+		r.MaxDuration = f.period(at+".max_stream_duration.max_stream_duration", d.GetMaxStreamDuration(), 0)
 	}
-	r.Retry, err = decodeRetry(at+".retry_policy", a.GetRetryPolicy())
-	return err
+	r.Retry = decodeRetry(f, at+".retry_policy", a.GetRetryPolicy())
 }
 
-func (r *Route) decodeDirect(at string, d *routev3.DirectResponseAction, limit uint32) error {
-	if err := only(at, d, "status", "body"); err != nil {
-		return err
-	}
+func (r *Route) decodeDirect(f *faults, at string, d *routev3.DirectResponseAction, limit uint32) {
+	f.only(at, d, "status", "body")
 	if s := d.GetStatus(); s < 200 || s > 599 {
-		return fmt.Errorf("%s.status: %d is not in 200…599", at, s)
+		f.addf("%s.status: %d is not in 200…599", at, s)
 	}
 	r.Direct = &DirectResponse{Status: int(d.GetStatus())}
 	switch b := d.GetBody().GetSpecifier().(type) {
@@ -270,30 +206,26 @@ func (r *Route) decodeDirect(at string, d *routev3.DirectResponseAction, limit u
 	case *corev3.DataSource_InlineBytes:
 		r.Direct.Body = b.InlineBytes
 	default:
-		return errors.New(at + ".body: must be inline")
+		f.addf("%s.body: must be inline", at)
 	}
 	if len(r.Direct.Body) > int(limit) {
-		return fmt.Errorf("%s.body: %d bytes are more than max_direct_response_body_size_bytes, %d", at, len(r.Direct.Body), limit)
+		f.addf("%s.body: %d bytes are more than max_direct_response_body_size_bytes, %d", at, len(r.Direct.Body), limit)
 	}
-	return nil
 }
 
 // checkPerFilter accepts what switches ext_proc on or off per route, which
 // means nothing to this client, and refuses every other override.
-func checkPerFilter(at string, configs map[string]*anypb.Any) error {
+func checkPerFilter(f *faults, at string, configs map[string]*anypb.Any) {
 	for name, a := range configs {
-		if t := a.GetTypeUrl(); t == extProcPerRouteType {
+		switch a.GetTypeUrl() {
+		case extProcPerRouteType:
 			continue
-		} else if t == filterConfigType {
-			f, err := open(at+".typed_per_filter_config", a, &routev3.FilterConfig{})
-			if err != nil {
-				return err
-			}
-			if t := f.GetConfig().GetTypeUrl(); t == "" || t == extProcPerRouteType || f.GetIsOptional() {
+		case filterConfigType:
+			c := open(f, at+".typed_per_filter_config", a, &routev3.FilterConfig{})
+			if t := c.GetConfig().GetTypeUrl(); t == "" || t == extProcPerRouteType || c.GetIsOptional() {
 				continue
 			}
 		}
-		return fmt.Errorf("%s.typed_per_filter_config[%q]: only ext_proc overrides are supported by this client", at, name)
+		f.addf("%s.typed_per_filter_config[%q]: only ext_proc overrides are supported by this client", at, name)
 	}
-	return nil
 }

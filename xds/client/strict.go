@@ -11,10 +11,25 @@ import (
 	"google.golang.org/protobuf/types/known/durationpb"
 )
 
-// only returns an error for the first field set in m that is not one of the known ones.
+// faults holds the first error of a decoding. Its methods do nothing for valid fields,
+// so that a decoder can check all fields of a message and report once, at its end: what
+// is decoded after an error is not used.
+type faults struct{ err error }
+
+// add records an error, if it is the first one.
+func (f *faults) add(err error) {
+	if f.err == nil {
+		f.err = err
+	}
+}
+
+// addf records an error, if it is the first one.
+func (f *faults) addf(format string, args ...any) { f.add(fmt.Errorf(format, args...)) }
+
+// only records an error for the first field set in m that is not one of the known ones.
 // The decoders call it for every message whose unknown fields could change where a
 // request goes: ignoring such a field would route wrongly.
-func only(at string, m proto.Message, known ...protoreflect.Name) error {
+func (f *faults) only(at string, m proto.Message, known ...protoreflect.Name) {
 	var unknown protoreflect.Name
 	m.ProtoReflect().Range(func(f protoreflect.FieldDescriptor, _ protoreflect.Value) bool {
 		// The order of Range is not fixed; the smallest name makes the error so.
@@ -24,35 +39,43 @@ func only(at string, m proto.Message, known ...protoreflect.Name) error {
 		return true
 	})
 	if unknown != "" {
-		return fmt.Errorf("%s.%s: not supported by this client; remove the field", at, unknown)
+		f.addf("%s.%s: not supported by this client; remove the field", at, unknown)
 	}
-	return nil
 }
 
 // open unpacks an Any that must hold a T.
-func open[T proto.Message](at string, a *anypb.Any, into T) (T, error) {
+func open[T proto.Message](f *faults, at string, a *anypb.Any, into T) T {
 	// protobuf's own errors differ from build to build; a NACK should not.
 	switch want := into.ProtoReflect().Descriptor().FullName(); {
 	case a == nil:
-		return into, fmt.Errorf("%s: missing; it must hold a %s", at, want)
+		f.addf("%s: missing; it must hold a %s", at, want)
 	case a.MessageName() != want:
-		return into, fmt.Errorf("%s: holds a %q, not a %s", at, a.MessageName(), want)
+		f.addf("%s: holds a %q, not a %s", at, a.MessageName(), want)
 	case a.UnmarshalTo(into) != nil:
-		return into, fmt.Errorf("%s: the bytes are no %s", at, want)
+		f.addf("%s: the bytes are no %s", at, want)
 	}
-	return into, nil
+	return into
+}
+
+// openNamed unpacks a resource that must have the name under which it came in one of its
+// fields.
+func openNamed[T proto.Message](f *faults, at, field, name string, a *anypb.Any, into T, nameOf func(T) string) T {
+	m := open(f, at, a, into)
+	if got := nameOf(m); got != name {
+		f.addf("%s.%s: is %q, not the resource's", at, field, got)
+	}
+	return m
 }
 
 // period decodes a duration that must not be negative; unset is missing.
-func period(at string, d *durationpb.Duration, missing time.Duration) (time.Duration, error) {
+func (f *faults) period(at string, d *durationpb.Duration, missing time.Duration) time.Duration {
 	if d == nil {
-		return missing, nil
+		return missing
 	}
 	if err := d.CheckValid(); err != nil {
-		return 0, fmt.Errorf("%s: %w", at, err)
+		f.addf("%s: %w", at, err)
+	} else if d.AsDuration() < 0 {
+		f.addf("%s: a duration must not be negative", at)
 	}
-	if t := d.AsDuration(); t >= 0 {
-		return t, nil
-	}
-	return 0, fmt.Errorf("%s: a duration must not be negative", at)
+	return d.AsDuration()
 }
