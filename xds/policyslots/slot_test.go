@@ -1,13 +1,10 @@
 package policyslots
 
 import (
-	"bufio"
+	"cmp"
 	"errors"
-	"flag"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strconv"
@@ -15,13 +12,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/datadriven"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/internal/jsonedit"
 )
-
-var update = flag.Bool("update", false, "write testdata anew")
 
 // start is the time at which every test begins.
 var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -34,38 +31,34 @@ func generation(g lifecycle.Generation) Module {
 	}
 }
 
-// TestScenarios runs testdata/*.txt: each line is an event, followed by => and the
-// resulting slot or error.
+// TestScenarios runs testdata/*.txt (package datadriven; -rewrite rewrites the expected
+// output): each command is an event, and prints the resulting slot or error.
+//
+//	kind KIND                begins with an empty slot of the kind
+//	push GEN GOAL [PERMILLE] [scope=S], goal GEN GOAL [PERMILLE] [scope=S]
+//	rollback [GEN], promote GEN, withdraw GEN, revoke GEN
+//	wait SECONDS
+//	node NAME ACTIVE[/CANDIDATE] [host=H] [GEN:PHASE:REACHED[:SECONDS IN
+//	     IT[:blocked|inconclusive|compared]]]
+//	                         what a host reports
+//	judge                    prints what the reports mean
+//	blocked GEN              prints why a generation would be rejected
+//	decode                   decodes the message for hosts after the edits in the lines
+//	                         below (package jsonedit)
 func TestScenarios(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatal(files, err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			body, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
+	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
+		r := &runner{slot: Slot{Kind: lifecycle.BidSelect}, now: start}
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			words := []string{d.Cmd}
+			for _, arg := range d.CmdArgs {
+				words = append(words, arg.String())
 			}
-			r := &runner{slot: Slot{Kind: "bid-select"}, now: start}
-			var out strings.Builder
-			for sc := bufio.NewScanner(strings.NewReader(string(body))); sc.Scan(); {
-				line, _, _ := strings.Cut(sc.Text(), " => ")
-				out.WriteString(line)
-				if line != "" && !strings.HasPrefix(line, "#") {
-					fmt.Fprintf(&out, " => %s", r.run(t, strings.Fields(line)))
-				}
-				out.WriteByte('\n')
+			if d.Cmd == "decode" {
+				return r.decode(t, strings.Split(d.Input, "\n")) + "\n"
 			}
-			if *update {
-				if err := os.WriteFile(file, []byte(out.String()), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			} else if out.String() != string(body) {
-				t.Errorf("got\n%s\nwant\n%s", out.String(), body)
-			}
+			return r.run(t, words) + "\n"
 		})
-	}
+	})
 }
 
 type runner struct {
@@ -74,10 +67,6 @@ type runner struct {
 	reports []Report
 }
 
-// run executes a line: push GEN GOAL [PERMILLE] [scope=S], goal GEN GOAL …, rollback
-// [GEN], promote GEN, withdraw GEN, revoke GEN, kind KIND, wait SECONDS, node NAME
-// ACTIVE[/CANDIDATE] [GEN:STATE:REACHED[:SECONDS IN
-// IT[:blocked|inconclusive|compared]]] or judge.
 func (r *runner) run(t *testing.T, words []string) string {
 	number := func(i int) lifecycle.Generation {
 		if i >= len(words) {
@@ -123,6 +112,8 @@ func (r *runner) run(t *testing.T, words []string) string {
 	case "node":
 		r.node(words)
 		return "ok"
+	case "blocked":
+		return cmp.Or(Blocked(r.slot.Kind, number(1), r.now, r.reports), "not blocked")
 	case "judge":
 		verdict, why := r.slot.Judge(r.now, r.reports)
 		out := strings.TrimSpace([...]string{"wait", "stable", "failed"}[verdict] + " " + why)
@@ -143,12 +134,31 @@ func (r *runner) run(t *testing.T, words []string) string {
 	return show(r.slot)
 }
 
+// decode edits the message of the slot and returns why it cannot be decoded.
+func (r *runner) decode(t *testing.T, edits []string) string {
+	m, err := Encode(r.slot.Spec(func(lifecycle.Digest) []byte { return nil }))
+	if err == nil {
+		m, err = jsonedit.Message(m, edits...)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Decode(m); err != nil {
+		return strings.ReplaceAll(err.Error(), "\u00a0", " ") // package protobuf varies the space
+	}
+	return "ok"
+}
+
 func (r *runner) node(words []string) {
 	first, second, _ := strings.Cut(words[2], "/")
 	active, _ := strconv.ParseUint(first, 10, 64)
 	candidate, _ := strconv.ParseUint(second, 10, 64)
 	s := lifecycle.SlotStatus{Kind: r.slot.Kind, Active: lifecycle.Generation(active), Candidate: lifecycle.Generation(candidate)}
 	for _, w := range words[3:] {
+		if host, ok := strings.CutPrefix(w, "host="); ok {
+			s.Host = host
+			continue
+		}
 		p := strings.Split(w, ":")
 		g, _ := strconv.ParseUint(p[0], 10, 64)
 		l := lifecycle.Status{Generation: lifecycle.Generation(g), Phase: lifecycle.ParsePhase(p[1]), Reached: lifecycle.ParsePhase(p[2]), Reason: "it trapped"}
@@ -314,52 +324,6 @@ func TestMessage(t *testing.T) {
 	for name, kind := range map[string]lifecycle.Kind{"cascade.policy.bid-select.v1": "bid-select", "cascade.length.v1": "", "cascade.policy..v1": ""} {
 		if got, ok := KindOf(name); got != kind && ok {
 			t.Errorf("%s: %q, %v", name, got, ok)
-		}
-	}
-}
-
-// TestDecodeNames checks that errors name the bad field.
-func TestDecodeNames(t *testing.T) {
-	good := func() *api.SlotSpec {
-		s := Slot{Kind: "bid-select"}
-		s, _ = s.Push(Trial{Module: generation(3), Goal: lifecycle.ToStable})
-		s, _ = s.Push(Trial{Module: generation(4), Goal: lifecycle.ToCanary, Permille: 10})
-		s, _ = s.Rollback(start, 0, "x", "y")
-		s, _ = s.Push(Trial{Module: generation(5), Goal: lifecycle.ToCanary, Permille: 10})
-		m, err := Encode(s.Spec(func(lifecycle.Digest) []byte { return nil }))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return m
-	}
-	if _, err := Decode(good()); err != nil {
-		t.Fatal(err)
-	}
-	for want, spoil := range map[string]func(*api.SlotSpec){
-		"kind: ":                     func(m *api.SlotSpec) { m.Kind = "configure" },
-		"candidates: ":               func(m *api.SlotSpec) { m.Candidates = append(m.Candidates, m.Candidates[1]) },
-		"candidates[1].generation: ": func(m *api.SlotSpec) { m.Candidates[1].Generation = 3 },
-		"candidates[0].generation: ": func(m *api.SlotSpec) { m.Candidates[0].Generation = 0 },
-		"candidates[1].goal: ":       func(m *api.SlotSpec) { m.Candidates[1].Goal = "stable" },
-		"candidates[1].goal \"\"":    func(m *api.SlotSpec) { m.Candidates[1].Goal = "" },
-		"candidates[1].permille":     func(m *api.SlotSpec) { m.Candidates[1].Permille = 4e9 },
-		"candidates[1].scope":        func(m *api.SlotSpec) { m.Candidates[1].Scope = "x" },
-		"candidates[1].stable: ": func(m *api.SlotSpec) {
-			*m.Candidates[1] = api.Candidate{Generation: 9, Stable: true, Goal: "active", Statement: []byte("x"), Plugin: m.Candidates[0].Plugin}
-		},
-		"candidates[0].stable: ":       func(m *api.SlotSpec) { m.Candidates[0].Permille = 3 },
-		"candidates[1].statement: ":    func(m *api.SlotSpec) { m.Candidates[1].Statement = nil },
-		"candidates[1].plugin: ":       func(m *api.SlotSpec) { m.Candidates[1].Plugin = nil },
-		"rolled_back[0].generation: ":  func(m *api.SlotSpec) { m.RolledBack[0].Generation = 0 },
-		"previous: ":                   func(m *api.SlotSpec) { m.Previous = make([]byte, MaxSignature+1) },
-		"was rolled back":              func(m *api.SlotSpec) { m.RolledBack[0].Generation = 5 },
-		"rolled_back[0].reason: ":      func(m *api.SlotSpec) { m.RolledBack[0].Reason = "a\nb" },
-		"a candidate on trial already": func(m *api.SlotSpec) { m.Candidates[0].Stable = false },
-	} {
-		m := good()
-		spoil(m)
-		if _, err := Decode(m); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("want %q, got %v", want, err)
 		}
 	}
 }

@@ -9,12 +9,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/datadriven"
+
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// TestScenarios runs scenario files with a fleet of three groups, a, b and
-// "rest" (the default group). A table is written as "3 ab|c": plan 3, replicas a
+// TestScenarios runs testdata/rollouts/*.txt (package datadriven; -rewrite rewrites the
+// expected output) with a fleet of three groups, a, b and "rest" (the default group). A
+// table is written as "3 ab|c": plan 3, replicas a
 // and b in the first stage, c in the second; "3 ab|c b=sick" makes b unhealthy.
 // Commands:
 //
@@ -28,12 +31,22 @@ import (
 //	regression a text  the monitor reports a regression in group a
 //	requests 3         sets the requests on removed endpoints; "requests ?": unknown
 //	wait 1.5s          advances the clock, with an Observe at every Wake
+//	reset              starts a new rollout; in retire.txt, removed endpoints drain
 func TestScenarios(t *testing.T) {
-	for _, name := range []string{"rollout.txt", "refused.txt", "retire.txt"} {
-		t.Run(name, func(t *testing.T) {
-			runScenario(t, name, func() func(command, arg string) string { return newScenario(t, name).run })
+	datadriven.Walk(t, "testdata/rollouts", func(t *testing.T, path string) {
+		s := newScenario(t, path)
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			if d.Cmd == "reset" {
+				s = newScenario(t, path)
+				return ""
+			}
+			var args []string
+			for _, arg := range d.CmdArgs {
+				args = append(args, arg.String())
+			}
+			return s.run(d.Cmd, strings.Join(args, " "))
 		})
-	}
+	})
 }
 
 // scenario is a rollout with the observations that the file has set.
@@ -49,12 +62,12 @@ type scenario struct {
 	out         strings.Builder
 }
 
-func newScenario(t *testing.T, name string) *scenario {
+func newScenario(t *testing.T, path string) *scenario {
 	cfg := Config{
 		Groups: []string{"a", "b", ""}, Watch: 2 * time.Second, AckTimeout: 3 * time.Second, PollInterval: time.Second,
 		Build: renderText, Prove: func(resources.Set) error { return nil }, CheckMembers: checkTextMembers,
 	}
-	if name == "retire.txt" {
+	if strings.HasSuffix(path, "retire.txt") {
 		cfg.DrainTimeout = 30 * time.Second
 	}
 	r, err := New(cfg)
@@ -203,9 +216,6 @@ func (s *scenario) run(command, arg string) string {
 		s.t.Fatalf("unknown command %q", command)
 	}
 	s.observe()
-	if s.out.Len() == 0 {
-		return "> nothing\n"
-	}
 	return s.out.String()
 }
 
@@ -237,7 +247,7 @@ func (s *scenario) step(e Event) {
 		return g
 	}
 	for _, n := range out.Notes {
-		fmt.Fprintf(&s.out, "> %s:", strings.TrimSuffix(s.now.UTC().Format("04:05.0"), ".0"))
+		fmt.Fprintf(&s.out, "%s:", strings.TrimSuffix(s.now.UTC().Format("04:05.0"), ".0"))
 		if n.Epoch != 0 {
 			fmt.Fprintf(&s.out, " plan %d:", n.Epoch)
 		}
@@ -258,14 +268,14 @@ func (s *scenario) step(e Event) {
 		if r := sh.Set.Get(resources.RouteType, "r"); r != nil {
 			routes = string(r.Body)
 		}
-		fmt.Fprintf(&s.out, ">   %-4s %s: routes %s", name(sh.Group), sh.Phase, routes)
+		fmt.Fprintf(&s.out, "  %-4s %s: routes %s", name(sh.Group), sh.Phase, routes)
 		for _, r := range sh.Set.All(resources.EndpointType) {
 			fmt.Fprintf(&s.out, ", %s %s%s", r.Name, r.Body, strings.TrimPrefix(r.Version, ContentHash(r.Version)))
 		}
 		s.out.WriteString("\n")
 	}
 	for _, f := range out.Refused {
-		fmt.Fprintf(&s.out, ">   reports refusal of %s %s\n", f.Name, f.Version)
+		fmt.Fprintf(&s.out, "  reports refusal of %s %s\n", f.Name, f.Version)
 	}
 	s.wake = out.Wake
 	if out.ObserveNow {
