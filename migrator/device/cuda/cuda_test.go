@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -24,6 +23,21 @@ func open(t testing.TB) (*Driver, *fake.Control) {
 		t.Fatalf("%d handles are alive before the test", n)
 	}
 	return d, c
+}
+
+// TestShimUnderTheAddressSanitizer makes every call from C.
+func TestShimUnderTheAddressSanitizer(t *testing.T) { fake.CheckShim(t, fake.CUDA(t)) }
+
+// TestBareMachine opens the driver of this machine, if there is one.
+func TestBareMachine(t *testing.T) {
+	d, err := Open("")
+	if err == nil {
+		_, err = d.Count()
+	}
+	var failed *Error
+	if err != nil && !errors.Is(err, device.ErrNoLibrary) && !errors.Is(err, device.ErrNoCgo) && !errors.As(err, &failed) {
+		t.Error(err)
+	}
 }
 
 // TestShimHasTheSameCalls compares the lists of calls in Go and in C.
@@ -56,22 +70,10 @@ func TestNoLibrary(t *testing.T) {
 
 // TestSymbolIsMissing opens drivers that lack one function each.
 func TestSymbolIsMissing(t *testing.T) {
-	_, _ = open(t)
-	whole, err := os.ReadFile(fake.CUDA(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	open(t)
 	for c := range callCount {
 		t.Run(calls[c], func(t *testing.T) {
-			name := calls[c]
-			without := bytes.ReplaceAll(whole, []byte("\x00"+name+"\x00"), []byte("\x00_"+name[1:]+"\x00"))
-			if bytes.Equal(without, whole) {
-				t.Fatal("the symbol is not found in the library")
-			}
-			path := filepath.Join(t.TempDir(), "libcuda.so.1")
-			if err := os.WriteFile(path, without, 0o755); err != nil {
-				t.Fatal(err)
-			}
+			path := fake.Copy(t, fake.CUDA(t), calls[c])
 			d, err := Open(path)
 			var missing *device.SymbolError
 			switch {
@@ -81,7 +83,7 @@ func TestSymbolIsMissing(t *testing.T) {
 				} else if d.functions.has(c) {
 					t.Error("has reports a missing symbol")
 				}
-			case !errors.As(err, &missing) || missing.Symbol != name || missing.Library != path:
+			case !errors.As(err, &missing) || missing.Symbol != calls[c] || missing.Library != path:
 				t.Errorf("%v", err)
 			}
 		})
@@ -225,21 +227,12 @@ func TestSticky(t *testing.T) {
 
 // TestOldBatch uses a driver with the older batch call, and one without any.
 func TestOldBatch(t *testing.T) {
-	_, _ = open(t)
-	whole, err := os.ReadFile(fake.CUDA(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	old := bytes.ReplaceAll(whole, []byte("\x00cuMemcpyBatchAsync_v2\x00"), []byte("\x00_uMemcpyBatchAsync_v2\x00"))
-	none := bytes.ReplaceAll(old, []byte("\x00cuMemcpyBatchAsync\x00"), []byte("\x00_uMemcpyBatchAsync\x00"))
+	open(t)
 	for name, c := range map[string]struct {
-		lib  []byte
-		want bool
-	}{"old": {old, true}, "none": {none, false}} {
-		path := filepath.Join(t.TempDir(), "libcuda.so.1")
-		if err := os.WriteFile(path, c.lib, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		without []string
+		want    bool
+	}{"old": {[]string{"cuMemcpyBatchAsync_v2"}, true}, "none": {[]string{"cuMemcpyBatchAsync_v2", "cuMemcpyBatchAsync"}, false}} {
+		path := fake.Copy(t, fake.CUDA(t), c.without...)
 		control := fake.Open(t, path)
 		d, err := Open(path)
 		if err != nil {

@@ -19,6 +19,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
 )
 
@@ -32,10 +33,27 @@ var errNoCompiler = errors.New("gcc, which builds the fake library, is not insta
 var flags = []string{"-shared", "-fPIC", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter", "-fvisibility=hidden"}
 
 // CUDA builds the fake libcuda.so.1 and returns its path. Without a compiler it skips the
-// test, or fails it if $CI is set.
+// test, or fails it if $CI is set; so do NVML and Verbs.
 func CUDA(t testing.TB) string {
 	t.Helper()
-	path, err := build("libcuda/libcuda.c", map[string]string{"core.h": kernel.Core})
+	return library(t, "libcuda/libcuda.c", "core.h", kernel.Core)
+}
+
+// NVML builds the fake libnvidia-ml.so.1 and returns its path.
+func NVML(t testing.TB) string {
+	t.Helper()
+	return library(t, "libnvml/libnvidia-ml.c", "", "")
+}
+
+// Verbs builds the fake libibverbs.so.1 and returns its path.
+func Verbs(t testing.TB) string {
+	t.Helper()
+	return library(t, "libverbs/libibverbs.c", "abi.h", verbs.ABI)
+}
+
+func library(t testing.TB, source, header, text string) string {
+	t.Helper()
+	path, err := build(source, header, text)
 	if errors.Is(err, errNoCompiler) && os.Getenv("CI") == "" {
 		t.Skip(err)
 	}
@@ -45,14 +63,14 @@ func CUDA(t testing.TB) string {
 	return path
 }
 
-// build compiles a source with its headers, unless the result is in the cache.
-func build(source string, headers map[string]string) (string, error) {
+// build compiles a source with its header, "" for none, unless the result is in the cache.
+func build(source, header, text string) (string, error) {
 	c, err := sources.ReadFile(source)
 	if err != nil {
 		return "", err
 	}
 	sum := sha256.New()
-	fmt.Fprint(sum, flags, headers)
+	fmt.Fprint(sum, flags, header, text)
 	sum.Write(c)
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -75,12 +93,11 @@ func build(source string, headers map[string]string) (string, error) {
 		return "", err
 	}
 	defer os.RemoveAll(dir)
-	files := map[string]string{name: string(c)}
-	for header, text := range headers {
-		files[header] = text
+	if err := os.WriteFile(filepath.Join(dir, name), c, 0o644); err != nil {
+		return "", err
 	}
-	for file, text := range files {
-		if err := os.WriteFile(filepath.Join(dir, file), []byte(text), 0o644); err != nil {
+	if header != "" {
+		if err := os.WriteFile(filepath.Join(dir, header), []byte(text), 0o644); err != nil {
 			return "", err
 		}
 	}
@@ -112,4 +129,24 @@ func Copy(t testing.TB, path string, without ...string) string {
 		t.Fatal(err)
 	}
 	return out
+}
+
+// CheckShim builds shim.c of the test's folder and the C program testdata/asan.c, which
+// makes every call of a library, with the address sanitizer, and runs it.
+func CheckShim(t testing.TB, library string) {
+	t.Helper()
+	exe := filepath.Join(t.TempDir(), "asan")
+	out, err := exec.CommandContext(t.Context(), "gcc", "-g", "-O1", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined",
+		"-fno-sanitize-recover=all", "-o", exe, filepath.Join("testdata", "asan.c"), "shim.c", "-ldl", "-lpthread").CombinedOutput()
+	if err != nil && strings.Contains(string(out), "libasan") && os.Getenv("CI") == "" {
+		t.Skip("gcc has no address sanitizer: install libasan")
+	}
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	cmd := exec.CommandContext(t.Context(), exe, library)
+	cmd.Env = append(os.Environ(), "ASAN_OPTIONS=detect_leaks=0") // LeakSanitizer wants ptrace, and drivers have leaks of their own
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "every call is clean") {
+		t.Errorf("%v\n%s", err, out)
+	}
 }

@@ -108,7 +108,8 @@ func (l *Library) ReadHealth() ([]topology.GPU, error) {
 		return nil, ErrClosed
 	}
 	r := reader{l: l, gpu: topology.Unknown}
-	return r.readHealths(), errors.Join(r.errs...)
+	gpus := r.readGPUs(r.deviceHandles(), r.readIdentity, r.readGPUHealth)
+	return gpus, errors.Join(r.errs...)
 }
 
 // pollMillis is how long WatchXids waits in the library before it checks its context.
@@ -157,9 +158,7 @@ func (w *watcher) start() error {
 		}
 	}
 	r := reader{l: w.l, gpu: topology.Unknown}
-	r.query("nvmlEventSetCreate", func() (ret nvml.Return) { w.set, ret = w.l.api.EventSetCreate(); return ret })
-	if len(r.errs) > 0 {
-		w.set = nil
+	if !get(&r, "nvmlEventSetCreate", &w.set, w.l.api.EventSetCreate) {
 		return errors.Join(r.errs...)
 	}
 	for i, d := range r.deviceHandles() {

@@ -70,7 +70,6 @@ func (e *CallError) Error() string {
 const (
 	codeInvalidArgument = 2
 	codeNotSupported    = 3
-	codeTimeout         = 10
 	codeLost            = 15
 	codeResetRequired   = 16
 )
@@ -131,8 +130,7 @@ func (l *Library) MissingFunctions() []string {
 
 // lostReason returns why a code means that the whole GPU is lost, "" if it does not.
 func lostReason(code int) string {
-	switch code {
-	case codeLost, codeResetRequired:
+	if code == codeLost || code == codeResetRequired {
 		return remedies[code]
 	}
 	return ""

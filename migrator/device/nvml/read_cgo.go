@@ -3,6 +3,7 @@
 package nvml
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -48,20 +49,21 @@ func (r *reader) recordCode(call string, code int) bool {
 	return false
 }
 
-func (r *reader) readInventory() (in Inventory) {
-	r.query("nvmlSystemGetDriverVersion", func() (ret nvml.Return) { in.Driver, ret = r.l.api.SystemGetDriverVersion(); return ret })
-	handles := r.deviceHandles()
-	for i, d := range handles {
-		g := topology.GPU{Index: i, PCI: topology.PCI{NUMA: topology.Unknown}}
-		if d == nil {
-			g.Health.Lost = "the driver does not list it"
-		} else {
-			r.gpu, r.lost = i, ""
-			r.readGPU(d, &g)
-			g.Health.Lost = r.lost
+// get makes a call and stores its result, if it returned one.
+func get[T any](r *reader, call string, to *T, f func() (T, nvml.Return)) bool {
+	return r.query(call, func() nvml.Return {
+		v, ret := f()
+		if ret == nvml.SUCCESS {
+			*to = v
 		}
-		in.GPUs = append(in.GPUs, g)
-	}
+		return ret
+	})
+}
+
+func (r *reader) readInventory() (in Inventory) {
+	get(r, "nvmlSystemGetDriverVersion", &in.Driver, r.l.api.SystemGetDriverVersion)
+	handles := r.deviceHandles()
+	in.GPUs = r.readGPUs(handles, r.readIdentity, r.readMemory, r.readPCIe, r.readNVLinks, r.readGPUHealth)
 	for a, da := range handles {
 		for b, db := range handles {
 			if a != b && da != nil && db != nil && in.GPUs[a].Health.Lost == "" && in.GPUs[b].Health.Lost == "" {
@@ -76,20 +78,20 @@ func (r *reader) readInventory() (in Inventory) {
 	return in
 }
 
-// readHealths is readInventory without what does not change.
-func (r *reader) readHealths() (out []topology.GPU) {
-	for i, d := range r.deviceHandles() {
+// readGPUs reads parts of each GPU until it is lost.
+func (r *reader) readGPUs(handles []nvml.Device, parts ...func(nvml.Device, *topology.GPU)) (out []topology.GPU) {
+	for i, d := range handles {
 		g := topology.GPU{Index: i, PCI: topology.PCI{NUMA: topology.Unknown}}
+		r.gpu, r.lost = i, ""
 		if d == nil {
-			g.Health.Lost = "the driver does not list it"
-		} else {
-			r.gpu, r.lost = i, ""
-			r.readIdentity(d, &g)
-			if r.lost == "" {
-				r.readGPUHealth(d, &g)
-			}
-			g.Health.Lost = r.lost
+			r.lost = "the driver does not list it"
 		}
+		for _, part := range parts {
+			if r.lost == "" {
+				part(d, &g)
+			}
+		}
+		g.Health.Lost = r.lost
 		out = append(out, g)
 	}
 	return out
@@ -99,33 +101,22 @@ func (r *reader) readHealths() (out []topology.GPU) {
 func (r *reader) deviceHandles() (out []nvml.Device) {
 	n := 0
 	r.gpu = topology.Unknown
-	r.query("nvmlDeviceGetCount_v2", func() (ret nvml.Return) { n, ret = r.l.api.DeviceGetCount(); return ret })
+	get(r, "nvmlDeviceGetCount_v2", &n, r.l.api.DeviceGetCount)
 	for i := range n {
 		var d nvml.Device
 		r.gpu = i
-		if !r.query("nvmlDeviceGetHandleByIndex_v2", func() (ret nvml.Return) { d, ret = r.l.api.DeviceGetHandleByIndex(i); return ret }) {
-			d = nil
-		}
+		get(r, "nvmlDeviceGetHandleByIndex_v2", &d, func() (nvml.Device, nvml.Return) { return r.l.api.DeviceGetHandleByIndex(i) })
 		out = append(out, d)
 	}
 	r.gpu = topology.Unknown
 	return out
 }
 
-// readGPU reads a GPU until it is lost.
-func (r *reader) readGPU(d nvml.Device, g *topology.GPU) {
-	for _, part := range [...]func(nvml.Device, *topology.GPU){r.readIdentity, r.readMemory, r.readPCIe, r.readNVLinks, r.readGPUHealth} {
-		if r.lost == "" {
-			part(d, g)
-		}
-	}
-}
-
 func (r *reader) readIdentity(d nvml.Device, g *topology.GPU) {
-	r.query("nvmlDeviceGetUUID", func() (ret nvml.Return) { g.UUID, ret = d.GetUUID(); return ret })
-	r.query("nvmlDeviceGetName", func() (ret nvml.Return) { g.Name, ret = d.GetName(); return ret })
+	get(r, "nvmlDeviceGetUUID", &g.UUID, d.GetUUID)
+	get(r, "nvmlDeviceGetName", &g.Name, d.GetName)
 	var pci nvml.PciInfo
-	if r.query("nvmlDeviceGetPciInfo_v3", func() (ret nvml.Return) { pci, ret = d.GetPciInfo(); return ret }) {
+	if get(r, "nvmlDeviceGetPciInfo_v3", &pci, d.GetPciInfo) {
 		g.PCI.Address = pciAddress(pci)
 	}
 	mode := 0
@@ -141,12 +132,12 @@ func pciAddress(p nvml.PciInfo) string {
 
 func (r *reader) readMemory(d nvml.Device, g *topology.GPU) {
 	var m nvml.Memory
-	if r.query("nvmlDeviceGetMemoryInfo", func() (ret nvml.Return) { m, ret = d.GetMemoryInfo(); return ret }) {
+	if get(r, "nvmlDeviceGetMemoryInfo", &m, d.GetMemoryInfo) {
 		g.Memory = topology.Memory{Total: policies.Bytes(m.Total), Free: policies.Bytes(m.Free)}
 	}
 	var bits, clock uint32
-	wide := r.query("nvmlDeviceGetMemoryBusWidth", func() (ret nvml.Return) { bits, ret = d.GetMemoryBusWidth(); return ret })
-	fast := r.query("nvmlDeviceGetMaxClockInfo", func() (ret nvml.Return) { clock, ret = d.GetMaxClockInfo(nvml.CLOCK_MEM); return ret })
+	wide := get(r, "nvmlDeviceGetMemoryBusWidth", &bits, d.GetMemoryBusWidth)
+	fast := get(r, "nvmlDeviceGetMaxClockInfo", &clock, func() (uint32, nvml.Return) { return d.GetMaxClockInfo(nvml.CLOCK_MEM) })
 	if wide && fast {
 		// Two transfers per clock; a copy reads each byte and writes it.
 		g.Copy = links.Rate(clock) * links.Megabyte * 2 * links.Rate(bits) / 8 / 2
@@ -154,26 +145,12 @@ func (r *reader) readMemory(d nvml.Device, g *topology.GPU) {
 }
 
 func (r *reader) readPCIe(d nvml.Device, g *topology.GPU) {
-	node := 0
-	if r.query("nvmlDeviceGetNumaNodeId", func() (ret nvml.Return) { node, ret = d.GetNumaNodeId(); return ret }) {
-		g.PCI.NUMA = node
-	}
 	l := &g.PCI.Link
-	for _, f := range [...]struct {
-		call string
-		get  func() (int, nvml.Return)
-		to   *int
-	}{
-		{"nvmlDeviceGetCurrPcieLinkGeneration", d.GetCurrPcieLinkGeneration, &l.Gen},
-		{"nvmlDeviceGetMaxPcieLinkGeneration", d.GetMaxPcieLinkGeneration, &l.MaxGen},
-		{"nvmlDeviceGetCurrPcieLinkWidth", d.GetCurrPcieLinkWidth, &l.Width},
-		{"nvmlDeviceGetMaxPcieLinkWidth", d.GetMaxPcieLinkWidth, &l.MaxWidth},
-	} {
-		v := 0
-		if r.query(f.call, func() (ret nvml.Return) { v, ret = f.get(); return ret }) {
-			*f.to = v
-		}
-	}
+	get(r, "nvmlDeviceGetNumaNodeId", &g.PCI.NUMA, d.GetNumaNodeId)
+	get(r, "nvmlDeviceGetCurrPcieLinkGeneration", &l.Gen, d.GetCurrPcieLinkGeneration)
+	get(r, "nvmlDeviceGetMaxPcieLinkGeneration", &l.MaxGen, d.GetMaxPcieLinkGeneration)
+	get(r, "nvmlDeviceGetCurrPcieLinkWidth", &l.Width, d.GetCurrPcieLinkWidth)
+	get(r, "nvmlDeviceGetMaxPcieLinkWidth", &l.MaxWidth, d.GetMaxPcieLinkWidth)
 }
 
 // readNVLinks reads NVLinks until the driver reports that there are no more.
@@ -186,16 +163,16 @@ func (r *reader) readNVLinks(d nvml.Device, g *topology.GPU) {
 		}
 		link := topology.NVLink{Link: i, Active: state == nvml.FEATURE_ENABLED}
 		var version uint32
-		if r.query("nvmlDeviceGetNvLinkVersion", func() (ret nvml.Return) { version, ret = d.GetNvLinkVersion(i); return ret }) {
-			link.Version = generation(nvml.NvlinkVersion(version))
+		if get(r, "nvmlDeviceGetNvLinkVersion", &version, func() (uint32, nvml.Return) { return d.GetNvLinkVersion(i) }) {
+			link.Version = generations[nvml.NvlinkVersion(version)]
 		}
 		if link.Active {
 			var kind nvml.IntNvLinkDeviceType
-			if r.query("nvmlDeviceGetNvLinkRemoteDeviceType", func() (ret nvml.Return) { kind, ret = d.GetNvLinkRemoteDeviceType(i); return ret }) {
+			if get(r, "nvmlDeviceGetNvLinkRemoteDeviceType", &kind, func() (nvml.IntNvLinkDeviceType, nvml.Return) { return d.GetNvLinkRemoteDeviceType(i) }) {
 				link.Switch = kind == nvml.NVLINK_DEVICE_TYPE_SWITCH
 			}
 			var pci nvml.PciInfo
-			if r.query("nvmlDeviceGetNvLinkRemotePciInfo_v2", func() (ret nvml.Return) { pci, ret = d.GetNvLinkRemotePciInfo(i); return ret }) {
+			if get(r, "nvmlDeviceGetNvLinkRemotePciInfo_v2", &pci, func() (nvml.PciInfo, nvml.Return) { return d.GetNvLinkRemotePciInfo(i) }) {
 				link.Remote = pciAddress(pci)
 			}
 		}
@@ -203,23 +180,10 @@ func (r *reader) readNVLinks(d nvml.Device, g *topology.GPU) {
 	}
 }
 
-// generation returns the major version of NVLink.
-func generation(v nvml.NvlinkVersion) int {
-	switch v {
-	case nvml.NVLINK_VERSION_1_0:
-		return 1
-	case nvml.NVLINK_VERSION_2_0, nvml.NVLINK_VERSION_2_2:
-		return 2
-	case nvml.NVLINK_VERSION_3_0, nvml.NVLINK_VERSION_3_1:
-		return 3
-	case nvml.NVLINK_VERSION_4_0:
-		return 4
-	case nvml.NVLINK_VERSION_5_0:
-		return 5
-	case nvml.NVLINK_VERSION_6_0:
-		return 6
-	}
-	return 0
+// generations are the major versions of NVLink.
+var generations = map[nvml.NvlinkVersion]int{
+	nvml.NVLINK_VERSION_1_0: 1, nvml.NVLINK_VERSION_2_0: 2, nvml.NVLINK_VERSION_2_2: 2, nvml.NVLINK_VERSION_3_0: 3, nvml.NVLINK_VERSION_3_1: 3,
+	nvml.NVLINK_VERSION_4_0: 4, nvml.NVLINK_VERSION_5_0: 5, nvml.NVLINK_VERSION_6_0: 6,
 }
 
 // throttles are the reasons for low clocks that cost performance, by their bits.
@@ -236,13 +200,12 @@ var throttles = [...]struct {
 
 func (r *reader) readGPUHealth(d nvml.Device, g *topology.GPU) {
 	h := &g.Health
-	r.query("nvmlDeviceGetTotalEccErrors", func() (ret nvml.Return) {
-		h.ECC, ret = d.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)
-		return ret
+	get(r, "nvmlDeviceGetTotalEccErrors", &h.ECC, func() (uint64, nvml.Return) {
+		return d.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)
 	})
 	r.query("nvmlDeviceGetRemappedRows", func() (ret nvml.Return) { _, _, h.Remap, h.RemapFailed, ret = d.GetRemappedRows(); return ret })
 	var reasons uint64
-	if r.query("nvmlDeviceGetCurrentClocksEventReasons", func() (ret nvml.Return) { reasons, ret = d.GetCurrentClocksEventReasons(); return ret }) {
+	if get(r, "nvmlDeviceGetCurrentClocksEventReasons", &reasons, d.GetCurrentClocksEventReasons) {
 		for _, t := range throttles {
 			if reasons&t.bit != 0 {
 				h.Throttled = append(h.Throttled, t.text)
@@ -253,37 +216,23 @@ func (r *reader) readGPUHealth(d nvml.Device, g *topology.GPU) {
 
 // readPeer reads what a may access of b. It reports false if the driver does not know.
 func (r *reader) readPeer(a, b nvml.Device) (p topology.Peer, known bool) {
-	p.Distance = links.UnknownDistance
-	var level nvml.GpuTopologyLevel
-	if r.query("nvmlDeviceGetTopologyCommonAncestor", func() (ret nvml.Return) { level, ret = a.GetTopologyCommonAncestor(b); return ret }) {
-		p.Distance = distance(level)
-	}
+	level := nvml.GpuTopologyLevel(-1)
+	get(r, "nvmlDeviceGetTopologyCommonAncestor", &level, func() (nvml.GpuTopologyLevel, nvml.Return) { return a.GetTopologyCommonAncestor(b) })
+	p.Distance = cmp.Or(distances[level], links.UnknownDistance)
 	for _, f := range [...]struct {
 		what nvml.GpuP2PCapsIndex
 		to   *bool
 	}{{nvml.P2P_CAPS_INDEX_READ, &p.Read}, {nvml.P2P_CAPS_INDEX_WRITE, &p.Write}, {nvml.P2P_CAPS_INDEX_NVLINK, &p.NVLink}} {
 		var status nvml.GpuP2PStatus
-		if r.query("nvmlDeviceGetP2PStatus", func() (ret nvml.Return) { status, ret = a.GetP2PStatus(b, f.what); return ret }) {
+		if get(r, "nvmlDeviceGetP2PStatus", &status, func() (nvml.GpuP2PStatus, nvml.Return) { return a.GetP2PStatus(b, f.what) }) {
 			*f.to, known = status == nvml.P2P_STATUS_OK, true
 		}
 	}
 	return p, known
 }
 
-func distance(l nvml.GpuTopologyLevel) links.Distance {
-	switch l {
-	case nvml.TOPOLOGY_INTERNAL:
-		return links.SameDevice
-	case nvml.TOPOLOGY_SINGLE:
-		return links.Switch
-	case nvml.TOPOLOGY_MULTIPLE:
-		return links.Switches
-	case nvml.TOPOLOGY_HOSTBRIDGE:
-		return links.RootComplex
-	case nvml.TOPOLOGY_NODE:
-		return links.NUMANode
-	case nvml.TOPOLOGY_SYSTEM:
-		return links.System
-	}
-	return links.UnknownDistance
+// distances are the driver's levels of the tree of bridges.
+var distances = map[nvml.GpuTopologyLevel]links.Distance{
+	nvml.TOPOLOGY_INTERNAL: links.SameDevice, nvml.TOPOLOGY_SINGLE: links.Switch, nvml.TOPOLOGY_MULTIPLE: links.Switches,
+	nvml.TOPOLOGY_HOSTBRIDGE: links.RootComplex, nvml.TOPOLOGY_NODE: links.NUMANode, nvml.TOPOLOGY_SYSTEM: links.System,
 }

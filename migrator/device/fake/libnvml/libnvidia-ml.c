@@ -13,14 +13,12 @@
 //   FAKE_NVML_XID     "gpu:xid": a pending event
 //   FAKE_NVML_FAIL    "call:nth:code", separated by commas
 //
-// lack.h renames the functions that the library lacks.
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "lack.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
