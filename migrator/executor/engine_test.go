@@ -59,9 +59,10 @@ type engine struct {
 	held     map[string]*reservation
 	onToken  func(*seq) // under mu
 	mistakes []string
-	context  int           // maximum length of a request, 0 for no limit
-	stubborn bool          // it never thaws, drops or releases
-	wake     chan struct{} // holds a token when there may be work
+	context  int                                          // maximum length of a request, 0 for no limit
+	stubborn bool                                         // it never thaws, drops or releases
+	wake     chan struct{}                                // holds a token when there may be work
+	gate     func(ctx context.Context, call string) error // called before every call of the migrator; nil for none
 }
 
 // seq is a request in an engine.
@@ -294,10 +295,12 @@ func (e *engine) preempt() {
 // AbandonSession ends the session.
 func (e *engine) AbandonSession(error) { e.endSession() }
 
-func (e *engine) refuses() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.stubborn
+// pass waits at the gate.
+func (e *engine) pass(ctx context.Context, call string) error {
+	if e.gate == nil {
+		return nil
+	}
+	return e.gate(ctx, call)
 }
 
 // endSession is the engine's reaction to the end of its migrator.
@@ -339,7 +342,10 @@ func (e *engine) table(q *seq, from int) blocks.Table {
 	return t
 }
 
-func (e *engine) Table(_ context.Context, leg string, from int) (blocks.Table, error) {
+func (e *engine) Table(ctx context.Context, leg string, from int) (blocks.Table, error) {
+	if err := e.pass(ctx, "table"); err != nil {
+		return blocks.Table{}, err
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	q, err := e.find(leg)
@@ -349,7 +355,10 @@ func (e *engine) Table(_ context.Context, leg string, from int) (blocks.Table, e
 	return e.table(q, from), nil
 }
 
-func (e *engine) Freeze(_ context.Context, leg string, from int) (blocks.Table, error) {
+func (e *engine) Freeze(ctx context.Context, leg string, from int) (blocks.Table, error) {
+	if err := e.pass(ctx, "freeze"); err != nil {
+		return blocks.Table{}, err
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	q, err := e.find(leg)
@@ -360,12 +369,15 @@ func (e *engine) Freeze(_ context.Context, leg string, from int) (blocks.Table, 
 	return e.table(q, from), nil
 }
 
-func (e *engine) Thaw(_ context.Context, leg string) error {
-	if e.refuses() {
-		return errRefused
+func (e *engine) Thaw(ctx context.Context, leg string) error {
+	if err := e.pass(ctx, "thaw"); err != nil {
+		return err
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if e.stubborn {
+		return errRefused
+	}
 	if e.seqs[leg] == nil {
 		return blocks.ErrNotFound
 	}
@@ -373,12 +385,15 @@ func (e *engine) Thaw(_ context.Context, leg string) error {
 	return nil
 }
 
-func (e *engine) Drop(_ context.Context, leg string) error {
-	if e.refuses() {
-		return errRefused
+func (e *engine) Drop(ctx context.Context, leg string) error {
+	if err := e.pass(ctx, "drop call"); err != nil {
+		return err
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if e.stubborn {
+		return errRefused
+	}
 	q := e.seqs[leg]
 	if q == nil {
 		return blocks.ErrNotFound
@@ -388,7 +403,10 @@ func (e *engine) Drop(_ context.Context, leg string) error {
 	return nil
 }
 
-func (e *engine) Reserve(_ context.Context, id string, tokens int) ([]uint32, error) {
+func (e *engine) Reserve(ctx context.Context, id string, tokens int) ([]uint32, error) {
+	if err := e.pass(ctx, "reserve"); err != nil {
+		return nil, err
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.context > 0 && tokens > e.context {
@@ -409,7 +427,10 @@ func (e *engine) Reserve(_ context.Context, id string, tokens int) ([]uint32, er
 	return slices.Clone(r.blocks), nil
 }
 
-func (e *engine) MarkFilled(_ context.Context, id string, from int, ids []uint32, computed int) error {
+func (e *engine) MarkFilled(ctx context.Context, id string, from int, ids []uint32, computed int) error {
+	if err := e.pass(ctx, "mark filled"); err != nil {
+		return err
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	r := e.held[id]
@@ -423,12 +444,15 @@ func (e *engine) MarkFilled(_ context.Context, id string, from int, ids []uint32
 	return nil
 }
 
-func (e *engine) Release(_ context.Context, id string) error {
-	if e.refuses() {
-		return errRefused
+func (e *engine) Release(ctx context.Context, id string) error {
+	if err := e.pass(ctx, "release"); err != nil {
+		return err
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if e.stubborn {
+		return errRefused
+	}
 	if r := e.held[id]; r != nil && r.seq == nil {
 		e.freeBlocks(r.blocks)
 		delete(e.held, id)

@@ -87,7 +87,7 @@ func newFleet(replicas int, link int64, carry func(*replica) carrier) *fleet {
 	}
 	for i, n := range w.replicas {
 		n.frontEnd = &frontEnd{w: w, node: n, streams: map[string]*clientStream{}}
-		n.engine.onToken = w.watch
+		n.engine.onToken, n.engine.gate = w.watch, n.passGate
 		n.carrier = carry(n)
 		transports := []transport.Transport{&wire{n.carrier, n}}
 		if better != nil {
@@ -96,7 +96,7 @@ func newFleet(replicas int, link int64, carry func(*replica) carrier) *fleet {
 			transports = slices.Insert(transports, 0, transport.Transport(&u))
 		}
 		var err error
-		n.executor, err = executor.New(executor.Config{Self: n.id, Engine: &gatedEngine{n}, FrontEnd: n.frontEnd, Network: n, Transports: transports,
+		n.executor, err = executor.New(executor.Config{Self: n.id, Engine: n.engine, FrontEnd: n.frontEnd, Network: n, Transports: transports,
 			Address: func(r policies.ReplicaID) string { return string(r) }, LinkRate: link, Notify: n.notify, MaxEnvelope: envelope, Transfer: transfer.Config{TailBlocks: 1 + i%2}, Tracer: tracer})
 		if err != nil {
 			panic(err)

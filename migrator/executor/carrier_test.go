@@ -32,63 +32,6 @@ func (n *replica) passGate(ctx context.Context, point string) error {
 	return ctx.Err()
 }
 
-// gatedEngine is an engine behind its migrator's gate.
-type gatedEngine struct{ n *replica }
-
-func (g *gatedEngine) Description() (blocks.Description, bool)     { return g.n.engine.Description() }
-func (g *gatedEngine) Memory() (*transport.Memory, bool)           { return g.n.engine.Memory() }
-func (g *gatedEngine) AbandonSession(why error)                    { g.n.engine.AbandonSession(why) }
-func (g *gatedEngine) pass(ctx context.Context, call string) error { return g.n.passGate(ctx, call) }
-
-func (g *gatedEngine) Table(ctx context.Context, leg string, from int) (blocks.Table, error) {
-	if err := g.pass(ctx, "table"); err != nil {
-		return blocks.Table{}, err
-	}
-	return g.n.engine.Table(ctx, leg, from)
-}
-
-func (g *gatedEngine) Freeze(ctx context.Context, leg string, from int) (blocks.Table, error) {
-	if err := g.pass(ctx, "freeze"); err != nil {
-		return blocks.Table{}, err
-	}
-	return g.n.engine.Freeze(ctx, leg, from)
-}
-
-func (g *gatedEngine) Thaw(ctx context.Context, leg string) error {
-	if err := g.pass(ctx, "thaw"); err != nil {
-		return err
-	}
-	return g.n.engine.Thaw(ctx, leg)
-}
-
-func (g *gatedEngine) Drop(ctx context.Context, leg string) error {
-	if err := g.pass(ctx, "drop call"); err != nil {
-		return err
-	}
-	return g.n.engine.Drop(ctx, leg)
-}
-
-func (g *gatedEngine) Reserve(ctx context.Context, id string, tokens int) ([]uint32, error) {
-	if err := g.pass(ctx, "reserve"); err != nil {
-		return nil, err
-	}
-	return g.n.engine.Reserve(ctx, id, tokens)
-}
-
-func (g *gatedEngine) MarkFilled(ctx context.Context, id string, from int, ids []uint32, computed int) error {
-	if err := g.pass(ctx, "mark filled"); err != nil {
-		return err
-	}
-	return g.n.engine.MarkFilled(ctx, id, from, ids, computed)
-}
-
-func (g *gatedEngine) Release(ctx context.Context, id string) error {
-	if err := g.pass(ctx, "release"); err != nil {
-		return err
-	}
-	return g.n.engine.Release(ctx, id)
-}
-
 // insideTransport copies within the process.
 type insideTransport struct {
 	*memtransport.Transport
