@@ -18,29 +18,35 @@ import (
 // network is an in-memory network of addresses. An address that is frozen accepts everything
 // written to it and delivers nothing, as a frozen host does.
 type network struct {
-	mu     sync.Mutex
-	houses map[string]*bufconn.Listener
-	frozen map[string]chan struct{} // closed when it thaws
+	mu        sync.Mutex
+	listeners map[string]*bufconn.Listener
+	frozen    map[string]chan struct{} // closed when it thaws
 }
 
-func newNetwork() *network {
-	return &network{houses: make(map[string]*bufconn.Listener), frozen: make(map[string]chan struct{})}
+// newNetwork returns a network whose nodes stop with the test.
+func newNetwork(t *testing.T) *network {
+	t.Cleanup(func() { time.Sleep(time.Minute) }) // HTTP/2 connections end on timers of their own
+	return &network{listeners: make(map[string]*bufconn.Listener), frozen: make(map[string]chan struct{})}
 }
 
 // node starts a node at an address.
 func (w *network) node(t *testing.T, id, address string, incarnation uint64) *node {
 	l := bufconn.Listen(1 << 16)
-	w.mu.Lock()
-	w.houses[address] = l
-	w.mu.Unlock()
+	w.setListener(address, l)
 	return startNode(t, Config{Self: policies.ReplicaID(id), Incarnation: incarnation, Dial: w.dialer(address)}, l, address)
+}
+
+// setListener makes an address lead to a listener, nil for none, and returns the one before.
+func (w *network) setListener(address string, l *bufconn.Listener) (before *bufconn.Listener) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	before, w.listeners[address] = w.listeners[address], l
+	return before
 }
 
 // kill ends a process: its address refuses connections from then on.
 func (w *network) kill(n *node) {
-	w.mu.Lock()
-	delete(w.houses, n.address)
-	w.mu.Unlock()
+	w.setListener(n.address, nil)
 	n.stop()
 }
 
@@ -62,7 +68,7 @@ func (w *network) freeze(address string) (thaw func()) {
 func (w *network) dialer(from string) func(context.Context, string) (net.Conn, error) {
 	return func(ctx context.Context, to string) (net.Conn, error) {
 		w.mu.Lock()
-		l := w.houses[to]
+		l := w.listeners[to]
 		w.mu.Unlock()
 		if l == nil {
 			return nil, &net.OpError{Op: "dial", Net: "mem", Err: syscall.ECONNREFUSED}
@@ -71,27 +77,27 @@ func (w *network) dialer(from string) func(context.Context, string) (net.Conn, e
 		if err != nil {
 			return nil, err
 		}
-		return &wire{Conn: c, town: w, ends: [2]string{from, to}, closed: make(chan struct{})}, nil
+		return &wire{Conn: c, network: w, ends: [2]string{from, to}, closed: make(chan struct{})}, nil
 	}
 }
 
 // wire is a connection between two addresses.
 type wire struct {
 	net.Conn
-	town   *network
-	ends   [2]string
-	once   sync.Once
-	closed chan struct{}
+	network *network
+	ends    [2]string
+	once    sync.Once
+	closed  chan struct{}
 }
 
 func (c *wire) wait() {
 	for {
-		c.town.mu.Lock()
-		f := c.town.frozen[c.ends[0]]
+		c.network.mu.Lock()
+		f := c.network.frozen[c.ends[0]]
 		if f == nil {
-			f = c.town.frozen[c.ends[1]]
+			f = c.network.frozen[c.ends[1]]
 		}
-		c.town.mu.Unlock()
+		c.network.mu.Unlock()
 		if f == nil {
 			return
 		}
@@ -122,7 +128,7 @@ func (c *wire) Close() error {
 // runInNetwork runs a test with two nodes, of which a watches b, in virtual time.
 func runInNetwork(t *testing.T, test func(t *testing.T, w *network, a, b *node)) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newNetwork()
+		w := newNetwork(t)
 		a, b := w.node(t, "a", "a:1", 1), w.node(t, "b", "b:1", 1)
 		setAllPeers(a, b)
 		a.Watch([]policies.ReplicaID{"b", "a"})
@@ -131,10 +137,6 @@ func runInNetwork(t *testing.T, test func(t *testing.T, w *network, a, b *node))
 			t.Fatalf("%s is gone, they say", <-a.gone)
 		}
 		test(t, w, a, b)
-		a.stop()
-		b.stop()
-		// HTTP/2 connections end on timers of their own.
-		time.Sleep(time.Minute)
 	})
 }
 
@@ -252,7 +254,6 @@ func TestFastRestart(t *testing.T) {
 		if len(a.gone) != 0 || len(a.back) != 1 || a.peer("b").Gone {
 			t.Errorf("gone again; %+v", a.peer("b"))
 		}
-		next.stop()
 	})
 }
 
@@ -274,7 +275,6 @@ func TestSecondProcess(t *testing.T) {
 		if len(a.gone) != 0 || a.peer("b").Gone {
 			t.Errorf("the second process lives: %+v", a.peer("b"))
 		}
-		next.stop()
 	})
 }
 
@@ -282,7 +282,7 @@ func TestSecondProcess(t *testing.T) {
 // dropped.
 func TestQueueDoesNotAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newNetwork()
+		w := newNetwork(t)
 		a := w.node(t, "a", "a:1", 1)
 		a.SetPeers(map[policies.ReplicaID]string{"b": "b:1"})
 		a.Send("b", market(1))
@@ -302,9 +302,6 @@ func TestQueueDoesNotAge(t *testing.T) {
 		if got := a.Status().Peers; len(got) != 0 {
 			t.Errorf("still known: %+v", got)
 		}
-		a.stop()
-		b.stop()
-		time.Sleep(time.Minute)
 	})
 }
 

@@ -22,16 +22,13 @@ import (
 // next process, open ones stay with the first.
 func runUpgrade(t *testing.T, test func(t *testing.T, w *network, c, first *node)) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newNetwork()
+		w := newNetwork(t)
 		c, first := w.node(t, "c", "c:1", 1), w.node(t, "b", "b:1", 1)
 		setAllPeers(c, first)
 		c.Watch([]policies.ReplicaID{"b"})
 		first.Watch([]policies.ReplicaID{"c"})
 		time.Sleep(3 * time.Second)
 		test(t, w, c, first)
-		c.stop()
-		first.stop()
-		time.Sleep(time.Minute)
 	})
 }
 
@@ -136,16 +133,12 @@ func TestUpgradeOfASilentProcess(t *testing.T) {
 // TestUpgradeGivenUp has a next process that ends while the first continues.
 func TestUpgradeGivenUp(t *testing.T) {
 	runUpgrade(t, func(t *testing.T, w *network, c, first *node) {
-		w.mu.Lock()
-		house := w.houses["b:1"]
-		w.mu.Unlock()
+		listener := w.setListener("b:1", nil)
 		next := w.node(t, "b", "b:1", 2)
 		setAllPeers(next, c)
 		next.Watch([]policies.ReplicaID{"c"})
 		requireNoneGone(t, 3*defaultSilence, c, first, next)
-		w.mu.Lock()
-		w.houses["b:1"] = house
-		w.mu.Unlock()
+		w.setListener("b:1", listener)
 		next.stop()
 		requireNoneGone(t, 3*defaultSilence, c, first)
 		receivedNumbers(first)
@@ -158,7 +151,6 @@ func TestUpgradeGivenUp(t *testing.T) {
 		requireNoneGone(t, 3*defaultSilence, c, first, third)
 		c.Send("b", market(8))
 		<-third.came
-		third.stop()
 	})
 }
 
@@ -166,26 +158,18 @@ func TestUpgradeGivenUp(t *testing.T) {
 // to the earlier process again, and uses it until the address leads to the next one.
 func TestHelloBeforeTheSocket(t *testing.T) {
 	runUpgrade(t, func(t *testing.T, w *network, c, first *node) {
-		w.mu.Lock()
-		house := w.houses["b:1"]
-		w.mu.Unlock()
+		listener := w.setListener("b:1", nil)
 		next := w.node(t, "b", "b:1", 2)
-		w.mu.Lock()
-		later := w.houses["b:1"]
-		w.houses["b:1"] = house
-		w.mu.Unlock()
+		later := w.setListener("b:1", listener)
 		setAllPeers(next, c)
 		next.Watch([]policies.ReplicaID{"c"})
 		requireNoneGone(t, 3*defaultSilence, c, first, next)
 		c.Send("b", market(1))
 		<-first.came
-		w.mu.Lock()
-		w.houses["b:1"] = later
-		w.mu.Unlock()
+		w.setListener("b:1", later)
 		requireNoneGone(t, 2*maxReconnectDelay, c, first, next)
 		c.Send("b", market(2))
 		<-next.came
-		next.stop()
 	})
 }
 
@@ -209,19 +193,17 @@ func (m muteServer) Exchange(stream api.Peer_ExchangeServer) error {
 }
 
 // serveMute runs a muteServer at an address.
-func (w *network) serveMute(t *testing.T, address string, m muteServer) (stop func()) {
+func (w *network) serveMute(t *testing.T, address string, m muteServer) {
 	l := bufconn.Listen(1 << 16)
-	w.mu.Lock()
-	w.houses[address] = l
-	w.mu.Unlock()
+	w.setListener(address, l)
 	s := grpc.NewServer()
 	api.RegisterPeerServer(s, m)
 	go s.Serve(l) // unlike ServeHTTP, it reads no more than the handler does
-	return s.Stop
+	t.Cleanup(s.Stop)
 }
 
 // openStream opens a stream to an address without a Network.
-func (w *network) openStream(t *testing.T, from, to string) (api.Peer_ExchangeClient, func()) {
+func (w *network) openStream(t *testing.T, from, to string) api.Peer_ExchangeClient {
 	t.Helper()
 	dial := w.dialer(from)
 	conn, err := grpc.NewClient("passthrough:///"+to, grpc.WithTransportCredentials(insecure.NewCredentials()),
@@ -229,20 +211,21 @@ func (w *network) openStream(t *testing.T, from, to string) (api.Peer_ExchangeCl
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { conn.Close() })
 	s, err := api.NewPeerClient(conn).Exchange(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s, func() { conn.Close() }
+	return s
 }
 
 // TestRestartUnnoticed replaces a process that has died behind an open connection. The network
 // detects this because the stream is not closed properly.
 func TestRestartUnnoticed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newNetwork()
+		w := newNetwork(t)
 		c := w.node(t, "c", "c:1", 1)
-		stop := w.serveMute(t, "b:1", muteServer{})
+		w.serveMute(t, "b:1", muteServer{})
 		c.SetPeers(map[policies.ReplicaID]string{"b": "b:1"})
 		c.Send("b", market(1))
 		time.Sleep(time.Second)
@@ -254,10 +237,6 @@ func TestRestartUnnoticed(t *testing.T) {
 			t.Errorf("gone after %v", took)
 		}
 		requireNoneGone(t, 3*defaultSilence, c, next)
-		stop()
-		c.stop()
-		next.stop()
-		time.Sleep(time.Minute)
 	})
 }
 
@@ -265,9 +244,9 @@ func TestRestartUnnoticed(t *testing.T) {
 // when the next process starts.
 func TestRestartOfOneThatReadsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newNetwork()
+		w := newNetwork(t)
 		c := w.node(t, "c", "c:1", 1)
-		stop := w.serveMute(t, "b:1", muteServer{})
+		w.serveMute(t, "b:1", muteServer{})
 		c.SetPeers(map[policies.ReplicaID]string{"b": "b:1"})
 		c.Watch([]policies.ReplicaID{"b"})
 		for range 10 {
@@ -287,10 +266,6 @@ func TestRestartOfOneThatReadsNothing(t *testing.T) {
 		c.Send("b", market(2))
 		for (<-next.came).GetMarket().GetNumber() != 2 {
 		}
-		stop()
-		c.stop()
-		next.stop()
-		time.Sleep(time.Minute)
 	})
 }
 
@@ -298,10 +273,10 @@ func TestRestartOfOneThatReadsNothing(t *testing.T) {
 // starts.
 func TestNothingSentIsLost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newNetwork()
+		w := newNetwork(t)
 		c := w.node(t, "c", "c:1", 1)
 		l, took := bufconn.Listen(1<<16), make(chan uint64, 1000)
-		w.houses["b:1"] = l
+		w.setListener("b:1", l)
 		first := startNode(t, Config{Self: "b", Incarnation: 1, Dial: w.dialer("b:1"), Handle: func(_ policies.ReplicaID, e *api.Envelope) {
 			time.Sleep(time.Millisecond)
 			took <- e.GetMarket().GetNumber()
@@ -324,10 +299,6 @@ func TestNothingSentIsLost(t *testing.T) {
 		if len(took) != cap(took) || len(next.came) != 0 {
 			t.Errorf("%d came to the first process, %d more to the next, of %d", len(took), len(next.came), cap(took))
 		}
-		c.stop()
-		first.stop()
-		next.stop()
-		time.Sleep(time.Minute)
 	})
 }
 
@@ -335,10 +306,10 @@ func TestNothingSentIsLost(t *testing.T) {
 // and sends nothing on the reply stream.
 func TestAnswersOnItsOwnStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newNetwork()
+		w := newNetwork(t)
 		c := w.node(t, "c", "c:1", 1)
-		stop := w.serveMute(t, "b:1", muteServer{reads: true})
-		own, closes := w.openStream(t, "b:1", "c:1")
+		w.serveMute(t, "b:1", muteServer{reads: true})
+		own := w.openStream(t, "b:1", "c:1")
 		own.Send(hello("b", "c", 1))
 		c.SetPeers(map[policies.ReplicaID]string{"b": "b:1"})
 		c.Watch([]policies.ReplicaID{"b"})
@@ -347,10 +318,6 @@ func TestAnswersOnItsOwnStream(t *testing.T) {
 			requireNoneGone(t, defaultInterval, c)
 		}
 		waitForGone(t, c, defaultSilence)
-		closes()
-		stop()
-		c.stop()
-		time.Sleep(time.Minute)
 	})
 }
 
@@ -374,9 +341,9 @@ func TestAnswersNeedNoStream(t *testing.T) {
 // TestStopsThoughNothingIsRead checks that Run ends although a peer does not read.
 func TestStopsThoughNothingIsRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newNetwork()
+		w := newNetwork(t)
 		a := w.node(t, "a", "a:1", 1)
-		s, closes := w.openStream(t, "x:1", "a:1")
+		s := w.openStream(t, "x:1", "a:1")
 		long := string(make([]byte, 1<<20)) // more than the flow control allows
 		s.Send(hello(long, "a", 1))
 		time.Sleep(time.Second)
@@ -385,7 +352,5 @@ func TestStopsThoughNothingIsRead(t *testing.T) {
 		if took := time.Since(since); took > 2*shutdownWriteTimeout {
 			t.Errorf("stopped after %v", took)
 		}
-		closes()
-		time.Sleep(time.Minute)
 	})
 }
