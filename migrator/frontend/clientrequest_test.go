@@ -37,8 +37,7 @@ func (f *fleet) postSlowly(body string) *http.Response {
 // migration of its stream nor queries about it, and that a live migration of
 // tokens that the client has not got is given up.
 func TestSlowReader(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, nil)
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
 		body := strings.Replace(longRequest, "70", "200", 1)
 		want := f.directAnswer("/v1/completions", body)
 		f.setPace(time.Millisecond)
@@ -125,8 +124,7 @@ func TestDisconnectDuringMigration(t *testing.T) {
 // TestStopAfterMigration checks that the end of the server reaches the leg that is the
 // present one by then, and its client.
 func TestStopAfterMigration(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, nil)
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
 		b := f.startStream(longRequest)
 		waitFor(t, func() bool { _, err := f.migrateLive(t.Context(), b.id, 1, nil); return err == nil })
 		f.servers[0].stop()
@@ -140,8 +138,7 @@ func TestStopAfterMigration(t *testing.T) {
 // TestEndDuringMigration checks that an answer that ends while a migration waits
 // is delivered, and that the migration ends.
 func TestEndDuringMigration(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, nil)
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
 		b := f.startStream(longRequest)
 		held := make(chan struct{})
 		f.engines[1].set(func(n int, r *http.Request) {
@@ -164,8 +161,7 @@ func TestEndDuringMigration(t *testing.T) {
 // TestSecondRequest sends a second request on a connection whose first answer
 // migrates.
 func TestSecondRequest(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, nil)
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
 		second := strings.Replace(longRequest, `"x"`, `"y"`, 1)
 		want, want2 := f.directAnswer("/v1/completions", longRequest), f.directAnswer("/v1/completions", second)
 		f.setPace(time.Millisecond)

@@ -6,15 +6,12 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"testing/synctest"
 )
 
 // TestEqualsDirect compares answers through the server with the engine's own,
 // byte for byte up to id and created.
 func TestEqualsDirect(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := newEngine(t)
-		f := startServer(t, e.URL, nil)
+	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
 		direct := strings.TrimPrefix(e.URL, "http://")
 
 		clients := map[string]*http.Client{"HTTP/1.1": f.client, "HTTP/2.0": {Transport: memory.transport(t, 2)}}
@@ -62,9 +59,7 @@ func TestEqualsDirect(t *testing.T) {
 }
 
 func TestFeaturesThatCannotBeAssembled(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := newEngine(t)
-		f := startServer(t, e.URL, nil)
+	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
 		for range 2 { // the second time the template is known
 			post(t, f.client, f.url, "/v1/completions", `{"model":"m","prompt":"x"}`)
 		}
@@ -78,9 +73,7 @@ func TestFeaturesThatCannotBeAssembled(t *testing.T) {
 }
 
 func TestTrustBoundary(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := newEngine(t)
-		f := startServer(t, e.URL, nil)
+	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
 		req, _ := http.NewRequest("POST", "http://"+f.url+"/v1/completions", strings.NewReader(`{"model":"m","prompt":"x","stream":true,"kv_transfer_params":{"do_remote_prefill":true},"kv_transfer_params":null,"vllm_xargs":{"kv_transfer_params":"y"}}`))
 		for _, name := range []string{"X-Cascade-Tokens", "x-cascade-anything", "X-Gateway-Model-Name", "x-cascade-forward", "x-cascade-leg", "x-cascade-migration", "Te", "Connection", "Mine"} {
 			req.Header.Set(name, "Mine2")
@@ -109,30 +102,8 @@ func TestTrustBoundary(t *testing.T) {
 	})
 }
 
-func TestOtherPaths(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := newEngine(t)
-		f := startServer(t, e.URL, nil)
-		if _, body := post(t, f.client, f.url, "/tokenize", `{"prompt":"x"}`); body != "passed POST /tokenize" {
-			t.Error(body)
-		}
-		resp, err := f.client.Get("http://" + f.url + "/v1/models")
-		if err != nil || resp.StatusCode != 200 {
-			t.Fatal(err, resp)
-		}
-		resp.Body.Close()
-		for _, path := range []string{"/pause", "/v1/kv_connector/rpc", "/inference/v1/generate", "/abort_requests", "/v1/models/../../pause"} {
-			if resp, body := post(t, f.client, f.url, path, "{}"); resp.StatusCode < 300 || strings.Contains(body, "passed") {
-				t.Errorf("%s: %d %s", path, resp.StatusCode, body)
-			}
-		}
-	})
-}
-
 func TestBadRequests(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := newEngine(t)
-		f := startServer(t, e.URL, func(c *Config) { c.MaxBody = 100 })
+	runServer(t, func(c *Config) { c.MaxBody = 100 }, func(t *testing.T, e *engine, f *testServer) {
 		for body, want := range map[string]string{
 			`{"model":`: `{"error":{"message":"the request body is not valid JSON at byte 9: unexpected end of JSON input","type":"BadRequestError","param":null,"code":400}}`,
 			`[]`:        `the request body is not a JSON object`,

@@ -47,6 +47,19 @@ func (e *engine) set(pace func(int, *http.Request), override http.HandlerFunc) {
 	e.pace, e.override = pace, override
 }
 
+// sendEvents makes the engine answer with events; if cut is true it then dies.
+func (e *engine) sendEvents(events string, cut bool) {
+	e.set(nil, func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, events)
+		w.(http.Flusher).Flush()
+		if cut {
+			panic(http.ErrAbortHandler)
+		}
+	})
+}
+
 // blockAt makes answers wait before a token, 0 for the first, until proceed is
 // closed.
 func (e *engine) blockAt(token int) (proceed chan struct{}) {

@@ -2,7 +2,6 @@ package frontend
 
 import (
 	"bufio"
-	"context"
 	"fmt"
 	"io"
 	"net"
@@ -124,19 +123,13 @@ func TestMalformedStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, bad := range []string{"data: {\"choices\":\n\n", "data: 7\n\n", "data: {\"x\":1}\n\n", "data: {\"choices\":[{\"token_ids\":[-1]}]}\n\n"} {
 			e := newEngine(t)
-			e.set(nil, func(w http.ResponseWriter, _ *http.Request) {
-				w.Header().Set("Content-Type", "text/event-stream")
-				io.WriteString(w, `data: {"id":"x","choices":[{"index":0,"text":"a","token_ids":[1]}]}`+"\n\n"+bad)
-			})
+			e.sendEvents(`data: {"id":"x","choices":[{"index":0,"text":"a","token_ids":[1]}]}`+"\n\n"+bad, false)
 			f := startServer(t, e.URL, nil)
 			resp, got := post(t, f.client, f.url, "/v1/completions", `{"prompt":"x","stream":true}`)
 			if resp.StatusCode != 200 || !strings.Contains(got, cutErrorPrefix+"the engine's stream is malformed: ") || strings.Contains(got, "[DONE]") {
 				t.Errorf("%q: %d %s", bad, resp.StatusCode, got)
 			}
-			e.set(nil, func(w http.ResponseWriter, _ *http.Request) {
-				w.Header().Set("Content-Type", "text/event-stream")
-				io.WriteString(w, bad)
-			})
+			e.sendEvents(bad, false)
 			if resp, got := post(t, f.client, f.url, "/v1/completions", `{"prompt":"x","stream":true}`); resp.StatusCode != 502 {
 				t.Errorf("%q at once: %d %s", bad, resp.StatusCode, got)
 			}
@@ -146,9 +139,7 @@ func TestMalformedStream(t *testing.T) {
 
 // TestUnstreamedFaults checks what a client that reads no stream gets.
 func TestUnstreamedFaults(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := newEngine(t)
-		f := startServer(t, e.URL, nil)
+	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
 		const body = `{"model":"m","prompt":"x"}`
 		post(t, f.client, f.url, "/v1/completions", body)
 		for _, test := range []struct {
@@ -159,46 +150,12 @@ func TestUnstreamedFaults(t *testing.T) {
 			{`data: {"id":"x","choices":[{"index":0,"text":"a","token_ids":[1]}]}` + "\n\ndata: {\"error\":{\"message\":\"no\",\"code\":429}}\n\ndata: [DONE]\n\n", `{"error":{"message":"no","code":429}}`, 429},
 			{`data: {"id":"x","choices":[{"index":0,"text":"a","token_ids":[1]}]}` + "\n\ndata: [DONE]\n\n", "without a finish reason", 502},
 		} {
-			e.set(nil, func(w http.ResponseWriter, _ *http.Request) {
-				w.Header().Set("Content-Type", "text/event-stream")
-				io.WriteString(w, test.events)
-			})
+			e.sendEvents(test.events, false)
 			resp, got := post(t, f.client, f.url, "/v1/completions", body)
 			if resp.StatusCode != test.status || !strings.Contains(got, test.want) || resp.Header.Get("Content-Type") != "application/json" {
 				t.Errorf("%d %s %s, want %d %s", resp.StatusCode, resp.Header.Get("Content-Type"), got, test.status, test.want)
 			}
 		}
-	})
-}
-
-// TestDisconnect checks that the engine stops generating when the client
-// disconnects.
-func TestDisconnect(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := newEngine(t)
-		reached, cancelled := make(chan struct{}), make(chan struct{})
-		e.set(func(n int, r *http.Request) {
-			if n == 3 {
-				close(reached)
-				<-r.Context().Done()
-				close(cancelled)
-			}
-		}, nil)
-		f := startServer(t, e.URL, nil)
-		ctx, cancel := context.WithCancel(context.Background())
-		req, _ := http.NewRequestWithContext(ctx, "POST", "http://"+f.url+"/v1/completions", strings.NewReader(`{"prompt":"x","stream":true}`))
-		resp, err := f.client.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if load := f.Status().Load; load.Running != 1 {
-			t.Errorf("while it runs the load is %+v", load)
-		}
-		<-reached
-		cancel()
-		<-cancelled
-		resp.Body.Close()
-		waitFor(t, func() bool { return f.Status().Load.Running == 0 })
 	})
 }
 

@@ -27,14 +27,19 @@ func (p *placer) Place(r policies.Request) Target {
 
 var _ Placer = (*placer)(nil)
 
+// newForwardingPair returns two servers, whose placers the test sets, and their engines.
+func newForwardingPair(t *testing.T) (fa, fb *testServer, a, b *engine, pa, pb *placer) {
+	a, b, pa, pb = newEngine(t), newEngine(t), new(placer), new(placer)
+	fa = startServer(t, a.URL, func(c *Config) { c.Placer = pa })
+	fb = startServer(t, b.URL, func(c *Config) { c.Placer, c.Replica = pb, "r1" })
+	return fa, fb, a, b, pa, pb
+}
+
 // TestForward checks that a forwarded request gets the same bytes, is counted at
 // the replica that runs it and nowhere else, and is forwarded at most once.
 func TestForward(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a, b := newEngine(t), newEngine(t)
-		pa, pb := &placer{}, &placer{}
-		fa := startServer(t, a.URL, func(c *Config) { c.Placer = pa })
-		fb := startServer(t, b.URL, func(c *Config) { c.Placer, c.Replica = pb, "r1" })
+		fa, fb, a, b, pa, pb := newForwardingPair(t)
 		pa.peer.Store(&fb.peer)
 		pb.peer.Store(&fa.peer) // would forward it back if it were asked
 
@@ -95,10 +100,7 @@ func TestForward(t *testing.T) {
 // first token.
 func TestForwardFallsBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a, b := newEngine(t), newEngine(t)
-		p := &placer{}
-		fa := startServer(t, a.URL, func(c *Config) { c.Placer = p })
-		fb := startServer(t, b.URL, func(c *Config) { c.Replica = "r1" })
+		fa, fb, a, b, p, _ := newForwardingPair(t)
 		const body = `{"model":"m","prompt":"x","stream":true}`
 		serve := func(why, peer string) {
 			t.Helper()
@@ -110,11 +112,7 @@ func TestForwardFallsBack(t *testing.T) {
 			}
 		}
 		serve("port closed", "127.0.0.1:1")
-		b.set(nil, func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Type", "text/event-stream")
-			w.(http.Flusher).Flush()
-			panic(http.ErrAbortHandler)
-		})
+		b.sendEvents("", true)
 		serve("its engine dies before the first token", fb.peer)
 		b.set(nil, nil)
 		b.unhealthy.Store(true)
@@ -134,10 +132,7 @@ func TestForwardFallsBack(t *testing.T) {
 // like an engine that was cut.
 func TestForwardCut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a, b := newEngine(t), newEngine(t)
-		p := &placer{}
-		fa := startServer(t, a.URL, func(c *Config) { c.Placer = p })
-		fb := startServer(t, b.URL, func(c *Config) { c.Replica = "r1" })
+		fa, fb, a, b, p, _ := newForwardingPair(t)
 		p.peer.Store(&fb.peer)
 		b.set(func(n int, _ *http.Request) {
 			if n == 3 {
@@ -147,16 +142,6 @@ func TestForwardCut(t *testing.T) {
 		_, got := post(t, fa.client, fa.url, "/v1/completions", `{"model":"m","prompt":"x","stream":true}`)
 		if strings.Count(got, `"text"`) != 3 || !strings.Contains(got, cutErrorPrefix) || a.calls.Load() != 0 {
 			t.Error(got)
-		}
-	})
-}
-
-func TestPeerHandlerIsForMigrators(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := newEngine(t)
-		f := startServer(t, e.URL, nil)
-		if resp, got := post(t, f.client, f.peer, "/v1/completions", `{"prompt":"x"}`); resp.StatusCode != 403 || e.calls.Load() != 0 {
-			t.Errorf("%d %s", resp.StatusCode, got)
 		}
 	})
 }

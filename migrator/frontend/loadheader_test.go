@@ -5,15 +5,12 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"testing/synctest"
 )
 
 // TestLoadHeader checks that answers report the share of the KV cache that the
 // server counts, and nothing that an engine reports about itself.
 func TestLoadHeader(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := newEngine(t)
-		f := startServer(t, e.URL, func(c *Config) { c.KVTokens = 100 })
+	runServer(t, func(c *Config) { c.KVTokens = 100 }, func(t *testing.T, e *engine, f *testServer) {
 		f.updateLoadHeader() // before the timer does
 		ask := func(path string) string {
 			t.Helper()

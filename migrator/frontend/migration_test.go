@@ -54,6 +54,11 @@ func newFleet(t *testing.T, n int, change func(*Config)) *fleet {
 	return f
 }
 
+// runFleet runs a test of a fleet in virtual time.
+func runFleet(t *testing.T, replicas int, test func(t *testing.T, f *fleet)) {
+	synctest.Test(t, func(t *testing.T) { test(t, newFleet(t, replicas, nil)) })
+}
+
 // setPace makes every engine wait before each token.
 func (f *fleet) setPace(d time.Duration) {
 	for _, e := range f.engines {
@@ -176,8 +181,7 @@ func requestKinds() (all [][2]string) {
 // TestMigrations migrates answers of every kind from replica to replica, in every
 // way, and compares them with the engine's own.
 func TestMigrations(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 3, nil)
+	runFleet(t, 3, func(t *testing.T, f *fleet) {
 		f.learnTemplates()
 		for way, move := range map[string]func(stream string, hop int) error{
 			"live": func(stream string, hop int) error {
@@ -290,60 +294,36 @@ func TestMigrationFails(t *testing.T) {
 		spoil func(*fleet, *Migration)
 		want  string // in the error
 	}{
-		"port closed": {func(f *fleet, m *Migration) {
-			f.clearReservations(1)
-			m.To.Address = "127.0.0.1:1"
-		}, "refused"},
-		"no reservation": {func(f *fleet, m *Migration) { f.clearReservations(1); m.Reservation = "r0/none" }, "400"},
+		"port closed":    {func(f *fleet, m *Migration) { m.To.Address = "127.0.0.1:1" }, "refused"},
+		"no reservation": {func(f *fleet, m *Migration) { m.Reservation = "r0/none" }, "400"},
 		"the target's engine is away": {func(f *fleet, m *Migration) {
-			f.clearReservations(1)
 			f.engines[1].unhealthy.Store(true)
 			f.servers[1].waitForReady(f.t, false)
 		}, "refused"},
-		"the target's engine dies first": {func(f *fleet, m *Migration) {
-			f.clearReservations(1)
-			f.engines[1].set(nil, func(w http.ResponseWriter, _ *http.Request) {
-				w.Header().Set("Content-Type", "text/event-stream")
-				w.(http.Flusher).Flush()
-				panic(http.ErrAbortHandler)
-			})
-		}, "gives no token"},
+		"the target's engine dies first": {func(f *fleet, m *Migration) { f.engines[1].sendEvents("", true) }, "gives no token"},
 		"the target hangs": {func(f *fleet, m *Migration) {
-			f.clearReservations(1)
 			f.engines[1].set(nil, func(_ http.ResponseWriter, r *http.Request) {
 				io.Copy(io.Discard, r.Body)
 				<-r.Context().Done()
 			})
 		}, "deadline"},
 		"no token ids": {func(f *fleet, m *Migration) {
-			f.clearReservations(1)
-			f.engines[1].set(nil, func(w http.ResponseWriter, _ *http.Request) {
-				w.Header().Set("Content-Type", "text/event-stream")
-				io.WriteString(w, `data: {"id":"x","choices":[{"index":0,"text":"a"}]}`+"\n\n")
-			})
+			f.engines[1].sendEvents(`data: {"id":"x","choices":[{"index":0,"text":"a"}]}`+"\n\n", false)
 		}, "token ids"},
 		"it reports an error": {func(f *fleet, m *Migration) {
-			f.clearReservations(1)
-			f.engines[1].set(nil, func(w http.ResponseWriter, _ *http.Request) {
-				w.Header().Set("Content-Type", "text/event-stream")
-				io.WriteString(w, `data: {"error":{"message":"no","code":429}}`+"\n\n")
-			})
+			f.engines[1].sendEvents(`data: {"error":{"message":"no","code":429}}`+"\n\n", false)
 		}, "reports"},
-		"other ids": {func(f *fleet, m *Migration) { f.clearReservations(1); m.Hash++ }, session.ErrHash.Error()},
-		"fewer tokens": {func(f *fleet, m *Migration) {
-			f.clearReservations(1)
-			m.Length += 2
-		}, errShort.Error()},
-		"too many tokens": {func(f *fleet, m *Migration) { f.clearReservations(1); m.Length -= 2 }, session.ErrOverrun.Error()},
+		"other ids":       {func(f *fleet, m *Migration) { m.Hash++ }, session.ErrHash.Error()},
+		"fewer tokens":    {func(f *fleet, m *Migration) { m.Length += 2 }, errShort.Error()},
+		"too many tokens": {func(f *fleet, m *Migration) { m.Length -= 2 }, session.ErrOverrun.Error()},
 	} {
 		runInBubble(t, name, func(t *testing.T) {
-			f := newFleet(t, 2, func(c *Config) {
-				if name == "the target hangs" {
-					c.MigrationTimeout = 200 * time.Millisecond
-				}
-			})
+			f := newFleet(t, 2, nil)
 			b := f.startStream(longRequest)
-			epoch, err := f.migrateLive(t.Context(), b.id, 1, func(m *Migration) { test.spoil(f, m) })
+			epoch, err := f.migrateLive(t.Context(), b.id, 1, func(m *Migration) {
+				f.clearReservations(1)
+				test.spoil(f, m)
+			})
 			if err == nil || !strings.Contains(err.Error(), test.want) || epoch != 3 {
 				t.Errorf("the migration ends in epoch %d with %v", epoch, err)
 			}
@@ -368,8 +348,7 @@ func (f *fleet) clearReservations(i int) {
 // TestMigrationRefused checks which migrations are refused without an attempt,
 // and that one of two concurrent ones is.
 func TestMigrationRefused(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, nil)
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
 		b := f.startStream(longRequest)
 		for name, test := range map[string]struct {
 			m     Migration
@@ -440,8 +419,7 @@ func TestMigrationRefused(t *testing.T) {
 // TestPinnedRequestDoesNotMigrate checks that a request that is tied to its
 // engine is listed as pinned there and does not migrate.
 func TestPinnedRequestDoesNotMigrate(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, nil)
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
 		for more, want := range map[string]policies.Features{
 			`"stream":true,"stop":["never"]`:                            policies.Stop,
 			`"stream":true,"seed":7`:                                    policies.Seed,

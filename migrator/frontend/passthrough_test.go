@@ -4,16 +4,13 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"unicode/utf16"
 )
 
 // TestPassthroughParsesLikeEngine sends bodies that Python's JSON parser accepts
 // and Go's does not: none may name another engine's memory to the engine.
 func TestPassthroughParsesLikeEngine(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := newEngine(t)
-		f := startServer(t, e.URL, nil)
+	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
 		const kv = `"kv_transfer_params":{"remote_host":"x"}`
 		wide := "\xff\xfe"
 		for _, u := range utf16.Encode([]rune(`{` + kv + `}`)) {
@@ -37,7 +34,7 @@ func TestPassthroughParsesLikeEngine(t *testing.T) {
 			}
 		}
 		// Requests without a body, and forms.
-		for _, test := range [][2]string{{"/v1/responses/x/cancel", ""}, {"/v1/audio/transcriptions", "--x\r\n\r\n--x--\r\n"}} {
+		for _, test := range [][2]string{{"/v1/responses/x/cancel", ""}, {"/tokenize", `{"prompt":"x"}`}, {"/v1/audio/transcriptions", "--x\r\n\r\n--x--\r\n"}} {
 			if resp, got := post(t, f.client, f.url, test[0], test[1]); resp.StatusCode != 200 || got != "passed POST "+test[0] {
 				t.Errorf("%s: %d %s", test[0], resp.StatusCode, got)
 			}
@@ -45,12 +42,10 @@ func TestPassthroughParsesLikeEngine(t *testing.T) {
 	})
 }
 
-// TestPassthroughPaths sends paths that an engine would resolve to one that is
-// closed to clients.
+// TestPassthroughPaths sends paths that are closed to clients, and paths that an engine
+// would resolve to one of them.
 func TestPassthroughPaths(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := newEngine(t)
-		f := startServer(t, e.URL, nil)
+	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
 		for path, want := range map[string]int{
 			"/v1/models":                      200,
 			"/v1/models/":                     200,
@@ -63,14 +58,20 @@ func TestPassthroughPaths(t *testing.T) {
 			"/v1/models/%2fpause":             404,
 			"/v1/models%2f":                   200,
 			"/pause":                          404,
+			"/v1/kv_connector/rpc":            404,
+			"/inference/v1/generate":          404,
+			"/abort_requests":                 404,
 		} {
-			resp, err := f.client.Get("http://" + f.url + path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			resp.Body.Close()
-			if resp.StatusCode != want {
-				t.Errorf("%s: %d, want %d", path, resp.StatusCode, want)
+			for _, method := range []string{http.MethodGet, http.MethodPost} {
+				req, _ := http.NewRequest(method, "http://"+f.url+path, strings.NewReader("{}"))
+				resp, err := f.client.Do(req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				resp.Body.Close()
+				if resp.StatusCode != want {
+					t.Errorf("%s %s: %d, want %d", method, path, resp.StatusCode, want)
+				}
 			}
 		}
 	})

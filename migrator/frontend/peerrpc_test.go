@@ -9,7 +9,6 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 )
 
@@ -105,8 +104,7 @@ func TestPeerRPC(t *testing.T) {
 // TestPeerListenerHandedOver checks that the peers' port can be passed to another
 // process: connections stay open.
 func TestPeerListenerHandedOver(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, nil)
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
 		b := f.startStream(longRequest)
 		if _, err := f.migrateLive(t.Context(), b.id, 1, nil); err != nil {
 			t.Fatal(err)

@@ -18,10 +18,7 @@ import (
 // peer's leg is then served by the own engine.
 func TestEngineRefuses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		a, b := newEngine(t), newEngine(t)
-		p := &placer{}
-		fa := startServer(t, a.URL, func(c *Config) { c.Placer = p })
-		fb := startServer(t, b.URL, func(c *Config) { c.Replica = "r1" })
+		fa, fb, a, b, p, _ := newForwardingPair(t)
 		for _, body := range []string{`{"model":"m","prompt":"x"}`, `{"model":"m","prompt":"x","stream":true}`} {
 			for status, refused := range map[int]string{503: "1", 500: "", 429: ""} {
 				b.set(nil, func(w http.ResponseWriter, _ *http.Request) { http.Error(w, "no", status) })
@@ -41,9 +38,7 @@ func TestEngineRefuses(t *testing.T) {
 // TestRefusalInTheGap checks the answer to a request that comes after the
 // engine's death and before a health check has noticed it.
 func TestRefusalInTheGap(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := newEngine(t)
-		f := startServer(t, e.URL, func(c *Config) { c.HealthInterval = time.Hour })
+	runServer(t, func(c *Config) { c.HealthInterval = time.Hour }, func(t *testing.T, e *engine, f *testServer) {
 		e.Listener.Close()
 		e.CloseClientConnections()
 		for _, path := range []string{"/v1/completions", "/tokenize"} {
@@ -63,9 +58,7 @@ func TestRefusalInTheGap(t *testing.T) {
 // has begun it, and that the transport sends again on another one. The engine
 // then answers that the leg exists, which is no error of the client.
 func TestResentRequest(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := newEngine(t)
-		f := startServer(t, e.URL, nil)
+	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
 		const body = `{"model":"m","prompt":"x","stream":true}`
 		taken := func(w http.ResponseWriter) { http.Error(w, "the leg is running", http.StatusConflict) }
 		var begun sync.Map

@@ -1,10 +1,7 @@
 package frontend
 
 import (
-	"io"
-	"net/http"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -61,23 +58,19 @@ func TestRescueEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const replicas = 8
 		f, rs := newRescueFleet(t, replicas, nil)
-		var deaths atomic.Int64
 		for _, e := range f.engines {
-			e.set(nil, func(w http.ResponseWriter, r *http.Request) {
-				io.Copy(io.Discard, r.Body)
-				deaths.Add(1)
-				w.Header().Set("Content-Type", "text/event-stream")
-				io.WriteString(w, strings.Join(generation("cmpl-7", []uint32{'"', 'x', '"'}, 3, 90)[:1], ""))
-				http.NewResponseController(w).Flush()
-				panic(http.ErrAbortHandler)
-			})
+			e.sendEvents(generation("cmpl-7", []uint32{'"', 'x', '"'}, 3, 90)[0], true)
 		}
 		_, got := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":70,"stream":true}`)
 		if !strings.Contains(got, cutErrorPrefix) {
 			t.Errorf("it ends with %s", got)
 		}
-		if n := deaths.Load(); n != 4 {
-			t.Errorf("%d engines died of it, want the first and three more", n)
+		calls := int64(0)
+		for _, e := range f.engines {
+			calls += e.calls.Load()
+		}
+		if calls != 4 {
+			t.Errorf("%d engines died of it, want the first and three more", calls)
 		}
 		rs.setTargets()
 		f.requireIdle()
@@ -93,39 +86,27 @@ func TestLostAfterTheLastToken(t *testing.T) {
 		// The server assembles unstreamed answers with the template of the first one.
 		post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":20}`)
 		whole := generation("cmpl-7", []uint32{'"', 'x', '"'}, 3, 23)
-		var lost, calls atomic.Int64
-		for _, e := range f.engines {
-			e.set(nil, func(w http.ResponseWriter, r *http.Request) {
-				io.Copy(io.Discard, r.Body)
-				calls.Add(1)
-				w.Header().Set("Content-Type", "text/event-stream")
-				io.WriteString(w, strings.Join(whole[:len(whole)-int(lost.Load())], ""))
-				http.NewResponseController(w).Flush()
-				if lost.Load() > 0 {
-					panic(http.ErrAbortHandler)
-				}
-			})
-		}
+		want := ""
 		for _, body := range []string{
 			`{"model":"m","prompt":"x","max_tokens":20,"stream":true,"stream_options":{"include_usage":true}}`,
 			`{"model":"m","prompt":"x","max_tokens":20,"stream":true}`,
 			`{"model":"m","prompt":"x","max_tokens":20}`,
 		} {
-			lost.Store(0)
-			_, want := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", body)
-			if !strings.Contains(want, `"length"`) || strings.Contains(want, `"error"`) {
-				t.Fatalf("%s: %s", body, want)
-			}
-			for n := range int64(2) {
-				lost.Store(n + 1)
-				calls.Store(0)
-				rs.setTargets() // no replica may get a request
-				_, got := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", body)
-				if d := firstDifference(got, want); d != "" {
-					t.Errorf("%s, %d events lost: %s", body, n+1, d)
+			for lost := range 3 { // of the last events
+				for _, e := range f.engines {
+					e.sendEvents(strings.Join(whole[:len(whole)-lost], ""), lost > 0)
 				}
-				if calls.Load() != 1 {
-					t.Errorf("%d engines were asked", calls.Load())
+				rs.setTargets() // no replica may get a request
+				before := f.engines[0].calls.Load()
+				_, got := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", body)
+				if lost == 0 {
+					want = got
+				}
+				if d := firstDifference(got, want); d != "" || !strings.Contains(want, `"length"`) || strings.Contains(want, `"error"`) {
+					t.Errorf("%s, %d events lost: %s", body, lost, d)
+				}
+				if n := f.engines[0].calls.Load() - before; n != 1 || f.engines[1].calls.Load() != 0 {
+					t.Errorf("%d calls, and %d of another engine", n, f.engines[1].calls.Load())
 				}
 			}
 		}

@@ -41,6 +41,14 @@ type testServer struct {
 	done      chan error
 }
 
+// runServer runs a test of a server and its engine in virtual time.
+func runServer(t *testing.T, change func(*Config), test func(t *testing.T, e *engine, f *testServer)) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newEngine(t)
+		test(t, e, startServer(t, e.URL, change))
+	})
+}
+
 // runInBubble runs a subtest in virtual time.
 func runInBubble(t *testing.T, name string, test func(*testing.T)) {
 	t.Run(name, func(t *testing.T) { synctest.Test(t, test) })

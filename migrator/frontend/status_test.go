@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"testing/synctest"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
@@ -17,9 +16,7 @@ import (
 // TestCounts compares what a server reports with what it served: streamed,
 // assembled and relayed answers count alike.
 func TestCounts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		e := newEngine(t)
-		f := startServer(t, e.URL, nil)
+	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
 		requests, tokens := 0, 0
 		for _, more := range []string{"", "", `,"stream":true`, `,"logprobs":1`, `,"stream":true,"return_token_ids":true`} {
 			for _, path := range []string{"/v1/completions", "/v1/chat/completions"} {

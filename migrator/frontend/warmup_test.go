@@ -5,7 +5,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 )
 
@@ -32,8 +31,7 @@ func (f *fleet) startWarmup() (b runningStream, over <-chan error) {
 // TestTargetLostDuringWarmup loses the target before the stream is frozen: the
 // migration fails.
 func TestTargetLostDuringWarmup(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, nil)
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
 		b, over := f.startWarmup()
 		if got := f.servers[0].Holders(); len(got) != 1 || got[0] != "r1" {
 			t.Errorf("the holders are %v, want the target among them", got)
@@ -52,8 +50,7 @@ func TestTargetLostDuringWarmup(t *testing.T) {
 // TestHolderLostDuringWarmup loses the holder while the target warms up: the
 // stream is frozen and spliced at once, because its client waits.
 func TestHolderLostDuringWarmup(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFleet(t, 2, nil)
+	runFleet(t, 2, func(t *testing.T, f *fleet) {
 		b, over := f.startWarmup()
 		leg := b.id + "#1"
 		for clean := false; !clean; { // the text of a stream whose holder is lost must be aligned
