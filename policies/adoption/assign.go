@@ -9,11 +9,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies/proximity"
 )
 
-// Assign is Assigner.Assign without a proximity map.
-func Assign(prev policies.Plan, p policies.Partition, replicas []policies.Replica) policies.Plan {
-	return Assigner{}.Assign(prev, p, replicas)
-}
-
 // Assign assigns replicas to the stages of a partition, as the successor of the plan
 // prev. Draining replicas are left out. How many replicas of a stage go to which new
 // stage follows from their order in prev, short to long. Replicas that prev lacks join

@@ -11,6 +11,11 @@ import (
 	"github.com/cascadeinfer/cascade/policies/adoption"
 )
 
+// assign assigns replicas that are all alike.
+func assign(prev policies.Plan, p policies.Partition, replicas []policies.Replica) policies.Plan {
+	return adoption.Assigner{}.Assign(prev, p, replicas)
+}
+
 // fewestMoves tries every way to give replicas to stages that has the right
 // counts and keeps those of prev in order, and returns the fewest moves.
 func fewestMoves(prev, next policies.Plan, counts []int, ids []policies.ReplicaID) int {
@@ -132,7 +137,7 @@ func TestAssign(t *testing.T) {
 		}
 		p.Counts = append(p.Counts, left)
 
-		next := adoption.Assign(prev, p, replicas)
+		next := assign(prev, p, replicas)
 		if err := next.Validate(); err != nil {
 			t.Fatalf("%d: %v", i, err)
 		}
@@ -158,7 +163,7 @@ func TestAssign(t *testing.T) {
 		if order := inOrder(prev, next); !order {
 			t.Fatalf("%d: %+v changes the order of %+v", i, next, prev)
 		}
-		if again := adoption.Assign(prev, p, replicas); !reflect.DeepEqual(again, next) {
+		if again := assign(prev, p, replicas); !reflect.DeepEqual(again, next) {
 			t.Fatalf("%d: equal arguments give two plans", i)
 		}
 	}
@@ -193,12 +198,12 @@ func inOrder(prev, next policies.Plan) bool {
 func TestAssignMiscount(t *testing.T) {
 	replicas := []policies.Replica{{ID: "b", Model: "m"}, {ID: "a", Model: "m"}, {ID: "c", Model: "m"}}
 	for _, counts := range [][]int{{1, 1}, {1, 9}, {2, 1}} {
-		p := adoption.Assign(policies.Plan{}, policies.Partition{Cuts: []policies.Tokens{10}, Counts: counts}, replicas)
+		p := assign(policies.Plan{}, policies.Partition{Cuts: []policies.Tokens{10}, Counts: counts}, replicas)
 		if err := p.Validate(); err != nil || len(p.Stages[0].Replicas)+len(p.Stages[1].Replicas) != 3 {
 			t.Errorf("counts %v: %+v, %v", counts, p, err)
 		}
 	}
-	p := adoption.Assign(policies.Plan{}, policies.Partition{Cuts: []policies.Tokens{10}, Counts: []int{5, 1}}, replicas)
+	p := assign(policies.Plan{}, policies.Partition{Cuts: []policies.Tokens{10}, Counts: []int{5, 1}}, replicas)
 	if p.Validate() == nil {
 		t.Error("a plan with an empty stage validates")
 	}

@@ -20,7 +20,7 @@ import (
 //	replicas a b c!                   the fleet; "!" drains
 //	planner cuts=100,900 counts=1,2,1 best=70 one=100 present=90 iterations=1,2,3
 //	                                  what the planner will say: its proposal and
-//	                                  its cost ("none": infeasible), the cost of one
+//	                                  its cost (inf: infeasible), the cost of one
 //	                                  stage, and the price of any other plan;
 //	                                  keeps what it does not name
 //	seen 1000                         requests counted
@@ -34,26 +34,26 @@ func TestScenarios(t *testing.T) { policytest.TestScenarios(t, "testdata", newPl
 
 // script is a planner whose answers a scenario sets.
 type script struct {
-	proposal   policies.Partition
-	infeasible bool
-	present    float64
-	iterations []float64
-	undivided  float64
-	invalid    bool
+	Cuts               []policies.Tokens
+	Counts             []int
+	Best, One, Present float64
+	Iterations         []float64
+	Invalid            bool
+	undivided          float64
 }
 
 func (s *script) Partition(w policies.Workload) (policies.Partition, error) {
-	if s.infeasible {
+	if math.IsInf(s.Best, 1) {
 		return policies.Partition{}, policies.ErrInfeasible
 	}
-	return s.proposal, nil
+	return policies.Partition{Cuts: s.Cuts, Counts: s.Counts, Cost: s.Best, OneStage: s.One}, nil
 }
 
 func (s *script) Price(w policies.Workload, cuts []policies.Tokens, counts []int) (policies.Partition, error) {
-	if s.invalid {
+	if s.Invalid {
 		return policies.Partition{}, &policies.Violation{Subject: "workload", Invariant: "broken"}
 	}
-	p := policies.Partition{Cuts: cuts, Counts: counts, Cost: s.present, OneStage: s.proposal.OneStage, Iterations: s.iterations}
+	p := policies.Partition{Cuts: cuts, Counts: counts, Cost: s.Present, OneStage: s.One, Iterations: s.Iterations}
 	if len(counts) == 1 {
 		p.Cost = p.OneStage
 		if s.undivided > 0 {
@@ -67,78 +67,61 @@ func (s *script) Price(w policies.Workload, cuts []policies.Tokens, counts []int
 }
 
 // newPlayer returns a machine without history and its planner.
-func newPlayer(t *testing.T) policytest.Player {
+func newPlayer(*testing.T) policytest.Player {
 	s := &script{}
 	c := adoption.Config{Planner: s}
 	var m *adoption.Machine
 	in := adoption.Input{Model: "m"}
 	return func(words []string) (out []string, err error) {
-		fail := func(err error) {
-			if err != nil {
-				t.Fatalf("%q: %v", words, err)
-			}
-		}
 		args := words[1:]
 		switch words[0] {
 		case "config":
-			fail(configure(&c, args))
+			err = policytest.SetFields(&c, args)
 		case "replicas":
 			in.Replicas = nil
 			for _, id := range args {
-				in.Replicas = append(in.Replicas, policies.Replica{
-					ID: policies.ReplicaID(strings.TrimSuffix(id, "!")), Model: "m", Draining: strings.HasSuffix(id, "!"),
-				})
+				id, draining := strings.CutSuffix(id, "!")
+				in.Replicas = append(in.Replicas, policies.Replica{ID: policies.ReplicaID(id), Model: "m", Draining: draining})
 			}
 		case "planner":
-			fail(s.setAnswer(args))
+			err = policytest.SetFields(s, args)
 		case "seen":
-			seen, err := strconv.ParseUint(args[0], 10, 64)
-			fail(err)
-			in.Workload.Flow.Seen = seen
+			_, err = fmt.Sscan(args[0], &in.Workload.Flow.Seen)
 		case "flow":
-			in.Workload.Flow.Edges, in.Workload.Flow.Tokens = nil, nil
-			for _, arg := range args {
-				edge, rate, _ := strings.Cut(arg, ":")
-				e, err := strconv.ParseInt(edge, 10, 64)
-				fail(err)
-				r, err := strconv.ParseFloat(rate, 64)
-				fail(err)
-				in.Workload.Flow.Edges = append(in.Workload.Flow.Edges, policies.Tokens(e))
-				in.Workload.Flow.Tokens = append(in.Workload.Flow.Tokens, r)
+			f := &in.Workload.Flow
+			f.Edges, f.Tokens = make([]policies.Tokens, len(args)), make([]float64, len(args))
+			for i, arg := range args {
+				if _, err := fmt.Sscanf(arg, "%d:%g", &f.Edges[i], &f.Tokens[i]); err != nil {
+					return nil, err
+				}
 			}
 		case "undivided":
-			var err error
-			s.undivided, err = strconv.ParseFloat(args[0], 64)
-			fail(err)
+			_, err = fmt.Sscan(args[0], &s.undivided)
 		case "measured":
-			var err error
-			in.Iterations, err = numbers(args)
-			fail(err)
+			err = policytest.SetFields(&in, []string{"Iterations=" + strings.Join(args, ",")})
 		case "plan":
-			var err error
 			in.Plan, err = parsePlan(args)
-			fail(err)
 		case "step", "lose":
 			if m == nil {
-				var err error
-				m, err = adoption.New(c)
-				fail(err)
+				if m, err = adoption.New(c); err != nil {
+					return nil, err
+				}
 			}
-			now, err := strconv.ParseFloat(args[0], 64)
-			fail(err)
-			in.Now = now
+			if _, err := fmt.Sscan(args[0], &in.Now); err != nil {
+				return nil, err
+			}
 			d := m.Step(in)
 			out = append(out, describe(d))
 			if d.Adopt {
-				fail(d.Plan.Validate())
+				err = d.Plan.Validate()
 				if words[0] == "step" {
 					in.Plan = d.Plan
 				}
 			}
 		default:
-			return nil, errors.New("no such command")
+			err = errors.New("no such command")
 		}
-		return out, nil
+		return out, err
 	}
 }
 
@@ -169,88 +152,6 @@ func describe(d adoption.Decision) string {
 		fmt.Fprintf(&b, " (%v)", d.Err)
 	}
 	return b.String()
-}
-
-func numbers(words []string) (list []float64, err error) {
-	for _, w := range words {
-		x := math.Inf(1)
-		if w != "none" {
-			if x, err = strconv.ParseFloat(w, 64); err != nil {
-				return nil, err
-			}
-		}
-		list = append(list, x)
-	}
-	return list, nil
-}
-
-func configure(c *adoption.Config, args []string) error {
-	for _, a := range args {
-		name, value, _ := strings.Cut(a, "=")
-		x, err := strconv.ParseFloat(value, 64)
-		if err != nil {
-			return err
-		}
-		switch name {
-		case "period":
-			c.Period = x
-		case "gain":
-			c.Gain = x
-		case "split":
-			c.SplitGain = x
-		case "movecost":
-			c.MoveCost = x
-		case "windows":
-			c.Windows = int(x)
-		case "holdoff":
-			c.HoldOff = x
-		case "holdoffmax":
-			c.HoldOffMax = x
-		default:
-			return fmt.Errorf("no such field: %s", name)
-		}
-	}
-	return nil
-}
-
-// setAnswer changes the planner's answers.
-func (s *script) setAnswer(args []string) error {
-	for _, a := range args {
-		name, value, _ := strings.Cut(a, "=")
-		var fields []string
-		if value != "" {
-			fields = strings.Split(value, ",")
-		}
-		list, err := numbers(fields)
-		if err != nil {
-			return err
-		}
-		switch name {
-		case "cuts":
-			s.proposal.Cuts = nil
-			for _, x := range list {
-				s.proposal.Cuts = append(s.proposal.Cuts, policies.Tokens(x))
-			}
-		case "counts":
-			s.proposal.Counts = nil
-			for _, x := range list {
-				s.proposal.Counts = append(s.proposal.Counts, int(x))
-			}
-		case "best":
-			s.proposal.Cost, s.infeasible = list[0], math.IsInf(list[0], 1)
-		case "one":
-			s.proposal.OneStage = list[0]
-		case "present":
-			s.present = list[0]
-		case "iterations":
-			s.iterations = list
-		case "invalid":
-			s.invalid = list[0] == 1
-		default:
-			return fmt.Errorf("the planner says no %s", name)
-		}
-	}
-	return nil
 }
 
 func parsePlan(args []string) (policies.Plan, error) {

@@ -2,6 +2,7 @@ package bidask_test
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -15,7 +16,7 @@ import (
 // named a. The output of an event is the actions that it causes. Times are in
 // milliseconds. The commands:
 //
-//	config send=1 paper …               sets Config fields, before the first event
+//	config MaxSkips=1 paper …           sets Config fields, before the first event
 //	at 5                                time of the events from here on
 //	offer q1 500 growth b,c,d seed=1    a request, its length, why, and the candidates
 //	offer q1 500 growth b:10,c:90       the same with what a transfer to each costs
@@ -37,7 +38,13 @@ func newPlayer(*testing.T) policytest.Player {
 	return func(words []string) (out []string, err error) {
 		switch words[0] {
 		case "config":
-			return nil, configure(&c, words[1:])
+			words = slices.DeleteFunc(words[1:], func(w string) bool {
+				if w == "paper" {
+					c.Selector, c.Sample = bidask.Paper{}, bidask.AskAll
+				}
+				return w == "paper"
+			})
+			return nil, policytest.SetFields(&c, words)
 		case "at":
 			at, err := strconv.ParseFloat(words[1], 64)
 			now = policies.Micros(at * 1000)
@@ -66,42 +73,24 @@ func newPlayer(*testing.T) policytest.Player {
 	}
 }
 
-func configure(c *bidask.Config, words []string) error {
-	for _, w := range words {
-		name, value, _ := strings.Cut(w, "=")
-		n, err := strconv.Atoi(value)
-		if err != nil && name != "paper" {
-			return err
-		}
-		switch name {
-		case "paper":
-			c.Selector, c.Sample = bidask.Paper{}, bidask.AskAll
-		case "sample":
-			c.Sample = n
-		case "send":
-			c.MaxConcurrentSends = n
-		case "receive":
-			c.MaxConcurrentReceives = n
-		case "skips":
-			c.MaxSkips = n
-		case "offers":
-			c.MaxOffers = n
-		case "wins":
-			c.MaxWins = n
-		default:
-			return fmt.Errorf("no field %s", name)
-		}
-	}
-	return nil
-}
-
 var causes = map[string]policies.MigrationCause{"growth": policies.Growth, "outlier": policies.Outlier, "drain": policies.Drain, "spill": policies.Spill}
 
 // parseEvent parses one line of a scenario.
 func parseEvent(words []string) (ev bidask.Event, err error) {
-	var named []string
-	for len(words) > 1 && strings.Contains(words[len(words)-1], "=") || words[len(words)-1] == "draining" {
-		named, words = append(named, words[len(words)-1]), words[:len(words)-1]
+	if words[0] == "measure" {
+		ev.Kind = bidask.OccupancyMeasured
+		return ev, policytest.SetFields(&ev.Occupancy, words[1:])
+	}
+	if at := slices.IndexFunc(words, func(w string) bool { return strings.Contains(w, "=") }); at > 0 {
+		var named struct {
+			Seed  uint64
+			Load  policies.Tokens
+			Start policies.Micros // in milliseconds
+		}
+		if err := policytest.SetFields(&named, words[at:]); err != nil {
+			return ev, err
+		}
+		ev.Seed, ev.Message.Load, ev.Message.Start, words = named.Seed, named.Load, named.Start*policies.Millisecond, words[:at]
 	}
 	simple := map[string]bidask.EventKind{"reserved": bidask.Reserved, "refused": bidask.ReservationRefused, "moved": bidask.TransferDone, "failed": bidask.TransferFailed}
 	switch words[0] {
@@ -125,7 +114,7 @@ func parseEvent(words []string) (ev bidask.Event, err error) {
 		ev.Kind, ev.Migration.Request = bidask.Withdrawn, words[1]
 	case "from":
 		ev.Kind = bidask.MessageReceived
-		ev.Message = bidask.Message{From: policies.ReplicaID(words[1]), To: "a"}
+		ev.Message.From, ev.Message.To = policies.ReplicaID(words[1]), "a"
 		for k := bidask.Ask; k <= bidask.Drop+1; k++ {
 			if k.String() == words[2] {
 				ev.Message.Kind = k
@@ -140,46 +129,12 @@ func parseEvent(words []string) (ev bidask.Event, err error) {
 		ev.Deal, err = parseDeal(words[1])
 	case "gone":
 		ev.Kind, ev.Peer = bidask.PeerGone, policies.ReplicaID(words[1])
-	case "measure":
-		ev.Kind = bidask.OccupancyMeasured
 	case "tick":
 		ev.Kind = bidask.DeadlineReached
 	default:
-		return ev, fmt.Errorf("no such event")
+		err = fmt.Errorf("no such event")
 	}
-	if err != nil {
-		return ev, err
-	}
-	for _, w := range named {
-		name, value, _ := strings.Cut(w, "=")
-		if name == "draining" {
-			ev.Occupancy.Draining = true
-			continue
-		}
-		n, err := strconv.ParseInt(value, 10, 64)
-		if err != nil {
-			return ev, err
-		}
-		switch name {
-		case "seed":
-			ev.Seed = uint64(n)
-		case "load":
-			ev.Message.Load = policies.Tokens(n)
-		case "start":
-			ev.Message.Start = policies.Micros(n) * policies.Millisecond
-		case "capacity":
-			ev.Occupancy.Capacity = policies.Tokens(n)
-		case "held":
-			ev.Occupancy.Held = policies.Tokens(n)
-		case "promised":
-			ev.Occupancy.Promised = policies.Tokens(n)
-		case "throughput":
-			ev.Occupancy.Throughput = policies.Tokens(n)
-		default:
-			return ev, fmt.Errorf("no field %s", name)
-		}
-	}
-	return ev, nil
+	return ev, err
 }
 
 func parseHandover(words []string) (policies.Migration, error) {

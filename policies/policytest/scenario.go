@@ -85,8 +85,8 @@ func Words(d *datadriven.TestData) []string {
 	return words
 }
 
-// SetFields sets the fields of *to, a struct, that words name: "Sample=3", "Peers=a,b", or
-// "Draining" for a bool. The case of names does not matter.
+// SetFields sets the fields of *to, a struct, that words name: "Sample=3", "Counts=1,2" for
+// a slice, or "Draining" for a bool. The case of names does not matter.
 func SetFields(to any, words []string) error {
 	for _, word := range words {
 		name, value, found := strings.Cut(word, "=")
@@ -97,11 +97,15 @@ func SetFields(to any, words []string) error {
 		if !f.IsValid() {
 			return fmt.Errorf("%T has no field %q", to, name)
 		}
-		if list, ok := f.Addr().Interface().(*[]string); ok {
-			*list = strings.Split(value, ",")
-			continue
-		}
-		if _, err := fmt.Sscan(value, f.Addr().Interface()); err != nil {
+		if f.Kind() == reflect.Slice {
+			f.SetZero()
+			for item := range strings.FieldsFuncSeq(value, func(r rune) bool { return r == ',' }) {
+				f.Set(reflect.Append(f, reflect.Zero(f.Type().Elem())))
+				if _, err := fmt.Sscan(item, f.Index(f.Len()-1).Addr().Interface()); err != nil {
+					return fmt.Errorf("%s: %w", word, err)
+				}
+			}
+		} else if _, err := fmt.Sscan(value, f.Addr().Interface()); err != nil {
 			return fmt.Errorf("%s: %w", word, err)
 		}
 	}
