@@ -1,6 +1,7 @@
 package bidask_test
 
 import (
+	"container/heap"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // simulation is a stage that sells requests to the next one, in virtual time: there are
@@ -25,7 +27,7 @@ type simulation struct {
 
 	rng     *rand.Rand
 	now     policies.Micros
-	later   heap
+	later   agenda
 	air     []bidask.Message // in order of sending; all have the same latency
 	sentAt  []policies.Micros
 	head    int
@@ -130,47 +132,31 @@ type occurrence struct {
 	deal bidask.Deal
 }
 
-// heap is a binary heap of occurrences by time, then by order of scheduling.
-type heap struct {
+// agenda is a heap of occurrences by time, then by order of scheduling.
+type agenda struct {
 	list []occurrence
 	seq  int
 }
 
-func (o occurrence) before(p occurrence) bool { return o.at < p.at || o.at == p.at && o.seq < p.seq }
+func (h *agenda) Len() int      { return len(h.list) }
+func (h *agenda) Swap(i, j int) { h.list[i], h.list[j] = h.list[j], h.list[i] }
+func (h *agenda) Push(x any)    { h.list = append(h.list, x.(occurrence)) }
 
-func (h *heap) push(o occurrence) {
-	h.seq++
-	o.seq = h.seq
-	h.list = append(h.list, o)
-	for i := len(h.list) - 1; i > 0; {
-		up := (i - 1) / 2
-		if !h.list[i].before(h.list[up]) {
-			break
-		}
-		h.list[i], h.list[up] = h.list[up], h.list[i]
-		i = up
-	}
+func (h *agenda) Less(i, j int) bool {
+	a, b := &h.list[i], &h.list[j]
+	return a.at < b.at || a.at == b.at && a.seq < b.seq
 }
 
-func (h *heap) pop() occurrence {
-	top, last := h.list[0], len(h.list)-1
-	h.list[0] = h.list[last]
-	h.list = h.list[:last]
-	for i := 0; ; {
-		child := 2*i + 1
-		if child >= last {
-			break
-		}
-		if child+1 < last && h.list[child+1].before(h.list[child]) {
-			child++
-		}
-		if !h.list[child].before(h.list[i]) {
-			break
-		}
-		h.list[i], h.list[child] = h.list[child], h.list[i]
-		i = child
-	}
-	return top
+func (h *agenda) Pop() any {
+	last := h.list[len(h.list)-1]
+	h.list = h.list[:len(h.list)-1]
+	return last
+}
+
+func (h *agenda) add(o occurrence) {
+	h.seq++
+	o.seq = h.seq
+	heap.Push(h, o)
 }
 
 // simulate runs the simulation to its end.
@@ -188,10 +174,10 @@ func (c *simulation) simulate() {
 	for i := range n {
 		c.step(n+i, bidask.Event{Kind: bidask.OccupancyMeasured, Occupancy: policies.Occupancy{Capacity: 1 << 30, Throughput: 4 * wireRate}})
 		for range c.burst {
-			c.later.push(occurrence{what: arrival, a: i})
+			c.later.add(occurrence{what: arrival, a: i})
 		}
 		if c.burst == 0 {
-			c.later.push(occurrence{at: c.gap(), what: arrival, a: i})
+			c.later.add(occurrence{at: c.gap(), what: arrival, a: i})
 		}
 	}
 	end := span
@@ -201,10 +187,10 @@ func (c *simulation) simulate() {
 	if c.until > 0 {
 		end = c.until + policies.Second
 	}
-	c.later.push(occurrence{at: policies.Second, what: looks})
-	c.later.push(occurrence{at: end, what: samples})
+	c.later.add(occurrence{at: policies.Second, what: looks})
+	c.later.add(occurrence{at: end, what: samples})
 	if c.burst == 0 {
-		c.later.push(occurrence{at: settled, what: samples})
+		c.later.add(occurrence{at: settled, what: samples})
 	}
 	for {
 		// All messages have the same latency; no later event is processed before them.
@@ -219,7 +205,7 @@ func (c *simulation) simulate() {
 			c.step(c.index(msg.To), bidask.Event{Kind: bidask.MessageReceived, Message: msg})
 			continue
 		}
-		o := c.later.pop()
+		o := heap.Pop(&c.later).(occurrence)
 		c.now = o.at
 		if c.now > end {
 			return
@@ -269,10 +255,10 @@ func (c *simulation) happen(o occurrence) {
 	case arrival:
 		length := policies.Tokens(2000 * math.Exp(0.8*c.rng.NormFloat64()))
 		if next := c.gap(); c.burst == 0 && (c.until == 0 || next < c.until) {
-			c.later.push(occurrence{at: next, what: arrival, a: o.a})
+			c.later.add(occurrence{at: next, what: arrival, a: o.a})
 		}
 		if c.rule.sample == 0 {
-			c.later.push(occurrence{at: c.now + c.latency + travel(length), what: arrived, a: -1, b: c.rule.pick(c, o.a), n: length})
+			c.later.add(occurrence{at: c.now + c.latency + travel(length), what: arrived, a: -1, b: c.rule.pick(c, o.a), n: length})
 			return
 		}
 		deal := bidask.Deal{Seller: policies.ReplicaID(fmt.Sprint("s", o.a)), Number: c.number[o.a]}
@@ -287,7 +273,7 @@ func (c *simulation) happen(o occurrence) {
 		b := c.buyers[o.b]
 		b.held += o.n
 		if c.burst == 0 {
-			c.later.push(occurrence{at: c.now + 5*policies.Second + policies.Micros(c.rng.Int64N(int64(10*policies.Second))), what: leaves, b: o.b, n: o.n})
+			c.later.add(occurrence{at: c.now + 5*policies.Second + policies.Micros(c.rng.Int64N(int64(10*policies.Second))), what: leaves, b: o.b, n: o.n})
 		}
 		if o.a >= 0 {
 			c.step(o.a, bidask.Event{Kind: bidask.TransferDone, Deal: o.deal})
@@ -308,11 +294,11 @@ func (c *simulation) happen(o occurrence) {
 		for i, b := range c.buyers {
 			c.stale[i] = b.held
 		}
-		c.later.push(occurrence{at: c.now + policies.Second, what: looks})
+		c.later.add(occurrence{at: c.now + policies.Second, what: looks})
 	case samples:
 		c.cv = append(c.cv, c.balance())
 		if c.burst == 0 {
-			c.later.push(occurrence{at: c.now + 100*policies.Millisecond, what: samples})
+			c.later.add(occurrence{at: c.now + 100*policies.Millisecond, what: samples})
 		}
 	}
 }
@@ -353,7 +339,7 @@ func (c *simulation) step(i int, ev bidask.Event) {
 			delete(c.offered, a.Deal)
 			c.wait += float64(started) / float64(policies.Second)
 			c.longest = max(c.longest, started)
-			c.later.push(occurrence{at: c.now + travel(a.Migration.Length), what: arrived, a: c.index(a.Deal.Seller), b: i - c.receivers, n: a.Migration.Length, deal: a.Deal})
+			c.later.add(occurrence{at: c.now + travel(a.Migration.Length), what: arrived, a: c.index(a.Deal.Seller), b: i - c.receivers, n: a.Migration.Length, deal: a.Deal})
 		case bidask.Return:
 			c.returns++
 		}
@@ -370,7 +356,7 @@ func (c *simulation) schedule(i int) {
 	next, ok := t.machine.Next()
 	if ok && (t.tick == 0 || next < t.tick) {
 		t.tick = next
-		c.later.push(occurrence{at: next, what: ticks, a: i})
+		c.later.add(occurrence{at: next, what: ticks, a: i})
 	}
 }
 
@@ -386,28 +372,28 @@ func (c *simulation) balance() float64 {
 	return math.Sqrt(max(0, squares/n-mean*mean)) / mean
 }
 
-func mean(xs []float64) float64 {
-	sum := 0.0
+func mean(xs []float64) (sum float64) {
 	for _, x := range xs {
-		sum += x
+		sum += x / float64(len(xs))
 	}
-	return sum / float64(len(xs))
+	return sum
 }
 
 // TestMessages bounds the messages per migration: 2d+3 in a steady flow, in a small
 // stage as well as in a large one. A burst adds the messages for skipped buyers: up to
 // four Pulls with their Busy, a Starving and a Ready.
 func TestMessages(t *testing.T) {
+	large := policytest.Size(300, 1000)
 	for _, x := range []struct {
 		simulation
 		limit float64
 	}{
 		{simulation{receivers: 16}, 19.01},
-		{simulation{receivers: 1000, until: policies.Second}, 19.01},
+		{simulation{receivers: large, until: policies.Second}, 19.01},
 		{simulation{receivers: 128, until: 3 * policies.Second, latency: 20 * policies.Millisecond}, 19.3},
-		{simulation{receivers: 1000, until: policies.Second, latency: 20 * policies.Millisecond}, 19.3},
+		{simulation{receivers: large, until: policies.Second, latency: 20 * policies.Millisecond}, 19.3},
 		{simulation{receivers: 16, burst: 20}, 32},
-		{simulation{receivers: 1000, burst: 5}, 27},
+		{simulation{receivers: large, burst: 5}, 27},
 	} {
 		for _, name := range []string{"eight-paper", "eight-least"} {
 			c := x.simulation

@@ -1,13 +1,17 @@
 package bidask_test
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // market is a small fleet in which a random source decides about messages, engines and
@@ -285,14 +289,10 @@ func (m *market) offer(n *node) {
 
 // end ends the request of a random offer.
 func (m *market) end(n *node) {
-	var deals []bidask.Deal
-	for d := range n.offers {
-		deals = append(deals, d)
-	}
+	deals := slices.SortedFunc(maps.Keys(n.offers), func(a, b bidask.Deal) int { return cmp.Compare(a.Number, b.Number) })
 	if len(deals) == 0 {
 		return
 	}
-	slices.SortFunc(deals, func(a, b bidask.Deal) int { return int(a.Number) - int(b.Number) })
 	request := n.offers[deals[m.rng.IntN(len(deals))]]
 	m.owner[request] = nil
 	m.step(n, bidask.Event{Kind: bidask.Withdrawn, Migration: policies.Migration{Request: request}})
@@ -355,11 +355,7 @@ func (m *market) wait() bool {
 func (m *market) run(rounds int) (err error) {
 	defer func() {
 		if f, ok := recover().(failure); ok {
-			tail := m.log[max(0, len(m.log)-60):]
-			for _, line := range tail {
-				err = fmt.Errorf("%w%s\n", orEmpty(err), line)
-			}
-			err = fmt.Errorf("%s\n%v", string(f), err)
+			err = fmt.Errorf("%s\n%s", f, strings.Join(m.log[max(0, len(m.log)-60):], "\n"))
 		}
 	}()
 	for range rounds {
@@ -424,17 +420,11 @@ func (m *market) run(rounds int) (err error) {
 	return nil
 }
 
-func orEmpty(err error) error {
-	if err == nil {
-		return fmt.Errorf("")
-	}
-	return err
-}
-
 // TestMarket runs random markets with every kind of fault.
 func TestMarket(t *testing.T) {
 	moves := 0
-	for seed := range uint64(400) {
+	seeds := policytest.Size(120, 400)
+	for seed := range uint64(seeds) {
 		m := newMarket(seed, faults{lose: 60, double: 60, kill: 200, refuse: 50, fail: 100, end: 300, drain: 200, slow: 400 * int(seed/4%2)}, 1+int(seed%4))
 		if err := m.run(600); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
@@ -442,7 +432,7 @@ func TestMarket(t *testing.T) {
 		moves += m.moves
 	}
 	t.Logf("%d moves", moves)
-	if moves < 500 {
+	if moves < seeds*5/4 {
 		t.Errorf("only %d moves", moves)
 	}
 }
@@ -452,7 +442,7 @@ func TestMarket(t *testing.T) {
 // direction makes waiting likely, and a cycle of waiting would be found.
 func TestFaultless(t *testing.T) {
 	moves, returns := 0, 0
-	for seed := range uint64(150) {
+	for seed := range uint64(policytest.Size(50, 150)) {
 		m := newMarket(seed, faults{}, 1+int(seed%2))
 		if err := m.run(600); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)

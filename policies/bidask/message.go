@@ -41,10 +41,7 @@ var kindNames = [...]string{"", "ask", "bid", "no-bid", "confirm", "reject", "ac
 
 // String names the kind, for logs and metrics.
 func (k MessageKind) String() string {
-	if k == 0 || int(k) >= len(kindNames) {
-		return "unknown"
-	}
-	return kindNames[k]
+	return nameOf(kindNames[:], int(k))
 }
 
 // Message is a message about a deal between two replicas.
@@ -113,10 +110,7 @@ var actionNames = [...]string{"", "send", "reserve", "release", "export", "impor
 
 // String names the action, for logs and tests.
 func (k ActionKind) String() string {
-	if k == 0 || int(k) >= len(actionNames) {
-		return "unknown"
-	}
-	return actionNames[k]
+	return nameOf(actionNames[:], int(k))
 }
 
 // ReturnReason says why an offer was returned.
@@ -139,10 +133,7 @@ var whyNames = [...]string{"", "no candidates", "no bids", "rejected", "dropped"
 
 // String names the reason, for logs and metrics.
 func (w ReturnReason) String() string {
-	if w == 0 || int(w) >= len(whyNames) {
-		return "unknown"
-	}
-	return whyNames[w]
+	return nameOf(whyNames[:], int(w))
 }
 
 // Action is an action for the driver. Fields that do not list its Kind are zero.
@@ -154,4 +145,12 @@ type Action struct {
 	Migration policies.Migration // Reserve, Export, Import, Return
 	Deadline  policies.Micros    // Reserve, Export, Import: when the machine gives up
 	Reason    ReturnReason       // Return
+}
+
+// nameOf returns the name of a value from 1 on.
+func nameOf(names []string, value int) string {
+	if value == 0 || value >= len(names) {
+		return "unknown"
+	}
+	return names[value]
 }

@@ -1,6 +1,9 @@
 package partition
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // convolve closes the gap in bounded time if there are too many labels: the paper's
 // recursion by number of stages, but over the replicas of each range by divide and
@@ -89,8 +92,8 @@ func (s *search) retrace(cost [][][]float64, h int) (nodes, counts []int) {
 		nodes, counts = append(nodes, i), append(counts, e-m)
 		j, e = i, m
 	}
-	reverse(nodes)
-	reverse(counts)
+	slices.Reverse(nodes)
+	slices.Reverse(counts)
 	return nodes, counts
 }
 

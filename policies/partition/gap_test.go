@@ -4,6 +4,8 @@ import (
 	"math"
 	"math/rand/v2"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // randomTable prices every range independently, unlike any workload: ranges whose
@@ -34,7 +36,8 @@ func randomTable(rng *rand.Rand, n int) table {
 func TestGap(t *testing.T) {
 	rng := rand.New(rand.NewPCG(6, 6))
 	gaps, improved, feasible, found := 0, 0, 0, 0
-	for i := range 10000 {
+	tables := policytest.Size(3000, 10000)
+	for i := range tables {
 		tab := randomTable(rng, 1+rng.IntN(14))
 		stages := 1 + rng.IntN(min(8, tab.n))
 		e := stages + rng.IntN(20)
@@ -107,7 +110,7 @@ func TestGap(t *testing.T) {
 		}
 	}
 	t.Logf("%d feasible, %d with a gap, closing it improves %d; %d found from the first plan", feasible, gaps, improved, found)
-	if gaps < 250 || improved < 10 || found < 5000 {
+	if gaps < tables/40 || improved < tables/1000 || found < tables/2 {
 		t.Errorf("too easy: %d gaps, %d of them with a better plan behind, %d found from the first plan", gaps, improved, found)
 	}
 }
@@ -116,7 +119,7 @@ func TestGap(t *testing.T) {
 // that takes the largest gain in each step.
 func TestFill(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 7))
-	for i := range 5000 {
+	for i := range policytest.Size(2000, 5000) {
 		stages := make([]stage, 1+rng.IntN(8))
 		need := 0.0
 		for s := range stages {

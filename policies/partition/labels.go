@@ -1,6 +1,9 @@
 package partition
 
-import "math"
+import (
+	"math"
+	"slices"
+)
 
 // labelBudget bounds the label search, in labels visited (some tens of nanoseconds
 // each). Few instances need a thousandth of it.
@@ -100,14 +103,7 @@ func (s *search) finish(all []label, l label) {
 		cost += s.row(l.node)[all[l.from].node].price(float64(l.count))
 	}
 	nodes = append(nodes, 0)
-	reverse(nodes)
-	reverse(counts)
+	slices.Reverse(nodes)
+	slices.Reverse(counts)
 	s.keepBest(nodes, counts, cost)
-}
-
-// reverse turns x around in place.
-func reverse(x []int) {
-	for i, j := 0, len(x)-1; i < j; i, j = i+1, j-1 {
-		x[i], x[j] = x[j], x[i]
-	}
 }

@@ -28,15 +28,10 @@ const (
 
 // String names the model as a config file does.
 func (m Objective) String() string {
-	switch m {
-	case Flow:
-		return "flow"
-	case Latency:
-		return "latency"
-	case Snapshot:
-		return "snapshot"
+	if m < Flow || m > Snapshot {
+		return "unknown"
 	}
-	return "unknown"
+	return [...]string{"flow", "latency", "snapshot"}[m]
 }
 
 // A stage is the price of serving one range of lengths, as a function of its replicas k:

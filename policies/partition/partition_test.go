@@ -44,10 +44,7 @@ func TestNamed(t *testing.T) {
 // TestExactEqualsOracle compares Exact with the enumeration of all plans.
 func TestExactEqualsOracle(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
-	fleets := 24000
-	if testing.Short() {
-		fleets = 2000
-	}
+	fleets := policytest.Size(5000, 24000)
 	solved, split, capped := 0, 0, 0
 	for i := range fleets {
 		w := policytest.RandomWorkload(rng)
@@ -106,11 +103,10 @@ func larger(rng *rand.Rand, replicas int, perOctave int) policies.Workload {
 func TestExactEqualsRecursion(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 2))
 	binding := 0
-	for i, size := range []struct{ replicas, perOctave, times int }{{64, 5, 3}, {24, 4, 24}, {12, 8, 24}, {40, 1, 150}} {
+	for i, size := range []struct{ replicas, perOctave, times int }{
+		{64, 5, policytest.Size(1, 3)}, {24, 4, policytest.Size(6, 24)}, {12, 8, policytest.Size(6, 24)}, {40, 1, 150},
+	} {
 		for n := range size.times {
-			if testing.Short() && n > size.times/10 {
-				break
-			}
 			w := larger(rng, size.replicas, size.perOctave)
 			m := models[n%len(models)]
 			want, err := partition.Recursion{Objective: m}.Partition(w)
@@ -124,7 +120,7 @@ func TestExactEqualsRecursion(t *testing.T) {
 		}
 	}
 	t.Logf("%d partitions use all %d stages", binding, policies.MaxStages)
-	if binding == 0 && !testing.Short() {
+	if binding == 0 {
 		t.Error("the limit of stages never binds")
 	}
 }

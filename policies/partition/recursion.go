@@ -2,6 +2,7 @@ package partition
 
 import (
 	"math"
+	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
 )
@@ -82,7 +83,7 @@ func recurse(t table, stages, e int) (nodes, counts []int, ok bool) {
 		nodes, counts = append(nodes, o.node), append(counts, at.used-o.used)
 		at = o
 	}
-	reverse(nodes)
-	reverse(counts)
+	slices.Reverse(nodes)
+	slices.Reverse(counts)
 	return nodes, counts, true
 }

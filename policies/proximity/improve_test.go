@@ -213,14 +213,19 @@ func TestAlike(t *testing.T) {
 	}
 }
 
-// large is a fleet of 1,250 machines with eight GPUs, dealt badly.
-func large() problem {
-	p := problem{seats: fleet(8, slices.Repeat([]string{"bridged", "switched", "sockets", "bridged", "unknown"}, 250)...), cuts: []policies.Tokens{1000, 16000}, stages: make([][]proximity.Member, 3)}
+// badlyDealt deals machines with eight GPUs to three stages.
+func badlyDealt(kinds ...string) problem {
+	p := problem{seats: fleet(8, kinds...), cuts: []policies.Tokens{1000, 16000}, stages: make([][]proximity.Member, 3)}
 	for i, s := range p.seats {
 		at := []int{0, 0, 0, 0, 0, 1, 1, 2}[i%8]
 		p.stages[at] = append(p.stages[at], proximity.Member{ID: s.ID})
 	}
 	return p
+}
+
+// large is a fleet of 1,250 machines.
+func large() problem {
+	return badlyDealt(slices.Repeat([]string{"bridged", "switched", "sockets", "bridged", "unknown"}, 250)...)
 }
 
 func BenchmarkNew10000(b *testing.B) {
@@ -244,25 +249,13 @@ func BenchmarkPlan10000(b *testing.B) {
 	}
 }
 
-func BenchmarkImprove10000(b *testing.B) {
-	p := large()
-	m := newMap(p.seats)
-	stages := make([][]proximity.Member, len(p.stages))
-	b.ReportAllocs()
-	for b.Loop() {
-		for s := range stages {
-			stages[s] = slices.Clone(p.stages[s])
-		}
-		m.Improve(stages, p.cuts, nil)
-	}
-}
+func BenchmarkImprove10000(b *testing.B) { benchmarkImprove(b, large()) }
 
 func BenchmarkImprove32(b *testing.B) {
-	p := problem{seats: fleet(8, "bridged", "bridged", "switched", "sockets"), cuts: []policies.Tokens{1000, 16000}, stages: make([][]proximity.Member, 3)}
-	for i, s := range p.seats {
-		at := []int{0, 0, 0, 0, 0, 1, 1, 2}[i%8]
-		p.stages[at] = append(p.stages[at], proximity.Member{ID: s.ID})
-	}
+	benchmarkImprove(b, badlyDealt("bridged", "bridged", "switched", "sockets"))
+}
+
+func benchmarkImprove(b *testing.B, p problem) {
 	m := newMap(p.seats)
 	stages := make([][]proximity.Member, len(p.stages))
 	b.ReportAllocs()
