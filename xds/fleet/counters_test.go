@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/internal/reporttest"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
@@ -15,7 +16,7 @@ import (
 // State that plans.
 func FuzzCounters(f *testing.F) {
 	s := testState(f, PolicyDefault)
-	r, err := loadreport.Decode(goodReport())
+	r, err := loadreport.Decode(reporttest.Report())
 	if err != nil {
 		f.Fatal(err)
 	}

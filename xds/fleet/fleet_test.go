@@ -33,6 +33,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/internal/orders"
 	"github.com/cascadeinfer/cascade/xds/internal/plantest"
 	"github.com/cascadeinfer/cascade/xds/internal/reportservice"
+	"github.com/cascadeinfer/cascade/xds/internal/reporttest"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -345,7 +346,7 @@ func (w *world) report(p *plane, id string, options []string) {
 		case "model":
 			m.Model = value
 		case "migrations":
-			m.Migrations = []*api.Migration{goodMigration(1, loadreport.MigrationDone), goodMigration(2, "pull")}
+			m.Migrations = []*api.Migration{reporttest.Migration(1, loadreport.MigrationDone), reporttest.Migration(2, "pull")}
 		}
 	}
 	s := w.streams[name]

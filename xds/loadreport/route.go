@@ -24,14 +24,14 @@ const (
 	RouteUnsuited = "unsuited" // it works, but not with the memory of the KV cache
 )
 
-// maxRoutes is how many routes a report may have.
-const maxRoutes = 32
+// MaxRoutes is how many routes a report may have.
+const MaxRoutes = 32
 
 // decodeRoutes returns the valid routes, and how many were dropped. Routes are only
 // informative.
 func decodeRoutes(list []*api.Route) (routes []Route, dropped int) {
-	if len(list) > maxRoutes {
-		list, dropped = list[:maxRoutes], len(list)-maxRoutes
+	if len(list) > MaxRoutes {
+		list, dropped = list[:MaxRoutes], len(list)-MaxRoutes
 	}
 	for _, r := range list {
 		state := r.GetState()

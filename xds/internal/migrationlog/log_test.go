@@ -1,22 +1,13 @@
 package migrationlog
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
 	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/internal/reporttest"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
-
-var start = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-
-func goodMigration(n int, state string) *api.Migration {
-	return &api.Migration{
-		Id: fmt.Sprint("r0/", n), Request: "r2/1", Cause: "growth", FrontEnd: "r2", From: "r0", To: "r1", Method: "live", Transport: "shm",
-		State: state, Rounds: 2, Tokens: 700, Bytes: 1 << 20, StallSeconds: 0.0012, Seconds: 0.5, StartedUnixMicros: start.UnixMicro(),
-	}
-}
 
 func decode(t *testing.T, list ...*api.Migration) []loadreport.Migration {
 	t.Helper()
@@ -31,14 +22,14 @@ func decode(t *testing.T, list ...*api.Migration) []loadreport.Migration {
 // that each migration is counted once.
 func TestLog(t *testing.T) {
 	var l Log
-	at := func(s int) time.Time { return start.Add(time.Duration(s) * time.Second) }
-	l.Add(at(0), decode(t, goodMigration(1, "offer"), goodMigration(2, "offer")))
+	at := func(s int) time.Time { return reporttest.Started.Add(time.Duration(s) * time.Second) }
+	l.Add(at(0), decode(t, reporttest.Migration(1, "offer"), reporttest.Migration(2, "offer")))
 	if l.Running(at(-1)) != 2 || len(l.Totals()) != 0 {
 		t.Errorf("%d running", l.Running(at(-1)))
 	}
-	l.Add(at(1), decode(t, goodMigration(1, loadreport.MigrationDone)))
-	l.Add(at(2), decode(t, goodMigration(1, "pull"), goodMigration(1, loadreport.MigrationAborted), goodMigration(1, loadreport.MigrationDone)))
-	odd := goodMigration(3, loadreport.MigrationAborted)
+	l.Add(at(1), decode(t, reporttest.Migration(1, loadreport.MigrationDone)))
+	l.Add(at(2), decode(t, reporttest.Migration(1, "pull"), reporttest.Migration(1, loadreport.MigrationAborted), reporttest.Migration(1, loadreport.MigrationDone)))
+	odd := reporttest.Migration(3, loadreport.MigrationAborted)
 	odd.Cause, odd.Method = "a new cause", "another"
 	l.Add(at(3), decode(t, odd))
 	got := l.Newest(time.Time{}, 10)
@@ -61,7 +52,7 @@ func TestLog(t *testing.T) {
 		t.Errorf("%d running that are no longer reported", n)
 	}
 	for i := range 600 {
-		l.Add(at(4), decode(t, goodMigration(10+i, loadreport.MigrationDone)))
+		l.Add(at(4), decode(t, reporttest.Migration(10+i, loadreport.MigrationDone)))
 	}
 	if got := l.Newest(time.Time{}, 1000); len(got) != maxMigrations || len(l.byID) != maxMigrations || got[0].ID != "r0/609" {
 		t.Errorf("%d migrations, %d names", len(got), len(l.byID))
