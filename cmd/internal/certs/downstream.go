@@ -13,8 +13,6 @@ import (
 // DownstreamConfig configures a Downstream.
 type DownstreamConfig struct {
 	Cert, Key string // PEM files; required
-	// Interval is the time between two reads of the files; 0 means 10 s.
-	Interval time.Duration
 	// Logger logs rotations, and each rejected rotation once; nil discards.
 	Logger *slog.Logger
 }
@@ -36,7 +34,7 @@ type downstreamPair struct {
 // NewDownstream reads the files; an error names the file and the problem.
 // Rotations are followed by Run only.
 func NewDownstream(cfg DownstreamConfig) (*Downstream, error) {
-	d := &Downstream{cfg: cfg, files: watcher[downstreamPair]{paths: []string{cfg.Cert, cfg.Key}, parse: cfg.parse, interval: cfg.Interval, log: cfg.Logger}}
+	d := &Downstream{cfg: cfg, files: watcher[downstreamPair]{paths: []string{cfg.Cert, cfg.Key}, parse: cfg.parse, log: cfg.Logger}}
 	if err := d.files.start(); err != nil {
 		return nil, fmt.Errorf("proxy.tls: %w", err)
 	}

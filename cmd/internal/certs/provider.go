@@ -38,8 +38,6 @@ type Config struct {
 	// there are no identities: certificates are verified by their authority and, of
 	// servers, by the dialled host.
 	Self identity.Matcher
-	// Interval is the time between two reads of the files; 0 means 10 s.
-	Interval time.Duration
 	// Logger logs rotations, and each rejected rotation once; nil discards.
 	Logger *slog.Logger
 }
@@ -64,7 +62,7 @@ func New(c Config) (*Provider, error) {
 	if c.Cert == "" || c.Key == "" || c.CA == "" {
 		return nil, errors.New("tls: Cert, Key and CA belong together: set all three")
 	}
-	k := &Provider{cfg: c, files: watcher[material]{paths: []string{c.Cert, c.Key, c.CA}, parse: c.parse, interval: c.Interval, log: c.Logger}}
+	k := &Provider{cfg: c, files: watcher[material]{paths: []string{c.Cert, c.Key, c.CA}, parse: c.parse, log: c.Logger}}
 	if err := k.files.start(); err != nil {
 		return nil, fmt.Errorf("tls: %w", err)
 	}

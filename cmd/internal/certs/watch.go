@@ -2,7 +2,6 @@ package certs
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"slices"
 	"sync/atomic"
@@ -12,8 +11,8 @@ import (
 )
 
 const (
-	// DefaultInterval is the default time between two reads of the files.
-	DefaultInterval = 10 * time.Second
+	// Interval is the time between two reads of the files.
+	Interval = 10 * time.Second
 	// maxFile bounds a PEM file, in bytes.
 	maxFile = 1 << 20
 )
@@ -21,10 +20,9 @@ const (
 // watcher reads PEM files periodically and keeps the last valid value that parse
 // made of them. current may be called from any goroutine, run once.
 type watcher[T any] struct {
-	paths    []string
-	parse    func(contents []string, now time.Time) (*T, error)
-	interval time.Duration
-	log      *slog.Logger
+	paths []string
+	parse func(contents []string, now time.Time) (*T, error)
+	log   *slog.Logger
 
 	value atomic.Pointer[T]
 
@@ -36,12 +34,6 @@ type watcher[T any] struct {
 
 // start reads the files for the first time. The error names the file.
 func (w *watcher[T]) start() error {
-	if w.interval < 0 {
-		return fmt.Errorf("interval %v is negative", w.interval)
-	}
-	if w.interval == 0 {
-		w.interval = DefaultInterval
-	}
 	if w.log == nil {
 		w.log = slog.New(slog.DiscardHandler)
 	}
@@ -52,11 +44,11 @@ func (w *watcher[T]) start() error {
 // current returns the last valid value.
 func (w *watcher[T]) current() *T { return w.value.Load() }
 
-// run reads the files at every interval until ctx ends, and calls changed with
+// run reads the files at every Interval until ctx ends, and calls changed with
 // every new valid value. It logs a problem when a second read finds it again: the
 // files are not replaced all at once.
 func (w *watcher[T]) run(ctx context.Context, changed func(*T)) {
-	tick := time.NewTicker(w.interval)
+	tick := time.NewTicker(Interval)
 	defer tick.Stop()
 	for {
 		select {

@@ -13,16 +13,14 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 )
 
-// defaultInterval is the default time between two readings: links and GPUs fail rarely, and a
+// interval is the time between two readings: links and GPUs fail rarely, and a
 // reading takes up to some hundred milliseconds with many GPUs.
-const defaultInterval = time.Minute
+const interval = time.Minute
 
 // Config configures a Watcher.
 type Config struct {
 	// Host is the host to inspect. Its Name is required.
 	Host inventory.Config
-	// Interval is the time between two readings; 0 means a minute.
-	Interval time.Duration
 	// Read reads the inventory; nil means inventory.Read.
 	Read func(inventory.Config) (*topology.Machine, error)
 	// Logger receives the log; nil discards it.
@@ -38,9 +36,6 @@ type Watcher struct {
 
 // New returns a Watcher without a result. It starts nothing.
 func New(cfg Config) *Watcher {
-	if cfg.Interval <= 0 {
-		cfg.Interval = defaultInterval
-	}
 	if cfg.Read == nil {
 		cfg.Read = inventory.Read
 	}
@@ -64,7 +59,7 @@ func (s *Watcher) Run(ctx context.Context) error {
 	if s == nil {
 		return nil
 	}
-	tick := time.NewTicker(s.cfg.Interval)
+	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for last := ""; ; {
 		m, err := s.cfg.Read(s.cfg.Host)

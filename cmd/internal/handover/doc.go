@@ -9,7 +9,7 @@
 // their user may access:
 //
 //	new: Begin     takes the path's lock, dials, sends its version
-//	old: Serve     checks the peer's user, prepares, sends its sockets (SCM_RIGHTS)
+//	old: Serve     checks the peer's user, sends its sockets (SCM_RIGHTS)
 //	new:           starts and accepts; from here on both accept
 //	new: Finish    reports that it accepts
 //	old: Serve     stops accepting, reports that, returns

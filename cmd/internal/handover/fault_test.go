@@ -18,41 +18,23 @@ import (
 
 // servingProcess is a process with one listener, and the path that it serves.
 type servingProcess struct {
-	path      string
-	listeners Listeners
-	listener  net.Listener
-	settled   int
-	resumed   int
-	left      int
-	served    chan error // what Serve returned
-	stop      context.CancelFunc
-	talks     []net.Conn
+	path     string
+	listener net.Listener
+	left     int
+	served   chan error // what Serve returned
+	stop     context.CancelFunc
+	talks    []net.Conn
 }
 
 func newServingProcess(t *testing.T) *servingProcess {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
 	h := &servingProcess{path: filepath.Join(t.TempDir(), "s"), served: make(chan error, 1), stop: stop}
-	claim, err := Begin(ctx, h.path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if h.listener, err = h.listeners.Add("clients", l); err != nil {
-		t.Fatal(err)
-	}
-	post, link, err := claim.Finish(ctx)
-	if err != nil || link != nil {
-		t.Fatal(link, err)
-	}
+	var listeners Listeners
+	_, h.listener = addListener(t, &listeners, "clients")
+	server, _ := takeOver(t, h.path)
 	go func() {
-		_, err := post.Serve(ctx, Config{
-			Listeners: &h.listeners,
-			Prepare:   func(context.Context) { h.settled++ }, Resume: func() { h.resumed++ }, Stopped: func() { h.left++ },
-		})
+		_, err := server.Serve(ctx, Config{Listeners: &listeners, Stopped: func() { h.left++ }})
 		h.served <- err
 	}()
 	t.Cleanup(func() {
@@ -62,18 +44,15 @@ func newServingProcess(t *testing.T) *servingProcess {
 	return h
 }
 
-// stopAndCheck stops the process and checks that it behaved correctly until then.
+// stopAndCheck stops the process and checks that it has not handed over.
 func (h *servingProcess) stopAndCheck(t *testing.T) {
 	t.Helper()
 	h.stop()
 	for _, conn := range h.talks {
 		conn.Close()
 	}
-	if err := <-h.served; !errors.Is(err, context.Canceled) {
-		t.Errorf("Serve: %v", err)
-	}
-	if h.left != 0 || h.settled != h.resumed {
-		t.Errorf("left %d times, settled %d times, resumed %d times", h.left, h.settled, h.resumed)
+	if err := <-h.served; !errors.Is(err, context.Canceled) || h.left != 0 {
+		t.Errorf("Serve: %v, left %d times", err, h.left)
 	}
 }
 
@@ -114,14 +93,8 @@ func TestSuccessorFails(t *testing.T) {
 			c.Abandon()
 			c.Abandon()
 		},
-		"by another word": func() {
-			conn := h.connect(t)
-			if err := send(conn, packet{Step: "ready"}); err != nil {
-				t.Error(err)
-			}
-			if _, _, err := receive(conn, "listeners", patience); err == nil || !strings.Contains(err.Error(), `sent "ready" instead of "ask"`) {
-				t.Errorf("the error is %v", err)
-			}
+		"by another step": func() {
+			expectRefusal(t, h.connect(t), `{"version":1,"step":"ready"}`, `sent "ready" instead of "ask"`)
 		},
 		"by nonsense": func() {
 			conn := h.connect(t)
@@ -129,19 +102,13 @@ func TestSuccessorFails(t *testing.T) {
 				t.Error(err)
 			}
 		},
-		"by too many words": func() {
+		"by too long a packet": func() {
 			conn := h.connect(t)
 			// The process may close the connection before it has received all.
 			_, _ = conn.Write(make([]byte, maxPacket+1))
 		},
 		"by another version": func() {
-			conn := h.connect(t)
-			if _, err := conn.Write([]byte(`{"version":9,"step":"ask"}`)); err != nil {
-				t.Error(err)
-			}
-			if _, _, err := receive(conn, "listeners", patience); err == nil || !strings.Contains(err.Error(), "version 9, this one version 1") {
-				t.Errorf("the error is %v", err)
-			}
+			expectRefusal(t, h.connect(t), `{"version":9,"step":"ask"}`, "version 9, this one version 1")
 		},
 		"by unexpected files": func() {
 			conn := h.connect(t)
@@ -178,34 +145,25 @@ func TestSuccessorFails(t *testing.T) {
 	}
 	c.Abandon()
 	h.stopAndCheck(t)
-	for alarm := time.After(patience); openFiles(t) > before; {
-		select {
-		case <-alarm:
-			t.Fatalf("%d files are open, %d were before", openFiles(t), before)
-		case <-time.After(time.Millisecond):
-		}
-	}
+	waitForFiles(t, before)
 }
 
-// addListener adds a listener on a free port, and returns it with its socket.
-func addListener(t *testing.T, d *Listeners) (socket, added net.Listener) {
+// expectRefusal sends a packet and checks the reason in the answer.
+func expectRefusal(t *testing.T, conn *net.UnixConn, packet, reason string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	if _, err := conn.Write([]byte(packet)); err != nil {
+		t.Error(err)
 	}
-	g, err := d.Add("a", l)
-	if err != nil {
-		t.Fatal(err)
+	if _, _, err := receive(conn, "listeners", patience); err == nil || !strings.Contains(err.Error(), reason) {
+		t.Errorf("the error is %v", err)
 	}
-	return l, g
 }
 
 // TestStopAcceptingWaitsForServers checks that each connection accepted earlier has reached its
 // server when StopAccepting returns.
 func TestStopAcceptingWaitsForServers(t *testing.T) {
 	var d Listeners
-	l, g := addListener(t, &d)
+	l, g := addListener(t, &d, "a")
 	var known atomic.Bool
 	accepted, leaving, over := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go func() {
@@ -222,7 +180,7 @@ func TestStopAcceptingWaitsForServers(t *testing.T) {
 		time.Sleep(10 * time.Millisecond) // so that a StopAccepting that does not wait is detected
 		known.Store(true)
 		if _, err := g.Accept(); !errors.Is(err, net.ErrClosed) {
-			t.Errorf("after Leave: %v", err)
+			t.Errorf("after StopAccepting: %v", err)
 		}
 	}()
 	conn, err := net.Dial("tcp", l.Addr().String())
@@ -240,10 +198,10 @@ func TestStopAcceptingWaitsForServers(t *testing.T) {
 	select {
 	case <-left:
 	case <-time.After(time.Minute): // it would wait forever
-		t.Fatal("the server has come back for more, and the door is not left")
+		t.Fatal("the server is in Accept again, and StopAccepting does not return")
 	}
 	if !known.Load() {
-		t.Error("the door is left, and its server has not come back for more")
+		t.Error("StopAccepting returned before the server was in Accept again")
 	}
 	g.Close()
 	<-over
@@ -253,7 +211,7 @@ func TestStopAcceptingWaitsForServers(t *testing.T) {
 // process.
 func TestStopAcceptingIsBounded(t *testing.T) {
 	var d Listeners
-	l, g := addListener(t, &d)
+	l, g := addListener(t, &d, "a")
 	defer g.Close()
 	conn, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
@@ -300,27 +258,14 @@ func TestStoppedEndsContext(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	for range 20 {
 		ctx, stop := context.WithCancel(t.Context())
-		c, err := Begin(ctx, path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		post, _, err := c.Finish(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		server, _ := takeOver(t, path)
 		served := make(chan error, 1)
 		go func() {
-			link, err := post.Serve(ctx, Config{Listeners: &Listeners{}, Stopped: stop})
+			link, err := server.Serve(ctx, Config{Listeners: &Listeners{}, Stopped: stop})
 			link.Close()
 			served <- err
 		}()
-		if c, err = Begin(t.Context(), path); err != nil {
-			t.Fatal(err)
-		}
-		next, link, err := c.Finish(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		next, link := takeOver(t, path)
 		next.Close()
 		link.Close()
 		if err := <-served; err != nil {
@@ -461,35 +406,22 @@ func TestTakeListenerMatchesAddress(t *testing.T) {
 // that no listener can be added afterwards.
 func TestListener(t *testing.T) {
 	var d Listeners
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	g, err := d.Add("a", l)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l, g := addListener(t, &d, "a")
 	if _, err := d.Add("a", l); err == nil {
-		t.Error("one name, two sockets")
+		t.Error("two sockets have one name")
 	}
 	if _, err := d.Add("b", g); err == nil {
-		t.Error("a door behind a door")
+		t.Error("a listener was added twice")
 	}
 	g.Close()
 	if err := l.(*net.TCPListener).SetDeadline(time.Time{}); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("the socket of a closed door is open: %v", err)
+		t.Errorf("the socket of a closed listener is open: %v", err)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if g, err = d.Add("a", l); err != nil {
-			t.Fatal(err)
-		}
+		l, g := addListener(t, &d, "a")
 		d.StopAccepting()
 		if _, err := d.Add("c", l); !errors.Is(err, ErrStopped) {
-			t.Errorf("after Leave: %v", err)
+			t.Errorf("after StopAccepting: %v", err)
 		}
 		accepted := make(chan error, 1)
 		go func() {

@@ -18,6 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -226,14 +227,8 @@ func ask(t *testing.T, address string) *clients {
 // await waits until more further requests have been answered.
 func (c *clients) await(t *testing.T, more int64) {
 	t.Helper()
-	until, alarm := c.asked.Load()+more, time.After(patience)
-	for c.asked.Load() < until {
-		select {
-		case <-alarm:
-			t.Fatalf("%d requests answered", c.asked.Load())
-		case <-time.After(time.Millisecond):
-		}
-	}
+	until := c.asked.Load() + more
+	policytest.WaitFor(t, "answers", func() bool { return c.asked.Load() >= until })
 }
 
 func (c *clients) end() {
@@ -265,6 +260,40 @@ func openFiles(t *testing.T) int {
 		t.Skip(err)
 	}
 	return len(all)
+}
+
+// waitForFiles waits until no more descriptors are open than before.
+func waitForFiles(t *testing.T, before int) {
+	t.Helper()
+	policytest.WaitFor(t, fmt.Sprintf("%d open files", before), func() bool { return openFiles(t) <= before })
+}
+
+// takeOver takes over at a path, and returns the server of the new process and the link to the
+// preceding one, if there is one.
+func takeOver(t *testing.T, path string) (*Server, *Link) {
+	t.Helper()
+	c, err := Begin(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server, link, err := c.Finish(t.Context())
+	if err != nil || (link == nil) != (c.Process == 0) {
+		t.Fatal(link, err)
+	}
+	return server, link
+}
+
+// addListener adds a listener on a free port, and returns its socket and the listener to serve.
+func addListener(t *testing.T, d *Listeners, name string) (socket, added net.Listener) {
+	t.Helper()
+	socket, err := net.Listen("tcp", "127.0.0.1:0")
+	if err == nil {
+		added, err = d.Add(name, socket)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return socket, added
 }
 
 // TestUpgradeRefusesNoConnection hands over twenty times while clients connect continuously.
@@ -300,13 +329,7 @@ func TestUpgradeRefusesNoConnection(t *testing.T) {
 	if _, err := net.DialTimeout("tcp", address, patience); err == nil {
 		t.Error("a process still listens")
 	}
-	for alarm := time.After(patience); openFiles(t) > before; {
-		select {
-		case <-alarm:
-			t.Fatalf("%d files are open, %d were before", openFiles(t), before)
-		case <-time.After(time.Millisecond):
-		}
-	}
+	waitForFiles(t, before)
 }
 
 // TestRacingProcesses starts many processes at once: they take over from each other in some order,
@@ -329,22 +352,17 @@ func TestRacingProcesses(t *testing.T) {
 	wg.Wait()
 	c.await(t, 20)
 	// All but the last have handed over, or are about to.
-	here, alarm := len(all), time.After(patience)
-	for here > 1 {
-		here = 0
+	policytest.WaitFor(t, "one process that accepts", func() bool {
+		left := 0
 		for _, p := range all {
 			select {
 			case <-p.left:
+				left++
 			default:
-				here++
 			}
 		}
-		select {
-		case <-alarm:
-			t.Fatalf("%d processes accept", here)
-		case <-time.After(time.Millisecond):
-		}
-	}
+		return left >= len(all)-1
+	})
 	c.end()
 	for _, p := range all {
 		p.end()

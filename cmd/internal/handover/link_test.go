@@ -16,29 +16,16 @@ import (
 func newLinkedPair(t *testing.T) (earlier, later *Link) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
-	c, err := Begin(t.Context(), path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	post, _, err := c.Finish(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	server, _ := takeOver(t, path)
 	served := make(chan *Link, 1)
 	go func() {
-		l, err := post.Serve(context.Background(), Config{Listeners: &Listeners{}})
+		l, err := server.Serve(context.Background(), Config{Listeners: &Listeners{}})
 		if err != nil {
 			t.Error(err)
 		}
 		served <- l
 	}()
-	if c, err = Begin(t.Context(), path); err != nil {
-		t.Fatal(err)
-	}
-	next, later, err := c.Finish(t.Context())
-	if err != nil || later == nil {
-		t.Fatal(later, err)
-	}
+	next, later := takeOver(t, path)
 	next.Close()
 	earlier = <-served
 	t.Cleanup(func() { earlier.Close(); later.Close() })
@@ -72,7 +59,7 @@ func TestLink(t *testing.T) {
 		}
 	}
 	if err := earlier.Send(make([]byte, MaxMessage+1)); err == nil {
-		t.Error("too long a word")
+		t.Error("a message above the limit was sent")
 	}
 }
 
@@ -88,8 +75,8 @@ func TestLinkSkips(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	sendUntilAccepted(t, earlier, []byte("word"))
-	if got, err := later.Receive(); err != nil || string(got) != "word" {
+	sendUntilAccepted(t, earlier, []byte("message"))
+	if got, err := later.Receive(); err != nil || string(got) != "message" {
 		t.Errorf("%q, %v", got, err)
 	}
 }

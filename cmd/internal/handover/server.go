@@ -7,22 +7,12 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"time"
 )
-
-// prepareTimeout bounds Config.Prepare.
-const prepareTimeout = 10 * time.Second
 
 // Config configures Serve.
 type Config struct {
 	// Listeners are the sockets to hand over. Required.
 	Listeners *Listeners
-	// Prepare is called when a successor requests the sockets, before it receives them, to end what
-	// two processes cannot share. It must return when ctx ends, which is within ten seconds. nil
-	// does nothing.
-	Prepare func(ctx context.Context)
-	// Resume is called when a successor has failed after Prepare. nil does nothing.
-	Resume func()
 	// Stopped is called when the successor accepts, after this process has stopped accepting and
 	// before the successor receives the last packet. It ends, within seconds, the tasks that the
 	// successor continues. nil does nothing.
@@ -139,15 +129,7 @@ func (p *Server) handOver(ctx context.Context, conn *net.UnixConn, cfg Config) e
 		return err
 	}
 	cfg.Logger.Info("new process requested the listeners", "process", m.Process)
-	if cfg.Prepare != nil {
-		settling, cancel := context.WithTimeout(ctx, prepareTimeout)
-		cfg.Prepare(settling)
-		cancel()
-	}
 	if err := p.sendListeners(conn, cfg.Listeners); err != nil {
-		if cfg.Resume != nil {
-			cfg.Resume()
-		}
 		return err
 	}
 	stop() // Stopped may end ctx, but the successor must still get the last packet

@@ -63,8 +63,7 @@ func (c *Takeover) requestListeners() error {
 	if err := send(c.conn, packet{Step: "ask", Process: os.Getpid()}); err != nil {
 		return err
 	}
-	// The running process prepares first.
-	m, files, err := receive(c.conn, "listeners", prepareTimeout+stepTimeout)
+	m, files, err := receive(c.conn, "listeners", stepTimeout)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,8 @@
 package migratord
 
 import (
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
@@ -19,29 +21,24 @@ type controlView struct {
 	peers map[policies.ReplicaID]policies.Replica
 }
 
-// address returns the peer address of a replica; "" if unknown.
-func (o *controlView) address(id policies.ReplicaID) string {
+// peer returns a replica of the model; the zero value if it is unknown.
+func (o *controlView) peer(id policies.ReplicaID) policies.Replica {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.peers[id].Peer
+	return o.peers[id]
 }
 
-// node returns the node of a replica; "" if unknown.
-func (o *controlView) node(id policies.ReplicaID) string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.peers[id].Host
-}
+// address returns the peer address of a replica; "" if unknown.
+func (o *controlView) address(id policies.ReplicaID) string { return o.peer(id).Peer }
+
+// host returns the host of a replica; "" if unknown.
+func (o *controlView) host(id policies.ReplicaID) string { return o.peer(id).Host }
 
 // peerIDs returns the replicas of the model, in any order.
 func (o *controlView) peerIDs() []policies.ReplicaID {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	out := make([]policies.ReplicaID, 0, len(o.peers))
-	for id := range o.peers {
-		out = append(out, id)
-	}
-	return out
+	return slices.Collect(maps.Keys(o.peers))
 }
 
 // owner returns the replica with a peer address; "" if unknown.
@@ -92,11 +89,20 @@ func (w snapshotWatcher) Update(s *client.Snapshot) {
 	}
 	delete(addresses, d.id)
 	d.network.SetPeers(addresses)
+	d.updateView(func(v *market.View) { v.Plan, v.Peers, d.controlView.peers = plan, mine, peers })
+}
+
+// updateView changes the view and gives it to the market, under the lock, so that an older view
+// cannot overwrite it.
+func (d *Daemon) updateView(change func(*market.View)) {
+	if d.market == nil {
+		return
+	}
 	o := &d.controlView
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.view.Plan, o.view.Peers, o.peers = plan, mine, peers
-	d.market.SetView(o.view) // under the lock, so that an older view cannot overwrite it
+	change(&o.view)
+	d.market.SetView(o.view)
 }
 
 // update returns the part of the view that a preceding process needs, because it receives no
@@ -110,37 +116,18 @@ func (o *controlView) update() controlUpdate {
 // applyControlUpdate applies an update from the later process. Only a process that has handed over
 // receives it.
 func (d *Daemon) applyControlUpdate(x controlUpdate) {
-	if d.market == nil {
-		return
-	}
-	o := &d.controlView
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.view.Draining, o.view.StageMean, o.view.MeanKnown = x.Drain, x.StageMean, x.MeanKnown
-	d.market.SetView(o.view)
+	d.updateView(func(v *market.View) { v.Draining, v.StageMean, v.MeanKnown = x.Drain, x.StageMean, x.MeanKnown })
 }
 
 // stepDown records that another process leads the replica from now on.
 func (d *Daemon) stepDown() {
-	if d.market == nil {
-		return
-	}
-	o := &d.controlView
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.view.Retired, o.view.Refine = true, nil
-	d.market.SetView(o.view)
+	d.updateView(func(v *market.View) { v.Retired, v.Refine = true, nil })
 }
 
 // handleReply applies a reply to a load report.
 func (d *Daemon) handleReply(r loadreport.Reply) {
-	if d.market == nil {
-		return
-	}
-	o := &d.controlView
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.view.StageMean, o.view.MeanKnown = policies.Tokens(r.StageMeanHeld), true
-	o.view.Draining, o.view.Refine = r.Drain, r.Refine
-	d.market.SetView(o.view)
+	d.updateView(func(v *market.View) {
+		v.StageMean, v.MeanKnown = policies.Tokens(r.StageMeanHeld), true
+		v.Draining, v.Refine = r.Drain, r.Refine
+	})
 }

@@ -133,7 +133,7 @@ func (d *Daemon) newMigration() error {
 		mc.Engine, mc.Transports = d.blocks, d.transports
 	}
 	mc.FrontEnd, mc.Network, mc.Notify = frontendAdapter{d}, d.network, func(ev bidask.Event) { d.market.Notify(ev) }
-	mc.Address, mc.Host, mc.Paths, mc.Tracer = d.controlView.address, d.controlView.node, d.linksFrom, d.cfg.Tracer
+	mc.Address, mc.Host, mc.Paths, mc.Tracer = d.controlView.address, d.controlView.host, d.linksFrom, d.cfg.Tracer
 	if d.executor, err = executor.New(mc); err != nil {
 		return err
 	}

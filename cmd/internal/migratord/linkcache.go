@@ -105,7 +105,7 @@ func (d *Daemon) site() *xds.Site {
 func (d *Daemon) peerLinksLocked(id policies.ReplicaID) *peerLinks {
 	n := &d.linkCache
 	d.updateSiteLocked()
-	reported, node := d.network.Site(id), d.controlView.node(id)
+	reported, node := d.network.Site(id), d.controlView.host(id)
 	if node == "" {
 		r, _ := d.replicaLocked(id)
 		node = r.Host

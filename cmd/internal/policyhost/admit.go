@@ -24,14 +24,13 @@ import (
 type Admission struct {
 	policies wiring.Policies
 	site     *rego.Rules // nil for none
-	now      func() time.Time
 }
 
 var _ control.Admitter = (*Admission)(nil)
 
 // NewAdmission returns an Admission with the keys and limits of p and the rules of c.
 func NewAdmission(p wiring.Policies, c *Control) *Admission {
-	return &Admission{policies: p, site: c.site, now: time.Now}
+	return &Admission{policies: p, site: c.site}
 }
 
 // Admit implements control.Admitter. When the module is that of the slot's candidate, and
@@ -49,7 +48,7 @@ func (a *Admission) Admit(ctx context.Context, p control.Push) (control.Admitted
 	if err != nil {
 		return control.Admitted{}, err
 	}
-	st, err := sign.Verify(file, p.Module, p.Configuration, a.policies.Ring, a.now())
+	st, err := sign.Verify(file, p.Module, p.Configuration, a.policies.Ring, time.Now())
 	if err != nil {
 		return control.Admitted{}, a.unknown(file, err)
 	}
@@ -125,7 +124,7 @@ func (a *Admission) allows(ctx context.Context, k abi.Kind, p control.Push, m co
 	}
 	if again {
 		c := p.Current.Candidate
-		o.From, o.PermilleBefore, o.Soaked = c.Goal.String(), c.Permille, a.now().Sub(c.Since).Seconds()
+		o.From, o.PermilleBefore, o.Soaked = c.Goal.String(), c.Permille, time.Since(c.Since).Seconds()
 	}
 	v, err := a.site.Rollout(ctx, o)
 	if err != nil {

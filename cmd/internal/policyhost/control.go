@@ -28,8 +28,6 @@ type ControlConfig struct {
 	Set *slothost.Slots
 	// Site has the site's rules. Without files there are none.
 	Site wiring.RegoRules
-	// Now is the clock of the rules. Nil means time.Now.
-	Now func() time.Time
 	// Logger logs refused proposals. Nil discards them.
 	Logger *slog.Logger
 }
@@ -53,7 +51,7 @@ func NewControl(ctx context.Context, c ControlConfig) (*Control, error) {
 		return out, nil
 	}
 	var err error
-	if out.site, err = rego.New(ctx, rego.Config{Files: c.Site.Files, Data: c.Site.Data, Now: c.Now, Timeout: siteTimeout}); err != nil {
+	if out.site, err = rego.New(ctx, rego.Config{Files: c.Site.Files, Data: c.Site.Data, Timeout: siteTimeout}); err != nil {
 		return nil, fmt.Errorf("policies.rules: %w", err)
 	}
 	return out, nil

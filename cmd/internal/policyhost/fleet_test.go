@@ -112,15 +112,26 @@ func (s *site) order(what string, q url.Values, body []byte) (int, string) {
 	return resp.StatusCode, string(text)
 }
 
-// push signs a module that answers every placement call with the code, and pushes it to the
-// fleet. It returns its generation.
+// push pushes a module that answers every placement call with the code to the fleet. It returns
+// its generation.
 func (s *site) push(goal string, code ...[]byte) lifecycle.Generation {
 	s.t.Helper()
 	module := hosttest.Policy(hosttest.Function(abi.Place.Export(), nil, code...)).Encode()
+	if status, text := s.pushSigned(goal, module, s.secret, abi.Place); status != http.StatusOK {
+		s.t.Fatalf("push: %d %s", status, text)
+	}
+	return s.number
+}
+
+// pushSigned signs a module with a key, for some kinds, and pushes it.
+func (s *site) pushSigned(goal string, module []byte, secret ed25519.PrivateKey, kinds ...abi.Kind) (int, string) {
+	s.t.Helper()
 	s.number++
-	file, err := sign.Sign(sign.File{Statement: sign.Statement{
-		Digest: lifecycle.Sum(module), ABI: abi.Name, Name: "stay", Version: "1.0.0", Generation: s.number, Grants: []sign.Grant{{Kind: abi.Place}},
-	}}, s.secret)
+	st := sign.Statement{Digest: lifecycle.Sum(module), ABI: abi.Name, Name: "stay", Version: "1.0.0", Generation: s.number}
+	for _, k := range kinds {
+		st.Grants = append(st.Grants, sign.Grant{Kind: k})
+	}
+	file, err := sign.Sign(sign.File{Statement: st}, secret)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -132,10 +143,7 @@ func (s *site) push(goal string, code ...[]byte) lifecycle.Generation {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	if status, text := s.order("push", url.Values{"goal": {goal}}, body); status != http.StatusOK {
-		s.t.Fatalf("push: %d %s", status, text)
-	}
-	return s.number
+	return s.order("push", url.Values{"goal": {goal}}, body)
 }
 
 func (s *site) ordered(what string, q url.Values) {
@@ -319,37 +327,18 @@ func TestHostile(t *testing.T) {
 // are not admitted.
 func TestNotAdmitted(t *testing.T) {
 	s := newSite(t)
-	own := s.secret
-	_, s.secret, _ = ed25519.GenerateKey(nil)
-	refused := func(want string, module []byte, kinds ...abi.Kind) {
+	public, secret, _ := ed25519.GenerateKey(nil)
+	refused := func(want string, secret ed25519.PrivateKey, module []byte, kinds ...abi.Kind) {
 		t.Helper()
-		s.number++
-		st := sign.Statement{Digest: lifecycle.Sum(module), ABI: abi.Name, Name: "x", Version: "1.0.0", Generation: s.number}
-		for _, k := range kinds {
-			st.Grants = append(st.Grants, sign.Grant{Kind: k})
-		}
-		file, err := sign.Sign(sign.File{Statement: st}, s.secret)
-		if err != nil {
-			t.Fatal(err)
-		}
-		signature, err := file.Encode()
-		if err != nil {
-			t.Fatal(err)
-		}
-		body, err := json.Marshal(map[string][]byte{"module": module, "signature": signature})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if status, text := s.order("push", url.Values{"goal": {"shadow"}}, body); status != http.StatusUnprocessableEntity || !strings.Contains(text, want) {
+		if status, text := s.pushSigned("shadow", module, secret, kinds...); status != http.StatusUnprocessableEntity || !strings.Contains(text, want) {
 			t.Errorf("%d %s, want %q", status, text, want)
 		}
 	}
 	good := hosttest.Policy(hosttest.Function(abi.Place.Export(), nil, hosttest.I64(0))).Encode()
-	refused("signed by 0 keys of the ring, 1 have to sign: key "+sign.IDOf(s.secret.Public().(ed25519.PublicKey)).String()+" has signed", good, abi.Place)
-	s.secret = own
-	refused("does not let it decide place", good, abi.Select)
-	refused("cs_place_v1", hosttest.Policy(hosttest.LeastLoad()).Encode(), abi.Place)
-	refused("not a WebAssembly 1 module", []byte("not a module"), abi.Place)
+	refused("signed by 0 keys of the ring, 1 have to sign: key "+sign.IDOf(public).String()+" has signed", secret, good, abi.Place)
+	refused("does not let it decide place", s.secret, good, abi.Select)
+	refused("cs_place_v1", s.secret, hosttest.Policy(hosttest.LeastLoad()).Encode(), abi.Place)
+	refused("not a WebAssembly 1 module", s.secret, []byte("not a module"), abi.Place)
 	if p := s.slot(); p.Candidate != nil || p.Stable != nil {
 		t.Errorf("%+v", p)
 	}

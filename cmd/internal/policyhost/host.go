@@ -64,8 +64,8 @@ func NewHost(c HostConfig) (*Host, error) {
 	if err := set.Err(); err != nil && c.Logger != nil {
 		c.Logger.Error("no module is taken; the built-in policies decide", "error", err)
 	}
-	node, err := NewNode(NodeConfig{Slots: set, Fetch: c.Fetch, Logger: c.Logger})
-	return &Host{Node: node, Slots: set, Native: c.Native, policies: p, name: nodeName(c.Role, c.Name)}, err
+	node := NewNode(NodeConfig{Slots: set, Fetch: c.Fetch, Logger: c.Logger})
+	return &Host{Node: node, Slots: set, Native: c.Native, policies: p, name: nodeName(c.Role, c.Name)}, nil
 }
 
 // nodeName returns the name of a host in reports: a replica's ID, or "control/" and the

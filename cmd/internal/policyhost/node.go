@@ -67,11 +67,8 @@ type Node struct {
 	fetching map[lifecycle.Digest]string           // modules that are being fetched; why the last attempt failed
 }
 
-// NewNode checks the configuration. Nothing is built before Run.
-func NewNode(c NodeConfig) (*Node, error) {
-	if c.Slots == nil || c.Fetch == nil {
-		return nil, errors.New("policy host: Slots and Fetch are required")
-	}
+// NewNode returns a Node. Nothing is built before Run.
+func NewNode(c NodeConfig) *Node {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -79,7 +76,7 @@ func NewNode(c NodeConfig) (*Node, error) {
 		slots: c.Slots, fetch: c.Fetch, log: c.Logger, wake: make(chan struct{}, 1),
 		specs: make(map[lifecycle.Kind]lifecycle.SlotSpec), due: make(map[lifecycle.Kind]bool), refused: make(map[lifecycle.Kind]string),
 		stuck: make(map[lifecycle.Kind]string), fetching: make(map[lifecycle.Digest]string),
-	}, nil
+	}
 }
 
 // Check returns why a spec is refused, now or ever. Status reports the reason until a
