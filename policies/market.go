@@ -23,17 +23,10 @@ const (
 
 // String names the cause, for tables and metrics.
 func (c MigrationCause) String() string {
-	switch c {
-	case Growth:
-		return "growth"
-	case Outlier:
-		return "outlier"
-	case Drain:
-		return "drain"
-	case Spill:
-		return "spill"
+	if c < Growth || c > Spill {
+		return "unknown cause"
 	}
-	return "unknown cause"
+	return [...]string{Growth: "growth", Outlier: "outlier", Drain: "drain", Spill: "spill"}[c]
 }
 
 // Migration is one running request that should move to another replica.

@@ -137,7 +137,7 @@ func TestValidate(t *testing.T) {
 // TestFlowRates breaks the third invariant of a flow in every column.
 func TestFlowRates(t *testing.T) {
 	f := policies.NewFlow([]policies.Tokens{0, 16})
-	for i, column := range [][]float64{f.Arrivals, f.Tokens, f.Reads, f.Prefill, f.Prefill2, f.Weight, f.Crossings} {
+	for i, column := range f.Columns() {
 		for _, bad := range []float64{-1, nan, inf} {
 			column[1] = bad
 			if f.Validate() == nil {

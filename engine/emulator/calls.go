@@ -3,6 +3,7 @@ package emulator
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
@@ -60,13 +61,9 @@ func (e *Engine) do(ctx context.Context, when blocktable.RunPoint, f func(*batch
 func (e *Engine) withdrawCall(c *call) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for i, x := range e.calls {
-		if x == c {
-			e.calls = append(e.calls[:i], e.calls[i+1:]...)
-			return true
-		}
-	}
-	return false
+	n := len(e.calls)
+	e.calls = slices.DeleteFunc(e.calls, func(x *call) bool { return x == c })
+	return len(e.calls) < n
 }
 
 // takeCalls runs the calls that may run now, in order. It skips calls whose callers have
@@ -74,16 +71,12 @@ func (e *Engine) withdrawCall(c *call) bool {
 func (e *Engine) takeCalls(s *batch.Scheduler, now blocktable.RunPoint) {
 	e.mu.Lock()
 	var take []*call
-	keep := e.calls[:0]
-	for _, c := range e.calls {
+	e.calls = slices.DeleteFunc(e.calls, func(c *call) bool {
 		if c.when <= now {
 			take = append(take, c)
-		} else {
-			keep = append(keep, c)
 		}
-	}
-	clear(e.calls[len(keep):])
-	e.calls = keep
+		return c.when <= now
+	})
 	e.mu.Unlock()
 	if len(take) == 0 {
 		return

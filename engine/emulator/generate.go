@@ -21,11 +21,10 @@ const maxRequestID = 256
 const defaultCompletion = 16
 
 // generate serves both generating endpoints.
-func (e *Engine) generate(a api, w http.ResponseWriter, r *http.Request) {
+func (e *Engine) generate(a api, w http.ResponseWriter, r *http.Request) *apiError {
 	body, bad := readBody(w, r)
 	if bad != nil {
-		writeError(w, bad)
-		return
+		return bad
 	}
 	q, bad := decode(a, body)
 	if bad == nil {
@@ -39,8 +38,7 @@ func (e *Engine) generate(a api, w http.ResponseWriter, r *http.Request) {
 		bad = e.claimLeg(r.Header.Get(legHeader), st)
 	}
 	if bad != nil {
-		writeError(w, bad)
-		return
+		return bad
 	}
 	defer e.releaseLeg(st)
 	var prompt []model.Token // echoed in the answer
@@ -50,8 +48,7 @@ func (e *Engine) generate(a api, w http.ResponseWriter, r *http.Request) {
 		bad = e.adopt(r.Context(), a, &q, st)
 	}
 	if bad != nil {
-		writeError(w, bad)
-		return
+		return bad
 	}
 	e.registerLeg(st)
 	ans := &answer{
@@ -70,6 +67,7 @@ func (e *Engine) generate(a api, w http.ResponseWriter, r *http.Request) {
 	} else {
 		e.writeWhole(w, r, st, ans, text)
 	}
+	return nil
 }
 
 // submitPrompt submits a request with a prompt and returns the prompt.

@@ -1,6 +1,7 @@
 package emulator
 
 import (
+	"maps"
 	"net/http"
 	"strconv"
 	"time"
@@ -33,11 +34,14 @@ type metrics struct {
 	ends                             *prometheus.CounterVec
 	lag                              prometheus.Counter
 
-	running, waiting, usage      *prometheus.Desc
-	preemptions, prompt, output  *prometheus.Desc
-	prefixQueries, prefixHits    *prometheus.Desc
-	cacheConfig, waitingByReason *prometheus.Desc
-	frozen, reserved             *prometheus.Desc
+	samples []sample
+}
+
+// sample is a counter or gauge that is read from the Stats.
+type sample struct {
+	desc *prometheus.Desc
+	kind prometheus.ValueType
+	read func(batch.Stats) float64
 }
 
 var _ prometheus.Collector = (*metrics)(nil)
@@ -50,9 +54,6 @@ func newMetrics(e *Engine) *metrics {
 		registry.MustRegister(h)
 		return h
 	}
-	desc := func(name, help string, variable ...string) *prometheus.Desc {
-		return prometheus.NewDesc("vllm:"+name, help, variable, labels)
-	}
 	m := &metrics{
 		engine: e, registry: registry,
 		firstToken:      histogram("time_to_first_token_seconds", "Time from arrival to the first token.", firstTokenBuckets),
@@ -61,23 +62,35 @@ func newMetrics(e *Engine) *metrics {
 		iterationTokens: histogram("iteration_tokens_total", "Tokens computed per iteration.", tokenBuckets),
 		promptLength:    histogram("request_prompt_tokens", "Prompt tokens of finished requests.", lengthBuckets),
 		outputLength:    histogram("request_generation_tokens", "Generated tokens of finished requests.", lengthBuckets),
-
-		running:         desc("num_requests_running", "Requests in the batch."),
-		waiting:         desc("num_requests_waiting", "Requests waiting to be scheduled."),
-		waitingByReason: desc("num_requests_waiting_by_reason", "Requests waiting to be scheduled, by reason.", "reason"),
-		usage:           desc("kv_cache_usage_perc", "Share of the KV blocks in use; 1 is all."),
-		preemptions:     desc("num_preemptions_total", "Requests preempted because KV blocks ran out."),
-		prompt:          desc("prompt_tokens_total", "Prompt tokens of requests that have begun to generate."),
-		output:          desc("generation_tokens_total", "Tokens generated."),
-		prefixQueries:   desc("prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache."),
-		prefixHits:      desc("prefix_cache_hits_total", "Prompt tokens found in the prefix cache."),
-		cacheConfig:     desc("cache_config_info", "The KV cache's configuration.", "block_size", "num_gpu_blocks", "kv_cache_size_tokens", "enable_prefix_caching"),
 	}
-	own := func(name, help string) *prometheus.Desc {
-		return prometheus.NewDesc("cascade_emulator_"+name, help, nil, labels)
+	blocks := e.cfg.layout().Blocks
+	caching := "True" // as in Python
+	if e.cfg.NoPrefixCache {
+		caching = "False"
 	}
-	m.frozen = own("frozen_requests", "Requests that are frozen while they migrate.")
-	m.reserved = own("reserved_blocks", "KV blocks reserved for requests that migrate to this engine.")
+	add := func(kind prometheus.ValueType, name, help string, read func(batch.Stats) float64, more ...string) {
+		all := maps.Clone(labels)
+		for i := 0; i < len(more); i += 2 {
+			all[more[i]] = more[i+1]
+		}
+		m.samples = append(m.samples, sample{prometheus.NewDesc(name, help, nil, all), kind, read})
+	}
+	waiting := func(s batch.Stats) float64 { return float64(s.Waiting) }
+	const gauge, counter = prometheus.GaugeValue, prometheus.CounterValue
+	add(gauge, "vllm:num_requests_running", "Requests in the batch.", func(s batch.Stats) float64 { return float64(s.Running) })
+	add(gauge, "vllm:num_requests_waiting", "Requests waiting to be scheduled.", waiting)
+	add(gauge, "vllm:num_requests_waiting_by_reason", "Requests waiting to be scheduled, by reason.", waiting, "reason", "capacity")
+	add(gauge, "vllm:num_requests_waiting_by_reason", "Requests waiting to be scheduled, by reason.", func(batch.Stats) float64 { return 0 }, "reason", "deferred")
+	add(gauge, "vllm:kv_cache_usage_perc", "Share of the KV blocks in use; 1 is all.", func(s batch.Stats) float64 { return float64(s.UsedBlocks) / float64(blocks) })
+	add(counter, "vllm:num_preemptions_total", "Requests preempted because KV blocks ran out.", func(s batch.Stats) float64 { return float64(s.Preemptions) })
+	add(counter, "vllm:prompt_tokens_total", "Prompt tokens of requests that have begun to generate.", func(s batch.Stats) float64 { return float64(s.PromptTokens) })
+	add(counter, "vllm:generation_tokens_total", "Tokens generated.", func(s batch.Stats) float64 { return float64(s.GenerationTokens) })
+	add(counter, "vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", func(s batch.Stats) float64 { return float64(s.PrefixQueries) })
+	add(counter, "vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", func(s batch.Stats) float64 { return float64(s.PrefixHits) })
+	add(gauge, "cascade_emulator_frozen_requests", "Requests that are frozen while they migrate.", func(s batch.Stats) float64 { return float64(s.Frozen) })
+	add(gauge, "cascade_emulator_reserved_blocks", "KV blocks reserved for requests that migrate to this engine.", func(s batch.Stats) float64 { return float64(s.Reserved) })
+	add(gauge, "vllm:cache_config_info", "The KV cache's configuration.", func(batch.Stats) float64 { return 1 }, "block_size", strconv.Itoa(e.cfg.BlockTokens),
+		"num_gpu_blocks", strconv.Itoa(blocks), "kv_cache_size_tokens", strconv.Itoa(blocks*e.cfg.BlockTokens), "enable_prefix_caching", caching)
 	m.ends = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "vllm:request_success_total", Help: "Requests finished, by reason.", ConstLabels: labels}, []string{"finished_reason"})
 	m.lag = prometheus.NewCounter(prometheus.CounterOpts{Name: "cascade_emulator_lag_seconds_total", Help: "Time that this machine was too slow to emulate; a run with any is not to be trusted.", ConstLabels: labels})
 	registry.MustRegister(m.ends, m.lag, m)
@@ -105,27 +118,10 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	e.mu.Lock()
 	s, queued := e.stats, len(e.inbox)
 	e.mu.Unlock()
-	send := func(d *prometheus.Desc, kind prometheus.ValueType, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, kind, v, labels...)
+	s.Waiting += queued
+	for _, x := range m.samples {
+		ch <- prometheus.MustNewConstMetric(x.desc, x.kind, x.read(s))
 	}
-	blocks := e.cfg.layout().Blocks
-	caching := "True" // as in Python
-	if e.cfg.NoPrefixCache {
-		caching = "False"
-	}
-	send(m.running, prometheus.GaugeValue, float64(s.Running))
-	send(m.waiting, prometheus.GaugeValue, float64(s.Waiting+queued))
-	send(m.waitingByReason, prometheus.GaugeValue, float64(s.Waiting+queued), "capacity")
-	send(m.waitingByReason, prometheus.GaugeValue, 0, "deferred")
-	send(m.usage, prometheus.GaugeValue, float64(s.UsedBlocks)/float64(blocks))
-	send(m.preemptions, prometheus.CounterValue, float64(s.Preemptions))
-	send(m.prompt, prometheus.CounterValue, float64(s.PromptTokens))
-	send(m.output, prometheus.CounterValue, float64(s.GenerationTokens))
-	send(m.prefixQueries, prometheus.CounterValue, float64(s.PrefixQueries))
-	send(m.prefixHits, prometheus.CounterValue, float64(s.PrefixHits))
-	send(m.frozen, prometheus.GaugeValue, float64(s.Frozen))
-	send(m.reserved, prometheus.GaugeValue, float64(s.Reserved))
-	send(m.cacheConfig, prometheus.GaugeValue, 1, strconv.Itoa(e.cfg.BlockTokens), strconv.Itoa(blocks), strconv.Itoa(blocks*e.cfg.BlockTokens), caching)
 }
 
 func (m *metrics) handler() http.Handler {

@@ -2,6 +2,7 @@ package emulator
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"slices"
@@ -31,11 +32,18 @@ func (e *Engine) routes() http.Handler {
 		known[path] = true
 		mux.HandleFunc(method+" "+path, h)
 	}
-	handle("POST", "/v1/completions", func(w http.ResponseWriter, r *http.Request) { e.generate(completions, w, r) })
-	handle("POST", "/v1/chat/completions", func(w http.ResponseWriter, r *http.Request) { e.generate(chat, w, r) })
+	post := func(path string, h func(http.ResponseWriter, *http.Request) *apiError) {
+		handle("POST", path, func(w http.ResponseWriter, r *http.Request) {
+			if bad := h(w, r); bad != nil {
+				writeError(w, bad)
+			}
+		})
+	}
+	post("/v1/completions", func(w http.ResponseWriter, r *http.Request) *apiError { return e.generate(completions, w, r) })
+	post("/v1/chat/completions", func(w http.ResponseWriter, r *http.Request) *apiError { return e.generate(chat, w, r) })
 	handle("GET", "/v1/models", e.models)
-	handle("POST", "/tokenize", e.tokenize)
-	handle("POST", "/detokenize", e.detokenize)
+	post("/tokenize", e.tokenize)
+	post("/detokenize", e.detokenize)
 	handle("GET", "/health", e.health)
 	handle("GET", "/ping", e.health)
 	handle("GET", "/version", func(w http.ResponseWriter, _ *http.Request) {
@@ -131,16 +139,20 @@ func (e *Engine) health(w http.ResponseWriter, _ *http.Request) {
 	w.WriteHeader(http.StatusOK)
 }
 
-// tokenize counts and lists the tokens of a prompt or of chat messages.
-func (e *Engine) tokenize(w http.ResponseWriter, r *http.Request) {
+// readObject reads a request's body, a JSON object.
+func readObject(w http.ResponseWriter, r *http.Request) (gjson.Result, *apiError) {
 	body, bad := readBody(w, r)
-	var root gjson.Result
-	if bad == nil {
-		root, bad = parseObject(body)
-	}
 	if bad != nil {
-		writeError(w, bad)
-		return
+		return gjson.Result{}, bad
+	}
+	return parseObject(body)
+}
+
+// tokenize counts and lists the tokens of a prompt or of chat messages.
+func (e *Engine) tokenize(w http.ResponseWriter, r *http.Request) *apiError {
+	root, bad := readObject(w, r)
+	if bad != nil {
+		return bad
 	}
 	a := completions
 	if root.Get("messages").Exists() {
@@ -155,31 +167,21 @@ func (e *Engine) tokenize(w http.ResponseWriter, r *http.Request) {
 	if bad == nil {
 		bad = e.checkModel(q.model)
 	}
-	var ids []model.Token
-	if bad == nil {
-		ids, bad = e.promptIDs(a, &q)
-	}
 	if bad != nil {
-		writeError(w, bad)
-		return
+		return bad
 	}
-	b := append([]byte(nil), `{"count":`...)
-	b = strconv.AppendInt(b, int64(len(ids)), 10)
-	b = append(b, `,"max_model_len":`...)
-	b = strconv.AppendInt(b, int64(e.cfg.Context), 10)
-	b = append(b, `,"tokens":`...)
-	b = appendIDs(b, ids)
-	b = append(b, `,"token_strs":null}`...)
-	writeJSON(w, http.StatusOK, b)
+	ids, bad := e.promptIDs(a, &q)
+	if bad != nil {
+		return bad
+	}
+	b := fmt.Appendf(nil, `{"count":%d,"max_model_len":%d,"tokens":`, len(ids), int64(e.cfg.Context))
+	writeJSON(w, http.StatusOK, append(appendIDs(b, ids), `,"token_strs":null}`...))
+	return nil
 }
 
 // detokenize converts ids to text.
-func (e *Engine) detokenize(w http.ResponseWriter, r *http.Request) {
-	body, bad := readBody(w, r)
-	var root gjson.Result
-	if bad == nil {
-		root, bad = parseObject(body)
-	}
+func (e *Engine) detokenize(w http.ResponseWriter, r *http.Request) *apiError {
+	root, bad := readObject(w, r)
 	var name string
 	if v := root.Get("model"); bad == nil && v.Exists() {
 		name, bad = str("model", v)
@@ -187,17 +189,15 @@ func (e *Engine) detokenize(w http.ResponseWriter, r *http.Request) {
 	if bad == nil {
 		bad = e.checkModel(name)
 	}
-	var ids []model.Token
-	if bad == nil {
-		ids, bad = tokens("tokens", root.Get("tokens"))
-	}
 	if bad != nil {
-		writeError(w, bad)
-		return
+		return bad
 	}
-	b := append([]byte(nil), `{"prompt":`...)
-	b = quote(b, e.model.Decode(ids))
-	writeJSON(w, http.StatusOK, append(b, '}'))
+	ids, bad := tokens("tokens", root.Get("tokens"))
+	if bad != nil {
+		return bad
+	}
+	writeJSON(w, http.StatusOK, append(quote([]byte(`{"prompt":`), e.model.Decode(ids)), '}'))
+	return nil
 }
 
 // promptIDs returns the ids of a request's prompt.

@@ -24,6 +24,7 @@ package identity
 
 import (
 	"errors"
+	"net/url"
 	"strconv"
 	"strings"
 	"unicode"
@@ -50,11 +51,7 @@ const (
 )
 
 func (r Role) valid() bool {
-	switch r {
-	case Proxy, Migrator, Control, Operator:
-		return true
-	}
-	return false
+	return r == Proxy || r == Migrator || r == Control || r == Operator
 }
 
 // ID is one identity. IDs may be compared with ==. The zero value is none.
@@ -133,12 +130,8 @@ func CheckTrustDomain(s string) error {
 	if s == "" || len(s) > MaxTrustDomain {
 		return errors.New("trust domain " + quote(s) + " has " + strconv.Itoa(len(s)) + " bytes; give 1 to " + strconv.Itoa(MaxTrustDomain) + ", for instance example.org")
 	}
-	for i := range len(s) {
-		switch c := s[i]; {
-		case 'a' <= c && c <= 'z', '0' <= c && c <= '9', c == '.', c == '-', c == '_':
-		default:
-			return errors.New("trust domain " + quote(s) + ": only lower-case letters, digits, dots, dashes and underscores are allowed")
-		}
+	if strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789.-_") != "" {
+		return errors.New("trust domain " + quote(s) + ": only lower-case letters, digits, dots, dashes and underscores are allowed")
 	}
 	return nil
 }
@@ -158,8 +151,7 @@ func checkName(name string) error {
 func Escape(name string) string {
 	const hex = "0123456789ABCDEF"
 	out := make([]byte, 0, len(name))
-	for i := range len(name) {
-		c := name[i]
+	for _, c := range []byte(name) {
 		if isUnescaped(c) {
 			out = append(out, c)
 		} else {
@@ -171,40 +163,16 @@ func Escape(name string) string {
 
 // unescape reverses Escape and rejects all other text.
 func unescape(s string) (string, error) {
-	out := make([]byte, 0, len(s))
-	for i := 0; i < len(s); i++ {
-		c := s[i]
-		if isUnescaped(c) {
-			out = append(out, c)
-			continue
-		}
-		if c != '%' || i+2 >= len(s) {
-			return "", errors.New("byte " + quote(s[i:i+1]) + " is not allowed in the name: write it as %XX")
-		}
-		high, low := hexDigit(s[i+1]), hexDigit(s[i+2])
-		if high > 15 || low > 15 || isUnescaped(high<<4|low) {
-			return "", errors.New(quote(s[i:i+3]) + ": an escape is %XX in upper case, and only for a byte that needs it")
-		}
-		out = append(out, high<<4|low)
-		i += 2
+	name, err := url.PathUnescape(s)
+	if err != nil || Escape(name) != s {
+		return "", errors.New("name " + quote(s) + ": letters, digits, dots, dashes and underscores stand for themselves, and every other byte is %XX in upper case")
 	}
-	return string(out), nil
+	return name, nil
 }
 
 // isUnescaped reports whether a byte of a name is written without an escape.
 func isUnescaped(c byte) bool {
 	return 'a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || c == '.' || c == '-' || c == '_'
-}
-
-// hexDigit returns the value of an upper-case hexadecimal digit, 255 for any other byte.
-func hexDigit(c byte) byte {
-	switch {
-	case '0' <= c && c <= '9':
-		return c - '0'
-	case 'A' <= c && c <= 'F':
-		return c - 'A' + 10
-	}
-	return 255
 }
 
 // maxQuoted bounds how much of an untrusted text an error quotes.

@@ -127,7 +127,7 @@ func ChatWorkload(edges []policies.Tokens, replicas int, share float64, seed uin
 		u += c.D1*f.Tokens[b] + c.D4*f.Reads[b] + c.D2*f.Prefill[b] + c.D3*f.Prefill2[b]
 	}
 	scale := share * float64(replicas) / u
-	for _, column := range [][]float64{f.Arrivals, f.Tokens, f.Reads, f.Prefill, f.Prefill2, f.Weight, f.Crossings} {
+	for _, column := range f.Columns() {
 		for b := range column {
 			column[b] *= scale
 		}

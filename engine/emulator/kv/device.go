@@ -101,7 +101,7 @@ func (p *Pool) Flush(blocks []Block) error {
 		}
 		delete(p.changed, b)
 	}
-	return p.runs(full, func(part []byte, at int64) error {
+	return p.forEachRun(full, func(part []byte, at int64) error {
 		_, err := p.device.WriteAt(part, at)
 		return err
 	})
@@ -114,14 +114,14 @@ func (p *Pool) Load(blocks []Block) error {
 	if p.device == nil {
 		return nil
 	}
-	return p.runs(slices.Clone(blocks), func(part []byte, at int64) error {
+	return p.forEachRun(slices.Clone(blocks), func(part []byte, at int64) error {
 		_, err := p.device.ReadAt(part, at)
 		return err
 	})
 }
 
 // forEachRun sorts blocks and calls f for each run of consecutive ones.
-func (p *Pool) runs(blocks []Block, f func(part []byte, at int64) error) error {
+func (p *Pool) forEachRun(blocks []Block, f func(part []byte, at int64) error) error {
 	slices.Sort(blocks)
 	size := p.BlockBytes()
 	for len(blocks) > 0 {
