@@ -430,7 +430,7 @@ func TestConfig(t *testing.T) {
 		"notify":   func(c *executor.Config) { c.Notify = nil },
 		"link":     func(c *executor.Config) { c.LinkRate = -1 },
 		"envelope": func(c *executor.Config) { c.MaxEnvelope = 1000 },
-		"transfer": func(c *executor.Config) { c.Transfer.RetryInterval = -1 },
+		"transfer": func(c *executor.Config) { c.Transfer.PeerTimeout = -1 },
 	} {
 		c := good()
 		spoil(&c)

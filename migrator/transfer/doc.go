@@ -18,7 +18,7 @@
 //
 // The target sends requests and the source replies; then the source sends requests
 // to the front end, which replies. A requester repeats its message every
-// RetryInterval until it is answered.
+// retryInterval until it is answered.
 //
 //	target                          source                           front end
 //	  ── Open {own engine} ────────►  chooses the mode
@@ -99,7 +99,7 @@
 //	freeze or table refused              ActionFailed          Abort
 //	request ends, client disconnects     ActionFailed, Ended   Abort; a frozen request is dropped
 //	two migrations of one request        invariant 6, epoch    the later one is Reverted or Rejected
-//	Commit or its answer lost            RetryInterval         the same answer again
+//	Commit or its answer lost            retryInterval         the same answer again
 //
 // # Contract of the driver
 //

@@ -47,7 +47,7 @@ func (m *Machine) handleCommit(msg Message) {
 		m.lookUpHolder(c)
 		return
 	}
-	patience := m.cfg.RepromptTimeout
+	patience := repromptTimeout
 	if msg.Mode == Live {
 		patience = m.cfg.CommitTimeout
 	}
@@ -80,6 +80,6 @@ func (m *Machine) handleResult(ev Event) {
 	}
 	end := Message{Kind: ev.Answer, To: c.source, Deal: c.deal, Epoch: ev.Epoch, Stall: ev.Stall}
 	m.commits = without(m.commits, c)
-	m.commitResults.put(c.deal, end, m.now+m.cfg.ResultRetention)
+	m.commitResults.put(c.deal, end, m.now+resultRetention)
 	m.send(end)
 }

@@ -41,7 +41,7 @@ func (m *Machine) Step(ev Event, out []Action) []Action {
 	m.exportResults.expire(m.now)
 	m.commitResults.expire(m.now)
 	m.commits = slices.DeleteFunc(m.commits, func(c *commitRequest) bool {
-		return c.commitRefused && !c.lookingUp && c.heardAt+m.cfg.ResultRetention <= m.now
+		return c.commitRefused && !c.lookingUp && c.heardAt+resultRetention <= m.now
 	})
 	switch ev.Kind {
 	case ExportStarted:

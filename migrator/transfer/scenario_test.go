@@ -19,7 +19,7 @@ import (
 // rewrites the expected output). The output of an event is the actions that it causes.
 // Times are in milliseconds. The commands:
 //
-//	config rounds=1 tail=20      sets Config fields, before the first event
+//	config tail=20               sets Config.TailBlocks, before the first event
 //	at 5                         time of the events from here on
 //	export a/1 b q frontend=f epoch=3 length=100 engine=7 via=(shm, tcp) pinned=seed
 //	import b/1 b engine=7 via=shm
@@ -57,7 +57,7 @@ func (p *player) do(d *datadriven.TestData) (out string, err error) {
 	l := readLine(d)
 	switch d.Cmd {
 	case "config":
-		p.config.MaxRounds, p.config.TailBlocks = int(l.number("rounds")), int(l.number("tail"))
+		p.config.TailBlocks = int(l.number("tail"))
 		return "", l.err
 	case "at":
 		at, err := strconv.ParseFloat(l.plain[0], 64)

@@ -62,7 +62,7 @@ func (m *Machine) beginExport(ev Event) {
 		return
 	}
 	x := &exportState{deal: ev.Deal, target: ev.Peer, request: ev.Request, engine: ev.Engine, transports: ev.Transports}
-	x.endBy = m.now + m.cfg.MaxDuration
+	x.endBy = m.now + maxDuration
 	m.exports = append(m.exports, x)
 	switch {
 	case ev.Request.Pinned != policies.NotPinned:
@@ -153,7 +153,7 @@ func (m *Machine) sendToTarget(x *exportState, msg Message) {
 
 // resendLast sends the last message again, unless it may still be on its way.
 func (m *Machine) resendLast(x *exportState) {
-	if m.now-x.sentAt >= m.cfg.RetryInterval {
+	if m.now-x.sentAt >= retryInterval {
 		x.sentAt = m.now
 		m.send(x.last)
 	}
@@ -161,7 +161,7 @@ func (m *Machine) resendLast(x *exportState) {
 
 // requestTable asks for the next round's table, or freezes after enough rounds.
 func (m *Machine) requestTable(x *exportState) {
-	if int(x.round-x.partialRounds) >= m.cfg.MaxRounds {
+	if int(x.round-x.partialRounds) >= maxRounds {
 		m.requestFreeze(x)
 		return
 	}
@@ -207,7 +207,7 @@ func (m *Machine) handleTable(ev Event) {
 func (m *Machine) sendCommit(x *exportState) {
 	span := x.last.Span
 	x.state, x.deadline = committing, 0
-	x.retry, x.queryFrom = m.now+m.cfg.RetryInterval, m.now+m.cfg.PeerTimeout
+	x.retry, x.queryFrom = m.now+retryInterval, m.now+m.cfg.PeerTimeout
 	x.last = Message{Kind: Commit, To: x.request.FrontEnd, Deal: x.deal, Request: x.request.ID, Epoch: x.request.Epoch, Target: x.target, Mode: x.mode,
 		Span: Span{Length: span.Length, Hash: span.Hash, Cached: span.Cached, Prompt: span.Prompt}}
 	m.send(x.last)
@@ -261,7 +261,7 @@ func (m *Machine) failExport(x *exportState, why Failure) {
 func (m *Machine) endExport(x *exportState, end Message) {
 	m.emit(Action{Kind: Revoke, Deal: x.deal, Peer: x.target})
 	end.To, end.Deal = x.target, x.deal
-	m.exportResults.put(x.deal, end, m.now+m.cfg.ResultRetention)
+	m.exportResults.put(x.deal, end, m.now+resultRetention)
 	m.send(end)
 	m.exports = without(m.exports, x)
 }
@@ -316,7 +316,7 @@ func (m *Machine) tickExports() {
 			if m.now >= x.queryFrom {
 				x.last.Kind = Query
 			}
-			x.retry = m.now + m.cfg.RetryInterval
+			x.retry = m.now + retryInterval
 			m.send(x.last)
 		}
 	}

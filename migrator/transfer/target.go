@@ -59,7 +59,7 @@ func (m *Machine) beginImport(ev Event) {
 	if ev.Deal.Seller == m.cfg.Self || m.findImport(ev.Deal) != nil {
 		return
 	}
-	i := &importState{deal: ev.Deal, source: ev.Peer, engine: ev.Engine, endBy: m.now + m.cfg.MaxDuration}
+	i := &importState{deal: ev.Deal, source: ev.Peer, engine: ev.Engine, endBy: m.now + maxDuration}
 	i.open = Message{Kind: Open, Engine: ev.Engine, VersionMin: VersionMin, VersionMax: VersionMax, Transports: ev.Transports}
 	m.imports = append(m.imports, i)
 	m.enterState(i, awaitingAccept)
@@ -104,7 +104,7 @@ func (m *Machine) reportState(i *importState) {
 		msg.Kind, msg.Round = Ready, i.round
 	}
 	msg.To, msg.Deal = i.source, i.deal
-	i.retry = m.now + m.cfg.RetryInterval
+	i.retry = m.now + retryInterval
 	m.send(msg)
 }
 
