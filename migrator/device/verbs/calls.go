@@ -32,13 +32,12 @@ const (
 	statusText
 	eventText
 	postSend
-	postRecv
 	pollCQ
 	requestNotify
 	callCount
 )
 
-// calls are the names of the functions. The last four are inline functions of the
+// calls are the names of the functions. The last three are inline functions of the
 // library's header: they have no symbol, but an entry in the context's table.
 var calls = [callCount]string{
 	"ibv_get_device_list", "ibv_free_device_list", "ibv_get_device_name", "ibv_open_device", "ibv_close_device",
@@ -47,7 +46,7 @@ var calls = [callCount]string{
 	"ibv_create_comp_channel", "ibv_destroy_comp_channel", "ibv_create_cq", "ibv_destroy_cq", "ibv_get_cq_event", "ibv_ack_cq_events",
 	"ibv_create_qp", "ibv_modify_qp", "ibv_destroy_qp", "ibv_get_async_event", "ibv_ack_async_event",
 	"ibv_wc_status_str", "ibv_event_type_str",
-	"ibv_post_send", "ibv_post_recv", "ibv_poll_cq", "ibv_req_notify_cq",
+	"ibv_post_send", "ibv_poll_cq", "ibv_req_notify_cq",
 }
 
 // optional are the functions that older libraries lack.

@@ -16,7 +16,7 @@ const Signaled = 2
 // number.
 const Joined = 1 << 31
 
-// Work is one work request: Length bytes between local and remote memory, given by
+// Work is one READ: Length bytes of the peer's memory into local memory, given by
 // addresses and keys. Its layout is that of cv_work.
 type Work struct {
 	ID            uint64
@@ -26,16 +26,6 @@ type Work struct {
 	RemoteKey     uint32
 	Flags         uint32
 }
-
-// Opcode is the operation of a request.
-type Opcode uint32
-
-// The opcodes in use, as verbs numbers them.
-const (
-	Write Opcode = 0
-	Send  Opcode = 2
-	Read  Opcode = 4
-)
 
 // Path is the path from a queue pair to its peer. Its layout is that of cv_path.
 type Path struct {
@@ -68,10 +58,9 @@ type QueuePair struct {
 }
 
 // NewQueuePair makes a queue pair whose completions go to a queue, with room for so many
-// requests and receives at a time. A request has at most so many pieces of local memory,
-// a receive one.
-func (d *Device) NewQueuePair(q *CompletionQueue, requests, receives, pieces int) (*QueuePair, error) {
-	v := words{d.domain, q.queue, uint64(requests), uint64(receives), uint64(pieces)}
+// requests at a time, each with at most so many pieces of local memory.
+func (d *Device) NewQueuePair(q *CompletionQueue, requests, pieces int) (*QueuePair, error) {
+	v := words{d.domain, q.queue, uint64(requests), uint64(pieces)}
 	if err := d.lib.do(createQP, &v, nil); err != nil {
 		return nil, fmt.Errorf("verbs: create queue pair: %w", err)
 	}
@@ -115,19 +104,10 @@ func (p *QueuePair) modify(state string, v *words, path unsafe.Pointer) error {
 	return nil
 }
 
-// Post posts requests of one kind, at most Batch entries, and returns how many requests
-// were accepted.
-func (p *QueuePair) Post(op Opcode, work []Work) (int, error) {
-	return p.post(postSend, op, work)
-}
-
-// PostReceive posts at most Batch buffers for what the peer sends, and returns how many
-// were accepted.
-func (p *QueuePair) PostReceive(work []Work) (int, error) { return p.post(postRecv, 0, work) }
-
-func (p *QueuePair) post(c call, op Opcode, work []Work) (int, error) {
-	v := words{p.pair, uint64(op), uint64(len(work))}
-	if err := p.device.lib.do(c, &v, unsafe.Pointer(unsafe.SliceData(work))); err != nil {
+// Post posts requests, at most Batch entries, and returns how many were accepted.
+func (p *QueuePair) Post(work []Work) (int, error) {
+	v := words{p.pair, uint64(len(work))}
+	if err := p.device.lib.do(postSend, &v, unsafe.Pointer(unsafe.SliceData(work))); err != nil {
 		n := 0
 		if v[0] < uint64(len(work)) {
 			n = int(v[0])

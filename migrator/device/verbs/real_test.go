@@ -10,7 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 )
 
-// TestRealDevice makes every kind of request on the machine's first RDMA device: in the
+// TestRealDevice reads on the machine's first RDMA device: in the
 // guest of "make rdma-check", or if CASCADE_TEST_VERBS is set.
 func TestRealDevice(t *testing.T) {
 	if os.Getenv("CASCADE_TEST_VERBS") == "" {
@@ -31,12 +31,12 @@ func TestRealDevice(t *testing.T) {
 		t.Error(err)
 	}
 	start := time.Now()
-	err = r.transfer(verbs.Read, 10)
+	err = r.transfer(10)
 	var failed *verbs.CompletionError
 	if !errors.As(err, &failed) || failed.Status != verbs.RetryExceeded {
 		t.Errorf("a READ from a pair that does not exist: %v", err)
 	}
-	fmt.Printf("\nrdma-check: device | READ, WRITE, SEND on %s | peer's pair destroyed: noticed after %v\n", r.device.Name, time.Since(start).Round(time.Millisecond))
+	fmt.Printf("\nrdma-check: device | READ on %s | peer's pair destroyed: noticed after %v\n", r.device.Name, time.Since(start).Round(time.Millisecond))
 	if err := r.close(); err != nil {
 		t.Error(err)
 	}

@@ -11,9 +11,8 @@ type Access uint32
 
 // The kinds of access, which may be combined.
 const (
-	LocalWrite  Access = 1
-	RemoteWrite Access = 2 // requires LocalWrite
-	RemoteRead  Access = 4
+	LocalWrite Access = 1
+	RemoteRead Access = 4
 )
 
 // MemoryRegion is registered memory: the device can access it, and its pages stay in

@@ -57,12 +57,12 @@ static int to_rts(cv_qp_attr *a, const cv_path *p) {
 	return CV_QP_STATE | CV_QP_SQ_PSN | CV_QP_TIMEOUT | CV_QP_RETRY_CNT | CV_QP_RNR_RETRY | CV_QP_MAX_QP_RD_ATOMIC;
 }
 
-// post_send posts n entries, requests of one kind; v[0] becomes the number of accepted
+// post_send posts v[1] entries of READs; v[0] becomes the number of accepted
 // requests.
 static int post_send(cv_qp *qp, uint64_t *v, const cv_work *work) {
 	cv_send_wr wr[CV_BATCH], *bad = 0;
 	cv_sge sge[CV_BATCH];
-	int n = (int)v[2], m = 0;
+	int n = (int)v[1], m = 0;
 	if (n < 1 || n > CV_BATCH || work[0].flags & (uint32_t)CV_JOINED)
 		return EINVAL;
 	for (int i = 0; i < n; i++) {
@@ -73,27 +73,12 @@ static int post_send(cv_qp *qp, uint64_t *v, const cv_work *work) {
 		}
 		if (m > 0)
 			wr[m - 1].next = &wr[m];
-		wr[m] = (cv_send_wr){.wr_id = work[i].id, .sg_list = &sge[i], .num_sge = work[i].length > 0, .opcode = (int)v[1], .send_flags = work[i].flags,
+		wr[m] = (cv_send_wr){.wr_id = work[i].id, .sg_list = &sge[i], .num_sge = work[i].length > 0, .opcode = CV_WR_READ, .send_flags = work[i].flags,
 			.wr.rdma = {work[i].remote, work[i].rkey}};
 		m++;
 	}
 	int r = status(qp->context->post_send(qp, wr, &bad));
 	v[0] = r && bad ? (uint64_t)(bad - wr) : r ? 0 : (uint64_t)m;
-	return r;
-}
-
-static int post_recv(cv_qp *qp, uint64_t *v, const cv_work *work) {
-	cv_recv_wr wr[CV_BATCH], *bad = 0;
-	cv_sge sge[CV_BATCH];
-	int n = (int)v[2];
-	if (n < 1 || n > CV_BATCH)
-		return EINVAL;
-	for (int i = 0; i < n; i++) {
-		sge[i] = (cv_sge){work[i].local, work[i].length, work[i].lkey};
-		wr[i] = (cv_recv_wr){.wr_id = work[i].id, .next = i + 1 < n ? &wr[i + 1] : 0, .sg_list = &sge[i], .num_sge = 1};
-	}
-	int r = status(qp->context->post_recv(qp, wr, &bad));
-	v[0] = r && bad ? (uint64_t)(bad - wr) : r ? 0 : (uint64_t)n;
 	return r;
 }
 
@@ -183,7 +168,7 @@ int cv_call(void *const *f, int op, uint64_t *v, void *buf) {
 		return 0;
 	case CV_ibv_create_qp: {
 		cv_qp_init_attr a = {.send_cq = pointer(v[1]), .recv_cq = pointer(v[1]), .qp_type = CV_QPT_RC,
-			.cap = {.max_send_wr = (uint32_t)v[2], .max_recv_wr = (uint32_t)v[3], .max_send_sge = (uint32_t)v[4], .max_recv_sge = 1}};
+			.cap = {.max_send_wr = (uint32_t)v[2], .max_recv_wr = 1, .max_send_sge = (uint32_t)v[3], .max_recv_sge = 1}};
 		cv_qp *q = F(ibv_create_qp, cv_qp *(*)(void *, cv_qp_init_attr *))(pointer(v[0]), &a);
 		if (q)
 			v[1] = q->qp_num;
@@ -218,8 +203,6 @@ int cv_call(void *const *f, int op, uint64_t *v, void *buf) {
 		return made(v, (void *)F(ibv_event_type_str, const char *(*)(int))((int)v[0]));
 	case CV_ibv_post_send:
 		return post_send(pointer(v[0]), v, buf);
-	case CV_ibv_post_recv:
-		return post_recv(pointer(v[0]), v, buf);
 	case CV_ibv_poll_cq: {
 		cv_cq *cq = pointer(v[0]);
 		int n = cq->context->poll_cq(cq, (int)v[1], buf);

@@ -35,7 +35,6 @@
 	X(ibv_wc_status_str, "IBVERBS_1.1")          \
 	X(ibv_event_type_str, "IBVERBS_1.1")         \
 	X(ibv_post_send, 0)                          \
-	X(ibv_post_recv, 0)                          \
 	X(ibv_poll_cq, 0)                            \
 	X(ibv_req_notify_cq, 0)
 

@@ -170,7 +170,7 @@ func TestSilentPeer(t *testing.T) {
 			t.Fatal(err)
 		}
 		// From now on the receiver's pair reads from a pair that never existed.
-		gone, err := p.nic.device.NewQueuePair(p.queue, depth*len(p.work), 1, p.pieces)
+		gone, err := p.nic.device.NewQueuePair(p.queue, depth*len(p.work), p.pieces)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -111,7 +111,7 @@ func BenchmarkHost(b *testing.B) {
 					for cur := p.newCursor(plan); !cur.over(); {
 						n := p.fillBatch(cur)
 						p.posted++
-						if _, err := p.pair.Post(4, p.work[:n]); err != nil {
+						if _, err := p.pair.Post(p.work[:n]); err != nil {
 							b.Fatal(err)
 						}
 						if _, err := p.queue.Poll(p.done); err != nil {

@@ -59,7 +59,7 @@ func (t *Transport) open(ctx context.Context, receiver policies.ReplicaID, offer
 	if p.queue, err = p.nic.device.NewCompletionQueue(requests); err != nil {
 		return nil, err
 	}
-	if p.pair, err = p.nic.device.NewQueuePair(p.queue, requests, 1, p.pieces); err != nil {
+	if p.pair, err = p.nic.device.NewQueuePair(p.queue, requests, p.pieces); err != nil {
 		return nil, err
 	}
 	if p.state, err = p.nic.portState(); err != nil {

@@ -201,7 +201,7 @@ func (p *puller) postBatch(ctx context.Context, c pieceSource) error {
 	}
 	n := p.fillBatch(c)
 	p.posted++
-	if _, err := p.pair.Post(verbs.Read, p.work[:n]); err != nil {
+	if _, err := p.pair.Post(p.work[:n]); err != nil {
 		return p.causeOf(ctx, err)
 	}
 	return nil

@@ -227,7 +227,7 @@ func (s *session) connectPair(theirs endpoint) (err error) {
 	if s.queue, err = s.nic.device.NewCompletionQueue(1); err != nil {
 		return err
 	}
-	if s.pair, err = s.nic.device.NewQueuePair(s.queue, 1, 1, 1); err != nil {
+	if s.pair, err = s.nic.device.NewQueuePair(s.queue, 1, 1); err != nil {
 		return err
 	}
 	at, err := s.nic.portState()
