@@ -42,3 +42,20 @@ func Size(usual, full int) int {
 	}
 	return usual
 }
+
+// NoError fails the test at once if err is not nil.
+func NoError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Must returns v, and panics if err is not nil. It is for what a test sets up and does
+// not test.
+func Must[T any](v T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return v
+}

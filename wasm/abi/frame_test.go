@@ -179,10 +179,7 @@ func FuzzGarbage(f *testing.F) {
 // TestHeaderIsChecked breaks one field of a valid frame at a time.
 func TestHeaderIsChecked(t *testing.T) {
 	good := make([]byte, 1<<10)
-	n, err := EncodeSelectCall(good, Call{}, []policies.Bid{{From: "a", Load: 1}, {From: "b", Load: 2}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := policytest.Must(EncodeSelectCall(good, Call{}, []policies.Bid{{From: "a", Load: 1}, {From: "b", Load: 2}}))
 	for _, c := range []struct {
 		name string
 		at   int
@@ -237,10 +234,7 @@ func second(_ int, err error) error { return err }
 
 func TestState(t *testing.T) {
 	arena := make([]byte, 1<<10)
-	n, err := EncodeOutlierCall(arena, Call{State: []byte("abc"), Room: 16}, 5, 3)
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := policytest.Must(EncodeOutlierCall(arena, Call{State: []byte("abc"), Room: 16}, 5, 3))
 	frame := arena[:n]
 	ctx, s := DecodeContext(frame)
 	if s != OK || string(ctx.State[:ctx.Length]) != "abc" {
@@ -328,10 +322,7 @@ func TestGuestsStaySmall(t *testing.T) {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
 		}
-		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly)
-		if err != nil {
-			t.Fatal(err)
-		}
+		file := policytest.Must(parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly))
 		for _, imp := range file.Imports {
 			if path := strings.Trim(imp.Path.Value, `"`); !slices.Contains(allowed, path) {
 				t.Errorf("%s imports %s", name, path)

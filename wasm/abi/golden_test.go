@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 var update = flag.Bool("update", false, "write the golden vectors anew; read the difference before it is committed")
@@ -291,17 +292,10 @@ func TestGoldenVectors(t *testing.T) {
 		for name, want := range map[string][]byte{v.name + ".hex": text, v.name + ".json": description} {
 			path := filepath.Join("testdata", name)
 			if *update {
-				if err := os.MkdirAll("testdata", 0o777); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(path, want, 0o666); err != nil {
-					t.Fatal(err)
-				}
+				policytest.NoError(t, os.MkdirAll("testdata", 0o777))
+				policytest.NoError(t, os.WriteFile(path, want, 0o666))
 			}
-			got, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := policytest.Must(os.ReadFile(path))
 			if !bytes.Equal(got, want) {
 				t.Errorf("%s differs from what is written today (go test -update shows how); version 1 must not change", path)
 			}
@@ -317,14 +311,8 @@ func TestGoldenVectors(t *testing.T) {
 // TestGoldenFramesDecode decodes the files, not newly encoded frames.
 func TestGoldenFramesDecode(t *testing.T) {
 	for _, v := range vectors {
-		text, err := os.ReadFile(filepath.Join("testdata", v.name+".hex"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		frame, err := hex.DecodeString(strings.Join(strings.Fields(string(text)), ""))
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := policytest.Must(os.ReadFile(filepath.Join("testdata", v.name+".hex")))
+		frame := policytest.Must(hex.DecodeString(strings.Join(strings.Fields(string(text)), "")))
 		for _, k := range kindCases {
 			want := Unsupported
 			if k.kind == v.kind {

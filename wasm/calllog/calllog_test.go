@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
@@ -18,10 +19,7 @@ import (
 func outlier(t testing.TB, id uint64) []byte {
 	t.Helper()
 	frame := make([]byte, 4096)
-	n, err := abi.EncodeOutlierCall(frame, abi.Call{ID: id}, 300, 200)
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := policytest.Must(abi.EncodeOutlierCall(frame, abi.Call{ID: id}, 300, 200))
 	return frame[:n]
 }
 
@@ -34,10 +32,7 @@ func selects(t testing.TB, n int) (all []Call) {
 		for j := range bids {
 			bids[j] = policies.Bid{From: "r", Load: policies.Tokens(7 * j % 5)}
 		}
-		n, err := abi.EncodeSelectCall(frame, abi.Call{ID: uint64(i)}, bids)
-		if err != nil {
-			t.Fatal(err)
-		}
+		n := policytest.Must(abi.EncodeSelectCall(frame, abi.Call{ID: uint64(i)}, bids))
 		all = append(all, Call{Frame: frame[:n]})
 	}
 	return all
@@ -46,9 +41,7 @@ func selects(t testing.TB, n int) (all []Call) {
 func written(t testing.TB, all []Call) string {
 	t.Helper()
 	var w bytes.Buffer
-	if err := Write(&w, all); err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, Write(&w, all))
 	return w.String()
 }
 
@@ -76,10 +69,7 @@ func TestReadSaysWhere(t *testing.T) {
 // module makes new instances of a selector.
 func module(t testing.TB, before ...[]byte) (*host.Module, func() (*host.Instance, error)) {
 	t.Helper()
-	m, err := host.Load(context.Background(), host.Config{}, hosttest.Policy(hosttest.LeastLoad(before...)).Encode())
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := policytest.Must(host.Load(context.Background(), host.Config{}, hosttest.Policy(hosttest.LeastLoad(before...)).Encode()))
 	t.Cleanup(func() { m.Close() })
 	return m, m.Instantiate
 }
@@ -99,10 +89,7 @@ func TestExpectations(t *testing.T) {
 	}
 	check := func(instance func() (*host.Instance, error), all []Call) error {
 		t.Helper()
-		i, err := instance()
-		if err != nil {
-			t.Fatal(err)
-		}
+		i := policytest.Must(instance())
 		defer i.Close()
 		return Check(ctx, i, abi.Select, all)
 	}
@@ -159,10 +146,7 @@ func TestGoldenRefuses(t *testing.T) {
 // FuzzRead checks that calls that are read, written and read again are equal.
 func FuzzRead(f *testing.F) {
 	_, instance := module(f)
-	all, err := Answer(context.Background(), instance, selects(f, 4))
-	if err != nil {
-		f.Fatal(err)
-	}
+	all := policytest.Must(Answer(context.Background(), instance, selects(f, 4)))
 	f.Add([]byte(written(f, append(all, Call{Frame: outlier(f, 1)}))))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		all, err := Read(bytes.NewReader(text))

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/guest"
 	"github.com/cascadeinfer/cascade/wasm/guest/bidquote"
@@ -144,22 +145,11 @@ type vector struct {
 func read(t *testing.T, name string) ([]byte, vector) {
 	t.Helper()
 	path := filepath.Join("..", "abi", "testdata", name)
-	text, err := os.ReadFile(path + ".hex")
-	if err != nil {
-		t.Fatal(err)
-	}
-	frame, err := hex.DecodeString(strings.Join(strings.Fields(string(text)), ""))
-	if err != nil {
-		t.Fatal(err)
-	}
-	text, err = os.ReadFile(path + ".json")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := policytest.Must(os.ReadFile(path + ".hex"))
+	frame := policytest.Must(hex.DecodeString(strings.Join(strings.Fields(string(text)), "")))
+	text = policytest.Must(os.ReadFile(path + ".json"))
 	var v vector
-	if err := json.Unmarshal(text, &v); err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, json.Unmarshal(text, &v))
 	return frame, v
 }
 

@@ -28,9 +28,7 @@ func TestCallsDoNotAllocate(t *testing.T) {
 	check := func(name string, f func() error) {
 		t.Helper()
 		if n := testing.AllocsPerRun(100, func() {
-			if err := f(); err != nil {
-				t.Fatal(err)
-			}
+			policytest.NoError(t, f())
 		}); n != 0 {
 			t.Errorf("%s allocates %v times", name, n)
 		}
@@ -93,9 +91,7 @@ func benchmark(b *testing.B, i *Instance, f func(*Instance) error) {
 	for b.Loop() {
 		start := time.Now()
 		for range batch {
-			if err := f(i); err != nil {
-				b.Fatal(err)
-			}
+			policytest.NoError(b, f(i))
 		}
 		times = append(times, float64(time.Since(start).Nanoseconds())/batch)
 	}
@@ -142,10 +138,7 @@ func BenchmarkHeartbeat(b *testing.B) {
 				beat <- list
 			}()
 			if m != nil {
-				i, err := m.Instantiate()
-				if err != nil {
-					b.Fatal(err)
-				}
+				i := policytest.Must(m.Instantiate())
 				if _, err := i.Select(abi.Call{}, sixteen()); CauseOf(err) != TimedOut {
 					b.Fatal(err)
 				}
@@ -169,14 +162,8 @@ func BenchmarkHeartbeat(b *testing.B) {
 func BenchmarkLoad(b *testing.B) {
 	run := func(b *testing.B, c Config, code []byte) {
 		for b.Loop() {
-			m, err := Load(context.Background(), c, code)
-			if err != nil {
-				b.Fatal(err)
-			}
-			i, err := m.Instantiate()
-			if err != nil {
-				b.Fatal(err)
-			}
+			m := policytest.Must(Load(context.Background(), c, code))
+			i := policytest.Must(m.Instantiate())
 			i.Close()
 			m.Close()
 		}
@@ -187,10 +174,7 @@ func BenchmarkLoad(b *testing.B) {
 	b.Run("go/instantiate", func(b *testing.B) {
 		m := guest(b, Config{})
 		for b.Loop() {
-			i, err := m.Instantiate()
-			if err != nil {
-				b.Fatal(err)
-			}
+			i := policytest.Must(m.Instantiate())
 			i.Close()
 		}
 	})

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -147,12 +148,8 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	c.Start = start
 	c.Meter.StartFuel = c.Start.Fuel
-	if c.CacheBytes == 0 {
-		c.CacheBytes = defaultCacheBytes
-	}
-	if c.CacheModules == 0 {
-		c.CacheModules = defaultCacheModules
-	}
+	c.CacheBytes = cmp.Or(c.CacheBytes, defaultCacheBytes)
+	c.CacheModules = cmp.Or(c.CacheModules, defaultCacheModules)
 	if c.CacheBytes < 0 || c.CacheModules < 0 {
 		return c, errors.New("host: CacheBytes and CacheModules must not be negative")
 	}
@@ -161,32 +158,18 @@ func (c Config) withDefaults() (Config, error) {
 			return c, fmt.Errorf("host: Kinds: %d: unknown kind", k)
 		}
 	}
-	if c.Engine == nil {
-		c.Engine = NewEngine()
-	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
+	c.Engine = cmp.Or(c.Engine, NewEngine())
+	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	return c, nil
 }
 
 // withDefaults returns the limit with defaults for its zero fields.
 func (l Limit) withDefaults(d Limit) (Limit, error) {
-	if l.Fuel == 0 {
-		l.Fuel = d.Fuel
-	}
-	if l.Wall == 0 {
-		l.Wall = d.Wall
-	}
-	if l.Pages == 0 {
-		l.Pages = d.Pages
-	}
-	if l.Frame == 0 {
-		l.Frame = d.Frame
-	}
-	if l.Stack == 0 {
-		l.Stack = d.Stack
-	}
+	l.Fuel = cmp.Or(l.Fuel, d.Fuel)
+	l.Wall = cmp.Or(l.Wall, d.Wall)
+	l.Pages = cmp.Or(l.Pages, d.Pages)
+	l.Frame = cmp.Or(l.Frame, d.Frame)
+	l.Stack = cmp.Or(l.Stack, d.Stack)
 	switch {
 	case l.Fuel < 0 || l.Fuel > meter.MaxFuel:
 		return l, fmt.Errorf("Fuel must be from 1 to meter.MaxFuel, or 0 for its default")

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
@@ -23,10 +24,7 @@ func TestEngineShares(t *testing.T) {
 			open := func(c Config, code []byte) *Module {
 				t.Helper()
 				c.Engine, c.Cache = e, dir
-				m, err := Load(context.Background(), c, code)
-				if err != nil {
-					t.Fatal(err)
-				}
+				m := policytest.Must(Load(context.Background(), c, code))
 				return m
 			}
 			a, b := open(Config{}, one), open(Config{Kinds: []abi.Kind{abi.Select}}, one)
@@ -37,9 +35,7 @@ func TestEngineShares(t *testing.T) {
 			if a.program != b.program || a.program == different.program || a.program == bounded.program || len(e.programs) != 3 {
 				t.Errorf("%p, %p, %p, %p: %d programs", a.program, b.program, different.program, bounded.program, len(e.programs))
 			}
-			if err := a.Close(); err != nil {
-				t.Fatal(err)
-			}
+			policytest.NoError(t, a.Close())
 			if got := one16(t, b); got != (bidask.LeastLoad{}).Select(sixteen()) {
 				t.Errorf("the module that is left selects %d", got)
 			}
@@ -63,10 +59,7 @@ func TestEngineShares(t *testing.T) {
 // one16 selects one of sixteen bids on a new instance.
 func one16(t *testing.T, m *Module) int {
 	t.Helper()
-	i, err := m.Instantiate()
-	if err != nil {
-		t.Fatal(err)
-	}
+	i := policytest.Must(m.Instantiate())
 	defer i.Close()
 	got, err := i.Select(abi.Call{}, sixteen())
 	if err != nil {

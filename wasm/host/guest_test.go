@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
@@ -31,9 +32,7 @@ func TestGuestsThatMisbehave(t *testing.T) {
 		{"sleep", Trapped, "deadlock"},
 	} {
 		i := instance(t, m)
-		if err := i.Configure(abi.Call{}, []byte(c.mode)); err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, i.Configure(abi.Call{}, []byte(c.mode)))
 		_, err := i.Select(abi.Call{}, sixteen())
 		f, ok := err.(*Fault)
 		if !ok || f.Cause != c.cause || !strings.Contains(f.Text, c.text) || i.Dead() == nil {

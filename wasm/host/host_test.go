@@ -11,6 +11,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/wasm/meter"
@@ -18,10 +19,7 @@ import (
 
 func load(t testing.TB, c Config, code []byte) *Module {
 	t.Helper()
-	m, err := Load(context.Background(), c, code)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := policytest.Must(Load(context.Background(), c, code))
 	t.Cleanup(func() {
 		if n := m.Instances(); n != 0 {
 			t.Errorf("%d instances are left", n)
@@ -35,10 +33,7 @@ func load(t testing.TB, c Config, code []byte) *Module {
 
 func instance(t testing.TB, m *Module) *Instance {
 	t.Helper()
-	i, err := m.Instantiate()
-	if err != nil {
-		t.Fatal(err)
-	}
+	i := policytest.Must(m.Instantiate())
 	t.Cleanup(func() { i.Close() })
 	return i
 }

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
@@ -66,21 +67,13 @@ func TestModulesLeaveNothing(t *testing.T) {
 	bad := hosttest.Policy(selects(hosttest.I32(0))).Encode()
 	dir := t.TempDir()
 	round := func(c Config) {
-		m, err := Load(context.Background(), c, good)
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := policytest.Must(Load(context.Background(), c, good))
 		for id := range uint64(4) {
-			i, err := m.Instantiate()
-			if err != nil {
-				t.Fatal(err)
-			}
+			i := policytest.Must(m.Instantiate())
 			i.Select(abi.Call{ID: id}, sixteen())
 			i.Close()
 		}
-		if err := m.Close(); err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, m.Close())
 		if _, err := Load(context.Background(), c, bad); err == nil {
 			t.Fatal("the bad module was loaded")
 		}

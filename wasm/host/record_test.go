@@ -18,10 +18,7 @@ import (
 // play makes and records calls of all kinds on a new instance.
 func play(t *testing.T, m *Module, rounds int) (records []Record, memory [sha256.Size]byte) {
 	t.Helper()
-	i, err := m.Instantiate()
-	if err != nil {
-		t.Fatal(err)
-	}
+	i := policytest.Must(m.Instantiate())
 	defer i.Close()
 	r := hosttest.NewRandom(7)
 	for n := range rounds {
@@ -105,10 +102,7 @@ func TestReplayIsTheSameInTwoProcesses(t *testing.T) {
 // recorded.
 func TestReplayChecksRules(t *testing.T) {
 	arena := make([]byte, 4096)
-	n, err := abi.EncodeSelectCall(arena, abi.Call{}, sixteen())
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := policytest.Must(abi.EncodeSelectCall(arena, abi.Call{}, sixteen()))
 	for _, c := range []struct {
 		result []byte
 		cause  Cause
@@ -146,10 +140,7 @@ func FuzzReplay(f *testing.F) {
 	f.Add(bytes.Clone(arena[:n]))
 	m := load(f, Config{}, hosttest.Policy(hosttest.LeastLoad()).Encode())
 	f.Fuzz(func(t *testing.T, frame []byte) {
-		i, err := m.Instantiate()
-		if err != nil {
-			t.Fatal(err)
-		}
+		i := policytest.Must(m.Instantiate())
 		defer i.Close()
 		var r Record
 		if err := i.Replay(frame, &r); err == nil && r.Fuel <= 0 {

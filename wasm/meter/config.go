@@ -1,6 +1,9 @@
 package meter
 
-import "strconv"
+import (
+	"cmp"
+	"strconv"
+)
 
 // The default limits of a Config.
 const (
@@ -135,30 +138,18 @@ func (c Config) withDefaults() (Config, error) {
 		{"Depth", &c.Depth, DefaultDepth},
 		{"Segments", &c.Segments, DefaultSegments},
 	} {
-		if *f.value == 0 {
-			*f.value = f.def
-		}
+		*f.value = cmp.Or(*f.value, f.def)
 		// The engine accepts at most 2^27 of anything. The limit also keeps sums far from
 		// overflow.
 		if *f.value < 0 || *f.value > 1<<27 {
 			return c, configError(f.name + " must be from 1 to " + strconv.Itoa(1<<27) + ", or 0 for its default")
 		}
 	}
-	if c.Pages == 0 {
-		c.Pages = DefaultPages
-	}
-	if c.Table == 0 {
-		c.Table = DefaultTable
-	}
-	if c.Slice == 0 {
-		c.Slice = DefaultSlice
-	}
-	if c.StartFuel == 0 {
-		c.StartFuel = DefaultStartFuel
-	}
-	if c.Stack == 0 {
-		c.Stack = DefaultStack
-	}
+	c.Pages = cmp.Or(c.Pages, DefaultPages)
+	c.Table = cmp.Or(c.Table, DefaultTable)
+	c.Slice = cmp.Or(c.Slice, DefaultSlice)
+	c.StartFuel = cmp.Or(c.StartFuel, DefaultStartFuel)
+	c.Stack = cmp.Or(c.Stack, DefaultStack)
 	switch {
 	case c.Pages > maxPages:
 		return c, configError("Pages must be at most 65536")

@@ -10,6 +10,8 @@ import (
 	"github.com/tetratelabs/wazero"
 	"github.com/tetratelabs/wazero/api"
 	"github.com/tetratelabs/wazero/sys"
+
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // engine runs modules in wazero as the host does: compiled, core features 2.
@@ -76,10 +78,7 @@ func (e engine) metered(t testing.TB, code []byte, c Config) armed {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mod, err := e.instance(out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	mod := policytest.Must(e.instance(out))
 	return arm(t, mod, report.Slice)
 }
 

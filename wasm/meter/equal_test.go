@@ -56,10 +56,7 @@ func check(t *testing.T, e engine, m *module, fuel, slice int64, args [2]uint64)
 	if trap == errFuel {
 		return true
 	}
-	plain, err := e.instance(code)
-	if err != nil {
-		t.Fatal(err)
-	}
+	plain := policytest.Must(e.instance(code))
 	defer plain.Close(ctx)
 	compare("unmetered", plain)
 	return false
@@ -75,10 +72,7 @@ func shallow(t *testing.T, e engine, m *module, fuel int64, args [2]uint64) {
 	if err != nil { // the frame of one function exceeds it
 		return
 	}
-	mod, err := e.instance(out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	mod := policytest.Must(e.instance(out))
 	defer mod.Close(context.Background())
 	a := arm(t, mod, report.Slice)
 	a.give(fuel)

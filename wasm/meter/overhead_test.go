@@ -15,6 +15,7 @@ import (
 	"github.com/tetratelabs/wazero/imports/wasi_snapshot_preview1"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
@@ -47,10 +48,7 @@ func subjects(b *testing.B) []subject {
 		if msg, err := cmd.CombinedOutput(); err != nil {
 			b.Fatalf("%v\n%s", err, msg)
 		}
-		code, err := os.ReadFile(out)
-		if err != nil {
-			b.Fatal(err)
-		}
+		code := policytest.Must(os.ReadFile(out))
 		list = append(list, subject{"c/near16", code, abi.Select.Export(), nil, true, 50_000, 500})
 	}
 	return append(list,
@@ -105,10 +103,7 @@ func (s subject) place(b *testing.B, e engine, code []byte, n int) *placed {
 		bids[i] = policies.Bid{From: "replica-x", Load: policies.Tokens(i * 7919 % 31), Start: policies.Micros(i * 31 % 7)}
 	}
 	arena, _ := p.Memory().Read(abi.UnpackRegion(region[0]))
-	length, err := abi.EncodeSelectCall(arena, abi.Call{ID: 7}, bids)
-	if err != nil {
-		b.Fatal(err)
-	}
+	length := policytest.Must(abi.EncodeSelectCall(arena, abi.Call{ID: 7}, bids))
 	p.args = []uint64{uint64(length)}
 	return p
 }
@@ -131,9 +126,7 @@ func (p *placed) run(b *testing.B, s subject) {
 				p.budget.Set(budget)
 			}
 		}
-		if err := p.f.CallWithStack(ctx, stack[:]); err != nil {
-			b.Fatal(err)
-		}
+		policytest.NoError(b, p.f.CallWithStack(ctx, stack[:]))
 	}
 	p.times = append(p.times, float64(time.Since(start).Nanoseconds())/float64(s.batch))
 }

@@ -1,6 +1,7 @@
 package planguard
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -73,9 +74,7 @@ func (p Planner) propose(w policies.Workload, own policies.Partition, feasible b
 		return got, fmt.Errorf("the proposal costs %v", priced.Cost)
 	}
 	slack := p.Slack
-	if slack == 0 {
-		slack = DefaultSlack
-	}
+	slack = cmp.Or(slack, DefaultSlack)
 	if limit := own.Cost + math.Abs(own.Cost)*max(slack, 0); feasible && priced.Cost > limit {
 		return got, fmt.Errorf("the proposal costs %.4g, the own partition %.4g: at most %.4g may be", priced.Cost, own.Cost, limit)
 	}

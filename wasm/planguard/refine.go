@@ -1,6 +1,7 @@
 package planguard
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -46,9 +47,7 @@ func (r Refiner) holds(b policies.BoundaryView, t policies.Tokens) error {
 		return nil
 	}
 	worse := r.Worse
-	if worse == 0 {
-		worse = DefaultWorse
-	}
+	worse = cmp.Or(worse, DefaultWorse)
 	now, then := Quality(b, b.Boundary), Quality(b, t)
 	// The comparison is negated so that a NaN is refused.
 	if !(then <= now+now*max(worse, 0)) {

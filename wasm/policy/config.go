@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -100,18 +101,10 @@ func (c Config) filled() (Config, error) {
 			}
 		}
 	}
-	if c.Failures == 0 {
-		c.Failures = DefaultFailures
-	}
-	if c.Window == 0 {
-		c.Window = DefaultWindow
-	}
-	if c.Keep == 0 {
-		c.Keep = DefaultKeep
-	}
-	if c.KeepBytes == 0 {
-		c.KeepBytes = DefaultKeepBytes
-	}
+	c.Failures = cmp.Or(c.Failures, DefaultFailures)
+	c.Window = cmp.Or(c.Window, DefaultWindow)
+	c.Keep = cmp.Or(c.Keep, DefaultKeep)
+	c.KeepBytes = cmp.Or(c.KeepBytes, DefaultKeepBytes)
 	switch {
 	case c.Instances < 0 || c.Instances > mostInstances:
 		return c, fmt.Errorf("policy: Instances must be from 1 to %d, or 0 for the default", mostInstances)
@@ -126,36 +119,20 @@ func (c Config) filled() (Config, error) {
 	if c.Faulted == nil {
 		c.Faulted = func() {}
 	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
+	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	c.Native = c.Native.filled()
 	return c, nil
 }
 
 // filled returns n with an undecided policy for each kind that has none.
 func (n Native) filled() Native {
-	if n.Partitioner == nil {
-		n.Partitioner = undecided{}
-	}
-	if n.Refiner == nil {
-		n.Refiner = undecided{}
-	}
-	if n.Quoter == nil {
-		n.Quoter = undecided{}
-	}
-	if n.Selector == nil {
-		n.Selector = undecided{}
-	}
-	if n.Detector == nil {
-		n.Detector = undecided{}
-	}
-	if n.Placer == nil {
-		n.Placer = undecided{}
-	}
-	if n.Guard == nil {
-		n.Guard = undecided{}
-	}
+	n.Partitioner = cmp.Or[policies.Partitioner](n.Partitioner, undecided{})
+	n.Refiner = cmp.Or[policies.Refiner](n.Refiner, undecided{})
+	n.Quoter = cmp.Or[policies.Quoter](n.Quoter, undecided{})
+	n.Selector = cmp.Or[policies.Selector](n.Selector, undecided{})
+	n.Detector = cmp.Or[policies.Detector](n.Detector, undecided{})
+	n.Placer = cmp.Or[policies.Placer](n.Placer, undecided{})
+	n.Guard = cmp.Or[Guard](n.Guard, undecided{})
 	return n
 }
 

@@ -37,15 +37,9 @@ func TestOldInstancesAreReplaced(t *testing.T) {
 
 // TestEndWhileCalled checks that calls during and after the end of Run are answered.
 func TestEndWhileCalled(t *testing.T) {
-	m, err := host.Load(context.Background(), host.Config{}, hosttest.LeastLoadModule(hosttest.OneIn(50, hosttest.Unreachable)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := policytest.Must(host.Load(context.Background(), host.Config{}, hosttest.LeastLoadModule(hosttest.OneIn(50, hosttest.Unreachable))))
 	for range 20 {
-		p, err := New(Config{Module: m, Native: natives, Instances: 2, Failures: 1 << 20})
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := policytest.Must(New(Config{Module: m, Native: natives, Instances: 2, Failures: 1 << 20}))
 		ctx, cancel := context.WithCancel(context.Background())
 		var wg sync.WaitGroup
 		var stop atomic.Bool

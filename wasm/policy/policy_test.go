@@ -34,10 +34,7 @@ var natives = func(n hosttest.Native) Native { return Native{n, n, n, n, n, n, n
 // are closed.
 func running(t testing.TB, c Config, hc host.Config, code []byte) *Policy {
 	t.Helper()
-	m, err := host.Load(context.Background(), hc, code)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := policytest.Must(host.Load(context.Background(), hc, code))
 	c.Module = m
 	if c.Native == (Native{}) {
 		c.Native = natives
@@ -83,9 +80,7 @@ func TestModuleAnswersAsNative(t *testing.T) {
 	const rounds = 50
 	for range rounds {
 		for k := abi.Partition; k < abi.NumKinds; k++ {
-			if err := r.Compare(k, hosttest.Every(p), hosttest.Every(hosttest.Native{})); err != nil {
-				t.Fatal(err)
-			}
+			policytest.NoError(t, r.Compare(k, hosttest.Every(p), hosttest.Every(hosttest.Native{})))
 		}
 	}
 	if _, err := p.Partition(policies.Workload{}); !errors.As(err, new(*policies.Violation)) {
@@ -213,10 +208,7 @@ func TestUnknownKinds(t *testing.T) {
 }
 
 func TestConfigIsChecked(t *testing.T) {
-	m, err := host.Load(context.Background(), host.Config{}, hosttest.LeastLoadModule())
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := policytest.Must(host.Load(context.Background(), host.Config{}, hosttest.LeastLoadModule()))
 	defer m.Close()
 	for want, c := range map[string]Config{
 		"Module":        {Native: natives},
@@ -275,9 +267,7 @@ func TestFirstCallsDoNotAllocate(t *testing.T) {
 	for range 3 {
 		p := running(t, Config{Every: 1, Instances: 1}, host.Config{}, hosttest.LeastLoadModule())
 		b := bids(16)
-		if err := p.Warm([][]byte{encodeFrame(&selectAdapter, abi.Call{}, b)}); err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, p.Warm([][]byte{encodeFrame(&selectAdapter, abi.Call{}, b)}))
 		half := func() {
 			for range DefaultKeep / 2 {
 				p.Select(b)

@@ -51,9 +51,7 @@ var (
 // recorded; 0 records none. Every, Keep and Now are as in a Config; there is one ring
 // for all callers, with DefaultKeepBytes.
 func NewNativeRecorder(n Native, every, keep int, now func() policies.Micros) *NativeRecorder {
-	if keep == 0 {
-		keep = DefaultKeep
-	}
+	keep = cmp.Or(keep, DefaultKeep)
 	if now == nil {
 		now = func() policies.Micros { return 0 }
 	}

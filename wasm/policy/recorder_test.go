@@ -21,9 +21,7 @@ func TestNativeRecorderRecordsAsTheHostDoes(t *testing.T) {
 	r := hosttest.NewRandom(5)
 	for range 20 {
 		for k := abi.Partition; k < abi.NumKinds; k++ {
-			if err := r.Compare(k, hosttest.Every(module), hosttest.Every(linked)); err != nil {
-				t.Fatal(err)
-			}
+			policytest.NoError(t, r.Compare(k, hosttest.Every(module), hosttest.Every(linked)))
 		}
 	}
 	got, want := linked.Records(), module.Records()

@@ -56,15 +56,9 @@ func TestRests(t *testing.T) {
 		}
 	}
 	ask(running(t, Config{Instances: 2}, unlimited(), tiring(restMost)))
-	m, err := host.Load(t.Context(), unlimited(), tiring(restMost))
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := policytest.Must(host.Load(t.Context(), unlimited(), tiring(restMost)))
 	defer m.Close()
-	p, err := New(Config{Module: m, Native: natives, Instances: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := policytest.Must(New(Config{Module: m, Native: natives, Instances: 1}))
 	ask(p)
 	over, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -1,6 +1,7 @@
 package promotion
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -118,18 +119,10 @@ func (c Config) complete() (Config, error) {
 		}
 		last = p
 	}
-	if c.Faults == 0 {
-		c.Faults = DefaultFaults
-	}
-	if c.CanaryFaults == 0 {
-		c.CanaryFaults = DefaultCanaryFaults
-	}
-	if c.Window == 0 {
-		c.Window = DefaultWindow
-	}
-	if c.Patience == 0 {
-		c.Patience = DefaultPatience
-	}
+	c.Faults = cmp.Or(c.Faults, DefaultFaults)
+	c.CanaryFaults = cmp.Or(c.CanaryFaults, DefaultCanaryFaults)
+	c.Window = cmp.Or(c.Window, DefaultWindow)
+	c.Patience = cmp.Or(c.Patience, DefaultPatience)
 	if c.Faults < 1 || c.Faults > MaxFaults || c.CanaryFaults < 1 || c.Window < 0 {
 		return c, fmt.Errorf("faults %d, in canary %d, window %d µs: must be positive, faults at most %d", c.Faults, c.CanaryFaults, c.Window, MaxFaults)
 	}
@@ -137,21 +130,11 @@ func (c Config) complete() (Config, error) {
 }
 
 func (g Gate) complete(calls uint64, soak policies.Micros, worse int) Gate {
-	if g.Calls == 0 {
-		g.Calls = calls
-	}
-	if g.Soak == 0 {
-		g.Soak = soak
-	}
-	if g.Worse == 0 {
-		g.Worse = worse
-	}
-	if g.Differ == 0 {
-		g.Differ = 1000
-	}
-	if g.Judged == 0 {
-		g.Judged = DefaultJudged
-	}
+	g.Calls = cmp.Or(g.Calls, calls)
+	g.Soak = cmp.Or(g.Soak, soak)
+	g.Worse = cmp.Or(g.Worse, worse)
+	g.Differ = cmp.Or(g.Differ, 1000)
+	g.Judged = cmp.Or(g.Judged, DefaultJudged)
 	g.Soak, g.Worse, g.Differ = max(g.Soak, 0), max(g.Worse, 0), max(g.Differ, 0)
 	return g
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // harness performs a machine's actions, at random times and with random outcomes, and
@@ -40,10 +41,7 @@ func newHarness(t *testing.T, seed uint64) *harness {
 	if rng.IntN(3) == 0 {
 		c.Ladder = []int{}
 	}
-	m, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := policytest.Must(New(c))
 	return &harness{t: t, rng: rng, c: m.c, m: m, loaded: map[lifecycle.Generation]bool{}, closed: map[lifecycle.Generation]bool{},
 		over: map[lifecycle.Generation]bool{}, stable: map[lifecycle.Generation]bool{}, entered: map[lifecycle.Generation]policies.Micros{}}
 }
@@ -342,10 +340,7 @@ func BenchmarkRoute(b *testing.B) {
 }
 
 func BenchmarkFault(b *testing.B) {
-	m, err := New(Config{Kind: lifecycle.BidSelect, Faults: MaxFaults})
-	if err != nil {
-		b.Fatal(err)
-	}
+	m := policytest.Must(New(Config{Kind: lifecycle.BidSelect, Faults: MaxFaults}))
 	var out []Action
 	for b.Loop() {
 		out, _ = m.Step(Event{Kind: Faulted, Generation: 1}, out[:0])

@@ -2,6 +2,7 @@ package rego
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -57,9 +58,7 @@ type question struct{ deny, warn *rego.PreparedEvalQuery }
 // New compiles the rules. The error names file and line.
 func New(ctx context.Context, c Config) (*Rules, error) {
 	r := &Rules{timeout: c.Timeout, now: c.Now}
-	if r.timeout == 0 {
-		r.timeout = DefaultTimeout
-	}
+	r.timeout = cmp.Or(r.timeout, DefaultTimeout)
 	if r.timeout < 0 {
 		return nil, errors.New("rego: timeout must not be negative")
 	}

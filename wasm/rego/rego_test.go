@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/planguard"
 	"github.com/cascadeinfer/cascade/wasm/rego/rules"
@@ -17,10 +18,7 @@ import (
 var noon = time.Unix(1_763_721_600, 0)
 
 func build(t testing.TB, data map[string]any) *Rules {
-	r, err := New(context.Background(), Config{Files: rules.Files(), Data: data, Now: func() time.Time { return noon }, Timeout: 10 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := policytest.Must(New(context.Background(), Config{Files: rules.Files(), Data: data, Now: func() time.Time { return noon }, Timeout: 10 * time.Second}))
 	return r
 }
 

@@ -10,19 +10,14 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // TestFirstFormat checks that files of the first format are still valid, have the same
 // meaning, and are written unchanged.
 func TestFirstFormat(t *testing.T) {
-	text, err := os.ReadFile("testdata/first.wasm.sig")
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := Decode(text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := policytest.Must(os.ReadFile("testdata/first.wasm.sig"))
+	f := policytest.Must(Decode(text))
 	want := statement()
 	want.Format1, want.Configuration, want.Golden = true, lifecycle.Digest{}, lifecycle.Digest{}
 	ring := Ring{Keys: []ed25519.PublicKey{public(1), public(2)}, Threshold: 2}
@@ -73,10 +68,7 @@ func TestGoldenIsCarried(t *testing.T) {
 	s := statement()
 	long := bytes.Repeat([]byte("an answer, "), MaxGolden/11)
 	s.Golden = SumOf(long)
-	f, err := Sign(File{Statement: s, Golden: long}, key(1))
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := policytest.Must(Sign(File{Statement: s, Golden: long}, key(1)))
 	text, err := f.Encode()
 	if err != nil || len(text) > MaxFile {
 		t.Fatalf("%d bytes, %v", len(text), err)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
@@ -63,20 +64,12 @@ func signed(t testing.TB, s Statement, keys ...byte) File {
 // TestGolden pins the canonical text and the file: existing signatures must stay valid.
 func TestGolden(t *testing.T) {
 	f := signed(t, statement(), 1, 2)
-	file, err := f.Encode()
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := policytest.Must(f.Encode())
 	for name, got := range map[string][]byte{"testdata/statement.txt": f.Statement.Canonical(), "testdata/golden.wasm.sig": file} {
 		if *update {
-			if err := os.WriteFile(name, got, 0o644); err != nil {
-				t.Fatal(err)
-			}
+			policytest.NoError(t, os.WriteFile(name, got, 0o644))
 		}
-		want, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		want := policytest.Must(os.ReadFile(name))
 		if !bytes.Equal(got, want) {
 			t.Errorf("%s: got\n%s", name, got)
 		}
@@ -304,10 +297,7 @@ func FuzzDecode(f *testing.F) {
 	}
 	f.Add(good)
 	f.Add([]byte(`{"format":"cascade-policy-signature/1"}`))
-	first, err := os.ReadFile("testdata/first.wasm.sig")
-	if err != nil {
-		f.Fatal(err)
-	}
+	first := policytest.Must(os.ReadFile("testdata/first.wasm.sig"))
 	f.Add(first)
 	ring := Ring{Keys: []ed25519.PublicKey{public(1)}, Threshold: 1}
 	old := statement()

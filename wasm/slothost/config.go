@@ -1,6 +1,7 @@
 package slothost
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -83,15 +84,11 @@ func (c Config) complete() (Config, error) {
 	if err := c.Ring.Validate(); err != nil {
 		return c, fmt.Errorf("ring: %w", err)
 	}
-	if c.Every == 0 {
-		c.Every = DefaultEvery
-	}
+	c.Every = cmp.Or(c.Every, DefaultEvery)
 	c.Every = max(c.Every, 0)
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
+	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	return c, nil
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/wasm/sign"
@@ -82,9 +83,7 @@ func TestBadFile(t *testing.T) {
 		"longer than":    strings.Repeat(" ", maxHistory+1),
 		"data after":     `{"format": "cascade-policy-slots/1"} {}`,
 	} {
-		if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, os.WriteFile(name, []byte(text), 0o600))
 		s, stop := running(t, c)
 		if err := s.Err(); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "remove it") {
 			t.Errorf("%v, want %q", err, want)
@@ -98,12 +97,8 @@ func TestBadFile(t *testing.T) {
 			t.Errorf("the file is changed: %v", err)
 		}
 	}
-	if err := os.WriteFile(name, []byte(`{"format": "cascade-policy-slots/1"}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(name, 0o622); err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, os.WriteFile(name, []byte(`{"format": "cascade-policy-slots/1"}`), 0o600))
+	policytest.NoError(t, os.Chmod(name, 0o622))
 	if s, _ := running(t, c); s.Err() == nil || !strings.Contains(s.Err().Error(), "chmod") {
 		t.Error(s.Err())
 	}
@@ -120,9 +115,7 @@ func TestFileIsTheOwners(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := writeHistory(c.File, b); err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, writeHistory(c.File, b))
 	s, stop := running(t, c)
 	apply(t, s, want(stable(t, 5, hosttest.LeastLoadModule())))
 	waitFor(t, "it is active", func() bool { return phase(s, 5) == "active" })
@@ -171,9 +164,7 @@ func FuzzDecodeHistory(f *testing.F) {
 // its owner only; the folder above it is not made.
 func TestFolderRemoved(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "marks")
-	if err := writeHistory(filepath.Join(dir, "a.json"), []byte("{}")); err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, writeHistory(filepath.Join(dir, "a.json"), []byte("{}")))
 	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("%v, %v", info, err)
 	}

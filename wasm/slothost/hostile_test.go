@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/wasm/sign"
@@ -18,10 +19,7 @@ func TestRefused(t *testing.T) {
 	c := config(t)
 	c.Kinds = []abi.Kind{abi.Refine, abi.Select}
 	c.Now = func() time.Time { return time.Unix(2000, 0) }
-	s, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := policytest.Must(New(c))
 	code := hosttest.LeastLoadModule()
 	good := func(g lifecycle.Generation) lifecycle.Candidate { return candidate(t, g, lifecycle.ToShadow, code) }
 	apply(t, s, want(good(50)))

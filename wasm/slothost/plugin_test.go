@@ -26,9 +26,7 @@ func TestPlugin(t *testing.T) {
 	r := hosttest.NewRandom(1)
 	both := func() {
 		for _, k := range c.Kinds {
-			if err := r.Compare(k, hosttest.Policies{Quoter: s.Quoter(), Selector: s.Selector()}, hosttest.Every(hosttest.Native{})); err != nil {
-				t.Fatal(err)
-			}
+			policytest.NoError(t, r.Compare(k, hosttest.Policies{Quoter: s.Quoter(), Selector: s.Selector()}, hosttest.Every(hosttest.Native{})))
 		}
 	}
 	reach := func(k abi.Kind, g lifecycle.Generation, to string) {
@@ -92,9 +90,7 @@ func TestEveryKind(t *testing.T) {
 	const rounds = 20
 	for r, n := hosttest.NewRandom(5), 0; n < rounds; n++ {
 		for _, k := range c.Kinds {
-			if err := r.Compare(k, all, hosttest.Every(hosttest.Native{})); err != nil {
-				t.Fatal(err)
-			}
+			policytest.NoError(t, r.Compare(k, all, hosttest.Every(hosttest.Native{})))
 		}
 	}
 	for _, k := range c.Kinds {

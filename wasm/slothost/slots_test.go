@@ -15,6 +15,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/wasm/policy"
@@ -73,9 +74,7 @@ func without(spec lifecycle.SlotSpec, generations ...lifecycle.Generation) lifec
 // apply applies a spec that must be accepted.
 func apply(t testing.TB, s *Slots, spec lifecycle.SlotSpec) {
 	t.Helper()
-	if err := s.Apply(spec); err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, s.Apply(spec))
 }
 
 // quick returns promotion gates that pass after a few calls.
@@ -98,10 +97,7 @@ func config(t testing.TB) Config {
 // running starts Slots. stop ends them; the cleanup of the test does so otherwise.
 func running(t testing.TB, c Config) (slots *Slots, stop func()) {
 	t.Helper()
-	s, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := policytest.Must(New(c))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
@@ -190,9 +186,7 @@ func TestWayUpAndBack(t *testing.T) {
 	}
 	apply := func(w lifecycle.SlotSpec) {
 		t.Helper()
-		if err := s.Check(w); err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, s.Check(w))
 		for range 2 {
 			apply(t, s, w)
 		}

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host"
@@ -20,10 +21,7 @@ import (
 func build(t testing.TB, rules string) []byte {
 	t.Helper()
 	guesttest.SkipUnderRace(t)
-	code, err := regomodule.Build(context.Background(), map[string]string{"x.rego": "package cascade.plan\n" + rules})
-	if err != nil {
-		t.Fatal(err)
-	}
+	code := policytest.Must(regomodule.Build(context.Background(), map[string]string{"x.rego": "package cascade.plan\n" + rules}))
 	return code
 }
 
@@ -56,9 +54,7 @@ func TestGuard(t *testing.T) {
 	}
 	ask(50, false) // no data, no limit
 	for range 3 {  // again and again
-		if err := i.Configure(abi.Call{}, []byte(`{"most": 9, "many": 5}`)); err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, i.Configure(abi.Call{}, []byte(`{"most": 9, "many": 5}`)))
 		ask(10, true)
 		ask(9, false)
 		ask(1500, true) // a larger frame: the arena moves
@@ -148,10 +144,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 func TestFrames(t *testing.T) {
 	i := guesttest.Start(t, guesttest.Load(t, build(t, `deny contains {"code": 1} if input.moves > 3`), host.Config{}))
 	frame := make([]byte, 64<<10)
-	n, err := abi.EncodeGuardCall(frame, abi.Call{}, change(4))
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := policytest.Must(abi.EncodeGuardCall(frame, abi.Call{}, change(4)))
 	frame = frame[:n]
 	for at := range frame { // no content of a frame may crash the host
 		for _, x := range []byte{1, 0x80, 0xff} {

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // key returns the nth key.
@@ -18,24 +20,13 @@ func key(n int) string { return fmt.Sprintf("%064x", n) }
 // fill makes an entry of the given size that was last used at the given time, and closes it.
 func fill(t *testing.T, dir, version string, n, bytes int, used int64) string {
 	t.Helper()
-	e, err := Open(dir, version, key(n))
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := policytest.Must(Open(dir, version, key(n)))
 	deep := filepath.Join(e.Path(), "engine")
-	if err := os.MkdirAll(deep, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(deep, "code"), make([]byte, bytes), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, os.MkdirAll(deep, 0o700))
+	policytest.NoError(t, os.WriteFile(filepath.Join(deep, "code"), make([]byte, bytes), 0o600))
 	at := time.Unix(used, 0)
-	if err := os.Chtimes(filepath.Join(e.Path(), lockName), at, at); err != nil {
-		t.Fatal(err)
-	}
-	if err := e.Close(); err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, os.Chtimes(filepath.Join(e.Path(), lockName), at, at))
+	policytest.NoError(t, e.Close())
 	return e.Path()
 }
 
@@ -75,9 +66,7 @@ func TestEvict(t *testing.T) {
 			paths = append(paths, fill(t, dir, version, n, 100, 1_000_000+used))
 		}
 		other := filepath.Join(dir, "other", key(0))
-		if err := os.MkdirAll(other, 0o700); err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, os.MkdirAll(other, 0o700))
 		removed, err := Evict(dir, c.limits)
 		if got := left(t, paths); err != nil || got != c.want || removed != 5-len(c.want) {
 			t.Errorf("%+v leaves %q, want %q; %d removed, %v", c.limits, got, c.want, removed, err)
@@ -95,10 +84,7 @@ func TestOpenEntriesStay(t *testing.T) {
 	dir := t.TempDir()
 	open := fill(t, dir, "1", 1, 100, 10)
 	closed := fill(t, dir, "1", 2, 100, 20)
-	e, err := Open(dir, "1", key(1))
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := policytest.Must(Open(dir, "1", key(1)))
 	if e.Fresh() {
 		t.Error("a full entry is fresh")
 	}
@@ -120,10 +106,7 @@ func TestOpenEntriesStay(t *testing.T) {
 func TestUseIsNoticed(t *testing.T) {
 	dir := t.TempDir()
 	paths := []string{fill(t, dir, "1", 0, 1, 10), fill(t, dir, "1", 1, 1, 20)}
-	e, err := Open(dir, "1", key(0))
-	if err != nil {
-		t.Fatal(err)
-	}
+	e := policytest.Must(Open(dir, "1", key(0)))
 	e.Close()
 	if _, err := Evict(dir, Limits{100, 1}); err != nil || left(t, paths) != "0" {
 		t.Errorf("left: %q, %v", left(t, paths), err)
@@ -147,14 +130,8 @@ func TestOtherProcesses(t *testing.T) {
 	path := fill(t, dir, "1", 1, 100, 10)
 	cmd := exec.Command(os.Args[0], "-test.run=^TestOtherProcesses$")
 	cmd.Env = append(os.Environ(), "CACHEDIR_HOLD="+dir)
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	in := policytest.Must(cmd.StdinPipe())
+	out := policytest.Must(cmd.StdoutPipe())
 	if err := cmd.Start(); err != nil {
 		t.Skip("cannot start another process:", err)
 	}
@@ -214,9 +191,7 @@ func TestFoldersOfOthersAreRefused(t *testing.T) {
 		for _, mode := range []os.FileMode{0o777, 0o770, 0o702, 0o720} {
 			dir := t.TempDir()
 			fill(t, dir, "1", 1, 1, 1)
-			if err := os.Chmod(c.path(dir), mode); err != nil {
-				t.Fatal(err)
-			}
+			policytest.NoError(t, os.Chmod(c.path(dir), mode))
 			if _, err := Open(dir, "1", key(1)); err == nil || !strings.Contains(err.Error(), "others can write") || !strings.Contains(err.Error(), "chmod go-w") {
 				t.Errorf("%s, mode %v: %v", c.what, mode, err)
 			}

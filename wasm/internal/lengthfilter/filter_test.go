@@ -16,10 +16,7 @@ import (
 // encoded returns the metadata of a virtual host, as a proxy passes it.
 func encoded(t testing.TB, fields map[string]any) []byte {
 	t.Helper()
-	s, err := structpb.NewStruct(fields)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := policytest.Must(structpb.NewStruct(fields))
 	data, err := proto.Marshal(&corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{
 		"other": {Fields: map[string]*structpb.Value{"model": structpb.NewStringValue("wrong")}}, metadataKey: s,
 	}})
@@ -42,10 +39,7 @@ func several(t testing.TB) []byte {
 
 func must(t testing.TB, c Config) *Filter {
 	t.Helper()
-	f, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	f := policytest.Must(New(c))
 	return f
 }
 

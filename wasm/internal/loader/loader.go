@@ -14,6 +14,7 @@
 package loader
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -114,9 +115,7 @@ func New(c Config) (*Loader, error) {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
+	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	return &Loader{config: c, loaded: map[Policy]*module{}}, nil
 }
 
@@ -207,15 +206,9 @@ func (unjudged) Guard(abi.Change) (abi.Denial, bool) {
 
 // least returns the lower of the host's limits, or their defaults, and those of a grant.
 func least(l, by host.Limit, g sign.Grant) host.Limit {
-	if l.Fuel == 0 {
-		l.Fuel = by.Fuel
-	}
-	if l.Wall == 0 {
-		l.Wall = by.Wall
-	}
-	if l.Pages == 0 {
-		l.Pages = by.Pages
-	}
+	l.Fuel = cmp.Or(l.Fuel, by.Fuel)
+	l.Wall = cmp.Or(l.Wall, by.Wall)
+	l.Pages = cmp.Or(l.Pages, by.Pages)
 	if g.Fuel > 0 && g.Fuel < uint64(l.Fuel) {
 		l.Fuel = int64(g.Fuel)
 	}

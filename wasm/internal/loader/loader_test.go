@@ -12,6 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 	"github.com/cascadeinfer/cascade/wasm/host"
@@ -66,9 +67,7 @@ func answersOf(t testing.TB, m *host.Module, frames [][]byte) []byte {
 		answered[i].Answer.Module = [32]byte{}
 	}
 	var text strings.Builder
-	if err := calllog.Write(&text, answered); err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, calllog.Write(&text, answered))
 	return []byte(text.String())
 }
 
@@ -83,17 +82,9 @@ func fails(t testing.TB, err error, want string) {
 // made verifies and compiles a candidate. It closes the module when the test ends.
 func made(t testing.TB, c Config, offer swap.Candidate, fault func()) swap.Module[Policy] {
 	t.Helper()
-	l, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := l.Verify(context.Background(), offer); err != nil {
-		t.Fatal(err)
-	}
-	m, err := l.Compile(context.Background(), offer, fault)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := policytest.Must(New(c))
+	policytest.NoError(t, l.Verify(context.Background(), offer))
+	m := policytest.Must(l.Compile(context.Background(), offer, fault))
 	t.Cleanup(func() {
 		if err := m.Close(); err != nil {
 			t.Error(err)
@@ -129,10 +120,7 @@ func TestVerify(t *testing.T) {
 			}
 			return nil
 		}
-		l, err := New(conf)
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := policytest.Must(New(conf))
 		fails(t, l.Verify(context.Background(), c), want)
 	}
 	for _, c := range []Config{{Native: natives, Ring: hosttest.Ring}, {Kind: abi.Select, Native: natives}} {
@@ -199,10 +187,7 @@ func TestWarmExpects(t *testing.T) {
 	code := hosttest.LeastLoadModule()
 	golden := func(code []byte, all ...[]policies.Bid) []byte {
 		t.Helper()
-		m, err := host.Load(context.Background(), host.Config{}, code)
-		if err != nil {
-			t.Fatal(err)
-		}
+		m := policytest.Must(host.Load(context.Background(), host.Config{}, code))
 		defer m.Close()
 		var frames vectorList
 		for _, bids := range all {
@@ -219,10 +204,7 @@ func TestWarmExpects(t *testing.T) {
 		"ticks, and":                    golden(hosttest.LeastLoadModule(hosttest.Loop()), bids),
 		"expectations: line 1: must be": []byte("none"),
 	} {
-		l, err := New(config(abi.Select))
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := policytest.Must(New(config(abi.Select)))
 		c := expecting(t, code, abi.Select, text, func(s *sign.Statement) { s.Grants[0].Fuel = 100 })
 		m, err := l.Compile(context.Background(), c, nil)
 		if err == nil {
@@ -240,18 +222,12 @@ func TestCompileRefuses(t *testing.T) {
 		"section":         []byte("\x00asm\x01\x00\x00\x00 and no more"),
 	} {
 		k := abi.Quote
-		l, err := New(config(k))
-		if err != nil {
-			t.Fatal(err)
-		}
+		l := policytest.Must(New(config(k)))
 		if _, err := l.Compile(context.Background(), offer(t, code, k, nil), nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %q", err, want)
 		}
 	}
-	l, err := New(config(abi.Select))
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := policytest.Must(New(config(abi.Select)))
 	c := offer(t, hosttest.LeastLoadModule(), abi.Select, nil)
 	c.Configuration = []byte("it takes none")
 	if _, err := l.Compile(context.Background(), c, nil); err == nil {
@@ -306,18 +282,10 @@ func TestFaultIsReported(t *testing.T) {
 func TestCacheIsBounded(t *testing.T) {
 	c := config(abi.Select)
 	c.Cache, c.CacheModules = t.TempDir(), 2
-	l, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := policytest.Must(New(c))
 	for n := range int64(5) {
-		m, err := l.Compile(context.Background(), offer(t, hosttest.LeastLoadModule(hosttest.OneIn(1<<40+n, hosttest.Unreachable)), abi.Select, nil), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := m.Close(); err != nil {
-			t.Fatal(err)
-		}
+		m := policytest.Must(l.Compile(context.Background(), offer(t, hosttest.LeastLoadModule(hosttest.OneIn(1<<40+n, hosttest.Unreachable)), abi.Select, nil), nil))
+		policytest.NoError(t, m.Close())
 	}
 	if kept, err := cachedir.Evict(c.Cache, cachedir.Limits{}); err != nil || kept != 2 {
 		t.Errorf("%d are kept: %v", kept, err)
@@ -339,9 +307,7 @@ func TestTrialRests(t *testing.T) {
 		c.Limits[k].Wall = time.Hour
 	}
 	m := made(t, c, offer(t, tires, abi.Select, nil), nil)
-	if err := m.Warm(context.Background()); err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, m.Warm(context.Background()))
 	r, calls := hosttest.NewRandom(1), uint64(0)
 	for range 60 {
 		record(t, linked, abi.Select, r, policy.DefaultKeep)
@@ -374,10 +340,7 @@ func TestGuardsFailClosed(t *testing.T) {
 func TestEveryKind(t *testing.T) {
 	code := hosttest.Guest(t)
 	dir := hosttest.Cache(t)
-	all, err := host.Load(context.Background(), host.Config{Cache: dir}, code)
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := policytest.Must(host.Load(context.Background(), host.Config{Cache: dir}, code))
 	defer all.Close()
 	r := hosttest.NewRandom(1)
 	for k := abi.Partition; k < abi.NumKinds; k++ {
@@ -400,8 +363,6 @@ func TestEveryKind(t *testing.T) {
 func record(t *testing.T, p Policy, k abi.Kind, r hosttest.Random, calls int) {
 	t.Helper()
 	for range calls {
-		if err := r.Compare(k, hosttest.Every(p), hosttest.Every(hosttest.Native{})); err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, r.Compare(k, hosttest.Every(p), hosttest.Every(hosttest.Native{})))
 	}
 }

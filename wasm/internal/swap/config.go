@@ -1,6 +1,7 @@
 package swap
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -101,23 +102,15 @@ func (c Config[P]) complete() (Config[P], error) {
 	if c.Tick < 0 || c.Stop < 0 {
 		return c, errors.New("tick and stop must not be negative")
 	}
-	if c.Tick == 0 {
-		c.Tick = DefaultTick
-	}
-	if c.Stop == 0 {
-		c.Stop = DefaultStop
-	}
-	if c.Build == nil {
-		c.Build = new(sync.Mutex)
-	}
+	c.Tick = cmp.Or(c.Tick, DefaultTick)
+	c.Stop = cmp.Or(c.Stop, DefaultStop)
+	c.Build = cmp.Or[sync.Locker](c.Build, new(sync.Mutex))
 	if c.Now == nil {
 		c.Now = time.Now
 	}
 	if c.Changed == nil {
 		c.Changed = func() {}
 	}
-	if c.Logger == nil {
-		c.Logger = slog.New(slog.DiscardHandler)
-	}
+	c.Logger = cmp.Or(c.Logger, slog.New(slog.DiscardHandler))
 	return c, nil
 }

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
@@ -127,10 +128,7 @@ func newSlotLogging(t testing.TB, c promotion.Config, l *loader, log *slog.Logge
 	if c.Kind == "" {
 		c.Kind = lifecycle.BidSelect
 	}
-	s, err := New(Config[fakePolicy]{Machine: c, Native: native{}, Loader: l, Logger: log})
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := policytest.Must(New(Config[fakePolicy]{Machine: c, Native: native{}, Loader: l, Logger: log}))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()

@@ -66,9 +66,7 @@ func TestUnderFire(t *testing.T) {
 		if n%3 == 0 {
 			c.Goal = lifecycle.ToCanary // for half the requests, until the next one is offered
 		}
-		if err := s.Offer(c); err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, s.Offer(c))
 		for statusOf(s, g).Phase < lifecycle.Canary {
 			runtime.Gosched()
 		}
@@ -103,9 +101,7 @@ func TestWayUp(t *testing.T) {
 			return lifecycle.Figures{Calls: 100, Differ: 3, Compared: 100}, nil
 		}}
 		s, stop := newSlot(t, promotion.Config{Canary: promotion.Gate{Calls: 10}}, l)
-		if err := s.Offer(offer(5, lifecycle.ToActive)); err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, s.Offer(offer(5, lifecycle.ToActive)))
 		time.Sleep(5 * second)
 		if got := statusOf(s, 5); got.Phase != lifecycle.Shadow || got.Figures.Calls < 4000 || got.Figures.Differ == 0 {
 			t.Errorf("after 5 s: %+v", got)
@@ -151,9 +147,7 @@ func TestFaultTakesEffectAtOnce(t *testing.T) {
 		l := &loader{}
 		s, stop := newSlot(t, promotion.Config{Faults: 2}, l)
 		for _, g := range []lifecycle.Generation{4, 5} {
-			if err := s.Offer(stable(g)); err != nil {
-				t.Fatal(err)
-			}
+			policytest.NoError(t, s.Offer(stable(g)))
 			synctest.Wait()
 		}
 		held := s.Enter(1)
@@ -204,9 +198,7 @@ func TestBuildingFails(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s, stop := newSlot(t, promotion.Config{}, l)
-			if err := s.Offer(offer(5, lifecycle.ToActive)); err != nil {
-				t.Fatal(err)
-			}
+			policytest.NoError(t, s.Offer(offer(5, lifecycle.ToActive)))
 			time.Sleep(second)
 			if got := statusOf(s, 5); got.Phase != lifecycle.Rejected || !strings.HasPrefix(got.Reason, want) {
 				t.Errorf("%+v, want %q", got, want)
@@ -234,9 +226,7 @@ func TestShadowFaultLogged(t *testing.T) {
 				l.logger, want = to.With("name", "m", "version", "1.2.3"), "name=m version=1.2.3 err="
 			}
 			s, stop := newSlotLogging(t, promotion.Config{}, l, to)
-			if err := s.Offer(offer(5, lifecycle.ToActive)); err != nil {
-				t.Fatal(err)
-			}
+			policytest.NoError(t, s.Offer(offer(5, lifecycle.ToActive)))
 			time.Sleep(second)
 			if err := stop(); err != nil {
 				t.Error(err)
@@ -259,14 +249,10 @@ func TestBytesAreTheVerified(t *testing.T) {
 		l.compile = func(_ context.Context, c Candidate) error { compiled = c.Module[0]; return nil }
 		s, stop := newSlot(t, promotion.Config{}, l)
 		c := stable(5)
-		if err := s.Offer(c); err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, s.Offer(c))
 		synctest.Wait()
 		c.Module = []byte{66}
-		if err := s.Offer(c); err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, s.Offer(c))
 		close(go1)
 		synctest.Wait()
 		if compiled != 5 || s.Status().Active != 5 {
@@ -290,13 +276,9 @@ func TestNewerCancels(t *testing.T) {
 			return nil
 		}
 		s, stop := newSlot(t, promotion.Config{}, l)
-		if err := s.Offer(offer(5, lifecycle.ToActive)); err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, s.Offer(offer(5, lifecycle.ToActive)))
 		synctest.Wait()
-		if err := s.Offer(offer(6, lifecycle.ToWarm)); err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, s.Offer(offer(6, lifecycle.ToWarm)))
 		synctest.Wait()
 		if statusOf(s, 6).Phase != lifecycle.Warm || statusOf(s, 5).Phase != lifecycle.Superseded {
 			t.Errorf("%+v", s.Status())
@@ -312,9 +294,7 @@ func TestStopWithACallInside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &loader{}
 		s, stop := newSlot(t, promotion.Config{}, l)
-		if err := s.Offer(stable(5)); err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, s.Offer(stable(5)))
 		synctest.Wait()
 		lease := s.Enter(1)
 		if err := stop(); err == nil || !strings.Contains(err.Error(), "calls are still in progress in 1 modules") {
@@ -343,9 +323,7 @@ func TestScopes(t *testing.T) {
 		s, stop := newSlot(t, promotion.Config{Kind: lifecycle.Partition}, l)
 		c := offer(5, lifecycle.ToActive)
 		c.Scope, c.Permille = "group-a", 0
-		if err := s.Offer(c); err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, s.Offer(c))
 		time.Sleep(12 * second)
 		a, b := s.EnterScope("group-a"), s.EnterScope("group-b")
 		if a.Generation != 5 || b.Generation != lifecycle.Native {
@@ -370,9 +348,7 @@ func TestEnterDoesNotAllocate(t *testing.T) {
 	}
 	l := &loader{}
 	s, stop := newSlot(t, promotion.Config{}, l)
-	if err := s.Offer(stable(5)); err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, s.Offer(stable(5)))
 	for s.Status().Active != 5 {
 		runtime.Gosched()
 	}
@@ -429,9 +405,7 @@ func BenchmarkRollback(b *testing.B) {
 	for b.Loop() {
 		b.StopTimer()
 		g++
-		if err := s.Offer(stable(g)); err != nil {
-			b.Fatal(err)
-		}
+		policytest.NoError(b, s.Offer(stable(g)))
 		for s.Status().Active != g {
 			runtime.Gosched()
 		}

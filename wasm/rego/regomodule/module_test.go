@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host"
@@ -60,24 +61,13 @@ func meet(t testing.TB, files map[string]string, data map[string]any) rivals {
 	t.Helper()
 	guesttest.SkipUnderRace(t)
 	ctx := context.Background()
-	native, err := rego.New(ctx, rego.Config{Files: files, Data: data, Timeout: 30 * time.Second, Now: func() time.Time { return time.Unix(now, 0) }})
-	if err != nil {
-		t.Fatal(err)
-	}
-	code, err := Build(ctx, files)
-	if err != nil {
-		t.Fatal(err)
-	}
+	native := policytest.Must(rego.New(ctx, rego.Config{Files: files, Data: data, Timeout: 30 * time.Second, Now: func() time.Time { return time.Unix(now, 0) }}))
+	code := policytest.Must(Build(ctx, files))
 	m := guesttest.Load(t, code, host.Config{})
 	i := guesttest.Start(t, m)
 	if data != nil {
-		config, err := json.Marshal(data)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := i.Configure(abi.Call{}, config); err != nil {
-			t.Fatal(err)
-		}
+		config := policytest.Must(json.Marshal(data))
+		policytest.NoError(t, i.Configure(abi.Call{}, config))
 	}
 	return rivals{native, m, i}
 }
@@ -161,14 +151,8 @@ func TestGoldenFrames(t *testing.T) {
 		t.Fatal("there are no golden frames")
 	}
 	for _, path := range paths {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		frame, err := hex.DecodeString(strings.Join(strings.Fields(string(text)), ""))
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := policytest.Must(os.ReadFile(path))
+		frame := policytest.Must(hex.DecodeString(strings.Join(strings.Fields(string(text)), "")))
 		change, s := abi.DecodeGuardCall(frame)
 		if s != abi.OK {
 			t.Fatal(path, s)
@@ -201,10 +185,7 @@ func TestBuildRefuses(t *testing.T) {
 // TestReproducible checks that the same rules give the same bytes.
 func TestReproducible(t *testing.T) {
 	guesttest.SkipUnderRace(t)
-	a, err := Build(context.Background(), rules.Files())
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := policytest.Must(Build(context.Background(), rules.Files()))
 	for range 3 {
 		if b, err := Build(context.Background(), rules.Files()); err != nil || !bytes.Equal(a, b) {
 			t.Fatalf("other bytes: %v", err)
