@@ -107,6 +107,8 @@ func TestLateCalls(t *testing.T) {
 	hc.Limits[abi.Select].Fuel = meter.MaxFuel
 	c := Config{Instances: 1, Failures: -1, Faulted: func() { reported.Add(1) }}
 
+	patient := hc
+	hc.Limits[abi.Select].Wall = 20 * time.Millisecond
 	slow := running(t, c, hc, hosttest.LeastLoadModule(hosttest.Forever))
 	policytest.WaitFor(t, "it is blamed", func() bool { // once its thread is scheduled
 		if b := bids(4); slow.Select(b) != natives.Selector.Select(b) {
@@ -119,7 +121,7 @@ func TestLateCalls(t *testing.T) {
 	}
 
 	reported.Store(0)
-	good := running(t, c, hc, hosttest.LeastLoadModule())
+	good := running(t, c, patient, hosttest.LeastLoadModule())
 	s := &good.slots[0]
 	good.takeSlot(s) // the state after a call that timed out
 	s.instance.Close()

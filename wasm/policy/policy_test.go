@@ -106,6 +106,7 @@ func TestEveryCallIsAnswered(t *testing.T) {
 		hosttest.OneIn(103, hosttest.Result(5, 0), hosttest.Return),
 		hosttest.OneIn(1009, hosttest.Forever))
 	const workers = 8
+	many := uint64(policytest.Size(3, 10))
 	for _, instances := range []int{1, 3} {
 		p := running(t, Config{Instances: instances, Failures: 1 << 20, Every: 7}, host.Config{}, code)
 		var wg sync.WaitGroup
@@ -124,7 +125,7 @@ func TestEveryCallIsAnswered(t *testing.T) {
 		for !enough.Load() {
 			p.Records()
 			st := p.Stats()
-			enough.Store(st.Faults[host.Trapped] > 10 && st.Faults[host.BadOutput] > 10 && st.Faults[host.Refused] > 10 && st.Faults[host.OutOfFuel] > 0 && st.Replaced > 20)
+			enough.Store(st.Faults[host.Trapped] > many && st.Faults[host.BadOutput] > many && st.Faults[host.Refused] > many && st.Faults[host.OutOfFuel] > 0 && st.Replaced > 2*many)
 		}
 		wg.Wait()
 		if t.Logf("%d instances: %+v", instances, p.Stats()); wrong.Load() > 0 {

@@ -77,12 +77,11 @@ func TestBadRests(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := running(t, Config{Instances: 1, Failures: 3, Window: time.Hour}, unlimited(), tiring(1<<30, rest))
-			policytest.WaitFor(t, "an open breaker", func() bool {
+			for !p.Stats().Open {
 				if b := bids(3); p.Select(b) != (bidask.LeastLoad{}).Select(b) {
 					t.Fatal("wrong")
 				}
-				return p.Stats().Open
-			})
+			}
 		})
 	}
 }
