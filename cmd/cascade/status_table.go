@@ -203,8 +203,8 @@ func nodeTable(st control.Status) report.Table {
 		t.Rows = append(t.Rows, []string{n.ID, nodeState(n), acked(n), fmt.Sprint(n.Epoch), fmt.Sprint(n.NACKs)})
 		if n.LastError != "" {
 			when := ""
-			if n.LastErrorAt != nil {
-				when = st.Time.Sub(*n.LastErrorAt).Round(time.Second).String() + " ago, "
+			if !n.LastErrorAt.IsZero() {
+				when = st.Time.Sub(n.LastErrorAt).Round(time.Second).String() + " ago, "
 			}
 			t.Notes = append(t.Notes, fmt.Sprintf("%s refused a response: %s%s", n.ID, when, n.LastError))
 		}
@@ -225,7 +225,7 @@ func nodeReasons(st control.Status) (notes []string) {
 	shared := make(map[string]string)
 	for _, g := range st.Groups {
 		if shared[g.Name] = g.Reason; g.Reason != "" && g.Nodes > 0 {
-			notes = append(notes, fmt.Sprintf("Plan %d, %d of the proxies: %s.", g.PublishedEpoch, g.Nodes, g.Reason))
+			notes = append(notes, fmt.Sprintf("Plan %d, %d of the proxies: %s.", g.Epoch, g.Nodes, g.Reason))
 		}
 	}
 	for _, n := range st.Nodes {

@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"net/url"
 	"os"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/internal/orders"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -36,9 +38,15 @@ func (c *Control) adminServer() *http.Server {
 	mux.Handle("POST /drain", handleCommand(drainCommand(c.fleet.Drain, c.replicaStatus)))
 	mux.Handle("POST /undrain", handleCommand(drainCommand(c.fleet.Undrain, c.replicaStatus)))
 	mux.HandleFunc("GET /plan/history", c.planHistory)
-	mux.Handle("POST /plan/pin", handleCommand(c.planCommand(c.pinPlan)))
-	mux.Handle("POST /plan/unpin", handleCommand(c.planCommand(c.unpinPlan)))
-	mux.Handle("POST /plan/rollback", handleCommand(c.planCommand(c.rollbackPlan)))
+	mux.Handle("POST /plan/pin", handleCommand(c.planCommand(func(model string, epoch policies.Epoch, q url.Values) orders.Order {
+		return orders.Pin{Model: model, Epoch: epoch, By: q.Get("by")}
+	})))
+	mux.Handle("POST /plan/unpin", handleCommand(c.planCommand(func(model string, _ policies.Epoch, q url.Values) orders.Order {
+		return orders.Unpin{Model: model, By: q.Get("by")}
+	})))
+	mux.Handle("POST /plan/rollback", handleCommand(c.planCommand(func(model string, epoch policies.Epoch, q url.Values) orders.Order {
+		return orders.Rollback{Model: model, To: epoch, Keep: q.Get("pin") != "", By: q.Get("by")}
+	})))
 	mux.HandleFunc("GET /policies", func(w http.ResponseWriter, r *http.Request) {
 		writeJSON(w, http.StatusOK, c.Policies(queryKinds(r.URL.Query())...))
 	})
@@ -102,6 +110,15 @@ func writeJSON(w http.ResponseWriter, code int, v any) {
 	w.Header().Set("content-type", "application/json")
 	w.WriteHeader(code)
 	_, _ = w.Write(append(body, '\n'))
+}
+
+// writeResult writes the response to a command.
+func writeResult(w http.ResponseWriter, out any, err error) {
+	if err != nil {
+		writeJSON(w, statusCode(err), errorBody{err.Error()})
+		return
+	}
+	writeJSON(w, http.StatusOK, out)
 }
 
 // statusCode returns the HTTP status for the error of a command.

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/topology"
 )
@@ -13,7 +14,6 @@ import (
 // TestDevices checks that GET /devices returns the topology and transports that
 // replicas report.
 func TestDevices(t *testing.T) {
-	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 2)
 	r := fastRules()
 	r.Models[0].TokenBytes, r.Models[0].Links = 1e5, links.Rates{BetweenHosts: 25 * links.Gigabyte}
@@ -23,16 +23,13 @@ func TestDevices(t *testing.T) {
 		m.Routes = []*api.Route{{Transport: "tcp", Peer: "r1", State: "ready", BytesPerSecond: 5, Path: "loopback"}}
 	})
 	f.startReports(t, c)
-	var d Devices
-	for len(d.Models) == 0 || !d.Models[0].Replicas[0].Site.Known { // it is reported a little later
+	d := policytest.WaitForValue(t, "the topology", func() (d Devices) {
 		code, body := get(t, c, "/devices")
 		if err := json.Unmarshal([]byte(body), &d); err != nil || code != http.StatusOK {
 			t.Fatalf("%d, %v: %s", code, err, body)
 		}
-		if t.Context().Err() != nil {
-			t.Fatal("no topology reported")
-		}
-	}
+		return d
+	}, func(d Devices) bool { return len(d.Models) > 0 && d.Models[0].Replicas[0].Site.Known })
 	m := d.Models[0]
 	if m.Links == nil || m.Links.BetweenHosts != 25*links.Gigabyte || len(m.Replicas) != 2 {
 		t.Fatalf("%+v", m)

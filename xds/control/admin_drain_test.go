@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/fleet"
@@ -38,7 +39,6 @@ func post(t *testing.T, c *runningControl, path string, edit func(*http.Request)
 // TestDrain drains a replica and brings it back by commands; the proxy follows,
 // the status shows it, and a restart keeps it.
 func TestDrain(t *testing.T) {
-	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 3)
 	st := new(store.Memory)
 	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Store: st})
@@ -108,7 +108,6 @@ func TestDrain(t *testing.T) {
 // TestCommandsNeedAdminHeader checks that requests which a page in an
 // operator's browser can send change nothing.
 func TestCommandsNeedAdminHeader(t *testing.T) {
-	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 2)
 	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list})
 	f.startReports(t, c)
@@ -145,7 +144,6 @@ func TestCommandsNeedAdminHeader(t *testing.T) {
 
 // TestMigrations checks that reported migrations are listed and counted.
 func TestMigrations(t *testing.T) {
-	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 2)
 	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list})
 	move := &api.Migration{Id: "r0/1", Request: "r0/77", Cause: "growth", FrontEnd: "r0", From: "r0", To: "r1", Method: "live", Transport: "shm", State: "done", Rounds: 3, Tokens: 900, Bytes: 4096, StallSeconds: 0.0008, Seconds: 0.2, StartedUnixMicros: 1_700_000_000_000_000}
@@ -154,20 +152,9 @@ func TestMigrations(t *testing.T) {
 		m.Routes = []*api.Route{{Transport: "tcp", Peer: "r1", State: "held", Reason: "it broke", BytesPerSecond: 5}}
 	})
 	f.startReports(t, c)
-	for len(c.Migrations(time.Time{}, 10).Migrations) < 2 {
-		_, _ = get(t, c, "/healthz")
-		if t.Context().Err() != nil {
-			t.Fatal("no migrations reported")
-		}
-	}
-	transports := func() []Transport { return c.Status().Models[0].Stages[0].Replicas[0].Transports }
-	for len(transports()) == 0 { // the status follows a little later
-		_, _ = get(t, c, "/healthz")
-		if t.Context().Err() != nil {
-			t.Fatal("no transports reported")
-		}
-	}
-	if got := transports()[0]; got != (Transport{"tcp", "r1", "held", "it broke", 5, ""}) {
+	policytest.WaitFor(t, "both migrations", func() bool { return len(c.Migrations(time.Time{}, 10).Migrations) == 2 })
+	st := waitFor(t, c, "the transports", func(s Status) bool { return len(s.Models[0].Stages[0].Replicas[0].Transports) > 0 })
+	if got := st.Models[0].Stages[0].Replicas[0].Transports[0]; got != (Transport{"tcp", "r1", "held", "it broke", 5, ""}) {
 		t.Errorf("transport %+v", got)
 	}
 	ask := func(query string) (m Migrations, code int) {

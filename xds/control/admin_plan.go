@@ -139,9 +139,9 @@ func (c *Control) planHistory(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, c.PlanHistory(r.URL.Query().Get("model")))
 }
 
-// planCommand returns a command about the plan of ?model= and ?epoch=, or about
-// the present plan without the latter, given by ?by=.
-func (c *Control) planCommand(give func(ctx context.Context, model string, epoch policies.Epoch, q url.Values) error) command {
+// planCommand returns a command that gives an order about the plan of ?model= and
+// ?epoch=, or about the present plan without the latter, given by ?by=.
+func (c *Control) planCommand(order func(model string, epoch policies.Epoch, q url.Values) orders.Order) command {
 	return func(ctx context.Context, q url.Values) (any, error) {
 		model := q.Get("model")
 		if model == "" {
@@ -158,7 +158,7 @@ func (c *Control) planCommand(give func(ctx context.Context, model string, epoch
 		if by := q.Get("by"); len(by) > maxBy || !printable(by) {
 			return nil, badRequest(fmt.Sprintf("by: must be a name of up to %d printable bytes", maxBy))
 		}
-		if err := give(ctx, model, epoch, q); err != nil {
+		if err := c.fleet.Order(ctx, order(model, epoch, q)); err != nil {
 			return nil, err
 		}
 		return c.PlanHistory(model), nil
@@ -173,19 +173,4 @@ func printable(s string) bool {
 		}
 	}
 	return true
-}
-
-// pinPlan implements POST /plan/pin.
-func (c *Control) pinPlan(ctx context.Context, model string, epoch policies.Epoch, q url.Values) error {
-	return c.fleet.Order(ctx, orders.Pin{Model: model, Epoch: epoch, By: q.Get("by")})
-}
-
-// unpinPlan implements POST /plan/unpin.
-func (c *Control) unpinPlan(ctx context.Context, model string, _ policies.Epoch, q url.Values) error {
-	return c.fleet.Order(ctx, orders.Unpin{Model: model, By: q.Get("by")})
-}
-
-// rollbackPlan implements POST /plan/rollback.
-func (c *Control) rollbackPlan(ctx context.Context, model string, epoch policies.Epoch, q url.Values) error {
-	return c.fleet.Order(ctx, orders.Rollback{Model: model, To: epoch, Keep: q.Get("pin") != "", By: q.Get("by")})
 }

@@ -16,7 +16,6 @@ import (
 // TestPlanCommands rolls back to an earlier plan, pins it, and unpins it;
 // proxies follow, the history lists it, and a restart keeps the pin.
 func TestPlanCommands(t *testing.T) {
-	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 3)
 	st := new(store.Memory)
 	split := policies.Plan{Model: "m", Epoch: 4, Stages: []policies.Stage{
@@ -99,7 +98,6 @@ func TestPlanCommands(t *testing.T) {
 // TestAdminHosts checks that requests for other host names, as in DNS
 // rebinding, are refused.
 func TestAdminHosts(t *testing.T) {
-	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 1)
 	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, AdminHosts: []string{"cascade.example"}})
 	for _, path := range []string{"/status", "/migrations", "/plan/history", "/metrics", "/healthz"} {
@@ -112,12 +110,7 @@ func TestAdminHosts(t *testing.T) {
 				t.Fatal(err)
 			}
 			req.Host = host
-			resp, err := http.DefaultClient.Do(req)
-			if err != nil {
-				t.Fatal(err)
-			}
-			resp.Body.Close()
-			if resp.StatusCode != want {
+			if resp, _ := do(t, req); resp.StatusCode != want {
 				t.Errorf("%s as %q: %d, want %d", path, host, resp.StatusCode, want)
 			}
 		}

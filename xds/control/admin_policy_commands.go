@@ -2,9 +2,9 @@ package control
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
+	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
@@ -18,15 +18,10 @@ import (
 // asBadRequest turns the errors of a change that are mistakes in the request
 // into a badRequest.
 func asBadRequest(s policyslots.Slot, err error) (policyslots.Slot, error) {
-	for _, known := range [...]error{policyslots.ErrReplayed, policyslots.ErrNoCandidate, policyslots.ErrChanged, policyslots.ErrNative} {
-		if errors.Is(err, known) {
-			return s, err
-		}
+	if err != nil && statusCode(err) != http.StatusConflict {
+		err = badRequest(err.Error())
 	}
-	if err != nil {
-		return s, badRequest(err.Error())
-	}
-	return s, nil
+	return s, err
 }
 
 // policyQuery is the query of a command about policies.

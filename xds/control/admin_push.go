@@ -76,11 +76,7 @@ func (c *Control) handlePush(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), pushTimeout)
 	defer cancel()
 	out, err := c.admitPush(ctx, w, r)
-	if err != nil {
-		writeJSON(w, statusCode(err), errorBody{err.Error()})
-		return
-	}
-	writeJSON(w, http.StatusOK, out)
+	writeResult(w, out, err)
 }
 
 func (c *Control) admitPush(ctx context.Context, w http.ResponseWriter, r *http.Request) (any, error) {

@@ -21,7 +21,6 @@ import (
 // lost or damaged says which module it is and how to restore it, and that this
 // works.
 func TestPolicyModuleLost(t *testing.T) {
-	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	dir := t.TempDir()
 	folder, err := store.NewModuleFolder(dir)
 	if err != nil {
@@ -52,7 +51,6 @@ func TestPolicyModuleLost(t *testing.T) {
 // TestPolicySlowUpload checks that a slow upload delays other pushes only while
 // all upload places are taken.
 func TestPolicySlowUpload(t *testing.T) {
-	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	c := startControl(t, Config{Rules: fastRules(), Replicas: newFakeFleet(t, 1).list, Admitter: new(fakeAdmitter)})
 	waitFor(t, c, "a plan", func(s Status) bool { return s.Epoch == 1 })
 	ends := make(chan int, maxUploads-1)

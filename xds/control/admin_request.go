@@ -77,11 +77,7 @@ func handleCommand(give command) http.Handler {
 		ctx, cancel := context.WithTimeout(r.Context(), commandTimeout)
 		defer cancel()
 		out, err := give(ctx, r.URL.Query())
-		if err != nil {
-			writeJSON(w, statusCode(err), errorBody{err.Error()})
-			return
-		}
-		writeJSON(w, http.StatusOK, out)
+		writeResult(w, out, err)
 	})
 }
 

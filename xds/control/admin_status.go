@@ -145,15 +145,6 @@ type Change struct {
 	Stages []Stage        `json:"stages"`         // with ranges and replica ids only
 }
 
-// Group is one group of proxies of a Status.
-type Group struct {
-	Name           string         `json:"name"`  // empty: the default group
-	Phase          string         `json:"phase"` // idle, add, flip, watch or retire
-	PublishedEpoch policies.Epoch `json:"published_epoch"`
-	Nodes          int            `json:"nodes"`            // connected
-	Reason         string         `json:"reason,omitempty"` // why it does not have the newest plan
-}
-
 // Refusal is one refused version of a Status.
 type Refusal struct {
 	Type    string    `json:"type"` // the last part of the type URL
@@ -165,59 +156,17 @@ type Refusal struct {
 	At      time.Time `json:"at"`
 }
 
-// Node is one proxy or gRPC client, identified by its node id, with all its
-// streams.
-type Node struct {
-	ID      string `json:"id"`
-	Cluster string `json:"cluster,omitempty"`
-	Group   string `json:"group,omitempty"` // empty: the default group
-	// Reason is why it does not have the newest plan; empty if it has it.
-	Reason string `json:"reason,omitempty"`
-	// Connected says that it has an open stream; Since is when that changed.
-	Connected bool      `json:"connected"`
-	Since     time.Time `json:"since"`
-	// Epoch is the newest plan whose routes it has acknowledged; 0: unknown.
-	Epoch policies.Epoch `json:"epoch"`
-	// Current says that it has acknowledged everything that it was sent. Fenced says
-	// that it was late, keeps what it has, and delays no rollout.
-	Current bool `json:"current"`
-	Fenced  bool `json:"fenced,omitempty"`
-	// Types is its state by the last part of the type URL.
-	Types map[string]NodeType `json:"types"`
-	NACKs uint64              `json:"nacks"`
-	// LastError is the text of its last NACK, redacted.
-	LastError   string     `json:"last_error,omitempty"`
-	LastErrorAt *time.Time `json:"last_error_at,omitempty"`
-}
-
-// NodeType is a node's state for one resource type.
-type NodeType struct {
-	Acked   int `json:"acked"`   // resources that it has acknowledged
-	Pending int `json:"pending"` // responses that it has not replied to
-}
-
-func nodeOf(n publish.Node) Node {
-	out := Node{
-		ID: n.ID, Cluster: n.Cluster, Group: n.Group, Reason: n.Why, Connected: n.Connected, Since: n.Since, Epoch: n.Epoch,
-		Current: n.Current, Fenced: n.Fenced, Types: make(map[string]NodeType), NACKs: n.NACKs, LastError: n.LastError,
-	}
-	for name, t := range n.Types {
-		out.Types[name] = NodeType{t.Acked, t.Pending}
-	}
-	if !n.LastErrorAt.IsZero() {
-		out.LastErrorAt = &n.LastErrorAt
-	}
-	return out
-}
+// Group is one group of proxies of a Status, Node one proxy or gRPC client.
+type (
+	Group = publish.Group
+	Node  = publish.Node
+)
 
 // statusOf renders a Status. Without a snapshot the fleet has not started yet.
 func statusOf(s *fleet.Snapshot, p publish.Status, policy string, now time.Time) Status {
-	out := Status{Time: now, Policy: policy, Phase: p.Phase, PublishedEpoch: p.Epoch, Models: []Model{}, Nodes: []Node{}, Groups: []Group{}, History: []Change{}}
+	out := Status{Time: now, Policy: policy, Phase: p.Phase, PublishedEpoch: p.Epoch, Models: []Model{}, Nodes: []Node{}, Groups: append([]Group{}, p.Groups...), History: []Change{}}
 	if p.Err != nil {
 		out.Error = p.Err.Error()
-	}
-	for _, g := range p.Groups {
-		out.Groups = append(out.Groups, Group{Name: g.Name, Phase: g.Phase, PublishedEpoch: g.Epoch, Nodes: g.Nodes, Reason: g.Why})
 	}
 	for _, r := range p.Refused {
 		out.Refused = append(out.Refused, Refusal{
@@ -228,7 +177,7 @@ func statusOf(s *fleet.Snapshot, p publish.Status, policy string, now time.Time)
 	for _, n := range p.Nodes {
 		switch {
 		case !n.Observer:
-			out.Nodes = append(out.Nodes, nodeOf(n))
+			out.Nodes = append(out.Nodes, n)
 		case n.Connected:
 			out.Observers++
 		}

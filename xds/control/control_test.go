@@ -253,7 +253,6 @@ func do(t *testing.T, req *http.Request) (*http.Response, string) {
 }
 
 func TestAdmin(t *testing.T) {
-	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 2)
 	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list})
 	f.replicas[0].setReport(func(m *api.LoadReport) { m.Load = &api.Load{Running: 3, HeldTokens: 77} })
@@ -300,7 +299,6 @@ func TestAdmin(t *testing.T) {
 // TestNotReady checks that the control plane is alive but not ready until the
 // first plan is stored and published.
 func TestNotReady(t *testing.T) {
-	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 1)
 	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Store: readOnlyStore{new(store.Memory)}})
 	for path, want := range map[string]int{"/healthz": 200, "/readyz": 503, "/status": 200, "/metrics": 200} {

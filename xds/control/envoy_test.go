@@ -3,12 +3,12 @@ package control
 import (
 	"bytes"
 	"context"
-	"flag"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -24,11 +24,6 @@ import (
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
-)
-
-var (
-	flips = flag.Int("flips", underLoad, "plans under load on a real Envoy")
-	moves = flag.Int("moves", underLoad/10, "plans among them that also move replicas")
 )
 
 // startUpstream starts a replica's front end as Envoy sees it: h2c, a plain
@@ -68,10 +63,15 @@ func startUpstream(t *testing.T, id string) (r policies.Replica, die func()) {
 }
 
 // TestEnvoyFlips changes plans, boundaries and members under load on a real
-// Envoy: no request fails and every one has a stage. Then the last replica of a
-// stage dies while no control plane runs, and the next longer stage serves.
+// Envoy: no request fails and every one has a stage. A tenth of the plans also move
+// replicas. Then the last replica of a stage dies while no control plane runs, and the
+// next longer stage serves.
 func TestEnvoyFlips(t *testing.T) {
 	envoytest.Binary(t)
+	flips := 100
+	if os.Getenv("CASCADE_TEST_ALL") != "" {
+		flips = 1000
+	}
 	var list []policies.Replica
 	var ids []policies.ReplicaID
 	kill := make(map[policies.ReplicaID]func())
@@ -87,13 +87,8 @@ func TestEnvoyFlips(t *testing.T) {
 
 	load := startTraffic(t, url)
 	var last policies.Plan
-	for i := range *flips {
-		split := 3
-		if *moves > 0 && i%max(1, *flips / *moves) == 0 {
-			split = 1 + (i/max(1, *flips / *moves))%5
-		} else if len(last.Stages) > 0 {
-			split = len(last.Stages[0].Replicas)
-		}
+	for i := range flips {
+		split := 1 + i/10%5
 		cut := policies.Tokens(500 + 10*(i%50))
 		last = policies.Plan{Model: "m", Epoch: policies.Epoch(100 + i), Stages: []policies.Stage{
 			{Low: 0, High: cut, Replicas: ids[:split]}, {Low: cut, High: policies.Unbounded, Replicas: ids[split:]},
@@ -102,8 +97,8 @@ func TestEnvoyFlips(t *testing.T) {
 		waitForEpoch(t, c, last.Epoch)
 	}
 	load.stop()
-	t.Logf("%d plans, %d requests, %d failed", *flips, load.done.Load(), load.failed.Load())
-	if load.failed.Load() > 0 || load.done.Load() < int64(*flips) {
+	t.Logf("%d plans, %d requests, %d failed", flips, load.done.Load(), load.failed.Load())
+	if load.failed.Load() > 0 || load.done.Load() < int64(flips) {
 		t.Errorf("%d of %d requests failed; the first: %v", load.failed.Load(), load.done.Load(), load.first)
 	}
 

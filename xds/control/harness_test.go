@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/http"
 	"sync"
 	"testing"
 	"time"
@@ -179,19 +180,17 @@ func startControl(t *testing.T, cfg Config) *runningControl {
 	if err != nil {
 		t.Fatal(err)
 	}
+	c.slots.interval = 20 * time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- c.Run(ctx) }()
-	r := &runningControl{Control: c}
-	var once sync.Once
-	r.stop = func() {
-		once.Do(func() {
-			cancel()
-			if err := <-done; err != nil {
-				t.Errorf("Run: %v", err)
-			}
-		})
-	}
+	r := &runningControl{Control: c, stop: sync.OnceFunc(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("Run: %v", err)
+		}
+	})}
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	t.Cleanup(r.stop)
 	return r
 }
@@ -220,8 +219,7 @@ func (f *fakeFleet) startReports(t *testing.T, c *runningControl) (stop func()) 
 	for _, r := range f.replicas {
 		r.reportTo(ctx, t, wg, c.Addr().String())
 	}
-	var once sync.Once
-	stop = func() { once.Do(func() { cancel(); wg.Wait() }) }
+	stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
 	t.Cleanup(stop)
 	return stop
 }

@@ -74,21 +74,18 @@ var (
 	nodeNACKs = desc("node_nacks_total", "Responses that the node has refused.", "node")
 )
 
+// described lists the metrics above.
+var described []*prometheus.Desc
+
 func desc(name, help string, labels ...string) *prometheus.Desc {
-	return prometheus.NewDesc("cascade_"+name, help, labels, nil)
+	d := prometheus.NewDesc("cascade_"+name, help, labels, nil)
+	described = append(described, d)
+	return d
 }
 
 // Describe implements prometheus.Collector.
 func (c collector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range [...]*prometheus.Desc{
-		planEpoch, planStages, stageLow, seenTotal, requestRate, bytesPerToken, estimateError,
-		replicaHealthy, replicaWeight, replicaRunning, replicaWaiting, replicaHeld, replicaPromised,
-		replicaIteration, replicaReported, replicaDrain, replicaResidents, replicaPinned, replicaStreams,
-		replicaProxied, replicaDistrusted, proxyReports, proxyRefused, groupRequests, groupFailed,
-		reportsTotal, reportsRefused, migrationsRunning, migrationsEnded, migrationBytes, migrationStall,
-		planner, publishedEpoch, nodeEpoch, nodeUp, nodeFenced, nodeNACKs, observers, xdsRefused, clientsRefused,
-		slotGeneration, slotCalls, slotFaults, slotStarved,
-	} {
+	for _, d := range described {
 		ch <- d
 	}
 }

@@ -2,16 +2,12 @@ package control
 
 import (
 	"bytes"
-	"context"
 	"crypto/sha256"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"mime/multipart"
 	"net/http"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -19,241 +15,22 @@ import (
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/api"
-	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// fakeAdmitter admits modules with the signature "generation N", unless the
-// test denies them.
-type fakeAdmitter struct {
-	mu    sync.Mutex
-	asked []Push
-	deny  func(Push) error
-}
-
-func (n *fakeAdmitter) Admit(_ context.Context, p Push) (Admitted, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.asked = append(n.asked, p)
-	a := Admitted{Version: "1.0", SHA256: sha256.Sum256(p.Module), Signers: []string{"ops"}}
-	if _, err := fmt.Sscanf(string(p.Signature), "generation %d", &a.Generation); err != nil {
-		return Admitted{}, errors.New("unknown signer")
-	}
-	a.Name = fmt.Sprintf("m%d", a.Generation)
-	if n.deny != nil {
-		return a, n.deny(p)
-	}
-	return a, nil
-}
-
-// push pushes a module as a form.
-func push(t *testing.T, c *runningControl, query string, module []byte, signature string) (int, string) {
-	t.Helper()
-	var body bytes.Buffer
-	form := multipart.NewWriter(&body)
-	for name, data := range map[string][]byte{"module": module, "signature": []byte(signature)} {
-		w, err := form.CreateFormFile(name, name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.Write(data); err != nil {
-			t.Fatal(err)
-		}
-	}
-	form.Close()
-	return post(t, c, "/policies/push?"+query, func(r *http.Request) {
-		r.Header.Set("content-type", form.FormDataContentType())
-		r.Body, r.ContentLength = io.NopCloser(&body), int64(body.Len())
-	})
-}
-
-// requireOK returns the response of a command, which must succeed.
-func requireOK(t *testing.T) func(int, string) Policies {
-	return func(code int, body string) (p Policies) {
-		t.Helper()
-		if err := json.Unmarshal([]byte(body), &p); code != http.StatusOK || err != nil {
-			t.Fatalf("%d: %s, %v", code, body, err)
-		}
-		return p
-	}
-}
-
-// testHost is a migrator of a test: it follows one control plane, applies what
-// its slot should run, and reports to several.
-type testHost struct {
-	*fakeReplica
-	connection *grpc.ClientConn
-	stop       func()
-
-	mu      sync.Mutex
-	want    lifecycle.SlotSpec
-	version string
-	codes   map[lifecycle.Digest][]byte
-	status  *api.SlotStatus
-	checks  int                  // configs received
-	refuse  string               // error for every config
-	reject  lifecycle.Generation // this generation, in canary
-}
-
-const slotKind = "bid-select"
-
-// startHost starts a host for a replica.
-func startHost(t *testing.T, r *fakeReplica, from *runningControl, to ...*runningControl) *testHost {
-	t.Helper()
-	h := &testHost{fakeReplica: r, codes: make(map[lifecycle.Digest][]byte), status: &api.SlotStatus{Kind: slotKind}}
-	h.report()
-	conn, err := grpc.NewClient(from.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	h.connection = conn
-	cl, err := client.New(client.Config{
-		Conn: conn, NodeID: identity.MigratorNodeID(string(r.ID)), Cluster: resources.ObserverCluster,
-		Slots: []string{policyslots.ResourceName(slotKind)}, CheckSlot: h.check, Watcher: h,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
-	wg.Go(func() { _ = cl.Run(ctx) })
-	for _, c := range append(to, from) {
-		r.reportTo(ctx, t, &wg, c.Addr().String())
-	}
-	h.stop = sync.OnceFunc(func() { cancel(); wg.Wait(); conn.Close() })
-	t.Cleanup(h.stop)
-	return h
-}
-
-func (h *testHost) check(name string, typed *anypb.Any) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.checks++
-	if h.refuse != "" {
-		return errors.New(h.refuse)
-	}
-	_, err := policyslots.DecodeResource(name, typed)
-	return err
-}
-
-// Update implements client.Watcher: a configuration takes effect at once.
-func (h *testHost) Update(s *client.Snapshot) {
-	slot := s.Slots[policyslots.ResourceName(slotKind)]
-	if slot == nil {
-		return
-	}
-	want, err := policyslots.DecodeResource(slot.Name, slot.Config)
-	if err != nil {
-		panic(err)
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.version == slot.Version {
-		return
-	}
-	h.want, h.version = want, slot.Version
-	h.status = &api.SlotStatus{Kind: slotKind, Floor: h.status.Floor}
-	for _, c := range want.Candidates {
-		h.status.Floor = max(h.status.Floor, uint64(c.Generation))
-		life := &api.ModuleStatus{Generation: uint64(c.Generation), Phase: "warm", Reached: "warm", Sha256: c.SHA256[:]}
-		h.status.Modules = append(h.status.Modules, life)
-		switch {
-		case c.Generation == h.reject:
-			life.Phase, life.Reached, life.Reason = "rejected", "canary", "it trapped"
-		case c.Stable || c.Goal == lifecycle.ToActive:
-			h.status.Active, life.Phase, life.Reached, life.Calls = uint64(c.Generation), "active", "active", 10
-		case c.Goal == lifecycle.ToCanary:
-			h.status.Candidate, h.status.Permille, life.Phase, life.Reached = uint64(c.Generation), uint32(c.Permille), "canary", "canary"
-		}
-		h.codes[c.SHA256] = c.Module
-	}
-	h.report()
-}
-
-// report sets the slot's state in the reports. The host must be locked.
-func (h *testHost) report() {
-	h.setReport(func(m *api.LoadReport) { m.Slots = []*api.SlotStatus{h.status} })
-}
-
-// fetch fetches a module from the host's control plane.
-func (h *testHost) fetch(t *testing.T, sum lifecycle.Digest) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
-	defer cancel()
-	stream, err := api.NewModulesClient(h.connection).Fetch(ctx, &api.FetchRequest{Sha256: sum[:]})
-	if err != nil {
-		return nil, err
-	}
-	var all []byte
-	for {
-		c, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return all, nil
-		}
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, c.GetData()...)
-	}
-}
-
-// waitFor waits until the configuration of a host's slot fits.
-func (h *testHost) waitFor(t *testing.T, c *runningControl, what string, fits func(lifecycle.SlotSpec) bool) {
-	t.Helper()
-	waitForPolicies(t, c, string(h.ID)+": "+what, func(Policies) bool {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		return fits(h.want)
-	})
-}
-
-// waitForPolicies waits until the response of /policies fits.
-func waitForPolicies(t *testing.T, c *runningControl, what string, fits func(Policies) bool) Policies {
-	t.Helper()
-	return policytest.WaitForValue(t, what, func() Policies { return c.Policies(slotKind) }, fits)
-}
-
-// hasGenerations reports whether a slot has these generations, stable and
-// candidate; 0 for none.
-func hasGenerations(stable, candidate lifecycle.Generation) func(Policies) bool {
-	return func(p Policies) bool {
-		if len(p.Slots) != 1 {
-			return false
-		}
-		s := p.Slots[0]
-		return (s.Stable == nil && stable == 0 || s.Stable != nil && s.Stable.Generation == stable) &&
-			(s.Candidate == nil && candidate == 0 || s.Candidate != nil && s.Candidate.Generation == candidate)
-	}
-}
-
-// wantsGenerations reports whether a host was sent these generations.
-func wantsGenerations(generations ...lifecycle.Generation) func(lifecycle.SlotSpec) bool {
-	return func(w lifecycle.SlotSpec) bool {
-		var got []lifecycle.Generation
-		for _, c := range w.Candidates {
-			got = append(got, c.Generation)
-		}
-		return slices.Equal(got, generations)
-	}
-}
-
 // TestPolicyBlockedByGates checks that results in shadow keep a module from
 // being promoted, except by a goal without gates.
 func TestPolicyBlockedByGates(t *testing.T) {
-	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 1)
 	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Modules: new(store.MemoryModules), Admitter: new(fakeAdmitter)})
 	waitFor(t, c, "a plan", func(s Status) bool { return s.Epoch == 1 })
@@ -289,7 +66,6 @@ func TestPolicyBlockedByGates(t *testing.T) {
 // after is rolled back by an operator at the other control plane. A restarted host gets
 // the stable one.
 func TestPolicies(t *testing.T) {
-	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 3)
 	st := new(store.Memory)
 	dir := filepath.Join(t.TempDir(), "modules")
@@ -386,15 +162,12 @@ func TestPolicies(t *testing.T) {
 	if got, err := again.fetch(t, sum); err != nil || len(got) != len(big) {
 		t.Errorf("%d bytes, %v", len(got), err)
 	}
-	_, metrics := get(t, b, "/metrics")
 	for _, want := range []string{
 		`cascade_policy_slot_generation{node="r2",slot="bid-select",state="active"} 1`,
 		`cascade_policy_calls_total{generation="1",node="r1",slot="bid-select"} 10`,
 		`cascade_policy_faults_total{generation="1",node="r1",slot="bid-select"} 0`,
 	} {
-		if !strings.Contains(metrics, want) {
-			t.Errorf("no %s", want)
-		}
+		policytest.WaitFor(t, want, func() bool { _, metrics := get(t, b, "/metrics"); return strings.Contains(metrics, want) })
 	}
 }
 
@@ -402,7 +175,6 @@ func TestPolicies(t *testing.T) {
 // reason and sent nothing again; the other hosts continue, no version is
 // quarantined, and plans are rolled out.
 func TestPolicyRefused(t *testing.T) {
-	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 2)
 	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Admitter: new(fakeAdmitter)})
 	good, bad := startHost(t, f.replicas[0], c), startHost(t, f.replicas[1], c)
@@ -442,7 +214,6 @@ func TestPolicyRefused(t *testing.T) {
 
 // TestPolicyCommands checks commands that must fail, and their responses.
 func TestPolicyCommands(t *testing.T) {
-	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 1)
 	n := &fakeAdmitter{deny: func(p Push) error {
 		if p.Goal == lifecycle.ToActive && p.Current.Candidate == nil {
@@ -527,7 +298,6 @@ func TestPolicyCommands(t *testing.T) {
 // TestPolicySilentNode checks that a proxy which subscribes to a slot and never
 // replies to it delays no plan.
 func TestPolicySilentNode(t *testing.T) {
-	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 2)
 	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Admitter: new(fakeAdmitter)})
 	newProxy(t, c)
@@ -597,7 +367,6 @@ func (o *fakeSlots) Status() []*api.SlotStatus {
 // slots, gets configurations of those slots only, and is one of the hosts that
 // a stable policy needs.
 func TestPolicyOwnSlots(t *testing.T) {
-	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 1)
 	own := &fakeSlots{refuse: errors.New("its fuel is too much for this host")}
 	r := fastRules()
@@ -634,7 +403,6 @@ func TestPolicyOwnSlots(t *testing.T) {
 // TestEnvoyPolicies checks that policies which are pushed, fail and are rolled
 // back change nothing in an Envoy, and that no request fails.
 func TestEnvoyPolicies(t *testing.T) {
-	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	envoytest.Binary(t)
 	var list []policies.Replica
 	for i := range 2 {

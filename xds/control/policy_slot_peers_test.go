@@ -2,7 +2,6 @@ package control
 
 import (
 	"errors"
-	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -17,7 +16,6 @@ import (
 // own slots, which keeps a policy from becoming stable before both run it and
 // rolls it back if it fails there; a stopped control plane is not waited for.
 func TestPolicyPeers(t *testing.T) {
-	t.Cleanup(http.DefaultClient.CloseIdleConnections)
 	f := newFakeFleet(t, 1)
 	st, notes := new(store.Memory), new(store.MemoryNotes)
 	if err := notes.Put("control/gone", []byte(`{"replica":"control/gone","slots":[{"kind":"partition","active":"99","floor":"99"}]}`)); err != nil {

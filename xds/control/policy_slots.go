@@ -51,8 +51,9 @@ type slotManager struct {
 	refused   map[string]string                 // by this control plane's own slots
 	published map[lifecycle.Kind]*publishedSlot // by kind
 
-	peers     *slotPeers // nil: there are no other control planes
-	startedAt time.Time  // owned by run
+	peers     *slotPeers    // nil: there are no other control planes
+	interval  time.Duration // evaluateInterval; shorter in tests
+	startedAt time.Time     // owned by run
 }
 
 // publishedSlot is a slot in the form that hosts get.
@@ -64,7 +65,7 @@ type publishedSlot struct {
 func newSlotManager(c *Control) *slotManager {
 	k := &slotManager{
 		control: c, log: c.log, node: nodePrefix + c.cfg.Name, wakeup: make(chan struct{}, 1),
-		refused: make(map[string]string), published: make(map[lifecycle.Kind]*publishedSlot),
+		refused: make(map[string]string), published: make(map[lifecycle.Kind]*publishedSlot), interval: evaluateInterval,
 	}
 	if c.cfg.Notes != nil && c.cfg.Shared && c.cfg.Slots != nil {
 		k.peers = newSlotPeers(c.cfg.Notes, k.node, c.log)
@@ -106,7 +107,7 @@ func (k *slotManager) isNamed(d lifecycle.Digest) bool {
 // run publishes slots and evaluates candidates until ctx ends.
 func (k *slotManager) run(ctx context.Context) error {
 	k.startedAt = time.Now()
-	judge, sweep := time.NewTicker(evaluateInterval), time.NewTicker(sweepInterval)
+	judge, sweep := time.NewTicker(k.interval), time.NewTicker(sweepInterval)
 	defer judge.Stop()
 	defer sweep.Stop()
 	if k.peers != nil {

@@ -149,8 +149,8 @@ func TestEnvoyRefuses(t *testing.T) {
 		t.Errorf("text %q, want %q", r.Text, want)
 	}
 	for _, n := range st.Nodes {
-		if want := "blocked at plan 1: route table cascade refused by canary-1: " + r.Text; n.Why != want {
-			t.Errorf("%s: %q, want %q", n.ID, n.Why, want)
+		if want := "blocked at plan 1: route table cascade refused by canary-1: " + r.Text; n.Reason != want {
+			t.Errorf("%s: %q, want %q", n.ID, n.Reason, want)
 		}
 	}
 

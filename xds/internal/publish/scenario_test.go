@@ -250,8 +250,8 @@ func (p *player) status() {
 		if n.NACKs > 0 {
 			fmt.Fprintf(&p.out, ", %d NACKs, last %q", n.NACKs, n.LastError)
 		}
-		if n.Why != "" {
-			fmt.Fprintf(&p.out, "; %s", n.Why)
+		if n.Reason != "" {
+			fmt.Fprintf(&p.out, "; %s", n.Reason)
 		}
 		fmt.Fprintln(&p.out)
 	}

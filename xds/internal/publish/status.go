@@ -28,39 +28,48 @@ type Status struct {
 	Refused []Refusal
 }
 
-// Group is one group of nodes.
+// Group is one group of nodes, in the JSON form of GET /status.
 type Group struct {
-	Name  string
-	Phase string         // idle, add, flip, watch or retire
-	Epoch policies.Epoch // of its routes
-	Nodes int            // connected nodes, without observers
-	Why   string         // what it waits for; empty if it does not wait
+	Name   string         `json:"name"`             // empty: the default group
+	Phase  string         `json:"phase"`            // idle, add, flip, watch or retire
+	Epoch  policies.Epoch `json:"published_epoch"`  // of its routes
+	Nodes  int            `json:"nodes"`            // connected nodes, without observers
+	Reason string         `json:"reason,omitempty"` // what it waits for; empty if it does not wait
 }
 
 // Node is one proxy or gRPC client, identified by its node id, with all its
-// streams.
+// streams, in the JSON form of GET /status.
 type Node struct {
-	ID, Cluster string
-	Group       string
-	Connected   bool
-	Since       time.Time      // of Connected
-	Epoch       policies.Epoch // of the newest plan whose routes it has acknowledged; 0 if unknown
-	Why         string         // why it has no newer plan; empty if it is current
-	Current     bool           // it has acknowledged everything that was applied to its group
-	Fenced      bool           // it was late; rollouts do not wait for it
-	Observer    bool           // it routes nothing; rollouts never wait for it
-	Types       map[string]NodeType
-	NACKs       uint64
-	Slots       map[lifecycle.Kind]SlotReply // its last replies about policy slots, by kind
-	LastError   string                       // of its last NACK, redacted
-	LastErrorAt time.Time
+	ID      string `json:"id"`
+	Cluster string `json:"cluster,omitempty"`
+	Group   string `json:"group,omitempty"` // empty: the default group
+	// Reason is why it has no newer plan; empty if it is current.
+	Reason string `json:"reason,omitempty"`
+	// Connected says that it has an open stream; Since is when that changed.
+	Connected bool      `json:"connected"`
+	Since     time.Time `json:"since"`
+	// Epoch is of the newest plan whose routes it has acknowledged; 0: unknown.
+	Epoch policies.Epoch `json:"epoch"`
+	// Current says that it has acknowledged everything that was applied to its group.
+	// Fenced says that it was late, keeps what it has, and delays no rollout.
+	Current bool `json:"current"`
+	Fenced  bool `json:"fenced,omitempty"`
+	// Types is its state by the last part of the type URL.
+	Types map[string]NodeType `json:"types"`
+	NACKs uint64              `json:"nacks"`
+	// LastError is the text of its last NACK, redacted.
+	LastError   string    `json:"last_error,omitempty"`
+	LastErrorAt time.Time `json:"last_error_at,omitzero"`
+	// Observer says that it routes nothing; rollouts never wait for it. Slots are its last
+	// replies about policy slots.
+	Observer bool                         `json:"-"`
+	Slots    map[lifecycle.Kind]SlotReply `json:"-"`
 }
 
-// NodeType is a node's state for one resource type, named by the last part of
-// the type URL.
+// NodeType is a node's state for one resource type.
 type NodeType struct {
-	Acked   int // resources that it has acknowledged
-	Pending int // responses that it has not replied to
+	Acked   int `json:"acked"`   // resources that it has acknowledged
+	Pending int `json:"pending"` // responses that it has not replied to
 }
 
 // Status returns the present state.
@@ -77,7 +86,7 @@ func (p *Publisher) Status() Status {
 	}
 	groups := make(map[string]groupView, len(st.report.Groups))
 	for i, g := range st.report.Groups {
-		v := groupView{GroupReport: g, versions: newVersions(g.Set, awaitedTypes), why: groupWhy(g, st.report, now)}
+		v := groupView{GroupReport: g, versions: newVersions(g.Set, awaitedTypes), reason: groupReason(g, st.report, now)}
 		groups[g.Name] = v
 		if s.Phase == rollout.Idle.String() {
 			s.Phase = g.Phase.String()
@@ -85,7 +94,7 @@ func (p *Publisher) Status() Status {
 		if i == 0 || g.Epoch < s.Epoch {
 			s.Epoch = g.Epoch
 		}
-		s.Groups = append(s.Groups, Group{Name: g.Name, Phase: g.Phase.String(), Epoch: g.Epoch, Nodes: g.Nodes, Why: v.why})
+		s.Groups = append(s.Groups, Group{Name: g.Name, Phase: g.Phase.String(), Epoch: g.Epoch, Nodes: g.Nodes, Reason: v.reason})
 	}
 	routes := make([]targetVersions, len(tables))
 	for i, t := range tables {
@@ -105,7 +114,7 @@ func (p *Publisher) Status() Status {
 type groupView struct {
 	rollout.GroupReport
 	versions targetVersions
-	why      string
+	reason   string
 }
 
 // status describes a node. The ledger must be locked.
@@ -134,21 +143,21 @@ func (n *node) status(g groupView, tables []*rollout.Table, routes []targetVersi
 	}
 	switch {
 	case !out.Connected:
-		out.Why = "not connected"
+		out.Reason = "not connected"
 	case fenced && out.LastError != "":
-		out.Why = "fenced: " + reason + ": " + out.LastError
+		out.Reason = "fenced: " + reason + ": " + out.LastError
 	case fenced:
-		out.Why = "fenced: " + reason
-	case g.why != "":
-		out.Why = g.why
+		out.Reason = "fenced: " + reason
+	case g.reason != "":
+		out.Reason = g.reason
 	case !out.Current:
-		out.Why = "has not acknowledged everything that it was sent"
+		out.Reason = "has not acknowledged everything that it was sent"
 	}
 	return out
 }
 
-// groupWhy returns what a group waits for.
-func groupWhy(g rollout.GroupReport, r rollout.Report, now time.Time) string {
+// groupReason returns what a group waits for.
+func groupReason(g rollout.GroupReport, r rollout.Report, now time.Time) string {
 	name := g.Name
 	if name == "" {
 		name = "default"

@@ -1,6 +1,0 @@
-//go:build !race
-
-package control
-
-// underLoad is the number of plans under load.
-const underLoad = 1000
