@@ -70,7 +70,7 @@ func TestScenarios(t *testing.T) {
 			if out.Len() == 0 {
 				out.WriteString("ok\n")
 			}
-			return strings.NewReplacer(dir, "DIR", host, "HOST").Replace(out.String())
+			return strings.NewReplacer(dir, "DIR", host+":18", "HOST:18").Replace(out.String())
 		})
 	})
 }
@@ -157,6 +157,9 @@ func (f *Fleet) describePolicies(w *strings.Builder, args []string) error {
 	}
 	fmt.Fprintf(w, "keys %d, threshold %d, cache %q, instances %d\n", len(p.Ring.Keys), p.Ring.Threshold, p.Cache, p.Instances)
 	fmt.Fprintf(w, "marks %q%s\n", p.MarksFile, p.MarksWarning)
+	if info, err := os.Stat(filepath.Dir(p.MarksFile)); err == nil && p.MarksFile != "" {
+		fmt.Fprintf(w, "directory of marks: %v\n", info.Mode())
+	}
 	for k := abi.Configure + 1; k < abi.NumKinds; k++ {
 		fmt.Fprintf(w, "%s: %+v, ladder %v, patience %d\n  %s\n  %s\n", k, p.Limits[k], p.Gates[k].Ladder, p.Gates[k].Patience, gateText(p.Gates[k].Shadow), gateText(p.Gates[k].Canary))
 	}
