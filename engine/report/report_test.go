@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"image/png"
 	"io"
+	"math"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -203,6 +204,9 @@ func TestPictures(t *testing.T) {
 		{"normalised", func() (Picture, error) { return Distribution(results, Normalised) }, []string{"end-to-end latency per output token"}},
 		{"length", func() (Picture, error) { return ByLength(results, Normalised) }, []string{"prompt tokens", "round robin (void)"}},
 		{"timeline", func() (Picture, error) { return Timeline(results) }, []string{"tokens/s generated", "requests outstanding"}},
+		{"fitted", func() (Picture, error) {
+			return Fitted("κ", "Lmax − Lmean in tokens", "time in µs", []XY{{0, 10}, {1000, 12}, {4000, 17.5}}, 10, 0.0019)
+		}, []string{"Lmax"}},
 		{"plan", func() (Picture, error) { return Plan(plan, lengths) }, []string{"Plan of llama-3-8b, epoch 7", "stage 2", "4 replicas", "1 replica", "[1536, 12288)", "[12288, ∞)"}},
 		{"stages", func() (Picture, error) { return Plan(plan, nil) }, []string{"stage 0", "length in tokens"}},
 		{"narrow", func() (Picture, error) { return Plan(narrow, nil) }, []string{"1×"}},
@@ -256,6 +260,7 @@ func TestNothingToDraw(t *testing.T) {
 		"distribution of empty": func() (Picture, error) { return Distribution(make([]replay.Result, 2), TTFT) },
 		"bars":                  func() (Picture, error) { return ByLength(make([]replay.Result, 1), TTFT) },
 		"timeline":              func() (Picture, error) { return Timeline(make([]replay.Result, 1)) },
+		"fitted":                func() (Picture, error) { return Fitted("", "", "", nil, 0, 0) },
 	} {
 		if _, err := draw(); !errors.Is(err, ErrNoData) {
 			t.Errorf("%s: %v", name, err)
@@ -263,6 +268,9 @@ func TestNothingToDraw(t *testing.T) {
 	}
 	if _, err := Plan(policies.Plan{}, nil); err == nil {
 		t.Error("an invalid plan is drawn")
+	}
+	if _, err := Fitted("", "", "", []XY{{1, math.NaN()}}, 0, 0); err == nil {
+		t.Error("no number is drawn")
 	}
 	for _, table := range []Table{Runs(nil), Latencies(nil), Classes(nil), Stages(replay.Result{})} {
 		if err := table.Text(io.Discard); err != nil {

@@ -236,3 +236,16 @@ func TestMoves(t *testing.T) {
 		}
 	}
 }
+
+func TestScale(t *testing.T) {
+	p := policies.Partition{Cuts: []policies.Tokens{100, 900}, Counts: []int{2, 1, 1}}
+	for n, want := range map[int][]int{8: {4, 2, 2}, 5: {3, 1, 1}, 4: {2, 1, 1}, 3: {1, 1, 1}, 2: {2}} {
+		got := adoption.ScaleCounts(p, n)
+		if !slices.Equal(got.Counts, want) || len(got.Cuts) != len(want)-1 {
+			t.Errorf("%d replicas: %v at %v, want %v", n, got.Counts, got.Cuts, want)
+		}
+	}
+	if !slices.Equal(p.Counts, []int{2, 1, 1}) {
+		t.Error("the partition was changed")
+	}
+}

@@ -30,6 +30,8 @@ import (
 //	plan 0:a,b 100:c                  another planner puts a plan in force
 //	step 10                           time; an adopted plan comes into force
 //	lose 10                           the same, but the adopted plan does not
+//	holdoff 10                        a rollback that was decided elsewhere
+//	heir 10 20                        another machine, with a hold-off of 20 s until 10
 func TestScenarios(t *testing.T) { policytest.TestScenarios(t, "testdata", newPlayer) }
 
 // script is a planner whose answers a scenario sets.
@@ -101,14 +103,28 @@ func newPlayer(*testing.T) policytest.Player {
 			err = policytest.SetFields(&in, []string{"Iterations=" + strings.Join(args, ",")})
 		case "plan":
 			in.Plan, err = parsePlan(args)
-		case "step", "lose":
-			if m == nil {
+		case "holdoff", "heir", "step", "lose":
+			if m == nil || words[0] == "heir" {
 				if m, err = adoption.New(c); err != nil {
 					return nil, err
 				}
 			}
 			if _, err := fmt.Sscan(args[0], &in.Now); err != nil {
 				return nil, err
+			}
+			switch words[0] {
+			case "holdoff":
+				m.HoldOff(in.Now)
+			case "heir":
+				var length float64
+				if _, err := fmt.Sscan(args[1], &length); err != nil {
+					return nil, err
+				}
+				m.RestoreHoldOff(in.Now, length)
+			}
+			if words[0] == "holdoff" || words[0] == "heir" {
+				until, length := m.HoldOffState()
+				return []string{fmt.Sprintf("held off until %v, for %v", until, length)}, nil
 			}
 			d := m.Step(in)
 			out = append(out, describe(d))

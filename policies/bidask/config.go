@@ -1,6 +1,8 @@
 package bidask
 
 import (
+	"cmp"
+
 	"github.com/cascadeinfer/cascade/policies"
 )
 
@@ -58,9 +60,7 @@ func (c Config) complete() (Config, error) {
 	if c.Selector == nil {
 		c.Selector = LeastLoad{}
 	}
-	if c.Sample == 0 {
-		c.Sample = 8
-	}
+	c.Sample = cmp.Or(c.Sample, 8)
 	if c.Sample < AskAll {
 		return c, &policies.Violation{Subject: "bidask", Invariant: "Sample must be positive, AskAll, or 0 for its default"}
 	}

@@ -34,7 +34,7 @@
 //
 // The seller's side of a deal:
 //
-//	waiting ─ask is free─► asking ─all bids or deadline─► confirming ─Accept, Pull─► sold
+//	waiting ─ask is free─► asking ─all bids or deadline─► confirming ─Accept, Pull─► accepted
 //	                          │ none                         │ Reject, deadline       │ Pull and a free slot
 //	                          ▼                              └► next bidder, or none  ▼
 //	                       returned ◄── Drop, deadline, peer gone ──────────────── exporting

@@ -18,7 +18,7 @@ func (m *Machine) Check() error {
 		if s.state == exporting || s.holdDeadline != 0 {
 			sending++
 		}
-		if s.holdDeadline != 0 && s.state != sold || s.promiseDeadline != 0 && (s.state != sold || s.holdDeadline != 0) {
+		if s.holdDeadline != 0 && s.state != accepted || s.promiseDeadline != 0 && (s.state != accepted || s.holdDeadline != 0) {
 			return fmt.Errorf("sale %v: hold %d and promise %d in stand %d", s.deal, s.holdDeadline, s.promiseDeadline, s.state)
 		}
 		if s.promiseDeadline != 0 {

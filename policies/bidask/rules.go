@@ -30,16 +30,8 @@ type Backlog struct {
 
 // Quote implements policies.Quoter.
 func (b Backlog) Quote(p policies.Occupancy, _ policies.Migration) (policies.Bid, bool) {
-	rate, quantum := p.Throughput, b.Quantum
-	if rate <= 0 {
-		rate = b.Throughput
-	}
-	if rate <= 0 {
-		rate = DefaultThroughput
-	}
-	if quantum <= 0 {
-		quantum = DefaultQuantum
-	}
+	rate := cmp.Or(max(p.Throughput, 0), max(b.Throughput, 0), DefaultThroughput)
+	quantum := cmp.Or(max(b.Quantum, 0), DefaultQuantum)
 	backlog := min(p.Incoming, policies.Unbounded/policies.Tokens(policies.Second))
 	start := policies.Micros(backlog * policies.Tokens(policies.Second) / rate)
 	return policies.Bid{Load: p.Load(), Start: start - start%quantum}, true
@@ -74,10 +66,7 @@ func (p Paper) Select(bids []policies.Bid) int {
 	if len(bids) == 0 {
 		return -1
 	}
-	keep := p.Keep
-	if keep <= 0 {
-		keep = 3
-	}
+	keep := cmp.Or(max(p.Keep, 0), 3)
 	// On the stack for any usual number of bids: in a Wasm guest one garbage collection
 	// may exceed the time limit of a call.
 	order := make([]int, 0, 64)

@@ -1,6 +1,7 @@
 package bidask
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -13,7 +14,7 @@ const (
 	waitingToAsk saleState = iota // another sale of this seller is asking for bids
 	awaitingBids                  // the candidates were asked for bids
 	confirming                    // the best bidder was asked to confirm
-	sold                          // the buyer has reserved KV and will pull
+	accepted                      // the buyer has reserved KV and will pull
 	exporting                     // the transfer layer decides how it ends
 )
 
@@ -67,15 +68,7 @@ func (m *Machine) saleOfRequest(request string) *sale {
 
 // saleOfDeal finds the sale of a deal.
 func (m *Machine) saleOfDeal(d Deal) *sale {
-	at, found := slices.BinarySearchFunc(m.sales, d.Number, func(s *sale, n uint64) int {
-		switch {
-		case s.deal.Number < n:
-			return -1
-		case s.deal.Number > n:
-			return 1
-		}
-		return 0
-	})
+	at, found := slices.BinarySearchFunc(m.sales, d.Number, func(s *sale, n uint64) int { return cmp.Compare(s.deal.Number, n) })
 	if !found {
 		return nil
 	}
@@ -136,12 +129,12 @@ func (m *Machine) handleFromBuyer(msg Message) {
 			m.confirmNext(s, ReturnRejected)
 		}
 	case Accept:
-		m.markSold(s)
+		m.markAccepted(s)
 	case Pull:
-		m.markSold(s)
+		m.markAccepted(s)
 		m.handlePull(s)
 	case Starving:
-		m.markSold(s)
+		m.markAccepted(s)
 		switch {
 		case s.state == exporting:
 			m.sendTo(Grant, s.buyer, s.deal)
@@ -155,7 +148,7 @@ func (m *Machine) handleFromBuyer(msg Message) {
 		switch s.state {
 		case confirming:
 			m.confirmNext(s, ReturnRejected)
-		case sold:
+		case accepted:
 			m.returnSale(s, ReturnDropped)
 		case exporting:
 			m.abortExport(s, ReturnDropped)
@@ -178,11 +171,11 @@ func (m *Machine) recordBid(s *sale, msg Message) {
 	}
 }
 
-// markSold records that the buyer has reserved KV. The buyer's lease started earlier
+// markAccepted records that the buyer has reserved KV. The buyer's lease started earlier
 // than this deadline, which only covers a buyer that stops answering.
-func (m *Machine) markSold(s *sale) {
+func (m *Machine) markAccepted(s *sale) {
 	if s.state == confirming {
-		s.state, s.deadline = sold, m.now+m.config.Lease+m.config.AnswerTimeout
+		s.state, s.deadline = accepted, m.now+m.config.Lease+m.config.AnswerTimeout
 		m.asking = nil
 	}
 }
@@ -218,10 +211,7 @@ func (m *Machine) finishExport(d Deal, end EventKind) {
 		return
 	}
 	if end == TransferFailed {
-		if s.abortReason == 0 {
-			s.abortReason = ReturnTransferFailed
-		}
-		m.returnSale(s, s.abortReason)
+		m.returnSale(s, cmp.Or(s.abortReason, ReturnTransferFailed))
 		return
 	}
 	m.occupancy.Held = max(0, m.occupancy.Held-s.migration.Length)
@@ -263,7 +253,7 @@ func (m *Machine) withdraw(request string) {
 		return
 	}
 	switch s.state {
-	case confirming, sold:
+	case confirming, accepted:
 		m.sendTo(Cancel, s.buyer, s.deal)
 	case exporting:
 		m.abortExport(s, ReturnWithdrawn)
@@ -286,7 +276,7 @@ func (m *Machine) abandonSalesTo(peer policies.ReplicaID) {
 	for _, s := range slices.Clone(m.sales) {
 		switch {
 		case s.buyer != peer:
-		case s.state == sold:
+		case s.state == accepted:
 			m.returnSale(s, ReturnPeerGone)
 		case s.state == exporting:
 			m.abortExport(s, ReturnPeerGone)
@@ -312,7 +302,7 @@ func (m *Machine) expireSales() {
 		case confirming:
 			m.sendTo(Cancel, s.buyer, s.deal)
 			m.confirmNext(s, ReturnRejected)
-		case sold:
+		case accepted:
 			m.sendTo(Cancel, s.buyer, s.deal)
 			m.returnSale(s, ReturnExpired)
 		case exporting:

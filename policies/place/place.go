@@ -7,7 +7,11 @@
 // forwarded once stays.
 package place
 
-import "github.com/cascadeinfer/cascade/policies"
+import (
+	"cmp"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
 
 // The defaults of a Policy.
 const (
@@ -45,13 +49,7 @@ func (p Policy) Place(a policies.Arrival) policies.ReplicaID {
 	if a.Hops > 0 {
 		return ""
 	}
-	queue, prefix := p.Queue, p.Prefix
-	if queue == 0 {
-		queue = DefaultQueue
-	}
-	if prefix == 0 {
-		prefix = DefaultPrefix
-	}
+	queue, prefix := cmp.Or(p.Queue, DefaultQueue), cmp.Or(p.Prefix, DefaultPrefix)
 	length := a.Request.Length()
 	switch serves := a.Own.Low <= length && length < a.Own.High; {
 	case a.Own.Draining:

@@ -81,18 +81,11 @@ func (p Weighted) Refine(b policies.BoundaryView) policies.Tokens {
 
 // moveBoundary moves from the boundary in force towards the best split of the set.
 func (d Damping) moveBoundary(b policies.BoundaryView, set []item, seen, left, right int) policies.Tokens {
-	freeze, smoothing := d.Freeze, policies.Tokens(d.Smoothing)
-	if freeze == 0 {
-		freeze = DefaultFreeze
-	}
-	if smoothing <= 0 {
-		smoothing = DefaultSmoothing
-	}
-	if seen < freeze || len(set) == 0 {
+	if seen < cmp.Or(d.Freeze, DefaultFreeze) || len(set) == 0 {
 		return b.Boundary
 	}
 	way := bestSplit(b.Cost, set, left, right) - b.Boundary
-	smoothing = min(smoothing, 1000)
+	smoothing := policies.Tokens(min(cmp.Or(max(d.Smoothing, 0), DefaultSmoothing), 1000))
 	to := b.Boundary + way/1000*smoothing + way%1000*smoothing/1000
 	return min(max(to, b.Low+1), b.High-1)
 }

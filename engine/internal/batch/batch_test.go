@@ -76,7 +76,9 @@ func prompt(n, shared, seed int) []model.Token {
 //	table NAME [from=N]
 //	reserve R tokens=N
 //	fill R NAME ids=N computed=N   copies KV bytes of NAME, and adds ids up to N
-//	adopt NAME R [max=N]           the text must continue unchanged
+//	begin R [from=N] ids=N computed=N, end R    a fill with the ids from..ids of a prompt
+//	adopt NAME R [max=N] [salt=N]  the text must continue unchanged
+//	again NAME OTHER [salt=N]      adds a request whose prompt is all ids of another one
 //	release R
 func TestScenarios(t *testing.T) {
 	m := newModel(t)
@@ -98,6 +100,7 @@ type player struct {
 	reservations map[string]*Reservation
 	names        map[*Sequence]string
 	sequences    map[string]*Sequence
+	filling      *Fill
 }
 
 func (p *player) run(words []string) (out []string, err error) {
@@ -118,8 +121,12 @@ func (p *player) run(words []string) (out []string, err error) {
 	command, name := words[0], strings.Join(words[1:min(2, named)], "")
 	s, q, r := p.s, p.sequences[name], p.reservations[name]
 	switch command {
-	case "add":
-		q = NewSequence(Request{Prompt: prompt(args.Prompt, args.Shared, len(p.sequences)+1), MaxOutput: args.Max, IgnoreEOS: true, Salt: uint64(args.Salt)}, p.setup.Block)
+	case "add", "again":
+		ids := prompt(args.Prompt, args.Shared, len(p.sequences)+1)
+		if command == "again" {
+			ids = p.sequences[words[2]].ids
+		}
+		q = NewSequence(Request{Prompt: ids, MaxOutput: args.Max, IgnoreEOS: true, Salt: uint64(args.Salt)}, p.setup.Block)
 		p.names[q], p.sequences[name] = name, q
 		s.Add(q)
 		return nil, nil
@@ -148,9 +155,16 @@ func (p *player) run(words []string) (out []string, err error) {
 	case "fill":
 		err = fill(s, r, s, p.sequences[words[2]], args.IDs, args.Computed)
 	case "adopt":
-		if q, err = s.Adopt(p.reservations[words[2]], Request{MaxOutput: args.Max, IgnoreEOS: true}); err == nil {
+		if q, err = s.Adopt(p.reservations[words[2]], Request{MaxOutput: args.Max, IgnoreEOS: true, Salt: uint64(args.Salt)}); err == nil {
 			p.names[q], p.sequences[name] = name, q
 		}
+	case "begin":
+		var f *Fill
+		if f, err = s.BeginFill(r, args.From, prompt(args.IDs, 0, 1)[args.From:], args.Computed); err == nil {
+			p.filling, err = f, f.Read()
+		}
+	case "end":
+		s.EndFill(p.filling)
 	case "release":
 		s.Release(r)
 	case "step":

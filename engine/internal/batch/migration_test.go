@@ -3,7 +3,6 @@ package batch
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -341,96 +340,6 @@ func TestWrongHandoverChangesText(t *testing.T) {
 	}); slices.Equal(got, want) {
 		t.Error("another block's bytes change nothing")
 	}
-}
-
-// Blocks of an adopted sequence serve later prompts, under the hashes of its ids and its own salt.
-func TestAdoptedBlocksAreCached(t *testing.T) {
-	m := newModel(t)
-	r := Request{Prompt: prompt(17, 0, 1), MaxOutput: 30, IgnoreEOS: true}
-	from, to, q := frozenPair(t, m, r, 4)
-	res := &Reservation{}
-	if err := to.Reserve(res, len(q.ids)); err != nil {
-		t.Fatal(err)
-	}
-	if err := fill(to, res, from, q, len(q.ids), q.computed); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := to.Adopt(res, Request{MaxOutput: 2, IgnoreEOS: true, Salt: 5}); err != nil {
-		t.Fatal(err)
-	}
-	drain(t, to)
-	for _, x := range []struct {
-		salt   uint64
-		cached int
-	}{{5, 20}, {0, 0}, {6, 0}} {
-		again := NewSequence(Request{Prompt: slices.Clone(q.ids), MaxOutput: 1, IgnoreEOS: true, Salt: x.salt}, 4)
-		to.Add(again)
-		drain(t, to)
-		if again.cached != x.cached {
-			t.Errorf("salt %d: %d tokens found, want %d", x.salt, again.cached, x.cached)
-		}
-	}
-}
-
-// A call that a reservation rejects leaves the reservation unchanged.
-func TestReservationRefuses(t *testing.T) {
-	m := newModel(t)
-	s := setup{Blocks: 8, Block: 4, Batch: 2, Tokens: 64}.scheduler(t, m)
-	r := &Reservation{}
-	if err := s.Reserve(r, 33); !errors.Is(err, ErrFull) {
-		t.Errorf("more than the pool: %v", err)
-	}
-	if err := s.Reserve(r, 8); err != nil || len(r.Blocks()) != 2 {
-		t.Fatal(err, r.Blocks())
-	}
-	first := slices.Clone(r.Blocks())
-	if err := s.Reserve(r, 3); err != nil || !slices.Equal(r.Blocks(), first) {
-		t.Errorf("again: %v %v", err, r.Blocks())
-	}
-	if err := s.Reserve(r, 12); err != nil || !slices.Equal(r.Blocks()[:2], first) || len(r.Blocks()) != 3 {
-		t.Errorf("more: %v %v", err, r.Blocks())
-	}
-	if _, err := s.Adopt(r, Request{MaxOutput: 1}); !errors.Is(err, ErrUnfilled) {
-		t.Errorf("adopted empty: %v", err)
-	}
-	ids := prompt(14, 0, 1)
-	for _, x := range []struct{ from, n, computed int }{{1, 3, 1}, {0, 3, 4}, {0, 14, 13}, {0, 14, -1}} {
-		if _, err := s.BeginFill(r, x.from, ids[:x.n], x.computed); err == nil {
-			t.Errorf("%+v was accepted", x)
-		}
-	}
-	f, err := s.BeginFill(r, 0, ids[:3], 2)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.BeginFill(r, 0, ids[:3], 2); !errors.Is(err, ErrFilling) {
-		t.Errorf("two fills at once: %v", err)
-	}
-	if _, err := s.Adopt(r, Request{MaxOutput: 1}); !errors.Is(err, ErrFilling) {
-		t.Errorf("adopted while it is filled: %v", err)
-	}
-	f.Read()
-	s.EndFill(f)
-	if f, err = s.BeginFill(r, 3, ids[3:6], 6); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.BeginFill(r, 6, nil, 1); err == nil {
-		t.Error("computed went back")
-	}
-	s.Release(r)
-	if got := s.Stats().Reserved; got != 3 {
-		t.Errorf("%d blocks reserved while they are read, want 3", got)
-	}
-	f.Read()
-	s.EndFill(f)
-	if got := s.Stats(); got.Reserved != 0 || got.UsedBlocks != 0 || !r.Ended() {
-		t.Errorf("after the release: %+v", got)
-	}
-	s.Release(r)
-	if _, err := s.Adopt(r, Request{MaxOutput: 1}); !errors.Is(err, ErrReleased) {
-		t.Errorf("adopted after its release: %v", err)
-	}
-	checkBooks(t, s, maps.Collect(maps.All(map[string]*Reservation{"r": r})))
 }
 
 // BenchmarkAdopt measures the scheduler's part of a migration: the last Fill, the adoption and the
