@@ -26,9 +26,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
-// patience bounds waits for conditions that must hold soon.
-const patience = time.Minute
-
 // servedEngine is a replica that serves its block table, and a session with it.
 type servedEngine struct {
 	*Engine
@@ -88,17 +85,31 @@ func (s *servedEngine) run(t testing.TB, leg, body string) (answer <-chan *httpt
 }
 
 // table requests the block table until the leg has generated a token.
-func (s *servedEngine) table(t testing.TB, leg string) *wire.TableReply {
+func (s *servedEngine) table(t testing.TB, leg string) (r *wire.TableReply) {
 	t.Helper()
-	for {
-		r, err := s.rpc.Table(t.Context(), &wire.TableRequest{Leg: leg})
-		if err == nil {
-			return r
-		}
-		if c := status.Code(err); c != codes.NotFound && c != codes.FailedPrecondition {
+	policytest.WaitFor(t, "a token of leg "+leg, func() bool {
+		var err error
+		r, err = s.rpc.Table(t.Context(), &wire.TableRequest{Leg: leg})
+		if c := status.Code(err); c != codes.OK && c != codes.NotFound && c != codes.FailedPrecondition {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Millisecond)
+		return err == nil
+	})
+	return r
+}
+
+// freeze freezes a leg and returns its table.
+func (s *servedEngine) freeze(t testing.TB, leg string) *wire.TableReply {
+	t.Helper()
+	r, err := s.rpc.Freeze(t.Context(), &wire.TableRequest{Session: s.session, Leg: leg})
+	check(t, err)
+	return r
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -195,23 +206,14 @@ func TestSessionEnd(t *testing.T) {
 	defer leave()
 	answer, cancel := s.run(t, "a", long)
 	s.table(t, "a")
-	frozen, err := s.rpc.Freeze(t.Context(), &wire.TableRequest{Session: s.session, Leg: "a"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	frozen := s.freeze(t, "a")
 	for name, session := range map[string]string{"mine": s.session, "other": other} {
-		if _, err := s.rpc.Reserve(t.Context(), &wire.ReserveRequest{Session: session, Reservation: name, Tokens: 320}); err != nil {
-			t.Fatal(err)
-		}
+		check(t, second(s.rpc.Reserve(t.Context(), &wire.ReserveRequest{Session: session, Reservation: name, Tokens: 320})))
 	}
-	if _, err := s.rpc.MarkFilled(t.Context(), &wire.MarkFilledRequest{Reservation: "mine", Ids: []uint32{1, 2}, Computed: 1}); err != nil {
-		t.Fatal(err)
-	}
+	check(t, second(s.rpc.MarkFilled(t.Context(), &wire.MarkFilledRequest{Reservation: "mine", Ids: []uint32{1, 2}, Computed: 1})))
 	s.waitForStats(t, "frozen", func(st batch.Stats) bool { return st.Frozen == 1 && st.Running == 0 && st.Reserved == 40 })
 	s.leave()
-	for s.table(t, "a").Length < frozen.Length+5 { // the request continues
-		time.Sleep(time.Millisecond)
-	}
+	policytest.WaitFor(t, "the request to continue", func() bool { return s.table(t, "a").Length >= frozen.Length+5 })
 	cancel()
 	<-answer
 	s.waitForStats(t, "after the session", func(st batch.Stats) bool { return st.Frozen == 0 && st.Reserved == 20 && st.UsedBlocks == 20 })
@@ -236,9 +238,7 @@ func TestFrozenClientGone(t *testing.T) {
 	s := serve(t, Config{Speed: 20})
 	answer, cancel := s.run(t, "a", long)
 	s.table(t, "a")
-	if _, err := s.rpc.Freeze(t.Context(), &wire.TableRequest{Session: s.session, Leg: "a"}); err != nil {
-		t.Fatal(err)
-	}
+	s.freeze(t, "a")
 	cancel()
 	<-answer
 	s.waitForStats(t, "the client has gone", empty)
@@ -262,9 +262,7 @@ func TestDrop(t *testing.T) {
 		if name == "stream" {
 			<-w.begun
 		}
-		if _, err := s.rpc.Drop(t.Context(), &wire.LegRequest{Leg: name}); err != nil {
-			t.Fatal(err)
-		}
+		check(t, second(s.rpc.Drop(t.Context(), &wire.LegRequest{Leg: name})))
 		<-answered
 		switch {
 		case name == "whole" && w.Code != http.StatusServiceUnavailable:
@@ -312,13 +310,9 @@ func TestAdoptionRefused(t *testing.T) {
 		}
 	}
 	expect("unknown", adopt(r), 404, "no such reservation")
-	if _, err := s.rpc.Reserve(t.Context(), &wire.ReserveRequest{Session: s.session, Reservation: "r", Tokens: 64}); err != nil {
-		t.Fatal(err)
-	}
+	check(t, second(s.rpc.Reserve(t.Context(), &wire.ReserveRequest{Session: s.session, Reservation: "r", Tokens: 64})))
 	expect("unfilled", adopt(r), 409, "never filled")
-	if _, err := s.rpc.MarkFilled(t.Context(), &wire.MarkFilledRequest{Reservation: "r", Ids: []uint32{1, 2, 3}, Computed: 2}); err != nil {
-		t.Fatal(err)
-	}
+	check(t, second(s.rpc.MarkFilled(t.Context(), &wire.MarkFilledRequest{Reservation: "r", Ids: []uint32{1, 2, 3}, Computed: 2})))
 	expect("with a prompt", serveRequest(s.Engine, post("/v1/completions", `{"prompt":[1]`+r+`}`)), 400, "must be empty")
 	expect("with messages", serveRequest(s.Engine, post("/v1/chat/completions", `{"messages":[{"role":"user"}]`+r+`}`)), 400, "must be empty")
 	expect("with ids", serveRequest(s.Engine, post("/v1/chat/completions", `{"kv_transfer_params":{"cascade_reservation":"r","prompt_token_ids":[1]}}`)), 400, "must be empty")
@@ -364,12 +358,8 @@ func TestAdoptComputesTheRest(t *testing.T) {
 	for i := range list {
 		list[i] = uint32(11 + i)
 	}
-	if _, err := s.rpc.Reserve(t.Context(), &wire.ReserveRequest{Session: s.session, Reservation: "r", Tokens: 10}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.rpc.MarkFilled(t.Context(), &wire.MarkFilledRequest{Reservation: "r", Ids: list}); err != nil {
-		t.Fatal(err)
-	}
+	check(t, second(s.rpc.Reserve(t.Context(), &wire.ReserveRequest{Session: s.session, Reservation: "r", Tokens: 10})))
+	check(t, second(s.rpc.MarkFilled(t.Context(), &wire.MarkFilledRequest{Reservation: "r", Ids: list})))
 	got := complete(t, s.Engine, `{"prompt":[],"max_tokens":20,"ignore_eos":true,"return_token_ids":true,"kv_transfer_params":{"cascade_reservation":"r"}}`)
 	if fmt.Sprint(got.Choices[0].TokenIDs) != fmt.Sprint(want) || got.Usage.PromptTokens != 20 || got.Usage.CompletionTokens != 20 || got.Usage.Details.Cached != 0 {
 		t.Errorf("%+v, want ids %v", got, want)
@@ -382,9 +372,7 @@ func TestTableEndsWithTheEngine(t *testing.T) {
 	s := serve(t, Config{})
 	answer, _ := s.run(t, "a", long)
 	s.table(t, "a")
-	if _, err := s.rpc.Freeze(t.Context(), &wire.TableRequest{Session: s.session, Leg: "a"}); err != nil {
-		t.Fatal(err)
-	}
+	s.freeze(t, "a")
 	s.stop()
 	if w := <-answer; !strings.Contains(w.Body.String(), `{"error":`) {
 		t.Errorf("the frozen request: %s", w.Body)
