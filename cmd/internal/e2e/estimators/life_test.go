@@ -2,6 +2,7 @@ package estimators
 
 import (
 	"bytes"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -90,6 +91,24 @@ func TestTrapFailsOpen(t *testing.T) {
 		if t.Failed() || time.Now().After(give) {
 			t.Fatalf("%d failed, %d good", failed, good)
 		}
+	}
+}
+
+// TestServiceDown checks that without the length service Envoy routes requests whose host selects
+// the model by their size, whatever headers they claim, and refuses the others.
+func TestServiceDown(t *testing.T) {
+	v := view()
+	v.Settings.Estimator, v.Settings.LengthService = resources.ExtProc, "127.0.0.1:1" // nothing listens there
+	r := startHarness(t, v)
+	r.waitUntilServing()
+	for _, n := range valuesAround(400, 4000, 220<<10) {
+		got := r.post("m.test", bytes.NewReader(sized("m", n)), "x-cascade-tokens", "5", "x-gateway-model-name", "m")
+		r.expect(fmt.Sprintf("%d bytes", n), got, stageOf(n/4), "", "", n)
+	}
+	body := completion("m", 4)
+	r.expect("chunked", r.post("m.test", chunked{bytes.NewReader(body)}), "m2", "", "", len(body))
+	if got := r.post("else.test", bytes.NewReader(body)); got.Status != 404 {
+		t.Errorf("shared host: %+v", got)
 	}
 }
 
