@@ -231,9 +231,9 @@ func TestStopAcceptingIsBounded(t *testing.T) {
 	}
 }
 
-// TestHostDies kills the process after it has sent the sockets and before it receives the successor's
+// TestPredecessorDies kills the process after it has sent the sockets and before it receives the successor's
 // message: the successor replaces it.
-func TestHostDies(t *testing.T) {
+func TestPredecessorDies(t *testing.T) {
 	h := newServingProcess(t)
 	c, err := Begin(t.Context(), h.path)
 	if err != nil {
@@ -299,9 +299,9 @@ func TestStaleSocket(t *testing.T) {
 	}
 }
 
-// TestSilentHost checks that a process that runs but sends nothing is an error when the caller's
+// TestSilentPredecessor checks that a process that runs but sends nothing is an error when the caller's
 // deadline expires, and so is a process that never finishes starting.
-func TestSilentHost(t *testing.T) {
+func TestSilentPredecessor(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
 	if err != nil {

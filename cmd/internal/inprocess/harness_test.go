@@ -161,7 +161,7 @@ func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {
 		adapters = append(adapters, a.Name)
 	}
 	r.Clients = &clienttest.Clients{
-		T: t, DataPlane: r.URL(), Admin: r.AdminURL(), HTTP: clienttest.NewHTTP(), Tick: tick, State: func() string { return summarize(r.server.Load().Status()) },
+		T: t, DataPlane: r.URL(), Admin: r.AdminURL(), HTTP: clienttest.NewHTTP(), State: func() string { return summarize(r.server.Load().Status()) },
 		Engine: emulator.Config{Model: llm, Adapters: adapters, Context: f.Models[0].Context, Profile: r.cfg.Fleet.Profiles[llm], Vocabulary: r.vocabulary},
 	}
 	for _, n := range r.replicas {

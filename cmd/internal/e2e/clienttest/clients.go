@@ -22,13 +22,14 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/cascadeinfer/cascade/engine/emulator"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
 // Model is the name of the first model of every test fleet.
 const Model = "m"
 
-// Patience bounds every wait for a condition that must hold soon.
+// Patience bounds every wait for an event that must happen soon.
 const Patience = 4 * time.Minute
 
 // Clients are the clients of one fleet. All fields but State are required.
@@ -38,7 +39,6 @@ type Clients struct {
 	Admin     string          // base URL of the control plane's admin server
 	HTTP      *http.Client    // with connections of the fleet's own
 	Engine    emulator.Config // of the oracle
-	Tick      time.Duration   // time between two checks of a condition without an event
 	State     func() string   // describes the fleet after a wait that failed
 
 	once   sync.Once
@@ -50,27 +50,17 @@ func NewHTTP() *http.Client {
 	return &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 256, DisableCompression: true}}
 }
 
-// WaitFor waits for a condition.
+// WaitFor waits for a condition, and shows the state of the fleet if it never holds.
 func (c *Clients) WaitFor(what string, holds func() bool) {
 	c.T.Helper()
-	WaitFor(c.T, c.Tick, what, holds, c.State)
-}
-
-// WaitFor checks a condition once per tick until it holds. If it never does, the test fails and shows the state.
-func WaitFor(t testing.TB, tick time.Duration, what string, holds func() bool, state func() string) {
-	t.Helper()
-	deadline := time.Now().Add(Patience)
-	next := time.NewTicker(tick)
-	defer next.Stop()
-	for !holds() {
-		if time.Now().After(deadline) {
-			if state != nil {
-				what += "\n" + state()
-			}
-			t.Fatalf("never: %s", what)
+	held := false
+	defer func() {
+		if !held && c.State != nil {
+			c.T.Log(c.State())
 		}
-		<-next.C
-	}
+	}()
+	policytest.WaitFor(c.T, what, holds)
+	held = true
 }
 
 // Order executes an operator's command for a replica through the admin server.

@@ -11,46 +11,44 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 )
 
 // stopped is how long a suspended process stays so: longer than any lease.
 const stopped = 3500 * time.Millisecond
 
-// victim is a process that a fault affects.
+// victim is a process that a fault affects: the engine of a replica, or its migrator.
 type victim struct {
-	name    string
-	process func(h *hop) **process
-	start   func(h *hop) // starts a replacement
+	name   string
+	of     func(h *hop) *replica
+	engine bool
 }
 
-func victims() []victim {
-	engine := func(of func(h *hop) *replica) (func(h *hop) **process, func(h *hop)) {
-		return func(h *hop) **process { return &of(h).engine }, func(h *hop) { of(h).startEngine() }
+var victims = []victim{
+	{"source's engine", toSource, true}, {"target's engine", toTarget, true}, {"source's migrator", toSource, false}, {"target's migrator", toTarget, false},
+}
+
+func (v victim) process(h *hop) *process {
+	if v.engine {
+		return v.of(h).engine
 	}
-	migrator := func(of func(h *hop) *replica) (func(h *hop) **process, func(h *hop)) {
-		return func(h *hop) **process { return &of(h).migrator }, func(h *hop) { of(h).startMigrator() }
-	}
-	var out []victim
-	add := func(name string, p func(h *hop) **process, s func(h *hop)) { out = append(out, victim{name, p, s}) }
-	p, s := engine(toSource)
-	add("source's engine", p, s)
-	p, s = engine(toTarget)
-	add("target's engine", p, s)
-	p, s = migrator(toSource)
-	add("source's migrator", p, s)
-	p, s = migrator(toTarget)
-	add("target's migrator", p, s)
-	return out
+	return v.of(h).migrator
 }
 
 // killed kills a process without a shutdown, and starts it again.
 func killed(v victim) fault {
 	return fault{
 		name:   v.name + " killed",
-		strike: func(h *hop, _ crossing) bool { (*v.process(h)).kill(); return true },
+		strike: func(h *hop, _ crossing) bool { v.process(h).kill(); return true },
 		lasts:  time.Second,
-		heal:   v.start,
+		heal: func(h *hop) {
+			if v.engine {
+				v.of(h).startEngine()
+			} else {
+				v.of(h).startMigrator()
+			}
+		},
 	}
 }
 
@@ -58,9 +56,9 @@ func killed(v victim) fault {
 func frozen(v victim) fault {
 	return fault{
 		name:   v.name + " stopped",
-		strike: func(h *hop, _ crossing) bool { (*v.process(h)).signal(syscall.SIGSTOP); return true },
+		strike: func(h *hop, _ crossing) bool { v.process(h).signal(syscall.SIGSTOP); return true },
 		lasts:  stopped,
-		heal:   func(h *hop) { (*v.process(h)).signal(syscall.SIGCONT) },
+		heal:   func(h *hop) { v.process(h).signal(syscall.SIGCONT) },
 	}
 }
 
@@ -72,6 +70,14 @@ func skipUnlessSlow(t *testing.T) {
 	t.Parallel()
 }
 
+// live runs a slow test for both modes of live migration.
+func live(t *testing.T, test func(t *testing.T, mode string)) {
+	skipUnlessSlow(t)
+	for _, mode := range []string{config.MigrationLive, liveOnGPU} {
+		t.Run(mode, func(t *testing.T) { t.Parallel(); test(t, mode) })
+	}
+}
+
 // ways are the steps of a migration, by mode.
 var ways = map[string][]step{config.MigrationLive: liveSteps, liveOnGPU: liveSteps, config.MigrationReprompt: repromptSteps}
 
@@ -80,10 +86,10 @@ var ways = map[string][]step{config.MigrationLive: liveSteps, liveOnGPU: liveSte
 func TestProcessesDie(t *testing.T) {
 	skipUnlessSlow(t)
 	for mode, steps := range ways {
-		for _, v := range victims() {
+		for _, v := range victims {
 			t.Run(mode+"/"+v.name, func(t *testing.T) {
 				t.Parallel()
-				h := newHop(t, mode, nil)
+				h := newHop(t, mode, setup{})
 				for _, s := range steps {
 					h.injectFault(s, killed(v))
 					h.injectFault(s, frozen(v))
@@ -121,7 +127,7 @@ func TestLinksBreak(t *testing.T) {
 		} {
 			t.Run(mode+"/"+name, func(t *testing.T) {
 				t.Parallel()
-				h := newHop(t, mode, nil)
+				h := newHop(t, mode, setup{})
 				for _, s := range steps {
 					for _, f := range faults(s) {
 						h.injectFault(s, f)
@@ -134,18 +140,10 @@ func TestLinksBreak(t *testing.T) {
 
 // TestMessagesLie alters every block table in transit: a replica decodes only what it has verified,
 // and so no request migrates live.
-func TestMessagesLie(t *testing.T) {
-	skipUnlessSlow(t)
-	for _, mode := range []string{config.MigrationLive, liveOnGPU} {
-		t.Run(mode, func(t *testing.T) {
-			t.Parallel()
-			messagesLie(t, mode)
-		})
-	}
-}
+func TestMessagesLie(t *testing.T) { live(t, messagesLie) }
 
 func messagesLie(t *testing.T, mode string) {
-	h := newHop(t, mode, nil)
+	h := newHop(t, mode, setup{})
 	flip := func(list []uint32) {
 		for i := range list {
 			list[i] ^= 1
@@ -163,7 +161,7 @@ func messagesLie(t *testing.T, mode string) {
 			done := h.done(source)
 			h.injectFault(s, fault{name: "false " + name, always: true, strike: func(_ *hop, c crossing) bool { lie(c); return true }})
 			if n := h.done(source) - done; n != 0 {
-				t.Errorf("false %s at %s: %d requests have moved", name, s.name, n)
+				t.Errorf("false %s at %s: %d requests migrated", name, s.name, n)
 			}
 		}
 	}
@@ -172,7 +170,7 @@ func messagesLie(t *testing.T, mode string) {
 
 // done counts the migrations away from a replica that the control plane reports as done.
 func (h *hop) done(from string) (n int) {
-	h.t.Helper()
+	h.T.Helper()
 	for _, m := range h.migrations() {
 		if m.State == "done" && string(m.From) == from {
 			n++
@@ -181,14 +179,14 @@ func (h *hop) done(from string) (n int) {
 	return n
 }
 
-// TestFrontDies kills the front end at each step of its requests' migrations: nothing of them
+// TestFrontEndDies kills the front end at each step of its requests' migrations: nothing of them
 // remains, frozen or reserved, on any replica.
-func TestFrontDies(t *testing.T) {
+func TestFrontEndDies(t *testing.T) {
 	skipUnlessSlow(t)
 	for mode, steps := range ways {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
-			h := newHop(t, mode, nil)
+			h := newHop(t, mode, setup{})
 			for _, s := range steps {
 				h.injectFault(s, fault{
 					name:   "front killed",
@@ -206,26 +204,18 @@ func TestFrontDies(t *testing.T) {
 
 // TestNoRoom sells requests to a replica whose engine is full of requests that its migrator does
 // not know: it rejects them, and accepts them later.
-func TestNoRoom(t *testing.T) {
-	skipUnlessSlow(t)
-	for _, mode := range []string{config.MigrationLive, liveOnGPU} {
-		t.Run(mode, func(t *testing.T) {
-			t.Parallel()
-			noRoom(t, mode)
-		})
-	}
-}
+func TestNoRoom(t *testing.T) { live(t, noRoom) }
 
 func noRoom(t *testing.T, mode string) {
-	h := newHop(t, mode, func(c *config.Fleet) { c.Models[0].Context, c.Models[0].KVTokens = 2048, 4096 })
+	h := newHop(t, mode, setup{edit: func(c *config.Fleet) { c.Models[0].Context, c.Models[0].KVTokens = 2048, 4096 }})
 	for range 4 {
-		running := h.begin()
+		running := h.begin(900)
 		var fill sync.WaitGroup
 		for i := range 3 {
 			h.turn++
-			body := prompt(h.turn, 900+100*i, 300)
+			body := clienttest.Prompt(h.turn, 4600+500*i, 300)
 			fill.Go(func() {
-				resp, err := h.client.Post(h.target.Engine+"/v1/completions", "application/json", bytes.NewReader(body))
+				resp, err := h.HTTP.Post(h.target.Engine+"/v1/completions", "application/json", bytes.NewReader(body))
 				if err != nil {
 					t.Error(err)
 					return
@@ -236,20 +226,20 @@ func noRoom(t *testing.T, mode string) {
 				}
 			})
 		}
-		h.order("undrain", h.target.ID)
-		h.order("drain", h.source.ID)
+		h.leaveSource()
 		fill.Wait()
-		<-running.over
-		if len(running.bad) > 0 {
-			t.Errorf("%d of %d streams are wrong: %q", len(running.bad), hopping, running.bad)
+		for _, s := range running {
+			if err := s.Whole(); err != nil {
+				t.Error(err)
+			}
 		}
 		h.awaitEmpty(h.replicas...)
-		h.source, h.target = h.target, h.source
+		h.swap()
 	}
-	if !strings.Contains(h.source.migrator.out.String()+h.target.migrator.out.String(), "no blocks for a request") {
-		t.Error("no request was refused")
+	if !strings.Contains(h.source.migrator.out.String()+h.target.migrator.out.String(), "reservation refused") {
+		t.Error("no reservation was refused")
 	}
 	if h.tally() == 0 {
-		t.Error("nothing moved")
+		t.Error("no request migrated")
 	}
 }

@@ -2,9 +2,7 @@ package processes
 
 import (
 	"encoding/json"
-	"fmt"
-	"io"
-	"net/http"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -16,13 +14,20 @@ import (
 	"github.com/goccy/go-yaml"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
+	"github.com/cascadeinfer/cascade/engine/cost"
+	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
 // llm is the model of every fleet in this package.
-const llm = "m"
+const llm = clienttest.Model
+
+// forever is the output of streams that outlast their test, however slow the host is: more than a minute at the speed
+// of the fleets, and close to the context.
+const forever = 14_000
 
 // steady is the cost of every engine: 20 ms per token, independent of other requests, and prompts
 // in no time.
@@ -31,7 +36,7 @@ const steady = `{"name": "steady", "source": "made up for tests", "unit": "secon
 
 // fleet is a running fleet, with a process per component.
 type fleet struct {
-	t        testing.TB
+	*clienttest.Clients
 	dir      string // directory of the files; its path is short
 	file     config.Fleet
 	replicas []*replica
@@ -39,8 +44,7 @@ type fleet struct {
 	planes   []*plane // the control planes, if there are several
 	wire     *wiretap // between the control planes and Envoy
 	envoy    *envoytest.Process
-	proxy    *process // nil if Envoy is the data plane
-	client   *http.Client
+	proxy    *process          // nil if Envoy is the data plane
 	library  string            // of the GPUs that hold the engines' KV; "": host memory does
 	faults   map[string]string // see setup
 	onHost   string
@@ -78,8 +82,7 @@ func newFleet(t testing.TB, s setup) *fleet {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	f := &fleet{t: t, dir: dir, client: newClient(), library: s.library, faults: s.faults, onHost: s.onHost, rdma: s.rdma}
-	t.Cleanup(f.client.CloseIdleConnections)
+	f := &fleet{dir: dir, library: s.library, faults: s.faults, onHost: s.onHost, rdma: s.rdma}
 	s.planes = max(1, s.planes)
 	a := loopback.Addresses(t, 3+4*s.replicas+2*(s.planes-1))
 	f.file = config.Fleet{
@@ -108,6 +111,15 @@ func newFleet(t testing.TB, s setup) *fleet {
 	if s.edit != nil {
 		s.edit(&f.file)
 	}
+	var profile cost.Profile
+	if err := json.Unmarshal([]byte(steady), &profile); err != nil {
+		t.Fatal(err)
+	}
+	f.Clients = &clienttest.Clients{
+		T: t, DataPlane: "http://" + f.file.Proxy.Listen, Admin: "http://" + f.file.Control.Admin, HTTP: clienttest.NewHTTP(),
+		Engine: emulator.Config{Model: llm, Context: f.file.Models[0].Context, KVTokens: f.file.Models[0].KVTokens, Profile: profile},
+	}
+	t.Cleanup(f.HTTP.CloseIdleConnections)
 	f.write("steady.json", []byte(steady))
 	for name, data := range s.files {
 		f.write(name, data)
@@ -144,7 +156,7 @@ func newFleet(t testing.TB, s setup) *fleet {
 	} else {
 		f.proxy = start(t, "proxy", "-c", f.path("fleet.yaml"), "--node-id", "edge", "--log", "error")
 	}
-	f.awaitURL("http://"+f.file.Proxy.Listen+"/v1/models", llm)
+	f.awaitURL(f.DataPlane+"/v1/models", llm)
 	for _, r := range f.replicas {
 		r.awaitServing()
 	}
@@ -154,56 +166,51 @@ func newFleet(t testing.TB, s setup) *fleet {
 // tapped returns the fleet file for Envoys. If wanted, they reach the control planes through a
 // wiretap, which cannot read TLS connections.
 func (f *fleet) tapped(file config.Fleet, wanted bool) string {
-	f.t.Helper()
+	f.T.Helper()
 	if !wanted || file.TLS.Cert != "" {
 		return f.path("fleet.yaml")
 	}
-	f.wire = newWiretap()
+	f.wire = &wiretap{has: map[string]string{}}
 	var taps []string
 	for _, p := range f.planes {
-		taps = append(taps, f.wire.to(f.t, p.listen))
+		taps = append(taps, f.wire.to(f.T, p.listen))
 	}
 	file.Control.Listen, file.Control.Peers = taps[0], taps[1:]
 	f.writeFleet("edge.yaml", file)
 	return f.path("edge.yaml")
 }
 
-// newClient returns an HTTP client with connections of its own.
-func newClient() *http.Client {
-	return &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true}}
-}
-
 func (f *fleet) path(name string) string { return filepath.Join(f.dir, name) }
 
 func (f *fleet) write(name string, data []byte) {
-	f.t.Helper()
+	f.T.Helper()
 	if err := os.WriteFile(f.path(name), data, 0o600); err != nil {
-		f.t.Fatal(err)
+		f.T.Fatal(err)
 	}
 }
 
 func (f *fleet) writeFleet(name string, c config.Fleet) {
-	f.t.Helper()
+	f.T.Helper()
 	data, err := yaml.Marshal(c)
 	if err != nil {
-		f.t.Fatal(err)
+		f.T.Fatal(err)
 	}
 	f.write(name, data)
 }
 
 func (f *fleet) startControl() {
-	f.t.Helper()
-	f.control = start(f.t, "control", "-c", f.path("fleet.yaml"))
+	f.T.Helper()
+	f.control = start(f.T, "control", "-c", f.path("fleet.yaml"))
 	f.control.await("control plane of")
 }
 
 func (r *replica) startEngine() {
-	r.f.t.Helper()
+	r.f.T.Helper()
 	args := []string{"engine", "-c", r.file, "--replica", r.ID}
 	if r.f.library != "" && r.f.onHost != r.ID {
 		args = append(args, "--device", "cuda")
 	}
-	r.engine = startWith(r.f.t, r.f.env(), args...)
+	r.engine = startWith(r.f.T, r.f.env(), args...)
 	r.engine.await("emulating")
 }
 
@@ -221,50 +228,31 @@ func (f *fleet) env() (env []string) {
 
 // startMigrator starts the replica's migrator. Another one may still run.
 func (r *replica) startMigrator() {
-	r.f.t.Helper()
+	r.f.T.Helper()
 	env := r.f.env()
 	if faults := r.f.faults[r.ID]; faults != "" {
 		env = append(env, "FAKE_CUDA_FAIL="+faults)
 	}
-	r.migrator = startWith(r.f.t, env, "migrator", "-c", r.file, "--replica", r.ID, "--log", "info", "--runtime-dir", r.f.path("run"))
+	r.migrator = startWith(r.f.T, env, "migrator", "-c", r.file, "--replica", r.ID, "--log", "info", "--runtime-dir", r.f.path("run"))
 	r.migrator.await("migrator of " + r.ID + ": .*reports to")
 }
 
 // awaitServing waits until the replica receives requests.
 func (r *replica) awaitServing() {
-	r.f.t.Helper()
+	r.f.T.Helper()
 	r.f.awaitStatus(r.ID+" serves", func(s control.Status) bool {
-		n := find(s, r.ID)
-		return n != nil && n.Health == "healthy" && n.Weight > 0 && n.Connected && len(n.Drain) == 0
+		n := clienttest.Find(s, r.ID)
+		return n.Health == "healthy" && n.Weight > 0 && n.Connected && len(n.Drain) == 0
 	})
-}
-
-// find returns a replica in a status, or nil if it is not there.
-func find(s control.Status, id string) *control.Replica {
-	for _, m := range s.Models {
-		for _, st := range m.Stages {
-			for i := range st.Replicas {
-				if string(st.Replicas[i].ID) == id {
-					return &st.Replicas[i]
-				}
-			}
-		}
-		for i := range m.Unassigned {
-			if string(m.Unassigned[i].ID) == id {
-				return &m.Unassigned[i]
-			}
-		}
-	}
-	return nil
 }
 
 // awaitStatus waits until the control plane's status meets a condition.
 func (f *fleet) awaitStatus(what string, holds func(control.Status) bool) {
-	f.t.Helper()
+	f.T.Helper()
 	var body string
-	waitFor(f.t, what, func() bool {
+	f.WaitFor(what, func() bool {
 		var err error
-		if body, err = f.get("http://" + f.file.Control.Admin + "/status"); err != nil {
+		if body, err = f.Get(f.Admin + "/status"); err != nil {
 			return false
 		}
 		var s control.Status
@@ -274,66 +262,34 @@ func (f *fleet) awaitStatus(what string, holds func(control.Status) bool) {
 
 // awaitURL waits until GET returns 200 and a body that matches.
 func (f *fleet) awaitURL(url, pattern string) {
-	f.t.Helper()
+	f.T.Helper()
 	re := regexp.MustCompile(pattern)
-	waitFor(f.t, url+" matches "+pattern, func() bool {
-		body, err := f.get(url)
+	f.WaitFor(url+" matches "+pattern, func() bool {
+		body, err := f.Get(url)
 		return err == nil && re.MatchString(body)
 	})
 }
 
-// get fetches a page, which must return 200.
-func (f *fleet) get(url string) (string, error) {
-	resp, err := f.client.Get(url)
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s", resp.Status, body)
-	}
-	return string(body), err
-}
-
-// order executes an operator's command through the admin port.
-func (f *fleet) order(what, id string) {
-	f.t.Helper()
-	req, err := http.NewRequest(http.MethodPost, "http://"+f.file.Control.Admin+"/"+what+"?replica="+id, nil)
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	req.Header.Set(control.AdminHeader, "1")
-	resp, err := f.client.Do(req)
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	if body, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusOK {
-		f.t.Fatalf("%s %s: %s: %s", what, id, resp.Status, body)
-	}
-}
-
 // cascade runs an operator's command against the fleet.
 func (f *fleet) cascade(args ...string) string {
-	f.t.Helper()
-	return command(f.t, append(args, "--control", "http://"+f.file.Control.Admin)...)
+	f.T.Helper()
+	return command(f.T, append(args, "--control", f.Admin)...)
 }
 
 // migrations returns the migrations that the control plane reports.
 func (f *fleet) migrations() []control.Migration {
-	f.t.Helper()
+	f.T.Helper()
 	var m control.Migrations
 	text := f.cascade("migrations", "--json", "--limit", "512")
 	if err := json.Unmarshal([]byte(text), &m); err != nil {
-		f.t.Fatalf("migrations --json: %v: %s", err, text)
+		f.T.Fatalf("migrations --json: %v: %s", err, text)
 	}
 	return m.Migrations
 }
 
 // tally logs the migrations by cause and path, and returns how many were done.
 func (f *fleet) tally() int {
-	f.t.Helper()
+	f.T.Helper()
 	by, done, stall := map[string]int{}, 0, 0.0
 	for _, m := range f.migrations() {
 		key := m.Cause + " " + m.Method + " " + m.State
@@ -349,7 +305,7 @@ func (f *fleet) tally() int {
 			stall = max(stall, m.Stall)
 		}
 	}
-	f.t.Logf("moves: %v; longest stall %.1f ms", by, stall*1e3)
+	f.T.Logf("migrations: %v; longest stall %.1f ms", by, stall*1e3)
 	return done
 }
 
@@ -369,12 +325,30 @@ func gauge(page, name string) (sum float64, ok bool) {
 // busy are the metrics of an engine that are 0 when it has no work and no request holds blocks.
 var busy = [...]string{"vllm:num_requests_running", "vllm:num_requests_waiting", "cascade_emulator_frozen_requests", "cascade_emulator_reserved_blocks"}
 
+// awaitDrained waits until no request runs at a replica, as the control plane sees it.
+func (f *fleet) awaitDrained(id string) {
+	f.T.Helper()
+	f.awaitStatus(id+" is empty", func(s control.Status) bool { n := clienttest.Find(s, id); return n.ID != "" && n.Residents == 0 })
+}
+
+// newLoad starts a load; its prompts have the given sizes, and its answers output tokens. Most requests are streamed.
+func (f *fleet) newLoad(workers, output int, sizes ...int) *clienttest.Load {
+	f.T.Helper()
+	return f.NewLoad(clienttest.LoadConfig{
+		Workers: workers,
+		Body: func(worker int, rng *rand.Rand) []byte {
+			return clienttest.Prompt(1+worker, sizes[rng.IntN(len(sizes))], output)
+		},
+		Streamed: func(n int) bool { return n%4 != 0 },
+	})
+}
+
 // awaitEmpty waits until nothing is running, frozen or reserved at the engines.
 func (f *fleet) awaitEmpty(replicas ...*replica) {
-	f.t.Helper()
+	f.T.Helper()
 	for _, r := range replicas {
-		waitFor(f.t, r.ID+" is empty", func() bool {
-			page, err := f.get(r.Engine + "/metrics")
+		f.WaitFor(r.ID+" is empty", func() bool {
+			page, err := f.Get(r.Engine + "/metrics")
 			for _, name := range busy {
 				if v, ok := gauge(page, name); err != nil || !ok || v != 0 {
 					return false

@@ -77,8 +77,8 @@ func TestFloods(t *testing.T) {
 	t.Parallel()
 	envoytest.Binary(t)
 	f := newFleet(t, setup{envoy: true, replicas: 3, edit: func(c *config.Fleet) { c.Control.Limits = narrow }})
-	load := newTraffic(f, newOracle(f), "http://"+f.file.Proxy.Listen, calm)
-	load.waitForRequests(5)
+	load := f.calmLoad()
+	load.WaitForRequests(5)
 	connections := func() string {
 		return fmt.Sprint(f.envoy.Stats(`^cluster\.cascade-xds\.(upstream_cx_total|upstream_rq_total)$|^control_plane\.connected_state$`))
 	}
@@ -121,10 +121,10 @@ func TestFloods(t *testing.T) {
 		}
 		return true
 	}
-	waitFor(t, "the floods of three nodes are refused", refusedOften)
+	f.WaitFor("the floods of three nodes are refused", refusedOften)
 	var n atomic.Int64 // number of nodes, which all exceed the limit by now
 	again("nodes", 2, func(x *flood) { x.ask(ctx, fmt.Sprint("invented-", n.Add(1)), 1, narrow.StreamNames+1) })
-	waitFor(t, "every flood is refused", refusedOften)
+	f.WaitFor("every flood is refused", refusedOften)
 
 	// Meanwhile the planner works, and Envoy applies its plans.
 	f.cascade("drain", "r0", "--wait", "--timeout", patience.String())
@@ -134,7 +134,7 @@ func TestFloods(t *testing.T) {
 	f.awaitStatus("the Envoy has the plan without r0", reached(2))
 	f.cascade("undrain", "r0")
 	f.awaitStatus("the Envoy has the plan with r0", reached(3))
-	load.waitForRequests(10)
+	load.WaitForRequests(10)
 	cancel()
 	all.Wait()
 	for name, x := range ways {
@@ -143,8 +143,8 @@ func TestFloods(t *testing.T) {
 			t.Errorf("%s: %d streams ended otherwise", name, x.ended.Load())
 		}
 	}
-	load.stop()
-	load.report()
+	load.Stop()
+	load.Report()
 	if after := connections(); after != before {
 		t.Errorf("the Envoy had to come again: %s, before %s", after, before)
 	}
@@ -160,7 +160,7 @@ func TestFloods(t *testing.T) {
 	if n := strings.Count(text, "xds stream refused"); n > 16*most {
 		t.Errorf("%d lines are logged of refusals", n)
 	}
-	page, err := f.get("http://" + f.file.Control.Admin + "/metrics")
+	page, err := f.Get("http://" + f.file.Control.Admin + "/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,16 +1,13 @@
 package processes
 
 import (
-	"bytes"
 	"errors"
-	"fmt"
-	"net/http"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -23,7 +20,6 @@ const hopping = 3
 // two others alternate as source and target. Their messages to each other cross links.
 type hop struct {
 	*fleet
-	oracle         *oracle
 	links          map[string]*link // by the replica behind the link
 	front          *replica
 	source, target *replica
@@ -35,113 +31,67 @@ type hop struct {
 // driver without GPUs.
 const liveOnGPU = "live, on a GPU"
 
-// newHop runs a fleet whose requests migrate in the given mode; edit, if any, changes its file.
-func newHop(t *testing.T, mode string, edit func(*config.Fleet)) *hop {
-	t.Helper()
-	return newHopOf(t, mode, setup{edit: edit})
-}
-
-// newHopOf is newHop with a setup, of which it uses edit, faults and onHost.
-func newHopOf(t *testing.T, mode string, of setup) *hop {
+// newHop runs a fleet whose requests migrate in the given mode.
+func newHop(t *testing.T, mode string, s setup) *hop {
 	t.Helper()
 	h := &hop{links: map[string]*link{}, hits: map[string]int{}}
-	library := ""
 	if mode == liveOnGPU {
-		mode, library = config.MigrationLive, fake.CUDA(t)
+		mode, s.library = config.MigrationLive, fake.CUDA(t)
 	}
-	h.fleet = newFleet(t, setup{
-		replicas: 3,
-		library:  library,
-		faults:   of.faults,
-		onHost:   of.onHost,
-		edit: func(c *config.Fleet) {
-			c.Migration.Mode = mode
-			if of.edit != nil {
-				of.edit(c)
-			}
-		},
-		published: func(r *config.Replica) {
-			l := newLink(t, r.ID, r.Peer)
-			h.links[r.ID], r.Peer = l, l.address
-		},
-	})
-	h.oracle = newOracle(h.fleet)
+	edit := s.edit
+	s.replicas = 3
+	s.edit = func(c *config.Fleet) {
+		if c.Migration.Mode = mode; edit != nil {
+			edit(c)
+		}
+	}
+	s.published = func(r *config.Replica) {
+		l := newLink(t, r.ID, r.Peer)
+		h.links[r.ID], r.Peer = l, l.address
+	}
+	h.fleet = newFleet(t, s)
 	h.front, h.source, h.target = h.replicas[0], h.replicas[1], h.replicas[2]
-	h.order("drain", h.front.ID)
-	h.order("drain", h.target.ID)
+	h.Order("drain", h.front.ID)
+	h.Order("drain", h.target.ID)
 	t.Cleanup(func() { t.Logf("struck: %v", h.hits) })
 	return h
 }
 
-// streams are a few streams of the front end's clients that run at the source.
-type streams struct {
-	over chan struct{} // closed when all have ended
-	mu   sync.Mutex
-	bad  []string // errors of the streams
-	cut  int      // streams that had the right text but ended early
-}
-
-// begin starts streams and waits until the source runs all of them.
-func (h *hop) begin() *streams {
-	h.t.Helper()
+// begin starts streams of the front end's clients and waits until the source runs all of them.
+func (h *hop) begin(output int) (running []*clienttest.Stream) {
+	h.T.Helper()
 	for _, r := range h.replicas {
 		h.awaitURL("http://"+r.Admin+"/readyz", "ready")
 	}
 	h.awaitStatus("only "+h.source.ID+" serves", func(s control.Status) bool {
 		for _, r := range h.replicas {
-			n := find(s, r.ID)
-			if n == nil || !n.Connected || n.Health == "unhealthy" || n.Residents != 0 || (len(n.Drain) == 0) != (r == h.source) {
+			n := clienttest.Find(s, r.ID)
+			if !n.Connected || n.Health == "unhealthy" || n.Residents != 0 || (len(n.Drain) == 0) != (r == h.source) {
 				return false
 			}
 		}
 		return true
 	})
-	s := &streams{over: make(chan struct{})}
-	var wg sync.WaitGroup
 	for i := range hopping {
 		h.turn++
-		body := prompt(h.turn, 60+100*i, 900)
-		wg.Go(func() { h.follow(body, s) })
+		running = append(running, h.Start("http://"+h.front.Address, clienttest.Prompt(h.turn, 350+500*i, output)))
 	}
-	go func() { wg.Wait(); close(s.over) }()
 	h.awaitStatus("all streams run at "+h.source.ID, func(st control.Status) bool {
-		n := find(st, h.source.ID)
-		return n != nil && n.Residents == hopping && n.Waiting == 0
+		n := clienttest.Find(st, h.source.ID)
+		return n.Residents == hopping && n.Waiting == 0
 	})
-	return s
+	return running
 }
 
-// follow reads a stream of the front end and compares its text.
-func (h *hop) follow(body []byte, s *streams) {
-	want, err := h.oracle.text(body)
-	got := ""
-	if err == nil {
-		got, err = h.ask(body)
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case err != nil && strings.HasPrefix(want, got):
-		s.cut++
-		fallthrough
-	case err != nil || got != want:
-		s.bad = append(s.bad, fmt.Sprintf("%v: %s", err, firstDifference(got, want)))
-	}
+// leaveSource makes the streams migrate from the source to the target.
+func (h *hop) leaveSource() {
+	h.T.Helper()
+	h.Order("undrain", h.target.ID)
+	h.Order("drain", h.source.ID)
 }
 
-// ask returns the text that the front end streams to a client.
-func (h *hop) ask(body []byte) (string, error) {
-	sent := append(body[:len(body)-1:len(body)-1], `,"stream":true}`...)
-	resp, err := h.client.Post("http://"+h.front.Address+"/v1/completions", "application/json", bytes.NewReader(sent))
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return "", errors.New(resp.Status)
-	}
-	return read(resp.Body)
-}
+// swap makes the source the target of the next migrations.
+func (h *hop) swap() { h.source, h.target = h.target, h.source }
 
 // step is a point of a migration, identified by a message in transit.
 type step struct {
@@ -182,11 +132,11 @@ var repromptSteps = []step{
 type fault struct {
 	name string
 	// strike injects the fault while the message is in transit, and reports whether to forward the
-	// message.
+	// message. nil forwards it.
 	strike func(h *hop, c crossing) bool
-	// always makes strike run at every message of the step, not only at the first.
+	// always makes strike run at every message of the step, not only at the first, and lets the streams stay at the source.
 	always bool
-	// cuts allows streams to end early, if their text so far is right.
+	// cuts means that the fault ends the streams.
 	cuts bool
 	// heal undoes the fault later; nil: there is nothing to undo.
 	heal func(h *hop)
@@ -194,35 +144,37 @@ type fault struct {
 	lasts time.Duration
 }
 
-// attempts is how often streams may fail to reach a step: all of them may end before their
-// migration gets that far.
+// attempts is how often streams may leave the source without a step: not every migration has all steps.
 const attempts = 3
 
 // injectFault injects a fault at the first message of a step of some migration.
 func (h *hop) injectFault(s step, f fault) {
-	h.t.Helper()
+	h.T.Helper()
 	name := f.name + " at " + s.name
 	for range attempts {
-		if h.run(name, s, f) {
+		if h.migrate(name, s, f) {
 			h.hits[s.name]++
 			return
 		}
-		h.t.Logf("%s: the streams ended before it", name)
+		h.T.Logf("%s: the streams migrated without it", name)
 	}
-	h.t.Errorf("%s: the step never came", name)
+	h.T.Errorf("%s: the step never came", name)
 }
 
-// run migrates all streams from the source to the target, with a fault at the first message of a
-// step, if it occurs. Every text must equal the oracle's, and soon nothing may be left behind. Then
-// source and target swap roles.
-func (h *hop) run(name string, s step, f fault) (came bool) {
-	h.t.Helper()
-	running := h.begin()
-	struck := make(chan struct{}) // closed by the first message of the step
-	l := h.links[s.to(h).ID]
+// migrate migrates streams from the source to the target, with a fault at the first message of a step, if it occurs.
+// The streams continue, every text is right, and when the clients have disconnected nothing is left behind. Then source
+// and target swap roles.
+func (h *hop) migrate(name string, s step, f fault) (came bool) {
+	h.T.Helper()
+	running := h.begin(forever)
+	enough := 1
+	if f.always {
+		enough = 2 * hopping
+	}
 	var mu sync.Mutex
 	strikes, missed := 0, false
-	l.onMessage(func(c crossing) (goesOn bool) {
+	l := h.links[s.to(h).ID]
+	l.onMessage(func(c crossing) (forward bool) {
 		if c.kind() != s.kind || c.Round < s.round {
 			return true
 		}
@@ -231,20 +183,20 @@ func (h *hop) run(name string, s step, f fault) (came bool) {
 		if missed {
 			return true
 		}
-		if strikes++; strikes == 1 {
-			defer close(struck)
-		}
-		return strikes > 1 && !f.always || f.strike(h, c)
+		strikes++
+		return strikes > 1 && !f.always || f.strike == nil || f.strike(h, c)
 	})
-	h.order("undrain", h.target.ID)
-	h.order("drain", h.source.ID)
-	select {
-	case <-struck:
-	case <-running.over:
+	h.leaveSource()
+	left := func(s control.Status) bool {
+		n := clienttest.Find(s, h.source.ID)
+		return n.ID != "" && n.Residents == 0
 	}
-	// The fault itself may have ended the streams, and strike may still be running. Otherwise the
-	// fault comes too late.
-	mu.Lock()
+	h.awaitStatus(name, func(s control.Status) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return strikes >= enough || left(s)
+	})
+	mu.Lock() // strike may still be running
 	came, missed = strikes > 0, strikes == 0
 	mu.Unlock()
 	if came && f.heal != nil {
@@ -254,18 +206,23 @@ func (h *hop) run(name string, s step, f fault) (came bool) {
 	if !f.always {
 		l.onMessage(nil)
 	}
-	select {
-	case <-running.over:
-	case <-time.After(patience):
-		h.t.Fatalf("%s: the streams do not end", name)
+	if came && f.cuts {
+		for _, s := range running {
+			if err := s.Whole(); !errors.Is(err, clienttest.ErrCut) {
+				h.T.Errorf("%s: %v, want %v", name, err, clienttest.ErrCut)
+			}
+		}
+	} else {
+		if !f.always {
+			h.awaitStatus(name+": the streams leave the source", left)
+		}
+		h.WaitForGrowth(running)
+		h.RequireTexts(running)
 	}
 	l.onMessage(nil)
-	if wrong := len(running.bad); wrong > running.cut || wrong > 0 && !f.cuts {
-		h.t.Errorf("%s: %d of %d streams are wrong: %q", name, len(running.bad), hopping, running.bad)
-	}
 	// Engines keep unreleased blocks forever, so a wait of any length detects them, on a host of
 	// any speed.
 	h.awaitEmpty(h.replicas...)
-	h.source, h.target = h.target, h.source
+	h.swap()
 	return came
 }

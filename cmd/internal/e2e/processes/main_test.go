@@ -16,7 +16,7 @@ var everything = os.Getenv("CASCADE_TEST_ALL") != ""
 var cascade string
 
 // together is how many fleets run in parallel, on any host: they wait more than they compute.
-const together = "4"
+const together = "6"
 
 func TestMain(m *testing.M) {
 	// Set it before the command line is parsed, which may override it.
@@ -35,7 +35,7 @@ func testMain(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 	cascade = filepath.Join(dir, "daemon")
-	if out, err := exec.Command("go", "build", "-o", cascade, "../../../cascade").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-ldflags=-s -w", "-o", cascade, "../../../cascade").CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
 		return 1
 	}

@@ -3,17 +3,16 @@ package processes
 import (
 	"context"
 	"encoding/json"
-	"io"
-	"net/http"
 	"os"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
-	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/store"
@@ -28,14 +27,14 @@ type plane struct {
 
 // start restarts the control plane after its process has ended.
 func (p *plane) start() {
-	p.f.t.Helper()
-	p.process = start(p.f.t, "control", "-c", p.f.path("fleet.yaml"), "--name", p.name, "--listen", p.listen, "--admin", p.admin, "--log", "info")
+	p.f.T.Helper()
+	p.process = start(p.f.T, "control", "-c", p.f.path("fleet.yaml"), "--name", p.name, "--listen", p.listen, "--admin", p.admin, "--log", "info")
 	p.process.await("control plane of")
 }
 
 // status fetches the state of the control plane once.
 func (p *plane) status() (s control.Status, err error) {
-	body, err := p.f.get("http://" + p.admin + "/status")
+	body, err := p.f.Get("http://" + p.admin + "/status")
 	if err == nil {
 		err = json.Unmarshal([]byte(body), &s)
 	}
@@ -44,8 +43,8 @@ func (p *plane) status() (s control.Status, err error) {
 
 // await waits until the state of the control plane meets a condition, and returns it.
 func (p *plane) await(what string, holds func(control.Status) bool) (s control.Status) {
-	p.f.t.Helper()
-	waitFor(p.f.t, p.name+": "+what, func() bool {
+	p.f.T.Helper()
+	p.f.WaitFor(p.name+": "+what, func() bool {
 		var err error
 		s, err = p.status()
 		return err == nil && holds(s)
@@ -55,39 +54,21 @@ func (p *plane) await(what string, holds func(control.Status) bool) (s control.S
 
 // cascade runs an operator's command at the control plane.
 func (p *plane) cascade(args ...string) string {
-	p.f.t.Helper()
-	return command(p.f.t, append(args, "--control", "http://"+p.admin)...)
-}
-
-// post sends a command to the control plane and returns the status code.
-func (p *plane) post(path string) (int, error) {
-	ctx, cancel := context.WithTimeout(p.f.t.Context(), patience) // the control plane may be suspended
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+p.admin+path, nil)
-	if err != nil {
-		return 0, err
-	}
-	req.Header.Set(control.AdminHeader, "1")
-	resp, err := p.f.client.Do(req)
-	if err != nil {
-		return 0, err
-	}
-	defer resp.Body.Close()
-	_, err = io.Copy(io.Discard, resp.Body)
-	return resp.StatusCode, err
+	p.f.T.Helper()
+	return command(p.f.T, append(args, "--control", "http://"+p.admin)...)
 }
 
 // freeze suspends the control plane with SIGSTOP at a moment when it does not hold the lock of the
 // plan object: otherwise no process could write the object.
 func (p *plane) freeze() {
-	p.f.t.Helper()
+	p.f.T.Helper()
 	lock, err := os.Open(p.f.path("state/plan.json.lock"))
 	if err == nil {
 		defer lock.Close()
 		err = syscall.Flock(int(lock.Fd()), syscall.LOCK_EX)
 	}
 	if err != nil {
-		p.f.t.Fatal(err)
+		p.f.T.Fatal(err)
 	}
 	p.process.signal(syscall.SIGSTOP)
 	time.Sleep(tick) // until the signal takes effect
@@ -110,19 +91,10 @@ const fresh = 10
 
 // hasFreshReports reports whether a control plane has fresh reports from every replica.
 func hasFreshReports(s control.Status) bool {
-	n := 0
-	for _, m := range s.Models {
-		all := m.Unassigned
-		for _, st := range m.Stages {
-			all = append(all, st.Replicas...)
-		}
-		for _, r := range all {
-			if n++; !r.Connected || r.ReportAge == nil || *r.ReportAge > fresh {
-				return false
-			}
-		}
-	}
-	return n > 0
+	all := clienttest.Replicas(s)
+	return len(all) > 0 && !slices.ContainsFunc(all, func(r control.Replica) bool {
+		return !r.Connected || r.ReportAge == nil || *r.ReportAge > fresh
+	})
 }
 
 // envoyHasPlan returns a condition: an Envoy is connected to this control plane, and has its latest plan.
@@ -139,7 +111,7 @@ func envoyHasPlan(node string) func(control.Status) bool {
 
 // record is the history of the plan object, as far as a watcher has seen it.
 type record struct {
-	t    testing.TB
+	f    *fleet
 	stop func()
 
 	mu      sync.Mutex
@@ -152,33 +124,33 @@ type record struct {
 // watchPlans watches the plan object until the test ends, and checks that no epoch decreases and
 // that no epoch has two plans.
 func (f *fleet) watchPlans() *record {
-	f.t.Helper()
+	f.T.Helper()
 	file, err := store.NewFile(f.path("state/plan.json"))
 	if err != nil {
-		f.t.Fatal(err)
+		f.T.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	r := &record{t: f.t, plans: map[string]policies.Plan{}}
+	r := &record{f: f, plans: map[string]policies.Plan{}}
 	updates := file.Watch(ctx)
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		revision := uint64(0)
 		for u := range updates {
 			if u.Err != nil {
-				f.t.Errorf("the plan object: %v", u.Err)
+				f.T.Errorf("the plan object: %v", u.Err)
 				continue
 			}
 			number, _, _ := strings.Cut(string(u.Version), "-")
 			n, err := strconv.ParseUint(number, 10, 64)
 			if err != nil || n <= revision {
-				f.t.Errorf("revision %s of the plan object after %d: %v", u.Version, revision, err)
+				f.T.Errorf("revision %s of the plan object after %d: %v", u.Version, revision, err)
 			}
 			revision = n
 			r.see(u.Object)
 		}
 	})
 	r.stop = sync.OnceFunc(func() { cancel(); wg.Wait() })
-	f.t.Cleanup(r.stop)
+	f.T.Cleanup(r.stop)
 	return r
 }
 
@@ -186,12 +158,12 @@ func (r *record) see(o store.Object) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if o.Epoch < r.last.Epoch {
-		r.t.Errorf("epoch %d after %d", o.Epoch, r.last.Epoch)
+		r.f.T.Errorf("epoch %d after %d", o.Epoch, r.last.Epoch)
 	}
 	for _, p := range o.Plans {
 		key := p.Model + " " + strconv.FormatUint(uint64(p.Epoch), 10)
 		if other, ok := r.plans[key]; ok && !reflect.DeepEqual(p, other) {
-			r.t.Errorf("epoch %s means two plans: %+v and %+v", key, other, p)
+			r.f.T.Errorf("epoch %s means two plans: %+v and %+v", key, other, p)
 		}
 		r.plans[key] = p
 	}
@@ -216,8 +188,8 @@ func (r *record) held() []string {
 
 // await waits until a control plane holds the lease.
 func (r *record) await(holder string) time.Time {
-	r.t.Helper()
-	waitFor(r.t, holder+" has the planning lease", func() bool {
+	r.f.T.Helper()
+	r.f.WaitFor(holder+" has the planning lease", func() bool {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		return r.last.Lease.Holder == holder && r.last.Lease.Expires.After(time.Now())

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
@@ -58,8 +59,8 @@ func (p *pulse) within(t testing.TB, what string, took, bound time.Duration) {
 	}
 }
 
-// calm is a load that a control plane must not disturb.
-var calm = kind{workers: 8, words: []int{40, 200, 800}, output: 250}
+// calmLoad starts a load that a control plane must not disturb.
+func (f *fleet) calmLoad() *clienttest.Load { f.T.Helper(); return f.newLoad(8, 250, 300, 1000, 4000) }
 
 // envoyHasEpoch returns a condition: an Envoy has the plan of an epoch, or a later one, from a control
 // plane.
@@ -89,7 +90,7 @@ func onlyLoads(t *testing.T, what string, sent []string) {
 
 // TestPlannerDies kills the leading control plane, then the other one, then both, under load and
 // with a real Envoy: the other one leads within 5 s, has the loads at once, nothing is sent twice,
-// and no request fails.
+// and no request fails. Operators' commands work at the leader and at the follower.
 func TestPlannerDies(t *testing.T) {
 	t.Parallel()
 	envoytest.Binary(t)
@@ -98,8 +99,15 @@ func TestPlannerDies(t *testing.T) {
 	plans := f.watchPlans()
 	a.await("has the Envoy", func(s control.Status) bool { return isLeading(s) && envoyHasPlan("edge")(s) })
 	b.await("follows a", isFollowing("a"))
-	load := newTraffic(f, newOracle(f), "http://"+f.file.Proxy.Listen, calm)
-	load.waitForRequests(10)
+	b.cascade("plan", "pin", llm, "--by", "ann") // the follower executes commands, too
+	a.await("pinned", func(s control.Status) bool { return s.Models[0].Pinned != nil })
+	a.cascade("plan", "unpin", llm, "--by", "ben")
+	b.await("not pinned", func(s control.Status) bool { return s.Models[0].Pinned == nil })
+	if x, y := a.cascade("plan", "history"), b.cascade("plan", "history"); x == "" || x != y {
+		t.Errorf("history of a:\n%s\nhistory of b:\n%s", x, y)
+	}
+	load := f.calmLoad()
+	load.WaitForRequests(10)
 
 	before := f.wire.count()
 	if before.sent < policies.MaxStages+2 || before.again > 0 {
@@ -107,12 +115,12 @@ func TestPlannerDies(t *testing.T) {
 	}
 	heart, at := newPulse(t), time.Now()
 	a.process.kill()
-	moved := b.await("has the Envoy", envoyHasPlan("edge"))
+	reached := b.await("has the Envoy", envoyHasPlan("edge"))
 	t.Logf("the Envoy is at b after %v", time.Since(at))
-	if !hasFreshReports(moved) {
+	if !hasFreshReports(reached) {
 		t.Error("b does not know the loads")
 	}
-	onlyLoads(t, "moved from a to b", f.wire.since(t, before))
+	onlyLoads(t, "failed over from a to b", f.wire.since(t, before))
 	heart.within(t, "b has the planning lease after", plans.await("b").Sub(at), takeover)
 	if s := b.await("plans", func(s control.Status) bool { return s.Planner.Leads }); !hasFreshReports(s) {
 		t.Error("b plans, and does not know the loads")
@@ -128,7 +136,7 @@ func TestPlannerDies(t *testing.T) {
 	a.await("follows b", isFollowing("b"))
 	a.cascade("undrain", "r0")
 	b.await("the Envoy has the plan with r0", envoyHasEpoch(e+1))
-	load.waitForRequests(10)
+	load.WaitForRequests(10)
 	if got := plans.held(); !slices.Equal(got, []string{"a", "b"}) {
 		t.Errorf("the lease was held by %q, want a and then b", got)
 	}
@@ -137,35 +145,30 @@ func TestPlannerDies(t *testing.T) {
 	// both are back.
 	var long sync.WaitGroup
 	for i := range 4 {
-		long.Go(func() {
-			load.sent.Add(1)
-			if err := load.sendOne(prompt(100+i, 60, 1200), true); err != nil {
-				load.fail(err)
-			}
-		})
+		long.Go(func() { load.Send(clienttest.Prompt(100+i, 400, 1200), true) })
 	}
-	load.waitForRequests(4)
+	load.WaitForRequests(4)
 	a.process.kill()
 	b.process.kill()
-	load.waitForRequests(10)
+	load.WaitForRequests(10)
 	before = f.wire.count()
 	b.start()
 	a.start()
-	waitFor(t, "the Envoy is back", func() bool {
+	f.WaitFor("the Envoy is back", func() bool {
 		x, _ := a.status()
 		y, _ := b.status()
 		return envoyHasPlan("edge")(x) || envoyHasPlan("edge")(y)
 	})
 	onlyLoads(t, "both came back", f.wire.since(t, before))
-	waitFor(t, "one plans", func() bool {
+	f.WaitFor("one plans", func() bool {
 		x, _ := a.status()
 		y, _ := b.status()
 		return isLeading(x) && isFollowing("a")(y) || isLeading(y) && isFollowing("b")(x)
 	})
-	load.waitForRequests(10)
-	load.stop()
+	load.WaitForRequests(10)
+	load.Stop()
 	long.Wait()
-	load.report()
+	load.Report()
 	plans.stop()
 	t.Logf("the plan object was written %d times, epoch %d", plans.writes, plans.last.Epoch)
 	if n := f.envoy.Stats(`update_rejected$`); n["cluster_manager.cds.update_rejected"]+n["listener_manager.lds.update_rejected"] > 0 {
@@ -177,7 +180,7 @@ func TestPlannerDies(t *testing.T) {
 	before = f.wire.count()
 	boot := command(t, "envoy-bootstrap", "-c", f.path("edge.yaml"), "--node-id", "edge-2", "--admin", "127.0.0.1:0")
 	envoytest.Start(t, envoytest.Config{Bootstrap: boot})
-	waitFor(t, "the other Envoy is sent everything", func() bool { return f.wire.count().again-before.again >= policies.MaxStages+2 })
+	f.WaitFor("the other Envoy is sent everything", func() bool { return f.wire.count().again-before.again >= policies.MaxStages+2 })
 }
 
 // TestControlPlanesRoll restarts two control planes in turn, repeatedly, under load, while an
@@ -193,8 +196,8 @@ func TestControlPlanesRoll(t *testing.T) {
 		p.await("hears of all", hasFreshReports)
 	}
 	plans := f.watchPlans()
-	load := newTraffic(f, newOracle(f), "http://"+f.file.Proxy.Listen, calm)
-	load.waitForRequests(10)
+	load := f.calmLoad()
+	load.WaitForRequests(10)
 
 	var taken, refused atomic.Int64
 	quit := make(chan struct{})
@@ -212,7 +215,7 @@ func TestControlPlanesRoll(t *testing.T) {
 			if rng.IntN(4) == 0 {
 				path = "/plan/" + []string{"pin", "unpin"}[rng.IntN(2)] + "?model=" + llm
 			}
-			if code, err := p.post(path); err == nil && code == http.StatusOK {
+			if code, _, err := f.Post("http://" + p.admin + path); err == nil && code == http.StatusOK {
 				taken.Add(1)
 			} else {
 				refused.Add(1) // no control plane runs yet
@@ -228,7 +231,7 @@ func TestControlPlanesRoll(t *testing.T) {
 			other := f.planes[1-i]
 			p.process.end()
 			other.await("plans alone", isLeading)
-			load.waitForRequests(5)
+			load.WaitForRequests(5)
 			p.start()
 			p.await("hears of all, and follows", isFollowing(other.name))
 		}
@@ -242,10 +245,10 @@ func TestControlPlanesRoll(t *testing.T) {
 		planner.freeze()
 		heart, at := newPulse(t), time.Now()
 		heart.within(t, planner.name+" stands still; "+other.name+" has the lease after", plans.await(other.name).Sub(at), takeover)
-		load.waitForRequests(20)
+		load.WaitForRequests(20)
 		planner.process.signal(syscall.SIGCONT)
 		planner.await("hears of all, and follows", isFollowing(other.name))
-		load.waitForRequests(10)
+		load.WaitForRequests(10)
 		if got := plans.held(); !slices.Equal(got, []string{planner.name, other.name}) {
 			t.Errorf("the lease was held by %q, want %s and then %s", got, planner.name, other.name)
 		}
@@ -255,15 +258,19 @@ func TestControlPlanesRoll(t *testing.T) {
 		f.planes[1].cascade("undrain", r.ID)
 	}
 	f.planes[0].cascade("plan", "unpin", llm)
-	waitForAgreement(t, f, "none drained", func(o outline) bool { return !o.pinned && len(o.drained["r0"])+len(o.drained["r1"]) == 0 })
-	waitFor(t, "the Envoy has the last plan", func() bool {
+	for _, p := range f.planes {
+		p.await("none drained", func(s control.Status) bool {
+			return s.Models[0].Pinned == nil && len(clienttest.Find(s, "r0").Drain)+len(clienttest.Find(s, "r1").Drain) == 0
+		})
+	}
+	f.WaitFor("the Envoy has the last plan", func() bool {
 		x, _ := f.planes[0].status()
 		y, _ := f.planes[1].status()
 		return envoyHasPlan("edge")(x) || envoyHasPlan("edge")(y)
 	})
-	load.waitForRequests(10)
-	load.stop()
-	load.report()
+	load.WaitForRequests(10)
+	load.Stop()
+	load.Report()
 	plans.stop()
 	sent := f.wire.since(t, start)
 	t.Logf("%d orders, %d more that were refused; the plan object was written %d times, epoch %d; sent %v on %d streams",

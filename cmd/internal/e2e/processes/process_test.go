@@ -12,12 +12,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 const (
-	// patience bounds every wait for a condition that must hold soon.
-	patience = 90 * time.Second
+	patience = clienttest.Patience
 	// tick is the time between two checks of another process, which sends no events to the test.
 	tick = 20 * time.Millisecond
 	// tail is how much of a process's output a failed test shows, in bytes.
@@ -127,10 +127,8 @@ func (p *process) end() {
 func (p *process) await(pattern string) {
 	p.t.Helper()
 	re := regexp.MustCompile(pattern)
-	waitFor(p.t, "cascade "+p.args+" writes "+pattern, func() bool { return re.MatchString(p.out.String()) })
+	policytest.WaitFor(p.t, "cascade "+p.args+" writes "+pattern, func() bool { return re.MatchString(p.out.String()) })
 }
-
-var waitFor = policytest.WaitFor
 
 // command runs a command line to its end and returns what it wrote to standard
 // output.

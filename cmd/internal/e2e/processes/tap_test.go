@@ -2,9 +2,8 @@ package processes
 
 import (
 	"bytes"
-	"encoding/binary"
+	"context"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -12,15 +11,16 @@ import (
 	"testing"
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
-	"golang.org/x/net/http2"
-	"golang.org/x/net/http2/hpack"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
 )
 
 // deltaADS is the method by which Envoy requests all resources.
 const deltaADS = "/envoy.service.discovery.v3.AggregatedDiscoveryService/DeltaAggregatedResources"
 
-// wiretap counts what the control planes of a fleet send to their Envoy, on the wire, so that the
+// wiretap counts what the control planes of a fleet send to their Envoy, on the way, so that the
 // tests do not depend on the counters of either side.
 type wiretap struct {
 	mu      sync.Mutex
@@ -28,13 +28,10 @@ type wiretap struct {
 	sent    []string          // resources, as type name@version
 	again   []string          // those of sent that Envoy already had in that version
 	streams int               // delta ADS streams that were opened
-	broken  error
 }
 
 // count is a wiretap's counts at some time.
 type count struct{ sent, again, streams int }
-
-func newWiretap() *wiretap { return &wiretap{has: map[string]string{}} }
 
 func (w *wiretap) count() count {
 	w.mu.Lock()
@@ -48,14 +45,11 @@ func (w *wiretap) since(t testing.TB, c count) []string {
 	t.Helper()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.broken != nil {
-		t.Errorf("what is sent cannot be read: %v", w.broken)
-	}
 	if w.streams == c.streams {
 		t.Error("Envoy has opened no stream since")
 	}
 	if again := w.again[c.again:]; len(again) > 0 {
-		t.Errorf("%d resources were sent to who had them, the first: %s", len(again), again[0])
+		t.Errorf("%d resources were sent to an Envoy that had them, the first: %s", len(again), again[0])
 	}
 	return append([]string(nil), w.sent[c.sent:]...)
 }
@@ -97,208 +91,97 @@ func (w *wiretap) acknowledge(r *discoveryv3.DeltaDiscoveryResponse) {
 	}
 }
 
-func (w *wiretap) fail(err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.broken == nil {
-		w.broken = err
-	}
-}
+// asIs is the codec of messages that are forwarded without decoding.
+type asIs struct{}
 
-// to opens a proxy to an address until the test ends, and returns the proxy's address.
+func (asIs) Marshal(v any) ([]byte, error)      { return *v.(*[]byte), nil }
+func (asIs) Unmarshal(data []byte, v any) error { *v.(*[]byte) = bytes.Clone(data); return nil }
+func (asIs) Name() string                       { return "proto" }
+
+// to opens a gRPC proxy to a control plane until the test ends, and returns the proxy's address.
 func (w *wiretap) to(t testing.TB, address string) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	var conns sync.WaitGroup
-	var mu sync.Mutex
-	open := map[net.Conn]bool{} // nil: accept no more
-	t.Cleanup(func() {
-		l.Close()
-		mu.Lock()
-		for c := range open {
-			c.Close()
-		}
-		open = nil
-		mu.Unlock()
-		conns.Wait()
-	})
-	conns.Go(func() {
-		for {
-			in, err := l.Accept()
-			if err != nil {
-				return
-			}
-			out, err := net.Dial("tcp", address)
-			if err != nil {
-				in.Close()
-				continue
-			}
-			mu.Lock()
-			if open == nil {
-				in.Close()
-				out.Close()
-			} else {
-				open[in], open[out] = true, true
-			}
-			mu.Unlock()
-			conns.Go(func() {
-				w.carry(in, out)
-				mu.Lock()
-				delete(open, in)
-				delete(open, out)
-				mu.Unlock()
-			})
-		}
-	})
+	up, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.ForceCodec(asIs{})),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: tick, MaxDelay: 10 * tick, Multiplier: 2}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.ForceServerCodec(asIs{}), grpc.UnknownServiceHandler(func(_ any, down grpc.ServerStream) error { return w.forward(up, down) }))
+	var wg sync.WaitGroup
+	wg.Go(func() { server.Serve(l) })
+	t.Cleanup(func() { server.Stop(); wg.Wait(); up.Close() })
 	return l.Addr().String()
 }
 
-// carry forwards an HTTP/2 connection and records its frames until either side ends it. It reads
-// every frame before it forwards the frame.
-func (w *wiretap) carry(client, server net.Conn) {
-	c := &conversation{
-		w: w, follows: map[uint32]bool{}, open: map[string]*discoveryv3.DeltaDiscoveryResponse{}, asked: messages{}, answered: messages{},
+// forward forwards a stream until either side ends it, and records the messages of delta ADS before it forwards them.
+func (w *wiretap) forward(to *grpc.ClientConn, down grpc.ServerStream) error {
+	method, _ := grpc.MethodFromServerStream(down)
+	ctx, cancel := context.WithCancel(down.Context())
+	defer cancel()
+	up, err := to.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
+	if err != nil {
+		return err
 	}
-	var both sync.WaitGroup
-	both.Go(func() {
-		defer server.Close()
-		if err := c.requests(client, server); err != nil {
-			w.fail(err)
-		}
-	})
-	both.Go(func() {
-		defer client.Close()
-		if err := c.responses(server, client); err != nil {
-			w.fail(err)
-		}
-	})
-	both.Wait()
-}
-
-// conversation is the state of one connection.
-type conversation struct {
-	w *wiretap
-
-	mu      sync.Mutex
-	follows map[uint32]bool                                // delta ADS streams
-	open    map[string]*discoveryv3.DeltaDiscoveryResponse // not acknowledged yet, by stream and nonce
-
-	asked, answered messages // asked is owned by requests, answered by responses
-}
-
-func answer(stream uint32, nonce string) string { return fmt.Sprint(stream, " ", nonce) }
-
-// followed reports whether a frame belongs to a recorded stream.
-func (c *conversation) followed(frame http2.Frame) (*http2.DataFrame, bool) {
-	d, ok := frame.(*http2.DataFrame)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return d, ok && c.follows[d.StreamID]
-}
-
-// requests forwards the frames of a client.
-func (c *conversation) requests(from io.Reader, to io.Writer) error {
-	var read bytes.Buffer
-	if _, err := io.CopyN(to, from, int64(len(http2.ClientPreface))); err != nil {
-		return nil // the client has closed the connection
+	requests, responses := func([]byte) error { return nil }, func([]byte) error { return nil }
+	if method == deltaADS {
+		requests, responses = w.conversation()
 	}
-	f := http2.NewFramer(nil, io.TeeReader(from, &read))
-	f.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
-	return forward(f, &read, to, func(frame http2.Frame) error {
-		if h, ok := frame.(*http2.MetaHeadersFrame); ok && h.PseudoValue("path") == deltaADS {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			c.follows[h.StreamID] = true
-			c.w.mu.Lock()
-			defer c.w.mu.Unlock()
-			c.w.streams++
-			return nil
-		}
-		d, ok := c.followed(frame)
-		if !ok {
-			return nil
-		}
-		return c.asked.add(d, func(data []byte) error {
-			var r discoveryv3.DeltaDiscoveryRequest
-			if err := proto.Unmarshal(data, &r); err != nil {
-				return err
-			}
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			if to := c.open[answer(d.StreamID, r.ResponseNonce)]; to != nil && r.ErrorDetail == nil {
-				c.w.acknowledge(to)
-			}
-			delete(c.open, answer(d.StreamID, r.ResponseNonce))
-			return nil
-		})
-	})
+	go func() {
+		defer up.CloseSend()
+		// The server ends the stream of a client that sends what cannot be read.
+		_ = pump(down.RecvMsg, requests, up.SendMsg)
+	}()
+	return pump(up.RecvMsg, responses, down.SendMsg)
 }
 
-// responses forwards the frames of a server.
-func (c *conversation) responses(from io.Reader, to io.Writer) error {
-	var read bytes.Buffer
-	return forward(http2.NewFramer(nil, io.TeeReader(from, &read)), &read, to, func(frame http2.Frame) error {
-		d, ok := c.followed(frame)
-		if !ok {
-			return nil
-		}
-		return c.answered.add(d, func(data []byte) error {
-			r := new(discoveryv3.DeltaDiscoveryResponse)
-			if err := proto.Unmarshal(data, r); err != nil {
-				return err
-			}
-			c.w.note(r)
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			c.open[answer(d.StreamID, r.Nonce)] = r
-			return nil
-		})
-	})
-}
-
-// messages assembles the gRPC messages of each stream.
-type messages map[uint32][]byte
-
-func (m messages) add(d *http2.DataFrame, whole func([]byte) error) error {
-	rest := append(m[d.StreamID], d.Data()...)
-	for len(rest) >= 5 {
-		n := 5 + int(binary.BigEndian.Uint32(rest[1:]))
-		if rest[0] != 0 {
-			return errors.New("a compressed message")
-		}
-		if len(rest) < n {
-			break
-		}
-		if err := whole(rest[5:n]); err != nil {
-			return err
-		}
-		rest = rest[n:]
-	}
-	m[d.StreamID] = rest
-	return nil
-}
-
-// forward reads frames and sends the bytes of each after reading it; it returns no error when one
-// side has closed the connection.
-func forward(f *http2.Framer, read *bytes.Buffer, to io.Writer, see func(http2.Frame) error) error {
+// pump shows messages and forwards them until the stream ends.
+func pump(recv func(any) error, show func([]byte) error, send func(any) error) error {
 	for {
-		frame, err := f.ReadFrame()
-		var wrong http2.ConnectionError
-		if errors.As(err, &wrong) || errors.Is(err, http2.ErrFrameTooLarge) {
-			return fmt.Errorf("HTTP/2: %w", err)
+		var message []byte
+		err := recv(&message)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err == nil {
+			err = show(message)
+		}
+		if err == nil {
+			err = send(&message)
 		}
 		if err != nil {
-			return nil
-		}
-		if err := see(frame); err != nil {
 			return err
 		}
-		if _, err := to.Write(read.Bytes()); err != nil {
-			return nil
-		}
-		read.Reset()
 	}
+}
+
+// conversation returns functions that record the requests and responses of a stream.
+func (w *wiretap) conversation() (requests, responses func([]byte) error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.streams++
+	var open sync.Map // responses that are not acknowledged yet, by nonce
+	requests = func(message []byte) error {
+		var r discoveryv3.DeltaDiscoveryRequest
+		if err := proto.Unmarshal(message, &r); err != nil {
+			return err
+		}
+		if x, ok := open.LoadAndDelete(r.ResponseNonce); ok && r.ErrorDetail == nil {
+			w.acknowledge(x.(*discoveryv3.DeltaDiscoveryResponse))
+		}
+		return nil
+	}
+	responses = func(message []byte) error {
+		r := new(discoveryv3.DeltaDiscoveryResponse)
+		if err := proto.Unmarshal(message, r); err != nil {
+			return err
+		}
+		w.note(r)
+		open.Store(r.Nonce, r)
+		return nil
+	}
+	return requests, responses
 }

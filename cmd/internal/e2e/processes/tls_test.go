@@ -1,134 +1,80 @@
 package processes
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
+	"bufio"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
-	"math/big"
-	"net"
+	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/certs"
+	"github.com/cascadeinfer/cascade/cmd/internal/certs/devca"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
+	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/xds/control"
+	"github.com/cascadeinfer/cascade/migrator/transport/handshake"
+	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
-// loopbackIP is the address of every component of these fleets.
-var loopbackIP = net.IPv4(127, 0, 0, 1)
-
-// authority issues the certificates of one fleet.
-type authority struct {
-	t    testing.TB
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-	pem  []byte
+// identities issues certificates without host names for components, such as "--migrator r0", and returns the tls section
+// of their fleet file.
+func identities(t *testing.T, components ...string) config.TLS {
+	t.Helper()
+	dir := t.TempDir()
+	command(t, append([]string{"tls", "init", "--out", dir, "--trust-domain", "fleet.test"}, components...)...)
+	return config.TLS{
+		Cert: filepath.Join(dir, "{role}", "{name}", devca.Cert), Key: filepath.Join(dir, "{role}", "{name}", devca.Key),
+		CA: filepath.Join(dir, devca.AuthorityCert), TrustDomain: "fleet.test",
+	}
 }
 
-func newAuthority(t testing.TB) *authority {
+// migratorKeys returns the certificate of a migrator.
+func migratorKeys(t *testing.T, files config.TLS, name string) *certs.Provider {
 	t.Helper()
-	a := &authority{t: t}
-	var der []byte
-	der, a.key = a.sign(&x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign})
-	var err error
-	if a.cert, err = x509.ParseCertificate(der); err != nil {
+	own := files.ForComponent(identity.Migrator, name)
+	keys, err := certs.New(certs.Config{Cert: own.Cert, Key: own.Key, CA: own.CA, Self: files.ExpectedIdentity(identity.Migrator, name)})
+	if err != nil {
 		t.Fatal(err)
 	}
-	a.pem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	return a
+	return keys
 }
 
-// sign creates a key and signs a certificate for it; the first one signs itself.
-func (a *authority) sign(c *x509.Certificate) ([]byte, *ecdsa.PrivateKey) {
-	a.t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	c.Subject, c.NotAfter = pkix.Name{CommonName: "fleet"}, time.Now().Add(time.Hour)
-	parent, signer := a.cert, a.key
-	if parent == nil {
-		parent, signer = c, key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, c, parent, &key.PublicKey, signer)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	return der, key
-}
-
-// issue returns a certificate and its key, as PEM, for all components on loopback.
-func (a *authority) issue() (cert, key []byte) {
-	a.t.Helper()
-	der, secret := a.sign(&x509.Certificate{
-		SerialNumber: big.NewInt(2), IPAddresses: []net.IP{loopbackIP},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	})
-	raw, err := x509.MarshalPKCS8PrivateKey(secret)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw})
-}
-
-// client returns the TLS configuration of a client of the fleet. The client presents a certificate
-// of the authority of, or none if that is nil.
-func (a *authority) client(of *authority) *tls.Config {
-	roots := x509.NewCertPool()
-	roots.AddCert(of.cert)
-	c := &tls.Config{RootCAs: roots, ServerName: loopbackIP.String()}
-	if a != nil {
-		pair, err := tls.X509KeyPair(a.issue())
-		if err != nil {
-			a.t.Fatal(err)
-		}
-		c.Certificates = []tls.Certificate{pair}
-	}
-	return c
-}
-
-// TestMovesUnderTLS migrates requests between migrators with mutual TLS: by shared memory and, if
-// the replicas are on different nodes, by TCP, or by RDMA if they have devices for it. A client
-// without the fleet's certificate, or without a ticket, gets nothing.
-func TestMovesUnderTLS(t *testing.T) {
+// TestMigrationsUnderTLS migrates requests in a fleet in which every component has a certificate of its own: by shared
+// memory and, if the replicas are on different hosts, by TCP, or by RDMA if they have devices for it. A client without a
+// certificate of the fleet, without a ticket, or with another replica's name gets nothing.
+func TestMigrationsUnderTLS(t *testing.T) {
 	t.Parallel()
-	for want, node := range map[string]string{"shm": "a", "tcp": "", "verbs": ""} {
-		t.Run(want, func(t *testing.T) {
+	for transport, host := range map[string]string{"shm": "a", "tcp": "", "verbs": ""} {
+		t.Run(transport, func(t *testing.T) {
 			t.Parallel()
-			ca := newAuthority(t)
-			cert, key := ca.issue()
+			files := identities(t, "--control", "control", "--proxy", "edge", "--migrator", "r0", "--migrator", "r1", "--migrator", "r2")
 			rdma, machines := "", []string(nil)
-			if want == "verbs" {
+			if transport == "verbs" {
 				rdma, machines = fake.Verbs(t), []string{"machines.json"}
 			}
 			f := newFleet(t, setup{
 				replicas: 3,
 				rdma:     rdma,
-				files:    map[string][]byte{"cert.pem": cert, "key.pem": key, "ca.pem": ca.pem, "machines.json": []byte(withRDMA)},
+				files:    map[string][]byte{"machines.json": []byte(withRDMA)},
 				edit: func(c *config.Fleet) {
-					c.TLS, c.Topology = config.TLS{Cert: "cert.pem", Key: "key.pem", CA: "ca.pem"}, machines
+					c.TLS, c.Topology = files, machines
 					for i := range c.Replicas {
-						if c.Replicas[i].Host = node; node == "" {
+						if c.Replicas[i].Host = host; host == "" {
 							c.Replicas[i].Host = "n" + strconv.Itoa(i)
 						}
 					}
 				},
 			})
-			drainInTurn(t, f, want)
-			if want != "shm" {
-				tryAllPorts(t, f, ca)
+			drainInTurn(t, f, transport)
+			if transport != "shm" {
+				tryAllPorts(t, f, migratorKeys(t, files, "r2"))
 			}
 		})
 	}
@@ -144,69 +90,104 @@ const withRDMA = `{"machines": [
 // transport.
 func drainInTurn(t *testing.T, f *fleet, want string) {
 	t.Helper()
-	load := newTraffic(f, newOracle(f), "http://"+f.file.Proxy.Listen, kind{workers: 6, words: []int{40, 400}, output: 400})
-	load.waitForRequests(3)
+	load := f.newLoad(6, 400, 300, 2000)
+	load.WaitForRequests(3)
 	for _, r := range f.replicas[:2] {
-		f.order("drain", r.ID)
-		f.awaitStatus(r.ID+" is empty", func(s control.Status) bool { n := find(s, r.ID); return n != nil && n.Residents == 0 })
-		f.order("undrain", r.ID)
+		f.Order("drain", r.ID)
+		f.awaitDrained(r.ID)
+		f.Order("undrain", r.ID)
 		r.awaitServing()
 	}
-	load.stop()
-	load.report()
+	load.Stop()
+	load.Report()
 	f.tally()
-	moved := 0
+	migrated := 0
 	for _, m := range f.migrations() {
 		switch {
 		case m.State != "done" || m.Method != "live":
 		case m.Transport == want:
-			moved++
+			migrated++
 		default:
-			t.Errorf("request %s moved over %q", m.Request, m.Transport)
+			t.Errorf("request %s migrated over %q", m.Request, m.Transport)
 		}
 	}
-	if moved == 0 {
-		t.Errorf("nothing moved over %s", want)
+	if migrated == 0 {
+		t.Errorf("no request migrated over %s", want)
 	}
 	f.awaitEmpty(f.replicas...)
 }
 
-// tryAllPorts connects to every port of a migrator except those for clients and for operators:
-// without the fleet's certificate a client receives no byte, and with it but without a ticket it
-// receives no blocks.
-func tryAllPorts(t *testing.T, f *fleet, ca *authority) {
+// tryAllPorts connects to every port of r0's migrator except those for clients and for operators. Without a certificate
+// of the fleet a client receives no byte. With r2's certificate it receives no blocks without a ticket, does not accept
+// r0 as another replica, and is not accepted as one.
+func tryAllPorts(t *testing.T, f *fleet, keys *certs.Provider) {
 	r := f.replicas[0]
+	stranger := migratorKeys(t, identities(t, "--migrator", "r2"), "r2").MigratorClientConfig("r0", r.Peer)
+	stranger.InsecureSkipVerify, stranger.VerifyConnection = true, nil
 	transports := 0
 	for _, address := range listeningAddresses(t, r.migrator.cmd.Process.Pid) {
 		if address == r.Address || address == r.Admin {
 			continue
 		}
-		for who, c := range map[string]*tls.Config{"no certificate": (*authority)(nil).client(ca), "a stranger": newAuthority(t).client(ca)} {
+		for name, c := range map[string]*tls.Config{"no certificate": {InsecureSkipVerify: true}, "a certificate of a stranger": stranger} {
 			if err := dialWithTicket(address, c, nil); err == nil {
-				t.Errorf("%s listens to %s", address, who)
+				t.Errorf("%s answers a client with %s", address, name)
 			}
 		}
 		if address == r.Peer {
 			continue
 		}
 		transports++
-		if err := dialWithTicket(address, ca.client(ca), make([]byte, transport.TicketSize)); !errors.Is(err, transport.ErrRefused) {
-			t.Errorf("%s to a member of the fleet without a ticket: %v", address, err)
+		if err := dialWithTicket(address, keys.MigratorClientConfig("r0", address), make([]byte, transport.TicketSize)); !errors.Is(err, transport.ErrRefused) {
+			t.Errorf("%s to r2, as r1 and without a ticket: %v", address, err)
+		}
+		var wrong *tls.CertificateVerificationError
+		if err := dialWithTicket(address, keys.MigratorClientConfig("r1", address), nil); err == nil || errors.As(err, &wrong) || !strings.Contains(err.Error(), "migrator/r1 is wanted") {
+			t.Errorf("r0 is accepted as r1: %v", err)
 		}
 	}
 	if transports != 1 {
 		t.Errorf("the migrator listens for %d transports over TCP, want 1", transports)
 	}
+	peers, scheme := keys.PeerTransport(func(string) string { return "r0" })
+	client := &http.Client{Transport: peers}
+	defer client.CloseIdleConnections()
+	for front, want := range map[string]int{"r1": http.StatusForbidden, "r2": http.StatusOK} {
+		req, err := http.NewRequest(http.MethodPost, scheme+"://"+r.Peer+"/v1/completions", strings.NewReader(`{"model":"m","prompt":"x","max_tokens":2}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set(frontend.ForwardHeader, front)
+		resp, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode != want {
+			t.Errorf("r2 as the front end %s: %s, want %d", front, resp.Status, want)
+		}
+	}
 }
 
-// dialWithTicket opens a TLS connection, sends a ticket and waits for an answer.
+// dialWithTicket opens a TLS connection as r1, presents a ticket to the source, and returns nil if the source accepts it.
 func dialWithTicket(address string, c *tls.Config, ticket []byte) error {
 	conn, err := tls.Dial("tcp", address, c)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	return presentTicket(conn, ticket, "r1")
+	h := handshake.Hello{Receiver: "r1"}
+	copy(h.Ticket[:], ticket)
+	hello, err := h.Append(nil)
+	if err != nil {
+		return err
+	}
+	conn.SetDeadline(time.Now().Add(patience))
+	if _, err := conn.Write(hello); err != nil {
+		return err
+	}
+	_, _, err = handshake.ReadWelcome(bufio.NewReaderSize(conn, handshake.MaxWelcome))
+	return err
 }
 
 // listeningAddresses lists the loopback addresses on which a process listens, according to the kernel.
@@ -238,26 +219,7 @@ func listeningAddresses(t *testing.T, pid int) []string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		out = append(out, net.JoinHostPort(loopbackIP.String(), strconv.FormatUint(port, 10)))
+		out = append(out, fmt.Sprintf("127.0.0.1:%d", port))
 	}
 	return out
-}
-
-// TestPlainTextOffLoopback checks that a migrator whose peers would reach it from other hosts does
-// not start without TLS.
-func TestPlainTextOffLoopback(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	file := filepath.Join(dir, "fleet.yaml")
-	text := `models: [{name: m, context: 8192, profile: h200-llama-3.1-8b}]
-replicas: [{id: r0, address: "127.0.0.1:9000", peer: "192.0.2.1:9100", engine: "http://127.0.0.1:8000"}]
-`
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.Command(cascade, "migrator", "-c", file, "--replica", "r0", "--runtime-dir", filepath.Join(dir, "run")).CombinedOutput()
-	var exit *exec.ExitError
-	if !errors.As(err, &exit) || !strings.Contains(string(out), "is not loopback; set tls") {
-		t.Errorf("%v: %s", err, out)
-	}
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
@@ -18,17 +19,25 @@ func planes(t *testing.T, test func(t *testing.T, envoy bool)) {
 }
 
 // TestRollingUpgrade replaces every process of every replica under load: first each migrator by a
-// new one beside it, then each engine once it is drained. No request fails and no stream is cut.
+// new one beside it, one of them while other replicas generate for its clients, then each engine once it is drained. No
+// request fails and no stream is cut.
 func TestRollingUpgrade(t *testing.T) {
 	planes(t, func(t *testing.T, envoy bool) {
 		f := newFleet(t, setup{envoy: envoy, replicas: 3})
-		o := newOracle(f)
-		load := newTraffic(f, o, "http://"+f.file.Proxy.Listen, kind{workers: 10, words: []int{40, 200, 800}, output: 250})
-		load.waitForRequests(10)
+		load := f.newLoad(10, 250, 300, 1000, 4000)
+		load.WaitForRequests(10)
 
-		for _, r := range f.replicas {
+		for i, r := range f.replicas {
+			if i == 1 {
+				// Its clients' requests continue elsewhere, and it remains their front end.
+				f.Order("drain", r.ID)
+				f.awaitDrained(r.ID)
+			}
 			old := r.migrator
 			r.startMigrator()
+			if i == 1 {
+				f.Order("undrain", r.ID)
+			}
 			old.wait()
 			if out := old.out.String(); !strings.Contains(out, "another process has taken over") {
 				t.Errorf("the migrator of %s ends by itself: %s", r.ID, out)
@@ -36,7 +45,7 @@ func TestRollingUpgrade(t *testing.T) {
 			f.awaitURL("http://"+r.Admin+"/readyz", "ready")
 			r.awaitServing()
 		}
-		load.waitForRequests(10)
+		load.WaitForRequests(10)
 
 		for _, r := range f.replicas {
 			f.cascade("drain", r.ID, "--wait", "--timeout", patience.String())
@@ -46,81 +55,54 @@ func TestRollingUpgrade(t *testing.T) {
 			f.cascade("undrain", r.ID)
 			r.awaitServing()
 		}
-		load.waitForRequests(10)
-		load.stop()
-		load.report()
+		load.WaitForRequests(10)
+		load.Stop()
+		load.Report()
 		if f.tally() == 0 {
-			t.Error("nothing moved")
+			t.Error("no request migrated")
 		}
 		f.awaitEmpty(f.replicas...)
 	})
 }
 
-// TestUpgradeAmidMoves replaces the migrators of front ends, sources and targets while drains
-// migrate requests between replicas: each stream belongs to a process that is replaced while
-// another replica generates for it.
-func TestUpgradeAmidMoves(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, setup{replicas: 3})
-	load := newTraffic(f, newOracle(f), "http://"+f.file.Proxy.Listen, kind{workers: 8, words: []int{40, 400}, output: 400})
-	load.waitForRequests(4)
-	for _, r := range f.replicas {
-		// Its clients' requests continue elsewhere, and it remains their front end.
-		f.order("drain", r.ID)
-		f.awaitStatus(r.ID+" is empty", func(s control.Status) bool { n := find(s, r.ID); return n != nil && n.Residents == 0 })
-		old := r.migrator
-		r.startMigrator()
-		f.order("undrain", r.ID)
-		old.wait()
-		r.awaitServing()
-	}
-	load.stop()
-	load.report()
-	if f.tally() == 0 {
-		t.Error("nothing moved")
-	}
-	f.awaitEmpty(f.replicas...)
-}
-
-// TestElderMoves replaces a migrator whose clients' streams run on its own engine and outlast it:
+// TestPredecessorMigrates replaces a migrator whose clients' streams run on its own engine and outlast it:
 // they count as the replica's load, migrate away when it is drained, and migrate further, while the
 // replaced process is their front end.
-func TestElderMoves(t *testing.T) {
+func TestPredecessorMigrates(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []string{config.MigrationLive, config.MigrationReprompt} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			f := newFleet(t, setup{replicas: 3, edit: func(c *config.Fleet) { c.Migration.Mode, c.Speed = mode, 1 }})
-			o := newOracle(f)
 			r0, r1, r2 := f.replicas[0], f.replicas[1], f.replicas[2]
-			f.order("drain", r1.ID)
-			f.order("drain", r2.ID)
+			f.Order("drain", r1.ID)
+			f.Order("drain", r2.ID)
 			f.awaitStatus("only r0 serves", func(s control.Status) bool {
-				return len(find(s, r0.ID).Drain) == 0 && len(find(s, r1.ID).Drain) > 0 && len(find(s, r2.ID).Drain) > 0 && allProxiesCurrent(s)
+				return len(clienttest.Find(s, r0.ID).Drain) == 0 && len(clienttest.Find(s, r1.ID).Drain) > 0 && len(clienttest.Find(s, r2.ID).Drain) > 0 && allProxiesCurrent(s)
 			})
-			var streams []*held
+			var streams []*clienttest.Stream
 			for i := range hopping {
-				streams = append(streams, f.hold("http://"+f.file.Proxy.Listen, prompt(i, 60+100*i, forever)))
+				streams = append(streams, f.Stream(clienttest.Prompt(1+i, 350+500*i, forever)))
 			}
-			here := func(s control.Status) bool { return find(s, r0.ID).Residents == hopping }
+			here := func(s control.Status) bool { return clienttest.Find(s, r0.ID).Residents == hopping }
 			f.awaitStatus("all streams run at r0", here)
 
 			old := r0.migrator
 			r0.startMigrator()
 			old.await("another process has taken over")
 			f.awaitStatus("the new process counts the old one's streams", func(s control.Status) bool {
-				n := find(s, r0.ID)
+				n := clienttest.Find(s, r0.ID)
 				return here(s) && n.Running == hopping && n.Streams == hopping && n.Held > 0
 			})
-			f.order("undrain", r1.ID)
+			f.Order("undrain", r1.ID)
 			f.cascade("drain", r0.ID, "--wait", "--timeout", patience.String())
 			f.awaitEmpty(r0)
-			f.awaitStatus("all streams run at r1", func(s control.Status) bool { return find(s, r1.ID).Residents == hopping })
-			f.order("undrain", r2.ID)
+			f.awaitStatus("all streams run at r1", func(s control.Status) bool { return clienttest.Find(s, r1.ID).Residents == hopping })
+			f.Order("undrain", r2.ID)
 			f.cascade("drain", r1.ID, "--wait", "--timeout", patience.String())
 			f.awaitEmpty(r0, r1)
-			waitForGrowth(f, streams)
-			disconnectAll(f, o, streams)
+			f.WaitForGrowth(streams)
+			f.RequireTexts(streams)
 			old.wait()
 			if n := f.tally(); n < 2*hopping {
 				t.Errorf("%d migrations are reported, want %d", n, 2*hopping)
