@@ -30,7 +30,7 @@ stand for <kind>: "policies.limits.place.fuel".`,
   cascade config explain migration
   cascade config explain replicas.address
   cascade config explain planner.period --json`,
-		Args: cobra.MaximumNArgs(1),
+		Args: atMost(1, "FIELD"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
 				return s.listFields(config.Fields())
@@ -79,14 +79,11 @@ for "cascade up" only: separate processes cannot find out each other's ports.)`,
 
 // listFields prints one line per field.
 func (s *settings) listFields(fields []config.Field) error {
-	if s.json {
-		return s.print(fields)
-	}
 	t := report.Table{Header: []string{"field", "type", "default"}, Left: 3}
 	for _, f := range fields {
 		t.Rows = append(t.Rows, []string{f.Path, f.Type, f.Default})
 	}
-	return t.Text(s.stdout)
+	return s.printTable(fields, t)
 }
 
 // explainFields prints all that is known about fields.

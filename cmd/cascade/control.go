@@ -74,12 +74,12 @@ func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config
 	if err != nil {
 		return err
 	}
-	defer m.creds.close()
+	defer m.close()
 	cc, err := fleet.Control(m.log)
 	if err != nil {
 		return err
 	}
-	cc.TLS, cc.TrustDomain = m.creds.ServerConfig("h2"), fleet.Fleet.TLS.TrustDomain
+	cc.TLS, cc.TrustDomain = m.certs.ServerConfig("h2"), fleet.Fleet.TLS.TrustDomain
 	edge, err := fleet.DownstreamCertificate(m.log)
 	if err != nil {
 		return err

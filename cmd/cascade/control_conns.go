@@ -1,24 +1,29 @@
 package main
 
 import (
-	"errors"
+	"context"
 	"fmt"
 	"log/slog"
 	"net"
 	"strings"
+	"sync"
 
 	"google.golang.org/grpc"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/migrator/loadreport"
+	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/xds/client"
 )
 
 // controlConns describes how a daemon connects to its control planes.
 type controlConns struct {
-	log   *slog.Logger
-	creds credentials
+	log *slog.Logger
+	// certs are the daemon's certificates, reloaded when their files rotate; nil, for plain text, if
+	// the fleet file has no TLS. close stops to watch the files.
+	certs *certs.Provider
+	close func()
 	// control lists host:port of the control planes, at least one, in the order in which the daemon
 	// tries them.
 	control []string
@@ -27,25 +32,43 @@ type controlConns struct {
 // controlUsage is the usage of a daemon's --control.
 const controlUsage = "host:port of the control plane, or a comma-separated list; default: control.listen and control.peers of the file"
 
+// component identifies a daemon in the fleet file's tls section. An empty name accepts the name in
+// the certificate.
+type component struct {
+	role identity.Role
+	name string
+}
+
 // newControlConns returns the connections of a daemon; control overrides the control planes of the
-// file unless it is empty. The caller closes creds.
-func (s *settings) newControlConns(fleet wiring.Fleet, who component, control string) (controlConns, error) {
-	log, err := s.logger()
-	if err != nil {
-		return controlConns{}, err
+// file unless it is empty. The caller closes them.
+func (s *settings) newControlConns(fleet wiring.Fleet, who component, control string) (m controlConns, err error) {
+	if m.log, err = s.logger(); err != nil {
+		return m, err
 	}
-	id, err := loadCredentials(fleet.TLS(who.role, who.name), who, log)
-	planes := fleet.ControlPlanes()
+	m.control = fleet.ControlPlanes()
 	if control != "" {
-		planes = strings.Split(control, ",")
-		for i, p := range planes {
-			planes[i] = strings.TrimSpace(p)
-			if _, _, bad := net.SplitHostPort(planes[i]); bad != nil {
-				return controlConns{log: log, creds: id}, errors.Join(err, fmt.Errorf("--control: %q: must be host:port", planes[i]))
+		m.control = strings.Split(control, ",")
+		for i, p := range m.control {
+			m.control[i] = strings.TrimSpace(p)
+			if _, _, err := net.SplitHostPort(m.control[i]); err != nil {
+				return m, fmt.Errorf("--control: %q: must be host:port", m.control[i])
 			}
 		}
 	}
-	return controlConns{log: log, creds: id, control: planes}, err
+	m.close = func() {}
+	files := fleet.TLS(who.role, who.name)
+	if files.Cert == "" {
+		return m, nil
+	}
+	m.certs, err = certs.New(certs.Config{Cert: files.Cert, Key: files.Key, CA: files.CA, Self: files.ExpectedIdentity(who.role, who.name), Logger: m.log})
+	if err != nil {
+		return m, err
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var watch sync.WaitGroup
+	watch.Go(func() { _ = m.certs.Run(ctx) }) // Run returns no errors
+	m.close = func() { cancel(); watch.Wait() }
+	return m, nil
 }
 
 // dial returns gRPC connections to the control planes, and a function that
@@ -58,7 +81,7 @@ func (m controlConns) dial() (conns []grpc.ClientConnInterface, close func(), er
 		}
 	}
 	for _, address := range m.control {
-		c, err := grpc.NewClient(address, grpc.WithTransportCredentials(certs.TransportCredentials(m.creds.ControlClientConfig(address))), loadreport.ConnectParams())
+		c, err := grpc.NewClient(address, grpc.WithTransportCredentials(certs.TransportCredentials(m.certs.ControlClientConfig(address))), loadreport.ConnectParams())
 		if err != nil {
 			close()
 			return nil, nil, fmt.Errorf("control plane %s: %w", address, err)
@@ -71,7 +94,7 @@ func (m controlConns) dial() (conns []grpc.ClientConnInterface, close func(), er
 // servers returns all control planes but the first, for an xDS client.
 func (m controlConns) servers() (others []client.Server) {
 	for _, address := range m.control[1:] {
-		others = append(others, client.Server{Target: address, TLS: m.creds.ControlClientConfig(address)})
+		others = append(others, client.Server{Target: address, TLS: m.certs.ControlClientConfig(address)})
 	}
 	return others
 }

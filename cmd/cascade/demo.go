@@ -109,10 +109,7 @@ traffic; on uniform lengths the planner stays with one stage.`,
 
 // compare replays the requests with round robin and with planned stages.
 func (s *settings) compare(ctx context.Context, src *traceFlags, e *emulationFlags, p pluginFlags) error {
-	if src.maxLength == 0 || src.maxLength > e.context {
-		src.maxLength = e.context
-	}
-	requests, name, err := src.read()
+	requests, name, err := src.readWithin(e.context)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/policies"
@@ -45,41 +47,34 @@ else the first. It runs no kernels there.`,
   curl -N 127.0.0.1:8000/v1/completions -d '{"model":"demo","prompt":"hello","max_tokens":20,"stream":true}'`,
 		Args: exactArgs(0),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			fleet := config.Fleet{Models: []config.Model{model}, Speed: speed}
-			dir := "."
-			var gpu *int
-			if file.path != "" {
-				w, err := file.load(cmd)
-				if err != nil {
-					return err
-				}
-				f := w.Fleet
-				r, err := w.Replica(replica)
-				if err != nil {
-					return fmt.Errorf("--replica: %w", err)
-				}
-				u, err := url.Parse(r.Engine)
-				if err != nil {
-					return err
-				}
-				fleet, dir, listen, tp = f, w.Dir, u.Host, r.TP
-				gpu = r.GPU
-				if blocks == "" {
-					blocks = w.Blocks(r)
-				}
-				for _, m := range f.Models {
-					if m.Name == r.Model {
-						model = m
-					}
+			w, r := wiring.Fleet{}, config.Replica{Model: model.Name, Engine: "http://" + listen, TP: tp}
+			var err error
+			if file.path == "" {
+				w, err = wiring.Resolve(config.Fleet{Models: []config.Model{model}, Speed: speed}, ".")
+			} else if w, err = file.load(cmd); err == nil {
+				if r, err = w.Replica(replica); err != nil {
+					err = fmt.Errorf("--replica: %w", err)
 				}
 			}
-			all := newGPUs(fleet.CUDA, nil)
-			memory, err := all.PoolAllocator(device, gpu)
 			if err != nil {
 				return err
 			}
-			err = s.runEngine(cmd.Context(), fleet, dir, listen, emulator.Config{Model: model.Name, TensorParallel: tp, Context: model.Context, Blocks: blocks, Device: memory})
-			return errors.Join(err, all.Close())
+			u, err := url.Parse(r.Engine)
+			if err != nil {
+				return err
+			}
+			log, err := s.logger()
+			if err != nil {
+				return err
+			}
+			gpus := newGPUs(w.CUDA, nil)
+			memory, err := gpus.PoolAllocator(device, r.GPU)
+			if err != nil {
+				return err
+			}
+			e := w.Engine(r, log)
+			e.Blocks, e.Device = cmp.Or(blocks, w.Blocks(r)), memory
+			return errors.Join(s.runEngine(cmd.Context(), u.Host, e), gpus.Close())
 		},
 	}
 	f := c.Flags()
@@ -98,18 +93,8 @@ else the first. It runs no kernels there.`,
 	return c
 }
 
-// runEngine runs an engine of a fleet's model; it adds the costs to c.
-func (s *settings) runEngine(ctx context.Context, fleet config.Fleet, dir, listen string, c emulator.Config) error {
-	log, err := s.logger()
-	if err != nil {
-		return err
-	}
-	ps, err := fleet.Profiles(dir)
-	if err != nil {
-		return err
-	}
-	// The profile of a fleet already runs at the fleet's speed.
-	c.Profile, c.Logger = ps[c.Model], log
+// runEngine runs an engine.
+func (s *settings) runEngine(ctx context.Context, listen string, c emulator.Config) error {
 	e, err := emulator.New(c)
 	if err != nil {
 		return err

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -79,9 +78,5 @@ func (s *settings) writeBootstrap(fleet wiring.Fleet, b resources.BootstrapConfi
 		}
 		paths = append(paths, path)
 	}
-	if s.json {
-		return s.print(map[string][]string{"files": paths})
-	}
-	_, err = fmt.Fprintln(s.stdout, strings.Join(paths, "\n"))
-	return err
+	return s.printLine(map[string][]string{"files": paths}, "%s", strings.Join(paths, "\n"))
 }

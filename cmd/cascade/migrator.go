@@ -94,7 +94,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 	if err != nil {
 		return err
 	}
-	defer fm.creds.close()
+	defer fm.close()
 	links, hangUp, err := fm.dial()
 	if err != nil {
 		return err
@@ -111,7 +111,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 		return fmt.Errorf("migrator of %s: %w", r.ID, err)
 	}
 	defer next.abandon()
-	doors, err := openReplicaListeners(next, r)
+	listeners, err := openReplicaListeners(next, r)
 	if err != nil {
 		return fmt.Errorf("migrator of %s: %w", r.ID, err)
 	}
@@ -119,11 +119,11 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 	all := newGPUs(fleet.Fleet.CUDA, fm.log)
 	seen := devicewatch.New(devicewatch.Config{Host: inventory.Config{Name: r.Host, CUDA: cudaLibrary(), NVML: nvmlLibrary()}, Logger: fm.log})
 	d, err := migratord.New(migratord.Config{
-		Fleet: fleet, Replica: r, Control: links[0], OtherControl: links[1:], Clients: doors.clients, Peers: fm.creds.WrapListener(doors.peers), Listen: next.reopen(clientsDoor),
-		TLS: fm.creds.Provider, Runtime: m.runtime, GPUs: all, RDMA: rdma(fm.log), Machine: seen.Machine, Drain: m.drain, Predecessor: next.predecessor(), Tracer: spans.Tracer("migrator"), Logger: fm.log,
+		Fleet: fleet, Replica: r, Control: links[0], OtherControl: links[1:], Clients: listeners.clients, Peers: fm.certs.WrapListener(listeners.peers), Listen: next.reopen(clientsListener),
+		TLS: fm.certs, Runtime: m.runtime, GPUs: all, RDMA: rdma(fm.log), Machine: seen.Machine, Drain: m.drain, Predecessor: next.predecessor(), Tracer: spans.Tracer("migrator"), Logger: fm.log,
 	})
 	if err != nil {
-		doors.close()
+		listeners.close()
 		return err
 	}
 	front := d.Frontend()
@@ -135,7 +135,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 		}, r.ID, r.Model))
 	}
 
-	fmt.Fprintf(s.stderr, "migrator of %s: %s on http://%s, reports to %s\n", r.ID, r.Engine, doors.clients.Addr(), strings.Join(fm.control, " and "))
+	fmt.Fprintf(s.stderr, "migrator of %s: %s on http://%s, reports to %s\n", r.ID, r.Engine, listeners.clients.Addr(), strings.Join(fm.control, " and "))
 	if p := next.predecessor(); p != 0 {
 		fmt.Fprintf(s.stderr, "migrator of %s: taking over from process %d\n", r.ID, p)
 	}
@@ -148,25 +148,13 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 		defer stop()
 		return d.Serve(back)
 	})
-	g.Go(func() error {
-		return next.run(back, upgradeSteps{
-			ready: func() bool { return front.Status().EngineReady }, lead: d.Lead, retire: d.Retire,
-			followPredecessor: func(ctx context.Context, link *handover.Link) {
-				if link == nil {
-					d.FollowPredecessor(ctx, nil)
-					return
-				}
-				d.FollowPredecessor(ctx, link)
-			},
-			serveSuccessor: func(ctx context.Context, link *handover.Link) { d.ServeSuccessor(ctx, link) },
-		}, fm.log)
-	})
+	g.Go(func() error { return next.run(back, d, fm.log) })
 	g.Go(func() error { return all.Run(back) })
 	g.Go(func() error { return seen.Run(back) })
 	g.Go(func() error {
 		mux := adminHandler(metrics, func() string { return frontendReadiness(front.Status()) })
 		mux.Handle("GET /policies/records", control.RestrictHosts(nil, policyhost.Records(d.Hosts()...)))
-		return serveAdmin(back, doors.admin, mux)
+		return serveAdmin(back, listeners.admin, mux)
 	})
 	return errors.Join(g.Wait(), all.Close())
 }
@@ -190,9 +178,9 @@ type replicaListeners struct {
 
 // The names of a migrator's listeners in a handover.
 const (
-	clientsDoor = "clients"
-	peersDoor   = "peers"
-	adminDoor   = "admin"
+	clientsListener = "clients"
+	peersListener   = "peers"
+	adminListener   = "admin"
 )
 
 // openReplicaListeners opens the listeners of a replica, or takes over those of
@@ -203,14 +191,14 @@ func openReplicaListeners(next *upgrade, r config.Replica) (d replicaListeners, 
 			d.close()
 		}
 	}()
-	if d.clients, err = next.listen(clientsDoor, r.Address); err != nil {
+	if d.clients, err = next.listen(clientsListener, r.Address); err != nil {
 		return d, err
 	}
-	if d.peers, err = next.listen(peersDoor, r.Peer); err != nil {
+	if d.peers, err = next.listen(peersListener, r.Peer); err != nil {
 		return d, err
 	}
 	if r.Admin != "" {
-		d.admin, err = next.listen(adminDoor, r.Admin)
+		d.admin, err = next.listen(adminListener, r.Admin)
 	}
 	return d, err
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/handover"
+	"github.com/cascadeinfer/cascade/cmd/internal/migratord"
 )
 
 // Bounds of an upgrade.
@@ -62,6 +63,11 @@ func (s *upgrade) listen(name, address string) (net.Listener, error) {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 	}
+	return s.add(name, l)
+}
+
+// add adds a listener to those that a successor takes over, or closes it.
+func (s *upgrade) add(name string, l net.Listener) (net.Listener, error) {
 	added, err := s.listeners.Add(name, l)
 	if err != nil {
 		l.Close()
@@ -69,42 +75,23 @@ func (s *upgrade) listen(name, address string) (net.Listener, error) {
 	return added, err
 }
 
-// reopen returns a function that opens a listener again after its server has
-// closed it.
+// reopen returns a function that opens a listener again after its server has closed it.
 func (s *upgrade) reopen(name string) func(network, address string) (net.Listener, error) {
 	return func(_, address string) (net.Listener, error) {
 		l, err := net.Listen("tcp", address)
 		if err != nil {
 			return nil, err
 		}
-		added, err := s.listeners.Add(name, l)
-		if err != nil {
-			l.Close()
-		}
-		return added, err
+		return s.add(name, l)
 	}
 }
 
-// upgradeSteps are the functions that run calls.
-type upgradeSteps struct {
-	ready func() bool // the front end accepts requests
-	// lead runs the tasks that only one process of a replica may run at a time, until its context
-	// ends.
-	lead func(ctx context.Context) error
-	// retire ends the process once its streams have ended. It rejects no request.
-	retire func()
-	// followPredecessor exchanges messages with the preceding process until that process or ctx
-	// ends; serveSuccessor does so with the next process. Both close the link. The link of
-	// followPredecessor is nil if the preceding process has ended.
-	followPredecessor, serveSuccessor func(ctx context.Context, link *handover.Link)
-}
-
-// run stops the predecessor as soon as this process is ready, then leads until it hands over to a
+// run stops the predecessor as soon as the daemon is ready, then leads until it hands over to a
 // successor and retires. It returns when ctx ends, or when it no longer leads and the links to the
 // other processes have ended.
-func (s *upgrade) run(ctx context.Context, p upgradeSteps, log *slog.Logger) error {
+func (s *upgrade) run(ctx context.Context, d *migratord.Daemon, log *slog.Logger) error {
 	if s.predecessor() != 0 {
-		waitFor(ctx, p.ready)
+		waitForEngine(ctx, d)
 	}
 	server, before, err := s.takeover.Finish(ctx)
 	if err != nil && ctx.Err() == nil {
@@ -112,13 +99,19 @@ func (s *upgrade) run(ctx context.Context, p upgradeSteps, log *slog.Logger) err
 	}
 	var links sync.WaitGroup
 	defer links.Wait()
-	links.Go(func() { p.followPredecessor(ctx, before) })
+	links.Go(func() {
+		if before == nil { // which is no migratord.Link
+			d.FollowPredecessor(ctx, nil)
+			return
+		}
+		d.FollowPredecessor(ctx, before)
+	})
 	leading, stepDown := context.WithCancel(ctx)
 	defer stepDown()
 	led := make(chan error, 1)
 	go func() {
 		defer stepDown()
-		led <- p.lead(leading)
+		led <- d.Lead(leading)
 	}()
 	if server == nil {
 		return <-led
@@ -133,29 +126,25 @@ func (s *upgrade) run(ctx context.Context, p upgradeSteps, log *slog.Logger) err
 	switch {
 	case err == nil:
 		log.Info("another process has taken over, this one ends with its last stream")
-		links.Go(func() { p.serveSuccessor(ctx, after) })
-		p.retire()
+		links.Go(func() { d.ServeSuccessor(ctx, after) })
+		d.Retire()
 	case leading.Err() == nil:
 		log.Warn("handover stopped; the next upgrade needs a restart", "error", err)
 	}
 	return <-led
 }
 
-// waitFor waits until ready returns true, for at most engineTimeout.
-func waitFor(ctx context.Context, ready func() bool) {
+// waitForEngine waits until the engine of a daemon is ready, for at most engineTimeout.
+func waitForEngine(ctx context.Context, d *migratord.Daemon) {
 	ctx, cancel := context.WithTimeout(ctx, engineTimeout)
 	defer cancel()
-	for !ready() && ctx.Err() == nil {
-		sleep(ctx, enginePollPeriod)
-	}
-}
-
-// sleep waits for d, or until ctx ends.
-func sleep(ctx context.Context, d time.Duration) {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-	case <-t.C:
+	tick := time.NewTicker(enginePollPeriod)
+	defer tick.Stop()
+	for !d.Frontend().Status().EngineReady {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
 	}
 }

@@ -107,10 +107,7 @@ type stageResult struct {
 }
 
 func (s *settings) plan(src *traceFlags, p *planFlags) error {
-	if src.maxLength == 0 || src.maxLength > p.context {
-		src.maxLength = p.context
-	}
-	requests, name, err := src.read()
+	requests, name, err := src.readWithin(p.context)
 	if err != nil {
 		return err
 	}
@@ -140,10 +137,7 @@ func (s *settings) plan(src *traceFlags, p *planFlags) error {
 			return err
 		}
 	}
-	if s.json {
-		return s.print(out)
-	}
-	return out.table().Text(s.stdout)
+	return s.printTable(out, out.table())
 }
 
 // workload converts the requests into a partitioner's input.

@@ -80,12 +80,7 @@ written beside it, and a compiler for wasm32: see "cascade policy build --help".
 			if err != nil {
 				return err
 			}
-			if s.json {
-				return s.print(b)
-			}
-			fmt.Fprintf(s.stdout, "%s: %s in %s: %s\n", b.Dir, b.Name, b.Lang, strings.Join(b.Files, ", "))
-			fmt.Fprintf(s.stdout, "next: cascade policy test %s\n", b.Dir)
-			return nil
+			return s.printLine(b, "%s: %s in %s: %s\nnext: cascade policy test %s", b.Dir, b.Name, b.Lang, strings.Join(b.Files, ", "), b.Dir)
 		},
 	}
 	f := c.Flags()
@@ -167,14 +162,6 @@ func (b *policyBuildFlags) open(ctx context.Context, path, configuration string)
 	return policydev.Open(ctx, file, text)
 }
 
-// atMostOnePath allows one argument; without it the path is ".".
-func atMostOnePath(c *cobra.Command, args []string) error {
-	if len(args) > 1 {
-		return usageErrorf(c, "name one module or directory, not %d", len(args))
-	}
-	return nil
-}
-
 func pathOrWorkingDir(args []string) string {
 	if len(args) == 0 {
 		return "."
@@ -205,17 +192,13 @@ are not sandboxes: build sources that you do not trust in one, such as a contain
 		Example: `  cascade policy build
   cascade policy build policy.rego
   cascade policy build my-bids -o bids.wasm --cc "zig cc"`,
-		Args: atMostOnePath,
+		Args: atMost(1, "module or directory"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			built, err := policydev.Build(cmd.Context(), pathOrWorkingDir(args), out, b.cc)
 			if err != nil {
 				return err
 			}
-			if s.json {
-				return s.print(built)
-			}
-			_, err = fmt.Fprintf(s.stdout, "%s: %d bytes, sha256 %s (%s)\n", built.File, built.Bytes, built.SHA256, built.Compiler)
-			return err
+			return s.printLine(built, "%s: %d bytes, sha256 %s (%s)", built.File, built.Bytes, built.SHA256, built.Compiler)
 		},
 	}
 	b.flags(c)

@@ -52,11 +52,7 @@ NAME.pub for hosts that trust it. It does not overwrite files. The files are PEM
 				Secret string `json:"secret"`
 				Public string `json:"public"`
 			}{sign.IDOf(public).String(), args[0] + ".key", args[0] + ".pub"}
-			if s.json {
-				return s.print(out)
-			}
-			_, err = fmt.Fprintf(s.stdout, "key %s: %s is secret, %s is for those who trust it\n", out.ID, out.Secret, out.Public)
-			return err
+			return s.printLine(out, "key %s: %s is secret, %s is for those who trust it", out.ID, out.Secret, out.Public)
 		},
 	}
 }

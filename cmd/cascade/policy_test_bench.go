@@ -53,7 +53,7 @@ Exit codes: 0 when all checks pass, 1 when one fails.`,
   cascade policy test my-refiner.wasm --native refine-weighted
   cascade policy test --update
   cascade policy test my-bids --frames recorded.jsonl --calls 10000000`,
-		Args: atMostOnePath,
+		Args: atMost(1, "module or directory"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if t.Calls < 0 || t.Random < 0 {
 				return usageErrorf(cmd, "--calls and --random count: give numbers above 0, or 0 for the default")
@@ -158,7 +158,7 @@ same questions, natively. Figures are medians of five rounds; "empty" is a call 
 bids, sites or requests. Fuel is the same on every machine.`,
 		Example: `  cascade policy bench
   cascade policy bench my-bids.wasm --native bid-paper --time 5s`,
-		Args: atMostOnePath,
+		Args: atMost(1, "module or directory"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if each <= 0 {
 				return usageErrorf(cmd, "--time %v: give some time for each kind", each)
@@ -183,9 +183,6 @@ bids, sites or requests. Fuel is the same on every machine.`,
 }
 
 func (s *settings) printBench(all []policydev.BenchResult) error {
-	if s.json {
-		return s.print(all)
-	}
 	t := report.Table{Header: []string{"kind", "beside", "ns/call", "native", "ratio", "empty", "allocs", "fuel p50", "p99", "of limit", "memory"}, Left: 2}
 	for _, m := range all {
 		native, ratio, name := "-", "-", "none is built in"
@@ -195,5 +192,5 @@ func (s *settings) printBench(all []policydev.BenchResult) error {
 		t.Rows = append(t.Rows, []string{m.Kind, name, fmt.Sprintf("%.0f", m.Wasm), native, ratio, fmt.Sprintf("%.0f", m.Empty), fmt.Sprintf("%.2f", m.Allocs),
 			fmt.Sprint(m.Fuel50), fmt.Sprint(m.Fuel99), fmt.Sprintf("%.2f %%", 100*float64(m.Fuel99)/float64(m.Limit)), fmt.Sprintf("%d KiB", m.Memory>>10)})
 	}
-	return t.Text(s.stdout)
+	return s.printTable(all, t)
 }

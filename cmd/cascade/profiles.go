@@ -28,10 +28,7 @@ func newProfiles(s *settings) *cobra.Command {
 					fmt.Sprintf("%.1f µs", p.D2*1e6), fmt.Sprintf("%.1f ns", p.D4*1e9), fmt.Sprint(int64(p.KVTokens)), fmt.Sprint(p.MaxBatch),
 					fmt.Sprintf("%.0f %% / %.0f %%", p.FitError.P50*100, p.FitError.P90*100)})
 			}
-			if s.json {
-				return s.print(all)
-			}
-			return t.Text(s.stdout)
+			return s.printTable(all, t)
 		},
 	}
 }

@@ -75,10 +75,10 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 	if err != nil {
 		return err
 	}
-	defer m.creds.close()
+	defer m.close()
 	metrics := newRegistry()
 	cfg := proxy.Config{
-		Client:       client.Config{Target: m.control[0], TLS: m.creds.ControlClientConfig(m.control[0]), OtherServers: m.servers(), NodeID: p.nodeID},
+		Client:       client.Config{Target: m.control[0], TLS: m.certs.ControlClientConfig(m.control[0]), OtherServers: m.servers(), NodeID: p.nodeID},
 		DrainTimeout: p.drain, Registry: metrics, Logger: m.log,
 	}
 	if p.listen != "" {
@@ -98,7 +98,7 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 	if err != nil {
 		return err
 	}
-	door, err := listenAdmin(fleet.Proxy.Admin)
+	admin, err := listenAdmin(fleet.Proxy.Admin)
 	if err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 	}
 	g.Go(func() error { s.logReadiness(ctx, px, strings.Join(m.control, " and ")); return nil })
 	g.Go(func() error {
-		return serveAdmin(back, door, adminHandler(metrics, func() string { return proxyReady(ctx, px) }))
+		return serveAdmin(back, admin, adminHandler(metrics, func() string { return proxyReady(ctx, px) }))
 	})
 	return g.Wait()
 }

@@ -117,10 +117,7 @@ func parseHeaders(lines []string) (http.Header, error) {
 
 // replayTarget replays the source against a running endpoint.
 func (s *settings) replayTarget(ctx context.Context, src *traceFlags, e *emulationFlags, f *replayFlags, header http.Header) (err error) {
-	if src.maxLength == 0 || src.maxLength > e.context {
-		src.maxLength = e.context
-	}
-	requests, name, err := src.read()
+	requests, name, err := src.readWithin(e.context)
 	if err != nil {
 		return err
 	}

@@ -41,6 +41,14 @@ func (r *traceFlags) flags(c *cobra.Command, requests int) {
 	completeFrom(c, "mix", trace.Names())
 }
 
+// readWithin is read without requests that are longer than a model's context.
+func (r *traceFlags) readWithin(context int64) ([]trace.Request, string, error) {
+	if r.maxLength == 0 || r.maxLength > context {
+		r.maxLength = context
+	}
+	return r.read()
+}
+
 // read returns the requests that the flags describe, and a name for them.
 func (r *traceFlags) read() ([]trace.Request, string, error) {
 	shape := trace.Shape{Rate: r.rate, Spread: r.spread, Until: r.until, MaxLength: policies.Tokens(r.maxLength), Limit: r.requests, Seed: r.seed}

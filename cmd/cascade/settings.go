@@ -11,6 +11,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/gpuset"
+	"github.com/cascadeinfer/cascade/engine/report"
 )
 
 // logger returns the logger that --log asks for.
@@ -43,6 +44,23 @@ func (s *settings) print(v any) error {
 	e := json.NewEncoder(s.stdout)
 	e.SetIndent("", "  ")
 	return e.Encode(v)
+}
+
+// printTable writes v as JSON with --json, and the table without it.
+func (s *settings) printTable(v any, t report.Table) error {
+	if s.json {
+		return s.print(v)
+	}
+	return t.Text(s.stdout)
+}
+
+// printLine writes v as JSON with --json, and a line of text without it.
+func (s *settings) printLine(v any, format string, args ...any) error {
+	if s.json {
+		return s.print(v)
+	}
+	_, err := fmt.Fprintf(s.stdout, format+"\n", args...)
+	return err
 }
 
 // jsonString returns text as a JSON string.

@@ -163,11 +163,10 @@ func TestWatchReplacedFilesAndLinks(t *testing.T) {
 	}
 }
 
-// TestWatchDebounceIsBounded: a directory that is never quiet, with changes of
-// the file in it and with none that is reported, delays the reading and no more.
-func TestWatchDebounceIsBounded(t *testing.T) {
+// runFollower runs a test in a synctest bubble with a follower that runs.
+func runFollower(t *testing.T, test func(t *testing.T, f *follower, events chan<- fsnotify.Event, applied *[]int, log *output)) {
 	synctest.Test(t, func(t *testing.T) {
-		f, applied, _, _ := follow(t, watched)
+		f, applied, _, log := follow(t, watched)
 		ctx, stop := context.WithCancel(t.Context())
 		events, done := make(chan fsnotify.Event), make(chan struct{})
 		go func() {
@@ -179,6 +178,14 @@ func TestWatchDebounceIsBounded(t *testing.T) {
 			<-done
 		}()
 		synctest.Wait()
+		test(t, f, events, applied, log)
+	})
+}
+
+// TestWatchDebounceIsBounded checks that events without a pause delay the reading for a limited
+// time.
+func TestWatchDebounceIsBounded(t *testing.T) {
+	runFollower(t, func(t *testing.T, f *follower, events chan<- fsnotify.Event, applied *[]int, _ *output) {
 		replace(t, f.path, watched+second)
 		for range debounceMax / (debounce / 2) {
 			events <- fsnotify.Event{}
@@ -191,22 +198,10 @@ func TestWatchDebounceIsBounded(t *testing.T) {
 	})
 }
 
-// TestWatchPolls: a change without an event is found by the file's size or
-// time, and so is the removal of the file.
+// TestWatchPolls checks that a change without an event is found by the file's size or time, and so
+// is the removal of the file.
 func TestWatchPolls(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, applied, _, log := follow(t, watched)
-		ctx, stop := context.WithCancel(t.Context())
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			f.run(ctx, nil, nil)
-		}()
-		defer func() {
-			stop()
-			<-done
-		}()
-		synctest.Wait()
+	runFollower(t, func(t *testing.T, f *follower, _ chan<- fsnotify.Event, applied *[]int, log *output) {
 		replace(t, f.path, watched+second)
 		time.Sleep(pollPeriod + debounce)
 		synctest.Wait()
