@@ -102,7 +102,7 @@ func replicaPairs(ctx context.Context, m control.DeviceModel) []pairState {
 // newPairState combines the links between two replicas with the receiver's
 // report of its transports.
 func newPairState(m control.DeviceModel, from, to control.Device) pairState {
-	p := pairState{From: from.Replica, To: to.Replica, Paths: links.Paths(from.Site, to.Site)}
+	p := pairState{From: from.Replica, To: to.Replica, Paths: links.Paths(from.Topology, to.Topology)}
 	var against []string
 	usable := slices.DeleteFunc(slices.Clone(p.Paths), func(w links.Path) bool {
 		if w.Closed {
@@ -122,7 +122,7 @@ func newPairState(m control.DeviceModel, from, to control.Device) pairState {
 	if m.Links != nil {
 		d = *m.Links
 	}
-	if priced := d.BestPath(from.Site, to.Site); priced.Transport == p.Path.Transport && priced.Kind == p.Path.Kind {
+	if priced := d.BestPath(from.Topology, to.Topology); priced.Transport == p.Path.Transport && priced.Kind == p.Path.Kind {
 		p.Path = priced
 	}
 	for _, t := range to.Transports {
@@ -157,28 +157,28 @@ func unsuitedReason(to control.Device, from policies.ReplicaID, transport string
 
 // text prints a model's replicas and pairs.
 func (m modelDevices) text(ctx context.Context, w io.Writer, all bool) error {
-	sites := report.Table{Title: m.Name, Header: []string{"replica", "stage", "host", "KV cache in", "NVLinks", "RDMA port", "IP", "PCIe"}, Left: 6}
+	hosts := report.Table{Title: m.Name, Header: []string{"replica", "stage", "host", "KV cache in", "NVLinks", "RDMA port", "IP", "PCIe"}, Left: 6}
 	for _, r := range m.Replicas {
-		sites.Rows = append(sites.Rows, siteCells(r))
+		hosts.Rows = append(hosts.Rows, topologyCells(r))
 		if r.Note != "" {
-			sites.Notes = append(sites.Notes, fmt.Sprintf("%s: %s.", r.Replica, r.Note))
+			hosts.Notes = append(hosts.Notes, fmt.Sprintf("%s: %s.", r.Replica, r.Note))
 		}
 	}
 	if m.Links == nil {
-		sites.Notes = append(sites.Notes, "Links make no difference to plans of this fleet.")
+		hosts.Notes = append(hosts.Notes, "Links make no difference to plans of this fleet.")
 	}
 	t := m.groupTable()
 	if all || len(m.Replicas) <= shownPairs {
 		t = m.pairTable(ctx, all)
 	}
 	if len(t.Rows) == 0 {
-		return sites.Text(w)
+		return hosts.Text(w)
 	}
-	return writeTables(w, sites, t)
+	return writeTables(w, hosts, t)
 }
 
-func siteCells(r control.Device) []string {
-	s, memory, linked, port, pcie := r.Site, "not known", "-", "-", "-"
+func topologyCells(r control.Device) []string {
+	s, memory, linked, port, pcie := r.Topology, "not known", "-", "-", "-"
 	switch g := s.GPU; {
 	case !s.Known:
 	case g == nil:
@@ -314,11 +314,11 @@ type deviceGroup struct {
 	count int
 }
 
-// groupDevices groups replicas by their sites and transports.
+// groupDevices groups replicas by their topology and transports.
 func groupDevices(list []control.Device) []*deviceGroup {
 	by, out := map[string]*deviceGroup{}, []*deviceGroup(nil)
 	for _, r := range list {
-		key := r.Site.Class()
+		key := r.Topology.Class()
 		for _, t := range r.Transports {
 			if t.Peer == "" {
 				key += "\n" + t.Name + " " + t.State
@@ -329,10 +329,10 @@ func groupDevices(list []control.Device) []*deviceGroup {
 			l = &deviceGroup{on: map[string][]control.Device{}}
 			by[key], out = l, append(out, l)
 		}
-		if len(l.on[r.Site.Host]) == 0 {
-			l.order = append(l.order, r.Site.Host)
+		if len(l.on[r.Topology.Host]) == 0 {
+			l.order = append(l.order, r.Topology.Host)
 		}
-		l.on[r.Site.Host] = append(l.on[r.Site.Host], r)
+		l.on[r.Topology.Host] = append(l.on[r.Topology.Host], r)
 		l.count++
 	}
 	return out

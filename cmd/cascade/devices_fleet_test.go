@@ -24,7 +24,7 @@ func deviceOf(id, node string, gpu int) control.Device {
 			s.GPU.Peers = append(s.GPU.Peers, p)
 		}
 	}
-	return control.Device{Replica: policies.ReplicaID(id), Site: s, Transports: []control.Transport{
+	return control.Device{Replica: policies.ReplicaID(id), Topology: s, Transports: []control.Transport{
 		{Name: "cuda", State: loadreport.RouteReady}, {Name: "shm", State: loadreport.RouteReady}, {Name: "tcp", State: loadreport.RouteReady},
 	}}
 }
@@ -37,7 +37,7 @@ func TestCountedPairs(t *testing.T) {
 		for i := range r.IntN(20) {
 			d := deviceOf(fmt.Sprint("r", i), fmt.Sprint("n", r.IntN(3)), r.IntN(4))
 			if r.IntN(4) == 0 {
-				d.Site = links.Topology{Host: d.Site.Host}
+				d.Topology = links.Topology{Host: d.Topology.Host}
 			}
 			if r.IntN(4) == 0 {
 				d.Transports[0] = control.Transport{Name: "cuda", State: loadreport.RouteBroken, Reason: "no driver"}

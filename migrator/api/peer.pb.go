@@ -182,7 +182,7 @@ type Hello struct {
 	TransferMin   uint32                 `protobuf:"varint,2,opt,name=transfer_min,json=transferMin,proto3" json:"transfer_min,omitempty"`
 	TransferMax   uint32                 `protobuf:"varint,3,opt,name=transfer_max,json=transferMax,proto3" json:"transfer_max,omitempty"`
 	Incarnation   uint64                 `protobuf:"varint,4,opt,name=incarnation,proto3" json:"incarnation,omitempty"` // of the process: grows with every start
-	Site          *api.Site              `protobuf:"bytes,5,opt,name=site,proto3" json:"site,omitempty"`                // location of the sender's KV cache; absent if unknown
+	Topology      *api.Topology          `protobuf:"bytes,5,opt,name=topology,proto3" json:"topology,omitempty"`        // location of the sender's KV cache; absent if unknown
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -245,9 +245,9 @@ func (x *Hello) GetIncarnation() uint64 {
 	return 0
 }
 
-func (x *Hello) GetSite() *api.Site {
+func (x *Hello) GetTopology() *api.Topology {
 	if x != nil {
-		return x.Site
+		return x.Topology
 	}
 	return nil
 }
@@ -889,7 +889,7 @@ var File_migrator_api_peer_proto protoreflect.FileDescriptor
 
 const file_migrator_api_peer_proto_rawDesc = "" +
 	"\n" +
-	"\x17migrator/api/peer.proto\x12\x13cascade.migrator.v1\x1a\x12xds/api/site.proto\"\xd8\x02\n" +
+	"\x17migrator/api/peer.proto\x12\x13cascade.migrator.v1\x1a\x16xds/api/topology.proto\"\xd8\x02\n" +
 	"\bEnvelope\x12\x12\n" +
 	"\x04from\x18\x01 \x01(\tR\x04from\x12\x0e\n" +
 	"\x02to\x18\x02 \x01(\tR\x02to\x122\n" +
@@ -898,13 +898,13 @@ const file_migrator_api_peer_proto_rawDesc = "" +
 	"\btransfer\x18\x05 \x01(\v2\x1d.cascade.migrator.v1.TransferH\x00R\btransfer\x128\n" +
 	"\asummary\x18\x06 \x01(\v2\x1c.cascade.migrator.v1.SummaryH\x00R\asummary\x12>\n" +
 	"\theartbeat\x18\a \x01(\v2\x1e.cascade.migrator.v1.HeartbeatH\x00R\theartbeatB\x06\n" +
-	"\x04body\"\xc0\x01\n" +
+	"\x04body\"\xcc\x01\n" +
 	"\x05Hello\x12%\n" +
 	"\x0emarket_version\x18\x01 \x01(\rR\rmarketVersion\x12!\n" +
 	"\ftransfer_min\x18\x02 \x01(\rR\vtransferMin\x12!\n" +
 	"\ftransfer_max\x18\x03 \x01(\rR\vtransferMax\x12 \n" +
-	"\vincarnation\x18\x04 \x01(\x04R\vincarnation\x12(\n" +
-	"\x04site\x18\x05 \x01(\v2\x14.cascade.xds.v1.SiteR\x04site\"\xbe\x01\n" +
+	"\vincarnation\x18\x04 \x01(\x04R\vincarnation\x124\n" +
+	"\btopology\x18\x05 \x01(\v2\x18.cascade.xds.v1.TopologyR\btopology\"\xbe\x01\n" +
 	"\x06Market\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\rR\x04kind\x12\x16\n" +
 	"\x06seller\x18\x02 \x01(\tR\x06seller\x12\x16\n" +
@@ -988,15 +988,15 @@ func file_migrator_api_peer_proto_rawDescGZIP() []byte {
 
 var file_migrator_api_peer_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
 var file_migrator_api_peer_proto_goTypes = []any{
-	(*Envelope)(nil),  // 0: cascade.migrator.v1.Envelope
-	(*Hello)(nil),     // 1: cascade.migrator.v1.Hello
-	(*Market)(nil),    // 2: cascade.migrator.v1.Market
-	(*Handover)(nil),  // 3: cascade.migrator.v1.Handover
-	(*Summary)(nil),   // 4: cascade.migrator.v1.Summary
-	(*Heartbeat)(nil), // 5: cascade.migrator.v1.Heartbeat
-	(*Transfer)(nil),  // 6: cascade.migrator.v1.Transfer
-	(*Offer)(nil),     // 7: cascade.migrator.v1.Offer
-	(*api.Site)(nil),  // 8: cascade.xds.v1.Site
+	(*Envelope)(nil),     // 0: cascade.migrator.v1.Envelope
+	(*Hello)(nil),        // 1: cascade.migrator.v1.Hello
+	(*Market)(nil),       // 2: cascade.migrator.v1.Market
+	(*Handover)(nil),     // 3: cascade.migrator.v1.Handover
+	(*Summary)(nil),      // 4: cascade.migrator.v1.Summary
+	(*Heartbeat)(nil),    // 5: cascade.migrator.v1.Heartbeat
+	(*Transfer)(nil),     // 6: cascade.migrator.v1.Transfer
+	(*Offer)(nil),        // 7: cascade.migrator.v1.Offer
+	(*api.Topology)(nil), // 8: cascade.xds.v1.Topology
 }
 var file_migrator_api_peer_proto_depIdxs = []int32{
 	1, // 0: cascade.migrator.v1.Envelope.hello:type_name -> cascade.migrator.v1.Hello
@@ -1004,7 +1004,7 @@ var file_migrator_api_peer_proto_depIdxs = []int32{
 	6, // 2: cascade.migrator.v1.Envelope.transfer:type_name -> cascade.migrator.v1.Transfer
 	4, // 3: cascade.migrator.v1.Envelope.summary:type_name -> cascade.migrator.v1.Summary
 	5, // 4: cascade.migrator.v1.Envelope.heartbeat:type_name -> cascade.migrator.v1.Heartbeat
-	8, // 5: cascade.migrator.v1.Hello.site:type_name -> cascade.xds.v1.Site
+	8, // 5: cascade.migrator.v1.Hello.topology:type_name -> cascade.xds.v1.Topology
 	3, // 6: cascade.migrator.v1.Market.handover:type_name -> cascade.migrator.v1.Handover
 	7, // 7: cascade.migrator.v1.Transfer.offers:type_name -> cascade.migrator.v1.Offer
 	0, // 8: cascade.migrator.v1.Peer.Exchange:input_type -> cascade.migrator.v1.Envelope

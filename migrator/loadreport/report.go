@@ -43,7 +43,7 @@ func encodeReport(id policies.ReplicaID, model string, sequence uint64, s fronte
 		Streams:       count(x.Streams),
 		Routes:        x.Routes[:min(len(x.Routes), maxRoutes)],
 		Slots:         x.Slots[:min(len(x.Slots), maxSlots)],
-		Site:          x.Site,
+		Topology:      x.Topology,
 	}
 }
 

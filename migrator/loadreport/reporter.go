@@ -97,10 +97,10 @@ type Extra struct {
 	// Slots are the policy slots of the replica's host; the excess over LoadReport.slots is
 	// left out.
 	Slots []*api.SlotStatus
-	// Site is the location of the replica's KV cache; nil if unknown. It may be returned
+	// Topology is the location of the replica's KV cache; nil if unknown. It may be returned
 	// every time, as a new pointer when it has changed: it is reported when it is new to
 	// the stream, until the control plane has acknowledged it.
-	Site *api.Site
+	Topology *api.Topology
 }
 
 // ConnectParams is the dial option for Config.Conn. With gRPC's defaults, a connection to a
@@ -213,7 +213,7 @@ func (u *Reporter) buildReport(sequence uint64, m *migrationDelta, where *topolo
 		x = u.cfg.Extra()
 	}
 	x.Migrations = m.pending(x.Migrations, sequence)
-	x.Site = where.pending(x.Site, sequence)
+	x.Topology = where.pending(x.Topology, sequence)
 	return encodeReport(u.cfg.Replica, u.cfg.Model, sequence, u.cfg.Status(), x)
 }
 

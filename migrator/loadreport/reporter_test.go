@@ -176,15 +176,15 @@ func TestExtra(t *testing.T) {
 func TestSiteIsReportedOnce(t *testing.T) {
 	runHarness(t, func(t *testing.T, w *harness) {
 		<-w.got
-		next := func(want *api.Site) {
+		next := func(want *api.Topology) {
 			t.Helper()
-			if r := <-w.got; r.Site.GetNode() != want.GetNode() {
-				t.Errorf("report %d contains %v, want %v", r.Sequence, r.Site, want)
+			if r := <-w.got; r.Topology.GetHost() != want.GetHost() {
+				t.Errorf("report %d contains %v, want %v", r.Sequence, r.Topology, want)
 			}
 		}
-		a, b := &api.Site{Node: "a"}, &api.Site{Node: "b"}
+		a, b := &api.Topology{Host: "a"}, &api.Topology{Host: "b"}
 		w.mute.Store(true)
-		w.extra.Store(&Extra{Site: a})
+		w.extra.Store(&Extra{Topology: a})
 		next(a)
 		next(a) // no reply has arrived
 		synctest.Wait()
@@ -192,7 +192,7 @@ func TestSiteIsReportedOnce(t *testing.T) {
 		next(a) // the answer arrives after this report was sent
 		next(nil)
 		next(nil)
-		w.extra.Store(&Extra{Site: b})
+		w.extra.Store(&Extra{Topology: b})
 		next(b)
 		next(nil)
 		away := error(status.Error(codes.Unavailable, "away"))
@@ -203,7 +203,7 @@ func TestSiteIsReportedOnce(t *testing.T) {
 			<-w.got
 		}
 		for range 20 {
-			if r := <-w.got; r.Sequence == 1 && r.Site.GetNode() == "b" {
+			if r := <-w.got; r.Sequence == 1 && r.Topology.GetHost() == "b" {
 				return
 			}
 		}

@@ -20,7 +20,7 @@ type reportStream struct {
 	index      int // in Reporter.streams
 	conn       grpc.ClientConnInterface
 	migrations migrationDelta
-	site       topologyDelta
+	topology   topologyDelta
 	changed    chan struct{} // holds a token when a report should be sent at once
 }
 
@@ -80,7 +80,7 @@ func (l *reportStream) runStream(ctx context.Context) (answered bool, err error)
 	ended := make(chan error, 1)
 	replies := 0
 	l.migrations.reset()
-	l.site.reset()
+	l.topology.reset()
 	reader.Go(func() {
 		for {
 			reply, err := reports.Recv()
@@ -98,7 +98,7 @@ func (l *reportStream) runStream(ctx context.Context) (answered bool, err error)
 	tick := time.NewTicker(l.reporter.cfg.Interval)
 	defer tick.Stop()
 	for sequence := uint64(1); ; sequence++ {
-		sent := reports.Send(l.reporter.buildReport(sequence, &l.migrations, &l.site))
+		sent := reports.Send(l.reporter.buildReport(sequence, &l.migrations, &l.topology))
 		if sent != nil && sent != io.EOF { // EOF: Recv returns the cause
 			cancel(sent)
 		}
@@ -121,7 +121,7 @@ func cause(ctx context.Context, err error) error {
 
 func (l *reportStream) handleReply(r *api.LoadReply) {
 	l.migrations.acknowledge(r.GetSequence())
-	l.site.acknowledge(r.GetSequence())
+	l.topology.acknowledge(r.GetSequence())
 	l.reporter.handleReply(l.index, Reply{
 		Epoch: policies.Epoch(r.GetEpoch()), StageMeanHeld: r.GetStageMeanHeld(),
 		Drain: r.GetDrain(), Refine: r.GetRefine(), ReceivedAt: time.Now(),

@@ -11,25 +11,25 @@ import (
 // concurrent use, like migrationDelta.
 type topologyDelta struct {
 	mu           sync.Mutex
-	site         *api.Site
+	topology     *api.Topology
 	sequence     uint64 // the first report of this stream with it; 0: none yet
 	acknowledged bool
 }
 
-// pending returns the site if the report with this sequence must contain it, else nil.
-func (t *topologyDelta) pending(site *api.Site, sequence uint64) *api.Site {
+// pending returns the topology if the report with this sequence must contain it, else nil.
+func (t *topologyDelta) pending(topology *api.Topology, sequence uint64) *api.Topology {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if site != t.site {
-		t.site, t.sequence, t.acknowledged = site, 0, false
+	if topology != t.topology {
+		t.topology, t.sequence, t.acknowledged = topology, 0, false
 	}
-	if t.acknowledged || site == nil {
+	if t.acknowledged || topology == nil {
 		return nil
 	}
 	if t.sequence == 0 {
 		t.sequence = sequence
 	}
-	return site
+	return topology
 }
 
 // acknowledge records that all reports up to a sequence were received.

@@ -71,10 +71,10 @@ type Config struct {
 	// Incarnation identifies the process of a replica: it grows with every start. 0
 	// means the time of New in microseconds.
 	Incarnation uint64
-	// Site returns the location of this replica's KV cache for the Hello of a new stream,
+	// Topology returns the location of this replica's KV cache for the Hello of a new stream,
 	// or nil if it is unknown. It must not block, and its result must not be changed. It
 	// may be nil.
-	Site func() *xds.Site
+	Topology func() *xds.Topology
 	// Credentials secures the connection to a peer at an address and, with identities,
 	// authenticates the peer; nil means plaintext. The caller decides whether plaintext
 	// is allowed.
@@ -133,8 +133,8 @@ func (c Config) validate() (Config, error) {
 	if c.Incarnation == 0 {
 		c.Incarnation = uint64(time.Now().UnixMicro())
 	}
-	if c.Site == nil {
-		c.Site = func() *xds.Site { return nil }
+	if c.Topology == nil {
+		c.Topology = func() *xds.Topology { return nil }
 	}
 	if c.PeerGone == nil {
 		c.PeerGone = func(policies.ReplicaID) {}

@@ -254,16 +254,16 @@ func (n *Network) TransferVersions(id policies.ReplicaID) (low, high uint32, ok 
 	return p.hello.GetTransferMin(), p.hello.GetTransferMax(), true
 }
 
-// Site returns the location of a peer's KV cache from its last Hello, or nil if unknown. It
+// Topology returns the location of a peer's KV cache from its last Hello, or nil if unknown. It
 // is shared and not validated.
-func (n *Network) Site(id policies.ReplicaID) *xds.Site {
+func (n *Network) Topology(id policies.ReplicaID) *xds.Topology {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	p := n.peers[id]
 	if p == nil {
 		return nil
 	}
-	return p.hello.GetSite()
+	return p.hello.GetTopology()
 }
 
 // peerLocked returns the state of a peer, creating it if necessary.
@@ -293,5 +293,5 @@ func (n *Network) wakeLiveness() {
 
 // hello returns the Hello of this process.
 func (n *Network) hello() *api.Hello {
-	return &api.Hello{MarketVersion: MarketVersion, TransferMin: TransferMin, TransferMax: TransferMax, Incarnation: n.cfg.Incarnation, Site: n.cfg.Site()}
+	return &api.Hello{MarketVersion: MarketVersion, TransferMin: TransferMin, TransferMax: TransferMax, Incarnation: n.cfg.Incarnation, Topology: n.cfg.Topology()}
 }

@@ -130,7 +130,7 @@ func (s Topology) Validate() error {
 		c.expect(p.Distance <= UnknownDistance, "3: rdma.distance")
 	}
 	if c.broken != "" {
-		return &policies.Violation{Subject: "site", Invariant: c.broken}
+		return &policies.Violation{Subject: "topology", Invariant: c.broken}
 	}
 	return nil
 }

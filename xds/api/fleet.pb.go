@@ -69,7 +69,7 @@ type LoadReport struct {
 	// Where the replica's KV cache is and which links lead away from it. It is sent
 	// with the first report of a stream and when it has changed, until a report with
 	// it was answered. Absent: the last one sent is still right.
-	Site          *Site `protobuf:"bytes,20,opt,name=site,proto3" json:"site,omitempty"`
+	Topology      *Topology `protobuf:"bytes,20,opt,name=topology,proto3" json:"topology,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -237,9 +237,9 @@ func (x *LoadReport) GetSlots() []*SlotStatus {
 	return nil
 }
 
-func (x *LoadReport) GetSite() *Site {
+func (x *LoadReport) GetTopology() *Topology {
 	if x != nil {
-		return x.Site
+		return x.Topology
 	}
 	return nil
 }
@@ -991,7 +991,7 @@ var File_xds_api_fleet_proto protoreflect.FileDescriptor
 
 const file_xds_api_fleet_proto_rawDesc = "" +
 	"\n" +
-	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\x1a\x14xds/api/policy.proto\x1a\x12xds/api/site.proto\"\xff\x05\n" +
+	"\x13xds/api/fleet.proto\x12\x0ecascade.xds.v1\x1a\x14xds/api/policy.proto\x1a\x16xds/api/topology.proto\"\x8b\x06\n" +
 	"\n" +
 	"LoadReport\x12\x18\n" +
 	"\areplica\x18\x01 \x01(\tR\areplica\x12\x14\n" +
@@ -1015,8 +1015,8 @@ const file_xds_api_fleet_proto_rawDesc = "" +
 	"\astreams\x18\x10 \x01(\rR\astreams\x12-\n" +
 	"\x06routes\x18\x11 \x03(\v2\x15.cascade.xds.v1.RouteR\x06routes\x12\x1a\n" +
 	"\badapters\x18\x12 \x03(\tR\badapters\x123\n" +
-	"\x05slots\x18\x13 \x03(\v2\x1d.cascade.policy.v1.SlotStatusR\x05slots\x12(\n" +
-	"\x04site\x18\x14 \x01(\v2\x14.cascade.xds.v1.SiteR\x04site\"\xa5\x01\n" +
+	"\x05slots\x18\x13 \x03(\v2\x1d.cascade.policy.v1.SlotStatusR\x05slots\x124\n" +
+	"\btopology\x18\x14 \x01(\v2\x18.cascade.xds.v1.TopologyR\btopology\"\xa5\x01\n" +
 	"\x05Route\x12\x1c\n" +
 	"\ttransport\x18\x01 \x01(\tR\ttransport\x12\x12\n" +
 	"\x04peer\x18\x02 \x01(\tR\x04peer\x12\x14\n" +
@@ -1113,7 +1113,7 @@ var file_xds_api_fleet_proto_goTypes = []any{
 	(*LoadReply)(nil),  // 7: cascade.xds.v1.LoadReply
 	(*Refine)(nil),     // 8: cascade.xds.v1.Refine
 	(*SlotStatus)(nil), // 9: cascade.policy.v1.SlotStatus
-	(*Site)(nil),       // 10: cascade.xds.v1.Site
+	(*Topology)(nil),   // 10: cascade.xds.v1.Topology
 }
 var file_xds_api_fleet_proto_depIdxs = []int32{
 	4,  // 0: cascade.xds.v1.LoadReport.load:type_name -> cascade.xds.v1.Load
@@ -1123,7 +1123,7 @@ var file_xds_api_fleet_proto_depIdxs = []int32{
 	3,  // 4: cascade.xds.v1.LoadReport.proposal:type_name -> cascade.xds.v1.Proposal
 	1,  // 5: cascade.xds.v1.LoadReport.routes:type_name -> cascade.xds.v1.Route
 	9,  // 6: cascade.xds.v1.LoadReport.slots:type_name -> cascade.policy.v1.SlotStatus
-	10, // 7: cascade.xds.v1.LoadReport.site:type_name -> cascade.xds.v1.Site
+	10, // 7: cascade.xds.v1.LoadReport.topology:type_name -> cascade.xds.v1.Topology
 	8,  // 8: cascade.xds.v1.LoadReply.refine:type_name -> cascade.xds.v1.Refine
 	6,  // 9: cascade.xds.v1.Refine.next:type_name -> cascade.xds.v1.Batch
 	0,  // 10: cascade.xds.v1.Fleet.Report:input_type -> cascade.xds.v1.LoadReport
@@ -1141,7 +1141,7 @@ func file_xds_api_fleet_proto_init() {
 		return
 	}
 	file_xds_api_policy_proto_init()
-	file_xds_api_site_proto_init()
+	file_xds_api_topology_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -28,8 +28,8 @@ type DeviceModel struct {
 type Device struct {
 	Replica policies.ReplicaID `json:"replica"`
 	// Stage is its stage as in cluster names; "" for none.
-	Stage string         `json:"stage,omitempty"`
-	Site  links.Topology `json:"site"`
+	Stage    string         `json:"stage,omitempty"`
+	Topology links.Topology `json:"topology"`
 	// Transports are those of its reports; see Replica.Transports.
 	Transports []Transport `json:"transports,omitempty"`
 	Note       string      `json:"note,omitempty"` // what is wrong with its reports
@@ -51,7 +51,7 @@ func devicesOf(s *fleet.Snapshot) Devices {
 			model.Links = &m.Links
 		}
 		for _, r := range m.Replicas {
-			d := Device{Replica: r.ID, Site: r.Site, Transports: transportsOf(r.Routes), Note: r.Note}
+			d := Device{Replica: r.ID, Topology: r.Topology, Transports: transportsOf(r.Routes), Note: r.Note}
 			if r.Stage >= 0 {
 				d.Stage = stageOf(r.Stage, m.Plan.Stages[r.Stage]).Name
 			}

@@ -19,7 +19,7 @@ func TestDevices(t *testing.T) {
 	r.Models[0].TokenBytes, r.Models[0].Links = 1e5, links.Rates{BetweenHosts: 25 * links.Gigabyte}
 	c := startControl(t, Config{Rules: r, Replicas: f.list})
 	f.replicas[0].setReport(func(m *api.LoadReport) {
-		m.Site = topology.Encode(links.Topology{Known: true, TCP: 12, GPU: &links.GPU{Index: 3, UUID: "u"}})
+		m.Topology = topology.Encode(links.Topology{Known: true, TCP: 12, GPU: &links.GPU{Index: 3, UUID: "u"}})
 		m.Routes = []*api.Route{{Transport: "tcp", Peer: "r1", State: "ready", BytesPerSecond: 5, Path: "loopback"}}
 	})
 	f.startReports(t, c)
@@ -29,15 +29,15 @@ func TestDevices(t *testing.T) {
 			t.Fatalf("%d, %v: %s", code, err, body)
 		}
 		return d
-	}, func(d Devices) bool { return len(d.Models) > 0 && d.Models[0].Replicas[0].Site.Known })
+	}, func(d Devices) bool { return len(d.Models) > 0 && d.Models[0].Replicas[0].Topology.Known })
 	m := d.Models[0]
 	if m.Links == nil || m.Links.BetweenHosts != 25*links.Gigabyte || len(m.Replicas) != 2 {
 		t.Fatalf("%+v", m)
 	}
-	if got := m.Replicas[0]; got.Replica != "r0" || got.Stage != "s0" || got.Site.GPU == nil || got.Site.GPU.UUID != "u" || len(got.Transports) != 1 || got.Transports[0].Path != "loopback" {
+	if got := m.Replicas[0]; got.Replica != "r0" || got.Stage != "s0" || got.Topology.GPU == nil || got.Topology.GPU.UUID != "u" || len(got.Transports) != 1 || got.Transports[0].Path != "loopback" {
 		t.Errorf("%+v", got)
 	}
-	if got := m.Replicas[1]; got.Site.Known || got.Transports != nil {
+	if got := m.Replicas[1]; got.Topology.Known || got.Transports != nil {
 		t.Errorf("replica without a report: %+v", got)
 	}
 	if d := devicesOf(nil); d.Models == nil {

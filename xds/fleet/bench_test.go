@@ -44,7 +44,7 @@ func newLargeState(b *testing.B, n int, withLinks bool) (*State, []loadreport.Re
 		report.Flow.Seen = 1000
 		if withLinks {
 			k := i % 8
-			report.Site = &links.Topology{Known: true, GPU: &links.GPU{Index: k, Address: fmt.Sprint("g", k), Peers: []links.Peer{
+			report.Topology = &links.Topology{Known: true, GPU: &links.GPU{Index: k, Address: fmt.Sprint("g", k), Peers: []links.Peer{
 				{Index: k ^ 1, Address: fmt.Sprint("g", k^1), NVLinks: links.Bundle{Links: 4, Rate: 1e11}, Asked: true, Read: true, NVLink: true},
 			}}}
 		}

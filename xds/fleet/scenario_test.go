@@ -351,13 +351,13 @@ func (p *player) report(words []string) {
 				g := &links.GPU{Index: n, Address: fmt.Sprint("g", n), Peers: []links.Peer{
 					{Index: n ^ 1, Address: fmt.Sprint("g", n^1), NVLinks: links.Bundle{Links: 4, Rate: 100 * links.Gigabyte}, Asked: true, Read: true, NVLink: true},
 				}}
-				r.Site = &links.Topology{Host: p.state.registry.Get(r.Replica).Host, Known: true, GPU: g}
+				r.Topology = &links.Topology{Host: p.state.registry.Get(r.Replica).Host, Known: true, GPU: g}
 			case "host":
-				where := *r.Site
+				where := *r.Topology
 				where.Host = value
-				r.Site = &where
+				r.Topology = &where
 			case "topology":
-				r.Site = map[string]*links.Topology{"unknown": {}}[value]
+				r.Topology = map[string]*links.Topology{"unknown": {}}[value]
 			case "routes":
 				r.Routes = make([]loadreport.Route, int(x))
 			case "seen":
@@ -578,11 +578,11 @@ func (p *player) show() {
 			fmt.Fprintf(&p.out, "%splanner: %s\n", prefix(m.Name), why(m.Planner))
 		}
 		for _, r := range m.Replicas {
-			if r.Site.Known {
+			if r.Topology.Known {
 				fmt.Fprintf(&p.out, "%s: its topology is known\n", r.ID)
 			}
-			if r.Site.Host != r.Host {
-				p.t.Errorf("%s is on %q and configured on %q", r.ID, r.Site.Host, r.Host)
+			if r.Topology.Host != r.Host {
+				p.t.Errorf("%s is on %q and configured on %q", r.ID, r.Topology.Host, r.Host)
 			}
 			if len(r.Routes) > 0 {
 				fmt.Fprintf(&p.out, "%s: %d routes\n", r.ID, len(r.Routes))

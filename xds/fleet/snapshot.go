@@ -72,8 +72,8 @@ type ReplicaState struct {
 	// Stopping says that its migrator accepts no new request because it stops.
 	Stopping bool
 	loadreport.DrainProgress
-	Routes []loadreport.Route // the routes over which it may pull blocks
-	Site   links.Topology     // where its KV cache is
+	Routes   []loadreport.Route // the routes over which it may pull blocks
+	Topology links.Topology     // where its KV cache is
 }
 
 // View returns the routing part of the snapshot under the given settings.
@@ -124,7 +124,7 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 			state.Replicas = append(state.Replicas, ReplicaState{
 				Replica: r.Replica, Stage: r.Stage, Health: health, Weight: weight,
 				Load: r.Report.Load, Reported: r.ReportedAt, Connected: r.Connected, Note: r.Note(), Estimate: r.Estimate,
-				Drained: r.Drained, Stopping: r.Report.Draining, DrainProgress: r.Report.DrainProgress, Routes: r.Report.Routes, Site: r.Site(),
+				Drained: r.Drained, Stopping: r.Report.Draining, DrainProgress: r.Report.DrainProgress, Routes: r.Report.Routes, Topology: r.Topology(),
 			})
 		}
 		snap.Models = append(snap.Models, state)

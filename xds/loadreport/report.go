@@ -74,9 +74,9 @@ type Report struct {
 	Routes []Route
 	// Slots is the state of the host's policy slots.
 	Slots []lifecycle.SlotStatus
-	// Site is where the replica's KV cache is and which links it has; nil means that
+	// Topology is where the replica's KV cache is and which links it has; nil means that
 	// the last reported one is still valid. It is shared and must not be changed.
-	Site *links.Topology
+	Topology *links.Topology
 	// LoadBounded says that Decode had to bound figures of Load that requests cannot
 	// push out of bounds: counts, and the tokens held.
 	LoadBounded bool
@@ -149,12 +149,12 @@ func Decode(m *api.LoadReport) (Report, error) {
 	if r.Slots, dropped = policyslots.DecodeStatuses(m.GetSlots()); dropped > 0 {
 		bounded = append(bounded, "slots")
 	}
-	if m.GetSite() != nil {
-		if site, err := topology.Decode(m.GetSite()); err == nil {
-			r.Site = &site
+	if m.GetTopology() != nil {
+		if t, err := topology.Decode(m.GetTopology()); err == nil {
+			r.Topology = &t
 		} else {
-			r.Site = &links.Topology{} // the last reported site is no longer valid
-			bounded = append(bounded, "site")
+			r.Topology = &links.Topology{} // the last reported topology is no longer valid
+			bounded = append(bounded, "topology")
 		}
 	}
 	if len(bounded) > 0 {

@@ -127,8 +127,8 @@ func FuzzDecode(f *testing.F) {
 		if n := len(r.Routes); n > loadreport.MaxRoutes {
 			t.Errorf("%d routes of one report", n)
 		}
-		if r.Site != nil && r.Site.Validate() != nil {
-			t.Errorf("%+v: %v", r.Site, r.Site.Validate())
+		if r.Topology != nil && r.Topology.Validate() != nil {
+			t.Errorf("%+v: %v", r.Topology, r.Topology.Validate())
 		}
 	})
 }

@@ -17,39 +17,39 @@ import (
 const MaxBytes = 16 << 10
 
 // Encode returns the wire format of a topology.
-func Encode(s links.Topology) *api.Site {
-	m := &api.Site{Node: s.Host, Known: s.Known, Cuda: s.CUDA, Verbs: s.Verbs, PeerMemory: s.PeerMemory, Tcp: int64(s.TCP)}
+func Encode(s links.Topology) *api.Topology {
+	m := &api.Topology{Host: s.Host, Known: s.Known, Cuda: s.CUDA, Verbs: s.Verbs, PeerMemory: s.PeerMemory, Tcp: int64(s.TCP)}
 	if p := s.RDMA; p != nil {
-		m.Rdma = &api.SitePort{Name: p.Name, Layer: p.Layer, Subnet: p.Subnet, Rate: int64(p.Rate), Distance: uint32(p.Distance)}
+		m.Rdma = &api.TopologyPort{Name: p.Name, Layer: p.Layer, Subnet: p.Subnet, Rate: int64(p.Rate), Distance: uint32(p.Distance)}
 	}
 	g := s.GPU
 	if g == nil {
 		return m
 	}
-	m.Gpu = &api.SiteGPU{
+	m.Gpu = &api.TopologyGPU{
 		Index: int32(g.Index), Uuid: g.UUID, Address: g.Address, Absent: g.Absent, Lost: g.Lost, Mig: g.MIG, Copy: int64(g.Copy), Pcie: int64(g.PCIe), Switched: encodeBundle(g.Switched),
 	}
 	for _, p := range g.Peers {
-		m.Gpu.Peers = append(m.Gpu.Peers, &api.SitePeer{
+		m.Gpu.Peers = append(m.Gpu.Peers, &api.TopologyPeer{
 			Index: int32(p.Index), Address: p.Address, Nvlinks: encodeBundle(p.NVLinks), Distance: uint32(p.Distance), Asked: p.Asked, Read: p.Read, Write: p.Write, Nvlink: p.NVLink,
 		})
 	}
 	return m
 }
 
-func encodeBundle(b links.Bundle) *api.SiteBundle {
+func encodeBundle(b links.Bundle) *api.TopologyBundle {
 	if b == (links.Bundle{}) {
 		return nil
 	}
-	return &api.SiteBundle{Links: uint32(b.Links), Rate: int64(b.Rate)}
+	return &api.TopologyBundle{Links: uint32(b.Links), Rate: int64(b.Rate)}
 }
 
 // Decode decodes and validates a message. The error names the field.
-func Decode(m *api.Site) (links.Topology, error) {
+func Decode(m *api.Topology) (links.Topology, error) {
 	if n := proto.Size(m); n > MaxBytes {
 		return links.Topology{}, fmt.Errorf("topology: message of %d bytes exceeds the limit of %d", n, MaxBytes)
 	}
-	s := links.Topology{Host: m.GetNode(), Known: m.GetKnown(), CUDA: m.GetCuda(), Verbs: m.GetVerbs(), PeerMemory: m.GetPeerMemory(), TCP: links.Rate(m.GetTcp())}
+	s := links.Topology{Host: m.GetHost(), Known: m.GetKnown(), CUDA: m.GetCuda(), Verbs: m.GetVerbs(), PeerMemory: m.GetPeerMemory(), TCP: links.Rate(m.GetTcp())}
 	if p := m.GetRdma(); p != nil {
 		s.RDMA = &links.Port{Name: p.GetName(), Layer: p.GetLayer(), Subnet: p.GetSubnet(), Rate: links.Rate(p.GetRate()), Distance: distance(p.GetDistance())}
 	}
@@ -68,7 +68,7 @@ func Decode(m *api.Site) (links.Topology, error) {
 	return s, s.Validate()
 }
 
-func decodeBundle(b *api.SiteBundle) links.Bundle {
+func decodeBundle(b *api.TopologyBundle) links.Bundle {
 	return links.Bundle{Links: int(b.GetLinks()), Rate: links.Rate(b.GetRate())}
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/topology"
 )
 
-// full is a site in which nothing is zero.
+// full is a topology in which nothing is zero.
 func full() links.Topology {
 	return links.Topology{
 		Host: "a", Known: true, CUDA: "no", Verbs: "nor", PeerMemory: true, TCP: 5,
@@ -35,18 +35,18 @@ func TestRoundTrip(t *testing.T) {
 	}
 	for i := range reflect.TypeFor[links.Topology]().NumField() {
 		if reflect.ValueOf(full()).Field(i).IsZero() {
-			t.Errorf("the full site lacks %s", reflect.TypeFor[links.Topology]().Field(i).Name)
+			t.Errorf("the full topology lacks %s", reflect.TypeFor[links.Topology]().Field(i).Name)
 		}
 	}
 }
 
 func TestDecodeRefuses(t *testing.T) {
-	for want, edit := range map[string]func(*api.Site){
-		"exceeds the limit": func(m *api.Site) { m.Cuda = strings.Repeat("x", topology.MaxBytes) },
-		"host":              func(m *api.Site) { m.Node = strings.Repeat("x", 300) },
-		"gpu.index":         func(m *api.Site) { m.Gpu.Index = -2 },
-		"gpu.peers":         func(m *api.Site) { m.Gpu.Peers = make([]*api.SitePeer, 65) },
-		"tcp":               func(m *api.Site) { m.Tcp = -1 },
+	for want, edit := range map[string]func(*api.Topology){
+		"exceeds the limit": func(m *api.Topology) { m.Cuda = strings.Repeat("x", topology.MaxBytes) },
+		"host":              func(m *api.Topology) { m.Host = strings.Repeat("x", 300) },
+		"gpu.index":         func(m *api.Topology) { m.Gpu.Index = -2 },
+		"gpu.peers":         func(m *api.Topology) { m.Gpu.Peers = make([]*api.TopologyPeer, 65) },
+		"tcp":               func(m *api.Topology) { m.Tcp = -1 },
 	} {
 		m := topology.Encode(full())
 		edit(m)
@@ -75,7 +75,7 @@ func FuzzDecode(f *testing.F) {
 	other := full()
 	other.Host = "b"
 	f.Fuzz(func(t *testing.T, b []byte) {
-		m := new(api.Site)
+		m := new(api.Topology)
 		if proto.Unmarshal(b, m) != nil {
 			return
 		}

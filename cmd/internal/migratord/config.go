@@ -61,7 +61,7 @@ type Config struct {
 	RDMA *verbs.Library
 	// Machine returns the hardware of this host, or nil before the first inspection. The result
 	// must not be changed; a later inspection returns a new one. The fleet file's topology of the
-	// node takes precedence. If Machine is nil, the replica reports only its node.
+	// host takes precedence. If Machine is nil, the replica reports only its host.
 	Machine func() *topology.Machine
 	// Predecessor is the id of the preceding process of the same replica, which still runs or ended
 	// a moment ago. If it is not 0, the caller calls FollowPredecessor. 0 means that there is no

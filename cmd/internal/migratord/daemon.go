@@ -113,7 +113,7 @@ func (d *Daemon) newMigration() error {
 	var err error
 	d.network, err = peer.New(peer.Config{
 		Self: d.id, Handle: d.receive, PeerGone: d.peerGone, PeerBack: d.peerBack, Alive: d.liveness.isAlive,
-		Credentials: d.credentials, TrustDomain: f.Fleet.TLS.TrustDomain, Site: d.site, Logger: log,
+		Credentials: d.credentials, TrustDomain: f.Fleet.TLS.TrustDomain, Topology: d.topology, Logger: log,
 	})
 	if err != nil {
 		return err

@@ -21,7 +21,7 @@ type linkCache struct {
 	machine      *topology.Machine // the description from which own was built
 	gpuUnknown   bool              // whether own was built with the pool on a GPU that no report named
 	own          links.Topology
-	wire         *xds.Site // own, as sent to others; replaced when its content changes
+	wire         *xds.Topology // own, as sent to others; replaced when its content changes
 	peers        map[policies.ReplicaID]*peerLinks
 	fileReplicas map[policies.ReplicaID]config.Replica // as in the fleet file
 	// toPeers are the best links to all peers as of toPeersAt. They are cached because a market
@@ -35,10 +35,10 @@ const toPeersMaxAge = time.Second
 
 // peerLinks are the links to and from one peer.
 type peerLinks struct {
-	reported *xds.Site // the report from which site was built; nil: no report
-	node     string
-	own      *xds.Site  // the own site from which the links were computed
-	to       links.Path // the path to the peer, by the fleet file's rates
+	reported *xds.Topology // the report from which topology was built; nil: no report
+	host     string
+	own      *xds.Topology // the own topology from which the links were computed
+	to       links.Path    // the path to the peer, by the fleet file's rates
 	from     []links.Path
 }
 
@@ -74,8 +74,8 @@ func (d *Daemon) gpuUnknown() bool {
 	return ok && m.Device != nil
 }
 
-// updateSiteLocked updates the topology of this replica.
-func (d *Daemon) updateSiteLocked() {
+// updateTopologyLocked updates the topology of this replica.
+func (d *Daemon) updateTopologyLocked() {
 	n, m, strays := &d.linkCache, d.machine(), d.gpuUnknown()
 	if n.wire != nil && m == n.machine && strays == n.gpuUnknown {
 		return
@@ -83,7 +83,7 @@ func (d *Daemon) updateSiteLocked() {
 	n.machine, n.gpuUnknown = m, strays
 	s := links.Topology{}
 	if m != nil && !strays {
-		s = m.Site(d.cfg.Fleet.Place(d.cfg.Replica))
+		s = m.Topology(d.cfg.Fleet.Place(d.cfg.Replica))
 	}
 	s.Host = d.cfg.Replica.Host
 	if n.wire == nil || !s.Equal(n.own) {
@@ -91,31 +91,31 @@ func (d *Daemon) updateSiteLocked() {
 	}
 }
 
-// site returns the location of this replica's KV cache, for the wire. The pointer is the same as
+// topology returns the location of this replica's KV cache, for the wire. The pointer is the same as
 // long as the content is.
-func (d *Daemon) site() *xds.Site {
+func (d *Daemon) topology() *xds.Topology {
 	n := &d.linkCache
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	d.updateSiteLocked()
+	d.updateTopologyLocked()
 	return n.wire
 }
 
 // peerLinksLocked returns the links to and from a peer.
 func (d *Daemon) peerLinksLocked(id policies.ReplicaID) *peerLinks {
 	n := &d.linkCache
-	d.updateSiteLocked()
-	reported, node := d.network.Site(id), d.controlView.host(id)
-	if node == "" {
+	d.updateTopologyLocked()
+	reported, host := d.network.Topology(id), d.controlView.host(id)
+	if host == "" {
 		r, _ := d.replicaLocked(id)
-		node = r.Host
+		host = r.Host
 	}
 	p := n.peers[id]
-	if p != nil && p.reported == reported && p.node == node && p.own == n.wire {
+	if p != nil && p.reported == reported && p.host == host && p.own == n.wire {
 		return p
 	}
-	p = &peerLinks{reported: reported, node: node, own: n.wire}
-	there := d.peerSiteLocked(id, reported, node)
+	p = &peerLinks{reported: reported, host: host, own: n.wire}
+	there := d.peerTopologyLocked(id, reported, host)
 	p.to = d.cfg.Fleet.Links().BestPath(n.own, there)
 	if n.own.Known && there.Known {
 		p.from = links.Paths(there, n.own)
@@ -130,25 +130,25 @@ func (d *Daemon) peerLinksLocked(id policies.ReplicaID) *peerLinks {
 // maxPeerLinks bounds the cache; when it is full, it is cleared.
 const maxPeerLinks = 1 << 15
 
-// peerSiteLocked returns the location of a peer: the one it reported; else, on a host with a known
-// description, the one of the fleet file; else only its node.
-func (d *Daemon) peerSiteLocked(id policies.ReplicaID, reported *xds.Site, node string) links.Topology {
+// peerTopologyLocked returns the location of a peer: the one it reported; else, on a host with a known
+// description, the one of the fleet file; else only its host.
+func (d *Daemon) peerTopologyLocked(id policies.ReplicaID, reported *xds.Topology, host string) links.Topology {
 	if reported != nil {
 		if s, err := topologywire.Decode(reported); err == nil {
-			s.Host = node
+			s.Host = host
 			return s
 		}
 	}
-	m := d.cfg.Fleet.Machines[node]
-	if m == nil && node == d.cfg.Replica.Host {
+	m := d.cfg.Fleet.Machines[host]
+	if m == nil && host == d.cfg.Replica.Host {
 		m = d.linkCache.machine
 	}
 	r, known := d.replicaLocked(id)
 	if m == nil || !known || d.linkCache.gpuUnknown {
-		return links.Topology{Host: node}
+		return links.Topology{Host: host}
 	}
-	s := m.Site(d.cfg.Fleet.Place(r))
-	s.Host = node
+	s := m.Topology(d.cfg.Fleet.Place(r))
+	s.Host = host
 	return s
 }
 
@@ -185,7 +185,7 @@ func (d *Daemon) linksFrom(from policies.ReplicaID) []links.Path {
 	inHost := ok && m.Device == nil
 	d.linkCache.mu.Lock()
 	defer d.linkCache.mu.Unlock()
-	if d.updateSiteLocked(); inHost && d.linkCache.own.GPU != nil {
+	if d.updateTopologyLocked(); inHost && d.linkCache.own.GPU != nil {
 		return nil
 	}
 	return d.peerLinksLocked(from).from

@@ -27,8 +27,8 @@ func pairedGPUs(name string) *topology.Machine {
 	return m
 }
 
-// newLinkDaemon is r0 on GPU 0 of node a, in a fleet file with r1 and r2 on GPUs 1 and 2, r3
-// in the machine's memory, and r4 on another node.
+// newLinkDaemon is r0 on GPU 0 of host a, in a fleet file with r1 and r2 on GPUs 1 and 2, r3
+// in the machine's memory, and r4 on another host.
 func newLinkDaemon(t *testing.T) *Daemon {
 	t.Helper()
 	network, err := peer.New(peer.Config{Self: "r0", Handle: func(policies.ReplicaID, *api.Envelope) {}})
@@ -83,35 +83,35 @@ func TestDistances(t *testing.T) {
 		t.Errorf("why not by cuda from r2: %q", why)
 	}
 	if d.linksFrom("r4") != nil {
-		t.Error("something is known of another node")
+		t.Error("something is known of another host")
 	}
 }
 
-// TestSite: a site is reported once, until it changes.
-func TestSite(t *testing.T) {
+// TestTopology: a topology is reported once, until it changes.
+func TestTopology(t *testing.T) {
 	d := newLinkDaemon(t)
-	blind := d.site()
-	if blind.GetNode() != "a" || blind.GetKnown() || d.site() != blind {
+	blind := d.topology()
+	if blind.GetHost() != "a" || blind.GetKnown() || d.topology() != blind {
 		t.Errorf("without a machine: %v", blind)
 	}
 	m := pairedGPUs("another name")
 	d.cfg.Machine = func() *topology.Machine { return m }
-	seen := d.site()
-	if seen == blind || seen.GetNode() != "a" || !seen.GetKnown() || len(seen.GetGpu().GetPeers()) != 3 {
+	seen := d.topology()
+	if seen == blind || seen.GetHost() != "a" || !seen.GetKnown() || len(seen.GetGpu().GetPeers()) != 3 {
 		t.Errorf("with a machine: %v", seen)
 	}
 	m = pairedGPUs("another name") // looked again
-	if d.site() != seen {
-		t.Error("an unchanged site is reported again")
+	if d.topology() != seen {
+		t.Error("an unchanged topology is reported again")
 	}
 	m = pairedGPUs("another name")
 	m.GPUs[0].Health.Lost = "it has fallen off the bus"
-	if s := d.site(); s == seen || s.GetGpu().GetLost() == "" {
+	if s := d.topology(); s == seen || s.GetGpu().GetLost() == "" {
 		t.Errorf("a lost GPU: %v", s)
 	}
 	// The fleet file has the first word.
 	d.cfg.Fleet.Machines = topology.Machines{"a": &topology.Machine{Name: "a"}}
-	if s := d.site(); !s.GetKnown() || !s.GetGpu().GetAbsent() {
+	if s := d.topology(); !s.GetKnown() || !s.GetGpu().GetAbsent() {
 		t.Errorf("by the fleet file: %v", s)
 	}
 }
@@ -141,11 +141,11 @@ func TestSiteRDMA(t *testing.T) {
 		d.cfg.Fleet.RDMA.Off = c.off
 		d.cfg.Replica.RDMA, d.cfg.Fleet.Fleet.Replicas[1].RDMA = c.own, c.own
 		d.linkCache.mu.Lock()
-		d.updateSiteLocked()
-		peer := d.peerSiteLocked("r1", nil, "a")
+		d.updateTopologyLocked()
+		peer := d.peerTopologyLocked("r1", nil, "a")
 		d.linkCache.mu.Unlock()
-		if site := d.site(); site.GetRdma().GetName() != c.port || site.GetRdma().GetRate() != c.rate || !strings.Contains(site.GetVerbs(), c.none) || (site.GetVerbs() == "") != (c.none == "") {
-			t.Errorf("%+v: it reports %v", c, site)
+		if got := d.topology(); got.GetRdma().GetName() != c.port || got.GetRdma().GetRate() != c.rate || !strings.Contains(got.GetVerbs(), c.none) || (got.GetVerbs() == "") != (c.none == "") {
+			t.Errorf("%+v: it reports %v", c, got)
 		}
 		if (peer.RDMA == nil) != (c.port == "") || peer.RDMA != nil && (peer.RDMA.Name != c.port || int64(peer.RDMA.Rate) != c.rate) || (peer.Verbs == "") != (c.none == "") {
 			t.Errorf("%+v: of r1 it takes %+v", c, peer)

@@ -10,7 +10,7 @@ import (
 )
 
 // newRDMA builds the RDMA transport. It sets up connections over the peers' port with the
-// credentials of that port; without TLS it stays within the node.
+// credentials of that port; without TLS it stays within the host.
 func (d *Daemon) newRDMA() error {
 	own, all := d.cfg.Replica.RDMA, d.cfg.Fleet.RDMA
 	vc := verbs.Config{
@@ -41,7 +41,7 @@ func (d *Daemon) rdmaDevice() string {
 		return name
 	}
 	if m := d.cfg.Machine(); m != nil {
-		if p := m.Site(d.cfg.Fleet.Place(d.cfg.Replica)).RDMA; p != nil {
+		if p := m.Topology(d.cfg.Fleet.Place(d.cfg.Replica)).RDMA; p != nil {
 			return p.Name
 		}
 	}
@@ -54,7 +54,7 @@ func (d *Daemon) rdmaDevice() string {
 func (d *Daemon) bounceThroughHost() bool {
 	d.linkCache.mu.Lock()
 	defer d.linkCache.mu.Unlock()
-	d.updateSiteLocked()
+	d.updateTopologyLocked()
 	p := d.linkCache.own.RDMA
 	return p != nil && p.Distance == links.System
 }

@@ -29,7 +29,7 @@ func (d *Daemon) reportExtra() loadreport.Extra {
 
 // ownExtra returns this process's report data that the front end does not provide.
 func (d *Daemon) ownExtra() loadreport.Extra {
-	e := loadreport.Extra{Site: d.site(), Streams: d.frontend.ClientRequests()}
+	e := loadreport.Extra{Topology: d.topology(), Streams: d.frontend.ClientRequests()}
 	if d.market == nil {
 		for _, r := range d.frontend.LocalLegs() {
 			e.Residents++

@@ -31,10 +31,10 @@ func (p Pair) Best() links.Path { return links.BestPath(p.Paths) }
 // Machines maps the names of hosts to what is known of them.
 type Machines map[string]*Machine
 
-// Site is what is known of a place.
-func (ms Machines) Site(p Place) links.Topology {
+// Topology is what is known of a place.
+func (ms Machines) Topology(p Place) links.Topology {
 	if m := ms[p.Node]; m != nil {
-		return m.Site(p)
+		return m.Topology(p)
 	}
 	s := links.Topology{Host: p.Node}
 	if p.GPU != Unknown {
@@ -45,15 +45,15 @@ func (ms Machines) Site(p Place) links.Topology {
 
 // Pairs returns all pairs of different replicas, in the order of places.
 func (ms Machines) Pairs(places []Place) []Pair {
-	sites := make([]links.Topology, len(places))
+	topologies := make([]links.Topology, len(places))
 	for i, p := range places {
-		sites[i] = ms.Site(p)
+		topologies[i] = ms.Topology(p)
 	}
 	var out []Pair
 	for i, from := range places {
 		for k, to := range places {
 			if from.Replica != to.Replica {
-				out = append(out, Pair{From: from.Replica, To: to.Replica, Paths: links.Paths(sites[i], sites[k])})
+				out = append(out, Pair{From: from.Replica, To: to.Replica, Paths: links.Paths(topologies[i], topologies[k])})
 			}
 		}
 	}

@@ -64,7 +64,7 @@ func TestPairs(t *testing.T) {
 	for seed := range uint64(400) {
 		ms, places := anything(rand.New(rand.NewPCG(seed, 2)))
 		for _, p := range places {
-			if err := ms.Site(p).Validate(); err != nil {
+			if err := ms.Topology(p).Validate(); err != nil {
 				t.Fatalf("seed %d: %+v: %v", seed, p, err)
 			}
 		}

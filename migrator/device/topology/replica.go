@@ -8,10 +8,10 @@ import (
 	"github.com/cascadeinfer/cascade/policies/links"
 )
 
-// Site is what a pair needs to know of a replica in that place, whose node the machine
+// Topology is what a pair needs to know of a replica in that place, whose node the machine
 // is. What does not fit into a links.Topology is cut: names and reasons, and the GPU's
 // farthest peers.
-func (m *Machine) Site(p Place) links.Topology {
+func (m *Machine) Topology(p Place) links.Topology {
 	s := links.Topology{Host: truncate(p.Node, links.MaxName), Known: true, CUDA: truncate(m.missingLibrary(CUDA), links.MaxText), PeerMemory: m.PeerMemory != ""}
 	var pci *PCI
 	if p.GPU != Unknown {

@@ -16,7 +16,7 @@ func (p *Planner) near() adoption.Assigner {
 		c := proximity.Config{Rates: p.cfg.Links, TokenBytes: p.cfg.TokenBytes, Base: p.cfg.Transfer.Base}
 		for _, r := range p.cfg.Registry.All() {
 			if r.Model == p.cfg.Model {
-				c.Replicas = append(c.Replicas, proximity.Replica{ID: r.ID, Topology: r.Site()})
+				c.Replicas = append(c.Replicas, proximity.Replica{ID: r.ID, Topology: r.Topology()})
 			}
 		}
 		p.distances = proximity.New(c)
@@ -24,7 +24,7 @@ func (p *Planner) near() adoption.Assigner {
 	return adoption.Assigner{Map: p.distances}
 }
 
-// ResetDistances is called when the site of a replica or the configuration has changed.
+// ResetDistances is called when the topology of a replica or the configuration has changed.
 func (p *Planner) ResetDistances() { p.distances = nil }
 
 // transfer returns the assumed cost of a migration before the replicas of each stage

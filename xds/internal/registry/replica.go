@@ -32,7 +32,7 @@ type Replica struct {
 	stored       served    // what the stored object says
 	note         string    // what is wrong with its reports
 	estimator    loadestimate.Estimator
-	site         links.Topology // as last reported; the zero value: never
+	topology     links.Topology // as last reported; the zero value: never
 }
 
 // refresh recomputes the replica's health and reports whether it changed.
@@ -74,17 +74,17 @@ func (r *Replica) DrainOrdered() bool { return r.Draining || r.Drained }
 
 // HandleReport replaces the last report. sameBuckets says that its flow has the
 // buckets of the control plane, or none. It returns true if the replica reported
-// another site than before.
+// another topology than before.
 func (r *Replica) HandleReport(now time.Time, report *loadreport.Report, sameBuckets bool) (moved bool) {
 	r.note = report.Note
 	if !sameBuckets {
 		r.note = "flow ignored: its buckets are not those of the control plane; configure the same context for both"
 	}
-	if report.Site != nil && !r.site.Equal(*report.Site) {
-		r.site, moved = *report.Site, true
+	if report.Topology != nil && !r.topology.Equal(*report.Topology) {
+		r.topology, moved = *report.Topology, true
 	}
-	if r.note == "" && r.site.Host != "" && r.site.Host != r.Host {
-		r.note = "it reports that it is on node " + r.site.Host + ", the configuration says " + r.Host
+	if r.note == "" && r.topology.Host != "" && r.topology.Host != r.Host {
+		r.note = "it reports that it is on host " + r.topology.Host + ", the configuration says " + r.Host
 	}
 	if report.Flow.Seen < r.Report.Flow.Seen {
 		r.earlierSeen = min(r.earlierSeen+r.Report.Flow.Seen, loadreport.MaxSeen) // the front end has restarted
@@ -99,7 +99,7 @@ func (r *Replica) HandleReport(now time.Time, report *loadreport.Report, sameBuc
 // reset forgets what was reported while the replica served another model: it is
 // unready until its migrator reports for the new one.
 func (r *Replica) reset() {
-	*r = Replica{Replica: r.Replica, Drained: r.Drained, Stage: -1, Connected: r.Connected, Weight: weights.Neutral, Health: resources.Unhealthy, stored: r.stored, site: r.site}
+	*r = Replica{Replica: r.Replica, Drained: r.Drained, Stage: -1, Connected: r.Connected, Weight: weights.Neutral, Health: resources.Unhealthy, stored: r.stored, topology: r.topology}
 }
 
 // EstimateLoad feeds the replica's load estimator with an event.
@@ -122,10 +122,10 @@ func (r *Replica) Seen() uint64 { return r.earlierSeen + r.Report.Flow.Seen }
 // Work returns the tokens that the replica holds or has promised to hold.
 func (r *Replica) Work() policies.Tokens { return r.Report.Load.Held + r.Report.Load.Promised }
 
-// Site returns where the replica is: as reported, except for the node, which the
+// Topology returns where the replica is: as reported, except for the node, which the
 // configuration determines.
-func (r *Replica) Site() links.Topology {
-	s := r.site
+func (r *Replica) Topology() links.Topology {
+	s := r.topology
 	s.Host = r.Host
 	return s
 }

@@ -6,7 +6,7 @@
 // versions:
 // 	protoc-gen-go v1.36.12
 // 	protoc        v7.35.1
-// source: xds/api/site.proto
+// source: xds/api/topology.proto
 
 package api
 
@@ -25,37 +25,37 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Site mirrors policies/links.Topology, which documents the fields. Rates are bytes per
+// Topology mirrors policies/links.Topology, which documents the fields. Rates are bytes per
 // second in each direction, 0 for unknown.
-type Site struct {
+type Topology struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Node          string                 `protobuf:"bytes,1,opt,name=node,proto3" json:"node,omitempty"`
+	Host          string                 `protobuf:"bytes,1,opt,name=host,proto3" json:"host,omitempty"`
 	Known         bool                   `protobuf:"varint,2,opt,name=known,proto3" json:"known,omitempty"` // the replica has inspected its host
-	Gpu           *SiteGPU               `protobuf:"bytes,3,opt,name=gpu,proto3" json:"gpu,omitempty"`
+	Gpu           *TopologyGPU           `protobuf:"bytes,3,opt,name=gpu,proto3" json:"gpu,omitempty"`
 	Cuda          string                 `protobuf:"bytes,4,opt,name=cuda,proto3" json:"cuda,omitempty"`
 	Verbs         string                 `protobuf:"bytes,5,opt,name=verbs,proto3" json:"verbs,omitempty"`
-	Rdma          *SitePort              `protobuf:"bytes,6,opt,name=rdma,proto3" json:"rdma,omitempty"`
+	Rdma          *TopologyPort          `protobuf:"bytes,6,opt,name=rdma,proto3" json:"rdma,omitempty"`
 	PeerMemory    bool                   `protobuf:"varint,7,opt,name=peer_memory,json=peerMemory,proto3" json:"peer_memory,omitempty"`
 	Tcp           int64                  `protobuf:"varint,8,opt,name=tcp,proto3" json:"tcp,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *Site) Reset() {
-	*x = Site{}
-	mi := &file_xds_api_site_proto_msgTypes[0]
+func (x *Topology) Reset() {
+	*x = Topology{}
+	mi := &file_xds_api_topology_proto_msgTypes[0]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *Site) String() string {
+func (x *Topology) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*Site) ProtoMessage() {}
+func (*Topology) ProtoMessage() {}
 
-func (x *Site) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_site_proto_msgTypes[0]
+func (x *Topology) ProtoReflect() protoreflect.Message {
+	mi := &file_xds_api_topology_proto_msgTypes[0]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -66,68 +66,68 @@ func (x *Site) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use Site.ProtoReflect.Descriptor instead.
-func (*Site) Descriptor() ([]byte, []int) {
-	return file_xds_api_site_proto_rawDescGZIP(), []int{0}
+// Deprecated: Use Topology.ProtoReflect.Descriptor instead.
+func (*Topology) Descriptor() ([]byte, []int) {
+	return file_xds_api_topology_proto_rawDescGZIP(), []int{0}
 }
 
-func (x *Site) GetNode() string {
+func (x *Topology) GetHost() string {
 	if x != nil {
-		return x.Node
+		return x.Host
 	}
 	return ""
 }
 
-func (x *Site) GetKnown() bool {
+func (x *Topology) GetKnown() bool {
 	if x != nil {
 		return x.Known
 	}
 	return false
 }
 
-func (x *Site) GetGpu() *SiteGPU {
+func (x *Topology) GetGpu() *TopologyGPU {
 	if x != nil {
 		return x.Gpu
 	}
 	return nil
 }
 
-func (x *Site) GetCuda() string {
+func (x *Topology) GetCuda() string {
 	if x != nil {
 		return x.Cuda
 	}
 	return ""
 }
 
-func (x *Site) GetVerbs() string {
+func (x *Topology) GetVerbs() string {
 	if x != nil {
 		return x.Verbs
 	}
 	return ""
 }
 
-func (x *Site) GetRdma() *SitePort {
+func (x *Topology) GetRdma() *TopologyPort {
 	if x != nil {
 		return x.Rdma
 	}
 	return nil
 }
 
-func (x *Site) GetPeerMemory() bool {
+func (x *Topology) GetPeerMemory() bool {
 	if x != nil {
 		return x.PeerMemory
 	}
 	return false
 }
 
-func (x *Site) GetTcp() int64 {
+func (x *Topology) GetTcp() int64 {
 	if x != nil {
 		return x.Tcp
 	}
 	return 0
 }
 
-type SiteGPU struct {
+type TopologyGPU struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Index         int32                  `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
 	Uuid          string                 `protobuf:"bytes,2,opt,name=uuid,proto3" json:"uuid,omitempty"`
@@ -137,27 +137,27 @@ type SiteGPU struct {
 	Mig           bool                   `protobuf:"varint,6,opt,name=mig,proto3" json:"mig,omitempty"`
 	Copy          int64                  `protobuf:"varint,7,opt,name=copy,proto3" json:"copy,omitempty"`
 	Pcie          int64                  `protobuf:"varint,8,opt,name=pcie,proto3" json:"pcie,omitempty"`
-	Switched      *SiteBundle            `protobuf:"bytes,9,opt,name=switched,proto3" json:"switched,omitempty"`
-	Peers         []*SitePeer            `protobuf:"bytes,10,rep,name=peers,proto3" json:"peers,omitempty"` // at most 64
+	Switched      *TopologyBundle        `protobuf:"bytes,9,opt,name=switched,proto3" json:"switched,omitempty"`
+	Peers         []*TopologyPeer        `protobuf:"bytes,10,rep,name=peers,proto3" json:"peers,omitempty"` // at most 64
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *SiteGPU) Reset() {
-	*x = SiteGPU{}
-	mi := &file_xds_api_site_proto_msgTypes[1]
+func (x *TopologyGPU) Reset() {
+	*x = TopologyGPU{}
+	mi := &file_xds_api_topology_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *SiteGPU) String() string {
+func (x *TopologyGPU) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*SiteGPU) ProtoMessage() {}
+func (*TopologyGPU) ProtoMessage() {}
 
-func (x *SiteGPU) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_site_proto_msgTypes[1]
+func (x *TopologyGPU) ProtoReflect() protoreflect.Message {
+	mi := &file_xds_api_topology_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -168,82 +168,82 @@ func (x *SiteGPU) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use SiteGPU.ProtoReflect.Descriptor instead.
-func (*SiteGPU) Descriptor() ([]byte, []int) {
-	return file_xds_api_site_proto_rawDescGZIP(), []int{1}
+// Deprecated: Use TopologyGPU.ProtoReflect.Descriptor instead.
+func (*TopologyGPU) Descriptor() ([]byte, []int) {
+	return file_xds_api_topology_proto_rawDescGZIP(), []int{1}
 }
 
-func (x *SiteGPU) GetIndex() int32 {
+func (x *TopologyGPU) GetIndex() int32 {
 	if x != nil {
 		return x.Index
 	}
 	return 0
 }
 
-func (x *SiteGPU) GetUuid() string {
+func (x *TopologyGPU) GetUuid() string {
 	if x != nil {
 		return x.Uuid
 	}
 	return ""
 }
 
-func (x *SiteGPU) GetAddress() string {
+func (x *TopologyGPU) GetAddress() string {
 	if x != nil {
 		return x.Address
 	}
 	return ""
 }
 
-func (x *SiteGPU) GetAbsent() bool {
+func (x *TopologyGPU) GetAbsent() bool {
 	if x != nil {
 		return x.Absent
 	}
 	return false
 }
 
-func (x *SiteGPU) GetLost() string {
+func (x *TopologyGPU) GetLost() string {
 	if x != nil {
 		return x.Lost
 	}
 	return ""
 }
 
-func (x *SiteGPU) GetMig() bool {
+func (x *TopologyGPU) GetMig() bool {
 	if x != nil {
 		return x.Mig
 	}
 	return false
 }
 
-func (x *SiteGPU) GetCopy() int64 {
+func (x *TopologyGPU) GetCopy() int64 {
 	if x != nil {
 		return x.Copy
 	}
 	return 0
 }
 
-func (x *SiteGPU) GetPcie() int64 {
+func (x *TopologyGPU) GetPcie() int64 {
 	if x != nil {
 		return x.Pcie
 	}
 	return 0
 }
 
-func (x *SiteGPU) GetSwitched() *SiteBundle {
+func (x *TopologyGPU) GetSwitched() *TopologyBundle {
 	if x != nil {
 		return x.Switched
 	}
 	return nil
 }
 
-func (x *SiteGPU) GetPeers() []*SitePeer {
+func (x *TopologyGPU) GetPeers() []*TopologyPeer {
 	if x != nil {
 		return x.Peers
 	}
 	return nil
 }
 
-type SiteBundle struct {
+type TopologyBundle struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Links         uint32                 `protobuf:"varint,1,opt,name=links,proto3" json:"links,omitempty"`
 	Rate          int64                  `protobuf:"varint,2,opt,name=rate,proto3" json:"rate,omitempty"`
@@ -251,21 +251,21 @@ type SiteBundle struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *SiteBundle) Reset() {
-	*x = SiteBundle{}
-	mi := &file_xds_api_site_proto_msgTypes[2]
+func (x *TopologyBundle) Reset() {
+	*x = TopologyBundle{}
+	mi := &file_xds_api_topology_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *SiteBundle) String() string {
+func (x *TopologyBundle) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*SiteBundle) ProtoMessage() {}
+func (*TopologyBundle) ProtoMessage() {}
 
-func (x *SiteBundle) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_site_proto_msgTypes[2]
+func (x *TopologyBundle) ProtoReflect() protoreflect.Message {
+	mi := &file_xds_api_topology_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -276,30 +276,30 @@ func (x *SiteBundle) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use SiteBundle.ProtoReflect.Descriptor instead.
-func (*SiteBundle) Descriptor() ([]byte, []int) {
-	return file_xds_api_site_proto_rawDescGZIP(), []int{2}
+// Deprecated: Use TopologyBundle.ProtoReflect.Descriptor instead.
+func (*TopologyBundle) Descriptor() ([]byte, []int) {
+	return file_xds_api_topology_proto_rawDescGZIP(), []int{2}
 }
 
-func (x *SiteBundle) GetLinks() uint32 {
+func (x *TopologyBundle) GetLinks() uint32 {
 	if x != nil {
 		return x.Links
 	}
 	return 0
 }
 
-func (x *SiteBundle) GetRate() int64 {
+func (x *TopologyBundle) GetRate() int64 {
 	if x != nil {
 		return x.Rate
 	}
 	return 0
 }
 
-type SitePeer struct {
+type TopologyPeer struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Index         int32                  `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"` // -1: only the address is known
 	Address       string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
-	Nvlinks       *SiteBundle            `protobuf:"bytes,3,opt,name=nvlinks,proto3" json:"nvlinks,omitempty"`
+	Nvlinks       *TopologyBundle        `protobuf:"bytes,3,opt,name=nvlinks,proto3" json:"nvlinks,omitempty"`
 	Distance      uint32                 `protobuf:"varint,4,opt,name=distance,proto3" json:"distance,omitempty"` // 1 same … 6 two NUMA nodes, 7 not known
 	Asked         bool                   `protobuf:"varint,5,opt,name=asked,proto3" json:"asked,omitempty"`
 	Read          bool                   `protobuf:"varint,6,opt,name=read,proto3" json:"read,omitempty"`
@@ -309,21 +309,21 @@ type SitePeer struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *SitePeer) Reset() {
-	*x = SitePeer{}
-	mi := &file_xds_api_site_proto_msgTypes[3]
+func (x *TopologyPeer) Reset() {
+	*x = TopologyPeer{}
+	mi := &file_xds_api_topology_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *SitePeer) String() string {
+func (x *TopologyPeer) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*SitePeer) ProtoMessage() {}
+func (*TopologyPeer) ProtoMessage() {}
 
-func (x *SitePeer) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_site_proto_msgTypes[3]
+func (x *TopologyPeer) ProtoReflect() protoreflect.Message {
+	mi := &file_xds_api_topology_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -334,68 +334,68 @@ func (x *SitePeer) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use SitePeer.ProtoReflect.Descriptor instead.
-func (*SitePeer) Descriptor() ([]byte, []int) {
-	return file_xds_api_site_proto_rawDescGZIP(), []int{3}
+// Deprecated: Use TopologyPeer.ProtoReflect.Descriptor instead.
+func (*TopologyPeer) Descriptor() ([]byte, []int) {
+	return file_xds_api_topology_proto_rawDescGZIP(), []int{3}
 }
 
-func (x *SitePeer) GetIndex() int32 {
+func (x *TopologyPeer) GetIndex() int32 {
 	if x != nil {
 		return x.Index
 	}
 	return 0
 }
 
-func (x *SitePeer) GetAddress() string {
+func (x *TopologyPeer) GetAddress() string {
 	if x != nil {
 		return x.Address
 	}
 	return ""
 }
 
-func (x *SitePeer) GetNvlinks() *SiteBundle {
+func (x *TopologyPeer) GetNvlinks() *TopologyBundle {
 	if x != nil {
 		return x.Nvlinks
 	}
 	return nil
 }
 
-func (x *SitePeer) GetDistance() uint32 {
+func (x *TopologyPeer) GetDistance() uint32 {
 	if x != nil {
 		return x.Distance
 	}
 	return 0
 }
 
-func (x *SitePeer) GetAsked() bool {
+func (x *TopologyPeer) GetAsked() bool {
 	if x != nil {
 		return x.Asked
 	}
 	return false
 }
 
-func (x *SitePeer) GetRead() bool {
+func (x *TopologyPeer) GetRead() bool {
 	if x != nil {
 		return x.Read
 	}
 	return false
 }
 
-func (x *SitePeer) GetWrite() bool {
+func (x *TopologyPeer) GetWrite() bool {
 	if x != nil {
 		return x.Write
 	}
 	return false
 }
 
-func (x *SitePeer) GetNvlink() bool {
+func (x *TopologyPeer) GetNvlink() bool {
 	if x != nil {
 		return x.Nvlink
 	}
 	return false
 }
 
-type SitePort struct {
+type TopologyPort struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Layer         string                 `protobuf:"bytes,2,opt,name=layer,proto3" json:"layer,omitempty"`
@@ -406,21 +406,21 @@ type SitePort struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *SitePort) Reset() {
-	*x = SitePort{}
-	mi := &file_xds_api_site_proto_msgTypes[4]
+func (x *TopologyPort) Reset() {
+	*x = TopologyPort{}
+	mi := &file_xds_api_topology_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *SitePort) String() string {
+func (x *TopologyPort) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*SitePort) ProtoMessage() {}
+func (*TopologyPort) ProtoMessage() {}
 
-func (x *SitePort) ProtoReflect() protoreflect.Message {
-	mi := &file_xds_api_site_proto_msgTypes[4]
+func (x *TopologyPort) ProtoReflect() protoreflect.Message {
+	mi := &file_xds_api_topology_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -431,62 +431,62 @@ func (x *SitePort) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use SitePort.ProtoReflect.Descriptor instead.
-func (*SitePort) Descriptor() ([]byte, []int) {
-	return file_xds_api_site_proto_rawDescGZIP(), []int{4}
+// Deprecated: Use TopologyPort.ProtoReflect.Descriptor instead.
+func (*TopologyPort) Descriptor() ([]byte, []int) {
+	return file_xds_api_topology_proto_rawDescGZIP(), []int{4}
 }
 
-func (x *SitePort) GetName() string {
+func (x *TopologyPort) GetName() string {
 	if x != nil {
 		return x.Name
 	}
 	return ""
 }
 
-func (x *SitePort) GetLayer() string {
+func (x *TopologyPort) GetLayer() string {
 	if x != nil {
 		return x.Layer
 	}
 	return ""
 }
 
-func (x *SitePort) GetSubnet() string {
+func (x *TopologyPort) GetSubnet() string {
 	if x != nil {
 		return x.Subnet
 	}
 	return ""
 }
 
-func (x *SitePort) GetRate() int64 {
+func (x *TopologyPort) GetRate() int64 {
 	if x != nil {
 		return x.Rate
 	}
 	return 0
 }
 
-func (x *SitePort) GetDistance() uint32 {
+func (x *TopologyPort) GetDistance() uint32 {
 	if x != nil {
 		return x.Distance
 	}
 	return 0
 }
 
-var File_xds_api_site_proto protoreflect.FileDescriptor
+var File_xds_api_topology_proto protoreflect.FileDescriptor
 
-const file_xds_api_site_proto_rawDesc = "" +
+const file_xds_api_topology_proto_rawDesc = "" +
 	"\n" +
-	"\x12xds/api/site.proto\x12\x0ecascade.xds.v1\"\xe6\x01\n" +
-	"\x04Site\x12\x12\n" +
-	"\x04node\x18\x01 \x01(\tR\x04node\x12\x14\n" +
-	"\x05known\x18\x02 \x01(\bR\x05known\x12)\n" +
-	"\x03gpu\x18\x03 \x01(\v2\x17.cascade.xds.v1.SiteGPUR\x03gpu\x12\x12\n" +
+	"\x16xds/api/topology.proto\x12\x0ecascade.xds.v1\"\xf2\x01\n" +
+	"\bTopology\x12\x12\n" +
+	"\x04host\x18\x01 \x01(\tR\x04host\x12\x14\n" +
+	"\x05known\x18\x02 \x01(\bR\x05known\x12-\n" +
+	"\x03gpu\x18\x03 \x01(\v2\x1b.cascade.xds.v1.TopologyGPUR\x03gpu\x12\x12\n" +
 	"\x04cuda\x18\x04 \x01(\tR\x04cuda\x12\x14\n" +
-	"\x05verbs\x18\x05 \x01(\tR\x05verbs\x12,\n" +
-	"\x04rdma\x18\x06 \x01(\v2\x18.cascade.xds.v1.SitePortR\x04rdma\x12\x1f\n" +
+	"\x05verbs\x18\x05 \x01(\tR\x05verbs\x120\n" +
+	"\x04rdma\x18\x06 \x01(\v2\x1c.cascade.xds.v1.TopologyPortR\x04rdma\x12\x1f\n" +
 	"\vpeer_memory\x18\a \x01(\bR\n" +
 	"peerMemory\x12\x10\n" +
-	"\x03tcp\x18\b \x01(\x03R\x03tcp\"\x9b\x02\n" +
-	"\aSiteGPU\x12\x14\n" +
+	"\x03tcp\x18\b \x01(\x03R\x03tcp\"\xa7\x02\n" +
+	"\vTopologyGPU\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x05R\x05index\x12\x12\n" +
 	"\x04uuid\x18\x02 \x01(\tR\x04uuid\x12\x18\n" +
 	"\aaddress\x18\x03 \x01(\tR\aaddress\x12\x16\n" +
@@ -494,24 +494,23 @@ const file_xds_api_site_proto_rawDesc = "" +
 	"\x04lost\x18\x05 \x01(\tR\x04lost\x12\x10\n" +
 	"\x03mig\x18\x06 \x01(\bR\x03mig\x12\x12\n" +
 	"\x04copy\x18\a \x01(\x03R\x04copy\x12\x12\n" +
-	"\x04pcie\x18\b \x01(\x03R\x04pcie\x126\n" +
-	"\bswitched\x18\t \x01(\v2\x1a.cascade.xds.v1.SiteBundleR\bswitched\x12.\n" +
+	"\x04pcie\x18\b \x01(\x03R\x04pcie\x12:\n" +
+	"\bswitched\x18\t \x01(\v2\x1e.cascade.xds.v1.TopologyBundleR\bswitched\x122\n" +
 	"\x05peers\x18\n" +
-	" \x03(\v2\x18.cascade.xds.v1.SitePeerR\x05peers\"6\n" +
-	"\n" +
-	"SiteBundle\x12\x14\n" +
+	" \x03(\v2\x1c.cascade.xds.v1.TopologyPeerR\x05peers\":\n" +
+	"\x0eTopologyBundle\x12\x14\n" +
 	"\x05links\x18\x01 \x01(\rR\x05links\x12\x12\n" +
-	"\x04rate\x18\x02 \x01(\x03R\x04rate\"\xe4\x01\n" +
-	"\bSitePeer\x12\x14\n" +
+	"\x04rate\x18\x02 \x01(\x03R\x04rate\"\xec\x01\n" +
+	"\fTopologyPeer\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\x05R\x05index\x12\x18\n" +
-	"\aaddress\x18\x02 \x01(\tR\aaddress\x124\n" +
-	"\anvlinks\x18\x03 \x01(\v2\x1a.cascade.xds.v1.SiteBundleR\anvlinks\x12\x1a\n" +
+	"\aaddress\x18\x02 \x01(\tR\aaddress\x128\n" +
+	"\anvlinks\x18\x03 \x01(\v2\x1e.cascade.xds.v1.TopologyBundleR\anvlinks\x12\x1a\n" +
 	"\bdistance\x18\x04 \x01(\rR\bdistance\x12\x14\n" +
 	"\x05asked\x18\x05 \x01(\bR\x05asked\x12\x12\n" +
 	"\x04read\x18\x06 \x01(\bR\x04read\x12\x14\n" +
 	"\x05write\x18\a \x01(\bR\x05write\x12\x16\n" +
-	"\x06nvlink\x18\b \x01(\bR\x06nvlink\"|\n" +
-	"\bSitePort\x12\x12\n" +
+	"\x06nvlink\x18\b \x01(\bR\x06nvlink\"\x80\x01\n" +
+	"\fTopologyPort\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05layer\x18\x02 \x01(\tR\x05layer\x12\x16\n" +
 	"\x06subnet\x18\x03 \x01(\tR\x06subnet\x12\x12\n" +
@@ -519,31 +518,31 @@ const file_xds_api_site_proto_rawDesc = "" +
 	"\bdistance\x18\x05 \x01(\rR\bdistanceB)Z'github.com/cascadeinfer/cascade/xds/apib\x06proto3"
 
 var (
-	file_xds_api_site_proto_rawDescOnce sync.Once
-	file_xds_api_site_proto_rawDescData []byte
+	file_xds_api_topology_proto_rawDescOnce sync.Once
+	file_xds_api_topology_proto_rawDescData []byte
 )
 
-func file_xds_api_site_proto_rawDescGZIP() []byte {
-	file_xds_api_site_proto_rawDescOnce.Do(func() {
-		file_xds_api_site_proto_rawDescData = protoimpl.X.CompressGZIP(unsafe.Slice(unsafe.StringData(file_xds_api_site_proto_rawDesc), len(file_xds_api_site_proto_rawDesc)))
+func file_xds_api_topology_proto_rawDescGZIP() []byte {
+	file_xds_api_topology_proto_rawDescOnce.Do(func() {
+		file_xds_api_topology_proto_rawDescData = protoimpl.X.CompressGZIP(unsafe.Slice(unsafe.StringData(file_xds_api_topology_proto_rawDesc), len(file_xds_api_topology_proto_rawDesc)))
 	})
-	return file_xds_api_site_proto_rawDescData
+	return file_xds_api_topology_proto_rawDescData
 }
 
-var file_xds_api_site_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
-var file_xds_api_site_proto_goTypes = []any{
-	(*Site)(nil),       // 0: cascade.xds.v1.Site
-	(*SiteGPU)(nil),    // 1: cascade.xds.v1.SiteGPU
-	(*SiteBundle)(nil), // 2: cascade.xds.v1.SiteBundle
-	(*SitePeer)(nil),   // 3: cascade.xds.v1.SitePeer
-	(*SitePort)(nil),   // 4: cascade.xds.v1.SitePort
+var file_xds_api_topology_proto_msgTypes = make([]protoimpl.MessageInfo, 5)
+var file_xds_api_topology_proto_goTypes = []any{
+	(*Topology)(nil),       // 0: cascade.xds.v1.Topology
+	(*TopologyGPU)(nil),    // 1: cascade.xds.v1.TopologyGPU
+	(*TopologyBundle)(nil), // 2: cascade.xds.v1.TopologyBundle
+	(*TopologyPeer)(nil),   // 3: cascade.xds.v1.TopologyPeer
+	(*TopologyPort)(nil),   // 4: cascade.xds.v1.TopologyPort
 }
-var file_xds_api_site_proto_depIdxs = []int32{
-	1, // 0: cascade.xds.v1.Site.gpu:type_name -> cascade.xds.v1.SiteGPU
-	4, // 1: cascade.xds.v1.Site.rdma:type_name -> cascade.xds.v1.SitePort
-	2, // 2: cascade.xds.v1.SiteGPU.switched:type_name -> cascade.xds.v1.SiteBundle
-	3, // 3: cascade.xds.v1.SiteGPU.peers:type_name -> cascade.xds.v1.SitePeer
-	2, // 4: cascade.xds.v1.SitePeer.nvlinks:type_name -> cascade.xds.v1.SiteBundle
+var file_xds_api_topology_proto_depIdxs = []int32{
+	1, // 0: cascade.xds.v1.Topology.gpu:type_name -> cascade.xds.v1.TopologyGPU
+	4, // 1: cascade.xds.v1.Topology.rdma:type_name -> cascade.xds.v1.TopologyPort
+	2, // 2: cascade.xds.v1.TopologyGPU.switched:type_name -> cascade.xds.v1.TopologyBundle
+	3, // 3: cascade.xds.v1.TopologyGPU.peers:type_name -> cascade.xds.v1.TopologyPeer
+	2, // 4: cascade.xds.v1.TopologyPeer.nvlinks:type_name -> cascade.xds.v1.TopologyBundle
 	5, // [5:5] is the sub-list for method output_type
 	5, // [5:5] is the sub-list for method input_type
 	5, // [5:5] is the sub-list for extension type_name
@@ -551,26 +550,26 @@ var file_xds_api_site_proto_depIdxs = []int32{
 	0, // [0:5] is the sub-list for field type_name
 }
 
-func init() { file_xds_api_site_proto_init() }
-func file_xds_api_site_proto_init() {
-	if File_xds_api_site_proto != nil {
+func init() { file_xds_api_topology_proto_init() }
+func file_xds_api_topology_proto_init() {
+	if File_xds_api_topology_proto != nil {
 		return
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
-			RawDescriptor: unsafe.Slice(unsafe.StringData(file_xds_api_site_proto_rawDesc), len(file_xds_api_site_proto_rawDesc)),
+			RawDescriptor: unsafe.Slice(unsafe.StringData(file_xds_api_topology_proto_rawDesc), len(file_xds_api_topology_proto_rawDesc)),
 			NumEnums:      0,
 			NumMessages:   5,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
-		GoTypes:           file_xds_api_site_proto_goTypes,
-		DependencyIndexes: file_xds_api_site_proto_depIdxs,
-		MessageInfos:      file_xds_api_site_proto_msgTypes,
+		GoTypes:           file_xds_api_topology_proto_goTypes,
+		DependencyIndexes: file_xds_api_topology_proto_depIdxs,
+		MessageInfos:      file_xds_api_topology_proto_msgTypes,
 	}.Build()
-	File_xds_api_site_proto = out.File
-	file_xds_api_site_proto_goTypes = nil
-	file_xds_api_site_proto_depIdxs = nil
+	File_xds_api_topology_proto = out.File
+	file_xds_api_topology_proto_goTypes = nil
+	file_xds_api_topology_proto_depIdxs = nil
 }
