@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -23,29 +22,15 @@ import (
 	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
-// logLines collects the log lines for a test.
-type logLines struct {
-	mu  sync.Mutex
-	all strings.Builder
-}
+// unavailable is what the log says of an engine that cannot be used.
+const unavailable = "block table unavailable"
 
-func (l *logLines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.all.Write(b)
-}
-
-func (l *logLines) text() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.all.String()
-}
-
-// runClient runs a client of a directory.
-func runClient(t testing.TB, dir string) (c *Client, log *logLines, stop func()) {
+// runClient runs a client. Its Logger is set.
+func runClient(t testing.TB, cfg Config) (c *Client, log *policytest.Log, stop func()) {
 	t.Helper()
-	log = &logLines{}
-	c, err := New(Config{Dir: dir, Logger: slog.New(slog.NewTextHandler(log, nil))})
+	log = &policytest.Log{}
+	cfg.Logger = log.Logger()
+	c, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,11 +47,23 @@ func runClient(t testing.TB, dir string) (c *Client, log *logLines, stop func())
 	return c, log, stop
 }
 
+// runRefused runs a client of an engine that it must not use, and returns its log.
+func runRefused(t *testing.T, f *fakeEngine) *policytest.Log {
+	t.Helper()
+	f.start(t, t.TempDir())
+	c, log, _ := runClient(t, Config{Dir: f.dir})
+	policytest.WaitFor(t, "the log of the refusal", func() bool { return log.Count(unavailable) > 0 })
+	if _, ok := c.Memory(); ok {
+		t.Error("there is a memory")
+	}
+	return log
+}
+
 // newConnected returns a client that is connected to a fake engine.
 func newConnected(t testing.TB, f *fakeEngine) *Client {
 	t.Helper()
 	f.start(t, t.TempDir())
-	c, _, _ := runClient(t, f.dir)
+	c, _, _ := runClient(t, Config{Dir: f.dir})
 	policytest.WaitFor(t, "the memory", func() bool { _, ok := c.Memory(); return ok })
 	return c
 }
@@ -80,8 +77,8 @@ func TestNoDirectory(t *testing.T) {
 // The engine starts, stops and starts again; the session ends with the client.
 func TestEngineComesAndGoes(t *testing.T) {
 	dir := t.TempDir()
-	c, log, stop := runClient(t, dir)
-	policytest.WaitFor(t, "the log of the missing engine", func() bool { return strings.Contains(log.text(), "block table unavailable") })
+	c, log, stop := runClient(t, Config{Dir: dir})
+	policytest.WaitFor(t, "the log of the missing engine", func() bool { return log.Count(unavailable) > 0 })
 	if _, ok := c.Description(); ok {
 		t.Error("a description of nothing")
 	}
@@ -128,8 +125,8 @@ func TestEngineComesAndGoes(t *testing.T) {
 			m.Release()
 		}
 	}
-	if n := strings.Count(log.text(), "block table unavailable"); n != 3 {
-		t.Errorf("said %d times that the engine is unavailable, in 3 outages:\n%s", n, log.text())
+	if n := log.Count(unavailable); n != 3 {
+		t.Errorf("said %d times that the engine is unavailable, in 3 outages:\n%s", n, log)
 	}
 }
 
@@ -185,11 +182,8 @@ func TestWrongDescriptions(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := &fakeEngine{describe: func() *api.Description { d := plainDescription(); edit(d); return d }}
-			f.start(t, t.TempDir())
-			c, log, _ := runClient(t, f.dir)
-			policytest.WaitFor(t, "the log of the refusal", func() bool { return strings.Contains(log.text(), "block table unavailable") })
-			if _, ok := c.Memory(); ok || !strings.Contains(log.text(), "descri") {
-				t.Errorf("log: %s", log.text())
+			if log := runRefused(t, f); log.Count("descri") == 0 {
+				t.Errorf("log: %s", log)
 			}
 		})
 	}
@@ -216,12 +210,7 @@ func TestWrongMemory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			f.start(t, t.TempDir())
-			c, log, _ := runClient(t, f.dir)
-			policytest.WaitFor(t, "the log of the refusal", func() bool { return strings.Contains(log.text(), "block table unavailable") })
-			if _, ok := c.Memory(); ok {
-				t.Error("it was taken for an engine")
-			}
+			runRefused(t, f)
 		})
 	}
 }
@@ -255,8 +244,7 @@ func TestDeviceMemory(t *testing.T) {
 			f.start(t, t.TempDir())
 			var mu sync.Mutex
 			got, closed := "", 0
-			log := &logLines{}
-			c, err := New(Config{Dir: f.dir, Logger: slog.New(slog.NewTextHandler(log, nil)), Device: func(handle []byte, f *os.File, l transport.Layout) (*transport.Memory, error) {
+			c, log, stop := runClient(t, Config{Dir: f.dir, Device: func(handle []byte, f *os.File, l transport.Layout) (*transport.Memory, error) {
 				mu.Lock()
 				defer mu.Unlock()
 				got = fmt.Sprint(string(handle), " ", f != nil)
@@ -268,32 +256,19 @@ func TestDeviceMemory(t *testing.T) {
 				}
 				return &transport.Memory{Layout: l, Unmap: func() { closed++ }}, nil
 			}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			ctx, cancel := context.WithCancel(context.Background())
-			over := make(chan error, 1)
-			go func() { over <- c.Run(ctx) }()
-			policytest.WaitFor(t, "the memory or its refusal", func() bool { _, ok := c.Memory(); return ok || strings.Contains(log.text(), "block table unavailable") })
+			policytest.WaitFor(t, "the memory or its refusal", func() bool { _, ok := c.Memory(); return ok || log.Count(unavailable) > 0 })
 			if m, ok := c.Memory(); ok != (x.taken != "" && name != "refused") || ok && m.Blocks != 16 {
-				t.Errorf("memory: %v; log: %s", ok, log.text())
+				t.Errorf("memory: %v; log: %s", ok, log)
 			}
-			cancel()
-			if err := <-over; err != nil {
-				t.Error(err)
-			}
+			stop()
 			if got != x.taken || (closed == 1) != (x.taken != "" && name != "refused") {
 				t.Errorf("Device is handed %q, want %q; closed %d times", got, x.taken, closed)
 			}
 		})
 	}
 	t.Run("no device configured", func(t *testing.T) {
-		f := &fakeEngine{hand: send("ghandle", 1)}
-		f.start(t, t.TempDir())
-		c, log, _ := runClient(t, f.dir)
-		policytest.WaitFor(t, "the log of the missing device", func() bool { return strings.Contains(log.text(), "has no device configured") })
-		if _, ok := c.Memory(); ok {
-			t.Error("there is a memory")
+		if log := runRefused(t, &fakeEngine{hand: send("ghandle", 1)}); log.Count("has no device configured") == 0 {
+			t.Errorf("log: %s", log)
 		}
 	})
 }
@@ -306,7 +281,7 @@ func TestSilentEngine(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	_, _, stop := runClient(t, dir)
+	_, _, stop := runClient(t, Config{Dir: dir})
 	conn, err := l.Accept()
 	if err != nil {
 		t.Fatal(err)
@@ -322,7 +297,7 @@ func TestSilentPool(t *testing.T) {
 	f.start(t, t.TempDir())
 	defer f.stop()
 	defer close(end)
-	_, _, stop := runClient(t, f.dir)
+	_, _, stop := runClient(t, Config{Dir: f.dir})
 	<-waits
 	stop()
 }

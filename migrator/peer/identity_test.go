@@ -1,14 +1,11 @@
 package peer
 
 import (
-	"bytes"
 	"crypto/tls"
 	"io"
 	"log"
-	"log/slog"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -19,26 +16,9 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/policies/policytest/issuer"
 )
-
-// logLines counts log lines.
-type logLines struct {
-	mu sync.Mutex
-	bytes.Buffer
-}
-
-func (l *logLines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.Buffer.Write(b)
-}
-
-func (l *logLines) count(s string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Count(l.String(), s)
-}
 
 // startSecured starts a node with TLS and identities; the address is the server's.
 func startSecured(t *testing.T, a *issuer.Authority, cfg Config) (*node, string) {
@@ -62,8 +42,8 @@ func startSecured(t *testing.T, a *issuer.Authority, cfg Config) (*node, string)
 // counts as evidence that the other is alive nor as the other's new process.
 func TestNamesAreTheCertificates(t *testing.T) {
 	a := issuer.New(t)
-	logged := &logLines{}
-	b, at := startSecured(t, a, Config{Self: "b", Logger: slog.New(slog.NewTextHandler(logged, nil))})
+	logged := &policytest.Log{}
+	b, at := startSecured(t, a, Config{Self: "b", Logger: logged.Logger()})
 	c, _ := startSecured(t, a, Config{Self: "c", Incarnation: 5})
 	c.SetPeers(map[policies.ReplicaID]string{"b": at})
 	c.Send("b", market(1))
@@ -89,7 +69,7 @@ func TestNamesAreTheCertificates(t *testing.T) {
 	if s := b.Status(); s.Refused.Identity != 6 || b.peer("c").Incarnation != 5 || b.peer("c").Incoming != 1 {
 		t.Errorf("%+v: want 6 refused, and c as it was: %+v", s.Refused, b.peer("c"))
 	}
-	if got := logged.count("stream of peer rejected"); got != 1 {
+	if got := logged.Count("stream of peer rejected"); got != 1 {
 		t.Errorf("logged %d times in a minute", got)
 	}
 	c.Send("b", market(2))
@@ -105,11 +85,11 @@ func TestNamesAreTheCertificates(t *testing.T) {
 func TestTheRightPeerIsReached(t *testing.T) {
 	a := issuer.New(t)
 	b, at := startSecured(t, a, Config{Self: "b"})
-	logged := &logLines{}
-	c, _ := startSecured(t, a, Config{Self: "c", Logger: slog.New(slog.NewTextHandler(logged, nil))})
+	logged := &policytest.Log{}
+	c, _ := startSecured(t, a, Config{Self: "c", Logger: logged.Logger()})
 	c.SetPeers(map[policies.ReplicaID]string{"d": at})
 	c.Send("d", market(1))
-	for logged.count("migrator/d is wanted") == 0 {
+	for logged.Count("migrator/d is wanted") == 0 {
 		if t.Context().Err() != nil {
 			t.Fatal("nothing is logged")
 		}

@@ -1,16 +1,14 @@
 package slothost
 
 import (
-	"bytes"
-	"log/slog"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
@@ -21,25 +19,6 @@ type clock struct{ at atomic.Int64 }
 func (c *clock) now() time.Time       { return time.Unix(c.at.Load(), 0) }
 func (c *clock) set(t time.Time)      { c.at.Store(t.Unix()) }
 func (c *clock) add(by time.Duration) { c.at.Add(int64(by / time.Second)) }
-
-// text is a log that can be read while it is written.
-type text struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (t *text) Write(b []byte) (int, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.b.Write(b)
-}
-
-// warnings returns how many log lines announce an expiry.
-func (t *text) warnings() int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return strings.Count(t.b.String(), "policy statement expires")
-}
 
 // ending returns a candidate whose statement expires at end.
 func ending(t testing.TB, generation lifecycle.Generation, module []byte, end time.Time) lifecycle.Candidate {
@@ -54,18 +33,18 @@ func ending(t testing.TB, generation lifecycle.Generation, module []byte, end ti
 // also on restarted and new hosts, with a warning; that a module on trial is rejected;
 // and that no new trial begins.
 func TestExpired(t *testing.T) {
-	now, log := new(clock), new(text)
+	now, log := new(clock), new(policytest.Log)
 	now.set(time.Unix(1_800_000_000, 0))
 	end := now.now().Add(10 * 24 * time.Hour)
 	c := config(t)
 	c.Now, c.File = now.now, filepath.Join(t.TempDir(), "slots.json")
-	c.Logger = slog.New(slog.NewTextHandler(log, nil))
+	c.Logger = log.Logger()
 	runs := ending(t, 10, other(1), end)
 	runs.Stable = true
 	s, stop := running(t, c)
 	apply(t, s, want(runs))
 	waitFor(t, "active", func() bool { return phase(s, 10) == "active" })
-	if l := statusOf(s, abi.Select, 10); l.Reason != "" || l.NotAfterUnixMillis != end.UnixMilli() || log.warnings() != 0 {
+	if l := statusOf(s, abi.Select, 10); l.Reason != "" || l.NotAfterUnixMillis != end.UnixMilli() || log.Count("policy statement expires") != 0 {
 		t.Errorf("%+v", l)
 	}
 
@@ -73,12 +52,12 @@ func TestExpired(t *testing.T) {
 	for range 3 {
 		s.warnExpiring()
 	}
-	if l := statusOf(s, abi.Select, 10); !strings.Contains(l.Reason, "expires at 2027-01-25T08:00:00Z: sign it anew") || log.warnings() != 1 {
-		t.Errorf("%+v, told of %d times", l, log.warnings())
+	if l := statusOf(s, abi.Select, 10); !strings.Contains(l.Reason, "expires at 2027-01-25T08:00:00Z: sign it anew") || log.Count("policy statement expires") != 1 {
+		t.Errorf("%+v, told of %d times", l, log.Count("policy statement expires"))
 	}
 	now.add(24 * time.Hour)
-	if s.warnExpiring(); log.warnings() != 2 {
-		t.Errorf("told of %d times in a day", log.warnings())
+	if s.warnExpiring(); log.Count("policy statement expires") != 2 {
+		t.Errorf("told of %d times in a day", log.Count("policy statement expires"))
 	}
 
 	// The next one expires while it is on trial.

@@ -1,14 +1,11 @@
 package server_test
 
 import (
-	"bytes"
 	"context"
 	"fmt"
-	"log/slog"
 	"net"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 
@@ -28,6 +25,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/server"
@@ -133,7 +131,7 @@ func setOf(t testing.TB, words ...string) resources.Set {
 type testServer struct {
 	*server.Server
 	conn *grpc.ClientConn
-	log  *logBuffer
+	log  *policytest.Log
 }
 
 // startServer serves a configuration; without a cache, an empty one.
@@ -142,8 +140,8 @@ func startServer(t *testing.T, cfg server.Config) *testServer {
 	if cfg.Cache == nil {
 		cfg.Cache = cache.New(cache.Config{})
 	}
-	out := new(logBuffer)
-	cfg.Logger = slog.New(slog.NewTextHandler(out, nil))
+	out := new(policytest.Log)
+	cfg.Logger = out.Logger()
 	s, err := server.New(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -175,24 +173,6 @@ func serveInMemory(t *testing.T, register func(context.Context, grpc.ServiceRegi
 		}
 	})
 	return conn
-}
-
-// logBuffer is a log that can be read while it is written.
-type logBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *logBuffer) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(b)
-}
-
-func (l *logBuffer) lines() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return strings.Count(l.buf.String(), "\n")
 }
 
 // client is a raw stream of either protocol with the responses that came.

@@ -162,8 +162,8 @@ func TestLimits(t *testing.T) {
 				good.subscribe(cds)
 				good.expectAck("a")
 				requireEnd(t, tt.do(t, s), tt.code, tt.text)
-				if n := s.Refused(); n != 1 || s.log.lines() != 1 {
-					t.Errorf("%d refused, log %s", n, s.log.buf.String())
+				if n := s.Refused(); n != 1 || s.log.Count("\n") != 1 {
+					t.Errorf("%d refused, log %s", n, s.log)
 				}
 				c.Set("", setOf(t, "cds:a=2"))
 				good.expectAck("a")
@@ -202,8 +202,8 @@ func TestReplies(t *testing.T) {
 		again := openStream(t, s.conn, true, "", "d")
 		again.subscribe(rds, "r")
 		requireEnd(t, again, codes.ResourceExhausted, "requests a second")
-		if s.log.lines() != 1 || s.Refused() != 2 {
-			t.Errorf("log %s", s.log.buf.String())
+		if s.log.Count("\n") != 1 || s.Refused() != 2 {
+			t.Errorf("log %s", s.log)
 		}
 		time.Sleep(61 * time.Second)
 		again = openStream(t, s.conn, true, "", "d")
@@ -213,8 +213,8 @@ func TestReplies(t *testing.T) {
 			again.subscribe(rds, "r")
 		}
 		requireEnd(t, again, codes.ResourceExhausted, "requests a second")
-		if s.log.lines() != 2 {
-			t.Errorf("not logged again after a minute: log %s", s.log.buf.String())
+		if s.log.Count("\n") != 2 {
+			t.Errorf("not logged again after a minute: log %s", s.log)
 		}
 	})
 }
@@ -277,8 +277,8 @@ func TestSlowReader(t *testing.T) {
 		}
 		time.Sleep(11 * time.Second)
 		synctest.Wait()
-		if s.Refused() != 1 || !strings.Contains(s.log.buf.String(), "does not read") {
-			t.Errorf("%d refused, log %s", s.Refused(), s.log.buf.String())
+		if s.Refused() != 1 || s.log.Count("does not read") == 0 {
+			t.Errorf("%d refused, log %s", s.Refused(), s.log)
 		}
 		c.Set("", setOf(t, "cds:a=2"))
 		good.expectAck("a")

@@ -1,11 +1,9 @@
 package certs
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"io"
-	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -17,6 +15,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/certs/devca"
 	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 const domain = "example.org"
@@ -182,24 +181,6 @@ func TestBadFiles(t *testing.T) {
 	}
 }
 
-// lines is a log that may be written and read at once.
-type lines struct {
-	mu  sync.Mutex
-	all bytes.Buffer
-}
-
-func (l *lines) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.all.Write(b)
-}
-
-func (l *lines) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.all.String()
-}
-
 // TestRotation replaces the files while a server and a client use them: another
 // identity of the same component is taken up; another component's, a pair that
 // does not match and a missing file are not, and cost one line each.
@@ -207,8 +188,8 @@ func TestRotation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, dir := authority(t), t.TempDir()
 		cfg := issue(t, a, dir, identity.Control, "a")
-		log := &lines{}
-		cfg.Logger = slog.New(slog.NewTextHandler(log, nil))
+		log := &policytest.Log{}
+		cfg.Logger = log.Logger()
 		k := keys(t, cfg)
 		edge := keys(t, issue(t, a, t.TempDir(), identity.Proxy, "edge"))
 		ctx, stop := context.WithCancel(t.Context())

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -16,36 +15,18 @@ import (
 	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
-// log collects the log lines that an operator would read.
-type log struct {
-	mu   sync.Mutex
-	text strings.Builder
-}
-
-func (l *log) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(b)
-}
-
-func (l *log) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
 // watchedSet is a Set with GPUs 0 and 1 whose health is watched until the test ends.
 type watchedSet struct {
 	*Set
 	t    *testing.T
 	nvml *fake.Control
-	log  *log
+	log  *policytest.Log
 	gpu  [2]*cuda.GPU
 }
 
 func startWatch(t *testing.T) *watchedSet {
 	t.Helper()
-	w := &watchedSet{t: t, log: &log{}}
+	w := &watchedSet{t: t, log: &policytest.Log{}}
 	library := fake.NVML(t)
 	w.nvml = fake.Open(t, library)
 	w.Set = New(Config{CUDA: fake.CUDA(t), NVML: library, Logger: slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
@@ -174,8 +155,8 @@ func TestHealthSurvivesFailures(t *testing.T) {
 // TestNoNVML runs without NVML, with and without an open GPU.
 func TestNoNVML(t *testing.T) {
 	for _, open := range []bool{false, true} {
-		said := &log{}
-		g := New(Config{CUDA: fake.CUDA(t), NVML: "libnone.so.1", Logger: slog.New(slog.NewTextHandler(said, nil))})
+		said := &policytest.Log{}
+		g := New(Config{CUDA: fake.CUDA(t), NVML: "libnone.so.1", Logger: said.Logger()})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- g.Run(ctx) }()

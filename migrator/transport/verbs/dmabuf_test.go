@@ -2,7 +2,6 @@ package verbs
 
 import (
 	"errors"
-	"log/slog"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -131,8 +130,8 @@ func TestDMABufFails(t *testing.T) {
 		if bounced == b {
 			end = to
 		}
-		var log safeBuffer
-		end.Transport.(*servedTransport).config.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		var log policytest.Log
+		end.Transport.(*servedTransport).config.Logger = log.Logger()
 		link := transporttest.Start(t, transporttest.Pair{Source: from, Target: to})
 		policytest.WaitFor(t, "Run to keep the device", func() bool { name, _ := end.Transport.(*servedTransport).Device(); return name != "" })
 		for range 2 {

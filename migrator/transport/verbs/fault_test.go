@@ -1,7 +1,6 @@
 package verbs
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -10,7 +9,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -19,6 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // patience bounds waits for what should end by itself.
@@ -318,7 +317,7 @@ func checkEveryCloseFails(t *testing.T, move func(*testing.T, *verbs.Library, io
 		for nth := 1; ; nth++ {
 			before, live := c.Calls(x.call), c.Live(x.kind)
 			c.Fail(x.call, nth, int(syscall.EBUSY))
-			var log safeBuffer
+			var log policytest.Log
 			err := move(t, lib, &log)
 			c.Clear()
 			if c.Calls(x.call)-before < nth {
@@ -340,22 +339,4 @@ func checkEveryCloseFails(t *testing.T, move func(*testing.T, *verbs.Library, io
 	if err := move(t, lib, io.Discard); err != nil || c.Live("") != 0 {
 		t.Errorf("the transfer after all failures: %v, %d handles are open", err, c.Live(""))
 	}
-}
-
-// safeBuffer is a bytes.Buffer for more than one goroutine.
-type safeBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *safeBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *safeBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
 }

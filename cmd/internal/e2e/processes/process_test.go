@@ -7,7 +7,6 @@ import (
 	"regexp"
 	"runtime"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -24,33 +23,14 @@ const (
 	tail = 6 << 10
 )
 
-// output is the output of a process so far. It is safe for concurrent use.
-type output struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-// Write implements io.Writer.
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.Write(p)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.text.String()
-}
-
 // process runs one of our command lines.
 type process struct {
 	t    testing.TB
 	args string
 	cmd  *exec.Cmd
-	out  *output       // standard output and error
-	gone chan struct{} // closed when it has ended
-	code int           // valid once gone; -1: ended by a signal
+	out  *policytest.Log // standard output and error
+	gone chan struct{}   // closed when it has ended
+	code int             // valid once gone; -1: ended by a signal
 }
 
 // start runs one of our command lines until the end of the test at the latest.
@@ -62,7 +42,7 @@ func start(t testing.TB, args ...string) *process {
 // startWith is start with additional environment variables.
 func startWith(t testing.TB, env []string, args ...string) *process {
 	t.Helper()
-	p := &process{t: t, args: strings.Join(args, " "), cmd: exec.Command(cascade, args...), out: &output{}, gone: make(chan struct{})}
+	p := &process{t: t, args: strings.Join(args, " "), cmd: exec.Command(cascade, args...), out: &policytest.Log{}, gone: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr, p.cmd.SysProcAttr = p.out, p.out, dieWithParent()
 	p.cmd.Env = append(append(os.Environ(), "GOTRACEBACK=all"), env...)
 	begun := make(chan error)
