@@ -1,16 +1,13 @@
 package proxy
 
 import (
-	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -29,22 +26,7 @@ func TestEdge(t *testing.T) {
 			v.Settings.Listen = "127.0.0.1:0"
 			v.Settings.EdgeTLS, v.Edge = true, &resources.Certificate{Chain: []byte("not"), Key: []byte("fetched")}
 			c.set(v, nil)
-			updates := make(applied, 100)
-			p, err := New(Config{Client: client.Config{Conn: c.conn, NodeID: "proxy", Watcher: updates}, TLS: config, DrainTimeout: time.Second})
-			if err != nil {
-				t.Fatal(err)
-			}
-			ctx, cancel := context.WithCancel(t.Context())
-			ran := make(chan error, 1)
-			go func() { ran <- p.Run(ctx) }()
-			defer func() {
-				cancel()
-				if err := <-ran; err != nil {
-					t.Error(err)
-				}
-				c.stop()
-				c.conn.Close()
-			}()
+			p, updates := c.runProxy(t, Config{TLS: config})
 			if config == nil {
 				for s := range updates {
 					if l := s.Listeners["cascade"]; l != nil && s.Routes["cascade"] != nil {
@@ -55,11 +37,7 @@ func TestEdge(t *testing.T) {
 					}
 				}
 			}
-			select {
-			case <-p.Ready():
-			case <-time.After(time.Minute):
-				t.Fatal("not ready")
-			}
+			<-p.Ready()
 			for _, h2 := range []bool{false, true} {
 				transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, ServerName: "example.com"}, ForceAttemptHTTP2: h2}
 				resp, err := (&http.Client{Transport: transport}).Post("https://"+p.Addr("").String()+"/v1", "text/plain", strings.NewReader("x"))

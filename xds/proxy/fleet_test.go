@@ -24,15 +24,19 @@ import (
 	"github.com/envoyproxy/go-control-plane/pkg/cache/v3"
 	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // control is the stock ADS server of go-control-plane, without any code of this
 // repository.
@@ -260,6 +264,29 @@ func newFleet(t testing.TB, fronts int, edit func(map[string][]types.Resource)) 
 	return f
 }
 
+// runProxy runs a proxy of a control plane that binds what LDS says, until the test ends.
+func (c *control) runProxy(t *testing.T, cfg Config) (*Proxy, applied) {
+	t.Helper()
+	updates := make(applied, 100)
+	cfg.Client, cfg.DrainTimeout = client.Config{Conn: c.conn, NodeID: "proxy", Watcher: updates}, time.Second
+	p, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	ran := make(chan error, 1)
+	go func() { ran <- p.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ran; err != nil {
+			t.Error(err)
+		}
+		c.stop()
+		c.conn.Close()
+	})
+	return p, updates
+}
+
 func (f *fleet) stop() {
 	f.t.Helper()
 	f.once.Do(func() {
@@ -268,6 +295,13 @@ func (f *fleet) stop() {
 			f.t.Error("Run:", err)
 		}
 	})
+}
+
+// waitForNoRequests waits until no request of the first stage is in progress.
+func (f *fleet) waitForNoRequests() {
+	f.t.Helper()
+	c := f.proxy.state.Load().clusters["cascade/m/s0/rr"]
+	policytest.WaitFor(f.t, "the end of all requests", func() bool { return c.requests.Load() == 0 })
 }
 
 type applied chan *client.Snapshot

@@ -1,15 +1,14 @@
 package proxy
 
 import (
-	"context"
 	"net"
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
 
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -22,22 +21,7 @@ func TestBindsWhatLDSSays(t *testing.T) {
 	v := twoStages([]*front{newFront(t, "r0"), newFront(t, "r1")})
 	v.Settings.Listen = "127.0.0.1:0"
 	c.set(v, nil)
-	applied := make(applied, 100)
-	p, err := New(Config{Client: client.Config{Conn: c.conn, NodeID: "proxy", Watcher: applied}, DrainTimeout: time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error)
-	go func() { done <- p.Run(ctx) }()
-	defer func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-		c.stop()
-		c.conn.Close()
-	}()
+	p, applied := c.runProxy(t, Config{})
 	<-p.Ready()
 	first := p.Addr(resources.ListenerName)
 	get := func(a net.Addr) error {
@@ -67,20 +51,13 @@ func TestBindsWhatLDSSays(t *testing.T) {
 		}
 	}
 	taken.Close()
-	for p.Addr("") == nil || p.Addr("").String() != taken.Addr().String() {
-		time.Sleep(time.Millisecond)
-	}
+	policytest.WaitFor(t, "the new address", func() bool { return p.Addr("") != nil && p.Addr("").String() == taken.Addr().String() })
 	if err := get(p.Addr("")); err != nil {
 		t.Error(err)
 	}
 	// The listener is removed.
 	c.set(v, func(all map[string][]types.Resource) { delete(all, resources.ListenerType) })
-	for p.Addr("") != nil {
-		time.Sleep(time.Millisecond)
-	}
-	for get(taken.Addr()) == nil {
-		time.Sleep(time.Millisecond) // draining has not closed the socket yet
-	}
+	policytest.WaitFor(t, "the closed socket", func() bool { return p.Addr("") == nil && get(taken.Addr()) != nil })
 }
 
 // FuzzTrustBoundary checks that the listener removes every header that controls

@@ -1,0 +1,287 @@
+package proxy
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	"golang.org/x/net/http2"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/xds/client"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// TestFailover kills the only replica of a stage while no control plane reports it. The
+// next priority serves, and no request fails.
+func TestFailover(t *testing.T) {
+	f := newFleet(t, 2, nil)
+	f.see("POST", "/", "", bytes.NewReader(prompt("m", 100)))
+	f.control.stop()
+	f.fronts[0].kill()
+	// A request on a connection that is dead but not yet known to be dead may have been
+	// processed, and is not repeated.
+	c := f.proxy.state.Load().clusters["cascade/m/s0/rr"]
+	pool := f.proxy.pools.Get(f.fronts[0].address, c.view.Load().upstream)
+	policytest.WaitFor(t, "the end of all connections", func() bool { return pool.Connections() == 0 && !f.proxy.Connected() })
+	for range 50 {
+		if _, s := f.see("POST", "/", "", bytes.NewReader(prompt("m", 100))); s.By != "r1" {
+			t.Fatalf("%s serves", s.By)
+		}
+	}
+	if n := testutil.ToFloat64(f.proxy.metrics.ejections.WithLabelValues("cascade/m/s0/rr")); n < 1 {
+		t.Error("the dead host was not ejected")
+	}
+	// An ejected replica costs no retries.
+	before := testutil.ToFloat64(f.proxy.metrics.retries.WithLabelValues("cascade/m/s0/rr"))
+	if before > 10 {
+		t.Errorf("%v retries for 50 requests", before)
+	}
+}
+
+// TestReturn checks that the ejected host is used again after its ejection time.
+func TestReturn(t *testing.T) {
+	f := newFleet(t, 2, func(all map[string][]types.Resource) {
+		for _, c := range all[resources.ClusterType] {
+			o := c.(*clusterv3.Cluster).OutlierDetection
+			o.BaseEjectionTime, o.MaxEjectionTime = durationpb.New(50*time.Millisecond), durationpb.New(50*time.Millisecond)
+			o.ConsecutiveGatewayFailure = wrapperspb.UInt32(2)
+		}
+	})
+	// On a busy machine the ejection may end before the next request, once or twice.
+	servedBy := func(id string) bool {
+		_, s := f.see("POST", "/", "", bytes.NewReader(prompt("m", 50)))
+		return s.By == id
+	}
+	policytest.WaitFor(t, "the ejection of r0", func() bool {
+		for range 2 {
+			if resp, _ := f.send("POST", "/status/503", "", bytes.NewReader(prompt("m", 50))); resp.StatusCode != 503 {
+				t.Fatalf("status %d; an upstream's 503 is passed on", resp.StatusCode)
+			}
+		}
+		return servedBy("r1")
+	})
+	policytest.WaitFor(t, "the return of r0", func() bool { return servedBy("r0") })
+}
+
+// TestRetryBeforeFirstByteOnly checks that the client sees the failure of a front that
+// dies in the middle of a response.
+func TestRetryBeforeFirstByteOnly(t *testing.T) {
+	f := newFleet(t, 4, nil)
+	resp, err := f.client.Get(f.url + "/abort")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	if string(b) != "half" || err == nil {
+		t.Errorf("got %q and error %v, want the half and a cut", b, err)
+	}
+	total := int64(0)
+	for _, fr := range f.fronts {
+		total += fr.hits.Load()
+	}
+	if total != 1 {
+		t.Errorf("%d fronts saw the request", total)
+	}
+}
+
+func withTimeouts(idle, timeout time.Duration) func(map[string][]types.Resource) {
+	return func(all map[string][]types.Resource) {
+		for _, h := range all[resources.RouteType][0].(*routev3.RouteConfiguration).VirtualHosts {
+			for _, r := range h.Routes {
+				r.GetRoute().IdleTimeout, r.GetRoute().Timeout = durationpb.New(idle), durationpb.New(timeout)
+			}
+		}
+	}
+}
+
+func TestTimeouts(t *testing.T) {
+	f := newFleet(t, 2, nil)
+	// A busy machine may pause for longer than a short limit; then the test tries a
+	// longer one.
+	patiently := func(limits func(time.Duration) (idle, timeout time.Duration), wrong func(limit time.Duration) string) {
+		t.Helper()
+		for limit := 100 * time.Millisecond; ; limit *= 4 {
+			idle, timeout := limits(limit)
+			f.publish(f.view, withTimeouts(idle, timeout), func(s *client.Snapshot) bool {
+				r := s.Routes["cascade"].Hosts[0].Routes[0]
+				return r.IdleTimeout == idle && r.Timeout == timeout
+			})
+			what := wrong(limit)
+			if what == "" {
+				return
+			}
+			if limit > 5*time.Second {
+				t.Fatal(what)
+			}
+		}
+	}
+	read := func(path string) (status int, body []byte, err error) {
+		resp, err := f.client.Post(f.url+path, "", bytes.NewReader(prompt("m", 100)))
+		if err != nil {
+			return 0, nil, err
+		}
+		defer resp.Body.Close()
+		body, err = io.ReadAll(resp.Body)
+		return resp.StatusCode, body, err
+	}
+	patiently(func(d time.Duration) (idle, timeout time.Duration) { return d, 0 }, func(idle time.Duration) string {
+		if status, b, err := read("/hang"); status != 504 || err != nil || failure(t, b).Code != codeTimeout {
+			return fmt.Sprintf("no answer: %d %s, %v", status, b, err)
+		}
+		if status, b, err := read("/sse?n=2&gap=1h"); status != 200 || err == nil {
+			return fmt.Sprintf("a silent stream was not cut: %d %s", status, b)
+		}
+		// Events keep a stream open beyond the idle timeout.
+		if status, b, err := read(fmt.Sprintf("/sse?n=20&gap=%v", idle/10)); status != 200 || err != nil || !bytes.Contains(b, []byte("[DONE]")) {
+			return fmt.Sprintf("a lively stream was cut: %d %s, %v", status, b, err)
+		}
+		return ""
+	})
+	// The route's timeout ends even an active stream.
+	patiently(func(d time.Duration) (idle, timeout time.Duration) { return 0, d }, func(time.Duration) string {
+		if status, b, err := read("/sse?n=1000&gap=10ms"); status != 200 || err == nil {
+			return fmt.Sprintf("a stream outlived the route's timeout: %d, %d bytes", status, len(b))
+		}
+		return ""
+	})
+}
+
+// TestSlowBody checks that a client that stops sending does not hold the request open
+// forever.
+func TestSlowBody(t *testing.T) {
+	f := newFleet(t, 2, withTimeouts(100*time.Millisecond, 0))
+	c, err := net.Dial("tcp", strings.TrimPrefix(f.url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	fmt.Fprintf(c, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n{")
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, _ := io.ReadAll(resp.Body)
+	resp.Body.Close()
+	if resp.StatusCode != 408 || failure(t, b).Code != codeTimeout {
+		t.Errorf("%d %s", resp.StatusCode, b)
+	}
+}
+
+func TestCircuitBreaker(t *testing.T) {
+	f := newFleet(t, 2, func(all map[string][]types.Resource) {
+		for _, c := range all[resources.ClusterType] {
+			c.(*clusterv3.Cluster).CircuitBreakers.Thresholds[0].MaxRequests = wrapperspb.UInt32(1)
+		}
+	})
+	resp, err := f.client.Post(f.url+"/sse?n=5&gap=1h", "", bytes.NewReader(prompt("m", 100)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	over, b := f.send("POST", "/", "", bytes.NewReader(prompt("m", 100)))
+	if over.StatusCode != 503 || over.Header.Get("X-Envoy-Overloaded") != "true" || failure(t, b).Code != codeOverload {
+		t.Errorf("%d %s", over.StatusCode, b)
+	}
+	resp.Body.Close()
+	f.waitForNoRequests()
+	f.see("POST", "/", "", bytes.NewReader(prompt("m", 100)))
+}
+
+// refusing starts an HTTP/2 server that refuses every stream after its body.
+func refusing(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			stop := context.AfterFunc(t.Context(), func() { c.Close() })
+			wg.Go(func() {
+				defer stop()
+				defer c.Close()
+				if _, err := io.ReadFull(c, make([]byte, len(http2.ClientPreface))); err != nil {
+					return
+				}
+				f := http2.NewFramer(c, c)
+				f.WriteSettings()
+				f.WriteSettingsAck()
+				for {
+					frame, err := f.ReadFrame()
+					if err != nil {
+						return
+					}
+					if d, ok := frame.(*http2.DataFrame); ok && d.StreamEnded() {
+						f.WriteRSTStream(d.StreamID, http2.ErrCodeRefusedStream)
+					}
+				}
+			})
+		}
+	})
+	t.Cleanup(func() { l.Close(); wg.Wait() })
+	return l.Addr().String()
+}
+
+// TestRefusedStreamsAreRepeated checks that refused streams are repeated with their
+// bodies: a front that drains or has lost its engine costs only a retry.
+func TestRefusedStreamsAreRepeated(t *testing.T) {
+	f := newFleet(t, 4, nil)
+	v := f.view
+	v.Endpoints = slices.Clone(v.Endpoints)
+	v.Endpoints[0].Address = refusing(t)
+	f.publish(v, nil, func(s *client.Snapshot) bool {
+		return slices.ContainsFunc(s.Assignments["cascade/m/s0"].Priorities[0], func(e client.Endpoint) bool { return e.Address == v.Endpoints[0].Address })
+	})
+	f.requireRepeats("/", "refused stream")
+}
+
+// TestRefusedAnswersAreRepeated checks that requests are repeated with their bodies
+// after a refusal response: a front whose engine has just died refuses them, and
+// another replica serves them. If all fronts refuse, the client gets the error.
+func TestRefusedAnswersAreRepeated(t *testing.T) {
+	f := newFleet(t, 4, nil)
+	f.requireRepeats("/refused-by-r0", "refused answer")
+	if resp, _ := f.send("POST", "/refused", "", bytes.NewReader(prompt("m", 3000))); resp.StatusCode != 503 || resp.Header.Get(length.RefusedHeader) == "" {
+		t.Errorf("refused by all: %s", resp.Status)
+	}
+}
+
+// requireRepeats sends requests that r0 refuses, and checks that other replicas get them
+// whole and that the failures are counted.
+func (f *fleet) requireRepeats(path, failure string) {
+	f.t.Helper()
+	for i := range 20 {
+		var body io.Reader = bytes.NewReader(prompt("m", 3000))
+		if i%2 == 0 {
+			body = chunked{body}
+		}
+		if _, s := f.see("POST", path, "", body); s.Bytes != 3000 || s.By == "r0" {
+			f.t.Fatalf("%s got %d bytes", s.By, s.Bytes)
+		}
+	}
+	if n := testutil.ToFloat64(f.proxy.metrics.failures.WithLabelValues("cascade/m/s0/rr", failure)); n < 2 {
+		f.t.Errorf("%v refusals seen", n)
+	}
+}
