@@ -72,22 +72,29 @@ $(PTXAS):
 ptx: $(PTXAS) ## regenerate the GPU's code from its source
 	cd migrator/internal/kernel && $(CURDIR)/.cache/ptxas/bin/python ptx.py kernels.cu > kernels.ptx.new && mv kernels.ptx.new kernels.ptx
 
-TESTSUM := $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -vet=all
+TESTSUM := $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-empty-pkg -- -vet=off
 
 # Packages whose tests run in real time: processes, sockets and engines of emulated speed,
 # which the race detector slows down; and WebAssembly modules, which take ten times as
-# long to compile under it. "make test" runs them without the race detector, "make
-# test-all" with and without it.
-REALTIME := ./cmd ./cmd/cascade ./cmd/internal/inprocess ./cmd/internal/e2e/... ./cmd/internal/handover ./cmd/internal/policyhost ./cmd/internal/policydev \
+# long to compile under it. Those that wait longest come first.
+REALTIME := ./cmd/internal/inprocess ./cmd/internal/e2e/... ./cmd/cascade ./cmd ./cmd/internal/handover ./cmd/internal/policyhost ./cmd/internal/policydev \
 	./xds/control ./xds/internal/publish ./xds/server ./xds/proxy ./xds/length ./migrator/executor ./migrator/frontend ./migrator/transport/... ./engine/emulator ./wasm/... ./examples/...
-# All other packages, as a shell command.
-RACED = $$($(GO) list ./... | grep -vxF "$$($(GO) list $(REALTIME))")
+# Folders of packages whose code or tests start goroutines. The race detector has nothing
+# to find in the others.
+GOROUTINES := '(^|[[:space:]{;])go [a-zA-Z.]+\(|\.Go\(|Parallel\(|AfterFunc|"net/http|"google.golang.org/grpc"|"testing/synctest"'
+CONCURRENT := grep -rlE --include='*.go' --exclude-dir=testdata $(GOROUTINES) cmd engine migrator policies xds | xargs -n1 dirname | sort -u | sed 's|^|./|'
+# As shell commands: the packages that "make test" runs with the race detector, and all
+# others. "make test-all" runs all packages with it, and those in real time without it, too.
+RACED   = $$($(GO) list $$($(CONCURRENT)) | grep -vxF "$$($(GO) list $(REALTIME))")
+UNRACED = $(REALTIME) $$($(GO) list ./... | grep -vxF "$$($(GO) list $(REALTIME) $$($(CONCURRENT)))")
 
-test: envoy zig ptxas ## everything that CI runs: tests, with the race detector where they do not run in real time, on real Envoy
-	$(TESTSUM) -timeout 18m $(REALTIME)
+test: envoy zig ptxas ## everything that CI runs: vet, and tests, with the race detector where it can find something and they do not run in real time, on real Envoy
+	$(GO) vet ./...
+	$(TESTSUM) -p 3 -timeout 18m $(UNRACED)
 	GODEBUG=cgocheck=1 $(TESTSUM) -race -timeout 18m $(RACED)
 
 test-all: envoy zig ptxas ## test, and the slow rest; all packages with the race detector
+	$(GO) vet ./...
 	CASCADE_TEST_ALL=1 $(TESTSUM) -timeout 60m $(REALTIME)
 	CASCADE_TEST_ALL=1 GODEBUG=cgocheck=1 $(TESTSUM) -race -timeout 60m ./...
 
