@@ -93,9 +93,7 @@ func TestExpectations(t *testing.T) {
 		defer i.Close()
 		return Check(ctx, i, abi.Select, all)
 	}
-	if err := check(instance, all); err != nil {
-		t.Error(err)
-	}
+	policytest.NoError(t, check(instance, all))
 	_, slower := module(t, hosttest.Loop())
 	if err := check(slower, all); !errors.Is(err, ErrUnexpected) || !strings.Contains(err.Error(), "frame 0: not as expected: ") || !strings.Contains(err.Error(), "ticks") {
 		t.Errorf("other fuel: %v", err)

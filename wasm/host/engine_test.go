@@ -40,18 +40,14 @@ func TestEngineShares(t *testing.T) {
 				t.Errorf("the module that is left selects %d", got)
 			}
 			for _, m := range []*Module{b, different, bounded} {
-				if err := m.Close(); err != nil {
-					t.Error(err)
-				}
+				policytest.NoError(t, m.Close())
 			}
 			if len(e.programs) != 0 {
 				t.Errorf("%d programs are left", len(e.programs))
 			}
 			again := open(Config{}, one)
 			one16(t, again)
-			if err := again.Close(); err != nil {
-				t.Error(err)
-			}
+			policytest.NoError(t, again.Close())
 		})
 	}
 }

@@ -24,9 +24,7 @@ func load(t testing.TB, c Config, code []byte) *Module {
 		if n := m.Instances(); n != 0 {
 			t.Errorf("%d instances are left", n)
 		}
-		if err := m.Close(); err != nil {
-			t.Error(err)
-		}
+		policytest.NoError(t, m.Close())
 	})
 	return m
 }
@@ -378,9 +376,7 @@ func TestFramesGrowTheArena(t *testing.T) {
 func TestClosedInstanceIsDead(t *testing.T) {
 	i := hand(t, hosttest.LeastLoad())
 	for range 2 {
-		if err := i.Close(); err != nil {
-			t.Error(err)
-		}
+		policytest.NoError(t, i.Close())
 	}
 	if _, err := i.Select(abi.Call{}, sixteen()); CauseOf(err) != Dead {
 		t.Error(err)

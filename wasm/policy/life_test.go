@@ -53,9 +53,7 @@ func TestEndWhileCalled(t *testing.T) {
 			})
 		}
 		time.AfterFunc(2*time.Millisecond, cancel)
-		if err := p.Run(ctx); err != nil {
-			t.Error(err)
-		}
+		policytest.NoError(t, p.Run(ctx))
 		if m.Instances() != 0 {
 			t.Errorf("%d instances are left", m.Instances())
 		}
@@ -65,9 +63,7 @@ func TestEndWhileCalled(t *testing.T) {
 			t.Errorf("%+v", st)
 		}
 	}
-	if err := m.Close(); err != nil {
-		t.Error(err)
-	}
+	policytest.NoError(t, m.Close())
 }
 
 // TestBreakerLetsWaitersGo checks that calls that wait for an instance when the breaker opens

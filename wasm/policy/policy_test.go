@@ -49,9 +49,7 @@ func running(t testing.TB, c Config, hc host.Config, code []byte) *Policy {
 	go func() { done <- p.Run(ctx) }()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		policytest.NoError(t, <-done)
 		if n := m.Instances(); n != 0 {
 			t.Errorf("%d instances are left", n)
 		}

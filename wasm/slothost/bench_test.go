@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
@@ -101,9 +102,7 @@ func BenchmarkSwaps(b *testing.B) {
 	s, _ := running(b, c)
 	active := func() lifecycle.Generation { return s.slots[abi.Select].slot.Status().Active }
 	swap := func(g lifecycle.Generation) {
-		if err := s.Apply(want(stable(b, g, other(int32(g))))); err != nil {
-			b.Error(err)
-		}
+		policytest.NoError(b, s.Apply(want(stable(b, g, other(int32(g))))))
 	}
 	const first = 10
 	from := time.Now()

@@ -94,9 +94,7 @@ func TestRefused(t *testing.T) {
 	if got := fmt.Sprint(s.Status()); got != before {
 		t.Errorf("something happened:\n%s\n%s", before, got)
 	}
-	if err := s.Apply(want(good(60))); err != nil {
-		t.Error(err)
-	}
+	policytest.NoError(t, s.Apply(want(good(60))))
 }
 
 // TestHostileModules checks that signed modules that misbehave are rejected with a reason,
@@ -115,9 +113,7 @@ func TestHostileModules(t *testing.T) {
 		"in shadow":                      hosttest.LeastLoadModule(hosttest.OneIn(50, hosttest.Unreachable)),
 	} {
 		generation++
-		if err := s.Apply(want(candidate(t, generation, lifecycle.ToActive, code))); err != nil {
-			t.Error(err)
-		}
+		policytest.NoError(t, s.Apply(want(candidate(t, generation, lifecycle.ToActive, code))))
 		waitFor(t, "it is rejected: "+reason, func() bool { ask(t, s, calls); calls++; return phase(s, generation) == "rejected" })
 		if l := statusOf(s, abi.Select, generation); !strings.Contains(l.Reason, reason) {
 			t.Errorf("%q, want %q", l.Reason, reason)

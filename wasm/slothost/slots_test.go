@@ -107,9 +107,7 @@ func running(t testing.TB, c Config) (slots *Slots, stop func()) {
 			return
 		}
 		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
+		policytest.NoError(t, <-done)
 	}
 	t.Cleanup(stop)
 	return s, stop

@@ -8,6 +8,7 @@ package guesttest
 import (
 	"testing"
 
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
@@ -39,11 +40,7 @@ func Load(t testing.TB, code []byte, c host.Config) *host.Module {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := m.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { policytest.NoError(t, m.Close()) })
 	return m
 }
 
@@ -54,10 +51,6 @@ func Start(t testing.TB, m *host.Module) *host.Instance {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := i.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { policytest.NoError(t, i.Close()) })
 	return i
 }

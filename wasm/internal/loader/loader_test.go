@@ -85,11 +85,7 @@ func made(t testing.TB, c Config, offer swap.Candidate, fault func()) swap.Modul
 	l := policytest.Must(New(c))
 	policytest.NoError(t, l.Verify(context.Background(), offer))
 	m := policytest.Must(l.Compile(context.Background(), offer, fault))
-	t.Cleanup(func() {
-		if err := m.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	t.Cleanup(func() { policytest.NoError(t, m.Close()) })
 	return m
 }
 

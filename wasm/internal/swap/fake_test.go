@@ -119,12 +119,15 @@ func (l *loader) closed() (made, closed int) {
 	return len(l.made), closed
 }
 
-// newSlot returns a running slot of fake modules, and a function that stops it.
-func newSlot(t testing.TB, c promotion.Config, l *loader) (*Slot[fakePolicy], func() error) {
-	return newSlotLogging(t, c, l, nil)
+// newSlot returns a slot of fake modules that runs until the test ends.
+func newSlot(t testing.TB, c promotion.Config, l *loader) *Slot[fakePolicy] {
+	s, stop := startSlot(t, c, l, nil)
+	t.Cleanup(func() { policytest.NoError(t, stop()) })
+	return s
 }
 
-func newSlotLogging(t testing.TB, c promotion.Config, l *loader, log *slog.Logger) (*Slot[fakePolicy], func() error) {
+// startSlot returns a running slot, and a function that stops it.
+func startSlot(t testing.TB, c promotion.Config, l *loader, log *slog.Logger) (*Slot[fakePolicy], func() error) {
 	if c.Kind == "" {
 		c.Kind = lifecycle.BidSelect
 	}

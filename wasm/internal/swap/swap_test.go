@@ -28,7 +28,7 @@ func TestUnderFire(t *testing.T) {
 	// Each candidate traps in 1 % of its calls; every fourth does so until the breaker
 	// opens, the others run until the next one is offered.
 	l := &loader{trap: func(lifecycle.Generation) uint64 { return 100 }}
-	s, stop := newSlot(t, promotion.Config{Faults: 200, Ladder: []int{}, CanaryFaults: 1000}, l)
+	s, stop := startSlot(t, promotion.Config{Faults: 200, Ladder: []int{}, CanaryFaults: 1000}, l, nil)
 	var made, wrong, lost, byModules atomic.Uint64
 	var group sync.WaitGroup
 	over := make(chan struct{})
@@ -81,9 +81,7 @@ func TestUnderFire(t *testing.T) {
 	}
 	close(over)
 	group.Wait()
-	if err := stop(); err != nil {
-		t.Error(err)
-	}
+	policytest.NoError(t, stop())
 	modules, closed := l.closed()
 	if wrong.Load() > 0 || lost.Load() > 0 || l.misuse.Load() > 0 || closed != modules {
 		t.Errorf("%d wrong, %d lost, %d misused, %d of %d modules closed", wrong.Load(), lost.Load(), l.misuse.Load(), closed, modules)
@@ -100,7 +98,7 @@ func TestWayUp(t *testing.T) {
 		l := &loader{replay: func(context.Context) (lifecycle.Figures, error) {
 			return lifecycle.Figures{Calls: 100, Differ: 3, Compared: 100}, nil
 		}}
-		s, stop := newSlot(t, promotion.Config{Canary: promotion.Gate{Calls: 10}}, l)
+		s := newSlot(t, promotion.Config{Canary: promotion.Gate{Calls: 10}}, l)
 		policytest.NoError(t, s.Offer(offer(5, lifecycle.ToActive)))
 		time.Sleep(5 * second)
 		if got := statusOf(s, 5); got.Phase != lifecycle.Shadow || got.Figures.Calls < 4000 || got.Figures.Differ == 0 {
@@ -134,9 +132,6 @@ func TestWayUp(t *testing.T) {
 		if r := s.Status(); r.Active != 5 || r.Candidate != lifecycle.Native {
 			t.Errorf("%+v", r)
 		}
-		if err := stop(); err != nil {
-			t.Error(err)
-		}
 	})
 }
 
@@ -145,7 +140,7 @@ func TestWayUp(t *testing.T) {
 func TestFaultTakesEffectAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &loader{}
-		s, stop := newSlot(t, promotion.Config{Faults: 2}, l)
+		s := newSlot(t, promotion.Config{Faults: 2}, l)
 		for _, g := range []lifecycle.Generation{4, 5} {
 			policytest.NoError(t, s.Offer(stable(g)))
 			synctest.Wait()
@@ -182,9 +177,6 @@ func TestFaultTakesEffectAtOnce(t *testing.T) {
 		if err := s.Offer(stable(5)); err == nil || !strings.Contains(err.Error(), "faults within") {
 			t.Errorf("a rejected generation: %v", err)
 		}
-		if err := stop(); err != nil {
-			t.Error(err)
-		}
 	})
 }
 
@@ -197,7 +189,7 @@ func TestBuildingFails(t *testing.T) {
 		"1 fault in shadow":    {replay: func(context.Context) (lifecycle.Figures, error) { return lifecycle.Figures{}, errTest }},
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			s, stop := newSlot(t, promotion.Config{}, l)
+			s := newSlot(t, promotion.Config{}, l)
 			policytest.NoError(t, s.Offer(offer(5, lifecycle.ToActive)))
 			time.Sleep(second)
 			if got := statusOf(s, 5); got.Phase != lifecycle.Rejected || !strings.HasPrefix(got.Reason, want) {
@@ -205,9 +197,6 @@ func TestBuildingFails(t *testing.T) {
 			}
 			if made, closed := l.closed(); made != closed {
 				t.Errorf("%d of %d closed", closed, made)
-			}
-			if err := stop(); err != nil {
-				t.Error(err)
 			}
 		})
 	}
@@ -225,12 +214,10 @@ func TestShadowFaultLogged(t *testing.T) {
 			if own != nil {
 				l.logger, want = to.With("name", "m", "version", "1.2.3"), "name=m version=1.2.3 err="
 			}
-			s, stop := newSlotLogging(t, promotion.Config{}, l, to)
+			s, stop := startSlot(t, promotion.Config{}, l, to)
 			policytest.NoError(t, s.Offer(offer(5, lifecycle.ToActive)))
 			time.Sleep(second)
-			if err := stop(); err != nil {
-				t.Error(err)
-			}
+			policytest.NoError(t, stop())
 			if !strings.Contains(said.String(), `msg="recorded call failed on a policy module in shadow" `+want) {
 				t.Errorf("no %q: %s", want, said.String())
 			}
@@ -247,7 +234,7 @@ func TestBytesAreTheVerified(t *testing.T) {
 		l.verify = func(context.Context, Candidate) error { <-go1; return nil }
 		compiled := byte(0)
 		l.compile = func(_ context.Context, c Candidate) error { compiled = c.Module[0]; return nil }
-		s, stop := newSlot(t, promotion.Config{}, l)
+		s := newSlot(t, promotion.Config{}, l)
 		c := stable(5)
 		policytest.NoError(t, s.Offer(c))
 		synctest.Wait()
@@ -257,9 +244,6 @@ func TestBytesAreTheVerified(t *testing.T) {
 		synctest.Wait()
 		if compiled != 5 || s.Status().Active != 5 {
 			t.Errorf("compiled %d", compiled)
-		}
-		if err := stop(); err != nil {
-			t.Error(err)
 		}
 	})
 }
@@ -275,16 +259,13 @@ func TestNewerCancels(t *testing.T) {
 			}
 			return nil
 		}
-		s, stop := newSlot(t, promotion.Config{}, l)
+		s := newSlot(t, promotion.Config{}, l)
 		policytest.NoError(t, s.Offer(offer(5, lifecycle.ToActive)))
 		synctest.Wait()
 		policytest.NoError(t, s.Offer(offer(6, lifecycle.ToWarm)))
 		synctest.Wait()
 		if statusOf(s, 6).Phase != lifecycle.Warm || statusOf(s, 5).Phase != lifecycle.Superseded {
 			t.Errorf("%+v", s.Status())
-		}
-		if err := stop(); err != nil {
-			t.Error(err)
 		}
 	})
 }
@@ -293,7 +274,7 @@ func TestNewerCancels(t *testing.T) {
 func TestStopWithACallInside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &loader{}
-		s, stop := newSlot(t, promotion.Config{}, l)
+		s, stop := startSlot(t, promotion.Config{}, l, nil)
 		policytest.NoError(t, s.Offer(stable(5)))
 		synctest.Wait()
 		lease := s.Enter(1)
@@ -320,7 +301,7 @@ func TestStopWithACallInside(t *testing.T) {
 func TestScopes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &loader{replay: func(context.Context) (lifecycle.Figures, error) { return lifecycle.Figures{Calls: 1}, nil }}
-		s, stop := newSlot(t, promotion.Config{Kind: lifecycle.Partition}, l)
+		s := newSlot(t, promotion.Config{Kind: lifecycle.Partition}, l)
 		c := offer(5, lifecycle.ToActive)
 		c.Scope, c.Permille = "group-a", 0
 		policytest.NoError(t, s.Offer(c))
@@ -336,9 +317,6 @@ func TestScopes(t *testing.T) {
 		if got := statusOf(s, 5); got.Phase != lifecycle.Rejected || !strings.Contains(got.Reason, "4 of 4 answers are worse") {
 			t.Errorf("%+v", got)
 		}
-		if err := stop(); err != nil {
-			t.Error(err)
-		}
 	})
 }
 
@@ -347,16 +325,13 @@ func TestEnterDoesNotAllocate(t *testing.T) {
 		t.Skip("the race detector allocates")
 	}
 	l := &loader{}
-	s, stop := newSlot(t, promotion.Config{}, l)
+	s := newSlot(t, promotion.Config{}, l)
 	policytest.NoError(t, s.Offer(stable(5)))
 	for s.Status().Active != 5 {
 		runtime.Gosched()
 	}
 	if n := testing.AllocsPerRun(1000, func() { s.Enter(7).Leave() }); n != 0 {
 		t.Errorf("%v allocations", n)
-	}
-	if err := stop(); err != nil {
-		t.Error(err)
 	}
 }
 
@@ -373,7 +348,7 @@ func TestNewRefuses(t *testing.T) {
 // BenchmarkEnter measures the overhead of a slot for a call.
 func BenchmarkEnter(b *testing.B) {
 	l := &loader{}
-	s, stop := newSlot(b, promotion.Config{}, l)
+	s := newSlot(b, promotion.Config{}, l)
 	_ = s.Offer(stable(5))
 	for s.Status().Active != 5 {
 		runtime.Gosched()
@@ -390,16 +365,13 @@ func BenchmarkEnter(b *testing.B) {
 			}
 		})
 	})
-	if err := stop(); err != nil {
-		b.Error(err)
-	}
 }
 
 // BenchmarkRollback measures the time from the fault that opens the breaker to the first call
 // that another generation answers.
 func BenchmarkRollback(b *testing.B) {
 	l := &loader{}
-	s, stop := newSlot(b, promotion.Config{Faults: 1}, l)
+	s := newSlot(b, promotion.Config{Faults: 1}, l)
 	g := lifecycle.Generation(0)
 	var took []time.Duration
 	for b.Loop() {
@@ -421,9 +393,6 @@ func BenchmarkRollback(b *testing.B) {
 	}
 	slices.Sort(took)
 	b.ReportMetric(float64(took[len(took)*999/1000].Nanoseconds()), "p99.9-ns")
-	if err := stop(); err != nil {
-		b.Error(err)
-	}
 }
 
 // BenchmarkSwaps measures the duration of a call without swaps, and with a new module every
@@ -431,7 +400,7 @@ func BenchmarkRollback(b *testing.B) {
 func BenchmarkSwaps(b *testing.B) {
 	for name, every := range map[string]time.Duration{"still": time.Hour, "swapping": 2 * time.Millisecond} {
 		b.Run(name, func(b *testing.B) {
-			s, stop := newSlot(b, promotion.Config{}, &loader{})
+			s := newSlot(b, promotion.Config{}, &loader{})
 			over, done := make(chan struct{}), make(chan lifecycle.Generation)
 			go func() {
 				tick := time.NewTicker(every)
@@ -464,9 +433,6 @@ func BenchmarkSwaps(b *testing.B) {
 			b.ReportMetric(float64(took[len(took)/2].Nanoseconds()), "p50-ns")
 			b.ReportMetric(float64(took[len(took)*999/1000].Nanoseconds()), "p99.9-ns")
 			b.ReportMetric(float64(swaps), "swaps")
-			if err := stop(); err != nil {
-				b.Error(err)
-			}
 		})
 	}
 }
