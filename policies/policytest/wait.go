@@ -1,7 +1,9 @@
 package policytest
 
 import (
+	"context"
 	"os"
+	"sync"
 	"testing"
 	"time"
 )
@@ -58,4 +60,18 @@ func Must[T any](v T, err error) T {
 		panic(err)
 	}
 	return v
+}
+
+// Run runs f on a goroutine until the test ends, or until stop is called. Its error fails
+// the test.
+func Run(t testing.TB, f func(context.Context) error) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- f(ctx) }()
+	stop = sync.OnceFunc(func() {
+		cancel()
+		NoError(t, <-done)
+	})
+	t.Cleanup(stop)
+	return stop
 }

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"math"
 	"os"
@@ -17,8 +16,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/policytest"
 )
-
-var update = flag.Bool("update", false, "write the golden vectors anew; read the difference before it is committed")
 
 // A vector is a frame and an answer to it, as in testdata. The tables below have the offsets
 // of its fields; they come from the specification, not from the package's code.
@@ -290,15 +287,7 @@ func TestGoldenVectors(t *testing.T) {
 			t.Errorf("%s: the description is no JSON", v.name)
 		}
 		for name, want := range map[string][]byte{v.name + ".hex": text, v.name + ".json": description} {
-			path := filepath.Join("testdata", name)
-			if *update {
-				policytest.NoError(t, os.MkdirAll("testdata", 0o777))
-				policytest.NoError(t, os.WriteFile(path, want, 0o666))
-			}
-			got := policytest.Must(os.ReadFile(path))
-			if !bytes.Equal(got, want) {
-				t.Errorf("%s differs from what is written today (go test -update shows how); version 1 must not change", path)
-			}
+			policytest.CompareGolden(t, filepath.Join("testdata", name), want) // version 1 must not change
 		}
 	}
 	for k := range NumKinds {

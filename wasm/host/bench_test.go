@@ -108,10 +108,7 @@ func benchmark(b *testing.B, i *Instance, f func(*Instance) error) {
 // so that other load affects both: the difference is caused by the policy.
 func BenchmarkHeartbeat(b *testing.B) {
 	w := NewWatchdog()
-	ctx, cancel := context.WithCancel(context.Background())
-	watched := make(chan error, 1)
-	go func() { watched <- w.Run(ctx) }()
-	defer func() { cancel(); <-watched }()
+	policytest.Run(b, w.Run)
 	names := []string{"idle"}
 	modules := []*Module{nil}
 	for _, slice := range []int64{meter.DefaultSlice, 1 << 14, 1 << 18} {

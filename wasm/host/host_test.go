@@ -175,20 +175,6 @@ func TestDeepRecursion(t *testing.T) {
 	}
 }
 
-// TestStackIsGivenBack checks that nested calls that return can be repeated without end.
-func TestStackIsGivenBack(t *testing.T) {
-	fall := hosttest.Function("fall", nil, hosttest.Get(0), hosttest.Eqz, hosttest.If(hosttest.I64(0), hosttest.Return), hosttest.Get(0), hosttest.I32(-1), hosttest.Add, hosttest.Call(2))
-	i := hand(t, selects(hosttest.I32(300), hosttest.Call(2)), fall)
-	for n := range 100 {
-		if _, err := i.Select(abi.Call{}, sixteen()); err != nil {
-			t.Fatalf("call %d: %v", n, err)
-		}
-	}
-	if left := int64(i.depth.Get()); left != callStack {
-		t.Errorf("%d bytes of stack are left", left)
-	}
-}
-
 // TestNoCauseIsNotFatal checks that an instance stays alive after a call without a fault.
 func TestNoCauseIsNotFatal(t *testing.T) {
 	for c := range Cause(NumCauses) {
@@ -200,10 +186,7 @@ func TestNoCauseIsNotFatal(t *testing.T) {
 
 func TestWatchEndsWhatFuelDoesNot(t *testing.T) {
 	w := NewWatchdog()
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- w.Run(ctx) }()
-	defer func() { cancel(); <-done }()
+	policytest.Run(t, w.Run)
 	c := Config{Watchdog: w}
 	c.Limits[abi.Select].Fuel = meter.MaxFuel
 	c.Limits[abi.Select].Wall = time.Second // the good calls may be held up

@@ -94,10 +94,7 @@ func TestBreakerLetsWaitersGo(t *testing.T) {
 // it times out again.
 func TestLateCalls(t *testing.T) {
 	w := host.NewWatchdog()
-	ctx, cancel := context.WithCancel(context.Background())
-	var watch sync.WaitGroup
-	watch.Go(func() { _ = w.Run(ctx) })
-	t.Cleanup(func() { cancel(); watch.Wait() })
+	policytest.Run(t, w.Run)
 	var reported atomic.Int32
 	hc := host.Config{Watchdog: w}
 	hc.Limits[abi.Select].Fuel = meter.MaxFuel

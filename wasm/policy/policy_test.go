@@ -44,12 +44,9 @@ func running(t testing.TB, c Config, hc host.Config, code []byte) *Policy {
 		m.Close()
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- p.Run(ctx) }()
+	stop := policytest.Run(t, p.Run)
 	t.Cleanup(func() {
-		cancel()
-		policytest.NoError(t, <-done)
+		stop()
 		if n := m.Instances(); n != 0 {
 			t.Errorf("%d instances are left", n)
 		}

@@ -6,7 +6,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"flag"
 	"os"
 	"reflect"
 	"slices"
@@ -18,8 +17,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
-
-var update = flag.Bool("update", false, "write the golden files anew; that breaks every signature out there")
 
 var (
 	module = []byte("\x00asm\x01\x00\x00\x00")
@@ -66,13 +63,7 @@ func TestGolden(t *testing.T) {
 	f := signed(t, statement(), 1, 2)
 	file := policytest.Must(f.Encode())
 	for name, got := range map[string][]byte{"testdata/statement.txt": f.Statement.Canonical(), "testdata/golden.wasm.sig": file} {
-		if *update {
-			policytest.NoError(t, os.WriteFile(name, got, 0o644))
-		}
-		want := policytest.Must(os.ReadFile(name))
-		if !bytes.Equal(got, want) {
-			t.Errorf("%s: got\n%s", name, got)
-		}
+		policytest.CompareGolden(t, name, got) // other bytes break every signature out there
 	}
 	back, err := Decode(file)
 	if err != nil || !reflect.DeepEqual(back, f) {

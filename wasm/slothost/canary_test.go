@@ -92,8 +92,7 @@ func TestGoodInCanary(t *testing.T) {
 	waitFor(t, "it is active", func() bool { ask(t, s, calls); calls++; return phase(s, 9) == "active" })
 }
 
-// TestWorseInScope checks that a refiner's canary, which is one scope, is compared as
-// well.
+// TestWorseInScope checks that a refiner's canary is one scope, and is compared as well.
 func TestWorseInScope(t *testing.T) {
 	// The boundary stays where no replica has work, as with the native policy;
 	// otherwise it goes as low as permitted.
@@ -128,6 +127,13 @@ func TestWorseInScope(t *testing.T) {
 		}
 		return of().Phase == lifecycle.Canary
 	})
+	native := natives.Refiner.Refine(busy)
+	if a, b := s.Refiner("rack-7").Refine(busy), s.Refiner("rack-8").Refine(busy); a != busy.Low+1 || b != native || native == a {
+		t.Errorf("%d in its scope, %d elsewhere; want %d, %d", a, b, busy.Low+1, native)
+	}
+	if st := s.Status()[0]; st.Scope != "rack-7" || st.Candidate != 9 {
+		t.Errorf("%+v", st)
+	}
 	waitFor(t, "it is taken back", func() bool {
 		s.Refiner("rack-8").Refine(busy)
 		s.Refiner("rack-7").Refine(busy)

@@ -60,6 +60,7 @@ func TestRefused(t *testing.T) {
 		"another name":           {want(but(func(c *lifecycle.Candidate) { c.Name = "nice" })), "not \"nice\""},
 		"another version":        {want(but(func(c *lifecycle.Candidate) { c.Version = "2.0.0" })), "1.2.3, not"},
 		"another hash":           {want(but(func(c *lifecycle.Candidate) { c.SHA256[0] = 1 })), "the statement is about module"},
+		"another configuration":  {want(but(func(c *lifecycle.Candidate) { c.Configuration = []byte("other") })), "signed without a configuration"},
 		"descending":             {want(func() lifecycle.Candidate { c := good(70); c.Stable, c.Goal = true, lifecycle.ToActive; return c }(), good(60)), "ascending"},
 		"two on trial":           {want(good(60), good(61)), "at most one stable"},
 		"two stable":             {want(stable(t, 60, code), stable(t, 61, code)), "two candidates cannot be stable"},

@@ -100,46 +100,6 @@ func TestEveryKind(t *testing.T) {
 	}
 }
 
-// TestScopes checks that the canary of a policy that decides for many requests is one
-// scope.
-func TestScopes(t *testing.T) {
-	c := config(t)
-	c.Kinds = []abi.Kind{abi.Refine}
-	c.Gates[abi.Refine] = promotion.Config{Shadow: promotion.Gate{Calls: 1, Soak: -1, Worse: 1000}, Canary: promotion.Gate{Calls: 1 << 40}}
-	s, _ := running(t, c)
-	// It moves the boundary halfway down.
-	args := hosttest.Cat(hosttest.I32(0), hosttest.Load32(hosttest.Arena+16))
-	boundary, low := hosttest.Cat(args, hosttest.Load64(hosttest.Arena)), hosttest.Cat(args, hosttest.Load64(hosttest.Arena+8))
-	sub, shift := hosttest.Op(0x7d), hosttest.Op(0x87)
-	moves := hosttest.Policy(hosttest.Function("cs_refine_v1", nil,
-		hosttest.I32(0), hosttest.Load32(hosttest.Arena+56), hosttest.I32(hosttest.Arena), hosttest.Add,
-		boundary, boundary, low, sub, hosttest.I64(1), shift, sub, hosttest.Store64(0), hosttest.I64(8))).Encode()
-	border := policies.BoundaryView{Boundary: 5000, High: policies.Unbounded, Peers: 2, Successors: 2, Cost: policytest.H20Cost(),
-		Local: []policies.Sequence{{Input: 4000, Length: 4500}}, Next: []policies.Sequence{{Input: 100, Length: 50_000}}}
-	native := natives.Refiner.Refine(border)
-	if native == 2500 {
-		t.Fatal("so does the native refiner")
-	}
-	cand := offer(t, 3, lifecycle.ToActive, moves, abi.Refine)
-	cand.Scope = "node-1"
-	apply(t, s, specOf(abi.Refine, cand))
-	waitFor(t, "it is in canary", func() bool {
-		s.Refiner("node-2").Refine(border)
-		if l := statusOf(s, abi.Refine, 3); l.Phase == lifecycle.Rejected {
-			t.Fatal(l.Reason)
-		} else {
-			return l.Phase == lifecycle.Canary
-		}
-		return false
-	})
-	if a, b := s.Refiner("node-1").Refine(border), s.Refiner("node-2").Refine(border); a != 2500 || b != native {
-		t.Errorf("%d in its scope, %d elsewhere; want 2500, %d", a, b, native)
-	}
-	if st := s.Status()[0]; st.Scope != "node-1" || st.Candidate != 3 {
-		t.Errorf("%+v", st)
-	}
-}
-
 // TestCallsDoNotAllocate covers native policies, an active module, and a candidate that
 // decides for some requests.
 func TestCallsDoNotAllocate(t *testing.T) {

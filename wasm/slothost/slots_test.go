@@ -1,13 +1,11 @@
 package slothost
 
 import (
-	"context"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -98,19 +96,7 @@ func config(t testing.TB) Config {
 func running(t testing.TB, c Config) (slots *Slots, stop func()) {
 	t.Helper()
 	s := policytest.Must(New(c))
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
-	var once atomic.Bool
-	stop = func() {
-		if once.Swap(true) {
-			return
-		}
-		cancel()
-		policytest.NoError(t, <-done)
-	}
-	t.Cleanup(stop)
-	return s, stop
+	return s, policytest.Run(t, s.Run)
 }
 
 // waitFor waits for a condition that the calls which it makes bring about.
@@ -430,32 +416,5 @@ func TestBackPastATrial(t *testing.T) {
 	// An older generation that no spec named as Previous cannot come back.
 	if err := s.Check(want(stable(t, 5, other(1)))); err == nil || !strings.Contains(err.Error(), "older") {
 		t.Error(err)
-	}
-}
-
-// TestConfigurationIsSigned checks that a host refuses a module with an unsigned
-// configuration, and accepts one of the first format with any.
-func TestConfigurationIsSigned(t *testing.T) {
-	s, _ := running(t, config(t))
-	module := other(1)
-	bound, first := hosttest.Statement(7, module, abi.Select), hosttest.Statement(7, module, abi.Select)
-	bound.Configuration, first.Format1 = sign.SumOf([]byte("signed")), true
-	for _, c := range []struct {
-		st   sign.Statement
-		with string
-		want string
-	}{
-		{bound, "signed", ""},
-		{bound, "other", "is signed with configuration"},
-		{bound, "", "is given none"},
-		{hosttest.Statement(7, module, abi.Select), "", ""},
-		{hosttest.Statement(7, module, abi.Select), "other", "without a configuration"},
-		{first, "other", ""},
-	} {
-		one := candidate(t, 7, lifecycle.ToShadow, module)
-		one.Signature, one.Configuration = signed(t, c.st, 0), []byte(c.with)
-		if err := s.Check(want(one)); c.want == "" && err != nil || c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)) {
-			t.Errorf("with %q: %v, want %q", c.with, err, c.want)
-		}
 	}
 }

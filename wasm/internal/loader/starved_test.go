@@ -7,6 +7,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
@@ -18,10 +19,7 @@ import (
 // thread has been scheduled, although it has consumed almost none of its fuel.
 func TestSlowIsNotStarved(t *testing.T) {
 	w := host.NewWatchdog()
-	watching, stop := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() { defer close(done); _ = w.Run(watching) }()
-	t.Cleanup(func() { stop(); <-done })
+	policytest.Run(t, w.Run)
 	linked := policy.NewNativeRecorder(natives, 1, 0, nil)
 	c := config(abi.Select)
 	c.Watch, c.InForce = w, func(use func(lifecycle.Generation, Policy)) { use(0, linked) }

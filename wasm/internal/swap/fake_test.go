@@ -119,26 +119,18 @@ func (l *loader) closed() (made, closed int) {
 	return len(l.made), closed
 }
 
-// newSlot returns a slot of fake modules that runs until the test ends.
+// newSlot returns a running slot of fake modules.
 func newSlot(t testing.TB, c promotion.Config, l *loader) *Slot[fakePolicy] {
-	s, stop := startSlot(t, c, l, nil)
-	t.Cleanup(func() { policytest.NoError(t, stop()) })
+	s := makeSlot(c, l, nil)
+	policytest.Run(t, s.Run)
 	return s
 }
 
-// startSlot returns a running slot, and a function that stops it.
-func startSlot(t testing.TB, c promotion.Config, l *loader, log *slog.Logger) (*Slot[fakePolicy], func() error) {
+func makeSlot(c promotion.Config, l *loader, log *slog.Logger) *Slot[fakePolicy] {
 	if c.Kind == "" {
 		c.Kind = lifecycle.BidSelect
 	}
-	s := policytest.Must(New(Config[fakePolicy]{Machine: c, Native: native{}, Loader: l, Logger: log}))
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
-	return s, func() error {
-		cancel()
-		return <-done
-	}
+	return policytest.Must(New(Config[fakePolicy]{Machine: c, Native: native{}, Loader: l, Logger: log}))
 }
 
 func offer(g lifecycle.Generation, goal lifecycle.Goal) Candidate {

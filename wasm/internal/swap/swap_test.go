@@ -28,7 +28,8 @@ func TestUnderFire(t *testing.T) {
 	// Each candidate traps in 1 % of its calls; every fourth does so until the breaker
 	// opens, the others run until the next one is offered.
 	l := &loader{trap: func(lifecycle.Generation) uint64 { return 100 }}
-	s, stop := startSlot(t, promotion.Config{Faults: 200, Ladder: []int{}, CanaryFaults: 1000}, l, nil)
+	s := makeSlot(promotion.Config{Faults: 200, Ladder: []int{}, CanaryFaults: 1000}, l, nil)
+	stop := policytest.Run(t, s.Run)
 	var made, wrong, lost, byModules atomic.Uint64
 	var group sync.WaitGroup
 	over := make(chan struct{})
@@ -81,7 +82,7 @@ func TestUnderFire(t *testing.T) {
 	}
 	close(over)
 	group.Wait()
-	policytest.NoError(t, stop())
+	stop()
 	modules, closed := l.closed()
 	if wrong.Load() > 0 || lost.Load() > 0 || l.misuse.Load() > 0 || closed != modules {
 		t.Errorf("%d wrong, %d lost, %d misused, %d of %d modules closed", wrong.Load(), lost.Load(), l.misuse.Load(), closed, modules)
@@ -214,10 +215,11 @@ func TestShadowFaultLogged(t *testing.T) {
 			if own != nil {
 				l.logger, want = to.With("name", "m", "version", "1.2.3"), "name=m version=1.2.3 err="
 			}
-			s, stop := startSlot(t, promotion.Config{}, l, to)
+			s := makeSlot(promotion.Config{}, l, to)
+			stop := policytest.Run(t, s.Run)
 			policytest.NoError(t, s.Offer(offer(5, lifecycle.ToActive)))
 			time.Sleep(second)
-			policytest.NoError(t, stop())
+			stop()
 			if !strings.Contains(said.String(), `msg="recorded call failed on a policy module in shadow" `+want) {
 				t.Errorf("no %q: %s", want, said.String())
 			}
@@ -274,11 +276,15 @@ func TestNewerCancels(t *testing.T) {
 func TestStopWithACallInside(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &loader{}
-		s, stop := startSlot(t, promotion.Config{}, l, nil)
+		s := makeSlot(promotion.Config{}, l, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- s.Run(ctx) }()
 		policytest.NoError(t, s.Offer(stable(5)))
 		synctest.Wait()
 		lease := s.Enter(1)
-		if err := stop(); err == nil || !strings.Contains(err.Error(), "calls are still in progress in 1 modules") {
+		cancel()
+		if err := <-ended; err == nil || !strings.Contains(err.Error(), "calls are still in progress in 1 modules") {
 			t.Errorf("%v", err)
 		}
 		if _, closed := l.closed(); closed != 0 {
