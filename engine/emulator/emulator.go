@@ -133,13 +133,9 @@ func (e *Engine) Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("emulator %s: %w", e.cfg.Model, err)
 	}
-	prefix := batch.PrefixOn
-	if e.cfg.NoPrefixCache {
-		prefix = batch.PrefixOff
-	}
 	s, err := batch.New(batch.Config{
 		Model: e.model, Pool: pool, Profile: e.profile,
-		MaxBatch: e.cfg.MaxBatch, MaxTokens: e.cfg.MaxBatchedTokens, Prefix: prefix,
+		MaxBatch: e.cfg.MaxBatch, MaxTokens: e.cfg.MaxBatchedTokens, NoPrefixCache: e.cfg.NoPrefixCache,
 	})
 	if err != nil {
 		return errors.Join(fmt.Errorf("emulator %s: %w", e.cfg.Model, err), pool.Close())

@@ -30,10 +30,7 @@ func (e *Engine) generate(a api, w http.ResponseWriter, r *http.Request) *apiErr
 	if bad == nil {
 		bad = e.checkModel(q.model)
 	}
-	st := &stream{engine: e, arrived: time.Now(), ready: make(chan struct{}, 1)}
-	if !q.stream && len(q.stops) == 0 {
-		st.notify = atTheEnd
-	}
+	st := &stream{engine: e, arrived: time.Now(), ready: make(chan struct{}, 1), atEnd: !q.stream && len(q.stops) == 0}
 	if bad == nil {
 		bad = e.claimLeg(r.Header.Get(legHeader), st)
 	}

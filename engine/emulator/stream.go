@@ -18,7 +18,7 @@ type stream struct {
 	arrived  time.Time
 	prompt   int           // number of ids of the sequence's prompt
 	tail     []model.Token // last prompt ids of a sequence that continues another leg
-	notify   notify
+	atEnd    bool          // nothing reads single tokens: the handler is woken once
 
 	ready chan struct{} // capacity 1
 
@@ -34,14 +34,6 @@ type stream struct {
 	// Owned by the loop.
 	last time.Time // when the previous token was generated; zero before the first
 }
-
-// notify is when a handler is woken.
-type notify int
-
-const (
-	perToken notify = iota
-	atTheEnd        // nothing reads single tokens: one wake-up per request
-)
 
 var _ batch.Receiver = (*stream)(nil)
 
@@ -72,7 +64,7 @@ func (st *stream) Receive(ev batch.Event) {
 	if ev.Finish != batch.Unfinished {
 		m.ended(now.Sub(st.arrived), ev)
 	}
-	if ev.Finish != batch.Unfinished || st.notify == perToken {
+	if ev.Finish != batch.Unfinished || !st.atEnd {
 		st.wake()
 	}
 }

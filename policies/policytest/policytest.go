@@ -54,23 +54,17 @@ func TestPartitioner(t *testing.T, p policies.Partitioner) {
 			t.Errorf("only %d of %d workloads were solved", solved, workloads)
 		}
 	})
-	t.Run("no work", func(t *testing.T) {
-		w := idle()
-		got, err := p.Partition(w)
-		if err != nil {
-			t.Fatalf("an idle fleet gives %v", err)
-		}
-		checkPartition(t, w, got)
-	})
-	t.Run("one replica", func(t *testing.T) {
-		w := idle()
-		w.Replicas = 1
-		got, err := p.Partition(w)
-		if err != nil {
-			t.Fatalf("one replica gives %v", err)
-		}
-		checkPartition(t, w, got)
-	})
+	for name, replicas := range map[string]int{"no work": 4, "one replica": 1} {
+		t.Run(name, func(t *testing.T) {
+			w := idle()
+			w.Replicas = replicas
+			got, err := p.Partition(w)
+			if err != nil {
+				t.Fatal(err)
+			}
+			checkPartition(t, w, got)
+		})
+	}
 	t.Run("too much work", func(t *testing.T) {
 		w := idle()
 		w.Flow.Tokens[2], w.Flow.Reads[2] = 1e9, 1e12

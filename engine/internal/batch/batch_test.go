@@ -29,12 +29,8 @@ func (c setup) scheduler(t testing.TB, m *model.Model) *Scheduler {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { pool.Close() })
-	prefix := PrefixOn
-	if c.NoCache {
-		prefix = PrefixOff
-	}
 	s, err := New(Config{
-		Model: m, Pool: pool, MaxBatch: c.Batch, MaxTokens: c.Tokens, Prefix: prefix,
+		Model: m, Pool: pool, MaxBatch: c.Batch, MaxTokens: c.Tokens, NoPrefixCache: c.NoCache,
 		// Round coefficients make the parts of a time recognisable.
 		Profile: cost.Profile{D0: 1000, D1: 100, D2: 10, D3: 0.001, D4: 1, Kappa: c.Kappa},
 	})

@@ -17,7 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// Config configures a Scheduler. All fields are required.
+// Config configures a Scheduler. All fields but NoPrefixCache are required.
 type Config struct {
 	Model    *model.Model
 	Pool     *kv.Pool
@@ -26,17 +26,9 @@ type Config struct {
 	// MaxTokens is the maximum number of tokens that one iteration computes, decodes and
 	// prompt chunks together; at least MaxBatch.
 	MaxTokens int
-	Prefix    PrefixCache
+	// NoPrefixCache reports whether full blocks are not reused by their content.
+	NoPrefixCache bool
 }
-
-// PrefixCache is whether full blocks are reused by their content.
-type PrefixCache int
-
-// The two settings.
-const (
-	PrefixOn PrefixCache = iota
-	PrefixOff
-)
 
 // Stats are a scheduler's counters. The first group is the current state, the rest counts since
 // the start.
@@ -229,7 +221,7 @@ func (s *Scheduler) planWaiting(budget int) {
 // match returns the cached blocks that hold a prefix of a sequence. At least one token is left to
 // compute: the next one is sampled from it.
 func (s *Scheduler) match(q *Sequence) []kv.Block {
-	if s.Prefix == PrefixOff || len(q.blocks) > 0 {
+	if s.NoPrefixCache || len(q.blocks) > 0 {
 		return nil // an adopted sequence has its blocks already
 	}
 	var hit []kv.Block
@@ -338,7 +330,7 @@ func (s *Scheduler) compute(c chunk) {
 		q.computed++
 	}
 	s.Pool.Flush(q.blocks[first : q.computed/size]) // as of Load
-	if s.Prefix == PrefixOn {
+	if !s.NoPrefixCache {
 		s.register(q, c.n/size+catchUp)
 	}
 	if q.computed < len(q.ids) {

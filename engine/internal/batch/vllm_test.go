@@ -59,7 +59,7 @@ func TestAgainstVLLM(t *testing.T) {
 	}
 	defer pool.Close()
 	// At most 128 requests ran at once in that log.
-	s, err := New(Config{Model: newModel(t), Pool: pool, Profile: profile, MaxBatch: 128, MaxTokens: 2048, Prefix: PrefixOff})
+	s, err := New(Config{Model: newModel(t), Pool: pool, Profile: profile, MaxBatch: 128, MaxTokens: 2048, NoPrefixCache: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,26 +1,12 @@
 package blocktable
 
-import (
-	"net"
+import "golang.org/x/sys/unix"
 
-	"golang.org/x/sys/unix"
-)
-
-// peerUser returns the user of a connection's peer.
-func peerUser(c *net.UnixConn) (uid int, err error) {
-	raw, err := c.SyscallConn()
+// userOf returns the user of a socket's peer.
+func userOf(fd int) (int, error) {
+	cred, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
 		return -1, err
 	}
-	uid = -1
-	failed := raw.Control(func(fd uintptr) {
-		var cred *unix.Ucred
-		if cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			uid = int(cred.Uid)
-		}
-	})
-	if failed != nil {
-		return -1, failed
-	}
-	return uid, err
+	return int(cred.Uid), nil
 }

@@ -2,12 +2,9 @@
 
 package blocktable
 
-import (
-	"errors"
-	"net"
-)
+import "errors"
 
-// peerUser fails: a client whose user is unknown is rejected.
-func peerUser(*net.UnixConn) (uid int, err error) {
+// userOf fails: a client whose user is unknown is rejected.
+func userOf(int) (int, error) {
 	return -1, errors.New("this system does not report the user of a Unix socket's peer")
 }

@@ -145,6 +145,16 @@ func (l *listener) next() (*net.UnixConn, error) {
 	}
 }
 
+// peerUser returns the user of a connection's peer.
+func peerUser(c *net.UnixConn) (uid int, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	failed := raw.Control(func(fd uintptr) { uid, err = userOf(int(fd)) })
+	return uid, errors.Join(failed, err)
+}
+
 // Close stops listening and removes the socket. Further calls do nothing.
 func (l *listener) Close() error {
 	if now, err := os.Lstat(l.path); err == nil && os.SameFile(now, l.made) {
