@@ -158,47 +158,6 @@ func TestEndDuringMigration(t *testing.T) {
 	})
 }
 
-// TestSecondRequest sends a second request on a connection whose first answer
-// migrates.
-func TestSecondRequest(t *testing.T) {
-	runFleet(t, 2, func(t *testing.T, f *fleet) {
-		second := strings.Replace(longRequest, `"x"`, `"y"`, 1)
-		want, want2 := f.directAnswer("/v1/completions", longRequest), f.directAnswer("/v1/completions", second)
-		f.setPace(time.Millisecond)
-		conn, err := memory.dial(t.Context(), "tcp", f.servers[0].url)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-		in := bufio.NewReader(conn)
-		ask := func(body string) {
-			fmt.Fprintf(conn, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
-		}
-		var answers sync.WaitGroup
-		answers.Go(func() {
-			for _, want := range []string{want, want2} {
-				resp, err := http.ReadResponse(in, nil)
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				got, err := io.ReadAll(resp.Body)
-				if err != nil || withoutIDs(string(got)) != withoutIDs(want) {
-					t.Errorf("%v: %s", err, firstDifference(withoutIDs(string(got)), withoutIDs(want)))
-				}
-			}
-		})
-		ask(longRequest)
-		s := f.waitForStream(2)
-		go ask(second) // before the first answer ends
-		for hop := range 4 {
-			waitFor(t, func() bool { _, err := f.migrateLive(t.Context(), s.id, (hop+1)%2, nil); return err == nil })
-		}
-		answers.Wait()
-		f.requireIdle()
-	})
-}
-
 // TestReadLegRequest checks which header fields of a peer's request are accepted.
 func TestReadLegRequest(t *testing.T) {
 	good := map[string]string{ForwardHeader: "r0", RequestHeader: "r0/12", LegEpochHeader: "3", FeaturesHeader: "256",

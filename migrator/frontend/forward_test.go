@@ -127,21 +127,3 @@ func TestForwardFallsBack(t *testing.T) {
 		}
 	})
 }
-
-// TestForwardCut checks that a peer that fails after its first token is treated
-// like an engine that was cut.
-func TestForwardCut(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		fa, fb, a, b, p, _ := newForwardingPair(t)
-		p.peer.Store(&fb.peer)
-		b.set(func(n int, _ *http.Request) {
-			if n == 3 {
-				panic(http.ErrAbortHandler)
-			}
-		}, nil)
-		_, got := post(t, fa.client, fa.url, "/v1/completions", `{"model":"m","prompt":"x","stream":true}`)
-		if strings.Count(got, `"text"`) != 3 || !strings.Contains(got, cutErrorPrefix) || a.calls.Load() != 0 {
-			t.Error(got)
-		}
-	})
-}

@@ -306,38 +306,6 @@ func TestPinnedRequestIsNotRescued(t *testing.T) {
 	})
 }
 
-// TestReportedLoss checks that an engine's report of its own failure starts a
-// rescue, and reaches the client if there is no other replica.
-func TestReportedLoss(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		for _, alone := range []bool{false, true} {
-			f, rs := newRescueFleet(t, 2, func(c *Config) { c.RescueTimeout = 5 * time.Second })
-			if alone {
-				rs.setTargets()
-				f.servers[0].ready.Store(true)
-			}
-			head := strings.Join(generation("cmpl-7", []uint32{'"', 'x', '"'}, 3, 90)[:5], "")
-			var n atomic.Int64
-			f.engines[0].set(nil, func(w http.ResponseWriter, r *http.Request) {
-				io.Copy(io.Discard, r.Body)
-				if n.Add(1) > 1 {
-					panic(http.ErrAbortHandler)
-				}
-				w.Header().Set("Content-Type", "text/event-stream")
-				io.WriteString(w, head+"data: {\"error\":{\"message\":\"EngineCore died\",\"code\":500}}\n\ndata: [DONE]\n\n")
-			})
-			_, got := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":70,"stream":true}`)
-			if alone != strings.Contains(got, "EngineCore died") || !strings.HasSuffix(got, "[DONE]\n\n") {
-				t.Errorf("alone %v: %s", alone, got)
-			}
-			if !alone && strings.Count(got, `"text"`) != 70 {
-				t.Errorf("%d tokens in %s", strings.Count(got, `"text"`), got)
-			}
-			f.requireIdle()
-		}
-	})
-}
-
 // TestHolderLostDuringMigration loses the holder while a migration waits for its
 // target: the stream goes on with the leg of the target, or is rescued if there
 // is none.
@@ -378,26 +346,6 @@ func TestHolderLostDuringMigration(t *testing.T) {
 			})
 		}
 	}
-}
-
-// TestHolderLostBeforeFreeze loses the holder before its tokens for a live
-// migration have arrived: the migration fails, and the stream is rescued.
-func TestHolderLostBeforeFreeze(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f, _ := newRescueFleet(t, 2, nil)
-		b := f.startRescuableStream()
-		moved := make(chan error)
-		go func() {
-			_, err := f.servers[0].Migrate(context.Background(), Migration{Stream: b.id, From: "r0", Epoch: 1, To: f.target(1), Reservation: "r0/1", Length: 1000})
-			moved <- err
-		}()
-		waitFor(t, func() bool { h, _ := f.servers[0].Holder(b.id); return h.Pending })
-		f.engines[0].killAll()
-		if err := <-moved; err != session.ErrHolderLost {
-			t.Errorf("the migration ends with %v", err)
-		}
-		f.requireRescuedAnswer(b)
-	})
 }
 
 // TestRandomFaults migrates streams in all ways, several at a time, while engines

@@ -52,31 +52,6 @@ func sum(cells []float64) (s float64) {
 	return s
 }
 
-// TestRescueEnds checks that a request whose engines die one after the other,
-// each after a token, ends after MaxLosses.
-func TestRescueEnds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const replicas = 8
-		f, rs := newRescueFleet(t, replicas, nil)
-		for _, e := range f.engines {
-			e.sendEvents(generation("cmpl-7", []uint32{'"', 'x', '"'}, 3, 90)[0], true)
-		}
-		_, got := post(t, f.servers[0].client, f.servers[0].url, "/v1/completions", `{"model":"m","prompt":"x","max_tokens":70,"stream":true}`)
-		if !strings.Contains(got, cutErrorPrefix) {
-			t.Errorf("it ends with %s", got)
-		}
-		calls := int64(0)
-		for _, e := range f.engines {
-			calls += e.calls.Load()
-		}
-		if calls != 4 {
-			t.Errorf("%d engines died of it, want the first and three more", calls)
-		}
-		rs.setTargets()
-		f.requireIdle()
-	})
-}
-
 // TestLostAfterTheLastToken checks that a client whose engine dies between the
 // finish reason and the end of the stream gets the complete answer, and that no
 // other engine gets a request.
