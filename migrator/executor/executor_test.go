@@ -2,9 +2,7 @@ package executor_test
 
 import (
 	"context"
-	"errors"
 	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -37,20 +35,26 @@ func runInFleet(t *testing.T, replicas int, link int64, test func(t *testing.T, 
 	synctest.Test(t, func(t *testing.T) {
 		w := newFleet(replicas, link, carryInside)
 		test(t, w)
-		for _, n := range w.replicas {
-			if !waitFor(time.Minute, n.frontEnd.settled) {
-				t.Error(w.unfinished())
-			}
-		}
-		time.Sleep(silence)
-		if left := w.findLeftovers(); left != nil {
-			t.Error(left)
-		}
-		if v := w.failures(); v != "" {
-			t.Error(v)
-		}
-		w.close()
+		w.end(t)
 	})
+}
+
+// end waits for the fleet's streams, and checks that nothing is left over and nothing failed.
+func (w *fleet) end(t *testing.T) {
+	t.Helper()
+	for _, n := range w.replicas {
+		if !waitFor(time.Minute, n.frontEnd.settled) {
+			t.Error(w.unfinished())
+		}
+	}
+	time.Sleep(silence)
+	if left := w.findLeftovers(); left != nil {
+		t.Error(left)
+	}
+	if v := w.failures(); v != "" {
+		t.Error(v)
+	}
+	w.close()
 }
 
 // waitForEnd returns the replica's latest finished migration.
@@ -61,75 +65,6 @@ func (n *replica) waitForEnd(t *testing.T) executor.Migration {
 		t.Fatalf("%s knows no moves", n.id)
 	}
 	return all[len(all)-1]
-}
-
-// TestMigrationChain migrates a request from replica to replica, including its front end: legs are
-// not chained, and both sides report each migration.
-func TestMigrationChain(t *testing.T) {
-	runInFleet(t, 4, 0, func(t *testing.T, w *fleet) {
-		a := w.replicas[0]
-		a.frontEnd.startStream("a/1", prompt(1, 50), 250, w.replicas[1])
-		for i, hop := range []int{1, 2, 3, 0, 1, 0, 2, 3} {
-			if i == 0 {
-				time.Sleep(500 * time.Millisecond)
-				continue
-			}
-			h, _ := a.frontEnd.Holder("a/1")
-			from, to := w.replica(h.Replica), w.replicas[hop]
-			w.move("a/1", from, to, policies.Drain)
-			s, d := from.waitForEnd(t), to.waitForEnd(t)
-			if s.ID != d.ID || s.State != "moved" || d.State != "moved" || s.Mode != "live" || d.Mode != "live" || d.Transport != "memory" || s.FrontEnd != "a" || d.FrontEnd != "a" ||
-				s.Stall <= 0 || s.Stall > 20*time.Millisecond || d.Bytes != int64(d.Tokens)*1000 || s.Tokens != d.Tokens+1 || s.Cause != policies.Drain || s.From != from.id || s.To != to.id {
-				t.Errorf("hop %d:\n%+v\n%+v", i, s, d)
-			}
-			time.Sleep(50 * time.Millisecond)
-		}
-		if w.live != 7 || w.reprompted != 0 {
-			t.Errorf("%d live moves and %d others", w.live, w.reprompted)
-		}
-	})
-}
-
-// TestOtherEngines migrates by Reprompt if blocks cannot be read.
-func TestOtherEngines(t *testing.T) {
-	runInFleet(t, 3, 0, func(t *testing.T, w *fleet) {
-		w.replicas[2].engine.blind = true
-		w.replicas[0].frontEnd.startStream("a/1", prompt(1, 50), 150, w.replicas[1])
-		time.Sleep(300 * time.Millisecond)
-		w.move("a/1", w.replicas[1], w.replicas[2], policies.Growth)
-		s, d := w.replicas[1].waitForEnd(t), w.replicas[2].waitForEnd(t)
-		if w.reprompted != 1 || s.Mode != "reprompt" || d.Mode != "reprompt" || s.Stall <= 0 || s.Stall > 200*time.Millisecond || d.Bytes != 0 || d.State != "moved" {
-			t.Errorf("%d moves:\n%+v\n%+v", w.reprompted, s, d)
-		}
-		if all := w.replicas[1].executor.Stats(); all.Stalls != 1 || all.TotalStall != s.Stall || all.LongestStall != s.Stall {
-			t.Errorf("%+v", all)
-		}
-		time.Sleep(100 * time.Millisecond)
-		w.move("a/1", w.replicas[2], w.replicas[0], policies.Growth)
-		if w.reprompted != 2 {
-			t.Errorf("%d moves, the last: %+v", w.reprompted, w.replicas[2].waitForEnd(t))
-		}
-	})
-}
-
-// TestLinkIsPaced migrates over a link whose rate determines the duration, while the request grows.
-func TestLinkIsPaced(t *testing.T) {
-	runInFleet(t, 2, 400_000, func(t *testing.T, w *fleet) { // 400 tokens a second
-		w.replicas[0].frontEnd.startStream("a/1", prompt(1, 100), 400, w.replicas[0])
-		time.Sleep(200 * time.Millisecond)
-		start := time.Now()
-		w.move("a/1", w.replicas[0], w.replicas[1], policies.Growth)
-		took, d := time.Since(start), w.replicas[1].waitForEnd(t)
-		if least := time.Duration(d.Bytes) * time.Second / 400_000; d.State != "moved" || took < least || took > least+100*time.Millisecond || d.Rounds < 3 {
-			t.Errorf("%v for %+v", took, d)
-		}
-		if s := w.replicas[1].executor.Stats(); s.Bytes != d.Bytes || s.Received["live"] != 1 || s.Copied == 0 || s.Rounds != uint64(d.Rounds) {
-			t.Errorf("%+v", s)
-		}
-		if s := w.replicas[0].executor.Stats(); s.Sent["live"] != 1 || s.Stalls != 1 || s.TotalStall != s.LongestStall || s.TotalStall != w.replicas[0].waitForEnd(t).Stall {
-			t.Errorf("%+v", s)
-		}
-	})
 }
 
 // TestMarketIsNotified requests impossible actions.
@@ -252,130 +187,6 @@ type breaking struct {
 
 func (b *breaking) Pull(context.Context, transport.Plan) (transport.Stats, error) {
 	return transport.Stats{}, b.err
-}
-
-// TestTransportsFallBack prefers a transport that does not work.
-func TestTransportsFallBack(t *testing.T) {
-	broken := errors.New("it broke")
-	for _, c := range []struct {
-		name string
-		u    unreliable
-		by   string
-	}{
-		{"opens", unreliable{opens: broken}, "memory"},
-		{"pulls", unreliable{pulls: broken}, "memory"},
-		{"probe", unreliable{probe: broken}, "memory"},
-		{"works", unreliable{}, "unreliable"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			better = &c.u
-			defer func() { better = nil }()
-			runInFleet(t, 2, 0, func(t *testing.T, w *fleet) {
-				w.replicas[0].frontEnd.startStream("a/1", prompt(1, 50), 120, w.replicas[0])
-				time.Sleep(100 * time.Millisecond)
-				w.move("a/1", w.replicas[0], w.replicas[1], policies.Growth)
-				if d := w.replicas[1].waitForEnd(t); d.State != "moved" || d.Mode != "live" || d.Transport != c.by {
-					t.Errorf("%+v", d)
-				}
-				routes := w.replicas[0].executor.TransportPaths()
-				if len(routes) < 2 || routes[0].Transport != "unreliable" || routes[0].Err != c.u.probe || routes[1].Err != nil {
-					t.Errorf("routes %+v", routes)
-				}
-				held, used := "", ""
-				for _, p := range w.replicas[1].executor.TransportPaths() {
-					switch {
-					case p.Peer != "a":
-					case p.Err != nil:
-						held += p.Transport
-					case p.Pulls > 0:
-						used += p.Transport
-					}
-				}
-				if failed := c.u.opens != nil || c.u.pulls != nil; used != c.by || (held == "unreliable") != failed {
-					t.Errorf("from a: used %q, held back %q", used, held)
-				}
-			})
-		})
-	}
-}
-
-// TestTransportsAreHeldBack checks that the next migration does not use a transport that has
-// failed, and that the executor forgets this together with the peer.
-func TestTransportsAreHeldBack(t *testing.T) {
-	mended := new(atomic.Bool)
-	better = &unreliable{opens: errors.New("it broke"), mended: mended}
-	defer func() { better = nil }()
-	runInFleet(t, 2, 0, func(t *testing.T, w *fleet) {
-		a, b := w.replicas[0], w.replicas[1]
-		for i, by := range []string{"memory", "memory", "unreliable"} {
-			id := "a/" + strconv.Itoa(i+1)
-			a.frontEnd.startStream(id, prompt(i+1, 50), 120, a)
-			time.Sleep(100 * time.Millisecond)
-			w.move(id, a, b, policies.Growth)
-			if d := b.waitForEnd(t); d.State != "moved" || d.Transport != by {
-				t.Errorf("move %d: %+v", i, d)
-			}
-			if i == 1 {
-				mended.Store(true)
-				time.Sleep(2 * time.Second) // longer than a first failure suspends the transport
-			}
-		}
-		b.executor.PeerGone("a")
-		time.Sleep(time.Millisecond)
-		if got := b.executor.TransportPaths(); len(got) != 2 {
-			t.Errorf("routes %+v", got)
-		}
-	})
-}
-
-// TestLongTable migrates a request with more blocks than one message can list.
-func TestLongTable(t *testing.T) {
-	envelope = 8 << 10
-	defer func() { envelope = 0 }()
-	runInFleet(t, 2, 0, func(t *testing.T, w *fleet) {
-		a, b := w.replicas[0], w.replicas[1]
-		a.frontEnd.startStream("a/1", prompt(1, 1000), 1200, a)
-		time.Sleep(100 * time.Millisecond)
-		w.move("a/1", a, b, policies.Growth)
-		// 4 KiB hold 117 blocks of 4 tokens with 2 checksums: 1,000 tokens take three messages.
-		if s, d := a.waitForEnd(t), b.waitForEnd(t); s.State != "moved" || s.Mode != "live" || s.Rounds < 4 || d.Rounds < 4 {
-			t.Errorf("%+v\n%+v", s, d)
-		}
-	})
-}
-
-// TestUnresponsiveEngine uses an engine that never thaws, drops or releases: its session ends,
-// which undoes what was frozen and reserved.
-func TestUnresponsiveEngine(t *testing.T) {
-	runInFleet(t, 2, 0, func(t *testing.T, w *fleet) {
-		a, b := w.replicas[0], w.replicas[1]
-		a.frontEnd.startStream("a/1", prompt(1, 50), 300, a)
-		time.Sleep(100 * time.Millisecond)
-		for _, n := range w.replicas {
-			n.engine.mu.Lock()
-			n.engine.stubborn = true
-			n.engine.mu.Unlock()
-		}
-		w.move("a/1", a, b, policies.Growth)
-		time.Sleep(25 * time.Second)
-		for _, n := range w.replicas {
-			if s := n.executor.Stats(); s.SessionsAbandoned != 0 {
-				t.Errorf("%s gives up too early: %+v", n.id, s)
-			}
-		}
-		time.Sleep(10 * time.Second)
-		for _, n := range w.replicas {
-			if s := n.executor.Stats(); s.SessionsAbandoned != 1 || s.Running != 0 {
-				t.Errorf("%s: %+v", n.id, s)
-			}
-			n.engine.mu.Lock()
-			n.engine.stubborn = false
-			n.engine.mu.Unlock()
-		}
-		a.frontEnd.startStream("a/2", prompt(2, 50), 300, b)
-		time.Sleep(100 * time.Millisecond)
-		w.move("a/2", b, a, policies.Growth)
-	})
 }
 
 // TestSpans checks that each side records its part of a migration as a span, with its steps as
