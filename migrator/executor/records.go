@@ -2,6 +2,7 @@ package executor
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -286,14 +287,7 @@ func (r *records) snapshot() Stats {
 	defer r.mu.Unlock()
 	s := r.stats
 	s.Running = len(r.running)
-	clone := func(m map[string]uint64) map[string]uint64 {
-		out := make(map[string]uint64, len(m))
-		for k, v := range m {
-			out[k] = v
-		}
-		return out
-	}
-	s.Sent, s.Received, s.Failed = clone(s.Sent), clone(s.Received), clone(s.Failed)
+	s.Sent, s.Received, s.Failed = maps.Clone(s.Sent), maps.Clone(s.Received), maps.Clone(s.Failed)
 	return s
 }
 

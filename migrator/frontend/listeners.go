@@ -39,15 +39,14 @@ type listeners struct {
 	failed   chan error     // holds the error of a listener
 	leaving  sync.WaitGroup // servers whose requests finish
 	wg       sync.WaitGroup // goroutines that end when the servers are closed
+	inFlight *inFlight      // requests at the servers
 
-	mu       sync.Mutex
-	servers  map[*http.Server]struct{} // that may have connections
-	requests int                       // requests in progress at them
-	idle     chan struct{}             // holds a token when requests has become 0
+	mu      sync.Mutex
+	servers map[*http.Server]struct{} // that may have connections
 }
 
 func newListeners(f *Server) *listeners {
-	ls := &listeners{server: f, listener: f.cfg.Listener, failed: make(chan error, 1), servers: make(map[*http.Server]struct{}), idle: make(chan struct{}, 1)}
+	ls := &listeners{server: f, listener: f.cfg.Listener, failed: make(chan error, 1), servers: make(map[*http.Server]struct{}), inFlight: newInFlight()}
 	if ls.listener != nil {
 		ls.address = ls.listener.Addr()
 	}
@@ -62,8 +61,8 @@ func (ls *listeners) serve(ctx context.Context, l net.Listener, h http.Handler) 
 	protocols.SetUnencryptedHTTP2(true)
 	s := &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			ls.addRequests(1)
-			defer ls.addRequests(-1)
+			ls.inFlight.begin()
+			defer ls.inFlight.end()
 			h.ServeHTTP(w, r)
 		}),
 		Protocols:         &protocols,
@@ -88,19 +87,6 @@ func (ls *listeners) serve(ctx context.Context, l net.Listener, h http.Handler) 
 		}
 	})
 	return s
-}
-
-func (ls *listeners) addRequests(n int) {
-	ls.mu.Lock()
-	ls.requests += n
-	last := ls.requests == 0
-	ls.mu.Unlock()
-	if last {
-		select {
-		case ls.idle <- struct{}{}:
-		default:
-		}
-	}
 }
 
 // openClients starts to accept clients. If the address is in use, the next call
@@ -157,7 +143,7 @@ func (ls *listeners) drained() <-chan struct{} {
 func (ls *listeners) close(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeGrace)
 	defer cancel()
-	ls.awaitIdle(ctx.Done())
+	ls.inFlight.wait(ctx.Done())
 	ls.leaving.Wait() // returns: their context has ended
 	for s := range ls.servers {
 		s.Shutdown(ctx)
@@ -166,23 +152,6 @@ func (ls *listeners) close(ctx context.Context) {
 	if ls.listener != nil {
 		ls.listener.Close()
 	}
-	ls.awaitIdle(nil)
+	ls.inFlight.wait(nil)
 	ls.wg.Wait()
-}
-
-// awaitIdle returns when no request is in progress, or when alarm is closed.
-func (ls *listeners) awaitIdle(alarm <-chan struct{}) {
-	for {
-		ls.mu.Lock()
-		inside := ls.requests
-		ls.mu.Unlock()
-		if inside == 0 {
-			return
-		}
-		select {
-		case <-ls.idle:
-		case <-alarm:
-			return
-		}
-	}
 }

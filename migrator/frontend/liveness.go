@@ -1,6 +1,11 @@
 package frontend
 
-import "github.com/cascadeinfer/cascade/policies"
+import (
+	"maps"
+	"slices"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
 
 // Holders returns the peers that hold streams of this server's clients or are
 // about to, in no order.
@@ -20,22 +25,16 @@ func (srv *Server) Holders() []policies.ReplicaID {
 // no order.
 func (srv *Server) FrontEnds() []policies.ReplicaID {
 	found := make(map[policies.ReplicaID]struct{})
-	srv.mu.Lock()
-	for r := range srv.localLegs {
+	for _, r := range srv.registeredLegs() {
 		found[r.frontEnd] = struct{}{}
 	}
-	srv.mu.Unlock()
 	return srv.peersOf(found)
 }
 
 func (srv *Server) peersOf(found map[policies.ReplicaID]struct{}) []policies.ReplicaID {
 	delete(found, srv.cfg.Replica)
 	delete(found, "")
-	all := make([]policies.ReplicaID, 0, len(found))
-	for id := range found {
-		all = append(all, id)
-	}
-	return all
+	return slices.Collect(maps.Keys(found))
 }
 
 // HandlePeerLoss is called when a peer is gone: the streams that it holds are
@@ -61,16 +60,10 @@ func (srv *Server) HandlePeerLoss(peer policies.ReplicaID) {
 
 // cancelLegs aborts the legs on the own engine that are selected.
 func (srv *Server) cancelLegs(why error, selected func(*localLeg) bool) {
-	srv.mu.Lock()
-	var all []*localLeg
-	for r := range srv.localLegs {
+	for _, r := range srv.registeredLegs() {
 		if selected(r) {
-			all = append(all, r)
+			r.call.abort(why)
 		}
-	}
-	srv.mu.Unlock()
-	for _, r := range all {
-		r.call.abort(why)
 	}
 }
 

@@ -2,6 +2,8 @@ package frontend
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -27,12 +29,7 @@ type LocalLeg struct {
 // LocalLegs returns what runs on the own engine: requests of own clients and legs
 // of peers, in no order, without warm-ups, which have no name.
 func (srv *Server) LocalLegs() []LocalLeg {
-	srv.mu.Lock()
-	all := make([]*localLeg, 0, len(srv.localLegs))
-	for r := range srv.localLegs {
-		all = append(all, r)
-	}
-	srv.mu.Unlock()
+	all := srv.registeredLegs()
 	out := make([]LocalLeg, 0, len(all))
 	for _, r := range all {
 		if r.name != "" {
@@ -42,13 +39,18 @@ func (srv *Server) LocalLegs() []LocalLeg {
 	return out
 }
 
+// registeredLegs returns all legs on the own engine.
+func (srv *Server) registeredLegs() []*localLeg {
+	srv.mu.Lock()
+	defer srv.mu.Unlock()
+	return slices.Collect(maps.Keys(srv.localLegs))
+}
+
 // AdvanceEpoch sets the epoch of a peer's stream that stays on the own engine
 // after a failed migration. Epochs never go back. Streams of own clients have
 // theirs already.
 func (srv *Server) AdvanceEpoch(stream string, epoch policies.Epoch) {
-	srv.mu.Lock()
-	defer srv.mu.Unlock()
-	for r := range srv.localLegs {
+	for _, r := range srv.registeredLegs() {
 		if r.request.ID == stream && r.stream == nil {
 			for old := r.epoch.Load(); old < uint64(epoch) && !r.epoch.CompareAndSwap(old, uint64(epoch)); old = r.epoch.Load() {
 			}

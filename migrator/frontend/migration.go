@@ -183,7 +183,7 @@ func (srv *Server) warmUp(ctx context.Context, g *migration, m Migration) error 
 	defer cancel()
 	s.mu.Lock()
 	ids, prompt := s.machine.IDs()
-	frozen := g.isFrozenLocked()
+	frozen := g.isFrozen()
 	g.stopWarmup = cancel
 	s.mu.Unlock()
 	if frozen || len(ids) < warmupTokens {
@@ -271,13 +271,7 @@ func (g *migration) endLocked(epoch policies.Epoch, err error, now time.Time) {
 }
 
 // isFrozen reports whether the client waits for the migration's leg.
-func (g *migration) isFrozen() bool {
-	g.stream.mu.Lock()
-	defer g.stream.mu.Unlock()
-	return g.isFrozenLocked()
-}
-
-func (g *migration) isFrozenLocked() bool { return g.stream.migration == g && !g.frozenAt.IsZero() }
+func (g *migration) isFrozen() bool { return isClosed(g.frozen) && !isClosed(g.over) }
 
 // awaitFreeze waits until the stream is frozen.
 func (g *migration) awaitFreeze(ctx context.Context) error {

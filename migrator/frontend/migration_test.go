@@ -148,7 +148,7 @@ func (f *fleet) requireIdle() {
 	for _, fr := range f.servers {
 		waitFor(f.t, func() bool {
 			l := fr.Status().Load
-			return l == policies.Load{} && len(fr.LocalLegs()) == 0 && len(fr.FrontEnds()) == 0 && len(fr.Holders()) == 0 && fr.isIdle()
+			return l == policies.Load{} && len(fr.LocalLegs()) == 0 && len(fr.FrontEnds()) == 0 && len(fr.Holders()) == 0 && fr.inFlight.isIdle()
 		})
 	}
 	for i, e := range f.engines {

@@ -73,11 +73,11 @@ func (srv *Server) Run(parent context.Context) error {
 			leave()
 		case <-drained:
 			drained = nil
-			if srv.isIdle() {
+			if srv.inFlight.isIdle() {
 				return nil
 			}
-		case <-srv.idle:
-			if leaving && drained == nil && srv.isIdle() {
+		case <-srv.inFlight.idle:
+			if leaving && drained == nil && srv.inFlight.isIdle() {
 				return nil
 			}
 		case <-deadline:

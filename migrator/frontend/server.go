@@ -2,9 +2,11 @@ package frontend
 
 import (
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -43,15 +45,14 @@ type Server struct {
 	probesPassed atomic.Uint64 // health checks that the engine has passed
 	tokensRead   atomic.Uint64 // that have come from the engine
 
+	inFlight       *inFlight              // requests admitted, those without a Stream included
 	clientRequests atomic.Int64           // requests of its own clients in progress
 	loadHeader     atomic.Pointer[string] // the load that answers report; nil for none
 
 	mu         sync.Mutex
 	streams    map[string]*Stream // by id
 	localLegs  map[*localLeg]struct{}
-	requests   int           // requests in progress, those without a Stream included
-	idle       chan struct{} // holds a token when requests has become 0
-	lastStream uint64        // number of the latest stream
+	lastStream uint64 // number of the latest stream
 }
 
 // New returns a Server; it starts nothing. The error names the field of the
@@ -74,9 +75,8 @@ func New(cfg Config) (*Server, error) {
 		drain:          make(chan struct{}),
 		retire:         make(chan struct{}),
 		streams:        make(map[string]*Stream),
-		idle:           make(chan struct{}, 1),
-
-		localLegs: make(map[*localLeg]struct{}),
+		localLegs:      make(map[*localLeg]struct{}),
+		inFlight:       newInFlight(),
 		// No two processes of a replica give a stream the same id.
 		lastStream: uint64(time.Now().UnixMicro()),
 	}
@@ -201,10 +201,7 @@ func (srv *Server) Status() Status {
 // until do returns false. Streams may end meanwhile.
 func (srv *Server) EachStream(do func(*Stream) bool) {
 	srv.mu.Lock()
-	all := make([]*Stream, 0, len(srv.streams))
-	for _, s := range srv.streams {
-		all = append(all, s)
-	}
+	all := slices.Collect(maps.Values(srv.streams))
 	srv.mu.Unlock()
 	for _, s := range all {
 		if !do(s) {
@@ -225,8 +222,8 @@ func (srv *Server) stream(id string) *Stream {
 // to use another connection.
 func (srv *Server) withAdmission(next http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		srv.requestBegan()
-		defer srv.requestEnded()
+		srv.inFlight.begin()
+		defer srv.inFlight.end()
 		if srv.retiring() {
 			w.Header().Set("Connection", "close") // over HTTP/2 this is a GOAWAY
 		}
@@ -241,30 +238,38 @@ func (srv *Server) withAdmission(next http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-func (srv *Server) requestBegan() {
-	srv.mu.Lock()
-	srv.requests++
-	srv.mu.Unlock()
+// inFlight counts requests in progress.
+type inFlight struct {
+	requests atomic.Int64
+	idle     chan struct{} // holds a token when requests has become 0
 }
 
-func (srv *Server) requestEnded() {
-	srv.mu.Lock()
-	srv.requests--
-	last := srv.requests == 0
-	srv.mu.Unlock()
-	if last {
-		select {
-		case srv.idle <- struct{}{}:
-		default:
-		}
+func newInFlight() *inFlight { return &inFlight{idle: make(chan struct{}, 1)} }
+
+func (f *inFlight) begin() { f.requests.Add(1) }
+
+func (f *inFlight) end() {
+	if f.requests.Add(-1) > 0 {
+		return
+	}
+	select {
+	case f.idle <- struct{}{}:
+	default:
 	}
 }
 
 // isIdle reports whether no request is in progress.
-func (srv *Server) isIdle() bool {
-	srv.mu.Lock()
-	defer srv.mu.Unlock()
-	return srv.requests == 0
+func (f *inFlight) isIdle() bool { return f.requests.Load() == 0 }
+
+// wait returns when no request is in progress, or when alarm is closed.
+func (f *inFlight) wait(alarm <-chan struct{}) {
+	for !f.isIdle() {
+		select {
+		case <-f.idle:
+		case <-alarm:
+			return
+		}
+	}
 }
 
 // probeNow makes Run check the engine's health now.

@@ -79,7 +79,7 @@ func TestSlowReaders(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				waitFor(t, f.isIdle)
+				waitFor(t, f.inFlight.isIdle)
 				n, err := io.Copy(io.Discard, resp.Body)
 				resp.Body.Close()
 				if err == nil {
