@@ -3,15 +3,11 @@ package frontend
 import (
 	"crypto/x509"
 	"net/http"
-	"sync"
-	"time"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+	"github.com/cascadeinfer/cascade/migrator/internal/peeridentity"
 	"github.com/cascadeinfer/cascade/policies/identity"
 )
-
-// refusalLogInterval is the time between two logs of refused certificates.
-const refusalLogInterval = time.Minute
 
 // withPeerIdentity accepts a leg only if it comes with the certificate of the
 // migrator whose front end it names. That covers RequestHeader, which begins with
@@ -20,7 +16,7 @@ func (srv *Server) withPeerIdentity(next http.Handler) http.Handler {
 	if srv.cfg.TrustDomain == "" {
 		return next
 	}
-	var limiter logLimiter
+	var limiter peeridentity.LogLimiter
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var leaf *x509.Certificate
 		if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
@@ -35,26 +31,9 @@ func (srv *Server) withPeerIdentity(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		if limiter.due(time.Now()) {
+		if limiter.Allow() {
 			srv.log.Warn("peer's leg refused", "peer", r.RemoteAddr, "error", err)
 		}
 		writeProblem(w, openai.Problem{Status: http.StatusForbidden, Kind: "PermissionDeniedError", Message: err.Error()})
 	})
-}
-
-// logLimiter limits how often refusals are logged.
-type logLimiter struct {
-	mu   sync.Mutex
-	last time.Time
-}
-
-// due reports whether a line may be logged now, and counts it as logged if so.
-func (n *logLimiter) due(now time.Time) bool {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if now.Sub(n.last) < refusalLogInterval {
-		return false
-	}
-	n.last = now
-	return true
 }

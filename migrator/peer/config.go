@@ -45,8 +45,7 @@ const (
 	refusalsUntilGone    = 2               // consecutive refused connections after which a peer is gone
 	keepaliveEvery       = 10 * time.Second
 	keepaliveAnswer      = 5 * time.Second
-	maxNameBytes         = 256         // of the name in a Hello that is compared with a certificate
-	identityLogInterval  = time.Minute // between two logs of streams with a wrong certificate
+	maxNameBytes         = 256 // of the name in a Hello that is compared with a certificate
 )
 
 // Config configures a Network.

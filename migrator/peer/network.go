@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/internal/peeridentity"
 	"github.com/cascadeinfer/cascade/policies"
 	xds "github.com/cascadeinfer/cascade/xds/api"
 )
@@ -25,12 +26,13 @@ type Network struct {
 
 	wg sync.WaitGroup // goroutines of Run; added to under mu, while ctx is set
 
-	mu               sync.Mutex
-	ctx              context.Context // Run's context; nil while it does not run
-	peers            map[policies.ReplicaID]*peer
-	incoming         int // open streams of peers
-	refused          Refused
-	identityLoggedAt time.Time // when a stream with a wrong certificate was last logged
+	identityLog peeridentity.LogLimiter // of streams with a wrong certificate
+
+	mu       sync.Mutex
+	ctx      context.Context // Run's context; nil while it does not run
+	peers    map[policies.ReplicaID]*peer
+	incoming int // open streams of peers
+	refused  Refused
 }
 
 // peer is the state of one replica, guarded by Network.mu.

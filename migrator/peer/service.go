@@ -2,7 +2,6 @@ package peer
 
 import (
 	"context"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -10,11 +9,10 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
-	grpcpeer "google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
 	"github.com/cascadeinfer/cascade/migrator/api"
+	"github.com/cascadeinfer/cascade/migrator/internal/peeridentity"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/identity"
 )
@@ -136,33 +134,16 @@ func (n *Network) checkIdentity(ctx context.Context, e *api.Envelope) error {
 	var err error
 	if from == "" || len(from) > maxNameBytes {
 		err = fmt.Errorf("invalid Hello: replica name has %d bytes, must have 1 to %d", len(from), maxNameBytes)
-	} else if _, err = (identity.Matcher{TrustDomain: n.cfg.TrustDomain, Role: identity.Migrator, Name: from}).CheckCertificate(peerCertificate(ctx)); err == nil {
+	} else if _, err = (identity.Matcher{TrustDomain: n.cfg.TrustDomain, Role: identity.Migrator, Name: from}).CheckCertificate(peeridentity.Certificate(ctx)); err == nil {
 		return nil
 	}
 	n.mu.Lock()
 	n.refused.Identity++
-	logged := time.Since(n.identityLoggedAt) < identityLogInterval
-	if !logged {
-		n.identityLoggedAt = time.Now()
-	}
 	n.mu.Unlock()
-	if !logged {
+	if n.identityLog.Allow() {
 		n.log.Warn("stream of peer rejected", "error", err)
 	}
 	return status.Error(codes.PermissionDenied, err.Error())
-}
-
-// peerCertificate returns the client certificate of a stream, or nil.
-func peerCertificate(ctx context.Context) *x509.Certificate {
-	p, ok := grpcpeer.FromContext(ctx)
-	if !ok {
-		return nil
-	}
-	info, ok := p.AuthInfo.(credentials.TLSInfo)
-	if !ok || len(info.State.PeerCertificates) == 0 {
-		return nil
-	}
-	return info.State.PeerCertificates[0]
 }
 
 // acceptHello records a Hello. A process has one stream: a newer one replaces an older one,

@@ -4,15 +4,11 @@ import (
 	"crypto/x509"
 	"errors"
 	"log/slog"
-	"sync"
-	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/peeridentity"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/identity"
 )
-
-// logInterval is the minimum time between two logs of a ReceiverCheck.
-const logInterval = time.Minute
 
 // ReceiverCheck binds tickets to certificates: the certificate of the connection on which
 // a ticket arrives must be that of the migrator of the ticket's receiver. It is checked
@@ -24,12 +20,12 @@ type ReceiverCheck struct {
 	Transport string
 	Logger    *slog.Logger
 
-	mu     sync.Mutex
-	logged time.Time // last
+	limiter peeridentity.LogLimiter
 }
 
 // Check returns why the owner of a certificate cannot be the receiver. The certificate is
-// nil when the peer presented none. It logs a failure at most once a minute.
+// nil when the peer presented none. It logs failures as
+// often as peeridentity.LogLimiter allows.
 func (c *ReceiverCheck) Check(cert *x509.Certificate, receiver policies.ReplicaID) error {
 	if c.TrustDomain == "" {
 		return nil
@@ -39,18 +35,8 @@ func (c *ReceiverCheck) Check(cert *x509.Certificate, receiver policies.ReplicaI
 		want := identity.Matcher{TrustDomain: c.TrustDomain, Role: identity.Migrator, Name: string(receiver)}
 		_, err = want.CheckCertificate(cert)
 	}
-	if err != nil && c.logDue(time.Now()) {
+	if err != nil && c.limiter.Allow() {
 		c.Logger.Warn("rejected a receiver: its certificate does not match its ticket", "transport", c.Transport, "receiver", string(receiver), "err", err)
 	}
 	return err
-}
-
-func (c *ReceiverCheck) logDue(now time.Time) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if now.Sub(c.logged) < logInterval {
-		return false
-	}
-	c.logged = now
-	return true
 }

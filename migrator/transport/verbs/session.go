@@ -3,7 +3,6 @@ package verbs
 import (
 	"bytes"
 	"context"
-	"crypto/x509"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -11,12 +10,11 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials"
-	grpcpeer "google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
+	"github.com/cascadeinfer/cascade/migrator/internal/peeridentity"
 	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/internal/ticket"
 	"github.com/cascadeinfer/cascade/migrator/transport/handshake"
@@ -179,7 +177,7 @@ func (t *Transport) session(run context.Context, stream grpc.ServerStream, messa
 
 // redeem checks the ticket of a hello and returns its lease.
 func (t *Transport) redeem(ctx context.Context, hello handshake.Hello) (*ticket.Lease, error) {
-	if err := t.receivers.Check(peerCertificate(ctx), hello.Receiver); err != nil {
+	if err := t.receivers.Check(peeridentity.Certificate(ctx), hello.Receiver); err != nil {
 		return nil, err
 	}
 	lease, err := t.source.Redeem(hello.Ticket, hello.Receiver, time.Now())
@@ -187,19 +185,6 @@ func (t *Transport) redeem(ctx context.Context, hello handshake.Hello) (*ticket.
 		return nil, fmt.Errorf("receiver %s: %w", hello.Receiver, err)
 	}
 	return lease, nil
-}
-
-// peerCertificate returns the certificate of a stream's peer, nil for none.
-func peerCertificate(ctx context.Context) *x509.Certificate {
-	p, ok := grpcpeer.FromContext(ctx)
-	if !ok {
-		return nil
-	}
-	info, ok := p.AuthInfo.(credentials.TLSInfo)
-	if !ok || len(info.State.PeerCertificates) == 0 {
-		return nil
-	}
-	return info.State.PeerCertificates[0]
 }
 
 // session is the source's end of one connection.
