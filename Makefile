@@ -76,12 +76,13 @@ TESTSUM := $(GO) run $(GOTESTSUM) --format pkgname-and-test-fails --format-hide-
 
 # Packages whose tests run in real time: processes, sockets and engines of emulated speed,
 # which the race detector slows down; and WebAssembly modules, which take ten times as
-# long to compile under it. Those that wait longest come first.
-REALTIME := ./cmd/internal/inprocess ./cmd/internal/e2e/... ./cmd/cascade ./cmd ./cmd/internal/handover ./cmd/internal/policyhost ./cmd/internal/policydev \
+# long to compile under it, and what imports the engines of policies. Those that wait
+# longest come first.
+REALTIME := ./cmd/internal/inprocess ./cmd/internal/e2e/... ./cmd/cascade ./cmd ./cmd/internal/handover ./cmd/internal/policyhost ./cmd/internal/policydev ./cmd/internal/migratord \
 	./xds/control ./xds/internal/publish ./xds/server ./xds/proxy ./xds/length ./migrator/executor ./migrator/frontend ./migrator/transport/... ./engine/emulator ./wasm/... ./examples/...
 # Folders of packages whose code or tests start goroutines. The race detector has nothing
 # to find in the others.
-GOROUTINES := '(^|[[:space:]{;])go [a-zA-Z.]+\(|\.Go\(|Parallel\(|AfterFunc|"net/http|"google.golang.org/grpc"|"testing/synctest"'
+GOROUTINES := '(^|[[:space:]{;])go [a-zA-Z.]+\(|\.Go\(|\.Parallel\(\)|RunParallel\(|AfterFunc|httptest\.New|\.Serve\(|grpc\.New|"testing/synctest"'
 CONCURRENT := grep -rlE --include='*.go' --exclude-dir=testdata $(GOROUTINES) cmd engine migrator policies xds | xargs -n1 dirname | sort -u | sed 's|^|./|'
 # As shell commands: the packages that "make test" runs with the race detector, and all
 # others. "make test-all" runs all packages with it, and those in real time without it, too.
