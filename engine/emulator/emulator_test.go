@@ -18,6 +18,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -400,29 +401,28 @@ func TestWaitingIsBounded(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	ok := Config{Model: "m", Profile: plainProfile()}
-	for _, x := range []struct {
-		field string
-		edit  func(*Config)
-	}{
-		{"Model", func(c *Config) { c.Model = "" }},
-		{"Model", func(c *Config) { c.Model = " m" }},
-		{"Speed", func(c *Config) { c.Speed = -1 }},
-		{"TensorParallel", func(c *Config) { c.TensorParallel = -1 }},
-		{"BlockTokens", func(c *Config) { c.BlockTokens = -1 }},
-		{"SlotBytes", func(c *Config) { c.SlotBytes = 12 }},
-		{"KVTokens", func(c *Config) { c.KVTokens = 3 }},
-		{"Context", func(c *Config) { c.Context = 1 }},
-		{"Context", func(c *Config) { c.Context = 5000 }},
-		{"MaxBatch", func(c *Config) { c.MaxBatch = -1 }},
-		{"MaxBatchedTokens", func(c *Config) { c.MaxBatch, c.MaxBatchedTokens = -2, -1 }},
-		{"Profile", func(c *Config) { c.Profile.D0 = 0 }},
-		{"Blocks", func(c *Config) { c.Blocks = strings.Repeat("d", blocktable.MaxDir+1) }},
-		{"Blocks", func(c *Config) { c.Blocks, c.TensorParallel = "d", 3 }},
+	for _, bad := range []string{
+		"Model=", "Speed=-1", "TensorParallel=-1", "BlockTokens=-1", "SlotBytes=12", "KVTokens=3", "Context=1", "Context=5000", "MaxBatch=-1",
+		"Adapters=m", "Blocks=" + strings.Repeat("d", blocktable.MaxDir+1), "Blocks=d TensorParallel=3",
 	} {
 		c := ok
-		x.edit(&c)
-		if _, err := New(c); err == nil || !strings.Contains(err.Error(), x.field) && x.field != "MaxBatchedTokens" {
-			t.Errorf("%s: error %v does not name it", x.field, err)
+		if err := policytest.SetFields(&c, strings.Fields(bad)); err != nil {
+			t.Fatal(err)
+		}
+		field, _, _ := strings.Cut(bad, "=")
+		if _, err := New(c); err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("%s: error %v does not name it", bad, err)
+		}
+	}
+	for name, edit := range map[string]func(*Config){
+		"Model":   func(c *Config) { c.Model = " m" },
+		"Profile": func(c *Config) { c.Profile.D0 = 0 },
+		"Max":     func(c *Config) { c.MaxBatch, c.MaxBatchedTokens = -2, -1 },
+	} {
+		c := ok
+		edit(&c)
+		if _, err := New(c); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: error %v does not name it", name, err)
 		}
 	}
 	c := ok.withDefaults()

@@ -23,23 +23,16 @@ var (
 )
 
 func TestConfig(t *testing.T) {
-	for name, edit := range map[string]func(*adoption.Config){
-		"planner":   func(c *adoption.Config) { c.Planner = nil },
-		"period":    func(c *adoption.Config) { c.Period = -1 },
-		"gain":      func(c *adoption.Config) { c.Gain = math.NaN() },
-		"all":       func(c *adoption.Config) { c.SplitGain = 1 },
-		"below":     func(c *adoption.Config) { c.SplitGain = 0.05 },
-		"move cost": func(c *adoption.Config) { c.MoveCost = -1 },
-		"horizon":   func(c *adoption.Config) { c.Horizon = math.Inf(1) },
-		"excess":    func(c *adoption.Config) { c.Excess = -0.1 },
-		"windows":   func(c *adoption.Config) { c.Windows = -1 },
-		"hold-off":  func(c *adoption.Config) { c.HoldOff = 1000 },
+	for _, bad := range []string{
+		"Planner=", "Period=-1", "Gain=NaN", "SplitGain=1", "SplitGain=0.05", "MoveCost=-1", "Horizon=+Inf", "Excess=-0.1", "Windows=-1", "HoldOff=1000",
 	} {
 		c := adoption.Config{Planner: partition.Exact{}}
-		edit(&c)
+		if err := policytest.SetFields(&c, []string{bad}); err != nil {
+			t.Fatal(err)
+		}
 		var v *policies.Violation
 		if _, err := adoption.New(c); !errors.As(err, &v) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v", bad, err)
 		}
 	}
 	if _, err := adoption.New(adoption.Config{Planner: partition.Exact{}}); err != nil {

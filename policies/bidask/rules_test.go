@@ -9,6 +9,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // bids returns n random bids with many ties.
@@ -169,24 +170,17 @@ func TestSample(t *testing.T) {
 }
 
 func TestConfig(t *testing.T) {
-	for name, c := range map[string]bidask.Config{
-		"self":     {},
-		"sample":   {Self: "a", Sample: -2},
-		"slots":    {Self: "a", MaxConcurrentSends: -1},
-		"receive":  {Self: "a", MaxConcurrentReceives: -1},
-		"skips":    {Self: "a", MaxSkips: -1},
-		"offers":   {Self: "a", MaxOffers: -1},
-		"wins":     {Self: "a", MaxWins: -1},
-		"bid":      {Self: "a", BidTimeout: -1},
-		"answer":   {Self: "a", AnswerTimeout: -1},
-		"retry":    {Self: "a", RetryDelay: -1},
-		"promise":  {Self: "a", PromiseTimeout: -1},
-		"lease":    {Self: "a", Lease: -1},
-		"transfer": {Self: "a", TransferTimeout: -1},
+	for _, bad := range []string{
+		"Self=", "Sample=-2", "MaxConcurrentSends=-1", "MaxConcurrentReceives=-1", "MaxSkips=-1", "MaxOffers=-1", "MaxWins=-1",
+		"BidTimeout=-1", "AnswerTimeout=-1", "RetryDelay=-1", "PromiseTimeout=-1", "Lease=-1", "TransferTimeout=-1",
 	} {
+		c := bidask.Config{Self: "a"}
+		if err := policytest.SetFields(&c, []string{bad}); err != nil {
+			t.Fatal(err)
+		}
 		var v *policies.Violation
 		if _, err := bidask.New(c); !errors.As(err, &v) {
-			t.Errorf("%s: %v", name, err)
+			t.Errorf("%s: %v", bad, err)
 		}
 	}
 }
@@ -215,18 +209,9 @@ func TestBrokenSelector(t *testing.T) {
 // TestNames checks that every value that is displayed has a name.
 func TestNames(t *testing.T) {
 	for k := bidask.Ask; k <= bidask.Drop; k++ {
-		if k.String() == "unknown" {
-			t.Errorf("message %d has no name", k)
-		}
-	}
-	for d := bidask.Send; d <= bidask.Return; d++ {
-		if d.String() == "unknown" {
-			t.Errorf("action %d has no name", d)
-		}
-	}
-	for w := bidask.ReturnNoCandidates; w <= bidask.ReturnTooManyOffers; w++ {
-		if w.String() == "unknown" {
-			t.Errorf("reason %d has no name", w)
+		if k.String() == "unknown" || k <= bidask.MessageKind(bidask.Return) && bidask.ActionKind(k).String() == "unknown" ||
+			k <= bidask.MessageKind(bidask.ReturnTooManyOffers) && bidask.ReturnReason(k).String() == "unknown" {
+			t.Errorf("message, action or reason %d has no name", k)
 		}
 	}
 	if bidask.MessageKind(99).String()+bidask.MessageKind(99).String()+bidask.ReturnReason(0).String() != "unknownunknownunknown" {
@@ -234,12 +219,17 @@ func TestNames(t *testing.T) {
 	}
 }
 
+// answering returns a machine, and an ask that it answers.
+func answering() (*bidask.Machine, bidask.Event) {
+	m, _ := bidask.New(bidask.Config{Self: "a"})
+	m.Step(bidask.Event{Kind: bidask.OccupancyMeasured, Occupancy: policies.Occupancy{Capacity: 1000}}, nil)
+	return m, bidask.Event{Kind: bidask.MessageReceived, Message: bidask.Message{Kind: bidask.Ask, From: "b", To: "a", Deal: bidask.Deal{Seller: "b"}, Migration: policies.Migration{Request: "q", Length: 10}}}
+}
+
 // TestAnswerAllocations checks that answering asks, which is most of a replica's work
 // in the market, allocates nothing.
 func TestAnswerAllocations(t *testing.T) {
-	m, _ := bidask.New(bidask.Config{Self: "a"})
-	m.Step(bidask.Event{Kind: bidask.OccupancyMeasured, Occupancy: policies.Occupancy{Capacity: 1000}}, nil)
-	ask := bidask.Event{Kind: bidask.MessageReceived, Message: bidask.Message{Kind: bidask.Ask, From: "b", To: "a", Deal: bidask.Deal{Seller: "b"}, Migration: policies.Migration{Request: "q", Length: 10}}}
+	m, ask := answering()
 	out := make([]bidask.Action, 0, 4)
 	if n := testing.AllocsPerRun(100, func() { out = m.Step(ask, out[:0]) }); n != 0 {
 		t.Errorf("an answer allocates %v times", n)
@@ -250,9 +240,7 @@ func TestAnswerAllocations(t *testing.T) {
 }
 
 func BenchmarkAnswer(b *testing.B) {
-	m, _ := bidask.New(bidask.Config{Self: "a"})
-	m.Step(bidask.Event{Kind: bidask.OccupancyMeasured, Occupancy: policies.Occupancy{Capacity: 1000}}, nil)
-	ask := bidask.Event{Kind: bidask.MessageReceived, Message: bidask.Message{Kind: bidask.Ask, From: "b", To: "a", Deal: bidask.Deal{Seller: "b"}, Migration: policies.Migration{Request: "q", Length: 10}}}
+	m, ask := answering()
 	out := make([]bidask.Action, 0, 4)
 	for b.Loop() {
 		out = m.Step(ask, out[:0])

@@ -86,7 +86,7 @@ func Words(d *datadriven.TestData) []string {
 }
 
 // SetFields sets the fields of *to, a struct, that words name: "Sample=3", "Counts=1,2" for
-// a slice, or "Draining" for a bool. The case of names does not matter.
+// a slice, "Draining" for a bool, "Self=" for zero. The case of names does not matter.
 func SetFields(to any, words []string) error {
 	for _, word := range words {
 		name, value, found := strings.Cut(word, "=")
@@ -97,8 +97,11 @@ func SetFields(to any, words []string) error {
 		if !f.IsValid() {
 			return fmt.Errorf("%T has no field %q", to, name)
 		}
+		f.SetZero()
+		if value == "" {
+			continue
+		}
 		if f.Kind() == reflect.Slice {
-			f.SetZero()
 			for item := range strings.FieldsFuncSeq(value, func(r rune) bool { return r == ',' }) {
 				f.Set(reflect.Append(f, reflect.Zero(f.Type().Elem())))
 				if _, err := fmt.Sscan(item, f.Index(f.Len()-1).Addr().Interface()); err != nil {
