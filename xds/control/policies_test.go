@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"path/filepath"
 	"strings"
@@ -209,89 +208,6 @@ func TestPolicyRefused(t *testing.T) {
 	bad.stop()
 	if bad.checks != 2 {
 		t.Errorf("received %d configs, want 2", bad.checks)
-	}
-}
-
-// TestPolicyCommands checks commands that must fail, and their responses.
-func TestPolicyCommands(t *testing.T) {
-	f := newFakeFleet(t, 1)
-	n := &fakeAdmitter{deny: func(p Push) error {
-		if p.Goal == lifecycle.ToActive && p.Current.Candidate == nil {
-			return errors.New("the site's rules: shadow comes first")
-		}
-		return nil
-	}}
-	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Admitter: n})
-	off := startControl(t, Config{Rules: fastRules(), Replicas: f.list})
-	for _, on := range []*runningControl{c, off} {
-		waitFor(t, on, "a plan", func(s Status) bool { return s.Epoch == 1 })
-	}
-	large := make([]byte, policyslots.MaxModule+1)
-	body := func(text string) func(*http.Request) {
-		return func(r *http.Request) {
-			r.Header.Del(AdminHeader)
-			r.Header.Set("content-type", "application/json")
-			r.Body, r.ContentLength = io.NopCloser(strings.NewReader(text)), int64(len(text))
-		}
-	}
-	const module = `{"module":"Y29kZQ==","signature":"Z2VuZXJhdGlvbiA0"}` // generation 4
-	for _, x := range []struct {
-		name string
-		want int
-		text string
-		give func() (int, string)
-	}{
-		{"off", 503, "policies.keys", func() (int, string) { return push(t, off, "slot=place", []byte("x"), "generation 1") }},
-		{"off, a goal", 503, "policies.keys", func() (int, string) { return post(t, off, "/policies/goal?slot=place&goal=shadow", nil) }},
-		{"no header", 403, AdminHeader, func() (int, string) {
-			return post(t, c, "/policies/push?slot=place", func(r *http.Request) { r.Header.Del(AdminHeader) })
-		}},
-		{"no slot", 400, "slot: missing", func() (int, string) { return push(t, c, "", []byte("x"), "generation 1") }},
-		{"no such slot", 400, "bid-quote", func() (int, string) { return push(t, c, "slot=bids", []byte("x"), "generation 1") }},
-		{"twice", 400, "unknown or repeated", func() (int, string) { return push(t, c, "slot=place&slot=place", []byte("x"), "generation 1") }},
-		{"no such goal", 400, "goal", func() (int, string) { return push(t, c, "slot=place&goal=far", []byte("x"), "generation 1") }},
-		{"no share", 400, "permille", func() (int, string) { return push(t, c, "slot=place&goal=canary", []byte("x"), "generation 1") }},
-		{"no such model", 400, `unknown; must be one of m`, func() (int, string) {
-			return push(t, c, "slot=partition&goal=canary&scope=r0", []byte("x"), "generation 1")
-		}},
-		{"no such node", 400, "unknown; must be one of", func() (int, string) { return push(t, c, "slot=refine&scope=m", []byte("x"), "generation 1") }},
-		{"no module", 400, "module and signature", func() (int, string) { return push(t, c, "slot=place", nil, "generation 1") }},
-		{"no body", 400, "JSON", func() (int, string) { return post(t, c, "/policies/push?slot=place", nil) }},
-		{"broken JSON", 400, "body", func() (int, string) { return post(t, c, "/policies/push?slot=place", body("{")) }},
-		{"too large", 413, "8 MiB", func() (int, string) { return push(t, c, "slot=place", large, "generation 1") }},
-		{"far too large", 413, "8 MiB", func() (int, string) {
-			return post(t, c, "/policies/push?slot=place", body(`{"module":"`+strings.Repeat("AAAA", maxPush/4)+`"}`))
-		}},
-		{"too long a signature", 413, "16 KiB", func() (int, string) {
-			return push(t, c, "slot=place", []byte("x"), strings.Repeat("x", policyslots.MaxSignature+1))
-		}},
-		{"unknown signer", 422, "unknown signer", func() (int, string) { return push(t, c, "slot=place", []byte("x"), "me") }},
-		{"denied", 422, "shadow comes first", func() (int, string) { return push(t, c, "slot=place&goal=active", []byte("x"), "generation 1") }},
-		{"nothing on trial", 409, "nothing is on trial", func() (int, string) { return post(t, c, "/policies/goal?slot=place&goal=active", nil) }},
-		{"native", 409, "native policy", func() (int, string) { return post(t, c, "/policies/rollback?slot=place", nil) }},
-
-		{"two slots", 200, `"generation": 4`, func() (int, string) { return post(t, c, "/policies/push?slot=place&slot=bid-quote", body(module)) }},
-		{"again", 200, `"generation": 4`, func() (int, string) { return post(t, c, "/policies/push?slot=place&slot=bid-quote", body(module)) }},
-		{"another of that generation", 409, "must grow", func() (int, string) {
-			return push(t, c, "slot=outlier&slot=place", []byte("x"), "generation 4")
-		}},
-		{"on", 200, `"goal": "active"`, func() (int, string) { return post(t, c, "/policies/goal?slot=place&goal=active", nil) }},
-		{"another one", 409, "has changed", func() (int, string) { return post(t, c, "/policies/goal?slot=place&goal=warm&generation=3", nil) }},
-		{"back", 200, `"reason": "slow"`, func() (int, string) {
-			return post(t, c, "/policies/rollback?slot=place&slot=bid-quote&reason=slow", nil)
-		}},
-		{"the only model", 200, `"scope": "m"`, func() (int, string) { return push(t, c, "slot=partition&goal=shadow", []byte("x"), "generation 5") }},
-		{"older", 409, "must grow", func() (int, string) { return push(t, c, "slot=place", []byte("x"), "generation 3") }},
-		{"asked", 200, `"rolled_back"`, func() (int, string) { return get(t, c, "/policies?slot=place") }},
-	} {
-		if code, text := x.give(); code != x.want || !strings.Contains(text, x.text) {
-			t.Errorf("%s: %d %.300s, want %d and %q", x.name, code, text, x.want, x.text)
-		}
-	}
-	// A push is for all slots or none: outlier was not changed because another
-	// slot was refused.
-	if p := c.Policies("outlier"); len(p.Slots) != 0 {
-		t.Errorf("%+v", p)
 	}
 }
 
