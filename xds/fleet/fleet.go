@@ -16,6 +16,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/internal/migrationlog"
 	"github.com/cascadeinfer/cascade/xds/internal/reportservice"
+	"github.com/cascadeinfer/cascade/xds/internal/reportstream"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 	"github.com/cascadeinfer/cascade/xds/ratelimitlog"
@@ -238,7 +239,7 @@ func (f *Fleet) ask(ctx context.Context, ev Event) (loadreport.Reply, error) {
 	case a := <-reply:
 		return a.reply, a.err
 	case <-f.done:
-		return loadreport.Reply{}, reportservice.ErrStopped
+		return loadreport.Reply{}, reportstream.ErrStopped
 	}
 }
 
@@ -248,7 +249,7 @@ func (f *Fleet) send(ctx context.Context, m message) error {
 	case f.events <- m:
 		return nil
 	case <-f.done:
-		return reportservice.ErrStopped
+		return reportstream.ErrStopped
 	case <-ctx.Done():
 		return status.FromContextError(ctx.Err()).Err()
 	}

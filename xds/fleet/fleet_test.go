@@ -32,7 +32,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/internal/orders"
 	"github.com/cascadeinfer/cascade/xds/internal/plantest"
-	"github.com/cascadeinfer/cascade/xds/internal/reportservice"
+	"github.com/cascadeinfer/cascade/xds/internal/reportstream"
 	"github.com/cascadeinfer/cascade/xds/internal/reporttest"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -328,7 +328,7 @@ func (w *world) start(name string, list []policies.Replica, shared, counters boo
 		conn.Close()
 		server.Stop()
 		wg.Wait()
-		if err := f.Drain(context.Background(), "r0"); !errors.Is(err, reportservice.ErrStopped) {
+		if err := f.Drain(context.Background(), "r0"); !errors.Is(err, reportstream.ErrStopped) {
 			w.t.Errorf("an order to a control plane that has ended: %v", err)
 		}
 	}

@@ -5,20 +5,18 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	loadstatsv3 "github.com/envoyproxy/go-control-plane/envoy/service/load_stats/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/cascadeinfer/cascade/xds/internal/reportstream"
 )
 
 // Bounds of a report stream.
 const (
-	// idleTimeout ends a stream on which nothing comes.
-	idleTimeout = 30 * time.Second
 	// reportRate and reportBurst bound the messages of one stream per second; the
 	// service asks a node for one per interval.
 	reportRate  = 20
@@ -40,14 +38,10 @@ type Config struct {
 
 // Service is the gRPC service.
 type Service struct {
-	cfg  Config
-	log  *slog.Logger
-	done chan struct{} // closed when Run has returned
-
-	accepted, refused atomic.Uint64
-
-	mu          sync.Mutex
-	lastRefusal string // that was logged
+	cfg     Config
+	log     *slog.Logger
+	done    chan struct{} // closed when Run has returned
+	counter reportstream.Counter
 }
 
 var _ loadstatsv3.LoadReportingServiceServer = (*Service)(nil)
@@ -61,7 +55,11 @@ func New(cfg Config) (*Service, error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Service{cfg: cfg, log: log, done: make(chan struct{})}, nil
+	refusals := []codes.Code{codes.InvalidArgument, codes.ResourceExhausted, codes.PermissionDenied, codes.Unauthenticated, codes.Internal}
+	return &Service{
+		cfg: cfg, log: log, done: make(chan struct{}),
+		counter: reportstream.Counter{Log: log, Message: "proxy's load report refused", Codes: refusals},
+	}, nil
 }
 
 // Run removes disconnected nodes until ctx ends; then it ends all streams and returns
@@ -81,40 +79,22 @@ func (s *Service) Run(ctx context.Context) error {
 }
 
 // Reports returns how many messages were accepted, and how many streams were refused.
-func (s *Service) Reports() (accepted, refused uint64) {
-	return s.accepted.Load(), s.refused.Load()
-}
+func (s *Service) Reports() (accepted, refused uint64) { return s.counter.Counts() }
 
 // StreamLoadStats implements the service: it asks a node to report all its clusters by
 // endpoint, and applies its reports.
 func (s *Service) StreamLoadStats(stream loadstatsv3.LoadReportingService_StreamLoadStatsServer) error {
-	err := s.serve(stream)
-	switch status.Code(err) {
-	case codes.InvalidArgument, codes.ResourceExhausted, codes.PermissionDenied, codes.Unauthenticated, codes.Internal:
-		s.refused.Add(1)
-		s.logRefusal(err)
-	}
-	return err
-}
-
-// logRefusal logs a refusal unless the last one was the same.
-func (s *Service) logRefusal(err error) {
-	s.mu.Lock()
-	repeated := s.lastRefusal == err.Error()
-	s.lastRefusal = err.Error()
-	s.mu.Unlock()
-	if !repeated {
-		s.log.Warn("proxy's load report refused", "error", err)
-	}
+	return s.counter.End(s.serve(stream))
 }
 
 func (s *Service) serve(stream loadstatsv3.LoadReportingService_StreamLoadStatsServer) error {
 	ctx, cancel := context.WithCancel(stream.Context())
 	defer cancel()
-	r := &receiver{stream: stream, out: make(chan received)}
-	go r.run(ctx)
-
-	first, err := r.next(ctx, s.done)
+	r := reportstream.Receive(ctx, func() (*message, error) {
+		m := new(message)
+		return m, stream.RecvMsg(m)
+	})
+	first, err := r.Next(ctx, s.done)
 	if err != nil {
 		return ignoreEOF(err)
 	}
@@ -140,9 +120,9 @@ func (s *Service) serve(stream loadstatsv3.LoadReportingService_StreamLoadStatsS
 	if err != nil {
 		return err
 	}
-	budget := bucket{tokens: reportBurst, at: time.Now()}
+	budget := reportstream.NewBucket(time.Now(), reportRate, reportBurst)
 	for {
-		f, err := r.next(ctx, s.done)
+		f, err := r.Next(ctx, s.done)
 		if err != nil {
 			return ignoreEOF(err)
 		}
@@ -150,13 +130,13 @@ func (s *Service) serve(stream loadstatsv3.LoadReportingService_StreamLoadStatsS
 		switch {
 		case f.node.GetId() != "" && f.node.GetId() != node:
 			return status.Errorf(codes.InvalidArgument, "load report: the stream of node %.80q cannot report for %.80q", node, f.node.GetId())
-		case !budget.spend(now):
+		case !budget.Spend(now):
 			return status.Errorf(codes.ResourceExhausted, "load report: more than %d messages a second", reportRate)
 		}
 		if !s.cfg.Book.report(now, number, f.clusters) {
 			return status.Errorf(codes.ResourceExhausted, "load report: node %.80q reports more than %d MiB of clusters and endpoints", node, maxNodeBytes>>20)
 		}
-		s.accepted.Add(1)
+		s.counter.Accept()
 	}
 }
 
@@ -166,63 +146,4 @@ func ignoreEOF(err error) error {
 		return nil
 	}
 	return err
-}
-
-// receiver reads a stream in a goroutine of its own, because receiving has no deadline.
-// The goroutine ends when the handler of the stream has returned.
-type receiver struct {
-	stream loadstatsv3.LoadReportingService_StreamLoadStatsServer
-	out    chan received
-}
-
-type received struct {
-	f   *message
-	err error
-}
-
-func (r *receiver) run(ctx context.Context) {
-	for {
-		f := new(message)
-		err := r.stream.RecvMsg(f)
-		select {
-		case r.out <- received{f, err}:
-		case <-ctx.Done():
-			return
-		}
-		if err != nil {
-			return
-		}
-	}
-}
-
-// next waits for a message, the end of the stream or that of the service.
-func (r *receiver) next(ctx context.Context, done <-chan struct{}) (*message, error) {
-	timer := time.NewTimer(idleTimeout)
-	defer timer.Stop()
-	select {
-	case got := <-r.out:
-		return got.f, got.err
-	case <-timer.C:
-		return nil, status.Errorf(codes.DeadlineExceeded, "no load report for %v", idleTimeout)
-	case <-done:
-		return nil, status.Error(codes.Unavailable, "the control plane stops")
-	case <-ctx.Done():
-		return nil, status.FromContextError(ctx.Err()).Err()
-	}
-}
-
-// bucket is a token bucket over messages.
-type bucket struct {
-	tokens float64
-	at     time.Time
-}
-
-func (b *bucket) spend(now time.Time) bool {
-	b.tokens = min(b.tokens+float64(now.Sub(b.at).Seconds()*reportRate), reportBurst)
-	b.at = now
-	if b.tokens < 1 {
-		return false
-	}
-	b.tokens--
-	return true
 }

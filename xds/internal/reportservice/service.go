@@ -12,7 +12,6 @@ import (
 	"io"
 	"log/slog"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -20,14 +19,12 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/internal/reportstream"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
 // Bounds of a report stream.
 const (
-	// idleTimeout ends a stream on which no report arrives: a live migrator reconnects,
-	// and a dead one must not keep its replica's name.
-	idleTimeout = 30 * time.Second
 	// TakeOver is how long after its last report a stream may be replaced by a newer
 	// one of the same replica; before that, the newer one is refused.
 	TakeOver = 2 * time.Second
@@ -51,27 +48,26 @@ type Handler interface {
 type Service struct {
 	api.UnimplementedFleetServer
 	handler Handler
-	log     *slog.Logger
+	counter reportstream.Counter
 
-	accepted, refused atomic.Uint64
-
-	mu          sync.Mutex
-	streams     map[policies.ReplicaID]*session
-	lastRefusal string // that was logged
+	mu      sync.Mutex
+	streams map[policies.ReplicaID]*session
 }
 
 var _ api.FleetServer = (*Service)(nil)
 
 // New returns the service. It starts nothing.
 func New(handler Handler, log *slog.Logger) *Service {
-	return &Service{handler: handler, log: log, streams: make(map[policies.ReplicaID]*session)}
+	refusals := []codes.Code{codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.ResourceExhausted}
+	return &Service{
+		handler: handler, streams: make(map[policies.ReplicaID]*session),
+		counter: reportstream.Counter{Log: log, Message: "load report refused", Codes: refusals},
+	}
 }
 
 // Counts returns how many reports were accepted, and how many streams were ended
 // because a report was refused.
-func (s *Service) Counts() (accepted, refused uint64) {
-	return s.accepted.Load(), s.refused.Load()
-}
+func (s *Service) Counts() (accepted, refused uint64) { return s.counter.Counts() }
 
 // session is one report stream that reports for a replica.
 type session struct {
@@ -81,37 +77,15 @@ type session struct {
 	lastReport time.Time
 }
 
-var errReplaced = errors.New("a newer stream reports for this replica")
+var errReplaced = status.Error(codes.Aborted, "a newer stream reports for this replica")
 
 // Report serves one migrator's stream.
-func (s *Service) Report(stream api.Fleet_ReportServer) error {
-	err := s.serve(stream)
-	switch status.Code(err) {
-	case codes.InvalidArgument, codes.NotFound, codes.AlreadyExists, codes.ResourceExhausted:
-		s.refused.Add(1)
-		s.logRefusal(err)
-	}
-	return err
-}
-
-// logRefusal logs a refusal unless the last one was the same: a front end with a
-// wrong configuration retries forever.
-func (s *Service) logRefusal(err error) {
-	s.mu.Lock()
-	repeated := s.lastRefusal == err.Error()
-	s.lastRefusal = err.Error()
-	s.mu.Unlock()
-	if !repeated {
-		s.log.Warn("load report refused", "error", err)
-	}
-}
+func (s *Service) Report(stream api.Fleet_ReportServer) error { return s.counter.End(s.serve(stream)) }
 
 func (s *Service) serve(stream api.Fleet_ReportServer) error {
 	ctx, cancel := context.WithCancelCause(stream.Context())
 	defer cancel(nil)
-	r := &receiver{stream: stream, out: make(chan received)}
-	go r.run(ctx)
-
+	r := reportstream.Receive(ctx, stream.Recv)
 	var own *session
 	var first loadreport.Report
 	defer func() {
@@ -119,9 +93,9 @@ func (s *Service) serve(stream api.Fleet_ReportServer) error {
 			s.release(first.Replica, own)
 		}
 	}()
-	budget := bucket{tokens: ReportBurst, at: time.Now()}
+	budget := reportstream.NewBucket(time.Now(), reportRate, ReportBurst)
 	for {
-		m, err := r.next(ctx, s.handler.Done())
+		m, err := r.Next(ctx, s.handler.Done())
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
@@ -141,7 +115,7 @@ func (s *Service) serve(stream api.Fleet_ReportServer) error {
 		if report.Replica != first.Replica || report.Model != first.Model {
 			return status.Errorf(codes.InvalidArgument, "load report: the stream of %q cannot report for %q", first.Replica, report.Replica)
 		}
-		if !budget.spend(time.Now()) {
+		if !budget.Spend(time.Now()) {
 			return status.Errorf(codes.ResourceExhausted, "load report: more than %d reports a second", reportRate)
 		}
 		own.touch()
@@ -149,7 +123,7 @@ func (s *Service) serve(stream api.Fleet_ReportServer) error {
 		if err != nil {
 			return err
 		}
-		s.accepted.Add(1)
+		s.counter.Accept()
 		if err := stream.Send(reply.Encode(report.Sequence)); err != nil {
 			return err
 		}
@@ -195,68 +169,4 @@ func (s *session) touched() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.lastReport
-}
-
-// receiver reads a stream in a goroutine of its own, because Recv has no deadline.
-// The goroutine ends when the handler of the stream has returned.
-type receiver struct {
-	stream api.Fleet_ReportServer
-	out    chan received
-}
-
-type received struct {
-	m   *api.LoadReport
-	err error
-}
-
-func (r *receiver) run(ctx context.Context) {
-	for {
-		m, err := r.stream.Recv()
-		select {
-		case r.out <- received{m, err}:
-		case <-ctx.Done():
-			return
-		}
-		if err != nil {
-			return
-		}
-	}
-}
-
-// ErrStopped is the error of calls to a control plane that stops.
-var ErrStopped = status.Error(codes.Unavailable, "the control plane stops")
-
-// next waits for a message, the end of the session or that of the control plane.
-func (r *receiver) next(ctx context.Context, done <-chan struct{}) (*api.LoadReport, error) {
-	idle := time.NewTimer(idleTimeout)
-	defer idle.Stop()
-	select {
-	case got := <-r.out:
-		return got.m, got.err
-	case <-idle.C:
-		return nil, status.Errorf(codes.DeadlineExceeded, "no load report for %v", idleTimeout)
-	case <-done:
-		return nil, ErrStopped
-	case <-ctx.Done():
-		if err := context.Cause(ctx); errors.Is(err, errReplaced) {
-			return nil, status.Error(codes.Aborted, err.Error())
-		}
-		return nil, status.FromContextError(ctx.Err()).Err()
-	}
-}
-
-// bucket is a token bucket over reports.
-type bucket struct {
-	tokens float64
-	at     time.Time
-}
-
-func (b *bucket) spend(now time.Time) bool {
-	b.tokens = min(b.tokens+now.Sub(b.at).Seconds()*reportRate, ReportBurst)
-	b.at = now
-	if b.tokens < 1 {
-		return false
-	}
-	b.tokens--
-	return true
 }
