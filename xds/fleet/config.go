@@ -1,8 +1,10 @@
 package fleet
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -130,43 +132,28 @@ const (
 
 // withDefaults returns the rules with the defaults filled in and the speed applied.
 func (r Rules) withDefaults() Rules {
-	r.Models = append([]Model(nil), r.Models...)
+	r.Models = slices.Clone(r.Models)
 	for i := range r.Models {
 		m := &r.Models[i]
 		if m.Edges == nil {
 			m.Edges = policies.BucketEdges(m.Context, bucketsPerOctave)
 		}
-		if m.BytesPerToken == 0 {
-			m.BytesPerToken = length.DefaultRatio
-		}
+		m.BytesPerToken = cmp.Or(m.BytesPerToken, length.DefaultRatio)
 	}
-	if r.Policy == "" {
-		r.Policy = PolicyDefault
-	}
+	r.Policy = cmp.Or(r.Policy, PolicyDefault)
 	if r.Refine == "" {
 		r.Refine = RefineOff
 		if r.Policy == PolicyPaper {
 			r.Refine = RefineOn
 		}
 	}
-	if r.Speed == 0 {
-		r.Speed = 1
-	}
-	if r.Seen == 0 {
-		r.Seen = defaultSeen
-	}
-	r.Period = max(scaled(r.Period, defaultPeriod, r.Speed), minPeriod)
-	r.HalfLife = max(scaled(r.HalfLife, defaultHalfLife, r.Speed), minPeriod)
-	r.Grace = scaled(r.Grace, defaultGrace, 1)
+	r.Speed = cmp.Or(r.Speed, 1)
+	r.Seen = cmp.Or(r.Seen, defaultSeen)
+	scaled := func(d time.Duration) time.Duration { return max(time.Duration(float64(d)/r.Speed), minPeriod) }
+	r.Period = scaled(cmp.Or(r.Period, defaultPeriod))
+	r.HalfLife = scaled(cmp.Or(r.HalfLife, defaultHalfLife))
+	r.Grace = cmp.Or(r.Grace, defaultGrace)
 	return r
-}
-
-// scaled returns d, or its default if it is 0, divided by the speed.
-func scaled(d, byDefault time.Duration, speed float64) time.Duration {
-	if d == 0 {
-		d = byDefault
-	}
-	return time.Duration(float64(d) / speed)
 }
 
 // validate returns an error for the first bad field of the rules.

@@ -14,7 +14,6 @@ import (
 	endpointv3 "github.com/envoyproxy/go-control-plane/envoy/config/endpoint/v3"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
@@ -115,13 +114,11 @@ const (
 // sent nothing again.
 func controlPlanes(addresses []string) (*clusterv3.Cluster, error) {
 	c := &clusterv3.Cluster{
-		Name:                 XDSCluster,
-		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
-		ConnectTimeout:       durationpb.New(time.Second),
-		LoadAssignment:       &endpointv3.ClusterLoadAssignment{ClusterName: XDSCluster},
-		TypedExtensionProtocolOptions: map[string]*anypb.Any{
-			"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": wrap(HTTP2Options(minMaxRequests)),
-		},
+		Name:                          XDSCluster,
+		ClusterDiscoveryType:          &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
+		ConnectTimeout:                durationpb.New(time.Second),
+		LoadAssignment:                &endpointv3.ClusterLoadAssignment{ClusterName: XDSCluster},
+		TypedExtensionProtocolOptions: protocolOptions(minMaxRequests),
 	}
 	for i, address := range addresses {
 		at, err := hostPort(address)
@@ -129,10 +126,7 @@ func controlPlanes(addresses []string) (*clusterv3.Cluster, error) {
 			return nil, err
 		}
 		c.LoadAssignment.Endpoints = append(c.LoadAssignment.Endpoints, &endpointv3.LocalityLbEndpoints{
-			Priority: uint32(i),
-			LbEndpoints: []*endpointv3.LbEndpoint{{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{
-				Endpoint: &endpointv3.Endpoint{Address: socketAddress(at)},
-			}}},
+			Priority: uint32(i), LbEndpoints: []*endpointv3.LbEndpoint{endpointAt(at)},
 		})
 	}
 	if len(addresses) > 1 {

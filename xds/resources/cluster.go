@@ -40,7 +40,6 @@ const (
 // stageCluster returns the cluster of one stage. It is immutable for the life of the
 // model, whatever the plan; what changes is its ClusterLoadAssignment.
 func stageCluster(y naming, model string, k int, s Settings) *clusterv3.Cluster {
-	limit := wrapperspb.UInt32(s.MaxRequests)
 	return reportLoad(&clusterv3.Cluster{
 		Name:                 y.cluster(model, k),
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_EDS},
@@ -60,14 +59,7 @@ func stageCluster(y naming, model string, k int, s Settings) *clusterv3.Cluster 
 				},
 			}},
 		},
-		CircuitBreakers: &clusterv3.CircuitBreakers{
-			Thresholds: []*clusterv3.CircuitBreakers_Thresholds{{
-				MaxConnections:     limit,
-				MaxPendingRequests: limit,
-				MaxRequests:        limit,
-				MaxRetries:         limit,
-			}},
-		},
+		CircuitBreakers: circuitBreakers(s),
 		OutlierDetection: &clusterv3.OutlierDetection{
 			Interval:                               durationpb.New(ejectionInterval),
 			BaseEjectionTime:                       durationpb.New(ejectionBase),
@@ -92,10 +84,23 @@ func stageCluster(y naming, model string, k int, s Settings) *clusterv3.Cluster 
 			// the replicas are back.
 			HealthyPanicThreshold: &typev3.Percent{Value: 1},
 		},
-		TypedExtensionProtocolOptions: map[string]*anypb.Any{
-			"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": wrap(HTTP2Options(s.MaxRequests)),
-		},
+		TypedExtensionProtocolOptions: protocolOptions(s.MaxRequests),
 	})
+}
+
+// circuitBreakers returns breakers that open only beyond the settings' requests.
+func circuitBreakers(s Settings) *clusterv3.CircuitBreakers {
+	limit := wrapperspb.UInt32(s.MaxRequests)
+	return &clusterv3.CircuitBreakers{Thresholds: []*clusterv3.CircuitBreakers_Thresholds{{
+		MaxConnections: limit, MaxPendingRequests: limit, MaxRequests: limit, MaxRetries: limit,
+	}}}
+}
+
+// protocolOptionsKey is the key of the HTTP/2 options in a cluster.
+const protocolOptionsKey = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+
+func protocolOptions(maxStreams uint32) map[string]*anypb.Any {
+	return map[string]*anypb.Any{protocolOptionsKey: wrap(HTTP2Options(maxStreams))}
 }
 
 // HTTP2Options returns the protocol options of an h2c (or, under TLS, h2) cluster with
@@ -123,29 +128,18 @@ func HTTP2Options(maxStreams uint32) *upstreamsv3.HttpProtocolOptions {
 // serviceCluster returns a static cluster for another gRPC service: the length
 // estimator or the trace collector.
 func serviceCluster(name, address string, s Settings) *clusterv3.Cluster {
-	limit := wrapperspb.UInt32(s.MaxRequests)
 	return &clusterv3.Cluster{
 		Name:                 name,
 		ClusterDiscoveryType: &clusterv3.Cluster_Type{Type: clusterv3.Cluster_STATIC},
 		ConnectTimeout:       durationpb.New(s.ConnectTimeout),
-		CircuitBreakers: &clusterv3.CircuitBreakers{
-			Thresholds: []*clusterv3.CircuitBreakers_Thresholds{{
-				MaxConnections: limit, MaxPendingRequests: limit, MaxRequests: limit, MaxRetries: limit,
-			}},
-		},
+		CircuitBreakers:      circuitBreakers(s),
 		LoadAssignment: &endpointv3.ClusterLoadAssignment{
 			ClusterName: name,
 			Endpoints: []*endpointv3.LocalityLbEndpoints{{
-				LbEndpoints: []*endpointv3.LbEndpoint{{
-					HostIdentifier: &endpointv3.LbEndpoint_Endpoint{
-						Endpoint: &endpointv3.Endpoint{Address: socketAddress(netip.MustParseAddrPort(address))},
-					},
-				}},
+				LbEndpoints: []*endpointv3.LbEndpoint{endpointAt(netip.MustParseAddrPort(address))},
 			}},
 		},
-		TypedExtensionProtocolOptions: map[string]*anypb.Any{
-			"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": wrap(HTTP2Options(s.MaxRequests)),
-		},
+		TypedExtensionProtocolOptions: protocolOptions(s.MaxRequests),
 	}
 }
 

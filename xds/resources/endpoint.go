@@ -1,6 +1,7 @@
 package resources
 
 import (
+	"cmp"
 	"math"
 	"net/netip"
 	"slices"
@@ -20,12 +21,7 @@ const Region = "cascade"
 const unknownHost = "unknown"
 
 // zoneOf returns the zone of an endpoint's locality.
-func zoneOf(e Endpoint) string {
-	if e.Host == "" {
-		return unknownHost
-	}
-	return e.Host
-}
+func zoneOf(e Endpoint) string { return cmp.Or(e.Host, unknownHost) }
 
 // assignment returns the ClusterLoadAssignment of stage k: priority 0 is the stage's own
 // replicas, priority 1 the next longer stage, whose replicas have room for such lengths
@@ -107,12 +103,13 @@ func lbEndpoint(e Endpoint) *endpointv3.LbEndpoint {
 	case Unhealthy:
 		status = corev3.HealthStatus_UNHEALTHY
 	}
-	return &endpointv3.LbEndpoint{
-		HostIdentifier: &endpointv3.LbEndpoint_Endpoint{
-			Endpoint: &endpointv3.Endpoint{Address: socketAddress(netip.MustParseAddrPort(e.Address))},
-		},
-		HealthStatus:        status,
-		Metadata:            EndpointMeta{ID: e.ID, Peer: e.Peer, Host: e.Host, Capacity: e.Capacity, Adapters: e.Adapters}.metadata(),
-		LoadBalancingWeight: wrapperspb.UInt32(e.Weight),
-	}
+	out := endpointAt(netip.MustParseAddrPort(e.Address))
+	out.HealthStatus, out.LoadBalancingWeight = status, wrapperspb.UInt32(e.Weight)
+	out.Metadata = EndpointMeta{ID: e.ID, Peer: e.Peer, Host: e.Host, Capacity: e.Capacity, Adapters: e.Adapters}.metadata()
+	return out
+}
+
+// endpointAt returns an endpoint with nothing but an address.
+func endpointAt(a netip.AddrPort) *endpointv3.LbEndpoint {
+	return &endpointv3.LbEndpoint{HostIdentifier: &endpointv3.LbEndpoint_Endpoint{Endpoint: &endpointv3.Endpoint{Address: socketAddress(a)}}}
 }

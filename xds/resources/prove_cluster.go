@@ -105,7 +105,7 @@ func proveStageCluster(c *clusterv3.Cluster, y naming, service string) error {
 		return errors.New("outlier detection: connection failures must eject")
 	}
 	options := new(upstreamsv3.HttpProtocolOptions)
-	packed := c.TypedExtensionProtocolOptions["envoy.extensions.upstreams.http.v3.HttpProtocolOptions"]
+	packed := c.TypedExtensionProtocolOptions[protocolOptionsKey]
 	if packed == nil {
 		return errors.New("HTTP/2 options are missing")
 	}

@@ -1,6 +1,7 @@
 package resources
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -143,27 +144,13 @@ const (
 
 // complete fills in the defaults.
 func (s Settings) complete() Settings {
-	if s.Listen == "" {
-		s.Listen = defaultListen
-	}
-	if s.Estimator == "" {
-		s.Estimator = ContentLength
-	}
-	if s.LengthTimeout == 0 {
-		s.LengthTimeout = defaultLengthTimeout
-	}
-	if s.IdleTimeout == 0 {
-		s.IdleTimeout = defaultIdleTimeout
-	}
-	if s.ConnectTimeout == 0 {
-		s.ConnectTimeout = defaultConnectTimeout
-	}
-	if s.MaxRequests == 0 {
-		s.MaxRequests = defaultMaxRequests
-	}
-	if s.TraceShare == 0 {
-		s.TraceShare = defaultTraceShare
-	}
+	s.Listen = cmp.Or(s.Listen, defaultListen)
+	s.Estimator = cmp.Or(s.Estimator, ContentLength)
+	s.LengthTimeout = cmp.Or(s.LengthTimeout, defaultLengthTimeout)
+	s.IdleTimeout = cmp.Or(s.IdleTimeout, defaultIdleTimeout)
+	s.ConnectTimeout = cmp.Or(s.ConnectTimeout, defaultConnectTimeout)
+	s.MaxRequests = cmp.Or(s.MaxRequests, defaultMaxRequests)
+	s.TraceShare = cmp.Or(s.TraceShare, defaultTraceShare)
 	return s
 }
 

@@ -15,6 +15,7 @@
 package lease
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -43,12 +44,8 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Self == "" {
 		return c, errors.New("lease: Self is empty; give this control plane a unique name")
 	}
-	if c.Term == 0 {
-		c.Term = DefaultTerm
-	}
-	if c.Renew == 0 {
-		c.Renew = min(DefaultRenew, c.Term/3)
-	}
+	c.Term = cmp.Or(c.Term, DefaultTerm)
+	c.Renew = cmp.Or(c.Renew, min(DefaultRenew, c.Term/3))
 	if c.Renew <= 0 || c.Renew > c.Term/3 {
 		return c, fmt.Errorf("lease: Renew is %v and Term is %v; a term must be at least three renewals long", c.Renew, c.Term)
 	}

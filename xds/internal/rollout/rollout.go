@@ -1,6 +1,7 @@
 package rollout
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -77,9 +78,7 @@ func New(cfg Config) (*Rollout, error) {
 	case cfg.Watch < 0 || cfg.DrainTimeout < 0 || cfg.PollInterval < 0:
 		return nil, fmt.Errorf("rollout: watch %v, drain timeout %v, poll interval %v: must not be negative", cfg.Watch, cfg.DrainTimeout, cfg.PollInterval)
 	}
-	if cfg.PollInterval == 0 {
-		cfg.PollInterval = defaultPoll
-	}
+	cfg.PollInterval = cmp.Or(cfg.PollInterval, defaultPoll)
 	if cfg.Build == nil {
 		cfg.Build = resources.Build
 	}
