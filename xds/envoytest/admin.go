@@ -13,9 +13,6 @@ import (
 // listenerWithin bounds the wait for a listener that arrives over xDS.
 const listenerWithin = 20 * time.Second
 
-// Admin returns the address of the admin interface, host:port.
-func (p *Process) Admin() string { return p.admin }
-
 // Get requests a path of the admin interface and returns the body.
 func (p *Process) Get(path string) []byte {
 	p.t.Helper()

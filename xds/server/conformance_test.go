@@ -7,9 +7,11 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -26,8 +28,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/server"
 )
 
-// scenario is one scenario of testdata/conformance.txt.
+// scenario is one scenario of a file.
 type scenario struct {
+	file  string
 	name  string
 	delta bool
 	stock string // how the stock cache differs; "" if it does not
@@ -35,10 +38,10 @@ type scenario struct {
 	steps []string
 }
 
-// readScenarios reads the file.
-func readScenarios(t *testing.T) []*scenario {
+// readScenarios reads a file.
+func readScenarios(t *testing.T, file string) []*scenario {
 	t.Helper()
-	b, err := os.ReadFile("testdata/conformance.txt")
+	b, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +50,7 @@ func readScenarios(t *testing.T) []*scenario {
 		switch {
 		case strings.HasPrefix(line, "== "):
 			protocol, name, _ := strings.Cut(line[3:], ": ")
-			all = append(all, &scenario{name: protocol + ": " + name, delta: protocol == "delta", line: i + 2})
+			all = append(all, &scenario{file: file, name: protocol + ": " + name, delta: protocol == "delta", line: i + 2})
 		case strings.HasPrefix(line, "stock: "):
 			all[len(all)-1].stock = line[len("stock: "):]
 			fallthrough
@@ -159,7 +162,7 @@ func runScenario(t *testing.T, s *scenario, service string, under subject) error
 			continue
 		}
 		if err := a.runStep(words[0], words[1:]); err != nil {
-			return fmt.Errorf("testdata/conformance.txt:%d: %s: %w", s.line+i, step, err)
+			return fmt.Errorf("%s:%d: %s: %w", s.file, s.line+i, step, err)
 		}
 	}
 	return nil
@@ -173,9 +176,12 @@ func (a *player) client() *playedClient {
 	return a.current
 }
 
-func (a *player) setClient(node string) {
+// setClient continues as a client, whose name is its node id, and the number of one of
+// several streams after a slash.
+func (a *player) setClient(name string) {
+	node := name
 	if a.clients[node] == nil {
-		id := node
+		id, _, _ := strings.Cut(expand(name), "/")
 		if id == "-" {
 			id = ""
 		}
@@ -187,6 +193,15 @@ func (a *player) setClient(node string) {
 	a.current = a.clients[node]
 }
 
+// expand replaces "x*1000" by a thousand times x.
+func expand(word string) string {
+	text, times, found := strings.Cut(word, "*")
+	if n, err := strconv.Atoi(times); found && err == nil {
+		return strings.Repeat(text, n)
+	}
+	return word
+}
+
 // runStep runs one step.
 func (a *player) runStep(verb string, words []string) error {
 	switch verb {
@@ -196,6 +211,28 @@ func (a *player) runStep(verb string, words []string) error {
 		return nil
 	case "client":
 		a.setClient(words[0])
+		return nil
+	case "repeat": // # is the number of the round
+		n, err := strconv.Atoi(words[0])
+		for i := range n {
+			round := strings.Fields(strings.ReplaceAll(strings.Join(words[1:], " "), "#", strconv.Itoa(i)))
+			err = errors.Join(err, a.runStep(round[0], round[1:]))
+		}
+		return err
+	case "sleep":
+		a.client()
+		length, err := time.ParseDuration(words[0])
+		time.Sleep(length)
+		return err
+	case "service":
+		a.service = shortTypes[words[0]]
+		return nil
+	case "node", "cluster": // of the next request
+		if c := a.client(); verb == "node" {
+			c.client.node = &corev3.Node{Id: words[0]}
+		} else {
+			c.client.node.Cluster = expand(words[0])
+		}
 		return nil
 	case "group", "drop", "unanswered":
 		if verb != "unanswered" { // which is asked between a change and its responses, too
@@ -210,8 +247,11 @@ func (a *player) runStep(verb string, words []string) error {
 	var typ string
 	var rest []string
 	if len(words) > 0 {
-		typ, rest = shortTypes[words[0]], words[1:]
-		if typ == "" {
+		typ = shortTypes[words[0]]
+		for _, word := range words[1:] {
+			rest = append(rest, expand(word))
+		}
+		if typ == "" && words[0] != "-" {
 			typ = "type.googleapis.com/" + words[0]
 		}
 	}
@@ -261,7 +301,8 @@ func (a *player) runStep(verb string, words []string) error {
 			return err
 		}
 	case "end":
-		if err := c.endError(); status.Code(err).String() != words[0] || err == nil {
+		err := c.endError()
+		if text := strings.Join(words[1:], " "); err == nil || status.Code(err).String() != words[0] || !strings.Contains(err.Error(), text) {
 			return fmt.Errorf("stream ended with %v", err)
 		}
 	default:
@@ -351,7 +392,7 @@ func formatResponse(m proto.Message) string {
 // one, for which one of its modes has to pass. They differ exactly where the
 // file says so.
 func TestConformance(t *testing.T) {
-	for _, s := range readScenarios(t) {
+	for _, s := range readScenarios(t, "testdata/conformance.txt") {
 		t.Run(s.name, func(t *testing.T) {
 			services := []string{""}
 			if only := s.onlyType(); only != "" {

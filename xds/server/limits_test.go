@@ -27,133 +27,12 @@ func requireEnd(t *testing.T, c *client, code codes.Code, text string) {
 	}
 }
 
-// TestLimits has one node exceed every limit, while another one continues.
+// TestLimits runs testdata/limits.txt, in which one node exceeds every limit, while
+// another one continues.
 func TestLimits(t *testing.T) {
-	long := strings.Repeat("x", 1000)
 	limits := server.Limits{FirstRequest: 5000, Request: 2000, StreamNames: 10, NodeNames: 15, NodeBytes: 2500, Streams: 3, Rate: 10, Burst: 20, Nodes: 3}
-	for name, tt := range map[string]struct {
-		code codes.Code
-		text string
-		do   func(t *testing.T, s *testServer) *client
-	}{
-		"no node": {codes.InvalidArgument, "node id", func(t *testing.T, s *testServer) *client {
-			c := openStream(t, s.conn, true, "", "")
-			c.subscribe(cds)
-			return c
-		}},
-		"a long node id": {codes.InvalidArgument, "node id", func(t *testing.T, s *testServer) *client {
-			c := openStream(t, s.conn, false, cds, long)
-			c.subscribe(cds)
-			return c
-		}},
-		"another node later": {codes.InvalidArgument, "request of another node", func(t *testing.T, s *testServer) *client {
-			c := openStream(t, s.conn, true, "", "bad")
-			c.subscribe(cds)
-			c.node = &corev3.Node{Id: "good"}
-			c.subscribe(lds)
-			return c
-		}},
-		"no type": {codes.InvalidArgument, "type URL", func(t *testing.T, s *testServer) *client {
-			c := openStream(t, s.conn, true, "", "bad")
-			c.subscribe("")
-			return c
-		}},
-		"unknown type": {codes.InvalidArgument, "not served", func(t *testing.T, s *testServer) *client {
-			c := openStream(t, s.conn, false, "", "bad")
-			c.subscribe("type.googleapis.com/envoy.service.runtime.v3.Runtime", "r")
-			return c
-		}},
-		"a type of another service": {codes.InvalidArgument, "this service", func(t *testing.T, s *testServer) *client {
-			c := openStream(t, s.conn, true, eds, "bad")
-			c.subscribe(cds)
-			return c
-		}},
-		"a long first request": {codes.ResourceExhausted, "bytes", func(t *testing.T, s *testServer) *client {
-			c := openStream(t, s.conn, true, "", "bad")
-			c.subscribe(eds, long, long, long, long, long)
-			return c
-		}},
-		"a long later request": {codes.ResourceExhausted, "bytes", func(t *testing.T, s *testServer) *client {
-			c := openStream(t, s.conn, true, "", "bad")
-			c.subscribe(cds)
-			c.subscribe(eds, long, long, long)
-			return c
-		}},
-		"many names": {codes.ResourceExhausted, "names", func(t *testing.T, s *testServer) *client {
-			c := openStream(t, s.conn, true, "", "bad")
-			for i := range 11 {
-				c.subscribe(eds, fmt.Sprint(i))
-			}
-			return c
-		}},
-		"many names in state of the world": {codes.ResourceExhausted, "names", func(t *testing.T, s *testServer) *client {
-			c := openStream(t, s.conn, false, "", "bad")
-			c.subscribe(eds, strings.Split("a b c d e f", " ")...)
-			c.subscribe(rds, strings.Split("a b c d e f", " ")...)
-			return c
-		}},
-		"many names on all streams": {codes.ResourceExhausted, "node subscribes", func(t *testing.T, s *testServer) *client {
-			c := openStream(t, s.conn, true, "", "bad")
-			c.subscribe(eds, strings.Split("a b c d e f g h i", " ")...)
-			c.expect("-a -b -c -d -e -f -g -h -i")
-			d := openStream(t, s.conn, true, eds, "bad")
-			d.subscribe(eds, strings.Split("a b c d e f g", " ")...)
-			return d
-		}},
-		"a long node cluster": {codes.InvalidArgument, "cluster", func(t *testing.T, s *testServer) *client {
-			c := openStream(t, s.conn, true, "", "bad")
-			c.node.Cluster = strings.Repeat("x", 4500)
-			c.subscribe(eds, "a")
-			return c
-		}},
-		"long names": {codes.ResourceExhausted, "names of more than", func(t *testing.T, s *testServer) *client {
-			c := openStream(t, s.conn, true, "", "bad")
-			for i := range 3 {
-				c.subscribe(eds, fmt.Sprint(i)+long)
-			}
-			return c
-		}},
-		"long names in state of the world": {codes.ResourceExhausted, "names of more than", func(t *testing.T, s *testServer) *client {
-			c := openStream(t, s.conn, false, "", "bad")
-			c.subscribe(eds, long)
-			c.subscribe(rds, long, "a")
-			c.subscribe(cds, long)
-			return c
-		}},
-		"many streams": {codes.ResourceExhausted, "streams", func(t *testing.T, s *testServer) *client {
-			for range 3 {
-				c := openStream(t, s.conn, true, eds, "bad")
-				c.subscribe(eds, "a")
-				c.expect("-a")
-			}
-			c := openStream(t, s.conn, true, eds, "bad")
-			c.subscribe(eds, "a")
-			return c
-		}},
-		"many nodes": {codes.ResourceExhausted, "nodes", func(t *testing.T, s *testServer) *client {
-			for i := range 2 { // the good node counts, too
-				c := openStream(t, s.conn, true, "", fmt.Sprint(i))
-				c.subscribe(eds, "a")
-				c.expect("-a")
-			}
-			c := openStream(t, s.conn, true, "", "bad")
-			c.subscribe(eds, "a")
-			return c
-		}},
-		"too many requests": {codes.ResourceExhausted, "requests a second", func(t *testing.T, s *testServer) *client {
-			c := openStream(t, s.conn, true, "", "bad")
-			for range 30 {
-				c.subscribe(eds, "a")
-			}
-			return c
-		}},
-		"no request": {codes.DeadlineExceeded, "no request", func(t *testing.T, s *testServer) *client {
-			c := openStream(t, s.conn, true, "", "bad")
-			time.Sleep(11 * time.Second)
-			return c
-		}},
-	} {
-		t.Run(name, func(t *testing.T) {
+	for _, scenario := range readScenarios(t, "testdata/limits.txt") {
+		t.Run(scenario.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := cache.New(cache.Config{})
 				c.Set("", setOf(t, "cds:a=1"))
@@ -161,7 +40,9 @@ func TestLimits(t *testing.T) {
 				good := openStream(t, s.conn, true, "", "good")
 				good.subscribe(cds)
 				good.expectAck("a")
-				requireEnd(t, tt.do(t, s), tt.code, tt.text)
+				if err := runScenario(t, scenario, "", subject{conn: s.conn}); err != nil {
+					t.Error(err)
+				}
 				if n := s.Refused(); n != 1 || s.log.Count("\n") != 1 {
 					t.Errorf("%d refused, log %s", n, s.log)
 				}

@@ -10,9 +10,6 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// perNode is what a node may cost above an idle gRPC connection, in bytes;
-// perStream what a stream costs at most where it has several. Most of it is the
-// stacks of a stream's three goroutines.
 const (
 	// perNode is what a node may cost above an idle gRPC connection, in bytes;
 	// perStream what a stream may cost if the node has several. Most of it is
