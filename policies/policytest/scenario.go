@@ -71,9 +71,19 @@ func CompareGolden(t *testing.T, file string, got []byte) {
 			t.Fatal(err)
 		}
 	}
-	if want, err := os.ReadFile(file); err != nil || !bytes.Equal(got, want) {
-		t.Errorf("%s differs (%v); run with -rewrite and read the difference. Got:\n%s", file, err, got)
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
 	}
+	if bytes.Equal(got, want) {
+		return
+	}
+	gotLines, wantLines := strings.Split(string(got), "\n"), strings.Split(string(want), "\n")
+	i := 0
+	for i < min(len(gotLines), len(wantLines)) && gotLines[i] == wantLines[i] {
+		i++
+	}
+	t.Errorf("%s:%d differs; run with -rewrite and read the difference. Got:\n%s", file, i+1, strings.Join(gotLines[i:min(i+20, len(gotLines))], "\n"))
 }
 
 // Words returns a command and its arguments.

@@ -1,10 +1,7 @@
 package resources_test
 
 import (
-	"bytes"
 	"encoding/json"
-	"flag"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -19,10 +16,9 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
-
-var update = flag.Bool("update", false, "write testdata instead of comparing with it")
 
 // message returns an empty message of a resource's type.
 func message(t testing.TB, r *resources.Resource) proto.Message {
@@ -81,20 +77,7 @@ func render(t testing.TB, s resources.Set, chosen func(*resources.Resource) bool
 
 func golden(t *testing.T, file string, got []byte) {
 	t.Helper()
-	file = filepath.Join("testdata", file)
-	if *update {
-		if err := os.WriteFile(file, got, 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !bytes.Equal(got, want) {
-		t.Errorf("%s differs; run with -update and read the diff", file)
-	}
+	policytest.CompareGolden(t, filepath.Join("testdata", file), got)
 }
 
 func TestGolden(t *testing.T) {
