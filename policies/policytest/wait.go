@@ -3,6 +3,7 @@ package policytest
 import (
 	"context"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -74,4 +75,12 @@ func Run(t testing.TB, f func(context.Context) error) (stop func()) {
 	})
 	t.Cleanup(stop)
 	return stop
+}
+
+// WantError fails the test unless the text of err contains want; "" wants no error.
+func WantError(t testing.TB, err error, want string) {
+	t.Helper()
+	if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+		t.Errorf("error %v, want %q", err, want)
+	}
 }

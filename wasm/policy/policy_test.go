@@ -214,9 +214,8 @@ func TestConfigIsChecked(t *testing.T) {
 		"Every":         {Module: m, Native: natives, Every: -1},
 		"unknown kind":  {Module: m, Native: natives, Configuration: []byte("it takes none")},
 	} {
-		if _, err := New(c); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
-		}
+		_, err := New(c)
+		policytest.WantError(t, err, want)
 	}
 	if m.Instances() != 0 {
 		t.Error("instances are left")

@@ -136,8 +136,7 @@ func TestConfigIsChecked(t *testing.T) {
 	} {
 		c := config(t)
 		change(&c)
-		if _, err := New(c); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
-		}
+		_, err := New(c)
+		policytest.WantError(t, err, want)
 	}
 }

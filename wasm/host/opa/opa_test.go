@@ -178,13 +178,10 @@ func TestLoadRefuses(t *testing.T) {
 		if err == nil {
 			m.Close()
 		}
-		if err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v, want %q", err, want)
-		}
+		policytest.WantError(t, err, want)
 	}
-	if _, err := host.Load(context.Background(), host.Config{Kinds: []abi.Kind{abi.Select}}, good); err == nil || !strings.Contains(err.Error(), "guard, not bid-select") {
-		t.Errorf("%v", err)
-	}
+	_, err := host.Load(context.Background(), host.Config{Kinds: []abi.Kind{abi.Select}}, good)
+	policytest.WantError(t, err, "guard, not bid-select")
 	for n := 0; n < len(good); n += 1 + n/50 { // cut short anywhere
 		if m, err := host.Load(context.Background(), host.Config{}, good[:n]); err == nil {
 			m.Close()

@@ -4,8 +4,9 @@ import (
 	"bytes"
 	"encoding/json"
 	"reflect"
-	"strings"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 func TestReadConfig(t *testing.T) {
@@ -36,9 +37,8 @@ func TestReadConfig(t *testing.T) {
 		`{} x`:                                "the end",
 		`[]`:                                  "want {",
 	} {
-		if _, err := ReadConfig([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want %q", text, err, want)
-		}
+		_, err := ReadConfig([]byte(text))
+		policytest.WantError(t, err, want)
 	}
 }
 
