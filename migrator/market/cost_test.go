@@ -11,15 +11,14 @@ import (
 // TestCheapPeersBuy migrates grown requests from r0 to a stage of four idle replicas, of which r3
 // is on r0's node: r3 buys them while its load exceeds the others' by at most a request.
 func TestCheapPeersBuy(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		w := newFleet(t, 5, func(w *fleet) {
-			w.distance = func(from, to policies.ReplicaID) policies.Micros {
-				if from == "r0" && to == "r3" {
-					return 1
-				}
-				return 10
+	runFleet(t, 5, func(w *fleet) {
+		w.distance = func(from, to policies.ReplicaID) policies.Micros {
+			if from == "r0" && to == "r3" {
+				return 1
 			}
-		})
+			return 10
+		}
+	}, func(t *testing.T, w *fleet) {
 		for i := range 8 {
 			w.addRequest("r0", fmt.Sprintf("q%d", i), 5000, policies.NotPinned)
 		}

@@ -21,8 +21,7 @@ func TestDrain(t *testing.T) {
 		"paper": func(w *fleet) { w.config = paper },
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				w := newFleet(t, 6, change)
+			runFleet(t, 6, change, func(t *testing.T, w *fleet) {
 				for i := range 60 {
 					w.addRequest(w.ids[i%6], fmt.Sprintf("q%d", i), policies.Tokens(100+50*i), policies.NotPinned)
 				}
@@ -59,8 +58,7 @@ func TestDrain(t *testing.T) {
 func TestBoundaryHalved(t *testing.T) {
 	for name, config := range map[string]bidask.Config{"default": {}, "paper": paper} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				w := newFleet(t, 8, func(w *fleet) { w.config, w.growth = config, 20 })
+			runFleet(t, 8, func(w *fleet) { w.config, w.growth = config, 20 }, func(t *testing.T, w *fleet) {
 				for i := range 200 {
 					w.addRequest(w.ids[i%4], fmt.Sprintf("q%d", i), policies.Tokens(500+15*i), policies.NotPinned)
 				}
@@ -115,8 +113,7 @@ func TestBoundaryHalved(t *testing.T) {
 
 // TestOutlier spreads an overload once.
 func TestOutlier(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		w := newFleet(t, 8, nil)
+	runFleet(t, 8, nil, func(t *testing.T, w *fleet) {
 		for i := range 8 {
 			n := 10
 			if i == 0 {
@@ -160,8 +157,7 @@ func TestOutlier(t *testing.T) {
 
 // TestSpill has a stage of one replica whose cache fills up.
 func TestSpill(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		w := newFleet(t, 4, nil)
+	runFleet(t, 4, nil, func(t *testing.T, w *fleet) {
 		for i := range 96 {
 			w.addRequest("r0", fmt.Sprintf("q%d", i), 10_000, policies.NotPinned)
 		}
@@ -184,8 +180,7 @@ func TestSpill(t *testing.T) {
 // TestFullStage keeps the requests for which the next stage has no room, and offers them at growing
 // intervals.
 func TestFullStage(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		w := newFleet(t, 2, nil)
+	runFleet(t, 2, nil, func(t *testing.T, w *fleet) {
 		w.addRequest("r1", "big", capacity-100, policies.NotPinned)
 		w.addRequest("r0", "q", 5000, policies.NotPinned)
 		w.plan(w.stages([]policies.Tokens{2048}, 1, 1))
@@ -202,8 +197,7 @@ func TestFullStage(t *testing.T) {
 
 // TestGonePeer checks that the loss of a peer ends everything that depends on the peer.
 func TestGonePeer(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		w := newFleet(t, 3, func(w *fleet) { w.rate = 100 })
+	runFleet(t, 3, func(w *fleet) { w.rate = 100 }, func(t *testing.T, w *fleet) {
 		w.addRequest("r0", "q", 3000, policies.NotPinned)
 		w.plan(w.stages([]policies.Tokens{2048}, 1, 2))
 		w.run(func() {
@@ -229,8 +223,7 @@ func TestGonePeer(t *testing.T) {
 
 // TestEndedIsWithdrawn offers a request that ends before a replica has bid.
 func TestEndedIsWithdrawn(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		w := newFleet(t, 2, func(w *fleet) { w.latency = 40 * time.Millisecond })
+	runFleet(t, 2, func(w *fleet) { w.latency = 40 * time.Millisecond }, func(t *testing.T, w *fleet) {
 		w.addRequest("r0", "q", 5000, policies.NotPinned)
 		w.addRequest("r0", "p", 5000, policies.NotPinned)
 		plan := w.stages([]policies.Tokens{2048}, 1, 1)
@@ -252,8 +245,7 @@ func TestEndedIsWithdrawn(t *testing.T) {
 
 // TestSummaries checks that summaries reach all peers in time, and that Place and Rescue use them.
 func TestSummaries(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		w := newFleet(t, 10, nil)
+	runFleet(t, 10, nil, func(t *testing.T, w *fleet) {
 		w.addRequest("r1", "q", 5000, policies.NotPinned)
 		w.plan(w.stages([]policies.Tokens{2048}, 2, 8))
 		w.run(func() {
@@ -277,8 +269,7 @@ func TestSummaries(t *testing.T) {
 
 // TestChain has requests that grow through five stages.
 func TestChain(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		w := newFleet(t, 10, func(w *fleet) { w.growth, w.loss, w.fail = 2000, 0.02, 0.1 })
+	runFleet(t, 10, func(w *fleet) { w.growth, w.loss, w.fail = 2000, 0.02, 0.1 }, func(t *testing.T, w *fleet) {
 		for i := range 20 {
 			w.addRequest(w.ids[i%2], fmt.Sprintf("q%d", i), 100, policies.NotPinned)
 		}
@@ -305,8 +296,7 @@ func TestChain(t *testing.T) {
 // TestRetired retires a replica's migrator: it sells its requests, and neither buys nor sends its
 // load.
 func TestRetired(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		w := newFleet(t, 2, nil)
+	runFleet(t, 2, nil, func(t *testing.T, w *fleet) {
 		w.addRequest("r0", "out", 5000, policies.NotPinned)
 		plan := w.stages([]policies.Tokens{2048}, 1, 1)
 		w.nodes["r0"].view.Retired = true

@@ -338,4 +338,7 @@ func (w *fleet) stages(cuts []policies.Tokens, sizes ...int) policies.Plan {
 	return p
 }
 
-func bubble(t *testing.T, test func(t *testing.T)) { synctest.Test(t, test) }
+// runFleet runs a test of a fleet of n replicas in virtual time.
+func runFleet(t *testing.T, n int, change func(*fleet), test func(t *testing.T, w *fleet)) {
+	synctest.Test(t, func(t *testing.T) { test(t, newFleet(t, n, change)) })
+}

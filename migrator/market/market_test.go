@@ -30,6 +30,24 @@ func good(residents ...frontend.LocalLeg) Config {
 	}
 }
 
+// newTwoStages returns the market of a replica a, which holds a request that has outgrown its
+// stage; b is the next stage.
+func newTwoStages(t *testing.T, change func(*Config)) (*Market, *discard) {
+	t.Helper()
+	c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 5000, Output: 1}})
+	network := c.Network.(*discard)
+	change(&c)
+	m, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.SetView(View{
+		Plan:  policies.Plan{Model: "m", Stages: []policies.Stage{{High: 100, Replicas: []policies.ReplicaID{"a"}}, {Low: 100, High: policies.Unbounded, Replicas: []policies.ReplicaID{"b"}}}},
+		Peers: []policies.Replica{{ID: "b", Peer: "b"}},
+	})
+	return m, network
+}
+
 func TestConfig(t *testing.T) {
 	if _, err := New(good()); err != nil {
 		t.Fatal(err)
@@ -194,17 +212,7 @@ func TestProposal(t *testing.T) {
 
 // TestNotReady buys and sells nothing while the engine is unavailable.
 func TestNotReady(t *testing.T) {
-	c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 5000, Output: 1}})
-	network := c.Network.(*discard)
-	c.Ready, c.Capacity = func() bool { return false }, 1000
-	m, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m.SetView(View{
-		Plan:  policies.Plan{Model: "m", Stages: []policies.Stage{{High: 100, Replicas: []policies.ReplicaID{"a"}}, {Low: 100, High: policies.Unbounded, Replicas: []policies.ReplicaID{"b"}}}},
-		Peers: []policies.Replica{{ID: "b", Peer: "b"}},
-	})
+	m, network := newTwoStages(t, func(c *Config) { c.Ready, c.Capacity = func() bool { return false }, 1000 })
 	m.scan()
 	m.Receive("b", &api.Market{Kind: uint32(bidask.Ask), Seller: "b", Handover: &api.Handover{Request: "p", Length: 5, Cause: 1}})
 	m.drainMailbox()
@@ -220,17 +228,7 @@ func TestNotReady(t *testing.T) {
 // TestDoesNotReceive sells its requests, and buys nothing, while no KV can be written to the
 // engine's memory.
 func TestDoesNotReceive(t *testing.T) {
-	c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 5000, Output: 1}})
-	network := c.Network.(*discard)
-	c.CanReceive, c.Capacity = func() bool { return false }, 1<<20
-	m, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m.SetView(View{
-		Plan:  policies.Plan{Model: "m", Stages: []policies.Stage{{High: 100, Replicas: []policies.ReplicaID{"a"}}, {Low: 100, High: policies.Unbounded, Replicas: []policies.ReplicaID{"b"}}}},
-		Peers: []policies.Replica{{ID: "b", Peer: "b"}},
-	})
+	m, network := newTwoStages(t, func(c *Config) { c.CanReceive, c.Capacity = func() bool { return false }, 1<<20 })
 	m.scan()
 	if s := m.Status(); s.Offered[policies.Growth] != 1 || s.Residents != 1 {
 		t.Errorf("what runs here is not for sale: %+v", s)
@@ -252,17 +250,8 @@ func (r *recorder) Execute(a bidask.Action) { r.done = append(r.done, a) }
 // TestGivesUp checks that a market whose Run ends leaves no reservation and no promise behind,
 // because its process may outlive it.
 func TestGivesUp(t *testing.T) {
-	c := good(frontend.LocalLeg{Request: policies.Request{ID: "q", Input: 5000, Output: 1}})
-	network, executor := c.Network.(*discard), &recorder{}
-	c.Executor, c.Capacity = executor, 10_000
-	m, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m.SetView(View{
-		Plan:  policies.Plan{Model: "m", Stages: []policies.Stage{{High: 100, Replicas: []policies.ReplicaID{"a"}}, {Low: 100, High: policies.Unbounded, Replicas: []policies.ReplicaID{"b"}}}},
-		Peers: []policies.Replica{{ID: "b", Peer: "b"}},
-	})
+	executor := &recorder{}
+	m, network := newTwoStages(t, func(c *Config) { c.Executor, c.Capacity = executor, 10_000 })
 	m.Receive("b", &api.Market{Kind: uint32(bidask.Confirm), Seller: "b", Number: 7, Handover: &api.Handover{Request: "p", Length: 5, Cause: 1}})
 	m.scan()
 	m.drainMailbox()

@@ -125,21 +125,6 @@ func (c *wire) Close() error {
 	return c.Conn.Close()
 }
 
-// runInNetwork runs a test with two nodes, of which a watches b, in virtual time.
-func runInNetwork(t *testing.T, test func(t *testing.T, w *network, a, b *node)) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newNetwork(t)
-		a, b := w.node(t, "a", "a:1", 1), w.node(t, "b", "b:1", 1)
-		setAllPeers(a, b)
-		a.Watch([]policies.ReplicaID{"b", "a"})
-		time.Sleep(10*time.Second + defaultInterval/2)
-		if len(a.gone) != 0 {
-			t.Fatalf("%s is gone, they say", <-a.gone)
-		}
-		test(t, w, a, b)
-	})
-}
-
 // waitForGone waits for Gone and returns how long it took.
 func waitForGone(t *testing.T, n *node, most time.Duration) time.Duration {
 	t.Helper()
@@ -153,7 +138,12 @@ func waitForGone(t *testing.T, n *node, most time.Duration) time.Duration {
 }
 
 func TestBeats(t *testing.T) {
-	runInNetwork(t, func(t *testing.T, w *network, a, b *node) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newNetwork(t)
+		a, b := w.node(t, "a", "a:1", 1), w.node(t, "b", "b:1", 1)
+		setAllPeers(a, b)
+		a.Watch([]policies.ReplicaID{"b", "a"})
+		time.Sleep(10*time.Second + defaultInterval/2)
 		// One Heartbeat each way per interval, and neither is passed to Handle.
 		before := a.peer("b")
 		time.Sleep(10 * defaultInterval)
@@ -181,126 +171,6 @@ func TestBeats(t *testing.T) {
 		a.Send("b", market(1))
 		if g := <-b.came; g.from != "a" {
 			t.Errorf("from %s", g.from)
-		}
-	})
-}
-
-func TestFrozenPeerIsGone(t *testing.T) {
-	runInNetwork(t, func(t *testing.T, w *network, a, b *node) {
-		for range 3 {
-			thaw := w.freeze("b:1")
-			took := waitForGone(t, a, 10*time.Second)
-			if took < defaultSilence-defaultInterval || took > defaultSilence {
-				t.Errorf("gone after %v", took)
-			}
-			// It is reported once.
-			time.Sleep(3 * time.Second)
-			if len(a.gone) != 0 || !a.peer("b").Gone {
-				t.Errorf("gone again; %+v", a.peer("b"))
-			}
-			// Nor does a new Watch report the peer as back.
-			a.Watch(nil)
-			a.Watch([]policies.ReplicaID{"b"})
-			time.Sleep(time.Second)
-			if len(a.back) != 0 {
-				t.Error("back, they say")
-			}
-			thaw()
-			time.Sleep(3 * time.Second)
-			if a.peer("b").Gone || len(a.back) != 1 {
-				t.Errorf("it came back, reported %d times: %+v", len(a.back), a.peer("b"))
-			}
-			<-a.back
-		}
-	})
-}
-
-func TestRefusingPeerIsGoneAtOnce(t *testing.T) {
-	runInNetwork(t, func(t *testing.T, w *network, a, b *node) {
-		w.kill(b)
-		if took := waitForGone(t, a, 10*time.Second); took > 4*minReconnectDelay {
-			t.Errorf("gone after %v", took)
-		}
-		time.Sleep(10 * time.Second)
-		if len(a.gone) != 0 {
-			t.Error("reported twice")
-		}
-		// The next process counts as a different peer, and may end too.
-		b = w.node(t, "b", "b:1", 2)
-		setAllPeers(b, a)
-		time.Sleep(2 * time.Second)
-		if p := a.peer("b"); p.Gone || !p.Connected || len(a.back) != 1 {
-			t.Errorf("back, reported %d times: %+v", len(a.back), p)
-		}
-		w.kill(b)
-		waitForGone(t, a, time.Second)
-	})
-}
-
-// TestFastRestart restarts a peer before a timeout or a refused connection can show that it ended.
-func TestFastRestart(t *testing.T) {
-	runInNetwork(t, func(t *testing.T, w *network, a, b *node) {
-		w.kill(b)
-		next := w.node(t, "b", "b:1", 2)
-		setAllPeers(next, a)
-		if took := waitForGone(t, a, 10*time.Second); took > 4*minReconnectDelay {
-			t.Errorf("gone after %v", took)
-		}
-		synctest.Wait()
-		if len(a.back) != 1 {
-			t.Errorf("the next process is up, reported %d times", len(a.back))
-		}
-		time.Sleep(5 * time.Second)
-		if len(a.gone) != 0 || len(a.back) != 1 || a.peer("b").Gone {
-			t.Errorf("gone again; %+v", a.peer("b"))
-		}
-	})
-}
-
-// TestSecondProcess starts a second process beside the first, as in an upgrade: no peer is gone.
-func TestSecondProcess(t *testing.T) {
-	runInNetwork(t, func(t *testing.T, w *network, a, b *node) {
-		b.Watch([]policies.ReplicaID{"a"}) // so that b has a stream to a
-		time.Sleep(time.Second)
-		next := w.node(t, "b", "b:1", 2)
-		setAllPeers(next, a)
-		next.Send("a", market(1))
-		<-a.came
-		time.Sleep(5 * time.Second)
-		if len(a.gone) != 0 {
-			t.Error("the first process is alive but reported gone")
-		}
-		b.stop()
-		time.Sleep(5 * time.Second)
-		if len(a.gone) != 0 || a.peer("b").Gone {
-			t.Errorf("the second process lives: %+v", a.peer("b"))
-		}
-	})
-}
-
-// TestQueueDoesNotAge checks that envelopes which would reach an unreachable peer too late are
-// dropped.
-func TestQueueDoesNotAge(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newNetwork(t)
-		a := w.node(t, "a", "a:1", 1)
-		a.SetPeers(map[policies.ReplicaID]string{"b": "b:1"})
-		a.Send("b", market(1))
-		time.Sleep(3 * time.Second)
-		a.Send("b", market(2))
-		b := w.node(t, "b", "b:1", 1)
-		if g := <-b.came; g.GetMarket().GetNumber() != 2 {
-			t.Errorf("got %v", g.Envelope)
-		}
-		// A peer that is no longer listed is removed once it is idle.
-		a.SetPeers(nil)
-		a.Send("b", market(3))
-		if g := <-b.came; g.GetMarket().GetNumber() != 3 {
-			t.Errorf("got %v", g.Envelope)
-		}
-		time.Sleep(2 * defaultIdle)
-		if got := a.Status().Peers; len(got) != 0 {
-			t.Errorf("still known: %+v", got)
 		}
 	})
 }

@@ -17,21 +17,6 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// runUpgrade runs a test with a peer c and the first process of replica b, which watch each other,
-// in virtual time. b's next process starts at the address of the first: new connections reach the
-// next process, open ones stay with the first.
-func runUpgrade(t *testing.T, test func(t *testing.T, w *network, c, first *node)) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newNetwork(t)
-		c, first := w.node(t, "c", "c:1", 1), w.node(t, "b", "b:1", 1)
-		setAllPeers(c, first)
-		c.Watch([]policies.ReplicaID{"b"})
-		first.Watch([]policies.ReplicaID{"c"})
-		time.Sleep(3 * time.Second)
-		test(t, w, c, first)
-	})
-}
-
 // requireNoneGone waits for d, and requires that no node reports a peer as gone.
 func requireNoneGone(t *testing.T, d time.Duration, nodes ...*node) {
 	t.Helper()
@@ -53,8 +38,17 @@ func receivedNumbers(n *node) map[uint64]int {
 	return took
 }
 
+// TestUpgrade has a peer c and the first process of replica b, which watch each other. b's next
+// process starts at the address of the first: new connections reach the next process, open ones
+// stay with the first.
 func TestUpgrade(t *testing.T) {
-	runUpgrade(t, func(t *testing.T, w *network, c, first *node) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newNetwork(t)
+		c, first := w.node(t, "c", "c:1", 1), w.node(t, "b", "b:1", 1)
+		setAllPeers(c, first)
+		c.Watch([]policies.ReplicaID{"b"})
+		first.Watch([]policies.ReplicaID{"c"})
+		time.Sleep(3 * time.Second)
 		const many = 3000
 		sent := make(chan struct{})
 		go func() {
@@ -105,74 +99,6 @@ func TestUpgrade(t *testing.T) {
 	})
 }
 
-// TestUpgradeOfASilentProcess has a first process without a stream to the peer: the peer's own
-// stream is the only evidence that the first process is alive.
-func TestUpgradeOfASilentProcess(t *testing.T) {
-	runUpgrade(t, func(t *testing.T, w *network, c, first *node) {
-		first.Watch(nil)
-		time.Sleep(2 * defaultIdle)
-		if p := c.peer("b"); p.Incoming != 0 || !p.Connected {
-			t.Fatalf("%+v", p)
-		}
-		next := w.node(t, "b", "b:1", 2)
-		setAllPeers(next, c)
-		next.Send("c", market(1))
-		<-c.came
-		requireNoneGone(t, 3*defaultSilence, c, first, next)
-		c.Send("b", market(2))
-		if g := <-next.came; g.GetMarket().GetNumber() != 2 {
-			t.Errorf("got %v", g.Envelope)
-		}
-		first.stop()
-		requireNoneGone(t, 3*defaultSilence, c, next)
-		w.kill(next)
-		waitForGone(t, c, 10*time.Second)
-	})
-}
-
-// TestUpgradeGivenUp has a next process that ends while the first continues.
-func TestUpgradeGivenUp(t *testing.T) {
-	runUpgrade(t, func(t *testing.T, w *network, c, first *node) {
-		listener := w.setListener("b:1", nil)
-		next := w.node(t, "b", "b:1", 2)
-		setAllPeers(next, c)
-		next.Watch([]policies.ReplicaID{"c"})
-		requireNoneGone(t, 3*defaultSilence, c, first, next)
-		w.setListener("b:1", listener)
-		next.stop()
-		requireNoneGone(t, 3*defaultSilence, c, first)
-		receivedNumbers(first)
-		c.Send("b", market(7))
-		<-first.came
-		// The next attempt works.
-		third := w.node(t, "b", "b:1", 3)
-		setAllPeers(third, c)
-		third.Watch([]policies.ReplicaID{"c"})
-		requireNoneGone(t, 3*defaultSilence, c, first, third)
-		c.Send("b", market(8))
-		<-third.came
-	})
-}
-
-// TestHelloBeforeTheSocket has a next process that sends Hello before it listens: the peer connects
-// to the earlier process again, and uses it until the address leads to the next one.
-func TestHelloBeforeTheSocket(t *testing.T) {
-	runUpgrade(t, func(t *testing.T, w *network, c, first *node) {
-		listener := w.setListener("b:1", nil)
-		next := w.node(t, "b", "b:1", 2)
-		later := w.setListener("b:1", listener)
-		setAllPeers(next, c)
-		next.Watch([]policies.ReplicaID{"c"})
-		requireNoneGone(t, 3*defaultSilence, c, first, next)
-		c.Send("b", market(1))
-		<-first.came
-		w.setListener("b:1", later)
-		requireNoneGone(t, 2*maxReconnectDelay, c, first, next)
-		c.Send("b", market(2))
-		<-next.came
-	})
-}
-
 // muteServer is a process that sends Hello, and then reads nothing or answers nothing.
 type muteServer struct {
 	api.UnimplementedPeerServer
@@ -217,27 +143,6 @@ func (w *network) openStream(t *testing.T, from, to string) api.Peer_ExchangeCli
 		t.Fatal(err)
 	}
 	return s
-}
-
-// TestRestartUnnoticed replaces a process that has died behind an open connection. The network
-// detects this because the stream is not closed properly.
-func TestRestartUnnoticed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newNetwork(t)
-		c := w.node(t, "c", "c:1", 1)
-		w.serveMute(t, "b:1", muteServer{})
-		c.SetPeers(map[policies.ReplicaID]string{"b": "b:1"})
-		c.Send("b", market(1))
-		time.Sleep(time.Second)
-		c.Watch([]policies.ReplicaID{"b"})
-		next := w.node(t, "b", "b:1", 2)
-		setAllPeers(next, c)
-		next.Watch([]policies.ReplicaID{"c"})
-		if took := waitForGone(t, c, 10*time.Second); took != defaultSilence {
-			t.Errorf("gone after %v", took)
-		}
-		requireNoneGone(t, 3*defaultSilence, c, next)
-	})
 }
 
 // TestRestartOfOneThatReadsNothing has envelopes in transit to a first process that does not read

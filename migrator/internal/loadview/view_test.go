@@ -13,6 +13,11 @@ import (
 // fleet returns the load view of replica a in a fleet with stages [0,1000) of a, b, c; [1000,4000)
 // of d, e; and the rest of f.
 func fleet(t testing.TB) *loadview.View {
+	return fleetOf(t, peers("a", "b", "c", "d", "e", "f"))
+}
+
+// fleetOf returns that load view for replicas of these names.
+func fleetOf(t testing.TB, replicas []policies.Replica) *loadview.View {
 	b := loadview.New(loadview.Config{Self: "a", Placer: place.Policy{Queue: 100}})
 	plan := policies.Plan{Model: "m", Stages: []policies.Stage{
 		{Low: 0, High: 1000, Replicas: []policies.ReplicaID{"a", "b", "c"}},
@@ -22,7 +27,7 @@ func fleet(t testing.TB) *loadview.View {
 	if err := plan.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	b.SetView(plan, peers("a", "b", "c", "d", "e", "f"))
+	b.SetView(plan, replicas)
 	return b
 }
 
@@ -204,15 +209,9 @@ func BenchmarkPlace(b *testing.B) {
 
 // A request for a LoRA adapter begins, and is rescued, only where the adapter is loaded.
 func TestAdapters(t *testing.T) {
-	b := fleet(t)
 	replicas := peers("a", "b", "c", "d", "e", "f")
 	replicas[1].Adapters, replicas[4].Adapters = []string{"sql", "poet"}, []string{"sql"}
-	plan := policies.Plan{Model: "m", Stages: []policies.Stage{
-		{Low: 0, High: 1000, Replicas: []policies.ReplicaID{"a", "b", "c"}},
-		{Low: 1000, High: 4000, Replicas: []policies.ReplicaID{"d", "e"}},
-		{Low: 4000, High: policies.Unbounded, Replicas: []policies.ReplicaID{"f"}},
-	}}
-	b.SetView(plan, replicas)
+	b := fleetOf(t, replicas)
 	ask := func(name string, n policies.Tokens) policies.Request { return policies.Request{Model: name, Input: n} }
 	for range 20 { // for any random sample and any loads
 		for _, x := range []struct {
@@ -234,8 +233,7 @@ func TestAdapters(t *testing.T) {
 		if got, ok := b.Rescue(0, ask("poet", 10), []policies.ReplicaID{"b"}); ok {
 			t.Fatalf("rescued at %q, which cannot run it", got.Replica)
 		}
-		b = fleet(t)
-		b.SetView(plan, replicas)
+		b = fleetOf(t, replicas)
 	}
 	if b.ServesModel("m") != nil || b.ServesModel("sql") == nil || b.ServesModel("sql")("a") || !b.ServesModel("sql")("e") {
 		t.Error("who fits is wrong")

@@ -172,15 +172,7 @@ func TestWithTransferParams(t *testing.T) {
 func TestEditUsage(t *testing.T) {
 	const usage = `data: {"choices":[],"usage":{"prompt_tokens":9,"total_tokens":11,"completion_tokens":2,"prompt_tokens_details":{"a":1,"cached_tokens":8},"x":null}}` + "\n\n"
 	for cached, want := range map[int]string{-1: "null", 0: "0", 3: "3"} {
-		ev, err := NewReader(strings.NewReader(usage)).Next()
-		if err != nil {
-			t.Fatal(err)
-		}
-		var c Chunk
-		if err := c.Parse(ev); err != nil {
-			t.Fatal(err)
-		}
-		got := string(c.Append(nil, Edit{Usage: &Usage{Prompt: 5, Output: 6, Cached: cached}}))
+		got := string(parse(t, usage).Append(nil, Edit{Usage: &Usage{Prompt: 5, Output: 6, Cached: cached}}))
 		if got != `data: {"choices":[],"usage":{"prompt_tokens":5,"total_tokens":11,"completion_tokens":6,"prompt_tokens_details":{"a":1,"cached_tokens":`+want+`},"x":null}}`+"\n\n" {
 			t.Errorf("cached %d: %s", cached, got)
 		}
