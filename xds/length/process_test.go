@@ -2,276 +2,70 @@ package length
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"net"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extproc "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
-	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
-	"go.uber.org/goleak"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
-	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// testConfig returns a configuration of two models with a host each, one host that both
-// share, and a ratio of one byte a token, so that sizes equal tokens.
-func testConfig() Config {
-	return Config{
-		Models: []Model{
-			{Name: "m", Hosts: []string{"m.test", "both.test"}},
-			{Name: "n/2", Hosts: []string{"n.test", "both.test"}},
-		},
-		BytesPerToken: func(model string) length.Ratio {
-			if model == "n/2" {
-				return 2000
+// TestScenarios runs testdata/process.txt (package datadriven, see
+// policytest.TestScenarios): the messages of one stream, one in each line, and the
+// answers.
+//
+//	post HOST [content-length=N] [mode=MODE]   the headers of a request with a body
+//	get HOST [content-length=N]                the headers of a request without one
+//	body [TEXT] [prompt=N [model=M]] [more]    a body, or one with a prompt of N bytes;
+//	                                           with more, trailers follow
+//	empty, headers-without-map, trailers, response-headers, response-body,
+//	response-trailers                          these messages
+//	send                                       sends the messages so far
+//	metrics                                    prints the outcomes of all streams
+func TestScenarios(t *testing.T) {
+	policytest.TestScenarios(t, "testdata", func(t *testing.T) policytest.Player {
+		registry := prometheus.NewPedanticRegistry()
+		c := testConfig()
+		c.Metrics, c.MaxBody = registry, 100_000
+		client, _ := serve(t, c)
+		if _, err := New(c); err == nil {
+			t.Error("the metrics were registered twice")
+		}
+		var messages []*extproc.ProcessingRequest
+		return func(words []string) (out []string, err error) {
+			switch words[0] {
+			case "send":
+				out = talk(t, client, messages...)
+				messages = nil
+			case "metrics":
+				families, err := registry.Gather()
+				for _, f := range families {
+					if f.GetName() == "cascade_length_answers_total" {
+						for _, m := range f.GetMetric() {
+							out = append(out, fmt.Sprintf("%s %v", m.GetLabel()[0].GetValue(), m.GetCounter().GetValue()))
+						}
+					}
+				}
+				return out, err
+			default:
+				m, err := parseMessage(words)
+				messages = append(messages, m)
+				return nil, err
 			}
-			return 1000
-		},
-	}
-}
-
-// serve starts a server over an in-memory connection and returns a client.
-func serve(t *testing.T, c Config) (extproc.ExternalProcessorClient, *grpc.ClientConn) {
-	t.Helper()
-	s, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	listener := bufconn.Listen(1 << 20)
-	g := grpc.NewServer(s.Options()...)
-	s.Register(g)
-	if c.Health != nil {
-		healthpb.RegisterHealthServer(g, c.Health)
-	}
-	var wg sync.WaitGroup
-	wg.Go(func() { g.Serve(listener) })
-	conn, err := grpc.NewClient("passthrough:///test", grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		conn.Close()
-		g.Stop()
-		wg.Wait()
+			return out, nil
+		}
 	})
-	return extproc.NewExternalProcessorClient(conn), conn
-}
-
-// headers returns Envoy's first message, with pairs of name and value.
-func headers(end bool, pairs ...string) *extproc.ProcessingRequest {
-	h := &corev3.HeaderMap{}
-	for i := 0; i < len(pairs); i += 2 {
-		h.Headers = append(h.Headers, &corev3.HeaderValue{Key: pairs[i], RawValue: []byte(pairs[i+1])})
-	}
-	return &extproc.ProcessingRequest{
-		Request:        &extproc.ProcessingRequest_RequestHeaders{RequestHeaders: &extproc.HttpHeaders{Headers: h, EndOfStream: end}},
-		ProtocolConfig: &extproc.ProtocolConfiguration{},
-	}
-}
-
-func body(b string, end bool) *extproc.ProcessingRequest {
-	return &extproc.ProcessingRequest{Request: &extproc.ProcessingRequest_RequestBody{RequestBody: &extproc.HttpBody{Body: []byte(b), EndOfStream: end}}}
-}
-
-// mutation describes a response in one line, sets before removes.
-func mutation(c *extproc.CommonResponse) string {
-	var out []string
-	for _, h := range c.GetHeaderMutation().GetSetHeaders() {
-		if h.AppendAction != corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD || h.Header.Value != "" {
-			out = append(out, "NOT OVERWRITTEN BY raw_value:")
-		}
-		out = append(out, h.Header.Key+"="+string(h.Header.RawValue))
-	}
-	for _, h := range c.GetHeaderMutation().GetRemoveHeaders() {
-		out = append(out, "-"+h)
-	}
-	if c.GetClearRouteCache() {
-		out = append(out, "reroute")
-	}
-	return strings.Join(out, " ")
-}
-
-// describe describes a response in one line.
-func describe(r *extproc.ProcessingResponse) string {
-	switch m := r.GetResponse().(type) {
-	case *extproc.ProcessingResponse_RequestHeaders:
-		if o := r.GetModeOverride(); o != nil {
-			return strings.TrimSpace(fmt.Sprintf("headers: body %s %s", o.RequestBodyMode, mutation(m.RequestHeaders.GetResponse())))
-		}
-		return "headers: " + mutation(m.RequestHeaders.GetResponse())
-	case *extproc.ProcessingResponse_RequestBody:
-		return "body: " + mutation(m.RequestBody.GetResponse())
-	case *extproc.ProcessingResponse_ImmediateResponse:
-		return fmt.Sprintf("%d: %s", m.ImmediateResponse.GetStatus().GetCode(), m.ImmediateResponse.GetBody())
-	case *extproc.ProcessingResponse_RequestTrailers:
-		return "trailers"
-	case *extproc.ProcessingResponse_ResponseHeaders:
-		return "response headers: " + mutation(m.ResponseHeaders.GetResponse())
-	case *extproc.ProcessingResponse_ResponseBody:
-		return "response body"
-	case *extproc.ProcessingResponse_ResponseTrailers:
-		return "response trailers"
-	}
-	return "nothing"
-}
-
-// talk sends all messages at once, duplicate and surplus ones included, and returns the
-// responses up to the end of the stream, which it describes too.
-func talk(t *testing.T, client extproc.ExternalProcessorClient, messages ...*extproc.ProcessingRequest) []string {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	stream, err := client.Process(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, m := range messages {
-		if err := stream.Send(m); err != nil && !errors.Is(err, io.EOF) {
-			t.Fatal(err)
-		}
-	}
-	var out []string
-	for {
-		r, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return append(out, "closed")
-		}
-		if err != nil {
-			return append(out, status.Code(err).String())
-		}
-		out = append(out, describe(r))
-	}
-}
-
-func post(authority string, pairs ...string) *extproc.ProcessingRequest {
-	return headers(false, append([]string{":method", "POST", ":path", "/v1/completions", ":authority", authority}, pairs...)...)
-}
-
-func withMode(r *extproc.ProcessingRequest, mode filterv3.ProcessingMode_BodySendMode) *extproc.ProcessingRequest {
-	r.ProtocolConfig.RequestBodyMode = mode
-	return r
-}
-
-func TestProcess(t *testing.T) {
-	reg := prometheus.NewPedanticRegistry()
-	c := testConfig()
-	c.Metrics = reg
-	c.MaxBody = 100_000
-	client, _ := serve(t, c)
-	const ask = "headers: body BUFFERED"
-	tooLarge := `413: {"error":{"message":"The request body is larger than 100000 bytes.","type":"invalid_request_error","param":null,"code":"request_too_large"}}`
-	prompt := func(n int, more string) string { return `{"prompt":"` + strings.Repeat("x", n) + `"` + more + `}` }
-
-	for _, x := range []struct {
-		name string
-		send []*extproc.ProcessingRequest
-		want []string
-	}{
-		{"length and host suffice", []*extproc.ProcessingRequest{post("m.test", "content-length", "1234")},
-			[]string{"headers: x-cascade-tokens=1234 x-gateway-model-name=m reroute", "closed"}},
-		{"the model's own ratio", []*extproc.ProcessingRequest{post("n.test:8080", "content-length", "1235")},
-			[]string{"headers: x-cascade-tokens=617 x-gateway-model-name=n/2 reroute", "closed"}},
-		{"a length over MaxBody needs no body", []*extproc.ProcessingRequest{post("m.test", "content-length", "9223372036854775807")},
-			[]string{"headers: x-cascade-tokens=9223372036854775806 x-gateway-model-name=m reroute", "closed"}},
-		{"no length", []*extproc.ProcessingRequest{post("m.test"), body(prompt(77, ""), true)},
-			[]string{ask, "body: x-cascade-tokens=77 x-gateway-model-name=m reroute", "closed"}},
-		{"length is no number", []*extproc.ProcessingRequest{post("m.test", "content-length", "+5"), body(prompt(77, ""), true)},
-			[]string{ask, "body: x-cascade-tokens=77 x-gateway-model-name=m reroute", "closed"}},
-		{"the host's model wins", []*extproc.ProcessingRequest{post("m.test"), body(prompt(77, `,"model":"n/2"`), true)},
-			[]string{ask, "body: x-cascade-tokens=77 x-gateway-model-name=m reroute", "closed"}},
-		{"shared host", []*extproc.ProcessingRequest{post("both.test", "content-length", "999"), body(prompt(77, `,"model":"n\/2"`), true)},
-			[]string{ask, "body: x-cascade-tokens=38 x-gateway-model-name=n/2 reroute", "closed"}},
-		{"unlisted host", []*extproc.ProcessingRequest{post("else.test"), body(prompt(77, `,"model":"m"`), true)},
-			[]string{ask, "body: x-cascade-tokens=77 x-gateway-model-name=m reroute", "closed"}},
-		{"unknown model", []*extproc.ProcessingRequest{post("both.test"), body(prompt(77, `,"model":"q"`), true)},
-			[]string{ask, "body: x-cascade-tokens=77 -x-gateway-model-name reroute", "closed"}},
-		{"malformed: the size", []*extproc.ProcessingRequest{post("both.test"), body(`{"model":"m","prompt":"x`, true)},
-			[]string{ask, "body: x-cascade-tokens=24 x-gateway-model-name=m reroute", "closed"}},
-		{"malformed before the model", []*extproc.ProcessingRequest{post("both.test"), body(`not JSON`, true)},
-			[]string{ask, "body: x-cascade-tokens=8 -x-gateway-model-name reroute", "closed"}},
-		{"token ids are exact", []*extproc.ProcessingRequest{post("n.test"), body(`{"prompt":[1,2,3]}`, true)},
-			[]string{ask, "body: x-cascade-tokens=3 x-gateway-model-name=n/2 reroute", "closed"}},
-		{"empty body message", []*extproc.ProcessingRequest{post("m.test"), body("", true)},
-			[]string{ask, "body: x-cascade-tokens=0 x-gateway-model-name=m reroute", "closed"}},
-		{"trailers follow", []*extproc.ProcessingRequest{post("m.test"), body(prompt(7, ""), false)},
-			[]string{ask, "body: x-cascade-tokens=7 x-gateway-model-name=m reroute", "closed"}},
-		{"the end comes twice", []*extproc.ProcessingRequest{post("m.test"), body(prompt(7, ""), true), body("", true), body("", true)},
-			[]string{ask, "body: x-cascade-tokens=7 x-gateway-model-name=m reroute", "closed"}},
-		{"configured as BUFFERED", []*extproc.ProcessingRequest{withMode(post("m.test"), filterv3.ProcessingMode_BUFFERED), body(prompt(7, ""), true)},
-			[]string{ask, "body: x-cascade-tokens=7 x-gateway-model-name=m reroute", "closed"}},
-		{"no body, known host", []*extproc.ProcessingRequest{headers(true, ":method", "GET", ":authority", "m.test")},
-			[]string{"headers: x-gateway-model-name=m -x-cascade-tokens reroute", "closed"}},
-		{"no body, shared host", []*extproc.ProcessingRequest{headers(true, ":method", "GET", ":authority", "both.test", "content-length", "0")},
-			[]string{"headers: -x-cascade-tokens -x-gateway-model-name reroute", "closed"}},
-		{"body only", []*extproc.ProcessingRequest{body(prompt(7, `,"model":"m"`), true)},
-			[]string{"body: x-cascade-tokens=7 x-gateway-model-name=m reroute", "closed"}},
-		{"length too large to read", []*extproc.ProcessingRequest{post("both.test", "content-length", "100001")},
-			[]string{tooLarge, "closed"}},
-		{"largest", []*extproc.ProcessingRequest{post("both.test", "content-length", "100000"), body(prompt(100_000-25, `,"model":"m"`), true)},
-			[]string{ask, "body: x-cascade-tokens=99975 x-gateway-model-name=m reroute", "closed"}},
-		{"body larger than allowed", []*extproc.ProcessingRequest{post("m.test"), body(prompt(100_000, ""), true)},
-			[]string{ask, tooLarge, "closed"}},
-		{"headers twice", []*extproc.ProcessingRequest{post("m.test"), post("m.test")}, []string{ask, "InvalidArgument"}},
-		{"empty message", []*extproc.ProcessingRequest{{}}, []string{"InvalidArgument"}},
-		{"no header map", []*extproc.ProcessingRequest{{Request: &extproc.ProcessingRequest_RequestHeaders{}}, body(prompt(7, `,"model":"m"`), true)},
-			[]string{ask, "body: x-cascade-tokens=7 x-gateway-model-name=m reroute", "closed"}},
-		{"streamed", []*extproc.ProcessingRequest{withMode(post("m.test"), filterv3.ProcessingMode_FULL_DUPLEX_STREAMED)}, []string{"FailedPrecondition"}},
-		{"partial", []*extproc.ProcessingRequest{withMode(post("m.test"), filterv3.ProcessingMode_BUFFERED_PARTIAL)}, []string{"FailedPrecondition"}},
-		{"streamed, but the headers suffice", []*extproc.ProcessingRequest{withMode(post("m.test", "content-length", "5"), filterv3.ProcessingMode_STREAMED)},
-			[]string{"headers: x-cascade-tokens=5 x-gateway-model-name=m reroute", "closed"}},
-		{"trailers instead of a body", []*extproc.ProcessingRequest{post("m.test"), {Request: &extproc.ProcessingRequest_RequestTrailers{}}}, []string{ask, "trailers", "closed"}},
-		{"response headers", []*extproc.ProcessingRequest{{Request: &extproc.ProcessingRequest_ResponseHeaders{}}}, []string{"response headers: ", "closed"}},
-		{"response body", []*extproc.ProcessingRequest{{Request: &extproc.ProcessingRequest_ResponseBody{}}}, []string{"response body", "closed"}},
-		{"response trailers", []*extproc.ProcessingRequest{{Request: &extproc.ProcessingRequest_ResponseTrailers{}}}, []string{"response trailers", "closed"}},
-	} {
-		t.Run(x.name, func(t *testing.T) {
-			if got := talk(t, client, x.send...); !slices.Equal(got, x.want) {
-				t.Errorf("answers\n%q\nwant\n%q", got, x.want)
-			}
-		})
-	}
-
-	want := `
-# HELP cascade_length_answers_total Requests that the length estimator answered, by outcome.
-# TYPE cascade_length_answers_total counter
-cascade_length_answers_total{outcome="body"} 12
-cascade_length_answers_total{outcome="body_size"} 2
-cascade_length_answers_total{outcome="headers"} 4
-cascade_length_answers_total{outcome="late"} 0
-cascade_length_answers_total{outcome="no_body"} 2
-cascade_length_answers_total{outcome="protocol"} 4
-cascade_length_answers_total{outcome="skipped"} 4
-cascade_length_answers_total{outcome="too_large"} 2
-cascade_length_answers_total{outcome="unknown_model"} 2
-`
-	if err := testutil.GatherAndCompare(reg, strings.NewReader(want), "cascade_length_answers_total"); err != nil {
-		t.Error(err)
-	}
-	if _, err := New(c); err == nil {
-		t.Error("the metrics were registered twice")
-	}
 }
 
 // TestBodyLargerThanAMessage checks that gRPC refuses such a message before it is in
@@ -296,14 +90,6 @@ func TestBodyLargerThanAMessage(t *testing.T) {
 	}
 }
 
-// TestRefusalHasAStatus checks that a refusal has a status; without one, Envoy sends
-// 200.
-func TestRefusalHasAStatus(t *testing.T) {
-	if got := rejectTooLarge(1).GetImmediateResponse().GetStatus().GetCode(); got != typev3.StatusCode_PayloadTooLarge {
-		t.Errorf("status %v", got)
-	}
-}
-
 func TestHealth(t *testing.T) {
 	c := testConfig()
 	c.Health = health.NewServer()
@@ -312,46 +98,6 @@ func TestHealth(t *testing.T) {
 	if err != nil || r.Status != healthpb.HealthCheckResponse_SERVING {
 		t.Errorf("health is %v, %v", r.GetStatus(), err)
 	}
-}
-
-// fakeStream is the server end of a stream, in memory.
-type fakeStream struct {
-	grpc.ServerStream
-	ctx  context.Context
-	recv chan *extproc.ProcessingRequest
-	sent []*extproc.ProcessingResponse
-	fail error // the error of Send
-}
-
-func (f *fakeStream) Context() context.Context { return f.ctx }
-
-func (f *fakeStream) Send(r *extproc.ProcessingResponse) error {
-	f.sent = append(f.sent, r)
-	return f.fail
-}
-
-func (f *fakeStream) Recv() (*extproc.ProcessingRequest, error) {
-	select {
-	case r, ok := <-f.recv:
-		if !ok {
-			return nil, io.EOF
-		}
-		return r, nil
-	case <-f.ctx.Done():
-		return nil, status.FromContextError(f.ctx.Err()).Err()
-	}
-}
-
-// run processes one fake stream as gRPC would: the stream's context ends when it
-// returns.
-func run(t *testing.T, s *Server, ctx context.Context, prepare func(*fakeStream)) (*fakeStream, error) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	f := &fakeStream{ctx: ctx, recv: make(chan *extproc.ProcessingRequest, 4)}
-	prepare(f)
-	err := s.Process(f)
-	return f, err
 }
 
 func TestDeadline(t *testing.T) {
