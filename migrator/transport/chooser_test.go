@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // named is a transport that has a name and a reach, and nothing else.
@@ -26,53 +28,96 @@ func (n named) CanReach(from, to string) bool { return !n.local || from == to }
 var (
 	t0      = time.Unix(1000, 0)
 	errLink = errors.New("the link is down")
-	both    = []string{"shm", "tcp"}
 )
 
-func chooser() *transport.Chooser {
-	return transport.NewChooser(named{name: "shm", local: true}, named{name: "tcp"})
+// TestScenarios runs testdata/*.txt (-rewrite rewrites the expected output) on a Chooser of
+// a replica on host n1. The commands:
+//
+//	transports shm=local tcp    begins anew, with these in order of preference
+//	after 10s                   time passes
+//	probe shm works|fails       the result of a probe; reprobe: the engine has changed
+//	due                         prints the transports to be probed
+//	fail b shm | refuse b shm | cancel b shm    a pull from b failed
+//	pull b shm [BYTES]          a pull of one second succeeded
+//	forget b                    b has left
+//	rank b n1 shm tcp           prints the order for pulls from b, on host n1, which has these
+//	status                      prints the transports and the paths
+func TestScenarios(t *testing.T) {
+	policytest.TestScenarios(t, "testdata", func(t *testing.T) policytest.Player { return (&player{now: t0}).do })
 }
 
-// TestReprobeAll checks that a change of the engine makes every transport due, once.
-func TestReprobeAll(t *testing.T) {
-	c := chooser()
-	due := func() int { return len(c.TransportsToProbe(t0.Add(time.Second))) }
-	c.RecordProbe("shm", nil, t0)
-	c.RecordProbe("tcp", errLink, t0)
-	if n := due(); n != 0 {
-		t.Errorf("%d transports are due after their probes", n)
-	}
-	c.ReprobeAll()
-	if n := due(); n != 2 {
-		t.Errorf("%d transports are due after a change", n)
-	}
-	c.RecordProbe("shm", nil, t0)
-	if n := due(); n != 1 {
-		t.Errorf("%d transports are due after one probe", n)
-	}
+type player struct {
+	chooser *transport.Chooser
+	now     time.Time
 }
 
-func order(c *transport.Chooser, peer policies.ReplicaID, node string, names []string, now time.Time) string {
-	var out []string
-	for _, o := range c.Rank(transport.Pair{Peer: peer, Host: "n1", PeerHost: node}, names, now) {
-		out = append(out, o.Transport.Name())
+func (p *player) do(words []string) (out []string, err error) {
+	c := p.chooser
+	list := func(names []string) []string {
+		if len(names) == 0 {
+			return []string{"none"}
+		}
+		return []string{strings.Join(names, " ")}
 	}
-	return strings.Join(out, " ")
-}
-
-func expect(t *testing.T, what, got, want string) {
-	t.Helper()
-	if got != want {
-		t.Errorf("%s: %q, want %q", what, got, want)
+	var names []string
+	switch words[0] {
+	case "transports":
+		var all []transport.Transport
+		for _, w := range words[1:] {
+			name, reach, _ := strings.Cut(w, "=")
+			all = append(all, named{name: name, local: reach == "local"})
+		}
+		p.chooser = transport.NewChooser(all...)
+	case "after":
+		d, err := time.ParseDuration(words[1])
+		p.now = p.now.Add(d)
+		return nil, err
+	case "probe":
+		c.RecordProbe(words[1], map[string]error{"fails": errLink}[words[2]], p.now)
+	case "reprobe":
+		c.ReprobeAll()
+	case "due":
+		for _, t := range c.TransportsToProbe(p.now) {
+			names = append(names, t.Name())
+		}
+		return list(names), nil
+	case "fail", "refuse", "cancel":
+		cause := map[string]error{"fail": errLink, "refuse": transport.ErrRefused, "cancel": context.Canceled}[words[0]]
+		if words[0] != "fail" {
+			cause = fmt.Errorf("open: %w", cause)
+		}
+		c.RecordFailure(policies.ReplicaID(words[1]), words[2], cause, p.now)
+	case "pull":
+		s := transport.Stats{}
+		if len(words) > 3 {
+			s.Duration = time.Second
+			s.Bytes, err = strconv.ParseInt(words[3], 10, 64)
+		}
+		c.RecordPull(policies.ReplicaID(words[1]), words[2], s, p.now)
+	case "forget":
+		c.Forget(policies.ReplicaID(words[1]))
+	case "rank":
+		for _, o := range c.Rank(transport.Pair{Peer: policies.ReplicaID(words[1]), Host: "n1", PeerHost: words[2]}, words[3:], p.now) {
+			names = append(names, o.Transport.Name())
+		}
+		return list(names), nil
+	case "status":
+		for _, s := range c.Status(p.now) {
+			switch {
+			case s.Peer == "" && s.Err == nil:
+				out = append(out, s.Transport+" works")
+			case s.Peer == "":
+				out = append(out, fmt.Sprintf("%s fails: %v", s.Transport, s.Err))
+			case s.Err != nil:
+				out = append(out, fmt.Sprintf("%s %s: backed off for %v: %v", s.Peer, s.Transport, s.RetryIn, s.Err))
+			default:
+				out = append(out, fmt.Sprintf("%s %s: %d pulls, %.0f B/s", s.Peer, s.Transport, s.Pulls, s.Rate))
+			}
+		}
+	default:
+		return nil, errors.New("no such command")
 	}
-}
-
-func TestRankByPreferenceAndReach(t *testing.T) {
-	c := chooser()
-	expect(t, "same host", order(c, "b", "n1", both, t0), "shm tcp")
-	expect(t, "other host", order(c, "b", "n2", both, t0), "tcp")
-	expect(t, "peer without shm", order(c, "b", "n1", []string{"verbs", "tcp"}, t0), "tcp")
-	expect(t, "peer without any", order(c, "b", "n2", nil, t0), "")
+	return out, err
 }
 
 // TestRankByLinks checks that links decide first, and that failures override them.
@@ -124,89 +169,18 @@ func TestRankByLinks(t *testing.T) {
 	}
 }
 
-func TestFailuresBackOff(t *testing.T) {
-	c := chooser()
-	now := t0
-	for i, backoff := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
-		c.RecordFailure("b", "shm", errLink, now)
-		backoff *= time.Second
-		expect(t, fmt.Sprint("during backoff ", i), order(c, "b", "n1", both, now.Add(backoff-1)), "tcp shm")
-		expect(t, fmt.Sprint("after backoff ", i), order(c, "b", "n1", both, now.Add(backoff)), "shm tcp")
-		expect(t, "another peer", order(c, "c", "n1", both, now), "shm tcp")
-		now = now.Add(backoff)
-	}
-	// One successful pull ends the backoff, but does not reset it.
-	c.RecordPull("b", "shm", transport.Stats{}, now)
-	expect(t, "after a successful pull", order(c, "b", "n1", both, now), "shm tcp")
-	c.RecordFailure("b", "shm", errLink, now)
-	expect(t, "failed again", order(c, "b", "n1", both, now.Add(59*time.Second)), "tcp shm")
-	for range 3 {
-		c.RecordPull("b", "shm", transport.Stats{}, now)
-	}
-	c.RecordFailure("b", "shm", errLink, now)
-	expect(t, "failed after a reset", order(c, "b", "n1", both, now.Add(time.Second)), "shm tcp")
-	// If all paths are backed off, the one whose backoff ends first comes first.
-	c.RecordFailure("b", "shm", errLink, now)
-	c.RecordFailure("b", "tcp", errLink, now)
-	expect(t, "all backed off", order(c, "b", "n1", both, now), "tcp shm")
-	c.Forget("b")
-	expect(t, "forgotten", order(c, "b", "n1", both, now), "shm tcp")
-}
-
-func TestRefusalsAndCancellationsAreIgnored(t *testing.T) {
-	c := chooser()
-	c.RecordFailure("b", "shm", fmt.Errorf("open: %w", transport.ErrRefused), t0)
-	c.RecordFailure("b", "shm", fmt.Errorf("pull: %w", context.Canceled), t0)
-	c.RecordFailure("b", "shm", nil, t0)
-	expect(t, "order", order(c, "b", "n1", both, t0), "shm tcp")
-}
-
-func TestProbes(t *testing.T) {
-	c := chooser()
-	due := func(now time.Time) string {
-		var out []string
-		for _, t := range c.TransportsToProbe(now) {
-			out = append(out, t.Name())
-		}
-		return strings.Join(out, " ")
-	}
-	expect(t, "at first", due(t0), "shm tcp")
-	c.RecordProbe("shm", errLink, t0)
-	c.RecordProbe("tcp", nil, t0)
-	expect(t, "probed", due(t0), "")
-	expect(t, "unusable", order(c, "b", "n1", both, t0), "tcp")
-	expect(t, "soon", due(t0.Add(10*time.Second)), "shm")
-	expect(t, "later", due(t0.Add(time.Minute)), "shm tcp")
-	c.RecordProbe("shm", nil, t0)
-	expect(t, "usable again", order(c, "b", "n1", both, t0), "shm tcp")
-	c.RecordFailure("b", "tcp", errLink, t0)
-	expect(t, "after a failed pull", due(t0), "tcp")
-}
-
-func TestStatus(t *testing.T) {
-	c := chooser()
-	c.RecordProbe("shm", errLink, t0)
-	c.RecordPull("c", "tcp", transport.Stats{Bytes: 1 << 20, Duration: time.Second}, t0)
-	c.RecordPull("c", "tcp", transport.Stats{Bytes: 9 << 20, Duration: time.Second}, t0)
-	c.RecordFailure("b", "tcp", errLink, t0)
-	got := fmt.Sprint(c.Status(t0.Add(time.Second / 4)))
-	want := fmt.Sprint([]transport.Path{
-		{Transport: "shm", Err: errLink}, {Transport: "tcp"},
-		{Peer: "b", Transport: "tcp", Err: errLink, RetryIn: 3 * time.Second / 4},
-		{Peer: "c", Transport: "tcp", Pulls: 2, Rate: 2 << 20},
-	})
-	expect(t, "status", got, want)
-}
-
 // TestPathsAreBounded checks that the least recently used paths are dropped.
 func TestPathsAreBounded(t *testing.T) {
-	c := chooser()
+	c := transport.NewChooser(named{name: "shm", local: true}, named{name: "tcp"})
 	for i := range 5000 {
 		c.RecordFailure(policies.ReplicaID(fmt.Sprint("r", i)), "shm", errLink, t0.Add(time.Duration(i)))
 	}
 	if n := len(c.Status(t0)); n != 2+4096 {
 		t.Errorf("%d paths are remembered", n-2)
 	}
-	expect(t, "the oldest", order(c, "r0", "n1", both, t0), "shm tcp")
-	expect(t, "the newest", order(c, "r4999", "n1", both, t0), "tcp shm")
+	for peer, want := range map[policies.ReplicaID]string{"r0": "shm", "r4999": "tcp"} { // the oldest and the newest
+		if first := c.Rank(transport.Pair{Peer: peer, Host: "n1", PeerHost: "n1"}, []string{"shm", "tcp"}, t0)[0].Transport.Name(); first != want {
+			t.Errorf("the first transport from %s is %s, want %s", peer, first, want)
+		}
+	}
 }

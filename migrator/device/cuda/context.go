@@ -46,12 +46,25 @@ func (c *Context) do(f call, v *words, buf unsafe.Pointer) error {
 	return c.driver.do(f, c.handle, v, buf)
 }
 
-// Stream is a sequence of work on the device.
-type Stream struct {
+// object is something in a context that is destroyed by a call.
+type object struct {
 	context *Context
 	handle  uint64
+	destroy call
 	closed  atomic.Bool
 }
+
+// Close destroys the object; it does not wait for work that uses it. Further calls do
+// nothing.
+func (o *object) Close() error {
+	if o.closed.Swap(true) {
+		return nil
+	}
+	return o.context.do(o.destroy, &words{o.handle}, nil)
+}
+
+// Stream is a sequence of work on the device. It is destroyed once its work is done.
+type Stream struct{ object }
 
 // NewLowPriorityStream makes a stream of the lowest priority, so that an engine's own
 // work goes first. It does not wait for the legacy stream.
@@ -64,27 +77,14 @@ func (c *Context) NewLowPriorityStream() (*Stream, error) {
 	if err := c.do(cuStreamCreateWithPriority, &v, nil); err != nil {
 		return nil, err
 	}
-	return &Stream{context: c, handle: v[0]}, nil
+	return &Stream{object{context: c, handle: v[0], destroy: cuStreamDestroy}}, nil
 }
 
 // Wait returns when all submitted work is done. It cannot be interrupted.
 func (s *Stream) Wait() error { return s.context.do(cuStreamSynchronize, &words{s.handle}, nil) }
 
-// Close destroys the stream once its work is done, without waiting for that. Further
-// calls do nothing.
-func (s *Stream) Close() error {
-	if s.closed.Swap(true) {
-		return nil
-	}
-	return s.context.do(cuStreamDestroy, &words{s.handle}, nil)
-}
-
 // Event is a point in a stream.
-type Event struct {
-	context *Context
-	handle  uint64
-	closed  atomic.Bool
-}
+type Event struct{ object }
 
 // The kinds of events.
 const (
@@ -100,7 +100,7 @@ func (c *Context) NewEvent(kind int) (*Event, error) {
 	if err := c.do(cuEventCreate, &v, nil); err != nil {
 		return nil, err
 	}
-	return &Event{context: c, handle: v[0]}, nil
+	return &Event{object{context: c, handle: v[0], destroy: cuEventDestroy}}, nil
 }
 
 // Record makes the event happen when everything submitted to s before is done.
@@ -128,20 +128,8 @@ func (e *Event) Since(earlier *Event) (float32, error) {
 	return *(*float32)(unsafe.Pointer(&v[0])), err
 }
 
-// Close destroys the event. Further calls do nothing.
-func (e *Event) Close() error {
-	if e.closed.Swap(true) {
-		return nil
-	}
-	return e.context.do(cuEventDestroy, &words{e.handle}, nil)
-}
-
 // Module is loaded code.
-type Module struct {
-	context *Context
-	handle  uint64
-	closed  atomic.Bool
-}
+type Module struct{ object }
 
 // LoadModule compiles PTX for the device and loads it.
 func (c *Context) LoadModule(ptx string) (*Module, error) {
@@ -150,15 +138,7 @@ func (c *Context) LoadModule(ptx string) (*Module, error) {
 	if err := c.do(cuModuleLoadData, &v, unsafe.Pointer(&image[0])); err != nil {
 		return nil, err
 	}
-	return &Module{context: c, handle: v[0]}, nil
-}
-
-// Close unloads the code. Further calls do nothing.
-func (m *Module) Close() error {
-	if m.closed.Swap(true) {
-		return nil
-	}
-	return m.context.do(cuModuleUnload, &words{m.handle}, nil)
+	return &Module{object{context: c, handle: v[0], destroy: cuModuleUnload}}, nil
 }
 
 // Kernel is a function of a module, and lives as long as the module.

@@ -49,6 +49,22 @@ func opened(t *testing.T) (*cuda.Driver, *fake.Control, string) {
 	return d, fake.Open(t, library), library
 }
 
+// newBench returns a bench that is closed when the test ends.
+func newBench(t *testing.T, c Config) *Bench {
+	t.Helper()
+	r, err := NewBench(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return r
+}
+
+// owner returns an owner in another process, which ends with the test.
 func owner(t *testing.T, library string) *Owner {
 	t.Helper()
 	o, err := StartOwner(t.Context(), func(ctx context.Context) *exec.Cmd {
@@ -60,6 +76,7 @@ func owner(t *testing.T, library string) *Owner {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { o.Close() })
 	return o
 }
 
@@ -117,7 +134,6 @@ func TestEachCallFails(t *testing.T) {
 	d, c, library := opened(t)
 	live := c.Live("")
 	o := owner(t, library)
-	defer o.Close()
 	withBench := func(f func(r *Bench) error) func() error {
 		return func() error {
 			r, err := NewBench(config(d))

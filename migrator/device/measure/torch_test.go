@@ -105,11 +105,7 @@ func TestScriptOnStandIn(t *testing.T) {
 	if o.Owner != "PyTorch 0 (a stand-in)" {
 		t.Errorf("the owner is %q", o.Owner)
 	}
-	r, err := NewBench(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
+	r := newBench(t, c)
 	if rows, err := r.MeasurePulls(o); err != nil || len(rows) != 3 {
 		t.Errorf("%v, %v", rows, err)
 	}

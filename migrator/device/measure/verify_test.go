@@ -31,21 +31,16 @@ const ways = 5 + 5 + 5 + 2 + 3
 func TestWrongWorkIsFound(t *testing.T) {
 	d, c, library := opened(t)
 	o := owner(t, library)
-	defer o.Close()
 	for name, w := range wrongs {
 		t.Run(name, func(t *testing.T) {
-			r, err := NewBench(config(d))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer r.Close()
+			r := newBench(t, config(d))
 			// What is right comes first: then the targets have the right bytes already.
 			if err := both(r, o, nil); err != nil {
 				t.Fatal(err)
 			}
 			var rows []Row
 			c.Set("fake_wrong", w.how)
-			err = both(r, o, &rows)
+			err := both(r, o, &rows)
 			c.Set("fake_wrong", 0)
 			if (err != nil) != (w.bad != nil) || err != nil && !strings.Contains(err.Error(), "its source has") {
 				t.Fatalf("%v", err)
@@ -94,12 +89,7 @@ func both(r *Bench, o *Owner, rows *[]Row) error {
 func TestAnotherPoolIsFound(t *testing.T) {
 	d, _, library := opened(t)
 	o := owner(t, library)
-	defer o.Close()
-	r, err := NewBench(config(d))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
+	r := newBench(t, config(d))
 	if other, err := NewBench(config(d)); err != nil || other.seed == r.seed || o.Seed == r.seed {
 		t.Errorf("the same bytes in several pools, or %v", err)
 	} else {
@@ -123,11 +113,7 @@ func TestAnotherPoolIsFound(t *testing.T) {
 // had before.
 func TestWaysThatDoOtherWork(t *testing.T) {
 	d, _, _ := opened(t)
-	r, err := NewBench(config(d))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
+	r := newBench(t, config(d))
 	s := r.config.Shape
 	to, want := r.poolDestination(r.pairs, side{at: r.dst}), s.expectedSums(r.seed, r.sourceOffset)
 	copied := func(from func(i int) uint32) func() error {

@@ -27,6 +27,17 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
+// open opens a library until the test ends.
+func open(t *testing.T, path string) *Library {
+	t.Helper()
+	l, err := Open(Config{Library: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
 // life opens the library, reads, watches until the fake's event, and closes. It
 // joins what went wrong.
 func life(path string) (in Inventory, xids []uint64, err error) {
@@ -102,11 +113,7 @@ func TestSwitchesAndRefusals(t *testing.T) {
 	t.Setenv("FAKE_NVML_LINKS", "switch")
 	t.Setenv("FAKE_NVML_GPUS", "8")
 	t.Setenv("FAKE_NVML_P2P", "no")
-	l, err := Open(Config{Library: path})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := open(t, path)
 	in, err := l.Read()
 	if err != nil {
 		t.Fatal(err)
@@ -177,11 +184,7 @@ func TestLostGPU(t *testing.T) {
 	path := fake.NVML(t)
 	sick(t)
 	t.Setenv("FAKE_NVML_LOST", "1")
-	l, err := Open(Config{Library: path})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := open(t, path)
 	in, err := l.Read()
 	if err == nil || !strings.Contains(err.Error(), "nvmlDeviceGetUUID for GPU 1: ERROR_GPU_IS_LOST (15): the GPU has fallen off the bus") {
 		t.Errorf("%v", err)
@@ -201,21 +204,14 @@ func TestNoDriver(t *testing.T) {
 
 func TestOtherLibraries(t *testing.T) {
 	path := fake.NVML(t)
-	l, err := Open(Config{Library: path})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	open(t, path)
 	if _, err := Open(Config{Library: fake.Copy(t, path)}); !errors.Is(err, ErrOtherLibrary) {
 		t.Errorf("a second library: %v", err)
 	}
 }
 
 func TestClosed(t *testing.T) {
-	l, err := Open(Config{Library: fake.NVML(t)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := open(t, fake.NVML(t))
 	if err := errors.Join(l.Close(), l.Close()); err != nil {
 		t.Fatal(err)
 	}
@@ -231,10 +227,7 @@ func TestClosed(t *testing.T) {
 func TestCloseEndsWatch(t *testing.T) {
 	path := fake.NVML(t)
 	t.Setenv("FAKE_NVML_XID", "0:31")
-	l, err := Open(Config{Library: path})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := open(t, path)
 	seen, done := make(chan struct{}), make(chan error, 1)
 	go func() { done <- l.WatchXids(context.Background(), func(int, uint64) { close(seen) }) }()
 	<-seen

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
@@ -86,6 +87,13 @@ func TestPairs(t *testing.T) {
 		if open[k] == 0 {
 			t.Errorf("no pair of any fleet uses %v", k)
 		}
+	}
+	big := &topology.Machine{Name: "big"} // more than a links.Topology holds
+	for i := range links.MaxPeers + 2 {
+		big.GPUs = append(big.GPUs, topology.GPU{Index: i, UUID: strings.Repeat("é", links.MaxText)})
+	}
+	if err := big.Topology(topology.Place{Node: "big", GPU: 1}).Validate(); err != nil {
+		t.Error(err)
 	}
 	if p := (topology.Pair{}).Best(); !p.Closed {
 		t.Errorf("the zero pair has an open path: %+v", p)

@@ -10,9 +10,9 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/pull"
@@ -63,10 +63,10 @@ type Server struct {
 // Serve listens and serves until ctx ends.
 func Serve(ctx context.Context, c Config) error {
 	s, err := Listen(c)
-	if err != nil {
-		return err
+	if err == nil {
+		s.Serve(ctx)
 	}
-	return s.Serve(ctx)
+	return err
 }
 
 // Listen makes the socket. Serve must be called.
@@ -86,28 +86,25 @@ func Listen(c Config) (*Server, error) {
 }
 
 // Serve serves receivers until ctx ends, and returns after the last session.
-func (s *Server) Serve(ctx context.Context) error {
+func (s *Server) Serve(ctx context.Context) {
 	s.config.Source.Start(s.Path)
-	var g errgroup.Group
-	g.Go(func() error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	wg.Go(func() {
 		pull.Serve(ctx, s.listener, s.config.Source.Transport, s.config.Logger, s.serveReceiver)
-		return nil
 	})
-	g.Go(func() error {
-		tick := time.NewTicker(s.config.IdleTimeout / 3)
-		defer tick.Stop()
-		for {
-			select {
-			case now := <-tick.C:
-				s.config.DropIdle(now.Add(-s.config.IdleTimeout))
-			case <-ctx.Done():
-				s.config.Source.Stop()
-				s.config.DropIdle(time.Now())
-				return nil
-			}
+	tick := time.NewTicker(s.config.IdleTimeout / 3)
+	defer tick.Stop()
+	for {
+		select {
+		case now := <-tick.C:
+			s.config.DropIdle(now.Add(-s.config.IdleTimeout))
+		case <-ctx.Done():
+			s.config.Source.Stop()
+			s.config.DropIdle(time.Now())
+			return
 		}
-	})
-	return g.Wait()
+	}
 }
 
 // serveReceiver serves one receiver until its connection or its lease ends.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -84,14 +85,9 @@ func listen(t *testing.T, dir string) *localsocket.Server {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- s.Serve(ctx) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
+	var wg sync.WaitGroup
+	wg.Go(func() { s.Serve(ctx) })
+	t.Cleanup(func() { cancel(); wg.Wait() })
 	return s
 }
 

@@ -306,12 +306,13 @@ func (silentStream) SendMsg(any) error { return nil }
 // accepted is in range, and encodes to the same bytes.
 func FuzzEndpoint(f *testing.F) {
 	f.Add(endpoint{pair: 7, psn: 9, mtu: 3, reads: 16, link: linkEthernet, version: 2}.append(nil))
+	f.Add(endpoint{pair: 7, mtu: 3, link: linkEthernet}.append(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		e, err := parseEndpoint(b)
 		if err != nil {
 			return
 		}
-		if b[30], b[31] = 0, 0; !bytes.Equal(e.append(nil), b) || e.pair >= 1<<24 || e.mtu > 5 {
+		if b[30], b[31] = 0, 0; !bytes.Equal(e.append(nil), b) || e.pair >= 1<<24 || e.mtu > 5 || e.reads == 0 {
 			t.Errorf("%+v of %x", e, b)
 		}
 	})
