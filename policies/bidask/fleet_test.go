@@ -383,7 +383,7 @@ func mean(xs []float64) (sum float64) {
 // stage as well as in a large one. A burst adds the messages for skipped buyers: up to
 // four Pulls with their Busy, a Starving and a Ready.
 func TestMessages(t *testing.T) {
-	large := policytest.Size(300, 1000)
+	large := policytest.Size(150, 1000)
 	for _, x := range []struct {
 		simulation
 		limit float64
@@ -416,11 +416,12 @@ func TestMessages(t *testing.T) {
 // TestBalance checks that loads differ at most half as much with the market as without,
 // even if bids are old when they arrive.
 func TestBalance(t *testing.T) {
+	receivers := policytest.Size(32, 64)
 	for _, latency := range []policies.Micros{300, 20 * policies.Millisecond} {
-		blind := simulation{rule: ruleNamed("random"), receivers: 64, latency: latency}
+		blind := simulation{rule: ruleNamed("random"), receivers: receivers, latency: latency}
 		blind.simulate()
 		for _, name := range []string{"eight-paper", "eight-least"} {
-			c := simulation{rule: ruleNamed(name), receivers: 64, latency: latency}
+			c := simulation{rule: ruleNamed(name), receivers: receivers, latency: latency}
 			c.simulate()
 			t.Logf("%s, latency %s ms: CV %.3f, blind %.3f", name, millis(latency), mean(c.cv), mean(blind.cv))
 			if mean(c.cv) > 0.5*mean(blind.cv) {

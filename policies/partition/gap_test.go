@@ -36,7 +36,7 @@ func randomTable(rng *rand.Rand, n int) table {
 func TestGap(t *testing.T) {
 	rng := rand.New(rand.NewPCG(6, 6))
 	gaps, improved, feasible, found := 0, 0, 0, 0
-	tables := policytest.Size(3000, 10000)
+	tables := policytest.Size(1500, 10000)
 	for i := range tables {
 		tab := randomTable(rng, 1+rng.IntN(14))
 		stages := 1 + rng.IntN(min(8, tab.n))

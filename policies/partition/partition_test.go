@@ -104,7 +104,7 @@ func TestExactEqualsRecursion(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 2))
 	binding := 0
 	for i, size := range []struct{ replicas, perOctave, times int }{
-		{64, 5, policytest.Size(1, 3)}, {24, 4, policytest.Size(6, 24)}, {12, 8, policytest.Size(6, 24)}, {40, 1, 150},
+		{64, 5, policytest.Size(0, 3)}, {24, 4, policytest.Size(3, 24)}, {12, 8, policytest.Size(3, 24)}, {40, 1, 150},
 	} {
 		for n := range size.times {
 			w := larger(rng, size.replicas, size.perOctave)
@@ -129,8 +129,8 @@ func TestExactEqualsRecursion(t *testing.T) {
 // that its model forbids, and finds the optimum of easy fleets.
 func TestTwoPhase(t *testing.T) {
 	rng := rand.New(rand.NewPCG(4, 4))
-	same, missed := 0, 0
-	for i := range 3000 {
+	same, missed, fleets := 0, 0, policytest.Size(1000, 3000)
+	for i := range fleets {
 		w := policytest.RandomWorkload(rng)
 		if i%10 == 0 {
 			w = larger(rng, 1+rng.IntN(80), 1+rng.IntN(3))
@@ -160,8 +160,8 @@ func TestTwoPhase(t *testing.T) {
 		}
 	}
 	t.Logf("optimal in %d, no answer in %d", same, missed)
-	if same < 300 {
-		t.Errorf("optimal in %d of 3000 only", same)
+	if same < fleets/10 {
+		t.Errorf("optimal in %d of %d only", same, fleets)
 	}
 }
 

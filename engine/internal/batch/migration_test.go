@@ -9,6 +9,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // fill does the work of a migration executor: it copies the KV bytes of a sequence from the blocks
@@ -110,7 +111,8 @@ type continuedText struct {
 func TestMovesAtRandom(t *testing.T) {
 	m := newModel(t)
 	moves, rounds, preemptions, shortages := 0, 0, uint64(0), 0
-	for seed := range uint64(150) {
+	seeds := policytest.Size(60, 150)
+	for seed := range uint64(seeds) {
 		rng := rand.New(rand.NewPCG(seed, 9))
 		c := setup{Blocks: 16 + rng.IntN(40), Block: 1 + rng.IntN(8), Batch: 1 + rng.IntN(6)}
 		c.Tokens = c.Batch + rng.IntN(24)
@@ -266,7 +268,7 @@ func TestMovesAtRandom(t *testing.T) {
 		}
 	}
 	t.Logf("%d moves, %d rounds, %d preemptions, %d refused reservations", moves, rounds, preemptions, shortages)
-	if moves < 150 || rounds < 300 || preemptions < 300 || shortages < 100 {
+	if moves < seeds || rounds < 2*seeds || preemptions < 2*uint64(seeds) || shortages < seeds*2/3 {
 		t.Error("too little happened: the test proves too little")
 	}
 }
