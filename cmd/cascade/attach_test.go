@@ -23,7 +23,7 @@ func attached(t *testing.T, args ...string) []byte {
 	return out.Bytes()
 }
 
-// TestAttachDeploy keeps the files under deploy what the command prints.
+// TestAttachDeploy checks that the files under deploy are what the command prints.
 func TestAttachDeploy(t *testing.T) {
 	dir := filepath.Join("..", "..", "deploy")
 	fleet := filepath.Join(dir, "fleet.yaml")
@@ -46,8 +46,8 @@ func TestAttachDeploy(t *testing.T) {
 // tree is a YAML or JSON document.
 type tree = map[string]any
 
-// TestAttachedConfigLoads pastes what is printed into an owner's configuration, as its
-// comments say, and has a real Envoy check it.
+// TestAttachedConfigLoads pastes the output into a configuration of another owner, as its comments
+// say, and a real Envoy validates the result.
 func TestAttachedConfigLoads(t *testing.T) {
 	filters := func(more ...any) []any {
 		return append(more, tree{"name": "envoy.filters.http.router", "typed_config": tree{"@type": "type.googleapis.com/envoy.extensions.filters.http.router.v3.Router"}})

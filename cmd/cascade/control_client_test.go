@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestConnectionCut: the error of a closed connection does not suggest to start a
-// control plane.
+// TestConnectionCut checks that the error of a closed connection does not suggest to start a control
+// plane.
 func TestConnectionCut(t *testing.T) {
 	for name, said := range map[string]string{"no answer": "", "half an answer": "HTTP/1.1 200 OK\r\n"} {
 		for _, document := range []string{"", "{}"} {
@@ -43,7 +43,7 @@ func TestConnectionCut(t *testing.T) {
 	}
 }
 
-// cutAfter closes a connection without a reset: the request has been read.
+// cutAfter reads the request, writes said and closes the connection without a reset.
 func cutAfter(l net.Listener, said string) error {
 	c, err := l.Accept()
 	if err != nil {

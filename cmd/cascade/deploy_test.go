@@ -10,8 +10,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
-// TestDeploy keeps the files under deploy from rotting: the fleet file is good,
-// the Envoy bootstrap is what the command prints for it, and Envoy takes it.
+// TestDeploy checks the files under deploy: the fleet file is valid, and the Envoy bootstrap is what
+// the command prints for it and what Envoy accepts.
 func TestDeploy(t *testing.T) {
 	dir := filepath.Join("..", "..", "deploy")
 	fleet := filepath.Join(dir, "fleet.yaml")

@@ -8,8 +8,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/measure"
 )
 
-// A rate is compared with the contiguous copy of its own part and owner, and with nothing
-// where there is none.
+// TestTablesCompare checks that a rate is compared with the contiguous copy of its own part and owner,
+// if there is one.
 func TestTablesCompare(t *testing.T) {
 	k := checkResult{Rows: []measure.Row{
 		{Part: measure.Within, Way: "a call per block", Rate: 1e9}, // the contiguous copy has failed

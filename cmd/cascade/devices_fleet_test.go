@@ -12,7 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
-// deviceOf is a replica of a machine with four GPUs, joined in pairs.
+// deviceOf returns a replica on a host with four GPUs, joined in pairs.
 func deviceOf(id, node string, gpu int) control.Device {
 	s := links.Topology{Host: node, Known: true, GPU: &links.GPU{Index: gpu, UUID: node + fmt.Sprint(gpu), Address: fmt.Sprint("g", gpu), PCIe: 32 * links.Gigabyte}}
 	for o := range 4 {
@@ -29,7 +29,7 @@ func deviceOf(id, node string, gpu int) control.Device {
 	}}
 }
 
-// TestCountedPairs counts pairs of classes, and pair by pair.
+// TestCountedPairs compares the pairs counted by groups with those counted one by one.
 func TestCountedPairs(t *testing.T) {
 	for seed := range uint64(60) {
 		r := rand.New(rand.NewPCG(seed, 6))
@@ -60,8 +60,7 @@ func TestCountedPairs(t *testing.T) {
 	}
 }
 
-// TestPairReason: what the receiver reports of its transports has the last
-// word.
+// TestPairReason checks that the transports that a receiver reports take precedence over the links.
 func TestPairReason(t *testing.T) {
 	m := control.DeviceModel{Links: &links.Rates{}}
 	a, b := deviceOf("a", "n", 0), deviceOf("b", "n", 1)
@@ -89,7 +88,7 @@ func TestPairReason(t *testing.T) {
 	}
 }
 
-// TestLargeFleetOfDevices: ten thousand replicas are counted, not listed.
+// TestLargeFleetOfDevices checks that the pairs of ten thousand replicas are counted, not listed.
 func TestLargeFleetOfDevices(t *testing.T) {
 	m := modelDevices{DeviceModel: control.DeviceModel{Name: "m", Links: &links.Rates{}}}
 	for i := range 10_000 {

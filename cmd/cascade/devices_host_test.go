@@ -10,8 +10,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 )
 
-// A bare machine is described in one line, and costs next to nothing: the driver of one
-// that has it is not started.
+// TestDescribeHost checks that a host is described in one line, and that this does not start the
+// driver.
 func TestDescribeHost(t *testing.T) {
 	var log strings.Builder
 	bare := inventory.Config{Sysfs: t.TempDir(), Proc: t.TempDir(), CUDA: "libnone1.so", NVML: "libnone2.so", Verbs: "libnone3.so"}
@@ -42,8 +42,8 @@ func TestSummarizeHost(t *testing.T) {
 	}
 }
 
-// BenchmarkDescribeHost is what "cascade migrator" and "cascade up" do at their start to say what
-// the machine has.
+// BenchmarkDescribeHost measures the inspection of the host at the start of "cascade migrator" and
+// "cascade up".
 func BenchmarkDescribeHost(b *testing.B) {
 	log := slog.New(slog.DiscardHandler)
 	for b.Loop() {

@@ -11,8 +11,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 )
 
-// TestRDMA looks for RDMA devices where there is no library, one with a device, and
-// one that fails.
+// TestRDMA looks for RDMA devices without a library, with a device, and with a library that fails.
 func TestRDMA(t *testing.T) {
 	var said bytes.Buffer
 	log := slog.New(slog.NewTextHandler(&said, nil))

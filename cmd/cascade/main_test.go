@@ -30,7 +30,7 @@ func (l leakChecked) Run() int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	// What daemons inside the test leave for the next of their kind.
+	// Daemons inside the test leave sockets for their successors here.
 	dir, err := os.MkdirTemp("", "cascade")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -42,8 +42,7 @@ func (l leakChecked) Run() int {
 	if code != 0 {
 		return code
 	}
-	// It waits for less than half a second, in which a busy machine may not have come to
-	// those that are about to end.
+	// Find waits for less than half a second, which is too short for a busy machine.
 	err = goleak.Find()
 	for end := time.Now().Add(30 * time.Second); err != nil && time.Now().Before(end); err = goleak.Find() {
 		time.Sleep(tick)

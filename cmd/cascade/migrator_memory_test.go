@@ -21,8 +21,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// TestMigratorMemory logs what a migrator's process holds, in memory: without modules,
-// and when four of ours decide in it. (With CASCADE_TEST_ALL alone.)
+// TestMigratorMemory logs the memory of a migrator's process without modules and with four of the
+// built-in ones. It runs with CASCADE_TEST_ALL=1 only.
 func TestMigratorMemory(t *testing.T) {
 	if os.Getenv("CASCADE_TEST_ALL") == "" || underRace {
 		t.Skip("it is measured with CASCADE_TEST_ALL=1, and not under the race detector")

@@ -16,8 +16,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 )
 
-// TestFrontendMetrics reads every metric off a state with a value of its own in
-// every field.
+// TestFrontendMetrics collects every metric from a state whose fields all have different values.
 func TestFrontendMetrics(t *testing.T) {
 	state := frontend.Status{
 		Load:        policies.Load{Running: 1, Waiting: 2, Held: 3, Promised: 4, Iteration: 0.5},
@@ -31,8 +30,7 @@ func TestFrontendMetrics(t *testing.T) {
 	checkMetrics(t, newFrontendCollector(func() frontend.Status { return state }, "r0", "m"), want)
 }
 
-// TestMigrationMetrics reads every metric off a state with a value of its own in
-// every field that is shown.
+// TestMigrationMetrics collects every metric from a state whose fields all have different values.
 func TestMigrationMetrics(t *testing.T) {
 	state := migrationSample{
 		market: market.Status{
@@ -106,7 +104,7 @@ func TestFrontendReadiness(t *testing.T) {
 	}
 }
 
-// TestAdmin: a daemon is healthy as long as it lives, and ready when it says so.
+// TestAdmin checks that a daemon is healthy while it runs, and ready when it has no reason not to be.
 func TestAdmin(t *testing.T) {
 	why := "waiting"
 	h := adminHandler(newRegistry(), func() string { return why })

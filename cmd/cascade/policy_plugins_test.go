@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// TestSigningKey: runs with the same state have the same key, others one of their own.
+// TestSigningKey checks that runs with the same state directory have the same key, and others a key
+// of their own.
 func TestSigningKey(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	first, err := signingKey(dir)

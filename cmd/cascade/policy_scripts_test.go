@@ -16,15 +16,13 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
-// TestPolicyScripts runs testdata/policy. Its folders have two modules that are put
-// together by hand, bids.wasm, which decides as the built-in bid-least-load, and
-// none.wasm, which takes no bid; $CHECKOUT is this one. The condition "guest" is
-// whether modules in Go are built: not under the race detector, which makes compiling
-// one take a minute; "c" is whether "make zig" was done.
+// TestPolicyScripts runs testdata/policy. The scripts have two assembled modules: bids.wasm decides
+// as the built-in bid-least-load, none.wasm selects no bid. $CHECKOUT is this checkout. The condition
+// "guest" is false under the race detector, with which compiling a module in Go takes a minute; "c"
+// is true after "make zig".
 func TestPolicyScripts(t *testing.T) { runPolicyScripts(t, "testdata/policy") }
 
-// TestPolicyReadmes begins a policy in each language whose compiler is here, and
-// types what its own README says.
+// TestPolicyReadmes creates a policy in Go and one in Rego, and runs the commands in their READMEs.
 func TestPolicyReadmes(t *testing.T) {
 	dir := t.TempDir()
 	for lang, kind := range map[string]string{"go": "bid", "rego": "guard"} {
@@ -41,7 +39,7 @@ func TestPolicyReadmes(t *testing.T) {
 			script.WriteString("[!guest] skip\n")
 		}
 		fmt.Fprintf(&script, "exec cascade policy new my-%s --lang %s --kind %s --cascade $CHECKOUT\ncd my-%s\n", kind, lang, kind, kind)
-		commands := typed(string(readme))
+		commands := readmeCommands(string(readme))
 		for _, command := range commands {
 			fmt.Fprintln(&script, command)
 		}
@@ -55,8 +53,8 @@ func TestPolicyReadmes(t *testing.T) {
 	runPolicyScripts(t, dir)
 }
 
-// TestExampleReadmes types what the examples' READMEs say, and the first part of what
-// ours says of policies, in what looks like a fresh checkout.
+// TestExampleReadmes runs the commands in the READMEs of the examples, and the first ones about
+// policies in the README of this checkout, in a copy of it.
 func TestExampleReadmes(t *testing.T) {
 	dir, root := t.TempDir(), filepath.Join("..", "..")
 	readmes, err := filepath.Glob(filepath.Join(root, "examples", "*", "README.md"))
@@ -92,7 +90,7 @@ func TestExampleReadmes(t *testing.T) {
 		case matched("src"):
 			script = "[!c] skip 'there is no Zig to compile C with: make zig'\n"
 		}
-		commands := typed(string(text))
+		commands := readmeCommands(string(text))
 		if len(commands) < 4 {
 			t.Errorf("%s: %d commands", name, len(commands))
 		}
@@ -104,9 +102,9 @@ func TestExampleReadmes(t *testing.T) {
 	runPolicyScripts(t, dir)
 }
 
-// typed are the commands in a text's indented lines, as those of a script: the same that
-// are read, but with less to measure.
-func typed(text string) (script []string) {
+// readmeCommands returns the commands in the indented lines of a text as lines of a script, with
+// fewer measurements.
+func readmeCommands(text string) (script []string) {
 	for line := range strings.Lines(text) {
 		command, indented := strings.CutPrefix(line, "    ")
 		command, _, _ = strings.Cut(command, "   ") // the rest explains the command
@@ -128,9 +126,9 @@ func typed(text string) (script []string) {
 	return script
 }
 
-// fresh makes the working directory look like a checkout: what is compiled is linked
-// to, examples are copied without what was built in them.
-func fresh(ts *testscript.TestScript, root string) {
+// linkCheckout makes the working directory look like a new checkout: it links to the sources, and
+// copies the examples without the modules built in them.
+func linkCheckout(ts *testscript.TestScript, root string) {
 	entries, err := os.ReadDir(root)
 	ts.Check(err)
 	for _, e := range entries {
@@ -209,7 +207,7 @@ func runPolicyScripts(t *testing.T, dir string) {
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"exitcode": exitcode,
-			"checkout": func(ts *testscript.TestScript, _ bool, _ []string) { fresh(ts, checkout) },
+			"checkout": func(ts *testscript.TestScript, _ bool, _ []string) { linkCheckout(ts, checkout) },
 		},
 	})
 }

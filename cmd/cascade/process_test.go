@@ -16,7 +16,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
 )
 
-// output is what a daemon wrote so far. It may be written and read at once.
+// output collects what a daemon writes. It is safe for concurrent use.
 type output struct {
 	mu      sync.Mutex
 	text    bytes.Buffer
@@ -65,7 +65,7 @@ func start(t *testing.T, args ...string) *running {
 	return d
 }
 
-// end signals the daemon and wants it to stop cleanly.
+// end stops the daemon and checks that it exits with code 0.
 func (d *running) end() {
 	d.stop()
 	d.once.Do(func() {
@@ -80,7 +80,7 @@ func (d *running) end() {
 	})
 }
 
-// await waits until the daemon has written what matches.
+// await waits until the output of the daemon matches.
 func (d *running) await(pattern string) {
 	d.t.Helper()
 	re := regexp.MustCompile(pattern)
@@ -98,13 +98,13 @@ func (d *running) await(pattern string) {
 	}
 }
 
-// site is the addresses of a small fleet and its file.
+// site has the fleet file of one replica and its addresses.
 type site struct {
 	file                                        string
 	proxy, control, admin, engine, front, peers string
 }
 
-// newSite writes the fleet file of one replica; more is further lines of it.
+// newSite writes the fleet file, with further lines.
 func newSite(t *testing.T, more string) site {
 	t.Helper()
 	a := loopback.Addresses(t, 6)

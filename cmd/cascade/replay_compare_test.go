@@ -11,10 +11,10 @@ import (
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
-// at is a pointer to a length.
+// at returns a pointer to a length.
 func at(t policies.Tokens) *policies.Tokens { return &t }
 
-// threeStages is a plan with cuts at 100 and 1000.
+// threeStages returns a plan with cuts at 100 and 1000.
 func threeStages(epoch policies.Epoch) control.Change {
 	two := []control.Replica{{ID: "a"}, {ID: "b"}}
 	return control.Change{Model: "m", Epoch: epoch, Reason: "better", Gain: 0.25, Stages: []control.Stage{
@@ -24,8 +24,7 @@ func threeStages(epoch policies.Epoch) control.Change {
 	}}
 }
 
-// TestCountStageHits judges requests at both sides of every boundary, under the plan
-// whose routes they met.
+// TestCountStageHits counts requests on both sides of every boundary, by the plan that routed them.
 func TestCountStageHits(t *testing.T) {
 	one := control.Change{Epoch: 1, Stages: []control.Stage{{Name: "s0"}}}
 	status := control.Status{History: []control.Change{one, threeStages(2)}}
@@ -58,7 +57,7 @@ func TestCountStageHits(t *testing.T) {
 	}
 }
 
-// TestAnnounceEachPlanOnce: also when the history forgets its beginning.
+// TestAnnounceEachPlanOnce announces plans while the history loses its oldest entries.
 func TestAnnounceEachPlanOnce(t *testing.T) {
 	var out bytes.Buffer
 	s := &settings{stderr: &out}
@@ -114,7 +113,7 @@ func TestReachable(t *testing.T) {
 	}
 }
 
-// TestCurl quotes what a shell would take apart.
+// TestCurl checks the quoting for a shell.
 func TestCurl(t *testing.T) {
 	got := curlCommand("http://h:1", config.Model{Name: `it's "m"`, Hosts: []string{"m.example"}}, true)
 	want := `curl http://h:1/v1/completions -H 'host: m.example' -H 'content-type: application/json' -d '{"model":"it'\''s \"m\"","prompt":"Once upon a time","max_tokens":16}'`

@@ -13,7 +13,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// loadClient is clients of a script that ask without a pause.
+// loadClient sends requests without a pause, from several clients.
 type loadClient struct {
 	stop  context.CancelFunc
 	wg    sync.WaitGroup
@@ -22,10 +22,10 @@ type loadClient struct {
 	bad   []string
 }
 
-// loadClientKey finds the hammer of a script.
+// loadClientKey finds the loadClient of a script.
 type loadClientKey struct{}
 
-// clientsPerProtocol is how many clients ask over each protocol.
+// clientsPerProtocol is the number of clients that use each protocol.
 const clientsPerProtocol = 3
 
 func startLoad(ts *testscript.TestScript, neg bool, args []string) {

@@ -24,10 +24,10 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
-// patience bounds every wait for something that must happen soon.
+// patience is the timeout of all waits.
 const patience = 2 * time.Minute
 
-// tick is how often another process is looked at, which has no event for us.
+// tick is the time between two checks of another process.
 const tick = 20 * time.Millisecond
 
 // TestScripts runs testdata/script. Besides testscript's own commands there
@@ -41,8 +41,8 @@ const tick = 20 * time.Millisecond
 //	exitcode CODE ARGS...       run cascade and compare its exit code
 //	signal NAME WORDS           signal the background process with these arguments
 //	last WORDS                  wait until all background processes with these arguments but one have ended
-//	hammer URL FILE             POST JSON all the time, from several clients, until rest
-//	rest                        end the hammer; every answer must have been 200 and whole
+//	hammer URL FILE             POST JSON without a pause, from several clients, until rest
+//	rest                        end hammer; every response must have been complete, with status 200
 func TestScripts(t *testing.T) {
 	t.Parallel()
 	testscript.Run(t, testscript.Params{
@@ -86,10 +86,10 @@ func expand(ts *testscript.TestScript, neg bool, files []string) {
 	}
 }
 
-// scripts is the client of all scripts: no connection outlives its request.
+// scripts is the client of all scripts. Every request has its own connection.
 var scripts = &http.Client{Timeout: patience, Transport: &http.Transport{DisableKeepAlives: true}}
 
-// ask sends one request; the status of an answer that did not come is 0.
+// ask sends a request; the status is 0 if there is no response.
 func ask(ctx context.Context, method, url string, body []byte) (int, string, error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, bytes.NewReader(body))
 	if err != nil {
@@ -105,7 +105,7 @@ func ask(ctx context.Context, method, url string, body []byte) (int, string, err
 	return resp.StatusCode, string(out), err
 }
 
-// awaitBody polls until the answer is good, 200 or just not, and matches.
+// awaitBody polls until the status is accepted and the body matches.
 func awaitBody(url, pattern string, good func(status int) bool) (string, error) {
 	re, err := regexp.Compile("(?s)" + pattern)
 	if err != nil {
@@ -183,7 +183,7 @@ func signalProcess(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// background are the background processes that have words among their arguments.
+// background returns the background processes that have words among their arguments.
 func background(ts *testscript.TestScript, words []string) (found []*os.Process) {
 	want := strings.Join(words, " ")
 	for _, c := range ts.BackgroundCmds() {

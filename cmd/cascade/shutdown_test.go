@@ -10,8 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
-// longStream opens a stream of some tokens, 300 of which take two seconds, and reads up
-// to its first one.
+// longStream opens a stream and reads its first event; 300 tokens take two seconds.
 func longStream(t *testing.T, address string, tokens int) (events *bufio.Scanner, leave func()) {
 	t.Helper()
 	body := fmt.Sprintf(`{"model":"llama","prompt":"Once upon a time","max_tokens":%d,"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true}}`, tokens)
@@ -31,8 +30,8 @@ func longStream(t *testing.T, address string, tokens int) (events *bufio.Scanner
 	return events, leave
 }
 
-// TestStreamsOutliveSignal stops the process that owns a stream: the stream
-// runs to its end, no new request is accepted, and the process ends cleanly.
+// TestStreamsOutliveSignal stops the process that owns a stream: the stream ends normally, no new
+// request is accepted, and the process exits with code 0.
 func TestStreamsOutliveSignal(t *testing.T) {
 	t.Parallel()
 	for name, parts := range map[string]func(t *testing.T, s site) (owner *running, address string){
@@ -83,7 +82,7 @@ func TestStreamsOutliveSignal(t *testing.T) {
 	}
 }
 
-// TestUpRefusesUnsupportedEdits edits the file of a running fleet.
+// TestUpRefusesUnsupportedEdits edits the fleet file of a running fleet.
 func TestUpRefusesUnsupportedEdits(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, "")
@@ -101,11 +100,10 @@ func TestUpRefusesUnsupportedEdits(t *testing.T) {
 	s.write(t, `- {id: r9, address: "127.0.0.1:9", peer: "127.0.0.1:10", engine: "http://127.0.0.1:11"}`)
 	awaitURL(t, "http://"+s.admin+"/status", `"id": "r9"`)
 
-	s.answers(t)
+	s.sendRequest(t)
 }
 
-// TestUpFailsWithDataPlane: an Envoy that ends takes the fleet down,
-// with an error.
+// TestUpFailsWithDataPlane checks that the fleet ends with an error when its Envoy ends.
 func TestUpFailsWithDataPlane(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, "")

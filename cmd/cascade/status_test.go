@@ -13,8 +13,7 @@ import (
 
 var update = flag.Bool("update", false, "write the expected output of scripts anew")
 
-// TestStatusWatch shows the state again and again, through a control plane
-// that is away for a moment, until it is interrupted.
+// TestStatusWatch repeats the status until it is interrupted, although the control plane fails once.
 func TestStatusWatch(t *testing.T) {
 	looks := make(chan int)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

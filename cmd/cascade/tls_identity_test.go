@@ -16,8 +16,8 @@ import (
 	"github.com/cascadeinfer/cascade/xds/ratelimitlog"
 )
 
-// says runs a command line to its end and returns what it wrote.
-func says(t *testing.T, args ...string) string {
+// runCommand runs a command line, which must succeed, and returns its output.
+func runCommand(t *testing.T, args ...string) string {
 	t.Helper()
 	out := newOutput()
 	code := run(t.Context(), args, out, out)
@@ -28,23 +28,23 @@ func says(t *testing.T, args ...string) string {
 	return text
 }
 
-// identified is a site whose parts have identities.
-func identified(t *testing.T) (s site, dir string) {
+// newIdentifiedSite returns a site whose components have identities.
+func newIdentifiedSite(t *testing.T) (s site, dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	s = newSite(t, identities(dir, dir))
-	says(t, "tls", "init", "--out", dir, "--trust-domain", "fleet.test", "-c", s.file, "--proxy", "edge", "--proxy", "edge-2")
+	runCommand(t, "tls", "init", "--out", dir, "--trust-domain", "fleet.test", "-c", s.file, "--proxy", "edge", "--proxy", "edge-2")
 	return s, dir
 }
 
-// identities is the tls section for the authority of one directory and the
-// certificates of another.
+// identities returns the tls section for the authority of one directory and the certificates of
+// another.
 func identities(ca, own string) string {
 	return fmt.Sprintf("tls: {trust_domain: fleet.test, ca: %q, cert: %q, key: %q}",
 		filepath.Join(ca, "ca.pem"), filepath.Join(own, "{role}/{name}/cert.pem"), filepath.Join(own, "{role}/{name}/key.pem"))
 }
 
-// serve starts everything but the data plane; it returns the control plane.
+// serve starts all components but the data plane, and returns the control plane.
 func (s site) serve(t *testing.T) *running {
 	t.Helper()
 	c := start(t, "control", "-c", s.file)
@@ -59,8 +59,8 @@ func (s site) serve(t *testing.T) *running {
 	return c
 }
 
-// answers has a request answered through the data plane.
-func (s site) answers(t *testing.T) {
+// sendRequest sends a request through the data plane, which must succeed.
+func (s site) sendRequest(t *testing.T) {
 	t.Helper()
 	status, body, err := ask(t.Context(), http.MethodPost, "http://"+s.proxy+"/v1/completions", []byte(`{"model":"llama","prompt":"x","max_tokens":2}`))
 	if err != nil || status != http.StatusOK {
@@ -70,23 +70,22 @@ func (s site) answers(t *testing.T) {
 
 const notThem = "client refused: its certificate does not match"
 
-// refused counts the lines about clients that were.
+// refused counts the log lines about refused clients.
 func (d *running) refused() int {
 	text, _ := d.out.read()
 	return strings.Count(text, notThem)
 }
 
-// TestFleetWithIdentities: with certificates without host names, one for each
-// part, requests are answered; an embedded proxy by another's name fails at
-// its start, or gets nothing.
+// TestFleetWithIdentities serves requests with one certificate per component, without host names. An
+// embedded proxy with the certificate of another component does not start.
 func TestFleetWithIdentities(t *testing.T) {
 	t.Parallel()
-	s, dir := identified(t)
+	s, dir := newIdentifiedSite(t)
 	c := s.serve(t)
 	start(t, "proxy", "-c", s.file, "--node-id", "edge", "--log", "error")
 	awaitURL(t, "http://"+s.proxy+"/v1/models", "llama")
 	awaitURL(t, "http://"+s.admin+"/status", `"health": "healthy".*"id": "edge"`)
-	s.answers(t)
+	s.sendRequest(t)
 
 	out := newOutput()
 	if code := run(t.Context(), []string{"proxy", "-c", s.file, "--node-id", "unknown"}, out, out); code == 0 {
@@ -100,24 +99,22 @@ func TestFleetWithIdentities(t *testing.T) {
 		t.Error("a proxy with another's certificate starts")
 	}
 	if text, _ := out.read(); !strings.Contains(text, "is spiffe://fleet.test/proxy/edge-2, and spiffe://fleet.test/proxy/edge is wanted") {
-		t.Errorf("it says: %s", text)
+		t.Errorf("the output is %s", text)
 	}
-	// A certificate is believed only by who has its authority.
 	if got := c.refused(); got != 0 {
 		t.Errorf("%d refusals of the fleet's own parts", got)
 	}
 }
 
-// envoyBoot is a bootstrap of an Envoy that serves within a moment, configured
-// or not.
+// envoyBoot returns the bootstrap of an Envoy that hardly waits for its configuration.
 func envoyBoot(t *testing.T, args ...string) string {
 	t.Helper()
-	boot := says(t, append([]string{"envoy-bootstrap", "--admin", "127.0.0.1:0"}, args...)...)
+	boot := runCommand(t, append([]string{"envoy-bootstrap", "--admin", "127.0.0.1:0"}, args...)...)
 	return strings.ReplaceAll(boot, `"initial_fetch_timeout": "0s"`, `"initial_fetch_timeout": "0.2s"`)
 }
 
-// bare fails unless an Envoy has nothing of the fleet.
-func bare(t *testing.T, who string, p *envoytest.Process) {
+// requireUnconfigured fails if an Envoy has resources of the fleet.
+func requireUnconfigured(t *testing.T, who string, p *envoytest.Process) {
 	t.Helper()
 	if got := string(p.Get("/listeners")); got != "" {
 		t.Errorf("%s has listeners: %s", who, got)
@@ -133,16 +130,16 @@ func awaitStat(t *testing.T, p *envoytest.Process, name string, least int64) {
 	policytest.WaitForValue(t, fmt.Sprintf("%s to be %d", name, least), func() int64 { return p.Stats(name)[name] }, func(n int64) bool { return n >= least })
 }
 
-// TestEnvoyIdentity has real Envoys come with a right certificate,
-// with another's node id, with a stranger's certificate, and to a server that is
-// not the control plane. The first never notices.
+// TestEnvoyIdentity starts real Envoys with a valid certificate, with another's node id, with a
+// certificate of another authority, and with a server that is not the control plane. The first one is
+// not affected by the others.
 func TestEnvoyIdentity(t *testing.T) {
 	t.Parallel()
 	envoytest.Binary(t)
-	s, dir := identified(t)
+	s, dir := newIdentifiedSite(t)
 	c := s.serve(t)
 	out := t.TempDir()
-	says(t, "envoy-bootstrap", "-c", s.file, "--node-id", "edge", "--admin", "127.0.0.1:0", "--out", out)
+	runCommand(t, "envoy-bootstrap", "-c", s.file, "--node-id", "edge", "--admin", "127.0.0.1:0", "--out", out)
 	boot, err := os.ReadFile(filepath.Join(out, "bootstrap.json"))
 	if err != nil {
 		t.Fatal(err)
@@ -151,39 +148,39 @@ func TestEnvoyIdentity(t *testing.T) {
 	edge := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
 	awaitURL(t, "http://"+s.proxy+"/v1/models", "llama")
 	awaitURL(t, "http://"+s.admin+"/status", `"health": "healthy".*"id": "edge"`)
-	s.answers(t)
+	s.sendRequest(t)
 	connected := edge.Stats("cascade-xds.upstream_cx_total")
 
 	began := time.Now()
-	// The name of another, with a valid certificate.
+	// A valid certificate with the node id of another Envoy.
 	stolen := strings.Replace(envoyBoot(t, "-c", s.file, "--node-id", "edge-2"), `"id": "edge-2"`, `"id": "edge"`, 1)
 	thief := envoytest.Start(t, envoytest.Config{Bootstrap: stolen})
 	c.await("spiffe://fleet.test/proxy/edge-2.*" + notThem + "|" + notThem + ".*spiffe://fleet.test/proxy/edge-2")
 	awaitStat(t, thief, "cluster.cascade-xds.upstream_rq_total", 4) // it tries again
-	bare(t, "a thief", thief)
+	requireUnconfigured(t, "an Envoy with another node id", thief)
 
-	// A certificate of another authority, which the server does not believe.
+	// A certificate of an authority that the server does not trust.
 	other := t.TempDir()
-	says(t, "tls", "init", "--out", other, "--trust-domain", "fleet.test", "--proxy", "edge")
+	runCommand(t, "tls", "init", "--out", other, "--trust-domain", "fleet.test", "--proxy", "edge")
 	file := filepath.Join(t.TempDir(), "fleet.yaml")
 	elsewhere := s
 	elsewhere.file = file
 	elsewhere.write(t, identities(dir, other))
 	stranger := envoytest.Start(t, envoytest.Config{Bootstrap: envoyBoot(t, "-c", file, "--node-id", "edge")})
 	awaitStat(t, stranger, "cluster.cascade-xds.upstream_cx_destroy", 2)
-	bare(t, "a stranger", stranger)
-	// And a server that the stranger's authority has not issued.
+	requireUnconfigured(t, "an Envoy of another authority", stranger)
+	// A server whose authority the Envoy does not trust.
 	elsewhere.write(t, identities(other, other))
 	wary := envoytest.Start(t, envoytest.Config{Bootstrap: envoyBoot(t, "-c", file, "--node-id", "edge")})
 	awaitStat(t, wary, "cluster.cascade-xds.ssl.fail_verify_error", 1)
-	bare(t, "who trusts another authority", wary)
+	requireUnconfigured(t, "an Envoy that trusts another authority", wary)
 	// A migrator is not the control plane.
 	lost := envoytest.Start(t, envoytest.Config{Bootstrap: envoyBoot(t, "-c", s.file, "--node-id", "edge-2", "--control", s.peers)})
 	awaitStat(t, lost, "cluster.cascade-xds.ssl.fail_verify_san", 1)
-	bare(t, "who asks a migrator", lost)
+	requireUnconfigured(t, "an Envoy that connects to a migrator", lost)
 
-	s.answers(t)
-	// Once, and once more for each minute that this has taken.
+	s.sendRequest(t)
+	// Refusals are logged once a minute.
 	sum, most := 0, 1+int(time.Since(began)/ratelimitlog.Interval)
 	text, _ := c.out.read()
 	for _, who := range []string{"client=spiffe://fleet.test/proxy/edge-2 ", "client=127.0.0.1 "} {
@@ -193,25 +190,24 @@ func TestEnvoyIdentity(t *testing.T) {
 		}
 	}
 	if got := strings.Count(text, notThem); got != sum {
-		t.Errorf("%d lines of refusals, want those %d of the thief and of the stranger", got, sum)
+		t.Errorf("%d lines of refusals, want %d", got, sum)
 	}
 	if now := edge.Stats("cascade-xds.upstream_cx_total"); fmt.Sprint(now) != fmt.Sprint(connected) {
 		t.Errorf("the Envoy with its own name connected again: %v, before %v", now, connected)
 	}
 	if got := edge.Stats(`update_rejected`); got["cluster_manager.cds.update_rejected"]+got["listener_manager.lds.update_rejected"] != 0 {
-		t.Errorf("it refused something: %v", got)
+		t.Errorf("it rejected a response: %v", got)
 	}
 }
 
-// TestEnvoyRotates issues an Envoy's certificate anew: it is taken up without a
-// restart, and the next connection is made with it.
+// TestEnvoyRotates issues a new certificate for an Envoy, which uses it without a restart.
 func TestEnvoyRotates(t *testing.T) {
 	t.Parallel()
 	envoytest.Binary(t)
-	s, dir := identified(t)
+	s, dir := newIdentifiedSite(t)
 	s.serve(t)
 	out := t.TempDir()
-	says(t, "envoy-bootstrap", "-c", s.file, "--node-id", "edge", "--admin", "127.0.0.1:0", "--out", out)
+	runCommand(t, "envoy-bootstrap", "-c", s.file, "--node-id", "edge", "--admin", "127.0.0.1:0", "--out", out)
 	boot, err := os.ReadFile(filepath.Join(out, "bootstrap.json"))
 	if err != nil {
 		t.Fatal(err)
@@ -237,10 +233,10 @@ func TestEnvoyRotates(t *testing.T) {
 		return ""
 	}
 	before := serial()
-	says(t, "tls", "init", "--out", dir, "--proxy", "edge")
+	runCommand(t, "tls", "init", "--out", dir, "--proxy", "edge")
 	policytest.WaitFor(t, "Envoy's new certificate", func() bool { return serial() != before })
 	if before == "" {
 		t.Fatal("Envoy has no certificate")
 	}
-	s.answers(t)
+	s.sendRequest(t)
 }

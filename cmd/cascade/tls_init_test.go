@@ -15,7 +15,7 @@ import (
 func TestIssuedCertificates(t *testing.T) {
 	dir := t.TempDir()
 	s := newSite(t, "state: state\ncontrol: {name: main, listen: \"127.0.0.1:18000\", peers: [\"127.0.0.9:18100\"]}\n"+identities(dir, dir))
-	says(t, "tls", "init", "--out", dir, "--trust-domain", "fleet.test", "-c", s.file, "--host", "control.example.org")
+	runCommand(t, "tls", "init", "--out", dir, "--trust-domain", "fleet.test", "-c", s.file, "--host", "control.example.org")
 	host, err := os.Hostname()
 	if err != nil {
 		t.Fatal(err)

@@ -54,7 +54,7 @@ func TestFleetUnderTLS(t *testing.T) {
 		},
 		"envoy": func(t *testing.T, s site) {
 			envoytest.Binary(t)
-			boot := says(t, "envoy-bootstrap", "-c", s.file, "--node-id", "edge", "--admin", "127.0.0.1:0")
+			boot := runCommand(t, "envoy-bootstrap", "-c", s.file, "--node-id", "edge", "--admin", "127.0.0.1:0")
 			envoytest.Validate(t, boot)
 			envoytest.Start(t, envoytest.Config{Bootstrap: boot})
 		},
@@ -67,7 +67,7 @@ func TestFleetUnderTLS(t *testing.T) {
 			dataPlane(t, s)
 			awaitURL(t, "http://"+s.proxy+"/v1/models", "llama")
 			awaitURL(t, "http://"+s.admin+"/status", `"health": "healthy".*"id": "edge"`)
-			s.answers(t)
+			s.sendRequest(t)
 
 			// Between migrators: in with the fleet's certificate.
 			peers, scheme := keysOf(t, files).PeerTransport(func(string) string { return "" })
@@ -85,10 +85,10 @@ func TestFleetUnderTLS(t *testing.T) {
 			stranger := keysOf(t, issue(t, t.TempDir())).ControlClientConfig("127.0.0.1")
 			stranger.VerifyConnection = nil
 			for _, door := range []string{s.control, s.peers} {
-				if err := knock(door, &tls.Config{InsecureSkipVerify: true}); err == nil || !strings.Contains(err.Error(), "certificate required") {
+				if err := dialTLS(door, &tls.Config{InsecureSkipVerify: true}); err == nil || !strings.Contains(err.Error(), "certificate required") {
 					t.Errorf("%s without a certificate: %v", door, err)
 				}
-				if err := knock(door, stranger); err == nil || !strings.Contains(err.Error(), "unknown certificate authority") {
+				if err := dialTLS(door, stranger); err == nil || !strings.Contains(err.Error(), "unknown certificate authority") {
 					t.Errorf("%s with a stranger's certificate: %v", door, err)
 				}
 			}
@@ -96,8 +96,8 @@ func TestFleetUnderTLS(t *testing.T) {
 	}
 }
 
-// knock opens a connection and waits for data; nil means that the server sends some, or waits.
-func knock(address string, c *tls.Config) error {
+// dialTLS opens a connection and waits for data; nil means that the server sends some, or waits.
+func dialTLS(address string, c *tls.Config) error {
 	conn, err := (&tls.Dialer{Config: c}).Dial("tcp", address)
 	if err != nil {
 		return err

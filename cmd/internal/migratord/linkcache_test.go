@@ -14,7 +14,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/links"
 )
 
-// pairedGPUs is a machine with four GPUs, joined in pairs by NVLink.
+// pairedGPUs returns a host with four GPUs, joined in pairs by NVLink.
 func pairedGPUs(name string) *topology.Machine {
 	m := &topology.Machine{Name: name, Libraries: []topology.Library{{Name: topology.CUDA}, {Name: topology.Verbs, Missing: "not here"}}}
 	for i := range 4 {
@@ -27,8 +27,8 @@ func pairedGPUs(name string) *topology.Machine {
 	return m
 }
 
-// newLinkDaemon is r0 on GPU 0 of host a, in a fleet file with r1 and r2 on GPUs 1 and 2, r3
-// in the machine's memory, and r4 on another host.
+// newLinkDaemon returns the daemon of r0 on GPU 0 of host a. The fleet file has r1 and r2 on GPUs 1
+// and 2, r3 in host memory, and r4 on another host.
 func newLinkDaemon(t *testing.T) *Daemon {
 	t.Helper()
 	network, err := peer.New(peer.Config{Self: "r0", Handle: func(policies.ReplicaID, *api.Envelope) {}})
@@ -83,11 +83,11 @@ func TestDistances(t *testing.T) {
 		t.Errorf("why not by cuda from r2: %q", why)
 	}
 	if d.linksFrom("r4") != nil {
-		t.Error("something is known of another host")
+		t.Error("the links to another host are known")
 	}
 }
 
-// TestTopology: a topology is reported once, until it changes.
+// TestTopology checks that a topology is the same message until it changes.
 func TestTopology(t *testing.T) {
 	d := newLinkDaemon(t)
 	blind := d.topology()
@@ -100,7 +100,7 @@ func TestTopology(t *testing.T) {
 	if seen == blind || seen.GetHost() != "a" || !seen.GetKnown() || len(seen.GetGpu().GetPeers()) != 3 {
 		t.Errorf("with a machine: %v", seen)
 	}
-	m = pairedGPUs("another name") // looked again
+	m = pairedGPUs("another name") // a later inspection
 	if d.topology() != seen {
 		t.Error("an unchanged topology is reported again")
 	}
@@ -109,7 +109,7 @@ func TestTopology(t *testing.T) {
 	if s := d.topology(); s == seen || s.GetGpu().GetLost() == "" {
 		t.Errorf("a lost GPU: %v", s)
 	}
-	// The fleet file has the first word.
+	// The fleet file takes precedence.
 	d.cfg.Fleet.Machines = topology.Machines{"a": &topology.Machine{Name: "a"}}
 	if s := d.topology(); !s.GetKnown() || !s.GetGpu().GetAbsent() {
 		t.Errorf("by the fleet file: %v", s)
@@ -156,8 +156,8 @@ func TestSiteRDMA(t *testing.T) {
 	}
 }
 
-// TestBounce: blocks go by way of the host where the nearest NIC is another
-// processor's, and nowhere else.
+// TestBounce checks that blocks pass through host memory only if the nearest NIC belongs to another
+// processor.
 func TestBounce(t *testing.T) {
 	d := newLinkDaemon(t)
 	if d.bounceThroughHost() {

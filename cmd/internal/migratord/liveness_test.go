@@ -8,8 +8,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// TestLiveness: a peer lives while its streams go on, and not because streams that
-// it holds are given up.
+// TestLiveness checks that a peer is alive while its streams make progress, and not because streams
+// end.
 func TestLiveness(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := liveness{last: make(map[policies.ReplicaID]progressSample)}
@@ -23,10 +23,10 @@ func TestLiveness(t *testing.T) {
 			note(90 - n)
 		}
 		if s.isAlive("b") {
-			t.Error("streams that end keep it alive")
+			t.Error("ended streams count as progress")
 		}
 		if note(87); !s.isAlive("b") {
-			t.Error("dead although a stream goes on")
+			t.Error("dead although a stream makes progress")
 		}
 		if s.isAlive("c") {
 			t.Error("c is unknown")

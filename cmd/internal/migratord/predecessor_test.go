@@ -21,7 +21,7 @@ import (
 	xds "github.com/cascadeinfer/cascade/xds/api"
 )
 
-// sample is a state with everything in it.
+// sample returns a state with all fields set.
 func sample(t *testing.T, moves int) predecessorState {
 	t.Helper()
 	f := policies.NewFlow([]policies.Tokens{0, 100})
@@ -40,7 +40,7 @@ func sample(t *testing.T, moves int) predecessorState {
 	return s
 }
 
-// TestState: what an earlier process runs is added to what the later one does.
+// TestState checks that the state of the earlier process is added to that of the later one.
 func TestState(t *testing.T) {
 	want := sample(t, 2)
 	b, err := encodeState(want)
@@ -63,16 +63,16 @@ func TestState(t *testing.T) {
 		t.Error("the own snapshot has changed")
 	}
 	if got := (predecessorState{}).addToStatus(own); !reflect.DeepEqual(got, own) {
-		t.Errorf("nothing adds %+v", got)
+		t.Errorf("the zero state adds %+v", got)
 	}
 	if got := s.addToStatus(frontend.Status{}); got.Load.Iteration != .03 {
-		t.Errorf("an idle process has the iteration time %v", got.Load.Iteration)
+		t.Errorf("an idle process adds the iteration time %v", got.Load.Iteration)
 	}
 	x := s.addToExtra(loadreport.Extra{Residents: 1, Pinned: 1, PinnedSeconds: 2, Streams: 1, Migrations: []*xds.Migration{{Id: "own"}}})
 	if x.Residents != 5 || x.Pinned != 2 || x.PinnedSeconds != 9 || x.Streams != 6 || len(x.Migrations) != 3 || x.Migrations[2].Id != "r0/1" {
 		t.Errorf("%+v", x)
 	}
-	// Load comes through however many moves there are.
+	// The load is sent even if the migrations do not fit.
 	if b, err = encodeState(sample(t, 10_000)); err != nil || len(b) > maxMessage {
 		t.Fatalf("%d bytes, %v", len(b), err)
 	}
@@ -104,8 +104,8 @@ func transferEnvelope(seller string, number uint64, kind transfer.Kind, request 
 	return &api.Envelope{From: "r1", Body: &api.Envelope_Transfer{Transfer: &api.Transfer{Kind: uint32(kind), Seller: seller, Number: number, Request: request}}}
 }
 
-// TestIsForPredecessor: an earlier process gets the messages of its own deals and its clients'
-// streams, and of nothing else.
+// TestIsForPredecessor checks that an earlier process gets only the messages about its own deals and
+// its clients' streams.
 func TestIsForPredecessor(t *testing.T) {
 	d := &Daemon{id: "r0", startedAt: time.UnixMicro(1000)}
 	market := func(seller string, number uint64) *api.Envelope {
@@ -117,7 +117,7 @@ func TestIsForPredecessor(t *testing.T) {
 	}{
 		{market("r0", 999), true},
 		{market("r0", 1000), false},
-		{market("r1", 999), false}, // it asks, and only the later one buys
+		{market("r1", 999), false}, // a bid request: only the later process buys
 		{transferEnvelope("r0", 999, transfer.Pulled, ""), true},
 		{transferEnvelope("r0", 1001, transfer.Pulled, ""), false},
 		{transferEnvelope("r1", 999, transfer.Accept, "r0/5"), false},
@@ -135,7 +135,7 @@ func TestIsForPredecessor(t *testing.T) {
 	}
 }
 
-// pipe is a Link to a test.
+// pipe is a Link whose other end is the test.
 type pipe struct {
 	in, out chan []byte
 	once    sync.Once
@@ -174,16 +174,16 @@ func (p *pipe) Close() error {
 
 var _ Link = (*pipe)(nil)
 
-// TestFollowPredecessor: as long as an earlier process lives, what is meant for it goes there
-// or is lost, and what it runs counts; then neither.
+// TestFollowPredecessor checks that the messages for an earlier process are forwarded and its load
+// counts as long as it runs.
 func TestFollowPredecessor(t *testing.T) {
 	d := &Daemon{cfg: Config{Logger: slog.New(slog.DiscardHandler)}, id: "r0", startedAt: time.UnixMicro(1000)}
 	if d.predecessor.forward(transferEnvelope("r0", 1, transfer.Pulled, "")) {
-		t.Error("there is no earlier process, and it gets an envelope")
+		t.Error("an envelope was forwarded without an earlier process")
 	}
 	d.predecessor.expected = true
 	if !d.predecessor.forward(transferEnvelope("r0", 1, transfer.Pulled, "")) {
-		t.Error("an earlier process that is not reached yet is taken for none")
+		t.Error("an earlier process that is not connected yet counts as none")
 	}
 	d.controlView.view.Draining = true
 	p, over := newPipe(), make(chan struct{})
@@ -191,11 +191,11 @@ func TestFollowPredecessor(t *testing.T) {
 		defer close(over)
 		d.FollowPredecessor(t.Context(), p)
 	}()
-	word, err := encodeState(sample(t, 1))
+	message, err := encodeState(sample(t, 1))
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.in <- word
+	p.in <- message
 	if b := <-p.out; b[0] != controlUpdateMessage || !bytes.Contains(b, []byte(`"Drain":true`)) {
 		t.Errorf("%s", b)
 	}
@@ -216,11 +216,11 @@ func TestFollowPredecessor(t *testing.T) {
 	close(p.in)
 	<-over
 	if s := d.predecessor.currentState(); s.Residents != 0 || d.predecessor.forward(want) {
-		t.Error("it has ended, and still counts")
+		t.Error("it has ended, and its load still counts")
 	}
 	d.predecessor.expected = true
 	d.FollowPredecessor(t.Context(), nil)
 	if d.predecessor.forward(want) {
-		t.Error("it had ended before, and is waited for")
+		t.Error("it had ended before, and an envelope was forwarded")
 	}
 }

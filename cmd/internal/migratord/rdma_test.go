@@ -15,8 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// TestPeerRPC checks that the peers' port distinguishes the two services, and has one
-// alone without RDMA.
+// TestPeerRPC checks that the peers' port has two services with RDMA, and one without.
 func TestPeerRPC(t *testing.T) {
 	network, err := peer.New(peer.Config{Self: "a", Handle: func(policies.ReplicaID, *api.Envelope) {}})
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// TestMigrationsFitIntoReport: what is under way comes first, then what has ended
-// last, and only what this replica sells.
+// TestMigrationsFitIntoReport checks that a report has only migrations out of this replica: those in
+// progress, then the latest that have ended.
 func TestMigrationsFitIntoReport(t *testing.T) {
 	moves := []executor.Migration{{ID: "live 0", Role: "source", State: "round"}, {ID: "other", Role: "target", State: "moved"}, {ID: "live 1", Role: "source", State: "open"}}
 	for i := range 100 {
@@ -35,7 +35,7 @@ func TestMigrationsFitIntoReport(t *testing.T) {
 	}
 }
 
-// TestRoutesFitIntoReport: unhealthy routes are reported first.
+// TestRoutesFitIntoReport checks that unhealthy routes are reported first.
 func TestRoutesFitIntoReport(t *testing.T) {
 	why := errors.New("why")
 	paths := []transport.Path{{Transport: "cuda", Err: fmt.Errorf("cuda: %w", transport.ErrUnsupportedMemory)}, {Transport: "shm", Err: why}, {Transport: "tcp"}}

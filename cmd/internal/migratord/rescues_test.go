@@ -10,8 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 )
 
-// TestRescueLog checks that the control plane accepts reports of
-// rescues, and that what is remembered is bounded.
+// TestRescueLog checks that the control plane accepts reports of rescues, and that the log is bounded.
 func TestRescueLog(t *testing.T) {
 	var x rescueLog
 	began := time.Unix(1e9, 0)
@@ -33,6 +32,6 @@ func TestRescueLog(t *testing.T) {
 		x.add(frontend.Rescue{Stream: "r0/8", Epoch: 11}, "r0")
 	}
 	if len(x.all()) != maxRescues || before[0].Id != "r0/7#2" {
-		t.Errorf("%d are remembered", len(x.all()))
+		t.Errorf("%d rescues are kept", len(x.all()))
 	}
 }
