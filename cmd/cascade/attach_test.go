@@ -10,6 +10,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
@@ -34,9 +35,7 @@ func TestAttachDeploy(t *testing.T) {
 	} {
 		got := attached(t, append(args, "-c", fleet)...)
 		want, err := os.ReadFile(filepath.Join(dir, file))
-		if err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, err)
 		if !bytes.Equal(got, want) {
 			t.Errorf("deploy/%s is not what \"cascade attach %s -c deploy/fleet.yaml\" prints; write it anew", file, strings.Join(args, " "))
 		}
@@ -59,13 +58,9 @@ func TestAttachedConfigLoads(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var printed tree
-			if err := yaml.Unmarshal(attached(t, append(args, "--to", "envoy")...), &printed); err != nil {
-				t.Fatal(err)
-			}
+			policytest.NoError(t, yaml.Unmarshal(attached(t, append(args, "--to", "envoy")...), &printed))
 			var same tree
-			if err := json.Unmarshal(attached(t, append(args, "--to", "envoy", "--json")...), &same); err != nil {
-				t.Fatal(err)
-			}
+			policytest.NoError(t, json.Unmarshal(attached(t, append(args, "--to", "envoy", "--json")...), &same))
 			for key := range printed {
 				if same[key] == nil || len(same) != len(printed) {
 					t.Errorf("--json has other parts: %v", same)
@@ -98,9 +93,7 @@ func TestAttachedConfigLoads(t *testing.T) {
 				}
 			}
 			text, err := json.Marshal(boot)
-			if err != nil {
-				t.Fatal(err)
-			}
+			policytest.NoError(t, err)
 			envoytest.Validate(t, string(text))
 		})
 	}

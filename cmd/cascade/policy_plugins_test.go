@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // TestSigningKey checks that runs with the same state directory have the same key, and others a key
@@ -11,9 +13,7 @@ import (
 func TestSigningKey(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	first, err := signingKey(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	if again, err := signingKey(dir); err != nil || !again.Equal(first) {
 		t.Errorf("the second run has another key: %v", err)
 	}
@@ -23,9 +23,7 @@ func TestSigningKey(t *testing.T) {
 	if alone, err := signingKey(""); err != nil || alone.Equal(first) {
 		t.Errorf("a run without state has that of others: %v", err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, runKeyFile), []byte("no key"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, os.WriteFile(filepath.Join(dir, runKeyFile), []byte("no key"), 0o600))
 	if _, err := signingKey(dir); err == nil {
 		t.Error("what is no key is taken for one")
 	}

@@ -15,9 +15,7 @@ func longStream(t *testing.T, address string, tokens int) (events *bufio.Scanner
 	t.Helper()
 	body := fmt.Sprintf(`{"model":"llama","prompt":"Once upon a time","max_tokens":%d,"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true}}`, tokens)
 	resp, err := scripts.Post("http://"+address+"/v1/completions", "application/json", strings.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	leave = func() { resp.Body.Close() }
 	t.Cleanup(leave)
 	if resp.StatusCode != http.StatusOK {

@@ -50,9 +50,7 @@ func (s site) serve(t *testing.T) *running {
 	c := start(t, "control", "-c", s.file)
 	start(t, "engine", "-c", s.file, "--replica", "r0")
 	private, err := os.MkdirTemp("", "run")
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(private) })
 	start(t, "migrator", "-c", s.file, "--replica", "r0", "--runtime-dir", private, "--log", "error")
 	awaitURL(t, "http://"+s.admin+"/readyz", "ready")
@@ -141,9 +139,7 @@ func TestEnvoyIdentity(t *testing.T) {
 	out := t.TempDir()
 	runCommand(t, "envoy-bootstrap", "-c", s.file, "--node-id", "edge", "--admin", "127.0.0.1:0", "--out", out)
 	boot, err := os.ReadFile(filepath.Join(out, "bootstrap.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	envoytest.Validate(t, string(boot))
 	edge := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
 	awaitURL(t, "http://"+s.proxy+"/v1/models", "llama")
@@ -209,9 +205,7 @@ func TestEnvoyRotates(t *testing.T) {
 	out := t.TempDir()
 	runCommand(t, "envoy-bootstrap", "-c", s.file, "--node-id", "edge", "--admin", "127.0.0.1:0", "--out", out)
 	boot, err := os.ReadFile(filepath.Join(out, "bootstrap.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	edge := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
 	awaitURL(t, "http://"+s.admin+"/status", `"health": "healthy".*"id": "edge"`)
 	serial := func() string {
@@ -222,9 +216,7 @@ func TestEnvoyRotates(t *testing.T) {
 				} `json:"cert_chain"`
 			} `json:"certificates"`
 		}
-		if err := json.Unmarshal(edge.Get("/certs"), &page); err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, json.Unmarshal(edge.Get("/certs"), &page))
 		for _, c := range page.Certificates {
 			for _, cert := range c.Chain {
 				return cert.Serial

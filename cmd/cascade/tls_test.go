@@ -14,6 +14,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/certs/devca"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
@@ -21,16 +22,12 @@ import (
 func issue(t *testing.T, dir string) config.TLS {
 	t.Helper()
 	id, err := identity.New("fleet.test", identity.Control, "part")
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	a, err := devca.New("fleet.test", time.Now())
 	if err == nil {
 		err = errors.Join(a.Save(dir), a.Issue(dir, id, []string{"127.0.0.1"}, time.Now()))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	return config.TLS{Cert: filepath.Join(dir, devca.Cert), Key: filepath.Join(dir, devca.Key), CA: filepath.Join(dir, devca.AuthorityCert)}
 }
 
@@ -38,9 +35,7 @@ func issue(t *testing.T, dir string) config.TLS {
 func keysOf(t *testing.T, files config.TLS) *certs.Provider {
 	t.Helper()
 	keys, err := certs.New(certs.Config{Cert: files.Cert, Key: files.Key, CA: files.CA})
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	return keys
 }
 

@@ -23,9 +23,7 @@ const domain = "example.org"
 func authority(t *testing.T) *devca.Authority {
 	t.Helper()
 	a, err := devca.New(domain, time.Now())
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	return a
 }
 
@@ -39,9 +37,7 @@ func issue(t *testing.T, a *devca.Authority, dir string, role identity.Role, nam
 	if err == nil {
 		err = a.Save(dir)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	return Config{
 		Cert: filepath.Join(dir, devca.Cert), Key: filepath.Join(dir, devca.Key), CA: filepath.Join(dir, devca.AuthorityCert),
 		Self: identity.Matcher{TrustDomain: domain, Role: role},
@@ -51,9 +47,7 @@ func issue(t *testing.T, a *devca.Authority, dir string, role identity.Role, nam
 func keys(t *testing.T, c Config) *Provider {
 	t.Helper()
 	k, err := New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	return k
 }
 
@@ -173,9 +167,7 @@ func TestBadFiles(t *testing.T) {
 	if err == nil {
 		err = a.Issue(dir, id, nil, time.Now().Add(-devca.LeafLifetime-time.Hour))
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	if _, err := New(good); err == nil || !strings.Contains(err.Error(), "expired at") {
 		t.Errorf("a certificate that has ended: %v", err)
 	}
@@ -214,20 +206,14 @@ func TestRotation(t *testing.T) {
 		if got := strings.Count(log.String(), "level=WARN"); got != 1 || !strings.Contains(log.String(), "spiffe://example.org/control/* is wanted") {
 			t.Errorf("%d warnings for another component's certificate:\n%s", got, log)
 		}
-		if err := os.Remove(cfg.Key); err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, os.Remove(cfg.Key))
 		inForce("b")
 		issue(t, a, dir, identity.Control, "c")
 		inForce("c")
 		key, err := os.ReadFile(cfg.Key)
-		if err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, err)
 		issue(t, a, dir, identity.Control, "d")
-		if err := os.WriteFile(cfg.Key, key, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, os.WriteFile(cfg.Key, key, 0o600))
 		inForce("c")
 		if got := strings.Count(log.String(), "level=WARN"); got != 3 {
 			t.Errorf("%d warnings, want one for each of the three bad rotations:\n%s", got, log)

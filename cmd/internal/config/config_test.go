@@ -12,6 +12,8 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 	"github.com/goccy/go-yaml"
+
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // validFleet uses every section.
@@ -91,9 +93,7 @@ func explainLines(input string) string {
 // line switched on.
 func TestExampleIsValid(t *testing.T) {
 	plain, err := Read(strings.NewReader(Example))
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	on := regexp.MustCompile(`(?m)^(\s*)# (\s*[a-z_]+:)`).ReplaceAllString(Example, "$1$2")
 	all, err := Read(strings.NewReader(on))
 	if err != nil {
@@ -112,9 +112,7 @@ func TestExampleIsValid(t *testing.T) {
 
 func TestLoadErrorNamesFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fleet.yaml")
-	if err := os.WriteFile(path, []byte("speed: -1"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, os.WriteFile(path, []byte("speed: -1"), 0o600))
 	if _, err := Load(path); err == nil || !strings.Contains(err.Error(), path) {
 		t.Errorf("error without the path: %v", err)
 	}

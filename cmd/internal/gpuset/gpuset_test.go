@@ -10,6 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/transport"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // On a host without a driver, a Set costs nothing until a GPU is requested; then the error names
@@ -73,23 +74,17 @@ func TestPool(t *testing.T) {
 	if errors.Is(err, device.ErrNoCgo) {
 		t.Skip(err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	if _, err := g.Attach(handle(t), nil, layout); err == nil || !strings.Contains(err.Error(), "is not one of") {
 		t.Errorf("a pool of an unknown GPU: %v", err)
 	}
 	engines, err := build(layout.MinSize())
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	if _, err := engines.WriteAt([]byte("hello"), 1024); err != nil {
 		t.Fatal(err)
 	}
 	name, file, err := engines.Share()
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	if _, err := g.Attach(name[1:], dup(t, file), layout); err == nil {
 		t.Error("half a handle is taken")
 	}
@@ -97,9 +92,7 @@ func TestPool(t *testing.T) {
 		t.Error("a pool larger than its memory is taken")
 	}
 	m, err := g.Attach(name, file, layout)
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	got := make([]byte, layout.BlockBytes())
 	if err := m.Device.Gather(got, m.Layout, []uint32{1}); err != nil || string(got[:5]) != "hello" {
 		t.Errorf("%q, %v", got[:5], err)
@@ -129,8 +122,6 @@ func dup(t *testing.T, f *os.File) *os.File {
 		return nil
 	}
 	again, err := os.Open("/proc/self/fd/" + strconv.Itoa(int(f.Fd())))
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	return again
 }

@@ -104,9 +104,7 @@ func TestHealth(t *testing.T) {
 	delete(w.gpus, 1)
 	w.mu.Unlock()
 	again, err := w.Open(1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	if err := again.Err(); err == nil {
 		t.Error("an unhealthy GPU is healthy when it is opened")
 	}

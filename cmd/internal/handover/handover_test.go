@@ -241,14 +241,10 @@ func answeringProcess(t *testing.T, address string) string {
 	t.Helper()
 	tr := &http.Transport{DisableKeepAlives: true}
 	resp, err := (&http.Client{Transport: tr, Timeout: patience}).Get("http://" + address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	defer resp.Body.Close()
 	name, err := io.ReadAll(resp.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	return string(name)
 }
 
@@ -273,9 +269,7 @@ func waitForFiles(t *testing.T, before int) {
 func takeOver(t *testing.T, path string) (*Server, *Link) {
 	t.Helper()
 	c, err := Begin(t.Context(), path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	server, link, err := c.Finish(t.Context())
 	if err != nil || (link == nil) != (c.Process == 0) {
 		t.Fatal(link, err)
@@ -290,9 +284,7 @@ func addListener(t *testing.T, d *Listeners, name string) (socket, added net.Lis
 	if err == nil {
 		added, err = d.Add(name, socket)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	return socket, added
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 	"github.com/cascadeinfer/cascade/wasm/host"
@@ -35,13 +36,9 @@ func subject(t *testing.T, functions ...hosttest.Func) *Subject {
 	path := filepath.Join(t.TempDir(), "policy.wasm")
 	m := hosttest.Policy(functions...)
 	m.Most = 0
-	if err := os.WriteFile(path, m.Encode(), 0o666); err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, os.WriteFile(path, m.Encode(), 0o666))
 	s, err := Open(context.Background(), path, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	t.Cleanup(func() {
 		if n := s.Module.Instances(); n != 0 {
 			t.Errorf("%d instances are left", n)
@@ -74,9 +71,7 @@ func TestChecksFind(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, err := Test(context.Background(), subject(t, c.module), TestConfig{Native: "least-load", Calls: 1000, Random: 50})
-			if err != nil {
-				t.Fatal(err)
-			}
+			policytest.NoError(t, err)
 			i := slices.IndexFunc(r.Checks, func(k Check) bool { return k.Name == c.check })
 			if got := r.Checks[i]; got.Outcome != Failed || !strings.Contains(got.Text, c.text) || r.Failed == 0 {
 				t.Errorf("%s: %s: %q", got.Name, got.Outcome, got.Text)
@@ -90,22 +85,16 @@ func TestChecksFind(t *testing.T) {
 func TestGoodModule(t *testing.T) {
 	s := subject(t, hosttest.LeastLoad())
 	frames, err := randomFrames(7, abi.Select, 40)
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	played, err := Replay(context.Background(), s, frames)
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	frames = calllog.FromRecords(played.Records)
 	golden, n, err := Expect(context.Background(), s, frames, 1)
 	if err != nil || n != maxExpected || calllog.Deflated(golden) > maxDeflated {
 		t.Fatalf("%d answers, %v", n, err)
 	}
 	r, err := Test(context.Background(), s, TestConfig{Native: "bid-least-load", Calls: 1000, Random: 50, Frames: frames, Golden: golden})
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	for _, c := range r.Checks {
 		if c.Outcome != Passed && c.Name != "golden vectors" {
 			t.Errorf("%s: %s: %s", c.Name, c.Outcome, c.Text)
@@ -133,9 +122,7 @@ func TestGoodModule(t *testing.T) {
 	}
 	// A fault does not end a replay: it continues on a new instance.
 	played, err = Replay(context.Background(), subject(t, hosttest.LeastLoad(hosttest.OneIn(2, hosttest.Unreachable))), frames)
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	c := Compare(Recorded(frames), played.Records, 2)
 	if c.Same+c.Differ != len(frames) || c.B.Faults[host.Trapped.String()] < 10 || len(c.Shown) != 2 {
 		t.Errorf("%+v", c)
@@ -147,9 +134,7 @@ func TestGoodModule(t *testing.T) {
 func TestBuiltinsAnswer(t *testing.T) {
 	for _, k := range deciding() {
 		frames, err := randomFrames(3, k, 50)
-		if err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, err)
 		b, ok := defaultBuiltin(k)
 		if ok == (k == abi.Guard) {
 			t.Errorf("%v: a built-in policy: %v", k, ok)
@@ -158,9 +143,7 @@ func TestBuiltinsAnswer(t *testing.T) {
 			continue
 		}
 		played, err := ReplayNative(context.Background(), b.name, frames)
-		if err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, err)
 		for n := range frames {
 			if played.Records[n].Cause != 0 {
 				t.Fatalf("%s, frame %d: %s", b.name, n, describeDecision(&played.Records[n]))
@@ -168,13 +151,9 @@ func TestBuiltinsAnswer(t *testing.T) {
 			frames[n].Answer = &played.Records[n]
 		}
 		var file bytes.Buffer
-		if err := calllog.Write(&file, frames); err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, calllog.Write(&file, frames))
 		again, err := calllog.Read(&file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, err)
 		if c := Compare(Recorded(again), played.Records, 1); c.Same != len(frames) {
 			t.Errorf("%v: %+v", k, c)
 		}

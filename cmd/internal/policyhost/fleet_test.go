@@ -42,9 +42,7 @@ type site struct {
 func newSite(t *testing.T) *site {
 	t.Helper()
 	public, secret, err := ed25519.GenerateKey(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	f := config.Fleet{
 		Speed:   10,
 		Models:  []config.Model{{Name: "m", Context: 131072, Profile: "testdata/steady.json"}},
@@ -63,9 +61,7 @@ func newSite(t *testing.T) *site {
 		t.Fatal(errs[0])
 	}
 	file, err := wiring.Resolve(f, "../inprocess")
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	file.Trusted = []ed25519.PublicKey{public}
 	s := &site{t: t, secret: secret, number: 100, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8}}}
 	if s.Fleet, err = inprocess.New(inprocess.Config{Fleet: file, Drain: time.Second}); err != nil {
@@ -83,9 +79,7 @@ func newSite(t *testing.T) *site {
 	})
 	ready, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	if err := s.Ready(ready); err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, s.Ready(ready))
 	http.DefaultClient.CloseIdleConnections()
 	return s
 }

@@ -13,6 +13,8 @@ import (
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -35,9 +37,7 @@ func (r *receiver) Export(_ context.Context, m *collector.ExportTraceServiceRequ
 // TestSpansReachTheCollector exports a span as the environment says.
 func TestSpansReachTheCollector(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	r, server := &receiver{}, grpc.NewServer()
 	collector.RegisterTraceServiceServer(server, r)
 	var wg sync.WaitGroup
@@ -48,9 +48,7 @@ func TestSpansReachTheCollector(t *testing.T) {
 	t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
 
 	tr, err := New(t.Context(), Config{Replica: "r0", Version: "v1"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	_, span := tr.Tracer("mover").Start(t.Context(), "move")
 	span.End()
 	tr.Close()
@@ -77,9 +75,7 @@ func TestNoCollector(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "50")
 	var log bytes.Buffer
 	tr, err := New(t.Context(), Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	_, span := tr.Tracer("mover").Start(t.Context(), "move")
 	span.End()
 	tr.Close()

@@ -16,6 +16,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/promotion"
 	"github.com/cascadeinfer/cascade/wasm/sign"
@@ -37,9 +38,7 @@ import (
 func TestScenarios(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(8)) // which bounds instances of modules
 	host, err := os.Hostname()
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	datadriven.Walk(t, "testdata/scenarios", func(t *testing.T, path string) {
 		dir := t.TempDir()
 		var f Fleet
@@ -186,18 +185,14 @@ func load(t *testing.T, more string) Fleet {
 	path := filepath.Join(t.TempDir(), "fleet.yaml")
 	writeFile(t, path, baseFleet+more)
 	f, err := Load(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	return f
 }
 
 // writeFile writes a file and makes its directory.
 func writeFile(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -206,12 +201,8 @@ func writeFile(t *testing.T, path, text string) {
 func publicKey(t *testing.T) string {
 	t.Helper()
 	_, secret, err := ed25519.GenerateKey(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	public, _, err := sign.EncodeKeys(secret)
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	return string(public)
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // TestIssue: what an authority issues, after it was saved and loaded, is good
@@ -21,27 +22,19 @@ func TestIssue(t *testing.T) {
 	if err == nil {
 		err = made.Save(dir)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	a, err := Load(dir)
 	if err != nil || a.TrustDomain() != "fleet.test" || !a.NotAfter().Equal(made.NotAfter()) {
 		t.Fatalf("%+v, %v", a, err)
 	}
 	id, err := identity.New("fleet.test", identity.Control, "main")
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	late := now.Add(AuthorityLifetime - LeafLifetime/2)
 	for _, at := range []time.Time{now, late} {
 		own := filepath.Join(dir, "control", "main")
-		if err := a.Issue(own, id, []string{"localhost", "127.0.0.1"}, at); err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, a.Issue(own, id, []string{"localhost", "127.0.0.1"}, at))
 		pair, err := tls.LoadX509KeyPair(filepath.Join(own, Cert), filepath.Join(own, Key))
-		if err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, err)
 		roots := x509.NewCertPool()
 		pem, err := os.ReadFile(filepath.Join(dir, AuthorityCert))
 		if err != nil || !roots.AppendCertsFromPEM(pem) {
@@ -81,19 +74,13 @@ func TestLoadRefuses(t *testing.T) {
 		if err == nil {
 			err = a.Save(d)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, err)
 	}
-	if err := os.Rename(filepath.Join(other, AuthorityKey), filepath.Join(dir, AuthorityKey)); err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, os.Rename(filepath.Join(other, AuthorityKey), filepath.Join(dir, AuthorityKey)))
 	if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), "do not belong to one authority") {
 		t.Errorf("another's key: %v", err)
 	}
-	if err := os.WriteFile(filepath.Join(dir, AuthorityKey), []byte("x"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, os.WriteFile(filepath.Join(dir, AuthorityKey), []byte("x"), 0o600))
 	if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), "no PEM") {
 		t.Errorf("no key: %v", err)
 	}
