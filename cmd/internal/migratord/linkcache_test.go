@@ -56,8 +56,8 @@ func newLinkDaemon(t *testing.T) *Daemon {
 	return d
 }
 
-// TestDistances: without a machine the fleet file's two rates hold; with one, its
-// links do, before any peer has reported.
+// TestDistances checks that the links of a known host take precedence over the two rates of the fleet
+// file, before any peer has reported.
 func TestDistances(t *testing.T) {
 	d := newLinkDaemon(t)
 	for id, want := range map[policies.ReplicaID]policies.Micros{"r1": 5, "r3": 5, "r4": 40, "stranger": 40} {
@@ -116,10 +116,9 @@ func TestTopology(t *testing.T) {
 	}
 }
 
-// TestSiteRDMA: the port that others hear of, and that the transport opens, is the one
-// that the fleet file names; there is none where it has switched RDMA off. What it says
-// of peers that have not reported is used as well.
-func TestSiteRDMA(t *testing.T) {
+// TestTopologyRDMA checks that the replica reports and the transport opens the port that the fleet file
+// names, and none if RDMA is off. The same applies to peers that have not reported.
+func TestTopologyRDMA(t *testing.T) {
 	m := pairedGPUs("a")
 	m.Libraries[1].Missing = ""
 	m.NICs = []topology.NIC{{Name: "mlx5_0", Port: 1, RDMA: "InfiniBand", Up: true, Rate: 50e9}, {Name: "mlx5_1", Port: 1, RDMA: "InfiniBand", Up: true, Rate: 25e9}, {Name: "mlx5_1", Port: 2, RDMA: "InfiniBand", Up: true, Rate: 12e9}}
