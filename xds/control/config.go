@@ -85,7 +85,7 @@ type Config struct {
 	// Notes is where the control planes of the Store exchange the state of
 	// their own slots, once a second. It is used if the Store is shared and
 	// there are Slots. nil: each control plane knows only its own.
-	Notes store.Notes
+	Notes *store.NoteFolder
 	// Records answers GET /policies/records?slot=KIND with the recorded calls
 	// of a slot of this process. nil: 404.
 	Records http.Handler

@@ -2,6 +2,7 @@ package control
 
 import (
 	"errors"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -17,7 +18,11 @@ import (
 // rolls it back if it fails there; a stopped control plane is not waited for.
 func TestPolicyPeers(t *testing.T) {
 	f := newFakeFleet(t, 1)
-	st, notes := new(store.Memory), new(store.MemoryNotes)
+	st := new(store.Memory)
+	notes, err := store.NewNoteFolder(filepath.Join(t.TempDir(), "notes"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := notes.Put("control/gone", []byte(`{"replica":"control/gone","slots":[{"kind":"partition","active":"99","floor":"99"}]}`)); err != nil {
 		t.Fatal(err)
 	}

@@ -6,12 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/identity"
@@ -24,75 +21,13 @@ const MaxNote = 256 << 10
 // noteLifetime is how long a note is kept after it was last written.
 const noteLifetime = time.Hour
 
-// Notes are small messages that control planes that share an object leave for each
-// other. Each control plane has one note, about itself, whose loss does no harm. Notes
-// are not part of the object, so that writing them does not conflict with its writers.
+// NoteFolder holds notes in a directory, a file for each: small messages that control
+// planes that share a file system leave for each other. Each control plane has one note,
+// about itself, whose loss does no harm. Notes are not part of the object, so that writing
+// them does not conflict with its writers.
 //
-//   - Put replaces the note of a name; an empty text removes it. Readers see either
-//     the whole old note or the whole new one.
-//   - All returns every note, in no particular order. Notes that were put more than an
-//     hour ago are removed and left out.
-//
-// Both may be called by any goroutine at any time. Texts are copied.
-type Notes interface {
-	Put(name string, text []byte) error
-	All() ([][]byte, error)
-}
-
-// checkNote returns an error for a text that cannot be a note.
-func checkNote(name string, text []byte) error {
-	if name == "" || len(text) > MaxNote {
-		return fmt.Errorf("note of %.60q: %d bytes; must have a name and at most %d bytes", name, len(text), MaxNote)
-	}
-	return nil
-}
-
-// MemoryNotes are Notes in memory. The zero value is empty and ready.
-type MemoryNotes struct {
-	mu  sync.Mutex
-	all map[string]memoryNote
-}
-
-type memoryNote struct {
-	text []byte
-	put  time.Time
-}
-
-var _ Notes = (*MemoryNotes)(nil)
-
-// Put implements Notes.
-func (m *MemoryNotes) Put(name string, text []byte) error {
-	if err := checkNote(name, text); err != nil {
-		return err
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.all == nil {
-		m.all = make(map[string]memoryNote)
-	}
-	if m.all[name] = (memoryNote{slices.Clone(text), time.Now()}); len(text) == 0 {
-		delete(m.all, name)
-	}
-	return nil
-}
-
-// All implements Notes.
-func (m *MemoryNotes) All() ([][]byte, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	maps.DeleteFunc(m.all, func(_ string, n memoryNote) bool { return time.Since(n.put) > noteLifetime })
-	var out [][]byte
-	for _, n := range m.all {
-		out = append(out, slices.Clone(n.text))
-	}
-	return out, nil
-}
-
-// NoteFolder is Notes in a directory, a file for each. Control planes that share a
-// file system share it.
+// Its methods may be called by any goroutine at any time.
 type NoteFolder struct{ path string }
-
-var _ Notes = (*NoteFolder)(nil)
 
 // noteSuffix ends the names of a NoteFolder's files; other files are left alone.
 const noteSuffix = ".note"
@@ -118,10 +53,11 @@ func (f *NoteFolder) name(of string) string {
 	return filepath.Join(f.path, base+noteSuffix)
 }
 
-// Put implements Notes. Notes are not synced: they may be lost in a power failure.
+// Put replaces the note of a name; an empty text removes it. Readers see either the whole
+// old note or the whole new one. Notes are not synced: they may be lost in a power failure.
 func (f *NoteFolder) Put(name string, text []byte) error {
-	if err := checkNote(name, text); err != nil {
-		return err
+	if name == "" || len(text) > MaxNote {
+		return fmt.Errorf("note of %.60q: %d bytes; must have a name and at most %d bytes", name, len(text), MaxNote)
 	}
 	if len(text) == 0 {
 		if err := os.Remove(f.name(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -135,8 +71,9 @@ func (f *NoteFolder) Put(name string, text []byte) error {
 	return nil
 }
 
-// All implements Notes. A file that disappears while it is read is left out. Notes
-// that can be read are returned together with the errors of the others.
+// All returns every note, in no particular order. Notes that were put more than an hour ago
+// are removed and left out, and so is a file that disappears while it is read. Notes that
+// can be read are returned together with the errors of the others.
 func (f *NoteFolder) All() ([][]byte, error) {
 	entries, err := os.ReadDir(f.path)
 	errs := []error{err, atomicfile.RemoveStale(f.path, isNote)}

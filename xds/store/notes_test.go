@@ -20,42 +20,38 @@ func TestNotes(t *testing.T) {
 		t.Fatal(err)
 	}
 	long := strings.Repeat("a/ü", 80)
-	for kind, n := range map[string]store.Notes{"memory": new(store.MemoryNotes), "folder": folder} {
-		t.Run(kind, func(t *testing.T) {
-			has := func(want ...string) {
-				t.Helper()
-				var got []string
-				all, err := n.All()
-				for _, text := range all {
-					got = append(got, string(text))
-				}
-				slices.Sort(got)
-				if err != nil || !slices.Equal(got, want) {
-					t.Fatalf("%q, %v, want %q", got, err, want)
-				}
-			}
-			put := func(name, text string) {
-				t.Helper()
-				if err := n.Put(name, []byte(text)); err != nil {
-					t.Fatal(err)
-				}
-			}
-			has()
-			put("../a", "1")
-			put("b:18000", "2")
-			put(long, "3")
-			put("../a", "4")
-			has("2", "3", "4")
-			put("b:18000", "")
-			put("b:18000", "")
-			put(long, "")
-			has("4")
-			if n.Put("", []byte("x")) == nil || n.Put("b", make([]byte, store.MaxNote+1)) == nil {
-				t.Error("a note without a name, or one that is too long")
-			}
-			put("b", string(make([]byte, store.MaxNote)))
-		})
+	has := func(want ...string) {
+		t.Helper()
+		var got []string
+		all, err := folder.All()
+		for _, text := range all {
+			got = append(got, string(text))
+		}
+		slices.Sort(got)
+		if err != nil || !slices.Equal(got, want) {
+			t.Fatalf("%q, %v, want %q", got, err, want)
+		}
 	}
+	put := func(name, text string) {
+		t.Helper()
+		if err := folder.Put(name, []byte(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	has()
+	put("../a", "1")
+	put("b:18000", "2")
+	put(long, "3")
+	put("../a", "4")
+	has("2", "3", "4")
+	put("b:18000", "")
+	put("b:18000", "")
+	put(long, "")
+	has("4")
+	if folder.Put("", []byte("x")) == nil || folder.Put("b", make([]byte, store.MaxNote+1)) == nil {
+		t.Error("a note without a name, or one that is too long")
+	}
+	put("b", string(make([]byte, store.MaxNote)))
 	// Old notes are removed, other files are left alone.
 	past := time.Now().Add(-2 * time.Hour)
 	for _, name := range []string{"c.note", "c.note.tmp17", "mine.txt", "c.note.tmpl"} {

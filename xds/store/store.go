@@ -5,7 +5,7 @@
 // replicas as the leader sees them. It holds no loads and no counters.
 //
 // The package also stores the bytes of policy modules (Modules), and small notes that
-// control planes leave for each other (Notes).
+// control planes leave for each other (NoteFolder).
 //
 // Invariants: readers see whole, valid objects or an error, never a part of one; of two
 // writers that started from the same version at most one succeeds.

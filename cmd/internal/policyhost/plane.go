@@ -97,7 +97,7 @@ func modulesOf(f *wiring.Fleet) (store.Modules, error) {
 
 // notesOf returns the store in which control planes that share a state folder report
 // their slots to each other.
-func notesOf(f *wiring.Fleet) (store.Notes, error) {
+func notesOf(f *wiring.Fleet) (*store.NoteFolder, error) {
 	dir := f.StateDir()
 	if dir == "" {
 		return nil, errors.New("modules: control planes that are several share a state folder")
