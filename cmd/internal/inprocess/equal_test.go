@@ -9,6 +9,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // withoutIdentity returns an answer without its id and time, which differ between answers.
@@ -31,14 +32,10 @@ func TestEquality(t *testing.T) {
 				sent = chunked{sent} // without content-length
 			}
 			resp, err := r.HTTP.Post(base+path, "application/json", sent)
-			if err != nil {
-				t.Fatal(err)
-			}
+			policytest.NoError(t, err)
 			defer resp.Body.Close()
 			b, err := io.ReadAll(resp.Body)
-			if err != nil {
-				t.Fatal(err)
-			}
+			policytest.NoError(t, err)
 			return fmt.Sprintf("%d %s\n%s", resp.StatusCode, resp.Header.Get("content-type"), withoutIdentity(b))
 		}
 		prompts := map[string][]string{

@@ -10,6 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -20,9 +21,7 @@ func TestLastReplica(t *testing.T) {
 		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 4})
 		p := r.plan(stages([]policies.Tokens{100, 1000}, ids(0), ids(1), ids(2, 3))...)
 		before := r.counts()
-		if err := r.sendShort(); err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, r.sendShort())
 		if who := r.countsSince(before); who["r0"] != 1 {
 			t.Fatalf("before: a short request went to %v", who)
 		}
@@ -48,9 +47,7 @@ func TestLastReplica(t *testing.T) {
 		r.startFront("r0")
 		r.WaitFor("r0 serves again", func() bool {
 			before := r.counts()
-			if err := r.sendShort(); err != nil {
-				t.Fatal(err)
-			}
+			policytest.NoError(t, r.sendShort())
 			return r.countsSince(before)["r0"] == 1
 		})
 		// However long the control plane was stopped, its front ends soon reconnect, and the plan

@@ -19,6 +19,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // who is a gRPC service that returns the name of its replica.
@@ -92,17 +93,11 @@ func (r *fleetHarness) grpcClient() func(tokens string) (policies.ReplicaID, err
 			"server_uri": r.control.Addr().String(), "channel_creds": []any{map[string]any{"type": "insecure"}}, "server_features": []string{"xds_v3"},
 		}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	resolver, err := xds.NewXDSResolverWithConfigForTesting(bootstrap)
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	conn, err := grpc.NewClient(fmt.Sprintf("xds:///%s.cascade", llm), grpc.WithResolvers(resolver), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })
 	client := healthv1.NewHealthClient(conn)
 	return func(tokens string) (policies.ReplicaID, error) {

@@ -25,6 +25,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -114,9 +115,7 @@ func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {
 		t.Fatal(errs[0])
 	}
 	file, err := wiring.Resolve(f, ".")
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	r := &fleetHarness{
 		parts: &parts{by: make(map[string]*part)}, sockets: &sockets{by: make(map[string]*socket)},
 		placed: make(map[string]*atomic.Int64), fronts: make(map[string]*frontend.Server), daemons: make(map[string]*migratord.Daemon),
@@ -150,9 +149,7 @@ func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {
 	}
 	if f.State != "" {
 		cc, err := r.cfg.Fleet.Control(cfg.Logger)
-		if err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, err)
 		r.store = cc.Store
 	}
 	r.server.Store(r.control)
@@ -396,9 +393,7 @@ func ids(n ...int) (out []policies.ReplicaID) {
 func (r *fleetHarness) replica(id string) config.Replica {
 	r.T.Helper()
 	n, err := r.cfg.Fleet.Replica(id)
-	if err != nil {
-		r.T.Fatal(err)
-	}
+	policytest.NoError(r.T, err)
 	return n
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/url"
 
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -11,9 +12,7 @@ import (
 func (r *fleetHarness) killEngine(id string) {
 	r.T.Helper()
 	u, err := url.Parse(r.replica(id).Engine)
-	if err != nil {
-		r.T.Fatal(err)
-	}
+	policytest.NoError(r.T, err)
 	r.parts.halt(r.T, "engine "+id, func() { r.sockets.cut(u.Host) })
 }
 
@@ -21,9 +20,7 @@ func (r *fleetHarness) killEngine(id string) {
 func (r *fleetHarness) hangEngine(id string) (resume func()) {
 	r.T.Helper()
 	u, err := url.Parse(r.replica(id).Engine)
-	if err != nil {
-		r.T.Fatal(err)
-	}
+	policytest.NoError(r.T, err)
 	resume = r.sockets.hang(u.Host)
 	r.T.Cleanup(resume)
 	return resume
@@ -34,17 +31,11 @@ func (r *fleetHarness) startEngine(id string) {
 	r.T.Helper()
 	n := r.replica(id)
 	u, err := url.Parse(n.Engine)
-	if err != nil {
-		r.T.Fatal(err)
-	}
+	policytest.NoError(r.T, err)
 	engine, err := r.newEngine(n)
-	if err != nil {
-		r.T.Fatal(err)
-	}
+	policytest.NoError(r.T, err)
 	l, err := r.sockets.listen("tcp", u.Host)
-	if err != nil {
-		r.T.Fatal(err)
-	}
+	policytest.NoError(r.T, err)
 	r.parts.revive(r.T, "engine "+id, func(ctx context.Context) error { return runEngine(ctx, engine, l) })
 }
 
@@ -60,17 +51,11 @@ func (r *fleetHarness) startFront(id string) {
 	r.T.Helper()
 	n := r.replica(id)
 	clients, err := r.sockets.listen("tcp", n.Address)
-	if err != nil {
-		r.T.Fatal(err)
-	}
+	policytest.NoError(r.T, err)
 	peers, err := r.sockets.listen("tcp", n.Peer)
-	if err != nil {
-		r.T.Fatal(err)
-	}
+	policytest.NoError(r.T, err)
 	migrator, err := r.newMigrator(n, clients, peers)
-	if err != nil {
-		r.T.Fatal(err)
-	}
+	policytest.NoError(r.T, err)
 	r.fronts[id], r.daemons[id] = migrator.Frontend(), migrator
 	r.parts.revive(r.T, "front "+id, migrator.Run)
 }
@@ -86,16 +71,12 @@ func (r *fleetHarness) stopControl() {
 func (r *fleetHarness) startControl() {
 	r.T.Helper()
 	c, err := r.cfg.Fleet.Control(r.log)
-	if err != nil {
-		r.T.Fatal(err)
-	}
+	policytest.NoError(r.T, err)
 	if c.Store == nil {
 		c.Store = r.store
 	}
 	server, err := control.New(c)
-	if err != nil {
-		r.T.Fatal(err)
-	}
+	policytest.NoError(r.T, err)
 	r.server.Store(server)
 	r.parts.revive(r.T, "control", server.Run)
 }

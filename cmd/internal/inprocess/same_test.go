@@ -19,6 +19,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/migrator/executor"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 var realTrace = flag.String("trace", "", "a trace of real requests for TestSameAnswers, in place of the generator's")
@@ -123,14 +124,10 @@ func recorded(t *testing.T, requests int) []trace.Request {
 		return nil
 	}
 	f, err := os.Open(*realTrace)
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	defer f.Close()
 	list, err := trace.Read(f, *realTrace)
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	if list, err = (trace.Shape{Rate: 1, MaxLength: 60_000, Limit: requests}).Apply(list); err != nil {
 		t.Fatal(err)
 	}
@@ -146,9 +143,7 @@ func (r *fleetHarness) teachShapes() {
 			if path, options, stream := form(i); !stream {
 				body := fmt.Sprintf(`{"model":%q,"prompt":"x","messages":[{"role":"user","content":"x"}],"max_tokens":1%s}`, llm, options)
 				resp, err := r.HTTP.Post("http://"+n.Address+path, "application/json", strings.NewReader(body))
-				if err != nil {
-					r.T.Fatal(err)
-				}
+				policytest.NoError(r.T, err)
 				io.Copy(io.Discard, resp.Body)
 				resp.Body.Close()
 				if resp.StatusCode != 200 {

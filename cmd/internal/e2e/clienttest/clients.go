@@ -66,9 +66,7 @@ func (c *Clients) WaitFor(what string, holds func() bool) {
 // Order executes an operator's command for a replica through the admin server.
 func (c *Clients) Order(what, replica string) {
 	c.T.Helper()
-	if err := c.TryOrder(what, replica); err != nil {
-		c.T.Fatal(err)
-	}
+	policytest.NoError(c.T, c.TryOrder(what, replica))
 }
 
 // TryOrder is Order for goroutines other than the test's.
@@ -146,20 +144,10 @@ func (c *Clients) Oracle() *Oracle {
 	c.once.Do(func() {
 		c.Engine.Speed = 10_000 // as fast as this host allows
 		engine, err := emulator.New(c.Engine)
-		if err != nil {
-			c.T.Fatal(err)
-		}
-		ctx, cancel := context.WithCancel(context.Background())
-		done := make(chan error, 1)
-		go func() { done <- engine.Run(ctx) }()
+		policytest.NoError(c.T, err)
+		policytest.Run(c.T, engine.Run)
 		c.oracle = &Oracle{server: httptest.NewServer(engine.Handler()), known: make(map[string]string)}
-		c.T.Cleanup(func() {
-			c.oracle.server.Close()
-			cancel()
-			if err := <-done; err != nil {
-				c.T.Error(err)
-			}
-		})
+		c.T.Cleanup(c.oracle.server.Close)
 	})
 	return c.oracle
 }

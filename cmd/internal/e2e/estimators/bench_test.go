@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -57,21 +58,13 @@ func startService(b *testing.B) (address string, pid int) {
 	cmd.Env = append(os.Environ(), asService+"=1")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
-	if err != nil {
-		b.Fatal(err)
-	}
+	policytest.NoError(b, err)
 	out, err := cmd.StdoutPipe()
-	if err != nil {
-		b.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		b.Fatal(err)
-	}
+	policytest.NoError(b, err)
+	policytest.NoError(b, cmd.Start())
 	b.Cleanup(func() { in.Close(); _ = cmd.Wait() })
 	line, err := bufio.NewReader(out).ReadString('\n')
-	if err != nil {
-		b.Fatal(err)
-	}
+	policytest.NoError(b, err)
 	return strings.TrimSpace(line), cmd.Process.Pid
 }
 

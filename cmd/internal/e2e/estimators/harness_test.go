@@ -65,13 +65,9 @@ func module(t testing.TB) *resources.EstimatorModule {
 		t.Skip("no go command to build the module with")
 	}
 	code, err := built()
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	m, err := resources.NewModule(code)
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	return m
 }
 
@@ -135,15 +131,11 @@ func startHarness(t testing.TB, v resources.View) *harness {
 	r.view = v
 	r.serveView(v)
 	s, err := server.New(server.Config{Cache: r.cache})
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	server := grpc.NewServer()
 	s.Register(t.Context(), server)
 	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: listen(t, server)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	r.envoy = envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
 	r.url = "http://" + r.envoy.Listener(resources.ListenerName)
 	r.client.Timeout = 30 * time.Second
@@ -163,19 +155,15 @@ const enough = 16
 // be shorter than a busy host takes to send them.
 func (r *harness) waitUntilServing() {
 	r.t.Helper()
-	give := time.Now().Add(time.Minute)
-	for n := 0; n < enough; n++ {
-		r.client.CloseIdleConnections()
-		got := r.post("m.test", bytes.NewReader(sized("m", 400)))
-		if got.Status == 200 {
-			continue
+	policytest.WaitFor(r.t, "Envoy to serve", func() bool {
+		for range enough {
+			r.client.CloseIdleConnections()
+			if r.post("m.test", bytes.NewReader(sized("m", 400))).Status != 200 {
+				return false
+			}
 		}
-		if time.Now().After(give) {
-			r.t.Fatalf("a minute after the start: %+v", got)
-		}
-		n = -1
-		time.Sleep(10 * time.Millisecond)
-	}
+		return true
+	})
 }
 
 // waitForEstimates waits until every worker of Envoy forwards requests with an estimate, or every worker
@@ -217,9 +205,7 @@ func (r *harness) serveView(v resources.View) {
 	if err == nil {
 		err = resources.Prove(set)
 	}
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	policytest.NoError(r.t, err)
 	r.cache.Set("", set)
 }
 
@@ -227,9 +213,7 @@ func (r *harness) serveView(v resources.View) {
 func listen(t testing.TB, s *grpc.Server) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = s.Serve(l) })
 	t.Cleanup(func() { s.Stop(); wg.Wait() })
@@ -274,9 +258,7 @@ func lengthService(t testing.TB, v resources.View) string {
 	c.BytesPerToken = func(m string) length.Ratio { return ratios[m] }
 	c.BaseOf = func(a string) string { return bases[a] }
 	s, err := service.New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	server := grpc.NewServer(s.Options()...)
 	s.Register(server)
 	return listen(t, server)
@@ -286,9 +268,7 @@ func lengthService(t testing.TB, v resources.View) string {
 func (r *harness) post(host string, body io.Reader, headers ...string) served {
 	r.t.Helper()
 	got, err := r.send("POST", host, body, headers...)
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	policytest.NoError(r.t, err)
 	return got
 }
 

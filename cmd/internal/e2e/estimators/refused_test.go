@@ -3,7 +3,6 @@ package estimators
 import (
 	"bytes"
 	"context"
-	"sync"
 	"testing"
 	"time"
 
@@ -34,16 +33,12 @@ func (s shown) Update(u *client.Snapshot) {
 func TestRefusedModuleStopsNothing(t *testing.T) {
 	envoytest.Binary(t)
 	broken, err := resources.NewModule([]byte("\x00asm\x01\x00\x00\x00\x03\xff"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	replicas := []policies.Replica{{ID: "r", Model: "m", Address: upstream(t, "r"), Capacity: policies.Capacity{KV: 400_000, Batch: 256}}}
 	st := new(store.Memory)
 	c, stop := plane(t, replicas, st, broken)
 	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: c.Addr().String()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	r := &harness{t: t, envoy: envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})}
 	r.url = "http://" + r.envoy.Listener(resources.ListenerName)
 	t.Cleanup(r.client.CloseIdleConnections)
@@ -69,20 +64,8 @@ func plane(t *testing.T, replicas []policies.Replica, st store.Store, m *resourc
 		Groups:   []nodegroup.Rule{{Name: "first", Nodes: []string{"envoy"}}},
 		Settings: resources.Settings{Listen: "127.0.0.1:0", Estimator: resources.Wasm, Module: m},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- c.Run(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
-		}
-	})
-	t.Cleanup(stop)
-	return c, stop
+	policytest.NoError(t, err)
+	return c, policytest.Run(t, c.Run)
 }
 
 func stored(t *testing.T, st store.Store) store.Object {
@@ -101,21 +84,18 @@ func waitForPlan(t *testing.T, c *control.Control, node string) {
 	t.Helper()
 	latest := shown{make(chan *client.Snapshot, 1)}
 	cl, err := client.New(client.Config{Target: c.Addr().String(), NodeID: node, Watcher: latest})
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	over := make(chan struct{})
 	go func() { defer close(over); _ = cl.Run(ctx) }()
 	defer func() { cancel(); <-over }()
-	for give := time.After(time.Minute); ; {
+	policytest.WaitFor(t, "a plan for "+node, func() bool {
 		select {
 		case s := <-latest.updates:
-			if plans, err := client.ReadPlans(s); err == nil && len(plans) == 1 {
-				return
-			}
-		case <-give:
-			t.Fatalf("%s has no plan", node)
+			plans, err := client.ReadPlans(s)
+			return err == nil && len(plans) == 1
+		default:
+			return false
 		}
-	}
+	})
 }

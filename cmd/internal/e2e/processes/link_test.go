@@ -19,6 +19,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // largestEnvelope bounds the size of a message on a link, in bytes.
@@ -62,9 +63,7 @@ type link struct {
 func newLink(t testing.TB, to, peer string) *link {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	l := &link{to: to, address: listener.Addr().String(), peer: peer, change: make(chan struct{})}
 	var both http.Protocols
 	both.SetHTTP1(true)

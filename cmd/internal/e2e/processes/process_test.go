@@ -59,9 +59,7 @@ func startWith(t testing.TB, env []string, args ...string) *process {
 		p.code = p.cmd.ProcessState.ExitCode()
 		close(p.gone)
 	}()
-	if err := <-begun; err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, <-begun)
 	t.Cleanup(func() {
 		p.signal(syscall.SIGKILL)
 		<-p.gone

@@ -21,6 +21,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/handshake"
 	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 // identities issues certificates without host names for components, such as "--migrator r0", and returns the tls section
@@ -40,9 +41,7 @@ func migratorKeys(t *testing.T, files config.TLS, name string) *certs.Provider {
 	t.Helper()
 	own := files.ForComponent(identity.Migrator, name)
 	keys, err := certs.New(certs.Config{Cert: own.Cert, Key: own.Key, CA: own.CA, Self: files.ExpectedIdentity(identity.Migrator, name)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	return keys
 }
 
@@ -154,14 +153,10 @@ func tryAllPorts(t *testing.T, f *fleet, keys *certs.Provider) {
 	defer client.CloseIdleConnections()
 	for front, want := range map[string]int{"r1": http.StatusForbidden, "r2": http.StatusOK} {
 		req, err := http.NewRequest(http.MethodPost, scheme+"://"+r.Peer+"/v1/completions", strings.NewReader(`{"model":"m","prompt":"x","max_tokens":2}`))
-		if err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, err)
 		req.Header.Set(frontend.ForwardHeader, front)
 		resp, err := client.Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, err)
 		resp.Body.Close()
 		if resp.StatusCode != want {
 			t.Errorf("r2 as the front end %s: %s, want %d", front, resp.Status, want)
@@ -204,9 +199,7 @@ func listeningAddresses(t *testing.T, pid int) []string {
 		}
 	}
 	table, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/tcp", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	policytest.NoError(t, err)
 	var out []string
 	for line := range strings.Lines(string(table)) {
 		// sl, local address, remote address, state (0A: listening), …, inode
@@ -216,9 +209,7 @@ func listeningAddresses(t *testing.T, pid int) []string {
 		}
 		_, hex, _ := strings.Cut(c[1], ":")
 		port, err := strconv.ParseUint(hex, 16, 16)
-		if err != nil {
-			t.Fatal(err)
-		}
+		policytest.NoError(t, err)
 		out = append(out, fmt.Sprintf("127.0.0.1:%d", port))
 	}
 	return out
