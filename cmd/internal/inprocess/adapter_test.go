@@ -41,7 +41,7 @@ func TestAdapters(t *testing.T) {
 		load.Report()
 		// The test drains r0 while requests for its adapter run: only r1 can accept them. If the
 		// host is busy, short answers end before they migrate.
-		for output := 1500; !r.moved() && output < 20_000; output *= 2 {
+		for output := 1500; !r.migrated() && output < 20_000; output *= 2 {
 			r.Order("undrain", "r0")
 			for n := range 8 {
 				wg.Go(func() { send("sql", n, output) })
@@ -51,9 +51,9 @@ func TestAdapters(t *testing.T) {
 			wg.Wait()
 		}
 		load.Report()
-		done, _ := r.moves()
+		done, _ := r.migrations()
 		if len(done) == 0 {
-			t.Error("nothing moved")
+			t.Error("no request migrated")
 		}
 		for _, m := range done {
 			if m.To != "r0" && m.To != "r1" {

@@ -80,7 +80,7 @@ func (r *fleetHarness) repeatUntilMigrated(try func(output int)) {
 			return
 		}
 		if output > 20_000 {
-			r.T.Fatal("it does not move")
+			r.T.Fatal("it does not migrate")
 		}
 	}
 }
@@ -90,7 +90,7 @@ func (r *fleetHarness) repeatUntilMigrated(try func(output int)) {
 func (r *fleetHarness) startLeaving() {
 	r.T.Helper()
 	r.swapDrain("r0")
-	r.WaitFor("a move, or its end", func() bool {
+	r.WaitFor("a migration, or the end of the requests", func() bool {
 		return len(r.daemons["r0"].Executor().Migrations()) > 0 || len(r.fronts["r0"].LocalLegs()) == 0
 	})
 }
@@ -108,7 +108,7 @@ func TestClientLeaves(t *testing.T) {
 			var m executor.Migration
 			for seen := false; !seen; {
 				r.swapDrain(from)
-				m, seen = r.waitForMigration(from, "a move", func(m executor.Migration) bool { return n%3 == 0 || m.Rounds >= n%3 || m.State == "adopted" })
+				m, seen = r.waitForMigration(from, "a migration", func(m executor.Migration) bool { return n%3 == 0 || m.Rounds >= n%3 || m.State == "adopted" })
 				from = otherReplica(from)
 			}
 			states[m.State]++
@@ -119,8 +119,8 @@ func TestClientLeaves(t *testing.T) {
 	})
 }
 
-// TestRequestEndsWhileMoving checks that requests that end during their migration are complete.
-func TestRequestEndsWhileMoving(t *testing.T) {
+// TestRequestEndsWhileMigrating checks that requests that end during their migration are complete.
+func TestRequestEndsWhileMigrating(t *testing.T) {
 	planes(t, onProxy, func(t *testing.T, envoy string) {
 		// No migration ends while a request with this output runs.
 		const output = 2000
@@ -131,8 +131,8 @@ func TestRequestEndsWhileMoving(t *testing.T) {
 			all = append(all, r.Stream(prompt(20_000+n, output)))
 		}
 		r.swapDrain("r0")
-		if _, seen := r.waitForMigration("r0", "a move", func(m executor.Migration) bool { return m.Rounds > 0 }); !seen {
-			t.Fatal("the requests are over, or elsewhere, before they move")
+		if _, seen := r.waitForMigration("r0", "a migration", func(m executor.Migration) bool { return m.Rounds > 0 }); !seen {
+			t.Fatal("the requests are over, or elsewhere, before they migrate")
 		}
 		for _, s := range all {
 			if err := s.Whole(); err != nil {
@@ -141,14 +141,14 @@ func TestRequestEndsWhileMoving(t *testing.T) {
 		}
 		r.waitForIdle()
 		over := 0
-		_, failed := r.moves()
+		_, failed := r.migrations()
 		for _, m := range failed {
 			if m.Failure == "request ended" {
 				over++
 			}
 		}
 		if r.tally(); over == 0 {
-			t.Error("no request ended while it moved")
+			t.Error("no request ended while it migrated")
 		}
 	})
 }
@@ -171,7 +171,7 @@ func TestSlowReader(t *testing.T) {
 		err = e.Read(slow{resp.Body}, func() {
 			if n++; n%100 == 50 {
 				r.swapDrain(from)
-				r.WaitFor("it moves", func() bool { return len(r.fronts[from].LocalLegs()) == 0 })
+				r.WaitFor("it migrates", func() bool { return len(r.fronts[from].LocalLegs()) == 0 })
 				from = otherReplica(from)
 			}
 		})
@@ -308,7 +308,7 @@ func TestBoundaryHalved(t *testing.T) {
 		r.WaitForEvents(all, window)
 		second := r.moment()
 		r.write(policies.Plan{Model: llm, Stages: stages([]policies.Tokens{800}, ids(0, 1), ids(2, 3))})
-		r.WaitFor("all have moved", func() bool {
+		r.WaitFor("all have migrated", func() bool {
 			for _, d := range r.daemons {
 				s := d.Market().Status()
 				if most = max(most, s.Exporting, s.Importing); s.Exporting > slots || s.Importing > slots {
@@ -327,14 +327,14 @@ func TestBoundaryHalved(t *testing.T) {
 		load.Stop()
 		load.Report()
 		r.RequireTexts(all)
-		t.Logf("%d moves, %d at once from or to one replica", r.tally()-before, most)
+		t.Logf("%d migrations, %d at once from or to one replica", r.tally()-before, most)
 		if len(still) < len(all) || len(halved) < len(all) {
 			t.Fatalf("%d and %d streams were measured, want %d", len(still), len(halved), len(all))
 		}
 		a, b := still[len(still)*99/100], halved[len(halved)*99/100]
 		t.Logf("iterations per token: p50 %.3f and p99 %.3f before, %.3f and %.3f while the boundary was halved", still[len(still)/2], a, halved[len(halved)/2], b)
 		if b > slower*a {
-			t.Errorf("a token takes %.2f iterations at p99 while requests move, %.2f before", b, a)
+			t.Errorf("a token takes %.2f iterations at p99 while requests migrate, %.2f before", b, a)
 		}
 	})
 }

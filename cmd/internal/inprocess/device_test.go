@@ -54,13 +54,13 @@ func TestDevice(t *testing.T) {
 		for _, id := range []string{"r0", "r1", "r2"} {
 			r.drainAndUndrain(id)
 		}
-		done, failed := r.moves()
+		done, failed := r.migrations()
 		by := map[string]int{}
 		for _, m := range done {
 			by[m.Mode+" "+m.Transport]++
 		}
 		if by["live cuda"] == 0 || by["live shm"] > 0 || by["live tcp"] > 0 {
-			t.Errorf("moved: %v, failed: %v", by, failed)
+			t.Errorf("migrated: %v, failed: %v", by, failed)
 		}
 		r.killEngine("r1")
 		r.startEngine("r1")
@@ -85,7 +85,7 @@ func TestDevice(t *testing.T) {
 		r.WaitForGrowth(streams)
 		r.RequireTexts(streams)
 		after := 0
-		done, _ = r.moves()
+		done, _ = r.migrations()
 		for _, m := range done {
 			if !m.StartedAt.After(failedAt) {
 				continue

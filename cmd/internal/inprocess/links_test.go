@@ -61,7 +61,7 @@ func runLinkedFleet(t *testing.T, streams int, topology ...string) (second []pol
 		r.WaitFor("all have migrated", func() bool {
 			crossed = 0
 			over := map[string]bool{}
-			done, _ := r.moves()
+			done, _ := r.migrations()
 			for _, m := range done {
 				if m.Cause != policies.Growth || over[m.Request] {
 					continue

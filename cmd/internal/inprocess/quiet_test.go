@@ -50,15 +50,15 @@ func (r *fleetHarness) migratorWork(id string) string {
 	streams := 0
 	d.Frontend().EachStream(func(*frontend.Stream) bool { streams++; return true })
 	residents := len(d.Frontend().LocalLegs())
-	var moves, offers int
+	var migrations, offers int
 	if d.Executor() != nil {
 		s := d.Market().Status()
-		moves, offers = d.Executor().Stats().Running, s.Offers+s.Exporting+s.Importing+int(s.Incoming)
+		migrations, offers = d.Executor().Stats().Running, s.Offers+s.Exporting+s.Importing+int(s.Incoming)
 	}
-	if streams+residents+moves+offers == 0 {
+	if streams+residents+migrations+offers == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%d streams, %d residents, %d moves, %d in the market", streams, residents, moves, offers)
+	return fmt.Sprintf("%d streams, %d residents, %d migrations, %d in the market", streams, residents, migrations, offers)
 }
 
 // waitForIdle waits until nothing is left of any request at any running replica: no slot, no frozen

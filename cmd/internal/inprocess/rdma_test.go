@@ -43,23 +43,23 @@ func TestRDMA(t *testing.T) {
 		round := 0
 		// over plays the script until requests have migrated by a transport.
 		over := func(transport string) {
-			moved := 0
-			for tries := 0; tries == 0 || tries < 10 && moved == 0; tries++ {
+			migrated := 0
+			for tries := 0; tries == 0 || tries < 10 && migrated == 0; tries++ {
 				stop := r.rotateDrains("r0", "r1", "r2")
 				got := r.play(saltQuestions(list, round))
 				stop()
 				round++
 				compare(t, list, got, want, config.MigrationLive)
-				done, _ := r.moves()
+				done, _ := r.migrations()
 				for _, m := range done {
 					if m.Mode == "live" && m.Transport == transport {
-						moved++
+						migrated++
 					}
 				}
 			}
-			if t.Logf("%d requests have moved over %s", moved, transport); moved == 0 {
-				_, failed := r.moves()
-				t.Errorf("no request moves over %s: %+v", transport, failed)
+			if t.Logf("%d requests have migrated over %s", migrated, transport); migrated == 0 {
+				_, failed := r.migrations()
+				t.Errorf("no request migrates over %s: %+v", transport, failed)
 			}
 		}
 		over("verbs")

@@ -303,7 +303,7 @@ func TestSameAnswers(t *testing.T) {
 
 // grownToLast reports whether a request has migrated to the last of five stages because it outgrew its own.
 func (r *fleetHarness) grownToLast() bool {
-	done, _ := r.moves()
+	done, _ := r.migrations()
 	return slices.ContainsFunc(done, func(m executor.Migration) bool { return m.Cause == policies.Growth && (m.To == "r4" || m.To == "r5") })
 }
 
@@ -327,7 +327,7 @@ func compare(t *testing.T, list []question, got, want []string, mode string) {
 			got, want = cached.ReplaceAllString(got, ""), cached.ReplaceAllString(want, "")
 		}
 		if !strings.HasPrefix(want, "200 ") {
-			t.Fatalf("%s %.200s\nwithout moves: %.500s", q.path, q.body, want)
+			t.Fatalf("%s %.200s\nwithout migrations: %.500s", q.path, q.body, want)
 		}
 		if got == want {
 			continue
@@ -350,20 +350,20 @@ func compare(t *testing.T, list []question, got, want []string, mode string) {
 func (r *fleetHarness) requireSettled(mode string) {
 	r.T.Helper()
 	if r.tally() == 0 {
-		r.T.Error("nothing moved")
+		r.T.Error("no request migrated")
 	}
-	done, _ := r.moves()
+	done, _ := r.migrations()
 	var stalls []time.Duration
 	hops, most := make(map[string]int), 0
 	for _, m := range done {
 		if m.Mode != mode || m.Stall <= 0 || m.Mode == "live" && m.Rounds == 0 {
-			r.T.Errorf("a move by %q with %d rounds and a stall of %v", m.Mode, m.Rounds, m.Stall)
+			r.T.Errorf("a migration by %q with %d rounds and a stall of %v", m.Mode, m.Rounds, m.Stall)
 		}
 		stalls = append(stalls, m.Stall)
 		hops[m.Request]++
 		most = max(most, hops[m.Request])
 	}
-	r.T.Logf("%d requests moved, at most %d times", len(hops), most)
+	r.T.Logf("%d requests migrated, at most %d times", len(hops), most)
 	if len(stalls) > 0 {
 		slices.Sort(stalls)
 		r.T.Logf("stalls: median %v, p99 %v, longest %v", stalls[len(stalls)/2], stalls[len(stalls)*99/100], stalls[len(stalls)-1])

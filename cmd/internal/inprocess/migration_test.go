@@ -27,9 +27,9 @@ func newCheckedFleet(t *testing.T, s harnessConfig) *fleetHarness {
 	return r
 }
 
-// moves returns the completed and failed migrations of the whole fleet, as their sources recorded
+// migrations returns the completed and failed migrations of the whole fleet, as their sources recorded
 // them.
-func (r *fleetHarness) moves() (done, failed []executor.Migration) {
+func (r *fleetHarness) migrations() (done, failed []executor.Migration) {
 	for _, n := range r.replicas {
 		for _, m := range n.migrator.Executor().Migrations() {
 			switch {
@@ -44,16 +44,16 @@ func (r *fleetHarness) moves() (done, failed []executor.Migration) {
 	return done, failed
 }
 
-// moved reports whether any request has migrated.
-func (r *fleetHarness) moved() bool {
-	done, _ := r.moves()
+// migrated reports whether any request has migrated.
+func (r *fleetHarness) migrated() bool {
+	done, _ := r.migrations()
 	return len(done) > 0
 }
 
 // tally logs the migrations by cause and path, and returns how many succeeded.
 func (r *fleetHarness) tally() int {
 	r.T.Helper()
-	done, failed := r.moves()
+	done, failed := r.migrations()
 	by := map[string]int{}
 	var stall time.Duration
 	for _, m := range done {
@@ -64,6 +64,6 @@ func (r *fleetHarness) tally() int {
 	for _, m := range failed {
 		why[m.Cause.String()+" "+m.Mode+": "+m.Failure]++
 	}
-	r.T.Logf("moved: %v, longest stall %v; failed: %v", by, stall, why)
+	r.T.Logf("migrated: %v, longest stall %v; failed: %v", by, stall, why)
 	return len(done)
 }
