@@ -161,6 +161,7 @@ func TestUnstreamedFaults(t *testing.T) {
 
 func TestSilentEngine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		defer within(t, 10*time.Second)()
 		e := newEngine(t)
 		e.set(func(n int, r *http.Request) {
 			if n == 2 {
@@ -179,6 +180,7 @@ func TestSilentEngine(t *testing.T) {
 // is no stream is given up.
 func TestSilentAnswers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		defer within(t, 5*time.Second)()
 		for _, begun := range []bool{false, true} {
 			e := newEngine(t)
 			hang := func(w http.ResponseWriter, r *http.Request) {

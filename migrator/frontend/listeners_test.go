@@ -20,6 +20,7 @@ import (
 func TestDrain(t *testing.T) {
 	for _, waits := range []bool{true, false} {
 		runInBubble(t, fmt.Sprint("waits ", waits), func(t *testing.T) {
+			defer within(t, 5*time.Second)()
 			e := newEngine(t)
 			hold := e.blockAt(1)
 			f := startServer(t, e.URL, func(c *Config) {

@@ -11,6 +11,7 @@ import (
 // one that finds no replica.
 func TestRescueReport(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		defer within(t, 10*time.Second)()
 		reports := make(chan Rescue, 1)
 		f, rs := newRescueFleet(t, 2, func(c *Config) {
 			c.HangTimeout, c.RescueTimeout = 2*time.Second, 3*time.Second

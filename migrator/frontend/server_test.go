@@ -90,6 +90,18 @@ func (f *testServer) waitForReady(t testing.TB, ready bool) {
 	waitFor(t, func() bool { return f.Status().EngineReady == ready })
 }
 
+// within returns a function that fails the test if more time has passed: without it a
+// test waits for any timeout, because virtual time costs nothing.
+func within(t testing.TB, most time.Duration) func() {
+	begun := time.Now()
+	return func() {
+		t.Helper()
+		if took := time.Since(begun); took > most {
+			t.Errorf("it took %v, want %v at most", took, most)
+		}
+	}
+}
+
 // refusesConnections reports whether the clients' address takes no connections.
 func (f *testServer) refusesConnections() bool {
 	conn, err := memory.dial(context.Background(), "tcp", f.url)

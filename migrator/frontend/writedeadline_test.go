@@ -47,6 +47,7 @@ func TestQuietStream(t *testing.T) {
 // for every kind of answer and protocol.
 func TestSlowReaders(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		defer within(t, 5*time.Second)()
 		large := strings.Repeat("a", 16<<20)
 		event := `data: {"id":"x","choices":[{"index":0,"text":"` + large[:1<<16] + `","token_ids":[1]}]}` + "\n\n"
 		for _, test := range []struct{ name, path, body string }{
