@@ -35,16 +35,21 @@ const (
 var imports = map[meter.Import]hostFunction{
 	{Module: abi.ImportModule, Name: abi.ImportLog}:  {[]api.ValueType{i32, i32, i32}, nil, logLine},
 	{Module: abi.ImportModule, Name: abi.ImportFail}: {[]api.ValueType{i32, i32, i32}, nil, fail},
-	{Module: wasi, Name: "args_get"}:                 {[]api.ValueType{i32, i32}, []api.ValueType{i32}, succeed},
-	{Module: wasi, Name: "args_sizes_get"}:           {[]api.ValueType{i32, i32}, []api.ValueType{i32}, emptySizes},
-	{Module: wasi, Name: "environ_get"}:              {[]api.ValueType{i32, i32}, []api.ValueType{i32}, succeed},
-	{Module: wasi, Name: "environ_sizes_get"}:        {[]api.ValueType{i32, i32}, []api.ValueType{i32}, emptySizes},
-	{Module: wasi, Name: "clock_time_get"}:           {[]api.ValueType{i32, i64, i32}, []api.ValueType{i32}, readClock},
-	{Module: wasi, Name: "fd_write"}:                 {[]api.ValueType{i32, i32, i32, i32}, []api.ValueType{i32}, writeOutput},
-	{Module: wasi, Name: "poll_oneoff"}:              {[]api.ValueType{i32, i32, i32, i32}, []api.ValueType{i32}, pollTimers},
+	{Module: wasi, Name: "args_get"}:                 wasiFunction(succeed, i32, i32),
+	{Module: wasi, Name: "args_sizes_get"}:           wasiFunction(emptySizes, i32, i32),
+	{Module: wasi, Name: "environ_get"}:              wasiFunction(succeed, i32, i32),
+	{Module: wasi, Name: "environ_sizes_get"}:        wasiFunction(emptySizes, i32, i32),
+	{Module: wasi, Name: "clock_time_get"}:           wasiFunction(readClock, i32, i64, i32),
+	{Module: wasi, Name: "fd_write"}:                 wasiFunction(writeOutput, i32, i32, i32, i32),
+	{Module: wasi, Name: "poll_oneoff"}:              wasiFunction(pollTimers, i32, i32, i32, i32),
 	{Module: wasi, Name: "proc_exit"}:                {[]api.ValueType{i32}, nil, exitCall},
-	{Module: wasi, Name: "random_get"}:               {[]api.ValueType{i32, i32}, []api.ValueType{i32}, readRandom},
-	{Module: wasi, Name: "sched_yield"}:              {nil, []api.ValueType{i32}, succeed},
+	{Module: wasi, Name: "random_get"}:               wasiFunction(readRandom, i32, i32),
+	{Module: wasi, Name: "sched_yield"}:              wasiFunction(succeed),
+}
+
+// wasiFunction returns a function of WASI, whose result is an error number.
+func wasiFunction(f func(i *Instance, mod api.Module, stack []uint64) (errno uint64), params ...api.ValueType) hostFunction {
+	return hostFunction{params, []api.ValueType{i32}, func(i *Instance, mod api.Module, stack []uint64) { stack[0] = f(i, mod, stack) }}
 }
 
 // addImports adds the implementations of all imports to a runtime.

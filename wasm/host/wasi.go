@@ -41,48 +41,41 @@ type exitError uint32
 
 func (e exitError) Error() string { return "exit(" + strconv.Itoa(int(e)) + ")" }
 
-func succeed(_ *Instance, _ api.Module, stack []uint64) { stack[0] = 0 }
-
-// setErrno stores an error number as the result.
-func setErrno(stack []uint64, errno uint64) { stack[0] = errno }
+func succeed(*Instance, api.Module, []uint64) (errno uint64) { return 0 }
 
 // emptySizes implements args_sizes_get and environ_sizes_get: both are empty.
-func emptySizes(_ *Instance, mod api.Module, stack []uint64) {
+func emptySizes(_ *Instance, mod api.Module, stack []uint64) (errno uint64) {
 	memory := mod.Memory()
 	if !memory.WriteUint32Le(uint32(stack[0]), 0) || !memory.WriteUint32Le(uint32(stack[1]), 0) {
-		setErrno(stack, errnoFault)
-		return
+		return errnoFault
 	}
-	setErrno(stack, 0)
+	return 0
 }
 
 // readClock implements clock_time_get(id, precision, out).
-func readClock(i *Instance, mod api.Module, stack []uint64) {
+func readClock(i *Instance, mod api.Module, stack []uint64) (errno uint64) {
 	i.clock += clockStep
 	now := i.clock
 	if uint32(stack[0]) == 0 {
 		now += clockStart
 	}
 	if !mod.Memory().WriteUint64Le(uint32(stack[2]), now) {
-		setErrno(stack, errnoFault)
-		return
+		return errnoFault
 	}
-	setErrno(stack, 0)
+	return 0
 }
 
 // readRandom implements random_get(buf, len) by splitmix64, with the same numbers in
 // every instance.
-func readRandom(i *Instance, mod api.Module, stack []uint64) {
+func readRandom(i *Instance, mod api.Module, stack []uint64) (errno uint64) {
 	at, n := uint32(stack[0]), uint32(stack[1])
 	if n > maxRandom {
-		setErrno(stack, errnoInvalid)
-		return
+		return errnoInvalid
 	}
 	i.charge(mod, int64(n)/HostBytes)
 	b, ok := mod.Memory().Read(at, n)
 	if !ok {
-		setErrno(stack, errnoFault)
-		return
+		return errnoFault
 	}
 	for len(b) > 0 {
 		i.random += 0x9e3779b97f4a7c15
@@ -93,33 +86,29 @@ func readRandom(i *Instance, mod api.Module, stack []uint64) {
 		binary.LittleEndian.PutUint64(word[:], x^x>>31)
 		b = b[copy(b, word[:]):]
 	}
-	setErrno(stack, 0)
+	return 0
 }
 
 // writeOutput implements fd_write(fd, iovs, count, written). The instance keeps the end
 // of standard output and standard error; other files do not exist.
-func writeOutput(i *Instance, mod api.Module, stack []uint64) {
+func writeOutput(i *Instance, mod api.Module, stack []uint64) (errno uint64) {
 	fd, at, count, out := uint32(stack[0]), uint32(stack[1]), uint32(stack[2]), uint32(stack[3])
 	switch {
 	case fd != 1 && fd != 2:
-		setErrno(stack, errnoBadFile)
-		return
+		return errnoBadFile
 	case count > maxVectors:
-		setErrno(stack, errnoInvalid)
-		return
+		return errnoInvalid
 	}
 	memory, total := mod.Memory(), uint32(0)
 	for k := range count {
 		base, ok := memory.ReadUint32Le(at + 8*k)
 		n, ok2 := memory.ReadUint32Le(at + 8*k + 4)
 		if !ok || !ok2 {
-			setErrno(stack, errnoFault)
-			return
+			return errnoFault
 		}
 		b, ok := memory.Read(base, n)
 		if !ok {
-			setErrno(stack, errnoFault)
-			return
+			return errnoFault
 		}
 		total += n
 		i.charge(mod, int64(min(n, maxStderr))/HostBytes)
@@ -129,21 +118,19 @@ func writeOutput(i *Instance, mod api.Module, stack []uint64) {
 		}
 	}
 	if !memory.WriteUint32Le(out, total) {
-		setErrno(stack, errnoFault)
-		return
+		return errnoFault
 	}
-	setErrno(stack, 0)
+	return 0
 }
 
 // pollTimers implements poll_oneoff(in, out, count, events). It does not sleep: it
 // advances the clock to the earliest timeout among the subscriptions, and reports all of
 // them.
-func pollTimers(i *Instance, mod api.Module, stack []uint64) {
+func pollTimers(i *Instance, mod api.Module, stack []uint64) (errno uint64) {
 	const subscription, event = 48, 32
 	in, out, count, events := uint32(stack[0]), uint32(stack[1]), uint32(stack[2]), uint32(stack[3])
 	if count == 0 || count > maxVectors {
-		setErrno(stack, errnoInvalid)
-		return
+		return errnoInvalid
 	}
 	i.charge(mod, int64(count))
 	memory := mod.Memory()
@@ -151,8 +138,7 @@ func pollTimers(i *Instance, mod api.Module, stack []uint64) {
 	for k := range count {
 		s, ok := memory.Read(in+k*subscription, subscription)
 		if !ok {
-			setErrno(stack, errnoFault)
-			return
+			return errnoFault
 		}
 		var e [event]byte
 		copy(e[:8], s[:8]) // the subscription's user data
@@ -171,18 +157,16 @@ func pollTimers(i *Instance, mod api.Module, stack []uint64) {
 			e[8] = errnoBadFile
 		}
 		if !memory.Write(out+k*event, e[:]) {
-			setErrno(stack, errnoFault)
-			return
+			return errnoFault
 		}
 	}
 	if first != ^uint64(0) {
 		i.clock += min(first, 1<<40) // 18 minutes: the clock must not wrap around
 	}
 	if !memory.WriteUint32Le(events, count) {
-		setErrno(stack, errnoFault)
-		return
+		return errnoFault
 	}
-	setErrno(stack, 0)
+	return 0
 }
 
 // exitCall implements proc_exit(code): it ends the call.

@@ -5,16 +5,6 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
-var (
-	_ policies.Partitioner = (*Policy)(nil)
-	_ policies.Refiner     = (*Policy)(nil)
-	_ policies.Quoter      = (*Policy)(nil)
-	_ policies.Selector    = (*Policy)(nil)
-	_ policies.Detector    = (*Policy)(nil)
-	_ policies.Placer      = (*Policy)(nil)
-	_ Guard                = (*Policy)(nil)
-)
-
 // Select implements policies.Selector.
 func (p *Policy) Select(bids []policies.Bid) int { return ask(p, &selectAdapter, bids) }
 

@@ -71,9 +71,7 @@ func (p *Policy) endFailed(s *slot, k abi.Kind, err error, frame []byte) {
 		p.releaseAlive(s)
 		return
 	}
-	s.replaceDue.Store(true)
-	p.release(s, empty)
-	p.refillSoon()
+	p.releaseDead(s)
 }
 
 // countFault reports a fault of the module, and opens the breaker when there are too

@@ -141,17 +141,13 @@ func (p *Policy) replace() bool {
 			continue
 		}
 		i, err := p.instance()
+		if err == nil && s.late != nil {
+			i, err = p.retryLate(i, s.late)
+		}
 		if err != nil {
 			p.config.Logger.Warn("no new instance of a policy's module", "error", err)
 			p.count(err)
 			return false
-		}
-		if s.late != nil {
-			if i, err = p.retryLate(i, s.late); err != nil {
-				p.config.Logger.Warn("no new instance of a policy's module", "error", err)
-				p.count(err)
-				return false
-			}
 		}
 		p.takeSlot(s)
 		s.instance.Close()
@@ -198,9 +194,7 @@ func (p *Policy) Warm(frames [][]byte) error {
 		if s.instance.Dead() == nil {
 			p.release(s, free)
 		} else {
-			s.replaceDue.Store(true)
-			p.release(s, empty)
-			p.refillSoon()
+			p.releaseDead(s)
 		}
 		if err != nil && host.CauseOf(err) != host.TimedOut {
 			return err

@@ -37,16 +37,6 @@ type entry struct {
 	call   uint64 // 0 when nothing is recorded
 }
 
-var (
-	_ policies.Partitioner = (*NativeRecorder)(nil)
-	_ policies.Refiner     = (*NativeRecorder)(nil)
-	_ policies.Quoter      = (*NativeRecorder)(nil)
-	_ policies.Selector    = (*NativeRecorder)(nil)
-	_ policies.Detector    = (*NativeRecorder)(nil)
-	_ policies.Placer      = (*NativeRecorder)(nil)
-	_ Guard                = (*NativeRecorder)(nil)
-)
-
 // NewNativeRecorder returns native policies of which on average one call in every is
 // recorded; 0 records none. Every, Keep and Now are as in a Config; there is one ring
 // for all callers, with DefaultKeepBytes.

@@ -240,6 +240,11 @@ func (p *Policy) runDeferred(s *slot) {
 		return
 	}
 	p.count(err)
+	p.releaseDead(s)
+}
+
+// releaseDead releases a slot whose instance is dead, and has Run replace the instance.
+func (p *Policy) releaseDead(s *slot) {
 	s.replaceDue.Store(true)
 	p.release(s, empty)
 	p.refillSoon()
