@@ -14,6 +14,17 @@ type Codec[Q, A any] struct {
 	DecodeResult func(frame []byte, result uint64, q Q) (A, error)
 }
 
+// Frame returns a new frame with a call.
+func (k *Codec[Q, A]) Frame(c Call, q Q) ([]byte, error) {
+	n, err := k.EncodeCall(nil, c, q)
+	if err != ErrShort {
+		return nil, err
+	}
+	frame := make([]byte, n)
+	_, err = k.EncodeCall(frame, c, q)
+	return frame, err
+}
+
 // The arguments and answers that consist of several values.
 type (
 	// QuoteAnswer has a bid if Bids is true.

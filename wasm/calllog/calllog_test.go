@@ -16,24 +16,18 @@ import (
 )
 
 // outlier returns a frame of kind outlier.
-func outlier(t testing.TB, id uint64) []byte {
-	t.Helper()
-	frame := make([]byte, 4096)
-	n := policytest.Must(abi.EncodeOutlierCall(frame, abi.Call{ID: id}, 300, 200))
-	return frame[:n]
+func outlier(id uint64) []byte {
+	return policytest.Must(abi.OutlierCodec.Frame(abi.Call{ID: id}, abi.Loads{Own: 300, Mean: 200}))
 }
 
 // selects returns frames with 0, 1, 2 and so on bids.
-func selects(t testing.TB, n int) (all []Call) {
-	t.Helper()
+func selects(n int) (all []Call) {
 	for i := range n {
-		frame := make([]byte, 4096)
 		bids := make([]policies.Bid, i)
 		for j := range bids {
 			bids[j] = policies.Bid{From: "r", Load: policies.Tokens(7 * j % 5)}
 		}
-		n := policytest.Must(abi.EncodeSelectCall(frame, abi.Call{ID: uint64(i)}, bids))
-		all = append(all, Call{Frame: frame[:n]})
+		all = append(all, Call{Frame: policytest.Must(abi.SelectCodec.Frame(abi.Call{ID: uint64(i)}, bids))})
 	}
 	return all
 }
@@ -46,7 +40,7 @@ func written(t testing.TB, all []Call) string {
 }
 
 func TestReadSaysWhere(t *testing.T) {
-	first, line, _ := strings.Cut(written(t, []Call{{Frame: outlier(t, 1)}}), "\n")
+	first, line, _ := strings.Cut(written(t, []Call{{Frame: outlier(1)}}), "\n")
 	first += "\n"
 	for text, want := range map[string]string{
 		"":                           "line 1: must be",
@@ -78,7 +72,7 @@ func module(t testing.TB, before ...[]byte) (*host.Module, func() (*host.Instanc
 func TestExpectations(t *testing.T) {
 	ctx := context.Background()
 	m, instance := module(t)
-	all, err := Answer(ctx, instance, selects(t, 8))
+	all, err := Answer(ctx, instance, selects(8))
 	if err != nil || len(all) != 8 {
 		t.Fatalf("%d answers, %v", len(all), err)
 	}
@@ -117,7 +111,7 @@ func TestExpectations(t *testing.T) {
 		t.Errorf("another answer, for fuel of another version: %v", err)
 	}
 	// Unanswered calls are omitted and have no effect on the answers to others.
-	if some, err := Answer(ctx, traps, selects(t, 8)); err != nil || len(some) != 6 {
+	if some, err := Answer(ctx, traps, selects(8)); err != nil || len(some) != 6 {
 		t.Errorf("%d answers, %v", len(some), err)
 	} else if err := check(traps, some); err != nil {
 		t.Error(err)
@@ -125,7 +119,7 @@ func TestExpectations(t *testing.T) {
 }
 
 func TestGoldenRefuses(t *testing.T) {
-	frame := outlier(t, 1)
+	frame := outlier(1)
 	for want, f := range map[string]Call{
 		"has no answer":         {Frame: frame},
 		"no answer":             {Frame: frame, Answer: &host.Record{Kind: abi.Outlier, Frame: frame, Cause: host.Trapped}},
@@ -142,8 +136,8 @@ func TestGoldenRefuses(t *testing.T) {
 // FuzzRead checks that calls that are read, written and read again are equal.
 func FuzzRead(f *testing.F) {
 	_, instance := module(f)
-	all := policytest.Must(Answer(context.Background(), instance, selects(f, 4)))
-	f.Add([]byte(written(f, append(all, Call{Frame: outlier(f, 1)}))))
+	all := policytest.Must(Answer(context.Background(), instance, selects(4)))
+	f.Add([]byte(written(f, append(all, Call{Frame: outlier(1)}))))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		all, err := Read(bytes.NewReader(text))
 		if err != nil {

@@ -47,13 +47,7 @@ func selects(body ...[]byte) hosttest.Func {
 	return hosttest.Function(abi.Select.Export(), []byte{hosttest.TypeI32, hosttest.TypeI64}, body...)
 }
 
-func sixteen() []policies.Bid {
-	bids := make([]policies.Bid, 16)
-	for i := range bids {
-		bids[i] = policies.Bid{From: policies.ReplicaID("replica-" + string(rune('a'+i))), Load: policies.Tokens((i*7919 + 13) % 1000), Start: policies.Micros(i)}
-	}
-	return bids
-}
+func sixteen() []policies.Bid { return hosttest.Bids(16) }
 
 func TestHandMadePolicySelects(t *testing.T) {
 	i := hand(t, hosttest.LeastLoad())

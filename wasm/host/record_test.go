@@ -101,8 +101,7 @@ func TestReplayIsTheSameInTwoProcesses(t *testing.T) {
 // TestReplayChecksRules checks that a replay refuses an invalid answer even if it was
 // recorded.
 func TestReplayChecksRules(t *testing.T) {
-	arena := make([]byte, 4096)
-	n := policytest.Must(abi.EncodeSelectCall(arena, abi.Call{}, sixteen()))
+	good := policytest.Must(abi.SelectCodec.Frame(abi.Call{}, sixteen()))
 	for _, c := range []struct {
 		result []byte
 		cause  Cause
@@ -114,30 +113,26 @@ func TestReplayChecksRules(t *testing.T) {
 	} {
 		i := hand(t, selects(c.result))
 		var r Record
-		if err := i.Replay(arena[:n], &r); CauseOf(err) != c.cause || r.Cause != c.cause || !bytes.Equal(r.Frame, arena[:n]) {
+		if err := i.Replay(good, &r); CauseOf(err) != c.cause || r.Cause != c.cause || !bytes.Equal(r.Frame, good) {
 			t.Errorf("%v, %v; want %v", err, r.Cause, c.cause)
 		}
 	}
 	i := hand(t, hosttest.LeastLoad())
-	for _, frame := range [][]byte{nil, make([]byte, 200), arena[:50]} {
+	for _, frame := range [][]byte{nil, make([]byte, 200), good[:50]} {
 		var r Record
 		if err := i.Replay(frame, &r); err == nil || i.Dead() != nil {
 			t.Errorf("a frame of %d bytes: %v", len(frame), err)
 		}
 	}
-	quote, _ := abi.EncodeQuoteCall(arena, abi.Call{}, abi.Ask{})
-	if err := i.Replay(arena[:quote], &Record{}); CauseOf(err) != Unknown {
+	if err := i.Replay(policytest.Must(abi.QuoteCodec.Frame(abi.Call{}, abi.Ask{})), &Record{}); CauseOf(err) != Unknown {
 		t.Error(err)
 	}
 }
 
 // FuzzReplay replays arbitrary frames.
 func FuzzReplay(f *testing.F) {
-	arena := make([]byte, 4096)
-	n, _ := abi.EncodeSelectCall(arena, abi.Call{}, sixteen())
-	f.Add(bytes.Clone(arena[:n]))
-	n, _ = abi.EncodeQuoteCall(arena, abi.Call{}, abi.Ask{})
-	f.Add(bytes.Clone(arena[:n]))
+	f.Add(policytest.Must(abi.SelectCodec.Frame(abi.Call{}, sixteen())))
+	f.Add(policytest.Must(abi.QuoteCodec.Frame(abi.Call{}, abi.Ask{})))
 	m := load(f, Config{}, hosttest.Policy(hosttest.LeastLoad()).Encode())
 	f.Fuzz(func(t *testing.T, frame []byte) {
 		i := policytest.Must(m.Instantiate())

@@ -7,22 +7,15 @@ import (
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host"
+	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
-
-func sixteen() []policies.Bid {
-	bids := make([]policies.Bid, 16)
-	for i := range bids {
-		bids[i] = policies.Bid{From: "replica-x", Load: policies.Tokens(i * 7919 % 31), Start: policies.Micros(i * 31 % 7)}
-	}
-	return bids
-}
 
 // costTheSame checks that the fuel of a bid depends only on its frame, not on earlier calls:
 // no garbage remains, whose collection would cost more than the limit of a call.
 func costTheSame(t *testing.T, g *host.Instance) {
 	const calls = 20_000
 	ask := abi.Ask{Position: policies.Occupancy{Capacity: 1e6, Held: 1000}, Handover: policies.Migration{Request: "front/1", Length: 77}}
-	bids := sixteen()
+	bids := hosttest.Bids(16)
 	var first [2]int64
 	for i := range calls {
 		if _, err := g.Select(abi.Call{}, bids); err != nil {
@@ -47,7 +40,7 @@ func costTheSame(t *testing.T, g *host.Instance) {
 func BenchmarkBids(b *testing.B) {
 	for _, name := range []string{"bid-least-load", "bid-paper"} {
 		g := guesttest.Start(b, guesttest.Load(b, guesttest.Build(b, name), host.Config{}))
-		bids := sixteen()
+		bids := hosttest.Bids(16)
 		b.Run(name+"/select16", func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

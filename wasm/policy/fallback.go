@@ -21,7 +21,7 @@ func ask[Q, A any](p *Policy, k *adapter[Q, A], q Q) A {
 			p.endAnswered(s)
 			return a
 		}
-		p.endFailed(s, k.Kind, err, encodeFrame(k, c, q))
+		p.endFailed(s, k.Kind, err, frameOf(k, c, q))
 	}
 	return k.native(&p.config.Native, q)
 }
@@ -41,9 +41,16 @@ func askFor[Q, A any](p *Policy, k *adapter[Q, A], m *Memory, q Q) A {
 			p.endAnswered(s)
 			return a
 		}
-		p.endFailed(s, k.Kind, err, encodeFrame(k, c, q))
+		p.endFailed(s, k.Kind, err, frameOf(k, c, q))
 	}
 	return k.native(&p.config.Native, q)
+}
+
+// frameOf encodes a failed call once more, for its record: the guest may have changed the
+// first frame. It returns nil for arguments that do not fit into a frame.
+func frameOf[Q, A any](k *adapter[Q, A], c abi.Call, q Q) []byte {
+	frame, _ := k.Frame(c, q)
+	return frame
 }
 
 // endFailed ends a failed call, which the native policy then answers: it counts and

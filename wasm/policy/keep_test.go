@@ -26,7 +26,7 @@ func number(r host.Record) uint64 { return binary.LittleEndian.Uint64(r.Frame[64
 // TestLargeRecordsAreFew checks that an instance keeps the latest records within Keep and
 // KeepBytes for kinds that are not decided per request, and within Keep for the others.
 func TestLargeRecordsAreFew(t *testing.T) {
-	one := len(encodeFrame(&guardAdapter, abi.Call{Room: abi.MaxState}, change(100)))
+	one := len(frameOf(&guardAdapter, abi.Call{Room: abi.MaxState}, change(100)))
 	for _, c := range []struct{ bytes, want int }{{0, 5}, {3*one + one/2, 3}, {1, 1}} {
 		m := running(t, Config{Every: 1, Keep: 5, KeepBytes: c.bytes, Instances: 1, Failures: -1}, host.Config{}, hosttest.Policy(
 			hosttest.Function(abi.Guard.Export(), nil, hosttest.Result(0, 0)),

@@ -92,18 +92,6 @@ func (k *adapter[Q, A]) answer(n *Native, frame []byte) (uint64, error) {
 	return k.EncodeResult(frame, q, k.native(n, q))
 }
 
-// encodeFrame encodes a failed call once more, for its record: the guest may have
-// changed the first frame.
-func encodeFrame[Q, A any](k *adapter[Q, A], c abi.Call, q Q) []byte {
-	n, err := k.EncodeCall(nil, c, q)
-	if err != abi.ErrShort {
-		return nil
-	}
-	b := make([]byte, n)
-	k.EncodeCall(b, c, q)
-	return b
-}
-
 // record answers a call with the native policy, and records it if its turn has come.
 func record[Q, A any](r *NativeRecorder, k *adapter[Q, A], q Q) A {
 	a := k.native(&r.native, q)

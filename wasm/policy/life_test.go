@@ -118,7 +118,7 @@ func TestLateCalls(t *testing.T) {
 	s := &good.slots[0]
 	good.takeSlot(s) // the state after a call that timed out
 	s.instance.Close()
-	s.late = encodeFrame(&selectAdapter, abi.Call{}, bids(4))
+	s.late = frameOf(&selectAdapter, abi.Call{}, bids(4))
 	s.replaceDue.Store(true)
 	good.release(s, empty)
 	good.refillSoon()
@@ -139,7 +139,7 @@ func TestStarvedCalls(t *testing.T) {
 		p.takeSlot(s) // the state after a call that a Watchdog ended
 		s.call(p)
 		s.instance.Close()
-		p.endFailed(s, abi.Select, &host.Fault{Kind: abi.Select, Cause: host.TimedOut, Starved: true}, encodeFrame(&selectAdapter, abi.Call{}, bids(4)))
+		p.endFailed(s, abi.Select, &host.Fault{Kind: abi.Select, Cause: host.TimedOut, Starved: true}, frameOf(&selectAdapter, abi.Call{}, bids(4)))
 		policytest.WaitFor(t, "a new instance", func() bool { return p.Stats().Replaced == n+1 })
 	}
 	if b := bids(4); p.Select(b) != natives.Selector.Select(b) {
@@ -158,7 +158,7 @@ func TestStarvedCalls(t *testing.T) {
 // instance is replaced.
 func TestWarm(t *testing.T) {
 	p := running(t, Config{Instances: 3, Every: 1}, host.Config{}, hosttest.LeastLoadModule(hosttest.OneIn(7, hosttest.Unreachable)))
-	good, bad := encodeFrame(&selectAdapter, abi.Call{ID: 1}, bids(4)), encodeFrame(&selectAdapter, abi.Call{ID: 7}, bids(4))
+	good, bad := frameOf(&selectAdapter, abi.Call{ID: 1}, bids(4)), frameOf(&selectAdapter, abi.Call{ID: 7}, bids(4))
 	if err := p.Warm([][]byte{good, good}); err != nil || p.Stats().Calls != 0 || len(p.Records()) != 0 {
 		t.Errorf("%v: %+v", err, p.Stats())
 	}

@@ -59,13 +59,7 @@ func running(t testing.TB, c Config, hc host.Config, code []byte) *Policy {
 	return p
 }
 
-func bids(n int) []policies.Bid {
-	list := make([]policies.Bid, n)
-	for i := range list {
-		list[i] = policies.Bid{From: policies.ReplicaID("replica-" + string(rune('a'+i%26))), Load: policies.Tokens((i*7919 + 13) % 1000), Start: policies.Micros(i)}
-	}
-	return list
-}
+func bids(n int) []policies.Bid { return hosttest.Bids(n) }
 
 // TestModuleAnswersAsNative calls a module in Go for every kind, and checks by Stats that the
 // module answers.
@@ -262,7 +256,7 @@ func TestFirstCallsDoNotAllocate(t *testing.T) {
 	for range 3 {
 		p := running(t, Config{Every: 1, Instances: 1}, host.Config{}, hosttest.LeastLoadModule())
 		b := bids(16)
-		policytest.NoError(t, p.Warm([][]byte{encodeFrame(&selectAdapter, abi.Call{}, b)}))
+		policytest.NoError(t, p.Warm([][]byte{frameOf(&selectAdapter, abi.Call{}, b)}))
 		half := func() {
 			for range DefaultKeep / 2 {
 				p.Select(b)

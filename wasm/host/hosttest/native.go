@@ -67,6 +67,15 @@ func (Native) Guard(ch abi.Change) (abi.Denial, bool) {
 	return abi.Denial{}, false
 }
 
+// Bids returns n bids, always the same.
+func Bids(n int) []policies.Bid {
+	bids := make([]policies.Bid, n)
+	for i := range bids {
+		bids[i] = policies.Bid{From: policies.ReplicaID("replica-" + string(rune('a'+i%26))), Load: policies.Tokens((i*7919 + 13) % 1000), Start: policies.Micros(i)}
+	}
+	return bids
+}
+
 // Random makes random arguments of every kind.
 type Random struct{ *rand.Rand }
 

@@ -143,9 +143,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 
 func TestFrames(t *testing.T) {
 	i := guesttest.Start(t, guesttest.Load(t, build(t, `deny contains {"code": 1} if input.moves > 3`), host.Config{}))
-	frame := make([]byte, 64<<10)
-	n := policytest.Must(abi.EncodeGuardCall(frame, abi.Call{}, change(4)))
-	frame = frame[:n]
+	frame := policytest.Must(abi.GuardCodec.Frame(abi.Call{}, change(4)))
 	for at := range frame { // no content of a frame may crash the host
 		for _, x := range []byte{1, 0x80, 0xff} {
 			bad := bytes.Clone(frame)

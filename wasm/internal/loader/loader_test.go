@@ -177,7 +177,7 @@ func TestWarmExpects(t *testing.T) {
 		defer m.Close()
 		var frames vectorList
 		for _, bids := range all {
-			add(&frames, abi.EncodeSelectCall, bids)
+			add(&frames, &abi.SelectCodec, bids)
 		}
 		return answersOf(t, m, frames)
 	}

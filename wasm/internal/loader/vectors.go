@@ -13,19 +13,19 @@ func vectors(k abi.Kind) [][]byte {
 	switch k {
 	case abi.Partition:
 		for _, w := range workloads() {
-			add(&all, abi.EncodePartitionCall, w)
+			add(&all, &abi.PartitionCodec, w)
 		}
 	case abi.Refine:
 		cost := usualCost
-		add(&all, abi.EncodeRefineCall, policies.BoundaryView{Boundary: 2048, High: policies.Unbounded, Peers: 1, Successors: 1, Cost: cost})
-		add(&all, abi.EncodeRefineCall, policies.BoundaryView{Boundary: 2048, High: policies.Unbounded, Peers: 4, Successors: 2, Cost: cost,
+		add(&all, &abi.RefineCodec, policies.BoundaryView{Boundary: 2048, High: policies.Unbounded, Peers: 1, Successors: 1, Cost: cost})
+		add(&all, &abi.RefineCodec, policies.BoundaryView{Boundary: 2048, High: policies.Unbounded, Peers: 4, Successors: 2, Cost: cost,
 			Local: []policies.Sequence{{Input: 100, Length: 150}, {Input: 1000, Length: 2000}}, Next: []policies.Sequence{{Input: 4000, Length: 4100}}})
-		add(&all, abi.EncodeRefineCall, policies.BoundaryView{Boundary: 5000, Low: 4999, High: 5001, Peers: 2, Successors: 2, Cost: cost,
+		add(&all, &abi.RefineCodec, policies.BoundaryView{Boundary: 5000, Low: 4999, High: 5001, Peers: 2, Successors: 2, Cost: cost,
 			Local: sequences(64, 4000), Next: sequences(64, 90_000)})
 	case abi.Quote:
 		for _, pos := range []policies.Occupancy{{}, {Draining: true}, {Capacity: 400_000, Held: 120_000, Promised: 3000, Incoming: 5000, Throughput: 2_000_000},
 			{Capacity: 400_000, Held: 400_000}, {Capacity: 1 << 40, Incoming: 1 << 39, Throughput: 1}} {
-			add(&all, abi.EncodeQuoteCall, abi.Ask{Position: pos, Handover: policies.Migration{Request: "front-1/77", Length: 4097, Cause: policies.Growth}})
+			add(&all, &abi.QuoteCodec, abi.Ask{Position: pos, Handover: policies.Migration{Request: "front-1/77", Length: 4097, Cause: policies.Growth}})
 		}
 	case abi.Select:
 		for _, n := range []int{0, 1, 3, 16, 32} {
@@ -33,30 +33,28 @@ func vectors(k abi.Kind) [][]byte {
 			for i := range bids { // with ties
 				bids[i] = policies.Bid{From: policies.ReplicaID("replica-" + string(rune('a'+i))), Load: policies.Tokens(i * 7919 % 5 * 1000), Start: policies.Micros(i % 3 * 500)}
 			}
-			add(&all, abi.EncodeSelectCall, bids)
+			add(&all, &abi.SelectCodec, bids)
 		}
 	case abi.Outlier:
-		for _, loads := range [][2]policies.Tokens{{}, {150_000, 100_000}, {1 << 40, 1}, {1, 1 << 40}} {
-			add(&all, func(b []byte, c abi.Call, l [2]policies.Tokens) (int, error) {
-				return abi.EncodeOutlierCall(b, c, l[0], l[1])
-			}, loads)
+		for _, loads := range []abi.Loads{{}, {Own: 150_000, Mean: 100_000}, {Own: 1 << 40, Mean: 1}, {Own: 1, Mean: 1 << 40}} {
+			add(&all, &abi.OutlierCodec, loads)
 		}
 	case abi.Place:
 		own := policies.Candidate{ID: "r0", High: 2048, Waiting: 9000, Load: 50_000}
 		peers := []policies.Candidate{{ID: "r1", Low: 2048, High: policies.Unbounded, Waiting: 100, Load: 80_000, Prefix: 1024},
 			{ID: "replica-2", Low: 2048, High: policies.Unbounded, Load: 10_000}, {ID: "r3", High: 2048, Draining: true}}
 		request := policies.Request{ID: "front-1/77", Model: "m", Input: 3000, Cached: 1024, MaxOutput: 512}
-		add(&all, abi.EncodePlaceCall, policies.Arrival{Own: own})
-		add(&all, abi.EncodePlaceCall, policies.Arrival{Request: request, Own: own, Peers: peers})
-		add(&all, abi.EncodePlaceCall, policies.Arrival{Request: request, Hops: 1, Own: own, Peers: peers})
+		add(&all, &abi.PlaceCodec, policies.Arrival{Own: own})
+		add(&all, &abi.PlaceCodec, policies.Arrival{Request: request, Own: own, Peers: peers})
+		add(&all, &abi.PlaceCodec, policies.Arrival{Request: request, Hops: 1, Own: own, Peers: peers})
 		own.Draining = true
-		add(&all, abi.EncodePlaceCall, policies.Arrival{Request: request, Own: own, Peers: peers})
+		add(&all, &abi.PlaceCodec, policies.Arrival{Request: request, Own: own, Peers: peers})
 	case abi.Guard:
 		now := policies.OneStagePlan("m", []policies.ReplicaID{"r0", "r1", "r2"})
 		next := policies.Plan{Model: "m", Epoch: 8, Stages: []policies.Stage{
 			{High: 4096, Replicas: []policies.ReplicaID{"r0", "r2"}}, {Low: 4096, High: policies.Unbounded, Replicas: []policies.ReplicaID{"r1"}}}}
-		add(&all, abi.EncodeGuardCall, abi.Change{Next: now})
-		add(&all, abi.EncodeGuardCall, abi.Change{Now: now, Next: next})
+		add(&all, &abi.GuardCodec, abi.Change{Next: now})
+		add(&all, &abi.GuardCodec, abi.Change{Now: now, Next: next})
 	}
 	return all
 }
@@ -64,11 +62,10 @@ func vectors(k abi.Kind) [][]byte {
 type vectorList [][]byte
 
 // add encodes a call whose arguments are known to fit into a frame.
-func add[W any](all *vectorList, put func([]byte, abi.Call, W) (int, error), words W) {
-	c := abi.Call{ID: uint64(len(*all) + 1), Now: policies.Second * policies.Micros(len(*all)), Seed: uint64(len(*all)) * 0x9e3779b97f4a7c15}
-	n, _ := put(nil, c, words)
-	frame := make([]byte, n)
-	if _, err := put(frame, c, words); err != nil {
+func add[Q, A any](all *vectorList, k *abi.Codec[Q, A], q Q) {
+	n := len(*all)
+	frame, err := k.Frame(abi.Call{ID: uint64(n + 1), Now: policies.Second * policies.Micros(n), Seed: uint64(n) * 0x9e3779b97f4a7c15}, q)
+	if err != nil {
 		panic("internal error: a vector does not fit: " + err.Error())
 	}
 	*all = append(*all, frame)
