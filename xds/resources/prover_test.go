@@ -5,18 +5,26 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"sync"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
+// otherSets are what a Prover has proved before.
+var otherSets = sync.OnceValues(func() (one, two resources.Set) {
+	one, _ = resources.Build(fleet())
+	two, _ = resources.Build(twoModels())
+	return one, two
+})
+
 // prove returns the result of Prove, and compares with it a Prover that has proved
 // other sets before and proves this one more than once.
 func prove(t testing.TB, s resources.Set) error {
 	t.Helper()
 	p, want := new(resources.Prover), resources.Prove(s)
-	one, two := build(t, fleet()), build(t, twoModels())
+	one, two := otherSets()
 	for i, set := range []resources.Set{one, s, two, s, s, one, two} {
 		expect := error(nil)
 		if slices.Contains([]int{1, 3, 4}, i) {
