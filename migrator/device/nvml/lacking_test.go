@@ -16,9 +16,9 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 )
 
-// child lives with another library in a process of its own, for a process is
-// bound to its first one. It prints what it has found.
-func child(path string) int {
+// childMain uses another library in a process of its own, because a process is bound to its
+// first one. It prints what it has found.
+func childMain(path string) int {
 	l, err := Open(Config{Library: path})
 	var lacks *device.SymbolError
 	switch {
@@ -37,21 +37,21 @@ func child(path string) int {
 		fmt.Println("close:", err)
 		return 1
 	}
-	in, _, err := life(path)
+	in, _, err := useLibrary(path)
 	if errors.As(err, &lacks) {
 		fmt.Println("watch lacks", lacks.Symbol)
 	} else if err != nil {
-		fmt.Println("life:", err)
+		fmt.Println("use:", err)
 		return 1
 	}
 	fmt.Println(len(in.GPUs), "GPUs")
 	return 0
 }
 
-// bear runs child.
-func bear(t *testing.T, path string) string {
+// runChild runs childMain in another process and returns its output.
+func runChild(t *testing.T, path string) string {
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
-	cmd.Env = append(os.Environ(), "NVML_LIFE="+path, "FAKE_NVML_XID=0:1", "FAKE_NVML_LINKS=switch", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
+	cmd.Env = append(os.Environ(), "NVML_TEST_LIBRARY="+path, "FAKE_NVML_XID=0:1", "FAKE_NVML_LINKS=switch", "GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Errorf("%v: %s", err, out)
@@ -78,7 +78,7 @@ func TestLackingSymbols(t *testing.T) {
 			case strings.Contains(s, "Event") && s != "nvmlDeviceGetCurrentClocksEventReasons":
 				want = "lacks " + s + "\nwatch lacks " + s + "\n2 GPUs\n"
 			}
-			if got := bear(t, path); got != want {
+			if got := runChild(t, path); got != want {
 				t.Errorf("without %s: %q", s, got)
 			}
 		})
@@ -86,7 +86,7 @@ func TestLackingSymbols(t *testing.T) {
 }
 
 func TestWithoutALibrary(t *testing.T) {
-	if got := bear(t, "libnothing-at-all.so.1"); got != "no library\n" {
+	if got := runChild(t, "libnothing-at-all.so.1"); got != "no library\n" {
 		t.Errorf("%q", got)
 	}
 }

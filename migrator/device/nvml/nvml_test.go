@@ -21,8 +21,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if path := os.Getenv("NVML_LIFE"); path != "" {
-		os.Exit(child(path))
+	if path := os.Getenv("NVML_TEST_LIBRARY"); path != "" {
+		os.Exit(childMain(path))
 	}
 	goleak.VerifyTestMain(m)
 }
@@ -38,9 +38,9 @@ func open(t *testing.T, path string) *Library {
 	return l
 }
 
-// life opens the library, reads, watches until the fake's event, and closes. It
+// useLibrary opens the library, reads, watches until the fake's event, and closes. It
 // joins what went wrong.
-func life(path string) (in Inventory, xids []uint64, err error) {
+func useLibrary(path string) (in Inventory, xids []uint64, err error) {
 	l, err := Open(Config{Library: path})
 	if err != nil {
 		return Inventory{}, nil, err
@@ -60,14 +60,14 @@ func life(path string) (in Inventory, xids []uint64, err error) {
 	defer cancel()
 	watched := l.WatchXids(ctx, func(gpu int, xid uint64) { xids = append(xids, uint64(gpu), xid); cancel() })
 	closed := l.Close()
-	if closed != nil { // what a caller would do, and so that the next life starts anew
+	if closed != nil { // what a caller would do, and so that the next use starts anew
 		closed = errors.Join(closed, l.Close())
 	}
 	return in, xids, errors.Join(err, watched, closed)
 }
 
-// sick is a host with everything that a library can report.
-func sick(t *testing.T) {
+// setFaultyHost makes the fake a host with everything that a library can report.
+func setFaultyHost(t *testing.T) {
 	for k, v := range map[string]string{"GPUS": "4", "LINKS": "direct", "MIG": "3", "SICK": "2", "XID": "1:79"} {
 		t.Setenv("FAKE_NVML_"+k, v)
 	}
@@ -75,8 +75,8 @@ func sick(t *testing.T) {
 
 func TestRead(t *testing.T) {
 	path := fake.NVML(t)
-	sick(t)
-	in, xids, err := life(path)
+	setFaultyHost(t)
+	in, xids, err := useLibrary(path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,14 +137,14 @@ func TestSwitchesAndRefusals(t *testing.T) {
 // TestEachCallFails makes every call fail, the first time and the last.
 func TestEachCallFails(t *testing.T) {
 	path := fake.NVML(t)
-	sick(t)
+	setFaultyHost(t)
 	c := fake.Open(t, path)
 	for _, call := range append(slices.Clone(required), optional...) {
 		if call == "nvmlErrorString" {
 			continue // has no code, and is not called
 		}
 		before := c.Calls(call)
-		if _, _, err := life(path); err != nil {
+		if _, _, err := useLibrary(path); err != nil {
 			t.Fatal(err)
 		}
 		n := c.Calls(call) - before
@@ -154,7 +154,7 @@ func TestEachCallFails(t *testing.T) {
 		for _, nth := range []int{1, n} {
 			alive := c.Live("") // what a watch could not free, ends with the library
 			c.Fail(call, nth, 999)
-			_, _, err := life(path)
+			_, _, err := useLibrary(path)
 			var failed *CallError
 			if !errors.As(err, &failed) || failed.Call != call || failed.Code != 999 || !strings.Contains(err.Error(), call) || !strings.Contains(err.Error(), "ERROR_UNKNOWN (999)") {
 				t.Errorf("%s failed, call %d of %d: %v", call, nth, n, err)
@@ -169,11 +169,11 @@ func TestEachCallFails(t *testing.T) {
 
 func TestWhatIsNotSupportedIsLeftOut(t *testing.T) {
 	path := fake.NVML(t)
-	sick(t)
+	setFaultyHost(t)
 	c := fake.Open(t, path)
 	for _, call := range optional[:len(optional)-4] {
 		c.Fail(call, 1, codeNotSupported)
-		if in, _, err := life(path); err != nil || len(in.GPUs) != 4 {
+		if in, _, err := useLibrary(path); err != nil || len(in.GPUs) != 4 {
 			t.Errorf("%s is not supported: %+v, %v", call, in, err)
 		}
 		c.Clear()
@@ -182,7 +182,7 @@ func TestWhatIsNotSupportedIsLeftOut(t *testing.T) {
 
 func TestLostGPU(t *testing.T) {
 	path := fake.NVML(t)
-	sick(t)
+	setFaultyHost(t)
 	t.Setenv("FAKE_NVML_LOST", "1")
 	l := open(t, path)
 	in, err := l.Read()
