@@ -20,9 +20,9 @@ func withSeed(body []byte) []byte {
 
 // startResidents starts long streams until an engine runs at least movable streams that may migrate, and
 // one that is pinned. It returns the movable ones of that engine, its pinned ones, and all others.
-func (r *fleetHarness) startResidents(id string, movable int) (moving, fixed, others []*clienttest.Stream) {
+func (r *fleetHarness) startResidents(id string, movable int) (movables, pinned, others []*clienttest.Stream) {
 	r.T.Helper()
-	for n := 0; len(moving) < movable || len(fixed) == 0; n++ {
+	for n := 0; len(movables) < movable || len(pinned) == 0; n++ {
 		here := func() map[string]policies.PinReason {
 			out := make(map[string]policies.PinReason)
 			for _, q := range r.fronts[id].LocalLegs() {
@@ -33,31 +33,24 @@ func (r *fleetHarness) startResidents(id string, movable int) (moving, fixed, ot
 			return out
 		}
 		body := prompt(120+n, forever)
-		ties := len(moving) >= movable || n%3 == 2
-		if ties {
+		pin := len(movables) >= movable || n%3 == 2
+		if pin {
 			body = withSeed(body)
 		}
 		before := here()
 		s := r.Stream(body)
-		at := "elsewhere"
+		to := &others
 		for leg, why := range here() {
 			// Another stream may have migrated to this engine meanwhile.
-			if _, old := before[leg]; !old && ties == (why != policies.NotPinned) {
-				if at = "moving"; ties {
-					at = "fixed"
+			if _, old := before[leg]; !old && pin == (why != policies.NotPinned) {
+				if to = &movables; pin {
+					to = &pinned
 				}
 			}
 		}
-		switch at {
-		case "moving":
-			moving = append(moving, s)
-		case "fixed":
-			fixed = append(fixed, s)
-		default:
-			others = append(others, s)
-		}
+		*to = append(*to, s)
 	}
-	return moving, fixed, others
+	return movables, pinned, others
 }
 
 // TestEngineKilled kills an engine under load, without a drain. Requests that may migrate continue on
