@@ -353,46 +353,6 @@ func TestLaterStreamTakesOver(t *testing.T) {
 	}
 }
 
-func TestReconnects(t *testing.T) {
-	a, b := startOnTCP(t, Config{Self: "a"}), startOnTCP(t, Config{Self: "b"})
-	setAllPeers(a, b)
-	a.Send("b", market(1))
-	<-b.came
-	b.stop()
-	// The same address with another process; then another address.
-	l, err := net.Listen("tcp", b.address)
-	if err != nil {
-		t.Skipf("the address was taken meanwhile: %v", err)
-	}
-	b2 := startNode(t, Config{Self: "b"}, l, b.address)
-	sendUntil(b2, func() { a.Send("b", market(2)) })
-	b3 := startOnTCP(t, Config{Self: "b"})
-	setAllPeers(a, b3)
-	sendUntil(b3, func() { a.Send("b", market(3)) })
-	// An address where another replica answers.
-	c := startOnTCP(t, Config{Self: "c"})
-	a.SetPeers(map[policies.ReplicaID]string{"b": c.address})
-	a.Send("b", market(4))
-	for c.Status().Refused.BadHello == 0 {
-		time.Sleep(time.Millisecond)
-	}
-	if len(c.came) != 0 {
-		t.Error("c took what was meant for b")
-	}
-}
-
-// sendUntil sends repeatedly until an envelope arrives.
-func sendUntil(n *node, send func()) {
-	for {
-		send()
-		select {
-		case <-n.came:
-			return
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
-}
-
 func TestConfig(t *testing.T) {
 	good := Config{Self: "a", Handle: func(policies.ReplicaID, *api.Envelope) {}}
 	if _, err := New(good); err != nil {

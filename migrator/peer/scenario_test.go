@@ -23,7 +23,7 @@ import (
 //	                      unless it is unreached; all processes know all addresses
 //	reach b               the replica's address leads to this process
 //	mute b                serves b by a process that sends Hello, and then reads nothing
-//	know a b              a knows the address of b only; know a: of none
+//	know a b              a knows the address of b only; b=c: that it is c's; know a: of none
 //	watch a b c           a watches b and c; watch a: nothing
 //	send a b 7            a sends envelope 7 to b
 //	stop b | kill b       ends a process; killed, its address refuses connections
@@ -77,8 +77,8 @@ func (s *scenario) do(t *testing.T, d *datadriven.TestData) string {
 		s.serveMute(t, addressOf(replica), muteServer{})
 	case "know":
 		known := make(map[policies.ReplicaID]string)
-		for _, id := range args[1:] {
-			known[policies.ReplicaID(id)] = addressOf(id)
+		for _, arg := range d.CmdArgs[1:] {
+			known[policies.ReplicaID(arg.Key)] = addressOf(append(arg.Vals, arg.Key)[0])
 		}
 		process.SetPeers(known)
 	case "watch":

@@ -178,16 +178,6 @@ func (b *View) ServesModel(name string) func(policies.ReplicaID) bool {
 	return nil
 }
 
-// Address returns the address of a peer's migrator, "" if unknown.
-func (b *View) Address(id policies.ReplicaID) string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if e := b.peers[id]; e != nil {
-		return e.address
-	}
-	return ""
-}
-
 // CountFresh counts the peers whose load is known now.
 func (b *View) CountFresh(now policies.Micros) int {
 	b.mu.Lock()
