@@ -108,11 +108,6 @@ func hostile(t testing.TB) map[string][]byte {
 	return all
 }
 
-// with2 is like with, for a whole body including locals.
-func with2(body ...byte) []byte {
-	return raw(goodType, goodFunction, goodMemory, sec(10, append(appendU32([]byte{1}, uint32(len(body))), body...)...))
-}
-
 // bomb returns a module with nested loops that change many locals, which is quadratic work for a
 // compiler.
 func bomb(locals, depth int) []byte {
