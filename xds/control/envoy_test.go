@@ -26,40 +26,59 @@ import (
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
-// startUpstream starts a replica's front end as Envoy sees it: h2c, a plain
-// response and a stream.
-func startUpstream(t *testing.T, id string) (r policies.Replica, die func()) {
+// serveH2C serves HTTP/1.1 and h2c until the test ends or die is called, and returns the
+// replica at that address.
+func serveH2C(t *testing.T, id string, h http.Handler) (r policies.Replica, die func()) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	protocols := new(http.Protocols)
-	protocols.SetHTTP1(true)
-	protocols.SetUnencryptedHTTP2(true)
-	server := &http.Server{Protocols: protocols, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		n, err := io.Copy(io.Discard, r.Body)
-		if err != nil || n != r.ContentLength {
-			http.Error(w, "short body", http.StatusBadRequest)
-			return
-		}
-		w.Header().Set("replica", id)
-		if r.URL.Path != "/stream" {
-			fmt.Fprintf(w, "%d bytes\n[DONE]\n", n)
-			return
-		}
-		for i := range 5 {
-			fmt.Fprintf(w, "data: %d\n\n", i)
-			w.(http.Flusher).Flush()
-			time.Sleep(2 * time.Millisecond) // the pace of an engine
-		}
-		_, _ = io.WriteString(w, "data: [DONE]\n\n")
-	})}
+	server := &http.Server{Protocols: new(http.Protocols), HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 1 << 14}, Handler: h}
+	server.Protocols.SetHTTP1(true)
+	server.Protocols.SetUnencryptedHTTP2(true)
 	done := make(chan struct{})
 	go func() { defer close(done); _ = server.Serve(l) }()
 	die = func() { server.Close(); <-done }
 	t.Cleanup(die)
 	return policies.Replica{ID: policies.ReplicaID(id), Model: "m", Address: l.Addr().String(), Capacity: policies.Capacity{KV: 400_000, Batch: 256}}, die
+}
+
+// startUpstreams starts the front ends of n replicas as Envoy sees them: a plain response
+// and a stream. kill ends one of them.
+func startUpstreams(t *testing.T, n int) (list []policies.Replica, kill map[policies.ReplicaID]func()) {
+	t.Helper()
+	kill = make(map[policies.ReplicaID]func())
+	for i := range n {
+		id := fmt.Sprintf("r%d", i)
+		r, die := serveH2C(t, id, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			n, err := io.Copy(io.Discard, r.Body)
+			if err != nil || n != r.ContentLength {
+				http.Error(w, "short body", http.StatusBadRequest)
+				return
+			}
+			w.Header().Set("replica", id)
+			if r.URL.Path != "/stream" {
+				fmt.Fprintf(w, "%d bytes\n[DONE]\n", n)
+				return
+			}
+			for i := range 5 {
+				fmt.Fprintf(w, "data: %d\n\n", i)
+				w.(http.Flusher).Flush()
+				time.Sleep(2 * time.Millisecond) // the pace of an engine
+			}
+			_, _ = io.WriteString(w, "data: [DONE]\n\n")
+		}))
+		list, kill[r.ID] = append(list, r), die
+	}
+	return list, kill
+}
+
+// rulesWithoutReports are the rules of a fleet whose replicas do not report.
+func rulesWithoutReports() fleet.Rules {
+	r := fastRules()
+	r.Speed, r.Grace = 1, time.Hour
+	return r
 }
 
 // TestEnvoyFlips changes plans, boundaries and members under load on a real
@@ -72,17 +91,13 @@ func TestEnvoyFlips(t *testing.T) {
 	if os.Getenv("CASCADE_TEST_ALL") != "" {
 		flips = 1000
 	}
-	var list []policies.Replica
+	list, kill := startUpstreams(t, 6)
 	var ids []policies.ReplicaID
-	kill := make(map[policies.ReplicaID]func())
-	for i := range 6 {
-		r, die := startUpstream(t, fmt.Sprintf("r%d", i))
-		list, ids, kill[r.ID] = append(list, r), append(ids, r.ID), die
+	for _, r := range list {
+		ids = append(ids, r.ID)
 	}
 	st := new(store.Memory)
-	r := fastRules()
-	r.Speed, r.Grace = 1, time.Hour // no replica reports here; the test writes the plans
-	c := startControl(t, Config{Rules: r, Replicas: list, Store: st})
+	c := startControl(t, Config{Rules: rulesWithoutReports(), Replicas: list, Store: st})
 	_, url := startEnvoy(t, c, "envoy")
 
 	load := startTraffic(t, url)
@@ -135,19 +150,13 @@ func TestEnvoyFlips(t *testing.T) {
 func TestEnvoyRestart(t *testing.T) {
 	envoytest.Binary(t)
 	dir := t.TempDir()
-	var list []policies.Replica
-	for i := range 4 {
-		r, _ := startUpstream(t, fmt.Sprintf("r%d", i))
-		list = append(list, r)
-	}
+	list, _ := startUpstreams(t, 4)
 	run := func(l net.Listener) *runningControl {
 		st, err := store.NewFile(filepath.Join(dir, "plan.json"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		r := fastRules()
-		r.Grace = time.Hour
-		return startControl(t, Config{Rules: r, Replicas: list, Store: st, Listener: l, Counters: fleet.CounterFile{Path: filepath.Join(dir, "counters.json")}})
+		return startControl(t, Config{Rules: rulesWithoutReports(), Replicas: list, Store: st, Listener: l, Counters: fleet.CounterFile{Path: filepath.Join(dir, "counters.json")}})
 	}
 	var l net.Listener
 	for l == nil { // below the range of ephemeral ports, so that it stays free

@@ -1,7 +1,6 @@
 package control
 
 import (
-	"fmt"
 	"testing"
 	"time"
 
@@ -18,16 +17,14 @@ import (
 // follows it. No request fails, and the other control plane plans.
 func TestEnvoyTwoControlPlanes(t *testing.T) {
 	envoytest.Binary(t)
-	var list []policies.Replica
-	for i := range 4 {
-		r, _ := startUpstream(t, fmt.Sprintf("r%d", i))
-		r.Capacity.Batch = 4096 // so large that the few requests here change no weight
-		list = append(list, r)
+	list, _ := startUpstreams(t, 4)
+	for i := range list {
+		list[i].Capacity.Batch = 4096 // so large that the few requests here change no weight
 	}
 	st := new(store.Memory)
 	run := func(name string) *runningControl {
-		r := fastRules()
-		r.Speed, r.Grace, r.Name, r.Shared = 1, time.Hour, name, true // no replica reports here
+		r := rulesWithoutReports()
+		r.Name, r.Shared = name, true
 		return startControl(t, Config{Rules: r, Replicas: list, Store: st})
 	}
 	a := run("a")

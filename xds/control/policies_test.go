@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -320,14 +319,8 @@ func TestPolicyOwnSlots(t *testing.T) {
 // back change nothing in an Envoy, and that no request fails.
 func TestEnvoyPolicies(t *testing.T) {
 	envoytest.Binary(t)
-	var list []policies.Replica
-	for i := range 2 {
-		r, _ := startUpstream(t, fmt.Sprintf("r%d", i))
-		list = append(list, r)
-	}
-	r := fastRules()
-	r.Speed, r.Grace = 1, time.Hour // no replica reports here
-	c := startControl(t, Config{Rules: r, Replicas: list, Admitter: new(fakeAdmitter)})
+	list, _ := startUpstreams(t, 2)
+	c := startControl(t, Config{Rules: rulesWithoutReports(), Replicas: list, Admitter: new(fakeAdmitter)})
 	envoy, url := startEnvoy(t, c, "envoy")
 	waitForEpoch(t, c, 1)
 	load := startTraffic(t, url)

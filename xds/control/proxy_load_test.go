@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -32,27 +31,12 @@ type holdServer struct {
 	policies.Replica
 	release chan struct{}
 	began   chan struct{} // one value for each stream that is held
-	done    chan struct{} // closed when it stops serving
 }
 
 func startHoldServer(t *testing.T, id string) *holdServer {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := &holdServer{
-		Replica: policies.Replica{ID: policies.ReplicaID(id), Model: "m", Address: l.Addr().String(), Capacity: policies.Capacity{KV: 400_000, Batch: 200}},
-		release: make(chan struct{}), began: make(chan struct{}, 10_000), done: make(chan struct{}),
-	}
-	protocols := new(http.Protocols)
-	protocols.SetHTTP1(true)
-	protocols.SetUnencryptedHTTP2(true)
-	server := &http.Server{
-		Protocols: protocols, HTTP2: &http.HTTP2Config{MaxConcurrentStreams: 1 << 14}, Handler: h,
-	}
-	go func() { defer close(h.done); _ = server.Serve(l) }()
-	t.Cleanup(func() { server.Close(); <-h.done })
+	h := &holdServer{release: make(chan struct{}), began: make(chan struct{}, 10_000)}
+	h.Replica, _ = serveH2C(t, id, h)
 	return h
 }
 
@@ -168,9 +152,7 @@ func startEnvoy(t *testing.T, c *runningControl, id string, others ...*runningCo
 func TestEnvoyLoad(t *testing.T) {
 	envoytest.Binary(t)
 	a, b := startHoldServer(t, "r0"), startHoldServer(t, "r1")
-	r := fastRules()
-	r.Speed, r.Grace = 1, time.Hour
-	c := startControl(t, Config{Rules: r, Replicas: []policies.Replica{a.Replica, b.Replica}})
+	c := startControl(t, Config{Rules: rulesWithoutReports(), Replicas: []policies.Replica{a.Replica, b.Replica}})
 	_, one := startEnvoy(t, c, "e1")
 	second, two := startEnvoy(t, c, "e2")
 	first, other := newClients(t, one, 100), newClients(t, two, 100)
@@ -319,9 +301,7 @@ func TestEnvoyManyStreams(t *testing.T) {
 	envoytest.Binary(t)
 	const streams = 3000
 	a, b := startHoldServer(t, "r0"), startHoldServer(t, "r1")
-	r := fastRules()
-	r.Speed, r.Grace = 1, time.Hour
-	c := startControl(t, Config{Rules: r, Replicas: []policies.Replica{a.Replica, b.Replica}})
+	c := startControl(t, Config{Rules: rulesWithoutReports(), Replicas: []policies.Replica{a.Replica, b.Replica}})
 	envoy, url := startEnvoy(t, c, "e1")
 	began := time.Now()
 	all := make([]*clients, 12)
@@ -352,9 +332,7 @@ func TestEnvoyManyStreams(t *testing.T) {
 func TestEnvoyRetireWaits(t *testing.T) {
 	envoytest.Binary(t)
 	a, b := startHoldServer(t, "r0"), startHoldServer(t, "r1")
-	r := fastRules()
-	r.Speed, r.Grace = 1, time.Hour
-	c := startControl(t, Config{Rules: r, Replicas: []policies.Replica{a.Replica, b.Replica}})
+	c := startControl(t, Config{Rules: rulesWithoutReports(), Replicas: []policies.Replica{a.Replica, b.Replica}})
 	envoy, url := startEnvoy(t, c, "e1")
 	held := newClients(t, url, 10)
 	held.hold(10)
