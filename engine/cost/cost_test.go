@@ -111,6 +111,7 @@ func TestFitRefuses(t *testing.T) {
 		{header, "0 rows of shape 32/8"},
 		{header + "1,1,63,32,8,128,bfloat16,bfloat16,soon\n", `line 2, column "latency"`},
 		{header + "1,1,63,32,8,128,bfloat16,bfloat16,NaN\n", `line 2, column "latency"`},
+		{header + "1,1,63,64,eight,128,bfloat16,bfloat16,1\n", `line 2, column "num_key_value_heads"`}, // of another shape
 		{header + "1,1\n", "wrong number of fields"},
 	} {
 		c := ok
@@ -118,6 +119,10 @@ func TestFitRefuses(t *testing.T) {
 		if _, err := Fit(c); err == nil || !strings.Contains(err.Error(), x.want) {
 			t.Errorf("table %q: error %v, want one with %q", x.table, err, x.want)
 		}
+	}
+	c := FitConfig{PerSequence: strings.NewReader("layer,sequences,time_us\nlm_head,512,soon\n")}
+	if _, err := c.readPerSequence(256); err == nil || !strings.Contains(err.Error(), `line 2, column "time_us"`) {
+		t.Errorf("a row that is not fitted: error %v", err)
 	}
 	if _, err := Fit(ok); err == nil || !strings.Contains(err.Error(), "tables") {
 		t.Errorf("no tables: error %v", err)

@@ -15,9 +15,10 @@ func (c FitConfig) fitGeneration(p *Profile) error {
 	m := c.Model
 	err := readTable("generation attention", c.Generation, func(t *table) {
 		batch, kv, ms := t.number("batch_size"), t.number("isl")+t.number("step"), t.number("latency")
+		shape := [...]float64{t.number("num_heads"), t.number("num_key_value_heads"), t.number("head_dim")}
 		window := t.text("window_size")
 		switch {
-		case int(t.number("num_heads")) != m.Heads || int(t.number("num_key_value_heads")) != m.KVHeads || int(t.number("head_dim")) != m.HeadDim:
+		case int(shape[0]) != m.Heads || int(shape[1]) != m.KVHeads || int(shape[2]) != m.HeadDim:
 		case t.text("attn_dtype") != "bfloat16" || t.text("kv_cache_dtype") != "bfloat16":
 		case window != "" && window != "0":
 		case batch > maxFitBatch || kv < minFitKV || !(ms > 0):

@@ -104,8 +104,9 @@ func (c FitConfig) readDense(maxBatch int) (small, large []row, err error) {
 func (c FitConfig) readPerSequence(maxBatch int) ([]row, error) {
 	sum := make(map[int]float64)
 	err := readTable("per-sequence", c.PerSequence, func(t *table) {
-		if n := int(t.number("sequences")); n <= maxBatch {
-			sum[n] += t.number("time_us") * 1e-6
+		n, seconds := int(t.number("sequences")), t.number("time_us")*1e-6
+		if n <= maxBatch {
+			sum[n] += seconds
 		}
 	}, "layer", "sequences", "time_us")
 	if err != nil {

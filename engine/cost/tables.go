@@ -47,7 +47,8 @@ func readTable(name string, r io.Reader, each func(t *table), required ...string
 		if t.line++; t.line > maxTableRows {
 			return fmt.Errorf("%s table: more than %d lines", name, maxTableRows)
 		}
-		if each(t); t.err != nil {
+		each(t)
+		if t.err != nil {
 			return t.err
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math"
 	"net/http"
 	"strings"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/policytest"
 )
 
 func near(t *testing.T, what string, got, want float64) {
@@ -181,6 +183,10 @@ func TestFailures(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestRecordsThatCannotBeWritten(t *testing.T) {
+	policytest.WantError(t, writeRecords(io.Discard, []Record{{E2E: math.NaN()}}), "write the records: json")
 }
 
 func TestTruncatedAnswersAreCounted(t *testing.T) {

@@ -353,10 +353,12 @@ func writeRecords(w io.Writer, records []Record) error {
 	if w == nil {
 		return nil
 	}
-	out := bufio.NewWriter(w) // keeps its first error, which Flush returns
+	out := bufio.NewWriter(w)
 	encoder := json.NewEncoder(out)
 	for i := range records {
-		_ = encoder.Encode(&records[i])
+		if err := encoder.Encode(&records[i]); err != nil {
+			return fmt.Errorf("write the records: %w", err)
+		}
 	}
 	if err := out.Flush(); err != nil {
 		return fmt.Errorf("write the records: %w", err)

@@ -73,8 +73,7 @@ func (p Planner) propose(w policies.Workload, own policies.Partition, feasible b
 	if math.IsNaN(priced.Cost) || math.IsInf(priced.Cost, 0) {
 		return got, fmt.Errorf("the proposal costs %v", priced.Cost)
 	}
-	slack := p.Slack
-	slack = cmp.Or(slack, DefaultSlack)
+	slack := cmp.Or(p.Slack, DefaultSlack)
 	if limit := own.Cost + math.Abs(own.Cost)*max(slack, 0); feasible && priced.Cost > limit {
 		return got, fmt.Errorf("the proposal costs %.4g, the own partition %.4g: at most %.4g may be", priced.Cost, own.Cost, limit)
 	}

@@ -46,8 +46,7 @@ func (r Refiner) holds(b policies.BoundaryView, t policies.Tokens) error {
 	if t == b.Boundary {
 		return nil
 	}
-	worse := r.Worse
-	worse = cmp.Or(worse, DefaultWorse)
+	worse := cmp.Or(r.Worse, DefaultWorse)
 	now, then := Quality(b, b.Boundary), Quality(b, t)
 	// The comparison is negated so that a NaN is refused.
 	if !(then <= now+now*max(worse, 0)) {

@@ -26,7 +26,7 @@ type Config struct {
 	// MaxTokens is the maximum number of tokens that one iteration computes, decodes and
 	// prompt chunks together; at least MaxBatch.
 	MaxTokens int
-	// NoPrefixCache reports whether full blocks are not reused by their content.
+	// NoPrefixCache turns off the reuse of full blocks by their content.
 	NoPrefixCache bool
 }
 

@@ -145,12 +145,13 @@ func (l *listener) next() (*net.UnixConn, error) {
 	}
 }
 
-// peerUser returns the user of a connection's peer.
-func peerUser(c *net.UnixConn) (uid int, err error) {
+// peerUser returns the user of a connection's peer, or -1 and an error.
+func peerUser(c *net.UnixConn) (int, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
 		return -1, err
 	}
+	uid := -1 // 0 is root
 	failed := raw.Control(func(fd uintptr) { uid, err = userOf(int(fd)) })
 	return uid, errors.Join(failed, err)
 }
