@@ -147,6 +147,7 @@ func (w *fleet) do(t *testing.T, d *datadriven.TestData) string {
 		}
 		if moved := source.State == "moved"; moved && (source.Stall <= 0 || source.Stall > duration(t, d, "stall", time.Second)) ||
 			moved && source.Mode == "live" && (target.Bytes != int64(target.Tokens)*1000 || source.Tokens != target.Tokens+1) ||
+			moved && source.Mode == "reprompt" && target.Bytes != 0 ||
 			from.executor.Stats().LongestStall < source.Stall || took > duration(t, d, "within", time.Minute) || target.Tokens < n["tokens"] || source.Rounds < n["rounds"] || target.Rounds < n["rounds"] {
 			d.Fatalf(t, "in %v:\n%+v\n%+v", took, source, target)
 		}

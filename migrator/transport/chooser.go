@@ -175,9 +175,9 @@ func rank(paths []links.Path, name string) (int, string) {
 }
 
 // RecordFailure records an Open or a Pull that failed. It ignores a refused ticket and a
-// cancellation by the caller, which say nothing about the path.
+// cancellation by the caller, which say nothing about the path, and nil.
 func (c *Chooser) RecordFailure(peer policies.ReplicaID, name string, err error, now time.Time) {
-	if errors.Is(err, ErrRefused) || errors.Is(err, context.Canceled) {
+	if err == nil || errors.Is(err, ErrRefused) || errors.Is(err, context.Canceled) {
 		return
 	}
 	r := c.record(peer, name, now)

@@ -38,6 +38,7 @@ var (
 //	probe shm works|fails       the result of a probe; reprobe: the engine has changed
 //	due                         prints the transports to be probed
 //	fail b shm | refuse b shm | cancel b shm    a pull from b failed
+//	succeed b shm               a pull from b is recorded as failed with a nil error
 //	pull b shm [BYTES]          a pull of one second succeeded
 //	forget b                    b has left
 //	rank b n1 shm tcp           prints the order for pulls from b, on host n1, which has these
@@ -81,9 +82,9 @@ func (p *player) do(words []string) (out []string, err error) {
 			names = append(names, t.Name())
 		}
 		return list(names), nil
-	case "fail", "refuse", "cancel":
+	case "fail", "refuse", "cancel", "succeed":
 		cause := map[string]error{"fail": errLink, "refuse": transport.ErrRefused, "cancel": context.Canceled}[words[0]]
-		if words[0] != "fail" {
+		if words[0] == "refuse" || words[0] == "cancel" {
 			cause = fmt.Errorf("open: %w", cause)
 		}
 		c.RecordFailure(policies.ReplicaID(words[1]), words[2], cause, p.now)

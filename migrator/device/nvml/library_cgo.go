@@ -158,9 +158,11 @@ func (w *watcher) start() error {
 		}
 	}
 	r := reader{l: w.l, gpu: topology.Unknown}
-	if !get(&r, "nvmlEventSetCreate", &w.set, w.l.api.EventSetCreate) {
-		return errors.Join(r.errs...)
+	set, ret := w.l.api.EventSetCreate()
+	if ret != nvml.SUCCESS {
+		return &CallError{Call: "nvmlEventSetCreate", GPU: topology.Unknown, Code: int(ret)}
 	}
+	w.set = set
 	for i, d := range r.deviceHandles() {
 		r.gpu = i
 		if d != nil && r.query("nvmlDeviceRegisterEvents", func() nvml.Return { return d.RegisterEvents(nvml.EventTypeXidCriticalError, w.set) }) {

@@ -180,6 +180,18 @@ func TestWhatIsNotSupportedIsLeftOut(t *testing.T) {
 	}
 }
 
+// TestEventsNotSupported watches with a driver that has the functions for events but does
+// not support them.
+func TestEventsNotSupported(t *testing.T) {
+	path := fake.NVML(t)
+	l := open(t, path)
+	fake.Open(t, path).Fail("nvmlEventSetCreate", 1, codeNotSupported)
+	var failed *CallError
+	if err := l.WatchXids(t.Context(), nil); !errors.As(err, &failed) || failed.Call != "nvmlEventSetCreate" || failed.Code != codeNotSupported {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestLostGPU(t *testing.T) {
 	path := fake.NVML(t)
 	setFaultyHost(t)

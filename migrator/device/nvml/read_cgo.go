@@ -49,7 +49,7 @@ func (r *reader) recordCode(call string, code int) bool {
 	return false
 }
 
-// get makes a call and stores its result, if it returned one.
+// get is query for a call whose result it stores, if it returned one.
 func get[T any](r *reader, call string, to *T, f func() (T, nvml.Return)) bool {
 	return r.query(call, func() nvml.Return {
 		v, ret := f()
@@ -180,7 +180,7 @@ func (r *reader) readNVLinks(d nvml.Device, g *topology.GPU) {
 	}
 }
 
-// generations are the major versions of NVLink.
+// generations maps the versions of NVLink to their major versions.
 var generations = map[nvml.NvlinkVersion]int{
 	nvml.NVLINK_VERSION_1_0: 1, nvml.NVLINK_VERSION_2_0: 2, nvml.NVLINK_VERSION_2_2: 2, nvml.NVLINK_VERSION_3_0: 3, nvml.NVLINK_VERSION_3_1: 3,
 	nvml.NVLINK_VERSION_4_0: 4, nvml.NVLINK_VERSION_5_0: 5, nvml.NVLINK_VERSION_6_0: 6,
@@ -231,7 +231,7 @@ func (r *reader) readPeer(a, b nvml.Device) (p topology.Peer, known bool) {
 	return p, known
 }
 
-// distances are the driver's levels of the tree of bridges.
+// distances maps the driver's levels of the tree of bridges to distances.
 var distances = map[nvml.GpuTopologyLevel]links.Distance{
 	nvml.TOPOLOGY_INTERNAL: links.SameDevice, nvml.TOPOLOGY_SINGLE: links.Switch, nvml.TOPOLOGY_MULTIPLE: links.Switches,
 	nvml.TOPOLOGY_HOSTBRIDGE: links.RootComplex, nvml.TOPOLOGY_NODE: links.NUMANode, nvml.TOPOLOGY_SYSTEM: links.System,

@@ -57,8 +57,7 @@ static int to_rts(cv_qp_attr *a, const cv_path *p) {
 	return CV_QP_STATE | CV_QP_SQ_PSN | CV_QP_TIMEOUT | CV_QP_RETRY_CNT | CV_QP_RNR_RETRY | CV_QP_MAX_QP_RD_ATOMIC;
 }
 
-// post_send posts v[1] entries of READs; v[0] becomes the number of accepted
-// requests.
+// post_send posts READs of v[1] entries; v[0] becomes the number of accepted requests.
 static int post_send(cv_qp *qp, uint64_t *v, const cv_work *work) {
 	cv_send_wr wr[CV_BATCH], *bad = 0;
 	cv_sge sge[CV_BATCH];

@@ -24,8 +24,8 @@ type ReceiverCheck struct {
 }
 
 // Check returns why the owner of a certificate cannot be the receiver. The certificate is
-// nil when the peer presented none. It logs failures as
-// often as peeridentity.LogLimiter allows.
+// nil when the peer presented none. It logs failures as often as peeridentity.LogLimiter
+// allows.
 func (c *ReceiverCheck) Check(cert *x509.Certificate, receiver policies.ReplicaID) error {
 	if c.TrustDomain == "" {
 		return nil

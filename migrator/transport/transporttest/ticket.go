@@ -117,7 +117,8 @@ func testDeadline(t *testing.T, b *suite) {
 // and after its Run.
 func testSourceAway(t *testing.T, b *suite) {
 	b.start(wide, narrow)
-	offer := b.Export(b.Grant())
+	g := b.Grant()
+	offer := b.Export(g)
 	b.stopSource()
 	if _, err := b.Source.Transport.Export(b.Grant()); err == nil {
 		t.Error("Export after Run has ended succeeded")
@@ -126,12 +127,12 @@ func testSourceAway(t *testing.T, b *suite) {
 		p.Close()
 		t.Error("Open after the source's Run has ended succeeded")
 	}
-	b.Source.Transport.Revoke(b.Migration)
+	b.Source.Transport.Revoke(g.Migration)
 
 	fresh := b.make(t, wide, narrow)
 	defer fresh.Source.Memory.Close()
 	defer fresh.Target.Memory.Close()
-	if _, err := fresh.Source.Transport.Export(b.Grant()); err == nil {
+	if _, err := fresh.Source.Transport.Export(g); err == nil {
 		t.Error("Export before Run succeeded")
 	}
 }

@@ -12,13 +12,11 @@
 //   FAKE_NVML_LOST    index of a GPU that has fallen off the bus
 //   FAKE_NVML_XID     "gpu:xid": a pending event
 //   FAKE_NVML_FAIL    "call:nth:code", separated by commas
-//
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
 
 #define EXPORT __attribute__((visibility("default")))
 
