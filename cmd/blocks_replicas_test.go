@@ -19,7 +19,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/blocks"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 var vocabulary = sync.OnceValues(model.NewVocabulary)
@@ -37,19 +37,19 @@ type replica struct {
 func startReplicas(t testing.TB, n, ranks, context int, speed float64) []*replica {
 	t.Helper()
 	v, err := vocabulary()
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	out := make([]*replica, n)
 	for i := range out {
 		dir := filepath.Join(t.TempDir(), strconv.Itoa(i))
 		client, err := blocks.New(blocks.Config{Dir: dir})
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		out[i] = &replica{blocks: client, config: emulator.Config{
 			Model: "m", Vocabulary: v, Speed: speed, Blocks: dir, TensorParallel: ranks,
 			// Different numbers of blocks, so that a block is never at the same place in two replicas.
 			KVTokens: policies.Tokens(2*context + 64*i), Context: policies.Tokens(context), MaxBatchedTokens: context,
 			Profile: cost.Profile{Name: "p", Unit: "seconds", Ranks: 1, D0: 10e-3, D1: 1e-4, D2: 1e-6, KVBytesPerToken: 131072, KVTokens: 8192, MaxBatch: 16},
 		}}
-		policytest.Run(t, client.Run)
+		testkit.Run(t, client.Run)
 		out[i].start(t)
 	}
 	return out
@@ -59,17 +59,17 @@ func startReplicas(t testing.TB, n, ranks, context int, speed float64) []*replic
 func (s *replica) start(t testing.TB) {
 	t.Helper()
 	engine, err := emulator.New(s.config)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	server := httptest.NewServer(engine.Handler())
 	s.url = server.URL
-	stop := policytest.Run(t, engine.Run)
+	stop := testkit.Run(t, engine.Run)
 	s.stop = sync.OnceFunc(func() {
 		stop()
 		server.CloseClientConnections()
 		server.Close()
 	})
 	t.Cleanup(s.stop)
-	policytest.WaitFor(t, "the memory", func() bool { _, ok := s.blocks.Memory(); return ok })
+	testkit.WaitFor(t, "the memory", func() bool { _, ok := s.blocks.Memory(); return ok })
 }
 
 // leg is one streaming request at one replica.
@@ -92,10 +92,10 @@ func (s *replica) open(t testing.TB, path, name, body string) *leg {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	q, err := http.NewRequestWithContext(ctx, "POST", s.url+path, strings.NewReader(body))
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	q.Header.Set("X-Cascade-Leg", name)
 	r, err := http.DefaultTransport.RoundTrip(q)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	l := &leg{name: name, body: bufio.NewScanner(r.Body), close: func() { cancel(); r.Body.Close() }}
 	l.body.Buffer(nil, 4<<20) // the first event has the ids of the prompt
 	if r.StatusCode != http.StatusOK {
@@ -168,12 +168,12 @@ func requestBody(prompt string, tokens int, more string) string {
 func copyBlocks(t testing.TB, from, to *replica, src, dst []uint32) {
 	t.Helper()
 	a, err := transport.HoldHostMemory(from.blocks)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	defer a.Release()
 	b, err := transport.HoldHostMemory(to.blocks)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	defer b.Release()
-	policytest.NoError(t, a.CheckCompatible(b.Layout))
+	testkit.NoError(t, a.CheckCompatible(b.Layout))
 	for i := range src {
 		for r := range a.Regions {
 			copy(b.RegionBytes(dst[i], r), a.RegionBytes(src[i], r))
@@ -206,18 +206,18 @@ func (m *migration) round(t testing.TB) {
 	d, _ := m.to.blocks.Description()
 	from := m.full * d.BlockTokens
 	table, err := m.from.blocks.Table(t.Context(), m.leg, from)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	m.generation = table.Generation
 	full := table.Computed / d.BlockTokens
 	n := full - m.full
 	m.dst, err = m.to.blocks.Reserve(t.Context(), m.reservation, table.Length+640)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	copyBlocks(t, m.from, m.to, table.Blocks[:n], m.dst[m.full:full])
 	if m.spoil != nil {
 		memory, _ := m.to.blocks.Memory()
 		m.spoil(memory, m.dst[m.full:full])
 	}
-	policytest.NoError(t, m.to.blocks.MarkFilled(t.Context(), m.reservation, from, table.IDs[:n*d.BlockTokens], full*d.BlockTokens))
+	testkit.NoError(t, m.to.blocks.MarkFilled(t.Context(), m.reservation, from, table.IDs[:n*d.BlockTokens], full*d.BlockTokens))
 	m.full = full
 }
 
@@ -226,7 +226,7 @@ func (m *migration) freeze(t testing.TB) blocks.Table {
 	t.Helper()
 	d, _ := m.to.blocks.Description()
 	last, err := m.from.blocks.Freeze(t.Context(), m.leg, m.full*d.BlockTokens)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	if last.Generation != m.generation || last.Computed != last.Length-1 {
 		t.Fatalf("frozen: %+v, generation %d before", last, m.generation)
 	}
@@ -240,10 +240,10 @@ func (m *migration) finish(t testing.TB, last blocks.Table) (length int) {
 	if d.BlocksFor(last.Length) > len(m.dst) {
 		var err error
 		m.dst, err = m.to.blocks.Reserve(t.Context(), m.reservation, last.Length)
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 	}
 	copyBlocks(t, m.from, m.to, last.Blocks, m.dst[m.full:m.full+len(last.Blocks)])
-	policytest.NoError(t, m.to.blocks.MarkFilled(t.Context(), m.reservation, m.full*d.BlockTokens, last.IDs, last.Computed))
+	testkit.NoError(t, m.to.blocks.MarkFilled(t.Context(), m.reservation, m.full*d.BlockTokens, last.IDs, last.Computed))
 	return last.Length
 }
 

@@ -15,7 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/migrator/blocks"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestHopsKeepTheText migrates a request through four engines, back to the first, and
@@ -150,9 +150,9 @@ func TestCharacterMigratesWhole(t *testing.T) {
 		inside := false
 		var at blocks.Table
 		for !inside && at.Length < 3+tokens-20 {
-			policytest.NoError(t, ss[0].blocks.Thaw(t.Context(), name))
+			testkit.NoError(t, ss[0].blocks.Thaw(t.Context(), name))
 			at, err = ss[0].blocks.Freeze(t.Context(), name, 3)
-			policytest.NoError(t, err)
+			testkit.NoError(t, err)
 			var d model.Decoder
 			for _, id := range at.IDs {
 				inside = len(d.Append(nil, v.Piece(model.Token(id)))) == 0
@@ -181,18 +181,18 @@ func TestCharacterMigratesWhole(t *testing.T) {
 func TestEngineComesBack(t *testing.T) {
 	s := startReplicas(t, 1, 1, 4096, 100)[0]
 	m, err := transport.HoldHostMemory(s.blocks)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	if _, err := s.blocks.Reserve(t.Context(), "r", 100); err != nil {
 		t.Fatal(err)
 	}
 	s.stop()
-	policytest.WaitFor(t, "the loss of the memory", func() bool { _, ok := s.blocks.Memory(); return !ok })
+	testkit.WaitFor(t, "the loss of the memory", func() bool { _, ok := s.blocks.Memory(); return !ok })
 	if _, err := s.blocks.Reserve(t.Context(), "r", 100); !errors.Is(err, blocks.ErrUnavailable) {
 		t.Error(err)
 	}
 	m.RegionBytes(0, 0)[0]++ // the memory outlives the engine
 	m.Release()
-	policytest.WaitFor(t, "the release of the memory", func() bool { // Hold fails once the client has released the memory as well
+	testkit.WaitFor(t, "the release of the memory", func() bool { // Hold fails once the client has released the memory as well
 		held := m.Hold()
 		if held {
 			m.Release()
@@ -224,8 +224,8 @@ func TestBlocksErrors(t *testing.T) {
 	if _, err := s.blocks.Reserve(ctx, "more", 64); !errors.Is(err, blocks.ErrFull) {
 		t.Error(err)
 	}
-	policytest.NoError(t, s.blocks.Release(ctx, "1"))
-	policytest.NoError(t, s.blocks.Release(ctx, "1"))
+	testkit.NoError(t, s.blocks.Release(ctx, "1"))
+	testkit.NoError(t, s.blocks.Release(ctx, "1"))
 	if _, err := s.blocks.Table(ctx, "unknown", 0); !errors.Is(err, blocks.ErrNotFound) {
 		t.Error(err)
 	}
@@ -241,7 +241,7 @@ func TestBlocksErrors(t *testing.T) {
 		}
 	}
 	(<-l).close()
-	policytest.WaitFor(t, "the end of the request", func() bool { return errors.Is(s.blocks.Thaw(ctx, "a"), blocks.ErrNotFound) })
+	testkit.WaitFor(t, "the end of the request", func() bool { return errors.Is(s.blocks.Thaw(ctx, "a"), blocks.ErrNotFound) })
 }
 
 // stall migrates a request of n tokens, and returns the time and the bytes that the process allocated between the

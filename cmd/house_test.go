@@ -199,11 +199,12 @@ func forbidden(folder, rel, imp string) string {
 	inside, ours := strings.CutPrefix(imp, module)
 	if !ours {
 		first, _, _ := strings.Cut(imp, "/")
-		inTestKit := strings.HasPrefix(rel, "policies/policytest/")
+		inTestKit := strings.HasPrefix(rel, "policies/testkit/")
+		forTests := inTestKit || strings.HasPrefix(rel, "policies/policytest/") || strings.HasSuffix(rel, "_test.go")
 		if folder == "policies" && strings.Contains(first, ".") && !(inTestKit && imp == "github.com/cockroachdb/datadriven") {
 			return "policies use the standard library only"
 		}
-		if folder == "policies" && !strings.HasSuffix(rel, "_test.go") && !inTestKit {
+		if folder == "policies" && !forTests {
 			switch imp {
 			case "fmt", "encoding/json", "time", "os", "net", "net/http", "sync", "context":
 				return "policies carry no fmt, JSON, clock, I/O or goroutines: every Wasm guest links them"

@@ -10,7 +10,7 @@ import (
 
 	"github.com/goccy/go-yaml"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
@@ -35,7 +35,7 @@ func TestAttachDeploy(t *testing.T) {
 	} {
 		got := attached(t, append(args, "-c", fleet)...)
 		want, err := os.ReadFile(filepath.Join(dir, file))
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		if !bytes.Equal(got, want) {
 			t.Errorf("deploy/%s is not what \"cascade attach %s -c deploy/fleet.yaml\" prints; write it anew", file, strings.Join(args, " "))
 		}
@@ -58,9 +58,9 @@ func TestAttachedConfigLoads(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var printed tree
-			policytest.NoError(t, yaml.Unmarshal(attached(t, append(args, "--to", "envoy")...), &printed))
+			testkit.NoError(t, yaml.Unmarshal(attached(t, append(args, "--to", "envoy")...), &printed))
 			var same tree
-			policytest.NoError(t, json.Unmarshal(attached(t, append(args, "--to", "envoy", "--json")...), &same))
+			testkit.NoError(t, json.Unmarshal(attached(t, append(args, "--to", "envoy", "--json")...), &same))
 			for key := range printed {
 				if same[key] == nil || len(same) != len(printed) {
 					t.Errorf("--json has other parts: %v", same)
@@ -93,7 +93,7 @@ func TestAttachedConfigLoads(t *testing.T) {
 				}
 			}
 			text, err := json.Marshal(boot)
-			policytest.NoError(t, err)
+			testkit.NoError(t, err)
 			envoytest.Validate(t, string(text))
 		})
 	}

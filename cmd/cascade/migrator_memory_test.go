@@ -18,7 +18,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
 	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -62,12 +62,12 @@ proxy: {listen: %q}
 policies: {keys: [ops.pub]}
 planner: {refine: "on"}
 `, at[0], at[1], at[2], at[3], at[4], at[5], at[6])
-	policytest.NoError(t, os.WriteFile(filepath.Join(dir, "fleet.yaml"), []byte(fleet), 0o600))
+	testkit.NoError(t, os.WriteFile(filepath.Join(dir, "fleet.yaml"), []byte(fleet), 0o600))
 	start := func(name string, args ...string) *exec.Cmd {
 		t.Helper()
 		cmd, said := command(append([]string{name, "-c", "fleet.yaml"}, args...)...), new(bytes.Buffer)
 		cmd.Stdout, cmd.Stderr = said, said
-		policytest.NoError(t, cmd.Start())
+		testkit.NoError(t, cmd.Start())
 		t.Cleanup(func() {
 			_ = cmd.Wait() // the test's context has ended it, or the test
 			if t.Failed() {
@@ -82,7 +82,7 @@ planner: {refine: "on"}
 	report := func(what string) {
 		t.Helper()
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", migrator.Process.Pid))
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		t.Logf("%s: %s", what, strings.Join(strings.Fields(strings.Join(regexp.MustCompile(`(?m)^Vm(RSS|HWM):.*$`).FindAllString(string(text), -1), ", ")), " "))
 	}
 	awaitURL(t, "http://"+at[3]+"/readyz", "ready")
@@ -93,13 +93,13 @@ planner: {refine: "on"}
 		awaitURL(t, "http://"+at[5]+"/policies?slot="+slot, `"active": [1-9]`)
 	}
 	report("when four modules were compiled")
-	policytest.NoError(t, migrator.Process.Signal(syscall.SIGTERM))
+	testkit.NoError(t, migrator.Process.Signal(syscall.SIGTERM))
 	_ = migrator.Wait()
 	ended := time.Now()
 	migrator = start("migrator", "--replica", "r0")
 	for every := time.NewTicker(tick); ; <-every.C {
 		var now control.Policies
-		policytest.NoError(t, json.Unmarshal([]byte(awaitURL(t, "http://"+at[5]+"/policies", "")), &now))
+		testkit.NoError(t, json.Unmarshal([]byte(awaitURL(t, "http://"+at[5]+"/policies", "")), &now))
 		decide := 0
 		for _, slot := range now.Slots {
 			for _, l := range slot.Nodes[len(slot.Nodes)-1].Modules { // r0 comes behind control planes

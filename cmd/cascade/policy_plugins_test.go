@@ -5,7 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestSigningKey checks that runs with the same state directory have the same key, and others a key
@@ -13,7 +13,7 @@ import (
 func TestSigningKey(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
 	first, err := signingKey(dir)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	if again, err := signingKey(dir); err != nil || !again.Equal(first) {
 		t.Errorf("the second run has another key: %v", err)
 	}
@@ -23,7 +23,7 @@ func TestSigningKey(t *testing.T) {
 	if alone, err := signingKey(""); err != nil || alone.Equal(first) {
 		t.Errorf("a run without state has that of others: %v", err)
 	}
-	policytest.NoError(t, os.WriteFile(filepath.Join(dir, runKeyFile), []byte("no key"), 0o600))
+	testkit.NoError(t, os.WriteFile(filepath.Join(dir, runKeyFile), []byte("no key"), 0o600))
 	if _, err := signingKey(dir); err == nil {
 		t.Error("what is no key is taken for one")
 	}

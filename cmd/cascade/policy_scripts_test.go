@@ -13,7 +13,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
 
@@ -32,7 +32,7 @@ func TestPolicyReadmes(t *testing.T) {
 			t.Fatal(err)
 		}
 		readme, err := os.ReadFile(filepath.Join(begun, "README.md"))
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		var script strings.Builder
 		if lang == "go" {
 			script.WriteString("[!guest] skip\n")
@@ -45,7 +45,7 @@ func TestPolicyReadmes(t *testing.T) {
 		if len(commands) < 8 {
 			t.Errorf("%s: %d commands", lang, len(commands))
 		}
-		policytest.NoError(t, os.WriteFile(filepath.Join(dir, lang+".txt"), []byte(script.String()), 0o666))
+		testkit.NoError(t, os.WriteFile(filepath.Join(dir, lang+".txt"), []byte(script.String()), 0o666))
 	}
 	runPolicyScripts(t, dir)
 }
@@ -60,7 +60,7 @@ func TestExampleReadmes(t *testing.T) {
 	}
 	for _, readme := range append(readmes, filepath.Join(root, "README.md")) {
 		text, err := os.ReadFile(readme)
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		name, script := filepath.Base(filepath.Dir(readme)), ""
 		if name == ".." {
 			_, chapter, _ := strings.Cut(string(text), "\n## Write your own policy\n")
@@ -74,7 +74,7 @@ func TestExampleReadmes(t *testing.T) {
 			name, text = "checkout", []byte("    "+strings.ReplaceAll(block, "\n", "\n    ")+"\n    cascade policy build "+build+"\n")
 		}
 		sources, err := filepath.Glob(filepath.Join(filepath.Dir(readme), "*"))
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		switch matched := func(pattern string) bool {
 			return slices.ContainsFunc(sources, func(p string) bool { ok, _ := filepath.Match(pattern, filepath.Base(p)); return ok })
 		}; {
@@ -88,7 +88,7 @@ func TestExampleReadmes(t *testing.T) {
 			t.Errorf("%s: %d commands", name, len(commands))
 		}
 		script += "checkout\n" + strings.Join(commands, "\n") + "\n"
-		policytest.NoError(t, os.WriteFile(filepath.Join(dir, name+".txt"), []byte(script), 0o666))
+		testkit.NoError(t, os.WriteFile(filepath.Join(dir, name+".txt"), []byte(script), 0o666))
 	}
 	runPolicyScripts(t, dir)
 }
@@ -145,18 +145,18 @@ func linkCheckout(ts *testscript.TestScript, root string) {
 func runPolicyScripts(t *testing.T, dir string) {
 	t.Parallel()
 	checkout, err := filepath.Abs(filepath.Join("..", ".."))
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	_, noGo := exec.LookPath("go")
 	keep := map[string]string{"CHECKOUT": checkout}
 	if noGo == nil {
 		for _, name := range []string{"GOCACHE", "GOMODCACHE", "GOPROXY", "GOROOT"} {
 			value, err := exec.Command("go", "env", name).Output()
-			policytest.NoError(t, err)
+			testkit.NoError(t, err)
 			keep[name] = strings.TrimSpace(string(value))
 		}
 	}
 	zig, err := filepath.Glob(filepath.Join(checkout, ".cache", "zig", "lib", "python*", "site-packages", "ziglang"))
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	testscript.Run(t, testscript.Params{
 		Dir:                 dir,
 		RequireExplicitExec: true,

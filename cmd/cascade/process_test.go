@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // output collects what a daemon writes. It is safe for concurrent use.
@@ -125,13 +125,13 @@ replicas:
 	if !strings.Contains(more, "control:") {
 		text += fmt.Sprintf("control: {listen: %q, admin: %q}\n", s.control, s.admin)
 	}
-	policytest.NoError(t, os.WriteFile(s.file, []byte(text), 0o600))
+	testkit.NoError(t, os.WriteFile(s.file, []byte(text), 0o600))
 }
 
 // awaitURL waits until GET answers 200 and matches.
 func awaitURL(t *testing.T, url, pattern string) string {
 	t.Helper()
 	body, err := awaitBody(url, pattern, func(status int) bool { return status == http.StatusOK })
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	return body
 }

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // longStream opens a stream and reads its first event; 300 tokens take two seconds.
@@ -15,7 +15,7 @@ func longStream(t *testing.T, address string, tokens int) (events *bufio.Scanner
 	t.Helper()
 	body := fmt.Sprintf(`{"model":"llama","prompt":"Once upon a time","max_tokens":%d,"ignore_eos":true,"stream":true,"stream_options":{"include_usage":true}}`, tokens)
 	resp, err := scripts.Post("http://"+address+"/v1/completions", "application/json", strings.NewReader(body))
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	leave = func() { resp.Body.Close() }
 	t.Cleanup(leave)
 	if resp.StatusCode != http.StatusOK {
@@ -55,7 +55,7 @@ func TestStreamsOutliveSignal(t *testing.T) {
 			events, _ := longStream(t, address, 300)
 			_, leave := longStream(t, address, 8000) // runs until new requests are refused
 			owner.stop()
-			policytest.WaitFor(t, "the refusal of new requests", func() bool {
+			testkit.WaitFor(t, "the refusal of new requests", func() bool {
 				resp, err := scripts.Get("http://" + address + "/v1/models")
 				if err == nil {
 					resp.Body.Close()

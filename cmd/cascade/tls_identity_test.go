@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/ratelimitlog"
 )
@@ -50,7 +50,7 @@ func (s site) serve(t *testing.T) *running {
 	c := start(t, "control", "-c", s.file)
 	start(t, "engine", "-c", s.file, "--replica", "r0")
 	private, err := os.MkdirTemp("", "run")
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(private) })
 	start(t, "migrator", "-c", s.file, "--replica", "r0", "--runtime-dir", private, "--log", "error")
 	awaitURL(t, "http://"+s.admin+"/readyz", "ready")
@@ -125,7 +125,7 @@ func requireUnconfigured(t *testing.T, who string, p *envoytest.Process) {
 // awaitStat waits until a counter of an Envoy has reached a value.
 func awaitStat(t *testing.T, p *envoytest.Process, name string, least int64) {
 	t.Helper()
-	policytest.WaitForValue(t, fmt.Sprintf("%s to be %d", name, least), func() int64 { return p.Stats(name)[name] }, func(n int64) bool { return n >= least })
+	testkit.WaitForValue(t, fmt.Sprintf("%s to be %d", name, least), func() int64 { return p.Stats(name)[name] }, func(n int64) bool { return n >= least })
 }
 
 // TestEnvoyIdentity starts real Envoys with a valid certificate, with another's node id, with a
@@ -139,7 +139,7 @@ func TestEnvoyIdentity(t *testing.T) {
 	out := t.TempDir()
 	runCommand(t, "envoy-bootstrap", "-c", s.file, "--node-id", "edge", "--admin", "127.0.0.1:0", "--out", out)
 	boot, err := os.ReadFile(filepath.Join(out, "bootstrap.json"))
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	envoytest.Validate(t, string(boot))
 	edge := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
 	awaitURL(t, "http://"+s.proxy+"/v1/models", "llama")
@@ -205,7 +205,7 @@ func TestEnvoyRotates(t *testing.T) {
 	out := t.TempDir()
 	runCommand(t, "envoy-bootstrap", "-c", s.file, "--node-id", "edge", "--admin", "127.0.0.1:0", "--out", out)
 	boot, err := os.ReadFile(filepath.Join(out, "bootstrap.json"))
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	edge := envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
 	awaitURL(t, "http://"+s.admin+"/status", `"health": "healthy".*"id": "edge"`)
 	serial := func() string {
@@ -216,7 +216,7 @@ func TestEnvoyRotates(t *testing.T) {
 				} `json:"cert_chain"`
 			} `json:"certificates"`
 		}
-		policytest.NoError(t, json.Unmarshal(edge.Get("/certs"), &page))
+		testkit.NoError(t, json.Unmarshal(edge.Get("/certs"), &page))
 		for _, c := range page.Certificates {
 			for _, cert := range c.Chain {
 				return cert.Serial
@@ -226,7 +226,7 @@ func TestEnvoyRotates(t *testing.T) {
 	}
 	before := serial()
 	runCommand(t, "tls", "init", "--out", dir, "--proxy", "edge")
-	policytest.WaitFor(t, "Envoy's new certificate", func() bool { return serial() != before })
+	testkit.WaitFor(t, "Envoy's new certificate", func() bool { return serial() != before })
 	if before == "" {
 		t.Fatal("Envoy has no certificate")
 	}

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestIssuedCertificates checks that init issues a certificate for each control plane of a fleet
@@ -18,11 +18,11 @@ func TestIssuedCertificates(t *testing.T) {
 	s := newSite(t, "state: state\ncontrol: {name: main, listen: \"127.0.0.1:18000\", peers: [\"127.0.0.9:18100\"]}\n"+identities(dir, dir))
 	runCommand(t, "tls", "init", "--out", dir, "--trust-domain", "fleet.test", "-c", s.file, "--host", "control.example.org")
 	host, err := os.Hostname()
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	for _, name := range []string{"main", identity.Escape(host + ":18100")} {
 		own := filepath.Join(dir, "control", name)
 		pair, err := tls.LoadX509KeyPair(filepath.Join(own, "cert.pem"), filepath.Join(own, "key.pem"))
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		for _, address := range []string{"127.0.0.1", "127.0.0.9", "control.example.org"} {
 			if err := pair.Leaf.VerifyHostname(address); err != nil {
 				t.Error(err)

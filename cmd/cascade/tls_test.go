@@ -14,7 +14,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/certs/devca"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
 
@@ -22,12 +22,12 @@ import (
 func issue(t *testing.T, dir string) config.TLS {
 	t.Helper()
 	id, err := identity.New("fleet.test", identity.Control, "part")
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	a, err := devca.New("fleet.test", time.Now())
 	if err == nil {
 		err = errors.Join(a.Save(dir), a.Issue(dir, id, []string{"127.0.0.1"}, time.Now()))
 	}
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	return config.TLS{Cert: filepath.Join(dir, devca.Cert), Key: filepath.Join(dir, devca.Key), CA: filepath.Join(dir, devca.AuthorityCert)}
 }
 
@@ -35,7 +35,7 @@ func issue(t *testing.T, dir string) config.TLS {
 func keysOf(t *testing.T, files config.TLS) *certs.Provider {
 	t.Helper()
 	keys, err := certs.New(certs.Config{Cert: files.Cert, Key: files.Key, CA: files.CA})
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	return keys
 }
 

@@ -15,7 +15,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 const watched = `models: [{name: m, context: 4096, profile: h200-llama-3.1-8b}]
@@ -29,7 +29,7 @@ const second = `- {id: r1, address: "127.0.0.1:9001", peer: "127.0.0.1:9101", en
 // replace puts a file in place of another at once, as editors do.
 func replace(t *testing.T, path, text string) {
 	t.Helper()
-	policytest.NoError(t, os.WriteFile(path+"~", []byte(text), 0o600))
+	testkit.NoError(t, os.WriteFile(path+"~", []byte(text), 0o600))
 	if err := os.Rename(path+"~", path); err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +42,7 @@ func follow(t *testing.T, text string) (f *follower, applied *[]int, refusal *er
 	path := filepath.Join(t.TempDir(), "fleet.yaml")
 	replace(t, path, text)
 	in, err := wiring.Load(path)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	applied, refusal, log = new([]int), new(error), newOutput()
 	return &follower{path: path, log: slog.New(slog.NewTextHandler(log, nil)), in: in, seen: in, apply: func(w wiring.Fleet) error {
 		*applied = append(*applied, len(w.Fleet.Replicas))
@@ -92,7 +92,7 @@ func TestFollowerKeepsLastValidFile(t *testing.T) {
 	if got := lines(log); len(got) != 6 || !strings.Contains(got[5], "need a restart") {
 		t.Fatalf("other changes: log %q", got)
 	}
-	policytest.NoError(t, os.Remove(f.path))
+	testkit.NoError(t, os.Remove(f.path))
 	f.reload()
 	if got := lines(log); len(got) != 7 || !strings.Contains(got[6], "no such file") {
 		t.Fatalf("no file: log %q", got)
@@ -104,18 +104,18 @@ func TestFollowerKeepsLastValidFile(t *testing.T) {
 func TestWatchReplacedFilesAndLinks(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{"v1": watched, "v2": watched + second} {
-		policytest.NoError(t, os.Mkdir(filepath.Join(dir, name), 0o700))
+		testkit.NoError(t, os.Mkdir(filepath.Join(dir, name), 0o700))
 		replace(t, filepath.Join(dir, name, "fleet.yaml"), text)
 	}
 	link := func(to, name string) {
 		t.Helper()
-		policytest.NoError(t, errors.Join(os.Symlink(to, filepath.Join(dir, name+"~")), os.Rename(filepath.Join(dir, name+"~"), filepath.Join(dir, name))))
+		testkit.NoError(t, errors.Join(os.Symlink(to, filepath.Join(dir, name+"~")), os.Rename(filepath.Join(dir, name+"~"), filepath.Join(dir, name))))
 	}
 	link("v1", "..data")
 	link(filepath.Join("..data", "fleet.yaml"), "fleet.yaml")
 	path := filepath.Join(dir, "fleet.yaml")
 	in, err := wiring.Load(path)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	ctx, stop := context.WithTimeout(t.Context(), patience)
 	defer stop()
 	got, done := make(chan int), make(chan error, 1)
@@ -197,7 +197,7 @@ func TestWatchPolls(t *testing.T) {
 		if len(*applied) != 1 || (*applied)[0] != 2 {
 			t.Fatalf("no events: applied %v", *applied)
 		}
-		policytest.NoError(t, os.Remove(f.path))
+		testkit.NoError(t, os.Remove(f.path))
 		time.Sleep(3 * pollPeriod)
 		synctest.Wait()
 		if got := lines(log); len(got) != 2 || !strings.Contains(got[1], "no such file") {

@@ -23,7 +23,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // servedEngine is a replica that serves its block table, and a session with it.
@@ -87,7 +87,7 @@ func (s *servedEngine) run(t testing.TB, leg, body string) (answer <-chan *httpt
 // table requests the block table until the leg has generated a token.
 func (s *servedEngine) table(t testing.TB, leg string) (r *wire.TableReply) {
 	t.Helper()
-	policytest.WaitFor(t, "a token of leg "+leg, func() bool {
+	testkit.WaitFor(t, "a token of leg "+leg, func() bool {
 		var err error
 		r, err = s.rpc.Table(t.Context(), &wire.TableRequest{Leg: leg})
 		if c := status.Code(err); c != codes.OK && c != codes.NotFound && c != codes.FailedPrecondition {
@@ -117,7 +117,7 @@ func check(t testing.TB, err error) {
 // answered.
 func (s *servedEngine) waitForStats(t testing.TB, what string, ok func(batch.Stats) bool) {
 	t.Helper()
-	policytest.WaitForValue(t, what, func() batch.Stats {
+	testkit.WaitForValue(t, what, func() batch.Stats {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return s.stats
@@ -213,7 +213,7 @@ func TestSessionEnd(t *testing.T) {
 	check(t, second(s.rpc.MarkFilled(t.Context(), &wire.MarkFilledRequest{Reservation: "mine", Ids: []uint32{1, 2}, Computed: 1})))
 	s.waitForStats(t, "frozen", func(st batch.Stats) bool { return st.Frozen == 1 && st.Running == 0 && st.Reserved == 40 })
 	s.leave()
-	policytest.WaitFor(t, "the request to continue", func() bool { return s.table(t, "a").Length >= frozen.Length+5 })
+	testkit.WaitFor(t, "the request to continue", func() bool { return s.table(t, "a").Length >= frozen.Length+5 })
 	cancel()
 	<-answer
 	s.waitForStats(t, "after the session", func(st batch.Stats) bool { return st.Frozen == 0 && st.Reserved == 20 && st.UsedBlocks == 20 })
@@ -480,7 +480,7 @@ func TestNothingLeaks(t *testing.T) {
 	}
 	all.Wait()
 	s.waitForStats(t, "when all have left", empty)
-	policytest.WaitForValue(t, "the end of all legs and calls", func() int { // sessions end asynchronously
+	testkit.WaitForValue(t, "the end of all legs and calls", func() int { // sessions end asynchronously
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return len(s.legs) + len(s.calls)

@@ -18,7 +18,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -406,7 +406,7 @@ func TestConfig(t *testing.T) {
 		"Adapters=m", "Blocks=" + strings.Repeat("d", blocktable.MaxDir+1), "Blocks=d TensorParallel=3",
 	} {
 		c := ok
-		if err := policytest.SetFields(&c, strings.Fields(bad)); err != nil {
+		if err := testkit.SetFields(&c, strings.Fields(bad)); err != nil {
 			t.Fatal(err)
 		}
 		field, _, _ := strings.Cut(bad, "=")

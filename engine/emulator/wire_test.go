@@ -10,7 +10,7 @@ import (
 
 	"github.com/cockroachdb/datadriven"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestWire runs testdata/*.txt (package datadriven; -rewrite rewrites the expected
@@ -50,11 +50,11 @@ func (p *wirePlayer) start(t *testing.T, c Config) {
 }
 
 func (p *wirePlayer) run(t *testing.T, d *datadriven.TestData) string {
-	words := policytest.Words(d)
+	words := testkit.Words(d)
 	switch d.Cmd {
 	case "engine":
 		var c Config
-		if err := policytest.SetFields(&c, words[1:]); err != nil {
+		if err := testkit.SetFields(&c, words[1:]); err != nil {
 			d.Fatalf(t, "%v", err)
 		}
 		p.stop()

@@ -18,7 +18,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func near(t *testing.T, what string, got, want float64) {
@@ -186,7 +186,7 @@ func TestFailures(t *testing.T) {
 }
 
 func TestRecordsThatCannotBeWritten(t *testing.T) {
-	policytest.WantError(t, writeRecords(io.Discard, []Record{{E2E: math.NaN()}}), "write the records: json")
+	testkit.WantError(t, writeRecords(io.Discard, []Record{{E2E: math.NaN()}}), "write the records: json")
 }
 
 func TestTruncatedAnswersAreCounted(t *testing.T) {

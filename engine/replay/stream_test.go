@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 const chunk = `data: {"id":"cmpl-0123456789abcdef","object":"text_completion","created":1700000000,"model":"llama-3-8b","choices":[{"index":0,"text":" the","logprobs":null,"finish_reason":null,"stop_reason":null}],"usage":null}` + "\n\n"
@@ -33,7 +33,7 @@ func FuzzListen(f *testing.F) {
 
 // Allocations matter because the client shares the machine with the fleet that it measures.
 func TestListenAllocations(t *testing.T) {
-	if policytest.RaceEnabled {
+	if testkit.RaceEnabled {
 		t.Skip("the race detector allocates")
 	}
 	const n = 1000

@@ -22,7 +22,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 var all = flag.Bool("png", false, "draw every picture as PNG, not only the plan; see -artifacts")
@@ -136,7 +136,7 @@ func TestTables(t *testing.T) {
 			out.WriteString("\n")
 		}
 	}
-	policytest.CompareGolden(t, "testdata/tables.txt", out.Bytes())
+	testkit.CompareGolden(t, "testdata/tables.txt", out.Bytes())
 }
 
 func TestJSON(t *testing.T) {

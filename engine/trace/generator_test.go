@@ -8,7 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func generate(t testing.TB, g Generator) []Request {
@@ -120,7 +120,7 @@ func TestPrefixesExtend(t *testing.T) {
 // TestFitRecovers fits a generator to the output of a known one.
 func TestFitRecovers(t *testing.T) {
 	known := Generator{
-		Name: "known", Rate: 20, GapCV: 2, Swing: 0.3, Requests: policytest.Size(15000, 40000), Seed: 3,
+		Name: "known", Rate: 20, GapCV: 2, Swing: 0.3, Requests: testkit.Size(15000, 40000), Seed: 3,
 		Classes: []Class{{
 			Share: 1,
 			Lengths: []Lognormal{

@@ -19,16 +19,16 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/api"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // unavailable is what the log says of an engine that cannot be used.
 const unavailable = "block table unavailable"
 
 // runClient runs a client. Its Logger is set.
-func runClient(t testing.TB, cfg Config) (c *Client, log *policytest.Log, stop func()) {
+func runClient(t testing.TB, cfg Config) (c *Client, log *testkit.Log, stop func()) {
 	t.Helper()
-	log = &policytest.Log{}
+	log = &testkit.Log{}
 	cfg.Logger = log.Logger()
 	c, err := New(cfg)
 	if err != nil {
@@ -48,11 +48,11 @@ func runClient(t testing.TB, cfg Config) (c *Client, log *policytest.Log, stop f
 }
 
 // runRefused runs a client of an engine that it must not use, and returns its log.
-func runRefused(t *testing.T, f *fakeEngine) *policytest.Log {
+func runRefused(t *testing.T, f *fakeEngine) *testkit.Log {
 	t.Helper()
 	f.start(t, t.TempDir())
 	c, log, _ := runClient(t, Config{Dir: f.dir})
-	policytest.WaitFor(t, "the log of the refusal", func() bool { return log.Count(unavailable) > 0 })
+	testkit.WaitFor(t, "the log of the refusal", func() bool { return log.Count(unavailable) > 0 })
 	if _, ok := c.Memory(); ok {
 		t.Error("there is a memory")
 	}
@@ -64,7 +64,7 @@ func newConnected(t testing.TB, f *fakeEngine) *Client {
 	t.Helper()
 	f.start(t, t.TempDir())
 	c, _, _ := runClient(t, Config{Dir: f.dir})
-	policytest.WaitFor(t, "the memory", func() bool { _, ok := c.Memory(); return ok })
+	testkit.WaitFor(t, "the memory", func() bool { _, ok := c.Memory(); return ok })
 	return c
 }
 
@@ -78,7 +78,7 @@ func TestNoDirectory(t *testing.T) {
 func TestEngineComesAndGoes(t *testing.T) {
 	dir := t.TempDir()
 	c, log, stop := runClient(t, Config{Dir: dir})
-	policytest.WaitFor(t, "the log of the missing engine", func() bool { return log.Count(unavailable) > 0 })
+	testkit.WaitFor(t, "the log of the missing engine", func() bool { return log.Count(unavailable) > 0 })
 	if _, ok := c.Description(); ok {
 		t.Error("a description of nothing")
 	}
@@ -88,7 +88,7 @@ func TestEngineComesAndGoes(t *testing.T) {
 	for round := range 3 {
 		f := &fakeEngine{}
 		f.start(t, dir)
-		policytest.WaitFor(t, "the memory", func() bool { _, ok := c.Memory(); return ok })
+		testkit.WaitFor(t, "the memory", func() bool { _, ok := c.Memory(); return ok })
 		d, _ := c.Description()
 		m, _ := c.Memory()
 		if d.Model != "m" || d.BlockTokens != 4 || d.Layout.Blocks != 16 || d.TokenBytes != 1000 || d.Fingerprint != 7 || d.PoolBytes != poolBytes || len(m.Bytes) != poolBytes {
@@ -109,14 +109,14 @@ func TestEngineComesAndGoes(t *testing.T) {
 		held := round == 1 && m.Hold()
 		if round == 2 {
 			stop()
-			policytest.WaitFor(t, "the end of the session", func() bool { f.mu.Lock(); defer f.mu.Unlock(); return f.sessions == 0 })
+			testkit.WaitFor(t, "the end of the session", func() bool { f.mu.Lock(); defer f.mu.Unlock(); return f.sessions == 0 })
 			if _, ok := c.Memory(); ok {
 				t.Error("there is a memory after Run")
 			}
 			break
 		}
 		f.stop()
-		policytest.WaitFor(t, "the loss of the memory", func() bool { _, ok := c.Memory(); return !ok })
+		testkit.WaitFor(t, "the loss of the memory", func() bool { _, ok := c.Memory(); return !ok })
 		if _, err := c.Reserve(t.Context(), "r", 12); !errors.Is(err, ErrUnavailable) {
 			t.Error(err)
 		}
@@ -142,7 +142,7 @@ func TestAbandon(t *testing.T) {
 	m.Hold()
 	c.AbandonSession(errors.New("it releases nothing"))
 	c.AbandonSession(errors.New("it still does not"))
-	policytest.WaitFor(t, "the loss of the memory", func() bool { _, ok := c.Memory(); return !ok })
+	testkit.WaitFor(t, "the loss of the memory", func() bool { _, ok := c.Memory(); return !ok })
 	if _, err := c.Reserve(t.Context(), "r", 12); !errors.Is(err, ErrUnavailable) {
 		t.Error(err)
 	}
@@ -154,8 +154,8 @@ func TestAbandon(t *testing.T) {
 	f.mu.Unlock()
 	m.RegionBytes(15, 1)[0]++
 	m.Release()
-	policytest.WaitFor(t, "the next session", func() bool { now := c.currentSession(); return now != nil && now != before })
-	policytest.WaitFor(t, "one session", func() bool { f.mu.Lock(); defer f.mu.Unlock(); return f.sessions == 1 })
+	testkit.WaitFor(t, "the next session", func() bool { now := c.currentSession(); return now != nil && now != before })
+	testkit.WaitFor(t, "one session", func() bool { f.mu.Lock(); defer f.mu.Unlock(); return f.sessions == 1 })
 	if _, err := c.Reserve(t.Context(), "r", 12); err != nil {
 		t.Error(err)
 	}
@@ -256,7 +256,7 @@ func TestDeviceMemory(t *testing.T) {
 				}
 				return &transport.Memory{Layout: l, Unmap: func() { closed++ }}, nil
 			}})
-			policytest.WaitFor(t, "the memory or its refusal", func() bool { _, ok := c.Memory(); return ok || log.Count(unavailable) > 0 })
+			testkit.WaitFor(t, "the memory or its refusal", func() bool { _, ok := c.Memory(); return ok || log.Count(unavailable) > 0 })
 			if m, ok := c.Memory(); ok != (x.taken != "" && name != "refused") || ok && m.Blocks != 16 {
 				t.Errorf("memory: %v; log: %s", ok, log)
 			}
@@ -410,7 +410,7 @@ func TestFailedFreezeIsUndone(t *testing.T) {
 				t.Error(err)
 			}
 			// The client may have stopped waiting for an answer that is in transit.
-			policytest.WaitFor(t, "the thaws", func() bool { return len(thaws) >= x.thaws })
+			testkit.WaitFor(t, "the thaws", func() bool { return len(thaws) >= x.thaws })
 			if len(thaws) != x.thaws || x.thaws > 0 && <-thaws != "leg" {
 				t.Errorf("thawed %d times, want %d", len(thaws), x.thaws)
 			}

@@ -13,7 +13,7 @@ import (
 	"testing/synctest"
 
 	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/policies/policytest/issuer"
+	"github.com/cascadeinfer/cascade/policies/testkit/issuer"
 )
 
 // TestPeerCertificateNamesFrontEnd checks that a leg is served for the front end

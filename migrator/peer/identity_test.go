@@ -16,8 +16,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/policies/policytest"
-	"github.com/cascadeinfer/cascade/policies/policytest/issuer"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/policies/testkit/issuer"
 )
 
 // startSecured starts a node with TLS and identities; the address is the server's.
@@ -42,7 +42,7 @@ func startSecured(t *testing.T, a *issuer.Authority, cfg Config) (*node, string)
 // counts as evidence that the other is alive nor as the other's new process.
 func TestNamesAreTheCertificates(t *testing.T) {
 	a := issuer.New(t)
-	logged := &policytest.Log{}
+	logged := &testkit.Log{}
 	b, at := startSecured(t, a, Config{Self: "b", Logger: logged.Logger()})
 	c, _ := startSecured(t, a, Config{Self: "c", Incarnation: 5})
 	c.SetPeers(map[policies.ReplicaID]string{"b": at})
@@ -85,7 +85,7 @@ func TestNamesAreTheCertificates(t *testing.T) {
 func TestTheRightPeerIsReached(t *testing.T) {
 	a := issuer.New(t)
 	b, at := startSecured(t, a, Config{Self: "b"})
-	logged := &policytest.Log{}
+	logged := &testkit.Log{}
 	c, _ := startSecured(t, a, Config{Self: "c", Logger: logged.Logger()})
 	c.SetPeers(map[policies.ReplicaID]string{"d": at})
 	c.Send("d", market(1))

@@ -12,7 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // named is a transport that has a name and a reach, and nothing else.
@@ -44,7 +44,7 @@ var (
 //	rank b n1 shm tcp           prints the order for pulls from b, on host n1, which has these
 //	status                      prints the transports and the paths
 func TestScenarios(t *testing.T) {
-	policytest.TestScenarios(t, "testdata", func(t *testing.T) policytest.Player { return (&player{now: t0}).do })
+	testkit.TestScenarios(t, "testdata", func(t *testing.T) testkit.Player { return (&player{now: t0}).do })
 }
 
 type player struct {

@@ -13,6 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/adoption"
 	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // Every partitioner prices as well as it proposes.
@@ -27,7 +28,7 @@ func TestConfig(t *testing.T) {
 		"Planner=", "Period=-1", "Gain=NaN", "SplitGain=1", "SplitGain=0.05", "MoveCost=-1", "Horizon=+Inf", "Excess=-0.1", "Windows=-1", "HoldOff=1000",
 	} {
 		c := adoption.Config{Planner: partition.Exact{}}
-		if err := policytest.SetFields(&c, []string{bad}); err != nil {
+		if err := testkit.SetFields(&c, []string{bad}); err != nil {
 			t.Fatal(err)
 		}
 		var v *policies.Violation

@@ -10,7 +10,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/adoption"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestScenarios runs testdata/*.txt (-rewrite rewrites the expected output). The output of a
@@ -32,7 +32,7 @@ import (
 //	lose 10                           the same, but the adopted plan does not
 //	holdoff 10                        a rollback that was decided elsewhere
 //	heir 10 20                        another machine, with a hold-off of 20 s until 10
-func TestScenarios(t *testing.T) { policytest.TestScenarios(t, "testdata", newPlayer) }
+func TestScenarios(t *testing.T) { testkit.TestScenarios(t, "testdata", newPlayer) }
 
 // script is a planner whose answers a scenario sets.
 type script struct {
@@ -69,7 +69,7 @@ func (s *script) Price(w policies.Workload, cuts []policies.Tokens, counts []int
 }
 
 // newPlayer returns a machine without history and its planner.
-func newPlayer(*testing.T) policytest.Player {
+func newPlayer(*testing.T) testkit.Player {
 	s := &script{}
 	c := adoption.Config{Planner: s}
 	var m *adoption.Machine
@@ -78,7 +78,7 @@ func newPlayer(*testing.T) policytest.Player {
 		args := words[1:]
 		switch words[0] {
 		case "config":
-			err = policytest.SetFields(&c, args)
+			err = testkit.SetFields(&c, args)
 		case "replicas":
 			in.Replicas = nil
 			for _, id := range args {
@@ -86,7 +86,7 @@ func newPlayer(*testing.T) policytest.Player {
 				in.Replicas = append(in.Replicas, policies.Replica{ID: policies.ReplicaID(id), Model: "m", Draining: draining})
 			}
 		case "planner":
-			err = policytest.SetFields(s, args)
+			err = testkit.SetFields(s, args)
 		case "seen":
 			_, err = fmt.Sscan(args[0], &in.Workload.Flow.Seen)
 		case "flow":
@@ -100,7 +100,7 @@ func newPlayer(*testing.T) policytest.Player {
 		case "undivided":
 			_, err = fmt.Sscan(args[0], &s.undivided)
 		case "measured":
-			err = policytest.SetFields(&in, []string{"Iterations=" + strings.Join(args, ",")})
+			err = testkit.SetFields(&in, []string{"Iterations=" + strings.Join(args, ",")})
 		case "plan":
 			in.Plan, err = parsePlan(args)
 		case "holdoff", "heir", "step", "lose":

@@ -10,7 +10,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // simulation is a stage that sells requests to the next one, in virtual time: there are
@@ -383,7 +383,7 @@ func mean(xs []float64) (sum float64) {
 // stage as well as in a large one. A burst adds the messages for skipped buyers: up to
 // four Pulls with their Busy, a Starving and a Ready.
 func TestMessages(t *testing.T) {
-	large := policytest.Size(150, 1000)
+	large := testkit.Size(150, 1000)
 	for _, x := range []struct {
 		simulation
 		limit float64
@@ -416,7 +416,7 @@ func TestMessages(t *testing.T) {
 // TestBalance checks that loads differ at most half as much with the market as without,
 // even if bids are old when they arrive.
 func TestBalance(t *testing.T) {
-	receivers := policytest.Size(32, 64)
+	receivers := testkit.Size(32, 64)
 	for _, latency := range []policies.Micros{300, 20 * policies.Millisecond} {
 		blind := simulation{rule: ruleNamed("random"), receivers: receivers, latency: latency}
 		blind.simulate()

@@ -11,7 +11,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // market is a small fleet in which a random source decides about messages, engines and
@@ -423,7 +423,7 @@ func (m *market) run(rounds int) (err error) {
 // TestMarket runs random markets with every kind of fault.
 func TestMarket(t *testing.T) {
 	moves := 0
-	seeds := policytest.Size(120, 400)
+	seeds := testkit.Size(120, 400)
 	for seed := range uint64(seeds) {
 		m := newMarket(seed, faults{lose: 60, double: 60, kill: 200, refuse: 50, fail: 100, end: 300, drain: 200, slow: 400 * int(seed/4%2)}, 1+int(seed%4))
 		if err := m.run(600); err != nil {
@@ -442,7 +442,7 @@ func TestMarket(t *testing.T) {
 // direction makes waiting likely, and a cycle of waiting would be found.
 func TestFaultless(t *testing.T) {
 	moves, returns := 0, 0
-	for seed := range uint64(policytest.Size(50, 150)) {
+	for seed := range uint64(testkit.Size(50, 150)) {
 		m := newMarket(seed, faults{}, 1+int(seed%2))
 		if err := m.run(600); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)

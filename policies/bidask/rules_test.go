@@ -9,7 +9,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // bids returns n random bids with many ties.
@@ -175,7 +175,7 @@ func TestConfig(t *testing.T) {
 		"BidTimeout=-1", "AnswerTimeout=-1", "RetryDelay=-1", "PromiseTimeout=-1", "Lease=-1", "TransferTimeout=-1",
 	} {
 		c := bidask.Config{Self: "a"}
-		if err := policytest.SetFields(&c, []string{bad}); err != nil {
+		if err := testkit.SetFields(&c, []string{bad}); err != nil {
 			t.Fatal(err)
 		}
 		var v *policies.Violation

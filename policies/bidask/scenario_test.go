@@ -9,7 +9,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestScenarios runs testdata/*.txt (-rewrite rewrites the expected output) on one machine
@@ -28,10 +28,10 @@ import (
 //	measure capacity=1000 held=10 promised=0 throughput=0 draining
 //	tick
 //	next                                prints when to tick
-func TestScenarios(t *testing.T) { policytest.TestScenarios(t, "testdata", newPlayer) }
+func TestScenarios(t *testing.T) { testkit.TestScenarios(t, "testdata", newPlayer) }
 
 // newPlayer returns a machine named a that has seen no event.
-func newPlayer(*testing.T) policytest.Player {
+func newPlayer(*testing.T) testkit.Player {
 	c := bidask.Config{Self: "a"}
 	var m *bidask.Machine
 	var now policies.Micros
@@ -44,7 +44,7 @@ func newPlayer(*testing.T) policytest.Player {
 				}
 				return w == "paper"
 			})
-			return nil, policytest.SetFields(&c, words)
+			return nil, testkit.SetFields(&c, words)
 		case "at":
 			at, err := strconv.ParseFloat(words[1], 64)
 			now = policies.Micros(at * 1000)
@@ -79,7 +79,7 @@ var causes = map[string]policies.MigrationCause{"growth": policies.Growth, "outl
 func parseEvent(words []string) (ev bidask.Event, err error) {
 	if words[0] == "measure" {
 		ev.Kind = bidask.OccupancyMeasured
-		return ev, policytest.SetFields(&ev.Occupancy, words[1:])
+		return ev, testkit.SetFields(&ev.Occupancy, words[1:])
 	}
 	if at := slices.IndexFunc(words, func(w string) bool { return strings.Contains(w, "=") }); at > 0 {
 		var named struct {
@@ -87,7 +87,7 @@ func parseEvent(words []string) (ev bidask.Event, err error) {
 			Load  policies.Tokens
 			Start policies.Micros // in milliseconds
 		}
-		if err := policytest.SetFields(&named, words[at:]); err != nil {
+		if err := testkit.SetFields(&named, words[at:]); err != nil {
 			return ev, err
 		}
 		ev.Seed, ev.Message.Load, ev.Message.Start, words = named.Seed, named.Load, named.Start*policies.Millisecond, words[:at]

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func scan(data []byte) (Count, string) {
@@ -113,7 +113,7 @@ func TestOracleAgrees(t *testing.T) {
 	// Random documents of the relevant words, so that they are nested and repeated in
 	// unusual ways.
 	r := rand.New(rand.NewPCG(1, 2))
-	for range policytest.Size(600, 1500) {
+	for range testkit.Size(600, 1500) {
 		check(t, []byte(document(r, 0)), 7)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies/links"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestScenarios runs testdata/*.txt (-rewrite rewrites the expected output). The commands:
@@ -17,10 +17,10 @@ import (
 //	defaults node=375 between=25 bound=50    in GB/s
 //	ways r0 r1       every way, in order
 //	best             the way of every ordered pair, by the defaults
-func TestScenarios(t *testing.T) { policytest.TestScenarios(t, "testdata", newPlayer) }
+func TestScenarios(t *testing.T) { testkit.TestScenarios(t, "testdata", newPlayer) }
 
 // newPlayer returns a player of a fleet without replicas.
-func newPlayer(t *testing.T) policytest.Player {
+func newPlayer(t *testing.T) testkit.Player {
 	sites, order, d := map[string]links.Topology{}, []string(nil), links.Rates{}
 	return func(words []string) (out []string, err error) {
 		switch words[0] {

@@ -5,7 +5,7 @@ import (
 	"math/rand/v2"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // randomTable prices every range independently, unlike any workload: ranges whose
@@ -36,7 +36,7 @@ func randomTable(rng *rand.Rand, n int) table {
 func TestGap(t *testing.T) {
 	rng := rand.New(rand.NewPCG(6, 6))
 	gaps, improved, feasible, found := 0, 0, 0, 0
-	tables := policytest.Size(1500, 10000)
+	tables := testkit.Size(1500, 10000)
 	for i := range tables {
 		tab := randomTable(rng, 1+rng.IntN(14))
 		stages := 1 + rng.IntN(min(8, tab.n))
@@ -119,7 +119,7 @@ func TestGap(t *testing.T) {
 // that takes the largest gain in each step.
 func TestFill(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 7))
-	for i := range policytest.Size(2000, 5000) {
+	for i := range testkit.Size(2000, 5000) {
 		stages := make([]stage, 1+rng.IntN(8))
 		need := 0.0
 		for s := range stages {

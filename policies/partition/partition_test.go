@@ -10,6 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 var models = []partition.Objective{partition.Flow, partition.Latency, partition.Snapshot}
@@ -44,7 +45,7 @@ func TestNamed(t *testing.T) {
 // TestExactEqualsOracle compares Exact with the enumeration of all plans.
 func TestExactEqualsOracle(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
-	fleets := policytest.Size(5000, 24000)
+	fleets := testkit.Size(5000, 24000)
 	solved, split, capped := 0, 0, 0
 	for i := range fleets {
 		w := policytest.RandomWorkload(rng)
@@ -104,7 +105,7 @@ func TestExactEqualsRecursion(t *testing.T) {
 	rng := rand.New(rand.NewPCG(2, 2))
 	binding := 0
 	for i, size := range []struct{ replicas, perOctave, times int }{
-		{64, 5, policytest.Size(0, 3)}, {24, 4, policytest.Size(3, 24)}, {12, 8, policytest.Size(3, 24)}, {40, 1, 150},
+		{64, 5, testkit.Size(0, 3)}, {24, 4, testkit.Size(3, 24)}, {12, 8, testkit.Size(3, 24)}, {40, 1, 150},
 	} {
 		for n := range size.times {
 			w := larger(rng, size.replicas, size.perOctave)
@@ -129,7 +130,7 @@ func TestExactEqualsRecursion(t *testing.T) {
 // that its model forbids, and finds the optimum of easy fleets.
 func TestTwoPhase(t *testing.T) {
 	rng := rand.New(rand.NewPCG(4, 4))
-	same, missed, fleets := 0, 0, policytest.Size(1000, 3000)
+	same, missed, fleets := 0, 0, testkit.Size(1000, 3000)
 	for i := range fleets {
 		w := policytest.RandomWorkload(rng)
 		if i%10 == 0 {

@@ -1,7 +1,5 @@
-// Package policytest checks that policies keep the contracts of their interfaces, provides
-// workloads for these checks, and has what the tests of all folders share: scenario texts
-// (TestScenarios, SetFields), golden files (CompareGolden), waits (WaitFor) and the sizes
-// of random tests (Size).
+// Package policytest checks that policies keep the contracts of their interfaces, and
+// provides workloads for these checks.
 //
 // It is for tests only: a policy's test calls the function named after the interface, as
 // in policytest.TestPartitioner(t, mypolicy.Policy{}). The package does not judge what a

@@ -12,7 +12,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func random(seed uint64, n int) []byte {
@@ -179,7 +179,7 @@ func FuzzGarbage(f *testing.F) {
 // TestHeaderIsChecked breaks one field of a valid frame at a time.
 func TestHeaderIsChecked(t *testing.T) {
 	good := make([]byte, 1<<10)
-	n := policytest.Must(EncodeSelectCall(good, Call{}, []policies.Bid{{From: "a", Load: 1}, {From: "b", Load: 2}}))
+	n := testkit.Must(EncodeSelectCall(good, Call{}, []policies.Bid{{From: "a", Load: 1}, {From: "b", Load: 2}}))
 	for _, c := range []struct {
 		name string
 		at   int
@@ -234,7 +234,7 @@ func second(_ int, err error) error { return err }
 
 func TestState(t *testing.T) {
 	arena := make([]byte, 1<<10)
-	n := policytest.Must(EncodeOutlierCall(arena, Call{State: []byte("abc"), Room: 16}, 5, 3))
+	n := testkit.Must(EncodeOutlierCall(arena, Call{State: []byte("abc"), Room: 16}, 5, 3))
 	frame := arena[:n]
 	ctx, s := DecodeContext(frame)
 	if s != OK || string(ctx.State[:ctx.Length]) != "abc" {
@@ -254,7 +254,7 @@ func TestState(t *testing.T) {
 }
 
 func TestCallPathDoesNotAllocate(t *testing.T) {
-	if policytest.RaceEnabled {
+	if testkit.RaceEnabled {
 		t.Skip("the race detector allocates")
 	}
 	s := &source{random(3, 2000)}
@@ -322,7 +322,7 @@ func TestGuestsStaySmall(t *testing.T) {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
 		}
-		file := policytest.Must(parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly))
+		file := testkit.Must(parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly))
 		for _, imp := range file.Imports {
 			if path := strings.Trim(imp.Path.Value, `"`); !slices.Contains(allowed, path) {
 				t.Errorf("%s imports %s", name, path)

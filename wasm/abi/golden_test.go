@@ -14,7 +14,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // A vector is a frame and an answer to it, as in testdata. The tables below have the offsets
@@ -287,7 +287,7 @@ func TestGoldenVectors(t *testing.T) {
 			t.Errorf("%s: the description is no JSON", v.name)
 		}
 		for name, want := range map[string][]byte{v.name + ".hex": text, v.name + ".json": description} {
-			policytest.CompareGolden(t, filepath.Join("testdata", name), want) // version 1 must not change
+			testkit.CompareGolden(t, filepath.Join("testdata", name), want) // version 1 must not change
 		}
 	}
 	for k := range NumKinds {
@@ -300,8 +300,8 @@ func TestGoldenVectors(t *testing.T) {
 // TestGoldenFramesDecode decodes the files, not newly encoded frames.
 func TestGoldenFramesDecode(t *testing.T) {
 	for _, v := range vectors {
-		text := policytest.Must(os.ReadFile(filepath.Join("testdata", v.name+".hex")))
-		frame := policytest.Must(hex.DecodeString(strings.Join(strings.Fields(string(text)), "")))
+		text := testkit.Must(os.ReadFile(filepath.Join("testdata", v.name+".hex")))
+		frame := testkit.Must(hex.DecodeString(strings.Join(strings.Fields(string(text)), "")))
 		for _, k := range kindCases {
 			want := Unsupported
 			if k.kind == v.kind {

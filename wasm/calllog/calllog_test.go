@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
@@ -17,7 +17,7 @@ import (
 
 // outlier returns a frame of kind outlier.
 func outlier(id uint64) []byte {
-	return policytest.Must(abi.OutlierCodec.Frame(abi.Call{ID: id}, abi.Loads{Own: 300, Mean: 200}))
+	return testkit.Must(abi.OutlierCodec.Frame(abi.Call{ID: id}, abi.Loads{Own: 300, Mean: 200}))
 }
 
 // selects returns frames with 0, 1, 2 and so on bids.
@@ -27,7 +27,7 @@ func selects(n int) (all []Call) {
 		for j := range bids {
 			bids[j] = policies.Bid{From: "r", Load: policies.Tokens(7 * j % 5)}
 		}
-		all = append(all, Call{Frame: policytest.Must(abi.SelectCodec.Frame(abi.Call{ID: uint64(i)}, bids))})
+		all = append(all, Call{Frame: testkit.Must(abi.SelectCodec.Frame(abi.Call{ID: uint64(i)}, bids))})
 	}
 	return all
 }
@@ -35,7 +35,7 @@ func selects(n int) (all []Call) {
 func written(t testing.TB, all []Call) string {
 	t.Helper()
 	var w bytes.Buffer
-	policytest.NoError(t, Write(&w, all))
+	testkit.NoError(t, Write(&w, all))
 	return w.String()
 }
 
@@ -55,14 +55,14 @@ func TestReadSaysWhere(t *testing.T) {
 		first + line[:len(line)-1] + strings.Repeat(" ", maxLine) + "\n" + line:  "too long",
 	} {
 		_, err := Read(strings.NewReader(text))
-		policytest.WantError(t, err, want)
+		testkit.WantError(t, err, want)
 	}
 }
 
 // module makes new instances of a selector.
 func module(t testing.TB, before ...[]byte) (*host.Module, func() (*host.Instance, error)) {
 	t.Helper()
-	m := policytest.Must(host.Load(context.Background(), host.Config{}, hosttest.Policy(hosttest.LeastLoad(before...)).Encode()))
+	m := testkit.Must(host.Load(context.Background(), host.Config{}, hosttest.Policy(hosttest.LeastLoad(before...)).Encode()))
 	t.Cleanup(func() { m.Close() })
 	return m, m.Instantiate
 }
@@ -82,11 +82,11 @@ func TestExpectations(t *testing.T) {
 	}
 	check := func(instance func() (*host.Instance, error), all []Call) error {
 		t.Helper()
-		i := policytest.Must(instance())
+		i := testkit.Must(instance())
 		defer i.Close()
 		return Check(ctx, i, abi.Select, all)
 	}
-	policytest.NoError(t, check(instance, all))
+	testkit.NoError(t, check(instance, all))
 	_, slower := module(t, hosttest.Loop())
 	if err := check(slower, all); !errors.Is(err, ErrUnexpected) || !strings.Contains(err.Error(), "frame 0: not as expected: ") || !strings.Contains(err.Error(), "ticks") {
 		t.Errorf("other fuel: %v", err)
@@ -126,7 +126,7 @@ func TestGoldenRefuses(t *testing.T) {
 		"by another module, 01": {Frame: frame, Answer: &host.Record{Kind: abi.Outlier, Frame: frame, Module: [32]byte{1}}},
 	} {
 		_, err := Golden([]byte(written(t, []Call{f})), [32]byte{2})
-		policytest.WantError(t, err, want)
+		testkit.WantError(t, err, want)
 	}
 	if _, err := Golden([]byte("x"), [32]byte{}); err == nil {
 		t.Error("no file is read")
@@ -136,7 +136,7 @@ func TestGoldenRefuses(t *testing.T) {
 // FuzzRead checks that calls that are read, written and read again are equal.
 func FuzzRead(f *testing.F) {
 	_, instance := module(f)
-	all := policytest.Must(Answer(context.Background(), instance, selects(4)))
+	all := testkit.Must(Answer(context.Background(), instance, selects(4)))
 	f.Add([]byte(written(f, append(all, Call{Frame: outlier(1)}))))
 	f.Fuzz(func(t *testing.T, text []byte) {
 		all, err := Read(bytes.NewReader(text))

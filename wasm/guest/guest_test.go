@@ -15,7 +15,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/guest"
 	"github.com/cascadeinfer/cascade/wasm/guest/bidquote"
@@ -145,11 +145,11 @@ type vector struct {
 func read(t *testing.T, name string) ([]byte, vector) {
 	t.Helper()
 	path := filepath.Join("..", "abi", "testdata", name)
-	text := policytest.Must(os.ReadFile(path + ".hex"))
-	frame := policytest.Must(hex.DecodeString(strings.Join(strings.Fields(string(text)), "")))
-	text = policytest.Must(os.ReadFile(path + ".json"))
+	text := testkit.Must(os.ReadFile(path + ".hex"))
+	frame := testkit.Must(hex.DecodeString(strings.Join(strings.Fields(string(text)), "")))
+	text = testkit.Must(os.ReadFile(path + ".json"))
 	var v vector
-	policytest.NoError(t, json.Unmarshal(text, &v))
+	testkit.NoError(t, json.Unmarshal(text, &v))
 	return frame, v
 }
 

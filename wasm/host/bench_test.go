@@ -10,7 +10,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/wasm/meter"
@@ -19,7 +19,7 @@ import (
 // TestCallsDoNotAllocate covers the kinds that are decided per request, in small modules
 // and in Go.
 func TestCallsDoNotAllocate(t *testing.T) {
-	if policytest.RaceEnabled {
+	if testkit.RaceEnabled {
 		t.Skip("the race detector allocates")
 	}
 	bids := sixteen()
@@ -28,7 +28,7 @@ func TestCallsDoNotAllocate(t *testing.T) {
 	check := func(name string, f func() error) {
 		t.Helper()
 		if n := testing.AllocsPerRun(100, func() {
-			policytest.NoError(t, f())
+			testkit.NoError(t, f())
 		}); n != 0 {
 			t.Errorf("%s allocates %v times", name, n)
 		}
@@ -91,7 +91,7 @@ func benchmark(b *testing.B, i *Instance, f func(*Instance) error) {
 	for b.Loop() {
 		start := time.Now()
 		for range batch {
-			policytest.NoError(b, f(i))
+			testkit.NoError(b, f(i))
 		}
 		times = append(times, float64(time.Since(start).Nanoseconds())/batch)
 	}
@@ -108,7 +108,7 @@ func benchmark(b *testing.B, i *Instance, f func(*Instance) error) {
 // so that other load affects both: the difference is caused by the policy.
 func BenchmarkHeartbeat(b *testing.B) {
 	w := NewWatchdog()
-	policytest.Run(b, w.Run)
+	testkit.Run(b, w.Run)
 	names := []string{"idle"}
 	modules := []*Module{nil}
 	for _, slice := range []int64{meter.DefaultSlice, 1 << 14, 1 << 18} {
@@ -135,7 +135,7 @@ func BenchmarkHeartbeat(b *testing.B) {
 				beat <- list
 			}()
 			if m != nil {
-				i := policytest.Must(m.Instantiate())
+				i := testkit.Must(m.Instantiate())
 				if _, err := i.Select(abi.Call{}, sixteen()); CauseOf(err) != TimedOut {
 					b.Fatal(err)
 				}
@@ -159,8 +159,8 @@ func BenchmarkHeartbeat(b *testing.B) {
 func BenchmarkLoad(b *testing.B) {
 	run := func(b *testing.B, c Config, code []byte) {
 		for b.Loop() {
-			m := policytest.Must(Load(context.Background(), c, code))
-			i := policytest.Must(m.Instantiate())
+			m := testkit.Must(Load(context.Background(), c, code))
+			i := testkit.Must(m.Instantiate())
 			i.Close()
 			m.Close()
 		}
@@ -171,7 +171,7 @@ func BenchmarkLoad(b *testing.B) {
 	b.Run("go/instantiate", func(b *testing.B) {
 		m := guest(b, Config{})
 		for b.Loop() {
-			i := policytest.Must(m.Instantiate())
+			i := testkit.Must(m.Instantiate())
 			i.Close()
 		}
 	})

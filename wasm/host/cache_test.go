@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
@@ -50,12 +50,12 @@ func TestCacheIsUsedAndOutlivesDamage(t *testing.T) {
 	if again := files(t, dir); len(again) != 1 || log.Len() > 0 {
 		t.Errorf("files in the cache: %v\n%s", again, &log)
 	}
-	good := policytest.Must(os.ReadFile(first[0]))
+	good := testkit.Must(os.ReadFile(first[0]))
 	for name, bad := range map[string][]byte{"flipped": bytes.Clone(good), "short": good[:len(good)/2], "empty": nil} {
 		if name == "flipped" {
 			bad[len(bad)/2] ^= 1
 		}
-		policytest.NoError(t, os.WriteFile(first[0], bad, 0o600))
+		testkit.NoError(t, os.WriteFile(first[0], bad, 0o600))
 		log.Reset()
 		try()
 		t.Logf("%s: %s", name, &log)
@@ -64,14 +64,14 @@ func TestCacheIsUsedAndOutlivesDamage(t *testing.T) {
 
 func TestCacheOthersCanWriteIsRefused(t *testing.T) {
 	dir := t.TempDir()
-	policytest.NoError(t, os.Chmod(dir, 0o777))
+	testkit.NoError(t, os.Chmod(dir, 0o777))
 	m, err := Load(context.Background(), Config{Cache: dir}, hosttest.Policy(hosttest.LeastLoad()).Encode())
 	if err == nil {
 		m.Close()
 	}
-	policytest.WantError(t, err, "others can write")
+	testkit.WantError(t, err, "others can write")
 	file := filepath.Join(t.TempDir(), "file")
-	policytest.NoError(t, os.WriteFile(file, nil, 0o600))
+	testkit.NoError(t, os.WriteFile(file, nil, 0o600))
 	if _, err := Load(context.Background(), Config{Cache: file}, hosttest.Policy(hosttest.LeastLoad()).Encode()); err == nil {
 		t.Error("a file served as cache")
 	}
@@ -79,7 +79,7 @@ func TestCacheOthersCanWriteIsRefused(t *testing.T) {
 
 // TestEngineVersion checks that the cache's path has the version of the engine.
 func TestEngineVersion(t *testing.T) {
-	mod := policytest.Must(os.ReadFile("../../go.mod"))
+	mod := testkit.Must(os.ReadFile("../../go.mod"))
 	want := "github.com/tetratelabs/wazero " + strings.TrimPrefix(engineVersion, "wazero-")
 	if !strings.Contains(string(mod), want) {
 		t.Errorf("go.mod does not have %q", want)
@@ -94,14 +94,14 @@ func TestCacheIsBounded(t *testing.T) {
 	policy := func(n int) []byte { return hosttest.Policy(selects(hosttest.Result(1, uint32(n)))).Encode() }
 	stays := load(t, c, policy(0))
 	for n := 1; n < 8; n++ {
-		m := policytest.Must(Load(context.Background(), c, policy(n)))
+		m := testkit.Must(Load(context.Background(), c, policy(n)))
 		if got := len(files(t, dir)); got > 3 {
 			t.Errorf("after %d modules there are %d files", n+1, got)
 		}
-		policytest.NoError(t, m.Close())
+		testkit.NoError(t, m.Close())
 	}
 	kept := files(t, dir)
-	again := policytest.Must(Load(context.Background(), c, policy(0)))
+	again := testkit.Must(Load(context.Background(), c, policy(0)))
 	defer again.Close()
 	if now := files(t, dir); !slices.Equal(now, kept) {
 		t.Errorf("the module that was loaded all the time had to be compiled anew: %v, before %v", now, kept)
@@ -110,7 +110,7 @@ func TestCacheIsBounded(t *testing.T) {
 		t.Error(err)
 	}
 	c.CacheBytes, c.CacheModules = 1, 0 // smaller than every module
-	m := policytest.Must(Load(context.Background(), c, policy(9)))
+	m := testkit.Must(Load(context.Background(), c, policy(9)))
 	defer m.Close()
 	if got := len(files(t, dir)); got != 2 {
 		t.Errorf("%d files are left, two modules are loaded", got)

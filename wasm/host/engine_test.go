@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
@@ -24,7 +24,7 @@ func TestEngineShares(t *testing.T) {
 			open := func(c Config, code []byte) *Module {
 				t.Helper()
 				c.Engine, c.Cache = e, dir
-				m := policytest.Must(Load(context.Background(), c, code))
+				m := testkit.Must(Load(context.Background(), c, code))
 				return m
 			}
 			a, b := open(Config{}, one), open(Config{Kinds: []abi.Kind{abi.Select}}, one)
@@ -35,19 +35,19 @@ func TestEngineShares(t *testing.T) {
 			if a.program != b.program || a.program == different.program || a.program == bounded.program || len(e.programs) != 3 {
 				t.Errorf("%p, %p, %p, %p: %d programs", a.program, b.program, different.program, bounded.program, len(e.programs))
 			}
-			policytest.NoError(t, a.Close())
+			testkit.NoError(t, a.Close())
 			if got := one16(t, b); got != (bidask.LeastLoad{}).Select(sixteen()) {
 				t.Errorf("the module that is left selects %d", got)
 			}
 			for _, m := range []*Module{b, different, bounded} {
-				policytest.NoError(t, m.Close())
+				testkit.NoError(t, m.Close())
 			}
 			if len(e.programs) != 0 {
 				t.Errorf("%d programs are left", len(e.programs))
 			}
 			again := open(Config{}, one)
 			one16(t, again)
-			policytest.NoError(t, again.Close())
+			testkit.NoError(t, again.Close())
 		})
 	}
 }
@@ -55,7 +55,7 @@ func TestEngineShares(t *testing.T) {
 // one16 selects one of sixteen bids on a new instance.
 func one16(t *testing.T, m *Module) int {
 	t.Helper()
-	i := policytest.Must(m.Instantiate())
+	i := testkit.Must(m.Instantiate())
 	defer i.Close()
 	got, err := i.Select(abi.Call{}, sixteen())
 	if err != nil {

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
@@ -32,7 +32,7 @@ func TestGuestsThatMisbehave(t *testing.T) {
 		{"sleep", Trapped, "deadlock"},
 	} {
 		i := instance(t, m)
-		policytest.NoError(t, i.Configure(abi.Call{}, []byte(c.mode)))
+		testkit.NoError(t, i.Configure(abi.Call{}, []byte(c.mode)))
 		_, err := i.Select(abi.Call{}, sixteen())
 		f, ok := err.(*Fault)
 		if !ok || f.Cause != c.cause || !strings.Contains(f.Text, c.text) || i.Dead() == nil {

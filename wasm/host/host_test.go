@@ -11,7 +11,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/wasm/meter"
@@ -19,19 +19,19 @@ import (
 
 func load(t testing.TB, c Config, code []byte) *Module {
 	t.Helper()
-	m := policytest.Must(Load(context.Background(), c, code))
+	m := testkit.Must(Load(context.Background(), c, code))
 	t.Cleanup(func() {
 		if n := m.Instances(); n != 0 {
 			t.Errorf("%d instances are left", n)
 		}
-		policytest.NoError(t, m.Close())
+		testkit.NoError(t, m.Close())
 	})
 	return m
 }
 
 func instance(t testing.TB, m *Module) *Instance {
 	t.Helper()
-	i := policytest.Must(m.Instantiate())
+	i := testkit.Must(m.Instantiate())
 	t.Cleanup(func() { i.Close() })
 	return i
 }
@@ -180,7 +180,7 @@ func TestNoCauseIsNotFatal(t *testing.T) {
 
 func TestWatchEndsWhatFuelDoesNot(t *testing.T) {
 	w := NewWatchdog()
-	policytest.Run(t, w.Run)
+	testkit.Run(t, w.Run)
 	c := Config{Watchdog: w}
 	c.Limits[abi.Select].Fuel = meter.MaxFuel
 	c.Limits[abi.Select].Wall = time.Second // the good calls may be held up
@@ -274,7 +274,7 @@ func TestRefusedModules(t *testing.T) {
 		if err == nil {
 			m.Close()
 		}
-		policytest.WantError(t, err, c.want)
+		testkit.WantError(t, err, c.want)
 	}
 }
 
@@ -351,7 +351,7 @@ func TestFramesGrowTheArena(t *testing.T) {
 func TestClosedInstanceIsDead(t *testing.T) {
 	i := hand(t, hosttest.LeastLoad())
 	for range 2 {
-		policytest.NoError(t, i.Close())
+		testkit.NoError(t, i.Close())
 	}
 	if _, err := i.Select(abi.Call{}, sixteen()); CauseOf(err) != Dead {
 		t.Error(err)

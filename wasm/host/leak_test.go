@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
@@ -67,13 +67,13 @@ func TestModulesLeaveNothing(t *testing.T) {
 	bad := hosttest.Policy(selects(hosttest.I32(0))).Encode()
 	dir := t.TempDir()
 	round := func(c Config) {
-		m := policytest.Must(Load(context.Background(), c, good))
+		m := testkit.Must(Load(context.Background(), c, good))
 		for id := range uint64(4) {
-			i := policytest.Must(m.Instantiate())
+			i := testkit.Must(m.Instantiate())
 			i.Select(abi.Call{ID: id}, sixteen())
 			i.Close()
 		}
-		policytest.NoError(t, m.Close())
+		testkit.NoError(t, m.Close())
 		if _, err := Load(context.Background(), c, bad); err == nil {
 			t.Fatal("the bad module was loaded")
 		}

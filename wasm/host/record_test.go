@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
@@ -18,7 +19,7 @@ import (
 // play makes and records calls of all kinds on a new instance.
 func play(t *testing.T, m *Module, rounds int) (records []Record, memory [sha256.Size]byte) {
 	t.Helper()
-	i := policytest.Must(m.Instantiate())
+	i := testkit.Must(m.Instantiate())
 	defer i.Close()
 	r := hosttest.NewRandom(7)
 	for n := range rounds {
@@ -101,7 +102,7 @@ func TestReplayIsTheSameInTwoProcesses(t *testing.T) {
 // TestReplayChecksRules checks that a replay refuses an invalid answer even if it was
 // recorded.
 func TestReplayChecksRules(t *testing.T) {
-	good := policytest.Must(abi.SelectCodec.Frame(abi.Call{}, sixteen()))
+	good := testkit.Must(abi.SelectCodec.Frame(abi.Call{}, sixteen()))
 	for _, c := range []struct {
 		result []byte
 		cause  Cause
@@ -124,18 +125,18 @@ func TestReplayChecksRules(t *testing.T) {
 			t.Errorf("a frame of %d bytes: %v", len(frame), err)
 		}
 	}
-	if err := i.Replay(policytest.Must(abi.QuoteCodec.Frame(abi.Call{}, abi.Ask{})), &Record{}); CauseOf(err) != Unknown {
+	if err := i.Replay(testkit.Must(abi.QuoteCodec.Frame(abi.Call{}, abi.Ask{})), &Record{}); CauseOf(err) != Unknown {
 		t.Error(err)
 	}
 }
 
 // FuzzReplay replays arbitrary frames.
 func FuzzReplay(f *testing.F) {
-	f.Add(policytest.Must(abi.SelectCodec.Frame(abi.Call{}, sixteen())))
-	f.Add(policytest.Must(abi.QuoteCodec.Frame(abi.Call{}, abi.Ask{})))
+	f.Add(testkit.Must(abi.SelectCodec.Frame(abi.Call{}, sixteen())))
+	f.Add(testkit.Must(abi.QuoteCodec.Frame(abi.Call{}, abi.Ask{})))
 	m := load(f, Config{}, hosttest.Policy(hosttest.LeastLoad()).Encode())
 	f.Fuzz(func(t *testing.T, frame []byte) {
-		i := policytest.Must(m.Instantiate())
+		i := testkit.Must(m.Instantiate())
 		defer i.Close()
 		var r Record
 		if err := i.Replay(frame, &r); err == nil && r.Fuel <= 0 {

@@ -9,7 +9,7 @@ import (
 	"github.com/tetratelabs/wazero"
 	"github.com/tetratelabs/wazero/api"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // count repeats "memory[0]++" without end.
@@ -70,7 +70,7 @@ func TestRunawayLetsGoCollect(t *testing.T) {
 	default:
 	}
 	a.kill.Set(1)
-	policytest.WantError(t, <-done, "unreachable")
+	testkit.WantError(t, <-done, "unreachable")
 	if a.left() < 0 {
 		t.Errorf("killed, and yet out of fuel: %d", a.left())
 	}
@@ -158,7 +158,7 @@ func TestStormsAreContained(t *testing.T) {
 			a := e.metered(t, c.m.encode(), Config{Pages: 64, Table: 5000, Stack: stack})
 			a.give(c.fuel)
 			_, err := a.ExportedFunction("run").Call(context.Background())
-			policytest.WantError(t, err, c.want)
+			testkit.WantError(t, err, c.want)
 			if size := a.Memory().Size(); size > 64<<16 {
 				t.Errorf("the memory grew to %d bytes", size)
 			}
@@ -183,7 +183,7 @@ func TestStartRunsOnStartFuel(t *testing.T) {
 			t.Errorf("%s: the report says start %v", name, report.Start)
 		}
 		_, err = e.instance(out)
-		policytest.WantError(t, err, "unreachable")
+		testkit.WantError(t, err, "unreachable")
 	}
 }
 
@@ -194,7 +194,7 @@ func TestTracesKeepNames(t *testing.T) {
 	a.give(10)
 	_, err := a.ExportedFunction("run").Call(context.Background())
 	for _, name := range []string{checkpointName, ".fa("} {
-		policytest.WantError(t, err, name)
+		testkit.WantError(t, err, name)
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/tetratelabs/wazero/api"
 	"github.com/tetratelabs/wazero/sys"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // engine runs modules in wazero as the host does: compiled, core features 2.
@@ -78,7 +78,7 @@ func (e engine) metered(t testing.TB, code []byte, c Config) armed {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mod := policytest.Must(e.instance(out))
+	mod := testkit.Must(e.instance(out))
 	return arm(t, mod, report.Slice)
 }
 

@@ -9,7 +9,7 @@ import (
 
 	"github.com/tetratelabs/wazero/api"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // check runs a generated module with some fuel by the reference interpreter, instrumented, and,
@@ -56,7 +56,7 @@ func check(t *testing.T, e engine, m *module, fuel, slice int64, args [2]uint64)
 	if trap == errFuel {
 		return true
 	}
-	plain := policytest.Must(e.instance(code))
+	plain := testkit.Must(e.instance(code))
 	defer plain.Close(ctx)
 	compare("unmetered", plain)
 	return false
@@ -72,7 +72,7 @@ func shallow(t *testing.T, e engine, m *module, fuel int64, args [2]uint64) {
 	if err != nil { // the frame of one function exceeds it
 		return
 	}
-	mod := policytest.Must(e.instance(out))
+	mod := testkit.Must(e.instance(out))
 	defer mod.Close(context.Background())
 	a := arm(t, mod, report.Slice)
 	a.give(fuel)
@@ -114,7 +114,7 @@ func entropy(seed uint64, n int) []byte {
 
 func TestRandomModulesAgreeWithTheReference(t *testing.T) {
 	n := uint64(600)
-	if policytest.RaceEnabled || testing.Short() {
+	if testkit.RaceEnabled || testing.Short() {
 		n = 60
 	}
 	e := newEngine(t)

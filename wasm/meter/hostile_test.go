@@ -17,7 +17,7 @@ import (
 	"github.com/tetratelabs/wazero"
 	"github.com/tetratelabs/wazero/api"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // sec encodes a section; raw makes a module from bytes, valid or not.
@@ -80,14 +80,14 @@ func parseModule(words []string) []byte {
 	var sections [][]byte
 	for _, word := range words {
 		name, digits, _ := strings.Cut(word, "=")
-		content := policytest.Must(hex.DecodeString(digits))
+		content := testkit.Must(hex.DecodeString(digits))
 		switch {
 		case good[word] != nil:
 			content = good[word]
 		case name == "code":
 			return with(content...)
 		case name != "raw":
-			content = sec(byte(policytest.Must(strconv.Atoi(name))), content...)
+			content = sec(byte(testkit.Must(strconv.Atoi(name))), content...)
 		}
 		sections = append(sections, content)
 	}
@@ -100,7 +100,7 @@ func hostile(t testing.TB) map[string][]byte {
 	for _, c := range large {
 		all[c.name] = c.module
 	}
-	for line := range strings.Lines(string(policytest.Must(os.ReadFile("testdata/hostile.txt")))) {
+	for line := range strings.Lines(string(testkit.Must(os.ReadFile("testdata/hostile.txt")))) {
 		if name, text, ok := strings.Cut(line, " = "); ok {
 			all[name] = parseModule(strings.Fields(text))
 		}

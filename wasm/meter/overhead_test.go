@@ -15,7 +15,7 @@ import (
 	"github.com/tetratelabs/wazero/imports/wasi_snapshot_preview1"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
@@ -48,7 +48,7 @@ func subjects(b *testing.B) []subject {
 		if msg, err := cmd.CombinedOutput(); err != nil {
 			b.Fatalf("%v\n%s", err, msg)
 		}
-		code := policytest.Must(os.ReadFile(out))
+		code := testkit.Must(os.ReadFile(out))
 		list = append(list, subject{"c/near16", code, abi.Select.Export(), nil, true, 50_000, 500})
 	}
 	return append(list,
@@ -103,7 +103,7 @@ func (s subject) place(b *testing.B, e engine, code []byte, n int) *placed {
 		bids[i] = policies.Bid{From: "replica-x", Load: policies.Tokens(i * 7919 % 31), Start: policies.Micros(i * 31 % 7)}
 	}
 	arena, _ := p.Memory().Read(abi.UnpackRegion(region[0]))
-	length := policytest.Must(abi.EncodeSelectCall(arena, abi.Call{ID: 7}, bids))
+	length := testkit.Must(abi.EncodeSelectCall(arena, abi.Call{ID: 7}, bids))
 	p.args = []uint64{uint64(length)}
 	return p
 }
@@ -126,7 +126,7 @@ func (p *placed) run(b *testing.B, s subject) {
 				p.budget.Set(budget)
 			}
 		}
-		policytest.NoError(b, p.f.CallWithStack(ctx, stack[:]))
+		testkit.NoError(b, p.f.CallWithStack(ctx, stack[:]))
 	}
 	p.times = append(p.times, float64(time.Since(start).Nanoseconds())/float64(s.batch))
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/cascadeinfer/cascade/policies/outlier"
 	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/place"
-	"github.com/cascadeinfer/cascade/policies/policytest"
 	"github.com/cascadeinfer/cascade/policies/refine"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host"
@@ -72,7 +72,7 @@ func TestPluginsDecideAsNative(t *testing.T) {
 			if err := g.Configure(abi.Call{}, []byte("nonsense 1")); !errors.As(err, &fault) || fault.Cause != host.Refused || fault.Text != `line 1: "nonsense": unknown setting` {
 				t.Errorf("a setting that there is not: %v", err)
 			}
-			policytest.NoError(t, g.Configure(abi.Call{}, []byte(p.config)))
+			testkit.NoError(t, g.Configure(abi.Call{}, []byte(p.config)))
 			guesttest.Compare(t, g, p.set)
 		})
 	}

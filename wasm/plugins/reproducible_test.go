@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 )
 
@@ -17,11 +17,11 @@ func TestReproducible(t *testing.T) {
 	elsewhere := t.TempDir()
 	root := filepath.Join("..", "..")
 	for _, name := range []string{"go.mod", "go.sum"} {
-		text := policytest.Must(os.ReadFile(filepath.Join(root, name)))
-		policytest.NoError(t, os.WriteFile(filepath.Join(elsewhere, name), text, 0o666))
+		text := testkit.Must(os.ReadFile(filepath.Join(root, name)))
+		testkit.NoError(t, os.WriteFile(filepath.Join(elsewhere, name), text, 0o666))
 	}
 	for _, dir := range []string{"policies", "wasm/abi", "wasm/guest", "wasm/plugins"} {
-		policytest.NoError(t, os.CopyFS(filepath.Join(elsewhere, dir), os.DirFS(filepath.Join(root, dir))))
+		testkit.NoError(t, os.CopyFS(filepath.Join(elsewhere, dir), os.DirFS(filepath.Join(root, dir))))
 	}
 	here, there := guesttest.Build(t, "bid-paper"), guesttest.Build(t, filepath.Join(elsewhere, "wasm", "plugins", "bid-paper"))
 	if !bytes.Equal(here, there) {
@@ -31,7 +31,7 @@ func TestReproducible(t *testing.T) {
 
 // TestAllPluginsAreTested compares the table with the folders.
 func TestAllPluginsAreTested(t *testing.T) {
-	dirs := policytest.Must(filepath.Glob("*/main.go"))
+	dirs := testkit.Must(filepath.Glob("*/main.go"))
 	known := map[string]bool{}
 	for _, p := range plugins {
 		known[filepath.Join(p.name, "main.go")] = true

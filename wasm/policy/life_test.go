@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
@@ -25,7 +25,7 @@ func TestOldInstancesAreReplaced(t *testing.T) {
 	s.served = mostServed - mostServed%lookEvery + lookEvery - 1
 	p.release(s, free)
 	calls := uint64(1)
-	policytest.WaitFor(t, "a new instance", func() bool {
+	testkit.WaitFor(t, "a new instance", func() bool {
 		p.Select(bids(3))
 		calls++
 		return p.Stats().Replaced == 1
@@ -37,9 +37,9 @@ func TestOldInstancesAreReplaced(t *testing.T) {
 
 // TestEndWhileCalled checks that calls during and after the end of Run are answered.
 func TestEndWhileCalled(t *testing.T) {
-	m := policytest.Must(host.Load(context.Background(), host.Config{}, hosttest.LeastLoadModule(hosttest.OneIn(50, hosttest.Unreachable))))
+	m := testkit.Must(host.Load(context.Background(), host.Config{}, hosttest.LeastLoadModule(hosttest.OneIn(50, hosttest.Unreachable))))
 	for range 20 {
-		p := policytest.Must(New(Config{Module: m, Native: natives, Instances: 2, Failures: 1 << 20}))
+		p := testkit.Must(New(Config{Module: m, Native: natives, Instances: 2, Failures: 1 << 20}))
 		ctx, cancel := context.WithCancel(context.Background())
 		var wg sync.WaitGroup
 		var stop atomic.Bool
@@ -53,7 +53,7 @@ func TestEndWhileCalled(t *testing.T) {
 			})
 		}
 		time.AfterFunc(2*time.Millisecond, cancel)
-		policytest.NoError(t, p.Run(ctx))
+		testkit.NoError(t, p.Run(ctx))
 		if m.Instances() != 0 {
 			t.Errorf("%d instances are left", m.Instances())
 		}
@@ -63,7 +63,7 @@ func TestEndWhileCalled(t *testing.T) {
 			t.Errorf("%+v", st)
 		}
 	}
-	policytest.NoError(t, m.Close())
+	testkit.NoError(t, m.Close())
 }
 
 // TestBreakerLetsWaitersGo checks that calls that wait for an instance when the breaker opens
@@ -79,7 +79,7 @@ func TestBreakerLetsWaitersGo(t *testing.T) {
 			}
 		})
 	}
-	policytest.WaitFor(t, "five wait", func() bool { return p.waiting.Load() == 5 })
+	testkit.WaitFor(t, "five wait", func() bool { return p.waiting.Load() == 5 })
 	p.release(&p.slots[0], free)
 	wg.Wait()
 	if st := p.Stats(); !st.Open || st.Calls != 1 {
@@ -94,7 +94,7 @@ func TestBreakerLetsWaitersGo(t *testing.T) {
 // it times out again.
 func TestLateCalls(t *testing.T) {
 	w := host.NewWatchdog()
-	policytest.Run(t, w.Run)
+	testkit.Run(t, w.Run)
 	var reported atomic.Int32
 	hc := host.Config{Watchdog: w}
 	hc.Limits[abi.Select].Fuel = meter.MaxFuel
@@ -103,7 +103,7 @@ func TestLateCalls(t *testing.T) {
 	patient := hc
 	hc.Limits[abi.Select].Wall = 20 * time.Millisecond
 	slow := running(t, c, hc, hosttest.LeastLoadModule(hosttest.Forever))
-	policytest.WaitFor(t, "it is blamed", func() bool { // once its thread is scheduled
+	testkit.WaitFor(t, "it is blamed", func() bool { // once its thread is scheduled
 		if b := bids(4); slow.Select(b) != natives.Selector.Select(b) {
 			t.Error("wrong")
 		}
@@ -122,7 +122,7 @@ func TestLateCalls(t *testing.T) {
 	s.replaceDue.Store(true)
 	good.release(s, empty)
 	good.refillSoon()
-	policytest.WaitFor(t, "a new instance", func() bool { return good.Stats().Replaced == 1 })
+	testkit.WaitFor(t, "a new instance", func() bool { return good.Stats().Replaced == 1 })
 	if b := bids(4); good.Select(b) != natives.Selector.Select(b) || reported.Load() != 0 || good.Stats().Faults != [host.NumCauses]uint64{} {
 		t.Errorf("told %d times: %+v", reported.Load(), good.Stats())
 	}
@@ -140,7 +140,7 @@ func TestStarvedCalls(t *testing.T) {
 		s.call(p)
 		s.instance.Close()
 		p.endFailed(s, abi.Select, &host.Fault{Kind: abi.Select, Cause: host.TimedOut, Starved: true}, frameOf(&selectAdapter, abi.Call{}, bids(4)))
-		policytest.WaitFor(t, "a new instance", func() bool { return p.Stats().Replaced == n+1 })
+		testkit.WaitFor(t, "a new instance", func() bool { return p.Stats().Replaced == n+1 })
 	}
 	if b := bids(4); p.Select(b) != natives.Selector.Select(b) {
 		t.Error("wrong")
@@ -165,5 +165,5 @@ func TestWarm(t *testing.T) {
 	if err := p.Warm([][]byte{good, bad}); host.CauseOf(err) != host.Trapped {
 		t.Error(err)
 	}
-	policytest.WaitFor(t, "it is replaced", func() bool { return p.Stats().Replaced == 1 && p.Stats().Alive == 3 })
+	testkit.WaitFor(t, "it is replaced", func() bool { return p.Stats().Replaced == 1 && p.Stats().Alive == 3 })
 }

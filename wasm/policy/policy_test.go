@@ -20,6 +20,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/outlier"
 	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
@@ -34,7 +35,7 @@ var natives = func(n hosttest.Native) Native { return Native{n, n, n, n, n, n, n
 // are closed.
 func running(t testing.TB, c Config, hc host.Config, code []byte) *Policy {
 	t.Helper()
-	m := policytest.Must(host.Load(context.Background(), hc, code))
+	m := testkit.Must(host.Load(context.Background(), hc, code))
 	c.Module = m
 	if c.Native == (Native{}) {
 		c.Native = natives
@@ -44,7 +45,7 @@ func running(t testing.TB, c Config, hc host.Config, code []byte) *Policy {
 		m.Close()
 		t.Fatal(err)
 	}
-	stop := policytest.Run(t, p.Run)
+	stop := testkit.Run(t, p.Run)
 	t.Cleanup(func() {
 		stop()
 		if n := m.Instances(); n != 0 {
@@ -69,7 +70,7 @@ func TestModuleAnswersAsNative(t *testing.T) {
 	const rounds = 50
 	for range rounds {
 		for k := abi.Partition; k < abi.NumKinds; k++ {
-			policytest.NoError(t, r.Compare(k, hosttest.Every(p), hosttest.Every(hosttest.Native{})))
+			testkit.NoError(t, r.Compare(k, hosttest.Every(p), hosttest.Every(hosttest.Native{})))
 		}
 	}
 	if _, err := p.Partition(policies.Workload{}); !errors.As(err, new(*policies.Violation)) {
@@ -95,7 +96,7 @@ func TestEveryCallIsAnswered(t *testing.T) {
 		hosttest.OneIn(103, hosttest.Result(5, 0), hosttest.Return),
 		hosttest.OneIn(1009, hosttest.Forever))
 	const workers = 8
-	many := uint64(policytest.Size(3, 10))
+	many := uint64(testkit.Size(3, 10))
 	for _, instances := range []int{1, 3} {
 		p := running(t, Config{Instances: instances, Failures: 1 << 20, Every: 7}, host.Config{}, code)
 		var wg sync.WaitGroup
@@ -198,7 +199,7 @@ func TestUnknownKinds(t *testing.T) {
 }
 
 func TestConfigIsChecked(t *testing.T) {
-	m := policytest.Must(host.Load(context.Background(), host.Config{}, hosttest.LeastLoadModule()))
+	m := testkit.Must(host.Load(context.Background(), host.Config{}, hosttest.LeastLoadModule()))
 	defer m.Close()
 	for want, c := range map[string]Config{
 		"Module":        {Native: natives},
@@ -209,7 +210,7 @@ func TestConfigIsChecked(t *testing.T) {
 		"unknown kind":  {Module: m, Native: natives, Configuration: []byte("it takes none")},
 	} {
 		_, err := New(c)
-		policytest.WantError(t, err, want)
+		testkit.WantError(t, err, want)
 	}
 	if m.Instances() != 0 {
 		t.Error("instances are left")
@@ -232,7 +233,7 @@ func TestFailuresAreRecorded(t *testing.T) {
 }
 
 func TestCallsDoNotAllocate(t *testing.T) {
-	if policytest.RaceEnabled {
+	if testkit.RaceEnabled {
 		t.Skip("the race detector allocates")
 	}
 	p := running(t, Config{Every: 16}, host.Config{}, hosttest.LeastLoadModule())
@@ -248,7 +249,7 @@ func TestCallsDoNotAllocate(t *testing.T) {
 // TestFirstCallsDoNotAllocate checks that the first calls after Warm do not allocate, nor do
 // their records.
 func TestFirstCallsDoNotAllocate(t *testing.T) {
-	if policytest.RaceEnabled {
+	if testkit.RaceEnabled {
 		t.Skip("the race detector allocates")
 	}
 	// A record is used for the first time only once: each try takes a new policy.
@@ -256,7 +257,7 @@ func TestFirstCallsDoNotAllocate(t *testing.T) {
 	for range 3 {
 		p := running(t, Config{Every: 1, Instances: 1}, host.Config{}, hosttest.LeastLoadModule())
 		b := bids(16)
-		policytest.NoError(t, p.Warm([][]byte{frameOf(&selectAdapter, abi.Call{}, b)}))
+		testkit.NoError(t, p.Warm([][]byte{frameOf(&selectAdapter, abi.Call{}, b)}))
 		half := func() {
 			for range DefaultKeep / 2 {
 				p.Select(b)

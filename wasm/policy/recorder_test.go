@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
@@ -21,7 +21,7 @@ func TestNativeRecorderRecordsAsTheHostDoes(t *testing.T) {
 	r := hosttest.NewRandom(5)
 	for range 20 {
 		for k := abi.Partition; k < abi.NumKinds; k++ {
-			policytest.NoError(t, r.Compare(k, hosttest.Every(module), hosttest.Every(linked)))
+			testkit.NoError(t, r.Compare(k, hosttest.Every(module), hosttest.Every(linked)))
 		}
 	}
 	got, want := linked.Records(), module.Records()
@@ -90,7 +90,7 @@ func TestNativeRecorderPassesErrorsOn(t *testing.T) {
 }
 
 func TestNativeRecorderDoesNotAllocate(t *testing.T) {
-	if policytest.RaceEnabled {
+	if testkit.RaceEnabled {
 		t.Skip("the race detector allocates")
 	}
 	l := NewNativeRecorder(natives, 1, 4, nil)

@@ -9,7 +9,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host"
@@ -56,9 +56,9 @@ func TestRests(t *testing.T) {
 		}
 	}
 	ask(running(t, Config{Instances: 2}, unlimited(), tiring(restMost)))
-	m := policytest.Must(host.Load(t.Context(), unlimited(), tiring(restMost)))
+	m := testkit.Must(host.Load(t.Context(), unlimited(), tiring(restMost)))
 	defer m.Close()
-	p := policytest.Must(New(Config{Module: m, Native: natives, Instances: 1}))
+	p := testkit.Must(New(Config{Module: m, Native: natives, Instances: 1}))
 	ask(p)
 	over, cancel := context.WithCancel(t.Context())
 	cancel()

@@ -10,7 +10,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // harness performs a machine's actions, at random times and with random outcomes, and
@@ -41,7 +41,7 @@ func newHarness(t *testing.T, seed uint64) *harness {
 	if rng.IntN(3) == 0 {
 		c.Ladder = []int{}
 	}
-	m := policytest.Must(New(c))
+	m := testkit.Must(New(c))
 	return &harness{t: t, rng: rng, c: m.c, m: m, loaded: map[lifecycle.Generation]bool{}, closed: map[lifecycle.Generation]bool{},
 		over: map[lifecycle.Generation]bool{}, stable: map[lifecycle.Generation]bool{}, entered: map[lifecycle.Generation]policies.Micros{}}
 }
@@ -340,7 +340,7 @@ func BenchmarkRoute(b *testing.B) {
 }
 
 func BenchmarkFault(b *testing.B) {
-	m := policytest.Must(New(Config{Kind: lifecycle.BidSelect, Faults: MaxFaults}))
+	m := testkit.Must(New(Config{Kind: lifecycle.BidSelect, Faults: MaxFaults}))
 	var out []Action
 	for b.Loop() {
 		out, _ = m.Step(Event{Kind: Faulted, Generation: 1}, out[:0])

@@ -8,7 +8,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestScenarios runs testdata/*.txt (-rewrite rewrites the expected output). The output
@@ -25,7 +25,7 @@ import (
 //	withdraw 5
 //	rollback 5 text
 //	status
-func TestScenarios(t *testing.T) { policytest.TestScenarios(t, "testdata", newPlayer) }
+func TestScenarios(t *testing.T) { testkit.TestScenarios(t, "testdata", newPlayer) }
 
 // player plays a scenario on a machine.
 type player struct {
@@ -35,7 +35,7 @@ type player struct {
 	out []string
 }
 
-func newPlayer(t *testing.T) policytest.Player {
+func newPlayer(t *testing.T) testkit.Player {
 	p := &player{t: t}
 	return func(words []string) ([]string, error) {
 		p.out = nil

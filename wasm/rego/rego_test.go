@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/planguard"
 	"github.com/cascadeinfer/cascade/wasm/rego/rules"
@@ -18,7 +18,7 @@ import (
 var noon = time.Unix(1_763_721_600, 0)
 
 func build(t testing.TB, data map[string]any) *Rules {
-	r := policytest.Must(New(context.Background(), Config{Files: rules.Files(), Data: data, Now: func() time.Time { return noon }, Timeout: 10 * time.Second}))
+	r := testkit.Must(New(context.Background(), Config{Files: rules.Files(), Data: data, Now: func() time.Time { return noon }, Timeout: 10 * time.Second}))
 	return r
 }
 
@@ -155,7 +155,7 @@ func TestFailClosed(t *testing.T) {
 			continue
 		}
 		_, err = r.Check(ch)
-		policytest.WantError(t, err, c.want)
+		testkit.WantError(t, err, c.want)
 		if err := planguard.Check(ch, []planguard.NamedGuard{{Name: "site", Guard: r}}); err == nil || !strings.HasPrefix(err.Error(), "plan denied: site, ") {
 			t.Errorf("%s: the gate says %v", name, err)
 		}
@@ -168,7 +168,7 @@ func TestRulesArePure(t *testing.T) {
 	for _, call := range []string{`http.send({"method": "get", "url": "http://127.0.0.1"})`, "time.now_ns()", `rand.intn("x", 5)`, `uuid.rfc4122("x")`,
 		`net.lookup_ip_addr("localhost")`, "opa.runtime()"} {
 		_, err := New(context.Background(), Config{Files: map[string]string{"x.rego": "package cascade.plan\ndeny contains {\"code\": 1} if { x := " + call + "; x }"}})
-		policytest.WantError(t, err, "undefined function")
+		testkit.WantError(t, err, "undefined function")
 	}
 }
 

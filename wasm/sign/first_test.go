@@ -9,14 +9,14 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestFirstFormat checks that files of the first format are still valid, have the same
 // meaning, and are written unchanged.
 func TestFirstFormat(t *testing.T) {
-	text := policytest.Must(os.ReadFile("testdata/first.wasm.sig"))
-	f := policytest.Must(Decode(text))
+	text := testkit.Must(os.ReadFile("testdata/first.wasm.sig"))
+	f := testkit.Must(Decode(text))
 	want := statement()
 	want.Format1, want.Configuration, want.Golden = true, lifecycle.Digest{}, lifecycle.Digest{}
 	ring := Ring{Keys: []ed25519.PublicKey{public(1), public(2)}, Threshold: 2}
@@ -56,7 +56,7 @@ func TestConfigured(t *testing.T) {
 		{bare, "other", "signed without a configuration"},
 	} {
 		_, err := Verify(signed(t, c.s, 1), module, []byte(c.with), ring, now)
-		policytest.WantError(t, err, c.want)
+		testkit.WantError(t, err, c.want)
 	}
 }
 
@@ -65,7 +65,7 @@ func TestGoldenIsCarried(t *testing.T) {
 	s := statement()
 	long := bytes.Repeat([]byte("an answer, "), MaxGolden/11)
 	s.Golden = SumOf(long)
-	f := policytest.Must(Sign(File{Statement: s, Golden: long}, key(1)))
+	f := testkit.Must(Sign(File{Statement: s, Golden: long}, key(1)))
 	text, err := f.Encode()
 	if err != nil || len(text) > MaxFile {
 		t.Fatalf("%d bytes, %v", len(text), err)
@@ -88,5 +88,5 @@ func TestGoldenIsCarried(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err = f.Encode()
-	policytest.WantError(t, err, "fewer")
+	testkit.WantError(t, err, "fewer")
 }

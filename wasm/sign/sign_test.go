@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
@@ -61,9 +61,9 @@ func signed(t testing.TB, s Statement, keys ...byte) File {
 // TestGolden pins the canonical text and the file: existing signatures must stay valid.
 func TestGolden(t *testing.T) {
 	f := signed(t, statement(), 1, 2)
-	file := policytest.Must(f.Encode())
+	file := testkit.Must(f.Encode())
 	for name, got := range map[string][]byte{"testdata/statement.txt": f.Statement.Canonical(), "testdata/golden.wasm.sig": file} {
-		policytest.CompareGolden(t, name, got) // other bytes break every signature out there
+		testkit.CompareGolden(t, name, got) // other bytes break every signature out there
 	}
 	back, err := Decode(file)
 	if err != nil || !reflect.DeepEqual(back, f) {
@@ -162,7 +162,7 @@ func TestVerifyRefuses(t *testing.T) {
 		{"zero", File{}, module, ring, now, "abi"},
 	} {
 		_, err := Verify(c.f, c.mod, configuration, c.ring, c.now)
-		policytest.WantError(t, err, c.want)
+		testkit.WantError(t, err, c.want)
 	}
 	if _, err := Verify(signed(t, statement(), 1), module, configuration, ring, time.Unix(1_790_000_000, 0)); err != nil {
 		t.Errorf("the last second: %v", err)
@@ -287,7 +287,7 @@ func FuzzDecode(f *testing.F) {
 	}
 	f.Add(good)
 	f.Add([]byte(`{"format":"cascade-policy-signature/1"}`))
-	first := policytest.Must(os.ReadFile("testdata/first.wasm.sig"))
+	first := testkit.Must(os.ReadFile("testdata/first.wasm.sig"))
 	f.Add(first)
 	ring := Ring{Keys: []ed25519.PublicKey{public(1)}, Threshold: 1}
 	old := statement()

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
@@ -102,7 +102,7 @@ func BenchmarkSwaps(b *testing.B) {
 	s, _ := running(b, c)
 	active := func() lifecycle.Generation { return s.slots[abi.Select].slot.Status().Active }
 	swap := func(g lifecycle.Generation) {
-		policytest.NoError(b, s.Apply(want(stable(b, g, other(int32(g))))))
+		testkit.NoError(b, s.Apply(want(stable(b, g, other(int32(g))))))
 	}
 	const first = 10
 	from := time.Now()

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
@@ -33,7 +33,7 @@ func ending(t testing.TB, generation lifecycle.Generation, module []byte, end ti
 // also on restarted and new hosts, with a warning; that a module on trial is rejected;
 // and that no new trial begins.
 func TestExpired(t *testing.T) {
-	now, log := new(clock), new(policytest.Log)
+	now, log := new(clock), new(testkit.Log)
 	now.set(time.Unix(1_800_000_000, 0))
 	end := now.now().Add(10 * 24 * time.Hour)
 	c := config(t)

@@ -6,7 +6,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
@@ -62,7 +62,7 @@ func TestModulesSeeTheTime(t *testing.T) {
 	c := config(t)
 	at := time.Unix(1_763_721_600, 0)
 	c.Now = func() time.Time { return at }
-	s := policytest.Must(New(c))
+	s := testkit.Must(New(c))
 	at = at.Add(5 * time.Second)
 	ask(t, s, 1)
 	records := s.Records(abi.Select)

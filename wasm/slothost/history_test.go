@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/wasm/sign"
@@ -83,7 +83,7 @@ func TestBadFile(t *testing.T) {
 		"longer than":    strings.Repeat(" ", maxHistory+1),
 		"data after":     `{"format": "cascade-policy-slots/1"} {}`,
 	} {
-		policytest.NoError(t, os.WriteFile(name, []byte(text), 0o600))
+		testkit.NoError(t, os.WriteFile(name, []byte(text), 0o600))
 		s, stop := running(t, c)
 		if err := s.Err(); err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), "remove it") {
 			t.Errorf("%v, want %q", err, want)
@@ -97,8 +97,8 @@ func TestBadFile(t *testing.T) {
 			t.Errorf("the file is changed: %v", err)
 		}
 	}
-	policytest.NoError(t, os.WriteFile(name, []byte(`{"format": "cascade-policy-slots/1"}`), 0o600))
-	policytest.NoError(t, os.Chmod(name, 0o622))
+	testkit.NoError(t, os.WriteFile(name, []byte(`{"format": "cascade-policy-slots/1"}`), 0o600))
+	testkit.NoError(t, os.Chmod(name, 0o622))
 	if s, _ := running(t, c); s.Err() == nil || !strings.Contains(s.Err().Error(), "chmod") {
 		t.Error(s.Err())
 	}
@@ -115,7 +115,7 @@ func TestFileIsTheOwners(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	policytest.NoError(t, writeHistory(c.File, b))
+	testkit.NoError(t, writeHistory(c.File, b))
 	s, stop := running(t, c)
 	apply(t, s, want(stable(t, 5, hosttest.LeastLoadModule())))
 	waitFor(t, "it is active", func() bool { return phase(s, 5) == "active" })
@@ -164,7 +164,7 @@ func FuzzDecodeHistory(f *testing.F) {
 // its owner only; the folder above it is not made.
 func TestFolderRemoved(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "marks")
-	policytest.NoError(t, writeHistory(filepath.Join(dir, "a.json"), []byte("{}")))
+	testkit.NoError(t, writeHistory(filepath.Join(dir, "a.json"), []byte("{}")))
 	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
 		t.Errorf("%v, %v", info, err)
 	}

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/wasm/sign"
@@ -19,7 +19,7 @@ func TestRefused(t *testing.T) {
 	c := config(t)
 	c.Kinds = []abi.Kind{abi.Refine, abi.Select}
 	c.Now = func() time.Time { return time.Unix(2000, 0) }
-	s := policytest.Must(New(c))
+	s := testkit.Must(New(c))
 	code := hosttest.LeastLoadModule()
 	good := func(g lifecycle.Generation) lifecycle.Candidate { return candidate(t, g, lifecycle.ToShadow, code) }
 	apply(t, s, want(good(50)))
@@ -95,7 +95,7 @@ func TestRefused(t *testing.T) {
 	if got := fmt.Sprint(s.Status()); got != before {
 		t.Errorf("something happened:\n%s\n%s", before, got)
 	}
-	policytest.NoError(t, s.Apply(want(good(60))))
+	testkit.NoError(t, s.Apply(want(good(60))))
 }
 
 // TestHostileModules checks that signed modules that misbehave are rejected with a reason,
@@ -114,7 +114,7 @@ func TestHostileModules(t *testing.T) {
 		"in shadow":                      hosttest.LeastLoadModule(hosttest.OneIn(50, hosttest.Unreachable)),
 	} {
 		generation++
-		policytest.NoError(t, s.Apply(want(candidate(t, generation, lifecycle.ToActive, code))))
+		testkit.NoError(t, s.Apply(want(candidate(t, generation, lifecycle.ToActive, code))))
 		waitFor(t, "it is rejected: "+reason, func() bool { ask(t, s, calls); calls++; return phase(s, generation) == "rejected" })
 		if l := statusOf(s, abi.Select, generation); !strings.Contains(l.Reason, reason) {
 			t.Errorf("%q, want %q", l.Reason, reason)
@@ -137,6 +137,6 @@ func TestConfigIsChecked(t *testing.T) {
 		c := config(t)
 		change(&c)
 		_, err := New(c)
-		policytest.WantError(t, err, want)
+		testkit.WantError(t, err, want)
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
@@ -26,7 +26,7 @@ func TestPlugin(t *testing.T) {
 	r := hosttest.NewRandom(1)
 	both := func() {
 		for _, k := range c.Kinds {
-			policytest.NoError(t, r.Compare(k, hosttest.Policies{Quoter: s.Quoter(), Selector: s.Selector()}, hosttest.Every(hosttest.Native{})))
+			testkit.NoError(t, r.Compare(k, hosttest.Policies{Quoter: s.Quoter(), Selector: s.Selector()}, hosttest.Every(hosttest.Native{})))
 		}
 	}
 	reach := func(k abi.Kind, g lifecycle.Generation, to string) {
@@ -90,7 +90,7 @@ func TestEveryKind(t *testing.T) {
 	const rounds = 20
 	for r, n := hosttest.NewRandom(5), 0; n < rounds; n++ {
 		for _, k := range c.Kinds {
-			policytest.NoError(t, r.Compare(k, all, hosttest.Every(hosttest.Native{})))
+			testkit.NoError(t, r.Compare(k, all, hosttest.Every(hosttest.Native{})))
 		}
 	}
 	for _, k := range c.Kinds {
@@ -103,7 +103,7 @@ func TestEveryKind(t *testing.T) {
 // TestCallsDoNotAllocate covers native policies, an active module, and a candidate that
 // decides for some requests.
 func TestCallsDoNotAllocate(t *testing.T) {
-	if policytest.RaceEnabled {
+	if testkit.RaceEnabled {
 		t.Skip("the race detector allocates")
 	}
 	guest := hosttest.Guest(t)

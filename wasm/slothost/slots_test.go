@@ -13,7 +13,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/wasm/policy"
@@ -72,7 +72,7 @@ func without(spec lifecycle.SlotSpec, generations ...lifecycle.Generation) lifec
 // apply applies a spec that must be accepted.
 func apply(t testing.TB, s *Slots, spec lifecycle.SlotSpec) {
 	t.Helper()
-	policytest.NoError(t, s.Apply(spec))
+	testkit.NoError(t, s.Apply(spec))
 }
 
 // quick returns promotion gates that pass after a few calls.
@@ -95,8 +95,8 @@ func config(t testing.TB) Config {
 // running starts Slots. stop ends them; the cleanup of the test does so otherwise.
 func running(t testing.TB, c Config) (slots *Slots, stop func()) {
 	t.Helper()
-	s := policytest.Must(New(c))
-	return s, policytest.Run(t, s.Run)
+	s := testkit.Must(New(c))
+	return s, testkit.Run(t, s.Run)
 }
 
 // waitFor waits for a condition that the calls which it makes bring about.
@@ -170,7 +170,7 @@ func TestWayUpAndBack(t *testing.T) {
 	}
 	apply := func(w lifecycle.SlotSpec) {
 		t.Helper()
-		policytest.NoError(t, s.Check(w))
+		testkit.NoError(t, s.Check(w))
 		for range 2 {
 			apply(t, s, w)
 		}
@@ -222,7 +222,7 @@ func TestWayUpAndBack(t *testing.T) {
 	if l := statusOf(s, abi.Select, 20); l.Phase != lifecycle.RolledBack || l.Reason != "by hand" || phase(s, 10) != "active" {
 		t.Errorf("%+v", s.Status())
 	}
-	policytest.WantError(t, s.Check(want(first, second)), "rolled back")
+	testkit.WantError(t, s.Check(want(first, second)), "rolled back")
 	waitFor(t, "it is freed", func() bool { s.mu.Lock(); defer s.mu.Unlock(); return s.slots[abi.Select].about[20].stats != nil })
 	if l := statusOf(s, abi.Select, 20); l.Calls == 0 {
 		t.Errorf("what it counted is gone: %+v", l)
@@ -314,7 +314,7 @@ func TestRestart(t *testing.T) {
 	stop()
 
 	s, stop = running(t, c)
-	policytest.WantError(t, s.Check(want(old)), "older")
+	testkit.WantError(t, s.Check(want(old)), "older")
 	same := previous
 	same.Signature = signed(t, hosttest.Statement(10, previous.Module, abi.Quote, abi.Select), 0)
 	if err := s.Check(want(same)); err == nil {
@@ -332,7 +332,7 @@ func TestRestart(t *testing.T) {
 	stop()
 
 	s, _ = running(t, c)
-	policytest.WantError(t, s.Check(want(newest)), "rolled back")
+	testkit.WantError(t, s.Check(want(newest)), "rolled back")
 	apply(t, s, w)
 	waitFor(t, "the one before is active again", func() bool { return phase(s, 10) == "active" })
 }
@@ -373,7 +373,7 @@ func TestBackToWhatNeverRan(t *testing.T) {
 			if st := s.Status()[0]; st.Active != 0 || phase(s, 20) != "rolledBack" {
 				t.Errorf("%+v", st)
 			}
-			policytest.WantError(t, s.Check(want(second)), "rolled back")
+			testkit.WantError(t, s.Check(want(second)), "rolled back")
 			continue
 		}
 		apply(t, s, back)
@@ -406,5 +406,5 @@ func TestBackPastATrial(t *testing.T) {
 		})
 	}
 	// An older generation that no spec named as Previous cannot come back.
-	policytest.WantError(t, s.Check(want(stable(t, 5, other(1)))), "older")
+	testkit.WantError(t, s.Check(want(stable(t, 5, other(1)))), "older")
 }

@@ -16,10 +16,10 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
-// TestScenarios runs testdata/*.txt (see policytest.TestScenarios; -rewrite rewrites the
+// TestScenarios runs testdata/*.txt (see testkit.TestScenarios; -rewrite rewrites the
 // output): each command is followed by the machine's output.
 //
 //	connect | disconnect | after DURATION
@@ -29,7 +29,7 @@ import (
 // r=cluster, r=bad; ECDS x=ok, x=type. name=nil is a heartbeat. A version is a hash of
 // the value.
 func TestScenarios(t *testing.T) {
-	policytest.TestScenarios(t, "testdata", func(t *testing.T) policytest.Player {
+	testkit.TestScenarios(t, "testdata", func(t *testing.T) testkit.Player {
 		m, now := newMachine(&corev3.Node{Id: "n"}), time.Unix(1000, 0)
 		return func(words []string) (out []string, err error) {
 			var requests []*discoveryv3.DeltaDiscoveryRequest

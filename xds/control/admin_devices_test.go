@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies/links"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/topology"
 )
@@ -23,7 +23,7 @@ func TestDevices(t *testing.T) {
 		m.Routes = []*api.Route{{Transport: "tcp", Peer: "r1", State: "ready", BytesPerSecond: 5, Path: "loopback"}}
 	})
 	f.startReports(t, c)
-	d := policytest.WaitForValue(t, "the topology", func() (d Devices) {
+	d := testkit.WaitForValue(t, "the topology", func() (d Devices) {
 		code, body := get(t, c, "/devices")
 		if err := json.Unmarshal([]byte(body), &d); err != nil || code != http.StatusOK {
 			t.Fatalf("%d, %v: %s", code, err, body)

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/fleet"
@@ -107,7 +107,7 @@ func TestMigrations(t *testing.T) {
 		m.Routes = []*api.Route{{Transport: "tcp", Peer: "r1", State: "held", Reason: "it broke", BytesPerSecond: 5}}
 	})
 	f.startReports(t, c)
-	policytest.WaitFor(t, "both migrations", func() bool { return len(c.Migrations(time.Time{}, 10).Migrations) == 2 })
+	testkit.WaitFor(t, "both migrations", func() bool { return len(c.Migrations(time.Time{}, 10).Migrations) == 2 })
 	st := waitFor(t, c, "the transports", func(s Status) bool { return len(s.Models[0].Stages[0].Replicas[0].Transports) > 0 })
 	if got := st.Models[0].Stages[0].Replicas[0].Transports[0]; got != (Transport{"tcp", "r1", "held", "it broke", 5, ""}) {
 		t.Errorf("transport %+v", got)

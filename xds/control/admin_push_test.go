@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -76,14 +76,14 @@ func TestPolicySlowUpload(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	policytest.WaitFor(t, "the uploads to start", func() bool { return len(c.uploads) == cap(ends) })
+	testkit.WaitFor(t, "the uploads to start", func() bool { return len(c.uploads) == cap(ends) })
 	requireOK(t)(push(t, c, "slot=place", []byte("module"), "generation 1"))
 	requireOK(t)(post(t, c, "/policies/goal?slot=place&goal=warm", nil))
 	for _, w := range writers {
 		w.CloseWithError(errors.New("given up"))
 		<-ends
 	}
-	policytest.WaitFor(t, "the uploads to end", func() bool { return len(c.uploads) == 0 && len(c.pushes) == 0 })
+	testkit.WaitFor(t, "the uploads to end", func() bool { return len(c.uploads) == 0 && len(c.pushes) == 0 })
 }
 
 // TestUploadDeadline checks that a body which does not arrive ends with a

@@ -11,11 +11,11 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
-// TestAdminScenarios runs testdata/admin/*.txt (see policytest.TestScenarios): commands
+// TestAdminScenarios runs testdata/admin/*.txt (see testkit.TestScenarios): commands
 // and their responses, most of them refusals.
 //
 //	control [policies] [hosts=NAME]   starts a control plane of two replicas and waits for
@@ -28,7 +28,7 @@ import (
 // The module and the signature "large" exceed their limits, the body "large" that of a
 // push.
 func TestAdminScenarios(t *testing.T) {
-	policytest.TestScenarios(t, "testdata/admin", func(t *testing.T) policytest.Player {
+	testkit.TestScenarios(t, "testdata/admin", func(t *testing.T) testkit.Player {
 		var c *runningControl
 		return func(words []string) ([]string, error) {
 			options := make(map[string]string)

@@ -17,7 +17,7 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/fleet"
@@ -222,7 +222,7 @@ func TestRestartSendsNoResources(t *testing.T) {
 // waitFor waits until the status fits.
 func waitFor(t *testing.T, c *runningControl, what string, fits func(Status) bool) Status {
 	t.Helper()
-	return policytest.WaitForValue(t, what, c.Status, func(s Status) bool {
+	return testkit.WaitForValue(t, what, c.Status, func(s Status) bool {
 		return len(s.Models) > 0 && len(s.Models[0].Stages) > 0 && fits(s)
 	})
 }

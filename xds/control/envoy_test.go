@@ -18,7 +18,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/fleet"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
@@ -214,7 +214,7 @@ func storePlan(t *testing.T, st *store.Memory, p policies.Plan) {
 // rollout is over.
 func waitForEpoch(t *testing.T, c *runningControl, epoch policies.Epoch) {
 	t.Helper()
-	policytest.WaitForValue(t, fmt.Sprint("epoch ", epoch), c.publisher.Status, func(s publish.Status) bool {
+	testkit.WaitForValue(t, fmt.Sprint("epoch ", epoch), c.publisher.Status, func(s publish.Status) bool {
 		return s.Phase == "idle" && len(s.Nodes) == 1 && s.Nodes[0].Epoch >= epoch && s.Nodes[0].Current
 	})
 }

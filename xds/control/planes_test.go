@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -69,7 +69,7 @@ func TestRefusalsReachAll(t *testing.T) {
 	a, b := run("a"), run("b")
 	barred := func(c *runningControl) {
 		t.Helper()
-		policytest.WaitFor(t, "the refusal", func() bool {
+		testkit.WaitFor(t, "the refusal", func() bool {
 			list := c.publisher.Quarantined()
 			return len(list) == 1 && list[0].Version == "v1" && list[0].Node == "edge"
 		})

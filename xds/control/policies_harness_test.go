@@ -20,7 +20,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
@@ -213,7 +213,7 @@ func (h *testHost) waitFor(t *testing.T, c *runningControl, what string, fits fu
 // waitForPolicies waits until the response of /policies fits.
 func waitForPolicies(t *testing.T, c *runningControl, what string, fits func(Policies) bool) Policies {
 	t.Helper()
-	return policytest.WaitForValue(t, what, func() Policies { return c.Policies(slotKind) }, fits)
+	return testkit.WaitForValue(t, what, func() Policies { return c.Policies(slotKind) }, fits)
 }
 
 // hasGenerations reports whether a slot has these generations, stable and

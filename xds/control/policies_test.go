@@ -18,7 +18,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
@@ -165,7 +165,7 @@ func TestPolicies(t *testing.T) {
 		`cascade_policy_calls_total{generation="1",node="r1",slot="bid-select"} 10`,
 		`cascade_policy_faults_total{generation="1",node="r1",slot="bid-select"} 0`,
 	} {
-		policytest.WaitFor(t, want, func() bool { _, metrics := get(t, b, "/metrics"); return strings.Contains(metrics, want) })
+		testkit.WaitFor(t, want, func() bool { _, metrics := get(t, b, "/metrics"); return strings.Contains(metrics, want) })
 	}
 }
 

@@ -20,7 +20,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -173,19 +173,19 @@ func TestEnvoyLoad(t *testing.T) {
 	exactly := func(n int) func() bool {
 		return func() bool { got, known := requests(); return known && got == n }
 	}
-	policytest.WaitFor(t, "reports of the idle Envoys", exactly(0))
+	testkit.WaitFor(t, "reports of the idle Envoys", exactly(0))
 	first.hold(23)
 	other.hold(17)
-	policytest.WaitFor(t, "all 40 streams in the reports", exactly(40))
+	testkit.WaitFor(t, "all 40 streams in the reports", exactly(40))
 
 	// The requests in progress at the replicas, by cluster.
 	cluster := resources.ClusterName("m", 0)
-	policytest.WaitFor(t, "active requests by cluster", func() bool {
+	testkit.WaitFor(t, "active requests by cluster", func() bool {
 		both, ok := c.loads.ActiveRequests(cluster, []string{a.Address, b.Address})
 		mine, _ := c.loads.ActiveRequests(cluster, []string{a.Address})
 		return ok && both == 40 && mine == len(a.began)
 	})
-	policytest.WaitFor(t, "active requests by address, and none elsewhere", func() bool {
+	testkit.WaitFor(t, "active requests by address, and none elsewhere", func() bool {
 		byName, _ := c.loads.book.Active(time.Now(), resources.ClusterName("m", 0), []string{a.Address, b.Address})
 		elsewhere, known := c.loads.ActiveRequests(resources.ClusterName("m", 1), []string{a.Address})
 		return byName == 40 && elsewhere == 0 && known
@@ -195,7 +195,7 @@ func TestEnvoyLoad(t *testing.T) {
 	// since the previous one, so none may be missed.
 	began := time.Now()
 	reported := make(map[string]bool) // addresses with a reported KV use
-	policytest.WaitFor(t, "reports of failures and KV use", func() bool {
+	testkit.WaitFor(t, "reports of failures and KV use", func() bool {
 		if s := first.get("/fail"); s != 500 {
 			t.Fatalf("status %d", s)
 		}
@@ -209,7 +209,7 @@ func TestEnvoyLoad(t *testing.T) {
 	})
 
 	// Weights follow the requests where no migrator reports.
-	policytest.WaitFor(t, "weights by the proxies' reports", func() bool {
+	testkit.WaitFor(t, "weights by the proxies' reports", func() bool {
 		for _, m := range c.fleet.Snapshot().Models {
 			for _, r := range m.Replicas {
 				if r.Estimate.Source.String() != "proxies" {
@@ -222,9 +222,9 @@ func TestEnvoyLoad(t *testing.T) {
 
 	// One Envoy dies, and streams end.
 	second.Stop()
-	policytest.WaitFor(t, "the dead Envoy's requests to be dropped", exactly(23))
+	testkit.WaitFor(t, "the dead Envoy's requests to be dropped", exactly(23))
 	if os.Getenv("CASCADE_TEST_ALL") != "" { // ten seconds later
-		policytest.WaitFor(t, "the end of its requests", func() bool {
+		testkit.WaitFor(t, "the end of its requests", func() bool {
 			n, ok := c.loads.ActiveRequests(cluster, []string{a.Address, b.Address})
 			return ok && n == 23
 		})
@@ -232,7 +232,7 @@ func TestEnvoyLoad(t *testing.T) {
 	close(a.release)
 	close(b.release)
 	first.end()
-	policytest.WaitFor(t, "the end of all streams", exactly(0))
+	testkit.WaitFor(t, "the end of all streams", exactly(0))
 }
 
 // TestGRPCLoad checks that gRPC's own client calls all replicas of a stage and reports
@@ -243,13 +243,13 @@ func TestGRPCLoad(t *testing.T) {
 	f.startReports(t, c)
 	call := grpcClient(t, c, "m")
 	called := make(map[policies.ReplicaID]bool)
-	policytest.WaitFor(t, "calls at both replicas and reports of them", func() bool {
+	testkit.WaitFor(t, "calls at both replicas and reports of them", func() bool {
 		called[call("5")] = true
 		now := time.Now()
 		o := c.loads.book.Outcomes(now)[""]
 		return c.loads.book.Reporting(now)["grpc-client"] && o.Ended > 0 && o.Failed == 0 && len(called) == 2
 	})
-	policytest.WaitFor(t, "the end of all calls", func() bool {
+	testkit.WaitFor(t, "the end of all calls", func() bool {
 		n, known := c.loads.ActiveRequests(resources.ClusterName("m", 0), []string{f.list[0].Address})
 		return known && n == 0
 	})
@@ -319,7 +319,7 @@ func TestEnvoyManyStreams(t *testing.T) {
 	if sums["upstream_rq_active"] != streams || sums["upstream_rq_pending_overflow"] != 0 || sums["upstream_rq_pending_active"] != 0 {
 		t.Errorf("%v", sums)
 	}
-	policytest.WaitFor(t, "reports of all streams", func() bool {
+	testkit.WaitFor(t, "reports of all streams", func() bool {
 		n, ok := c.loads.ActiveRequests(resources.ClusterName("m", 0), []string{a.Address, b.Address})
 		return ok && n == streams
 	})
@@ -337,7 +337,7 @@ func TestEnvoyRetireWaits(t *testing.T) {
 	held := newClients(t, url, 10)
 	held.hold(10)
 	cluster := resources.ClusterName("m", 0)
-	policytest.WaitFor(t, "reports of the streams", func() bool {
+	testkit.WaitFor(t, "reports of the streams", func() bool {
 		n, ok := c.loads.ActiveRequests(cluster, []string{a.Address, b.Address})
 		return ok && n == 10
 	})
@@ -349,7 +349,7 @@ func TestEnvoyRetireWaits(t *testing.T) {
 	if err := c.SetReplicas([]policies.Replica{a.Replica}); err != nil {
 		t.Fatal(err)
 	}
-	policytest.WaitFor(t, "the replica to drain", draining)
+	testkit.WaitFor(t, "the replica to drain", draining)
 	more := uint64(1)
 	if os.Getenv("CASCADE_TEST_ALL") != "" {
 		more = 3
@@ -365,7 +365,7 @@ func TestEnvoyRetireWaits(t *testing.T) {
 	}
 	close(b.release)
 	began := time.Now()
-	policytest.WaitFor(t, "the replica's removal", func() bool { return !has(b.Address) })
+	testkit.WaitFor(t, "the replica's removal", func() bool { return !has(b.Address) })
 	t.Logf("removed %v after its last request ended", time.Since(began).Round(time.Millisecond))
 	close(a.release)
 }

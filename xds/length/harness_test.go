@@ -22,7 +22,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -177,7 +177,7 @@ func parseMessage(words []string) (*extproc.ProcessingRequest, error) {
 			text = word
 		}
 	}
-	if err := policytest.SetFields(&args, options); err != nil {
+	if err := testkit.SetFields(&args, options); err != nil {
 		return nil, err
 	}
 	switch words[0] {

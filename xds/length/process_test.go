@@ -18,11 +18,11 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestScenarios runs testdata/process.txt (package datadriven, see
-// policytest.TestScenarios): the messages of one stream, one in each line, and the
+// testkit.TestScenarios): the messages of one stream, one in each line, and the
 // answers.
 //
 //	post HOST [content-length=N] [mode=MODE]   the headers of a request with a body
@@ -34,7 +34,7 @@ import (
 //	send                                       sends the messages so far
 //	metrics                                    prints the outcomes of all streams
 func TestScenarios(t *testing.T) {
-	policytest.TestScenarios(t, "testdata", func(t *testing.T) policytest.Player {
+	testkit.TestScenarios(t, "testdata", func(t *testing.T) testkit.Player {
 		registry := prometheus.NewPedanticRegistry()
 		c := testConfig()
 		c.Metrics, c.MaxBody = registry, 100_000

@@ -23,7 +23,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -39,7 +39,7 @@ func TestFailover(t *testing.T) {
 	// processed, and is not repeated.
 	c := f.proxy.state.Load().clusters["cascade/m/s0/rr"]
 	pool := f.proxy.pools.Get(f.fronts[0].address, c.view.Load().upstream)
-	policytest.WaitFor(t, "the end of all connections", func() bool { return pool.Connections() == 0 && !f.proxy.Connected() })
+	testkit.WaitFor(t, "the end of all connections", func() bool { return pool.Connections() == 0 && !f.proxy.Connected() })
 	for range 50 {
 		if _, s := f.see("POST", "/", "", bytes.NewReader(prompt("m", 100))); s.By != "r1" {
 			t.Fatalf("%s serves", s.By)
@@ -69,7 +69,7 @@ func TestReturn(t *testing.T) {
 		_, s := f.see("POST", "/", "", bytes.NewReader(prompt("m", 50)))
 		return s.By == id
 	}
-	policytest.WaitFor(t, "the ejection of r0", func() bool {
+	testkit.WaitFor(t, "the ejection of r0", func() bool {
 		for range 2 {
 			if resp, _ := f.send("POST", "/status/503", "", bytes.NewReader(prompt("m", 50))); resp.StatusCode != 503 {
 				t.Fatalf("status %d; an upstream's 503 is passed on", resp.StatusCode)
@@ -77,7 +77,7 @@ func TestReturn(t *testing.T) {
 		}
 		return servedBy("r1")
 	})
-	policytest.WaitFor(t, "the return of r0", func() bool { return servedBy("r0") })
+	testkit.WaitFor(t, "the return of r0", func() bool { return servedBy("r0") })
 }
 
 // TestRetryBeforeFirstByteOnly checks that the client sees the failure of a front that

@@ -31,7 +31,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -301,7 +301,7 @@ func (f *fleet) stop() {
 func (f *fleet) waitForNoRequests() {
 	f.t.Helper()
 	c := f.proxy.state.Load().clusters["cascade/m/s0/rr"]
-	policytest.WaitFor(f.t, "the end of all requests", func() bool { return c.requests.Load() == 0 })
+	testkit.WaitFor(f.t, "the end of all requests", func() bool { return c.requests.Load() == 0 })
 }
 
 type applied chan *client.Snapshot

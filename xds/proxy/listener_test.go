@@ -8,7 +8,7 @@ import (
 
 	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -51,13 +51,13 @@ func TestBindsWhatLDSSays(t *testing.T) {
 		}
 	}
 	taken.Close()
-	policytest.WaitFor(t, "the new address", func() bool { return p.Addr("") != nil && p.Addr("").String() == taken.Addr().String() })
+	testkit.WaitFor(t, "the new address", func() bool { return p.Addr("") != nil && p.Addr("").String() == taken.Addr().String() })
 	if err := get(p.Addr("")); err != nil {
 		t.Error(err)
 	}
 	// The listener is removed.
 	c.set(v, func(all map[string][]types.Resource) { delete(all, resources.ListenerType) })
-	policytest.WaitFor(t, "the closed socket", func() bool { return p.Addr("") == nil && get(taken.Addr()) != nil })
+	testkit.WaitFor(t, "the closed socket", func() bool { return p.Addr("") == nil && get(taken.Addr()) != nil })
 }
 
 // FuzzTrustBoundary checks that the listener removes every header that controls

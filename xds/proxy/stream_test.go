@@ -15,7 +15,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/client"
 )
 
@@ -62,7 +62,7 @@ func TestCancel(t *testing.T) {
 			}
 			done <- err
 		}()
-		policytest.WaitFor(t, "the request", func() bool { return f.fronts[0].hits.Load() > before })
+		testkit.WaitFor(t, "the request", func() bool { return f.fronts[0].hits.Load() > before })
 		cancel()
 		if err := <-done; !errors.Is(err, context.Canceled) {
 			t.Errorf("%s: %v", path, err)
@@ -235,7 +235,7 @@ func TestEarlyAnswers(t *testing.T) {
 // TestAllocations bounds the allocations of one request, without those of the client
 // and the front.
 func TestAllocations(t *testing.T) {
-	if policytest.RaceEnabled {
+	if testkit.RaceEnabled {
 		t.Skip("the race detector allocates")
 	}
 	f := newFleet(t, 2, nil)

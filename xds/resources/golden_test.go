@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -77,7 +77,7 @@ func render(t testing.TB, s resources.Set, chosen func(*resources.Resource) bool
 
 func golden(t *testing.T, file string, got []byte) {
 	t.Helper()
-	policytest.CompareGolden(t, filepath.Join("testdata", file), got)
+	testkit.CompareGolden(t, filepath.Join("testdata", file), got)
 }
 
 func TestGolden(t *testing.T) {

@@ -22,7 +22,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -349,5 +349,5 @@ func BenchmarkBoundary(b *testing.B) {
 // settle waits until a server has received n requests.
 func settle(tb testing.TB, m *meter, n int) {
 	tb.Helper()
-	policytest.WaitForValue(tb, fmt.Sprint(n, " requests"), m.got.Load, func(got int64) bool { return got >= int64(n) })
+	testkit.WaitForValue(tb, fmt.Sprint(n, " requests"), m.got.Load, func(got int64) bool { return got >= int64(n) })
 }

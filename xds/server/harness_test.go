@@ -25,7 +25,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/server"
@@ -131,7 +131,7 @@ func setOf(t testing.TB, words ...string) resources.Set {
 type testServer struct {
 	*server.Server
 	conn *grpc.ClientConn
-	log  *policytest.Log
+	log  *testkit.Log
 }
 
 // startServer serves a configuration; without a cache, an empty one.
@@ -140,7 +140,7 @@ func startServer(t *testing.T, cfg server.Config) *testServer {
 	if cfg.Cache == nil {
 		cfg.Cache = cache.New(cache.Config{})
 	}
-	out := new(policytest.Log)
+	out := new(testkit.Log)
 	cfg.Logger = out.Logger()
 	s, err := server.New(cfg)
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"runtime"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -21,7 +21,7 @@ const (
 // clientCount is the number of nodes in the tests of scale.
 func clientCount() int {
 	switch {
-	case policytest.RaceEnabled:
+	case testkit.RaceEnabled:
 		return 40
 	case os.Getenv("CASCADE_TEST_ALL") != "":
 		return 1000
@@ -65,7 +65,7 @@ func TestMemory(t *testing.T) {
 			settle(t, m, 8*n)
 			per := (memoryInUse() - idle) / uint64(n)
 			t.Logf("%d nodes: %d bytes each above an idle connection", n, per)
-			if per > tt.most && !policytest.RaceEnabled {
+			if per > tt.most && !testkit.RaceEnabled {
 				t.Errorf("%d bytes a node, want at most %d", per, tt.most)
 			}
 			c.command("leave", p.address)

@@ -17,7 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -25,25 +25,25 @@ import (
 func issuePair(t *testing.T, serial int64, names ...string) (cert, key []byte) {
 	t.Helper()
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	template := &x509.Certificate{SerialNumber: big.NewInt(serial), DNSNames: names, NotAfter: time.Now().Add(time.Hour)}
 	raw, err := x509.CreateCertificate(rand.Reader, template, template, private.Public(), private)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	pkcs8, err := x509.MarshalPKCS8PrivateKey(private)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: raw}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: pkcs8})
 }
 
 func writeFile(t *testing.T, path string, b []byte) {
 	t.Helper()
-	policytest.NoError(t, os.WriteFile(path, b, 0o600))
+	testkit.NoError(t, os.WriteFile(path, b, 0o600))
 }
 
 // serial returns the serial number of the certificate that a server presents.
 func serial(t *testing.T, f *Downstream) int64 {
 	t.Helper()
 	c, err := f.TLS().GetCertificate(nil)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	return c.Leaf.SerialNumber.Int64()
 }
 
@@ -60,7 +60,7 @@ func TestDownstreamRotation(t *testing.T) {
 		writeFile(t, cfg.Cert, cert1)
 		writeFile(t, cfg.Key, key1)
 		f, err := NewDownstream(cfg)
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		var changes []*resources.Certificate
 		done := make(chan error)
@@ -82,7 +82,7 @@ func TestDownstreamRotation(t *testing.T) {
 		if len(changes) != 1 || serial(t, f) != 2 || !changes[0].Equal(&resources.Certificate{Chain: cert2, Key: key2}) || f.Certificate() != changes[0] {
 			t.Errorf("a new pair: changed %d times, serial %d", len(changes), serial(t, f))
 		}
-		policytest.NoError(t, os.Remove(cfg.Key))
+		testkit.NoError(t, os.Remove(cfg.Key))
 		read()
 		read()
 		if serial(t, f) != 2 || strings.Count(log.String(), "last valid") != 2 {

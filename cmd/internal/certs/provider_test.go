@@ -15,7 +15,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/certs/devca"
 	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 const domain = "example.org"
@@ -23,7 +23,7 @@ const domain = "example.org"
 func authority(t *testing.T) *devca.Authority {
 	t.Helper()
 	a, err := devca.New(domain, time.Now())
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	return a
 }
 
@@ -37,7 +37,7 @@ func issue(t *testing.T, a *devca.Authority, dir string, role identity.Role, nam
 	if err == nil {
 		err = a.Save(dir)
 	}
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	return Config{
 		Cert: filepath.Join(dir, devca.Cert), Key: filepath.Join(dir, devca.Key), CA: filepath.Join(dir, devca.AuthorityCert),
 		Self: identity.Matcher{TrustDomain: domain, Role: role},
@@ -47,7 +47,7 @@ func issue(t *testing.T, a *devca.Authority, dir string, role identity.Role, nam
 func keys(t *testing.T, c Config) *Provider {
 	t.Helper()
 	k, err := New(c)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	return k
 }
 
@@ -167,7 +167,7 @@ func TestBadFiles(t *testing.T) {
 	if err == nil {
 		err = a.Issue(dir, id, nil, time.Now().Add(-devca.LeafLifetime-time.Hour))
 	}
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	if _, err := New(good); err == nil || !strings.Contains(err.Error(), "expired at") {
 		t.Errorf("a certificate that has ended: %v", err)
 	}
@@ -180,7 +180,7 @@ func TestRotation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, dir := authority(t), t.TempDir()
 		cfg := issue(t, a, dir, identity.Control, "a")
-		log := &policytest.Log{}
+		log := &testkit.Log{}
 		cfg.Logger = log.Logger()
 		k := keys(t, cfg)
 		edge := keys(t, issue(t, a, t.TempDir(), identity.Proxy, "edge"))
@@ -206,14 +206,14 @@ func TestRotation(t *testing.T) {
 		if got := strings.Count(log.String(), "level=WARN"); got != 1 || !strings.Contains(log.String(), "spiffe://example.org/control/* is wanted") {
 			t.Errorf("%d warnings for another component's certificate:\n%s", got, log)
 		}
-		policytest.NoError(t, os.Remove(cfg.Key))
+		testkit.NoError(t, os.Remove(cfg.Key))
 		inForce("b")
 		issue(t, a, dir, identity.Control, "c")
 		inForce("c")
 		key, err := os.ReadFile(cfg.Key)
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		issue(t, a, dir, identity.Control, "d")
-		policytest.NoError(t, os.WriteFile(cfg.Key, key, 0o600))
+		testkit.NoError(t, os.WriteFile(cfg.Key, key, 0o600))
 		inForce("c")
 		if got := strings.Count(log.String(), "level=WARN"); got != 3 {
 			t.Errorf("%d warnings, want one for each of the three bad rotations:\n%s", got, log)

@@ -13,7 +13,7 @@ import (
 	"github.com/cockroachdb/datadriven"
 	"github.com/goccy/go-yaml"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // validFleet uses every section.
@@ -93,7 +93,7 @@ func explainLines(input string) string {
 // line switched on.
 func TestExampleIsValid(t *testing.T) {
 	plain, err := Read(strings.NewReader(Example))
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	on := regexp.MustCompile(`(?m)^(\s*)# (\s*[a-z_]+:)`).ReplaceAllString(Example, "$1$2")
 	all, err := Read(strings.NewReader(on))
 	if err != nil {
@@ -112,7 +112,7 @@ func TestExampleIsValid(t *testing.T) {
 
 func TestLoadErrorNamesFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fleet.yaml")
-	policytest.NoError(t, os.WriteFile(path, []byte("speed: -1"), 0o600))
+	testkit.NoError(t, os.WriteFile(path, []byte("speed: -1"), 0o600))
 	if _, err := Load(path); err == nil || !strings.Contains(err.Error(), path) {
 		t.Errorf("error without the path: %v", err)
 	}

@@ -6,14 +6,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func TestWriteAtomic(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a")
 	for _, content := range []string{"one", "", "three"} {
-		policytest.NoError(t, WriteAtomic(path, []byte(content), 0o666))
+		testkit.NoError(t, WriteAtomic(path, []byte(content), 0o666))
 		if got, err := os.ReadFile(path); err != nil || string(got) != content {
 			t.Errorf("read %q, %v; want %q", got, err, content)
 		}
@@ -26,7 +26,7 @@ func TestWriteAtomic(t *testing.T) {
 		t.Error("WriteAtomic created a directory")
 	}
 	// A directory cannot be replaced: the temporary file must not stay.
-	policytest.NoError(t, os.Mkdir(filepath.Join(dir, "d"), 0o700))
+	testkit.NoError(t, os.Mkdir(filepath.Join(dir, "d"), 0o700))
 	if err := WriteAtomic(filepath.Join(dir, "d"), nil, 0o600); err == nil {
 		t.Error("WriteAtomic replaced a directory")
 	}
@@ -37,7 +37,7 @@ func TestWriteAtomic(t *testing.T) {
 
 func TestReadIsBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a")
-	policytest.NoError(t, os.WriteFile(path, []byte("12345"), 0o600))
+	testkit.NoError(t, os.WriteFile(path, []byte("12345"), 0o600))
 	if got, err := Read(path, 5); err != nil || string(got) != "12345" {
 		t.Errorf("at the limit: %q, %v", got, err)
 	}

@@ -10,7 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/transport"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // On a host without a driver, a Set costs nothing until a GPU is requested; then the error names
@@ -74,17 +74,17 @@ func TestPool(t *testing.T) {
 	if errors.Is(err, device.ErrNoCgo) {
 		t.Skip(err)
 	}
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	if _, err := g.Attach(handle(t), nil, layout); err == nil || !strings.Contains(err.Error(), "is not one of") {
 		t.Errorf("a pool of an unknown GPU: %v", err)
 	}
 	engines, err := build(layout.MinSize())
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	if _, err := engines.WriteAt([]byte("hello"), 1024); err != nil {
 		t.Fatal(err)
 	}
 	name, file, err := engines.Share()
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	if _, err := g.Attach(name[1:], dup(t, file), layout); err == nil {
 		t.Error("half a handle is taken")
 	}
@@ -92,7 +92,7 @@ func TestPool(t *testing.T) {
 		t.Error("a pool larger than its memory is taken")
 	}
 	m, err := g.Attach(name, file, layout)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	got := make([]byte, layout.BlockBytes())
 	if err := m.Device.Gather(got, m.Layout, []uint32{1}); err != nil || string(got[:5]) != "hello" {
 		t.Errorf("%q, %v", got[:5], err)
@@ -122,6 +122,6 @@ func dup(t *testing.T, f *os.File) *os.File {
 		return nil
 	}
 	again, err := os.Open("/proc/self/fd/" + strconv.Itoa(int(f.Fd())))
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	return again
 }

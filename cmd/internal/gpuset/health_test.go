@@ -12,7 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device"
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/transport/cuda"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // watchedSet is a Set with GPUs 0 and 1 whose health is watched until the test ends.
@@ -20,13 +20,13 @@ type watchedSet struct {
 	*Set
 	t    *testing.T
 	nvml *fake.Control
-	log  *policytest.Log
+	log  *testkit.Log
 	gpu  [2]*cuda.GPU
 }
 
 func startWatch(t *testing.T) *watchedSet {
 	t.Helper()
-	w := &watchedSet{t: t, log: &policytest.Log{}}
+	w := &watchedSet{t: t, log: &testkit.Log{}}
 	library := fake.NVML(t)
 	w.nvml = fake.Open(t, library)
 	w.Set = New(Config{CUDA: fake.CUDA(t), NVML: library, Logger: slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: slog.LevelDebug}))})
@@ -104,7 +104,7 @@ func TestHealth(t *testing.T) {
 	delete(w.gpus, 1)
 	w.mu.Unlock()
 	again, err := w.Open(1)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	if err := again.Err(); err == nil {
 		t.Error("an unhealthy GPU is healthy when it is opened")
 	}
@@ -153,7 +153,7 @@ func TestHealthSurvivesFailures(t *testing.T) {
 // TestNoNVML runs without NVML, with and without an open GPU.
 func TestNoNVML(t *testing.T) {
 	for _, open := range []bool{false, true} {
-		said := &policytest.Log{}
+		said := &testkit.Log{}
 		g := New(Config{CUDA: fake.CUDA(t), NVML: "libnone.so.1", Logger: said.Logger()})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
@@ -166,7 +166,7 @@ func TestNoNVML(t *testing.T) {
 			} else if err != nil {
 				t.Fatal(err)
 			}
-			policytest.WaitFor(t, "the log that GPU health is not watched", func() bool {
+			testkit.WaitFor(t, "the log that GPU health is not watched", func() bool {
 				return strings.Contains(said.String(), "GPU health is not watched")
 			})
 		}

@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // servingProcess is a process with one listener, and the path that it serves.
@@ -62,7 +62,7 @@ func (h *servingProcess) stopAndCheck(t *testing.T) {
 func (h *servingProcess) connect(t *testing.T) *net.UnixConn {
 	t.Helper()
 	conn, err := net.Dial("unixpacket", h.path)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	h.talks = append(h.talks, conn)
 	return conn.(*net.UnixConn)
 }
@@ -84,7 +84,7 @@ func TestSuccessorFails(t *testing.T) {
 		},
 		"with the sockets": func() {
 			c, err := Begin(ctx, h.path)
-			policytest.NoError(t, err)
+			testkit.NoError(t, err)
 			if len(c.Listeners) != 1 || c.Process != os.Getpid() {
 				t.Errorf("%+v", c)
 			}
@@ -111,7 +111,7 @@ func TestSuccessorFails(t *testing.T) {
 		"by unexpected files": func() {
 			conn := h.connect(t)
 			f, err := os.Open(os.DevNull)
-			policytest.NoError(t, err)
+			testkit.NoError(t, err)
 			defer f.Close()
 			if err := send(conn, packet{Step: "ask"}, f); err != nil {
 				t.Error(err)
@@ -136,7 +136,7 @@ func TestSuccessorFails(t *testing.T) {
 		conn.Close()
 	}
 	c, err := Begin(ctx, h.path)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	c.Abandon()
 	h.stopAndCheck(t)
 	waitForFiles(t, before)
@@ -178,7 +178,7 @@ func TestStopAcceptingWaitsForServers(t *testing.T) {
 		}
 	}()
 	conn, err := net.Dial("tcp", l.Addr().String())
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	defer conn.Close()
 	<-accepted
 	close(leaving)
@@ -206,10 +206,10 @@ func TestStopAcceptingIsBounded(t *testing.T) {
 	l, g := addListener(t, &d, "a")
 	defer g.Close()
 	conn, err := net.Dial("tcp", l.Addr().String())
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	defer conn.Close()
 	accepted, err := g.Accept()
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	defer accepted.Close()
 	late := make(chan time.Time, 1)
 	late <- time.Time{}
@@ -224,7 +224,7 @@ func TestStopAcceptingIsBounded(t *testing.T) {
 func TestPredecessorDies(t *testing.T) {
 	h := newServingProcess(t)
 	c, err := Begin(t.Context(), h.path)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	l := c.TakeListener("clients", h.listener.Addr().String())
 	if l == nil {
 		t.Fatal("no socket")
@@ -265,7 +265,7 @@ func TestStaleSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	for _, at := range []string{path, path + temporarySuffix} {
 		l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: at, Net: "unixpacket"})
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		l.SetUnlinkOnClose(false)
 		l.Close()
 	}
@@ -288,7 +288,7 @@ func TestStaleSocket(t *testing.T) {
 func TestSilentPredecessor(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: path, Net: "unixpacket"})
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	ctx, enough := context.WithCancelCause(t.Context())
 	defer enough(nil)
 	asked := make(chan *net.UnixConn, 1)
@@ -308,7 +308,7 @@ func TestSilentPredecessor(t *testing.T) {
 		defer conn.Close()
 	}
 	f, err := lock(t.Context(), path)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	defer f.Close()
 	if _, err := Begin(ctx, path); err == nil || !strings.Contains(err.Error(), "another process is starting at "+path+": enough") {
 		t.Errorf("starting: %v", err)
@@ -327,7 +327,7 @@ func TestOtherUsers(t *testing.T) {
 		t.Skip(err)
 	}
 	defer os.Remove(path)
-	policytest.NoError(t, os.Chmod(path, 0o666))
+	testkit.NoError(t, os.Chmod(path, 0o666))
 	answer := make(chan error)
 	go func() {
 		runtime.LockOSThread() // forever: the thread has another user
@@ -368,7 +368,7 @@ func askAs(path string, uid int) error {
 func TestTakeListenerMatchesAddress(t *testing.T) {
 	for want, good := range map[string]bool{"127.0.0.1:0": true, "127.0.0.1:1": false, "127.0.0.2:0": false, ":0": true, "nonsense": false} {
 		l, err := net.Listen("tcp", "127.0.0.1:0")
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		c := &Takeover{Listeners: map[string]net.Listener{"clients": l}}
 		got := c.TakeListener("clients", want)
 		if (got != nil) != good || c.TakeListener("clients", want) != nil {
@@ -419,7 +419,7 @@ func TestListener(t *testing.T) {
 
 func TestPath(t *testing.T) {
 	dir := t.TempDir()
-	policytest.NoError(t, os.Chmod(dir, 0o700))
+	testkit.NoError(t, os.Chmod(dir, 0o700))
 	path, err := Path(filepath.Join(dir, "run"), "a/b", "127.0.0.1:9000")
 	if err != nil || filepath.Dir(path) != filepath.Join(dir, "run") || !strings.Contains(path, "a%2Fb@127.0.0.1:9000") {
 		t.Errorf("%s, %v", path, err)
@@ -430,9 +430,9 @@ func TestPath(t *testing.T) {
 		t.Errorf("%s, %s, %v", long, other, err)
 	}
 	open := filepath.Join(dir, "open")
-	policytest.NoError(t, os.Mkdir(open, 0o755))
+	testkit.NoError(t, os.Mkdir(open, 0o755))
 	file := filepath.Join(dir, "file")
-	policytest.NoError(t, os.Symlink(dir, file))
+	testkit.NoError(t, os.Symlink(dir, file))
 	for dir, want := range map[string]string{
 		open: "is open to other users", file: "is not a directory", filepath.Join(dir, strings.Repeat("x", 100)): "too long",
 	} {

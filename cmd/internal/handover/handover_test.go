@@ -18,7 +18,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -228,7 +228,7 @@ func ask(t *testing.T, address string) *clients {
 func (c *clients) await(t *testing.T, more int64) {
 	t.Helper()
 	until := c.asked.Load() + more
-	policytest.WaitFor(t, "answers", func() bool { return c.asked.Load() >= until })
+	testkit.WaitFor(t, "answers", func() bool { return c.asked.Load() >= until })
 }
 
 func (c *clients) end() {
@@ -241,10 +241,10 @@ func answeringProcess(t *testing.T, address string) string {
 	t.Helper()
 	tr := &http.Transport{DisableKeepAlives: true}
 	resp, err := (&http.Client{Transport: tr, Timeout: patience}).Get("http://" + address)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	defer resp.Body.Close()
 	name, err := io.ReadAll(resp.Body)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	return string(name)
 }
 
@@ -261,7 +261,7 @@ func openFiles(t *testing.T) int {
 // waitForFiles waits until no more descriptors are open than before.
 func waitForFiles(t *testing.T, before int) {
 	t.Helper()
-	policytest.WaitFor(t, fmt.Sprintf("%d open files", before), func() bool { return openFiles(t) <= before })
+	testkit.WaitFor(t, fmt.Sprintf("%d open files", before), func() bool { return openFiles(t) <= before })
 }
 
 // takeOver takes over at a path, and returns the server of the new process and the link to the
@@ -269,7 +269,7 @@ func waitForFiles(t *testing.T, before int) {
 func takeOver(t *testing.T, path string) (*Server, *Link) {
 	t.Helper()
 	c, err := Begin(t.Context(), path)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	server, link, err := c.Finish(t.Context())
 	if err != nil || (link == nil) != (c.Process == 0) {
 		t.Fatal(link, err)
@@ -284,7 +284,7 @@ func addListener(t *testing.T, d *Listeners, name string) (socket, added net.Lis
 	if err == nil {
 		added, err = d.Add(name, socket)
 	}
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	return socket, added
 }
 
@@ -344,7 +344,7 @@ func TestRacingProcesses(t *testing.T) {
 	wg.Wait()
 	c.await(t, 20)
 	// All but the last have handed over, or are about to.
-	policytest.WaitFor(t, "one process that accepts", func() bool {
+	testkit.WaitFor(t, "one process that accepts", func() bool {
 		left := 0
 		for _, p := range all {
 			select {

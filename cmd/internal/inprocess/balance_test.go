@@ -15,7 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // h2c returns a client transport for HTTP/2 in plain text, which carries many streams on a
@@ -31,7 +31,7 @@ func h2c() *http.Transport {
 func quietPeer(t *testing.T) (address string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	protocols := new(http.Protocols)
 	protocols.SetUnencryptedHTTP2(true)
 	const first = `data: {"id":"cmpl-1","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"So","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":[1,2,3],"token_ids":[4]}]}` + "\n\n"
@@ -95,7 +95,7 @@ func TestBalance(t *testing.T) {
 		defer client.CloseIdleConnections()
 		for range held {
 			req, err := http.NewRequestWithContext(ctx, http.MethodPost, r.URL()+"/v1/completions", bytes.NewReader(clienttest.WithStream(prompt(100, 1000))))
-			policytest.NoError(t, err)
+			testkit.NoError(t, err)
 			resp, err := client.Do(req)
 			if err != nil || resp.StatusCode != http.StatusOK {
 				t.Fatalf("a stream does not begin: %v, %v", resp, err)

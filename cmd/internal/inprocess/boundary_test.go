@@ -12,7 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -189,7 +189,7 @@ func testExtProc(t *testing.T, envoy string) {
 	for _, body := range []string{`{"model":"none","prompt":"x"}`, `{"prompt":"x"}`, `nonsense`, ``} {
 		for _, header := range [][]string{nil, forged} {
 			got, err := r.send("/v1/completions", "any.example", strings.NewReader(body), header...)
-			policytest.NoError(t, err)
+			testkit.NoError(t, err)
 			var e struct {
 				Error struct{ Message, Type, Code string }
 			}

@@ -16,7 +16,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/migrator/executor"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // newSlowFleet returns a fleet of two replicas whose migrations take about half a second per 2,000
@@ -162,9 +162,9 @@ func TestSlowReader(t *testing.T) {
 		r.useOnly("r0")
 		body := prompt(400, 600)
 		want, err := r.Oracle().Text(body)
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		resp, err := r.open(context.Background(), "/v1/completions", "", bytes.NewReader(clienttest.WithStream(body)))
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		defer resp.Body.Close()
 		var e clienttest.Events
 		n, from := 0, "r0"
@@ -198,7 +198,7 @@ func TestSecondRequest(t *testing.T) {
 	check := func(t *testing.T, o *clienttest.Oracle, what string, body []byte, text string) {
 		t.Helper()
 		want, err := o.Text(body)
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		if text != want {
 			t.Errorf("%s: %.80q, want %.80q", what, text, want)
 		}
@@ -208,7 +208,7 @@ func TestSecondRequest(t *testing.T) {
 			r := newSlowFleet(t, envoy)
 			o := r.Oracle()
 			c, err := net.Dial("tcp", r.address)
-			policytest.NoError(t, err)
+			testkit.NoError(t, err)
 			defer c.Close()
 			send := func(body []byte) {
 				if _, err := fmt.Fprintf(c, "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s", len(body), body); err != nil {
@@ -218,7 +218,7 @@ func TestSecondRequest(t *testing.T) {
 			in := bufio.NewReader(c)
 			answer := func(each func()) string {
 				resp, err := http.ReadResponse(in, nil)
-				policytest.NoError(t, err)
+				testkit.NoError(t, err)
 				var e clienttest.Events
 				if err := e.Read(resp.Body, each); err != nil || !e.Done {
 					t.Fatalf("%v, done %v, %s", err, e.Done, e.Failed)

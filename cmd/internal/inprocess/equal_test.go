@@ -9,7 +9,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // withoutIdentity returns an answer without its id and time, which differ between answers.
@@ -32,10 +32,10 @@ func TestEquality(t *testing.T) {
 				sent = chunked{sent} // without content-length
 			}
 			resp, err := r.HTTP.Post(base+path, "application/json", sent)
-			policytest.NoError(t, err)
+			testkit.NoError(t, err)
 			defer resp.Body.Close()
 			b, err := io.ReadAll(resp.Body)
-			policytest.NoError(t, err)
+			testkit.NoError(t, err)
 			return fmt.Sprintf("%d %s\n%s", resp.StatusCode, resp.Header.Get("content-type"), withoutIdentity(b))
 		}
 		prompts := map[string][]string{

@@ -10,7 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -21,7 +21,7 @@ func TestLastReplica(t *testing.T) {
 		r := newFleetHarness(t, harnessConfig{envoy: envoy, replicas: 4})
 		p := r.plan(stages([]policies.Tokens{100, 1000}, ids(0), ids(1), ids(2, 3))...)
 		before := r.counts()
-		policytest.NoError(t, r.sendShort())
+		testkit.NoError(t, r.sendShort())
 		if who := r.countsSince(before); who["r0"] != 1 {
 			t.Fatalf("before: a short request went to %v", who)
 		}
@@ -47,7 +47,7 @@ func TestLastReplica(t *testing.T) {
 		r.startFront("r0")
 		r.WaitFor("r0 serves again", func() bool {
 			before := r.counts()
-			policytest.NoError(t, r.sendShort())
+			testkit.NoError(t, r.sendShort())
 			return r.countsSince(before)["r0"] == 1
 		})
 		// However long the control plane was stopped, its front ends soon reconnect, and the plan

@@ -19,7 +19,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // who is a gRPC service that returns the name of its replica.
@@ -93,11 +93,11 @@ func (r *fleetHarness) grpcClient() func(tokens string) (policies.ReplicaID, err
 			"server_uri": r.control.Addr().String(), "channel_creds": []any{map[string]any{"type": "insecure"}}, "server_features": []string{"xds_v3"},
 		}},
 	})
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	resolver, err := xds.NewXDSResolverWithConfigForTesting(bootstrap)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	conn, err := grpc.NewClient(fmt.Sprintf("xds:///%s.cascade", llm), grpc.WithResolvers(resolver), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	t.Cleanup(func() { conn.Close() })
 	client := healthv1.NewHealthClient(conn)
 	return func(tokens string) (policies.ReplicaID, error) {

@@ -25,7 +25,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/emulator"
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -115,7 +115,7 @@ func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {
 		t.Fatal(errs[0])
 	}
 	file, err := wiring.Resolve(f, ".")
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	r := &fleetHarness{
 		parts: &parts{by: make(map[string]*part)}, sockets: &sockets{by: make(map[string]*socket)},
 		placed: make(map[string]*atomic.Int64), fronts: make(map[string]*frontend.Server), daemons: make(map[string]*migratord.Daemon),
@@ -149,7 +149,7 @@ func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {
 	}
 	if f.State != "" {
 		cc, err := r.cfg.Fleet.Control(cfg.Logger)
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		r.store = cc.Store
 	}
 	r.server.Store(r.control)
@@ -393,7 +393,7 @@ func ids(n ...int) (out []policies.ReplicaID) {
 func (r *fleetHarness) replica(id string) config.Replica {
 	r.T.Helper()
 	n, err := r.cfg.Fleet.Replica(id)
-	policytest.NoError(r.T, err)
+	testkit.NoError(r.T, err)
 	return n
 }
 

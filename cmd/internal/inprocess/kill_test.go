@@ -4,7 +4,7 @@ import (
 	"context"
 	"net/url"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -12,7 +12,7 @@ import (
 func (r *fleetHarness) killEngine(id string) {
 	r.T.Helper()
 	u, err := url.Parse(r.replica(id).Engine)
-	policytest.NoError(r.T, err)
+	testkit.NoError(r.T, err)
 	r.parts.halt(r.T, "engine "+id, func() { r.sockets.cut(u.Host) })
 }
 
@@ -20,7 +20,7 @@ func (r *fleetHarness) killEngine(id string) {
 func (r *fleetHarness) hangEngine(id string) (resume func()) {
 	r.T.Helper()
 	u, err := url.Parse(r.replica(id).Engine)
-	policytest.NoError(r.T, err)
+	testkit.NoError(r.T, err)
 	resume = r.sockets.hang(u.Host)
 	r.T.Cleanup(resume)
 	return resume
@@ -31,11 +31,11 @@ func (r *fleetHarness) startEngine(id string) {
 	r.T.Helper()
 	n := r.replica(id)
 	u, err := url.Parse(n.Engine)
-	policytest.NoError(r.T, err)
+	testkit.NoError(r.T, err)
 	engine, err := r.newEngine(n)
-	policytest.NoError(r.T, err)
+	testkit.NoError(r.T, err)
 	l, err := r.sockets.listen("tcp", u.Host)
-	policytest.NoError(r.T, err)
+	testkit.NoError(r.T, err)
 	r.parts.revive(r.T, "engine "+id, func(ctx context.Context) error { return runEngine(ctx, engine, l) })
 }
 
@@ -51,11 +51,11 @@ func (r *fleetHarness) startFront(id string) {
 	r.T.Helper()
 	n := r.replica(id)
 	clients, err := r.sockets.listen("tcp", n.Address)
-	policytest.NoError(r.T, err)
+	testkit.NoError(r.T, err)
 	peers, err := r.sockets.listen("tcp", n.Peer)
-	policytest.NoError(r.T, err)
+	testkit.NoError(r.T, err)
 	migrator, err := r.newMigrator(n, clients, peers)
-	policytest.NoError(r.T, err)
+	testkit.NoError(r.T, err)
 	r.fronts[id], r.daemons[id] = migrator.Frontend(), migrator
 	r.parts.revive(r.T, "front "+id, migrator.Run)
 }
@@ -71,12 +71,12 @@ func (r *fleetHarness) stopControl() {
 func (r *fleetHarness) startControl() {
 	r.T.Helper()
 	c, err := r.cfg.Fleet.Control(r.log)
-	policytest.NoError(r.T, err)
+	testkit.NoError(r.T, err)
 	if c.Store == nil {
 		c.Store = r.store
 	}
 	server, err := control.New(c)
-	policytest.NoError(r.T, err)
+	testkit.NoError(r.T, err)
 	r.server.Store(server)
 	r.parts.revive(r.T, "control", server.Run)
 }

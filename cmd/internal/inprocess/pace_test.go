@@ -9,7 +9,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/frontend"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // iterations is the metric that counts the iterations of an engine.
@@ -44,12 +44,12 @@ func (r *fleetHarness) moment() moment {
 func (r *fleetHarness) iterations(engine string) float64 {
 	r.T.Helper()
 	resp, err := r.HTTP.Get(engine + "/metrics")
-	policytest.NoError(r.T, err)
+	testkit.NoError(r.T, err)
 	defer resp.Body.Close()
 	for lines := bufio.NewScanner(resp.Body); resp.StatusCode == http.StatusOK && lines.Scan(); {
 		if series, value, _ := strings.Cut(lines.Text(), " "); strings.HasPrefix(series, iterations+"{") {
 			n, err := strconv.ParseFloat(value, 64)
-			policytest.NoError(r.T, err)
+			testkit.NoError(r.T, err)
 			return n
 		}
 	}

@@ -14,7 +14,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/replay"
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -42,11 +42,11 @@ func TestPlacement(t *testing.T) {
 		run, err := replay.New(replay.Config{
 			Target: r.URL(), Model: llm, Requests: skewedTrace(6, 60*time.Second), Speed: r.cfg.Fleet.Speed,
 		})
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		ctx, cancel := context.WithTimeout(t.Context(), 2*patience)
 		defer cancel()
 		got, err := run.Run(ctx)
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		if got.Failed() > 0 || got.Completed != got.Requests || got.Truncated > 0 {
 			t.Errorf("%d of %d requests failed, %d are short: %v", got.Failed(), got.Requests, got.Truncated, got.Failures)
 		}
@@ -74,7 +74,7 @@ func TestPlacement(t *testing.T) {
 func (r *fleetHarness) status() (s control.Status) {
 	r.T.Helper()
 	resp, err := r.HTTP.Get(r.AdminURL() + "/status")
-	policytest.NoError(r.T, err)
+	testkit.NoError(r.T, err)
 	defer resp.Body.Close()
 	if err := json.NewDecoder(resp.Body).Decode(&s); err != nil || resp.StatusCode != http.StatusOK {
 		r.T.Fatalf("/status: %s, %v", resp.Status, err)

@@ -19,7 +19,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/trace"
 	"github.com/cascadeinfer/cascade/migrator/executor"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 var realTrace = flag.String("trace", "", "a trace of real requests for TestSameAnswers, in place of the generator's")
@@ -124,10 +124,10 @@ func recorded(t *testing.T, requests int) []trace.Request {
 		return nil
 	}
 	f, err := os.Open(*realTrace)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	defer f.Close()
 	list, err := trace.Read(f, *realTrace)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	if list, err = (trace.Shape{Rate: 1, MaxLength: 60_000, Limit: requests}).Apply(list); err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +143,7 @@ func (r *fleetHarness) teachShapes() {
 			if path, options, stream := form(i); !stream {
 				body := fmt.Sprintf(`{"model":%q,"prompt":"x","messages":[{"role":"user","content":"x"}],"max_tokens":1%s}`, llm, options)
 				resp, err := r.HTTP.Post("http://"+n.Address+path, "application/json", strings.NewReader(body))
-				policytest.NoError(r.T, err)
+				testkit.NoError(r.T, err)
 				io.Copy(io.Discard, resp.Body)
 				resp.Body.Close()
 				if resp.StatusCode != 200 {

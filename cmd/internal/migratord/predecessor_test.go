@@ -18,7 +18,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/loadreport"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	xds "github.com/cascadeinfer/cascade/xds/api"
 )
 
@@ -33,7 +33,7 @@ func sample(t *testing.T, moves int) predecessorState {
 	}
 	for i := range moves {
 		b, err := proto.Marshal(&xds.Migration{Id: fmt.Sprint("r0/", i), State: "done", Reason: "because"})
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		s.Migrations = append(s.Migrations, b)
 	}
 	return s
@@ -191,7 +191,7 @@ func TestFollowPredecessor(t *testing.T) {
 		d.FollowPredecessor(t.Context(), p)
 	}()
 	message, err := encodeState(sample(t, 1))
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	p.in <- message
 	if b := <-p.out; b[0] != controlUpdateMessage || !bytes.Contains(b, []byte(`"Drain":true`)) {
 		t.Errorf("%s", b)

@@ -13,19 +13,19 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 	"github.com/cascadeinfer/cascade/migrator/transport/verbs"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestPeerRPC checks that the peers' port has two services with RDMA, and one without.
 func TestPeerRPC(t *testing.T) {
 	network, err := peer.New(peer.Config{Self: "a", Handle: func(policies.ReplicaID, *api.Envelope) {}})
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	lib, err := libibverbs.Open(fake.Verbs(t))
 	if err != nil {
 		t.Skip(err)
 	}
 	rdma, err := verbs.New(verbs.Config{Library: lib, Address: func() string { return "" }, Pool: transporttest.Pool{}})
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	ask := func(d *Daemon, path string) string {
 		r := httptest.NewRequest("POST", path, http.NoBody)
 		r.ProtoMajor, r.Proto = 2, "HTTP/2.0"

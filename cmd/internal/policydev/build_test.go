@@ -8,12 +8,12 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	policytest.NoError(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o777), os.WriteFile(path, []byte(text), 0o666)))
+	testkit.NoError(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o777), os.WriteFile(path, []byte(text), 0o666)))
 }
 
 // TestBuildLeavesTestsOut checks that a folder of rules with a test in Go is built as rules, and
@@ -35,7 +35,7 @@ func TestBuildLeavesTestsOut(t *testing.T) {
 // a program in a checkout finds the installation of "make zig" there.
 func TestZigIsThePinnedOne(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "..", "..", "Makefile"))
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	if !strings.Contains(string(text), "\nZIG_WHEEL     := "+ZigWheel+"\n") {
 		t.Errorf("the Makefile pins another than %s", ZigWheel)
 	}
@@ -56,7 +56,7 @@ func TestZigIsThePinnedOne(t *testing.T) {
 func zigHere(t *testing.T) (python string) {
 	t.Helper()
 	python, err := filepath.Abs(filepath.Join("..", "..", "..", ".cache", "zig", "bin", "python"))
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	if _, err := os.Stat(python); err != nil {
 		if os.Getenv("CI") != "" {
 			t.Fatal("there is no Zig to compile C with: make zig")
@@ -74,7 +74,7 @@ func TestBuildRunsNothing(t *testing.T) {
 	ran := filepath.Join(t.TempDir(), "ran")
 	script := func(file, text string) {
 		write(t, file, text)
-		policytest.NoError(t, os.Chmod(file, 0o755))
+		testkit.NoError(t, os.Chmod(file, 0o755))
 	}
 	script(filepath.Join(path, "python3"), "#!/bin/sh\nexec '"+python+"' \"$@\"\n")
 	t.Setenv("PATH", path)
@@ -132,7 +132,7 @@ func TestBuildFetchesNothing(t *testing.T) {
 // TestBuildC checks that a policy in C can include the header of this program.
 func TestBuildC(t *testing.T) {
 	dir, err := filepath.Abs(filepath.Join("..", "..", "..", "examples", "bid-c", "src"))
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	b, err := Build(context.Background(), dir, filepath.Join(t.TempDir(), "near.wasm"), zigHere(t)+" -m ziglang cc")
 	if err != nil || b.Language != "c" || b.Bytes == 0 {
 		t.Fatalf("%+v, %v", b, err)

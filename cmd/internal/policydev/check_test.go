@@ -12,7 +12,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 	"github.com/cascadeinfer/cascade/wasm/host"
@@ -36,9 +36,9 @@ func subject(t *testing.T, functions ...hosttest.Func) *Subject {
 	path := filepath.Join(t.TempDir(), "policy.wasm")
 	m := hosttest.Policy(functions...)
 	m.Most = 0
-	policytest.NoError(t, os.WriteFile(path, m.Encode(), 0o666))
+	testkit.NoError(t, os.WriteFile(path, m.Encode(), 0o666))
 	s, err := Open(context.Background(), path, nil)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	t.Cleanup(func() {
 		if n := s.Module.Instances(); n != 0 {
 			t.Errorf("%d instances are left", n)
@@ -71,7 +71,7 @@ func TestChecksFind(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			r, err := Test(context.Background(), subject(t, c.module), TestConfig{Native: "least-load", Calls: 1000, Random: 50})
-			policytest.NoError(t, err)
+			testkit.NoError(t, err)
 			i := slices.IndexFunc(r.Checks, func(k Check) bool { return k.Name == c.check })
 			if got := r.Checks[i]; got.Outcome != Failed || !strings.Contains(got.Text, c.text) || r.Failed == 0 {
 				t.Errorf("%s: %s: %q", got.Name, got.Outcome, got.Text)
@@ -85,16 +85,16 @@ func TestChecksFind(t *testing.T) {
 func TestGoodModule(t *testing.T) {
 	s := subject(t, hosttest.LeastLoad())
 	frames, err := randomFrames(7, abi.Select, 40)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	played, err := Replay(context.Background(), s, frames)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	frames = calllog.FromRecords(played.Records)
 	golden, n, err := Expect(context.Background(), s, frames, 1)
 	if err != nil || n != maxExpected || calllog.Deflated(golden) > maxDeflated {
 		t.Fatalf("%d answers, %v", n, err)
 	}
 	r, err := Test(context.Background(), s, TestConfig{Native: "bid-least-load", Calls: 1000, Random: 50, Frames: frames, Golden: golden})
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	for _, c := range r.Checks {
 		if c.Outcome != Passed && c.Name != "golden vectors" {
 			t.Errorf("%s: %s: %s", c.Name, c.Outcome, c.Text)
@@ -122,7 +122,7 @@ func TestGoodModule(t *testing.T) {
 	}
 	// A fault does not end a replay: it continues on a new instance.
 	played, err = Replay(context.Background(), subject(t, hosttest.LeastLoad(hosttest.OneIn(2, hosttest.Unreachable))), frames)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	c := Compare(Recorded(frames), played.Records, 2)
 	if c.Same+c.Differ != len(frames) || c.B.Faults[host.Trapped.String()] < 10 || len(c.Shown) != 2 {
 		t.Errorf("%+v", c)
@@ -134,7 +134,7 @@ func TestGoodModule(t *testing.T) {
 func TestBuiltinsAnswer(t *testing.T) {
 	for _, k := range deciding() {
 		frames, err := randomFrames(3, k, 50)
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		b, ok := defaultBuiltin(k)
 		if ok == (k == abi.Guard) {
 			t.Errorf("%v: a built-in policy: %v", k, ok)
@@ -143,7 +143,7 @@ func TestBuiltinsAnswer(t *testing.T) {
 			continue
 		}
 		played, err := ReplayNative(context.Background(), b.name, frames)
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		for n := range frames {
 			if played.Records[n].Cause != 0 {
 				t.Fatalf("%s, frame %d: %s", b.name, n, describeDecision(&played.Records[n]))
@@ -151,9 +151,9 @@ func TestBuiltinsAnswer(t *testing.T) {
 			frames[n].Answer = &played.Records[n]
 		}
 		var file bytes.Buffer
-		policytest.NoError(t, calllog.Write(&file, frames))
+		testkit.NoError(t, calllog.Write(&file, frames))
 		again, err := calllog.Read(&file)
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		if c := Compare(Recorded(again), played.Records, 1); c.Same != len(frames) {
 			t.Errorf("%v: %+v", k, c)
 		}

@@ -6,7 +6,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/outlier"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	wasm "github.com/cascadeinfer/cascade/wasm/policy"
@@ -15,10 +15,10 @@ import (
 func TestRecheck(t *testing.T) {
 	frame := make([]byte, 4096)
 	n, err := abi.EncodeOutlierCall(frame, abi.Call{}, 1000, 500)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	native := wasm.Native{Detector: outlier.Detector{}, Selector: bidask.LeastLoad{}}
 	var record host.Record
-	policytest.NoError(t, native.Answer(frame[:n], &record))
+	testkit.NoError(t, native.Answer(frame[:n], &record))
 	module := record
 	module.Module[0] = 1
 	failed := record

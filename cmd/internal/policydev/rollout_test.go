@@ -19,7 +19,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
@@ -44,13 +44,13 @@ func TestDefaultGates(t *testing.T) {
 			if err != nil && strings.Contains(err.Error(), "no C compiler") {
 				b, err = Build(t.Context(), dir, out, zigHere(t)+" -m ziglang cc")
 			}
-			policytest.NoError(t, err)
+			testkit.NoError(t, err)
 			code, err := ReadModule(b.File)
-			policytest.NoError(t, err)
+			testkit.NoError(t, err)
 			m, err := host.Load(t.Context(), host.Config{Cache: cacheDir()}, code)
-			policytest.NoError(t, err)
+			testkit.NoError(t, err)
 			kinds := m.Kinds()
-			policytest.NoError(t, m.Close())
+			testkit.NoError(t, m.Close())
 			for _, k := range kinds {
 				if k != abi.Configure {
 					newTrial(t, fleet, k, questions[k]).rollOut(code, []byte(configuration))
@@ -83,12 +83,12 @@ func TestDefaultGates(t *testing.T) {
 func recorded(t *testing.T) (by [abi.NumKinds][][]byte) {
 	t.Helper()
 	f, err := os.Open("testdata/fleet.jsonl.gz")
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	defer f.Close()
 	text, err := gzip.NewReader(f)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	frames, err := calllog.Read(text)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	for _, one := range frames {
 		k := kindOf(one.Frame)
 		by[k] = append(by[k], one.Frame)
@@ -105,7 +105,7 @@ type signedFleet struct {
 func defaultFleet(t *testing.T) signedFleet {
 	t.Helper()
 	public, secret, err := ed25519.GenerateKey(nil)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	c := config.Fleet{
 		Models:   []config.Model{{Name: "m", Context: 131072, Profile: "rtxpro6000-llama-3.1-8b"}},
 		Replicas: []config.Replica{{ID: "r0", Address: "127.0.0.1:0", Peer: "127.0.0.1:0", Engine: "http://127.0.0.1:0"}},
@@ -116,7 +116,7 @@ func defaultFleet(t *testing.T) signedFleet {
 		t.Fatal(errs[0])
 	}
 	f, err := wiring.Resolve(c, t.TempDir())
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	f.Trusted = []ed25519.PublicKey{public}
 	return signedFleet{&f, secret}
 }
@@ -138,7 +138,7 @@ func newTrial(t *testing.T, f signedFleet, k abi.Kind, questions [][]byte) *tria
 		t.Fatalf("no question of %s was recorded", k)
 	}
 	p, err := f.Policies(identity.Migrator, "r0", 1)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	r := &trial{T: t, kind: k, fleet: f, questions: questions}
 	r.now.Store(time.Now().UnixMicro())
 	if r.set, err = slothost.New(slothost.Config{

@@ -10,7 +10,7 @@ import (
 
 	opatest "github.com/open-policy-agent/opa/v1/tester"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // run runs a command in a folder and returns its output.
@@ -38,7 +38,7 @@ func TestNewPolicies(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			dir := filepath.Join(t.TempDir(), "my-"+kind)
 			b, err := New(NewConfig{Dir: dir, Kind: kind, Lang: "go"})
-			policytest.NoError(t, err)
+			testkit.NoError(t, err)
 			if len(b.Files) != 5 || b.Sources == "" {
 				t.Errorf("%+v", b)
 			}
@@ -65,9 +65,9 @@ func TestNewRules(t *testing.T) {
 		t.Fatalf("%+v, %v", b, err)
 	}
 	rules, store, err := opatest.Load([]string{filepath.Join(dir, "policy.rego"), filepath.Join(dir, "policy_test.rego")}, nil)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	results, err := opatest.NewRunner().SetStore(store).SetModules(rules).Run(context.Background(), rules)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	n := 0
 	for r := range results {
 		if n++; !r.Pass() {
@@ -85,7 +85,7 @@ func TestNewRules(t *testing.T) {
 
 func TestNewInsideOfACheckoutIsRelative(t *testing.T) {
 	root := t.TempDir()
-	policytest.NoError(t, os.WriteFile(filepath.Join(root, "go.mod"), []byte("module "+modulePath+"\n"), 0o666))
+	testkit.NoError(t, os.WriteFile(filepath.Join(root, "go.mod"), []byte("module "+modulePath+"\n"), 0o666))
 	dir := filepath.Join(root, "examples", "mine")
 	if _, err := New(NewConfig{Dir: dir, Kind: "bid", Lang: "go"}); err != nil {
 		t.Fatal(err)

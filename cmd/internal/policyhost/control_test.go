@@ -9,6 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/partition"
 	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/policy"
 	"github.com/cascadeinfer/cascade/wasm/rego/rules"
@@ -39,7 +40,7 @@ func TestSiteRules(t *testing.T) {
 	c, err := NewControl(t.Context(), ControlConfig{Site: wiring.RegoRules{Files: rules.Files(), Data: map[string]any{
 		"limits": map[string]any{"plan": map[string]any{"smallest": 2}},
 	}}})
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	before := plan(4, "a b c d")
 	for want, after := range map[string]policies.Plan{
 		"":                           plan(5, "a b", "c d"),
@@ -61,7 +62,7 @@ func TestSiteRules(t *testing.T) {
 // TestRulesForModulesAlone checks that rules about rollouts alone do not affect plans.
 func TestRulesForModulesAlone(t *testing.T) {
 	c, err := NewControl(t.Context(), ControlConfig{Site: wiring.RegoRules{Files: map[string]string{"slot.rego": rules.Files()["slot.rego"]}}})
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	if err := c.Check(plan(1, "a b"), plan(2, "a", "b")); err != nil {
 		t.Error(err)
 	}
@@ -85,11 +86,11 @@ func (stubborn) Partition(w policies.Workload) (policies.Partition, error) {
 // computes the cost of a proposed partition itself.
 func TestSlotsDecide(t *testing.T) {
 	key, _, err := ed25519.GenerateKey(nil)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	set, err := slothost.New(slothost.Config{Kinds: ControlKinds, Native: policy.Native{Partitioner: stubborn{}, Guard: stubborn{}}, Ring: sign.Ring{Keys: []ed25519.PublicKey{key}, Threshold: 1}})
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	c, err := NewControl(t.Context(), ControlConfig{Set: set})
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	if err := c.Check(plan(1, "a b"), plan(2, "a", "b")); err == nil || !strings.Contains(err.Error(), `plan denied: guard, rule 9, "no"`) {
 		t.Error(err)
 	}

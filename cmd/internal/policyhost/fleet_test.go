@@ -19,7 +19,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/inprocess"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 	"github.com/cascadeinfer/cascade/wasm/sign"
@@ -42,7 +42,7 @@ type site struct {
 func newSite(t *testing.T) *site {
 	t.Helper()
 	public, secret, err := ed25519.GenerateKey(nil)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	f := config.Fleet{
 		Speed:   10,
 		Models:  []config.Model{{Name: "m", Context: 131072, Profile: "testdata/steady.json"}},
@@ -61,7 +61,7 @@ func newSite(t *testing.T) *site {
 		t.Fatal(errs[0])
 	}
 	file, err := wiring.Resolve(f, "../inprocess")
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	file.Trusted = []ed25519.PublicKey{public}
 	s := &site{t: t, secret: secret, number: 100, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 8}}}
 	if s.Fleet, err = inprocess.New(inprocess.Config{Fleet: file, Drain: time.Second}); err != nil {
@@ -79,7 +79,7 @@ func newSite(t *testing.T) *site {
 	})
 	ready, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
-	policytest.NoError(t, s.Ready(ready))
+	testkit.NoError(t, s.Ready(ready))
 	http.DefaultClient.CloseIdleConnections()
 	return s
 }
@@ -162,7 +162,7 @@ func (s *site) await(what string, good func(control.PolicySlot) bool) control.Po
 	s.t.Helper()
 	began := time.Now()
 	defer func() { s.t.Logf("%s: after %v", what, time.Since(began).Round(time.Millisecond)) }()
-	return policytest.WaitForValue(s.t, what, s.slot, good)
+	return testkit.WaitForValue(s.t, what, s.slot, good)
 }
 
 // everywhere reports whether all three migrators have a generation in a phase.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host"
@@ -47,9 +47,9 @@ func TestLargestPlans(t *testing.T) {
 		t.Fatal(err)
 	}
 	rules, err := os.ReadFile("../../../examples/guard-rego/policy.rego")
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	inRego, err := regomodule.Build(t.Context(), map[string]string{"policy.rego": string(rules)})
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	now := largePlan(7, 0, 4096)
 	same, fewer, other := largePlan(8, 1, 4096), largePlan(8, largeFleet*3/4, 4096), largePlan(8, 0, 5000)
 	for _, guard := range []struct {

@@ -10,7 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/policydev"
 	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
@@ -64,11 +64,11 @@ func TestRecords(t *testing.T) {
 		same   bool
 	}{{module, true}, {first, false}} {
 		path := filepath.Join(t.TempDir(), "m.wasm")
-		policytest.NoError(t, os.WriteFile(path, c.module, 0o600))
+		testkit.NoError(t, os.WriteFile(path, c.module, 0o600))
 		subject, err := policydev.Open(t.Context(), path, nil)
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		played, err := policydev.Replay(t.Context(), subject, frames)
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		if got := policydev.Compare(was, played.Records, 1); (got.Differ == 0) != c.same || got.Same+got.Differ != len(frames) {
 			t.Errorf("%+v", got)
 		}

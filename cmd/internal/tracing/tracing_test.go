@@ -14,7 +14,7 @@ import (
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -37,7 +37,7 @@ func (r *receiver) Export(_ context.Context, m *collector.ExportTraceServiceRequ
 // TestSpansReachTheCollector exports a span as the environment says.
 func TestSpansReachTheCollector(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	r, server := &receiver{}, grpc.NewServer()
 	collector.RegisterTraceServiceServer(server, r)
 	var wg sync.WaitGroup
@@ -48,7 +48,7 @@ func TestSpansReachTheCollector(t *testing.T) {
 	t.Setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
 
 	tr, err := New(t.Context(), Config{Replica: "r0", Version: "v1"})
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	_, span := tr.Tracer("mover").Start(t.Context(), "move")
 	span.End()
 	tr.Close()
@@ -75,7 +75,7 @@ func TestNoCollector(t *testing.T) {
 	t.Setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "50")
 	var log bytes.Buffer
 	tr, err := New(t.Context(), Config{Logger: slog.New(slog.NewTextHandler(&log, nil))})
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	_, span := tr.Tracer("mover").Start(t.Context(), "move")
 	span.End()
 	tr.Close()

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestHeterogeneousReplicas: replicas that differ are planned, traded and emulated by
@@ -19,9 +19,9 @@ replicas:
 - {id: r0, address: "127.0.0.1:9000", peer: "127.0.0.1:9100", engine: "http://127.0.0.1:8000", tp: 2, kv_tokens: 90000, batch: 64}
 - {id: r1, address: "127.0.0.1:9001", peer: "127.0.0.1:9101", engine: "http://127.0.0.1:8001", profile: rtxpro6000-llama-3.1-8b, kv_tokens: 30000, batch: 32}
 `))
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	w, err := Resolve(f, t.TempDir())
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	registry := w.Registry()
 	for i, want := range []struct {
 		kv, batch int64

@@ -8,19 +8,19 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // TestExampleStartsControlPlane: the printed example is a whole fleet.
 func TestExampleStartsControlPlane(t *testing.T) {
 	f, err := config.Read(strings.NewReader(config.Example))
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	dir := t.TempDir()
 	w, err := Resolve(f, dir)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	c, err := w.Control(slog.New(slog.DiscardHandler))
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	if len(c.Models) != 1 || len(c.Replicas) != 4 || c.Store == nil || c.Counters == nil {
 		t.Errorf("%+v", c)
 	}
@@ -33,7 +33,7 @@ func TestExampleStartsControlPlane(t *testing.T) {
 func TestBootstrapUnderTLS(t *testing.T) {
 	f := load(t, "tls: {cert: a.pem, key: b.pem, ca: c.pem}\n")
 	out, err := f.Bootstrap(resources.BootstrapConfig{NodeID: "edge"})
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	for _, want := range []string{`"san_type": "IP_ADDRESS"`, `"exact": "127.0.0.1"`, filepath.Join(f.Dir, "c.pem"), `"TLSv1_3"`, `"port_value": 18000`} {
 		if !strings.Contains(string(out), want) {
 			t.Errorf("no %s in\n%s", want, out)

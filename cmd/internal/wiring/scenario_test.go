@@ -16,7 +16,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/promotion"
 	"github.com/cascadeinfer/cascade/wasm/sign"
@@ -38,7 +38,7 @@ import (
 func TestScenarios(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(8)) // which bounds instances of modules
 	host, err := os.Hostname()
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	datadriven.Walk(t, "testdata/scenarios", func(t *testing.T, path string) {
 		dir := t.TempDir()
 		var f Fleet
@@ -185,14 +185,14 @@ func load(t *testing.T, more string) Fleet {
 	path := filepath.Join(t.TempDir(), "fleet.yaml")
 	writeFile(t, path, baseFleet+more)
 	f, err := Load(path)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	return f
 }
 
 // writeFile writes a file and makes its directory.
 func writeFile(t *testing.T, path, text string) {
 	t.Helper()
-	policytest.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
+	testkit.NoError(t, os.MkdirAll(filepath.Dir(path), 0o700))
 	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -201,8 +201,8 @@ func writeFile(t *testing.T, path, text string) {
 func publicKey(t *testing.T) string {
 	t.Helper()
 	_, secret, err := ed25519.GenerateKey(nil)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	public, _, err := sign.EncodeKeys(secret)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	return string(public)
 }

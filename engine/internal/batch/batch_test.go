@@ -12,7 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // setup is what a scenario may configure.
@@ -78,7 +78,7 @@ func prompt(n, shared, seed int) []model.Token {
 //	release R
 func TestScenarios(t *testing.T) {
 	m := newModel(t)
-	policytest.TestScenarios(t, "testdata", func(t *testing.T) policytest.Player {
+	testkit.TestScenarios(t, "testdata", func(t *testing.T) testkit.Player {
 		p := &player{
 			t: t, model: m, setup: setup{Blocks: 8, Block: 4, Batch: 4, Tokens: 16},
 			reservations: map[string]*Reservation{}, names: map[*Sequence]string{}, sequences: map[string]*Sequence{},
@@ -101,7 +101,7 @@ type player struct {
 
 func (p *player) run(words []string) (out []string, err error) {
 	if words[0] == "config" {
-		return nil, policytest.SetFields(&p.setup, words[1:])
+		return nil, testkit.SetFields(&p.setup, words[1:])
 	}
 	if p.s == nil {
 		p.s = p.setup.scheduler(p.t, p.model)
@@ -111,7 +111,7 @@ func (p *player) run(words []string) (out []string, err error) {
 		named++
 	}
 	args := struct{ Prompt, Shared, Max, Salt, From, Tokens, IDs, Computed int }{Prompt: 4, Max: 4}
-	if err := policytest.SetFields(&args, words[named:]); err != nil {
+	if err := testkit.SetFields(&args, words[named:]); err != nil {
 		return nil, err
 	}
 	command, name := words[0], strings.Join(words[1:min(2, named)], "")

@@ -9,7 +9,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // fill does the work of a migration executor: it copies the KV bytes of a sequence from the blocks
@@ -111,7 +111,7 @@ type continuedText struct {
 func TestMovesAtRandom(t *testing.T) {
 	m := newModel(t)
 	moves, rounds, preemptions, shortages := 0, 0, uint64(0), 0
-	seeds := policytest.Size(60, 150)
+	seeds := testkit.Size(60, 150)
 	for seed := range uint64(seeds) {
 		rng := rand.New(rand.NewPCG(seed, 9))
 		c := setup{Blocks: 16 + rng.IntN(40), Block: 1 + rng.IntN(8), Batch: 1 + rng.IntN(6)}

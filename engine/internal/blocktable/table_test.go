@@ -24,7 +24,7 @@ import (
 	"github.com/cascadeinfer/cascade/engine/emulator/kv"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -261,11 +261,11 @@ func TestSockets(t *testing.T) {
 // An unknown user is not 0, which is root.
 func TestUnknownPeer(t *testing.T) {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unix"})
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	defer l.Close()
 	c, err := net.DialUnix("unix", nil, l.Addr().(*net.UnixAddr))
-	policytest.NoError(t, err)
-	policytest.NoError(t, c.Close())
+	testkit.NoError(t, err)
+	testkit.NoError(t, c.Close())
 	if uid, err := peerUser(c); uid != -1 || err == nil {
 		t.Errorf("a closed connection: user %d, error %v", uid, err)
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/links"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestScenarios runs testdata/*.txt (-rewrite rewrites the expected output). The commands:
@@ -24,7 +24,7 @@ import (
 //	paths r0 r1      the paths, best first
 //	best             the best path of every pair of places
 func TestScenarios(t *testing.T) {
-	policytest.TestScenarios(t, "testdata", func(t *testing.T) policytest.Player {
+	testkit.TestScenarios(t, "testdata", func(t *testing.T) testkit.Player {
 		s := &stage{t: t, machines: topology.Machines{}}
 		return s.do
 	})

@@ -16,7 +16,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/fake"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // The code of an error after which the context works, and of one after which it does not.
@@ -238,13 +238,13 @@ func TestSlowGPU(t *testing.T) {
 			_, err := p.Pull(ctx, plan)
 			result <- err
 		}()
-		policytest.WaitFor(t, "the launch", func() bool { return c.Calls("cuLaunchKernel") > before })
+		testkit.WaitFor(t, "the launch", func() bool { return c.Calls("cuLaunchKernel") > before })
 		if way == "cancel" {
 			cancel()
 			closed <- nil
 		} else {
 			go func() { closed <- p.Close() }()
-			policytest.WaitFor(t, "Close", func() bool { return p.(*puller).Err(context.Background()) != nil })
+			testkit.WaitFor(t, "Close", func() bool { return p.(*puller).Err(context.Background()) != nil })
 		}
 		select {
 		case err := <-result:

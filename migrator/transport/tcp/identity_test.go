@@ -10,7 +10,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/policies/policytest/issuer"
+	"github.com/cascadeinfer/cascade/policies/testkit/issuer"
 )
 
 // identityConfig returns the Config of a replica's migrator.

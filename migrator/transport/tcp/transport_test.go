@@ -9,7 +9,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/policies/policytest/issuer"
+	"github.com/cascadeinfer/cascade/policies/testkit/issuer"
 )
 
 func newEnd(t testing.TB, l transport.Layout, c Config) transporttest.End {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // Link is a pair whose ends run. It ends with Stop, or with the test.
@@ -55,7 +55,7 @@ func Start(t testing.TB, p Pair) *Link {
 // WaitForExport exports a grant as soon as the transport runs: only Export shows that.
 func WaitForExport(t testing.TB, tr transport.Transport, g transport.Grant) (offer transport.Offer) {
 	t.Helper()
-	policytest.WaitForValue(t, "the source to export", func() (err error) {
+	testkit.WaitForValue(t, "the source to export", func() (err error) {
 		offer, err = tr.Export(g)
 		return err
 	}, func(err error) bool { return err == nil })

@@ -10,7 +10,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // dmabufDevice is memory that only a descriptor reaches, as a GPU's with dma-buf: a file.
@@ -130,10 +130,10 @@ func TestDMABufFails(t *testing.T) {
 		if bounced == b {
 			end = to
 		}
-		var log policytest.Log
+		var log testkit.Log
 		end.Transport.(*servedTransport).config.Logger = log.Logger()
 		link := transporttest.Start(t, transporttest.Pair{Source: from, Target: to})
-		policytest.WaitFor(t, "Run to keep the device", func() bool { name, _ := end.Transport.(*servedTransport).Device(); return name != "" })
+		testkit.WaitFor(t, "Run to keep the device", func() bool { name, _ := end.Transport.(*servedTransport).Device(); return name != "" })
 		for range 2 {
 			if err := end.Transport.Probe(t.Context()); err != nil {
 				t.Errorf("%s: %v", whose, err)

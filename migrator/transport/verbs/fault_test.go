@@ -17,7 +17,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // patience bounds waits for what should end by itself.
@@ -317,7 +317,7 @@ func checkEveryCloseFails(t *testing.T, move func(*testing.T, *verbs.Library, io
 		for nth := 1; ; nth++ {
 			before, live := c.Calls(x.call), c.Live(x.kind)
 			c.Fail(x.call, nth, int(syscall.EBUSY))
-			var log policytest.Log
+			var log testkit.Log
 			err := move(t, lib, &log)
 			c.Clear()
 			if c.Calls(x.call)-before < nth {

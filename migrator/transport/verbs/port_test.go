@@ -12,7 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/device/verbs"
 	"github.com/cascadeinfer/cascade/migrator/internal/pull"
 	"github.com/cascadeinfer/cascade/migrator/transport/transporttest"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // The tables of GIDs of the fake's ports.
@@ -50,7 +50,7 @@ func TestAddressChanges(t *testing.T) {
 		if x.event != 0 { // without an event the addresses are not read again
 			for _, e := range ends(l.Pair) {
 				c.Set("fake_event", x.event)
-				policytest.WaitFor(t, "the NIC to forget its addresses", func() bool { return !known(e.nic) })
+				testkit.WaitFor(t, "the NIC to forget its addresses", func() bool { return !known(e.nic) })
 			}
 		}
 		if got := pullGIDIndex(t, l); got != x.index {
@@ -84,7 +84,7 @@ func TestDeviceChanges(t *testing.T) {
 	puller := l.Open()
 	name.Store("fake1")
 	for _, e := range ends(p) {
-		policytest.WaitFor(t, "the device to change", func() bool { d, _ := e.Device(); return d == "fake1" })
+		testkit.WaitFor(t, "the device to change", func() bool { d, _ := e.Device(); return d == "fake1" })
 	}
 	l.RequirePull(puller, l.Plan(8, 1)) // on the previous device
 	pullGIDIndex(t, l)
@@ -175,7 +175,7 @@ func TestDeviceFailsSilently(t *testing.T) {
 		_, err := puller.Pull(t.Context(), plan)
 		ended <- err
 	}()
-	policytest.WaitFor(t, "the READs to be posted", func() bool { return c.Calls("ibv_post_send") > posted })
+	testkit.WaitFor(t, "the READs to be posted", func() bool { return c.Calls("ibv_post_send") > posted })
 	c.Set("fake_event", 8)
 	select {
 	case err := <-ended:

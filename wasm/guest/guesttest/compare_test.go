@@ -3,7 +3,7 @@ package guesttest
 import (
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
@@ -13,7 +13,7 @@ import (
 // to the native policies, and compares the answers.
 func TestGuestDecidesAsNative(t *testing.T) {
 	i := Start(t, Load(t, hosttest.Guest(t), host.Config{}))
-	policytest.NoError(t, i.Configure(abi.Call{}, []byte("well-behaved")))
+	testkit.NoError(t, i.Configure(abi.Call{}, []byte("well-behaved")))
 	Compare(t, i, hosttest.Native{})
 	now, first := i.Memory()
 	t.Logf("memory %d KiB, %d KiB when it was new; the last guard took %d ticks", now>>10, first>>10, i.Fuel())

@@ -8,7 +8,7 @@ package guesttest
 import (
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
 )
@@ -40,7 +40,7 @@ func Load(t testing.TB, code []byte, c host.Config) *host.Module {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { policytest.NoError(t, m.Close()) })
+	t.Cleanup(func() { testkit.NoError(t, m.Close()) })
 	return m
 }
 
@@ -51,6 +51,6 @@ func Start(t testing.TB, m *host.Module) *host.Instance {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { policytest.NoError(t, i.Close()) })
+	t.Cleanup(func() { testkit.NoError(t, i.Close()) })
 	return i
 }

@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/sign"
 )
@@ -22,7 +22,7 @@ import (
 // its 2 MB takes ten times as long: modules run on one goroutine.
 func SkipUnderRace(t testing.TB) {
 	t.Helper()
-	if policytest.RaceEnabled {
+	if testkit.RaceEnabled {
 		t.Skip("modules in Go are tested without the race detector")
 	}
 }

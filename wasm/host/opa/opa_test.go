@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host"
@@ -21,7 +21,7 @@ import (
 func build(t testing.TB, rules string) []byte {
 	t.Helper()
 	guesttest.SkipUnderRace(t)
-	code := policytest.Must(regomodule.Build(context.Background(), map[string]string{"x.rego": "package cascade.plan\n" + rules}))
+	code := testkit.Must(regomodule.Build(context.Background(), map[string]string{"x.rego": "package cascade.plan\n" + rules}))
 	return code
 }
 
@@ -54,7 +54,7 @@ func TestGuard(t *testing.T) {
 	}
 	ask(50, false) // no data, no limit
 	for range 3 {  // again and again
-		policytest.NoError(t, i.Configure(abi.Call{}, []byte(`{"most": 9, "many": 5}`)))
+		testkit.NoError(t, i.Configure(abi.Call{}, []byte(`{"most": 9, "many": 5}`)))
 		ask(10, true)
 		ask(9, false)
 		ask(1500, true) // a larger frame: the arena moves
@@ -143,7 +143,7 @@ func TestAnswersThatAreNone(t *testing.T) {
 
 func TestFrames(t *testing.T) {
 	i := guesttest.Start(t, guesttest.Load(t, build(t, `deny contains {"code": 1} if input.moves > 3`), host.Config{}))
-	frame := policytest.Must(abi.GuardCodec.Frame(abi.Call{}, change(4)))
+	frame := testkit.Must(abi.GuardCodec.Frame(abi.Call{}, change(4)))
 	for at := range frame { // no content of a frame may crash the host
 		for _, x := range []byte{1, 0x80, 0xff} {
 			bad := bytes.Clone(frame)
@@ -176,10 +176,10 @@ func TestLoadRefuses(t *testing.T) {
 		if err == nil {
 			m.Close()
 		}
-		policytest.WantError(t, err, want)
+		testkit.WantError(t, err, want)
 	}
 	_, err := host.Load(context.Background(), host.Config{Kinds: []abi.Kind{abi.Select}}, good)
-	policytest.WantError(t, err, "guard, not bid-select")
+	testkit.WantError(t, err, "guard, not bid-select")
 	for n := 0; n < len(good); n += 1 + n/50 { // cut short anywhere
 		if m, err := host.Load(context.Background(), host.Config{}, good[:n]); err == nil {
 			m.Close()

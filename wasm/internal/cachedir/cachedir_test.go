@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // key returns the nth key.
@@ -20,13 +20,13 @@ func key(n int) string { return fmt.Sprintf("%064x", n) }
 // fill makes an entry of the given size that was last used at the given time, and closes it.
 func fill(t *testing.T, dir, version string, n, bytes int, used int64) string {
 	t.Helper()
-	e := policytest.Must(Open(dir, version, key(n)))
+	e := testkit.Must(Open(dir, version, key(n)))
 	deep := filepath.Join(e.Path(), "engine")
-	policytest.NoError(t, os.MkdirAll(deep, 0o700))
-	policytest.NoError(t, os.WriteFile(filepath.Join(deep, "code"), make([]byte, bytes), 0o600))
+	testkit.NoError(t, os.MkdirAll(deep, 0o700))
+	testkit.NoError(t, os.WriteFile(filepath.Join(deep, "code"), make([]byte, bytes), 0o600))
 	at := time.Unix(used, 0)
-	policytest.NoError(t, os.Chtimes(filepath.Join(e.Path(), lockName), at, at))
-	policytest.NoError(t, e.Close())
+	testkit.NoError(t, os.Chtimes(filepath.Join(e.Path(), lockName), at, at))
+	testkit.NoError(t, e.Close())
 	return e.Path()
 }
 
@@ -66,7 +66,7 @@ func TestEvict(t *testing.T) {
 			paths = append(paths, fill(t, dir, version, n, 100, 1_000_000+used))
 		}
 		other := filepath.Join(dir, "other", key(0))
-		policytest.NoError(t, os.MkdirAll(other, 0o700))
+		testkit.NoError(t, os.MkdirAll(other, 0o700))
 		removed, err := Evict(dir, c.limits)
 		if got := left(t, paths); err != nil || got != c.want || removed != 5-len(c.want) {
 			t.Errorf("%+v leaves %q, want %q; %d removed, %v", c.limits, got, c.want, removed, err)
@@ -84,7 +84,7 @@ func TestOpenEntriesStay(t *testing.T) {
 	dir := t.TempDir()
 	open := fill(t, dir, "1", 1, 100, 10)
 	closed := fill(t, dir, "1", 2, 100, 20)
-	e := policytest.Must(Open(dir, "1", key(1)))
+	e := testkit.Must(Open(dir, "1", key(1)))
 	if e.Fresh() {
 		t.Error("a full entry is fresh")
 	}
@@ -106,7 +106,7 @@ func TestOpenEntriesStay(t *testing.T) {
 func TestUseIsNoticed(t *testing.T) {
 	dir := t.TempDir()
 	paths := []string{fill(t, dir, "1", 0, 1, 10), fill(t, dir, "1", 1, 1, 20)}
-	e := policytest.Must(Open(dir, "1", key(0)))
+	e := testkit.Must(Open(dir, "1", key(0)))
 	e.Close()
 	if _, err := Evict(dir, Limits{100, 1}); err != nil || left(t, paths) != "0" {
 		t.Errorf("left: %q, %v", left(t, paths), err)
@@ -130,8 +130,8 @@ func TestOtherProcesses(t *testing.T) {
 	path := fill(t, dir, "1", 1, 100, 10)
 	cmd := exec.Command(os.Args[0], "-test.run=^TestOtherProcesses$")
 	cmd.Env = append(os.Environ(), "CACHEDIR_HOLD="+dir)
-	in := policytest.Must(cmd.StdinPipe())
-	out := policytest.Must(cmd.StdoutPipe())
+	in := testkit.Must(cmd.StdinPipe())
+	out := testkit.Must(cmd.StdoutPipe())
 	if err := cmd.Start(); err != nil {
 		t.Skip("cannot start another process:", err)
 	}
@@ -191,7 +191,7 @@ func TestFoldersOfOthersAreRefused(t *testing.T) {
 		for _, mode := range []os.FileMode{0o777, 0o770, 0o702, 0o720} {
 			dir := t.TempDir()
 			fill(t, dir, "1", 1, 1, 1)
-			policytest.NoError(t, os.Chmod(c.path(dir), mode))
+			testkit.NoError(t, os.Chmod(c.path(dir), mode))
 			if _, err := Open(dir, "1", key(1)); err == nil || !strings.Contains(err.Error(), "others can write") || !strings.Contains(err.Error(), "chmod go-w") {
 				t.Errorf("%s, mode %v: %v", c.what, mode, err)
 			}
@@ -208,7 +208,7 @@ func TestFoldersOfOthersAreRefused(t *testing.T) {
 			t.Skip(err)
 		}
 		_, err := Open(dir, "1", key(1))
-		policytest.WantError(t, err, "another user")
+		testkit.WantError(t, err, "another user")
 	}
 	file := filepath.Join(t.TempDir(), "file")
 	os.WriteFile(file, nil, 0o600)

@@ -6,7 +6,7 @@ import (
 	"reflect"
 	"testing"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func TestReadConfig(t *testing.T) {
@@ -38,7 +38,7 @@ func TestReadConfig(t *testing.T) {
 		`[]`:                                  "want {",
 	} {
 		_, err := ReadConfig([]byte(text))
-		policytest.WantError(t, err, want)
+		testkit.WantError(t, err, want)
 	}
 }
 

@@ -10,13 +10,13 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // encoded returns the metadata of a virtual host, as a proxy passes it.
 func encoded(t testing.TB, fields map[string]any) []byte {
 	t.Helper()
-	s := policytest.Must(structpb.NewStruct(fields))
+	s := testkit.Must(structpb.NewStruct(fields))
 	data, err := proto.Marshal(&corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{
 		"other": {Fields: map[string]*structpb.Value{"model": structpb.NewStringValue("wrong")}}, metadataKey: s,
 	}})
@@ -39,7 +39,7 @@ func several(t testing.TB) []byte {
 
 func must(t testing.TB, c Config) *Filter {
 	t.Helper()
-	f := policytest.Must(New(c))
+	f := testkit.Must(New(c))
 	return f
 }
 
@@ -152,7 +152,7 @@ func TestAllocates(t *testing.T) {
 		b.Write(body)
 		b.End()
 		b.Close()
-	}); n > 0 && !policytest.RaceEnabled {
+	}); n > 0 && !testkit.RaceEnabled {
 		t.Errorf("%v allocations a request", n)
 	}
 }

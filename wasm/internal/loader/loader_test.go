@@ -12,7 +12,7 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/bidask"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/calllog"
 	"github.com/cascadeinfer/cascade/wasm/host"
@@ -67,17 +67,17 @@ func answersOf(t testing.TB, m *host.Module, frames [][]byte) []byte {
 		answered[i].Answer.Module = [32]byte{}
 	}
 	var text strings.Builder
-	policytest.NoError(t, calllog.Write(&text, answered))
+	testkit.NoError(t, calllog.Write(&text, answered))
 	return []byte(text.String())
 }
 
 // made verifies and compiles a candidate. It closes the module when the test ends.
 func made(t testing.TB, c Config, offer swap.Candidate, fault func()) swap.Module[Policy] {
 	t.Helper()
-	l := policytest.Must(New(c))
-	policytest.NoError(t, l.Verify(context.Background(), offer))
-	m := policytest.Must(l.Compile(context.Background(), offer, fault))
-	t.Cleanup(func() { policytest.NoError(t, m.Close()) })
+	l := testkit.Must(New(c))
+	testkit.NoError(t, l.Verify(context.Background(), offer))
+	m := testkit.Must(l.Compile(context.Background(), offer, fault))
+	t.Cleanup(func() { testkit.NoError(t, m.Close()) })
 	return m
 }
 
@@ -108,8 +108,8 @@ func TestVerify(t *testing.T) {
 			}
 			return nil
 		}
-		l := policytest.Must(New(conf))
-		policytest.WantError(t, l.Verify(context.Background(), c), want)
+		l := testkit.Must(New(conf))
+		testkit.WantError(t, l.Verify(context.Background(), c), want)
 	}
 	for _, c := range []Config{{Native: natives, Ring: hosttest.Ring}, {Kind: abi.Select, Native: natives}} {
 		if _, err := New(c); err == nil {
@@ -154,11 +154,11 @@ func TestWarmRejects(t *testing.T) {
 		"vector 3: bid-select: ba": hosttest.LeastLoadModule(hosttest.OneIn(4, hosttest.Result(0, 99), hosttest.Return)),
 	} {
 		m := made(t, config(abi.Select), offer(t, code, abi.Select, nil), nil)
-		policytest.WantError(t, m.Warm(context.Background()), want)
+		testkit.WantError(t, m.Warm(context.Background()), want)
 	}
 	// A grant that is too small is detected before the module is used.
 	m := made(t, config(abi.Select), offer(t, hosttest.LeastLoadModule(), abi.Select, func(s *sign.Statement) { s.Grants[0].Fuel = 3 }), nil)
-	policytest.WantError(t, m.Warm(context.Background()), "fuel")
+	testkit.WantError(t, m.Warm(context.Background()), "fuel")
 	done, cancel := context.WithCancel(context.Background())
 	cancel()
 	m = made(t, config(abi.Select), offer(t, hosttest.LeastLoadModule(), abi.Select, nil), nil)
@@ -173,7 +173,7 @@ func TestWarmExpects(t *testing.T) {
 	code := hosttest.LeastLoadModule()
 	golden := func(code []byte, all ...[]policies.Bid) []byte {
 		t.Helper()
-		m := policytest.Must(host.Load(context.Background(), host.Config{}, code))
+		m := testkit.Must(host.Load(context.Background(), host.Config{}, code))
 		defer m.Close()
 		var frames vectorList
 		for _, bids := range all {
@@ -190,13 +190,13 @@ func TestWarmExpects(t *testing.T) {
 		"ticks, and":                    golden(hosttest.LeastLoadModule(hosttest.Loop()), bids),
 		"expectations: line 1: must be": []byte("none"),
 	} {
-		l := policytest.Must(New(config(abi.Select)))
+		l := testkit.Must(New(config(abi.Select)))
 		c := expecting(t, code, abi.Select, text, func(s *sign.Statement) { s.Grants[0].Fuel = 100 })
 		m, err := l.Compile(context.Background(), c, nil)
 		if err == nil {
 			err = errors.Join(m.Warm(context.Background()), m.Close())
 		}
-		policytest.WantError(t, err, want)
+		testkit.WantError(t, err, want)
 	}
 }
 
@@ -208,11 +208,11 @@ func TestCompileRefuses(t *testing.T) {
 		"section":         []byte("\x00asm\x01\x00\x00\x00 and no more"),
 	} {
 		k := abi.Quote
-		l := policytest.Must(New(config(k)))
+		l := testkit.Must(New(config(k)))
 		_, err := l.Compile(context.Background(), offer(t, code, k, nil), nil)
-		policytest.WantError(t, err, want)
+		testkit.WantError(t, err, want)
 	}
-	l := policytest.Must(New(config(abi.Select)))
+	l := testkit.Must(New(config(abi.Select)))
 	c := offer(t, hosttest.LeastLoadModule(), abi.Select, nil)
 	c.Configuration = []byte("it takes none")
 	if _, err := l.Compile(context.Background(), c, nil); err == nil {
@@ -267,10 +267,10 @@ func TestFaultIsReported(t *testing.T) {
 func TestCacheIsBounded(t *testing.T) {
 	c := config(abi.Select)
 	c.Cache, c.CacheModules = t.TempDir(), 2
-	l := policytest.Must(New(c))
+	l := testkit.Must(New(c))
 	for n := range int64(5) {
-		m := policytest.Must(l.Compile(context.Background(), offer(t, hosttest.LeastLoadModule(hosttest.OneIn(1<<40+n, hosttest.Unreachable)), abi.Select, nil), nil))
-		policytest.NoError(t, m.Close())
+		m := testkit.Must(l.Compile(context.Background(), offer(t, hosttest.LeastLoadModule(hosttest.OneIn(1<<40+n, hosttest.Unreachable)), abi.Select, nil), nil))
+		testkit.NoError(t, m.Close())
 	}
 	if kept, err := cachedir.Evict(c.Cache, cachedir.Limits{}); err != nil || kept != 2 {
 		t.Errorf("%d are kept: %v", kept, err)
@@ -292,7 +292,7 @@ func TestTrialRests(t *testing.T) {
 		c.Limits[k].Wall = time.Hour
 	}
 	m := made(t, c, offer(t, tires, abi.Select, nil), nil)
-	policytest.NoError(t, m.Warm(context.Background()))
+	testkit.NoError(t, m.Warm(context.Background()))
 	r, calls := hosttest.NewRandom(1), uint64(0)
 	for range 60 {
 		record(t, linked, abi.Select, r, policy.DefaultKeep)
@@ -325,7 +325,7 @@ func TestGuardsFailClosed(t *testing.T) {
 func TestEveryKind(t *testing.T) {
 	code := hosttest.Guest(t)
 	dir := hosttest.Cache(t)
-	all := policytest.Must(host.Load(context.Background(), host.Config{Cache: dir}, code))
+	all := testkit.Must(host.Load(context.Background(), host.Config{Cache: dir}, code))
 	defer all.Close()
 	r := hosttest.NewRandom(1)
 	for k := abi.Partition; k < abi.NumKinds; k++ {
@@ -348,6 +348,6 @@ func TestEveryKind(t *testing.T) {
 func record(t *testing.T, p Policy, k abi.Kind, r hosttest.Random, calls int) {
 	t.Helper()
 	for range calls {
-		policytest.NoError(t, r.Compare(k, hosttest.Every(p), hosttest.Every(hosttest.Native{})))
+		testkit.NoError(t, r.Compare(k, hosttest.Every(p), hosttest.Every(hosttest.Native{})))
 	}
 }

@@ -7,7 +7,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/host"
 	"github.com/cascadeinfer/cascade/wasm/host/hosttest"
@@ -19,7 +19,7 @@ import (
 // thread has been scheduled, although it has consumed almost none of its fuel.
 func TestSlowIsNotStarved(t *testing.T) {
 	w := host.NewWatchdog()
-	policytest.Run(t, w.Run)
+	testkit.Run(t, w.Run)
 	linked := policy.NewNativeRecorder(natives, 1, 0, nil)
 	c := config(abi.Select)
 	c.Watch, c.InForce = w, func(use func(lifecycle.Generation, Policy)) { use(0, linked) }

@@ -9,7 +9,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/adoption"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 )
 
@@ -38,7 +38,7 @@ func oracle(t *testing.T, c abi.Change, now int64) any {
 		}
 		return map[string]any{"epoch": uint64(p.Epoch), "stages": stages}
 	}
-	b := policytest.Must(json.Marshal(map[string]any{"model": c.Next.Model, "now": now, "moves": adoption.CountMoves(c.Now, c.Next), "before": plan(c.Now), "after": plan(c.Next)}))
+	b := testkit.Must(json.Marshal(map[string]any{"model": c.Next.Model, "now": now, "moves": adoption.CountMoves(c.Now, c.Next), "before": plan(c.Now), "after": plan(c.Next)}))
 	return decode(t, b)
 }
 

@@ -12,7 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
@@ -122,7 +122,7 @@ func (l *loader) closed() (made, closed int) {
 // newSlot returns a running slot of fake modules.
 func newSlot(t testing.TB, c promotion.Config, l *loader) *Slot[fakePolicy] {
 	s := makeSlot(c, l, nil)
-	policytest.Run(t, s.Run)
+	testkit.Run(t, s.Run)
 	return s
 }
 
@@ -130,7 +130,7 @@ func makeSlot(c promotion.Config, l *loader, log *slog.Logger) *Slot[fakePolicy]
 	if c.Kind == "" {
 		c.Kind = lifecycle.BidSelect
 	}
-	return policytest.Must(New(Config[fakePolicy]{Machine: c, Native: native{}, Loader: l, Logger: log}))
+	return testkit.Must(New(Config[fakePolicy]{Machine: c, Native: native{}, Loader: l, Logger: log}))
 }
 
 func offer(g lifecycle.Generation, goal lifecycle.Goal) Candidate {

@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/promotion"
 )
 
@@ -29,7 +29,7 @@ func TestUnderFire(t *testing.T) {
 	// opens, the others run until the next one is offered.
 	l := &loader{trap: func(lifecycle.Generation) uint64 { return 100 }}
 	s := makeSlot(promotion.Config{Faults: 200, Ladder: []int{}, CanaryFaults: 1000}, l, nil)
-	stop := policytest.Run(t, s.Run)
+	stop := testkit.Run(t, s.Run)
 	var made, wrong, lost, byModules atomic.Uint64
 	var group sync.WaitGroup
 	over := make(chan struct{})
@@ -67,7 +67,7 @@ func TestUnderFire(t *testing.T) {
 		if n%3 == 0 {
 			c.Goal = lifecycle.ToCanary // for half the requests, until the next one is offered
 		}
-		policytest.NoError(t, s.Offer(c))
+		testkit.NoError(t, s.Offer(c))
 		for statusOf(s, g).Phase < lifecycle.Canary {
 			runtime.Gosched()
 		}
@@ -100,7 +100,7 @@ func TestWayUp(t *testing.T) {
 			return lifecycle.Figures{Calls: 100, Differ: 3, Compared: 100}, nil
 		}}
 		s := newSlot(t, promotion.Config{Canary: promotion.Gate{Calls: 10}}, l)
-		policytest.NoError(t, s.Offer(offer(5, lifecycle.ToActive)))
+		testkit.NoError(t, s.Offer(offer(5, lifecycle.ToActive)))
 		time.Sleep(5 * second)
 		if got := statusOf(s, 5); got.Phase != lifecycle.Shadow || got.Figures.Calls < 4000 || got.Figures.Differ == 0 {
 			t.Errorf("after 5 s: %+v", got)
@@ -143,7 +143,7 @@ func TestFaultTakesEffectAtOnce(t *testing.T) {
 		l := &loader{}
 		s := newSlot(t, promotion.Config{Faults: 2}, l)
 		for _, g := range []lifecycle.Generation{4, 5} {
-			policytest.NoError(t, s.Offer(stable(g)))
+			testkit.NoError(t, s.Offer(stable(g)))
 			synctest.Wait()
 		}
 		held := s.Enter(1)
@@ -175,7 +175,7 @@ func TestFaultTakesEffectAtOnce(t *testing.T) {
 		if g := s.Enter(1); g.Generation != lifecycle.Native {
 			t.Errorf("after the roll-back: %d", g.Generation)
 		}
-		policytest.WantError(t, s.Offer(stable(5)), "faults within")
+		testkit.WantError(t, s.Offer(stable(5)), "faults within")
 	})
 }
 
@@ -189,7 +189,7 @@ func TestBuildingFails(t *testing.T) {
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSlot(t, promotion.Config{}, l)
-			policytest.NoError(t, s.Offer(offer(5, lifecycle.ToActive)))
+			testkit.NoError(t, s.Offer(offer(5, lifecycle.ToActive)))
 			time.Sleep(second)
 			if got := statusOf(s, 5); got.Phase != lifecycle.Rejected || !strings.HasPrefix(got.Reason, want) {
 				t.Errorf("%+v, want %q", got, want)
@@ -214,8 +214,8 @@ func TestShadowFaultLogged(t *testing.T) {
 				l.logger, want = to.With("name", "m", "version", "1.2.3"), "name=m version=1.2.3 err="
 			}
 			s := makeSlot(promotion.Config{}, l, to)
-			stop := policytest.Run(t, s.Run)
-			policytest.NoError(t, s.Offer(offer(5, lifecycle.ToActive)))
+			stop := testkit.Run(t, s.Run)
+			testkit.NoError(t, s.Offer(offer(5, lifecycle.ToActive)))
 			time.Sleep(second)
 			stop()
 			if !strings.Contains(said.String(), `msg="recorded call failed on a policy module in shadow" `+want) {
@@ -236,10 +236,10 @@ func TestBytesAreTheVerified(t *testing.T) {
 		l.compile = func(_ context.Context, c Candidate) error { compiled = c.Module[0]; return nil }
 		s := newSlot(t, promotion.Config{}, l)
 		c := stable(5)
-		policytest.NoError(t, s.Offer(c))
+		testkit.NoError(t, s.Offer(c))
 		synctest.Wait()
 		c.Module = []byte{66}
-		policytest.NoError(t, s.Offer(c))
+		testkit.NoError(t, s.Offer(c))
 		close(go1)
 		synctest.Wait()
 		if compiled != 5 || s.Status().Active != 5 {
@@ -260,9 +260,9 @@ func TestNewerCancels(t *testing.T) {
 			return nil
 		}
 		s := newSlot(t, promotion.Config{}, l)
-		policytest.NoError(t, s.Offer(offer(5, lifecycle.ToActive)))
+		testkit.NoError(t, s.Offer(offer(5, lifecycle.ToActive)))
 		synctest.Wait()
-		policytest.NoError(t, s.Offer(offer(6, lifecycle.ToWarm)))
+		testkit.NoError(t, s.Offer(offer(6, lifecycle.ToWarm)))
 		synctest.Wait()
 		if statusOf(s, 6).Phase != lifecycle.Warm || statusOf(s, 5).Phase != lifecycle.Superseded {
 			t.Errorf("%+v", s.Status())
@@ -278,11 +278,11 @@ func TestStopWithACallInside(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
 		go func() { ended <- s.Run(ctx) }()
-		policytest.NoError(t, s.Offer(stable(5)))
+		testkit.NoError(t, s.Offer(stable(5)))
 		synctest.Wait()
 		lease := s.Enter(1)
 		cancel()
-		policytest.WantError(t, <-ended, "calls are still in progress in 1 modules")
+		testkit.WantError(t, <-ended, "calls are still in progress in 1 modules")
 		if _, closed := l.closed(); closed != 0 {
 			t.Error("closed under a call")
 		}
@@ -306,7 +306,7 @@ func TestScopes(t *testing.T) {
 		s := newSlot(t, promotion.Config{Kind: lifecycle.Partition}, l)
 		c := offer(5, lifecycle.ToActive)
 		c.Scope, c.Permille = "group-a", 0
-		policytest.NoError(t, s.Offer(c))
+		testkit.NoError(t, s.Offer(c))
 		time.Sleep(12 * second)
 		a, b := s.EnterScope("group-a"), s.EnterScope("group-b")
 		if a.Generation != 5 || b.Generation != lifecycle.Native {
@@ -323,12 +323,12 @@ func TestScopes(t *testing.T) {
 }
 
 func TestEnterDoesNotAllocate(t *testing.T) {
-	if policytest.RaceEnabled {
+	if testkit.RaceEnabled {
 		t.Skip("the race detector allocates")
 	}
 	l := &loader{}
 	s := newSlot(t, promotion.Config{}, l)
-	policytest.NoError(t, s.Offer(stable(5)))
+	testkit.NoError(t, s.Offer(stable(5)))
 	for s.Status().Active != 5 {
 		runtime.Gosched()
 	}
@@ -379,7 +379,7 @@ func BenchmarkRollback(b *testing.B) {
 	for b.Loop() {
 		b.StopTimer()
 		g++
-		policytest.NoError(b, s.Offer(stable(g)))
+		testkit.NoError(b, s.Offer(stable(g)))
 		for s.Status().Active != g {
 			runtime.Gosched()
 		}

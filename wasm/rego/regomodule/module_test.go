@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/wasm/abi"
 	"github.com/cascadeinfer/cascade/wasm/guest/guesttest"
 	"github.com/cascadeinfer/cascade/wasm/host"
@@ -61,13 +61,13 @@ func meet(t testing.TB, files map[string]string, data map[string]any) rivals {
 	t.Helper()
 	guesttest.SkipUnderRace(t)
 	ctx := context.Background()
-	native := policytest.Must(rego.New(ctx, rego.Config{Files: files, Data: data, Timeout: 30 * time.Second, Now: func() time.Time { return time.Unix(now, 0) }}))
-	code := policytest.Must(Build(ctx, files))
+	native := testkit.Must(rego.New(ctx, rego.Config{Files: files, Data: data, Timeout: 30 * time.Second, Now: func() time.Time { return time.Unix(now, 0) }}))
+	code := testkit.Must(Build(ctx, files))
 	m := guesttest.Load(t, code, host.Config{})
 	i := guesttest.Start(t, m)
 	if data != nil {
-		config := policytest.Must(json.Marshal(data))
-		policytest.NoError(t, i.Configure(abi.Call{}, config))
+		config := testkit.Must(json.Marshal(data))
+		testkit.NoError(t, i.Configure(abi.Call{}, config))
 	}
 	return rivals{native, m, i}
 }
@@ -151,8 +151,8 @@ func TestGoldenFrames(t *testing.T) {
 		t.Fatal("there are no golden frames")
 	}
 	for _, path := range paths {
-		text := policytest.Must(os.ReadFile(path))
-		frame := policytest.Must(hex.DecodeString(strings.Join(strings.Fields(string(text)), "")))
+		text := testkit.Must(os.ReadFile(path))
+		frame := testkit.Must(hex.DecodeString(strings.Join(strings.Fields(string(text)), "")))
 		change, s := abi.DecodeGuardCall(frame)
 		if s != abi.OK {
 			t.Fatal(path, s)
@@ -185,7 +185,7 @@ func TestBuildRefuses(t *testing.T) {
 // TestReproducible checks that the same rules give the same bytes.
 func TestReproducible(t *testing.T) {
 	guesttest.SkipUnderRace(t)
-	a := policytest.Must(Build(context.Background(), rules.Files()))
+	a := testkit.Must(Build(context.Background(), rules.Files()))
 	for range 3 {
 		if b, err := Build(context.Background(), rules.Files()); err != nil || !bytes.Equal(a, b) {
 			t.Fatalf("other bytes: %v", err)

@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -87,7 +87,7 @@ func (s *served) report(t *testing.T, id string, clusters ...*endpointv3.Cluster
 // waitForMessages waits until the service has accepted this number of messages.
 func (s *served) waitForMessages(t *testing.T, messages uint64) {
 	t.Helper()
-	policytest.WaitFor(t, fmt.Sprint(messages, " messages"), func() bool { n, _ := s.Reports(); return n >= messages })
+	testkit.WaitFor(t, fmt.Sprint(messages, " messages"), func() bool { n, _ := s.Reports(); return n >= messages })
 }
 
 func TestService(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/nodegroup"
@@ -132,7 +132,7 @@ func TestEnvoyRefuses(t *testing.T) {
 	begun := time.Now()
 	two := backendView(backends, 2, cuts, "a", "b")
 	p.publisher.Submit(two)
-	policytest.WaitForValue(t, "the rollback", p.publisher.Status, func(st publish.Status) bool {
+	testkit.WaitForValue(t, "the rollback", p.publisher.Status, func(st publish.Status) bool {
 		back := len(st.Refused) == 1 && st.Phase == "idle"
 		for _, n := range st.Nodes {
 			back = back && n.Current && n.Epoch == 1

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -93,7 +93,7 @@ func TestEnvoyEdge(t *testing.T) {
 		}
 	}
 	show(1, second)
-	policytest.WaitFor(t, "the new certificate to be used", uses(second, 1))
+	testkit.WaitFor(t, "the new certificate to be used", uses(second, 1))
 	if _, _, err := newTLSClient(t, address, first, 1).post(10); err == nil {
 		t.Error("old certificate still used")
 	}
@@ -103,7 +103,7 @@ func TestEnvoyEdge(t *testing.T) {
 	// The key of another certificate passes the proof, and Envoy refuses it.
 	bad := &resources.Certificate{Chain: first.Chain, Key: second.Key}
 	show(1, bad)
-	policytest.WaitFor(t, "the refusal", func() (refused bool) {
+	testkit.WaitFor(t, "the refusal", func() (refused bool) {
 		for _, n := range p.publisher.Status().Nodes {
 			refused = refused || n.NACKs > 0
 			if quoted := fmt.Sprint(n.LastError); strings.Contains(quoted, "PRIVATE") || strings.Contains(quoted, "BEGIN") {
@@ -118,7 +118,7 @@ func TestEnvoyEdge(t *testing.T) {
 	}
 	third := edgeCertificate(t, 3)
 	show(2, third)
-	policytest.WaitFor(t, "the third certificate to be used", uses(third, 2))
+	testkit.WaitFor(t, "the third certificate to be used", uses(third, 2))
 	if now := envoy.Stats(`listener_manager\.(listener_modified|listener_in_place_updated|listener_added)$`); fmt.Sprint(now) != fmt.Sprint(edits) {
 		t.Errorf("listener edited: %v, before: %v", now, edits)
 	}

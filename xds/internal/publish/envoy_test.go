@@ -23,7 +23,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
@@ -105,7 +105,7 @@ func (p *controlPlane) serve(t *testing.T, address string, register func(context
 // waitForCurrent waits until that many nodes have all resources of an epoch.
 func (p *controlPlane) waitForCurrent(t *testing.T, epoch policies.Epoch, nodes int) {
 	t.Helper()
-	policytest.WaitForValue(t, fmt.Sprintf("%d nodes at plan %d", nodes, epoch), p.publisher.Status, func(st publish.Status) bool {
+	testkit.WaitForValue(t, fmt.Sprintf("%d nodes at plan %d", nodes, epoch), p.publisher.Status, func(st publish.Status) bool {
 		n := 0
 		for _, node := range st.Nodes {
 			if node.Current && node.Epoch == epoch {
@@ -328,7 +328,7 @@ func TestEnvoyFailsOverAlone(t *testing.T) {
 	}
 	// All replicas are ejected; one that returns is tried at once.
 	backends["a"] = startBackend(t, "a", backends["a"].address)
-	policytest.WaitFor(t, "the restarted replica to be used", func() bool {
+	testkit.WaitFor(t, "the restarted replica to be used", func() bool {
 		replica, _, err := c.post(10)
 		return err == nil && replica == "a"
 	})

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/resources/attach"
@@ -47,7 +47,7 @@ func TestFederation(t *testing.T) {
 			}
 			p.waitForCurrent(t, 1, 1)
 			p.publisher.Submit(of(2, 2000))
-			policytest.WaitFor(t, "the new boundary", func() bool {
+			testkit.WaitFor(t, "the new boundary", func() bool {
 				got, err := call("1999")
 				if err != nil {
 					t.Fatal(err)

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	xdsclient "github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
@@ -175,7 +175,7 @@ func TestFlipsWithLossyAcks(t *testing.T) {
 			third = startEnvoy(t, "edge-3", bad.address)
 		}
 		submit()
-		policytest.WaitForValue(t, fmt.Sprintf("the end of flip %d", n), p.publisher.Status, func(st publish.Status) bool {
+		testkit.WaitForValue(t, fmt.Sprintf("the end of flip %d", n), p.publisher.Status, func(st publish.Status) bool {
 			if st.Err != nil {
 				t.Fatal(st.Err)
 			}

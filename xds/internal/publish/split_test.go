@@ -10,7 +10,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/resources/attach"
 )
 
@@ -116,7 +116,7 @@ func testSlot(t *testing.T, w *orderRecorder, o *ownedEnvoy) {
 			w.cache.setEstimator(t, word)
 		}
 		start, got := time.Now(), ""
-		policytest.WaitFor(t, "using the slot", func() bool {
+		testkit.WaitFor(t, "using the slot", func() bool {
 			resp, err := o.llm.http.Get(o.llm.url)
 			if err != nil {
 				t.Fatal(err)
@@ -194,7 +194,7 @@ func testReturn(t *testing.T, p *controlPlane, backends map[string]*backend, o *
 	took := time.Since(start)
 	// There is a stream for each source: the route table, the clusters, and the
 	// endpoints of each stage. All of them reconnect, and no resource is sent.
-	policytest.WaitFor(t, "reconnected on all streams", func() bool {
+	testkit.WaitFor(t, "reconnected on all streams", func() bool {
 		return o.Stats(`^cluster\.cascade-xds\.upstream_rq_active`)["cluster.cascade-xds.upstream_rq_active"] >= 4
 	})
 	if n := again.sent.Load(); n != 0 {
@@ -257,7 +257,7 @@ func TestSplitWithoutControl(t *testing.T) {
 			p, _ := startServices(t, address)
 			p.publisher.Submit(backendView(backends, 1, []policies.Tokens{1000}, "a", "b"))
 			start := time.Now()
-			policytest.WaitFor(t, "served by Cascade", func() bool {
+			testkit.WaitFor(t, "served by Cascade", func() bool {
 				replica, _, err := o.llm.post(10)
 				return err == nil && replica == "a"
 			})
@@ -282,7 +282,7 @@ func TestSplitWithoutControl(t *testing.T) {
 				}
 			}
 			backends["a"] = startBackend(t, "a", backends["a"].address)
-			policytest.WaitFor(t, "served by Cascade again", func() bool {
+			testkit.WaitFor(t, "served by Cascade again", func() bool {
 				replica, _, err := o.llm.post(10)
 				return err == nil && replica == "a"
 			})

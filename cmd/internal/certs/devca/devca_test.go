@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // TestIssue: what an authority issues, after it was saved and loaded, is good
@@ -22,19 +22,19 @@ func TestIssue(t *testing.T) {
 	if err == nil {
 		err = made.Save(dir)
 	}
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	a, err := Load(dir)
 	if err != nil || a.TrustDomain() != "fleet.test" || !a.NotAfter().Equal(made.NotAfter()) {
 		t.Fatalf("%+v, %v", a, err)
 	}
 	id, err := identity.New("fleet.test", identity.Control, "main")
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	late := now.Add(AuthorityLifetime - LeafLifetime/2)
 	for _, at := range []time.Time{now, late} {
 		own := filepath.Join(dir, "control", "main")
-		policytest.NoError(t, a.Issue(own, id, []string{"localhost", "127.0.0.1"}, at))
+		testkit.NoError(t, a.Issue(own, id, []string{"localhost", "127.0.0.1"}, at))
 		pair, err := tls.LoadX509KeyPair(filepath.Join(own, Cert), filepath.Join(own, Key))
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		roots := x509.NewCertPool()
 		pem, err := os.ReadFile(filepath.Join(dir, AuthorityCert))
 		if err != nil || !roots.AppendCertsFromPEM(pem) {
@@ -74,13 +74,13 @@ func TestLoadRefuses(t *testing.T) {
 		if err == nil {
 			err = a.Save(d)
 		}
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 	}
-	policytest.NoError(t, os.Rename(filepath.Join(other, AuthorityKey), filepath.Join(dir, AuthorityKey)))
+	testkit.NoError(t, os.Rename(filepath.Join(other, AuthorityKey), filepath.Join(dir, AuthorityKey)))
 	if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), "do not belong to one authority") {
 		t.Errorf("another's key: %v", err)
 	}
-	policytest.NoError(t, os.WriteFile(filepath.Join(dir, AuthorityKey), []byte("x"), 0o600))
+	testkit.NoError(t, os.WriteFile(filepath.Join(dir, AuthorityKey), []byte("x"), 0o600))
 	if _, err := Load(dir); err == nil || !strings.Contains(err.Error(), "no PEM") {
 		t.Errorf("no key: %v", err)
 	}

@@ -22,7 +22,7 @@ import (
 	"github.com/tidwall/gjson"
 
 	"github.com/cascadeinfer/cascade/engine/emulator"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 )
 
@@ -59,14 +59,14 @@ func (c *Clients) WaitFor(what string, holds func() bool) {
 			c.T.Log(c.State())
 		}
 	}()
-	policytest.WaitFor(c.T, what, holds)
+	testkit.WaitFor(c.T, what, holds)
 	held = true
 }
 
 // Order executes an operator's command for a replica through the admin server.
 func (c *Clients) Order(what, replica string) {
 	c.T.Helper()
-	policytest.NoError(c.T, c.TryOrder(what, replica))
+	testkit.NoError(c.T, c.TryOrder(what, replica))
 }
 
 // TryOrder is Order for goroutines other than the test's.
@@ -144,8 +144,8 @@ func (c *Clients) Oracle() *Oracle {
 	c.once.Do(func() {
 		c.Engine.Speed = 10_000 // as fast as this host allows
 		engine, err := emulator.New(c.Engine)
-		policytest.NoError(c.T, err)
-		policytest.Run(c.T, engine.Run)
+		testkit.NoError(c.T, err)
+		testkit.Run(c.T, engine.Run)
 		c.oracle = &Oracle{server: httptest.NewServer(engine.Handler()), known: make(map[string]string)}
 		c.T.Cleanup(c.oracle.server.Close)
 	})

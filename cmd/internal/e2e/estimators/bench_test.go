@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -58,13 +58,13 @@ func startService(b *testing.B) (address string, pid int) {
 	cmd.Env = append(os.Environ(), asService+"=1")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
-	policytest.NoError(b, err)
+	testkit.NoError(b, err)
 	out, err := cmd.StdoutPipe()
-	policytest.NoError(b, err)
-	policytest.NoError(b, cmd.Start())
+	testkit.NoError(b, err)
+	testkit.NoError(b, cmd.Start())
 	b.Cleanup(func() { in.Close(); _ = cmd.Wait() })
 	line, err := bufio.NewReader(out).ReadString('\n')
-	policytest.NoError(b, err)
+	testkit.NoError(b, err)
 	return strings.TrimSpace(line), cmd.Process.Pid
 }
 

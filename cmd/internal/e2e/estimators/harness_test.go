@@ -23,7 +23,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	service "github.com/cascadeinfer/cascade/xds/length"
@@ -65,9 +65,9 @@ func module(t testing.TB) *resources.EstimatorModule {
 		t.Skip("no go command to build the module with")
 	}
 	code, err := built()
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	m, err := resources.NewModule(code)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	return m
 }
 
@@ -131,11 +131,11 @@ func startHarness(t testing.TB, v resources.View) *harness {
 	r.view = v
 	r.serveView(v)
 	s, err := server.New(server.Config{Cache: r.cache})
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	server := grpc.NewServer()
 	s.Register(t.Context(), server)
 	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: listen(t, server)})
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	r.envoy = envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})
 	r.url = "http://" + r.envoy.Listener(resources.ListenerName)
 	r.client.Timeout = 30 * time.Second
@@ -155,7 +155,7 @@ const enough = 16
 // be shorter than a busy host takes to send them.
 func (r *harness) waitUntilServing() {
 	r.t.Helper()
-	policytest.WaitFor(r.t, "Envoy to serve", func() bool {
+	testkit.WaitFor(r.t, "Envoy to serve", func() bool {
 		for range enough {
 			r.client.CloseIdleConnections()
 			if r.post("m.test", bytes.NewReader(sized("m", 400))).Status != 200 {
@@ -170,7 +170,7 @@ func (r *harness) waitUntilServing() {
 // without one: each worker loads and unloads a module independently.
 func (r *harness) waitForEstimates(with bool) {
 	r.t.Helper()
-	policytest.WaitFor(r.t, fmt.Sprintf("requests with an estimate: %v", with), func() bool {
+	testkit.WaitFor(r.t, fmt.Sprintf("requests with an estimate: %v", with), func() bool {
 		for range enough {
 			r.client.CloseIdleConnections()
 			got := r.post("m.test", bytes.NewReader(sized("m", 400)))
@@ -189,7 +189,7 @@ func (r *harness) waitForEstimates(with bool) {
 func (r *harness) waitForSlotStats(what string, reached func(map[string]int64) bool) {
 	r.t.Helper()
 	const prefix = "extension_config_discovery.http_filter." + resources.LengthFilter + "."
-	policytest.WaitForValue(r.t, what, func() map[string]int64 {
+	testkit.WaitForValue(r.t, what, func() map[string]int64 {
 		slot := map[string]int64{}
 		for name, n := range r.envoy.Stats(regexp.QuoteMeta(prefix)) {
 			slot[strings.TrimPrefix(name, prefix)] = n
@@ -205,7 +205,7 @@ func (r *harness) serveView(v resources.View) {
 	if err == nil {
 		err = resources.Prove(set)
 	}
-	policytest.NoError(r.t, err)
+	testkit.NoError(r.t, err)
 	r.cache.Set("", set)
 }
 
@@ -213,7 +213,7 @@ func (r *harness) serveView(v resources.View) {
 func listen(t testing.TB, s *grpc.Server) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = s.Serve(l) })
 	t.Cleanup(func() { s.Stop(); wg.Wait() })
@@ -258,7 +258,7 @@ func lengthService(t testing.TB, v resources.View) string {
 	c.BytesPerToken = func(m string) length.Ratio { return ratios[m] }
 	c.BaseOf = func(a string) string { return bases[a] }
 	s, err := service.New(c)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	server := grpc.NewServer(s.Options()...)
 	s.Register(server)
 	return listen(t, server)
@@ -268,7 +268,7 @@ func lengthService(t testing.TB, v resources.View) string {
 func (r *harness) post(host string, body io.Reader, headers ...string) served {
 	r.t.Helper()
 	got, err := r.send("POST", host, body, headers...)
-	policytest.NoError(r.t, err)
+	testkit.NoError(r.t, err)
 	return got
 }
 

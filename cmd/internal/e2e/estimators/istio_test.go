@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/resources"
@@ -42,7 +42,7 @@ func document(t *testing.T, name string) (out struct {
 	if err == nil {
 		err = yaml.Unmarshal(text, &out)
 	}
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	return out
 }
 
@@ -60,13 +60,13 @@ func patches(t *testing.T) map[string][]tree {
 func asTree(t *testing.T, m proto.Message) tree {
 	t.Helper()
 	text, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(m)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	return plain(t, text)
 }
 
 func plain(t *testing.T, text []byte) (out tree) {
 	t.Helper()
-	policytest.NoError(t, json.Unmarshal(text, &out))
+	testkit.NoError(t, json.Unmarshal(text, &out))
 	return out
 }
 
@@ -74,7 +74,7 @@ func plain(t *testing.T, text []byte) (out tree) {
 func requireSame(t *testing.T, what string, got tree, want proto.Message) {
 	t.Helper()
 	text, err := json.Marshal(got)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	m := want.ProtoReflect().New().Interface()
 	if err := protojson.Unmarshal(text, m); err != nil {
 		t.Fatalf("%s: %v", what, err)
@@ -87,7 +87,7 @@ func requireSame(t *testing.T, what string, got tree, want proto.Message) {
 // TestIstioPatches checks that the EnvoyFilter equals what attach renders.
 func TestIstioPatches(t *testing.T) {
 	h, err := attach.WholeListener(attach.Config{Control: []string{"cascade.cascade-system.svc.cluster.local:18000"}, EstimatorFilter: true})
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	p := patches(t)
 	requireSame(t, "the cluster", p["CLUSTER"][0], h.Clusters[0])
 	for i, f := range h.Manager.HttpFilters {
@@ -115,7 +115,7 @@ func TestIstio(t *testing.T) {
 			r := &harness{t: t, view: v, cache: cache.New(cache.Config{})}
 			r.serveView(v)
 			s, err := server.New(server.Config{Cache: r.cache})
-			policytest.NoError(t, err)
+			testkit.NoError(t, err)
 			server := grpc.NewServer()
 			s.Register(t.Context(), server)
 			r.envoy = envoytest.Start(t, envoytest.Config{Bootstrap: gateway(t, way, listen(t, server))})
@@ -143,9 +143,9 @@ func gateway(t *testing.T, way, control string) string {
 	p := patches(t)
 	cluster := p["CLUSTER"][0]
 	host, port, err := net.SplitHostPort(control)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	number, err := strconv.Atoi(port)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	at := cluster["load_assignment"].(tree)["endpoints"].([]any)[0].(tree)["lb_endpoints"].([]any)[0].(tree)["endpoint"].(tree)["address"].(tree)["socket_address"].(tree)
 	at["address"], at["port_value"] = host, number
 
@@ -174,7 +174,7 @@ func gateway(t *testing.T, way, control string) string {
 		"admin":            tree{"address": tree{"socket_address": tree{"address": "127.0.0.1", "port_value": 0}}},
 		"static_resources": tree{"clusters": []any{cluster}, "listeners": []any{listener}},
 	})
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	// While an Envoy on a busy host compiles the module, it reads nothing: with the default
 	// timeout, it would drop its pending fetches, and requests with them.
 	return strings.NewReplacer(`"initial_fetch_timeout":"2s"`, `"initial_fetch_timeout":"60s"`, `"timeout":"3s"`, `"timeout":"61s"`).Replace(string(text))
@@ -185,14 +185,14 @@ func gateway(t *testing.T, way, control string) string {
 func plugin(t *testing.T) tree {
 	spec := document(t, "wasmplugin.yaml").Spec
 	config, err := json.Marshal(spec.PluginConfig)
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	if spec.FailStrategy != "FAIL_OPEN" {
 		t.Errorf("the plugin's fail strategy is %q", spec.FailStrategy)
 	}
 	code, err := built()
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	file := filepath.Join(t.TempDir(), "length.wasm")
-	policytest.NoError(t, os.WriteFile(file, code, 0o600))
+	testkit.NoError(t, os.WriteFile(file, code, 0o600))
 	return tree{"name": "istio-ingress.cascade-length", "typed_config": tree{
 		"@type": "type.googleapis.com/envoy.extensions.filters.http.wasm.v3.Wasm",
 		"config": tree{

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -25,7 +25,7 @@ func TestModuleComesAndGoes(t *testing.T) {
 	without("none yet")
 
 	broken, err := resources.NewModule([]byte("\x00asm\x01\x00\x00\x00\x03\xff"))
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	v = r.view
 	v.Settings.Estimator, v.Settings.Module = resources.Wasm, broken
 	r.serveView(v)
@@ -66,7 +66,7 @@ func trappingModule() []byte {
 // from then on.
 func TestTrapFailsOpen(t *testing.T) {
 	m, err := resources.NewModule(trappingModule())
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	r := startHarness(t, view())
 	v := r.view
 	v.Settings.Estimator, v.Settings.Module = resources.Wasm, m

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
@@ -33,12 +33,12 @@ func (s shown) Update(u *client.Snapshot) {
 func TestRefusedModuleStopsNothing(t *testing.T) {
 	envoytest.Binary(t)
 	broken, err := resources.NewModule([]byte("\x00asm\x01\x00\x00\x00\x03\xff"))
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	replicas := []policies.Replica{{ID: "r", Model: "m", Address: upstream(t, "r"), Capacity: policies.Capacity{KV: 400_000, Batch: 256}}}
 	st := new(store.Memory)
 	c, stop := plane(t, replicas, st, broken)
 	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: c.Addr().String()})
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	r := &harness{t: t, envoy: envoytest.Start(t, envoytest.Config{Bootstrap: string(boot)})}
 	r.url = "http://" + r.envoy.Listener(resources.ListenerName)
 	t.Cleanup(r.client.CloseIdleConnections)
@@ -46,7 +46,7 @@ func TestRefusedModuleStopsNothing(t *testing.T) {
 	r.expect("the first group", r.post("m.test", bytes.NewReader(sized("m", 400))), "r", "", "", 400)
 	waitForPlan(t, c, "second")
 
-	policytest.WaitFor(t, "the refusal in the plan object", func() bool { return len(stored(t, st).Refused) > 0 })
+	testkit.WaitFor(t, "the refusal in the plan object", func() bool { return len(stored(t, st).Refused) > 0 })
 	stop()
 	c, _ = plane(t, replicas, st, broken)
 	waitForPlan(t, c, "after a restart")
@@ -64,8 +64,8 @@ func plane(t *testing.T, replicas []policies.Replica, st store.Store, m *resourc
 		Groups:   []nodegroup.Rule{{Name: "first", Nodes: []string{"envoy"}}},
 		Settings: resources.Settings{Listen: "127.0.0.1:0", Estimator: resources.Wasm, Module: m},
 	})
-	policytest.NoError(t, err)
-	return c, policytest.Run(t, c.Run)
+	testkit.NoError(t, err)
+	return c, testkit.Run(t, c.Run)
 }
 
 func stored(t *testing.T, st store.Store) store.Object {
@@ -84,12 +84,12 @@ func waitForPlan(t *testing.T, c *control.Control, node string) {
 	t.Helper()
 	latest := shown{make(chan *client.Snapshot, 1)}
 	cl, err := client.New(client.Config{Target: c.Addr().String(), NodeID: node, Watcher: latest})
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	over := make(chan struct{})
 	go func() { defer close(over); _ = cl.Run(ctx) }()
 	defer func() { cancel(); <-over }()
-	policytest.WaitFor(t, "a plan for "+node, func() bool {
+	testkit.WaitFor(t, "a plan for "+node, func() bool {
 		select {
 		case s := <-latest.updates:
 			plans, err := client.ReadPlans(s)

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies/length"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -93,7 +93,7 @@ func answers(t *testing.T, r *harness) {
 			r.expect(fmt.Sprint("by length, ", forged), r.post("m.test", bytes.NewReader(long), forged...), "m2", "1250", "m", len(long))
 			r.expect(fmt.Sprint("by body, ", forged), r.post("else.test", bytes.NewReader(long), forged...), "m2", strconv.Itoa((len(long)-len(completion("m", 0)))/4), "m", len(long))
 			got, err := r.send("GET", "m.test", nil, forged...)
-			policytest.NoError(t, err)
+			testkit.NoError(t, err)
 			r.expect(fmt.Sprint("no body, ", forged), got, "m2", "", "m", 0)
 			if got, err := r.send("GET", "else.test", nil, forged...); err != nil || got.Status != 404 {
 				t.Errorf("no body and no model, %v: %+v, %v", forged, got, err)

@@ -18,7 +18,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
@@ -79,7 +79,7 @@ type setup struct {
 func newFleet(t testing.TB, s setup) *fleet {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "fleet")
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	f := &fleet{dir: dir, library: s.library, faults: s.faults, onHost: s.onHost, rdma: s.rdma}
 	s.planes = max(1, s.planes)
@@ -111,7 +111,7 @@ func newFleet(t testing.TB, s setup) *fleet {
 		s.edit(&f.file)
 	}
 	var profile cost.Profile
-	policytest.NoError(t, json.Unmarshal([]byte(steady), &profile))
+	testkit.NoError(t, json.Unmarshal([]byte(steady), &profile))
 	f.Clients = &clienttest.Clients{
 		T: t, DataPlane: "http://" + f.file.Proxy.Listen, Admin: "http://" + f.file.Control.Admin, HTTP: clienttest.NewHTTP(),
 		Engine: emulator.Config{Model: llm, Context: f.file.Models[0].Context, KVTokens: f.file.Models[0].KVTokens, Profile: profile},
@@ -181,13 +181,13 @@ func (f *fleet) path(name string) string { return filepath.Join(f.dir, name) }
 
 func (f *fleet) write(name string, data []byte) {
 	f.T.Helper()
-	policytest.NoError(f.T, os.WriteFile(f.path(name), data, 0o600))
+	testkit.NoError(f.T, os.WriteFile(f.path(name), data, 0o600))
 }
 
 func (f *fleet) writeFleet(name string, c config.Fleet) {
 	f.T.Helper()
 	data, err := yaml.Marshal(c)
-	policytest.NoError(f.T, err)
+	testkit.NoError(f.T, err)
 	f.write(name, data)
 }
 

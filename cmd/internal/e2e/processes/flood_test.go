@@ -20,7 +20,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 	"github.com/cascadeinfer/cascade/xds/ratelimitlog"
@@ -86,7 +86,7 @@ func TestFloods(t *testing.T) {
 	before := connections()
 
 	conn, err := grpc.NewClient(f.file.Control.Listen, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	defer conn.Close()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -160,7 +160,7 @@ func TestFloods(t *testing.T) {
 		t.Errorf("%d lines are logged of refusals", n)
 	}
 	page, err := f.Get("http://" + f.file.Control.Admin + "/metrics")
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	if v, _ := gauge(page, "cascade_xds_refused_total"); v < 80 {
 		t.Errorf("cascade_xds_refused_total is %v", v)
 	}

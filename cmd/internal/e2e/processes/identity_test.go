@@ -10,7 +10,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
@@ -54,12 +54,12 @@ func TestControlPlanesWithIdentities(t *testing.T) {
 	// With the other one's certificate it does not restart.
 	dir := filepath.Join(filepath.Dir(files.CA), "control")
 	own, others := filepath.Join(dir, "a"), filepath.Join(dir, "b")
-	policytest.NoError(t, errors.Join(os.Rename(own, own+".own"), os.CopyFS(own, os.DirFS(others))))
+	testkit.NoError(t, errors.Join(os.Rename(own, own+".own"), os.CopyFS(own, os.DirFS(others))))
 	out, err := exec.Command(cascade, "control", "-c", f.path("fleet.yaml"), "--name", "a", "--listen", a.listen, "--admin", a.admin).CombinedOutput()
 	if err == nil || !strings.Contains(string(out), "is spiffe://fleet.test/control/b, and spiffe://fleet.test/control/a is wanted") {
 		t.Errorf("with the certificate of b: %v: %s", err, out)
 	}
-	policytest.NoError(t, errors.Join(os.RemoveAll(own), os.Rename(own+".own", own)))
+	testkit.NoError(t, errors.Join(os.RemoveAll(own), os.Rename(own+".own", own)))
 	a.start()
 	a.await("follows b", isFollowing("b"))
 	a.cascade("undrain", "r0")

@@ -19,7 +19,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/migrator/transfer"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // largestEnvelope bounds the size of a message on a link, in bytes.
@@ -63,7 +63,7 @@ type link struct {
 func newLink(t testing.TB, to, peer string) *link {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	l := &link{to: to, address: listener.Addr().String(), peer: peer, change: make(chan struct{})}
 	var both http.Protocols
 	both.SetHTTP1(true)

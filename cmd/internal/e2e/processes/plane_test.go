@@ -14,7 +14,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
@@ -68,7 +68,7 @@ func (p *plane) freeze() {
 		defer lock.Close()
 		err = syscall.Flock(int(lock.Fd()), syscall.LOCK_EX)
 	}
-	policytest.NoError(p.f.T, err)
+	testkit.NoError(p.f.T, err)
 	p.process.signal(syscall.SIGSTOP)
 	time.Sleep(tick) // until the signal takes effect
 }
@@ -125,7 +125,7 @@ type record struct {
 func (f *fleet) watchPlans() *record {
 	f.T.Helper()
 	file, err := store.NewFile(f.path("state/plan.json"))
-	policytest.NoError(f.T, err)
+	testkit.NoError(f.T, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &record{f: f, plans: map[string]policies.Plan{}}
 	updates := file.Watch(ctx)

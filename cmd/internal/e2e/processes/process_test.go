@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 const (
@@ -28,9 +28,9 @@ type process struct {
 	t    testing.TB
 	args string
 	cmd  *exec.Cmd
-	out  *policytest.Log // standard output and error
-	gone chan struct{}   // closed when it has ended
-	code int             // valid once gone; -1: ended by a signal
+	out  *testkit.Log  // standard output and error
+	gone chan struct{} // closed when it has ended
+	code int           // valid once gone; -1: ended by a signal
 }
 
 // start runs one of our command lines until the end of the test at the latest.
@@ -42,7 +42,7 @@ func start(t testing.TB, args ...string) *process {
 // startWith is start with additional environment variables.
 func startWith(t testing.TB, env []string, args ...string) *process {
 	t.Helper()
-	p := &process{t: t, args: strings.Join(args, " "), cmd: exec.Command(cascade, args...), out: &policytest.Log{}, gone: make(chan struct{})}
+	p := &process{t: t, args: strings.Join(args, " "), cmd: exec.Command(cascade, args...), out: &testkit.Log{}, gone: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr, p.cmd.SysProcAttr = p.out, p.out, dieWithParent()
 	p.cmd.Env = append(append(os.Environ(), "GOTRACEBACK=all"), env...)
 	begun := make(chan error)
@@ -59,7 +59,7 @@ func startWith(t testing.TB, env []string, args ...string) *process {
 		p.code = p.cmd.ProcessState.ExitCode()
 		close(p.gone)
 	}()
-	policytest.NoError(t, <-begun)
+	testkit.NoError(t, <-begun)
 	t.Cleanup(func() {
 		p.signal(syscall.SIGKILL)
 		<-p.gone
@@ -105,7 +105,7 @@ func (p *process) end() {
 func (p *process) await(pattern string) {
 	p.t.Helper()
 	re := regexp.MustCompile(pattern)
-	policytest.WaitFor(p.t, "cascade "+p.args+" writes "+pattern, func() bool { return re.MatchString(p.out.String()) })
+	testkit.WaitFor(p.t, "cascade "+p.args+" writes "+pattern, func() bool { return re.MatchString(p.out.String()) })
 }
 
 // command runs a command line to its end and returns what it wrote to standard

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // deltaADS is the method by which Envoy requests all resources.
@@ -104,10 +104,10 @@ func (asIs) Name() string                       { return "proto" }
 func (w *wiretap) to(t testing.TB, address string) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	up, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithDefaultCallOptions(grpc.ForceCodec(asIs{})),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: tick, MaxDelay: 10 * tick, Multiplier: 2}}))
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	server := grpc.NewServer(grpc.ForceServerCodec(asIs{}), grpc.UnknownServiceHandler(func(_ any, down grpc.ServerStream) error { return w.forward(up, down) }))
 	var wg sync.WaitGroup
 	wg.Go(func() { server.Serve(l) })

@@ -21,7 +21,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/migrator/transport/handshake"
 	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/policies/policytest"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
 // identities issues certificates without host names for components, such as "--migrator r0", and returns the tls section
@@ -41,7 +41,7 @@ func migratorKeys(t *testing.T, files config.TLS, name string) *certs.Provider {
 	t.Helper()
 	own := files.ForComponent(identity.Migrator, name)
 	keys, err := certs.New(certs.Config{Cert: own.Cert, Key: own.Key, CA: own.CA, Self: files.ExpectedIdentity(identity.Migrator, name)})
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	return keys
 }
 
@@ -153,10 +153,10 @@ func tryAllPorts(t *testing.T, f *fleet, keys *certs.Provider) {
 	defer client.CloseIdleConnections()
 	for front, want := range map[string]int{"r1": http.StatusForbidden, "r2": http.StatusOK} {
 		req, err := http.NewRequest(http.MethodPost, scheme+"://"+r.Peer+"/v1/completions", strings.NewReader(`{"model":"m","prompt":"x","max_tokens":2}`))
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		req.Header.Set(frontend.ForwardHeader, front)
 		resp, err := client.Do(req)
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		resp.Body.Close()
 		if resp.StatusCode != want {
 			t.Errorf("r2 as the front end %s: %s, want %d", front, resp.Status, want)
@@ -199,7 +199,7 @@ func listeningAddresses(t *testing.T, pid int) []string {
 		}
 	}
 	table, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/tcp", pid))
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	var out []string
 	for line := range strings.Lines(string(table)) {
 		// sl, local address, remote address, state (0A: listening), …, inode
@@ -209,7 +209,7 @@ func listeningAddresses(t *testing.T, pid int) []string {
 		}
 		_, hex, _ := strings.Cut(c[1], ":")
 		port, err := strconv.ParseUint(hex, 16, 16)
-		policytest.NoError(t, err)
+		testkit.NoError(t, err)
 		out = append(out, fmt.Sprintf("127.0.0.1:%d", port))
 	}
 	return out

@@ -1,4 +1,4 @@
-package policytest
+package testkit
 
 import (
 	"context"
@@ -6,37 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 )
-
-// waitTimeout is how long a wait takes before it fails. No working test comes near it,
-// on a slow machine with other work and the race detector either.
-const waitTimeout = 5 * time.Minute
-
-// WaitFor waits until a condition holds that other goroutines or processes bring about
-// without an event for it. It fails the test, with the name of the condition, after a
-// time that only a broken program needs.
-func WaitFor(t testing.TB, what string, holds func() bool) {
-	t.Helper()
-	WaitForValue(t, what, holds, func(ok bool) bool { return ok })
-}
-
-// WaitForValue waits as WaitFor does until a value fits, and returns it. The failure
-// shows the last value.
-func WaitForValue[T any](t testing.TB, what string, read func() T, fits func(T) bool) T {
-	t.Helper()
-	end := time.Now().Add(waitTimeout)
-	for pause := 100 * time.Microsecond; ; pause = min(2*pause, 20*time.Millisecond) {
-		v := read()
-		if fits(v) {
-			return v
-		}
-		if time.Now().After(end) {
-			t.Fatalf("timed out waiting for %s; last: %+v", what, v)
-		}
-		time.Sleep(pause)
-	}
-}
 
 // Size returns the size of a random test: full with CASCADE_TEST_ALL, otherwise usual.
 func Size(usual, full int) int {
@@ -46,11 +16,10 @@ func Size(usual, full int) int {
 	return usual
 }
 
-// NoError fails the test at once if err is not nil. It costs nothing otherwise: Helper
-// takes a microsecond.
+// NoError fails the test at once if err is not nil.
 func NoError(t testing.TB, err error) {
 	if err != nil {
-		t.Helper()
+		t.Helper() // it takes a microsecond: not for tests and benchmarks that pass
 		t.Fatal(err)
 	}
 }

@@ -1,6 +1,6 @@
 //go:build !race
 
-package policytest
+package testkit
 
 // RaceEnabled is explained in race.go.
 const RaceEnabled = false

@@ -1,4 +1,4 @@
-package policytest
+package testkit
 
 import (
 	"log/slog"

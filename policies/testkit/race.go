@@ -1,6 +1,6 @@
 //go:build race
 
-package policytest
+package testkit
 
 // RaceEnabled reports whether the race detector is on: it allocates, and makes the
 // compilation of modules ten times as slow.
