@@ -85,15 +85,15 @@ func (f *watchFlags) flags(c *cobra.Command) {
 // clearScreen moves the cursor to the top left and clears the screen.
 const clearScreen = "\x1b[H\x1b[2J"
 
-// repeat calls once a single time, or periodically if the flags say so. While it repeats, it prints an error
-// of the control plane and continues: the control plane may soon be reachable again.
-func (s *settings) repeat(cmd *cobra.Command, f watchFlags, once func(context.Context) error) error {
+// repeat calls output once, or periodically if the flags say so. While it repeats, it prints an
+// error of the control plane and continues: the control plane may soon be reachable again.
+func (s *settings) repeat(cmd *cobra.Command, f watchFlags, output func(context.Context) error) error {
 	ctx := cmd.Context()
 	if f.every < minEvery {
 		return usageErrorf(cmd, "--every %v: at least %v", f.every, minEvery)
 	}
 	if !f.watch {
-		return once(ctx)
+		return output(ctx)
 	}
 	tick := time.NewTicker(f.every)
 	defer tick.Stop()
@@ -101,7 +101,7 @@ func (s *settings) repeat(cmd *cobra.Command, f watchFlags, once func(context.Co
 		if !s.json {
 			fmt.Fprint(s.stdout, clearScreen)
 		}
-		if err := once(ctx); err != nil && ctx.Err() == nil {
+		if err := output(ctx); err != nil && ctx.Err() == nil {
 			fmt.Fprintln(s.stderr, "cascade:", err)
 		}
 		select {
@@ -134,7 +134,7 @@ func (r controlRequest) send(ctx context.Context) ([]byte, error) {
 	var failed *url.Error
 	switch {
 	case err == nil && !json.Valid(body):
-		return nil, r.unexpected(http.StatusText(http.StatusOK), body)
+		return nil, r.unexpected("200 OK", body)
 	case !errors.As(err, &failed):
 		return body, err
 	case errors.Is(err, context.DeadlineExceeded):

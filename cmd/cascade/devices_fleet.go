@@ -277,21 +277,21 @@ func (m modelDevices) groupTable() report.Table {
 	all := groupDevices(m.Replicas)
 	for i, a := range all {
 		for k, b := range all {
-			same, apart, nodes := 0, 0, [2]control.Device{}
-			for _, node := range a.order {
-				from, here := a.on[node], len(b.on[node])
+			same, apart, pair := 0, 0, [2]control.Device{}
+			for _, host := range a.order {
+				from, here := a.on[host], len(b.on[host])
 				if i == k {
 					here-- // a replica forms no pair with itself
 				}
-				if same += len(from) * here; here > 0 && nodes[0].Replica == "" {
-					nodes = [2]control.Device{from[0], b.on[node][len(b.on[node])-1]}
+				if same += len(from) * here; here > 0 && pair[0].Replica == "" {
+					pair = [2]control.Device{from[0], b.on[host][len(b.on[host])-1]}
 				}
 			}
-			add(nodes[0], nodes[1], same)
+			add(pair[0], pair[1], same)
 			if apart = a.count*b.count - same; i == k {
 				apart -= a.count
 			}
-			if from, to, ok := pairAcrossNodes(a, b); ok {
+			if from, to, ok := pairAcrossHosts(a, b); ok {
 				add(from, to, apart)
 			}
 		}
@@ -307,10 +307,10 @@ func (m modelDevices) groupTable() report.Table {
 	return t
 }
 
-// deviceGroup is a group of equal replicas, by node.
+// deviceGroup is a group of equal replicas, by host.
 type deviceGroup struct {
 	on    map[string][]control.Device
-	order []string // nodes
+	order []string // hosts
 	count int
 }
 
@@ -338,9 +338,9 @@ func groupDevices(list []control.Device) []*deviceGroup {
 	return out
 }
 
-// pairAcrossNodes returns one replica of each group such that they are on different nodes, if there
+// pairAcrossHosts returns one replica of each group such that they are on different hosts, if there
 // is such a pair.
-func pairAcrossNodes(a, b *deviceGroup) (from, to control.Device, ok bool) {
+func pairAcrossHosts(a, b *deviceGroup) (from, to control.Device, ok bool) {
 	for _, x := range a.order[:min(2, len(a.order))] {
 		for _, y := range b.order[:min(2, len(b.order))] {
 			if x != y {

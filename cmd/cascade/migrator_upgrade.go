@@ -100,7 +100,7 @@ func (s *upgrade) run(ctx context.Context, d *migratord.Daemon, log *slog.Logger
 	var links sync.WaitGroup
 	defer links.Wait()
 	links.Go(func() {
-		if before == nil { // which is no migratord.Link
+		if before == nil { // as an interface, a nil *handover.Link would not be nil
 			d.FollowPredecessor(ctx, nil)
 			return
 		}

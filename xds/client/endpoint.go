@@ -40,7 +40,8 @@ type Locality struct{ Region, Zone, SubZone string }
 func decodeAssignment(name string, a *anypb.Any) (any, error) {
 	f := new(faults)
 	c := openNamed(f, "assignment", "cluster_name", name, a, &endpointv3.ClusterLoadAssignment{}, (*endpointv3.ClusterLoadAssignment).GetClusterName)
-	return newAssignment(f, "assignment", c), f.err
+	out := newAssignment(f, "assignment", c)
+	return out, f.err
 }
 
 func newAssignment(f *faults, at string, c *endpointv3.ClusterLoadAssignment) *Assignment {

@@ -48,7 +48,8 @@ func openExtension(f *faults, name string, a *anypb.Any) *anypb.Any {
 // decodeExtension decodes a TypedExtensionConfig.
 func decodeExtension(name string, a *anypb.Any) (any, error) {
 	f := new(faults)
-	return decodeFilterConfig(f, "extension.typed_config", name, openExtension(f, name, a)), f.err
+	e := decodeFilterConfig(f, "extension.typed_config", name, openExtension(f, name, a))
+	return e, f.err
 }
 
 // decodeSlotConfig decodes the TypedExtensionConfig of a policy slot.

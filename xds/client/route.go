@@ -76,7 +76,8 @@ type DirectResponse struct {
 func decodeRouteTable(name string, a *anypb.Any) (any, error) {
 	f := new(faults)
 	c := openNamed(f, "route_config", "name", name, a, &routev3.RouteConfiguration{}, (*routev3.RouteConfiguration).GetName)
-	return newRouteTable(f, "route_config", c), f.err
+	t := newRouteTable(f, "route_config", c)
+	return t, f.err
 }
 
 func newRouteTable(f *faults, at string, c *routev3.RouteConfiguration) *RouteTable {

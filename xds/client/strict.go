@@ -16,15 +16,12 @@ import (
 // is decoded after an error is not used.
 type faults struct{ err error }
 
-// add records an error, if it is the first one.
-func (f *faults) add(err error) {
+// addf records an error, if it is the first one.
+func (f *faults) addf(format string, args ...any) {
 	if f.err == nil {
-		f.err = err
+		f.err = fmt.Errorf(format, args...)
 	}
 }
-
-// addf records an error, if it is the first one.
-func (f *faults) addf(format string, args ...any) { f.add(fmt.Errorf(format, args...)) }
 
 // only records an error for the first field set in m that is not one of the known ones.
 // The decoders call it for every message whose unknown fields could change where a

@@ -96,9 +96,9 @@ func (s *State) planChange(now time.Time, m *model, tick, refining bool) (c *pla
 }
 
 // restateChange returns the plan that must be stored again because the last stored
-// object cannot come into force as it is, nil if it can. The plan in force replaces an older plan, and
-// a plan that was edited without a new epoch gets an epoch of its own, so that no two
-// plans have the same epoch.
+// object cannot come into force as it is, nil if it can. The plan in force replaces an
+// older plan, and a plan that was edited without a new epoch gets an epoch of its own, so
+// that no two plans have the same epoch.
 func (s *State) restateChange(now time.Time, m *model) *planhistory.Change {
 	if len(m.restate.Stages) == 0 {
 		return nil

@@ -76,7 +76,10 @@ func (f *NoteFolder) Put(name string, text []byte) error {
 // can be read are returned together with the errors of the others.
 func (f *NoteFolder) All() ([][]byte, error) {
 	entries, err := os.ReadDir(f.path)
-	errs := []error{err, atomicfile.RemoveStale(f.path, isNote)}
+	if err == nil {
+		err = atomicfile.RemoveStale(f.path, isNote)
+	}
+	errs := []error{err}
 	old := time.Now().Add(-noteLifetime)
 	var out [][]byte
 	for _, e := range entries {

@@ -69,6 +69,13 @@ func TestNotes(t *testing.T) {
 	if got := names(t, dir); !slices.Equal(got, []string{"..%2Fa.note", "b.note", "c.note.tmpl", "mine.txt"}) {
 		t.Errorf("files left: %q", got)
 	}
+	// A directory that cannot be read is one error.
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if all, err := folder.All(); len(all) > 0 || err == nil || strings.Count(err.Error(), dir) != 1 {
+		t.Errorf("of a removed directory: %d notes, %v", len(all), err)
+	}
 }
 
 func names(t *testing.T, dir string) (out []string) {

@@ -35,7 +35,7 @@ const toPeersMaxAge = time.Second
 
 // peerLinks are the links to and from one peer.
 type peerLinks struct {
-	reported *xds.Topology // the report from which topology was built; nil: no report
+	reported *xds.Topology // by the peer; nil: no report
 	host     string
 	own      *xds.Topology // the own topology from which the links were computed
 	to       links.Path    // the path to the peer, by the fleet file's rates
@@ -91,8 +91,8 @@ func (d *Daemon) updateTopologyLocked() {
 	}
 }
 
-// topology returns the location of this replica's KV cache, for the wire. The pointer is the same as
-// long as the content is.
+// topology returns the location of this replica's KV cache, for the wire. The pointer is the same
+// as long as the content is.
 func (d *Daemon) topology() *xds.Topology {
 	n := &d.linkCache
 	n.mu.Lock()
@@ -130,8 +130,8 @@ func (d *Daemon) peerLinksLocked(id policies.ReplicaID) *peerLinks {
 // maxPeerLinks bounds the cache; when it is full, it is cleared.
 const maxPeerLinks = 1 << 15
 
-// peerTopologyLocked returns the location of a peer: the one it reported; else, on a host with a known
-// description, the one of the fleet file; else only its host.
+// peerTopologyLocked returns the location of a peer: the one it reported; else, on a host with a
+// known description, the one of the fleet file; else only its host.
 func (d *Daemon) peerTopologyLocked(id policies.ReplicaID, reported *xds.Topology, host string) links.Topology {
 	if reported != nil {
 		if s, err := topologywire.Decode(reported); err == nil {

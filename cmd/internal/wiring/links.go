@@ -18,7 +18,7 @@ func (f *Fleet) UsesDistance() bool { return f.Preset != "paper" }
 func gbps(x float64) links.Rate { return links.Rate(x * float64(links.Gigabit)) }
 
 // Links returns the rates of unknown links, and the bound of the rates between
-// nodes.
+// hosts.
 func (f *Fleet) Links() links.Rates {
 	between := gbps(f.Migration.LinkGbps)
 	return links.Rates{SameHost: max(between, gbps(f.Migration.HostGbps)), BetweenHosts: between, MaxBetweenHosts: between}

@@ -48,7 +48,8 @@ func Struct[T any](v T, edits ...string) (out T, err error) {
 	if doc, err = apply(doc, edits); err != nil {
 		return out, err
 	}
-	return out, json.Unmarshal(doc, &out)
+	err = json.Unmarshal(doc, &out)
+	return out, err
 }
 
 func apply(doc []byte, edits []string) ([]byte, error) {
@@ -114,7 +115,8 @@ func (e *editor) parse(text string) (value any, err error) {
 	}
 	dec := json.NewDecoder(strings.NewReader(text))
 	dec.UseNumber()
-	return value, errors.Join(err, dec.Decode(&value))
+	err = errors.Join(err, dec.Decode(&value))
+	return value, err
 }
 
 func (e *editor) get(path string) (node any, err error) {

@@ -122,7 +122,7 @@ func (r *Replica) Seen() uint64 { return r.earlierSeen + r.Report.Flow.Seen }
 // Work returns the tokens that the replica holds or has promised to hold.
 func (r *Replica) Work() policies.Tokens { return r.Report.Load.Held + r.Report.Load.Promised }
 
-// Topology returns where the replica is: as reported, except for the node, which the
+// Topology returns where the replica is: as reported, except for the host, which the
 // configuration determines.
 func (r *Replica) Topology() links.Topology {
 	s := r.topology
