@@ -6,7 +6,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies"
 )
 
-// rollBack returns to the previous plan, scaled to the present replicas, or to one
+// rollBack is the rollback of a plan that is slower than predicted. (An operator rolls back
+// by xds/internal/orders; xds/internal/planrollout reverts a plan that proxies refuse.)
+// It returns to the previous plan, scaled to the present replicas, or to one
 // stage if that was the previous plan, and starts a hold-off.
 func (m *Machine) rollBack(in Input, w policies.Workload, present policies.Plan) Decision {
 	back := oneStage(w.Replicas)

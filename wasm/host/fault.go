@@ -10,7 +10,8 @@ import (
 // Cause is the reason why a call failed.
 type Cause uint8
 
-// The causes. After Refused, TooLarge and Unknown the instance stays usable; after the
+// The causes. What follows a fault (the native answer, a new instance, the rollback of
+// the module) is decided by package policy, fallback.go. After Refused, TooLarge and Unknown the instance stays usable; after the
 // others it is dead.
 const (
 	Trapped   Cause = iota + 1 // the module trapped: unreachable, out of bounds, a Go panic

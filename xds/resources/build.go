@@ -48,7 +48,7 @@ func Build(v View) (Set, error) {
 			b.add(ClusterType, ours.cluster(m.Name, k), stageCluster(ours, m.Name, k, v.Settings))
 			b.addUnlisted(ClusterType, theirs.cluster(m.Name, k), stageCluster(theirs, m.Name, k, v.Settings))
 			b.addUnlisted(ClusterType, federation.cluster(m.Name, k), stageCluster(federation, m.Name, k, v.Settings))
-			members := b.add(EndpointType, ours.endpoints(m.Name, k), assignment(m.Name, k, plans, endpoints))
+			members := b.add(EndpointType, ours.endpoints(m.Name, k), stageAssignment(m.Name, k, plans, endpoints))
 			b.addCopy(members, federation.endpoints(m.Name, k))
 		}
 		name := SplitModelRouteName(m.Name)

@@ -38,7 +38,7 @@ const (
 )
 
 // stageCluster returns the cluster of one stage. It is immutable for the life of the
-// model, whatever the plan; what changes is its ClusterLoadAssignment.
+// model: a plan changes its endpoints (stageAssignment) and the routes to it.
 func stageCluster(y naming, model string, k int, s Settings) *clusterv3.Cluster {
 	return reportLoad(&clusterv3.Cluster{
 		Name:                 y.cluster(model, k),

@@ -6,6 +6,8 @@ import (
 	"io"
 )
 
+// Heads of frames. The whole format is in doc.go; the blocks behind the head of an answer
+// are written by blockwriter.go.
 const (
 	headSize   = 8
 	kindAsk    = 1

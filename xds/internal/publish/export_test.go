@@ -1,7 +1,7 @@
 package publish
 
 import (
-	"github.com/cascadeinfer/cascade/xds/internal/rollout"
+	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -15,16 +15,16 @@ func (p *Publisher) Misrender(change func(resources.View, resources.Set) resourc
 		}
 		return change(v, s), nil
 	}
-	p.buildTable = func(v resources.View) (*rollout.Table, error) {
+	p.buildTable = func(v resources.View) (*planrollout.Table, error) {
 		s, err := build(v)
-		return &rollout.Table{View: v, Set: s}, err
+		return &planrollout.Table{View: v, Set: s}, err
 	}
 	cfg := p.cfg.rollout()
 	cfg.Build, cfg.Prove = build, func(resources.Set) error { return nil }
 	var err error
-	p.rollout, err = rollout.New(cfg)
+	p.rollout, err = planrollout.New(cfg)
 	return err
 }
 
 // TakeNACKs returns the NACKs since the last call.
-func (l *Ledger) TakeNACKs() []rollout.NACK { return l.takeNACKs() }
+func (l *Ledger) TakeNACKs() []planrollout.NACK { return l.takeNACKs() }

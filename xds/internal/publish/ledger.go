@@ -14,12 +14,12 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/xds/internal/rollout"
+	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
 // awaitedTypes are the types that rollouts wait for.
-var awaitedTypes = rollout.AwaitedTypes()
+var awaitedTypes = planrollout.AwaitedTypes()
 
 // Bounds of the data that the ledger keeps of its nodes.
 const (
@@ -48,7 +48,7 @@ type Ledger struct {
 	streams      map[streamKey]*stream
 	disconnected []string // ids of nodes without a stream, the longest disconnected first
 	groupOf      func(id, cluster string) string
-	nacks        []rollout.NACK // not taken yet, oldest first
+	nacks        []planrollout.NACK // not taken yet, oldest first
 }
 
 // streamKey identifies a stream; each protocol counts its own.
@@ -121,14 +121,14 @@ func (l *Ledger) assignGroups(groupOf func(id, cluster string) string) {
 // observe answers a rollout's queries. unanswered returns the nodes that have
 // not replied to all responses of some types, and whose state is therefore
 // unknown.
-func (l *Ledger) observe(needs []rollout.Query, unanswered func(types []string) map[string]bool) map[string]rollout.Observation {
+func (l *Ledger) observe(needs []planrollout.Query, unanswered func(types []string) map[string]bool) map[string]planrollout.Observation {
 	type question struct {
-		rollout.Query
+		planrollout.Query
 		late, behind     targetVersions
 		unsure, unsureIn map[string]bool
 	}
 	questions := make(map[string]*question, len(needs))
-	out := make(map[string]rollout.Observation, len(needs))
+	out := make(map[string]planrollout.Observation, len(needs))
 	asked := make(map[string]map[string]bool) // by types
 	unsure := func(types []string) map[string]bool {
 		k := strings.Join(types, " ")
@@ -143,7 +143,7 @@ func (l *Ledger) observe(needs []rollout.Query, unanswered func(types []string) 
 			q.behind, q.unsureIn = newVersions(n.Set, awaitedTypes), unsure(awaitedTypes)
 		}
 		questions[n.Group] = q
-		out[n.Group] = rollout.Observation{Serial: n.Serial, Late: make(map[string]bool), Behind: make(map[string]bool)}
+		out[n.Group] = planrollout.Observation{Serial: n.Serial, Late: make(map[string]bool), Behind: make(map[string]bool)}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

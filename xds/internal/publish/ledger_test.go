@@ -14,8 +14,8 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/cache"
+	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
-	"github.com/cascadeinfer/cascade/xds/internal/rollout"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -26,9 +26,9 @@ func behind(l *publish.Ledger, set resources.Set, types ...string) string {
 	return strings.Trim(fmt.Sprint(ids), "map[]")
 }
 
-func tableOf(t *testing.T, v resources.View) *rollout.Table {
+func tableOf(t *testing.T, v resources.View) *planrollout.Table {
 	t.Helper()
-	table, err := rollout.NewTable(v, resources.Prove)
+	table, err := planrollout.NewTable(v, resources.Prove)
 	if err != nil {
 		t.Fatal(err)
 	}

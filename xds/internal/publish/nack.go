@@ -4,7 +4,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/cascadeinfer/cascade/xds/internal/rollout"
+	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 )
 
 // blamedNames returns the names that the error text mentions. Envoy lists the
@@ -41,7 +41,7 @@ func inName(c byte) bool {
 }
 
 // takeNACKs returns the NACKs since the last call, oldest first.
-func (l *Ledger) takeNACKs() []rollout.NACK {
+func (l *Ledger) takeNACKs() []planrollout.NACK {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	out := l.nacks
@@ -59,7 +59,7 @@ func (l *Ledger) recordNACKLocked(s *stream, typ string, sub *subscription, text
 		for i, v := range rs {
 			names[i] = v.Name
 		}
-		l.nacks = append(l.nacks, rollout.NACK{
+		l.nacks = append(l.nacks, planrollout.NACK{
 			Node: s.node.id, Group: s.node.group, Type: typ, Resources: rs,
 			Blamed: blamedNames(sanitize(text, maxRawText), names), Text: s.node.lastError,
 		})

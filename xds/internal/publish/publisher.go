@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/internal/rollout"
+	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/nodegroup"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -75,7 +75,7 @@ type Config struct {
 }
 
 // Refusal is a version of a resource that a node refused.
-type Refusal = rollout.Refusal
+type Refusal = planrollout.Refusal
 
 const (
 	defaultAckTimeout   = 3 * time.Second
@@ -108,8 +108,8 @@ func (c Config) validate() (Config, error) {
 	return c, nil
 }
 
-func (c Config) rollout() rollout.Config {
-	return rollout.Config{Groups: c.Groups.Names(), Watch: c.Watch, AckTimeout: c.AckTimeout, DrainTimeout: c.DrainTimeout}
+func (c Config) rollout() planrollout.Config {
+	return planrollout.Config{Groups: c.Groups.Names(), Watch: c.Watch, AckTimeout: c.AckTimeout, DrainTimeout: c.DrainTimeout}
 }
 
 // Publisher rolls out the latest submitted view, group after group. Submit,
@@ -124,18 +124,18 @@ type Publisher struct {
 	quarantined []Refusal       // not taken by Run yet
 	state       state
 
-	buildTable func(resources.View) (*rollout.Table, error) // renders and proves a view
-	rollout    *rollout.Rollout
-	target     *rollout.Table // the last one
+	buildTable func(resources.View) (*planrollout.Table, error) // renders and proves a view
+	rollout    *planrollout.Rollout
+	target     *planrollout.Table // the last one
 	timer      *time.Timer
 }
 
 // state is what Status returns.
 type state struct {
-	report   rollout.Report
+	report   planrollout.Report
 	refusals []Refusal
-	err      error            // why the last view is not a table
-	tables   []*rollout.Table // the last targets, oldest first
+	err      error                // why the last view is not a table
+	tables   []*planrollout.Table // the last targets, oldest first
 }
 
 // New checks the configuration. Nothing is applied before Run.
@@ -146,10 +146,10 @@ func New(cfg Config) (*Publisher, error) {
 	}
 	prover := new(resources.Prover) // used by Run alone, so that it caches what a table and the steps towards it share
 	p := &Publisher{cfg: cfg, wakeup: make(chan struct{}, 1)}
-	p.buildTable = func(v resources.View) (*rollout.Table, error) { return rollout.NewTable(v, prover.Prove) }
+	p.buildTable = func(v resources.View) (*planrollout.Table, error) { return planrollout.NewTable(v, prover.Prove) }
 	steps := cfg.rollout()
 	steps.Prove = prover.Prove
-	if p.rollout, err = rollout.New(steps); err != nil {
+	if p.rollout, err = planrollout.New(steps); err != nil {
 		return nil, fmt.Errorf("publish: %w", err)
 	}
 	cfg.Ledger.assignGroups(cfg.Groups.GroupOf)
@@ -229,7 +229,7 @@ func (p *Publisher) applySubmitted() {
 	p.submitted, p.quarantined = nil, nil
 	p.mu.Unlock()
 	if len(barred) > 0 {
-		p.step(rollout.Quarantine{Refusals: barred})
+		p.step(planrollout.Quarantine{Refusals: barred})
 	}
 	if v == nil {
 		return
@@ -247,11 +247,11 @@ func (p *Publisher) applySubmitted() {
 	}
 	p.rememberTable(t)
 	p.observeNodes() // a node that has caught up by now starts with a fresh timeout
-	p.step(rollout.SetTarget{Table: t})
+	p.step(planrollout.SetTarget{Table: t})
 }
 
 // rememberTable keeps a table, so that Status can find out which nodes have it.
-func (p *Publisher) rememberTable(t *rollout.Table) {
+func (p *Publisher) rememberTable(t *planrollout.Table) {
 	p.target = t
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -265,7 +265,7 @@ func (p *Publisher) rememberTable(t *rollout.Table) {
 
 // step passes an event to the rollout and executes its output, as long as the
 // rollout requests another observation.
-func (p *Publisher) step(e rollout.Event) {
+func (p *Publisher) step(e planrollout.Event) {
 	for {
 		out := p.rollout.Step(time.Now(), e)
 		for _, n := range out.Notes {
@@ -290,7 +290,7 @@ func (p *Publisher) step(e rollout.Event) {
 }
 
 // observe answers the rollout's queries.
-func (p *Publisher) observe() rollout.Observe {
+func (p *Publisher) observe() planrollout.Observe {
 	needs := p.rollout.Queries()
 	facts := p.cfg.Ledger.observe(needs, func(types []string) map[string]bool {
 		// The cache knows which responses are on their way: a node may have
@@ -312,7 +312,7 @@ func (p *Publisher) observe() rollout.Observe {
 		}
 		facts[n.Group] = f
 	}
-	return rollout.Observe{Groups: facts}
+	return planrollout.Observe{Groups: facts}
 }
 
 // countRequests sums the requests on endpoints over the clusters that can reach
@@ -337,7 +337,7 @@ func (p *Publisher) countRequests(endpoints []resources.Endpoint) (requests int,
 }
 
 // logNote logs a transition.
-func (p *Publisher) logNote(n rollout.Note) {
+func (p *Publisher) logNote(n planrollout.Note) {
 	level := slog.LevelInfo
 	if n.Warn {
 		level = slog.LevelWarn

@@ -12,7 +12,7 @@ import (
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	rpcstatus "google.golang.org/genproto/googleapis/rpc/status"
 
-	"github.com/cascadeinfer/cascade/xds/internal/rollout"
+	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -255,7 +255,7 @@ func (n *simNode) subscribedNames(sub *simSubscription) map[string]bool {
 // refuses reports whether the node refuses a version: proxies refuse a fixed
 // share of all versions.
 func (n *simNode) refuses(typ string, r *discoveryv3.Resource) bool {
-	version := rollout.ContentHash(r.Version)
+	version := planrollout.ContentHash(r.Version)
 	if n.sim.neverRefused[version] || typ == resources.ListenerType {
 		return false
 	}

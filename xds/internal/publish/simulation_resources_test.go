@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/internal/rollout"
+	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -88,7 +88,7 @@ func formatSet(s resources.Set) string {
 	for _, typ := range simTypes {
 		for _, r := range s.All(typ) {
 			if typ == resources.EndpointType || typ == resources.RouteType {
-				out = append(out, fmt.Sprintf("%s=%q %.4s%s", r.Name, r.Body, r.Version, strings.TrimPrefix(r.Version, rollout.ContentHash(r.Version))))
+				out = append(out, fmt.Sprintf("%s=%q %.4s%s", r.Name, r.Body, r.Version, strings.TrimPrefix(r.Version, planrollout.ContentHash(r.Version))))
 			}
 		}
 	}

@@ -6,7 +6,7 @@ import (
 
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 
-	"github.com/cascadeinfer/cascade/xds/internal/rollout"
+	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -45,7 +45,7 @@ func (sim *simulation) isStableReverted(name string, s resources.Set) bool {
 		return false
 	}
 	for _, g := range sim.pub.rollout.Report().Groups {
-		if g.Name == name && g.Phase == rollout.Idle {
+		if g.Name == name && g.Phase == planrollout.Idle {
 			return true
 		}
 	}

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/internal/rollout"
+	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -115,7 +115,7 @@ func (sim *simulation) submitRandom(epoch policies.Epoch, before resources.View)
 	sim.logf("want %v", s)
 	sim.wanted = sim.said
 	sim.pub.observeNodes()
-	sim.pub.step(rollout.SetTarget{Table: &rollout.Table{View: v, Set: s}})
+	sim.pub.step(planrollout.SetTarget{Table: &planrollout.Table{View: v, Set: s}})
 	return v
 }
 
@@ -146,7 +146,7 @@ func (sim *simulation) settle() {
 // isSettled reports whether there is nothing left to do.
 func (sim *simulation) isSettled() bool {
 	for _, g := range sim.pub.state.report.Groups {
-		if g.Phase != rollout.Idle || len(g.Fenced) > 0 {
+		if g.Phase != planrollout.Idle || len(g.Fenced) > 0 {
 			return false
 		}
 	}

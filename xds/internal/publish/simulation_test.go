@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
-	"github.com/cascadeinfer/cascade/xds/internal/rollout"
+	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/nodegroup"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -60,7 +60,7 @@ func newSimulation(t *testing.T, seed uint64) *simulation {
 	if sim.pub, err = New(Config{Cache: sim, Ledger: NewLedger(nil), Groups: groups, Watch: watch}); err != nil {
 		t.Fatal(err)
 	}
-	sim.pub.rollout, err = rollout.New(rollout.Config{
+	sim.pub.rollout, err = planrollout.New(planrollout.Config{
 		Groups: groups.Names(), Watch: watch, AckTimeout: sim.pub.cfg.AckTimeout,
 		Build: textSet, Prove: func(resources.Set) error { return nil }, CheckMembers: sim.checkMembers,
 	})
@@ -185,9 +185,9 @@ func (sim *simulation) run() {
 	sim.settle()
 	rep := sim.pub.rollout.Report()
 	odd := slices.ContainsFunc(sim.nodes, func(n *simNode) bool { return n.picky }) ||
-		slices.ContainsFunc(rep.Groups, func(g rollout.GroupReport) bool { return g.KeptRefused > 0 })
+		slices.ContainsFunc(rep.Groups, func(g planrollout.GroupReport) bool { return g.KeptRefused > 0 })
 	for _, g := range rep.Groups {
-		if g.Phase != rollout.Idle || !odd && len(g.Fenced) > 0 {
+		if g.Phase != planrollout.Idle || !odd && len(g.Fenced) > 0 {
 			sim.failf("group %q: final phase %s, fenced %v; report %+v", g.Name, g.Phase, g.Fenced, rep)
 		}
 		if rep.Blocked == "" && g.Epoch != rep.Target {

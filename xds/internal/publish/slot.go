@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/xds/internal/rollout"
+	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
@@ -22,8 +22,8 @@ type SlotReply struct {
 }
 
 // withoutSlots returns the versions that do not belong to policy slots.
-func withoutSlots(vs []rollout.Version) []rollout.Version {
-	return slices.DeleteFunc(vs, func(v rollout.Version) bool {
+func withoutSlots(vs []planrollout.Version) []planrollout.Version {
+	return slices.DeleteFunc(vs, func(v planrollout.Version) bool {
 		_, slot := policyslots.KindOf(v.Name)
 		return slot
 	})
@@ -43,7 +43,7 @@ func (n *node) recordSlotsLocked(sub *subscription, r reply) {
 	}
 	text := sanitize(r.GetErrorDetail().GetMessage(), maxRawText)
 	versions := sub.sent[i].versions()
-	anyone := slices.ContainsFunc(versions, func(v rollout.Version) bool { return mentionsName(text, v.Name) })
+	anyone := slices.ContainsFunc(versions, func(v planrollout.Version) bool { return mentionsName(text, v.Name) })
 	for _, v := range versions {
 		kind, ok := policyslots.KindOf(v.Name)
 		if !ok || !kind.Known() {

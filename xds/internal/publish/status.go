@@ -10,7 +10,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
-	"github.com/cascadeinfer/cascade/xds/internal/rollout"
+	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -80,7 +80,7 @@ func (p *Publisher) Status() Status {
 	refusals := slices.Clone(p.state.refusals)
 	p.mu.Unlock()
 	now := time.Now()
-	s := Status{Phase: rollout.Idle.String(), Err: st.err, Refused: refusals}
+	s := Status{Phase: planrollout.Idle.String(), Err: st.err, Refused: refusals}
 	if s.Err == nil && st.report.Blocked != "" {
 		s.Err = errors.New(st.report.Blocked)
 	}
@@ -88,7 +88,7 @@ func (p *Publisher) Status() Status {
 	for i, g := range st.report.Groups {
 		v := groupView{GroupReport: g, versions: newVersions(g.Set, awaitedTypes), reason: groupReason(g, st.report, now)}
 		groups[g.Name] = v
-		if s.Phase == rollout.Idle.String() {
+		if s.Phase == planrollout.Idle.String() {
 			s.Phase = g.Phase.String()
 		}
 		if i == 0 || g.Epoch < s.Epoch {
@@ -112,13 +112,13 @@ func (p *Publisher) Status() Status {
 
 // groupView is a group's report with the sets that its nodes are compared with.
 type groupView struct {
-	rollout.GroupReport
+	planrollout.GroupReport
 	versions targetVersions
 	reason   string
 }
 
 // status describes a node. The ledger must be locked.
-func (n *node) status(g groupView, tables []*rollout.Table, routes []targetVersions) Node {
+func (n *node) status(g groupView, tables []*planrollout.Table, routes []targetVersions) Node {
 	reason, fenced := g.Fenced[n.id]
 	out := Node{
 		ID: n.id, Cluster: n.cluster, Group: n.group, Connected: len(n.streams) > 0, Since: n.since,
@@ -157,22 +157,22 @@ func (n *node) status(g groupView, tables []*rollout.Table, routes []targetVersi
 }
 
 // groupReason returns what a group waits for.
-func groupReason(g rollout.GroupReport, r rollout.Report, now time.Time) string {
+func groupReason(g planrollout.GroupReport, r planrollout.Report, now time.Time) string {
 	name := g.Name
 	if name == "" {
 		name = "default"
 	}
 	left := max(g.Until.Sub(now), 0).Round(100 * time.Millisecond).Seconds()
 	switch {
-	case g.Phase == rollout.Watch && left > 0:
+	case g.Phase == planrollout.Watch && left > 0:
 		return fmt.Sprintf("%s: watched for another %.1f s", name, left)
-	case g.Phase == rollout.Watch:
+	case g.Phase == planrollout.Watch:
 		return fmt.Sprintf("%s: waiting until all groups have the plan", name)
-	case g.Phase == rollout.Retire:
+	case g.Phase == planrollout.Retire:
 		return fmt.Sprintf("%s: removed endpoints drain for at most %.1f s", name, left)
-	case g.Phase == rollout.Add:
+	case g.Phase == planrollout.Add:
 		return fmt.Sprintf("%s: waiting for acknowledgements of the next plan's endpoints", name)
-	case g.Phase == rollout.Flip:
+	case g.Phase == planrollout.Flip:
 		return fmt.Sprintf("%s: waiting for acknowledgements of the routes", name)
 	case r.Blocked != "" && g.Epoch != r.Target:
 		return fmt.Sprintf("blocked at plan %d: %s", g.Epoch, r.Blocked)

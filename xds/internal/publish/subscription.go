@@ -8,7 +8,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/types/known/anypb"
 
-	"github.com/cascadeinfer/cascade/xds/internal/rollout"
+	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -53,13 +53,13 @@ type response struct {
 }
 
 // versions lists the resources in the response.
-func (r response) versions() []rollout.Version {
-	out := make([]rollout.Version, 0, len(r.resources)+len(r.bodies))
+func (r response) versions() []planrollout.Version {
+	out := make([]planrollout.Version, 0, len(r.resources)+len(r.bodies))
 	for _, res := range r.resources {
-		out = append(out, rollout.Version{Name: res.GetName(), Version: res.GetVersion()})
+		out = append(out, planrollout.Version{Name: res.GetName(), Version: res.GetVersion()})
 	}
 	for _, a := range r.bodies {
-		out = append(out, rollout.Version{Name: nameOf(a.GetValue()), Version: resources.Version(a.GetValue())})
+		out = append(out, planrollout.Version{Name: nameOf(a.GetValue()), Version: resources.Version(a.GetValue())})
 	}
 	return out
 }
@@ -167,7 +167,7 @@ func (u *subscription) isBehind(v targetVersions, typ string) bool {
 	lacks := func(r *resources.Resource) bool {
 		if u.sotw {
 			// For such clients only the content hash is known.
-			return u.applied[r.Name] != rollout.ContentHash(r.Version)
+			return u.applied[r.Name] != planrollout.ContentHash(r.Version)
 		}
 		return u.applied[r.Name] != r.Version
 	}

@@ -1,4 +1,4 @@
-package rollout
+package planrollout
 
 import (
 	"github.com/cascadeinfer/cascade/policies"

@@ -23,7 +23,7 @@ const unknownHost = "unknown"
 // zoneOf returns the zone of an endpoint's locality.
 func zoneOf(e Endpoint) string { return cmp.Or(e.Host, unknownHost) }
 
-// assignment returns the ClusterLoadAssignment of stage k: priority 0 is the stage's own
+// stageAssignment returns the ClusterLoadAssignment of stage k: priority 0 is the stage's own
 // replicas, priority 1 the next longer stage, whose replicas have room for such lengths
 // by definition, and priority 2 all others. A proxy fails over from one to the next
 // without a control plane.
@@ -31,7 +31,7 @@ func zoneOf(e Endpoint) string { return cmp.Or(e.Host, unknownHost) }
 // A stage that no plan uses holds the whole fleet, so that it is never empty. Replicas
 // of the last priority have equal weights: weights follow the load every second, and
 // each change would update the assignments of all stages.
-func assignment(model string, k int, plans []policies.Plan, endpoints []Endpoint) *endpointv3.ClusterLoadAssignment {
+func stageAssignment(model string, k int, plans []policies.Plan, endpoints []Endpoint) *endpointv3.ClusterLoadAssignment {
 	members := func(k int) (in map[policies.ReplicaID]bool, used bool) {
 		in = make(map[policies.ReplicaID]bool)
 		for _, p := range plans {

@@ -1,4 +1,4 @@
-// Package rollout decides which set of resources each group of nodes is sent. A new
+// Package planrollout decides which set of resources each group of nodes is sent. A new
 // plan goes to one group after the other, in three steps per group: the endpoints
 // of both plans, then the new routes, then only the new endpoints. A version that a
 // node NACKs is withdrawn at once and never sent again.
@@ -28,4 +28,4 @@
 // A version that a whole group has acknowledged is established. A node that refuses
 // an established version is fenced like one that does not answer, and its other
 // NACKs are ignored until it has caught up.
-package rollout
+package planrollout

@@ -1,4 +1,4 @@
-package rollout
+package planrollout
 
 // Phase is the step of a group's transition from one plan to the next.
 type Phase uint8
