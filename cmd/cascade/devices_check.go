@@ -46,12 +46,12 @@ func newCheck(s *settings) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "check",
 		Short: "Measure how fast a GPU moves KV blocks, and what that costs the work beside it",
-		Long: `Check times, on one GPU, the ways in which the blocks of a request could be moved:
+		Long: `Check times, on one GPU, the paths by which the blocks of a request could be moved:
 within the GPU, out of the memory of another process by CUDA IPC, to and from the host,
 and the checksum by which each move is verified. "contiguous" is what the hardware can do
-with one large copy; the kernel is what transport cuda uses. Each way is verified: its work
+with one large copy; the kernel is what transport cuda uses. Each path is verified: its work
 is done once more into memory that was cleared, and what arrives must have the checksums
-that a processor computes for the source's blocks, which all differ. A way that moves other
+that a processor computes for the source's blocks, which all differ. A path that moves other
 bytes has no figure, and makes check fail.
 
 Then it times steps of another process that decodes, alone and beside a transfer that never
@@ -334,7 +334,7 @@ func (k *checkResult) tables() (out []report.Table) {
 	for _, r := range k.Rows {
 		n := len(out) - 1
 		if n < 0 || out[n].Title != r.Part {
-			out = append(out, report.Table{Title: r.Part, Header: []string{"way", "CTAs", "time", "submitted in", "rate", "of contiguous"}, Left: 1})
+			out = append(out, report.Table{Title: r.Part, Header: []string{"path", "CTAs", "time", "submitted in", "rate", "of contiguous"}, Left: 1})
 			if n++; r.Part == measure.Decode {
 				out[n].Header = []string{"step", "CTAs", "time", "slower"}
 			}
@@ -343,7 +343,7 @@ func (k *checkResult) tables() (out []report.Table) {
 		if r.Groups > 0 {
 			groups = strconv.Itoa(r.Groups)
 		}
-		row := []string{r.Way, groups, micros(r.Seconds)}
+		row := []string{r.Path, groups, micros(r.Seconds)}
 		if r.Of != "" {
 			row[0] += ", of " + r.Of
 		}
@@ -355,7 +355,7 @@ func (k *checkResult) tables() (out []report.Table) {
 			out[n].Rows = append(out[n].Rows, append(row, slower))
 			continue
 		}
-		if strings.HasPrefix(r.Way, "contiguous") { // one per owner, and none if the copy failed
+		if strings.HasPrefix(r.Path, "contiguous") { // one per owner, and none if the copy failed
 			first[r.Part] = r.Rate
 		}
 		share := "-"

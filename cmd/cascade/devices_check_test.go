@@ -12,13 +12,13 @@ import (
 // if there is one.
 func TestTablesCompare(t *testing.T) {
 	k := checkResult{Rows: []measure.Row{
-		{Part: measure.Within, Way: "a call per block", Rate: 1e9}, // the contiguous copy has failed
-		{Part: measure.Within, Way: "kernel", Groups: 16, Rate: 8e9},
-		{Part: measure.Across, Way: "contiguous, from A", Rate: 4e9},
-		{Part: measure.Across, Way: "kernel, from A", Groups: 16, Rate: 3e9},
-		{Part: measure.Decode, Way: measure.ByKernel, Of: "A", Groups: 16},
-		{Part: measure.Across, Way: "contiguous, from B", Rate: 8e9},
-		{Part: measure.Across, Way: "kernel, from B", Groups: 16, Rate: 4e9},
+		{Part: measure.Within, Path: "a call per block", Rate: 1e9}, // the contiguous copy has failed
+		{Part: measure.Within, Path: "kernel", Groups: 16, Rate: 8e9},
+		{Part: measure.Across, Path: "contiguous, from A", Rate: 4e9},
+		{Part: measure.Across, Path: "kernel, from A", Groups: 16, Rate: 3e9},
+		{Part: measure.Decode, Path: measure.ByKernel, Of: "A", Groups: 16},
+		{Part: measure.Across, Path: "contiguous, from B", Rate: 8e9},
+		{Part: measure.Across, Path: "kernel, from B", Groups: 16, Rate: 4e9},
 	}}
 	k.Goals = measure.EvaluateGoals(k.Rows)
 	var got []string

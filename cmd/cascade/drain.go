@@ -42,8 +42,8 @@ plane, until "cascade undrain".
 
 With --wait it ends when nothing runs on them any more, so that their engines may be
 stopped or replaced. Streams of a replica's own clients whose requests run elsewhere
-still pass through its migrator: stop that with SIGTERM, and it ends with the last of
-them. The last replica of a model that serves is not drained.
+still pass through its migrator: stop that migrator with SIGTERM; it exits after its last
+stream. A model's last serving replica is not drained.
 
 Exit codes: 0 when all are draining (with --wait: when all are empty), 1 when the control
 plane rejects one, or one is not empty within --timeout, or the wait is interrupted. The
@@ -89,12 +89,12 @@ Exit codes: 0 when all are put back, 1 when the control plane rejects one.`,
 			if err != nil {
 				return err
 			}
-			orders, err := postOrders(cmd.Context(), base, "undrain", replicas)
+			states, err := postCommands(cmd.Context(), base, "undrain", replicas)
 			if s.json {
-				return errors.Join(s.print(orders), err)
+				return errors.Join(s.print(states), err)
 			}
-			for _, o := range orders {
-				fmt.Fprintf(s.stdout, "%s: %s\n", o.ID, describeUndrained(o))
+			for _, state := range states {
+				fmt.Fprintf(s.stdout, "%s: %s\n", state.ID, describeUndrained(state))
 			}
 			return err
 		},
@@ -117,19 +117,19 @@ func requireReplicas(c *cobra.Command, args []string) error {
 	return nil
 }
 
-// postOrders posts a change for each replica. It returns the accepted changes and the joined errors
-// of the rejected ones.
-func postOrders(ctx context.Context, base *url.URL, order string, replicas []string) (orders []control.DrainResult, err error) {
-	orders = []control.DrainResult{}
+// postCommands posts a drain or undrain for each replica. It returns the states of the replicas whose
+// command was accepted, and the joined errors of the others.
+func postCommands(ctx context.Context, base *url.URL, command string, replicas []string) (states []control.DrainResult, err error) {
+	states = []control.DrainResult{}
 	for _, id := range replicas {
-		o, refused := fetch[control.DrainResult](ctx, controlRequest{base: base, method: http.MethodPost, path: order, query: url.Values{"replica": {id}}})
-		if refused != nil {
-			err = errors.Join(err, fmt.Errorf("%s %s: %w", order, id, refused))
+		state, postErr := fetch[control.DrainResult](ctx, controlRequest{base: base, method: http.MethodPost, path: command, query: url.Values{"replica": {id}}})
+		if postErr != nil {
+			err = errors.Join(err, fmt.Errorf("%s %s: %w", command, id, postErr))
 			continue
 		}
-		orders = append(orders, o)
+		states = append(states, state)
 	}
-	return orders, err
+	return states, err
 }
 
 func (s *settings) drain(cmd *cobra.Command, f *drainFlags, replicas []string) error {
@@ -138,24 +138,24 @@ func (s *settings) drain(cmd *cobra.Command, f *drainFlags, replicas []string) e
 		return err
 	}
 	ctx := cmd.Context()
-	orders, err := postOrders(ctx, base, "drain", replicas)
-	refused := err != nil // then the command does not wait for the others
-	if f.wait && !refused {
-		orders, err = s.waitUntilEmpty(ctx, base, f.timeout, orders)
+	states, err := postCommands(ctx, base, "drain", replicas)
+	anyRefused := err != nil // then the command does not wait for the others
+	if f.wait && !anyRefused {
+		states, err = s.waitUntilEmpty(ctx, base, f.timeout, states)
 	}
 	if s.json {
-		return errors.Join(s.print(orders), err)
+		return errors.Join(s.print(states), err)
 	}
-	if !f.wait || refused {
-		for _, o := range orders {
-			fmt.Fprintf(s.stdout, "%s: draining, %s\n", o.ID, describeRemaining(o.Replica))
+	if !f.wait || anyRefused {
+		for _, state := range states {
+			fmt.Fprintf(s.stdout, "%s: draining, %s\n", state.ID, describeRemaining(state.Replica))
 		}
 	}
 	return err
 }
 
 // waitUntilEmpty waits until no request runs on the replicas, and prints the progress.
-func (s *settings) waitUntilEmpty(ctx context.Context, base *url.URL, timeout time.Duration, orders []control.DrainResult) ([]control.DrainResult, error) {
+func (s *settings) waitUntilEmpty(ctx context.Context, base *url.URL, timeout time.Duration, states []control.DrainResult) ([]control.DrainResult, error) {
 	if timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, timeout, fmt.Errorf("not empty within %v", timeout))
@@ -170,80 +170,80 @@ func (s *settings) waitUntilEmpty(ctx context.Context, base *url.URL, timeout ti
 	defer tick.Stop()
 	for {
 		waiting := 0
-		for _, o := range orders {
+		for _, state := range states {
 			// The first report may be older than the drain: two in a row must be empty.
-			if isEmpty(o.Replica) {
-				empty[o.ID]++
+			if isEmpty(state.Replica) {
+				empty[state.ID]++
 			} else {
-				empty[o.ID] = 0
+				empty[state.ID] = 0
 			}
-			text := describeRemaining(o.Replica)
+			text := describeRemaining(state.Replica)
 			switch {
-			case empty[o.ID] == 0:
+			case empty[state.ID] == 0:
 				waiting++
-			case empty[o.ID] == 1:
+			case empty[state.ID] == 1:
 				waiting++
 				continue // the next report decides
-			case o.Streams > 0:
-				text = fmt.Sprintf("empty; its migrator carries %s of requests that run elsewhere", plural(o.Streams, "stream"))
+			case state.Streams > 0:
+				text = fmt.Sprintf("empty; its migrator carries %s of requests that run elsewhere", plural(state.Streams, "stream"))
 			default:
 				text = "empty"
 			}
-			if printed[o.ID] != text {
-				printed[o.ID] = text
-				fmt.Fprintf(out, "%s: %s\n", o.ID, text)
+			if printed[state.ID] != text {
+				printed[state.ID] = text
+				fmt.Fprintf(out, "%s: %s\n", state.ID, text)
 			}
 		}
 		if waiting == 0 {
-			return orders, nil
+			return states, nil
 		}
 		select {
 		case <-ctx.Done():
 		case <-tick.C:
-			now, err := readOrders(ctx, base, orders)
+			now, err := readStates(ctx, base, states)
 			switch {
 			case err == nil:
-				orders = now
+				states = now
 			case ctx.Err() == nil:
 				// The control plane has stored the drain and may soon be reachable again.
 				fmt.Fprintln(s.stderr, "cascade:", err)
 			}
 		}
 		if ctx.Err() != nil {
-			return orders, drainError(ctx, orders, empty)
+			return states, drainError(ctx, states, empty)
 		}
 	}
 }
 
 // drainError describes what still runs when the wait ends early.
-func drainError(ctx context.Context, orders []control.DrainResult, empty map[policies.ReplicaID]int) error {
+func drainError(ctx context.Context, states []control.DrainResult, empty map[policies.ReplicaID]int) error {
 	why := context.Cause(ctx)
 	if errors.Is(why, context.Canceled) {
 		why = errors.New("interrupted") // an error: the drain is not complete
 	}
 	var errs []error
-	for _, o := range orders {
-		if empty[o.ID] < 2 {
-			errs = append(errs, fmt.Errorf("%s: %w: %s; it continues to drain until \"cascade undrain %s\"", o.ID, why, describeRemaining(o.Replica), o.ID))
+	for _, state := range states {
+		if empty[state.ID] < 2 {
+			errs = append(errs, fmt.Errorf("%s: %w: %s; it continues to drain until \"cascade undrain %s\"", state.ID, why, describeRemaining(state.Replica), state.ID))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// readOrders returns the current state of replicas; one that has left the fleet
+// readStates returns the current state of replicas; one that has left the fleet
 // is empty.
-func readOrders(ctx context.Context, base *url.URL, orders []control.DrainResult) ([]control.DrainResult, error) {
+func readStates(ctx context.Context, base *url.URL, states []control.DrainResult) ([]control.DrainResult, error) {
 	st, err := fetch[control.Status](ctx, controlRequest{base: base, path: "status"})
 	if err != nil {
 		return nil, err
 	}
-	now := make([]control.DrainResult, len(orders))
-	for i, o := range orders {
-		now[i] = control.DrainResult{Model: o.Model, Replica: control.Replica{ID: o.ID, Health: healthGone}}
+	now := make([]control.DrainResult, len(states))
+	for i, state := range states {
+		now[i] = control.DrainResult{Model: state.Model, Replica: control.Replica{ID: state.ID, Health: healthGone}}
 	}
 	for _, m := range st.Models {
 		for _, r := range replicas(m) {
-			if i := slices.IndexFunc(now, func(o control.DrainResult) bool { return o.ID == r.ID }); i >= 0 {
+			if i := slices.IndexFunc(now, func(state control.DrainResult) bool { return state.ID == r.ID }); i >= 0 {
 				now[i].Replica = r
 			}
 		}
@@ -286,12 +286,12 @@ func plural(n int, thing string) string {
 }
 
 // describeUndrained returns the state of a replica after undrain.
-func describeUndrained(o control.DrainResult) string {
+func describeUndrained(state control.DrainResult) string {
 	switch {
-	case len(o.Drain) > 0:
-		return "still drained by " + strings.Join(o.Drain, " and ")
-	case o.Stage == "":
-		return o.Health + "; it joins a stage with the next plan"
+	case len(state.Drain) > 0:
+		return "still drained by " + strings.Join(state.Drain, " and ")
+	case state.Stage == "":
+		return state.Health + "; it joins a stage with the next plan"
 	}
-	return fmt.Sprintf("%s, in stage %s of %s", o.Health, o.Stage, o.Model)
+	return fmt.Sprintf("%s, in stage %s of %s", state.Health, state.Stage, state.Model)
 }

@@ -13,6 +13,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -115,4 +116,12 @@ In production each component is a process of its own, from one fleet file:
 	root.PersistentFlags().StringVar(&s.logLevel, "log", "warn", "log level on standard error: debug, info, warn or error")
 	root.AddCommand(commands(s)...)
 	return root
+}
+
+// version returns the module's version as the Go toolchain recorded it.
+func version() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "devel"
 }

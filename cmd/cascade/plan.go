@@ -25,17 +25,17 @@ const planBuckets = 8
 
 // planFlags are the flags of "cascade plan" besides the source of requests.
 type planFlags struct {
-	profile    string
-	replicas   int
-	policy     string
-	context    int64
-	tp         int
-	stages     int
-	iteration  time.Duration
-	pooling    float64
-	picture    string
-	linkGbps   float64
-	ignoreHash bool
+	profile       string
+	replicas      int
+	policy        string
+	context       int64
+	tp            int
+	stages        int
+	iteration     time.Duration
+	pooling       float64
+	plot          string
+	linkGbps      float64
+	noPrefixCache bool
 }
 
 // newPlan is "cascade plan": it computes the stages for a trace.
@@ -70,29 +70,29 @@ Its subcommands are about the plans of a running control plane.`,
 	f.DurationVar(&p.iteration, "iteration", 0, "bound on every stage's predicted iteration time; 0 is none")
 	f.Float64Var(&p.pooling, "pooling", 0, "head room of small stages: k ≥ u + pooling·√u")
 	f.Float64Var(&p.linkGbps, "link-gbps", 0, "link between replicas, in Gbit/s, for migrations; 0 keeps the profile's")
-	f.BoolVar(&p.ignoreHash, "no-prefix-cache", false, "count every prompt in full, even where the trace has shared prefixes")
+	f.BoolVar(&p.noPrefixCache, "no-prefix-cache", false, "count every prompt in full, even where the trace has shared prefixes")
 	completeFrom(c, "profile", cost.Names())
 	completeFrom(c, "policy", []string{"exact", "recursion", "two-phase", "paper"})
-	f.StringVar(&p.picture, "plot", "", "write a picture of the plan to this file (.svg or .png)")
+	f.StringVar(&p.plot, "plot", "", "write a picture of the plan to this file (.svg or .png)")
 	c.AddCommand(newPlanHistory(s), newPlanPin(s), newPlanUnpin(s), newPlanRollback(s))
 	return c
 }
 
 // planResult is the result of "cascade plan".
 type planResult struct {
-	Source     string        `json:"source"`
-	Policy     string        `json:"policy"`
-	Profile    string        `json:"profile"`
-	Replicas   int           `json:"replicas"`
-	Requests   int           `json:"requests"`
-	Rate       float64       `json:"requests_per_second"`
-	Cost       float64       `json:"cost"`
-	OneStage   *float64      `json:"one_stage_cost"` // null: one stage cannot carry the load
-	Exact      bool          `json:"exact"`
-	Elapsed    float64       `json:"elapsed_seconds"`
-	Stages     []stageResult `json:"stages"`
-	plan       policies.Plan
-	partitions policies.Partition
+	Source    string        `json:"source"`
+	Policy    string        `json:"policy"`
+	Profile   string        `json:"profile"`
+	Replicas  int           `json:"replicas"`
+	Requests  int           `json:"requests"`
+	Rate      float64       `json:"requests_per_second"`
+	Cost      float64       `json:"cost"`
+	OneStage  *float64      `json:"one_stage_cost"` // null: one stage cannot carry the load
+	Exact     bool          `json:"exact"`
+	Elapsed   float64       `json:"elapsed_seconds"`
+	Stages    []stageResult `json:"stages"`
+	plan      policies.Plan
+	partition policies.Partition
 }
 
 // stageResult is one row of the plan.
@@ -132,8 +132,8 @@ func (s *settings) plan(src *traceFlags, p *planFlags) error {
 	out := describePartition(w, part)
 	out.Source, out.Policy, out.Profile, out.Replicas = name, p.policy, p.profile, p.replicas
 	out.Requests, out.Rate, out.Elapsed = len(requests), trace.Rate(requests), elapsed
-	if p.picture != "" {
-		if err := drawPlan(p.picture, out.plan, requests); err != nil {
+	if p.plot != "" {
+		if err := drawPlan(p.plot, out.plan, requests); err != nil {
 			return err
 		}
 	}
@@ -152,7 +152,7 @@ func (p *planFlags) workload(requests []trace.Request) (policies.Workload, error
 		profile.LinkRate = p.linkGbps * 1e9 / 8
 	}
 	w := policies.Workload{
-		Flow: countFlow(requests, policies.BucketEdges(policies.Tokens(p.context), planBuckets), !p.ignoreHash),
+		Flow: countFlow(requests, policies.BucketEdges(policies.Tokens(p.context), planBuckets), !p.noPrefixCache),
 		Cost: profile.Cost(), Capacity: profile.Capacity(), Transfer: profile.Transfer(), Replicas: p.replicas,
 		Limits: policies.Limits{Stages: p.stages, Iteration: p.iteration.Seconds(), Pooling: p.pooling},
 	}
@@ -216,7 +216,7 @@ func steadyBatches(w policies.Workload, requests []trace.Request) []policies.Bat
 // describePartition returns the stages of a partition with their share of the
 // flow.
 func describePartition(w policies.Workload, part policies.Partition) planResult {
-	out := planResult{Cost: part.Cost, Exact: part.Exact, partitions: part}
+	out := planResult{Cost: part.Cost, Exact: part.Exact, partition: part}
 	if !math.IsInf(part.OneStage, 1) {
 		out.OneStage = &part.OneStage
 	}

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
 	"github.com/cascadeinfer/cascade/engine/report"
 	"github.com/cascadeinfer/cascade/policies"
@@ -56,7 +55,7 @@ lengths differently. The history outlives restarts.`,
 
 // newPlanChange completes a command that changes a model's plan and prints the plan in force
 // afterwards. query adds what its flags say; nil adds nothing.
-func newPlanChange(s *settings, c *cobra.Command, query func(flags *pflag.FlagSet, q url.Values)) *cobra.Command {
+func newPlanChange(s *settings, c *cobra.Command, query func(cmd *cobra.Command, q url.Values)) *cobra.Command {
 	f, by := &controlFlags{}, ""
 	c.Args = requireModel
 	c.RunE = func(cmd *cobra.Command, args []string) error {
@@ -66,7 +65,7 @@ func newPlanChange(s *settings, c *cobra.Command, query func(flags *pflag.FlagSe
 		}
 		q := url.Values{"model": args, "by": {by}}
 		if query != nil {
-			query(cmd.Flags(), q)
+			query(cmd, q)
 		}
 		r := controlRequest{base: base, method: http.MethodPost, path: "plan/" + c.Name(), query: q}
 		if err := show(cmd.Context(), s, r, func(w io.Writer, p control.PlanHistory) error { return writeChangedPlan(w, args[0], p) }); err != nil {
@@ -80,9 +79,9 @@ func newPlanChange(s *settings, c *cobra.Command, query func(flags *pflag.FlagSe
 }
 
 // setEpoch adds the epoch of a flag, if it is set.
-func setEpoch(flags *pflag.FlagSet, flag string, q url.Values) {
-	if flags.Changed(flag) {
-		q.Set("epoch", flags.Lookup(flag).Value.String())
+func setEpoch(cmd *cobra.Command, flag string, q url.Values) {
+	if f := cmd.Flags().Lookup(flag); f.Changed {
+		q.Set("epoch", f.Value.String())
 	}
 }
 
@@ -98,7 +97,7 @@ boundaries come back when there are replicas for them. Restarts keep the pin.`,
 		Example: `  cascade plan pin llama-3.1-8b
   cascade plan pin llama-3.1-8b --epoch 12      # "cascade plan history" lists the epochs
   cascade plan unpin llama-3.1-8b`,
-	}, func(flags *pflag.FlagSet, q url.Values) { setEpoch(flags, "epoch", q) })
+	}, func(cmd *cobra.Command, q url.Values) { setEpoch(cmd, "epoch", q) })
 	c.Flags().Uint64("epoch", 0, "epoch of the plan to keep, instead of the one in force")
 	return c
 }
@@ -129,8 +128,8 @@ twice as long each time, up to 16 minutes, until a plan has lasted. With --pin t
 stays until "cascade plan unpin".`,
 		Example: `  cascade plan rollback llama-3.1-8b
   cascade plan rollback llama-3.1-8b --to 12 --pin`,
-	}, func(flags *pflag.FlagSet, q url.Values) {
-		setEpoch(flags, "to", q)
+	}, func(cmd *cobra.Command, q url.Values) {
+		setEpoch(cmd, "to", q)
 		if pin {
 			q.Set("pin", "1")
 		}

@@ -155,9 +155,10 @@ func (s *settings) runUp(ctx context.Context, fleet wiring.Fleet, u *upFlags) er
 	if err != nil {
 		return err
 	}
-	file := fleet
-	file.Fleet.Replicas = slices.Clone(fleet.Fleet.Replicas)
-	// From here on, fleet contains the bound addresses.
+	// inprocess.New writes the bound addresses into fleet's replicas; asked keeps what the file or the
+	// flags asked for.
+	asked := fleet
+	asked.Fleet.Replicas = slices.Clone(fleet.Fleet.Replicas)
 	cards := newGPUs(fleet.Fleet.CUDA, log)
 	var seen *devicewatch.Watcher // for real engines; emulated ones use the fleet file's topology
 	if u.external {
@@ -178,8 +179,8 @@ func (s *settings) runUp(ctx context.Context, fleet wiring.Fleet, u *upFlags) er
 	g.Go(func() error { return s.printStarted(ctx, fleet, f, all) })
 	if u.file.path != "" {
 		g.Go(func() error {
-			return watch(ctx, u.file.path, file, log, func(now wiring.Fleet) (err error) {
-				if now.Fleet.Replicas, err = mergeReplicas(file.Fleet.Replicas, fleet.Fleet.Replicas, now.Fleet.Replicas); err != nil {
+			return watch(ctx, u.file.path, asked, log, func(now wiring.Fleet) (err error) {
+				if now.Fleet.Replicas, err = mergeReplicas(asked.Fleet.Replicas, fleet.Fleet.Replicas, now.Fleet.Replicas); err != nil {
 					return err
 				}
 				return f.Control().SetReplicas(now.Registry())

@@ -182,7 +182,7 @@ func (c *Control) resolveScope(kind lifecycle.Kind, g lifecycle.Goal, scope stri
 			}
 		}
 	}
-	names := slices.Sorted(maps.Keys(known))
+	names := slices.DeleteFunc(slices.Sorted(maps.Keys(known)), func(name string) bool { return name == "" })
 	if scope == "" && has != nil {
 		scope = has.Scope
 	}
@@ -190,10 +190,12 @@ func (c *Control) resolveScope(kind lifecycle.Kind, g lifecycle.Goal, scope stri
 		scope = names[0]
 	}
 	switch {
-	case len(names) == 0, known[scope]:
+	case len(known) == 0, known[scope]:
 		return scope, nil
 	case scope == "" && g != lifecycle.ToCanary && g != lifecycle.ToActive:
 		return "", nil
+	case len(names) == 0:
+		return "", badRequest(fmt.Sprintf("slot %s: scope %.40q: unknown; no replica names a host: set replicas[].host in the fleet file", kind, scope))
 	case scope == "":
 		return "", badRequest(fmt.Sprintf("slot %s: scope: missing; must be one of %s", kind, strings.Join(names, ", ")))
 	}

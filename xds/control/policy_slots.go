@@ -242,7 +242,7 @@ func (k *slotManager) evaluateCandidates(ctx context.Context, now time.Time) {
 	reports := k.reports(now)
 	for _, slot := range slots {
 		k.revokeBroken(ctx, now, slot, reports)
-		verdict, why := slot.Judge(now, reports)
+		verdict, reason := slot.Judge(now, reports)
 		if verdict == policyslots.Wait || verdict == policyslots.Stable && !k.allReported(now, s, reports) {
 			continue
 		}
@@ -250,12 +250,12 @@ func (k *slotManager) evaluateCandidates(ctx context.Context, now time.Time) {
 		change := func(s policyslots.Slot) (policyslots.Slot, error) { return s.Promote(generation) }
 		if verdict == policyslots.Failed {
 			change = func(s policyslots.Slot) (policyslots.Slot, error) {
-				return s.Withdraw(storedTime(now), generation, why, k.control.cfg.Name)
+				return s.Withdraw(storedTime(now), generation, reason, k.control.cfg.Name)
 			}
 		}
 		switch err := k.change(ctx, []lifecycle.Kind{slot.Kind}, change); {
 		case err == nil && verdict == policyslots.Failed:
-			k.log.Warn("policy rolled back in the whole fleet", "slot", slot.Kind, "generation", generation, "why", why)
+			k.log.Warn("policy rolled back in the whole fleet", "slot", slot.Kind, "generation", generation, "reason", reason)
 		case err == nil:
 			k.log.Info("policy became stable", "slot", slot.Kind, "generation", generation)
 		case errors.Is(err, policyslots.ErrNoCandidate), errors.Is(err, policyslots.ErrChanged): // another change came first
@@ -268,17 +268,17 @@ func (k *slotManager) evaluateCandidates(ctx context.Context, now time.Time) {
 // revokeBroken rolls a stable policy back after a host has found that it does
 // not work.
 func (k *slotManager) revokeBroken(ctx context.Context, now time.Time, slot policyslots.Slot, reports []policyslots.Report) {
-	why := slot.Broken(reports)
-	if why == "" {
+	reason := slot.Broken(reports)
+	if reason == "" {
 		return
 	}
 	generation := slot.Stable.Generation
 	err := k.change(ctx, []lifecycle.Kind{slot.Kind}, func(s policyslots.Slot) (policyslots.Slot, error) {
-		return s.Revoke(storedTime(now), generation, why, k.control.cfg.Name)
+		return s.Revoke(storedTime(now), generation, reason, k.control.cfg.Name)
 	})
 	switch {
 	case err == nil:
-		k.log.Error("stable policy rolled back in the whole fleet", "slot", slot.Kind, "generation", generation, "why", why)
+		k.log.Error("stable policy rolled back in the whole fleet", "slot", slot.Kind, "generation", generation, "reason", reason)
 	case errors.Is(err, policyslots.ErrNative), errors.Is(err, policyslots.ErrChanged): // another change came first
 	case ctx.Err() == nil:
 		k.log.Warn("rollback of a failed policy not stored; retrying", "slot", slot.Kind, "error", err)

@@ -49,8 +49,8 @@ func JoinPlane(ctx context.Context, f *wiring.Fleet, c *control.Config, log *slo
 		if err != nil {
 			return nil, fmt.Errorf("policies: %w", err)
 		}
-		if why := p.Host.MarksWarning(); why != "" && log != nil {
-			log.Warn("modules that are admitted are not remembered", "why", why)
+		if reason := p.Host.MarksWarning(); reason != "" && log != nil {
+			log.Warn("modules that are admitted are not remembered", "reason", reason)
 		}
 		set = p.Host.Slots
 		c.Modules, c.Slots = kept, p.Host

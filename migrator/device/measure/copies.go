@@ -8,8 +8,8 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/kernel"
 )
 
-// MeasureCopies times and verifies the ways within the GPU, to and from host memory, and
-// the checksum. A way that fails, or copies wrong bytes, affects no other: the rows of
+// MeasureCopies times and verifies the paths within the GPU, to and from host memory, and
+// the checksum. A path that fails, or copies wrong bytes, affects no other: the rows of
 // the others are returned with its error, unless the GPU has failed for good.
 func (r *Bench) MeasureCopies() (rows []Row, err error) {
 	for _, f := range []func() ([]Row, error){r.measureWithin, r.measureToHost, r.measureFromHost, r.measureChecksum} {
@@ -25,23 +25,23 @@ func (r *Bench) MeasureCopies() (rows []Row, err error) {
 	return rows, err
 }
 
-// way is one way of a part.
-type way struct {
+// copyPath is one path of a part.
+type copyPath struct {
 	name        string
 	groups      int
-	work        func() error // nil if the way does not exist here
+	work        func() error // nil if the path does not exist here
 	to          *destination // where it copies blocks to; nil if it copies nothing
 	want        []uint64     // the expected sums of the parts, by entry and region
 	reportsSums bool         // whether it is a kernel, which reports these sums as well
 }
 
-// measureWays times and verifies several ways of one part. See MeasureCopies.
-func (r *Bench) measureWays(part string, bytes int64, ways []way) (rows []Row, err error) {
-	for _, w := range ways {
+// measurePaths times and verifies several paths of one part. See MeasureCopies.
+func (r *Bench) measurePaths(part string, bytes int64, paths []copyPath) (rows []Row, err error) {
+	for _, w := range paths {
 		if w.work == nil {
 			continue
 		}
-		row, failed := r.timeWay(part, w.name, w.groups, bytes, w.work)
+		row, failed := r.timePath(part, w.name, w.groups, bytes, w.work)
 		if failed == nil {
 			if failed = r.verify(w); failed == nil {
 				rows = append(rows, row)
@@ -60,16 +60,16 @@ func (r *Bench) measureWays(part string, bytes int64, ways []way) (rows []Row, e
 	return rows, err
 }
 
-// label returns the way's name, with its groups.
-func (w way) label() string {
+// label returns the path's name, with its groups.
+func (w copyPath) label() string {
 	if w.groups == 0 {
 		return w.name
 	}
 	return fmt.Sprintf("%s, %d groups", w.name, w.groups)
 }
 
-// waysByGroups returns the ways of one kernel, by the number of its groups.
-func (r *Bench) waysByGroups(w way, work func(groups int) error) (out []way) {
+// pathsByGroups returns the paths of one kernel, by the number of its groups.
+func (r *Bench) pathsByGroups(w copyPath, work func(groups int) error) (out []copyPath) {
 	for _, g := range r.config.Groups {
 		w.groups, w.work = g, func() error { return work(g) }
 		out = append(out, w)
@@ -114,7 +114,7 @@ func (r *Bench) measureWithin() ([]Row, error) {
 	s := r.config.Shape
 	inRow, byPlan := r.poolDestination(r.inOrder, side{r.dst, true}), r.poolDestination(r.pairs, side{at: r.dst})
 	want := s.expectedSums(r.seed, r.sourceOffset)
-	ways := []way{
+	paths := []copyPath{
 		{name: contiguous, to: inRow, want: s.expectedSums(r.seed, s.packedOffset), work: func() error { return r.stream.Copy(r.dst, r.src, s.Bytes()) }},
 		{name: "a call per block", to: byPlan, want: want, work: func() error {
 			return r.forEachPart(s, func(i, g int) error {
@@ -123,7 +123,7 @@ func (r *Bench) measureWithin() ([]Row, error) {
 		}},
 		{name: "batch call", to: byPlan, want: want, work: r.batchWithin()},
 	}
-	return r.measureWays(Within, s.Bytes(), append(ways, r.waysByGroups(way{name: byKernel, to: byPlan, want: want, reportsSums: true}, func(groups int) error {
+	return r.measurePaths(Within, s.Bytes(), append(paths, r.pathsByGroups(copyPath{name: byKernel, to: byPlan, want: want, reportsSums: true}, func(groups int) error {
 		return r.launch(kernel.Copy, groups, r.pairs, side{at: r.src}, side{at: r.dst})
 	})...))
 }
@@ -142,7 +142,7 @@ func (r *Bench) withPinned(f func(s Shape, h *cuda.HostMemory) ([]Row, error)) (
 func (r *Bench) measureToHost() ([]Row, error) {
 	return r.withPinned(func(s Shape, h *cuda.HostMemory) ([]Row, error) {
 		to, want := r.hostDestination(h), s.expectedSums(r.seed, r.sourceOffset)
-		ways := []way{
+		paths := []copyPath{
 			{name: contiguous, to: to, want: s.expectedSums(r.seed, s.packedOffset), work: func() error { return r.stream.CopyToHost(h, 0, r.src, s.Bytes()) }},
 			{name: "a call per block", to: to, want: want, work: func() error {
 				return r.forEachPart(s, func(i, g int) error {
@@ -153,7 +153,7 @@ func (r *Bench) measureToHost() ([]Row, error) {
 				return h.Pointer() + cuda.Pointer(s.packedOffset(i, g)), s.partPointer(r.src, g, r.pairs[i][0])
 			})},
 		}
-		return r.measureWays(ToHost, s.Bytes(), append(ways, r.waysByGroups(way{name: "gather kernel", to: to, want: want, reportsSums: true}, func(groups int) error {
+		return r.measurePaths(ToHost, s.Bytes(), append(paths, r.pathsByGroups(copyPath{name: "gather kernel", to: to, want: want, reportsSums: true}, func(groups int) error {
 			return r.launch(kernel.Gather, groups, r.pairs[:s.Plan], side{at: r.src}, side{h.Pointer(), true})
 		})...))
 	})
@@ -164,7 +164,7 @@ func (r *Bench) measureFromHost() ([]Row, error) {
 		seed := r.seed + 1<<40 // differs from all words of the pool
 		fillPattern(h.Bytes(), seed, 0)
 		inRow, byPlan, want := r.poolDestination(r.inOrder[:s.Plan], side{r.dst, true}), r.poolDestination(r.pairs[:s.Plan], side{at: r.dst}), s.expectedSums(seed, s.packedOffset)
-		ways := []way{
+		paths := []copyPath{
 			{name: contiguous, to: inRow, want: want, work: func() error { return r.stream.CopyToDevice(r.dst, h, 0, s.Bytes()) }},
 			{name: "a call per block", to: byPlan, want: want, work: func() error {
 				return r.forEachPart(s, func(i, g int) error {
@@ -175,7 +175,7 @@ func (r *Bench) measureFromHost() ([]Row, error) {
 				return s.partPointer(r.dst, g, r.pairs[i][1]), h.Pointer() + cuda.Pointer(s.packedOffset(i, g))
 			})},
 		}
-		return r.measureWays(FromHost, s.Bytes(), append(ways, r.waysByGroups(way{name: "scatter kernel", to: byPlan, want: want, reportsSums: true}, func(groups int) error {
+		return r.measurePaths(FromHost, s.Bytes(), append(paths, r.pathsByGroups(copyPath{name: "scatter kernel", to: byPlan, want: want, reportsSums: true}, func(groups int) error {
 			return r.launch(kernel.Scatter, groups, r.pairs[:s.Plan], side{h.Pointer(), true}, side{at: r.dst})
 		})...))
 	})
@@ -183,7 +183,7 @@ func (r *Bench) measureFromHost() ([]Row, error) {
 
 func (r *Bench) measureChecksum() ([]Row, error) {
 	s := r.config.Shape
-	return r.measureWays(Checksum, s.Bytes(), r.waysByGroups(way{name: "kernel", want: s.expectedSums(r.seed, r.sourceOffset), reportsSums: true}, func(groups int) error {
+	return r.measurePaths(Checksum, s.Bytes(), r.pathsByGroups(copyPath{name: "kernel", want: s.expectedSums(r.seed, r.sourceOffset), reportsSums: true}, func(groups int) error {
 		return r.launch(kernel.Sum, groups, r.pairs, side{at: r.src}, side{})
 	}))
 }

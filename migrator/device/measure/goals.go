@@ -29,7 +29,7 @@ type Goal struct {
 	Measured *float64 `json:"measured,omitempty"`
 	By       string   `json:"by,omitempty"`
 	Verdict  string   `json:"verdict"`
-	Why      string   `json:"why,omitempty"` // nothing was measured; the reason
+	Reason   string   `json:"reason,omitempty"` // why nothing was measured
 	// Text is the goal in one line.
 	Text string `json:"text"`
 }
@@ -44,12 +44,12 @@ func newGoal(goal string, limit, measured float64, text, by string, met bool) Go
 	return g
 }
 
-func newUnmeasuredGoal(goal string, limit float64, by, why string) Goal {
-	g := Goal{Goal: goal, Limit: limit, By: by, Verdict: NotMeasured, Why: why}
+func newUnmeasuredGoal(goal string, limit float64, by, reason string) Goal {
+	g := Goal{Goal: goal, Limit: limit, By: by, Verdict: NotMeasured, Reason: reason}
 	if by != "" {
-		why = by + ": " + why
+		reason = by + ": " + reason
 	}
-	g.Text = fmt.Sprintf("goal: %s: %s: %s", goal, NotMeasured, why)
+	g.Text = fmt.Sprintf("goal: %s: %s: %s", goal, NotMeasured, reason)
 	return g
 }
 
@@ -59,18 +59,18 @@ func EvaluateGoals(rows []Row) []Goal {
 	return append([]Goal{gatherGoal(rows), submitGoal(rows)}, slowdownGoals(rows)...)
 }
 
-// findRow returns the row of a way of a part, nil if there is none; groups is 0 for a way
+// findRow returns the row of a path of a part, nil if there is none; groups is 0 for a path
 // without groups.
 func findRow(rows []Row, part, name string, groups int) *Row {
 	for i, r := range rows {
-		if r.Part == part && r.Way == name && r.Groups == groups {
+		if r.Part == part && r.Path == name && r.Groups == groups {
 			return &rows[i]
 		}
 	}
 	return nil
 }
 
-// The ways of Within that goals are about.
+// The paths of Within that goals are about.
 const (
 	contiguous = "contiguous"
 	byKernel   = "kernel"
@@ -81,7 +81,7 @@ var withGroups = fmt.Sprintf("with %d CTAs", goalGroups)
 // missingKernelReason returns why there is no row of the kernel.
 func missingKernelReason(rows []Row) string {
 	for _, r := range rows {
-		if r.Part == Within && r.Way == byKernel {
+		if r.Part == Within && r.Path == byKernel {
 			return fmt.Sprintf("the kernel was not run with the %d CTAs that transport cuda uses", goalGroups)
 		}
 	}
@@ -102,7 +102,7 @@ func gatherGoal(rows []Row) Goal {
 	if g.Verdict == NotMet {
 		best := *k
 		for _, r := range rows {
-			if r.Part == Within && r.Way == byKernel && r.Rate > best.Rate {
+			if r.Part == Within && r.Path == byKernel && r.Rate > best.Rate {
 				best = r
 			}
 		}
@@ -122,12 +122,12 @@ func submitGoal(rows []Row) Goal {
 	return newGoal(goal, goalSubmit, k.Submit, fmt.Sprintf("%.1f µs", k.Submit*1e6), withGroups, k.Submit <= goalSubmit)
 }
 
-// slowdownGoals returns a goal for each process that decoded, and each way of copying
+// slowdownGoals returns a goal for each process that decoded, and each path of copying
 // beside it.
 func slowdownGoals(rows []Row) (out []Goal) {
 	goal := fmt.Sprintf("decode slow-down ≤ %.0f %%", goalSlower*100)
 	for _, alone := range rows {
-		if alone.Part != Decode || alone.Way != Alone {
+		if alone.Part != Decode || alone.Path != Alone {
 			continue
 		}
 		var of []Row
@@ -138,11 +138,11 @@ func slowdownGoals(rows []Row) (out []Goal) {
 		}
 		again := findRow(of, Decode, AloneAgain, 0)
 		for _, w := range []struct {
-			way, by string
-			groups  int
+			path, by string
+			groups   int
 		}{{ByKernel, "by the kernel " + withGroups, goalGroups}, {ByCopies, "by the copy engines", 0}} {
 			by := w.by + ", of " + alone.Of
-			r := findRow(of, Decode, w.way, w.groups)
+			r := findRow(of, Decode, w.path, w.groups)
 			switch {
 			case r == nil:
 				out = append(out, newUnmeasuredGoal(goal, goalSlower, by, "no step was timed beside such a transfer"))

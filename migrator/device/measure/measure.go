@@ -1,11 +1,11 @@
-// Package measure times the ways in which KV blocks are copied into, out of and within
+// Package measure times the paths by which KV blocks are copied into, out of and within
 // the memory of a GPU, and what a transfer costs the work beside it.
 //
 // NewBench opens a GPU with two pools; its methods return Rows. Owner is another process
 // with a pool on the same GPU. EvaluateGoals compares rows with the goals of transport
 // cuda.
 //
-// Invariant: each way that is timed is verified, too: into memory that was cleared,
+// Invariant: each path that is timed is verified, too: into memory that was cleared,
 // against checksums that a processor has computed. The figures are those of this machine
 // and moment, and decide nothing in a fleet.
 package measure
@@ -61,15 +61,17 @@ type Config struct {
 	Shape   Shape
 	// Groups are the numbers of thread groups (CTAs) that kernels run with. Required.
 	Groups []int
-	// Repeats is how often each way is timed after a first, discarded time; the median
+	// Repeats is how often each path is timed after a first, discarded time; the median
 	// counts. 0 means 5.
 	Repeats int
 }
 
-// Row is one way, and its times.
+// Row is one path and its times.
 type Row struct {
-	Part string `json:"part"` // the part that the way belongs to
-	Way  string `json:"way"`
+	Part string `json:"part"` // the part that the path belongs to
+	// Path is the copy path: contiguous, a call per block, kernel, … In Decode, it is what ran
+	// beside the step.
+	Path string `json:"path"`
 	// Of is the owner of a decode step; empty in other parts.
 	Of string `json:"of,omitempty"`
 	// Groups is the number of thread groups of a kernel; 0 for copy engines.
@@ -94,7 +96,7 @@ const (
 	Decode   = "decode step"
 )
 
-// The ways of Decode: what ran beside the step.
+// The paths of Decode: what ran beside the step.
 const (
 	Alone      = "alone"
 	ByKernel   = "beside a transfer by the kernel"
@@ -282,12 +284,12 @@ func (r *Bench) launch(name string, groups int, pairs [][2]uint32, src, dst side
 	})
 }
 
-// timeWay runs work several times and returns its row.
-func (r *Bench) timeWay(part, way string, groups int, bytes int64, work func() error) (Row, error) {
+// timePath runs work several times and returns its row.
+func (r *Bench) timePath(part, path string, groups int, bytes int64, work func() error) (Row, error) {
 	var took, submit []float64
 	for i := range r.config.Repeats + 1 {
 		if err := r.began.Record(r.stream); err != nil {
-			return Row{}, fmt.Errorf("%s, %s: %w", part, way, err)
+			return Row{}, fmt.Errorf("%s, %s: %w", part, path, err)
 		}
 		start := time.Now()
 		err := work()
@@ -303,13 +305,13 @@ func (r *Bench) timeWay(part, way string, groups int, bytes int64, work func() e
 			ms, err = r.ended.Since(r.began)
 		}
 		if err != nil {
-			return Row{}, fmt.Errorf("%s, %s: %w", part, way, err)
+			return Row{}, fmt.Errorf("%s, %s: %w", part, path, err)
 		}
 		if i > 0 {
 			took, submit = append(took, float64(ms)/1e3), append(submit, host)
 		}
 	}
-	row := Row{Part: part, Way: way, Groups: groups, Seconds: Median(took), Submit: Median(submit)}
+	row := Row{Part: part, Path: path, Groups: groups, Seconds: Median(took), Submit: Median(submit)}
 	if row.Seconds > 0 {
 		row.Rate = float64(bytes) / row.Seconds
 	}

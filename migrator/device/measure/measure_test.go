@@ -110,7 +110,7 @@ func TestMeasure(t *testing.T) {
 	count := map[string]int{}
 	for _, row := range rows {
 		count[row.Part]++
-		if row.Way == "" || row.Seconds < 0 || row.Submit < 0 {
+		if row.Path == "" || row.Seconds < 0 || row.Submit < 0 {
 			t.Errorf("%+v", row)
 		}
 	}

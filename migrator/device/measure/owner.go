@@ -161,7 +161,7 @@ func (o *Owner) Close() {
 }
 
 // MeasurePulls times pulls out of another process's pool, which must be as large as the
-// bench's, and verifies each way against the bytes that its owner announced.
+// bench's, and verifies each path against the bytes that its owner announced.
 func (r *Bench) MeasurePulls(o *Owner) ([]Row, error) {
 	s := r.config.Shape
 	if o.Bytes < s.PoolBytes() {
@@ -172,12 +172,12 @@ func (r *Bench) MeasurePulls(o *Owner) ([]Row, error) {
 		return nil, fmt.Errorf("measure: the pool of %s: %w", o.Owner, err)
 	}
 	src := side{at: base + driver.Pointer(o.Pool.Offset)}
-	ways := []way{{
+	paths := []copyPath{{
 		name: "contiguous, from " + o.Owner, work: func() error { return r.stream.Copy(r.dst, src.at, s.Bytes()) },
 		to: r.poolDestination(r.inOrder, side{r.dst, true}), want: s.expectedSums(o.Seed, s.packedOffset),
 	}}
-	byPlan := way{name: "kernel, from " + o.Owner, to: r.poolDestination(r.pairs, side{at: r.dst}), want: s.expectedSums(o.Seed, r.sourceOffset), reportsSums: true}
-	rows, err := r.measureWays(Across, s.Bytes(), append(ways, r.waysByGroups(byPlan, func(groups int) error {
+	byPlan := copyPath{name: "kernel, from " + o.Owner, to: r.poolDestination(r.pairs, side{at: r.dst}), want: s.expectedSums(o.Seed, r.sourceOffset), reportsSums: true}
+	rows, err := r.measurePaths(Across, s.Bytes(), append(paths, r.pathsByGroups(byPlan, func(groups int) error {
 		return r.launch(kernel.Copy, groups, r.pairs, src, side{at: r.dst})
 	})...))
 	if err = errors.Join(err, r.stream.Wait(), r.context.CloseIPC(base)); err != nil {
@@ -194,18 +194,18 @@ func (r *Bench) MeasureInterference(o *Owner, steps int) (rows []Row, err error)
 	if _, err = o.Do(Request{Decode: steps}); err != nil { // the first steps run with low clocks
 		return nil, err
 	}
-	ways := append([]way{{name: Alone}}, r.waysByGroups(way{name: ByKernel}, func(groups int) error {
+	paths := append([]copyPath{{name: Alone}}, r.pathsByGroups(copyPath{name: ByKernel}, func(groups int) error {
 		return r.launch(kernel.Copy, groups, r.pairs, side{at: r.src}, side{at: r.dst})
 	})...)
 	if batch := r.batchWithin(); batch != nil {
-		ways = append(ways, way{name: ByCopies, work: batch})
+		paths = append(paths, copyPath{name: ByCopies, work: batch})
 	}
-	for _, w := range append(ways, way{name: AloneAgain}) {
+	for _, w := range append(paths, copyPath{name: AloneAgain}) {
 		times, err := r.runBeside(o, steps, w.work)
 		if err != nil {
 			return rows, fmt.Errorf("measure: %s: %w", w.label(), err)
 		}
-		row := Row{Part: Decode, Way: w.name, Of: o.Owner, Groups: w.groups, Seconds: Median(times.Seconds)}
+		row := Row{Part: Decode, Path: w.name, Of: o.Owner, Groups: w.groups, Seconds: Median(times.Seconds)}
 		if len(rows) > 0 && rows[0].Seconds > 0 {
 			slower := row.Seconds/rows[0].Seconds - 1
 			row.Slower = &slower

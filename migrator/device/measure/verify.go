@@ -89,9 +89,9 @@ func (r *Bench) launchSums(entries int) []uint64 {
 	return out
 }
 
-// verify runs a way once more, into cleared memory. The copied bytes, and the sums that a
+// verify runs a path once more, into cleared memory. The copied bytes, and the sums that a
 // kernel reports, must match the source's bytes.
-func (r *Bench) verify(w way) error {
+func (r *Bench) verify(w copyPath) error {
 	if w.to != nil {
 		if err := w.to.clear(); err != nil {
 			return err

@@ -11,7 +11,7 @@ import (
 // What is wrong with the fake's work; see its fake_wrong.
 var wrongs = map[string]struct {
 	how int
-	bad []string // ways whose bytes or sums are found wrong; all others are right
+	bad []string // paths whose bytes or sums are found wrong; all others are right
 }{
 	"kernels move nothing": {1, []string{"within the GPU, kernel", "to the host, gather kernel", "from the host, scatter kernel", "from another process, kernel"}},
 	"one block for all": {2, []string{"within the GPU, kernel", "within the GPU, batch call", "to the host, gather kernel", "to the host, batch call",
@@ -23,11 +23,11 @@ var wrongs = map[string]struct {
 	"everything is as it is": {0, nil},
 }
 
-// ways is how many rows of Copies and From there are where all is right.
-const ways = 5 + 5 + 5 + 2 + 3
+// paths is how many rows of Copies and From there are where all is right.
+const paths = 5 + 5 + 5 + 2 + 3
 
-// Whatever a GPU does wrong without saying so is found, by the way that it spoils, and no
-// way that was found wrong has a figure.
+// Whatever a GPU does wrong without saying so is found, by the path that it spoils, and no
+// path that was found wrong has a figure.
 func TestWrongWorkIsFound(t *testing.T) {
 	d, c, library := opened(t)
 	o := owner(t, library)
@@ -48,8 +48,8 @@ func TestWrongWorkIsFound(t *testing.T) {
 			if w.how == 6 { // all copies, of every part
 				w.bad = nil
 				for _, part := range []string{Within, ToHost, FromHost} {
-					for _, way := range []string{"contiguous", "a call per block", "batch call"} {
-						w.bad = append(w.bad, part+", "+way)
+					for _, path := range []string{"contiguous", "a call per block", "batch call"} {
+						w.bad = append(w.bad, part+", "+path)
 					}
 				}
 				w.bad = append(w.bad, Across+", contiguous")
@@ -62,11 +62,11 @@ func TestWrongWorkIsFound(t *testing.T) {
 				}
 				found += n
 			}
-			if lines := strings.Count(fmt.Sprint(err), "its source has"); lines != found || len(rows) != ways-found {
-				t.Errorf("%d errors, %d expected ones, %d rows of %d: %v", lines, found, len(rows), ways, err)
+			if lines := strings.Count(fmt.Sprint(err), "its source has"); lines != found || len(rows) != paths-found {
+				t.Errorf("%d errors, %d expected ones, %d rows of %d: %v", lines, found, len(rows), paths, err)
 			}
 			for _, row := range rows {
-				if slices.ContainsFunc(w.bad, func(bad string) bool { return strings.HasPrefix(row.Part+", "+row.Way, bad) }) {
+				if slices.ContainsFunc(w.bad, func(bad string) bool { return strings.HasPrefix(row.Part+", "+row.Path, bad) }) {
 					t.Errorf("%+v has a figure", row)
 				}
 			}
@@ -109,9 +109,9 @@ func TestAnotherPoolIsFound(t *testing.T) {
 	}
 }
 
-// A verification of a way that does nothing, or another's work, fails whatever the target
+// A verification of a path that does nothing, or another's work, fails whatever the target
 // had before.
-func TestWaysThatDoOtherWork(t *testing.T) {
+func TestPathsThatDoOtherWork(t *testing.T) {
 	d, _, _ := opened(t)
 	r := newBench(t, config(d))
 	s := r.config.Shape
@@ -133,10 +133,10 @@ func TestWaysThatDoOtherWork(t *testing.T) {
 			return errors.Join(right(), r.stream.Fill(s.partPointer(r.dst, 2, r.pairs[6][1])+4095, 0x5a, 1))
 		},
 	} {
-		if err := errors.Join(right(), r.verify(way{to: to, want: want, work: right})); err != nil {
+		if err := errors.Join(right(), r.verify(copyPath{to: to, want: want, work: right})); err != nil {
 			t.Fatal(err)
 		}
-		if err := r.verify(way{to: to, want: want, work: w}); err == nil || !strings.Contains(err.Error(), "other bytes") {
+		if err := r.verify(copyPath{to: to, want: want, work: w}); err == nil || !strings.Contains(err.Error(), "other bytes") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

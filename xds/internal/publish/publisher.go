@@ -353,7 +353,7 @@ func (p *Publisher) logNote(n planrollout.Note) {
 		attrs = append(attrs, slog.Uint64("epoch", uint64(n.Epoch)))
 	}
 	if n.Why != "" {
-		attrs = append(attrs, slog.String("why", n.Why))
+		attrs = append(attrs, slog.String("reason", n.Why))
 	}
 	p.cfg.Logger.LogAttrs(context.Background(), level, n.Text, attrs...)
 }

@@ -4,13 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
-	"os"
-	"runtime/debug"
 
-	"github.com/spf13/cobra"
-
-	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/gpuset"
 	"github.com/cascadeinfer/cascade/engine/report"
 )
 
@@ -21,22 +15,6 @@ func (s *settings) logger() (*slog.Logger, error) {
 		return nil, &usageError{command: "cascade", err: fmt.Errorf("--log %q: must be debug, info, warn or error", s.logLevel)}
 	}
 	return slog.New(slog.NewTextHandler(s.stderr, &slog.HandlerOptions{Level: level})), nil
-}
-
-// newGPUs returns the GPUs of this process, which opens them at first use. Tests name the libraries
-// of a fake driver.
-func newGPUs(c config.CUDA, log *slog.Logger) *gpuset.Set {
-	return gpuset.New(gpuset.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary(), Groups: c.Groups, Engines: c.UseCopyEngines(), Logger: log})
-}
-
-func cudaLibrary() string { return os.Getenv("CASCADE_TEST_LIBCUDA") }
-
-func nvmlLibrary() string { return os.Getenv("CASCADE_TEST_LIBNVML") }
-
-// deviceFlag adds --device.
-func deviceFlag(c *cobra.Command, device *string) {
-	c.Flags().StringVar(device, "device", gpuset.Host, "where emulated engines keep their KV: host, or cuda for the memory of a GPU")
-	completeFrom(c, "device", []string{gpuset.Host, gpuset.CUDA})
 }
 
 // print writes v as indented JSON.
@@ -70,12 +48,4 @@ func jsonString(text string) string {
 		panic("internal error: encode a string: " + err.Error())
 	}
 	return string(out)
-}
-
-// version returns the module's version as the Go toolchain recorded it.
-func version() string {
-	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
-		return info.Main.Version
-	}
-	return "devel"
 }
