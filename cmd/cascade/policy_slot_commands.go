@@ -29,7 +29,7 @@ func (o *slotFlags) flags(c *cobra.Command) {
 // canary adds the flags for the size of a canary.
 func (o *slotFlags) canary(c *cobra.Command) {
 	c.Flags().IntVar(&o.permille, "permille", 0, "largest share of a canary, in 1/1000 of the requests, for kinds that decide for one request; 0: 10")
-	c.Flags().StringVar(&o.scope, "scope", "", "where it decides first, for kinds that decide for many requests: a model (partition, guard) or a node (refine)")
+	c.Flags().StringVar(&o.scope, "scope", "", "where it decides first, for kinds that decide for many requests: a model (partition, guard) or a host (refine)")
 }
 
 // share returns the permille for a goal, or its default.

@@ -55,7 +55,7 @@ func (k Kind) Known() bool { return slices.Contains(Kinds(), k) }
 
 // PerRequest reports whether the kind decides for one request, so that a canary
 // can be a share of the requests. The other kinds decide for many requests at
-// once, and their canary is one scope: a model, or for refine a node.
+// once, and their canary is one scope: a model, or for refine a host.
 func (k Kind) PerRequest() bool {
 	return k == BidQuote || k == BidSelect || k == Outlier || k == Place
 }

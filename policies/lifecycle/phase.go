@@ -70,7 +70,7 @@ func CheckGoal(k Kind, g Goal, permille int, scope string) error {
 	case !k.PerRequest() && permille != 0:
 		return errors.New("permille: " + string(k) + " decides for many requests: give the scope of a canary")
 	case !k.PerRequest() && scope == "" && (g == ToCanary || g == ToActive):
-		return errors.New("scope: name the one that tries it first: a model, or for refine a node")
+		return errors.New("scope: name the one that tries it first: a model, or for refine a host")
 	}
 	return nil
 }

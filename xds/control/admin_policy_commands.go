@@ -186,7 +186,7 @@ func (c *Control) resolveScope(kind lifecycle.Kind, g lifecycle.Goal, scope stri
 	if scope == "" && has != nil {
 		scope = has.Scope
 	}
-	if scope == "" && len(names) == 1 {
+	if scope == "" && len(known) == 1 && len(names) == 1 {
 		scope = names[0]
 	}
 	switch {
