@@ -289,7 +289,7 @@ func (g *migration) awaitFreeze(ctx context.Context) error {
 // token is the one after ids. If the migration has ended already, leg is closed.
 func (g *migration) splice(leg Leg, first *openai.Chunk, at policies.ReplicaID, cached int) {
 	g.stream.step(session.Event{Kind: session.MigrationLegOpened, Migration: g.number, Leg: leg, Chunk: first, Replica: at,
-		Cached: cached, Fingerprint: g.stream.knownFingerprint()}, nil)
+		Cached: cached, Fingerprint: g.stream.loadFingerprint()}, nil)
 }
 
 // end ends the migration if nothing else has, and returns its outcome.

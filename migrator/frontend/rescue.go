@@ -94,5 +94,5 @@ func (s *Stream) openRescueLeg(a *session.Action) session.Event {
 		s.server.log.Warn("rescue failed at a replica", "stream", s.id, "replica", a.Replica, "error", err)
 		return session.Event{Kind: session.OpenFailed, Err: err}
 	}
-	return session.Event{Kind: session.LegOpened, Leg: leg, Chunk: first, Replica: a.Replica, Fingerprint: s.knownFingerprint()}
+	return session.Event{Kind: session.LegOpened, Leg: leg, Chunk: first, Replica: a.Replica, Fingerprint: s.loadFingerprint()}
 }

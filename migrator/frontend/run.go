@@ -130,7 +130,7 @@ func (srv *Server) Run(parent context.Context) error {
 					srv.evacuate()
 				}
 				srv.templates.clear() // the next engine may be another one
-				srv.fingerprint.Store(nil)
+				srv.engineFingerprint.Store(nil)
 				l.shutClients(ctx)
 			}
 			probe.Reset(healthRetry)

@@ -31,8 +31,8 @@ type Server struct {
 	peers       http.RoundTripper
 	passthrough *httputil.ReverseProxy // for requests that are passed through
 	templates   templateCache
-	// fingerprint is the engine's system_fingerprint, nil until it was seen.
-	fingerprint atomic.Pointer[[]byte]
+	// engineFingerprint is the engine's system_fingerprint, nil until it was seen.
+	engineFingerprint atomic.Pointer[[]byte]
 
 	ready          atomic.Bool   // the engine answers its health check
 	changed        chan struct{} // holds a token when ready or draining has changed

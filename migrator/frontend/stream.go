@@ -35,9 +35,10 @@ type Stream struct {
 	cancel    context.CancelFunc // ends ctx
 
 	firstLeg Leg
-	// fingerprint is the server's record of its engine's system_fingerprint, which
-	// engines send only at the end of a stream. nil if a peer's engine runs firstLeg.
-	fingerprint *atomic.Pointer[[]byte]
+	// engineFingerprint is the engine's system_fingerprint, which engines send only at the
+	// end of a stream. It is shared with the server; nil while a peer's engine runs the
+	// first leg.
+	engineFingerprint *atomic.Pointer[[]byte]
 
 	// The pump's.
 	client  clientWriter
@@ -120,7 +121,7 @@ func (s *Stream) clearOpening(c *call) {
 func (s *Stream) run(opened openedLeg) error {
 	replica := s.server.replicaOf(opened.target)
 	if opened.target.Address == "" {
-		s.fingerprint = &s.server.fingerprint
+		s.engineFingerprint = &s.server.engineFingerprint
 	}
 	s.client.begin(opened.header)
 	return s.pump(session.Event{Kind: session.LegOpened, Leg: opened.leg, Chunk: opened.first, Replica: replica})
@@ -148,7 +149,7 @@ func (s *Stream) pump(ev session.Event) error {
 // actions in order. The last one is a directive: it leads to the next event, or to
 // the stream's end.
 func (s *Stream) pumpEvent(ev session.Event) (next session.Event, over bool, err error) {
-	s.keepFingerprint(ev)
+	s.storeFingerprint(ev)
 	actions := s.step(ev, s.buf[:0])
 	for i := range actions {
 		var failed error // to write to the client
@@ -190,13 +191,14 @@ func (s *Stream) pumpEvent(ev session.Event) (next session.Event, over bool, err
 func (s *Stream) read(leg Leg) session.Event {
 	c, err := leg.Next()
 	if err != nil {
-		return session.Event{Kind: session.LegEnded, Leg: leg, Err: err, Fingerprint: s.knownFingerprint()}
+		return session.Event{Kind: session.LegEnded, Leg: leg, Err: err, Fingerprint: s.loadFingerprint()}
 	}
 	return session.Event{Kind: session.ChunkArrived, Leg: leg, Chunk: c}
 }
 
 // step steps the machine and carries out the actions that do not belong to the pump: it
-// is stepLocked, then closeLegs outside the lock. It appends all actions to buf.
+// is stepLocked, then closeLegs outside the lock. buf must be empty; the actions are
+// appended to it.
 func (s *Stream) step(ev session.Event, buf []session.Action) []session.Action {
 	s.mu.Lock()
 	buf = s.stepLocked(ev, buf)
@@ -207,7 +209,7 @@ func (s *Stream) step(ev session.Event, buf []session.Action) []session.Action {
 
 // stepLocked steps the machine with s.mu held. Before every event except a chunk it
 // passes on that the request's context has ended, because the pump's AfterFunc for that
-// may not have run yet.
+// may not have run yet. buf must be empty; the actions are appended to it.
 func (s *Stream) stepLocked(ev session.Event, buf []session.Action) []session.Action {
 	if ev.Kind != session.ChunkArrived && s.ctx.Err() != nil {
 		buf = s.machine.Step(session.Event{Kind: session.RequestEnded, Err: context.Cause(s.ctx)}, buf)
@@ -260,27 +262,27 @@ func (s *Stream) end() {
 	s.cancel()
 }
 
-// knownFingerprint returns what the engine of the first leg calls its build, nil
-// while that is unknown.
-func (s *Stream) knownFingerprint() []byte {
-	if s.fingerprint == nil {
+// loadFingerprint returns the system_fingerprint of the first leg's engine, nil while it
+// is unknown.
+func (s *Stream) loadFingerprint() []byte {
+	if s.engineFingerprint == nil {
 		return nil
 	}
-	if known := s.fingerprint.Load(); known != nil {
+	if known := s.engineFingerprint.Load(); known != nil {
 		return *known
 	}
 	return nil
 }
 
-// keepFingerprint takes the fingerprint from a chunk of the first leg.
-func (s *Stream) keepFingerprint(ev session.Event) {
+// storeFingerprint stores the fingerprint of a chunk of the first leg, for all streams.
+func (s *Stream) storeFingerprint(ev session.Event) {
 	if ev.Chunk == nil {
 		return
 	}
-	f := ev.Chunk.Fingerprint() // few chunks have one: it is looked at before the stream's fields
-	if f == nil || s.fingerprint == nil || ev.Leg != session.Leg(s.firstLeg) || bytes.Equal(s.knownFingerprint(), f) {
+	f := ev.Chunk.Fingerprint() // first, because few chunks have one
+	if f == nil || s.engineFingerprint == nil || ev.Leg != session.Leg(s.firstLeg) || bytes.Equal(s.loadFingerprint(), f) {
 		return
 	}
 	kept := bytes.Clone(f)
-	s.fingerprint.Store(&kept)
+	s.engineFingerprint.Store(&kept)
 }

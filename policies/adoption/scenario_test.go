@@ -31,7 +31,7 @@ import (
 //	step 10                           time; an adopted plan comes into force
 //	lose 10                           the same, but the adopted plan does not
 //	holdoff 10                        a rollback that was decided elsewhere
-//	heir 10 20                        another machine, with a hold-off of 20 s until 10
+//	restore 10 20                     another machine, with a stored hold-off of 20 s until 10
 func TestScenarios(t *testing.T) { testkit.TestScenarios(t, "testdata", newPlayer) }
 
 // script is a planner whose answers a scenario sets.
@@ -103,8 +103,8 @@ func newPlayer(*testing.T) testkit.Player {
 			err = testkit.SetFields(&in, []string{"Iterations=" + strings.Join(args, ",")})
 		case "plan":
 			in.Plan, err = parsePlan(args)
-		case "holdoff", "heir", "step", "lose":
-			if m == nil || words[0] == "heir" {
+		case "holdoff", "restore", "step", "lose":
+			if m == nil || words[0] == "restore" {
 				if m, err = adoption.New(c); err != nil {
 					return nil, err
 				}
@@ -115,14 +115,14 @@ func newPlayer(*testing.T) testkit.Player {
 			switch words[0] {
 			case "holdoff":
 				m.HoldOff(in.Now)
-			case "heir":
+			case "restore":
 				var length float64
 				if _, err := fmt.Sscan(args[1], &length); err != nil {
 					return nil, err
 				}
 				m.RestoreHoldOff(in.Now, length)
 			}
-			if words[0] == "holdoff" || words[0] == "heir" {
+			if words[0] == "holdoff" || words[0] == "restore" {
 				until, length := m.HoldOffState()
 				return []string{fmt.Sprintf("held off until %v, for %v", until, length)}, nil
 			}

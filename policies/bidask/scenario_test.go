@@ -96,7 +96,7 @@ func parseEvent(words []string) (ev bidask.Event, err error) {
 	switch words[0] {
 	case "offer":
 		ev.Kind = bidask.Offered
-		ev.Migration, err = parseHandover(words[1:4])
+		ev.Migration, err = parseMigration(words[1:4])
 		if len(words) > 4 {
 			for _, c := range strings.Split(words[4], ",") {
 				id, cost, costs := strings.Cut(c, ":")
@@ -122,7 +122,7 @@ func parseEvent(words []string) (ev bidask.Event, err error) {
 		}
 		ev.Message.Deal, err = parseDeal(words[3])
 		if err == nil && len(words) > 4 {
-			ev.Message.Migration, err = parseHandover(words[4:7])
+			ev.Message.Migration, err = parseMigration(words[4:7])
 		}
 	case "reserved", "refused", "moved", "failed":
 		ev.Kind = simple[words[0]]
@@ -137,7 +137,7 @@ func parseEvent(words []string) (ev bidask.Event, err error) {
 	return ev, err
 }
 
-func parseHandover(words []string) (policies.Migration, error) {
+func parseMigration(words []string) (policies.Migration, error) {
 	n, err := strconv.ParseInt(words[1], 10, 64)
 	return policies.Migration{Request: words[0], Length: policies.Tokens(n), Cause: causes[words[2]]}, err
 }
@@ -154,12 +154,12 @@ func millis(t policies.Micros) string { return strconv.FormatFloat(float64(t)/10
 func describe(a bidask.Action) string {
 	var b strings.Builder
 	word := func(format string, args ...any) { fmt.Fprintf(&b, format, args...) }
-	handover := func(h policies.Migration) { word(" %s %v %v", h.Request, h.Length, h.Cause) }
+	migration := func(m policies.Migration) { word(" %s %v %v", m.Request, m.Length, m.Cause) }
 	if a.Kind == bidask.Send {
 		msg := a.Message
 		word("to %s %v %v", msg.To, msg.Kind, msg.Deal)
 		if msg.Migration != (policies.Migration{}) {
-			handover(msg.Migration)
+			migration(msg.Migration)
 		}
 		switch msg.Kind {
 		case bidask.Ask, bidask.Confirm, bidask.Bid:
@@ -175,7 +175,7 @@ func describe(a bidask.Action) string {
 		word(" with %s", a.Peer)
 	}
 	if a.Migration != (policies.Migration{}) {
-		handover(a.Migration)
+		migration(a.Migration)
 	}
 	if a.Deadline != 0 {
 		word(" until %s", millis(a.Deadline))

@@ -23,9 +23,9 @@ const workloads = 300
 // hand-made workloads: equal workloads give equal partitions and are left as
 // they were; a partition has growing cuts at bucket edges, one positive count
 // per stage, as many replicas as there are, no more stages than allowed, and
-// finite predictions no worse than what it claims for one stage's limits; too
-// much work gives policies.ErrInfeasible; an invalid workload gives a
-// *policies.Violation.
+// finite predictions within Limits.Iteration, and, if Exact, a cost at most that
+// of one stage; too much work gives policies.ErrInfeasible; an invalid workload
+// gives a *policies.Violation.
 func TestPartitioner(t *testing.T, p policies.Partitioner) {
 	t.Run("contract", func(t *testing.T) {
 		rng := rand.New(rand.NewPCG(3, 1))

@@ -37,7 +37,7 @@ func TestSelectAnswers(t *testing.T) {
 }
 
 func TestQuoteAnswers(t *testing.T) {
-	frame := mustPut(t, func(a []byte) (int, error) { return EncodeQuoteCall(a, Call{}, Ask{}) })
+	frame := mustPut(t, func(a []byte) (int, error) { return EncodeQuoteCall(a, Call{}, QuoteArgs{}) })
 	take := func(load policies.Tokens, start policies.Micros) (policies.Bid, bool, error) {
 		return DecodeQuoteResult(frame, EncodeQuoteResult(frame, policies.Bid{Load: load, Start: start}, true))
 	}

@@ -27,10 +27,10 @@ func (k *Codec[Q, A]) Frame(c Call, q Q) ([]byte, error) {
 
 // The arguments and answers that consist of several values.
 type (
-	// QuoteAnswer has a bid if Bids is true.
+	// QuoteAnswer has a bid if OK is true.
 	QuoteAnswer struct {
-		Bid  policies.Bid
-		Bids bool
+		Bid policies.Bid
+		OK  bool
 	}
 	// Loads are the arguments of an outlier call: the replica's and the mean of its stage.
 	Loads struct{ Own, Mean policies.Tokens }
@@ -86,12 +86,12 @@ var (
 		},
 		DecodeResult: DecodeRefineResult,
 	}
-	QuoteCodec = Codec[Ask, QuoteAnswer]{
+	QuoteCodec = Codec[QuoteArgs, QuoteAnswer]{
 		Kind: Quote, EncodeCall: EncodeQuoteCall, DecodeCall: DecodeQuoteCall,
-		EncodeResult: func(frame []byte, _ Ask, a QuoteAnswer) (uint64, error) {
-			return EncodeQuoteResult(frame, a.Bid, a.Bids), nil
+		EncodeResult: func(frame []byte, _ QuoteArgs, a QuoteAnswer) (uint64, error) {
+			return EncodeQuoteResult(frame, a.Bid, a.OK), nil
 		},
-		DecodeResult: func(frame []byte, result uint64, _ Ask) (QuoteAnswer, error) {
+		DecodeResult: func(frame []byte, result uint64, _ QuoteArgs) (QuoteAnswer, error) {
 			bid, bids, err := DecodeQuoteResult(frame, result)
 			return QuoteAnswer{bid, bids}, err
 		},

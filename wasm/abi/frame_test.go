@@ -335,7 +335,7 @@ func BenchmarkFrame(b *testing.B) {
 	arena, bids := make([]byte, 1<<14), sixteen()
 	out := make([]policies.Bid, 0, 16)
 	n, _ := EncodeSelectCall(arena, Call{}, bids)
-	ask := Ask{policies.Occupancy{Capacity: 100_000, Held: 5000, Throughput: 1_000_000}, policies.Migration{Request: "replica-a/17", Length: 5000, Cause: policies.Growth}}
+	ask := QuoteArgs{policies.Occupancy{Capacity: 100_000, Held: 5000, Throughput: 1_000_000}, policies.Migration{Request: "replica-a/17", Length: 5000, Cause: policies.Growth}}
 	b.Run("select16/put", func(b *testing.B) {
 		for b.Loop() {
 			EncodeSelectCall(arena, Call{ID: 7}, bids)

@@ -78,13 +78,13 @@ var vectors = []vector{
 		func(f []byte) uint64 { return EncodeRefineResult(f, 1900) }},
 	{"bid-quote", "a growing request; a bid", Quote,
 		func(a []byte) (int, error) {
-			return EncodeQuoteCall(a, goldenCall, Ask{policies.Occupancy{Capacity: 400_000, Held: 120_000, Promised: 3000, Incoming: 5000, Throughput: 2_000_000},
+			return EncodeQuoteCall(a, goldenCall, QuoteArgs{policies.Occupancy{Capacity: 400_000, Held: 120_000, Promised: 3000, Incoming: 5000, Throughput: 2_000_000},
 				policies.Migration{Request: "front-1/77", Length: 4097, Cause: policies.Growth}})
 		},
 		func(f []byte) uint64 { return EncodeQuoteResult(f, policies.Bid{Load: 128_000, Start: 2500}, true) }},
 	{"bid-quote-none", "a draining replica; no bid", Quote,
 		func(a []byte) (int, error) {
-			return EncodeQuoteCall(a, Call{}, Ask{policies.Occupancy{Draining: true}, policies.Migration{Length: 1, Cause: policies.Spill}})
+			return EncodeQuoteCall(a, Call{}, QuoteArgs{policies.Occupancy{Draining: true}, policies.Migration{Length: 1, Cause: policies.Spill}})
 		},
 		func(f []byte) uint64 { return EncodeQuoteResult(f, policies.Bid{}, false) }},
 	{"bid-select", "three bids; the second wins", Select,

@@ -24,47 +24,47 @@ const (
 	quoteOut  = 16
 )
 
-// Ask holds the arguments of a quote: the buyer's position and the migration.
-type Ask struct {
-	Position policies.Occupancy
-	Handover policies.Migration
+// QuoteArgs holds the arguments of a quote: the buyer's occupancy and the migration.
+type QuoteArgs struct {
+	Occupancy policies.Occupancy
+	Migration policies.Migration
 }
 
 // EncodeQuoteCall writes a frame into an arena and returns its length; with ErrShort,
 // the length that the frame needs. It does not allocate.
-func EncodeQuoteCall(arena []byte, c Call, ask Ask) (int, error) {
-	p, n, err := frameShape{kind: Quote, args: quoteArgs, aux: len(ask.Handover.Request), output: quoteOut}.writeTo(arena, c)
+func EncodeQuoteCall(arena []byte, c Call, args QuoteArgs) (int, error) {
+	p, n, err := frameShape{kind: Quote, args: quoteArgs, aux: len(args.Migration.Request), output: quoteOut}.writeTo(arena, c)
 	if err != nil {
 		return n, err
 	}
-	a, pos := p.args[:quoteArgs], &ask.Position
+	a, pos := p.args[:quoteArgs], &args.Occupancy
 	put64(a, uint64(pos.Capacity))
 	put64(a[8:], uint64(pos.Held))
 	put64(a[16:], uint64(pos.Promised))
 	put64(a[24:], uint64(pos.Incoming))
 	put64(a[32:], uint64(pos.Throughput))
-	put64(a[40:], uint64(ask.Handover.Length))
-	(&textWriter{aux: p.aux}).put(a[48:], ask.Handover.Request)
-	put32(a[56:], uint32(ask.Handover.Cause))
+	put64(a[40:], uint64(args.Migration.Length))
+	(&textWriter{aux: p.aux}).put(a[48:], args.Migration.Request)
+	put32(a[56:], uint32(args.Migration.Cause))
 	put32(a[60:], flagIf(pos.Draining, 1))
 	return n, nil
 }
 
-// DecodeQuoteCall returns the ask in a frame. The request's name shares the frame's
+// DecodeQuoteCall returns the arguments in a frame. The request's name shares the frame's
 // memory.
-func DecodeQuoteCall(frame []byte) (Ask, Status) {
+func DecodeQuoteCall(frame []byte) (QuoteArgs, Status) {
 	var p frameAreas
 	s := p.parse(frame, Quote, quoteArgs, 0)
 	if s != OK {
-		return Ask{}, s
+		return QuoteArgs{}, s
 	}
 	a := p.args[:quoteArgs]
 	request, ok := text(u64(a[48:]), p.aux)
 	cause := u32(a[56:])
 	if !ok || cause > 255 {
-		return Ask{}, BadFrame
+		return QuoteArgs{}, BadFrame
 	}
-	return Ask{
+	return QuoteArgs{
 		policies.Occupancy{
 			Capacity: policies.Tokens(u64(a)), Held: policies.Tokens(u64(a[8:])), Promised: policies.Tokens(u64(a[16:])),
 			Incoming: policies.Tokens(u64(a[24:])), Throughput: policies.Tokens(u64(a[32:])), Draining: u32(a[60:])&1 != 0,

@@ -72,8 +72,8 @@ func (s *source) bids() []policies.Bid {
 	return list
 }
 
-func (s *source) ask() Ask {
-	return Ask{
+func (s *source) ask() QuoteArgs {
+	return QuoteArgs{
 		policies.Occupancy{Capacity: s.tokens(), Held: s.tokens(), Promised: s.tokens(), Incoming: s.tokens(), Throughput: s.tokens(), Draining: s.below(2) == 1},
 		policies.Migration{Request: s.text(), Length: s.tokens(), Cause: policies.MigrationCause(s.byte())},
 	}

@@ -20,7 +20,7 @@ func TestGarbageOfBids(t *testing.T) {
 	if !m.HasDeferred() {
 		t.Fatal("a guest of the SDK does not rest")
 	}
-	ask := abi.Ask{Position: policies.Occupancy{Capacity: 1e6, Held: 10}, Handover: policies.Migration{Request: "r", Length: 2048}}
+	ask := abi.QuoteArgs{Occupancy: policies.Occupancy{Capacity: 1e6, Held: 10}, Migration: policies.Migration{Request: "r", Length: 2048}}
 	run := func(g *host.Instance, rest bool) (made int, most, rests int64, err error) {
 		for ; made < calls; made++ {
 			if _, _, err = g.Quote(abi.Call{}, ask); err != nil {

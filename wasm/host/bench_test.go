@@ -24,7 +24,7 @@ func TestCallsDoNotAllocate(t *testing.T) {
 	}
 	bids := sixteen()
 	r := hosttest.NewRandom(1)
-	ask, a := r.Ask(), r.Arrival()
+	ask, a := r.QuoteArgs(), r.Arrival()
 	check := func(name string, f func() error) {
 		t.Helper()
 		if n := testing.AllocsPerRun(100, func() {
@@ -76,7 +76,7 @@ func BenchmarkCall(b *testing.B) {
 	b.Run("go/select16", func(b *testing.B) {
 		benchmark(b, instance(b, guest(b, Config{})), func(i *Instance) error { _, err := i.Select(abi.Call{}, bids); return err })
 	})
-	ask := hosttest.NewRandom(1).Ask()
+	ask := hosttest.NewRandom(1).QuoteArgs()
 	b.Run("go/quote", func(b *testing.B) {
 		benchmark(b, instance(b, guest(b, Config{})), func(i *Instance) error { _, _, err := i.Quote(abi.Call{}, ask); return err })
 	})

@@ -44,9 +44,9 @@ func (i *Instance) Select(c abi.Call, bids []policies.Bid) (int, error) {
 }
 
 // Quote returns a bid, and whether there is one.
-func (i *Instance) Quote(c abi.Call, ask abi.Ask) (policies.Bid, bool, error) {
+func (i *Instance) Quote(c abi.Call, ask abi.QuoteArgs) (policies.Bid, bool, error) {
 	a, err := Ask(i, &abi.QuoteCodec, c, ask)
-	return a.Bid, a.Bids, err
+	return a.Bid, a.OK, err
 }
 
 // Excess returns how much of its load a replica should offer.

@@ -58,7 +58,7 @@ func TestHandMadePolicySelects(t *testing.T) {
 			t.Errorf("%d bids: %d, %v; want %d", n, got, err, want)
 		}
 	}
-	if _, _, err := i.Quote(abi.Call{}, abi.Ask{}); CauseOf(err) != Unknown {
+	if _, _, err := i.Quote(abi.Call{}, abi.QuoteArgs{}); CauseOf(err) != Unknown {
 		t.Errorf("quote: %v", err)
 	}
 	if i.Dead() != nil {

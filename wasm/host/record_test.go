@@ -31,7 +31,7 @@ func play(t *testing.T, m *Module, rounds int) (records []Record, memory [sha256
 		case 0:
 			_, err = Ask(i, &abi.SelectCodec, c, r.Bids())
 		case 1:
-			_, err = Ask(i, &abi.QuoteCodec, c, r.Ask())
+			_, err = Ask(i, &abi.QuoteCodec, c, r.QuoteArgs())
 		case 2:
 			_, err = Ask(i, &abi.OutlierCodec, c, r.Loads())
 		case 3:
@@ -125,7 +125,7 @@ func TestReplayChecksRules(t *testing.T) {
 			t.Errorf("a frame of %d bytes: %v", len(frame), err)
 		}
 	}
-	if err := i.Replay(testkit.Must(abi.QuoteCodec.Frame(abi.Call{}, abi.Ask{})), &Record{}); CauseOf(err) != Unknown {
+	if err := i.Replay(testkit.Must(abi.QuoteCodec.Frame(abi.Call{}, abi.QuoteArgs{})), &Record{}); CauseOf(err) != Unknown {
 		t.Error(err)
 	}
 }
@@ -133,7 +133,7 @@ func TestReplayChecksRules(t *testing.T) {
 // FuzzReplay replays arbitrary frames.
 func FuzzReplay(f *testing.F) {
 	f.Add(testkit.Must(abi.SelectCodec.Frame(abi.Call{}, sixteen())))
-	f.Add(testkit.Must(abi.QuoteCodec.Frame(abi.Call{}, abi.Ask{})))
+	f.Add(testkit.Must(abi.QuoteCodec.Frame(abi.Call{}, abi.QuoteArgs{})))
 	m := load(f, Config{}, hosttest.Policy(hosttest.LeastLoad()).Encode())
 	f.Fuzz(func(t *testing.T, frame []byte) {
 		i := testkit.Must(m.Instantiate())

@@ -14,7 +14,7 @@ import (
 // no garbage remains, whose collection would cost more than the limit of a call.
 func costTheSame(t *testing.T, g *host.Instance) {
 	const calls = 20_000
-	ask := abi.Ask{Position: policies.Occupancy{Capacity: 1e6, Held: 1000}, Handover: policies.Migration{Request: "front/1", Length: 77}}
+	ask := abi.QuoteArgs{Occupancy: policies.Occupancy{Capacity: 1e6, Held: 1000}, Migration: policies.Migration{Request: "front/1", Length: 77}}
 	bids := hosttest.Bids(16)
 	var first [2]int64
 	for i := range calls {
@@ -50,7 +50,7 @@ func BenchmarkBids(b *testing.B) {
 			}
 		})
 		b.Run(name+"/quote", func(b *testing.B) {
-			ask := abi.Ask{Position: policies.Occupancy{Capacity: 100_000, Held: 5000}, Handover: policies.Migration{Request: "replica-a/17", Length: 5000}}
+			ask := abi.QuoteArgs{Occupancy: policies.Occupancy{Capacity: 100_000, Held: 5000}, Migration: policies.Migration{Request: "replica-a/17", Length: 5000}}
 			b.ReportAllocs()
 			for b.Loop() {
 				if _, _, err := g.Quote(abi.Call{ID: 7}, ask); err != nil {

@@ -10,8 +10,8 @@ func (p *Policy) Select(bids []policies.Bid) int { return ask(p, &selectAdapter,
 
 // Quote implements policies.Quoter.
 func (p *Policy) Quote(pos policies.Occupancy, h policies.Migration) (policies.Bid, bool) {
-	a := ask(p, &quoteAdapter, abi.Ask{Position: pos, Handover: h})
-	return a.Bid, a.Bids
+	a := ask(p, &quoteAdapter, abi.QuoteArgs{Occupancy: pos, Migration: h})
+	return a.Bid, a.OK
 }
 
 // Excess implements policies.Detector.

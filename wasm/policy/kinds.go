@@ -17,11 +17,11 @@ type adapter[Q, A any] struct {
 
 // The adapters of the kinds.
 var (
-	quoteAdapter = adapter[abi.Ask, abi.QuoteAnswer]{
+	quoteAdapter = adapter[abi.QuoteArgs, abi.QuoteAnswer]{
 		&abi.QuoteCodec,
 		func(n *Native) bool { return n.Quoter != nil },
-		func(n *Native, q abi.Ask) (a abi.QuoteAnswer) {
-			a.Bid, a.Bids = n.Quoter.Quote(q.Position, q.Handover)
+		func(n *Native, q abi.QuoteArgs) (a abi.QuoteAnswer) {
+			a.Bid, a.OK = n.Quoter.Quote(q.Occupancy, q.Migration)
 			return a
 		},
 	}
@@ -90,25 +90,4 @@ func (k *adapter[Q, A]) answer(n *Native, frame []byte) (uint64, error) {
 		return abi.Result(s, 0), nil
 	}
 	return k.EncodeResult(frame, q, k.native(n, q))
-}
-
-// record answers a call with the native policy, and records it if its turn has come.
-func record[Q, A any](r *NativeRecorder, k *adapter[Q, A], q Q) A {
-	a := k.native(&r.native, q)
-	e := r.begin()
-	if e == nil {
-		return a
-	}
-	result := uint64(0)
-	if encodeEntry(r, e, k, q) {
-		var err error
-		if result, err = k.EncodeResult(e.record.Frame, q, a); err != nil {
-			e.call = 0 // modules do not get such a call
-		}
-	}
-	e.end(result)
-	if !perRequest[k.Kind] {
-		r.trim()
-	}
-	return a
 }

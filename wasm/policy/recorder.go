@@ -48,6 +48,27 @@ func NewNativeRecorder(n Native, every, keep int, now func() policies.Micros) *N
 	return &NativeRecorder{native: n.filled(), every: uint32(max(every, 0)), now: now, ring: make([]entry, keep), keep: DefaultKeepBytes}
 }
 
+// record answers a call with the native policy, and on average records every nth call.
+func record[Q, A any](r *NativeRecorder, k *adapter[Q, A], q Q) A {
+	a := k.native(&r.native, q)
+	e := r.begin()
+	if e == nil {
+		return a
+	}
+	result := uint64(0)
+	if encodeEntry(r, e, k, q) {
+		var err error
+		if result, err = k.EncodeResult(e.record.Frame, q, a); err != nil {
+			e.call = 0 // 0 marks an entry that Records omits, so that shadow modules skip the call
+		}
+	}
+	e.end(result)
+	if !perRequest[k.Kind] {
+		r.trim()
+	}
+	return a
+}
+
 // begin returns the entry in which to record a call; nil when it is not recorded,
 // because it is not its turn or the entry is busy.
 func (r *NativeRecorder) begin() *entry {
@@ -152,8 +173,8 @@ func (r *NativeRecorder) Select(bids []policies.Bid) int { return record(r, &sel
 
 // Quote implements policies.Quoter.
 func (r *NativeRecorder) Quote(pos policies.Occupancy, h policies.Migration) (policies.Bid, bool) {
-	a := record(r, &quoteAdapter, abi.Ask{Position: pos, Handover: h})
-	return a.Bid, a.Bids
+	a := record(r, &quoteAdapter, abi.QuoteArgs{Occupancy: pos, Migration: h})
+	return a.Bid, a.OK
 }
 
 // Excess implements policies.Detector.

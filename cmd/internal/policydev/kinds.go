@@ -53,11 +53,11 @@ var kinds = [abi.NumKinds]interface {
 			return fmt.Sprintf("%s (load %d, start %d µs)", quote(string(bids[i].From)), bids[i].Load, bids[i].Start)
 		},
 	},
-	abi.Quote: &kind[abi.Ask, abi.QuoteAnswer]{
+	abi.Quote: &kind[abi.QuoteArgs, abi.QuoteAnswer]{
 		&abi.QuoteCodec,
-		func(r random, _, _ int) abi.Ask { return r.ask() },
-		func(_ abi.Ask, a abi.QuoteAnswer) string {
-			if !a.Bids {
+		func(r random, _, _ int) abi.QuoteArgs { return r.quoteArgs() },
+		func(_ abi.QuoteArgs, a abi.QuoteAnswer) string {
+			if !a.OK {
 				return "no bid"
 			}
 			return fmt.Sprintf("load %d, start %d µs", a.Bid.Load, a.Bid.Start)

@@ -243,8 +243,8 @@ func (r *trial) ask() {
 		r.set.Refiner(scope).Refine(b)
 	case abi.Quote:
 		a, _ := abi.DecodeQuoteCall(frame)
-		a.Handover.Request = fmt.Sprint(n)
-		r.set.Quoter().Quote(a.Position, a.Handover)
+		a.Migration.Request = fmt.Sprint(n)
+		r.set.Quoter().Quote(a.Occupancy, a.Migration)
 	case abi.Select:
 		bids, _ := abi.DecodeSelectCall(frame, nil)
 		for i := range bids {

@@ -27,7 +27,7 @@ import (
 //	resume                              the answer to resume and wait
 //	client-failed
 //	migrate from=r0 epoch=1 length=6    of=11,12,… are the ids whose hash it names
-//	freeze 2 | migration-failed 2 why
+//	freeze 2 | migration-failed 2 why   a migration's number is the epoch in which it takes over
 //	migration-open 2 b at=r1 cached=3 CHUNK
 //	request-ended why                   canceled has a special meaning
 //	returned                            the handler has returned
@@ -126,7 +126,7 @@ func (l line) chunk(t *testing.T, leg string) *openai.Chunk {
 func (l line) event(t *testing.T) Event {
 	replica := policies.ReplicaID(l.field("at"))
 	n, _ := strconv.Atoi(l.word(0))
-	number := policies.Epoch(n)
+	number := policies.Epoch(n) // of a migration: the epoch in which it takes over
 	switch l.Cmd {
 	case "open":
 		return Event{Kind: LegOpened, Leg: l.word(0), Chunk: l.chunk(t, l.word(0)), Replica: replica}

@@ -23,6 +23,6 @@ func decide(frame []byte) uint64 {
 	if s != abi.OK {
 		return abi.Result(s, 0)
 	}
-	bid, ok := policy.Quote(ask.Position, ask.Handover)
+	bid, ok := policy.Quote(ask.Occupancy, ask.Migration)
 	return abi.EncodeQuoteResult(frame, bid, ok)
 }

@@ -51,8 +51,8 @@ func (a answers) Partition(w policies.Workload) (policies.Partition, error) {
 }
 
 func (a answers) Quote(p policies.Occupancy, h policies.Migration) (policies.Bid, bool) {
-	q := ask(a, &abi.QuoteCodec, abi.Ask{Position: p, Handover: h})
-	return q.Bid, q.Bids
+	q := ask(a, &abi.QuoteCodec, abi.QuoteArgs{Occupancy: p, Migration: h})
+	return q.Bid, q.OK
 }
 
 func (a answers) Guard(ch abi.Change) (abi.Denial, bool) {

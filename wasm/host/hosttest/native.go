@@ -94,11 +94,11 @@ func (r Random) Bids() []policies.Bid {
 	return bids
 }
 
-// Ask returns the arguments of a quote.
-func (r Random) Ask() abi.Ask {
-	return abi.Ask{
-		Position: policies.Occupancy{Capacity: 1e6, Held: r.Tokens(1e6), Promised: r.Tokens(1e4), Incoming: r.Tokens(1e6), Throughput: r.Tokens(2) * r.Tokens(1e5), Draining: r.IntN(9) == 0},
-		Handover: policies.Migration{Request: fmt.Sprint("request-", r.Uint32()), Length: r.Tokens(1e5), Cause: policies.Drain},
+// QuoteArgs returns the arguments of a quote.
+func (r Random) QuoteArgs() abi.QuoteArgs {
+	return abi.QuoteArgs{
+		Occupancy: policies.Occupancy{Capacity: 1e6, Held: r.Tokens(1e6), Promised: r.Tokens(1e4), Incoming: r.Tokens(1e6), Throughput: r.Tokens(2) * r.Tokens(1e5), Draining: r.IntN(9) == 0},
+		Migration: policies.Migration{Request: fmt.Sprint("request-", r.Uint32()), Length: r.Tokens(1e5), Cause: policies.Drain},
 	}
 }
 
@@ -167,10 +167,10 @@ func (r Random) Compare(k abi.Kind, got, want Policies) error {
 		b := r.Boundary()
 		return same(k, b, func(p Policies) any { return p.Refine(b) }, got, want)
 	case abi.Quote:
-		q := r.Ask()
+		q := r.QuoteArgs()
 		return same(k, q, func(p Policies) any {
-			bid, bids := p.Quote(q.Position, q.Handover)
-			return abi.QuoteAnswer{Bid: bid, Bids: bids}
+			bid, bids := p.Quote(q.Occupancy, q.Migration)
+			return abi.QuoteAnswer{Bid: bid, OK: bids}
 		}, got, want)
 	case abi.Select:
 		bids := r.Bids()

@@ -25,7 +25,7 @@ func vectors(k abi.Kind) [][]byte {
 	case abi.Quote:
 		for _, pos := range []policies.Occupancy{{}, {Draining: true}, {Capacity: 400_000, Held: 120_000, Promised: 3000, Incoming: 5000, Throughput: 2_000_000},
 			{Capacity: 400_000, Held: 400_000}, {Capacity: 1 << 40, Incoming: 1 << 39, Throughput: 1}} {
-			add(&all, &abi.QuoteCodec, abi.Ask{Position: pos, Handover: policies.Migration{Request: "front-1/77", Length: 4097, Cause: policies.Growth}})
+			add(&all, &abi.QuoteCodec, abi.QuoteArgs{Occupancy: pos, Migration: policies.Migration{Request: "front-1/77", Length: 4097, Cause: policies.Growth}})
 		}
 	case abi.Select:
 		for _, n := range []int{0, 1, 3, 16, 32} {

@@ -90,7 +90,7 @@ func bidQuote(n uint32) uint64 {
 	if s != abi.OK {
 		return abi.Result(s, 0)
 	}
-	bid, ok := bidask.Backlog{}.Quote(ask.Position, ask.Handover)
+	bid, ok := bidask.Backlog{}.Quote(ask.Occupancy, ask.Migration)
 	return abi.EncodeQuoteResult(frame(n), bid, ok)
 }
 
