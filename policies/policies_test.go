@@ -134,6 +134,16 @@ func TestValidate(t *testing.T) {
 	}
 }
 
+// TestFlowColumns checks the order of the columns: package flow and its test index them.
+func TestFlowColumns(t *testing.T) {
+	f := policies.NewFlow([]policies.Tokens{0})
+	for i, column := range [...][]float64{f.Arrivals, f.Tokens, f.Reads, f.Prefill, f.Prefill2, f.Weight, f.Crossings} {
+		if &f.Columns()[i][0] != &column[0] {
+			t.Errorf("column %d is another one", i)
+		}
+	}
+}
+
 // TestFlowRates breaks the third invariant of a flow in every column.
 func TestFlowRates(t *testing.T) {
 	f := policies.NewFlow([]policies.Tokens{0, 16})

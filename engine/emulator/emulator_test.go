@@ -17,6 +17,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/engine/cost"
 	"github.com/cascadeinfer/cascade/engine/emulator/model"
+	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
@@ -205,6 +206,28 @@ func metric(t *testing.T, e *Engine, name string) float64 {
 	}
 	t.Fatalf("no metric %s", name)
 	return 0
+}
+
+// Each sample is read from its own field of the Stats.
+func TestMetricsOfStats(t *testing.T) {
+	e, err := New(Config{Model: "m", Profile: plainProfile(), KVTokens: 640, NoPrefixCache: true})
+	policytest.NoError(t, err)
+	e.stats = batch.Stats{Running: 1, Waiting: 2, Frozen: 3, UsedBlocks: 4, Reserved: 5, Preemptions: 6, PromptTokens: 7, GenerationTokens: 8, PrefixQueries: 9, PrefixHits: 10}
+	for name, want := range map[string]float64{
+		"vllm:num_requests_running": 1, "vllm:num_requests_waiting": 2, "cascade_emulator_frozen_requests": 3, "vllm:kv_cache_usage_perc": 0.1,
+		"cascade_emulator_reserved_blocks": 5, "vllm:num_preemptions_total": 6, "vllm:prompt_tokens_total": 7, "vllm:generation_tokens_total": 8,
+		"vllm:prefix_cache_queries_total": 9, "vllm:prefix_cache_hits_total": 10,
+	} {
+		if got := metric(t, e, name); got != want {
+			t.Errorf("%s is %v, want %v", name, got, want)
+		}
+	}
+	all := metricsOf(e)
+	for _, want := range []string{`reason="capacity"} 2`, `reason="deferred"} 0`, `enable_prefix_caching="False"`, `num_gpu_blocks="40"`, `kv_cache_size_tokens="640"`} {
+		if !strings.Contains(all, want) {
+			t.Errorf("no %s in\n%s", want, all)
+		}
+	}
 }
 
 // The blocks of a client that disconnects are freed at the next iteration.
