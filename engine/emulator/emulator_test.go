@@ -211,7 +211,7 @@ func metric(t *testing.T, e *Engine, name string) float64 {
 // Each sample is read from its own field of the Stats.
 func TestMetricsOfStats(t *testing.T) {
 	e, err := New(Config{Model: "m", Profile: plainProfile(), KVTokens: 640, NoPrefixCache: true})
-	policytest.NoError(t, err)
+	testkit.NoError(t, err)
 	e.stats = batch.Stats{Running: 1, Waiting: 2, Frozen: 3, UsedBlocks: 4, Reserved: 5, Preemptions: 6, PromptTokens: 7, GenerationTokens: 8, PrefixQueries: 9, PrefixHits: 10}
 	for name, want := range map[string]float64{
 		"vllm:num_requests_running": 1, "vllm:num_requests_waiting": 2, "cascade_emulator_frozen_requests": 3, "vllm:kv_cache_usage_perc": 0.1,
