@@ -452,7 +452,7 @@ func TestPath(t *testing.T) {
 
 func FuzzPacket(f *testing.F) {
 	f.Add([]byte(`{"version":1,"step":"listeners","listeners":["a","b"]}`))
-	f.Add([]byte(`{"version":1,"step":"refused","why":"x"}`))
+	f.Add([]byte(`{"version":1,"step":"refused","reason":"x"}`))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		m, err := decode(body, "listeners")
 		if err == nil && (m.Version != version || m.Step != "listeners" || len(m.Listeners) > maxListeners) {
