@@ -108,7 +108,7 @@ func (s *State) handleOrder(now time.Time, o orders.Order) {
 	case orders.ChangeSlots:
 		next, err := o.Change(s.object.Slots)
 		if err == nil && !reflect.DeepEqual(next, s.object.Slots) {
-			s.slots, s.toStore = &next, writeOrder
+			s.orderedSlots, s.toStore = &next, writeOrder
 		}
 	default:
 		plan, err := s.resolvePlanOrder(now, o)
@@ -116,7 +116,7 @@ func (s *State) handleOrder(now time.Time, o orders.Order) {
 			return
 		}
 		m := s.model(orders.Model(o))
-		if m.order, s.toStore = plan, writeOrder; plan.HoldOff {
+		if m.planOrder, s.toStore = plan, writeOrder; plan.HoldOff {
 			m.planner.HoldOff(now)
 		}
 	}
@@ -150,8 +150,8 @@ func (s *State) resetOrders(now time.Time) {
 		s.refresh(now, r)
 	}
 	for _, m := range s.models {
-		m.order = nil
+		m.planOrder = nil
 	}
-	s.slots = nil
+	s.orderedSlots = nil
 	s.addRefusals(nil)
 }

@@ -57,7 +57,7 @@ func (s *State) planChanges(now time.Time, ev Event, ordered []planhistory.Chang
 // planChange returns the change of a model's plan that is due, nil if there is none.
 // again reports that the plan may need repair soon.
 func (s *State) planChange(now time.Time, m *model, tick, refining bool) (c *planhistory.Change, again bool) {
-	if c = s.restateChange(now, m); c != nil {
+	if c = s.storeAgainChange(now, m); c != nil {
 		return c, false
 	}
 	if s.needsRepair {
@@ -95,15 +95,15 @@ func (s *State) planChange(now time.Time, m *model, tick, refining bool) (c *pla
 	return nil, again
 }
 
-// restateChange returns the plan that must be stored again because the last stored
+// storeAgainChange returns the plan that must be stored again because the last stored
 // object cannot come into force as it is, nil if it can. The plan in force replaces an
 // older plan, and a plan that was edited without a new epoch gets an epoch of its own, so
 // that no two plans have the same epoch.
-func (s *State) restateChange(now time.Time, m *model) *planhistory.Change {
-	if len(m.restate.Stages) == 0 {
+func (s *State) storeAgainChange(now time.Time, m *model) *planhistory.Change {
+	if len(m.storeAgain.Stages) == 0 {
 		return nil
 	}
-	c := m.restate
+	c := m.storeAgain
 	c.Time, c.Model, c.Decision, c.By = now, m.Name, planhistory.Restated, s.rules.Name
 	return &c
 }
@@ -124,8 +124,8 @@ func (s *State) updateRatio(now time.Time, m *model) {
 // orderedChanges lists the changes of plan that operators ordered.
 func (s *State) orderedChanges() (changes []planhistory.Change) {
 	for _, m := range s.models {
-		if m.order != nil && len(m.order.Change.Stages) > 0 {
-			changes = append(changes, m.order.Change)
+		if m.planOrder != nil && len(m.planOrder.Change.Stages) > 0 {
+			changes = append(changes, m.planOrder.Change)
 		}
 	}
 	return changes
@@ -138,8 +138,8 @@ func (s *State) propose(now time.Time, changes []planhistory.Change) *Proposal {
 	o := s.object
 	o.Epoch, o.Plans = s.epoch, nil
 	o.Drained, o.Pins, o.Holds, o.Refused = s.drainedToStore(now), s.pinsToStore(), s.holdsToStore(), mergeRefusals(s.object.Refused, s.refusals)
-	if s.slots != nil {
-		o.Slots = *s.slots
+	if s.orderedSlots != nil {
+		o.Slots = *s.orderedSlots
 	}
 	if len(changes) > 0 {
 		o.Epoch++
@@ -157,8 +157,8 @@ func (s *State) propose(now time.Time, changes []planhistory.Change) *Proposal {
 		if len(plan.Stages) > 0 {
 			o.Plans = append(o.Plans, plan)
 		}
-		if m.order != nil && m.order.Entry.Decision != "" {
-			entries = append(entries, m.order.Entry)
+		if m.planOrder != nil && m.planOrder.Entry.Decision != "" {
+			entries = append(entries, m.planOrder.Entry)
 		}
 	}
 	if !s.leads(now) { // only the leader knows which models are no longer configured
@@ -184,8 +184,8 @@ func (s *State) propose(now time.Time, changes []planhistory.Change) *Proposal {
 func (s *State) pinsToStore() []store.Pin {
 	pins := slices.Clone(s.object.Pins)
 	for _, m := range s.models {
-		if m.order != nil {
-			pins = m.order.ApplyPin(m.Name, pins)
+		if m.planOrder != nil {
+			pins = m.planOrder.ApplyPin(m.Name, pins)
 		}
 	}
 	return pins

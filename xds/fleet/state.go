@@ -23,14 +23,14 @@ import (
 // the same times give the same effects. It is not safe for concurrent use.
 //
 // Invariants, after every Step:
-//  1. everything that is published was stored: only Stored puts a plan in force,
+//  1. a plan is published only after it was stored: only Stored puts a plan in force,
 //  2. a plan in force is valid, and changes only with a growing epoch,
 //  3. while a model has a ready replica, every stage has one, or a proposal
 //     that gives it one waits for its answer or for its retry,
 //  4. weights change at most once a second, by one step each,
 //  5. boundaries change at most once a second between two plans,
-//  6. with Rules.Shared, only the holder of the lease makes plans, and everything
-//     that is published is stored or configured.
+//  6. with Rules.Shared, only the holder of the lease makes plans, and all else that is
+//     published is stored or configured, too.
 type State struct {
 	rules    Rules // with defaults
 	registry *registry.Registry
@@ -47,9 +47,9 @@ type State struct {
 	refinedAt  time.Time // when boundaries were last proposed
 	recordedAt time.Time // when the leader last stored the state of the replicas
 
-	refusals []store.Refusal     // to be stored
-	slots    *[]policyslots.Slot // ordered and to be stored; nil: none
-	toStore  pendingWrite        // beside plans
+	refusals     []store.Refusal     // to be stored
+	orderedSlots *[]policyslots.Slot // commanded by an operator, to be stored; nil: none
+	toStore      pendingWrite        // beside plans
 
 	publishPending bool // a published value has changed
 	needsRepair    bool // a plan in force may need repair
@@ -61,10 +61,10 @@ type model struct {
 	Model
 	planner     *planner.Planner
 	reason      string             // why the plan in force replaced the one before
-	restate     planhistory.Change // see State.restateChange; no stages: none
+	storeAgain  planhistory.Change // see State.storeAgainChange; no stages: none
 	ratio       length.Ratio       // bytes per token served
 	wantedRatio length.Ratio       // to be served; ratio follows when this is stored
-	order       *orders.PlanOrder  // an operator's, until it is stored; nil: none
+	planOrder   *orders.PlanOrder  // commanded by an operator, until it is stored; nil: none
 }
 
 // pendingWrite is the most urgent reason to write the object apart from plans.
@@ -190,7 +190,7 @@ func (s *State) handleNotStored(now time.Time) {
 		s.lease.WriteFailed(now)
 	}
 	for _, m := range s.models {
-		if m.order != nil {
+		if m.planOrder != nil {
 			m.planner.RestoreHold(s.object.Holds)
 		}
 	}
@@ -201,7 +201,7 @@ func (s *State) handleNotStored(now time.Time) {
 // handleStored puts stored plans in force. Plans of models that the fleet does not
 // serve are ignored: the store may be older than the program. A stored plan that
 // cannot come into force is proposed again under a new epoch, so that the store and
-// the fleet agree; see restateChange.
+// the fleet agree; see storeAgainChange.
 func (s *State) handleStored(now time.Time, o store.Object) {
 	own := s.proposal != nil
 	s.applyObject(now, o, own)
@@ -211,12 +211,12 @@ func (s *State) handleStored(now time.Time, o store.Object) {
 		}
 	}
 	for _, m := range s.models {
-		m.restate = planhistory.Change{}
+		m.storeAgain = planhistory.Change{}
 		inForce := m.planner.Plan()
 		i := slices.IndexFunc(o.Plans, func(p policies.Plan) bool { return p.Model == m.Name })
 		if i < 0 || o.Plans[i].Validate() != nil {
 			if o.Epoch < s.epoch && len(inForce.Stages) > 0 {
-				m.restate = planhistory.Change{Reason: "the stored object was older and without the plan", Stages: inForce.Stages}
+				m.storeAgain = planhistory.Change{Reason: "the stored object was older and without the plan", Stages: inForce.Stages}
 			}
 			continue
 		}
@@ -226,9 +226,9 @@ func (s *State) handleStored(now time.Time, o store.Object) {
 			m.planner.SetPlan(now, p)
 			s.publishPending = true
 		case p.Epoch < inForce.Epoch:
-			m.restate = planhistory.Change{Reason: "the stored plan was older", Stages: inForce.Stages}
+			m.storeAgain = planhistory.Change{Reason: "the stored plan was older", Stages: inForce.Stages}
 		case !planrepair.SameRouting(p, inForce):
-			m.restate = planhistory.Change{Reason: "the stored plan was edited under its epoch", Stages: p.Stages}
+			m.storeAgain = planhistory.Change{Reason: "the stored plan was edited under its epoch", Stages: p.Stages}
 		}
 	}
 	if o.Epoch >= s.epoch {
@@ -264,7 +264,7 @@ func (s *State) configure(now time.Time, list []policies.Replica) {
 	s.needsRepair, s.publishPending = true, true
 	s.resetOrders(now)
 	for _, m := range s.models {
-		m.planner.SetStages()
+		m.planner.RecordStages()
 	}
 	s.registry.Forget(now)
 }
@@ -282,7 +282,8 @@ func (s *State) handleReport(now time.Time, report *loadreport.Report) {
 		return
 	}
 	edges := report.Flow.Edges
-	if r.HandleReport(now, report, len(edges) == 0 || slices.Equal(edges, s.model(r.Model).Edges)) {
+	sameBuckets := len(edges) == 0 || slices.Equal(edges, s.model(r.Model).Edges)
+	if topologyChanged := r.HandleReport(now, report, sameBuckets); topologyChanged {
 		s.resetDistances()
 	}
 	s.estimateLoad(now, r, r.Claim())

@@ -120,17 +120,17 @@ func (p *Planner) Status() string { return p.status }
 // SetPlan puts a plan in force.
 func (p *Planner) SetPlan(now time.Time, plan policies.Plan) {
 	p.plan = plan
-	p.cfg.Registry.SetStages(plan)
+	p.cfg.Registry.RecordStages(plan)
 	p.resetMeasurements()
 	p.measure(now)
 }
 
-// SetStages records the stages of the plan in force in the registry. This is needed
+// RecordStages records the stages of the plan in force in the registry. This is needed
 // when the configured replicas have changed.
-func (p *Planner) SetStages() {
+func (p *Planner) RecordStages() {
 	plan := p.plan
 	plan.Model = p.cfg.Model
-	p.cfg.Registry.SetStages(plan)
+	p.cfg.Registry.RecordStages(plan)
 }
 
 // TakeOver prepares the planner of a control plane that becomes the leader: the next

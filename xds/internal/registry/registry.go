@@ -153,8 +153,8 @@ func (g *Registry) Forget(now time.Time) {
 	})
 }
 
-// SetStages records for each replica of a plan's model which stage it is in.
-func (g *Registry) SetStages(plan policies.Plan) {
+// RecordStages records for each replica of a plan's model which stage it is in.
+func (g *Registry) RecordStages(plan policies.Plan) {
 	for _, r := range g.replicas {
 		if r.Model == plan.Model {
 			r.Stage = -1

@@ -75,13 +75,13 @@ func (r *Replica) DrainOrdered() bool { return r.Draining || r.Drained }
 // HandleReport replaces the last report. sameBuckets says that its flow has the
 // buckets of the control plane, or none. It returns true if the replica reported
 // another topology than before.
-func (r *Replica) HandleReport(now time.Time, report *loadreport.Report, sameBuckets bool) (moved bool) {
+func (r *Replica) HandleReport(now time.Time, report *loadreport.Report, sameBuckets bool) (topologyChanged bool) {
 	r.note = report.Note
 	if !sameBuckets {
 		r.note = "flow ignored: its buckets are not those of the control plane; configure the same context for both"
 	}
 	if report.Topology != nil && !r.topology.Equal(*report.Topology) {
-		r.topology, moved = *report.Topology, true
+		r.topology, topologyChanged = *report.Topology, true
 	}
 	if r.note == "" && r.topology.Host != "" && r.topology.Host != r.Host {
 		r.note = "it reports that it is on host " + r.topology.Host + ", the configuration says " + r.Host
@@ -93,7 +93,7 @@ func (r *Replica) HandleReport(now time.Time, report *loadreport.Report, sameBuc
 	if !sameBuckets {
 		r.Report.Snapshot = nil
 	}
-	return moved
+	return topologyChanged
 }
 
 // reset forgets what was reported while the replica served another model: it is
