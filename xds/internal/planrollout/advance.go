@@ -62,13 +62,13 @@ func (r *Rollout) advanceGroup(now time.Time, g *group) bool {
 	return moved
 }
 
-// retire drops the members of the old table. Removed endpoints stay until it is
+// retire drops the members of the old snapshot. Removed endpoints stay until it is
 // known whether they have requests.
 func (r *Rollout) retire(now time.Time, g *group) {
 	r.recordAcked(g.ackedSet)
 	old := g.machine.finish()
 	if r.cfg.DrainTimeout > 0 {
-		view := g.revision.table.View
+		view := g.revision.snapshot.View
 		gone := removedFrom(view, old.View.Endpoints)
 		if len(gone) > 0 {
 			g.removeBy, g.requestsUnknown = now.Add(r.cfg.DrainTimeout), true
@@ -116,7 +116,7 @@ func (r *Rollout) advanceRollout(now time.Time) bool {
 			}
 		}
 	default:
-		r.note(Note{Text: "plan rolled out to all groups", Epoch: r.rolling.table.Epoch()})
+		r.note(Note{Text: "plan rolled out to all groups", Epoch: r.rolling.snapshot.Epoch()})
 		r.previous, r.stable, r.rolling, r.failed, r.blocked = r.stable, r.rolling, nil, nil, ""
 	}
 	return true
@@ -125,13 +125,13 @@ func (r *Rollout) advanceRollout(now time.Time) bool {
 // startInGroup starts the plan in progress in a group.
 func (r *Rollout) startInGroup(now time.Time, g *group) {
 	g.revision = r.rolling
-	r.note(Note{Text: "plan rollout started in group", Group: g.name, Epoch: r.rolling.table.Epoch()})
+	r.note(Note{Text: "plan rollout started in group", Group: g.name, Epoch: r.rolling.snapshot.Epoch()})
 	r.startTransition(now, g)
 }
 
 // startRollout starts to roll out the target, unless it is blocked.
 func (r *Rollout) startRollout(now time.Time) bool {
-	if r.stable == nil || r.stable.table == r.target || r.stable.table.sameExceptHealth(r.target) {
+	if r.stable == nil || r.stable.snapshot == r.target || r.stable.snapshot.sameExceptHealth(r.target) {
 		return false
 	}
 	for _, g := range r.groups {
@@ -147,7 +147,7 @@ func (r *Rollout) startRollout(now time.Time) bool {
 		return false
 	}
 	r.blocked = ""
-	r.rolling = &revision{table: r.target, urgent: r.urgent}
+	r.rolling = &revision{snapshot: r.target, urgent: r.urgent}
 	first := r.groups[r.cfg.Groups[0]]
 	for _, name := range slices.Backward(r.cfg.Groups) {
 		if g := r.groups[name]; g.nodes > 0 {
@@ -158,15 +158,15 @@ func (r *Rollout) startRollout(now time.Time) bool {
 	return true
 }
 
-// whyBlocked returns why a table cannot be rolled out; "" if it can.
-func (r *Rollout) whyBlocked(t *Table) string {
-	if r.failed != nil && !r.failed.retryWithReplacements && r.failed.table.sameExceptHealth(t) {
+// whyBlocked returns why a snapshot cannot be rolled out; "" if it can.
+func (r *Rollout) whyBlocked(t *Snapshot) string {
+	if r.failed != nil && !r.failed.retryWithReplacements && r.failed.snapshot.sameExceptHealth(t) {
 		return r.failed.why
 	}
 	if len(r.quarantined) == 0 {
 		return ""
 	}
-	if at := (obstacleKey{target: t, stable: r.stable.table, quarantineCount: r.quarantineCount}); at != r.obstacleKey {
+	if at := (obstacleKey{target: t, stable: r.stable.snapshot, quarantineCount: r.quarantineCount}); at != r.obstacleKey {
 		r.obstacleKey, r.obstacle = at, r.findObstacle(t)
 	}
 	return r.obstacle
@@ -174,18 +174,18 @@ func (r *Rollout) whyBlocked(t *Table) string {
 
 // obstacleKey identifies the inputs of findObstacle, whose result is cached.
 type obstacleKey struct {
-	target, stable  *Table
+	target, stable  *Snapshot
 	quarantineCount uint64
 }
 
-// findObstacle returns which step of a rollout of the table is impossible, before
+// findObstacle returns which step of a rollout of the snapshot is impossible, before
 // the first step is made; "" if all are possible.
-func (r *Rollout) findObstacle(t *Table) string {
+func (r *Rollout) findObstacle(t *Snapshot) string {
 	if why := r.refusedRoute(t.Set); why != "" {
 		return why
 	}
-	old := r.stable.table
-	both, err := r.compose(layers{routes: t, newest: t, live: []*Table{old}}, nil)
+	old := r.stable.snapshot
+	both, err := r.compose(layers{routes: t, newest: t, live: []*Snapshot{old}}, nil)
 	if err == nil {
 		err = r.cfg.CheckMembers(both, old.View)
 	}

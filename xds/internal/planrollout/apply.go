@@ -11,14 +11,14 @@ import (
 // applyOrReset applies the group's phase or, if that fails, its revision alone.
 func (r *Rollout) applyOrReset(now time.Time, g *group) {
 	if r.apply(now, g) != nil {
-		g.machine = phaseMachine{live: []*Table{g.revision.table}}
+		g.machine = phaseMachine{live: []*Snapshot{g.revision.snapshot}}
 		r.reapply(now, g)
 	}
 }
 
-// startTransition begins the transition of a group to its revision's table.
+// startTransition begins the transition of a group to its revision's snapshot.
 func (r *Rollout) startTransition(now time.Time, g *group) {
-	g.machine.setTarget(g.revision.table)
+	g.machine.setTarget(g.revision.snapshot)
 	if err := r.apply(now, g); err != nil {
 		r.abortPhase(now, g, err)
 	}

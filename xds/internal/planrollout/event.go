@@ -10,9 +10,9 @@ import (
 // Event is an input of a Rollout: SetTarget, Observe, NACK or Quarantine.
 type Event interface{ event() }
 
-// SetTarget requests that a table be rolled out to the fleet.
+// SetTarget requests that a snapshot be rolled out to the fleet.
 type SetTarget struct {
-	Table *Table
+	Snapshot *Snapshot
 	// Urgent skips the watch but no acknowledgement: a stage of the plan in
 	// force has no replica that takes requests.
 	Urgent bool
@@ -113,7 +113,7 @@ type Note struct {
 // Report is the state of a rollout.
 type Report struct {
 	Groups []GroupReport // in the order of the rollout
-	// Blocked says why the newest table is not rolled out; "" if it is, or
+	// Blocked says why the newest snapshot is not rolled out; "" if it is, or
 	// waits for its turn. Target is its epoch.
 	Blocked string
 	Target  policies.Epoch

@@ -24,8 +24,8 @@ const maxPhaseTimeouts = 3
 
 // revision is one plan; the health and weights of its endpoints may change.
 type revision struct {
-	table  *Table // with the newest health and weights
-	urgent bool
+	snapshot *Snapshot // with the newest health and weights
+	urgent   bool
 }
 
 // group is the state of one group.

@@ -11,11 +11,11 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// layers describes the set of one group in terms of tables.
+// layers describes the set of one group in terms of snapshots.
 type layers struct {
-	routes *Table   // provides routes and listeners
-	newest *Table   // provides the endpoints
-	live   []*Table // their members are added to those of newest, oldest first
+	routes *Snapshot   // provides routes and listeners
+	newest *Snapshot   // provides the endpoints
+	live   []*Snapshot // their members are added to those of newest, oldest first
 	// removed are endpoints that are in no plan any more but still have requests.
 	removed []resources.Endpoint
 }
@@ -37,10 +37,10 @@ func (l layers) render(build func(resources.View) (resources.Set, error)) (resou
 	return endpoints.WithTypes(l.routes.Set, resources.RouteType, resources.ListenerType), nil
 }
 
-// union returns the newest view with the additional parts of the live tables:
+// union returns the newest view with the additional parts of the live snapshots:
 // members of their stages, removed endpoints and removed models. Health and weights
 // come from the newest view. more is false if nothing was added.
-func union(newest resources.View, live []*Table) (u resources.View, more bool) {
+func union(newest resources.View, live []*Snapshot) (u resources.View, more bool) {
 	u = newest
 	u.Models = slices.Clone(u.Models)
 	u.Plans = slices.Clone(u.Plans)
@@ -58,7 +58,7 @@ func union(newest resources.View, live []*Table) (u resources.View, more bool) {
 	for _, e := range u.Endpoints {
 		ids[e.ID], addresses[canonicalAddress(e.Address)] = true, true
 	}
-	// The most recent table comes first, because it has the latest state of removed
+	// The most recent snapshot comes first, because it has the latest state of removed
 	// endpoints and models.
 	for _, t := range slices.Backward(live) {
 		for _, m := range t.View.Models {

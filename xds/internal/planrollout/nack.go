@@ -81,7 +81,7 @@ func (r *Rollout) suspects(g *group, e NACK) (keys []key) {
 // fails or reverts the plans that need them.
 func (r *Rollout) enforceQuarantine(now time.Time, newlyQuarantined map[key]bool) {
 	if r.rolling != nil && len(newlyQuarantined) > 0 {
-		bad := holdsAny(r.rolling.table.Set, newlyQuarantined)
+		bad := holdsAny(r.rolling.snapshot.Set, newlyQuarantined)
 		for _, g := range r.groups {
 			bad = bad || g.revision == r.rolling && holdsAny(g.set, newlyQuarantined)
 		}
@@ -123,10 +123,10 @@ func (r *Rollout) refusedRoute(s resources.Set) string {
 
 // whyUnusable returns why a revision cannot be applied any more; "" if it can.
 func (r *Rollout) whyUnusable(ed *revision) string {
-	if why := r.refusedRoute(ed.table.Set); why != "" {
+	if why := r.refusedRoute(ed.snapshot.Set); why != "" {
 		return why
 	}
-	if _, err := r.compose(layers{routes: ed.table, newest: ed.table}, nil); err != nil {
+	if _, err := r.compose(layers{routes: ed.snapshot, newest: ed.snapshot}, nil); err != nil {
 		return err.Error()
 	}
 	return ""

@@ -11,9 +11,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// newLabelledTable returns a table for a label such as "A1": the letters stand for
+// newLabelledSnapshot returns a snapshot for a label such as "A1": the letters stand for
 // its routes, the digits for its endpoints.
-func newLabelledTable(t *testing.T, label string) *Table {
+func newLabelledSnapshot(t *testing.T, label string) *Snapshot {
 	t.Helper()
 	r, err := resources.Encode(resources.RouteType, resources.RouteName, &routev3.RouteConfiguration{
 		Name: strings.TrimRight(label, "0123456789"),
@@ -25,7 +25,7 @@ func newLabelledTable(t *testing.T, label string) *Table {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &Table{Set: s}
+	return &Snapshot{Set: s}
 }
 
 // TestPhaseMachine runs testdata/phases/*.txt (package datadriven; -rewrite rewrites the
@@ -33,19 +33,19 @@ func newLabelledTable(t *testing.T, label string) *Table {
 // new one.
 func TestPhaseMachine(t *testing.T) {
 	datadriven.Walk(t, "testdata/phases", func(t *testing.T, path string) {
-		m, names := new(phaseMachine), make(map[*Table]string)
+		m, names := new(phaseMachine), make(map[*Snapshot]string)
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			label := ""
 			if len(d.CmdArgs) > 0 {
 				label = d.CmdArgs[0].Key
 			}
-			table := newLabelledTable(t, label)
-			names[table] = label
+			snapshot := newLabelledSnapshot(t, label)
+			names[snapshot] = label
 			switch d.Cmd {
 			case "target":
-				m.setTarget(table)
+				m.setTarget(snapshot)
 			case "revert":
-				m.revertTo(table)
+				m.revertTo(snapshot)
 			case "advance":
 				m.advance()
 			case "finish":

@@ -44,7 +44,7 @@ func (r *Rollout) Queries() []Query {
 			n.TrialSince = r.lastSettled
 		}
 		if len(g.removed) > 0 {
-			n.Removed = removedFrom(g.revision.table.View, g.removed)
+			n.Removed = removedFrom(g.revision.snapshot.View, g.removed)
 		}
 		out = append(out, n)
 	}
@@ -58,7 +58,7 @@ func (r *Rollout) Report() Report {
 		out.Target = r.target.Epoch()
 	}
 	if r.rolling != nil {
-		out.Rolling = r.rolling.table.Epoch()
+		out.Rolling = r.rolling.snapshot.Epoch()
 	}
 	for _, name := range r.cfg.Groups {
 		g := r.groups[name]

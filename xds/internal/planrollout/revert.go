@@ -12,17 +12,17 @@ func (r *Rollout) revertStable(now time.Time, why string) {
 		r.revertRollout(now, "plan rolled back", why)
 	}
 	old := r.stable
-	r.failed, r.blocked = &failure{table: old.table, why: why, retryWithReplacements: true}, why
+	r.failed, r.blocked = &failure{snapshot: old.snapshot, why: why, retryWithReplacements: true}, why
 	r.stable, r.previous = r.previous, nil
-	r.note(Note{Warn: true, Text: "plan rolled back", Epoch: old.table.Epoch(), Why: why})
-	applied := r.routesAcked(old.table.Set)
+	r.note(Note{Warn: true, Text: "plan rolled back", Epoch: old.snapshot.Epoch(), Why: why})
+	applied := r.routesAcked(old.snapshot.Set)
 	for _, name := range r.cfg.Groups {
 		if g := r.groups[name]; g.revision == old {
 			g.revision = r.stable
 			if applied {
-				g.machine.setTarget(r.stable.table)
+				g.machine.setTarget(r.stable.snapshot)
 			} else {
-				g.machine = phaseMachine{live: []*Table{r.stable.table}}
+				g.machine = phaseMachine{live: []*Snapshot{r.stable.snapshot}}
 			}
 			r.applyOrReset(now, g)
 		}
@@ -31,7 +31,7 @@ func (r *Rollout) revertStable(now time.Time, why string) {
 
 // failRollout rolls the plan in progress back in all groups that have it.
 func (r *Rollout) failRollout(now time.Time, why string, admissible bool) {
-	r.failed, r.blocked = &failure{table: r.rolling.table, why: why, retryWithReplacements: admissible}, why
+	r.failed, r.blocked = &failure{snapshot: r.rolling.snapshot, why: why, retryWithReplacements: admissible}, why
 	r.revertRollout(now, "plan rolled back", why)
 }
 
@@ -40,7 +40,7 @@ func (r *Rollout) failRollout(now time.Time, why string, admissible bool) {
 func (r *Rollout) revertRollout(now time.Time, text, why string) {
 	old := r.rolling
 	r.rolling = nil
-	r.note(Note{Warn: why != "", Text: text, Epoch: old.table.Epoch(), Why: why})
+	r.note(Note{Warn: why != "", Text: text, Epoch: old.snapshot.Epoch(), Why: why})
 	for _, name := range r.cfg.Groups {
 		g := r.groups[name]
 		if g.revision != old {
@@ -48,7 +48,7 @@ func (r *Rollout) revertRollout(now time.Time, text, why string) {
 		}
 		g.revision, g.reverting, g.phaseStart = r.stable, true, now
 		clear(g.lateSince)
-		g.machine.revertTo(r.stable.table)
+		g.machine.revertTo(r.stable.snapshot)
 		r.applyOrReset(now, g)
 	}
 }

@@ -46,7 +46,7 @@ type Rollout struct {
 	previous    *revision // stable before the present one, or nil
 	rolling     *revision // being rolled out; nil: none
 	lastSettled time.Time // when the last group of rolling settled
-	target      *Table    // of the last SetTarget
+	target      *Snapshot // of the last SetTarget
 	urgent      bool
 
 	failed  *failure // the last rolling that was rolled back
@@ -59,10 +59,10 @@ type Rollout struct {
 	out Output
 }
 
-// failure is a table that is not tried again while it is the target.
+// failure is a snapshot that is not tried again while it is the target.
 type failure struct {
-	table *Table
-	why   string
+	snapshot *Snapshot
+	why      string
 	// retryWithReplacements allows another try once good versions can replace
 	// the refused ones.
 	retryWithReplacements bool
@@ -133,10 +133,10 @@ func (r *Rollout) Step(now time.Time, e Event) Output {
 	return r.out
 }
 
-// setTarget makes a table the target, and starts or retargets the transitions of
+// setTarget makes a snapshot the target, and starts or retargets the transitions of
 // groups.
 func (r *Rollout) setTarget(now time.Time, e SetTarget) {
-	r.target = e.Table
+	r.target = e.Snapshot
 	if r.stable == nil {
 		r.applyFirst(now)
 		return
@@ -146,12 +146,12 @@ func (r *Rollout) setTarget(now time.Time, e SetTarget) {
 			r.refresh(ed)
 		}
 	}
-	r.urgent = e.Urgent || r.stable.table.hasDeadStage() || r.rolling != nil && r.rolling.table.hasDeadStage()
+	r.urgent = e.Urgent || r.stable.snapshot.hasDeadStage() || r.rolling != nil && r.rolling.snapshot.hasDeadStage()
 	switch {
 	case r.rolling == nil:
-	case r.stable.table.sameExceptHealth(r.target):
+	case r.stable.snapshot.sameExceptHealth(r.target):
 		r.revertRollout(now, "plan withdrawn", "")
-	case r.rolling.table.sameExceptHealth(r.target):
+	case r.rolling.snapshot.sameExceptHealth(r.target):
 		r.rolling.urgent = r.rolling.urgent || r.urgent
 	case r.urgent && !r.canRetarget():
 		// The rollout in progress must end before the newest plan can be rolled
@@ -160,7 +160,7 @@ func (r *Rollout) setTarget(now time.Time, e SetTarget) {
 	case r.canRetarget() && r.whyBlocked(r.target) == "":
 		// Only one group has begun with the plan in progress.
 		old := r.rolling
-		r.rolling = &revision{table: r.target, urgent: r.urgent}
+		r.rolling = &revision{snapshot: r.target, urgent: r.urgent}
 		for _, g := range r.groups {
 			if g.revision == old {
 				g.revision = r.rolling
@@ -169,25 +169,25 @@ func (r *Rollout) setTarget(now time.Time, e SetTarget) {
 	}
 	for _, name := range r.cfg.Groups {
 		g := r.groups[name]
-		if g.revision != nil && g.machine.newest() != g.revision.table {
+		if g.revision != nil && g.machine.newest() != g.revision.snapshot {
 			r.startTransition(now, g)
 		}
 	}
 }
 
-// applyFirst applies the first table to all groups: there is no older one to
+// applyFirst applies the first snapshot to all groups: there is no older one to
 // compare it with.
 func (r *Rollout) applyFirst(now time.Time) {
 	for _, f := range r.releaseIrreplaceable(r.target.Set) {
 		r.note(Note{Warn: true, Text: "refused version applied because nothing can replace it", Epoch: r.target.Epoch(), Why: f.describe()})
 	}
-	r.stable = &revision{table: r.target}
+	r.stable = &revision{snapshot: r.target}
 	for _, name := range r.cfg.Groups {
 		g := r.groups[name]
 		g.revision, g.machine = r.stable, phaseMachine{}
 		g.machine.setTarget(r.target)
 		if err := r.apply(now, g); err != nil {
-			r.stable, r.blocked = nil, err.Error() // the next table is the first
+			r.stable, r.blocked = nil, err.Error() // the next snapshot is the first
 			r.note(Note{Warn: true, Text: "plan not applied", Group: name, Epoch: r.target.Epoch(), Why: err.Error()})
 			return
 		}
@@ -197,11 +197,11 @@ func (r *Rollout) applyFirst(now time.Time) {
 
 // refresh updates the health and weights of a revision.
 func (r *Rollout) refresh(ed *revision) {
-	if ed.table.sameExceptHealth(r.target) {
-		ed.table = r.target
+	if ed.snapshot.sameExceptHealth(r.target) {
+		ed.snapshot = r.target
 		return
 	}
-	v, changed := ed.table.withHealthOf(r.target.View)
+	v, changed := ed.snapshot.withHealthOf(r.target.View)
 	if !changed {
 		return
 	}
@@ -210,15 +210,15 @@ func (r *Rollout) refresh(ed *revision) {
 		err = r.cfg.Prove(s)
 	}
 	if err != nil {
-		r.note(Note{Warn: true, Text: "health update not applied", Epoch: ed.table.Epoch(), Why: err.Error()})
+		r.note(Note{Warn: true, Text: "health update not applied", Epoch: ed.snapshot.Epoch(), Why: err.Error()})
 		return
 	}
-	ed.table = &Table{View: v, Set: s}
+	ed.snapshot = &Snapshot{View: v, Set: s}
 }
 
 // canRetarget reports whether the plan in progress can be replaced by the
 // target: only one group has begun with it, has not settled, and its nodes are
-// not spread over too many tables.
+// not spread over too many snapshots.
 func (r *Rollout) canRetarget() bool {
 	n := 0
 	for _, g := range r.groups {

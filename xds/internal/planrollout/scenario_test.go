@@ -17,14 +17,14 @@ import (
 
 // TestScenarios runs testdata/rollouts/*.txt (package datadriven; -rewrite rewrites the
 // expected output) with a fleet of three groups, a, b and "rest" (the default group). A
-// table is written as "3 ab|c": plan 3, replicas a
-// and b in the first stage, c in the second; "3 ab|c b=sick" makes b unhealthy.
+// snapshot is written as "3 ab|c": plan 3, replicas a and b in the first stage, c in the
+// second; "3 ab|c b=sick" makes b unhealthy.
 // Commands:
 //
 //	nodes a=1 rest=2   sets how many proxies are connected
 //	late a=x,y         sets the nodes that have not acknowledged what the group
 //	                   waits for; "x@flip": only the routes
-//	target 3 ab|c      sets the target table; "urgent 3 ab|c" skips the watch
+//	target 3 ab|c      sets the target snapshot; "urgent 3 ab|c" skips the watch
 //	nack x a r         node x of group a refuses its present resources r
 //	quarantine r 3     a node elsewhere refused the routes of plan 3;
 //	quarantine e1 bc   or these endpoints
@@ -124,8 +124,8 @@ func checkTextMembers(s resources.Set, v resources.View) error {
 	return nil
 }
 
-// table reads "3 ab|c b=sick".
-func (s *scenario) table(arg string) *Table {
+// snapshot reads "3 ab|c b=sick".
+func (s *scenario) snapshot(arg string) *Snapshot {
 	f := strings.Fields(arg)
 	epoch, err := strconv.Atoi(f[0])
 	if err != nil {
@@ -149,7 +149,7 @@ func (s *scenario) table(arg string) *Table {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	return &Table{View: v, Set: set}
+	return &Snapshot{View: v, Set: set}
 }
 
 func groupNamed(name string) string { return strings.TrimPrefix(name, "rest") }
@@ -177,7 +177,7 @@ func (s *scenario) run(command, arg string) string {
 			s.requests = -1
 		}
 	case "target", "urgent":
-		s.step(SetTarget{Table: s.table(arg), Urgent: command == "urgent"})
+		s.step(SetTarget{Snapshot: s.snapshot(arg), Urgent: command == "urgent"})
 	case "nack":
 		f := strings.Fields(arg)
 		e := NACK{Node: f[0], Group: groupNamed(f[1]), Type: resources.EndpointType, Text: "no"}

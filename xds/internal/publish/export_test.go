@@ -15,9 +15,9 @@ func (p *Publisher) Misrender(change func(resources.View, resources.Set) resourc
 		}
 		return change(v, s), nil
 	}
-	p.buildTable = func(v resources.View) (*planrollout.Table, error) {
+	p.buildSnapshot = func(v resources.View) (*planrollout.Snapshot, error) {
 		s, err := build(v)
-		return &planrollout.Table{View: v, Set: s}, err
+		return &planrollout.Snapshot{View: v, Set: s}, err
 	}
 	cfg := p.cfg.rollout()
 	cfg.Build, cfg.Prove = build, func(resources.Set) error { return nil }

@@ -26,13 +26,13 @@ func behind(l *publish.Ledger, set resources.Set, types ...string) string {
 	return strings.Trim(fmt.Sprint(ids), "map[]")
 }
 
-func tableOf(t *testing.T, v resources.View) *planrollout.Table {
+func snapshotOf(t *testing.T, v resources.View) *planrollout.Snapshot {
 	t.Helper()
-	table, err := planrollout.NewTable(v, resources.Prove)
+	snapshot, err := planrollout.NewSnapshot(v, resources.Prove)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return table
+	return snapshot
 }
 
 func TestLedgerRefusesNodesWithoutID(t *testing.T) {
@@ -65,8 +65,8 @@ func TestLedgerTrimsNode(t *testing.T) {
 // mesh.
 func TestLedgerOneNodeManyStreams(t *testing.T) {
 	l := publish.NewLedger(nil)
-	old := tableOf(t, view(1, []policies.Tokens{10}, "a", "b"))
-	now := tableOf(t, view(2, []policies.Tokens{10}, "a", "b c"))
+	old := snapshotOf(t, view(1, []policies.Tokens{10}, "a", "b"))
+	now := snapshotOf(t, view(2, []policies.Tokens{10}, "a", "b c"))
 	r, e := old.Set.Get(resources.RouteType, resources.RouteName), old.Set.Get(resources.EndpointType, resources.EndpointName("m", 1))
 	node := &corev3.Node{Id: "n"}
 	for id, res := range map[int64]*resources.Resource{1: r, 2: e} {
@@ -134,7 +134,7 @@ func TestLedgerOneNodeManyStreams(t *testing.T) {
 // TestLedgerSotW has clients that list all names in every request.
 func TestLedgerSotW(t *testing.T) {
 	l := publish.NewLedger(nil)
-	now := tableOf(t, view(1, []policies.Tokens{10}, "a", "b"))
+	now := snapshotOf(t, view(1, []policies.Tokens{10}, "a", "b"))
 	names := []string{resources.EndpointName("m", 0), resources.EndpointName("m", 1)}
 	l.OnStreamOpen(t.Context(), 1, "")
 	request := func(nonce string, names ...string) {

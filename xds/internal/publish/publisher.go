@@ -60,7 +60,7 @@ type Config struct {
 	// do.
 	Monitor Monitor
 	// AckTimeout is how long a phase waits for a node, which then is fenced. It
-	// should exceed the time in which a proxy connects and warms. A newer table
+	// should exceed the time in which a proxy connects and warms. A newer snapshot
 	// restarts the timeout of a node that had caught up; a phase never exceeds
 	// three timeouts. 0 means 3 s.
 	AckTimeout time.Duration
@@ -80,9 +80,9 @@ type Refusal = planrollout.Refusal
 const (
 	defaultAckTimeout   = 3 * time.Second
 	defaultDrainTimeout = 30 * time.Second
-	// maxTables bounds the tables that are kept to find out which one a node
+	// maxSnapshots bounds the snapshots that are kept to find out which one a node
 	// has.
-	maxTables = 16
+	maxSnapshots = 16
 )
 
 // validate returns the configuration with its defaults.
@@ -124,18 +124,18 @@ type Publisher struct {
 	quarantined []Refusal       // not taken by Run yet
 	state       state
 
-	buildTable func(resources.View) (*planrollout.Table, error) // renders and proves a view
-	rollout    *planrollout.Rollout
-	target     *planrollout.Table // the last one
-	timer      *time.Timer
+	buildSnapshot func(resources.View) (*planrollout.Snapshot, error) // renders and proves a view
+	rollout       *planrollout.Rollout
+	target        *planrollout.Snapshot // the last one
+	timer         *time.Timer
 }
 
 // state is what Status returns.
 type state struct {
-	report   planrollout.Report
-	refusals []Refusal
-	err      error                // why the last view is not a table
-	tables   []*planrollout.Table // the last targets, oldest first
+	report    planrollout.Report
+	refusals  []Refusal
+	err       error                   // why the last view is not a snapshot
+	snapshots []*planrollout.Snapshot // the last targets, oldest first
 }
 
 // New checks the configuration. Nothing is applied before Run.
@@ -144,9 +144,9 @@ func New(cfg Config) (*Publisher, error) {
 	if err != nil {
 		return nil, err
 	}
-	prover := new(resources.Prover) // used by Run alone, so that it caches what a table and the steps towards it share
+	prover := new(resources.Prover) // used by Run alone, so that it caches what a snapshot and the steps towards it share
 	p := &Publisher{cfg: cfg, wakeup: make(chan struct{}, 1)}
-	p.buildTable = func(v resources.View) (*planrollout.Table, error) { return planrollout.NewTable(v, prover.Prove) }
+	p.buildSnapshot = func(v resources.View) (*planrollout.Snapshot, error) { return planrollout.NewSnapshot(v, prover.Prove) }
 	steps := cfg.rollout()
 	steps.Prove = prover.Prove
 	if p.rollout, err = planrollout.New(steps); err != nil {
@@ -234,7 +234,7 @@ func (p *Publisher) applySubmitted() {
 	if v == nil {
 		return
 	}
-	t, err := p.buildTable(*v)
+	t, err := p.buildSnapshot(*v)
 	p.mu.Lock()
 	p.state.err = err
 	p.mu.Unlock()
@@ -245,22 +245,22 @@ func (p *Publisher) applySubmitted() {
 	if p.target != nil && p.target.Set.Equal(t.Set) {
 		return
 	}
-	p.rememberTable(t)
+	p.rememberSnapshot(t)
 	p.observeNodes() // a node that has caught up by now starts with a fresh timeout
-	p.step(planrollout.SetTarget{Table: t})
+	p.step(planrollout.SetTarget{Snapshot: t})
 }
 
-// rememberTable keeps a table, so that Status can find out which nodes have it.
-func (p *Publisher) rememberTable(t *planrollout.Table) {
+// rememberSnapshot keeps a snapshot, so that Status can find out which nodes have it.
+func (p *Publisher) rememberSnapshot(t *planrollout.Snapshot) {
 	p.target = t
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if n := len(p.state.tables); n > 0 && p.state.tables[n-1].Set.Equal(t.Set, resources.RouteType) {
-		p.state.tables[n-1] = t
+	if n := len(p.state.snapshots); n > 0 && p.state.snapshots[n-1].Set.Equal(t.Set, resources.RouteType) {
+		p.state.snapshots[n-1] = t
 		return
 	}
-	p.state.tables = append(p.state.tables, t)
-	p.state.tables = p.state.tables[max(0, len(p.state.tables)-maxTables):]
+	p.state.snapshots = append(p.state.snapshots, t)
+	p.state.snapshots = p.state.snapshots[max(0, len(p.state.snapshots)-maxSnapshots):]
 }
 
 // step passes an event to the rollout and executes its output, as long as the

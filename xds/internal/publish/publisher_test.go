@@ -42,7 +42,7 @@ func (s *lateCache) setLate(late ...string) {
 	s.late = late
 }
 
-// TestAckTimeoutPerNode checks that a table which replaces another within a
+// TestAckTimeoutPerNode checks that a snapshot which replaces another within a
 // phase gives nodes that had caught up a fresh timeout, and late nodes none,
 // and that the phase ends even if nodes keep becoming late one after another.
 func TestAckTimeoutPerNode(t *testing.T) {

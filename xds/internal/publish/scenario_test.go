@@ -101,7 +101,7 @@ func (p *player) do(d *datadriven.TestData) {
 	case "accept":
 		p.proxies[words[0]].refuse(nil)
 	case "quarantine":
-		routes := tableOf(p.t, p.last).Set.Get(resources.RouteType, resources.RouteName)
+		routes := snapshotOf(p.t, p.last).Set.Get(resources.RouteType, resources.RouteName)
 		p.publisher.Quarantine([]publish.Refusal{{Type: routes.Type, Name: routes.Name, Version: routes.Version, Node: "far", Text: "no"}})
 	case "regression":
 		p.monitor.set(strings.Join(words, " "), 0)

@@ -34,7 +34,7 @@ func (sim *simulation) checkSent(n *simNode, r *resources.Resource) {
 		if _, begun := sim.sentGroups[r.Version]; begun || len(sim.sentGroups) > 0 {
 			sim.sentGroups[r.Version] += "[" + n.group + "]"
 		} else {
-			sim.sentGroups[r.Version] = "[a][b][]" // the first table goes to all
+			sim.sentGroups[r.Version] = "[a][b][]" // the first snapshot goes to all
 		}
 	}
 }

@@ -70,7 +70,7 @@ func (sim *simulation) deliverOne() bool {
 	return true
 }
 
-// submitRandom submits a random table.
+// submitRandom submits a random snapshot.
 func (sim *simulation) submitRandom(epoch policies.Epoch, before resources.View) resources.View {
 	v := before
 	if epoch > 1 && sim.r.IntN(3) == 0 { // health and weights
@@ -115,7 +115,7 @@ func (sim *simulation) submitRandom(epoch policies.Epoch, before resources.View)
 	sim.logf("want %v", s)
 	sim.wanted = sim.said
 	sim.pub.observeNodes()
-	sim.pub.step(planrollout.SetTarget{Table: &planrollout.Table{View: v, Set: s}})
+	sim.pub.step(planrollout.SetTarget{Snapshot: &planrollout.Snapshot{View: v, Set: s}})
 	return v
 }
 

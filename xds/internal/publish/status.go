@@ -76,7 +76,7 @@ type NodeType struct {
 func (p *Publisher) Status() Status {
 	p.mu.Lock()
 	st := p.state
-	tables := slices.Clone(p.state.tables)
+	snapshots := slices.Clone(p.state.snapshots)
 	refusals := slices.Clone(p.state.refusals)
 	p.mu.Unlock()
 	now := time.Now()
@@ -96,15 +96,15 @@ func (p *Publisher) Status() Status {
 		}
 		s.Groups = append(s.Groups, Group{Name: g.Name, Phase: g.Phase.String(), Epoch: g.Epoch, Nodes: g.Nodes, Reason: v.reason})
 	}
-	routes := make([]targetVersions, len(tables))
-	for i, t := range tables {
+	routes := make([]targetVersions, len(snapshots))
+	for i, t := range snapshots {
 		routes[i] = newVersions(t.Set, []string{resources.RouteType})
 	}
 	l := p.cfg.Ledger
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, n := range l.nodes {
-		s.Nodes = append(s.Nodes, n.status(groups[n.group], tables, routes))
+		s.Nodes = append(s.Nodes, n.status(groups[n.group], snapshots, routes))
 	}
 	slices.SortFunc(s.Nodes, func(a, b Node) int { return cmp.Compare(a.ID, b.ID) })
 	return s
@@ -118,7 +118,7 @@ type groupView struct {
 }
 
 // status describes a node. The ledger must be locked.
-func (n *node) status(g groupView, tables []*planrollout.Table, routes []targetVersions) Node {
+func (n *node) status(g groupView, snapshots []*planrollout.Snapshot, routes []targetVersions) Node {
 	reason, fenced := g.Fenced[n.id]
 	out := Node{
 		ID: n.id, Cluster: n.cluster, Group: n.group, Connected: len(n.streams) > 0, Since: n.since,
@@ -135,9 +135,9 @@ func (n *node) status(g groupView, tables []*planrollout.Table, routes []targetV
 			routed = routed || typ == resources.RouteType
 		}
 	}
-	for i := len(tables) - 1; routed && i >= 0; i-- {
+	for i := len(snapshots) - 1; routed && i >= 0; i-- {
 		if !n.isBehind(routes[i]) {
-			out.Epoch = tables[i].Epoch()
+			out.Epoch = snapshots[i].Epoch()
 			break
 		}
 	}

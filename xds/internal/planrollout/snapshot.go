@@ -5,14 +5,14 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// Table is a view and the proven set that it renders to. It is immutable.
-type Table struct {
+// Snapshot is a view of plans and the proven set of resources that it renders to. It is immutable.
+type Snapshot struct {
 	View resources.View
 	Set  resources.Set
 }
 
-// NewTable renders a view and proves it, as resources.Prove does.
-func NewTable(v resources.View, prove func(resources.Set) error) (*Table, error) {
+// NewSnapshot renders a view and proves it, as resources.Prove does.
+func NewSnapshot(v resources.View, prove func(resources.Set) error) (*Snapshot, error) {
 	s, err := resources.Build(v)
 	if err != nil {
 		return nil, err
@@ -20,11 +20,11 @@ func NewTable(v resources.View, prove func(resources.Set) error) (*Table, error)
 	if err := prove(s); err != nil {
 		return nil, err
 	}
-	return &Table{View: v, Set: s}, nil
+	return &Snapshot{View: v, Set: s}, nil
 }
 
-// Epoch returns the epoch of the table's newest plan.
-func (t *Table) Epoch() policies.Epoch {
+// Epoch returns the epoch of the snapshot's newest plan.
+func (t *Snapshot) Epoch() policies.Epoch {
 	var epoch policies.Epoch
 	for _, plan := range t.View.Plans {
 		epoch = max(epoch, plan.Epoch)
@@ -32,16 +32,16 @@ func (t *Table) Epoch() policies.Epoch {
 	return epoch
 }
 
-// sameRoutes reports whether two tables have the same routes and listeners,
+// sameRoutes reports whether two snapshots have the same routes and listeners,
 // whatever their endpoints.
-func (t *Table) sameRoutes(o *Table) bool {
+func (t *Snapshot) sameRoutes(o *Snapshot) bool {
 	return t.Set.Equal(o.Set, resources.RouteType, resources.ListenerType)
 }
 
-// sameExceptHealth reports whether two tables differ at most in the health and
+// sameExceptHealth reports whether two snapshots differ at most in the health and
 // weights of endpoints: the routes, the clusters and the members of every stage
 // are the same.
-func (t *Table) sameExceptHealth(o *Table) bool {
+func (t *Snapshot) sameExceptHealth(o *Snapshot) bool {
 	for _, typ := range append(t.Set.Types(), o.Set.Types()...) {
 		if typ != resources.EndpointType && !t.Set.Equal(o.Set, typ) {
 			return false
@@ -68,9 +68,9 @@ func (t *Table) sameExceptHealth(o *Table) bool {
 	return true
 }
 
-// withHealthOf returns the table's view with the health and weights of another
+// withHealthOf returns the snapshot's view with the health and weights of another
 // view. changed is false if nothing differs.
-func (t *Table) withHealthOf(other resources.View) (v resources.View, changed bool) {
+func (t *Snapshot) withHealthOf(other resources.View) (v resources.View, changed bool) {
 	latest := make(map[policies.ReplicaID]resources.Endpoint, len(other.Endpoints))
 	for _, e := range other.Endpoints {
 		latest[e.ID] = e
@@ -89,9 +89,9 @@ func (t *Table) withHealthOf(other resources.View) (v resources.View, changed bo
 	return v, changed
 }
 
-// hasDeadStage reports whether a stage of the table has no replica that takes
+// hasDeadStage reports whether a stage of the snapshot has no replica that takes
 // requests, so that its replacement is urgent.
-func (t *Table) hasDeadStage() bool {
+func (t *Snapshot) hasDeadStage() bool {
 	ready := make(map[policies.ReplicaID]bool, len(t.View.Endpoints))
 	for _, e := range t.View.Endpoints {
 		ready[e.ID] = e.Health == resources.Healthy
