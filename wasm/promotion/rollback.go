@@ -7,6 +7,9 @@ import (
 	"github.com/cascadeinfer/cascade/policies/lifecycle"
 )
 
+// Module rollback on a host; of the whole fleet: xds/policyslots/rollback.go. The faults
+// that cause it are counted in machine.go.
+
 // handleRollback ends a generation for good, in whatever phase it is.
 func (m *Machine) handleRollback(g lifecycle.Generation, reason string) {
 	switch {

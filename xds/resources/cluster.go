@@ -15,6 +15,9 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
+// A plan reaches the clusters by build.go, stage_endpoints.go and route.go: clusters
+// themselves do not change with it.
+
 // Outlier detection of stage clusters. It ejects a dead replica when the control plane
 // is not available to do it, so it ejects and retries quickly: a retry of a dead
 // replica costs one retried connection.

@@ -7,6 +7,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/internal/planrollout"
 )
 
+// NACKs are recorded here, with what they may be blamed on; planrollout/nack.go decides
+// what follows: suspects, quarantine, rollback.
+
 // blamedNames returns the names that the error text mentions. Envoy lists the
 // clusters that it refused and applies the others of the same response.
 func blamedNames(text string, names []string) []string {
