@@ -30,8 +30,17 @@ type Backlog struct {
 
 // Quote implements policies.Quoter.
 func (b Backlog) Quote(p policies.Occupancy, _ policies.Migration) (policies.Bid, bool) {
-	rate := cmp.Or(max(p.Throughput, 0), max(b.Throughput, 0), DefaultThroughput)
-	quantum := cmp.Or(max(b.Quantum, 0), DefaultQuantum)
+	// Not cmp.Or: in a Wasm guest it costs an eighth of the call.
+	rate, quantum := p.Throughput, b.Quantum
+	if rate <= 0 {
+		rate = b.Throughput
+	}
+	if rate <= 0 {
+		rate = DefaultThroughput
+	}
+	if quantum <= 0 {
+		quantum = DefaultQuantum
+	}
 	backlog := min(p.Incoming, policies.Unbounded/policies.Tokens(policies.Second))
 	start := policies.Micros(backlog * policies.Tokens(policies.Second) / rate)
 	return policies.Bid{Load: p.Load(), Start: start - start%quantum}, true
