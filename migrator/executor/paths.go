@@ -9,6 +9,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/transport"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/localfault"
 )
 
 // transportPaths chooses the transport of a pull. It is safe for concurrent use.
@@ -109,10 +110,10 @@ func (r *transportPaths) order(p transport.Pair, names []string) []transport.Tra
 	return out
 }
 
-// recordFailure records a failed pull, unless its migration was cancelled, which says
-// nothing about the path.
+// recordFailure records a failed pull, unless its migration was cancelled or this process
+// ran out of a resource, which say nothing about the path.
 func (r *transportPaths) recordFailure(ctx context.Context, p transport.Pair, name string, err error) {
-	if errors.Is(ctx.Err(), context.Canceled) {
+	if errors.Is(ctx.Err(), context.Canceled) || localfault.Is(err) {
 		return
 	}
 	r.mu.Lock()

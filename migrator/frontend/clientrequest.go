@@ -15,6 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/localfault"
 )
 
 // serveGenerate serves a client's request on one of the two generating endpoints.
@@ -91,6 +92,11 @@ func (srv *Server) refuseEngineFailure(w http.ResponseWriter, err error) {
 	if errors.As(err, &bad) || errors.Is(err, openai.ErrEventTooLarge) {
 		srv.log.Error("engine sent a malformed answer", "error", err)
 		writeProblem(w, engineLostProblem(err))
+		return
+	}
+	if localfault.Is(err) {
+		srv.log.Warn("request refused: this process ran out of a resource", "error", err)
+		refuseRequest(w, "the replica is out of resources; send the request to another one")
 		return
 	}
 	srv.log.Warn("engine did not answer", "error", err)

@@ -5,6 +5,8 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -16,10 +18,24 @@ import (
 type network struct {
 	mu        sync.Mutex
 	listeners map[string]*memListener // by address
+	failures  map[string]error        // of dials, by address
 	last      uint16                  // port that was given
 }
 
-var memory = network{listeners: make(map[string]*memListener), last: 1000}
+var memory = network{listeners: make(map[string]*memListener), failures: make(map[string]error), last: 1000}
+
+// failDials makes dials to a URL or address fail until the returned function is called.
+func (n *network) failDials(to string, err error) (restore func()) {
+	address := strings.TrimPrefix(to, "http://")
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.failures[address] = &net.OpError{Op: "dial", Net: "tcp", Err: os.NewSyscallError("socket", err)}
+	return func() {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		delete(n.failures, address)
+	}
+}
 
 // listen opens a listener at a new address.
 func listen() net.Listener {
@@ -44,8 +60,11 @@ func (n *network) listenAt(_, address string) (net.Listener, error) {
 
 func (n *network) dial(ctx context.Context, _, address string) (net.Conn, error) {
 	n.mu.Lock()
-	l := n.listeners[address]
+	l, failure := n.listeners[address], n.failures[address]
 	n.mu.Unlock()
+	if failure != nil {
+		return nil, failure
+	}
 	if l == nil {
 		return nil, syscall.ECONNREFUSED
 	}

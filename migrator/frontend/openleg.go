@@ -15,6 +15,7 @@ import (
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/localfault"
 )
 
 var dialer = &net.Dialer{Timeout: dialTimeout}
@@ -177,7 +178,7 @@ func (srv *Server) openLegAt(parent context.Context, lr *legRequest) (openedLeg,
 		} else if b.local != nil {
 			b.local.unregister(true)
 		}
-		if local && parent.Err() == nil {
+		if local && parent.Err() == nil && !localfault.Is(err) {
 			srv.probeNow()
 		}
 		return openedLeg{}, b.call.causeOr(err)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
 	"github.com/cascadeinfer/cascade/policies/length"
+	"github.com/cascadeinfer/cascade/policies/localfault"
 )
 
 // relayResponse relays an answer that is not a stream as it is. It reads the
@@ -151,7 +152,9 @@ func (srv *Server) newPassthrough() *httputil.ReverseProxy {
 			if r.Context().Err() != nil {
 				return
 			}
-			srv.probeNow()
+			if !localfault.Is(err) {
+				srv.probeNow()
+			}
 			srv.refuseEngineFailure(w, err)
 		},
 		ErrorLog: discardLog,

@@ -6,10 +6,27 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/localfault"
 )
 
 // rescuePoll is the time between two checks whether the own engine is back.
 const rescuePoll = 20 * time.Millisecond
+
+// localRetry is the time until a rescue that this process had no resources for is tried
+// again. It uses up no attempt: no replica has refused the stream.
+const localRetry = 100 * time.Millisecond
+
+// pause waits for d; it returns false if ctx ends before.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
 
 // Rescue is the outcome for a stream that lost its engine.
 type Rescue struct {
@@ -90,6 +107,9 @@ func (s *Stream) openRescueLeg(a *session.Action) session.Event {
 	lr := s.laterLeg(s.rescue.target, a.Epoch, a.Prompt, output)
 	lr.body = &payload{bytes: body(a.IDs, output)}
 	leg, first, err := s.openLaterLeg(ctx, lr, len(a.IDs))
+	for localfault.Is(err) && pause(ctx, localRetry) {
+		leg, first, err = s.openLaterLeg(ctx, lr, len(a.IDs))
+	}
 	if err != nil {
 		s.server.log.Warn("rescue failed at a replica", "stream", s.id, "replica", a.Replica, "error", err)
 		return session.Event{Kind: session.OpenFailed, Err: err}

@@ -8,6 +8,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/cascadeinfer/cascade/policies/localfault"
 )
 
 // Run serves until parent ends, which cuts all streams, or until the server is
@@ -111,6 +113,11 @@ func (srv *Server) Run(parent context.Context) error {
 					l.openClients(ctx)
 				}
 				probe.Reset(srv.cfg.HealthInterval)
+				continue
+			}
+			if localfault.Is(err) {
+				srv.log.Warn("health check not sent: this process ran out of a resource; the engine's state is unchanged", "error", err)
+				probe.Reset(healthRetry)
 				continue
 			}
 			dead, slow := errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, context.DeadlineExceeded)

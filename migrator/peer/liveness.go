@@ -60,7 +60,7 @@ func (n *Network) checkPeers(now time.Time, beats bool) (gone, back []policies.R
 		// As many intervals must have passed in this process: while it is suspended,
 		// its peers are not silent.
 		silent := !now.Before(p.lastHeard.Add(n.cfg.PeerTimeout)) && time.Duration(p.missedBeats)*n.cfg.HeartbeatInterval >= n.cfg.PeerTimeout
-		if silent && !p.gone && n.cfg.Alive(id) {
+		if silent && !p.gone && (p.localFault || n.cfg.Alive(id)) {
 			p.recordHeard(now)
 			silent = false
 		}

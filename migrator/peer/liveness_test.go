@@ -21,6 +21,7 @@ type network struct {
 	mu        sync.Mutex
 	listeners map[string]*bufconn.Listener
 	frozen    map[string]chan struct{} // closed when it thaws
+	failure   error                    // of every dial
 }
 
 // newNetwork returns a network whose nodes stop with the test.
@@ -68,8 +69,11 @@ func (w *network) freeze(address string) (thaw func()) {
 func (w *network) dialer(from string) func(context.Context, string) (net.Conn, error) {
 	return func(ctx context.Context, to string) (net.Conn, error) {
 		w.mu.Lock()
-		l := w.listeners[to]
+		l, failure := w.listeners[to], w.failure
 		w.mu.Unlock()
+		if failure != nil {
+			return nil, &net.OpError{Op: "dial", Net: "mem", Err: failure}
+		}
 		if l == nil {
 			return nil, &net.OpError{Op: "dial", Net: "mem", Err: syscall.ECONNREFUSED}
 		}
@@ -194,4 +198,30 @@ func TestSlowHandlerBlocksNoOtherPeer(t *testing.T) {
 	}
 	close(hold)
 	<-came
+}
+
+// TestLocalFaultIsNotThePeers: a peer whose connection broke is not gone while this
+// process cannot dial, however long that takes; it is if it then does not answer.
+func TestLocalFaultIsNotThePeers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newNetwork(t)
+		a, b := w.node(t, "a", "a:1", 1), w.node(t, "b", "b:1", 1)
+		setAllPeers(a, b)
+		a.Watch([]policies.ReplicaID{"b"})
+		time.Sleep(2 * defaultInterval)
+		w.mu.Lock()
+		w.failure = syscall.EMFILE
+		w.mu.Unlock()
+		w.kill(b)
+		time.Sleep(10 * defaultSilence)
+		select {
+		case <-a.gone:
+			t.Error("the peer counts as gone")
+		default:
+		}
+		w.mu.Lock()
+		w.failure = nil
+		w.mu.Unlock()
+		waitForGone(t, a, 2*defaultSilence)
+	})
 }

@@ -56,6 +56,7 @@ type peer struct {
 	sent           uint64
 	dropped        uint64 // queued or rejected, never sent
 	refusals       int    // consecutive refused connections
+	localFault     bool   // the last dial failed for a reason of this process
 
 	// Incoming streams.
 	streams      map[uint64]*incoming // by incarnation

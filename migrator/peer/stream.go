@@ -14,6 +14,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/migrator/api"
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/localfault"
 )
 
 // ensureStreamLocked starts keepStream for a peer that is watched or has queued envelopes,
@@ -196,10 +197,12 @@ func (n *Network) dialPeer(p *peer, address string) (*grpc.ClientConn, error) {
 	)
 }
 
-// recordDial counts refused connections: no process listens at the peer's address.
+// recordDial counts refused connections: no process listens at the peer's address. A
+// peer that this process has no resources to dial is not judged.
 func (n *Network) recordDial(p *peer, err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	p.localFault = localfault.Is(err)
 	switch {
 	case err == nil:
 		p.refusals = 0

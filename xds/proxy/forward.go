@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"time"
 
+	"github.com/cascadeinfer/cascade/policies/localfault"
 	"github.com/cascadeinfer/cascade/xds/client"
 	"github.com/cascadeinfer/cascade/xds/internal/proxy/balance"
 	"github.com/cascadeinfer/cascade/xds/internal/proxy/upstream"
@@ -96,7 +97,7 @@ func (x *exchange) tryHosts(c *cluster, view *clusterView) (*http.Response, *bal
 			return nil, host, err
 		}
 		c.metrics.failed(failure.Kind.String())
-		if c.balancer.ReportFailure(time.Now(), host) {
+		if !localfault.Is(err) && c.balancer.ReportFailure(time.Now(), host) {
 			x.logEjection(c, host)
 		}
 		if !x.retriable(failure.Kind) || n >= x.route.Retry.Retries {
@@ -199,6 +200,9 @@ func (x *exchange) replyUnanswered(c *cluster, host *balance.Host, err error) {
 		x.replyError(408, codeTimeout, "The request body did not arrive in time: "+err.Error()+".")
 	case errors.Is(err, errIdle), errors.Is(err, errTimeout), errors.Is(err, errDuration):
 		x.replyError(504, codeTimeout, fmt.Sprintf("Upstream %s of cluster %q: %v.", host.Address, c.name, err))
+	case localfault.Is(err):
+		x.w.Header().Set("X-Envoy-Overloaded", "true")
+		x.replyError(503, codeOverload, "This proxy is out of resources.")
 	case errors.Is(err, errNoHost):
 		x.replyError(503, codeNoUpstream, fmt.Sprintf("Cluster %q has no healthy endpoint.", c.name))
 	case errors.Is(err, errRetries):

@@ -1,0 +1,42 @@
+//go:build unix
+
+package proxy
+
+import (
+	"bytes"
+	"syscall"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/internal/proxy/upstream"
+)
+
+// TestLocalFaultEjectsNoHost: a proxy without descriptors for new connections refuses
+// requests, and ejects no host for it.
+func TestLocalFaultEjectsNoHost(t *testing.T) {
+	f := newFleet(t, 2, nil)
+	f.see("POST", "/", "", bytes.NewReader(prompt("m", 100))) // opens the client's connection
+	f.proxy.pools.RetireUnless(func(string, upstream.Settings) bool { return false })
+	var was syscall.Rlimit
+	testkit.NoError(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &was))
+	none := was
+	none.Cur = 3
+	testkit.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &none))
+	restore := func() { syscall.Setrlimit(syscall.RLIMIT_NOFILE, &was) }
+	defer restore()
+	for range 20 {
+		resp, body := f.send("POST", "/", "", bytes.NewReader(prompt("m", 100)))
+		if resp.StatusCode != 503 || resp.Header.Get("X-Envoy-Overloaded") == "" {
+			t.Fatalf("%d %v: %s", resp.StatusCode, resp.Header, body)
+		}
+	}
+	restore()
+	if n := testutil.ToFloat64(f.proxy.metrics.ejections.WithLabelValues("cascade/m/s0/rr")); n != 0 {
+		t.Errorf("%v hosts were ejected", n)
+	}
+	if resp, body := f.send("POST", "/", "", bytes.NewReader(prompt("m", 100))); resp.StatusCode != 200 {
+		t.Errorf("afterwards: %d %s", resp.StatusCode, body)
+	}
+}
