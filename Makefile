@@ -24,7 +24,7 @@ export CGO_CFLAGS
 # As an author builds a module, whatever the environment says; the tests build so, too.
 MODULE := GOOS=wasip1 GOARCH=wasm GOWASM= GOFLAGS= CGO_ENABLED=0 $(GO) build -buildmode=c-shared -trimpath -buildvcs=false -ldflags='-w -buildid='
 
-.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy test test-all bench bench-peers bench-xds bench-estimators gpu-check check generate envoy clean
+.PHONY: help rdma-check build plugins estimator zig ptxas ptx demo demo-envoy test test-all attack bench bench-peers bench-xds bench-estimators gpu-check check generate envoy clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | column -ts "$$(printf '\t')"
@@ -98,6 +98,11 @@ test-all: envoy zig ptxas ## test, and the slow rest; all packages with the race
 	$(GO) vet ./...
 	CASCADE_TEST_ALL=1 $(TESTSUM) -timeout 60m $(REALTIME)
 	CASCADE_TEST_ALL=1 GODEBUG=cgocheck=1 $(TESTSUM) -race -timeout 60m ./...
+
+# The tests of all packages whose names begin with TestAttack, slow ones too, and the scripts
+# against a running fleet. "make test" has the quick ones.
+attack: envoy ## attack a running fleet on every port; the table is in cmd/internal/e2e/attack
+	CASCADE_TEST_ALL=1 $(TESTSUM) -count=1 -timeout 20m -run '^TestAttack' $$(grep -rl --include='*_test.go' '^func TestAttack' cmd engine migrator policies wasm xds | xargs -n1 dirname | sort -u | sed 's|^|./|')
 
 # A guest with RDMA in software; the tests of verbs run in it on the real library.
 # "make test" runs them on a fake one. It needs Debian, gcc and qemu-system-x86.
