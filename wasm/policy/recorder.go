@@ -48,13 +48,8 @@ func NewNativeRecorder(n Native, every, keep int, now func() policies.Micros) *N
 	return &NativeRecorder{native: n.filled(), every: uint32(max(every, 0)), now: now, ring: make([]entry, keep), keep: DefaultKeepBytes}
 }
 
-// record answers a call with the native policy, and on average records every nth call.
-func record[Q, A any](r *NativeRecorder, k *adapter[Q, A], q Q) A {
-	a := k.native(&r.native, q)
-	e := r.begin()
-	if e == nil {
-		return a
-	}
+// record records a call and its answer in an entry that begin returned.
+func record[Q, A any](r *NativeRecorder, e *entry, k *adapter[Q, A], q Q, a A) {
 	result := uint64(0)
 	if encodeEntry(r, e, k, q) {
 		var err error
@@ -66,7 +61,6 @@ func record[Q, A any](r *NativeRecorder, k *adapter[Q, A], q Q) A {
 	if !perRequest[k.Kind] {
 		r.trim()
 	}
-	return a
 }
 
 // begin returns the entry in which to record a call; nil when it is not recorded,
@@ -169,27 +163,48 @@ func (r *NativeRecorder) Records() []host.Record {
 }
 
 // Select implements policies.Selector.
-func (r *NativeRecorder) Select(bids []policies.Bid) int { return record(r, &selectAdapter, bids) }
+func (r *NativeRecorder) Select(bids []policies.Bid) int {
+	winner := r.native.Selector.Select(bids)
+	if e := r.begin(); e != nil {
+		record(r, e, &selectAdapter, bids, winner)
+	}
+	return winner
+}
 
 // Quote implements policies.Quoter.
 func (r *NativeRecorder) Quote(pos policies.Occupancy, h policies.Migration) (policies.Bid, bool) {
-	a := record(r, &quoteAdapter, abi.QuoteArgs{Occupancy: pos, Migration: h})
-	return a.Bid, a.OK
+	bid, ok := r.native.Quoter.Quote(pos, h)
+	if e := r.begin(); e != nil {
+		record(r, e, &quoteAdapter, abi.QuoteArgs{Occupancy: pos, Migration: h}, abi.QuoteAnswer{Bid: bid, OK: ok})
+	}
+	return bid, ok
 }
 
 // Excess implements policies.Detector.
 func (r *NativeRecorder) Excess(own, mean policies.Tokens) policies.Tokens {
-	return record(r, &outlierAdapter, abi.Loads{Own: own, Mean: mean})
+	excess := r.native.Detector.Excess(own, mean)
+	if e := r.begin(); e != nil {
+		record(r, e, &outlierAdapter, abi.Loads{Own: own, Mean: mean}, excess)
+	}
+	return excess
 }
 
 // Place implements policies.Placer.
 func (r *NativeRecorder) Place(a policies.Arrival) policies.ReplicaID {
-	return record(r, &placeAdapter, a)
+	peer := r.native.Placer.Place(a)
+	if e := r.begin(); e != nil {
+		record(r, e, &placeAdapter, a, peer)
+	}
+	return peer
 }
 
 // Refine implements policies.Refiner.
 func (r *NativeRecorder) Refine(b policies.BoundaryView) policies.Tokens {
-	return record(r, &refineAdapter, b)
+	boundary := r.native.Refiner.Refine(b)
+	if e := r.begin(); e != nil {
+		record(r, e, &refineAdapter, b, boundary)
+	}
+	return boundary
 }
 
 // RefineFor is Refine: native policies keep no state.
@@ -200,8 +215,11 @@ func (r *NativeRecorder) RefineFor(_ *Memory, b policies.BoundaryView) policies.
 // Partition implements policies.Partitioner. Invalid workloads are not recorded: no
 // module gets them.
 func (r *NativeRecorder) Partition(w policies.Workload) (policies.Partition, error) {
-	a := record(r, &partitionAdapter, w)
-	return a.Partition, a.Err
+	p, err := r.native.Partitioner.Partition(w)
+	if e := r.begin(); e != nil {
+		record(r, e, &partitionAdapter, w, abi.PartitionAnswer{Partition: p, Err: err})
+	}
+	return p, err
 }
 
 // PartitionFor is Partition: native policies keep no state.
@@ -211,8 +229,11 @@ func (r *NativeRecorder) PartitionFor(_ *Memory, w policies.Workload) (policies.
 
 // Guard implements Guard.
 func (r *NativeRecorder) Guard(ch abi.Change) (abi.Denial, bool) {
-	a := record(r, &guardAdapter, ch)
-	return a.Denial, a.Denied
+	denial, denied := r.native.Guard.Guard(ch)
+	if e := r.begin(); e != nil {
+		record(r, e, &guardAdapter, ch, abi.GuardAnswer{Denial: denial, Denied: denied})
+	}
+	return denial, denied
 }
 
 // GuardFor is Guard: native policies keep no state.
