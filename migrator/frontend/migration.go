@@ -165,7 +165,7 @@ func (srv *Server) executeMigration(ctx context.Context, g *migration, m Migrati
 // freeze has the stream frozen and waits until it is. A live migration waits for
 // the tokens that From has sent already, and not longer.
 func (srv *Server) freeze(ctx context.Context, g *migration, m Migration) error {
-	g.stream.step(session.Event{Kind: session.FreezeRequested, Migration: g.number}, nil)
+	g.stream.step(&session.Event{Kind: session.FreezeRequested, Migration: g.number}, nil)
 	if m.Reservation != "" {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeoutCause(ctx, catchUpTimeout, errShort)
@@ -242,7 +242,7 @@ func (s *Stream) claim(m Migration) (*migration, error) {
 		ev.Length, ev.Hash = m.Length, m.Hash
 	}
 	s.mu.Lock()
-	actions := s.stepLocked(ev, nil)
+	actions := s.stepLocked(&ev, nil)
 	g := s.migration
 	s.mu.Unlock()
 	closeLegs(actions)
@@ -288,13 +288,13 @@ func (g *migration) awaitFreeze(ctx context.Context) error {
 // splice makes the stream go on with leg, which runs at a replica and whose first
 // token is the one after ids. If the migration has ended already, leg is closed.
 func (g *migration) splice(leg Leg, first *openai.Chunk, at policies.ReplicaID, cached int) {
-	g.stream.step(session.Event{Kind: session.MigrationLegOpened, Migration: g.number, Leg: leg, Chunk: first, Replica: at,
+	g.stream.step(&session.Event{Kind: session.MigrationLegOpened, Migration: g.number, Leg: leg, Chunk: first, Replica: at,
 		Cached: cached, Fingerprint: g.stream.loadFingerprint()}, nil)
 }
 
 // end ends the migration if nothing else has, and returns its outcome.
 func (g *migration) end(err error) (MigrationResult, error) {
-	g.stream.step(session.Event{Kind: session.MigrationFailed, Migration: g.number, Err: err}, nil)
+	g.stream.step(&session.Event{Kind: session.MigrationFailed, Migration: g.number, Err: err}, nil)
 	<-g.over
 	if g.err == ErrNoStream {
 		return MigrationResult{}, ErrNoStream

@@ -78,8 +78,7 @@ func TestTokenAllocations(t *testing.T) {
 	next := opened(leg, &c)
 	ids := 0
 	if n := testing.AllocsPerRun(1000, func() {
-		var over bool
-		if next, over, err = s.pumpEvent(next); over || err != nil {
+		if over, err := s.pumpEvent(&next); over || err != nil {
 			t.Fatal(over, err)
 		}
 		ids++

@@ -132,23 +132,21 @@ func (s *Stream) run(opened openedLeg) error {
 func (s *Stream) pump(ev session.Event) error {
 	defer s.end()
 	stop := context.AfterFunc(s.ctx, func() {
-		s.step(session.Event{Kind: session.RequestEnded, Err: context.Cause(s.ctx)}, nil)
+		s.step(&session.Event{Kind: session.RequestEnded, Err: context.Cause(s.ctx)}, nil)
 	})
 	defer stop()
 	s.firstLeg, _ = ev.Leg.(Leg)
 	for {
-		next, over, err := s.pumpEvent(ev)
-		if over {
+		if over, err := s.pumpEvent(&ev); over {
 			return err
 		}
-		ev = next
 	}
 }
 
 // pumpEvent steps the machine with an event of the pump and carries out the
-// actions in order. The last one is a directive: it leads to the next event, or to
-// the stream's end.
-func (s *Stream) pumpEvent(ev session.Event) (next session.Event, over bool, err error) {
+// actions in order. The last one is a directive: it leads to the next event, which
+// replaces ev, or to the stream's end.
+func (s *Stream) pumpEvent(ev *session.Event) (over bool, err error) {
 	s.storeFingerprint(ev)
 	actions := s.step(ev, s.buf[:0])
 	for i := range actions {
@@ -167,24 +165,25 @@ func (s *Stream) pumpEvent(ev session.Event) (next session.Event, over bool, err
 		case session.RescueEnded:
 			s.reportRescue(a.Rescue)
 		case session.Read:
-			next = s.read(a.Leg.(Leg))
+			*ev = s.read(a.Leg.(Leg))
 		case session.Resume:
-			next.Kind = session.Resumed
+			*ev = session.Event{Kind: session.Resumed}
 		case session.Wait:
 			<-s.awaited.over
-			next.Kind = session.Resumed
+			*ev = session.Event{Kind: session.Resumed}
 		case session.Seek:
-			next = s.seek(a)
+			*ev = s.seek(a)
 		case session.Open:
-			next = s.openRescueLeg(a)
+			*ev = s.openRescueLeg(a)
 		case session.End:
-			return next, true, a.Err
+			return true, a.Err
 		}
 		if failed != nil {
-			return session.Event{Kind: session.ClientFailed}, false, nil
+			*ev = session.Event{Kind: session.ClientFailed}
+			return false, nil
 		}
 	}
-	return next, false, nil
+	return false, nil
 }
 
 // read reads the leg's next event.
@@ -199,7 +198,7 @@ func (s *Stream) read(leg Leg) session.Event {
 // step steps the machine and carries out the actions that do not belong to the pump: it
 // is stepLocked, then closeLegs outside the lock. buf must be empty; the actions are
 // appended to it.
-func (s *Stream) step(ev session.Event, buf []session.Action) []session.Action {
+func (s *Stream) step(ev *session.Event, buf []session.Action) []session.Action {
 	s.mu.Lock()
 	buf = s.stepLocked(ev, buf)
 	s.mu.Unlock()
@@ -210,9 +209,9 @@ func (s *Stream) step(ev session.Event, buf []session.Action) []session.Action {
 // stepLocked steps the machine with s.mu held. Before every event except a chunk it
 // passes on that the request's context has ended, because the pump's AfterFunc for that
 // may not have run yet. buf must be empty; the actions are appended to it.
-func (s *Stream) stepLocked(ev session.Event, buf []session.Action) []session.Action {
+func (s *Stream) stepLocked(ev *session.Event, buf []session.Action) []session.Action {
 	if ev.Kind != session.ChunkArrived && s.ctx.Err() != nil {
-		buf = s.machine.Step(session.Event{Kind: session.RequestEnded, Err: context.Cause(s.ctx)}, buf)
+		buf = s.machine.Step(&session.Event{Kind: session.RequestEnded, Err: context.Cause(s.ctx)}, buf)
 	}
 	if ev.Kind == session.LegOpened {
 		s.openingAt, s.openingCall = "", nil
@@ -249,7 +248,7 @@ func closeLegs(actions []session.Action) {
 // end releases what the stream holds. The handler returns after it, so nothing may
 // be written to the client any more.
 func (s *Stream) end() {
-	s.step(session.Event{Kind: session.HandlerReturned}, nil)
+	s.step(&session.Event{Kind: session.HandlerReturned}, nil)
 	s.mu.Lock()
 	leg, done := s.machine.Leg(), s.machine.Done()
 	s.mu.Unlock()
@@ -275,7 +274,7 @@ func (s *Stream) loadFingerprint() []byte {
 }
 
 // storeFingerprint stores the fingerprint of a chunk of the first leg, for all streams.
-func (s *Stream) storeFingerprint(ev session.Event) {
+func (s *Stream) storeFingerprint(ev *session.Event) {
 	if ev.Chunk == nil {
 		return
 	}

@@ -124,7 +124,7 @@ func TestLateCalls(t *testing.T) {
 	good.refillSoon()
 	testkit.WaitFor(t, "a new instance", func() bool { return good.Stats().Replaced == 1 })
 	if b := bids(4); good.Select(b) != natives.Selector.Select(b) || reported.Load() != 0 || good.Stats().Faults != [host.NumCauses]uint64{} {
-		t.Errorf("told %d times: %+v", reported.Load(), good.Stats())
+		t.Errorf("reported %d times: %+v", reported.Load(), good.Stats())
 	}
 }
 
@@ -147,7 +147,7 @@ func TestStarvedCalls(t *testing.T) {
 	}
 	st := p.Stats()
 	if reported.Load() != 0 || st.Open || st.Starved != times || st.Faults != [host.NumCauses]uint64{} || st.Calls != times+1 {
-		t.Errorf("told %d times: %+v", reported.Load(), st)
+		t.Errorf("reported %d times: %+v", reported.Load(), st)
 	}
 	if r := p.Records(); len(r) != times || r[0].Cause != host.TimedOut {
 		t.Errorf("%d records", len(r))

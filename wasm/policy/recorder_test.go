@@ -122,6 +122,6 @@ func TestFaultedIsCalled(t *testing.T) {
 	}
 	p.Select(bids(5000)) // too large: no fault
 	if st := p.Stats(); reported != 20 || st.Open || st.Faults[host.Refused] != 20 || st.Fuel.Max == 0 {
-		t.Errorf("told %d times: %+v", reported, st)
+		t.Errorf("reported %d times: %+v", reported, st)
 	}
 }

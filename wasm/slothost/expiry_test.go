@@ -53,11 +53,11 @@ func TestExpired(t *testing.T) {
 		s.warnExpiring()
 	}
 	if l := statusOf(s, abi.Select, 10); !strings.Contains(l.Reason, "expires at 2027-01-25T08:00:00Z: sign it anew") || log.Count("policy statement expires") != 1 {
-		t.Errorf("%+v, told of %d times", l, log.Count("policy statement expires"))
+		t.Errorf("%+v, logged %d times", l, log.Count("policy statement expires"))
 	}
 	now.add(24 * time.Hour)
 	if s.warnExpiring(); log.Count("policy statement expires") != 2 {
-		t.Errorf("told of %d times in a day", log.Count("policy statement expires"))
+		t.Errorf("logged %d times in a day", log.Count("policy statement expires"))
 	}
 
 	// The next one expires while it is on trial.

@@ -366,7 +366,7 @@ func TestBackToWhatNeverRan(t *testing.T) {
 		apply(t, s, w)
 		waitFor(t, "the second is active", func() bool { return phase(s, 20) == "active" })
 		if err := s.Check(want(first)); (err == nil) != known {
-			t.Errorf("told %v: %v", known, err)
+			t.Errorf("previous known: %v: %v", known, err)
 		}
 		if !known {
 			s.RollBack(back)

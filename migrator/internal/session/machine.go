@@ -101,7 +101,7 @@ func New(c Config) *Machine {
 
 // Step takes note of an event and appends what is to be done about it to out,
 // which it returns.
-func (m *Machine) Step(ev Event, out []Action) []Action {
+func (m *Machine) Step(ev *Event, out []Action) []Action {
 	m.out = out
 	switch ev.Kind {
 	case LegOpened:
@@ -141,7 +141,7 @@ func (m *Machine) Step(ev Event, out []Action) []Action {
 func (m *Machine) do(a Action) { m.out = append(m.out, a) }
 
 // legOpened takes over the first leg, or the leg of a rescue.
-func (m *Machine) legOpened(ev Event) {
+func (m *Machine) legOpened(ev *Event) {
 	switch m.state {
 	case Starting:
 		m.state, m.leg, m.holder, m.first = Relaying, ev.Leg, ev.Replica, ev.Chunk

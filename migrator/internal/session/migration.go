@@ -44,7 +44,7 @@ func (m *Machine) migrating() bool {
 }
 
 // requestMigration claims the stream if it is where the event says.
-func (m *Machine) requestMigration(ev Event) {
+func (m *Machine) requestMigration(ev *Event) {
 	err := error(nil)
 	switch why := policies.Movable(m.Request()); {
 	case m.state == Ended || m.finished || m.cause != nil:
@@ -133,7 +133,7 @@ func (m *Machine) survivesLoss() bool {
 }
 
 // migrationFailed ends a migration whose target gives no leg.
-func (m *Machine) migrationFailed(ev Event) {
+func (m *Machine) migrationFailed(ev *Event) {
 	if m.migrating() && m.migration.number == ev.Migration {
 		m.endMigration(ev.Err)
 	}

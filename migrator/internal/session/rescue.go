@@ -28,7 +28,7 @@ type rescue struct {
 }
 
 // legEnded is called when a leg cannot be read any more. It may be a former one.
-func (m *Machine) legEnded(ev Event) {
+func (m *Machine) legEnded(ev *Event) {
 	if m.state == Ended || ev.Leg != m.leg {
 		m.proceed()
 		return

@@ -2,7 +2,7 @@ package session
 
 // migrationLegOpened makes the stream go on with the migration's leg, whose first
 // token is the one after the frozen ids. A leg that comes too late is closed.
-func (m *Machine) migrationLegOpened(ev Event) {
+func (m *Machine) migrationLegOpened(ev *Event) {
 	if m.state != Frozen || m.migration.number != ev.Migration {
 		m.do(Action{Kind: Leave, Leg: ev.Leg, Cached: -1})
 		return
@@ -17,7 +17,7 @@ func (m *Machine) migrationLegOpened(ev Event) {
 
 // replaceLeg makes the event's leg the present one. cached is what Leave says of
 // the former one.
-func (m *Machine) replaceLeg(ev Event, cached int) {
+func (m *Machine) replaceLeg(ev *Event, cached int) {
 	m.do(Action{Kind: Leave, Leg: m.leg, Cached: cached})
 	m.leg, m.first, m.holder, m.fingerprint = ev.Leg, ev.Chunk, ev.Replica, ev.Fingerprint
 	m.lost, m.failure = nil, nil

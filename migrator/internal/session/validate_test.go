@@ -57,7 +57,7 @@ func (c *checker) step(ev Event) ([]Action, error) {
 	if ev.Kind == LegOpened || ev.Kind == MigrationLegOpened {
 		c.legs[ev.Leg] = true
 	}
-	acts := c.m.Step(ev, nil)
+	acts := c.m.Step(&ev, nil)
 	if err := c.m.Validate(); err != nil {
 		return acts, err
 	}

@@ -22,21 +22,34 @@ func TestDeviceFaults(t *testing.T) {
 	for _, r := range h.replicas { // this takes a moment, in which TCP carries them
 		r.migrator.await("transport changed.*transport=shm")
 	}
-	h.injectFault(anyMigration, fault{name: "no fault"})
-	by := map[string]int{}
-	for _, m := range h.migrations() {
-		if string(m.From) != h.target.ID { // source and target have swapped roles
-			continue
-		}
-		by[m.Method+" "+m.Transport+" "+m.State]++
-	}
-	if len(by) != 1 || by["live cuda done"] == 0 {
-		t.Errorf("migrations without a fault: %v", by)
-	}
+	h.requireMigrations("r1 to r2, live by cuda")
 	for i, s := range map[int]step{0: liveSteps[2], 1: liveSteps[3]} { // the source's engine at round, the target's at pulled
 		h.injectFault(s, killed(victims[i]))
 	}
 	h.tally()
+}
+
+// requireMigrations migrates streams from the source to the target, back, and so on, until
+// requests have migrated in all the given ways, and fails if one has migrated in another way. On
+// a busy machine a replica may be taken for gone for a moment; requests then also migrate by
+// re-prompting.
+func (h *hop) requireMigrations(want ...string) {
+	h.T.Helper()
+	var by map[string]int
+	missing := func(way string) bool { return by[way] == 0 }
+	for turn := 0; turn < 10 && slices.ContainsFunc(want, missing); turn++ {
+		h.injectFault(anyMigration, fault{name: "no fault"})
+		by = map[string]int{}
+		for _, m := range h.migrations() {
+			if front := h.front.ID; m.State == "done" && string(m.From) != front && string(m.To) != front {
+				by[fmt.Sprintf("%s to %s, %s by %s", m.From, m.To, m.Method, m.Transport)]++
+			}
+		}
+	}
+	missed := func(r *replica) bool { return strings.Contains(r.migrator.out.String(), "peer gone") }
+	if slices.ContainsFunc(want, missing) || len(by) != len(want) && !slices.ContainsFunc(h.replicas, missed) {
+		h.T.Errorf("migrations: %v, want only %q", by, want)
+	}
 }
 
 // anyMigration is a step that every migration has.
@@ -129,17 +142,6 @@ func TestDeviceDown(t *testing.T) {
 func TestDeviceMixed(t *testing.T) {
 	t.Parallel()
 	h := newHop(t, liveOnGPU, setup{onHost: "r2"})
-	by := map[string]int{}
-	for range 2 { // to r2, and back
-		h.injectFault(anyMigration, fault{name: "no fault"})
-	}
-	for _, m := range h.migrations() {
-		if m.State == "done" && m.From != "r0" && m.To != "r0" {
-			by[fmt.Sprintf("%s to %s, %s by %s", m.From, m.To, m.Method, m.Transport)]++
-		}
-	}
-	if len(by) != 2 || by["r1 to r2, live by tcp"] == 0 || by["r2 to r1, live by tcp"] == 0 {
-		t.Errorf("migrations: %v", by)
-	}
+	h.requireMigrations("r1 to r2, live by tcp", "r2 to r1, live by tcp")
 	h.tally()
 }
