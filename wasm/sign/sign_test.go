@@ -310,7 +310,7 @@ func FuzzDecode(f *testing.F) {
 			t.Fatalf("%+v became %+v, %v", file, back, err)
 		}
 		if s, err := Verify(file, module, configuration, ring, now); err == nil && !slices.Contains(want, string(s.Canonical())) {
-			t.Fatalf("a statement that nobody signed: %+v", s)
+			t.Fatalf("a statement that was not signed: %+v", s)
 		}
 	})
 }
