@@ -109,13 +109,19 @@ func (k ActionKind) directive() bool { return k >= Read && k <= End }
 // Action is something that the driver does for a stream. What it refers to must
 // not be changed; Edit holds until the pump's next step.
 type Action struct {
-	Kind      ActionKind
-	Loss      Loss // Report
+	Kind  ActionKind
+	Loss  Loss // Report
+	Leg   Leg
+	Chunk *openai.Chunk
+	Edit  *openai.Edit
+	Err   error
+	*Detail
+}
+
+// Detail has what only rare actions refer to. It is nil in a Write and a Read, of which
+// every token has one each: they are copied, and must be small.
+type Detail struct {
 	Aligned   bool // Open: the client's text ends where IDs end
-	Leg       Leg
-	Chunk     *openai.Chunk
-	Edit      *openai.Edit
-	Err       error
 	Replica   policies.ReplicaID
 	Epoch     policies.Epoch
 	Migration policies.Epoch

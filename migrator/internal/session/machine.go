@@ -150,14 +150,14 @@ func (m *Machine) legOpened(ev *Event) {
 		}
 	case Opening:
 		if m.cause != nil {
-			m.do(Action{Kind: Leave, Leg: ev.Leg, Cached: -1})
+			m.do(Action{Kind: Leave, Leg: ev.Leg, Detail: &Detail{Cached: -1}})
 			m.endRescue()
 			return
 		}
 		m.replaceLeg(ev, -1)
 		m.rescued()
 	default: // no pump brings one
-		m.do(Action{Kind: Leave, Leg: ev.Leg, Cached: -1})
+		m.do(Action{Kind: Leave, Leg: ev.Leg, Detail: &Detail{Cached: -1}})
 	}
 	m.proceed()
 }
@@ -200,7 +200,7 @@ func (m *Machine) deliver(c *openai.Chunk) {
 	if c.Done {
 		m.done = true
 		m.end()
-		m.do(Action{Kind: WriteDone, Chunk: c, IDs: m.shared(), Prompt: m.prompt})
+		m.do(Action{Kind: WriteDone, Chunk: c, Detail: &Detail{IDs: m.shared(), Prompt: m.prompt}})
 		m.do(Action{Kind: End})
 		return
 	}

@@ -64,7 +64,7 @@ func (m *Machine) requestMigration(ev *Event) {
 	}
 	m.state = Claimed
 	m.migration = migration{number: ev.Epoch + 1, length: ev.Length, hash: ev.Hash}
-	m.do(Action{Kind: MigrationBegan, Migration: m.migration.number})
+	m.do(Action{Kind: MigrationBegan, Detail: &Detail{Migration: m.migration.number}})
 }
 
 // requestFreeze makes the stream freeze as soon as it can.
@@ -99,7 +99,7 @@ func (m *Machine) freeze() {
 		return
 	}
 	m.state = Frozen
-	m.do(Action{Kind: StreamFrozen, Migration: m.migration.number, IDs: m.shared(), Prompt: m.prompt})
+	m.do(Action{Kind: StreamFrozen, Detail: &Detail{Migration: m.migration.number, IDs: m.shared(), Prompt: m.prompt}})
 }
 
 // hold keeps back a chunk of a frozen stream. The error says why it must not wait:
@@ -149,5 +149,5 @@ func (m *Machine) endMigration(err error) {
 		m.epoch += 2 // the one between was that of the migration's leg
 	}
 	m.state = Relaying
-	m.do(Action{Kind: MigrationEnded, Migration: m.migration.number, Epoch: m.epoch, Err: err})
+	m.do(Action{Kind: MigrationEnded, Err: err, Detail: &Detail{Migration: m.migration.number, Epoch: m.epoch}})
 }

@@ -88,7 +88,7 @@ func (m *Machine) conclude() bool {
 		m.edit = m.cfg.Asked
 		m.do(Action{Kind: Write, Chunk: usage, Edit: &m.edit})
 	}
-	m.do(Action{Kind: WriteDone, Chunk: done, IDs: m.shared(), Prompt: m.prompt})
+	m.do(Action{Kind: WriteDone, Chunk: done, Detail: &Detail{IDs: m.shared(), Prompt: m.prompt}})
 	m.do(Action{Kind: End})
 	return true
 }
@@ -125,7 +125,7 @@ func (m *Machine) beginRescue() bool {
 
 func (m *Machine) seek() {
 	m.state = Seeking
-	m.do(Action{Kind: Seek, Tried: slices.Clip(m.rescue.tried)})
+	m.do(Action{Kind: Seek, Detail: &Detail{Tried: slices.Clip(m.rescue.tried)}})
 }
 
 // replicaFound opens a leg at a replica, under an epoch of its own.
@@ -133,7 +133,7 @@ func (m *Machine) replicaFound(replica policies.ReplicaID) {
 	m.state = Opening
 	m.epoch++
 	m.rescue.To = replica
-	m.do(Action{Kind: Open, Replica: replica, Epoch: m.epoch, IDs: m.shared(), Prompt: m.prompt, Aligned: m.aligned})
+	m.do(Action{Kind: Open, Detail: &Detail{Replica: replica, Epoch: m.epoch, IDs: m.shared(), Prompt: m.prompt, Aligned: m.aligned}})
 }
 
 // openFailed tries the next replica.
@@ -167,7 +167,7 @@ func (m *Machine) reportRescue() {
 	r := m.rescue.Rescue
 	r.Epoch = m.epoch
 	m.rescue, m.state = nil, Relaying
-	m.do(Action{Kind: RescueEnded, Rescue: &r})
+	m.do(Action{Kind: RescueEnded, Detail: &Detail{Rescue: &r}})
 }
 
 // giveUp ends a stream whose leg is lost for good. If the engine reported why, the
