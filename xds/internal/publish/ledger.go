@@ -317,3 +317,37 @@ func (l *Ledger) recordReplyLocked(s *stream, sub *subscription, r reply) {
 	}
 	l.signal()
 }
+
+// The ledger only records NACKs; planrollout/nack.go decides what follows: suspects,
+// quarantine, rollback.
+
+// takeNACKs returns the NACKs since the last call, oldest first.
+func (l *Ledger) takeNACKs() []planrollout.NACK {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := l.nacks
+	l.nacks = nil
+	return out
+}
+
+// recordNACKLocked records a NACK and logs the first one of a row. NACKs of
+// observers, which route nothing, do not reach the rollout.
+func (l *Ledger) recordNACKLocked(s *stream, typ string, sub *subscription, text string, r response) {
+	s.node.nacks++
+	s.node.lastError, s.node.errorAt = redact(text), time.Now()
+	if rs := withoutSlots(r.versions()); len(rs) > 0 && !s.node.isObserver() {
+		names := make([]string, len(rs))
+		for i, v := range rs {
+			names[i] = v.Name
+		}
+		l.nacks = append(l.nacks, planrollout.NACK{
+			Node: s.node.id, Group: s.node.group, Type: typ, Resources: rs,
+			Blamed: blamedNames(sanitize(text, maxRawText), names), Text: s.node.lastError,
+		})
+		l.nacks = l.nacks[max(0, len(l.nacks)-maxNACKs):]
+	}
+	if !sub.refused {
+		l.log.Warn("node refused a response", "node", s.node.id, "type", shortType(typ), "error", s.node.lastError)
+	}
+	sub.refused = true
+}
