@@ -1,0 +1,86 @@
+// Package intake bounds what the bodies of requests can cost a server before it serves
+// them: the memory that all unfinished and waiting bodies of a process occupy together,
+// and the time for which a body may arrive too slowly.
+//
+// A server has one Budget. Each request takes a Share of it, which grows with the
+// memory that the server allocates for the request, so that what a client announces
+// costs nothing. A server that cannot enlarge a share refuses the request. Pace says
+// until when the next bytes of a body must arrive.
+//
+// Everything here is decided from arguments: no clock, no connection, no goroutine.
+package intake
+
+import "sync/atomic"
+
+// A body must bring WindowBytes, or end, within every Window, in nanoseconds: one that
+// stalls occupies its memory for one Window at most, and a client on a slow mobile
+// connection still gets through.
+const (
+	Window      = 10_000_000_000
+	WindowBytes = 32 << 10
+)
+
+// Budget bounds the memory of request bodies in one process. It is safe for concurrent
+// use.
+type Budget struct {
+	limit int64
+	held  atomic.Int64
+}
+
+// NewBudget returns a budget of limit bytes.
+func NewBudget(limit int64) *Budget { return &Budget{limit: limit} }
+
+// Held returns how many bytes all shares hold together.
+func (b *Budget) Held() int64 { return b.held.Load() }
+
+// Share returns an empty share of the budget, for one request.
+func (b *Budget) Share() Share { return Share{budget: b} }
+
+// Share is the part of a Budget that one request holds. It is not safe for concurrent
+// use and must not be copied once it holds bytes.
+type Share struct {
+	budget *Budget
+	held   int64
+}
+
+// Resize makes the share hold n bytes. It reports false, and changes nothing, if the
+// budget has no room; a share can always shrink.
+func (s *Share) Resize(n int64) bool {
+	for {
+		held := s.budget.held.Load()
+		sum := held - s.held + n
+		if n > s.held && sum > s.budget.limit {
+			return false
+		}
+		if s.budget.held.CompareAndSwap(held, sum) {
+			break
+		}
+	}
+	s.held = n
+	return true
+}
+
+// Release gives everything back. It may be called more than once.
+func (s *Share) Release() {
+	if s.held > 0 {
+		s.Resize(0)
+	}
+}
+
+// Pace is the pace at which one body arrives. Times are nanoseconds since the body
+// began.
+type Pace struct {
+	window int64 // when the present window began
+	bytes  int64 // of it
+}
+
+// Arrived records that n bytes have arrived, and returns until when the body must bring
+// further ones. changed is true if that is later than before; before the first call it is
+// Window.
+func (p *Pace) Arrived(n int, now int64) (deadline int64, changed bool) {
+	p.bytes += int64(n)
+	if changed = p.bytes >= WindowBytes; changed {
+		p.window, p.bytes = now, 0
+	}
+	return p.window + Window, changed
+}
