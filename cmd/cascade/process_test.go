@@ -117,11 +117,13 @@ func newSite(t *testing.T, more string) site {
 func (s site) write(t *testing.T, more string) {
 	t.Helper()
 	text := fmt.Sprintf(`models: [{name: llama, context: 8192, profile: h200-llama-3.1-8b, kv_tokens: 65536}]
-proxy: {listen: %q}
 replicas:
 - {id: r0, address: %q, peer: %q, engine: "http://%s"}
 %s
-`, s.proxy, s.front, s.peers, s.engine, more)
+`, s.front, s.peers, s.engine, more)
+	if !strings.Contains(more, "proxy:") {
+		text += fmt.Sprintf("proxy: {listen: %q}\n", s.proxy)
+	}
 	if !strings.Contains(more, "control:") {
 		text += fmt.Sprintf("control: {listen: %q, admin: %q}\n", s.control, s.admin)
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -193,6 +194,53 @@ func TestEnvoyIdentity(t *testing.T) {
 	}
 	if got := edge.Stats(`update_rejected`); got["cluster_manager.cds.update_rejected"]+got["listener_manager.lds.update_rejected"] != 0 {
 		t.Errorf("it rejected a response: %v", got)
+	}
+}
+
+// TestAttackEdgeKeyEnvoy runs a real Envoy that has a certificate of the fleet and is not listed: it
+// gets listeners but no key of the edge, and accepts no client. A listed one serves HTTPS.
+func TestAttackEdgeKeyEnvoy(t *testing.T) {
+	t.Parallel()
+	envoytest.Binary(t)
+	s, dir := newIdentifiedSite(t)
+	edge := issue(t, t.TempDir())
+	downstream := func(nodes string) string {
+		return identities(dir, dir) + fmt.Sprintf("\nproxy: {listen: %q, nodes: [%s], tls: {cert: %q, key: %q}}", s.proxy, nodes, edge.Cert, edge.Key)
+	}
+	s.write(t, downstream("edge"))
+	c := s.serve(t)
+	out := newOutput()
+	if code := run(t.Context(), []string{"envoy-bootstrap", "-c", s.file, "--node-id", "edge-2"}, out, out); code == 0 {
+		t.Error("a bootstrap for a proxy that is not listed")
+	}
+	if text, _ := out.read(); !strings.Contains(text, `node id "edge-2" is not in proxy.nodes`) {
+		t.Errorf("the output is %s", text)
+	}
+	own := s
+	own.file = filepath.Join(t.TempDir(), "fleet.yaml") // as its owner wrote it
+	own.write(t, downstream("edge-2"))
+	other := envoytest.Start(t, envoytest.Config{Bootstrap: envoyBoot(t, "-c", own.file, "--node-id", "edge-2")})
+	c.await("secret refused.*node=edge-2")
+	awaitStat(t, other, "listener_manager.lds.update_success", 1)
+	if got := string(other.Get("/config_dump?resource=dynamic_active_secrets")); strings.Contains(got, "certificate_chain") {
+		t.Errorf("an Envoy that is not listed has the key: %s", got)
+	}
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}, Timeout: patience}
+	if resp, err := client.Get("https://" + s.proxy + "/v1/models"); err == nil {
+		t.Errorf("an Envoy that is not listed serves HTTPS: %s", resp.Status)
+	}
+	other.Stop()
+	listed := envoytest.Start(t, envoytest.Config{Bootstrap: envoyBoot(t, "-c", s.file, "--node-id", "edge")})
+	testkit.WaitFor(t, "the listed Envoy to serve HTTPS", func() bool {
+		resp, err := client.Get("https://" + s.proxy + "/v1/models")
+		if err == nil {
+			resp.Body.Close()
+		}
+		return err == nil && resp.StatusCode == http.StatusOK
+	})
+	client.CloseIdleConnections()
+	if got := string(listed.Get("/config_dump?resource=dynamic_active_secrets")); !strings.Contains(got, "certificate_chain") {
+		t.Errorf("secrets of the listed Envoy: %s", got)
 	}
 }
 

@@ -6,7 +6,8 @@
 //
 // Invariants: a watch is answered at most once, with the difference between the
 // set and what the stream was sent before; no set overtakes another; the cache
-// never blocks on a client.
+// never blocks on a client; no secret is sent to a node that may not have it,
+// whatever protocol, stream or name it asks by.
 //
 // It differs from the snapshot cache in that every resource is encoded once and
 // all nodes share its bytes; that the versions of resources are content hashes,
@@ -31,11 +32,15 @@ type Config struct {
 	// Group returns the group of a node. It must be pure. nil puts every node
 	// into the group "".
 	Group func(*corev3.Node) string
+	// SecretsFor reports whether a node may have the secrets of its set. For every
+	// other node no secret exists. It must be pure. nil: no node may.
+	SecretsFor func(node string) bool
 }
 
 // Cache holds one set per node group. It is safe for concurrent use.
 type Cache struct {
 	group   func(*corev3.Node) string
+	secrets func(node string) bool
 	shards  [shards]shard
 	seed    maphash.Seed  // of the hash that assigns nodes to shards
 	changed chan struct{} // capacity 1; see Changed
@@ -71,7 +76,11 @@ func New(cfg Config) *Cache {
 	if group == nil {
 		group = func(*corev3.Node) string { return "" }
 	}
-	c := &Cache{group: group, seed: maphash.MakeSeed(), sets: make(groupSets), changed: make(chan struct{}, 1), pending: make(chan struct{}, 1)}
+	secrets := cfg.SecretsFor
+	if secrets == nil {
+		secrets = func(string) bool { return false }
+	}
+	c := &Cache{group: group, secrets: secrets, seed: maphash.MakeSeed(), sets: make(groupSets), changed: make(chan struct{}, 1), pending: make(chan struct{}, 1)}
 	for i := range c.shards {
 		c.shards[i].init()
 	}

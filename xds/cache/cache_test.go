@@ -6,10 +6,12 @@ import (
 	"strings"
 	"testing"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	gcp "github.com/envoyproxy/go-control-plane/pkg/cache/v3"
 	"go.uber.org/goleak"
 
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/cache"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -35,7 +37,7 @@ func resource(typ, name, content string) *resources.Resource {
 // setOf returns a set of resources such as "eds:x=1".
 func setOf(t testing.TB, words ...string) resources.Set {
 	t.Helper()
-	types := map[string]string{"cds": cds, "eds": eds, "rds": rds}
+	types := map[string]string{"cds": cds, "eds": eds, "rds": rds, "sec": resources.SecretType}
 	var all []*resources.Resource
 	for _, w := range words {
 		typ, rest, _ := strings.Cut(w, ":")
@@ -69,6 +71,35 @@ func TestSharedBytes(t *testing.T) {
 	c.Set("g", setOf(t, "eds:x=1"))
 	if bytesOf() != first {
 		t.Error("unchanged resource has other bytes")
+	}
+}
+
+// TestAttackHiddenSecrets checks that a node which may not have secrets gets none, neither
+// at once nor later, by any protocol; another node does.
+func TestAttackHiddenSecrets(t *testing.T) {
+	for _, node := range []string{"edge", "stranger"} {
+		c := cache.New(cache.Config{SecretsFor: func(node string) bool { return node == "edge" }})
+		n, asked := &corev3.Node{Id: node}, fixedVersions{names: map[string]struct{}{"x": {}}}
+		c.Set("", setOf(t, "cds:a=1")) // without the secret
+		late, lateSotW := make(chan gcp.DeltaResponse, 1), make(chan gcp.Response, 1)
+		testkit.Must(c.CreateDeltaWatch(&gcp.DeltaRequest{Node: n, TypeUrl: resources.SecretType, ResponseNonce: "1"}, fixedVersions{names: asked.names, versions: map[string]string{"x": "-"}}, late))
+		testkit.Must(c.CreateWatch(&gcp.Request{Node: n, TypeUrl: resources.SecretType}, asked, lateSotW))
+		c.Set("", setOf(t, "cds:a=1", "sec:x=1"))
+		early, earlySotW := make(chan gcp.DeltaResponse, 1), make(chan gcp.Response, 1)
+		testkit.Must(c.CreateDeltaWatch(&gcp.DeltaRequest{Node: n, TypeUrl: resources.SecretType, ResourceNamesSubscribe: []string{"x"}}, asked, early))
+		testkit.Must(c.CreateWatch(&gcp.Request{Node: n, TypeUrl: resources.SecretType}, asked, earlySotW))
+		got := len(testkit.Must(c.Fetch(t.Context(), &gcp.Request{Node: n, TypeUrl: resources.SecretType, ResourceNames: []string{"x"}})).GetReturnedResources())
+		for _, out := range []chan gcp.DeltaResponse{late, early} {
+			select {
+			case r := <-out:
+				got += len(testkit.Must(r.GetDeltaDiscoveryResponse()).GetResources())
+			default:
+			}
+		}
+		got += len(lateSotW) + len(earlySotW)
+		if want := map[string]int{"edge": 5}[node]; got != want {
+			t.Errorf("%s got %d secrets, want %d", node, got, want)
+		}
 	}
 }
 

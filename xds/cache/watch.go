@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
 	gcp "github.com/envoyproxy/go-control-plane/pkg/cache/v3"
@@ -17,6 +18,7 @@ import (
 // of delta and sotw is set.
 type watch struct {
 	group, node string
+	hidden      bool // the type does not exist for the node
 	sub         gcp.Subscription
 	delta       *deltaWatch
 	sotw        *sotwWatch
@@ -45,15 +47,29 @@ const absent = "-"
 // requires; a name that does not exist is answered as removed, once.
 func (c *Cache) CreateDeltaWatch(req *gcp.DeltaRequest, sub gcp.Subscription, out chan gcp.DeltaResponse) (func(), error) {
 	typ := req.GetTypeUrl()
-	w := &watch{group: c.group(req.GetNode()), node: req.GetNode().GetId(), sub: sub, delta: &deltaWatch{req, out}}
+	w := c.newWatch(req.GetNode(), typ, sub)
+	w.delta = &deltaWatch{req, out}
 	return c.addWatch(typ, w, func(s *groupSet) bool {
-		ct := s.content(typ)
+		ct := w.visible(s.content(typ))
 		a := w.diff(ct, resubscribed(req))
 		if a == nil {
 			a = w.initialEmpty(ct)
 		}
 		return a != nil && trySend(out, gcp.DeltaResponse(&deltaResponse{req: req, sub: sub, deltaBody: a}))
 	}), nil
+}
+
+// newWatch returns a watch of a node for one type, of neither protocol yet.
+func (c *Cache) newWatch(n *corev3.Node, typ string, sub gcp.Subscription) *watch {
+	return &watch{group: c.group(n), node: n.GetId(), hidden: typ == resources.SecretType && !c.secrets(n.GetId()), sub: sub}
+}
+
+// visible returns what the watch's node may see of a content of its type.
+func (w *watch) visible(ct *content) *content {
+	if w.hidden {
+		return nil
+	}
+	return ct
 }
 
 // addWatch adds a watch and returns the function that ends it. If there is a
@@ -159,9 +175,10 @@ func (w *watch) initialEmpty(ct *content) *deltaBody {
 // refuse the same response again, as fast as the network allows.
 func (c *Cache) CreateWatch(req *gcp.Request, sub gcp.Subscription, out chan gcp.Response) (func(), error) {
 	typ := req.GetTypeUrl()
-	w := &watch{group: c.group(req.GetNode()), node: req.GetNode().GetId(), sub: sub, sotw: &sotwWatch{req, out}}
+	w := c.newWatch(req.GetNode(), typ, sub)
+	w.sotw = &sotwWatch{req, out}
 	return c.addWatch(typ, w, func(s *groupSet) bool {
-		resp := w.sotwResponse(s.content(typ))
+		resp := w.sotwResponse(w.visible(s.content(typ)))
 		return resp != nil && trySend(out, gcp.Response(resp))
 	}), nil
 }
@@ -228,27 +245,28 @@ func (w *watch) sotwResponse(ct *content) *sotwResponse {
 // respond answers an open watch with an update, and reports whether the update
 // concerned it.
 func (w *watch) respond(u *typeUpdate) bool {
+	ct := w.visible(u.content)
 	if w.sotw != nil {
-		resp := w.sotwResponse(u.content)
+		resp := w.sotwResponse(ct)
 		return resp != nil && trySend(w.sotw.out, gcp.Response(resp))
 	}
 	body, a := &u.scratch, u.lastDelta
 	body.entries, body.removed = body.entries[:0], body.removed[:0]
 	if w.delta.req.GetResponseNonce() == "" {
-		w.diffAll(body, u.content, nil) // it may have waited for the first set
+		w.diffAll(body, ct, nil) // it may have waited for the first set
 	} else {
 		for _, name := range u.changed {
-			w.diffResource(body, u.content, name, nil)
+			w.diffResource(body, ct, name, nil)
 		}
 	}
 	switch {
 	case body.isEmpty():
-		if a = w.initialEmpty(u.content); a == nil {
+		if a = w.initialEmpty(ct); a == nil {
 			return false
 		}
 	case !a.equal(body):
 		a = &deltaBody{entries: slices.Clone(body.entries), removed: slices.Clone(body.removed)}
-		a.complete(u.content)
+		a.complete(ct)
 		u.lastDelta = a
 	}
 	return trySend(w.delta.out, gcp.DeltaResponse(&deltaResponse{req: w.delta.req, sub: w.sub, deltaBody: a}))
@@ -271,8 +289,9 @@ func (c *Cache) Fetch(_ context.Context, req *discoveryv3.DiscoveryRequest) (gcp
 	c.setMu.Lock()
 	s := c.sets.get(c.group(req.GetNode()))
 	c.setMu.Unlock()
-	w := &watch{sub: namedSubscription(req.GetResourceNames()), sotw: &sotwWatch{req: req}}
-	resp := w.sotwResponse(s.content(req.GetTypeUrl()))
+	w := c.newWatch(req.GetNode(), req.GetTypeUrl(), namedSubscription(req.GetResourceNames()))
+	w.sotw = &sotwWatch{req: req}
+	resp := w.sotwResponse(w.visible(s.content(req.GetTypeUrl())))
 	if resp == nil {
 		resp = &sotwResponse{req: req, version: Digest(nil)}
 	}

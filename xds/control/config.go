@@ -28,8 +28,12 @@ type Config struct {
 	// Settings.Length is empty, this process is the length service.
 	Settings resources.Settings
 
+	// Proxies are the node ids of the fleet's own proxies, as patterns of path.Match.
+	Proxies []string
 	// EdgeCertificate is the certificate that Envoys present to clients, which then use
-	// TLS for the listener; nil means plain text. See Control.SetEdgeCertificate.
+	// TLS for the listener; nil means plain text. Only Proxies are sent it, and only with
+	// a TrustDomain, because a node id without a certificate is only a claim. See
+	// Control.SetEdgeCertificate.
 	EdgeCertificate *resources.Certificate
 
 	// Listen is the host:port of the gRPC server: xDS, load reports and,
@@ -161,6 +165,17 @@ func (c Config) validate() error {
 	}
 	if c.TrustDomain != "" && c.TLS == nil {
 		return fmt.Errorf("trust domain %s: TLS is required, because identities are in certificates", c.TrustDomain)
+	}
+	if err := nodegroup.CheckPatterns(c.Proxies); err != nil {
+		return fmt.Errorf("proxies: %w", err)
+	}
+	if c.EdgeCertificate != nil {
+		if c.TrustDomain == "" || len(c.Proxies) == 0 {
+			return errors.New("edge certificate: its key is sent only to listed proxies that have proved their names; set the trust domain and the proxies")
+		}
+		if err := nodegroup.CheckSpecific(c.Proxies); err != nil {
+			return fmt.Errorf("edge certificate: proxies: %w", err)
+		}
 	}
 	if err := checkLoopback(admin); err != nil {
 		return fmt.Errorf("admin %s: %w: the admin server has no authentication; listen on a loopback address", admin, err)

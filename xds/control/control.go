@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"sync/atomic"
 	"time"
 
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
@@ -23,6 +24,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/length"
 	"github.com/cascadeinfer/cascade/xds/nodegroup"
+	"github.com/cascadeinfer/cascade/xds/ratelimitlog"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/server"
 )
@@ -47,6 +49,9 @@ type Control struct {
 	pushes    chan struct{} // capacity 1: one push is admitted at a time
 	health    *health.Server
 	registry  *prometheus.Registry
+
+	secretsRefused atomic.Uint64
+	refusalLog     ratelimitlog.Limiter // of refused secrets, by node
 
 	listener, admin net.Listener
 	lengthListener  net.Listener // of the length service's own port; nil: none
@@ -105,7 +110,7 @@ func (c *Control) init() error {
 		return fmt.Errorf("groups: %w", err)
 	}
 	groupOf := func(n *corev3.Node) string { return groups.GroupOf(n.GetId(), n.GetCluster()) }
-	c.cache = &servingCache{Cache: cache.New(cache.Config{Group: groupOf}), onServing: c.setServing, sets: make(map[string]resources.Set)}
+	c.cache = &servingCache{Cache: cache.New(cache.Config{Group: groupOf, SecretsFor: c.maySeeSecrets}), onServing: c.setServing, sets: make(map[string]resources.Set)}
 	c.slots = newSlotManager(c)
 	c.ledger = publish.NewLedger(c.log)
 	c.xds, err = server.New(server.Config{Cache: c.cache, Callbacks: c.ledger, Limits: c.cfg.Limits, Logger: c.log})
@@ -181,6 +186,19 @@ func (c *Control) SetEdgeCertificate(cert *resources.Certificate) error {
 	}
 	c.submitter.setEdgeCertificate(cert)
 	return nil
+}
+
+// maySeeSecrets reports whether a node, whose certificate proves its id, may
+// have the key of the edge. It logs each node that may not.
+func (c *Control) maySeeSecrets(node string) bool {
+	if c.auth != nil && nodegroup.Match(c.cfg.Proxies, node) {
+		return true
+	}
+	c.secretsRefused.Add(1)
+	if c.refusalLog.Allow(node, time.Now()) {
+		c.log.Warn("secret refused: the node is not a listed proxy; if it is one, add it to proxy.nodes", "node", node)
+	}
+	return false
 }
 
 // BytesPerToken returns the ratio that routes and estimators use for a model; 0

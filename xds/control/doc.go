@@ -70,5 +70,6 @@
 //	policy_faults_total               slot, node, generation  of those, faults of the module
 //	policy_starved_total              slot, node, generation  of those, timed out while descheduled
 //	xds_refused_total                                       xDS streams refused or ended because of a limit
+//	secrets_refused_total                                   requests for secrets by nodes that may not have them
 //	clients_refused_total                                   clients without a matching certificate; with a trust domain
 package control

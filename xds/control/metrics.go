@@ -66,6 +66,7 @@ var (
 	observers      = desc("observers", "Clients connected that follow the plans and route nothing.")
 	xdsRefused     = desc("xds_refused_total", "xDS streams refused or ended because of a limit or an invalid request.")
 	clientsRefused = desc("clients_refused_total", "Handshakes and calls refused because the client's certificate does not match; with a trust domain.")
+	secretsRefused = desc("secrets_refused_total", "Requests for secrets of nodes that are not listed proxies with a certificate.")
 	slotGeneration = desc("policy_slot_generation", "Generation of a slot's policy on a host, 0 for the native one or none: active, candidate, floor, and the last that was rejected.", "slot", "node", "state")
 	slotCalls      = desc("policy_calls_total", "Calls of a generation on a host since it was loaded there.", "slot", "node", "generation")
 	slotStarved    = desc("policy_starved_total", "Calls that the native policy answered because the module timed out while descheduled.", "slot", "node", "generation")
@@ -98,6 +99,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	if c.auth != nil {
 		out.counter(clientsRefused, float64(c.auth.Refused()))
 	}
+	out.counter(secretsRefused, float64(c.secretsRefused.Load()))
 	out.counter(reportsTotal, float64(taken))
 	out.counter(reportsRefused, float64(refused))
 	proxied, denied := c.loads.service.Reports()

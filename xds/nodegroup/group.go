@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"path"
+	"strings"
 
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
@@ -76,11 +77,26 @@ func (r Rule) validate() error {
 	case len(r.Nodes)+len(r.Clusters) > maxPatterns:
 		return fmt.Errorf("more than %d patterns", maxPatterns)
 	}
-	for _, patterns := range [...][]string{r.Nodes, r.Clusters} {
-		for _, p := range patterns {
-			if _, err := path.Match(p, ""); err != nil || p == "" {
-				return fmt.Errorf("pattern %q: must be a name, in which * matches any run of characters", p)
-			}
+	return CheckPatterns(append(append([]string(nil), r.Nodes...), r.Clusters...))
+}
+
+// CheckPatterns returns an error for the first pattern that is not one of
+// path.Match, or is empty.
+func CheckPatterns(patterns []string) error {
+	for _, p := range patterns {
+		if _, err := path.Match(p, ""); err != nil || p == "" {
+			return fmt.Errorf("pattern %q: must be a name, in which * matches any run of characters", p)
+		}
+	}
+	return nil
+}
+
+// CheckSpecific returns an error for the first pattern that begins with a wildcard,
+// and so may match names of any kind.
+func CheckSpecific(patterns []string) error {
+	for _, p := range patterns {
+		if strings.ContainsAny(p[:min(1, len(p))], `*?[\`) {
+			return fmt.Errorf("pattern %q: must begin with a character of the name", p)
 		}
 	}
 	return nil
@@ -100,14 +116,15 @@ func (l *List) GroupOf(id, cluster string) string {
 		return ""
 	}
 	for _, r := range l.rules {
-		if matches(r.Nodes, id) || matches(r.Clusters, cluster) {
+		if Match(r.Nodes, id) || Match(r.Clusters, cluster) {
 			return r.Name
 		}
 	}
 	return ""
 }
 
-func matches(patterns []string, name string) bool {
+// Match reports whether a name matches one of the patterns.
+func Match(patterns []string, name string) bool {
 	for _, p := range patterns {
 		if ok, err := path.Match(p, name); ok && err == nil {
 			return true

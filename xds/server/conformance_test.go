@@ -97,7 +97,7 @@ type subject struct {
 // a node is the first letter of its id. The cache sends updates in Run or, if it
 // does not run, in Set.
 func newSubject(t *testing.T, running bool) subject {
-	c := cache.New(cache.Config{Group: func(n *corev3.Node) string { return n.GetId()[:1] }})
+	c := cache.New(cache.Config{Group: func(n *corev3.Node) string { return n.GetId()[:1] }, SecretsFor: func(string) bool { return true }})
 	if running {
 		runInBackground(t, c.Run)
 		synctest.Wait()

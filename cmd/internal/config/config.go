@@ -203,10 +203,15 @@ type Proxy struct {
 	Listen string `yaml:"listen,omitempty"`
 	// Admin serves the embedded proxy's /metrics, /healthz and /readyz.
 	Admin string `yaml:"admin,omitempty"`
+	// Nodes are the node ids of the fleet's own proxies, as patterns: * matches any
+	// characters but "/".
+	Nodes []string `yaml:"nodes,omitempty"`
 	// TLS makes the listener serve HTTPS; without it clients connect in plain text.
 	// The control plane sends the certificate to the Envoys (SDS), and "cascade
 	// proxy" reads it itself; a renewed one takes effect within 10 s, without a
-	// restart.
+	// restart. Only proxies of proxy.nodes are sent it, and only if their
+	// certificates prove who they are, so it needs proxy.nodes and
+	// tls.trust_domain.
 	TLS DownstreamTLS `yaml:"tls,omitempty"`
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/nodegroup"
 )
 
 // setDefaults writes the documented defaults into empty fields.
@@ -110,9 +111,7 @@ func (f *Fleet) validate() []*FieldError {
 	}
 	checkAddress(c, "proxy.listen", f.Proxy.Listen)
 	checkIP(c, "proxy.listen", f.Proxy.Listen)
-	if e := f.Proxy.TLS; (e.Cert == "") != (e.Key == "") {
-		c.fail("proxy.tls", "cert and key belong together: set both or none")
-	}
+	f.Proxy.validateNodes(c, f.TLS.TrustDomain)
 	if len(f.Topology) > maxMachineFiles {
 		c.fail("topology", "%d files exceed the limit of %d: put several machines into one file", len(f.Topology), maxMachineFiles)
 	}
@@ -127,6 +126,30 @@ func (f *Fleet) validate() []*FieldError {
 	f.validateBlocks(c)
 	f.validateTLS(c)
 	return c.errs
+}
+
+// validateNodes checks which proxies there are, and that only they can have the key of
+// the downstream certificate.
+func (p Proxy) validateNodes(c *checker, trustDomain string) {
+	if err := nodegroup.CheckPatterns(p.Nodes); err != nil {
+		c.fail("proxy.nodes", "%v", err)
+		return
+	}
+	if (p.TLS.Cert == "") != (p.TLS.Key == "") {
+		c.fail("proxy.tls", "cert and key belong together: set both or none")
+	}
+	if p.TLS.Key == "" {
+		return
+	}
+	if trustDomain == "" {
+		c.fail("proxy.tls", "without tls.trust_domain every client of the control plane could get the key: set it, with tls.cert, tls.key and tls.ca (\"cascade tls init\" issues some)")
+	}
+	if len(p.Nodes) == 0 {
+		c.fail("proxy.nodes", "list the node ids of the proxies that may have the key of proxy.tls")
+	}
+	if err := nodegroup.CheckSpecific(p.Nodes); err != nil {
+		c.fail("proxy.nodes", "%v, because these proxies get the key of proxy.tls", err)
+	}
 }
 
 // validatePeers checks the names of a control plane, and what several of them

@@ -18,6 +18,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/xds/nodegroup"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -95,6 +96,9 @@ func secretFromFile(name, path string) *tlsv3.SdsSecretConfig {
 type placeCertificates func(c *tlsv3.CommonTlsContext, own *tlsv3.TlsCertificate, peers *tlsv3.CertificateValidationContext) error
 
 func (f *Fleet) bootstrap(b resources.BootstrapConfig, put placeCertificates) ([]byte, error) {
+	if f.Proxy.TLS.Cert != "" && !nodegroup.Match(f.Proxy.Nodes, b.NodeID) {
+		return nil, fmt.Errorf("bootstrap: node id %q is not in proxy.nodes of the fleet file, so the control plane would not send it the certificate of proxy.tls: add it there, or use another --node-id", b.NodeID)
+	}
 	if b.ControlPlane == "" {
 		planes := f.ControlPlanes()
 		b.ControlPlane, b.OtherControlPlanes = planes[0], planes[1:]

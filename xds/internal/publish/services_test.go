@@ -145,7 +145,7 @@ func (s *slotCache) setEstimator(t *testing.T, word string) {
 // startServices is startControlPlane with every xDS service.
 func startServices(t *testing.T, address string) (*controlPlane, *orderRecorder) {
 	t.Helper()
-	shared := &slotCache{Cache: cache.New(cache.Config{}), sets: make(map[string]resources.Set)}
+	shared := &slotCache{Cache: cache.New(cache.Config{SecretsFor: func(string) bool { return true }}), sets: make(map[string]resources.Set)}
 	p := newControlPlane(t, publish.Config{Cache: shared})
 	w := &orderRecorder{countingLedger: countingLedger{p.ledger, &p.sent}, cache: shared, sentBefore: make(map[int64]map[string]bool), open: make(map[openResponse]bool)}
 	services, err := server.New(server.Config{Cache: shared, Callbacks: w})
