@@ -4,11 +4,13 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/headroom"
 	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -91,6 +93,11 @@ func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config
 	if err != nil {
 		return err
 	}
+	l, err := net.Listen("tcp", cc.Listen)
+	if err != nil {
+		return err
+	}
+	cc.Listener = headroom.New(headroom.Read(), m.log).Listener(l)
 	c, err := control.New(cc)
 	if err != nil {
 		return err

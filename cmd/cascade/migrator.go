@@ -14,6 +14,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/devicewatch"
 	"github.com/cascadeinfer/cascade/cmd/internal/handover"
+	"github.com/cascadeinfer/cascade/cmd/internal/headroom"
 	"github.com/cascadeinfer/cascade/cmd/internal/migratord"
 	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
 	"github.com/cascadeinfer/cascade/cmd/internal/tracing"
@@ -118,9 +119,15 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 
 	all := newGPUs(fleet.Fleet.CUDA, fm.log)
 	seen := devicewatch.New(devicewatch.Config{Host: inventory.Config{Name: r.Host, CUDA: cudaLibrary(), NVML: nvmlLibrary()}, Logger: fm.log})
+	room := headroom.New(headroom.Read(), fm.log)
+	reopen := next.reopen(clientsListener)
 	d, err := migratord.New(migratord.Config{
-		Fleet: fleet, Replica: r, Control: links[0], OtherControl: links[1:], Clients: listeners.clients, Peers: fm.certs.WrapListener(listeners.peers), Listen: next.reopen(clientsListener),
-		TLS: fm.certs, Runtime: m.runtime, GPUs: all, RDMA: rdma(fm.log), Machine: seen.Machine, Drain: m.drain, Predecessor: next.predecessor(), Tracer: spans.Tracer("migrator"), Logger: fm.log,
+		Fleet: fleet, Replica: r, Control: links[0], OtherControl: links[1:], Clients: room.Listener(listeners.clients), Peers: fm.certs.WrapListener(listeners.peers),
+		Listen: func(network, address string) (net.Listener, error) {
+			l, err := reopen(network, address)
+			return room.Listener(l), err
+		},
+		Room: room, TLS: fm.certs, Runtime: m.runtime, GPUs: all, RDMA: rdma(fm.log), Machine: seen.Machine, Drain: m.drain, Predecessor: next.predecessor(), Tracer: spans.Tracer("migrator"), Logger: fm.log,
 	})
 	if err != nil {
 		listeners.close()
@@ -128,7 +135,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 	}
 	front := d.Frontend()
 	metrics := newRegistry()
-	metrics.MustRegister(newFrontendCollector(d.Status, r.ID, r.Model))
+	metrics.MustRegister(room, newFrontendCollector(d.Status, r.ID, r.Model))
 	if d.Market() != nil {
 		metrics.MustRegister(newMigrationCollector(func() migrationSample {
 			return migrationSample{market: d.Market().Status(), executor: d.Executor().Stats(), maxConcurrent: fleet.Migration.MaxConcurrent}
@@ -152,7 +159,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 	g.Go(func() error { return all.Run(back) })
 	g.Go(func() error { return seen.Run(back) })
 	g.Go(func() error {
-		mux := adminHandler(metrics, func() string { return frontendReadiness(front.Status()) })
+		mux := adminHandler(metrics, func() string { return frontendReadiness(front.Status(), room.Err()) })
 		mux.Handle("GET /policies/records", control.RestrictHosts(nil, policyhost.Records(d.Hosts()...)))
 		return serveAdmin(back, listeners.admin, mux)
 	})
@@ -160,12 +167,14 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 }
 
 // frontendReadiness returns why a front end accepts no requests; "" if it does.
-func frontendReadiness(s frontend.Status) string {
+func frontendReadiness(s frontend.Status, room error) string {
 	switch {
 	case s.Draining:
 		return "draining"
 	case !s.EngineReady:
 		return "the engine does not answer /health"
+	case room != nil:
+		return room.Error()
 	}
 	return ""
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"io"
 	"net/http/httptest"
 	"testing"
@@ -96,9 +97,13 @@ func checkMetrics(t *testing.T, c prometheus.Collector, want map[string]float64)
 func TestFrontendReadiness(t *testing.T) {
 	for _, c := range []struct {
 		ready, draining bool
+		room            error
 		want            string
-	}{{true, false, ""}, {true, true, "draining"}, {false, true, "draining"}, {false, false, "the engine does not answer /health"}} {
-		if got := frontendReadiness(frontend.Status{EngineReady: c.ready, Draining: c.draining}); got != c.want {
+	}{
+		{true, false, nil, ""}, {true, true, nil, "draining"}, {false, true, nil, "draining"}, {false, false, nil, "the engine does not answer /health"},
+		{true, false, errors.New("full"), "full"}, {true, true, errors.New("full"), "draining"},
+	} {
+		if got := frontendReadiness(frontend.Status{EngineReady: c.ready, Draining: c.draining}, c.room); got != c.want {
 			t.Errorf("ready %v, draining %v: %q", c.ready, c.draining, got)
 		}
 	}

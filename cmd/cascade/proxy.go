@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/headroom"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/policies/identity"
 	"github.com/cascadeinfer/cascade/xds/client"
@@ -76,10 +77,11 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 		return err
 	}
 	defer m.close()
-	metrics := newRegistry()
+	metrics, room := newRegistry(), headroom.New(headroom.Read(), m.log)
+	metrics.MustRegister(room)
 	cfg := proxy.Config{
 		Client:       client.Config{Target: m.control[0], TLS: m.certs.ControlClientConfig(m.control[0]), OtherServers: m.servers(), NodeID: p.nodeID},
-		DrainTimeout: p.drain, Registry: metrics, Logger: m.log,
+		DrainTimeout: p.drain, Admit: room.Admit, WrapListener: room.Listener, Registry: metrics, Logger: m.log,
 	}
 	if p.listen != "" {
 		if cfg.Listener, err = net.Listen("tcp", p.listen); err != nil {
@@ -119,7 +121,7 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 	}
 	g.Go(func() error { s.logReadiness(ctx, px, strings.Join(m.control, " and ")); return nil })
 	g.Go(func() error {
-		return serveAdmin(back, admin, adminHandler(metrics, func() string { return proxyReady(ctx, px) }))
+		return serveAdmin(back, admin, adminHandler(metrics, func() string { return proxyReady(ctx, px, room.Err()) }))
 	})
 	return g.Wait()
 }
@@ -144,9 +146,12 @@ func (s *settings) logReadiness(ctx context.Context, px *proxy.Proxy, target str
 }
 
 // proxyReady returns why the proxy accepts no requests; "" if it does.
-func proxyReady(ctx context.Context, px *proxy.Proxy) string {
-	if ctx.Err() != nil {
+func proxyReady(ctx context.Context, px *proxy.Proxy, room error) string {
+	switch {
+	case ctx.Err() != nil:
 		return "draining"
+	case room != nil:
+		return room.Error()
 	}
 	select {
 	case <-px.Ready():

@@ -96,6 +96,10 @@ type Config struct {
 	// verify their chains.
 	TrustDomain string
 
+	// Admit, unless it is nil, is called for every new request and every peer's leg;
+	// with an error the request is refused, so that proxies send it to another
+	// replica. It must not block.
+	Admit func() error
 	// MaxBody bounds a request's body in bytes; 0 means 16 MiB.
 	MaxBody int64
 	// BodyTimeout bounds the reading of a body; 0 means 30 s.

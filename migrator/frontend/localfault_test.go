@@ -1,6 +1,7 @@
 package frontend
 
 import (
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"testing/synctest"
@@ -62,6 +63,32 @@ func TestRescueWaitsForLocalFault(t *testing.T) {
 		f.requireRescuedAnswer(s)
 		if len(r.asked) != 1 {
 			t.Errorf("%d replicas were tried", len(r.asked))
+		}
+	})
+}
+
+// TestAdmit: a process without resources refuses clients' requests and peers' legs.
+func TestAdmit(t *testing.T) {
+	var full atomic.Bool
+	admit := func() error {
+		if full.Load() {
+			return syscall.EMFILE
+		}
+		return nil
+	}
+	runServer(t, func(c *Config) { c.Admit = admit }, func(t *testing.T, e *engine, f *testServer) {
+		for _, state := range []bool{false, true, false} {
+			full.Store(state)
+			for _, path := range []string{"/v1/completions", "/v1/embeddings"} {
+				resp, _ := post(t, f.client, f.url, path, `{"model":"m","prompt":"x","max_tokens":2}`)
+				refused := resp.StatusCode == 503 && resp.Header.Get(length.RefusedHeader) != "" && resp.Close
+				if refused != state || !state && resp.StatusCode != 200 {
+					t.Errorf("full %v: %s is answered %d %v", state, path, resp.StatusCode, resp.Header)
+				}
+			}
+			if resp, _ := post(t, f.client, f.peer, "/v1/completions", "{}"); (resp.StatusCode == 503) != state {
+				t.Errorf("full %v: a peer's leg is answered %d", state, resp.StatusCode)
+			}
 		}
 	})
 }

@@ -217,7 +217,8 @@ func (srv *Server) stream(id string) *Stream {
 	return srv.streams[id]
 }
 
-// withAdmission refuses requests while the engine is away or the server drains,
+// withAdmission refuses requests while the engine is away, the server drains or the
+// process has no resources left,
 // and counts those that it admits. After Retire it asks the client of each answer
 // to use another connection.
 func (srv *Server) withAdmission(next http.HandlerFunc) http.HandlerFunc {
@@ -232,10 +233,23 @@ func (srv *Server) withAdmission(next http.HandlerFunc) http.HandlerFunc {
 			refuseRequest(w, "the replica is draining; send the request to another one")
 		case !srv.ready.Load():
 			refuseRequest(w, "the replica's engine is away; send the request to another one")
+		case srv.admit() != nil:
+			if r.ProtoMajor == 1 {
+				w.Header().Set("Connection", "close") // it holds a descriptor
+			}
+			refuseRequest(w, "the replica is out of resources; send the request to another one")
 		default:
 			next(w, r)
 		}
 	}
+}
+
+// admit returns why this process accepts no new request.
+func (srv *Server) admit() error {
+	if srv.cfg.Admit == nil {
+		return nil
+	}
+	return srv.cfg.Admit()
 }
 
 // inFlight counts requests in progress.

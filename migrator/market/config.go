@@ -59,9 +59,9 @@ type Config struct {
 	// Ready reports whether the engine serves requests. While it does not, the replica
 	// buys nothing and reports itself as draining. It is called once per scan. nil: always.
 	Ready func() bool
-	// CanReceive reports whether KV can be written to the engine's memory. While it
-	// cannot, the replica buys nothing; new requests may still start there. It is
-	// called once per scan. nil: always.
+	// CanReceive reports whether KV can be written to the engine's memory and the process
+	// has resources for another request. While it does not, the replica buys nothing; new
+	// requests may still start there. It is called once per scan. nil: always.
 	CanReceive func() bool
 	// Detector finds outliers, Placer chooses where requests start, Refiner proposes
 	// the boundary to the next stage, priced by Cost. nil disables each.

@@ -26,6 +26,11 @@ type Config struct {
 	Listener net.Listener
 	// ListenerName is the LDS listener that Listener serves; "" means the first by name.
 	ListenerName string
+	// Admit, unless it is nil, is called for every new request, which is refused on an
+	// error. It must not block.
+	Admit func() error
+	// WrapListener wraps every listener before it is served; nil changes none.
+	WrapListener func(net.Listener) net.Listener
 	// TLS is used for listeners with TLS; it holds their certificate. If it is nil, such a
 	// listener is not served.
 	TLS *tls.Config

@@ -68,6 +68,13 @@ func (p *Proxy) serve(name string, w http.ResponseWriter, r *http.Request) {
 
 // prepare returns the cluster for the request, or nil after answering it.
 func (x *exchange) prepare() *cluster {
+	if x.p.cfg.Admit != nil && x.p.cfg.Admit() != nil {
+		if x.r.ProtoMajor == 1 {
+			x.w.Header().Set("Connection", "close") // it holds a descriptor
+		}
+		x.replyExhausted()
+		return nil
+	}
 	x.header = upstreamHeader(x.r, x.listener.Listener)
 	if x.listener.table != nil {
 		x.host = x.listener.table.Host(x.authority())

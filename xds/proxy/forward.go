@@ -201,8 +201,7 @@ func (x *exchange) replyUnanswered(c *cluster, host *balance.Host, err error) {
 	case errors.Is(err, errIdle), errors.Is(err, errTimeout), errors.Is(err, errDuration):
 		x.replyError(504, codeTimeout, fmt.Sprintf("Upstream %s of cluster %q: %v.", host.Address, c.name, err))
 	case localfault.Is(err):
-		x.w.Header().Set("X-Envoy-Overloaded", "true")
-		x.replyError(503, codeOverload, "This proxy is out of resources.")
+		x.replyExhausted()
 	case errors.Is(err, errNoHost):
 		x.replyError(503, codeNoUpstream, fmt.Sprintf("Cluster %q has no healthy endpoint.", c.name))
 	case errors.Is(err, errRetries):
@@ -215,6 +214,12 @@ func (x *exchange) replyUnanswered(c *cluster, host *balance.Host, err error) {
 	default:
 		x.replyError(503, codeUnreachable, fmt.Sprintf("Cluster %q: %v.", c.name, err))
 	}
+}
+
+// replyExhausted answers that this proxy has no resources for the request.
+func (x *exchange) replyExhausted() {
+	x.w.Header().Set("X-Envoy-Overloaded", "true")
+	x.replyError(503, codeOverload, "This proxy is out of resources.")
 }
 
 // failed reports whether the client broke the body; false without a body.

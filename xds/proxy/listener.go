@@ -146,6 +146,9 @@ func (p *Proxy) start(name string, l *listener, bound net.Listener) *server {
 	}
 	go func() {
 		defer close(s.ended)
+		if p.cfg.WrapListener != nil {
+			bound = p.cfg.WrapListener(bound)
+		}
 		if err := serve(lazyDeadlineListener{bound, l.ConnectionIdle}); !errors.Is(err, http.ErrServerClosed) {
 			p.cfg.Logger.Error("listener failed", "listener", name, "error", err)
 		}

@@ -40,3 +40,15 @@ func TestLocalFaultEjectsNoHost(t *testing.T) {
 		t.Errorf("afterwards: %d %s", resp.StatusCode, body)
 	}
 }
+
+// TestAdmit: a proxy without resources refuses requests and asks for the connection.
+func TestAdmit(t *testing.T) {
+	f := newFleet(t, 2, nil)
+	f.proxy.cfg.Admit = func() error { return syscall.EMFILE } // before the first request
+	if resp, body := f.send("POST", "/", "", bytes.NewReader(prompt("m", 100))); resp.StatusCode != 503 || !resp.Close || resp.Header.Get("X-Envoy-Overloaded") == "" {
+		t.Errorf("%d %v: %s", resp.StatusCode, resp.Header, body)
+	}
+	if hits := f.fronts[0].hits.Load() + f.fronts[1].hits.Load(); hits != 0 {
+		t.Errorf("%d requests reached a front", hits)
+	}
+}

@@ -86,7 +86,7 @@ func (f *Fleet) newEngine(r config.Replica) (*emulator.Engine, error) {
 func (f *Fleet) newMigrator(r config.Replica, clients, peers net.Listener) (*migratord.Daemon, error) {
 	c := migratord.Config{
 		Fleet: f.cfg.Fleet, Replica: r, Control: f.controlConn, Clients: clients, Peers: peers, Listen: f.cfg.hooks.listen,
-		Runtime: filepath.Join(f.runtime, "shm"), Blocks: f.blocks(r), GPUs: f.cfg.GPUs, Machine: f.cfg.Machine, Host: f.host, Drain: f.cfg.Drain, Tracer: f.cfg.Tracer,
+		Runtime: filepath.Join(f.runtime, "shm"), Blocks: f.blocks(r), GPUs: f.cfg.GPUs, Machine: f.cfg.Machine, Host: f.host, Room: f.cfg.Room, Drain: f.cfg.Drain, Tracer: f.cfg.Tracer,
 		Logger: f.log.With("replica", r.ID), EditFrontend: f.cfg.hooks.front,
 	}
 	if f.cfg.hooks.migrator != nil {
@@ -157,7 +157,7 @@ func (f *Fleet) bindControl(listener net.Listener, bind func(*string) (net.Liste
 	}
 	f.proxy, err = proxy.New(proxy.Config{
 		Client: client.Config{Target: xds, NodeID: "embedded"}, Listener: f.proxyListener,
-		DrainTimeout: f.cfg.Drain, Logger: f.log.With("part", "proxy"),
+		DrainTimeout: f.cfg.Drain, Admit: f.cfg.Room.Admit, WrapListener: f.cfg.Room.Listener, Logger: f.log.With("part", "proxy"),
 	})
 	return err
 }

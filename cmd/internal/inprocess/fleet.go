@@ -26,6 +26,7 @@ import (
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/gpuset"
+	"github.com/cascadeinfer/cascade/cmd/internal/headroom"
 	"github.com/cascadeinfer/cascade/cmd/internal/migratord"
 	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
@@ -62,7 +63,9 @@ type Config struct {
 	Machine func() *topology.Machine
 	// Drain bounds how long streams continue once Run's context has ended; 0
 	// means 10 s.
-	Drain  time.Duration
+	Drain time.Duration
+	// Room decides whether the process has resources for another request; nil admits all.
+	Room   *headroom.Monitor
 	Tracer trace.Tracer // creates the spans of migrations; nil creates none
 	Logger *slog.Logger // nil discards
 

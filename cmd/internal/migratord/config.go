@@ -22,6 +22,7 @@ import (
 	"github.com/cascadeinfer/cascade/cmd/internal/certs"
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
 	"github.com/cascadeinfer/cascade/cmd/internal/gpuset"
+	"github.com/cascadeinfer/cascade/cmd/internal/headroom"
 	"github.com/cascadeinfer/cascade/cmd/internal/policyhost"
 	"github.com/cascadeinfer/cascade/cmd/internal/wiring"
 	"github.com/cascadeinfer/cascade/migrator/device/topology"
@@ -67,6 +68,8 @@ type Config struct {
 	// a moment ago. If it is not 0, the caller calls FollowPredecessor. 0 means that there is no
 	// predecessor.
 	Predecessor int
+	// Room decides whether the process has resources for another request; nil admits all.
+	Room *headroom.Monitor
 	// Drain bounds how long streams continue after Drain; 0 means 10 min.
 	Drain time.Duration
 	// Host holds the policy slots that the replicas of one process share; the caller runs it. If it

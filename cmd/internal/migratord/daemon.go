@@ -98,6 +98,7 @@ func (d *Daemon) newFrontend() error {
 			d.executor.RecordRescue(r)
 		}
 	}
+	c.Admit = d.cfg.Room.Admit
 	if d.cfg.EditFrontend != nil {
 		d.cfg.EditFrontend(&c)
 	}
@@ -152,7 +153,7 @@ func (d *Daemon) newMigration() error {
 	kc.Load = func() policies.Load { return d.Status().Load }
 	kc.Machine.FirstDeal = uint64(d.startedAt.UnixMicro()) // deal numbers identify the process that made the deal
 	kc.Ready = func() bool { return d.frontend.Status().EngineReady }
-	kc.CanReceive = func() bool { return d.deviceDown() == nil }
+	kc.CanReceive = func() bool { return d.deviceDown() == nil && d.cfg.Room.Err() == nil }
 	if d.market, err = market.New(kc); err != nil {
 		return err
 	}

@@ -50,6 +50,7 @@ type fleet struct {
 	faults   map[string]string // see setup
 	onHost   string
 	rdma     string // see setup
+	limits   map[string]int
 }
 
 // replica is an engine and its migrator.
@@ -71,6 +72,7 @@ type setup struct {
 	faults   map[string]string   // FAKE_CUDA_FAIL of the GPUs, by the replica whose migrator uses them
 	rdma     string              // library of the migrators' RDMA devices; "": none
 	onHost   string              // the replica whose engine keeps its KV in host memory nevertheless
+	limits   map[string]int      // descriptors that a replica's migrator may open; none for no entry
 	// published edits a replica for the control plane's fleet file; nil changes nothing.
 	published func(*config.Replica)
 }
@@ -81,7 +83,7 @@ func newFleet(t testing.TB, s setup) *fleet {
 	dir, err := os.MkdirTemp("", "fleet")
 	testkit.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	f := &fleet{dir: dir, library: s.library, faults: s.faults, onHost: s.onHost, rdma: s.rdma}
+	f := &fleet{dir: dir, library: s.library, faults: s.faults, onHost: s.onHost, rdma: s.rdma, limits: s.limits}
 	s.planes = max(1, s.planes)
 	a := loopback.Addresses(t, 3+4*s.replicas+2*(s.planes-1))
 	f.file = config.Fleet{
@@ -226,7 +228,12 @@ func (r *replica) startMigrator() {
 	if faults := r.f.faults[r.ID]; faults != "" {
 		env = append(env, "FAKE_CUDA_FAIL="+faults)
 	}
-	r.migrator = startWith(r.f.T, env, "migrator", "-c", r.file, "--replica", r.ID, "--log", "info", "--runtime-dir", r.f.path("run"))
+	args := []string{"migrator", "-c", r.file, "--replica", r.ID, "--log", "info", "--runtime-dir", r.f.path("run")}
+	if n := r.f.limits[r.ID]; n > 0 {
+		r.migrator = startLimited(r.f.T, n, env, args...)
+	} else {
+		r.migrator = startWith(r.f.T, env, args...)
+	}
 	r.migrator.await("migrator of " + r.ID + ": .*reports to")
 }
 

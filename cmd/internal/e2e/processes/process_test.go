@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"regexp"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -42,7 +43,19 @@ func start(t testing.TB, args ...string) *process {
 // startWith is start with additional environment variables.
 func startWith(t testing.TB, env []string, args ...string) *process {
 	t.Helper()
-	p := &process{t: t, args: strings.Join(args, " "), cmd: exec.Command(cascade, args...), out: &testkit.Log{}, gone: make(chan struct{})}
+	return startCommand(t, exec.Command(cascade, args...), env, args)
+}
+
+// startLimited is startWith for a process that may open so many descriptors.
+func startLimited(t testing.TB, descriptors int, env []string, args ...string) *process {
+	t.Helper()
+	shell := append([]string{"-c", `ulimit -n "$1" && shift && exec "$@"`, "limited", strconv.Itoa(descriptors), cascade}, args...)
+	return startCommand(t, exec.Command("/bin/sh", shell...), env, args)
+}
+
+func startCommand(t testing.TB, cmd *exec.Cmd, env, args []string) *process {
+	t.Helper()
+	p := &process{t: t, args: strings.Join(args, " "), cmd: cmd, out: &testkit.Log{}, gone: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr, p.cmd.SysProcAttr = p.out, p.out, dieWithParent()
 	p.cmd.Env = append(append(os.Environ(), "GOTRACEBACK=all"), env...)
 	begun := make(chan error)
