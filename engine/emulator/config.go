@@ -45,6 +45,9 @@ type Config struct {
 	// Context is the maximum number of tokens of prompt and output together (vLLM's
 	// max_model_len). 0 means 131072, or the size of the KV cache if that is less.
 	Context policies.Tokens
+	// MaxNewTokens bounds the output of every request, whatever its max_tokens (vLLM's
+	// max_new_tokens of --override-generation-config). 0 means that only the context does.
+	MaxNewTokens int
 	// KVTokens is the size of the KV cache in tokens, rounded down to whole
 	// blocks. 0 means the profile's, all ranks together.
 	KVTokens policies.Tokens
@@ -123,6 +126,8 @@ func (c Config) validate() error {
 		return bad("Context", "must be at least 2 tokens, one in and one out, not %d", int64(c.Context))
 	case c.Context > c.KVTokens/policies.Tokens(c.BlockTokens)*policies.Tokens(c.BlockTokens):
 		return bad("Context", "is %d tokens, but the KV cache holds %d; raise KVTokens or lower Context", int64(c.Context), int64(c.KVTokens))
+	case c.MaxNewTokens < 0:
+		return bad("MaxNewTokens", "must not be negative, not %d", c.MaxNewTokens)
 	case c.MaxBatch < 1:
 		return bad("MaxBatch", "must be positive, not %d", c.MaxBatch)
 	case c.MaxBatchedTokens < 1:

@@ -105,13 +105,21 @@ func (e *Engine) outputLimit(a api, q *request, prompt int) (int, *apiError) {
 		return 0, invalid("input_tokens", "This model's maximum context length is %d tokens. However, %d output tokens were requested and the prompt has %d input tokens, %d in all. Shorten the prompt or ask for fewer output tokens.",
 			int64(e.cfg.Context), max(1, q.maxTokens), prompt, prompt+max(1, q.maxTokens))
 	}
+	limit := room
 	switch {
 	case q.maxTokens > 0:
-		return q.maxTokens, nil
-	case a == completions:
-		return min(room, max(defaultCompletion, q.minTokens)), nil
+		limit = q.maxTokens
+	case a == completions && !q.unlimited:
+		limit = min(room, max(defaultCompletion, q.minTokens))
 	}
-	return room, nil
+	if e.cfg.MaxNewTokens > 0 {
+		limit = min(limit, e.cfg.MaxNewTokens)
+	}
+	if q.minTokens > limit {
+		// In vLLM's words, in which front ends read the limit.
+		return 0, invalid("", "min_tokens must be less than or equal to max_tokens=%d, got %d.", limit, q.minTokens)
+	}
+	return limit, nil
 }
 
 // requestID returns the id of a response: the client's X-Request-Id, or random.

@@ -34,7 +34,8 @@ type request struct {
 	text      string        // the prompt, unless ids are given
 	ids       []model.Token // the prompt as ids
 	messages  []message
-	maxTokens int // 0: not given
+	maxTokens int  // 0: not given
+	unlimited bool // max_tokens is null: as many as the engine has room for
 	minTokens int
 	ignoreEOS bool
 	stops     []string
@@ -80,8 +81,6 @@ func decode(a api, body []byte) (request, *apiError) {
 	switch {
 	case !r.stream && (r.usage || r.continuousUsage):
 		return r, invalid("stream_options", "stream_options needs stream=true")
-	case r.maxTokens > 0 && r.minTokens > r.maxTokens:
-		return r, invalid("min_tokens", "min_tokens is %d, more than max_tokens (%d)", r.minTokens, r.maxTokens)
 	}
 	return r, nil
 }
@@ -124,6 +123,7 @@ func depth(body []byte) int {
 // field decodes one top-level field. It ignores unknown fields, as vLLM does.
 func (r *request) field(a api, key string, v gjson.Result) (err *apiError) {
 	if v.Type == gjson.Null {
+		r.unlimited = r.unlimited || key == "max_tokens"
 		return nil
 	}
 	switch key {

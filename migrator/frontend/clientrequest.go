@@ -49,7 +49,7 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	}
 	request := policies.Request{Model: req.Model, Input: arrival.Estimate, MaxOutput: req.MaxOutput, Estimated: true, Features: req.Features}
 	assemblable := req.Assemblable()
-	asked := openai.Edit{HideIDs: !req.WantsIDs, HideUsage: !req.WantsUsage && req.AllowsUsage()}
+	asked := openai.Edit{HideIDs: !req.WantsIDs && req.AllowsIDs(), HideUsage: !req.WantsUsage && req.AllowsUsage()}
 	resume, ok := req.Resume()
 	if !ok {
 		request.Features |= policies.Unreadable

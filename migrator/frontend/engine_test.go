@@ -1,12 +1,14 @@
 package frontend
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -27,10 +29,14 @@ type engine struct {
 	tokensPerEvent atomic.Int64                                             // tokens of one event, as for a slow reader; 0 means 1
 	passthrough    atomic.Pointer[func(http.ResponseWriter, *http.Request)] // answers passed-through requests; nil echoes the method and path
 	mu             sync.Mutex
-	runs           map[string]*run              // by leg
-	reserved       map[string]reservation       // by name
-	pace           func(n int, r *http.Request) // called before token n; nil for none
-	override       http.HandlerFunc             // answers generating requests instead if not nil
+	runs           map[string]*run                           // by leg
+	reserved       map[string]reservation                    // by name
+	pace           func(n int, r *http.Request)              // called before token n; nil for none
+	maxNewTokens   atomic.Int64                              // bounds every answer, as vLLM's generation config does; 0 does not
+	limitsDefault  atomic.Bool                               // maxNewTokens bounds only chats without max_tokens
+	probeAnswer    atomic.Pointer[func(http.ResponseWriter)] // answers requests for the limit; nil states it
+	moreUsage      string                                    // more of the prompt's usage; set before requests
+	override       http.HandlerFunc                          // answers generating requests instead if not nil
 }
 
 func newEngine(t testing.TB) *engine {
@@ -253,6 +259,56 @@ func formatIDs(ids []uint32, show bool) string {
 	return string(b)
 }
 
+func (e *engine) answerProbes(answer func(http.ResponseWriter)) { e.probeAnswer.Store(&answer) }
+
+// outputLimit returns how many tokens an answer has.
+func (e *engine) outputLimit(path string, maxTokens *int) int {
+	most, limit := int(e.maxNewTokens.Load()), 16
+	switch {
+	case maxTokens != nil:
+		limit = *maxTokens
+	case most > 0 && strings.Contains(path, "chat"):
+		limit = most
+	}
+	if most > 0 && !e.limitsDefault.Load() {
+		limit = min(limit, most)
+	}
+	return limit
+}
+
+// refusesMinTokens refuses a request for more tokens than any engine generates,
+// which front ends send to read the engine's limit.
+func (e *engine) refusesMinTokens(w http.ResponseWriter, body []byte) bool {
+	var req struct {
+		Least     int             `json:"min_tokens"`
+		MaxTokens json.RawMessage `json:"max_tokens"`
+	}
+	if json.Unmarshal(body, &req) != nil || req.Least < 1<<30 {
+		return false
+	}
+	if answer := e.probeAnswer.Load(); answer != nil {
+		(*answer)(w)
+		return true
+	}
+	const context = 131071 // for the answer to one token
+	limit := context
+	if most := int(e.maxNewTokens.Load()); most > 0 {
+		limit = most
+	}
+	asked, err := strconv.Atoi(string(req.MaxTokens))
+	if err == nil && asked > context {
+		w.WriteHeader(http.StatusBadRequest)
+		io.WriteString(w, `{"error":{"message":"This model's maximum context length is 131072 tokens.","code":400}}`)
+		return true
+	}
+	if err == nil && (asked < limit || e.limitsDefault.Load()) {
+		limit = asked
+	}
+	w.WriteHeader(http.StatusBadRequest)
+	fmt.Fprintf(w, `{"error":{"message":"min_tokens must be less than or equal to max_tokens=%d, got %d.","type":"BadRequestError","param":null,"code":400}}`, limit, req.Least)
+	return true
+}
+
 func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch r.URL.Path {
 	case "/health":
@@ -273,6 +329,11 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, "passed %s %s", r.Method, r.URL.Path)
 		return
 	}
+	raw, _ := io.ReadAll(r.Body)
+	if e.refusesMinTokens(w, raw) {
+		return
+	}
+	r.Body = io.NopCloser(bytes.NewReader(raw))
 	e.mu.Lock()
 	pace, override := e.pace, e.override
 	e.mu.Unlock()
@@ -283,17 +344,13 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	var req engineRequest
-	raw, _ := io.ReadAll(r.Body)
 	body := string(raw)
 	e.body.Store(&body)
 	if err := json.Unmarshal(raw, &req); err != nil {
 		http.Error(w, err.Error(), 400)
 		return
 	}
-	max := 16
-	if req.MaxTokens != nil {
-		max = *req.MaxTokens
-	}
+	max := e.outputLimit(r.URL.Path, req.MaxTokens)
 	if max < 1 {
 		w.Header().Set("Content-Type", "application/json")
 		w.WriteHeader(400)
@@ -423,7 +480,7 @@ func (e *engine) stream(w http.ResponseWriter, r *http.Request, req engineReques
 		ids, text = nil, ""
 	}
 	if usage {
-		send(`%s,"choices":[],"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d}},"system_fingerprint":"vllm-fake"}`, head, len(prompt), len(it.ids), max, len(prompt)/16*16)
+		send(`%s,"choices":[],"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d%s}},"system_fingerprint":"vllm-fake"}`, head, len(prompt), len(it.ids), max, len(prompt)/16*16, e.moreUsage)
 	}
 	send("[DONE]")
 }

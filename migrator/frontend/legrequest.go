@@ -32,6 +32,9 @@ const (
 	OutputHeader = "X-Cascade-Output"
 	// MigrationHeader names the reservation that holds the stream's KV.
 	MigrationHeader = "X-Cascade-Migration"
+	// OutputLimitHeader is in the answer to a client's first leg: how many tokens
+	// the engine generates for the request at most.
+	OutputLimitHeader = "X-Cascade-Output-Limit"
 	// LegHeader is the engine's name for the leg: "<stream id>#<epoch>".
 	LegHeader = "X-Cascade-Leg"
 )

@@ -3,6 +3,7 @@ package frontend
 import (
 	"errors"
 	"net/http"
+	"strconv"
 	"strings"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
@@ -50,6 +51,9 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 	case b.leg == nil:
 		srv.relayResponse(w, b, templateKey{}, false)
 	default:
+		if n := srv.outputLimit(b, e, req.MaxOutput); n > 0 {
+			w.Header().Set(OutputLimitHeader, strconv.FormatInt(int64(n), 10))
+		}
 		srv.relayLeg(w, b)
 	}
 }

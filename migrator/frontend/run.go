@@ -164,5 +164,8 @@ func (srv *Server) probeEngine(ctx context.Context) error {
 	if resp.StatusCode != http.StatusOK {
 		return fmt.Errorf("GET /health of the engine: status %s", resp.Status)
 	}
+	if !srv.ready.Load() {
+		srv.askOutputLimits(ctx) // the engine may be another one than before
+	}
 	return nil
 }

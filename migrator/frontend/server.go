@@ -33,6 +33,7 @@ type Server struct {
 	templates   templateCache
 	// engineFingerprint is the engine's system_fingerprint, nil until it was seen.
 	engineFingerprint atomic.Pointer[[]byte]
+	outputLimits      atomic.Pointer[outputLimits] // of the engine; nil until it was asked
 
 	ready          atomic.Bool   // the engine answers its health check
 	changed        chan struct{} // holds a token when ready or draining has changed

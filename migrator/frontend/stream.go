@@ -124,7 +124,9 @@ func (s *Stream) run(opened openedLeg) error {
 		s.engineFingerprint = &s.server.engineFingerprint
 	}
 	s.client.begin(opened.header)
-	return s.pump(session.Event{Kind: session.LegOpened, Leg: opened.leg, Chunk: opened.first, Replica: replica})
+	limit := s.server.outputLimit(opened, s.endpoint, s.request.MaxOutput)
+	s.resume = s.resume.Limited(limit)
+	return s.pump(session.Event{Kind: session.LegOpened, Leg: opened.leg, Chunk: opened.first, Replica: replica, Limit: limit})
 }
 
 // pump steps the machine with one event after the other until the stream ends. It

@@ -79,6 +79,9 @@ func (f *Fleet) newEngine(r config.Replica) (*emulator.Engine, error) {
 	if c.Device, err = f.cfg.GPUs.PoolAllocator(f.cfg.Device, r.GPU); err != nil {
 		return nil, err
 	}
+	if f.cfg.hooks.engine != nil {
+		f.cfg.hooks.engine(&c)
+	}
 	return emulator.New(c)
 }
 

@@ -81,6 +81,8 @@ type hooks struct {
 	part func(ctx context.Context, name string, run func(context.Context) error) error
 	// front changes the configuration of a front end; nil changes nothing.
 	front func(*frontend.Config)
+	// engine changes the configuration of an engine; nil changes nothing.
+	engine func(*emulator.Config)
 	// migrator changes the configuration of a migrator; nil changes nothing.
 	migrator func(*migratord.Config)
 	// control changes the configuration of the control plane; nil changes nothing.

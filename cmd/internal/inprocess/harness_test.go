@@ -87,6 +87,7 @@ type harnessConfig struct {
 	replicas int
 	edit     func(*config.Fleet)                 // called before the file is checked
 	front    func(id string, c *frontend.Config) // called before a front end is built
+	engine   func(*emulator.Config)              // called before an engine is built
 	migrator func(*migratord.Config)             // called before a migrator is built
 	control  func(*control.Config)               // called before the control plane is built
 	gpus     *gpuset.Set                         // hold the engines' KV; nil: shared memory holds it
@@ -127,7 +128,7 @@ func newFleetHarness(t *testing.T, s harnessConfig) *fleetHarness {
 	if s.gpus != nil {
 		cfg.Device = gpuset.CUDA
 	}
-	cfg.hooks = hooks{listen: r.sockets.listen, part: r.parts.run, migrator: s.migrator, front: func(c *frontend.Config) {
+	cfg.hooks = hooks{listen: r.sockets.listen, part: r.parts.run, engine: s.engine, migrator: s.migrator, front: func(c *frontend.Config) {
 		if s.front != nil {
 			s.front(string(c.Replica), c)
 		}

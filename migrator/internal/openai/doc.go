@@ -45,6 +45,9 @@ type span struct{ from, to int }
 
 func (s span) of(b []byte) []byte { return b[s.from:s.to] }
 
+// after returns the span in a text that has n bytes before the one of s.
+func (s span) after(n int) span { return span{s.from + n, s.to + n} }
+
 func (s span) absent() bool { return s.to == 0 }
 
 func spanOf(v gjson.Result) span { return span{v.Index, v.Index + len(v.Raw)} }

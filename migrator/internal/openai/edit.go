@@ -18,7 +18,8 @@ type Edit struct {
 	// with those that it has; nil keeps them.
 	Identity *Identity
 	// Usage replaces the counts of the usage; nil keeps them. A negative Cached
-	// makes that count null: it is unknown.
+	// makes that count null: it is unknown. So do the prompt's other details,
+	// which are those of the leg that sent the event.
 	Usage *Usage
 	// Fingerprint is added as system_fingerprint if the event has none. An engine
 	// puts it on the last event that it sends, and the front end may have asked
@@ -74,16 +75,19 @@ func (c *Chunk) Append(dst []byte, e Edit) []byte {
 			case "total_tokens":
 				n = e.Usage.Prompt + e.Usage.Output
 			case "prompt_tokens_details":
-				if v = v.Get("cached_tokens"); v.Type == gjson.Number {
-					if n = e.Usage.Cached; n < 0 {
-						s := spanOf(v)
-						patches = append(patches, patch{span{s.from + at, s.to + at}, null})
+				v.ForEach(func(k, v gjson.Result) bool {
+					with := null
+					if k.Str == "cached_tokens" && e.Usage.Cached >= 0 {
+						with = strconv.AppendInt(nil, int64(e.Usage.Cached), 10)
 					}
-				}
+					if v.Type != gjson.Null {
+						patches = append(patches, patch{spanOf(v).after(at), with})
+					}
+					return true
+				})
 			}
 			if n >= 0 {
-				s := spanOf(v)
-				patches = append(patches, patch{span{s.from + at, s.to + at}, strconv.AppendInt(nil, int64(n), 10)})
+				patches = append(patches, patch{spanOf(v).after(at), strconv.AppendInt(nil, int64(n), 10)})
 			}
 			return true
 		})

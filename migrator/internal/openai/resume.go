@@ -66,6 +66,16 @@ func (r *Request) Resume() (q Resume, ok bool) {
 	return q, true
 }
 
+// Limited returns q for an engine that generates at most so many tokens for the
+// request, whatever the client asked for; 0 stands for unknown. Legs at other
+// engines then generate what is left of them.
+func (q Resume) Limited(most policies.Tokens) Resume {
+	if most > 0 && (q.limit == 0 || most < q.limit) {
+		q.limit = most
+	}
+	return q
+}
+
 // Remaining returns how many tokens may follow after output tokens: 0 for none,
 // −1 for as many as the context has room for.
 func (q *Resume) Remaining(output int) int {

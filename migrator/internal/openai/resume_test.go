@@ -170,10 +170,10 @@ func TestWithTransferParams(t *testing.T) {
 }
 
 func TestEditUsage(t *testing.T) {
-	const usage = `data: {"choices":[],"usage":{"prompt_tokens":9,"total_tokens":11,"completion_tokens":2,"prompt_tokens_details":{"a":1,"cached_tokens":8},"x":null}}` + "\n\n"
+	const usage = `data: {"choices":[],"usage":{"prompt_tokens":9,"total_tokens":11,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":8,"created_cache_tokens":4,"multimodal_tokens":null},"x":null}}` + "\n\n"
 	for cached, want := range map[int]string{-1: "null", 0: "0", 3: "3"} {
 		got := string(parse(t, usage).Append(nil, Edit{Usage: &Usage{Prompt: 5, Output: 6, Cached: cached}}))
-		if got != `data: {"choices":[],"usage":{"prompt_tokens":5,"total_tokens":11,"completion_tokens":6,"prompt_tokens_details":{"a":1,"cached_tokens":`+want+`},"x":null}}`+"\n\n" {
+		if got != `data: {"choices":[],"usage":{"prompt_tokens":5,"total_tokens":11,"completion_tokens":6,"prompt_tokens_details":{"cached_tokens":`+want+`,"created_cache_tokens":null,"multimodal_tokens":null},"x":null}}`+"\n\n" {
 			t.Errorf("cached %d: %s", cached, got)
 		}
 	}

@@ -43,6 +43,9 @@ type Event struct {
 	Chunk   *openai.Chunk
 	Err     error
 	Replica policies.ReplicaID // LegOpened, ReplicaFound, MigrationLegOpened
+	// Limit is, with the first LegOpened, how many tokens the leg's engine generates
+	// at most, whatever the request asks for; 0 for unknown.
+	Limit policies.Tokens
 	// Migration is the number that MigrationBegan gave.
 	Migration policies.Epoch
 	// Fingerprint is what the engine of the first leg calls its build, as raw JSON;

@@ -36,7 +36,8 @@ func (s State) String() string {
 	return "unknown"
 }
 
-// Config is what a Machine needs to know of its request. All fields are fixed.
+// Config is what a Machine needs to know of its request. All fields are fixed,
+// except that the first leg's limit is added to Resume.
 type Config struct {
 	Self      policies.ReplicaID // the replica of the front end
 	Request   policies.Request   // as it arrived
@@ -145,6 +146,7 @@ func (m *Machine) legOpened(ev *Event) {
 	switch m.state {
 	case Starting:
 		m.state, m.leg, m.holder, m.first = Relaying, ev.Leg, ev.Replica, ev.Chunk
+		m.cfg.Resume = m.cfg.Resume.Limited(ev.Limit)
 		if m.cause != nil {
 			m.do(Action{Kind: Close, Leg: m.leg})
 		}

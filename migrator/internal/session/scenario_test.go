@@ -21,7 +21,7 @@ import (
 // output the actions that the event causes. The commands:
 //
 //	config rescue hide-ids limit=20     before the first event
-//	open a at=r0 CHUNK                  the first leg, or the leg of a rescue, is opened
+//	open a at=r0 limit=3 CHUNK          the first leg, or the leg of a rescue, is opened; limit is the first engine's own
 //	open-failed why | found r1 | none   answers to open and seek
 //	chunk a CHUNK | end a why           answers to read; eof and malformed have special meanings
 //	resume                              the answer to resume and wait
@@ -129,7 +129,7 @@ func (l line) event(t *testing.T) Event {
 	number := policies.Epoch(n) // of a migration: the epoch in which it takes over
 	switch l.Cmd {
 	case "open":
-		return Event{Kind: LegOpened, Leg: l.word(0), Chunk: l.chunk(t, l.word(0)), Replica: replica}
+		return Event{Kind: LegOpened, Leg: l.word(0), Chunk: l.chunk(t, l.word(0)), Replica: replica, Limit: policies.Tokens(l.number("limit"))}
 	case "open-failed":
 		return Event{Kind: OpenFailed, Err: l.err(0)}
 	case "found":
