@@ -73,7 +73,7 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 	}()
 	b, err := srv.openLeg(ctx, lr)
 	switch {
-	case err != nil && r.Context().Err() != nil: // the client is gone
+	case err != nil && r.Context().Err() != nil: // see answerUnanswered
 	case err != nil:
 		srv.refuseEngineFailure(w, err)
 	case b.leg == nil:
@@ -82,7 +82,7 @@ func (srv *Server) serveGenerate(w http.ResponseWriter, r *http.Request, e opena
 		// The engine streams an answer that was not expected to be a stream.
 		srv.relayEvents(w, b)
 	default:
-		srv.serveStream(s, b)
+		srv.serveStream(r, s, b)
 	}
 }
 
@@ -116,6 +116,7 @@ func (srv *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, boo
 	control := http.NewResponseController(w)
 	control.SetReadDeadline(time.Now().Add(srv.cfg.BodyTimeout)) // fails only on servers that have a deadline of their own
 	defer control.SetReadDeadline(time.Time{})
+	defer context.AfterFunc(r.Context(), func() { control.SetReadDeadline(time.Unix(1, 0)) })()
 	b, err := readSized(http.MaxBytesReader(w, r.Body, srv.cfg.MaxBody), r.ContentLength)
 	var large *http.MaxBytesError
 	switch {
@@ -124,6 +125,7 @@ func (srv *Server) readBody(w http.ResponseWriter, r *http.Request) ([]byte, boo
 	case errors.As(err, &large):
 		w.Header().Set("Connection", "close")
 		writeProblem(w, tooLarge)
+	case r.Context().Err() != nil: // see answerUnanswered
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		w.Header().Set("Connection", "close")
 		writeProblem(w, openai.Problem{Status: http.StatusRequestTimeout, Message: fmt.Sprintf("the request body did not arrive within %v", srv.cfg.BodyTimeout)})
@@ -180,9 +182,15 @@ func (srv *Server) estimateArrival(h http.Header, body []byte) loadtracker.Arriv
 	return a
 }
 
-// serveStream relays a stream that has begun, to its end.
-func (srv *Server) serveStream(s *Stream, b openedLeg) {
-	if err := s.run(b); err != nil {
+// serveStream relays a stream that has begun, to its end. If its client has left, its
+// connection or HTTP/2 stream is cut: a client that has left one direction only must not
+// read a regular end.
+func (srv *Server) serveStream(r *http.Request, s *Stream, b openedLeg) {
+	err := s.run(b)
+	if cause := context.Cause(r.Context()); cause != nil && !errors.Is(cause, errStopping) {
+		panic(http.ErrAbortHandler)
+	}
+	if err != nil {
 		srv.log.Warn("stream ended early", "stream", s.id, "error", err)
 		if s.currentHolder().Replica == srv.cfg.Replica {
 			srv.probeNow()

@@ -179,6 +179,7 @@ func (o *answerWriter) close() {
 	}
 	copyToClient(o.w, o.header)
 	h := o.w.Header()
+	markRefusal(h, o.status)
 	h.Set("Content-Type", o.template.contentType)
 	h.Set("Content-Length", strconv.Itoa(len(o.body)))
 	o.w.WriteHeader(o.status)

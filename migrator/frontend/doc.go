@@ -20,7 +20,9 @@
 //     request: kv_transfer_params and x-cascade-* never reach an engine from
 //     outside.
 //  5. An answer that is cut ends with an error event and without [DONE]; one
-//     that has not begun is refused in a way that proxies retry elsewhere.
+//     that has not begun is refused in a way that proxies retry elsewhere. A
+//     request that no handler has answered is never taken for a success
+//     (withAnswer).
 //  6. A stream has one holder in one epoch. Both change here only, by
 //     compare-and-swap, and no epoch is used for two attempts.
 //

@@ -45,7 +45,7 @@ func (srv *Server) servePeerLeg(w http.ResponseWriter, r *http.Request, e openai
 	lr.body, lr.plain = &payload{bytes: body}, !req.Stream
 	b, err := srv.openLegAt(r.Context(), lr)
 	switch {
-	case err != nil && r.Context().Err() != nil:
+	case err != nil && r.Context().Err() != nil: // see answerUnanswered
 	case err != nil:
 		srv.refuseEngineFailure(w, err)
 	case b.leg == nil:

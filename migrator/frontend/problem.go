@@ -1,6 +1,7 @@
 package frontend
 
 import (
+	"errors"
 	"net/http"
 	"strconv"
 
@@ -11,13 +12,18 @@ import (
 // refuseRequest answers that another replica should serve the request: no token
 // was produced, and proxies retry when they see the header.
 func refuseRequest(w http.ResponseWriter, message string) {
-	w.Header().Set(length.RefusedHeader, "1")
-	w.Header().Set("Retry-After", "1")
-	writeProblem(w, openai.Problem{Status: http.StatusServiceUnavailable, Kind: "ServiceUnavailableError", Message: message})
+	writeProblem(w, refusalProblem(message))
 }
 
-// writeProblem writes a problem as the whole answer.
+// refusalProblem returns the problem that refuseRequest answers with.
+func refusalProblem(message string) openai.Problem {
+	return openai.Problem{Status: http.StatusServiceUnavailable, Kind: "ServiceUnavailableError", Message: message}
+}
+
+// writeProblem writes a problem as the whole answer. One that says that this server is
+// unavailable is a refusal.
 func writeProblem(w http.ResponseWriter, p openai.Problem) {
+	markRefusal(w.Header(), p.Status)
 	body := p.Body()
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
@@ -25,8 +31,20 @@ func writeProblem(w http.ResponseWriter, p openai.Problem) {
 	w.Write(body)
 }
 
+// markRefusal marks an answer of this server with status 503 for proxies, which then send
+// the request to another replica.
+func markRefusal(h http.Header, status int) {
+	if status == http.StatusServiceUnavailable {
+		h.Set(length.RefusedHeader, "1")
+		h.Set("Retry-After", "1")
+	}
+}
+
 // engineLostProblem returns the problem of a stream whose engine was lost.
 func engineLostProblem(err error) openai.Problem {
+	if errors.Is(err, errStopping) {
+		return refusalProblem(err.Error() + "; send the request again")
+	}
 	return openai.Problem{Status: http.StatusBadGateway, Kind: "EngineError",
 		Message: "the engine's answer was cut: " + err.Error() + "; send the request again"}
 }

@@ -96,7 +96,7 @@ func (srv *Server) Handler() http.Handler {
 	mux.HandleFunc("POST "+openai.Chat.Path(), srv.withAdmission(func(w http.ResponseWriter, r *http.Request) { srv.serveGenerate(w, r, openai.Chat) }))
 	mux.HandleFunc("GET /health", srv.serveHealth)
 	mux.HandleFunc("/", srv.withAdmission(srv.passThrough))
-	return srv.withLoadHeaders(srv.withWriteDeadline(mux))
+	return srv.withLoadHeaders(srv.withAnswer(mux))
 }
 
 // PeerHandler returns the handler for other migrators: for their gRPC, and for
@@ -106,7 +106,7 @@ func (srv *Server) PeerHandler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+openai.Completions.Path(), srv.withAdmission(func(w http.ResponseWriter, r *http.Request) { srv.servePeerLeg(w, r, openai.Completions) }))
 	mux.HandleFunc("POST "+openai.Chat.Path(), srv.withAdmission(func(w http.ResponseWriter, r *http.Request) { srv.servePeerLeg(w, r, openai.Chat) }))
-	legs := srv.withWriteDeadline(srv.withPeerIdentity(mux))
+	legs := srv.withAnswer(srv.withPeerIdentity(mux))
 	if srv.cfg.PeerRPC == nil {
 		return legs
 	}
@@ -296,9 +296,11 @@ func (srv *Server) probeNow() {
 }
 
 func (srv *Server) serveHealth(w http.ResponseWriter, _ *http.Request) {
+	status := http.StatusOK
 	if srv.draining() || !srv.ready.Load() {
-		w.WriteHeader(http.StatusServiceUnavailable)
+		status = http.StatusServiceUnavailable
 	}
+	w.WriteHeader(status)
 }
 
 // newTransport returns the transport for one engine, or for peers. Its buffers

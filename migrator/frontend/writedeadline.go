@@ -9,20 +9,8 @@ import (
 // maxPiece is how many bytes a client must read within one timeout.
 const maxPiece = 64 << 10
 
-// withWriteDeadline gives every answer of a handler a write deadline: the answer
-// to a client that reads nothing for WriteTimeout is cut.
-func (srv *Server) withWriteDeadline(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		g := newDeadlineWriter(w, srv.cfg.WriteTimeout)
-		defer g.end(r)
-		next.ServeHTTP(g, r)
-		if g.written {
-			g.FlushError() // here, because the server would flush without a deadline
-		}
-	})
-}
-
-// deadlineWriter is a ResponseWriter whose writes and flushes have a deadline.
+// deadlineWriter is a ResponseWriter whose writes and flushes have a deadline: the
+// answer to a client that reads nothing for WriteTimeout is cut.
 //
 // A deadline of net/http cannot be used for that: on HTTP/2 it is a timer that
 // resets the stream whether or not a write waits, so it would end streams that
@@ -99,6 +87,7 @@ func (g *deadlineWriter) Write(b []byte) (n int, err error) {
 
 // FlushError implements what http.ResponseController flushes with.
 func (g *deadlineWriter) FlushError() error {
+	g.written = true
 	g.writes.begin()
 	defer g.writes.end()
 	return g.control.Flush()
