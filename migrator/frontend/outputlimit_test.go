@@ -2,6 +2,7 @@ package frontend
 
 import (
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -73,7 +74,8 @@ func TestEngineLimitOfPeer(t *testing.T) {
 		go func() {
 			resp, err := fa.client.Post("http://"+fa.url+"/v1/completions", "application/json", strings.NewReader(`{"model":"m","prompt":"x","max_tokens":90,"stream":true}`))
 			if err == nil {
-				resp.Body.Close() // only its beginning matters
+				io.Copy(io.Discard, resp.Body)
+				resp.Body.Close()
 			}
 		}()
 		f.servers = []*testServer{fa}
