@@ -5,16 +5,17 @@ import (
 	"fmt"
 	"log/slog"
 
+	"github.com/cascadeinfer/cascade/cmd/internal/loglimit"
 	"github.com/cascadeinfer/cascade/engine/report"
 )
 
-// logger returns the logger that --log asks for.
+// logger returns the logger that --log asks for. It limits the lines of each event.
 func (s *settings) logger() (*slog.Logger, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(s.logLevel)); err != nil {
 		return nil, &usageError{command: "cascade", err: fmt.Errorf("--log %q: must be debug, info, warn or error", s.logLevel)}
 	}
-	return slog.New(slog.NewTextHandler(s.stderr, &slog.HandlerOptions{Level: level})), nil
+	return slog.New(loglimit.Wrap(slog.NewTextHandler(s.stderr, &slog.HandlerOptions{Level: level}))), nil
 }
 
 // print writes v as indented JSON.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"net/http"
 	"net/url"
 	"os"
@@ -71,6 +72,7 @@ func (c *Control) adminServer() *http.Server {
 		Handler:           drainBody(maxPush, RestrictHosts(c.cfg.AdminHosts, mux)),
 		ReadHeaderTimeout: adminHeaderTimeout, ReadTimeout: adminTimeout, WriteTimeout: adminTimeout,
 		IdleTimeout: adminIdle, MaxHeaderBytes: adminHeaderBytes,
+		ErrorLog: slog.NewLogLogger(c.log.Handler(), slog.LevelDebug),
 	}
 }
 

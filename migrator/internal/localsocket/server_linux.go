@@ -108,7 +108,7 @@ func (s *Server) Serve(ctx context.Context) {
 }
 
 // serveReceiver serves one receiver until its connection or its lease ends.
-func (s *Server) serveReceiver(ctx context.Context, c net.Conn) error {
+func (s *Server) serveReceiver(ctx context.Context, c net.Conn, admit func() error) error {
 	conn := c.(*net.UnixConn)
 	if err := checkSameUser(conn); err != nil {
 		return err
@@ -131,6 +131,10 @@ func (s *Server) serveReceiver(ctx context.Context, c net.Conn) error {
 		return fmt.Errorf("receiver %s: %w", hello.Receiver, err)
 	}
 	defer lease.End()
+	if err := admit(); err != nil {
+		conn.Write(handshake.AppendRefusal(nil))
+		return fmt.Errorf("receiver %s: %w", hello.Receiver, err)
+	}
 	defer lease.CloseWhenDone(conn)()
 
 	if err := s.sendWelcome(conn, lease); err != nil {

@@ -1,10 +1,11 @@
 // Package peeridentity holds what the servers of a migrator share when they check who a
-// peer is: the certificate of a gRPC stream, and how often a refused peer is logged.
+// peer is: the certificate and the address of a gRPC stream, and how often a refused peer is logged.
 package peeridentity
 
 import (
 	"context"
 	"crypto/x509"
+	"net"
 	"sync"
 	"time"
 
@@ -23,6 +24,14 @@ func Certificate(ctx context.Context) *x509.Certificate {
 		return nil
 	}
 	return info.State.PeerCertificates[0]
+}
+
+// Address returns the address of a gRPC stream's peer, nil if it is not known.
+func Address(ctx context.Context) net.Addr {
+	if p, ok := grpcpeer.FromContext(ctx); ok {
+		return p.Addr
+	}
+	return nil
 }
 
 // LogInterval is the minimum time between two logs of refused peers.

@@ -12,21 +12,23 @@ const (
 	// HelloTimeout bounds a connection until its ticket has been answered: connect,
 	// authenticate, send the hello, receive the welcome.
 	HelloTimeout = 5 * time.Second
-	// MaxSessions bounds the open pulls of one source.
-	MaxSessions = 256
-
-	acceptPause = 100 * time.Millisecond // before the next Accept after one that failed
+	acceptPause  = 100 * time.Millisecond // before the next Accept after one that failed
 )
 
-// Serve accepts connections until ctx ends and runs session for each of them, at most
-// MaxSessions at a time. It closes a connection when its session returns or ctx ends, and
-// returns after the last session. name is the transport's name, for the log.
-func Serve(ctx context.Context, l net.Listener, name string, logger *slog.Logger, session func(context.Context, net.Conn) error) {
+// Session serves one connection of a receiver. It calls admit once the receiver's ticket is
+// redeemed, and returns the error of admit.
+type Session func(ctx context.Context, c net.Conn, admit func() error) error
+
+// Serve accepts connections until ctx ends and runs session for each of them, within the bounds of
+// an Admission. It closes a connection when its session returns, when ctx ends, or when it has
+// presented no ticket and others need its place; it returns after the last session. name is the
+// transport's name, for the log.
+func Serve(ctx context.Context, l net.Listener, name string, logger *slog.Logger, session Session) {
+	var admission Admission
 	var sessions sync.WaitGroup
 	defer sessions.Wait()
 	defer context.AfterFunc(ctx, func() { l.Close() })()
 	defer l.Close()
-	running := make(chan struct{}, MaxSessions)
 	for {
 		conn, err := l.Accept()
 		if ctx.Err() != nil {
@@ -43,18 +45,19 @@ func Serve(ctx context.Context, l net.Listener, name string, logger *slog.Logger
 			}
 			continue
 		}
-		select {
-		case running <- struct{}{}:
-		default:
-			logger.Warn("rejected a receiver: too many open pulls", "transport", name, "limit", MaxSessions)
-			conn.Close()
-			continue
-		}
+		counted := admission.Enter(conn.RemoteAddr(), func() { conn.Close() })
 		sessions.Go(func() {
-			defer func() { <-running }()
+			defer counted.Leave()
 			defer conn.Close()
 			defer context.AfterFunc(ctx, func() { conn.Close() })()
-			if err := session(ctx, conn); err != nil {
+			admit := func() error {
+				err := counted.Admit()
+				if err != nil {
+					logger.Warn("rejected a receiver with a valid ticket", "transport", name, "err", err)
+				}
+				return err
+			}
+			if err := session(ctx, conn, admit); err != nil {
 				logger.Debug("session ended", "transport", name, "peer", conn.RemoteAddr(), "err", err)
 			}
 		})

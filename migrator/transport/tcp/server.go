@@ -16,7 +16,7 @@ import (
 
 // serveReceiver serves one receiver until its connection or its lease ends. It closes the
 // socket itself then, without the closing messages of TLS, which could block.
-func (t *Transport) serveReceiver(ctx context.Context, socket net.Conn) error {
+func (t *Transport) serveReceiver(ctx context.Context, socket net.Conn, admit func() error) error {
 	if err := socket.SetDeadline(time.Now().Add(pull.HelloTimeout)); err != nil {
 		return err
 	}
@@ -38,6 +38,10 @@ func (t *Transport) serveReceiver(ctx context.Context, socket net.Conn) error {
 		return fmt.Errorf("receiver %s: %w", hello.Receiver, err)
 	}
 	defer lease.End()
+	if err := admit(); err != nil {
+		conn.Write(handshake.AppendRefusal(nil))
+		return fmt.Errorf("receiver %s: %w", hello.Receiver, err)
+	}
 	defer lease.CloseWhenDone(socket)()
 
 	welcome, err := handshake.AppendWelcome(nil, lease.Memory.Layout, lease.Memory.Size())

@@ -48,15 +48,10 @@ type receiverServer interface{ serveReceiver(grpc.ServerStream) error }
 // goroutine reads the stream and ends soon after.
 func (t *Transport) serveReceiver(stream grpc.ServerStream) error {
 	t.mu.Lock()
-	switch {
-	case t.ctx == nil:
+	if t.ctx == nil {
 		t.mu.Unlock()
 		return status.Error(codes.Unavailable, "the source does not run")
-	case t.sessions >= pull.MaxSessions:
-		t.mu.Unlock()
-		return status.Errorf(codes.ResourceExhausted, "%d pulls are open already", pull.MaxSessions)
 	}
-	t.sessions++
 	t.wg.Add(1)
 	run := t.ctx
 	said, gone := make(chan []byte), make(chan struct{})
@@ -75,18 +70,16 @@ func (t *Transport) serveReceiver(stream grpc.ServerStream) error {
 		}
 	})
 	t.mu.Unlock()
-	defer func() {
-		t.mu.Lock()
-		t.sessions--
-		t.mu.Unlock()
-		t.wg.Done()
-	}()
+	defer t.wg.Done()
+	dropped := make(chan struct{})
+	counted := t.admission.Enter(peeridentity.Address(stream.Context()), func() { close(dropped) })
+	defer counted.Leave()
 
 	late := time.NewTimer(pull.HelloTimeout)
 	defer late.Stop()
 	select {
 	case hello := <-said:
-		err := t.session(run, stream, hello, said, gone)
+		err := t.session(run, stream, hello, counted.Admit, said, gone)
 		if err != nil {
 			t.config.Logger.Debug("session ended", "err", err)
 		}
@@ -95,14 +88,16 @@ func (t *Transport) serveReceiver(stream grpc.ServerStream) error {
 		return status.Errorf(codes.DeadlineExceeded, "received no ticket within %v", pull.HelloTimeout)
 	case <-gone:
 		return status.Error(codes.Canceled, "the receiver disconnected before it sent a ticket")
+	case <-dropped:
+		return status.Error(codes.ResourceExhausted, "dropped without a ticket for newer receivers")
 	case <-run.Done():
 		return status.Error(codes.Unavailable, "the source is stopping")
 	}
 }
 
-// session serves a receiver after its hello, until it or its lease ends. asks are its
-// further messages.
-func (t *Transport) session(run context.Context, stream grpc.ServerStream, message []byte, asks <-chan []byte, gone <-chan struct{}) (err error) {
+// session serves a receiver after its hello, until it or its lease ends. It calls admit once
+// the ticket is redeemed. asks are the receiver's further messages.
+func (t *Transport) session(run context.Context, stream grpc.ServerStream, message []byte, admit func() error, asks <-chan []byte, gone <-chan struct{}) (err error) {
 	r := bytes.NewReader(message)
 	hello, err := handshake.ReadHello(r)
 	if err != nil {
@@ -117,6 +112,10 @@ func (t *Transport) session(run context.Context, stream grpc.ServerStream, messa
 		return errors.Join(stream.SendMsg(wrapperspb.Bytes(handshake.AppendRefusal(nil))), err)
 	}
 	defer lease.End()
+	if err := admit(); err != nil {
+		t.config.Logger.Warn("rejected a receiver with a valid ticket", "transport", t.Name(), "receiver", string(hello.Receiver), "err", err)
+		return status.Error(codes.ResourceExhausted, err.Error())
+	}
 	s := &session{t: t, lease: lease}
 	if err := s.connectPair(theirs); err != nil {
 		err = errors.Join(err, s.release())

@@ -28,12 +28,12 @@ type Transport struct {
 	source    pull.Source
 	receivers ticket.ReceiverCheck
 	server    *grpc.Server
+	admission pull.Admission
 	wg        sync.WaitGroup // goroutines of sessions; added to under mu, while ctx is set
 
-	mu       sync.Mutex
-	ctx      context.Context // of Run; nil while it does not run
-	nic      *nic            // nil without users, and after it has failed
-	sessions int
+	mu  sync.Mutex
+	ctx context.Context // of Run; nil while it does not run
+	nic *nic            // nil without users, and after it has failed
 }
 
 var _ transport.Transport = (*Transport)(nil)

@@ -24,7 +24,9 @@ var everything = os.Getenv("CASCADE_TEST_ALL") != ""
 //	send PORT…                 the attack, on one connection to each port
 //	send PORT… half-closed     which the attacker closes for writing afterwards
 //	hold N PORT…               the attack on N connections that stay open; is another client served?
+//	hold N PORT… one-address   which come from that client's own address
 //	peak DAEMON… MIB           the most memory that a daemon has used so far is below so much
+//	log DAEMON… N              a daemon has logged at most so many lines so far
 //
 // The first line of their input, after "# ", names the attack; the rest are its bytes (request).
 // An outcome has a line per port, or one line if it is the same at all of them. Scripts whose
@@ -81,8 +83,11 @@ func appendRows(table *strings.Builder, d *datadriven.TestData, outcome string) 
 func attackOf(d *datadriven.TestData) (name, text string, err error) {
 	head, text, _ := strings.Cut(d.Input, "\n")
 	name, found := strings.CutPrefix(head, "# ")
-	if d.Cmd == "peak" {
-		return "Peak memory of all of the above, in MiB", "", nil
+	switch d.Cmd {
+	case "peak":
+		return "Peak memory after all of the above, in MiB", "", nil
+	case "log":
+		return "Lines logged about all of the above", "", nil
 	}
 	if !found {
 		return "", "", fmt.Errorf("%s: the input must begin with the attack's name, after \"# \"", d.Pos)
@@ -100,12 +105,17 @@ func (f *fleet) play(t *testing.T, d *datadriven.TestData) string {
 	if text == "" {
 		attack = nil
 	}
-	n, halfClosed := 0, slices.Contains(words, "half-closed")
+	n, halfClosed, dial := 0, false, attacker
 	var ports, outcomes []string
 	for _, w := range words {
-		if number, err := strconv.Atoi(w); err == nil {
+		switch number, err := strconv.Atoi(w); {
+		case err == nil:
 			n = number
-		} else if w != "half-closed" {
+		case w == "half-closed":
+			halfClosed = true
+		case w == "one-address":
+			dial.LocalAddr = nil
+		default:
 			ports = append(ports, w)
 		}
 	}
@@ -115,13 +125,18 @@ func (f *fleet) play(t *testing.T, d *datadriven.TestData) string {
 		case "send":
 			outcome, err = exchange(f.address(t, port), attack, halfClosed)
 		case "hold":
-			outcome, err = f.hold(port, n, attack)
+			outcome, err = f.hold(dial, port, n, attack)
 		case "peak":
 			outcome = fmt.Sprintf("below %d", n)
 			if peak := f.daemons[port].Peak() >> 20; peak >= int64(n) {
 				outcome = fmt.Sprint(peak)
 			}
 			t.Logf("peak of %s: %d MiB", port, f.daemons[port].Peak()>>20)
+		case "log":
+			outcome = fmt.Sprintf("at most %d", n)
+			if lines := f.daemons[port].Log.Count("\n"); lines > n {
+				outcome = fmt.Sprint(lines)
+			}
 		default:
 			t.Fatalf("%s: no such command: %s", d.Pos, d.Cmd)
 		}
@@ -164,7 +179,7 @@ func (f *fleet) address(t *testing.T, port string) string {
 
 // hold opens n connections with an attack on each, and reports whether another client is served
 // while they are open.
-func (f *fleet) hold(port string, n int, attack []byte) (string, error) {
+func (f *fleet) hold(dial net.Dialer, port string, n int, attack []byte) (string, error) {
 	var conns []net.Conn
 	defer func() {
 		for _, c := range conns {
@@ -172,7 +187,7 @@ func (f *fleet) hold(port string, n int, attack []byte) (string, error) {
 		}
 	}()
 	for range n {
-		c, err := attacker.Dial("tcp", f.ports[port])
+		c, err := dial.Dial("tcp", f.ports[port])
 		if err != nil {
 			return "", err
 		}
