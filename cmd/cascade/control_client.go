@@ -210,19 +210,26 @@ func fetch[T any](ctx context.Context, r controlRequest) (v T, err error) {
 
 // show sends a request and prints the document of the response: unchanged with --json, else as text.
 func show[T any](ctx context.Context, s *settings, r controlRequest, text func(io.Writer, T) error) error {
+	_, err := showDocument(ctx, s, r, text)
+	return err
+}
+
+// showDocument is show, and returns the document.
+func showDocument[T any](ctx context.Context, s *settings, r controlRequest, text func(io.Writer, T) error) (v T, err error) {
 	body, err := r.send(ctx)
 	if err != nil {
-		return err
+		return v, err
 	}
 	if s.json {
-		_, err := s.stdout.Write(body)
-		return err
+		if _, err := s.stdout.Write(body); err != nil {
+			return v, err
+		}
+		text = func(io.Writer, T) error { return nil }
 	}
-	v, err := decode[T](r.base, body)
-	if err != nil {
-		return err
+	if v, err = decode[T](r.base, body); err != nil {
+		return v, err
 	}
-	return text(s.stdout, v)
+	return v, text(s.stdout, v)
 }
 
 // decode decodes the document of a control plane.

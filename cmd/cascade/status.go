@@ -2,11 +2,8 @@ package main
 
 import (
 	"context"
-	"io"
 
 	"github.com/spf13/cobra"
-
-	"github.com/cascadeinfer/cascade/xds/control"
 )
 
 // statusFlags are the flags of "cascade status".
@@ -33,7 +30,13 @@ A line for each policy slot shows what decides there and on how many hosts, with
 problems; hosts that differ from most others have a line each. "cascade policy
 status" has every host, and what its modules have done.
 
---json prints the control plane's answer as it is, with every slot of every host.`,
+What does not work is listed first: a FAULT line for each, under the headline NOT READY
+if requests or orders fail because of one. Each is a sample of the metric cascade_fault,
+too.
+
+--json prints the control plane's answer as it is, with every slot of every host.
+
+Exit codes: 0 when the fleet is ready, 1 when it is not, or no control plane answers.`,
 		Example: `  cascade status
   cascade status --watch
   cascade status --control http://127.0.0.1:18001 --json | jq '.models[].stages'`,
@@ -51,11 +54,18 @@ func (s *settings) status(cmd *cobra.Command, f *statusFlags) error {
 		return err
 	}
 	return s.repeat(cmd, f.watchFlags, func(ctx context.Context) error {
-		return show(ctx, s, controlRequest{base: base, path: "status"}, func(w io.Writer, st control.Status) error {
-			if err := writeStatus(w, st); err != nil || len(st.Policies) == 0 {
+		st, err := showDocument(ctx, s, controlRequest{base: base, path: "status"}, writeStatus)
+		if err != nil {
+			return err
+		}
+		if !s.json && len(st.Policies) > 0 {
+			if err := show(ctx, s, controlRequest{base: base, path: "policies"}, writeSlots); err != nil {
 				return err
 			}
-			return show(ctx, s, controlRequest{base: base, path: "policies"}, writeSlots)
-		})
+		}
+		if f.watch {
+			return nil // what is printed says it
+		}
+		return notReadyError(st.Faults)
 	})
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -22,10 +23,7 @@ func writeStatus(w io.Writer, st control.Status) error {
 	if p := st.Planner; p.Shared {
 		line += "\n" + plannerLine(p)
 	}
-	if st.Error != "" {
-		line += "\nNOT SHOWN: " + st.Error
-	}
-	if _, err := fmt.Fprintf(w, "%s\n\n", line); err != nil {
+	if _, err := fmt.Fprintf(w, "%s%s\n\n", faultLines(st.Faults), line); err != nil {
 		return err
 	}
 	tables := make([]report.Table, 0, len(st.Models)+2)
@@ -52,11 +50,47 @@ func writeTables(w io.Writer, tables ...report.Table) error {
 	return nil
 }
 
+// faultLines returns a headline for faults because of which requests or orders fail, and a line
+// for each fault; "" without faults.
+func faultLines(faults []control.Fault) string {
+	var b strings.Builder
+	if slices.ContainsFunc(faults, func(f control.Fault) bool { return f.NotReady }) {
+		b.WriteString("NOT READY: requests or orders fail\n")
+	}
+	for _, f := range faults {
+		since := ""
+		if f.Seconds > 0 {
+			since = fmt.Sprintf(" (for %v)", time.Duration(f.Seconds*float64(time.Second)).Round(time.Second))
+		}
+		fmt.Fprintf(&b, "FAULT %s %s: %s%s\n", f.Kind, f.Object, f.Text, since)
+	}
+	if b.Len() > 0 {
+		b.WriteString("\n")
+	}
+	return b.String()
+}
+
+// notReadyError returns an error for a fleet that is not ready; nil for one that is.
+func notReadyError(faults []control.Fault) error {
+	var errs []string
+	for _, f := range faults {
+		if f.NotReady {
+			errs = append(errs, f.Kind+" "+f.Object+": "+f.Text)
+		}
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	return errors.New("the fleet is not ready: " + strings.Join(errs, "; "))
+}
+
 // plannerLine names the control plane that leads.
 func plannerLine(p control.Planner) string {
 	switch {
 	case p.Leads:
 		return fmt.Sprintf("this control plane, %s, plans", p.Self)
+	case p.Holder == "" && p.LastHolder != "":
+		return fmt.Sprintf("this control plane, %s, follows; there is no leader, and %s was the last one, %.1f s ago", p.Self, p.LastHolder, p.Since)
 	case p.Holder == "":
 		return fmt.Sprintf("this control plane, %s, follows; there is no leader", p.Self)
 	}
@@ -146,7 +180,7 @@ func transports(list []control.Transport) string {
 	states := map[string]string{}
 	for _, t := range list {
 		switch {
-		case t.State == loadreport.RouteUnsuited:
+		case t.State == loadreport.RouteUnsuited || t.State == loadreport.RouteUnknown:
 		case t.Peer == "":
 			names, states[t.Name] = append(names, t.Name), t.State
 		case t.State != loadreport.RouteReady:
@@ -174,7 +208,7 @@ func transports(list []control.Transport) string {
 // should.
 func needsAttention(r control.Replica) bool {
 	return slices.ContainsFunc(r.Transports, func(t control.Transport) bool {
-		return t.State != loadreport.RouteReady && t.State != loadreport.RouteUnsuited
+		return t.State == loadreport.RouteBroken || t.State == loadreport.RouteHeld
 	})
 }
 

@@ -71,6 +71,10 @@ func CheckDevice(p Pool) error {
 // carry the kind of memory that the engine's pool is in. It requires no repair.
 var ErrUnsupportedMemory = errors.New("the transport does not carry the kind of memory of the engine's pool")
 
+// ErrEngineAway is the error of the probe of a transport while the engine is away: whether
+// the transport works is not known.
+var ErrEngineAway = errors.New("the engine's memory is not mapped: the engine is away")
+
 // HoldHostMemory returns the memory of a pool and holds it; the caller must Release it. It
 // fails for the memory of a device, which has no Bytes.
 func HoldHostMemory(p Pool) (*Memory, error) {
@@ -87,7 +91,7 @@ func HoldMemory(p Pool) (*Memory, error) {
 	if m, ok := p.Memory(); ok && m.Hold() {
 		return m, nil
 	}
-	return nil, errors.New("the engine's memory is not mapped: the engine is away")
+	return nil, ErrEngineAway
 }
 
 // ChecksumBlocks computes the checksums of blocks of a pool, on the host or on a device.

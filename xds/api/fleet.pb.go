@@ -249,7 +249,7 @@ type Route struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Transport      string                 `protobuf:"bytes,1,opt,name=transport,proto3" json:"transport,omitempty"`
 	Peer           string                 `protobuf:"bytes,2,opt,name=peer,proto3" json:"peer,omitempty"`                                               // the replica that the blocks come from; empty: any
-	State          string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`                                             // ready, held (tried last for a while), broken or unsuited (to the memory of the KV cache)
+	State          string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`                                             // ready, held (tried last for a while), broken, unsuited (to the memory of the KV cache) or unknown (the engine is away)
 	Reason         string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`                                           // why it is not ready
 	BytesPerSecond float64                `protobuf:"fixed64,5,opt,name=bytes_per_second,json=bytesPerSecond,proto3" json:"bytes_per_second,omitempty"` // of pulls; 0 when none was measured
 	Path           string                 `protobuf:"bytes,6,opt,name=path,proto3" json:"path,omitempty"`                                               // the links between the two, as far as they are known

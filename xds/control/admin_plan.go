@@ -70,15 +70,18 @@ type Pinned struct {
 type Planner struct {
 	Self   string `json:"self,omitempty"`
 	Shared bool   `json:"shared,omitempty"` // with other control planes
-	Holder string `json:"holder,omitempty"` // of the planning lease
-	// Since is the seconds since the lease was last renewed, as seen from here.
-	Since float64 `json:"since_seconds,omitempty"`
-	Leads bool    `json:"leads"`
+	// Holder has the planning lease; absent: none has one in force. LastHolder is the
+	// last one that had, and Since the seconds since its lease was renewed, as seen from
+	// here.
+	Holder     string  `json:"holder,omitempty"`
+	LastHolder string  `json:"last_holder,omitempty"`
+	Since      float64 `json:"since_seconds,omitempty"`
+	Leads      bool    `json:"leads"`
 }
 
 func plannerOf(p fleet.Leadership, now time.Time) Planner {
-	out := Planner{Self: p.Self, Shared: p.Shared, Holder: p.Holder, Leads: p.Leading}
-	if p.Holder != "" {
+	out := Planner{Self: p.Self, Shared: p.Shared, Holder: p.Holder, LastHolder: p.LastHolder, Leads: p.Leading}
+	if p.LastHolder != "" {
 		out.Since = max(now.Sub(p.Since).Seconds(), 0)
 	}
 	return out

@@ -23,7 +23,9 @@ type Status struct {
 	PublishedEpoch policies.Epoch `json:"published_epoch"`
 	Phase          string         `json:"phase"`
 	// Error says why the newest view is not published; empty when it is.
-	Error  string  `json:"error,omitempty"`
+	Error string `json:"error,omitempty"`
+	// Faults lists what does not work, the most serious first.
+	Faults []Fault `json:"faults,omitempty"`
 	Models []Model `json:"models"`
 	Nodes  []Node  `json:"nodes"`
 	// Groups are the groups of proxies, in the order in which they get plans.
@@ -84,10 +86,15 @@ type Replica struct {
 	Address string             `json:"address"`
 	Host    string             `json:"host,omitempty"`
 	Health  string             `json:"health"` // healthy, draining, unhealthy
-	Weight  uint32             `json:"weight"`
-	Running int                `json:"running"`
-	Waiting int                `json:"waiting"`
-	Held    policies.Tokens    `json:"held_tokens"`
+	// Reason is a label for why, HealthReason a sentence (absent: it is ready), and
+	// HealthSeconds how long the health has lasted.
+	Reason        string          `json:"reason,omitempty"`
+	HealthReason  string          `json:"health_reason,omitempty"`
+	HealthSeconds float64         `json:"health_seconds,omitempty"`
+	Weight        uint32          `json:"weight"`
+	Running       int             `json:"running"`
+	Waiting       int             `json:"waiting"`
+	Held          policies.Tokens `json:"held_tokens"`
 	// Promised is the length of the requests that are accepted and not yet
 	// running.
 	Promised policies.Tokens `json:"promised_tokens"`
@@ -127,7 +134,7 @@ type Transport struct {
 	Name string `json:"name"`
 	// Peer is the source of the blocks; absent for an entry about all peers.
 	Peer   policies.ReplicaID `json:"peer,omitempty"`
-	State  string             `json:"state"`            // ready, held (tried last for a while), broken or unsuited (to the memory that the KV cache is in)
+	State  string             `json:"state"`            // ready, held (tried last for a while), broken, unsuited (to the memory that the KV cache is in) or unknown (the engine is away)
 	Reason string             `json:"reason,omitempty"` // why it is not ready
 	// Rate of its pulls in bytes per second; absent when none was measured.
 	Rate float64 `json:"bytes_per_second,omitempty"`
@@ -251,6 +258,10 @@ func replicaOf(r fleet.ReplicaState, now time.Time) Replica {
 	}
 	if r.Estimate.Visible {
 		out.ProxyRequests = &r.Estimate.Requests
+	}
+	out.Reason, out.HealthReason = r.Reason, r.HealthReason
+	if !r.HealthSince.IsZero() {
+		out.HealthSeconds = now.Sub(r.HealthSince).Seconds()
 	}
 	out.Transports = transportsOf(r.Routes)
 	if !r.Reported.IsZero() {

@@ -23,9 +23,11 @@
 //	GET  /policies/records?slot=KIND           recorded calls of a slot of this process
 //	POST /policies/push                        a module with its signature: type Policies
 //	POST /policies/goal, /policies/rollback    ?slot=KIND: type Policies
-//	GET  /metrics, /healthz, /readyz           metrics; the process lives; the first plan is published
+//	GET  /metrics, /healthz, /readyz           metrics; the process lives; the first plan is published, every model
+//	                                           has a replica that takes requests, and the store works; else 503 with the reasons
 //
-// The gRPC health service answers like /readyz.
+// The gRPC health service says that the first plan is published: proxies keep a control
+// plane whose store fails, because it still publishes the health of the replicas.
 //
 // Metrics, all under cascade_ (those of the length service are in its package):
 //
@@ -37,6 +39,8 @@
 //	bytes_per_token                   model                 used by routes and estimators
 //	estimate_error_ratio              model                 mean relative error of estimates
 //	replica_healthy                   model, replica, stage 1: takes new requests
+//	replica_health                    model, replica, health, reason  1: the present one
+//	replica_health_changes_total      model, replica, health  changes to this health
 //	replica_weight                    model, replica        EDS weight; 100 is neutral
 //	replica_running, replica_waiting  model, replica        requests
 //	replica_held_tokens               model, replica        KV tokens in use
@@ -59,6 +63,8 @@
 //	proxy_report_streams_refused_total                      their streams refused
 //	group_requests                    group                 ended within a minute
 //	group_failed_requests             group                 of those, failed
+//	fault                             kind, object          1: present; /status explains it
+//	leader_changes_total                                    changes of the leader
 //	planner                                                 1: this control plane plans
 //	published_epoch                                         epoch that every group of proxies was sent
 //	observers                                               clients that follow plans and route nothing

@@ -33,6 +33,8 @@ var (
 	estimateError = desc("estimate_error_ratio", "Mean relative error of the length estimate against exact counts.", "model")
 
 	replicaHealthy    = desc("replica_healthy", "1 while the replica takes new requests.", "model", "replica", "stage")
+	replicaHealth     = desc("replica_health", "1 for the present health of the replica and its reason.", "model", "replica", "health", "reason")
+	replicaChanges    = desc("replica_health_changes_total", "How often the replica's health became this one, as this control plane saw it.", "model", "replica", "health")
 	replicaWeight     = desc("replica_weight", "EDS weight of the replica; 100 is neutral.", "model", "replica")
 	replicaRunning    = desc("replica_running", "Requests that produce tokens on the replica.", "model", "replica")
 	replicaWaiting    = desc("replica_waiting", "Requests that the replica has accepted and that produce no tokens yet.", "model", "replica")
@@ -58,6 +60,8 @@ var (
 	migrationBytes    = desc("migration_bytes_total", "Bytes copied by migrations that have ended.", "cause", "method", "result")
 	migrationStall    = desc("migration_stall_seconds", "Time for which completed migrations kept their clients without a token.", "cause", "method")
 
+	faultPresent   = desc("fault", "1 for each present fault; GET /status explains them.", "kind", "object")
+	leaderChanges  = desc("leader_changes_total", "How often the planning lease went from one control plane to another, as this one saw it.")
 	planner        = desc("planner", "1 while this control plane holds the planning lease; of several on one store, one does.")
 	publishedEpoch = desc("published_epoch", "Epoch of the routes that every group of proxies has been sent.")
 	nodeEpoch      = desc("node_epoch", "Newest epoch whose routes the node has acknowledged; 0: unknown.", "node")
@@ -112,10 +116,12 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	out.migrations(c.fleet.MigrationTotals(time.Now()))
 	if s := c.fleet.Snapshot(); s != nil {
 		out.gauge(planner, boolValue(s.Leadership.Leading))
+		out.counter(leaderChanges, float64(s.Leadership.Changes))
 		for _, m := range s.Models {
 			out.model(m)
 		}
 	}
+	out.faults(c.faults(time.Now()))
 	out.policies(c.slots.reports(time.Now()))
 	out.publish(c.publisher.Status())
 }
@@ -147,6 +153,10 @@ func (s metricSink) model(m fleet.ModelState) {
 			stage = resources.StageName(r.Stage)
 		}
 		s.gauge(replicaHealthy, boolValue(r.Health == resources.Healthy), m.Name, id, stage)
+		s.gauge(replicaHealth, 1, m.Name, id, r.Health.String(), r.Reason)
+		for health, n := range r.HealthChanges {
+			s.counter(replicaChanges, float64(n), m.Name, id, resources.Health(health).String())
+		}
 		s.gauge(replicaWeight, float64(r.Weight), m.Name, id)
 		s.gauge(replicaRunning, float64(r.Load.Running), m.Name, id)
 		s.gauge(replicaWaiting, float64(r.Load.Waiting), m.Name, id)
@@ -163,6 +173,18 @@ func (s metricSink) model(m fleet.ModelState) {
 		}
 		if !r.Reported.IsZero() {
 			s.gauge(replicaReported, float64(r.Reported.UnixMilli())/1e3, m.Name, id)
+		}
+	}
+}
+
+// faults writes a sample for each fault, once for each kind and object.
+func (s metricSink) faults(list []Fault) {
+	type key struct{ kind, object string }
+	seen := make(map[key]bool, len(list))
+	for _, f := range list {
+		if k := (key{f.Kind, f.Object}); !seen[k] {
+			seen[k] = true
+			s.gauge(faultPresent, 1, f.Kind, f.Object)
 		}
 	}
 }

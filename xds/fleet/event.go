@@ -7,12 +7,13 @@ import (
 	"github.com/cascadeinfer/cascade/xds/internal/loadestimate"
 	"github.com/cascadeinfer/cascade/xds/internal/orders"
 	"github.com/cascadeinfer/cascade/xds/internal/planhistory"
+	"github.com/cascadeinfer/cascade/xds/internal/registry"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
 // Event is an input of a State: one of Tick, Replicas, Reported, ProxiesReported,
-// StreamClosed, Ordered, ProxiesRefused, Stored and NotStored.
+// StreamClosed, Ordered, ProxiesRefused, Stored, Vanished and NotStored.
 type Event interface{ event() }
 
 // Tick says that time has passed.
@@ -50,6 +51,10 @@ type ProxiesRefused struct{ List []store.Refusal }
 // proposed again. Its drains come into force in any case.
 type Stored struct{ Object store.Object }
 
+// Vanished says that the store, which had an object, is empty: the object in force is to
+// be stored again.
+type Vanished struct{}
+
 // NotStored says that the present proposal was not stored. The State keeps its plans
 // and proposes again later.
 type NotStored struct{}
@@ -62,6 +67,7 @@ func (StreamClosed) event()    {}
 func (Ordered) event()         {}
 func (ProxiesRefused) event()  {}
 func (Stored) event()          {}
+func (Vanished) event()        {}
 func (NotStored) event()       {}
 
 // Effects is what the caller of Step has to do, in this order.
@@ -72,6 +78,10 @@ type Effects struct {
 	// Publish is to be published to the proxies. It is never set while a proposal waits
 	// for its answer, because only stored state is published.
 	Publish *Snapshot
+	// Health lists the changes of replicas' health, to be logged.
+	Health []registry.HealthChange
+	// Leader is the change of the leader, to be logged; nil: none.
+	Leader *LeaderChange
 }
 
 // Proposal is the whole plan object with the changes that it makes.

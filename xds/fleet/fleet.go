@@ -57,7 +57,7 @@ const (
 	// saveInterval is the time between two writes of the counters.
 	saveInterval = 10 * time.Second
 	// storeTimeout bounds one write of the plan object.
-	storeTimeout = 5 * time.Second
+	storeTimeout = 3 * time.Second
 	// leaseTimeout bounds a write that renews the lease: a later answer would arrive
 	// after the lease has expired.
 	leaseTimeout = 2 * time.Second
@@ -67,6 +67,8 @@ const (
 	// wrote at the same time, and updateTimeout the wait for that write to arrive.
 	orderTries    = 10
 	updateTimeout = 3 * time.Second
+	// maxOrders bounds the orders that wait for the store.
+	maxOrders = 64
 	// migrationTimeout is how long a migration that has not ended counts as running
 	// after its last report.
 	migrationTimeout = time.Minute
@@ -91,10 +93,14 @@ type Fleet struct {
 	refusedChanged  chan struct{}      // capacity 1: the loop has not applied refused yet
 	migrations      migrationlog.Log
 	slotReports     map[policies.ReplicaID]policyslots.Report // the last of each replica
+	storeFaults     map[StoreOperation]StoreFault             // what fails
 
 	// Owned by Run.
 	state   *State
-	version store.Version // of the plan object last read or written
+	version store.Version    // of the plan object last read or written
+	writing *storeWrite      // nil: no proposal is being stored
+	written chan writeResult // capacity 1: the answer to writing
+	orders  []*pendingOrder  // in their order; the first one may be in writing
 	// unconfirmed are the versions that were written here and that the store's watch
 	// has not delivered yet, oldest first.
 	unconfirmed    []store.Version
@@ -136,6 +142,7 @@ func New(cfg Config) (*Fleet, error) {
 	f := &Fleet{
 		cfg: cfg, log: log, state: state,
 		events: make(chan message), done: make(chan struct{}),
+		written: make(chan writeResult, 1), storeFaults: make(map[StoreOperation]StoreFault),
 		slotReports: make(map[policies.ReplicaID]policyslots.Report),
 		replicas:    cfg.Replicas, replicasChanged: make(chan struct{}, 1), refusedChanged: make(chan struct{}, 1),
 	}

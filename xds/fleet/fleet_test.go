@@ -1,7 +1,7 @@
 package fleet
 
 import (
-	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,6 +29,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/api"
 	"github.com/cascadeinfer/cascade/xds/internal/orders"
 	"github.com/cascadeinfer/cascade/xds/internal/plantest"
@@ -56,11 +57,13 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 //	end s [close]             waits for the end of a stream, after closing it
 //	load r0 r1 held=N [not-ready]  these replicas report to all control planes, twice
 //	                          a second
+//	silence                   no replica reports any more
 //	for 1s                    time passes
 //	drain a r0, undrain a r0, pin a  an operator's order to a
 //	refuse a VERSION          a proxy of a refused this version of a cluster
-//	store works|conflict|full|read-only|unreadable|slow  what the store does; slow: the
-//	                          watch delivers only with the command deliver
+//	store works|conflict|full|read-only|unreadable|slow|hung  what the store does; slow:
+//	                          the watch delivers only with the command deliver; hung:
+//	                          writes do not return
 //	deliver                   delivers what the watch has read
 //	write 9 r0 | r1           another server writes a plan
 //	show a …                  prints the state of the control planes, and whether all
@@ -100,7 +103,8 @@ type plane struct {
 	*Fleet
 	t    *testing.T
 	api  api.FleetClient
-	log  bytes.Buffer
+	log  testkit.Log
+	seen int // bytes of log that were printed
 	end  func()
 	dead bool // killed: its writes fail
 
@@ -131,6 +135,7 @@ type faultyStore struct {
 	fault     string
 	writes    int
 	delivered chan struct{} // nil: the watch is not slow
+	works     chan struct{} // closed when a hung store works again
 }
 
 // connection is the store as one control plane uses it.
@@ -143,6 +148,12 @@ func (c connection) CompareAndSwap(ctx context.Context, old store.Version, o sto
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.writes++
+	if c.fault == "hung" { // as a write in the kernel, which no context ends
+		works := c.works
+		c.mu.Unlock()
+		<-works
+		c.mu.Lock()
+	}
 	why, failing := map[string]error{"full": syscall.ENOSPC, "read-only": syscall.EROFS}[c.fault]
 	switch {
 	case c.plane.dead:
@@ -218,6 +229,8 @@ func (w *world) do(d *datadriven.TestData) {
 			r.Flow.Seen = w.loads[id].Flow.Seen
 			w.loads[id] = r
 		}
+	case "silence":
+		clear(w.loads)
 	case "for":
 		length, err := time.ParseDuration(words[0])
 		if err != nil {
@@ -234,8 +247,15 @@ func (w *world) do(d *datadriven.TestData) {
 		p.RecordRefusals([]store.Refusal{{Type: "Cluster", Name: "c", Version: words[1], Text: "bad"}})
 	case "store":
 		w.store.mu.Lock()
-		if w.store.fault = words[0]; words[0] == "slow" {
+		if w.store.works != nil {
+			close(w.store.works)
+			w.store.works = nil
+		}
+		switch w.store.fault = words[0]; words[0] {
+		case "slow":
 			w.store.delivered = make(chan struct{})
+		case "hung":
+			w.store.works = make(chan struct{})
 		}
 		w.store.mu.Unlock()
 	case "deliver":
@@ -252,10 +272,11 @@ func (w *world) do(d *datadriven.TestData) {
 		fmt.Fprintf(&w.out, "%d kinds ended, %d running\n", len(ended), running)
 	case "log":
 		// Temporary files have other names each time.
-		for line := range strings.Lines(regexp.MustCompile(`tmp\d+`).ReplaceAllString(p.log.String(), "tmpN")) {
+		all := p.log.String()
+		for line := range strings.Lines(regexp.MustCompile(`tmp\d+`).ReplaceAllString(all[p.seen:], "tmpN")) {
 			w.out.WriteString(line[strings.Index(line, "msg="):])
 		}
-		p.log.Reset()
+		p.seen = len(all)
 	default:
 		d.Fatalf(w.t, "unknown command %q", d.Cmd)
 	}
@@ -421,7 +442,7 @@ func (w *world) show(names []string) {
 			fmt.Fprintf(&w.out, "%s publishes nothing\n", name)
 			continue
 		}
-		role := map[bool]string{true: "leads", false: "follows " + now.Leadership.Holder}[now.Leadership.Leading]
+		role := map[bool]string{true: "leads", false: "follows " + cmp.Or(now.Leadership.Holder, "no control plane")}[now.Leadership.Leading]
 		fmt.Fprintf(&w.out, "%s %s, epoch %d: %s\n ", name, role, last.Epoch, plantest.Format(last.Models[0].Plan))
 		var connected, notes []string
 		m := now.Models[0]
@@ -432,12 +453,18 @@ func (w *world) show(names []string) {
 			if r.Residents > 0 {
 				notes = append(notes, fmt.Sprintf("%s has %d requests", r.ID, r.Residents))
 			}
+			if r.Health == resources.Unhealthy {
+				notes = append(notes, fmt.Sprintf("%s for %v: %s", r.ID, now.Time.Sub(r.HealthSince).Round(time.Second), r.Reason))
+			}
 			if r.Drained {
 				notes = append(notes, fmt.Sprintf("%s is drained, in stage %d", r.ID, r.Stage))
 			}
 		}
 		if m.Pin != nil {
 			notes = append(notes, "pinned by "+m.Pin.By)
+		}
+		for _, fault := range p.StoreFaults() {
+			notes = append(notes, fmt.Sprintf("store: %s fails for %v", fault.Operation, time.Since(fault.Since).Round(time.Second)))
 		}
 		if n := len(now.Refused); n > 0 {
 			notes = append(notes, fmt.Sprintf("%d resources refused", n))

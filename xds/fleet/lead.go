@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/cascadeinfer/cascade/policies/length"
@@ -9,8 +10,8 @@ import (
 )
 
 // Where several control planes share a store, one of them leads: it plans and records
-// the state of the replicas in the stored object. Like the others, it publishes that
-// state only when it is stored.
+// the weights of the replicas in the stored object. Like the others, it publishes them
+// only when they are stored. Each publishes the health that it sees itself.
 
 // recordInterval is the least time between two writes of the health of replicas. Once
 // it has passed, a change of health is written at once. Everything else is written with
@@ -59,14 +60,10 @@ func (s *State) applyObject(now time.Time, o store.Object, own bool) {
 	}
 }
 
-// takeOver begins to lead a fleet that another control plane led until now. For a
-// while, replicas that do not report here keep their stored health. Earlier
+// takeOver begins to lead a fleet that another control plane led until now. Earlier
 // measurements count for no plan.
 func (s *State) takeOver(now time.Time) {
-	s.registry.TakeOver(now)
-	for _, r := range s.registry.All() {
-		s.refresh(now, r)
-	}
+	s.registry.TakeOver()
 	for _, m := range s.models {
 		m.planner.TakeOver(now)
 	}
@@ -117,17 +114,51 @@ type Leadership struct {
 	Self string
 	// Shared says that the store is shared with others; the fields below are set then.
 	Shared bool
-	// Holder has the lease, and Since is when this control plane last saw it renewed;
-	// "" while no control plane has it.
-	Holder  string
-	Since   time.Time
-	Leading bool // this control plane plans
+	// Holder has the lease in force; "" while no control plane has one. LastHolder is
+	// the last one that had, and Since when this control plane last saw its lease
+	// renewed.
+	Holder, LastHolder string
+	Since              time.Time
+	Leading            bool // this control plane plans
+	// Changes counts how often the lease went from one control plane to another, since
+	// this one started.
+	Changes uint64
+	// NameTaken says that another control plane has the name Self.
+	NameTaken bool
 }
 
 func (s *State) leadership(now time.Time) Leadership {
 	l := Leadership{Self: s.rules.Name, Shared: s.lease != nil, Leading: s.leads(now)}
 	if s.lease != nil {
-		l.Holder, l.Since = s.lease.Holder()
+		l.LastHolder, l.Since = s.lease.Holder()
+		l.LastHolder = cmp.Or(l.LastHolder, s.lastLeader)
+		l.Holder, l.Changes = s.lease.Leader(now), s.leaderChanges
+		l.NameTaken = s.lease.NameTaken() && l.Holder == l.Self
 	}
 	return l
+}
+
+// LeaderChange says that another control plane leads, or none ("").
+type LeaderChange struct {
+	From, To string // From is the last one that led; "": none is known
+	Released bool   // the last one has released its lease: To is ""
+}
+
+// leaderChange returns the change of the leader since the last call; nil: none.
+func (s *State) leaderChange(now time.Time) *LeaderChange {
+	if s.lease == nil {
+		return nil
+	}
+	leader := s.lease.Leader(now)
+	if leader == s.leader {
+		return nil
+	}
+	c := &LeaderChange{From: s.lastLeader, To: leader, Released: leader == "" && s.object.Lease.Holder == ""}
+	if s.leader = leader; leader != "" {
+		if s.lastLeader != "" && s.lastLeader != leader {
+			s.leaderChanges++
+		}
+		s.lastLeader = leader
+	}
+	return c
 }

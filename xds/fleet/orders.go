@@ -30,46 +30,81 @@ func (f *Fleet) Undrain(ctx context.Context, id policies.ReplicaID) error {
 	return f.Order(ctx, orders.Undrain{Replica: id})
 }
 
-// obey steps the state with an order and returns when it is stored. If another control
-// plane wrote at the same time, the order is retried on top of that object. obey is
-// called only by the loop.
-func (f *Fleet) obey(ctx context.Context, o orders.Order) error {
-	var err error
-	for range orderTries {
-		if err := f.state.CheckOrder(o); err != nil {
-			return err
-		}
-		err = f.step(ctx, time.Now(), Ordered{o})
-		f.latest.Store(f.state.Snapshot(time.Now()))
-		switch {
-		case err == nil:
-			return nil
-		case !errors.Is(err, store.ErrConflict) || !f.awaitUpdate(ctx):
-			return fmt.Errorf("%w: %w", orders.ErrNotStored, err)
-		}
-	}
-	return fmt.Errorf("%w: %w", orders.ErrNotStored, err)
+// pendingOrder is an order that waits for its turn, or for the write that contains it.
+type pendingOrder struct {
+	order orders.Order
+	reply chan<- answer
+	tries int
+	// retryBy is set while the order waits for the object that another control plane
+	// wrote at the same time: until then the object must arrive.
+	retryBy time.Time
 }
 
-// awaitUpdate applies the next update of the store; it returns false when none comes.
-func (f *Fleet) awaitUpdate(ctx context.Context) bool {
-	timeout := time.NewTimer(updateTimeout)
-	defer timeout.Stop()
-	for before := f.version; f.version == before; {
-		select {
-		case u, ok := <-f.updates:
-			if !ok {
-				f.updates = nil
-				return false
-			}
-			f.handleUpdate(ctx, u)
-		case <-timeout.C:
-			return false
-		case <-ctx.Done():
-			return false
-		}
+// addOrder queues an order. Orders are executed one after the other, each when it is
+// stored; the loop does not wait for that.
+func (f *Fleet) addOrder(ctx context.Context, o orders.Order, reply chan<- answer) {
+	switch {
+	case f.writing != nil && f.writing.abandoned:
+		reply <- answer{err: fmt.Errorf("%w: %w", orders.ErrNotStored, f.writing.stuck(time.Now()))}
+	case len(f.orders) == maxOrders:
+		reply <- answer{err: fmt.Errorf("%w: %d other orders wait for the store", orders.ErrNotStored, maxOrders)}
+	default:
+		f.orders = append(f.orders, &pendingOrder{order: o, reply: reply})
+		f.nextOrder(ctx)
 	}
-	return true
+}
+
+// nextOrder executes the orders that wait, up to the first one that has to be stored.
+func (f *Fleet) nextOrder(ctx context.Context) {
+	for f.writing == nil && len(f.orders) > 0 {
+		now, o := time.Now(), f.orders[0]
+		if !o.retryBy.IsZero() {
+			if now.Before(o.retryBy) {
+				return
+			}
+			f.endOrder(fmt.Errorf("%w: another control plane wrote at the same time, and its object did not arrive", orders.ErrNotStored))
+			continue
+		}
+		if err := f.state.CheckOrder(o.order); err != nil {
+			f.endOrder(err)
+			continue
+		}
+		f.step(ctx, now, Ordered{o.order})
+		if f.writing == nil {
+			f.endOrder(nil) // nothing has to change
+			continue
+		}
+		f.writing.order = o
+	}
+}
+
+// endOrder answers the first order.
+func (f *Fleet) endOrder(err error) {
+	f.latest.Store(f.state.Snapshot(time.Now()))
+	f.orders[0].reply <- answer{err: err}
+	f.orders = f.orders[1:]
+}
+
+// endWrite answers the order whose write has ended, or lets it wait for the object that
+// another control plane wrote at the same time.
+func (f *Fleet) endWrite(now time.Time, o *pendingOrder, err error) {
+	switch {
+	case o == nil:
+	case err == nil:
+		f.endOrder(nil)
+	case errors.Is(err, store.ErrConflict) && o.tries < orderTries:
+		o.tries++
+		o.retryBy = now.Add(updateTimeout)
+	default:
+		f.endOrder(fmt.Errorf("%w: %w", orders.ErrNotStored, err))
+	}
+}
+
+// retryOrder lets an order that waits for another object be executed on top of it.
+func (f *Fleet) retryOrder() {
+	if len(f.orders) > 0 {
+		f.orders[0].retryBy = time.Time{}
+	}
 }
 
 // CheckOrder returns an error for an order that cannot be executed.

@@ -25,6 +25,7 @@ func (s *State) duePropose(now time.Time, ev Event) *Proposal {
 	}
 	switch {
 	case len(changes) > 0, ordered:
+	case mayRetry && s.vanished && leads:
 	case mayRetry && (s.toStore == writeRefusal || s.toStore == writeCleanup && s.leads(now)):
 	case s.leaseWriteDue(now):
 	default:

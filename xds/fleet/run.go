@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"slices"
 	"time"
 
@@ -55,11 +53,15 @@ func (f *Fleet) Run(ctx context.Context) error {
 				f.step(ctx, now, ProxiesReported{f.cfg.Proxies.Loads(now)})
 			}
 			f.step(ctx, now, Tick{})
+			f.checkWrite(ctx, now)
+			f.nextOrder(ctx)
 			f.latest.Store(f.state.Snapshot(now))
 		case <-f.replicasChanged:
 			f.step(ctx, time.Now(), Replicas{f.configuredReplicas()})
 		case <-f.refusedChanged:
 			f.step(ctx, time.Now(), f.takeRefusals())
+		case r := <-f.written:
+			f.handleWritten(ctx, r)
 		case m := <-f.events:
 			f.handleMessage(ctx, m)
 		case u, ok := <-f.updates:
@@ -106,89 +108,19 @@ func (f *Fleet) restore(ctx context.Context, updates <-chan store.Update) error 
 	return nil
 }
 
-// step steps the state and carries the effects out. It returns the error if the first
-// proposal was not stored. If ev is an order, that proposal contains it.
-func (f *Fleet) step(ctx context.Context, now time.Time, ev Event) (first error) {
-	led := f.state.leads(now)
+// step steps the state and carries the effects out: it begins to store a proposal, and
+// does not wait for that.
+func (f *Fleet) step(ctx context.Context, now time.Time, ev Event) {
 	e := f.state.Step(now, ev)
-	for n := 0; e.Propose != nil; n++ {
-		answer, err := f.store(ctx, e.Propose)
-		if n == 0 {
-			first = err
-		}
-		now = time.Now() // storing may have taken a while
-		e = f.state.Step(now, answer)
+	f.logChanges(now, e)
+	if e.Propose != nil && !f.startWrite(ctx, now, e.Propose) {
+		e = f.state.Step(now, NotStored{}) // which proposes nothing before its retry is due
+		f.logChanges(now, e)
 	}
 	f.announceSlots()
 	if e.Publish != nil {
 		f.latest.Store(e.Publish)
 		f.cfg.Publisher.Publish(e.Publish)
-	}
-	if leading := f.state.leads(now); leading != led {
-		f.logLeadership(now, leading)
-	}
-	return first
-}
-
-func (f *Fleet) logLeadership(now time.Time, leading bool) {
-	if leading {
-		f.log.Info("became the leader, planning for the fleet", "name", f.cfg.Name)
-		return
-	}
-	f.log.Warn("lost the lease, following the leader", "name", f.cfg.Name, "leader", f.state.leadership(now).Holder)
-}
-
-// store writes a proposal and returns the resulting event, and the error if it was
-// not stored.
-func (f *Fleet) store(ctx context.Context, p *Proposal) (Event, error) {
-	timeout := storeTimeout
-	if p.withLease {
-		timeout = leaseTimeout
-	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	version, err := f.cfg.Store.CompareAndSwap(ctx, f.version, p.Object)
-	switch {
-	case errors.Is(err, store.ErrConflict) && f.cfg.Shared:
-		f.log.Debug("another control plane wrote first", "error", err)
-		return NotStored{}, err
-	case err != nil:
-		if f.logLimiter.Allow("plan: "+stableText(err), time.Now()) {
-			f.log.Warn("plan not stored, the last one stays in force", "epoch", p.Object.Epoch, "error", err)
-		}
-		return NotStored{}, err
-	}
-	f.version, f.unconfirmed = version, append(f.unconfirmed, version)
-	for _, c := range p.Changes {
-		f.log.Info("new plan stored", "model", c.Model, "epoch", c.Epoch, "stages", len(c.Stages), "reason", c.Reason)
-	}
-	return Stored{p.Object}, nil
-}
-
-// stableText returns the part of a store's error that is the same when the same
-// cause occurs again: the names of temporary files differ.
-func stableText(err error) string {
-	var path *fs.PathError
-	var link *os.LinkError
-	switch {
-	case errors.As(err, &path):
-		return path.Op + ": " + path.Err.Error()
-	case errors.As(err, &link):
-		return link.Op + ": " + link.Err.Error()
-	}
-	return err.Error()
-}
-
-// stepDown releases the lease, so that another control plane leads at once.
-func (f *Fleet) stepDown(ctx context.Context) {
-	o, ok := f.state.StepDown(time.Now())
-	if !ok {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stepDownTimeout)
-	defer cancel()
-	if _, err := f.cfg.Store.CompareAndSwap(ctx, f.version, o); err != nil {
-		f.log.Debug("lease not given up, it expires by itself", "error", err)
 	}
 }
 
@@ -198,8 +130,8 @@ func (f *Fleet) stepDown(ctx context.Context) {
 // versions in the order in which they were stored, and merges some, so one of our
 // versions also confirms the earlier ones.
 func (f *Fleet) handleUpdate(ctx context.Context, u store.Update) {
+	f.noteStore(StoreRead, u.Err)
 	if u.Err != nil {
-		f.log.Error("stored plan cannot be read, the last one stays in force", "error", u.Err)
 		return
 	}
 	if i := slices.Index(f.unconfirmed, u.Version); i >= 0 {
@@ -209,8 +141,17 @@ func (f *Fleet) handleUpdate(ctx context.Context, u store.Update) {
 	if u.Version == f.version {
 		return
 	}
+	f.noteStore(StoreWrite, nil) // another control plane could write
+	vanished := u.Version == ""  // the object of f.version
 	f.version, f.unconfirmed = u.Version, nil
-	f.step(ctx, time.Now(), Stored{u.Object})
+	if vanished {
+		f.log.Error("stored plan has disappeared, storing the one in force again")
+		f.step(ctx, time.Now(), Vanished{})
+	} else {
+		f.step(ctx, time.Now(), Stored{u.Object})
+	}
+	f.retryOrder()
+	f.nextOrder(ctx)
 }
 
 // handleMessage steps the state with a report, the end of a report stream or an order,
@@ -219,7 +160,7 @@ func (f *Fleet) handleMessage(ctx context.Context, m message) {
 	now := time.Now()
 	switch ev := m.event.(type) {
 	case Ordered:
-		m.reply <- answer{err: f.obey(ctx, ev.Order)}
+		f.addOrder(ctx, ev.Order, m.reply)
 	case Reported:
 		if err := f.state.CheckReport(ev.Report); err != nil {
 			m.reply <- answer{err: status.Error(codes.NotFound, "load report: "+err.Error())}

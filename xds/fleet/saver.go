@@ -19,9 +19,7 @@ func newSaver(f *Fleet) *saver {
 func (s *saver) run() {
 	defer close(s.done)
 	for data := range s.work {
-		if err := s.fleet.cfg.Counters.Save(data); err != nil && s.fleet.logLimiter.Allow("counters: "+stableText(err), time.Now()) {
-			s.fleet.log.Warn("counters not saved, a restart would begin to count anew", "error", err)
-		}
+		s.fleet.noteStore(StoreCounters, s.fleet.cfg.Counters.Save(data))
 	}
 }
 
@@ -32,6 +30,7 @@ func (s *saver) save(now time.Time) {
 		select {
 		case s.work <- data:
 		default:
+			s.fleet.noteStore(StoreCounters, errSkipped)
 		}
 	}
 }

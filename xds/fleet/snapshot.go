@@ -56,11 +56,18 @@ type ModelState struct {
 // ReplicaState is one replica of a Snapshot.
 type ReplicaState struct {
 	policies.Replica
-	Stage    int // index in the plan; -1: in no stage
-	Health   resources.Health
-	Weight   uint32
-	Load     policies.Load
-	Reported time.Time // zero: never
+	Stage  int // index in the plan; -1: in no stage
+	Health resources.Health
+	// HealthSince is when Health began; Reason is a label for why, HealthReason a
+	// sentence, empty for a replica that is ready. HealthChanges counts how often each
+	// health began, but for the first.
+	HealthSince   time.Time
+	Reason        string
+	HealthReason  string
+	HealthChanges [resources.Unhealthy + 1]uint64
+	Weight        uint32
+	Load          policies.Load
+	Reported      time.Time // zero: never
 	// Connected says that a report stream is open.
 	Connected bool
 	Note      string // what is wrong with its reports; usually empty
@@ -123,6 +130,7 @@ func (s *State) Snapshot(now time.Time) *Snapshot {
 			weight, health := s.registry.Served(r)
 			state.Replicas = append(state.Replicas, ReplicaState{
 				Replica: r.Replica, Stage: r.Stage, Health: health, Weight: weight,
+				HealthSince: r.HealthSince, Reason: r.Reason.String(), HealthReason: r.HealthReason(), HealthChanges: r.HealthChanges,
 				Load: r.Report.Load, Reported: r.ReportedAt, Connected: r.Connected, Note: r.Note(), Estimate: r.Estimate,
 				Drained: r.Drained, Stopping: r.Report.Draining, DrainProgress: r.Report.DrainProgress, Routes: r.Report.Routes, Topology: r.Topology(),
 			})

@@ -30,7 +30,8 @@ import (
 //  4. weights change at most once a second, by one step each,
 //  5. boundaries change at most once a second between two plans,
 //  6. with Rules.Shared, only the holder of the lease makes plans, and all else that is
-//     published is stored or configured, too.
+//     published is stored or configured, too, but for the health of the replicas: that
+//     is this control plane's own sight.
 type State struct {
 	rules    Rules // with defaults
 	registry *registry.Registry
@@ -51,6 +52,12 @@ type State struct {
 	orderedSlots *[]policyslots.Slot // commanded by an operator, to be stored; nil: none
 	toStore      pendingWrite        // beside plans
 
+	leader, lastLeader string // the holder of the lease in force, and the last one
+	leaderChanges      uint64
+
+	healthChanges []registry.HealthChange // since the last effects
+
+	vanished       bool // the stored object has disappeared
 	publishPending bool // a published value has changed
 	needsRepair    bool // a plan in force may need repair
 	healthChanged  bool // the health of some replica has changed
@@ -151,6 +158,8 @@ func (s *State) Step(now time.Time, ev Event) Effects {
 		s.addRefusals(ev.List)
 	case Stored:
 		s.handleStored(now, ev.Object)
+	case Vanished:
+		s.vanished = true
 	case NotStored:
 		s.handleNotStored(now)
 	}
@@ -160,7 +169,8 @@ func (s *State) Step(now time.Time, ev Event) Effects {
 // effects proposes the writes that are due, and publishes when no proposal waits for
 // its answer.
 func (s *State) effects(now time.Time, ev Event) Effects {
-	var e Effects
+	e := Effects{Health: s.healthChanges, Leader: s.leaderChange(now)}
+	s.healthChanges = nil
 	if s.proposal == nil && s.registry.Configured() {
 		e.Propose = s.duePropose(now, ev)
 	}
@@ -235,7 +245,7 @@ func (s *State) handleStored(now time.Time, o store.Object) {
 		s.epoch = o.Epoch
 		s.restoreHistory(o)
 	}
-	s.proposal, s.needsRepair = nil, true
+	s.proposal, s.needsRepair, s.vanished = nil, true, false
 	s.resetOrders(now)
 	s.registry.Forget(now)
 }
@@ -292,9 +302,12 @@ func (s *State) handleReport(now time.Time, report *loadreport.Report) {
 
 // refresh recomputes a replica's health.
 func (s *State) refresh(now time.Time, r *registry.Replica) {
-	if s.registry.Refresh(now, r) {
-		s.needsRepair, s.healthChanged = true, true
-		s.publishPending = s.publishPending || s.lease == nil
+	changed, change := s.registry.Refresh(now, r)
+	if changed {
+		s.needsRepair, s.healthChanged, s.publishPending = true, true, true
+	}
+	if change != nil {
+		s.healthChanges = append(s.healthChanges, *change)
 	}
 }
 

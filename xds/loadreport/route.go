@@ -10,7 +10,7 @@ import (
 type Route struct {
 	Transport string
 	Peer      policies.ReplicaID // the replica that the blocks come from; empty: any
-	State     string             // RouteReady, RouteHeld, RouteBroken or RouteUnsuited
+	State     string             // RouteReady, RouteHeld, RouteBroken, RouteUnsuited or RouteUnknown
 	Reason    string             // why it is not ready
 	Rate      float64            // bytes per second of its pulls; 0: not measured
 	Path      string             // the links between the two, as far as they are known
@@ -22,6 +22,7 @@ const (
 	RouteHeld     = "held" // it failed recently, and is tried last
 	RouteBroken   = "broken"
 	RouteUnsuited = "unsuited" // it works, but not with the memory of the KV cache
+	RouteUnknown  = "unknown"  // the engine is away, so that its memory cannot be probed
 )
 
 // MaxRoutes is how many routes a report may have.
@@ -36,7 +37,7 @@ func decodeRoutes(list []*api.Route) (routes []Route, dropped int) {
 	for _, r := range list {
 		state := r.GetState()
 		if r.GetTransport() == "" || len(r.GetTransport()) > maxKeyword || len(r.GetPeer()) > MaxName || !Within(r.GetBytesPerSecond(), MaxRate) ||
-			state != RouteReady && state != RouteHeld && state != RouteBroken && state != RouteUnsuited {
+			state != RouteReady && state != RouteHeld && state != RouteBroken && state != RouteUnsuited && state != RouteUnknown {
 			dropped++
 			continue
 		}

@@ -62,7 +62,9 @@ func (f *File) read() (o Object, revision uint64, v Version, err error) {
 	}()
 	body, err := atomicfile.Read(f.path, maxSize)
 	if errors.Is(err, fs.ErrNotExist) {
-		return Object{}, 0, "", nil
+		// Without its directory the file is not missing but out of reach.
+		_, err = os.Stat(filepath.Dir(f.path))
+		return Object{}, 0, "", err
 	}
 	if err != nil {
 		return Object{}, 0, "", err

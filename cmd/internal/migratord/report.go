@@ -107,9 +107,12 @@ func reportedRoutes(paths []transport.Path, over func(peer policies.ReplicaID, t
 		}
 		switch {
 		case p.Peer == "":
-			if errors.Is(p.Err, transport.ErrUnsupportedMemory) {
+			switch {
+			case errors.Is(p.Err, transport.ErrUnsupportedMemory):
 				r.State = fleetreport.RouteUnsuited
-			} else if p.Err != nil {
+			case errors.Is(p.Err, transport.ErrEngineAway):
+				r.State = fleetreport.RouteUnknown
+			case p.Err != nil:
 				r.State = fleetreport.RouteBroken
 			}
 			general = append(general, r)

@@ -38,21 +38,21 @@ func TestMigrationsFitIntoReport(t *testing.T) {
 // TestRoutesFitIntoReport checks that unhealthy routes are reported first.
 func TestRoutesFitIntoReport(t *testing.T) {
 	why := errors.New("why")
-	paths := []transport.Path{{Transport: "cuda", Err: fmt.Errorf("cuda: %w", transport.ErrUnsupportedMemory)}, {Transport: "shm", Err: why}, {Transport: "tcp"}}
+	paths := []transport.Path{{Transport: "cuda", Err: fmt.Errorf("cuda: %w", transport.ErrUnsupportedMemory)}, {Transport: "shm", Err: why}, {Transport: "tcp"}, {Transport: "verbs", Err: fmt.Errorf("verbs: %w", transport.ErrEngineAway)}}
 	for i := range 50 {
 		paths = append(paths, transport.Path{Peer: policies.ReplicaID(fmt.Sprint(i)), Transport: "tcp", Rate: 5})
 	}
-	paths[41].Err = why
+	paths[42].Err = why
 	got := reportedRoutes(paths, func(p policies.ReplicaID, name string) string { return name + " from " + string(p) })
 	if len(got) != maxReportedRoutes {
 		t.Fatalf("%d routes", len(got))
 	}
-	for i, want := range []string{" cuda unsuited cuda: " + transport.ErrUnsupportedMemory.Error(), " shm broken why", " tcp ready ", "38 tcp held why", "0 tcp ready "} {
+	for i, want := range []string{" cuda unsuited cuda: " + transport.ErrUnsupportedMemory.Error(), " shm broken why", " tcp ready ", " verbs unknown verbs: " + transport.ErrEngineAway.Error(), "38 tcp held why", "0 tcp ready "} {
 		if g := fmt.Sprint(got[i].Peer, " ", got[i].Transport, " ", got[i].State, " ", got[i].Reason); g != want {
 			t.Errorf("route %d is %q, want %q", i, g, want)
 		}
 	}
-	if got[0].Path != "" || got[3].Path != "tcp from 38" || got[4].BytesPerSecond != 5 || reportedRoutes(nil, nil) != nil {
-		t.Errorf("%v", got[4])
+	if got[0].Path != "" || got[4].Path != "tcp from 38" || got[5].BytesPerSecond != 5 || reportedRoutes(nil, nil) != nil {
+		t.Errorf("%v", got[5])
 	}
 }

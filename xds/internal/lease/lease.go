@@ -151,6 +151,15 @@ func (m *Machine) Observe(now time.Time, l Lease) {
 // machine's clock.
 func (m *Machine) Holder() (holder string, since time.Time) { return m.stored.Holder, m.changedAt }
 
+// Leader returns the control plane that holds a lease in force, as far as is known here;
+// "" if none does.
+func (m *Machine) Leader(now time.Time) string {
+	if m.held && !m.Leads(now) || !m.held && now.Sub(m.changedAt) >= m.c.Term {
+		return ""
+	}
+	return m.stored.Holder
+}
+
 // NameTaken reports whether another control plane uses the name of this one. Both would
 // then take the lease from each other whenever it expires.
 func (m *Machine) NameTaken() bool { return m.observed && !m.held && m.stored.Holder == m.c.Self }

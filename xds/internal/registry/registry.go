@@ -3,9 +3,10 @@
 // configured list (Configure), reports (Replica.HandleReport) and stored objects
 // (ApplyStored), reads no clock and does no I/O. It is not safe for concurrent use.
 //
-// Where several control planes share a store, the one that plans records what it
-// sees of the replicas in the stored object (Record), and all of them serve what is
-// stored (Served), so that they serve the same.
+// Where several control planes share a store, the one that plans records the weights in
+// the stored object (Record), and all of them serve what is stored (Served). Each serves
+// the health that it sees itself, so that a store that fails does not freeze it; the
+// recorded health is only what a control plane assumes when it starts.
 package registry
 
 import (
@@ -64,7 +65,7 @@ func Check(models []string, list []policies.Replica) error {
 // Config is the configuration of a Registry.
 type Config struct {
 	// Grace is how long a report counts, and how long a replica that has not reported
-	// since the start of the program counts as ready.
+	// since the start of the program counts as ready, unless it is stored as unready.
 	Grace time.Duration
 	// HalfLife is that of the flow of a replica that no longer reports.
 	HalfLife time.Duration
@@ -138,8 +139,11 @@ func (g *Registry) Configure(now time.Time, list []policies.Replica) {
 	g.applyServed()
 }
 
-// Refresh recomputes a replica's health and reports whether it changed.
-func (g *Registry) Refresh(now time.Time, r *Replica) bool { return r.refresh(now, g.cfg.Grace) }
+// Refresh recomputes a replica's health and reports whether it changed. change says
+// what there is to log; nil: nothing.
+func (g *Registry) Refresh(now time.Time, r *Replica) (changed bool, change *HealthChange) {
+	return r.refresh(now, g.cfg.Grace)
+}
 
 // Forget drops the replicas that are neither configured nor in a plan, and whose flow
 // has faded.

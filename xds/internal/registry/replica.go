@@ -20,11 +20,16 @@ type Replica struct {
 	Drained    bool // by an operator; policies.Replica.Draining is the configuration's
 	Stage      int  // in the plan in force; -1: none
 	Report     loadreport.Report
-	ReportedAt time.Time             // when Report came; zero: never
-	Connected  bool                  // a report stream is open
-	Weight     uint32                // to be served; see Registry.Served
-	Health     resources.Health      // as of the last Refresh
-	Estimate   loadestimate.Estimate // of its load, as of the last event
+	ReportedAt time.Time        // when Report came; zero: never
+	Connected  bool             // a report stream is open
+	Weight     uint32           // to be served; see Registry.Served
+	Health     resources.Health // as of the last Refresh
+	Reason     Reason           // for Health
+	// HealthSince is when Health began, and HealthChanges how often each began, but for
+	// the first.
+	HealthSince   time.Time
+	HealthChanges [resources.Unhealthy + 1]uint64
+	Estimate      loadestimate.Estimate // of its load, as of the last event
 
 	reported     bool      // since the program started
 	assumedReady time.Time // until then a replica that has not reported counts as ready
@@ -33,22 +38,6 @@ type Replica struct {
 	note         string    // what is wrong with its reports
 	estimator    loadestimate.Estimator
 	topology     links.Topology // as last reported; the zero value: never
-}
-
-// refresh recomputes the replica's health and reports whether it changed.
-func (r *Replica) refresh(now time.Time, grace time.Duration) bool {
-	h := resources.Unhealthy
-	switch {
-	case r.Removed || r.DrainOrdered() || r.Report.Draining:
-		h = resources.Draining
-	case !r.reported && now.Before(r.assumedReady):
-		h = resources.Healthy
-	case r.reported && r.fresh(now, grace) && r.Report.EngineReady:
-		h = resources.Healthy
-	}
-	changed := h != r.Health
-	r.Health = h
-	return changed
 }
 
 // fresh reports whether the last report is recent enough to count.

@@ -3,7 +3,6 @@ package registry
 import (
 	"cmp"
 	"slices"
-	"time"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/internal/weights"
@@ -14,26 +13,19 @@ import (
 // served is what the stored object records of a replica.
 type served struct {
 	weight uint32
-	health resources.Health // Draining: its migrator stops
+	// health is what the leader saw; Draining: its migrator stops. A control plane that
+	// starts assumes it until the replica reports.
+	health resources.Health
 }
 
 // Served returns the weight and the health of a replica that are published to proxies.
+// The weight is that of the leader, where several control planes share a store. The
+// health is what this control plane sees itself: the store may be late or fail.
 func (g *Registry) Served(r *Replica) (weight uint32, health resources.Health) {
 	if !g.cfg.Shared {
 		return r.Weight, r.Health
 	}
-	weight = r.stored.weight
-	switch {
-	case r.Removed || r.DrainOrdered():
-		health = resources.Draining
-	case r.stored.health == resources.Healthy && r.Stage < 0:
-		// A replica that is ready but in no stage is unknown to the control plane that
-		// plans, which would have given it a stage.
-		health = resources.Unhealthy
-	default:
-		health = r.stored.health
-	}
-	return weight, health
+	return r.stored.weight, r.Health
 }
 
 // ServedWeight returns the weight that is published to proxies.
@@ -49,7 +41,7 @@ func (g *Registry) TakesRequests(r *Replica) bool {
 }
 
 // ApplyStored applies what a stored object records of the replicas, and reports whether
-// anything about a replica has changed.
+// a weight has changed.
 func (g *Registry) ApplyStored(o store.Object) (changed bool) {
 	if !g.cfg.Shared {
 		return false
@@ -85,9 +77,8 @@ func (g *Registry) applyServed() (changed bool) {
 		if !ok {
 			s.weight = weights.Neutral
 		}
-		if s != r.stored {
-			r.stored, changed = s, true
-		}
+		changed = changed || s.weight != r.stored.weight
+		r.stored = s
 	}
 	return changed
 }
@@ -134,13 +125,9 @@ func (g *Registry) StoredHealthOutdated() bool {
 }
 
 // TakeOver prepares a control plane that becomes the leader: weights continue from
-// the stored ones, and replicas that do not report to it count as ready for a while
-// if they are stored as ready.
-func (g *Registry) TakeOver(now time.Time) {
+// the stored ones.
+func (g *Registry) TakeOver() {
 	for _, r := range g.replicas {
-		if r.stored.health == resources.Healthy && !r.fresh(now, g.cfg.Grace) {
-			r.reported, r.assumedReady = false, now.Add(g.cfg.Grace)
-		}
 		r.Weight = r.stored.weight
 	}
 }

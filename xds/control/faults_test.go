@@ -1,0 +1,100 @@
+package control
+
+import (
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies/testkit"
+	"github.com/cascadeinfer/cascade/xds/api"
+	"github.com/cascadeinfer/cascade/xds/store"
+)
+
+// hasFault reports whether a status lists a fault.
+func hasFault(s Status, kind, object string) bool {
+	return slices.ContainsFunc(s.Faults, func(f Fault) bool { return f.Kind == kind && f.Object == object && f.Text != "" })
+}
+
+// requireNamed checks that a fault is in the metrics, and that /readyz names it or is not
+// concerned.
+func requireNamed(t *testing.T, c *runningControl, kind, object string, ready bool) {
+	t.Helper()
+	if _, metrics := get(t, c, "/metrics"); !strings.Contains(metrics, `cascade_fault{kind="`+kind+`",object="`+object+`"} 1`) {
+		t.Errorf("no metric for the fault %s of %s", kind, object)
+	}
+	code, body := get(t, c, "/readyz")
+	if ready && code != http.StatusOK || !ready && (code != http.StatusServiceUnavailable || !strings.Contains(body, kind+" "+object+": ")) {
+		t.Errorf("/readyz answers %d with the fault %s of %s: %s", code, kind, object, body)
+	}
+}
+
+// TestFaults checks that the status, a metric and /readyz name a replica that is unhealthy, a model
+// without a replica, and a store that cannot be reached, and that orders then fail.
+func TestFaults(t *testing.T) {
+	f := newFakeFleet(t, 2)
+	state := filepath.Join(t.TempDir(), "state")
+	testkit.NoError(t, os.Mkdir(state, 0o700))
+	file := testkit.Must(store.NewFile(filepath.Join(state, "plan.json")))
+	rules := fastRules()
+	rules.Grace = 300 * time.Millisecond
+	c := startControl(t, Config{Rules: rules, Replicas: f.list, Store: file})
+	stop := f.startReports(t, c)
+	waitFor(t, c, "no fault", func(s Status) bool { return s.Epoch > 0 && len(s.Faults) == 0 })
+	testkit.WaitFor(t, "ready", func() bool { code, _ := get(t, c, "/readyz"); return code == http.StatusOK })
+
+	f.replicas[1].setReport(func(m *api.LoadReport) { m.EngineReady = false })
+	waitFor(t, c, "r1 named", func(s Status) bool { return hasFault(s, FaultReplica, "r1") })
+	requireNamed(t, c, FaultReplica, "r1", true)
+	if _, metrics := get(t, c, "/metrics"); !strings.Contains(metrics, `cascade_replica_health{health="unhealthy",model="m",reason="engine_down",replica="r1"} 1`) {
+		t.Error("no metric of the health of r1")
+	}
+	f.replicas[1].setReport(func(m *api.LoadReport) { m.EngineReady = true })
+	waitFor(t, c, "r1 healthy", func(s Status) bool { return len(s.Faults) == 0 })
+
+	testkit.NoError(t, os.Rename(state, state+".away"))
+	waitFor(t, c, "the store named", func(s Status) bool { return hasFault(s, FaultStore, "read") })
+	requireNamed(t, c, FaultStore, "read", false)
+	if code, body := post(t, c, "/drain?replica=r1", nil); code != http.StatusServiceUnavailable {
+		t.Errorf("an order without a store: %d %s", code, body)
+	}
+	waitFor(t, c, "the writes named", func(s Status) bool { return hasFault(s, FaultStore, "write") })
+	f.replicas[1].setReport(func(m *api.LoadReport) { m.EngineReady = false })
+	waitFor(t, c, "r1 unhealthy without a store", func(s Status) bool {
+		i := slices.IndexFunc(s.Models[0].Stages[0].Replicas, func(r Replica) bool { return r.ID == "r1" })
+		return i >= 0 && s.Models[0].Stages[0].Replicas[i].Health == "unhealthy"
+	})
+	testkit.NoError(t, os.Rename(state+".away", state))
+	waitFor(t, c, "the store readable", func(s Status) bool { return !hasFault(s, FaultStore, "read") })
+	if code, body := post(t, c, "/drain?replica=r1", nil); code != http.StatusOK {
+		t.Errorf("an order with a store: %d %s", code, body)
+	}
+	waitFor(t, c, "the store writable", func(s Status) bool { return !hasFault(s, FaultStore, "write") })
+
+	stop()
+	waitFor(t, c, "the model named", func(s Status) bool { return hasFault(s, FaultModel, "m") })
+	requireNamed(t, c, FaultModel, "m", false)
+}
+
+// TestVanishedPlan checks that a plan object that disappears is stored again, with the drains.
+func TestVanishedPlan(t *testing.T) {
+	f := newFakeFleet(t, 2)
+	path := filepath.Join(t.TempDir(), "plan.json")
+	c := startControl(t, Config{Rules: fastRules(), Replicas: f.list, Store: testkit.Must(store.NewFile(path))})
+	f.startReports(t, c)
+	waitFor(t, c, "a plan", func(s Status) bool { return s.Epoch > 0 })
+	if code, body := post(t, c, "/drain?replica=r1", nil); code != http.StatusOK {
+		t.Fatalf("%d %s", code, body)
+	}
+	testkit.NoError(t, os.Remove(path))
+	testkit.WaitFor(t, "the plan with the drain", func() bool {
+		body, err := os.ReadFile(path)
+		return err == nil && strings.Contains(string(body), `"drained"`) && strings.Contains(string(body), `"r1"`)
+	})
+	if s := c.Status(); len(s.Models[0].Unassigned) != 1 {
+		t.Errorf("the drain is lost: %+v", s.Models[0])
+	}
+}

@@ -1,0 +1,117 @@
+package registry
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/resources"
+)
+
+// Reason is why a replica has its health.
+type Reason uint8
+
+// The reasons. ReasonReady and ReasonAssumed are those of healthy replicas.
+const (
+	ReasonReady       Reason = iota
+	ReasonAssumed            // it has not reported since this control plane started, for less than the grace
+	ReasonNoReport           // it has not reported since this control plane started
+	ReasonLate               // its last report is older than the grace
+	ReasonEngine             // its engine does not answer health checks
+	ReasonUnreachable        // all requests that proxies send to its address fail
+	ReasonFile               // the fleet file drains it
+	ReasonOperator           // an operator drains it
+	ReasonStops              // its migrator stops
+	ReasonRemoved            // it is no longer in the fleet file
+	reasons
+)
+
+// String returns the reason as a label of metrics.
+func (r Reason) String() string {
+	return [reasons]string{"ready", "assumed_ready", "no_report", "report_late", "engine_down", "unreachable", "drained_by_file", "drained_by_operator", "migrator_stops", "removed"}[r]
+}
+
+// HealthReason explains the replica's health; it is empty for one that is ready.
+func (r *Replica) HealthReason() string {
+	switch r.Reason {
+	case ReasonAssumed:
+		return "it has not reported yet; a control plane that has just started assumes what was stored of it"
+	case ReasonNoReport:
+		return "its migrator has not reported to this control plane: check that it runs and reaches control.listen and control.peers"
+	case ReasonLate:
+		stream := "its report stream is open, so it may hang"
+		if !r.Connected {
+			stream = "its report stream is closed"
+		}
+		return "its migrator has stopped reporting; " + stream
+	case ReasonEngine:
+		return "its engine does not answer health checks"
+	case ReasonUnreachable:
+		return fmt.Sprintf("every request that proxies sent to its address, %s, failed, and its front end counted none: check its address in the fleet file, and the network", r.Address)
+	case ReasonFile:
+		return "the fleet file drains it"
+	case ReasonOperator:
+		return "an operator drains it"
+	case ReasonStops:
+		return "its migrator stops"
+	case ReasonRemoved:
+		return "it is no longer in the fleet file"
+	}
+	return ""
+}
+
+// HealthChange is a change of a replica's health, or of the reason for it.
+type HealthChange struct {
+	Replica  policies.ReplicaID
+	Model    string
+	From, To resources.Health
+	Reason   string        // see Replica.HealthReason
+	Lasted   time.Duration // how long the state before it lasted
+}
+
+// assess returns the health that the replica has now, and why.
+func (r *Replica) assess(now time.Time, grace time.Duration) (resources.Health, Reason) {
+	switch {
+	case r.Removed:
+		return resources.Draining, ReasonRemoved
+	case r.Draining:
+		return resources.Draining, ReasonFile
+	case r.Drained:
+		return resources.Draining, ReasonOperator
+	case r.Report.Draining:
+		return resources.Draining, ReasonStops
+	case !r.reported && now.Before(r.assumedReady):
+		return r.stored.health, ReasonAssumed
+	case !r.reported:
+		return resources.Unhealthy, ReasonNoReport
+	case !r.fresh(now, grace):
+		return resources.Unhealthy, ReasonLate
+	case !r.Report.EngineReady:
+		return resources.Unhealthy, ReasonEngine
+	}
+	return resources.Healthy, ReasonReady
+}
+
+// refresh recomputes the replica's health. changed reports that the health is another
+// one; change describes a new health or another reason, except when the replica's
+// health is determined for the first time.
+func (r *Replica) refresh(now time.Time, grace time.Duration) (changed bool, change *HealthChange) {
+	health, reason := r.assess(now, grace)
+	first := r.HealthSince.IsZero()
+	if health == r.Health && reason == r.Reason && !first {
+		return false, nil
+	}
+	changed = health != r.Health
+	was, since := r.Health, r.HealthSince
+	r.Health, r.Reason = health, reason
+	if changed || first {
+		r.HealthSince = now
+	}
+	if first || health == resources.Healthy && !changed {
+		return changed, nil
+	}
+	if changed {
+		r.HealthChanges[health]++
+	}
+	return changed, &HealthChange{Replica: r.ID, Model: r.Model, From: was, To: health, Reason: r.HealthReason(), Lasted: now.Sub(since)}
+}
