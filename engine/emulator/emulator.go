@@ -61,6 +61,7 @@ type Engine struct {
 	cancel []*stream // to be aborted
 	calls  []*call   // to be run
 	stats  batch.Stats
+	hung   chan struct{} // closed by Resume; nil while the core runs
 	// legs are the requests by the leg names of their clients.
 	legs map[string]*stream
 

@@ -19,7 +19,7 @@ func (e *Engine) loop(ctx context.Context, s *batch.Scheduler) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var due time.Time // end of the current iteration
-	for ctx.Err() == nil {
+	for e.waitWhileHung(ctx) {
 		e.takeInbox(s)
 		e.takeCalls(s, blocktable.AtBoundary)
 		if err := s.Pool.Err(); err != nil {
@@ -55,6 +55,9 @@ func (e *Engine) loop(ctx context.Context, s *batch.Scheduler) error {
 			if !e.waitIteration(ctx, s, timer.C) {
 				return nil
 			}
+		}
+		if !e.waitWhileHung(ctx) {
+			return nil
 		}
 		e.now = time.Now()
 		s.Settle()

@@ -117,6 +117,9 @@ func (m *metrics) Collect(ch chan<- prometheus.Metric) {
 	e := m.engine
 	e.mu.Lock()
 	s, queued := e.stats, len(e.inbox)
+	if e.hung != nil {
+		queued = 0 // the core counts what waits
+	}
 	e.mu.Unlock()
 	s.Waiting += queued
 	for _, x := range m.samples {

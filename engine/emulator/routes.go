@@ -50,6 +50,7 @@ func (e *Engine) routes() http.Handler {
 		writeJSON(w, http.StatusOK, []byte(`{"version":"`+version+`"}`))
 	})
 	handle("GET", "/metrics", e.metrics.handler().ServeHTTP)
+	e.faultRoutes(handle)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		if known[r.URL.Path] {
 			writeJSON(w, http.StatusMethodNotAllowed, []byte(`{"detail":"Method Not Allowed"}`))

@@ -1,0 +1,174 @@
+// Package progress decides whether an inference engine makes progress: whether its core
+// generates tokens, which a health check does not show. vLLM's /health answers 200 while a
+// GPU kernel or a collective is stuck, for hours.
+//
+// The driver, migrator/frontend, counts what the engine brings and calls Monitor.Check a
+// few times a second. The package reads no clock.
+//
+// Invariants:
+//
+//  1. Only the engine as a whole counts. A stream that pauses proves nothing, because an
+//     engine whose KV cache is full preempts it for as long as others generate.
+//  2. An engine is hung only after it brought nothing for three times as long as its cost
+//     profile predicts for its work, and for at least MinPause. A long prefill is
+//     progress that is expected. An engine that was slower, and one that has just
+//     started, gets more time.
+//  3. An engine without work is never found hung, nor is the process's own pause the
+//     engine's: a call counts for at most MaxGap of time.
+//  4. A hung engine is hung until Resume: until it has answered a request.
+package progress
+
+import (
+	"math"
+	"time"
+
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+const (
+	// MinPause is the least time without progress after which an engine is hung.
+	MinPause = 2 * time.Second
+	// MaxGap is how much time counts between two calls of Check, which come more
+	// often unless the process was suspended.
+	MaxGap = 500 * time.Millisecond
+	// patience is how many times longer than predicted a step may take.
+	patience = 3
+	// stepTokens is the most prompt tokens that a step computes: vLLM's default for
+	// large GPUs (max_num_batched_tokens).
+	stepTokens = 8192
+
+	// minLearnt is the shortest predicted step that teaches how slow an engine is:
+	// shorter ones take as long as the driver's clock is coarse.
+	minLearnt = 250 * time.Millisecond
+	maxSlack  = 8
+	forget    = 5 * time.Minute // in which most of the slack is lost
+
+	// givenUpLimit is how many streams must have been given up one by one within
+	// givenUpWindow for the engine to be hung although others progress: one of several
+	// cores behind one API server hangs.
+	givenUpLimit  = 3
+	givenUpWindow = 30 * time.Second
+)
+
+// Work is what an engine has to do, as far as it shows in tokens.
+type Work struct {
+	Running       int             // requests that have had a token
+	Held, Longest policies.Tokens // Σ and maximum of their lengths
+	Waiting       int             // requests without a token
+	Promised      policies.Tokens // Σ of their lengths
+	LongestPrompt policies.Tokens // the maximum of them
+}
+
+// Idle reports whether no token is to be expected.
+func (w Work) Idle() bool { return w.Running+w.Waiting == 0 }
+
+// Predict returns the seconds until an engine of this cost brings the next token of any
+// request. A step computes one token of each running request and a chunk of the
+// prompts. Without a running request there is no token before a whole prompt is
+// computed, which may be the longest one.
+func Predict(c policies.Cost, w Work) float64 {
+	prompt, longest := float64(w.Promised), float64(w.LongestPrompt)
+	if w.Running > 0 {
+		chunk := min(prompt, stepTokens)
+		n, held := float64(w.Running), float64(w.Held)
+		skew := float64(w.Longest) - held/n
+		return c.D0 + float64(c.D1*n) + float64(c.D4*(held+float64(c.Kappa*skew))) + float64(c.D2*chunk) + float64(c.D3*2*longest*chunk)
+	}
+	if w.Waiting == 0 {
+		return 0
+	}
+	tokens := min(prompt, longest+stepTokens)
+	steps := math.Ceil(max(tokens, 1) / stepTokens)
+	return float64(steps*c.D0) + float64(c.D2*tokens) + float64(c.D3*(longest*longest+2*longest*(tokens-longest)))
+}
+
+// State is what is known of an engine's progress.
+type State uint8
+
+// The states.
+const (
+	Progressing State = iota // or idle
+	Quiet                    // half the time has passed after which it is hung
+	Hung
+)
+
+// String names the state in lower case.
+func (s State) String() string { return [...]string{"progressing", "quiet", "hung"}[s] }
+
+// Monitor judges one engine. It is not safe for concurrent use.
+type Monitor struct {
+	cost     policies.Cost
+	state    State
+	brought  uint64        // what the engine had brought at the last call
+	last     time.Duration // the time of the last call
+	pause    time.Duration // since it brought something, or since it has work
+	expected time.Duration // the prediction for its work
+	// slack multiplies the limit, from 1 to maxSlack. It is how many times slower than
+	// its profile the engine was, and doubles with every verdict that the engine
+	// survived: one that pauses now and then must not be emptied every time.
+	slack   float64
+	cold    bool // it has brought nothing yet: engines compile kernels for their first requests
+	givenUp []time.Duration
+}
+
+// New returns the Monitor of an engine that has just started. A cost of zero predicts nothing,
+// so that MinPause decides.
+func New(c policies.Cost) *Monitor { return &Monitor{cost: c, slack: maxSlack, cold: true} }
+
+// Check takes note of the state at now, which must not go back, and returns whether the
+// engine makes progress. brought grows with everything that the engine brings; w is its
+// present work.
+func (m *Monitor) Check(now time.Duration, brought uint64, w Work) State {
+	gap := min(now-m.last, MaxGap)
+	m.last = now
+	if !m.cold {
+		m.slack -= (m.slack - 1) * float64(gap) / float64(forget)
+	}
+	progressed := brought != m.brought
+	m.brought = brought
+	if m.state == Hung {
+		return Hung
+	}
+	switch {
+	case progressed && m.cold:
+		m.cold, m.slack = false, 1
+	case progressed && m.expected >= minLearnt:
+		m.slack = min(max(m.slack, float64(m.pause+gap)/float64(m.expected)), maxSlack)
+	}
+	if m.pause += gap; progressed || w.Idle() {
+		m.pause = 0
+	}
+	m.expected = time.Duration(Predict(m.cost, w) * float64(time.Second))
+	for len(m.givenUp) > 0 && now-m.givenUp[0] > givenUpWindow {
+		m.givenUp = m.givenUp[1:]
+	}
+	switch limit := m.Limit(); {
+	case m.pause > limit, len(m.givenUp) >= givenUpLimit:
+		m.state = Hung
+	case m.pause > limit/2:
+		m.state = Quiet
+	default:
+		m.state = Progressing
+	}
+	return m.state
+}
+
+// Limit returns the pause after which the engine is hung, as of the last Check.
+func (m *Monitor) Limit() time.Duration {
+	return time.Duration(m.slack * float64(max(MinPause, patience*m.expected)))
+}
+
+// Pause returns for how long the engine has brought nothing although it has work.
+func (m *Monitor) Pause() time.Duration { return m.pause }
+
+// GiveUp takes note that a stream was given up at now because it paused although the engine
+// had room for it.
+func (m *Monitor) GiveUp(now time.Duration) { m.givenUp = append(m.givenUp, now) }
+
+// Resume ends the verdict that the engine is hung: it has answered a request.
+func (m *Monitor) Resume() {
+	if m.state == Hung {
+		m.state, m.pause, m.givenUp = Progressing, 0, nil
+		m.slack = min(2*m.slack, maxSlack)
+	}
+}
