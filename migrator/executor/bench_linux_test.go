@@ -123,6 +123,7 @@ func (d *fakeFrontEnd) LocalLegs() []frontend.LocalLeg {
 	return []frontend.LocalLeg{{Request: policies.Request{ID: "q", Input: policies.Tokens(d.slab.length)}, Name: "q#1", FrontEnd: "s", Epoch: 1}}
 }
 func (*fakeFrontEnd) AdvanceEpoch(string, policies.Epoch) {}
+func (*fakeFrontEnd) FreezeLeg(string, bool)              {}
 
 // directNetwork encodes envelopes and delivers them to one executor.
 type directNetwork struct{ to func() *executor.Executor }

@@ -51,6 +51,9 @@ type LocalLegs interface {
 	LocalLegs() []frontend.LocalLeg
 	// AdvanceEpoch sets the epoch of a request whose migration failed.
 	AdvanceEpoch(id string, epoch policies.Epoch)
+	// FreezeLeg records that the engine has stopped a leg between two steps, or that the
+	// leg goes on: meanwhile its silence is not the engine's.
+	FreezeLeg(name string, frozen bool)
 }
 
 // FrontEnd is the replica's own front end, a frontend.Server.

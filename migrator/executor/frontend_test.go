@@ -22,6 +22,7 @@ type frontEnd struct {
 
 	mu      sync.Mutex
 	streams map[string]*clientStream
+	frozen  map[string]bool // the legs that FreezeLeg reported
 }
 
 type clientStream struct {
@@ -336,6 +337,21 @@ func (f *frontEnd) AdvanceEpoch(name string, epoch policies.Epoch) {
 			q.conn.epoch = max(q.conn.epoch, epoch)
 		}
 	}
+}
+
+// FreezeLeg is called by the source around a freeze.
+func (f *frontEnd) FreezeLeg(name string, frozen bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.frozen[name] = true; !frozen {
+		delete(f.frozen, name)
+	}
+}
+
+func (f *frontEnd) countsFrozen(leg string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.frozen[leg]
 }
 
 // peerLost handles the loss of a peer: it rescues the streams that ran there, and ends the peer's

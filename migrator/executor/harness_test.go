@@ -86,7 +86,7 @@ func newFleet(replicas int, link int64, carry func(*replica) carrier) *fleet {
 		w.replicas = append(w.replicas, &replica{w: w, id: policies.ReplicaID(rune('a' + i)), engine: newEngine(), events: map[bidask.Deal][]bidask.EventKind{}, answers: map[bidask.Deal]chan bidask.EventKind{}})
 	}
 	for i, n := range w.replicas {
-		n.frontEnd = &frontEnd{w: w, node: n, streams: map[string]*clientStream{}}
+		n.frontEnd = &frontEnd{w: w, node: n, streams: map[string]*clientStream{}, frozen: map[string]bool{}}
 		n.engine.onToken, n.engine.gate = w.watch, n.passGate
 		n.carrier = carry(n)
 		transports := []transport.Transport{&wire{n.carrier, n}}
@@ -313,7 +313,7 @@ func (w *fleet) findLeftovers() []string {
 		e := n.engine
 		e.mu.Lock()
 		for leg, q := range e.seqs {
-			if q.frozen {
+			if q.frozen || n.frontEnd.countsFrozen(leg) {
 				out = append(out, fmt.Sprintf("%s: %s is frozen", n.id, leg))
 			}
 			if !held[q.conn] {

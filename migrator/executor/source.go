@@ -140,7 +140,11 @@ func (m *Executor) listBlocks(a transfer.Action) {
 // freezeRequest freezes a request and lists the rest of its blocks.
 func (m *Executor) freezeRequest(a transfer.Action) {
 	m.enqueueTableCall(a, func(ctx context.Context, leg string, from int) (blocks.Table, bool, error) {
+		m.cfg.FrontEnd.FreezeLeg(leg, true)
 		t, err := m.cfg.Engine.Freeze(ctx, leg, from)
+		if err != nil {
+			m.cfg.FrontEnd.FreezeLeg(leg, false)
+		}
 		return t, false, err
 	})
 }
@@ -219,6 +223,7 @@ func (m *Executor) unfreeze(a transfer.Action) {
 	}
 	m.enqueue(k, job{kind: a.Kind, run: func(ctx context.Context) func() {
 		m.retryUntilAnswered(ctx, a.Kind.String(), a.Deal, func(ctx context.Context) error { return call(ctx, x.leg) })
+		m.cfg.FrontEnd.FreezeLeg(x.leg, false)
 		return nil
 	}})
 }

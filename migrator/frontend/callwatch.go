@@ -20,6 +20,9 @@ type callWatch struct {
 func (w *callWatch) begin() { w.calls.Add(1) }
 func (w *callWatch) end()   { w.calls.Add(1) }
 
+// inCall reports whether a call waits now.
+func (w *callWatch) inCall() bool { return w.calls.Load()%2 == 1 }
+
 // check returns how many checks in a row, this one included, have found the same
 // call waiting.
 func (w *callWatch) check() int {

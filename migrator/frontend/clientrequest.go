@@ -94,6 +94,11 @@ func (srv *Server) refuseEngineFailure(w http.ResponseWriter, err error) {
 		writeProblem(w, engineLostProblem(err))
 		return
 	}
+	if errors.Is(err, errLostEverywhere) {
+		srv.log.Error("request not begun: several replicas lost it", "error", err)
+		writeProblem(w, openai.Problem{Status: http.StatusServiceUnavailable, Kind: "ServiceUnavailableError", Message: errLostEverywhere.Error() + "; send it again later"})
+		return
+	}
 	if localfault.Is(err) {
 		srv.log.Warn("request refused: this process ran out of a resource", "error", err)
 		refuseRequest(w, "the replica is out of resources; send the request to another one")

@@ -59,6 +59,11 @@ type Config struct {
 	// it that is in use; if it is 0 they report no load.
 	KVTokens policies.Tokens
 
+	// Cost is what the engine's steps cost. An engine that brings nothing for much longer
+	// than its present work should take counts as away (package progress). If it is zero,
+	// only the least time counts.
+	Cost policies.Cost
+
 	// Listener takes the clients (Envoy). It is closed while the engine is away,
 	// and then Listen opens the same address again; Drain closes it for good.
 	// Copies of it in other processes are not affected. If it is nil the caller
@@ -108,9 +113,11 @@ type Config struct {
 	// given up, the wait for the first token included. The first byte of an
 	// unstreamed answer follows its last token. 0 means 10 min.
 	IdleTimeout time.Duration
-	// HangTimeout is how long an engine may pause in the middle of an answer
-	// before the stream is rescued; IdleTimeout applies to streams that cannot
-	// be. The pause is noticed up to a quarter of it later. 0 means 15 s.
+	// HangTimeout is how long an engine that makes progress may pause in the middle of
+	// one answer before that stream is rescued; the pause is noticed up to a quarter of
+	// it later. It applies while the requests at the engine take less than half of
+	// KVTokens: a fuller engine may have preempted the request, and IdleTimeout applies,
+	// as it does to streams that cannot be rescued. 0 means 15 s.
 	HangTimeout time.Duration
 	// MigrationTimeout is how long a client may wait for its stream's first token
 	// from another replica before the migration is given up; 0 means 10 s.

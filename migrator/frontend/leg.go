@@ -29,7 +29,7 @@ type Leg interface {
 // Why legs end that were not closed.
 var (
 	errIdle        = errors.New("the engine sent nothing for too long")
-	errHung        = errors.New("the engine stopped in the middle of an answer")
+	errHung        = errors.New("the engine stopped in the middle of an answer although it has room for it")
 	errEngineAway  = errors.New("the engine is away")
 	errReplicaGone = errors.New("the replica is gone")
 )
@@ -49,6 +49,11 @@ type wireLeg struct {
 // readLeg returns the leg whose events an engine sends as body.
 func readLeg(body io.ReadCloser, l *call, home *localLeg, idle, hang time.Duration) *wireLeg {
 	leg := &wireLeg{body: body, reader: openai.NewReader(body), local: home, call: l}
+	if home == nil {
+		hang = 0 // the replica that runs it judges its engine
+	} else {
+		home.leg.Store(leg)
+	}
 	leg.watch.start(leg, idle, hang)
 	return leg
 }
@@ -87,7 +92,7 @@ func (l *wireLeg) track(c *openai.Chunk) {
 	}
 	if n > 0 {
 		work.AddOutput(n)
-		l.local.server.tokensRead.Add(uint64(n))
+		l.local.server.brought.Add(uint64(n))
 	}
 	if u, ok := c.Usage(); ok {
 		work.SetUsage(policies.Tokens(u.Prompt), policies.Tokens(u.Output), policies.Tokens(u.Cached))
@@ -131,7 +136,9 @@ const drainTimeout = 50 * time.Millisecond
 var _ Leg = (*wireLeg)(nil)
 
 // idleWatch aborts a leg whose engine sends nothing. Time for which Next was not
-// called does not count.
+// called does not count. A pause in the middle of an answer is no reason while the
+// engine may have preempted the request; whether the engine makes progress at all is
+// decided for all its requests together, by package progress.
 type idleWatch struct {
 	// Fixed.
 	leg                    *wireLeg
@@ -159,11 +166,12 @@ func (w *idleWatch) check() {
 		return
 	}
 	waiting := w.reads.check()
-	switch begun := w.hasToken.Load(); {
-	case begun && waiting > w.hangChecks && w.hangChecks < w.idleChecks:
-		w.leg.abort(errHung)
-	case waiting > w.idleChecks, begun && waiting > w.hangChecks:
+	switch {
+	case waiting > w.idleChecks:
 		w.leg.abort(errIdle)
+	case waiting > w.hangChecks && w.hangChecks < w.idleChecks && w.hasToken.Load() && !w.leg.local.server.crowded.Load():
+		w.leg.local.server.givenUp.Add(1)
+		w.leg.abort(errHung)
 	default:
 		w.timer.Reset(w.interval)
 	}

@@ -20,10 +20,11 @@ var loadHeaders = map[string]bool{
 // updateLoadHeader updates the load that answers report. The names are vLLM's, so
 // that engines with and without a front end can be compared.
 func (srv *Server) updateLoadHeader() {
+	l := srv.tracker.State().Load
+	srv.updateCrowded(l)
 	if srv.cfg.KVTokens <= 0 {
 		return
 	}
-	l := srv.tracker.State().Load
 	text := fmt.Sprintf("TEXT named_metrics.kv_cache_usage_perc=%.4f,named_metrics.num_requests_running=%d,named_metrics.num_requests_waiting=%d",
 		min(float64(l.Held)/float64(srv.cfg.KVTokens), 1), l.Running, l.Waiting)
 	srv.loadHeader.Store(&text)

@@ -72,13 +72,16 @@ type localLeg struct {
 	work      *loadtracker.Work
 	call      *call
 
+	plain     bool // its answer comes as a whole
 	epoch     atomic.Uint64
-	idsHidden atomic.Bool // its tokens come without ids
+	idsHidden atomic.Bool             // its tokens come without ids
+	frozen    atomic.Bool             // a migration has stopped it between two steps
+	leg       atomic.Pointer[wireLeg] // that reads its answer; nil before it begins, and if that is no stream
 }
 
 // registerLeg registers a leg that is about to be sent to the own engine.
 func (srv *Server) registerLeg(lr *legRequest, l *call) *localLeg {
-	r := &localLeg{server: srv, frontEnd: lr.frontEnd, stream: lr.stream, request: lr.request, minTokens: lr.minTokens, name: lr.name(), since: time.Now(), call: l, warmup: lr.request.ID == "" && lr.arrival.Input > 0,
+	r := &localLeg{server: srv, frontEnd: lr.frontEnd, stream: lr.stream, request: lr.request, minTokens: lr.minTokens, name: lr.name(), since: time.Now(), call: l, warmup: lr.request.ID == "" && lr.arrival.Input > 0, plain: lr.plain,
 		work: srv.tracker.Begin(lr.arrival)}
 	r.epoch.Store(uint64(lr.epoch))
 	r.idsHidden.Store(lr.plain)

@@ -9,10 +9,12 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"sync"
 	"syscall"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
+	"github.com/cascadeinfer/cascade/migrator/internal/session"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/length"
 	"github.com/cascadeinfer/cascade/policies/localfault"
@@ -21,7 +23,7 @@ import (
 var dialer = &net.Dialer{Timeout: dialTimeout}
 
 // payload is the body of an engine's request. It is released as soon as the
-// engine has answered: a prompt is large and a stream is long.
+// engine has brought the first event: a prompt is large and a stream is long.
 type payload struct {
 	mu    sync.Mutex
 	bytes []byte
@@ -141,22 +143,53 @@ func (b openedLeg) recordUsage(answer []byte) {
 	}
 }
 
-// openLeg sends a leg request where it was placed and waits for the answer to
-// begin. If a peer refuses or fails before that, the own engine gets the request.
+// openLeg sends a client's request where it was placed and waits for the answer to begin.
+// A replica that loses the request before that costs only time: the next one gets it,
+// errLostEverywhere says that MaxAttempts replicas have lost it.
 func (srv *Server) openLeg(ctx context.Context, lr *legRequest) (openedLeg, error) {
-	if lr.target.Address != "" {
+	defer lr.body.release()
+	var tried []policies.ReplicaID
+	for {
 		b, err := srv.openLegAt(ctx, lr)
 		if err == nil || ctx.Err() != nil {
-			lr.body.release()
 			return b, err
 		}
-		srv.log.Warn("forward to a peer failed; using the own engine", "peer", lr.target.Replica, "address", lr.target.Address, "error", err)
-		lr.target = Target{}
+		tried = append(tried, srv.replicaOf(lr.target))
+		if len(tried) == session.MaxAttempts {
+			return b, fmt.Errorf("%w: %w", errLostEverywhere, err)
+		}
+		next, ok := srv.nextTarget(lr, tried, err)
+		if !ok {
+			return b, err
+		}
+		srv.log.Warn("request not begun; sending it to another replica", "stream", lr.request.ID, "from", tried[len(tried)-1], "to", srv.replicaOf(next), "error", err)
+		lr.target = next
 	}
-	return srv.openLegAt(ctx, lr)
 }
 
-// openLegAt is openLeg without the second attempt. While it waits, the loss of
+// errLostEverywhere ends a request that no engine has begun: it may be the one that hangs
+// them, and must not get all of them.
+var errLostEverywhere = errors.New("several replicas have lost the request")
+
+// nextTarget returns where a request goes that replicas have lost, the last one because of
+// err: to the own engine, or to a replica that the Rescuer names. A request with which the
+// own engine failed is not sent on from here.
+func (srv *Server) nextTarget(lr *legRequest, tried []policies.ReplicaID, err error) (Target, bool) {
+	self := srv.cfg.Replica
+	switch ownTried := slices.Contains(tried, self); {
+	case !ownTried && srv.ready.Load():
+		return Target{}, true
+	case srv.cfg.Rescuer == nil || ownTried && tried[len(tried)-1] == self && !errors.Is(err, errEngineAway):
+		return Target{}, false
+	case !ownTried:
+		tried = append(slices.Clip(tried), self)
+	}
+	to, ok := srv.cfg.Rescuer.Rescue(lr.stream.request, tried)
+	to = srv.normalize(to)
+	return to, ok && to.Address != ""
+}
+
+// openLegAt is openLeg for one replica. While it waits, the loss of
 // the replica cancels it.
 func (srv *Server) openLegAt(parent context.Context, lr *legRequest) (openedLeg, error) {
 	ctx, cancel := context.WithCancel(parent)
@@ -191,9 +224,7 @@ func (srv *Server) openLegAt(parent context.Context, lr *legRequest) (openedLeg,
 		}
 		return fail(err)
 	}
-	if local {
-		lr.body.release()
-	} else if resp.Header.Get(length.RefusedHeader) != "" {
+	if !local && resp.Header.Get(length.RefusedHeader) != "" {
 		resp.Body.Close()
 		return fail(errors.New("the peer refused the request"))
 	}
@@ -201,12 +232,14 @@ func (srv *Server) openLegAt(parent context.Context, lr *legRequest) (openedLeg,
 	if !isEventStream(resp) {
 		resp.Body = newIdleBody(resp.Body, srv.cfg.IdleTimeout)
 		b.response = resp
+		lr.body.release()
 		return b, nil
 	}
 	b.leg = readLeg(resp.Body, b.call, b.local, srv.cfg.IdleTimeout, lr.hangTimeout)
 	if b.first, err = b.leg.Next(); err != nil {
 		return fail(err)
 	}
+	lr.body.release()
 	return b, nil
 }
 

@@ -20,6 +20,7 @@ func (srv *Server) relayResponse(w http.ResponseWriter, b openedLeg, key templat
 	defer b.release()
 	if b.local != nil {
 		b.local.work.AddOutput(0)
+		srv.brought.Add(1)
 	}
 	copyToClient(w, b.header)
 	if size := b.response.Header.Get("Content-Length"); size != "" {

@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cascadeinfer/cascade/migrator/internal/progress"
 	"github.com/cascadeinfer/cascade/policies/localfault"
 )
 
@@ -38,8 +39,9 @@ func (srv *Server) Run(parent context.Context) error {
 	probe := time.NewTimer(0)
 	defer probe.Stop()
 
-	health := make(chan error)
-	probing, failures, tokens := false, 0, uint64(0)
+	health := make(chan probeResult)
+	probing, failures, brought := false, 0, uint64(0)
+	watch := newProgressWatch(srv)
 	var away time.Time                     // since when the engine has failed its health checks
 	drain, retire := srv.drain, srv.retire // nil once received
 	var retireTimer, deadline <-chan time.Time
@@ -63,6 +65,21 @@ func (srv *Server) Run(parent context.Context) error {
 		case <-sweep.C:
 			srv.tracker.Update()
 			srv.updateLoadHeader()
+			switch state := watch.check(time.Now()); {
+			case state == progress.Quiet:
+				watch.sample(ctx, &probes)
+			case state == progress.Hung && !srv.hung.Swap(true):
+				srv.log.Warn("engine makes no progress; sending its requests to other replicas",
+					"pause", watch.monitor.Pause(), "limit", watch.monitor.Limit())
+				srv.setReady(false)
+				l.shutClients(ctx)
+				probe.Reset(0)
+			}
+			if srv.hung.Load() {
+				srv.evacuate()
+			}
+		case s := <-watch.samples:
+			watch.handleSample(s)
 		case <-drain:
 			srv.log.Info("drain started")
 			leave()
@@ -94,20 +111,31 @@ func (srv *Server) Run(parent context.Context) error {
 			if probing {
 				continue
 			}
-			probing, tokens = true, srv.tokensRead.Load()
+			probing, brought = true, srv.brought.Load()
 			probes.Go(func() {
-				err := srv.probeEngine(ctx)
+				result := srv.probeEngine(ctx)
 				select {
-				case health <- err:
+				case health <- result:
 				case <-ctx.Done():
 				}
 			})
-		case err := <-health:
+		case result := <-health:
 			probing = false
+			err := result.err
+			if err == nil && srv.hung.Load() && !result.generated {
+				probe.Reset(0) // it began before the engine was found hung
+				continue
+			}
 			if err == nil {
 				failures = 0
+				if srv.hung.Swap(false) {
+					watch.monitor.Resume()
+				} else if !srv.ready.Load() {
+					watch.reset()
+				}
 				if !srv.setReady(true) {
 					srv.log.Info("engine became ready")
+					watch.sample(ctx, &probes)
 				}
 				if !leaving && !srv.retiring() {
 					l.openClients(ctx)
@@ -121,7 +149,7 @@ func (srv *Server) Run(parent context.Context) error {
 				continue
 			}
 			dead, slow := errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, context.DeadlineExceeded)
-			if slow && srv.tokensRead.Load() != tokens {
+			if slow && srv.brought.Load() != brought {
 				probe.Reset(healthRetry)
 				continue // it does not answer, but generates
 			}
@@ -145,27 +173,31 @@ func (srv *Server) Run(parent context.Context) error {
 	}
 }
 
-// probeEngine checks the engine's health.
-func (srv *Server) probeEngine(ctx context.Context) error {
+// probeResult is the result of a check of the engine. generated says that the engine was
+// asked for a token.
+type probeResult struct {
+	err       error
+	generated bool
+}
+
+// probeEngine checks the engine's health and, if it was hung, that it generates.
+func (srv *Server) probeEngine(ctx context.Context) probeResult {
 	ctx, cancel := context.WithTimeout(ctx, srv.cfg.HealthTimeout)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, srv.engine.JoinPath("/health").String(), nil)
+	generate := srv.hung.Load()
+	resp, err := srv.probeCall(ctx, http.MethodGet, "/health", "")
 	if err != nil {
-		return err
-	}
-	// On a connection of its own: an old one may work when the engine takes no
-	// new ones any more.
-	req.Close = true
-	resp, err := srv.probe.RoundTrip(req)
-	if err != nil {
-		return err
+		return probeResult{err, generate}
 	}
 	resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("GET /health of the engine: status %s", resp.Status)
+		return probeResult{fmt.Errorf("GET /health of the engine: status %s", resp.Status), generate}
 	}
 	if !srv.ready.Load() {
 		srv.askOutputLimits(ctx) // the engine may be another one than before
 	}
-	return nil
+	if generate {
+		err = srv.probeGeneration(ctx)
+	}
+	return probeResult{err, generate}
 }

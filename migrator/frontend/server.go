@@ -44,7 +44,10 @@ type Server struct {
 	retired        sync.Once
 
 	probesPassed atomic.Uint64 // health checks that the engine has passed
-	tokensRead   atomic.Uint64 // that have come from the engine
+	brought      atomic.Uint64 // tokens and whole answers that have come from the engine
+	givenUp      atomic.Uint64 // streams that the engine did not go on with although it had room
+	hung         atomic.Bool   // the engine makes no progress; see package progress
+	crowded      atomic.Bool   // the engine may have preempted requests
 
 	inFlight       *inFlight              // requests admitted, those without a Stream included
 	clientRequests atomic.Int64           // requests of its own clients in progress
@@ -160,9 +163,11 @@ func (srv *Server) setReady(ready bool) (was bool) {
 	return was
 }
 
-// evacuate cancels the requests on the own engine that another engine can
+// evacuate cancels the requests on the own engine that another engine can begin or
 // continue.
-func (srv *Server) evacuate() { srv.cancelLegs(errEngineAway, (*localLeg).rescuable) }
+func (srv *Server) evacuate() {
+	srv.cancelLegs(errEngineAway, func(r *localLeg) bool { return !r.work.Begun() || r.rescuable() })
+}
 
 func (srv *Server) draining() bool { return isClosed(srv.drain) }
 func (srv *Server) retiring() bool { return isClosed(srv.retire) }

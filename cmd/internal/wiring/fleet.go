@@ -259,7 +259,8 @@ func (f *Fleet) controlPlaneName() string {
 func (f *Fleet) Frontend(r config.Replica, log *slog.Logger) frontend.Config {
 	m, _ := f.Model(r.Model)
 	return frontend.Config{
-		Replica: policies.ReplicaID(r.ID), Engine: r.Engine, Edges: Edges(m), FlowTau: f.scaled(f.Planner.Window), KVTokens: f.capacity(r).KV, Logger: log,
+		Replica: policies.ReplicaID(r.ID), Engine: r.Engine, Edges: Edges(m), FlowTau: f.scaled(f.Planner.Window), KVTokens: f.capacity(r).KV,
+		Cost: f.profile(r).TensorParallel(r.TP).Cost(), Logger: log,
 	}
 }
 

@@ -114,6 +114,9 @@ func (w *Work) Counts() Counts {
 	return Counts{w.inputOrEstimate(), policies.Tokens(w.output.Load()), policies.Tokens(w.cached.Load()), w.input.Load() > 0}
 }
 
+// Begun reports whether the request has a token, or came with its KV.
+func (w *Work) Begun() bool { return w.first.Load() != 0 }
+
 // Length returns the request's present length.
 func (w *Work) Length() policies.Tokens {
 	return w.inputOrEstimate() + policies.Tokens(w.output.Load())

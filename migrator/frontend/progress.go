@@ -1,0 +1,196 @@
+package frontend
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"hash/maphash"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/internal/progress"
+	"github.com/cascadeinfer/cascade/policies"
+)
+
+const (
+	maxMetrics = 4 << 20 // bytes of an engine's metrics that are read
+	// crowdedShare is the divisor of KVTokens above which a stream that pauses may have
+	// been preempted: the counts here are not exactly the engine's.
+	crowdedShare = 2
+)
+
+// probeRequest makes an engine generate one token. Its default model answers it.
+const probeRequest = `{"prompt":[1],"max_tokens":1,"temperature":0}`
+
+// coreCounters are the metrics, of vLLM and SGLang, that an engine's core changes with
+// every step, whether or not a request gets a token. They stand still while it hangs.
+var coreCounters = [...]string{
+	"vllm:iteration_tokens_total_count", "vllm:generation_tokens_total", "vllm:prompt_tokens_total",
+	"vllm:kv_cache_usage_perc", "vllm:num_preemptions_total", "vllm:prefix_cache_queries_total",
+	"sglang:generation_tokens_total", "sglang:prompt_tokens_total", "sglang:num_used_tokens", "sglang:num_retracted_reqs",
+}
+
+// progressWatch drives the Monitor of the own engine. Run's goroutine calls its methods.
+type progressWatch struct {
+	server  *Server
+	monitor *progress.Monitor
+	start   time.Time
+	givenUp uint64 // of Server.givenUp, what the monitor knows
+	moved   uint64 // how many samples of the counters differed from the one before
+
+	seed     maphash.Seed
+	counters uint64 // the last sample
+	hasLast  bool   // counters is set
+	readable bool   // the engine has such counters
+	sampling bool
+	samples  chan counterSample
+}
+
+// counterSample is a hash of an engine's counters; found says that it has any.
+type counterSample struct {
+	hash  uint64
+	found bool
+}
+
+func newProgressWatch(srv *Server) *progressWatch {
+	return &progressWatch{server: srv, monitor: progress.New(srv.cfg.Cost), start: time.Now(), seed: maphash.MakeSeed(), samples: make(chan counterSample)}
+}
+
+// reset begins anew for an engine that has just become ready.
+func (w *progressWatch) reset() {
+	w.monitor, w.hasLast, w.readable = progress.New(w.server.cfg.Cost), false, false
+}
+
+// check judges the engine by what it has brought and has to do now.
+func (w *progressWatch) check(now time.Time) progress.State {
+	srv := w.server
+	for n := srv.givenUp.Load(); w.givenUp < n; w.givenUp++ {
+		w.monitor.GiveUp(now.Sub(w.start))
+	}
+	return w.monitor.Check(now.Sub(w.start), srv.brought.Load()+w.moved, srv.engineWork(w.readable))
+}
+
+// sample reads the engine's counters on another goroutine, one of reads, unless one does
+// already.
+func (w *progressWatch) sample(ctx context.Context, reads *sync.WaitGroup) {
+	if w.sampling {
+		return
+	}
+	w.sampling = true
+	reads.Go(func() {
+		hash, err := w.server.hashCounters(ctx, w.seed)
+		select {
+		case w.samples <- counterSample{hash, err == nil}:
+		case <-ctx.Done():
+		}
+	})
+}
+
+// handleSample takes note of a sample. A counter that moved is progress.
+func (w *progressWatch) handleSample(s counterSample) {
+	w.sampling = false
+	if s.found && w.hasLast && s.hash != w.counters {
+		w.moved++
+	}
+	w.counters, w.hasLast = s.hash, s.found
+	w.readable = w.readable || s.found
+}
+
+// engineWork sums the requests at the own engine from which something is to be expected.
+// Streams that their reader does not wait for and frozen ones are left out; so are answers
+// that come as a whole, unless the engine's counters show how they get on.
+func (srv *Server) engineWork(counters bool) (w progress.Work) {
+	for _, r := range srv.registeredLegs() {
+		if r.frozen.Load() || r.plain && !counters {
+			continue
+		}
+		if leg := r.leg.Load(); leg != nil && !leg.watch.reads.inCall() {
+			continue
+		}
+		n := r.work.Length()
+		if r.work.Begun() {
+			w.Running++
+			w.Held, w.Longest = w.Held+n, max(w.Longest, n)
+		} else {
+			w.Waiting++
+			w.Promised, w.LongestPrompt = w.Promised+n, max(w.LongestPrompt, n)
+		}
+	}
+	return w
+}
+
+// hashCounters hashes the engine's counters. It returns an error if it has none.
+func (srv *Server) hashCounters(ctx context.Context, seed maphash.Seed) (uint64, error) {
+	resp, err := srv.probeCall(ctx, http.MethodGet, "/metrics", "")
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(resp.Body, maxMetrics))
+	if err != nil || resp.StatusCode != http.StatusOK {
+		return 0, fmt.Errorf("GET /metrics of the engine: status %s, %v", resp.Status, err)
+	}
+	var h maphash.Hash
+	h.SetSeed(seed)
+	found := false
+	for line := range bytes.Lines(text) {
+		for _, name := range coreCounters {
+			if bytes.HasPrefix(line, []byte(name)) {
+				h.Write(line)
+				found = true
+			}
+		}
+	}
+	if !found {
+		return 0, fmt.Errorf("GET /metrics of the engine: none of the counters of its core")
+	}
+	return h.Sum64(), nil
+}
+
+// probeGeneration checks that the engine answers a request.
+func (srv *Server) probeGeneration(ctx context.Context) error {
+	resp, err := srv.probeCall(ctx, http.MethodPost, "/v1/completions", probeRequest)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(io.Discard, io.LimitReader(resp.Body, maxInspected)); err != nil {
+		return err
+	}
+	if resp.StatusCode >= http.StatusInternalServerError {
+		return fmt.Errorf("a request of one token to the engine: status %s", resp.Status)
+	}
+	return nil
+}
+
+// probeCall sends a request of the server's own to the engine, on a connection of its
+// own: an old one may work when the engine takes no new ones any more.
+func (srv *Server) probeCall(ctx context.Context, method, path, body string) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, srv.engine.JoinPath(path).String(), strings.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	if req.Close = true; body != "" {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	return srv.probe.RoundTrip(req)
+}
+
+// FreezeLeg records that a migration has stopped a request at the own engine between two
+// steps, or that it goes on: no token is to be expected of it meanwhile. name is the
+// engine's for the request.
+func (srv *Server) FreezeLeg(name string, frozen bool) {
+	for _, r := range srv.registeredLegs() {
+		if r.name == name {
+			r.frozen.Store(frozen)
+		}
+	}
+}
+
+// updateCrowded records whether the engine may have preempted requests.
+func (srv *Server) updateCrowded(l policies.Load) {
+	srv.crowded.Store(srv.cfg.KVTokens <= 0 || l.Held+l.Promised > srv.cfg.KVTokens/crowdedShare)
+}

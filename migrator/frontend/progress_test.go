@@ -1,0 +1,252 @@
+package frontend
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/cascadeinfer/cascade/migrator/internal/progress"
+	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/policies/length"
+)
+
+// hang stops the engine's core as a stuck GPU kernel does: no token comes any more, while
+// /health answers 200 and requests are taken. The returned function revives it.
+func (e *engine) hang(t testing.TB) (revive func()) {
+	stuck := make(chan struct{})
+	e.set(func(_ int, r *http.Request) {
+		select {
+		case <-stuck:
+		case <-r.Context().Done():
+		}
+	}, nil)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, r := range e.runs {
+		r.mu.Lock()
+		if r.frozen == nil {
+			r.frozen = make(chan struct{})
+		}
+		r.mu.Unlock()
+	}
+	return func() {
+		close(stuck)
+		e.set(nil, nil)
+	}
+}
+
+// start posts a request to r0 and returns its status and answer when it has ended.
+func (f *fleet) start(body string) chan string {
+	got := make(chan string, 1)
+	go func() {
+		resp, body := post(f.t, f.servers[0].client, f.servers[0].url, "/v1/completions", body)
+		got <- fmt.Sprint(resp.StatusCode, " ", resp.Header.Get(length.RefusedHeader), " ", body)
+	}()
+	return got
+}
+
+// waitForLegs waits until r0's engine has n requests.
+func (f *fleet) waitForLegs(n int) {
+	f.t.Helper()
+	waitFor(f.t, func() bool { return len(f.servers[0].LocalLegs()) == n })
+}
+
+const notStreamed = `{"prompt":"x","max_tokens":4,"logprobs":1}`
+
+// TestHungEngine hangs an engine whose health checks still pass. Within the limit of package
+// progress, streams go on at another engine, and so do requests without a token, of every
+// kind; new requests are refused. When the core is revived, the replica serves again.
+func TestHungEngine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _ := newRescueFleet(t, 2, nil)
+		b := f.startRescuableStream()
+		began := time.Now()
+		revive := f.engines[0].hang(t)
+		waiting := []chan string{f.start(longRequest), f.start(notStreamed), f.start(`{"prompt":"x","stream":true,"stop":["q"]}`)}
+		f.waitForLegs(4)
+		f.engines[1].set(nil, nil)
+		f.servers[0].waitForReady(t, false)
+		for i, got := range waiting {
+			if body := <-got; !strings.HasPrefix(body, "200 ") {
+				t.Errorf("request %d without a token is answered %s", i, body)
+			}
+		}
+		if got := <-b.got; withoutCached(got) != withoutCached(b.want) {
+			t.Errorf("got %s\nwant %s", got, b.want)
+		}
+		if took := time.Since(began); took < progress.MinPause || took > progress.MinPause+time.Second {
+			t.Errorf("the requests of the hung engine went on after %v", took)
+		}
+		if got := f.servers[0].Status(); got.EngineReady || got.Load.Running+got.Load.Waiting != 0 {
+			t.Errorf("the hung engine's replica reports %+v", got)
+		}
+		waitFor(t, f.servers[0].refusesConnections)
+		time.Sleep(time.Minute) // all of which its health checks pass
+		if f.servers[0].Status().EngineReady {
+			t.Error("a hung engine is ready again before it generates")
+		}
+		revive()
+		f.servers[0].waitForReady(t, true)
+		f.requireIdle()
+	})
+}
+
+// TestHungEngineWithoutRefuge checks that requests that no other replica can take are refused,
+// so that proxies send them elsewhere.
+func TestHungEngineWithoutRefuge(t *testing.T) {
+	runServer(t, nil, func(t *testing.T, e *engine, f *testServer) {
+		defer within(t, 10*progress.MinPause)()
+		e.hang(t)
+		if resp, body := post(t, f.client, f.url, "/v1/completions", longRequest); resp.StatusCode != 503 || resp.Header.Get(length.RefusedHeader) == "" {
+			t.Errorf("%d %s", resp.StatusCode, body)
+		}
+	})
+}
+
+// TestHungPeer checks a request that was placed at a peer whose engine hangs, and then at the own
+// engine, which hangs too: a third one serves it. A request that three engines have lost is not sent to
+// a fourth, by proxies neither: it may be the one that hangs them.
+func TestHungPeer(t *testing.T) {
+	for hung, want := range map[int]string{2: "200  ", 3: "503  "} {
+		synctest.Test(t, func(t *testing.T) {
+			p := new(placer)
+			f, _ := newRescueFleet(t, 4, func(c *Config) {
+				if c.Replica == "r0" {
+					c.Placer = p
+				}
+			})
+			p.peer.Store(&f.servers[1].peer)
+			for _, e := range f.engines[:hung] {
+				e.hang(t)
+			}
+			if got := <-f.start(longRequest); !strings.HasPrefix(got, want) || f.engines[3].calls.Load() != 0 {
+				t.Errorf("%d engines hang: %s", hung, got)
+			}
+		})
+	}
+}
+
+// TestLongPrefillIsProgress checks an engine that brings nothing while it computes a long prompt, as
+// long as its profile predicts.
+func TestLongPrefillIsProgress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _ := newRescueFleet(t, 2, func(c *Config) { c.Cost = policies.Cost{D0: 1e-3, D2: 1e-3} })
+		<-f.start(longRequest)
+		prompt := `{"max_tokens":4,"stream":true,"prompt":[` + strings.Repeat("1,", 9999) + `1]}`
+		f.engines[0].set(func(n int, _ *http.Request) {
+			if n == 0 {
+				time.Sleep(20 * time.Second) // twice what is predicted
+			}
+		}, nil)
+		if got := <-f.start(prompt); !strings.HasPrefix(got, "200 ") || f.engines[0].calls.Load() != 2 || !f.servers[0].Status().EngineReady {
+			t.Errorf("engine calls %d: %.200s", f.engines[0].calls.Load(), got)
+		}
+	})
+}
+
+// TestPreemption checks a stream that pauses for a minute because its engine, whose KV cache is full,
+// preempted it: the engine goes on with others, and so the stream waits for it. One that pauses although
+// there is room is given up after HangTimeout.
+func TestPreemption(t *testing.T) {
+	for _, full := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			f, _ := newRescueFleet(t, 2, func(c *Config) {
+				if c.KVTokens = 1 << 20; full {
+					c.KVTokens = 50
+				}
+			})
+			b := f.startRescuableStream()
+			_, leg, _ := f.findLeg(b.id)
+			f.engines[0].set(func(int, *http.Request) { time.Sleep(100 * time.Millisecond) }, nil)
+			others := f.start(strings.Replace(longRequest, "70", "700", 1))
+			f.waitForLegs(2)
+			f.engines[0].freeze(leg.Name)
+			time.Sleep(time.Minute)
+			if rescued := f.engines[1].calls.Load() == 1; rescued == full {
+				t.Errorf("KV cache full: %v; the stream that paused was rescued: %v", full, rescued)
+			}
+			f.engines[0].thaw(leg.Name)
+			f.requireRescuedAnswer(b)
+			if got := <-others; !strings.HasSuffix(got, "[DONE]\n\n") || !f.servers[0].Status().EngineReady {
+				t.Error(got)
+			}
+		})
+	}
+}
+
+// TestFrozenStreamIsNoHang checks that an engine whose only request a migration has stopped is not
+// found hung, and that it is once the request goes on without a token.
+func TestFrozenStreamIsNoHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f, _ := newRescueFleet(t, 2, nil)
+		b := f.startRescuableStream()
+		_, leg, _ := f.findLeg(b.id)
+		f.engines[0].freeze(leg.Name)
+		f.servers[0].FreezeLeg(leg.Name, true)
+		time.Sleep(2 * progress.MinPause)
+		if !f.servers[0].Status().EngineReady {
+			t.Error("the engine of a frozen stream counts as hung")
+		}
+		f.servers[0].FreezeLeg(leg.Name, false)
+		f.servers[0].waitForReady(t, false)
+		f.requireRescuedAnswer(b)
+	})
+}
+
+// TestSlowClientIsNoHang checks that an engine whose only client does not read is not found hung.
+func TestSlowClientIsNoHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFleet(t, 1, nil)
+		resp := f.postSlowly(`{"prompt":"x","max_tokens":4000,"stream":true}`)
+		time.Sleep(10 * progress.MinPause)
+		if s := f.servers[0].Status(); !s.EngineReady || s.Load.Running != 1 {
+			t.Errorf("the engine of a client that does not read counts as hung: %+v", s)
+		}
+		resp.Body.Close()
+	})
+}
+
+// TestEngineCounters checks an engine from which no token is to be expected for long, because its answers
+// come as a whole: while the counters of its core move it makes progress, and when they stand still
+// it is hung.
+func TestEngineCounters(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var steps, noise atomic.Int64
+		counters := func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/metrics" {
+				fmt.Fprintf(w, "# HELP x\nvllm:num_requests_waiting{} %d\nvllm:iteration_tokens_total_count{engine=\"0\"} %d\n", noise.Add(1), steps.Load())
+			}
+		}
+		f, _ := newRescueFleet(t, 2, nil)
+		f.engines[0].passthrough.Store(ptr(counters))
+		f.engines[0].unhealthy.Store(true) // it starts again, with metrics
+		f.servers[0].waitForReady(t, false)
+		f.engines[0].unhealthy.Store(false)
+		f.servers[0].waitForReady(t, true)
+		<-f.start(longRequest)
+		f.engines[0].set(nil, func(w http.ResponseWriter, r *http.Request) {
+			io.Copy(io.Discard, r.Body)
+			for range 40 {
+				time.Sleep(500 * time.Millisecond)
+				steps.Add(1)
+			}
+			w.Header().Set("Content-Type", "application/json")
+			io.WriteString(w, "{}")
+		})
+		if got := <-f.start(notStreamed); got != "200  {}" {
+			t.Error(got)
+		}
+		f.engines[0].hang(t)
+		began := time.Now()
+		if got := <-f.start(notStreamed); !strings.HasPrefix(got, "200 ") || time.Since(began) > 2*progress.MinPause {
+			t.Errorf("after %v: %s", time.Since(began), got)
+		}
+	})
+}
+
+func ptr[T any](v T) *T { return &v }
