@@ -96,7 +96,9 @@ func newFrontendCollector(status func() frontend.Status, replica, model string) 
 
 // frontendMetrics are the metrics of a migrator's front end.
 var frontendMetrics = []metric[frontend.Status]{
-	gauge("engine_ready", "1 while the engine answers its health check.", func(s frontend.Status) float64 { return boolValue(s.EngineReady) }),
+	gauge("engine_ready", "1 while the engine answers its health check and makes progress.", func(s frontend.Status) float64 { return boolValue(s.EngineReady) }),
+	gauge("engine_hung", "1 while the engine makes no progress although it has work.", func(s frontend.Status) float64 { return boolValue(s.EngineHung) }),
+	counter("engine_hangs_total", "Times that the engine was found to make no progress.", func(s frontend.Status) float64 { return float64(s.EngineHangs) }),
 	gauge("draining", "1 once the migrator accepts no new requests.", func(s frontend.Status) float64 { return boolValue(s.Draining) }),
 	gauge("running", "Requests that the engine generates for.", func(s frontend.Status) float64 { return float64(s.Load.Running) }),
 	gauge("waiting", "Requests without a token yet.", func(s frontend.Status) float64 { return float64(s.Load.Waiting) }),

@@ -40,8 +40,9 @@
 // driver: it owns the pump, the locks and the legs, and turns what happens into
 // events. Migrate drives one migration: it claims the stream, warms the target up,
 // freezes the stream, opens the target's leg and splices it in. A leg is lost when
-// it ends without [DONE], pauses for longer than HangTimeout, reports that its
-// engine failed, or runs at a replica that is gone; the pump then rescues the
-// stream, and the client sees a pause. If the client's text ended inside a character
+// it ends without [DONE], reports that its engine failed, or runs at a replica that is
+// gone or whose engine makes no progress; the pump then rescues the stream, and the
+// client sees a pause. One leg's own pause counts only while the engine has room (see
+// HangTimeout), because a full engine preempts requests. If the client's text ended inside a character
 // and the client sees no ids, the tokens of that character are generated again.
 package frontend

@@ -82,7 +82,7 @@ func TestHungEngine(t *testing.T) {
 		if took := time.Since(began); took < progress.MinPause || took > progress.MinPause+time.Second {
 			t.Errorf("the requests of the hung engine went on after %v", took)
 		}
-		if got := f.servers[0].Status(); got.EngineReady || got.Load.Running+got.Load.Waiting != 0 {
+		if got := f.servers[0].Status(); got.EngineReady || !got.EngineHung || got.EngineHangs != 1 || got.Load.Running+got.Load.Waiting != 0 {
 			t.Errorf("the hung engine's replica reports %+v", got)
 		}
 		waitFor(t, f.servers[0].refusesConnections)

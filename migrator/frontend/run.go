@@ -69,6 +69,7 @@ func (srv *Server) Run(parent context.Context) error {
 			case state == progress.Quiet:
 				watch.sample(ctx, &probes)
 			case state == progress.Hung && !srv.hung.Swap(true):
+				srv.hangs.Add(1)
 				srv.log.Warn("engine makes no progress; sending its requests to other replicas",
 					"pause", watch.monitor.Pause(), "limit", watch.monitor.Limit())
 				srv.setReady(false)

@@ -47,6 +47,7 @@ type Server struct {
 	brought      atomic.Uint64 // tokens and whole answers that have come from the engine
 	givenUp      atomic.Uint64 // streams that the engine did not go on with although it had room
 	hung         atomic.Bool   // the engine makes no progress; see package progress
+	hangs        atomic.Uint64 // how often it was
 	crowded      atomic.Bool   // the engine may have preempted requests
 
 	inFlight       *inFlight              // requests admitted, those without a Stream included
@@ -188,6 +189,10 @@ type Status struct {
 	// Snapshot is the requests in flight by bucket of Config.Edges.
 	Snapshot    []policies.Batch
 	EngineReady bool
+	// EngineHung says that the engine is away because it makes no progress, and
+	// EngineHangs is how often it was.
+	EngineHung  bool
+	EngineHangs uint64
 	Draining    bool
 	// BytesPerToken and EstimateError are as in loadtracker.State.
 	BytesPerToken float64
@@ -199,7 +204,7 @@ func (srv *Server) Status() Status {
 	r := srv.tracker.State()
 	return Status{
 		Load: r.Load, Flow: r.Flow, Snapshot: r.Snapshot, BytesPerToken: r.BytesPerToken, EstimateError: r.EstimateError,
-		EngineReady: srv.ready.Load(), Draining: srv.draining(),
+		EngineReady: srv.ready.Load(), EngineHung: srv.hung.Load(), EngineHangs: srv.hangs.Load(), Draining: srv.draining(),
 	}
 }
 
