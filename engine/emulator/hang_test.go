@@ -19,7 +19,9 @@ func TestHang(t *testing.T) {
 		}
 		ask := func() chan int {
 			done := make(chan int, 1)
-			go func() { done <- complete(t, e, `{"prompt":"a","max_tokens":5,"ignore_eos":true}`).Usage.CompletionTokens }()
+			go func() {
+				done <- complete(t, e, `{"prompt":"a","max_tokens":5,"ignore_eos":true}`).Usage.CompletionTokens
+			}()
 			return done
 		}
 		begun := ask()

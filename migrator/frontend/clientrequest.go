@@ -96,7 +96,7 @@ func (srv *Server) refuseEngineFailure(w http.ResponseWriter, err error) {
 	}
 	if errors.Is(err, errLostEverywhere) {
 		srv.log.Error("request not begun: several replicas lost it", "error", err)
-		writeProblem(w, openai.Problem{Status: http.StatusServiceUnavailable, Kind: "ServiceUnavailableError", Message: errLostEverywhere.Error() + "; send it again later"})
+		writeProblem(w, openai.Problem{Status: http.StatusBadGateway, Kind: "EngineError", Message: errLostEverywhere.Error() + "; send it again later"})
 		return
 	}
 	if localfault.Is(err) {

@@ -112,7 +112,7 @@ func TestHungEngineWithoutRefuge(t *testing.T) {
 // engine, which hangs too: a third one serves it. A request that three engines have lost is not sent to
 // a fourth, by proxies neither: it may be the one that hangs them.
 func TestHungPeer(t *testing.T) {
-	for hung, want := range map[int]string{2: "200  ", 3: "503  "} {
+	for hung, want := range map[int]string{2: "200  ", 3: "502  "} {
 		synctest.Test(t, func(t *testing.T) {
 			p := new(placer)
 			f, _ := newRescueFleet(t, 4, func(c *Config) {

@@ -18,7 +18,7 @@ func (f frontendAdapter) Migrate(ctx context.Context, m frontend.Migration) (fro
 
 func (f frontendAdapter) Holder(id string) (frontend.Holder, bool) { return f.d.frontend.Holder(id) }
 func (f frontendAdapter) LocalLegs() []frontend.LocalLeg           { return f.d.frontend.LocalLegs() }
-func (f frontendAdapter) FreezeLeg(name string, frozen bool) { f.d.frontend.FreezeLeg(name, frozen) }
+func (f frontendAdapter) FreezeLeg(name string, frozen bool)       { f.d.frontend.FreezeLeg(name, frozen) }
 func (f frontendAdapter) AdvanceEpoch(id string, epoch policies.Epoch) {
 	f.d.frontend.AdvanceEpoch(id, epoch)
 }
