@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 
 	"github.com/spf13/cobra"
@@ -102,7 +103,7 @@ func (s *settings) runControl(ctx context.Context, file wiring.Fleet, own config
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(s.stderr, "control plane of %d replicas: xDS and load reports on %s, status at http://%s/status\n",
+	s.announce(slog.LevelInfo, "control plane of %d replicas: xDS and load reports on %s, status at http://%s/status",
 		len(fleet.Fleet.Replicas), c.Addr(), c.AdminAddr())
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return c.Run(ctx) })

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/url"
 
@@ -103,7 +104,7 @@ func (s *settings) runEngine(ctx context.Context, listen string, c emulator.Conf
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(s.stderr, "emulating %s (%s) on http://%s\n", c.Model, c.Profile.Name, l.Addr())
+	s.announce(slog.LevelInfo, "emulating %s (%s) on http://%s", c.Model, c.Profile.Name, l.Addr())
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return e.Run(ctx) })
 	// A stream may take any time to write.

@@ -11,12 +11,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"os/signal"
 	"runtime/debug"
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/ratelimitlog"
 )
 
 func main() {
@@ -36,13 +39,24 @@ func runMain() int {
 // signal, 2 for a wrong command line, 3 if this host lacks the device that a check needs, 1 for
 // other errors.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	root := newRoot(stdout, stderr)
+	s := &settings{stdout: stdout, stderr: stderr}
+	defer s.closeLog()
+	root := newRoot(s)
 	root.SetArgs(args)
+	stopHangups := func() {}
+	defer func() { stopHangups() }()
+	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
+		log, err := s.logger()
+		if _, ok := c.Annotations[daemonMark]; ok && err == nil {
+			stopHangups = ignoreHangups(log)
+		}
+		return err
+	}
 	err := root.ExecuteContext(ctx)
 	if err == nil || ctx.Err() != nil && onlyCanceled(err) {
 		return 0
 	}
-	fmt.Fprintln(stderr, "cascade:", err)
+	s.announce(slog.LevelError, "cascade: %v", err)
 	var usage *usageError
 	if errors.As(err, &usage) {
 		fmt.Fprintf(stderr, "Run \"%s --help\" for its arguments and flags.\n", usage.command)
@@ -70,14 +84,17 @@ func onlyCanceled(err error) bool {
 
 // settings are the flags that every command has.
 type settings struct {
-	json     bool
-	logLevel string
-	stdout   io.Writer
-	stderr   io.Writer
+	json      bool
+	logLevel  string
+	logFormat string
+	stdout    io.Writer
+	stderr    io.Writer
+
+	log     *slog.Logger          // nil before the first call of logger
+	limiter *ratelimitlog.Handler // of log
 }
 
-func newRoot(stdout, stderr io.Writer) *cobra.Command {
-	s := &settings{stdout: stdout, stderr: stderr}
+func newRoot(s *settings) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "cascade",
 		Short: "Length-aware routing for fleets of LLM replicas",
@@ -107,13 +124,15 @@ In production each component is a process of its own, from one fleet file:
 		Version:       version(),
 	}
 	group(root)
-	root.SetOut(stdout)
-	root.SetErr(stderr)
+	root.SetOut(s.stdout)
+	root.SetErr(s.stderr)
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
 		return &usageError{command: c.CommandPath(), err: err}
 	})
 	root.PersistentFlags().BoolVar(&s.json, "json", false, "print machine-readable JSON instead of text")
 	root.PersistentFlags().StringVar(&s.logLevel, "log", "warn", "log level on standard error: debug, info, warn or error")
+	root.PersistentFlags().StringVar(&s.logFormat, "log-format", "text", "format of the log lines: text or json")
+	completeFrom(root, "log-format", []string{"text", "json"})
 	root.AddCommand(commands(s)...)
 	return root
 }

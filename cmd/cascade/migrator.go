@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"strings"
 	"time"
@@ -106,7 +107,7 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 		return err
 	}
 	defer spans.Close()
-	fmt.Fprintln(s.stderr, describeHost(inventory.Config{Name: r.Host, CUDA: cudaLibrary(), NVML: nvmlLibrary()}, fm.log))
+	s.announce(slog.LevelInfo, "%s", describeHost(inventory.Config{Name: r.Host, CUDA: cudaLibrary(), NVML: nvmlLibrary()}, fm.log))
 	next, err := beginUpgrade(ctx, m.runtime, r.ID, r.Address)
 	if err != nil {
 		return fmt.Errorf("migrator of %s: %w", r.ID, err)
@@ -142,9 +143,9 @@ func (s *settings) runMigrator(ctx context.Context, fleet wiring.Fleet, r config
 		}, r.ID, r.Model))
 	}
 
-	fmt.Fprintf(s.stderr, "migrator of %s: %s on http://%s, reports to %s\n", r.ID, r.Engine, listeners.clients.Addr(), strings.Join(fm.control, " and "))
+	s.announce(slog.LevelInfo, "migrator of %s: %s on http://%s, reports to %s", r.ID, r.Engine, listeners.clients.Addr(), strings.Join(fm.control, " and "))
 	if p := next.predecessor(); p != 0 {
-		fmt.Fprintf(s.stderr, "migrator of %s: taking over from process %d\n", r.ID, p)
+		s.announce(slog.LevelInfo, "migrator of %s: taking over from process %d", r.ID, p)
 	}
 	// The front end ends by draining, and everything else stops after it.
 	back, stop := context.WithCancel(context.WithoutCancel(ctx))

@@ -1,21 +1,51 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/loglimit"
+	"github.com/cascadeinfer/cascade/cmd/internal/ratelimitlog"
 	"github.com/cascadeinfer/cascade/engine/report"
 )
 
-// logger returns the logger that --log asks for. It limits the lines of each event.
+// logger returns the process's logger, as --log and --log-format ask for.
 func (s *settings) logger() (*slog.Logger, error) {
+	if s.log != nil {
+		return s.log, nil
+	}
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(s.logLevel)); err != nil {
 		return nil, &usageError{command: "cascade", err: fmt.Errorf("--log %q: must be debug, info, warn or error", s.logLevel)}
 	}
-	return slog.New(loglimit.Wrap(slog.NewTextHandler(s.stderr, &slog.HandlerOptions{Level: level}))), nil
+	options := &slog.HandlerOptions{Level: level}
+	switch s.logFormat {
+	case "text":
+		s.limiter = ratelimitlog.New(slog.NewTextHandler(s.stderr, options))
+	case "json":
+		s.limiter = ratelimitlog.New(slog.NewJSONHandler(s.stderr, options))
+	default:
+		return nil, &usageError{command: "cascade", err: fmt.Errorf("--log-format %q: must be text or json", s.logFormat)}
+	}
+	s.log = slog.New(s.limiter)
+	return s.log, nil
+}
+
+// announce writes a line to standard error, whatever --log says.
+func (s *settings) announce(level slog.Level, format string, args ...any) {
+	if s.logFormat == "json" {
+		slog.New(slog.NewJSONHandler(s.stderr, nil)).Log(context.Background(), level, fmt.Sprintf(format, args...))
+		return
+	}
+	fmt.Fprintf(s.stderr, format+"\n", args...)
+}
+
+// closeLog reports the events that were too frequent to be logged.
+func (s *settings) closeLog() {
+	if s.limiter != nil {
+		s.limiter.Close()
+	}
 }
 
 // print writes v as indented JSON.

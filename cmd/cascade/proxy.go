@@ -2,7 +2,7 @@ package main
 
 import (
 	"context"
-	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"strings"
@@ -135,10 +135,10 @@ func (s *settings) logReadiness(ctx context.Context, px *proxy.Proxy, target str
 		case <-ctx.Done():
 			return
 		case <-notice.C:
-			fmt.Fprintf(s.stderr, "waiting for a listener from the control plane at %s; use --log info for details\n", target)
+			s.announce(slog.LevelInfo, "waiting for a listener from the control plane at %s; use --log info for details", target)
 		case <-px.Ready():
 			if a := px.Addr(""); a != nil {
-				fmt.Fprintf(s.stderr, "proxy serves on http://%s\n", a)
+				s.announce(slog.LevelInfo, "proxy serves on http://%s", a)
 			}
 			return
 		}

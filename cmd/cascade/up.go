@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"net/url"
@@ -172,8 +173,8 @@ func (s *settings) runUp(ctx context.Context, fleet wiring.Fleet, u *upFlags) er
 	if err != nil {
 		return err
 	}
-	fmt.Fprintln(s.stderr, describeHost(inventory.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary()}, log))
-	fmt.Fprintf(s.stderr, "starting %d replicas\n", len(fleet.Fleet.Replicas))
+	s.announce(slog.LevelInfo, "%s", describeHost(inventory.Config{CUDA: cudaLibrary(), NVML: nvmlLibrary()}, log))
+	s.announce(slog.LevelInfo, "starting %d replicas", len(fleet.Fleet.Replicas))
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return f.Run(ctx) })
 	g.Go(func() error { return seen.Run(ctx) })
@@ -226,7 +227,7 @@ func (s *settings) printStarted(ctx context.Context, fleet wiring.Fleet, f *inpr
 		if ctx.Err() != nil {
 			return nil
 		}
-		fmt.Fprintln(s.stderr, "cascade: modules:", err)
+		s.announce(slog.LevelError, "cascade: modules: %v", err)
 	}
 	base := reachableURL(f.URL())
 	if s.json {

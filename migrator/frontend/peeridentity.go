@@ -5,7 +5,6 @@ import (
 	"net/http"
 
 	"github.com/cascadeinfer/cascade/migrator/internal/openai"
-	"github.com/cascadeinfer/cascade/migrator/internal/peeridentity"
 	"github.com/cascadeinfer/cascade/policies/identity"
 )
 
@@ -16,7 +15,6 @@ func (srv *Server) withPeerIdentity(next http.Handler) http.Handler {
 	if srv.cfg.TrustDomain == "" {
 		return next
 	}
-	var limiter peeridentity.LogLimiter
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var leaf *x509.Certificate
 		if r.TLS != nil && len(r.TLS.PeerCertificates) > 0 {
@@ -31,9 +29,7 @@ func (srv *Server) withPeerIdentity(next http.Handler) http.Handler {
 			next.ServeHTTP(w, r)
 			return
 		}
-		if limiter.Allow() {
-			srv.log.Warn("peer's leg refused", "peer", r.RemoteAddr, "error", err)
-		}
+		srv.log.Warn("peer's leg refused", "peer", r.RemoteAddr, "error", err)
 		writeProblem(w, openai.Problem{Status: http.StatusForbidden, Kind: "PermissionDeniedError", Message: err.Error()})
 	})
 }

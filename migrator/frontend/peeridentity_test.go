@@ -84,8 +84,8 @@ func TestPeerCertificateNamesFrontEnd(t *testing.T) {
 				t.Errorf("%s: the engine was asked %d times", name, served)
 			}
 		}
-		if got := strings.Count(logged.String(), "leg refused"); got == 0 || got > 2 { // one of them for the request of another front end
-			t.Errorf("logged %d times in a minute:\n%s", got, logged)
+		if got := strings.Count(logged.String(), "leg refused"); got == 0 {
+			t.Errorf("logged %d times:\n%s", got, logged)
 		}
 		// Without TLS there is no certificate.
 		w := httptest.NewRecorder()

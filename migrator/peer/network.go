@@ -11,7 +11,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/cascadeinfer/cascade/migrator/api"
-	"github.com/cascadeinfer/cascade/migrator/internal/peeridentity"
 	"github.com/cascadeinfer/cascade/policies"
 	xds "github.com/cascadeinfer/cascade/xds/api"
 )
@@ -25,8 +24,6 @@ type Network struct {
 	livenessWake chan struct{} // holds a token when runLiveness must check the peers
 
 	wg sync.WaitGroup // goroutines of Run; added to under mu, while ctx is set
-
-	identityLog peeridentity.LogLimiter // of streams with a wrong certificate
 
 	mu       sync.Mutex
 	ctx      context.Context // Run's context; nil while it does not run

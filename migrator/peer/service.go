@@ -140,9 +140,7 @@ func (n *Network) checkIdentity(ctx context.Context, e *api.Envelope) error {
 	n.mu.Lock()
 	n.refused.Identity++
 	n.mu.Unlock()
-	if n.identityLog.Allow() {
-		n.log.Warn("stream of peer rejected", "error", err)
-	}
+	n.log.Warn("stream of peer rejected", "error", err)
 	return status.Error(codes.PermissionDenied, err.Error())
 }
 

@@ -24,7 +24,6 @@ import (
 	"github.com/cascadeinfer/cascade/xds/internal/publish"
 	"github.com/cascadeinfer/cascade/xds/length"
 	"github.com/cascadeinfer/cascade/xds/nodegroup"
-	"github.com/cascadeinfer/cascade/xds/ratelimitlog"
 	"github.com/cascadeinfer/cascade/xds/resources"
 	"github.com/cascadeinfer/cascade/xds/server"
 )
@@ -51,7 +50,6 @@ type Control struct {
 	registry  *prometheus.Registry
 
 	secretsRefused atomic.Uint64
-	refusalLog     ratelimitlog.Limiter // of refused secrets, by node
 
 	listener, admin net.Listener
 	lengthListener  net.Listener // of the length service's own port; nil: none
@@ -195,9 +193,7 @@ func (c *Control) maySeeSecrets(node string) bool {
 		return true
 	}
 	c.secretsRefused.Add(1)
-	if c.refusalLog.Allow(node, time.Now()) {
-		c.log.Warn("secret refused: the node is not a listed proxy; if it is one, add it to proxy.nodes", "node", node)
-	}
+	c.log.Warn("secret refused: the node is not a listed proxy; if it is one, add it to proxy.nodes", "node", node)
 	return false
 }
 

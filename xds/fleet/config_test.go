@@ -1,12 +1,7 @@
 package fleet
 
 import (
-	"errors"
-	"fmt"
-	"io/fs"
-	"os"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/cascadeinfer/cascade/policies"
@@ -45,17 +40,5 @@ func TestNewRefuses(t *testing.T) {
 	}
 	if _, err := New(good()); err != nil {
 		t.Error(err)
-	}
-}
-
-func TestStableText(t *testing.T) {
-	for want, err := range map[string]error{
-		"open: no space left on device": fmt.Errorf("a: %w", &fs.PathError{Op: "open", Path: "a1", Err: syscall.ENOSPC}),
-		"rename: file exists":           fmt.Errorf("a: %w", &os.LinkError{Op: "rename", Old: "a1", New: "b", Err: syscall.EEXIST}),
-		"garbage":                       errors.New("garbage"),
-	} {
-		if got := stableText(err); got != want {
-			t.Errorf("%q, want %q", got, want)
-		}
 	}
 }

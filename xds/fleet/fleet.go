@@ -19,7 +19,6 @@ import (
 	"github.com/cascadeinfer/cascade/xds/internal/reportstream"
 	"github.com/cascadeinfer/cascade/xds/loadreport"
 	"github.com/cascadeinfer/cascade/xds/policyslots"
-	"github.com/cascadeinfer/cascade/xds/ratelimitlog"
 	"github.com/cascadeinfer/cascade/xds/store"
 )
 
@@ -78,13 +77,12 @@ const (
 // what it proposes and publishes its snapshots. All methods may be called at
 // any time from any goroutine.
 type Fleet struct {
-	cfg        Config
-	log        *slog.Logger
-	service    *reportservice.Service
-	events     chan message
-	done       chan struct{} // closed when Run has returned
-	latest     atomic.Pointer[Snapshot]
-	logLimiter ratelimitlog.Limiter // for writes that fail
+	cfg     Config
+	log     *slog.Logger
+	service *reportservice.Service
+	events  chan message
+	done    chan struct{} // closed when Run has returned
+	latest  atomic.Pointer[Snapshot]
 
 	mu              sync.Mutex
 	replicas        []policies.Replica // configured

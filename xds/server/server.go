@@ -18,7 +18,6 @@ import (
 	"fmt"
 	"log/slog"
 	"sync/atomic"
-	"time"
 
 	clusterservice "github.com/envoyproxy/go-control-plane/envoy/service/cluster/v3"
 	discoveryv3 "github.com/envoyproxy/go-control-plane/envoy/service/discovery/v3"
@@ -32,7 +31,6 @@ import (
 	serverv3 "github.com/envoyproxy/go-control-plane/pkg/server/v3"
 	"google.golang.org/grpc"
 
-	"github.com/cascadeinfer/cascade/xds/ratelimitlog"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -113,23 +111,18 @@ func (s *Server) Register(ctx context.Context, to grpc.ServiceRegistrar) {
 	}
 }
 
-// refusalLog counts refused streams and logs them, one a minute for each
-// client.
+// refusalLog counts and logs refused streams.
 type refusalLog struct {
-	log     *slog.Logger
-	limiter ratelimitlog.Limiter
-	total   atomic.Uint64
+	log   *slog.Logger
+	total atomic.Uint64
 }
 
 func newRefusalLog(log *slog.Logger) *refusalLog { return &refusalLog{log: log} }
 
-// record counts a refusal and logs it unless the client's last one was logged
-// less than a minute ago.
+// record counts and logs a refusal.
 func (j *refusalLog) record(client, peer string, why error) {
 	j.total.Add(1)
-	if j.limiter.Allow(client, time.Now()) {
-		j.log.Warn("xds stream refused", "node", client, "peer", peer, "error", why)
-	}
+	j.log.Warn("xds stream refused", "node", client, "peer", peer, "error", why)
 }
 
 // Refused counts the streams that were refused or ended because of a limit or

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 
-	"github.com/cascadeinfer/cascade/migrator/internal/peeridentity"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/identity"
 )
@@ -19,13 +18,10 @@ type ReceiverCheck struct {
 	// Transport is the transport's name, for the log.
 	Transport string
 	Logger    *slog.Logger
-
-	limiter peeridentity.LogLimiter
 }
 
 // Check returns why the owner of a certificate cannot be the receiver. The certificate is
-// nil when the peer presented none. It logs failures as often as peeridentity.LogLimiter
-// allows.
+// nil when the peer presented none. It logs failures.
 func (c *ReceiverCheck) Check(cert *x509.Certificate, receiver policies.ReplicaID) error {
 	if c.TrustDomain == "" {
 		return nil
@@ -35,7 +31,7 @@ func (c *ReceiverCheck) Check(cert *x509.Certificate, receiver policies.ReplicaI
 		want := identity.Matcher{TrustDomain: c.TrustDomain, Role: identity.Migrator, Name: string(receiver)}
 		_, err = want.CheckCertificate(cert)
 	}
-	if err != nil && c.limiter.Allow() {
+	if err != nil {
 		c.Logger.Warn("rejected a receiver: its certificate does not match its ticket", "transport", c.Transport, "receiver", string(receiver), "err", err)
 	}
 	return err

@@ -4,17 +4,14 @@ import (
 	"log/slog"
 	"net"
 	"sync/atomic"
-	"time"
 
 	"github.com/cascadeinfer/cascade/policies/identity"
-	"github.com/cascadeinfer/cascade/xds/ratelimitlog"
 )
 
-// refusalLog counts refusals and logs those that the limiter passes.
+// refusalLog counts and logs refusals.
 type refusalLog struct {
-	log     *slog.Logger
-	limiter ratelimitlog.Limiter
-	count   atomic.Uint64
+	log   *slog.Logger
+	count atomic.Uint64
 }
 
 func newRefusalLog(log *slog.Logger) *refusalLog {
@@ -26,8 +23,7 @@ func newRefusalLog(log *slog.Logger) *refusalLog {
 
 func (n *refusalLog) total() uint64 { return n.count.Load() }
 
-// record counts a refusal of an identity or, without one, of a host, and may
-// log it.
+// record counts and logs a refusal of an identity or, without one, of a host.
 func (n *refusalLog) record(from net.Addr, id identity.ID, method string, why error) {
 	address := ""
 	if from != nil {
@@ -40,13 +36,6 @@ func (n *refusalLog) record(from net.Addr, id identity.ID, method string, why er
 			client = host
 		}
 	}
-	if n.countAndPass(client, time.Now()) {
-		n.log.Warn("client refused: its certificate does not match", "client", client, "peer", address, "method", method, "error", why)
-	}
-}
-
-// countAndPass counts a refusal and reports whether it is to be logged.
-func (n *refusalLog) countAndPass(client string, now time.Time) bool {
 	n.count.Add(1)
-	return n.limiter.Allow(client, now)
+	n.log.Warn("client refused: its certificate does not match", "client", client, "peer", address, "method", method, "error", why)
 }

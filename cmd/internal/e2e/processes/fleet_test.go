@@ -51,6 +51,15 @@ type fleet struct {
 	onHost   string
 	rdma     string // see setup
 	limits   map[string]int
+	log      []string
+}
+
+// logArgs returns a daemon's arguments about its log: those of the setup, else its defaults.
+func (f *fleet) logArgs(defaults ...string) []string {
+	if f.log != nil {
+		return f.log
+	}
+	return defaults
 }
 
 // replica is an engine and its migrator.
@@ -72,6 +81,7 @@ type setup struct {
 	faults   map[string]string   // FAKE_CUDA_FAIL of the GPUs, by the replica whose migrator uses them
 	rdma     string              // library of the migrators' RDMA devices; "": none
 	onHost   string              // the replica whose engine keeps its KV in host memory nevertheless
+	log      []string            // arguments of every daemon about its log; nil: the defaults of this package
 	limits   map[string]int      // descriptors that a replica's migrator may open; none for no entry
 	// published edits a replica for the control plane's fleet file; nil changes nothing.
 	published func(*config.Replica)
@@ -83,7 +93,7 @@ func newFleet(t testing.TB, s setup) *fleet {
 	dir, err := os.MkdirTemp("", "fleet")
 	testkit.NoError(t, err)
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	f := &fleet{dir: dir, library: s.library, faults: s.faults, onHost: s.onHost, rdma: s.rdma, limits: s.limits}
+	f := &fleet{dir: dir, library: s.library, faults: s.faults, onHost: s.onHost, rdma: s.rdma, limits: s.limits, log: s.log}
 	s.planes = max(1, s.planes)
 	a := loopback.Addresses(t, 3+4*s.replicas+2*(s.planes-1))
 	f.file = config.Fleet{
@@ -153,7 +163,7 @@ func newFleet(t testing.TB, s setup) *fleet {
 		boot := command(t, "envoy-bootstrap", "-c", f.tapped(shown, s.planes > 1), "--node-id", "edge", "--admin", "127.0.0.1:0")
 		f.envoy = envoytest.Start(t, envoytest.Config{Bootstrap: boot})
 	} else {
-		f.proxy = start(t, "proxy", "-c", f.path("fleet.yaml"), "--node-id", "edge", "--log", "error")
+		f.proxy = start(t, append([]string{"proxy", "-c", f.path("fleet.yaml"), "--node-id", "edge"}, f.logArgs("--log", "error")...)...)
 	}
 	f.awaitURL(f.DataPlane+"/v1/models", llm)
 	for _, r := range f.replicas {
@@ -195,13 +205,13 @@ func (f *fleet) writeFleet(name string, c config.Fleet) {
 
 func (f *fleet) startControl() {
 	f.T.Helper()
-	f.control = start(f.T, "control", "-c", f.path("fleet.yaml"))
+	f.control = start(f.T, append([]string{"control", "-c", f.path("fleet.yaml")}, f.logArgs()...)...)
 	f.control.await("control plane of")
 }
 
 func (r *replica) startEngine() {
 	r.f.T.Helper()
-	args := []string{"engine", "-c", r.file, "--replica", r.ID}
+	args := append([]string{"engine", "-c", r.file, "--replica", r.ID}, r.f.logArgs()...)
 	if r.f.library != "" && r.f.onHost != r.ID {
 		args = append(args, "--device", "cuda")
 	}
@@ -228,7 +238,7 @@ func (r *replica) startMigrator() {
 	if faults := r.f.faults[r.ID]; faults != "" {
 		env = append(env, "FAKE_CUDA_FAIL="+faults)
 	}
-	args := []string{"migrator", "-c", r.file, "--replica", r.ID, "--log", "info", "--runtime-dir", r.f.path("run")}
+	args := append([]string{"migrator", "-c", r.file, "--replica", r.ID, "--runtime-dir", r.f.path("run")}, r.f.logArgs("--log", "info")...)
 	if n := r.f.limits[r.ID]; n > 0 {
 		r.migrator = startLimited(r.f.T, n, env, args...)
 	} else {

@@ -19,11 +19,11 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
+	"github.com/cascadeinfer/cascade/cmd/internal/ratelimitlog"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
-	"github.com/cascadeinfer/cascade/xds/ratelimitlog"
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
@@ -148,15 +148,15 @@ func TestFloods(t *testing.T) {
 		t.Errorf("the Envoy had to come again: %s, before %s", after, before)
 	}
 	text := f.control.out.String()
-	// One log line, and one more for each minute that the test has taken.
-	most := 1 + int(time.Since(began)/ratelimitlog.Interval)
+	minutes := 1 + int(time.Since(began)/ratelimitlog.Interval)
+	most := minutes * ratelimitlog.PerSubject
 	// A node that was not admitted is not trusted to be that node: the log names its address.
 	for _, who := range []string{"requests", "names", "127.0.0.1"} {
 		if n := strings.Count(text, `msg="xds stream refused" node=`+who+" "); n < 1 || n > most {
-			t.Errorf("node %s is logged %d times, want once a minute, %d at most", who, n, most)
+			t.Errorf("node %s is logged %d times, want %d at most", who, n, most)
 		}
 	}
-	if n := strings.Count(text, "xds stream refused"); n > 16*most {
+	if n := strings.Count(text, "xds stream refused"); n > minutes*(ratelimitlog.PerEvent+1) {
 		t.Errorf("%d lines are logged of refusals", n)
 	}
 	page, err := f.Get("http://" + f.file.Control.Admin + "/metrics")
@@ -164,7 +164,7 @@ func TestFloods(t *testing.T) {
 	if v, _ := gauge(page, "cascade_xds_refused_total"); v < 80 {
 		t.Errorf("cascade_xds_refused_total is %v", v)
 	}
-	if n := len(text); n > most*64<<10 {
+	if n := len(text); n > minutes*64<<10 {
 		t.Errorf("the control plane has written %d bytes", n)
 	}
 }

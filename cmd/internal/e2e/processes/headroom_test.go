@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
+	"github.com/cascadeinfer/cascade/cmd/internal/ratelimitlog"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
@@ -62,5 +63,8 @@ func TestDescriptorsRunOut(t *testing.T) {
 		if strings.Contains(text, wrong) {
 			t.Errorf("%q was logged", wrong)
 		}
+	}
+	if n := strings.Count(text, "connection closed"); n > ratelimitlog.PerSubject+1 {
+		t.Errorf("closed connections are logged %d times", n)
 	}
 }
