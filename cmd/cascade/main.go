@@ -19,7 +19,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/ratelimitlog"
+	"github.com/cascadeinfer/cascade/cmd/internal/loglimit"
 )
 
 func main() {
@@ -90,8 +90,8 @@ type settings struct {
 	stdout    io.Writer
 	stderr    io.Writer
 
-	log     *slog.Logger          // nil before the first call of logger
-	limiter *ratelimitlog.Handler // of log
+	log     *slog.Logger      // nil before the first call of logger
+	limiter *loglimit.Handler // of log
 }
 
 func newRoot(s *settings) *cobra.Command {

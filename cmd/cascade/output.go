@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 
-	"github.com/cascadeinfer/cascade/cmd/internal/ratelimitlog"
+	"github.com/cascadeinfer/cascade/cmd/internal/loglimit"
 	"github.com/cascadeinfer/cascade/engine/report"
 )
 
@@ -22,9 +22,9 @@ func (s *settings) logger() (*slog.Logger, error) {
 	options := &slog.HandlerOptions{Level: level}
 	switch s.logFormat {
 	case "text":
-		s.limiter = ratelimitlog.New(slog.NewTextHandler(s.stderr, options))
+		s.limiter = loglimit.New(slog.NewTextHandler(s.stderr, options))
 	case "json":
-		s.limiter = ratelimitlog.New(slog.NewJSONHandler(s.stderr, options))
+		s.limiter = loglimit.New(slog.NewJSONHandler(s.stderr, options))
 	default:
 		return nil, &usageError{command: "cascade", err: fmt.Errorf("--log-format %q: must be text or json", s.logFormat)}
 	}

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/loopback"
-	"github.com/cascadeinfer/cascade/cmd/internal/ratelimitlog"
+	"github.com/cascadeinfer/cascade/cmd/internal/loglimit"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/envoytest"
 )
@@ -177,7 +177,7 @@ func TestEnvoyIdentity(t *testing.T) {
 	requireUnconfigured(t, "an Envoy that connects to a migrator", lost)
 
 	s.sendRequest(t)
-	sum, most := 0, ratelimitlog.PerSubject*(1+int(time.Since(began)/ratelimitlog.Interval))
+	sum, most := 0, loglimit.PerSubject*(1+int(time.Since(began)/loglimit.Interval))
 	text, _ := c.out.read()
 	for _, who := range []string{"client=spiffe://fleet.test/proxy/edge-2 ", "client=127.0.0.1 "} {
 		n := strings.Count(text, who)

@@ -272,9 +272,12 @@ func (w *world) do(d *datadriven.TestData) {
 		fmt.Fprintf(&w.out, "%d kinds ended, %d running\n", len(ended), running)
 	case "log":
 		// Temporary files have other names each time.
-		all := p.log.String()
+		all, printed := p.log.String(), make(map[string]bool)
 		for line := range strings.Lines(regexp.MustCompile(`tmp\d+`).ReplaceAllString(all[p.seen:], "tmpN")) {
-			w.out.WriteString(line[strings.Index(line, "msg="):])
+			if line = line[strings.Index(line, "msg="):]; !printed[line] {
+				printed[line] = true
+				w.out.WriteString(line)
+			}
 		}
 		p.seen = len(all)
 	default:

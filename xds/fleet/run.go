@@ -112,10 +112,10 @@ func (f *Fleet) restore(ctx context.Context, updates <-chan store.Update) error 
 // does not wait for that.
 func (f *Fleet) step(ctx context.Context, now time.Time, ev Event) {
 	e := f.state.Step(now, ev)
-	f.logChanges(now, e)
+	f.logChanges(e)
 	if e.Propose != nil && !f.startWrite(ctx, now, e.Propose) {
 		e = f.state.Step(now, NotStored{}) // which proposes nothing before its retry is due
-		f.logChanges(now, e)
+		f.logChanges(e)
 	}
 	f.announceSlots()
 	if e.Publish != nil {

@@ -46,8 +46,7 @@ func (f *Fleet) StoreFaults() []StoreFault {
 	return out
 }
 
-// noteStore records the result of an operation, and logs each cause of a failure at
-// most once a minute, and the recovery.
+// noteStore records the result of an operation, and logs failures and the recovery.
 func (f *Fleet) noteStore(op StoreOperation, err error) {
 	now := time.Now()
 	f.mu.Lock()
@@ -63,7 +62,7 @@ func (f *Fleet) noteStore(op StoreOperation, err error) {
 	}
 	f.mu.Unlock()
 	switch {
-	case err != nil && f.logLimiter.Allow(string(op)+": "+stableText(err), now):
+	case err != nil:
 		f.log.Error(consequences[op], "error", err)
 	case err == nil && failed:
 		f.log.Warn("plan store works again", "operation", op, "failed_for", now.Sub(fault.Since).Round(time.Millisecond))

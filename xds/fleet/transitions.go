@@ -8,13 +8,9 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// briefHealth is the time below which the health of a replica flaps: then each of its
-// changes is logged at most once a minute.
-const briefHealth = time.Second
-
 // logChanges logs what an event has changed.
-func (f *Fleet) logChanges(now time.Time, e Effects) {
-	f.logHealth(now, e.Health)
+func (f *Fleet) logChanges(e Effects) {
+	f.logHealth(e.Health)
 	if e.Leader != nil {
 		f.logLeader(e.Leader)
 	}
@@ -22,11 +18,8 @@ func (f *Fleet) logChanges(now time.Time, e Effects) {
 
 // logHealth logs changes of replicas' health, each once. An unhealthy replica, and its
 // return, are logged at warn, so that they are in the log at its usual level.
-func (f *Fleet) logHealth(now time.Time, list []registry.HealthChange) {
+func (f *Fleet) logHealth(list []registry.HealthChange) {
 	for _, c := range list {
-		if c.Lasted < briefHealth && !f.logLimiter.Allow("health of "+string(c.Replica)+": "+c.To.String(), now) {
-			continue
-		}
 		args := []any{"replica", c.Replica, "model", c.Model, "was", c.From, "for", c.Lasted.Round(time.Millisecond)}
 		if c.Reason != "" {
 			args = append(args, "reason", c.Reason)

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"time"
 
 	"github.com/cascadeinfer/cascade/xds/internal/orders"
@@ -107,20 +105,6 @@ func (f *Fleet) handleWritten(ctx context.Context, r writeResult) {
 	}
 	f.endWrite(now, w.order, r.err)
 	f.nextOrder(ctx)
-}
-
-// stableText returns the part of a store's error that is the same when the same
-// cause occurs again: the names of temporary files differ.
-func stableText(err error) string {
-	var path *fs.PathError
-	var link *os.LinkError
-	switch {
-	case errors.As(err, &path):
-		return path.Op + ": " + path.Err.Error()
-	case errors.As(err, &link):
-		return link.Op + ": " + link.Err.Error()
-	}
-	return err.Error()
 }
 
 // stepDown waits for the write in progress, and then releases the lease, so that

@@ -19,7 +19,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
-	"github.com/cascadeinfer/cascade/cmd/internal/ratelimitlog"
+	"github.com/cascadeinfer/cascade/cmd/internal/loglimit"
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 	"github.com/cascadeinfer/cascade/xds/control"
@@ -148,15 +148,15 @@ func TestFloods(t *testing.T) {
 		t.Errorf("the Envoy had to come again: %s, before %s", after, before)
 	}
 	text := f.control.out.String()
-	minutes := 1 + int(time.Since(began)/ratelimitlog.Interval)
-	most := minutes * ratelimitlog.PerSubject
+	minutes := 1 + int(time.Since(began)/loglimit.Interval)
+	most := minutes * loglimit.PerSubject
 	// A node that was not admitted is not trusted to be that node: the log names its address.
 	for _, who := range []string{"requests", "names", "127.0.0.1"} {
 		if n := strings.Count(text, `msg="xds stream refused" node=`+who+" "); n < 1 || n > most {
 			t.Errorf("node %s is logged %d times, want %d at most", who, n, most)
 		}
 	}
-	if n := strings.Count(text, "xds stream refused"); n > minutes*(ratelimitlog.PerEvent+1) {
+	if n := strings.Count(text, "xds stream refused"); n > minutes*(loglimit.PerEvent+1) {
 		t.Errorf("%d lines are logged of refusals", n)
 	}
 	page, err := f.Get("http://" + f.file.Control.Admin + "/metrics")

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/e2e/clienttest"
-	"github.com/cascadeinfer/cascade/cmd/internal/ratelimitlog"
+	"github.com/cascadeinfer/cascade/cmd/internal/loglimit"
 	"github.com/cascadeinfer/cascade/policies/testkit"
 )
 
@@ -64,7 +64,7 @@ func TestDescriptorsRunOut(t *testing.T) {
 			t.Errorf("%q was logged", wrong)
 		}
 	}
-	if n := strings.Count(text, "connection closed"); n > ratelimitlog.PerSubject+1 {
+	if n := strings.Count(text, "connection closed"); n > loglimit.PerSubject+1 {
 		t.Errorf("closed connections are logged %d times", n)
 	}
 }

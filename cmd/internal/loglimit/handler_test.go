@@ -1,4 +1,4 @@
-package ratelimitlog
+package loglimit
 
 import (
 	"errors"
@@ -22,9 +22,9 @@ func logged(t *testing.T, test func(t *testing.T, log *slog.Logger, h *Handler, 
 	})
 }
 
-// TestEventNotText: what differs in a line's attributes makes it no other event: not an
+// TestAttackLogFlood: what differs in a line's attributes makes it no other event: not an
 // error that alternates, nor a port, nor the id of a stream.
-func TestEventNotText(t *testing.T) {
+func TestAttackLogFlood(t *testing.T) {
 	logged(t, func(t *testing.T, log *slog.Logger, _ *Handler, out *testkit.Log) {
 		replica := log.With("replica", "r0")
 		for i := range 1000 {

@@ -1,4 +1,4 @@
-// Package ratelimitlog limits how many log lines one event may cause. [New] wraps a
+// Package loglimit limits how many log lines one event may cause. [New] wraps a
 // slog.Handler; all lines of a process pass it, so components log what happens and do not
 // count.
 //
@@ -11,7 +11,7 @@
 //
 // Invariant: errors, addresses and names that peers invent fill neither the log nor the
 // memory.
-package ratelimitlog
+package loglimit
 
 import (
 	"context"
