@@ -25,6 +25,7 @@ type migrationStats struct {
 	// generated no token, in seconds of wall time.
 	StallP50 float64 `json:"stall_p50_seconds"`
 	StallP99 float64 `json:"stall_p99_seconds"`
+	StallMax float64 `json:"stall_max_seconds"`
 }
 
 // collectMigrationStats sums the counts of migration executors.
@@ -54,6 +55,7 @@ func collectMigrationStats(movers []*executor.Executor) migrationStats {
 	}
 	if slices.Sort(stalls); len(stalls) > 0 {
 		m.StallP50, m.StallP99 = stalls[len(stalls)/2].Seconds(), stalls[len(stalls)*99/100].Seconds()
+		m.StallMax = stalls[len(stalls)-1].Seconds()
 	}
 	return m
 }
@@ -68,7 +70,7 @@ func (m migrationStats) write(w io.Writer) {
 	}
 	fmt.Fprintf(w, "Requests that migrated while their clients read: %s; the latest by cause: %s.", formatCounts(m.Moved), formatCounts(m.Causes))
 	if m.StallP50 > 0 {
-		fmt.Fprintf(w, " %.1f GB of KV were copied; a request stalled for %.1f ms (p50), %.1f ms (p99).", float64(m.Bytes)/1e9, m.StallP50*1e3, m.StallP99*1e3)
+		fmt.Fprintf(w, " %.1f GB of KV were copied; a request stalled for %.1f ms (p50), %.1f ms (p99), %.1f ms at most.", float64(m.Bytes)/1e9, m.StallP50*1e3, m.StallP99*1e3, m.StallMax*1e3)
 	}
 	if len(m.Failed) > 0 {
 		fmt.Fprintf(w, " Failed migrations, whose requests continued where they were: %s.", formatCounts(m.Failed))

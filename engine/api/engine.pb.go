@@ -623,6 +623,88 @@ func (*ReleaseReply) Descriptor() ([]byte, []int) {
 	return file_engine_api_engine_proto_rawDescGZIP(), []int{10}
 }
 
+type ScheduleRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScheduleRequest) Reset() {
+	*x = ScheduleRequest{}
+	mi := &file_engine_api_engine_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScheduleRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScheduleRequest) ProtoMessage() {}
+
+func (x *ScheduleRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_engine_api_engine_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScheduleRequest.ProtoReflect.Descriptor instead.
+func (*ScheduleRequest) Descriptor() ([]byte, []int) {
+	return file_engine_api_engine_proto_rawDescGZIP(), []int{11}
+}
+
+type ScheduleReply struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Microseconds until a request that is adopted now has its next token: the rest of the
+	// step in progress and the step after it, with the prompts that it will compute.
+	NextTokenUs   uint64 `protobuf:"varint,1,opt,name=next_token_us,json=nextTokenUs,proto3" json:"next_token_us,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ScheduleReply) Reset() {
+	*x = ScheduleReply{}
+	mi := &file_engine_api_engine_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ScheduleReply) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ScheduleReply) ProtoMessage() {}
+
+func (x *ScheduleReply) ProtoReflect() protoreflect.Message {
+	mi := &file_engine_api_engine_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ScheduleReply.ProtoReflect.Descriptor instead.
+func (*ScheduleReply) Descriptor() ([]byte, []int) {
+	return file_engine_api_engine_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ScheduleReply) GetNextTokenUs() uint64 {
+	if x != nil {
+		return x.NextTokenUs
+	}
+	return 0
+}
+
 type TableRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Session       string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"` // of a Freeze: the frozen request thaws with the session
@@ -634,7 +716,7 @@ type TableRequest struct {
 
 func (x *TableRequest) Reset() {
 	*x = TableRequest{}
-	mi := &file_engine_api_engine_proto_msgTypes[11]
+	mi := &file_engine_api_engine_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -646,7 +728,7 @@ func (x *TableRequest) String() string {
 func (*TableRequest) ProtoMessage() {}
 
 func (x *TableRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_engine_api_engine_proto_msgTypes[11]
+	mi := &file_engine_api_engine_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -659,7 +741,7 @@ func (x *TableRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableRequest.ProtoReflect.Descriptor instead.
 func (*TableRequest) Descriptor() ([]byte, []int) {
-	return file_engine_api_engine_proto_rawDescGZIP(), []int{11}
+	return file_engine_api_engine_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *TableRequest) GetSession() string {
@@ -699,7 +781,7 @@ type TableReply struct {
 
 func (x *TableReply) Reset() {
 	*x = TableReply{}
-	mi := &file_engine_api_engine_proto_msgTypes[12]
+	mi := &file_engine_api_engine_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -711,7 +793,7 @@ func (x *TableReply) String() string {
 func (*TableReply) ProtoMessage() {}
 
 func (x *TableReply) ProtoReflect() protoreflect.Message {
-	mi := &file_engine_api_engine_proto_msgTypes[12]
+	mi := &file_engine_api_engine_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -724,7 +806,7 @@ func (x *TableReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TableReply.ProtoReflect.Descriptor instead.
 func (*TableReply) Descriptor() ([]byte, []int) {
-	return file_engine_api_engine_proto_rawDescGZIP(), []int{12}
+	return file_engine_api_engine_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *TableReply) GetGeneration() uint64 {
@@ -792,7 +874,7 @@ type LegRequest struct {
 
 func (x *LegRequest) Reset() {
 	*x = LegRequest{}
-	mi := &file_engine_api_engine_proto_msgTypes[13]
+	mi := &file_engine_api_engine_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -804,7 +886,7 @@ func (x *LegRequest) String() string {
 func (*LegRequest) ProtoMessage() {}
 
 func (x *LegRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_engine_api_engine_proto_msgTypes[13]
+	mi := &file_engine_api_engine_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -817,7 +899,7 @@ func (x *LegRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegRequest.ProtoReflect.Descriptor instead.
 func (*LegRequest) Descriptor() ([]byte, []int) {
-	return file_engine_api_engine_proto_rawDescGZIP(), []int{13}
+	return file_engine_api_engine_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *LegRequest) GetLeg() string {
@@ -835,7 +917,7 @@ type LegReply struct {
 
 func (x *LegReply) Reset() {
 	*x = LegReply{}
-	mi := &file_engine_api_engine_proto_msgTypes[14]
+	mi := &file_engine_api_engine_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -847,7 +929,7 @@ func (x *LegReply) String() string {
 func (*LegReply) ProtoMessage() {}
 
 func (x *LegReply) ProtoReflect() protoreflect.Message {
-	mi := &file_engine_api_engine_proto_msgTypes[14]
+	mi := &file_engine_api_engine_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -860,7 +942,7 @@ func (x *LegReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LegReply.ProtoReflect.Descriptor instead.
 func (*LegReply) Descriptor() ([]byte, []int) {
-	return file_engine_api_engine_proto_rawDescGZIP(), []int{14}
+	return file_engine_api_engine_proto_rawDescGZIP(), []int{16}
 }
 
 var File_engine_api_engine_proto protoreflect.FileDescriptor
@@ -900,7 +982,10 @@ const file_engine_api_engine_proto_rawDesc = "" +
 	"\x0fMarkFilledReply\"2\n" +
 	"\x0eReleaseRequest\x12 \n" +
 	"\vreservation\x18\x01 \x01(\tR\vreservation\"\x0e\n" +
-	"\fReleaseReply\"N\n" +
+	"\fReleaseReply\"\x11\n" +
+	"\x0fScheduleRequest\"3\n" +
+	"\rScheduleReply\x12\"\n" +
+	"\rnext_token_us\x18\x01 \x01(\x04R\vnextTokenUs\"N\n" +
 	"\fTableRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x10\n" +
 	"\x03leg\x18\x02 \x01(\tR\x03leg\x12\x12\n" +
@@ -922,14 +1007,15 @@ const file_engine_api_engine_proto_rawDesc = "" +
 	"LegRequest\x12\x10\n" +
 	"\x03leg\x18\x01 \x01(\tR\x03leg\"\n" +
 	"\n" +
-	"\bLegReply2\xba\x05\n" +
+	"\bLegReply2\x8c\x06\n" +
 	"\x06Blocks\x12N\n" +
 	"\bDescribe\x12\".cascade.engine.v1.DescribeRequest\x1a\x1e.cascade.engine.v1.Description\x12O\n" +
 	"\aSession\x12!.cascade.engine.v1.SessionRequest\x1a\x1f.cascade.engine.v1.SessionReply0\x01\x12M\n" +
 	"\aReserve\x12!.cascade.engine.v1.ReserveRequest\x1a\x1f.cascade.engine.v1.ReserveReply\x12V\n" +
 	"\n" +
 	"MarkFilled\x12$.cascade.engine.v1.MarkFilledRequest\x1a\".cascade.engine.v1.MarkFilledReply\x12M\n" +
-	"\aRelease\x12!.cascade.engine.v1.ReleaseRequest\x1a\x1f.cascade.engine.v1.ReleaseReply\x12G\n" +
+	"\aRelease\x12!.cascade.engine.v1.ReleaseRequest\x1a\x1f.cascade.engine.v1.ReleaseReply\x12P\n" +
+	"\bSchedule\x12\".cascade.engine.v1.ScheduleRequest\x1a .cascade.engine.v1.ScheduleReply\x12G\n" +
 	"\x05Table\x12\x1f.cascade.engine.v1.TableRequest\x1a\x1d.cascade.engine.v1.TableReply\x12H\n" +
 	"\x06Freeze\x12\x1f.cascade.engine.v1.TableRequest\x1a\x1d.cascade.engine.v1.TableReply\x12B\n" +
 	"\x04Thaw\x12\x1d.cascade.engine.v1.LegRequest\x1a\x1b.cascade.engine.v1.LegReply\x12B\n" +
@@ -947,7 +1033,7 @@ func file_engine_api_engine_proto_rawDescGZIP() []byte {
 	return file_engine_api_engine_proto_rawDescData
 }
 
-var file_engine_api_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_engine_api_engine_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_engine_api_engine_proto_goTypes = []any{
 	(*DescribeRequest)(nil),   // 0: cascade.engine.v1.DescribeRequest
 	(*Description)(nil),       // 1: cascade.engine.v1.Description
@@ -960,10 +1046,12 @@ var file_engine_api_engine_proto_goTypes = []any{
 	(*MarkFilledReply)(nil),   // 8: cascade.engine.v1.MarkFilledReply
 	(*ReleaseRequest)(nil),    // 9: cascade.engine.v1.ReleaseRequest
 	(*ReleaseReply)(nil),      // 10: cascade.engine.v1.ReleaseReply
-	(*TableRequest)(nil),      // 11: cascade.engine.v1.TableRequest
-	(*TableReply)(nil),        // 12: cascade.engine.v1.TableReply
-	(*LegRequest)(nil),        // 13: cascade.engine.v1.LegRequest
-	(*LegReply)(nil),          // 14: cascade.engine.v1.LegReply
+	(*ScheduleRequest)(nil),   // 11: cascade.engine.v1.ScheduleRequest
+	(*ScheduleReply)(nil),     // 12: cascade.engine.v1.ScheduleReply
+	(*TableRequest)(nil),      // 13: cascade.engine.v1.TableRequest
+	(*TableReply)(nil),        // 14: cascade.engine.v1.TableReply
+	(*LegRequest)(nil),        // 15: cascade.engine.v1.LegRequest
+	(*LegReply)(nil),          // 16: cascade.engine.v1.LegReply
 }
 var file_engine_api_engine_proto_depIdxs = []int32{
 	2,  // 0: cascade.engine.v1.Description.regions:type_name -> cascade.engine.v1.Region
@@ -972,21 +1060,23 @@ var file_engine_api_engine_proto_depIdxs = []int32{
 	5,  // 3: cascade.engine.v1.Blocks.Reserve:input_type -> cascade.engine.v1.ReserveRequest
 	7,  // 4: cascade.engine.v1.Blocks.MarkFilled:input_type -> cascade.engine.v1.MarkFilledRequest
 	9,  // 5: cascade.engine.v1.Blocks.Release:input_type -> cascade.engine.v1.ReleaseRequest
-	11, // 6: cascade.engine.v1.Blocks.Table:input_type -> cascade.engine.v1.TableRequest
-	11, // 7: cascade.engine.v1.Blocks.Freeze:input_type -> cascade.engine.v1.TableRequest
-	13, // 8: cascade.engine.v1.Blocks.Thaw:input_type -> cascade.engine.v1.LegRequest
-	13, // 9: cascade.engine.v1.Blocks.Drop:input_type -> cascade.engine.v1.LegRequest
-	1,  // 10: cascade.engine.v1.Blocks.Describe:output_type -> cascade.engine.v1.Description
-	4,  // 11: cascade.engine.v1.Blocks.Session:output_type -> cascade.engine.v1.SessionReply
-	6,  // 12: cascade.engine.v1.Blocks.Reserve:output_type -> cascade.engine.v1.ReserveReply
-	8,  // 13: cascade.engine.v1.Blocks.MarkFilled:output_type -> cascade.engine.v1.MarkFilledReply
-	10, // 14: cascade.engine.v1.Blocks.Release:output_type -> cascade.engine.v1.ReleaseReply
-	12, // 15: cascade.engine.v1.Blocks.Table:output_type -> cascade.engine.v1.TableReply
-	12, // 16: cascade.engine.v1.Blocks.Freeze:output_type -> cascade.engine.v1.TableReply
-	14, // 17: cascade.engine.v1.Blocks.Thaw:output_type -> cascade.engine.v1.LegReply
-	14, // 18: cascade.engine.v1.Blocks.Drop:output_type -> cascade.engine.v1.LegReply
-	10, // [10:19] is the sub-list for method output_type
-	1,  // [1:10] is the sub-list for method input_type
+	11, // 6: cascade.engine.v1.Blocks.Schedule:input_type -> cascade.engine.v1.ScheduleRequest
+	13, // 7: cascade.engine.v1.Blocks.Table:input_type -> cascade.engine.v1.TableRequest
+	13, // 8: cascade.engine.v1.Blocks.Freeze:input_type -> cascade.engine.v1.TableRequest
+	15, // 9: cascade.engine.v1.Blocks.Thaw:input_type -> cascade.engine.v1.LegRequest
+	15, // 10: cascade.engine.v1.Blocks.Drop:input_type -> cascade.engine.v1.LegRequest
+	1,  // 11: cascade.engine.v1.Blocks.Describe:output_type -> cascade.engine.v1.Description
+	4,  // 12: cascade.engine.v1.Blocks.Session:output_type -> cascade.engine.v1.SessionReply
+	6,  // 13: cascade.engine.v1.Blocks.Reserve:output_type -> cascade.engine.v1.ReserveReply
+	8,  // 14: cascade.engine.v1.Blocks.MarkFilled:output_type -> cascade.engine.v1.MarkFilledReply
+	10, // 15: cascade.engine.v1.Blocks.Release:output_type -> cascade.engine.v1.ReleaseReply
+	12, // 16: cascade.engine.v1.Blocks.Schedule:output_type -> cascade.engine.v1.ScheduleReply
+	14, // 17: cascade.engine.v1.Blocks.Table:output_type -> cascade.engine.v1.TableReply
+	14, // 18: cascade.engine.v1.Blocks.Freeze:output_type -> cascade.engine.v1.TableReply
+	16, // 19: cascade.engine.v1.Blocks.Thaw:output_type -> cascade.engine.v1.LegReply
+	16, // 20: cascade.engine.v1.Blocks.Drop:output_type -> cascade.engine.v1.LegReply
+	11, // [11:21] is the sub-list for method output_type
+	1,  // [1:11] is the sub-list for method input_type
 	1,  // [1:1] is the sub-list for extension type_name
 	1,  // [1:1] is the sub-list for extension extendee
 	0,  // [0:1] is the sub-list for field type_name
@@ -1003,7 +1093,7 @@ func file_engine_api_engine_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_engine_api_engine_proto_rawDesc), len(file_engine_api_engine_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

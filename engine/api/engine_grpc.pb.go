@@ -65,6 +65,7 @@ const (
 	Blocks_Reserve_FullMethodName    = "/cascade.engine.v1.Blocks/Reserve"
 	Blocks_MarkFilled_FullMethodName = "/cascade.engine.v1.Blocks/MarkFilled"
 	Blocks_Release_FullMethodName    = "/cascade.engine.v1.Blocks/Release"
+	Blocks_Schedule_FullMethodName   = "/cascade.engine.v1.Blocks/Schedule"
 	Blocks_Table_FullMethodName      = "/cascade.engine.v1.Blocks/Table"
 	Blocks_Freeze_FullMethodName     = "/cascade.engine.v1.Blocks/Freeze"
 	Blocks_Thaw_FullMethodName       = "/cascade.engine.v1.Blocks/Thaw"
@@ -94,6 +95,9 @@ type BlocksClient interface {
 	MarkFilled(ctx context.Context, in *MarkFilledRequest, opts ...grpc.CallOption) (*MarkFilledReply, error)
 	// Release frees a reservation. It ignores adopted and unknown ones.
 	Release(ctx context.Context, in *ReleaseRequest, opts ...grpc.CallOption) (*ReleaseReply, error)
+	// Schedule returns what the engine expects of its next steps. An engine without it is
+	// taken for one that is always between two short steps.
+	Schedule(ctx context.Context, in *ScheduleRequest, opts ...grpc.CallOption) (*ScheduleReply, error)
 	// Table lists the blocks of a running request without stopping it. For a request that
 	// waits for its first token it fails with FAILED_PRECONDITION.
 	Table(ctx context.Context, in *TableRequest, opts ...grpc.CallOption) (*TableReply, error)
@@ -175,6 +179,16 @@ func (c *blocksClient) Release(ctx context.Context, in *ReleaseRequest, opts ...
 	return out, nil
 }
 
+func (c *blocksClient) Schedule(ctx context.Context, in *ScheduleRequest, opts ...grpc.CallOption) (*ScheduleReply, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ScheduleReply)
+	err := c.cc.Invoke(ctx, Blocks_Schedule_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *blocksClient) Table(ctx context.Context, in *TableRequest, opts ...grpc.CallOption) (*TableReply, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(TableReply)
@@ -238,6 +252,9 @@ type BlocksServer interface {
 	MarkFilled(context.Context, *MarkFilledRequest) (*MarkFilledReply, error)
 	// Release frees a reservation. It ignores adopted and unknown ones.
 	Release(context.Context, *ReleaseRequest) (*ReleaseReply, error)
+	// Schedule returns what the engine expects of its next steps. An engine without it is
+	// taken for one that is always between two short steps.
+	Schedule(context.Context, *ScheduleRequest) (*ScheduleReply, error)
 	// Table lists the blocks of a running request without stopping it. For a request that
 	// waits for its first token it fails with FAILED_PRECONDITION.
 	Table(context.Context, *TableRequest) (*TableReply, error)
@@ -274,6 +291,9 @@ func (UnimplementedBlocksServer) MarkFilled(context.Context, *MarkFilledRequest)
 }
 func (UnimplementedBlocksServer) Release(context.Context, *ReleaseRequest) (*ReleaseReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Release not implemented")
+}
+func (UnimplementedBlocksServer) Schedule(context.Context, *ScheduleRequest) (*ScheduleReply, error) {
+	return nil, status.Error(codes.Unimplemented, "method Schedule not implemented")
 }
 func (UnimplementedBlocksServer) Table(context.Context, *TableRequest) (*TableReply, error) {
 	return nil, status.Error(codes.Unimplemented, "method Table not implemented")
@@ -391,6 +411,24 @@ func _Blocks_Release_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Blocks_Schedule_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ScheduleRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BlocksServer).Schedule(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Blocks_Schedule_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BlocksServer).Schedule(ctx, req.(*ScheduleRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Blocks_Table_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(TableRequest)
 	if err := dec(in); err != nil {
@@ -485,6 +523,10 @@ var Blocks_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "Release",
 			Handler:    _Blocks_Release_Handler,
+		},
+		{
+			MethodName: "Schedule",
+			Handler:    _Blocks_Schedule_Handler,
 		},
 		{
 			MethodName: "Table",

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/cascadeinfer/cascade/engine/internal/batch"
 	"github.com/cascadeinfer/cascade/engine/internal/blocktable"
@@ -98,6 +99,18 @@ var _ blocktable.Engine = engineAdapter{}
 // Do implements blocktable.Engine.
 func (d engineAdapter) Do(ctx context.Context, when blocktable.RunPoint, f func(*batch.Scheduler)) error {
 	return d.e.do(ctx, when, f)
+}
+
+// NextToken implements blocktable.Engine.
+func (d engineAdapter) NextToken(s *batch.Scheduler) time.Duration {
+	d.e.mu.Lock()
+	var arriving []*batch.Sequence
+	for _, st := range d.e.inbox {
+		arriving = append(arriving, st.sequence)
+	}
+	d.e.mu.Unlock()
+	next := time.Duration(s.Profile.Seconds(s.Forecast(arriving)) * float64(time.Second))
+	return max(0, time.Until(d.e.due)) + next
 }
 
 // Leg implements blocktable.Engine.

@@ -66,6 +66,7 @@ type Engine struct {
 	legs map[string]*stream
 
 	// Owned by the loop.
+	due   time.Time         // end of the iteration in progress; zero between two
 	now   time.Time         // generation time of the tokens being delivered
 	table *blocktable.Table // nil: not served
 }

@@ -18,7 +18,6 @@ import (
 func (e *Engine) loop(ctx context.Context, s *batch.Scheduler) error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	var due time.Time // end of the current iteration
 	for e.waitWhileHung(ctx) {
 		e.takeInbox(s)
 		e.takeCalls(s, blocktable.AtBoundary)
@@ -26,31 +25,31 @@ func (e *Engine) loop(ctx context.Context, s *batch.Scheduler) error {
 			return err
 		}
 		if s.Idle() {
-			due = time.Time{}
+			e.due = time.Time{}
 			e.waitForWork(ctx)
 			continue
 		}
 		start := time.Now()
-		if due.IsZero() {
-			due = start
-		} else if lag := start.Sub(due); lag > maxLag {
+		if e.due.IsZero() {
+			e.due = start
+		} else if lag := start.Sub(e.due); lag > maxLag {
 			e.metrics.lag.Add(lag.Seconds())
 			e.cfg.Logger.Warn("emulated replica cannot keep up with its profile", "model", e.cfg.Model, "behind", lag)
-			due = start
+			e.due = start
 		}
 		step := s.Step()
 		if err := s.Pool.Err(); err != nil {
 			return err
 		}
 		if step.Seconds == 0 { // until a frozen or reserved sequence frees blocks
-			due = time.Time{}
+			e.due = time.Time{}
 			e.publish(s)
 			e.waitForWork(ctx)
 			continue
 		}
-		due = due.Add(time.Duration(step.Seconds * float64(time.Second)))
+		e.due = e.due.Add(time.Duration(step.Seconds * float64(time.Second)))
 		e.publish(s)
-		if wait := time.Until(due); wait > 0 {
+		if wait := time.Until(e.due); wait > 0 {
 			timer.Reset(wait)
 			if !e.waitIteration(ctx, s, timer.C) {
 				return nil

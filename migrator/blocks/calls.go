@@ -85,6 +85,23 @@ func (c *Client) Release(ctx context.Context, id string) error {
 	})
 }
 
+// NextToken returns how long a request that the engine adopts now waits for its next token.
+// It is 0 for an engine that does not report its schedule.
+func (c *Client) NextToken(ctx context.Context) (next time.Duration, err error) {
+	err = c.call(ctx, "schedule", "", callTime, func(ctx context.Context, l *session) error {
+		r, err := l.rpc.Schedule(ctx, &api.ScheduleRequest{})
+		if status.Code(err) == codes.Unimplemented {
+			return nil
+		}
+		next = time.Duration(min(r.GetNextTokenUs(), maxSchedule)) * time.Microsecond
+		return err
+	})
+	return next, err
+}
+
+// maxSchedule bounds, in microseconds, what an engine reports.
+const maxSchedule = 3600e6
+
 // Table lists the blocks of a running request from position from on. leg is the value of the
 // request's X-Cascade-Leg header. It returns ErrNotComputed if the request has not generated
 // a token, or was preempted and waits.

@@ -457,3 +457,21 @@ func FuzzTable(f *testing.F) {
 		}
 	})
 }
+
+// TestNextToken checks that an engine without a schedule counts as quiet, and that no report
+// overflows.
+func TestNextToken(t *testing.T) {
+	f := new(fakeEngine)
+	c := newConnected(t, f)
+	if next, err := c.NextToken(t.Context()); next != 0 || err != nil {
+		t.Errorf("without a schedule: %v, %v", next, err)
+	}
+	f.schedule.Store(&api.ScheduleReply{NextTokenUs: 1500})
+	if next, err := c.NextToken(t.Context()); next != 1500*time.Microsecond || err != nil {
+		t.Errorf("%v, %v", next, err)
+	}
+	f.schedule.Store(&api.ScheduleReply{NextTokenUs: 1 << 63})
+	if next, err := c.NextToken(t.Context()); next != time.Hour || err != nil {
+		t.Errorf("%v, %v", next, err)
+	}
+}

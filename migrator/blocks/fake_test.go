@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -31,6 +32,7 @@ type fakeEngine struct {
 	table    func(context.Context, *api.TableRequest) (*api.TableReply, error)
 	thaw     func(*api.LegRequest) error
 	hand     func(*net.UnixConn, *os.File)
+	schedule atomic.Pointer[api.ScheduleReply] // nil: it has no such call
 
 	memory *os.File
 
@@ -136,6 +138,13 @@ func (f *fakeEngine) Table(ctx context.Context, r *api.TableRequest) (*api.Table
 
 func (f *fakeEngine) Freeze(ctx context.Context, r *api.TableRequest) (*api.TableReply, error) {
 	return f.table(ctx, r)
+}
+
+func (f *fakeEngine) Schedule(ctx context.Context, r *api.ScheduleRequest) (*api.ScheduleReply, error) {
+	if reply := f.schedule.Load(); reply != nil {
+		return reply, nil
+	}
+	return f.UnimplementedBlocksServer.Schedule(ctx, r)
 }
 
 func (f *fakeEngine) Thaw(_ context.Context, r *api.LegRequest) (*api.LegReply, error) {

@@ -98,6 +98,7 @@ func (s *fakePool) Reserve(_ context.Context, _ string, tokens int) ([]uint32, e
 	return s.blocks[:(tokens+benchTokens-1)/benchTokens], nil
 }
 func (*fakePool) MarkFilled(context.Context, string, int, []uint32, int) error { return nil }
+func (*fakePool) NextToken(context.Context) (time.Duration, error)             { return 0, nil }
 func (*fakePool) AbandonSession(error)                                         {}
 func (*fakePool) Release(context.Context, string) error                        { return nil }
 

@@ -28,10 +28,16 @@ const (
 	grantLifetime    = 2 * time.Minute        // of a ticket: longer than a migration may take
 	probeInterval    = 100 * time.Millisecond // between two checks for due probes
 	probeTimeout     = 2 * time.Second
-	maxFinished      = 256     // finished migrations that are kept
-	maxInbox         = 1 << 14 // waiting events; further messages of peers are dropped
-	minSlack         = 256     // minimum number of tokens by which a request may grow while it migrates
-	slackShare       = 8       // divisor of the request's length that may be added to it
+	// A client whose stream moves waits for the source's freeze and the target's first token.
+	maxNextToken    = 250 * time.Millisecond // a target that needs longer for a token is not asked to take over
+	maxScheduleWait = 10 * time.Second       // but for no longer than this in one migration: then it never gets faster
+	shortBlocks     = 8                      // of a request so short that its source may freeze it at once
+	minScheduleWait = 10 * time.Millisecond  // between two questions
+
+	maxFinished = 256     // finished migrations that are kept
+	maxInbox    = 1 << 14 // waiting events; further messages of peers are dropped
+	minSlack    = 256     // minimum number of tokens by which a request may grow while it migrates
+	slackShare  = 8       // divisor of the request's length that may be added to it
 
 	defaultEnvelope = 8 << 20
 	envelopeRoom    = 4 << 10 // bytes of a message without its table

@@ -49,20 +49,21 @@ func (d digest) next() uint32 { return uint32(mix(uint64(d))>>33) % 50_000 }
 
 // engine is a paged pool of real bytes and a loop that reads all bytes of a request for each token.
 type engine struct {
-	mu       sync.Mutex
-	away     bool
-	blind    bool // it serves no blocks
-	memory   *transport.Memory
-	free     []uint32
-	limbo    []uint32        // freed at this instant: must not be read later
-	seqs     map[string]*seq // by leg
-	held     map[string]*reservation
-	onToken  func(*seq) // under mu
-	mistakes []string
-	context  int                                          // maximum length of a request, 0 for no limit
-	stubborn bool                                         // it never thaws, drops or releases
-	wake     chan struct{}                                // holds a token when there may be work
-	gate     func(ctx context.Context, call string) error // called before every call of the migrator; nil for none
+	mu         sync.Mutex
+	away       bool
+	blind      bool // it serves no blocks
+	memory     *transport.Memory
+	free       []uint32
+	limbo      []uint32        // freed at this instant: must not be read later
+	seqs       map[string]*seq // by leg
+	held       map[string]*reservation
+	onToken    func(*seq) // under mu
+	mistakes   []string
+	context    int                                          // maximum length of a request, 0 for no limit
+	stubborn   bool                                         // it never thaws, drops or releases
+	prefillEnd time.Time                                    // of the step in progress
+	wake       chan struct{}                                // holds a token when there may be work
+	gate       func(ctx context.Context, call string) error // called before every call of the migrator; nil for none
 }
 
 // seq is a request in an engine.
@@ -425,6 +426,19 @@ func (e *engine) Reserve(ctx context.Context, id string, tokens int) ([]uint32, 
 	}
 	e.held[id] = r
 	return slices.Clone(r.blocks), nil
+}
+
+// prefillUntil makes the engine report that it prefills until then.
+func (e *engine) prefillUntil(end time.Time) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.prefillEnd = end
+}
+
+func (e *engine) NextToken(context.Context) (time.Duration, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return max(0, time.Until(e.prefillEnd)), nil
 }
 
 func (e *engine) MarkFilled(ctx context.Context, id string, from int, ids []uint32, computed int) error {

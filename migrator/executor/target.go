@@ -25,7 +25,8 @@ type importState struct {
 	puller        transport.Puller
 	transport     string
 	hash          tokenhash.Hash
-	corruptBlocks []int // indices in the round's plan of the blocks with wrong checksums
+	scheduleBy    time.Time // do not wait for the engine's schedule after that
+	corruptBlocks []int     // indices in the round's plan of the blocks with wrong checksums
 }
 
 // reserveWithSlack reserves blocks for a request of a length and, if the engine has them and the
@@ -100,9 +101,12 @@ func (m *Executor) prepareImport(a transfer.Action) {
 		if err != nil {
 			return m.reportFailure(a.Deal, transfer.OutOfBlocks, err)
 		}
-		*in = importState{blocks: list, blockTokens: d.BlockTokens, tokenBytes: int64(d.TokenBytes), memory: memory, pair: from, offers: slices.Clone(a.Offers)}
+		*in = importState{blocks: list, blockTokens: d.BlockTokens, tokenBytes: int64(d.TokenBytes), memory: memory, pair: from, offers: slices.Clone(a.Offers), scheduleBy: time.Now().Add(maxScheduleWait)}
 		if err := m.openTransport(ctx, in); err != nil {
 			return m.reportFailure(a.Deal, transfer.NoTransport, err)
+		}
+		if length <= d.BlockTokens*shortBlocks {
+			m.awaitSchedule(ctx, in.scheduleBy) // the source may freeze it without another round
 		}
 		name := in.transport
 		return func() {
@@ -110,6 +114,25 @@ func (m *Executor) prepareImport(a transfer.Action) {
 			m.step(transfer.Event{Kind: transfer.Prepared, Deal: a.Deal})
 		}
 	}})
+}
+
+// awaitSchedule waits, while the request still runs at its source, until this engine can take it
+// over without a pause: not during a step that prefills, nor before one. The source freezes the
+// request only after the answer that follows.
+func (m *Executor) awaitSchedule(ctx context.Context, until time.Time) {
+	for time.Now().Before(until) {
+		next, err := m.cfg.Engine.NextToken(ctx)
+		if err != nil || next <= maxNextToken {
+			return // the calls that follow report an engine that is lost
+		}
+		timer := time.NewTimer(min(max(next-maxNextToken, minScheduleWait), time.Until(until)))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		}
+	}
 }
 
 // openTransport opens the best transport that has not been tried for this migration.
@@ -181,6 +204,7 @@ func (m *Executor) pullRound(a transfer.Action) {
 		if err := m.cfg.Engine.MarkFilled(ctx, a.Deal.String(), int(a.Span.From), a.Table.IDs, int(a.Span.Computed)); err != nil {
 			return m.reportFailure(a.Deal, transfer.OutOfBlocks, err)
 		}
+		m.awaitSchedule(ctx, in.scheduleBy)
 		name, moved := in.transport, int64(len(plan.Src))*in.memory.BlockBytes()
 		return func() {
 			m.records.setTransport(k, name)

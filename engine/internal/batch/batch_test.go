@@ -270,7 +270,11 @@ func TestTextDependsOnIdsAlone(t *testing.T) {
 				s.Abort(sequences[j])
 				aborted[j] = got[j].end == Unfinished
 			}
+			forecast, preempted := s.Forecast(nil), s.stats.Preemptions
 			st := s.Step()
+			if c.NoCache && s.stats.Preemptions == preempted && forecast != st.Iteration {
+				t.Fatalf("seed %d: forecast %+v of step %+v", seed, forecast, st.Iteration)
+			}
 			if st.Decodes+int(st.Prefill) > c.Tokens || len(s.running) > c.Batch {
 				t.Fatalf("seed %d: step %+v exceeds %+v", seed, st.Iteration, c)
 			}

@@ -149,6 +149,36 @@ func (s *Scheduler) Step() Step {
 	return Step{Iteration: it, Seconds: s.Profile.Seconds(it), Events: s.events}
 }
 
+// Forecast returns the work of the next Step if the sequences of arriving are added before it. It
+// leaves out what it cannot know: preemptions, and blocks of the prefix cache that two of them share.
+func (s *Scheduler) Forecast(arriving []*Sequence) (it cost.Iteration) {
+	budget, free, places := s.MaxTokens, s.blocks.Free(), s.MaxBatch-len(s.running)-len(s.frozen)
+	plan := func(q Sequence, blocks int) {
+		n := min(len(q.ids)-q.computed, budget)
+		s.account(&it, chunk{&q, n})
+		budget, free = budget-n, free-max(0, s.blocksFor(q.computed+n)-blocks)
+	}
+	for _, q := range s.running {
+		if budget > 0 {
+			plan(*q, len(q.blocks))
+		}
+	}
+	for _, queue := range [][]*Sequence{s.waiting, arriving} {
+		for _, q := range queue {
+			next, blocks := *q, len(q.blocks)
+			if blocks == 0 {
+				blocks = len(s.match(q))
+				next.computed = blocks * s.Pool.BlockTokens
+			}
+			if places--; places < 0 || budget == 0 || s.blocksFor(len(q.ids))-blocks > free {
+				return it
+			}
+			plan(next, blocks)
+		}
+	}
+	return it
+}
+
 // Settle ends the latest Step's iteration: Table shows its result from then on. Step calls it for
 // the iteration before.
 func (s *Scheduler) Settle() {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"strconv"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -122,6 +123,16 @@ func (t *Table) Release(ctx context.Context, q *api.ReleaseRequest) (*api.Releas
 		t.removeEnded()
 		return nil
 	})
+}
+
+// Schedule implements api.BlocksServer.
+func (t *Table) Schedule(ctx context.Context, _ *api.ScheduleRequest) (*api.ScheduleReply, error) {
+	var next time.Duration
+	err := t.runOnLoop(ctx, Immediately, func(s *batch.Scheduler) error {
+		next = t.cfg.Engine.NextToken(s)
+		return nil
+	})
+	return &api.ScheduleReply{NextTokenUs: uint64(max(next, 0).Microseconds())}, err
 }
 
 // Table implements api.BlocksServer.
