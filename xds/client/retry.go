@@ -22,6 +22,7 @@ type RetryPolicy struct {
 	ConnectFailure     bool // no connection
 	RefusedStream      bool // REFUSED_STREAM, or GOAWAY before the stream
 	ResetBeforeRequest bool // reset before the request's headers were sent
+	Reset              bool // reset at any time before a response
 	// Headers mark a response that is not passed on but retried on another host, in
 	// canonical form; none of it has reached the client.
 	Headers []string
@@ -50,6 +51,8 @@ func decodeRetry(f *faults, at string, p *routev3.RetryPolicy) *RetryPolicy {
 			r.RefusedStream = true
 		case "reset-before-request":
 			r.ResetBeforeRequest = true
+		case "reset":
+			r.ResetBeforeRequest, r.Reset = true, true
 		case "retriable-headers":
 			for i, h := range p.GetRetriableHeaders() {
 				if h.GetName() == "" || !h.GetPresentMatch() || h.GetInvertMatch() {

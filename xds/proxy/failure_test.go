@@ -15,10 +15,13 @@ import (
 	"time"
 
 	clusterv3 "github.com/envoyproxy/go-control-plane/envoy/config/cluster/v3"
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	routev3 "github.com/envoyproxy/go-control-plane/envoy/config/route/v3"
+	upstreamsv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/upstreams/http/v3"
 	"github.com/envoyproxy/go-control-plane/pkg/cache/types"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"golang.org/x/net/http2"
+	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
@@ -35,8 +38,6 @@ func TestFailover(t *testing.T) {
 	f.see("POST", "/", "", bytes.NewReader(prompt("m", 100)))
 	f.control.stop()
 	f.fronts[0].kill()
-	// A request on a connection that is dead but not yet known to be dead may have been
-	// processed, and is not repeated.
 	c := f.proxy.state.Load().clusters["cascade/m/s0/rr"]
 	pool := f.proxy.pools.Get(f.fronts[0].address, c.view.Load().upstream)
 	testkit.WaitFor(t, "the end of all connections", func() bool { return pool.Connections() == 0 && !f.proxy.Connected() })
@@ -206,6 +207,15 @@ func TestCircuitBreaker(t *testing.T) {
 
 // refusing starts an HTTP/2 server that refuses every stream after its body.
 func refusing(t *testing.T) string {
+	return serveStreams(t, func(f *http2.Framer, id uint32) bool {
+		f.WriteRSTStream(id, http2.ErrCodeRefusedStream)
+		return true
+	})
+}
+
+// serveStreams starts an HTTP/2 server that calls do at the end of every stream's body. If do
+// returns false the server closes the connection.
+func serveStreams(t *testing.T, do func(f *http2.Framer, id uint32) bool) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -233,8 +243,8 @@ func refusing(t *testing.T) string {
 					if err != nil {
 						return
 					}
-					if d, ok := frame.(*http2.DataFrame); ok && d.StreamEnded() {
-						f.WriteRSTStream(d.StreamID, http2.ErrCodeRefusedStream)
+					if d, ok := frame.(*http2.DataFrame); ok && d.StreamEnded() && !do(f, d.StreamID) {
+						return
 					}
 				}
 			})
@@ -248,13 +258,50 @@ func refusing(t *testing.T) string {
 // bodies: a front that drains or has lost its engine costs only a retry.
 func TestRefusedStreamsAreRepeated(t *testing.T) {
 	f := newFleet(t, 4, nil)
+	f.replaceFirst(refusing(t), nil)
+	f.requireRepeats("/", "refused stream")
+}
+
+// replaceFirst puts another address in the place of r0's, and edits the resources.
+func (f *fleet) replaceFirst(address string, edit func(map[string][]types.Resource)) {
+	f.t.Helper()
 	v := f.view
 	v.Endpoints = slices.Clone(v.Endpoints)
-	v.Endpoints[0].Address = refusing(t)
-	f.publish(v, nil, func(s *client.Snapshot) bool {
-		return slices.ContainsFunc(s.Assignments["cascade/m/s0"].Priorities[0], func(e client.Endpoint) bool { return e.Address == v.Endpoints[0].Address })
+	v.Endpoints[0].Address = address
+	f.publish(v, edit, func(s *client.Snapshot) bool {
+		return slices.ContainsFunc(s.Assignments["cascade/m/s0"].Priorities[0], func(e client.Endpoint) bool { return e.Address == address })
 	})
-	f.requireRepeats("/", "refused stream")
+}
+
+// TestLostRequestsAreRepeated checks requests that a replica has read whole when its front end dies,
+// or stops without a sign, as a stopped process does: pings find out, and other replicas serve what
+// it had not begun to answer.
+func TestLostRequestsAreRepeated(t *testing.T) {
+	for name, dies := range map[string]bool{"dies": true, "hangs": false} {
+		t.Run(name, func(t *testing.T) {
+			f := newFleet(t, 4, withPings)
+			f.replaceFirst(serveStreams(t, func(*http2.Framer, uint32) bool {
+				if !dies {
+					<-t.Context().Done() // it answers no pings either
+				}
+				return false
+			}), withPings)
+			f.requireRepeats("/", "connection reset")
+		})
+	}
+}
+
+// withPings makes a connection that is silent for a second be noticed.
+func withPings(all map[string][]types.Resource) {
+	for _, r := range all[resources.ClusterType] {
+		for name, packed := range r.(*clusterv3.Cluster).TypedExtensionProtocolOptions {
+			o := new(upstreamsv3.HttpProtocolOptions)
+			if packed.UnmarshalTo(o) == nil {
+				o.GetExplicitHttpConfig().GetHttp2ProtocolOptions().ConnectionKeepalive = &corev3.KeepaliveSettings{Interval: durationpb.New(100 * time.Millisecond), Timeout: durationpb.New(time.Second)}
+				r.(*clusterv3.Cluster).TypedExtensionProtocolOptions[name], _ = anypb.New(o)
+			}
+		}
+	}
 }
 
 // TestRefusedAnswersAreRepeated checks that requests are repeated with their bodies

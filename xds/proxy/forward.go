@@ -116,7 +116,7 @@ func (x *exchange) retriable(k upstream.Kind) bool {
 	if p == nil {
 		return false
 	}
-	ok := k == upstream.NotConnected && p.ConnectFailure || k == upstream.Refused && p.RefusedStream || k == upstream.BeforeRequest && p.ResetBeforeRequest
+	ok := k == upstream.NotConnected && p.ConnectFailure || k == upstream.Refused && p.RefusedStream || k == upstream.BeforeRequest && p.ResetBeforeRequest || k == upstream.Reset && p.Reset
 	return ok && (x.body == nil || x.body.repeatable())
 }
 

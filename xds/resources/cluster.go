@@ -31,8 +31,8 @@ const (
 
 // HTTP/2 towards the replicas.
 const (
-	// A dead host sends no reset; pings detect it.
-	pingInterval = 10 * time.Second
+	// A dead host sends no reset; pings detect it. A busy one may take seconds to answer.
+	pingInterval = 2 * time.Second
 	pingTimeout  = 5 * time.Second
 	// Streams share one connection per worker, so its window must be large enough for
 	// thousands of token streams.

@@ -343,7 +343,7 @@ func proveRetry(r *routev3.RetryPolicy) error {
 	}
 	for _, c := range on {
 		if !slices.Contains(strings.Split(retryOn, ","), c) {
-			return fmt.Errorf("retry policy: %s may repeat a request that an engine has started", c)
+			return fmt.Errorf("retry policy: %s may repeat a request that a replica has answered", c)
 		}
 	}
 	if h := r.GetRetriableHeaders(); len(h) != 1 || h[0].GetName() != length.RefusedHeader || !h[0].GetPresentMatch() || h[0].GetInvertMatch() {
