@@ -71,7 +71,7 @@ own may set x-cascade-tokens and x-gateway-model-name and clear the route cache
 	f := c.Flags()
 	f.StringVar(&a.to, "to", "", "client to attach: envoy or grpc")
 	f.StringArrayVar(&a.control, "control", nil, "host:port of the control plane, where it is not control.listen of the file; may be repeated")
-	f.StringVar(&a.nodeID, "node-id", defaultNodeID("grpc"), "name of the client: for its certificate, and in a new gRPC bootstrap")
+	f.StringVar(&a.nodeID, "node-id", wiring.DefaultNodeID("grpc"), "name of the client: for its certificate, and in a new gRPC bootstrap")
 	f.StringVar(&a.Model, "model", "", "the one model that is served, whatever host name a request has; empty: all, as the request says")
 	f.BoolVar(&a.EstimatorFilter, "estimator-filter", false, "add the HTTP filter whose configuration, the length estimator inside Envoy, comes by ECDS")
 	f.BoolVar(&a.LoadReports, "load-reports", false, "have Envoy report its load to the control plane (part of its bootstrap)")

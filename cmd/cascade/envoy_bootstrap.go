@@ -52,7 +52,7 @@ restart, when new ones are renamed to their paths.`,
 	}
 	file.flag(c, "fleet file")
 	f := c.Flags()
-	f.StringVar(&b.NodeID, "node-id", defaultNodeID("envoy"), "name of this Envoy; every node of a fleet needs one of its own")
+	f.StringVar(&b.NodeID, "node-id", wiring.DefaultNodeID("envoy"), "name of this Envoy; every node of a fleet needs one of its own")
 	f.StringVar(&b.Admin, "admin", "127.0.0.1:9901", "IP:port of Envoy's admin server")
 	f.StringVar(&b.ControlPlane, "control", "", "IP:port of the control plane, where they are not control.listen and control.peers of the file")
 	f.StringVar(&b.Zone, "zone", "", "host or zone that this Envoy runs in, for its locality")

@@ -122,7 +122,7 @@ replicas:
 %s
 `, s.front, s.peers, s.engine, more)
 	if !strings.Contains(more, "proxy:") {
-		text += fmt.Sprintf("proxy: {listen: %q}\n", s.proxy)
+		text += fmt.Sprintf("proxy: {listen: %q, nodes: [edge, edge-2]}\n", s.proxy)
 	}
 	if !strings.Contains(more, "control:") {
 		text += fmt.Sprintf("control: {listen: %q, admin: %q}\n", s.control, s.admin)

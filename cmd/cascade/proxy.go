@@ -4,7 +4,6 @@ import (
 	"context"
 	"log/slog"
 	"net"
-	"os"
 	"strings"
 	"time"
 
@@ -54,21 +53,12 @@ On SIGTERM it stops accepting and ends when the last stream has ended, or after
 	}
 	p.file.flag(c, "fleet file")
 	f := c.Flags()
-	f.StringVar(&p.nodeID, "node-id", defaultNodeID("proxy"), "name of this proxy; every node of a fleet needs one of its own")
+	f.StringVar(&p.nodeID, "node-id", wiring.DefaultNodeID("proxy"), "name of this proxy; every node of a fleet needs one of its own")
 	f.StringVar(&p.control, "control", "", controlUsage)
 	f.StringVar(&p.listen, "listen", "", "host:port to serve on instead of the published one")
 	f.DurationVar(&p.drain, "drain", proxy.DefaultDrainTimeout, "how long streams may go on after SIGTERM; what is left is cut")
 	f.Lookup("node-id").DefValue = "proxy@<host name>"
 	return c
-}
-
-// defaultNodeID returns the default name of a node on this host.
-func defaultNodeID(kind string) string {
-	host, err := os.Hostname()
-	if err != nil {
-		return kind
-	}
-	return kind + "@" + host
 }
 
 func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFlags) error {

@@ -28,7 +28,9 @@ type Config struct {
 	// Settings.Length is empty, this process is the length service.
 	Settings resources.Settings
 
-	// Proxies are the node ids of the fleet's own proxies, as patterns of path.Match.
+	// Proxies are the node ids of the fleet's own proxies, as patterns of path.Match. With
+	// a TrustDomain every proxy with a certificate counts in rollouts; without one only
+	// these do, and only their load reports are accepted.
 	Proxies []string
 	// EdgeCertificate is the certificate that Envoys present to clients, which then use
 	// TLS for the listener; nil means plain text. Only Proxies are sent it, and only with

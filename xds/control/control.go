@@ -119,7 +119,7 @@ func (c *Control) init() error {
 		return err
 	}
 	c.publisher, err = publish.New(publish.Config{
-		Cache: c.cache, Ledger: c.ledger, Groups: groups, Watch: c.cfg.Watch,
+		Cache: c.cache, Ledger: c.ledger, Groups: groups, Counts: c.isProxy, Watch: c.cfg.Watch,
 		Monitor: c.loads, RequestCounter: c.loads, OnRefusal: c.storeRefusals, Logger: c.log,
 	})
 	if err != nil {
@@ -184,6 +184,12 @@ func (c *Control) SetEdgeCertificate(cert *resources.Certificate) error {
 	}
 	c.submitter.setEdgeCertificate(cert)
 	return nil
+}
+
+// isProxy reports whether a node is known to be a proxy of the fleet: by its
+// certificate, or, where there are none, by the list.
+func (c *Control) isProxy(node string) bool {
+	return c.auth != nil || nodegroup.Match(c.cfg.Proxies, node)
 }
 
 // maySeeSecrets reports whether a node, whose certificate proves its id, may

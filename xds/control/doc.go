@@ -70,6 +70,8 @@
 //	observers                                               clients that follow plans and route nothing
 //	node_epoch                        node                  newest epoch acknowledged
 //	node_connected, node_fenced       node                  1: yes
+//	rollout_stopped                                         1: a plan goes no further because a proxy refuses it
+//	node_refusing                     node                  1: it refuses what others of its group run
 //	node_nacks_total                  node                  responses refused
 //	policy_slot_generation            slot, node, state     generation of a slot on a host
 //	policy_calls_total                slot, node, generation  calls since it was loaded

@@ -175,6 +175,9 @@ func startControl(t *testing.T, cfg Config) *runningControl {
 	t.Helper()
 	cfg.Listen, cfg.Admin = "127.0.0.1:0", "127.0.0.1:0"
 	cfg.Settings.Listen = "127.0.0.1:0"
+	if cfg.Proxies == nil {
+		cfg.Proxies = []string{"*"}
+	}
 	cfg.Logger = slog.New(slog.NewTextHandler(t.Output(), nil))
 	c, err := New(cfg)
 	if err != nil {

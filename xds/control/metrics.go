@@ -76,7 +76,9 @@ var (
 	slotStarved    = desc("policy_starved_total", "Calls that the native policy answered because the module timed out while descheduled.", "slot", "node", "generation")
 	slotFaults     = desc("policy_faults_total", "Calls that the native policy answered because the module failed.", "slot", "node", "generation")
 
-	nodeNACKs = desc("node_nacks_total", "Responses that the node has refused.", "node")
+	rolloutStopped = desc("rollout_stopped", "1 while a plan goes no further because a proxy refuses it.")
+	nodeRefusing   = desc("node_refusing", "1 while the node refuses what other nodes of its group run.", "node")
+	nodeNACKs      = desc("node_nacks_total", "Responses that the node has refused.", "node")
 )
 
 // described lists the metrics above.
@@ -207,6 +209,7 @@ func (s metricSink) migrations(ended []migrationlog.Total, running int) {
 
 func (s metricSink) publish(p publish.Status) {
 	s.gauge(publishedEpoch, float64(p.Epoch))
+	s.gauge(rolloutStopped, boolValue(p.Stopped))
 	watching := 0
 	for _, n := range p.Nodes {
 		if n.Observer {
@@ -217,6 +220,7 @@ func (s metricSink) publish(p publish.Status) {
 		s.gauge(nodeUp, boolValue(n.Connected), n.ID)
 		s.gauge(nodeFenced, boolValue(n.Fenced), n.ID)
 		s.counter(nodeNACKs, float64(n.NACKs), n.ID)
+		s.gauge(nodeRefusing, boolValue(n.Refusing), n.ID)
 	}
 	s.gauge(observers, float64(watching))
 }

@@ -8,6 +8,8 @@ import (
 	loadstatsv3 "github.com/envoyproxy/go-control-plane/envoy/service/load_stats/v3"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/cascadeinfer/cascade/policies"
 	"github.com/cascadeinfer/cascade/xds/fleet"
@@ -35,11 +37,20 @@ var (
 // cache.
 func (c *Control) newLoads(groups *nodegroup.List) (*proxyLoads, error) {
 	book := lrs.NewBook(lrs.DefaultInterval, func(n *corev3.Node) string { return groups.GroupOf(n.GetId(), n.GetCluster()) })
-	service, err := lrs.New(lrs.Config{Book: book, Logger: c.log})
+	service, err := lrs.New(lrs.Config{Book: book, Admit: c.admitReports, Logger: c.log})
 	if err != nil {
 		return nil, err
 	}
 	return &proxyLoads{book, service, assignmentsByCluster(c.cfg.Models)}, nil
+}
+
+// admitReports refuses the load reports of nodes that do not count: they could roll back
+// every plan, too.
+func (c *Control) admitReports(_ context.Context, node string) error {
+	if c.isProxy(node) {
+		return nil
+	}
+	return status.Errorf(codes.PermissionDenied, "load report: node %.80q is not in proxy.nodes, so its reports do not count", node)
 }
 
 // assignmentsByCluster lists the endpoint assignments of every stage by its

@@ -204,8 +204,10 @@ type Proxy struct {
 	// Admin serves the embedded proxy's /metrics, /healthz and /readyz.
 	Admin string `yaml:"admin,omitempty"`
 	// Nodes are the node ids of the fleet's own proxies, as patterns: * matches any
-	// characters but "/".
-	Nodes []string `yaml:"nodes,omitempty"`
+	// characters but "/". A proxy that is listed, or that with tls.trust_domain has a
+	// certificate, stops the roll-out of a plan that it refuses; what other clients
+	// refuse or report changes nothing.
+	Nodes []string `yaml:"nodes,omitempty" default:"without tls.trust_domain: proxy@HOST and envoy@HOST"`
 	// TLS makes the listener serve HTTPS; without it clients connect in plain text.
 	// The control plane sends the certificate to the Envoys (SDS), and "cascade
 	// proxy" reads it itself; a renewed one takes effect within 10 s, without a

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/url"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"github.com/cascadeinfer/cascade/cmd/internal/config"
@@ -134,7 +135,14 @@ func (f *Fleet) reserveEnvoyAddress(bind func(*string) (net.Listener, error)) er
 	}
 }
 
+// The node ids of the data plane in or below this process.
+const (
+	embeddedProxy = "embedded"
+	envoyProxy    = "envoy"
+)
+
 func (f *Fleet) bindControl(listener net.Listener, bind func(*string) (net.Listener, error)) error {
+	f.cfg.Fleet.Proxy.Nodes = append(slices.Clone(f.cfg.Fleet.Proxy.Nodes), embeddedProxy, envoyProxy)
 	cc, err := f.cfg.Fleet.Control(f.log.With("part", "control"))
 	if err != nil {
 		return err
@@ -159,7 +167,7 @@ func (f *Fleet) bindControl(listener net.Listener, bind func(*string) (net.Liste
 		return nil
 	}
 	f.proxy, err = proxy.New(proxy.Config{
-		Client: client.Config{Target: xds, NodeID: "embedded"}, Listener: f.proxyListener,
+		Client: client.Config{Target: xds, NodeID: embeddedProxy}, Listener: f.proxyListener,
 		DrainTimeout: f.cfg.Drain, Admit: f.cfg.Room.Admit, WrapListener: f.cfg.Room.Listener, Logger: f.log.With("part", "proxy"),
 	})
 	return err

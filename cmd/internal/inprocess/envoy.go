@@ -37,7 +37,7 @@ func (e *envoyProcess) run(ctx context.Context) error {
 		return fmt.Errorf("envoy: %w", err)
 	}
 	defer os.RemoveAll(dir)
-	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: "envoy", ControlPlane: e.xds})
+	boot, err := resources.Bootstrap(resources.BootstrapConfig{NodeID: envoyProxy, ControlPlane: e.xds})
 	if err != nil {
 		return fmt.Errorf("envoy: %w", err)
 	}

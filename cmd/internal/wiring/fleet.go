@@ -199,7 +199,7 @@ func (f *Fleet) minTensorParallel(model string) int {
 func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 	c := control.Config{
 		Rules: f.Rules(), Replicas: f.Registry(), Listen: f.Fleet.Control.Listen, Admin: f.Fleet.Control.Admin, AdminHosts: f.Fleet.Control.AdminHosts, Logger: log,
-		Proxies:  f.Proxy.Nodes,
+		Proxies:  f.proxyNodes(),
 		Settings: resources.Settings{Listen: f.Fleet.Proxy.Listen, Estimator: resources.Estimator(f.Fleet.Control.Estimator), XDSCluster: f.Fleet.Control.XDSCluster},
 	}
 	if err := f.loadEstimator(&c.Settings); err != nil {
@@ -225,6 +225,24 @@ func (f *Fleet) Control(log *slog.Logger) (control.Config, error) {
 		c.Store, c.Counters = file, fleet.CounterFile{Path: filepath.Join(dir, counters)}
 	}
 	return c, nil
+}
+
+// proxyNodes returns the node ids of the fleet's proxies: proxy.nodes. Without them and
+// without identities it is those that proxies on this host have by default.
+func (f *Fleet) proxyNodes() []string {
+	if len(f.Proxy.Nodes) > 0 || f.Fleet.TLS.TrustDomain != "" {
+		return f.Proxy.Nodes
+	}
+	return []string{DefaultNodeID("proxy"), DefaultNodeID("envoy")}
+}
+
+// DefaultNodeID returns the default name of a node on this host.
+func DefaultNodeID(kind string) string {
+	host, err := os.Hostname()
+	if err != nil {
+		return kind
+	}
+	return kind + "@" + host
 }
 
 // ControlPlanes returns the addresses of all control planes of the fleet, that of

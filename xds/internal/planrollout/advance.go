@@ -18,10 +18,10 @@ func (r *Rollout) dropRemoved(now time.Time, g *group, f Observation) {
 // advanceGroup advances a group to its next phase unless it has to wait for nodes,
 // and reports whether anything changed.
 func (r *Rollout) advanceGroup(now time.Time, g *group) bool {
-	settled := g.observed && len(g.lateSince) == 0
+	settled := g.isSettled(now, r.cfg.AckTimeout)
 	switch g.machine.phase {
 	case Add, Flip:
-		if !settled {
+		if !settled || r.isStopped(g) {
 			return false
 		}
 		g.recordPassed()
@@ -52,7 +52,7 @@ func (r *Rollout) advanceGroup(now time.Time, g *group) bool {
 	g.reverting = false
 	if !g.recorded && g.hasAck && g.revision == r.stable {
 		g.recorded = true
-		r.recordAcked(g.set)
+		r.recordAcked(g.set, g.refusals)
 	}
 	if len(g.suspended) > 0 {
 		clear(g.suspended)
@@ -65,7 +65,7 @@ func (r *Rollout) advanceGroup(now time.Time, g *group) bool {
 // retire drops the members of the old snapshot. Removed endpoints stay until it is
 // known whether they have requests.
 func (r *Rollout) retire(now time.Time, g *group) {
-	r.recordAcked(g.ackedSet)
+	r.recordAcked(g.ackedSet, g.refusals)
 	old := g.machine.finish()
 	if r.cfg.DrainTimeout > 0 {
 		view := g.revision.snapshot.View
@@ -94,7 +94,7 @@ func (r *Rollout) advanceRollout(now time.Time) bool {
 		g := r.groups[name]
 		switch {
 		case g.revision == r.rolling:
-			if g.machine.phase != Watch {
+			if g.machine.phase != Watch || r.isStopped(g) {
 				return false
 			}
 		case g.nodes > 0:

@@ -24,7 +24,7 @@ type Observe struct{ Groups map[string]Observation }
 // Observation is the state of one group's nodes.
 type Observation struct {
 	Serial uint64 // of the Query that it answers; one with another serial is ignored
-	Nodes  int    // connected nodes, without observers
+	Nodes  int    // connected nodes that count
 	// Acked counts the nodes that have acknowledged resources of Query.Types and
 	// are not late. Nothing becomes established while it is 0.
 	Acked int
@@ -32,6 +32,9 @@ type Observation struct {
 	// the ids of nodes that lack any resource. Behind is set only if
 	// Query.WantBehind is set.
 	Late, Behind map[string]bool
+	// OthersLate says that a node which does not count is late. The group waits for such
+	// nodes for one AckTimeout altogether.
+	OthersLate bool
 	// Regression says what got worse since Query.TrialSince; "" if nothing did.
 	Regression string
 	// Requests counts the requests that still run on Query.Removed. It counts
@@ -43,6 +46,7 @@ type Observation struct {
 // NACK reports that a node refused a response.
 type NACK struct {
 	Node, Group, Type string
+	Nodes             int       // of the group, connected
 	Resources         []Version // that the response held
 	Blamed            []string  // names among them that the error text mentions; may be empty
 	Text              string    // the reason, redacted
@@ -117,6 +121,9 @@ type Report struct {
 	// waits for its turn. Target is its epoch.
 	Blocked string
 	Target  policies.Epoch
+	// Stopped says that the rollout in progress goes no further, because a node refuses a
+	// version of it; Blocked says why.
+	Stopped bool
 	// Rolling is the epoch that is being rolled out; 0: none.
 	Rolling policies.Epoch
 }
@@ -136,4 +143,5 @@ type GroupReport struct {
 	KeptRefused int
 	Reverting   bool              // it is reverting to its previous plan
 	Fenced      map[string]string // reasons by node
+	Refusing    map[string]string // by node: the version that it refuses and others run
 }

@@ -44,8 +44,10 @@ type group struct {
 	hasAck     bool // a node has acknowledged what the phase waits for
 	phaseStart time.Time
 	lateSince  map[string]time.Time // by node, in this phase
+	othersLate bool                 // nodes that do not count are late
 	fenced     map[string]string    // nodes that the group does not wait for, with the reason
 	dissenting map[string]bool      // nodes that refused an established version
+	refusals   refusals             // NACKs of versions that the group has
 
 	passedSet      resources.Set // resources of the last phases that passed
 	ackedSet       resources.Set // the part of passedSet that a node has acknowledged
@@ -84,7 +86,7 @@ func (g *group) mayFence() bool {
 // applyObservation records which nodes are late and since when, and returns the
 // nodes that have caught up. withBehind says that the observation has Behind.
 func (g *group) applyObservation(f Observation, now time.Time, withBehind bool) (caughtUp []string) {
-	g.observed, g.nodes, g.hasAck = true, f.Nodes, f.Acked > 0
+	g.observed, g.nodes, g.hasAck, g.othersLate = true, f.Nodes, f.Acked > 0, f.OthersLate
 	if withBehind {
 		for _, id := range sortedKeys(g.fenced) {
 			if !f.Behind[id] {
@@ -93,10 +95,12 @@ func (g *group) applyObservation(f Observation, now time.Time, withBehind bool) 
 			}
 		}
 		maps.DeleteFunc(g.dissenting, func(id string, _ bool) bool { return !f.Behind[id] })
+		g.refusals.prune(g.set, f.Behind)
 	}
-	maps.DeleteFunc(g.lateSince, func(id string, _ time.Time) bool { return !f.Late[id] || g.isFenced(id) })
+	excused := func(id string) bool { return g.isFenced(id) || g.refusals.refuses(id) }
+	maps.DeleteFunc(g.lateSince, func(id string, _ time.Time) bool { return !f.Late[id] || excused(id) })
 	for id := range f.Late {
-		if _, ok := g.lateSince[id]; !ok && !g.isFenced(id) {
+		if _, ok := g.lateSince[id]; !ok && !excused(id) {
 			g.lateSince[id] = now
 		}
 	}
@@ -125,9 +129,13 @@ func (g *group) fenceLate(now time.Time, bound time.Duration) (ids []string) {
 	return ids
 }
 
-// fenceDeadline returns when fenceLate has to be called next; zero: never.
-func (g *group) fenceDeadline(bound time.Duration) (at time.Time) {
+// fenceDeadline returns when the group has to be observed next although no node answers;
+// zero: never.
+func (g *group) fenceDeadline(now time.Time, bound time.Duration) (at time.Time) {
 	if !g.mayFence() || len(g.lateSince) == 0 {
+		if end := g.waitStart().Add(bound); g.mayFence() && g.othersLate && now.Before(end) {
+			return end
+		}
 		return at
 	}
 	at = g.waitStart().Add(maxPhaseTimeouts * bound)
@@ -137,6 +145,11 @@ func (g *group) fenceDeadline(bound time.Duration) (at time.Time) {
 		}
 	}
 	return at
+}
+
+// isSettled reports whether the group waits for no node.
+func (g *group) isSettled(now time.Time, bound time.Duration) bool {
+	return g.observed && len(g.lateSince) == 0 && (!g.othersLate || now.Sub(g.waitStart()) >= bound)
 }
 
 // waitStart returns when the group began to wait in the present phase.

@@ -9,29 +9,32 @@ import (
 	"github.com/cascadeinfer/cascade/xds/resources"
 )
 
-// handleNACK quarantines the versions that a NACK may refer to, and sends the rest
-// of the refused response again.
+// handleNACK records which versions a NACK may refer to, quarantines those that enough
+// nodes refuse, and sends the rest of the refused response again.
 func (r *Rollout) handleNACK(now time.Time, e NACK) {
 	g := r.groups[e.Group]
 	if g == nil || g.dissenting[e.Node] {
 		return
 	}
-	newlyQuarantined := make(map[key]bool)
 	suspects := r.suspects(g, e)
 	if len(suspects) == 0 && len(e.Resources) > 0 {
 		g.dissenting[e.Node] = true
 		r.note(Note{Warn: true, Text: "node refused an established version", Group: e.Group, Node: e.Node, Why: e.Text})
 		return
 	}
+	fresh := false
 	for _, k := range suspects {
-		f := Refusal{Type: k.typ, Name: k.name, Version: k.version, Node: e.Node, Group: e.Group, Text: e.Text, At: now}
-		if r.quarantine(f) {
-			newlyQuarantined[k] = true
-			r.out.Refused = append(r.out.Refused, f)
-			r.note(Note{Warn: true, Text: "version quarantined", Group: e.Group, Node: e.Node, Why: f.describe()})
+		if _, known := r.quarantined[k]; !known {
+			f := Refusal{Type: k.typ, Name: k.name, Version: k.version, Node: e.Node, Group: e.Group, Text: e.Text, At: now}
+			fresh = g.refusals.add(k, f) || fresh
 		}
 	}
-	if _, fenced := g.fenced[e.Node]; fenced && len(suspects) > 0 && len(newlyQuarantined) == 0 && holdsAny(g.set, keysOf(suspects)) {
+	newlyQuarantined := r.confirmRefusals(g, e.Nodes)
+	alone := g.refusals.byNode()[e.Node]
+	if fresh && alone != "" {
+		r.note(Note{Warn: true, Text: "node refused a version", Group: e.Group, Node: e.Node, Why: alone})
+	}
+	if len(suspects) > 0 && !fresh && (g.isFenced(e.Node) || alone != "") && holdsAny(g.set, keysOf(suspects)) {
 		return // it has no replacement, and every response that holds it is refused again
 	}
 	// The node may not have applied the rest of the response, although the server
@@ -39,8 +42,10 @@ func (r *Rollout) handleNACK(now time.Time, e NACK) {
 	// so the group waits for it again.
 	delete(g.fenced, e.Node)
 	for _, res := range e.Resources {
-		g.suspended[key{e.Type, res.Name, ContentHash(res.Version)}] = true
-		g.suspendedSince = now
+		k := key{e.Type, res.Name, ContentHash(res.Version)}
+		if _, refused := g.refusals[k]; !refused {
+			g.suspended[k], g.suspendedSince = true, now
+		}
 	}
 	r.enforceQuarantine(now, newlyQuarantined)
 }
@@ -103,9 +108,14 @@ func (r *Rollout) enforceQuarantine(now time.Time, newlyQuarantined map[key]bool
 
 // firstReason describes the first of some refusals, by type and name.
 func (r *Rollout) firstReason(keys map[key]bool) string {
-	all := slices.Collect(maps.Keys(keys))
-	slices.SortFunc(all, func(a, b key) int { return cmp.Or(cmp.Compare(a.typ, b.typ), cmp.Compare(a.name, b.name)) })
-	return r.quarantined[all[0]].describe()
+	return r.quarantined[sortKeys(keys)[0]].describe()
+}
+
+// sortKeys lists the keys of a map by type, name and version.
+func sortKeys[V any](m map[key]V) []key {
+	return slices.SortedFunc(maps.Keys(m), func(a, b key) int {
+		return cmp.Or(cmp.Compare(a.typ, b.typ), cmp.Compare(a.name, b.name), cmp.Compare(a.version, b.version))
+	})
 }
 
 // refusedRoute describes the first quarantined route table or listener in a

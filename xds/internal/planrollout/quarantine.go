@@ -69,12 +69,13 @@ func (q *versionTracker) releaseIrreplaceable(s resources.Set) (released []Refus
 	return released
 }
 
-// recordAcked records that a group has acknowledged the whole set.
-func (q *versionTracker) recordAcked(s resources.Set) {
+// recordAcked records that a group has acknowledged the whole set, except the versions
+// that a node of it refuses.
+func (q *versionTracker) recordAcked(s resources.Set, refused refusals) {
 	for _, typ := range s.Types() {
 		for _, r := range s.All(typ) {
 			at := Version{typ, r.Name}
-			if ContentHash(r.Version) != r.Version {
+			if _, bad := refused[keyOf(r)]; bad || ContentHash(r.Version) != r.Version {
 				continue
 			}
 			if have := q.goodVersions[at]; len(have) > 0 && have[0].Version == r.Version {

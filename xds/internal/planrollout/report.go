@@ -1,6 +1,7 @@
 package planrollout
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -16,7 +17,7 @@ func (r *Rollout) nextWake(now time.Time) (at time.Time) {
 		}
 	}
 	for _, g := range r.groups {
-		soonest(g.fenceDeadline(r.cfg.AckTimeout))
+		soonest(g.fenceDeadline(now, r.cfg.AckTimeout))
 		if len(g.removed) > 0 {
 			soonest(now.Add(r.cfg.PollInterval))
 			soonest(g.removeBy)
@@ -32,7 +33,9 @@ func (r *Rollout) nextWake(now time.Time) (at time.Time) {
 }
 
 // needsBehind reports whether the group needs Observation.Behind.
-func (r *Rollout) needsBehind(g *group) bool { return len(g.fenced)+len(g.dissenting) > 0 }
+func (r *Rollout) needsBehind(g *group) bool {
+	return len(g.fenced)+len(g.dissenting)+len(g.refusals) > 0
+}
 
 // Queries lists the queries that the next Observe has to answer.
 func (r *Rollout) Queries() []Query {
@@ -53,7 +56,8 @@ func (r *Rollout) Queries() []Query {
 
 // Report returns the present state.
 func (r *Rollout) Report() Report {
-	out := Report{Blocked: r.blocked}
+	stopped := r.whyStopped()
+	out := Report{Blocked: cmp.Or(stopped, r.blocked), Stopped: stopped != ""}
 	if r.target != nil {
 		out.Target = r.target.Epoch()
 	}
@@ -62,7 +66,7 @@ func (r *Rollout) Report() Report {
 	}
 	for _, name := range r.cfg.Groups {
 		g := r.groups[name]
-		gr := GroupReport{Name: name, Phase: g.displayPhase(), Set: g.set, Nodes: g.nodes, KeptRefused: r.countQuarantined(g.set), Reverting: g.reverting, Fenced: maps.Clone(g.fenced), Epoch: r.routeEpoch(g)}
+		gr := GroupReport{Name: name, Phase: g.displayPhase(), Set: g.set, Nodes: g.nodes, KeptRefused: r.countQuarantined(g.set), Reverting: g.reverting, Fenced: maps.Clone(g.fenced), Refusing: g.refusals.byNode(), Epoch: r.routeEpoch(g)}
 		switch {
 		case gr.Phase == Retire:
 			gr.Until = g.removeBy

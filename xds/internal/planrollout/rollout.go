@@ -95,7 +95,7 @@ func New(cfg Config) (*Rollout, error) {
 		}
 		r.groups[name] = &group{
 			name: name, lateSince: make(map[string]time.Time), fenced: make(map[string]string),
-			dissenting: make(map[string]bool), suspended: make(map[key]bool),
+			dissenting: make(map[string]bool), refusals: make(refusals), suspended: make(map[key]bool),
 		}
 	}
 	return r, nil
@@ -153,6 +153,8 @@ func (r *Rollout) setTarget(now time.Time, e SetTarget) {
 		r.revertRollout(now, "plan withdrawn", "")
 	case r.rolling.snapshot.sameExceptHealth(r.target):
 		r.rolling.urgent = r.rolling.urgent || r.urgent
+	case r.whyStopped() != "" && !r.canRetarget() && r.whyBlocked(r.target) == "":
+		r.withdrawStopped(now)
 	case r.urgent && !r.canRetarget():
 		// The rollout in progress must end before the newest plan can be rolled
 		// out, so it becomes urgent too.
@@ -245,6 +247,10 @@ func (r *Rollout) observe(now time.Time, e Observe) {
 		}
 		for _, id := range g.fenceLate(now, r.cfg.AckTimeout) {
 			r.note(Note{Warn: true, Text: "node fenced", Group: name, Node: id, Why: g.fenced[id]})
+		}
+		if confirmed := r.confirmRefusals(g, f.Nodes); len(confirmed) > 0 {
+			r.enforceQuarantine(now, confirmed)
+			continue
 		}
 		if len(g.removed) > 0 {
 			r.dropRemoved(now, g, f)

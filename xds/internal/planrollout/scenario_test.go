@@ -180,7 +180,7 @@ func (s *scenario) run(command, arg string) string {
 		s.step(SetTarget{Snapshot: s.snapshot(arg), Urgent: command == "urgent"})
 	case "nack":
 		f := strings.Fields(arg)
-		e := NACK{Node: f[0], Group: groupNamed(f[1]), Type: resources.EndpointType, Text: "no"}
+		e := NACK{Node: f[0], Group: groupNamed(f[1]), Nodes: s.nodes[groupNamed(f[1])], Type: resources.EndpointType, Text: "no"}
 		for _, name := range f[2:] {
 			if name == "r" {
 				e.Type = resources.RouteType

@@ -48,6 +48,7 @@ type Ledger struct {
 	streams      map[streamKey]*stream
 	disconnected []string // ids of nodes without a stream, the longest disconnected first
 	groupOf      func(id, cluster string) string
+	counts       func(id string) bool
 	nacks        []planrollout.NACK // not taken yet, oldest first
 }
 
@@ -61,6 +62,7 @@ type streamKey struct {
 type node struct {
 	id, cluster string
 	group       string
+	counts      bool            // what it refuses counts, and rollouts wait for it
 	since       time.Time       // start of its first open stream, or end of its last one if none is open
 	subscribed  map[string]bool // delta: types that it has subscribed to, on any stream
 	streams     map[streamKey]*stream
@@ -79,6 +81,7 @@ func NewLedger(log *slog.Logger) *Ledger {
 		log: log, changed: make(chan struct{}, 1),
 		nodes: make(map[string]*node), streams: make(map[streamKey]*stream),
 		groupOf: func(string, string) string { return "" },
+		counts:  func(string) bool { return true },
 	}
 }
 
@@ -108,13 +111,17 @@ func (l *Ledger) Behind(set resources.Set, types []string, ids map[string]bool) 
 	}
 }
 
-// assignGroups assigns all nodes, present and future, to groups.
-func (l *Ledger) assignGroups(groupOf func(id, cluster string) string) {
+// classify assigns all nodes, present and future, to groups, and decides which count;
+// nil: all.
+func (l *Ledger) classify(groupOf func(id, cluster string) string, counts func(id string) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.groupOf = groupOf
+	if counts != nil {
+		l.counts = counts
+	}
 	for _, n := range l.nodes {
-		n.group = groupOf(n.id, n.cluster)
+		n.group, n.counts = groupOf(n.id, n.cluster), l.counts(n.id)
 	}
 }
 
@@ -153,6 +160,11 @@ func (l *Ledger) observe(needs []planrollout.Query, unanswered func(types []stri
 			continue
 		}
 		f := out[n.group]
+		if !n.counts {
+			f.OthersLate = f.OthersLate || q.unsure[id] // not if it has refused
+			out[n.group] = f
+			continue
+		}
 		if len(n.streams) > 0 {
 			f.Nodes++
 		}
@@ -278,7 +290,7 @@ func (l *Ledger) streamOfLocked(key streamKey, n *corev3.Node) (*stream, error) 
 		l.nodes[id] = known
 	}
 	known.cluster = sanitize(n.GetCluster(), maxNodeID)
-	known.group = l.groupOf(id, known.cluster)
+	known.group, known.counts = l.groupOf(id, known.cluster), l.counts(id)
 	if len(known.streams) == 0 {
 		known.since = time.Now()
 		l.disconnected = slices.DeleteFunc(l.disconnected, func(g string) bool { return g == id })
@@ -327,15 +339,28 @@ func (l *Ledger) takeNACKs() []planrollout.NACK {
 	defer l.mu.Unlock()
 	out := l.nacks
 	l.nacks = nil
+	if len(out) == 0 {
+		return nil
+	}
+	connected := make(map[string]int)
+	for _, n := range l.nodes {
+		if n.counts && len(n.streams) > 0 && !n.isObserver() {
+			connected[n.group]++
+		}
+	}
+	for i := range out {
+		out[i].Nodes = connected[out[i].Group]
+	}
 	return out
 }
 
 // recordNACKLocked records a NACK and logs the first one of a row. NACKs of
-// observers, which route nothing, do not reach the rollout.
+// observers, which route nothing, and of nodes that do not count do not reach the
+// rollout.
 func (l *Ledger) recordNACKLocked(s *stream, typ string, sub *subscription, text string, r response) {
 	s.node.nacks++
 	s.node.lastError, s.node.errorAt = redact(text), time.Now()
-	if rs := withoutSlots(r.versions()); len(rs) > 0 && !s.node.isObserver() {
+	if rs := withoutSlots(r.versions()); len(rs) > 0 && s.node.counts && !s.node.isObserver() {
 		names := make([]string, len(rs))
 		for i, v := range rs {
 			names[i] = v.Name

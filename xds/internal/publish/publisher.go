@@ -52,6 +52,10 @@ type Config struct {
 	// Groups are the groups of nodes in the order of the rollout. The Cache
 	// must use the same. nil is one group for all.
 	Groups *nodegroup.List
+	// Counts reports whether a node counts, because it is known to be a proxy of the
+	// fleet. What other nodes refuse is shown and has no other effect, and a phase waits
+	// for all of them for one AckTimeout at most. It must be pure. nil: every node.
+	Counts func(node string) bool
 	// Watch is how long a new plan is on trial in one group before the next
 	// populated group gets it. With one populated group there is no trial. 0
 	// continues as soon as the plan is acknowledged.
@@ -152,7 +156,7 @@ func New(cfg Config) (*Publisher, error) {
 	if p.rollout, err = planrollout.New(steps); err != nil {
 		return nil, fmt.Errorf("publish: %w", err)
 	}
-	cfg.Ledger.assignGroups(cfg.Groups.GroupOf)
+	cfg.Ledger.classify(cfg.Groups.GroupOf, cfg.Counts)
 	p.state.report = p.rollout.Report()
 	return p, nil
 }

@@ -23,8 +23,10 @@ import (
 // TestScenarios runs testdata/scenarios/*.txt (package datadriven; -rewrite rewrites
 // the expected output) on a control plane with fake proxies, in simulated time:
 //
-//	control [canary] [ack=2s]  starts the control plane, or another one in its place,
-//	                           to which the proxies reconnect. With canary there are
+//	control [canary] [ack=2s] [count=our-*]
+//	                           starts the control plane, or another one in its place,
+//	                           to which the proxies reconnect. Without count all
+//	                           proxies count. With canary there are
 //	                           two groups, the trial of a plan takes 2 s, and removed
 //	                           endpoints drain
 //	proxy NAME [slow] [cluster=C]  starts a proxy; a slow one never answers
@@ -153,6 +155,9 @@ func (p *player) startControl(d *datadriven.TestData) {
 			p.monitor.reported = append(p.monitor.reported, list...)
 		}
 	}
+	if ours := option(d, "count"); ours != "" {
+		cfg.Counts = func(node string) bool { return nodegroup.Match([]string{ours}, node) }
+	}
 	cfg.AckTimeout, _ = time.ParseDuration(option(d, "ack"))
 	if p.harness != nil {
 		p.stop()
@@ -243,6 +248,12 @@ func (p *player) status() {
 		}
 		if n.Current {
 			p.out.WriteString(", current")
+		}
+		if n.Unlisted {
+			p.out.WriteString(", unlisted")
+		}
+		if n.Refusing {
+			p.out.WriteString(", refusing")
 		}
 		if n.Fenced {
 			p.out.WriteString(", fenced")

@@ -23,6 +23,7 @@ type Status struct {
 	// Err is the reason why the last view is not rolled out; nil if it is, or if
 	// its rollout is in progress.
 	Err     error
+	Stopped bool    // the rollout goes no further, because a node refuses it
 	Groups  []Group // in the order of the rollout
 	Nodes   []Node  // sorted by id
 	Refused []Refusal
@@ -33,7 +34,7 @@ type Group struct {
 	Name   string         `json:"name"`             // empty: the default group
 	Phase  string         `json:"phase"`            // idle, add, flip, watch or retire
 	Epoch  policies.Epoch `json:"published_epoch"`  // of its routes
-	Nodes  int            `json:"nodes"`            // connected nodes, without observers
+	Nodes  int            `json:"nodes"`            // connected nodes that count, without observers
 	Reason string         `json:"reason,omitempty"` // what it waits for; empty if it does not wait
 }
 
@@ -54,6 +55,11 @@ type Node struct {
 	// Fenced says that it was late, keeps what it has, and delays no rollout.
 	Current bool `json:"current"`
 	Fenced  bool `json:"fenced,omitempty"`
+	// Refusing says that it refuses what other nodes of its group run, which stops the
+	// rollout in progress. Unlisted says that it is not known to be a proxy of the
+	// fleet, so that its refusals do not count.
+	Refusing bool `json:"refusing,omitempty"`
+	Unlisted bool `json:"unlisted,omitempty"`
 	// Types is its state by the last part of the type URL.
 	Types map[string]NodeType `json:"types"`
 	NACKs uint64              `json:"nacks"`
@@ -80,7 +86,7 @@ func (p *Publisher) Status() Status {
 	refusals := slices.Clone(p.state.refusals)
 	p.mu.Unlock()
 	now := time.Now()
-	s := Status{Phase: planrollout.Idle.String(), Err: st.err, Refused: refusals}
+	s := Status{Phase: planrollout.Idle.String(), Err: st.err, Stopped: st.report.Stopped, Refused: refusals}
 	if s.Err == nil && st.report.Blocked != "" {
 		s.Err = errors.New(st.report.Blocked)
 	}
@@ -120,9 +126,10 @@ type groupView struct {
 // status describes a node. The ledger must be locked.
 func (n *node) status(g groupView, snapshots []*planrollout.Snapshot, routes []targetVersions) Node {
 	reason, fenced := g.Fenced[n.id]
+	refusal := g.Refusing[n.id]
 	out := Node{
 		ID: n.id, Cluster: n.cluster, Group: n.group, Connected: len(n.streams) > 0, Since: n.since,
-		Fenced: fenced, Observer: n.isObserver(), NACKs: n.nacks, LastError: n.lastError, LastErrorAt: n.errorAt,
+		Fenced: fenced, Refusing: refusal != "", Unlisted: !n.counts, Observer: n.isObserver(), NACKs: n.nacks, LastError: n.lastError, LastErrorAt: n.errorAt,
 		Slots: maps.Clone(n.slots), Current: len(n.streams) > 0 && !n.isBehind(g.versions), Types: make(map[string]NodeType),
 	}
 	routed := false
@@ -144,6 +151,10 @@ func (n *node) status(g groupView, snapshots []*planrollout.Snapshot, routes []t
 	switch {
 	case !out.Connected:
 		out.Reason = "not connected"
+	case refusal != "":
+		out.Reason = "keeps its last good version: " + refusal
+	case out.Unlisted && out.LastError != "" && !out.Current:
+		out.Reason = "not in proxy.nodes, so its refusal does not count: " + out.LastError
 	case fenced && out.LastError != "":
 		out.Reason = "fenced: " + reason + ": " + out.LastError
 	case fenced:

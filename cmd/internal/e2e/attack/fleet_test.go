@@ -64,7 +64,7 @@ func newFleet(t testing.TB) *fleet {
 	file := config.Fleet{
 		Models:  []config.Model{{Name: model, Context: 16384, Profile: "quick.json"}},
 		Control: config.Control{Listen: a[0], Admin: a[1]},
-		Proxy:   config.Proxy{Listen: a[2], Admin: a[7]},
+		Proxy:   config.Proxy{Listen: a[2], Admin: a[7], Nodes: []string{"proxy", "envoy"}},
 		Planner: config.Planner{Period: time.Hour},
 		Replicas: []config.Replica{
 			{ID: "r0", Address: a[4], Peer: a[5], Admin: a[6], Engine: server.URL, Blocks: "r0"},

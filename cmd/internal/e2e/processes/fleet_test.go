@@ -100,7 +100,7 @@ func newFleet(t testing.TB, s setup) *fleet {
 		Speed:   4,
 		Models:  []config.Model{{Name: llm, Context: 16384, Profile: "steady.json"}},
 		Control: config.Control{Listen: a[0], Admin: a[1]},
-		Proxy:   config.Proxy{Listen: a[2]},
+		Proxy:   config.Proxy{Listen: a[2], Nodes: []string{"edge", "edge-*"}},
 		Planner: config.Planner{Period: time.Hour},
 	}
 	for i := range s.replicas {
