@@ -28,6 +28,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/cascadeinfer/cascade/engine/api"
+	"github.com/cascadeinfer/cascade/migrator/internal/localsocket"
 	"github.com/cascadeinfer/cascade/migrator/transport"
 )
 
@@ -51,8 +52,8 @@ const (
 
 // Config configures a Client.
 type Config struct {
-	// Dir is the directory of the engine's sockets. Required. It need not exist yet; only
-	// the own user should have write access.
+	// Dir is the directory of the engine's sockets. Required. It need not exist yet. A
+	// directory that other users may enter, or of another user, is not used.
 	Dir string
 	// Device maps a pool in device memory. It receives the handle as engine/api specifies
 	// it, the descriptor that came with it or nil, which it must close in any case, and
@@ -219,6 +220,24 @@ func withCause(ctx context.Context, err error) error {
 	return err
 }
 
+// dialEngine connects to a socket of the engine. It fails unless directory and engine belong to
+// this user: another user's engine could name blocks, and map memory, as it likes.
+func dialEngine(ctx context.Context, path string) (*net.UnixConn, error) {
+	if err := localsocket.CheckDir(filepath.Dir(path)); err != nil {
+		return nil, err
+	}
+	c, err := (&net.Dialer{Timeout: setupTime}).DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	conn := c.(*net.UnixConn)
+	if err := localsocket.CheckPeer(conn); err != nil {
+		conn.Close()
+		return nil, fmt.Errorf("the engine at %s: %w", path, err)
+	}
+	return conn, nil
+}
+
 // dial prepares the one connection of a session. A second one could reach another engine
 // process, which does not know the session.
 func (c *Client) dial() (*grpc.ClientConn, error) {
@@ -229,7 +248,7 @@ func (c *Client) dial() (*grpc.ClientConn, error) {
 			if dialled.Swap(true) {
 				return nil, errors.New("the engine closed the connection")
 			}
-			return (&net.Dialer{Timeout: setupTime}).DialContext(ctx, "unix", filepath.Join(c.dir, blocksSocket))
+			return dialEngine(ctx, filepath.Join(c.dir, blocksSocket))
 		}),
 		grpc.WithDisableServiceConfig(), grpc.WithIdleTimeout(0), grpc.WithNoProxy(),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)))

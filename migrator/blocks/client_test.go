@@ -50,7 +50,7 @@ func runClient(t testing.TB, cfg Config) (c *Client, log *testkit.Log, stop func
 // runRefused runs a client of an engine that it must not use, and returns its log.
 func runRefused(t *testing.T, f *fakeEngine) *testkit.Log {
 	t.Helper()
-	f.start(t, t.TempDir())
+	f.start(t, privateDir(t))
 	c, log, _ := runClient(t, Config{Dir: f.dir})
 	testkit.WaitFor(t, "the log of the refusal", func() bool { return log.Count(unavailable) > 0 })
 	if _, ok := c.Memory(); ok {
@@ -62,7 +62,7 @@ func runRefused(t *testing.T, f *fakeEngine) *testkit.Log {
 // newConnected returns a client that is connected to a fake engine.
 func newConnected(t testing.TB, f *fakeEngine) *Client {
 	t.Helper()
-	f.start(t, t.TempDir())
+	f.start(t, privateDir(t))
 	c, _, _ := runClient(t, Config{Dir: f.dir})
 	testkit.WaitFor(t, "the memory", func() bool { _, ok := c.Memory(); return ok })
 	return c
@@ -76,7 +76,7 @@ func TestNoDirectory(t *testing.T) {
 
 // The engine starts, stops and starts again; the session ends with the client.
 func TestEngineComesAndGoes(t *testing.T) {
-	dir := t.TempDir()
+	dir := privateDir(t)
 	c, log, stop := runClient(t, Config{Dir: dir})
 	testkit.WaitFor(t, "the log of the missing engine", func() bool { return log.Count(unavailable) > 0 })
 	if _, ok := c.Description(); ok {
@@ -241,7 +241,7 @@ func TestDeviceMemory(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := &fakeEngine{hand: x.hand}
-			f.start(t, t.TempDir())
+			f.start(t, privateDir(t))
 			var mu sync.Mutex
 			got, closed := "", 0
 			c, log, stop := runClient(t, Config{Dir: f.dir, Device: func(handle []byte, f *os.File, l transport.Layout) (*transport.Memory, error) {
@@ -275,7 +275,7 @@ func TestDeviceMemory(t *testing.T) {
 
 // An engine that accepts and does not answer does not delay the end of Run.
 func TestSilentEngine(t *testing.T) {
-	dir := t.TempDir()
+	dir := privateDir(t)
 	l, err := net.Listen("unix", filepath.Join(dir, blocksSocket))
 	if err != nil {
 		t.Fatal(err)
@@ -294,7 +294,7 @@ func TestSilentEngine(t *testing.T) {
 func TestSilentPool(t *testing.T) {
 	waits, end := make(chan struct{}), make(chan struct{})
 	f := &fakeEngine{hand: func(*net.UnixConn, *os.File) { close(waits); <-end }}
-	f.start(t, t.TempDir())
+	f.start(t, privateDir(t))
 	defer f.stop()
 	defer close(end)
 	_, _, stop := runClient(t, Config{Dir: f.dir})

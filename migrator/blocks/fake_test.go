@@ -49,6 +49,16 @@ func plainDescription() *api.Description {
 	}
 }
 
+// privateDir returns a directory that only this user may enter.
+func privateDir(t testing.TB) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
 // start serves a fake in a directory until stop, or the end of the test.
 func (f *fakeEngine) start(t testing.TB, dir string) {
 	t.Helper()

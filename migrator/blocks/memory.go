@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"time"
 
@@ -83,7 +82,7 @@ func mapSharedMemory(file *os.File, d Description) (*transport.Memory, error) {
 // receiveDescriptor receives the one message that the engine sends, which has at least one
 // byte, and its file descriptor, or nil.
 func receiveDescriptor(ctx context.Context, path string) ([]byte, *os.File, error) {
-	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+	conn, err := dialEngine(ctx, path)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -91,7 +90,7 @@ func receiveDescriptor(ctx context.Context, path string) ([]byte, *os.File, erro
 	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
 	const most = 4 // received descriptors, to close the excess ones
 	b, rights := make([]byte, 1+maxHandle), make([]byte, unix.CmsgSpace(4*most))
-	n, rightsLen, _, _, err := conn.(*net.UnixConn).ReadMsgUnix(b, rights)
+	n, rightsLen, _, _, err := conn.ReadMsgUnix(b, rights)
 	if err != nil {
 		return nil, nil, err
 	}

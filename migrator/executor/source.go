@@ -182,6 +182,7 @@ func (m *Executor) enqueueTableCall(a transfer.Action, ask func(ctx context.Cont
 		x.listed.hash, x.listed.at = hash.Add(t.IDs...), from+len(t.IDs)
 		ev.Span.Hash = x.listed.hash
 		return func() {
+			m.announceBlocks(a.Deal, t.Blocks)
 			if answer == transfer.Frozen {
 				m.records.recordFreeze(k, at, t.Length, m.kvBytes(t.Length))
 			}
@@ -253,15 +254,30 @@ func (m *Executor) retryUntilAnswered(ctx context.Context, what string, d bidask
 	}
 }
 
-// revokeOffers revokes the tickets of a migration.
-func (m *Executor) revokeOffers(a transfer.Action) {
-	x := m.exports[a.Deal]
-	if x == nil || len(x.offers) == 0 {
-		return
+// announceBlocks lets the target read blocks of a migration with its tickets.
+func (m *Executor) announceBlocks(d bidask.Deal, list []uint32) {
+	for _, t := range m.offeredTransports(d) {
+		t.Announce(d.String(), list)
 	}
-	granted := slices.DeleteFunc(slices.Clone(m.cfg.Transports), func(t transport.Transport) bool {
+}
+
+// offeredTransports returns the transports that have tickets of a migration.
+func (m *Executor) offeredTransports(d bidask.Deal) []transport.Transport {
+	x := m.exports[d]
+	if x == nil || len(x.offers) == 0 {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(m.cfg.Transports), func(t transport.Transport) bool {
 		return !slices.ContainsFunc(x.offers, func(o transport.Offer) bool { return o.Transport == t.Name() })
 	})
+}
+
+// revokeOffers revokes the tickets of a migration.
+func (m *Executor) revokeOffers(a transfer.Action) {
+	granted := m.offeredTransports(a.Deal)
+	if len(granted) == 0 {
+		return
+	}
 	m.enqueue(key{source, a.Deal}, job{kind: a.Kind, run: func(context.Context) func() {
 		for _, t := range granted {
 			t.Revoke(a.Deal.String())

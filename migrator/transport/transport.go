@@ -14,7 +14,12 @@
 // # Invariants
 //
 //  1. A receiver without a valid ticket reads no byte. A ticket is single-use, for one
-//     migration, epoch and receiver, and ends with its grant.
+//     migration, epoch and receiver, and ends with its grant. It is good for the blocks
+//     that were announced for the migration, where the source's own processor sends them
+//     (tcp, and verbs with bounce buffers). A receiver that maps the pool (shm, cuda), or
+//     whose NIC reads it with the pool's key (verbs), can read all of it while the grant
+//     is in force, and what it has mapped also afterwards: shm and cuda are for processes
+//     of one user on one host, and verbs for a fabric whose hosts trust each other.
 //  2. Pull writes only the destination blocks of its plan, and reports success only if
 //     every region of every block has the checksum of the plan.
 //  3. After Close of a Puller no byte of the local memory changes any more. A successful
@@ -102,6 +107,10 @@ type Source interface {
 	// Export makes an offer for a grant. Each call issues a new ticket; earlier tickets
 	// of the same migration stay valid until their deadlines. It does not block.
 	Export(Grant) (Offer, error)
+	// Announce lets the receivers of the offers that were exported for a migration read
+	// these blocks, beside those announced before, until the grants end. It is called
+	// before the receiver learns of the blocks, and does not block.
+	Announce(migration string, blocks []uint32)
 	// Revoke ends all grants of a migration. A pull that reports success has read its
 	// bytes before Revoke returns; all others fail.
 	Revoke(migration string)

@@ -67,7 +67,8 @@ func (t *Table) Run(ctx context.Context) error {
 	return nil
 }
 
-// prepare creates the directory, or checks that other users cannot change it.
+// prepare creates the directory, or checks that it belongs to this user and that no other user may
+// enter it.
 func prepare(dir string) error {
 	if err := os.MkdirAll(filepath.Dir(dir), 0o755); err != nil {
 		return err
@@ -75,14 +76,17 @@ func prepare(dir string) error {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return err
 	}
-	info, err := os.Stat(dir)
+	var st unix.Stat_t
+	if err := unix.Lstat(dir, &st); err != nil {
+		return &os.PathError{Op: "lstat", Path: dir, Err: err}
+	}
 	switch {
-	case err != nil:
-		return err
-	case !info.IsDir():
+	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
 		return fmt.Errorf("%s is not a directory", dir)
-	case info.Mode().Perm()&0o022 != 0:
-		return fmt.Errorf("%s can be written by other users (mode %04o); chmod 700 it", dir, info.Mode().Perm())
+	case int(st.Uid) != os.Geteuid():
+		return fmt.Errorf("%s belongs to user %d; choose a directory of user %d", dir, st.Uid, os.Geteuid())
+	case st.Mode&0o077 != 0:
+		return fmt.Errorf("%s is open to other users (mode %04o); chmod 700 it", dir, st.Mode&0o7777)
 	}
 	return nil
 }

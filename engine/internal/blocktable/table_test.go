@@ -181,6 +181,25 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
+// TestAttackDirectory prepares directories that other users may enter, or own.
+func TestAttackDirectory(t *testing.T) {
+	for what, mode := range map[string]os.FileMode{"open to other users": 0o711, "belongs to user 65534": 0o700} {
+		dir := filepath.Join(t.TempDir(), "blocks")
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(dir, mode); err != nil {
+			t.Fatal(err)
+		}
+		if mode == 0o700 && os.Chown(dir, 65534, 65534) != nil {
+			continue // only root can
+		}
+		if err := prepare(dir); err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("error %v, want %q", err, what)
+		}
+	}
+}
+
 // Stale sockets are replaced, another engine's sockets are not touched, and no socket remains in
 // the end.
 func TestSockets(t *testing.T) {

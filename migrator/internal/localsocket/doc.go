@@ -10,6 +10,9 @@
 //	check   receiver → source: number u64
 //	answer  source → receiver: the same number, sent inside the lease
 //
+// CheckDir and CheckPeer are for every other socket of the migrator's user, too: those of its
+// engine.
+//
 // Invariant: Session.Check succeeds only if the lease was in force at a moment after the
 // call. A receiver reads the bytes of the pool without the source, which therefore cannot
 // stop it; each pull ends with a check, which a source does not answer once the lease is

@@ -110,7 +110,7 @@ func (s *Server) Serve(ctx context.Context) {
 // serveReceiver serves one receiver until its connection or its lease ends.
 func (s *Server) serveReceiver(ctx context.Context, c net.Conn, admit func() error) error {
 	conn := c.(*net.UnixConn)
-	if err := checkSameUser(conn); err != nil {
+	if err := CheckPeer(conn); err != nil {
 		return err
 	}
 	if err := conn.SetDeadline(time.Now().Add(pull.HelloTimeout)); err != nil {

@@ -37,7 +37,7 @@ func Open(ctx context.Context, suffix string, receiver policies.ReplicaID, offer
 	if !filepath.IsAbs(offer.Address) || !strings.HasSuffix(offer.Address, suffix) || len(offer.Address) > MaxPath {
 		return nil, errors.New("the address is not the path of a source's socket")
 	}
-	if err := checkPrivateDir(filepath.Dir(offer.Address)); err != nil {
+	if err := CheckDir(filepath.Dir(offer.Address)); err != nil {
 		return nil, err
 	}
 	if err := ctx.Err(); err != nil {
@@ -57,7 +57,7 @@ func Open(ctx context.Context, suffix string, receiver policies.ReplicaID, offer
 			}
 		}
 	}()
-	if err := checkSameUser(s.conn); err != nil {
+	if err := CheckPeer(s.conn); err != nil {
 		return nil, err
 	}
 	return s, s.exchange(ctx, pull.HelloTimeout, func() error {

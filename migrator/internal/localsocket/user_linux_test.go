@@ -63,7 +63,7 @@ func TestOtherUser(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := checkSameUser(conn); err == nil || !strings.Contains(err.Error(), "65534") {
+	if err := CheckPeer(conn); err == nil || !strings.Contains(err.Error(), "65534") {
 		t.Errorf("another user's connection: %v", err)
 	}
 	conn.Close()

@@ -35,6 +35,9 @@ func newPuller(faults *Faults, lease *ticket.Lease, local *transport.Memory) *pu
 
 // copyBlocks copies a plan block by block, each inside the lease.
 func (p *puller) copyBlocks(ctx context.Context, plan transport.Plan, bad []int) ([]int, error) {
+	if err := p.lease.CheckAnnounced(plan.Src); err != nil {
+		return bad, err
+	}
 	fault := p.faults.next(AtPull)
 	for i := 0; i <= len(plan.Src); i++ { // the last iteration is after the last block
 		if err := p.injectFault(ctx, fault, i, i == len(plan.Src)); err != nil {

@@ -32,6 +32,9 @@ func (u Unsupported) Export(transport.Grant) (transport.Offer, error) {
 	return transport.Offer{}, u.err()
 }
 
+// Announce does nothing.
+func (u Unsupported) Announce(string, []uint32) {}
+
 // Revoke does nothing.
 func (u Unsupported) Revoke(string) {}
 

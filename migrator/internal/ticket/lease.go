@@ -1,6 +1,7 @@
 package ticket
 
 import (
+	"fmt"
 	"io"
 	"time"
 
@@ -20,7 +21,8 @@ type Lease struct {
 	secret   [transport.TicketSize]byte
 	redeemed bool
 	over     bool
-	users    int // that have entered and not left
+	users    int      // that have entered and not left
+	blocks   []uint64 // a bit for each block that was announced
 }
 
 // Done is closed when the lease is over. Its deadline alone does not close it: the user
@@ -61,6 +63,30 @@ func (l *Lease) Leave() {
 	l.users--
 	if l.users == 0 {
 		l.issuer.unused.Broadcast()
+	}
+}
+
+// CheckAnnounced returns an error unless all of these blocks were announced for the lease.
+func (l *Lease) CheckAnnounced(blocks []uint32) error {
+	l.issuer.mu.Lock()
+	defer l.issuer.mu.Unlock()
+	for _, b := range blocks {
+		if at := int(b / 64); at >= len(l.blocks) || l.blocks[at]>>(b%64)&1 == 0 {
+			return fmt.Errorf("the receiver asked for block %d, which was not announced for migration %s", b, l.Migration)
+		}
+	}
+	return nil
+}
+
+// announceLocked adds announced blocks.
+func (l *Lease) announceLocked(blocks []uint32) {
+	if l.blocks == nil {
+		l.blocks = make([]uint64, (l.Memory.Blocks+63)/64)
+	}
+	for _, b := range blocks {
+		if int64(b) < int64(l.Memory.Blocks) {
+			l.blocks[b/64] |= 1 << (b % 64)
+		}
 	}
 }
 

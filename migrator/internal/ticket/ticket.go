@@ -12,6 +12,8 @@
 //     its deadline.
 //  2. Between Enter and Leave a lease is in force: what is read of the memory in between
 //     is read before Revoke returns.
+//  3. A lease is for the blocks that were announced for its migration (Issuer.Announce);
+//     transports that send blocks themselves check it (Lease.CheckAnnounced).
 package ticket
 
 import (
@@ -96,6 +98,17 @@ func (s *Issuer) Redeem(ticket [transport.TicketSize]byte, receiver policies.Rep
 	}
 	found.redeemed = true
 	return found, nil
+}
+
+// Announce adds blocks to the leases of a migration that are in force.
+func (s *Issuer) Announce(migration string, blocks []uint32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, l := range s.leases {
+		if l.Migration == migration {
+			l.announceLocked(blocks)
+		}
+	}
 }
 
 // Revoke ends all grants of a migration. It returns when no user is inside their leases:

@@ -230,7 +230,7 @@ func TestVerbsBetweenGPUs(t *testing.T) {
 	transporttest.RunShort(t, func(t *testing.T, source, target transport.Layout) transporttest.Pair {
 		end := func(l transport.Layout) transporttest.End {
 			m, mirror := newOffsetPool(t, g, l, 5000)
-			return transporttest.End{Transport: newServedVerbs(t, m), Memory: m, Mirror: mirror}
+			return transporttest.End{Transport: newServedVerbs(t, m), Memory: m, Unbound: true, Mirror: mirror}
 		}
 		return transporttest.Pair{Source: end(source), Target: end(target)}
 	})
@@ -253,7 +253,7 @@ func TestNoDMABufBounces(t *testing.T) {
 			if _, _, err := m.Device.(*Memory).DMABuf(); !errors.Is(err, ErrNoDMABuf) {
 				t.Errorf("DMABuf of a pool that no NIC reaches: %v", err)
 			}
-			return transporttest.End{Transport: newServedVerbs(t, m), Memory: m, Mirror: mirror}
+			return transporttest.End{Transport: newServedVerbs(t, m), Memory: m, Unbound: true, Mirror: mirror}
 		}
 		return transporttest.Pair{Source: end(source), Target: end(target)}
 	})

@@ -7,6 +7,9 @@
 // name of a CUDA IPC allocation, or a descriptor that the receiver maps read-only. The
 // socket, the ticket and the check that ends each pull are those of package localsocket.
 //
+// As with shared memory, a receiver can read the whole pool once it is mapped, and is trusted
+// with it: it runs as the same user on the same host.
+//
 // Invariants:
 //
 //  1. A pull that is cancelled or closed returns when the GPU has finished what was launched,

@@ -26,11 +26,11 @@ func TestMixedMemory(t *testing.T) {
 	for name, over := range map[string]func(*testing.T, *transport.Memory) transport.Transport{"tcp": byTCP, "verbs": byNIC} {
 		onGPU := func(t *testing.T, l transport.Layout) transporttest.End {
 			m, mirror := newPool(t, g, VMM, l)
-			return transporttest.End{Transport: over(t, m), Memory: m, Mirror: mirror}
+			return transporttest.End{Transport: over(t, m), Memory: m, Mirror: mirror, Unbound: name == "verbs"}
 		}
 		onHost := func(t *testing.T, l transport.Layout) transporttest.End {
 			m := transporttest.HeapMemory(l)
-			return transporttest.End{Transport: over(t, m), Memory: m}
+			return transporttest.End{Transport: over(t, m), Memory: m, Unbound: name == "verbs"}
 		}
 		if name == "verbs" && os.Getenv("CASCADE_TEST_CUDA") != "" {
 			continue // a fake NIC cannot reach real memory

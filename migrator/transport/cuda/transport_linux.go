@@ -115,5 +115,8 @@ func (t *Transport) welcome(lease *ticket.Lease) ([]byte, *os.File, error) {
 // Export makes an offer. See transport.Source.
 func (t *Transport) Export(g transport.Grant) (transport.Offer, error) { return t.source.Export(g) }
 
+// Announce does nothing: a receiver maps the whole pool.
+func (t *Transport) Announce(string, []uint32) {}
+
 // Revoke ends the grants of a migration. See transport.Source.
 func (t *Transport) Revoke(migration string) { t.source.Revoke(migration) }

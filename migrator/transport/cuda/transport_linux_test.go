@@ -101,7 +101,7 @@ func newEnd(t testing.TB, g *GPU, dir string, l transport.Layout) transporttest.
 	if err != nil {
 		t.Fatal(err)
 	}
-	return transporttest.End{Transport: tr, Memory: m, Mirror: mirror}
+	return transporttest.End{Transport: tr, Memory: m, Mirror: mirror, Unbound: true}
 }
 
 // newPairFunc returns a function that makes pairs of ends on one GPU, whose context

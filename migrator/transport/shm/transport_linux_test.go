@@ -37,7 +37,7 @@ func newEnd(t testing.TB, dir string, l transport.Layout) transporttest.End {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return transporttest.End{Transport: tr, Memory: m}
+	return transporttest.End{Transport: tr, Memory: m, Unbound: true}
 }
 
 func newPair(t *testing.T, source, target transport.Layout) transporttest.Pair {

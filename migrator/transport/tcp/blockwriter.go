@@ -33,6 +33,9 @@ func (w *blockWriter) serveAsks() error {
 		if blocks, err = readAsk(w.conn, blocks[:0], buf, w.lease.Memory.Blocks); err != nil {
 			return err
 		}
+		if err := w.lease.CheckAnnounced(blocks); err != nil {
+			return err
+		}
 		if err := w.enqueue(appendHead(w.head[:0], kindAnswer, len(blocks))); err != nil {
 			return err
 		}

@@ -90,6 +90,7 @@ func TestReceiverReadsNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		issuer.Announce("a/1", []uint32{1})
 		lease, err := issuer.Redeem(secret, "b", time.Now())
 		if err != nil {
 			t.Fatal(err)

@@ -71,5 +71,10 @@ func (t *Transport) Run(ctx context.Context) error {
 // Export makes an offer. See transport.Source.
 func (t *Transport) Export(g transport.Grant) (transport.Offer, error) { return t.source.Export(g) }
 
+// Announce lets receivers read blocks. See transport.Source.
+func (t *Transport) Announce(migration string, blocks []uint32) {
+	t.source.Announce(migration, blocks)
+}
+
 // Revoke ends the grants of a migration. See transport.Source.
 func (t *Transport) Revoke(migration string) { t.source.Revoke(migration) }

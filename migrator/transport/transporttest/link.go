@@ -91,8 +91,25 @@ func (l *Link) Grant() transport.Grant {
 	return transport.Grant{Migration: l.Migration, Epoch: 1, Receiver: Receiver, Deadline: time.Now().Add(time.Hour)}
 }
 
-// Export exports a grant.
+// Export exports a grant, and announces all blocks for it.
 func (l *Link) Export(g transport.Grant) transport.Offer {
+	l.t.Helper()
+	offer := l.ExportUnannounced(g)
+	announceAll(l.Source, g.Migration)
+	return offer
+}
+
+// announceAll announces every block of a source.
+func announceAll(source End, migration string) {
+	all := make([]uint32, source.Memory.Blocks)
+	for i := range all {
+		all[i] = uint32(i)
+	}
+	source.Transport.Announce(migration, all)
+}
+
+// ExportUnannounced exports a grant.
+func (l *Link) ExportUnannounced(g transport.Grant) transport.Offer {
 	l.t.Helper()
 	offer, err := l.Source.Transport.Export(g)
 	if err != nil {

@@ -38,6 +38,7 @@ func RunSource(start func(argument string) (End, string, error)) {
 	go func() { fail(e.Transport.Run(context.Background())) }()
 	g := transport.Grant{Migration: "a/1", Receiver: Receiver, Deadline: time.Now().Add(time.Hour)}
 	offer := WaitForExport(&testing.T{}, e.Transport, g)
+	announceAll(e, g.Migration)
 	fmt.Printf("%s %s %x %s\n", offer.Transport, offer.Address, offer.Ticket, extra)
 	bufio.NewReader(os.Stdin).ReadByte() // until the test ends
 	os.Exit(0)

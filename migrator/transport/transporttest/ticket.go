@@ -59,6 +59,45 @@ func testTickets(t *testing.T, b *suite) {
 	}
 }
 
+// testUnannounced pulls blocks that were not announced, or were announced for another migration
+// only: the source sends none of them, and the announced ones it does.
+func testUnannounced(t *testing.T, b *suite) {
+	b.start(wide, narrow)
+	if b.Source.Unbound {
+		t.Skip("receivers read the pool themselves")
+	}
+	before := slices.Clone(b.Target.Read())
+	source := b.Source.Transport
+	other := b.Grant()
+	b.Export(other)
+	g := b.Grant()
+	offers := []transport.Offer{b.ExportUnannounced(g), b.ExportUnannounced(g), b.ExportUnannounced(g)}
+	announceAll(b.Source, other.Migration)
+	open := func(offer transport.Offer) transport.Puller {
+		p, err := b.OpenOffer(Receiver, offer)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.pullers = append(b.pullers, p)
+		return p
+	}
+	if _, err := b.Pull(open(offers[0]), OrderedPlan(b.Source.Memory, 3, 0, 1)); err == nil {
+		t.Error("a block is sent before any is announced")
+	}
+	source.Announce(g.Migration, []uint32{3, 5})
+	source.Announce(g.Migration, []uint32{uint32(b.Source.Memory.Blocks), 1 << 31})
+	if _, err := b.Pull(open(offers[1]), OrderedPlan(b.Source.Memory, 3, 0, 3)); err == nil {
+		t.Error("a block is sent that lies between two that were announced")
+	}
+	if !slices.Equal(before, b.Target.Read()) {
+		t.Error("the memory changed without a block that was announced")
+	}
+	p := open(offers[2])
+	b.RequirePull(p, NewPlan(b.Source.Memory, 2, func(i int) (int, int) { return 3 + 2*i, i }))
+	source.Announce(g.Migration, []uint32{4})
+	b.RequirePull(p, OrderedPlan(b.Source.Memory, 3, 0, 3))
+}
+
 func testExpiry(t *testing.T, b *suite) {
 	b.start(wide, narrow)
 	g := b.Grant()

@@ -36,6 +36,9 @@ type End struct {
 	// Mirror is set if the pool is memory that the processor cannot reach: Memory.Bytes
 	// is a copy then, which the Mirror keeps equal.
 	Mirror Mirror
+	// Unbound is set if receivers read the pool of this source themselves, so that no
+	// announcement binds them.
+	Unbound bool
 }
 
 // Mirror synchronizes a device's memory and its copy.
@@ -102,6 +105,7 @@ func run(t *testing.T, make func(t *testing.T, source, target transport.Layout) 
 		{"Corrupt", testCorrupt, true},
 		{"BadPlans", testBadPlans, true},
 		{"Tickets", testTickets, false},
+		{"AttackUnannounced", testUnannounced, true},
 		{"Expiry", testExpiry, false},
 		{"Deadline", testDeadline, false},
 		{"AbortOpen", testAbortOpen, true},

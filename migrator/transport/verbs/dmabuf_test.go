@@ -88,7 +88,7 @@ func newDMABufEnd(t testing.TB, l transport.Layout) (transporttest.End, *dmabufD
 	}
 	c := &dmabufDevice{file: f}
 	m := &transport.Memory{Layout: l, Device: c, Bytes: make([]byte, l.MinSize()), Unmap: func() { f.Close() }}
-	return transporttest.End{Transport: newTransport(t, m), Memory: m, Mirror: fileMirror{c, m.Bytes}}, c
+	return transporttest.End{Transport: newTransport(t, m), Memory: m, Unbound: true, Mirror: fileMirror{c, m.Bytes}}, c
 }
 
 // TestConformanceDMABuf runs the suite over memory that is registered as a dma-buf.

@@ -17,7 +17,9 @@
 //     source; Close and a failed Pull return after that at the receiver. An end that cannot
 //     destroy its pair deregisters the memory; if that fails too, the memory is never
 //     released.
-//  2. With bounce buffers a peer reaches nothing but those buffers.
+//  2. With bounce buffers a peer reaches nothing but those buffers, into which the source
+//     packs announced blocks only. Without them it can read the whole pool, which the key
+//     covers, until its pair is destroyed.
 //  3. Every block's checksum is verified. The source names the checksums over the migrators'
 //     own connection.
 //

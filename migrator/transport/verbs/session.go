@@ -253,6 +253,9 @@ func (s *session) packBlocks(ask []byte) ([]byte, error) {
 	m := s.lease.Memory
 	buffer, blocks, err := parseAsk(s.blocks[:0], ask, m.Blocks)
 	s.blocks = blocks
+	if err == nil {
+		err = s.lease.CheckAnnounced(blocks)
+	}
 	size := int64(len(blocks)) * m.BlockBytes()
 	if err == nil && (buffer >= bounceBuffers || size > s.region.bufferBytes) {
 		err = fmt.Errorf("ask: %d blocks do not fit into buffer %d: there are %d buffers of %d bytes", len(blocks), buffer, bounceBuffers, s.region.bufferBytes)

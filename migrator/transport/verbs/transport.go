@@ -275,5 +275,11 @@ func (t *Transport) requireDevice(*transport.Memory) error {
 	return nil
 }
 
+// Announce lets receivers ask for blocks that go through bounce buffers. A NIC that has the
+// pool's key reads the whole pool. See transport.Source.
+func (t *Transport) Announce(migration string, blocks []uint32) {
+	t.source.Announce(migration, blocks)
+}
+
 // Revoke ends the grants of a move. See transport.Source.
 func (t *Transport) Revoke(move string) { t.source.Revoke(move) }

@@ -101,7 +101,7 @@ func newTransportOn(t testing.TB, lib *verbs.Library, m *transport.Memory) *serv
 func newEnd(t testing.TB, l transport.Layout) transporttest.End {
 	t.Helper()
 	m := transporttest.HeapMemory(l)
-	return transporttest.End{Transport: newTransport(t, m), Memory: m}
+	return transporttest.End{Transport: newTransport(t, m), Memory: m, Unbound: true}
 }
 
 func newPair(t *testing.T, source, target transport.Layout) transporttest.Pair {
