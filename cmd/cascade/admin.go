@@ -7,17 +7,23 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/certs"
+	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/xds/control"
 )
 
 // Limits of the admin servers: small requests from operators and scrapers.
 const (
 	adminReadTimeout  = 10 * time.Second
 	adminWriteTimeout = 30 * time.Second
+	adminIdleTimeout  = 2 * time.Minute
 	adminMaxHeader    = 16 << 10
 )
 
@@ -40,13 +46,63 @@ func newRegistry() *prometheus.Registry {
 	return r
 }
 
-// serveAdmin serves h on l until ctx ends. A nil l serves nothing.
-func serveAdmin(ctx context.Context, l net.Listener, h http.Handler) error {
+// adminAccess says who may use an admin server.
+type adminAccess struct {
+	hosts       []string        // host names that requests may carry besides those of loopback
+	certs       *certs.Provider // nil: plain text, which is for loopback
+	trustDomain string          // of the operators' certificates; "": any certificate of the fleet
+}
+
+// serveAdmin serves h on l until ctx ends. A nil l serves nothing. On loopback it serves
+// plain text, to requests for loopback or one of the hosts. Elsewhere it serves HTTPS, to
+// operators with a certificate.
+func serveAdmin(ctx context.Context, l net.Listener, h http.Handler, access adminAccess) error {
 	if l == nil {
 		<-ctx.Done()
 		return nil
 	}
-	return serveOn(ctx, l, h, adminWriteTimeout)
+	switch local := isLoopback(l.Addr().String()); {
+	case local:
+		h = control.RestrictHosts(access.hosts, h)
+	case access.certs == nil:
+		l.Close()
+		return fmt.Errorf("admin %s: not a loopback address: set tls, or listen on 127.0.0.1", l.Addr())
+	default:
+		l, h = access.certs.WrapListener(l), access.requireOperator(h)
+	}
+	return serveOn(ctx, l, h, adminReadTimeout, adminWriteTimeout)
+}
+
+// requireOperator refuses clients whose certificate is not that of an operator.
+func (a adminAccess) requireOperator(next http.Handler) http.Handler {
+	if a.trustDomain == "" {
+		return next
+	}
+	want := identity.Matcher{TrustDomain: a.trustDomain, Role: identity.Operator}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, err := want.CheckCertificate(r.TLS.PeerCertificates[0]); err != nil {
+			http.Error(w, err.Error(), http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// onlyLocal refuses clients on other hosts, whatever they call this one.
+func onlyLocal(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !isLoopback(r.RemoteAddr) {
+			http.Error(w, "only for clients on the same host", http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// isLoopback reports whether host:port is an address of loopback.
+func isLoopback(address string) bool {
+	a, err := netip.ParseAddrPort(address)
+	return err == nil && a.Addr().Unmap().IsLoopback()
 }
 
 // adminHandler returns the handler of /metrics, /healthz and /readyz of a
@@ -65,11 +121,11 @@ func adminHandler(metrics prometheus.Gatherer, ready func() string) *http.ServeM
 	return mux
 }
 
-// serveOn serves h on l, which it closes, until ctx ends. write bounds the time
-// of a response; 0 means no bound.
-func serveOn(ctx context.Context, l net.Listener, h http.Handler, write time.Duration) error {
-	srv := &http.Server{Handler: h, ReadHeaderTimeout: adminReadTimeout, WriteTimeout: write,
-		MaxHeaderBytes: adminMaxHeader, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo)}
+// serveOn serves h on l, which it closes, until ctx ends. read bounds the time of a
+// request and write that of a response; 0 means no bound.
+func serveOn(ctx context.Context, l net.Listener, h http.Handler, read, write time.Duration) error {
+	srv := &http.Server{Handler: h, ReadHeaderTimeout: adminReadTimeout, ReadTimeout: read, WriteTimeout: write,
+		IdleTimeout: adminIdleTimeout, MaxHeaderBytes: adminMaxHeader, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo)}
 	stop := context.AfterFunc(ctx, func() { srv.Close() })
 	defer stop()
 	if err := srv.Serve(l); !errors.Is(err, http.ErrServerClosed) {

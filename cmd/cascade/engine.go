@@ -108,6 +108,6 @@ func (s *settings) runEngine(ctx context.Context, listen string, c emulator.Conf
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return e.Run(ctx) })
 	// A stream may take any time to write.
-	g.Go(func() error { return serveOn(ctx, l, e.Handler(), 0) })
+	g.Go(func() error { return serveOn(ctx, l, e.Handler(), 0, 0) })
 	return g.Wait()
 }

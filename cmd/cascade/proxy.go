@@ -111,7 +111,8 @@ func (s *settings) runProxy(ctx context.Context, fleet wiring.Fleet, p *proxyFla
 	}
 	g.Go(func() error { s.logReadiness(ctx, px, strings.Join(m.control, " and ")); return nil })
 	g.Go(func() error {
-		return serveAdmin(back, admin, adminHandler(metrics, func() string { return proxyReady(ctx, px, room.Err()) }))
+		return serveAdmin(back, admin, adminHandler(metrics, func() string { return proxyReady(ctx, px, room.Err()) }),
+			adminAccess{fleet.Fleet.Control.AdminHosts, m.certs, fleet.Fleet.TLS.TrustDomain})
 	})
 	return g.Wait()
 }

@@ -117,7 +117,9 @@ type Replica struct {
 	// Peer is where other migrators reach this one.
 	Peer string `yaml:"peer"`
 	// Admin serves the migrator's /metrics, /healthz and /readyz and, to its own
-	// host, the calls that its policies recorded.
+	// host, the calls that its policies recorded: in plain text on loopback, and
+	// elsewhere, which needs tls, to clients with a certificate, with
+	// tls.trust_domain that of an operator.
 	Admin string `yaml:"admin,omitempty"`
 	// Engine is the base URL of the engine, on loopback, for instance
 	// http://127.0.0.1:8000.
@@ -158,9 +160,10 @@ type Control struct {
 	Listen string `yaml:"listen,omitempty"`
 	// Admin serves /status, /metrics, /healthz and /readyz, on loopback.
 	Admin string `yaml:"admin,omitempty"`
-	// AdminHosts are host names that requests to admin may carry besides those of
-	// loopback, in lower case and without a port: the names of a proxy of your own
-	// in front of it.
+	// AdminHosts are host names that requests to the admin servers on loopback, this
+	// one and those of replicas and proxies, may carry besides those of loopback, in
+	// lower case and without a port: the names of a proxy of your own in front of
+	// them.
 	AdminHosts []string `yaml:"admin_hosts,omitempty"`
 	// Name is the name of the control plane at listen, among several. Those that
 	// are started with a --listen of their own have a --name of their own or this
@@ -201,7 +204,8 @@ type Proxy struct {
 	// Listen is where clients connect: the address of the listener that the control
 	// plane publishes.
 	Listen string `yaml:"listen,omitempty"`
-	// Admin serves the embedded proxy's /metrics, /healthz and /readyz.
+	// Admin serves the embedded proxy's /metrics, /healthz and /readyz, as
+	// replicas.admin does.
 	Admin string `yaml:"admin,omitempty"`
 	// Nodes are the node ids of the fleet's own proxies, as patterns: * matches any
 	// characters but "/". A proxy that is listed, or that with tls.trust_domain has a

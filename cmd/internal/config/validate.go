@@ -291,8 +291,14 @@ func (f *Fleet) validateTLS(c *checker) {
 	for i, p := range f.Control.Peers {
 		addresses[fmt.Sprintf("control.peers[%d]", i)] = p
 	}
+	if f.Proxy.Admin != "" {
+		addresses["proxy.admin"] = f.Proxy.Admin
+	}
 	for i, r := range f.Replicas {
 		addresses[fmt.Sprintf("replicas[%d].peer", i)] = r.Peer
+		if r.Admin != "" {
+			addresses[fmt.Sprintf("replicas[%d].admin", i)] = r.Admin
+		}
 	}
 	for _, path := range slices.Sorted(maps.Keys(addresses)) {
 		if host, _, err := net.SplitHostPort(addresses[path]); err == nil && !isLoopback(host) {

@@ -1,0 +1,129 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/cascadeinfer/cascade/cmd/internal/certs"
+	"github.com/cascadeinfer/cascade/policies/identity"
+	"github.com/cascadeinfer/cascade/policies/testkit"
+)
+
+// memoryListener is an in-memory listener with an address.
+type memoryListener struct {
+	*bufconn.Listener
+	address string
+}
+
+func (l memoryListener) Addr() net.Addr {
+	return net.TCPAddrFromAddrPort(netip.MustParseAddrPort(l.address))
+}
+
+func testAdminHandler() http.Handler {
+	return adminHandler(newRegistry(), func() string { return "" })
+}
+
+// TestAttackSlowAdmin checks that a client that never ends its request is cut.
+func TestAttackSlowAdmin(t *testing.T) {
+	for what, request := range map[string]string{
+		"head": "GET /metrics HTTP/1.1\r\nHost: localhost\r\n",
+		"body": "GET /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nx",
+		"idle": "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := memoryListener{bufconn.Listen(1 << 20), "127.0.0.1:9200"}
+				stop := testkit.Run(t, func(ctx context.Context) error { return serveAdmin(ctx, l, testAdminHandler(), adminAccess{}) })
+				conn := testkit.Must(l.Dial())
+				testkit.Must(io.WriteString(conn, request))
+				_, _ = io.Copy(io.Discard, conn) // until it is cut; synctest fails the test if it never is
+				conn.Close()
+				stop()
+			})
+		})
+	}
+}
+
+// TestAttackAdminHost checks that a page whose name was rebound to loopback reads nothing.
+func TestAttackAdminHost(t *testing.T) {
+	l := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))
+	stop := testkit.Run(t, func(ctx context.Context) error {
+		return serveAdmin(ctx, l, testAdminHandler(), adminAccess{hosts: []string{"metrics.example"}})
+	})
+	defer stop()
+	for host, want := range map[string]int{
+		"": 200, "localhost": 200, "metrics.example": 200, "METRICS.example:80": 200, "attacker.example": 403, "127.0.0.1.attacker.example": 403, "10.0.0.1": 403,
+	} {
+		for _, path := range []string{"/metrics", "/healthz"} {
+			r := testkit.Must(http.NewRequest(http.MethodGet, "http://"+l.Addr().String()+path, nil))
+			r.Host, r.Close = host, true
+			resp := testkit.Must(http.DefaultClient.Do(r))
+			resp.Body.Close()
+			if resp.StatusCode != want {
+				t.Errorf("%s of host %q: %s, want %d", path, host, resp.Status, want)
+			}
+		}
+	}
+}
+
+// TestAttackAdminRemote checks that an admin server off loopback does not start without
+// TLS, and with it serves operators alone.
+func TestAttackAdminRemote(t *testing.T) {
+	remote := func() net.Listener { return memoryListener{bufconn.Listen(1 << 20), "10.0.0.7:9200"} }
+	testkit.WantError(t, serveAdmin(t.Context(), remote(), testAdminHandler(), adminAccess{}), "not a loopback address")
+	dir := t.TempDir()
+	runCommand(t, "tls", "init", "--out", dir, "--trust-domain", "fleet.test", "--migrator", "r0", "--operator", "ops", "--proxy", "edge")
+	certificate := func(role identity.Role, name string) (*certs.Provider, tls.Certificate) {
+		at := filepath.Join(dir, string(role), name)
+		cert, key := filepath.Join(at, "cert.pem"), filepath.Join(at, "key.pem")
+		p := testkit.Must(certs.New(certs.Config{Cert: cert, Key: key, CA: filepath.Join(dir, "ca.pem"), Self: identity.Matcher{TrustDomain: "fleet.test", Role: role, Name: name}}))
+		return p, testkit.Must(tls.LoadX509KeyPair(cert, key))
+	}
+	own, _ := certificate(identity.Migrator, "r0")
+	l := remote().(memoryListener)
+	mux := http.NewServeMux()
+	mux.Handle("/", testAdminHandler())
+	mux.Handle("/policies/records", onlyLocal(testAdminHandler()))
+	stop := testkit.Run(t, func(ctx context.Context) error {
+		return serveAdmin(ctx, l, mux, adminAccess{certs: own, trustDomain: "fleet.test"})
+	})
+	defer stop()
+	_, ops := certificate(identity.Operator, "ops")
+	_, edge := certificate(identity.Proxy, "edge")
+	get := func(path string, certificate ...tls.Certificate) string {
+		tr := &http.Transport{DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			conn, err := l.DialContext(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return tls.Client(conn, &tls.Config{InsecureSkipVerify: true, Certificates: certificate}), nil
+		}}
+		defer tr.CloseIdleConnections()
+		r := testkit.Must(http.NewRequest(http.MethodGet, "https://10.0.0.7:9200"+path, nil))
+		r.Host = "localhost"
+		resp, err := tr.RoundTrip(r)
+		if err != nil {
+			return err.Error()
+		}
+		defer resp.Body.Close()
+		return resp.Status + " " + string(testkit.Must(io.ReadAll(resp.Body)))
+	}
+	for _, c := range []struct{ got, want string }{
+		{get("/healthz", ops), "200 OK ok"}, {get("/healthz", edge), "403 Forbidden"}, {get("/healthz"), "certificate required"},
+		{get("/policies/records", ops), "403 Forbidden only for clients on the same host"},
+	} {
+		if !strings.Contains(c.got, c.want) {
+			t.Errorf("answered %q, want %q", c.got, c.want)
+		}
+	}
+}
