@@ -64,7 +64,7 @@ for "cascade up" only: separate processes cannot find out each other's ports.)`,
 		Example: "  cascade config check fleet.yaml",
 		Args:    exactArgs(1),
 		RunE:    func(cmd *cobra.Command, args []string) error { return s.checkConfig(cmd.Context(), args[0]) },
-	}, explain, &cobra.Command{
+	}, explain, newConfigConfirm(s), &cobra.Command{
 		Use:     "example",
 		Short:   "Print an example fleet file, with a comment on every field",
 		Example: "  cascade config example > fleet.yaml",

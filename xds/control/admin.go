@@ -38,6 +38,7 @@ func (c *Control) adminServer() *http.Server {
 	mux.HandleFunc("GET /migrations", c.migrations)
 	mux.Handle("POST /drain", handleCommand(drainCommand(c.fleet.Drain, c.replicaStatus)))
 	mux.Handle("POST /undrain", handleCommand(drainCommand(c.fleet.Undrain, c.replicaStatus)))
+	mux.Handle("POST /replicas/confirm", handleCommand(c.confirmRemoval))
 	mux.HandleFunc("GET /plan/history", c.planHistory)
 	mux.Handle("POST /plan/pin", handleCommand(c.planCommand(func(model string, epoch policies.Epoch, q url.Values) orders.Order {
 		return orders.Pin{Model: model, Epoch: epoch, By: q.Get("by")}
@@ -140,7 +141,7 @@ func statusCode(err error) int {
 		return http.StatusRequestTimeout
 	case is(orders.ErrUnknownReplica), is(orders.ErrUnknownModel), is(orders.ErrNoPlan):
 		return http.StatusNotFound
-	case is(orders.ErrLastReplica), is(orders.ErrDrainedByFile), is(orders.ErrPinned), is(orders.ErrSamePlan), is(orders.ErrDenied),
+	case is(orders.ErrNothingHeld), is(orders.ErrOtherRemoval), is(orders.ErrLastReplica), is(orders.ErrDrainedByFile), is(orders.ErrPinned), is(orders.ErrSamePlan), is(orders.ErrDenied),
 		is(store.ErrNoModule), is(policyslots.ErrReplayed), is(policyslots.ErrNoCandidate), is(policyslots.ErrChanged), is(policyslots.ErrNative):
 		return http.StatusConflict
 	}

@@ -5,6 +5,7 @@ import (
 	"net/url"
 
 	"github.com/cascadeinfer/cascade/policies"
+	"github.com/cascadeinfer/cascade/xds/internal/orders"
 )
 
 // drainCommand returns a command about the replica of ?replica=.
@@ -49,4 +50,17 @@ type DrainResult struct {
 	Model string `json:"model"`
 	Stage string `json:"stage,omitempty"` // absent: in none
 	Replica
+}
+
+// confirmRemoval applies the fleet file that was not applied because of the replicas that it
+// removes; ?digest= is the object of its fault.
+func (c *Control) confirmRemoval(ctx context.Context, q url.Values) (any, error) {
+	digest := q.Get("digest")
+	if digest == "" {
+		return nil, badRequest("digest: missing; it is the object of the fault \"removal\" in /status")
+	}
+	if err := c.fleet.Order(ctx, orders.ConfirmRemoval{Digest: digest}); err != nil {
+		return nil, err
+	}
+	return c.Status(), nil
 }

@@ -17,6 +17,7 @@
 //	GET  /migrations?since=TIME&limit=N        type Migrations
 //	POST /drain?replica=ID, /undrain           type DrainResult; 404: unknown replica, 409: the last one of its
 //	                                           model, or drained by the fleet file, 503: not stored
+//	POST /replicas/confirm?digest=DIGEST       type Status; 409: another list, or none, waits to be confirmed
 //	GET  /plan/history?model=NAME              type PlanHistory
 //	POST /plan/pin, /plan/unpin, /plan/rollback  ?model=NAME&epoch=N&by=NAME: type PlanHistory
 //	GET  /policies?slot=KIND                   type Policies

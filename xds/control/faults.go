@@ -30,6 +30,7 @@ const (
 	FaultLeader  = "no_leader" // no control plane plans
 	FaultName    = "name"      // another control plane has the name of this one
 	FaultPublish = "publish"   // the newest state is not published
+	FaultRemoval = "removal"   // a fleet file is not applied until an operator confirms what it removes
 	FaultModel   = "model"     // no replica of it takes requests
 	FaultReplica = "replica"   // it is unhealthy
 )
@@ -54,6 +55,12 @@ func fleetFaults(s *fleet.Snapshot, stores []fleet.StoreFault, now time.Time) (o
 		out = append(out, Fault{
 			Kind: FaultLeader, Object: l.LastHolder, Seconds: now.Sub(l.Since).Seconds(),
 			Text: fmt.Sprintf("no control plane leads; the last one, %s, did not renew its lease: plans do not change until one can write the store", l.LastHolder),
+		})
+	}
+	if h := s.Held; h != nil {
+		out = append(out, Fault{
+			Kind: FaultRemoval, Object: h.Digest, Seconds: now.Sub(h.Since).Seconds(),
+			Text: "the fleet file is not applied, because it removes " + h.Text + "; if that is meant, run \"cascade config confirm\", else mend the file",
 		})
 	}
 	for _, m := range s.Models {

@@ -77,6 +77,9 @@ type Rules struct {
 	// time, the one that holds the lease in the plan object (package lease), and all
 	// publish what is stored. The models and replicas must be the same for all.
 	Shared bool
+	// AnyRemoval applies every configured list at once. Otherwise one that lacks more
+	// than half of a model's replicas waits for an operator; see HeldRemoval.
+	AnyRemoval bool
 	// Wrap is called once for the planner of each model, at New, and returns the
 	// planner to use in its place, for instance one that calls the site's modules and
 	// checks their answers. That planner must answer as soon as the native one would,

@@ -103,6 +103,7 @@ type Fleet struct {
 	// has not delivered yet, oldest first.
 	unconfirmed    []store.Version
 	updates        <-chan store.Update // the store's watch; nil: it has ended
+	heldLogged     string              // the digest of the held list that was logged last
 	slots          []policyslots.Slot  // the last argument of OnSlots
 	slotsAnnounced bool                // OnSlots was called
 }
@@ -153,7 +154,8 @@ func (f *Fleet) Service() api.FleetServer { return f.service }
 
 // SetReplicas replaces the configured list: new replicas join once their engines are
 // ready, missing ones leave, those marked Draining drain. A list that CheckReplicas
-// refuses changes nothing.
+// refuses changes nothing, and one that lacks more than half of a model's replicas waits
+// until an operator confirms it; see HeldRemoval.
 func (f *Fleet) SetReplicas(list []policies.Replica) error {
 	if err := CheckReplicas(f.cfg.Models, list); err != nil {
 		return fmt.Errorf("fleet: %w", err)

@@ -60,6 +60,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 //	silence                   no replica reports any more
 //	for 1s                    time passes
 //	drain a r0, undrain a r0, pin a  an operator's order to a
+//	confirm a [DIGEST]        an operator confirms the list that a holds back
 //	refuse a VERSION          a proxy of a refused this version of a cluster
 //	store works|conflict|full|read-only|unreadable|slow|hung  what the store does; slow:
 //	                          the watch delivers only with the command deliver; hung:
@@ -243,6 +244,12 @@ func (w *world) do(d *datadriven.TestData) {
 		w.printError(p.Undrain(w.t.Context(), policies.ReplicaID(words[1])))
 	case "pin":
 		w.printError(p.Order(w.t.Context(), orders.Pin{Model: "m", By: "ann"}))
+	case "confirm":
+		digest := "none"
+		if h := p.Snapshot().Held; h != nil {
+			digest = h.Digest
+		}
+		w.printError(p.Order(w.t.Context(), orders.ConfirmRemoval{Digest: cmp.Or(strings.Join(words[1:], ""), digest)}))
 	case "refuse":
 		p.RecordRefusals([]store.Refusal{{Type: "Cluster", Name: "c", Version: words[1], Text: "bad"}})
 	case "store":
@@ -465,6 +472,9 @@ func (w *world) show(names []string) {
 		}
 		if m.Pin != nil {
 			notes = append(notes, "pinned by "+m.Pin.By)
+		}
+		if h := now.Held; h != nil {
+			notes = append(notes, "held: "+h.Text)
 		}
 		for _, fault := range p.StoreFaults() {
 			notes = append(notes, fmt.Sprintf("store: %s fails for %v", fault.Operation, time.Since(fault.Since).Round(time.Second)))

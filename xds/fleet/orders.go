@@ -117,6 +117,14 @@ func (s *State) CheckOrder(o orders.Order) error {
 	case orders.ChangeSlots:
 		_, err := o.Change(s.object.Slots)
 		return err
+	case orders.ConfirmRemoval:
+		if s.held == nil && s.object.ConfirmedRemoval != o.Digest {
+			return orders.ErrNothingHeld
+		}
+		if s.held != nil && s.held.Digest != o.Digest {
+			return orders.ErrOtherRemoval
+		}
+		return nil
 	}
 	_, err := s.resolvePlanOrder(time.Time{}, o)
 	return err
@@ -144,6 +152,10 @@ func (s *State) handleOrder(now time.Time, o orders.Order) {
 		next, err := o.Change(s.object.Slots)
 		if err == nil && !reflect.DeepEqual(next, s.object.Slots) {
 			s.orderedSlots, s.toStore = &next, writeOrder
+		}
+	case orders.ConfirmRemoval:
+		if s.held != nil && s.CheckOrder(o) == nil {
+			s.confirm, s.toStore = o.Digest, writeOrder
 		}
 	default:
 		plan, err := s.resolvePlanOrder(now, o)
@@ -187,6 +199,6 @@ func (s *State) resetOrders(now time.Time) {
 	for _, m := range s.models {
 		m.planOrder = nil
 	}
-	s.orderedSlots = nil
+	s.orderedSlots, s.confirm = nil, ""
 	s.addRefusals(nil)
 }

@@ -1,6 +1,7 @@
 package fleet
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -142,6 +143,7 @@ func (s *State) propose(now time.Time, changes []planhistory.Change) *Proposal {
 	if s.orderedSlots != nil {
 		o.Slots = *s.orderedSlots
 	}
+	o.ConfirmedRemoval = cmp.Or(s.confirm, o.ConfirmedRemoval)
 	if len(changes) > 0 {
 		o.Epoch++
 	}

@@ -113,6 +113,7 @@ func (f *Fleet) restore(ctx context.Context, updates <-chan store.Update) error 
 func (f *Fleet) step(ctx context.Context, now time.Time, ev Event) {
 	e := f.state.Step(now, ev)
 	f.logChanges(e)
+	f.logHeld()
 	if e.Propose != nil && !f.startWrite(ctx, now, e.Propose) {
 		e = f.state.Step(now, NotStored{}) // which proposes nothing before its retry is due
 		f.logChanges(e)

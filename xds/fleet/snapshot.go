@@ -27,6 +27,7 @@ type Snapshot struct {
 	FormerPlans []store.FormerPlan
 	Refused     []store.Refusal
 	Leadership  Leadership
+	Held        *HeldRemoval // nil: the last configured list is applied
 }
 
 // ModelState is one model of a Snapshot.
@@ -113,7 +114,7 @@ func (s *Snapshot) Model(name string) *ModelState {
 func (s *State) Snapshot(now time.Time) *Snapshot {
 	snap := &Snapshot{
 		Time: now, Epoch: s.epoch, History: slices.Clone(s.history),
-		FormerPlans: s.object.FormerPlans, Refused: s.object.Refused, Leadership: s.leadership(now),
+		FormerPlans: s.object.FormerPlans, Refused: s.object.Refused, Leadership: s.leadership(now), Held: s.held,
 	}
 	for _, m := range s.models {
 		state := ModelState{

@@ -57,6 +57,9 @@ type State struct {
 
 	healthChanges []registry.HealthChange // since the last effects
 
+	held    *HeldRemoval // the last configured list, if it has to be confirmed; nil: it is applied
+	confirm string       // the digest that an operator confirms, to be stored; "": none
+
 	vanished       bool // the stored object has disappeared
 	publishPending bool // a published value has changed
 	needsRepair    bool // a plan in force may need repair
@@ -247,6 +250,7 @@ func (s *State) handleStored(now time.Time, o store.Object) {
 	}
 	s.proposal, s.needsRepair, s.vanished = nil, true, false
 	s.resetOrders(now)
+	s.configureConfirmed(now)
 	s.registry.Forget(now)
 }
 
@@ -267,8 +271,15 @@ func (s *State) restoreHistory(o store.Object) {
 	}
 }
 
-// configure applies a new configured list.
+// configure applies a new configured list, unless it has to be confirmed first.
 func (s *State) configure(now time.Time, list []policies.Replica) {
+	if h := s.heldRemoval(now, list); h != nil {
+		if s.held == nil || s.held.Digest != h.Digest {
+			s.held = h
+		}
+		return
+	}
+	s.held = nil
 	s.registry.Configure(now, list)
 	s.resetDistances()
 	s.needsRepair, s.publishPending = true, true

@@ -56,3 +56,14 @@ func (f *Fleet) logLeader(c *LeaderChange) {
 		f.log.Info("fleet has a leader", name, "leader", c.To)
 	}
 }
+
+// logHeld logs a configured list that has to be confirmed, once.
+func (f *Fleet) logHeld() {
+	held := f.state.held
+	if held != nil && held.Digest != f.heldLogged {
+		f.log.Error("fleet file not applied: it removes more than half of a model's replicas; if that is meant, run \"cascade config confirm\"", "removes", held.Text, "digest", held.Digest)
+	}
+	if f.heldLogged = ""; held != nil {
+		f.heldLogged = held.Digest
+	}
+}

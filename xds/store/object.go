@@ -43,6 +43,9 @@ func (o Object) Validate() error {
 	if err := o.validateRecords(); err != nil {
 		return err
 	}
+	if len(o.ConfirmedRemoval) > MaxText {
+		return fmt.Errorf("confirmed_removal must have at most %d bytes", MaxText)
+	}
 	if len(o.Lease.Holder) > MaxText {
 		return fmt.Errorf("lease: the holder must have at most %d bytes", MaxText)
 	}

@@ -50,6 +50,10 @@ type Object struct {
 	// Refused are the resources that proxies have refused, the oldest first.
 	Refused []Refusal `json:"refused,omitempty"`
 
+	// ConfirmedRemoval is the digest of the configured list that an operator has last
+	// confirmed although it lacks more than half of a model's replicas.
+	ConfirmedRemoval string `json:"confirmed_removal,omitempty"`
+
 	// Slots are the desired state of the policy slots of every host; slots that are
 	// missing run the native policies.
 	Slots []policyslots.Slot `json:"slots,omitempty"`

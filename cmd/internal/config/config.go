@@ -175,6 +175,9 @@ type Control struct {
 	// the next one while one is away. The file is the same for all; each is started
 	// with its own --listen and --admin.
 	Peers []string `yaml:"peers,omitempty"`
+	// AnyRemoval applies a changed file at once even if it removes more than half of
+	// a model's replicas. Otherwise such a file waits for "cascade config confirm".
+	AnyRemoval bool `yaml:"any_removal,omitempty"`
 	// Estimator finds a request's length in front of Envoy: "content-length"
 	// (no callout), "ext_proc" (the length service) or "wasm" (module, inside
 	// Envoy). Several models on one host need one of the latter two.

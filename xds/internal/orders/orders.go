@@ -13,7 +13,7 @@ import (
 	"github.com/cascadeinfer/cascade/xds/policyslots"
 )
 
-// Order is one of Drain, Undrain, Pin, Unpin, Rollback and ChangeSlots.
+// Order is one of Drain, Undrain, Pin, Unpin, Rollback, ConfirmRemoval and ChangeSlots.
 type Order interface{ order() }
 
 // Drain empties a replica: it leaves its stage at once, proxies see it as draining,
@@ -47,6 +47,10 @@ type Rollback struct {
 	By    string
 }
 
+// ConfirmRemoval lets every control plane of the store apply a configured list that
+// lacks more than half of a model's replicas, by the list's digest.
+type ConfirmRemoval struct{ Digest string }
+
 // ChangeSlots changes what the policy slots of all hosts should run. Change is pure:
 // it returns the slots to store in place of the stored ones, or an error. It may be
 // called more than once.
@@ -54,12 +58,13 @@ type ChangeSlots struct {
 	Change func([]policyslots.Slot) ([]policyslots.Slot, error)
 }
 
-func (Drain) order()       {}
-func (Undrain) order()     {}
-func (Pin) order()         {}
-func (Unpin) order()       {}
-func (Rollback) order()    {}
-func (ChangeSlots) order() {}
+func (Drain) order()          {}
+func (Undrain) order()        {}
+func (Pin) order()            {}
+func (Unpin) order()          {}
+func (Rollback) order()       {}
+func (ConfirmRemoval) order() {}
+func (ChangeSlots) order()    {}
 
 // Reasons why an order cannot be executed.
 var (
@@ -71,6 +76,8 @@ var (
 	ErrPinned         = errors.New("its plan is pinned: unpin it first, or pin the one to go back to")
 	ErrSamePlan       = errors.New("the plan in force already divides the lengths like it")
 	ErrDenied         = errors.New("the site's rules deny it")
+	ErrNothingHeld    = errors.New("no removal of replicas waits to be confirmed here")
+	ErrOtherRemoval   = errors.New("the fleet file has changed since: look at the status, and confirm again")
 	ErrNotStored      = errors.New("the plan store did not accept it; nothing has changed, try again") // wrapped with the reason
 )
 
